@@ -1,5 +1,5 @@
-// Package bare calls Redis as directly as possible: pipelines of a token bucket script of one key, over
-// connections of their own. It is what a limiter on Redis is measured against.
+// Package bare calls Redis as directly as possible: pipelines of a token bucket script with one key, over separate
+// connections. The cost of a limiter on Redis is compared with it.
 package bare
 
 import (
@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// script is what a token bucket in Redis usually looks like: a hash of two fields and its lifetime.
+// script is a token bucket as it is usually written for Redis: a hash of two fields and its lifetime.
 const script = `
 local s = redis.call('HMGET', KEYS[1], 'v', 't')
 local t = redis.call('TIME')
@@ -101,7 +101,7 @@ func Dial(ctx context.Context, address string) (*Conn, error) {
 // Close closes it.
 func (c *Conn) Close() { _ = c.nc.Close() }
 
-// command adds one to what is to be sent.
+// command appends a command to the bytes to send.
 func (c *Conn) command(words ...string) {
 	c.out = append(c.out, '*')
 	c.out = strconv.AppendInt(c.out, int64(len(words)), 10)
@@ -120,7 +120,7 @@ func (c *Conn) send() error {
 	return err
 }
 
-// line reads one; it stays what it is until the next is read.
+// line reads one line, which is valid until the next one is read.
 func (c *Conn) line() ([]byte, error) {
 	line, err := c.in.ReadSlice('\n')
 	if err != nil {
@@ -177,7 +177,7 @@ func Do(ctx context.Context, address string, commands ...[]string) error {
 	return nil
 }
 
-// load makes the script known.
+// load loads the script into the server.
 func (c *Conn) load() (err error) {
 	c.sha, err = c.Text("SCRIPT", "LOAD", script)
 	return err

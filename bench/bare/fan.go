@@ -57,7 +57,7 @@ type fanCall struct {
 	fd    int
 	frame []byte
 	size  int // of the answer
-	left  int // bytes that are to come
+	left  int // bytes that have not arrived yet
 }
 
 func (f *fan) close() {
@@ -136,7 +136,7 @@ func (f *fan) round() error {
 	}
 }
 
-// read reads what w says has arrived.
+// read reads the bytes that have arrived according to w.
 func (f *fan) read(w unix.PollFd) error {
 	if w.Revents == 0 {
 		return nil

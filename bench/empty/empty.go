@@ -1,10 +1,9 @@
-// Package empty is a RateLimitService that says OK without looking at the request, straight on HTTP/2
-// frames: about the least that answering over gRPC can cost, and so what rlsidecar is measured against.
-// One goroutine serves a connection; it reads what there is, answers all of it, and writes once. Nothing
-// is allocated for a request.
+// Package empty is a RateLimitService that answers OK without reading the request, directly on HTTP/2 frames. An answer
+// over gRPC can hardly cost less, so rlsidecar is compared with it. One goroutine serves a connection: it reads the
+// available bytes, answers all requests in them, and writes once. A request allocates nothing.
 //
-// It is for measuring only. It keeps to the client's window for the connection, but has no bounds, no
-// timeouts, and no answer for any other method: it closes the connection of a client that calls one.
+// Use it for measurements only. It observes the client's window for the connection, but has no bounds, no timeouts, and
+// no answer for any other method: it closes the connection of a client that calls one.
 package empty
 
 import (
@@ -22,7 +21,7 @@ import (
 // Path is the method that is answered.
 const Path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
-// Serve answers what l accepts until l is closed.
+// Serve serves the connections of l until l is closed.
 func Serve(l net.Listener) error {
 	for {
 		nc, err := l.Accept()
@@ -41,26 +40,26 @@ func Serve(l net.Listener) error {
 
 const (
 	headerLen = 9        // of a frame
-	maxFrame  = 16 << 10 // what a peer may send unasked
-	// message is a RateLimitResponse whose code is OK, behind gRPC's five bytes.
+	maxFrame  = 16 << 10 // the largest frame that a peer may send by default
+	// message is a RateLimitResponse with code OK, after gRPC's five bytes.
 	message = "\x00\x00\x00\x00\x02\x08\x01"
-	// window is how much a client may send before it hears of us.
+	// window is how much a client may send before the server must enlarge its window.
 	window = 1 << 30
 )
 
 type conn struct {
 	nc         net.Conn
 	out        []byte
-	window     int64    // bytes the client takes
-	unanswered []uint32 // streams to be answered
-	taken      int      // bytes the client's window has not got back
+	window     int64    // bytes that the client accepts
+	unanswered []uint32 // streams that have no answer yet
+	taken      int      // bytes that were not added to the client's window again
 
 	decoder *hpack.Decoder
 	path    string // of the block being decoded
 	block   []byte // the last one
-	same    bool   // it is that again, and so is what it means: it leaves the table as it is
+	same    bool   // the same block as before, with the same meaning, because it does not change the table
 
-	headers, trailers [2][]byte // what is sent first, which goes into the client's table; then what points there
+	headers, trailers [2][]byte // the first form, which adds to the client's table; then the form that refers to it
 	answered          int       // 0, then 1: which of the two
 }
 
@@ -177,8 +176,8 @@ func (c *conn) handle(kind http2.FrameType, flags http2.Flags, stream uint32, pa
 	return nil
 }
 
-// request looks at the header block of a request. One that is the same as the last, and names fields by
-// their numbers only, means the same.
+// request reads the header block of a request. If it is the same as the last one, and names fields by their numbers
+// only, it has the same meaning.
 func (c *conn) request(flags http2.Flags, block []byte) error {
 	if flags.Has(http2.FlagHeadersPadded) {
 		if len(block) == 0 || int(block[0]) >= len(block) {
@@ -218,7 +217,7 @@ func (c *conn) request(flags http2.Flags, block []byte) error {
 	return nil
 }
 
-// answer answers as many as the client's window takes.
+// answer answers as many requests as the client's window permits.
 func (c *conn) answer() {
 	done := 0
 	for _, stream := range c.unanswered {

@@ -1,3 +1,3 @@
-// Package library compares package ratelimit with other Go libraries. It is a module of its own, so that their
-// dependencies are not those of the program.
+// Package library compares package ratelimit with other Go libraries. It is a module of its own, so that the program
+// does not depend on them.
 package library

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// split turns host:port or unix:///path into what package net wants.
+// split converts host:port or unix:///path to the arguments of package net.
 func split(address string) (network, name string) {
 	if path, ok := strings.CutPrefix(address, "unix:"); ok {
 		return "unix", strings.TrimPrefix(path, "//")

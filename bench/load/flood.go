@@ -30,7 +30,7 @@ type FloodConfig struct {
 	Duration time.Duration
 }
 
-// FloodResult counts what became of the requests that were due.
+// FloodResult counts the outcomes of the requests that were due.
 type FloodResult struct {
 	Seconds float64 `json:"seconds"`
 	Due     int64   `json:"due"`
@@ -50,7 +50,7 @@ func (r *FloodResult) Goodput() float64 { return float64(r.OK) / r.Seconds }
 // Answered is the number of requests that were answered in time, in a second.
 func (r *FloodResult) Answered() float64 { return float64(r.OK+r.Denied) / r.Seconds }
 
-// Flood sends requests as c says.
+// Flood sends the requests that c describes.
 func Flood(ctx context.Context, c FloodConfig) (FloodResult, error) {
 	if c.Domain == "" {
 		c.Domain = "bench"
@@ -86,7 +86,7 @@ func Flood(ctx context.Context, c FloodConfig) (FloodResult, error) {
 	return r, nil
 }
 
-// flood is what its connections share.
+// flood has the state that its connections share.
 type flood struct {
 	FloodConfig
 	headers [2][]byte // header blocks: of the first request, and of the others
@@ -119,17 +119,17 @@ func floodHeaders(deadline time.Duration) (blocks [2][]byte) {
 type floodConnection struct {
 	*flood
 	conn     net.Conn
-	question question // behind the frames' heads and gRPC's prefix
+	question question // follows the head of the frame and gRPC's prefix
 
 	keys  keys
 	every time.Duration
 	next  time.Duration // when the next request is due
-	wake  time.Duration // between two looks of the writer
+	wake  time.Duration // the pause of the writer between two checks
 
 	out    []byte
 	head   uint32   // the next stream, halved; the writer's
-	tail   uint32   // the oldest stream whose deadline has not passed; the writer's
-	slots  []uint64 // atomically; by stream: its number and the time when it was due, in us; 0: answered, or given up
+	tail   uint32   // the oldest stream whose deadline has not passed; used by the writer only
+	slots  []uint64 // accessed atomically; by stream: its number and the time at which it was due, in us; 0: answered, or given up
 	window atomic.Int64
 	acks   atomic.Int64 // SETTINGS to acknowledge
 	broken atomic.Bool
@@ -207,7 +207,7 @@ func (c *floodConnection) send(now time.Duration) {
 		c.due.Add(1)
 		full := c.head-c.tail >= uint32(len(c.slots)) || c.window.Load() < int64(len(c.question.message)) || len(c.out) > 4<<20
 		if full && now-c.next <= c.Deadline && !c.broken.Load() && now < c.Duration {
-			c.due.Add(-1) // there may be room at the next look
+			c.due.Add(-1) // there may be room at the next check
 			return
 		}
 		if full || now-c.next > c.Deadline || c.broken.Load() {
@@ -285,7 +285,7 @@ func (c *floodConnection) read() {
 }
 
 func (c *floodConnection) handle(kind http2.FrameType, flags http2.Flags, stream uint32, payload []byte, now time.Duration) {
-	switch kind { //nolint:exhaustive // nothing else matters here
+	switch kind { //nolint:exhaustive // other frames are not needed here
 	case http2.FrameData:
 		v := senseless
 		if len(payload) >= prefixLen {
@@ -294,7 +294,7 @@ func (c *floodConnection) handle(kind http2.FrameType, flags http2.Flags, stream
 		c.answered(stream, v, now)
 	case http2.FrameHeaders:
 		if flags.Has(http2.FlagHeadersEndStream) {
-			c.answered(stream, senseless, now) // nothing, if DATA came before
+			c.answered(stream, senseless, now) // no effect if DATA has arrived before
 		}
 	case http2.FrameRSTStream:
 		c.answered(stream, senseless, now)

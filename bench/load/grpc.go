@@ -71,7 +71,7 @@ func (c *grpcConnection) work(ctx context.Context, next func() (time.Duration, b
 	}
 }
 
-// bytesCodec sends and receives what is encoded already.
+// bytesCodec sends and receives messages that are encoded already.
 type bytesCodec struct{}
 
 func (bytesCodec) Name() string { return "proto" }

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// histogram counts durations. Each power of two is cut into 64 parts, so that a quantile is at most
-// 1.6 % off; it never grows and is never allocated again.
+// histogram counts durations. It divides each power of two into 64 parts, so that a quantile is at most 1.6 % off. It
+// never grows and never allocates again.
 type histogram struct {
 	counts [parts * 58]uint64
 	total  uint64

@@ -1,12 +1,12 @@
 // Package load sends many requests to an Envoy RateLimitService and measures the cost of an answer.
 //
-// It has two modes. In a closed loop every answer starts the next request, so the server
-// is as busy as it can be; latencies then say how long the queue is, and little else. In an open
-// loop questions are due at a fixed rate whether or not answers come, and a latency counts from the
-// moment when the question was due, so that a stall is charged to all who would have met it.
+// It has two modes. In a closed loop every answer starts the next request, so the server is as busy as it can be;
+// latencies then show little but the length of the queue. In an open loop requests are due at a fixed rate whether or
+// not answers arrive, and a latency counts from the moment at which the request was due, so that a stall affects the
+// latency of every request that was due during it.
 //
-// On a machine that is shared, elapsed times say little. The processor time that the server used
-// per request says more, and the ratio of two servers, measured in turn, most. It runs on Linux only.
+// On a shared machine, elapsed times mean little. The processor time of the server for a request means more, and the
+// ratio of two servers that are measured in turn means most. The package runs on Linux only.
 package load
 
 import (
@@ -21,10 +21,10 @@ import (
 // Clients.
 const (
 	GRPC = "grpc" // grpc-go: a write for each request, as most proxies do
-	Raw  = "raw"  // HTTP/2 frames: one write for all requests that can go, as a proxy under load
+	Raw  = "raw"  // HTTP/2 frames: one write for all requests that can be sent, as a proxy under load
 )
 
-// patience is how long the last answers may take.
+// patience is how long to wait for the last answers.
 const patience = 30 * time.Second
 
 // Config of a run. Zero fields are filled in by Run where a default is named.
@@ -35,13 +35,13 @@ type Config struct {
 	Outstanding int    // requests of one connection that may wait for their answers; default 16
 
 	Domain      string   // default "bench"
-	Descriptors []string // key=value[,key=value]…; "{}" becomes the key's number; default "user_id={}"
+	Descriptors []string // key=value[,key=value]…; "{}" is replaced by the number of the key; default "user_id={}"
 	Keys        int      // how many; default 1
 	FirstKey    int
 	InTurn      bool // use the keys one after the other, not at random
 
 	Rate     float64       // requests/s of an open loop; 0: a closed loop
-	Requests int64         // stop after so many; 0: after Duration
+	Requests int64         // stop after this many requests; 0: after Duration
 	Warmup   time.Duration // sent but not measured; not with Requests
 	Duration time.Duration // default 3s
 
@@ -87,8 +87,8 @@ func (c *Config) check() error {
 
 // connection is one to the server.
 type connection interface {
-	// send sends the requests of s until all are sent and answered, or until ctx ends or
-	// the connection breaks, and returns what was answered.
+	// send sends the requests of s until all are sent and answered, until ctx ends, or until the connection breaks. It
+	// returns the answers.
 	send(ctx context.Context, s *schedule) *recorder
 	close()
 }
@@ -143,12 +143,12 @@ func (r *run) connect(ctx context.Context, q question) (connection, error) {
 	return dialGRPC(r, q)
 }
 
-// run is what all connections share.
+// run has the state that all connections share.
 type run struct {
 	Config
 	start     time.Time
 	turn      atomic.Int64 // InTurn: keys used so far
-	started   atomic.Int64 // with Requests: those handed out
+	started   atomic.Int64 // with Requests: the number of requests that were started
 	measuring atomic.Bool
 	over      atomic.Bool // no more questions
 }
@@ -156,9 +156,8 @@ type run struct {
 // now is the time since the start.
 func (r *run) now() time.Duration { return time.Since(r.start) }
 
-// measure sends requests and returns the duration and the cost of the measured part. A closed
-// loop is cut off when its time is over; otherwise the last answer is the end. It returns when
-// no request is sent any more.
+// measure sends requests and returns the duration and the cost of the measured part. A closed loop is stopped when its
+// time is over; an open loop ends with the last answer. measure returns when no request is sent any more.
 func (r *run) measure(send func() (answered <-chan struct{}), cancel func()) (result Result, err error) {
 	var from, to sample
 	begin := func() { from, err = r.sample(); r.measuring.Store(true) }

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPU is the processor time that a process has used, user and system, in all its threads. It is
-// utime + stime of /proc/PID/stat, but in nanoseconds, where that counts in steps of 10 ms.
+// CPU returns the processor time that a process has used, user and system, in all its threads. It equals utime + stime
+// of /proc/PID/stat, in nanoseconds; that file has steps of 10 ms.
 func CPU(pid int) (time.Duration, error) {
 	const schedulerClock = 2 // CPUCLOCK_SCHED; how the number is made: clock_getcpuclockid(3)
 	var t unix.Timespec
@@ -21,7 +21,7 @@ func CPU(pid int) (time.Duration, error) {
 	return time.Duration(t.Nano()), nil
 }
 
-// Memory is how many bytes of a process are resident now, and were at the most.
+// Memory returns the resident bytes of a process: now, and at most.
 func Memory(pid int) (now, peak int64, err error) {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

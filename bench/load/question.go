@@ -14,17 +14,16 @@ import (
 
 const method = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
-// marker is where the digits of a key go: as long as they are, and not found in sane descriptors.
+// marker stands in place of the digits of a key. It is as long as they are, and does not occur in sane descriptors.
 const marker = "\x01\x02\x03\x04\x05\x06\x07\x08"
 
-// maxKeys is how many keys the digits can distinguish.
+// maxKeys is the number of keys that the digits can distinguish.
 const maxKeys = 100_000_000
 
-// question is an encoded RateLimitRequest in which the number of the key can be changed, so that
-// asking costs next to nothing.
+// question is an encoded RateLimitRequest whose key number can be replaced, so that a request costs next to nothing.
 type question struct {
 	message []byte
-	digits  []int // where the number stands
+	digits  []int // the position of the number
 }
 
 func newQuestion(domain string, descriptors []string) (question, error) {
@@ -56,7 +55,7 @@ func newQuestion(domain string, descriptors []string) (question, error) {
 	return q, nil
 }
 
-// clone is for another goroutine, or another place in a larger message: prefix comes first.
+// clone returns a copy for another goroutine, or for another place in a larger message: prefix is put before it.
 func (q question) clone(prefix ...byte) question {
 	c := question{message: slices.Concat(prefix, q.message)}
 	for _, i := range q.digits {
@@ -76,7 +75,7 @@ func (q question) about(key int) {
 	}
 }
 
-// verdict is what came back.
+// verdict is the answer to a request.
 type verdict int
 
 const (

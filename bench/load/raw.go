@@ -15,8 +15,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// rawConnection writes requests as HTTP/2 frames. One goroutine sends what can be sent, as many requests as
-// there are in one write; another reads answers.
+// rawConnection writes requests as HTTP/2 frames. One goroutine sends as many requests as possible in one write;
+// another one reads answers.
 type rawConnection struct {
 	run      *run
 	question question // behind the five bytes that gRPC puts before a message
@@ -27,16 +27,16 @@ type rawConnection struct {
 	to      *http2.Framer // guarded by writing
 	stream  uint32        // the next one; the sender's
 
-	in      *bufio.Reader // the reader's, as all below
+	in      *bufio.Reader // this and all fields below belong to the reader
 	from    *http2.Framer
 	headers *hpack.Decoder
 	status  string // grpc-status, of the headers being read
-	unacked uint32 // bytes of answers that the server's window has not got back
+	unacked uint32 // bytes of answers that were not added to the server's window again
 
 	mu      sync.Mutex
 	pending map[uint32]*pendingRequest // by stream; guarded by mu
 	idle    []*pendingRequest          // guarded by mu
-	window  int64                      // bytes the server is ready to take; guarded by mu
+	window  int64                      // bytes that the server accepts; guarded by mu
 	wake    chan struct{}              // to the sender: something of these has changed
 	broken  chan struct{}              // closed when the reader has ended
 }
@@ -44,14 +44,14 @@ type rawConnection struct {
 // pendingRequest is a request in progress.
 type pendingRequest struct {
 	due    time.Duration
-	answer []byte // what there is of it, prefix and message
+	answer []byte // the received part of the message, with its prefix
 }
 
 const (
 	prefixLen = 5 // of a gRPC message: not compressed, length
-	// bigWindow is what the server may send before it hears of us: more than it can in a moment.
+	// bigWindow is how much the server may send before it needs a larger window: more than it can send in a moment.
 	bigWindow = 1 << 24
-	// firstWindow is what a server takes on a connection, and on a stream, unless it says otherwise.
+	// firstWindow is the default window of a server, for a connection and for a stream.
 	firstWindow = 65535
 )
 
@@ -114,15 +114,15 @@ func (c *rawConnection) greet() error {
 	if most, ok := settings.Value(http2.SettingMaxConcurrentStreams); ok && int(most) < c.run.Outstanding {
 		return fmt.Errorf("the server allows %d requests on a connection, %d are wanted", most, c.run.Outstanding)
 	}
-	const frameMost = 16 << 10 // what every server takes
+	const frameMost = 16 << 10 // the largest frame that every server accepts
 	if len(c.question.message) > frameMost {
 		return fmt.Errorf("a request has %d bytes, which do not go into one frame of %d", len(c.question.message), frameMost)
 	}
 	return c.to.WriteSettingsAck()
 }
 
-// requestHeaders are encoded once for all but the first request: that puts them into the server's
-// table, the later ones only point there.
+// requestHeaders are encoded once for all requests but the first: the first adds them to the server's table, and the
+// later ones refer to it.
 func (c *rawConnection) requestHeaders() (first, later []byte) {
 	var b bytes.Buffer
 	e := hpack.NewEncoder(&b)
@@ -196,8 +196,8 @@ func (c *rawConnection) sendAll(s *schedule) bool {
 	}
 }
 
-// takeRequest returns one that is idle, when the server's window has room for it; nil if there is
-// none, or with wait, if there will be none.
+// takeRequest returns an idle request when the server's window has room for it. It returns nil if there is none, or
+// with wait, if there will be none.
 func (c *rawConnection) takeRequest(wait bool) *pendingRequest {
 	size := int64(len(c.question.message))
 	for {
@@ -241,7 +241,7 @@ func (c *rawConnection) flush() error {
 	return c.out.Flush()
 }
 
-// allIdle waits for all answers; false if they will not come.
+// allIdle waits for all answers. It returns false if some will not arrive.
 func (c *rawConnection) allIdle() bool {
 	for {
 		c.mu.Lock()
@@ -268,7 +268,7 @@ func (c *rawConnection) read(answers *recorder) error {
 		if err := c.handle(frame, answers); err != nil {
 			return err
 		}
-		if c.in.Buffered() == 0 { // the sender goes on when it can send most at once
+		if c.in.Buffered() == 0 { // the sender continues when it can send the most at once
 			select {
 			case c.wake <- struct{}{}:
 			default:
@@ -354,7 +354,7 @@ func (c *rawConnection) land(id uint32, answers *recorder, status string) {
 	c.mu.Unlock()
 }
 
-// received gives the server back the window for n bytes, now and then.
+// received returns the window for n bytes to the server, from time to time.
 func (c *rawConnection) received(n uint32) error {
 	c.unacked += n
 	if c.unacked < bigWindow/2 {
@@ -364,7 +364,7 @@ func (c *rawConnection) received(n uint32) error {
 	return c.write(func() error { return c.to.WriteWindowUpdate(0, n) })
 }
 
-// write writes a frame of the reader's at once.
+// write writes a frame of the reader at once.
 func (c *rawConnection) write(frame func() error) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()

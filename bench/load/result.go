@@ -36,7 +36,7 @@ func (r *recorder) answer(due time.Duration, v verdict) {
 	}
 }
 
-// fail counts an error; during the warm-up too, because a run with errors is worth nothing.
+// fail counts an error, also during the warm-up, because the figures of a run with errors are useless.
 func (r *recorder) fail(name string) { r.errors[name]++ }
 
 func (r *recorder) merge(o *recorder) {
@@ -54,7 +54,7 @@ type Result struct {
 	Connections int     `json:"connections"`
 	Outstanding int     `json:"outstanding"`
 	Keys        int     `json:"keys"`
-	Rate        float64 `json:"rate,omitempty"` // asked for; an open loop
+	Rate        float64 `json:"rate,omitempty"` // as requested; in an open loop
 
 	Seconds   float64          `json:"seconds"`
 	OK        int64            `json:"ok"`
@@ -74,10 +74,10 @@ type Result struct {
 	cpu time.Duration
 }
 
-// Answers is how many requests were answered with OK or OVER_LIMIT.
+// Answers returns the number of requests that were answered with OK or OVER_LIMIT.
 func (r *Result) Answers() int64 { return r.OK + r.OverLimit }
 
-// Failed is how many requests were not.
+// Failed returns the number of all other requests.
 func (r *Result) Failed() (n int64) {
 	for _, count := range r.Errors {
 		n += count
@@ -96,7 +96,7 @@ func (r *Result) fill(c Config, total *recorder) {
 		r.CPU = r.cpu.Seconds() * 1e6 / n
 	}
 	if c.PID != 0 {
-		r.RSS, r.PeakRSS, _ = Memory(c.PID) // gone: 0, as if not measured
+		r.RSS, r.PeakRSS, _ = Memory(c.PID) // the process has ended: 0, as if not measured
 	}
 }
 

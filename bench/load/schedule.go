@@ -16,7 +16,7 @@ type schedule struct {
 	due   time.Duration // open loop: when the next request is due
 }
 
-// newSchedule is for connection i. The questions of an open loop take turns among the connections.
+// newSchedule makes the schedule of connection i. In an open loop, the connections send the requests in turn.
 func newSchedule(r *run, i int) *schedule {
 	s := &schedule{run: r}
 	if r.Rate > 0 {
@@ -29,7 +29,7 @@ func newSchedule(r *run, i int) *schedule {
 // open reports whether questions are due at times of their own.
 func (s *schedule) open() bool { return s.every > 0 }
 
-// next returns when the next request is due, which in a closed loop is now; false if there are
+// next returns the time at which the next request is due, which in a closed loop is now. It returns false if there are
 // no more.
 func (s *schedule) next() (at time.Duration, more bool) {
 	if s.over.Load() {
@@ -49,16 +49,16 @@ func (s *schedule) next() (at time.Duration, more bool) {
 	return at, true
 }
 
-// sleepUntil returns when at has come. The goroutine should be locked to its thread: the runtime's
-// own timers are a millisecond late on an idle processor, this is late by 50 us.
+// sleepUntil returns at the given time. The goroutine should be locked to its thread: the runtime's own timers are a
+// millisecond late on an idle processor, this one by 50 us.
 func (s *schedule) sleepUntil(at time.Duration) {
 	for d := at - s.now(); d > 0; d = at - s.now() {
 		t := syscall.NsecToTimespec(int64(d))
-		_ = syscall.Nanosleep(&t, nil) // woken early: looks again
+		_ = syscall.Nanosleep(&t, nil) // after an early wake-up the loop checks the time again
 	}
 }
 
-// pace sends the times of an open loop, each when it has come, and closes times at the end.
+// pace sends the times of an open loop, each at its time, and closes times at the end.
 func (s *schedule) pace(ctx context.Context, times chan<- time.Duration) {
 	defer close(times)
 	runtime.LockOSThread()

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// patience is how long a server may take to start, or to end.
+// patience is how long a server may take to start or to end.
 const patience = 2 * time.Minute
 
 // child is a server that runs as long as it is measured.
@@ -89,18 +89,17 @@ func startCeiling(ctx context.Context, kind string) (*child, error) {
 	return startChild(ctx, "the ceiling", address, program, "ceiling", "--kind", kind, "--listen", address)
 }
 
-// sidecar says how to run rlsidecar.
+// sidecar describes how to run rlsidecar.
 type sidecar struct {
 	Sidecar    string   `required:"" xor:"server" type:"existingfile" placeholder:"FILE" help:"The rlsidecar program."`
 	SidecarArg []string `sep:"none" placeholder:"ARG" help:"One more argument for it; may be repeated."`
 	Admin      string   `placeholder:"ADDR" help:"Where its admin port listens, to profile it meanwhile; otherwise anywhere."`
 }
 
-// limits are the descriptors of configurations, by their keys: a limit that is never reached, one that is
-// by the second request, and fixed windows that are never full: a long one, with and without leases, and
-// one of a second. A configuration has only the limits in use, because limits share the room there
-// is. The first two refill slowly: a bucket that is full again is as good as new, and would be forgotten
-// while it is counted.
+// limits are the descriptors of configurations, by their keys: a limit that is never reached, one that the second
+// request reaches, and fixed windows that are never full: a long one, with and without leases, and one of a second. A
+// configuration has only the limits in use, because limits share the room of the store. The first two refill slowly,
+// because a full bucket would be forgotten during the measurement.
 var limits = map[string]string{
 	"user_id":   "{algorithm: token_bucket, rate: 1, period: 1m, capacity: 100000000}",
 	"hot_id":    "{algorithm: token_bucket, rate: 1, period: 1h, capacity: 1}",
@@ -156,7 +155,7 @@ func (s *sidecar) serve(ctx context.Context, dir, config, address string, more .
 	return startChild(ctx, "rlsidecar", address, s.Sidecar, slices.Concat(args, more, s.SidecarArg)...)
 }
 
-// freeAddress is a loopback port that nobody listens on now.
+// freeAddress returns a loopback address whose port is not in use.
 func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -166,7 +165,7 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), nil
 }
 
-// freePort is that of a freeAddress, beside it.
+// freePort returns a freeAddress and its port.
 func freePort() (address, port string, err error) {
 	if address, err = freeAddress(); err == nil {
 		_, port, err = net.SplitHostPort(address)

@@ -63,7 +63,7 @@ func scenarioNames() (names []string) {
 	return names
 }
 
-// row is what one scenario came to with one client.
+// row is the result of one scenario with one client.
 type row struct {
 	Scenario string        `json:"scenario"`
 	Client   string        `json:"client"`
@@ -104,7 +104,7 @@ func (c *compareCmd) Run(a *app) error {
 	return nil
 }
 
-// measure measures one scenario with a new rlsidecar, whose memory holds that scenario's keys only.
+// measure measures one scenario with a new rlsidecar, so that its memory has the keys of that scenario only.
 func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) {
 	dir, err := os.MkdirTemp("", "rlbench")
 	if err != nil {
@@ -134,7 +134,7 @@ func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) 
 		r := row{Scenario: s.name, Client: client}
 		for i := range c.Repeats {
 			pair := []*child{ceiling, sidecar}
-			if i%2 == 1 { // whoever comes first has the better or the worse of it; each does
+			if i%2 == 1 { // the position may be an advantage or a disadvantage, so each is first equally often
 				slices.Reverse(pair)
 			}
 			for _, server := range pair {
@@ -155,7 +155,7 @@ func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) 
 	return rows, nil
 }
 
-// measureRequests measures a server, and makes sure that what it measured is what was meant.
+// measureRequests measures a server, and checks that the answers are the intended ones.
 func measureRequests(a *app, server *child, c load.Config, denied bool) (load.Result, error) {
 	c.Target, c.PID = server.address, server.pid()
 	r, err := load.Run(a, c)
@@ -203,7 +203,7 @@ func (c *compareCmd) print(a *app, rows []row) error {
 	return w.Flush()
 }
 
-// ratios are those of the two measurements that were made one after the other.
+// ratios are the ratios of two measurements that follow each other.
 func (r *row) ratios() (ratios []float64) {
 	for i := range r.Sidecar {
 		ratios = append(ratios, r.Sidecar[i].CPU/r.Ceiling[i].CPU)
@@ -224,7 +224,7 @@ func medianOf(results []load.Result, value func(load.Result) float64) float64 {
 	return median(values)
 }
 
-// median of values, of which there are some.
+// median returns the median of values, which must not be empty.
 func median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	middle := len(sorted) / 2

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// envoyConfig has a listener for each limiter, and an application of its own to pass requests on to: a
-// limit is unused where Envoy answers itself.
+// envoyConfig has a listener for each limiter, and an application to which they forward requests, because Envoy does
+// not call the limiter for requests that it answers itself.
 //
 //go:embed envoy.yaml.tmpl
 var envoyConfig string
@@ -22,7 +22,7 @@ type limitedBy struct {
 	Name, Listen, Limiter string
 }
 
-// Port is that of a host:port.
+// Port returns the port of a host:port.
 func (limitedBy) Port(address string) (string, error) {
 	_, port, err := net.SplitHostPort(address)
 	return port, err
@@ -86,7 +86,7 @@ end
 request = function() return requests[math.random(#requests)] end
 `
 
-// startEnvoy starts one with a worker and those listeners, which get their addresses.
+// startEnvoy starts an Envoy with one worker and those listeners, and sets their addresses.
 func (b *bench) startEnvoy(behind []limitedBy) (err error) {
 	app, err := freeAddress()
 	if err != nil {

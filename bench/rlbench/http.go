@@ -52,7 +52,7 @@ type httpCmd struct {
 	Admin       string        `placeholder:"ADDR" help:"Where the sidecar's admin port listens, to profile it meanwhile; otherwise anywhere."`
 }
 
-// httpLimits are never reached; the questions are those of examples/nginx/rlsidecar.yaml.
+// httpLimits are never reached; the requests are those of examples/nginx/rlsidecar.yaml.
 const httpLimits = `
 domain: bench
 limits: {plenty: {algorithm: token_bucket, rate: 1, period: 1m, capacity: 100000000}}
@@ -191,7 +191,7 @@ func (c *httpCmd) measure(a *app, dir string, targets []target) error {
 	asks := wrk{program: c.Wrk, connections: c.Connections, duration: c.Duration, script: filepath.Join(dir, "script.lua")}
 	for round := range c.Repeats {
 		for i := range targets {
-			if round%2 == 1 { // whoever comes first has the better or the worse of it
+			if round%2 == 1 { // the position may be an advantage or a disadvantage
 				i = len(targets) - 1 - i
 			}
 			rate, cost, err := asks.run(a, targets[i])
@@ -232,7 +232,7 @@ var (
 	wrkErrors = regexp.MustCompile(`(?m)^ +(Non-2xx or 3xx responses|Socket errors): .*$`)
 )
 
-// wrk is how it is run.
+// wrk has the parameters of a run of wrk.
 type wrk struct {
 	program     string
 	connections int

@@ -9,9 +9,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// redisTimeout is how long a sidecar waits for Redis here. The default of 10 ms is for answering in
-// time; a crowded machine stops a process for half a second now and then, and late answers would be
-// cheap denials.
+// redisTimeout is how long a sidecar waits for Redis in these measurements. The default of 10 ms is short: a busy
+// machine sometimes stops a process for half a second, and late answers would become cheap denials.
 const redisTimeout = "5s"
 
 // loadConfig is the closed loop of most rows: 64 requests outstanding, over 4 connections.
@@ -22,7 +21,7 @@ func (b *bench) loadConfig(key string, keys int) load.Config {
 	}
 }
 
-// variant is an rlsidecar program that is measured, and what serves gRPC in it.
+// variant is an rlsidecar program to measure, and its gRPC engine.
 type variant struct {
 	label           string // for the table
 	engine, program string
@@ -64,7 +63,7 @@ func (b *bench) server(s *child, servers []*child, c load.Config, denied bool) c
 	}}
 }
 
-// buckets is where a sidecar keeps its buckets: the flags that say so, and the servers. None: in memory.
+// buckets describes where a sidecar keeps its buckets: the flags, and the servers. None: in memory.
 type buckets struct {
 	flags   []string
 	servers []*child
@@ -75,7 +74,7 @@ func on(redis *child) buckets {
 	return buckets{[]string{"--redis-url", "redis://" + redis.address}, []*child{redis}}
 }
 
-// filled is a sidecar that answers the requests of c, and has seen all its keys.
+// filled starts a sidecar that has already answered a request for each key of c.
 func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) (contestant, error) {
 	args := slices.Concat([]string{"--grpc-engine", v.engine}, kept.flags)
 	if len(kept.servers) > 0 {
@@ -93,10 +92,10 @@ func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) (con
 	return b.server(s, kept.servers, c, denied), nil
 }
 
-// findAll makes rows of the rounds of the ceiling and of a sidecar.
+// findAll makes the rows from the rounds of the ceiling and of a sidecar.
 type findAll func(variant string, ceiling, ours rounds) []finding
 
-// against measures the ceiling and each variant of the sidecar, which sidecar makes.
+// against measures the ceiling and each variant of the sidecar; sidecar starts a variant.
 func (b *bench) against(ceiling contestant, sidecar func(v variant) (contestant, error), find findAll) (found []finding, err error) {
 	all := []contestant{ceiling}
 	variants := b.variants(b.Engine)
@@ -190,7 +189,7 @@ func redisLineup(b *bench) ([]finding, error) {
 	})
 }
 
-// onRedis makes sidecars that keep their buckets there.
+// onRedis returns a function that starts sidecars with their buckets in these servers.
 func (b *bench) onRedis(redis *child, c load.Config, denied bool) func(v variant) (contestant, error) {
 	return func(v variant) (contestant, error) { return b.filled(v, on(redis), c, denied) }
 }
@@ -295,8 +294,8 @@ func openLineup(b *bench) ([]finding, error) {
 	})
 }
 
-// benchKey is how long a bucket's key is: version and kind, then domain, namespace, id and value, each
-// behind its length.
+// benchKey is the length of a bucket's key: version and kind, then domain, namespace, id and value, each after its
+// length.
 const benchKey = 2 + len("\x05bench\x04path\x07user_id") + 1 + len("\x0800000000")
 
 // sizeLineup sends each of many keys once, to a new server each time.

@@ -1,5 +1,5 @@
-// Command rlbench measures RateLimitService servers: any one of them (load, compare), and this project's
-// against the least that each thing it does can cost (targets).
+// Command rlbench measures RateLimitService servers: a single one (load, compare), and rlsidecar compared with the
+// least possible cost of each of its functions (targets).
 package main
 
 import (
@@ -31,7 +31,7 @@ type commands struct {
 	Overload    overloadCmd    `cmd:"" help:"Send more than rlsidecar can decide, and measure how much of it is decided in time."`
 }
 
-// app is what a command works with.
+// app is the environment of a command.
 type app struct {
 	context.Context
 	stdout, stderr io.Writer

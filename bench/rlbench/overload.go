@@ -31,10 +31,11 @@ type overloadCmd struct {
 	Repeats     int           `default:"3" help:"How often each is measured."`
 }
 
-// Run measures what happens when more is sent than a server can decide: how much of it is decided in time beside what
-// the server decides in time at its best, what another, quiet connection sees meanwhile, and for how long after it.
+// Run measures the behaviour of a server that gets more requests than it can decide: the share of decisions in time,
+// compared with its best rate; the latency of another connection with few requests; and the time until the server is
+// back to normal.
 //
-// Server and Redis run on one processor, and this program on the others, or it would take the server's time.
+// The server and Redis run on one processor, and this program on the others, so that it takes no time from the server.
 func (c *overloadCmd) Run(a *app) error {
 	dir, err := os.MkdirTemp("", "rlbench")
 	if err != nil {
@@ -140,7 +141,7 @@ func (o *overloaded) descriptors() []string {
 	return d
 }
 
-// capacity is what the server decides when the next request is sent only after an answer.
+// capacity returns the number of decisions a second when each request is sent only after the previous answer.
 func (o *overloaded) capacity(a *app) (float64, error) {
 	r, err := load.Run(a, load.Config{
 		Target: o.address, Client: load.Raw, Connections: o.connections, Outstanding: max(1, 64/o.connections), Descriptors: o.descriptors(), Keys: 1000,
@@ -198,7 +199,7 @@ func (o *overloaded) recovery(ctx context.Context, quiet load.FloodConfig, m *ov
 	return nil
 }
 
-// pin makes a process run on one processor: on the first one, or with other, on the others, if there are others.
+// pin makes a process run on the first processor, or if other is true, on the others, if there are others.
 func pin(pid, other int) error {
 	var set unix.CPUSet
 	n := runtime.NumCPU()

@@ -25,7 +25,7 @@ type path struct {
 	descriptor []string // the keys of a request's descriptors, and so its limits
 	plain      []string // the same for the sidecar on one plain Redis; nil: the same limits
 	denied     bool
-	servers    int     // what a request needs is on so many instead of one; 0: on one
+	servers    int     // the number of servers that a request needs; 0: one
 	target     float64 // the most that it may cost, as a multiple of one plain Redis
 	start      func(b *bench) (buckets, error)
 }
@@ -47,8 +47,8 @@ func pathLineups() (all []lineup) {
 	return all
 }
 
-// measure measures an empty server, a sidecar on one plain Redis, and one on this path, in turn. Only the
-// first engine: the other's cost hides what is compared here.
+// measure measures an empty server, a sidecar on one plain Redis, and one on this path, in turn. It uses only the first
+// engine: the cost of the other one would hide the difference.
 func (p path) measure(b *bench) ([]finding, error) {
 	plainRedis, err := b.redis()
 	if err != nil {
@@ -105,8 +105,8 @@ func (p path) measure(b *bench) ([]finding, error) {
 	return found, nil
 }
 
-// bare is a program that does nothing but call Redis: all charges in a call to one server, and the same divided among
-// the servers of p.
+// bare measures a program that only calls Redis: first with all charges in one call to one server, then with the same
+// charges divided among the servers of p.
 func (p path) bare(b *bench, kept buckets) (all []contestant) {
 	const requests = 32 // of the 64 outstanding, while the others are on their way
 	if p.servers == 0 {
@@ -127,8 +127,8 @@ func (p path) bare(b *bench, kept buckets) (all []contestant) {
 	return all
 }
 
-// least is the least that p can cost: as much as one plain Redis, and what several servers cost a bare program more than
-// one.
+// least returns the least possible cost of p: the cost of one plain Redis, and the additional cost of several servers
+// in a bare program.
 func (p path) least(v variant, onPlain, one, several rounds) finding {
 	f := finding{
 		name: p.what + ": the least beside one plain Redis", engine: v.label,
@@ -224,7 +224,7 @@ func onCluster(b *bench) (buckets, error) {
 			return buckets{}, err
 		}
 		s, err := b.redis("--cluster-enabled", "yes", "--cluster-config-file", bus+".conf", "--cluster-port", bus,
-			"--cluster-node-timeout", "600000") // no master counts as failed, however busy this machine is
+			"--cluster-node-timeout", "600000") // so that no master counts as failed on a busy machine
 		if err != nil {
 			return buckets{}, err
 		}

@@ -47,7 +47,7 @@ func metered(b *bench, servers []*child, run func() error) (redisUse, error) {
 // callsOfScripts are the lines of INFO commandstats that count calls of scripts.
 var callsOfScripts = regexp.MustCompile(`(?m)^cmdstat_(?:evalsha|fcall):calls=(\d+)`)
 
-// usedBy is what servers of Redis have done since they started.
+// usedBy has the counters of Redis servers since their start.
 func usedBy(b *bench, servers []*child) (u redisUse, err error) {
 	for _, s := range servers {
 		c, err := bare.Dial(b, s.address)

@@ -21,7 +21,7 @@ type sizeCmd struct {
 	Shape  string `default:"flat" enum:"flat,deep,domain" help:"flat: one level of descriptors and a domain in each file; deep: trees of four levels; domain: flat, one domain over all files."`
 }
 
-// Run measures what a large configuration costs: to start, in memory, to reload after a change of one file, and in
+// Run measures the cost of a large configuration: to start, in memory, to reload after a change of one file, and in
 // metrics.
 func (c *sizeCmd) Run(a *app) error {
 	dir, err := os.MkdirTemp("", "rlbench")
@@ -130,7 +130,7 @@ func deep(b *strings.Builder, from, to, rate int) {
 	}
 }
 
-// row prints what server costs now. CPU is what it has used since before.
+// row prints the present cost of server; CPU is counted from before.
 func (c *sizeCmd) row(w io.Writer, server *child, admin, name string, took, before time.Duration) error {
 	cpu, err := load.CPU(server.pid())
 	if err != nil {
@@ -148,7 +148,7 @@ func (c *sizeCmd) row(w io.Writer, server *child, admin, name string, took, befo
 	return err
 }
 
-// loadedAt is when the configuration in use was loaded.
+// loadedAt returns the time at which the configuration in use was loaded.
 func loadedAt(admin string) (string, error) {
 	text, err := metricsOf(admin)
 	if err != nil {

@@ -16,8 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// targetsCmd measures rlsidecar against the least that each thing can cost, and says how far it is
-// from what it is meant to cost.
+// targetsCmd compares rlsidecar with the least possible cost of each function, and prints the distance to the targets.
 type targetsCmd struct {
 	sidecar
 
@@ -33,7 +32,7 @@ type targetsCmd struct {
 	Quick    bool          `help:"Only see that everything can be measured: once, for a moment, with few keys. The figures mean nothing."`
 }
 
-// keysMany is how many keys a limiter with many has.
+// keysMany is the number of keys of the rows with many keys.
 func (c *targetsCmd) keysMany() int {
 	if c.Quick {
 		return 20_000
@@ -41,7 +40,8 @@ func (c *targetsCmd) keysMany() int {
 	return 1_000_000
 }
 
-// lineup is servers that are measured in turn, the ceiling first, and what is found of them.
+// lineup has servers that are measured in turn, the ceiling first, and the function that makes findings of the
+// measurements.
 type lineup struct {
 	name string
 	run  func(*bench) ([]finding, error)
@@ -67,7 +67,7 @@ func lineupNames() (names []string) {
 	return names
 }
 
-// errMissing wraps what says that a program is not there.
+// errMissing wraps the name of a program that is not installed.
 var errMissing = errors.New("not measured")
 
 // Run prints the table. A target that is missed is no error: how busy the machine is decides too much.
@@ -91,7 +91,7 @@ func (c *targetsCmd) Run(a *app) error {
 	}
 	fmt.Fprintf(notes, "%s; medians of %d rounds of %v in turn; load average %s\n", machine(), c.Repeats, c.Duration, loadAverage())
 	var findings []finding
-	var failed error // what could be measured is printed all the same
+	var failed error // the other measurements are printed nevertheless
 	for _, l := range lineups {
 		if len(c.Only) > 0 && !slices.Contains(c.Only, l.name) {
 			continue
@@ -121,7 +121,7 @@ func (c *targetsCmd) measure(a *app, dir string, l lineup) ([]finding, error) {
 	return l.run(b)
 }
 
-// bench is what one lineup works with.
+// bench has the environment of one lineup.
 type bench struct {
 	*app
 	*targetsCmd
@@ -143,7 +143,7 @@ func (b *bench) started(c *child, err error) (*child, error) {
 	return c, err
 }
 
-// find says whether a program is there.
+// find returns an error if a program is not installed.
 func find(program string) error {
 	if _, err := exec.LookPath(program); err != nil {
 		return fmt.Errorf("%w: %w", errMissing, err)
@@ -151,10 +151,10 @@ func find(program string) error {
 	return nil
 }
 
-// finding is a row: what ours comes to in each round, and the ceiling in the same round.
+// finding is a row of the table: the results of rlsidecar in each round, and of the ceiling in the same round.
 type finding struct {
 	name, engine  string
-	ceiling, ours []float64 // ceiling nil: there is none, ours is judged as it is
+	ceiling, ours []float64 // ceiling nil: the row has none, and ours is judged alone
 	format        string    // of one of them
 	atLeast       bool      // the target is a lower bound
 	target        float64   // 0: none
@@ -228,7 +228,7 @@ func (c *targetsCmd) print(a *app, findings []finding) error {
 	return w.Flush()
 }
 
-// machine is what it all ran on.
+// machine describes the machine of the measurements.
 func machine() string {
 	model := runtime.GOARCH
 	if f, err := os.Open("/proc/cpuinfo"); err == nil {
@@ -251,7 +251,7 @@ func loadAverage() string {
 	return strings.Join(strings.Fields(string(text))[:1], " ")
 }
 
-// sample is what one measurement of one server came to.
+// sample is the result of one measurement of one server.
 type sample struct {
 	load.Result
 	redisCPU   float64 // us a request
@@ -280,8 +280,8 @@ func (r rounds) of(value func(sample) float64) (values []float64) {
 	return values
 }
 
-// inTurn measures all of them in each round, after one that does not count: connections are made there,
-// and scripts loaded. Each comes first as often as last.
+// inTurn measures all servers in each round, after one round that does not count, in which connections are opened and
+// scripts loaded. Each server is first as often as last.
 func (b *bench) inTurn(contestants ...contestant) ([]rounds, error) {
 	all := make([]rounds, len(contestants))
 	uncounted := 1

@@ -1,5 +1,6 @@
-// Package outside has what a store needs from its machine: time, timers, goroutines, chance, and calls to servers. A
-// program uses those of the system. A simulation supplies its own, and then runs the same code on one seeded loop.
+// Package outside supplies what a store needs from its machine: time, timers, goroutines, random numbers, and calls to
+// servers. A program uses those of the system. A simulation supplies its own, and then runs the same code on one seeded
+// loop.
 package outside
 
 import (
@@ -10,7 +11,7 @@ import (
 // Clock returns the time and calls functions later.
 type Clock interface {
 	Now() time.Time
-	// AfterFunc calls f on a goroutine of its own, d from now.
+	// AfterFunc calls f on another goroutine, d from now.
 	AfterFunc(d time.Duration, f func()) Timer
 }
 
@@ -35,7 +36,7 @@ func Until(c Clock, t time.Time) time.Duration { return t.Sub(c.Now()) }
 // World is the outside of a process in a simulation.
 type World struct {
 	Clock Clock
-	// Go runs f beside its caller.
+	// Go runs f concurrently.
 	Go func(f func())
 	// Random fills p with random bytes. Below returns a random number from 0 to n-1.
 	Random func(p []byte)
@@ -44,8 +45,8 @@ type World struct {
 	Call func(ctx context.Context, server string, commands []Command)
 }
 
-// Command is one command to a Redis server, and its reply or why there is none. An error that the server replied is
-// an ErrorReply.
+// Command is one command to a Redis server, with its reply or the error. An error that the server replied is an
+// ErrorReply.
 type Command struct {
 	Args  []any
 	Reply any // string, int64, []Slots, or nil

@@ -18,7 +18,7 @@ import (
 type request struct {
 	id       string
 	costs    []cost
-	witness  string // the name of its own limit
+	witness  string // the name of the limit that only this client uses
 	once     bool
 	canceled atomic.Bool
 
@@ -26,8 +26,8 @@ type request struct {
 	attempts  int
 	allowed   bool // an answer said so
 	denied    bool // an answer said so, and none that it was allowed
-	untouched int  // answers that said that certainly nothing was charged
-	unknown   bool // an attempt has no answer, or one that leaves it open
+	untouched int  // answers which reported that certainly nothing was charged
+	unknown   bool // an attempt has no answer, or one that leaves the outcome open
 
 	allowedWith func(c *limiter.Call) // called with the answer that allows it; may be nil
 }
@@ -47,7 +47,7 @@ type sending struct {
 
 	process  *process
 	at       time.Duration // by the process's clock
-	within   time.Duration // the answer must come
+	within   time.Duration // the time within which the answer must arrive
 	pause    int64         // process.pausedUntil
 	answered bool
 	passes   bool  // the servers would have allowed it when it was sent
@@ -55,7 +55,7 @@ type sending struct {
 	snapshot *limiter.Snapshot
 }
 
-// delivery is the requests that one read of a connection brings. It is used again, as listeners do.
+// delivery has the requests that one read of a connection brings. It is reused, as listeners do.
 type delivery struct {
 	process *process
 	batch   *limiter.Batch
@@ -107,7 +107,7 @@ var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket", "sharded"
 // otherNames are limits with another on_backend_failure than deny.
 var otherNames = []string{"lenient", "strict", "share"}
 
-// draw makes a request.
+// draw makes a random request.
 func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 	r := &request{id: id, witness: "witness"}
 	w.requests++
@@ -136,7 +136,7 @@ func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 	return r
 }
 
-// deliver has a process answer requests that came together.
+// deliver lets a process answer requests that arrived together.
 func (p *process) deliver(rng *rand.Rand, requests []*request, within time.Duration, source *backend.Source) {
 	w := p.w
 	var d *delivery
@@ -225,7 +225,7 @@ func (w *world) send1(p *process, r *request, within time.Duration) *sending {
 	return s
 }
 
-// askOnce sends a request for named limits under an ID, and perhaps again.
+// askOnce sends a request for named limits with an ID, and perhaps sends it again.
 func (w *world) askOnce(rng *rand.Rand, id string, p *process, within time.Duration) {
 	r := &request{id: id, witness: "once", once: true}
 	w.requests++

@@ -11,9 +11,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/outside"
 )
 
-// A Cluster has three masters at first. Slots move in blocks of 256: key by key, as MIGRATE moves them, with ASK for
-// keys that have left their master and MOVED once the block has. A master that dies is replaced by its replica, at
-// another address. All nodes have one clock.
+// A Cluster starts with three masters. Slots move in blocks of 256, key by key as MIGRATE moves them: with ASK for keys
+// that have left their master, and with MOVED once the block has moved. A master that dies is replaced by its replica,
+// at another address. All nodes have one clock.
 
 const (
 	slots       = 16384
@@ -49,7 +49,7 @@ type layout struct {
 	owner, target [blocks]*server
 }
 
-// newCluster makes three masters.
+// newCluster makes a Cluster with three masters.
 func (w *world) newCluster() {
 	w.layout = &layout{}
 	for range 3 {
@@ -82,7 +82,8 @@ func (l *layout) slots() (all []outside.Slots) {
 	return all
 }
 
-// elsewhere is why s does not run a command with these keys, which are of one slot; nil: it does.
+// elsewhere returns the error with which s refuses a command with these keys, which are in one slot; nil: it runs the
+// command.
 func (s *server) elsewhere(keys []string, asking bool) error {
 	l := s.w.layout
 	if l == nil {
@@ -176,7 +177,7 @@ func (l *layout) moving(s *server) bool {
 	return false
 }
 
-// replace has the replica of s take over, span after s died. The old master comes back as a replica.
+// replace lets the replica of s take over, span after s died. The old master comes back as a replica.
 func (w *world) replace(s *server, span time.Duration) {
 	if w.layout.moving(s) || !s.up {
 		return

@@ -17,8 +17,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// judge checks a run. Its input is the requests and answers of clients, and the charges of servers; nothing of the
-// code between them. Its arithmetic is its own.
+// judge checks a run. Its input is the requests and answers of clients, and the charges of servers, and nothing of the
+// code between them. It has its own arithmetic.
 type judge struct {
 	w            *world
 	problems     []string
@@ -35,14 +35,14 @@ type judge struct {
 	steppedBack  bool
 }
 
-// bucket is what is known of one bucket.
+// bucket has the judge's knowledge of one bucket.
 type bucket struct {
 	limit    string // its name
 	value    string // of its key
 	kind     algorithms.Kind
 	leased   algorithms.Micros // for how long
 	numbers  []*algorithms.Limit
-	charged  int64 // by the servers, less what they got back
+	charged  int64 // units that the servers charged, less those that they refunded
 	admitted []admission
 	phase    int64
 	server   *server
@@ -50,18 +50,18 @@ type bucket struct {
 	parted   bool              // a request had limits on two servers
 	first    algorithms.Micros // when the servers charged it; 0: never
 	last     algorithms.Micros
-	local    map[*process]int64 // what sidecars allowed by buckets of their own
+	local    map[*process]int64 // units that sidecars allowed by their own buckets
 	turns    int64              // refunds, and denials by a server
 }
 
-// admission is units that a client was admitted with, at a time by the server's clock, or until another one: units of
-// several shards are looked at, and then consumed.
+// admission is a number of units that were admitted at a time by the server's clock, or between two times: units of
+// several shards are first read, and then consumed.
 type admission struct {
 	at, until algorithms.Micros
 	units     int64
 }
 
-// mostProblems bounds what is said about a run.
+// mostProblems bounds the problems that are reported about a run.
 const mostProblems = 10
 
 func (j *judge) fail(format string, args ...any) {
@@ -80,7 +80,7 @@ func (j *judge) bucket(key string) *bucket {
 	return b
 }
 
-// charged notes what a server decided on one charge of a group.
+// charged records a server's decision on one charge of a group.
 func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algorithms.Bucket, took bool) {
 	_, key, _ := strings.Cut(c.key, "}")
 	j.w.mix(uint64(b.Decision.Value))
@@ -110,7 +110,7 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 // lost notes that a server has lost its data.
 func (j *judge) lost() { j.losses++ }
 
-// crashed notes that a process has crashed. Nobody gets its answers.
+// crashed records that a process has crashed. Its answers are lost.
 func (j *judge) crashed() { j.unclean = true }
 
 // sent notes an attempt.
@@ -133,7 +133,7 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	s.answered = true
 	delete(j.open, s)
 	j.planned(s.request, c)
-	if s.process.dead { // nobody gets it
+	if s.process.dead { // the answer is lost
 		s.unknown = true
 		return
 	}
@@ -189,7 +189,7 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	}
 }
 
-// policies are what limits do when the store fails. The others deny.
+// policies are the on_backend_failure of limits. All others deny.
 var policies = map[string]descriptors.OnFailure{
 	"lenient": descriptors.Allow, "strict": descriptors.Error, "share": descriptors.Local,
 }
@@ -269,7 +269,7 @@ func (j *judge) slot(r *limiter.Result) int {
 	return slotOf("rl:{}" + string(r.Key))
 }
 
-// result checks what one limit said.
+// result checks the answer of one limit.
 func (j *judge) result(s *sending, r *limiter.Result) {
 	if d := &r.Decision; d.Err == nil {
 		j.w.mix(uint64(d.Remaining) ^ uint64(d.RetryAfter))
@@ -279,9 +279,9 @@ func (j *judge) result(s *sending, r *limiter.Result) {
 	}
 }
 
-// peek is what a server would decide on a cost of the bucket of r now, alone, with a few units to spare. The epoch grows
-// with each new window, with each refund, and with each denial by the server: between two moments of one epoch, all that
-// the server was to charge was there.
+// peek returns the decision that a server would make now on a cost of the bucket of r, alone, with a few units to
+// spare. The epoch grows with each new window, with each refund, and with each denial by the server. Between two
+// moments of one epoch, all units that the server was to charge were available.
 func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 	b, l := j.bucket(string(r.Key)), r.Policy.Limit
 	s, now := b.server, b.server.now()
@@ -300,7 +300,7 @@ func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 	return d.Allowed, (int64(now)-b.phase)/(l.Period*int64(l.Tick)) + b.turns
 }
 
-// peeks is whether a request would pass, by the servers, and the sum of the epochs of its buckets.
+// peeks reports whether the servers would allow a request, and returns the sum of the epochs of its buckets.
 func (j *judge) peeks(c *limiter.Call) (passes bool, epochs int64) {
 	passes = true
 	for i := range c.Results {
@@ -310,8 +310,9 @@ func (j *judge) peeks(c *limiter.Call) (passes bool, epochs int64) {
 	return passes, epochs
 }
 
-// falseDenial checks a denial: if there was plenty when the request was sent and there is plenty now, in the same epoch,
-// then there was enough in between. Denials are remembered over a loss of data, and while the sidecar's clock stands still.
+// falseDenial checks a denial: if there were plenty of units when the request was sent, and are plenty now, in the same
+// epoch, then there were enough in between. Denials are remembered after a loss of data, and while the sidecar's clock
+// stands still.
 func (j *judge) falseDenial(s *sending, c *limiter.Call) {
 	if !s.passes || j.stepped || j.losses > 0 || s.process.suspended > 0 {
 		return
@@ -321,7 +322,7 @@ func (j *judge) falseDenial(s *sending, c *limiter.Call) {
 	}
 }
 
-// admitted notes that a request passed.
+// admitted records that a request was allowed.
 func (j *judge) admitted(s *sending, c *limiter.Call) {
 	if c.Replayed {
 		j.w.seen(sawReplayed)
@@ -350,7 +351,7 @@ func (j *judge) admitted(s *sending, c *limiter.Call) {
 	}
 }
 
-// live sends a request to each process, which must pass.
+// live sends a request to each process, which must be allowed.
 func (j *judge) live() {
 	w := j.w
 	for _, p := range w.processes {
@@ -358,14 +359,14 @@ func (j *judge) live() {
 		w.after(0, p, func() {
 			p.deliver(w.rng, []*request{r}, 0, nil)
 		})
-		if w.layout != nil { // a charge at a master that says MOVED does not wait for the replicas of the other, and is denied
+		if w.layout != nil { // a charge at a master that answers MOVED does not wait for the replicas of the other master, and is denied
 			w.after(20*time.Millisecond, p, func() { p.deliver(w.rng, []*request{r}, 0, nil) })
 		}
 		j.probes = append(j.probes, &sending{request: r, process: p})
 	}
 }
 
-// lived checks that they passed.
+// lived checks that they were allowed.
 func (j *judge) lived() {
 	for _, s := range j.probes {
 		if !s.allowed {
@@ -442,7 +443,7 @@ func (j *judge) request(r *request, truth map[cost]int64) {
 		truth[*r.costs[i].bucket()] += times * r.costs[i].units
 	}
 	switch {
-	case r.parted && (!j.w.quiet || r.unknown) && times > 0: // undos of its parts may be lost, or a part comes late
+	case r.parted && (!j.w.quiet || r.unknown) && times > 0: // undos of its parts may be lost, or a part may arrive late
 	case times < 0 || times > int64(r.attempts) || r.once && times > int64(1+j.losses+j.failovers): // the record of its ID may be lost too
 		j.fail("request %s was charged %d times: %s", r.id, times, r)
 	case r.allowed && times == 0:
@@ -452,7 +453,7 @@ func (j *judge) request(r *request, truth map[cost]int64) {
 	}
 }
 
-// conserved checks that a bucket was charged what was admitted, and nothing else.
+// conserved checks that a bucket was charged exactly the admitted units.
 func (j *judge) conserved(key string, b *bucket, truth map[cost]int64) {
 	admitted := int64(0)
 	for _, a := range b.admitted {
@@ -460,7 +461,7 @@ func (j *judge) conserved(key string, b *bucket, truth map[cost]int64) {
 	}
 	if b.leased == 0 {
 		want := truth[cost{limit: b.limit, value: b.value}]
-		// The undo of a part may be lost, and refunds less what has flowed in since, but it is not made twice.
+		// The undo of a part may be lost, and refunds less because of the inflow since, but it is not made twice.
 		if b.parted && (!j.w.quiet || j.unclean || b.numbers[0].Period != int64(algorithms.Day)) {
 			if b.charged < admitted {
 				j.fail("%s %q: %d admitted, only %d charged", b.limit, key, admitted, b.charged)
@@ -480,8 +481,8 @@ func (j *judge) conserved(key string, b *bucket, truth map[cost]int64) {
 	}
 }
 
-// shared checks a bucket of a limit with another policy: what the store allowed was charged, and what a sidecar allowed
-// without it is within its share of a quarter.
+// shared checks a bucket of a limit with another policy: units that the store allowed were charged, and units that a
+// sidecar allowed alone are within its share of a quarter.
 func (j *judge) shared(b *bucket) {
 	admitted, share := int64(0), int64(0)
 	for _, a := range b.admitted {
@@ -530,8 +531,8 @@ func (j *judge) bounded(b *bucket) {
 	}
 }
 
-// spans checks each span from one admission to another. most is what a span of that length may admit, and whether
-// there is a bound.
+// spans checks each span from one admission to another. most returns the number of units that a span of that length may
+// admit, and whether there is a bound.
 func (j *judge) spans(b *bucket, most func(d int64) (int64, bool)) {
 	for i := range b.admitted {
 		sum, within := int64(0), b.admitted[i:]

@@ -1,9 +1,9 @@
 // Package simulate runs the client side of the program on one seeded loop: the limiter, the Stores around Stores, and
-// the Redis store, as they are shipped. Only the network, Redis's transport, clocks and chance are simulated. A judge
-// that knows nothing of their code checks what they did. The same seed gives the same run, to the last step.
+// the Redis store, as they are shipped. Only the network, Redis's transport, clocks and random numbers are simulated. A
+// judge, which shares no code with them, checks the results. The same seed gives the same run, to the last step.
 //
 // Code that waits runs on a coroutine (iter.Pull). Exactly one coroutine runs at a time, and the loop decides which
-// one, so that the scheduler of Go decides nothing.
+// one, so that Go's scheduler decides nothing.
 package simulate
 
 import (
@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// loop is time and what happens at which time. Its times are in nanoseconds since the start of the run.
+// loop has the time and the events to come. Its times are in nanoseconds since the start of the run.
 type loop struct {
 	now     int64
 	events  events
@@ -56,7 +56,7 @@ func (l *loop) afterPlain(d time.Duration, p *process, f func()) *event {
 	return e
 }
 
-// run lets events happen until a time, or until there are none. It reports whether there are none.
+// run runs events until a time, or until there are none. It reports whether there are none.
 func (l *loop) run(until int64) (ended bool) {
 	for len(l.events) > 0 && l.events[0].at <= until {
 		e := heap.Pop(&l.events).(*event)

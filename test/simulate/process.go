@@ -22,11 +22,11 @@ import (
 
 const (
 	timeout = 10 * time.Millisecond // of the backend
-	margin  = 2 * time.Millisecond  // that the deadline leaves for the answer
+	margin  = 2 * time.Millisecond  // the time that the deadline leaves for the answer
 )
 
-// process is a sidecar. One that has crashed goes on as a ghost, so that no goroutine is left behind: all its calls
-// fail, and nobody gets its answers.
+// process is a sidecar. After a crash it continues without effect, so that no goroutine is left behind: all its calls
+// fail, and its answers are lost.
 type process struct {
 	w           *world
 	name        string
@@ -49,7 +49,7 @@ type process struct {
 	free    []*delivery
 }
 
-// epoch is in the future, so that no context of the process's ends by the system's clock.
+// epoch is in the future, so that no context of the process ends by the system's clock.
 var epoch = time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func (w *world) start(name string) *process {
@@ -110,7 +110,7 @@ func (w *world) serverOf(l *algorithms.Limit) *server {
 	return w.servers[0]
 }
 
-// open makes the store of a URL.
+// open makes the store for a URL.
 func (p *process) open(url string) *redis.Store {
 	w, rng, name := p.w, p.rng, p.name
 	store, err := redis.Open(redis.Config{
@@ -132,7 +132,7 @@ func (p *process) open(url string) *redis.Store {
 	return store
 }
 
-// reload makes another configuration the one in use, as the server does.
+// reload replaces the configuration, as the server does.
 func (p *process) reload(s *limiter.Snapshot) {
 	p.limiter.Swap(s)
 	p.lease.Forget()
@@ -145,7 +145,7 @@ func (p *process) monotonic() time.Duration {
 	return time.Hour + d + d*time.Duration(p.ppm)/1_000_000
 }
 
-// real is how long it takes until the monotonic clock has advanced by d, rounded up.
+// real returns the time until the monotonic clock has advanced by d, rounded up.
 func (p *process) real(d time.Duration) time.Duration {
 	return d - d*time.Duration(p.ppm)/1_000_000 + time.Microsecond
 }
@@ -208,11 +208,11 @@ func (p *process) spawn(f func()) {
 	p.w.after(time.Duration(p.rng.Int64N(20_000)), p, f)
 }
 
-// waiting is a Store whose waiting callers give way to others.
+// waiting is a Store whose waiting callers let other coroutines run.
 type waiting struct {
 	process  *process
 	next     backend.Store
-	detached bool // those of detached batches only: the others wait above
+	detached bool // only those of detached batches: the others wait above
 }
 
 // Submit implements backend.Store.
@@ -296,7 +296,7 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 			wake()
 		}
 	}
-	answers := make([]outside.Command, len(commands)) // those of a call that has ended are not read
+	answers := make([]outside.Command, len(commands)) // commands of a call that has ended are not read
 	copy(answers, commands)
 	w.afterPlain(d, p, func() { end(func() { failAll(commands, context.DeadlineExceeded) }) })
 	there, back := link.delay(w), link.delay(w)
@@ -359,7 +359,7 @@ type link struct {
 	least, most time.Duration
 	rng         *rand.Rand
 	loss        int   // of 1,000 questions and answers
-	cutUntil    int64 // nothing arrives until then
+	cutUntil    int64 // no message arrives until then
 	slowUntil   int64
 }
 
@@ -372,7 +372,7 @@ func (l *link) delay(w *world) time.Duration {
 	return d
 }
 
-// fate is what becomes of a call.
+// fate draws the fault of a call.
 func (l *link) fate(w *world) fault {
 	if l.cutUntil > w.now {
 		w.seen(faultCut)
@@ -386,7 +386,7 @@ func (l *link) fate(w *world) fault {
 	return f
 }
 
-// close ends the stores of p, in which nothing may be in flight.
+// close ends the stores of p, which must have nothing in flight.
 func (p *process) close() {
 	left := 0
 	if p.undos != nil {

@@ -12,14 +12,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// estimate is what a reservation charges each of its buckets; most is the largest real cost.
+// estimate is the number of units that a reservation charges each of its buckets; most is the largest real cost.
 const (
 	estimate = 20
 	most     = 60
 )
 
-// reserving is a request that reserves units, and the requests that settle it. Its own bucket shows the judge what
-// was charged for it.
+// reserving is a request that reserves units, and the requests that settle it. A bucket that only it uses shows the
+// judge how much it was charged.
 type reserving struct {
 	*request
 
@@ -88,7 +88,7 @@ func (w *world) settleLater(rng *rand.Rand, v *reserving, work time.Duration, re
 	w.after(work+time.Duration(rng.Int64N(int64(5*time.Millisecond))), nil, try)
 }
 
-// settle has p settle v, as Envoy does at the end of a stream. It reports whether an answer says that it is settled.
+// settle lets p settle v, as Envoy does at the end of a stream. It reports whether an answer confirms the settlement.
 func (p *process) settle(v *reserving, id string, real int64, forged bool, within time.Duration) (settled bool) {
 	if p.dead {
 		return false
@@ -110,7 +110,7 @@ func (p *process) settle(v *reserving, id string, real int64, forged bool, withi
 		ctx = end
 	}
 	err := p.limiter.Check(ctx, c)
-	if p.dead { // nobody gets the answer
+	if p.dead { // the answer is lost
 		return false
 	}
 	return w.judge.settlement(p, v, c, err, forged)
@@ -155,11 +155,11 @@ func (j *judge) settlement(p *process, v *reserving, c *limiter.Call, err error,
 	return settled
 }
 
-// reserved checks at the end what the own bucket of v was charged: the estimate, or one of the real costs, once.
+// reserved checks at the end how much v's own bucket was charged: the estimate, or one of the real costs, once.
 func (j *judge) reserved(v *reserving) {
 	b := j.named[cost{limit: "own", value: v.request.id}]
 	if b == nil || j.losses+j.failovers > 0 {
-		return // what is forgotten may be settled in a new bucket
+		return // a forgotten reservation may be settled in a new bucket
 	}
 	may := slices.Clone(v.sent)
 	if !v.settled || v.late {
@@ -179,8 +179,8 @@ func (j *judge) reserved(v *reserving) {
 	}
 }
 
-// spent checks that no bucket of reservations was charged more than what its limit has, and what real costs exceed
-// their estimates by.
+// spent checks that each bucket of reservations was charged at most its limit plus the amounts by which real costs
+// exceed their estimates.
 func (j *judge) spent(b *bucket) {
 	capacity, beyond := int64(0), int64(0)
 	for _, l := range b.numbers {

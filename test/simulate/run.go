@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Result is what became of a run.
+// Result is the result of a run.
 type Result struct {
 	Problems []string
 	Counts   Counts
@@ -31,7 +31,7 @@ func Run(p Plan, log func(format string, args ...any)) (r Result) {
 	return r
 }
 
-// Command is how to play p again.
+// Command returns the command that repeats p.
 func (p Plan) Command() string {
 	text := fmt.Sprintf("go test ./test/simulate -run TestSimulation -v -seed %d", p.Seed)
 	if len(p.Without) > 0 {
@@ -43,7 +43,7 @@ func (p Plan) Command() string {
 	return text
 }
 
-// Shrink leaves out what is not needed for p to fail: clients, faults, and time.
+// Shrink removes clients, faults and time that are not needed for p to fail.
 func Shrink(p Plan) Plan {
 	fails := func(q Plan) bool { return len(Run(q, nil).Problems) > 0 }
 	w := newWorld(p, nil)

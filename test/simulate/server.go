@@ -15,25 +15,25 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// server is a Redis server. It decides with package algorithms; that take.lua equals that is shown elsewhere.
+// server is a Redis server. It decides with package algorithms; other tests show that take.lua is equal.
 type server struct {
 	w       *world
 	name    string
 	up      bool
 	clock   algorithms.Micros // its time at the start of the run
 	ppm     int64             // how much faster than real time its clock runs
-	stuck   int64             // it answers nothing until then
+	stuck   int64             // it does not answer until then
 	refuses string            // it replies this to everything, if not empty
 	keys    map[string]*value
 	scripts map[string]script
 
-	lag     time.Duration     // until the replica has what was written; 0: there is no replica
-	replica map[string]*value // what the replica has; nil: deleted
+	lag     time.Duration     // the delay until the replica has a write; 0: there is no replica
+	replica map[string]*value // the replica's values; nil: deleted
 	behind  int64             // when the replica will have all that was written
-	epoch   int               // how often the replica has taken over
+	epoch   int               // the number of times that the replica has taken over
 }
 
-// value is what is stored at a key: a bucket, or a text.
+// value is the content of a key: a bucket, or a string.
 type value struct {
 	state  algorithms.State
 	text   string
@@ -54,7 +54,7 @@ func newServer(w *world, name string) *server {
 		ppm: w.rng.Int64N(400) - 200, keys: map[string]*value{}, replica: map[string]*value{}, scripts: map[string]script{}}
 }
 
-// now is the time by the server's clock.
+// now returns the time by the server's clock.
 func (s *server) now() algorithms.Micros {
 	us := s.w.now / 1000
 	return s.clock + algorithms.Micros(us+us*s.ppm/1_000_000)
@@ -77,7 +77,7 @@ func (s *server) put(key string, v *value) {
 	})
 }
 
-// failover makes the replica the master, with what it has.
+// failover makes the replica the master, with the replica's values.
 func (s *server) failover() {
 	s.epoch++
 	s.keys, s.behind = map[string]*value{}, 0
@@ -89,7 +89,7 @@ func (s *server) failover() {
 	clear(s.scripts)
 }
 
-// waits is how much later the last command is answered, if it waits for replicas.
+// waits returns the delay of the last command's answer, if it waits for replicas.
 func (s *server) waits(commands []outside.Command) time.Duration {
 	last := &commands[len(commands)-1]
 	if last.Args[0] != "wait" || last.Err != nil {
@@ -105,7 +105,7 @@ func (s *server) waits(commands []outside.Command) time.Duration {
 	return most
 }
 
-// get returns what is at a key, or nil.
+// get returns the value of a key, or nil.
 func (s *server) get(key string) *value {
 	v := s.keys[key]
 	if v != nil && v.until != 0 && s.now() >= v.until {
@@ -219,7 +219,7 @@ func (s *server) script(which script, args []any) (any, error) {
 	return s.take(keys, rest)
 }
 
-// take is the script take.lua.
+// take replaces the script take.lua.
 func (s *server) take(keys, args []any) (any, error) {
 	r := reader{text: args[2].(string)}
 	t := &taking{server: s, now: s.now(), keys: make([]string, 0, len(keys)+len(args)-3)}
@@ -229,7 +229,7 @@ func (s *server) take(keys, args []any) (any, error) {
 	for _, k := range args[3:] {
 		t.keys = append(t.keys, k.(string))
 	}
-	for _, key := range t.keys[len(keys):] { // those that are not declared: of other slots
+	for _, key := range t.keys[len(keys):] { // the keys that are not declared, because they are in other slots
 		if s.elsewhere([]string{key}, false) != nil {
 			s.w.seen(sawForeign)
 			return nil, outside.ErrorReply(foreignKey)
@@ -265,7 +265,7 @@ type charge struct {
 	of    string // of a head
 }
 
-// read reads the next charge; there is none at the end.
+// read reads the next charge; it returns nil at the end.
 func (t *taking) read(r *reader) (c charge, ok bool) {
 	key, what := r.number(), r.number()
 	if key == 0 {
@@ -303,7 +303,7 @@ func (t *taking) decide(r *reader, c charge) {
 	}
 	const size = 41
 	if head != nil {
-		if v := t.server.get(head.key); v != nil { // it was taken before
+		if v := t.server.get(head.key); v != nil { // the request was charged before
 			same := v.text[:32] == head.of && len(v.text) == 40+size*len(group)
 			if same {
 				t.out = append(append(append(t.out, 4), v.text[32:40]...), make([]byte, 32)...)
@@ -321,7 +321,7 @@ func (t *taking) decide(r *reader, c charge) {
 	}
 }
 
-// charge decides a group, and reports whether it took anything.
+// charge decides a group, and reports whether it consumed anything.
 func (t *taking) charge(group []charge) (took bool) {
 	s := t.server
 	buckets := make([]algorithms.Bucket, len(group))
@@ -350,7 +350,7 @@ func (t *taking) charge(group []charge) (took bool) {
 	return took
 }
 
-// lifetime is when a bucket may be forgotten.
+// lifetime returns the time at which a bucket may be forgotten.
 func lifetime(s algorithms.State, now algorithms.Micros) algorithms.Micros {
 	ms := max(0, (s.FreshAt()-now)/1000) + 2
 	if s.By.Initial < s.By.Capacity {

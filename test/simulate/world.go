@@ -45,7 +45,7 @@ const (
 	faultReplaced
 	faultSettledTwice
 	faultForged
-	// What happened as a result.
+	// Effects of faults.
 	sawBreakerOpen
 	sawLease
 	sawDenied
@@ -92,12 +92,12 @@ var faultNames = [faults]string{
 // Counts has how often each kind of fault happened.
 type Counts [faults]int
 
-// Plan is what a run does. Each client and each fault has its own chance, so that the others stay as they are when
-// one is left out.
+// Plan describes a run. Each client and each fault has its own random numbers, so that the others stay the same if one
+// is left out.
 type Plan struct {
 	Seed    uint64
 	Without []string      // clients and faults that are left out: c0, f1
-	Until   time.Duration // clients send nothing and nothing goes wrong afterwards; 0: the seed decides
+	Until   time.Duration // from then on clients send nothing and no fault happens; 0: the seed decides
 }
 
 // world is one run.
@@ -111,12 +111,12 @@ type world struct {
 	waitReplicas int
 	lossy        bool // the server may lose its data
 	counts       Counts
-	log          func(format string, args ...any) // nil: nobody reads it
+	log          func(format string, args ...any) // nil: no log
 	judge        *judge
 	servers      []*server
 	layout       *layout // nil: not a Cluster
 	processes    []*process
-	started      []*process // those that have ended too
+	started      []*process // all processes, also those that have ended
 	links        [8]link
 	configs      []*limiter.Snapshot
 	snapshot     *limiter.Snapshot
@@ -192,7 +192,7 @@ var compiled = func() (all []*limiter.Snapshot) {
 	return all
 }()
 
-// limitNumbers are what identifies a limit among those of all configurations.
+// limitNumbers identify a limit among the limits of all configurations.
 type limitNumbers [13]int64
 
 var knownLimits = func() map[limitNumbers]*algorithms.Limit {
@@ -289,7 +289,7 @@ func (w *world) parts() (names []string) {
 
 func (w *world) left(out string) bool { return slices.Contains(w.plan.Without, out) }
 
-// play lets the world run to its end, and has the judge say what was wrong.
+// play runs the world to its end, and lets the judge report problems.
 func (w *world) play() {
 	w.clients = 1 + w.rng.IntN(2)
 	if !w.calm {
@@ -331,8 +331,8 @@ func (w *world) play() {
 	}
 }
 
-// forget lets go of all that the run has made. Pools of the code under test hold some of it for another cycle of the
-// collector, and with it, through the processes, they would hold the rest.
+// forget releases everything that the run has made. Pools of the code under test keep some of it until the next cycle
+// of the collector, and the processes would keep the rest through it.
 func (w *world) forget() {
 	for _, p := range w.started {
 		*p = process{}
@@ -352,7 +352,7 @@ func (w *world) heal() {
 	w.note("all faults end")
 }
 
-// fault makes something go wrong.
+// fault causes a fault.
 func (w *world) fault(rng *rand.Rand) {
 	span := time.Duration(rng.Int64N(1 + rng.Int64N(int64(150*time.Millisecond))))
 	if rng.IntN(4) == 0 { // long enough for circuit breakers
@@ -425,7 +425,7 @@ func (w *world) restart(s *server, span time.Duration) {
 	}
 	w.seen(faultRestart)
 	s.up = false
-	if s.lag > 0 { // with --redis-wait-replicas as many as there are, a failover loses nothing that was confirmed
+	if s.lag > 0 { // if all replicas must confirm (--redis-wait-replicas), a failover loses no confirmed charge
 		w.seen(faultFailover)
 		w.note("%s: its replica takes over, after %v", s.name, span)
 		s.failover()
@@ -445,7 +445,7 @@ func (w *world) restart(s *server, span time.Duration) {
 	w.afterPlain(span, nil, func() { s.up = true })
 }
 
-// step lets the server's clock step.
+// step makes the server's clock step.
 func (w *world) step(s *server, by time.Duration) {
 	f := faultServerForward
 	if w.stepsBack {
@@ -484,7 +484,7 @@ func (w *world) graceful(i int) {
 	w.processes[i] = w.start(p.name[:1] + strings.Repeat("'", w.boots))
 }
 
-// pause lets a process stand still, and its machine too, or not.
+// pause stops a process for a while, with or without its machine.
 func (w *world) pause(p *process, span time.Duration, runs bool) {
 	if p.pausedUntil > w.now {
 		return
@@ -497,6 +497,6 @@ func (w *world) pause(p *process, span time.Duration, runs bool) {
 	}
 	w.seen(faultSuspend)
 	w.note("%s suspended for %v", p.name, span)
-	p.suspended += span // nobody reads its clocks meanwhile
+	p.suspended += span // its clocks are not read in this time
 	p.wall += span
 }

@@ -13,39 +13,40 @@ import (
 // DefaultShare of the clients may be denied something by a suggested limit.
 const DefaultShare = 0.01
 
-// otherShares are looked at beside the one that the caller wants.
+// otherShares are examined in addition to the share that the caller wants.
 var otherShares = []float64{0.1, 0.05, 0.001}
 
-// Outcome is what a limit denied: the number of clients that were denied something, and of requests.
+// Outcome counts the clients that a limit denied at least once, and the requests that it denied.
 type Outcome struct {
 	Clients  int64 `json:"clients"`
 	Requests int64 `json:"requests"`
 }
 
-// Candidate is a number of a limit and what a replay with it denied.
+// Candidate is a number for a limit, and the outcome of a replay with it.
 type Candidate struct {
 	N int64 `json:"n"`
 	Outcome
 }
 
-// Busiest sums up the units that each client requested in its busiest period. A percentile is the
-// smallest number that so many clients did not exceed (nearest rank).
+// Busiest sums up the units that each client requested in its busiest period. A percentile is the smallest number that
+// so many clients did not exceed (nearest rank).
 type Busiest struct {
 	P50, P90, P95, P99, Most int64
 	By                       *Client // the client of Most; nil: there are no clients
 	At                       algorithms.Micros
 }
 
-// Needy is a client and what it needs; 0: no number is enough.
+// Needy is a client and its need; 0: no number is enough.
 type Needy struct {
 	*Client
 	Need int64
 }
 
-// Advice is what is known of one limit.
+// Advice describes one limit: its clients, the candidates, and the suggestion.
 type Advice struct {
 	Policy *descriptors.Policy
-	// Clients kept; About as many there are, 1 kept of each Every.
+	// Clients is the number of clients kept; of a sample that keeps 1 of each Every, About is the estimated number of
+	// all.
 	Clients, About, Every int64
 	// Denied clients, by the replay of the whole configuration.
 	Denied int64
@@ -53,12 +54,12 @@ type Advice struct {
 	Requests, Missed int64
 	// Busiest is in units.
 	Busiest Busiest
-	// Configured is what the limit denies as it is configured.
+	// Configured is the outcome of the limit as it is configured.
 	Configured Outcome
 	// Candidates, the smallest number first.
 	Candidates []Candidate
-	// Share is what the caller wants, and Error how far the share of all clients may be from that of
-	// the sample (95 %); 0: all clients are kept.
+	// Share is the share that the caller wants. Error is how far the share of all clients may be from that of the
+	// sample (95 %); 0: all clients are kept.
 	Share, Error float64
 	// Suggested is the Candidate for Share; nil: no number is enough.
 	Suggested *Candidate
@@ -71,11 +72,11 @@ type Advice struct {
 	last    algorithms.Micros
 }
 
-// neediest is how many clients are named.
+// neediest is the number of clients that are named.
 const neediest = 10
 
-// Advise looks at the history of p for limits that deny something to at most share of the clients. It
-// returns nil if no request met p.
+// Advise searches the history of p for limits that deny requests of at most share of the clients. It returns nil if no
+// request met p.
 func (h *History) Advise(ctx context.Context, p *descriptors.Policy, share float64) (*Advice, error) {
 	a := &Advice{
 		Policy: p, Share: share, Clients: int64(len(h.clients)), Every: 1 << h.level,
@@ -116,7 +117,7 @@ func sortedKeys(clients map[string]*Client) []string {
 	return keys
 }
 
-// look takes a client into the sums.
+// look adds a client to the sums.
 func (a *Advice) look(c *Client) {
 	if a.first == 0 || c.first < a.first {
 		a.first = c.first
@@ -148,8 +149,7 @@ func percentile(sorted []int64, share float64) int64 {
 	return sorted[int64(len(sorted))-1-allowed(int64(len(sorted)), 1-share)]
 }
 
-// allowed is how many of n clients a share is: rounded down, but 1 % of 300 is 3, although 0.01*300 may
-// be less.
+// allowed returns how many of n clients a share is: rounded down, but 1 % of 300 is 3, although 0.01*300 may be less.
 func allowed(n int64, share float64) int64 {
 	const grain = 1e-9
 	return min(n-1, int64(math.Floor(float64(n)*(share+grain))))
@@ -192,7 +192,7 @@ func floorDiv(a, b int64) int64 {
 	return a / b
 }
 
-// candidates finds the numbers to look at, and what they deny.
+// candidates chooses the numbers to examine, and replays them.
 func (a *Advice) candidates(ctx context.Context) {
 	numbers := []int64{a.smallest(0), a.smallest(min(1, a.Clients-1))}
 	for _, share := range otherShares {
@@ -215,8 +215,8 @@ func (a *Advice) candidates(ctx context.Context) {
 	}
 }
 
-// suggest is the smallest number of which a replay of all clients denies something to no more of them
-// than the share allows; nil: there is none.
+// suggest returns the smallest number with which a replay of all clients denies requests of no more clients than the
+// share allows; nil: there is none.
 func (a *Advice) suggest(ctx context.Context) *Candidate {
 	room := a.room(a.Share)
 	for i := a.Clients - 1 - room; i < a.Clients && ctx.Err() == nil; i++ {
@@ -231,8 +231,8 @@ func (a *Advice) suggest(ctx context.Context) *Candidate {
 	return nil
 }
 
-// room is how many of the clients kept a limit for share may deny something. Where they are a sample,
-// that is so many fewer that the share of all clients is above share for one sample in 40 at most.
+// room returns how many of the clients kept a limit for share may deny. For a sample it is smaller, so that the share
+// of all clients is above share for at most one sample in 40.
 func (a *Advice) room(share float64) int64 {
 	if a.Every == 1 {
 		return allowed(a.Clients, share)
@@ -244,7 +244,7 @@ func (a *Advice) room(share float64) int64 {
 	return allowed(a.Clients, max(0, share-e))
 }
 
-// smallest is the smallest number that denies something to at most n clients; none: there is none.
+// smallest returns the smallest number that denies at most n clients; none: there is none.
 func (a *Advice) smallest(n int64) int64 { return a.clients[a.Clients-1-n].Need }
 
 // try replays all clients with the limit of n.

@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// ladder is how many numbers a Grid has beside the candidates.
+	// ladder is the number of numbers that a Grid has in addition to the candidates.
 	ladder = 32
-	// Bins is how many parts of the log's time the requests of a Grid are counted in.
+	// Bins is the number of parts into which a Grid divides the time of the log.
 	Bins = 60
 )
 
-// Grid is what numbers from the smallest to the largest need would have denied, and when.
+// Grid has the outcomes of numbers from the smallest to the largest need, and their denials over time.
 type Grid struct {
 	From, To algorithms.Micros
-	// Asked counts requests by the parts of the time between From and To.
+	// Asked counts requests in each part of the time between From and To.
 	Asked []int64
 	// Points, the smallest number first.
 	Points []Point
@@ -27,14 +27,13 @@ type Grid struct {
 // Point is one number of a Grid.
 type Point struct {
 	Candidate
-	// Denied counts the requests that it denies, as Asked does.
+	// Denied counts its denied requests in each part of the time.
 	Denied []int64
-	// Need is how many clients need this number, or less but more than the Point before.
+	// Need is the number of clients that need at most this number and more than that of the previous Point.
 	Need int64
 }
 
-// Grid replays the clients with each number of a ladder between 1 and what they need, and with each
-// candidate.
+// Grid replays the clients with each candidate, and with each number of a ladder between 1 and the largest need.
 func (a *Advice) Grid(ctx context.Context) (*Grid, error) {
 	g := &Grid{From: a.first, To: a.last, Asked: make([]int64, Bins)}
 	for _, c := range a.clients {
@@ -49,7 +48,7 @@ func (a *Advice) Grid(ctx context.Context) (*Grid, error) {
 	for _, n := range a.numbers() {
 		p := Point{Candidate: Candidate{N: n}, Denied: make([]int64, Bins)}
 		needier := a.needier(n)
-		// A client that needs no more than n is denied nothing: its need was found by a replay.
+		// A client that needs no more than n has no denied request: its need was found by a replay.
 		for _, c := range a.clients[needier:] {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
@@ -88,7 +87,7 @@ func (a *Advice) bin(at algorithms.Micros) int {
 	return int(float64(at-a.first) / float64(a.last-a.first+1) * Bins)
 }
 
-// numbers are those of a Grid: some of geometric steps, and the candidates.
+// numbers returns the numbers of a Grid: some with geometric steps, and the candidates.
 func (a *Advice) numbers() []int64 {
 	most := a.clients[max(0, a.needier(none-1)-1)].Need
 	if most == none {

@@ -24,8 +24,8 @@ import (
 const (
 	// DefaultMemory is room for about 40 million requests of a few hundred thousand clients.
 	DefaultMemory = 192 << 20
-	// clientSize is what a client costs beside its key, its name and its requests: the Client, its place
-	// in the map, and what the allocator rounds up.
+	// clientSize is the memory of a client in addition to its key, its name and its requests: the Client, its place in
+	// the map, and the rounding of the allocator.
 	clientSize = 220
 	// oneClient is the part of the memory that the requests of one client may take: without a bound one
 	// abuser would leave no room for the others.
@@ -46,10 +46,9 @@ func NewMemory(most int64) *Memory {
 	return &Memory{most: most}
 }
 
-// History has the requests of the clients of one limit. Where memory is short it keeps the clients
-// whose keys have a hash that ends in level zero bits: a sample that takes each client with the same
-// probability, whatever it requests (adaptive sampling: P. Flajolet, "On adaptive sampling",
-// Computing 43, 1990).
+// History has the requests of the clients of one limit. If memory is short, it keeps only the clients whose keys have a
+// hash that ends in level zero bits. This is a sample in which each client has the same probability, whatever it
+// requests (adaptive sampling: P. Flajolet, "On adaptive sampling", Computing 43, 1990).
 type History struct {
 	memory  *Memory
 	level   uint
@@ -61,11 +60,12 @@ type History struct {
 type Client struct {
 	// Shown is the key for people.
 	Shown string
-	// Hash of the key, from which fixed windows take their phase.
+	// Hash is the hash of the key, from which fixed windows take their phase.
 	Hash uint64
 	// Denied: the replayed configuration denied it something.
 	Denied bool
-	// Requests kept, and those beyond the part of the memory that one client may take.
+	// the requests that are kept, and the number of those that were dropped because the client has used its part of the
+	// memory
 	Requests, Missed int64
 
 	first, last algorithms.Micros
@@ -79,8 +79,8 @@ func (m *Memory) New() *History {
 	return h
 }
 
-// Client returns the client with a key, and whether it is new: its Shown and Hash are then the
-// caller's to set, by Describe. It returns nil where the client is not in the sample.
+// Client returns the client with a key, and whether it is new: then the caller must set its Shown and Hash with
+// Describe. It returns nil if the client is not in the sample.
 func (h *History) Client(key []byte) (c *Client, added bool) {
 	if h.level > 0 && !h.samples(xxhash.Sum64(key)) {
 		return nil, false
@@ -94,13 +94,13 @@ func (h *History) Client(key []byte) (c *Client, added bool) {
 	return c, true
 }
 
-// Describe sets what is known of a new client.
+// Describe sets the shown key and the hash of a new client.
 func (h *History) Describe(c *Client, shown string, hash uint64) {
 	c.Shown, c.Hash = shown, hash
 	h.grow(int64(len(shown)))
 }
 
-// Add notes a request of c for cost. Times never go back.
+// Add stores a request of c for cost. Times must not go back.
 func (h *History) Add(c *Client, now algorithms.Micros, cost int64) {
 	before := cap(c.asked)
 	if int64(before) >= h.memory.most/oneClient {
@@ -121,8 +121,7 @@ func (h *History) Add(c *Client, now algorithms.Micros, cost int64) {
 	h.grow(int64(cap(c.asked) - before))
 }
 
-// grow accounts for more bytes. While there are too many, the largest history keeps half of its
-// clients.
+// grow counts additional bytes. While there are too many, the largest history drops half of its clients.
 func (h *History) grow(more int64) {
 	h.bytes += more
 	for m := h.memory; ; {

@@ -10,8 +10,8 @@ import (
 // none is the need of a client that every limit of a shape denies something.
 const none = math.MaxInt64
 
-// shape makes limits that differ from a configured one in a number, n: the rate, and the capacity
-// where there is one; of a guaranteed minimum the capacity of the bank.
+// shape makes limits that differ from a configured one in a number n: the rate, and the capacity if there is one; for a
+// guaranteed minimum the capacity of the burst bucket.
 type shape struct {
 	policy *descriptors.Policy
 	limits map[int64]*algorithms.Limit // made before; nil: out of range
@@ -19,7 +19,7 @@ type shape struct {
 
 func newShape(p *descriptors.Policy) *shape { return &shape{p, map[int64]*algorithms.Limit{}} }
 
-// at is the limit of n; nil where it cannot be computed exactly.
+// at returns the limit with number n; nil if it cannot be computed exactly.
 func (s *shape) at(n int64) *algorithms.Limit {
 	if l, made := s.limits[n]; made {
 		return l
@@ -56,7 +56,7 @@ func (s *shape) spec(n int64) algorithms.Spec {
 	return spec
 }
 
-// need is the smallest n with which none of c's requests is denied; none: there is no such n.
+// need returns the smallest n with which none of c's requests is denied; none: there is no such n.
 func (s *shape) need(c *Client) int64 {
 	low, high := int64(0), int64(1) // low denies, high does not
 	for {
@@ -85,7 +85,7 @@ func (s *shape) need(c *Client) int64 {
 	return high
 }
 
-// largest is the largest n from low on, and below high, of which there is a limit.
+// largest returns the largest n from low to below high for which a limit exists.
 func (s *shape) largest(low, high int64) int64 {
 	for low+1 < high {
 		if middle := low + (high-low)/2; s.at(middle) != nil {
@@ -102,8 +102,8 @@ func spares(l *algorithms.Limit, wait algorithms.Micros, c *Client) bool {
 	return replay(l, wait, c, func(algorithms.Micros, bool) {}, true) == 0
 }
 
-// replay answers c's requests by l as for a bucket never seen, and returns how many l denies. It
-// reports each to see, and ends at the first denial where that is all the caller wants to know.
+// replay answers c's requests with l, starting with a new bucket, and returns the number of denials. It reports each
+// answer to see. If first is true, it stops at the first denial.
 func replay(l *algorithms.Limit, wait algorithms.Micros, c *Client, see func(at algorithms.Micros, denied bool), first bool) (denied int64) {
 	var state algorithms.State
 	var d algorithms.Decision

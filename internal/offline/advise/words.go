@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// units are those of the reference form.
+// units are the units of the reference form.
 var units = map[algorithms.Micros]string{
 	algorithms.Second: "second", 60 * algorithms.Second: "minute", 3600 * algorithms.Second: "hour", algorithms.Day: "day",
 }
@@ -59,10 +59,10 @@ type Outlier struct {
 	Need, Next int64 // 0: no number is enough
 }
 
-// outlying is how many times as much as any other an Outlier needs.
+// outlying is the factor by which the need of an Outlier exceeds the need of every other client.
 const outlying = 5
 
-// Outlier returns the one client that needs much more than the next; nil: there is none.
+// Outlier returns the one client that needs much more than the next one; nil: there is none.
 func (a *Advice) Outlier() *Outlier {
 	if len(a.Neediest) < 2 {
 		return nil

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// auth compares what the HTTP listener checks for proxies.
+// auth compares the routes of the HTTP listener.
 func auth(was, is *limiter.Auth) []Change {
 	c := Change{Kind: Changed, What: "section", Name: "auth"}
 	switch {

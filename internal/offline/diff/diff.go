@@ -1,5 +1,5 @@
-// Package diff describes in words what a change of the configuration does: to each limit, to the descriptors
-// that meet other limits than before, and to the buckets that are in use.
+// Package diff describes in words the effects of a change of the configuration: on each limit, on the descriptors that
+// now meet other limits, and on the buckets in use.
 package diff
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Kind is what happened to a thing.
+// Kind is the kind of a change.
 type Kind string
 
 // The kinds.
@@ -22,10 +22,10 @@ const (
 	Changed Kind = "changed"
 )
 
-// Change is what happened to one thing.
+// Change describes the change of one item.
 type Change struct {
 	Kind Kind `json:"change"`
-	// What it is: "domain", "limit", "descriptor", "section" (auth) or "configuration".
+	// What is the kind of item: "domain", "limit", "descriptor", "section" (auth) or "configuration".
 	What string `json:"what"`
 	// Name of the limit, with its domain, or the descriptor.
 	Name string `json:"name"`
@@ -33,7 +33,7 @@ type Change struct {
 	Place string `json:"place,omitempty"`
 	// Details are sentences.
 	Details []string `json:"details,omitempty"`
-	// Fresh: buckets that are in use start anew, so a client gets up to one capacity more, once.
+	// Fresh means that buckets in use start again, so a client gets up to one capacity more, once.
 	Fresh bool `json:"buckets_start_anew"`
 }
 
@@ -73,7 +73,7 @@ func names[V any](a, b map[string]V) []string {
 	return slices.Sorted(maps.Keys(both))
 }
 
-// domain compares what a domain says for all of its limits.
+// domain compares the settings that a domain has for all of its limits.
 func domain(name string, was, is *limiter.Domain) []Change {
 	c := Change{Kind: Changed, What: "domain", Name: descriptors.Printable(name)}
 	switch {
@@ -200,7 +200,7 @@ func changedLimits(was, is *limiter.Snapshot) (all []Change) {
 	return all
 }
 
-// numbers compares what all places that use a limit share.
+// numbers compares the settings that all places of a limit share.
 func (c *Change) numbers(was, is *descriptors.Policy) {
 	switch {
 	case was.Unlimited || is.Unlimited:
@@ -306,7 +306,7 @@ func list(texts []string) string {
 	return strings.Join(shown, ", ")
 }
 
-// slot says which buckets are kept in one place.
+// slot describes which buckets are kept in one slot.
 func slot(p *descriptors.Policy) string {
 	switch s := p.Extra().Slot; {
 	case s.Value > 0:
@@ -334,7 +334,7 @@ func onFailure(p *descriptors.Policy) string {
 	return p.OnFailure.String()
 }
 
-// modes are what is unusual about a new limit.
+// modes lists the unusual settings of a new limit.
 func modes(p *descriptors.Policy) (details []string) {
 	add := func(is bool, text string) {
 		if is {

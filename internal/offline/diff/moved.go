@@ -21,7 +21,7 @@ type place struct {
 	entries []descriptors.Entry
 }
 
-// placesOf lists the places of a tree of which there is an example.
+// placesOf lists the places of a tree for which an example descriptor exists.
 func placesOf(t *descriptors.Tree) (all []place) {
 next:
 	for patterns := range t.All() {
@@ -40,7 +40,7 @@ next:
 
 func (p *place) name() string { return strings.Join(p.shown, ",") }
 
-// keys are those of the first n entries.
+// keys returns the keys of the first n entries.
 func (p *place) keys(n int) string {
 	var keys []string
 	for _, e := range p.entries[:n] {
@@ -49,9 +49,9 @@ func (p *place) keys(n int) string {
 	return strings.Join(keys, "\x00")
 }
 
-// moved lists descriptors that meet other limits than before. It tries an example of each place that either
-// configuration has and, because a more specific place takes descriptors from a less specific one with all that is
-// below it, such longer descriptors too.
+// moved lists descriptors that now meet other limits. It tries an example of each place in either configuration. A more
+// specific place takes descriptors from a less specific one, with everything below it, so moved also tries longer
+// descriptors.
 func moved(domain string, was, is *descriptors.Tree) (all []Change) {
 	before, after := placesOf(was), placesOf(is)
 	tried := map[string]bool{}
@@ -126,7 +126,7 @@ func met(t *descriptors.Tree, entries []descriptors.Entry) (names []string) {
 	return names
 }
 
-// bound is what a limit that comes with a descriptor may allow, where its place says so.
+// bound describes the most that an override may allow, if the place of the descriptor states it.
 func bound(t *descriptors.Tree, entries []descriptors.Entry) string {
 	if node := t.Match(entries); node != nil {
 		return boundOf(node.MaxOverride)

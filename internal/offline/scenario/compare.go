@@ -11,15 +11,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// answer is what is compared: of a request or of one limit.
+// answer is the part of a result that is compared, of a request or of one limit.
 type answer struct {
 	ok, never        bool
-	missing          limiter.Requirement // what the request lacks; nil: nothing
-	limited          bool                // some limit has a say; otherwise there is no remaining
+	missing          limiter.Requirement // the requirement that the request does not meet; nil: none
+	limited          bool                // some limit applies; otherwise remaining has no meaning
 	remaining        int64
 	retryAfter, wait algorithms.Micros
 	reserved         int64  // of limits with settle
-	settlement       string // "": nothing is settled; several different ones are joined by commas
+	settlement       string // "": no settlement; several different results are joined by commas
 	cost, lost       int64  // of the settlements
 }
 
@@ -44,7 +44,7 @@ func verdict(c *limiter.Call) answer {
 	return a
 }
 
-// reserved returns what r reserved of a limit with settle.
+// reserved returns the units that r reserved of a limit with settle.
 func reserved(c *limiter.Call, r *limiter.Result) int64 {
 	if !c.Reserves(r) {
 		return 0
@@ -118,7 +118,7 @@ func (a answer) String() string {
 	return strings.Join(words, ", ")
 }
 
-// compare says in what c is not as expected.
+// compare describes the differences between c and the expectation.
 func (e *Expectation) compare(c *limiter.Call) (where Place, what string) {
 	got := verdict(c)
 	if what = e.difference(got); what != "" {
@@ -135,7 +135,7 @@ func (e *Expectation) compare(c *limiter.Call) (where Place, what string) {
 	return Place{}, ""
 }
 
-// compare says in what the limit's answer is not as expected.
+// compare describes the differences between the limit's answer and the expectation.
 func (e *LimitExpectation) compare(c *limiter.Call) string {
 	for i := range c.Results {
 		r := &c.Results[i]
@@ -170,7 +170,7 @@ func names(c *limiter.Call) (all []string) {
 	return all
 }
 
-// difference says what is expected otherwise than it came.
+// difference describes a value that is not the expected one.
 func (e *Expectation) difference(got answer) string {
 	var want []string
 	wrong := func(is bool, format string, args ...any) {

@@ -27,10 +27,10 @@ func (d *decoder) mistake(n *yaml.Node, format string, args ...any) {
 	})
 }
 
-// fields says for each key of a mapping what reads its value.
+// fields has a function for each key of a mapping that reads its value.
 type fields map[string]func(value *yaml.Node)
 
-// mapping reads a mapping that has only the keys in known, and must have those of required.
+// mapping reads a mapping that may have only the keys in known, and must have those in required.
 func (d *decoder) mapping(n *yaml.Node, what string, known fields, required ...string) {
 	n = aliased(n)
 	if n.Kind != yaml.MappingNode {

@@ -72,7 +72,7 @@ func (d *decoder) document(n *yaml.Node) *File {
 	return f
 }
 
-// inherit gives steps that name no domain this one.
+// inherit sets domain for the steps that name none.
 func (s *Scenario) inherit(domain string) {
 	for i := range s.Steps {
 		if s.Steps[i].Domain == "" {
@@ -104,7 +104,7 @@ func (d *decoder) scenario(n *yaml.Node) Scenario {
 	return s
 }
 
-// last is the time of a step's last request, or just more than the largest time that is computed exactly.
+// last returns the time of a step's last request, or just more than the largest time that is computed exactly.
 func (s *Step) last() algorithms.Micros {
 	const most = algorithms.MaxTime + 1
 	if between := algorithms.Micros(s.Times - 1); between > 0 && s.Every > most/between {
@@ -132,7 +132,7 @@ func (d *decoder) step(n *yaml.Node, now algorithms.Micros) Step {
 		"descriptors": func(v *yaml.Node) { asks = v },
 		"expect":      func(v *yaml.Node) { s.Expect = d.expect(v) },
 	}, "expect")
-	if asks != nil { // read when hits is known, which may stand behind them
+	if asks != nil { // limits are read after hits, which may follow them in the file
 		d.list(asks, "descriptors", func(one *yaml.Node) { s.Descriptors = append(s.Descriptors, d.descriptor(one, hits)) })
 	}
 	if hits.given {
@@ -142,7 +142,7 @@ func (d *decoder) step(n *yaml.Node, now algorithms.Micros) Step {
 	return s
 }
 
-// checkStep notes what a step cannot have together.
+// checkStep reports settings that a step cannot have together.
 func (d *decoder) checkStep(n *yaml.Node, s *Step, now algorithms.Micros) {
 	kinds := 0
 	for _, is := range [...]bool{len(s.Descriptors) > 0, len(s.Limits) > 0, s.Done != ""} {
@@ -217,7 +217,7 @@ func (d *decoder) limit(n *yaml.Node) limiter.NamedCharge {
 	return ask
 }
 
-// costs reads a mapping of kinds of units to how many there are.
+// costs reads a mapping of kinds of units to numbers.
 func (d *decoder) costs(n *yaml.Node) map[string]int64 {
 	costs, known := map[string]int64{}, fields{}
 	if n.Kind == yaml.MappingNode {

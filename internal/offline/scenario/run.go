@@ -24,11 +24,11 @@ type run struct {
 	limiter *limiter.Limiter
 	now     algorithms.Micros
 	call    limiter.Call
-	ids     map[string][]string // what the steps have reserved, by their names
+	ids     map[string][]string // the ids of reservations, by the names of their steps
 }
 
-// Run runs s against a configuration, with buckets of its own. A step fails once, at its first
-// answer that is not as expected; the steps after it are run all the same.
+// Run runs s against a configuration, with new buckets. A step fails at its first answer that is not as expected; the
+// steps after it still run.
 func (s *Scenario) Run(ctx context.Context, snapshot *limiter.Snapshot) (failures []Failure) {
 	r := &run{ids: map[string][]string{}}
 	r.limiter = limiter.New(memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(r.now)) }}), limiter.Config{
@@ -94,7 +94,7 @@ func (r *run) ask(ctx context.Context, s *Step, n int) (where Place, what string
 	return s.Expect.compare(c)
 }
 
-// onlyDomain is the one domain there is; "" where there are several.
+// onlyDomain returns the domain of the configuration if there is only one, otherwise "".
 func onlyDomain(s *limiter.Snapshot) string {
 	only := ""
 	for name := range s.Domains {

@@ -32,18 +32,18 @@ type Step struct {
 	Domain      string
 	Descriptors []limiter.Descriptor
 	Limits      []limiter.NamedCharge
-	// Look answers and takes nothing.
+	// Look makes a dry run.
 	Look bool
-	// Reserves, if not empty, names what the step's requests reserve, in order.
+	// Reserves, if not empty, is the name for the reservations of the step's requests, in order.
 	Reserves string
-	// Done, if not empty, settles what the step of this name has reserved, one reservation with each request. Real is
-	// the real cost; -1 means that it is not known.
+	// Done, if not empty, settles the reservations of the step with this name, one with each request. Real is the real
+	// cost; -1 means that it is not known.
 	Done   string
 	Real   int64
 	Expect Expectation
 }
 
-// Expectation is what a step's answers must be; what is nil may be anything.
+// Expectation describes the expected answers of a step; nil fields may have any value.
 type Expectation struct {
 	OK        *bool
 	Never     *bool // denied for good
@@ -53,8 +53,8 @@ type Expectation struct {
 	Wait       *algorithms.Micros
 	// Reserved is the number of units that the request reserves of limits with settle.
 	Reserved *int64
-	// Settlement is how each reservation of the request was settled, or why it was not. Cost is the settled cost, and
-	// Lost the units beyond max_debt.
+	// Settlement is the result of each settlement of the request, or the reason why there was none. Cost is the settled
+	// cost, and Lost the number of units beyond max_debt.
 	Settlement *string
 	Cost, Lost *int64
 	// NotLimited: no limit is met.
@@ -63,7 +63,7 @@ type Expectation struct {
 	Limits []LimitExpectation
 }
 
-// LimitExpectation is what one limit's own answer must be, shadow or not.
+// LimitExpectation describes the expected answer of one limit, also of a shadow limit.
 type LimitExpectation struct {
 	Place Place
 	Name  string
@@ -72,7 +72,7 @@ type LimitExpectation struct {
 	Expectation
 }
 
-// Place is where a file says something.
+// Place is a position in a file.
 type Place struct {
 	Line, Column int
 }
@@ -80,5 +80,5 @@ type Place struct {
 // maxTimes bounds the requests of a step.
 const maxTimes = 1_000_000
 
-// defaultStart is the start of a scenario that gives none: New Year 2026, a Thursday, in UTC.
+// defaultStart is the start of a scenario that states none: New Year 2026, a Thursday, in UTC.
 const defaultStart = algorithms.Micros(1_767_225_600_000_000)

@@ -43,7 +43,7 @@ func writeAdvice(w io.Writer, a *advise.Advice) {
 	suggest(w, a)
 }
 
-// suggest writes the suggestion and what to think of it.
+// suggest writes the suggestion and remarks about it.
 func suggest(w io.Writer, a *advise.Advice) {
 	if a.Suggested == nil {
 		fmt.Fprintf(w, "  No limit of this algorithm denies requests of at most %s of the clients only.\n", share(a.Share))
@@ -93,7 +93,7 @@ func share(s float64) string {
 	return fmt.Sprintf("%g %%", math.Round(s*1e4)/100)
 }
 
-// about is a number of clients; of a sample, how many that makes of all.
+// about formats a number of clients; for a sample it adds the estimated number of all.
 func about(a *advise.Advice, n int64) string {
 	if a.Every > 1 {
 		return fmt.Sprintf("about %d", n*a.Every)

@@ -16,7 +16,7 @@ import (
 // maxChanged bounds the clients that are counted in each direction.
 const maxChanged = 1 << 20
 
-// Comparison is what two configurations decide differently.
+// Comparison counts the requests that two configurations decide differently.
 type Comparison struct {
 	Requests int64 `json:"requests"`
 	// Unread counts lines that could not be read.
@@ -28,7 +28,7 @@ type Comparison struct {
 // Changes are the requests of which the answer changed in one direction.
 type Changes struct {
 	Requests int64 `json:"requests"`
-	// Clients is the number of their keys of limits; AtLeast means that there are more than are counted.
+	// Clients is the number of keys of limits; AtLeast means that there are more than can be counted.
 	Clients int64 `json:"clients"`
 	AtLeast bool  `json:"clients_at_least"`
 	// Limits that denied them, the one with most first.
@@ -38,7 +38,7 @@ type Changes struct {
 	by   map[string]int64
 }
 
-// ChangedBy is one limit's part.
+// ChangedBy is the part of one limit.
 type ChangedBy struct {
 	Limit    string `json:"limit"`
 	Requests int64  `json:"requests"`
@@ -117,7 +117,7 @@ func (s *Changes) add(c *limiter.Call) {
 		} else {
 			s.AtLeast = true
 		}
-		return // of several limits the first stands for the request
+		return // if several limits deny, the request is counted at the first one
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// unlimitedRemaining is what an unlimited policy says is left, as the reference server does.
+// unlimitedRemaining is the remaining number of an unlimited policy, as in the reference server.
 const unlimitedRemaining = 1<<32 - 1
 
 // decisions writes answers.
@@ -19,12 +19,12 @@ type decisions struct {
 	values []string // room for the key of one limit
 }
 
-// append writes the answer to c as one line of JSON. Members are in this order, and those
-// that do not apply are left out:
+// append writes the answer to c as one line of JSON. Members are in this order, and those that do not apply are left
+// out:
 //
-//	{"ok","retry_after_us","error","wait_us","limits":[{"name","key","ok","remaining","retry_after_us","error","wait_us","blocked_us"}]}
+// \t{"ok","retry_after_us","error","wait_us","limits":[{"name","key","ok","remaining","retry_after_us","error","wait_us","blocked_us"}]}
 //
-// A limit's ok is its own answer, whatever that came to: that of a shadow limit too.
+// A limit's ok is its own answer, also that of a shadow limit.
 func (d *decisions) append(dst []byte, c *limiter.Call) []byte {
 	dst = append(dst, `{"ok":`...)
 	dst = strconv.AppendBool(dst, !c.Denied)
@@ -93,7 +93,7 @@ func full(c *limiter.Call) bool {
 	return false
 }
 
-// waits reports whether r says how long to wait: a reservation does, and a turn in a leaky bucket.
+// waits reports whether r has a waiting time, as reservations and turns in a leaky bucket have.
 func waits(c *limiter.Call, r *limiter.Result) bool {
 	if r.Policy == nil || !r.Decision.Allowed {
 		return false
@@ -111,7 +111,7 @@ func verdictWait(c *limiter.Call) (wait algorithms.Micros, any bool) {
 	return wait, any
 }
 
-// appendKey writes the values of the bucket's key: one as text, several as a list.
+// appendKey writes the values of the bucket's key: one value as a string, several as a list.
 func appendKey(dst []byte, values []string) []byte {
 	switch len(values) {
 	case 0:

@@ -59,7 +59,7 @@ func (p *envoy) readText(line string) (algorithms.Micros, error) {
 	if err != nil {
 		return 0, err
 	}
-	// Envoy escapes nothing, so the request line ends where its protocol does.
+	// Envoy escapes nothing, so the request line ends with its protocol.
 	end := strings.Index(rest, ` HTTP/`)
 	if end < 0 {
 		end = strings.Index(rest, ` -"`)
@@ -118,7 +118,7 @@ func (p *envoy) readJSON(line string) (at algorithms.Micros, err error) {
 	return at, err
 }
 
-// member takes in one member of a JSON line.
+// member stores a member of a JSON line.
 func (p *envoy) member(name, value string) {
 	switch value = present(value); name {
 	case "method":
@@ -138,8 +138,8 @@ func (p *envoy) member(name, value string) {
 	}
 }
 
-// header takes in a request header. The client's address is the last that X-Forwarded-For names:
-// Envoy itself put it there.
+// header stores a request header. The client's address is the last one in X-Forwarded-For, because Envoy itself has
+// added it.
 func (p *envoy) header(name, value string) {
 	value = present(value)
 	p.templates.set(p.record, name, value)
@@ -148,7 +148,7 @@ func (p *envoy) header(name, value string) {
 	}
 }
 
-// name is the one spelling of a member's name.
+// name returns the normalized name of a member.
 func (p *envoy) name(text string) string {
 	if name, ok := p.names[text]; ok {
 		return name
@@ -160,7 +160,7 @@ func (p *envoy) name(text string) string {
 	return name
 }
 
-// addressOf cuts the port off.
+// addressOf removes the port.
 func addressOf(text string) string {
 	if address, _, err := net.SplitHostPort(text); err == nil {
 		return address

@@ -30,7 +30,7 @@ var (
 	page = htmltemplate.Must(htmltemplate.New("report").Parse(reportHTML))
 )
 
-// document is what the template shows. Keys and names in it are printable ASCII.
+// document has the values for the template. Keys and names in it are printable ASCII.
 type document struct {
 	Name                  string
 	From, To              string
@@ -72,7 +72,7 @@ type drawnClient struct {
 	Spared   bool
 }
 
-// drawing is what the script draws.
+// drawing has the values that the script draws.
 type drawing struct {
 	Asked  []int64        `json:"asked"`
 	Denied []int64        `json:"denied"`
@@ -101,7 +101,7 @@ type drawingPoint struct {
 	Limit    string  `json:"limit"`
 }
 
-// WriteHTML writes the report as one file that needs no other. name is that of the input.
+// WriteHTML writes the report as one file that needs no other file. name is the name of the input.
 func (r *Report) WriteHTML(ctx context.Context, w io.Writer, name string) error {
 	t := r.tally
 	line := &t.timeline
@@ -128,7 +128,7 @@ func (r *Report) WriteHTML(ctx context.Context, w io.Writer, name string) error 
 	return page.Execute(w, d)
 }
 
-// sourceHash is what a Content-Security-Policy calls a style or a script by.
+// sourceHash returns the hash by which a Content-Security-Policy names a style or a script.
 func sourceHash(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])

@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// blockSize is how much is read at once. A block becomes one string of which lines are parts,
-	// so that a line costs no allocation.
+	// blockSize is the number of bytes of one read. A block becomes one string, and lines are parts of it, so that a
+	// line costs no allocation.
 	blockSize = 64 << 10
-	// maxLine bounds a line, and with it the memory that reading takes.
+	// maxLine bounds a line, and so the memory that reading needs.
 	maxLine = 1 << 20
 )
 
@@ -23,16 +23,16 @@ var errLongLine = errors.New("line is longer than 1 MiB")
 // lines splits a stream into lines.
 type lines struct {
 	from  io.Reader
-	buf   []byte // the beginning of a line whose end has not been read yet
+	buf   []byte // the start of a line whose end has not been read yet
 	block string // whole lines
 	done  bool   // from has ended
-	// number is that of the last line returned, from 1.
+	// number is the number of the last line returned, from 1.
 	number int64
 }
 
 // newLines reads r, which may be compressed with gzip.
 func newLines(r io.Reader) (*lines, error) {
-	in := bufio.NewReaderSize(r, 512) // large reads pass it by
+	in := bufio.NewReaderSize(r, 512) // large reads do not use this buffer
 	magic, err := in.Peek(2)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err

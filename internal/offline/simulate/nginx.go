@@ -62,8 +62,8 @@ func (p *nginx) read(line string, c *limiter.Call) (algorithms.Micros, error) {
 	return at, nil
 }
 
-// request takes a request line apart: METHOD target PROTOCOL. Where it is something else (an
-// empty connection is "-", TLS on a plain port is garbage) there is no method and no path.
+// request divides a request line into METHOD target PROTOCOL. For other content (an empty connection is "-", TLS on a
+// plain port is garbage) method and path are empty.
 func (r record) request(line string) {
 	verb, rest, ok := strings.Cut(line, " ")
 	if !ok {
@@ -80,7 +80,7 @@ func (r record) request(line string) {
 // target is a path with its query.
 func (r record) target(text string) { r[path], r[query] = target.Split(text) }
 
-// quoted returns text up to the quote that ends it, and what follows.
+// quoted returns the text before the quote that ends it, and the rest.
 func quoted(text string) (inside, rest string, ok bool) {
 	for i := 0; i < len(text); i++ {
 		switch text[i] {
@@ -93,7 +93,7 @@ func quoted(text string) (inside, rest string, ok bool) {
 	return "", "", false
 }
 
-// present makes "" of "-", which stands for what is not there.
+// present returns "" for "-", which means that a value is missing.
 func present(text string) string {
 	if text == "-" {
 		return ""

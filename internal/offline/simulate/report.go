@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// topKeys is how many keys the report names.
+// topKeys is the number of keys in the report.
 const topKeys = 10
 
 // maxAdvised bounds the limits that get suggestions: those with the most requests.
@@ -31,7 +31,7 @@ type Report struct {
 	others int
 }
 
-// report looks for numbers, once all has been replayed.
+// report makes suggestions after the replay.
 func (t *tally) report(ctx context.Context, share float64) (*Report, error) {
 	var asked []*row
 	for _, r := range t.rows {
@@ -82,7 +82,7 @@ func (r *Report) WriteText(w io.Writer) error {
 	return err
 }
 
-// notes says what is not as one would expect.
+// notes writes remarks about unexpected properties of the input.
 func (t *tally) notes(w io.Writer) {
 	note := func(n int64, title, format string, args ...any) {
 		if n > 0 {

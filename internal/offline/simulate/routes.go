@@ -9,8 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// routes decides the lines of an access log as /v1/auth would, had its proxy sent what the line
-// says.
+// routes decides the lines of an access log as /v1/auth would decide the request that a line describes.
 type routes struct {
 	auth      *limiter.Auth
 	asWritten bool // paths are as the client wrote them
@@ -22,7 +21,7 @@ type routes struct {
 	leftOut int64
 }
 
-// RouteTemplates has auth's routes make the descriptors. Sources that a log does not have are missing.
+// RouteTemplates makes descriptors with the routes of auth. Values that a log does not have are missing.
 func RouteTemplates(format Format, auth *limiter.Auth) Templates {
 	t := Templates{format: format, routes: &routes{auth: auth, asWritten: format == Envoy, request: routing.Request{Header: map[string][]string{}}}}
 	add := func(canonical string) {
@@ -55,7 +54,7 @@ func RouteTemplates(format Format, auth *limiter.Auth) Templates {
 	return t
 }
 
-// apply fills c with the limits of r's route. A line that is no request met no limit.
+// apply fills c with the limits of r's route. A line that is not a request meets no limit.
 func (s *routes) apply(r record, c *limiter.Call) {
 	if s.unrouted = false; r[method] == "" {
 		return

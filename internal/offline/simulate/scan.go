@@ -8,10 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// scanner reads one JSON value from a line, strictly. After a mistake it does nothing any more, so
-// that the mistake is looked at once, at the end. It is written by hand because a trace has
-// millions of lines and encoding/json takes ten times as long; what is rare, escapes in strings,
-// is left to encoding/json.
+// scanner reads one JSON value from a line, strictly. After a mistake it does nothing any more, so that the caller
+// checks for mistakes only once, at the end. It is written by hand because a trace has millions of lines and
+// encoding/json takes ten times as long. encoding/json is used only for escapes in strings, which are rare.
 type scanner struct {
 	text  string
 	pos   int
@@ -54,8 +53,7 @@ func (s *scanner) open(bracket byte) {
 	s.pos++
 }
 
-// more reports whether another element follows, n having been read, and leaves the object or list
-// if not.
+// more reports whether another element follows after n were read; if not, it leaves the object or list.
 func (s *scanner) more(n int, bracket byte) bool {
 	switch c := s.peek(); {
 	case s.err != nil:
@@ -73,7 +71,7 @@ func (s *scanner) more(n int, bracket byte) bool {
 	return true
 }
 
-// name reads the name of an object's member.
+// name reads the name of a member.
 func (s *scanner) name() string {
 	s.peek()
 	s.named = s.pos
@@ -86,7 +84,7 @@ func (s *scanner) name() string {
 	return name
 }
 
-// str reads a string. It is a part of the line where it can be.
+// str reads a string. If possible, the result is a part of the line.
 func (s *scanner) str() string {
 	if s.peek() != '"' {
 		s.fail("expected a string, found %s", s.found())
@@ -125,7 +123,7 @@ func (s *scanner) unquote(start int) string {
 	return text
 }
 
-// integer reads a whole number; one that does not fit is cut to the nearest that does.
+// integer reads a whole number; a number out of range becomes the nearest one in range.
 func (s *scanner) integer() int64 {
 	negative, start := s.peek() == '-', s.pos
 	if negative {
@@ -192,7 +190,7 @@ func (s *scanner) end() error {
 	return s.err
 }
 
-// found describes what stands at the current place.
+// found describes the text at the current position.
 func (s *scanner) found() string {
 	if s.peek(); s.pos >= len(s.text) {
 		return "the end of the line"
@@ -229,7 +227,7 @@ func (s *scanner) skip() string {
 	return s.text[start:s.pos]
 }
 
-// skipNested passes over an object or a list without recursion: a line may nest deeply.
+// skipNested skips an object or a list without recursion, because a line may nest deeply.
 func (s *scanner) skipNested() {
 	start, depth := s.pos, 0
 	for s.pos < len(s.text) {

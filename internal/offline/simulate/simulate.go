@@ -1,7 +1,7 @@
-// Package simulate replays a trace or an access log in virtual time and says what would have been
-// denied. The limits, the arithmetic and the store are those of the sidecar; the clock is the
-// trace's. Equal input gives equal output, as long as the store has room: which buckets a full one
-// finds to forget is left to chance. Memory is bounded whatever the length of the input.
+// Package simulate replays a trace or an access log in virtual time and reports the requests that would have been
+// denied. The limits, the arithmetic and the store are those of the sidecar; the clock is the trace's. Equal input
+// gives equal output as long as the store has room: a full store searches for buckets to forget at random. Memory is
+// bounded, whatever the length of the input.
 package simulate
 
 import (
@@ -17,26 +17,26 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// Format is what the input is.
+// Format is the format of the input.
 type Format string
 
 // The formats.
 const (
 	JSONL Format = "jsonl" // a trace
 	Nginx Format = "nginx" // an access log in the combined format
-	Envoy Format = "envoy" // an access log in Envoy's default format, or of JSON lines
+	Envoy Format = "envoy" // an access log in Envoy's default format, or as lines of JSON
 )
 
-// Config says what to replay against what.
+// Config describes a replay: the input and the configuration.
 type Config struct {
 	Snapshot *limiter.Snapshot
 	// Name of the input, for messages.
 	Name   string
 	Input  io.Reader // may be compressed with gzip
 	Format Format
-	// Templates make descriptors of the lines of an access log.
+	// Templates make descriptors from the lines of an access log.
 	Templates Templates
-	// Domain of what an access log says, and of lines of a trace that name none.
+	// Domain is the domain for access logs, and for lines of a trace that name none.
 	Domain string
 	// Decisions gets a line for each request; nil: not wanted.
 	Decisions io.Writer
@@ -57,7 +57,7 @@ type LineError struct {
 	Err  error
 }
 
-// Error is name:line: what is wrong.
+// Error returns name:line: problem.
 func (e *LineError) Error() string { return fmt.Sprintf("%s:%d: %v", e.Name, e.Line, e.Err) }
 
 func (e *LineError) Unwrap() error { return e.Err }
@@ -74,7 +74,7 @@ const progressEvery = 1 << 12
 type replay struct {
 	Config
 	reader  reader
-	lenient bool // an access log: what cannot be read is counted, and time may step back
+	lenient bool // for an access log: lines that cannot be read are counted, and time may step back
 	limiter *limiter.Limiter
 	store   *memory.Store
 	now     algorithms.Micros
@@ -86,8 +86,8 @@ type replay struct {
 	writes  decisions
 }
 
-// Run replays all of the input. A mistake in a trace is a *LineError, and ends the run: what was
-// decided up to there has been written.
+// Run replays the whole input. A mistake in a trace is a *LineError and ends the run; the decisions before it have been
+// written.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	r, err := newReplay(c)
 	if err != nil {
@@ -166,8 +166,8 @@ func (r *replay) all(ctx context.Context) error {
 	}
 }
 
-// sweep forgets buckets that are as if never seen, where half of the room is taken. As it looks at
-// all of them it waits for so many lines that it costs each little.
+// sweep forgets buckets that equal new ones, when half of the room is taken. It visits all buckets, so it waits for so
+// many lines that it costs little for each.
 func (r *replay) sweep(line int64) {
 	stats := r.store.Stats()
 	if stats.Keys <= stats.MaxKeys/2 || line-r.swept < int64(stats.MaxKeys/4) {
@@ -207,7 +207,7 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 	}
 	r.now = at
 	if len(c.Limits) == 0 {
-		// Descriptors come through a proxy, where a wait longer than max_delay is a denial.
+		// Descriptors are requests of a proxy, for which a wait longer than max_delay is a denial.
 		c.Request.Hold = algorithms.MaxTime
 	}
 	if s := r.Templates.routes; s != nil && s.unrouted && !r.limiter.Current().Requires(c.Request.Domain) {

@@ -11,13 +11,13 @@ import (
 const (
 	// maxUnread bounds the line numbers kept of lines that could not be read.
 	maxUnread = 5
-	// maxShown bounds what is kept of a key to show it.
+	// maxShown bounds the part of a key that is stored for display.
 	maxShown = 256
-	// maxHeavy bounds the keys counted to find those denied most.
+	// maxHeavy bounds the keys that are counted to find those denied most.
 	maxHeavy = 1000
 )
 
-// tally sums up what a replay decides.
+// tally sums up the decisions of a replay.
 type tally struct {
 	requests, denied int64
 	unlimited        int64 // requests that met no limit
@@ -49,7 +49,7 @@ type denied struct {
 // row sums up one limit.
 type row struct {
 	policy *descriptors.Policy
-	// asked counts requests, denied those that this limit alone would have denied.
+	// asked counts requests; denied counts those that this limit alone would have denied.
 	asked, denied int64
 	shadow, quota bool // a place that uses the limit has this mode
 	history       *advise.History
@@ -83,7 +83,7 @@ func (t *tally) skip(line int64, err error) {
 	}
 }
 
-// count takes in an answered Call.
+// count adds an answered Call.
 func (t *tally) count(now algorithms.Micros, c *limiter.Call) {
 	if t.requests == 0 {
 		t.first = now
@@ -141,7 +141,7 @@ func (t *tally) remember(now algorithms.Micros, c *limiter.Call, r *limiter.Resu
 	client.Denied = client.Denied || !r.Decision.Allowed && r.Decision.Err == nil
 }
 
-// hash is that of the key, from which a fixed window may take its phase.
+// hash is the hash of the key, from which a fixed window may take its phase.
 func (t *tally) hash(c *limiter.Call, r *limiter.Result) (hash uint64) {
 	switch {
 	case !r.Policy.Limit.PhaseFromKey:
@@ -153,7 +153,7 @@ func (t *tally) hash(c *limiter.Call, r *limiter.Result) (hash uint64) {
 	return hash
 }
 
-// show appends the key to show to people, as it came.
+// show appends the key as it is displayed.
 func (t *tally) show(dst []byte, c *limiter.Call, r *limiter.Result) []byte {
 	t.values = c.AppendValues(t.values[:0], r)
 	for i, v := range t.values {
@@ -162,6 +162,6 @@ func (t *tally) show(dst []byte, c *limiter.Call, r *limiter.Result) []byte {
 		}
 		dst = append(dst, v[:min(len(v), maxShown)]...)
 	}
-	clear(t.values) // parts of a block of the input, not to be kept
+	clear(t.values) // they are parts of a block of the input, which must not be kept
 	return dst
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// field is what a line of an access log says, by number. Those from firstHeader on are request
-// headers that a template names.
+// field is the number of a field of an access log's line. Numbers from firstHeader on are request headers that a
+// template names.
 type field int
 
 const (
@@ -27,17 +27,17 @@ const (
 // letters are the directives of a template, as Apache and goaccess have them.
 var letters = map[byte]field{'h': host, 'm': method, 'U': path, 'q': query, 'H': protocol, 's': status, 'u': user}
 
-// record is one line of an access log; "" where the line does not say.
+// record has the fields of one line of an access log; "" means that the line does not have the field.
 type record []string
 
 func (r record) reset() { clear(r) }
 
-// Templates make descriptors of the lines of an access log.
+// Templates make descriptors from the lines of an access log.
 type Templates struct {
 	format      Format
 	descriptors []template
 	headers     []string // names, in one spelling; their field is firstHeader + index
-	routes      *routes  // makes the descriptors instead; nil: they are as above
+	routes      *routes  // makes the descriptors instead; nil: the templates do
 }
 
 // template is one descriptor.
@@ -54,9 +54,9 @@ type part struct {
 	field field
 }
 
-// ParseTemplates reads descriptors in their text form, key=value[,key=value]…, in whose values
-// stand %h (the client's address), %m (method), %U (path without query), %q (query), %H
-// (protocol), %s or %>s (status), %u (user), %{NAME}i (a request header) and %% (a percent sign).
+// ParseTemplates reads descriptors in their text form, key=value[,key=value]…. Values may contain %h (the client's
+// address), %m (method), %U (path without query), %q (query), %H (protocol), %s or %>s (status), %u (user), %{NAME}i (a
+// request header) and %% (a percent sign).
 func ParseTemplates(format Format, texts []string) (Templates, error) {
 	t := Templates{format: format}
 	for _, text := range texts {
@@ -109,9 +109,9 @@ func (t *Templates) parts(value string) (parts []part, err error) {
 	return parts, nil
 }
 
-// directive reads the directive that text starts with, and returns what follows it.
+// directive reads the directive at the start of text, and returns the rest.
 func (t *Templates) directive(text string) (f field, rest string, err error) {
-	letter := strings.TrimPrefix(text[1:], ">") // of several statuses the last: there is one here
+	letter := strings.TrimPrefix(text[1:], ">") // %>s is the last of several statuses; a log has only one
 	if name, after, ok := strings.Cut(letter, "}i"); ok && strings.HasPrefix(name, "{") && len(name) > 1 {
 		f, err = t.header(name[1:])
 		return f, after, err
@@ -139,7 +139,7 @@ func (t *Templates) header(name string) (field, error) {
 	return firstHeader + field(len(t.headers)-1), nil
 }
 
-// headerName is the one spelling of a header's name: JSON logs write user_agent.
+// headerName returns the normalized name of a header: JSON logs write user_agent.
 func headerName(name string) string {
 	return strings.ReplaceAll(strings.ToLower(name), "_", "-")
 }
@@ -180,7 +180,7 @@ next:
 	}
 }
 
-// fill puts the parts together; one alone is passed on as it is.
+// fill joins the parts; a single part is returned without a copy.
 func (r record) fill(parts []part) string {
 	if len(parts) == 1 {
 		return r.value(parts[0])

@@ -12,7 +12,7 @@ type timeline struct {
 	asked, denied []int64
 }
 
-// add counts a request. Times never go back.
+// add counts a request. Times must not go back.
 func (l *timeline) add(at algorithms.Micros, denied bool) {
 	if l.width == 0 {
 		l.from, l.width = at, algorithms.Second

@@ -9,18 +9,18 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// trace reads lines of a trace: one JSON object each, in one of two forms,
+// trace reads lines of a trace. Each line is a JSON object in one of two forms:
 //
-//	{"time_us": 0, "domain": "edge", "descriptors": [{"entries": [["user_id","bob"]], "hits": 1}]}
-//	{"time_us": 0, "limits": [{"name": "send_message", "key": "bob", "count": 1, "reserve": false}]}
+// \t{"time_us": 0, "domain": "edge", "descriptors": [{"entries": [["user_id","bob"]], "hits": 1}]}
+// \t{"time_us": 0, "limits": [{"name": "send_message", "key": "bob", "count": 1, "reserve": false}]}
 //
-// hits and count are 1 where they are absent; 0 is a dry run, a negative value is a refund. key is a text or
-// a list of them. What is not known, twice there or of another type is a mistake.
+// hits and count are 1 by default; 0 is a dry run, a negative value is a refund. key is a string or a list of strings.
+// Unknown members, repeated members and wrong types are mistakes.
 type trace struct {
 	domain string // of descriptors whose line names none
 }
 
-// Members of a line, to notice what is there twice.
+// Members of a line, to detect repeated ones.
 const (
 	hasTime = 1 << iota
 	hasDomain
