@@ -39,6 +39,13 @@ descriptors:
 	if got := s.Domains["edge"].Named["send"].SlotOfKey([]string{"a", "x"}); got != a {
 		t.Errorf("by its name the bucket is in slot %d, want %d", got, a)
 	}
+	const other = "domain: shop\nhash_tag: domain\nlimits: {byName: {rate: 1, period: 1m, algorithm: token_bucket}, used: {rate: 1, period: 1m, algorithm: token_bucket}}\n" +
+		"descriptors: [{key: user, limit: used}]\n"
+	for name, p := range good(t, Options{}, other).Domains["shop"].Named {
+		if p.SlotOfKey([]string{"x"}) != descriptors.SlotNumber("shop") {
+			t.Errorf("limit %s is not in the slot of the domain", name)
+		}
+	}
 	if slot("tenant=gold") != descriptors.SlotNumber("gold") || slot("path=/") != 0 {
 		t.Errorf("gold %d, path %d", slot("tenant=gold"), slot("path=/"))
 	}

@@ -65,6 +65,9 @@ func (c *compiler) named(d *domain, l namedLimit) {
 	p.Prefix = descriptors.Prefix(d.Name, "limit", l.name, p.Limit.Kind)
 	p.Place = l.limit.at.shown()
 	p.more.Named = true
+	if d.tag.domain { // also without a descriptor that uses it
+		p.more.Slot = d.Slot
+	}
 	n.then = l.limit.Then
 	n.draft, n.policy = &p, c.add(d, &p, n.at, l.limit.Replaces.value)
 	d.Named[l.name] = n.policy

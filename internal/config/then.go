@@ -21,11 +21,6 @@ func (c *compiler) payers(d *domain) {
 			continue
 		}
 		t := d.limits[l.then.value]
-		if d.tag.domain {
-			for _, both := range []*named{l, t} {
-				both.draft.more.Slot = d.Slot
-			}
-		}
 		t.policy.Extras = c.shared.extras(t.draft)
 		l.draft.more.Then = t.policy
 		l.policy.Extras = c.shared.extras(l.draft)

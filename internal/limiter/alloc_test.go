@@ -4,6 +4,7 @@ package limiter_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
@@ -31,5 +32,37 @@ descriptors:
 	check()
 	if n := testing.AllocsPerRun(1000, check); n != 0 {
 		t.Errorf("%v allocations a call", n)
+	}
+}
+
+// TestPlansWithCreditsAllocateNothing: neither a request that the plan allows, nor one that the credits pay, nor a denied
+// one.
+func TestPlansWithCreditsAllocateNothing(t *testing.T) {
+	for name, capacity := range map[string]int{"the plan pays": 100_000_000, "the credits pay": 1} {
+		for _, credits := range []int{1, 100_000_000} {
+			b := newBench(t, fmt.Sprintf(`
+domain: d
+hash_tag: entry:user
+limits:
+  plan: {algorithm: token_bucket, rate: 1, period: 1d, capacity: %d, then: credits}
+  credits: {algorithm: token_bucket, rate: 1, period: 1d, capacity: %d}
+descriptors:
+  - {key: user, limit: plan}
+`, capacity, credits))
+			c := &limiter.Call{}
+			check := func() {
+				c.Reset()
+				c.Request.Domain = "d"
+				d := c.AddDescriptor()
+				d.Entries, d.Cost = append(d.Entries, descriptors.Entry{Key: "user", Value: "bob"}), 2
+				if err := b.Check(context.Background(), c); err != nil || c.Denied != (capacity == 1 && credits == 1) || !c.Denied && (c.Results[0].For != nil) != (capacity == 1) {
+					t.Fatal(err, c.Denied, c.Results[0].For)
+				}
+			}
+			check()
+			if n := testing.AllocsPerRun(1000, check); n != 0 {
+				t.Errorf("%s, of %d: %v allocations a call", name, credits, n)
+			}
+		}
 	}
 }

@@ -43,6 +43,9 @@ func (c *Call) asked() [32]byte {
 			parts = append(parts, fmt.Sprint(ask.Inline.Limit))
 		}
 	}
+	for i := range c.instead { // after a reload that names another payer, the stored answer must not name it
+		parts = append(parts, "then", c.instead[i].Policy.Prefix)
+	}
 	return digest(parts...)
 }
 

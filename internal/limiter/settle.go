@@ -72,7 +72,9 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 
 // PartOf returns a part that reserves count units of p at a time, by the name in by.
 func PartOf(p *descriptors.Policy, by ByName, count int64, at algorithms.Micros) ReservedPart {
-	return ReservedPart{Limit: limitNumber(p), Count: count, Times: 1, At: at, Inflow: p.Limit.Inflow(), ByName: by}
+	return ReservedPart{
+		Limit: limitNumber(p), Slot: p.SlotOfKey(by.Values), Count: count, Times: 1, At: at, Inflow: p.Limit.Inflow(), ByName: by,
+	}
 }
 
 // limitNumber returns a number for the limit of p and what its buckets depend on: with another algorithm, or another

@@ -39,7 +39,8 @@ type ReservedPart struct {
 	// Limit identifies the limit and what its buckets depend on (limitNumber).
 	Limit uint64
 	// Key is the bucket's key without the prefix of the limit; empty if Name is set. Hash and Slot are those of the charge
-	// (algorithms.Charge, backend.Charge).
+	// (algorithms.Charge, backend.Charge). A reload may change the Slot of the limit; the reservation is settled in the
+	// bucket that made it.
 	Key        []byte
 	Hash, Slot uint64
 	// Cell is the number of the estimate; 0 means that it is not learned.
@@ -370,7 +371,9 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 		c.keys = append(append(c.keys, p.Prefix...), part.Key...)
 	} else {
 		c.keys, r.hash = p.AppendKeyOf(c.keys, part.Values)
-		r.slot = p.SlotOfKey(part.Values)
+		if r.slot == 0 { // ids of before have none
+			r.slot = p.SlotOfKey(part.Values)
+		}
 	}
 	r.Key = c.keys[start:]
 	if c.adjusted != nil {

@@ -254,7 +254,7 @@ func (c *Change) places(was, is []*descriptors.Policy) {
 		}
 		for _, d := range differences(
 			part{"hash_tag", slot(a), slot(b)}, part{"metadata", fmt.Sprint(a.Extra().Metadata), fmt.Sprint(b.Extra().Metadata)},
-			part{"a bucket for each", form(a), form(b)},
+			part{"a bucket for each", form(a), form(b)}, part{"then", payer(a), payer(b)},
 			part{"shadow_mode", onOff(a.Shadow), onOff(b.Shadow)}, part{"quota_mode", onOff(a.Quota), onOff(b.Quota)},
 			part{"consume", consume(a.Alone), consume(b.Alone)}, part{"on_backend_failure", onFailure(a), onFailure(b)},
 			part{"replaces", list(a.Extra().Replaces), list(b.Extra().Replaces)},
@@ -304,6 +304,14 @@ func list(texts []string) string {
 		shown[i] = descriptors.Printable(text)
 	}
 	return strings.Join(shown, ", ")
+}
+
+// payer is the limit that pays for what p does not allow.
+func payer(p *descriptors.Policy) string {
+	if then := p.Extra().Then; then != nil {
+		return then.Name
+	}
+	return "none"
 }
 
 // slot describes which buckets are kept in one slot.

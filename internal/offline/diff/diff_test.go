@@ -162,3 +162,25 @@ func TestSettingsOutsideOfLimitsAreCompared(t *testing.T) {
 		})
 	}
 }
+
+// TestAChangeOfThePayerIsShown: with hash_tag: entry:KEY the keys of a limit that no longer pays are others in Redis.
+func TestAChangeOfThePayerIsShown(t *testing.T) {
+	const with = `
+domain: d
+hash_tag: entry:user
+limits:
+  plan: {algorithm: token_bucket, rate: 10, period: 1m, then: credits}
+  credits: {algorithm: token_bucket, rate: 1, period: 365d, capacity: 100}
+descriptors:
+  - {key: user, limit: plan}
+`
+	changes := Compare(compiled(t, with), compiled(t, strings.Replace(with, ", then: credits", "", 1)))
+	if text := fmt.Sprint(changes); len(changes) != 2 || !strings.Contains(text, "then: credits -> none") || !changes[0].Fresh {
+		t.Errorf("%+v", changes)
+	}
+	domain := strings.Replace(with, "entry:user", "domain", 1)
+	changes = Compare(compiled(t, domain), compiled(t, strings.Replace(domain, ", then: credits", "", 1)))
+	if len(changes) != 1 || changes[0].Fresh {
+		t.Errorf("with hash_tag: domain: %+v", changes)
+	}
+}

@@ -1,0 +1,70 @@
+//go:build unix
+
+package redis
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// BenchmarkThen compares a request to which two plain limits apply with one to a plan and its credits: what each costs
+// Redis, by how many requests are in one call. Either the plan pays, or the credits, or neither.
+func BenchmarkThen(b *testing.B) {
+	server := redistest.Start(b)
+	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, Protocol: 2, DisableIdentity: true})
+	b.Cleanup(func() { client.Close() })
+	n := newNode(client, keys{prefix: "rl:"}, nil)
+	much := roomy(b)["token bucket"]
+	few, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: 300 * algorithms.Day})
+	if err != nil {
+		b.Fatal(err)
+	}
+	forms := []struct {
+		name          string
+		plan, credits *algorithms.Limit
+		then, allowed bool
+	}{
+		{"two", much, much, false, true}, {"plan", much, much, true, true}, {"credits", &few, much, true, true}, {"denied", &few, &few, true, false},
+	}
+	const each = 10_240
+	for _, size := range []int{1, 16, 64} {
+		b.Run(fmt.Sprint(size, " a call"), func(b *testing.B) {
+			charges, decisions := make([]backend.Charge, 2*size), make([]backend.Decision, 2*size)
+			run := func(form int) float64 {
+				f := &forms[form]
+				before := cpuSeconds(b, []*redistest.Server{server})
+				for i := 0; i < each; i += size {
+					for j := range size {
+						key, ask := (i+j)*7919%benchKeys, algorithms.Charge{Cost: 2}
+						charges[2*j] = backend.Charge{Key: fmt.Appendf(nil, "edge/%s/plan/%d", f.name, key), Limit: f.plan, Group: j, Terms: ask, Then: f.then}
+						charges[2*j+1] = backend.Charge{Key: fmt.Appendf(nil, "edge/%s/credits/%d", f.name, key), Limit: f.credits, Group: j, Terms: ask}
+					}
+					clear(decisions)
+					n.Take(context.Background(), charges, decisions)
+					if d := decisions[:2]; d[0].Err != nil || backend.Allowed(charges[:2], d) != f.allowed {
+						b.Fatalf("%s: %+v", f.name, d)
+					}
+				}
+				return (cpuSeconds(b, []*redistest.Server{server}) - before) / each * 1e6
+			}
+			sum, rounds := make([]float64, len(forms)), 0.0
+			for b.Loop() {
+				rounds++
+				for i := range forms {
+					sum[i] += run(i)
+				}
+			}
+			b.ReportMetric(0, "ns/op")
+			for i := range forms {
+				b.ReportMetric(sum[i]/rounds, "redis-us/"+forms[i].name)
+			}
+		})
+	}
+}

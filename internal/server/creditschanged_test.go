@@ -1,0 +1,267 @@
+package server
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+)
+
+// plansYAML has two plans, each with its then. With hash_tag: domain the keys of payers do not depend on who uses them.
+const plansYAML = `
+domain: d
+hash_tag: domain
+limits:
+  plan: {algorithm: fixed_window, rate: 10, period: 365d, start: 2026-01-01T00:00:00Z%[1]s}
+  a: {algorithm: token_bucket, rate: 1, period: 365d, capacity: 100}
+  b: {algorithm: token_bucket, rate: 1, period: 365d, capacity: 200}
+  estimated: {algorithm: token_bucket, rate: 100, period: 365d, max_reserved: 0, settle: {estimate: 90}%[2]s}
+  settled_a: {algorithm: token_bucket, rate: 1, period: 365d, capacity: 500, settle: {estimate: 90}}
+  settled_b: {algorithm: token_bucket, rate: 1, period: 365d, capacity: 600, settle: {estimate: 90}}
+descriptors:
+  - {key: user, limit: plan}
+  - {key: service, value: ai, descriptors: [{key: user, limit: estimated}]}
+`
+
+// paidBy is plansYAML with this payer; "" means none.
+func paidBy(payer string) string {
+	if payer == "" {
+		return fmt.Sprintf(plansYAML, "", "")
+	}
+	return fmt.Sprintf(plansYAML, ", then: "+payer, ", then: settled_"+payer)
+}
+
+// wants sends a request for named limits, and fails the test unless the answer has this code and text.
+func (x *instance) wants(t *testing.T, body string, code int, text string) (answer string) {
+	t.Helper()
+	got, answer := post(t, x.HTTP, "/v1/limit", body)
+	if got != code || !strings.Contains(answer, text) {
+		t.Errorf("%s: %d %s, want %d with %s", body, got, answer, code, text)
+	}
+	return answer
+}
+
+// remaining is what a bucket has left.
+func (x *instance) remaining(t *testing.T, limit, key string) (n int64) {
+	t.Helper()
+	var said struct{ Limits []struct{ Remaining int64 } }
+	code, answer := post(t, x.HTTP, "/v1/limit", fmt.Sprintf(`{"name":%q,"key":%q,"count":0}`, limit, key))
+	if err := json.Unmarshal([]byte(answer), &said); err != nil || len(said.Limits) != 1 {
+		t.Fatal(code, answer, err)
+	}
+	return said.Limits[0].Remaining
+}
+
+// reserved returns the id of a reservation in answer.
+func reserved(t *testing.T, answer string) string {
+	t.Helper()
+	var said struct{ Reservation string }
+	if err := json.Unmarshal([]byte(answer), &said); err != nil || said.Reservation == "" {
+		t.Fatal(answer, err)
+	}
+	return said.Reservation
+}
+
+// TestAReloadChangesWhoPays: a reload adds a payer, names another, and removes it. From then on that one pays, each
+// bucket keeps what it has, and what a payer of before has reserved is settled in its bucket.
+func TestAReloadChangesWhoPays(t *testing.T) {
+	for name, store := range map[string]func() string{
+		"memory": func() string { return "" },
+		"redis":  func() string { return "redis://" + redistest.Start(t).Addr },
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := start(t, paidBy(""), onRedis(store()))
+			pays := func(payer string) {
+				t.Helper()
+				x.write(t, paidBy(payer))
+				x.reload(t)
+			}
+			const again = `{"name":"plan","key":"bob","count":10,"request_id":"within the plan"}`
+			x.wants(t, again, 200, `"remaining":0`)
+			x.wants(t, `{"name":"plan","key":"bob","count":5}`, 429, `"remaining":0`)
+			x.ask(t, "service=ai,user=bob") // reserves 90 of 100
+
+			pays("a")
+			const byA = `{"name":"plan","key":"bob","count":5,"request_id":"r"}`
+			x.wants(t, byA, 200, `"payer":"a"`)
+			x.wants(t, byA, 200, `"payer":"a"`)
+			byProxy := x.ask(t, "service=ai,user=bob").DynamicMetadata.Fields["settle"].GetStringValue()
+			const estimated = `{"name":"estimated","key":"bob","count":90,"reserve":true,"request_id":"e"}`
+			byProgram := reserved(t, x.wants(t, estimated, 200, `"payer":"settled_a"`))
+			if again := reserved(t, x.wants(t, estimated, 200, `"payer":"settled_a"`)); again != byProgram {
+				t.Error("the repeated reservation has another id")
+			}
+
+			pays("b")
+			x.wants(t, `{"name":"plan","key":"bob","count":7}`, 200, `"payer":"b"`)
+			// Who paid for a request with an id is not what the configuration says now: no bucket is named wrongly.
+			x.wants(t, byA, 422, "reused-id")
+			x.wants(t, estimated, 422, "reused-id")
+			if x.remaining(t, "a", "bob") != 95 || x.remaining(t, "b", "bob") != 193 || x.remaining(t, "settled_a", "bob") != 500-2*90 {
+				t.Errorf("left: a %d, b %d, settled_a %d; want 95, 193 and 320", x.remaining(t, "a", "bob"), x.remaining(t, "b", "bob"), x.remaining(t, "settled_a", "bob"))
+			}
+
+			pays("")
+			x.wants(t, `{"name":"plan","key":"bob","count":1}`, 429, `"remaining":0`)
+			x.wants(t, again, 200, `"remaining":0`)
+			for range 2 {
+				x.ask(t, "settle="+byProxy+";hits=30", "settle_end="+byProxy+";hits=0")
+				x.wants(t, `{"reservation":"`+byProgram+`","count":40}`, 200, "")
+			}
+			if x.remaining(t, "settled_a", "bob") != 500-30-40 || x.remaining(t, "settled_b", "bob") != 600 || x.remaining(t, "estimated", "bob") != 10 {
+				t.Errorf("left: settled_a %d, settled_b %d, estimated %d; want 430, 600 and 10",
+					x.remaining(t, "settled_a", "bob"), x.remaining(t, "settled_b", "bob"), x.remaining(t, "estimated", "bob"))
+			}
+		})
+	}
+}
+
+// TestARemovedPayerIsSettledInItsBucket: with hash_tag: entry:KEY the key of a payer in Redis depends on then. A
+// reservation is settled in the bucket that made it.
+func TestARemovedPayerIsSettledInItsBucket(t *testing.T) {
+	entry := func(payer string) string {
+		return strings.Replace(paidBy(payer), "hash_tag: domain", "hash_tag: entry:user", 1)
+	}
+	x := start(t, entry("a"), onRedis("redis://"+redistest.Start(t).Addr))
+	held := reserved(t, x.wants(t, `{"name":"estimated","key":"bob","count":200,"reserve":true}`, 200, `"payer":"settled_a"`))
+	for _, payer := range []string{"", "a"} {
+		x.write(t, entry(payer))
+		x.reload(t)
+		x.wants(t, `{"reservation":"`+held+`","count":40}`, 200, "")
+	}
+	if left := x.remaining(t, "settled_a", "bob"); left != 460 {
+		t.Errorf("%d are left, want 460", left)
+	}
+}
+
+// TestReloadsOfThePayerUnderLoad: while requests are answered, reloads name one payer, then another, then none. What
+// the three buckets have lost is what the allowed requests cost.
+func TestReloadsOfThePayerUnderLoad(t *testing.T) {
+	concurrent(t)
+	much := func(payer string) string {
+		return strings.NewReplacer("capacity: 100}", "capacity: 1500}", "capacity: 200}", "capacity: 1500}").Replace(paidBy(payer))
+	}
+	x := start(t, much("a"), onRedis("redis://"+redistest.Start(t).Addr))
+	var allowed atomic.Int64
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for range 4 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				r := request("d", descriptor("user=bob"))
+				r.HitsAddend = 3
+				if x.put(t, r).OverallCode == rls.RateLimitResponse_OK {
+					allowed.Add(3)
+				}
+			}
+		})
+	}
+	for i := 0; x.remaining(t, "a", "bob") >= 3 || x.remaining(t, "b", "bob") >= 3; i++ {
+		x.write(t, much([]string{"b", "", "a"}[i%3]))
+		x.reload(t)
+	}
+	close(stop)
+	wg.Wait()
+	if lost := 3010 - x.remaining(t, "plan", "bob") - x.remaining(t, "a", "bob") - x.remaining(t, "b", "bob"); lost != allowed.Load() {
+		t.Errorf("the allowed requests cost %d, and the buckets have lost %d", allowed.Load(), lost)
+	}
+}
+
+// TestAnOperatorAdjustsThePlanAndItsCredits: numbers, a block and no limit, for the plan and for what pays for it.
+func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
+	for name, store := range map[string]func() string{
+		"memory": func() string { return "" },
+		"redis":  func() string { return "redis://" + redistest.Start(t).Addr },
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := start(t, paidBy("a"), onRedis(store()), withTokens(t))
+			adjust := func(limit, key, change string) (id string) {
+				t.Helper()
+				body := fmt.Sprintf(`{"domain":"d","limit":%q,"key":[%q],"author":"ann","reason":"test","for":"1h",%s}`, limit, key, change)
+				code, answer := x.asAdmin(t, "POST", "/api/adjustments", body)
+				adjustment, _ := answer["adjustment"].(map[string]any)
+				if code != 200 || adjustment == nil {
+					t.Fatalf("%s: %d %v", body, code, answer)
+				}
+				return adjustment["id"].(string)
+			}
+			end := func(id string) {
+				t.Helper()
+				if code, answer := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, `{"author":"ann","reason":"over"}`); code != 200 {
+					t.Errorf("%d %v", code, answer)
+				}
+			}
+			ask := func(key string, count int, code int, text string) {
+				t.Helper()
+				x.wants(t, fmt.Sprintf(`{"name":"plan","key":%q,"count":%d}`, key, count), code, text)
+			}
+
+			// Numbers of the credits, and of the plan.
+			id := adjust("a", "bob", `"capacity":1000`)
+			ask("bob", 600, 200, `"payer":"a"`)
+			ask("bob", 600, 429, `"remaining":10`)
+			ask("eve", 600, 400, "never-fits")
+			end(id)
+			if left := x.remaining(t, "a", "bob"); left != 0 { // 600 are consumed of 100
+				t.Errorf("%d credits are left", left)
+			}
+			ask("bob", 11, 429, `"remaining":10`)
+			ask("bob", 10, 200, `"remaining":0`)
+			id = adjust("plan", "eve", `"factor":5`)
+			ask("eve", 50, 200, `"remaining":0`)
+			ask("eve", 1, 200, `"payer":"a"`)
+			end(id)
+
+			// A blocked plan denies, whatever credits there are; blocked credits pay nothing.
+			id = adjust("plan", "joe", `"block":true`)
+			ask("joe", 1, 429, `"remaining":0`)
+			end(id)
+			id = adjust("a", "joe", `"block":true`)
+			ask("joe", 8, 200, `"remaining":2`)
+			ask("joe", 8, 429, `"remaining":2`)
+			end(id)
+			ask("joe", 8, 200, `"payer":"a"`)
+			if x.remaining(t, "plan", "joe") != 2 || x.remaining(t, "a", "joe") != 92 {
+				t.Errorf("joe has %d and %d credits left, want 2 and 92", x.remaining(t, "plan", "joe"), x.remaining(t, "a", "joe"))
+			}
+
+			// Without a limit, of either, everything is allowed, and the other bucket is spared.
+			id = adjust("plan", "joe", `"unlimited":true`)
+			ask("joe", 10, 200, "")
+			end(id)
+			id = adjust("a", "kim", `"unlimited":true`)
+			ask("kim", 9, 200, `"remaining":1`)
+			ask("kim", 9, 200, "")
+			end(id)
+			ask("kim", 9, 200, `"payer":"a"`)
+			if x.remaining(t, "a", "joe") != 92 || x.remaining(t, "a", "kim") != 91 {
+				t.Errorf("joe has %d and kim %d credits left, want 92 and 91", x.remaining(t, "a", "joe"), x.remaining(t, "a", "kim"))
+			}
+
+			// What credits with other numbers have reserved is settled in their bucket, whatever their numbers are then.
+			id = adjust("settled_a", "kim", `"capacity":5000`)
+			held := reserved(t, x.wants(t, `{"name":"estimated","key":"kim","count":3000,"reserve":true}`, 200, `"payer":"settled_a"`))
+			x.wants(t, `{"reservation":"`+held+`","count":1000}`, 200, `"remaining":4000`)
+			held = reserved(t, x.wants(t, `{"name":"estimated","key":"kim","count":3000,"reserve":true}`, 200, `"payer":"settled_a"`))
+			end(id)
+			for range 2 {
+				x.wants(t, `{"reservation":"`+held+`","count":0}`, 200, "")
+			}
+			x.wants(t, `{"name":"estimated","key":"kim","count":400,"reserve":true}`, 429, "") // 1,000 of 500 are used
+			if left := x.remaining(t, "estimated", "kim"); left != 100 {
+				t.Errorf("the plan was charged: %d left", left)
+			}
+		})
+	}
+}
