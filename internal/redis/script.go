@@ -232,12 +232,12 @@ func (t *scriptRun) near(now algorithms.Micros) {
 // form.
 func usual(l *algorithms.Limit) bool {
 	return (l.Kind == algorithms.TokenBucket || l.Kind == algorithms.FixedWindow) && l.Tick == 1 && l.Rate > 0 &&
-		l.Initial >= l.Capacity && !l.Overdraw && l.Calendar == nil && l.Penalty.After == 0
+		!l.Overdraw && l.Calendar == nil && l.Penalty.After == 0
 }
 
 func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte {
 	flags := 0.0
-	for i, set := range [...]bool{l.Overdraw, l.TakesDenied, l.PerRequest, l.Calendar != nil, l.Penalty.After > 0, usual(l), l.Settles} {
+	for i, set := range [...]bool{l.Overdraw, l.TakesDenied, l.PerRequest, l.Calendar != nil, l.Penalty.After > 0, usual(l), l.Settles, l.Initial < l.Capacity} {
 		if set {
 			flags += float64(int(1) << i)
 		}

@@ -39,12 +39,39 @@ func TestLoopEqualsMemory(t *testing.T) {
 		{{Kind: token, Rate: 40, Period: s, Capacity: n(60), Settles: true}, {Kind: token, Rate: 40, Period: s, Capacity: n(60)}, {Kind: token, Rate: 30, Period: s, Settles: true, MaxDebt: n(7)}},
 		{{Kind: token, Rate: 11, Period: s, Settles: true, MaxReserved: n(4), MaxDebt: n(2)}},
 		{{Kind: window, Rate: 30, Period: s, Settles: true}, {Kind: window, Rate: 30, Period: s, Capacity: n(20), Settles: true, MaxDebt: n(9)}},
+		{{Kind: token, Rate: 6, Period: s, Initial: n(0), Settles: true}},
 	}
+	for seed := range uint64(3) {
+		loopEqualsMemory(t, seed, specs, 0)
+	}
+}
+
+// A bucket that starts with less than its capacity counts as new a day after it is full.
+func TestLoopOfLimitsThatStartBelowEqualsMemory(t *testing.T) {
+	t.Parallel()
+	n := func(v int64) *int64 { return &v }
+	late := algorithms.Micros(123_456)
+	const s = algorithms.Second
+	token, window := algorithms.TokenBucket, algorithms.FixedWindow
+	loopEqualsMemory(t, 1, [][]algorithms.Spec{
+		{{Kind: token, Rate: 3, Period: s, Capacity: n(9), Initial: n(2)}, {Kind: token, Rate: 3, Period: s, Capacity: n(9)}},
+		{{Kind: token, Rate: 2, Period: s, Initial: n(0)}},
+		{{Kind: window, Rate: 7, Period: s, Start: &late, Initial: n(3)}, {Kind: window, Rate: 3, Period: s, Start: &late}},
+		{{Kind: window, Rate: 2, Period: s, Capacity: n(5), Initial: n(0)}},
+		{{Kind: token, Rate: 4, Period: s}},
+	}, algorithms.Day)
+}
+
+// loopEqualsMemory sends random charges of limits to Redis and to memory. Each limit has one of its specs at a time. Now
+// and then the time jumps by about the length jump.
+func loopEqualsMemory(t *testing.T, seed uint64, specs [][]algorithms.Spec, jump algorithms.Micros) {
+	t.Helper()
+	const s = algorithms.Second
 	server := redistest.Start(t)
 	now, clock := storetest.Start, &storetest.Clock{}
 	ours := open(t, Config{URL: "redis://" + server.Addr, Clock: clock.Now, Timeout: 5 * time.Second})
 	want := memory.New(memory.Config{Clock: clock.Time, MaxKeys: 10_000})
-	rng := rand.New(rand.NewPCG(1, 2))
+	rng := rand.New(rand.NewPCG(seed, 2))
 	limits := make([]*algorithms.Limit, len(specs))
 	denied := 0
 	for step := range 6000 {
@@ -60,6 +87,8 @@ func TestLoopEqualsMemory(t *testing.T) {
 		}
 		if now += algorithms.Micros(rng.Int64N(int64(s / 5))); rng.IntN(50) == 0 {
 			now += algorithms.Micros(rng.Int64N(int64(4 * s)))
+		} else if jump > 0 && rng.IntN(100) == 0 {
+			now += jump - s + algorithms.Micros(rng.Int64N(int64(4*s)))
 		} else if rng.IntN(100) == 0 {
 			now -= s / 2
 		}
@@ -77,6 +106,9 @@ func TestLoopEqualsMemory(t *testing.T) {
 					c.Terms.Cost = rng.Int64N(30) - 15
 				}
 				charges = append(charges, c)
+				if before := len(charges) - 2; before >= 0 && charges[before].Group == group && rng.IntN(3) == 0 {
+					charges[before].Then = true
+				}
 			}
 			if from := len(charges) - 1; charges[from].Terms.Settle && (from == 0 || charges[from-1].Group != group) && rng.IntN(2) == 0 {
 				charges[from].IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{byte(rng.IntN(200)), byte(step / 50)}, Lifetime: 1000 * algorithms.Day}
@@ -87,7 +119,7 @@ func TestLoopEqualsMemory(t *testing.T) {
 		backend.Take(t.Context(), want, charges, exact)
 		for i := range got {
 			if got[i] != exact[i] {
-				t.Fatalf("step %d, charge %d of %d (%+v, %+v) at %d:\n got %+v\nwant %+v", step, i, len(charges), *charges[i].Limit, charges[i].Terms, now, got[i], exact[i])
+				t.Fatalf("seed %d, step %d, charge %d of %d (%+v, %+v) at %d:\n got %+v\nwant %+v", seed, step, i, len(charges), *charges[i].Limit, charges[i].Terms, now, got[i], exact[i])
 			}
 			if !got[i].Allowed {
 				denied++
@@ -138,6 +170,12 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 		return limit(spec)
 	}
 	type calls [][]backend.Charge
+	starts := limit(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: s, Initial: n(1)})
+	plan := func(of, then *algorithms.Limit) []backend.Charge {
+		pays := charge(fmt.Sprintf("of %p", of), 0, of)
+		pays.Then = true
+		return []backend.Charge{pays, charge(fmt.Sprintf("then %p", then), 0, then)}
+	}
 	one := func(limit *algorithms.Limit, change ...func(*algorithms.Charge)) calls {
 		return calls{{charge("x", 0, limit, change...)}}
 	}
@@ -171,7 +209,13 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 		}},
 		"settlement repeated": {calls: calls{{once(charge("a", 0, settling, more))}, {once(charge("a", 0, settling, more))}}, general: true},
 
-		"dry run":                 {one(token, func(a *algorithms.Charge) { a.DryRun = true }), true},
+		"dry run":                          {one(token, func(a *algorithms.Charge) { a.DryRun = true }), true},
+		"the plan pays":                    {calls: calls{plan(token, small), plan(token, starts)}},
+		"the credits pay":                  {calls: calls{plan(small, token), plan(small, window), plan(small, token), append(plan(small, window), charge("b", 0, token))}},
+		"neither pays":                     {calls: calls{plan(small, few), plan(small, few), plan(small, few), append(plan(small, few), charge("b", 0, token))}},
+		"new credits that start below pay": {calls: calls{plan(small, starts), plan(small, starts)}, general: true},
+		"two limits of a plan":             {calls: calls{append([]backend.Charge{plan(token, small)[0]}, plan(window, small)...)}, general: true},
+
 		"reservation":             {one(token, func(a *algorithms.Charge) { a.Reserve = true }), true},
 		"refund":                  {one(token, func(a *algorithms.Charge) { a.Cost = -1 }), true},
 		"cost 0":                  {one(token, func(a *algorithms.Charge) { a.Cost = 0 }), true},

@@ -172,8 +172,9 @@ local function with_peaks()
     peaks[n + 1], peaks[n + 2] = till, room
     if n == 8 then
       local i = closest(peaks)
+      peaks[i] = peaks[i + 2] -- the time of the later and the room of the earlier
       remove(peaks, i + 3)
-      remove(peaks, i)
+      remove(peaks, i + 2)
     end
     return peaks
   end
@@ -283,7 +284,7 @@ local function settling(now, given, usual, stored, lives, answers)
       k, what, cost, phase, next = unpack_at('<dddd', blob, next + 32)
     end
     local flags, l = floor(what / 1048576), usual[what % 1048576]
-    if not l or not l.settles or flags < 32 or flags > 38 or flags % 2 == 1 then return end
+    if not l or not l.settles or l.below or flags < 32 or flags > 38 or flags % 2 == 1 then return end
     local since, _ = 0
     if flags % 4 >= 2 then _, since, next = unpack_at('<dd', blob, next) end
     if cost < 0 and since == 0 then return end
@@ -1627,7 +1628,7 @@ local function general(now, given, names, stored, lives, answers)
     local l, flags = {}
     l.kind, flags, l.capacity, l.max_reserved, l.rate, l.period, l.p, l.q, l.v,
       l.tick, l.initial, l.p1, l.v1, at = unpack_at('<ddddddddddddd', ARGV[2], at)
-    l.settles, flags = flags >= 64, flags % 32
+    l.settles, flags = flags % 128 >= 64, flags % 32
     l.overdraw, l.takes_denied = flags % 2 == 1, floor(flags / 2) % 2 == 1
     l.per_request = floor(flags / 4) % 2 == 1
     l.clears, l.charges_denied = l.takes_denied or l.per_request, l.takes_denied or l.overdraw
@@ -1777,6 +1778,8 @@ do
   while at <= size do
     local kind, flags, capacity, max_reserved, rate, period, p, q, v = unpack_at('<ddddddddd', limits, at)
     i = i + 1
+    local below = flags >= 128
+    flags = flags % 128
     if flags % 64 < 32 then
       usual[i] = false
       at = at + (flags >= 64 and 8 or 0) + (flags % 32 >= 16 and 24 or 0) + (flags % 16 >= 8 and 64 or 0)
@@ -1784,16 +1787,17 @@ do
       settles = true
       usual[i] = {
         kind = kind, capacity = capacity, max_reserved = max_reserved, rate = rate, period = period, p = p,
-        q = kind == 1 and q, v = v, tick = 1, settles = true, max_debt = unpack_at('<d', limits, at + 104),
+        q = kind == 1 and q, v = v, tick = 1, below = below, settles = true, max_debt = unpack_at('<d', limits, at + 104),
       }
       at = at + 8
     elseif kind == 1 then
-      usual[i] = { capacity = capacity, p = p, q = q, v = v }
+      usual[i] = { capacity = capacity, p = p, q = q, v = v, below = below }
     else
       local takes_denied = flags % 4 >= 2
       usual[i] = {
         capacity = capacity, rate = rate, period = period, max_reserved = max_reserved,
         clears = flags > 32, takes_denied = takes_denied, charges_denied = takes_denied, per_request = flags >= 36,
+        below = below,
       }
     end
     at = at + 104
@@ -1825,11 +1829,21 @@ local pos, k, what = 1, unpack_at('<dd', blob) -- k and what of the charge at po
 -- allowed state the units that are left.
 local first, before, held
 local m, denied, again = 0, false, false
+local plan -- whether the charge before was allowed, if this one is its alternative; else nil
 while k > 0 do
   local l, b, joined, reset = usual[what], stored[k], false
-  local next_k, next_what
-  if l == nil then l, joined = usual[what - 1048576], true end -- the next charge belongs to the same group
+  local next_k, next_what, instead
+  if l == nil then
+    l, joined = usual[what - 1048576], true -- the next charge belongs to the same group
+    if l == nil and plan == nil then l, instead = usual[what - 68157440], true end -- and is its alternative
+  end
   repeat
+    if plan and l ~= nil then -- the alternative is not needed
+      next_k, next_what = unpack_at('<dd', blob, pos + 32)
+      n, reset = n + 1, 0
+      answers[n] = pack('<Bddd', 192, 0, 0, 0)
+      break
+    end
     if not l or state and state[k] ~= nil then break end
     local cost, phase, flags
     cost, phase, next_k, next_what = unpack_at('<dddd', blob, pos + 16)
@@ -1845,6 +1859,9 @@ while k > 0 do
         local ms, is, at, p2, q2, v2 = unpack_at('<Bddddd', b)
         if ms ~= 0 or at > now or p ~= p2 or q ~= q2 or v ~= v2 then break end
         value, ticks = is, now - at
+        if l.below and ticks >= 86400000000 then break end -- a day: it may count as new
+      elseif l.below then
+        break
       end
       local had = value
       flags, value, remaining, retry, reset = charge_tokens(l, had, ticks, cost * q, 0)
@@ -1876,6 +1893,9 @@ while k > 0 do
           starts = (start - at) / period
           starts = starts + -starts % 1
         end
+        if l.below and now - at >= 86400000000 then break end
+      elseif l.below then
+        break
       end
       local had = value
       flags, value, remaining, retry, reset = charge_window(l, had, starts, cost, 0)
@@ -1901,7 +1921,7 @@ while k > 0 do
           reset = nil
           break
         end
-      elseif flags == 0 then
+      elseif flags == 0 and not instead then
         denied, again, reset = true, true, nil
         break
       end
@@ -1912,6 +1932,7 @@ while k > 0 do
     end
     if written then
       local ttl = (reset - reset % 1000) / 1000 + 2
+      if l.below then ttl = ttl + 86400000 end
       if given and ttl < 86400000 then ttl = 86400000 end -- a day, as in lifetime
       if together then
         held = held or {}
@@ -1927,8 +1948,10 @@ while k > 0 do
     else
       answers[n] = pack('<Bddd', flags + 192, value, remaining, reset)
     end
+    if instead then instead = flags == 1 end
   until true
   if reset then
+    plan = instead
     if not joined then
       for i = 1, m, 3 do stored[held[i]], lives[held[i]] = held[i + 1], held[i + 2] end
       first, m, denied = nil, 0, false
@@ -1937,6 +1960,7 @@ while k > 0 do
     end
     pos, k, what = pos + 32, next_k, next_what
   else
+    plan = nil
     if first then pos, n, first, m = first, before, nil, 0 end
     if again then
       again = false
