@@ -22,7 +22,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// bare is what a token bucket script of one key usually looks like: the ceiling to compare with.
+// bare is a token bucket script of one key as it is usually written: the ceiling to compare with.
 const bare = `
 local s = redis.call('HMGET', KEYS[1], 'v', 't')
 local t = redis.call('TIME')
@@ -36,10 +36,10 @@ redis.call('HSET', KEYS[1], 'v', v, 't', now)
 redis.call('PEXPIRE', KEYS[1], 60000)
 return {ok, math.floor(v)}`
 
-// benchKeys is how many keys the load is spread over.
+// benchKeys is the number of keys of the load.
 const benchKeys = 10_000
 
-// asks sends n charges as fast as it can, and returns the time it took.
+// asks sends n charges as fast as it can, and returns the time that this took.
 type asks func(n int) time.Duration
 
 // bareLoad sends pipelines of 64 of the bare script, four at a time.
@@ -69,8 +69,8 @@ func bareLoad(b *testing.B, client goredis.UniversalClient) asks {
 	}
 }
 
-// roomy are limits that are never reached, and whose buckets are not full again before their next charge:
-// those would be forgotten meanwhile, which costs Redis less than to read them.
+// roomy are limits that are never reached, and whose buckets are not full before their next charge: a full bucket would
+// be forgotten, which costs Redis less than reading it.
 func roomy(b *testing.B) map[string]*algorithms.Limit {
 	b.Helper()
 	capacity, start := int64(100_000_000), algorithms.Micros(0)
@@ -114,8 +114,7 @@ func storeLoad(b *testing.B, s backend.Store) asks {
 	}
 }
 
-// compare runs ours and the ceiling in turn, and reports Redis's CPU a decision of each, and the
-// ratios.
+// compare runs the store and the ceiling in turn, and reports Redis's CPU time for a decision of each, and the ratios.
 func compare(b *testing.B, servers []*redistest.Server, ours, ceiling asks) {
 	b.Helper()
 	const each = 20_480
@@ -141,7 +140,7 @@ func compare(b *testing.B, servers []*redistest.Server, ours, ceiling asks) {
 	b.ReportMetric(took[1].Seconds()/took[0].Seconds(), "rate-ratio")
 }
 
-// cpuSeconds is what servers have used.
+// cpuSeconds returns the CPU time that servers have used.
 func cpuSeconds(b *testing.B, servers []*redistest.Server) (sum float64) {
 	b.Helper()
 	for _, s := range servers {
@@ -289,7 +288,7 @@ func compareHot(b *testing.B, server *redistest.Server, ours, inMemory asks) {
 	b.ReportMetric(redisCalls/took[0].Seconds(), "redis-calls/s")
 }
 
-// scriptsRun is how many calls of the script servers have answered.
+// scriptsRun returns the number of calls of the script that servers have answered.
 func scriptsRun(b *testing.B, servers ...*redistest.Server) (n float64) {
 	b.Helper()
 	for _, s := range servers {
@@ -308,7 +307,7 @@ func scriptsRun(b *testing.B, servers ...*redistest.Server) (n float64) {
 	return n
 }
 
-// processCPU is what this process has used.
+// processCPU returns the CPU time that this process has used.
 func processCPU(b *testing.B) time.Duration {
 	b.Helper()
 	var u syscall.Rusage
@@ -380,7 +379,7 @@ func (s *benchSource) start(limit *algorithms.Limit, size int) {
 	s.submit()
 }
 
-// submit is Flush, as if the client had sent more.
+// submit is called by Flush, as if the client had sent more.
 func (s *benchSource) submit() {
 	if !s.again {
 		return
@@ -399,8 +398,8 @@ func (s *benchSource) submit() {
 	s.store.Submit(b)
 }
 
-// BenchmarkSettle compares a plain decision with the start of a request whose cost is known afterwards, and with its
-// settlement: what each costs Redis, by how many charges are in one call.
+// BenchmarkSettle measures the cost in Redis of a plain decision, of the start of a request whose cost is known
+// afterwards, and of its settlement, by the number of charges in a call.
 func BenchmarkSettle(b *testing.B) {
 	server := redistest.Start(b)
 	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, Protocol: 2, DisableIdentity: true})

@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// server is what a lane calls in these tests. It can be broken, and counts calls.
+// server is the Store that a lane calls in these tests. It can be broken, and counts calls.
 type server struct {
 	broken       atomic.Bool
 	takes        time.Duration
@@ -38,7 +38,7 @@ func (s *server) decide(_ context.Context, c *call) error {
 
 var errDown = fmt.Errorf("%w: down", backend.ErrUnavailable)
 
-// echo allows everything and answers the cost as what remains, so that answers show whose they are.
+// echo allows everything and answers the cost as the remaining units, so that each answer shows its request.
 func echo(c *call) error {
 	for _, r := range c.runs {
 		for i := r.from; i < r.to; i++ {
@@ -49,7 +49,7 @@ func echo(c *call) error {
 	return nil
 }
 
-// changes records what a circuit breaker reports.
+// changes records the reports of a circuit breaker.
 type changes struct {
 	mu  sync.Mutex
 	all string
@@ -83,8 +83,8 @@ func ok(t *testing.T, s backend.Store) bool {
 	return b.Decisions[0].Err == nil
 }
 
-// TestStallDeniesWhatArrivesDuringIt: a server that answers nothing for x ms denies at most what arrives in
-// x + 20 ms, with a caller that gives up at its deadline and with one that does not.
+// TestStallDeniesWhatArrivesDuringIt: a server that does not answer for x ms denies at most the requests of x + 20 ms,
+// with a caller that stops waiting at its deadline and with one that does not.
 func TestStallDeniesWhatArrivesDuringIt(t *testing.T) {
 	const timeout, every = 10 * ms, 200 * time.Microsecond // 5,000 a second
 	for _, stall := range []time.Duration{6 * ms, 10 * ms, 15 * ms, 20 * ms, 30 * ms, 60 * ms, 100 * ms, 120 * ms} {
@@ -109,7 +109,7 @@ func TestStallDeniesWhatArrivesDuringIt(t *testing.T) {
 	}
 }
 
-// stalling answers at once, but nothing from a time on for a while.
+// stalling answers at once, except during a stall.
 type stalling struct {
 	from   time.Time
 	length time.Duration
@@ -231,7 +231,7 @@ func TestBreakerProbes(t *testing.T) {
 			}
 			time.Sleep(ms)
 		}
-		// The intervals are between the starts of probes; a probe takes 4 ms, and the load calls each ms.
+		// The intervals are measured between the starts of probes; a probe takes 4 ms, and the load calls each ms.
 		want := []time.Duration{0, 10, 20, 40, 80, 160, 200, 200, 200, 200}
 		sum := time.Duration(0)
 		for i, at := range probes {
@@ -262,7 +262,7 @@ func TestBreakerProbes(t *testing.T) {
 	})
 }
 
-// A sign of life of the server makes the next call a probe, however long the pause would have lasted.
+// After a sign of life of the server the next call is a probe, however long the pause would have lasted.
 func TestBreakerHears(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, told := &server{}, &changes{}
@@ -288,7 +288,7 @@ func TestBreakerHears(t *testing.T) {
 	})
 }
 
-// A probe may take longer than a call: it prepares a connection first. Its caller is answered at its deadline.
+// A probe may take longer than a call, because it prepares a connection first. Its caller is answered at its deadline.
 func TestBreakerGivesProbesTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, told := &server{}, &changes{}
@@ -339,7 +339,7 @@ func TestBreakerProbesAgainAfterASignOfLife(t *testing.T) {
 		{ms, callDeparts, doProbe},
 		{ms, callDeparts, doRefuse},
 		{ms, callFailed + ofProbe, doNothing}, // the first one
-		{ms, callDeparts, doRefuse},           // the pause starts anew at 10 ms
+		{ms, callDeparts, doRefuse},           // the pause starts again at 10 ms
 		{8 * ms, callDeparts, doProbe},
 		{ms, callAnswered + ofProbe, doReportClosed},
 		{ms, callDeparts, doSend},
@@ -353,7 +353,7 @@ func TestBreakerProbesAgainAfterASignOfLife(t *testing.T) {
 	}
 }
 
-// Callers with short deadlines do not make a slow server one that fails: the time of a call is that of the lane.
+// Callers with short deadlines do not make a slow server count as failed, because a call has the time of the lane.
 func TestBreakerDoesNotCountShortDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, told := &server{takes: 8 * ms}, &changes{}

@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
-// days is a limit of so many a day in Berlin.
+// days is a limit by the day in Berlin.
 func days(tb testing.TB, rate, capacity int64) *algorithms.Limit {
 	tb.Helper()
 	zone, err := time.LoadLocation("Europe/Berlin")
@@ -29,8 +29,8 @@ func days(tb testing.TB, rate, capacity int64) *algorithms.Limit {
 	return &l
 }
 
-// The script finds its own time among the days in its arguments, and requests others if it is in none of
-// them: whatever this process takes the time to be, the answer is that of the server's clock.
+// The script finds its own time among the days in its arguments, and requests others if it is outside of them: the
+// answer is that of the server's clock, whatever time this process assumes.
 func TestCalendarGoesByTheServersClock(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -59,8 +59,8 @@ func TestCalendarGoesByTheServersClock(t *testing.T) {
 	}
 }
 
-// A day that ends between two charges is over by the server's clock, to the microsecond, also where clocks
-// are set; what was reserved is due so many days on.
+// A day that ends between two charges is over by the server's clock, to the microsecond, also when the clock changes to
+// daylight saving time; reserved units are due that many days later.
 func TestCalendarEdgesInRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

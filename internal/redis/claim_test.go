@@ -22,8 +22,8 @@ import (
 // whose second one arrives late.
 type lostThenLate struct {
 	calls   atomic.Int32
-	late    chan struct{} // closed when the second call may go on
-	arrived chan struct{} // closed when it has been answered
+	late    chan struct{} // closed when the second call may continue
+	arrived chan struct{} // closed when the second call was answered
 }
 
 func (l *lostThenLate) DialHook(next goredis.DialHook) goredis.DialHook { return next }
@@ -60,7 +60,7 @@ func decidedAs(allowed bool) backend.Store {
 	})
 }
 
-// takeClaimed takes a group of one charge by a claim in s, and by store.
+// takeClaimed charges a group of one charge, with its claim in s, in store.
 func takeClaimed(s *Store, group []backend.Charge, store backend.Store) (d [1]backend.Decision) {
 	backend.Take(context.Background(), s.Claimed(store), group, d[:])
 	return d
@@ -128,8 +128,8 @@ func (u *unanswered) ProcessPipelineHook(next goredis.ProcessPipelineHook) gored
 	}
 }
 
-// TestUnansweredClaimsAreDropped: whoever got no answer when claiming an ID has sent nothing of the group,
-// so the claim must not stand in its way.
+// TestUnansweredClaimsAreDropped: if the claim of an ID got no answer, nothing of the group was sent, so the claim must
+// not block a repetition.
 func TestUnansweredClaimsAreDropped(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
@@ -181,8 +181,8 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	})
 }
 
-// TestClaimsPassTheBreaker: while Redis is away a claim is refused at once, and certainly nothing was consumed. When it
-// is back, groups are taken again.
+// TestClaimsPassTheBreaker: while Redis does not answer, a claim is refused at once, and certainly nothing was
+// consumed. After that, groups are charged again.
 func TestClaimsPassTheBreaker(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"one server", "a Cluster"} {
@@ -221,7 +221,7 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 	}
 }
 
-// TestErrNotConsumed is about which errors say that a call certainly did nothing.
+// TestErrNotConsumed lists the errors which mean that a call certainly had no effect.
 func TestErrNotConsumed(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})

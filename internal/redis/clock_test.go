@@ -15,8 +15,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// The clock of the server steps an hour back and forth. A step back neither refills nor starves; a
-// step forward is time that passed, so it refills: by one capacity, at most.
+// The clock of the server steps an hour back and forth. A step back neither refills nor starves. A step forward counts
+// as time that has passed, so it refills at most one capacity.
 func TestFaultClockSteps(t *testing.T) {
 	t.Run("of a real server", func(t *testing.T) {
 		faulty(t)
@@ -92,8 +92,8 @@ func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) 
 	}
 	limits := [2]*algorithms.Limit{&bucket, &window}
 	var admitted [2]int64
-	// phase sends charges for a second, and compares what was admitted since the beginning with a number of
-	// capacities and what flowed in.
+	// phase sends charges for a second, and compares the units admitted since the beginning with a number of capacities
+	// and the inflow.
 	phase := func(name string, offset time.Duration, capacities int64, flows int64) {
 		t.Helper()
 		step(offset)
@@ -128,7 +128,7 @@ func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) 
 		}
 	}
 	phase("at first", 0, 1, rate)
-	phase("an hour back", -time.Hour, 1, rate/5) // it flows on, and nothing is refilled
+	phase("an hour back", -time.Hour, 1, rate/5) // time continues, and nothing is refilled at once
 	phase("and forward again", 0, 2, rate)
 	phase("an hour forward", time.Hour, 3, rate)
 	phase("and back again", 0, 3, rate/5)

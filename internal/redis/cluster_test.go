@@ -2,8 +2,8 @@ package redis
 
 import "testing"
 
-// TestTheLayoutKnowsTheLaneOfEachSlot, however many masters there are. Slots of lanes beyond the last one that has a
-// number are not known, and looked up each time.
+// TestTheLayoutKnowsTheLaneOfEachSlot for any number of masters. Slots of lanes beyond the last one that has a number
+// are not known, and are looked up each time.
 func TestTheLayoutKnowsTheLaneOfEachSlot(t *testing.T) {
 	l, lanes := &layout{}, make([]laneTo, 300)
 	for slot := range slots {

@@ -51,7 +51,7 @@ func (h *heldShards) next(i int, err error) {
 	b.Done(b)
 }
 
-// left is the sum of all shards of c.
+// left returns the sum of all shards of c.
 func (h *heldShards) left(c backend.Charge) (n int64) {
 	for i := range c.Shards {
 		part := shardOf(&c, i)
@@ -61,7 +61,7 @@ func (h *heldShards) left(c backend.Charge) (n int64) {
 	return n / c.Shards[0].Unit()
 }
 
-// simulated is a Store of sharded buckets without Redis, on a clock that stands still.
+// simulated is a Store of sharded buckets without Redis, with a clock that stands still.
 func simulated(rng *rand.Rand) (s *shardStore, h *heldShards, undos *stores.Undos) {
 	now := 1000 * algorithms.Second
 	clock := func() algorithms.Micros { return now }
@@ -73,10 +73,10 @@ func simulated(rng *rand.Rand) (s *shardStore, h *heldShards, undos *stores.Undo
 	return s, h, undos
 }
 
-// TestShardsAgainstAModel charges random costs to a sharded bucket, and refunds some, while the answers of its
-// shards come in random order, are lost, or the charges are not sent. It never gives more than its limit, whatever
-// happens. Where no answer is lost, all that is missing in the end belongs to charges that were allowed; and a
-// charge that is decided alone is allowed exactly if the units are there.
+// TestShardsAgainstAModel charges random costs to a sharded bucket, and refunds some, while the answers of its shards
+// arrive in random order or are lost, or charges are not sent. It never gives more than its limit. If no answer is
+// lost, all missing units belong to allowed charges at the end, and a charge that is decided alone is allowed exactly
+// if the units are available.
 func TestShardsAgainstAModel(t *testing.T) {
 	for _, mode := range []string{"alone", "at once", "lossy"} {
 		for seed := range uint64(300) {
@@ -92,7 +92,7 @@ func shardsAgainstAModel(t *testing.T, rng *rand.Rand, mode string) {
 	const limit = 60
 	s, h, undos := simulated(rng)
 	c := sharded(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: limit, Period: algorithms.Day, Start: new(algorithms.Micros)}, 2+rng.IntN(5), "k")
-	var taken int64 // by what was allowed, less what was refunded for sure
+	var taken int64 // allowed units, less those that were certainly refunded
 	next := func() {
 		var err error
 		if mode == "lossy" {

@@ -18,7 +18,7 @@ import (
 type dialed struct {
 	away  atomic.Bool
 	dials atomic.Int64
-	ends  chan net.Conn // the server's end of each connection
+	ends  chan net.Conn // the server's ends of the connections
 }
 
 var errAway = errors.New("away")
@@ -47,7 +47,7 @@ func works(c net.Conn) bool {
 	return !failed
 }
 
-// A server that is away is dialed ten times a second, however many calls want a connection, and is found within
+// A server that does not answer is dialed ten times a second, however many calls need a connection, and is found within
 // 100 ms when it is back.
 func TestAServerThatIsAwayIsDialedTenTimesASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -74,7 +74,7 @@ func TestAServerThatIsAwayIsDialedTenTimesASecond(t *testing.T) {
 	})
 }
 
-// Nobody wants a connection: nobody dials.
+// If no call needs a connection, the server is not dialed.
 func TestAServerIsNotDialedWithoutACaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, heard := lineTo(t)
@@ -94,7 +94,7 @@ func TestAServerIsNotDialedWithoutACaller(t *testing.T) {
 	})
 }
 
-// A server that accepts connections, and answers nothing or with errors, is not dialed without end.
+// A server that accepts connections, and answers nothing or with errors, is dialed a bounded number of times.
 func TestAServerThatDoesNotAnswerIsDialedTenTimesASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, _ := lineTo(t)
@@ -108,7 +108,7 @@ func TestAServerThatDoesNotAnswerIsDialedTenTimesASecond(t *testing.T) {
 		if n := d.dials.Load(); n < 16+48 || n > 16+51 {
 			t.Errorf("%d dials in five seconds", n)
 		}
-		// An error is no answer; anything else is one, and there is room for new connections at once.
+		// An error is not an answer. After any other answer, new connections are allowed at once.
 		for text, want := range map[string]bool{"-ERR no\r\n": false, "+OK\r\n": true} {
 			for works(l.connect(t.Context())) {
 			}
@@ -134,7 +134,7 @@ func TestAServerThatDoesNotAnswerIsDialedTenTimesASecond(t *testing.T) {
 	})
 }
 
-// A connection to a master that was left sends nothing more.
+// A connection to a former master sends nothing more.
 func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, heard := lineTo(t)
@@ -154,7 +154,7 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 		}
 		(<-d.ends).Close()
 		c.Close()
-		// What has begun is sent whole: an error of Write would say that nothing was.
+		// A call that was sent in part is sent completely: an error of Write would mean that nothing was sent.
 		server := <-d.ends
 		go func() { _, _ = io.Copy(io.Discard, server) }()
 		for _, part := range []string{"one ", "call"} {
@@ -202,8 +202,8 @@ func TestALateAnswerIsHeard(t *testing.T) {
 	})
 }
 
-// TestAnOutageEndsWithALateAnswer: while the breaker is open, the answer to the last probe makes the next call
-// one, however long the pause after that probe.
+// TestAnOutageEndsWithALateAnswer: while the breaker is open, the answer to the last probe makes the next call a probe,
+// however long the pause after that probe is.
 func TestAnOutageEndsWithALateAnswer(t *testing.T) {
 	faulty(t)
 	server := redistest.Start(t)
@@ -246,7 +246,7 @@ func TestAnOutageEndsWithALateAnswer(t *testing.T) {
 			<-opened
 		}
 	}
-	if quick < 8 { // where the pause happens to be over, it would be without the late answer too
+	if quick < 8 { // if the pause happens to be over, the next call is a probe without the late answer, too
 		t.Errorf("the first call after the outage was answered %d times of 10", quick)
 	}
 }

@@ -9,14 +9,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// trouble is what can befall a server for a while.
+// trouble is a temporary fault of a server.
 type trouble struct {
 	name       string
 	start, end func()
 }
 
-// Whatever befalls the way to a server and the server itself at the same time, drawn at random: never
-// over a limit, nothing charged twice, answers in time, and normal service afterwards.
+// Random faults of the network and the server at the same time: a limit is never exceeded, nothing is charged twice,
+// answers are in time, and service is normal afterwards.
 func TestFaultRandomSchedule(t *testing.T) {
 	faulty(t)
 	rng := rand.New(rand.NewPCG(seed(t), 7))

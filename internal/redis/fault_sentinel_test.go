@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// underSentinels does something to a master under load. What its replicas had not heard of by then
-// is lost, at most one capacity a bucket.
+// underSentinels causes a fault of a master under load. Charges that its replicas did not have are lost, at most one
+// capacity for each bucket.
 func underSentinels(t *testing.T, lost int64, hit func(s *redistest.Sentinels) (heal func())) {
 	t.Helper()
 	faulty(t)
@@ -27,7 +27,7 @@ func underSentinels(t *testing.T, lost int64, hit func(s *redistest.Sentinels) (
 	l.normal(at, 20*time.Second)
 	if heal != nil {
 		heal()
-		time.Sleep(2 * time.Second) // the old master comes back, and is made a replica
+		time.Sleep(2 * time.Second) // the old master starts again, and becomes a replica
 		l.normal(time.Now(), generous)
 	}
 	l.check(s, lost)
@@ -62,7 +62,7 @@ func TestFaultSentinelReplicaKilled(t *testing.T) {
 	})
 }
 
-// The master is known already: nobody needs the Sentinels until it fails, not for new connections either.
+// The master is known already, so the Sentinels are not needed until it fails, not even for new connections.
 func TestFaultSentinelsKilled(t *testing.T) {
 	underSentinels(t, 0, func(s *redistest.Sentinels) func() {
 		for _, one := range s.Sentinels {
@@ -73,8 +73,8 @@ func TestFaultSentinelsKilled(t *testing.T) {
 	})
 }
 
-// Where every replica confirms each charge, a master that is killed loses none that was allowed. One
-// of two is not enough: Sentinels may choose the other, for what they know of them is seconds old.
+// If every replica confirms each charge, a killed master loses no allowed charge. One of two replicas is not enough:
+// Sentinels may choose the other, because their knowledge of replicas is seconds old.
 func TestFaultSentinelMasterKilledWithConfirmation(t *testing.T) {
 	faulty(t)
 	servers := redistest.StartSentinels(t)
@@ -88,7 +88,7 @@ func TestFaultSentinelMasterKilledWithConfirmation(t *testing.T) {
 			return strings.Contains(r.Do("INFO", "replication"), "role:master")
 		})
 	})
-	servers.Master.Restart() // as a replica: until then there is one too few to confirm anything
+	servers.Master.Restart() // as a replica: until then too few replicas can confirm
 	l.normal(time.Now(), time.Minute)
 	l.check(s, 0)
 }

@@ -15,8 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// fault is a row of the fault matrix on one server: what is done to it under load, and what may
-// come of it.
+// fault is a row of the fault matrix for one server: the fault under load, and the permitted effects.
 type fault struct {
 	args   []string
 	config func(c *Config)
@@ -27,13 +26,12 @@ type fault struct {
 	heal   func(t *testing.T, s *redistest.Server, admin *goredis.Client)
 
 	plain bool // the script without its shebang
-	// served: service goes on all the while. How fast it is depends on the machine, so that the deadline
-	// of the requests is far away.
+	// served: requests are answered all the time. The speed depends on the machine, so the deadline of the requests is
+	// long.
 	served bool
-	// clean: who is not answered knows that nothing was charged, except for calls in flight when the
-	// fault came and went.
+	// clean: a failed request certainly charged nothing, except for calls in flight when the fault started or ended.
 	clean  bool
-	lost   int64         // how often the server's memory is lost
+	lost   int64         // how often the server loses its memory
 	within time.Duration // until normal service; 0: generous
 }
 
@@ -95,13 +93,13 @@ func (f fault) run(t *testing.T) {
 			unknown += q.unknown.Load()
 			all += q.attempted.Load()
 		}
-		if unknown > max(20, all/50) { // a machine that pauses has some answers come too late
+		if unknown > max(20, all/50) { // if the machine pauses, some answers are late
 			t.Errorf("%d asks may have been charged, in a fault that refuses whole", unknown)
 		}
 	}
 }
 
-// most is how much may be answered during a fault that refuses charges: without the shebang, a denial writes
+// most bounds the requests that are answered during a fault that refuses charges: without the shebang, a denial writes
 // nothing, so it is not refused.
 func (f fault) most() float64 {
 	if f.plain {
@@ -117,7 +115,7 @@ func do(t *testing.T, admin *goredis.Client, args ...any) {
 	}
 }
 
-// set is a step of a fault that gives the server a command.
+// set returns a step of a fault that sends the server a command.
 func set(args ...any) func(*testing.T, *redistest.Server, *goredis.Client) {
 	return func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
 		t.Helper()
@@ -407,8 +405,8 @@ func TestFaultBlackHole(t *testing.T) {
 	})
 }
 
-// After a restart a connection is dialed and logged in, and the script is loaded. Where that takes longer than a call
-// may, the probe that does it still closes the circuit breaker.
+// After a restart a connection is dialed and logged in, and the script is loaded. If that takes longer than a call may,
+// the probe that does it still closes the circuit breaker.
 func TestFaultPreparingAConnectionIsSlowerThanACall(t *testing.T) {
 	faulty(t)
 	server := redistest.Start(t)
@@ -456,7 +454,7 @@ func TestFaultNothingThereAtStart(t *testing.T) {
 // No caller waits longer than its deadline, whatever the server and its state.
 func TestFaultHolesAtStart(t *testing.T) {
 	faulty(t)
-	hole, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and never says anything
+	hole, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and never answers
 	if err != nil {
 		t.Fatal(err)
 	}

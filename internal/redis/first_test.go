@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestProveDistinguishesMistakesFromOutages calls real servers by wrong URLs. The remedy names what to change.
+// TestProveDistinguishesMistakesFromOutages calls real servers with wrong URLs. The remedy names what to change.
 func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 	t.Parallel()
 	ca, dir := certtest.New(t), t.TempDir()
@@ -87,7 +87,7 @@ func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 				}
 				return nil
 			}
-			// A busy machine may take more than one attempt.
+			// A busy machine may need more than one attempt.
 			redistest.Eventually(t, "it is found out", func() bool {
 				if c.want == "" {
 					return s.Prove(t.Context()) == nil

@@ -57,7 +57,7 @@ func TestProcessesReportToEachOther(t *testing.T) {
 	}
 }
 
-// TestReportsAreForgotten: those that are old, those that cannot be read, and all when nobody reports any more.
+// TestReportsAreForgotten: old reports, unreadable ones, and all of them when no process reports any more.
 func TestReportsAreForgotten(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

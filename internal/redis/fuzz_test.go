@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// FuzzAnswer: whatever a server answers in place of the script, each charge is decided or failed, and nothing panics.
-// What is well formed means the same when it is encoded again.
+// FuzzAnswer: whatever a server answers in place of the script, each charge is decided or failed, and nothing panics. A
+// well-formed answer has the same meaning after it is encoded again.
 func FuzzAnswer(f *testing.F) {
 	allowed := encode(nil, &backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: 3, Value: 3, ResetAfter: 5}})
 	denied := encode(nil, &backend.Decision{Decision: algorithms.Decision{RetryAfter: 7, ResetAfter: 9}})
@@ -57,8 +57,8 @@ func FuzzRecall(f *testing.F) {
 	})
 }
 
-// FuzzScript compares the script in a real server with the memory store, which decides with package algorithms. The
-// input is what happens, three bytes for each charge.
+// FuzzScript compares the script in a real server with the memory store, which decides with package algorithms. Each
+// three bytes of the input are a charge.
 func FuzzScript(f *testing.F) {
 	server := redistest.Start(f)
 	specs := storetest.Specs()

@@ -46,7 +46,7 @@ func TestLaneChangesNoAnswer(t *testing.T) {
 	}
 }
 
-// answer is what became of a batch, and when.
+// answer is the outcome of a batch, with its time.
 type answer struct {
 	*backend.Batch
 	done  chan struct{}
@@ -76,7 +76,7 @@ func (a *answer) is(t *testing.T, after time.Duration) {
 	}
 }
 
-// fails checks that no charge was answered, and what the error is.
+// fails checks that no charge was answered, and the error.
 func (a *answer) fails(t *testing.T, after time.Duration, want error) {
 	t.Helper()
 	<-a.done
@@ -123,10 +123,10 @@ func TestBatchesUnderLoadShareCalls(t *testing.T) {
 	})
 }
 
-// A call that is late holds up others for half of its time, and those that are enough for another not at all.
+// A late call delays others for half of its time, and does not delay charges that are enough for another call.
 func TestALateCallIsNotWaitedForForLong(t *testing.T) {
 	for name, test := range map[string]struct {
-		second int // charges of each of those who come second
+		second int // charges of each batch that arrives second
 		want   time.Duration
 	}{"few": {1, 5 * ms}, "many": {128, 0}} {
 		t.Run(name, func(t *testing.T) {
@@ -184,7 +184,7 @@ func TestACallerThatWaitsCallsItself(t *testing.T) {
 
 func TestWhatIsLateIsNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &server{takes: 30 * ms} // whatever the context says
+		p := &server{takes: 30 * ms} // whatever the context is
 		l := newLane(10*ms, p.decide)
 		l.queue.maxCalls = 1
 		first := start(l, batchOf(1))
@@ -198,7 +198,7 @@ func TestWhatIsLateIsNotSent(t *testing.T) {
 	})
 }
 
-// TestManyBatchesDoNotHoldUpTheNextCall, however long their Done takes.
+// TestManyBatchesDoNotHoldUpTheNextCall: their Dones do not delay the next call, however long they take.
 func TestManyBatchesDoNotHoldUpTheNextCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: ms}
@@ -267,7 +267,7 @@ func TestAPanicHarmsNoOtherBatch(t *testing.T) {
 	})
 }
 
-// TestSourcesAreFlushedAfterTheirBatches: all Dones of a call come first, then one Flush for each source.
+// TestSourcesAreFlushedAfterTheirBatches: first all Dones of a call are called, then Flush once for each source.
 func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: ms}
@@ -290,7 +290,7 @@ func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 	})
 }
 
-// TestClose: what waits is answered, and so is what comes later; a call in flight ends by itself.
+// TestClose: waiting batches are answered, and so are later ones; a call in flight ends by itself.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: 5 * ms}

@@ -44,7 +44,7 @@ func (s *sizes) see(cmd goredis.Cmder) {
 	}
 }
 
-// many are charges of n buckets, of groups of so many.
+// many returns charges of n buckets, in groups of the given size.
 func many(n, group int) []backend.Charge {
 	limit := limitOf(100)
 	charges := make([]backend.Charge, n)
@@ -54,8 +54,8 @@ func many(n, group int) []backend.Charge {
 	return charges
 }
 
-// TestManyBucketsAtOnce: one client's call with very many buckets is answered, and other clients meanwhile
-// and after it too: no call of the script has more than a batch, and none counts as a failure of Redis.
+// TestManyBucketsAtOnce: one client's call with very many buckets is answered, and so are other clients during it and
+// after it: no call of the script has more than a batch, and none counts as a failure of Redis.
 func TestManyBucketsAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(t *testing.T) string{
@@ -113,8 +113,8 @@ func TestManyBucketsAtOnce(t *testing.T) {
 	}
 }
 
-// TestLargeGroupsGoApart: a group that is larger than a batch may take longer than the timeout of others. It
-// has another way to the server, with a timeout and a circuit breaker of its own.
+// TestLargeGroupsGoApart: a group that is larger than a batch may take longer than the timeout of others. It uses
+// another lane to the server, with its own timeout and circuit breaker.
 func TestLargeGroupsGoApart(t *testing.T) {
 	var usual, apart int
 	count := func(n *int) *lane {

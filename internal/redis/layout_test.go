@@ -19,8 +19,8 @@ func (still) Now() time.Time { return time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC
 
 func (still) AfterFunc(time.Duration, func()) outside.Timer { return time.NewTimer(0) }
 
-// A first request may have no time to wait for the layout of the Cluster. Once that was read in the background, the next
-// request uses it: no time has to pass.
+// A first request may have no time to wait for the layout of the Cluster. As soon as the layout was read in the
+// background, the next request uses it; no time has to pass.
 func TestALayoutThatWasReadInTheBackgroundIsUsed(t *testing.T) {
 	questions := 0
 	world := &outside.World{

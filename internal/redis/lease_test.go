@@ -38,8 +38,8 @@ func TestLeasesAreBounded(t *testing.T) {
 	}
 }
 
-// A Redis that answers later than the deadline causes no denial of a leased key: the
-// next lease is requested while units of the last remain. Nothing of it is lost.
+// A Redis that answers later than the deadline causes no denial of a leased key: the next lease is requested while the
+// last one still has units. No unit is lost.
 func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	faulty(t)
 	const timeout, late = 40 * ms, 100 * ms
@@ -90,8 +90,8 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	}
 }
 
-// Sidecars that lease from one Redis never give out more than a window holds, nor more than a token
-// bucket's bound; by Redis's clock, through many windows.
+// Sidecars that lease from one Redis never admit more than a window holds, nor more than a token bucket's bound, by
+// Redis's clock, through many windows.
 func TestSidecarsThatLeaseShareALimit(t *testing.T) {
 	t.Parallel()
 	const sidecars, workers, span = 4, 4, 3 * time.Second

@@ -81,7 +81,7 @@ func TestLifetimesAreWrittenExactly(t *testing.T) {
 	}
 }
 
-// livesFor is how long the key of a bucket lives still.
+// livesFor returns the remaining lifetime of a bucket's key.
 func livesFor(t *testing.T, server *redistest.Server, name string) time.Duration {
 	t.Helper()
 	left, err := server.Client().PTTL(t.Context(), "rl:{}"+name).Result()
@@ -91,8 +91,8 @@ func livesFor(t *testing.T, server *redistest.Server, name string) time.Duration
 	return left
 }
 
-// A denied group with a refund may still write its bucket, in new numbers or with a corrected clock: as
-// it was, and for as long as that matters. So may a look with a negative cost, which starts a clock.
+// A denied group with a refund may still write its bucket, in new numbers or with a corrected clock: with the same
+// units, and for as long as they matter. So may a dry run with a negative cost, which starts a clock.
 func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
@@ -108,7 +108,7 @@ func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	}
 	lower := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 3600 * algorithms.Second})
 	take(charge("used", hourly, 10))
-	// The other limit denies, and 10 would be refunded: what is written is the bucket in new numbers, with 10 used.
+	// The other limit denies, so 10 are not refunded: the bucket is written in new numbers, with 10 used.
 	if d := take(charge("used", lower, -10), charge("denies", none, 1)); !d[0].Allowed || d[1].Allowed {
 		t.Fatalf("%+v", d)
 	}
@@ -154,7 +154,7 @@ func TestCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	}
 }
 
-// A denial under a longer period makes a log live as long, and one under a shorter period leaves it.
+// A denial under a longer period extends the lifetime of a log, and one under a shorter period does not change it.
 func TestALogLivesAsLongAsTheLongerPeriod(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
@@ -183,7 +183,7 @@ func TestALogLivesAsLongAsTheLongerPeriod(t *testing.T) {
 	}
 }
 
-// A count that an older version wrote says nothing of its period.
+// A count that an older version wrote does not contain its period.
 func TestCountsOfAnOlderVersionAreRead(t *testing.T) {
 	server := redistest.Start(t)
 	now := algorithms.Micros(1_767_225_600_000_000)

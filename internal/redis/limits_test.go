@@ -26,8 +26,8 @@ func TestALimitOfACallHasOneNumber(t *testing.T) {
 	}
 }
 
-// TestTimeGrowsAsTheNumberOfLimits: sixteen times as many limits may not take a hundred times as long. Where
-// each was looked for in a list it was up to 256 times.
+// TestTimeGrowsAsTheNumberOfLimits: sixteen times as many limits must not take a hundred times as long. When each was
+// searched in a list it was up to 256 times.
 func TestTimeGrowsAsTheNumberOfLimits(t *testing.T) {
 	taken := func(n int) time.Duration {
 		limits, x := make([]algorithms.Limit, n), &scriptRun{}

@@ -25,17 +25,16 @@ import (
 
 const (
 	ms = time.Millisecond
-	// deadline of each Take under load: many times the usual one, for machines that are shared.
+	// deadline is the deadline of each Take under load: many times the usual one, for shared machines.
 	deadline = 200 * ms
-	// slack is how much later than its deadline an answer may come, on top of how late the machine
-	// itself was meanwhile. Without a deadline kept it would be five seconds, or the length of a fault.
+	// slack is how much later than its deadline an answer may arrive, in addition to the delays of the machine itself.
+	// Without a deadline an answer would take five seconds, or the length of a fault.
 	slack = 2800 * ms
-	// late is how much later than its deadline few answers may come, and few timers may fire.
+	// late is how much later than its deadline a few answers may arrive, and a few timers may fire.
 	late = 100 * ms
 	// pace is the pause of each worker between two requests.
 	pace = 2 * ms
-	// generous is how long until normal service at the most, where a test has no better bound.
-	// What it really takes is logged.
+	// generous bounds the time until service is normal in tests without a better bound. The real time is logged.
 	generous = 10 * time.Second
 )
 
@@ -51,7 +50,7 @@ func faulty(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes some seconds")
 	}
-	t.Parallel() // most of that time passes by itself
+	t.Parallel() // the test mostly waits
 }
 
 // TestMain checks after the last test that no goroutine is left.
@@ -64,8 +63,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// leftGoroutines gives goroutines of go-redis time to end: they sleep up to a second before they see
-// that their client is closed.
+// leftGoroutines gives goroutines of go-redis time to end: they sleep up to a second before they notice that their
+// client is closed.
 func leftGoroutines() (left error) {
 	for range 20 {
 		if left = goleak.Find(goleak.IgnoreTopFunction("github.com/redis/go-redis/v9/internal/pool.startCachedTimeUpdater.func1")); left == nil {
@@ -86,7 +85,7 @@ func seed(t *testing.T) uint64 {
 	return n
 }
 
-// limitOf is a fixed window that starts over in a year, so that what is counted stays counted.
+// limitOf returns a fixed window of a year, so that counts stay until the end of a test.
 func limitOf(n int64) *algorithms.Limit {
 	start := algorithms.Micros(time.Now().Add(-time.Hour).UnixMicro())
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: n, Period: 365 * algorithms.Day, Start: &start})
@@ -96,13 +95,13 @@ func limitOf(n int64) *algorithms.Limit {
 	return &limit
 }
 
-// question is what a load sends repeatedly: one charge, or two together.
+// question is a request that a load sends repeatedly: one charge, or two together.
 type question struct {
 	charges []backend.Charge
 	limit   int64 // 0: more than is ever charged
 
 	attempted, acked, denied, failed atomic.Int64
-	unknown                          atomic.Int64 // of the failed, those that may have been charged
+	unknown                          atomic.Int64 // the failed requests that may have been charged
 	ticks                            [6000]tick   // of tickLength, from the start of the load
 }
 
@@ -122,7 +121,7 @@ type load struct {
 	slowest   atomic.Int64 // answer, in ns
 	atOnce    atomic.Int64 // failures within half the deadline
 	slow      atomic.Int64 // answers later than deadline + late
-	overslept atomic.Int64 // the worst lateness of a worker's own timer, in ns: how busy the machine is
+	overslept atomic.Int64 // the largest delay of a worker's own timer, in ns, which shows how busy the machine is
 	starved   atomic.Int64 // timers that were more than late too late
 	took      atomic.Int64 // ns of all of them
 	reasons   sync.Map     // of failures: text -> *atomic.Int64
@@ -142,7 +141,7 @@ func newLoad(t *testing.T, deadline time.Duration) *load {
 	return &load{t: t, deadline: deadline, began: time.Now(), over: make(chan struct{})}
 }
 
-// startLoad starts so many workers for each store, until the test ends or stop.
+// startLoad starts so many workers for each store. They run until the test ends or stop is called.
 func startLoad(t *testing.T, workers int, below ...backend.Store) *load {
 	t.Helper()
 	return startLoadWithin(t, deadline, workers, below...)
@@ -232,7 +231,7 @@ func (l *load) work(s backend.Store, first int) {
 	}
 }
 
-// raise makes most at least d, and returns d.
+// raise sets most to d if d is larger, and returns d.
 func raise(most *atomic.Int64, d time.Duration) time.Duration {
 	for was := most.Load(); int64(d) > was && !most.CompareAndSwap(was, int64(d)); was = most.Load() {
 	}
@@ -256,7 +255,7 @@ func notRun(err error) bool {
 		strings.Contains(err.Error(), "not sent in time") || strings.Contains(err.Error(), "no time left")
 }
 
-// reason is what failures of one kind have in common.
+// reason returns the common part of failures of one kind.
 func reason(err error) string {
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	text = strings.TrimPrefix(text, backend.ErrUnavailable.Error()+": ")
@@ -291,8 +290,8 @@ func (l *load) share(from, to time.Time, of func(q *question) bool) float64 {
 	return float64(ok) / float64(ok+failed)
 }
 
-// normal waits until service is normal, nine of ten charges answered for 300 ms, and returns how long
-// after since that began. It fails the test where that is later than within.
+// normal waits until service is normal, with nine of ten charges answered for 300 ms, and returns the time from since
+// until that began. It fails the test if that is longer than within.
 func (l *load) normal(since time.Time, within time.Duration) time.Duration {
 	l.t.Helper()
 	const steady = 300 * ms
@@ -319,7 +318,7 @@ func (l *load) admitted() bool {
 	return !slices.ContainsFunc(l.questions, func(q *question) bool { return q.limit == 0 && q.acked.Load() == 0 })
 }
 
-// acked is how much of what is never denied was allowed.
+// acked returns the number of allowed units of questions without a limit.
 func (l *load) acked() (n int64) {
 	for _, q := range l.questions {
 		if q.limit == 0 {
@@ -329,7 +328,7 @@ func (l *load) acked() (n int64) {
 	return n
 }
 
-// slowFailures is how many of those that were not answered waited for it, and how many there are.
+// slowFailures returns how many failed requests waited for their failure, and how many failed in all.
 func (l *load) slowFailures() (slow, all int64) {
 	for _, q := range l.questions {
 		all += q.failed.Load()
@@ -346,10 +345,10 @@ func (l *load) failures() string {
 	return strings.Join(all, "\n\t")
 }
 
-// check ends the load and holds it to what is promised: over a limit never, or by as many
-// capacities as states were lost; each charge counted at most once, and those acknowledged counted,
-// but where writes were lost; answers in time. It lets the load go on until each question without a
-// limit was admitted: on a busy machine some of them come late.
+// check ends the load and checks the guarantees: a limit is exceeded never, or by as many capacities as states were
+// lost; each charge is counted at most once, and acknowledged charges are counted unless writes were lost; answers are
+// in time. It continues the load until each question without a limit was admitted, because on a busy machine some are
+// late.
 func (l *load) check(s backend.Store, lost int64) {
 	l.t.Helper()
 	for until := time.Now().Add(20 * time.Second); !l.admitted() && time.Now().Before(until); {
@@ -388,8 +387,8 @@ func (l *load) check(s backend.Store, lost int64) {
 	}
 }
 
-// punctual holds the slowest answer to its deadline. A worker waits for a timer before each request and
-// for another one, of the deadline, during it: on a busy machine both are late.
+// punctual checks the slowest answer against its deadline. A worker waits for a timer before each request and for
+// another one, of the deadline, during it. On a busy machine both are late.
 func (l *load) punctual() {
 	l.t.Helper()
 	worst, overslept := time.Duration(l.slowest.Load()), time.Duration(l.overslept.Load())
@@ -398,7 +397,7 @@ func (l *load) punctual() {
 	}
 }
 
-// charged is what the Store says was taken of each bucket of q.
+// charged returns the units that were consumed from each bucket of q, according to the Store.
 func (l *load) charged(s backend.Store, q *question) (all []int64) {
 	l.t.Helper()
 	for _, c := range q.charges {

@@ -66,7 +66,7 @@ var inGo = map[string]string{
 	"shards.go":  "the sidecar divides a charge among shards; the script charges each as a bucket",
 }
 
-// inLua are functions that stand in the section of a file of package algorithms without being in that file.
+// inLua are functions of the script in the section of a Go file that does not have them.
 var inLua = map[string]string{
 	"calendar_start": "Go has all windows of a calendar, the script five",
 	"locate":         "a state of a calendar remembers its window",
@@ -76,9 +76,8 @@ var inLua = map[string]string{
 	"take_one":       "a charge alone; Go has no group of one",
 }
 
-// take.lua defines the functions of package algorithms in the same order, under the same names: a section for each
-// file. So both can be read side by side. The test fails for a function
-// that only one of them has.
+// take.lua defines the functions of package algorithms in the same order and under the same names, in a section for
+// each file. So both can be read side by side. The test fails for a function that only one of them has.
 func TestScriptHasFunctionsOfAlgorithmsInOrder(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(algorithmsDir + "/*.go")
@@ -87,7 +86,7 @@ func TestScriptHasFunctionsOfAlgorithmsInOrder(t *testing.T) {
 	}
 	files = slices.DeleteFunc(files, func(path string) bool { return strings.HasSuffix(path, "_test.go") })
 	sections, order := sectionsOf(source)
-	if order[0] == "peaks.go" { // what the loop needs too stands before general; the rest has its own place
+	if order[0] == "peaks.go" { // sections that the loop needs are before general; the others have their own place
 		order = order[1:]
 	}
 	if !slices.IsSorted(order) {
@@ -144,7 +143,7 @@ var (
 	function = regexp.MustCompile(`^ {0,2}(?:local )?function (\w+)\(`)
 )
 
-// sectionsOf returns the functions that the script defines in each section that has the name of a Go file.
+// sectionsOf returns the functions that the script defines in each section with the name of a Go file.
 func sectionsOf(script string) (functions map[string][]string, order []string) {
 	functions = map[string][]string{}
 	in := ""
@@ -161,7 +160,7 @@ func sectionsOf(script string) (functions map[string][]string, order []string) {
 	return functions, order
 }
 
-// functionsOf returns the names of the functions of a Go file in order, each method behind its receiver's.
+// functionsOf returns the names of the functions of a Go file in order, each method after those of its receiver.
 func functionsOf(t *testing.T, path string) (names []string) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -190,7 +189,7 @@ func functionsOf(t *testing.T, path string) (names []string) {
 	return names
 }
 
-// snake is a Go name in the style of the script.
+// snake converts a Go name to the style of the script.
 func snake(name string) string {
 	var b strings.Builder
 	for i, r := range name {

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// underID makes charges a group that is taken once.
+// underID makes charges a group with an idempotency key.
 func underID(id uint32, charges ...backend.Charge) []backend.Charge {
 	o := &backend.IdempotencyKey{Lifetime: 600 * algorithms.Second}
 	binary.BigEndian.PutUint32(o.ID[:], id)
@@ -33,8 +33,8 @@ func takeAll(s backend.Store, charges []backend.Charge) []backend.Decision {
 	return d
 }
 
-// TestLostAnswersAreChargedOnce: a client that repeats a request with the same id until it gets an answer is
-// charged once, though the answers that were lost came after the script had run.
+// TestLostAnswersAreChargedOnce: a client that repeats a request with the same id until it gets an answer is charged
+// once, although the script had run before its answers were lost.
 func TestLostAnswersAreChargedOnce(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -79,8 +79,8 @@ func TestRecordsLiveAsLongAsTheyMust(t *testing.T) {
 	}
 }
 
-// TestClaimsAreMadeOnce is of groups that no one step of a Cluster can take: of buckets in several
-// slots, and of shards.
+// TestClaimsAreMadeOnce tests groups that a Cluster cannot charge in one step: with buckets in several slots, and with
+// shards.
 func TestClaimsAreMadeOnce(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3).Steady()
@@ -95,7 +95,7 @@ func TestClaimsAreMadeOnce(t *testing.T) {
 	claimsAreTakenOnce(t, one, other, a, b)
 }
 
-// TestClaimsOfTwoRedis is of groups with buckets in two: what is claimed in the first is taken in both.
+// TestClaimsOfTwoRedis tests groups with buckets in two Redis: the claim is in the first, and both are charged.
 func TestClaimsOfTwoRedis(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"one server", "behind Sentinels", "a Cluster"} {
@@ -152,8 +152,8 @@ func takesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charg
 	}
 }
 
-// claimsAreTakenOnce charges a, of 100, and b, of 4, through one and other, which are on the same Redis, under
-// ids, as a group that no one step can take.
+// claimsAreTakenOnce charges a (limit 100) and b (limit 4) through one and other, which use the same Redis, with ids,
+// as a group that cannot be charged in one step.
 func claimsAreTakenOnce(t *testing.T, one, other backend.Store, a, b backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {

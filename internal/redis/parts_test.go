@@ -56,7 +56,7 @@ func slotsOf(store *Store, name string) (charges []backend.Charge, numbers []int
 	return charges, numbers
 }
 
-// moved gives a slot without keys from the first master to the second.
+// moved moves a slot without keys from the first master to the second.
 func moved(t *testing.T, c *redistest.Cluster, slot int) {
 	t.Helper()
 	target := c.Masters[1].Do("CLUSTER", "MYID")
@@ -139,8 +139,8 @@ func (l *lostAnswers) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook 
 	}
 }
 
-// TestDrawPrefersTheFullerShard: of the two shards drawn, the one with more left comes first, with what has
-// flowed in since it was seen; one that has just failed comes second.
+// TestDrawPrefersTheFullerShard: of the two shards drawn, the one with more units comes first, including the inflow
+// since it was seen. One that has just failed comes second.
 func TestDrawPrefersTheFullerShard(t *testing.T) {
 	synctest.Test(t, drawPrefersTheFullerShard) // a failure counts for a moment only
 }
@@ -193,7 +193,7 @@ func drawPrefersTheFullerShard(t *testing.T) {
 	draws("one that fails", 3, 0, 2, 1) // 5, 4, 3, and 8
 }
 
-// gated is a Store that holds refunds until gate is closed.
+// gated is a Store that delays refunds until gate is closed.
 type gated struct {
 	next backend.Store
 	gate chan struct{}
@@ -231,7 +231,8 @@ func robbed(next backend.Store, other *sync.Once) backend.Store {
 	})
 }
 
-// takeAllShards is one look at all shards of c and one charge of each; then what it has charged in vain is refunded.
+// takeAllShards makes one dry run of all shards of c and one charge of each; then it refunds charges that were not
+// needed.
 func takeAllShards(s *Store, c backend.Charge) (d backend.Decision) {
 	done := make(chan struct{})
 	m := &combine{charge: c, memory: &s.cluster.shards.memory, tries: 2}
@@ -247,8 +248,8 @@ func takeShard(s *Store, c backend.Charge, i int, ask algorithms.Charge) backend
 	return takeAll(s, []backend.Charge{part})[0]
 }
 
-// TestUndoOfAWindowThatIsOver: what a denied group charged in other slots, or in shards, is refunded only
-// while its window lasts. The undo arrives here when the next window has been charged.
+// TestUndoOfAWindowThatIsOver: charges of a denied group in other slots, or in shards, are refunded only while their
+// window lasts. Here the undo arrives after the next window was charged.
 func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	t.Parallel()
 	url := redistest.StartCluster(t, 3).URL()
@@ -286,8 +287,8 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	}
 }
 
-// TestUndoOfShardsInTheNextWindow: a charge of several shards, of which one was used up meanwhile, is refunded to the
-// others only while its window lasts. The undo arrives when the next window has been charged.
+// TestUndoOfShardsInTheNextWindow: if one of several charged shards was used up by others, the charges of the others
+// are refunded only while their window lasts. The undo arrives after the next window was charged.
 func TestUndoOfShardsInTheNextWindow(t *testing.T) {
 	t.Parallel()
 	url := redistest.StartCluster(t, 3).URL()

@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-// proxy stands between a Store and a server, and does to answers what networks do: after the script
-// ran, so that a charge that is sent again is counted twice.
+// proxy is between a Store and a server, and damages answers as networks do: after the script has run, so that a charge
+// that is sent again is counted twice.
 type proxy struct {
 	Addr   string
 	server string
 
 	dials   atomic.Int64 // connections accepted
-	scripts atomic.Int64 // answers of scripts that passed or were tampered with
-	harmed  atomic.Int64 // of those, how many were tampered with
+	scripts atomic.Int64 // answers of scripts, forwarded or damaged
+	harmed  atomic.Int64 // the damaged ones of these
 
 	mu     sync.Mutex
 	rng    *rand.Rand
@@ -29,14 +29,14 @@ type proxy struct {
 	done   sync.WaitGroup
 }
 
-// faults is what happens to connections, and to the answers to scripts.
+// faults are the faults of connections, and of the answers to scripts.
 type faults struct {
 	share float64       // of the answers, to which one of these is done:
 	close bool          // the connection is closed
 	reset bool          // the connection is reset
-	late  time.Duration // the answer comes late
-	hole  bool          // nothing passes, in either direction
-	far   time.Duration // how long each answer is on its way, also those to logins
+	late  time.Duration // the delay of the answer
+	hole  bool          // no bytes pass, in either direction
+	far   time.Duration // the delay of every answer, also to logins
 }
 
 func startProxy(tb testing.TB, server string, seed uint64) *proxy {
@@ -101,7 +101,7 @@ func (p *proxy) drop(c net.Conn) {
 	c.Close()
 }
 
-// through waits while nothing passes, and reports whether to continue.
+// through waits while no bytes may pass, and reports whether to continue.
 func (p *proxy) through() bool {
 	for {
 		p.mu.Lock()
@@ -114,7 +114,7 @@ func (p *proxy) through() bool {
 	}
 }
 
-// fault draws what happens to one answer.
+// fault draws the fault of one answer.
 func (p *proxy) fault() (f faults) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -185,7 +185,7 @@ func (p *proxy) serve(client net.Conn) {
 	}
 }
 
-// far is how long an answer is on its way.
+// far returns the delay of every answer.
 func (p *proxy) far() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()

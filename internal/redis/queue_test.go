@@ -18,7 +18,7 @@ var epoch = time.Unix(1_000_000_000, 0)
 
 func at(d time.Duration) time.Time { return epoch.Add(d) }
 
-// batchOf is a batch of groups of so many charges. Costs count up from 1.
+// batchOf returns a batch of groups of these sizes. Costs count up from 1.
 func batchOf(sizes ...int) *backend.Batch {
 	b := &backend.Batch{}
 	for group, size := range sizes {
@@ -33,7 +33,7 @@ func batchOf(sizes ...int) *backend.Batch {
 
 func ones(n int) []int { return slices.Repeat([]int{1}, n) }
 
-// in has b come from s.
+// in sets the source of b.
 func in(s *backend.Source, b *backend.Batch) *backend.Batch {
 	b.Source = s
 	return b
@@ -231,7 +231,7 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 	}
 	q.landed(c)
 	q.over(at(6 * ms))
-	// A call that has nothing to send is over.
+	// A call without anything to send is over.
 	late.Decisions = make([]backend.Decision, 2)
 	submit(t, &q, late, at(6*ms))
 	if c := (&call{}); q.fill(c, at(6*ms)) || len(c.ended) != 1 || !q.idle() {
@@ -274,7 +274,7 @@ func TestQueueKeepsResetsInOrder(t *testing.T) {
 
 func TestQueueIsBounded(t *testing.T) {
 	q := newQueue(10 * ms)
-	submit(t, &q, batchOf(ones(70_000)...), at(0)) // one batch is taken whatever its size
+	submit(t, &q, batchOf(ones(70_000)...), at(0)) // a single batch is accepted whatever its size
 	c := sent(t, &q, at(0))
 	if _, err := q.submit(batchOf(1), at(0)); !errors.Is(err, backend.ErrNotTaken) {
 		t.Errorf("one too many: %v", err)
@@ -292,7 +292,7 @@ func TestQueueIsBounded(t *testing.T) {
 	}
 }
 
-// TestQueueRandomly has a queue go through random events, and checks what it does against what it promises.
+// TestQueueRandomly sends random events to a queue, and checks its guarantees.
 func TestQueueRandomly(t *testing.T) {
 	for seed := range uint64(300) {
 		s := &schedule{t: t, rng: rand.New(rand.NewPCG(seed, 1)), q: newQueue(10 * ms), groups: map[*backend.Charge]*fate{}}
@@ -326,7 +326,7 @@ type schedule struct {
 	left    time.Duration             // when the last call was started
 }
 
-// fate is what became of a group.
+// fate is the outcome of a group.
 type fate struct {
 	size         int
 	sent, landed int
@@ -344,7 +344,7 @@ func (s *schedule) step() {
 			s.after(s.q.tick(at(s.now)))
 		}
 	case 3:
-		if len(s.batches) > 0 { // a client goes
+		if len(s.batches) > 0 { // a client disconnects
 			b := s.batches[s.rng.IntN(len(s.batches))]
 			if f := s.groups[&b.Charges[0]]; f != nil {
 				f.canceled.Store(true)
@@ -486,7 +486,7 @@ func (s *schedule) fair(c *call, waiting map[*backend.Source]bool) {
 	}
 	for source := range waiting {
 		if p := s.q.places[source]; turns[source] > 0 || p == nil || p.first == nil {
-			continue // it had its turn, or nothing to send
+			continue // it had its turn, or had nothing to send
 		}
 		for other, n := range turns {
 			if n > 1 {

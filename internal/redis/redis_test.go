@@ -119,7 +119,7 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 	}
 }
 
-// What is remembered of denials lives until it is forgotten, and takes its key along.
+// Denials of a penalty live until they are forgotten, and their key lives as long.
 func TestDenialsLiveAsLongAsTheyCount(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -192,9 +192,9 @@ func TestSlotOf(t *testing.T) {
 	}
 }
 
-// TestURLsWithPasswordsAreNotShown: a mistaken URL is refused, and no part of it is in the error: any part
-// may be that of the password. One that is accepted has its password in the place of passwords, and not
-// where errors of connections name it.
+// TestURLsWithPasswordsAreNotShown: a URL with a mistake is refused, and no part of it is in the error, because any
+// part may belong to the password. In an accepted URL the password is in its place, and not where errors of connections
+// contain it.
 func TestURLsWithPasswordsAreNotShown(t *testing.T) {
 	for _, url := range []string{
 		"redis://user:se/cret@h:6379", "redis://user:se/cret@h", "redis://:/secret@h", "redis://:123/secret@h", "redis://user:123/0@h",

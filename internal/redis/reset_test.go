@@ -46,7 +46,7 @@ func TestResetReportsThatRedisIsAway(t *testing.T) {
 	}
 }
 
-// TestResetsAndChargesOfABatchKeepTheirOrder, those of one bucket too.
+// TestResetsAndChargesOfABatchKeepTheirOrder, also for one bucket.
 func TestResetsAndChargesOfABatchKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	for name, url := range map[string]string{"one server": "redis://" + redistest.Start(t).Addr, "a Cluster": redistest.StartCluster(t, 3).Steady().URL()} {
@@ -55,7 +55,7 @@ func TestResetsAndChargesOfABatchKeepTheirOrder(t *testing.T) {
 		for i, cost := range []int64{3, 0, 2, 2, 0, 0, 1} { // 0: a reset
 			charges = append(charges, backend.Charge{Key: []byte("k"), Limit: limitOf(3), Group: i, Terms: algorithms.Charge{Cost: cost}, Reset: cost == 0})
 		}
-		want := []int64{0, 0, 1, -1, 0, 0, 2} // left; -1: denied
+		want := []int64{0, 0, 1, -1, 0, 0, 2} // the units left; -1: denied
 		for i, d := range takeAll(s, charges) {
 			if d.Err != nil || d.Allowed != (want[i] >= 0) || d.Allowed && d.Remaining != want[i] {
 				t.Errorf("%s, charge %d: got %+v", name, i, d)

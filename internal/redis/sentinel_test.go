@@ -13,7 +13,7 @@ func TestViewOfTheMaster(t *testing.T) {
 	const s = time.Second
 	type step struct {
 		at     time.Duration
-		event  string // what a Sentinel says
+		event  string // a Sentinel's message
 		addr   string
 		master string // that is used then; "": none
 	}
@@ -56,8 +56,8 @@ func TestViewOfTheMaster(t *testing.T) {
 	}
 }
 
-// TestPlannedFailoverLosesLittle: from the moment in which the replica is promoted the old master is not charged. What
-// is lost is less than half a second of traffic; with +switch-master alone it is one to two seconds.
+// TestPlannedFailoverLosesLittle: from the moment at which the replica is promoted, the old master is not charged. Less
+// than half a second of traffic is lost; with +switch-master alone it would be one to two seconds.
 func TestPlannedFailoverLosesLittle(t *testing.T) {
 	faulty(t)
 	servers := redistest.StartSentinels(t)
@@ -86,7 +86,7 @@ func TestPlannedFailoverLosesLittle(t *testing.T) {
 	}
 }
 
-// masterAddr is what Sentinels answer while the first master is the master.
+// masterAddr is the Sentinels' answer while the first master is the master.
 func masterAddr(s *redistest.Sentinels) string {
 	host, port, _ := net.SplitHostPort(s.Master.Addr)
 	return fmt.Sprint([]any{host, port})

@@ -40,7 +40,7 @@ func sharded(tb testing.TB, spec algorithms.Spec, n int, key string) backend.Cha
 	return backend.Charge{Key: []byte(key), Limit: &whole, Shards: shards, Terms: algorithms.Charge{Cost: 1}, Owner: "test"}
 }
 
-// takeOne takes a charge that must be answered.
+// takeOne makes a charge that must be answered.
 func takeOne(tb testing.TB, s backend.Store, c backend.Charge, ask algorithms.Charge) backend.Decision {
 	tb.Helper()
 	c.Terms = ask
@@ -52,7 +52,7 @@ func takeOne(tb testing.TB, s backend.Store, c backend.Charge, ask algorithms.Ch
 	return d[0]
 }
 
-// values is what is left in each shard, in the unit of State.Value.
+// values returns the units in each shard, in the unit of State.Value.
 func values(tb testing.TB, s *Store, c backend.Charge) (all []int64) {
 	tb.Helper()
 	for i := range c.Shards {
@@ -72,7 +72,7 @@ func sum(all []int64) (n int64) {
 	return n
 }
 
-// patient is a Store with time to answer, on a clock that stands still.
+// patient returns a Store with a long timeout, with a clock that stands still.
 func patient(tb testing.TB, url string) (*Store, *storetest.Clock) {
 	tb.Helper()
 	clock := &storetest.Clock{}
@@ -100,8 +100,8 @@ func TestShards(t *testing.T) {
 	t.Run("admit more than two choices alone", func(t *testing.T) { shardsAdmitMore(t, url) })
 }
 
-// Many at once, with costs that often need several shards: never over the limit, and in the end all
-// of it. (Between, some may be denied while what others failed to combine is on its way back.)
+// Many goroutines charge at once, with costs that often need several shards: the limit is never exceeded, and all of it
+// is admitted at the end. (Some may be denied while units of failed combinations are being refunded.)
 func shardsAdmitTheLimit(t *testing.T, url string) {
 	t.Helper()
 	s := open(t, Config{URL: url, Timeout: 5 * time.Second})
@@ -240,8 +240,8 @@ func shardsAreGivenBackTo(t *testing.T, url string) {
 	}
 }
 
-// Many refund at the same time, in several processes: nearly each refund finds room, and none is
-// given twice.
+// Many goroutines refund at the same time, in several processes: nearly every refund finds room, and none is made
+// twice.
 func shardsLoseNothing(t *testing.T, url string) {
 	t.Helper()
 	var stores []*Store
@@ -263,7 +263,7 @@ func shardsLoseNothing(t *testing.T, url string) {
 		}
 		wg.Wait()
 	}
-	for _, s := range stores { // and waits for what is on its way back
+	for _, s := range stores { // and waits for refunds in flight
 		s.Close()
 	}
 	left := sum(values(t, open(t, Config{URL: url, Timeout: 5 * time.Second}), c))
@@ -287,7 +287,7 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 	if !d.Allowed || sum(left) != -8*one || slices.Max(left)-slices.Min(left) > 1 {
 		t.Errorf("got %+v, left %v of a unit of %d", d, left, one)
 	}
-	// A shard has 6/4 tokens each second: two come in 4/3 s.
+	// A shard has 6/4 tokens each second: two flow in within 4/3 s.
 	if d.Wait < 1_333_333 || d.Wait > 1_333_334 {
 		t.Errorf("wait %d us", d.Wait)
 	}
@@ -300,7 +300,7 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 	}
 }
 
-// shardsLostARace has another sidecar take from a shard between the look at all and the charge.
+// shardsLostARace lets another sidecar charge a shard between the dry runs and the charge.
 func shardsLostARace(t *testing.T, url string) {
 	t.Helper()
 	s, _ := patient(t, url)
@@ -320,7 +320,7 @@ func shardsLostARace(t *testing.T, url string) {
 	}
 }
 
-// shardsInAGroup: where the other bucket of the group denies, the shards get back what they were charged.
+// shardsInAGroup: if the other bucket of the group denies, the charges of the shards are refunded.
 func shardsInAGroup(t *testing.T, url string) {
 	t.Helper()
 	s, _ := patient(t, url)
@@ -368,8 +368,8 @@ func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
 	}
 }
 
-// offered is a series of charges of one unit at random moments, of a limit in shards of c tokens each: the
-// share of the limit that was admitted. It starts half full and is measured once that is gone.
+// offered is a series of charges of one unit at random moments, for a limit with c tokens in each shard. It returns the
+// admitted share of the limit. It starts half full and is measured once that is used up.
 type offered struct {
 	c, shards int
 	load      float64
@@ -382,8 +382,8 @@ func (o offered) spec() algorithms.Spec {
 	return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second, Capacity: &capacity, Initial: &initial}
 }
 
-// run calls take at random moments, load times as often as the limit allows, and returns what share of
-// them, after the first sixth, was admitted.
+// run makes charges at random moments, load times as often as the limit allows, and returns the share of them that was
+// admitted after the first sixth.
 func (o offered) run(seed uint64, take func(at algorithms.Micros) bool) float64 {
 	rng := rand.New(rand.NewPCG(seed, 6))
 	moments := make([]float64, o.asks)
@@ -400,7 +400,7 @@ func (o offered) run(seed uint64, take func(at algorithms.Micros) bool) float64 
 	return float64(admitted) / float64(o.asks-warm)
 }
 
-// choices is what plain choosing among as many shards drawn at random admits, in this process.
+// choices returns the share that is admitted by a plain choice among as many random shards, in this process.
 func (o offered) choices(tb testing.TB, seed uint64, of int) float64 {
 	tb.Helper()
 	shards, err := algorithms.Split(o.spec(), o.shards)
@@ -450,8 +450,8 @@ func shardsAdmitMore(t *testing.T, url string) {
 	}
 }
 
-// shardsAreLookedAtWhole compares with one bucket in memory what a Cluster answers about shards, at one
-// moment: whatever was charged to whichever of them.
+// shardsAreLookedAtWhole compares the answers of a Cluster about shards at one moment with one bucket in memory,
+// whichever shards were charged.
 func shardsAreLookedAtWhole(t *testing.T, url string) {
 	t.Helper()
 	s, clock := patient(t, url)

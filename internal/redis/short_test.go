@@ -18,15 +18,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// The loop of the script decides what package algorithms decides: for plain charges of few limits, whose
-// numbers change one at a time, with charges in between that are not plain.
+// The loop of the script decides like package algorithms, for plain charges of few limits, whose numbers change one at
+// a time, with other charges in between.
 func TestLoopEqualsMemory(t *testing.T) {
 	t.Parallel()
 	n := func(v int64) *int64 { return &v }
 	epoch, late, later := algorithms.Micros(0), algorithms.Micros(123_456), algorithms.Micros(500_001)
 	const s = algorithms.Second
 	token, window := algorithms.TokenBucket, algorithms.FixedWindow
-	// Each limit, and what becomes of it now and then.
+	// Each limit, and its occasional changes.
 	specs := [][]algorithms.Spec{
 		{{Kind: token, Rate: 7, Period: s}, {Kind: token, Rate: 7, Period: s, Capacity: n(9)}, {Kind: token, Rate: 11, Period: s, Capacity: n(9)}, {Kind: token, Rate: 14, Period: s, Capacity: n(18)}},
 		{{Kind: token, Rate: 5, Period: 3 * s}, {Kind: token, Rate: 5, Period: 4 * s}},
@@ -131,8 +131,8 @@ func loopEqualsMemory(t *testing.T, seed uint64, specs [][]algorithms.Spec, jump
 	}
 }
 
-// The loop of the script decides plain charges, without making the functions of general: that would cost more than
-// all else of a call. All other charges need general.
+// The loop of the script decides plain charges without creating the functions of general, which would cost more than
+// the rest of a call. All other charges need general.
 func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 	t.Parallel()
 	const head = "local function general(now, given, names, stored, lives, answers)\n"
@@ -252,7 +252,7 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 }
 
 // An answer that is too short or too long decides nothing: the call is ErrUnavailable. Answers differ in length,
-// for those of plain charges leave out the times that are 0.
+// because those of plain charges leave out times that are 0.
 func TestAnswerOfWrongLength(t *testing.T) {
 	t.Parallel()
 	full := doubles([]byte{0}, 1, 2, 3, 4, 5)

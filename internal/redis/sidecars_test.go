@@ -106,8 +106,8 @@ func TestCloseUnderLoad(t *testing.T) {
 
 const childURL = "RL_TEST_CHILD_URL"
 
-// TestChild is not a test: it is the sidecar that TestFaultSidecarKilled kills. It says "?" before
-// it sends a charge and "+" when it was admitted.
+// TestChild is not a test: it is the sidecar that TestFaultSidecarKilled kills. It prints "?" before it sends a charge
+// and "+" when the charge was admitted.
 func TestChild(t *testing.T) {
 	url := os.Getenv(childURL)
 	if url == "" {
@@ -195,7 +195,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 	if charged < acked.Load() || charged > attempted.Load() || charged > childLimit {
 		t.Errorf("%d attempted, %d charged, %d admitted", attempted.Load(), charged, acked.Load())
 	}
-	// What is left is there for the others, exactly.
+	// The remaining units are available to the others, exactly.
 	c.Terms.Cost = 1
 	if got := hammer(t, []backend.Store{sidecar(t, url)}, 2*childLimit, c); got != childLimit-charged {
 		t.Errorf("%d were left, %d admitted", childLimit-charged, got)

@@ -16,8 +16,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// TestTLSWithClientCertificateAndUser uses everything that a careful operator configures: TLS, a
-// certificate of the client's own, and a user that may do no more than limits need.
+// TestTLSWithClientCertificateAndUser uses everything that a careful operator configures: TLS, a client certificate,
+// and a user with only the permissions that limits need.
 func TestTLSWithClientCertificateAndUser(t *testing.T) {
 	t.Parallel()
 	ca, dir := certtest.New(t), t.TempDir()

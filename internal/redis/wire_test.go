@@ -64,7 +64,7 @@ func readCommand(r *bufio.Reader) (args []string, err error) {
 	return args, err
 }
 
-// echoed is the script's answer that echo would give.
+// echoed is the answer of the script that echo would give.
 func echoed(args []string) string {
 	declared, _ := strconv.Atoi(args[2])
 	charges := args[3+declared+2]
@@ -115,8 +115,8 @@ func TestWire(t *testing.T) {
 	})
 }
 
-// slowWrites returns from Write some time after the other end has what was written, and notes whether there are two at
-// a time.
+// slowWrites returns from Write some time after the other end has received the bytes, and records whether two writes
+// overlap.
 type slowWrites struct {
 	net.Conn
 
@@ -151,7 +151,7 @@ func TestAnAnswerBeforeItsWriteReturns(t *testing.T) {
 	l.close()
 }
 
-// TestASilentServerEndsTheWire: its call fails when its time is over, and the next one goes the other way.
+// TestASilentServerEndsTheWire: its call fails at the timeout, and the next one uses go-redis.
 func TestASilentServerEndsTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{takes: ms}
@@ -187,7 +187,8 @@ func TestAServerThatDoesNotReadEndsTheWire(t *testing.T) {
 	})
 }
 
-// TestTheWireOutlivesItsDeadlines: that of an earlier call does not end a later one, nor the rest between them.
+// TestTheWireOutlivesItsDeadlines: the deadline of an earlier call does not end a later one, nor the pause between
+// them.
 func TestTheWireOutlivesItsDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
@@ -216,7 +217,7 @@ func TestAnEndedWireLosesNothing(t *testing.T) {
 	})
 }
 
-// TestAWireThatEndsBeforeItsCallIsWritten: the call goes the other way, and nobody else may take the wire meanwhile.
+// TestAWireThatEndsBeforeItsCallIsWritten: go-redis makes the call, and no other call may use the wire in this time.
 func TestAWireThatEndsBeforeItsCallIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p, conn := wired(&server{}, echoed)
@@ -293,7 +294,7 @@ func TestLargeCallsDoNotGoByTheWire(t *testing.T) {
 	})
 }
 
-// TestRefusalsOnTheWire: what was certainly not run is sent again the other way; other errors are answers.
+// TestRefusalsOnTheWire: a call that certainly has not run is sent again by go-redis; other errors are answers.
 func TestRefusalsOnTheWire(t *testing.T) {
 	for text, again := range map[string]bool{
 		"NOSCRIPT No matching script": true, "MOVED 1 127.0.0.1:7001": true, "TRYAGAIN later": true,
@@ -337,7 +338,7 @@ func TestRepliesInPieces(t *testing.T) {
 	}
 }
 
-// TestUsualCallsGoByTheWire, and those after the server has ended all connections do so again; none is lost.
+// TestUsualCallsGoByTheWire, and again after the server has ended all connections; no call is lost.
 func TestUsualCallsGoByTheWire(t *testing.T) {
 	r := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + r.Addr, Timeout: 5 * time.Second})

@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// instead is a charge of a plan, and one of the credits that pay for what the plan does not allow.
+// instead returns a charge of a plan, and a charge of the credits that pay beyond it.
 func instead(plan, credits *algorithms.Limit, cost int64) []backend.Charge {
 	group := []backend.Charge{of(plan, "plan", cost), of(credits, "credits", cost)}
 	group[0].Then = true
@@ -35,7 +35,7 @@ func TestADenialOfAlternativesIsRememberedUntilEitherCanPay(t *testing.T) {
 		}
 		want(3, true, false, 1)
 		want(1, false, true, 2)
-		want(1, false, true, 3) // the plan's denial alone is not remembered
+		want(1, false, true, 3) // a denial by the plan alone is not remembered
 		want(1, false, false, 4)
 		want(1, false, false, 4)
 		time.Sleep(50*ms - time.Microsecond)
@@ -51,7 +51,7 @@ func TestADenialOfAlternativesIsRememberedUntilEitherCanPay(t *testing.T) {
 func TestAnUndoReturnsTheUnitsToThePayer(t *testing.T) {
 	for _, c := range []struct {
 		cost          int64
-		plan, credits int64 // what is left once the other limit has denied
+		plan, credits int64 // the units left after the other limit has denied
 	}{{cost: 4, plan: 10, credits: 20}, {cost: 11, plan: 10, credits: 20}} {
 		synctest.Test(t, func(t *testing.T) {
 			undos := stores.NewUndos(time.Minute)

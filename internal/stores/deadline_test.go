@@ -68,8 +68,8 @@ func TestDeadlinePassesAnswersOn(t *testing.T) {
 	})
 }
 
-// A caller has its batch back at the deadline, and uses it for something else; what the Store decides later is written
-// nowhere that the caller knows of. (The race detector sees it if it is.)
+// A caller gets its batch back at the deadline, and reuses it. A later decision of the Store is not written to memory
+// of the caller (the race detector would notice it).
 func TestLateDecisionsAffectNoOtherRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var keys []string
@@ -98,7 +98,7 @@ func TestLateDecisionsAffectNoOtherRequest(t *testing.T) {
 	})
 }
 
-// Each batch ends at its own deadline, in whatever order they come; a Done that panics harms no other.
+// Each batch ends at its own deadline, in whatever order they are submitted; a Done that panics affects no other batch.
 func TestEachBatchEndsAtItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(1, 2))
@@ -122,14 +122,14 @@ func TestEachBatchEndsAtItsDeadline(t *testing.T) {
 			s.Submit(b)
 		}
 		time.Sleep(time.Second)
-		time.Sleep(2 * time.Hour) // what is late ends, too
+		time.Sleep(2 * time.Hour) // late batches end, too
 		if ended.Load() != 500 || panics.Load() != 72 || flushes.Load() < 500 {
 			t.Errorf("%d ended, %d panics, %d flushes", ended.Load(), panics.Load(), flushes.Load())
 		}
 	})
 }
 
-// At the deadline only what is not known fails.
+// At the deadline only undecided groups fail.
 func TestDeadlineKeepsWhatIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		next := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -157,11 +157,11 @@ func TestDeadlineKeepsWhatIsKnown(t *testing.T) {
 		if <-done; b.Decisions[0].Err != nil || !errors.Is(b.Decisions[1].Err, backend.ErrUnavailable) {
 			t.Errorf("%+v", b.Decisions)
 		}
-		time.Sleep(time.Hour) // what is late ends, too
+		time.Sleep(time.Hour) // late batches end, too
 	})
 }
 
-// Where one server does not answer, what others have decided by the deadline stands.
+// If one server does not answer, the decisions of others before the deadline stay valid.
 func TestDeadlineFailsOnlyWhatIsUndecided(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		routes := [2]stores.Route{{Store: after(ms, echo)}, {Store: batchFunc(func(*backend.Batch) { time.Sleep(time.Minute) })}}
@@ -183,11 +183,12 @@ func TestDeadlineFailsOnlyWhatIsUndecided(t *testing.T) {
 				t.Errorf("%d: %+v", i, d)
 			}
 		}
-		time.Sleep(time.Hour) // what is late ends, too
+		time.Sleep(time.Hour) // late batches end, too
 	})
 }
 
-// TestAnswersAtTheDeadlineAreSent: listeners write what they have when Flush is called, after all late batches have ended.
+// TestAnswersAtTheDeadlineAreSent: listeners write their answers when Flush is called, after all late batches have
+// ended.
 func TestAnswersAtTheDeadlineAreSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := stores.Deadline(submitFunc(func(*backend.Batch) {}), 10*ms, 0, nil)

@@ -8,8 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever is added, ends and is late in whatever order: a tick removes exactly the trials whose time is over, in the
-// order of their times, and the next tick is never later than the first of those that are left.
+// In any order of adding, ending and expiring: a tick removes exactly the trials whose time is over, in the order of
+// their times, and the next tick is never later than the first of the remaining ones.
 func TestDeadlinesAgainstAPlainList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var d deadlines
@@ -33,7 +33,7 @@ func TestDeadlinesAgainstAPlainList(t *testing.T) {
 			case len(list) > 0 && rapid.Bool().Draw(t, "one ends"):
 				i := rapid.IntRange(0, len(list)-1).Draw(t, "which")
 				d.remove(list[i])
-				d.remove(list[i]) // a second time nothing happens
+				d.remove(list[i]) // a second removal has no effect
 				ended = append(ended, list[i])
 				list = slices.Delete(list, i, i+1)
 			default:

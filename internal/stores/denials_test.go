@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever is remembered and forgotten in whatever order: what is found is the newest denial of its group, and none of a
-// bucket that was forgotten since. What is kept is bounded.
+// In any order of remembering and forgetting: find returns the newest denial of its group, and none of a bucket that
+// was forgotten later. The memory is bounded.
 func TestDenialsAgainstAPlainMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 6

@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// What is remembered is bounded, whatever is denied and forgotten in whatever order.
+// The memory of denials is bounded, in any order of denials and forgetting.
 func TestDeniedMemoryIsBounded(t *testing.T) {
 	const most = 100
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})

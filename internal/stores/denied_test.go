@@ -18,8 +18,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// remembering is a DeniedStore over memory, on the time of a synctest bubble; asked records what
-// memory received.
+// remembering is a DeniedStore over memory, with the time of a synctest bubble; asked records the batches that memory
+// received.
 func remembering(c stores.DeniedConfig) (s *stores.DeniedStore, asked *recorder) {
 	asked = &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
 	return stores.Denied(asked, c), asked
@@ -66,7 +66,8 @@ func TestADenialIsRememberedUntilARetryCanSucceed(t *testing.T) {
 	})
 }
 
-// Known denials are answered before Submit returns. Only the other charges go to next, and their denials are remembered too.
+// Known denials are answered before Submit returns. Only the other charges are sent to next, and their denials are
+// remembered too.
 func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := &recorder{next: after(ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}
@@ -117,7 +118,7 @@ func TestALargerCostIsDeniedToItsOwnTime(t *testing.T) {
 	three := int64(3)
 	for name, test := range map[string]struct {
 		spec        algorithms.Spec
-		two, larger time.Duration // retries of 2 and 3 once 2 of 3 are taken, 50 ms later
+		two, larger time.Duration // retries of 2 and 3 after 2 of 3 were consumed, 50 ms later
 	}{
 		"token bucket": {algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, Capacity: &three}, 100 * ms, 150 * ms},
 		"fixed window": {algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: algorithms.Second, Capacity: &three, Start: &start}, time.Second, 1950 * ms},
@@ -130,13 +131,13 @@ func TestALargerCostIsDeniedToItsOwnTime(t *testing.T) {
 				expect(t, s, asked, 2, of(limit, "a", 2), false, test.two)
 				time.Sleep(50 * ms)
 				expect(t, s, asked, 2, of(limit, "a", 3), false, test.larger)
-				expect(t, s, asked, 3, of(limit, "a", 1), true, 0) // a smaller cost goes to next
+				expect(t, s, asked, 3, of(limit, "a", 1), true, 0) // a smaller cost is sent to next
 			})
 		})
 	}
 }
 
-// A bucket that its Value does not describe fully goes to next again.
+// A bucket that its Value does not describe fully is decided by next again.
 func TestALargerCostOfOtherKindsGoesToTheStore(t *testing.T) {
 	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
 		synctest.Test(t, func(t *testing.T) {
@@ -194,7 +195,7 @@ func TestARefundForgetsTheDenial(t *testing.T) {
 		expect(t, s, asked, 3, of(limit, "a", -1), true, 0)
 		expect(t, s, asked, 4, of(limit, "a", 1), true, 0)
 		expect(t, s, asked, 5, of(limit, "a", 1), false, time.Minute)
-		// In one Take with others, in any order.
+		// In one Take with other charges, in any order.
 		back, again := of(limit, "a", -1), of(limit, "a", 1)
 		back.Group, again.Group = 1, 2
 		if d := take(t.Context(), s, back, again); !d[0].Allowed || !d[1].Allowed {
@@ -258,13 +259,14 @@ func TestDeniedGroups(t *testing.T) {
 				t.Errorf("%d: got %+v, asked %d times", i, d, asked.count())
 			}
 		}
-		// The limit that allowed may deny more units, so it goes to next. The limit that denied was never decided alone, so it does too.
+		// The limit that allowed may deny a higher cost, so next decides. The limit that denied was never decided
+		// alone, so next decides it too.
 		take(t.Context(), s, pair(1, 2)...)
 		take(t.Context(), s, of(few, "few", 1))
 		if asked.count() != 4 {
 			t.Errorf("asked %d times", asked.count())
 		}
-		// A denied group and another in one batch: only the other goes to next.
+		// A denied group and another group in one batch: only the other is sent to next.
 		other := of(many, "other", 5)
 		other.Group = 7
 		d := take(t.Context(), s, append(pair(1, 2), other)...)
@@ -321,7 +323,7 @@ func TestOfPenaltiesOnlyBlocksAreRemembered(t *testing.T) {
 		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Blocked != 4*algorithms.Second || asked.count() != 7 {
 			t.Errorf("blocked again: %+v, asked %d times", d, asked.count())
 		}
-		// In a group with another limit's denial it lasts as long as the block.
+		// In a group with the denial of another limit, it lasts as long as the block.
 		other := tokens(t, 1, algorithms.Day, 1)
 		expect(t, s, asked, 8, of(other, "b", 1), true, 0)
 		for range 3 {
@@ -352,8 +354,8 @@ func TestErrorsAreNotRemembered(t *testing.T) {
 	}
 }
 
-// A cached denial includes what this process consumed since: a smaller cost that is allowed makes
-// the retry of a larger one later.
+// A cached denial includes the units that this process consumed later: a smaller cost that is allowed makes the retry
+// time of a larger one later.
 func TestAnAllowedChargeForgetsADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
@@ -428,8 +430,8 @@ func elsewhere(charges []backend.Charge, i int) bool {
 	})
 }
 
-// Over random traces it answers what its next would have. Remaining and ResetAfter may be those of the
-// denial that is remembered although an answer does not describe a bucket fully.
+// On random traces it gives the same answers as its next. Remaining and ResetAfter may be those of the remembered
+// denial if an answer does not describe a bucket fully.
 func TestDeniedAdmitsWhatNextWould(t *testing.T) {
 	seeds := uint64(30)
 	if testing.Short() {
@@ -510,7 +512,7 @@ func BenchmarkDenied(b *testing.B) {
 	}
 }
 
-// A group that was taken under an id is answered again under it, though its buckets have denied since.
+// A group with an idempotency key is answered again with the same answer, although its buckets have denied in between.
 func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})

@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// odd says that keys with an odd last byte are in the second store.
+// odd routes keys with an odd last byte to the second store.
 func odd(c *backend.Charge) bool { return c.Key[len(c.Key)-1]%2 == 1 }
 
 func dividedStore(t *testing.T, first, second backend.Store) backend.Store {
@@ -30,7 +30,7 @@ func TestDividedIsNeverOver(t *testing.T) {
 	})
 }
 
-// charges are of a limit of 5 a day: key, cost; of one group unless "|" is in between.
+// charges returns charges of a limit of 5 a day: pairs of a key and a cost, in one group unless "|" separates them.
 func charges(t *testing.T, of ...any) (list []backend.Charge) {
 	t.Helper()
 	five, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Day})
@@ -80,7 +80,7 @@ func TestDividedGroups(t *testing.T) {
 	}
 	eventually("what a denial took", 3, "k0", 0)
 
-	// One batch of each store for whole groups, however many.
+	// One batch for each store, however many groups it has.
 	before := submits.Load()
 	if d := take("k2", 1, "|", "k3", 2, "|", "k2", 1, "k4", 1, "|", "k5", 3); d[0].Remaining != 4 || d[1].Remaining != 3 || d[2].Remaining != 3 || d[4].Remaining != 2 {
 		t.Errorf("%+v", d)
@@ -100,7 +100,7 @@ func TestDividedGroups(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 
-	// What is taken once is taken in one place.
+	// A group with an idempotency key is charged in one store.
 	once := charges(t, "k7", 1, "k8", 1, "|", "k9", 1)
 	for i := range once {
 		once[i].IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{byte(once[i].Group)}, Lifetime: algorithms.Second}

@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// suspendable is a machine whose monotonic clock stands still while it is suspended. Its time is that
-// of a synctest bubble.
+// suspendable is a machine whose monotonic clock stands still while it is suspended. Its time is the time of a synctest
+// bubble.
 type suspendable struct {
 	began     time.Time
 	suspended atomic.Int64 // ns that the monotonic clock lacks
@@ -30,7 +30,7 @@ func (s *suspendable) suspend(d time.Duration) {
 	s.suspended.Add(int64(d))
 }
 
-// A machine that was suspended serves no unit of a window that ended meanwhile.
+// A machine that was suspended serves no unit of a window that ended in the meantime.
 func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 	for name, before := range map[string]func(*suspendable){
 		"plain":                         func(*suspendable) {},
@@ -60,8 +60,7 @@ func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 	}
 }
 
-// Time passes as on the monotonic clock, whatever becomes of the wall clock, but that it may seem
-// longer.
+// Time passes as on the monotonic clock, whatever the wall clock does; it may only seem longer.
 func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		machine := &suspendable{began: time.Now()}

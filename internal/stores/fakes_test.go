@@ -28,12 +28,12 @@ func (f storeFunc) Submit(b *backend.Batch) {
 	}).Submit(b)
 }
 
-// detached reports whether ctx is that of a batch that nobody waits for.
+// detached reports whether ctx belongs to a batch without a waiting caller.
 func detached(ctx context.Context) bool { return ctx.Value(detachedKey{}).(bool) }
 
 type detachedKey struct{}
 
-// batchFunc is a Store that is a function, which may take its time.
+// batchFunc is a Store that is a function; it may block.
 type batchFunc func(b *backend.Batch)
 
 func (f batchFunc) Submit(b *backend.Batch) {
@@ -48,13 +48,13 @@ func (f batchFunc) Submit(b *backend.Batch) {
 	}
 }
 
-// recorder passes Takes on and remembers what was asked.
+// recorder forwards Takes and records them.
 type recorder struct {
 	next backend.Store
 
 	mu    sync.Mutex
 	takes [][]backend.Charge
-	ats   []algorithms.Micros // when each was answered, by next's clock
+	ats   []algorithms.Micros // the time of each answer, by next's clock
 }
 
 func (r *recorder) Submit(b *backend.Batch) {
@@ -84,7 +84,7 @@ func (r *recorder) all() [][]backend.Charge {
 	return slices.Clone(r.takes)
 }
 
-// at is when a Take was answered.
+// at returns the time of a Take's answer.
 func (r *recorder) at(n int) algorithms.Micros {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -57,7 +57,7 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 		submit("denied anew", false, a)
 		submit("a denied one", true, a)
 
-		// A denial that has become too old goes to next once more.
+		// A denial that has become too old is sent to next once more.
 		time.Sleep(time.Second)
 		submit("an old denial", false, a)
 		submit("a denial heard of again", true, a)

@@ -21,10 +21,9 @@ import (
 
 var leaseSeed = flag.Uint64("lease-seed", 0, "plays this seed of the simulation of leases alone")
 
-// Many sidecars lease from one store, on clocks that differ from its and from each other's, over
-// links that are slow, lose questions and answers, and part; sidecars die. What they admit together
-// is never over the bound, and under it by no more than what is leased and what was lost: every unit
-// that was charged and not admitted is accounted for.
+// Many sidecars lease from one store. Their clocks differ from the store's clock and from each other, their links are
+// slow, lose requests and answers, and break, and sidecars die. Together they never admit more than the bound. They
+// admit less by at most the leased and the lost units: every unit that was charged and not admitted is accounted for.
 func TestSimulationOfLeases(t *testing.T) {
 	for name, play := range map[string]func(w *leaseSim, rng *rand.Rand){
 		"busy":       (*leaseSim).busy,
@@ -65,15 +64,15 @@ type leaseSim struct {
 	t     *testing.T
 	seed  uint64
 	store *memory.Store
-	skew  time.Duration // of the store's clock
+	skew  time.Duration // the difference to the store's clock
 	keys  []simKey
 
 	sidecars int64 // alive at a time
-	calm     bool  // nothing is lost, nobody dies
+	calm     bool  // nothing is lost, no sidecar dies
 
 	mu       sync.Mutex
-	admitted [][]simCharge                       // by key; guarded by mu, and so is what follows
-	denied   [][]simCharge                       // what was asked for and when, by key
+	admitted [][]simCharge                       // by key; this and the following fields are guarded by mu
+	denied   [][]simCharge                       // denied costs with their times, by key
 	lost     []algorithms.Micros                 // when a lease may have been lost
 	charges  map[string]int64                    // how many may have granted something, by key
 	asked    map[*backend.Source]map[string]bool // the keys submitted to the store, by source
@@ -85,13 +84,13 @@ type simKey struct {
 	window algorithms.Micros // 0: a token bucket
 }
 
-// simCharge is units that were admitted at a time by the store's clock.
+// simCharge is a number of units that were admitted at a time by the store's clock.
 type simCharge struct {
 	at   algorithms.Micros
 	cost int64
 }
 
-// storeNow is the time by the store's clock.
+// storeNow returns the time by the store's clock.
 func (w *leaseSim) storeNow() algorithms.Micros {
 	return algorithms.Micros(time.Now().Add(w.skew).UnixMicro())
 }
@@ -122,8 +121,8 @@ func (w *leaseSim) busy(rng *rand.Rand) {
 	w.live(simSidecars, 6*time.Second, w.ask)
 }
 
-// pulses simulates sidecars with a burst of requests and then none until their history has expired,
-// so that most of what they borrow goes back unused, or is lost. In the end they take all there is.
+// pulses simulates sidecars with a burst of requests and then none until their history has expired, so that most leased
+// units are returned unused, or lost. At the end they consume everything.
 func (w *leaseSim) pulses(rng *rand.Rand) {
 	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 450, Period: algorithms.Second, Capacity: new(int64(4000))})
 	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, Capacity: new(int64(20_000))})
@@ -131,8 +130,8 @@ func (w *leaseSim) pulses(rng *rand.Rand) {
 	w.pulse()
 }
 
-// toAndFro is pulses of sidecars of which none dies, over links that lose nothing: whenever units are
-// leased the bucket fills, and what comes back would come on top of a full one.
+// toAndFro is pulses with sidecars that do not die, over links that lose nothing: whenever units are leased the bucket
+// refills, so that returned units could exceed a full bucket.
 func (w *leaseSim) toAndFro(rng *rand.Rand) {
 	w.calm = true
 	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 450, Period: algorithms.Second, Capacity: new(int64(4000))})
@@ -156,7 +155,7 @@ func (w *leaseSim) pulse() {
 	})
 }
 
-// live has so many sidecars do something again and again, for so long.
+// live runs so many sidecars that repeat an action for a while.
 func (w *leaseSim) live(sidecars int64, length time.Duration, what func(worker int, rng *rand.Rand, s backend.Store)) {
 	w.sidecars = sidecars
 	var alive sync.WaitGroup
@@ -179,7 +178,7 @@ func (w *leaseSim) add(rng *rand.Rand, spec algorithms.Spec) {
 	w.admitted, w.denied = append(w.admitted, nil), append(w.denied, nil)
 }
 
-// link is a sidecar's connection to the store. It drops what a dead sidecar would return.
+// link is a sidecar's connection to the store. It drops the returns of a dead sidecar.
 func (w *leaseSim) link(rng *rand.Rand, dead *atomic.Bool) backend.Store {
 	var mu sync.Mutex // guards rng and parted
 	var parted time.Time
@@ -244,14 +243,14 @@ func groupOf(charges []backend.Charge, decisions []backend.Decision, i int) ([]b
 	}
 }
 
-// lose notes that what one sidecar has leased may be lost.
+// lose records that the leases of one sidecar may be lost.
 func (w *leaseSim) lose() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.lost = append(w.lost, w.storeNow())
 }
 
-// sidecar does what until end. Now and then it dies, and another takes its place.
+// sidecar repeats what until end. Sometimes it dies, and another one takes its place.
 func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.Rand, backend.Store)) {
 	born := time.Now()
 	offset, drift := time.Duration(rng.Int64N(int64(time.Hour))), rng.Int64N(1000)-500 // ppm
@@ -334,7 +333,8 @@ func (w *leaseSim) takeGroup(s backend.Store, which []int, group []backend.Charg
 	w.mu.Unlock()
 }
 
-// note remembers what was admitted, and when: by the store, when it said so; from a lease, now.
+// note records admitted units with the time: for an answer of the store the store's time, for an answer from a lease
+// the present time.
 func (w *leaseSim) note(which []int, group []backend.Charge, answers []backend.Decision, asked map[string]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -353,7 +353,7 @@ func (w *leaseSim) note(which []int, group []backend.Charge, answers []backend.D
 	}
 }
 
-// check compares what was admitted of a key with what may be.
+// check compares the admitted units of a key with the bound.
 func (w *leaseSim) check(k int) {
 	all := w.admitted[k]
 	for _, charges := range [][]simCharge{all, w.denied[k]} {
@@ -389,7 +389,7 @@ func (w *leaseSim) checkWindows(k int, all []simCharge) {
 		if units > c.Limit.Capacity {
 			w.t.Errorf("key %d: %d admitted in a window, limit %d", k, units, c.Limit.Capacity)
 		}
-		// In a window in which something was denied, what was not admitted is leased or lost.
+		// In a window with a denial, the units that were not admitted are leased or lost.
 		most := (w.sidecars+lost[n])*(c.Lease.Most+simMaxCost) + simMaxCost
 		if denied[n] && units < c.Limit.Capacity-most {
 			w.t.Errorf("key %d: %d admitted in a window, limit %d, at most %d may be leased and lost", k, units, c.Limit.Capacity, most)
@@ -422,9 +422,8 @@ func (w *leaseSim) checkSpans(k int, all []simCharge) {
 	}
 }
 
-// checkUnder compares a token bucket, whenever somebody was denied and at the end, with one that was
-// charged what was admitted and nothing else. It has less by what is leased, by what is lost, and for
-// each lease by what flowed in meanwhile.
+// checkUnder compares a token bucket, at every denial and at the end, with a bucket that was charged only the admitted
+// units. It has fewer units: by the leased units, by the lost units, and for each lease by the inflow during the lease.
 func (w *leaseSim) checkUnder(k int, all []simCharge) {
 	c := w.keys[k].charge
 	l := c.Limit

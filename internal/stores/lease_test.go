@@ -15,15 +15,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// requesting is a LeaseStore over memory, on the time of a synctest bubble; asked records what memory was
-// asked.
+// requesting is a LeaseStore over memory, with the time of a synctest bubble; asked records the batches that memory
+// received.
 func requesting() (s *stores.LeaseStore, below backend.Store, asked *recorder) {
 	below = memory.New(memory.Config{Clock: storetest.Times(wall)})
 	asked = &recorder{next: below}
 	return stores.Lease(asked, stores.LeaseConfig{}), below, asked
 }
 
-// leased is a charge of a bucket that may receive so much, for 250 ms.
+// leased returns a charge of a bucket that may lease so many units, for 250 ms.
 func leased(limit *algorithms.Limit, key string, cost, most int64) backend.Charge {
 	c := of(limit, key, cost)
 	c.Lease = &algorithms.Lease{Most: most, For: 250_000}
@@ -51,14 +51,14 @@ func warm(t *testing.T, s *stores.LeaseStore, c backend.Charge) (asks int64) {
 	return asks
 }
 
-// left is what below has left of c's bucket.
+// left returns the units in c's bucket in below.
 func left(t *testing.T, below backend.Store, c backend.Charge) int64 {
 	t.Helper()
 	c.Terms.Cost, c.Lease = 0, nil
 	return take(t.Context(), below, c)[0].Remaining
 }
 
-// A hot key is served from leases, and the answers are those of an exact store.
+// A hot key is served from leases, with the answers of an exact store.
 func TestAHotKeyIsServedFromLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
@@ -81,8 +81,8 @@ func TestAHotKeyIsServedFromLeases(t *testing.T) {
 	})
 }
 
-// The next lease is borrowed ahead: though next is late, by a third of what a lease is used for, the caller
-// for a hot key waits for it only where a window starts.
+// The next lease is requested ahead of need: although next is late, by a third of the time in which a lease is used up,
+// a request for a hot key waits for next only where a window starts.
 func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 	for name, spec := range map[string]algorithms.Spec{
 		"day":          {Kind: algorithms.FixedWindow, Rate: 1_000_000, Period: algorithms.Day, Start: new(algorithms.Micros)},
@@ -109,7 +109,7 @@ func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 					}
 					pause := every
 					for ; time.Since(began) < 6*time.Second; time.Sleep(pause) {
-						if time.Since(began) > 3*time.Second { // what is leased lasts longer than it may
+						if time.Since(began) > 3*time.Second { // leased units last longer than permitted
 							pause = 4 * every
 						}
 						start := time.Now()
@@ -128,8 +128,8 @@ func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 	}
 }
 
-// A process with more requests borrows more, one with fewer less; and what is granted near the end of
-// a window is what the window will need.
+// A process with more requests borrows more units, one with fewer requests borrows fewer; near the end of a window it
+// borrows the units that the window will need.
 func TestLeasesFollowTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
@@ -141,7 +141,7 @@ func TestLeasesFollowTheRate(t *testing.T) {
 				take(t.Context(), s, c)
 			}
 			asks := int64(length / every)
-			half := int64(125 * ms / every) // what half of 250 ms needs
+			half := int64(125 * ms / every) // the units for half of 250 ms
 			if granted := s.Stats().Leased; granted > 2*half {
 				t.Errorf("asked every %v: %d are granted, half of a lease's time needs %d", every, granted, half)
 			}
@@ -170,16 +170,16 @@ func TestLeasesFollowTheRate(t *testing.T) {
 	})
 }
 
-// Most is all that is leased to a process, what is on its way to it included.
+// Most bounds all units that are leased to a process, including those in flight to it.
 func TestLeasedUnitsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, late = 50, 20 * ms
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		var n atomic.Int64
 		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			time.Sleep(time.Duration(n.Add(1)%7) * time.Microsecond) // no two come at the same time
+			time.Sleep(time.Duration(n.Add(1)%7) * time.Microsecond) // no two requests arrive at the same time
 			backend.Take(ctx, store, charges, decisions)
-			if time.Sleep(late); detached(ctx) { // older answers come after newer ones
+			if time.Sleep(late); detached(ctx) { // older answers arrive after newer ones
 				time.Sleep(2 * late)
 			}
 		}), stores.LeaseConfig{})
@@ -192,7 +192,7 @@ func TestLeasedUnitsAreBounded(t *testing.T) {
 				t.Fatalf("denied: %+v", d)
 			}
 			was := still && time.Now().Equal(start)
-			still = 1_000_000-left(t, store, c)-(i+1) == s.Stats().Leased // nothing is on its way
+			still = 1_000_000-left(t, store, c)-(i+1) == s.Stats().Leased // nothing is in flight
 			if was && still && d.Remaining != 1_000_000-(i+1) {
 				t.Fatalf("ask %d: told that %d remain", i, d.Remaining)
 			}
@@ -209,8 +209,8 @@ func TestLeasedUnitsAreBounded(t *testing.T) {
 	})
 }
 
-// Units are not given out after their time, or in another window, by next's clock, though this
-// process's goes slower; and the next request for them calls next.
+// Units are not used after their time, or in another window, by next's clock, although this process's clock is slower;
+// the next request calls next.
 func TestLeasesEndInTimeByASlowClock(t *testing.T) {
 	for _, limit := range []*algorithms.Limit{fixed(t, 1_000_000, 60*algorithms.Second), tokens(t, 1, algorithms.Second, 1_000_000)} {
 		t.Run(limit.Kind.String(), func(t *testing.T) {
@@ -239,8 +239,8 @@ func TestLeasesEndInTimeByASlowClock(t *testing.T) {
 	}
 }
 
-// Who was denied because units were leased, or on their way, is not denied any more once they are
-// back, or here, though denials are remembered below.
+// A request that was denied because units were leased, or in flight, is allowed when they are returned or have arrived,
+// although denials are remembered below.
 func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -249,7 +249,7 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 		c := leased(compile(t, spec), "a", 1, 500)
 		asks := warm(t, s, c)
 		all := c
-		all.Terms = algorithms.Charge{Cost: 1000 - asks, Reserve: true} // which is next's to answer, whatever is leased
+		all.Terms = algorithms.Charge{Cost: 1000 - asks, Reserve: true} // next answers it, whatever is leased
 		if d := take(t.Context(), s, all)[0]; d.Allowed {
 			t.Fatalf("what is leased was there too: %+v", d)
 		}
@@ -337,7 +337,7 @@ func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
 				if s.GiveBack(); s.Stats().Leased != 0 || s.Stats().Keys != 1 {
 					t.Fatalf("%+v", s.Stats())
 				}
-				// Another sidecar takes all but one unit, which this one does not know.
+				// Another sidecar consumes all units but one, and this sidecar does not know it.
 				take(t.Context(), below, of(c.Limit, "a", left(t, below, c)-1))
 				from := asked.count()
 				if d := take(t.Context(), s, c, beside); !d[0].Allowed || !d[1].Allowed {
@@ -355,8 +355,8 @@ func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
 	}
 }
 
-// Of a group that is denied, units of a lease that has been used up meanwhile go back to next, by their
-// own lease's time: they do not live on in another.
+// If a group is denied after its lease was used up by others, its units are returned to next with the time of their own
+// lease: they are not added to another lease.
 func TestWhatIsPutBackKeepsItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -412,7 +412,7 @@ func TestAColdKeyBorrowsNothing(t *testing.T) {
 	})
 }
 
-// Near exhaustion nothing is granted, and the last unit is given out.
+// Near exhaustion nothing is granted, and the last unit is admitted.
 func TestLeasesShrinkNearExhaustion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
@@ -457,7 +457,8 @@ func TestUnusedUnitsAreReturned(t *testing.T) {
 	})
 }
 
-// A request makes a key hot and is canceled when it has its answer: what was leased for the key is returned all the same.
+// A request makes a key hot and is cancelled when it has its answer: the leased units of the key are returned
+// nevertheless.
 func TestALeaseOutlivesItsRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -496,13 +497,13 @@ func TestALeaseEndsWithItsWindow(t *testing.T) {
 		if d := take(t.Context(), s, c)[0]; asked.count() != n+1 || d.Remaining != 9999 {
 			t.Errorf("in the next window: %+v, asked %d times", d, asked.count()-n)
 		}
-		if granted := s.Stats().Leased; left(t, below, c) != 9999-granted { // what came back too late was dropped
+		if granted := s.Stats().Leased; left(t, below, c) != 9999-granted { // units that were returned too late were dropped
 			t.Errorf("%d are left, %d are granted", left(t, below, c), granted)
 		}
 	})
 }
 
-// A token bucket gets the unused units, less those added since.
+// A token bucket gets the unused units, less the units that have flowed in since.
 func TestRefundsLeaveOutWhatFlowedIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
@@ -524,7 +525,7 @@ func TestRefundsLeaveOutWhatFlowedIn(t *testing.T) {
 	})
 }
 
-// A denial is next's, with nothing leased here: what there is is there for it.
+// A denial comes from next, after all leased units here were returned.
 func TestADenialLeavesNothingLeased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, _ := requesting()
@@ -542,7 +543,7 @@ func TestADenialLeavesNothingLeased(t *testing.T) {
 	})
 }
 
-// Of a group, what is leased is used only if next allows the rest.
+// In a group, leased units are used only if next allows the rest.
 func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
@@ -586,7 +587,7 @@ func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
 	})
 }
 
-// While next fails a lease is served until its time is over; then next's failure is the answer.
+// While next fails a lease is used until it expires; after that the failure of next is the answer.
 func TestLeasesOutliveAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
@@ -623,7 +624,7 @@ func TestLeasesOutliveAnOutage(t *testing.T) {
 	})
 }
 
-// Changed numbers drop what is leased; the same numbers anew do not.
+// Changed numbers drop the lease; the same numbers in a new configuration do not.
 func TestChangedNumbersDropLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
@@ -641,7 +642,7 @@ func TestChangedNumbersDropLeases(t *testing.T) {
 	})
 }
 
-// A bucket that is reset is as one never seen, and its lease is forgotten.
+// A bucket that is reset is like a new one, and its lease is dropped.
 func TestResetDropsTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -658,7 +659,7 @@ func TestResetDropsTheLease(t *testing.T) {
 	})
 }
 
-// lateAhead answers late where nobody waits.
+// lateAhead answers batches without a waiting caller late.
 type lateAhead struct{ *memory.Store }
 
 func (s lateAhead) Submit(b *backend.Batch) {
@@ -669,7 +670,7 @@ func (s lateAhead) Submit(b *backend.Batch) {
 	time.AfterFunc(40*ms, func() { s.Store.Submit(b) })
 }
 
-// What is being borrowed ahead when a bucket is reset, and what waits to be returned, do not belong to the new one.
+// A lease in flight, and returns that wait, when a bucket is reset do not belong to the new bucket.
 func TestResetWaitsForLeasesInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -695,7 +696,7 @@ func TestResetWaitsForLeasesInFlight(t *testing.T) {
 	})
 }
 
-// What is leased is spent for whoever looks, here and elsewhere.
+// For every dry run, here and at other sidecars, leased units are consumed.
 func TestDryRunsDoNotSeeLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
@@ -715,7 +716,7 @@ func TestDryRunsDoNotSeeLeases(t *testing.T) {
 	})
 }
 
-// Reservations, refunds and dry runs go to next.
+// Reservations, refunds and dry runs are decided by next.
 func TestOnlyPlainChargesAreLeased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
@@ -760,7 +761,7 @@ func TestAMissingLeaseCausesNoError(t *testing.T) {
 	})
 }
 
-// Several groups in one batch are answered separately, and go to next in one batch.
+// Several groups in one batch are answered separately, and are sent to next in one batch.
 func TestManyGroupsAreSubmittedInOneBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
@@ -791,7 +792,7 @@ func TestManyGroupsAreSubmittedInOneBatch(t *testing.T) {
 	})
 }
 
-// Charges without terms pass through, and what is leased is answered, without an allocation.
+// Charges without lease terms are forwarded, and charges from a lease are answered, without an allocation.
 func TestLeaseAllocatesNothing(t *testing.T) {
 	store := memory.New(memory.Config{})
 	s := stores.Lease(store, stores.LeaseConfig{})
@@ -805,7 +806,7 @@ func TestLeaseAllocatesNothing(t *testing.T) {
 	}
 }
 
-// A LeaseStore is under the limit by what it may receive, and not for long.
+// A LeaseStore admits less by at most the units that it may lease, and not for long.
 func TestLeaseIsBounded(t *testing.T) {
 	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()
@@ -835,8 +836,8 @@ func TestAHotKeyHasItsOwnMemory(t *testing.T) {
 	})
 }
 
-// TestATokenBucketWithShardsGetsNoUnitsBack: nobody knows which shard the units came from, so that each of them may have
-// been full since.
+// TestATokenBucketWithShardsGetsNoUnitsBack: it is unknown from which shard the units came, so each shard may have been
+// full since.
 func TestATokenBucketWithShardsGetsNoUnitsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
@@ -857,8 +858,8 @@ func TestATokenBucketWithShardsGetsNoUnitsBack(t *testing.T) {
 	})
 }
 
-// TestALeaseSeesDecisionsAfterAClockWasSetBack: the clock below is set back by an hour. Answers from leases follow what the
-// store says then.
+// TestALeaseSeesDecisionsAfterAClockWasSetBack: the clock below is set back by an hour. Answers from leases then follow
+// the store's decisions.
 func TestALeaseSeesDecisionsAfterAClockWasSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var back atomic.Int64

@@ -31,7 +31,7 @@ func slowUndo(next backend.Store, by time.Duration) backend.Store {
 	})
 }
 
-// testPart is charges that one Store takes in one step.
+// testPart is charges that one Store decides in one step.
 type testPart struct {
 	store   backend.Store
 	charges []backend.Charge
@@ -39,7 +39,7 @@ type testPart struct {
 
 func part(store backend.Store, charges ...backend.Charge) testPart { return testPart{store, charges} }
 
-// takeByParts takes a group by its parts.
+// takeByParts charges a group by its parts.
 func takeByParts(t *testing.T, undos *stores.Undos, parts ...testPart) []backend.Decision {
 	t.Helper()
 	routes, where := make([]stores.Route, len(parts)), map[string]int{}
@@ -58,8 +58,8 @@ func takeByParts(t *testing.T, undos *stores.Undos, parts ...testPart) []backend
 	return decisions
 }
 
-// TestUndoOfAWindowThatIsOver: an undo that arrives when the next window has begun, and has been charged,
-// refunds nothing there. One that arrives in time refunds the charge.
+// TestUndoOfAWindowThatIsOver: an undo that arrives after the next window has begun, and was charged, refunds nothing.
+// An undo in time refunds the charge.
 func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	for late, want := range map[time.Duration]int64{700 * ms: 2, 100 * ms: 5} {
 		t.Run(late.String(), func(t *testing.T) {
@@ -92,8 +92,8 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	}
 }
 
-// TestPartsThatDenialsPayFor: where another part denies, a limit with overdraw keeps what it charged, as in
-// one step, and the limits beside it get theirs back.
+// TestPartsThatDenialsPayFor: if another part denies, the charge of a limit with overdraw stays, as in one step, and
+// the charges of the limits beside it are refunded.
 func TestPartsThatDenialsPayFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		undos := stores.NewUndos(time.Minute)
@@ -115,8 +115,8 @@ func TestPartsThatDenialsPayFor(t *testing.T) {
 	})
 }
 
-// TestPartsThatCannotBeDecided: a group of which no part may have been charged is ErrNotTaken. Where one part
-// gave no answer, or a refund was made, which cannot be undone for sure, it is not.
+// TestPartsThatCannotBeDecided: a group is ErrNotTaken if certainly no part was charged. It is not if one part gave no
+// answer, or if a refund was made, which cannot be undone reliably.
 func TestPartsThatCannotBeDecided(t *testing.T) {
 	failing := func(err error) backend.Store { return submitFunc(func(b *backend.Batch) { b.Fail(err) }) }
 	unsent, unknown := failing(fmt.Errorf("%w: not sent", backend.ErrNotTaken)), failing(fmt.Errorf("%w: no answer", backend.ErrUnavailable))
@@ -224,7 +224,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 	}
 }
 
-// check checks the decisions, and what was undone; all: all but the refund were allowed.
+// check checks the decisions and the undos; all: everything but the refund was allowed.
 func (p scriptedParts) check(t *testing.T, outer *backend.Batch, all bool, failed error, undone [3]int) {
 	t.Helper()
 	whole := all && (p.refund == 3 || p.answers[p.refund].Allowed)

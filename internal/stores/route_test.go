@@ -22,7 +22,7 @@ type held struct {
 
 func (h *held) Submit(b *backend.Batch) { h.waiting = append(h.waiting, b) }
 
-// take removes batch i.
+// take removes batch i and returns it.
 func (h *held) take(i int) *backend.Batch {
 	b := h.waiting[i]
 	h.waiting = slices.Delete(h.waiting, i, i+1)
@@ -137,9 +137,9 @@ func TestManyPartsInMemory(t *testing.T) {
 	}
 }
 
-// TestPartsAgainstAModel takes random groups by parts over three Stores, whose answers come in random order, late,
-// or never. No bucket gives more than its limit, whatever happens; and where no answer is lost, all that is missing
-// in the end belongs to groups that were allowed.
+// TestPartsAgainstAModel charges random groups in parts over three Stores, whose answers arrive in random order, late,
+// or never. No bucket gives more than its limit. If no answer is lost, all missing units belong to allowed groups at
+// the end.
 func TestPartsAgainstAModel(t *testing.T) {
 	for _, lossy := range []bool{false, true} {
 		for seed := range uint64(300) {
@@ -224,7 +224,7 @@ func TestUndosAreBounded(t *testing.T) {
 	for range 1100 {
 		undos.Submit(h, []backend.Charge{{Key: key}})
 	}
-	key[0] = 'x' // it is the caller's again
+	key[0] = 'x' // the key belongs to the caller again
 	if n := len(h.waiting); n != 1024 || undos.Dropped() != 76 {
 		t.Errorf("%d calls, %d dropped", n, undos.Dropped())
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// What the wrappers cost a batch of so many requests, beside the Store that decides it.
+// The cost of the wrappers for a batch of so many requests, compared with the Store that decides it.
 func BenchmarkWrappers(b *testing.B) {
 	limit := fixed(b, 1_000_000_000_000, algorithms.Day)
 	for _, size := range []int{1, 16, 256} {
