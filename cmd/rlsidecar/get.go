@@ -47,6 +47,7 @@ func (c *getCmd) Run(a *app) error {
 			BlockedBy  string   `json:"blocked_by"`
 			Value      int64    `json:"value"`
 			Scale      int64    `json:"value_scale"`
+			Then       string   `json:"then"`
 			Settle     *settled `json:"settle"`
 		} `json:"buckets"`
 	}
@@ -67,6 +68,10 @@ func (c *getCmd) Run(a *app) error {
 		for _, b := range answer.Buckets {
 			if b.Settle != nil {
 				b.Settle.write(a.stdout, whole(b.Key), descriptors.Printable(b.Name), b.Value, b.Scale)
+			}
+			if b.Then != "" {
+				fmt.Fprintf(a.stdout, "limit %s pays for what limit %s does not allow; get shows its bucket by that name\n",
+					descriptors.Printable(b.Then), descriptors.Printable(b.Name))
 			}
 			if b.BlockedFor == 0 {
 				continue

@@ -153,6 +153,9 @@ func facts(l *descriptors.Policy) (list []fact) {
 	if l.Extra().MaxDelay > 0 {
 		add("Answers are held for up to", descriptors.Span(l.Extra().MaxDelay))
 	}
+	if then := l.Extra().Then; then != nil {
+		add("What it does not allow is paid by", descriptors.Printable(then.Name)+" (then)")
+	}
 	if len(l.Extra().Replaces) > 0 {
 		add("Replaces", strings.Join(l.Extra().Replaces, ", "))
 	}

@@ -25,6 +25,8 @@ type description struct {
 	Shards      int    `json:"shards,omitempty"`
 	Shadow      bool   `json:"shadow,omitempty"`
 	OnFailure   string `json:"on_backend_failure"`
+	// Then is the limit that pays for what this one does not allow.
+	Then string `json:"then,omitempty"`
 }
 
 // bucket is the present state of one bucket.
@@ -52,6 +54,9 @@ func describe(p *descriptors.Policy) description {
 	}
 	if l.Calendar != nil {
 		d.Calendar, d.TimeZone = l.Calendar.Unit, l.Calendar.Zone
+	}
+	if then := p.Extra().Then; then != nil {
+		d.Then = then.Name
 	}
 	if l.CanReserve() {
 		d.MaxReserved = l.MaxReserved
