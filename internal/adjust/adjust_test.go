@@ -391,7 +391,7 @@ func TestShardsLeaseAndLocalShareFollowTheNumbers(t *testing.T) {
 	p := policy(t, spec)
 	p.Extras.Shards, _ = algorithms.Split(spec, 4)
 	p.Extras.Lease, p.Extras.LocalShare = &algorithms.Lease{Most: 10, For: 1000}, 0.2
-	local, _ := algorithms.Compile(spec.Part(0.2))
+	local, _ := algorithms.Compile(descriptors.Part(spec, 0.2))
 	p.Extras.Local = &local
 	got, err := (&Adjustment{Change: Change{Factor: 10_000}}).Apply(p)
 	if err != nil {

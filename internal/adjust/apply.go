@@ -58,7 +58,7 @@ func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) error {
 		more.Lease = &lease
 	}
 	if more.Local != nil {
-		local, err := algorithms.Compile(spec.Part(more.LocalShare))
+		local, err := algorithms.Compile(descriptors.Part(spec, more.LocalShare))
 		if err != nil {
 			return fmt.Errorf("the share of this process cannot have these numbers: %w", err)
 		}

@@ -206,7 +206,7 @@ func (p *pages) rlconfig(w http.ResponseWriter, _ *http.Request) {
 // numbers formats the numbers of p, in the reference form if it was configured in that.
 func numbers(p *descriptors.Policy) string {
 	l := p.Limit
-	period := algorithms.Micros(l.Period) * l.Tick
+	period := l.Period()
 	length, zone := descriptors.Span(period), ""
 	if l.Calendar != nil {
 		length, zone = l.Calendar.Unit, " time_zone="+l.Calendar.Zone

@@ -286,7 +286,7 @@ func generated(l *descriptors.Policy) (lines []sourceLine) {
 		add("  unlimited: true")
 		return lines
 	}
-	period := descriptors.Span(algorithms.Micros(l.Limit.Period) * l.Limit.Tick)
+	period := descriptors.Span(l.Limit.Period())
 	if c := l.Limit.Calendar; c != nil {
 		period = c.Unit
 	}

@@ -165,7 +165,7 @@ func TestWindowsOfAnyLength(t *testing.T) {
 	s := good(t, Options{}, string(fixtures(t, "windows.good.yaml")[0].Data))
 	for descriptor, want := range map[string]string{"a=1": "5m", "b=1": "30s", "c=1": "3h"} {
 		p := one(t, s, "windows", descriptor)
-		if got := descriptors.Span(algorithms.Micros(p.Limit.Period) * p.Limit.Tick); got != want || p.Limit.Phase != 0 || !p.Reference {
+		if got := descriptors.Span(p.Limit.Period()); got != want || *p.Limit.Spec().Start != 0 || !p.Reference {
 			t.Errorf("%s: windows of %s, want %s, with the clock", descriptor, got, want)
 		}
 	}
@@ -298,7 +298,7 @@ func TestUnitsAreClockAlignedWindows(t *testing.T) {
 		s := good(t, Options{}, "{domain: d, descriptors: [{key: a, rate_limit: {unit: "+unit+", requests_per_unit: 4294967295}}]}")
 		p := one(t, s, "d", "a=1")
 		l := p.Limit
-		if l.Kind != algorithms.FixedWindow || l.Period*int64(l.Tick) != seconds*1e6 || l.Phase != 0 || l.PhaseFromKey || l.Rate != 4294967295 || l.Capacity != l.Rate || !p.Reference {
+		if l.Kind != algorithms.FixedWindow || int64(l.Period()) != seconds*1e6 || *l.Spec().Start != 0 || l.Rate != 4294967295 || l.Capacity != l.Rate || !p.Reference {
 			t.Errorf("%s: %+v", unit, p)
 		}
 	}

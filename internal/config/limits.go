@@ -360,7 +360,7 @@ func (c *compiler) lease(l *limit, p *draft) {
 	case terms.For.value < minLease || terms.For.value > maxLease:
 		c.mistake(terms.For.at, "for must be between 1ms and 1m")
 	default:
-		p.more.Lease = &algorithms.Lease{Most: algorithms.PartOf(p.Limit.Capacity, terms.Max.value), For: terms.For.value}
+		p.more.Lease = &algorithms.Lease{Most: descriptors.PartOf(p.Limit.Capacity, terms.Max.value), For: terms.For.value}
 		c.warnLease(l, p)
 	}
 }
@@ -397,7 +397,7 @@ func (c *compiler) failure(d *domain, l *limit, p *draft) {
 		c.mistake(l.place("on_backend_failure"), "on_backend_failure local needs a local_share; add \"local_share: 20%%\"")
 		return
 	}
-	local, err := algorithms.Compile(l.spec.Part(share))
+	local, err := algorithms.Compile(descriptors.Part(l.spec, share))
 	if err != nil { // a mistake of the whole limit has been reported
 		return
 	}

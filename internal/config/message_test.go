@@ -101,7 +101,7 @@ func TestOrderOfMessagesDoesNotMatter(t *testing.T) {
 	if len(one.Domains) != 2 || one.Domains["a"].Tree.Match([]descriptors.Entry{{Key: "y"}}) == nil {
 		t.Error("the parts of a domain were not put together")
 	}
-	if got := one.Policies[2].Limit; got.Rate != 3 || algorithms.Micros(got.Period)*got.Tick != 60*algorithms.Second {
+	if got := one.Policies[2].Limit; got.Rate != 3 || got.Period() != 60*algorithms.Second {
 		t.Errorf("%+v", got)
 	}
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/internal/weights"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -141,7 +142,7 @@ func (s *Settle) Reserves(estimate, declared int64) int64 {
 // PerSecond reports whether l is a limit per second, as the reference server defines it: its buckets may be in a Redis
 // of their own.
 func PerSecond(l *algorithms.Limit) bool {
-	return l.Kind == algorithms.FixedWindow && !l.PhaseFromKey && algorithms.Micros(l.Period)*l.Tick == algorithms.Second
+	return l.Kind == algorithms.FixedWindow && l.Period() == algorithms.Second && !scaled.Of(l).PhaseFromKey
 }
 
 // PrefixNumber returns a number that identifies a limit by the prefix of its keys (Policy.Prefix).

@@ -15,15 +15,15 @@ func (p *Policy) Words() string {
 	case l.Rate == 0:
 		return "allows nothing"
 	}
-	period := Span(algorithms.Micros(l.Period) * l.Tick)
+	period := Span(l.Period())
 	text := ""
 	switch l.Kind {
 	case algorithms.TokenBucket:
 		text = fmt.Sprintf("token bucket: %d per %s, up to %d at once", l.Rate, period, l.Capacity)
 	case algorithms.Guaranteed:
-		sure := l.V1 / l.Q
+		minimum := l.Spec().Minimum
 		text = fmt.Sprintf("token bucket: %s guaranteed, and a bank of up to %d that fills at %d per %s",
-			guaranteedRate(l), l.Capacity-sure, l.Rate, period)
+			fmt.Sprintf("%d per %s", minimum.Units, Span(minimum.Period)), l.Capacity-minimum.Units, l.Rate, period)
 	case algorithms.FixedWindow:
 		text = windowWords(l, period)
 	case algorithms.SlidingWindow:
@@ -59,17 +59,10 @@ func reserved(l *algorithms.Limit) (n int64, given bool) {
 		return 0, false
 	}
 	most, err := algorithms.Compile(algorithms.Spec{
-		Kind: l.Kind, Rate: l.Rate, Period: algorithms.Micros(l.Period) * l.Tick, Capacity: &l.Capacity,
+		Kind: l.Kind, Rate: l.Rate, Period: l.Period(), Capacity: &l.Capacity,
 		Calendar: l.Calendar,
 	})
 	return l.MaxReserved, err == nil && l.MaxReserved < most.MaxReserved
-}
-
-// guaranteedRate is the rate of the guaranteed part, into which P1 of 1/Q unit flow with each tick.
-func guaranteedRate(l *algorithms.Limit) string {
-	units := l.V1 / l.Q
-	// V1 is the inflow of one period, so that the period is the number of ticks until it is full.
-	return fmt.Sprintf("%d per %s", units, Span(algorithms.Micros(l.V1/l.P1)*l.Tick))
 }
 
 func windowWords(l *algorithms.Limit, period string) string {
@@ -80,15 +73,15 @@ func windowWords(l *algorithms.Limit, period string) string {
 	if l.Capacity != l.Rate {
 		text += fmt.Sprintf(", saved up to %d", l.Capacity)
 	}
-	switch {
+	switch start := l.Spec().Start; {
 	case l.Calendar != nil:
 		return text + ", by the calendar of " + l.Calendar.Zone
-	case l.PhaseFromKey:
+	case start == nil:
 		return text + ", each key's windows starting at a moment of its own"
-	case l.Phase == 0:
+	case *start == 0:
 		return text + ", starting with the clock (UTC)"
 	default:
-		return text + fmt.Sprintf(", starting %s after the clock's (UTC)", Span(algorithms.Micros(l.Phase)*l.Tick))
+		return text + fmt.Sprintf(", starting %s after the clock's (UTC)", Span(*start))
 	}
 }
 

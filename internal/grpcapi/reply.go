@@ -73,7 +73,7 @@ func (s *status) report(v *limiter.Verdict, i int) {
 	}
 	switch { // in whole seconds, rounded up, because Envoy copies it to Retry-After and drops fractions
 	case p.Reference && limit.Rate == 0: // like the reference server, though the next window allows nothing either
-		s.reset = replies.Seconds(limit.WindowEnd(r.Decision.At))
+		s.reset = replies.Seconds(limit.WindowEnd(r.Decision.At, 0))
 	case !spoken.Denied:
 		s.reset = max(1, replies.Seconds(r.Decision.ResetAfter))
 	case v.Denied && v.Never && !p.Reference: // no time helps, whatever this limit says

@@ -49,7 +49,7 @@ func describe(p *descriptors.Policy) description {
 	l := p.Limit
 	d := description{
 		Domain: p.Domain, Name: p.Name, Algorithm: l.Kind.String(), Rate: l.Rate,
-		PeriodUS: l.Period * int64(max(1, l.Tick)), Capacity: l.Capacity,
+		PeriodUS: int64(l.Period()), Capacity: l.Capacity,
 		Shards: len(p.Extra().Shards), Shadow: p.Shadow, OnFailure: p.OnFailure.String(),
 	}
 	if l.Calendar != nil {

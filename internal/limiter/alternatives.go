@@ -98,7 +98,7 @@ func (c *Call) addToPlan(r *Result, f *payer, group int) {
 		c.charges[at].Then = true
 	} else {
 		have := &c.charges[at].Terms
-		*have = have.Plus(chargeOf(r))
+		*have = sum(*have, chargeOf(r))
 		r.charge = at
 	}
 	f.Cost = max(f.Cost, c.charges[at].Terms.Cost)
@@ -122,11 +122,11 @@ func (c *Call) foldAlternatives(r *Result) {
 		}
 		f.paid = true
 	case from == to && !r.Decision.Allowed:
-		retry := decisions[0].Retry()
+		when := retryOf(&decisions[0].Decision)
 		for i := range decisions[1:last] {
-			retry = retry.And(decisions[1+i].Retry())
+			when = when.and(retryOf(&decisions[1+i].Decision))
 		}
-		retry = retry.Or(decisions[last].Retry())
-		r.Decision.RetryAfter, r.Decision.Never = retry.After, retry.Never
+		when = when.or(retryOf(&decisions[last].Decision))
+		r.Decision.RetryAfter, r.Decision.Never = when.after, when.never
 	}
 }

@@ -35,7 +35,7 @@ func (d *Direct) Add(p *descriptors.Policy, key []string, ask algorithms.Charge)
 	bucket := d.keys[start:]
 	for i := range d.charges {
 		if bytes.Equal(d.charges[i].Key, bucket) {
-			d.charges[i].Terms = d.charges[i].Terms.Plus(ask)
+			d.charges[i].Terms = sum(d.charges[i].Terms, ask)
 			d.of = append(d.of, i)
 			return
 		}

@@ -270,7 +270,7 @@ func (c *Call) chargeTogether(r *Result) {
 		return
 	}
 	have := &c.charges[at]
-	have.Terms = have.Terms.Plus(chargeOf(r))
+	have.Terms = sum(have.Terms, chargeOf(r))
 	r.charge = at
 }
 

@@ -8,6 +8,7 @@ import (
 	"strconv"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -73,8 +74,14 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 // PartOf returns a part that reserves count units of p at a time, by the name in by.
 func PartOf(p *descriptors.Policy, by ByName, count int64, at algorithms.Micros) ReservedPart {
 	return ReservedPart{
-		Limit: limitNumber(p), Slot: p.SlotOfKey(by.Values), Count: count, Times: 1, At: at, Inflow: p.Limit.Inflow(), ByName: by,
+		Limit: limitNumber(p), Slot: p.SlotOfKey(by.Values), Count: count, Times: 1, At: at, Inflow: inflow(p.Limit), ByName: by,
 	}
+}
+
+// inflow is how fast a bucket of l refills.
+func inflow(l *algorithms.Limit) scaled.Inflow {
+	numbers := scaled.Of(l)
+	return numbers.Inflow()
 }
 
 // limitNumber returns a number for the limit of p and what its buckets depend on: with another algorithm, or another
@@ -187,11 +194,12 @@ func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 // undo returns too little rather than too much.
 //
 // A limit that settles remembers its peaks whatever the rate was, so that it needs the moment itself.
-func undoneFrom(at, now algorithms.Micros, was algorithms.Inflow, l *algorithms.Limit) algorithms.Micros {
+func undoneFrom(at, now algorithms.Micros, was scaled.Inflow, l *algorithms.Limit) algorithms.Micros {
 	if l.Settles {
 		return at
 	}
-	is, latest := l.Inflow(), now+ClockSlack
+	numbers, latest := scaled.Of(l), now+ClockSlack
+	is, tick := numbers.Inflow(), algorithms.Micros(numbers.Tick)
 	if was.Units <= 0 || was.Span <= 0 || is.Units == 0 || at <= 0 || latest <= at {
 		return at
 	}
@@ -200,11 +208,11 @@ func undoneFrom(at, now algorithms.Micros, was algorithms.Inflow, l *algorithms.
 	span := new(big.Int).Mul(big.NewInt(was.Span), big.NewInt(is.Units))
 	n.Div(n.Add(n, span).Sub(n, big.NewInt(1)), span) // rounded up
 	switch {
-	case !n.IsInt64() || n.Int64() >= int64(latest-l.Tick):
+	case !n.IsInt64() || n.Int64() >= int64(latest-tick):
 		return 1
 	case n.Int64() <= int64(latest-at):
 		return at
 	default:
-		return latest - algorithms.Micros(n.Int64()) - l.Tick
+		return latest - algorithms.Micros(n.Int64()) - tick
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -49,7 +50,7 @@ type ReservedPart struct {
 	Count, Times int64
 	// At is when they were reserved, and Inflow how fast the bucket refilled then.
 	At     algorithms.Micros
-	Inflow algorithms.Inflow
+	Inflow scaled.Inflow
 	// ByName is set if an application reserved the limit by its name.
 	ByName
 }
@@ -281,7 +282,7 @@ func (c *Call) collectReserved(r *Reserved, shadow bool) {
 			at = len(r.Parts)
 			r.Parts = append(r.Parts, ReservedPart{
 				Limit: limit, Key: one.Key[len(p.Prefix):], Hash: one.hash, Slot: one.slot, Cell: one.cell,
-				At: one.Decision.At, Inflow: p.Limit.Inflow(),
+				At: one.Decision.At, Inflow: inflow(p.Limit),
 			})
 		}
 		r.Parts[at].Count += one.Cost

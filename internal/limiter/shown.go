@@ -11,7 +11,7 @@ import (
 // capacity differs from the rate, the window is the time in which the capacity is filled: 10 a minute with a
 // capacity of 20 is reported as 20 in 2 minutes.
 func Shown(l *algorithms.Limit) (units, seconds int64) {
-	period := uint64(l.Period) * uint64(l.Tick)
+	period := uint64(l.Period())
 	switch l.Kind {
 	case algorithms.TokenBucket, algorithms.LeakyBucket:
 		period = stretch(period, l.Capacity, l.Rate)

@@ -101,7 +101,7 @@ func (d *Domain) override(o Override) *descriptors.Policy {
 		Prefix: descriptors.Prefix(d.Name, "override", fmt.Sprint(int64(o.Period)), limit.Kind),
 		Whole:  true, Reference: true, Alone: d.Alone, OnFailure: d.OnFailure, Extras: &descriptors.Extras{Slot: d.Slot},
 	}
-	if local, err := algorithms.Compile(spec.Part(d.LocalShare)); err == nil && d.OnFailure == descriptors.Local {
+	if local, err := algorithms.Compile(descriptors.Part(spec, d.LocalShare)); err == nil && d.OnFailure == descriptors.Local {
 		p.Extras.Local = &local
 	}
 	if d.overrideCount.Add(1) > maxOverrides {
@@ -119,5 +119,6 @@ type SettleEntries struct {
 	Key, End string
 }
 
-// Loaded is a limit of a configuration file, as package limitsfile hands it to package ratelimit.
-type Loaded struct{ Policy *descriptors.Policy }
+// SetLoaded makes limit, a *ratelimit.Limit, the limit p of a configuration file. Package ratelimit sets this variable, so
+// that package limitsfile can do what is no part of the exported API.
+var SetLoaded func(limit any, p *descriptors.Policy)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -259,7 +260,7 @@ func (m *refund) plan(answers []backend.Decision) []backend.Charge {
 	n := len(m.charge.Shards)
 	m.order = append(m.memory.order(n), m.memory.order(n)...)
 	m.whole = -ask.Cost * m.charge.Shards[0].Unit()
-	m.rest = algorithms.Undone(m.charge.Shards, m.whole, ask.ChargedAt, now)
+	m.rest = undone(m.charge.Shards, m.whole, ask.ChargedAt, now)
 	var gives []shardAsk
 	for i := range asks {
 		if asks[i].Cost < 0 {
@@ -305,6 +306,20 @@ func (m *refund) give(gives ...shardAsk) (charges []backend.Charge) {
 	return charges
 }
 
+// undone returns how much of units, in the unit of State.Value, the undo of a charge made at time of returns to the
+// shards at time now; see algorithms.Charge.ChargedAt.
+func undone(shards []algorithms.Limit, units int64, of, now algorithms.Micros) int64 {
+	if shards[0].Kind != algorithms.TokenBucket || of <= 0 {
+		return units
+	}
+	p := int64(0)
+	for i := range shards {
+		p += scaled.Of(&shards[i]).P
+	}
+	n := scaled.Of(&shards[0])
+	return scaled.Returned(units, p, n.Ticks(int64(now))-n.Ticks(int64(of)))
+}
+
 // fitted returns how many of the refunded units fitted, including units that have flowed in since, and the most serious
 // error.
 func (m *refund) fitted(answers []backend.Decision) (fitted int64, err error) {
@@ -315,8 +330,7 @@ func (m *refund) fitted(answers []backend.Decision) (fitted int64, err error) {
 			err = stores.Graver(err, after.Err)
 			continue
 		}
-		l := &m.charge.Shards[g.shard]
-		flowed := -g.ask.Cost - algorithms.Undone([]algorithms.Limit{*l}, -g.ask.Cost, g.ask.ChargedAt, after.At)
+		flowed := -g.ask.Cost - undone(m.charge.Shards[g.shard:g.shard+1], -g.ask.Cost, g.ask.ChargedAt, after.At)
 		fitted += after.Value - before.Value + flowed
 	}
 	return fitted, err

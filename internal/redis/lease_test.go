@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -114,7 +115,7 @@ func TestSidecarsThatLeaseShareALimit(t *testing.T) {
 				if limit.Kind != algorithms.FixedWindow {
 					return 0
 				}
-				return (at - algorithms.Micros(limit.PhaseOf(c.Terms.Hash))) / spec.Period
+				return (at - algorithms.Micros(phaseOf(&c))) / spec.Period
 			}
 			var wg sync.WaitGroup
 			end := time.Now().Add(span)
@@ -141,8 +142,8 @@ func TestSidecarsThatLeaseShareALimit(t *testing.T) {
 			}
 			wg.Wait()
 			most := limit.Capacity
-			if limit.Kind == algorithms.TokenBucket {
-				most += int64(last-first+lease.For) * limit.P / limit.Q
+			if in := scaled.Of(&limit); limit.Kind == algorithms.TokenBucket {
+				most += int64(last-first+lease.For) * in.P / in.Q
 			}
 			for at, n := range admitted {
 				if n > most {

@@ -20,7 +20,7 @@ const algorithmsDir = "../../pkg/algorithms"
 var apart = map[string]struct{ name, reason string }{
 	"Kind.String":         {"", "text for people"},
 	"Limit.TakeAt":        {"", "take without a copy; Lua copies nothing"},
-	"Limit.Keep":          {"kept_of", "the name keep is that of its last step"},
+	"Limit.afterDenial":   {"kept_of", "the name keep is that of its last step"},
 	"Limit.stays":         {"", "one line of keep"},
 	"Limit.start":         {"", "begin without a copy"},
 	"Limit.startsFilled":  {"", "a comparison, written out"},
@@ -40,7 +40,7 @@ var apart = map[string]struct{ name, reason string }{
 	"keptPair.pay":        {"", "part of take_kept_pair"},
 	"keptPair.until":      {"", "enough_in inside take_kept_pair, with access to its locals"},
 	"Limit.windowStart":   {"", "starts_in inside take_window; of a calendar calendar_start"},
-	"Limit.WindowEnd":     {"", "for limits that never allow; they need no store"},
+	"Limit.WindowEnd":     {"", "the sidecar uses it"},
 	"Limit.roll":          {"", "two lines of take_window"},
 	"Limit.granted":       {"", "part of charge_window"},
 	"Limit.overdrawn":     {"", "part of charge_window"},
@@ -50,7 +50,6 @@ var apart = map[string]struct{ name, reason string }{
 	"Limit.counts":        {"", "a condition of take_counted"},
 	"Limit.there":         {"", "the last lines of charge_if"},
 	"Peaks.All":           {"", "the table itself"},
-	"Charge.Plus":         {"", "requests are added up before they are charged"},
 	"Limit.Unit":          {"unit_of", "unit is a local name in many functions"},
 	"Limit.full":          {"full_of", "full is a local name in many functions"},
 	"Limit.raw":           {"", "cost_in with the unit of the limit"},
@@ -58,12 +57,12 @@ var apart = map[string]struct{ name, reason string }{
 
 // inGo are the files whose functions run before or after the script: their other functions have no counterpart.
 var inGo = map[string]string{
-	"lease.go":   "the sidecar decides about leases; the script sees charges and refunds",
-	"limit.go":   "limits are compiled before they are sent",
-	"weights.go": "costs of several kinds are added up before they are sent",
-	"retry.go":   "the sidecar combines the retry times of several charges",
-	"spec.go":    "limits are changed before they are sent",
-	"shards.go":  "the sidecar divides a charge among shards; the script charges each as a bucket",
+	"internals.go": "other packages read the numbers of a limit",
+	"lease.go":     "the sidecar decides about leases; the script sees charges and refunds",
+	"limit.go":     "limits are compiled before they are sent",
+	"weights.go":   "costs of several kinds are added up before they are sent",
+	"spec.go":      "limits are changed before they are sent",
+	"shards.go":    "the sidecar divides a charge among shards; the script charges each as a bucket",
 }
 
 // inLua are functions of the script in the section of a Go file that does not have them.

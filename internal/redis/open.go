@@ -32,39 +32,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Config of a Store.
+// Config configures a Store. pkg/backend/redis.Config describes the fields that it has too.
 type Config struct {
-	// URL says where Redis is:
-	//
-	//	redis://[user:password@]host:port[/db]          rediss:// with TLS
-	//	unix://[user:password@]/path[?db=N]
-	//	redis+sentinel://[user:password@]host:port[,host:port]…/master[?db=N&sentinel_password=…]
-	//	redis+cluster://[user:password@]host:port[,host:port]…
-	//
-	// rediss+sentinel:// and rediss+cluster:// use TLS.
-	URL string
-	// Timeout of one call (10 ms).
-	Timeout time.Duration
-	// KeyPrefix starts the name of every key ("rl:"); it must not contain braces.
-	KeyPrefix string
-	// PasswordFile contains "password" or "user:password". It is read again for every new connection, so that
-	// credentials can be rotated.
+	URL          string
+	Timeout      time.Duration
+	KeyPrefix    string
 	PasswordFile string
-	// TLS is used by the rediss forms; nil: the system's root certificates.
-	TLS *tls.Config
-	// WaitReplicas is the number of replicas that must confirm a charge before it counts (default 0). A charge that is
-	// not confirmed within three quarters of Timeout fails with ErrUnavailable, and stays charged. If it equals the
-	// number of replicas, a failover loses no charge that was answered "allowed", but one unreachable replica makes
-	// every call fail. If it is smaller, a failover may lose some charges, because it may promote a replica that did
-	// not confirm them.
+	TLS          *tls.Config
 	WaitReplicas int
-	// Clock decides instead of the server's clock; nil: the server's. For tests.
-	Clock func() algorithms.Micros
-	// Changed is called when the circuit breaker of a server opens (true) and closes; may be nil.
-	Changed func(server string, open bool)
-	// Panicked is called with the value of a panic on a goroutine of the Store that serves several batches. The process
-	// continues. It may be nil.
-	Panicked func(value any)
+	Clock        func() algorithms.Micros
+	Changed      func(server string, open bool) // OnBreaker
+	Panicked     func(value any)                // OnPanic
 
 	// Outside replaces the time, randomness and network of the machine in a simulation; otherwise nil.
 	Outside *outside.World

@@ -13,6 +13,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -125,10 +126,19 @@ func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, gro
 	if extended {
 		what += long
 	}
-	t.charges = doubles(t.charges, float64(t.key(name)), float64(what), exact(c.Terms.Cost), float64(c.Limit.PhaseOf(c.Terms.Hash)))
+	t.charges = doubles(t.charges, float64(t.key(name)), float64(what), exact(c.Terms.Cost), phaseOf(c))
 	if extended {
 		t.charges = doubles(t.charges, float64(c.Terms.MaxWait), float64(c.Terms.ChargedAt))
 	}
+}
+
+// phaseOf is the phase of c's windows, in ticks; 0 if it has none.
+func phaseOf(c *backend.Charge) float64 {
+	if c.Limit.Kind != algorithms.FixedWindow {
+		return 0
+	}
+	n := scaled.Of(c.Limit)
+	return float64(n.PhaseOf(c.Terms.Hash))
 }
 
 // mayDiffer reports whether c, with the key of that name, may be of another slot than the charges before it. It costs
@@ -230,21 +240,21 @@ func (t *scriptRun) near(now algorithms.Micros) {
 
 // usual reports whether the script decides plain charges of l in its loop. Charges of other limits use the general
 // form.
-func usual(l *algorithms.Limit) bool {
-	return (l.Kind == algorithms.TokenBucket || l.Kind == algorithms.FixedWindow) && l.Tick == 1 && l.Rate > 0 &&
+func usual(l *algorithms.Limit, tick int64) bool {
+	return (l.Kind == algorithms.TokenBucket || l.Kind == algorithms.FixedWindow) && tick == 1 && l.Rate > 0 &&
 		!l.Overdraw && l.Calendar == nil && l.Penalty.After == 0
 }
 
 func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte {
-	flags := 0.0
-	for i, set := range [...]bool{l.Overdraw, l.TakesDenied, l.PerRequest, l.Calendar != nil, l.Penalty.After > 0, usual(l), l.Settles, l.Initial < l.Capacity} {
+	n, flags := scaled.Of(l), 0.0
+	for i, set := range [...]bool{l.Overdraw, l.TakesDenied, l.PerRequest, l.Calendar != nil, l.Penalty.After > 0, usual(l, n.Tick), l.Settles, l.Initial < l.Capacity} {
 		if set {
 			flags += float64(int(1) << i)
 		}
 	}
 	dst = doubles(dst, float64(l.Kind), flags, float64(l.Capacity), float64(l.MaxReserved),
-		float64(l.Rate), float64(l.Period), float64(l.P), float64(l.Q), float64(l.V),
-		float64(l.Tick), float64(l.Initial), float64(l.P1), float64(l.V1))
+		float64(l.Rate), float64(n.Period), float64(n.P), float64(n.Q), float64(n.V),
+		float64(n.Tick), float64(l.Initial), float64(n.P1), float64(n.V1))
 	if l.Settles {
 		dst = doubles(dst, float64(l.MaxDebt))
 	}

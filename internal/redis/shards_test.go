@@ -313,7 +313,7 @@ func shardsLostARace(t *testing.T, url string) {
 	if d.Allowed || d.Err != nil {
 		t.Fatalf("got %+v", d)
 	}
-	redistest.Eventually(t, "what was charged is given back", func() bool { return sum(values(t, s, c)) == 12*c.Limit.Q*2 })
+	redistest.Eventually(t, "what was charged is given back", func() bool { return sum(values(t, s, c)) == 12*c.Limit.Unit()*2 })
 	want := takeOne(t, s, c, algorithms.Charge{Cost: 15, DryRun: true})
 	if d.RetryAfter != want.RetryAfter || d.RetryAfter != 6*algorithms.Second || d.Remaining != 12 {
 		t.Errorf("got %+v, want %+v: 3 of 15 are missing, and one of two shards is full", d.Decision, want.Decision)

@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -231,7 +232,7 @@ func (f *fields) part() (p limiter.ReservedPart) {
 		}
 	}
 	p.Count, p.Times, p.At = int64(f.number()), int64(f.number()), algorithms.Micros(f.number())
-	p.Inflow = algorithms.Inflow{Units: int64(f.number()), Span: int64(f.number())}
+	p.Inflow = scaled.Inflow{Units: int64(f.number()), Span: int64(f.number())}
 	if has&isByName == 0 {
 		p.Key = append(p.Key, f.text()...)
 		return p

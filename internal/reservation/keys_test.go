@@ -11,6 +11,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -23,7 +24,7 @@ func largest() *limiter.Reserved {
 		r.Parts = append(r.Parts, limiter.ReservedPart{
 			Number: n, Limit: math.MaxUint64, Key: bytes.Repeat([]byte{0xff}, 129), Hash: math.MaxUint64, Slot: math.MaxUint64, Cell: math.MaxUint64,
 			Count: math.MaxInt64, Times: math.MaxInt64, At: math.MaxInt64,
-			Inflow: algorithms.Inflow{Units: math.MaxInt64, Span: math.MaxInt64},
+			Inflow: scaled.Inflow{Units: math.MaxInt64, Span: math.MaxInt64},
 		})
 	}
 	return r
@@ -32,7 +33,7 @@ func largest() *limiter.Reserved {
 // named is what an application reserves of two limits. A key is not UTF-8.
 func named() *limiter.Reserved {
 	part := limiter.ReservedPart{
-		Number: 3, Limit: 9, Count: 1 << 52, Times: 1, At: 5, Inflow: algorithms.Inflow{Units: 10, Span: 60_000_000},
+		Number: 3, Limit: 9, Count: 1 << 52, Times: 1, At: 5, Inflow: scaled.Inflow{Units: 10, Span: 60_000_000},
 		ByName: limiter.ByName{Name: "tokens", Values: []string{"bob", "\xff\x00", ""}, Config: `{"rate":1}`, Wait: 30},
 	}
 	other := part
@@ -73,7 +74,7 @@ func TestIDsOfThisFormStayValid(t *testing.T) {
 // fixed is what a request reserved of two limits, with an ID.
 func fixed() *limiter.Reserved {
 	byProxy := limiter.ReservedPart{
-		Limit: 2, Key: []byte("v\x03bob"), Slot: 11, Cell: 13, Count: 100, Times: 2, At: 5, Inflow: algorithms.Inflow{Units: 10, Span: 60},
+		Limit: 2, Key: []byte("v\x03bob"), Slot: 11, Cell: 13, Count: 100, Times: 2, At: 5, Inflow: scaled.Inflow{Units: 10, Span: 60},
 	}
 	byName := named().Parts[0]
 	byName.Hash = 12
@@ -229,7 +230,7 @@ func TestIDsOfTheOldFormAreAccepted(t *testing.T) {
 		}
 		p := r.Parts[0]
 		want := limiter.ReservedPart{
-			Number: -1, Limit: limits[id], Count: 1 << 52, Times: 1, At: 1_767_225_600 * algorithms.Second, Inflow: algorithms.Inflow{Units: 10, Span: 60_000_000},
+			Number: -1, Limit: limits[id], Count: 1 << 52, Times: 1, At: 1_767_225_600 * algorithms.Second, Inflow: scaled.Inflow{Units: 10, Span: 60_000_000},
 			ByName: limiter.ByName{Name: "tokens", Values: []string{"bob", "\xff\x00", ""}, Config: config, Wait: 30 * algorithms.Second},
 		}
 		if string(r.ID[:]) != "0123456789abcdef" || r.Domain != descriptors.PrefixNumber("ai") || len(r.Parts) != 1 || !reflect.DeepEqual(p, want) {

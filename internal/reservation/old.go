@@ -6,6 +6,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -44,7 +45,7 @@ func decodeOld(b []byte, r *limiter.Reserved) bool {
 		return false
 	}
 	if len(f.rest) > 0 { // absent in the oldest versions
-		p.Inflow = algorithms.Inflow{Units: int64(f.number()), Span: int64(f.number())}
+		p.Inflow = scaled.Inflow{Units: int64(f.number()), Span: int64(f.number())}
 	}
 	what := "limit"
 	if p.Config != "" {

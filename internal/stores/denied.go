@@ -304,9 +304,16 @@ func peekLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros,
 	return later
 }
 
+// seenLater returns the decision of a dry run at time now, of the bucket of c if it held value at time at.
+func seenLater(c *backend.Charge, value int64, at, now algorithms.Micros) (d algorithms.Decision) {
+	state := algorithms.State{By: c.Limit, Value: value, At: at}
+	c.Limit.TakeAt(&state, max(now, at), &algorithms.Charge{Hash: c.Terms.Hash, DryRun: true}, &d)
+	return d
+}
+
 // remainsLater returns Remaining and ResetAfter, passed us after d, for buckets that Value describes completely.
 func remainsLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros) (int64, algorithms.Micros) {
-	later := c.Limit.Seen(d.Value, d.At, d.At+passed, c.Terms.Hash)
+	later := seenLater(c, d.Value, d.At, d.At+passed)
 	return later.Remaining, later.ResetAfter
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
@@ -488,11 +489,31 @@ func (sh *leaseShard) back(c *backend.Charge, units int64, of *grant, now time.D
 	if units == 0 || len(c.Shards) > 0 && c.Limit.Kind != algorithms.FixedWindow {
 		return back // the inflow since is not known for each shard
 	}
-	if n := c.Limit.Unused(units, micros(now-of.grantedAt)); n > 0 {
+	if n := unused(c.Limit, units, micros(now-of.grantedAt)); n > 0 {
 		sh.stats.Returned += uint64(n)
 		back.Terms.Cost, back.Terms.ChargedAt = -units, of.of
 	}
 	return back
+}
+
+// leaseFor is how long after at, the time of the grant, units leased from the bucket of c may be used. A lease of a fixed
+// window ends with the window, so that a window never gives more than its capacity. A token bucket admits at most
+// capacity + floor((T + for)*rate/period) in any span T.
+func leaseFor(c *backend.Charge, at algorithms.Micros) algorithms.Micros {
+	if c.Limit.Kind != algorithms.FixedWindow {
+		return c.Lease.For
+	}
+	return min(c.Lease.For, c.Limit.WindowEnd(at, c.Terms.Hash))
+}
+
+// unused is how many of units, leased and not used, can be refunded when the time after has passed since the grant; see
+// algorithms.Charge.ChargedAt.
+func unused(l *algorithms.Limit, units int64, after algorithms.Micros) int64 {
+	if l.Kind != algorithms.TokenBucket {
+		return units
+	}
+	n := scaled.Of(l)
+	return scaled.Returned(units*n.Q, n.P, n.Ticks(int64(after))) / n.Q
 }
 
 // receive records the decision d on the units that p requested at the time asked; d is nil if there is none.
@@ -525,7 +546,7 @@ func (l *hotKey) see(d *backend.Decision, asked, now time.Duration) {
 	l.seen, l.seenAt = *d, now
 	l.seen.Allowed, l.seen.Never, l.seen.RetryAfter, l.seen.Wait = true, false, 0, 0
 	if hash := l.charge.Terms.Hash; l.charge.Limit.Kind == algorithms.FixedWindow {
-		l.edge = asked + time.Duration(l.charge.Limit.LeaseFor(d.At, algorithms.MaxTime, hash))*time.Microsecond
+		l.edge = asked + time.Duration(l.charge.Limit.WindowEnd(d.At, hash))*time.Microsecond
 	}
 }
 
@@ -536,7 +557,7 @@ func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, asked
 		return
 	}
 	// The lease lasts a little less than it may, because clocks differ in speed.
-	lasts := time.Duration(l.charge.Limit.LeaseFor(d.At, l.charge.Lease.For, l.charge.Terms.Hash)) * time.Microsecond
+	lasts := time.Duration(leaseFor(&l.charge, d.At)) * time.Microsecond
 	l.serials++
 	is := grant{left: units, of: d.At, grantedAt: asked, until: asked + lasts - lasts/1000 - time.Microsecond, serial: l.serials}
 	if l.grants[0].left > 0 && l.grants[1].left > 0 {

@@ -399,7 +399,7 @@ func later(c *backend.Charge, d backend.Decision, units int64, passed algorithms
 	}
 	was := d.At
 	d.At += passed
-	there := c.Limit.Seen(d.Value+units*c.Limit.Unit(), was, d.At, c.Terms.Hash)
+	there := seenLater(c, d.Value+units*c.Limit.Unit(), was, d.At)
 	d.Value, d.Remaining, d.ResetAfter = there.Value, there.Remaining, there.ResetAfter
 	return d
 }

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -373,7 +374,8 @@ func (w *leaseSim) check(k int) {
 
 func (w *leaseSim) checkWindows(k int, all []simCharge) {
 	c := w.keys[k].charge
-	phase := algorithms.Micros(c.Limit.PhaseOf(c.Terms.Hash))
+	n := scaled.Of(c.Limit)
+	phase := algorithms.Micros(n.PhaseOf(c.Terms.Hash))
 	window := func(at algorithms.Micros) algorithms.Micros { return (at - phase) / w.keys[k].window }
 	admitted, denied, lost := map[algorithms.Micros]int64{}, map[algorithms.Micros]bool{}, map[algorithms.Micros]int64{}
 	for _, a := range all {
@@ -406,8 +408,8 @@ func (w *leaseSim) checkWindows(k int, all []simCharge) {
 // checkSpans checks every span: admitted*period <= capacity*period + (T + for)*rate.
 func (w *leaseSim) checkSpans(k int, all []simCharge) {
 	c := w.keys[k].charge
-	l := c.Limit
-	most := l.Capacity*l.Q + int64(c.Lease.For)*l.P
+	l := scaled.Of(c.Limit)
+	most := c.Limit.Capacity*l.Q + int64(c.Lease.For)*l.P
 	sum, least, over := int64(0), int64(0), int64(0)
 	for i, a := range all {
 		flowed := int64(a.at-all[0].at) * l.P
@@ -426,7 +428,7 @@ func (w *leaseSim) checkSpans(k int, all []simCharge) {
 // units. It has fewer units: by the leased units, by the lost units, and for each lease by the inflow during the lease.
 func (w *leaseSim) checkUnder(k int, all []simCharge) {
 	c := w.keys[k].charge
-	l := c.Limit
+	l := scaled.Of(c.Limit)
 	lost := w.gone[string(c.Key)] + w.charges[string(c.Key)]*(int64(c.Lease.For)*l.P/l.Q+1)
 	granted := w.sidecars * (c.Lease.Most + simWorkers*simMaxCost)
 	value, at := l.V, all[0].at

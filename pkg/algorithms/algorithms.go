@@ -223,9 +223,9 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	}
 }
 
-// Keep returns the state of a bucket after a denied by another bucket of its group. It is s, except that
+// afterDenial is the state of a bucket after another bucket of its group denied a. It is s, except that
 // its clock may have been started or corrected.
-func (l *Limit) Keep(s State, now Micros, a Charge) State {
+func (l *Limit) afterDenial(s State, now Micros, a Charge) State {
 	if l.Rate == 0 {
 		return s
 	}
@@ -291,7 +291,7 @@ func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) 
 	if s.By != l {
 		l.adopt(s, at, hash)
 	}
-	if !l.startsFilled() && s.By == l && s.Denials == nil && at-s.At > Day-l.Tick && at >= l.fullAt(*s, hash)+Day {
+	if !l.startsFilled() && s.By == l && s.Denials == nil && at-s.At > Day-l.tick && at >= l.fullAt(*s, hash)+Day {
 		*s = l.fresh(at) // after a day at capacity a bucket starts at Initial again: it admits less, never more
 		return at, false
 	}
@@ -318,7 +318,7 @@ func (l *Limit) fresh(now Micros) State {
 	}
 	switch l.Kind {
 	case TokenBucket, LeakyBucket, Guaranteed:
-		s.Value, s.Prev = l.V-(l.Capacity-l.Initial)*l.Q, l.V1
+		s.Value, s.Prev = l.v-(l.Capacity-l.Initial)*l.q, l.v1
 	case FixedWindow:
 		s.Value = l.Initial
 	case SlidingWindow, SlidingLog: // they start at a count of 0
@@ -338,7 +338,7 @@ func (s State) FreshAt() Micros {
 	switch l.Kind {
 	case FixedWindow:
 		if at = l.fullAt(s, 0); l.Calendar == nil {
-			at = s.At + Micros(l.Period*l.windowsToFull(s.Value))*l.Tick
+			at = s.At + Micros(l.period*l.windowsToFull(s.Value))*l.tick
 		}
 	case TokenBucket, LeakyBucket, Guaranteed, SlidingWindow, SlidingLog:
 		at = l.fullAt(s, 0)
@@ -357,31 +357,31 @@ func (s State) FreshAt() Micros {
 
 // fullAt is the moment at which s, a State of l, becomes equal to a full bucket.
 func (l *Limit) fullAt(s State, hash uint64) Micros {
-	at := int64(s.At / l.Tick)
+	at := int64(s.At / l.tick)
 	switch l.Kind {
 	case TokenBucket, LeakyBucket:
-		at += ceilDiv(l.V-s.Value, l.P)
+		at += ceilDiv(l.v-s.Value, l.p)
 	case Guaranteed:
-		at += max(ceilDiv(l.V-s.Value, l.P), ceilDiv(l.V1-s.Prev, l.P1))
+		at += max(ceilDiv(l.v-s.Value, l.p), ceilDiv(l.v1-s.Prev, l.p1))
 	case FixedWindow:
 		if s.Value < l.Capacity {
-			phase := l.PhaseOf(hash)
+			phase := l.phaseOf(hash)
 			return l.windowStart(l.windowOf(s.At, phase)+l.windowsToFull(s.Value), phase)
 		}
 	case SlidingWindow:
-		e := at % l.Period
+		e := at % l.period
 		switch {
 		case s.Value > 0:
-			at += 2*l.Period - e
+			at += 2*l.period - e
 		case s.Prev > 0:
-			at += l.Period - e
+			at += l.period - e
 		}
 	case SlidingLog:
 		if n := len(s.Log); n > 0 {
-			return s.Log[n-1] + Micros(l.Period)
+			return s.Log[n-1] + Micros(l.period)
 		}
 	}
-	return Micros(at) * l.Tick
+	return Micros(at) * l.tick
 }
 
 // later adds back, the time that a clock needs to catch up after a step back, to every time in d.
@@ -399,18 +399,18 @@ func (d *Decision) later(back Micros) {
 
 // tickOf is the start of the tick that contains t. Nothing flows in within a tick.
 func (l *Limit) tickOf(t Micros) Micros {
-	if l.Tick == 1 { // the usual case; the division would cost more than the rest of the function
+	if l.tick == 1 { // the usual case; the division would cost more than the rest of the function
 		return t
 	}
-	return t - t%l.Tick
+	return t - t%l.tick
 }
 
 // ticks is the number of whole ticks in t.
 func (l *Limit) ticks(t Micros) int64 {
-	if l.Tick == 1 {
+	if l.tick == 1 {
 		return int64(t)
 	}
-	return int64(t / l.Tick)
+	return int64(t / l.tick)
 }
 
 // span converts ticks, counted from the tick that contains now, into the exact time from now.
@@ -418,7 +418,7 @@ func (l *Limit) span(now Micros, ticks int64) Micros {
 	if ticks <= 0 {
 		return 0
 	}
-	return Micros(l.ticks(now)+ticks)*l.Tick - now
+	return Micros(l.ticks(now)+ticks)*l.tick - now
 }
 
 // giveBack is the number of units that a negative cost refunds. It is at most what a bucket can lack, so

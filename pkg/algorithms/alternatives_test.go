@@ -24,17 +24,17 @@ func TestCreditsPayForWhatThePlanDoesNotAllow(t *testing.T) {
 		cost          int64
 		allowed       bool
 		plan, credits int64 // what is left of both
-		retry         Retry // if denied
+		retry         retry // if denied
 	}{
 		{at: 0, cost: 6, allowed: true, plan: 4, credits: 20},
 		{at: 0, cost: 6, allowed: true, plan: 4, credits: 14}, // whole: not 4 of the plan and 2 credits
 		{at: 0, cost: 4, allowed: true, plan: 0, credits: 14},
 		{at: 0, cost: 12, allowed: true, plan: 0, credits: 2}, // more than the plan can ever allow
-		{at: 0, cost: 5, plan: 0, credits: 2, retry: Retry{After: 30 * sec}},
-		{at: 0, cost: 3, plan: 0, credits: 2, retry: Retry{After: 18 * sec}},
-		{at: 0, cost: 11, plan: 0, credits: 2, retry: Retry{After: 9 * hour}}, // only the credits ever hold so much
-		{at: 0, cost: 21, plan: 0, credits: 2, retry: Retry{Never: true}},
-		{at: 17_999_999, cost: 3, plan: 2, credits: 2, retry: Retry{After: 1}},
+		{at: 0, cost: 5, plan: 0, credits: 2, retry: retry{after: 30 * sec}},
+		{at: 0, cost: 3, plan: 0, credits: 2, retry: retry{after: 18 * sec}},
+		{at: 0, cost: 11, plan: 0, credits: 2, retry: retry{after: 9 * hour}}, // only the credits ever hold so much
+		{at: 0, cost: 21, plan: 0, credits: 2, retry: retry{never: true}},
+		{at: 17_999_999, cost: 3, plan: 2, credits: 2, retry: retry{after: 1}},
 		{at: 18 * sec, cost: 3, allowed: true, plan: 0, credits: 2},
 	} {
 		before := [2]State{group[0].State, group[1].State}
@@ -45,7 +45,7 @@ func TestCreditsPayForWhatThePlanDoesNotAllow(t *testing.T) {
 		if allowed != step.allowed {
 			t.Fatalf("%+v: allowed %t", step, allowed)
 		}
-		if got := group[0].Decision.Retry().Or(group[1].Decision.Retry()); !allowed && got != step.retry {
+		if got := retryAt(group[0]).or(retryAt(group[1])); !allowed && got != step.retry {
 			t.Errorf("%+v: retry %+v", step, got)
 		}
 		if !allowed && (!same(group[0].State, before[0]) || !same(group[1].State, before[1])) {
@@ -134,17 +134,17 @@ func TestRetryOfAlternativesIsExact(t *testing.T) {
 			}
 			denied++
 			retry := retryOf(group)
-			if retry.Never {
+			if retry.never {
 				if TakeAll(now+Day, slicesOf(group)) {
 					t.Fatalf("never, and allowed a day later: %+v", group)
 				}
 				continue
 			}
-			if retry.After < 1 || TakeAll(now+retry.After-1, slicesOf(group)) || !TakeAll(now+retry.After, slicesOf(group)) {
-				t.Fatalf("%d us is not the exact retry of %+v", retry.After, group)
+			if retry.after < 1 || TakeAll(now+retry.after-1, slicesOf(group)) || !TakeAll(now+retry.after, slicesOf(group)) {
+				t.Fatalf("%d us is not the exact retry of %+v", retry.after, group)
 			}
 			if roll.once(2) {
-				now += retry.After
+				now += retry.after
 			}
 		}
 	})
@@ -153,22 +153,52 @@ func TestRetryOfAlternativesIsExact(t *testing.T) {
 	}
 }
 
+// retry is when a denied request can succeed: after a time, or never.
+type retry struct {
+	after Micros
+	never bool
+}
+
+// retryAt is when b allows its cost; zero if it does now.
+func retryAt(b Bucket) retry {
+	if b.Decision.Allowed {
+		return retry{}
+	}
+	return retry{b.Decision.RetryAfter, b.Decision.Never}
+}
+
+// and is when both can succeed.
+func (r retry) and(o retry) retry {
+	if r.never || o.never {
+		return retry{never: true}
+	}
+	return retry{after: max(r.after, o.after)}
+}
+
+// or is when one of the two can succeed.
+func (r retry) or(o retry) retry {
+	if r.never || !o.never && o.after < r.after {
+		return o
+	}
+	return r
+}
+
 // retryOf is the retry of a denied group.
-func retryOf(group []Bucket) (all Retry) {
+func retryOf(group []Bucket) (all retry) {
 	for at, n := 0, 0; at < len(group); at += n {
 		n = alternatives(group[at:])
 		one := group[at : at+n]
 		if n > 1 && allow(one[:n-1]) {
 			continue
 		}
-		plan, instead := Retry{}, one[n-1].Decision.Retry()
+		plan, instead := retry{}, retryAt(one[n-1])
 		for i := range one[:n-1] {
-			plan = plan.And(one[i].Decision.Retry())
+			plan = plan.and(retryAt(one[i]))
 		}
 		if n > 1 {
-			instead = plan.Or(instead)
+			instead = plan.or(instead)
 		}
-		all = all.And(instead)
+		all = all.and(instead)
 	}
 	return all
 }

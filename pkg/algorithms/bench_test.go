@@ -25,7 +25,7 @@ func (l *Limit) steps() (allowed, denied func() bool) {
 	now := t0
 	// Twice as long as the rate needs: a sliding window counts the last one by weight, and charges at
 	// just the rate are denied now and then.
-	pause := 2*Micros(l.Period)*l.Tick/Micros(l.Rate) + l.Tick
+	pause := 2*Micros(l.period)*l.tick/Micros(l.Rate) + l.tick
 	allowed = func() bool {
 		var d Decision
 		s1, d = l.Take(s1, now, Charge{Cost: 1})

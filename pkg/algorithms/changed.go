@@ -25,10 +25,10 @@ import "math/bits"
 func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 	switch l.Kind {
 	case TokenBucket, LeakyBucket, Guaranteed:
-		return l.Tick == old.Tick && l.P == old.P && l.Q == old.Q && l.V == old.V && l.P1 == old.P1 && l.V1 == old.V1
+		return l.tick == old.tick && l.p == old.p && l.q == old.q && l.v == old.v && l.p1 == old.p1 && l.v1 == old.v1
 	case FixedWindow:
-		return l.Tick == old.Tick && l.Rate == old.Rate && l.Period == old.Period &&
-			l.Capacity == old.Capacity && l.PhaseOf(hash) == old.PhaseOf(hash) && l.Calendar.same(old.Calendar)
+		return l.tick == old.tick && l.Rate == old.Rate && l.period == old.period &&
+			l.Capacity == old.Capacity && l.phaseOf(hash) == old.phaseOf(hash) && l.Calendar.same(old.Calendar)
 	case SlidingWindow, SlidingLog:
 		// The lifetime of a State is that of the Limit with the longest period, so that this Limit stays in s.By.
 		return l.denialSpan() >= old.denialSpan()
@@ -49,13 +49,13 @@ func (l *Limit) adopt(s *State, now Micros, hash uint64) {
 			s.By, s.Value, s.At = l, l.Capacity-k.used, l.tickOf(now)
 		}
 	default:
-		k := l.keptTokens(s, s.Value, s.By.V, s.By.P, now)
-		k1 := l.keptTokens(s, s.Prev, s.By.V1, s.By.P1, now)
-		if units := k.units(l); units > l.V || k1.units(l) > l.V1 {
+		k := l.keptTokens(s, s.Value, s.By.v, s.By.p, now)
+		k1 := l.keptTokens(s, s.Prev, s.By.v1, s.By.p1, now)
+		if units := k.units(l); units > l.v || k1.units(l) > l.v1 {
 			return
 		}
 		s.Peaks = l.adoptPeaks(s, hash)
-		s.By, s.Value, s.Prev, s.At = l, l.V-k.units(l), l.V1-k1.units(l), k.now
+		s.By, s.Value, s.Prev, s.At = l, l.v-k.units(l), l.v1-k1.units(l), k.now
 	}
 }
 
@@ -80,10 +80,10 @@ type kept struct {
 // in with each tick. If one limit counts in us and the other in ms, both use ms.
 func (l *Limit) keptTokens(s *State, value, full, p int64, now Micros) kept {
 	old := s.By
-	k := kept{old: old, unit: old.Q, most: (maxExact - old.P - old.P1) / old.Q, used: full - value, p: p, tick: max(l.Tick, old.Tick)}
-	if k.tick != old.Tick {
+	k := kept{old: old, unit: old.q, most: (maxExact - old.p - old.p1) / old.q, used: full - value, p: p, tick: max(l.tick, old.tick)}
+	if k.tick != old.tick {
 		k.used = min(k.used+p*int64(s.At%k.tick), maxExact) // at the beginning of the tick of s.At
-		k.p = min(p*int64(k.tick/old.Tick), maxExact)
+		k.p = min(p*int64(k.tick/old.tick), maxExact)
 	}
 	k.used = k.after(int64(now/k.tick - s.At/k.tick))
 	k.now = now - now%k.tick
@@ -104,11 +104,11 @@ func (l *Limit) keptWindow(s *State, now Micros, hash uint64) kept {
 	if old.Calendar != nil && !l.Calendar.same(old.Calendar) {
 		old = old.outlived(s.At)
 	}
-	longest := old.Period
+	longest := old.period
 	if old.Calendar != nil {
 		longest = int64(old.Calendar.Longest)
 	}
-	k := kept{old: old, unit: 1, most: mostOfWindows(old.Rate, longest), now: now, phase: old.PhaseOf(hash)}
+	k := kept{old: old, unit: 1, most: mostOfWindows(old.Rate, longest), now: now, phase: old.phaseOf(hash)}
 	k.window = old.windowOf(now, k.phase)
 	n := k.window - old.windowOf(s.At, k.phase)
 	k.used = old.Capacity - s.Value
@@ -128,9 +128,9 @@ func (l *Limit) keptWindow(s *State, now Micros, hash uint64) kept {
 func (l *Limit) outlived(at Micros) *Limit {
 	const hour = 3600 * Second
 	plain := *l
-	plain.Calendar, plain.Period = nil, int64(hour*Micros(ceilDiv(int64(l.Calendar.Longest), int64(hour))))
+	plain.Calendar, plain.period = nil, int64(hour*Micros(ceilDiv(int64(l.Calendar.Longest), int64(hour))))
 	next := int64(l.Calendar.Start(l.Calendar.Window(at) + 1))
-	plain.Phase, plain.PhaseFromKey = next-floorDiv(next, plain.Period)*plain.Period, false
+	plain.phase, plain.phaseFromKey = next-floorDiv(next, plain.period)*plain.period, false
 	return &plain
 }
 
@@ -145,14 +145,14 @@ func (k *kept) of(l *Limit, units int64) int64 {
 
 // until is the time from now until the consumption is at most most, in the unit of l.
 func (k *kept) until(l *Limit, now Micros, most int64) Micros {
-	fine := int64(k.tick/l.Tick) - 1
-	if k.tick == 0 || fine == 0 || most >= l.V {
+	fine := int64(k.tick/l.tick) - 1
+	if k.tick == 0 || fine == 0 || most >= l.v {
 		return k.untilUsed(l, now, k.of(l, most))
 	}
 	// After the conversion the bucket refills at the new rate, whose ticks are finer.
-	later, n := *k, k.ticksTo(k.of(l, min(l.V, most+fine*l.P)))
+	later, n := *k, k.ticksTo(k.of(l, min(l.v, most+fine*l.p)))
 	later.used = k.after(n)
-	return max(0, k.moment(n)+Micros(max(0, ceilDiv(later.units(l)-most, l.P)))*l.Tick-now)
+	return max(0, k.moment(n)+Micros(max(0, ceilDiv(later.units(l)-most, l.p)))*l.tick-now)
 }
 
 // untilUsed is the time from now until used is at most most.
@@ -201,7 +201,7 @@ func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, back Micr
 			s.By, s.Peaks = k.old, nil
 		}
 	default:
-		k = l.keptTokens(s, s.Value, s.By.V, s.By.P, now)
+		k = l.keptTokens(s, s.Value, s.By.v, s.By.p, now)
 		s.Peaks = l.peaksOf(s, a.Hash)
 	}
 	had := k.used
@@ -276,11 +276,11 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back
 		k.giveBack(l, -cost, k.p, a)
 		d.Allowed = true
 		return
-	case cost > l.V:
+	case cost > l.v:
 		d.Never = true
 		return
 	}
-	wait := l.span(now, ceilDiv(k.units(l), l.P))
+	wait := l.span(now, ceilDiv(k.units(l), l.p))
 	late := a.MaxWait > 0 && wait+back > a.MaxWait
 	switch {
 	case cost == 0 && !late:
@@ -288,19 +288,19 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back
 	case cost == 0 && wait <= a.MaxWait: // allowed when the clock has caught up
 		d.RetryAfter = wait - a.MaxWait
 	default:
-		goal := l.V - cost
+		goal := l.v - cost
 		if cost == 0 {
 			goal = maxExact
 		}
 		if a.MaxWait > 0 {
-			if hi, lo := bits.Mul64(uint64(ceilDiv(int64(a.MaxWait), int64(l.Tick))), uint64(l.P)); hi == 0 && lo < uint64(goal) {
+			if hi, lo := bits.Mul64(uint64(ceilDiv(int64(a.MaxWait), int64(l.tick))), uint64(l.p)); hi == 0 && lo < uint64(goal) {
 				goal = int64(lo)
 			}
 		}
 		d.RetryAfter = k.until(l, now, goal)
-		if a.MaxWait > 0 && l.Tick > 1 { // add the time within the tick until the turn is near enough
+		if a.MaxWait > 0 && l.tick > 1 { // add the time within the tick until the turn is near enough
 			k.used, goal = k.after(k.ticksTo(k.of(l, goal))), k.used
-			d.RetryAfter += max(0, Micros(ceilDiv(k.units(l), l.P))*l.Tick-a.MaxWait)
+			d.RetryAfter += max(0, Micros(ceilDiv(k.units(l), l.p))*l.tick-a.MaxWait)
 			k.used = goal
 		}
 	}
@@ -310,9 +310,9 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back
 // does not affect the guaranteed rate. Both together never give more than the larger limit holds.
 func (l *Limit) takeKeptPair(s *State, now Micros, a *Charge, d *Decision) {
 	old := s.By
-	k1, k2 := l.keptTokens(s, s.Prev, old.V1, old.P1, now), l.keptTokens(s, s.Value, old.V, old.P, now)
-	larger, _ := mulDiv(l.Capacity, old.Q, 1)
-	pair := keptPair{k1, k2, min(max(larger, old.V+old.V1), k2.most*k2.unit)}
+	k1, k2 := l.keptTokens(s, s.Prev, old.v1, old.p1, now), l.keptTokens(s, s.Value, old.v, old.p, now)
+	larger, _ := mulDiv(l.Capacity, old.q, 1)
+	pair := keptPair{k1, k2, min(max(larger, old.v+old.v1), k2.most*k2.unit)}
 	switch {
 	case a.Cost < 0:
 		pair.giveBack(l, a)
@@ -328,10 +328,10 @@ func (l *Limit) takeKeptPair(s *State, now Micros, a *Charge, d *Decision) {
 			d.RetryAfter = pair.until(l, a.Cost) - now
 		}
 	}
-	s.Prev, s.Value, s.At = old.V1-pair.sure.used, old.V-pair.bank.used, k1.now
+	s.Prev, s.Value, s.At = old.v1-pair.sure.used, old.v-pair.bank.used, k1.now
 	u1, u2 := pair.sure.units(l), pair.bank.units(l)
-	d.Value = l.V1 - u1 + l.V - u2
-	if d.Remaining = (max(0, l.V1-u1) + max(0, l.V-u2)) / l.Q; u1 > l.V1 || u2 > l.V {
+	d.Value = l.v1 - u1 + l.v - u2
+	if d.Remaining = (max(0, l.v1-u1) + max(0, l.v-u2)) / l.q; u1 > l.v1 || u2 > l.v {
 		d.Remaining = max(0, min(d.Remaining, pair.left()))
 	}
 	d.ResetAfter = max(0, pair.until(l, l.Capacity)-now)
@@ -348,7 +348,7 @@ func (p *keptPair) left() int64 { return floorDiv(p.most-p.sure.used-p.bank.used
 
 func (p *keptPair) giveBack(l *Limit, a *Charge) {
 	given := kept{unit: p.bank.unit, tick: p.bank.tick, now: p.bank.now, used: maxExact}
-	given.giveBack(l, l.giveBack(a.Cost)*l.Q, p.sure.p+p.bank.p, a)
+	given.giveBack(l, l.giveBack(a.Cost)*l.q, p.sure.p+p.bank.p, a)
 	back := maxExact - given.used
 	bank := min(back, p.bank.used)
 	p.bank.used, p.sure.used = p.bank.used-bank, max(0, p.sure.used-(back-bank))
@@ -363,22 +363,22 @@ func (p *keptPair) has(l *Limit, cost, ticks int64) bool {
 // wait reports whether cost becomes available after ticks and before the next tick of the pair; more is the number of
 // finer ticks of l that it takes.
 func (p *keptPair) wait(l *Limit, cost, ticks int64) (more int64, ok bool) {
-	c, then := cost*l.Q, *p
+	c, then := cost*l.q, *p
 	then.sure.used, then.bank.used = p.sure.after(ticks), p.bank.after(ticks)
 	u1, u2 := then.sure.units(l), then.bank.units(l)
-	if v1, v2 := l.V1-u1, l.V-u2; v1 >= 0 && v2 >= 0 { // then the state is converted
+	if v1, v2 := l.v1-u1, l.v-u2; v1 >= 0 && v2 >= 0 { // then the state is converted
 		if v1+v2 < c {
 			more = l.guaranteedRetry(v1, v2, c)
 		}
-		return more, more < int64(p.bank.tick/l.Tick)
+		return more, more < int64(p.bank.tick/l.tick)
 	}
-	return 0, c <= max(0, l.V1-u1)+max(0, l.V-u2) && cost <= then.left()
+	return 0, c <= max(0, l.v1-u1)+max(0, l.v-u2) && cost <= then.left()
 }
 
 // pay consumes a cost that is available.
 func (p *keptPair) pay(l *Limit, cost int64) {
-	sure := min(max(0, l.V1-p.sure.units(l)), cost*l.Q)
-	paid := min(mulDivCeil(sure, p.sure.unit, l.Q), cost*p.sure.unit)
+	sure := min(max(0, l.v1-p.sure.units(l)), cost*l.q)
+	paid := min(mulDivCeil(sure, p.sure.unit, l.q), cost*p.sure.unit)
 	p.sure.used += paid
 	p.bank.used += cost*p.bank.unit - paid
 }
@@ -395,7 +395,7 @@ func (p *keptPair) until(l *Limit, cost int64) Micros {
 		}
 	}
 	more, _ := p.wait(l, cost, hi)
-	return p.bank.moment(hi) + Micros(more)*l.Tick
+	return p.bank.moment(hi) + Micros(more)*l.tick
 }
 
 // mulDiv returns a*b/c rounded down, for a, b >= 0 and c > 0, and whether there was a remainder. Results are cut

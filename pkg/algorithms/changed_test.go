@@ -435,7 +435,7 @@ func (roll dice) changeable(kind Kind) (Spec, *Limit) {
 				s.Minimum = &Rate{roll.between(1, 20), Micros(roll.of(1000, 1e6, 3e6))}
 			}
 		}
-		if c, err := Compile(s); err == nil && (l.Tick == 1 || c.Tick == l.Tick || roll.once(2)) {
+		if c, err := Compile(s); err == nil && (l.tick == 1 || c.tick == l.tick || roll.once(2)) {
 			return s, &c
 		}
 	}
@@ -500,7 +500,7 @@ func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 						t.Fatalf("at %d %+v by %s (%+v)\nof %+v, written by %s\nmodel %+v\n got %+v\nwant %+v", now, a, show(specs[i]), *l, before, show(wasModel.s), wasModel, got, want)
 					}
 					if got.Allowed || roll.once(2) {
-						now += Micros(roll.of(0, 0, 1, roll(1000), roll(1e6), l.Period/max(1, l.Rate)*int64(l.Tick)))
+						now += Micros(roll.of(0, 0, 1, roll(1000), roll(1e6), l.period/max(1, l.Rate)*int64(l.tick)))
 					} else {
 						now += max(0, got.RetryAfter-Micros(roll(2)))
 					}

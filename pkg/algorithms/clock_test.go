@@ -43,7 +43,7 @@ func TestClockIsCorrectedAfterAMinute(t *testing.T) {
 		{at: hour, cost: 99, allowed: true, left: 1},
 		{at: hour - minute - us, cost: 2, left: 1, retry: sec},
 	})
-	if want := t0 + hour - minute - us; s.At != want || s.Value != l.Q {
+	if want := t0 + hour - minute - us; s.At != want || s.Value != l.q {
 		t.Fatalf("the clock was not mended: %+v", s)
 	}
 	play(t, l, s, []step{
@@ -102,16 +102,16 @@ func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 			if s, d = l.Take(s, now, a); d.Allowed {
 				taken.Add(taken, whole(a.Cost))
 			}
-			flow := times(whole(forward), big.NewRat(spec.Rate, l.Period))
+			flow := times(whole(forward), big.NewRat(spec.Rate, l.period))
 			if most := plus(whole(l.Capacity), flow); less(most, taken) {
 				t.Fatalf("%s: took %v, at most %v", show(spec), taken, most)
 			}
-			if longest := l.span(now, ceilDiv(l.V, l.P)) + minute; d.RetryAfter > longest {
+			if longest := l.span(now, ceilDiv(l.v, l.p)) + minute; d.RetryAfter > longest {
 				t.Fatalf("%s: retry_after %d, at most %d", show(spec), d.RetryAfter, longest)
 			}
 			to := roll.next(l, now, d)
 			if to > now {
-				forward += int64(to/l.Tick - now/l.Tick) // in ticks
+				forward += int64(to/l.tick - now/l.tick) // in ticks
 			}
 			if now = to; now > MaxTime {
 				return

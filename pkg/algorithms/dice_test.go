@@ -103,7 +103,7 @@ func (roll dice) limit(kind Kind) (Spec, *Limit) {
 	coarse := kind != SlidingLog && roll.once(4)
 	for {
 		s := roll.spec(kind)
-		if l, err := Compile(s); err == nil && (!coarse || l.Tick > 1) {
+		if l, err := Compile(s); err == nil && (!coarse || l.tick > 1) {
 			return s, &l
 		}
 	}
@@ -118,7 +118,7 @@ func (roll dice) ask(l *Limit, now Micros, hash uint64) Charge {
 		most = l.Most(true)
 	}
 	if l.Kind == LeakyBucket && roll.once(3) {
-		a.MaxWait = Micros(roll.of(1, l.Period/l.Rate+1, l.Period*2, roll.between(1, 1e9)))
+		a.MaxWait = Micros(roll.of(1, l.period/l.Rate+1, l.period*2, roll.between(1, 1e9)))
 	}
 	switch roll(12) {
 	case 0:
@@ -137,11 +137,11 @@ func (roll dice) ask(l *Limit, now Micros, hash uint64) Charge {
 		a.Cost = roll.between(1, max(1, min(most, 1+l.Capacity/3)))
 	}
 	if a.Cost < 0 && roll.once(3) {
-		a.ChargedAt = now - Micros(roll.of(0, 1, roll(l.Period), l.Period, roll(2*l.Period)))*l.Tick
+		a.ChargedAt = now - Micros(roll.of(0, 1, roll(l.period), l.period, roll(2*l.period)))*l.tick
 	}
 	if l.Kind == TokenBucket && roll.once(8) {
 		a.Scaled = true
-		a.Cost = max(-most-2, min(a.Cost, most+2))*l.Q - roll(l.Q)
+		a.Cost = max(-most-2, min(a.Cost, most+2))*l.q - roll(l.q)
 	}
 	return a
 }
@@ -149,8 +149,8 @@ func (roll dice) ask(l *Limit, now Micros, hash uint64) Charge {
 // next is the time of the charge after one that was answered d at now: close by, or idle for long,
 // or just when (or just before) its retry time; now and then the clock steps back.
 func (roll dice) next(l *Limit, now Micros, d Decision) Micros {
-	each := (l.Period / max(1, l.Rate)) * int64(l.Tick) // about the time one unit needs
-	period := l.Period * int64(l.Tick)
+	each := (l.period / max(1, l.Rate)) * int64(l.tick) // about the time one unit needs
+	period := l.period * int64(l.tick)
 	near := []int64{0, 0, 1, roll(1000), each, roll(each + 1), roll(2*each + 1), roll(10*each + 1)}
 	step := roll.of(near...)
 	switch roll(60) {

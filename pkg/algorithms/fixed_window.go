@@ -22,7 +22,7 @@ func (l *Limit) windowOf(t Micros, phase int64) int64 {
 	if l.Calendar != nil {
 		return l.Calendar.Window(t)
 	}
-	return floorDiv(int64(t/l.Tick)-phase, l.Period)
+	return floorDiv(int64(t/l.tick)-phase, l.period)
 }
 
 // windowStart is the moment at which the n-th window starts.
@@ -30,18 +30,19 @@ func (l *Limit) windowStart(n, phase int64) Micros {
 	if l.Calendar != nil {
 		return l.Calendar.Start(n)
 	}
-	return Micros(phase+n*l.Period) * l.Tick
+	return Micros(phase+n*l.period) * l.tick
 }
 
-// WindowEnd returns the time from now to the next start of a fixed window, also of one that never allows. The phase must
-// not depend on the key.
-func (l *Limit) WindowEnd(now Micros) Micros {
-	return l.windowStart(l.windowOf(now, l.Phase)+1, l.Phase) - now
+// WindowEnd returns the time from now to the next start of a fixed window, for the key with this hash (Charge.Hash). It
+// also does so for a limit that never allows.
+func (l *Limit) WindowEnd(now Micros, hash uint64) Micros {
+	phase := l.phaseOf(hash)
+	return l.windowStart(l.windowOf(now, phase)+1, phase) - now
 }
 
 // roll returns the value after the window starts between s.At and now, the window that contains now, and the phase.
 func (l *Limit) roll(s *State, now Micros, hash uint64) (value, window, phase int64) {
-	phase = l.PhaseOf(hash)
+	phase = l.phaseOf(hash)
 	window = l.windowOf(now, phase)
 	return l.granted(s.Value, window-l.windowOf(s.At, phase)), window, phase
 }
@@ -120,7 +121,7 @@ func (l *Limit) windowOver(a *Charge, now Micros) bool {
 	if a.ChargedAt <= 0 || l.Kind != FixedWindow {
 		return false
 	}
-	phase := l.PhaseOf(a.Hash)
+	phase := l.phaseOf(a.Hash)
 	return l.windowOf(a.ChargedAt, phase) != l.windowOf(now, phase)
 }
 

@@ -10,17 +10,17 @@ package algorithms
 
 func (l *Limit) takeGuaranteed(s *State, now Micros, a *Charge, d *Decision) {
 	e := l.elapsed(s.At, now)
-	v1, v2 := l.flow(s.Prev, l.V1, l.P1, e), l.flow(s.Value, l.V, l.P, e)
+	v1, v2 := l.flow(s.Prev, l.v1, l.p1, e), l.flow(s.Value, l.v, l.p, e)
 	switch c := int64(0); {
 	case a.Cost < 0:
-		c = l.back(l.giveBack(a.Cost)*l.Q, now, a)
-		bank := min(c, l.V-v2)
-		v1, v2 = min(l.V1, v1+c-bank), v2+bank
+		c = l.back(l.giveBack(a.Cost)*l.q, now, a)
+		bank := min(c, l.v-v2)
+		v1, v2 = min(l.v1, v1+c-bank), v2+bank
 		d.Allowed = true
 	case a.Cost > l.Capacity:
 		d.Never = true
 	default:
-		c = a.Cost * l.Q
+		c = a.Cost * l.q
 		if d.Allowed = v1+v2 >= c; d.Allowed {
 			paid := max(0, min(v1, c)) // v1 is negative in a State that was kept in these numbers
 			v1, v2 = v1-paid, v2-(c-paid)
@@ -29,11 +29,11 @@ func (l *Limit) takeGuaranteed(s *State, now Micros, a *Charge, d *Decision) {
 		d.RetryAfter = l.span(now, l.guaranteedRetry(v1, v2, c))
 	}
 	s.Prev, s.Value, s.At = v1, v2, l.tickOf(now)
-	d.Value, d.Remaining = v1+v2, max(0, floorDiv(v1+v2, l.Q))
-	d.ResetAfter = l.span(now, max(ceilDiv(l.V1-v1, l.P1), ceilDiv(l.V-v2, l.P)))
+	d.Value, d.Remaining = v1+v2, max(0, floorDiv(v1+v2, l.q))
+	d.ResetAfter = l.span(now, max(ceilDiv(l.v1-v1, l.p1), ceilDiv(l.v-v2, l.p)))
 }
 
 // guaranteedRetry is the number of ticks until v1 and v2, which are less now, add up to c.
 func (l *Limit) guaranteedRetry(v1, v2, c int64) int64 {
-	return max(ceilDiv(c-v1-v2, l.P1+l.P), ceilDiv(c-l.V1-v2, l.P), ceilDiv(c-v1-l.V, l.P1))
+	return max(ceilDiv(c-v1-v2, l.p1+l.p), ceilDiv(c-l.v1-v2, l.p), ceilDiv(c-v1-l.v, l.p1))
 }

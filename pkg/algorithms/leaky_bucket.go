@@ -9,14 +9,14 @@ package algorithms
 
 // takeTurn takes a turn at time now. If the clock stepped back, now is ahead of it by back.
 func (l *Limit) takeTurn(s *State, now Micros, a *Charge, d *Decision, back Micros) {
-	value := l.flow(s.Value, l.V, l.P, l.elapsed(s.At, now))
-	wait := l.span(now, ceilDiv(l.V-value, l.P))
+	value := l.flow(s.Value, l.v, l.p, l.elapsed(s.At, now))
+	wait := l.span(now, ceilDiv(l.v-value, l.p))
 	was := *s
 	l.takeTokens(s, now, a, d)
 	switch {
 	case a.Cost < 0 || d.Never:
 	case a.MaxWait > 0 && wait > 0 && wait+back > a.MaxWait:
-		late := Decision{Value: value, Remaining: value / l.Q, RetryAfter: wait - a.MaxWait, ResetAfter: wait}
+		late := Decision{Value: value, Remaining: value / l.q, RetryAfter: wait - a.MaxWait, ResetAfter: wait}
 		if !d.Allowed {
 			late.RetryAfter = max(late.RetryAfter, d.RetryAfter)
 		}

@@ -69,22 +69,21 @@ type Limit struct {
 	Settles bool  // requests consume estimates, which are settled later
 	MaxDebt int64 // units: how far below zero settlements go
 
-	scaled
+	numbers
 }
 
-// scaled has the numbers that decisions compute with. The packages of this module read them as fields of a Limit. They
-// are no part of the API of this package.
-type scaled struct {
-	Tick         Micros // the unit of time: 1 us, or 1,000 where microseconds do not fit
-	Period       int64  // ticks; with a Calendar its Usual
-	Reach        int64  // units: the largest debt that can be represented exactly
-	Phase        int64  // fixed window: ticks, 0 <= Phase < Period; 0 with a Calendar
-	PhaseFromKey bool   // fixed window: the phase is the hash of the key modulo Period
+// numbers are those that decisions compute with.
+type numbers struct {
+	tick         Micros // the unit of time: 1 us, or 1,000 where microseconds do not fit
+	period       int64  // ticks; with a Calendar its Usual
+	reach        int64  // units: the largest debt that can be represented exactly
+	phase        int64  // fixed window: ticks, 0 <= Phase < Period; 0 with a Calendar
+	phaseFromKey bool   // fixed window: the phase is the hash of the key modulo Period
 
-	// Token buckets count in 1/Q unit: P flow in with each tick, up to V.
-	P, Q, V int64
-	// P1 and V1 are those of the guaranteed part of a guaranteed bucket. P, V and Capacity-V1/Q are then the bank's.
-	P1, V1 int64
+	// Token buckets count in 1/q unit: p flow in with each tick, up to v.
+	p, q, v int64
+	// p1 and v1 are those of the guaranteed part of a guaranteed bucket. p, v and Capacity-v1/q are then the bank's.
+	p1, v1 int64
 }
 
 // SpecError is one mistake in a Spec.
@@ -104,44 +103,6 @@ func (e SpecErrors) Error() string {
 		s[i] = x.Field + " " + x.Problem
 	}
 	return strings.Join(s, "; ")
-}
-
-// Inflow is how fast a bucket refills: Units in each Span of microseconds. It is zero for a limit with windows.
-type Inflow struct{ Units, Span int64 }
-
-// Inflow returns how fast a bucket of l refills.
-func (l *Limit) Inflow() Inflow {
-	if l.Q == 0 {
-		return Inflow{}
-	}
-	return Inflow{Units: l.P + l.P1, Span: l.Q * int64(l.Tick)}
-}
-
-// PartOf returns n*share, rounded down; share is between 0 and 1.
-func PartOf(n int64, share float64) int64 {
-	const grain = 1e-9 // 29 % of 100 is 29, though 0.29*100 is less
-	return min(n, int64(float64(n)*(share+grain)))
-}
-
-// Part returns s with all amounts multiplied by share (0 to 1) and rounded down. Rate and capacity are at
-// least 1.
-func (s Spec) Part(share float64) Spec {
-	part := func(n *int64, least int64) *int64 {
-		if n == nil {
-			return nil
-		}
-		m := min(*n, max(least, PartOf(*n, share)))
-		return &m
-	}
-	s.Rate = *part(&s.Rate, 1)
-	s.Capacity, s.MaxReserved, s.MaxDebt = part(s.Capacity, 1), part(s.MaxReserved, 0), part(s.MaxDebt, 0)
-	if s.Initial = part(s.Initial, 0); s.Initial != nil && s.Capacity == nil {
-		*s.Initial = min(*s.Initial, s.Rate)
-	}
-	if s.Minimum != nil {
-		s.Minimum = &Rate{*part(&s.Minimum.Units, 1), s.Minimum.Period}
-	}
-	return s
 }
 
 // ticks are the units of time that a Limit can use, the finest first.
@@ -201,10 +162,10 @@ func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 		l.Initial = *s.Initial
 	}
 	if s.Rate == 0 {
-		l.Tick, l.Period = 1, int64(s.Period)
+		l.tick, l.period = 1, int64(s.Period)
 		return l, nil
 	}
-	l.Tick = tick
+	l.tick = tick
 	if !s.fits(tick) {
 		return Limit{}, SpecErrors{{"period", "is not a whole number of milliseconds, and cannot be computed exactly otherwise", 0}}
 	}
@@ -364,10 +325,10 @@ func (s Spec) title() string {
 	return "algorithm " + s.Kind.String()
 }
 
-// scale computes the numbers of l in its Tick. If they exceed the exact range, it returns the field that is
+// scale computes the numbers of l in its tick. If they exceed the exact range, it returns the field that is
 // too large and the largest value that would fit (0 if no value fits).
 func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
-	l.Period = int64(s.Period / l.Tick)
+	l.period = int64(s.Period / l.tick)
 	reserved := int64(0)
 	if s.MaxReserved != nil {
 		reserved = *s.MaxReserved
@@ -375,24 +336,24 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 	most := int64(0) // units that fit: capacity + max_reserved
 	switch l.Kind {
 	case TokenBucket, LeakyBucket:
-		g := gcd(l.Rate, l.Period)
-		l.P, l.Q = l.Rate/g, l.Period/g
-		if l.P > maxExact {
+		g := gcd(l.Rate, l.period)
+		l.p, l.q = l.Rate/g, l.period/g
+		if l.p > maxExact {
 			return false, "rate", maxExact
 		}
-		most = (maxExact - l.P) / l.Q
+		most = (maxExact - l.p) / l.q
 		if l.Capacity > most-reserved {
 			if l.Kind == LeakyBucket {
 				return false, "capacity", most - 1
 			}
 			return false, "capacity", most - reserved
 		}
-		l.V = l.Capacity * l.Q
+		l.v = l.Capacity * l.q
 	case Guaranteed:
 		return l.scaleGuaranteed(s)
 	case FixedWindow:
 		// (1 + ceil((capacity + max_reserved)/rate)) periods after MaxTime must fit.
-		longest := l.Period
+		longest := l.period
 		if l.Calendar != nil {
 			longest = int64(l.Calendar.Longest)
 		}
@@ -402,32 +363,32 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 		if l.Capacity > most-reserved {
 			return false, "capacity", most - reserved
 		}
-		if l.PhaseFromKey = s.Start == nil && s.Calendar == nil; s.Start != nil {
-			start := floorDiv(int64(*s.Start), int64(l.Tick))
-			l.Phase = start - floorDiv(start, l.Period)*l.Period
+		if l.phaseFromKey = s.Start == nil && s.Calendar == nil; s.Start != nil {
+			start := floorDiv(int64(*s.Start), int64(l.tick))
+			l.phase = start - floorDiv(start, l.period)*l.period
 		}
 	case SlidingWindow:
-		if hi, lo := bits.Mul64(uint64(l.Rate)*3, uint64(l.Period)); hi > 0 || lo > maxExact || l.Rate > maxExact {
-			return false, "rate", maxExact / 3 / l.Period
+		if hi, lo := bits.Mul64(uint64(l.Rate)*3, uint64(l.period)); hi > 0 || lo > maxExact || l.Rate > maxExact {
+			return false, "rate", maxExact / 3 / l.period
 		}
 	case SlidingLog:
-		if l.Tick != 1 || s.Period > MaxTime {
+		if l.tick != 1 || s.Period > MaxTime {
 			return false, "period", int64(MaxTime)
 		}
 	}
 	switch {
 	case !l.CanReserve():
 	case s.MaxReserved == nil:
-		l.Reach, l.MaxReserved = most-l.Capacity, most-l.Capacity
+		l.reach, l.MaxReserved = most-l.Capacity, most-l.Capacity
 	default:
-		l.Reach, l.MaxReserved = most-l.Capacity, reserved
+		l.reach, l.MaxReserved = most-l.Capacity, reserved
 	}
 	if l.Settles {
-		if l.MaxDebt = min(l.Capacity, l.Reach); s.MaxDebt != nil {
+		if l.MaxDebt = min(l.Capacity, l.reach); s.MaxDebt != nil {
 			l.MaxDebt = *s.MaxDebt
 		}
-		if l.MaxDebt > l.Reach {
-			return false, "max_debt", l.Reach
+		if l.MaxDebt > l.reach {
+			return false, "max_debt", l.reach
 		}
 	}
 	return true, "", 0
@@ -444,9 +405,9 @@ func mostOfWindows(rate, longest int64) int64 {
 
 // scaleGuaranteed puts both buckets on the scale q = lcm(q1, q2).
 func (l *Limit) scaleGuaranteed(s Spec) (fits bool, field string, largest int64) {
-	period1 := int64(s.Minimum.Period / l.Tick)
-	g1, g2 := gcd(s.Minimum.Units, period1), gcd(l.Rate, l.Period)
-	q1, q2 := period1/g1, l.Period/g2
+	period1 := int64(s.Minimum.Period / l.tick)
+	g1, g2 := gcd(s.Minimum.Units, period1), gcd(l.Rate, l.period)
+	q1, q2 := period1/g1, l.period/g2
 	f1 := q2 / gcd(q1, q2) // q = q1*f1 = q2*f2
 	f2 := q1 / gcd(q1, q2)
 	q, ok := mulExact(q1, f1)
@@ -462,8 +423,8 @@ func (l *Limit) scaleGuaranteed(s Spec) (fits bool, field string, largest int64)
 	if l.Capacity > most-s.Minimum.Units {
 		return false, "capacity", most - s.Minimum.Units
 	}
-	l.P, l.Q, l.V = p2, q, l.Capacity*q
-	l.P1, l.V1 = p1, s.Minimum.Units*q
+	l.p, l.q, l.v = p2, q, l.Capacity*q
+	l.p1, l.v1 = p1, s.Minimum.Units*q
 	l.Capacity += s.Minimum.Units
 	l.Initial += s.Minimum.Units
 	return true, "", 0
@@ -483,15 +444,18 @@ func (l *Limit) Most(reserve bool) int64 {
 	}
 }
 
+// Period returns the length of a period: the nominal length of a window of the Calendar, if l has one.
+func (l *Limit) Period() Micros { return Micros(l.period) * max(1, l.tick) }
+
 // CanReserve reports whether l supports reservations.
 func (l *Limit) CanReserve() bool { return l.Kind == TokenBucket || l.Kind == FixedWindow }
 
-// PhaseOf returns the offset, in ticks within a period, at which the windows of the key with this hash start.
-func (l *Limit) PhaseOf(hash uint64) int64 {
-	if l.PhaseFromKey {
-		return int64(hash % uint64(l.Period))
+// phaseOf is the offset, in ticks within a period, at which the windows of the key with this hash start.
+func (l *Limit) phaseOf(hash uint64) int64 {
+	if l.phaseFromKey {
+		return int64(hash % uint64(l.period))
 	}
-	return l.Phase
+	return l.phase
 }
 
 func mulExact(a, b int64) (int64, bool) {

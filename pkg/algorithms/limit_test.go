@@ -86,8 +86,8 @@ func TestLargestIsAcceptedAndNamed(t *testing.T) {
 				if n == c.micros {
 					tick = us
 				}
-				if l, err := Compile(c.spec(n)); err != nil || l.Tick != tick {
-					t.Errorf("%d: tick %d, want %d, error %v", n, l.Tick, tick, err)
+				if l, err := Compile(c.spec(n)); err != nil || l.tick != tick {
+					t.Errorf("%d: tick %d, want %d, error %v", n, l.tick, tick, err)
 				}
 			}
 			_, err := Compile(c.spec(c.largest + 1))
@@ -151,20 +151,20 @@ func TestCompiledNumbersAreExact(t *testing.T) {
 }
 
 func inRange(t *rapid.T, s Spec, l Limit) {
-	if l.Tick != tickOf(s) {
-		t.Fatalf("%s: tick %d, want %d", show(s), l.Tick, tickOf(s))
+	if l.tick != tickOf(s) {
+		t.Fatalf("%s: tick %d, want %d", show(s), l.tick, tickOf(s))
 	}
 	b, sum := func(n int64) *big.Int { return big.NewInt(n) }, new(big.Int)
 	all := l.Capacity + l.MaxReserved
 	switch l.Kind {
 	case TokenBucket, LeakyBucket:
-		sum.Mul(b(all), b(l.Q)).Add(sum, b(l.P))
+		sum.Mul(b(all), b(l.q)).Add(sum, b(l.p))
 	case Guaranteed:
-		sum.Add(b(l.V), b(l.V1)).Add(sum, b(l.P+l.P1))
+		sum.Add(b(l.v), b(l.v1)).Add(sum, b(l.p+l.p1))
 	case FixedWindow: // at the last moment, in the worst phase
-		sum.Mul(b(ceilDiv(all, l.Rate)+1), b(l.Period)).Add(sum, b(int64(MaxTime/l.Tick)))
+		sum.Mul(b(ceilDiv(all, l.Rate)+1), b(l.period)).Add(sum, b(int64(MaxTime/l.tick)))
 	case SlidingWindow:
-		sum.Mul(b(3*l.Rate), b(l.Period))
+		sum.Mul(b(3*l.Rate), b(l.period))
 	case SlidingLog:
 	}
 	if sum.Cmp(exact) > 0 {

@@ -21,7 +21,7 @@ func TestAgreesWithReferenceImplementation(t *testing.T) {
 				var last [6]moment // what led there
 				roll.walk(length(t, 20_000), []*Limit{l}, func(m moment) {
 					asks++
-					if m.limit.Tick == 1 {
+					if m.limit.tick == 1 {
 						us++
 					}
 					if !m.got.Allowed {

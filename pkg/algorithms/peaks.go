@@ -70,7 +70,7 @@ func (l *Limit) peaked(p *Peaks, at Micros, room, now int64, a *Charge) *Peaks {
 	case p == nil && now < room: // refunded, and unknown still
 		return nil
 	case p == nil:
-		next.push(at+l.Tick, 0)
+		next.push(at+l.tick, 0)
 	case p.n == 0 && now < room, p.n > 0 && l.Kind == FixedWindow:
 		return p
 	case p.n == 0:
@@ -79,7 +79,7 @@ func (l *Limit) peaked(p *Peaks, at Micros, room, now int64, a *Charge) *Peaks {
 		if next = *p; a.ChargedAt > 0 {
 			next.lower(l.tickOf(a.ChargedAt), room-now)
 		}
-		next.push(at+l.Tick, now)
+		next.push(at+l.tick, now)
 	default:
 		next = *p
 		next.push(at, room)
@@ -170,7 +170,7 @@ func (l *Limit) beyond(a *Charge) bool { return l.Settles && a.Settle && a.Cost 
 // have seen it full.
 func (l *Limit) passed(at, now Micros) *Peaks {
 	var p Peaks
-	p.push(min(at, l.tickOf(now+maxOpen))+l.Tick, 0)
+	p.push(min(at, l.tickOf(now+maxOpen))+l.tick, 0)
 	return &p
 }
 
@@ -178,8 +178,8 @@ func (l *Limit) passed(at, now Micros) *Peaks {
 // other units of time, or have other windows.
 func (l *Limit) peaksOf(s *State, hash uint64) *Peaks {
 	old := s.By
-	if !l.Settles || l.Tick != old.Tick || l.Kind == FixedWindow &&
-		(l.Period != old.Period || l.PhaseOf(hash) != old.PhaseOf(hash) || !l.Calendar.same(old.Calendar)) {
+	if !l.Settles || l.tick != old.tick || l.Kind == FixedWindow &&
+		(l.period != old.period || l.phaseOf(hash) != old.phaseOf(hash) || !l.Calendar.same(old.Calendar)) {
 		return nil
 	}
 	return s.Peaks
@@ -193,7 +193,7 @@ func (l *Limit) adoptPeaks(s *State, hash uint64) *Peaks {
 	}
 	var next Peaks
 	for _, peak := range p.All() {
-		room, _ := mulDiv(peak.Room, l.Q, old.Q)
+		room, _ := mulDiv(peak.Room, l.q, old.q)
 		next.push(peak.Until, room)
 	}
 	return &next

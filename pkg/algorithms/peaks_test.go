@@ -68,14 +68,14 @@ func TestRefundsAgainstAllPeaks(t *testing.T) {
 		var open []reserved
 		peaks, now := &allPeaks{}, t0
 		for range length(t, 60) {
-			had := l.V - left1(l, state, now)
+			had := l.v - left1(l, state, now)
 			if len(open) > 0 && roll.once(2) {
 				i := int(roll(int64(len(open))))
 				of, back := open[i].at, roll.between(1, open[i].units)
 				open = append(open[:i:i], open[i+1:]...)
-				want := min(back*l.Q, peaks.room(of, had))
+				want := min(back*l.q, peaks.room(of, had))
 				next, _ := l.Take(state, now, Charge{Cost: -back, ChargedAt: of, Settle: true})
-				got := had - (l.V - left1(l, next, now))
+				got := had - (l.v - left1(l, next, now))
 				what := fmt.Sprintf("%s: %d units charged at %d and refunded at %d: %d are returned, and by all peaks %d", show(s), back, of, now, got, want)
 				switch {
 				case got > want, got < want && !peaks.merged:
@@ -187,23 +187,6 @@ func TestALowerMaxDebtForgivesNothing(t *testing.T) {
 		s, d := after.Take(s, t0, Charge{Cost: 3, ChargedAt: t0, Settle: true})
 		if got := left(after, s, t0); got != -30 || !d.Allowed || d.Lost != 3 {
 			t.Errorf("%s: %d are left and %d were lost, want -30 and 3", kind, got, d.Lost)
-		}
-	}
-}
-
-// TestCostsOfOneBucketAreAddedUp: a request that meets a bucket twice is one charge.
-func TestCostsOfOneBucketAreAddedUp(t *testing.T) {
-	const most, least = 1<<63 - 1, -1 << 63
-	for _, c := range []struct{ a, b, want int64 }{
-		{2, 3, 5}, {2, -3, -1}, {0, 0, 0}, {most, 1, most}, {most, most, most}, {least, -1, least}, {least, least, least}, {most, least, -1},
-	} {
-		if got := (Charge{Cost: c.a}).Plus(Charge{Cost: c.b}).Cost; got != c.want {
-			t.Errorf("%d and %d are %d, want %d", c.a, c.b, got, c.want)
-		}
-	}
-	for _, both := range [][2]bool{{true, true}, {true, false}, {false, true}, {false, false}} {
-		if got := (Charge{Reserve: both[0]}).Plus(Charge{Reserve: both[1]}).Reserve; got != (both[0] && both[1]) {
-			t.Errorf("%v: the sum reserves: %v", both, got)
 		}
 	}
 }

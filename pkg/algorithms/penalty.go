@@ -45,7 +45,7 @@ func (p Penalty) block(k int64) Micros {
 }
 
 // denialSpan is the span of time within which denials count together.
-func (l *Limit) denialSpan() Micros { return Micros(l.Period) * l.Tick }
+func (l *Limit) denialSpan() Micros { return Micros(l.period) * l.tick }
 
 // denialsAt returns the denials of s that still count at time now; nil if there are none. If the clock stepped back by
 // more than a minute, their times move with it, so that no block lasts longer than intended.
@@ -124,7 +124,7 @@ func (l *Limit) takeCounted(s State, now Micros, a Charge) (State, Decision) {
 		if d.Never {
 			return was, d
 		}
-		return l.Keep(was, now, a), d
+		return l.afterDenial(was, now, a), d
 	}
 	next, d := l.Take(s, now, a)
 	next.Denials = s.Denials

@@ -60,7 +60,7 @@ func TestResetAfterIsExact(t *testing.T) {
 		if m.ask.DryRun || m.got.Never || m.got.Remaining == m.limit.Capacity || m.after.Denials != nil {
 			return // what is converted or corrected is not stored; or it is full already, or may be blocked
 		}
-		if m.ask.Cost < 0 && m.before.By != nil && m.before.By.Tick > m.limit.Tick {
+		if m.ask.Cost < 0 && m.before.By != nil && m.before.By.tick > m.limit.tick {
 			return // the answer is of the start of the tick, and it may be full since
 		}
 		full := func(at Micros) bool {
@@ -102,7 +102,7 @@ func TestDenialAndDryRunChangeNothing(t *testing.T) {
 		if !m.ask.DryRun && m.ask.Cost != 0 && (m.got.Allowed || charges) {
 			return
 		}
-		starts := l.Initial < l.Capacity && !m.got.Never && (s.By == nil || m.now >= s.FreshAt()-Micros(l.Period)*l.Tick)
+		starts := l.Initial < l.Capacity && !m.got.Never && (s.By == nil || m.now >= s.FreshAt()-Micros(l.period)*l.tick)
 		mends := !m.ask.DryRun && !m.got.Never && m.now < s.At-minute && (l.Kind != SlidingLog || len(s.Log) > 0)
 		mended := clone(s)
 		mended.At = l.tickOf(m.now)
@@ -152,7 +152,7 @@ func TestForgottenAtFreshAtIsNotMissed(t *testing.T) {
 	each(t, 1, 500, func(t *rapid.T, roll dice, m moment) {
 		l := m.limit
 		kept, dropped := clone(m.after), State{}
-		at := max(m.now, m.after.FreshAt()) + Micros(roll.of(0, 0, 1, roll(1000), l.Period*int64(l.Tick)))
+		at := max(m.now, m.after.FreshAt()) + Micros(roll.of(0, 0, 1, roll(1000), l.period*int64(l.tick)))
 		for range 4 {
 			a := roll.ask(l, at, m.ask.Hash)
 			var d1, d2 Decision
@@ -177,7 +177,7 @@ func TestNeverMoreThanFull(t *testing.T) {
 		over := false
 		switch l.Kind {
 		case TokenBucket, LeakyBucket, Guaranteed:
-			over = s.Value > l.V || s.Prev > l.V1
+			over = s.Value > l.v || s.Prev > l.v1
 		case FixedWindow:
 			over = s.Value > l.Capacity
 		case SlidingWindow:
@@ -248,7 +248,7 @@ func TestNeverAdmitsMoreThanTheBound(t *testing.T) {
 func together(s Spec, l *Limit, hash uint64, from, to Micros) bool {
 	switch l.Kind {
 	case FixedWindow:
-		e := edgesOf(s, l.Tick, hash)
+		e := edgesOf(s, l.tick, hash)
 		return e.start(from) == e.start(to)
 	case SlidingLog:
 		return to-from < s.Period
@@ -259,9 +259,9 @@ func together(s Spec, l *Limit, hash uint64, from, to Micros) bool {
 
 // bound is the most of a span.
 func bound(s Spec, l *Limit, from, to Micros) *big.Int {
-	ticks := whole(int64(to/l.Tick - from/l.Tick))
+	ticks := whole(int64(to/l.tick - from/l.tick))
 	flow := func(units int64, period Micros) *big.Rat {
-		return times(ticks, big.NewRat(units, int64(period/l.Tick)))
+		return times(ticks, big.NewRat(units, int64(period/l.tick)))
 	}
 	switch l.Kind {
 	case TokenBucket, LeakyBucket:
@@ -316,12 +316,12 @@ func TestReturnedUnitsAreAsIfNeverConsumed(t *testing.T) {
 			of, k := now, roll.between(1, l.Capacity+1)
 			loan, d := l.Take(with, now, Charge{Hash: hash, Cost: k})
 			if !d.Allowed {
-				now += Micros(roll.of(1, int64(d.RetryAfter), l.Period))
+				now += Micros(roll.of(1, int64(d.RetryAfter), l.period))
 				continue
 			}
 			with = loan
 			for range roll(4) {
-				now += Micros(roll.of(0, 1, roll(1000), l.Period/l.Rate, roll(l.Period)))
+				now += Micros(roll.of(0, 1, roll(1000), l.period/l.Rate, roll(l.period)))
 				charge(now, roll.between(1, l.Capacity+1))
 			}
 			with, _ = l.Take(with, now, Charge{Hash: hash, Cost: -k, ChargedAt: of})
@@ -334,22 +334,6 @@ func TestReturnedUnitsAreAsIfNeverConsumed(t *testing.T) {
 				t.Fatalf("%s: %d lent and given back within a window leave %d of %d", show(s), k, is.Value, was.Value)
 			}
 			with = without
-		}
-	})
-}
-
-func TestSeenIsTheStateOfADryRun(t *testing.T) {
-	eachLent(t, func(t *rapid.T, roll dice, s Spec, l *Limit) {
-		if l.Rate == 0 {
-			return // nothing is consumed, and so nothing leased
-		}
-		hash := uint64(roll(1 << 40))
-		value := roll.between(0, l.Capacity) * l.Unit()
-		now := t0 + Micros(roll.of(0, 1, roll(1000), int64(minute)))
-		_, want := l.Take(State{By: l, Value: value, At: t0}, now, Charge{Hash: hash, DryRun: true})
-		got := l.Seen(value, t0, now, hash)
-		if got.Value != want.Value || got.Remaining != want.Remaining || got.ResetAfter != want.ResetAfter {
-			t.Fatalf("%s holds %d, %v later: seen %+v, a look sees %+v", show(s), value, now-t0, got, want)
 		}
 	})
 }

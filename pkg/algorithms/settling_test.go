@@ -51,7 +51,7 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 				}
 				lost += d.Lost
 				if c.cost < c.estimate {
-					got := big.NewRat(left1(l, state, now)-before, l.Q)
+					got := big.NewRat(left1(l, state, now)-before, l.q)
 					if got.Cmp(exact) > 0 {
 						t.Fatalf("%s: %+v settled at %d returned %s, at most %s may be", show(s), *c, now, got, exact)
 					}
@@ -61,7 +61,7 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 					}
 					less += int(down(minus(exact, got)).Int64())
 				}
-				model.set(now, big.NewRat(left1(l, state, now), l.Q), c.cost > c.estimate)
+				model.set(now, big.NewRat(left1(l, state, now), l.q), c.cost > c.estimate)
 				c.open = false
 				continue
 			}
@@ -72,7 +72,7 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 			}
 			var d Decision
 			if state, d = l.Take(state, now, Charge{Cost: estimate}); d.Allowed {
-				model.set(now, big.NewRat(left1(l, state, now), l.Q), true)
+				model.set(now, big.NewRat(left1(l, state, now), l.q), true)
 				calls = append(calls, c)
 			}
 			now += Micros(roll.of(0, 0, 1, int64(d.RetryAfter), roll(int64(s.Period)), int64(s.Period)/s.Rate))
@@ -87,7 +87,7 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 			at = c.at
 		}
 		known = least(whole(capacity), plus(known, times(model.flow, whole(int64(now-at)))))
-		if is := big.NewRat(left1(l, state, now), l.Q); is.Cmp(plus(known, whole(lost))) > 0 {
+		if is := big.NewRat(left1(l, state, now), l.q); is.Cmp(plus(known, whole(lost))) > 0 {
 			t.Fatalf("%s: %s are left, and %s would be if the costs had been known; %d were lost", show(s), is, known, lost)
 		}
 	})
@@ -211,8 +211,8 @@ func TestSettlementsByAClockThatSteps(t *testing.T) {
 			other, _ = known.Take(other, m.now, Charge{Cost: cost})
 		}
 		is, would := left1(l, state, now), left1(known, other, now)
-		if is > would+lost*l.Q {
-			t.Fatalf("%s: %d are left, and %d would be if the costs had been known; %d were lost", show(s), is, would, lost*l.Q)
+		if is > would+lost*l.q {
+			t.Fatalf("%s: %d are left, and %d would be if the costs had been known; %d were lost", show(s), is, would, lost*l.q)
 		}
 	})
 	t.Logf("%d refunds, %d of them of nothing", refunded, nothing)

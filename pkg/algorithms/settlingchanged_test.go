@@ -151,7 +151,7 @@ func TestSettlementsUnderChangedNumbers(t *testing.T) {
 		}
 		changed += int(changes)
 		is, would := left1(l, state, now), left1(known, other, now)
-		if is/l.Q > would/l.Q+lost+changes+1 {
+		if is/l.q > would/l.q+lost+changes+1 {
 			t.Fatalf("%s: %d are left, and %d would be if the costs had been known; %d were lost, %d changes", show(l.Spec()), is, would, lost, changes)
 		}
 	})

@@ -168,19 +168,15 @@ func (l *Limit) own(s State, now Micros, hash uint64) State {
 	return State{By: l, Value: d.Value, At: l.tickOf(now)}
 }
 
-// Undone returns how much of units, in the unit of State.Value, the undo of a charge made at time of returns to the
-// shards at time now; see Charge.ChargedAt.
-func Undone(shards []Limit, units int64, of, now Micros) int64 {
-	return undoneOf(len(shards), func(i int) *Limit { return &shards[i] }, units, of, now)
-}
-
+// undoneOf is how much of units, in the unit of State.Value, the undo of a charge made at time of returns to n shards at
+// time now; see Charge.ChargedAt.
 func undoneOf(n int, shard func(i int) *Limit, units int64, of, now Micros) int64 {
 	if shard(0).Kind != TokenBucket || of <= 0 {
 		return units
 	}
 	p := int64(0)
 	for i := range n {
-		p += shard(i).P
+		p += shard(i).p
 	}
 	return returned(units, p, shard(0).elapsed(of, now))
 }
@@ -192,16 +188,16 @@ func (l *Limit) leftAt(s State, t Micros, hash uint64) int64 {
 		value, _, _ := l.roll(&s, t, hash)
 		return value
 	}
-	return l.flow(s.Value, l.V, l.P, l.elapsed(s.At, t))
+	return l.flow(s.Value, l.v, l.p, l.elapsed(s.At, t))
 }
 
 // waitAt is the moment at which the debt in s is paid off.
 func (l *Limit) waitAt(s State, hash uint64) Micros {
 	if l.Kind == FixedWindow {
-		phase := l.PhaseOf(hash)
+		phase := l.phaseOf(hash)
 		return l.windowStart(l.windowOf(s.At, phase)+ceilDiv(-s.Value, l.Rate), phase)
 	}
-	return Micros(int64(s.At/l.Tick)+ceilDiv(-s.Value, l.P)) * l.Tick
+	return Micros(int64(s.At/l.tick)+ceilDiv(-s.Value, l.p)) * l.tick
 }
 
 // full is the Value of a full shard.
@@ -209,7 +205,7 @@ func (l *Limit) full() int64 {
 	if l.Kind == FixedWindow {
 		return l.Capacity
 	}
-	return l.V
+	return l.v
 }
 
 // shardsRetry is the shortest time after which the shards together have want. Their sum only grows, so that

@@ -174,8 +174,8 @@ func TestSplitAddsUp(t *testing.T) {
 		for i, b := range shards {
 			l := b.Limit
 			capacity, initial, reserved = capacity+l.Capacity, initial+l.Initial, reserved+l.MaxReserved
-			flow.Add(flow, big.NewRat(l.Rate, l.Period*int64(l.Tick)))
-			if first := shards[0].Limit; first.Capacity-l.Capacity > 1 || l.Capacity > first.Capacity || l.Tick != first.Tick || l.Q != first.Q {
+			flow.Add(flow, big.NewRat(l.Rate, l.period*int64(l.tick)))
+			if first := shards[0].Limit; first.Capacity-l.Capacity > 1 || l.Capacity > first.Capacity || l.tick != first.tick || l.q != first.q {
 				t.Fatalf("%s: shard %d is %+v, the first %+v", show(s), i, *l, *first)
 			}
 		}
@@ -200,7 +200,7 @@ func TestTheUndoOfAShardedChargeCountsWhatAllShardsGot(t *testing.T) {
 		want  int64
 	}{{0, 40}, {3 * sec, 28}, {9 * sec, 4}, {10 * sec, 0}, {20 * sec, 0}} {
 		unit := parts[0].Unit()
-		if got := Undone(parts, 40*unit, t0, t0+c.after); got != c.want*unit {
+		if got := undoneOf(len(parts), func(i int) *Limit { return &parts[i] }, 40*unit, t0, t0+c.after); got != c.want*unit {
 			t.Errorf("after %d s: %d are returned, want %d", c.after/sec, got/unit, c.want)
 		}
 	}

@@ -71,7 +71,7 @@ func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 				}
 				most := big.NewInt(l.Capacity)
 				if l.Kind == TokenBucket { // in the ticks of the shards
-					tick := shards[0].Limit.Tick
+					tick := shards[0].Limit.tick
 					ticks := whole(int64(to.at/tick - from.at/tick))
 					most = down(plus(whole(l.Capacity), times(ticks, big.NewRat(s.Rate*int64(tick), int64(s.Period)))))
 				}

@@ -10,9 +10,9 @@ package algorithms
 //	        retry_after = period - e + (cur = 0 ? 0 : max(0, period - ((rate - cost)*period) div cur))
 
 func (l *Limit) takeSliding(s *State, now Micros, a *Charge, d *Decision) {
-	t := int64(now / l.Tick)
-	e := t % l.Period
-	switch t/l.Period - int64(s.At/l.Tick)/l.Period {
+	t := int64(now / l.tick)
+	e := t % l.period
+	switch t/l.period - int64(s.At/l.tick)/l.period {
 	case 0:
 	case 1:
 		s.Value, s.Prev = 0, s.Value
@@ -20,10 +20,10 @@ func (l *Limit) takeSliding(s *State, now Micros, a *Charge, d *Decision) {
 		s.Value, s.Prev = 0, 0
 	}
 	s.At = l.tickOf(now)
-	cost, left := a.Cost, l.Period-e
+	cost, left := a.Cost, l.period-e
 	cur, prev := l.windowCounts(s)
 	switch {
-	case cost < 0 && a.ChargedAt > 0 && int64(a.ChargedAt/l.Tick)/l.Period != t/l.Period:
+	case cost < 0 && a.ChargedAt > 0 && int64(a.ChargedAt/l.tick)/l.period != t/l.period:
 		d.Allowed = true
 	case cost < 0: // a refund reduces this window's count first, then the last one's
 		back := -max(cost, -maxExact)
@@ -33,18 +33,18 @@ func (l *Limit) takeSliding(s *State, now Micros, a *Charge, d *Decision) {
 		d.Allowed = true
 	case cost > l.Rate:
 		d.Never = true
-	case (cur+cost)*l.Period+prev*left <= l.Rate*l.Period:
+	case (cur+cost)*l.period+prev*left <= l.Rate*l.period:
 		s.Value += cost
 		cur += cost
 		d.Allowed = true
 	default:
 		d.RetryAfter = l.span(now, l.slidingRetry(cur, prev, cost, e))
 	}
-	d.Remaining = max(0, floorDiv((l.Rate-cur)*l.Period-prev*left, l.Period))
+	d.Remaining = max(0, floorDiv((l.Rate-cur)*l.period-prev*left, l.period))
 	d.Value = d.Remaining
 	switch {
 	case cur > 0:
-		d.ResetAfter = l.span(now, left+l.Period)
+		d.ResetAfter = l.span(now, left+l.period)
 	case prev > 0:
 		d.ResetAfter = l.span(now, left)
 	}
@@ -56,20 +56,20 @@ func (l *Limit) windowCounts(s *State) (cur, prev int64) {
 	if s.Value <= l.Rate && s.Prev <= l.Rate {
 		return s.Value, s.Prev
 	}
-	most := maxExact / 3 / l.Period
+	most := maxExact / 3 / l.period
 	return min(s.Value, most), min(s.Prev, most)
 }
 
 // slidingRetry is the number of ticks, from e within the window, until cost fits.
 func (l *Limit) slidingRetry(cur, prev, cost, e int64) int64 {
 	if a := l.Rate - cur - cost; a >= 0 && prev > 0 {
-		if e2 := l.Period - a*l.Period/prev; e2 < l.Period {
+		if e2 := l.period - a*l.period/prev; e2 < l.period {
 			return e2 - e
 		}
 	}
-	next := l.Period - e
+	next := l.period - e
 	if cur > 0 {
-		next += max(0, l.Period-(l.Rate-cost)*l.Period/cur)
+		next += max(0, l.period-(l.Rate-cost)*l.period/cur)
 	}
 	return next
 }

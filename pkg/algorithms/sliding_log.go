@@ -11,7 +11,7 @@ import "sort"
 // Refunds remove the newest entries.
 
 func (l *Limit) takeLog(s *State, now Micros, a *Charge, d *Decision) {
-	period := Micros(l.Period)
+	period := Micros(l.period)
 	s.Log = s.Log[sort.Search(len(s.Log), func(i int) bool { return s.Log[i] > now-period }):]
 	n := int64(len(s.Log))
 	switch cost := a.Cost; {

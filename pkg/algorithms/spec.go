@@ -3,7 +3,7 @@ package algorithms
 // Spec is a Spec that compiles to l.
 func (l *Limit) Spec() Spec {
 	s := Spec{
-		Kind: l.Kind, Rate: l.Rate, Period: Micros(l.Period) * max(1, l.Tick), Calendar: l.Calendar,
+		Kind: l.Kind, Rate: l.Rate, Period: l.Period(), Calendar: l.Calendar,
 		Overdraw: l.Overdraw, TakesDenied: l.TakesDenied, PerRequest: l.PerRequest, Settles: l.Settles,
 	}
 	if l.Settles {
@@ -18,8 +18,8 @@ func (l *Limit) Spec() Spec {
 	switch l.Kind {
 	case Guaranteed:
 		s.Kind = TokenBucket
-		if l.P1 > 0 {
-			s.Minimum = &Rate{Units: l.V1 / l.Q, Period: Micros(l.V1/l.P1) * l.Tick}
+		if l.p1 > 0 {
+			s.Minimum = &Rate{Units: l.v1 / l.q, Period: Micros(l.v1/l.p1) * l.tick}
 			capacity, initial = capacity-s.Minimum.Units, initial-s.Minimum.Units
 		}
 		s.Capacity = &capacity
@@ -27,8 +27,8 @@ func (l *Limit) Spec() Spec {
 		s.Capacity = &capacity
 	case FixedWindow:
 		s.Capacity = &capacity
-		if !l.PhaseFromKey && l.Calendar == nil {
-			start := Micros(l.Phase) * max(1, l.Tick)
+		if !l.phaseFromKey && l.Calendar == nil {
+			start := Micros(l.phase) * max(1, l.tick)
 			s.Start = &start
 		}
 	case LeakyBucket:
@@ -39,7 +39,7 @@ func (l *Limit) Spec() Spec {
 	if initial < capacity && (l.CanReserve() || l.Kind == Guaranteed) {
 		s.Initial = &initial
 	}
-	if l.CanReserve() && l.MaxReserved < l.Reach {
+	if l.CanReserve() && l.MaxReserved < l.reach {
 		reserved := l.MaxReserved
 		s.MaxReserved = &reserved
 	}

@@ -1,7 +1,5 @@
 package algorithms
 
-import "math"
-
 // Bucket is one bucket of a decision over several. TakeAll reads Limit, Charge, Then and State, and writes State and
 // Decision.
 type Bucket struct {
@@ -97,7 +95,7 @@ func (b *Bucket) chargeIf(now Micros, pays, never bool) {
 	case pays || b.Limit.ChargesDenied(), !never && b.Limit.counts(&b.Decision, b.Charge):
 		b.Limit.TakeAt(&b.State, now, &b.Charge, &b.Decision)
 	case !never:
-		b.State = b.Limit.Keep(b.State, now, b.Charge)
+		b.State = b.Limit.afterDenial(b.State, now, b.Charge)
 	}
 	if !pays && b.Decision.Allowed && !b.Limit.ChargesDenied() {
 		b.Decision = b.Limit.there(b.State, now, b.Charge, b.Decision)
@@ -110,19 +108,4 @@ func (l *Limit) there(s State, now Micros, a Charge, d Decision) Decision {
 	_, is := l.Take(s, now, Charge{Hash: a.Hash, DryRun: true})
 	d.Value, d.Remaining, d.ResetAfter, d.Wait, d.Lost = is.Value, is.Remaining, is.ResetAfter, 0, 0
 	return d
-}
-
-// Plus combines a and b, which are for the same bucket, into one Charge. It adds their costs, cut to the range of
-// int64, and reserves only if both do.
-func (a Charge) Plus(b Charge) Charge {
-	a.Reserve = a.Reserve && b.Reserve
-	switch sum := a.Cost + b.Cost; {
-	case a.Cost > 0 && b.Cost > 0 && sum < 0:
-		a.Cost = math.MaxInt64
-	case a.Cost < 0 && b.Cost < 0 && sum >= 0:
-		a.Cost = math.MinInt64
-	default:
-		a.Cost = sum
-	}
-	return a
 }

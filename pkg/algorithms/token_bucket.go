@@ -33,7 +33,7 @@ func (l *Limit) flow(value, full, p, elapsed int64) int64 {
 
 // raw is the cost of a in 1/q token. It is first cut to just above the most that can ever be consumed, so that the
 // product cannot overflow.
-func (l *Limit) raw(a *Charge) int64 { return l.costIn(l.Q, a) }
+func (l *Limit) raw(a *Charge) int64 { return l.costIn(l.q, a) }
 
 // costIn is raw with 1/unit instead of 1/q.
 func (l *Limit) costIn(unit int64, a *Charge) int64 {
@@ -56,7 +56,7 @@ func (l *Limit) back(given int64, now Micros, a *Charge) int64 {
 	if a.ChargedAt <= 0 {
 		return given
 	}
-	return returned(given, l.P+l.P1, l.elapsed(a.ChargedAt, now))
+	return returned(given, l.p+l.p1, l.elapsed(a.ChargedAt, now))
 }
 
 // returned is given less p for each of ticks, at least 0.
@@ -71,45 +71,45 @@ func returned(given, p, ticks int64) int64 {
 }
 
 func (l *Limit) takeTokens(s *State, now Micros, a *Charge, d *Decision) {
-	cost, least, most := l.raw(a), int64(0), l.V
+	cost, least, most := l.raw(a), int64(0), l.v
 	if a.Reserve {
-		least, most = -l.MaxReserved*l.Q, l.V+l.MaxReserved*l.Q
+		least, most = -l.MaxReserved*l.q, l.v+l.MaxReserved*l.q
 	}
-	s.Value = l.flow(s.Value, l.V, l.P, l.elapsed(s.At, now))
+	s.Value = l.flow(s.Value, l.v, l.p, l.elapsed(s.At, now))
 	had := s.Value
 	switch {
 	case cost < 0 && l.Settles && a.ChargedAt > 0:
-		s.Value += min(-cost, l.roomSince(s, a.ChargedAt, l.V-s.Value))
+		s.Value += min(-cost, l.roomSince(s, a.ChargedAt, l.v-s.Value))
 		d.Allowed = true
 	case cost < 0:
-		s.Value = min(l.V, s.Value+l.back(-cost, now, a))
+		s.Value = min(l.v, s.Value+l.back(-cost, now, a))
 		d.Allowed = true
 	case l.beyond(a):
-		s.Value, d.Lost = l.charged(s.Value, l.Q, a.Cost)
+		s.Value, d.Lost = l.charged(s.Value, l.q, a.Cost)
 		d.Allowed = true
 	case cost <= most && s.Value-cost >= least:
 		s.Value -= cost
 		d.Allowed = true
 		if s.Value < 0 {
-			d.Wait = l.span(now, ceilDiv(-s.Value, l.P))
+			d.Wait = l.span(now, ceilDiv(-s.Value, l.p))
 		}
 	case l.Overdraw:
-		floor := min(s.Value, -l.MaxReserved*l.Q)
+		floor := min(s.Value, -l.MaxReserved*l.q)
 		s.Value = max(floor, s.Value-cost)
 		// A cost above capacity is never available at once: the retry time is that of a full bucket.
-		d.RetryAfter = l.span(now, ceilDiv(min(cost, most)+least-s.Value, l.P))
+		d.RetryAfter = l.span(now, ceilDiv(min(cost, most)+least-s.Value, l.p))
 	case cost > most:
 		d.Never = true
 	default:
-		d.RetryAfter = l.span(now, ceilDiv(cost+least-s.Value, l.P))
+		d.RetryAfter = l.span(now, ceilDiv(cost+least-s.Value, l.p))
 	}
 	switch {
 	case !l.Settles:
 		s.Peaks = nil
 	case !a.DryRun:
-		s.Peaks = l.peaked(s.Peaks, now, l.V-had, l.V-s.Value, a)
+		s.Peaks = l.peaked(s.Peaks, now, l.v-had, l.v-s.Value, a)
 	}
 	s.At = l.tickOf(now)
-	d.Value, d.Remaining = s.Value, max(0, floorDiv(s.Value, l.Q))
-	d.ResetAfter = l.span(now, ceilDiv(l.V-s.Value, l.P))
+	d.Value, d.Remaining = s.Value, max(0, floorDiv(s.Value, l.q))
+	d.ResetAfter = l.span(now, ceilDiv(l.v-s.Value, l.p))
 }

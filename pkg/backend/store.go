@@ -217,8 +217,8 @@ func Alternatives(group []Charge) int {
 	return n
 }
 
-// Fits reports whether all decisions allow.
-func Fits(decisions []Decision) bool {
+// fits reports whether all decisions allow.
+func fits(decisions []Decision) bool {
 	for i := range decisions {
 		if !decisions[i].Allowed {
 			return false
@@ -232,7 +232,7 @@ func Fits(decisions []Decision) bool {
 func Paid(decisions []Decision) (from, to int) {
 	last := len(decisions) - 1
 	switch {
-	case last > 0 && Fits(decisions[:last]):
+	case last > 0 && fits(decisions[:last]):
 		return 0, last
 	case decisions[last].Allowed:
 		return last, last + 1

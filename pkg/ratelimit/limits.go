@@ -54,8 +54,13 @@ type Limit struct {
 	// Weights, if not nil, is what one unit of each kind costs: a whole number, a decimal fraction or a fraction, such as
 	// {"input": "1", "cached": "1/10"}. Limiter.Cost and Request.Costs use it.
 	Weights map[string]string
-	// Loaded is set by package limitsfile, and by nobody else. The other fields of such a limit have no effect.
-	Loaded *limiter.Loaded
+
+	// loaded is set by package limitsfile. Then the other fields have no effect.
+	loaded *descriptors.Policy
+}
+
+func init() {
+	limiter.SetLoaded = func(limit any, p *descriptors.Policy) { limit.(*Limit).loaded = p }
 }
 
 // Penalty blocks a key after repeated denials.
@@ -103,11 +108,11 @@ func LeakyBucket(rate int64, period time.Duration, queue int64) Limit {
 
 // named returns l as the limit of a name.
 func (l Limit) named(domain, name string) (*limit, error) {
-	if l.Loaded != nil {
-		if in := l.Loaded.Policy.Domain; in != domain || l.Loaded.Policy.Name != name {
-			return nil, fmt.Errorf("it was loaded as limit %q of domain %q; keep its name, and Config.Domain", l.Loaded.Policy.Name, in)
+	if l.loaded != nil {
+		if in := l.loaded.Domain; in != domain || l.loaded.Name != name {
+			return nil, fmt.Errorf("it was loaded as limit %q of domain %q; keep its name, and Config.Domain", l.loaded.Name, in)
 		}
-		return newLimit(*l.Loaded.Policy), nil
+		return newLimit(*l.loaded), nil
 	}
 	numbers, err := l.compile()
 	weights, wrong := l.weights()
@@ -124,7 +129,7 @@ func (l Limit) named(domain, name string) (*limit, error) {
 // of a limit in Config.Limits.
 func (l Limit) inline(domain, name string) (*limit, error) {
 	switch {
-	case l.Loaded != nil:
+	case l.loaded != nil:
 		return nil, errors.New("a loaded limit cannot come with a request; add it to Config.Limits")
 	case l.Settles:
 		return nil, errors.New("a limit with Settles cannot come with a request, which cannot reserve it; add it to Config.Limits")

@@ -151,7 +151,7 @@ func (m *limit) neverWithin(n int64, longest time.Duration) bool {
 	if numbers.Kind != algorithms.TokenBucket || n <= numbers.Capacity || numbers.Rate == 0 {
 		return false
 	}
-	period := float64(numbers.Period) * float64(numbers.Tick)
+	period := float64(numbers.Period())
 	const rounding = 1 // us
 	return float64(n-numbers.Capacity)*period/float64(numbers.Rate) > float64(longest.Microseconds())+rounding
 }

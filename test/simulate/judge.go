@@ -240,7 +240,7 @@ func (j *judge) planned(r *request, c *limiter.Call) {
 			b.limit, b.value, b.kind, b.server = k.limit, k.value, l.Kind, j.w.serverOf(l)
 			j.named[*k.bucket()] = b
 			if l.Kind == algorithms.FixedWindow { // windows of a key start at its hash
-				b.phase = int64(xxhash.Sum64String(k.value) % uint64(l.Period))
+				b.phase = int64(xxhash.Sum64String(k.value) % uint64(l.Period()))
 			}
 			if lease := is.Policy.Extra().Lease; lease != nil {
 				b.leased = lease.For
@@ -297,7 +297,7 @@ func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 	}
 	const spare = 6
 	_, d := l.Take(state, now, algorithms.Charge{Cost: r.Cost + spare, Hash: uint64(b.phase), DryRun: true})
-	return d.Allowed, (int64(now)-b.phase)/(l.Period*int64(l.Tick)) + b.turns
+	return d.Allowed, (int64(now)-b.phase)/int64(l.Period()) + b.turns
 }
 
 // peeks reports whether the servers would allow a request, and returns the sum of the epochs of its buckets.
@@ -462,7 +462,7 @@ func (j *judge) conserved(key string, b *bucket, truth map[cost]int64) {
 	if b.leased == 0 {
 		want := truth[cost{limit: b.limit, value: b.value}]
 		// The undo of a part may be lost, and refunds less because of the inflow since, but it is not made twice.
-		if b.parted && (!j.w.quiet || j.unclean || b.numbers[0].Period != int64(algorithms.Day)) {
+		if b.parted && (!j.w.quiet || j.unclean || b.numbers[0].Period() != algorithms.Day) {
 			if b.charged < admitted {
 				j.fail("%s %q: %d admitted, only %d charged", b.limit, key, admitted, b.charged)
 			}
@@ -508,7 +508,7 @@ func (j *judge) bounded(b *bucket) {
 	}
 	capacity, rate, period := int64(0), int64(0), int64(0)
 	for _, l := range b.numbers {
-		capacity, rate, period = max(capacity, l.Capacity), max(rate, l.Rate), l.Period*int64(l.Tick)
+		capacity, rate, period = max(capacity, l.Capacity), max(rate, l.Rate), int64(l.Period())
 	}
 	capacity *= int64(1 + j.losses)
 	slices.SortStableFunc(b.admitted, func(x, y admission) int { return cmp.Compare(x.at, y.at) })

@@ -99,7 +99,7 @@ var keys = reservation.NewKeys(func() []string { return []string{"a secret of al
 
 // bySecond reports whether buckets of l are in the second Redis, if there is one.
 func bySecond(l *algorithms.Limit) bool {
-	return algorithms.Micros(l.Period)*l.Tick <= algorithms.Second
+	return l.Period() <= algorithms.Second
 }
 
 // serverOf is the server that has the buckets of l.

@@ -195,7 +195,7 @@ func (j *judge) spent(b *bucket) {
 	}
 	if b.kind == algorithms.TokenBucket {
 		l := b.numbers[0] // the same in all configurations
-		capacity += int64(b.last-b.first)*l.Rate/(l.Period*int64(l.Tick)) + 1
+		capacity += int64(b.last-b.first)*l.Rate/(int64(l.Period())) + 1
 	}
 	if j.losses+j.failovers == 0 && !j.stepped && (b.charged > capacity+beyond || b.charged < 0) {
 		j.fail("%s %s: %d charged, the limit is %d and settlements may add %d", b.limit, b.value, b.charged, capacity, beyond)

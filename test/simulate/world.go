@@ -10,6 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -200,7 +201,8 @@ var knownLimits = func() map[limitNumbers]*algorithms.Limit {
 	for _, s := range compiled {
 		for _, p := range s.Policies {
 			for _, l := range append(shardsOf(p), p.Limit) {
-				all[limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, l.Period, l.P, l.Q, l.V, int64(l.Tick), l.Initial, l.P1, l.V1, l.MaxDebt}] = l
+				n := scaled.Of(l)
+				all[limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, n.Period, n.P, n.Q, n.V, n.Tick, l.Initial, n.P1, n.V1, l.MaxDebt}] = l
 			}
 		}
 	}

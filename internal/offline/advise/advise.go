@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -157,10 +158,8 @@ func allowed(n int64, share float64) int64 {
 
 // busiest is the most units that c requested in one period, and when that period began.
 func busiest(l *algorithms.Limit, c *Client) (most int64, at algorithms.Micros) {
-	phase := l.Phase
-	if l.PhaseFromKey {
-		phase = int64(c.Hash % uint64(l.Period))
-	}
+	in := scaled.Of(l)
+	phase := in.PhaseOf(c.Hash)
 	const far = math.MaxInt64 / 4 // sums stay in range
 	window, units := int64(math.MinInt64), int64(0)
 	for r := c.cursor(); ; {
@@ -168,7 +167,7 @@ func busiest(l *algorithms.Limit, c *Client) (most int64, at algorithms.Micros) 
 		if !more {
 			return most, at
 		}
-		n := floorDiv(int64(now/l.Tick)-phase, l.Period)
+		n := floorDiv(in.Ticks(int64(now))-phase, in.Period)
 		if l.Calendar != nil {
 			n = l.Calendar.Window(now)
 		}
@@ -178,7 +177,7 @@ func busiest(l *algorithms.Limit, c *Client) (most int64, at algorithms.Micros) 
 		units = max(0, min(far, units+max(-far, min(far, cost))))
 		if units > most {
 			most = units
-			if at = algorithms.Micros(n*l.Period+phase) * l.Tick; l.Calendar != nil {
+			if at = algorithms.Micros((n*in.Period + phase) * in.Tick); l.Calendar != nil {
 				at = l.Calendar.Start(n)
 			}
 		}

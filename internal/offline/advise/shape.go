@@ -34,8 +34,9 @@ func (s *shape) at(n int64) *algorithms.Limit {
 
 func (s *shape) spec(n int64) algorithms.Spec {
 	l := s.policy.Limit
+	is := l.Spec()
 	spec := algorithms.Spec{
-		Kind: l.Kind, Rate: n, Period: algorithms.Micros(l.Period) * l.Tick, Calendar: l.Calendar,
+		Kind: l.Kind, Rate: n, Period: l.Period(), Calendar: l.Calendar,
 		Overdraw: l.Overdraw, TakesDenied: l.TakesDenied, PerRequest: l.PerRequest,
 	}
 	if l.Penalty.After > 0 {
@@ -43,12 +44,10 @@ func (s *shape) spec(n int64) algorithms.Spec {
 	}
 	switch l.Kind {
 	case algorithms.FixedWindow:
-		if start := algorithms.Micros(l.Phase) * l.Tick; l.Calendar == nil && !l.PhaseFromKey {
-			spec.Start = &start
-		}
+		spec.Start = is.Start
 	case algorithms.Guaranteed:
 		spec.Kind, spec.Rate, spec.Capacity = algorithms.TokenBucket, l.Rate, &n
-		spec.Minimum = &algorithms.Rate{Units: l.V1 / l.Q, Period: algorithms.Micros(l.V1/l.P1) * l.Tick}
+		spec.Minimum = is.Minimum
 	case algorithms.LeakyBucket:
 		spec.Capacity = &n
 	case algorithms.TokenBucket, algorithms.SlidingWindow, algorithms.SlidingLog: // the rate is all

@@ -18,7 +18,7 @@ func (a *Advice) Period() string {
 	if l.Calendar != nil {
 		return l.Calendar.Unit
 	}
-	return descriptors.Span(algorithms.Micros(l.Period) * l.Tick)
+	return descriptors.Span(l.Period())
 }
 
 // Field is the number that the candidates differ in.
@@ -40,7 +40,7 @@ func (a *Advice) Numbers() string {
 	case a.Policy.Reference:
 		return fmt.Sprintf("requests_per_unit: %d", l.Rate)
 	case l.Kind == algorithms.Guaranteed:
-		return fmt.Sprintf("capacity: %d", l.Capacity-l.V1/l.Q)
+		return fmt.Sprintf("capacity: %d", *l.Spec().Capacity)
 	case l.Kind == algorithms.LeakyBucket:
 		return fmt.Sprintf("rate: %d, capacity: %d", l.Rate, l.Capacity-1)
 	case l.Capacity != l.Rate:
@@ -83,13 +83,13 @@ func (a *Advice) Of(n int64) string {
 		period = fmt.Sprintf("period: %s, time_zone: %s", l.Calendar.Unit, l.Calendar.Zone)
 	}
 	switch {
-	case a.Policy.Reference && l.Calendar == nil && units[algorithms.Micros(l.Period)*l.Tick] != "":
-		return fmt.Sprintf("{unit: %s, requests_per_unit: %d}", units[algorithms.Micros(l.Period)*l.Tick], n)
+	case a.Policy.Reference && l.Calendar == nil && units[l.Period()] != "":
+		return fmt.Sprintf("{unit: %s, requests_per_unit: %d}", units[l.Period()], n)
 	case a.Policy.Reference:
 		return fmt.Sprintf("{requests_per_unit: %d}", n)
 	case l.Kind == algorithms.Guaranteed:
-		sure := descriptors.Span(algorithms.Micros(l.V1/l.P1) * l.Tick)
-		return fmt.Sprintf("{algorithm: token_bucket, rate: %d, %s, capacity: %d, guaranteed: {rate: %d, period: %s}}", l.Rate, period, n, l.V1/l.Q, sure)
+		sure := l.Spec().Minimum
+		return fmt.Sprintf("{algorithm: token_bucket, rate: %d, %s, capacity: %d, guaranteed: {rate: %d, period: %s}}", l.Rate, period, n, sure.Units, descriptors.Span(sure.Period))
 	case l.Kind == algorithms.TokenBucket, l.Kind == algorithms.LeakyBucket, l.Kind == algorithms.FixedWindow && l.Capacity != l.Rate:
 		return fmt.Sprintf("{algorithm: %s, rate: %d, %s, capacity: %d}", l.Kind, n, period, n)
 	default:

@@ -144,7 +144,7 @@ func (t *tally) remember(now algorithms.Micros, c *limiter.Call, r *limiter.Resu
 // hash is the hash of the key, from which a fixed window may take its phase.
 func (t *tally) hash(c *limiter.Call, r *limiter.Result) (hash uint64) {
 	switch {
-	case !r.Policy.Limit.PhaseFromKey:
+	case r.Policy.Limit.Kind != algorithms.FixedWindow:
 	case len(c.Limits) > 0:
 		t.scratch, hash = r.Policy.AppendKeyOf(t.scratch[:0], c.Limits[r.Descriptor].Key)
 	default:

@@ -2,7 +2,7 @@ package storetest
 
 import "github.com/rlsidecar/rlsidecar/pkg/backend"
 
-// Apart is s for callers that continue after Submit: their batches do not have Waits set.
+// Apart returns s as callers use it that continue after Submit: their batches do not have Waits set.
 func Apart(s backend.Store) backend.Store { return apart{s} }
 
 type apart struct{ next backend.Store }

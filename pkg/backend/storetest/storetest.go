@@ -1,5 +1,5 @@
-// Package storetest is the conformance suite of every Store: one that answers exactly as package
-// algorithms does, all or none within a group, whatever other callers charge at the same time.
+// Package storetest has the tests that every Store must pass. They check that it decides exactly as package algorithms
+// does, and that it charges the whole of a group or nothing while other goroutines charge the same buckets.
 //
 //	func TestMyStore(t *testing.T) {
 //		storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
@@ -22,29 +22,29 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Clock is a time that a test sets.
+// Clock is a clock for tests. It starts at 1970 and changes only by Set.
 type Clock struct{ now atomic.Int64 }
 
-// Now is the time.
+// Now returns the time.
 func (c *Clock) Now() algorithms.Micros { return algorithms.Micros(c.now.Load()) }
 
-// Time is the same as a time.Time.
+// Time returns the time as a time.Time.
 func (c *Clock) Time() time.Time { return time.UnixMicro(c.now.Load()) }
 
-// Times converts the clock of a suite to one for memory.Config and the like.
+// Times converts now to the form of Config.Clock of packages memory and redis.
 func Times(now func() algorithms.Micros) func() time.Time {
 	return func() time.Time { return time.UnixMicro(int64(now())) }
 }
 
-// Set sets it.
+// Set sets the time.
 func (c *Clock) Set(t algorithms.Micros) { c.now.Store(int64(t)) }
 
-// Start is where the suite's clocks start.
+// Start is the time at which the clocks of the tests start.
 const Start = 1_767_225_600 * algorithms.Second // 2026-01-01
 
-// Exact checks that the Stores made by newStore, each empty and on the given clock, answer exactly
-// as package algorithms. The buckets of a group share a Slot, as a Store of several nodes needs it;
-// Bounded is for those that do not.
+// Exact checks that Stores decide exactly as package algorithms does. newStore makes an empty Store that decides by the
+// clock now. The buckets of a group share a Slot, so that a Store of several nodes can charge them in one step; Bounded
+// is for groups without a common Slot.
 func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
 	start := func(t *testing.T) (*Clock, backend.Store) {
@@ -147,10 +147,12 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 	})
 }
 
-// Bounded checks Stores that may hold units back for a while: because they cannot take a group in one
-// step where its buckets have no Slot in common, or because they lend. Charges let slack units of a
-// bucket be leased (0: none). Such a Store is never over a limit; while it gets requests it is under by slack
-// at most; and what was consumed for denied groups, or leased and not used, is returned.
+// Bounded checks Stores that may consume units for a while which no request uses: those that charge a group in several
+// steps, because its buckets have no Slot in common, and those that lease units. newStore makes an empty Store that decides
+// by the clock now. The charges of the test have leases of slack units (0 means none).
+//
+// It checks that such a Store never exceeds a limit, that at most slack units of a bucket are unused while requests arrive,
+// and that what was consumed for denied groups, or leased and not used, is refunded.
 func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
 	clock := &Clock{}

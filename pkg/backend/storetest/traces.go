@@ -7,6 +7,7 @@ import (
 	"time"
 	_ "time/tzdata" // the suite needs no files of the machine's
 
+	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
@@ -29,7 +30,7 @@ var calendars = func() []*algorithms.Calendar {
 	}
 }()
 
-// Specs is one limit of each kind and some of their variants.
+// Specs returns a limit of each kind, and some variants.
 func Specs() []algorithms.Spec {
 	n := func(v int64) *int64 { return &v }
 	epoch, late := algorithms.Micros(0), algorithms.Micros(123_456)
@@ -127,7 +128,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 				case limit.Overdraw && limit.MaxReserved > 1e6: // the end of a debt of centuries is not exact in doubles
 					cost = min(cost, 1e6)
 				case !limit.Settles:
-				case limit.Tick > 1 && cost > 8:
+				case scaled.Of(limit).Tick > 1 && cost > 8:
 					cost = 8
 				case cost <= 8 && rng.IntN(2) == 0:
 					settle, cost = true, rng.Int64N(41)-15

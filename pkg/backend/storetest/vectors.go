@@ -32,9 +32,8 @@ type step struct {
 	brings  bool // it only brings about the state of the row; allowed, and left, is all that is looked at
 }
 
-// Vectors checks the worked examples that define the algorithms, row by row, on the Stores made by
-// newStore, each empty and on the given clock. States that a row starts from are brought about by
-// asking.
+// Vectors checks the worked examples that define the algorithms, row by row. newStore makes an empty Store that decides
+// by the clock now. Charges bring about the state that a row starts from.
 func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
 	clock := &Clock{}

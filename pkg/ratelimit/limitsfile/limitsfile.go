@@ -68,7 +68,9 @@ func configOf(domain string) func(*limiter.Snapshot, config.Problems) (ratelimit
 			if p.Extra().Then != nil {
 				refused = append(refused, fmt.Errorf("limitsfile: %s: limit %q has then, which only a sidecar decides; remove it, or move the limit to another domain", p.Place, name))
 			}
-			limits[name] = ratelimit.Limit{Loaded: &limiter.Loaded{Policy: p}}
+			var limit ratelimit.Limit
+			limiter.SetLoaded(&limit, p)
+			limits[name] = limit
 		}
 		if refused != nil {
 			return ratelimit.Config{}, errors.Join(refused...)

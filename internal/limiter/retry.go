@@ -1,0 +1,52 @@
+package limiter
+
+import (
+	"math"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// retry says when a denied request can succeed.
+type retry struct {
+	after algorithms.Micros // the exact time until then
+	never bool              // it cannot; after is 0
+}
+
+// retryOf returns when the cost that d denied is available. It is zero if d allows the cost.
+func retryOf(d *algorithms.Decision) retry {
+	if d.Allowed {
+		return retry{}
+	}
+	return retry{d.RetryAfter, d.Never}
+}
+
+// and returns when both can succeed: buckets that are charged together.
+func (r retry) and(o retry) retry {
+	if r.never || o.never {
+		return retry{never: true}
+	}
+	return retry{after: max(r.after, o.after)}
+}
+
+// or returns when one of the two can succeed: alternatives.
+func (r retry) or(o retry) retry {
+	if r.never || !o.never && o.after < r.after {
+		return o
+	}
+	return r
+}
+
+// sum combines a and b, which are for the same bucket, into one Charge. It adds their costs, cut to the range of int64,
+// and reserves only if both do.
+func sum(a, b algorithms.Charge) algorithms.Charge {
+	a.Reserve = a.Reserve && b.Reserve
+	switch total := a.Cost + b.Cost; {
+	case a.Cost > 0 && b.Cost > 0 && total < 0:
+		a.Cost = math.MaxInt64
+	case a.Cost < 0 && b.Cost < 0 && total >= 0:
+		a.Cost = math.MinInt64
+	default:
+		a.Cost = total
+	}
+	return a
+}

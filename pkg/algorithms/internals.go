@@ -1,0 +1,15 @@
+package algorithms
+
+import "github.com/rlsidecar/rlsidecar/internal/scaled"
+
+// The packages of this module read the numbers of a Limit through package scaled.
+func init() {
+	scaled.Returned = returned
+	scaled.Of = func(limit scaled.Limit) scaled.Numbers {
+		l := limit.(*Limit)
+		return scaled.Numbers{
+			Tick: int64(l.tick), Period: l.period, Phase: l.phase, PhaseFromKey: l.phaseFromKey,
+			P: l.p, Q: l.q, V: l.v, P1: l.p1, V1: l.v1,
+		}
+	}
+}
