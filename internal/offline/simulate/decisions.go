@@ -22,7 +22,7 @@ type decisions struct {
 // append writes the answer to c as one line of JSON. Members are in this order, and those that do not apply are left
 // out:
 //
-// \t{"ok","retry_after_us","error","wait_us","limits":[{"name","key","ok","remaining","retry_after_us","error","wait_us","blocked_us"}]}
+// \t{"ok","retry_after_us","error","wait_us","limits":[{"name","payer","key","ok","remaining","retry_after_us","error","wait_us","blocked_us"}]}
 //
 // A limit's ok is its own answer, also that of a shadow limit.
 func (d *decisions) append(dst []byte, c *limiter.Call) []byte {
@@ -53,7 +53,11 @@ func (d *decisions) append(dst []byte, c *limiter.Call) []byte {
 }
 
 func (d *decisions) limit(dst []byte, c *limiter.Call, r *limiter.Result) []byte {
-	dst = appendText(append(dst, `{"name":`...), r.Policy.Name)
+	if r.For != nil {
+		dst = appendText(append(appendText(append(dst, `{"name":`...), r.For.Name), `,"payer":`...), r.Policy.Name)
+	} else {
+		dst = appendText(append(dst, `{"name":`...), r.Policy.Name)
+	}
 	d.values = c.AppendValues(d.values[:0], r)
 	dst = appendKey(dst, d.values)
 	allowed, remaining := r.Decision.Allowed, r.Decision.Remaining

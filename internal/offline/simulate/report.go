@@ -71,6 +71,8 @@ func (r *Report) WriteText(w io.Writer) error {
 		out.WriteString("\n")
 		t.limits(out)
 	}
+	t.payers(out)
+	t.settlements(out)
 	for _, a := range r.Advice {
 		writeAdvice(out, a)
 	}
@@ -95,6 +97,8 @@ func (t *tally) notes(w io.Writer) {
 	note(t.missing, "missing", " had no entry that their domain requires, and were denied")
 	note(t.unread, "not read", ", first at line %s: %v", t.unreadLines(), t.unreadErr)
 	note(t.steppedBack, "order", " earlier than a line before, taken to be of its time")
+	note(t.early, "early", " calls were settled before their time, because more than %d were open", maxOpen)
+	note(t.expired, "too late", " reservations by name were more than an hour old, and stay charged")
 	note(t.full, "no room", " needed a bucket more than --memory-max-keys")
 }
 

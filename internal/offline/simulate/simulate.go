@@ -80,6 +80,10 @@ type replay struct {
 	now     algorithms.Micros
 	swept   int64 // the line at which the last sweep was
 	call    limiter.Call
+	trace   *trace       // reader; nil: an access log
+	done    limiter.Call // a settlement
+	open    openCalls
+	number  int64 // of calls that were settled later
 	tally   *tally
 	out     *bufio.Writer // nil: no decisions
 	line    []byte        // room for a decision
@@ -96,7 +100,9 @@ func Run(ctx context.Context, c Config) (*Report, error) {
 	if c.Decisions != nil {
 		r.out = bufio.NewWriterSize(c.Decisions, blockSize)
 	}
-	err = r.all(ctx)
+	if err = r.all(ctx); err == nil {
+		err = r.settleDue(ctx, algorithms.MaxTime)
+	}
 	if r.out != nil {
 		err = errors.Join(err, r.out.Flush())
 	}
@@ -114,7 +120,8 @@ func newReplay(c Config) (*replay, error) {
 	r := &replay{Config: c, tally: newTally(c.Snapshot, c.HistoryBytes)}
 	switch c.Format {
 	case JSONL:
-		r.reader = &trace{domain: c.Domain}
+		r.trace = &trace{domain: c.Domain}
+		r.reader = r.trace
 	case Nginx:
 		r.reader, r.lenient = &nginx{templates: c.Templates, domain: c.Domain, record: c.Templates.record()}, true
 	case Envoy:
@@ -124,7 +131,7 @@ func newReplay(c Config) (*replay, error) {
 	}
 	r.store = memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(r.now)) }, MaxKeys: c.MaxKeys, Repeatable: true})
 	r.store.SetOwners(r.tally.owners)
-	r.limiter = limiter.New(r.store, limiter.Config{})
+	r.limiter = limiter.New(r.store, limiter.Config{IDs: newIDs(), Now: func() algorithms.Micros { return r.now }, Estimates: &estimates{}})
 	r.limiter.Swap(c.Snapshot)
 	return r, nil
 }
@@ -205,6 +212,9 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 		r.tally.steppedBack++
 		at = r.now // a log is in the order in which requests ended
 	}
+	if err := r.settleDue(ctx, at); err != nil {
+		return err
+	}
 	r.now = at
 	if len(c.Limits) == 0 {
 		// Descriptors are requests of a proxy, for which a wait longer than max_delay is a denial.
@@ -216,7 +226,14 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 	} else if err := r.limiter.Check(ctx, c); err != nil {
 		return err
 	}
-	r.tally.count(at, c)
+	end := outcome{real: -1}
+	if r.trace != nil {
+		end = r.trace.end
+	}
+	r.tally.count(at, c, end)
+	if end.later {
+		return r.settleLater(ctx, c, end)
+	}
 	return nil
 }
 

@@ -28,8 +28,11 @@ type tally struct {
 	steppedBack      int64
 	unread           int64 // lines
 	unreadAt         []int64
-	unreadErr        error // of the first
-	full             int64 // requests for which the store had no room
+	unreadErr        error   // of the first
+	full             int64   // requests for which the store had no room
+	early            int64   // calls that were settled before their time, because too many were open
+	expired          int64   // reservations by name that were too old to settle
+	end              outcome // of the request that is counted
 	heavy            *topk.Counter[denied]
 	timeline         timeline
 	forgets          bool // the history of clients is not needed
@@ -52,6 +55,9 @@ type row struct {
 	// asked counts requests; denied counts those that this limit alone would have denied.
 	asked, denied int64
 	shadow, quota bool // a place that uses the limit has this mode
+	open          reservations
+	paidBy        *row // the limit that paid for it, and for how many requests
+	paid          int64
 	history       *advise.History
 	advice        *advise.Advice // once all is replayed; nil: none
 }
@@ -84,7 +90,8 @@ func (t *tally) skip(line int64, err error) {
 }
 
 // count adds an answered Call.
-func (t *tally) count(now algorithms.Micros, c *limiter.Call) {
+func (t *tally) count(now algorithms.Micros, c *limiter.Call, end outcome) {
+	t.end = end
 	if t.requests == 0 {
 		t.first = now
 	}
@@ -112,6 +119,12 @@ func (t *tally) count(now algorithms.Micros, c *limiter.Call) {
 
 func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result) {
 	row := t.byPolicy[r.Policy]
+	if r.For != nil {
+		t.paid(now, c, r)
+		if r.Cost == 0 {
+			return // it has paid once for several limits
+		}
+	}
 	row.asked++
 	row.shadow, row.quota = row.shadow || r.Policy.Shadow, row.quota || r.Policy.Quota
 	if r.Outcome == limiter.Unlimited {
@@ -137,20 +150,26 @@ func (t *tally) remember(now algorithms.Micros, c *limiter.Call, r *limiter.Resu
 	if added {
 		row.history.Describe(client, string(t.show(nil, c, r)), t.hash(c, r))
 	}
-	row.history.Add(client, now, r.Cost)
+	row.history.Add(client, now, realOf(c, r, t.end))
 	client.Denied = client.Denied || !r.Decision.Allowed && r.Decision.Err == nil
 }
 
 // hash is the hash of the key, from which a fixed window may take its phase.
 func (t *tally) hash(c *limiter.Call, r *limiter.Result) (hash uint64) {
-	switch {
-	case r.Policy.Limit.Kind != algorithms.FixedWindow:
-	case len(c.Limits) > 0:
-		t.scratch, hash = r.Policy.AppendKeyOf(t.scratch[:0], c.Limits[r.Descriptor].Key)
-	default:
-		t.scratch, hash = r.Policy.AppendKey(t.scratch[:0], c.Descriptors[r.Descriptor].Entries)
+	if r.Policy.Limit.Kind == algorithms.FixedWindow {
+		_, hash = t.keyOf(c, r)
 	}
 	return hash
+}
+
+// keyOf returns the key of the bucket of r's policy, valid until the next call, and its hash.
+func (t *tally) keyOf(c *limiter.Call, r *limiter.Result) (key []byte, hash uint64) {
+	if len(c.Limits) > 0 {
+		t.scratch, hash = r.Policy.AppendKeyOf(t.scratch[:0], c.Limits[r.Descriptor].Key)
+	} else {
+		t.scratch, hash = r.Policy.AppendKey(t.scratch[:0], c.Descriptors[r.Descriptor].Entries)
+	}
+	return t.scratch, hash
 }
 
 // show appends the key as it is displayed.

@@ -3,6 +3,7 @@ package simulate
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -14,10 +15,15 @@ import (
 // \t{"time_us": 0, "domain": "edge", "descriptors": [{"entries": [["user_id","bob"]], "hits": 1}]}
 // \t{"time_us": 0, "limits": [{"name": "send_message", "key": "bob", "count": 1, "reserve": false}]}
 //
+// The cost of a call that is known later follows in its line (outcome):
+//
+// \t{…, "real": 812, "settle_after_us": 4200000}
+//
 // hits and count are 1 by default; 0 is a dry run, a negative value is a refund. key is a string or a list of strings.
 // Unknown members, repeated members and wrong types are mistakes.
 type trace struct {
-	domain string // of descriptors whose line names none
+	domain string  // of descriptors whose line names none
+	end    outcome // of the last line
 }
 
 // Members of a line, to detect repeated ones.
@@ -26,15 +32,24 @@ const (
 	hasDomain
 	hasDescriptors
 	hasLimits
+	hasReal
+	hasAfter
 )
 
 // read reads a line into c.
 func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, err error) {
 	s := scanner{text: line}
 	seen := 0
+	t.end = outcome{real: -1}
 	s.open('{')
 	for n := 0; s.more(n, '}'); n++ {
 		switch name := s.name(); name {
+		case "real":
+			s.once(&seen, hasReal, name)
+			t.end.real = s.integer()
+		case "settle_after_us":
+			s.once(&seen, hasAfter, name)
+			t.end.after = algorithms.Micros(s.integer())
 		case "time_us":
 			s.once(&seen, hasTime, name)
 			at = algorithms.Micros(s.integer())
@@ -67,7 +82,26 @@ func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, err er
 			return 0, errors.New("domain is missing")
 		}
 	}
-	return at, checkTime(at)
+	if err := checkTime(at); err != nil || seen&(hasReal|hasAfter) == 0 {
+		return at, err
+	}
+	t.end.later = true
+	return at, t.checkEnd(at, c, seen)
+}
+
+// checkEnd reports what is wrong with the end of the call at a time.
+func (t *trace) checkEnd(at algorithms.Micros, c *limiter.Call, seen int) error {
+	switch {
+	case seen&hasReal != 0 && t.end.real < 0:
+		return fmt.Errorf("real must not be negative, is %d", t.end.real)
+	case t.end.after < 0 || t.end.after > algorithms.MaxTime-at:
+		return fmt.Errorf("settle_after_us must be between 0 and %d, is %d", algorithms.MaxTime-at, t.end.after)
+	case len(c.Limits) > 0 && seen&hasReal == 0:
+		return errors.New("settle_after_us without real: limits that are reserved by name are settled with a real cost; add real, or remove settle_after_us")
+	case len(c.Limits) > 0 && !slices.ContainsFunc(c.Limits, func(l limiter.NamedCharge) bool { return l.Reserve }):
+		return errors.New("real settles a reservation, and no limit of this line has \"reserve\": true; add it, or remove real")
+	}
+	return nil
 }
 
 // checkTime refuses times for which no decision is exact.
@@ -106,7 +140,7 @@ func (s *scanner) descriptors(c *limiter.Call) {
 				s.entries(d)
 			case "hits":
 				s.once(&seen, hasHits, name)
-				d.Cost = s.integer()
+				d.Cost, d.Explicit, d.Declared = s.integer(), true, true
 			default:
 				s.unknown(name)
 			}

@@ -1,0 +1,170 @@
+package simulate
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/estimate"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// maxOpen bounds the calls whose settlement is due later. If there are more, the earliest is settled before its time.
+const maxOpen = 1 << 20
+
+// outcome is what a line of a trace says of the end of its call.
+type outcome struct {
+	later bool              // the call is settled
+	real  int64             // its real cost; -1: unknown
+	after algorithms.Micros // from the request until then
+}
+
+// openCall is a call that has reserved units and is settled later.
+type openCall struct {
+	at     algorithms.Micros
+	number int64 // of calls with the same time, the first is settled first
+	id     string
+	domain string
+	named  bool // its limits were reserved by name
+	real   int64
+	over   []excess
+}
+
+// excess is how many units more than it has reserved an open call will cost one key of a limit.
+type excess struct {
+	row   *row
+	key   string
+	units int64
+}
+
+// openCalls are ordered by the time of their settlement.
+type openCalls []*openCall
+
+func (o openCalls) Len() int { return len(o) }
+func (o openCalls) Less(i, j int) bool {
+	return o[i].at < o[j].at || o[i].at == o[j].at && o[i].number < o[j].number
+}
+func (o openCalls) Swap(i, j int) { o[i], o[j] = o[j], o[i] }
+func (o *openCalls) Push(x any)   { *o = append(*o, x.(*openCall)) }
+func (o *openCalls) Pop() any {
+	last := len(*o) - 1
+	x := (*o)[last]
+	(*o)[last] = nil
+	*o = (*o)[:last]
+	return x
+}
+
+// newIDs returns ids for one run. Nobody else sees them.
+func newIDs() limiter.IDs {
+	return reservation.NewKeys(func() []string { return []string{"of this run"} }, nil)
+}
+
+// estimates learn as those of a sidecar. Which samples count does not depend on chance: a key counts once a second,
+// and no key hides another.
+type estimates struct {
+	estimate.Estimates
+	second  algorithms.Micros
+	counted map[uint64]bool // the cells and keys that have a sample in this second
+	samples algorithms.Micros
+}
+
+// Learn implements limiter.Estimates.
+func (e *estimates) Learn(cell uint64, quantile float64, key uint64, now algorithms.Micros, real int64) {
+	if second := now / algorithms.Second; second != e.second || e.counted == nil {
+		e.second, e.counted = second, map[uint64]bool{}
+	}
+	if e.counted[cell^key] {
+		return
+	}
+	e.counted[cell^key] = true
+	e.samples++
+	e.Estimates.Learn(cell, quantile, key, e.samples*algorithms.Second, real)
+}
+
+// settleLater keeps the reservations of the answered call c until they are settled.
+func (r *replay) settleLater(ctx context.Context, c *limiter.Call, end outcome) error {
+	call := &openCall{at: r.now + end.after, real: end.real, named: len(c.Limits) > 0}
+	if call.named {
+		call.id = r.idOfNamed(c)
+	} else if c.Started() {
+		call.id, call.domain = string(c.AppendID(nil)), c.Verdict.Domain.Name
+	}
+	if call.id == "" || call.id == limiter.None {
+		return nil
+	}
+	call.over = r.tally.opened(c, end.real)
+	r.number++
+	call.number = r.number
+	heap.Push(&r.open, call)
+	if len(r.open) > maxOpen {
+		r.tally.early++
+		return r.settle(ctx, heap.Pop(&r.open).(*openCall))
+	}
+	return nil
+}
+
+// idOfNamed returns the id of the limits that c has reserved by name; "" if there is none.
+func (r *replay) idOfNamed(c *limiter.Call) string {
+	var reserved limiter.Reserved
+	for i := range c.Results {
+		if part, ok := c.Part(i, ""); ok && c.Limits[c.Results[i].Descriptor].Reserve && !c.Denied {
+			part.Number = i
+			reserved.Domain = descriptors.PrefixNumber(c.Verdict.Domain.Name)
+			reserved.Parts = append(reserved.Parts, part)
+		}
+	}
+	if reserved.Parts == nil {
+		return ""
+	}
+	return r.limiter.ID(&reserved)
+}
+
+// settleDue settles the open calls that end until a moment, each at its time.
+func (r *replay) settleDue(ctx context.Context, until algorithms.Micros) error {
+	for len(r.open) > 0 && r.open[0].at <= until {
+		call := heap.Pop(&r.open).(*openCall)
+		r.now = max(r.now, call.at)
+		if err := r.settle(ctx, call); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle settles call now, as its proxy or its application would.
+func (r *replay) settle(ctx context.Context, call *openCall) error {
+	c := &r.done
+	c.Reset()
+	r.tally.closed(call.over)
+	if call.named {
+		var reserved limiter.Reserved
+		if !r.limiter.Open(call.id, &reserved) {
+			return errors.New("a reservation cannot be read again")
+		}
+		err := r.limiter.Settle(ctx, c, limiter.Settle{Reserved: &reserved, Real: call.real})
+		if errors.Is(err, limiter.ErrExpired) {
+			r.tally.expired++
+			return nil
+		} else if err != nil {
+			return err
+		}
+	} else {
+		c.Request.Domain = call.domain
+		names := r.limiter.Current().Domains[call.domain].Settle
+		end := c.AddDescriptor()
+		end.Entries = append(end.Entries, descriptors.Entry{Key: names.End, Value: call.id})
+		if call.real >= 0 {
+			done := c.AddDescriptor()
+			done.Entries = append(done.Entries, descriptors.Entry{Key: names.Key, Value: call.id})
+			done.Cost, done.Explicit, done.Declared = call.real, true, true
+		}
+		if err := r.limiter.Check(ctx, c); err != nil {
+			return err
+		}
+	}
+	r.tally.settled(c)
+	return nil
+}

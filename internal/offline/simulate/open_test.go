@@ -1,0 +1,142 @@
+package simulate
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+const estimated = `
+domain: ai
+limits:
+  tokens: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 1000, settle: {estimate: 300, ttl: 1m}}
+  jobs: {algorithm: token_bucket, rate: 1, period: 1h, capacity: 100}
+descriptors:
+  - {key: user, limit: tokens}
+`
+
+// callOf is the line of a call of bob; end is what it says of its end.
+func callOf(second int, end string) string {
+	return fmt.Sprintf(`{"time_us":%d,"domain":"ai","descriptors":[{"entries":[["user","bob"]]}]%s}`, second*1_000_000, end)
+}
+
+// TestCallsAreSettledWhenTheyEnd: three calls reserve 300 of 1,000 units. What remains for the next one depends on the
+// time at which they end and on their real costs.
+func TestCallsAreSettledWhenTheyEnd(t *testing.T) {
+	s := compiled(t, estimated)
+	for _, test := range []struct {
+		name  string
+		lines []string
+		want  []string // what the last line leaves, and the report has
+	}{
+		{"before their end", []string{callOf(0, `,"real":100,"settle_after_us":9000000`), callOf(8, "")}, []string{`"remaining":400`}},
+		{"after it", []string{callOf(0, `,"real":100,"settle_after_us":9000000`), callOf(9, "")}, []string{
+			`"remaining":600`, "1 calls reserved 300 units and cost 100; 0 were settled without a real cost, 0 after the ttl; 0 units were lost",
+			"Real costs: p50 100, p90 100, p99 100, most 100. The reservation covered 100.00 % of the calls.",
+			"Suggestion: settle: {estimate: 100, most: 100}",
+		}},
+		{"at once", []string{callOf(0, `,"real":100`), callOf(0, "")}, []string{`"remaining":600`}},
+		{"in the order of their ends", []string{
+			callOf(0, `,"real":350,"settle_after_us":5000000`), callOf(1, `,"real":250,"settle_after_us":2000000`), callOf(4, ""),
+		}, []string{`"remaining":150`, "cost up to 50 units more than they had reserved"}},
+		{"above the reservation, at the same time", []string{
+			callOf(0, `,"real":700,"settle_after_us":5000000`), callOf(0, `,"real":800,"settle_after_us":5000000`), callOf(6, ""),
+		}, []string{
+			`"ok":false`, "2 calls reserved 600 units and cost 1500", "covered 0.00 % of the calls", "cost up to 900 units more than they had reserved",
+		}},
+		{"without a real cost", []string{callOf(0, `,"settle_after_us":1000000`), callOf(2, "")}, []string{`"remaining":400`, "1 were settled without a real cost"}},
+		{"after the ttl", []string{callOf(0, `,"real":0,"settle_after_us":61000000`), callOf(62, "")}, []string{`"remaining":400`, "1 after the ttl"}},
+		{"denied calls have nothing to settle", []string{
+			callOf(0, ""), callOf(0, ""), callOf(0, ""), callOf(0, `,"real":5,"settle_after_us":1`), callOf(1, ""),
+		}, []string{`"ok":false`}},
+		{"declared hits", []string{strings.Replace(callOf(0, `,"real":650`), `]]`, `]],"hits":600`, 1), callOf(0, "")}, []string{`"remaining":50`, "reserved 600 units"}},
+		{"reserved by name", []string{
+			`{"time_us":0,"limits":[{"name":"jobs","key":"bob","count":60,"reserve":true}],"real":20,"settle_after_us":10}`,
+			`{"time_us":10,"limits":[{"name":"jobs","key":"bob"}]}`,
+		}, []string{`"remaining":79`, "1 calls reserved 60 units and cost 20"}},
+	} {
+		got := run(t, s, strings.Join(test.lines, "\n")+"\n", 0)
+		decisions := strings.Split(got, "\n")
+		if last := decisions[len(test.lines)-1]; !strings.Contains(last, test.want[0]) {
+			t.Errorf("%s: the last line got %s, want %s", test.name, last, test.want[0])
+		}
+		for _, want := range test.want[1:] {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s: no %q in\n%s", test.name, want, got)
+			}
+		}
+		if again := run(t, s, strings.Join(test.lines, "\n")+"\n", 0); again != got {
+			t.Errorf("%s: the second run reports\n%s\nthe first one\n%s", test.name, again, got)
+		}
+	}
+}
+
+// TestTheBudgetIsSuggestedForRealCosts: ten calls one after the other, each of which reserves 300 units and costs 10.
+func TestTheBudgetIsSuggestedForRealCosts(t *testing.T) {
+	var trace strings.Builder
+	for i := range 10 {
+		trace.WriteString(callOf(i, `,"real":10,"settle_after_us":500000`) + "\n")
+	}
+	if got := run(t, compiled(t, estimated), trace.String(), 0); !strings.Contains(got, "most 100 by bob") {
+		t.Errorf("the busiest hour is not that of real costs:\n%s", got)
+	}
+}
+
+// TestEstimatesLearnInAReplay: each call costs 20 units, and reserves 300. After 20 of them a call reserves 20.
+func TestEstimatesLearnInAReplay(t *testing.T) {
+	var trace strings.Builder
+	for i := range 21 {
+		trace.WriteString(callOf(2*i, `,"real":20,"settle_after_us":1000000`) + "\n")
+	}
+	got := run(t, compiled(t, strings.Replace(estimated, "estimate: 300", "estimate: {learn: p90, first: 300}", 1)), trace.String(), 0)
+	if lines := strings.Split(got, "\n"); !strings.Contains(lines[19], `"remaining":320`) || !strings.Contains(lines[20], `"remaining":580`) {
+		t.Errorf("%s", got)
+	}
+}
+
+func TestMistakesInTheEndOfACall(t *testing.T) {
+	s := compiled(t, estimated)
+	for line, want := range map[string]string{
+		callOf(0, `,"real":-1`):                                                       "real must not be negative, is -1",
+		callOf(0, `,"settle_after_us":-1`):                                            "settle_after_us must be between 0 and",
+		callOf(0, `,"settle_after_us":9223372036854775807`):                           "settle_after_us must be between 0 and",
+		callOf(0, `,"real":1,"real":2`):                                               "real is there twice",
+		`{"time_us":0,"limits":[{"name":"jobs"}],"real":1}`:                           "no limit of this line has \"reserve\": true",
+		`{"time_us":0,"limits":[{"name":"jobs","reserve":true}],"settle_after_us":1}`: "settle_after_us without real",
+	} {
+		_, err := Run(t.Context(), Config{Snapshot: s, Name: "trace", Input: strings.NewReader(line), Format: JSONL})
+		if _, ok := errors.AsType[*LineError](err); !ok || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", line, err, want)
+		}
+	}
+}
+
+// TestCreditsPayInAReplay: a plan allows 10 units, and credits pay for the rest.
+func TestCreditsPayInAReplay(t *testing.T) {
+	s := compiled(t, `
+domain: shop
+hash_tag: entry:user
+limits:
+  plan: {algorithm: token_bucket, rate: 10, period: 1h, then: credits}
+  credits: {algorithm: token_bucket, rate: 1, period: 365d, capacity: 20}
+descriptors:
+  - {key: user, limit: plan}
+`)
+	line := `{"time_us":0,"domain":"shop","descriptors":[{"entries":[["user","bob"]],"hits":6}]}` + "\n"
+	got := run(t, s, strings.Repeat(line, 5), 0)
+	for _, want := range []string{
+		`"limits":[{"name":"plan","key":"bob","ok":true,"remaining":4,`,
+		`"limits":[{"name":"plan","payer":"credits","key":"bob","ok":true,"remaining":14,`,
+		`{"ok":false,"retry_after_us":720000000,"limits":[{"name":"plan","key":"bob","ok":false,"remaining":4,`,
+		"shop/plan     5         1       1        1 (100.00 %)\n",
+		"shop/credits  3         0       1        0 (0.00 %)\n",
+		"shop/credits paid for 3 requests that shop/plan did not allow\n",
+		"most 30 by bob", // of the plan: what bob wanted
+		"most 18 by bob", // of the credits: what they paid
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+}

@@ -1,0 +1,136 @@
+package simulate
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/beorn7/perks/quantile"
+
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// costRanks are the percentiles of real costs, and their exactness.
+var costRanks = map[float64]float64{0.5: 0.005, 0.9: 0.002, 0.99: 0.0005}
+
+// reservations sums up the calls of a limit whose cost was known later.
+type reservations struct {
+	settled, unknown, late int64 // with a real cost, without one, and after the ttl
+	reserved, real, lost   int64 // units
+	covered                int64 // calls that cost at most what they had reserved
+	costs                  *quantile.Stream
+	most                   int64            // the largest real cost
+	over                   map[string]int64 // by key: units that the open calls will cost beyond what they reserved
+	mostOver               int64            // the largest of them at any time
+}
+
+// opened counts a call that has reserved units, and returns by how many units it will exceed them.
+func (t *tally) opened(c *limiter.Call, real int64) (list []excess) {
+	for i := range c.Results {
+		r := &c.Results[i]
+		if real <= r.Cost || !c.Reserves(r) && (len(c.Limits) == 0 || !c.Limits[r.Descriptor].Reserve) {
+			continue
+		}
+		row := t.byPolicy[r.Policy]
+		if row.open.over == nil {
+			row.open.over = map[string]int64{}
+		}
+		e := excess{row, string(r.Key), real - r.Cost}
+		row.open.over[e.key] += e.units
+		row.open.mostOver = max(row.open.mostOver, row.open.over[e.key])
+		list = append(list, e)
+	}
+	return list
+}
+
+// closed is the counterpart of opened.
+func (t *tally) closed(list []excess) {
+	for _, e := range list {
+		if e.row.open.over[e.key] -= e.units; e.row.open.over[e.key] == 0 {
+			delete(e.row.open.over, e.key)
+		}
+	}
+}
+
+// settled counts an answered settlement.
+func (t *tally) settled(c *limiter.Call) {
+	for i := range c.Settlements {
+		s := &c.Settlements[i]
+		if s.Policy == nil || s.Failed() {
+			continue
+		}
+		o := &t.byPolicy[s.Policy].open
+		o.reserved, o.real, o.lost = o.reserved+s.Reserved, o.real+s.Real, o.lost+s.Decision.Lost
+		if s.Late {
+			o.late++
+		}
+		if s.Unknown {
+			o.unknown++
+			continue
+		}
+		if o.costs == nil {
+			o.costs = quantile.NewTargeted(costRanks)
+		}
+		o.settled++
+		o.most = max(o.most, s.Real)
+		o.costs.Insert(float64(s.Real))
+		if s.Real <= s.Reserved {
+			o.covered++
+		}
+	}
+}
+
+// realOf returns what a request with Result r costs in truth: the real cost of a reservation, where the trace has it.
+func realOf(c *limiter.Call, r *limiter.Result, end outcome) int64 {
+	reserves := r.Policy.Extra().Settle != nil && len(c.Limits) == 0 || len(c.Limits) > 0 && c.Limits[r.Descriptor].Reserve
+	if end.later && end.real >= 0 && reserves {
+		return end.real
+	}
+	return r.Cost
+}
+
+// settlements writes what became of the reservations of each limit.
+func (t *tally) settlements(w io.Writer) {
+	for _, r := range t.rows {
+		o := &r.open
+		if o.settled+o.unknown == 0 {
+			continue
+		}
+		fmt.Fprintf(w, "\n%s: costs known later\n", titleOf(r.policy))
+		fmt.Fprintf(w, "  %d calls reserved %d units and cost %d; %d were settled without a real cost, %d after the ttl; %d units were lost beyond max_debt.\n",
+			o.settled+o.unknown, o.reserved, o.real, o.unknown, o.late, o.lost)
+		if o.settled == 0 {
+			continue
+		}
+		p50, p90, p99 := int64(o.costs.Query(0.5)), int64(o.costs.Query(0.9)), int64(o.costs.Query(0.99))
+		fmt.Fprintf(w, "  Real costs: p50 %d, p90 %d, p99 %d, most %d. The reservation covered %s of the calls.\n", p50, p90, p99, o.most, strings.Trim(percent(o.covered, o.settled), " ()"))
+		fmt.Fprintf(w, "  Calls that one key had open at the same time cost up to %d units more than they had reserved: by so much it can exceed the limit.\n", o.mostOver)
+		if r.policy.Extra().Settle != nil {
+			fmt.Fprintf(w, "  Suggestion: settle: {estimate: %d, most: %d}\n", max(1, p90), max(1, p99))
+			fmt.Fprint(w, "    90 % of the calls cost at most the estimate. A lower one admits more calls at the same time, and exceeds the limit more.\n")
+		}
+	}
+}
+
+// paid counts a request that the limit of r paid for others, and the limit that it paid for.
+func (t *tally) paid(now algorithms.Micros, c *limiter.Call, r *limiter.Result) {
+	plan := t.byPolicy[r.For]
+	plan.asked++
+	plan.paidBy, plan.paid = t.byPolicy[r.Policy], plan.paid+1
+	if plan.policy.Limit.Rate > 0 && !t.forgets {
+		own := *r
+		own.Policy, own.For, own.Decision.Allowed = r.For, nil, true
+		own.Key, _ = t.keyOf(c, &own)
+		t.remember(now, c, &own, plan)
+	}
+}
+
+// payers writes which limits paid for others.
+func (t *tally) payers(w io.Writer) {
+	for _, r := range t.rows {
+		if r.paid > 0 {
+			fmt.Fprintf(w, "%s paid for %d requests that %s did not allow\n", titleOf(r.paidBy.policy), r.paid, titleOf(r.policy))
+		}
+	}
+}
