@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -16,8 +17,9 @@ import (
 )
 
 const (
-	// redialPause is the time between two attempts to reach a server that is away.
-	redialPause = 100 * time.Millisecond
+	// redialPause is the time between two attempts to reach a server that is away. With the round trips of an attempt
+	// and of the probe, requests are to be decided again 100 ms after the server is back.
+	redialPause = 60 * time.Millisecond
 	// redialDemand is how long a server is dialed after the last call that needed a connection.
 	redialDemand = time.Second
 	// dialPause is the time between two dials of a server that does not answer, once its burst is used up.
@@ -221,7 +223,7 @@ func (l *line) redial(pause time.Duration) {
 		for pause := pause; l.wait(pause); {
 			start := time.Now()
 			ctx, cancel := context.WithTimeout(context.Background(), l.timeout)
-			nc, err := l.dial(ctx)
+			nc, err := l.reach(ctx)
 			cancel()
 			if l.redialed(nc, err) {
 				return
@@ -229,6 +231,36 @@ func (l *line) redial(pause time.Duration) {
 			pause = max(0, redialPause-time.Since(start))
 		}
 	})
+}
+
+// reach makes a connection, and has the server answer on it: what accepts a connection may be a proxy of a server that
+// is away.
+func (l *line) reach(ctx context.Context) (net.Conn, error) {
+	nc, err := l.dial(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := ping(ctx, nc); err != nil {
+		nc.Close()
+		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: err}
+	}
+	return nc, nil
+}
+
+// ping waits for the answer to a PING, which may be an error, as before a login.
+func ping(ctx context.Context, nc net.Conn) error {
+	end, _ := ctx.Deadline()
+	_ = nc.SetDeadline(end)
+	if _, err := nc.Write([]byte("*1\r\n$4\r\nPING\r\n")); err != nil {
+		return err
+	}
+	var b [1]byte
+	for b[0] != '\n' {
+		if _, err := io.ReadFull(nc, b[:]); err != nil {
+			return err
+		}
+	}
+	return nc.SetDeadline(time.Time{})
 }
 
 // wait waits; false: the line is being closed.
@@ -380,6 +412,7 @@ type conn struct {
 	age   uint32
 	look  look
 	owes  atomic.Bool // the server owes an answer
+	used  bool        // there was one
 }
 
 func newConn(l *line, nc net.Conn, age uint32) *conn {
@@ -414,13 +447,25 @@ func (c *conn) Write(b []byte) (int, error) {
 // Read implements net.Conn.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
+	if n == 0 && !c.used && c.owes.Load() && isEnd(err) {
+		c.line.failed(errUnused, 0, false)
+	}
 	if n > 0 && c.owes.Load() {
+		c.used = true
 		c.owes.Store(false)
 		if b[0] != '-' {
 			c.line.answered()
 		}
 	}
 	return n, err
+}
+
+// errUnused means that a server, or a proxy of one that is away, accepts connections and closes them.
+var errUnused = notSent("the server has closed a connection without an answer")
+
+// isEnd reports whether the peer has ended a connection.
+func isEnd(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
 // ended reports whether the server has closed the connection. It may be called while another goroutine reads.

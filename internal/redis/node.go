@@ -93,11 +93,11 @@ func (n *node) decide(ctx context.Context, c *call) (failed error) {
 	if len(scriptRuns) == 0 {
 		return failed
 	}
-	n.run(ctx, f, scriptRuns)
+	n.run(ctx, f, scriptRuns, c.permit == doProbe)
 	if scriptRuns[0].slots && (isElsewhere(scriptRuns[0].err) || isForeign(scriptRuns[0].err)) {
 		// A slot has moved: each run is sent alone, so that go-redis can redirect it.
 		scriptRuns = n.plan(c, true)
-		n.run(ctx, f, scriptRuns)
+		n.run(ctx, f, scriptRuns, false)
 	}
 	for _, t := range scriptRuns {
 		failed = cmp.Or(failed, t.answer())
@@ -178,13 +178,13 @@ func (n *node) reset(ctx context.Context, resets []reset) (failed error) {
 	return failed
 }
 
-// run sends runs of the script. It sends them again, in full if the server lacks the script, without the shebang if the
-// server does not know shebangs, and with other windows of a calendar if the server's clock is outside of the given
-// ones.
-func (n *node) run(ctx context.Context, f *payload, scriptRuns []*scriptRun) {
+// run sends runs of the script, in full if the server may have been restarted. It sends them again, in full if the server
+// lacks the script, without the shebang if the server does not know shebangs, and with other windows of a calendar if the
+// server's clock is outside of the given ones.
+func (n *node) run(ctx context.Context, f *payload, scriptRuns []*scriptRun, restarted bool) {
 	old := n.plain.Load()
 	// If the server lacks the script, WAIT still waits for the replicas, which may take most of the time.
-	full := n.replicas.count > 0 && !n.loaded.Load()
+	full := restarted || n.replicas.count > 0 && !n.loaded.Load()
 	unconfirmed := n.send(ctx, f, scriptRuns, old, full)
 	if again := failed(scriptRuns, func(t *scriptRun) bool { return isReply(t.err, "NOSCRIPT") }); len(again) > 0 {
 		n.loaded.Store(false)
