@@ -32,7 +32,15 @@ func slotOf(key string) int {
 	}
 	sum := uint16(0)
 	for i := range len(key) {
-		sum ^= uint16(key[i]) << 8
+		sum = sum<<8 ^ slotSums[byte(sum>>8)^key[i]]
+	}
+	return int(sum % slots)
+}
+
+// slotSums has the CRC16 (XMODEM) of each byte.
+var slotSums = func() (sums [256]uint16) {
+	for b := range sums {
+		sum := uint16(b) << 8
 		for range 8 {
 			if sum&0x8000 != 0 {
 				sum = sum<<1 ^ 0x1021
@@ -40,9 +48,10 @@ func slotOf(key string) int {
 				sum <<= 1
 			}
 		}
+		sums[b] = sum
 	}
-	return int(sum % slots)
-}
+	return sums
+}()
 
 // layout is which master has which block, and which one it moves to; nil: it stays.
 type layout struct {

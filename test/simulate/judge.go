@@ -46,6 +46,7 @@ type bucket struct {
 	admitted []admission
 	phase    int64
 	server   *server
+	slot     int // 0 without a Cluster
 	sharded  bool
 	parted   bool              // a request had limits on two servers
 	first    algorithms.Micros // when the servers charged it; 0: never
@@ -233,11 +234,13 @@ func (j *judge) failedAs(s *sending, c *limiter.Call) {
 
 // planned notes the buckets of a request.
 func (j *judge) planned(r *request, c *limiter.Call) {
+	var first *bucket
 	for i := range c.Results {
 		is, k := &c.Results[i], &r.costs[c.Results[i].Descriptor]
 		b, l := j.bucket(string(is.Key)), is.Policy.Limit
 		if b.limit == "" {
 			b.limit, b.value, b.kind, b.server = k.limit, k.value, l.Kind, j.w.serverOf(l)
+			b.slot = j.slot(is)
 			j.named[*k.bucket()] = b
 			if l.Kind == algorithms.FixedWindow { // windows of a key start at its hash
 				b.phase = int64(xxhash.Sum64String(k.value) % uint64(l.Period()))
@@ -250,14 +253,18 @@ func (j *judge) planned(r *request, c *limiter.Call) {
 			b.numbers = append(b.numbers, l)
 		}
 		b.sharded = b.sharded || j.w.layout != nil && len(is.Policy.Extra().Shards) > 0
-		if first := j.buckets[string(c.Results[0].Key)]; (first.server != b.server || b.sharded || j.slot(is) != j.slot(&c.Results[0])) && !r.parted {
+		if i == 0 {
+			first = b
+		}
+		if (first.server != b.server || b.sharded || first.slot != b.slot) && !r.parted {
 			r.parted = true
 			j.w.seen(sawParts)
 		}
 	}
 	for i := range c.Results {
-		b := j.buckets[string(c.Results[i].Key)]
-		b.parted = b.parted || r.parted
+		if r.parted {
+			j.buckets[string(c.Results[i].Key)].parted = true
+		}
 	}
 }
 

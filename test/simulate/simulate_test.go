@@ -2,9 +2,11 @@ package simulate
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,7 +32,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Whatever fails and whenever, what the judge checks holds. A failing seed is made smaller, and printed as a command.
+// Whatever fails and whenever, what the judge checks holds. A seed that fails is reported at once, and the others are
+// played all the same. At the end the first of them are made smaller, and printed as commands.
 func TestSimulation(t *testing.T) {
 	if *seed > 0 {
 		p := Plan{Seed: *seed, Until: *until}
@@ -45,27 +48,35 @@ func TestSimulation(t *testing.T) {
 		return
 	}
 	start := time.Now()
-	all, failed := playAll(t, start)
-	if failed.Seed > 0 {
-		for _, problem := range Run(failed, nil).Problems {
-			t.Errorf("seed %d: %s", failed.Seed, problem)
+	all, played, failed := playAll(t, start)
+	took, found := time.Since(start), "no problem"
+	slices.Sort(failed)
+	for i, s := range failed {
+		if i < mostShrunk {
+			t.Log(Shrink(Plan{Seed: s}).Command())
 		}
-		t.Fatalf("after %v: %s", time.Since(start), Shrink(failed).Command())
 	}
-	took := time.Since(start)
-	t.Logf("%d seeds from %d, %d requests, %d steps; %s; %s; no problem; %v on %d processors (%.0f seeds a second)", *seeds, *first,
-		all.Requests, all.Steps, start.Format(time.DateOnly), *commit, took.Round(time.Second), runtime.GOMAXPROCS(0), float64(*seeds)/took.Seconds())
+	if len(failed) > 0 {
+		found = fmt.Sprint("problems in seeds ", failed)
+	}
 	for f := none + 1; f < faults; f++ {
 		t.Logf("%9d %s", all.Counts[f], faultNames[f])
 		if all.Counts[f] == 0 && *seeds >= 5000 {
 			t.Errorf("never happened: %s", faultNames[f])
 		}
 	}
+	t.Logf("%d seeds from %d, %d requests, %d steps; %s; %s; %s; %v on %d processors (%.0f seeds a second)", played, *first,
+		all.Requests, all.Steps, start.Format(time.DateOnly), *commit, found, took.Round(time.Second), runtime.GOMAXPROCS(0), float64(played)/took.Seconds())
 }
 
-// playAll plays the seeds, as many at a time as there are processors. It returns what all of them did, and the plan of
-// one that failed.
-func playAll(t *testing.T, start time.Time) (all Result, failed Plan) {
+const (
+	mostFailed = 20 // a run ends when so many seeds have failed
+	mostShrunk = 3
+)
+
+// playAll plays the seeds, as many at a time as there are processors. It returns what all of them did, how many were
+// played, and which failed.
+func playAll(t *testing.T, start time.Time) (all Result, played int, failed []uint64) {
 	t.Helper()
 	var next atomic.Uint64
 	next.Store(*first)
@@ -78,25 +89,30 @@ func playAll(t *testing.T, start time.Time) (all Result, failed Plan) {
 			for s := next.Add(1) - 1; s < end; s = next.Add(1) - 1 {
 				r := Run(Plan{Seed: s}, nil)
 				mu.Lock()
+				played++
 				all.Steps += r.Steps
 				all.Requests += r.Requests
 				for i := range r.Counts {
 					all.Counts[i] += r.Counts[i]
 				}
-				if len(r.Problems) > 0 && (failed.Seed == 0 || s < failed.Seed) {
-					failed.Seed = s
-					next.Store(end)
+				for _, problem := range r.Problems {
+					t.Errorf("seed %d: %s", s, problem)
+				}
+				if len(r.Problems) > 0 {
+					if failed = append(failed, s); len(failed) == mostFailed {
+						next.Store(end)
+					}
 				}
 				if now := time.Now(); now.Sub(reported) > time.Minute {
 					reported = now
-					t.Logf("%v: %d of %d seeds", now.Sub(start).Round(time.Second), s-*first+1, *seeds)
+					t.Logf("%v: %d of %d seeds played, %d failed", now.Sub(start).Round(time.Second), played, *seeds, len(failed))
 				}
 				mu.Unlock()
 			}
 		})
 	}
 	workers.Wait()
-	return all, failed
+	return all, played, failed
 }
 
 // The same seed gives the same run: nothing depends on the scheduler, the system's clock, or the order of maps.
