@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -17,6 +18,7 @@ import (
 // request is a request of a client, which may send it several times under an ID.
 type request struct {
 	id       string
+	domain   string // "": sim
 	costs    []cost
 	witness  string // the name of the limit that only this client uses
 	once     bool
@@ -29,6 +31,7 @@ type request struct {
 	untouched int  // answers which reported that certainly nothing was charged
 	unknown   bool // an attempt has no answer, or one that leaves the outcome open
 
+	paid        [][]payment           // what the answers that allow it name
 	allowedWith func(c *limiter.Call) // called with the answer that allows it; may be nil
 }
 
@@ -74,6 +77,7 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 	source := &backend.Source{Flush: func() {}}
 	var next func()
 	sent, left, key := 0, 2+rng.IntN(10), ""
+	pays := !hot && rng.IntN(6) == 0
 	if hot {
 		left, key = 10+rng.IntN(40), hotNames[rng.IntN(len(hotNames))]
 	}
@@ -84,12 +88,15 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 		w.after(time.Duration(rng.Int64N(int64(2*gap))), nil, next)
 		p := w.processes[(n+rng.IntN(2))%len(w.processes)]
 		switch {
-		case !hot && rng.IntN(4) == 0:
+		case !hot && !pays && rng.IntN(4) == 0:
 			sent++
 			w.askOnce(rng, fmt.Sprintf("o%d.%d", n, sent), p, within)
-		case !hot && rng.IntN(4) == 0:
+		case !hot && !pays && rng.IntN(4) == 0:
 			sent++
 			w.reserve(rng, fmt.Sprintf("v%d.%d", n, sent), p, within)
+		case pays || !hot && rng.IntN(6) == 0:
+			sent++
+			w.pay(rng, fmt.Sprintf("p%d.%d", n, sent), p, within)
 		default:
 			several := make([]*request, 1+rng.IntN(3))
 			for i := range several {
@@ -154,7 +161,7 @@ func (p *process) deliver(rng *rand.Rand, requests []*request, within time.Durat
 		}
 		c := d.calls[i]
 		c.Reset()
-		c.Request.Domain = "sim"
+		c.Request.Domain = cmp.Or(r.domain, "sim")
 		for _, k := range r.costs {
 			x := c.AddDescriptor()
 			x.Entries = append(x.Entries, descriptors.Entry{Key: k.limit, Value: k.value})
@@ -233,6 +240,11 @@ func (w *world) askOnce(rng *rand.Rand, id string, p *process, within time.Durat
 	if rng.IntN(3) == 0 {
 		r.costs = append(r.costs, cost{"quick", strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})
 	}
+	w.checkSome(rng, r, p, within)
+}
+
+// checkSome sends a request under its ID, and perhaps again.
+func (w *world) checkSome(rng *rand.Rand, r *request, p *process, within time.Duration) {
 	w.after(0, p, func() { p.check(r, within) })
 	for range rng.IntN(3) {
 		w.seen(faultRepeat)
@@ -247,7 +259,7 @@ func (p *process) check(r *request, within time.Duration) {
 		return
 	}
 	c := &limiter.Call{}
-	c.Request.Domain = "sim"
+	c.Request.Domain = cmp.Or(r.domain, "sim")
 	for _, k := range r.costs {
 		c.Limits = append(c.Limits, limiter.NamedCharge{Name: k.limit, Key: []string{k.value}, Count: k.units})
 	}

@@ -53,6 +53,7 @@ type bucket struct {
 	last     algorithms.Micros
 	local    map[*process]int64 // units that sidecars allowed by their own buckets
 	turns    int64              // refunds, and denials by a server
+	payments [][]payment        // of a witness of credits: what each execution of its request charged
 }
 
 // admission is a number of units that were admitted at a time by the server's clock, or between two times: units of
@@ -81,9 +82,15 @@ func (j *judge) bucket(key string) *bucket {
 	return b
 }
 
+// bucketOf is the key of the bucket that has a name in Redis.
+func bucketOf(name string) string {
+	_, key, _ := strings.Cut(name, "}")
+	return key
+}
+
 // charged records a server's decision on one charge of a group.
 func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algorithms.Bucket, took bool) {
-	_, key, _ := strings.Cut(c.key, "}")
+	key := bucketOf(c.key)
 	j.w.mix(uint64(b.Decision.Value))
 	if j.w.log != nil {
 		j.w.note("%s: %q cost %d: charged %v, value %d", s.name, key, c.ask.Cost, took, b.Decision.Value)
@@ -240,8 +247,13 @@ func (j *judge) planned(r *request, c *limiter.Call) {
 		b, l := j.bucket(string(is.Key)), is.Policy.Limit
 		if b.limit == "" {
 			b.limit, b.value, b.kind, b.server = k.limit, k.value, l.Kind, j.w.serverOf(l)
-			b.slot = j.slot(is)
-			j.named[*k.bucket()] = b
+			if is.For != nil {
+				b.limit = "credits"
+			}
+			if r.domain == "" {
+				b.slot = j.slot(is)
+			}
+			j.named[cost{limit: b.limit, value: b.value}] = b
 			if l.Kind == algorithms.FixedWindow { // windows of a key start at its hash
 				b.phase = int64(xxhash.Sum64String(k.value) % uint64(l.Period()))
 			}
@@ -299,6 +311,9 @@ func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 	if v := s.get("rl:{}" + string(r.Key)); v != nil {
 		state = v.state
 	}
+	if b.limit == "plan" || b.limit == "pace" {
+		return false, 0 // the credits may pay
+	}
 	if b.leased != 0 || b.sharded || l.Kind == algorithms.SlidingLog || l.Kind == algorithms.SlidingWindow {
 		return false, 0 // others may have leases; and sliding ones may be full between two moments when they are not
 	}
@@ -333,6 +348,9 @@ func (j *judge) falseDenial(s *sending, c *limiter.Call) {
 func (j *judge) admitted(s *sending, c *limiter.Call) {
 	if c.Replayed {
 		j.w.seen(sawReplayed)
+	}
+	if s.witness == "seen" {
+		j.namesPayer(s.request, c)
 	}
 	if s.once && s.allowed {
 		return // it was counted before
@@ -423,6 +441,8 @@ func (j *judge) finish() {
 		case "":
 		case "own", "tokens", "budget":
 			j.spent(b)
+		case "plan", "pace", "credits":
+			j.bounded(b)
 		case "lenient", "strict", "share", "sharded":
 			j.shared(b)
 			j.bounded(b)
@@ -448,6 +468,9 @@ func (j *judge) request(r *request, truth map[cost]int64) {
 	}
 	for i := range r.costs {
 		truth[*r.costs[i].bucket()] += times * r.costs[i].units
+	}
+	if r.witness == "seen" {
+		j.paid(r)
 	}
 	switch {
 	case r.parted && (!j.w.quiet || r.unknown) && times > 0: // undos of its parts may be lost, or a part may arrive late

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -261,6 +262,7 @@ type charge struct {
 	limit *algorithms.Limit
 	ask   algorithms.Charge
 	more  bool
+	then  bool
 	life  int64  // of a head: ms
 	of    string // of a head
 }
@@ -278,7 +280,7 @@ func (t *taking) read(r *reader) (c charge, ok bool) {
 		c.life, c.of = cost, r.bytes(32)
 		return c, true
 	}
-	c.limit, c.more = t.limits[number-1], flags&1 != 0
+	c.limit, c.more, c.then = t.limits[number-1], flags&1 != 0, flags&64 != 0
 	c.ask = algorithms.Charge{
 		Cost: cost, Hash: uint64(phase), Reserve: flags&4 != 0, DryRun: flags&8 != 0, Scaled: flags&16 != 0, Settle: flags&32 != 0,
 	}
@@ -326,7 +328,7 @@ func (t *taking) charge(group []charge) (took bool) {
 	s := t.server
 	buckets := make([]algorithms.Bucket, len(group))
 	for i := range group {
-		buckets[i] = algorithms.Bucket{Limit: group[i].limit, Charge: group[i].ask}
+		buckets[i] = algorithms.Bucket{Limit: group[i].limit, Charge: group[i].ask, Then: group[i].then}
 		if v := s.get(group[i].key); v != nil {
 			buckets[i].State = v.state
 		}
@@ -343,6 +345,10 @@ func (t *taking) charge(group []charge) (took bool) {
 			s.put(group[i].key, &value{state: b.State, bucket: true, until: lifetime(b.State, t.now)})
 		}
 		t.out = answer(t.out, &b.Decision)
+	}
+	if slices.ContainsFunc(group, func(c charge) bool { return c.then }) {
+		s.w.judge.pays(s, group, before, buckets, took)
+		return took
 	}
 	for i := range buckets {
 		s.w.judge.charged(s, &group[i], &before[i], &buckets[i], took)

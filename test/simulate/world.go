@@ -67,6 +67,10 @@ const (
 	sawReserved
 	sawSettledBefore
 	sawLate
+	sawCredits
+	sawCreditsForTwo
+	sawCreditsReplayed
+	sawCreditsDenied
 	faults
 )
 
@@ -87,7 +91,8 @@ var faultNames = [faults]string{
 	sawLate: "settled too late for a refund", faultSettledTwice: "one reservation settled by several requests",
 	faultForged: "id forged", faultMigrate: "slots of a Cluster move", faultReplaced: "replica of a Cluster takes over",
 	sawMoved: "MOVED", sawAsk: "ASK", sawTryAgain: "TRYAGAIN", sawForeign: "script met a key of another master",
-	sawSharded: "shard charged",
+	sawSharded: "shard charged", sawCredits: "paid by credits", sawCreditsForTwo: "credits pay for two limits",
+	sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits",
 }
 
 // Counts has how often each kind of fault happened.
@@ -178,13 +183,30 @@ descriptors:
   - {key: hotbucket, rate_limit: {algorithm: token_bucket, rate: %[4]d, period: 1s, capacity: %[1]d, lease: {max: 10%%, for: 50ms}}}
 `
 
+// plans are limits whose credits pay for what they do not allow. seen is the witness of their requests.
+const plans = `
+domain: plans
+hash_tag: domain
+limits:
+  credits: {algorithm: token_bucket, rate: 100, period: 1m, capacity: %[2]d}
+  plan: {algorithm: fixed_window, rate: %[2]d, period: 24h, then: credits}
+  pace: {algorithm: token_bucket, rate: %[3]d, period: 1m, capacity: 6, then: credits}
+  seen: {algorithm: fixed_window, rate: 1003, period: 24h}
+descriptors:
+  - {key: plan, limit: plan}
+  - {key: pace, limit: pace}
+  - {key: seen, limit: seen}
+`
+
 // variants are the configurations.
 var variants = [][4]int{{80, 12, 40, 300}, {200, 5, 100, 1000}, {60, 20, 300, 200}, {120, 8, 20, 600}}
 
 var compiled = func() (all []*limiter.Snapshot) {
 	for _, v := range variants {
-		text := fmt.Sprintf(limits, v[0], v[1], v[2], v[3])
-		s, problems := config.Compile([]config.File{{Name: "sim.yaml", Data: []byte(text)}}, config.Options{})
+		s, problems := config.Compile([]config.File{
+			{Name: "sim.yaml", Data: fmt.Appendf(nil, limits, v[0], v[1], v[2], v[3])},
+			{Name: "plans.yaml", Data: fmt.Appendf(nil, plans+"# %[1]d %[4]d", v[0], v[1], v[2], v[3])},
+		}, config.Options{})
 		if s == nil {
 			panic(fmt.Sprint(problems))
 		}
