@@ -24,6 +24,7 @@ type Direct struct {
 // Reset empties d.
 func (d *Direct) Reset() {
 	clear(d.charges) // so that limits can be collected
+	clear(d.decisions)
 	d.charges, d.decisions, d.keys, d.of = d.charges[:0], d.decisions[:0], d.keys[:0], d.of[:0]
 }
 
@@ -40,10 +41,14 @@ func (d *Direct) Add(p *descriptors.Policy, key []string, ask algorithms.Charge)
 			return
 		}
 	}
-	d.of = append(d.of, len(d.charges))
-	d.charges = append(d.charges, backend.Charge{})
-	d.decisions = append(d.decisions, backend.Decision{})
-	charge := &d.charges[len(d.charges)-1]
+	n := len(d.charges)
+	d.of = append(d.of, n)
+	if n < cap(d.charges) && n < cap(d.decisions) {
+		d.charges, d.decisions = d.charges[:n+1], d.decisions[:n+1] // Reset has cleared them
+	} else {
+		d.charges, d.decisions = append(d.charges, backend.Charge{}), append(d.decisions, backend.Decision{})
+	}
+	charge := &d.charges[n]
 	charge.Key, charge.Slot, charge.Terms = bucket, p.SlotOfKey(key), ask
 	setPolicy(charge, p)
 }
