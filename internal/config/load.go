@@ -25,6 +25,19 @@ func Root(path string) string {
 // read reads the files of paths: files themselves, the *.yaml and *.yml files of folders, and all files below
 // folder/**, sorted by name. A file that is named twice is read once.
 func read(paths []string) (files []File, problems Problems) {
+	problems = eachFile(paths, func(name string, content io.Reader) error {
+		data, err := io.ReadAll(content)
+		if err == nil {
+			files = append(files, File{Name: name, Data: data})
+		}
+		return err
+	})
+	return files, problems
+}
+
+// eachFile calls take with the content of each file that read returns, in the same order. Errors of take are among the
+// problems.
+func eachFile(paths []string, take func(name string, content io.Reader) error) (problems Problems) {
 	seen := map[string]bool{}
 	trouble := func(name, message string) {
 		problems = append(problems, Problem{File: name, Message: message})
@@ -42,15 +55,12 @@ func read(paths []string) (files []File, problems Problems) {
 				continue
 			}
 			seen[filepath.Clean(name)] = true
-			data, err := readFile(name)
-			if err != nil {
-				trouble(name, err.Error())
-				continue
+			if err := withFile(name, take); err != nil {
+				trouble(name, "cannot be read: "+cause(err).Error())
 			}
-			files = append(files, File{Name: name, Data: data})
 		}
 	}
-	return files, problems
+	return problems
 }
 
 // list returns the files that path stands for.
@@ -143,18 +153,15 @@ func hasExtension(base string) bool {
 	return extension == ".yaml" || extension == ".yml"
 }
 
-// readFile reads a file of at most maxFileSize bytes. Of a larger one it reads one more byte, which parse rejects.
-func readFile(name string) ([]byte, error) {
+// withFile calls take with the content of a file of at most maxFileSize bytes. Of a larger one take gets one more byte,
+// which parse rejects.
+func withFile(name string, take func(name string, content io.Reader) error) error {
 	f, err := os.Open(name)
 	if err != nil {
-		return nil, fmt.Errorf("cannot be read: %w", cause(err))
+		return err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFileSize+1))
-	if err != nil {
-		return nil, fmt.Errorf("cannot be read: %w", cause(err))
-	}
-	return data, nil
+	return take(name, io.LimitReader(f, maxFileSize+1))
 }
 
 // cause returns err without the path, which the Problem has.

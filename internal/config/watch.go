@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -134,13 +135,16 @@ func settle(ctx context.Context, events <-chan struct{}, check func()) {
 	}
 }
 
-// digest returns a hash of all that Load would read, and of all read errors.
+// digest returns a hash of all that Load would read, and of all read errors. It does not hold whole files in memory: the
+// files of a large configuration would add tens of MiB to the heap at each poll.
 func digest(paths []string) [sha256.Size]byte {
-	files, problems := read(paths)
-	h := sha256.New()
-	for _, f := range files {
-		fmt.Fprintf(h, "%q %d\n%s", f.Name, len(f.Data), f.Data)
-	}
+	h, of, piece := sha256.New(), sha256.New(), make([]byte, 32<<10)
+	problems := eachFile(paths, func(name string, content io.Reader) error {
+		of.Reset()
+		_, err := io.CopyBuffer(of, content, piece)
+		fmt.Fprintf(h, "%q %x\n", name, of.Sum(nil))
+		return err
+	})
 	fmt.Fprint(h, problems)
 	return [sha256.Size]byte(h.Sum(nil))
 }

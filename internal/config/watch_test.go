@@ -1,7 +1,9 @@
 package config
 
 import (
+	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -212,4 +214,22 @@ func TestWatchSeesTheReferenceLayout(t *testing.T) {
 	next("the link turned")
 	write(t, filepath.Join(root, "v2", "config", "another"), "domain: another")
 	next("a new file without an extension")
+}
+
+// TestAPollNeedsLittleMemory: the poll reads a large configuration every 30 s, and must not grow the heap by its size.
+func TestAPollNeedsLittleMemory(t *testing.T) {
+	folder := t.TempDir()
+	text := bytes.Repeat([]byte("# a comment\n"), 1<<20/12)
+	for i := range 8 {
+		if err := os.WriteFile(filepath.Join(folder, fmt.Sprint(i, ".yaml")), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	digest([]string{folder})
+	runtime.ReadMemStats(&after)
+	if is := after.TotalAlloc - before.TotalAlloc; is > 1<<20 {
+		t.Errorf("a poll of 8 MiB of files allocated %d KiB", is>>10)
+	}
 }
