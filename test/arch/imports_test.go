@@ -51,7 +51,7 @@ var forbidden = map[edge]string{
 	{"internal/server", "cmd"}:                  "the program starts the server",
 }
 
-// only says of a dependency which packages may import it, each with the reason.
+// only states which packages may import a dependency, each with the reason.
 var only = map[string]map[string]string{
 	"google.golang.org/grpc": {
 		"internal/testkit/xdstest":   "is for tests",
@@ -90,8 +90,8 @@ var only = map[string]map[string]string{
 	"github.com/alecthomas/kong": {"cmd/rlsidecar": "is the command line"},
 }
 
-// beyond is all that packages of the library import beyond the standard library: who imports them
-// carries these along.
+// beyond lists all imports of the library's packages beyond the standard library: programs that import these packages
+// depend on them, too.
 var beyond = map[string][]string{
 	"pkg/algorithms":       {"internal/scaled"},
 	"internal/scaled":      {},
@@ -99,7 +99,7 @@ var beyond = map[string][]string{
 	"internal/descriptors": {"pkg/algorithms", "internal/scaled", "internal/weights", "github.com/cespare/xxhash/v2"},
 	"pkg/backend":          {"pkg/algorithms"},
 	"pkg/backend/memory":   {"pkg/algorithms", "pkg/backend"},
-	// The limiter decides calls of Go programs as it does those over HTTP.
+	// The limiter decides calls of Go programs as it decides calls over HTTP.
 	"pkg/ratelimit":           {"pkg/algorithms", "pkg/backend", "internal/descriptors", "internal/limiter", "internal/reservation", "internal/weights"},
 	"pkg/ratelimit/httplimit": {"pkg/ratelimit", "internal/clientip"},
 	"internal/clientip":       {},
@@ -120,8 +120,8 @@ func TestLibraryIsLight(t *testing.T) {
 	}
 }
 
-// TestPureCore holds pkg/algorithms to being a function: without these there is no time in it, no
-// chance, no input and no output.
+// TestPureCore checks that pkg/algorithms consists of functions: without these imports it has no time, no randomness,
+// no input and no output.
 func TestPureCore(t *testing.T) {
 	allowed := []string{"internal/scaled", "cmp", "errors", "fmt", "math", "math/big", "math/bits", "slices", "sort", "strconv", "strings"}
 	for _, imported := range find(t, "pkg/algorithms").Imports {
@@ -171,7 +171,7 @@ func TestDependenciesStayWhereTheyBelong(t *testing.T) {
 	}
 }
 
-// goPackage has what `go list` reports of a package. Imports are those of the program, not of tests; those of
+// goPackage is the report of `go list` about a package. Imports are those of the program, without tests; packages of
 // this module are named by their folders.
 type goPackage struct {
 	Dir, ImportPath                    string
@@ -225,7 +225,7 @@ func find(t *testing.T, name string) goPackage {
 	return packages(t)[i]
 }
 
-// exists keeps rules from outliving what they are about.
+// exists fails for rules about packages that no longer exist.
 func exists(t *testing.T, folder string) {
 	t.Helper()
 	if !slices.ContainsFunc(packages(t), func(p goPackage) bool { return within(p.name(), folder) }) {

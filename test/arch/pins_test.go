@@ -26,7 +26,7 @@ func TestActionsAndBaseImagesArePinned(t *testing.T) {
 	arePinned(t, "../../Dockerfile", bases, base, "image:tag@sha256:DIGEST")
 }
 
-// arePinned wants what find finds in a file to be of the form pinned.
+// arePinned checks that everything that find finds in a file has the form pinned.
 func arePinned(t *testing.T, file string, find, pinned *regexp.Regexp, form string) {
 	t.Helper()
 	text, err := os.ReadFile(file)

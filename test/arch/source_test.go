@@ -11,10 +11,10 @@ import (
 	"testing"
 )
 
-// clockless are the packages that decide: time and chance are given to them.
+// clockless are the packages that decide. They get time and randomness as arguments.
 var clockless = []string{"pkg/algorithms", "pkg/calendar", "internal/descriptors", "internal/limiter", "internal/offline/simulate"}
 
-// outside is what they do not touch: these packages, and these functions of time.
+// outside lists the packages, and the functions of package time, that these must not use.
 var (
 	outsidePackages  = []string{"math/rand", "math/rand/v2", "crypto/rand", "log", "log/slog", "os", "syscall"}
 	outsideFunctions = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTimer", "NewTicker"}
@@ -44,7 +44,7 @@ func TestDecidingReadsNoClock(t *testing.T) {
 	}
 }
 
-// TestPackageComments: one, so that go doc has one place to begin.
+// TestPackageComments: each package has exactly one, so that go doc has one place to begin.
 func TestPackageComments(t *testing.T) {
 	for _, p := range packages(t) {
 		var with []string
@@ -60,7 +60,7 @@ func TestPackageComments(t *testing.T) {
 	}
 }
 
-// TestEveryFileIsBuilt: a file behind `//go:build none` compiles for nobody and rots.
+// TestEveryFileIsBuilt: nothing compiles a file behind `//go:build none`, so nothing would keep it correct.
 func TestEveryFileIsBuilt(t *testing.T) {
 	for _, path := range tracked(t) {
 		if filepath.Ext(path) != ".go" {
@@ -81,7 +81,7 @@ func TestEveryFileIsBuilt(t *testing.T) {
 	}
 }
 
-// never reports whether e needs a tag that nobody sets.
+// never reports whether e needs a tag that no build sets.
 func never(e constraint.Expr) bool {
 	switch e := e.(type) {
 	case *constraint.TagExpr:

@@ -15,13 +15,13 @@ import (
 
 const root = "../.."
 
-// TestExamplesAreAccepted loads what people will start from.
+// TestExamplesAreAccepted loads the files that users start from.
 func TestExamplesAreAccepted(t *testing.T) {
 	loaded := 0
 	for _, path := range tracked(t) {
 		if !strings.HasPrefix(path, "examples/") || filepath.Ext(path) != ".yaml" ||
 			!regexp.MustCompile(`(?m)^domain:`).MatchString(read(t, path)) || strings.HasSuffix(path, ".scenarios.yaml") {
-			continue // not limits: Envoy's own, and scenarios, which `rlsidecar test` reads
+			continue // not limits: files of Envoy, and scenarios for `rlsidecar test`
 		}
 		loaded++
 		if _, problems := config.Load([]string{filepath.Join(root, path)}, config.Options{}); len(problems) > 0 {
@@ -33,7 +33,7 @@ func TestExamplesAreAccepted(t *testing.T) {
 	}
 }
 
-// TestNoPathsOfOneMachine: what is tracked works everywhere.
+// TestNoPathsOfOneMachine: tracked files work on every machine.
 func TestNoPathsOfOneMachine(t *testing.T) {
 	ofOneMachine := regexp.MustCompile(`(^|[^A-Za-z0-9_.])/(work|root)/`)
 	for _, path := range tracked(t) {
@@ -47,7 +47,7 @@ func TestNoPathsOfOneMachine(t *testing.T) {
 	}
 }
 
-// TestNothingLargeIsTracked: whoever clones this gets each file forever.
+// TestNothingLargeIsTracked: every clone downloads each tracked file forever.
 func TestNothingLargeIsTracked(t *testing.T) {
 	const most = 1 << 20
 	for _, path := range tracked(t) {

@@ -89,7 +89,7 @@ func (l *load) done(one call) {
 // allowed one exceed their estimates.
 func (l *load) run(user string) (used, atDenial, excess int64) {
 	var open []call
-	consumed := int64(0) // what the store sees: real costs of calls that ended, and estimates of the others
+	consumed := int64(0) // the costs that the store knows: real costs of calls that have ended, and estimates of the others
 	for denied := 0; denied < 300; {
 		if len(open) == parallel || len(open) > 0 && l.random.IntN(3) == 0 {
 			i := l.random.IntN(len(open))
@@ -146,7 +146,7 @@ func TestParallelCallsKeepTheBudget(t *testing.T) {
 func testBudget(t *testing.T, seed uint64, stores []backend.Store) {
 	t.Helper()
 	l := &load{t: t, random: rand.New(rand.NewPCG(seed, 20))}
-	// Calls take seconds in truth: each settlement is a second after the one before, so that each is a sample.
+	// Real calls take seconds: each settlement is a second after the previous one, so that each is a sample.
 	now := algorithms.Micros(time.Now().UnixMicro())
 	ticking := func() algorithms.Micros { now += algorithms.Second / 50; return now }
 	for _, store := range stores {
@@ -178,7 +178,7 @@ func testBudget(t *testing.T, seed uint64, stores []backend.Store) {
 
 var redisServer = map[*testing.T]*redistest.Server{}
 
-// onRedis opens a store of its own on the test's Redis.
+// onRedis opens a store with its own prefix on the test's Redis.
 func onRedis(t *testing.T) backend.Store {
 	t.Helper()
 	if redisServer[t] == nil {

@@ -31,7 +31,7 @@ const (
 	limit = "/etc/rlsidecar/limits"
 )
 
-// versions of Kubernetes that what is made must be valid for.
+// versions of Kubernetes for which the rendered objects must be valid.
 var versions = []string{"1.25.0", "1.28.0", "1.31.0", "1.34.0", "1.37.0"}
 
 func TestSuites(t *testing.T) {
@@ -46,7 +46,7 @@ func TestSuites(t *testing.T) {
 	}
 }
 
-// TestLintFindsNothing is helm lint --strict of Helm 3; scripts/chart.sh runs those of 3 and 4.
+// TestLintFindsNothing runs helm lint --strict of Helm 3; scripts/chart.sh runs those of 3 and 4.
 func TestLintFindsNothing(t *testing.T) {
 	files, err := filepath.Glob(ours + "/ci/*-values.yaml")
 	if err != nil || len(files) == 0 {
@@ -65,10 +65,10 @@ func TestLintFindsNothing(t *testing.T) {
 	}
 }
 
-// object is what Kubernetes would be sent.
+// object is an object for Kubernetes.
 type object = map[string]any
 
-// at follows path in o; nil where there is nothing.
+// at follows path in o; nil if there is no value.
 func at(o any, path ...any) any {
 	for _, step := range path {
 		switch key := step.(type) {
@@ -95,7 +95,7 @@ func load(t *testing.T, path string) *chart.Chart {
 	return c
 }
 
-// render makes what the chart makes of the values in a file; "": its own.
+// render returns the objects that the chart renders with the values in a file; "": with its default values.
 func render(t *testing.T, c *chart.Chart, file string) []object {
 	t.Helper()
 	values := chartutil.Values{}
@@ -161,7 +161,7 @@ func TestKubernetesAcceptsTheManifests(t *testing.T) {
 	for name, objects := range cases(t) {
 		var text bytes.Buffer
 		for _, o := range objects {
-			if o["kind"] == "ServiceMonitor" || o["kind"] == "PrometheusRule" { // not Kubernetes' own; tests/ looks at them
+			if o["kind"] == "ServiceMonitor" || o["kind"] == "PrometheusRule" { // not an object of Kubernetes itself; the tests in tests/ check it
 				continue
 			}
 			data, err := yaml.Marshal(o)
@@ -185,8 +185,9 @@ func TestKubernetesAcceptsTheManifests(t *testing.T) {
 	}
 }
 
-// TestRulesAndDashboardArriveAsTheyAre: Prometheus and Grafana get what the files beside the templates say, whose own
-// templates Helm must leave alone. test/observability holds these files to examples/observability.
+// TestRulesAndDashboardArriveAsTheyAre: Prometheus and Grafana get the files beside the templates unchanged. These
+// files have templates of their own, which Helm must not render. test/observability compares them with
+// examples/observability.
 func TestRulesAndDashboardArriveAsTheyAre(t *testing.T) {
 	read := func(name string) []byte {
 		data, err := os.ReadFile(filepath.Join(ours, "files", name))
@@ -219,7 +220,7 @@ func TestRulesAndDashboardArriveAsTheyAre(t *testing.T) {
 	}
 }
 
-// TestAMistakeIsSeen is what the test above is worth.
+// TestAMistakeIsSeen shows that the test above can fail.
 func TestAMistakeIsSeen(t *testing.T) {
 	python := kubernetesValidate(t)
 	file := filepath.Join(t.TempDir(), "objects.yaml")
@@ -254,8 +255,8 @@ func kubernetesValidate(t *testing.T) func(args ...string) *exec.Cmd {
 	return command
 }
 
-// TestRlsidecarAcceptsTheFlags starts the program as the pods would. All is well but for the files, which
-// are not here: that is another exit code than that of wrong usage.
+// TestRlsidecarAcceptsTheFlags starts the program as the pods would. It fails only because files are missing here,
+// which has another exit code than wrong usage.
 func TestRlsidecarAcceptsTheFlags(t *testing.T) {
 	program := build(t)
 	known, err := exec.Command(program, "env").Output()
@@ -302,7 +303,7 @@ func TestRlsidecarAcceptsTheFlags(t *testing.T) {
 	}
 }
 
-// build builds rlsidecar; it returns where it is.
+// build builds rlsidecar and returns its path.
 func build(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "rlsidecar")

@@ -24,8 +24,8 @@ const (
 	patience = 30 * time.Second
 )
 
-// inPodsNetwork runs the test again as a process whose network is its own, with the address that the
-// kubelet is the loop that probes a pod, in a process of its own. It returns false in the process that started it, once it has ended.
+// inPodsNetwork runs the test again in a process with its own network, in which it can use the address that the kubelet
+// probes. It returns false in the process that started it, after the other has ended.
 func inPodsNetwork(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(inPod) != "" {
@@ -160,7 +160,7 @@ func TestWrongPasswordStopsTheRollout(t *testing.T) {
 	}
 }
 
-// startRedis starts Redis where the values of the tests say it is, until the test ends.
+// startRedis starts Redis at the address in the test's values. It runs until the test ends.
 func startRedis(t *testing.T, args ...string) {
 	t.Helper()
 	cmd := exec.Command("redis-server", append([]string{"--bind", "127.0.0.1", "--save", "", "--dir", t.TempDir()}, args...)...)
@@ -171,7 +171,7 @@ func startRedis(t *testing.T, args ...string) {
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 }
 
-// valuesFile is a file of values: those of base, if any, and more.
+// valuesFile writes a file of values: those of base, if any, and more.
 func valuesFile(t *testing.T, base, more string) string {
 	t.Helper()
 	values, err := chartutil.ReadValues([]byte(more))
@@ -268,7 +268,7 @@ func (p *runningPod) probe(name string) error {
 	}
 }
 
-// get returns what is at an address; an error where that is not 200.
+// get returns the body at an address, and an error if the status is not 200.
 func get(ip string, port int, path string) (string, error) {
 	client := http.Client{Timeout: patience}
 	r, err := client.Get(fmt.Sprintf("http://%s:%d%s", ip, port, path))

@@ -144,7 +144,7 @@ func TestTheDocumentsAreValid(t *testing.T) {
 	}
 }
 
-// generated is what the programs in testdata print, each with the client of its language.
+// generated is the expected output of the programs in testdata, each with the client of its language.
 const generated = `[200,true,[["send_message_to",true,0]],false]
 [200,true,[["send_message_to",true,0]],false]
 [429,false,[["send_message_to",false,0]],true]

@@ -42,8 +42,8 @@ func (c *cluster) helm(t *testing.T, major int, args ...string) []byte {
 	return out
 }
 
-// installsTheChart applies what the chart makes of each file of values; and has Helm install it, upgrade
-// it and take it away.
+// installsTheChart applies the rendered chart with each file of values. It also lets Helm install, upgrade and
+// uninstall the chart.
 func installsTheChart(t *testing.T, c *cluster) {
 	t.Helper()
 	c.define(t, prometheus, "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml")
@@ -58,7 +58,7 @@ func installsTheChart(t *testing.T, c *cluster) {
 	}
 }
 
-// cases are the chart with each file of ci/, and the application with a sidecar: what Helm is given.
+// cases are the inputs for Helm: the chart with each file of ci/, and the application with a sidecar.
 func cases(t *testing.T, c *cluster, major int) map[string][]string {
 	t.Helper()
 	files, err := filepath.Glob(ours + "/ci/*-values.yaml")

@@ -80,7 +80,7 @@ func eventually(t *testing.T, condition string, try func() error) {
 	}
 }
 
-// of is where objects like o are; in namespace, if they are in any and o does not say which.
+// of returns the path of objects like o. If they have a namespace and o states none, it is namespace.
 func (c *cluster) of(o *unstructured.Unstructured, namespace string) (dynamic.ResourceInterface, error) {
 	if own := o.GetNamespace(); own != "" {
 		namespace = own
@@ -96,7 +96,7 @@ func (c *cluster) of(o *unstructured.Unstructured, namespace string) (dynamic.Re
 	return c.client.Resource(m.Resource), nil
 }
 
-// apply has the server take o, and refuse what it does not know.
+// apply sends o to the server, which refuses unknown fields.
 func (c *cluster) apply(ctx context.Context, o *unstructured.Unstructured, namespace string) error {
 	where, err := c.of(o, namespace)
 	if err != nil {
@@ -110,7 +110,7 @@ func (c *cluster) apply(ctx context.Context, o *unstructured.Unstructured, names
 	return err
 }
 
-// namespace makes one that takes only pods of the restricted Pod Security Standard.
+// namespace makes a namespace that accepts only pods of the restricted Pod Security Standard.
 func (c *cluster) namespace(t *testing.T, name string) string {
 	t.Helper()
 	o := object(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: "+name+", labels: {pod-security.kubernetes.io/enforce: restricted}}")
@@ -120,7 +120,7 @@ func (c *cluster) namespace(t *testing.T, name string) string {
 	return name
 }
 
-// define has the server know a kind that a module's file describes.
+// define adds a kind to the server, as a module's file describes it.
 func (c *cluster) define(t *testing.T, module, file string) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(folder(t, module), file))
@@ -188,7 +188,7 @@ func object(t *testing.T, text string) *unstructured.Unstructured {
 	return objects(t, []byte(text))[0]
 }
 
-// pod is what a controller would make of a Deployment's template.
+// pod returns the pod that a controller would make from a Deployment's template.
 func pod(t *testing.T, deployment *unstructured.Unstructured) *unstructured.Unstructured {
 	t.Helper()
 	template, ok, err := unstructured.NestedMap(deployment.Object, "spec", "template")
@@ -203,7 +203,7 @@ func pod(t *testing.T, deployment *unstructured.Unstructured) *unstructured.Unst
 	return p
 }
 
-// left are the objects of a release that are still there.
+// left returns the objects of a release that still exist.
 func (c *cluster) left(t *testing.T, all []*unstructured.Unstructured, namespace string) (names []string) {
 	t.Helper()
 	for _, o := range all {
@@ -220,7 +220,7 @@ func (c *cluster) left(t *testing.T, all []*unstructured.Unstructured, namespace
 	return names
 }
 
-// refusesMistakes is what the others are worth.
+// refusesMistakes shows that the other tests can fail.
 func refusesMistakes(t *testing.T, c *cluster) {
 	t.Helper()
 	namespace := c.namespace(t, "mistakes")

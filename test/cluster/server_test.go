@@ -25,7 +25,7 @@ import (
 
 const token = "a-token-of-the-test"
 
-// freePort is one of loopback that nobody listens on.
+// freePort returns a port of loopback that is not in use.
 func freePort(t *testing.T) int {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -50,7 +50,7 @@ func startEtcd(t *testing.T) string {
 	config := embed.NewConfig()
 	config.Dir = t.TempDir()
 	config.LogLevel = "fatal"
-	config.UnsafeNoFsync = true // nothing of it is kept
+	config.UnsafeNoFsync = true // the data is not needed after the test
 	local := func() []url.URL {
 		return []url.URL{{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", freePort(t))}}
 	}
@@ -73,7 +73,7 @@ func startEtcd(t *testing.T) string {
 // startServer starts Kubernetes' API server; it returns a kubeconfig for an administrator.
 func startServer(t *testing.T) string {
 	t.Helper()
-	klog.SetLogger(logr.Discard()) // it says a lot
+	klog.SetLogger(logr.Discard()) // its log is long
 	dir := t.TempDir()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
@@ -92,7 +92,7 @@ func startServer(t *testing.T) string {
 		"--service-account-issuer=https://issuer.example", "--service-account-key-file=" + accounts, "--service-account-signing-key-file=" + accounts,
 		"--token-auth-file=" + write(t, filepath.Join(dir, "tokens.csv"), token+",admin,1,system:masters\n"),
 		"--authorization-mode=RBAC",
-		"--disable-admission-plugins=ServiceAccount", // nobody makes the accounts that it has pods wait for
+		"--disable-admission-plugins=ServiceAccount", // no controller creates the accounts for which pods would wait
 	})
 	ended := make(chan error, 1)
 	go func() { ended <- run() }()
@@ -112,7 +112,7 @@ contexts: [{name: test, context: {cluster: test, user: admin}}]
 `))
 }
 
-// apiServer is kube-apiserver with its flags, to be run until ctx ends. Its own command ends with signals only.
+// apiServer returns kube-apiserver with its flags, to run until ctx ends. Its own command ends only on signals.
 func apiServer(ctx context.Context, t *testing.T, args []string) (run func() error) {
 	t.Helper()
 	s := options.NewServerRunOptions()

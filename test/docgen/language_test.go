@@ -12,8 +12,8 @@ import (
 	"unicode/utf8"
 )
 
-// phrases are words that readers outside of the project do not understand, and what to write instead.
-// docs/glossary.md defines the words that are used.
+// phrases are words that readers outside of the project do not understand, with their replacements. docs/glossary.md
+// defines the words that are used.
 var phrases = []struct{ pattern, instead string }{
 	{`doors?`, "listener"},
 	{`flights?`, "batch"}, // "in flight" is allowed, below
@@ -87,7 +87,7 @@ func goFolders(t *testing.T) (folders []string) {
 	return folders
 }
 
-// instead is what to write instead of a banned phrase.
+// instead returns the replacement of a banned phrase.
 func instead(found string) string {
 	found = strings.Join(strings.Fields(found), " ")
 	for _, p := range phrases {
@@ -126,7 +126,7 @@ func TestLanguage(t *testing.T) {
 	}
 }
 
-// TestLanguageFindsPhrases holds the check itself to examples.
+// TestLanguageFindsPhrases checks the check itself with examples.
 func TestLanguageFindsPhrases(t *testing.T) {
 	for text, want := range map[string]string{
 		"the fast door answers": "door", "A batch in flight": "", "two flights": "flights", "one round trip": "",
@@ -138,10 +138,10 @@ func TestLanguageFindsPhrases(t *testing.T) {
 	}
 }
 
-// onlyLink is an item of a list that is nothing but a link: it has no place to break.
+// onlyLink matches a list item that consists of a link: it cannot be wrapped.
 var onlyLink = regexp.MustCompile(`^(?:\d+\.|-) \[[^]]*\]\([^)]*\)$`)
 
-// TestLines holds the lines of pages to 100 characters. Tables, code and what has no place to break are
+// TestLines requires that lines of pages have at most 100 characters. Tables, code and lines that cannot be wrapped are
 // exempt.
 func TestLines(t *testing.T) {
 	const most = 100
@@ -195,7 +195,7 @@ func checkPages(t *testing.T, check func(path string, line int, text string)) {
 // Names in code and the targets of links are not prose.
 var notProse = regexp.MustCompile("`[^`]*`|\\]\\([^)]*\\)|<!--.*?-->|https?://\\S+")
 
-// blank replaces what the expressions match by an x for each character, so that lines stay where they are.
+// blank replaces each character that the expressions match by an x, so that line numbers stay the same.
 func blank(text string, expressions ...*regexp.Regexp) string {
 	for _, e := range expressions {
 		text = e.ReplaceAllStringFunc(text, func(found string) string {

@@ -15,7 +15,7 @@ var (
 	fences  = regexp.MustCompile("(?s)```.*?```")
 )
 
-// fragments are the anchors of a page's headings, as GitHub makes them.
+// fragments returns the anchors of a page's headings, as GitHub makes them.
 func fragments(text string) map[string]bool {
 	found := make(map[string]bool)
 	for _, h := range heading.FindAllStringSubmatch(fences.ReplaceAllString(text, ""), -1) {

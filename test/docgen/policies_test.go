@@ -13,7 +13,7 @@ import (
 // block is a piece of YAML on a page, with how far it is indented.
 var block = regexp.MustCompile("(?ms)^( *)```yaml\n(.*?)^ *```")
 
-// policy makes a whole policy file of a piece of one; false: it is not from a policy.
+// policy completes a part of a policy file to a whole file. It returns false for other text.
 func policy(text string) (string, bool) {
 	switch first, _, _ := strings.Cut(text, ":"); first {
 	case "domain":

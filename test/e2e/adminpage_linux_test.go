@@ -17,7 +17,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-// hostileKeys would each be more than a text on a page that did not take care.
+// hostileKeys would do harm on a page that does not escape them.
 var hostileKeys = []string{
 	`<script>document.title='pwned'</script>`,
 	`<img src=x onerror=document.title='pwned'>`,
@@ -26,7 +26,7 @@ var hostileKeys = []string{
 	`</td></tr></table><style>*{display:none}</style>`,
 	`<base href=//evil.test/><meta http-equiv=refresh content=0;//evil.test/>`,
 	`&lt;script&gt;&#60;b&#62;`,
-	"\u202egnp.exe", // what follows would be read backwards
+	"\u202egnp.exe", // the following text would be shown backwards
 	"%s%d%!(EXTRA)",
 	"\r\n\x00\x1b[31m\xff",
 	strings.Repeat("long", 200),
@@ -97,7 +97,7 @@ func (p *adminPage) deny(t *testing.T, limit, key string) {
 	t.Fatalf("%s, %q is not denied", limit, key)
 }
 
-// looks gives b a width and a colour scheme.
+// looks sets the width and the colour scheme of b.
 func (b *browser) looks(width int64, scheme string) {
 	b.t.Helper()
 	media := emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}
@@ -107,7 +107,8 @@ func (b *browser) looks(width int64, scheme string) {
 	b.do(chromedp.EmulateViewport(width, 900))
 }
 
-// tabTo moves the focus by the Tab key to the element with a text, label or value, and wants it to be seen there.
+// tabTo moves the focus with the Tab key to the element with a text, label or value, and requires that the focus is
+// visible there.
 func (b *browser) tabTo(text string) {
 	b.t.Helper()
 	const focused = `(() => {
@@ -150,7 +151,7 @@ func (b *browser) text() string {
 	return in[string](b, `document.querySelector('main').innerText`)
 }
 
-// shows wants texts in what a person reads.
+// shows requires that the visible text of the page contains texts.
 func (b *browser) shows(texts ...string) {
 	b.t.Helper()
 	all := b.text()
@@ -171,8 +172,9 @@ func (b *browser) logIn(p *adminPage) {
 	b.shows("Overview")
 }
 
-// TestAdminPageInABrowser opens every page at the widths of a phone and of a desk, by day and by night: nothing is cut
-// off, no key or name is more than a text, the policy of the page has nothing to forbid, and axe finds nothing.
+// TestAdminPageInABrowser opens every page at the widths of a phone and of a desktop, in light and dark colours. It
+// requires that nothing is cut off, that keys and names are shown as text, that the page's policy blocks nothing, and
+// that axe finds no problem.
 func TestAdminPageInABrowser(t *testing.T) {
 	t.Parallel()
 	p := startAdminPage(t)
@@ -212,7 +214,7 @@ func TestAdminPageInABrowser(t *testing.T) {
 	}
 }
 
-// wellMade wants what holds for every page.
+// wellMade checks the requirements for every page.
 func (b *browser) wellMade(width int64, scheme string) {
 	b.t.Helper()
 	if title := in[string](b, `document.title`); !strings.HasSuffix(title, "· rlsidecar") {
@@ -304,7 +306,7 @@ func TestThePageRefreshesItself(t *testing.T) {
 	b.shows("The configuration before it stays in use.", "<b>")
 }
 
-// TestThisBrowserShowsAttacks: it would do what hostile keys want, and say what a policy forbids.
+// TestThisBrowserShowsAttacks: the browser would execute hostile keys, and reports content that a policy blocks.
 func TestThisBrowserShowsAttacks(t *testing.T) {
 	t.Parallel()
 	careless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -22,8 +22,8 @@ import (
 // aiNode is the name by which Envoy AI Gateway knows its rate limit service.
 const aiNode = "envoy-ai-gateway-ratelimit"
 
-// aiQuota is what Envoy AI Gateway sends for a QuotaPolicy of one backend: a quota for each model, with one for each
-// tenant of the first model.
+// aiQuota is the configuration that Envoy AI Gateway sends for a QuotaPolicy of one backend: a quota for each model,
+// and one for each tenant of the first model.
 func aiQuota(perHour uint32) *conf.RateLimitConfig {
 	quota := func(key, value string, hourly uint32) *conf.RateLimitDescriptor {
 		d := &conf.RateLimitDescriptor{Key: key, Value: value, RateLimit: &conf.RateLimitPolicy{Unit: conf.RateLimitUnit_HOUR, RequestsPerUnit: hourly}}
@@ -42,9 +42,9 @@ func aiQuota(perHour uint32) *conf.RateLimitConfig {
 	}}}
 }
 
-// TestEnvoyAIGatewayDeployment starts the program with the environment of the rate limit deployment of Envoy AI Gateway,
-// plays its configuration server, and sends what its proxies send: 1 when a request starts, and the tokens of the answer
-// when it has ended.
+// TestEnvoyAIGatewayDeployment starts the program with the environment of the rate limit deployment of Envoy AI
+// Gateway, plays its configuration server, and sends the requests of its proxies: 1 hit when a request starts, and the
+// tokens of the answer at its end.
 func TestEnvoyAIGatewayDeployment(t *testing.T) {
 	t.Parallel()
 	addr := loopback()
@@ -103,7 +103,7 @@ func TestEnvoyAIGatewayDeployment(t *testing.T) {
 		}
 	}
 
-	// The same quota is in force after an update of the policy, with what was charged.
+	// After an update of the policy the same quota is in force, with its charges.
 	plane.Set(t, aiNode, "2", aiQuota(100))
 	eventually(t, "ann has 100 an hour, of which 21 are gone", func() bool { return send(large+",rule-0-x-tenant-match-0=ann", 0) == "OK" })
 	if keys := redis.Do("keys", "*"); !strings.Contains(keys, "ann") {

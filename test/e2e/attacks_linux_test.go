@@ -22,13 +22,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// The tables of this file are requests of one client that must all meet one bucket, however they are
-// spelled. Each recipe that runs a real proxy has a test that tries all of them.
+// The tables of this file are requests of one client that must all be charged to one bucket, however they are spelled.
+// Each recipe that runs a real proxy has a test that tries all of them.
 
-// received is what the application got.
+// received is a request as the application got it.
 type received struct {
-	// keys are the lines of all headers that some application takes for X-Api-Key: CGI and its
-	// successors do not distinguish "-" from "_".
+	// keys returns the lines of all headers that some application treats as X-Api-Key: CGI and its successors do not
+	// distinguish "-" from "_".
 	keys []string
 	path string
 }
@@ -106,8 +106,8 @@ var keyAttacks = []keyAttack{
 	{"underscores in a second name of HTTP/2", true, twoLines(header{apiKey, "JUNK"}, header{"x_api_key", "KEY"})},
 }
 
-// keysCannotBeRespelled empties the bucket of a key, then sends the key in each spelling. None may reach
-// the application with the key in it, but for what has flowed into the bucket meanwhile.
+// keysCannotBeRespelled empties the bucket of a key, and then sends the key in each spelling. No such request may reach
+// the application with the key in it, except for the inflow of the bucket.
 func (g gateway) keysCannotBeRespelled(t *testing.T) {
 	t.Helper()
 	if g.http2 != "" {
@@ -173,9 +173,9 @@ func (g gateway) code(t *testing.T, a keyAttack, key string) int {
 	return g.http1(t, g.port, "", "/", a.lines(key)...).code
 }
 
-// malformed are headers that HTTP does not allow, and that some proxies accept over HTTP/2. A request to
-// the sidecar that is made of them could be malformed too; if it gets no answer, a proxy that fails open
-// lets the request pass without a limit.
+// malformed are headers that HTTP does not allow, and that some proxies accept over HTTP/2. An auth request that is
+// made of them could be malformed too. If it gets no answer, a proxy that fails open allows the request without a
+// limit.
 var malformed = []header{
 	{":authority", "shop\x01.test"}, {":authority", "shop\x7f.test"}, {":authority", "shop\t.test"}, {":authority", "shop test"}, {":authority", "\xff"},
 	{"host", "shop\x01.test"}, {"host", "shop\x7f.test"}, {"host", "\xff"},
@@ -210,7 +210,7 @@ func (g gateway) malformedRequestsAreLimited(t *testing.T) {
 	}
 }
 
-// serveAnything answers 200 to whatever comes, malformed or not, until the test ends.
+// serveAnything answers 200 to every request, malformed or not, until the test ends.
 func serveAnything(t *testing.T, address string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", address)
@@ -248,7 +248,7 @@ var pathAttacks = []string{
 	`/\login`, `\login`, "/%5clogin", "/a%5c..%5clogin", "/login%3bx", "/login/.", "/%4cogin/",
 }
 
-// sameApplicationPath is what such an application makes of a path.
+// sameApplicationPath returns the path that such an application uses.
 func sameApplicationPath(path string) string {
 	return target.Fold(target.Path(path), target.IgnoreCase|target.IgnoreTrailingSlash|target.IgnoreParameters|target.IgnoreBackslash)
 }
@@ -302,8 +302,8 @@ func (g gateway) ipv6NetworksAreOneClient(t *testing.T) {
 	})
 }
 
-// http1 sends GET path over a connection of its own, byte for byte. A from that is not empty is the
-// client's address; a header PROXY is the address that a PROXY protocol header names.
+// http1 sends GET path over a new connection, byte for byte. A from that is not empty is the client's address; a header
+// PROXY is the address in a PROXY protocol header.
 func (g gateway) http1(t *testing.T, port, from, path string, headers ...header) answer {
 	t.Helper()
 	var request bytes.Buffer
@@ -327,7 +327,7 @@ func (g gateway) http1(t *testing.T, port, from, path string, headers ...header)
 		return answer{}
 	}
 	defer resp.Body.Close()
-	body, _ := io.ReadAll(resp.Body) // one that is cut off is as good
+	body, _ := io.ReadAll(resp.Body) // an answer that is cut off is sufficient
 	return answer{resp.StatusCode, resp.Header, string(body)}
 }
 
@@ -350,8 +350,8 @@ func (g gateway) dial(t *testing.T, port, from string) net.Conn {
 	return conn
 }
 
-// overHTTP2 sends GET path over HTTP/2, with values that clients of Go's net/http refuse to send, and
-// returns the status; 0 where the proxy refused the stream or the connection.
+// overHTTP2 sends GET path over HTTP/2, with values that Go's net/http client refuses to send, and returns the status;
+// 0 if the proxy refused the stream or the connection.
 func (g gateway) overHTTP2(t *testing.T, path string, headers ...header) int {
 	t.Helper()
 	conn := g.dial(t, g.http2, "")
@@ -385,7 +385,7 @@ func (g gateway) overHTTP2(t *testing.T, path string, headers ...header) int {
 		switch frame := frame.(type) {
 		case *http2.SettingsFrame:
 			if !frame.IsAck() {
-				_ = framer.WriteSettingsAck() // an error is seen by the next read
+				_ = framer.WriteSettingsAck() // the next read reports an error
 			}
 		case *http2.MetaHeadersFrame:
 			code, err := strconv.Atoi(frame.PseudoValue("status"))

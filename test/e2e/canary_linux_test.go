@@ -18,7 +18,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestSecretsStayInTheProcess gives the program each of its secrets by a file, makes it use them, makes each of them
+// TestSecretsStayInTheProcess gives the program each of its secrets in a file, makes it use them, makes each of them
 // wrong, and lets it crash. No secret is in an answer, the log, the list of processes, the output of a command, Redis,
 // the state folder or the output of the crash.
 func TestSecretsStayInTheProcess(t *testing.T) {
@@ -126,7 +126,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 		request("9090", "", "GET /metrics", "")
 	}
 	pages()
-	for _, file := range []string{"cmdline", "environ"} { // what other users and containers of the pod may read
+	for _, file := range []string{"cmdline", "environ"} { // files that other users and containers of the pod may read
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", p.cmd.Process.Pid, file))
 		if err != nil || len(text) == 0 {
 			t.Errorf("%s: %v", file, err)
@@ -167,7 +167,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 	}
 	clean("env", string(out))
 
-	// What is kept elsewhere.
+	// Files of the state folder.
 	if err := filepath.WalkDir(state, func(path string, d os.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
 			text, err := os.ReadFile(path)

@@ -11,15 +11,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// workflow is the part of a GitHub Actions workflow that says what runs.
+// workflow is the part of a GitHub Actions workflow that states the commands.
 type workflow struct {
 	Jobs map[string]struct {
 		Steps []struct{ Name, Uses, Run string }
 	}
 }
 
-// TestWorkflowOfTheExample runs the steps of examples/ci as they are written, in a repository with a main branch
-// and a branch that changes the limits, as GitHub's runner would. Only the installation is left out.
+// TestWorkflowOfTheExample runs the steps of examples/ci as they are written, in a repository with a main branch and a
+// branch that changes the limits, as GitHub's runner would. It leaves out only the installation.
 func TestWorkflowOfTheExample(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(root + "/examples/ci/github-actions.yaml")

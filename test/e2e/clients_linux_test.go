@@ -153,7 +153,7 @@ func TestNghttp2(t *testing.T) {
 	})
 }
 
-// TestCurl sends requests with curl: it shows the answers that a person sees who tries the port by hand.
+// TestCurl sends requests with curl and requires answers that a person can read who calls the port by hand.
 func TestCurl(t *testing.T) {
 	t.Parallel()
 	curl := tooltest.Path(t, "curl")
@@ -180,7 +180,7 @@ func TestCurl(t *testing.T) {
 	})
 }
 
-// TestH2spec: each test of h2spec passes. They are run some times, for what passes by chance is no proof.
+// TestH2spec: each test of h2spec passes. They run several times, because one success may be chance.
 func TestH2spec(t *testing.T) {
 	t.Parallel()
 	h2spec := tooltest.Path(t, "h2spec")

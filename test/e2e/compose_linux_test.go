@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// TestCompose has no Docker to run examples/compose with: it looks whether what its containers find
-// is there, and has Envoy read what it would. TestEnvoy runs the rest.
+// TestCompose cannot run examples/compose, because it has no Docker. It checks that the files for the containers exist,
+// and lets Envoy read its configuration. TestEnvoy runs the rest.
 func TestCompose(t *testing.T) {
 	t.Parallel()
 	envoy := tooltest.Path(t, "envoy") // may skip

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// bucket is what a test must know of a token bucket in examples/envoy/rlsidecar.yaml.
+// bucket has the facts about a token bucket in examples/envoy/rlsidecar.yaml that a test needs.
 type bucket struct {
 	capacity int
 	each     time.Duration // one more
@@ -22,8 +22,8 @@ var (
 	connections = bucket{5, 6 * time.Second}
 )
 
-// drain sends requests until one is denied, checks that as many were allowed as b has units, and returns the
-// denial. Time passes as it does, so that one more may have flowed in.
+// drain sends requests until one is denied, checks that as many were allowed as b has units, and returns the denial.
+// Because of the inflow in this time, one more may be allowed.
 func (b bucket) drain(t *testing.T, ask func() answer) answer {
 	t.Helper()
 	from := time.Now()
@@ -60,7 +60,7 @@ func TestEnvoy(t *testing.T) {
 		if got := denial.header.Get("x-ratelimit-remaining"); got != "0" {
 			t.Errorf("x-ratelimit-remaining %q, want 0", got)
 		}
-		// A bucket of 5 that fills in 30 s has the nearest reset time of those in the request.
+		// A bucket of 5 that fills in 30 s has the nearest reset time of the limits of the request.
 		if got := denial.header.Get("x-ratelimit-limit"); !strings.HasPrefix(got, "5, ") || !strings.Contains(got, `5;w=30;name="per_key"`) {
 			t.Errorf("x-ratelimit-limit %q, want 5, and that it is per_key's", got)
 		}
@@ -135,8 +135,8 @@ func TestEnvoy(t *testing.T) {
 	})
 }
 
-// TestEnvoyFailingOpen has Envoy let through what it gets no answer to: so whatever makes rlsidecar
-// answer with an error, or late, would pass its limit.
+// TestEnvoyFailingOpen configures Envoy to allow requests without an answer. So a request that makes rlsidecar answer
+// with an error, or late, would avoid its limit.
 func TestEnvoyFailingOpen(t *testing.T) {
 	t.Parallel()
 	s := newStack(t, "", failOpen)
@@ -159,14 +159,14 @@ func TestEnvoyOverUnixSocket(t *testing.T) {
 	s := newStack(t, socket, overSocket(socket))
 	perKey.drain(t, s.key(t, "alice"))
 
-	s.sidecar.kill() // leaves the socket's file behind
+	s.sidecar.kill() // the socket's file stays
 	s.startSidecar(t)
 	s.awaitSidecar(t)
 	perKey.drain(t, s.key(t, "alice"))
 }
 
-// hostileValues sends the values that a client can put into a descriptor. Each value is a key like any
-// other: it has a limit of its own, Envoy gets an answer and no error, and nothing of it comes back.
+// hostileValues sends the values that a client can put into a descriptor. Each value is an ordinary key: it has its own
+// bucket, Envoy gets an answer and no error, and the answer contains nothing of the value.
 func hostileValues(t *testing.T, s *stack) {
 	t.Helper()
 	const marker = "zq7injected"
@@ -205,13 +205,13 @@ func hostileValues(t *testing.T, s *stack) {
 			}
 		})
 	}
-	// Envoy's own bound on headers comes first.
+	// Envoy's own bound on headers applies first.
 	if a := header(strings.Repeat("x", 60<<10))(); a.code != http.StatusRequestHeaderFieldsTooLarge {
 		t.Errorf("60 KiB: %d, want 431", a.code)
 	}
 }
 
-// connect sends a request through the TCP listener; 429 stands for a connection that is closed unanswered.
+// connect sends a request through the TCP listener; 429 means that the connection was closed without an answer.
 func (s *stack) connect(t *testing.T, from string) answer {
 	t.Helper()
 	raw, err := s.exchange(t, from, "10001", "/")
@@ -240,7 +240,7 @@ func sameMinute(t *testing.T, ok func(attempt int) bool) {
 	t.Fatal("not as it should be within a minute")
 }
 
-// TestEnvoyWithGRPCGo runs the same with --grpc-engine grpc-go.
+// TestEnvoyWithGRPCGo runs the same tests with --grpc-engine grpc-go.
 func TestEnvoyWithGRPCGo(t *testing.T) {
 	t.Setenv("RLSIDECAR_GRPC_ENGINE", "grpc-go")
 	t.Run("closed", TestEnvoy)

@@ -27,7 +27,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/xdstest"
 )
 
-// networkOfItsOwn is set where a test has been started again in a network of its own.
+// networkOfItsOwn is set if a test was started again in a separate network.
 const networkOfItsOwn = "RLSIDECAR_E2E_NETWORK"
 
 // inOwnNetwork runs the test again as a process whose network is its own, so that it can have the
@@ -60,7 +60,7 @@ func inOwnNetwork(t *testing.T) bool {
 	return false
 }
 
-// container is what examples/kubernetes/rendered/envoy-gateway-deployment.yaml says of it.
+// container is the container in examples/kubernetes/rendered/envoy-gateway-deployment.yaml.
 type container struct {
 	Name, Image string
 	Command     []string
@@ -90,7 +90,7 @@ type probe struct {
 	FailureThreshold int `yaml:"failureThreshold"`
 }
 
-// passes probes as a kubelet does.
+// passes runs the probe as a kubelet does.
 func (p probe) passes(t *testing.T) bool {
 	t.Helper()
 	client := &http.Client{Timeout: time.Duration(p.TimeoutSeconds) * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -109,7 +109,7 @@ func (p probe) passes(t *testing.T) bool {
 // names are the clusters that the pod requests.
 const names = "127.0.0.1 localhost envoy-gateway redis.redis-system.svc.cluster.local\n"
 
-// pod is the files of one: the image's, the mounted ones, and what a kubelet puts beside them.
+// pod is the files of a pod: those of the image, the mounted ones, and those that a kubelet adds.
 func pod(t *testing.T, c container, ca *certtest.Authority) (folder string) {
 	t.Helper()
 	folder = t.TempDir()
@@ -137,7 +137,7 @@ func pod(t *testing.T, c container, ca *certtest.Authority) (folder string) {
 			ca.Secret(t, at, 1, "envoy-ratelimit", "envoy-ratelimit.envoy-gateway-system", "envoy-ratelimit.envoy-gateway-system.svc.cluster.local")
 		}
 	}
-	// The folders above are of the test's user alone.
+	// Only the test's user can read the folders above.
 	for at := folder; at != os.TempDir() && at != "/"; at = filepath.Dir(at) {
 		if err := os.Chmod(at, 0o755); err != nil {
 			t.Fatal(err)
@@ -146,11 +146,11 @@ func pod(t *testing.T, c container, ca *certtest.Authority) (folder string) {
 	return folder
 }
 
-// startPod starts c: its command and environment and nothing else, as the user of the image, seeing
-// no files but its own.
+// startPod starts c with only its command and environment, as the user of the image, who sees only the files of the
+// pod.
 func startPod(t *testing.T, c container, folder string) *process {
 	t.Helper()
-	// Not exec.Command, which would look for the program outside.
+	// Not exec.Command, which would search for the program outside of the pod.
 	cmd := &exec.Cmd{Path: c.Command[0], Args: c.Command, Dir: "/", Env: []string{
 		"PATH=/bin", "HOSTNAME=envoy-ratelimit-0",
 		"RLSIDECAR_BACKEND_TIMEOUT=1s", // patience on a busy machine
@@ -159,13 +159,13 @@ func startPod(t *testing.T, c container, folder string) *process {
 		cmd.Env = append(cmd.Env, e.Name+"="+e.Value)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: folder}
-	if uids, err := os.ReadFile("/proc/self/uid_map"); err == nil && strings.Fields(string(uids))[2] != "1" { // there are others to be
+	if uids, err := os.ReadFile("/proc/self/uid_map"); err == nil && strings.Fields(string(uids))[2] != "1" { // the process may use other user ids
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
 	}
 	return startCommand(t, cmd)
 }
 
-// egLimits is what Envoy Gateway streams: the limits of rendered/envoy-gateway.yaml.
+// egLimits is the configuration that Envoy Gateway streams: the limits of rendered/envoy-gateway.yaml.
 func egLimits(t *testing.T, list []any) (out []*conf.RateLimitDescriptor) {
 	t.Helper()
 	for _, one := range list {
@@ -186,9 +186,9 @@ func egLimits(t *testing.T, list []any) (out []*conf.RateLimitDescriptor) {
 	return out
 }
 
-// TestEnvoyGatewayDeployment runs the Deployment that Envoy Gateway renders, with this program in the
-// place of its own: its environment, ports, probes, certificates and control plane, and a real Envoy
-// that sends requests as Envoy Gateway configures it.
+// TestEnvoyGatewayDeployment runs the Deployment that Envoy Gateway renders, with this program instead of its own: its
+// environment, ports, probes, certificates and control plane, and a real Envoy that sends requests as Envoy Gateway
+// configures it.
 func TestEnvoyGatewayDeployment(t *testing.T) {
 	t.Parallel()
 	tooltest.Path(t, "envoy") // may skip
@@ -304,7 +304,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		t.Error("nothing is in Redis")
 	}
 
-	// Metrics are where its dashboard looks for them.
+	// Metrics are at the path that its dashboard expects.
 	_, page := (&reference{client: s.client}).fetch("http://127.0.0.1:19001/metrics")
 	for _, name := range []string{
 		"rate_limit_total_hits", "rate_limit_over_limit", "rate_limit_near_limit", "rate_limit_within_limit", "rate_limit_shadow_mode",
@@ -318,8 +318,8 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		t.Errorf("no series with %s", want)
 	}
 
-	// The control plane goes away, and comes back with more: the last limits hold meanwhile, and no
-	// probe fails.
+	// The control plane stops, and comes back with more limits: in between the last limits stay in force, and no probe
+	// fails.
 	plane.Stop()
 	eventually(t, "the stream is gone", func() bool {
 		_, page := (&reference{client: s.client}).fetch("http://127.0.0.1:19001/metrics")

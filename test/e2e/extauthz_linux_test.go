@@ -32,8 +32,8 @@ func TestEnvoyExtAuthz(t *testing.T) {
 	}
 }
 
-// TestEnvoyExtAuthzAppendingPaths configures Envoy to append the path of its client's request to /v1/auth, and
-// let everything through that is not answered.
+// TestEnvoyExtAuthzAppendingPaths configures Envoy to append the path of its client's request to /v1/auth, and to allow
+// requests without an answer.
 func TestEnvoyExtAuthzAppendingPaths(t *testing.T) {
 	t.Parallel()
 	s := newExtAuthzStack(t,

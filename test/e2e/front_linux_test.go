@@ -20,9 +20,8 @@ import (
 	"time"
 )
 
-// front is an application behind a proxy that calls rlsidecar over HTTP, all of them as in an example,
-// ports too, but on a loopback address that no other test uses. The limits are those of
-// examples/nginx.
+// front is an application behind a proxy that calls rlsidecar over HTTP, as in an example, with the same ports, but on
+// a loopback address that no other test uses. The limits are those of examples/nginx.
 type front struct {
 	*stack
 	proxy    *process
@@ -31,7 +30,7 @@ type front struct {
 	request  atomic.Int64 // of the application, by the proxy
 	lastKey  atomic.Value // the X-Api-Key it got, all lines
 	lastPath atomic.Value // the client sent, cleaned
-	body     atomic.Value // what it was sent
+	body     atomic.Value // the request that it received
 }
 
 // newFront starts the application and the sidecar, with more arguments.
@@ -46,7 +45,7 @@ func newFront(t *testing.T, socket string, args ...string) *front {
 	return s
 }
 
-// write puts a file of examples/ into the proxy's folder, with the changes.
+// write copies a file of examples/ into the proxy's folder, with the changes.
 func (s *front) write(t *testing.T, name string, changes ...change) {
 	t.Helper()
 	text := strings.ReplaceAll(example(t, name, changes...), "127.0.0.1", s.addr)
@@ -77,7 +76,7 @@ func awaitPort(t *testing.T, p *process, network, address string) {
 	})
 }
 
-// serveApp answers what the proxy lets through, with nothing of what it was sent.
+// serveApp is an application that answers 200, without any byte of the request.
 func (s *front) serveApp(t *testing.T) {
 	t.Helper()
 	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
@@ -117,7 +116,7 @@ func (s *front) do(t *testing.T, from, request string) answer {
 	return a
 }
 
-// try is do; the error is of a connection that ended without an answer.
+// try is do, except that it returns an error if a connection ends without an answer.
 func (s *front) try(t *testing.T, from, request string) (answer, error) {
 	t.Helper()
 	var dialer net.Dialer
@@ -160,7 +159,7 @@ func (s *front) asKey(t *testing.T, value string) func() answer {
 	return func() answer { t.Helper(); return s.ask(t, "", "/", "X-Api-Key: "+value) }
 }
 
-// decisions is how often a limit decided so, by the sidecar's metrics.
+// decisions returns how often a limit had this outcome, by the sidecar's metrics.
 func (s *front) decisions(t *testing.T, limit, outcome string) int {
 	t.Helper()
 	resp, err := http.Get("http://" + s.addr + ":6070/metrics")
@@ -181,8 +180,8 @@ func (s *front) decisions(t *testing.T, limit, outcome string) int {
 	return 0
 }
 
-// keysAreLimited drains the bucket of a key, and looks at what the denial says. The headers named
-// that every answer reports the remaining units.
+// keysAreLimited drains the bucket of a key, and checks the denial. The headers in names report the remaining units in
+// every answer.
 func (s *front) keysAreLimited(t *testing.T, told map[string]string) {
 	t.Helper()
 	first := s.asKey(t, "alice")()
@@ -212,11 +211,11 @@ func (s *front) keysAreLimited(t *testing.T, told map[string]string) {
 	}
 }
 
-// forged are headers with which a client could want to be somebody else, or somewhere else.
+// forged are headers with which a client could pretend to be another client, or to request another path.
 var forged = []string{"X-Real-IP: 9.9.9.9", "X-Forwarded-For: 9.9.9.9", "X-Original-URI: /", "X-Forwarded-Uri: /", "X-Original-Method: PUT", "X-Forwarded-Method: PUT"}
 
-// loginIsLimited guesses a password until it is over, and then in other words. Some proxies do not
-// take all of these words; none may let one pass.
+// loginIsLimited sends logins until one is denied, and then other spellings of the path. Some proxies do not accept all
+// of these spellings; none may allow one.
 func (s *front) loginIsLimited(t *testing.T, network int) {
 	t.Helper()
 	var guesser string
@@ -268,7 +267,7 @@ func (s *front) bodiesPass(t *testing.T) {
 	bucket{perKey.capacity - 1, perKey.each}.drain(t, post)
 }
 
-// answersPass has the application say what the proxy says itself of denials and failures.
+// answersPass lets the application send the headers with which the proxy itself describes denials and failures.
 func (s *front) answersPass(t *testing.T) {
 	t.Helper()
 	for path, code := range map[string]int{"/forbidden": 403, "/broken": 500} {
@@ -278,7 +277,7 @@ func (s *front) answersPass(t *testing.T) {
 	}
 }
 
-// closesWithoutSidecar ends the sidecar; nothing passes until it is back.
+// closesWithoutSidecar stops the sidecar; no request is allowed until it is back.
 func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) {
 	t.Helper()
 	s.sidecar.kill()
@@ -296,7 +295,7 @@ func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) 
 	perKey.drain(t, s.asKey(t, "back"))
 }
 
-// opensWithoutSidecar ends the sidecar: everything passes.
+// opensWithoutSidecar stops the sidecar; every request is allowed.
 func (s *front) opensWithoutSidecar(t *testing.T) {
 	t.Helper()
 	before := s.request.Load()
@@ -324,11 +323,11 @@ func (s *front) waitsNoLonger(t *testing.T) {
 	eventually(t, "it answers again", func() bool { return s.asKey(t, "bob")().code == 200 })
 }
 
-// marker is in all that hostile requests send, and must not come back.
+// marker is in all values of hostile requests, and must not be in an answer.
 const marker = "zq7injected"
 
-// refusedByApp is a with 200 for what was let through, to an application that does not take it. A
-// proxy that refuses it does not call rlsidecar.
+// refusedByApp is the answer a, with status 200 if the proxy allowed the request and the application refused it. A
+// proxy that refuses a request does not call rlsidecar.
 func refusedByApp(a answer) answer {
 	if a.code == 400 && strings.Contains(a.raw, "malformed Host header") && a.header.Get("RateLimit") != "" {
 		a.code = 200
@@ -336,8 +335,8 @@ func refusedByApp(a answer) answer {
 	return a
 }
 
-// hostileRequestsAreLimited wants a proxy that lets through what it gets no answer to, if it can be
-// had: whatever makes rlsidecar answer with an error would pass its limit.
+// hostileRequestsAreLimited should run with a proxy that fails open, if it can: a request that makes rlsidecar answer
+// with an error would avoid its limit.
 func (s *front) hostileRequestsAreLimited(t *testing.T) {
 	t.Helper()
 	get := func(path string, headers ...string) func() answer {
@@ -399,14 +398,14 @@ func (s *front) hostileRequestsAreLimited(t *testing.T) {
 			})
 		})
 	}
-	// Each had a bucket of its own.
+	// Each had its own bucket.
 	if a := s.asKey(t, marker)(); a.code != 200 {
 		t.Errorf("a key that none of these sent: %d", a.code)
 	}
 }
 
-// everyBodySizeIsLimited tries targets and keys of all sizes: what the proxy takes must fit into the
-// question too. An answer that says nothing of limits was given without one.
+// everyBodySizeIsLimited tries paths and keys of all sizes: everything that the proxy accepts must fit into the auth
+// request. An answer without limits in its headers was given without a limit.
 func (s *front) everyBodySizeIsLimited(t *testing.T) {
 	t.Helper()
 	for n := 1 << 10; n < 600<<10; n += n/64 + 1 {

@@ -19,7 +19,7 @@ var told = map[string]string{
 	"Retry-After":      "",
 }
 
-// everything runs what a proxy must do in any case, one that fails closed.
+// everything runs the tests that every proxy must pass, with a proxy that fails closed.
 func (s *front) everything(t *testing.T, told map[string]string, network, closed int, retryAfter string) {
 	t.Helper()
 	t.Run("a key has its limit, and the answers say so", func(t *testing.T) { s.keysAreLimited(t, told) })
@@ -44,7 +44,7 @@ func (s *front) countsRequestsThatReachTheApplication(t *testing.T) {
 
 var longCaddyTimeouts = []change{{"dial_timeout 50ms", "dial_timeout 10s"}, {"response_header_timeout 100ms", "response_header_timeout 10s"}}
 
-// caddyFailsOpen lets everybody through while the sidecar is gone.
+// caddyFailsOpen allows all requests while the sidecar does not answer.
 var caddyFailsOpen = []change{{"#reverse_proxy", "reverse_proxy"}, {"respond `", "#respond `"}, {"header Retry-After 1", ""}}
 
 func newCaddy(t *testing.T, changes ...change) *front {
@@ -127,8 +127,7 @@ func TestHAProxyDoesNotWaitForLong(t *testing.T) {
 	newHAProxy(t).waitsNoLonger(t)
 }
 
-// apisix is what apisix.yaml may say of a route, as far as the example does; the plugin's keys are
-// those of its schema.
+// apisix is the part of apisix.yaml that the example uses; the plugin's keys are those of its schema.
 type apisix struct {
 	Routes []struct {
 		ID      string `yaml:"id"`

@@ -58,7 +58,7 @@ func manifest(t *testing.T, name, kind string) object {
 	return nil
 }
 
-// at is what stands under keys in o.
+// at returns the value below keys in o.
 func at[T any](t *testing.T, o object, keys ...string) T {
 	t.Helper()
 	for _, key := range keys[:len(keys)-1] {
@@ -75,16 +75,16 @@ func at[T any](t *testing.T, o object, keys ...string) T {
 	return found
 }
 
-// rendered is what a gateway makes of a recipe.
+// rendered is the configuration that a gateway makes from a recipe.
 type rendered struct {
 	Filter      object `yaml:"filter"`
 	Before      []any  `yaml:"-"`            // filters before it
-	Manager     object `yaml:"manager"`      // more of the connection manager
-	Listener    object `yaml:"-"`            // more of the listener
-	VirtualHost object `yaml:"virtual_host"` // more of it
-	Route       object `yaml:"route"`        // more of it
+	Manager     object `yaml:"manager"`      // further fields of the connection manager
+	Listener    object `yaml:"-"`            // further fields of the listener
+	VirtualHost object `yaml:"virtual_host"` // further fields of the virtual host
+	Route       object `yaml:"route"`        // further fields of the route
 	Cluster     object `yaml:"cluster"`
-	Limits      object `yaml:"limits"` // nil: those of rlsidecar.yaml
+	Limits      object `yaml:"limits"` // nil: the limits of rlsidecar.yaml
 }
 
 func readRendered(t *testing.T, name string) rendered {
@@ -114,7 +114,7 @@ func istioRenders(t *testing.T) rendered {
 		case "CLUSTER ADD":
 			r.Cluster = value
 		case "HTTP_FILTER INSERT_BEFORE":
-			if r.Filter != nil { // each goes directly before the router
+			if r.Filter != nil { // each filter is inserted directly before the router
 				r.Before = append(r.Before, r.Filter)
 			}
 			r.Filter = value
@@ -129,7 +129,7 @@ func istioRenders(t *testing.T) rendered {
 	return r
 }
 
-// gatewayFile writes what an Envoy has whose requests r limits.
+// gatewayFile writes the configuration of an Envoy whose requests r limits.
 func (s *stack) gatewayFile(t *testing.T, r rendered) string {
 	t.Helper()
 	merge := func(base, more object) object {
@@ -233,7 +233,7 @@ var (
 	perMinute  = bucket{5, 0}
 )
 
-// TestKubernetesEnvoys runs what each recipe comes to in a real Envoy.
+// TestKubernetesEnvoys runs the configuration of each recipe in a real Envoy.
 func TestKubernetesEnvoys(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -279,8 +279,8 @@ func TestKubernetesEnvoys(t *testing.T) {
 	}
 }
 
-// TestKubernetesEnvoysUnderAttack tries the table of keys, and the addresses of one network, on what each recipe comes
-// to. The gaps are those that the README of the recipes states: a recipe that has no such gap any more fails here too.
+// TestKubernetesEnvoysUnderAttack tries the table of keys, and the addresses of one network, with each recipe. The
+// README of the recipes states their gaps: a recipe that no longer has such a gap fails here too.
 func TestKubernetesEnvoysUnderAttack(t *testing.T) {
 	t.Parallel()
 	perYear := bucket{perMinute.capacity, 365 * 24 * time.Hour} // no test meets the end of a year
@@ -330,7 +330,7 @@ var ofLines = []string{
 	"another underscore in a second name", "underscores in a second name of HTTP/2",
 }
 
-// inAYear gives the limits of r a window that ends in no test.
+// inAYear gives the limits of r a window of a year, which does not end during a test.
 func inAYear(t *testing.T, r rendered) rendered {
 	t.Helper()
 	limit := r.Limits["descriptors"].([]any)[0].(object)["descriptors"].([]any)[0].(object)
@@ -414,7 +414,7 @@ func TestKubernetesIngressNginx(t *testing.T) {
 	}
 }
 
-// TestKubernetesManifestsAgree holds recipes to what their rendered forms assume.
+// TestKubernetesManifestsAgree compares recipes with their rendered forms.
 func TestKubernetesManifestsAgree(t *testing.T) {
 	t.Parallel()
 	contour := manifests(t, "contour.yaml")

@@ -59,7 +59,7 @@ func (m *model) complete(t *testing.T, user, options string, words int) int {
 	return response.StatusCode
 }
 
-// remaining returns what user has left of the day's tokens.
+// remaining returns the tokens that user has left today.
 func (m *model) remaining(t *testing.T, user string) int {
 	t.Helper()
 	response, err := m.client.Get("http://" + m.addr + ":8080/v1/limits/tokens?domain=ai&key=" + user)
@@ -91,7 +91,7 @@ const (
 	unmetered = `"stream": true,` // no usage in the answer
 )
 
-// TestLanguageModelExample does what examples/llm/README.md says.
+// TestLanguageModelExample runs the commands of examples/llm/README.md.
 func TestLanguageModelExample(t *testing.T) {
 	t.Parallel()
 	m := newModel(t, "0s")

@@ -38,15 +38,15 @@ func replaced(t *testing.T, text, from, to string) string {
 	return strings.ReplaceAll(text, from, to)
 }
 
-// TestOpenAIPackage runs the openai package for Python against docs/howto/answer-llm-clients.md, with calls that come
-// back after 12 s instead of 20.
+// TestOpenAIPackage runs the openai package for Python with the configuration of docs/howto/answer-llm-clients.md,
+// except that units refill after 12 s instead of 20.
 func TestOpenAIPackage(t *testing.T) {
 	t.Parallel()
 	envoy, python := tooltest.Path(t, "envoy"), tooltest.Path(t, "python-openai")
 	files := pageFiles(t, "docs/howto/answer-llm-clients.md")
 	addr, dir := loopback(), t.TempDir()
 	limits := replaced(t, files["limits.yaml"], "rate: 3, period: 1m", "rate: 3, period: 36s")
-	limits = replaced(t, limits, "rate: 100000, period: 1m", "rate: 100000, period: 30d") // nothing comes back meanwhile
+	limits = replaced(t, limits, "rate: 100000, period: 1m", "rate: 100000, period: 30d") // nothing refills in this time
 	proxy := replaced(t, replaced(t, files["envoy.yaml"], "127.0.0.1", addr), "timeout: 0.05s", "timeout: 10s")
 	for name, text := range map[string]string{"limits.yaml": limits, "envoy.yaml": proxy} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -55,7 +55,7 @@ func TestOpenAIPackage(t *testing.T) {
 	}
 	serveAt(t, addr+":9000", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("content-type", "application/json")
-		w.Header().Set("x-ratelimit-limit-tokens", "7") // the model's own
+		w.Header().Set("x-ratelimit-limit-tokens", "7") // the model's own header
 		_, _ = io.WriteString(w, `{"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [
 			{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}]}`)
 	})
@@ -84,7 +84,7 @@ func TestOpenAIPackage(t *testing.T) {
 			t.Errorf("%s\nwant %s", lines[i], want)
 		}
 	}
-	// Who was denied waited and came back once, and did not come back at all where that does not help.
+	// A client that was denied waited and sent one more request, or none if that does not help.
 	resp, err := http.Get("http://" + addr + ":6070/metrics")
 	if err != nil {
 		t.Fatal(err)

@@ -15,8 +15,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// The changes of examples/nginx/nginx.conf that tests make. The first is made always: on a busy
-// machine 50 ms may be too short.
+// The changes of examples/nginx/nginx.conf that tests make. The first one is always made: on a busy machine 50 ms may
+// be too short.
 var (
 	longNginxTimeout   = change{"_timeout 50ms", "_timeout 10s"}
 	longConnectTimeout = change{"_timeout    50ms", "_timeout 10s"}
@@ -42,7 +42,7 @@ func newNginxStack(t *testing.T, socket string, changes ...change) *front {
 func (s *front) runNginx(t *testing.T, changes ...change) {
 	t.Helper()
 	program := tooltest.Path(t, "nginx") // may skip
-	// The default of user is nobody, who may not read what a test of root's writes.
+	// The default user is nobody, who cannot read files of a test that runs as root.
 	s.write(t, "nginx/nginx.conf", append(changes, change{"worker_processes auto;", "worker_processes 1;" + userDirective()})...)
 	for _, name := range []string{"tmp", "html/static/folder"} {
 		if err := os.MkdirAll(filepath.Join(s.dir, name), 0o700); err != nil {
@@ -91,7 +91,7 @@ func TestNginx(t *testing.T) {
 		perKey.drain(t, ask)
 		if key := s.lastKey.Load(); key == "twice|other" {
 			t.Errorf("the application gets %q", key)
-		} else if key == "twice" { // NGINX < 1.23 takes the first, later ones join them
+		} else if key == "twice" { // NGINX < 1.23 uses the first line, later versions join the lines
 			if a := s.asKey(t, "twice")(); a.code != 429 {
 				t.Errorf("alone: %d", a.code)
 			}
@@ -116,8 +116,8 @@ func TestNginx(t *testing.T) {
 	t.Run("without a sidecar nothing passes", func(t *testing.T) { s.closesWithoutSidecar(t, 503, "1") })
 }
 
-// TestNginxHostileRequests also has NGINX let through what it gets no answer to: whatever makes
-// rlsidecar answer with an error would pass its limit.
+// TestNginxHostileRequests also configures NGINX to allow requests without an answer: a request that makes rlsidecar
+// answer with an error would avoid its limit.
 func TestNginxHostileRequests(t *testing.T) {
 	t.Parallel()
 	s := newNginxStack(t, "", append(longTimeouts, nginxFailsOpen, longTargets)...)
@@ -141,7 +141,7 @@ func TestNginxOverUnixSocket(t *testing.T) {
 	s := newNginxStack(t, socket, append(longTimeouts, nginxOverSocket(socket))...)
 	perKey.drain(t, s.asKey(t, "alice"))
 
-	s.sidecar.kill() // leaves the socket's file behind
+	s.sidecar.kill() // the socket's file stays
 	if a := s.asKey(t, "alice")(); a.code != 503 {
 		t.Errorf("without a sidecar: %d", a.code)
 	}
@@ -167,7 +167,7 @@ func TestNginxRemembersDenials(t *testing.T) {
 		}
 		return before > 0 && s.decisions(t, "per_key", "denied")-before <= 5
 	})
-	for range perKey.capacity { // what is allowed is not remembered
+	for range perKey.capacity { // allowances are not remembered
 		if a := s.asKey(t, "bob")(); a.code != 200 {
 			t.Fatal(a.code)
 		}
@@ -177,7 +177,7 @@ func TestNginxRemembersDenials(t *testing.T) {
 	}
 }
 
-// TestNginxKeepsItsConnection: whether it allows or denies, an answer leaves the connection open.
+// TestNginxKeepsItsConnection: after an allowance and after a denial the connection stays open.
 func TestNginxKeepsItsConnection(t *testing.T) {
 	t.Parallel()
 	s := newFront(t, "")
@@ -196,7 +196,7 @@ func TestNginxKeepsItsConnection(t *testing.T) {
 	}
 }
 
-// onSlowRedis is a front whose Redis answers late by what is stored.
+// onSlowRedis is a front whose Redis delays its answers by the stored time.
 func onSlowRedis(t *testing.T, args ...string) (*front, *atomic.Int64) {
 	t.Helper()
 	between := startRelay(t, "127.0.0.1", redistest.Start(t).Addr)
@@ -224,7 +224,7 @@ func (s *front) burst(t *testing.T, n int, ask func() answer) (codes map[int]int
 	return codes, longest
 }
 
-// TestNginxWithASlowRedis has answers of Redis come 600 ms late, which is later than rlsidecar waits.
+// TestNginxWithASlowRedis delays answers of Redis by 600 ms, which is longer than rlsidecar waits.
 func TestNginxWithASlowRedis(t *testing.T) {
 	t.Parallel()
 	s, late := onSlowRedis(t, "--backend-timeout", "300ms")
@@ -249,9 +249,9 @@ func TestNginxWithASlowRedis(t *testing.T) {
 	eventually(t, "bob is let through", func() bool { return s.asKey(t, "bob")().code == 200 })
 }
 
-// TestNginxAsShippedWithASlowRedis: neither NGINX, which waits 100 ms, nor rlsidecar is configured to be
-// patient. Whichever gives up first, nobody waits. Nobody gets through but by an answer of Redis, which a
-// process that stood still for as long finds in time.
+// TestNginxAsShippedWithASlowRedis uses the default timeouts: NGINX waits 100 ms, and rlsidecar 10 ms. Whichever gives
+// up first, no client waits. A request is allowed only by an answer of Redis, which a process that was stopped for as
+// long reads in time.
 func TestNginxAsShippedWithASlowRedis(t *testing.T) {
 	t.Parallel()
 	s, late := onSlowRedis(t)
@@ -266,8 +266,8 @@ func TestNginxAsShippedWithASlowRedis(t *testing.T) {
 	}
 }
 
-// TestNginxWithALateRedis has rlsidecar wait for answers that come 50 ms late: they count as any
-// other, and requests in flight meanwhile do not get more than there is.
+// TestNginxWithALateRedis lets rlsidecar wait for answers that are 50 ms late: they count like all others, and requests
+// in flight in this time do not get more units than the limit has.
 func TestNginxWithALateRedis(t *testing.T) {
 	t.Parallel()
 	s, late := onSlowRedis(t, "--backend-timeout", "10s")
@@ -281,14 +281,14 @@ func TestNginxWithALateRedis(t *testing.T) {
 	}
 }
 
-// relay passes connections on.
+// relay forwards connections.
 type relay struct {
 	addr string
-	// late is by how much answers come late, in ns; opened is how many connections there have been.
+	// late is the delay of answers, in ns; opened counts the connections.
 	late, opened atomic.Int64
 }
 
-// startRelay listens on a free port of host, and passes on to address.
+// startRelay listens on a free port of host, and forwards to address.
 func startRelay(t *testing.T, host, address string) *relay {
 	t.Helper()
 	listener, err := net.Listen("tcp", host+":0")

@@ -26,15 +26,15 @@ func TestTheOperatorsAPIIsAsDescribed(t *testing.T) {
 		// Valid requests are refused for good reasons too: an unknown limit, an adjustment without numbers.
 		"--exclude-checks", "positive_data_acceptance",
 		"--max-examples", "20", "--seed", "1", "--generation-database", "none", "--suppress-health-check", "too_slow", "--no-color")
-	cmd.Dir = t.TempDir() // it leaves reports
+	cmd.Dir = t.TempDir() // it writes reports
 	out, err := cmd.CombinedOutput()
 	if said := string(out); err != nil || !strings.Contains(said, "Tested: 12") {
 		t.Errorf("%v\n%s", err, said)
 	}
 }
 
-// TestTheAPIIsAsDescribed lets Schemathesis make up requests of the description that a sidecar serves,
-// and of what is next to it, and compare the answers: no 5xx, and nothing that is not described.
+// TestTheAPIIsAsDescribed lets Schemathesis send requests according to the description that a sidecar serves, and
+// slightly wrong ones, and check the answers: no 5xx, and nothing that is not described.
 func TestTheAPIIsAsDescribed(t *testing.T) {
 	t.Parallel()
 	program := tooltest.Path(t, "schemathesis")
@@ -48,10 +48,11 @@ func TestTheAPIIsAsDescribed(t *testing.T) {
 	}
 	cmd := exec.Command(program, "--config-file", config, "run", "http://"+addr+":8080/openapi.json",
 		"--header", "Authorization: Bearer s3cret",
-		// Valid requests are refused for good reasons too: more than a limit can give, an unknown reservation.
+		// Valid requests may be refused, too: the cost is more than the limit can ever give, or the reservation is
+		// unknown.
 		"--exclude-checks", "positive_data_acceptance",
 		"--max-examples", "50", "--seed", "1", "--generation-database", "none", "--suppress-health-check", "too_slow", "--no-color")
-	cmd.Dir = t.TempDir() // it leaves reports
+	cmd.Dir = t.TempDir() // it writes reports
 	out, err := cmd.CombinedOutput()
 	if said := string(out); err != nil || !strings.Contains(said, "Tested: 11") {
 		t.Errorf("%v\n%s", err, said)

@@ -14,19 +14,19 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// TestPages runs the commands of every page, as its reader would: the blocks of a page in order, in an
-// empty folder of their own, with the built program on PATH. What a page needs to know:
+// TestPages runs the commands of every page as its reader would: the blocks of a page in order, in a separate empty
+// folder, with the built program on PATH. The rules for pages:
 //
-//   - A block of type console holds commands, which start with "$ ", each followed by what it prints.
-//     "…" stands for any text.
+//   - A block of type console has commands, which start with "$ ", each followed by its output. "…" stands for any
+//     text.
 //   - A block after a paragraph that ends with "`NAME`:" is the content of the file NAME.
-//   - A command that starts a server runs until <!-- stop -->, which stops the server started last, or
-//     until the end of the page.
-//   - <!-- not run: REASON --> before a block of commands skips it. <!-- run by TestName --> says which
-//     other test runs it; <!-- all run by TestName --> says so for the whole page.
-//   - A page that uses examples/ runs in a folder with a copy of it, as if in a clone.
+//   - A command that starts a server runs until <!-- stop -->, which stops the server started last, or until the end of
+//     the page.
+//   - <!-- not run: REASON --> before a block of commands skips it. <!-- run by TestName --> names another test that
+//     runs it; <!-- all run by TestName --> does so for the whole page.
+//   - A page that uses examples/ runs in a folder with a copy of it, as in a clone.
 //
-// Each page has a loopback address of its own in place of 127.0.0.1, so pages run at the same time.
+// Each page has a loopback address of its own in place of 127.0.0.1, so that pages can run at the same time.
 func TestPages(t *testing.T) {
 	found := 0
 	for _, path := range pages(t) {
@@ -145,7 +145,7 @@ func parsePage(text string) (steps []pageStep, problems []string) {
 	return steps, problems
 }
 
-// commands takes a console block apart. A command goes on after a backslash at the end of its line.
+// commands splits a console block into commands. A command continues after a backslash at the end of its line.
 func commands(block []string, line int) (steps []pageStep, problem string) {
 	for i := 0; i < len(block); i++ {
 		command, ok := strings.CutPrefix(block[i], "$ ")
@@ -182,7 +182,7 @@ func testExists(name string) bool {
 	return found
 }
 
-// reader does what a page says.
+// reader carries out the steps of a page.
 type reader struct {
 	dir, addr string
 	env       []string
@@ -271,8 +271,8 @@ func (r *reader) write(t *testing.T, name, text string) {
 
 var servers = regexp.MustCompile(`^(cd \S+ && )?(\S*/)?(rlsidecar serve|redis-server|nginx|envoy|caddy run|haproxy|traefik|python3 -m http\.server)\b`)
 
-// run runs a command, or leaves it running if it is a server, and compares what it prints with the
-// page, in which … stands for anything.
+// run runs a command and compares its output with the page, in which … stands for any text. If it is a server, run
+// leaves it running.
 func (r *reader) run(t *testing.T, step pageStep) {
 	t.Helper()
 	command := strings.ReplaceAll(step.command, "127.0.0.1", r.addr)
@@ -297,7 +297,7 @@ func (r *reader) run(t *testing.T, step pageStep) {
 	}
 }
 
-// serve starts a server, and waits until it listens and has printed what the page says.
+// serve starts a server, and waits until it listens and has printed the expected output.
 func (r *reader) serve(t *testing.T, step pageStep, command string, printed *regexp.Regexp) {
 	t.Helper()
 	before := r.listening(t)

@@ -13,8 +13,7 @@ import (
 	"time"
 )
 
-// patience bounds every wait for another process. It is long because the machines of CI are slow;
-// no test needs it to pass.
+// patience bounds every wait for another process. It is long because CI machines are slow; no test needs it to succeed.
 const patience = time.Minute
 
 // process is a program that runs no longer than its test.
@@ -40,7 +39,7 @@ func startIn(t *testing.T, dir, program string, args ...string) *process {
 	return startCommand(t, cmd)
 }
 
-// startCommand starts cmd, which says in which folder and environment.
+// startCommand starts cmd, which states its folder and environment.
 func startCommand(t *testing.T, cmd *exec.Cmd) *process {
 	t.Helper()
 	program, args := cmd.Args[0], cmd.Args[1:]
@@ -104,7 +103,7 @@ func (p *process) refuses(t *testing.T, code int, why string) {
 	}
 }
 
-// freeze has a process do nothing, as one that hangs, until it is thawed.
+// freeze stops a process, which then hangs until thaw.
 func (p *process) freeze(t *testing.T) {
 	t.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {

@@ -2,7 +2,7 @@ package e2e
 
 import "testing"
 
-// The changes with which a recipe takes PROXY protocol headers, so that a test can have an IPv6 address.
+// The changes with which a recipe accepts PROXY protocol headers, so that a test can use an IPv6 address.
 var envoyAcceptsProxyProtocol = change{
 	"    address: { socket_address: { address: 127.0.0.1, port_value: 10000 } }\n",
 	"    address: { socket_address: { address: 127.0.0.1, port_value: 10000 } }\n" +
@@ -39,7 +39,7 @@ func TestNginxUnderAttack(t *testing.T) {
 	gateway{stack: s.stack, port: "8000", http2: "8002", proxied: "8001"}.attack(t, 3)
 }
 
-// haproxyFailsOpen leaves out the line that turns everybody away while the sidecar is gone.
+// haproxyFailsOpen removes the line that denies all requests while the sidecar does not answer.
 var haproxyFailsOpen = change{"http-request return status 503", "# http-request return status 503"}
 
 func TestHAProxyUnderAttack(t *testing.T) {
@@ -60,8 +60,8 @@ func TestTraefikUnderAttack(t *testing.T) {
 	gateway{stack: s.stack, port: "8000", http2: "8000", proxied: "8000"}.attack(t, 6)
 }
 
-// TestProxiesFailingOpenUnderAttack has proxies let through what they get no answer to, to an application
-// that takes anything.
+// TestProxiesFailingOpenUnderAttack configures proxies to fail open, in front of an application that accepts every
+// request.
 func TestProxiesFailingOpenUnderAttack(t *testing.T) {
 	t.Parallel()
 	lenient := func(before, after string) change {

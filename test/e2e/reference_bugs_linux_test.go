@@ -24,8 +24,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// What users of the reference server ran into, each named after what happened there, with the same
-// environment and files. Numbers are of its threads (envoyproxy/ratelimit).
+// Problems that users of the reference server had. Each test is named after the effect there, and has the same
+// environment and files. Numbers are those of its issues (envoyproxy/ratelimit).
 
 // inMemory is one in memory with limits.
 func inMemory(t *testing.T, limits string, env ...string) *reference {
@@ -34,7 +34,7 @@ func inMemory(t *testing.T, limits string, env ...string) *reference {
 	return newReference(t, map[string]string{"limits.yaml": limits}, append([]string{"BACKEND_TYPE=memory"}, env...)...)
 }
 
-// onRedis is one with limits on a Redis of its own.
+// onRedis starts one with limits on a separate Redis.
 func onRedis(t *testing.T, limits string, env ...string) (*reference, *redistest.Server) {
 	t.Helper()
 	t.Parallel()
@@ -94,8 +94,8 @@ descriptors:
 	}
 }
 
-// Two limits with metadata under one key: one's leaked into the other's for good, and requests at the
-// same time could end the process.
+// Two limits with metadata under one key: the metadata of one appeared at the other, and simultaneous requests could
+// crash the process.
 func TestBugMetadataOfOneLimitLeaksIntoAnother(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -162,8 +162,8 @@ descriptors:
 	}
 }
 
-// #785 and others: counters moved every ten seconds only, and each appeared when it was first needed. Here the first
-// decision makes all counters of its limit appear, and each counts at once.
+// #785 and others: counters changed only every ten seconds, and each appeared when it was first needed. In rlsidecar
+// the first decision creates all counters of its limit, and each is current.
 func TestBugMetricsAreLateAndAbsent(t *testing.T) {
 	r := inMemory(t, plain)
 	const over = `ratelimit_service_rate_limit_over_limit{domain="d",key1="two",key2=""}`
@@ -213,7 +213,7 @@ descriptors:
 	if grown := strings.Count(r.metrics(), "\n") - before; grown > 20 {
 		t.Errorf("%d more lines", grown)
 	}
-	// Values are what detailed_metric is for, up to 10,000 of them.
+	// detailed_metric is meant for values; there are up to 10,000 of them.
 	for i := range 10_050 {
 		ask(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("user=%d", i))))
 	}
@@ -222,15 +222,14 @@ descriptors:
 	}
 }
 
-// With memcached the server was never ready, and limits by the month and year never held.
+// With memcached the server was never ready, and limits by the month and year had no effect.
 func TestBugMemcacheIsNeverReady(t *testing.T) {
 	t.Parallel()
 	r := launchReference(t, nil, "BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=localhost:11211")
 	r.refuses(t, 2, "set redis (with REDIS_URL) or memory")
 }
 
-// #1103: whoever watched the health kept the server from ending, and it closed its port before
-// anybody knew.
+// #1103: a client that watched the health prevented the server's end, and it closed its port before clients knew.
 func TestBugHealthWatchBlocksTheEnd(t *testing.T) {
 	r := inMemory(t, plain, "RLSIDECAR_DRAIN_DELAY=300ms")
 	watch, err := r.health.Watch(t.Context(), &healthpb.HealthCheckRequest{Service: "ratelimit"})
@@ -246,7 +245,7 @@ func TestBugHealthWatchBlocksTheEnd(t *testing.T) {
 	if next, err := watch.Recv(); err != nil || next.Status != healthpb.HealthCheckResponse_NOT_SERVING {
 		t.Fatal(next, err)
 	}
-	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a") // it goes on meanwhile
+	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a") // it is still served
 	select {
 	case <-r.exited:
 	case <-time.After(patience):
@@ -279,7 +278,7 @@ func TestBugHangupEndsTheProcess(t *testing.T) {
 	eventually(t, "the files are read again", func() bool { return r.metric("ratelimit_service_config_load_success") > before })
 }
 
-// A socket that a crash left behind kept the server from starting.
+// A socket's file that a crash had left prevented the server's start.
 func TestBugStaleSocketIsFatal(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "rls.sock")
@@ -300,8 +299,8 @@ func TestBugStaleSocketIsFatal(t *testing.T) {
 	}
 }
 
-// A first configuration with a mistake: the server ran, and each call was an error, which lets
-// requests pass.
+// With a mistake in the first configuration the server ran, and each call was an error, so that proxies allowed
+// requests.
 func TestBugBadFirstConfigurationRunsWithoutLimits(t *testing.T) {
 	t.Parallel()
 	r := launchReference(t, map[string]string{"limits.yaml": "domain: d\ndescriptors: [{key: k, rate_limit: {unit: fortnight, requests_per_unit: 1}}]\n"}, "BACKEND_TYPE=memory")
@@ -316,7 +315,7 @@ func TestBugBadFirstConfigurationRunsWithoutLimits(t *testing.T) {
 	}
 }
 
-// No port was open, not even that of the health check, before Redis had answered.
+// No port was open before Redis had answered, not even that of the health check.
 func TestBugNoPortBeforeRedisAnswers(t *testing.T) {
 	t.Parallel()
 	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1")
@@ -348,7 +347,7 @@ func TestBugJSONReportsBadRequestForRedisErrors(t *testing.T) {
 	}
 }
 
-// A server whose Redis came back, or was failed over, had to be started again (#750).
+// After a restart or a failover of Redis, the server had to be restarted (#750).
 func TestBugRedisIsNotFoundAgain(t *testing.T) {
 	r, redis := onRedis(t, plain)
 	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
@@ -370,7 +369,7 @@ func TestBugDenialsConsumeOtherLimits(t *testing.T) {
 	r.expect(t, "OK | OK left 8 of 10/YEAR reset", "ten=a;hits=0")
 }
 
-// 5 hits where 3 were left: denied, and nothing was left. Here a denial shows 0, but the 3 are still available.
+// 5 hits when 3 were left: denied, and nothing was left. In rlsidecar a denial shows 0, but the 3 are still available.
 func TestBugDenialBurnsTheWindow(t *testing.T) {
 	r := inMemory(t, plain)
 	r.expect(t, "OK | OK left 3 of 10/YEAR reset", "ten=a;hits=7")
@@ -393,8 +392,8 @@ descriptors:
 	r.expect(t, "OK | OK left 0 of 1/YEAR reset", "a=q")
 }
 
-// A connection lost between two commands left a key that never expired (and each hit made it live
-// longer: #80, #595).
+// A connection that was lost between two commands left a key that never expired (and each hit extended its lifetime:
+// #80, #595).
 func TestBugKeysThatNeverExpire(t *testing.T) {
 	r, redis := onRedis(t, plain+"  - {key: quick, rate_limit: {unit: second, requests_per_unit: 5}}\n", "EXPIRATION_JITTER_MAX_SECONDS=300")
 	r.expect(t, "OK | OK left 4 of 5/SECOND reset", "quick=a")
@@ -432,7 +431,7 @@ descriptors:
 	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 1/HOUR reset", "k=a")
 }
 
-// #276, #918: who was denied again and again could not be blocked.
+// #276, #918: a client that was denied again and again could not be blocked.
 func TestBugNoBlockForThoseWhoDoNotStop(t *testing.T) {
 	const limits = `
 domain: d
@@ -444,14 +443,14 @@ descriptors:
 		r.expect(t, "OK | OK left 2 of 3/YEAR reset", "login=a")
 		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a;hits=3")
 		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a;hits=3")
-		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a") // though two are left
+		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a") // although two are left
 		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a;hits=0")
 		r.expect(t, "OK | OK left 2 of 3/YEAR reset", "login=b")
 		answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("login=a")))
 		if problem != "" {
 			t.Fatal(problem)
 		}
-		// Envoy makes Retry-After of it.
+		// Envoy sends it as Retry-After.
 		if left := answer.Statuses[0].DurationUntilReset.AsDuration(); left < 99*24*time.Hour || left > 100*24*time.Hour {
 			t.Errorf("blocked for %v, want 100 days", left)
 		}
@@ -466,7 +465,7 @@ descriptors:
 	})
 }
 
-// #190, #439: windows were of one second, minute, hour, …, and nothing else.
+// #190, #439: only windows of one second, minute, hour and so on were possible.
 func TestBugOnlyWholeUnits(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -508,7 +507,7 @@ func TestBugPrometheusNeedsStatsdOff(t *testing.T) {
 	}
 }
 
-// #206, #302, #367: what an editor leaves, and the copies of a ConfigMap, broke the load.
+// #206, #302, #367: files that an editor creates, and the copies of a ConfigMap, broke the load.
 func TestBugOtherFilesBreakTheLoad(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
@@ -590,7 +589,7 @@ func TestBugSecondServerOnTheSamePort(t *testing.T) {
 	second.refuses(t, 3, "address already in use")
 }
 
-// The HTTP port waited for ever for what a client never sent.
+// The HTTP port waited forever for a request that a client never completed.
 func TestBugHTTPWithoutTimeouts(t *testing.T) {
 	r := inMemory(t, plain)
 	conn, err := net.Dial("tcp", r.addr+":8080")
@@ -598,7 +597,7 @@ func TestBugHTTPWithoutTimeouts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := fmt.Fprintf(conn, "POST /json HTTP/1.1\r\n"); err != nil { // and nothing more
+	if _, err := fmt.Fprintf(conn, "POST /json HTTP/1.1\r\n"); err != nil { // without the rest of the request
 		t.Fatal(err)
 	}
 	_ = conn.SetReadDeadline(time.Now().Add(patience))
@@ -609,7 +608,7 @@ func TestBugHTTPWithoutTimeouts(t *testing.T) {
 	}
 }
 
-// Errors were seen in a counter only (#597).
+// Only a counter showed errors (#597).
 func TestBugErrorsAreNotLogged(t *testing.T) {
 	t.Parallel()
 	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1")

@@ -25,8 +25,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// reference is rlsidecar in the place of the reference server: under its name, with nothing but its
-// environment and files, and the ports that it has, on a loopback address that no other test uses.
+// reference is rlsidecar in place of the reference server: under its name, with only its environment, files and ports,
+// on a loopback address that no other test uses.
 type reference struct {
 	*process
 	addr   string // HTTP is at :8080, gRPC at :8081, metrics at :9090
@@ -37,10 +37,10 @@ type reference struct {
 	health healthpb.HealthClient
 }
 
-// apiToken is that of every reference.
+// apiToken is the API token of every reference.
 const apiToken = "s3cret"
 
-// asReference is the program under the reference server's name.
+// asReference returns the program under the reference server's name.
 func asReference(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ratelimit")
@@ -50,7 +50,7 @@ func asReference(t *testing.T) string {
 	return path
 }
 
-// newReference starts one with files and more of its environment, and waits until it is ready.
+// newReference starts a reference with files and more environment, and waits until it is ready.
 func newReference(t *testing.T, files map[string]string, env ...string) *reference {
 	t.Helper()
 	r := launchReference(t, files, env...)
@@ -99,7 +99,7 @@ func launchReference(t *testing.T, files map[string]string, env ...string) *refe
 // write replaces a file in one step.
 func (r *reference) write(t *testing.T, name, text string) {
 	t.Helper()
-	aside := filepath.Join(filepath.Dir(r.files), name+".new") // not where it would be read
+	aside := filepath.Join(filepath.Dir(r.files), name+".new") // outside of the folder that is read
 	if err := os.WriteFile(aside, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +113,7 @@ func (r *reference) get(path string) (code int, body string) {
 	return r.fetch("http://" + r.addr + ":8080" + path)
 }
 
-// metrics is what Prometheus would find.
+// metrics returns the metrics for Prometheus.
 func (r *reference) metrics() string {
 	_, page := r.fetch("http://" + r.addr + ":9090/metrics")
 	return page
@@ -129,7 +129,7 @@ func (r *reference) fetch(url string) (code int, body string) {
 	return resp.StatusCode, string(text)
 }
 
-// metric is the value of a series; "" where there is none.
+// metric returns the value of a series; "" if it does not exist.
 func (r *reference) metric(name string) string {
 	for line := range strings.Lines(r.metrics()) {
 		if value, ok := strings.CutPrefix(line, name+" "); ok {
@@ -151,7 +151,7 @@ func (r *reference) overGRPC(t *testing.T, request *rls.RateLimitRequest) (*rls.
 	return answer, ""
 }
 
-// overHTTP sends a request to /json. What would be an error of code Unknown is 400 there.
+// overHTTP sends a request to /json, which answers 400 for errors of code Unknown.
 func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.RateLimitResponse, string) {
 	t.Helper()
 	body, err := protojson.Marshal(request)
@@ -163,7 +163,7 @@ func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.
 		t.Fatal(err)
 	}
 	question.Header.Set("Content-Type", "application/json")
-	question.Header.Set("Authorization", "Bearer "+apiToken) // for those that refund
+	question.Header.Set("Authorization", "Bearer "+apiToken) // for refunds
 	resp, err := r.client.Do(question)
 	if err != nil {
 		t.Fatal(err)
@@ -193,8 +193,8 @@ func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.
 	return answer, ""
 }
 
-// TestReference plays testdata/reference, each script over gRPC and over /json, in memory and on Redis.
-// README.md there says what stands in them.
+// TestReference plays testdata/reference, each script over gRPC and over /json, in memory and on Redis. README.md there
+// describes their format.
 func TestReference(t *testing.T) {
 	t.Parallel()
 	scripts, err := filepath.Glob("testdata/reference/*.txtar")
@@ -312,7 +312,7 @@ func (s *script) question(text string) {
 	}
 }
 
-// extra looks for a header, or the metadata, of the answer before.
+// extra checks a header, or the metadata, of the previous answer.
 func (s *script) extra(want string) {
 	s.Helper()
 	var have []string
@@ -341,7 +341,7 @@ func (s *script) extra(want string) {
 	}
 }
 
-// reload replaces a file by the one of later/, and waits until it has been looked at.
+// reload replaces a file by the one below later/, and waits until it has been loaded or refused.
 func (s *script) reload(name string) {
 	s.Helper()
 	text, ok := s.later[name]
@@ -356,7 +356,7 @@ func (s *script) reload(name string) {
 	eventually(s.T, "it has been read again", func() bool { return seen() != before })
 }
 
-// cutLast cuts text at its last space.
+// cutLast splits text at its last space.
 func cutLast(text string) (before, after string, found bool) {
 	i := strings.LastIndexByte(text, ' ')
 	if i < 0 {

@@ -71,7 +71,7 @@ type browser struct {
 	ctx context.Context
 
 	mu   sync.Mutex
-	said []string // by the console: messages, exceptions, what a policy forbids
+	said []string // from the console: messages, exceptions, violations of a policy
 }
 
 func newBrowser(t *testing.T) *browser {
@@ -120,7 +120,7 @@ func (b *browser) do(steps ...chromedp.Action[chromedp.Void]) {
 	}
 }
 
-// in returns what a script returns.
+// in returns the result of a script.
 func in[T any](b *browser, script string) T {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, 2*patience)
@@ -132,7 +132,7 @@ func in[T any](b *browser, script string) T {
 	return value
 }
 
-// outcome is what the page says of the number at the line.
+// outcome returns the page's text about the number at the line.
 const outcome = `document.querySelector('.outcome').textContent`
 
 // TestReportInABrowser opens the report at the widths of a phone and of a desk, by day and by night, and
@@ -177,8 +177,7 @@ func TestReportInABrowser(t *testing.T) {
 	}
 }
 
-// followsTheKeyboard moves the line with the arrow keys: each number is that of the table, which the
-// replay wrote.
+// followsTheKeyboard moves the line with the arrow keys: each number is that of the table, which the replay wrote.
 func followsTheKeyboard(t *testing.T, b *browser) {
 	t.Helper()
 	const suggested = "rate 24 denies a request of 1 of 204 clients"
@@ -234,7 +233,7 @@ func followsTheMouse(t *testing.T, b *browser) {
 	}
 }
 
-// axe looks for what keeps people from using the page.
+// axe searches for barriers that keep people from using the page.
 func axe(t *testing.T, b *browser) {
 	t.Helper()
 	files, err := filepath.Glob(root + "/.tools/axe-core*/axe.min.js")
@@ -257,7 +256,7 @@ func axe(t *testing.T, b *browser) {
 	}
 }
 
-// keepPicture keeps a picture with the artifacts of the test, and wants it to be one.
+// keepPicture stores a picture with the artifacts of the test, and checks that it is one.
 func keepPicture(t *testing.T, name string, picture []byte) {
 	t.Helper()
 	if _, err := png.Decode(bytes.NewReader(picture)); err != nil {

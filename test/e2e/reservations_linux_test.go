@@ -83,7 +83,7 @@ func startSettler(t *testing.T, args ...string) *settler {
 	return s
 }
 
-// send sends descriptors. An error is that of the call, or a denial.
+// send sends descriptors. It returns an error if the call fails or is denied.
 func (s *settler) send(texts ...string) (*rls.RateLimitResponse, error) {
 	r := rlstest.Request("ai")
 	for _, text := range texts {
@@ -153,7 +153,7 @@ func (s *settler) mustSettle(id string, count int) {
 	}
 }
 
-// left is what a bucket has left.
+// left returns the units in a bucket.
 func (s *settler) left(limit, key string) int {
 	s.t.Helper()
 	left := -1
@@ -252,7 +252,7 @@ func TestTheKeyFileOfReservations(t *testing.T) {
 	}
 	s.want("tokens", "second", 1_000_000-5)
 
-	write(thirdKey, secondKey) // the first one is gone
+	write(thirdKey, secondKey) // the first key is removed
 	eventually(t, "ids of the first key are refused", func() bool {
 		code, _ := s.settle(lateByProgram, 0)
 		return code == http.StatusNotFound
@@ -306,7 +306,7 @@ func TestSidecarsShareAKeyThroughRedis(t *testing.T) {
 	if err := b.done(before, 0); err != nil {
 		t.Error(err)
 	}
-	b.want("tokens", "flushed", 1_000_000-100) // nothing is refunded that the new bucket does not contain
+	b.want("tokens", "flushed", 1_000_000-100) // units that the new bucket was not charged are not refunded
 }
 
 func TestAUserOfRedisWhoMayNotReadTheKey(t *testing.T) {
@@ -334,8 +334,8 @@ func TestAUserOfRedisWhoMayNotReadTheKey(t *testing.T) {
 }
 
 // TestSidecarsSettleWhileRedisFails sends requests through two sidecars on one Redis, which stops again and again. Each
-// reservation is settled through both, by proxies and applications, until each has answered. In the end the bucket in
-// Redis contains what the test's own book says: less only what starts without an answer have reserved.
+// reservation is settled through both, by proxies and applications, until each has answered. At the end the bucket in
+// Redis contains the units of the test's own account, less only the reservations of starts without an answer.
 func TestSidecarsSettleWhileRedisFails(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -410,7 +410,7 @@ func TestSidecarsSettleWhileRedisFails(t *testing.T) {
 		t.Error("nothing was settled, or nothing failed")
 	}
 
-	// A Redis that lost everything refunds nothing of before; a sidecar that died is not needed.
+	// A Redis that lost everything refunds no earlier charges; a sidecar that died is not needed.
 	before := [2]string{sidecars[0].mustStart("user=eve"), sidecars[0].reserve("tokens", "eve", 400)}
 	sidecars[0].kill()
 	redis.Kill()
@@ -433,7 +433,7 @@ func TestSidecarsSettleWhileRedisFails(t *testing.T) {
 	b.want("tokens", "eve", had+100)
 }
 
-// TestClientsThatAbuseReservations is what a hostile client of a proxy or of an application can do.
+// TestClientsThatAbuseReservations tries everything that a hostile client of a proxy or of an application can do.
 func TestClientsThatAbuseReservations(t *testing.T) {
 	t.Parallel()
 	s := startSettler(t)
@@ -520,7 +520,7 @@ func TestClientsThatAbuseReservations(t *testing.T) {
 		}
 	})
 	t.Run("poisons the estimates", func(t *testing.T) {
-		for n := range 40 { // what requests cost
+		for n := range 40 { // the cost of a request
 			if err := s.done(s.mustStart(fmt.Sprintf("caller=honest %d", n)), 200); err != nil {
 				t.Fatal(err)
 			}

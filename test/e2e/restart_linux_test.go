@@ -27,7 +27,7 @@ descriptors:
   - {key: api_key, value: bounded, rate_limit: {unit: year, requests_per_unit: 2000}}
 `
 
-// secondSidecar gives Envoy another endpoint, beside the example's.
+// secondSidecar adds another endpoint for Envoy to the example's.
 var secondSidecar = change{
 	"        - endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: 8081 } } }\n",
 	"        - endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: 8081 } } }\n" +
@@ -54,7 +54,7 @@ func newRestarts(t *testing.T) *restarts {
 	return s
 }
 
-// serve starts a sidecar and waits until it listens. It drains for two of the health check's intervals.
+// serve starts a sidecar and waits until it listens. It drains for two intervals of the health check.
 func (s *restarts) serve(t *testing.T, port string, more ...string) *process {
 	t.Helper()
 	p := start(t, sidecarProgram, append([]string{
@@ -70,8 +70,8 @@ func (s *restarts) serve(t *testing.T, port string, more ...string) *process {
 	return p
 }
 
-// ask sends 1,000 requests a second, if the machine can, until s.stop is called. Every answer must
-// be 200, or for the key "bounded" 429.
+// ask sends 1,000 requests a second, if the machine can, until s.stop is called. Every answer must be 200, or for the
+// key "bounded" 429.
 func (s *restarts) ask(t *testing.T) {
 	t.Helper()
 	const clients, pause = 50, 50 * time.Millisecond

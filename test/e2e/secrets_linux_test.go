@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestNoPageShowsASecret gives the built program its secrets on the command line, as people do, and reads all
+// TestNoPageShowsASecret gives the built program its secrets on the command line, as people do, and reads everything
 // that it serves and logs.
 func TestNoPageShowsASecret(t *testing.T) {
 	const secret, apiSecret, adminSecret = "hunter2", "hunter2api", "hunter2admin"
@@ -27,7 +27,7 @@ func TestNoPageShowsASecret(t *testing.T) {
 	p := start(t, sidecarProgram, "serve", "--config", limits, "--log-level", "debug", "--drain-delay", "0s",
 		"--grpc-listen", at+":8081", "--http-listen", at+":8080", "--admin-listen", at+":6070", "--metrics-listen", at+":9090",
 		"--api-token", apiSecret, "--admin-token", adminSecret,
-		"--redis-url", fmt.Sprintf("redis://bob:%s@127.0.0.1:%d/0", secret, redistest.FreePort(t)), // nobody is there
+		"--redis-url", fmt.Sprintf("redis://bob:%s@127.0.0.1:%d/0", secret, redistest.FreePort(t)), // no server listens there
 	)
 	client := &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}}
 	read := func(port, token, line, body string) (code int, page string) {

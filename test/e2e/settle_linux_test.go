@@ -15,9 +15,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// settleStack is a stock Envoy that settles reservations, in front of an application that answers as a request's path
-// says: /cost/N reports the cost N, /nothing reports none, /slow answers in part and waits until the client has gone, and
-// /die closes the connection in the middle of the answer.
+// settleStack is a stock Envoy that settles reservations. The application behind it answers as the path of a request
+// states: /cost/N reports the cost N, /nothing reports none, /slow answers in part and waits until the client has
+// disconnected, and /die closes the connection in the middle of the answer.
 func settleStack(t *testing.T) *stack {
 	t.Helper()
 	tooltest.Path(t, "envoy") // may skip
@@ -53,7 +53,7 @@ func settleStack(t *testing.T) *stack {
 	return s
 }
 
-// tokensLeft is what a user has left, by a dry run; "" stands for a bucket without a key.
+// tokensLeft returns a user's remaining tokens, by a dry run; "" means a bucket without a key.
 func (s *stack) tokensLeft(t *testing.T, limit, user string) (left int) {
 	t.Helper()
 	ask := map[string]any{"domain": "ai", "name": limit, "count": 0}
@@ -73,7 +73,7 @@ func (s *stack) tokensLeft(t *testing.T, limit, user string) (left int) {
 	return said.Limits[0].Remaining
 }
 
-// wantLeft waits until a user has so much left: the done comes after the answer.
+// wantLeft waits until a user has so many tokens left, because the settle-done arrives after the answer.
 func (s *stack) wantLeft(t *testing.T, limit, user string, want int) {
 	t.Helper()
 	left := 0
@@ -86,8 +86,8 @@ func (s *stack) wantLeft(t *testing.T, limit, user string, want int) {
 	}
 }
 
-// TestEnvoySettles runs a stock Envoy: the answer to the first request has an id, and Envoy brings it back at the end of
-// the stream with the real cost.
+// TestEnvoySettles runs a stock Envoy: the answer to the first request has an id, and Envoy sends it at the end of the
+// stream with the real cost.
 func TestEnvoySettles(t *testing.T) {
 	t.Parallel()
 	s := settleStack(t)
@@ -103,7 +103,7 @@ func TestEnvoySettles(t *testing.T) {
 	})
 	t.Run("without a cost the estimate stays charged", func(t *testing.T) {
 		get("carol", "/nothing")
-		get("carol", "/cost/1") // its done comes after that of the first
+		get("carol", "/cost/1") // its settle-done arrives after that of the first
 		s.wantLeft(t, "tokens", "carol", 899)
 	})
 	t.Run("or what unknown_cost says", func(t *testing.T) {

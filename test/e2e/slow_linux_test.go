@@ -17,8 +17,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// TestSlowClientsBlockNoOtherClient lets slowhttptest hold hundreds of connections by slow headers, slow
-// bodies and slow reading, while another client keeps sending requests.
+// TestSlowClientsBlockNoOtherClient lets slowhttptest occupy hundreds of connections with slow headers, slow bodies and
+// slow reading, while another client keeps sending requests.
 func TestSlowClientsBlockNoOtherClient(t *testing.T) {
 	t.Parallel()
 	program := tooltest.Path(t, "slowhttptest")
@@ -56,7 +56,7 @@ func TestSlowClientsBlockNoOtherClient(t *testing.T) {
 	}
 }
 
-// TestOversizedRequestsAreRefused: each is answered, or cut off, and none with a 5xx.
+// TestOversizedRequestsAreRefused: each is answered, or its connection is closed, and none gets a 5xx.
 func TestOversizedRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := startAPI(t)
@@ -130,7 +130,7 @@ func (a *api) post(body string) (code int, err error) {
 	return answer.StatusCode, err
 }
 
-// memory is what the sidecar holds, in KiB.
+// memory returns the resident memory of the sidecar, in KiB.
 func (a *api) memory(t *testing.T) (kib int) {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.cmd.Process.Pid))

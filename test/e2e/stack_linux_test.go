@@ -58,7 +58,7 @@ type stack struct {
 // change is a difference from an example.
 type change struct{ old, new string }
 
-// The changes that tests make. The first is made always: on a busy machine 50 ms may be too short.
+// The changes that tests make. The first one is always made: on a busy machine 50 ms may be too short.
 var (
 	longTimeout = change{"timeout: 0.05s", "timeout: 10s"}
 	failOpen    = change{"failure_mode_deny: true", "failure_mode_deny: false"}
@@ -74,7 +74,7 @@ func overSocket(path string) change {
 
 var stacks atomic.Int32
 
-// loopback is 127.100.0.1 and up, by process and by stack: no port there is taken by somebody else.
+// loopback returns addresses from 127.100.0.1 on, by process and by stack, so that no other process uses their ports.
 func loopback() string {
 	pid := os.Getpid()
 	return fmt.Sprintf("127.%d.%d.%d", 100+pid>>8&0x7f, pid&0xff, stacks.Add(1))
@@ -91,7 +91,7 @@ func newStack(t *testing.T, socket string, changes ...change) *stack {
 	return s
 }
 
-// sidecarStack is one of which nothing has been started.
+// sidecarStack returns a stack of which nothing has been started.
 func sidecarStack(t *testing.T, socket string) *stack {
 	t.Helper()
 	s := &stack{
@@ -167,7 +167,7 @@ func (s *stack) awaitSidecar(t *testing.T) {
 	s.awaitSidecars(t, 1)
 }
 
-// awaitSidecars returns when Envoy takes n of them for healthy.
+// awaitSidecars returns when Envoy considers n of them healthy.
 func (s *stack) awaitSidecars(t *testing.T, n int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("Envoy finds %d rlsidecar healthy", n), func() bool {
@@ -175,7 +175,7 @@ func (s *stack) awaitSidecars(t *testing.T, n int) {
 	})
 }
 
-// serveApplication answers what Envoy lets through: 200, and nothing of what it was sent.
+// serveApplication is an application behind Envoy that answers 200, without any byte of the request.
 func (s *stack) serveApplication(t *testing.T) {
 	t.Helper()
 	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
@@ -208,7 +208,7 @@ func (s *stack) admin(path string) string {
 	return string(body)
 }
 
-// stat is one of Envoy's counters or gauges; -1 where there is none.
+// stat returns the value of a counter or gauge of Envoy; -1 if it does not exist.
 func (s *stack) stat(name string) int {
 	for line := range strings.Lines(s.admin("/stats?filter=" + name)) {
 		if value, ok := strings.CutPrefix(line, name+": "); ok {
@@ -220,15 +220,15 @@ func (s *stack) stat(name string) int {
 	return -1
 }
 
-// answer is what a client got, with the bytes it came in.
+// answer is an answer to a client, with its bytes.
 type answer struct {
 	code   int
 	header http.Header
 	raw    string
 }
 
-// get sends a request for path to Envoy with headers ("name: value"), byte for byte as given. A from that is not
-// empty is the client's address.
+// get sends a request for path to Envoy with headers ("name: value"), byte for byte as given. A from that is not empty
+// is the client's address.
 func (s *stack) get(t *testing.T, from, path string, headers ...string) answer {
 	t.Helper()
 	raw, err := s.exchange(t, from, "10000", path, headers...)
@@ -243,7 +243,7 @@ func (s *stack) get(t *testing.T, from, path string, headers ...string) answer {
 	return answer{resp.StatusCode, resp.Header, string(raw)}
 }
 
-// exchange opens a connection of its own, requests path and reads until the end.
+// exchange opens a connection, requests path and reads until the end.
 func (s *stack) exchange(t *testing.T, from, port, path string, headers ...string) ([]byte, error) {
 	t.Helper()
 	var dialer net.Dialer

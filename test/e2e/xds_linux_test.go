@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestXDSExample does what examples/xds/README.md says.
+// TestXDSExample runs the commands of examples/xds/README.md.
 func TestXDSExample(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "xds")

@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// length is how long each run lasts: HISTORIES, or 3 seconds.
+// length is the duration of each run: HISTORIES, or 3 seconds.
 func length(t *testing.T) time.Duration {
 	text := os.Getenv("HISTORIES")
 	if text == "" {
@@ -21,7 +21,7 @@ func length(t *testing.T) time.Duration {
 	return d
 }
 
-// long skips a test that make test has no time for.
+// long skips a test that takes too long for make test.
 func long(t *testing.T) {
 	if os.Getenv("HISTORIES") == "" {
 		t.Skip("make histories runs it")
@@ -39,7 +39,7 @@ func repeat(t *testing.T, pause time.Duration, faults ...func()) func() {
 	}
 }
 
-// TestOneRedis lets connections break, scripts vanish, and Redis stop, crash and come back with all that it had
+// TestOneRedis lets connections break, scripts vanish, Redis stop, crash and come back with everything that it had
 // acknowledged, and sidecars be killed.
 func TestOneRedis(t *testing.T) {
 	redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always", "--enable-debug-command", "yes")
@@ -69,8 +69,8 @@ func TestAChargeAppliedTwiceIsFound(t *testing.T) {
 	}
 }
 
-// TestSentinelWithConfirmation kills the master again and again. The only replica confirms every charge, so nothing
-// that was answered is lost.
+// TestSentinelWithConfirmation kills the master again and again. The only replica confirms every charge, so no answered
+// charge is lost.
 func TestSentinelWithConfirmation(t *testing.T) {
 	long(t)
 	s := redistest.StartSentinels(t)
@@ -83,8 +83,8 @@ func TestSentinelWithConfirmation(t *testing.T) {
 	}
 }
 
-// TestSentinel kills the master without confirmation by replicas. Each failover may lose what was not replicated: at
-// most one capacity of each bucket.
+// TestSentinel kills the master without confirmation by replicas. Each failover may lose charges that were not
+// replicated: at most one capacity of each bucket.
 func TestSentinel(t *testing.T) {
 	long(t)
 	s := redistest.StartSentinels(t)

@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// kind is what a request does.
+// kind is the kind of a request.
 type kind int
 
 const (
@@ -53,8 +53,8 @@ type record struct {
 	from, to int64
 }
 
-// state is that of one or two buckets: their Values, and how many of the requests without an answer were certainly
-// carried out.
+// state is the state of one or two buckets: their Values, and how many of the requests without an answer were certainly
+// executed.
 type state struct {
 	value            [2]int64
 	charges, refunds int64
@@ -73,7 +73,7 @@ func (b *buckets) full() (s state) {
 	return s
 }
 
-// take carries out a request. It is package algorithms that decides.
+// take executes a request with package algorithms.
 func (b *buckets) take(s state, k kind) (state, answer) {
 	ask := algorithms.Charge{Cost: b.cost}
 	switch k {
@@ -125,7 +125,8 @@ func (b *buckets) others(s state, n int64) (_ state, possible bool) {
 	return s, true
 }
 
-// guesses are how many requests without an answer must have been carried out since s, so that this answer was given.
+// guesses returns the possible numbers of requests without an answer that were executed since s, so that this answer is
+// right.
 func guesses(s state, q question, a answer) []int64 {
 	_, now := q.of.take(s, look)
 	left := a.left[0] // before the request
@@ -173,12 +174,12 @@ var model = porcupine.NondeterministicModel{
 	DescribeState: func(s any) string { return fmt.Sprint(s) },
 }
 
-// stale is how old a denial may be where others refund: a sidecar remembers denials for a second (docs/redis.md), and
-// does not see refunds of other sidecars meanwhile.
+// stale is the largest age of a denial if others refund: a sidecar remembers denials for a second (docs/redis.md), and
+// does not notice refunds of other sidecars in this time.
 const stale = int64(1e9)
 
-// operations makes a history for porcupine of what was answered. lost returns how many units a failover up to a time
-// may have lost of a bucket.
+// operations makes a history for porcupine from the answers. lost returns the number of units that a failover up to a
+// time may have lost of a bucket.
 func operations(records []record, lost func(b *buckets, until int64) int64) (history []porcupine.Operation) {
 	missing, refunded := map[string][]record{}, map[string]bool{}
 	for _, r := range records {
@@ -210,7 +211,7 @@ func operations(records []record, lost func(b *buckets, until int64) int64) (his
 	return history
 }
 
-// nothingLost is the lost of a run in which Redis forgets nothing.
+// nothingLost is lost for a run in which Redis forgets nothing.
 func nothingLost(*buckets, int64) int64 { return 0 }
 
 // explain lists the requests of the first bucket whose answers are not linearizable.

@@ -108,7 +108,7 @@ func (s *sidecar) kill() {
 	_ = s.cmd.Wait()
 }
 
-// world is several sidecars, their clients, and the history of what they answered.
+// world is several sidecars, their clients, and the history of their answers.
 type world struct {
 	t        *testing.T
 	sidecars []*sidecar
@@ -284,7 +284,7 @@ func (w *world) log(r record) {
 	w.records = append(w.records, r)
 }
 
-// check looks at every bucket once more, and decides whether the history is linearizable. Then it reports it.
+// check reads every bucket once more, and decides whether the history is linearizable. Then it reports the history.
 func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 	w.t.Helper()
 	random := rand.New(rand.NewPCG(1, 2))
@@ -311,7 +311,7 @@ func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 	return result == porcupine.Ok
 }
 
-// lostUnits is how many units were charged, by what the clients know, and are there again.
+// lostUnits returns how many units were charged, according to the clients, and are available again.
 func (w *world) lostUnits() (units int64) {
 	for name, b := range w.all {
 		var charged, left int64

@@ -28,7 +28,7 @@ const (
 // engine is buildah and podman with a storage of their own.
 type engine struct {
 	dir   string
-	lock  *os.File // held by who uses dir
+	lock  *os.File // locked while dir is in use
 	tool  map[string]string
 	built bool
 }
@@ -57,8 +57,7 @@ func newEngine(t *testing.T) *engine {
 	return e
 }
 
-// removeAbandoned removes what tests have left that were killed: podman's containers outlive who started
-// them.
+// removeAbandoned removes the remains of killed tests: podman's containers outlive the process that started them.
 func removeAbandoned(t *testing.T, tool map[string]string) {
 	t.Helper()
 	locks, err := filepath.Glob(filepath.Join(os.TempDir(), prefix+"*", "lock"))
@@ -106,7 +105,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// remove leaves nothing behind: first what holds mounts, then the files.
+// remove removes everything: first the mounts, then the files.
 func (e *engine) remove() error {
 	_, _ = e.try("podman", "rm", "--all", "--force", "--time", "0") // the last step reports whether they succeeded
 	_, _ = e.try("podman", "image", "unmount", "--all")
@@ -116,8 +115,8 @@ func (e *engine) remove() error {
 	return os.RemoveAll(e.dir)
 }
 
-// try runs one of the tools; it returns what it printed, to stderr too if it failed or has the logs of a
-// container, which write there.
+// try runs one of the tools and returns its output, also that to stderr if the tool failed or writes the logs of a
+// container there.
 func (e *engine) try(tool string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -145,8 +144,8 @@ func (e *engine) run(t *testing.T, tool string, args ...string) string {
 	return out
 }
 
-// build builds the Dockerfile. In the place of the golang image there are this machine's programs, Go
-// among them, and its caches, so that nothing need be fetched and little compiled.
+// build builds the Dockerfile. This machine's programs, Go among them, and its caches replace the golang image, so that
+// nothing must be downloaded and little compiled.
 func (e *engine) build(t *testing.T, tag string, args ...string) {
 	t.Helper()
 	var env struct{ GOROOT, GOMODCACHE, GOCACHE string }
@@ -199,7 +198,7 @@ func (e *engine) build(t *testing.T, tag string, args ...string) {
 	e.run(t, "buildah", append(args, source)...)
 }
 
-// files lists what is in an image, with what kind of file it is.
+// files lists the files in an image, with their kinds.
 func (e *engine) files(t *testing.T, tag string) (folder string, found map[string]fs.FileMode) {
 	t.Helper()
 	folder, found = e.run(t, "podman", "image", "mount", tag), map[string]fs.FileMode{}

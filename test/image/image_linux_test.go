@@ -181,7 +181,7 @@ func (e *engine) start(t *testing.T, name string, args ...string) *container {
 }
 
 func (c *container) logs() string {
-	out, _ := c.try("podman", "logs", c.name) // or what is wrong with them
+	out, _ := c.try("podman", "logs", c.name) // or the reason why there are none
 	return out
 }
 
@@ -217,7 +217,7 @@ func request(key string, values ...string) *rls.RateLimitRequest {
 
 const ok, over = rls.RateLimitResponse_OK, rls.RateLimitResponse_OVER_LIMIT
 
-// asReference starts the image as envoyproxy/ratelimit's is started: no arguments, its variables.
+// asReference starts the image as envoyproxy/ratelimit's is started: without arguments, with its variables.
 func asReference(t *testing.T, name string, more ...string) *container {
 	t.Helper()
 	return image(t).start(t, name, append(more, "--env=RUNTIME_ROOT=/data", "--env=GRPC_UDS=/sock/grpc", "--env=BACKEND_TYPE=memory", "--env=RLSIDECAR_DRAIN_DELAY=5s", tag)...)
@@ -235,7 +235,7 @@ func TestImageInThePlaceOfTheReferenceServer(t *testing.T) {
 	}
 }
 
-// TestImageHasNoRights looks at the process from outside.
+// TestImageHasNoRights examines the process from outside.
 func TestImageHasNoRights(t *testing.T) {
 	c := asReference(t, "rights")
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.state(t).Pid))
@@ -252,8 +252,7 @@ func TestImageHasNoRights(t *testing.T) {
 	}
 }
 
-// More keys than there is memory for must not have the process killed, which would open the gates that
-// are closed.
+// More keys than fit into memory must not get the process killed, because its buckets would be full again.
 func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	c := asReference(t, "flood")
 	for range 3 {
@@ -459,7 +458,7 @@ func TestImageForAnotherProcessor(t *testing.T) {
 	}
 }
 
-// TestAbandonedContainersAreRemoved loses what it has started, as a test does that is killed.
+// TestAbandonedContainersAreRemoved leaves its containers behind, as a killed test does.
 func TestAbandonedContainersAreRemoved(t *testing.T) {
 	archive := filepath.Join(t.TempDir(), "image.tar")
 	image(t).run(t, "podman", "save", "--output", archive, tag)

@@ -75,8 +75,8 @@ func TestWhatBecomesOfFaults(t *testing.T) {
 	}
 }
 
-// TestTheTableIsWritten writes the rows of the faults that were planted, keeps those of others, and drops those of faults
-// that are gone.
+// TestTheTableIsWritten writes the rows of the faults that were planted, keeps those of others, and removes the rows of
+// faults that no longer exist.
 func TestTheTableIsWritten(t *testing.T) {
 	t.Parallel()
 	root := tree(t, "- {fault: subtracts, file: sum.go, old: a + b, new: a - b}\n- {fault: multiplies, file: sum.go, old: a + b, new: a * b}")

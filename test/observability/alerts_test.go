@@ -22,7 +22,7 @@ func promtool(t *testing.T, args ...string) {
 	}
 }
 
-// TestRulesPassTheirTests runs what a person who changes the rules runs.
+// TestRulesPassTheirTests runs the commands that a person who changes the rules runs.
 func TestRulesPassTheirTests(t *testing.T) {
 	promtool(t, "check", "rules", examples+"/rules.yaml")
 	promtool(t, "test", "rules", examples+"/rules_test.yaml", examples+"/rules_day_test.yaml")
@@ -37,14 +37,14 @@ func TestRulesPassTheirTests(t *testing.T) {
 	}
 }
 
-// Each point of a timeline is a minute. A recording is repeated: the counters rise again by what they rose in
-// it.
+// Each point of a timeline is a minute. A recording is repeated: the counters rise again by their increase during the
+// recording.
 const (
 	healthyPoints = 40
 	badPoints     = 30
 )
 
-// TestAlertsFireOnRecordings: 40 minutes of good times, in which nothing fires, then 30 of a bad one.
+// TestAlertsFireOnRecordings: 40 minutes without a problem, in which nothing fires, then 30 with one.
 func TestAlertsFireOnRecordings(t *testing.T) {
 	all := recordings(t)
 	cases := []struct {

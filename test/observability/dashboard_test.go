@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestDashboardFitsGrafana has the compiler of TypeScript check the dashboard against the types that Grafana
-// publishes: no key that Grafana does not know, and no value that it does not take.
+// TestDashboardFitsGrafana lets the TypeScript compiler check the dashboard against the types that Grafana publishes:
+// it has no unknown key, and no value that Grafana does not accept.
 func TestDashboardFitsGrafana(t *testing.T) {
 	data, err := os.ReadFile(examples + "/dashboard.json")
 	if err != nil {
@@ -19,7 +19,7 @@ func TestDashboardFitsGrafana(t *testing.T) {
 	if out, err := typeCheck(t, data); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	// What the check is worth: it finds each of these mistakes.
+	// The check can fail: it finds each of these mistakes.
 	mistakes := map[string]string{`"showLegend"`: `"showLegends"`, `"drawStyle": "line"`: `"drawStyle": "lines"`, `"displayMode": "basic"`: `"displayMode": "plain"`}
 	for right, wrong := range mistakes {
 		changed := bytes.Replace(data, []byte(right), []byte(wrong), 1)

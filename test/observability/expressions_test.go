@@ -18,7 +18,7 @@ import (
 
 var promql = parser.NewParser(parser.Options{})
 
-// rules are those of rules.yaml, as Prometheus reads them.
+// rules are those of rules.yaml, as Prometheus parses them.
 func rules(t *testing.T) (all []rulefmt.Rule) {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile(examples+"/rules.yaml", false, model.UTF8Validation, promql, slog.New(slog.DiscardHandler))
@@ -40,7 +40,7 @@ func alertNamed(name string) func(rulefmt.Rule) bool {
 	return func(r rulefmt.Rule) bool { return r.Alert == name }
 }
 
-// panel is what the tests read of a panel of the dashboard.
+// panel is the part of a panel of the dashboard that tests need.
 type panel struct {
 	ID          int
 	Type, Title string
@@ -70,7 +70,7 @@ func readDashboard(t *testing.T) (d dashboard) {
 	return d
 }
 
-// expression is one of PromQL, and where it is.
+// expression is a PromQL expression with its place.
 type expression struct{ where, text string }
 
 // variables of Grafana, as it would replace them.
@@ -182,7 +182,7 @@ func matches(series labels.Labels, matchers []*labels.Matcher) bool {
 	return true
 }
 
-// selectors are those of an expression; one that does not parse fails the test.
+// selectors returns the selectors of an expression; an expression that does not parse fails the test.
 func selectors(t *testing.T, text string) [][]*labels.Matcher {
 	t.Helper()
 	expr, err := promql.ParseExpr(text)

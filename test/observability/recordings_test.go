@@ -33,7 +33,7 @@ limits:
 descriptors: [{key: user, limit: tokens}]
 `
 
-// recording is what a sidecar exported before and after something happened to it.
+// recording is the metrics of a sidecar before and after an event.
 type recording struct{ before, after map[string]sample }
 
 func (s *sidecar) record(t *testing.T, happens func()) recording {
@@ -52,7 +52,7 @@ func recordings(t *testing.T) map[string]recording {
 		withRedis(t, made)
 		inMemory(t, made)
 		withoutControlPlane(t, made)
-		recorded = made // only if no test has failed meanwhile
+		recorded = made // only if no test has failed
 	})
 	if recorded == nil {
 		t.Fatal("the recordings failed, in another test")

@@ -12,9 +12,8 @@ import (
 
 const runbooks = root + "/docs/runbooks.md"
 
-// TestRunbooksAnswerEachAlert: a link of an alert leads to a section that says what the alert means for users, how
-// to find the cause, what to do, and when it is over. The commands of the page are run by TestPages in test/e2e, and
-// its PromQL is checked above.
+// TestRunbooksAnswerEachAlert: the link of an alert leads to a section with the effect on users, the search for the
+// cause, the remedy, and the end. TestPages in test/e2e runs the commands of the page, and its PromQL is checked above.
 func TestRunbooksAnswerEachAlert(t *testing.T) {
 	data, err := os.ReadFile(runbooks)
 	if err != nil {

@@ -23,7 +23,7 @@ import (
 const (
 	root     = "../.."
 	examples = root + "/examples/observability"
-	patience = time.Minute // bounds every wait for another process; no test needs it to pass
+	patience = time.Minute // bounds every wait for another process; no test needs it to succeed
 )
 
 // buildDir is where the program is built, once for all tests.
@@ -123,12 +123,12 @@ func (s *sidecar) send(t *testing.T, n int, domain, key, value string) {
 
 // sample is one series at one time.
 type sample struct {
-	labels  model.Metric // with its name, and those that Prometheus adds: job, instance, namespace
+	labels  model.Metric // with its name, and the labels that Prometheus adds: job, instance, namespace
 	value   float64
 	counter bool
 }
 
-// scrape returns what s exports, by series.
+// scrape returns the metrics of s, by series.
 func (s *sidecar) scrape(t *testing.T) map[string]sample {
 	t.Helper()
 	response, err := http.Get("http://" + s.metrics + "/metrics")

@@ -24,7 +24,7 @@ const (
 	version = "v0.0.0-test"
 )
 
-// source copies what a release is made of, to another place each time.
+// source copies the sources of a release, to another place each time.
 func source(t *testing.T, folder string) string {
 	t.Helper()
 	folder = filepath.Join(t.TempDir(), folder)
@@ -45,7 +45,7 @@ func source(t *testing.T, folder string) string {
 	return folder
 }
 
-// release makes one, and returns its files.
+// release makes a release, and returns its files.
 func release(t *testing.T, folder, umask, zone string) map[string][]byte {
 	t.Helper()
 	cmd := exec.Command("bash", "-c", "umask "+umask+"; exec scripts/release.sh")
@@ -128,7 +128,7 @@ func unpack(t *testing.T, data []byte, prefix string) map[string][]byte {
 	}
 }
 
-// versionOf runs the program; it returns where it is now.
+// versionOf runs the program from its new place.
 func versionOf(t *testing.T, program []byte) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "rlsidecar")
@@ -142,7 +142,7 @@ func versionOf(t *testing.T, program []byte) (path string) {
 	return path
 }
 
-// unit has systemd read the unit, and say what the program could still do if it were taken over.
+// unit lets systemd check the unit, and report the rights that the program would have if it were taken over.
 func unit(t *testing.T, text, program string) {
 	t.Helper()
 	const installed, mostExposed = "/usr/local/bin/rlsidecar", "15" // of 100; documented: 12
@@ -154,7 +154,7 @@ func unit(t *testing.T, text, program string) {
 		t.Fatal(err)
 	}
 	analyze := tooltest.Path(t, "systemd-analyze")
-	// What it does not know it only says.
+	// It only prints warnings about unknown settings.
 	if out, err := exec.Command(analyze, "verify", "--man=no", file).CombinedOutput(); err != nil || len(out) > 0 {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
@@ -163,7 +163,7 @@ func unit(t *testing.T, text, program string) {
 	}
 }
 
-// bom looks at what is said of the parts.
+// bom checks the list of parts.
 func bom(t *testing.T, data []byte) {
 	t.Helper()
 	type component struct {

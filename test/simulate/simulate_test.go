@@ -25,8 +25,8 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	// Little memory is in use, and almost all of it is garbage soon, so that the collector runs at a fixed size. By a
-	// percentage it would run ever later: what the pools of ended runs hold counts as in use for another cycle.
+	// Little memory is in use, and almost all of it is soon garbage, so the collector runs at a fixed size. With a
+	// percentage it would run later and later, because the pools of ended runs count as in use for another cycle.
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(512 << 20)
 	os.Exit(m.Run())

@@ -6,12 +6,11 @@ import (
 	"testing"
 )
 
-// usage is what a process holds at a moment.
+// usage is the resources that a process uses at a moment.
 type usage struct{ KiB, Goroutines, Files, Series float64 }
 
-// judge says what has grown. It compares the least of the last quarter with the most of the second one: what is
-// bounded has reached its bound by then, and goes down now and then.
-// Memory may grow by slack KiB beyond a tenth.
+// judge reports growth. It compares the least of the last quarter with the most of the second one: a bounded value has
+// reached its bound by then, and sometimes falls. Memory may grow by a tenth and slack KiB.
 func judge(all []usage, slack float64) (wrong []string) {
 	for _, c := range []struct {
 		what  string
@@ -39,7 +38,7 @@ func judge(all []usage, slack float64) (wrong []string) {
 	return wrong
 }
 
-// TestTheJudgeNoticesALeak of each kind, and nothing else.
+// TestTheJudgeNoticesALeak of each kind, and reports nothing else.
 func TestTheJudgeNoticesALeak(t *testing.T) {
 	series := func(of func(i int) usage) (all []usage) {
 		for i := range 60 {

@@ -31,7 +31,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// much is the rate of the limits that are never reached; few is that of one which is.
+// much is the rate of limits that are never reached; few is the rate of one that is.
 const much, few = 2_000_000_000, 2000
 
 // limits is the configuration; each reload has another version.
@@ -54,7 +54,7 @@ descriptors:
 `, much, few, 100+version%50)
 }
 
-// duration is how long the soak lasts: FOR, or 10 s as a part of make test.
+// duration is the length of the soak: FOR, or 10 s as a part of make test.
 func duration(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("FOR")
@@ -68,7 +68,7 @@ func duration(t *testing.T) time.Duration {
 	return d
 }
 
-// world is what runs.
+// world is the processes of the soak.
 type world struct {
 	t        *testing.T
 	dir      string
@@ -79,7 +79,7 @@ type world struct {
 	over     chan struct{}
 
 	password atomic.Pointer[string]
-	// What happened. Each must have happened at the end.
+	// Counters of events. Each must have happened at the end.
 	reloads, pauses, flushes, kills, restarts, passwords, certificates, adjustments atomic.Int64
 	failures                                                                        atomic.Int64 // answers by the failure policy
 	serials                                                                         sync.Map     // of the certificates that clients saw
@@ -87,7 +87,7 @@ type world struct {
 	calls, work, fewer count
 }
 
-// count is what is known of the units that a limit has consumed: at least sure, and at most unsure more.
+// count has the bounds for the units that a limit has consumed: at least sure, and at most unsure more.
 type count struct{ sure, unsure atomic.Int64 }
 
 // sidecar is a process.
@@ -302,7 +302,7 @@ func (w *world) post(at, token, body string) (code int, answer struct {
 	return got.StatusCode, answer
 }
 
-// apply reserves for work, and settles with what it really cost, until it is settled.
+// apply reserves units for work, and settles the real cost until the settlement is confirmed.
 func (w *world) apply(s *sidecar) {
 	for !w.isOver() {
 		code, answer := w.post(s.http+"/v1/limit", "api", `{"domain":"soak","name":"work","key":"1","count":5,"reserve":true}`)
@@ -414,7 +414,7 @@ func (w *world) command(words ...any) bool {
 	return err == nil
 }
 
-// consumed is what a limit has consumed by its bucket.
+// consumed returns the units that a limit has consumed, according to its bucket.
 func (w *world) consumed(which string, rate int64) (n int64) {
 	conn := w.dial(w.sidecars[0])
 	defer conn.Close()
@@ -431,7 +431,7 @@ func (w *world) consumed(which string, rate int64) (n int64) {
 	return n
 }
 
-// counts compares what was admitted with what the buckets say.
+// counts compares the admitted units with the buckets.
 func (w *world) counts() {
 	for which, c := range map[string]*count{"call=1": &w.calls, "work=1": &w.work} {
 		n, sure, unsure := w.consumed(which, much), c.sure.Load(), c.unsure.Load()
