@@ -14,7 +14,8 @@ func IdempotencyID(parts ...string) (id [16]byte) {
 
 // digest returns the SHA-256 of parts, each preceded by its length.
 func digest(parts ...string) [32]byte {
-	var text []byte
+	var room [256]byte
+	text := room[:0]
 	for _, part := range parts {
 		text = append(binary.AppendUvarint(text, uint64(len(part))), part...)
 	}

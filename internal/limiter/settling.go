@@ -393,7 +393,7 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 	c.groups++
 	c.add(&r, c.groups)
 	once := &backend.IdempotencyKey{
-		ID:       IdempotencyID(c.Verdict.Domain.Name, "settle "+string(id[:]), strconv.Itoa(c.partNumber(part, &r))),
+		ID:       settlementID(c.Verdict.Domain.Name, id, c.partNumber(part, &r)),
 		Lifetime: remembered,
 	}
 	copy(once.Digest[:], id[:])
@@ -401,6 +401,13 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 	c.charges[s.charge].IdempotencyKey = once
 	c.Settlements = append(c.Settlements, s)
 	return r
+}
+
+// settlementID returns the IdempotencyID of the settlement of a part of reservation id.
+func settlementID(domain string, id *[16]byte, part int) [16]byte {
+	var name [len("settle ") + len(id)]byte
+	copy(name[copy(name[:], "settle "):], id[:])
+	return IdempotencyID(domain, string(name[:]), strconv.Itoa(part))
 }
 
 // partNumber returns the number of part, which r settles. A version that did not number them had 1 for limits that are

@@ -56,6 +56,9 @@ func NewKeys(secrets, old Secrets) *Keys {
 	return k
 }
 
+// rooms are buffers of ids, which are reused.
+var rooms = sync.Pool{New: func() any { return new([]byte) }}
+
 // ring is a list of secrets, with what signs by each.
 type ring struct {
 	secrets []string
@@ -102,9 +105,11 @@ func (k *Keys) Append(dst []byte, r *limiter.Reserved) []byte {
 		copy(r.ID[:8], k.unique[:])
 		binary.BigEndian.PutUint64(r.ID[8:], k.made.Add(1))
 	}
-	var room [512]byte
-	b := appendReserved(room[:0], r)
+	room := rooms.Get().(*[]byte)
+	defer rooms.Put(room)
+	b := appendReserved((*room)[:0], r)
 	b = ring.sign(b, 0, b)
+	*room = b
 	if base64.RawURLEncoding.EncodedLen(len(b)) > maxText {
 		return dst
 	}
@@ -113,15 +118,17 @@ func (k *Keys) Append(dst []byte, r *limiter.Reserved) []byte {
 
 // Open implements limiter.IDs.
 func (k *Keys) Open(id string, r *limiter.Reserved) bool {
-	var room [512]byte
-	b, sum := split(room[:0], id)
+	room := rooms.Get().(*[]byte)
+	defer rooms.Put(room)
+	b, sum := split((*room)[:0], id)
 	if len(b) > 0 && b[0] == oldForm {
 		return k.openOld(b, sum, r)
 	}
 	ring := k.ring()
-	var sumRoom [sha256.Size]byte
+	all := b[:len(b)+len(sum)]
 	for i := range ring.secrets {
-		if hmac.Equal(sum, ring.sign(sumRoom[:0], i, b)) {
+		signed := ring.sign(all, i, b)
+		if *room = signed; hmac.Equal(sum, signed[len(all):]) {
 			return decode(b, r)
 		}
 	}
@@ -234,7 +241,7 @@ func (f *fields) part() (p limiter.ReservedPart) {
 	p.Count, p.Times, p.At = int64(f.number()), int64(f.number()), algorithms.Micros(f.number())
 	p.Inflow = scaled.Inflow{Units: int64(f.number()), Span: int64(f.number())}
 	if has&isByName == 0 {
-		p.Key = append(p.Key, f.text()...)
+		p.Key = append(p.Key, f.bytes(f.number())...)
 		return p
 	}
 	p.Number, p.Wait = int(f.number()), algorithms.Micros(f.number())

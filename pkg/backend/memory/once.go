@@ -11,7 +11,7 @@ import (
 // room, new ones are refused, and none is deleted early.
 type records struct {
 	mu     sync.Mutex
-	byID   map[[16]byte]record              // guarded by mu
+	byID   map[[16]byte]*record             // guarded by mu
 	due    map[algorithms.Micros][][16]byte // by the minute in which they expire; guarded by mu
 	minute algorithms.Micros                // the last one swept in; guarded by mu
 }
@@ -21,10 +21,11 @@ type record struct {
 	of        [32]byte
 	until     algorithms.Micros
 	decisions []backend.Decision
+	one       [1]backend.Decision // the memory of decisions, if there is one
 }
 
 func newRecords() records {
-	return records{byID: map[[16]byte]record{}, due: map[algorithms.Micros][][16]byte{}}
+	return records{byID: map[[16]byte]*record{}, due: map[algorithms.Micros][][16]byte{}}
 }
 
 const minute = 60 * algorithms.Second
@@ -57,7 +58,9 @@ func (s *Store) takeOnce(now algorithms.Micros, charges []backend.Charge, decisi
 		return
 	}
 	until := now + once.Lifetime
-	r.byID[once.ID] = record{of: once.Digest, until: until, decisions: append([]backend.Decision(nil), decisions...)}
+	kept := &record{of: once.Digest, until: until}
+	kept.decisions = append(kept.one[:0], decisions...)
+	r.byID[once.ID] = kept
 	r.due[until/minute+1] = append(r.due[until/minute+1], once.ID)
 }
 
@@ -93,7 +96,7 @@ func (r *records) sweep(now algorithms.Micros) (gone int) {
 			continue
 		}
 		for _, id := range ids {
-			if r.byID[id].until <= now { // otherwise it was replaced since, and expires later
+			if kept := r.byID[id]; kept != nil && kept.until <= now { // otherwise it was replaced since, and expires later
 				gone += r.forget(id)
 			}
 		}
@@ -104,7 +107,10 @@ func (r *records) sweep(now algorithms.Micros) (gone int) {
 
 // forget deletes a record, if there is one, and returns the room that it used. r.mu is held.
 func (r *records) forget(id [16]byte) int {
-	n := len(r.byID[id].decisions)
+	kept := r.byID[id]
+	if kept == nil {
+		return 0
+	}
 	delete(r.byID, id)
-	return n
+	return len(kept.decisions)
 }
