@@ -138,8 +138,8 @@ func TestWhatRedisRefusesKeepsReadinessFalse(t *testing.T) {
 		url, cause, remedy string
 	}{
 		"a wrong password":        {"redis://one:wrong@" + redis.Addr, "refuses the user or the password", "--redis-password-file"},
-		"TLS to a plaintext port": {"rediss://" + redis.Addr, "does not speak TLS at this port", "redis:// instead of rediss://"},
-		"plaintext to a TLS port": {fmt.Sprintf("redis://127.0.0.1:%d", tlsPort), "speaks TLS at this port", "rediss:// instead of redis://"},
+		"TLS to a plaintext port": {"rediss://" + redis.Addr, "does not use TLS at this port", "redis:// instead of rediss://"},
+		"plaintext to a TLS port": {fmt.Sprintf("redis://127.0.0.1:%d", tlsPort), "requires TLS at this port", "rediss:// instead of redis://"},
 		"a cluster URL":           {"redis+cluster://" + redis.Addr, "is a single server", "redis://host:port"},
 		"a Sentinel URL":          {"redis+sentinel://" + redis.Addr + "/main", "may be a Sentinel, or another kind", "redis://host:port"},
 	} {

@@ -24,7 +24,7 @@ func FileSecrets(path string, log *zap.Logger) (func() []string, error) {
 		read:  func() ([]string, error) { return readSecrets(path) },
 		equal: slices.Equal[[]string],
 		failed: func(err error) {
-			log.Error("the keys of reservations cannot be read again; those before stay in use", zap.Error(err))
+			log.Error("the file with the keys of reservations (--settle-key-file) cannot be read; the previous keys stay in use; correct the file", zap.Error(err))
 		},
 		changed: func(secrets []string) {
 			log.Info("the keys of reservations were read again", zap.String("file", path), zap.Int("keys", len(secrets)))

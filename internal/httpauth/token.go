@@ -27,7 +27,7 @@ func FileToken(path string, log *zap.Logger) (Token, error) {
 		read:  func() (string, error) { return readToken(path) },
 		equal: func(a, b string) bool { return a == b },
 		failed: func(err error) {
-			log.Error("the token cannot be read again; the one before stays in use", zap.Error(err))
+			log.Error("the token file cannot be read; the previous token stays in use; correct the file", zap.Error(err))
 		},
 		changed: func(string) { log.Info("the token was read again", zap.String("file", path)) },
 	})

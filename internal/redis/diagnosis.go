@@ -28,8 +28,8 @@ const permissions = "+evalsha +eval +mget +get +psetex +llen +lindex +rpush +lpu
 
 const (
 	otherForm    = "write redis://host:port for one server, redis+cluster:// for a Redis Cluster, or redis+sentinel:// for Sentinels"
-	trustServer  = "give the CA of its certificate by --redis-tls-ca, and the name that the certificate is for in --redis-url"
-	showOurs     = "give a client certificate that the server accepts by --redis-tls-cert and --redis-tls-key"
+	trustServer  = "set --redis-tls-ca to the CA of its certificate, and use the name in the certificate in --redis-url"
+	showOurs     = "set --redis-tls-cert and --redis-tls-key to a client certificate that the server accepts"
 	checkAddress = "check the address and that the server runs"
 	checkSecret  = "check the user and the password, in --redis-url or --redis-password-file"
 )
@@ -39,7 +39,7 @@ func diagnose(err error, form string) diagnosis {
 	text := err.Error()
 	switch {
 	case isForbidden(err):
-		return diagnosis{"does not permit its user what limits need", "the user needs " + permissions, true}
+		return diagnosis{"does not grant its user the permissions that limits need", "the user needs " + permissions, true}
 	case isReply(err, "NOAUTH"):
 		return diagnosis{"requires a password, and none was given", checkSecret, true}
 	case isReply(err, "WRONGPASS", "ERR AUTH", "ERR invalid password"):
@@ -51,11 +51,11 @@ func diagnose(err error, form string) diagnosis {
 	case isReply(err, "ERR This instance has cluster support disabled"):
 		return diagnosis{"is a single server, and --redis-url names a Redis Cluster", otherForm, true}
 	case isReply(err, "ERR unknown command"):
-		return diagnosis{"does not know a command that limits need: it may be a Sentinel, or another kind of server than --redis-url says", otherForm, true}
+		return diagnosis{"does not know a command that limits need: it may be a Sentinel, or another kind of server than the one in --redis-url", otherForm, true}
 	case isReply(err, "READONLY") && form == "":
 		return diagnosis{"is a replica", "point --redis-url at the master, at Sentinels or at the cluster", true}
 	case isReply(err, "OOM"):
-		return diagnosis{"has no memory left", "raise maxmemory, or find what fills it", false}
+		return diagnosis{"has no memory left", "raise maxmemory, or find the keys that fill it", false}
 	case isCompileError(err):
 		return diagnosis{"cannot run the script of rlsidecar", "use Redis 6.2 or newer, or Valkey", true}
 	case errors.Is(err, errNoMaster):
@@ -80,13 +80,13 @@ func diagnoseTLS(err error) diagnosis {
 	)
 	switch {
 	case errors.As(err, &record):
-		return diagnosis{"does not speak TLS at this port", "write redis:// instead of rediss://, or the port that speaks TLS", true}
+		return diagnosis{"does not use TLS at this port", "write redis:// instead of rediss://, or the port that uses TLS", true}
 	case errors.As(err, &alert), strings.Contains(err.Error(), "remote error: tls:"):
 		return diagnosis{"refuses the TLS connection", showOurs, true}
 	case errors.As(err, &verify), errors.As(err, &unknown), errors.As(err, &name):
-		return diagnosis{"shows a certificate that is not trusted", trustServer, true}
+		return diagnosis{"has a certificate that is not trusted", trustServer, true}
 	case errors.As(err, &file):
-		return diagnosis{"", "check the file and who may read it", false}
+		return diagnosis{"", "check that the file exists and that rlsidecar may read it", false}
 	}
 	return diagnosis{}
 }

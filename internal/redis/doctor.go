@@ -71,7 +71,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 		return all
 	}
 	took := time.Since(before)
-	found(Fine, "connection", "answers in %v, connecting included", took.Round(10*time.Microsecond))
+	found(Fine, "connection", "answers in %v, including the connection", took.Round(10*time.Microsecond))
 	all = append(all, checkClock(server, there, before, took)...)
 	info, err := client.Info(ctx).Result()
 	if err != nil {
@@ -100,14 +100,14 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	key, _ := n.keys.of(&probe)
 	ofLedger := refusedOfLedger(ctx, client, key) // while the key is there
 	if refused := s.refused(ctx, client, key); len(refused) > 0 {
-		found(Problem, "permissions", "the user may not run %s, which some limits need; it needs %s", strings.Join(refused, ", "), permissions)
+		found(Problem, "permissions", "the user may not run %s, which some limits need; the user needs %s", strings.Join(refused, ", "), permissions)
 	} else {
-		found(Fine, "permissions", "the user may run all that limits of every kind need")
+		found(Fine, "permissions", "the user has all permissions that limits of every kind need")
 	}
 	if len(ofLedger) > 0 {
-		found(Warning, "adjustments", "the user may not run %s: limits are kept, but cannot be adjusted while they run; it needs %s", strings.Join(ofLedger, ", "), ledgerPermissions)
+		found(Warning, "adjustments", "the user may not run %s: limits work, but operators cannot adjust them; the user needs %s", strings.Join(ofLedger, ", "), ledgerPermissions)
 	} else {
-		found(Fine, "adjustments", "the user may run all that adjustments need")
+		found(Fine, "adjustments", "the user has all permissions that adjustments need")
 	}
 	severity, text := judgeLatency(s.measure(ctx, client, probe), timeout)
 	found(severity, "latency", "%s", text)
@@ -216,7 +216,7 @@ func checkInfo(server string, info map[string]string) (all []Finding) {
 	}
 	switch policy := info["maxmemory_policy"]; {
 	case policy == "" || policy == "noeviction":
-		found(Fine, "eviction", "live keys are never evicted")
+		found(Fine, "eviction", "keys in use are never evicted")
 	case info["maxmemory"] == "0":
 		found(Warning, "eviction", "maxmemory-policy is %s: once a maxmemory is set, buckets could be evicted, and each would be full again; set it to noeviction", policy)
 	default:
@@ -240,7 +240,7 @@ func (s *Store) examineCluster(ctx context.Context) []Finding {
 	all := []Finding{{s.name, Fine, "cluster", "all slots are served by " + info["cluster_size"] + " masters"}}
 	setting, err := s.cluster.client.ConfigGet(ctx, "cluster-require-full-coverage").Result()
 	if err == nil && setting["cluster-require-full-coverage"] == "yes" { // a user without this permission gets no answer
-		all = append(all, Finding{s.name, Warning, "coverage", "cluster-require-full-coverage is yes: while one master fails, the others do not answer either; set it to no"})
+		all = append(all, Finding{s.name, Warning, "coverage", "cluster-require-full-coverage is yes: while one master fails, the other masters refuse requests too; set it to no"})
 	}
 	return all
 }

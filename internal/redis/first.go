@@ -116,9 +116,9 @@ func (s *Store) mistake(err error) *Mistake {
 		}
 		switch speaksTLS, speaksRedis := s.where.speaks(addr); {
 		case speaksTLS && !s.where.tls:
-			return &Mistake{addr, "speaks TLS at this port, and --redis-url does not", "write rediss:// instead of redis://"}
+			return &Mistake{addr, "requires TLS at this port, and --redis-url does not use it", "write rediss:// instead of redis://"}
 		case speaksRedis && s.where.tls:
-			return &Mistake{addr, "does not speak TLS at this port", "write redis:// instead of rediss://, or the port that speaks TLS"}
+			return &Mistake{addr, "does not use TLS at this port", "write redis:// instead of rediss://, or the port that uses TLS"}
 		}
 	}
 	return nil

@@ -92,7 +92,7 @@ func (a *adjustments) open(chain *adjust.Chain) (err error) {
 func (a *adjustments) first(ctx context.Context) {
 	if a.shared != nil {
 		if err := a.shared.Poll(ctx); err != nil {
-			a.server.log.Warn("adjustments cannot be read yet; those of --state-dir are in force", zap.Int("known", a.keeper.Set().Len()), zap.Error(err))
+			a.server.log.Warn("adjustments cannot be read from Redis yet; those stored in --state-dir are in force", zap.Int("known", a.keeper.Set().Len()), zap.Error(err))
 		}
 	}
 }
@@ -151,7 +151,7 @@ func (a *adjustments) report() {
 func (a *adjustments) reportLost(status *adjust.Status) {
 	if n := status.Rewritten - a.rewritten; n > 0 {
 		a.rewritten = status.Rewritten
-		a.server.log.Warn("Redis had lost changes of adjustments, for example in a failover; this sidecar has made them again", zap.Uint64("changes", n))
+		a.server.log.Warn("Redis had lost changes of adjustments, for example in a failover; this sidecar has written them again", zap.Uint64("changes", n))
 	}
 	if len(status.Lost) == 0 {
 		a.server.conditions.Clear(adjustmentsLost)

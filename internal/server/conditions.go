@@ -45,7 +45,7 @@ func (s *server) reportReload(problems config.Problems, stale []string) {
 	}
 	c := conditions.Condition{
 		Name: configurationRefused, Severity: conditions.Degraded,
-		Summary: "The configuration was refused, and the one before it stays in use: " + first + ".",
+		Summary: "The configuration was refused, and the previous one stays in use: " + first + ".",
 		Remedy:  "Correct the configuration; it is read again when it changes. rlsidecar check finds all mistakes.",
 	}
 	if len(stale) > 0 {
@@ -69,9 +69,9 @@ func (s *server) reportOverflow() {
 	if s.conditions.Set(conditions.Condition{
 		Name: metricsOverflow, Severity: conditions.Warning,
 		Summary: "More than 10,000 limits or domains have decided requests: the metrics count the others together, as (overflow). Limits work as configured.",
-		Remedy:  "Nothing needs to be done for limits to hold. For figures of a folded limit, split the configuration over several sidecars, or remove limits that are not used.",
+		Remedy:  "Limits need no action. To see the metrics of each limit, divide the configuration among several sidecars, or remove limits that are not used.",
 	}) {
-		s.log.Warn("some limits are counted together in the metrics, as (overflow), because only 10,000 limits can have series of their own; rlsidecar_metrics_folded shows how many")
+		s.log.Warn("some limits are counted together in the metrics, as (overflow), because only 10,000 limits can have their own series; rlsidecar_metrics_folded reports their number")
 	}
 }
 
@@ -80,7 +80,7 @@ func (s *server) reportNoAuth() {
 	added := s.conditions.Set(conditions.Condition{
 		Name: authMissing, Severity: conditions.Critical,
 		Summary: "A proxy calls /v1/auth, and the configuration has no auth section: every such request is denied.",
-		Remedy:  "Add a section auth with routes to a configuration file, or have the proxy call another listener.",
+		Remedy:  "Add a section auth with routes to a configuration file, or configure the proxy to use another listener.",
 	})
 	if added {
 		s.log.Error("a proxy calls /v1/auth, and the configuration has no auth section: every such request is denied; add auth with routes to a configuration file")
@@ -126,7 +126,7 @@ func (s *server) meanwhile() string {
 		}
 	}
 	if len(texts) == 0 {
-		return "Meanwhile requests are answered by on_backend_failure."
+		return "Until then requests are answered by on_backend_failure."
 	}
-	return "Meanwhile requests are answered by on_backend_failure: " + strings.Join(texts, ", ") + "."
+	return "Until then requests are answered by on_backend_failure: " + strings.Join(texts, ", ") + "."
 }

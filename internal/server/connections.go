@@ -155,7 +155,7 @@ func (l *boundedListener) retry(err error) bool {
 	if t, ok := errors.AsType[net.Error](err); !ok || !t.Temporary() {
 		return false
 	}
-	l.log.Warn("connections cannot be accepted", zap.Error(err))
+	l.log.Warn("connections cannot be accepted; if the error is about open files, raise their limit (ulimit -n), or lower --grpc-max-connections and --http-max-connections", zap.Error(err))
 	return (errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)) && l.all.makeRoom()
 }
 
@@ -166,7 +166,7 @@ func (l *boundedListener) admit(nc net.Conn) net.Conn {
 	full := len(l.open) >= l.max && !l.evict()
 	if full && len(l.open) >= l.max+l.spare {
 		l.refused.Add(1)
-		l.log.Warn("connections are refused, because as many as allowed are in use; --grpc-max-connections and --http-max-connections set the number", zap.Int("max", l.max))
+		l.log.Warn("connections are refused, because all that are allowed are in use; --grpc-max-connections and --http-max-connections set the number", zap.Int("max", l.max))
 		return nil
 	}
 	c := &boundedConn{Conn: nc, listener: l, reservedForHealth: full}
@@ -191,7 +191,7 @@ func (l *boundedListener) evict() bool {
 		if _, open := l.open[c]; open && c.silentAt(now) {
 			delete(l.open, c)
 			l.evicted.Add(1)
-			l.log.Warn("silent connections are closed to make room for new ones; --grpc-max-connections and --http-max-connections set the number", zap.Int("max", l.max))
+			l.log.Warn("idle connections are closed to make room for new ones; --grpc-max-connections and --http-max-connections set the number", zap.Int("max", l.max))
 			c.Conn.Close()
 			return true
 		}

@@ -94,7 +94,7 @@ func (f *firstContact) run(ctx context.Context) {
 		case isMistake:
 			f.refused = true
 			f.server.reportMistake(f.redis.Place(), mistake)
-			f.log.Error("redis refuses this sidecar, which stays not ready until Redis has decided once; requests are answered by on_backend_failure; rlsidecar doctor shows what is wrong",
+			f.log.Error("redis refuses this sidecar, which stays not ready until Redis has decided once; requests are answered by on_backend_failure; run rlsidecar doctor to find the cause",
 				zap.String("server", mistake.Server), zap.String("cause", mistake.Says), zap.String("remedy", mistake.Remedy))
 			f.known()
 			pause = laterPause

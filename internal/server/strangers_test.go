@@ -144,7 +144,7 @@ func TestTokensComeFromFiles(t *testing.T) {
 	}
 	eventually(t, "the log says so", func() bool {
 		codes("2")
-		return x.logs.FilterMessageSnippet("the token cannot be read again").Len() == 2
+		return x.logs.FilterMessageSnippet("the token file cannot be read").Len() == 2
 	})
 	if got := codes("2"); got != [2]int{200, 200} {
 		t.Errorf("without the files: %v", got)

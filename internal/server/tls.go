@@ -104,7 +104,7 @@ func (k *keeper) current() *tls.Config {
 	k.seen = now
 	c, err := k.files.load()
 	if err != nil {
-		k.log.Error("TLS files (--tls-cert, --tls-key, --tls-client-ca) cannot be used; the earlier ones stay in use", zap.Error(err))
+		k.log.Error("TLS files (--tls-cert, --tls-key, --tls-client-ca) cannot be used; the previous ones stay in use; correct the files", zap.Error(err))
 		return k.config
 	}
 	k.log.Info("TLS files read again")

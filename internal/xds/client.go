@@ -143,7 +143,7 @@ func (c *Client) Run(ctx context.Context, use Use) {
 			failures = 0
 		}
 		pause := c.backoff(failures)
-		c.config.Log.Warn("no stream from the xDS server; the configuration stays as it is",
+		c.config.Log.Warn("no stream from the xDS server (--xds-server); the last configuration stays in use",
 			zap.String("server", c.config.Server), zap.Error(err), zap.Duration("again_in", pause))
 		sleep(ctx, pause)
 	}

@@ -245,7 +245,7 @@ func TestTheKeyFileOfReservations(t *testing.T) {
 	second := s.mustStart("user=second")
 	eventually(t, "the mistake is logged", func() bool {
 		s.mustStart("user=other")
-		return strings.Contains(s.output.String(), "the keys of reservations cannot be read again; those before stay in use")
+		return strings.Contains(s.output.String(), "the file with the keys of reservations (--settle-key-file) cannot be read; the previous keys stay in use; correct the file")
 	})
 	if err := s.done(second, 5); err != nil {
 		t.Error(err)

@@ -145,9 +145,9 @@ func (r *Recorder) mayWarn(now time.Time) bool {
 func (r *Recorder) warn(s *Shape) {
 	fields := []zap.Field{zap.String("domain", descriptors.Printable(s.Domain)), zap.String("descriptors", s.Text())}
 	if s.Configured {
-		r.log.Warn("requests meet no limit and are allowed; rlsidecar explain shows why, rlsidecar top --unmatched how many", fields...)
+		r.log.Warn("requests meet no limit and are allowed; rlsidecar explain shows the reason, and rlsidecar top --unmatched their number", fields...)
 	} else {
-		r.log.Warn("requests are for a domain that is not configured, and are allowed; rlsidecar top --unmatched shows how many", fields...)
+		r.log.Warn("requests are for a domain that is not configured, and are allowed; rlsidecar top --unmatched shows their number", fields...)
 	}
 }
 

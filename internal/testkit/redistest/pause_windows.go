@@ -1,7 +1,7 @@
 package redistest
 
 // Pause skips the test: no signal of Windows stops a process.
-func (s *Server) Pause() { s.t.Skip("needs SIGSTOP, which Windows has not") }
+func (s *Server) Pause() { s.t.Skip("needs SIGSTOP, which Windows does not have") }
 
 // Resume undoes Pause.
 func (s *Server) Resume() {}
