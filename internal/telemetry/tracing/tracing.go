@@ -88,7 +88,9 @@ func Start(ctx context.Context, c Config, log *zap.Logger) (*Tracing, error) {
 		options = append(options, trace.WithSampler(trace.ParentBased(trace.TraceIDRatioBased(c.Share))))
 	}
 	log = logthrottle.Log(log, time.Minute)
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("traces cannot be sent; check OTEL_EXPORTER_OTLP_ENDPOINT and --tracing-protocol", zap.Error(err)) }))
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		log.Warn("traces cannot be sent; check OTEL_EXPORTER_OTLP_ENDPOINT and --tracing-protocol", zap.Error(err))
+	}))
 	t := &Tracing{
 		provider:   trace.NewTracerProvider(options...),
 		propagator: propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, b3.New()),
