@@ -1,0 +1,507 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// badWrites fails its first Write: before anything is written or, with sends, 1 ms after the other end has all of it.
+type badWrites struct {
+	net.Conn
+
+	err    error
+	sends  bool
+	writes atomic.Int64
+}
+
+func (b *badWrites) Write(text []byte) (int, error) {
+	if b.writes.Add(1) > 1 {
+		return b.Conn.Write(text)
+	}
+	if b.sends {
+		if _, err := b.Conn.Write(text); err != nil {
+			return 0, err
+		}
+		time.Sleep(ms)
+	}
+	return 0, b.err
+}
+
+// TestAFailedWriteEndsTheWire: its call is answered at once. It goes the other way only if the server certainly has not run
+// it, and not if the server has answered it already. The next one goes the other way.
+func TestAFailedWriteEndsTheWire(t *testing.T) {
+	notSent := &net.OpError{Op: "dial", Err: errors.New("refused")}
+	for name, test := range map[string]struct {
+		conn  badWrites
+		after time.Duration
+		fails error
+		again int64 // calls that go the other way
+	}{
+		"perhaps run":     {conn: badWrites{err: errors.New("connection reset")}, fails: backend.ErrUnavailable},
+		"never run":       {conn: badWrites{err: notSent}, after: ms, again: 1},
+		"answered before": {conn: badWrites{err: notSent, sends: true}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			fallback := &server{takes: ms}
+			l, _, conn := wired(fallback, echoed)
+			test.conn.Conn = conn
+			l.by(&test.conn)
+			if a := start(l, limited(1)); test.fails != nil {
+				a.fails(t, 0, test.fails)
+				for _, d := range a.Decisions {
+					if errors.Is(d.Err, backend.ErrNotTaken) {
+						t.Errorf("%s: reported as certainly not run: %v", name, d.Err)
+					}
+				}
+			} else {
+				a.is(t, test.after)
+			}
+			time.Sleep(2 * ms)
+			if n := fallback.called.Load(); n != test.again {
+				t.Errorf("%s: %d calls went the other way, want %d", name, n, test.again)
+			}
+			start(l, limited(1)).is(t, ms)
+			if n := fallback.called.Load(); n != test.again+1 {
+				t.Errorf("%s: the next call went by the wire", name)
+			}
+			l.close()
+		})
+	}
+}
+
+// TestAProbeDoesNotGoByTheWire: it may take longer than a usual call.
+func TestAProbeDoesNotGoByTheWire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fallback := &server{takes: ms}
+		l, p, conn := wired(fallback, echoed)
+		l.by(conn)
+		l.circuit = circuit{open: true, misses: breakerCalls, probeAt: time.Now()}
+		start(l, limited(1)).is(t, ms)
+		start(l, limited(1)).is(t, 0)
+		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 1 || others != 1 {
+			t.Errorf("%d calls by the wire and %d others, want the probe and the call after it", calls, others)
+		}
+		l.close()
+	})
+}
+
+// TestCallsThatAreNoSingleRunGoTheOtherWay: resets, and what cannot be encoded. The calls after them go by the wire.
+func TestCallsThatAreNoSingleRunGoTheOtherWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fallback := &server{}
+		l, p, conn := wired(fallback, echoed)
+		l.by(conn)
+		reset := limited(1, 1)
+		reset.Charges[0].Reset = true
+		broken := limited(1)
+		broken.Charges[0].Limit = nil
+		for _, b := range []*backend.Batch{reset, broken} {
+			start(l, b).is(t, 0)
+		}
+		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 0 || others != 2 {
+			t.Errorf("%d calls by the wire and %d others", calls, others)
+		}
+		for range 5 {
+			start(l, limited(1)).is(t, 0)
+		}
+		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 5 || others != 2 {
+			t.Errorf("then %d calls by the wire and %d others", calls, others)
+		}
+		l.close()
+	})
+}
+
+// TestAnAnswerLargerThanTheBufferIsWhole.
+func TestAnAnswerLargerThanTheBufferIsWhole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fallback := &server{}
+		l, p, conn := wired(fallback, echoed)
+		l.by(conn)
+		for _, n := range []int{200, 1, 250} { // of 41 bytes each; the buffer has 4096
+			start(l, limited(ones(n)...)).is(t, 0)
+		}
+		if calls := p.calls.Load(); calls != 3 {
+			t.Errorf("%d calls by the wire", calls)
+		}
+		l.close()
+	})
+}
+
+// TestAnswersThatCannotBeReadAreFailures: they end at once, count for the circuit breaker, and harm no other call.
+func TestAnswersThatCannotBeReadAreFailures(t *testing.T) {
+	for name, test := range map[string]struct {
+		reply string
+		ends  bool // the wire
+	}{
+		"another protocol":  {"+OK\r\n", true},
+		"null":              {"$-1\r\n", true},
+		"two answers":       {"$1\r\nx\r\n$1\r\ny\r\n", true},
+		"too short":         {"$3\r\nabc\r\n", false},
+		"without a meaning": {bulk(append(doubles(nil, 1), 255)), false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			fallback := &server{takes: ms}
+			var bad atomic.Bool
+			l, _, conn := wired(fallback, func(args []string) string {
+				if bad.Load() {
+					return test.reply
+				}
+				return echoed(args)
+			})
+			l.by(conn)
+			start(l, limited(1)).is(t, 0)
+			bad.Store(true)
+			start(l, limited(1)).fails(t, 0, backend.ErrUnavailable)
+			l.mu.Lock()
+			if l.circuit.misses != 1 {
+				t.Errorf("%s: %d failures count", name, l.circuit.misses)
+			}
+			l.mu.Unlock()
+			bad.Store(false)
+			synctest.Wait()
+			after := map[bool]time.Duration{true: ms, false: 0}[test.ends]
+			start(l, limited(1)).is(t, after)
+			l.close()
+		})
+	}
+}
+
+func bulk(text []byte) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(text), text) }
+
+// TestACalendarThatEndedIsSentAgain with other windows, by go-redis: the script answers with its time alone.
+func TestACalendarThatEndedIsSentAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fallback := &server{takes: ms}
+		l, p, conn := wired(fallback, func([]string) string { return bulk(doubles(nil, 1)) })
+		l.by(conn)
+		start(l, limited(1)).is(t, ms)
+		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 1 || others != 1 {
+			t.Errorf("%d calls by the wire and %d others", calls, others)
+		}
+		l.close()
+	})
+}
+
+// TestAWireIsUsedAgainAfterItEndedWithACall: the lost call is a failure for the circuit breaker, and the next connection
+// takes calls.
+func TestAWireIsUsedAgainAfterItEndedWithACall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fallback := &server{takes: ms}
+		l, _, conn := wired(fallback, func([]string) string { return "" })
+		l.by(conn)
+		start(l, limited(1)).fails(t, 10*ms, backend.ErrUnavailable)
+		synctest.Wait()
+		l.mu.Lock()
+		if l.circuit.misses != 1 {
+			t.Errorf("%d failures count", l.circuit.misses)
+		}
+		l.mu.Unlock()
+		near, far := net.Pipe()
+		p := &peer{Conn: far, reply: echoed}
+		go p.serve()
+		l.wire.mu.Lock()
+		l.wire.conn = near
+		l.wire.mu.Unlock()
+		go l.wire.read(near, near)
+		start(l, limited(1)).is(t, 0)
+		if calls := p.calls.Load(); calls != 1 {
+			t.Errorf("%d calls by the new connection", calls)
+		}
+		l.close()
+	})
+}
+
+// TestClosingWaitsForTheCallInFlight, and ends the connection then. The bubble would not end if its reader went on.
+func TestClosingWaitsForTheCallInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, p, conn := wired(&server{}, func(args []string) string { time.Sleep(3 * ms); return echoed(args) })
+		l.by(conn)
+		began := time.Now()
+		a := start(l, limited(1))
+		time.Sleep(ms)
+		l.close()
+		a.is(t, 3*ms)
+		if _, err := p.Read(make([]byte, 1)); err == nil || time.Since(began) != 3*ms {
+			t.Errorf("the connection ended %v after its call began, with %v", time.Since(began), err)
+		}
+	})
+}
+
+// deadlines records the last read deadline.
+type deadlines struct {
+	net.Conn
+
+	read []time.Time
+}
+
+func (d *deadlines) SetReadDeadline(t time.Time) error {
+	d.read = append(d.read, t)
+	return nil
+}
+
+// TestAWireKnowsItsState: when it may be taken, and what the end of a Read means in each state.
+func TestAWireKnowsItsState(t *testing.T) {
+	now := time.Now()
+	for name, test := range map[string]struct {
+		wire     wire
+		err      error
+		goesOn   bool
+		rests    bool // the deadline is removed
+		takes    bool // it may be taken afterwards
+		answered bool // there is a call to answer
+	}{
+		"idle, an old deadline":          {err: os.ErrDeadlineExceeded, goesOn: true, rests: true, takes: true},
+		"idle, ended":                    {err: net.ErrClosed},
+		"taken, an old deadline":         {wire: wire{busy: true}, err: os.ErrDeadlineExceeded, goesOn: true},
+		"in flight, an old deadline":     {wire: wire{busy: true, call: &call{}, until: now.Add(time.Hour)}, err: os.ErrDeadlineExceeded, goesOn: true, answered: true},
+		"in flight, late":                {wire: wire{busy: true, call: &call{}, until: now}, err: os.ErrDeadlineExceeded, answered: true},
+		"in flight, ended":               {wire: wire{busy: true, call: &call{}, until: now.Add(time.Hour)}, err: net.ErrClosed, answered: true},
+		"idle, closed":                   {wire: wire{closed: true}, err: os.ErrDeadlineExceeded},
+		"in flight, closed":              {wire: wire{closed: true, busy: true, call: &call{}, until: now.Add(time.Hour)}, err: os.ErrDeadlineExceeded, goesOn: true, answered: true},
+		"broken by a write, not yet due": {wire: wire{busy: true, call: &call{}, until: now.Add(time.Hour), broken: net.ErrClosed}, err: os.ErrDeadlineExceeded, answered: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, w := &deadlines{}, &test.wire
+			w.conn = conn
+			if w.goesOn(conn, test.err) != test.goesOn || (len(conn.read) > 0) != test.rests {
+				t.Errorf("goes on: %t, deadlines %v", !test.goesOn, conn.read)
+			}
+			if !test.goesOn && w.broken == nil {
+				t.Error("it ends without a reason")
+			}
+			if w.take() != test.takes {
+				t.Errorf("taken: %t", !test.takes)
+			}
+			c, _ := w.answered()
+			if (c != nil) != test.answered || c == nil && (w.broken == nil || w.take()) {
+				t.Errorf("answered %v, broken by %v", c, w.broken)
+			}
+		})
+	}
+	w := &wire{node: newNode(nil, keys{prefix: "rl:"}, nil), conn: &deadlines{}, broken: net.ErrClosed}
+	if w.send(&call{charges: 1, runs: []run{{limited(1), 0, 1}}}, now) {
+		t.Error("a call was written to a wire that broke since it was taken")
+	}
+}
+
+// dials are the connections of a client. Each waits for gate.
+type dials struct {
+	addr          string
+	gate          chan struct{}
+	began, closed atomic.Int64
+}
+
+type countedClose struct {
+	net.Conn
+
+	d    *dials
+	once sync.Once
+}
+
+func (c *countedClose) Close() error {
+	c.once.Do(func() { c.d.closed.Add(1) })
+	return c.Conn.Close()
+}
+
+func (d *dials) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	d.began.Add(1)
+	<-d.gate
+	nc, err := (&net.Dialer{}).DialContext(ctx, "tcp", d.addr)
+	if err != nil {
+		return nil, err
+	}
+	return &countedClose{Conn: nc, d: d}, nil
+}
+
+// TestTheWireIsDialedOnce at a time, again a pause after a failure, with one connection, and not once it is closed.
+func TestTheWireIsDialedOnce(t *testing.T) {
+	d := &dials{addr: redistest.Start(t).Addr, gate: make(chan struct{})}
+	client := goredis.NewClient(&goredis.Options{Dialer: d.dial, MinIdleConns: 3, PoolSize: 5, DialerRetries: 1})
+	defer client.Close()
+	for range 3 {
+		d.gate <- struct{}{} // those of the client itself
+	}
+	refused := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }
+	nobody := goredis.NewClient(&goredis.Options{Dialer: refused}) // go-redis tries again by itself
+	defer nobody.Close()
+	w := &wire{node: newNode(nobody, keys{prefix: "rl:"}, nil), lane: newLane(time.Second, nil)}
+	is := func(what string, connected bool) {
+		t.Helper()
+		redistest.Eventually(t, what, func() bool {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return !w.dialing && (w.conn != nil) == connected
+		})
+	}
+	dials := func(since time.Duration) bool { // so long after the last dial
+		w.mu.Lock()
+		w.dialed = time.Now().Add(-since)
+		was := w.dialed
+		w.mu.Unlock()
+		w.dial()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.dialed != was
+	}
+	if !dials(time.Hour) {
+		t.Error("a wire without a connection is not dialed")
+	}
+	is("it has failed", false)
+	w.node = newNode(client, keys{prefix: "rl:"}, nil)
+	if began := time.Now(); dials(0) && time.Since(began) < dialPause { // a machine may be slow
+		t.Fatal("a failure is repeated at once")
+	}
+	if !dials(2 * dialPause) {
+		t.Error("a failure is not repeated")
+	}
+	redistest.Eventually(t, "the dial begins", func() bool { return d.began.Load() == 4 })
+	if dials(time.Hour) {
+		t.Error("it is dialed twice at a time")
+	}
+	done := make(chan struct{})
+	defer close(done)
+	go func() { // from here on no dial waits
+		for {
+			select {
+			case d.gate <- struct{}{}:
+			case <-done:
+				return
+			}
+		}
+	}()
+	tried := int64(1)
+	redistest.Eventually(t, "it is connected", func() bool {
+		w.mu.Lock()
+		connected, again := w.conn != nil, w.conn == nil && !w.dialing // on a slow machine the time of an attempt may end
+		w.mu.Unlock()
+		if again && dials(time.Hour) {
+			tried++
+		}
+		return connected
+	})
+	if dials(time.Hour) {
+		t.Error("a wire that is connected is dialed")
+	}
+	w.close()
+	is("it has ended", false)
+	redistest.Eventually(t, "its connection is closed", func() bool { return d.closed.Load() == tried })
+	if dials(time.Hour) || d.began.Load() != 3+tried {
+		t.Errorf("a closed wire is dialed, or more than one connection was made at a time: %d for %d", d.began.Load()-3, tried)
+	}
+}
+
+// TestAWireThatIsClosedWhileItIsDialed has no connection then.
+func TestAWireThatIsClosedWhileItIsDialed(t *testing.T) {
+	d := &dials{addr: redistest.Start(t).Addr, gate: make(chan struct{})}
+	client := goredis.NewClient(&goredis.Options{Dialer: d.dial, DialerRetries: 1})
+	defer client.Close()
+	w := &wire{node: newNode(client, keys{prefix: "rl:"}, nil), lane: newLane(time.Second, nil)}
+	w.dial()
+	redistest.Eventually(t, "the dial begins", func() bool { return d.began.Load() == 1 })
+	w.close()
+	d.gate <- struct{}{}
+	redistest.Eventually(t, "its connection is closed", func() bool { return d.closed.Load() == 1 })
+	if w.take() {
+		t.Error("a closed wire can be taken")
+	}
+}
+
+// TestStartersForgetNoLane, whatever is added while others are started.
+func TestStartersForgetNoLane(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStarter(func(f func()) { go f() })
+		var lanes []*lane
+		for range 8 {
+			l := newLane(10*ms, (&server{takes: ms}).decide)
+			l.start = s.add
+			lanes = append(lanes, l)
+		}
+		for range 5 {
+			var all []*answer
+			later := func() { // as soon as the first of the others is started
+				for _, l := range lanes[4:] {
+					all = append(all, start(l, limited(1)))
+				}
+			}
+			lanes[0].spawn = func(f func()) {
+				if later != nil {
+					later()
+				}
+				later = nil
+				go f()
+			}
+			for _, l := range lanes[:4] {
+				all = append(all, start(l, limited(1)))
+			}
+			time.Sleep(5 * ms)
+			for _, a := range all {
+				a.is(t, ms)
+			}
+			if len(all) != len(lanes) {
+				t.Errorf("%d batches", len(all))
+			}
+		}
+	})
+}
+
+// TestPartsOfALargeBatchKeepWhatItHas: its deadline, the groups that are known, its source, and whether anybody waits.
+func TestPartsOfALargeBatchKeepWhatItHas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var usual, patient int
+		record := func(n *int) *lane {
+			l := newLane(time.Minute, nil)
+			l.decide = func(_ context.Context, c *call) error {
+				*n += c.charges
+				time.Sleep(4 * ms)
+				return echo(c)
+			}
+			return l
+		}
+		w := &way{record(&usual), record(&patient)}
+		flushed := 0
+		source := &backend.Source{Flush: func() { flushed++ }}
+		large := func() *backend.Batch { // parts of 3, 300, 2, 300 and 1 charges, each of 4 ms
+			b := limited(1, 1, 1, 300, 1, 1, 300, 1)
+			b.Source, b.Known = source, make([]atomic.Bool, len(b.Charges))
+			b.Known[1].Store(true)
+			b.Known[303].Store(true)
+			return b
+		}
+		b := large()
+		b.Deadline = time.Now().Add(10 * ms)
+		<-start(w, b).done
+		synctest.Wait()
+		for i, d := range b.Decisions {
+			switch known, late := i == 1 || i == 303, i >= 305; {
+			case known && d != (backend.Decision{}):
+				t.Errorf("charge %d is known already, and was answered again: %+v", i, d)
+			case late && !errors.Is(d.Err, context.DeadlineExceeded):
+				t.Errorf("charge %d of a part after the deadline: %+v", i, d)
+			case !known && !late && d.Remaining != b.Charges[i].Terms.Cost:
+				t.Errorf("charge %d: %+v", i, d)
+			}
+		}
+		if usual != 3 || patient != 300 || flushed == 0 {
+			t.Errorf("%d charges were sent as usual and %d patiently; the source was flushed %d times", usual, patient, flushed)
+		}
+		b = large()
+		b.Detached = true
+		<-start(w, b).done
+		if usual != 3 || patient != 300+604 {
+			t.Errorf("nobody waits: %d charges were sent as usual and %d patiently", usual, patient)
+		}
+	})
+}
