@@ -1,11 +1,13 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -45,20 +47,20 @@ func (b *badWrites) Write(text []byte) (int, error) {
 func TestAFailedWriteEndsTheWire(t *testing.T) {
 	notSent := &net.OpError{Op: "dial", Err: errors.New("refused")}
 	for name, test := range map[string]struct {
-		conn  badWrites
+		conn  *badWrites
 		after time.Duration
 		fails error
 		again int64 // calls that go the other way
 	}{
-		"perhaps run":     {conn: badWrites{err: errors.New("connection reset")}, fails: backend.ErrUnavailable},
-		"never run":       {conn: badWrites{err: notSent}, after: ms, again: 1},
-		"answered before": {conn: badWrites{err: notSent, sends: true}},
+		"perhaps run":     {conn: &badWrites{err: errors.New("connection reset")}, fails: backend.ErrUnavailable},
+		"never run":       {conn: &badWrites{err: notSent}, after: ms, again: 1},
+		"answered before": {conn: &badWrites{err: notSent, sends: true}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			fallback := &server{takes: ms}
 			l, _, conn := wired(fallback, echoed)
 			test.conn.Conn = conn
-			l.by(&test.conn)
+			l.by(test.conn)
 			if a := start(l, limited(1)); test.fails != nil {
 				a.fails(t, 0, test.fails)
 				for _, d := range a.Decisions {
@@ -244,11 +246,11 @@ func TestClosingWaitsForTheCallInFlight(t *testing.T) {
 type deadlines struct {
 	net.Conn
 
-	read []time.Time
+	read time.Time
 }
 
 func (d *deadlines) SetReadDeadline(t time.Time) error {
-	d.read = append(d.read, t)
+	d.read = t
 	return nil
 }
 
@@ -256,28 +258,27 @@ func (d *deadlines) SetReadDeadline(t time.Time) error {
 func TestAWireKnowsItsState(t *testing.T) {
 	now := time.Now()
 	for name, test := range map[string]struct {
-		wire     wire
+		wire     *wire // nil: a new one
 		err      error
-		goesOn   bool
-		rests    bool // the deadline is removed
+		goesOn   bool // until the call in flight is late, if there is one
 		takes    bool // it may be taken afterwards
 		answered bool // there is a call to answer
 	}{
-		"idle, an old deadline":          {err: os.ErrDeadlineExceeded, goesOn: true, rests: true, takes: true},
+		"idle, an old deadline":          {err: os.ErrDeadlineExceeded, goesOn: true, takes: true},
 		"idle, ended":                    {err: net.ErrClosed},
-		"taken, an old deadline":         {wire: wire{busy: true}, err: os.ErrDeadlineExceeded, goesOn: true},
-		"in flight, an old deadline":     {wire: wire{busy: true, call: &call{}, until: now.Add(time.Hour)}, err: os.ErrDeadlineExceeded, goesOn: true, answered: true},
-		"in flight, late":                {wire: wire{busy: true, call: &call{}, until: now}, err: os.ErrDeadlineExceeded, answered: true},
-		"in flight, ended":               {wire: wire{busy: true, call: &call{}, until: now.Add(time.Hour)}, err: net.ErrClosed, answered: true},
-		"idle, closed":                   {wire: wire{closed: true}, err: os.ErrDeadlineExceeded},
-		"in flight, closed":              {wire: wire{closed: true, busy: true, call: &call{}, until: now.Add(time.Hour)}, err: os.ErrDeadlineExceeded, goesOn: true, answered: true},
-		"broken by a write, not yet due": {wire: wire{busy: true, call: &call{}, until: now.Add(time.Hour), broken: net.ErrClosed}, err: os.ErrDeadlineExceeded, answered: true},
+		"taken, an old deadline":         {wire: &wire{busy: true}, err: os.ErrDeadlineExceeded, goesOn: true},
+		"in flight, an old deadline":     {wire: &wire{busy: true, call: &call{}, until: now.Add(time.Hour)}, err: os.ErrDeadlineExceeded, goesOn: true, answered: true},
+		"in flight, late":                {wire: &wire{busy: true, call: &call{}, until: now}, err: os.ErrDeadlineExceeded, answered: true},
+		"in flight, ended":               {wire: &wire{busy: true, call: &call{}, until: now.Add(time.Hour)}, err: net.ErrClosed, answered: true},
+		"idle, closed":                   {wire: &wire{closed: true}, err: os.ErrDeadlineExceeded},
+		"in flight, closed":              {wire: &wire{closed: true, busy: true, call: &call{}, until: now.Add(time.Hour)}, err: os.ErrDeadlineExceeded, goesOn: true, answered: true},
+		"broken by a write, not yet due": {wire: &wire{busy: true, call: &call{}, until: now.Add(time.Hour), broken: net.ErrClosed}, err: os.ErrDeadlineExceeded, answered: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			conn, w := &deadlines{}, &test.wire
+			conn, w := &deadlines{read: now.Add(-time.Hour)}, cmp.Or(test.wire, &wire{})
 			w.conn = conn
-			if w.goesOn(conn, test.err) != test.goesOn || (len(conn.read) > 0) != test.rests {
-				t.Errorf("goes on: %t, deadlines %v", !test.goesOn, conn.read)
+			if w.goesOn(conn, test.err) != test.goesOn || test.goesOn && !conn.read.Equal(w.until) {
+				t.Errorf("goes on: %t, until %v", !test.goesOn, conn.read)
 			}
 			if !test.goesOn && w.broken == nil {
 				t.Error("it ends without a reason")
@@ -457,7 +458,8 @@ func TestStartersForgetNoLane(t *testing.T) {
 	})
 }
 
-// TestPartsOfALargeBatchKeepWhatItHas: its deadline, the groups that are known, its source, and whether anybody waits.
+// TestPartsOfALargeBatchKeepWhatItHas: its deadline, its source, and whether anybody waits. What one part decides is
+// known before the next.
 func TestPartsOfALargeBatchKeepWhatItHas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var usual, patient int
@@ -473,11 +475,16 @@ func TestPartsOfALargeBatchKeepWhatItHas(t *testing.T) {
 		w := &way{record(&usual), record(&patient)}
 		flushed := 0
 		source := &backend.Source{Flush: func() { flushed++ }}
+		var known []string
 		large := func() *backend.Batch { // parts of 3, 300, 2, 300 and 1 charges, each of 4 ms
 			b := limited(1, 1, 1, 300, 1, 1, 300, 1)
 			b.Source, b.Known = source, make([]atomic.Bool, len(b.Charges))
-			b.Known[1].Store(true)
-			b.Known[303].Store(true)
+			began := time.Now()
+			b.OnKnown = func(from, to int) {
+				if from < to {
+					known = append(known, fmt.Sprint(from, "-", to, " after ", time.Since(began)))
+				}
+			}
 			return b
 		}
 		b := large()
@@ -485,22 +492,24 @@ func TestPartsOfALargeBatchKeepWhatItHas(t *testing.T) {
 		<-start(w, b).done
 		synctest.Wait()
 		for i, d := range b.Decisions {
-			switch known, late := i == 1 || i == 303, i >= 305; {
-			case known && d != (backend.Decision{}):
-				t.Errorf("charge %d is known already, and was answered again: %+v", i, d)
+			switch late := i >= 305; {
 			case late && !errors.Is(d.Err, context.DeadlineExceeded):
 				t.Errorf("charge %d of a part after the deadline: %+v", i, d)
-			case !known && !late && d.Remaining != b.Charges[i].Terms.Cost:
+			case !late && d.Remaining != b.Charges[i].Terms.Cost:
 				t.Errorf("charge %d: %+v", i, d)
 			}
 		}
-		if usual != 3 || patient != 300 || flushed == 0 {
+		if usual != 5 || patient != 300 || flushed == 0 {
 			t.Errorf("%d charges were sent as usual and %d patiently; the source was flushed %d times", usual, patient, flushed)
+		}
+		want := []string{"0-3 after 4ms", "3-303 after 8ms", "303-305 after 12ms"}
+		if len(known) < 3 || !slices.Equal(known[:3], want) {
+			t.Errorf("known early: %v, want %v", known, want)
 		}
 		b = large()
 		b.Detached = true
 		<-start(w, b).done
-		if usual != 3 || patient != 300+604 {
+		if usual != 5 || patient != 300+606 {
 			t.Errorf("nobody waits: %d charges were sent as usual and %d patiently", usual, patient)
 		}
 	})
