@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -28,6 +29,14 @@ type adjustCmd struct {
 type by struct {
 	Author string `env:"USER" placeholder:"NAME" help:"Your name, for the audit ($USER)."`
 	Reason string `required:"" placeholder:"TEXT" help:"The reason, for the audit."`
+}
+
+// check refuses a change without an author. Shells in containers often have no $USER.
+func (b *by) check() error {
+	if strings.TrimSpace(b.Author) == "" {
+		return exitError{exitUsage, errors.New("the audit names who changed a limit, and $USER is not set; add --author NAME")}
+	}
+	return nil
 }
 
 type adjustSetCmd struct {
@@ -67,6 +76,9 @@ Example:
 
 // Run creates the adjustment.
 func (c *adjustSetCmd) Run(a *app) error {
+	if err := c.check(); err != nil {
+		return err
+	}
 	p, err := c.proposal()
 	if err != nil {
 		return exitError{exitUsage, err}
@@ -241,6 +253,9 @@ Example:
 
 // Run deletes the adjustment.
 func (c *adjustDeleteCmd) Run(a *app) error {
+	if err := c.check(); err != nil {
+		return err
+	}
 	body, err := json.Marshal(map[string]any{"author": c.Author, "reason": c.Reason, "version": c.ExpectVersion})
 	if err != nil {
 		return err

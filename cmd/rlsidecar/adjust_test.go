@@ -111,3 +111,17 @@ func explainAdjusted(t *testing.T, file, adminAt, dir string) {
 		t.Errorf("both sources: exit %d", code)
 	}
 }
+
+// TestAChangeNeedsAnAuthor: shells in containers often have no $USER, so the message names the flag.
+func TestAChangeNeedsAnAuthor(t *testing.T) {
+	t.Setenv("USER", "")
+	for _, args := range [][]string{
+		{"adjust", "set", "--limit", "send", "--key", "bob", "--block", "--for", "1h", "--reason", "attack"},
+		{"adjust", "delete", "4a534f8ae84cdbdd1f4f6e86", "--reason", "over"},
+	} {
+		var out output
+		if code := run(t.Context(), args, nil, &out, &out); code != exitUsage || !strings.Contains(out.String(), "$USER is not set; add --author NAME") {
+			t.Errorf("%v: exit %d\n%s", args, code, out.String())
+		}
+	}
+}

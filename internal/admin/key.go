@@ -114,6 +114,8 @@ type keyLimit struct {
 	// those denied most.
 	Since  string
 	Recent []recentRow
+	// Pays names the limit for which this one pays (then), or is "".
+	Pays string
 	// Reserves describes what a request reserves, of a limit with settle.
 	Reserves string
 	// Adjusted is the adjustment in force for the key, or nil.
@@ -233,11 +235,22 @@ func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.
 		if look != nil && i < len(look.Results) && look.Results[i].Decision.Err == nil {
 			state = &look.Results[i]
 		}
+		if result.For != nil && state.Policy == result.For { // state is of the limit itself, result of the one that pays
+			paid := p.keyLimit(c, state, state, now)
+			paid.State = "does not allow it, and limit " + descriptors.Printable(result.Policy.Name) + " pays"
+			p.seen(&paid, c, state, denied, used, now)
+			b.Limits = append(b.Limits, paid)
+			p.payer(ctx, b, c, state, denied, used, now)
+			continue
+		}
 		l := p.keyLimit(c, result, state, now)
 		if result.Key != nil {
 			p.seen(&l, c, result, denied, used, now)
 		}
 		b.Limits = append(b.Limits, l)
+		if result.For == nil {
+			p.payer(ctx, b, c, result, denied, used, now)
+		}
 	}
 	switch {
 	case len(b.Limits) == 0:
@@ -248,6 +261,28 @@ func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.
 	default:
 		b.Answer = "Allowed now: the next request is not denied."
 	}
+}
+
+// payer adds to b the limit that pays for what the limit of result does not allow, if there is one.
+func (p *pages) payer(ctx context.Context, b *keyBody, c *limiter.Call, result *limiter.Result, denied []denials.Denied, used []usage.Used, now time.Time) {
+	then := result.Policy.Extra().Then
+	if then == nil {
+		return
+	}
+	s := subject{Domain: then.Domain, Limit: then.Name, Key: c.AppendValues(nil, result)}
+	one, err := p.inspect(ctx, &s, 1)
+	if err != nil {
+		return
+	}
+	next := &one.Results[0]
+	state := next
+	if none, err := p.inspect(ctx, &s, 0); err == nil && none.Results[0].Decision.Err == nil {
+		state = &none.Results[0]
+	}
+	l := p.keyLimit(one, next, state, now)
+	l.Pays = descriptors.Printable(result.Policy.Name)
+	p.seen(&l, one, next, denied, used, now)
+	b.Limits = append(b.Limits, l)
 }
 
 // deniedBy describes what denies c.

@@ -182,6 +182,40 @@ func TestWhyAKeyIsDenied(t *testing.T) {
 	}
 }
 
+// TestAPlanWithCreditsShowsBoth: of a limit with then, the page shows its own bucket and that of the limit that pays.
+func TestAPlanWithCreditsShowsBoth(t *testing.T) {
+	d := newDesk(t)
+	if err := os.WriteFile(d.file, []byte(`domain: d
+hash_tag: domain
+limits:
+  plan:    {algorithm: token_bucket, rate: 2, period: 1h, then: credits}
+  credits: {algorithm: token_bucket, rate: 3, period: 1d}
+descriptors:
+  - {key: user, limit: plan}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, problems := config.Load([]string{d.file}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	d.limiter.Swap(s)
+	const byLimit, byDescriptor = "/key?domain=d&limit=plan&value=bob", "/key?domain=d&descriptor=user%3Dbob"
+	for _, step := range []struct {
+		requests int
+		want     []string
+	}{
+		{0, []string{"Allowed now", "This limit allows.", "2 of 2 left", "What limit plan does not allow, if it can pay", "3 of 3 left"}},
+		{3, []string{"Allowed now", "This limit does not allow it, and limit credits pays.", "0 of 2 left", "token bucket: 2 per 1h", "2 of 3 left", "token bucket: 3 per 1d"}},
+		{2, []string{"Denied now: limit plan denies until", "; limit credits denies until", "0 of 2 left", "0 of 3 left"}},
+	} {
+		d.request(t, step.requests, user("bob"))
+		for _, path := range []string{byLimit, byDescriptor} {
+			has(t, d.read(t, path), step.want...)
+		}
+	}
+}
+
 func TestSearchingAKey(t *testing.T) {
 	d := newDesk(t)
 	d.request(t, 25, user("bob"))
