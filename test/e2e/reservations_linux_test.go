@@ -30,8 +30,10 @@ limits:
   tokens: {algorithm: fixed_window, rate: 1000000, period: 300d, settle: {estimate: 100, most: 500}}
   few: {algorithm: fixed_window, rate: 1000, period: 300d, settle: {estimate: 100, max_debt: 200}}
   learned: {algorithm: fixed_window, rate: 1000000, period: 300d, settle: {estimate: {learn: p50, first: 300, most: 9000}}}
+  calls: {algorithm: fixed_window, rate: 100000, period: 300d, settle: {estimate: 1500}}
 descriptors:
   - {key: user, limit: tokens}
+  - {key: client, limit: calls}
   - {key: poor, limit: few}
   - {key: caller, limit: learned}
 `
