@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,14 +18,15 @@ import (
 
 // settleStack is a stock Envoy that settles reservations. The application behind it answers as the path of a request
 // states: /cost/N reports the cost N, /nothing reports none, /slow answers in part and waits until the client has
-// disconnected, and /die closes the connection in the middle of the answer.
+// disconnected, and /die closes the connection in the middle of the answer. /silent and /dead do the same without an
+// answer, so that no cost is known.
 func settleStack(t *testing.T) *stack {
 	t.Helper()
 	tooltest.Path(t, "envoy") // may skip
 	s := sidecarStack(t, "")
 	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
 		kind, value, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
-		if kind != "nothing" {
+		if kind != "nothing" && kind != "silent" && kind != "dead" {
 			w.Header().Set("x-cost", value)
 		}
 		switch kind {
@@ -32,6 +34,10 @@ func settleStack(t *testing.T) *stack {
 			_, _ = io.WriteString(w, "a part")
 			w.(http.Flusher).Flush()
 			<-r.Context().Done()
+		case "silent":
+			<-r.Context().Done()
+		case "dead":
+			panic(http.ErrAbortHandler)
 		case "die":
 			_, _ = io.WriteString(w, "a part")
 			w.(http.Flusher).Flush()
@@ -86,6 +92,28 @@ func (s *stack) wantLeft(t *testing.T, limit, user string, want int) {
 	}
 }
 
+// wantUnknown waits until so many more settlements without a real cost have arrived than those of the tests before.
+func (s *stack) wantUnknown(t *testing.T, more int) {
+	t.Helper()
+	const before = 2 // carol's and careful's
+	eventually(t, "the settlement without a real cost arrives", func() bool {
+		resp, err := s.client.Get("http://" + s.addr + ":6070/metrics")
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		text, _ := io.ReadAll(resp.Body)
+		sum := 0
+		for line := range strings.SplitSeq(string(text), "\n") {
+			if strings.HasPrefix(line, "rlsidecar_settlements_total{") && strings.Contains(line, `="unknown"`) {
+				n, _ := strconv.Atoi(line[strings.LastIndexByte(line, ' ')+1:])
+				sum += n
+			}
+		}
+		return sum == before+more
+	})
+}
+
 // TestEnvoySettles runs a stock Envoy: the answer to the first request has an id, and Envoy sends it at the end of the
 // stream with the real cost.
 func TestEnvoySettles(t *testing.T) {
@@ -136,6 +164,24 @@ func TestEnvoySettles(t *testing.T) {
 	t.Run("the upstream dies", func(t *testing.T) {
 		_, _ = s.exchange(t, "", "10000", "/die/20", "x-user: grace")
 		s.wantLeft(t, "tokens", "grace", 980)
+	})
+	t.Run("the client hangs up before there is an answer", func(t *testing.T) {
+		conn, err := net.Dial("tcp", s.addr+":10000")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(conn, "GET /silent HTTP/1.1\r\nhost: shop.test\r\nx-user: ivan\r\n\r\n")
+		s.wantLeft(t, "tokens", "ivan", 900) // it is reserved
+		_ = conn.Close()
+		s.wantUnknown(t, 1)
+		s.wantLeft(t, "tokens", "ivan", 900)
+	})
+	t.Run("the upstream dies before there is an answer", func(t *testing.T) {
+		if code := get("judy", "/dead"); code != http.StatusServiceUnavailable {
+			t.Errorf("%d, want 503", code)
+		}
+		s.wantUnknown(t, 2)
+		s.wantLeft(t, "tokens", "judy", 900)
 	})
 	t.Run("a client cannot bring an id of its own", func(t *testing.T) {
 		s.get(t, "", "/cost/5", "x-user: heidi", "settle: forged", "settle_end: forged")
