@@ -142,8 +142,9 @@ func (a *adjustments) report() {
 	}
 	registry.Set(conditions.Condition{
 		Name: adjustmentsStale, Severity: conditions.Warning,
-		Summary: fmt.Sprintf("Adjustments are not up to date: %v. The %d that are known stay in force until they expire.", status.Err, a.keeper.Set().Len()),
-		Remedy:  "Check that Redis runs and can be reached, and that --state-dir can be written.",
+		Summary: fmt.Sprintf("Adjustments are not up to date: %s Known adjustments (%d) stay in force until they expire.",
+			strings.TrimSuffix(status.Err.Error(), ".")+".", a.keeper.Set().Len()),
+		Remedy: "Check that Redis runs and can be reached, and that --state-dir can be written.",
 	})
 }
 

@@ -104,13 +104,22 @@ func sentence(clause string) string {
 	return strings.ToUpper(clause[:1]) + clause[1:] + "."
 }
 
+// usesNamed reports whether p is a place that uses a named limit, which is a policy of its own.
+func usesNamed(s *limiter.Snapshot, p *descriptors.Policy) bool {
+	if p.Extra().Named {
+		return false
+	}
+	d := s.Domains[p.Domain]
+	return d != nil && d.Named[p.Name] != nil && d.Named[p.Name].Owner == p.Owner
+}
+
 // meanwhile describes how requests are answered while Redis cannot decide.
 func (s *server) meanwhile() string {
 	modes := []descriptors.OnFailure{descriptors.Deny, descriptors.Allow, descriptors.Local, descriptors.Error}
 	counts := map[descriptors.OnFailure]int{}
 	if current := s.limiter.Current(); current != nil {
 		for _, p := range current.Policies {
-			if !p.Unlimited {
+			if !p.Unlimited && !usesNamed(current, p) {
 				counts[p.OnFailure]++
 			}
 		}

@@ -3,11 +3,16 @@ package server
 import (
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/config"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 // conditions returns severities, names and summaries of /api/conditions, one per line.
@@ -119,4 +124,29 @@ func TestMetricsThatOverflowAreACondition(t *testing.T) {
 	eventually(t, "the condition is reported", func() bool {
 		return strings.HasPrefix(x.conditions(t), "warning metrics-overflow: More than 10,000 limits")
 	})
+}
+
+// TestALimitThatSeveralDescriptorsUseIsCountedOnce: operators know it as one limit.
+func TestALimitThatSeveralDescriptorsUseIsCountedOnce(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "limits.yaml")
+	if err := os.WriteFile(file, []byte(`domain: d
+limits:
+  send: {algorithm: token_bucket, rate: 1, period: 1m}
+descriptors:
+  - {key: user, limit: send}
+  - {key: sender, limit: send}
+  - {key: path, rate_limit: {unit: minute, requests_per_unit: 1}}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	snapshot, problems := config.Load([]string{file}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	s := &server{limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{})}
+	s.limiter.Swap(snapshot)
+	if got := s.meanwhile(); !strings.Contains(got, "deny (2 limits).") {
+		t.Error(got)
+	}
 }
