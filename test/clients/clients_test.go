@@ -214,7 +214,7 @@ func TestAGeneratedTypeScriptClient(t *testing.T) {
 }
 
 // unreliable forwards requests to a sidecar, and spoils the first: it closes the connection after the sidecar has
-// answered, or reports that the sidecar is unavailable.
+// answered, or reports that the sidecar is unavailable. It can also spoil every second request.
 type unreliable struct {
 	forward http.Handler
 	spoil   string
@@ -227,9 +227,10 @@ func (u *unreliable) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	u.mu.Lock()
 	u.attempts = append(u.attempts, time.Now())
 	first := len(u.attempts) == 1
+	odd := len(u.attempts)%2 == 1
 	u.mu.Unlock()
 	switch {
-	case first && u.spoil == "answer lost":
+	case first && u.spoil == "answer lost", odd && u.spoil == "each first answer lost":
 		u.forward.ServeHTTP(httptest.NewRecorder(), r)
 		panic(http.ErrAbortHandler)
 	case first && u.spoil == "unavailable":
@@ -246,6 +247,48 @@ limits:
   few: {algorithm: token_bucket, rate: 2, period: 1h}
   fast: {algorithm: token_bucket, rate: 1, period: 1s}
 `
+
+// TestTheExampleClientsReserve runs the clients that reserve an estimate and settle the real cost. The first answer to
+// each of the two requests is lost, and neither is charged twice.
+func TestTheExampleClientsReserve(t *testing.T) {
+	limits := filepath.Join(t.TempDir(), "limits.yaml")
+	if err := os.WriteFile(limits, []byte(`
+domain: ai
+limits:
+  tokens: {algorithm: fixed_window, rate: 10000, period: 300d, max_reserved: 0, settle: {estimate: 1500}}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	api, _ := serve(t, limits)
+	to, err := url.Parse(api)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := compile(t, root+"/examples/clients/typescript/budget.ts", func(dir, _ string) {
+		copyTo(t, dir, root+"/examples/clients/typescript/limit.ts")
+	})
+	for language, command := range map[string][]string{
+		"python":     {tooltest.Path(t, "python3"), root + "/examples/clients/python/budget.py"},
+		"typescript": {"node", filepath.Join(dir, "budget.js")},
+	} {
+		t.Run(language, func(t *testing.T) {
+			u := &unreliable{forward: httputil.NewSingleHostReverseProxy(to), spoil: "each first answer lost"}
+			s := httptest.NewServer(u)
+			defer s.Close()
+			for _, step := range []struct{ estimate, real, want string }{
+				{"1500", "900", "settled, 9100 left"}, {"1500", "2000", "settled, 7100 left"}, {"7100", "0", "settled, 7100 left"},
+			} {
+				said := run(t, "", command[0], append(command[1:len(command):len(command)], s.URL, "tokens", language, step.estimate, step.real)...)
+				if strings.TrimSpace(said) != step.want {
+					t.Errorf("%+v: %s", step, said)
+				}
+			}
+			if len(u.attempts) != 12 {
+				t.Errorf("%d requests, want each of 6 twice", len(u.attempts))
+			}
+		})
+	}
+}
 
 // TestTheExampleClients runs each client of examples/clients against a sidecar that it reaches through an unreliable
 // network.

@@ -10,11 +10,23 @@ import uuid
 
 
 def limit(url, name, key, count=1, wait=0.0):
-    """Returns the decision. Repeats the request while its answer is lost, or names a time to retry, within wait seconds.
+    """Returns the decision. All repetitions have one request_id, so the sidecar charges them once."""
+    return call(url, {"name": name, "key": key, "count": count, "request_id": str(uuid.uuid4())}, wait)
 
-    All repetitions have one request_id, so the sidecar charges them once.
-    """
-    body = json.dumps({"name": name, "key": key, "count": count, "request_id": str(uuid.uuid4())}).encode()
+
+def reserve(url, name, key, estimate, wait=0.0):
+    """Reserves units for work whose cost is known afterwards. The decision has the reservation for settle."""
+    return call(url, {"name": name, "key": key, "count": estimate, "reserve": True, "request_id": str(uuid.uuid4())}, wait)
+
+
+def settle(url, reservation, real, wait=60.0):
+    """Corrects a reservation to the real cost. Repetitions settle it once."""
+    return call(url, {"reservation": reservation, "count": real}, wait)
+
+
+def call(url, request, wait):
+    """Returns the decision. Repeats the request while its answer is lost, or names a time to retry, within wait seconds."""
+    body = json.dumps(request).encode()
     headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ.get("RLSIDECAR_API_TOKEN", "")}
     deadline = time.monotonic() + wait
     while True:

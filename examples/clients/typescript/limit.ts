@@ -6,18 +6,31 @@ interface Decision {
   ok: boolean;
   retry_after_ms?: number;
   wait_ms?: number;
+  reservation?: string;
   limits: { name: string; ok: boolean; remaining?: number }[];
 }
 
-/**
- * Returns the decision. Repeats the request while its answer is lost, or names a time to retry, within wait seconds.
- * All repetitions have one request_id, so the sidecar charges them once.
- */
-export async function limit(url: string, name: string, key: string[], count = 1, wait = 0): Promise<Decision> {
+/** Returns the decision. All repetitions have one request_id, so the sidecar charges them once. */
+export function limit(url: string, name: string, key: string[], count = 1, wait = 0): Promise<Decision> {
+  return call(url, { name, key, count, request_id: randomUUID() }, wait);
+}
+
+/** Reserves units for work whose cost is known afterwards. The decision has the reservation for settle. */
+export function reserve(url: string, name: string, key: string[], estimate: number, wait = 0): Promise<Decision> {
+  return call(url, { name, key, count: estimate, reserve: true, request_id: randomUUID() }, wait);
+}
+
+/** Corrects a reservation to the real cost. Repetitions settle it once. */
+export function settle(url: string, reservation: string, real: number, wait = 60): Promise<Decision> {
+  return call(url, { reservation, count: real }, wait);
+}
+
+/** Returns the decision. Repeats the request while its answer is lost, or names a time to retry, within wait seconds. */
+async function call(url: string, body: object, wait: number): Promise<Decision> {
   const request = {
     method: "POST",
     headers: { "Content-Type": "application/json", Authorization: `Bearer ${process.env.RLSIDECAR_API_TOKEN ?? ""}` },
-    body: JSON.stringify({ name, key, count, request_id: randomUUID() }),
+    body: JSON.stringify(body),
   };
   const deadline = performance.now() + wait * 1000;
   for (;;) {
@@ -34,7 +47,7 @@ export async function limit(url: string, name: string, key: string[], count = 1,
   }
 }
 
-if (process.argv.length > 4) {
+if (process.argv[1]?.endsWith("limit.js")) {
   const [url, wait, name, ...key] = process.argv.slice(2);
   const decision = await limit(url, name, key, 1, Number(wait));
   console.log(decision.ok ? `allowed, ${decision.limits[0].remaining} left` : `denied, retry after ${decision.retry_after_ms} ms`);
