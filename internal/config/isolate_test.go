@@ -200,6 +200,39 @@ func TestTheLastGoodRoutesAreKept(t *testing.T) {
 	}
 }
 
+// TestRoutesToADomainThatIsGoneAreNotKept: they would limit nothing. A configuration of which only a part is used has
+// another hash than the whole one.
+func TestRoutesToADomainThatIsGoneAreNotKept(t *testing.T) {
+	route := func(path string) string {
+		return fmt.Sprintf("auth: {routes: [{match: {path: %s}, descriptors: [[{key: k1, from: path}]]}]}\n", path)
+	}
+	k := newKeeper(t)
+	a, b := filepath.Join(k.folder, "a.yaml"), filepath.Join(k.folder, "b.yaml")
+	write := func(file, text string) {
+		t.Helper()
+		must(t, os.WriteFile(file, []byte(text), 0o600))
+	}
+	write(a, of("a", 1)+route("/a"))
+	write(b, of("b", 1))
+	whole, problems, stale := k.Load([]string{k.folder})
+	if whole == nil || strings.HasSuffix(whole.Hash, "-partly") {
+		t.Fatalf("%v, stale %v", problems, stale)
+	}
+	write(b, of("b", -1))
+	if s, _, _ := k.Load([]string{k.folder}); s == nil || !strings.HasSuffix(s.Hash, "-partly") {
+		t.Errorf("beside a bad domain: %+v", s)
+	}
+	must(t, os.Remove(a))
+	write(b, of("b", 1)+route("b")) // a bad route, so that the routes of before are kept: but a has gone with its domain
+	if s, problems, stale := k.Load([]string{k.folder}); s != nil {
+		t.Errorf("used with %d routes, %d domains, stale %v\n%v", len(s.Auth.Routes), len(s.Domains), stale, problems)
+	}
+	write(b, of("b", 1)+route("/b"))
+	if s, problems, _ := k.Load([]string{k.folder}); s == nil || strings.HasSuffix(s.Hash, "-partly") || len(s.Auth.Routes) != 1 {
+		t.Errorf("good again: %v", problems)
+	}
+}
+
 func TestAMistakeStaysInItsMessage(t *testing.T) {
 	message := func(domain string, rate uint32) Message {
 		return Message{Name: domain, Domain: domain, Descriptors: []MessageDescriptor{{Key: "k", Limit: &MessageLimit{Unit: "day", RequestsPerUnit: rate}}}}

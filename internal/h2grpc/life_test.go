@@ -228,6 +228,12 @@ func TestPingsAreAnswered(t *testing.T) {
 			c.ping(byte(i))
 			c.must("m", "m")
 		}
+		for range 5 { // as many as are tolerated, and each answer allows as many again
+			c.must("m", "m")
+			for i := range 1 + pingStrikes {
+				c.ping(byte(i))
+			}
+		}
 	})
 }
 

@@ -1,0 +1,113 @@
+package server
+
+import (
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/rlsidecar/rlsidecar/internal/nonblock"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+)
+
+func bounded(inner net.Listener, most int) *boundedListener {
+	l := &boundedListener{
+		Listener: inner, all: &bounds{}, max: most, log: zap.NewNop(), start: time.Now().Add(-time.Hour), open: map[*boundedConn]struct{}{},
+	}
+	l.all.listeners = append(l.all.listeners, l)
+	return l
+}
+
+// TestTheConnectionThatWasSilentForLongestIsClosed, but not one that has sent something since it was chosen.
+func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
+	l := bounded(nil, 4)
+	admit := func(silent time.Duration) (*boundedConn, net.Conn) {
+		t.Helper()
+		near, far := net.Pipe()
+		t.Cleanup(func() { near.Close() })
+		c, ok := l.admit(near).(*boundedConn)
+		if !ok {
+			return nil, far
+		}
+		c.heard.Store(int64(l.now() - silent))
+		return c, far
+	}
+	isOpen := func(c *boundedConn) bool {
+		_, open := l.open[c]
+		return open
+	}
+	short, _ := admit(10 * time.Second)
+	long, end := admit(time.Minute)
+	busy, _ := admit(0)
+	middle, _ := admit(30 * time.Second)
+	for _, step := range []struct {
+		before   func()
+		admitted bool
+		open     []*boundedConn
+		closed   []*boundedConn
+	}{
+		{func() {}, true, []*boundedConn{short, middle, busy}, []*boundedConn{long}},
+		{func() { middle.heard.Store(int64(l.now())) }, true, []*boundedConn{middle, busy}, []*boundedConn{short, long}},
+		{func() {}, false, []*boundedConn{middle, busy}, []*boundedConn{short, long}},
+	} {
+		step.before()
+		if c, _ := admit(0); (c != nil) != step.admitted {
+			t.Errorf("admitted: %t", c != nil)
+		}
+		for _, c := range step.open {
+			if !isOpen(c) {
+				t.Error("a connection was closed that was silent for less time")
+			}
+		}
+		for _, c := range step.closed {
+			if isOpen(c) {
+				t.Error("a connection that was silent for longest is still open")
+			}
+		}
+	}
+	if _, err := end.Read(make([]byte, 1)); err != io.EOF { //nolint:errorlint // of net.Pipe
+		t.Errorf("the client of the closed connection reads %v", err)
+	}
+	if s := l.stats(); s.Evicted != 2 || s.Refused != 1 || s.Open != 4 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestClosingAListenerClosesParkedConnections, and does not wait for their clients.
+func TestClosingAListenerClosesParkedConnections(t *testing.T) {
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newParkingListener(bounded(nonblock.Listener(inner), 10))
+	dial := func() (client net.Conn, socket *boundedSocket) {
+		t.Helper()
+		client, err := net.Dial("tcp", inner.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { client.Close() })
+		c, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return client, c.(*parkable).boundedSocket
+	}
+	parked, socket := dial()
+	late, lateSocket := dial()
+	if err := l.park(socket, time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- l.Close() }()
+	redistest.Eventually(t, "the listener is closed", func() bool { return len(closed) == 1 })
+	_ = l.park(lateSocket, time.Time{})
+	for name, client := range map[string]net.Conn{"parked before": parked, "parked after": late} {
+		_ = client.SetReadDeadline(time.Now().Add(time.Minute))
+		if _, err := client.Read(make([]byte, 1)); err != io.EOF { //nolint:errorlint // as it comes
+			t.Errorf("%s: the client reads %v", name, err)
+		}
+	}
+}
