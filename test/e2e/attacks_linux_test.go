@@ -103,6 +103,8 @@ var keyAttacks = []keyAttack{
 	{"underscores in a second name", false, twoLines(header{apiKey, "JUNK"}, header{"X_Api_Key", "KEY"})},
 	{"one underscore in a second name", false, twoLines(header{"x-api_key", "KEY"}, header{apiKey, "JUNK"})},
 	{"another underscore in a second name", false, twoLines(header{"X_Api-Key", "KEY"}, header{apiKey, "JUNK"})},
+	{"removed by Connection", false, twoLines(header{"Connection", "X-Api-Key"}, header{apiKey, "KEY"})},
+	{"removed by the second Connection", false, twoLines(header{apiKey, "KEY"}, header{"Connection", "keep-alive, x-api-key"})},
 	{"underscores in a second name of HTTP/2", true, twoLines(header{apiKey, "JUNK"}, header{"x_api_key", "KEY"})},
 }
 
@@ -271,6 +273,51 @@ func (g gateway) pathsCannotBeRespelled(t *testing.T, network int) {
 				got := g.last.Load()
 				if code == http.StatusOK && got != nil && sameApplicationPath(got.path) == "/login" {
 					t.Logf("the application received %q", got.path)
+					return false
+				}
+				return true
+			})
+		})
+	}
+}
+
+// connectionAttacks make a request that some proxies change before they ask: the headers that Connection names are
+// removed, and a request that upgrades is treated apart.
+func connectionAttacks() (attacks [][]header) {
+	for _, name := range []string{
+		"X-Forwarded-For", "X-Real-IP", "X-Forwarded-Uri", "X-Forwarded-Method", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Original-URI",
+		"X-Original-Url", "X-Original-Method", "Forwarded", "Host", "Content-Length", "Authorization",
+	} {
+		attacks = append(attacks, []header{{"Connection", name}}, []header{{name, "1"}, {"Connection", strings.ToLower(name) + ", close"}})
+	}
+	return append(attacks,
+		[]header{{"Connection", "Upgrade"}, {"Upgrade", "websocket"}, {"Sec-WebSocket-Version", "13"}, {"Sec-WebSocket-Key", "AAAAAAAAAAAAAAAAAAAAAA=="}},
+		[]header{{"Connection", "Upgrade, HTTP2-Settings"}, {"Upgrade", "h2c"}, {"HTTP2-Settings", "AAMAAABkAAQAAP__"}},
+		[]header{{"Expect", "100-continue"}, {"Content-Length", "0"}},
+		[]header{{"X-HTTP-Method-Override", "OPTIONS"}},
+		[]header{{"Accept", strings.Repeat("*/*, ", 1500)}},
+		[]header{{"Cookie", strings.Repeat("a=b; ", 1500)}},
+		[]header{{"Trailer", "X-Forwarded-For"}, {"TE", "trailers"}},
+		[]header{{"Max-Forwards", "0"}},
+		[]header{{"Range", "bytes=0-0"}, {"If-None-Match", "*"}},
+	)
+}
+
+// headersDoNotLiftLimits guesses a password until its address may not, and then sends headers about the connection.
+func (g gateway) headersDoNotLiftLimits(t *testing.T, network int) {
+	t.Helper()
+	for i, headers := range connectionAttacks() {
+		name := fmt.Sprintf("%.80q", headers)
+		t.Run(name, func(t *testing.T) {
+			sameMinute(t, func(attempt int) bool {
+				guesser := fmt.Sprintf("127.68.%d.%d", 100+network, 3*i+attempt)
+				for range 5 {
+					if g.http1(t, g.port, guesser, "/login").code != http.StatusOK {
+						return false
+					}
+				}
+				if code := g.http1(t, g.port, guesser, "/login", headers...).code; code == http.StatusOK || code == http.StatusSwitchingProtocols {
+					t.Logf("the sixth guess: %d", code)
 					return false
 				}
 				return true

@@ -15,6 +15,7 @@ func (g gateway) attack(t *testing.T, network int) {
 	t.Helper()
 	t.Run("a key", g.keysCannotBeRespelled)
 	t.Run("a path", func(t *testing.T) { g.pathsCannotBeRespelled(t, network) })
+	t.Run("headers of the connection", func(t *testing.T) { g.headersDoNotLiftLimits(t, network) })
 	t.Run("addresses of one network", g.ipv6NetworksAreOneClient)
 }
 
