@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -247,20 +248,28 @@ func (l *line) reach(ctx context.Context) (net.Conn, error) {
 	return nc, nil
 }
 
-// ping waits for the answer to a PING, which may be an error, as before a login.
+// ping waits for the answer to a PING. Most errors are an answer too, as the one before a login. An ERR is none: the
+// server has too many clients.
 func ping(ctx context.Context, nc net.Conn) error {
 	end, _ := ctx.Deadline()
 	_ = nc.SetDeadline(end)
 	if _, err := nc.Write([]byte("*1\r\n$4\r\nPING\r\n")); err != nil {
 		return err
 	}
-	var b [1]byte
-	for b[0] != '\n' {
-		if _, err := io.ReadFull(nc, b[:]); err != nil {
+	var answer [256]byte
+	for i := range answer {
+		if _, err := io.ReadFull(nc, answer[i:i+1]); err != nil {
 			return err
 		}
+		if answer[i] != '\n' {
+			continue
+		}
+		if text, isErr := strings.CutPrefix(strings.TrimSpace(string(answer[:i])), "-ERR "); isErr {
+			return refusal("ERR " + text)
+		}
+		return nc.SetDeadline(time.Time{})
 	}
-	return nc.SetDeadline(time.Time{})
+	return errors.New("the answer to PING is too long")
 }
 
 // wait waits; false: the line is being closed.
