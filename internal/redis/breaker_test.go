@@ -278,7 +278,7 @@ func TestBreakerHears(t *testing.T) {
 		if ok(t, s) {
 			t.Fatal("not open")
 		}
-		s.heard()
+		s.signOfLife()
 		if told.all != "open " {
 			t.Errorf("told %q", told.all)
 		}

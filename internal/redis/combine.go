@@ -176,7 +176,7 @@ func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*ref
 		m.buckets[i].State.Value += ask.Cost
 		if ask.Cost > 0 {
 			give := algorithms.Charge{Cost: -ask.Cost, Scaled: true, Hash: ask.Hash, ChargedAt: d.At}
-			undo = append(undo, &refund{charge: m.charge, memory: m.memory, first: &shardAsk{i, give}})
+			undo = append(undo, &refund{charge: m.charge, memory: m.memory, first: &shardCharge{i, give}})
 		}
 	}
 	if m.is.Err != nil {
@@ -190,8 +190,8 @@ func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*ref
 	return false, undo
 }
 
-// shardAsk is the charge of a shard.
-type shardAsk struct {
+// shardCharge is the charge of a shard.
+type shardCharge struct {
 	shard int
 	ask   algorithms.Charge
 }
@@ -202,13 +202,13 @@ type shardAsk struct {
 type refund struct {
 	charge backend.Charge
 	memory *shardMemory
-	first  *shardAsk // the refund to one shard before all are read; nil: none
+	first  *shardCharge // the refund to one shard before all are read; nil: none
 
 	is    backend.Decision
-	given []shardAsk // the refunds in flight; none: all shards are being read
-	rest  int64      // units that have not fitted yet
-	whole int64      // all units to refund
-	order []int      // the shards to which the rest is offered, in this order
+	given []shardCharge // the refunds in flight; none: all shards are being read
+	rest  int64         // units that have not fitted yet
+	whole int64         // all units to refund
+	order []int         // the shards to which the rest is offered, in this order
 }
 
 func (m *refund) decision() backend.Decision { return m.is }
@@ -261,10 +261,10 @@ func (m *refund) plan(answers []backend.Decision) []backend.Charge {
 	m.order = append(m.memory.order(n), m.memory.order(n)...)
 	m.whole = -ask.Cost * m.charge.Shards[0].Unit()
 	m.rest = undone(m.charge.Shards, m.whole, ask.ChargedAt, now)
-	var gives []shardAsk
+	var gives []shardCharge
 	for i := range asks {
 		if asks[i].Cost < 0 {
-			gives = append(gives, shardAsk{i, asks[i]})
+			gives = append(gives, shardCharge{i, asks[i]})
 		}
 	}
 	if len(gives) == 0 {
@@ -281,20 +281,20 @@ func (m *refund) offer() []backend.Charge {
 	i := m.order[0]
 	m.order = m.order[1:]
 	ask := &m.charge.Terms
-	return m.give(shardAsk{i, algorithms.Charge{Cost: -m.rest, Scaled: true, Hash: ask.Hash, ChargedAt: partOf(m.charge.Limit, ask)}})
+	return m.give(shardCharge{i, algorithms.Charge{Cost: -m.rest, Scaled: true, Hash: ask.Hash, ChargedAt: partOf(m.charge.Limit, ask)}})
 }
 
 // fail ends m with an error.
 func (m *refund) fail(err error) {
 	if errors.Is(err, backend.ErrNotTaken) && m.rest < m.whole {
-		err = stores.MaybeTaken(err)
+		err = stores.MaybeConsumed(err)
 	}
 	m.is = backend.Decision{Err: err}
 }
 
 // give returns the refunds, and before each a dry run that shows how much fitted. Both are decided in one step, because
 // they are in one batch and in one slot.
-func (m *refund) give(gives ...shardAsk) (charges []backend.Charge) {
+func (m *refund) give(gives ...shardCharge) (charges []backend.Charge) {
 	m.given = gives
 	for _, g := range gives {
 		look := shardOf(&m.charge, g.shard)

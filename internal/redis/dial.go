@@ -42,16 +42,16 @@ type line struct {
 	closing chan struct{}
 	running sync.WaitGroup
 
-	mu        sync.Mutex
-	closed    bool      // this and the following fields are guarded by mu
-	budget    budget    // of dials
-	down      error     // why the last dial failed; nil: it did not
-	redialing bool      // a goroutine dials
-	wanted    time.Time // the last call that wanted a connection while it was down
-	spare     net.Conn  // a connection that redial made
-	spareAt   time.Time
-	late      net.Conn // its answer is awaited, its call has ended
-	heard     func()   // a sign of life; must not block
+	mu         sync.Mutex
+	closed     bool      // this and the following fields are guarded by mu
+	budget     budget    // of dials
+	down       error     // why the last dial failed; nil: it did not
+	redialing  bool      // a goroutine dials
+	wanted     time.Time // the last call that wanted a connection while it was down
+	spare      net.Conn  // a connection that redial made
+	spareAt    time.Time
+	late       net.Conn // its answer is awaited, its call has ended
+	signOfLife func()   // a sign of life; must not block
 }
 
 // lines are the lines of a Store, by the address of their server.
@@ -59,10 +59,10 @@ type lines struct {
 	timeout time.Duration // of a dial
 	burst   int           // of a line
 
-	mu     sync.Mutex
-	all    map[string]*line  // guarded by mu
-	heard  map[string]func() // guarded by mu; as line.heard
-	closed bool              // guarded by mu
+	mu         sync.Mutex
+	all        map[string]*line  // guarded by mu
+	signOfLife map[string]func() // guarded by mu; as line.signOfLife
+	closed     bool              // guarded by mu
 }
 
 // of returns the line to addr. If there is none, it makes one with dial.
@@ -71,7 +71,7 @@ func (l *lines) of(addr string, dial func(ctx context.Context) (net.Conn, error)
 	defer l.mu.Unlock()
 	found := l.all[addr]
 	if found == nil {
-		found = newLine(dial, l.timeout, l.burst, l.heard[addr])
+		found = newLine(dial, l.timeout, l.burst, l.signOfLife[addr])
 		if l.closed {
 			found.close()
 		}
@@ -93,10 +93,10 @@ type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error
 func (l *lines) hear(addr string, f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.heard[addr] = f
+	l.signOfLife[addr] = f
 	if line := l.all[addr]; line != nil {
 		line.mu.Lock()
-		line.heard = f
+		line.signOfLife = f
 		line.mu.Unlock()
 	}
 }
@@ -112,11 +112,11 @@ func (l *lines) close() {
 }
 
 // newLine returns a line that uses dial, for at most the given time; heard may be nil.
-func newLine(dial func(ctx context.Context) (net.Conn, error), timeout time.Duration, burst int, heard func()) *line {
-	if heard == nil {
-		heard = func() {}
+func newLine(dial func(ctx context.Context) (net.Conn, error), timeout time.Duration, burst int, signOfLife func()) *line {
+	if signOfLife == nil {
+		signOfLife = func() {}
 	}
-	return &line{dial: dial, timeout: timeout, heard: heard, closing: make(chan struct{}), budget: budget{burst: burst}.full()}
+	return &line{dial: dial, timeout: timeout, signOfLife: signOfLife, closing: make(chan struct{}), budget: budget{burst: burst}.full()}
 }
 
 // burst is the number of connections that may be made at once, and again after each answer of the server. It is enough
@@ -292,7 +292,7 @@ func (l *line) redialed(nc net.Conn, err error) (over bool) {
 		nc.Close()
 	case err == nil:
 		l.keep(nc)
-		defer l.heard()
+		defer l.signOfLife()
 	case time.Since(l.wanted) < redialDemand:
 		return false
 	}
@@ -319,7 +319,7 @@ func (l *line) leave() {
 		l.spare.Close()
 		l.spare = nil
 	}
-	l.heard()
+	l.signOfLife()
 }
 
 // answered is called when the server has answered a call in time, unless with an error.
@@ -356,7 +356,7 @@ func (l *line) await(nc net.Conn) bool {
 		}
 		nc.Close()
 		if n > 0 {
-			l.heard()
+			l.signOfLife()
 		}
 	})
 	return true

@@ -50,12 +50,12 @@ func (d *dialed) dial(context.Context) (net.Conn, error) {
 }
 
 // lineTo makes a line to a server, and counts the signs of life.
-func lineTo(t *testing.T) (l *line, d *dialed, heard *atomic.Int64) {
+func lineTo(t *testing.T) (l *line, d *dialed, signOfLife *atomic.Int64) {
 	t.Helper()
-	d, heard = &dialed{ends: make(chan net.Conn, 100)}, new(atomic.Int64)
-	l = newLine(d.dial, 50*ms, 16, func() { heard.Add(1) })
+	d, signOfLife = &dialed{ends: make(chan net.Conn, 100)}, new(atomic.Int64)
+	l = newLine(d.dial, 50*ms, 16, func() { signOfLife.Add(1) })
 	t.Cleanup(l.close)
-	return l, d, heard
+	return l, d, signOfLife
 }
 
 func works(c net.Conn) bool {
@@ -68,7 +68,7 @@ func works(c net.Conn) bool {
 func TestAServerThatIsAwayIsFoundSoon(t *testing.T) {
 	for _, fronted := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			l, d, heard := lineTo(t)
+			l, d, signOfLife := lineTo(t)
 			defer l.close()
 			d.fronted, d.answers, d.far = fronted, true, 4*ms
 			for phase := range 60 * ms / ms {
@@ -79,7 +79,7 @@ func TestAServerThatIsAwayIsFoundSoon(t *testing.T) {
 					own.owes.Store(true)
 					_, _ = own.Read(make([]byte, 100))
 				}
-				before, dials := heard.Load(), d.dials.Load()
+				before, dials := signOfLife.Load(), d.dials.Load()
 				for start := time.Now(); time.Since(start) < time.Second+phase*ms; time.Sleep(ms) {
 					if works(l.connect(t.Context())) {
 						t.Fatal("connected")
@@ -90,7 +90,7 @@ func TestAServerThatIsAwayIsFoundSoon(t *testing.T) {
 				}
 				d.away.Store(false)
 				back := time.Now()
-				for heard.Load() == before && time.Since(back) < time.Minute {
+				for signOfLife.Load() == before && time.Since(back) < time.Minute {
 					time.Sleep(ms)
 					synctest.Wait()
 				}
@@ -130,7 +130,7 @@ func TestAServerWithTooManyClientsIsNotBack(t *testing.T) {
 // If no call needs a connection, the server is not dialed.
 func TestAServerIsNotDialedWithoutACaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, d, heard := lineTo(t)
+		l, d, signOfLife := lineTo(t)
 		defer l.close()
 		d.answers = true
 		d.away.Store(true)
@@ -142,8 +142,8 @@ func TestAServerIsNotDialedWithoutACaller(t *testing.T) {
 		d.away.Store(false)
 		l.connect(t.Context()) // and has it dialed at once
 		synctest.Wait()
-		if !works(l.connect(t.Context())) || heard.Load() != 1 {
-			t.Errorf("not found; heard %d times", heard.Load())
+		if !works(l.connect(t.Context())) || signOfLife.Load() != 1 {
+			t.Errorf("not found; heard %d times", signOfLife.Load())
 		}
 	})
 }
@@ -191,7 +191,7 @@ func TestAServerThatDoesNotAnswerIsDialedTenTimesASecond(t *testing.T) {
 // A connection to a former master sends nothing more.
 func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, d, heard := lineTo(t)
+		l, d, signOfLife := lineTo(t)
 		defer l.close()
 		c := l.connect(t.Context()).(*conn)
 		l.leave()
@@ -203,8 +203,8 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 			t.Errorf("go-redis would use it: %v", err)
 		}
 		begun := l.connect(t.Context())
-		if !works(begun) || d.dials.Load() != 2 || heard.Load() != 1 {
-			t.Errorf("%d dials, heard %d times", d.dials.Load(), heard.Load())
+		if !works(begun) || d.dials.Load() != 2 || signOfLife.Load() != 1 {
+			t.Errorf("%d dials, heard %d times", d.dials.Load(), signOfLife.Load())
 		}
 		(<-d.ends).Close()
 		c.Close()
@@ -225,7 +225,7 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 // An answer whose call has ended is a sign of life. Of several such connections one is kept.
 func TestALateAnswerIsHeard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, d, heard := lineTo(t)
+		l, d, signOfLife := lineTo(t)
 		defer l.close()
 		var ends []net.Conn
 		for range 3 {
@@ -250,8 +250,8 @@ func TestALateAnswerIsHeard(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if heard.Load() != 1 {
-			t.Errorf("heard %d times", heard.Load())
+		if signOfLife.Load() != 1 {
+			t.Errorf("heard %d times", signOfLife.Load())
 		}
 	})
 }

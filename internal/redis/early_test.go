@@ -110,7 +110,7 @@ func TestWhatEarlierCallsHaveAnsweredIsKnown(t *testing.T) {
 		for i := range after {
 			after[i].Group += 10 // not the group before them
 		}
-		check("a way", &way{l, l}, slices.Concat(many(300, 300), after), 300)
+		check("a way", &serverLanes{l, l}, slices.Concat(many(300, 300), after), 300)
 	})
 }
 

@@ -68,7 +68,7 @@ func (l *lane) Submit(b *backend.Batch) {
 	now := l.clock.Now()
 	var do effects
 	l.mu.Lock()
-	here := b.Waits && l.queue.idle() && !l.circuit.open && !l.hurries(b, now) // a probe may take longer than b
+	here := b.Waits && l.queue.idle() && !l.circuit.open && !l.hasShortDeadline(b, now) // a probe may take longer than b
 	err := l.refuses(now)
 	if err == nil {
 		do, err = l.queue.submit(b, now)
@@ -100,8 +100,8 @@ func (l *lane) begin() {
 	}
 }
 
-// hurries reports whether b has so little time that a call for b alone would be cut short.
-func (l *lane) hurries(b *backend.Batch, now time.Time) bool {
+// hasShortDeadline reports whether b has so little time that a call for b alone would be cut short.
+func (l *lane) hasShortDeadline(b *backend.Batch, now time.Time) bool {
 	return !b.Deadline.IsZero() && b.Deadline.Sub(now) < l.timeout-l.timeout/8
 }
 
@@ -149,7 +149,7 @@ func (l *lane) callHere(c *call, b *backend.Batch, now time.Time) {
 		l.send(c, until)
 		l.over()
 	}
-	l.tell(c)
+	l.completeBatches(c)
 	l.calls.Put(c)
 }
 
@@ -196,19 +196,19 @@ func (l *lane) carry(c *call, now time.Time) {
 		if len(c.ended) > few && len(c.runs) > 0 { // batches that are too late for the call must not delay it
 			late := &call{ended: c.ended}
 			c.ended = nil
-			l.spawn(func() { l.tell(late) })
+			l.spawn(func() { l.completeBatches(late) })
 		}
-		l.tell(c)
+		l.completeBatches(c)
 		if len(c.runs) == 0 {
 			return
 		}
 		l.send(c, now.Add(l.timeout))
 		if len(c.ended) > few {
 			l.over()
-			l.tell(c)
+			l.completeBatches(c)
 			return
 		}
-		l.tell(c)
+		l.completeBatches(c)
 		if !l.ended() || l.byWire() {
 			return
 		}
@@ -219,13 +219,13 @@ func (l *lane) carry(c *call, now time.Time) {
 	}
 }
 
-// concluded ends the call c of the wire, which has landed.
+// concluded ends the call c of the wire after its answer.
 func (l *lane) concluded(c *call) {
 	if len(c.ended) > few {
 		l.over()
-		l.tell(c)
+		l.completeBatches(c)
 	} else {
-		l.tell(c)
+		l.completeBatches(c)
 		l.over()
 	}
 	l.calls.Put(c)
@@ -266,9 +266,9 @@ func (l *lane) step(e event, now time.Time) effect {
 	return do
 }
 
-// heard reports a sign of life of the server outside of calls: it can be reached again, or has answered a call that
+// signOfLife reports a sign of life of the server outside of calls: it can be reached again, or has answered a call that
 // had ended. If the circuit is open, the next call is a probe.
-func (l *lane) heard() {
+func (l *lane) signOfLife() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.step(serverHeard, l.clock.Now())
@@ -292,18 +292,18 @@ func (l *lane) send(c *call, until time.Time) {
 	if l.wire != nil && outcome == callAnswered {
 		l.wire.dial()
 	}
-	l.landed(c, outcome)
+	l.complete(c, outcome)
 }
 
-// landed returns the batches of c to the queue after the call has ended with err.
-func (l *lane) landed(c *call, outcome event) {
+// complete returns the batches of c to the queue after the call has ended with err.
+func (l *lane) complete(c *call, outcome event) {
 	c.knows()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c.permit != doRefuse {
 		l.step(outcome, l.clock.Now())
 	}
-	l.queue.landed(c)
+	l.queue.complete(c)
 	if l.closed {
 		c.ended = l.queue.drain(errClosed, c.ended)
 	}
@@ -353,8 +353,8 @@ func (l *lane) try(c *call, decide func(context.Context, *call) error, until tim
 	return decide(ctx, c)
 }
 
-// tell completes the batches of c.ended, and then flushes their sources.
-func (l *lane) tell(c *call) {
+// completeBatches completes the batches of c.ended, and then flushes their sources.
+func (l *lane) completeBatches(c *call) {
 	for i, b := range c.ended {
 		source := b.Source // after Done, b belongs to the caller again
 		l.guarded(b, nil)
@@ -398,5 +398,5 @@ func (l *lane) close() {
 	if l.wire != nil {
 		l.wire.close()
 	}
-	l.tell(c)
+	l.completeBatches(c)
 }

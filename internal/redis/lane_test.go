@@ -40,7 +40,7 @@ func TestLaneChangesNoAnswer(t *testing.T) {
 			storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
 				l := over(memory.New(memory.Config{Clock: storetest.Times(now)}), time.Minute)
 				change(l)
-				return &way{l, l}
+				return &serverLanes{l, l}
 			})
 		})
 	}
@@ -333,7 +333,7 @@ func TestGroupsThatAreTooLargeCostNothing(t *testing.T) {
 				p := &server{}
 				l := newLane(10*ms, p.decide)
 				b := batchOf(sizes...)
-				<-start(&way{l, newLane(patience, p.decide)}, b).done
+				<-start(&serverLanes{l, newLane(patience, p.decide)}, b).done
 				at := 0
 				for _, size := range sizes {
 					for range size {

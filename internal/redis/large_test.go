@@ -123,7 +123,7 @@ func TestLargeGroupsGoApart(t *testing.T) {
 			return nil
 		})
 	}
-	s := &way{count(&usual), count(&apart)}
+	s := &serverLanes{count(&usual), count(&apart)}
 	takeAll(s, many(1, 1))
 	takeAll(s, many(1000, 256))
 	if usual != 1001 || apart != 0 {

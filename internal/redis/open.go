@@ -76,9 +76,9 @@ type Store struct {
 
 	sentinels *sentinels // nil: not behind Sentinels
 
-	waysMu     sync.Mutex
-	ways       map[string]*way // by server; guarded by waysMu
-	waysClosed bool            // guarded by waysMu
+	lanesMu       sync.Mutex
+	lanesByServer map[string]*serverLanes // by server; guarded by lanesMu
+	waysClosed    bool                    // guarded by lanesMu
 }
 
 // Open makes a Store. It does not wait for Redis: the first call finds out whether a server answers. An error means a
@@ -100,7 +100,7 @@ func Open(c Config) (*Store, error) {
 	if err := c.consistent(u); err != nil {
 		return nil, err
 	}
-	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), where: newWhere(u), ways: map[string]*way{}}
+	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), where: newWhere(u), lanesByServer: map[string]*serverLanes{}}
 	s.timeout, s.panicked, s.underway = c.Timeout, c.Panicked, new(atomic.Int64)
 	s.clock, s.spawn, s.random = outside.System, s.pool.Go, func(p []byte) { _, _ = rand.Read(p) } // never fails
 	if c.Outside != nil {
@@ -109,7 +109,7 @@ func Open(c Config) (*Store, error) {
 	s.undos = stores.NewUndosBy(s.clock, max(100*time.Millisecond, 4*c.Timeout))
 	s.guardOf, s.starter = s.laneTo, newStarter(s.spawn)
 	o := c.options(u)
-	s.lines = lines{timeout: o.DialTimeout, burst: burst(c.Timeout), all: map[string]*line{}, heard: map[string]func(){}}
+	s.lines = lines{timeout: o.DialTimeout, burst: burst(c.Timeout), all: map[string]*line{}, signOfLife: map[string]func(){}}
 	dial := newDialer(o)
 	o.Dialer = s.lines.dialer(dial)
 	k := keys{prefix: c.KeyPrefix}
@@ -147,7 +147,7 @@ func (s *Store) lane(server string, n *node) backend.Store {
 	if s.config.Changed != nil {
 		usual.changed = func(open bool) { s.config.Changed(server, open) }
 	}
-	w := &way{usual, usual}
+	w := &serverLanes{usual, usual}
 	if patience := cmp.Or(s.config.patience, patience); s.config.Timeout < patience {
 		patiently := n.patient(patience)
 		s.config.simulate(patiently.client)
@@ -158,13 +158,13 @@ func (s *Store) lane(server string, n *node) backend.Store {
 	if s.config.Panicked != nil {
 		usual.panicked, w.patient.panicked = s.config.Panicked, s.config.Panicked
 	}
-	s.lines.hear(server, w.heard)
-	s.waysMu.Lock()
-	defer s.waysMu.Unlock()
+	s.lines.hear(server, w.signOfLife)
+	s.lanesMu.Lock()
+	defer s.lanesMu.Unlock()
 	if s.waysClosed {
 		w.close()
 	}
-	s.ways[server] = w
+	s.lanesByServer[server] = w
 	return w
 }
 
@@ -177,7 +177,7 @@ func (s *Store) laneTo(bucket *backend.Charge) *lane {
 		}
 		store = s.cluster.route([]backend.Charge{*bucket}).Store
 	}
-	if w, ok := store.(*way); ok {
+	if w, ok := store.(*serverLanes); ok {
 		return w.usual
 	}
 	return nil
@@ -228,11 +228,11 @@ func (s *Store) Close() error {
 	if s.cluster != nil {
 		s.cluster.close()
 	}
-	s.waysMu.Lock()
+	s.lanesMu.Lock()
 	s.waysClosed = true
-	ways := slices.Collect(maps.Values(s.ways))
-	s.waysMu.Unlock()
-	for _, w := range ways { // without the lock: completing batches may need a lane
+	lanesByServer := slices.Collect(maps.Values(s.lanesByServer))
+	s.lanesMu.Unlock()
+	for _, w := range lanesByServer { // without the lock: completing batches may need a lane
 		w.close()
 	}
 	s.lines.close()

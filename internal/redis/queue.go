@@ -356,9 +356,9 @@ func (q *queue) skip(e *entry, n int, err error) {
 	q.waiting -= n
 }
 
-// landed takes back the entries of c after the call was answered: c.ended gets the complete ones, and the others wait
+// complete takes back the entries of c after the call was answered: c.ended gets the complete ones, and the others wait
 // for their next call. The call is not over yet.
-func (q *queue) landed(c *call) {
+func (q *queue) complete(c *call) {
 	for i, e := range c.entries {
 		e.in, e.taken = false, false
 		if e.left() == 0 {

@@ -84,18 +84,18 @@ func TestQueueStartsCalls(t *testing.T) {
 		t.Errorf("%d charges", second.charges)
 	}
 	is("two are in flight", submit(t, &q, batchOf(ones(256)...), at(20*ms)), effects{})
-	q.landed(first)
+	q.complete(first)
 	is("one of two has ended", q.over(at(21*ms)), effects{start: true})
 	third := sent(t, &q, at(21*ms))
 	is("enough wait", submit(t, &q, batchOf(1), at(22*ms)), effects{})
-	q.landed(second)
+	q.complete(second)
 	is("few wait", q.over(at(22*ms)), effects{wake: 4 * ms})
 	is("enough wait for another", submit(t, &q, batchOf(ones(255)...), at(23*ms)), effects{start: true})
 	fourth := sent(t, &q, at(23*ms))
 	is("the tick comes for nothing", q.tick(at(26*ms)), effects{})
-	q.landed(third)
+	q.complete(third)
 	is("nothing waits", q.over(at(27*ms)), effects{})
-	q.landed(fourth)
+	q.complete(fourth)
 	q.over(at(27 * ms))
 	if !q.idle() {
 		t.Error("not idle")
@@ -122,7 +122,7 @@ func TestQueueServesSourcesInTurn(t *testing.T) {
 	if got, want := second.text(a, b, c, d), "d1-3 "; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	q.landed(first)
+	q.complete(first)
 	if len(first.ended) != 2 || first.ended[0] != b || first.ended[1] != c {
 		t.Errorf("%d have ended", len(first.ended))
 	}
@@ -158,7 +158,7 @@ func TestQueueKeepsADryRunWithItsRefund(t *testing.T) {
 				t.Fatalf("got %s", call.text(a, b, c))
 			}
 		}
-		q.landed(call)
+		q.complete(call)
 		q.over(at(0))
 	}
 }
@@ -190,7 +190,7 @@ func TestQueueSpreadsLargeBatches(t *testing.T) {
 					t.Fatal("the rest may be sent before the answer")
 				}
 				next = to
-				q.landed(c)
+				q.complete(c)
 				if ended := len(c.ended) == 1; ended != (next == len(b.Charges)) {
 					t.Fatalf("ended %v after %d charges", ended, next)
 				}
@@ -229,7 +229,7 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 	if known.Decisions[3].Err != nil || rest.Decisions[0].Err != nil {
 		t.Error("others were answered")
 	}
-	q.landed(c)
+	q.complete(c)
 	q.over(at(6 * ms))
 	// A call without anything to send is over.
 	late.Decisions = make([]backend.Decision, 2)
@@ -242,7 +242,7 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 	long.Deadline = at(10 * ms)
 	submit(t, &q, long, at(6*ms))
 	c = sent(t, &q, at(6*ms))
-	q.landed(c)
+	q.complete(c)
 	if do := q.over(at(11 * ms)); !do.start || q.fill(c, at(11*ms)) || len(c.ended) != 1 || !errors.Is(long.Decisions[256].Err, backend.ErrNotTaken) {
 		t.Errorf("the rest of a late batch: %+v", long.Decisions[256])
 	}
@@ -266,7 +266,7 @@ func TestQueueKeepsResetsInOrder(t *testing.T) {
 	if q.fill(&call{}, at(0)) {
 		t.Error("the second reset is sent before the answer to the first charges")
 	}
-	q.landed(c)
+	q.complete(c)
 	if c := sent(t, &q, at(0)); c.text(b) != "a4-5 " {
 		t.Errorf("got %q", c.text(b))
 	}
@@ -279,7 +279,7 @@ func TestQueueIsBounded(t *testing.T) {
 	if _, err := q.submit(batchOf(1), at(0)); !errors.Is(err, backend.ErrNotTaken) {
 		t.Errorf("one too many: %v", err)
 	}
-	q.landed(c)
+	q.complete(c)
 	ended := q.drain(errClosed, nil)
 	if len(ended) != 1 || !errors.Is(ended[0].Decisions[69_999].Err, backend.ErrNotTaken) || ended[0].Decisions[0].Err != nil {
 		t.Errorf("%d were drained", len(ended))
@@ -328,10 +328,10 @@ type schedule struct {
 
 // fate is the outcome of a group.
 type fate struct {
-	size         int
-	sent, landed int
-	known        bool
-	canceled     atomic.Bool
+	size           int
+	sent, complete int
+	known          bool
+	canceled       atomic.Bool
 }
 
 func (s *schedule) step() {
@@ -502,14 +502,14 @@ func (s *schedule) land(i int) {
 	s.calls = slices.Delete(s.calls, i, i+1)
 	for _, r := range c.runs {
 		for i := r.from; i < r.to; i += backend.GroupLen(r.batch.Charges[i:]) {
-			s.groups[&r.batch.Charges[i]].landed++
+			s.groups[&r.batch.Charges[i]].complete++
 		}
 		for i := r.from; i < r.to; i++ {
 			r.batch.Decisions[i].Remaining = r.batch.Charges[i].Terms.Cost
 		}
 	}
 	c.ended = c.ended[:0]
-	s.q.landed(c)
+	s.q.complete(c)
 	s.answered(c)
 	s.after(s.q.over(at(s.now)))
 }
@@ -525,7 +525,7 @@ func (s *schedule) answered(c *call) {
 		s.batches = slices.Delete(s.batches, i, i+1)
 		for i := range b.Charges {
 			d, f := &b.Decisions[i], s.groups[&b.Charges[i]]
-			if f != nil && f.sent != f.landed {
+			if f != nil && f.sent != f.complete {
 				s.t.Error("a batch ends before its answer")
 			}
 			for first := i; f == nil; first-- {

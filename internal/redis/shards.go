@@ -34,7 +34,7 @@ func newShardStore(next backend.Store, undos *stores.Undos, now func() algorithm
 	s.draws.New = func() any {
 		d := &draws{shardStore: s}
 		d.steps.Bind(next, d.step)
-		d.steps.Tell(d.knows)
+		d.steps.OnKnown(d.knows)
 		return d
 	}
 	return s

@@ -11,12 +11,12 @@ import (
 // lost.
 const patience = 250 * time.Millisecond
 
-// way has the two lanes to one server. patient is for detached batches, and for groups so large that they may exceed
+// serverLanes has the two lanes to one server. patient is for detached batches, and for groups so large that they may exceed
 // the timeout without a failure of the server. usual is for all others.
-type way struct{ usual, patient *lane }
+type serverLanes struct{ usual, patient *lane }
 
 // Submit implements backend.Store.
-func (w *way) Submit(b *backend.Batch) {
+func (w *serverLanes) Submit(b *backend.Batch) {
 	switch {
 	case mixed(b.Charges):
 		w.divide(b)
@@ -27,14 +27,14 @@ func (w *way) Submit(b *backend.Batch) {
 	}
 }
 
-func (w *way) heard() {
-	w.usual.heard()
+func (w *serverLanes) signOfLife() {
+	w.usual.signOfLife()
 	if w.patient != w.usual {
-		w.patient.heard()
+		w.patient.signOfLife()
 	}
 }
 
-func (w *way) close() {
+func (w *serverLanes) close() {
 	w.usual.close()
 	w.patient.close()
 }
@@ -58,19 +58,19 @@ func mixed(charges []backend.Charge) bool {
 
 // divide submits the large groups of b to the patient lane, and the charges between them as b would be, one part
 // after the other.
-func (w *way) divide(b *backend.Batch) {
-	d := &divided{way: w, whole: b}
+func (w *serverLanes) divide(b *backend.Batch) {
+	d := &divided{serverLanes: w, whole: b}
 	d.part.Done = func(*backend.Batch) { d.next() }
 	d.next()
 }
 
 // divided is a batch that is submitted in parts.
 type divided struct {
-	way   *way
-	whole *backend.Batch
-	at    int // the first charge that has not been submitted
-	known int // the first charge whose decision is not known
-	part  backend.Batch
+	serverLanes *serverLanes
+	whole       *backend.Batch
+	at          int // the first charge that has not been submitted
+	known       int // the first charge whose decision is not known
+	part        backend.Batch
 }
 
 // next submits the next part, or ends the whole.
@@ -97,7 +97,7 @@ func (d *divided) next() {
 		p := &d.part
 		p.Charges, p.Decisions = b.Charges[from:to], b.Decisions[from:to]
 		p.Deadline, p.Source, p.Detached = b.Deadline, b.Source, b.Detached
-		d.way.Submit(p)
+		d.serverLanes.Submit(p)
 		return
 	}
 	b.Done(b)

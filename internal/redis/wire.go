@@ -189,7 +189,7 @@ func (w *wire) read(conn net.Conn, client io.Closer) {
 	w.mu.Unlock()
 	if c != nil {
 		c.fail(unavailable(err))
-		w.lane.landed(c, callFailed)
+		w.lane.complete(c, callFailed)
 		w.lane.concluded(c)
 	}
 }
@@ -240,7 +240,7 @@ func (w *wire) conclude(c *call) {
 	if w.answer(c, t) != nil {
 		outcome = callFailed
 	}
-	w.lane.landed(c, outcome)
+	w.lane.complete(c, outcome)
 	w.lane.concluded(c)
 }
 

@@ -342,7 +342,7 @@ func TestRepliesInPieces(t *testing.T) {
 func TestUsualCallsGoByTheWire(t *testing.T) {
 	r := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + r.Addr, Timeout: 5 * time.Second})
-	w := s.ways[r.Addr].usual.wire
+	w := s.lanesByServer[r.Addr].usual.wire
 	connected := func() bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()

@@ -126,13 +126,13 @@ func (s *deadlineStore) await(t *trial) {
 		return
 	}
 	if b.Known != nil {
-		t.tellKnown()
+		t.passKnown()
 	}
 	s.wake(s.deadlines.add(t))
 }
 
-// tellKnown passes the known decisions on to the caller's batch. store.mu is held.
-func (t *trial) tellKnown() {
+// passKnown passes the known decisions on to the caller's batch. store.mu is held.
+func (t *trial) passKnown() {
 	b := t.outer
 	for at := 0; at < len(b.Charges); {
 		end := at + backend.GroupLen(b.Charges[at:])

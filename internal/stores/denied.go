@@ -41,10 +41,10 @@ func Denied(next backend.Store, c DeniedConfig) *DeniedStore {
 		c.Clock = time.Now
 	}
 	s := &DeniedStore{next: next, config: c, denials: newDenials(c.MaxGroups)}
-	s.trips.New = func() any {
-		t := &deniedTrip{store: s}
+	s.batches.New = func() any {
+		t := &deniedBatch{store: s}
 		t.inner.Done = t.ended
-		t.told = func(from, to int) { t.rest.pass(t.outer, from, to) }
+		t.onKnown = func(from, to int) { t.rest.pass(t.outer, from, to) }
 		return t
 	}
 	return s
@@ -59,9 +59,9 @@ type DeniedConfig struct {
 
 // DeniedStore is the Store that Denied returns.
 type DeniedStore struct {
-	next   backend.Store
-	config DeniedConfig
-	trips  sync.Pool
+	next    backend.Store
+	config  DeniedConfig
+	batches sync.Pool
 
 	remembered atomic.Int64  // the number of cached groups
 	takes      atomic.Uint64 // the number of batches submitted to next
@@ -90,7 +90,7 @@ type denial struct {
 
 // Submit implements Store.
 func (s *DeniedStore) Submit(b *backend.Batch) {
-	t := s.trips.Get().(*deniedTrip)
+	t := s.batches.Get().(*deniedBatch)
 	t.outer, t.changes = b, givesBack(b.Charges)
 	if t.changes {
 		s.forgetChanged(b.Charges)
@@ -116,8 +116,8 @@ func (s *DeniedStore) Submit(b *backend.Batch) {
 	s.next.Submit(in)
 }
 
-// deniedTrip is a Batch in flight: the part of it that is submitted to next. It is reused.
-type deniedTrip struct {
+// deniedBatch is a Batch in flight: the part of it that is submitted to next. It is reused.
+type deniedBatch struct {
 	store   *DeniedStore
 	outer   *backend.Batch
 	inner   backend.Batch
@@ -128,11 +128,11 @@ type deniedTrip struct {
 	places  []int     // the positions in outer of the groups that are submitted
 	again   []*denial // the denials that are revalidated
 	rest    excerpt   // the groups that are submitted, unless whole
-	told    func(from, to int)
+	onKnown func(from, to int)
 }
 
 // look answers the groups of b whose denial is cached, and records the positions of the others.
-func (t *deniedTrip) look(b *backend.Batch) {
+func (t *deniedBatch) look(b *backend.Batch) {
 	known := 0
 	for at := 0; at < len(b.Charges); {
 		end := at + backend.GroupLen(b.Charges[at:])
@@ -153,17 +153,17 @@ func (t *deniedTrip) look(b *backend.Batch) {
 }
 
 // gather copies the groups at places to inner.
-func (t *deniedTrip) gather(b *backend.Batch) {
+func (t *deniedBatch) gather(b *backend.Batch) {
 	for _, at := range t.places {
 		t.rest.add(b.Charges[at:at+backend.GroupLen(b.Charges[at:])], at)
 	}
 	t.rest.prepare()
 	in := &t.inner
-	in.Charges, in.Decisions, in.Known, in.OnKnown = t.rest.charges, t.rest.decisions, t.rest.known, t.told
+	in.Charges, in.Decisions, in.Known, in.OnKnown = t.rest.charges, t.rest.decisions, t.rest.known, t.onKnown
 }
 
 // ended is the Done function of inner.
-func (t *deniedTrip) ended(*backend.Batch) {
+func (t *deniedBatch) ended(*backend.Batch) {
 	b := t.outer
 	defer b.Done(b) // even if learning panics
 	defer t.release()
@@ -184,7 +184,7 @@ func (t *deniedTrip) ended(*backend.Batch) {
 }
 
 // groups yields the positions in outer of the submitted groups, and their lengths.
-func (t *deniedTrip) groups() iter.Seq2[int, int] {
+func (t *deniedBatch) groups() iter.Seq2[int, int] {
 	return func(yield func(int, int) bool) {
 		charges := t.outer.Charges
 		if !t.whole {
@@ -205,13 +205,13 @@ func (t *deniedTrip) groups() iter.Seq2[int, int] {
 	}
 }
 
-func (t *deniedTrip) release() {
+func (t *deniedBatch) release() {
 	clear(t.again)
 	t.places, t.again = t.places[:0], t.again[:0]
 	t.rest.reset()
 	t.outer, t.whole = nil, false
 	t.inner = backend.Batch{Done: t.inner.Done}
-	t.store.trips.Put(t)
+	t.store.batches.Put(t)
 }
 
 // known answers a group from the cache if possible. If the denial is too old, exactly one caller gets it as old, and

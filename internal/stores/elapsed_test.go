@@ -77,7 +77,7 @@ func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
 		}
 		time.Sleep(300 * ms)
 		served := s.Stats().Served
-		s.GiveBack()
+		s.ReturnUnits()
 		if lent := s.Stats().Leased; lent != 0 {
 			t.Errorf("%d units are on lease after its time", lent)
 		}

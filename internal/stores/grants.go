@@ -17,9 +17,9 @@ import (
 const (
 	// leaseShards is the number of locks over which the leases are spread.
 	leaseShards = 64
-	// hotAsks is the number of requests within the time of a lease that makes a key hot. With fewer requests a lease
+	// hotRequests is the number of requests within the time of a lease that makes a key hot. With fewer requests a lease
 	// saves next to nothing.
-	hotAsks = 8
+	hotRequests = 8
 	// leaseShare bounds a lease to this fraction of the remaining units, so that leases shrink to nothing near
 	// exhaustion.
 	leaseShare = 8
@@ -43,8 +43,8 @@ type leaseShard struct {
 // heat counts the requests for keys with one hash. Two keys with the same hash may become hot too early, which only
 // costs a place among the leases.
 type heat struct {
-	since time.Duration
-	asks  int
+	since    time.Duration
+	requests int
 }
 
 // hotKey is a hot key, with the leases of its bucket. The lock of its shard guards it.
@@ -162,13 +162,13 @@ func (s *LeaseStore) submitOne(b *backend.Batch) {
 	}
 	was := l.seen.At
 	sh.mu.Unlock()
-	t := s.trip(b, now)
+	t := s.newBatch(b, now)
 	t.sees, t.seenAt = l, was
 	t.submit(b.Charges, b.Decisions, b.Waits)
 }
 
 // saw records the decision of next on a charge without a lease.
-func (s *LeaseStore) saw(t *leaseTrip) {
+func (s *LeaseStore) saw(t *leaseBatch) {
 	c, d, l := &t.outer.Charges[0], &t.outer.Decisions[0], t.sees
 	if !d.Allowed && d.Err == nil && d.At == t.seenAt { // a cached denial is not new information
 		return
@@ -445,19 +445,19 @@ func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *h
 		sh.heat = new([256]heat)
 	}
 	h := &sh.heat[hash%uint64(len(sh.heat))]
-	if h.asks == 0 || micros(now-h.since) > c.Lease.For {
+	if h.requests == 0 || micros(now-h.since) > c.Lease.For {
 		*h = heat{since: now}
 	}
-	if h.asks++; h.asks < hotAsks {
+	if h.requests++; h.requests < hotRequests {
 		return nil
 	}
-	h.asks = 0
+	h.requests = 0
 	if len(sh.hotKeys) >= sh.most {
 		if sh.cool(now); len(sh.hotKeys) >= sh.most {
 			return nil
 		}
 	}
-	l := &hotKey{charge: *c, used: hotAsks * float64(c.Terms.Cost), since: h.since, asked: now, edge: never}
+	l := &hotKey{charge: *c, used: hotRequests * float64(c.Terms.Cost), since: h.since, asked: now, edge: never}
 	l.charge.Key, l.charge.Canceled = bytes.Clone(c.Key), nil // which belong to the request
 	sh.hotKeys[string(c.Key)] = l
 	return l

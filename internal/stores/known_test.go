@@ -78,7 +78,7 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 		submit("more than is leased", false, leased(many, "hot", 500_000, 10_000))
 		time.Sleep(250 * ms)
 		submit("a lease whose time is over", false, hot)
-		for lease.GiveBack() > 0 {
+		for lease.ReturnUnits() > 0 {
 			time.Sleep(250 * ms)
 		}
 	})

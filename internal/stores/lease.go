@@ -53,10 +53,10 @@ func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 		s.shards[i].most = max(1, c.MaxKeys/leaseShards)
 		s.shards[i].hotKeys = map[string]*hotKey{}
 	}
-	s.trips.New = func() any {
-		t := &leaseTrip{store: s}
+	s.batches.New = func() any {
+		t := &leaseBatch{store: s}
 		t.inner.Done = t.ended
-		t.told = t.knows
+		t.onKnown = t.knows
 		return t
 	}
 	return s
@@ -81,7 +81,7 @@ type LeaseStore struct {
 	armed   atomic.Bool // the timer is set, or its function runs
 	closed  atomic.Bool // the timer is not set any more
 	aheads  *Undos      // the leases requested in the background
-	trips   sync.Pool
+	batches sync.Pool
 	shards  [leaseShards]leaseShard
 }
 
@@ -101,7 +101,7 @@ func (s *LeaseStore) Submit(b *backend.Batch) {
 
 // submitGroups answers the groups of b for which leased units suffice, and submits the others to next.
 func (s *LeaseStore) submitGroups(b *backend.Batch) {
-	t := s.trip(b, s.now())
+	t := s.newBatch(b, s.now())
 	for at := 0; at < len(b.Charges); {
 		end := at + backend.GroupLen(b.Charges[at:])
 		if s.plan(t, at, end) {
@@ -145,8 +145,8 @@ func recordDenied(group []backend.Charge) bool {
 	return slices.ContainsFunc(group, func(c backend.Charge) bool { return recordsDenied(&c) })
 }
 
-// leaseTrip is the part of one Batch that is submitted to next. It is reused.
-type leaseTrip struct {
+// leaseBatch is the part of one Batch that is submitted to next. It is reused.
+type leaseBatch struct {
 	store   *LeaseStore
 	outer   *backend.Batch
 	inner   backend.Batch
@@ -157,7 +157,7 @@ type leaseTrip struct {
 	answers []backend.Decision
 	known   []atomic.Bool
 	of      []int32 // the positions of the groups that the charges in asked belong to; returned for returns
-	told    func(from, to int)
+	onKnown func(from, to int)
 	groups  []leaseGroup
 	parts   []leasePart      // the charges of all groups, in order
 	backs   []backend.Charge // returns, which are sent before the charges
@@ -185,14 +185,14 @@ type leasePart struct {
 	asked  int   // its position among the submitted charges
 }
 
-func (s *LeaseStore) trip(b *backend.Batch, now time.Duration) *leaseTrip {
-	t := s.trips.Get().(*leaseTrip)
+func (s *LeaseStore) newBatch(b *backend.Batch, now time.Duration) *leaseBatch {
+	t := s.batches.Get().(*leaseBatch)
 	t.outer, t.began = b, now
 	return t
 }
 
 // end ends the Batch of t.
-func (t *leaseTrip) end() {
+func (t *leaseBatch) end() {
 	b := t.outer
 	clear(t.asked)
 	clear(t.groups)
@@ -201,12 +201,12 @@ func (t *leaseTrip) end() {
 	t.asked, t.of, t.groups, t.parts, t.backs = t.asked[:0], t.of[:0], t.groups[:0], t.parts[:0], t.backs[:0]
 	t.outer, t.sees = nil, nil
 	t.inner = backend.Batch{Done: t.inner.Done}
-	t.store.trips.Put(t)
+	t.store.batches.Put(t)
 	b.Done(b)
 }
 
 // add adds c to the last group of the call. group is its position in t.groups, or returned.
-func (t *leaseTrip) add(c *backend.Charge, group int) int {
+func (t *leaseBatch) add(c *backend.Charge, group int) int {
 	t.asked, t.of = append(t.asked, *c), append(t.of, int32(group))
 	t.asked[len(t.asked)-1].Group = t.number
 	return len(t.asked) - 1
@@ -214,7 +214,7 @@ func (t *leaseTrip) add(c *backend.Charge, group int) int {
 
 // plan answers a group from leases, or adds it to the call. The group starts and ends at positions of the outer batch.
 // It reports whether it answered the group.
-func (s *LeaseStore) plan(t *leaseTrip, at, end int) (answered bool) {
+func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 	now, charges, decisions := t.began, t.outer.Charges[at:end], t.outer.Decisions[at:end]
 	g := leaseGroup{charges: charges, decisions: decisions, at: at, parts: len(t.parts)}
 	leases := !slices.ContainsFunc(charges, func(c backend.Charge) bool { return c.Then }) // next decides which of them pay
@@ -252,7 +252,7 @@ func (s *LeaseStore) plan(t *leaseTrip, at, end int) (answered bool) {
 			t.add(&t.backs[i], returned)
 		}
 	}
-	s.askFor(t, len(t.groups)-1)
+	s.addCharges(t, len(t.groups)-1)
 	return false
 }
 
@@ -261,8 +261,8 @@ func (p *leasePart) outlasts(clock outside.Clock, deadline time.Time, now time.D
 	return !deadline.IsZero() && p.from[0].grant.until >= now+outside.Until(clock, deadline)
 }
 
-// askFor adds the charges of group n that were not charged to leases to the call.
-func (s *LeaseStore) askFor(t *leaseTrip, n int) {
+// addCharges adds the charges of group n that were not charged to leases to the call.
+func (s *LeaseStore) addCharges(t *leaseBatch, n int) {
 	g := &t.groups[n]
 	t.number++
 	for i := range g.charges {
@@ -276,13 +276,13 @@ func (s *LeaseStore) askFor(t *leaseTrip, n int) {
 }
 
 // ask submits the call to next. waits is Batch.Waits.
-func (t *leaseTrip) ask(waits bool) {
+func (t *leaseBatch) ask(waits bool) {
 	t.answers, t.known = zeroed(t.answers, len(t.asked)), zeroed(t.known, len(t.asked))
-	t.inner.Known, t.inner.OnKnown = t.known, t.told
+	t.inner.Known, t.inner.OnKnown = t.known, t.onKnown
 	t.submit(t.asked, t.answers, waits)
 }
 
-func (t *leaseTrip) submit(charges []backend.Charge, decisions []backend.Decision, waits bool) {
+func (t *leaseBatch) submit(charges []backend.Charge, decisions []backend.Decision, waits bool) {
 	in, b := &t.inner, t.outer
 	in.Charges, in.Decisions, in.Waits = charges, decisions, waits
 	in.Deadline, in.Detached, in.Source = b.Deadline, b.Detached, b.Source
@@ -290,7 +290,7 @@ func (t *leaseTrip) submit(charges []backend.Charge, decisions []backend.Decisio
 }
 
 // ended is the Done function of inner.
-func (t *leaseTrip) ended(*backend.Batch) {
+func (t *leaseBatch) ended(*backend.Batch) {
 	if t.sees != nil {
 		t.store.saw(t)
 		t.end()
@@ -304,7 +304,7 @@ func (t *leaseTrip) ended(*backend.Batch) {
 }
 
 // knows answers groups that next has decided before it ends the call.
-func (t *leaseTrip) knows(from, to int) {
+func (t *leaseBatch) knows(from, to int) {
 	now := t.store.now()
 	for i := from; i < to; i++ {
 		if t.of[i] == returned || i > from && t.of[i] == t.of[i-1] {
@@ -318,7 +318,7 @@ func (t *leaseTrip) knows(from, to int) {
 
 // settle answers the groups of a call. Groups that were denied because of the units requested beyond their cost are in
 // the next call.
-func (s *LeaseStore) settle(t *leaseTrip) {
+func (s *LeaseStore) settle(t *leaseBatch) {
 	now := s.now()
 	clear(t.asked)
 	t.asked, t.of = t.asked[:0], t.of[:0]
@@ -332,13 +332,13 @@ func (s *LeaseStore) settle(t *leaseTrip) {
 				s.receive(&g.charges[i], p, 0, nil, t.began, now)
 			}
 		}
-		s.askFor(t, n)
+		s.addCharges(t, n)
 	}
 }
 
 // settleGroup answers g by the decisions of next. It reports false if g was denied because of the units requested
 // beyond its cost.
-func (s *LeaseStore) settleGroup(t *leaseTrip, g *leaseGroup, now time.Duration) (done bool) {
+func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration) (done bool) {
 	parts := t.parts[g.parts : g.parts+len(g.charges)]
 	var failed error
 	all, again := true, false
@@ -372,17 +372,17 @@ func (s *LeaseStore) settleGroup(t *leaseTrip, g *leaseGroup, now time.Duration)
 
 // tell computes d, the answer to c, from said, which is the decision of next; all reports whether next allowed the whole
 // group.
-func (s *LeaseStore) tell(c *backend.Charge, p *leasePart, said, d *backend.Decision, all bool, asked, now time.Duration) {
-	*d = *said
+func (s *LeaseStore) tell(c *backend.Charge, p *leasePart, decided, d *backend.Decision, all bool, asked, now time.Duration) {
+	*d = *decided
 	switch {
 	case p.hotKey == nil:
-	case said.Err != nil:
+	case decided.Err != nil:
 		s.receive(c, p, 0, nil, asked, now)
 	case !all:
-		s.receive(c, p, 0, said, asked, now)
+		s.receive(c, p, 0, decided, asked, now)
 	default:
-		*d = later(c, *said, p.borrow, 0)
-		s.receive(c, p, p.borrow, said, asked, now)
+		*d = later(c, *decided, p.borrow, 0)
+		s.receive(c, p, p.borrow, decided, asked, now)
 	}
 }
 
@@ -463,16 +463,16 @@ func (s *LeaseStore) arm() {
 
 // turn is the function of the timer.
 func (s *LeaseStore) turn() {
-	s.GiveBack()
+	s.ReturnUnits()
 	s.armed.Store(false)
 	if s.Stats().Keys > 0 { // some may have become hot while the timer was set
 		s.arm()
 	}
 }
 
-// GiveBack returns the unused units of expired leases to next. Its result is the number of hot keys that remain. The
+// ReturnUnits returns the unused units of expired leases to next. Its result is the number of hot keys that remain. The
 // timer calls it.
-func (s *LeaseStore) GiveBack() (keys int) {
+func (s *LeaseStore) ReturnUnits() (keys int) {
 	now := s.now()
 	var backs []backend.Charge
 	for i := range s.shards {
@@ -483,7 +483,7 @@ func (s *LeaseStore) GiveBack() (keys int) {
 		keys += len(sh.hotKeys)
 		sh.mu.Unlock()
 	}
-	s.giveBack(backs)
+	s.returnUnits(backs)
 	return keys
 }
 
@@ -509,7 +509,7 @@ func (s *LeaseStore) Forget() {
 		}
 		sh.mu.Unlock()
 	}
-	s.giveBack(backs)
+	s.returnUnits(backs)
 }
 
 // ForgetBucket is Forget for one bucket.
@@ -523,12 +523,12 @@ func (s *LeaseStore) ForgetBucket(key []byte) {
 		sh.drop(key)
 	}
 	sh.mu.Unlock()
-	s.giveBack(backs)
+	s.returnUnits(backs)
 }
 
-// giveBack submits the returns in backs, and waits for the decisions. A return whose outcome is unknown is not
+// returnUnits submits the returns in backs, and waits for the decisions. A return whose outcome is unknown is not
 // repeated.
-func (s *LeaseStore) giveBack(backs []backend.Charge) {
+func (s *LeaseStore) returnUnits(backs []backend.Charge) {
 	slices.SortStableFunc(backs, func(a, b backend.Charge) int { return bytes.Compare(a.Key, b.Key) }) // maps have no order
 	until := s.config.Clock.Now().Add(s.config.Timeout)
 	for part := range slices.Chunk(backs, maxBacks) {

@@ -37,10 +37,10 @@ func fixed(tb testing.TB, rate int64, period algorithms.Micros) *algorithms.Limi
 }
 
 // warm charges c, 1 ms apart, until a lease has been granted; it returns the number of charges.
-func warm(t *testing.T, s *stores.LeaseStore, c backend.Charge) (asks int64) {
+func warm(t *testing.T, s *stores.LeaseStore, c backend.Charge) (requests int64) {
 	t.Helper()
 	for s.Stats().Leased == 0 {
-		if asks++; asks > 100 {
+		if requests++; requests > 100 {
 			t.Fatal("asked 100 times and nothing was granted")
 		}
 		if d := take(t.Context(), s, c)[0]; !d.Allowed {
@@ -48,7 +48,7 @@ func warm(t *testing.T, s *stores.LeaseStore, c backend.Charge) (asks int64) {
 		}
 		time.Sleep(ms)
 	}
-	return asks
+	return requests
 }
 
 // left returns the units in c's bucket in below.
@@ -140,7 +140,7 @@ func TestLeasesFollowTheRate(t *testing.T) {
 			for began := time.Now(); time.Since(began) < length; time.Sleep(every) {
 				take(t.Context(), s, c)
 			}
-			asks := int64(length / every)
+			requests := int64(length / every)
 			half := int64(125 * ms / every) // the units for half of 250 ms
 			if granted := s.Stats().Leased; granted > 2*half {
 				t.Errorf("asked every %v: %d are granted, half of a lease's time needs %d", every, granted, half)
@@ -148,8 +148,8 @@ func TestLeasesFollowTheRate(t *testing.T) {
 			if n := asked.count() - start; n > 50 {
 				t.Errorf("asked every %v: next was asked %d times in 2 s", every, n)
 			}
-			if used -= left(t, below, c); used > asks+2*half {
-				t.Errorf("asked every %v: %d were charged for %d", every, used, asks)
+			if used -= left(t, below, c); used > requests+2*half {
+				t.Errorf("asked every %v: %d were charged for %d", every, used, requests)
 			}
 		}
 	})
@@ -157,13 +157,13 @@ func TestLeasesFollowTheRate(t *testing.T) {
 		s, below, _ := requesting()
 		c := leased(fixed(t, 10_000, algorithms.Second), "a", 1, 5000)
 		for range 3 {
-			asks := int64(0)
+			requests := int64(0)
 			for end := time.Now().Truncate(time.Second).Add(time.Second); time.Now().Before(end.Add(-ms)); time.Sleep(ms) {
 				take(t.Context(), s, c)
-				asks++
+				requests++
 			}
-			if rest := left(t, below, c); rest < 10_000-asks-20 {
-				t.Errorf("at the end of the window %d were asked for and %d charged", asks, 10_000-rest)
+			if rest := left(t, below, c); rest < 10_000-requests-20 {
+				t.Errorf("at the end of the window %d were asked for and %d charged", requests, 10_000-rest)
 			}
 			time.Sleep(ms)
 		}
@@ -247,9 +247,9 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 		s := stores.Lease(stores.Denied(store, stores.DeniedConfig{}), stores.LeaseConfig{})
 		spec := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: algorithms.Day, Start: new(algorithms.Micros), MaxReserved: new(int64)}
 		c := leased(compile(t, spec), "a", 1, 500)
-		asks := warm(t, s, c)
+		requests := warm(t, s, c)
 		all := c
-		all.Terms = algorithms.Charge{Cost: 1000 - asks, Reserve: true} // next answers it, whatever is leased
+		all.Terms = algorithms.Charge{Cost: 1000 - requests, Reserve: true} // next answers it, whatever is leased
 		if d := take(t.Context(), s, all)[0]; d.Allowed {
 			t.Fatalf("what is leased was there too: %+v", d)
 		}
@@ -271,13 +271,13 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 			}
 		}), stores.DeniedConfig{}), stores.LeaseConfig{})
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
-		asks := warm(t, s, c)
-		for rest := left(t, store, c); rest > 1000-asks-40 && left(t, store, c) == rest; asks++ { // until the next lease is on its way
+		requests := warm(t, s, c)
+		for rest := left(t, store, c); rest > 1000-requests-40 && left(t, store, c) == rest; requests++ { // until the next lease is on its way
 			take(t.Context(), s, c)
 			synctest.Wait()
 		}
 		all := c
-		all.Terms.Cost = 1000 - asks
+		all.Terms.Cost = 1000 - requests
 		if d := take(t.Context(), s, all)[0]; d.Allowed {
 			t.Errorf("what is on its way was there too: %+v", d)
 		}
@@ -334,7 +334,7 @@ func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
 				c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 				warm(t, s, c)
 				time.Sleep(300 * ms) // the lease is over, and the key is still a hot one
-				if s.GiveBack(); s.Stats().Leased != 0 || s.Stats().Keys != 1 {
+				if s.ReturnUnits(); s.Stats().Leased != 0 || s.Stats().Keys != 1 {
 					t.Fatalf("%+v", s.Stats())
 				}
 				// Another sidecar consumes all units but one, and this sidecar does not know it.
@@ -384,7 +384,7 @@ func TestWhatIsPutBackKeepsItsTime(t *testing.T) {
 			time.Sleep(ms)
 		}
 		<-done
-		s.GiveBack()
+		s.ReturnUnits()
 		for _, take := range asked.all() {
 			for _, c := range take {
 				if c.Terms.Cost == -1 && c.Terms.ChargedAt == of {
@@ -442,13 +442,13 @@ func TestUnusedUnitsAreReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
-		asks := warm(t, s, c)
-		if granted := s.Stats().Leased; left(t, below, c) != 10_000-asks-granted {
-			t.Errorf("%d of 10000 were asked for and %d are granted, but %d are left", asks, granted, left(t, below, c))
+		requests := warm(t, s, c)
+		if granted := s.Stats().Leased; left(t, below, c) != 10_000-requests-granted {
+			t.Errorf("%d of 10000 were asked for and %d are granted, but %d are left", requests, granted, left(t, below, c))
 		}
 		time.Sleep(400 * ms)
-		if stats := s.Stats(); stats.Leased != 0 || left(t, below, c) != 10_000-asks {
-			t.Errorf("%d were used, %d are left: %+v", asks, left(t, below, c), stats)
+		if stats := s.Stats(); stats.Leased != 0 || left(t, below, c) != 10_000-requests {
+			t.Errorf("%d were used, %d are left: %+v", requests, left(t, below, c), stats)
 		}
 		time.Sleep(2 * time.Second)
 		if stats := s.Stats(); stats.Keys != 0 || stats.Granted == 0 || stats.Granted != stats.Returned+stats.Served {
@@ -471,11 +471,11 @@ func TestALeaseOutlivesItsRequest(t *testing.T) {
 		}), stores.LeaseConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		c.Canceled = &atomic.Bool{}
-		asks := warm(t, s, c)
+		requests := warm(t, s, c)
 		c.Canceled.Store(true)
 		time.Sleep(400 * ms)
-		if is := left(t, below, leased(c.Limit, "a", 0, 500)); is != 10_000-asks {
-			t.Errorf("%d of 10000 were used, %d are left", asks, is)
+		if is := left(t, below, leased(c.Limit, "a", 0, 500)); is != 10_000-requests {
+			t.Errorf("%d of 10000 were used, %d are left", requests, is)
 		}
 	})
 }
@@ -530,11 +530,11 @@ func TestADenialLeavesNothingLeased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, _ := requesting()
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
-		asks := warm(t, s, c)
-		c.Terms.Cost = 1000 - asks
+		requests := warm(t, s, c)
+		c.Terms.Cost = 1000 - requests
 		all := c
 		all.Terms.Cost++
-		if d := take(t.Context(), s, all)[0]; d.Allowed || d.Remaining != 1000-asks {
+		if d := take(t.Context(), s, all)[0]; d.Allowed || d.Remaining != 1000-requests {
 			t.Errorf("asked one more than there is: %+v", d)
 		}
 		if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != 0 {
@@ -549,19 +549,19 @@ func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 		s, _, asked := requesting()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
 		other := of(fixed(t, 1, algorithms.Day), "other", 1)
-		asks := warm(t, s, hot)
+		requests := warm(t, s, hot)
 		ctx, cancel := context.WithTimeout(t.Context(), 5*ms)
 		defer cancel()
 		granted := s.Stats().Leased
 		got := take(ctx, s, hot, other)
-		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-asks-1 || s.Stats().Leased != granted-1 {
+		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 || s.Stats().Leased != granted-1 {
 			t.Errorf("both have enough: %+v, %d of %d are granted", got, s.Stats().Leased, granted)
 		}
 		if last := asked.last(t); len(last) != 1 || string(last[0].Key) != "other" {
 			t.Errorf("next was asked %+v", last)
 		}
 		got = take(ctx, s, hot, other)
-		if !got[0].Allowed || got[1].Allowed || got[1].RetryAfter == 0 || got[0].Remaining != 10_000-asks-1 || s.Stats().Leased != granted-1 {
+		if !got[0].Allowed || got[1].Allowed || got[1].RetryAfter == 0 || got[0].Remaining != 10_000-requests-1 || s.Stats().Leased != granted-1 {
 			t.Errorf("the other has nothing left: %+v, %d of %d are granted", got, s.Stats().Leased, granted)
 		}
 	})
@@ -573,11 +573,11 @@ func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
 		s, _, asked := requesting()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
 		other := of(fixed(t, 100, algorithms.Day), "other", 1)
-		asks := warm(t, s, hot)
+		requests := warm(t, s, hot)
 		ctx, cancel := context.WithTimeout(t.Context(), 250*ms)
 		defer cancel()
 		got := take(ctx, s, hot, other)
-		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-asks-1 {
+		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 {
 			t.Errorf("%+v", got)
 		}
 		// Unused units are returned first, together with the request for a new lease.
@@ -702,8 +702,8 @@ func TestDryRunsDoNotSeeLeases(t *testing.T) {
 		s, below, _ := requesting()
 		other := stores.Lease(below, stores.LeaseConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
-		asks := warm(t, s, c)
-		want := 10_000 - asks - s.Stats().Leased
+		requests := warm(t, s, c)
+		want := 10_000 - requests - s.Stats().Leased
 		c.Terms.DryRun = true
 		for _, cost := range []int64{0, 1, want, want + 1} {
 			c.Terms.Cost = cost
@@ -766,7 +766,7 @@ func TestManyGroupsAreSubmittedInOneBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
-		asks := warm(t, s, hot)
+		requests := warm(t, s, hot)
 		var many []backend.Charge
 		for i := range 6 {
 			c := hot
@@ -784,7 +784,7 @@ func TestManyGroupsAreSubmittedInOneBatch(t *testing.T) {
 		for i, want := range []struct {
 			allowed   bool
 			remaining int64
-		}{{true, 10_000 - asks - 1}, {true, 0}, {true, 10_000 - asks - 2}, {true, 0}, {true, 10_000 - asks - 3}, {false, 0}} {
+		}{{true, 10_000 - requests - 1}, {true, 0}, {true, 10_000 - requests - 2}, {true, 0}, {true, 10_000 - requests - 3}, {false, 0}} {
 			if got[i].Allowed != want.allowed || got[i].Remaining != want.remaining {
 				t.Errorf("%d: got %+v, want %+v", i, got[i], want)
 			}

@@ -26,7 +26,7 @@ func Parts(next backend.Store, number func(i int, c *backend.Charge) int, undos 
 	s.takes.New = func() any {
 		t := &partsTake{store: s}
 		t.steps.Bind(next, t.step)
-		t.steps.Tell(t.knows)
+		t.steps.OnKnown(t.knows)
 		return t
 	}
 	return s
@@ -251,7 +251,7 @@ func (p *parted) conclude(whole *backend.Batch) (undo []backend.Charge) {
 			continue
 		}
 		if errors.Is(g.failed, backend.ErrNotTaken) && g.refunded {
-			g.failed = MaybeTaken(g.failed) // a refund cannot be undone safely
+			g.failed = MaybeConsumed(g.failed) // a refund cannot be undone safely
 		}
 		for i := g.from; i < g.to; i++ {
 			decisions[i] = backend.Decision{Err: g.failed}
@@ -303,6 +303,8 @@ func Graver(a, b error) error {
 	return b
 }
 
-// MaybeTaken converts err, an ErrNotTaken of one step, to the error of a group of which other steps consumed units:
+// MaybeConsumed converts err, an ErrNotTaken of one step, to the error of a group of which other steps consumed units:
 // an ErrUnavailable that is not an ErrNotTaken.
-func MaybeTaken(err error) error { return fmt.Errorf("%w (partly: %v)", backend.ErrUnavailable, err) } //nolint:errorlint // it must not be found
+func MaybeConsumed(err error) error {
+	return fmt.Errorf("%w (partly: %v)", backend.ErrUnavailable, err)
+} //nolint:errorlint // it must not be found

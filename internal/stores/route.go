@@ -67,7 +67,7 @@ func (r *Router) divide(b *backend.Batch, same int, route *Route) {
 	for _, p := range d.parts[:d.used] {
 		p.inner.prepare()
 		p.batch = backend.Batch{
-			Charges: p.inner.charges, Decisions: p.inner.decisions, Known: p.inner.known, OnKnown: p.told,
+			Charges: p.inner.charges, Decisions: p.inner.decisions, Known: p.inner.known, OnKnown: p.onKnown,
 			Deadline: b.Deadline, Detached: b.Detached, Waits: b.Waits && d.used == 1, Source: b.Source, Done: p.done,
 		}
 	}
@@ -90,7 +90,7 @@ type divisionPart struct {
 	batch    backend.Batch
 	inner    excerpt // empty if the batch shares the slices of the outer one
 	done     func(*backend.Batch)
-	told     func(from, to int)
+	onKnown  func(from, to int)
 }
 
 // part returns the part of route, and makes it if necessary.
@@ -103,7 +103,7 @@ func (d *division) part(route *Route) *divisionPart {
 	if d.used == len(d.parts) {
 		p := &divisionPart{division: d}
 		p.done = p.ended
-		p.told = func(from, to int) { p.inner.pass(d.outer, from, to) }
+		p.onKnown = func(from, to int) { p.inner.pass(d.outer, from, to) }
 		d.parts = append(d.parts, p)
 	}
 	p := d.parts[d.used]

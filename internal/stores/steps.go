@@ -9,14 +9,14 @@ import (
 // Steps runs an operation that needs several batches of one Store, each of which depends on the decisions of the one
 // before. Call Bind once, then Run any number of times, one run at a time.
 type Steps struct {
-	store backend.Store
-	step  func(decisions []backend.Decision) (charges []backend.Charge, room []backend.Decision)
-	told  func(from, to int) // nil: nobody wants to know decisions before the others of their batch
-	known []atomic.Bool
-	batch backend.Batch
-	like  backend.Batch
-	done  func(*backend.Batch)
-	state atomic.Int32
+	store   backend.Store
+	step    func(decisions []backend.Decision) (charges []backend.Charge, room []backend.Decision)
+	onKnown func(from, to int) // nil: the caller does not need early decisions
+	known   []atomic.Bool
+	batch   backend.Batch
+	like    backend.Batch
+	done    func(*backend.Batch)
+	state   atomic.Int32
 }
 
 // The states of Steps, from the Submit of a batch until its Done.
@@ -37,15 +37,15 @@ func (s *Steps) Bind(store backend.Store, step func(decisions []backend.Decision
 	}
 }
 
-// Tell has told called as backend.Batch.OnKnown, in runs for batches whose early decisions are wanted.
-func (s *Steps) Tell(told func(from, to int)) { s.told = told }
+// OnKnown sets a function that is called like backend.Batch.OnKnown, for batches whose caller needs early decisions.
+func (s *Steps) OnKnown(onKnown func(from, to int)) { s.onKnown = onKnown }
 
 // Run starts a run. Its batches have the Deadline, the Source and Detached of b. When Run returns, s may already be
 // in use for another run.
 func (s *Steps) Run(b *backend.Batch) {
 	s.like = backend.Batch{Deadline: b.Deadline, Detached: b.Detached, Source: b.Source, Done: s.done}
 	if b.Known != nil {
-		s.like.OnKnown = s.told
+		s.like.OnKnown = s.onKnown
 	}
 	s.batch = backend.Batch{}
 	s.run()

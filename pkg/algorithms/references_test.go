@@ -20,19 +20,19 @@ func referenceOf(s Spec) reference {
 		inner.Penalty = nil
 		return &penaltyReference{s: s, bucket: referenceOf(inner)}
 	case s.Kind == LeakyBucket:
-		return &leakyTwin{s: s, watch: c}
+		return &leakyReference{s: s, watch: c}
 	case s.Kind == SlidingWindow:
-		return &slidingTwin{s: s, watch: c}
+		return &slidingReference{s: s, watch: c}
 	case s.Kind == SlidingLog:
-		return &logTwin{s: s, watch: c}
+		return &logReference{s: s, watch: c}
 	case s.Minimum != nil:
-		return &guaranteedTwin{s: s, watch: c}
+		return &guaranteedReference{s: s, watch: c}
 	case s.TakesDenied || s.PerRequest:
-		return &counterTwin{s: s, watch: c}
+		return &counterReference{s: s, watch: c}
 	case s.Kind == FixedWindow:
-		return &windowTwin{s: s, watch: c}
+		return &windowReference{s: s, watch: c}
 	default:
-		return &tokenTwin{s: s, watch: c}
+		return &tokenReference{s: s, watch: c}
 	}
 }
 
@@ -132,8 +132,8 @@ func orElse(p *int64, v int64) int64 {
 	return v
 }
 
-// tokenTwin holds a fraction of tokens.
-type tokenTwin struct {
+// tokenReference holds a fraction of tokens.
+type tokenReference struct {
 	s Spec
 	watch
 	level *big.Rat
@@ -147,7 +147,7 @@ func undo(back, flowed *big.Rat) *big.Rat {
 	return most(whole(0), minus(back, flowed))
 }
 
-func (b *tokenTwin) ask(now Micros, a Charge) (d Decision) {
+func (b *tokenReference) ask(now Micros, a Charge) (d Decision) {
 	kept := *b // what a denial leaves
 	capacity := whole(orElse(b.s.Capacity, b.s.Rate))
 	initial := whole(orElse(b.s.Initial, orElse(b.s.Capacity, b.s.Rate)))
@@ -211,16 +211,18 @@ func (b *tokenTwin) ask(now Micros, a Charge) (d Decision) {
 }
 
 // unit is how many parts of a token are counted: the smallest number that makes the flow whole.
-func (b *tokenTwin) unit() *big.Rat { return new(big.Rat).SetInt(b.flow(b.s.Rate, b.s.Period).Denom()) }
+func (b *tokenReference) unit() *big.Rat {
+	return new(big.Rat).SetInt(b.flow(b.s.Rate, b.s.Period).Denom())
+}
 
-// leakyTwin is a queue: how much of it waits, in units, draining.
-type leakyTwin struct {
+// leakyReference is a queue: how much of it waits, in units, draining.
+type leakyReference struct {
 	s Spec
 	watch
 	queue *big.Rat
 }
 
-func (b *leakyTwin) ask(now Micros, a Charge) (d Decision) {
+func (b *leakyReference) ask(now Micros, a Charge) (d Decision) {
 	kept := *b
 	places := whole(orElse(b.s.Capacity, 0) + 1)
 	drain := b.flow(b.s.Rate, b.s.Period)
@@ -268,14 +270,14 @@ func (b *leakyTwin) ask(now Micros, a Charge) (d Decision) {
 	return d
 }
 
-// guaranteedTwin is two buckets of fractions on one clock.
-type guaranteedTwin struct {
+// guaranteedReference is two buckets of fractions on one clock.
+type guaranteedReference struct {
 	s Spec
 	watch
 	sure, bank *big.Rat
 }
 
-func (b *guaranteedTwin) ask(now Micros, a Charge) (d Decision) {
+func (b *guaranteedReference) ask(now Micros, a Charge) (d Decision) {
 	kept := *b
 	capacity1, capacity2 := whole(b.s.Minimum.Units), whole(orElse(b.s.Capacity, b.s.Rate))
 	initial := whole(orElse(b.s.Initial, orElse(b.s.Capacity, b.s.Rate)))

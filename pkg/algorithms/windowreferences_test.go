@@ -59,14 +59,14 @@ func (e edges) came(from, to Micros) (n Micros) {
 // date is the first day of the n-th window after the one of t.
 func (e edges) date(t Micros, n int) time.Time { return e.calendar.Edges.(civil).date(t, n) }
 
-// windowTwin grants rate at each edge, and keeps what is left over up to capacity.
-type windowTwin struct {
+// windowReference grants rate at each edge, and keeps what is left over up to capacity.
+type windowReference struct {
 	s Spec
 	watch
 	value int64
 }
 
-func (b *windowTwin) ask(now Micros, a Charge) (d Decision) {
+func (b *windowReference) ask(now Micros, a Charge) (d Decision) {
 	kept := *b
 	rate, capacity := b.s.Rate, orElse(b.s.Capacity, b.s.Rate)
 	initial := orElse(b.s.Initial, capacity)
@@ -135,15 +135,15 @@ func (b *windowTwin) ask(now Micros, a Charge) (d Decision) {
 	return delay(d, behind)
 }
 
-// counterTwin is the reference server's counter: one for each window, from 0 up to the limit. With
+// counterReference is the reference server's counter: one for each window, from 0 up to the limit. With
 // TakesDenied it counts denials too.
-type counterTwin struct {
+type counterReference struct {
 	s Spec
 	watch
 	count int64
 }
 
-func (b *counterTwin) ask(now Micros, a Charge) (d Decision) {
+func (b *counterReference) ask(now Micros, a Charge) (d Decision) {
 	kept := *b
 	capacity := orElse(b.s.Capacity, b.s.Rate)
 	reserved := orElse(b.s.MaxReserved, mostWindow(b.s, b.tick)-capacity)
@@ -183,14 +183,14 @@ func (b *counterTwin) ask(now Micros, a Charge) (d Decision) {
 	return delay(d, behind)
 }
 
-// logTwin remembers every admitted unit and counts those that are young. Its clock is the newest.
-type logTwin struct {
+// logReference remembers every admitted unit and counts those that are young. Its clock is the newest.
+type logReference struct {
 	s Spec
 	watch
 	admitted []Micros
 }
 
-func (b *logTwin) ask(now Micros, a Charge) (d Decision) {
+func (b *logReference) ask(now Micros, a Charge) (d Decision) {
 	kept := *b
 	at, behind := kept.read(now)
 	kept.admitted = nil
@@ -249,14 +249,14 @@ func (b *logTwin) ask(now Micros, a Charge) (d Decision) {
 	return delay(d, behind)
 }
 
-// slidingTwin is the literal formula; when it is allowed again is searched for.
-type slidingTwin struct {
+// slidingReference is the literal formula; when it is allowed again is searched for.
+type slidingReference struct {
 	s Spec
 	watch
 	cur, prev int64
 }
 
-func (b *slidingTwin) ask(now Micros, a Charge) (d Decision) {
+func (b *slidingReference) ask(now Micros, a Charge) (d Decision) {
 	kept := *b
 	period := int64(b.s.Period / b.tick)
 	at, behind := kept.read(now)
