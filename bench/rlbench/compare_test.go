@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-func TestWhatCompareNeeds(t *testing.T) {
+func TestRequirementsOfCompare(t *testing.T) {
 	for args, ok := range map[string]bool{
 		"--sidecar=compare.go": true, "--target=a:1 --pid=7": true,
 		"": false, "--target=a:1": false, "--sidecar=compare.go --pid=7": false, "--sidecar=compare.go --target=a:1 --pid=7": false,

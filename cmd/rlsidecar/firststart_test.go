@@ -123,10 +123,10 @@ func TestLocalMistakesAboutRedisEndTheStart(t *testing.T) {
 	}
 }
 
-// TestWhatRedisRefusesKeepsReadinessFalse starts sidecars with wrong settings. They run, decide by
+// TestRefusalsOfRedisKeepReadinessFalse starts sidecars with wrong settings. They run, decide by
 // on_backend_failure, and show the mistake and its remedy in /readyz, in the log and among the conditions. When the
 // setting is corrected they become ready.
-func TestWhatRedisRefusesKeepsReadinessFalse(t *testing.T) {
+func TestRefusalsOfRedisKeepReadinessFalse(t *testing.T) {
 	ca, dir := certtest.New(t), t.TempDir()
 	ca.Secret(t, dir, 2, "redis")
 	file := func(name string) string { return filepath.Join(dir, name) }

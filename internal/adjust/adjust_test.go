@@ -237,7 +237,7 @@ func TestAFolderKeepsAdjustmentsAndTheirAudit(t *testing.T) {
 }
 
 // An entry of the audit that is changed, removed or added by somebody without the key shows.
-func TestTheChainShowsWhatWasTamperedWith(t *testing.T) {
+func TestTheChainShowsTampering(t *testing.T) {
 	chain, entries, head := NewChain([]byte("secret")), []*Entry(nil), Head{}
 	for i := range 6 {
 		e := &Entry{Operation: fmt.Sprint(i), Author: "ann", Reason: "test", Target: "x"}
@@ -345,7 +345,7 @@ func TestAdjustmentsAreReadAsTheyWereWritten(t *testing.T) {
 	})
 }
 
-func TestWhatAChangeMakesOfALimit(t *testing.T) {
+func TestAdjustedLimits(t *testing.T) {
 	bucket := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute}
 	with := func(change func(*algorithms.Spec)) algorithms.Spec {
 		s := bucket

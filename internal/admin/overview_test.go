@@ -101,7 +101,7 @@ func TestDeniedKeysAreShownAsText(t *testing.T) {
 	has(t, get(New(c), "/", "").Body.String(), "No key was denied")
 }
 
-func TestPagesForbidWhatTheyDoNotNeed(t *testing.T) {
+func TestPagesForbidUnusedFeatures(t *testing.T) {
 	c := fixture(t)
 	for _, path := range []string{"/", "/login"} {
 		w := get(New(c), path, "")

@@ -431,7 +431,7 @@ func TestDurations(t *testing.T) {
 	}
 }
 
-func TestMetadataIsWhatAStructCanHold(t *testing.T) {
+func TestMetadataFitsIntoAStruct(t *testing.T) {
 	s := good(t, Options{}, `{domain: d, descriptors: [{key: a, rate_limit: {unlimited: true}, metadata: {
 		int: 5, hex: 0x10, big: 18446744073709551615, float: 1.5, no: false, text: x, word: yes, quoted: 'yes', none: ~, time: 2026-01-01, list: [1, [a], {b: c}], 7: seven, map: {<<: {x: 1}, y: 2}}}]}`)
 	want := map[string]any{

@@ -71,7 +71,7 @@ func TestLoadReadsAConfigMap(t *testing.T) {
 	}
 }
 
-func TestLoadReportsWhatCannotBeRead(t *testing.T) {
+func TestLoadReportsUnreadableFiles(t *testing.T) {
 	folder := t.TempDir()
 	must(t, os.Mkdir(filepath.Join(folder, "empty"), 0o700))
 	must(t, os.Mkdir(filepath.Join(folder, "dangling"), 0o700))

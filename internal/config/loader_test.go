@@ -93,8 +93,8 @@ func same(t *rapid.T, step int, got, want *limiter.Snapshot, reported, wantRepor
 	}
 }
 
-// TestLoadingWhatChangedIsLoadingAll compares Loader with Load over any sequence of edits.
-func TestLoadingWhatChangedIsLoadingAll(t *testing.T) {
+// TestAPartialLoadEqualsAFullLoad compares Loader with Load over any sequence of edits.
+func TestAPartialLoadEqualsAFullLoad(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := Options{MaxLimits: rapid.SampledFrom([]int{0, 3, 6}).Draw(t, "max limits")}
 		l := NewLoader(o)
@@ -111,8 +111,8 @@ func TestLoadingWhatChangedIsLoadingAll(t *testing.T) {
 	})
 }
 
-// TestIsolatingWhatChangedIsIsolatingAll does the same for a Keeper.
-func TestIsolatingWhatChangedIsIsolatingAll(t *testing.T) {
+// TestAPartialReloadIsolatesLikeAFullOne does the same for a Keeper.
+func TestAPartialReloadIsolatesLikeAFullOne(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := Options{MaxLimits: rapid.SampledFrom([]int{0, 3, 6}).Draw(t, "max limits")}
 		k, plain := NewKeeper(o), NewKeeper(o)

@@ -12,8 +12,8 @@ import (
 
 func perMinute(n uint32) *MessageLimit { return &MessageLimit{Unit: "minute", RequestsPerUnit: n} }
 
-// TestMessagesMeanWhatFilesMean compares both; only places differ.
-func TestMessagesMeanWhatFilesMean(t *testing.T) {
+// TestMessagesEqualFiles compares both; only places differ.
+func TestMessagesEqualFiles(t *testing.T) {
 	file := `
 domain: edge
 descriptors:

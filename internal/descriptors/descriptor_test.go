@@ -19,7 +19,7 @@ func textOf(entries []Entry) string {
 	return strings.Join(parts, ",")
 }
 
-func TestParseReadsWhatWasWritten(t *testing.T) {
+func TestParseReadsItsOwnOutput(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := append([]Entry{{"k" + raw(t, "key"), raw(t, "value")}}, rawEntries(t, "more")...)
 		for i := range want {
@@ -79,7 +79,7 @@ func TestPrintableIsShortAndPlain(t *testing.T) {
 	})
 }
 
-func TestFormatIsPlainAndParseReadsWhatIsPlain(t *testing.T) {
+func TestParseReadsThePlainFormat(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		entries := append([]Entry{{"k", raw(t, "value")}}, rawEntries(t, "more")...)
 		plain := true

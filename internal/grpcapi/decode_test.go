@@ -95,7 +95,7 @@ func drawRequest(t *rapid.T) *rls.RateLimitRequest {
 	}
 }
 
-func TestDecodeReadsWhatProtobufWrites(t *testing.T) {
+func TestDecodeAgreesWithProtobuf(t *testing.T) {
 	x, m := newExchange(), &message{} // reused, as in service
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawRequest(t)

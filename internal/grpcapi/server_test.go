@@ -288,7 +288,7 @@ func TestErrorPolicyIsUnavailable(t *testing.T) {
 	})
 }
 
-func TestNothingIsChargedForACallerThatIsGone(t *testing.T) {
+func TestACallerThatHasLeftIsNotCharged(t *testing.T) {
 	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, storeFunc(func([]backend.Decision) { t.Error("asked") }).limiter(t, descriptors.Deny), Options{})
 		ctx, cancel := context.WithTimeout(t.Context(), -1)

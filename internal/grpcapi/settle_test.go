@@ -76,7 +76,7 @@ func idOf(t *testing.T, r *rls.RateLimitResponse) string {
 	return id
 }
 
-func TestTheAnswerHasTheIDOfWhatWasReserved(t *testing.T) {
+func TestTheAnswerHasTheReservationsID(t *testing.T) {
 	for _, o := range []Options{{}, {Metadata: true}} {
 		each(t, func(t *testing.T, ask sender) {
 			s := settleServer(t, o)

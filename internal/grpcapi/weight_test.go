@@ -33,10 +33,10 @@ func held(v reflect.Value) (n int) {
 	return n
 }
 
-// TestWeightBoundsWhatIsHeld for random requests, with few descriptors and with many, with and without limits:
+// TestWeightBoundsTheOutstandingWork for random requests, with few descriptors and with many, with and without limits:
 // what a batch holds is at most 2 KiB for each of its weight beside a few times the bytes on the wire, and not
 // a hundred times less.
-func TestWeightBoundsWhatIsHeld(t *testing.T) {
+func TestWeightBoundsTheOutstandingWork(t *testing.T) {
 	var policies []*descriptors.Policy
 	for i := range 5 {
 		policies = append(policies, &descriptors.Policy{

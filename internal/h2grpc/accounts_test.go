@@ -45,9 +45,9 @@ func TestAnswersWithoutRoomAreForgotten(t *testing.T) {
 	})
 }
 
-// TestPingsThatComeTooOftenEndTheConnection, however the client waits for their answers; an answer to a request
+// TestTooManyPingsEndTheConnection, however the client waits for their answers; an answer to a request
 // in between allows more of them.
-func TestPingsThatComeTooOftenEndTheConnection(t *testing.T) {
+func TestTooManyPingsEndTheConnection(t *testing.T) {
 	for name, wait := range map[string]bool{"one after the other": true, "together": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -220,7 +220,7 @@ func left(nc net.Conn) {
 	}
 }
 
-func TestRequestsThatDoNotComeAreReset(t *testing.T) {
+func TestIncompleteRequestsAreReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
 		for _, test := range []struct {
@@ -265,7 +265,7 @@ func TestTooManyStreamsAreRefused(t *testing.T) {
 	})
 }
 
-func TestTooManyBytesThatAreNotWholeAreDenied(t *testing.T) {
+func TestTooManyIncompleteBytesAreDenied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
 		go func() {

@@ -199,7 +199,7 @@ func TestTheClientsTableMayChange(t *testing.T) {
 	})
 }
 
-func TestWhatIsUnusualIsHandedOver(t *testing.T) {
+func TestUnusualRequestsAreHandedOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
 		for name, ask := range map[string]func() uint32{
@@ -257,8 +257,8 @@ func TestWhatIsUnusualIsHandedOver(t *testing.T) {
 	})
 }
 
-// TestWhatIsNotGRPCIsRefused once all of it has come, or more than it is worth to read.
-func TestWhatIsNotGRPCIsRefused(t *testing.T) {
+// TestOtherRequestsThanGRPCAreRefused once all of it has come, or more than it is worth to read.
+func TestOtherRequestsThanGRPCAreRefused(t *testing.T) {
 	ask := []string{":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc"}
 	with := func(name, value string) []string {
 		list := slices.Clone(ask)

@@ -255,7 +255,7 @@ func (c *client) ping(data byte) {
 	}
 }
 
-func TestResetsFreeWhatIsHeld(t *testing.T) {
+func TestResetsFreeHeldMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &echo{}
 		c := dial(t, serve(t, m))

@@ -157,9 +157,9 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 	})
 }
 
-// TestWhatComesMeanwhileIsAnsweredInTime: the deadlines of requests that come while the connection is not read count
+// TestRequestsDuringAFailureAreAnsweredInTime: the deadlines of requests that come while the connection is not read count
 // from when it was read last, for they may have come right after that.
-func TestWhatComesMeanwhileIsAnsweredInTime(t *testing.T) {
+func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &heldStore{}
 		l := serve(t, &echo{store: inTime(store, time.Hour, 0)}, func(c *Config) { c.Patience = 10 * ms })

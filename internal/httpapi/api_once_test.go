@@ -327,7 +327,7 @@ func TestASettlementWhileTheStoreIsAway(t *testing.T) {
 	}
 }
 
-func TestWhatReservesNothing(t *testing.T) {
+func TestRequestsThatReserveNothing(t *testing.T) {
 	h, _ := onClock(t)
 	for _, body := range []string{
 		`{"name":"tokens","key":"b","count":-4,"reserve":true}`, `{"name":"tokens","key":"b"}`,

@@ -184,7 +184,7 @@ func TestRequestsOfProxiesAreRead(t *testing.T) {
 
 // Proxies and applications differ in which of two lines they take: a client would be counted by one
 // and served by the other.
-func TestWhatDecidesMustNotBeThereTwice(t *testing.T) {
+func TestDecidingHeadersMustNotBeRepeated(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		headers []string

@@ -84,7 +84,7 @@ func TestTokensAreReadAgain(t *testing.T) {
 	})
 }
 
-func TestNothingBringsNoToken(t *testing.T) {
+func TestTheTokenFileMustHaveAToken(t *testing.T) {
 	for _, header := range []string{"", "Bearer", "Bearer ", "Bearer x"} {
 		r := httptest.NewRequest("GET", "/", nil)
 		r.Header.Set("Authorization", header)

@@ -197,7 +197,7 @@ func TestALimitConfiguredUnlimitedCanBeBlocked(t *testing.T) {
 	}
 }
 
-func TestUnlimitedGoesOnChargingAndNeverDenies(t *testing.T) {
+func TestUnlimitedChargesAndNeverDenies(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"bob": {Unlimited: true}})
 	if n := b.allowed(t, 100, "user=bob"); n != 100 {

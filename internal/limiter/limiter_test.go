@@ -282,7 +282,7 @@ descriptors:
 	}
 }
 
-func TestAnErrorDoesNotAllowWhatQuotasDeny(t *testing.T) {
+func TestAnErrorDoesNotOverrideADenialByQuotas(t *testing.T) {
 	b := newBench(t, `
 domain: d
 descriptors:

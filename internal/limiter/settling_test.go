@@ -163,7 +163,7 @@ func TestADoneSettlesToTheRealCost(t *testing.T) {
 	}
 }
 
-func TestADoneCountsOnceWhoeverRepeatsIt(t *testing.T) {
+func TestARepeatedDoneCountsOnce(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
 	p.done(id, 37)
@@ -271,7 +271,7 @@ func TestIDsThatChargeNothing(t *testing.T) {
 	}
 }
 
-func TestALateDoneChargesWhatExceedsTheReservation(t *testing.T) {
+func TestALateDoneChargesTheExcess(t *testing.T) {
 	for _, c := range []struct{ cost, want int64 }{{20, 900}, {absent, 900}, {130, 870}} {
 		p := newProxy(t)
 		id := p.start(absent, "user=bob")

@@ -209,7 +209,7 @@ func TestListener(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoSocketIsNotWrapped(t *testing.T) {
+func TestOtherConnectionsAreNotWrapped(t *testing.T) {
 	a, b := net.Pipe()
 	defer a.Close()
 	defer b.Close()

@@ -83,9 +83,9 @@ func ok(t *testing.T, s backend.Store) bool {
 	return b.Decisions[0].Err == nil
 }
 
-// TestStallDeniesWhatArrivesDuringIt: a server that does not answer for x ms denies at most the requests of x + 20 ms,
+// TestAStallDeniesOnlyTheRequestsDuringIt: a server that does not answer for x ms denies at most the requests of x + 20 ms,
 // with a caller that stops waiting at its deadline and with one that does not.
-func TestStallDeniesWhatArrivesDuringIt(t *testing.T) {
+func TestAStallDeniesOnlyTheRequestsDuringIt(t *testing.T) {
 	const timeout, every = 10 * ms, 200 * time.Microsecond // 5,000 a second
 	for _, stall := range []time.Duration{6 * ms, 10 * ms, 15 * ms, 20 * ms, 30 * ms, 60 * ms, 100 * ms, 120 * ms} {
 		for _, gives := range []bool{false, true} {

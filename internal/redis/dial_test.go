@@ -223,7 +223,7 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 }
 
 // An answer whose call has ended is a sign of life. Of several such connections one is kept.
-func TestALateAnswerIsHeard(t *testing.T) {
+func TestALateAnswerClosesTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, signOfLife := lineTo(t)
 		defer l.close()

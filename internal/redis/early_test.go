@@ -81,7 +81,7 @@ func (p perSlot) Submit(b *backend.Batch) {
 }
 
 // A batch that needs several calls, or has groups of unusual size, is known as far as it has been answered.
-func TestWhatEarlierCallsHaveAnsweredIsKnown(t *testing.T) {
+func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
 		l := newLane(time.Minute, func(_ context.Context, c *call) error {

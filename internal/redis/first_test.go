@@ -102,8 +102,8 @@ func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 	}
 }
 
-// TestOpenRefusesWhatContradictsItself: waiting for Redis does not help, so that the program ends.
-func TestOpenRefusesWhatContradictsItself(t *testing.T) {
+// TestOpenRefusesContradictions: waiting for Redis does not help, so that the program ends.
+func TestOpenRefusesContradictions(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty")
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {
 		t.Fatal(err)

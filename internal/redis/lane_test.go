@@ -182,7 +182,7 @@ func TestACallerThatWaitsCallsItself(t *testing.T) {
 	})
 }
 
-func TestWhatIsLateIsNotSent(t *testing.T) {
+func TestLateBatchesAreNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: 30 * ms} // whatever the context is
 		l := newLane(10*ms, p.decide)

@@ -472,7 +472,7 @@ func TestPartsOfALargeBatchKeepWhatItHas(t *testing.T) {
 			}
 			return l
 		}
-		w := &way{record(&usual), record(&patient)}
+		w := &serverLanes{record(&usual), record(&patient)}
 		flushed := 0
 		source := &backend.Source{Flush: func() { flushed++ }}
 		var known []string

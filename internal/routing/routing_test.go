@@ -116,7 +116,7 @@ func TestTheFirstMatchingRouteApplies(t *testing.T) {
 	}
 }
 
-func TestRoutesIgnoreWhatTheApplicationIgnores(t *testing.T) {
+func TestPathIgnoresOfRoutes(t *testing.T) {
 	a := auth(t, `
   routes:
     - {match: {path: /login}, path_ignores: [case, trailing_slash, parameters, backslash], descriptors: [[{key: login, from: path}]]}
@@ -331,7 +331,7 @@ func TestClientIPIsTheRequestsClient(t *testing.T) {
 	}
 }
 
-func TestFillLeavesOutWhatLacksAValue(t *testing.T) {
+func TestFillLeavesOutDescriptorsWithoutAValue(t *testing.T) {
 	a := auth(t, `
   routes:
     - match: {path: /look}

@@ -68,9 +68,9 @@ func reserved(t *testing.T, answer string) string {
 	return said.Reservation
 }
 
-// TestAReloadChangesWhoPays: a reload adds a payer, names another, and removes it. From then on that one pays, each
+// TestAReloadChangesThePayer: a reload adds a payer, names another, and removes it. From then on that one pays, each
 // bucket keeps what it has, and what a payer of before has reserved is settled in its bucket.
-func TestAReloadChangesWhoPays(t *testing.T) {
+func TestAReloadChangesThePayer(t *testing.T) {
 	for name, store := range map[string]func() string{
 		"memory": func() string { return "" },
 		"redis":  func() string { return "redis://" + redistest.Start(t).Addr },
@@ -266,8 +266,8 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 	}
 }
 
-// TestOperatorsSeeWhoPays: the page, /api/buckets and the HTTP API name the limit that pays.
-func TestOperatorsSeeWhoPays(t *testing.T) {
+// TestOperatorsSeeThePayer: the page, /api/buckets and the HTTP API name the limit that pays.
+func TestOperatorsSeeThePayer(t *testing.T) {
 	x := start(t, paidBy("a"))
 	for where, want := range map[string]string{
 		body(t, get(t, x.Admin, "/limit?domain=d&name=plan")):               "<dt>What it does not allow is paid by</dt><dd>a (then)</dd>",

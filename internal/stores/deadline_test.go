@@ -130,7 +130,7 @@ func TestEachBatchEndsAtItsDeadline(t *testing.T) {
 }
 
 // At the deadline only undecided groups fail.
-func TestDeadlineKeepsWhatIsKnown(t *testing.T) {
+func TestDeadlineKeepsKnownDecisions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		next := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		var slow atomic.Bool
@@ -162,7 +162,7 @@ func TestDeadlineKeepsWhatIsKnown(t *testing.T) {
 }
 
 // If one server does not answer, the decisions of others before the deadline stay valid.
-func TestDeadlineFailsOnlyWhatIsUndecided(t *testing.T) {
+func TestDeadlineFailsOnlyUndecidedGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		routes := [2]stores.Route{{Store: after(ms, echo)}, {Store: batchFunc(func(*backend.Batch) { time.Sleep(time.Minute) })}}
 		router := stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[group[0].Group%2] }, nil)

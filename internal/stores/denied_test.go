@@ -432,7 +432,7 @@ func elsewhere(charges []backend.Charge, i int) bool {
 
 // On random traces it gives the same answers as its next. Remaining and ResetAfter may be those of the remembered
 // denial if an answer does not describe a bucket fully.
-func TestDeniedAdmitsWhatNextWould(t *testing.T) {
+func TestDeniedAgreesWithNext(t *testing.T) {
 	seeds := uint64(30)
 	if testing.Short() {
 		seeds = 5

@@ -31,7 +31,7 @@ func twoServers() backend.Store {
 
 // A wrapper that answers a part of a batch, or divides it, passes on what is decided early of the rest: at the deadline
 // a request whose server has answered is not denied because of another one whose server has not.
-func TestWhatIsDecidedEarlyIsNotLostAtTheDeadline(t *testing.T) {
+func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 	day := fixed(t, 3, algorithms.Day)
 	groups := func(keys ...[]string) (charges []backend.Charge) {
 		for g, group := range keys {

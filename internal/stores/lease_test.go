@@ -357,7 +357,7 @@ func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
 
 // If a group is denied after its lease was used up by others, its units are returned to next with the time of their own
 // lease: they are not added to another lease.
-func TestWhatIsPutBackKeepsItsTime(t *testing.T) {
+func TestReturnedUnitsKeepTheirTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		asked := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
@@ -504,7 +504,7 @@ func TestALeaseEndsWithItsWindow(t *testing.T) {
 }
 
 // A token bucket gets the unused units, less the units that have flowed in since.
-func TestRefundsLeaveOutWhatFlowedIn(t *testing.T) {
+func TestRefundsSubtractTheInflow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
 		c := leased(tokens(t, 100, algorithms.Second, 10_000), "a", 1, 500)

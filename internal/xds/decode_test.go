@@ -93,7 +93,7 @@ func TestLaterFields(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeDecoded(t *testing.T) {
+func TestUndecodableMessages(t *testing.T) {
 	deep := &ratelimit.RateLimitDescriptor{}
 	for range 2 * maxNesting {
 		deep = &ratelimit.RateLimitDescriptor{Descriptors: []*ratelimit.RateLimitDescriptor{deep}}

@@ -194,7 +194,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-func TestRefusesWhatMakesNoSense(t *testing.T) {
+func TestRefusesNonsense(t *testing.T) {
 	n := func(v int64) *int64 { return &v }
 	ok := Spec{Kind: TokenBucket, Rate: 10, Period: sec}
 	for name, c := range map[string]struct {

@@ -70,7 +70,7 @@ func TestSettlementsLiftNoBound(t *testing.T) {
 }
 
 // Ten a second, capacity ten: eight cancelled reservations do not make ninety.
-func TestCancelledLateReturnsWhatHasNotFlowedIn(t *testing.T) {
+func TestALateCancellationRefundsLessTheInflow(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec})
 	for _, c := range []struct {
 		after Micros

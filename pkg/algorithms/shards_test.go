@@ -188,8 +188,8 @@ func TestSplitAddsUp(t *testing.T) {
 	})
 }
 
-// TestTheUndoOfAShardedChargeCountsWhatAllShardsGot: 4 shards of 10 tokens, each of which gets one a second.
-func TestTheUndoOfAShardedChargeCountsWhatAllShardsGot(t *testing.T) {
+// TestTheUndoOfAShardedChargeCountsAllInflow: 4 shards of 10 tokens, each of which gets one a second.
+func TestTheUndoOfAShardedChargeCountsAllInflow(t *testing.T) {
 	capacity := int64(40)
 	parts, err := Split(Spec{Kind: TokenBucket, Rate: 4, Period: sec, Capacity: &capacity}, 4)
 	if err != nil {

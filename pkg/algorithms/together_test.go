@@ -164,7 +164,7 @@ func TestDeniedGroupStartsClocks(t *testing.T) {
 	}
 }
 
-func TestOverdrawIsChargedWhateverOthersDecide(t *testing.T) {
+func TestOverdrawIsChargedIfOthersDeny(t *testing.T) {
 	group := []Bucket{
 		bucket(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec, Overdraw: true}, 4),
 		bucket(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec}, 1),

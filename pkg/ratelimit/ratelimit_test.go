@@ -58,7 +58,7 @@ func over(tb testing.TB, store backend.Store, clock *storetest.Clock) *ratelimit
 	return l
 }
 
-func TestResultsHaveWhatHeadersNeed(t *testing.T) {
+func TestResultsHaveTheValuesForHeaders(t *testing.T) {
 	l, clock := onClock(t)
 	ctx := t.Context()
 	first, err := l.Allow(ctx, "send", "bob")

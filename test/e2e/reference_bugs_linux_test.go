@@ -432,7 +432,7 @@ descriptors:
 }
 
 // #276, #918: a client that was denied again and again could not be blocked.
-func TestBugNoBlockForThoseWhoDoNotStop(t *testing.T) {
+func TestBugNoBlockForPersistentClients(t *testing.T) {
 	const limits = `
 domain: d
 descriptors:

@@ -311,7 +311,7 @@ func TestSidecarsShareAKeyThroughRedis(t *testing.T) {
 	b.want("tokens", "flushed", 1_000_000-100) // units that the new bucket was not charged are not refunded
 }
 
-func TestAUserOfRedisWhoMayNotReadTheKey(t *testing.T) {
+func TestAUserOfRedisWithoutPermissionForTheKey(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	redis.Do("ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-hmget", "-hset")

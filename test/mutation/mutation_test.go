@@ -39,8 +39,8 @@ func tree(t *testing.T, faults string) string {
 	return root
 }
 
-// TestWhatBecomesOfFaults plants faults into a small module.
-func TestWhatBecomesOfFaults(t *testing.T) {
+// TestOutcomesOfFaults plants faults into a small module.
+func TestOutcomesOfFaults(t *testing.T) {
 	t.Parallel()
 	root := tree(t, `
 - {fault: subtracts, file: sum.go, old: a + b, new: a - b}

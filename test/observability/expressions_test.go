@@ -121,9 +121,9 @@ func expressions(t *testing.T) (all []expression) {
 	return all
 }
 
-// TestExpressionsUseWhatIsExported: each expression parses, each of its selectors finds a series of a real
+// TestExpressionsUseExportedMetrics: each expression parses, each of its selectors finds a series of a real
 // sidecar or of a recording rule, and each label that it groups or matches by is a label of one of them.
-func TestExpressionsUseWhatIsExported(t *testing.T) {
+func TestExpressionsUseExportedMetrics(t *testing.T) {
 	exported := []labels.Labels{
 		labels.FromStrings("__name__", "up", "job", "rlsidecar", "instance", "10.0.0.1:9090", "namespace", "edge"),
 		labels.FromStrings("__name__", "ALERTS", "alertname", "RlsidecarDown", "alertstate", "firing"),

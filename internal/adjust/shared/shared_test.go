@@ -123,7 +123,7 @@ func TestWithSentinels(t *testing.T) {
 }
 
 // Of operators who change the same limit at once, the last wins and all are audited.
-func TestOperatorsWhoRaceAreAllAudited(t *testing.T) {
+func TestSimultaneousChangesAreAllAudited(t *testing.T) {
 	t.Parallel()
 	url := "redis://" + redistest.Start(t).Addr
 	const operators, changes = 4, 10

@@ -44,7 +44,7 @@ func failures(t *testing.T, configuration string, steps ...string) []string {
 	return all
 }
 
-func TestWhatIsExpectedPasses(t *testing.T) {
+func TestExpectedAnswersPass(t *testing.T) {
 	for _, steps := range [][]string{
 		{`{at: 0s, descriptors: ["user=bob"], times: 20, expect: ok}`,
 			`{descriptors: ["user=bob"], expect: {ok: false, retry_after: 6s, remaining: 0}}`,

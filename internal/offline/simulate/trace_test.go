@@ -103,8 +103,8 @@ func same(a, b *limiter.Call) bool {
 	return reflect.DeepEqual(normal(a), normal(b))
 }
 
-// TestTraceReadsWhatEncodingJSONReads writes random requests in random ways.
-func TestTraceReadsWhatEncodingJSONReads(t *testing.T) {
+// TestTraceAgreesWithEncodingJSON writes random requests in random ways.
+func TestTraceAgreesWithEncodingJSON(t *testing.T) {
 	reader, call := &trace{}, &limiter.Call{}
 	rapid.Check(t, func(t *rapid.T) {
 		line := drawLine(t)

@@ -98,8 +98,8 @@ func TestDefaultsOfTheReferenceServer(t *testing.T) {
 	}
 }
 
-// TestWhatASettingMeans lists the flags that differ from the defaults; "" is a flag that is not set.
-func TestWhatASettingMeans(t *testing.T) {
+// TestMeaningOfSettings lists the flags that differ from the defaults; "" is a flag that is not set.
+func TestMeaningOfSettings(t *testing.T) {
 	for text, want := range map[string]map[string]string{
 		"RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit":          {"config": "/data/ratelimit/config/**"},
 		"RUNTIME_ROOT=/a,b RUNTIME_APPDIRECTORY=limits":              {"config": `/a\,b/limits/**`},

@@ -15,7 +15,7 @@ func one(r *Recorder, at time.Duration, t Totals) {
 	r.Sample(began.Add(at), t, func(visit func(Key, Totals)) { visit(Key{"d", "login"}, t) })
 }
 
-func TestPointsAreWhatWasCountedInAStep(t *testing.T) {
+func TestPointsCountOneStepEach(t *testing.T) {
 	r := New(began)
 	one(r, 0, Totals{5, 0})
 	one(r, 10*time.Second, Totals{25, 3})

@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-func TestWhatTheReferenceServerCountsOfItself(t *testing.T) {
+func TestTheReferenceServersOwnCounters(t *testing.T) {
 	m := New("", "")
 	m.Answered(2 * time.Millisecond)
 	m.Loaded(true, time.Now())

@@ -172,7 +172,7 @@ func TestManyMetricsArriveWhole(t *testing.T) {
 	<-done
 }
 
-func TestWhatAServerMissedIsSentOnceItIsBack(t *testing.T) {
+func TestUnsentCountsAreSentLater(t *testing.T) {
 	there := listen(t, "tcp")
 	counts := &source{counters: map[string]uint64{"a": 3}}
 	core, logs := observer.New(zap.InfoLevel)

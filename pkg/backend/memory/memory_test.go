@@ -338,7 +338,7 @@ func BenchmarkTakeMany(b *testing.B) {
 	}
 }
 
-func TestResetGivesRoomBack(t *testing.T) {
+func TestResetFreesRoom(t *testing.T) {
 	_, s := at(100)
 	log := limit(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 60, Period: algorithms.Second})
 	for range 3 {
@@ -395,9 +395,9 @@ func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
 	}
 }
 
-// TestAFullStoreStillAnswersWhatConsumesNothing: a bucket that does not start full is stored by its first dry run, so that its
+// TestAFullStoreAnswersDryRuns: a bucket that does not start full is stored by its first dry run, so that its
 // clock starts. Where there is no room, it stays new.
-func TestAFullStoreStillAnswersWhatConsumesNothing(t *testing.T) {
+func TestAFullStoreAnswersDryRuns(t *testing.T) {
 	clock, s := at(10)
 	s.SetOwners([]string{"a", "b"})
 	l := tokens(t, 5)
