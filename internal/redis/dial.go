@@ -248,8 +248,8 @@ func (l *line) reach(ctx context.Context) (net.Conn, error) {
 	return nc, nil
 }
 
-// ping waits for the answer to a PING. Most errors are an answer too, as the one before a login. An ERR is none: the
-// server has too many clients.
+// ping waits for the answer to a PING. Most errors are an answer too, as the one before a login. ERR and DENIED are none:
+// the server has too many clients, or admits none from elsewhere, and closes the connection.
 func ping(ctx context.Context, nc net.Conn) error {
 	end, _ := ctx.Deadline()
 	_ = nc.SetDeadline(end)
@@ -264,8 +264,9 @@ func ping(ctx context.Context, nc net.Conn) error {
 		if answer[i] != '\n' {
 			continue
 		}
-		if text, isErr := strings.CutPrefix(strings.TrimSpace(string(answer[:i])), "-ERR "); isErr {
-			return refusal("ERR " + text)
+		text := strings.TrimSpace(string(answer[:i]))
+		if strings.HasPrefix(text, "-ERR ") || strings.HasPrefix(text, "-DENIED ") {
+			return refusal(text[1:])
 		}
 		return nc.SetDeadline(time.Time{})
 	}

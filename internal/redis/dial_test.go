@@ -107,24 +107,25 @@ func TestAServerThatIsAwayIsFoundSoon(t *testing.T) {
 	}
 }
 
-// A server with too many clients answers and closes: it is not back, and callers get its words.
-func TestAServerWithTooManyClientsIsNotBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		near, far := net.Pipe()
-		go func() {
-			_, _ = far.Read(make([]byte, 100))
-			_, _ = io.WriteString(far, "-ERR max number of clients reached\r\n")
-			far.Close()
-		}()
-		l := newLine(func(context.Context) (net.Conn, error) { return near, nil }, 50*ms, 16, nil)
-		defer l.close()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		_, err := l.reach(ctx)
-		if err == nil || !strings.Contains(err.Error(), "max number of clients") || !neverRan(err) {
-			t.Errorf("got %v", err)
-		}
-	})
+// A server that refuses all clients answers and closes: it is not back, and callers get its words.
+func TestAServerThatRefusesClientsIsNotBack(t *testing.T) {
+	for _, text := range []string{"ERR max number of clients reached", "DENIED Redis is running in protected mode"} {
+		synctest.Test(t, func(t *testing.T) {
+			near, far := net.Pipe()
+			go func() {
+				_, _ = far.Read(make([]byte, 100))
+				_, _ = io.WriteString(far, "-"+text+"\r\n")
+				far.Close()
+			}()
+			l := newLine(func(context.Context) (net.Conn, error) { return near, nil }, 50*ms, 16, nil)
+			defer l.close()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if _, err := l.reach(ctx); err == nil || !strings.Contains(err.Error(), text) || !neverRan(err) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
 }
 
 // If no call needs a connection, the server is not dialed.
