@@ -58,8 +58,8 @@ func (c *getCmd) Run(a *app) error {
 		table := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
 		fmt.Fprint(table, "DOMAIN\tLIMIT\tKEY\tREMAINING\tOF\tFULL IN\n")
 		for _, b := range answer.Buckets {
-			full := time.Duration(max(b.ResetAfter, b.BlockedFor)) * time.Millisecond // a blocked key gets nothing before the block ends
-			fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%v\n", descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key,
+			full := untilFull(max(b.ResetAfter, b.BlockedFor)) // a blocked key gets nothing before the block ends
+			fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%s\n", descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key,
 				b.Remaining, b.Capacity, full)
 		}
 		if err := table.Flush(); err != nil {
@@ -85,6 +85,15 @@ func (c *getCmd) Run(a *app) error {
 		return exitError{exitNo, errNoBucket}
 	}
 	return nil
+}
+
+// untilFull returns a number of ms as text. A time.Duration ends at 292 years, so that long times are in days.
+func untilFull(ms int64) string {
+	const day, many = 24 * int64(time.Hour/time.Millisecond), 100
+	if ms >= many*day {
+		return fmt.Sprintf("%d days", ms/day)
+	}
+	return (time.Duration(ms) * time.Millisecond).String()
 }
 
 // settled describes the reservations of a limit with settle.

@@ -154,6 +154,7 @@ func (l *Limiter) Settle(ctx context.Context, c *Call, s Settle) error {
 // planSettle plans c.Settle.
 func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 	t := c.Settle
+	c.Snapshot = s
 	for _, d := range s.Domains {
 		if descriptors.PrefixNumber(d.Name) == t.Reserved.Domain {
 			c.Verdict.Domain = d

@@ -280,3 +280,25 @@ func TestOperatorsSeeThePayer(t *testing.T) {
 		}
 	}
 }
+
+// TestSettlementsOverHTTPAreCounted: a reservation by name, which credits pay, and its settlement.
+func TestSettlementsOverHTTPAreCounted(t *testing.T) {
+	x := start(t, paidBy("a"))
+	held := reserved(t, x.wants(t, `{"name":"estimated","key":"bob","count":200,"reserve":true}`, 200, `"payer":"settled_a"`))
+	for range 2 {
+		x.wants(t, `{"reservation":"`+held+`","count":50}`, 200, "")
+	}
+	text := metricsOf(t, x)
+	for _, want := range []string{
+		`rlsidecar_settlements_total{domain="d",limit="settled_a",result="settled"} 1`,
+		`rlsidecar_settle_units_total{domain="d",kind="reserved",limit="settled_a"} 200`,
+		`rlsidecar_settle_units_total{domain="d",kind="real",limit="settled_a"} 50`,
+	} {
+		if !strings.Contains(text, want+"\n") {
+			t.Errorf("no %s", want)
+		}
+	}
+	if strings.Contains(text, `"no_config"} 1`) {
+		t.Error("a settlement counts as a request without a configuration")
+	}
+}

@@ -127,6 +127,9 @@ func (m *Metrics) Observe(c *limiter.Call) {
 	}
 	for i := range c.Results {
 		r := &c.Results[i]
+		if c.Settle != nil && r.Policy.Extra().Settle != nil {
+			continue // counted as a settlement
+		}
 		place := &t.overrides // also an override that could not be parsed, which has no policy
 		if r.Policy != nil && r.Policy.Index >= 0 {
 			if place = t.place(r.Policy); place == nil {
