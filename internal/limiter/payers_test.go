@@ -133,6 +133,23 @@ func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 	}
 }
 
+// With "hash_tag: domain", plan and payer are in one slot of a Redis Cluster too, wherever they are met.
+func TestPlanAndPayerShareTheSlotOfTheDomain(t *testing.T) {
+	b := newBench(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")
+	rec := &recorded{Store: b.store.Store}
+	b.store.Store = rec
+	b.ask(t, 200, "user=bob")
+	b.named(t, "plan", 200, "eve")
+	for _, c := range rec.charges {
+		if c.Slot == 0 || c.Slot != rec.charges[0].Slot {
+			t.Errorf("%q is in slot %x, %q in slot %x", rec.charges[0].Key, rec.charges[0].Slot, c.Key, c.Slot)
+		}
+	}
+	if len(rec.charges) != 4 {
+		t.Errorf("%d charges", len(rec.charges))
+	}
+}
+
 // recorded is a store that remembers its charges.
 type recorded struct {
 	backend.Store
