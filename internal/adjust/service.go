@@ -36,7 +36,7 @@ type Keeper interface {
 	Change(ctx context.Context, o Operation) (*Entry, error)
 	// Audit returns up to n entries before a version, the newest first; before 0: from the newest.
 	Audit(ctx context.Context, before uint64, n int) ([]*Entry, error)
-	// Verify says where the audit is damaged; nil: nowhere. It returns how many entries there are.
+	// Verify returns the first damaged place of the audit (nil: none) and the number of entries.
 	Verify(ctx context.Context) (entries int, err error)
 	// Status says how it is.
 	Status() Status

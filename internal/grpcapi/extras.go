@@ -159,8 +159,8 @@ func appendMetadata(b []byte, x *exchange) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, responseMetadata, protowire.BytesType), encoded)
 }
 
-// settleField is the field of dynamic metadata with the id of what the request has reserved. It is there twice: at the
-// top, and under "metadata", where the metadata of limits is.
+// settleField is the field of dynamic metadata with the id of the reservation. It occurs twice: at the top level, and
+// under "metadata", with the metadata of limits.
 const settleField = "settle"
 
 // appendSettle appends dynamic metadata with the id of what c has reserved.

@@ -37,7 +37,7 @@ func TestNumbersThatAlternateForgetNothing(t *testing.T) {
 	}
 }
 
-// A limit that is lowered, denies, and is put back has not forgotten what was used.
+// If a limit is lowered, denies, and is raised again, used units stay used.
 func TestALimitPutBackForgetsNothing(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)

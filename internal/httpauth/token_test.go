@@ -52,7 +52,7 @@ func TestTokensAreReadAgain(t *testing.T) {
 		for _, step := range []struct{ text, want string }{
 			{"first", "first"},
 			{"second\n", "second"},
-			{"", "second"}, // while it is written anew, or by mistake
+			{"", "second"}, // while the file is being replaced, or by mistake
 			{"thi rd", "second"},
 			{"third", "third"},
 			{"-", "third"}, // removed
@@ -84,7 +84,7 @@ func TestTokensAreReadAgain(t *testing.T) {
 	})
 }
 
-func TestTheTokenFileMustHaveAToken(t *testing.T) {
+func TestWithoutATokenNoRequestIsAuthorized(t *testing.T) {
 	for _, header := range []string{"", "Bearer", "Bearer ", "Bearer x"} {
 		r := httptest.NewRequest("GET", "/", nil)
 		r.Header.Set("Authorization", header)
@@ -110,7 +110,7 @@ func TestKeysOfReservationsAreReadAgain(t *testing.T) {
 		for _, step := range []struct{ text, want string }{
 			{one, one},
 			{two + "\n" + one, two + " " + one}, // a new key signs, and the one before is accepted
-			{"", two + " " + one},               // while it is written anew, or by mistake
+			{"", two + " " + one},               // while the file is being replaced, or by mistake
 			{"short", two + " " + one},
 			{one + "\n" + two + "\n" + three, two + " " + one}, // too many
 			{three, three},

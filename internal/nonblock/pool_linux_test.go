@@ -65,8 +65,8 @@ func TestAWorkerPoolIsKeptAndBounded(t *testing.T) {
 	}
 }
 
-// unusable is the name of the file that workers open in place of an event; nil: they open an event. Pool that outlive
-// their test read it too.
+// unusable is the name of the file that workers open in place of an event; nil: they open an event. A pool that outlives
+// its test reads it too.
 var unusable atomic.Pointer[string]
 
 func init() {

@@ -184,7 +184,7 @@ func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*ref
 	}
 	if is := algorithms.TakeShards(m.now, m.buckets, m.charge.Terms); !is.Allowed {
 		m.is.Decision, m.is.At = is, m.now
-	} else { // it is there again
+	} else { // it is available again
 		m.is.Decision = algorithms.Decision{RetryAfter: 1, Remaining: m.is.Remaining}
 	}
 	return false, undo

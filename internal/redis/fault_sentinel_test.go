@@ -109,7 +109,7 @@ func TestUnconfirmedChargesDoNotCount(t *testing.T) {
 }
 
 // TestAMissingReplicaCostsNoConnection: the server reports in time that replicas have not confirmed a charge, also if
-// it has not got the script yet, or not any more. A call that ends without an answer would cost its connection.
+// it does not have the script yet, or no longer. A call that ends without an answer would cost its connection.
 func TestAMissingReplicaCostsNoConnection(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t) // without replicas

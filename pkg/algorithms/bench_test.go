@@ -18,8 +18,7 @@ var speeds = []struct {
 	{"guaranteed", Spec{Kind: TokenBucket, Rate: 1000, Period: sec, Minimum: &Rate{10, sec}}},
 }
 
-// steps are charges of one bucket: allowed, at half the rate; denied, of one that was
-// emptied just now.
+// steps are charges of one bucket. They are allowed, at half the rate, or denied, by a bucket that was just emptied.
 func (l *Limit) steps() (allowed, denied func() bool) {
 	var s1, s2 State
 	now := t0

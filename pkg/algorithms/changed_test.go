@@ -215,7 +215,7 @@ func (m *changing) there(s Spec, tick Micros, isKept bool) *big.Rat {
 	return least(left, minus(most(sum(capacities), sum(old)), sum(m.used)))
 }
 
-// passes reports whether a is there at time t.
+// passes reports whether a is allowed at time t.
 func (m changing) passes(s Spec, tick, t Micros, a Charge) bool {
 	v, isKept := m.view(s, tick, t, a.Hash)
 	left, cost := v.there(s, tick, isKept), m.cost(s, tick, a)

@@ -46,6 +46,16 @@ var phrases = []struct{ pattern, instead string }{
 	{`come what may`, "always"},
 	{`who asks`, "the client, the caller, or the proxy"},
 	{`as ever`, "as always"},
+	{`nobody else'?s?`, "no other, or not that of others"},
+	{`whoever comes first`, "the first one"},
+	{`has not got`, "does not have"},
+	{`mind the`, "note the"},
+	{`it is there again`, "it is available again"},
+	{`nothing of it is kept`, "it is deleted"},
+	{`what became of`, "the outcome of"},
+	{`what is given`, "the refund, or the grant"},
+	{`what is asked for`, "the request"},
+	{`is what it is worth`, "shows that it can fail"},
 }
 
 // allowed are phrases of the field that contain one of the others.

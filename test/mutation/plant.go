@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// result is what became of one fault.
+// result is the outcome of one fault.
 type result struct {
 	fault
 	by    string // the first test that failed; empty if none did

@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// lose makes the ledger what it was at head, as a failover to a replica that has not got the entries after it does.
+// lose sets the ledger back to head, as a failover to a replica that does not have the later entries does.
 func lose(server *redistest.Server, head adjust.Head, entries ...*adjust.Entry) {
 	server.Do("HSET", "rl:{adjustments}head", "version", fmt.Sprint(head.Version), "mac", head.MAC)
 	for _, e := range entries {

@@ -189,8 +189,8 @@ func (k *Keeper) reload(ctx context.Context, at adjust.Head) (*adjust.Set, error
 	return next, nil
 }
 
-// readHead reads the head of the ledger, and its clock. The clock was read between the question and the answer:
-// taken to be the middle.
+// readHead reads the head of the ledger and the time of its server. The server has read its clock between the request and
+// the answer, so readHead assumes the middle of both.
 func (k *Keeper) readHead(ctx context.Context) (redis.LedgerHead, error) {
 	asked := time.Now()
 	head, err := k.config.Ledger.Head(ctx)

@@ -57,7 +57,7 @@ func (o *openCalls) Pop() any {
 	return x
 }
 
-// newIDs returns ids for one run. Nobody else sees them.
+// newIDs returns ids for one run. They never leave the process.
 func newIDs() limiter.IDs {
 	return reservation.NewKeys(func() []string { return []string{"of this run"} }, nil)
 }

@@ -90,7 +90,7 @@ func realOf(c *limiter.Call, r *limiter.Result, end outcome) int64 {
 	return r.Cost
 }
 
-// settlements writes what became of the reservations of each limit.
+// settlements writes the outcomes of the reservations of each limit.
 func (t *tally) settlements(w io.Writer) {
 	for _, r := range t.rows {
 		o := &r.open

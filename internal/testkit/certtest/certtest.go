@@ -79,7 +79,7 @@ func (a *Authority) Issue(tb testing.TB, serial int64, names ...string) (cert, k
 	return encode("CERTIFICATE", der), encode("PRIVATE KEY", pkcs8)
 }
 
-// Secret writes what a Kubernetes secret of type tls holds into folder: tls.crt, tls.key and ca.crt.
+// Secret writes the files of a Kubernetes secret of type tls into folder: tls.crt, tls.key and ca.crt.
 func (a *Authority) Secret(tb testing.TB, folder string, serial int64, names ...string) {
 	tb.Helper()
 	cert, key := a.Issue(tb, serial, names...)

@@ -23,7 +23,7 @@ func TestRecordsAreBounded(t *testing.T) {
 		}}, d)
 		return d[0]
 	}
-	for id := range byte(5) { // the half that is for whoever comes first
+	for id := range byte(5) { // the half that any limit may use
 		if d := take(id); !d.Allowed {
 			t.Fatalf("%d: %+v", id, d)
 		}
