@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -91,7 +92,7 @@ func Compare(before, after *limiter.Snapshot) *Changes {
 			c.add(nil, now[0])
 			now = now[1:]
 		default:
-			if old[0] != now[0] && describe(old[0]) != describe(now[0]) {
+			if !alike(old[0], now[0]) && describe(old[0]) != describe(now[0]) {
 				c.Edited++
 				c.add(old[0], now[0])
 			}
@@ -99,6 +100,15 @@ func Compare(before, after *limiter.Snapshot) *Changes {
 		}
 	}
 	return c
+}
+
+// alike reports whether a and b are the same but for their places. It is for speed: the description of 100,000 limits,
+// which are all compiled again if one file of a large domain changes, takes tens of MiB.
+func alike(a, b *descriptors.Policy) bool {
+	return a == b || a.Domain == b.Domain && a.Name == b.Name && a.Owner == b.Owner && *a.Limit == *b.Limit && a.Prefix == b.Prefix &&
+		slices.Equal(a.Open, b.Open) && a.Whole == b.Whole && a.Unlimited == b.Unlimited && a.Reference == b.Reference &&
+		a.Shadow == b.Shadow && a.Quota == b.Quota && a.Alone == b.Alone && a.Detailed == b.Detailed && a.OnFailure == b.OnFailure &&
+		a.Adjusted == b.Adjusted && a.RateName == b.RateName && a.StatKey == b.StatKey && a.Extras == b.Extras
 }
 
 func (c *Changes) add(before, after *descriptors.Policy) {

@@ -1,0 +1,45 @@
+package admin
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// TestEveryFieldMakesAPolicyAnother: a change of any field but the index and the place must be seen.
+func TestEveryFieldMakesAPolicyAnother(t *testing.T) {
+	a := &descriptors.Policy{Limit: &algorithms.Limit{}}
+	for i := range reflect.TypeFor[descriptors.Policy]().NumField() {
+		b := *a
+		b.Limit = &algorithms.Limit{} // equal numbers, another pointer
+		name := reflect.TypeFor[descriptors.Policy]().Field(i).Name
+		switch field := reflect.ValueOf(&b).Elem().Field(i); name {
+		case "Limit":
+			b.Limit.Rate = 1
+		case "Adjusted":
+			b.Adjusted = &descriptors.Adjusted{}
+		case "Extras":
+			b.Extras = &descriptors.Extras{Named: true}
+		case "Open":
+			b.Open = []int{0}
+		case "Place":
+			continue
+		default:
+			switch field.Kind() {
+			case reflect.String:
+				field.SetString("x")
+			case reflect.Bool:
+				field.SetBool(true)
+			case reflect.Int:
+				field.SetInt(1)
+			default:
+				field.SetUint(1)
+			}
+		}
+		if got := alike(a, &b); got != (name == "Index") {
+			t.Errorf("another %s: alike is %t", name, got)
+		}
+	}
+}
