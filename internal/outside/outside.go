@@ -49,9 +49,12 @@ type World struct {
 // ErrorReply.
 type Command struct {
 	Args  []any
-	Reply any // string, int64, []Slots, or nil
+	Reply any // string, int64, []any, []string of HSCAN, []Entry, []Slots, or nil
 	Err   error
 }
+
+// Entry is an entry of a stream in Redis, with the fields that a ledger writes.
+type Entry struct{ ID, Body, MAC string }
 
 // Slots is a part of the reply to CLUSTER SLOTS: the node at Addr is the master of these slots.
 type Slots struct {

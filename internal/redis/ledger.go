@@ -95,7 +95,7 @@ var ledgerSecret = goredis.NewScript(ledgerSecretLua)
 
 // Secret returns the secret that all processes share. If there is none, it stores mine.
 func (l *Ledger) Secret(ctx context.Context, mine string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	ctx, cancel := l.bound(ctx)
 	defer cancel()
 	secret, err := ledgerSecret.Run(ctx, l.store.client, []string{l.secret}, mine).Text()
 	if err != nil {
@@ -106,7 +106,7 @@ func (l *Ledger) Secret(ctx context.Context, mine string) (string, error) {
 
 // Head returns the head, and the server's time.
 func (l *Ledger) Head(ctx context.Context) (h LedgerHead, err error) {
-	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	ctx, cancel := l.bound(ctx)
 	defer cancel()
 	texts, err := ledgerHead.Run(ctx, l.store.client, []string{l.head}).StringSlice()
 	if err != nil {
@@ -130,7 +130,7 @@ func (l *Ledger) Head(ctx context.Context) (h LedgerHead, err error) {
 // Append makes a change if the head is the expected one, and reports whether it did. After an error the outcome is
 // unknown.
 func (l *Ledger) Append(ctx context.Context, c *LedgerChange) (done bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	ctx, cancel := l.bound(ctx)
 	defer cancel()
 	args := []any{c.Head.Version, c.Head.MAC, c.Entry.Version, c.Entry.MAC, c.Entry.Body, c.ID, c.Value, "", c.CheckpointMAC, c.Signature}
 	if c.Trim {
@@ -146,7 +146,7 @@ func (l *Ledger) Append(ctx context.Context, c *LedgerChange) (done bool, err er
 // Restore writes a head and values into an empty ledger, such as that of a server that has lost its data. It reports
 // whether it did: another process may have been faster.
 func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]string) (done bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	ctx, cancel := l.bound(ctx)
 	defer cancel()
 	args := []any{h.Version, h.MAC, h.Checkpoint, h.CheckpointMAC, h.Signature}
 	for id, value := range values {
@@ -160,7 +160,7 @@ func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]st
 func (l *Ledger) Values(ctx context.Context, see func(id, value string)) error {
 	const at = 500 // some hundred KB
 	for cursor := uint64(0); ; {
-		page, cancel := context.WithTimeout(ctx, ledgerTimeout)
+		page, cancel := l.bound(ctx)
 		pairs, next, err := l.store.client.HScan(page, l.values, cursor, "", at).Result()
 		cancel()
 		if err != nil {
@@ -177,7 +177,7 @@ func (l *Ledger) Values(ctx context.Context, see func(id, value string)) error {
 
 // From returns up to n entries from a version on, the oldest first.
 func (l *Ledger) From(ctx context.Context, version uint64, n int) ([]LedgerEntry, error) {
-	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	ctx, cancel := l.bound(ctx)
 	defer cancel()
 	found, err := l.store.client.XRangeN(ctx, l.log, entryID(version), "+", int64(n)).Result()
 	return l.entries(found, err)
@@ -185,7 +185,7 @@ func (l *Ledger) From(ctx context.Context, version uint64, n int) ([]LedgerEntry
 
 // Before returns up to n entries before a version, the newest first; before 0: from the newest.
 func (l *Ledger) Before(ctx context.Context, version uint64, n int) ([]LedgerEntry, error) {
-	ctx, cancel := context.WithTimeout(ctx, ledgerTimeout)
+	ctx, cancel := l.bound(ctx)
 	defer cancel()
 	from := "+"
 	switch version {
@@ -197,6 +197,11 @@ func (l *Ledger) Before(ctx context.Context, version uint64, n int) ([]LedgerEnt
 	}
 	found, err := l.store.client.XRevRangeN(ctx, l.log, from, "-", int64(n)).Result()
 	return l.entries(found, err)
+}
+
+// bound returns ctx with the deadline of a call.
+func (l *Ledger) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithDeadline(ctx, l.store.clock.Now().Add(ledgerTimeout))
 }
 
 func entryID(version uint64) string { return strconv.FormatUint(version, 10) + "-0" }

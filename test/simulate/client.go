@@ -139,6 +139,9 @@ func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 	for range rng.IntN(3) {
 		r.costs = append(r.costs, cost{coldNames[rng.IntN(len(coldNames))], strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})
 	}
+	if w.adjusts && rng.IntN(2) == 0 {
+		r.costs = append(r.costs, cost{"tuned", strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)})
+	}
 	rng.Shuffle(len(r.costs), func(i, j int) { r.costs[i], r.costs[j] = r.costs[j], r.costs[i] })
 	return r
 }
@@ -180,7 +183,7 @@ func (p *process) deliver(rng *rand.Rand, requests []*request, within time.Durat
 			w.judge.fail("request %s: %v", r.id, err)
 		}
 		d.planned = append(d.planned, planned)
-		w.judge.planned(r, c)
+		w.judge.planned(p, r, c)
 		s := d.sent[i]
 		s.snapshot = c.Snapshot
 		s.passes, s.epochs = w.judge.peeks(c)

@@ -33,6 +33,7 @@ type judge struct {
 	unclean      bool // a process crashed, or a call had no answer: leased units may be lost
 	stepped      bool // a server's clock was set
 	steppedBack  bool
+	changes      map[string]string // what the answer to each change of an operator said, by its operation
 }
 
 // bucket has the judge's knowledge of one bucket.
@@ -140,7 +141,7 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	}
 	s.answered = true
 	delete(j.open, s)
-	j.planned(s.request, c)
+	j.planned(nil, s.request, c)
 	if s.process.dead { // the answer is lost
 		s.unknown = true
 		return
@@ -240,11 +241,12 @@ func (j *judge) failedAs(s *sending, c *limiter.Call) {
 }
 
 // planned notes the buckets of a request.
-func (j *judge) planned(r *request, c *limiter.Call) {
+func (j *judge) planned(p *process, r *request, c *limiter.Call) {
 	var first *bucket
 	for i := range c.Results {
 		is, k := &c.Results[i], &r.costs[c.Results[i].Descriptor]
 		b, l := j.bucket(string(is.Key)), is.Policy.Limit
+		j.adjusted(p, is)
 		if b.limit == "" {
 			b.limit, b.value, b.kind, b.server = k.limit, k.value, l.Kind, j.w.serverOf(l)
 			if is.For != nil {
@@ -311,8 +313,8 @@ func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 	if v := s.get("rl:{}" + string(r.Key)); v != nil {
 		state = v.state
 	}
-	if b.limit == "plan" || b.limit == "pace" {
-		return false, 0 // the credits may pay
+	if b.limit == "plan" || b.limit == "pace" || b.limit == "tuned" {
+		return false, 0 // the credits may pay; the numbers may be others meanwhile
 	}
 	if b.leased != 0 || b.sharded || l.Kind == algorithms.SlidingLog || l.Kind == algorithms.SlidingWindow {
 		return false, 0 // others may have leases; and sliding ones may be full between two moments when they are not
@@ -419,11 +421,12 @@ func (j *judge) finish() {
 	}
 	for _, s := range w.servers {
 		for key, v := range s.keys {
-			if v.until == 0 {
+			if v.until == 0 && v.fields == nil && v.log == nil {
 				j.fail("%s: %q has no lifetime", s.name, key)
 			}
 		}
 	}
+	j.audited()
 	truth := map[cost]int64{}
 	for _, r := range j.requests {
 		j.request(r, truth)

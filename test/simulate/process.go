@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust/shared"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
@@ -41,7 +42,10 @@ type process struct {
 	wall      time.Duration // how far its wall clock is ahead of the monotonic one
 
 	stores  []*redis.Store
-	undos   *stores.Undos // nil: there is one server
+	keeper  *shared.Keeper // nil: nobody adjusts limits
+	ledger  *redis.Ledger  // of keeper
+	busy    bool           // the keeper is in use
+	undos   *stores.Undos  // nil: there is one server
 	denied  *stores.DeniedStore
 	lease   *stores.LeaseStore
 	limiter *limiter.Limiter
@@ -55,12 +59,15 @@ var epoch = time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC)
 func (w *world) start(name string) *process {
 	rng := w.stream('p', len(w.started))
 	p := &process{w: w, name: name, rng: rng, born: w.now, ppm: rng.Int64N(1000) - 500, wall: time.Duration(rng.Int64N(int64(time.Hour)))}
-	if w.layout != nil {
-		p.stores = append(p.stores, p.open("redis+cluster://r0,r1,r2"))
-	} else {
+	urls := []string{"redis+cluster://r0,r1,r2"}
+	if w.layout == nil {
+		urls = nil
 		for _, s := range w.servers {
-			p.stores = append(p.stores, p.open("redis://"+s.name))
+			urls = append(urls, "redis://"+s.name)
 		}
+	}
+	for _, url := range urls {
+		p.stores = append(p.stores, p.open(url))
 	}
 	w.started = append(w.started, p)
 	all := backend.Store(p.stores[0])
@@ -77,6 +84,9 @@ func (w *world) start(name string) *process {
 		IDs:   keys, Now: func() algorithms.Micros { return w.servers[0].now() + p.skew },
 	})
 	p.limiter.Swap(w.snapshot)
+	if w.adjusts {
+		p.keep(urls[0])
+	}
 	return p
 }
 
@@ -112,24 +122,29 @@ func (w *world) serverOf(l *algorithms.Limit) *server {
 
 // open makes the store for a URL.
 func (p *process) open(url string) *redis.Store {
-	w, rng, name := p.w, p.rng, p.name
+	w, name := p.w, p.name
 	store, err := redis.Open(redis.Config{
 		URL: url, Timeout: timeout, WaitReplicas: w.waitReplicas,
 		Panicked: func(v any) { w.judge.fail("panic in %s: %v", name, v) },
 		Changed:  func(_ string, open bool) { w.breaker(p, open) },
-		Outside: &outside.World{
-			Clock: p, Go: p.spawn, Call: p.call, Below: rng.IntN,
-			Random: func(b []byte) {
-				for i := range b {
-					b[i] = byte(rng.Uint32())
-				}
-			},
-		},
+		Outside:  p.outside(),
 	})
 	if err != nil {
 		panic(err)
 	}
 	return store
+}
+
+// outside is what the process gets in place of its machine.
+func (p *process) outside() *outside.World {
+	return &outside.World{
+		Clock: p, Go: p.spawn, Call: p.call, Below: p.rng.IntN,
+		Random: func(b []byte) {
+			for i := range b {
+				b[i] = byte(p.rng.Uint32())
+			}
+		},
+	}
 }
 
 // reload replaces the configuration, as the server does.
@@ -257,7 +272,7 @@ func copied(args []any) []any {
 			own[i] = string(a)
 		case int:
 			own[i] = int64(a)
-		case int64:
+		case int64, uint64:
 			own[i] = a
 		default:
 			panic(fmt.Sprintf("simulate: an argument is a %T", a))
@@ -401,5 +416,8 @@ func (p *process) close() {
 	}
 	for _, s := range p.stores {
 		s.Close()
+	}
+	if p.ledger != nil {
+		p.ledger.Close()
 	}
 }

@@ -47,7 +47,10 @@ func (p Plan) Command() string {
 func Shrink(p Plan) Plan {
 	fails := func(q Plan) bool { return len(Run(q, nil).Problems) > 0 }
 	w := newWorld(p, nil)
-	w.play()
+	func() {
+		defer func() { _ = recover() }() // Run reports a panic
+		w.play()
+	}()
 	for _, part := range w.parts() {
 		less := p
 		less.Without = append(slices.Clone(p.Without), part)

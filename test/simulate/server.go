@@ -39,6 +39,8 @@ type value struct {
 	state  algorithms.State
 	text   string
 	bucket bool
+	fields map[string]string // of a hash; a change makes another one
+	log    []outside.Entry   // of a stream
 	until  algorithms.Micros // 0: for ever
 }
 
@@ -48,6 +50,9 @@ type script int
 const (
 	takeScript script = iota + 1
 	replaceScript
+	headScript
+	appendScript
+	restoreScript
 )
 
 func newServer(w *world, name string) *server {
@@ -164,6 +169,10 @@ func (s *server) command(args []any) (any, error) {
 			return v.text, nil
 		}
 		return nil, nil
+	case "hscan": // key cursor count n
+		return s.hscan(args[1].(string)), nil
+	case "xrange": // key from to count n
+		return s.xrange(args[1].(string), args[2].(string), args[5].(int64)), nil
 	case "del":
 		if s.get(args[1].(string)) == nil {
 			return int64(0), nil
@@ -194,8 +203,13 @@ func nameOf(text string) (sha string, which script) {
 	}
 	sum := sha1.Sum([]byte(text))
 	which = takeScript
-	if strings.Contains(text, "GET', KEYS[1]) ~= ARGV[1]") {
-		which = replaceScript
+	for _, other := range []struct {
+		part  string
+		which script
+	}{{"GET', KEYS[1]) ~= ARGV[1]", replaceScript}, {"-- The head of a ledger", headScript}, {"-- Appends an entry", appendScript}, {"-- Writes a ledger", restoreScript}} {
+		if strings.Contains(text, other.part) {
+			which = other.which
+		}
 	}
 	sha = hex.EncodeToString(sum[:])
 	known.Store(at, knownScript{sha, which})
@@ -205,6 +219,14 @@ func nameOf(text string) (sha string, which script) {
 func (s *server) script(which script, args []any) (any, error) {
 	n := args[2].(int64)
 	keys, rest := args[3:3+n], args[3+n:]
+	switch which {
+	case headScript:
+		return s.ledgerHead(keys[0].(string)), nil
+	case appendScript:
+		return s.ledgerAppend(keys, textsOf(rest)), nil
+	case restoreScript:
+		return s.ledgerRestore(keys, textsOf(rest)), nil
+	}
 	if which == replaceScript {
 		key := keys[0].(string)
 		if v := s.get(key); v == nil || v.text != rest[0].(string) {

@@ -71,6 +71,12 @@ const (
 	sawCreditsForTwo
 	sawCreditsReplayed
 	sawCreditsDenied
+	sawAdjusted
+	sawExpired
+	sawRaced
+	sawUnknownChange
+	sawRestored
+	sawRewritten
 	faults
 )
 
@@ -92,7 +98,9 @@ var faultNames = [faults]string{
 	faultForged: "id forged", faultMigrate: "slots of a Cluster move", faultReplaced: "replica of a Cluster takes over",
 	sawMoved: "MOVED", sawAsk: "ASK", sawTryAgain: "TRYAGAIN", sawForeign: "script met a key of another master",
 	sawSharded: "shard charged", sawCredits: "paid by credits", sawCreditsForTwo: "credits pay for two limits",
-	sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits",
+	sawAdjusted: "decided by adjusted numbers", sawExpired: "adjustment expired", sawRaced: "operators race",
+	sawUnknownChange: "outcome of a change not known", sawRestored: "adjustments restored into an empty server",
+	sawRewritten: "changes made again that a failover lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits",
 }
 
 // Counts has how often each kind of fault happened.
@@ -115,7 +123,9 @@ type world struct {
 	quiet        bool // no faults at all
 	stepsBack    bool // the server's clock may step back
 	waitReplicas int
-	lossy        bool // the server may lose its data
+	lossy        bool  // the server may lose its data
+	adjusts      bool  // operators adjust limits
+	lastPoll     int64 // sidecars read adjustments until then; 0: for ever
 	counts       Counts
 	log          func(format string, args ...any) // nil: no log
 	judge        *judge
@@ -159,6 +169,7 @@ domain: sim
 limits:
   reserved: {algorithm: fixed_window, rate: 60, period: 24h}
   once: {algorithm: fixed_window, rate: 1000, period: 24h}
+  tuned: {algorithm: fixed_window, rate: 30, period: 24h}
   quick: {algorithm: fixed_window, rate: 20, period: 100ms}
   own: {algorithm: fixed_window, rate: 1002, period: 24h, settle: {estimate: 20, ttl: 1m}}
   tokens: {algorithm: fixed_window, rate: 300, period: 24h, settle: {estimate: 20, ttl: 1s}}
@@ -171,6 +182,7 @@ descriptors:
   - {key: slide, rate_limit: {algorithm: sliding_window, rate: %[2]d, period: 200ms}}
   - {key: log, rate_limit: {algorithm: sliding_log, rate: %[2]d, period: 150ms}}
   - {key: queue, rate_limit: {algorithm: leaky_bucket, rate: %[3]d, period: 1s, capacity: %[2]d}}
+  - {key: tuned, limit: tuned}
   - {key: own, limit: own}
   - {key: tokens, limit: tokens}
   - {key: budget, limit: budget}
@@ -222,7 +234,7 @@ var knownLimits = func() map[limitNumbers]*algorithms.Limit {
 	all := map[limitNumbers]*algorithms.Limit{}
 	for _, s := range compiled {
 		for _, p := range s.Policies {
-			for _, l := range append(shardsOf(p), p.Limit) {
+			for _, l := range slices.Concat(shardsOf(p), tunedLimits(p), []*algorithms.Limit{p.Limit}) {
 				n := scaled.Of(l)
 				all[limitNumbers{int64(l.Kind), l.Capacity, l.MaxReserved, l.Rate, n.Period, n.P, n.Q, n.V, n.Tick, l.Initial, n.P1, n.V1, l.MaxDebt}] = l
 			}
@@ -267,6 +279,7 @@ func newWorld(p Plan, log func(string, ...any)) *world {
 	w.quiet = w.rng.IntN(5) == 0
 	w.calm = w.quiet
 	w.stepsBack, w.lossy = w.rng.IntN(4) == 0, w.rng.IntN(4) == 0
+	w.adjusts = w.rng.IntN(4) == 0
 	w.length = time.Duration(50+w.rng.IntN(250)) * time.Millisecond
 	w.snapshot = compiled[w.rng.IntN(len(compiled))]
 	switch w.rng.IntN(6) {
@@ -305,6 +318,9 @@ func (w *world) parts() (names []string) {
 	for n := range w.clients {
 		names = append(names, fmt.Sprintf("c%d", n))
 	}
+	if w.adjusts {
+		names = append(names, "a")
+	}
 	for n := range w.mishaps {
 		names = append(names, fmt.Sprintf("f%d", n))
 	}
@@ -333,9 +349,17 @@ func (w *world) play() {
 			w.after(time.Duration(rng.Int64N(int64(whole))), nil, func() { w.fault(rng) })
 		}
 	}
+	if w.adjusts && !w.left("a") {
+		w.operate(w.stream('a', 0))
+	}
 	w.run(int64(w.length))
 	w.heal()
 	w.run(w.now + int64(400*time.Millisecond)) // probes of the breakers are 200 ms apart at the most
+	if w.adjusts { // a call of the ledger that was lost ends after 1 s
+		w.lastPoll = w.now + int64(1200*time.Millisecond)
+		w.run(w.lastPoll)
+		w.judge.converged()
+	}
 	w.judge.live()
 	w.run(w.now + int64(50*time.Millisecond))
 	w.judge.lived()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/internal/redis"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -34,11 +35,18 @@ type Config struct {
 	Dir string
 	// Place names Redis, for people.
 	Place string
+	// Outside, and Pause, which waits, are those of the system if they are nil. A simulation supplies its own.
+	Outside *outside.World
+	Pause   func(d time.Duration)
 }
 
 // Keeper is an adjust.Keeper in Redis. Run must run.
 type Keeper struct {
 	config Config
+	// These are the clock, chance and waiting of this machine.
+	machine outside.Clock
+	below   func(n int) int
+	pause   func(d time.Duration)
 
 	set       atomic.Pointer[adjust.Set]
 	clock     atomic.Pointer[reading]
@@ -64,7 +72,10 @@ type reading struct {
 
 // New makes a Keeper that knows what its folder has. The error is of the folder.
 func New(c Config) (*Keeper, error) {
-	k := &Keeper{config: c}
+	k := &Keeper{config: c, machine: outside.System, below: rand.IntN, pause: time.Sleep}
+	if c.Outside != nil {
+		k.machine, k.below, k.pause = c.Outside.Clock, c.Outside.Below, c.Pause
+	}
 	set := adjust.NewSet(adjust.Head{}, nil)
 	if c.Dir != "" {
 		var err error
@@ -92,10 +103,13 @@ func (k *Keeper) Set() *adjust.Set { return k.set.Load() }
 // been, this machine's.
 func (k *Keeper) Now() algorithms.Micros {
 	if r := k.clock.Load(); r != nil {
-		return r.shown + algorithms.Micros(time.Since(r.at)/time.Microsecond)
+		return r.shown + algorithms.Micros(k.since(r.at)/time.Microsecond)
 	}
-	return algorithms.Micros(time.Now().UnixMicro())
+	return algorithms.Micros(k.machine.Now().UnixMicro())
 }
+
+// since returns the time since t by the clock of this machine.
+func (k *Keeper) since(t time.Time) time.Duration { return k.machine.Now().Sub(t) }
 
 // Status implements adjust.Keeper.
 func (k *Keeper) Status() adjust.Status {
@@ -138,7 +152,7 @@ func (k *Keeper) report(answered bool, err error) {
 	k.statusMu.Lock()
 	defer k.statusMu.Unlock()
 	if k.err = err; answered {
-		k.seen = time.Now()
+		k.seen = k.machine.Now()
 	}
 }
 
@@ -192,10 +206,10 @@ func (k *Keeper) reload(ctx context.Context, at adjust.Head) (*adjust.Set, error
 // readHead reads the head of the ledger and the time of its server. The server has read its clock between the request and
 // the answer, so readHead assumes the middle of both.
 func (k *Keeper) readHead(ctx context.Context) (redis.LedgerHead, error) {
-	asked := time.Now()
+	asked := k.machine.Now()
 	head, err := k.config.Ledger.Head(ctx)
 	if err == nil {
-		k.clock.Store(&reading{head.Now, asked.Add(time.Since(asked) / 2)})
+		k.clock.Store(&reading{head.Now, asked.Add(k.since(asked) / 2)})
 	}
 	return head, err
 }
@@ -312,7 +326,7 @@ func (k *Keeper) Change(ctx context.Context, o adjust.Operation) (*adjust.Entry,
 	defer k.mu.Unlock()
 	for attempt := range attempts {
 		if attempt > 0 { // so that those who race do not meet again and again
-			time.Sleep(rand.N(time.Duration(attempt) * time.Millisecond))
+			k.pause(time.Duration(k.below(attempt*1000)) * time.Microsecond)
 		}
 		head, err := k.sync(ctx)
 		if err != nil {

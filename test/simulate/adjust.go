@@ -1,0 +1,353 @@
+package simulate
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
+	"github.com/rlsidecar/rlsidecar/internal/adjust/shared"
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/internal/redis"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// Operators adjust the limit tuned through any sidecar, at times two of them at once. All sidecars read the ledger.
+
+// chain is that of all sidecars.
+var chain = adjust.NewChain([]byte("a secret of all sidecars"))
+
+// tunedRates are the rates that operators give.
+var tunedRates = []int64{4, 70}
+
+// tunedLimits are the limits that adjustments make of p.
+func tunedLimits(p *descriptors.Policy) (all []*algorithms.Limit) {
+	if p.Name != "tuned" {
+		return nil
+	}
+	for _, rate := range tunedRates {
+		a := adjust.Adjustment{Change: adjust.Change{Rate: &rate}}
+		changed, err := a.Apply(p)
+		if err != nil {
+			panic(err)
+		}
+		all = append(all, changed.Limit)
+	}
+	return all
+}
+
+// keep opens the ledger at a URL, and reads it from then on.
+func (p *process) keep(url string) {
+	ledger, err := redis.OpenLedger(redis.Config{URL: url, Outside: p.outside()}, "adjustments")
+	if err != nil {
+		panic(err)
+	}
+	p.ledger = ledger
+	p.keeper, err = shared.New(shared.Config{Ledger: ledger, Chain: chain, Outside: p.outside(), Pause: p.pause})
+	if err != nil {
+		panic(err)
+	}
+	applied := adjust.NewSet(adjust.Head{}, nil)
+	p.keeper.Watch(func(set *adjust.Set) { // as package server does
+		set = set.Without(set.Expired(p.keeper.Now(), set.Len()))
+		var keys [][]byte
+		for _, a := range adjust.Differences(applied, set) {
+			of, _ := p.limiter.Buckets(a)
+			keys = append(keys, of...)
+		}
+		applied = set
+		for _, key := range keys {
+			p.lease.ForgetBucket(key)
+		}
+		p.limiter.Adjust(set, p.keeper.Now)
+		for _, key := range keys {
+			p.denied.ForgetBucket(key)
+		}
+	})
+	var poll func()
+	poll = func() {
+		if p.dead || p.closing || p.w.lastPoll > 0 && p.w.now > p.w.lastPoll {
+			return
+		}
+		p.useKeeper(func() {
+			before := p.keeper.Status().Rewritten
+			_ = p.keeper.Poll(context.Background())
+			if p.keeper.Status().Rewritten > before {
+				p.w.seen(sawRewritten)
+			}
+		})
+		pause := 10_000 + p.rng.Int64N(30_000)
+		if p.w.calm {
+			pause *= 4
+		}
+		p.w.after(time.Duration(pause)*time.Microsecond, p, poll)
+	}
+	p.w.after(0, p, poll)
+}
+
+// useKeeper calls f, unless the keeper is in use: it has a lock, on which a coroutine cannot wait.
+func (p *process) useKeeper(f func()) {
+	if !p.busy {
+		p.busy = true
+		f()
+		p.busy = false
+	}
+}
+
+// pause waits.
+func (p *process) pause(d time.Duration) {
+	p.w.wait(func(wake func()) { p.w.afterPlain(d, p, wake) })
+}
+
+// operate has operators change adjustments.
+func (w *world) operate(rng *rand.Rand) {
+	w.judge.changes = map[string]string{}
+	for n := range 1 + rng.IntN(6) {
+		at := time.Duration(rng.Int64N(int64(w.length)))
+		if !w.quiet && rng.IntN(4) == 0 { // a failover that may lose the change
+			w.after(at, nil, func() { w.ledgerServer().behind = w.now + int64(10*time.Millisecond) })
+			w.after(at+6*time.Millisecond, nil, func() {
+				if !w.calm {
+					w.restart(w.ledgerServer(), 20*time.Millisecond)
+				}
+			})
+		}
+		for i := range 1 + rng.IntN(2) { // two at once
+			o := adjust.Operation{ID: fmt.Sprintf("%d.%d", n, i), Author: "operator", Reason: "a test"}
+			a := &adjust.Adjustment{Author: o.Author, Reason: o.Reason, Target: adjust.Target{Domain: "sim", Limit: "tuned", Key: []string{strconv.Itoa(rng.IntN(2))}}}
+			a.ID = a.Target.ID()
+			o.Target = a.ID
+			if rng.IntN(5) > 0 {
+				rate := tunedRates[rng.IntN(len(tunedRates))]
+				a.Change.Rate, a.Algorithm = &rate, algorithms.FixedWindow
+				o.After, o.For = a, time.Duration(5+rng.Int64N(60))*time.Millisecond
+				if rng.IntN(2) == 0 {
+					o.For = time.Hour
+				}
+			}
+			p := w.processes[rng.IntN(len(w.processes))]
+			w.after(at+time.Duration(rng.Int64N(2_000_000)), p, func() { p.useKeeper(func() { w.change(p, o) }) })
+		}
+	}
+}
+
+// change makes a change at p, and notes the answer.
+func (w *world) change(p *process, o adjust.Operation) {
+	if p.dead {
+		return
+	}
+	e, err := p.keeper.Change(context.Background(), o)
+	said := "made"
+	switch {
+	case err != nil && strings.Contains(err.Error(), "is not known"):
+		w.seen(sawUnknownChange)
+		said = "not known"
+	case err != nil:
+		said = "not made"
+	case e.Operation != o.ID:
+		w.judge.fail("operation %s was answered with the entry of %s", o.ID, e.Operation)
+	}
+	if p.dead { // nobody gets the answer
+		said = "not known"
+	}
+	w.note("%s: operation %s: %s, %v", p.name, o.ID, said, err)
+	w.judge.changes[o.ID] = said
+}
+
+// late is how long after its expiry an adjustment may be in force: the sidecar estimates the server's clock.
+const late = algorithms.Micros(30_000)
+
+// adjusted checks that the numbers which a sidecar is about to use are those of an adjustment that has not expired.
+func (j *judge) adjusted(p *process, r *limiter.Result) {
+	a := r.Policy.Adjusted
+	if p == nil || a == nil {
+		return
+	}
+	j.w.seen(sawAdjusted)
+	if now := j.w.servers[0].now(); now > a.Expires+late && !j.stepped && p.pausedUntil == 0 {
+		j.fail("%s uses an adjustment %d us after it expired", p.name, now-a.Expires)
+	}
+}
+
+// ledgerKeys are the names of the ledger's keys.
+const ledgerHeadKey, ledgerLogKey = "rl:{adjustments}head", "rl:{adjustments}log"
+
+// ledgerServer is the server that has the ledger.
+func (w *world) ledgerServer() *server {
+	if w.layout == nil {
+		return w.servers[0]
+	}
+	return w.masterOf(ledgerHeadKey)
+}
+
+// converged checks that all sidecars know all changes, some time after the last fault.
+func (j *judge) converged() {
+	w := j.w
+	if !w.adjusts {
+		return
+	}
+	var head adjust.Head
+	if v := w.ledgerServer().get(ledgerHeadKey); v != nil {
+		head.MAC = v.fields["mac"]
+		head.Version, _ = strconv.ParseUint(v.fields["version"], 10, 64)
+	}
+	for _, p := range w.processes {
+		if is := p.keeper.Set().Head; is != head && p.pausedUntil < w.lastPoll-int64(200*time.Millisecond) {
+			j.fail("%s knows change %d of the adjustments, the newest is %d: %v", p.name, is.Version, head.Version, p.keeper.Status().Err)
+		}
+		for _, a := range p.keeper.Set().All() {
+			if a.Expires < p.keeper.Now() {
+				w.seen(sawExpired)
+			}
+		}
+	}
+}
+
+// audited checks the audit at the end: its chain is whole; each change that was answered as made is in it, once, unless
+// a server lost it; and none that was answered as not made.
+func (j *judge) audited() {
+	w := j.w
+	if !w.adjusts {
+		return
+	}
+	s := w.ledgerServer()
+	count := map[string]int{}
+	var entries []*adjust.Entry
+	if v := s.get(ledgerLogKey); v != nil {
+		for _, f := range v.log {
+			e, err := adjust.ParseEntry([]byte(f.Body), f.MAC)
+			if err != nil {
+				j.fail("the audit: %v", err)
+				return
+			}
+			entries = append(entries, e)
+			count[e.Operation]++
+		}
+	}
+	if v := s.get(ledgerHeadKey); v != nil {
+		number := func(name string) uint64 {
+			n, _ := strconv.ParseUint(v.fields[name], 10, 64)
+			return n
+		}
+		from := adjust.Checkpoint{Head: adjust.Head{Version: number("checkpoint"), MAC: v.fields["checkpoint_mac"]}, Signature: v.fields["signature"]}
+		if err := chain.Broken(from, entries, adjust.Head{Version: number("version"), MAC: v.fields["mac"]}); err != nil {
+			j.fail("the audit: %v", err)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(j.changes)) {
+		switch said, n := j.changes[id], count[id]; {
+		case n > 1, said == "not made" && n > 0, said == "made" && n == 0 && j.losses+j.failovers == 0:
+			j.fail("operation %s was answered as %s, the audit has it %d times", id, said, n)
+		}
+	}
+}
+
+// textsOf are the arguments of a script as Redis has them.
+func textsOf(args []any) (texts []string) {
+	for _, a := range args {
+		texts = append(texts, fmt.Sprint(a))
+	}
+	return texts
+}
+
+func (s *server) fields(key string) map[string]string {
+	if v := s.get(key); v != nil {
+		return v.fields
+	}
+	return nil
+}
+
+// hset sets fields of a hash, or deletes those whose value is "".
+func (s *server) hset(key string, pairs ...string) {
+	fields := maps.Clone(s.fields(key))
+	if fields == nil {
+		fields = map[string]string{}
+	}
+	for i := 0; i < len(pairs); i += 2 {
+		if fields[pairs[i]] = pairs[i+1]; pairs[i+1] == "" {
+			delete(fields, pairs[i])
+		}
+	}
+	s.put(key, &value{fields: fields})
+}
+
+// ledgerHead is the script ledger_head.lua.
+func (s *server) ledgerHead(key string) any {
+	h, now := s.fields(key), s.now()
+	or := func(text, other string) string {
+		if text == "" {
+			return other
+		}
+		return text
+	}
+	return []any{
+		or(h["version"], "0"), h["mac"], or(h["checkpoint"], "0"), h["checkpoint_mac"], h["signature"],
+		strconv.FormatInt(int64(now/algorithms.Second), 10), strconv.FormatInt(int64(now%algorithms.Second), 10),
+	}
+}
+
+// ledgerAppend is the script ledger_append.lua.
+func (s *server) ledgerAppend(keys []any, args []string) any {
+	head, values, log := keys[0].(string), keys[1].(string), keys[2].(string)
+	h := s.fields(head)
+	if version := h["version"]; version != args[0] && (version != "" || args[0] != "0") || h["mac"] != args[1] {
+		s.w.seen(sawRaced)
+		return int64(0)
+	}
+	var entries []outside.Entry
+	if v := s.get(log); v != nil {
+		entries = v.log
+	}
+	s.put(log, &value{log: append(slices.Clone(entries), outside.Entry{ID: args[2] + "-0", Body: args[4], MAC: args[3]})})
+	s.hset(head, "version", args[2], "mac", args[3])
+	s.hset(values, args[5], args[6])
+	for _, id := range args[10:] {
+		s.hset(values, id, "")
+	}
+	return int64(1) // a run is too short for entries to be trimmed
+}
+
+// ledgerRestore is the script ledger_restore.lua.
+func (s *server) ledgerRestore(keys []any, args []string) any {
+	head, values := keys[0].(string), keys[1].(string)
+	if s.get(head) != nil {
+		return int64(0)
+	}
+	s.w.seen(sawRestored)
+	s.hset(head, "version", args[0], "mac", args[1], "checkpoint", args[2], "checkpoint_mac", args[3], "signature", args[4])
+	for i := 5; i < len(args); i += 2 {
+		s.hset(values, args[i], args[i+1])
+	}
+	return int64(1)
+}
+
+func (s *server) hscan(key string) (pairs []string) {
+	fields := s.fields(key)
+	for _, id := range slices.Sorted(maps.Keys(fields)) {
+		pairs = append(pairs, id, fields[id])
+	}
+	return pairs
+}
+
+func (s *server) xrange(key, from string, n int64) []outside.Entry {
+	v := s.get(key)
+	if v == nil {
+		return nil
+	}
+	at := func(id string) uint64 {
+		number, _ := strconv.ParseUint(strings.TrimSuffix(id, "-0"), 10, 64)
+		return number
+	}
+	i := slices.IndexFunc(v.log, func(e outside.Entry) bool { return at(e.ID) >= at(from) })
+	if i < 0 {
+		return nil
+	}
+	return v.log[i:min(len(v.log), i+int(n))]
+}
