@@ -355,7 +355,7 @@ func (w *world) play() {
 	w.run(int64(w.length))
 	w.heal()
 	w.run(w.now + int64(400*time.Millisecond)) // probes of the breakers are 200 ms apart at the most
-	if w.adjusts { // a call of the ledger that was lost ends after 1 s
+	if w.adjusts {                             // a call of the ledger that was lost ends after 1 s
 		w.lastPoll = w.now + int64(1200*time.Millisecond)
 		w.run(w.lastPoll)
 		w.judge.converged()
