@@ -87,11 +87,12 @@ func (c *getCmd) Run(a *app) error {
 	return nil
 }
 
-// untilFull returns a number of ms as text. A time.Duration ends at 292 years, so that long times are in days.
+// untilFull returns a number of ms as text. A time.Duration ends at 292 years, so that long times are in days, rounded
+// up.
 func untilFull(ms int64) string {
 	const day, many = 24 * int64(time.Hour/time.Millisecond), 100
 	if ms >= many*day {
-		return fmt.Sprintf("%d days", ms/day)
+		return fmt.Sprintf("%d days", (ms-1)/day+1)
 	}
 	return (time.Duration(ms) * time.Millisecond).String()
 }

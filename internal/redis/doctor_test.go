@@ -49,7 +49,7 @@ func TestExamineStandalone(t *testing.T) {
 		t.Errorf("without permission, in the script: %q", got)
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all", "-lindex", "-del")
-	if got := said(s.Examine(t.Context(), 0), "permissions"); !strings.HasPrefix(got, "problem: the user may not run lindex, del, which some limits need; it needs +evalsha") {
+	if got := said(s.Examine(t.Context(), 0), "permissions"); !strings.HasPrefix(got, "problem: the user may not run lindex, del, which some limits need; the user needs +evalsha") {
 		t.Errorf("without permission, of other limits: %q", got)
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all")

@@ -158,7 +158,7 @@ func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
 	if code, answer := b.asAdmin(t, "GET", "/api/adjustments/audit/verify", ""); code != 200 || answer["whole"] != true || answer["entries"] != 2.0 {
 		t.Errorf("%d %v", code, answer)
 	}
-	if n := a.logs.FilterMessageSnippet("has made them again").Len() + b.logs.FilterMessageSnippet("has made them again").Len(); n == 0 {
+	if n := a.logs.FilterMessageSnippet("has written them again").Len() + b.logs.FilterMessageSnippet("has written them again").Len(); n == 0 {
 		t.Error("the log does not tell")
 	}
 }

@@ -74,7 +74,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	if n, err := serial(stranger); err != nil || n != 2 {
 		t.Errorf("%d, %v", n, err)
 	}
-	if x.logs.FilterMessageSnippet("the earlier ones stay in use").Len() != 1 {
+	if x.logs.FilterMessageSnippet("the previous ones stay in use").Len() != 1 {
 		t.Error("not logged once")
 	}
 	write(files.Key, nil)

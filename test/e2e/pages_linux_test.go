@@ -190,7 +190,7 @@ type reader struct {
 }
 
 // Waits that a page states are too short for a busy machine.
-var shortWaits = regexp.MustCompile(`(proxy_\w+_timeout +)\d+ms|(timeout: )0\.\d+s`)
+var shortWaits = regexp.MustCompile(`((?:proxy_\w+|dial|response_header)_timeout +|timeout (?:connect|server) +)\d+ms|(timeout: )0\.\d+s`)
 
 func runPage(t *testing.T, steps []pageStep) {
 	t.Helper()
