@@ -423,7 +423,8 @@ func TestAWireThatIsClosedWhileItIsDialed(t *testing.T) {
 // TestStartersForgetNoLane, whatever is added while others are started.
 func TestStartersForgetNoLane(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newStarter(func(f func()) { go f() })
+		const soon = time.Microsecond // by then all of those that are added together have been added
+		s := newStarter(func(f func()) { time.AfterFunc(soon, f) })
 		var lanes []*lane
 		for range 8 {
 			l := newLane(10*ms, (&server{takes: ms}).decide)
@@ -431,12 +432,17 @@ func TestStartersForgetNoLane(t *testing.T) {
 			lanes = append(lanes, l)
 		}
 		for range 5 {
-			var all []*answer
-			later := func() { // as soon as the first of the others is started
-				for _, l := range lanes[4:] {
-					all = append(all, start(l, limited(1)))
+			var mu sync.Mutex
+			var all []*answer // guarded by mu
+			submit := func(lanes []*lane) {
+				for _, l := range lanes {
+					a := start(l, limited(1))
+					mu.Lock()
+					all = append(all, a)
+					mu.Unlock()
 				}
 			}
+			later := func() { submit(lanes[4:]) } // as soon as the first of the others is started
 			lanes[0].spawn = func(f func()) {
 				if later != nil {
 					later()
@@ -444,16 +450,16 @@ func TestStartersForgetNoLane(t *testing.T) {
 				later = nil
 				go f()
 			}
-			for _, l := range lanes[:4] {
-				all = append(all, start(l, limited(1)))
-			}
+			submit(lanes[:4])
 			time.Sleep(5 * ms)
+			mu.Lock()
 			for _, a := range all {
-				a.is(t, ms)
+				a.is(t, soon+ms)
 			}
 			if len(all) != len(lanes) {
 				t.Errorf("%d batches", len(all))
 			}
+			mu.Unlock()
 		}
 	})
 }
@@ -473,8 +479,8 @@ func TestPartsOfALargeBatchKeepWhatItHas(t *testing.T) {
 			return l
 		}
 		w := &serverLanes{record(&usual), record(&patient)}
-		flushed := 0
-		source := &backend.Source{Flush: func() { flushed++ }}
+		var flushed atomic.Int32
+		source := &backend.Source{Flush: func() { flushed.Add(1) }}
 		var known []string
 		large := func() *backend.Batch { // parts of 3, 300, 2, 300 and 1 charges, each of 4 ms
 			b := limited(1, 1, 1, 300, 1, 1, 300, 1)
@@ -499,8 +505,8 @@ func TestPartsOfALargeBatchKeepWhatItHas(t *testing.T) {
 				t.Errorf("charge %d: %+v", i, d)
 			}
 		}
-		if usual != 5 || patient != 300 || flushed == 0 {
-			t.Errorf("%d charges were sent as usual and %d patiently; the source was flushed %d times", usual, patient, flushed)
+		if usual != 5 || patient != 300 || flushed.Load() == 0 {
+			t.Errorf("%d charges were sent as usual and %d patiently; the source was flushed %d times", usual, patient, flushed.Load())
 		}
 		want := []string{"0-3 after 4ms", "3-303 after 8ms", "303-305 after 12ms"}
 		if len(known) < 3 || !slices.Equal(known[:3], want) {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"io"
 	"net"
 	"testing"
@@ -109,5 +110,40 @@ func TestClosingAListenerClosesParkedConnections(t *testing.T) {
 		if _, err := client.Read(make([]byte, 1)); err != io.EOF { //nolint:errorlint // as it comes
 			t.Errorf("%s: the client reads %v", name, err)
 		}
+	}
+}
+
+// A client whose connection was accepted before the listener was closed is served, as when a new process takes over
+// the port. It would otherwise see the end of the connection instead of an answer.
+func TestAConnectionAcceptedBeforeCloseIsServed(t *testing.T) {
+	inner, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := bounded(nonblock.Listener(inner), 10)
+	l := newParkingListener(all)
+	client, err := net.Dial("tcp", inner.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	redistest.Eventually(t, "the connection is accepted", func() bool { return all.stats().Open == 1 })
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Write([]byte("answer")); err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	_ = client.SetReadDeadline(time.Now().Add(time.Minute))
+	if answer, err := io.ReadAll(client); err != nil || string(answer) != "answer" {
+		t.Errorf("the client reads %q, %v", answer, err)
+	}
+	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("then %v", err)
 	}
 }

@@ -20,7 +20,8 @@ type parkingListener struct {
 	net.Listener
 	accepted chan acceptance
 	closing  chan struct{}
-	close    func() error // called once
+	ended    chan struct{} // closed after running
+	close    func() error  // called once
 	running  sync.WaitGroup
 
 	mu     sync.Mutex
@@ -35,7 +36,8 @@ type acceptance struct {
 
 func newParkingListener(inner net.Listener) *parkingListener {
 	l := &parkingListener{
-		Listener: inner, accepted: make(chan acceptance), closing: make(chan struct{}), parked: map[*boundedSocket]struct{}{},
+		Listener: inner, accepted: make(chan acceptance), closing: make(chan struct{}), ended: make(chan struct{}),
+		parked: map[*boundedSocket]struct{}{},
 	}
 	l.close = sync.OnceValue(func() error {
 		close(l.closing)
@@ -46,7 +48,10 @@ func newParkingListener(inner net.Listener) *parkingListener {
 		}
 		l.parked = nil
 		l.mu.Unlock()
-		l.running.Wait()
+		go func() {
+			l.running.Wait()
+			close(l.ended)
+		}()
 		return err
 	})
 	l.running.Go(func() {
@@ -63,12 +68,12 @@ func newParkingListener(inner net.Listener) *parkingListener {
 	return l
 }
 
-// Accept implements net.Listener.
+// Accept implements net.Listener. After Close it still returns the connections that were accepted before.
 func (l *parkingListener) Accept() (net.Conn, error) {
 	select {
 	case a := <-l.accepted:
 		return a.conn, a.err
-	case <-l.closing:
+	case <-l.ended:
 		return nil, net.ErrClosed
 	}
 }
@@ -76,17 +81,25 @@ func (l *parkingListener) Accept() (net.Conn, error) {
 // Close implements net.Listener. It closes the parked connections, as net/http closes idle ones.
 func (l *parkingListener) Close() error { return l.close() }
 
-// pass gives a to Accept. It returns false if the listener is closed; then it has closed the connection.
+// lastPass is how long a connection waits for Accept after Close. Serve, of an http.Server, is about to call it.
+const lastPass = time.Second
+
+// pass gives a to Accept. It returns false if the listener is closed.
 func (l *parkingListener) pass(a acceptance) bool {
 	select {
 	case l.accepted <- a:
 		return true
 	case <-l.closing:
-		if a.conn != nil {
-			a.conn.Close()
-		}
+	}
+	if a.conn == nil {
 		return false
 	}
+	select {
+	case l.accepted <- a: // its client has not been answered
+	case <-time.After(lastPass): // nobody calls Accept
+		a.conn.Close()
+	}
+	return false
 }
 
 // park keeps a socket until its client sends something, or until the idle timeout.

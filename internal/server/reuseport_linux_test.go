@@ -32,7 +32,7 @@ func TestNewProcessTakesOverThePorts(t *testing.T) {
 	takesOver(t, &grpcAddress, &httpAddress, &adminAddress, func() *instance {
 		t.Helper()
 		x := start(t, small, func(c *Config) {
-			c.ReusePort, c.DrainDelay = true, 200*time.Millisecond
+			c.ReusePort, c.DrainDelay = true, time.Second
 			if grpcAddress != "" {
 				c.GRPC, c.HTTP, c.Admin = grpcAddress, httpAddress, adminAddress
 			}
@@ -56,7 +56,7 @@ func TestNewProcessTakesOverWithRedis(t *testing.T) {
 	asked := takesOver(t, &grpcAddress, &httpAddress, new(string), func() *instance {
 		t.Helper()
 		running = start(t, small, redis, func(c *Config) {
-			c.ReusePort, c.DrainDelay, c.Redis.Timeout = true, 200*time.Millisecond, time.Minute
+			c.ReusePort, c.DrainDelay, c.Redis.Timeout = true, time.Second, time.Minute
 			if grpcAddress != "" {
 				c.GRPC, c.HTTP = grpcAddress, httpAddress
 			}
@@ -80,7 +80,7 @@ func TestNewProcessTakesOverTheSockets(t *testing.T) {
 	takesOver(t, &grpcAddress, &httpAddress, new(string), func() *instance {
 		t.Helper()
 		return start(t, small, func(c *Config) {
-			c.ReusePort, c.DrainDelay, c.GRPC, c.HTTP = true, 200*time.Millisecond, grpcAddress, httpAddress
+			c.ReusePort, c.DrainDelay, c.GRPC, c.HTTP = true, time.Second, grpcAddress, httpAddress
 		})
 	})
 	for _, address := range []string{grpcAddress, httpAddress} {
