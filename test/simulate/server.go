@@ -28,10 +28,12 @@ type server struct {
 	keys    map[string]*value
 	scripts map[string]script
 
-	lag     time.Duration     // the delay until the replica has a write; 0: there is no replica
-	replica map[string]*value // the replica's values; nil: deleted
-	behind  int64             // when the replica will have all that was written
-	epoch   int               // the number of times that the replica has taken over
+	lag       time.Duration     // the delay until the replica has a write; 0: there is no replica
+	replica   map[string]*value // the replica's values; nil: deleted
+	behind    int64             // when the replica will have all that was written
+	executing bool              // a command is executed
+	joined    bool              // the next write reaches the replica together with the one before
+	epoch     int               // the number of times that the replica has taken over
 }
 
 // value is the content of a key: a bucket, or a string.
@@ -66,7 +68,8 @@ func (s *server) now() algorithms.Micros {
 	return s.clock + algorithms.Micros(us+us*s.ppm/1_000_000)
 }
 
-// put writes v to a key, or deletes it if v is nil. The replica gets it later.
+// put writes v to a key, or deletes it if v is nil. The replica gets it later, all writes of one command at the same
+// moment: Redis replicates the writes of a script as one transaction.
 func (s *server) put(key string, v *value) {
 	if s.keys[key] = v; v == nil {
 		delete(s.keys, key)
@@ -74,8 +77,11 @@ func (s *server) put(key string, v *value) {
 	if s.lag == 0 {
 		return
 	}
-	s.behind = max(s.behind+1, s.w.now+int64(s.lag)+s.w.rng.Int64N(int64(s.lag))) // in order
+	if !s.joined {
+		s.behind = max(s.behind+1, s.w.now+int64(s.lag)+s.w.rng.Int64N(int64(s.lag))) // in order
+	}
 	epoch := s.epoch
+	s.joined = s.executing
 	s.w.afterPlain(time.Duration(s.behind-s.w.now), nil, func() {
 		if s.epoch == epoch {
 			s.replica[key] = v
@@ -133,7 +139,9 @@ func (s *server) execute(commands []outside.Command) {
 			c.Err = s.elsewhere(keys, asking)
 		}
 		if c.Err == nil {
+			s.executing = true
 			c.Reply, c.Err = s.command(c.Args)
+			s.executing, s.joined = false, false
 		}
 		asking = c.Args[0] == "asking"
 	}
