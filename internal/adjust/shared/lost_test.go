@@ -41,10 +41,8 @@ func lost(k *shared.Keeper) (keys string) {
 // are there again, once each, and the audit is one chain.
 func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	url := "redis://" + server.Addr
-	a, b := keeper(t, url, ""), keeper(t, url, "")
-	change(t, a, block("ann", "op"))
+	server, url, a := ledgerOfAnn(t)
+	b := keeper(t, url, "")
 	poll(t, b)
 	head := a.Set().Head
 	lostEntries := []*adjust.Entry{change(t, a, block("bob", "op"))}
@@ -72,9 +70,7 @@ func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 // TestAChangeAfterALossComesAfterTheLostOnes: an operator changes something before the next poll.
 func TestAChangeAfterALossComesAfterTheLostOnes(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	a := keeper(t, "redis://"+server.Addr, "")
-	change(t, a, block("ann", "op"))
+	server, _, a := ledgerOfAnn(t)
 	head := a.Set().Head
 	lose(server, head, change(t, a, block("bob", "op")))
 	if e := change(t, a, block("eve", "op")); e.Version != 3 {
@@ -89,10 +85,7 @@ func TestAChangeAfterALossComesAfterTheLostOnes(t *testing.T) {
 // stands. What was lost is listed until an operator has decided about it.
 func TestLostChangesThatCannotBeJoinedAreListed(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	url := "redis://" + server.Addr
-	a := keeper(t, url, "")
-	change(t, a, block("ann", "op"))
+	server, url, a := ledgerOfAnn(t)
 	head, set := a.Set().Head, a.Set().All()[0]
 	one, two := change(t, a, block("bob", "op")), change(t, a, block("eve", "op"))
 	over := change(t, a, adjust.Operation{ID: "x", Author: "op", Reason: "over", Target: set.ID})
@@ -115,10 +108,8 @@ func TestLostChangesThatCannotBeJoinedAreListed(t *testing.T) {
 // TestASidecarFarBehindReportsNoLoss: it fetches the values, because the entries are too many.
 func TestASidecarFarBehindReportsNoLoss(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	url := "redis://" + server.Addr
-	a, b := keeper(t, url, ""), keeper(t, url, "")
-	change(t, a, block("ann", "op"))
+	server, url, a := ledgerOfAnn(t)
+	b := keeper(t, url, "")
 	poll(t, b)
 	c := keeper(t, url, "")
 	poll(t, c)
@@ -139,10 +130,7 @@ func TestASidecarFarBehindReportsNoLoss(t *testing.T) {
 // TestAllLostChangesAreMadeAgainAtOnce, each once, however many sidecars notice; not while Redis refuses to write.
 func TestAllLostChangesAreMadeAgainAtOnce(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	url := "redis://" + server.Addr
-	a := keeper(t, url, "")
-	change(t, a, block("ann", "op"))
+	server, url, a := ledgerOfAnn(t)
 	for round, others := range []int{0, 5, 5, 5} {
 		keepers := []*shared.Keeper{a}
 		for range others {
@@ -189,10 +177,7 @@ func TestAllLostChangesAreMadeAgainAtOnce(t *testing.T) {
 // operator has set again since, nor what has expired.
 func TestALedgerThatWentOnWithoutTheLostChanges(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	url := "redis://" + server.Addr
-	a := keeper(t, url, "")
-	change(t, a, block("ann", "op"))
+	server, url, a := ledgerOfAnn(t)
 	head := a.Set().Head
 	brief := block("brief", "op")
 	brief.For = 300 * time.Millisecond
@@ -218,10 +203,7 @@ func TestALedgerThatWentOnWithoutTheLostChanges(t *testing.T) {
 // TestTheListOfLostAdjustmentsIsBounded: an operator needs to know that some were lost, and which first.
 func TestTheListOfLostAdjustmentsIsBounded(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	url := "redis://" + server.Addr
-	a := keeper(t, url, "")
-	change(t, a, block("ann", "op"))
+	server, url, a := ledgerOfAnn(t)
 	head := a.Set().Head
 	var entries []*adjust.Entry
 	for i := range 25 {
@@ -233,6 +215,16 @@ func TestTheListOfLostAdjustmentsIsBounded(t *testing.T) {
 	if got := strings.Fields(lost(a)); len(got) != 20 || got[0] != "k00" || got[19] != "k19" {
 		t.Errorf("lost are %s", got)
 	}
+}
+
+// ledgerOfAnn starts a server, and a keeper that blocks ann there.
+func ledgerOfAnn(t *testing.T) (server *redistest.Server, url string, a *shared.Keeper) {
+	t.Helper()
+	server = redistest.Start(t)
+	url = "redis://" + server.Addr
+	a = keeper(t, url, "")
+	change(t, a, block("ann", "op"))
+	return server, url, a
 }
 
 func mustJSON(t *testing.T, a *adjust.Adjustment) string {
