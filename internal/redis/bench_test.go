@@ -184,13 +184,19 @@ func BenchmarkCluster(b *testing.B) {
 	compare(b, c.Masters, storeLoad(b, s), bareLoad(b, client))
 }
 
+// benchNode starts a server, and returns a client and a node of it too.
+func benchNode(b *testing.B) (server *redistest.Server, client *goredis.Client, n *node) {
+	b.Helper()
+	server = redistest.Start(b)
+	client = goredis.NewClient(&goredis.Options{Addr: server.Addr, Protocol: 2, DisableIdentity: true})
+	b.Cleanup(func() { client.Close() })
+	return server, client, newNode(client, keys{prefix: "rl:"}, nil)
+}
+
 // BenchmarkCalls is the script alone, by kind of limit and how many charges share a call.
 func BenchmarkCalls(b *testing.B) {
-	server := redistest.Start(b)
-	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, Protocol: 2, DisableIdentity: true})
-	b.Cleanup(func() { client.Close() })
+	server, client, n := benchNode(b)
 	goredis.NewScript(bare).Load(context.Background(), client)
-	n := newNode(client, keys{prefix: "rl:"}, nil)
 	for name, limit := range roomy(b) {
 		for _, size := range []int{1, 16, 64, 256} {
 			ours := func(total int) time.Duration {
@@ -401,10 +407,7 @@ func (s *benchSource) submit() {
 // BenchmarkSettle measures the cost in Redis of a plain decision, of the start of a request whose cost is known
 // afterwards, and of its settlement, by the number of charges in a call.
 func BenchmarkSettle(b *testing.B) {
-	server := redistest.Start(b)
-	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, Protocol: 2, DisableIdentity: true})
-	b.Cleanup(func() { client.Close() })
-	n := newNode(client, keys{prefix: "rl:"}, nil)
+	server, _, n := benchNode(b)
 	plain := roomy(b)["token bucket"]
 	spec := plain.Spec()
 	spec.Settles = true

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"testing"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -17,10 +15,7 @@ import (
 // BenchmarkThen compares a request to which two plain limits apply with one to a plan and its credits: what each costs
 // Redis, by how many requests are in one call. Either the plan pays, or the credits, or neither.
 func BenchmarkThen(b *testing.B) {
-	server := redistest.Start(b)
-	client := goredis.NewClient(&goredis.Options{Addr: server.Addr, Protocol: 2, DisableIdentity: true})
-	b.Cleanup(func() { client.Close() })
-	n := newNode(client, keys{prefix: "rl:"}, nil)
+	server, _, n := benchNode(b)
 	much := roomy(b)["token bucket"]
 	few, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 3, Period: 300 * algorithms.Day})
 	if err != nil {
