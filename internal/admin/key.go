@@ -220,11 +220,18 @@ func openKeys(l *descriptors.Policy) string {
 	return plural(int64(len(l.Open)), "value") + " (" + strings.Join(names, ", ") + ")"
 }
 
+// events are the denied keys and the keys that used most, as known at a time.
+type events struct {
+	denied []denials.Denied
+	used   []usage.Used
+	now    time.Time
+}
+
 // explain completes b from c, a dry run of one unit.
 func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.Call) {
-	now := p.Now()
-	_, denied := p.Denied(maxDenied)
-	_, used := p.Used()
+	known := events{now: p.Now()}
+	_, known.denied = p.Denied(maxDenied)
+	_, known.used = p.Used()
 	look, _ := p.inspect(ctx, s, 0) // the remaining units; the dry run of one unit may have other numbers
 	for i := range c.Results {
 		result := &c.Results[i]
@@ -236,20 +243,20 @@ func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.
 			state = &look.Results[i]
 		}
 		if result.For != nil && state.Policy == result.For { // state is of the limit itself, result of the one that pays
-			paid := p.keyLimit(c, state, state, now)
+			paid := p.keyLimit(c, state, state, known.now)
 			paid.State = "does not allow it, and limit " + descriptors.Printable(result.Policy.Name) + " pays"
-			p.seen(&paid, c, state, denied, used, now)
+			p.seen(&paid, c, state, known)
 			b.Limits = append(b.Limits, paid)
-			p.payer(ctx, b, c, state, denied, used, now)
+			p.payer(ctx, b, c, state, known)
 			continue
 		}
-		l := p.keyLimit(c, result, state, now)
+		l := p.keyLimit(c, result, state, known.now)
 		if result.Key != nil {
-			p.seen(&l, c, result, denied, used, now)
+			p.seen(&l, c, result, known)
 		}
 		b.Limits = append(b.Limits, l)
 		if result.For == nil {
-			p.payer(ctx, b, c, result, denied, used, now)
+			p.payer(ctx, b, c, result, known)
 		}
 	}
 	switch {
@@ -264,7 +271,7 @@ func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.
 }
 
 // payer adds to b the limit that pays for what the limit of result does not allow, if there is one.
-func (p *pages) payer(ctx context.Context, b *keyBody, c *limiter.Call, result *limiter.Result, denied []denials.Denied, used []usage.Used, now time.Time) {
+func (p *pages) payer(ctx context.Context, b *keyBody, c *limiter.Call, result *limiter.Result, known events) {
 	then := result.Policy.Extra().Then
 	if then == nil {
 		return
@@ -279,9 +286,9 @@ func (p *pages) payer(ctx context.Context, b *keyBody, c *limiter.Call, result *
 	if none, err := p.inspect(ctx, &s, 0); err == nil && none.Results[0].Decision.Err == nil {
 		state = &none.Results[0]
 	}
-	l := p.keyLimit(one, next, state, now)
+	l := p.keyLimit(one, next, state, known.now)
 	l.Pays = descriptors.Printable(result.Policy.Name)
-	p.seen(&l, one, next, denied, used, now)
+	p.seen(&l, one, next, known)
 	b.Limits = append(b.Limits, l)
 }
 
@@ -374,29 +381,29 @@ func leftWords(r *limiter.Result) string {
 const maxRecent = 12
 
 // seen adds to l the recorded decisions about the key of result.
-func (p *pages) seen(l *keyLimit, c *limiter.Call, result *limiter.Result, denied []denials.Denied, used []usage.Used, now time.Time) {
+func (p *pages) seen(l *keyLimit, c *limiter.Call, result *limiter.Result, known events) {
 	key := c.AppendValues(nil, result)
 	is := func(domain, limit string, other []string, isCut bool) bool {
 		return !isCut && domain == result.Policy.Domain && limit == result.Policy.Name && slices.Equal(other, key)
 	}
-	var events []denials.Event
-	for i := range denied {
-		if d := &denied[i]; is(d.Domain, d.Limit, d.Key, d.Cut) {
+	var list []denials.Event
+	for i := range known.denied {
+		if d := &known.denied[i]; is(d.Domain, d.Limit, d.Key, d.Cut) {
 			times := plural(d.Times, "time")
 			if !d.Exact {
 				times = "at least " + times
 			}
-			l.Since = fmt.Sprintf("Denied %s since %s, last %s.", times, at(d.First), ago(d.Last, now))
-			events = append(events, d.Recent...)
+			l.Since = fmt.Sprintf("Denied %s since %s, last %s.", times, at(d.First), ago(d.Last, known.now))
+			list = append(list, d.Recent...)
 		}
 	}
-	for i := range used {
-		if u := &used[i]; is(u.Domain, u.Limit, u.Key, u.Cut) {
-			events = append(events, u.Recent...)
+	for i := range known.used {
+		if u := &known.used[i]; is(u.Domain, u.Limit, u.Key, u.Cut) {
+			list = append(list, u.Recent...)
 		}
 	}
-	slices.SortStableFunc(events, func(a, b denials.Event) int { return b.At.Compare(a.At) })
-	for _, e := range events[:min(len(events), maxRecent)] {
+	slices.SortStableFunc(list, func(a, b denials.Event) int { return b.At.Compare(a.At) })
+	for _, e := range list[:min(len(list), maxRecent)] {
 		l.Recent = append(l.Recent, recent(e))
 	}
 }
