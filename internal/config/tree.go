@@ -1,0 +1,239 @@
+package config
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+)
+
+// step parses the level that a descriptor describes. Its Key is empty if it cannot be determined.
+func (c *compiler) step(one *descriptor) step {
+	s := step{shared: one.ShareThreshold.value, metric: one.ValueToMetric.value}
+	reported := 0
+	for _, v := range []struct {
+		*text
+		key string
+		how descriptors.How
+	}{
+		{&one.Value, "value", descriptors.Exact},
+		{&one.ValuePrefix, "value_prefix", descriptors.HasPrefix},
+		{&one.ValueSuffix, "value_suffix", descriptors.HasSuffix},
+		{&one.ValueRegex, "value_regex", descriptors.Regex},
+	} {
+		if !v.stated() {
+			continue
+		}
+		reported++
+		var err error
+		switch {
+		case !v.ok:
+			return s // reported already
+		case reported > 1:
+			c.mistake(v.at, "%s cannot be combined with another value; remove one", v.key)
+			return s
+		case v.how == descriptors.Exact:
+			c.warnBlanks(v.at, v.key, v.value, v.how)
+			s.Pattern = descriptors.ValuePattern("", v.value)
+			continue
+		case v.value == "":
+			c.mistake(v.at, "%s is empty; remove it to match any value, or write a value", v.key)
+			return s
+		case strings.Contains(one.Key.value, "*"):
+			c.mistake(v.at, "%s cannot be combined with a \"*\" in the key; write a value with a \"*\", or the whole key", v.key)
+			return s
+		case v.how == descriptors.Regex:
+			if s.Pattern, err = descriptors.RegexPattern("", v.value); err != nil {
+				c.mistake(v.at, "%s %v", v.key, err)
+				return s
+			}
+		default:
+			c.warnBlanks(v.at, v.key, v.value, v.how)
+			s.Pattern = descriptors.Pattern{How: v.how, Text: v.value}
+			if strings.Contains(v.value, "*") {
+				c.warn(v.at, "a \"*\" in %s has no special meaning; remove it, or write value: %q", v.key, short(v.value))
+			}
+		}
+	}
+	if reported == 0 {
+		s.How = descriptors.Any
+	}
+	s.Key = one.Key.value
+	return s
+}
+
+// warnBlanks warns of a value that no descriptor can have, because blanks at the ends of values are removed.
+func (c *compiler) warnBlanks(at place, key, value string, how descriptors.How) {
+	const blanks = " \t"
+	atStart := how != descriptors.HasSuffix && strings.TrimLeft(value, blanks) != value
+	atEnd := how != descriptors.HasPrefix && strings.TrimRight(value, blanks) != value
+	if !c.o.KeepBlanks && (atStart || atEnd) {
+		c.warn(at, "%s %q never matches: spaces and tabs at the ends of descriptor values are removed before they are compared; "+
+			"remove them here, or keep them everywhere with --keep-blanks", key, short(value))
+	}
+}
+
+// descriptors adds list to the tree below parent.
+func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descriptors.Node, above path, list []*descriptor) {
+	for _, one := range list {
+		if c.full {
+			return
+		}
+		at := one.at
+		if one.Key.stated() {
+			at = one.Key.at
+		}
+		if one.Key.value == "" && (one.Key.ok || !one.Key.stated() && !one.doubtful) {
+			c.mistake(at, "descriptor has empty key; write \"key: NAME\"")
+		}
+		s := c.step(one)
+		where := above.to(s)
+		if s.Key != "" && s.shared && !s.pattern() {
+			c.mistake(one.ShareThreshold.at, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'; remove it, or end the value in *", s.composite())
+		}
+		if s.Key == "" { // reported already; the level is not known
+			node := &descriptors.Node{}
+			c.place(d, one, where, node)
+			c.descriptors(d, tree, node, where, one.Descriptors.value)
+			continue
+		}
+		node, added := tree.Add(parent, s.Pattern)
+		first := d.nodes[node]
+		if s.pattern() { // a prefix equals a value that ends in *
+			same := sibling{parent, s.composite()}
+			if before, twice := d.patterns[same]; twice {
+				added, first = false, before
+			} else {
+				d.patterns[same] = at
+			}
+		}
+		if added {
+			d.nodes[node] = at
+		} else {
+			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, where.name(), first)
+			node = &descriptors.Node{}
+		}
+		c.place(d, one, where, node)
+		c.descriptors(d, tree, node, where, one.Descriptors.value)
+	}
+}
+
+// place adds the policies of a descriptor to its node.
+func (c *compiler) place(d *domain, one *descriptor, where path, node *descriptors.Node) {
+	for _, name := range one.Limit.value {
+		l := d.limits[name.value]
+		switch {
+		case l == nil && c.incomplete:
+		case l == nil:
+			c.mistake(name.at, "domain %q has no limit named %q%s", d.Name, name.value, c.limitAdvice(d, name.value))
+		case l.policy != nil:
+			p := *l.draft
+			p.Place, p.more.Named = name.at.shown(), false
+			if (l.used == place{}) {
+				c.checkSettle(name.at, &p)
+			}
+			if p.more.Then != nil {
+				c.payerAt(d, one, where, name, l, &p)
+			}
+			c.useAt(d, one, where, node, &p, true, nil)
+			c.sameSlot(d, l, name, &p)
+			d.met = append(d.met, name)
+		}
+	}
+	if one.MaxOverride.ok {
+		node.MaxOverride = c.maxOverride(d, one.MaxOverride.value, where)
+	}
+	for i, l := range one.RateLimit.value {
+		if l.Then.stated() {
+			c.mistake(l.Then.at, "then belongs in a named limit; move this limit under limits, and write \"limit: NAME\" here")
+		}
+		p, ok := c.limit(d, l, "")
+		if !ok {
+			continue
+		}
+		id := where.id()
+		p.Name = where.name()
+		if i > 0 {
+			id += "#" + strconv.Itoa(i+1)
+			p.Name += "#" + strconv.Itoa(i+1)
+		}
+		p.Prefix = descriptors.Prefix(d.Name, "path", id, p.Limit.Kind)
+		p.Place = l.at.shown()
+		if p.Limit.Overdraw {
+			c.checkSettle(l.place("overdraw"), &p)
+		}
+		c.useAt(d, one, where, node, &p, false, l.Replaces.value)
+	}
+	if c.o.Cluster {
+		c.warnSlots(one, where, node)
+	}
+}
+
+// checkSettle warns of a setting that defeats a limit with overdraw that proxies use.
+func (c *compiler) checkSettle(at place, p *draft) {
+	if p.Limit.Overdraw {
+		c.warn(at, "overdraw: at the end of a stream charge the units used, and never refund a constant: Envoy does so after a denial too, so that requests would pay off the debt")
+	}
+}
+
+// useAt completes p for its place and adds it to the node.
+func (c *compiler) useAt(d *domain, one *descriptor, where path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
+	c.warnHits(one.at, p)
+	p.Shadow = p.Shadow || one.Shadow.value
+	p.Quota = p.Quota || one.Quota.value
+	if one.Quota.value && p.more.Settle != nil {
+		c.mistake(one.Quota.at, "quota_mode cannot be combined with settle, which a limit of this descriptor has: all limits of a request are reserved together; remove one")
+	}
+	p.more.Metadata = one.Metadata.value
+	p.Detailed = one.Detailed.value
+	number := ""
+	if n := len(node.Policies); n > 0 {
+		number = "#" + strconv.Itoa(n+1)
+	}
+	p.StatKey = d.Name + "." + where.name() + number
+	sharedToo := false
+	for i, s := range where {
+		sharedToo = sharedToo || s.shared
+		if s.metric && s.open() && !p.Detailed {
+			p.more.StatValues = append(p.more.StatValues, i)
+		}
+	}
+	c.apart(d, where, p, named)
+	if p.Whole && sharedToo {
+		c.warn(one.at, "share_threshold has no effect here: above it is a key with \"*\", which gives each value its own bucket")
+	}
+	if p.Detailed || len(p.more.StatValues) > 0 {
+		p.more.StatLevels = where.levels()
+		p.more.StatLevels[len(where)-1] += number
+	}
+	node.Policies = append(node.Policies, c.add(d, p, one.at, replaces))
+}
+
+// add completes p and numbers it.
+func (c *compiler) add(d *domain, p *draft, at place, replaces []*replacement) *descriptors.Policy {
+	policy := c.shared.policy(p)
+	if c.policies == c.o.maxLimits() {
+		c.tooMany(at)
+		return policy
+	}
+	c.policies++
+	policy.Index = len(d.Policies)
+	d.Policies = append(d.Policies, policy)
+	if len(replaces) > 0 || policy.RateName != "" {
+		d.uses = append(d.uses, use{policy, replaces})
+	}
+	return policy
+}
+
+// tooMany reports that there are too many limits; the first one too many is at.
+func (c *compiler) tooMany(at place) {
+	if !c.full {
+		c.mistake(inFile(at.file()), "the configuration has more than %d limits; make it smaller, or raise --max-limits", c.o.maxLimits())
+	}
+	c.full = true
+}
+
+// owner returns the start of the Owners of a domain's limits. A "/" ends it, so the domain's own are replaced.
+func owner(domain string) string { return slashes.Replace(domain) + "/" }
+
+var slashes = strings.NewReplacer("%", "%25", "/", "%2F")
