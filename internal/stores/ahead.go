@@ -1,0 +1,79 @@
+package stores
+
+import (
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// ahead is a lease that is requested in the background.
+type ahead struct {
+	store  *LeaseStore
+	shard  *leaseShard
+	hotKey *hotKey
+	units  int64
+	asked  time.Duration
+	batch  backend.Batch
+	charge [1]backend.Charge
+	answer [1]backend.Decision
+	then   []func() // called when it has ended; guarded by the lock of shard
+}
+
+// leaseAhead prepares the request for the next grant of l. The lock of its shard sh is held. The caller must submit
+// the result without that lock; it may be nil.
+func (s *LeaseStore) leaseAhead(sh *leaseShard, l *hotKey, cost int64, now time.Duration) *ahead {
+	l.low, l.early = -1, never
+	units := l.want(cost, now)
+	if units == 0 || !s.aheads.Begin() {
+		return nil
+	}
+	l.requesting += units
+	a := &ahead{store: s, shard: sh, hotKey: l, units: units}
+	l.ahead = a
+	c := &a.charge[0]
+	*c = l.charge
+	c.Lease, c.Terms = nil, algorithms.Charge{Hash: c.Terms.Hash, Cost: units}
+	return a
+}
+
+// submit submits a, which may be nil.
+func (a *ahead) submit() {
+	if a == nil {
+		return
+	}
+	s := a.store
+	a.asked = s.now()
+	a.batch = backend.Batch{Charges: a.charge[:], Decisions: a.answer[:], Deadline: s.config.Clock.Now().Add(s.config.Timeout), Detached: true}
+	a.batch.Done = func(*backend.Batch) {
+		for _, f := range s.grantedAhead(a) {
+			f()
+		}
+		s.aheads.End()
+	}
+	s.next.Submit(&a.batch)
+}
+
+// grantedAhead records the decision on units that were requested in the background. The caller must call the
+// functions that it returns, without the lock of the shard.
+func (s *LeaseStore) grantedAhead(a *ahead) (then []func()) {
+	sh, l, d := a.shard, a.hotKey, &a.answer[0]
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	now := s.now()
+	l.ahead = nil
+	l.requesting -= a.units
+	if d.Err != nil {
+		// The units may have been charged. Request fewer next time, so that fewer are lost if failures continue.
+		l.failed++
+		l.early = now + l.span()/16
+		return a.then
+	}
+	l.failed = 0
+	l.see(d, a.asked, now)
+	if d.Allowed {
+		sh.granted(l, a.units, d, a.asked, now)
+	}
+	l.arm()
+	return a.then
+}

@@ -1,0 +1,230 @@
+package stores
+
+import (
+	"slices"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// submitOne answers a Batch of one charge from a lease of its bucket, or submits it to next.
+func (s *LeaseStore) submitOne(b *backend.Batch) {
+	c := &b.Charges[0]
+	if !canLease(c) {
+		s.next.Submit(b)
+		return
+	}
+	now := s.now()
+	sh, hash := s.shard(c.Key)
+	sh.mu.Lock()
+	l := sh.find(c)
+	if l == nil {
+		if l = sh.warm(c, hash, now); l == nil {
+			sh.mu.Unlock()
+			s.next.Submit(b)
+			return
+		}
+		s.arm()
+	} else if enough, next := s.spend(sh, l, c, now); enough {
+		sh.stats.Served++
+		b.Decisions[0] = l.answer(now)
+		sh.mu.Unlock()
+		next.submit()
+		b.Done(b)
+		return
+	} else if l.left() > 0 || len(sh.backs) > 0 || !l.asking && l.want(c.Terms.Cost, now) > 0 {
+		sh.mu.Unlock()
+		s.submitGroups(b)
+		return
+	} else {
+		l.count(c.Terms.Cost, now)
+	}
+	was := l.seen.At
+	sh.mu.Unlock()
+	t := s.newBatch(b, now)
+	t.sees, t.seenAt = l, was
+	t.submit(b.Charges, b.Decisions, b.Waits)
+}
+
+// saw records the decision of next on a charge without a lease.
+func (s *LeaseStore) saw(t *leaseBatch) {
+	c, d, l := &t.outer.Charges[0], &t.outer.Decisions[0], t.sees
+	if !d.Allowed && d.Err == nil && d.At == t.seenAt { // a cached denial is not new information
+		return
+	}
+	sh, _ := s.shard(c.Key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if d.Err != nil {
+		l.seen.Remaining = 0
+	} else {
+		l.see(d, t.began, s.now())
+	}
+}
+
+// spend charges c to the leases in l, and reports whether they suffice. The lock of its shard sh is held. The caller
+// must submit next without that lock.
+func (s *LeaseStore) spend(sh *leaseShard, l *hotKey, c *backend.Charge, now time.Duration) (enough bool, next *ahead) {
+	if l.grants[1].left > 0 && (l.grants[0].left == 0 || now >= l.grants[0].until) {
+		sh.turn(l, now)
+	}
+	first, second := &l.grants[0], &l.grants[1]
+	if first.left+second.left < c.Terms.Cost || now >= first.until {
+		return false, nil
+	}
+	n := min(first.left, c.Terms.Cost)
+	first.left -= n
+	second.left -= c.Terms.Cost - n
+	l.count(c.Terms.Cost, now)
+	if first.left <= l.low || now >= l.early {
+		next = s.leaseAhead(sh, l, c.Terms.Cost, now)
+	}
+	return true, next
+}
+
+// spent is the units charged to a grant, with the grant's former state.
+type spent struct {
+	grant grant
+	units int64
+}
+
+// turn replaces the first grant, which has expired or is used up, by the second.
+func (sh *leaseShard) turn(l *hotKey, now time.Duration) {
+	sh.later(sh.back(&l.charge, l.grants[0].left, &l.grants[0], now))
+	l.grants[0], l.grants[1] = l.grants[1], grant{}
+	l.arm()
+}
+
+// later leaves a return to the timer.
+func (sh *leaseShard) later(back backend.Charge) {
+	if back.Terms.Cost < 0 && len(sh.backs) < maxBacks {
+		sh.backs = append(sh.backs, back)
+	}
+}
+
+// arm determines when to lease ahead: when a third of the units is used, or three quarters of the time have passed,
+// so that the next lease arrives in time even if next is slow. A grant rarely expires before it is used up, because it
+// has units for half of its time. A lease that ends with its window is not renewed because of its time, because the
+// next one would end then too.
+func (l *hotKey) arm() {
+	l.low, l.early = -1, never
+	if first := &l.grants[0]; l.ahead == nil && l.grants[1].left == 0 && first.left > 0 {
+		l.low = first.left - first.left/3
+		if first.until < l.edge-l.span()/1000-time.Microsecond {
+			l.early = first.until - l.span()/4
+		}
+	}
+}
+
+// left is the number of leased units left.
+func (l *hotKey) left() int64 { return l.grants[0].left + l.grants[1].left }
+
+// answer returns the answer that next would give to a charge decided from the lease.
+func (l *hotKey) answer(now time.Duration) backend.Decision {
+	return later(&l.charge, l.seen, l.left(), micros(now-l.seenAt))
+}
+
+// count counts requested units. Units from before the time of a lease count less and less.
+func (l *hotKey) count(units int64, now time.Duration) {
+	span := l.span()
+	if t := now - l.since; t > span {
+		l.used *= float64(span/2) / float64(t)
+		l.since = now - span/2
+	}
+	l.used += float64(units)
+	l.asked = now
+}
+
+func (l *hotKey) span() time.Duration { return time.Duration(l.charge.Lease.For) * time.Microsecond }
+
+func micros(d time.Duration) algorithms.Micros { return algorithms.Micros(d / time.Microsecond) }
+
+// spendPart is spend for a charge of a group, which may have to be put back.
+func (s *LeaseStore) spendPart(c *backend.Charge, d *backend.Decision, now time.Duration) (p leasePart) {
+	if !canLease(c) {
+		return p
+	}
+	var next *ahead
+	defer func() { next.submit() }() // runs after the lock is released
+	sh, _ := s.shard(c.Key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	l := sh.find(c)
+	if l == nil {
+		return p
+	}
+	was := l.grants
+	if p.spent, next = s.spend(sh, l, c, now); !p.spent {
+		return p
+	}
+	if l.grants[0].serial != was[0].serial { // the first grant was replaced
+		was[0], was[1] = was[1], grant{}
+	}
+	p.hotKey = l
+	for i := range was {
+		p.from[i] = spent{was[i], was[i].left - l.grants[i].left}
+	}
+	*d = l.answer(now)
+	return p
+}
+
+// served counts a charge of a group that was decided from a lease.
+func (s *LeaseStore) served(c *backend.Charge) {
+	sh, _ := s.shard(c.Key)
+	sh.mu.Lock()
+	sh.stats.Served++
+	sh.mu.Unlock()
+}
+
+// putBack undoes the charge of p to a lease, and writes the answer without it to d. Units of a grant that does not
+// exist any more are returned to next.
+func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decision, now time.Duration) {
+	sh, _ := s.shard(c.Key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	l := p.hotKey
+	for i := range p.from {
+		from := &p.from[i]
+		is := slices.IndexFunc(l.grants[:], func(is grant) bool { return is.serial == from.grant.serial })
+		switch {
+		case from.units == 0 || l.gone:
+		case is >= 0:
+			l.grants[is].left += from.units
+		default:
+			sh.later(sh.back(&l.charge, from.units, &from.grant, now))
+			s.arm()
+		}
+	}
+	*d = l.answer(now)
+	p.spent = false
+}
+
+// borrow determines how many units to request beyond the cost of c, and appends the returns that must be sent before
+// to backs. The hot key is nil if the key is not hot. The caller must pass the decision to receive. If ending is true, the
+// present leases cannot be used. If may is false, nothing is leased.
+func (s *LeaseStore) borrow(c *backend.Charge, ending, may bool, backs []backend.Charge, now time.Duration) (l *hotKey, units int64, _ []backend.Charge) {
+	sh, hash := s.shard(c.Key)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if l = sh.find(c); l == nil {
+		if l = sh.warm(c, hash, now); l == nil {
+			return nil, 0, backs
+		}
+		s.arm()
+	} else {
+		l.count(c.Terms.Cost, now)
+	}
+	// Units that were leased since this request found too few are not returned at once, because each return of a
+	// token bucket loses a part of a unit.
+	if l.asking || !ending && l.left() >= c.Terms.Cost && now < l.grants[0].until {
+		return l, 0, backs
+	}
+	backs = sh.takeBack(backs, l, now)
+	if may {
+		units = l.want(c.Terms.Cost, now)
+	}
+	l.asking = units > 0
+	l.requesting += units
+	return l, units, backs
+}
