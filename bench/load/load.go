@@ -40,6 +40,10 @@ type Config struct {
 	FirstKey    int
 	InTurn      bool // use the keys one after the other, not at random
 
+	// Settle makes half of the requests settlements: each settles what the answer to the request before it reserved. An
+	// answer without a reservation is an error. Only with Raw.
+	Settle bool
+
 	Rate     float64       // requests/s of an open loop; 0: a closed loop
 	Requests int64         // stop after this many requests; 0: after Duration
 	Warmup   time.Duration // sent but not measured; not with Requests
@@ -75,6 +79,8 @@ func (c *Config) check() error {
 		return errors.New("no target")
 	case c.Client != GRPC && c.Client != Raw:
 		return fmt.Errorf("client must be %s or %s, is %q", GRPC, Raw, c.Client)
+	case c.Settle && c.Client != Raw:
+		return fmt.Errorf("only the client %s settles reservations", Raw)
 	case c.Connections < 0 || c.Outstanding < 0 || c.Rate < 0 || c.Requests < 0 || c.Warmup < 0 || c.Duration < 0:
 		return errors.New("no number may be negative")
 	case c.Keys < 1 || c.FirstKey < 0 || c.FirstKey+c.Keys > maxKeys:

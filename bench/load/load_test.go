@@ -2,6 +2,7 @@ package load
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/structpb"
 )
 
 // server answers by the value of the first entry.
@@ -34,17 +36,30 @@ func (s *server) ShouldRateLimit(_ context.Context, r *rls.RateLimitRequest) (*r
 // serve runs a server, and returns its address.
 func serve(t *testing.T, answer func(string) (rls.RateLimitResponse_Code, error)) (*server, string) {
 	t.Helper()
-	address := "unix://" + filepath.Join(t.TempDir(), "s")
+	s := &server{answer: answer, started: map[string]int{}}
+	return s, listen(t, s)
+}
+
+// answers is a server that answers by the request.
+type answers func(*rls.RateLimitRequest) *rls.RateLimitResponse
+
+func (a answers) ShouldRateLimit(_ context.Context, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
+	return a(r), nil
+}
+
+// listen runs s, and returns its address.
+func listen(t *testing.T, s rls.RateLimitServiceServer) (address string) {
+	t.Helper()
+	address = "unix://" + filepath.Join(t.TempDir(), "s")
 	listener, err := Listen(t.Context(), address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &server{answer: answer, started: map[string]int{}}
 	g := grpc.NewServer()
 	rls.RegisterRateLimitServiceServer(g, s)
 	go func() { _ = g.Serve(listener) }()
 	t.Cleanup(g.Stop)
-	return s, address
+	return address
 }
 
 func allow(string) (rls.RateLimitResponse_Code, error) { return rls.RateLimitResponse_OK, nil }
@@ -95,6 +110,51 @@ func TestAnswersAreDistinguished(t *testing.T) {
 				t.Errorf("%v", &r)
 			}
 		})
+	}
+}
+
+// Each answer to a request reserves, and the next request settles it with its id.
+func TestHalfOfTheRequestsSettle(t *testing.T) {
+	var mu sync.Mutex
+	reserved, settled := 0, map[string]int{}
+	address := listen(t, answers(func(r *rls.RateLimitRequest) *rls.RateLimitResponse {
+		mu.Lock()
+		defer mu.Unlock()
+		response := &rls.RateLimitResponse{OverallCode: rls.RateLimitResponse_OK}
+		first := r.Descriptors[0]
+		if first.Entries[0].Key != "settle" {
+			reserved++
+			response.DynamicMetadata, _ = structpb.NewStruct(map[string]any{"metadata": map[string]any{}, "settle": fmt.Sprint("id", reserved)})
+			return response
+		}
+		settled[first.Entries[0].Value]++
+		if r.Domain != "ai" || first.HitsAddend.GetValue() != realCost || len(r.Descriptors) != 2 || r.Descriptors[1].HitsAddend == nil ||
+			r.Descriptors[1].HitsAddend.Value != 0 || r.Descriptors[1].Entries[0].Key != "settle_end" || r.Descriptors[1].Entries[0].Value != first.Entries[0].Value {
+			t.Errorf("no settlement: %v", r)
+		}
+		return response
+	}))
+	r, err := Run(t.Context(), Config{Target: address, Client: Raw, Domain: "ai", Settle: true, Requests: 1000})
+	if err != nil || r.OK != 1000 || r.Failed() != 0 {
+		t.Fatal(&r, err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if n := len(settled); n+reserved != 1000 || n < 500-64 || n > 500 {
+		t.Errorf("%d requests reserved, %d settled", reserved, n)
+	}
+	for id, n := range settled {
+		if n != 1 {
+			t.Errorf("%s was settled %d times", id, n)
+		}
+	}
+}
+
+func TestAnAnswerWithoutAReservationIsAnError(t *testing.T) {
+	_, address := serve(t, allow)
+	r, err := Run(t.Context(), Config{Target: address, Client: Raw, Settle: true, Requests: 10})
+	if err != nil || r.Errors["answer without a reservation"] != 10 {
+		t.Error(&r, err)
 	}
 }
 
@@ -166,6 +226,7 @@ func TestMistakesAreRefused(t *testing.T) {
 		"no server":      {Target: "unix:///nowhere/s", Client: Raw},
 		"no such PID":    {Target: "x:1", PID: 1 << 22, Requests: 1},
 		"negative":       {Target: "x:1", Rate: -1},
+		"settlements":    {Target: "x:1", Settle: true},
 		"two beginnings": {Target: "x:1", Requests: 1, Warmup: 1},
 	} {
 		if r, err := Run(t.Context(), c); err == nil {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -45,6 +46,7 @@ type rawConnection struct {
 type pendingRequest struct {
 	due    time.Duration
 	answer []byte // the received part of the message, with its prefix
+	done   []byte // with Config.Settle: the message that settles what the last answer reserved; empty: there is none
 }
 
 const (
@@ -188,8 +190,12 @@ func (c *rawConnection) sendAll(s *schedule) bool {
 				at = s.now()
 			}
 		}
-		c.question.about(keys.next())
-		if !c.sendOne(f, at, headers) {
+		message := f.done
+		if len(message) == 0 {
+			c.question.about(keys.next())
+			message = c.question.message
+		}
+		if !c.sendOne(f, at, headers, message) {
 			return false
 		}
 		headers = later
@@ -199,15 +205,20 @@ func (c *rawConnection) sendAll(s *schedule) bool {
 // takeRequest returns an idle request when the server's window has room for it. It returns nil if there is none, or
 // with wait, if there will be none.
 func (c *rawConnection) takeRequest(wait bool) *pendingRequest {
-	size := int64(len(c.question.message))
 	for {
 		c.mu.Lock()
-		if last := len(c.idle) - 1; last >= 0 && c.window >= size {
+		if last := len(c.idle) - 1; last >= 0 {
 			f := c.idle[last]
-			c.idle = c.idle[:last]
-			c.window -= size
-			c.mu.Unlock()
-			return f
+			size := len(f.done)
+			if size == 0 {
+				size = len(c.question.message)
+			}
+			if c.window >= int64(size) {
+				c.idle = c.idle[:last]
+				c.window -= int64(size)
+				c.mu.Unlock()
+				return f
+			}
 		}
 		c.mu.Unlock()
 		if !wait {
@@ -221,7 +232,7 @@ func (c *rawConnection) takeRequest(wait bool) *pendingRequest {
 	}
 }
 
-func (c *rawConnection) sendOne(f *pendingRequest, due time.Duration, headers []byte) bool {
+func (c *rawConnection) sendOne(f *pendingRequest, due time.Duration, headers, message []byte) bool {
 	stream := c.stream
 	c.stream += 2
 	f.due, f.answer = due, f.answer[:0]
@@ -232,7 +243,7 @@ func (c *rawConnection) sendOne(f *pendingRequest, due time.Duration, headers []
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	err := c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: headers, EndHeaders: true})
-	return errors.Join(err, c.to.WriteData(stream, true, c.question.message)) == nil
+	return errors.Join(err, c.to.WriteData(stream, true, message)) == nil
 }
 
 func (c *rawConnection) flush() error {
@@ -348,10 +359,29 @@ func (c *rawConnection) land(id uint32, answers *recorder, status string) {
 		answers.fail("empty answer")
 	default:
 		answers.answer(f.due, verdictOf(f.answer[prefixLen:]))
+		c.settleNext(f, answers)
 	}
 	c.mu.Lock()
 	c.idle = append(c.idle, f)
 	c.mu.Unlock()
+}
+
+// settleNext makes the next request of f the settlement of what its answer reserved, if this was not a settlement.
+func (c *rawConnection) settleNext(f *pendingRequest, answers *recorder) {
+	if !c.run.Settle {
+		return
+	}
+	if len(f.done) > 0 {
+		f.done = f.done[:0]
+		return
+	}
+	id := reservationOf(f.answer[prefixLen:])
+	if id == nil {
+		answers.fail("answer without a reservation")
+		return
+	}
+	f.done = appendDone(append(f.done[:0], make([]byte, prefixLen)...), c.run.Domain, id)
+	binary.BigEndian.PutUint32(f.done[1:], uint32(len(f.done)-prefixLen))
 }
 
 // received returns the window for n bytes to the server, from time to time.

@@ -66,6 +66,7 @@ type loadCmd struct {
 	Keys        int           `short:"k" default:"1" help:"How many keys to ask about."`
 	FirstKey    int           `help:"Number of the first of them."`
 	InTurn      bool          `help:"Ask about one key after the other, not about any."`
+	Settle      bool          `help:"Every second request settles what the answer to the one before reserved. The domain must have settle: {key: settle, end: settle_end}. With --client raw."`
 	Rate        float64       `help:"Open loop: requests per second, with latencies from when each was due."`
 	Requests    int64         `short:"n" help:"Stop after so many, not after a time."`
 	Duration    time.Duration `short:"d" default:"3s"`
@@ -78,7 +79,7 @@ func (c *loadCmd) Run(a *app) error {
 	r, err := load.Run(a, load.Config{
 		Target: c.Target, Client: c.Client, Connections: c.Connections, Outstanding: c.Outstanding,
 		Domain: c.Domain, Descriptors: c.Descriptor, Keys: c.Keys, FirstKey: c.FirstKey, InTurn: c.InTurn,
-		Rate: c.Rate, Requests: c.Requests, Duration: c.Duration, Warmup: c.Warmup, PID: c.PID,
+		Settle: c.Settle, Rate: c.Rate, Requests: c.Requests, Duration: c.Duration, Warmup: c.Warmup, PID: c.PID,
 	})
 	if err != nil {
 		return err

@@ -58,6 +58,7 @@ var lineups = append([]lineup{
 	{"open", openLineup},
 	{"size", sizeLineup},
 	{"http", httpLineup},
+	{"settle", settleLineup},
 }, pathLineups()...)
 
 func lineupNames() (names []string) {

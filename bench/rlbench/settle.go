@@ -1,0 +1,152 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/bench/bare"
+	"github.com/rlsidecar/rlsidecar/bench/load"
+)
+
+// settleLimits are a plain limit, and one whose costs are known afterwards in a domain of its own, because answers of a
+// domain with settle carry metadata; neither is ever reached. The estimate and the real costs of the requests differ, so
+// that each settlement is a refund.
+const settleLimits = `
+domain: bench
+limits:
+  plain: {algorithm: token_bucket, rate: 1, period: 1m, capacity: 100000000}
+descriptors:
+  - {key: user_id, limit: plain}
+---
+domain: ai
+settle: {key: settle, end: settle_end}
+limits:
+  tokens: {algorithm: token_bucket, rate: 1000000000, period: 1m, settle: {estimate: 1500, ttl: 1m}}
+descriptors:
+  - {key: token_id, limit: tokens}
+`
+
+// settleScript makes wrk consume units of a plain limit, or reserve units and settle what was reserved. It reads each
+// answer in both cases, so that both load the machine alike.
+const settleScript = `
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+local settles, ids = %t, {}
+request = function()
+  local id = settles and table.remove(ids)
+  if id then return wrk.format(nil, "/v1/limit", nil, '{"reservation": "' .. id .. '", "count": 700}') end
+  local body = '{"name": "%s", "key": "k' .. math.random(10000) .. '", "count": %d%s}'
+  return wrk.format(nil, "/v1/limit", nil, body)
+end
+response = function(status, headers, body)
+  local id = string.match(body, '"reservation": *"([^"]+)"')
+  if id then ids[#ids + 1] = id end
+end
+`
+
+// settleLineup measures a plain decision, and half as many reservations and as many settlements of these, by gRPC and by
+// HTTP. Both use one sidecar, in memory or on Redis; its other requests are no part of either.
+func settleLineup(b *bench) (found []finding, err error) {
+	redis, err := b.redis()
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range b.variants(b.Engine) {
+		for _, kept := range []buckets{{}, on(redis)} {
+			rows, err := b.settling(v, kept, redis)
+			if err != nil {
+				return nil, err
+			}
+			found = append(found, rows...)
+		}
+	}
+	return found, nil
+}
+
+// settling measures one sidecar, which keeps its buckets in kept. Before each measurement it empties redis, so that all
+// have the same number of keys.
+func (b *bench) settling(v variant, kept buckets, redis *child) (found []finding, err error) {
+	listen, err := freeAddress()
+	if err != nil {
+		return nil, err
+	}
+	http, err := freeAddress()
+	if err != nil {
+		return nil, err
+	}
+	flags := slices.Concat(kept.flags, []string{
+		"--grpc-engine", v.engine, "--grpc-listen", listen, "--http-listen", http, "--memory-max-keys", "5000000",
+	})
+	where := "in memory"
+	if len(kept.servers) > 0 {
+		flags, where = append(flags, v.redisFlags()...), "on Redis"
+	}
+	s, err := b.started(b.sidecarOf(v).serve(b, b.dir, settleLimits, listen, flags...))
+	if err != nil {
+		return nil, err
+	}
+	for _, way := range b.settleWays(s, kept, http) {
+		measured, err := b.inTurn(way.plain, way.settles)
+		if err != nil {
+			return nil, err
+		}
+		both := func(value func(sample) float64) []float64 {
+			values := measured[1].of(value)
+			for i := range values {
+				values[i] *= 2 // half of the requests were reservations
+			}
+			return values
+		}
+		row := func(what string, value func(sample) float64) {
+			found = append(found, finding{
+				name:   fmt.Sprintf("reserve and settle, %s, %s: CPU us of %s beside one plain decision", way.name, where, what),
+				engine: v.label, ceiling: measured[0].of(value), ours: both(value), format: "%.2f", target: 2.2,
+			})
+		}
+		if row("the sidecar", sampleCPU); len(kept.servers) > 0 {
+			row("Redis", sampleRedisCPU)
+		}
+	}
+	s.stop()
+	return found, bare.Do(b, redis.address, []string{"FLUSHALL"})
+}
+
+// settleWay is one way to send requests: those of a plain limit, and those that reserve and settle.
+type settleWay struct {
+	name           string
+	plain, settles contestant
+}
+
+// settleWays are a closed loop in which many requests come in one read, an open one in which they come alone, and HTTP.
+func (b *bench) settleWays(s *child, kept buckets, http string) (all []settleWay) {
+	closed := b.loadConfig("user_id", 10_000)
+	open := closed
+	open.Rate = 2000
+	for _, way := range []struct {
+		name string
+		load load.Config
+	}{{"gRPC", closed}, {"gRPC, 2,000/s", open}} {
+		settles := way.load
+		settles.Domain, settles.Descriptors, settles.Settle = "ai", []string{"token_id={}"}, true
+		all = append(all, settleWay{way.name, b.server(s, kept.servers, way.load, false), b.server(s, kept.servers, settles, false)})
+	}
+	if find(b.Wrk) != nil {
+		return all
+	}
+	w := wrk{program: b.Wrk, connections: 16, duration: max(time.Second, b.Duration.Round(time.Second)), script: filepath.Join(b.dir, "settle.lua")}
+	with := func(script string) contestant {
+		posts := w.contestant(b, target{s.name, http, script, []*child{s}})
+		return contestant{s.name, func() (out sample, err error) {
+			took, err := metered(b, kept.servers, func() (err error) { out, err = posts.run(); return err })
+			if err == nil && out.PerSecond > 0 {
+				out.redisCPU = took.cpu.Seconds() * 1e6 / (out.PerSecond * w.duration.Seconds())
+			}
+			return out, err
+		}}
+	}
+	return append(all, settleWay{
+		"HTTP", with(fmt.Sprintf(settleScript, false, "plain", 1, "")), with(fmt.Sprintf(settleScript, true, "tokens", 1500, `, "reserve": true`)),
+	})
+}
