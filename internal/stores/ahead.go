@@ -25,7 +25,7 @@ type ahead struct {
 func (s *LeaseStore) leaseAhead(sh *leaseShard, l *hotKey, cost int64, now time.Duration) *ahead {
 	l.low, l.early = -1, never
 	units := l.want(cost, now)
-	if units == 0 || !s.aheads.Begin() {
+	if units == 0 || !s.background.Begin() {
 		return nil
 	}
 	l.requesting += units
@@ -49,7 +49,7 @@ func (a *ahead) submit() {
 		for _, f := range s.grantedAhead(a) {
 			f()
 		}
-		s.aheads.End()
+		s.background.End()
 	}
 	s.next.Submit(&a.batch)
 }

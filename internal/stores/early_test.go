@@ -90,6 +90,11 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			return s
 		}, append(groups([]string{"slow"}, []string{"a"}), leased(fixed(t, 1_000_000, algorithms.Day), "hot", 900_000, 10_000)),
 			[]bool{false, true, true}},
+		{"a lease that is refused", func(t *testing.T, next backend.Store) backend.Store {
+			t.Helper()
+			s, _ := refusedLease(t, next)
+			return s
+		}, append(groups([]string{"slow"}, []string{"a"}), leased(fixed(t, 1000, algorithms.Day), "hot", 1, 500)), []bool{false, true, true}},
 		{"two stores", func(t *testing.T, next backend.Store) backend.Store {
 			t.Helper()
 			return stores.Divided(next, memory.New(memory.Config{Clock: storetest.Times(wall)}), func(c *backend.Charge) bool { return c.Key[0] == '2' }, undos)
@@ -119,6 +124,78 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			})
 		})
 	}
+}
+
+// refusedLease returns a Store with a hot key that has no lease. It requests units ahead for that key, and next refuses
+// them: another sidecar has consumed all units but one.
+func refusedLease(t *testing.T, next backend.Store) (*stores.LeaseStore, backend.Charge) {
+	t.Helper()
+	s := stores.Lease(next, stores.LeaseConfig{})
+	t.Cleanup(s.Close)
+	hot := leased(fixed(t, 1000, algorithms.Day), "hot", 1, 500)
+	warm(t, s, hot)
+	time.Sleep(300 * ms)
+	if s.ReturnUnits(); s.Stats().Leased != 0 || s.Stats().Keys != 1 {
+		t.Fatalf("the lease is not over: %+v", s.Stats())
+	}
+	take(t.Context(), next, of(hot.Limit, "hot", left(t, next, hot)-1))
+	return s, hot
+}
+
+// While a group whose lease was refused is submitted again, the other groups of the batch are known.
+func TestARefusedLeaseDelaysNoOtherGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
+		asked := &recorder{next: store}
+		again := 0 // the number of the call that is answered after 20 ms
+		s, hot := refusedLease(t, submitFunc(func(b *backend.Batch) {
+			if asked.count() == again {
+				time.AfterFunc(20*ms, func() { asked.Submit(b) })
+				again = 0
+				return
+			}
+			asked.Submit(b)
+		}))
+		again = asked.count() + 1
+		a := of(hot.Limit, "a", 1)
+		a.Group = 1
+		b := backend.Batch{Charges: []backend.Charge{hot, a}, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2)}
+		backend.Wait(stores.Deadline(s, 5*ms, 0, nil), b)
+		if d := b.Decisions; !errors.Is(d[0].Err, backend.ErrUnavailable) || d[1].Err != nil || !d[1].Allowed {
+			t.Errorf("%+v", d)
+		}
+		time.Sleep(20 * ms)
+		takes := asked.all()[len(asked.all())-2:]
+		if len(takes[0]) != 2 || takes[0][0].Terms.Cost < 2 || len(takes[1]) != 1 || takes[1][0].Terms.Cost != 1 {
+			t.Errorf("next got %+v", takes)
+		}
+		if n := left(t, store, hot); n != 0 {
+			t.Errorf("%d units are left", n)
+		}
+	})
+}
+
+// A group that was submitted again is answered once, though the batch ends later.
+func TestARefusedLeaseIsAnsweredOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, hot := refusedLease(t, twoServers())
+		var known [2]atomic.Int32
+		slow := of(hot.Limit, "slow", 1)
+		slow.Group = 1
+		b := backend.Batch{Charges: []backend.Charge{hot, slow}, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2)}
+		b.OnKnown = func(from, to int) {
+			for i := from; i < to; i++ {
+				known[i].Add(1)
+			}
+		}
+		backend.Wait(s, b)
+		if d := b.Decisions; !d[0].Allowed || !d[1].Allowed {
+			t.Errorf("%+v", d)
+		}
+		if a, b := known[0].Load(), known[1].Load(); a != 1 || b != 1 {
+			t.Errorf("the groups were known %d and %d times", a, b)
+		}
+	})
 }
 
 // Groups that several servers decide at a time are passed on by each of their goroutines.

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/outside"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
@@ -48,7 +47,7 @@ func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 	if c.Clock == nil {
 		c.Clock = outside.System
 	}
-	s := &LeaseStore{next: next, config: c, elapsed: newElapsed(c.Clocks), aheads: NewUndosBy(c.Clock, c.Timeout)}
+	s := &LeaseStore{next: next, config: c, elapsed: newElapsed(c.Clocks), background: NewUndosBy(c.Clock, c.Timeout)}
 	for i := range s.shards {
 		s.shards[i].most = max(1, c.MaxKeys/leaseShards)
 		s.shards[i].hotKeys = map[string]*hotKey{}
@@ -80,9 +79,10 @@ type LeaseStore struct {
 	elapsed *elapsed
 	armed   atomic.Bool // the timer is set, or its function runs
 	closed  atomic.Bool // the timer is not set any more
-	aheads  *Undos      // the leases requested in the background
-	batches sync.Pool
-	shards  [leaseShards]leaseShard
+	// background has the calls that Close waits for: leases requested ahead, and the returns of the timer.
+	background *Undos
+	batches    sync.Pool
+	shards     [leaseShards]leaseShard
 }
 
 // Submit implements Store.
@@ -110,7 +110,7 @@ func (s *LeaseStore) submitGroups(b *backend.Batch) {
 		at = end
 	}
 	if len(t.asked) == 0 {
-		t.end()
+		t.leave()
 		return
 	}
 	t.ask(b.Waits)
@@ -143,265 +143,6 @@ func recordsDenied(c *backend.Charge) bool {
 // refused, the group is sent a second time, which would record its denial twice.
 func recordDenied(group []backend.Charge) bool {
 	return slices.ContainsFunc(group, func(c backend.Charge) bool { return recordsDenied(&c) })
-}
-
-// leaseBatch is the part of one Batch that is submitted to next. It is reused.
-type leaseBatch struct {
-	store   *LeaseStore
-	outer   *backend.Batch
-	inner   backend.Batch
-	began   time.Duration
-	sees    *hotKey // set for a Batch of one charge that next decides
-	seenAt  algorithms.Micros
-	asked   []backend.Charge
-	answers []backend.Decision
-	known   []atomic.Bool
-	of      []int32 // the positions of the groups that the charges in asked belong to; returned for returns
-	onKnown func(from, to int)
-	groups  []leaseGroup
-	parts   []leasePart      // the charges of all groups, in order
-	backs   []backend.Charge // returns, which are sent before the charges
-	number  int              // the number of the last group submitted
-}
-
-// returned is the position of no group.
-const returned = -1
-
-// leaseGroup is one group that is submitted to next.
-type leaseGroup struct {
-	charges   []backend.Charge
-	decisions []backend.Decision
-	at        int // the position of its first charge in the outer batch
-	parts     int // the position of its first part
-	done      bool
-}
-
-// leasePart is one charge of a group.
-type leasePart struct {
-	hotKey *hotKey // nil if the key is not hot
-	spent  bool
-	from   [2]spent
-	borrow int64 // units requested beyond the cost
-	asked  int   // its position among the submitted charges
-}
-
-func (s *LeaseStore) newBatch(b *backend.Batch, now time.Duration) *leaseBatch {
-	t := s.batches.Get().(*leaseBatch)
-	t.outer, t.began = b, now
-	return t
-}
-
-// end ends the Batch of t.
-func (t *leaseBatch) end() {
-	b := t.outer
-	clear(t.asked)
-	clear(t.groups)
-	clear(t.parts)
-	clear(t.backs)
-	t.asked, t.of, t.groups, t.parts, t.backs = t.asked[:0], t.of[:0], t.groups[:0], t.parts[:0], t.backs[:0]
-	t.outer, t.sees = nil, nil
-	t.inner = backend.Batch{Done: t.inner.Done}
-	t.store.batches.Put(t)
-	b.Done(b)
-}
-
-// add adds c to the last group of the call. group is its position in t.groups, or returned.
-func (t *leaseBatch) add(c *backend.Charge, group int) int {
-	t.asked, t.of = append(t.asked, *c), append(t.of, int32(group))
-	t.asked[len(t.asked)-1].Group = t.number
-	return len(t.asked) - 1
-}
-
-// plan answers a group from leases, or adds it to the call. The group starts and ends at positions of the outer batch.
-// It reports whether it answered the group.
-func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
-	now, charges, decisions := t.began, t.outer.Charges[at:end], t.outer.Decisions[at:end]
-	g := leaseGroup{charges: charges, decisions: decisions, at: at, parts: len(t.parts)}
-	leases := !slices.ContainsFunc(charges, func(c backend.Charge) bool { return c.Then }) // next decides which of them pay
-	whole := true
-	for i := range charges {
-		var p leasePart
-		if leases {
-			p = s.spendPart(&charges[i], &decisions[i], now)
-		}
-		whole = whole && p.spent
-		t.parts = append(t.parts, p)
-	}
-	parts := t.parts[g.parts:]
-	if whole {
-		t.parts = t.parts[:g.parts]
-		for i := range charges {
-			s.served(&charges[i])
-		}
-		return true
-	}
-	t.groups = append(t.groups, g)
-	mayBorrow := !recordDenied(charges)
-	for i := range charges {
-		p := &parts[i]
-		ending := p.spent && !p.outlasts(s.config.Clock, t.outer.Deadline, now)
-		if ending {
-			s.putBack(&charges[i], p, &decisions[i], now)
-		}
-		if p.spent || !leases || !canLease(&charges[i]) {
-			continue
-		}
-		p.hotKey, p.borrow, t.backs = s.borrow(&charges[i], ending, mayBorrow, t.backs[:0], now)
-		for i := range t.backs {
-			t.number++
-			t.add(&t.backs[i], returned)
-		}
-	}
-	s.addCharges(t, len(t.groups)-1)
-	return false
-}
-
-// outlasts reports whether the lease that p was charged to lasts until deadline, by which next answers.
-func (p *leasePart) outlasts(clock outside.Clock, deadline time.Time, now time.Duration) bool {
-	return !deadline.IsZero() && p.from[0].grant.until >= now+outside.Until(clock, deadline)
-}
-
-// addCharges adds the charges of group n that were not charged to leases to the call.
-func (s *LeaseStore) addCharges(t *leaseBatch, n int) {
-	g := &t.groups[n]
-	t.number++
-	for i := range g.charges {
-		p := &t.parts[g.parts+i]
-		if p.spent {
-			continue
-		}
-		p.asked = t.add(&g.charges[i], n)
-		t.asked[p.asked].Terms.Cost += p.borrow
-	}
-}
-
-// ask submits the call to next. waits is Batch.Waits.
-func (t *leaseBatch) ask(waits bool) {
-	t.answers, t.known = zeroed(t.answers, len(t.asked)), zeroed(t.known, len(t.asked))
-	t.inner.Known, t.inner.OnKnown = t.known, t.onKnown
-	t.submit(t.asked, t.answers, waits)
-}
-
-func (t *leaseBatch) submit(charges []backend.Charge, decisions []backend.Decision, waits bool) {
-	in, b := &t.inner, t.outer
-	in.Charges, in.Decisions, in.Waits = charges, decisions, waits
-	in.Deadline, in.Detached, in.Source = b.Deadline, b.Detached, b.Source
-	t.store.next.Submit(in)
-}
-
-// ended is the Done function of inner.
-func (t *leaseBatch) ended(*backend.Batch) {
-	if t.sees != nil {
-		t.store.saw(t)
-		t.end()
-		return
-	}
-	if t.store.settle(t); len(t.asked) > 0 {
-		t.ask(false) // this goroutine serves others
-		return
-	}
-	t.end()
-}
-
-// knows answers groups that next has decided before it ends the call.
-func (t *leaseBatch) knows(from, to int) {
-	now := t.store.now()
-	for i := from; i < to; i++ {
-		if t.of[i] == returned || i > from && t.of[i] == t.of[i-1] {
-			continue
-		}
-		if g := &t.groups[t.of[i]]; t.store.settleGroup(t, g, now) {
-			t.outer.SetKnown(g.at, g.at+len(g.charges))
-		}
-	}
-}
-
-// settle answers the groups of a call. Groups that were denied because of the units requested beyond their cost are in
-// the next call.
-func (s *LeaseStore) settle(t *leaseBatch) {
-	now := s.now()
-	clear(t.asked)
-	t.asked, t.of = t.asked[:0], t.of[:0]
-	for n := range t.groups {
-		g := &t.groups[n]
-		if g.done || s.settleGroup(t, g, now) {
-			continue
-		}
-		for i := range g.charges {
-			if p := &t.parts[g.parts+i]; p.borrow > 0 {
-				s.receive(&g.charges[i], p, 0, nil, t.began, now)
-			}
-		}
-		s.addCharges(t, n)
-	}
-}
-
-// settleGroup answers g by the decisions of next. It reports false if g was denied because of the units requested
-// beyond its cost.
-func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration) (done bool) {
-	parts := t.parts[g.parts : g.parts+len(g.charges)]
-	var failed error
-	all, again := true, false
-	for i := range parts {
-		if p := &parts[i]; !p.spent {
-			d := &t.answers[p.asked]
-			failed, all = d.Err, all && d.Allowed
-			again = again || d.Err == nil && !d.Allowed && p.borrow > 0
-		}
-	}
-	if again {
-		return false
-	}
-	g.done = true
-	for i := range parts {
-		p, c, d := &parts[i], &g.charges[i], &g.decisions[i]
-		switch {
-		case p.spent && !all:
-			s.putBack(c, p, d, now)
-		case p.spent:
-			s.served(c)
-		default:
-			s.tell(c, p, &t.answers[p.asked], d, all, t.began, now)
-		}
-		if failed != nil {
-			*d = backend.Decision{Err: failed}
-		}
-	}
-	return true
-}
-
-// tell computes d, the answer to c, from said, which is the decision of next; all reports whether next allowed the whole
-// group.
-func (s *LeaseStore) tell(c *backend.Charge, p *leasePart, decided, d *backend.Decision, all bool, asked, now time.Duration) {
-	*d = *decided
-	switch {
-	case p.hotKey == nil:
-	case decided.Err != nil:
-		s.receive(c, p, 0, nil, asked, now)
-	case !all:
-		s.receive(c, p, 0, decided, asked, now)
-	default:
-		*d = later(c, *decided, p.borrow, 0)
-		s.receive(c, p, p.borrow, decided, asked, now)
-	}
-}
-
-// later returns the answer d to c as if the bucket had units more, passed after d.
-func later(c *backend.Charge, d backend.Decision, units int64, passed algorithms.Micros) backend.Decision {
-	if units == 0 && passed == 0 {
-		return d
-	}
-	if len(c.Shards) > 0 { // d.Value is the last known value of the shards
-		d.Remaining = min(c.Limit.Capacity, d.Remaining+units)
-		d.ResetAfter = max(0, d.ResetAfter-passed)
-		d.At += passed
-		return d
-	}
-	was := d.At
-	d.At += passed
-	there := seenLater(c, d.Value+units*c.Limit.Unit(), was, d.At)
-	d.Value, d.Remaining, d.ResetAfter = there.Value, there.Remaining, there.ResetAfter
-	return d
 }
 
 func hasReset(charges []backend.Charge) bool {
@@ -461,9 +202,12 @@ func (s *LeaseStore) arm() {
 	}
 }
 
-// turn is the function of the timer.
+// turn is the function of the timer. After Close it does nothing.
 func (s *LeaseStore) turn() {
-	s.ReturnUnits()
+	if s.background.Begin() {
+		s.ReturnUnits()
+		s.background.End()
+	}
 	s.armed.Store(false)
 	if s.Stats().Keys > 0 { // some may have become hot while the timer was set
 		s.arm()
@@ -487,10 +231,11 @@ func (s *LeaseStore) ReturnUnits() (keys int) {
 	return keys
 }
 
-// Close stops leasing, and returns all leased units.
+// Close stops leasing, and returns all leased units. It waits until units that are being returned have arrived, at most
+// LeaseConfig.Timeout.
 func (s *LeaseStore) Close() {
 	s.closed.Store(true)
-	s.aheads.Close()
+	s.background.Close()
 	s.Forget()
 }
 

@@ -696,6 +696,28 @@ func TestResetWaitsForLeasesInFlight(t *testing.T) {
 	})
 }
 
+// Close waits for the timer's function if that is returning units: otherwise they would be lost when the process ends.
+func TestCloseWaitsForUnitsThatAreBeingReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
+		returning := make(chan struct{}, 1)
+		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			if charges[0].Terms.Cost < 0 {
+				returning <- struct{}{}
+				time.Sleep(100 * ms)
+			}
+			backend.Take(ctx, store, charges, decisions)
+		}), stores.LeaseConfig{})
+		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		requests := warm(t, s, c)
+		<-returning // the lease is over
+		s.Close()
+		if n := left(t, store, c); n != 10_000-requests {
+			t.Errorf("%d units are left of 10,000 after %d requests", n, requests)
+		}
+	})
+}
+
 // For every dry run, here and at other sidecars, leased units are consumed.
 func TestDryRunsDoNotSeeLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

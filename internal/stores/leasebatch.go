@@ -1,0 +1,304 @@
+package stores
+
+import (
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// leaseBatch is the part of one Batch that is submitted to next in one call. It is reused.
+type leaseBatch struct {
+	store   *LeaseStore
+	outer   *backend.Batch
+	first   *leaseBatch  // the call that denied these groups; nil for a first call
+	pending atomic.Int32 // this call, and the calls that repeat groups of it
+	inner   backend.Batch
+	began   time.Duration
+	sees    *hotKey // set for a Batch of one charge that next decides
+	seenAt  algorithms.Micros
+	asked   []backend.Charge
+	answers []backend.Decision
+	known   []atomic.Bool
+	of      []int32 // the positions of the groups that the charges in asked belong to; returned for returns
+	onKnown func(from, to int)
+	groups  []leaseGroup
+	parts   []leasePart      // the charges of all groups, in order
+	backs   []backend.Charge // returns, which are sent before the charges
+	number  int              // the number of the last group submitted
+}
+
+// returned is the position of no group.
+const returned = -1
+
+// leaseGroup is one group that is submitted to next.
+type leaseGroup struct {
+	charges   []backend.Charge
+	decisions []backend.Decision
+	at        int  // the position of its first charge in the outer batch
+	parts     int  // the position of its first part
+	done      bool // it is answered, or another call decides it
+}
+
+// leasePart is one charge of a group.
+type leasePart struct {
+	hotKey *hotKey // nil if the key is not hot
+	spent  bool
+	from   [2]spent
+	borrow int64 // units requested beyond the cost
+	asked  int   // its position among the submitted charges
+}
+
+func (s *LeaseStore) newBatch(b *backend.Batch, now time.Duration) *leaseBatch {
+	t := s.batches.Get().(*leaseBatch)
+	t.outer, t.began = b, now
+	t.pending.Store(1)
+	return t
+}
+
+// leave is called when one of the pending calls has ended. After the last one it ends the Batch of t.
+func (t *leaseBatch) leave() {
+	if t.pending.Add(-1) > 0 {
+		return
+	}
+	b, first := t.outer, t.first
+	t.release()
+	if first != nil {
+		first.leave()
+		return
+	}
+	b.Done(b)
+}
+
+func (t *leaseBatch) release() {
+	clear(t.asked)
+	clear(t.groups)
+	clear(t.parts)
+	clear(t.backs)
+	t.asked, t.of, t.groups, t.parts, t.backs = t.asked[:0], t.of[:0], t.groups[:0], t.parts[:0], t.backs[:0]
+	t.outer, t.first, t.sees = nil, nil, nil
+	t.inner = backend.Batch{Done: t.inner.Done}
+	t.store.batches.Put(t)
+}
+
+// add adds c to the last group of the call. group is its position in t.groups, or returned.
+func (t *leaseBatch) add(c *backend.Charge, group int) int {
+	t.asked, t.of = append(t.asked, *c), append(t.of, int32(group))
+	t.asked[len(t.asked)-1].Group = t.number
+	return len(t.asked) - 1
+}
+
+// plan answers a group from leases, or adds it to the call. The group starts and ends at positions of the outer batch.
+// It reports whether it answered the group.
+func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
+	now, charges, decisions := t.began, t.outer.Charges[at:end], t.outer.Decisions[at:end]
+	g := leaseGroup{charges: charges, decisions: decisions, at: at, parts: len(t.parts)}
+	leases := !slices.ContainsFunc(charges, func(c backend.Charge) bool { return c.Then }) // next decides which of them pay
+	whole := true
+	for i := range charges {
+		var p leasePart
+		if leases {
+			p = s.spendPart(&charges[i], &decisions[i], now)
+		}
+		whole = whole && p.spent
+		t.parts = append(t.parts, p)
+	}
+	parts := t.parts[g.parts:]
+	if whole {
+		t.parts = t.parts[:g.parts]
+		for i := range charges {
+			s.served(&charges[i])
+		}
+		return true
+	}
+	t.groups = append(t.groups, g)
+	mayBorrow := !recordDenied(charges)
+	for i := range charges {
+		p := &parts[i]
+		ending := p.spent && !p.outlasts(s.config.Clock, t.outer.Deadline, now)
+		if ending {
+			s.putBack(&charges[i], p, &decisions[i], now)
+		}
+		if p.spent || !leases || !canLease(&charges[i]) {
+			continue
+		}
+		p.hotKey, p.borrow, t.backs = s.borrow(&charges[i], ending, mayBorrow, t.backs[:0], now)
+		for i := range t.backs {
+			t.number++
+			t.add(&t.backs[i], returned)
+		}
+	}
+	s.addCharges(t, len(t.groups)-1)
+	return false
+}
+
+// outlasts reports whether the lease that p was charged to lasts until deadline, by which next answers.
+func (p *leasePart) outlasts(clock outside.Clock, deadline time.Time, now time.Duration) bool {
+	return !deadline.IsZero() && p.from[0].grant.until >= now+outside.Until(clock, deadline)
+}
+
+// addCharges adds the charges of group n that were not charged to leases to the call.
+func (s *LeaseStore) addCharges(t *leaseBatch, n int) {
+	g := &t.groups[n]
+	t.number++
+	for i := range g.charges {
+		p := &t.parts[g.parts+i]
+		if p.spent {
+			continue
+		}
+		p.asked = t.add(&g.charges[i], n)
+		t.asked[p.asked].Terms.Cost += p.borrow
+	}
+}
+
+// ask submits the call to next. waits is Batch.Waits.
+func (t *leaseBatch) ask(waits bool) {
+	t.answers, t.known = zeroed(t.answers, len(t.asked)), zeroed(t.known, len(t.asked))
+	t.inner.Known, t.inner.OnKnown = t.known, t.onKnown
+	t.submit(t.asked, t.answers, waits)
+}
+
+func (t *leaseBatch) submit(charges []backend.Charge, decisions []backend.Decision, waits bool) {
+	in, b := &t.inner, t.outer
+	in.Charges, in.Decisions, in.Waits = charges, decisions, waits
+	in.Deadline, in.Detached, in.Source = b.Deadline, b.Detached, b.Source
+	t.store.next.Submit(in)
+}
+
+// ended is the Done function of inner.
+func (t *leaseBatch) ended(*backend.Batch) {
+	if t.sees != nil {
+		t.store.saw(t)
+	} else {
+		t.settle()
+	}
+	t.leave()
+}
+
+// knows answers groups that next has decided before it ends the call.
+func (t *leaseBatch) knows(from, to int) {
+	now := t.store.now()
+	var again *leaseBatch
+	for i := from; i < to; i++ {
+		if t.of[i] != returned && (i == from || t.of[i] != t.of[i-1]) {
+			again = t.conclude(&t.groups[t.of[i]], again, now)
+		}
+	}
+	again.repeat()
+}
+
+// settle answers the groups that are not known when the call ends.
+func (t *leaseBatch) settle() {
+	now := t.store.now()
+	var again *leaseBatch
+	for n := range t.groups {
+		if g := &t.groups[n]; !g.done {
+			again = t.conclude(g, again, now)
+		}
+	}
+	again.repeat()
+}
+
+// conclude answers g by the decisions of next. If g was denied because of the units requested beyond its cost, conclude
+// adds it to again, a call with the cost alone. It makes that call if it is nil. Such a group does not wait for the other
+// groups of the batch: they may need several calls, and it could miss its deadline meanwhile.
+func (t *leaseBatch) conclude(g *leaseGroup, again *leaseBatch, now time.Duration) *leaseBatch {
+	if t.store.settleGroup(t, g, now) {
+		t.outer.SetKnown(g.at, g.at+len(g.charges))
+		return again
+	}
+	g.done = true
+	if again == nil {
+		t.pending.Add(1)
+		again = t.store.newBatch(t.outer, now)
+		again.first = t
+	}
+	parts := t.parts[g.parts : g.parts+len(g.charges)]
+	for i := range parts {
+		if p := &parts[i]; p.borrow > 0 {
+			t.store.receive(&g.charges[i], p, 0, nil, t.began, now)
+		}
+	}
+	again.groups = append(again.groups, leaseGroup{charges: g.charges, decisions: g.decisions, at: g.at, parts: len(again.parts)})
+	again.parts = append(again.parts, parts...)
+	t.store.addCharges(again, len(again.groups)-1)
+	return again
+}
+
+// repeat submits the call t, which may be nil. The goroutine serves others too, so it must not wait.
+func (t *leaseBatch) repeat() {
+	if t != nil {
+		t.ask(false)
+	}
+}
+
+// settleGroup answers g by the decisions of next. It reports false if g was denied because of the units requested
+// beyond its cost.
+func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration) (done bool) {
+	parts := t.parts[g.parts : g.parts+len(g.charges)]
+	var failed error
+	all, again := true, false
+	for i := range parts {
+		if p := &parts[i]; !p.spent {
+			d := &t.answers[p.asked]
+			failed, all = d.Err, all && d.Allowed
+			again = again || d.Err == nil && !d.Allowed && p.borrow > 0
+		}
+	}
+	if again {
+		return false
+	}
+	g.done = true
+	for i := range parts {
+		p, c, d := &parts[i], &g.charges[i], &g.decisions[i]
+		switch {
+		case p.spent && !all:
+			s.putBack(c, p, d, now)
+		case p.spent:
+			s.served(c)
+		default:
+			s.tell(c, p, &t.answers[p.asked], d, all, t.began, now)
+		}
+		if failed != nil {
+			*d = backend.Decision{Err: failed}
+		}
+	}
+	return true
+}
+
+// tell computes d, the answer to c, from said, which is the decision of next; all reports whether next allowed the whole
+// group.
+func (s *LeaseStore) tell(c *backend.Charge, p *leasePart, decided, d *backend.Decision, all bool, asked, now time.Duration) {
+	*d = *decided
+	switch {
+	case p.hotKey == nil:
+	case decided.Err != nil:
+		s.receive(c, p, 0, nil, asked, now)
+	case !all:
+		s.receive(c, p, 0, decided, asked, now)
+	default:
+		*d = later(c, *decided, p.borrow, 0)
+		s.receive(c, p, p.borrow, decided, asked, now)
+	}
+}
+
+// later returns the answer d to c as if the bucket had units more, passed after d.
+func later(c *backend.Charge, d backend.Decision, units int64, passed algorithms.Micros) backend.Decision {
+	if units == 0 && passed == 0 {
+		return d
+	}
+	if len(c.Shards) > 0 { // d.Value is the last known value of the shards
+		d.Remaining = min(c.Limit.Capacity, d.Remaining+units)
+		d.ResetAfter = max(0, d.ResetAfter-passed)
+		d.At += passed
+		return d
+	}
+	was := d.At
+	d.At += passed
+	there := seenLater(c, d.Value+units*c.Limit.Unit(), was, d.At)
+	d.Value, d.Remaining, d.ResetAfter = there.Value, there.Remaining, there.ResetAfter
+	return d
+}
