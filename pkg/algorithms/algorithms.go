@@ -43,7 +43,7 @@ const (
 // new buckets.
 type Kind uint8
 
-// The algorithms. Guaranteed is a token bucket with a guaranteed minimum beside it.
+// The algorithms. Guaranteed is a token bucket with a guaranteed minimum rate beside it.
 const (
 	TokenBucket Kind = iota + 1
 	FixedWindow
@@ -52,7 +52,7 @@ const (
 	LeakyBucket
 	Guaranteed
 
-	// otherNumbers is used within TakeAt for a State in the numbers of another Limit.
+	// otherNumbers is used within TakeAt for a State that is expressed in the numbers of another Limit.
 	otherNumbers Kind = 255
 )
 
@@ -79,21 +79,22 @@ func (k Kind) String() string {
 type State struct {
 	// By is the limit in whose numbers Value and Prev are expressed. It is nil for a new bucket.
 	By *Limit
-	// Value is the remaining amount: in 1/q token (token and leaky bucket; the bank of a guaranteed
-	// bucket) or in tokens (fixed window). For a sliding window it is the count of the window that
-	// contains At.
+	// Value is the remaining amount. For a token bucket, a leaky bucket and the bank of a guaranteed bucket
+	// its unit is 1/q token; for a fixed window it is one token. For a sliding window, Value is the count
+	// of the window that contains At.
 	Value int64
 	// Prev is the count of the previous window (sliding window), or the remaining guaranteed part
 	// (guaranteed bucket).
 	Prev int64
 	// At is the time of the last charge. For a sliding log it is the time of the newest unit.
 	At Micros
-	// Log has the times of the units in a sliding log, oldest first. Successors share its array:
-	// it is only sliced and appended to, so that a State must have one successor only.
+	// Log has the times of the units in a sliding log, oldest first. The next State shares its array, which
+	// is only sliced and appended to. So at most one State may be derived from each State.
 	Log []Micros
 	// Denials is the state of the limit's Penalty; nil if there is none.
 	Denials *Denials
-	// Peaks are those of a limit that settles. They are nil if it does not, or if they are unknown.
+	// Peaks has the peaks of a limit that settles. It is nil for other limits, and if the peaks are
+	// unknown.
 	Peaks *Peaks
 }
 
@@ -105,49 +106,57 @@ type Charge struct {
 	Hash uint64
 	// MaxWait denies a turn in a leaky bucket that is further away than this; 0 means no bound.
 	MaxWait Micros
-	// ChargedAt makes a refund the undo of a charge: it is the moment of that charge; 0 means that the
-	// refund is not an undo. Once the window of the charge has ended, an undo returns nothing. A
-	// token bucket returns the refund less the tokens that have flowed in since Of, because the
-	// bucket might have overflowed if the charge had not been made. So an undo never leaves
-	// more units than there would be without the charge.
+	// ChargedAt makes a refund the undo of a charge. It is the time of that charge; 0 means that the refund
+	// is not an undo.
+	//
+	// An undo never leaves more units than there would be without the charge:
+	//
+	//  - Once the window of the charge has ended, an undo returns nothing.
+	//  - A token bucket returns the refund less the tokens that have flowed in since ChargedAt, because without the
+	//    charge the bucket might have overflowed.
 	ChargedAt Micros
 	// Scaled means that Cost is in the unit of State.Value, 1/q token. It is used to charge parts of one
 	// cost to several shards.
 	Scaled bool
 	// Reserve lets the value go below zero, down to -MaxReserved.
 	Reserve bool
-	// DryRun makes a dry run: the Decision is the one that Take would make, but nothing is consumed. Only the
-	// first State of a bucket that does not start full may be stored, because its clock would
-	// never start otherwise.
+	// DryRun returns the Decision that Take would make, but consumes nothing. The returned State need not
+	// be stored, except the first State of a bucket that does not start full: its clock would never start
+	// otherwise.
 	DryRun bool
 	// Settle marks the correction of an earlier charge. A correction of 0 is always allowed.
 	//
-	// A limit that settles (Spec.Settles) always allows it. Of is the moment of the charge. A positive Cost is charged
-	// down to -MaxDebt; Decision.Lost has the rest. A negative Cost refunds what would be left of these units if they
-	// had never been consumed: at most the room that the bucket has had at every moment since the charge. A
-	// fixed window refunds only within the window of the charge. Other limits decide a positive Cost as that of a request.
+	// A limit with Spec.Settles allows every correction. ChargedAt is the time of the earlier charge.
+	//
+	//  - A positive Cost is charged until the bucket reaches -MaxDebt. Decision.Lost has the rest.
+	//  - A negative Cost refunds what would be left of these units if they had never been consumed. That is at most
+	//    the smallest amount that the bucket has lacked at any moment since the charge.
+	//  - A fixed window refunds only within the window of the charge.
+	//
+	// Other limits decide a positive Cost like the cost of a request.
 	Settle bool
 
-	counted bool // called by takeCounted, which has handled the penalty
+	counted bool // set by takeCounted, which has handled the penalty
 }
 
 // Decision is the answer to one Charge.
 type Decision struct {
 	// Allowed reports whether the cost was consumed, or in a dry run whether it would be.
 	Allowed bool
-	// Never means that the cost exceeds the most that the bucket can ever hold. RetryAfter is 0.
+	// Never means that the cost exceeds the most that the bucket can ever hold. RetryAfter is then 0.
 	Never bool
 	// Remaining is the number of units left.
 	Remaining int64
-	// Value is the remaining amount in the unit of State.Value: the sum of both parts of a guaranteed
-	// bucket, and Remaining for the sliding algorithms.
+	// Value is the remaining amount in the unit of State.Value. For a guaranteed bucket it is the sum of
+	// both parts; for the sliding algorithms it equals Remaining.
 	Value int64
-	// RetryAfter is, for a denial, the exact time until the same Charge would be allowed if no other
-	// request came first.
+	// RetryAfter is set for a denial. It is the exact time until the same Charge would be allowed if no
+	// other request came first.
 	RetryAfter Micros
 	// ResetAfter is the time until the bucket is full again.
 	ResetAfter Micros
-	// Blocked is, for a denial, how long a Penalty blocks the bucket from now on; 0 means that it does not.
+	// Blocked is set for a denial. It is how much longer a Penalty blocks the bucket; 0 means that it does
+	// not.
 	Blocked Micros
 	// Wait is the time until reserved units are available, or until the turn in a leaky bucket.
 	Wait Micros
@@ -157,16 +166,17 @@ type Decision struct {
 }
 
 // Take charges a.Cost to a bucket with state s at time now. It returns the next state and the decision.
-// A denial returns s unchanged, with these exceptions: a clock that must be started or corrected, limits that
-// charge denied requests (Overdraw, TakesDenied), and limits that count denials (Penalty).
+//
+// A denial returns s unchanged, with three exceptions: a clock that must be started or corrected, limits
+// that charge denied requests (Overdraw, TakesDenied), and limits that count denials (Penalty).
 func (l *Limit) Take(s State, now Micros, a Charge) (State, Decision) {
 	var d Decision
 	l.TakeAt(&s, now, &a, &d)
 	return s, d
 }
 
-// TakeAt is Take in place: it writes the next state to s and the decision to d. Copying them would cost as
-// much as deciding.
+// TakeAt is Take without copies: it writes the next state to s and the decision to d. Copying them would
+// take as long as the decision itself.
 func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	if (l.Penalty.After > 0 || s.Denials != nil) && !a.counted {
 		counted := *a
@@ -201,7 +211,7 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	case otherNumbers:
 		l.takeKept(s, at, a, d, at-now)
 	default:
-		*s, d.Never = was, true // not a compiled Limit
+		*s, d.Never = was, true // l was not made by Compile
 		return
 	}
 	if a.Settle && a.Cost == 0 {
@@ -223,8 +233,8 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	}
 }
 
-// afterDenial is the state of a bucket after another bucket of its group denied a. It is s, except that
-// its clock may have been started or corrected.
+// afterDenial returns the state of a bucket after another bucket of its group denied a. It is s, except
+// that its clock may have been started or corrected.
 func (l *Limit) afterDenial(s State, now Micros, a Charge) State {
 	if l.Rate == 0 {
 		return s
@@ -241,8 +251,8 @@ func (l *Limit) afterDenial(s State, now Micros, a Charge) State {
 	return kept
 }
 
-// keep returns the state after a decision that charges nothing: s, or kept, which is s with its clock
-// started or corrected.
+// keep returns the state after a decision that charges nothing. It is either s or kept, which is s with its
+// clock started or corrected.
 func (l *Limit) keep(s, kept State, seen, look bool) State {
 	if l.stays(seen, look) {
 		return s
@@ -254,15 +264,13 @@ func (l *Limit) keep(s, kept State, seen, look bool) State {
 // starts full is created by its first charge, not before.
 func (l *Limit) stays(seen, look bool) bool { return seen && look || !seen && l.startsFilled() }
 
-// start makes s a State of l at time now.
+// start makes s a State of l at time now. It also reports whether s was stored before.
 //
 //   - A new bucket is filled.
-//   - Numbers of another Limit are converted if that loses nothing. Otherwise s.By stays that Limit.
-//   - If the clock stepped back by up to a minute, at is the time of the last charge, so that nothing flows in
-//     meanwhile. If it stepped back further, the value is kept and counts from now.
-//     So a step of the clock neither refills a bucket nor starves it for more than a minute.
-//
-// It also reports whether s was stored before.
+//   - Numbers of another Limit are converted if that loses no consumption. Otherwise s.By stays that Limit.
+//   - If the clock stepped back by up to a minute, at is the time of the last charge, so that no units flow in
+//     until the clock has caught up. If it stepped back further, the value is kept and time counts from now.
+//     So a step of the clock neither refills a bucket nor stops its refill for more than a minute.
 func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) {
 	if s.By == nil || s.By.Kind != l.Kind || l.Kind == SlidingLog && len(s.Log) == 0 {
 		*s = l.fresh(now)
@@ -292,7 +300,7 @@ func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) 
 		l.adopt(s, at, hash)
 	}
 	if !l.startsFilled() && s.By == l && s.Denials == nil && at-s.At > Day-l.tick && at >= l.fullAt(*s, hash)+Day {
-		*s = l.fresh(at) // after a day at capacity a bucket starts at Initial again: it admits less, never more
+		*s = l.fresh(at) // after a day at capacity a bucket starts at Initial again, which admits less, never more
 		return at, false
 	}
 	return at, true
@@ -307,10 +315,10 @@ func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, 
 // startsFilled reports whether a new bucket is full.
 func (l *Limit) startsFilled() bool { return l.Initial >= l.Capacity }
 
-// ChargesDenied reports whether l charges the cost of denied requests too.
+// ChargesDenied reports whether l charges denied requests too.
 func (l *Limit) ChargesDenied() bool { return l.Overdraw || l.TakesDenied }
 
-// fresh is the State of a new bucket, filled at time now.
+// fresh returns the State of a new bucket at time now, filled to Initial.
 func (l *Limit) fresh(now Micros) State {
 	s := State{By: l, At: l.tickOf(now)}
 	if l.Settles {
@@ -321,14 +329,16 @@ func (l *Limit) fresh(now Micros) State {
 		s.Value, s.Prev = l.v-(l.Capacity-l.Initial)*l.q, l.v1
 	case FixedWindow:
 		s.Value = l.Initial
-	case SlidingWindow, SlidingLog: // they start at a count of 0
+	case SlidingWindow, SlidingLog: // these start at a count of 0
 	}
 	return s
 }
 
-// FreshAt returns a moment from which s equals a new State, so that a Store may delete it then without
-// changing any decision. For a fixed window whose phase comes from the key it may be up to a period later than
-// necessary. If Initial is below Capacity, a full bucket is kept for one more day.
+// FreshAt returns a moment from which s equals a new State. A Store may delete s then without changing any
+// decision.
+//
+// For a fixed window whose phase comes from the key, the moment may be up to a period later than necessary.
+// If Initial is below Capacity, a full bucket is kept for one more day.
 func (s State) FreshAt() Micros {
 	l := s.By
 	if l == nil || l.Rate == 0 {
@@ -349,13 +359,13 @@ func (s State) FreshAt() Micros {
 	if s.Denials != nil {
 		at = max(at, l.forgottenAt(s.Denials))
 	}
-	if p := s.Peaks.All(); len(p) > 0 { // beyond At where the clock has stepped back
+	if p := s.Peaks.All(); len(p) > 0 { // Until may be after At if the clock stepped back
 		at = max(at, p[len(p)-1].Until)
 	}
 	return at
 }
 
-// fullAt is the moment at which s, a State of l, becomes equal to a full bucket.
+// fullAt returns the moment at which s, a State of l, is as full as a bucket can be.
 func (l *Limit) fullAt(s State, hash uint64) Micros {
 	at := int64(s.At / l.tick)
 	switch l.Kind {
@@ -384,7 +394,8 @@ func (l *Limit) fullAt(s State, hash uint64) Micros {
 	return Micros(at) * l.tick
 }
 
-// later adds back, the time that a clock needs to catch up after a step back, to every time in d.
+// later adds back to every time in d. back is the time that a clock needs to catch up after it stepped
+// back.
 func (d *Decision) later(back Micros) {
 	if !d.Allowed && !d.Never {
 		d.RetryAfter += back
@@ -397,7 +408,7 @@ func (d *Decision) later(back Micros) {
 	}
 }
 
-// tickOf is the start of the tick that contains t. Nothing flows in within a tick.
+// tickOf returns the start of the tick that contains t. Nothing flows in within a tick.
 func (l *Limit) tickOf(t Micros) Micros {
 	if l.tick == 1 { // the usual case; the division would cost more than the rest of the function
 		return t
@@ -405,7 +416,7 @@ func (l *Limit) tickOf(t Micros) Micros {
 	return t - t%l.tick
 }
 
-// ticks is the number of whole ticks in t.
+// ticks returns the number of whole ticks in t.
 func (l *Limit) ticks(t Micros) int64 {
 	if l.tick == 1 {
 		return int64(t)
@@ -421,8 +432,8 @@ func (l *Limit) span(now Micros, ticks int64) Micros {
 	return Micros(l.ticks(now)+ticks)*l.tick - now
 }
 
-// giveBack is the number of units that a negative cost refunds. It is at most what a bucket can lack, so
-// that products with it cannot overflow.
+// giveBack returns the number of units that a negative cost refunds. The largest amount that a bucket can
+// lack is the bound, so that products with the result cannot overflow.
 func (l *Limit) giveBack(cost int64) int64 {
 	most := l.Capacity + l.MaxReserved
 	if cost < -most {
@@ -431,7 +442,7 @@ func (l *Limit) giveBack(cost int64) int64 {
 	return -cost
 }
 
-// ceilDiv is a/b rounded up, for a of any sign and b > 0.
+// ceilDiv returns a/b rounded up, for a of any sign and b > 0.
 func ceilDiv(a, b int64) int64 {
 	if a <= 0 {
 		return -(-a / b)
@@ -439,7 +450,7 @@ func ceilDiv(a, b int64) int64 {
 	return (a-1)/b + 1
 }
 
-// floorDiv is a/b rounded down, for a of any sign and b > 0.
+// floorDiv returns a/b rounded down, for a of any sign and b > 0.
 func floorDiv(a, b int64) int64 {
 	if a < 0 {
 		return -((-a-1)/b + 1)

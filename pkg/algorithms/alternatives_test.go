@@ -6,7 +6,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// either makes a group of a plan of units a minute, and of credits that pay for what the plan does not allow.
+// either returns a group of a plan, in units a minute, and of credits that are charged for requests that
+// the plan does not allow.
 func either(t *testing.T, plan, credits, cost int64) []Bucket {
 	t.Helper()
 	group := []Bucket{
@@ -23,16 +24,16 @@ func TestCreditsPayBeyondThePlan(t *testing.T) {
 		at            Micros
 		cost          int64
 		allowed       bool
-		plan, credits int64 // what is left of both
+		plan, credits int64 // the units left in both afterwards
 		retry         retry // if denied
 	}{
 		{at: 0, cost: 6, allowed: true, plan: 4, credits: 20},
-		{at: 0, cost: 6, allowed: true, plan: 4, credits: 14}, // whole: not 4 of the plan and 2 credits
+		{at: 0, cost: 6, allowed: true, plan: 4, credits: 14}, // the credits pay the whole cost: not 4 from the plan and 2 from the credits
 		{at: 0, cost: 4, allowed: true, plan: 0, credits: 14},
 		{at: 0, cost: 12, allowed: true, plan: 0, credits: 2}, // more than the plan can ever allow
 		{at: 0, cost: 5, plan: 0, credits: 2, retry: retry{after: 30 * sec}},
 		{at: 0, cost: 3, plan: 0, credits: 2, retry: retry{after: 18 * sec}},
-		{at: 0, cost: 11, plan: 0, credits: 2, retry: retry{after: 9 * hour}}, // only the credits ever hold so much
+		{at: 0, cost: 11, plan: 0, credits: 2, retry: retry{after: 9 * hour}}, // only the credits can ever hold as much
 		{at: 0, cost: 21, plan: 0, credits: 2, retry: retry{never: true}},
 		{at: 17_999_999, cost: 3, plan: 2, credits: 2, retry: retry{after: 1}},
 		{at: 18 * sec, cost: 3, allowed: true, plan: 0, credits: 2},
@@ -57,7 +58,7 @@ func TestCreditsPayBeyondThePlan(t *testing.T) {
 			}
 		}
 		if paysItself := group[0].Decision.Allowed; paysItself != (group[1].Decision == Decision{}) {
-			t.Errorf("%+v: the plan allows: %t, and the credits answer %+v", step, paysItself, group[1].Decision)
+			t.Errorf("%+v: allowed by the plan: %t, decision of the credits %+v", step, paysItself, group[1].Decision)
 		}
 	}
 }
@@ -101,8 +102,8 @@ func TestCreditsAreKeptIfAnotherLimitDenies(t *testing.T) {
 	}
 }
 
-// Whatever the limits and states are: neither bucket admits more than it does alone, and a denied request is
-// allowed at the moment of its retry and not 1 us before it.
+// Whatever the limits and states are: neither bucket admits more than it does alone. A denied request is
+// allowed at the moment of its retry time, and not 1 us before it.
 func TestRetryOfAlternativesIsExact(t *testing.T) {
 	denied, byPlan, byCredits := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -136,12 +137,12 @@ func TestRetryOfAlternativesIsExact(t *testing.T) {
 			retry := retryOf(group)
 			if retry.never {
 				if TakeAll(now+Day, slicesOf(group)) {
-					t.Fatalf("never, and allowed a day later: %+v", group)
+					t.Fatalf("denied with Never, but allowed a day later: %+v", group)
 				}
 				continue
 			}
 			if retry.after < 1 || TakeAll(now+retry.after-1, slicesOf(group)) || !TakeAll(now+retry.after, slicesOf(group)) {
-				t.Fatalf("%d us is not the exact retry of %+v", retry.after, group)
+				t.Fatalf("%d us is not the exact retry time of %+v", retry.after, group)
 			}
 			if roll.once(2) {
 				now += retry.after
@@ -153,13 +154,13 @@ func TestRetryOfAlternativesIsExact(t *testing.T) {
 	}
 }
 
-// retry is when a denied request can succeed: after a time, or never.
+// retry says when a denied request can succeed: after a time, or never.
 type retry struct {
 	after Micros
 	never bool
 }
 
-// retryAt is when b allows its cost; zero if it does now.
+// retryAt returns when b allows its cost. It is zero if b allows it now.
 func retryAt(b Bucket) retry {
 	if b.Decision.Allowed {
 		return retry{}
@@ -167,7 +168,7 @@ func retryAt(b Bucket) retry {
 	return retry{b.Decision.RetryAfter, b.Decision.Never}
 }
 
-// and is when both can succeed.
+// and returns when both requests can succeed.
 func (r retry) and(o retry) retry {
 	if r.never || o.never {
 		return retry{never: true}
@@ -175,7 +176,7 @@ func (r retry) and(o retry) retry {
 	return retry{after: max(r.after, o.after)}
 }
 
-// or is when one of the two can succeed.
+// or returns when one of the two requests can succeed.
 func (r retry) or(o retry) retry {
 	if r.never || !o.never && o.after < r.after {
 		return o
@@ -183,7 +184,7 @@ func (r retry) or(o retry) retry {
 	return r
 }
 
-// retryOf is the retry of a denied group.
+// retryOf returns the retry time of a denied group.
 func retryOf(group []Bucket) (all retry) {
 	for at, n := 0, 0; at < len(group); at += n {
 		n = alternatives(group[at:])
@@ -203,7 +204,7 @@ func retryOf(group []Bucket) (all retry) {
 	return all
 }
 
-// slicesOf copies group with its states.
+// slicesOf copies group and its states.
 func slicesOf(group []Bucket) []Bucket {
 	list := make([]Bucket, len(group))
 	for i := range group {

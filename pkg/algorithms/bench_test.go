@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// speeds are limits of a size that production sees, one of every algorithm.
+// speeds has a limit of every algorithm, with numbers as in production.
 var speeds = []struct {
 	name string
 	spec Spec
@@ -18,17 +18,18 @@ var speeds = []struct {
 	{"guaranteed", Spec{Kind: TokenBucket, Rate: 1000, Period: sec, Minimum: &Rate{10, sec}}},
 }
 
-// steps are charges of one bucket. They are allowed, at half the rate, or denied, by a bucket that was just emptied.
+// steps returns functions that charge a bucket once. allowed charges at half the rate of l, denied charges
+// a bucket that was just emptied.
 func (l *Limit) steps() (allowed, denied func() bool) {
 	var s1, s2 State
 	now := t0
-	// Twice as long as the rate needs: a sliding window counts the last one by weight, and charges at
-	// just the rate are denied now and then.
+	// The pause is twice as long as the rate needs. A sliding window weights the count of its previous
+	// window, so it denies some charges at exactly its rate.
 	pause := 2*Micros(l.period)*l.tick/Micros(l.Rate) + l.tick
 	allowed = func() bool {
 		var d Decision
 		s1, d = l.Take(s1, now, Charge{Cost: 1})
-		if now += pause; now > MaxTime { // it is slow, and a benchmark long
+		if now += pause; now > MaxTime { // a long benchmark of a slow limit reaches this
 			s1, now = State{}, t0
 		}
 		return d.Allowed
@@ -50,7 +51,7 @@ func BenchmarkTake(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					if !ask() {
-						b.Fatal("the other answer")
+						b.Fatal("unexpected decision")
 					}
 				}
 			})
@@ -82,7 +83,7 @@ func BenchmarkCompile(b *testing.B) {
 	}
 }
 
-// A decision allocates nothing. A sliding log grows now and then, seldom enough not to count.
+// A decision allocates nothing. A sliding log's array grows now and then, too rarely to count.
 func TestDecisionsAllocateNothing(t *testing.T) {
 	for _, s := range speeds {
 		t.Run(s.name, func(t *testing.T) {
@@ -93,7 +94,7 @@ func TestDecisionsAllocateNothing(t *testing.T) {
 				perRun := testing.AllocsPerRun(10, func() {
 					for range 1000 {
 						if asks++; !ask() {
-							t.Fatalf("%s: ask %d got the other answer", name, asks)
+							t.Fatalf("%s: unexpected decision on charge %d", name, asks)
 						}
 					}
 				})
@@ -111,7 +112,7 @@ func TestGroupsAllocateNothing(t *testing.T) {
 		{Limit: mustCompile(t, speeds[2].spec), Charge: Charge{Cost: 1}},
 		{Limit: mustCompile(t, speeds[3].spec), Charge: Charge{Cost: 1}},
 	}
-	if perRun := testing.AllocsPerRun(5000, func() { TakeAll(t0, group) }); perRun > 0 { // allowed, then denied
+	if perRun := testing.AllocsPerRun(5000, func() { TakeAll(t0, group) }); perRun > 0 { // allowed at first, then denied
 		t.Errorf("%v allocations in a group", perRun)
 	}
 }

@@ -1,10 +1,10 @@
 package algorithms
 
-// Calendar is a series of windows whose edges follow a calendar, such as days in a time zone. Limits are compared with
-// ==, so that limits with equal calendars must share one Calendar.
+// Calendar is a series of windows whose edges follow a calendar, such as days in a time zone. Limits are
+// compared with ==, so limits with equal calendars must share one *Calendar.
 type Calendar struct {
-	// Unit and Zone identify the calendar: "day", "Europe/Berlin". Calendars with equal Unit and Zone have equal
-	// windows.
+	// Unit and Zone identify the calendar, for example "day" and "Europe/Berlin". Calendars with equal Unit
+	// and Zone have equal windows.
 	Unit, Zone string
 	// Usual is the nominal length of a window, such as 24 hours for a day.
 	Usual Micros
@@ -22,7 +22,7 @@ type Edges interface {
 	Start(n int64) Micros
 }
 
-// After returns the time from now until the n-th window start after now; 0 if n <= 0.
+// After returns the time from now until the n-th window start after now. It returns 0 if n <= 0.
 func (c *Calendar) After(now Micros, n int64) Micros {
 	if n <= 0 {
 		return 0

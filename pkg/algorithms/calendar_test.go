@@ -4,11 +4,11 @@ import (
 	"sync"
 	"testing"
 	"time"
-	_ "time/tzdata" // the tests need no files of the machine's
+	_ "time/tzdata" // so that the tests need no time zone files of the machine
 )
 
-// civil finds the edges of days and months by looking, every quarter of an hour, at what date the
-// clocks of a place show: as slow as it is plain.
+// civil computes the edges of days and months by brute force: it reads the local date every quarter of an
+// hour. It is slow and simple.
 type civil struct {
 	unit string
 	zone *time.Location
@@ -30,7 +30,7 @@ func (c civil) Start(n int64) Micros {
 	return c.shows(time.Date(2020, time.Month(n), 1, 0, 0, 0, 0, time.UTC))
 }
 
-// date is the first day of the n-th window after the one of t.
+// date returns the first day of the n-th window after the window of t.
 func (c civil) date(t Micros, n int) time.Time {
 	y, m, d := time.UnixMicro(int64(t)).In(c.zone).Date()
 	if c.unit == "day" {
@@ -39,7 +39,7 @@ func (c civil) date(t Micros, n int) time.Time {
 	return time.Date(y, m+time.Month(n), 1, 0, 0, 0, 0, time.UTC)
 }
 
-// shows is when date is first shown.
+// shows returns the first moment at which local clocks show date.
 func (c civil) shows(date time.Time) Micros {
 	type question struct {
 		zone *time.Location
@@ -62,7 +62,7 @@ func (c civil) shows(date time.Time) Micros {
 
 var shown sync.Map
 
-// calendars are days and months of places whose clocks are set at different hours, or not at all.
+// calendars has days and months of zones that change their clocks at different hours, or never.
 var calendars = func() (all []*Calendar) {
 	for _, name := range []string{"UTC", "Europe/Berlin", "America/Santiago", "Australia/Lord_Howe"} {
 		zone, err := time.LoadLocation(name)
@@ -76,7 +76,7 @@ var calendars = func() (all []*Calendar) {
 	return all
 }()
 
-// at reads a moment.
+// at parses a moment.
 func at(tb testing.TB, text string) Micros {
 	tb.Helper()
 	t, err := time.Parse(time.RFC3339Nano, text)
@@ -86,7 +86,7 @@ func at(tb testing.TB, text string) Micros {
 	return Micros(t.UnixMicro())
 }
 
-// The reported spans are those of the local clocks.
+// The reported spans are those of local clocks, which jump at daylight saving time.
 func TestCalendarWindowOverDaylightSaving(t *testing.T) {
 	s := Spec{Kind: FixedWindow, Rate: 10, Capacity: new(int64(25)), Calendar: calendars[2]}
 	l := mustCompile(t, s)
@@ -113,10 +113,10 @@ func TestCalendarWindowOverDaylightSaving(t *testing.T) {
 	}
 }
 
-// Leased units are not used after the end of the day.
+// Leased units expire at the end of the day.
 func TestCalendarEndsALease(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: FixedWindow, Rate: 10, Calendar: calendars[2]})
 	if got := l.WindowEnd(at(t, "2026-03-29T23:59:59.9+02:00"), 7); got != 100*ms {
-		t.Errorf("lent for %d us", got)
+		t.Errorf("leased for %d us", got)
 	}
 }

@@ -2,26 +2,28 @@ package algorithms
 
 import "math/bits"
 
-// Changed numbers. A limit may be applied to a State that was written under other numbers, after a reload
-// or by a sidecar with another configuration.
+// This file applies a limit to a State that was written under other numbers: before a reload, or by a
+// sidecar with another configuration.
 //
 //	used  = V - value'              in the old numbers, at the time of the request
 //	value = V2 - ceil(used*q2/q)    in the new numbers
 //
-// A State is converted only when that loses no consumption, that is when used <= V2. Until then it stays
-// in the old numbers and refills at the old rate. Decisions are made with V2 - used, which is below 0:
+// V and q are those of the old limit, V2 and q2 those of the new one (see token_bucket.go). A State is
+// converted only if no consumption is lost, that is if used <= V2. Until then it stays in the old numbers
+// and refills at the old rate. Decisions are made with V2 - used, which is below 0:
 //
 //	cost > 0    denied, unless it reserves and V2 - used - cost >= -max_reserved
 //	cost = 0    allowed, unless the bucket is in debt by the old numbers too
 //	retry_after until the same request would be allowed under these rules, if no other came first
 //
-// Units that are consumed or refunded meanwhile are added to used or subtracted from it, in the old numbers.
-// So two processes with different numbers never admit more than the larger limit. The same holds for a limit
-// that is lowered and raised again.
+// Until the conversion, units consumed are added to used and units refunded are subtracted from it, in the
+// old numbers. So two processes with different numbers never admit more than the larger limit. The same
+// holds for a limit that is lowered and raised again.
 //
 // The counts of a sliding window and the times of a log need no conversion.
 
-// sameScale reports whether numbers written under old, a Limit of the same Kind, mean the same under l.
+// sameScale reports whether State.Value and State.Prev have the same meaning under l and old, Limits of the
+// same Kind.
 func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 	switch l.Kind {
 	case TokenBucket, LeakyBucket, Guaranteed:
@@ -30,14 +32,15 @@ func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 		return l.tick == old.tick && l.Rate == old.Rate && l.period == old.period &&
 			l.Capacity == old.Capacity && l.phaseOf(hash) == old.phaseOf(hash) && l.Calendar.same(old.Calendar)
 	case SlidingWindow, SlidingLog:
-		// The lifetime of a State is that of the Limit with the longest period, so that this Limit stays in s.By.
+		// A State is stored for as long as the Limit in s.By needs it. So the Limit with the longer period
+		// must stay in s.By.
 		return l.denialSpan() >= old.denialSpan()
 	}
 	return false
 }
 
-// adopt converts s, written under another Limit of the same Kind, to a State of l at time now if that loses
-// no consumption. Otherwise it leaves s unchanged.
+// adopt converts s, written under another Limit of the same Kind, to a State of l at time now. If that
+// would lose consumption, it leaves s unchanged.
 func (l *Limit) adopt(s *State, now Micros, hash uint64) {
 	switch {
 	case l.sameScale(s.By, hash):
@@ -59,25 +62,26 @@ func (l *Limit) adopt(s *State, now Micros, hash uint64) {
 	}
 }
 
-// kept is the consumption of a bucket, in the old numbers that its State stays in.
+// kept is the consumption of a bucket whose State stays in the numbers of an old limit.
 type kept struct {
 	old  *Limit
-	unit int64 // how many of used make one unit
+	unit int64 // the part of used that is one unit
 	most int64 // the largest consumption, in units
 	used int64
-	room int64 // of a limit that settles: the most that a refund which names its charge returns
+	room int64 // for a limit that settles: the most that a refund with ChargedAt returns
 
-	// Token buckets: now is the start of the common tick of both limits, and p flows in with each tick.
+	// For token buckets: now is the start of the common tick of both limits, and p flows in with each tick.
 	now  Micros
 	tick Micros
 	p    int64
 
-	// Fixed windows: the window of the request, and the phase.
+	// For fixed windows: the window of the request, and the phase.
 	window, phase int64
 }
 
-// keptTokens returns the consumption of a token bucket that holds value of full in the numbers of s, where p flows
-// in with each tick. If one limit counts in us and the other in ms, both use ms.
+// keptTokens returns the consumption of a token bucket with the given value, where full is the value of a
+// full one and p flows in with each tick, all in the numbers of s. If one limit counts in microseconds and
+// the other in milliseconds, both use milliseconds.
 func (l *Limit) keptTokens(s *State, value, full, p int64, now Micros) kept {
 	old := s.By
 	k := kept{old: old, unit: old.q, most: (maxExact - old.p - old.p1) / old.q, used: full - value, p: p, tick: max(l.tick, old.tick)}
@@ -90,7 +94,7 @@ func (l *Limit) keptTokens(s *State, value, full, p int64, now Micros) kept {
 	return k
 }
 
-// after is the consumption that remains after ticks.
+// after returns the consumption that remains after ticks.
 func (k *kept) after(ticks int64) int64 {
 	if hi, lo := bits.Mul64(uint64(ticks), uint64(k.p)); hi == 0 && lo < uint64(k.used) {
 		return k.used - int64(lo)
@@ -122,9 +126,11 @@ func (l *Limit) keptWindow(s *State, now Micros, hash uint64) kept {
 	return k
 }
 
-// outlived returns l without its Calendar. The Redis script does not have the calendar of a limit that is
-// not configured any more. It stores the end of the window that contains at, and the length of the longest window in
-// hours; these define the windows here too.
+// outlived returns l without its Calendar.
+//
+// The Redis script does not have the calendar of a limit that has left the configuration. It has the end of
+// the window that contains at, and the length of the longest window in hours. So the windows of such a
+// limit are computed from these two numbers, here too.
 func (l *Limit) outlived(at Micros) *Limit {
 	const hour = 3600 * Second
 	plain := *l
@@ -134,7 +140,7 @@ func (l *Limit) outlived(at Micros) *Limit {
 	return &plain
 }
 
-// units is the consumption in the unit of l, rounded up.
+// units returns the consumption in the unit of l, rounded up.
 func (k *kept) units(l *Limit) int64 { return mulDivCeil(k.used, l.Unit(), k.unit) }
 
 // of converts units of l to the unit of used, rounded down.
@@ -143,7 +149,7 @@ func (k *kept) of(l *Limit, units int64) int64 {
 	return n
 }
 
-// until is the time from now until the consumption is at most most, in the unit of l.
+// until returns the time from now until the consumption is at most most, in the unit of l.
 func (k *kept) until(l *Limit, now Micros, most int64) Micros {
 	fine := int64(k.tick/l.tick) - 1
 	if k.tick == 0 || fine == 0 || most >= l.v {
@@ -155,7 +161,7 @@ func (k *kept) until(l *Limit, now Micros, most int64) Micros {
 	return max(0, k.moment(n)+Micros(max(0, ceilDiv(later.units(l)-most, l.p)))*l.tick-now)
 }
 
-// untilUsed is the time from now until used is at most most.
+// untilUsed returns the time from now until used is at most most.
 func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
 	if l.Kind != FixedWindow {
 		return max(0, k.moment(k.ticksTo(most))-now)
@@ -167,14 +173,14 @@ func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
 	return k.old.windowStart(k.window+max(1, n), k.phase) - now
 }
 
-// ticksTo is the number of ticks until used is at most most.
+// ticksTo returns the number of ticks until used is at most most.
 func (k *kept) ticksTo(most int64) int64 { return max(0, ceilDiv(k.used-most, k.p)) }
 
-// moment is the start of the n-th tick after now.
+// moment returns the start of the n-th tick after now.
 func (k *kept) moment(n int64) Micros { return k.now + Micros(n)*k.tick }
 
-// giveBack subtracts units of l from used. The undo of a charge returns less by the tokens that have flowed in since; of a
-// limit that settles, at most room.
+// giveBack subtracts units of l from used. The undo of a charge subtracts less by the tokens that have
+// flowed in since the charge. If the limit settles, the undo subtracts at most room.
 func (k *kept) giveBack(l *Limit, units int64, p int64, a *Charge) {
 	given := k.of(l, units)
 	switch {
@@ -186,8 +192,8 @@ func (k *kept) giveBack(l *Limit, units int64, p int64, a *Charge) {
 	k.used = max(0, k.used-given)
 }
 
-// takeKept decides a for s, which is in the numbers of another Limit, at time now. If the clock stepped back, now is
-// ahead of it by back.
+// takeKept decides a for s, which is in the numbers of another Limit, at time now. back is how far now is
+// ahead of a clock that stepped back.
 func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, back Micros) {
 	var k kept
 	switch l.Kind {
@@ -197,7 +203,7 @@ func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, back Micr
 	case FixedWindow:
 		k = l.keptWindow(s, now, a.Hash)
 		s.Peaks = l.peaksOf(s, a.Hash)
-		if s.By != k.old { // the calendar of its windows is gone
+		if s.By != k.old { // the old limit's Calendar is not configured any more
 			s.By, s.Peaks = k.old, nil
 		}
 	default:
@@ -228,7 +234,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 		r = l.MaxReserved
 	}
 	reach := max(0, min(l.MaxReserved, k.most-l.Capacity)) // the largest debt that the old numbers can express
-	goal := full + r*unit - cost                           // a is allowed if at most this is used
+	goal := full + r*unit - cost                           // a is allowed if at most goal is used
 	if a.Reserve && reach < r {
 		if goal = min(goal, full); cost <= reach*unit {
 			goal = full + reach*unit - cost
@@ -247,7 +253,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 		k.used = min(most, k.used+wanted)
 		d.Allowed, d.Lost = true, min(a.Cost, maxExact)-(k.used-had)/k.unit
 	case cost == 0:
-		debt := max(k.of(l, goal), k.old.full()) // more than that is a debt by the old numbers too
+		debt := max(k.of(l, goal), k.old.full()) // more consumption than this is a debt by the old numbers too
 		if d.Allowed = k.used <= debt; !d.Allowed && debt > k.of(l, goal) {
 			d.RetryAfter = k.untilUsed(l, now, debt)
 		} else if !d.Allowed {
@@ -298,7 +304,7 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back
 			}
 		}
 		d.RetryAfter = k.until(l, now, goal)
-		if a.MaxWait > 0 && l.tick > 1 { // add the time within the tick until the turn is near enough
+		if a.MaxWait > 0 && l.tick > 1 { // add the time within the tick until the wait is at most MaxWait
 			k.used, goal = k.after(k.ticksTo(k.of(l, goal))), k.used
 			d.RetryAfter += max(0, Micros(ceilDiv(k.units(l), l.p))*l.tick-a.MaxWait)
 			k.used = goal
@@ -307,7 +313,7 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back
 }
 
 // takeKeptPair decides a for a guaranteed bucket. Each part is counted by itself, so that a smaller bank
-// does not affect the guaranteed rate. Both together never give more than the larger limit holds.
+// does not reduce the guaranteed rate. Both parts together never admit more than the larger limit holds.
 func (l *Limit) takeKeptPair(s *State, now Micros, a *Charge, d *Decision) {
 	old := s.By
 	k1, k2 := l.keptTokens(s, s.Prev, old.v1, old.p1, now), l.keptTokens(s, s.Value, old.v, old.p, now)
@@ -337,13 +343,13 @@ func (l *Limit) takeKeptPair(s *State, now Micros, a *Charge, d *Decision) {
 	d.ResetAfter = max(0, pair.until(l, l.Capacity)-now)
 }
 
-// keptPair is the consumption of the two parts of a guaranteed bucket.
+// keptPair is the consumption of the two parts of a guaranteed bucket: sure is the guaranteed part.
 type keptPair struct {
 	sure, bank kept
 	most       int64 // the largest consumption of both together
 }
 
-// left is the number of units that both can give before they exceed the larger limit.
+// left returns the number of units that both parts can still supply within the larger limit.
 func (p *keptPair) left() int64 { return floorDiv(p.most-p.sure.used-p.bank.used, p.bank.unit) }
 
 func (p *keptPair) giveBack(l *Limit, a *Charge) {
@@ -360,13 +366,13 @@ func (p *keptPair) has(l *Limit, cost, ticks int64) bool {
 	return ok && more == 0
 }
 
-// wait reports whether cost becomes available after ticks and before the next tick of the pair; more is the number of
-// finer ticks of l that it takes.
+// wait reports whether cost becomes available after ticks and before the next tick of the pair. more is the
+// number of finer ticks of l until then.
 func (p *keptPair) wait(l *Limit, cost, ticks int64) (more int64, ok bool) {
 	c, then := cost*l.q, *p
 	then.sure.used, then.bank.used = p.sure.after(ticks), p.bank.after(ticks)
 	u1, u2 := then.sure.units(l), then.bank.units(l)
-	if v1, v2 := l.v1-u1, l.v-u2; v1 >= 0 && v2 >= 0 { // then the state is converted
+	if v1, v2 := l.v1-u1, l.v-u2; v1 >= 0 && v2 >= 0 { // the state can be converted by then
 		if v1+v2 < c {
 			more = l.guaranteedRetry(v1, v2, c)
 		}
@@ -383,7 +389,7 @@ func (p *keptPair) pay(l *Limit, cost int64) {
 	p.bank.used += cost*p.bank.unit - paid
 }
 
-// until is the moment from which cost is available.
+// until returns the moment from which cost is available.
 func (p *keptPair) until(l *Limit, cost int64) Micros {
 	lo, hi := int64(-1), max(p.sure.ticksTo(0), p.bank.ticksTo(0))
 	for lo+1 < hi {
@@ -398,8 +404,8 @@ func (p *keptPair) until(l *Limit, cost int64) Micros {
 	return p.bank.moment(hi) + Micros(more)*l.tick
 }
 
-// mulDiv returns a*b/c rounded down, for a, b >= 0 and c > 0, and whether there was a remainder. Results are cut
-// to 2^53.
+// mulDiv returns a*b/c rounded down, for a, b >= 0 and c > 0, and whether there was a remainder. Results
+// are at most 2^53.
 func mulDiv(a, b, c int64) (n int64, rest bool) {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi >= uint64(c) {
@@ -412,7 +418,7 @@ func mulDiv(a, b, c int64) (n int64, rest bool) {
 	return int64(quo), rem > 0
 }
 
-// mulDivCeil is mulDiv rounded up.
+// mulDivCeil returns a*b/c rounded up, for a, b >= 0 and c > 0. Results are at most 2^53.
 func mulDivCeil(a, b, c int64) int64 {
 	n, rest := mulDiv(a, b, c)
 	if rest {

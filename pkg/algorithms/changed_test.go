@@ -8,25 +8,25 @@ import (
 	"pgregory.net/rapid"
 )
 
-// changing is the reference model of a bucket whose limit changes: what is used, in fractions of units,
-// and the numbers that it is written in. It finds each time by trying moments, not by a formula.
-// Clocks only go forward here.
+// changing is the reference model of a bucket whose limit changes. It has the consumption as fractions of
+// units, and the numbers in which the bucket is stored. It finds each time by trying moments, not by a
+// formula. Its clock never steps back.
 type changing struct {
-	s    Spec // that was written last
+	s    Spec // the Spec that was last stored
 	tick Micros
-	used []*big.Rat // of a guaranteed bucket two: the guaranteed part and the bank
+	used []*big.Rat // a guaranteed bucket has two: the guaranteed part and the bank
 	ts   Micros
 	seen bool
 
-	atTick *changing // of a view: as it is remembered if nothing is charged
+	atTick *changing // for a view: the state to store if nothing is charged
 }
 
 func (m changing) copy() changing {
-	m.used = slices.Clone(m.used) // the fractions are never written to
+	m.used = slices.Clone(m.used) // the fractions themselves are never changed
 	return m
 }
 
-// parts are the capacities of s and what flows into each in a us.
+// parts returns the capacities of s, and the inflow of each per microsecond.
 func parts(s Spec) (capacities, flows []*big.Rat) {
 	flow := big.NewRat(s.Rate, int64(s.Period))
 	switch {
@@ -40,7 +40,7 @@ func parts(s Spec) (capacities, flows []*big.Rat) {
 	}
 }
 
-// scale is how many parts of a unit s counts.
+// scale returns how many parts of a unit s counts.
 func scale(s Spec, tick Micros) *big.Int {
 	if s.Kind == FixedWindow {
 		return big.NewInt(1)
@@ -61,8 +61,8 @@ func sum(all []*big.Rat) *big.Rat {
 	return n
 }
 
-// oldEdges are the window edges that m is written in, as s sees them: of a calendar that s does not have, the
-// next edge, and from there on the longest window in hours.
+// oldEdges returns the window edges of m as s knows them. If s does not have the calendar of m, they are
+// the calendar's next edge, followed by windows of the calendar's longest length in hours.
 func (m *changing) oldEdges(s Spec, hash uint64) edges {
 	e := edgesOf(m.s, m.tick, hash)
 	if m.s.Calendar == nil || m.s.Calendar.same(s.Calendar) {
@@ -72,7 +72,7 @@ func (m *changing) oldEdges(s Spec, hash uint64) edges {
 	return edges{phase: next % longest, period: longest}
 }
 
-// view is m as s sees it at time t: converted, or kept.
+// view returns m in the numbers of s at time t, or in its own numbers if it cannot be converted (isKept).
 func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept bool) {
 	v = m.copy()
 	v.atTick = nil
@@ -88,7 +88,7 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 	other := !alike(s, tick, m.s, m.tick, hash)
 	if s.Kind == FixedWindow {
 		e := m.oldEdges(s, hash)
-		came := Micros(up(over(m.used[0], whole(m.s.Rate))).Int64()) // so many, or less
+		came := Micros(up(over(m.used[0], whole(m.s.Rate))).Int64()) // at most this many windows matter
 		if t < e.step(m.ts, came) {
 			came = e.came(m.ts, t)
 		}
@@ -99,7 +99,7 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 			v.used[0] = whole(0)
 		}
 		v.ts = t / m.tick * m.tick
-		if m.s.Calendar != nil && !m.s.Calendar.same(s.Calendar) { // kept, it goes on in the windows that s knows
+		if m.s.Calendar != nil && !m.s.Calendar.same(s.Calendar) { // a kept state uses the windows that s knows
 			v.s.Calendar, v.s.Start, v.s.Period = nil, new(e.phase), e.period
 		}
 	} else {
@@ -129,7 +129,7 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 		return v, false
 	}
 	v.atTick = &changing{s: s, tick: tick, used: slices.Clone(v.used), ts: v.ts, seen: true}
-	at := t / tick * tick // it flows by the new numbers within a tick of the old
+	at := t / tick * tick // within a tick of the old limit, the inflow is that of the new one
 	for i := range v.used {
 		v.used[i] = most(whole(0), minus(v.used[i], times(flows[i], whole(int64(at-v.ts)))))
 	}
@@ -155,7 +155,7 @@ func alike(a Spec, tickA Micros, b Spec, tickB Micros, hash uint64) bool {
 	return tickA == tickB
 }
 
-// reserved is max_reserved of s.
+// reserved returns max_reserved of s.
 func reserved(s Spec, tick Micros) int64 {
 	switch capacity := orElse(s.Capacity, s.Rate); {
 	case s.Minimum != nil || s.Kind == LeakyBucket:
@@ -169,7 +169,7 @@ func reserved(s Spec, tick Micros) int64 {
 	}
 }
 
-// holds is the most units that the numbers of s can express as used.
+// holds returns the largest consumption that the numbers of s can express.
 func holds(s Spec, tick Micros) int64 {
 	switch {
 	case s.Kind == FixedWindow:
@@ -184,7 +184,7 @@ func holds(s Spec, tick Micros) int64 {
 	}
 }
 
-// shown is what v has used, in the unit of s, rounded up.
+// shown returns the consumption of v in the unit of s, rounded up.
 func (m *changing) shown(s Spec, tick Micros) (all []*big.Rat) {
 	q := new(big.Rat).SetInt(scale(s, tick))
 	for _, used := range m.used {
@@ -193,7 +193,8 @@ func (m *changing) shown(s Spec, tick Micros) (all []*big.Rat) {
 	return all
 }
 
-// there is what is left at the most of the view v, at time t: for a guaranteed bucket that is kept, of each part.
+// there returns the largest amount that the view v has left at time t. A guaranteed bucket that is kept
+// counts its parts separately.
 func (m *changing) there(s Spec, tick Micros, isKept bool) *big.Rat {
 	capacities, _ := parts(s)
 	used := m.shown(s, tick)
@@ -227,7 +228,7 @@ func (m changing) passes(s Spec, tick, t Micros, a Charge) bool {
 	case cost.Sign() == 0 && isKept && (s.Minimum != nil || s.Kind == LeakyBucket):
 		return true
 	case cost.Sign() == 0 && isKept && !less(orElseSum(m.s), sum(v.used)):
-		return true // a lower limit makes no debt
+		return true // lowering the limit makes no debt
 	}
 	r := whole(0)
 	if a.Reserve {
@@ -252,10 +253,10 @@ func (m *changing) cost(s Spec, tick Micros, a Charge) *big.Rat {
 	return cost
 }
 
-// first is the time from now until yes holds for the first time; it does not now. What holds at the end of
-// a tick holds at the end of all later ones, and within a tick from some moment on.
+// first returns the time from now until yes first holds. It does not hold now. If it holds at the end of a
+// tick, it holds at the end of all later ones, and within a tick from some moment on.
 func first(now, tick Micros, yes func(t Micros) bool) Micros {
-	search := func(lo, hi Micros, yes func(n Micros) bool) Micros { // lo: no, hi: yes
+	search := func(lo, hi Micros, yes func(n Micros) bool) Micros { // lo: does not hold, hi: holds
 		for lo+1 < hi {
 			if mid := lo + (hi-lo)/2; yes(mid) {
 				hi = mid
@@ -294,7 +295,7 @@ func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 	}
 	next, charges, late := v.copy(), true, false
 	view := func(m changing, t Micros) changing { v, _ := m.view(s, tick, t, a.Hash); return v }
-	take := func(cost *big.Rat) { // the bank pays what the guaranteed part does not have
+	take := func(cost *big.Rat) { // the bank pays what the guaranteed part lacks
 		if s.Minimum != nil {
 			sure := least(cost, most(whole(0), minus(capacities[0], v.shown(s, tick)[0])))
 			q := new(big.Rat).SetInt(scale(v.s, v.tick))
@@ -328,7 +329,7 @@ func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 			}
 			back = undo(back, times(sum(pace), whole(int64(now/coarse*coarse-a.ChargedAt/coarse*coarse))))
 		}
-		for i := range slices.Backward(next.used) { // the bank first
+		for i := range slices.Backward(next.used) { // refunds fill the bank first
 			off := least(back, next.used[i])
 			next.used[i], back = minus(next.used[i], off), minus(back, off)
 		}
@@ -367,7 +368,7 @@ func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 			stored = *v.atTick
 		}
 		yes := func(t Micros) bool { return stored.passes(s, tick, t, a) }
-		if late { // a cost above capacity is never there at once
+		if late { // a cost above capacity is never available at once
 			yes = func(t Micros) bool {
 				v, isKept := stored.view(s, tick, t, a.Hash)
 				return !less(v.there(s, tick, isKept), minus(least(cost, plus(capacity, r)), r))
@@ -406,7 +407,7 @@ func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 	switch {
 	case a.DryRun, d.Never && !s.TakesDenied, a.Cost < 0 && !m.seen, !m.seen && !charges, !m.seen && a.Cost == 0:
 	case a.Cost == 0 || !charges:
-		if !isKept && !alike(s, tick, m.s, m.tick, a.Hash) { // converted, the numbers only
+		if !isKept && !alike(s, tick, m.s, m.tick, a.Hash) { // converted: only the numbers change
 			if *m = v; v.atTick != nil {
 				*m = *v.atTick
 			}
@@ -417,12 +418,12 @@ func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 	return d
 }
 
-// changeable is a random limit that the model knows.
+// changeable returns a random limit that the model supports.
 func (roll dice) changeable(kind Kind) (Spec, *Limit) {
 	for {
 		s, l := roll.limit(kind)
 		s.Penalty, s.Initial = nil, nil
-		if s.Calendar != nil || roll.once(2) { // mostly of a like size, or none ever holds what another allowed
+		if s.Calendar != nil || roll.once(2) { // mostly of similar size; otherwise neither limit could hold what the other allowed
 			s.Rate, s.Period = roll.between(1, 100), Micros(roll.of(1000, 3000, 1e6, 1e6, 7e6, 60e6))
 			s.Capacity, s.MaxReserved = new(roll.between(0, 100)), nil
 			if s.Calendar != nil {
@@ -441,8 +442,8 @@ func (roll dice) changeable(kind Kind) (Spec, *Limit) {
 	}
 }
 
-// Limits with different numbers charge one bucket in turn, as processes do that read their
-// configurations at different times: it answers as rule 7 says, to the last digit.
+// Limits with different numbers charge one bucket in turn, like processes that read their configurations at
+// different times. The answers equal those of the reference model, to the last digit.
 func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 	for _, k := range kinds {
 		if k.kind == SlidingWindow || k.kind == SlidingLog {
@@ -489,7 +490,7 @@ func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 						want = got // not compared
 					}
 					for _, t := range [][2]*Micros{{&got.RetryAfter, &want.RetryAfter}, {&got.ResetAfter, &want.ResetAfter}, {&got.Wait, &want.Wait}} {
-						if *t[1] < 0 { // further away than the model looks
+						if *t[1] < 0 { // further away than the model searches
 							*t[1] = *t[0]
 						}
 					}
@@ -509,7 +510,7 @@ func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 					}
 				}
 			})
-			t.Logf("%d asks, %d %% of them of a state that is kept, %d %% denied", asks, 100*stayed/asks, 100*denied/asks)
+			t.Logf("%d charges, %d %% of them to a state in other numbers, %d %% denied", asks, 100*stayed/asks, 100*denied/asks)
 		})
 	}
 }
@@ -522,15 +523,15 @@ func mustCompileRapid(t *rapid.T, s Spec) *Limit {
 	return &l
 }
 
-// TestHugeCountsOfOtherNumbersDeny: a sliding window that counted billions in a second is given a period of a month, so
-// that count and period have a product of more than 64 bits.
+// A sliding window that counted billions in a second gets a period of a month. Then the product of count
+// and period exceeds 64 bits.
 func TestHugeCountsOfOtherNumbersDeny(t *testing.T) {
 	long := mustCompile(t, Spec{Kind: SlidingWindow, Rate: 10, Period: 30 * Day})
 	for count := int64(100_000_000); count <= 3_000_000_000; count += 100_000_000 {
 		short := mustCompile(t, Spec{Kind: SlidingWindow, Rate: 3_000_000_000, Period: sec})
 		s, d := short.Take(State{}, t0, Charge{Cost: count})
 		if !d.Allowed {
-			t.Fatalf("%d are denied", count)
+			t.Fatalf("a charge of %d was denied", count)
 		}
 		if _, d = long.Take(s, t0, Charge{Cost: 1}); d.Allowed || d.Remaining != 0 {
 			t.Errorf("after %d in a second, 1 of 10 a month is allowed: %+v", count, d)

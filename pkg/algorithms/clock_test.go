@@ -7,14 +7,14 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Rule 5: a clock that steps back by up to a minute stands still until it has caught up.
+// If the clock steps back by up to a minute, a bucket's time stands still until the clock has caught up.
 func TestClockStandsStillForAMinute(t *testing.T) {
 	run(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(10))}, nil, []step{
 		{at: 100 * sec, cost: 9, allowed: true, left: 1, reset: 9 * sec},
 		{at: 40 * sec, cost: 0, allowed: true, left: 1, reset: 69 * sec},
 		{at: 40 * sec, cost: 2, left: 1, retry: 61 * sec, reset: 69 * sec},
 		{at: 40 * sec, cost: 11, never: true, left: 1, reset: 69 * sec},
-		{at: 40 * sec, cost: 1, allowed: true, left: 0, reset: 70 * sec}, // what is there is given
+		{at: 40 * sec, cost: 1, allowed: true, left: 0, reset: 70 * sec}, // available tokens can still be consumed
 		{at: 99 * sec, cost: 1, left: 0, retry: 2 * sec, reset: 11 * sec},
 		{at: 101*sec - us, cost: 1, left: 0, retry: us, reset: 9*sec + us},
 		{at: 101 * sec, cost: 1, allowed: true, left: 0},
@@ -29,14 +29,15 @@ func TestWaitCountsAClockThatIsBehind(t *testing.T) {
 	run(t, Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: new(int64(9))}, nil, []step{
 		{at: 100 * sec, cost: 1, allowed: true, left: 9},
 		{at: 70 * sec, cost: 1, allowed: true, left: 8, wait: 31 * sec},
-		// Nobody is held longer than MaxWait, whatever the reason.
+		// No request waits longer than MaxWait, whatever the reason for the wait.
 		{at: 70 * sec, cost: 1, maxWait: 5 * sec, left: 8, retry: 27 * sec},
 		{at: 97*sec - us, cost: 1, maxWait: 5 * sec, left: 8, retry: us},
 		{at: 97 * sec, cost: 1, maxWait: 5 * sec, allowed: true, left: 7, wait: 5 * sec},
 	})
 }
 
-// By more than a minute: the value is kept, and counts from now; stored at once, denied or not.
+// If the clock steps back by more than a minute, the value is kept and time counts from now. The corrected
+// state is stored at once, even by a denial.
 func TestClockIsCorrectedAfterAMinute(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})
 	s := play(t, l, State{}, []step{
@@ -44,11 +45,11 @@ func TestClockIsCorrectedAfterAMinute(t *testing.T) {
 		{at: hour - minute - us, cost: 2, left: 1, retry: sec},
 	})
 	if want := t0 + hour - minute - us; s.At != want || s.Value != l.q {
-		t.Fatalf("the clock was not mended: %+v", s)
+		t.Fatalf("the clock was not corrected: %+v", s)
 	}
 	play(t, l, s, []step{
 		{at: hour - minute - us + sec, cost: 2, allowed: true, left: 0},
-		{at: hour, cost: 60, left: 59, retry: sec - us}, // the minute that was set back counts once more
+		{at: hour, cost: 60, left: 59, retry: sec - us}, // the minute by which the clock stepped back counts twice
 	})
 }
 
@@ -57,7 +58,7 @@ func TestADryRunCorrectsNothing(t *testing.T) {
 	s, _ := l.Take(State{}, t0, Charge{Cost: 1})
 	next, d := l.Take(s, t0-hour, Charge{Cost: 1, DryRun: true})
 	if !same(s, next) || d.RetryAfter != sec {
-		t.Errorf("a look made %+v of %+v and answered %+v", next, s, d)
+		t.Errorf("after a dry run the state is %+v, was %+v; decision %+v", next, s, d)
 	}
 }
 
@@ -65,7 +66,7 @@ func TestACorrectedLogCountsFromNow(t *testing.T) {
 	run(t, Spec{Kind: SlidingLog, Rate: 2, Period: sec}, nil, []step{
 		{at: hour, cost: 1, allowed: true, left: 1},
 		{at: hour + 500*ms, cost: 1, allowed: true, left: 0},
-		{at: 0, cost: 1, left: 0, retry: sec, reset: sec}, // both as if charged now
+		{at: 0, cost: 1, left: 0, retry: sec, reset: sec}, // both units count as if charged now
 		{at: sec - us, cost: 1, left: 0, retry: us},
 		{at: sec, cost: 2, allowed: true, left: 0},
 	})
@@ -85,8 +86,8 @@ func TestCorrectedWindowsKeepTheirValue(t *testing.T) {
 	})
 }
 
-// Whatever the clock does, no more flows in than its steps forward bring, and nobody waits more
-// than a minute longer for it.
+// Whatever the clock does: no more tokens flow in than its steps forward allow, and no request waits more
+// than a minute longer than it should.
 func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		roll := throw(t)
@@ -120,7 +121,7 @@ func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 	})
 }
 
-// Rule 1: a bucket that does not start full is created by the first charge, whatever the answer.
+// A bucket that does not start full is created by its first charge, even if that is denied.
 func TestTheFirstChargeStartsTheClock(t *testing.T) {
 	spec := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(0))}
 	for name, first := range map[string]step{
@@ -134,7 +135,7 @@ func TestTheFirstChargeStartsTheClock(t *testing.T) {
 	}
 	run(t, spec, nil, []step{
 		{at: 0, cost: 6, never: true, left: 0},
-		{at: 2 * sec, cost: 2, left: 0, retry: 2 * sec}, // a "never" started nothing
+		{at: 2 * sec, cost: 2, left: 0, retry: 2 * sec}, // a charge with Never started no clock
 	})
 }
 
@@ -150,7 +151,7 @@ func TestFullBucketIsCreatedByItsFirstChargeOnly(t *testing.T) {
 	}
 }
 
-// Rule 6: with initial below capacity a full bucket is kept one day more, then starts at initial.
+// With initial below capacity, a full bucket is kept for one more day. Then it starts at initial.
 func TestFullForADayStartsAtInitial(t *testing.T) {
 	bucket := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(1))}
 	window := Spec{Kind: FixedWindow, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(1)), Start: new(t0)}

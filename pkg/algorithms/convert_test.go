@@ -2,8 +2,8 @@ package algorithms
 
 import "testing"
 
-// When the numbers of a live limit change, what was used stays used. What a lower limit does not hold is
-// below 0 until it has flowed in again by the old numbers.
+// When the numbers of a limit change, consumption stays. If a lower limit cannot hold the consumption, the
+// bucket is below 0 until enough has flowed in at the old rate.
 func TestUsedStaysUsed(t *testing.T) {
 	perMinute := func(rate int64) Spec { return Spec{Kind: TokenBucket, Rate: rate, Period: minute} }
 	capacity := func(c int64) Spec { return Spec{Kind: TokenBucket, Rate: 1, Period: minute, Capacity: &c} }
@@ -11,11 +11,11 @@ func TestUsedStaysUsed(t *testing.T) {
 		return Spec{Kind: FixedWindow, Rate: 1, Period: minute, Capacity: &c, Start: new(t0)}
 	}
 	leaky := func(c int64) Spec { return Spec{Kind: LeakyBucket, Rate: 1, Period: minute, Capacity: &c} }
-	coarse := Spec{Kind: TokenBucket, Rate: 7, Period: 30 * Day, Capacity: new(int64(1_000_000))} // in ms
+	coarse := Spec{Kind: TokenBucket, Rate: 7, Period: 30 * Day, Capacity: new(int64(1_000_000))} // counts in milliseconds
 	for name, c := range map[string]struct {
 		from, to Spec
-		left     int64 // before
-		want     int64 // after
+		left     int64 // before the change
+		want     int64 // after the change
 	}{
 		"capacity up":            {capacity(10), capacity(20), 6, 16},
 		"capacity down":          {capacity(10), capacity(5), 7, 2},
@@ -44,13 +44,13 @@ func TestUsedStaysUsed(t *testing.T) {
 	}
 }
 
-// Until the change tokens flow by the old numbers, from then on by the new.
+// Tokens flow in at the old rate until the change, and at the new rate from then on.
 func TestNewRateCountsFromTheChange(t *testing.T) {
 	fast := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec, Capacity: new(int64(100))})
 	slow := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})
 	s := play(t, fast, State{}, []step{{cost: 100, allowed: true, left: 0}})
 	play(t, slow, s, []step{
-		{at: sec, cost: 11, left: 10, retry: sec}, // also a denial stores what came by then
+		{at: sec, cost: 11, left: 10, retry: sec}, // a denial stores the tokens that have flowed in too
 		{at: 2 * sec, cost: 11, allowed: true, left: 0},
 	})
 }
@@ -60,10 +60,10 @@ func TestSlidingCountsStay(t *testing.T) {
 	s := play(t, old, State{}, []step{{cost: 4, allowed: true, left: 0}})
 	play(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 6, Period: sec}), s, []step{
 		{at: 500 * ms, cost: 2, allowed: true, left: 0},
-		{at: 500 * ms, cost: 1, left: 0, retry: 666_667 * us}, // six, until a sixth of them is out
+		{at: 500 * ms, cost: 1, left: 0, retry: 666_667 * us}, // 6 units count until a sixth of them has left the window
 	})
 	play(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 2, Period: sec}), s, []step{
-		{at: 500 * ms, cost: 0, left: 0, retry: 1000 * ms}, // four are two too many
+		{at: 500 * ms, cost: 0, left: 0, retry: 1000 * ms}, // 4 units are 2 too many
 		{at: 1500 * ms, cost: 0, allowed: true, left: 0},
 		{at: 1500 * ms, cost: 1, left: 0, retry: 250 * ms},
 	})
@@ -92,7 +92,8 @@ func TestOtherAlgorithmStartsAfresh(t *testing.T) {
 	}
 }
 
-// A debt that takes longer under the new numbers than can be computed stays in the old ones, and is paid by them.
+// A debt whose end cannot be computed in the new numbers stays in the old ones, and is paid at the old
+// rate.
 func TestHugeDebtUnderASlowerLimit(t *testing.T) {
 	for _, kind := range []Kind{FixedWindow, TokenBucket} {
 		fast := mustCompile(t, Spec{Kind: kind, Rate: 1_000_000, Period: sec})
@@ -107,10 +108,11 @@ func TestHugeDebtUnderASlowerLimit(t *testing.T) {
 	}
 }
 
-// hourly is n units an hour.
+// hourly returns a limit of n units an hour.
 func hourly(n int64, kind Kind) Spec { return Spec{Kind: kind, Rate: n, Period: hour} }
 
-// A denial, or a look, by a lower limit stores nothing: put back, the limit finds what was used.
+// A denial or a dry run under a lower limit stores nothing. When the limit is raised again, all consumption
+// is still there.
 func TestALowerLimitForgetsNothing(t *testing.T) {
 	for _, kind := range []Kind{TokenBucket, FixedWindow, LeakyBucket} {
 		high, low := hourly(100, kind), hourly(10, kind)
@@ -120,7 +122,7 @@ func TestALowerLimitForgetsNothing(t *testing.T) {
 		l1, l2 := mustCompile(t, high), mustCompile(t, low)
 		var s State
 		admitted := 0
-		for i := range 1000 { // 100 with the one, 10 with the other, in turn
+		for i := range 1000 { // 100 an hour by the first limit, 10 by the second, in turn
 			l := []*Limit{l1, l2}[i/7%2]
 			for _, look := range []bool{true, false} {
 				var d Decision
@@ -135,18 +137,18 @@ func TestALowerLimitForgetsNothing(t *testing.T) {
 	}
 }
 
-// Vectors 18 to 21.
+// Worked examples of a limit that is lowered and raised again.
 func TestChangedNumbersVectors(t *testing.T) {
 	high, low := mustCompile(t, hourly(100, TokenBucket)), mustCompile(t, hourly(10, TokenBucket))
 	reserving := hourly(10, TokenBucket)
 	reserving.MaxReserved = new(int64(5))
 	before := holding(5)(high)
 	if s := play(t, low, before, []step{{cost: 1, left: -85, retry: 3096 * sec}}); !same(s, before) {
-		t.Errorf("18: a denial stored %+v", s)
+		t.Errorf("a denial stored %+v", s)
 	}
 	play(t, high, before, []step{{cost: 5, allowed: true, left: 0}})
 	if s := play(t, high, holding(0)(low), []step{{cost: 1, allowed: true, left: 89}}); s.By != high {
-		t.Errorf("19: it is not in the new numbers: %+v", s)
+		t.Errorf("not converted to the new numbers: %+v", s)
 	}
 	play(t, mustCompile(t, reserving), before, []step{
 		{cost: 0, allowed: true, left: -85},
@@ -157,7 +159,8 @@ func TestChangedNumbersVectors(t *testing.T) {
 	})
 }
 
-// The counts of a window that a shorter period has seen, and denied, live as long as the longer one.
+// When a limit with a shorter period has decided about the counts of a window, they still live as long as
+// the longer period needs.
 func TestSlidingCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	for _, kind := range []Kind{SlidingWindow, SlidingLog} {
 		short, long := mustCompile(t, Spec{Kind: kind, Rate: 5, Period: sec}), mustCompile(t, Spec{Kind: kind, Rate: 5, Period: hour})
@@ -168,7 +171,7 @@ func TestSlidingCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 				is, _ = l.Take(is, t0+sec/2, Charge{Cost: 1})
 			}
 			if at := is.FreshAt(); at < t0+hour {
-				t.Errorf("%v, asked by %s: forgotten after %d s", kind, name, (at-t0)/sec)
+				t.Errorf("%v, charged by %s: forgotten after %d s", kind, name, (at-t0)/sec)
 			}
 		}
 	}

@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A property that fails names the seed to repeat it with; a file beside the tests would only be
-// committed by mistake. (-rapid.nofailfile=false writes it all the same.)
+// A failing property test prints the seed that repeats it. Files with failing inputs are switched off,
+// because they would be committed by mistake. (-rapid.nofailfile=false writes them.)
 func TestMain(m *testing.M) {
 	if err := flag.Set("rapid.nofailfile", "true"); err != nil {
 		panic(err)
@@ -19,9 +19,11 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// dice makes the random limits, times and charges of the property tests: 0 <= dice(n) < n. The
-// trace comes from one seed, not from a draw per number, which makes it some fifty times faster;
-// its length is drawn, so a failure shrinks to the shortest trace that shows it.
+// dice makes the random limits, times and charges of the property tests: 0 <= dice(n) < n.
+//
+// All numbers of a trace come from one seed, not from one rapid draw each, which is some fifty times
+// faster. The length of the trace is drawn by rapid, so a failure shrinks to the shortest trace that shows
+// it.
 type dice func(n int64) int64
 
 func throw(t *rapid.T) dice {
@@ -36,7 +38,7 @@ func (roll dice) of(values ...int64) int64 { return values[roll(int64(len(values
 
 func (roll dice) once(in int64) bool { return roll(in) == 0 }
 
-// kinds are all algorithms, as a Spec and a name for a test.
+// kinds has all algorithms, each as a Spec and a name for tests.
 var kinds = []struct {
 	name string
 	kind Kind
@@ -49,7 +51,7 @@ var kinds = []struct {
 	{"guaranteed", Guaranteed},
 }
 
-// spec is a random limit, most of them of everyday size, some at the edge of what can be computed.
+// spec returns a random limit. Most have everyday sizes; some are at the edge of the exact range.
 func (roll dice) spec(kind Kind) Spec {
 	period := func() Micros {
 		return Micros(roll.of(1, 7, 1000, 3000, 999_983, 1e6, 1e6, 60e6, 3600e6, int64(Day), int64(30*Day), roll.between(1, 1e10)))
@@ -76,19 +78,19 @@ func (roll dice) spec(kind Kind) Spec {
 		}
 	case SlidingLog:
 		s.Rate = roll.of(1, 2, 3, 10, 50)
-	case SlidingWindow, LeakyBucket: // nothing more to choose
+	case SlidingWindow, LeakyBucket: // these have no further settings
 	}
 	if kind == FixedWindow {
 		if roll.once(2) {
 			s.Start = new(Micros(roll.of(0, -1, int64(t0)+1, roll.between(-1e12, 1e15))))
 		}
-		if !s.Overdraw && roll.once(4) { // the reference form
+		if !s.Overdraw && roll.once(4) { // the form of the reference server
 			s.TakesDenied, s.Initial, s.Start = roll.once(2), nil, new(Micros(0))
 			s.PerRequest = !s.TakesDenied
 		}
 		if roll.once(4) {
 			s.Calendar, s.Start = calendars[roll(int64(len(calendars)))], nil
-			s.Period = s.Calendar.Usual // for the tests
+			s.Period = s.Calendar.Usual // Usual is nominal; the tests need some period
 		}
 	}
 	if !s.Overdraw && roll.once(5) {
@@ -98,7 +100,8 @@ func (roll dice) spec(kind Kind) Spec {
 	return s
 }
 
-// limit is a random limit that compiles; where one can be, one in four is computed in ms.
+// limit returns a random limit that compiles. If the algorithm supports it, one in four counts in
+// milliseconds.
 func (roll dice) limit(kind Kind) (Spec, *Limit) {
 	coarse := kind != SlidingLog && roll.once(4)
 	for {
@@ -109,7 +112,7 @@ func (roll dice) limit(kind Kind) (Spec, *Limit) {
 	}
 }
 
-// ask is a random charge of l at now. One in ten is a dry run.
+// ask returns a random charge of l at time now. One in ten is a dry run.
 func (roll dice) ask(l *Limit, now Micros, hash uint64) Charge {
 	most := l.Capacity
 	a := Charge{Hash: hash, DryRun: roll.once(10)}
@@ -146,10 +149,10 @@ func (roll dice) ask(l *Limit, now Micros, hash uint64) Charge {
 	return a
 }
 
-// next is the time of the charge after one that was answered d at now: close by, or idle for long,
-// or just when (or just before) its retry time; now and then the clock steps back.
+// next returns the time of the charge after one that was decided with d at time now. It is close by, long
+// after, or exactly at the retry time or just before it. Now and then the clock steps back.
 func (roll dice) next(l *Limit, now Micros, d Decision) Micros {
-	each := (l.period / max(1, l.Rate)) * int64(l.tick) // about the time one unit needs
+	each := (l.period / max(1, l.Rate)) * int64(l.tick) // about the time that one unit needs to flow in
 	period := l.period * int64(l.tick)
 	near := []int64{0, 0, 1, roll(1000), each, roll(each + 1), roll(2*each + 1), roll(10*each + 1)}
 	step := roll.of(near...)
@@ -163,7 +166,7 @@ func (roll dice) next(l *Limit, now Micros, d Decision) Micros {
 	case 9:
 		step = -roll.of(1, 999, 1000, 1001, roll(60e6), 60e6, 60e6+1, 3600e6, roll(3600e6), roll(int64(Day)))
 	}
-	if step > int64(MaxTime/1000) { // stay within the times that are exact
+	if step > int64(MaxTime/1000) { // stay within the exact range of times
 		step = roll.of(near...)
 	}
 	return now + Micros(step)
@@ -178,7 +181,7 @@ type moment struct {
 	got           Decision
 }
 
-// walk decides n random charges of one bucket and shows each. Where several limits are given, the
+// walk decides n random charges of one bucket and passes each to see. If several limits are given, the
 // numbers change now and then.
 func (roll dice) walk(n int, limits []*Limit, see func(moment)) {
 	hash := uint64(roll(math.MaxInt64)) * 2
@@ -197,7 +200,7 @@ func (roll dice) walk(n int, limits []*Limit, see func(moment)) {
 	}
 }
 
-// clone is a State of its own: a log is cut and appended to in place.
+// clone copies a State with its log, because Take appends to the log in place.
 func clone(s State) State {
 	s.Log = slices.Clone(s.Log)
 	if d := s.Denials; d != nil {

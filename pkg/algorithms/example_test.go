@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// A decision takes the state of a bucket and returns the next one. The zero State is a new bucket.
+// Take returns the next state of a bucket, which the caller stores. The zero State is a new bucket.
 func ExampleLimit_Take() {
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 2, Period: 10 * algorithms.Second})
 	if err != nil {

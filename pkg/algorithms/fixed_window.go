@@ -1,23 +1,24 @@
 package algorithms
 
-// Fixed window: rate tokens are granted at each window start, unused ones roll over up to
-// capacity. With window = (now - phase) div period and k the window starts since ts:
+// Fixed window: rate tokens are granted at each window start. Unused tokens roll over, up to capacity. With
+// window = (now - phase) div period, k window starts since the last charge, and r = max_reserved when
+// reserving, else 0:
 //
 //	value'  = min(value + k*rate, capacity)
 //	allowed = value' - cost >= -r
 //	deny:   retry_after = phase + (window + ceil((cost - r - value')/rate))*period - now
-//	allow:  value'' = min(capacity, value' - cost);  wait, below zero, to the window that covers it
+//	allow:  value'' = min(capacity, value' - cost);  if below zero, wait until the window start that pays it
 //	reset_after = phase + (window + max(1, ceil((capacity - value'')/rate)))*period - now
 //
-// Most admitted in one window: capacity. With TakesDenied, denied requests count too, but the next window starts at
-// capacity, so that no debt carries over. The same holds for PerRequest, where the count may exceed the limit of the
-// next request.
+// Most admitted in one window: capacity.
 //
-// A limit that settles refunds within the window of the charge only, and charges settlements down to -MaxDebt; see Peaks.
-//
-// A Calendar replaces these window starts by its own. Its windows have no phase.
+//  - With TakesDenied, denied requests count too, but the next window starts at capacity, so no debt carries over.
+//  - With PerRequest, the next window starts at capacity as well. The count may exceed the limit of the next request.
+//  - A limit that settles refunds only within the window of the charge, and charges settlements down to -MaxDebt;
+//    see Peaks.
+//  - A Calendar replaces these window starts by its own. Its windows have no phase.
 
-// windowOf is the number of the window that contains t.
+// windowOf returns the number of the window that contains t.
 func (l *Limit) windowOf(t Micros, phase int64) int64 {
 	if l.Calendar != nil {
 		return l.Calendar.Window(t)
@@ -25,7 +26,7 @@ func (l *Limit) windowOf(t Micros, phase int64) int64 {
 	return floorDiv(int64(t/l.tick)-phase, l.period)
 }
 
-// windowStart is the moment at which the n-th window starts.
+// windowStart returns the moment at which the n-th window starts.
 func (l *Limit) windowStart(n, phase int64) Micros {
 	if l.Calendar != nil {
 		return l.Calendar.Start(n)
@@ -33,21 +34,22 @@ func (l *Limit) windowStart(n, phase int64) Micros {
 	return Micros(phase+n*l.period) * l.tick
 }
 
-// WindowEnd returns the time from now to the next start of a fixed window, for the key with this hash (Charge.Hash). It
-// also does so for a limit that never allows.
+// WindowEnd returns the time from now to the next start of a fixed window, for the key with this hash
+// (Charge.Hash). It also works for a limit with a Rate of 0.
 func (l *Limit) WindowEnd(now Micros, hash uint64) Micros {
 	phase := l.phaseOf(hash)
 	return l.windowStart(l.windowOf(now, phase)+1, phase) - now
 }
 
-// roll returns the value after the window starts between s.At and now, the window that contains now, and the phase.
+// roll returns the value after the window starts between s.At and now, the number of the window that
+// contains now, and the phase.
 func (l *Limit) roll(s *State, now Micros, hash uint64) (value, window, phase int64) {
 	phase = l.phaseOf(hash)
 	window = l.windowOf(now, phase)
 	return l.granted(s.Value, window-l.windowOf(s.At, phase)), window, phase
 }
 
-// granted is value after k window starts.
+// granted returns value after k more window starts.
 func (l *Limit) granted(value, k int64) int64 {
 	switch {
 	case k <= 0:
@@ -69,7 +71,7 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Charge, d *Decision) {
 	}
 	value, window, phase := l.roll(s, now, a.Hash)
 	had := value
-	// until is the time to the n-th window start from now on.
+	// until returns the time to the n-th window start from now on.
 	until := func(n int64) Micros { return l.windowStart(window+n, phase) - now }
 	switch {
 	case cost < 0 && l.windowOver(a, now):
@@ -116,7 +118,7 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Charge, d *Decision) {
 	d.ResetAfter = until(max(1, l.windowsToFull(value)))
 }
 
-// windowOver reports whether a undoes a charge of a window that has ended at time now.
+// windowOver reports whether a is the undo of a charge whose window has ended at time now.
 func (l *Limit) windowOver(a *Charge, now Micros) bool {
 	if a.ChargedAt <= 0 || l.Kind != FixedWindow {
 		return false
@@ -125,7 +127,7 @@ func (l *Limit) windowOver(a *Charge, now Micros) bool {
 	return l.windowOf(a.ChargedAt, phase) != l.windowOf(now, phase)
 }
 
-// windowsToFull is the number of window starts that fill a bucket which holds value.
+// windowsToFull returns the number of window starts that fill a bucket which holds value.
 func (l *Limit) windowsToFull(value int64) int64 {
 	n := ceilDiv(l.Capacity-value, l.Rate)
 	if l.clears() {
@@ -134,7 +136,7 @@ func (l *Limit) windowsToFull(value int64) int64 {
 	return n
 }
 
-// overdrawn subtracts cost from value although it is not available, down to -MaxReserved.
+// overdrawn returns value less a cost that is not available, at least -MaxReserved.
 func (l *Limit) overdrawn(value, cost int64) int64 {
 	return max(min(value, -l.MaxReserved), value-min(cost, l.Capacity+l.MaxReserved))
 }

@@ -5,8 +5,9 @@ import (
 	"testing"
 )
 
-// FuzzModel compares the package with the reference implementation, which computes with big numbers. The input is
-// what the dice show: two bytes for each throw, then chance.
+// FuzzModel compares the package with the reference implementation, which computes with big numbers. The
+// input replaces the random numbers of dice: two bytes for each number. After the last byte, numbers are
+// random.
 func FuzzModel(f *testing.F) {
 	for _, k := range kinds {
 		f.Add(uint8(k.kind), []byte("what the dice show"))
@@ -18,7 +19,7 @@ func FuzzModel(f *testing.F) {
 				return chance.Int64N(n)
 			}
 			value := int64(thrown[0])<<8 | int64(thrown[1])
-			if thrown = thrown[2:]; n > 1<<16 { // two bytes do not reach all of them
+			if thrown = thrown[2:]; n > 1<<16 { // two bytes are not enough for larger n
 				value |= chance.Int64N(n) &^ 0xffff
 			}
 			return value % n

@@ -2,7 +2,7 @@ package algorithms
 
 import "github.com/rlsidecar/rlsidecar/internal/scaled"
 
-// The packages of this module read the numbers of a Limit through package scaled.
+// Other packages of this module read the numbers of a Limit through package scaled.
 func init() {
 	scaled.Returned = returned
 	scaled.Of = func(limit scaled.Limit) scaled.Numbers {

@@ -1,13 +1,13 @@
 package algorithms
 
-// Leaky bucket: a queue with a number of places, drained at rate per period. It is a token bucket with a capacity of
-// places + 1 that also computes the time to wait for the turn:
+// Leaky bucket: a queue with a number of places, drained at rate per period. It is a token bucket with a
+// capacity of places + 1. It also computes how long a request waits for its turn:
 //
-//	wait = ceil((V - value') / p)    before the charge, so 0 when the bucket is empty.
+//	wait = ceil((V - value') / p)    before the charge, so 0 for the first request
 //
 // A full queue denies. A turn further away than MaxWait is denied with retry_after = wait - MaxWait.
 
-// takeTurn takes a turn at time now. If the clock stepped back, now is ahead of it by back.
+// takeTurn reserves a turn at time now. back is how far now is ahead of a clock that stepped back.
 func (l *Limit) takeTurn(s *State, now Micros, a *Charge, d *Decision, back Micros) {
 	value := l.flow(s.Value, l.v, l.p, l.elapsed(s.At, now))
 	wait := l.span(now, ceilDiv(l.v-value, l.p))

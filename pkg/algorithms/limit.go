@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// Spec is a limit as it is configured. Compile checks it and returns a Limit.
+// Spec describes a limit as it is configured. Compile checks it and returns a Limit.
 type Spec struct {
 	Kind Kind
-	// Rate is the number of units that flow in (bucket), are granted (fixed window) or are admitted (sliding window) in each
-	// Period. A rate of 0 never allows.
+	// Rate is the number of units per Period: units that flow into a bucket, are granted to a fixed window,
+	// or are admitted by a sliding window. A limit with a Rate of 0 never allows.
 	Rate   int64
 	Period Micros
 	// Capacity is the most units that a token bucket or a fixed window can hold (nil means Rate), or the number of
@@ -18,29 +18,31 @@ type Spec struct {
 	Capacity *int64
 	// Initial is the number of units in a new bucket; nil means Capacity.
 	Initial *int64
-	// MaxReserved is how many units below zero reservations and Overdraw may go; nil means as far as the
+	// MaxReserved is how many units below zero reservations and Overdraw may go. nil means as far as the
 	// numbers stay exact.
 	MaxReserved *int64
-	// Start is a moment at which a fixed window starts; nil means that the phase of each key derives from its hash.
+	// Start is a moment at which a fixed window starts. With nil, each key has a phase of its own, derived
+	// from its hash.
 	Start *Micros
 	// Calendar, if not nil, sets the edges of a fixed window instead of Period and Start.
 	Calendar *Calendar
-	// Overdraw always charges the cost, below zero if necessary, and denies if it was not available.
+	// Overdraw always charges the cost, below zero if necessary. The request is denied if its cost was not
+	// available.
 	Overdraw bool
 	// TakesDenied makes a fixed window count denied requests too, within that window only.
 	TakesDenied bool
-	// PerRequest means that the numbers come with each request. A fixed window then keeps its exact consumption when
-	// the numbers change, and the next window starts at capacity.
+	// PerRequest means that the numbers come with each request. A fixed window then keeps its exact
+	// consumption when the numbers change, and the next window starts at capacity.
 	PerRequest bool
 	// Penalty, if not nil, blocks a bucket after a number of denials.
 	Penalty *Penalty
 	// Minimum, if not nil, is a guaranteed rate beside a token bucket, which then serves as a bank for bursts.
 	Minimum *Rate
-	// Settles means that requests consume estimates, which are settled later (Charge.Settle): costs are known only
-	// afterwards. It belongs to a token bucket, and to a fixed window that starts each window afresh.
+	// Settles means that requests consume estimates, because their costs are known only afterwards.
+	// Charge.Settle corrects them. It is for token buckets, and for fixed windows without rollover.
 	Settles bool
-	// MaxDebt is how many units below zero a settlement may charge a limit that settles; nil means Capacity, or as far as
-	// the numbers stay exact.
+	// MaxDebt is how many units below zero settlements may go, for a limit with Settles. nil means
+	// Capacity, or less if the numbers would not stay exact.
 	MaxDebt *int64
 }
 
@@ -50,8 +52,9 @@ type Rate struct {
 	Period Micros
 }
 
-// Limit is a compiled limit: its numbers, checked and scaled. Only Compile and Split make Limits. Limits are
-// immutable and can be compared with ==. Spec returns the numbers as they were given.
+// Limit is a compiled limit: its numbers, checked and scaled. Only Compile and Split make Limits. Limits
+// are immutable and can be compared with ==. Method Spec returns the numbers in the units of the
+// configuration.
 type Limit struct {
 	Kind        Kind
 	Overdraw    bool
@@ -59,7 +62,7 @@ type Limit struct {
 	PerRequest  bool
 
 	Rate        int64 // units in each period
-	Capacity    int64 // units; of a guaranteed bucket, both parts; of a leaky bucket, queue + 1
+	Capacity    int64 // units; for a guaranteed bucket, both parts; for a leaky bucket, queue + 1
 	Initial     int64 // units
 	MaxReserved int64 // units
 	// Calendar sets the edges of a fixed window.
@@ -72,17 +75,18 @@ type Limit struct {
 	numbers
 }
 
-// numbers are those that decisions compute with.
+// numbers are the scaled numbers that decisions compute with.
 type numbers struct {
 	tick         Micros // the unit of time: 1 us, or 1,000 where microseconds do not fit
-	period       int64  // ticks; with a Calendar its Usual
-	reach        int64  // units: the largest debt that can be represented exactly
-	phase        int64  // fixed window: ticks, 0 <= Phase < Period; 0 with a Calendar
-	phaseFromKey bool   // fixed window: the phase is the hash of the key modulo Period
+	period       int64  // ticks; with a Calendar, its Usual length
+	reach        int64  // units; the largest debt that can be represented exactly
+	phase        int64  // fixed window: ticks, 0 <= phase < period; 0 with a Calendar
+	phaseFromKey bool   // fixed window: the phase is the hash of the key modulo period
 
 	// Token buckets count in 1/q unit: p flow in with each tick, up to v.
 	p, q, v int64
-	// p1 and v1 are those of the guaranteed part of a guaranteed bucket. p, v and Capacity-v1/q are then the bank's.
+	// p1 and v1 belong to the guaranteed part of a guaranteed bucket. p, v and Capacity-v1/q then belong to
+	// the bank.
 	p1, v1 int64
 }
 
@@ -90,7 +94,7 @@ type numbers struct {
 type SpecError struct {
 	Field   string // the field of the configuration: "rate", "period", "capacity", …
 	Problem string // "must be at least 1, is -5"
-	largest int64  // the largest value that would fit, if the value is too large
+	largest int64  // if the value is too large: the largest value that would fit
 }
 
 // SpecErrors lists all mistakes in a Spec.
@@ -124,7 +128,7 @@ func Compile(s Spec) (Limit, error) {
 	return Limit{}, err
 }
 
-// fits reports whether the spans of s are whole numbers of ticks.
+// fits reports whether the spans of time in s are whole numbers of ticks.
 func (s Spec) fits(tick Micros) bool {
 	if s.Calendar != nil {
 		return tick == 1
@@ -132,7 +136,7 @@ func (s Spec) fits(tick Micros) bool {
 	return s.Period%tick == 0 && (s.Minimum == nil || s.Minimum.Period%tick == 0)
 }
 
-// compile is Compile with one unit of time.
+// compile is Compile with a given unit of time.
 func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 	if errs := check(s); len(errs) > 0 {
 		return Limit{}, errs
@@ -297,7 +301,7 @@ func (s Spec) checkParts(add addError) {
 	}
 }
 
-// checkSettling finds what does not go with settlement.
+// checkSettling finds settings that cannot be combined with settlement.
 func (s Spec) checkSettling(add addError) {
 	switch {
 	case !s.Settles && s.MaxDebt != nil:
@@ -326,14 +330,14 @@ func (s Spec) title() string {
 }
 
 // scale computes the numbers of l in its tick. If they exceed the exact range, it returns the field that is
-// too large and the largest value that would fit (0 if no value fits).
+// too large and the largest value that would fit. That value is 0 if none fits.
 func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 	l.period = int64(s.Period / l.tick)
 	reserved := int64(0)
 	if s.MaxReserved != nil {
 		reserved = *s.MaxReserved
 	}
-	most := int64(0) // units that fit: capacity + max_reserved
+	most := int64(0) // the largest capacity + max_reserved that fits, in units
 	switch l.Kind {
 	case TokenBucket, LeakyBucket:
 		g := gcd(l.Rate, l.period)
@@ -394,7 +398,7 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 	return true, "", 0
 }
 
-// mostOfWindows is the largest capacity + max_reserved of a fixed window; negative if none fits.
+// mostOfWindows returns the largest capacity + max_reserved of a fixed window. It is negative if none fits.
 func mostOfWindows(rate, longest int64) int64 {
 	windows, most := (maxExact-int64(MaxTime))/longest-1, maxExact-rate
 	if windows <= most/rate {
@@ -403,7 +407,7 @@ func mostOfWindows(rate, longest int64) int64 {
 	return most
 }
 
-// scaleGuaranteed puts both buckets on the scale q = lcm(q1, q2).
+// scaleGuaranteed gives both buckets the scale q = lcm(q1, q2).
 func (l *Limit) scaleGuaranteed(s Spec) (fits bool, field string, largest int64) {
 	period1 := int64(s.Minimum.Period / l.tick)
 	g1, g2 := gcd(s.Minimum.Units, period1), gcd(l.Rate, l.period)
@@ -430,7 +434,8 @@ func (l *Limit) scaleGuaranteed(s Spec) (fits bool, field string, largest int64)
 	return true, "", 0
 }
 
-// Most returns the largest cost that l can ever allow, for a reservation if reserve is true.
+// Most returns the largest cost that l can ever allow. With reserve it is the largest cost of a
+// reservation.
 func (l *Limit) Most(reserve bool) int64 {
 	switch {
 	case l.Rate == 0:
@@ -444,13 +449,14 @@ func (l *Limit) Most(reserve bool) int64 {
 	}
 }
 
-// Period returns the length of a period: the nominal length of a window of the Calendar, if l has one.
+// Period returns the length of a period. If l has a Calendar, that is its Usual length.
 func (l *Limit) Period() Micros { return Micros(l.period) * max(1, l.tick) }
 
 // CanReserve reports whether l supports reservations.
 func (l *Limit) CanReserve() bool { return l.Kind == TokenBucket || l.Kind == FixedWindow }
 
-// phaseOf is the offset, in ticks within a period, at which the windows of the key with this hash start.
+// phaseOf returns the offset, in ticks within a period, at which the windows of the key with this hash
+// start.
 func (l *Limit) phaseOf(hash uint64) int64 {
 	if l.phaseFromKey {
 		return int64(hash % uint64(l.period))

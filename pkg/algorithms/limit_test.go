@@ -18,19 +18,19 @@ func TestLimitIsAValue(t *testing.T) {
 	same := Spec{Kind: TokenBucket, Rate: 10, Period: minute, Capacity: new(int64(20)), Initial: new(int64(20))}
 	other := Spec{Kind: TokenBucket, Rate: 10, Period: minute, Capacity: new(int64(21))}
 	if *mustCompile(t, s) != *mustCompile(t, same) {
-		t.Error("the same numbers differ")
+		t.Error("equal numbers compare as different")
 	}
 	if *mustCompile(t, s) == *mustCompile(t, other) {
-		t.Error("other numbers are the same")
+		t.Error("different numbers compare as equal")
 	}
 	byLimit := map[Limit]bool{*mustCompile(t, s): true}
 	if !byLimit[*mustCompile(t, same)] {
-		t.Error("not a key")
+		t.Error("not usable as the key of a map")
 	}
 }
 
-// The largest numbers that fit compile, one more is refused, and the message says which is the
-// largest.
+// The largest numbers that fit compile. One more is refused, and the message contains the largest number
+// that fits.
 func TestLargestIsAcceptedAndNamed(t *testing.T) {
 	const exact = 1 << 53
 	capacity := func(s Spec, c int64) Spec { s.Capacity = &c; return s }
@@ -38,7 +38,7 @@ func TestLargestIsAcceptedAndNamed(t *testing.T) {
 		spec    func(n int64) Spec
 		field   string
 		largest int64
-		micros  int64 // the largest computed in us; after it ms are used
+		micros  int64 // the largest that is computed in microseconds; above it in milliseconds
 	}{
 		"token bucket, even period": {
 			func(n int64) Spec { return capacity(Spec{Kind: TokenBucket, Rate: 1, Period: sec}, n) },
@@ -58,7 +58,7 @@ func TestLargestIsAcceptedAndNamed(t *testing.T) {
 			},
 			"capacity", (exact-7)/86_400_000 - 1000, (exact-7)/86_400_000_000 - 1000,
 		},
-		"leaky bucket": { // one place more than the queue
+		"leaky bucket": { // one place more than the queue has
 			func(n int64) Spec { return capacity(Spec{Kind: LeakyBucket, Rate: 7, Period: Day}, n) },
 			"capacity", (exact-7)/86_400_000 - 1, (exact-7)/86_400_000_000 - 1,
 		},
@@ -99,7 +99,8 @@ func TestLargestIsAcceptedAndNamed(t *testing.T) {
 	}
 }
 
-// Whatever compiles keeps the range of rule 8 in its ticks; what does not names a number that does.
+// Every limit that compiles keeps its numbers in the exact range of doubles. For a limit that does not
+// compile, the error contains a number that does.
 func TestCompiledNumbersAreExact(t *testing.T) {
 	named := regexp.MustCompile(`the largest that fits is (\d+)$`)
 	refused := 0
@@ -135,7 +136,7 @@ func TestCompiledNumbersAreExact(t *testing.T) {
 				t.Fatalf("%s: %v", show(s), err)
 			}
 			if field == "rate" || field == "guaranteed" {
-				continue // other rates have other scales
+				continue // the rate determines the scale, so its largest value is not comparable
 			}
 			set(n)
 			if _, err := Compile(s); err != nil {
@@ -143,7 +144,7 @@ func TestCompiledNumbersAreExact(t *testing.T) {
 			}
 			set(n + 1)
 			if _, err := Compile(s); err == nil {
-				t.Fatalf("%s compiles, though one less was the largest %s", show(s), field)
+				t.Fatalf("%s compiles, but the error says that the largest %s is one less", show(s), field)
 			}
 		}
 	})
@@ -161,7 +162,7 @@ func inRange(t *rapid.T, s Spec, l Limit) {
 		sum.Mul(b(all), b(l.q)).Add(sum, b(l.p))
 	case Guaranteed:
 		sum.Add(b(l.v), b(l.v1)).Add(sum, b(l.p+l.p1))
-	case FixedWindow: // at the last moment, in the worst phase
+	case FixedWindow: // at MaxTime, with the largest phase
 		sum.Mul(b(ceilDiv(all, l.Rate)+1), b(l.period)).Add(sum, b(int64(MaxTime/l.tick)))
 	case SlidingWindow:
 		sum.Mul(b(3*l.Rate), b(l.period))
@@ -240,13 +241,13 @@ func TestRefusesNonsense(t *testing.T) {
 				fields = append(fields, e.Field)
 			}
 			if !slices.Equal(fields, c.want) {
-				t.Errorf("complains of %v, want %v: %v", fields, c.want, err)
+				t.Errorf("mistakes in %v, want %v: %v", fields, c.want, err)
 			}
 		})
 	}
 }
 
-// A message must blame the field that is too large.
+// The message must name the field that is too large.
 func TestBlamesMaxReserved(t *testing.T) {
 	_, err := Compile(Spec{Kind: TokenBucket, Rate: 1, Period: 30 * Day, Capacity: new(int64(1)), MaxReserved: new(int64(1) << 50)})
 	if err == nil || !strings.HasPrefix(err.Error(), "max_reserved ") {
@@ -257,7 +258,7 @@ func TestBlamesMaxReserved(t *testing.T) {
 func TestTakesDeniedIsForFixedWindows(t *testing.T) {
 	for _, k := range []Kind{TokenBucket, SlidingWindow, SlidingLog, LeakyBucket} {
 		if _, err := Compile(Spec{Kind: k, Rate: 1, Period: sec, TakesDenied: true}); err == nil {
-			t.Errorf("%v takes what it denies", k)
+			t.Errorf("%v compiles with TakesDenied", k)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The package and the reference implementations must answer every request alike, to the last microsecond.
+// The package and the reference implementations must decide every charge alike, to the last microsecond.
 func TestAgreesWithReferenceImplementation(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -18,7 +18,7 @@ func TestAgreesWithReferenceImplementation(t *testing.T) {
 				roll := throw(t)
 				s, l := roll.limit(k.kind)
 				reference := referenceOf(s)
-				var last [6]moment // what led there
+				var last [6]moment // the charges that led to the difference
 				roll.walk(length(t, 20_000), []*Limit{l}, func(m moment) {
 					asks++
 					if m.limit.tick == 1 {
@@ -37,12 +37,12 @@ func TestAgreesWithReferenceImplementation(t *testing.T) {
 					}
 				})
 			})
-			t.Logf("%d asks, %d %% of them in us, %d %% denied", asks, 100*us/asks, 100*denied/asks)
+			t.Logf("%d charges, %d %% of them in us, %d %% denied", asks, 100*us/asks, 100*denied/asks)
 		})
 	}
 }
 
-// show writes a Spec with what its pointers point at.
+// show prints a Spec and the values behind its pointers.
 func show(s Spec) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %d/%dus", s.Kind, s.Rate, int64(s.Period))

@@ -2,53 +2,54 @@ package algorithms
 
 import "math"
 
-// Peaks: what a limit that settles remembers, to know how much of a charge it may refund.
+// Peaks are stored for a limit that settles. They bound how much of a charge it may refund.
 //
-// A request consumes an estimate; when its cost is known, the difference is refunded. The bucket must then hold
-// what it would hold if the difference had never been consumed. Without the charge the bucket would have been
-// fuller by the difference, but never fuller than full, so that it would have lost what did not fit:
+// A request consumes an estimate. When its cost is known, the difference is refunded. The bucket must then
+// hold what it would hold if the difference had never been consumed. Without the difference the bucket
+// would have been fuller, but never more than full: what did not fit would have been lost. So:
 //
 //	refund = min(difference, room);  room = V - the highest value since the charge
 //
-// The value is highest just before a charge, or now. So each charge is preceded by a peak. A later peak that is
-// higher hides the earlier ones, so that the peaks that matter have more and more room. At most four are kept: where
-// there would be five, two neighbors become one that has the time of the later and the room of the earlier, so that
-// merging refunds less, never more.
+// The value is highest just before a charge, or now. So each charge is preceded by a peak. A later peak
+// that is higher hides the earlier ones, so the remaining peaks have more and more room. A bucket keeps at
+// most four. In place of a fifth, two neighbors become one peak with the time of the later and the room of
+// the earlier. This merging can make a refund smaller, never larger.
 //
-// A refund raises the peaks since its charge, for those who are refunded next: two of 50 that were consumed together left
-// room for 60 at one time, and 60 is what they get back, not 100.
+// A refund raises the peaks since its charge, which reduces later refunds. Example: two requests consumed
+// 50 each from a bucket that once lacked only 60 since. Together they get back 60, not 100.
 //
-// A new bucket, or one that was reset, lost the charge itself: it counts as full at its first charge. So does a bucket
-// whose earlier peaks are unknown: it was charged by a limit that does not settle, counted in other units of time, or
-// its clock stepped back.
+// A new bucket, and one that was reset, counts as full at its first charge, because the charges before it
+// are lost. So does a bucket whose earlier peaks are unknown: a limit that does not settle charged it, it
+// counted in other units of time, or its clock stepped back.
 //
-// A fixed window gains nothing until it ends, and refunds nothing afterwards. It needs to remember only since when its
-// charges are known.
+// A fixed window gains nothing until it ends, and refunds nothing afterwards. So it stores only the time
+// since which its charges are known.
 
 const (
 	// mostPeaks is the number of peaks that a bucket keeps.
 	mostPeaks = 4
-	// maxOpen is how long after a clock stepped back the earlier charges still count as unknown.
+	// maxOpen is the time after a clock stepped back during which the earlier charges still count as
+	// unknown.
 	maxOpen = 3600 * Second
 )
 
 // Peak is a moment at which a bucket was fuller than at any time since.
 type Peak struct {
-	// Until is the moment, the start of a tick; charges made before it have seen the peak. That of a refund is the
-	// next tick, because charges made in the same tick may have preceded it.
+	// Until is the moment, the start of a tick. The peak counts for charges made before Until. The Until of
+	// a refund's peak is the next tick, because charges in the same tick may have come before the refund.
 	Until Micros
 	// Room is how much the bucket lacked, in the unit of State.Value.
 	Room int64
 }
 
-// Peaks are the last peaks of a bucket, oldest first, each with more room than the one before. Those of a State are
-// made anew, never changed.
+// Peaks are the last peaks of a bucket, oldest first. Each has more room than the one before. Peaks are
+// immutable: a new State gets a new *Peaks.
 type Peaks struct {
 	n    int
 	list [mostPeaks]Peak
 }
 
-// noPeaks are those of a bucket that was never charged.
+// noPeaks are the peaks of a bucket that was never charged.
 var noPeaks = &Peaks{}
 
 // All returns the peaks, oldest first.
@@ -59,15 +60,15 @@ func (p *Peaks) All() []Peak {
 	return p.list[:p.n]
 }
 
-// peaked returns the peaks of a bucket of l that lacked room before a at time at, and lacks other room now. p are its
-// former peaks; nil if they are unknown.
+// peaked returns the peaks of a bucket of l that lacked room before a at time at, and lacks now afterwards.
+// p has its former peaks; it is nil if they are unknown.
 func (l *Limit) peaked(p *Peaks, at Micros, room, now int64, a *Charge) *Peaks {
 	at = l.tickOf(at)
 	var next Peaks
 	switch {
 	case room == now:
 		return p
-	case p == nil && now < room: // refunded, and unknown still
+	case p == nil && now < room: // a refund; the peaks stay unknown
 		return nil
 	case p == nil:
 		next.push(at+l.tick, 0)
@@ -112,8 +113,8 @@ func (p *Peaks) push(until Micros, room int64) {
 	p.n++
 }
 
-// lower makes the peaks what they would be if units that were consumed at time of had never been: the bucket would
-// have been fuller ever since.
+// lower subtracts units from the room of all peaks since of, as if a charge of these units at time of had
+// never been made.
 func (p *Peaks) lower(of Micros, units int64) {
 	was := *p
 	p.n = 0
@@ -125,9 +126,10 @@ func (p *Peaks) lower(of Micros, units int64) {
 	}
 }
 
-// closest returns which of four peaks to merge with the next one, where a fifth with that room follows: the one whose
-// room is the largest part of the next one's. A peak with more room than a refund costs nothing, so that the
-// proportion counts, not the difference. The quotient of two exact integers is the same double everywhere.
+// closest returns which of four peaks to merge with the next one when a fifth peak with the given room
+// follows. It is the peak whose room is the largest fraction of the next one's. The fraction counts, not
+// the difference, because a peak with more room than a refund costs nothing. The quotient of two exact
+// integers is the same double on every machine.
 func (p *Peaks) closest(room int64) (i int) {
 	least := math.Inf(1)
 	for j := range mostPeaks {
@@ -142,40 +144,41 @@ func (p *Peaks) closest(room int64) (i int) {
 	return i
 }
 
-// charged returns value, in 1/unit, less a cost that is charged down to -MaxDebt, and the units that are lost beyond that.
+// charged returns value, in 1/unit, less a cost that is charged down to -MaxDebt. It also returns the units
+// that are lost beyond that.
 func (l *Limit) charged(value, unit, cost int64) (next, lost int64) {
 	next = max(min(value, -l.MaxDebt*unit), value-min(cost, l.Capacity+l.MaxDebt)*unit)
 	return next, min(cost, maxExact) - (value-next)/unit
 }
 
-// roomSince returns how much s, a State of l that lacks room at time now, has lacked at least ever since a charge was
-// made. A charge that s does not contain has 0.
+// roomSince returns the smallest amount that s, a State of l which lacks room at time now, has lacked at
+// any moment since a charge at time of. It returns 0 if s does not contain that charge.
 func (l *Limit) roomSince(s *State, of Micros, room int64) int64 {
 	of = l.tickOf(of)
 	if of > s.At || s.Peaks == nil || s.Peaks.n == 0 {
 		return 0
 	}
 	for _, p := range s.Peaks.All() {
-		if p.Until > of { // the earliest has the least
+		if p.Until > of { // the earliest such peak has the least room
 			return min(room, p.Room)
 		}
 	}
 	return room
 }
 
-// beyond reports whether a charges, in a settlement, what the estimate left out.
+// beyond reports whether a is a settlement that charges units beyond the estimate.
 func (l *Limit) beyond(a *Charge) bool { return l.Settles && a.Settle && a.Cost > 0 && !a.Scaled }
 
-// passed are the peaks of a bucket last charged at time at, whose clock has stepped back to now: charges of before
-// have seen it full.
+// passed returns the peaks of a bucket that was last charged at time at and whose clock has stepped back to
+// now. They say that the bucket was full after all charges until then, so these charges get no refund.
 func (l *Limit) passed(at, now Micros) *Peaks {
 	var p Peaks
 	p.push(min(at, l.tickOf(now+maxOpen))+l.tick, 0)
 	return &p
 }
 
-// peaksOf are the peaks of s, in its own numbers, as far as they are of use for l: nil where the two limits count in
-// other units of time, or have other windows.
+// peaksOf returns the peaks of s, in its own numbers. It returns nil if l cannot use them, because the two
+// limits have different ticks or windows.
 func (l *Limit) peaksOf(s *State, hash uint64) *Peaks {
 	old := s.By
 	if !l.Settles || l.tick != old.tick || l.Kind == FixedWindow &&
@@ -185,7 +188,8 @@ func (l *Limit) peaksOf(s *State, hash uint64) *Peaks {
 	return s.Peaks
 }
 
-// adoptPeaks are the peaks of s, which is in other numbers, in those of l. What a bucket lacks is rounded down.
+// adoptPeaks returns the peaks of s, which is in other numbers, in the numbers of l. Rooms are rounded
+// down.
 func (l *Limit) adoptPeaks(s *State, hash uint64) *Peaks {
 	p, old := l.peaksOf(s, hash), s.By
 	if p == nil || l.Kind == FixedWindow {

@@ -7,17 +7,17 @@ import (
 	"pgregory.net/rapid"
 )
 
-// allPeaks is the reference implementation of Peaks: it keeps every peak, and looks at all of them.
+// allPeaks is the reference implementation of Peaks. It keeps every peak and searches all of them.
 type allPeaks struct {
 	list   []Peak
-	at     Micros // the last charge or refund
-	merged bool   // at one time more peaks mattered than a bucket keeps
+	at     Micros // the time of the last charge or refund
+	merged bool   // at some time more peaks mattered than a bucket keeps
 }
 
-// charge notes that a bucket lacked room just before a charge at time now.
+// charge records that a bucket lacked room just before a charge at time now.
 func (p *allPeaks) charge(now Micros, room int64) { p.note(now, now, room) }
 
-// refund notes that units charged at time of were returned at time now, after which the bucket lacks room.
+// refund records that units charged at time of were returned at time now. Afterwards the bucket lacks room.
 func (p *allPeaks) refund(now, of Micros, units, room int64) {
 	for i := range p.list {
 		if p.list[i].Until > of {
@@ -38,7 +38,8 @@ func (p *allPeaks) note(now, until Micros, room int64) {
 	p.merged = p.merged || count > mostPeaks
 }
 
-// room returns what the bucket, which lacks room now, has lacked ever since time of.
+// room returns the smallest amount that the bucket has lacked at any moment since time of. It lacks room
+// now.
 func (p *allPeaks) room(of Micros, room int64) int64 {
 	if of > p.at {
 		return 0
@@ -51,8 +52,8 @@ func (p *allPeaks) room(of Micros, room int64) int64 {
 	return room
 }
 
-// TestRefundsAgainstAllPeaks compares refunds with a reference implementation that forgets no peak. A bucket that had
-// to merge peaks refunds less, never more. All others refund exactly as much.
+// TestRefundsAgainstAllPeaks compares refunds with a reference implementation that forgets no peak. A
+// bucket that had to merge peaks refunds less, never more. All others refund the same amount.
 func TestRefundsAgainstAllPeaks(t *testing.T) {
 	exact, less, merged := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -105,14 +106,14 @@ func TestRefundsAgainstAllPeaks(t *testing.T) {
 			merged++
 		}
 	})
-	t.Logf("%d refunds of all that was to be refunded, %d of less; %d runs with merged peaks", exact, less, merged)
+	t.Logf("%d exact refunds, %d smaller ones; %d runs with merged peaks", exact, less, merged)
 }
 
-// TestAChargeThatTheBucketLostIsNotRefunded: the state is from before the charge, because a server has lost the newer one.
+// The state is older than the charge, because a server has lost the newer state.
 func TestAChargeThatTheBucketLostIsNotRefunded(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: 60 * sec, Settles: true})
 	s, _ := l.Take(State{}, t0, Charge{Cost: 6})
-	_, d := l.Take(s, t0+sec, Charge{Cost: 2}) // lost
+	_, d := l.Take(s, t0+sec, Charge{Cost: 2}) // the new state is lost
 	if !d.Allowed {
 		t.Fatalf("denied: %+v", d)
 	}
@@ -126,14 +127,14 @@ func TestAChargeThatTheBucketLostIsNotRefunded(t *testing.T) {
 	}
 }
 
-// TestChargesFromBeforeAClockStepAreNotRefunded: the peaks of before are unknown, so that such charges count as if the bucket
-// had been full since.
+// The peaks before the clock step are unknown, so earlier charges count as if the bucket had been full
+// since.
 func TestChargesFromBeforeAClockStepAreNotRefunded(t *testing.T) {
 	capacity := int64(100)
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: &capacity, Settles: true})
 	s, _ := l.Take(State{}, t0, Charge{Cost: 40})
-	s, _ = l.Take(s, t0+60*sec, Charge{Cost: 100}) // it was full just before
-	s, _ = l.Take(s, t0-2*sec, Charge{Cost: 1})    // the clock stepped back; denied
+	s, _ = l.Take(s, t0+60*sec, Charge{Cost: 100}) // the bucket was full just before
+	s, _ = l.Take(s, t0-2*sec, Charge{Cost: 1})    // the clock stepped back; this charge is denied
 	s, d := l.Take(s, t0+sec, Charge{Cost: 1})
 	if !d.Allowed || d.Remaining != 2 {
 		t.Fatalf("got %+v", d)
@@ -143,16 +144,16 @@ func TestChargesFromBeforeAClockStepAreNotRefunded(t *testing.T) {
 	}
 }
 
-// TestABucketIsKeptWhileAChargeOfTheFutureMayBeSettled: the clock steps back; the bucket is full before the time of its last
-// charge, and forgets that charge only when this time has passed.
+// The clock steps back. The bucket is full before the time of its last charge, but must remember that
+// charge until this time has passed.
 func TestABucketIsKeptWhileAChargeOfTheFutureMayBeSettled(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: 10 * sec, Settles: true})
 	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
-	s, _ = l.Take(s, t0-100*sec, Charge{Cost: 1}) // denied
+	s, _ = l.Take(s, t0-100*sec, Charge{Cost: 1}) // this charge is denied
 	for _, at := range []Micros{-50, -41, -32, -23, -14, -5, 2} {
 		now := t0 + at*sec
 		if now >= s.FreshAt() {
-			s = State{} // as a store does
+			s = State{} // as a Store does when it deletes the bucket
 		}
 		s, _ = l.Take(s, now, Charge{Cost: left(l, s, now)})
 	}
@@ -162,13 +163,13 @@ func TestABucketIsKeptWhileAChargeOfTheFutureMayBeSettled(t *testing.T) {
 	}
 }
 
-// TestPeaksInOtherNumbersRefundNoMore: what a bucket lacked is rounded down where the numbers of a limit change.
+// When the numbers of a limit change, the room of a peak is rounded down.
 func TestPeaksInOtherNumbersRefundNoMore(t *testing.T) {
 	capacity := int64(10)
 	thirds := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 3, Capacity: &capacity, Settles: true})
 	sevenths := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 7, Capacity: &capacity, Settles: true})
 	s, _ := thirds.Take(State{}, t0, Charge{Cost: 4})
-	s, _ = thirds.Take(s, t0+1, Charge{Cost: 4}) // 11/3 were missing
+	s, _ = thirds.Take(s, t0+1, Charge{Cost: 4}) // the bucket lacks 11/3
 	s, _ = sevenths.Take(s, t0+1, Charge{Cost: 1})
 	had := left1(sevenths, s, t0+1)
 	s, _ = sevenths.Take(s, t0+1, Charge{Cost: -4, ChargedAt: t0, Settle: true})
@@ -177,7 +178,7 @@ func TestPeaksInOtherNumbersRefundNoMore(t *testing.T) {
 	}
 }
 
-// TestALowerMaxDebtForgivesNothing: a bucket that is deeper in debt than its limit now allows stays there.
+// A bucket that is deeper in debt than its limit now allows keeps its debt.
 func TestALowerMaxDebtForgivesNothing(t *testing.T) {
 	for _, kind := range []Kind{TokenBucket, FixedWindow} {
 		before := mustCompile(t, Spec{Kind: kind, Rate: 10, Period: 1000 * sec, Settles: true, MaxDebt: new(int64(50))})

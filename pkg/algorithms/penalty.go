@@ -1,26 +1,29 @@
 package algorithms
 
-// Penalty blocks a bucket after repeated denials. After a number of denials within one period of the limit, the
-// bucket denies everything for a while, whatever it holds. Each further block lasts twice as long, up to Max. When no
-// block has followed for Max after the end of the last one, the next block is again the first.
+// Penalty blocks a bucket after repeated denials.
+//
+// After a number of denials within one period of the limit, the bucket denies everything for a while,
+// whatever it holds. Each further block lasts twice as long, up to Max. If no block has followed for Max
+// after the end of the last one, the next block is again the first.
 //
 //	denied at times t1 <= … <= tn (n = After), tn - t1 < period: blocked from tn for min(For*2^(k-1), Max)
 //	where this is the k-th block in a row
-//	blocked: denied, retry_after = max(rest of the block, its own)
+//	blocked: denied, retry_after = max(rest of the block, retry_after without the penalty)
 //
-// Requests denied by a block are not counted as denials, and not charged (TakesDenied). Dry runs, costs of 0
-// and costs that can never fit do not count as denials. Refunds are allowed during a block and do not end it.
+// Requests denied by a block are neither counted as denials nor charged (TakesDenied). Dry runs, costs of 0
+// and costs that can never fit do not count as denials. Refunds are allowed during a block and do not end
+// it.
 type Penalty struct {
 	// After is the number of denials within a period that starts a block; 0 means no penalty.
 	After int64
-	// For is the length of the first block. Max is the length of the longest, and how long after its end a block
-	// counts.
+	// For is the length of the first block. Max is the length of the longest block; it is also how long
+	// after its end a block still doubles the next one.
 	For, Max Micros
 }
 
 const (
-	// MaxPenaltyAfter is the largest Penalty.After. The times of all counted denials are stored, and written again with
-	// each denial.
+	// MaxPenaltyAfter is the largest Penalty.After. It is bounded because every denial stores the times of
+	// all counted denials again.
 	MaxPenaltyAfter = 100
 	// MaxBlock is the largest Penalty.Max: ten years.
 	MaxBlock = 3650 * Day
@@ -35,7 +38,7 @@ type Denials struct {
 	Until  Micros
 }
 
-// block is the length of the k-th block in a row.
+// block returns the length of the k-th block in a row.
 func (p Penalty) block(k int64) Micros {
 	span := p.For
 	for ; k > 1 && span < p.Max; k-- {
@@ -44,11 +47,12 @@ func (p Penalty) block(k int64) Micros {
 	return span
 }
 
-// denialSpan is the span of time within which denials count together.
+// denialSpan returns the span of time within which denials count together.
 func (l *Limit) denialSpan() Micros { return Micros(l.period) * l.tick }
 
-// denialsAt returns the denials of s that still count at time now; nil if there are none. If the clock stepped back by
-// more than a minute, their times move with it, so that no block lasts longer than intended.
+// denialsAt returns the denials of s that still count at time now; nil if there are none. If the clock
+// stepped back by more than a minute, their times are moved back with it, so that no block lasts longer
+// than intended.
 func (l *Limit) denialsAt(s *State, now Micros) *Denials {
 	was := s.Denials
 	if l.Penalty.After == 0 || s.By.Kind != l.Kind {
@@ -74,7 +78,7 @@ func (l *Limit) denialsAt(s *State, now Micros) *Denials {
 	return was
 }
 
-// forgottenAt is the moment from which nothing in d counts.
+// forgottenAt returns the moment from which nothing in d counts.
 func (l *Limit) forgottenAt(d *Denials) (at Micros) {
 	if n := len(d.Times); n > 0 {
 		at = d.Times[n-1] + l.denialSpan()
@@ -112,7 +116,7 @@ func (l *Limit) counted(was *Denials, now Micros) *Denials {
 	return d
 }
 
-// takeCounted is Take for a limit that counts denials, or a state that has some.
+// takeCounted is Take for a limit that counts denials, or for a state with stored denials.
 func (l *Limit) takeCounted(s State, now Micros, a Charge) (State, Decision) {
 	was := s
 	if s.Denials != nil {
@@ -140,8 +144,8 @@ func (l *Limit) takeCounted(s State, now Micros, a Charge) (State, Decision) {
 	return next, d
 }
 
-// timeOf is the time to decide with: that of the last charge if the clock stepped back by up to a minute
-// since, as in start.
+// timeOf returns the time to decide with. As in start, that is the time of the last charge if the clock has
+// stepped back by up to a minute since.
 func (l *Limit) timeOf(s *State, now Micros) Micros {
 	if l.seen(s) && now < s.At && s.At-now <= maxStepBack {
 		return s.At
@@ -149,7 +153,7 @@ func (l *Limit) timeOf(s *State, now Micros) Micros {
 	return now
 }
 
-// seen reports whether s has a time of a last charge.
+// seen reports whether s has the time of a last charge of this algorithm.
 func (l *Limit) seen(s *State) bool {
 	return s.By != nil && s.By.Kind == l.Kind && (l.Kind != SlidingLog || len(s.Log) > 0)
 }

@@ -8,7 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// penaltyReference is a reference implementation that stores each denial of another one, and the last block.
+// penaltyReference is a reference implementation that stores every denial of another one, and the last
+// block.
 type penaltyReference struct {
 	s      Spec
 	bucket reference
@@ -18,7 +19,7 @@ type penaltyReference struct {
 	until  Micros
 }
 
-// lasts is how long the k-th block in a row lasts.
+// lasts returns the length of the k-th block in a row.
 func (b *penaltyReference) lasts(k int64) Micros {
 	span := new(big.Int).Lsh(big.NewInt(int64(b.s.Penalty.For)), uint(min(k-1, 100)))
 	if longest := big.NewInt(int64(b.s.Penalty.Max)); longest.Cmp(span) < 0 {
@@ -27,7 +28,7 @@ func (b *penaltyReference) lasts(k int64) Micros {
 	return Micros(span.Int64())
 }
 
-// remembered is b at time now: set back with the clock, or all forgotten.
+// remembered returns b at time now: moved back with the clock, or without denials that no longer count.
 func (b *penaltyReference) remembered(now Micros) penaltyReference {
 	is := *b
 	is.denied = slices.Clone(b.denied)
@@ -79,7 +80,7 @@ func (b *penaltyReference) ask(now Micros, a Charge) Decision {
 	return d
 }
 
-// askBlocked is what the bucket says while nothing can be had of it.
+// askBlocked returns the decision of a bucket during a block.
 func (b *penaltyReference) askBlocked(now Micros, a Charge) Decision {
 	look := a
 	look.DryRun = true
@@ -113,7 +114,8 @@ func penalized(after int64, first, longest Micros) Spec {
 	return Spec{Kind: TokenBucket, Rate: 10, Period: 10 * sec, Penalty: &Penalty{After: after, For: first, Max: longest}}
 }
 
-// Three denials within ten seconds block for a minute, then two, then the longest, four.
+// Three denials within ten seconds block for one minute, the next time for two, then for the maximum of
+// four.
 func TestBlocksDouble(t *testing.T) {
 	l := mustCompile(t, penalized(3, minute, 4*minute))
 	var s State
@@ -125,26 +127,26 @@ func TestBlocksDouble(t *testing.T) {
 	check := func(at Micros, cost int64, allowed bool, retry, blocked Micros) {
 		t.Helper()
 		if d := ask(at, cost); d.Allowed != allowed || d.RetryAfter != retry || d.Blocked != blocked {
-			t.Errorf("at %d us asked %d: got %+v, want allowed %t, retry after %d, blocked %d", at, cost, d, allowed, retry, blocked)
+			t.Errorf("at %d us, cost %d: got %+v, want allowed %t, retry after %d, blocked %d", at, cost, d, allowed, retry, blocked)
 		}
 	}
 	at := Micros(0)
 	for _, block := range []Micros{minute, 2 * minute, 4 * minute, 4 * minute} {
 		check(at, 10, true, 0, 0)
 		check(at, 1, false, sec, 0)
-		check(at, 11, false, 0, 0) // can never fit, and is not counted
+		check(at, 11, false, 0, 0) // can never fit, so it is not counted
 		check(at+us, 1, false, sec-us, 0)
 		check(at+2*us, 0, true, 0, 0)
-		check(at+2*us, 1, false, block, block) // the third
+		check(at+2*us, 1, false, block, block) // the third denial
 		at += 2*us + block
-		check(at-minute+us, 1, false, minute-us, minute-us) // what is there does not matter
+		check(at-minute+us, 1, false, minute-us, minute-us) // the tokens that are left do not matter
 		check(at-minute+us, 0, false, minute-us, minute-us)
 		check(at-us, 1, false, us, us)
 		check(at-us, 11, false, 0, 0)
 	}
 	check(at, 10, true, 0, 0)
 	check(at, 1, false, sec, 0)
-	at += 4 * minute // forgotten as long after the last block as that could last
+	at += 4 * minute // a block counts until the longest block would be over
 	check(at, 10, true, 0, 0)
 	check(at, 1, false, sec, 0)
 	check(at, 1, false, sec, 0)
@@ -169,7 +171,7 @@ func TestDenialsCountWithinAPeriodOnly(t *testing.T) {
 	}
 }
 
-// A refund is accepted during a block and does not end it; its units are available afterwards.
+// A refund is accepted during a block and does not end it. Its units are available after the block.
 func TestARefundPassesABlock(t *testing.T) {
 	l := mustCompile(t, penalized(1, minute, minute))
 	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
@@ -179,14 +181,15 @@ func TestARefundPassesABlock(t *testing.T) {
 	}
 	s, d = l.Take(s, t0, Charge{Cost: -4})
 	if !d.Allowed || d.Remaining != 4 {
-		t.Fatalf("give-back: %+v", d)
+		t.Fatalf("refund: %+v", d)
 	}
 	if _, d = l.Take(s, t0, Charge{Cost: 1}); d.Allowed || d.RetryAfter != minute || d.Remaining != 4 {
 		t.Errorf("still blocked: %+v", d)
 	}
 }
 
-// A clock that steps back by more than a minute takes a block along: it lasts no longer than it was to.
+// If the clock steps back by more than a minute, a block moves with it, so it lasts no longer than
+// intended.
 func TestClockStepsKeepBlocks(t *testing.T) {
 	for _, step := range []struct{ back, blocked Micros }{{0, hour}, {minute, hour + minute}, {minute + us, hour}, {Day, hour}} {
 		l := mustCompile(t, penalized(1, hour, hour))
@@ -202,7 +205,8 @@ func TestClockStepsKeepBlocks(t *testing.T) {
 	}
 }
 
-// In a group that is denied, those that denied count it, and nobody does where one can never be had.
+// In a denied group, only the buckets that denied count a denial. If a cost can never fit, no bucket counts
+// one.
 func TestAGroupCountsWhereItWasDenied(t *testing.T) {
 	group := func(costs ...int64) []Bucket {
 		var all []Bucket
@@ -219,7 +223,7 @@ func TestAGroupCountsWhereItWasDenied(t *testing.T) {
 	g = group(10, 11)
 	g[0].State, _ = g[0].Limit.Take(State{}, t0, Charge{Cost: 1})
 	if TakeAll(t0, g) || g[0].Decision.Blocked != 0 || g[0].Decision.RetryAfter != sec || g[0].State.Denials != nil {
-		t.Errorf("one can never be had: %+v", g)
+		t.Errorf("one cost can never fit: %+v", g)
 	}
 }
 
@@ -231,7 +235,7 @@ func TestABlockAdmitsNothing(t *testing.T) {
 			return
 		}
 		if moved := m.limit.denialsAt(&m.before, m.now); moved == nil || m.now >= moved.Until {
-			return // the clock stepped back behind a block that was over
+			return // the clock stepped back to a time after the end of a block
 		}
 		if m.got.Allowed {
 			t.Fatalf("at %d %+v of %+v, blocked until %d: %+v", m.now, m.ask, m.before, d.Until, m.got)
@@ -252,14 +256,14 @@ func TestPenaltySpecs(t *testing.T) {
 	s := penalized(1, sec, sec)
 	s.Overdraw = true
 	if _, err := Compile(s); err == nil {
-		t.Error("a limit that takes what it denies has a penalty")
+		t.Error("TakesDenied and a penalty compile together")
 	}
 	if _, err := Split(penalized(1, sec, sec), 2); err == nil {
-		t.Error("a limit with a penalty is split")
+		t.Error("a limit with a penalty was split")
 	}
 }
 
-// TestASettlementOfNothingPassesABlock: what was reserved before the block is settled, and came to exactly that.
+// A reservation from before the block is settled, and its cost equals the estimate.
 func TestASettlementOfNothingPassesABlock(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 60 * sec, Penalty: &Penalty{After: 1, For: 60 * sec, Max: 60 * sec}})
 	s, _ := l.Take(State{}, t0, Charge{Cost: 1})

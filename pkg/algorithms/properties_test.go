@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// each plays random walks through random limits of every kind. With several limits the numbers
-// change on the way.
+// each plays random walks through random limits of every kind. If limits is above 1, the numbers change
+// during a walk.
 func each(t *testing.T, limits, steps int, see func(*rapid.T, dice, moment)) {
 	t.Helper()
 	for _, k := range kinds {
@@ -27,21 +27,21 @@ func each(t *testing.T, limits, steps int, see func(*rapid.T, dice, moment)) {
 	}
 }
 
-// again is the answer to a at another time, with s left alone.
+// again returns the decision on a at another time, without changing s.
 func (m moment) again(at Micros, s State, a Charge) Decision {
 	_, d := m.limit.Take(clone(s), at, a)
 	return d
 }
 
-// The same charge alone is allowed after retry_after, and denied one microsecond before: in us, in
-// ms, with a clock that stepped back, and after the numbers were changed.
+// The same charge alone is allowed after retry_after, and denied one microsecond before. That holds in
+// microseconds, in milliseconds, with a clock that stepped back, and after the numbers have changed.
 func TestRetryAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
 		if m.got.Allowed || m.got.Never || m.ask.DryRun {
 			return
 		}
 		if m.limit.Overdraw && (m.ask.Cost > m.limit.Capacity && !m.ask.Scaled || m.ask.Cost > m.limit.full()) {
-			return // never there at once
+			return // such a cost is never available at once
 		}
 		if m.got.RetryAfter <= 0 {
 			t.Fatalf("denied with retry_after %d: %+v of %+v, limit %+v", m.got.RetryAfter, m.ask, m.before, *m.limit)
@@ -58,10 +58,10 @@ func TestRetryAfterIsExact(t *testing.T) {
 func TestResetAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
 		if m.ask.DryRun || m.got.Never || m.got.Remaining == m.limit.Capacity || m.after.Denials != nil {
-			return // what is converted or corrected is not stored; or it is full already, or may be blocked
+			return // converted or corrected states are not stored; the bucket may also be full already, or blocked
 		}
 		if m.ask.Cost < 0 && m.before.By != nil && m.before.By.tick > m.limit.tick {
-			return // the answer is of the start of the tick, and it may be full since
+			return // ResetAfter counts from the start of the tick, so the bucket may be full already
 		}
 		full := func(at Micros) bool {
 			d := m.again(at, m.after, Charge{Hash: m.ask.Hash, DryRun: true})
@@ -79,22 +79,23 @@ func TestResetAfterIsExact(t *testing.T) {
 
 func (l *Limit) isFull(d Decision) bool { return d.Remaining == l.Capacity }
 
-// What was reserved, or one's turn, is there after wait: the debt is paid then, not before.
+// Reserved units, and a turn in a leaky bucket, are available after wait. The debt is paid then, and not
+// before.
 func TestWaitIsExact(t *testing.T) {
 	each(t, 1, 1000, func(t *rapid.T, _ dice, m moment) {
 		if m.got.Wait == 0 || m.ask.DryRun || m.limit.Kind == LeakyBucket {
 			return
 		}
-		look := Charge{Hash: m.ask.Hash, DryRun: true} // cost 0: is it in debt?
+		look := Charge{Hash: m.ask.Hash, DryRun: true} // cost 0 is denied while the bucket is in debt
 		if at := m.now + m.got.Wait; !m.again(at, m.after, look).Allowed || m.again(at-1, m.after, look).Allowed {
 			t.Fatalf("wait is not exact: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)
 		}
 	})
 }
 
-// A denial changes nothing, except a clock that had to be started or corrected, numbers that were
-// changed, limits that charge what they deny, and the count of denials where there is a penalty. A look
-// does not even correct it.
+// A denial leaves the state unchanged, with these exceptions: a clock that had to be started or corrected,
+// changed numbers, limits that charge denied requests, and the count of denials of a penalty. A dry run
+// does not even correct the clock.
 func TestDenialAndDryRunChangeNothing(t *testing.T) {
 	each(t, 1, 3000, func(t *rapid.T, _ dice, m moment) {
 		l, s := m.limit, m.before
@@ -111,24 +112,24 @@ func TestDenialAndDryRunChangeNothing(t *testing.T) {
 		}
 		counts := l.Penalty.After > 0 && !m.ask.DryRun && m.ask.Cost > 0 && !m.got.Never
 		if is := m.after.Denials; !counts && !sameDenials(is, s.Denials) && (s.Denials == nil || !sameDenials(is, l.denialsAt(&s, m.now))) {
-			t.Fatalf("at %d %+v made of the denials %+v %+v, limit %+v", m.now, m.ask, s.Denials, is, *l)
+			t.Fatalf("at %d %+v changed the denials %+v to %+v, limit %+v", m.now, m.ask, s.Denials, is, *l)
 		}
 		m.after.Denials = m.before.Denials
 		switch {
 		case same(m.before, m.after):
 			if mends {
-				t.Fatalf("the clock was not mended: at %d %+v of %+v, limit %+v", m.now, m.ask, m.before, *l)
+				t.Fatalf("the clock was not corrected: at %d %+v of %+v, limit %+v", m.now, m.ask, m.before, *l)
 			}
 		case starts && sameButDenials(m.after, l.fresh(m.now)):
 		case l.Kind == SlidingLog && len(s.Log) == 0 && len(m.after.Log) == 0:
 		case mends && same(m.after, mended):
 		default:
-			t.Fatalf("at %d %+v made\n%+v of\n%+v, limit %+v", m.now, m.ask, m.after, m.before, *l)
+			t.Fatalf("at %d %+v stored\n%+v in place of\n%+v, limit %+v", m.now, m.ask, m.after, m.before, *l)
 		}
 	})
 }
 
-// A dry run is answered as the real charge would be, except for the block that the charge would begin.
+// A dry run gets the decision of the real charge, except for the block that the charge would begin.
 func TestADryRunAnswersAsTheChargeWould(t *testing.T) {
 	each(t, 2, 1000, func(t *rapid.T, _ dice, m moment) {
 		a := m.ask
@@ -147,7 +148,7 @@ func TestADryRunAnswersAsTheChargeWould(t *testing.T) {
 	})
 }
 
-// A bucket dropped at FreshAt answers as one that was kept.
+// A bucket that is deleted at FreshAt decides like one that was kept.
 func TestForgottenAtFreshAtIsNotMissed(t *testing.T) {
 	each(t, 1, 500, func(t *rapid.T, roll dice, m moment) {
 		l := m.limit
@@ -167,7 +168,7 @@ func TestForgottenAtFreshAtIsNotMissed(t *testing.T) {
 	})
 }
 
-// Nothing makes a bucket hold more than its capacity.
+// No operation makes a bucket hold more than its capacity.
 func TestNeverMoreThanFull(t *testing.T) {
 	each(t, 3, 3000, func(t *rapid.T, _ dice, m moment) {
 		l, s := m.limit, m.after
@@ -190,14 +191,14 @@ func TestNeverMoreThanFull(t *testing.T) {
 	})
 }
 
-// charge is the units admitted at a time (less than 0: refunded).
+// charge has the units admitted at a time. Refunded units are negative.
 type charge struct {
 	at   Micros
 	cost int64
 }
 
-// admitted plays a walk without reservations and with a clock that only goes forward, mostly at
-// the limit of what is there.
+// admitted plays a walk without reservations, with a clock that never steps back. Most costs are close to
+// the units left.
 func (roll dice) admitted(l *Limit, hash uint64, n int) (all []charge) {
 	var s State
 	now := t0 + Micros(roll(1e12))
@@ -214,8 +215,8 @@ func (roll dice) admitted(l *Limit, hash uint64, n int) (all []charge) {
 	return all
 }
 
-// Never more is admitted in any span than the text says. Where times are computed in ms, the span
-// is counted in ticks begun: up to 1 ms longer.
+// No span admits more than the documented bound of its algorithm. If times are computed in milliseconds,
+// each begun tick counts, so the span is up to 1 ms longer.
 func TestNeverAdmitsMoreThanTheBound(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -223,7 +224,7 @@ func TestNeverAdmitsMoreThanTheBound(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
 				roll := throw(t)
 				s, l := roll.limit(k.kind)
-				if l.Overdraw || l.Kind == SlidingWindow { // the one takes what is not there, the other estimates
+				if l.Overdraw || l.Kind == SlidingWindow { // Overdraw consumes units that are not available; a sliding window estimates
 					return
 				}
 				hash := uint64(roll(1 << 40))
@@ -244,7 +245,7 @@ func TestNeverAdmitsMoreThanTheBound(t *testing.T) {
 	}
 }
 
-// together reports whether a bound holds for two moments.
+// together reports whether a bound holds for the span between two moments.
 func together(s Spec, l *Limit, hash uint64, from, to Micros) bool {
 	switch l.Kind {
 	case FixedWindow:
@@ -257,7 +258,7 @@ func together(s Spec, l *Limit, hash uint64, from, to Micros) bool {
 	return true
 }
 
-// bound is the most of a span.
+// bound returns the most that a span may admit.
 func bound(s Spec, l *Limit, from, to Micros) *big.Int {
 	ticks := whole(int64(to/l.tick - from/l.tick))
 	flow := func(units int64, period Micros) *big.Rat {
@@ -273,7 +274,7 @@ func bound(s Spec, l *Limit, from, to Micros) *big.Int {
 	return big.NewInt(l.Capacity)
 }
 
-// eachLent checks a property of the limits that can be leased.
+// eachLent checks a property for all limits that can be leased.
 func eachLent(t *testing.T, property func(*rapid.T, dice, Spec, *Limit)) {
 	t.Helper()
 	for _, k := range kinds {
@@ -291,12 +292,13 @@ func eachLent(t *testing.T, property func(*rapid.T, dice, Spec, *Limit)) {
 	}
 }
 
-// Leased units that are returned unused leave the bucket no fuller than if it had never been taken,
-// whatever others consumed and refunded meanwhile; of a window it is not dropped by, all of it comes back.
+// Leased units that are returned unused leave the bucket no fuller than if they had never been leased,
+// whatever was consumed and refunded in between. Within the window of the lease, a fixed window gets all of
+// them back.
 func TestReturnedUnitsAreAsIfNeverConsumed(t *testing.T) {
 	eachLent(t, func(t *rapid.T, roll dice, s Spec, l *Limit) {
 		if l.Overdraw || l.TakesDenied || l.PerRequest || l.Capacity == 0 || !l.startsFilled() {
-			return // a bucket that was full for a day and starts at initial again holds less than an emptier one
+			return // a bucket that was full for a day starts at initial again, so it may hold less than an emptier one
 		}
 		hash := uint64(roll(1 << 40))
 		var with, without State
@@ -307,7 +309,7 @@ func TestReturnedUnitsAreAsIfNeverConsumed(t *testing.T) {
 			}
 			with = after
 			if without, d = l.Take(without, now, Charge{Hash: hash, Cost: cost}); !d.Allowed {
-				t.Fatalf("%s: %d were there after a loan, and not without", show(s), cost)
+				t.Fatalf("%s: %d were available with a lease but not without", show(s), cost)
 			}
 		}
 		now := t0
@@ -328,10 +330,10 @@ func TestReturnedUnitsAreAsIfNeverConsumed(t *testing.T) {
 			_, is := l.Take(with, now, Charge{Hash: hash, DryRun: true})
 			_, was := l.Take(without, now, Charge{Hash: hash, DryRun: true})
 			if is.Value > was.Value {
-				t.Fatalf("%s: %d lent at %d and given back at %d leave %d; never taken, there would be %d", show(s), k, of, now, is.Value, was.Value)
+				t.Fatalf("%s: %d leased at %d and returned at %d leave %d; without the lease there would be %d", show(s), k, of, now, is.Value, was.Value)
 			}
 			if l.Kind == FixedWindow && together(s, l, hash, of, now) && is.Value != was.Value {
-				t.Fatalf("%s: %d lent and given back within a window leave %d of %d", show(s), k, is.Value, was.Value)
+				t.Fatalf("%s: %d leased and returned within a window leave %d of %d", show(s), k, is.Value, was.Value)
 			}
 			with = without
 		}

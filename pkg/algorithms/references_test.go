@@ -2,9 +2,9 @@ package algorithms
 
 import "math/big"
 
-// The reference implementations: every algorithm once more, from the written definition instead of the code, in
-// fractions of tokens instead of scaled integers, or by counting events. They are slow and allocate
-// as they like; what they share with the code are the types Spec, Charge, Decision and Micros.
+// The reference implementations compute every algorithm from its written definition: in fractions of tokens
+// instead of scaled integers, or by counting events. They are slow and allocate freely. They share only the
+// types Spec, Charge, Decision and Micros with the code.
 
 // reference is one bucket of a reference implementation.
 type reference interface {
@@ -36,15 +36,15 @@ func referenceOf(s Spec) reference {
 	}
 }
 
-// watch is rule 5 (and the ticks of rule 8).
+// watch is a bucket's clock: its ticks, and its behavior when the machine's clock steps back.
 type watch struct {
 	tick Micros
 	seen bool
 	ts   Micros
-	held bool // it remembers denials, and does not start at initial again meanwhile
+	held bool // denials are stored, so the bucket does not start at initial again
 }
 
-// read is the time the bucket goes by and how far behind it the clock is.
+// read returns the bucket's time, and how far the machine's clock is behind it.
 func (w *watch) read(now Micros) (at, behind Micros) {
 	if w.seen && now < w.ts {
 		if w.ts-now <= 60_000_000 {
@@ -55,13 +55,14 @@ func (w *watch) read(now Micros) (at, behind Micros) {
 	return now, 0
 }
 
-// face is the watch itself.
+// face returns the watch itself, for types that embed it.
 func (w *watch) face() *watch { return w }
 
-// begun is the start of the tick that t lies in: a limit in ms keeps its times in ms.
+// begun returns the start of the tick that contains t. A limit that counts in milliseconds keeps its times
+// in milliseconds.
 func (w *watch) begun(t Micros) Micros { return t / w.tick * w.tick }
 
-// after is the moment n ticks after the tick of now, seen from now.
+// after returns the time from now to the start of the n-th tick after the tick of now.
 func (w *watch) after(now Micros, n *big.Int) Micros {
 	if n.Sign() <= 0 {
 		return 0
@@ -71,13 +72,13 @@ func (w *watch) after(now Micros, n *big.Int) Micros {
 
 func (w *watch) ticks(from, to Micros) *big.Rat { return whole(int64(to/w.tick) - int64(from/w.tick)) }
 
-// delay is "the difference is added to retry_after, reset_after and wait".
+// delay adds the time that the clock is behind to retry_after, reset_after and wait.
 func delay(d Decision, behind Micros) Decision {
 	if !d.Allowed && !d.Never {
 		d.RetryAfter += behind
 	}
 	for _, t := range []*Micros{&d.ResetAfter, &d.Wait} {
-		if *t > 0 { // 0: it is full, or there, already
+		if *t > 0 { // 0 means that the bucket is full, or the units available, already
 			*t += behind
 		}
 	}
@@ -108,7 +109,7 @@ func most(a, b *big.Rat) *big.Rat {
 
 func down(x *big.Rat) *big.Int {
 	n, m := new(big.Int).DivMod(x.Num(), x.Denom(), new(big.Int))
-	_ = m // Euclidean: the denominator is positive, so n is rounded down
+	_ = m // Euclidean division: the denominator is positive, so n is rounded down
 	return n
 }
 
@@ -117,10 +118,10 @@ func up(x *big.Rat) *big.Int {
 	return n.Neg(n)
 }
 
-// none is 0 for what is below.
+// none returns x, or 0 if x is negative.
 func none(x *big.Int) int64 { return max(0, x.Int64()) }
 
-// flow is how many units come in a tick.
+// flow returns how many units flow in per tick.
 func (w *watch) flow(units int64, period Micros) *big.Rat {
 	return big.NewRat(units, int64(period/w.tick))
 }
@@ -132,14 +133,14 @@ func orElse(p *int64, v int64) int64 {
 	return v
 }
 
-// tokenReference holds a fraction of tokens.
+// tokenReference stores tokens as a fraction.
 type tokenReference struct {
 	s Spec
 	watch
 	level *big.Rat
 }
 
-// undo is what the undo of a charge of back returns if flowed units were added since.
+// undo returns what the undo of a charge of back refunds if flowed units have flowed in since.
 func undo(back, flowed *big.Rat) *big.Rat {
 	if flowed.Sign() < 0 {
 		return whole(0)
@@ -148,7 +149,7 @@ func undo(back, flowed *big.Rat) *big.Rat {
 }
 
 func (b *tokenReference) ask(now Micros, a Charge) (d Decision) {
-	kept := *b // what a denial leaves
+	kept := *b // the state after a denial
 	capacity := whole(orElse(b.s.Capacity, b.s.Rate))
 	initial := whole(orElse(b.s.Initial, orElse(b.s.Capacity, b.s.Rate)))
 	reserved := whole(orElse(b.s.MaxReserved, 0))
@@ -160,7 +161,7 @@ func (b *tokenReference) ask(now Micros, a Charge) (d Decision) {
 
 	at, behind := kept.read(now)
 	if kept.seen && !kept.held && less(initial, capacity) && at >= kept.ts+kept.after(kept.ts, toFull(kept.level))+Day {
-		kept.seen = false // a day longer, then it starts at initial again
+		kept.seen = false // the bucket was full for a day, so it starts at initial again
 	}
 	if !kept.seen {
 		kept.level, kept.ts = initial, b.begun(at)
@@ -197,7 +198,7 @@ func (b *tokenReference) ask(now Micros, a Charge) (d Decision) {
 	d.Value, d.Remaining = down(times(level, b.unit())).Int64(), none(down(level))
 	d.ResetAfter = b.after(at, toFull(level))
 	if a.Cost < 0 && !kept.seen {
-		takes = false // full already: nothing to refund
+		takes = false // the bucket is full, so there is nothing to refund
 	}
 	switch created := kept.seen && !b.seen || kept.ts == b.begun(now) && less(initial, capacity) && kept.level == initial; {
 	case d.Never:
@@ -210,12 +211,13 @@ func (b *tokenReference) ask(now Micros, a Charge) (d Decision) {
 	return delay(d, behind)
 }
 
-// unit is how many parts of a token are counted: the smallest number that makes the flow whole.
+// unit returns how many parts of a token are counted. It is the smallest number that makes the inflow per
+// tick a whole number.
 func (b *tokenReference) unit() *big.Rat {
 	return new(big.Rat).SetInt(b.flow(b.s.Rate, b.s.Period).Denom())
 }
 
-// leakyReference is a queue: how much of it waits, in units, draining.
+// leakyReference stores the length of the queue, in units, as it drains.
 type leakyReference struct {
 	s Spec
 	watch
@@ -270,7 +272,7 @@ func (b *leakyReference) ask(now Micros, a Charge) (d Decision) {
 	return d
 }
 
-// guaranteedReference is two buckets of fractions on one clock.
+// guaranteedReference has two buckets of fractions with one clock.
 type guaranteedReference struct {
 	s Spec
 	watch
@@ -306,7 +308,7 @@ func (b *guaranteedReference) ask(now Micros, a Charge) (d Decision) {
 		if a.ChargedAt > 0 {
 			back = undo(least(back, plus(capacity1, capacity2)), times(plus(flow1, flow2), b.ticks(a.ChargedAt, at)))
 		}
-		both := plus(plus(sure, bank), back) // the bank first
+		both := plus(plus(sure, bank), back) // the bank is filled first
 		bank = least(capacity2, plus(bank, back))
 		sure = least(capacity1, minus(both, bank))
 	case less(plus(capacity1, capacity2), cost):
@@ -316,7 +318,7 @@ func (b *guaranteedReference) ask(now Micros, a Charge) (d Decision) {
 		paid := least(sure, cost)
 		sure, bank = minus(sure, paid), minus(bank, minus(cost, paid))
 	default:
-		// Both fill at once, then the one that is not full yet.
+		// First both parts fill, then only the one that is not full yet.
 		full1, full2 := over(minus(capacity1, sure), flow1), over(minus(capacity2, bank), flow2)
 		first, rest := least(full1, full2), flow1
 		if less(full1, full2) {

@@ -7,15 +7,16 @@ import (
 	"pgregory.net/rapid"
 )
 
-// work is a charge, and its final cost.
+// work is a charge and its final cost.
 type work struct {
 	at     Micros
 	cost   int64
-	settle bool // it is to be settled still
+	settle bool // still has to be settled
 }
 
-// Whatever is reserved, settled and cancelled, and however late: what the charges that begin in any span came to is
-// never more than the bound of the limit. Reservations wait for their turn, so here they do not go below zero.
+// However many charges are reserved, settled and cancelled, and however late: the final costs of the
+// charges that begin in any span never add up to more than the bound of the limit. Here reservations wait
+// for their turn, so they do not go below zero.
 func TestSettlementsLiftNoBound(t *testing.T) {
 	settled, returned := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -52,24 +53,24 @@ func TestSettlementsLiftNoBound(t *testing.T) {
 		for i, from := range all {
 			sum := int64(0)
 			for _, to := range all[i:] {
-				if to.settle { // it may come to less
+				if to.settle { // its final cost may be lower
 					continue
 				}
 				sum += to.cost
 				most := down(plus(whole(capacity), times(whole(int64(to.at-from.at)), big.NewRat(s.Rate, int64(s.Period)))))
 				if big.NewInt(sum).Cmp(most) > 0 {
-					t.Fatalf("%s: charges from %d to %d came to %d, at most %d may be", show(s), from.at, to.at, sum, most)
+					t.Fatalf("%s: charges from %d to %d cost %d in the end, want at most %d", show(s), from.at, to.at, sum, most)
 				}
 			}
 		}
 	})
 	t.Logf("%d settled, %d of them returned something", settled, returned)
 	if settled > 1000 && returned < settled/10 {
-		t.Error("too few returned anything to tell")
+		t.Error("too few settlements returned units")
 	}
 }
 
-// Ten a second, capacity ten: eight cancelled reservations do not make ninety.
+// With 10 tokens a second and a capacity of 10, eight cancelled reservations must not leave 90.
 func TestALateCancellationRefundsLessTheInflow(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec})
 	for _, c := range []struct {
@@ -83,8 +84,8 @@ func TestALateCancellationRefundsLessTheInflow(t *testing.T) {
 		}
 	}
 	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
-	s, _ = l.Take(s, t0+sec, Charge{Cost: 10}) // what has flowed in is used too
+	s, _ = l.Take(s, t0+sec, Charge{Cost: 10}) // consume the tokens that have flowed in, too
 	if s, _ = l.Take(s, t0+sec, Charge{Cost: -10, ChargedAt: t0, Settle: true}); left(l, s, t0+sec) != 0 {
-		t.Errorf("%d came back a second time", left(l, s, t0+sec))
+		t.Errorf("%d units were refunded twice", left(l, s, t0+sec))
 	}
 }

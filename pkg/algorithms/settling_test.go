@@ -11,13 +11,14 @@ import (
 type call struct {
 	at       Micros
 	estimate int64
-	cost     int64 // the real one
+	cost     int64 // the real cost
 	open     bool
 }
 
-// Two worlds: in one, requests consume estimates that are settled later; in the other, the costs of the same requests
-// are known when they start. Once all is settled, the bucket of the first world holds at most what that of the second
-// does, plus what was lost, and the reference model with all peaks says how much.
+// Two buckets get the same requests. In the first, requests consume estimates that are settled later. In
+// the second, the costs are known when the requests start. After all settlements, the first bucket holds at
+// most as much as the second, plus the units lost. The reference model with all peaks says exactly how
+// much.
 func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 	settled, full, less := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -32,7 +33,7 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 		model := &settlingModel{flow: big.NewRat(s.Rate, int64(s.Period)), capacity: whole(capacity)}
 		var calls []*call
 		now, lost := t0, int64(0)
-		over := roll.once(2) // estimates that are too low, too
+		over := roll.once(2) // some estimates are too low
 		for range length(t, 300) {
 			var open []*call
 			for _, c := range calls {
@@ -77,7 +78,7 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 			}
 			now += Micros(roll.of(0, 0, 1, int64(d.RetryAfter), roll(int64(s.Period)), int64(s.Period)/s.Rate))
 		}
-		known := whole(capacity) // the other world
+		known := whole(capacity) // the bucket with known costs
 		at := t0
 		for _, c := range calls {
 			if c.open {
@@ -94,13 +95,13 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 	t.Logf("%d refunds, %d of them exact, %d units refunded less", settled, full, less)
 }
 
-// left1 is what s has at time now, in 1/Q.
+// left1 returns how much s has left at time now, in 1/q token.
 func left1(l *Limit, s State, now Micros) int64 {
 	_, d := l.Take(s, now, Charge{DryRun: true})
 	return d.Value
 }
 
-// settlingModel remembers all of a bucket's history.
+// settlingModel stores the whole history of a bucket.
 type settlingModel struct {
 	flow, capacity *big.Rat
 	at             []Micros
@@ -108,7 +109,7 @@ type settlingModel struct {
 	before         []*big.Rat
 }
 
-// set notes what the bucket has after a change.
+// set records the amount that the bucket has after a change.
 func (m *settlingModel) set(now Micros, after *big.Rat, _ bool) {
 	before := m.capacity
 	if n := len(m.at); n > 0 {
@@ -117,7 +118,7 @@ func (m *settlingModel) set(now Micros, after *big.Rat, _ bool) {
 	m.at, m.after, m.before = append(m.at, now), append(m.after, after), append(m.before, before)
 }
 
-// refund is what is left of units taken by the change at time of.
+// refund returns what is left of units consumed by the change at time of.
 func (m *settlingModel) refund(of, now Micros, units int64) *big.Rat {
 	room := whole(max(0, units))
 	last := len(m.at) - 1
@@ -129,18 +130,20 @@ func (m *settlingModel) refund(of, now Micros, units int64) *big.Rat {
 	return least(room, minus(m.capacity, least(m.capacity, plus(m.after[last], times(m.flow, whole(int64(now-m.at[last])))))))
 }
 
-// The same by a clock that steps back and forth, in us and in ms, where a bucket is forgotten as soon as it may be: the
-// other world is a limit that charges all costs, whatever is there, and reads the same clock at the same moments.
+// This is the previous test with a clock that steps back and forth, in microseconds and milliseconds, and
+// with buckets that are deleted as soon as they may be. The bucket with known costs charges every cost,
+// even if it is not available, and reads the same clock at the same moments.
 func TestSettlementsByAClockThatSteps(t *testing.T) {
 	refunded, nothing := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		roll := throw(t)
 		capacity := roll.between(2, 1000)
 		s := Spec{Kind: TokenBucket, Rate: roll.between(1, 300), Period: Micros(roll.of(1e6, 60e6)), Capacity: &capacity, Settles: true}
-		if roll.once(4) { // in ms
+		if roll.once(4) { // count in milliseconds
 			s.Rate, s.Period, capacity = 1000, 365*Day, 200_000_000
 		}
-		// With estimates that are too low the other bucket is full later, so that it would be forgotten later.
+		// If estimates are too low, the bucket with known costs is full later, so it would also be deleted
+		// later.
 		low := roll.once(2)
 		l := mustCompileRapid(t, s)
 		all := s
@@ -149,8 +152,8 @@ func TestSettlementsByAClockThatSteps(t *testing.T) {
 		var state State
 		type moment struct {
 			now  Micros
-			call *call // that began, or nil
-			seen bool  // the bucket has seen this time
+			call *call // the call that began, or nil
+			seen bool  // the bucket has been charged at this time
 		}
 		var moments []moment
 		var open []*call

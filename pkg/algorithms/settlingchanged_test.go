@@ -6,8 +6,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Two worlds of a fixed window, whose numbers change while reservations are open: what the window has left is at most
-// its capacity less the real costs of the calls that began in it, plus what was lost.
+// The numbers of a fixed window change while reservations are open. The window then has left at most its
+// capacity less the real costs of the calls that began in it, plus the units lost.
 func TestAWindowThatSettlesCountsAsIfKnownAtTheStart(t *testing.T) {
 	refunded, late, changed := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -25,7 +25,7 @@ func TestAWindowThatSettlesCountsAsIfKnownAtTheStart(t *testing.T) {
 		var state State
 		var calls, open []*call
 		now, lost := t0, int64(0)
-		over := roll.once(2) // estimates that are too low, too
+		over := roll.once(2) // some estimates are too low
 		for range length(t, 200) {
 			if roll.once(10) {
 				l = numbers()
@@ -63,7 +63,7 @@ func TestAWindowThatSettlesCountsAsIfKnownAtTheStart(t *testing.T) {
 				}
 			}
 			now += Micros(roll.of(0, 0, 1, roll(int64(period)), int64(period)/20))
-			known := l.Capacity // the other world
+			known := l.Capacity // what a window with known costs has left
 			for _, c := range calls {
 				switch {
 				case c.at/period != now/period:
@@ -80,13 +80,13 @@ func TestAWindowThatSettlesCountsAsIfKnownAtTheStart(t *testing.T) {
 	})
 	t.Logf("%d refunds, %d that came after the window, %d changes of numbers", refunded, late, changed)
 	if refunded == 0 || late == 0 || changed == 0 {
-		t.Error("something was not tried")
+		t.Error("a case never occurred")
 	}
 }
 
-// Two worlds of a token bucket whose numbers change while reservations are open. The other world is a limit that charges
-// the real costs, whatever is there, and gets the same numbers at the same moments. Each change rounds by less than a
-// unit.
+// The numbers of a token bucket change while reservations are open. It is compared with a bucket that
+// charges the real costs, even if they are not available, and gets the same numbers at the same moments.
+// Each change rounds by less than a unit.
 func TestSettlementsUnderChangedNumbers(t *testing.T) {
 	refunded, changed := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -102,8 +102,8 @@ func TestSettlementsUnderChangedNumbers(t *testing.T) {
 		type moment struct {
 			now   Micros
 			known *Limit
-			call  *call // that began, or nil
-			seen  bool  // the bucket has these numbers
+			call  *call // the call that began, or nil
+			seen  bool  // the bucket has been charged under these numbers
 		}
 		l, known := numbers()
 		var state State
@@ -157,6 +157,6 @@ func TestSettlementsUnderChangedNumbers(t *testing.T) {
 	})
 	t.Logf("%d refunds, %d changes of numbers", refunded, changed)
 	if refunded == 0 || changed == 0 {
-		t.Error("something was not tried")
+		t.Error("a case never occurred")
 	}
 }

@@ -5,17 +5,21 @@ import (
 	"slices"
 )
 
-// MaxShards is the largest number of shards of a limit: twice a sum over them fits in an int64.
+// MaxShards is the largest number of shards of a limit. It is small enough that twice a sum over all shards
+// fits in an int64.
 const MaxShards = 256
 
-// A sharded limit is split into n smaller buckets, so that a hot key spreads over the nodes of a cluster. Of two
-// shards drawn at random, the one with more units left is charged (power of two choices). If neither has enough alone,
-// both are charged together and left level. If that is not enough either, the other shards are tried before the
-// request is denied.
+// A sharded limit is split into n smaller buckets, so that a hot key spreads over the nodes of a cluster.
+//
+// Two shards are drawn at random, and the one with more units left is charged (power of two choices). If
+// neither has enough alone, both are charged together and left level, that is with equal amounts. If that
+// is not enough either, the other shards are tried before the request is denied.
 
-// Split compiles the n shards of s. Capacity, initial, max_reserved and the rate of a window are split
-// so that they add up exactly. A token bucket keeps its rate and multiplies its period by n, which
-// divides the rate without a fraction. Its errors are of type SpecErrors.
+// Split compiles the n shards of s.
+//
+// Capacity, initial, max_reserved and the rate of a window are split so that they add up exactly. A token
+// bucket keeps its rate and multiplies its period by n, which divides the rate without a fraction. The
+// errors are of type SpecErrors.
 func Split(s Spec, n int) ([]Limit, error) {
 	whole, err := Compile(s)
 	if err != nil {
@@ -49,7 +53,7 @@ func Split(s Spec, n int) ([]Limit, error) {
 	return nil, wrong
 }
 
-// splitAt compiles all shards with one unit of time.
+// splitAt compiles all shards with a given unit of time.
 func splitAt(s Spec, whole *Limit, shards []Limit, tick Micros) (wrong SpecErrors) {
 	n := len(shards)
 	for i := range shards {
@@ -69,7 +73,7 @@ func splitAt(s Spec, whole *Limit, shards []Limit, tick Micros) (wrong SpecError
 	return nil
 }
 
-// share is the i-th of n parts of x: x div n, plus one for the first x mod n parts.
+// share returns the i-th of n parts of x: x div n, plus one for the first x mod n parts.
 func share(x int64, n, i int) int64 {
 	part := x / int64(n)
 	if int64(i) < x%int64(n) {
@@ -86,20 +90,25 @@ func split(x *int64, n, i int) *int64 {
 	return &part
 }
 
-// TakeShards charges a.Cost at time now to shards of one bucket: to two that were drawn, or to all of them. If one
-// shard alone has enough, the one with the most units left is charged. Otherwise they are charged together and left
-// level. A refund goes to the emptiest shard first. A reservation is spread over all given shards, leaving them
-// level, and waits for the last. The Decision, Never included, describes the given shards only.
+// TakeShards charges a.Cost at time now to some shards of one bucket: to two drawn at random, or to all of
+// them.
 //
-// It is one function because its parts share the slices and sums of the first loop.
+//   - If one shard alone has enough, the shard with the most units left is charged.
+//   - Otherwise the shards are charged together and left level.
+//   - A refund fills the emptiest shard first.
+//   - A reservation is spread over all given shards and leaves them level. It waits for the last of them.
+//
+// The Decision describes the given shards only; Never too.
+//
+// It is one long function because its parts share the slices and sums of the first loop.
 func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
 	var d Decision
-	left := make([]int64, len(shards)) // in 1/q unit
+	left := make([]int64, len(shards)) // the amounts left, in 1/q unit
 	begun := make([]State, len(shards))
-	kept := make([]State, len(shards)) // begun, in the numbers of the shard's Limit
+	kept := make([]State, len(shards)) // the shards' states after begin, in the numbers of each shard's Limit
 	seen := make([]bool, len(shards))
 	best, sum, least := 0, int64(0), int64(0)
-	most, missing := int64(0), int64(0) // the most that these shards can give, and take as a refund
+	most, missing := int64(0), int64(0) // the most that these shards can supply, and can hold of a refund
 	for i, b := range shards {
 		most += b.Limit.Most(a.Reserve)
 		missing += b.Limit.Most(true)
@@ -168,8 +177,8 @@ func (l *Limit) own(s State, now Micros, hash uint64) State {
 	return State{By: l, Value: d.Value, At: l.tickOf(now)}
 }
 
-// undoneOf is how much of units, in the unit of State.Value, the undo of a charge made at time of returns to n shards at
-// time now; see Charge.ChargedAt.
+// undoneOf returns how much n shards get back at time now when a charge of units at time of is undone.
+// units is in the unit of State.Value; see Charge.ChargedAt.
 func undoneOf(n int, shard func(i int) *Limit, units int64, of, now Micros) int64 {
 	if shard(0).Kind != TokenBucket || of <= 0 {
 		return units
@@ -181,7 +190,7 @@ func undoneOf(n int, shard func(i int) *Limit, units int64, of, now Micros) int6
 	return returned(units, p, shard(0).elapsed(of, now))
 }
 
-// leftAt is the Value that s has at time t if nothing is charged until then.
+// leftAt returns the Value that s has at time t if nothing is charged until then.
 func (l *Limit) leftAt(s State, t Micros, hash uint64) int64 {
 	t = max(t, s.At)
 	if l.Kind == FixedWindow {
@@ -191,7 +200,7 @@ func (l *Limit) leftAt(s State, t Micros, hash uint64) int64 {
 	return l.flow(s.Value, l.v, l.p, l.elapsed(s.At, t))
 }
 
-// waitAt is the moment at which the debt in s is paid off.
+// waitAt returns the moment at which the debt in s is paid off.
 func (l *Limit) waitAt(s State, hash uint64) Micros {
 	if l.Kind == FixedWindow {
 		phase := l.phaseOf(hash)
@@ -200,7 +209,7 @@ func (l *Limit) waitAt(s State, hash uint64) Micros {
 	return Micros(int64(s.At/l.tick)+ceilDiv(-s.Value, l.p)) * l.tick
 }
 
-// full is the Value of a full shard.
+// full returns the Value of a full shard.
 func (l *Limit) full() int64 {
 	if l.Kind == FixedWindow {
 		return l.Capacity
@@ -208,7 +217,7 @@ func (l *Limit) full() int64 {
 	return l.v
 }
 
-// shardsRetry is the shortest time after which the shards together have want. Their sum only grows, so that
+// shardsRetry returns the shortest time after which the shards together hold want. Their sum only grows, so
 // bisection finds it.
 func shardsRetry(now Micros, shards []Bucket, kept []State, a Charge, want int64) Micros {
 	have := func(t Micros) (sum int64) {
@@ -231,7 +240,7 @@ func shardsRetry(now Micros, shards []Bucket, kept []State, a Charge, want int64
 	return hi
 }
 
-// lower subtracts cost from left, the fullest first, so that the shards it touches end level.
+// lower subtracts cost from left, from the fullest shards first. The shards that it changes end level.
 func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 	floor := func(i int) int64 {
 		if reserve {
@@ -245,7 +254,7 @@ func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 		}
 		return sum
 	}
-	// Find the highest level that frees enough. The surplus goes back one by one.
+	// Find the highest level that frees enough. The surplus is then returned unit by unit.
 	lo, hi := int64(0), slices.Max(left)
 	for i := range left {
 		lo = min(lo, floor(i))
@@ -268,7 +277,7 @@ func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 	}
 }
 
-// raise adds amount to left, the emptiest first, and none above its full.
+// raise adds amount to left, to the emptiest shards first. No shard gets more than full.
 func raise(shards []Bucket, left []int64, amount int64) {
 	used := func(level int64) (sum int64) {
 		for i, v := range left {
@@ -280,7 +289,7 @@ func raise(shards []Bucket, left []int64, amount int64) {
 	for _, b := range shards {
 		hi = max(hi, b.Limit.full()+1)
 	}
-	for lo+1 < hi { // find the highest level that amount reaches
+	for lo+1 < hi { // find the highest level to which amount can raise the shards
 		if mid := lo + (hi-lo)/2; used(mid) <= amount {
 			lo = mid
 		} else {

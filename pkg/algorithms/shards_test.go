@@ -25,14 +25,14 @@ func buckets(limits []Limit) []Bucket {
 	return all
 }
 
-// fill leaves so many tokens in each shard at t0.
+// fill puts the given number of tokens into each shard at t0.
 func fill(shards []Bucket, tokens ...int64) {
 	for i, n := range tokens {
 		shards[i].State = holding(n)(shards[i].Limit)
 	}
 }
 
-// tokens is what is left in each, in whole tokens.
+// tokens returns the whole tokens left in each shard.
 func tokens(now Micros, shards []Bucket) (all []int64) {
 	for _, b := range shards {
 		all = append(all, left(b.Limit, b.State, now))
@@ -40,7 +40,8 @@ func tokens(now Micros, shards []Bucket) (all []int64) {
 	return all
 }
 
-// The tests below speak of two or three shards of ten tokens each, 1 token a second in all.
+// oneASecond returns a limit of 1 token a second. The tests below split it into two or three shards of ten
+// tokens each.
 func oneASecond(capacity int64) Spec {
 	return Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: &capacity}
 }
@@ -102,7 +103,7 @@ func TestShardNeverSeenIsFull(t *testing.T) {
 	}
 }
 
-// Sums over the largest shards must not run over.
+// Sums over the largest shards must not overflow.
 func TestManyShardsReservedToTheEnd(t *testing.T) {
 	s := Spec{Kind: TokenBucket, Rate: 1_000_000, Period: sec, Capacity: new(int64(MaxShards))}
 	shards := mustSplit(t, s, MaxShards)
@@ -118,9 +119,9 @@ func TestManyShardsReservedToTheEnd(t *testing.T) {
 	}
 }
 
-// A limit may lie where one shard's capacity fits in us and the next one's does not.
+// The capacity of one shard may fit in microseconds while that of the next one does not.
 func TestShardsShareAScale(t *testing.T) {
-	one := (int64(1)<<53 - 1) / 2 / int64(Day/us) // the largest capacity of half of 1 a day in us
+	one := (int64(1)<<53 - 1) / 2 / int64(Day/us) // the largest capacity that half of the limit, 1 a day, can have in microseconds
 	shards := mustSplit(t, Spec{Kind: TokenBucket, Rate: 1, Period: Day, Capacity: new(2*one + 1), MaxReserved: new(int64(0))}, 2)
 	if d := TakeShards(t0, shards, Charge{Cost: 2 * one}); !d.Allowed || d.Remaining != 1 {
 		t.Errorf("all but one: %+v, of %+v and %+v", d, *shards[0].Limit, *shards[1].Limit)
@@ -153,7 +154,7 @@ func TestSplitRefuses(t *testing.T) {
 	}
 }
 
-// sharded is a random limit in two to seven shards.
+// sharded returns a random limit in two to seven shards.
 func (roll dice) sharded() (Spec, *Limit, []Bucket) {
 	for {
 		s, whole := roll.limit(kinds[roll(2)].kind)
@@ -188,7 +189,7 @@ func TestSplitAddsUp(t *testing.T) {
 	})
 }
 
-// TestTheUndoOfAShardedChargeCountsAllInflow: 4 shards of 10 tokens, each of which gets one a second.
+// The limit has 4 shards of 10 tokens. Each gets one token a second.
 func TestTheUndoOfAShardedChargeCountsAllInflow(t *testing.T) {
 	capacity := int64(40)
 	parts, err := Split(Spec{Kind: TokenBucket, Rate: 4, Period: sec, Capacity: &capacity}, 4)

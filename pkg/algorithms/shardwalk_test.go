@@ -10,19 +10,19 @@ import (
 
 func copies(shards []Bucket) []Bucket { return slices.Clone(shards) }
 
-// askAgain charges copies of all shards once more at another time.
+// askAgain charges copies of all shards at another time.
 func askAgain(at Micros, shards []Bucket, a Charge) Decision {
 	return TakeShards(at, copies(shards), a)
 }
 
-// pair is two shards that were drawn.
+// pair draws two shards.
 func (roll dice) pair(shards []Bucket) (pair []Bucket, i, j int64) {
 	i = roll(int64(len(shards)))
 	j = (i + 1 + roll(int64(len(shards))-1)) % int64(len(shards))
 	return []Bucket{shards[i], shards[j]}, i, j
 }
 
-// chosen is what a Store does: two at random and, where they deny, all.
+// chosen charges shards as a Store does: two at random, and all of them if the two deny.
 func (roll dice) chosen(now Micros, shards []Bucket, a Charge) Decision {
 	if pair, i, j := roll.pair(shards); !a.Reserve {
 		if d := TakeShards(now, pair, a); d.Allowed {
@@ -33,8 +33,8 @@ func (roll dice) chosen(now Micros, shards []Bucket, a Charge) Decision {
 	return TakeShards(now, shards, a)
 }
 
-// All shards together admit no more than the limit they were split from, and a denial means that
-// the requested units are not there.
+// All shards together admit no more than the limit that was split. A denial means that the requested units
+// are not available.
 func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 	asks, denied := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -52,7 +52,7 @@ func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 			d := roll.chosen(now, shards, a)
 			asks++
 			if there := a.Cost*shards[0].Limit.Unit() <= sum; d.Allowed != there && a.Cost > 0 {
-				t.Fatalf("%s: %d of %d/%d there, %+v", show(s), a.Cost, sum, shards[0].Limit.Unit(), d)
+				t.Fatalf("%s: denied %d of %d/%d available, %+v", show(s), a.Cost, sum, shards[0].Limit.Unit(), d)
 			}
 			if d.Allowed {
 				all = append(all, charge{now, a.Cost})
@@ -81,10 +81,10 @@ func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 			}
 		}
 	})
-	t.Logf("%d asks, %d %% denied", asks, 100*denied/max(1, asks))
+	t.Logf("%d charges, %d %% denied", asks, 100*denied/max(1, asks))
 }
 
-// Walks through all shards: retry_after, wait and what is left in each.
+// All shards are charged. retry_after, wait and the units left in each shard must be exact.
 func TestShardsAnswerExactly(t *testing.T) {
 	asks, denied := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -107,7 +107,7 @@ func TestShardsAnswerExactly(t *testing.T) {
 			case d.Never:
 			case !d.Allowed:
 				denied++
-				restarts := false // a shard full for a day starts at initial again
+				restarts := false // a shard that was full for a day starts at initial again
 				for _, b := range shards {
 					restarts = restarts || l.Initial < l.Capacity && b.State.FreshAt()-s.Period <= now+d.RetryAfter
 				}
@@ -144,7 +144,7 @@ func TestShardsAnswerExactly(t *testing.T) {
 			}
 		}
 	})
-	t.Logf("%d asks, %d %% denied", asks, 100*denied/max(1, asks))
+	t.Logf("%d charges, %d %% denied", asks, 100*denied/max(1, asks))
 }
 
 func lefts(now Micros, shards []Bucket, hash uint64) (all []int64) {
@@ -163,14 +163,14 @@ func total(all []int64) (sum int64) {
 }
 
 func clipped(n, unit int64) int64 {
-	if n < 0 || n > 1<<62/unit { // also math.MinInt64
+	if n < 0 || n > 1<<62/unit { // also true for math.MinInt64
 		return 1 << 62
 	}
 	return n * unit
 }
 
-// levelled reports whether one alone paid, or those that paid were left level (to one) or at their
-// floor, and those that did not had no more than that.
+// levelled reports whether a charge was spread correctly. Either one shard paid alone, or the shards that
+// paid ended level (to one unit) or at their floor, and the others had no more than that.
 func levelled(had, has []int64, shards []Bucket, reserve bool) bool {
 	paid, low, high := 0, int64(1<<62), int64(-1<<62)
 	floor := func(i int) int64 {
@@ -201,7 +201,7 @@ func levelled(had, has []int64, shards []Bucket, reserve bool) bool {
 	return high-low <= 1
 }
 
-// raised reports whether only the emptiest were given to, and ended level (to one) or full.
+// raised reports whether only the emptiest shards were refunded, and ended level (to one unit) or full.
 func raised(had, has []int64, shards []Bucket) bool {
 	high := int64(-1 << 62)
 	for i := range had {
@@ -226,7 +226,7 @@ func full(has []int64, shards []Bucket) bool {
 	return true
 }
 
-// longest is the time until no shard is in debt, by looking for it.
+// longest searches for the time until no shard is in debt.
 func longest(now Micros, shards []Bucket, has []int64, hash uint64, a Charge, d Decision) Micros {
 	if !d.Allowed || a.Cost <= 0 || !a.Reserve {
 		return 0
@@ -252,7 +252,7 @@ func longest(now Micros, shards []Bucket, has []int64, hash uint64, a Charge, d 
 	return lo
 }
 
-// Of two that were drawn the one with more left pays, and the others are not touched.
+// Of two drawn shards, the one with more units left is charged. The others do not change.
 func TestTwoChoicePicksTheFuller(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		roll := throw(t)

@@ -1,6 +1,6 @@
 package algorithms
 
-// Spec is a Spec that compiles to l.
+// Spec returns a Spec that compiles to l.
 func (l *Limit) Spec() Spec {
 	s := Spec{
 		Kind: l.Kind, Rate: l.Rate, Period: l.Period(), Calendar: l.Calendar,

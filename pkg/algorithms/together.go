@@ -1,24 +1,27 @@
 package algorithms
 
-// Bucket is one bucket of a decision over several. TakeAll reads Limit, Charge, Then and State, and writes State and
-// Decision.
+// Bucket is one of several buckets that are decided together. TakeAll reads Limit, Charge, Then and State,
+// and writes State and Decision.
 type Bucket struct {
 	Limit    *Limit
 	Charge   Charge
-	State    State // before: the stored state; after: the state to store
+	State    State // before TakeAll: the stored state; after it: the state to store
 	Decision Decision
-	// Then means that the following buckets are alternatives: if one of the consecutive buckets with Then does not
-	// allow its cost, none of them is charged, and the next bucket without Then is charged instead.
+	// Then links a bucket with the next one as its alternative. A row of buckets with Then is charged only
+	// if all of them allow their costs. Otherwise none of them is charged, and the next bucket without Then
+	// is charged instead.
 	Then bool
 }
 
-// TakeAll charges all buckets at time now or none of them, and reports whether it charged them. The buckets must be
-// different ones. Each Decision is that bucket's own: if one bucket denies, the Decisions of the others are those that
-// they would have made, with their present remaining units. If one cost can never fit, no state changes. Limits that
-// charge denied requests do so whatever the other buckets decide.
+// TakeAll charges all buckets at time now, or none of them. It reports whether it charged them. No bucket
+// may occur twice.
 //
-// Of buckets with Then, and the one behind them, either the former are charged or the latter. The latter has a zero
-// Decision, and its State is not read, if the former allow their costs.
+// Each Decision describes its own bucket. If one bucket denies, the others still get the Decisions that
+// they would have made, with the units that they have without the charge. If one cost can never fit, no
+// state changes. Limits that charge denied requests do so whatever the other buckets decide.
+//
+// Of a row of buckets with Then and the bucket behind it, one side is charged. If the row allows its costs,
+// the bucket behind it gets a zero Decision, and its State is not read.
 func TakeAll(now Micros, buckets []Bucket) bool {
 	if len(buckets) == 1 {
 		b := &buckets[0]
@@ -47,7 +50,8 @@ func TakeAll(now Micros, buckets []Bucket) bool {
 	return all
 }
 
-// alternatives returns how many of the buckets, from the first on, are alternatives. It is 1 for a bucket without any.
+// alternatives returns how many of the buckets, from the first on, form one row of alternatives. It is 1
+// for a bucket without Then.
 func alternatives(buckets []Bucket) int {
 	n := 1
 	for n < len(buckets) && buckets[n-1].Then {
@@ -56,7 +60,7 @@ func alternatives(buckets []Bucket) int {
 	return n
 }
 
-// allow reports whether all buckets allow their costs by themselves.
+// allow reports whether each bucket allows its own cost.
 func allow(buckets []Bucket) bool {
 	for i := range buckets {
 		if !buckets[i].Decision.Allowed {
@@ -66,7 +70,8 @@ func allow(buckets []Bucket) bool {
 	return true
 }
 
-// lookAt decides alternatives as a dry run. It reports whether one can be charged, and whether none ever can.
+// lookAt decides a row of alternatives as a dry run. It reports whether one of them can be charged, and
+// whether none of them ever can.
 func lookAt(now Micros, one []Bucket) (allowed, never bool) {
 	last := len(one) - 1
 	for i := range one {
@@ -88,8 +93,8 @@ func lookAt(now Micros, one []Bucket) (allowed, never bool) {
 	return allowed, never
 }
 
-// chargeIf charges b if pays. Otherwise its State may only get a clock, or count a denial, unless the group can never be
-// charged.
+// chargeIf charges b if pays is true. Otherwise the only changes of its State are a started clock and a
+// counted denial. If the group can never be charged, a denial is not counted either.
 func (b *Bucket) chargeIf(now Micros, pays, never bool) {
 	switch {
 	case pays || b.Limit.ChargesDenied(), !never && b.Limit.counts(&b.Decision, b.Charge):
@@ -102,8 +107,8 @@ func (b *Bucket) chargeIf(now Micros, pays, never bool) {
 	}
 }
 
-// there corrects d, the decision on a Charge that would have been allowed but was not charged, because another bucket
-// of the group denied: Remaining and ResetAfter become those of the bucket without the charge.
+// there corrects d, the decision on a Charge that b allowed but that was not charged because another bucket
+// of the group denied. Remaining and ResetAfter become those of the bucket without the charge.
 func (l *Limit) there(s State, now Micros, a Charge, d Decision) Decision {
 	_, is := l.Take(s, now, Charge{Hash: a.Hash, DryRun: true})
 	d.Value, d.Remaining, d.ResetAfter, d.Wait, d.Lost = is.Value, is.Remaining, is.ResetAfter, 0, 0

@@ -7,14 +7,14 @@ import (
 	"pgregory.net/rapid"
 )
 
-// takeEach is the reference implementation of TakeAll: it tries every ask on a copy, and keeps the copies of those that
-// pay if all groups of alternatives have one.
+// takeEach is the reference implementation of TakeAll. It tries every charge on a copy. If each row of
+// alternatives has a side that can pay, it stores the copies of these sides.
 func takeEach(now Micros, buckets []Bucket) (all bool) {
 	all = true
 	never := false
 	tried, first := make([]State, len(buckets)), make([]Decision, len(buckets))
 	pays, skipped := make([]bool, len(buckets)), make([]bool, len(buckets))
-	from, fits, hopeless := 0, true, false // of the alternatives so far
+	from, fits, hopeless := 0, true, false // for the alternatives so far
 	for i := range buckets {
 		b := &buckets[i]
 		look := b.Charge
@@ -41,7 +41,7 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 			b.Decision = Decision{}
 			continue
 		}
-		asked := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun} // charged, but nothing consumed
+		asked := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun} // an allowed charge that consumes nothing
 		kept, is := b.Limit.Take(clone(b.State), now, asked)
 		switch {
 		case b.Decision.Never && !b.Limit.TakesDenied && !never: // an alternative can pay
@@ -69,7 +69,7 @@ func TestTakeAllAgreesWithReferenceImplementation(t *testing.T) {
 		one := make([]Bucket, 1+roll(4))
 		for i := range one {
 			s, l := roll.limit(kinds[roll(int64(len(kinds)))].kind)
-			if roll.once(2) { // mostly limits of a like size, or one of them denies for ever
+			if roll.once(2) { // limits of mostly similar size; otherwise one of them would always deny
 				s.Rate, s.Period = roll.between(3, 20), sec
 				s.Capacity, s.Initial, s.MaxReserved = nil, nil, nil
 				if c, err := Compile(s); err == nil {
@@ -123,7 +123,7 @@ func TestOneDeniesForAll(t *testing.T) {
 	}
 	before := group[0].State
 	if TakeAll(t0, group) {
-		t.Fatal("allowed what the small one does not have")
+		t.Fatal("allowed more than the small bucket has")
 	}
 	if d := group[0].Decision; !same(group[0].State, before) || d.Remaining != 8 || d.ResetAfter != 200*ms {
 		t.Errorf("the large one was charged: %+v, %+v", group[0].State, d)
@@ -139,7 +139,7 @@ func TestOneDeniesForAll(t *testing.T) {
 func TestNeverInAGroupRemembersNothing(t *testing.T) {
 	slow := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(0))}
 	group := []Bucket{
-		bucket(t, slow, 0), // alone it would be created
+		bucket(t, slow, 0), // alone, this charge would create the bucket
 		bucket(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec}, 1),
 		bucket(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec}, 11),
 	}
@@ -148,7 +148,7 @@ func TestNeverInAGroupRemembersNothing(t *testing.T) {
 	}
 	for i, b := range group {
 		if b.State.By != nil {
-			t.Errorf("bucket %d remembers %+v", i, b.State)
+			t.Errorf("bucket %d stored %+v", i, b.State)
 		}
 	}
 }
@@ -171,7 +171,7 @@ func TestOverdrawIsChargedIfOthersDeny(t *testing.T) {
 	}
 	for i, want := range []int64{6, 2, 0} {
 		if all := TakeAll(t0, group); all != (i == 0) || group[0].Decision.Remaining != want {
-			t.Errorf("ask %d: all %t, %+v", i, all, group[0].Decision)
+			t.Errorf("charge %d: all %t, %+v", i, all, group[0].Decision)
 		}
 	}
 	if left := left(group[0].Limit, group[0].State, t0); left != -2 {

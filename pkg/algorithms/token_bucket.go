@@ -2,10 +2,10 @@ package algorithms
 
 import "math/bits"
 
-// Token bucket: rate tokens per period flow in continuously, up to capacity. With
-// g = gcd(rate, period), p = rate/g and q = period/g the value is kept in 1/q token, so that
-// exactly p flow in each tick and nothing is rounded. With elapsed = now - ts, r = max_reserved
-// when reserving, else 0, and V = capacity*q:
+// Token bucket: rate tokens per period flow in continuously, up to capacity. With g = gcd(rate, period), p
+// = rate/g and q = period/g, the value is stored in 1/q token. So exactly p flow in with each tick, and
+// nothing is rounded. With elapsed = the ticks since the last charge, r = max_reserved when reserving, else
+// 0, and V = capacity*q:
 //
 //	value'  = min(V, value + elapsed*p)
 //	allowed = value' - cost*q >= -r*q
@@ -13,13 +13,14 @@ import "math/bits"
 //	allow:  value'' = min(V, value' - cost*q);  wait = ceil(-value''/p) below zero
 //	reset_after = ceil((V - value'') / p)
 //
-// Most admitted in any span T: capacity + floor(T*rate/period). Where estimates are settled, see Peaks.
+// Most admitted in any span T: capacity + floor(T*rate/period). For limits that settle, see Peaks.
 
 func (l *Limit) elapsed(at, now Micros) int64 {
 	return l.ticks(now) - l.ticks(at)
 }
 
-// flow adds the tokens that flow in during elapsed ticks. The product may exceed an int64.
+// flow returns value after the inflow of elapsed ticks, at most full. The product of p and elapsed may
+// exceed an int64.
 func (l *Limit) flow(value, full, p, elapsed int64) int64 {
 	if elapsed <= 0 {
 		return min(full, value+elapsed*p)
@@ -31,11 +32,11 @@ func (l *Limit) flow(value, full, p, elapsed int64) int64 {
 	return value + int64(lo)
 }
 
-// raw is the cost of a in 1/q token. It is first cut to just above the most that can ever be consumed, so that the
-// product cannot overflow.
+// raw returns the cost of a in 1/q token. The cost is first cut to just above the most that can ever be
+// consumed, so that the product cannot overflow.
 func (l *Limit) raw(a *Charge) int64 { return l.costIn(l.q, a) }
 
-// costIn is raw with 1/unit instead of 1/q.
+// costIn returns the cost of a in 1/unit token, cut like that of raw.
 func (l *Limit) costIn(unit int64, a *Charge) int64 {
 	most := l.Capacity + l.MaxReserved
 	switch {
@@ -48,10 +49,11 @@ func (l *Limit) costIn(unit int64, a *Charge) int64 {
 	}
 }
 
-// back is the part of given, a refund in 1/q token, that is returned at time now.
+// back returns the part of given, a refund in 1/q token, that is returned at time now.
 //
-// The undo of a charge must leave the bucket no fuller than if the charge had not been made. The charge made room for
-// at most the tokens that have flowed in since; a full bucket would have lost them.
+// The undo of a charge must leave the bucket no fuller than it would be without the charge. Tokens that
+// have flowed in since the charge may have filled its place; a full bucket would have lost them. So they
+// are subtracted.
 func (l *Limit) back(given int64, now Micros, a *Charge) int64 {
 	if a.ChargedAt <= 0 {
 		return given
@@ -59,9 +61,9 @@ func (l *Limit) back(given int64, now Micros, a *Charge) int64 {
 	return returned(given, l.p+l.p1, l.elapsed(a.ChargedAt, now))
 }
 
-// returned is given less p for each of ticks, at least 0.
+// returned returns given less p for each of ticks, at least 0.
 func returned(given, p, ticks int64) int64 {
-	if ticks < 0 { // the clock stepped back by more than a minute, so that the inflow since is unknown
+	if ticks < 0 { // the clock stepped back by more than a minute, so the inflow since the charge is unknown
 		return 0
 	}
 	if hi, lo := bits.Mul64(uint64(ticks), uint64(p)); hi == 0 && lo < uint64(given) {
@@ -96,7 +98,7 @@ func (l *Limit) takeTokens(s *State, now Micros, a *Charge, d *Decision) {
 	case l.Overdraw:
 		floor := min(s.Value, -l.MaxReserved*l.q)
 		s.Value = max(floor, s.Value-cost)
-		// A cost above capacity is never available at once: the retry time is that of a full bucket.
+		// A cost above capacity is never available at once, so the retry time is that of a full bucket.
 		d.RetryAfter = l.span(now, ceilDiv(min(cost, most)+least-s.Value, l.p))
 	case cost > most:
 		d.Never = true

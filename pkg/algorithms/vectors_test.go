@@ -27,7 +27,7 @@ func mustCompile(tb testing.TB, s Spec) *Limit {
 
 // step is one charge and the expected answer.
 type step struct {
-	at      Micros // after t0
+	at      Micros // time after t0
 	cost    int64
 	reserve bool
 	look    bool
@@ -35,13 +35,13 @@ type step struct {
 
 	allowed bool
 	never   bool
-	left    int64 // in whole tokens; below zero where they are owed
+	left    int64 // in whole tokens; negative for a debt
 	retry   Micros
 	wait    Micros
-	reset   Micros // checked where not 0
+	reset   Micros // checked unless it is 0
 }
 
-// run plays steps against a bucket of s that holds before at t0 (nil: never seen).
+// run plays steps against a bucket of s. before returns the bucket's state at t0; nil means a new bucket.
 func run(t *testing.T, s Spec, before func(*Limit) State, steps []step) {
 	t.Helper()
 	t.Helper()
@@ -75,7 +75,7 @@ func play(t *testing.T, l *Limit, state State, steps []step) State {
 	return state
 }
 
-// left is what s holds at now, in whole tokens, rounded down.
+// left returns what s holds at time now, in whole tokens, rounded down.
 func left(l *Limit, s State, now Micros) int64 {
 	if l.Rate > 0 && (l.Kind == TokenBucket || l.Kind == LeakyBucket || l.Kind == FixedWindow) {
 		s, at, _ := l.begin(s, now, 0)
@@ -85,12 +85,12 @@ func left(l *Limit, s State, now Micros) int64 {
 	return d.Remaining
 }
 
-// holding is a bucket with so many tokens at t0; of a guaranteed bucket, in its bank alone.
+// holding returns a bucket with the given tokens at t0. A guaranteed bucket has them in its bank.
 func holding(tokens int64) func(*Limit) State {
 	return func(l *Limit) State { return State{By: l, Value: tokens * l.Unit(), At: t0} }
 }
 
-// The rows of the table of vectors, by number.
+// Worked examples, one for each rule of the algorithms. A row's number is only its name.
 func TestVectors(t *testing.T) {
 	perSecond := Spec{Kind: TokenBucket, Rate: 1, Period: sec}
 	tenPerMinute := Spec{Kind: TokenBucket, Rate: 10, Period: minute}
@@ -146,16 +146,16 @@ func TestVectors(t *testing.T) {
 		"12 sliding window": {
 			Spec{Kind: SlidingWindow, Rate: 4, Period: sec},
 			func(l *Limit) State { return State{By: l, Value: 2, Prev: 1, At: t0} },
-			[]step{{at: 500 * ms, cost: 1, allowed: true, left: 0}}, // 3.5 of 4: not one whole is left
+			[]step{{at: 500 * ms, cost: 1, allowed: true, left: 0}}, // 3.5 of 4 in the window: no whole unit is left
 		},
 		"13 initial": {with(perSecond, func(s *Spec) { s.Capacity, s.Initial = new(int64(5)), new(int64(0)) }), nil, []step{
 			{cost: 1, left: 0, retry: 1000 * ms},
 			{at: sec, cost: 1, allowed: true, left: 0},
 		}},
-		"14 named twice": {tenPerMinute, nil, []step{ // the caller adds 3 and 4
+		"14 named twice": {tenPerMinute, nil, []step{ // the caller adds the costs 3 and 4
 			{cost: 7, allowed: true, left: 3},
 		}},
-		"14 named twice for too much": {tenPerMinute, nil, []step{ // 6 and 6
+		"14 named twice for too much": {tenPerMinute, nil, []step{ // the costs are 6 and 6
 			{cost: 12, never: true, left: 10},
 		}},
 		"15 leaky bucket": {Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: new(int64(2))}, nil, []step{
@@ -185,14 +185,14 @@ func TestMostIsNamed(t *testing.T) {
 	}
 }
 
-// Examples of the text around the table.
+// A worked example of the sliding log.
 
 func TestSlidingLogExample(t *testing.T) {
 	run(t, Spec{Kind: SlidingLog, Rate: 2, Period: sec}, nil, []step{
 		{at: 0 * ms, cost: 1, allowed: true, left: 1, reset: 1000 * ms},
 		{at: 100 * ms, cost: 1, allowed: true, left: 0, reset: 1000 * ms},
 		{at: 200 * ms, cost: 1, left: 0, retry: 800 * ms, reset: 900 * ms},
-		{at: 1000 * ms, cost: 1, allowed: true, left: 0}, // the first is out
+		{at: 1000 * ms, cost: 1, allowed: true, left: 0}, // the first unit has left the window
 		{at: 1050 * ms, cost: 1, left: 0, retry: 50 * ms},
 		{at: 1100 * ms, cost: 1, allowed: true, left: 0},
 	})
@@ -234,14 +234,14 @@ func TestLeakyBucketWithoutAQueuePaces(t *testing.T) {
 	})
 }
 
-// What the reference server does: a denial is counted, within its window only.
+// Like the reference server, the limit counts denials, but only within their window.
 func TestTakesDenied(t *testing.T) {
 	run(t, Spec{Kind: FixedWindow, Rate: 5, Period: minute, Start: new(t0), TakesDenied: true}, nil, []step{
 		{cost: 4, allowed: true, left: 1, reset: minute},
 		{cost: 2, left: -1, retry: minute, reset: minute},
 		{at: 30 * sec, cost: 1, left: -2, retry: 30 * sec, reset: 30 * sec},
 		{at: 30 * sec, cost: 6, never: true, left: -8, reset: 30 * sec},
-		{at: 60 * sec, cost: 5, allowed: true, left: 0}, // no debt is carried
+		{at: 60 * sec, cost: 5, allowed: true, left: 0}, // no debt carries over
 	})
 }
 

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// edges finds the window edges: moments that differ from phase by whole periods, or those of a
-// calendar.
+// edges finds window edges: moments that differ from phase by whole periods, or the edges of a calendar.
 type edges struct {
 	phase, period Micros
 	calendar      *Calendar
@@ -25,7 +24,7 @@ func edgesOf(s Spec, tick Micros, hash uint64) edges {
 	return e
 }
 
-// start is the edge at or before t.
+// start returns the edge at or before t.
 func (e edges) start(t Micros) Micros {
 	if e.calendar != nil {
 		return e.calendar.Edges.(civil).shows(e.date(t, 0))
@@ -37,7 +36,7 @@ func (e edges) start(t Micros) Micros {
 	return t - into
 }
 
-// step is the n-th edge after the one at or before t.
+// step returns the n-th edge after the edge at or before t.
 func (e edges) step(t, n Micros) Micros {
 	if e.calendar != nil {
 		return e.calendar.Edges.(civil).shows(e.date(t, int(n)))
@@ -45,7 +44,7 @@ func (e edges) step(t, n Micros) Micros {
 	return e.start(t) + n*e.period
 }
 
-// came is how many edges there are after from, up to to.
+// came returns the number of edges after from, up to and including to.
 func (e edges) came(from, to Micros) (n Micros) {
 	if e.calendar == nil {
 		return (e.start(to) - e.start(from)) / e.period
@@ -56,10 +55,10 @@ func (e edges) came(from, to Micros) (n Micros) {
 	return n
 }
 
-// date is the first day of the n-th window after the one of t.
+// date returns the first day of the n-th window after the window of t.
 func (e edges) date(t Micros, n int) time.Time { return e.calendar.Edges.(civil).date(t, n) }
 
-// windowReference grants rate at each edge, and keeps what is left over up to capacity.
+// windowReference grants rate at each edge. Unused units are kept up to capacity.
 type windowReference struct {
 	s Spec
 	watch
@@ -72,7 +71,7 @@ func (b *windowReference) ask(now Micros, a Charge) (d Decision) {
 	initial := orElse(b.s.Initial, capacity)
 	reserved := orElse(b.s.MaxReserved, mostWindow(b.s, b.tick)-capacity)
 	e := edgesOf(b.s, b.tick, a.Hash)
-	// grants is how many edges must come until missing is granted.
+	// grants returns how many edges must pass until missing units are granted.
 	grants := func(missing int64) Micros {
 		return Micros(up(big.NewRat(max(0, missing), rate)).Int64())
 	}
@@ -103,9 +102,9 @@ func (b *windowReference) ask(now Micros, a Charge) (d Decision) {
 	if a.Reserve {
 		r = reserved
 	}
-	cost, takes := min(a.Cost, 1<<55), true // more than any bucket holds
+	cost, takes := min(a.Cost, 1<<55), true // more than any bucket can hold
 	switch {
-	case cost < 0 && a.ChargedAt > 0 && e.start(a.ChargedAt) != e.start(at): // what it would undo is over
+	case cost < 0 && a.ChargedAt > 0 && e.start(a.ChargedAt) != e.start(at): // the window of the charge to undo has ended
 		d.Allowed = true
 	case cost < 0:
 		d.Allowed = true
@@ -135,7 +134,7 @@ func (b *windowReference) ask(now Micros, a Charge) (d Decision) {
 	return delay(d, behind)
 }
 
-// counterReference is the reference server's counter: one for each window, from 0 up to the limit. With
+// counterReference is the counter of the reference server: one per window, from 0 up to the limit. With
 // TakesDenied it counts denials too.
 type counterReference struct {
 	s Spec
@@ -183,7 +182,8 @@ func (b *counterReference) ask(now Micros, a Charge) (d Decision) {
 	return delay(d, behind)
 }
 
-// logReference remembers every admitted unit and counts those that are young. Its clock is the newest.
+// logReference stores the time of every admitted unit and counts the units younger than a period. Its clock
+// is the newest of these times.
 type logReference struct {
 	s Spec
 	watch
@@ -194,7 +194,7 @@ func (b *logReference) ask(now Micros, a Charge) (d Decision) {
 	kept := *b
 	at, behind := kept.read(now)
 	kept.admitted = nil
-	for _, t := range b.admitted { // none is newer than a clock that was set back
+	for _, t := range b.admitted { // after a step back of the clock, no unit is newer than the clock
 		kept.admitted = append(kept.admitted, min(t, at))
 	}
 	young := func(at Micros) (n int64) {
@@ -205,7 +205,7 @@ func (b *logReference) ask(now Micros, a Charge) (d Decision) {
 	}
 	log := kept.admitted
 	switch n := young(at); {
-	case a.Cost < 0 && a.ChargedAt > 0 && at-a.ChargedAt >= b.s.Period: // what it would undo is out
+	case a.Cost < 0 && a.ChargedAt > 0 && at-a.ChargedAt >= b.s.Period: // the charge to undo has left the window
 		d.Allowed = true
 	case a.Cost < 0:
 		d.Allowed = true
@@ -219,7 +219,7 @@ func (b *logReference) ask(now Micros, a Charge) (d Decision) {
 		for range a.Cost {
 			log = append(log, at)
 		}
-	default: // try every moment at which a unit leaves
+	default: // try every moment at which a unit leaves the window
 		for _, t := range kept.admitted {
 			if leaves := t + b.s.Period; leaves > at && young(leaves)+a.Cost <= b.s.Rate {
 				d.RetryAfter = leaves - at
@@ -237,7 +237,7 @@ func (b *logReference) ask(now Micros, a Charge) (d Decision) {
 	}
 	switch {
 	case d.Never || a.DryRun:
-	case d.Allowed && a.Cost != 0: // what is out now stays out, should the clock be set back
+	case d.Allowed && a.Cost != 0: // a unit that has left the window stays out, even if the clock steps back
 		i, _ := slices.BinarySearch(log, at-b.s.Period+1)
 		b.admitted = log[i:]
 		if b.seen = len(b.admitted) > 0; b.seen {
@@ -249,7 +249,7 @@ func (b *logReference) ask(now Micros, a Charge) (d Decision) {
 	return delay(d, behind)
 }
 
-// slidingReference is the literal formula; when it is allowed again is searched for.
+// slidingReference applies the formula literally. It finds the retry time by search.
 type slidingReference struct {
 	s Spec
 	watch
@@ -260,7 +260,7 @@ func (b *slidingReference) ask(now Micros, a Charge) (d Decision) {
 	kept := *b
 	period := int64(b.s.Period / b.tick)
 	at, behind := kept.read(now)
-	// counts are those of the window of tick t and of the one before.
+	// counts returns the counts of the window of tick t and of the window before.
 	counts := func(t int64) (cur, prev int64) {
 		switch t/period - int64(kept.ts/b.tick)/period {
 		case 0:
@@ -295,8 +295,8 @@ func (b *slidingReference) ask(now Micros, a Charge) (d Decision) {
 	case !less(rate, plus(used(t), whole(a.Cost))):
 		d.Allowed = true
 		cur += a.Cost
-	default: // what is used only falls from here on
-		from, to := t, t+2*period // not sort.Search: an int has 32 bits on some processors
+	default: // from here on the weighted count only falls
+		from, to := t, t+2*period // sort.Search is not used because its int has 32 bits on some processors
 		for from < to {
 			if middle := from + (to-from)/2; fits(middle) {
 				to = middle
@@ -326,11 +326,11 @@ func (b *slidingReference) ask(now Micros, a Charge) (d Decision) {
 	return delay(d, behind)
 }
 
-// The ranges of rule 8.
+// exact is 2^53, the end of the range of integers that doubles represent exactly.
 
 var exact = new(big.Int).Lsh(big.NewInt(1), 53)
 
-// mostTokens is the largest capacity + max_reserved of a token bucket in a tick.
+// mostTokens returns the largest capacity + max_reserved of a token bucket that counts in the given tick.
 func mostTokens(s Spec, tick Micros) int64 {
 	rate, period := big.NewInt(s.Rate), big.NewInt(int64(s.Period/tick))
 	g := new(big.Int).GCD(nil, nil, rate, period)
@@ -338,8 +338,8 @@ func mostTokens(s Spec, tick Micros) int64 {
 	return new(big.Int).Div(new(big.Int).Sub(exact, p), q).Int64()
 }
 
-// mostWindow is the largest capacity + max_reserved of a fixed window in a tick, for a decision
-// at MaxTime: half of the exact range is gone then.
+// mostWindow returns the largest capacity + max_reserved of a fixed window that counts in the given tick,
+// for a decision at MaxTime, where times use half of the exact range.
 func mostWindow(s Spec, tick Micros) int64 {
 	period := big.NewInt(int64(s.Period / tick))
 	if s.Calendar != nil {
@@ -354,7 +354,7 @@ func mostWindow(s Spec, tick Micros) int64 {
 	return n.Int64()
 }
 
-// tickOf is 1 us where the numbers of rule 8 fit, else 1 ms.
+// tickOf returns 1 us if the numbers of s fit the exact range in microseconds, else 1 ms.
 func tickOf(s Spec) Micros {
 	capacity := orElse(s.Capacity, s.Rate)
 	reserved := orElse(s.MaxReserved, 0)

@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// printer prints denials. It sees each Batch twice: in Submit before the decisions, and in Done after them.
+// printer is a Store that prints denials. It replaces Done to read the decisions.
 type printer struct{ next backend.Store }
 
 func (p printer) Submit(b *backend.Batch) {
@@ -21,13 +21,13 @@ func (p printer) Submit(b *backend.Batch) {
 				fmt.Println("denied:", ratelimit.KeyText(b.Charges[i].Key))
 			}
 		}
-		b.Done = done // the caller may use the Batch again
+		b.Done = done // the caller may submit the Batch again
 		done(b)
 	}
 	p.next.Submit(b)
 }
 
-// Wrap a Store to add behaviour.
+// A wrapper adds behavior to a Store.
 func ExampleStore() {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	store := printer{memory.New(memory.Config{Clock: func() time.Time { return now }})}

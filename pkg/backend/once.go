@@ -2,22 +2,26 @@ package backend
 
 import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 
-// IdempotencyKey identifies a group that may be repeated. The Store keeps the decisions of the group, in the same step
-// in which it charges it, and answers a repeated group with them. So a caller that got no answer can repeat the group.
-// Groups that consumed nothing are not kept: a repeated denial is decided again.
+// IdempotencyKey identifies a group of charges that may be submitted again.
 //
-// A settlement (algorithms.Charge.Settle) of several buckets should be a group of its own for each bucket, with its own
-// ID. Limits that settle always allow it, so nothing is lost by not charging them together. Then the Store keeps each
-// decision in the step that changes the bucket, on any number of nodes: a settlement whose answer was lost can be
-// repeated, and is made once. It cannot refund what was never charged, because a bucket that does not contain the
-// charge refunds nothing. In one group over several nodes, a lost answer would leave the outcome unknown (ErrPending).
+// The Store keeps the decisions of the group, in the same step in which it charges the group, and answers a
+// repeated group with them. So a caller that got no answer can repeat the group. Groups that consumed
+// nothing are not kept: a repeated denial is decided again.
 //
-// Each kept group needs the room of a bucket.
+// A settlement (algorithms.Charge.Settle) of several buckets should be one group per bucket, each with its
+// own ID. Limits that settle always allow a settlement, so the groups need not be charged together. The
+// Store then keeps each decision in the step that changes the bucket, on any number of nodes. So a
+// settlement whose answer was lost can be repeated, and takes effect once. It cannot refund a charge that
+// was lost, because a bucket that does not contain the charge refunds nothing. If the settlement were one
+// group over several nodes, a lost answer would leave its outcome unknown (ErrPending).
+//
+// Each kept group uses as much room as a bucket.
 type IdempotencyKey struct {
 	// ID is unique for the group.
 	ID [16]byte
-	// Digest is a digest of the group. If the ID was used with another digest, the error is ErrReused. A Store of
-	// several nodes may not detect this if the buckets of the other group are on another node.
+	// Digest is a digest of the group's content. If the ID was used with another digest, the error is
+	// ErrReused. A Store of several nodes may not detect this if the buckets of the other group are on
+	// another node.
 	Digest [32]byte
 	// Lifetime is how long the decisions are kept.
 	Lifetime algorithms.Micros

@@ -2,8 +2,8 @@ package backend
 
 import "context"
 
-// ResetBucket makes the bucket of charge a new one. Its errors wrap ErrUnavailable; then the bucket may or may not
-// have been reset.
+// ResetBucket makes the bucket of charge a new one. An error wraps ErrUnavailable; the bucket may or may
+// not have been reset then.
 func ResetBucket(ctx context.Context, s Store, charge Charge) error {
 	charge.Reset, charge.IdempotencyKey = true, nil
 	var d [1]Decision

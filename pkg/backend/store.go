@@ -15,12 +15,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Store keeps buckets and charges them. A wrapper passes batches on to another Store; it may replace Done, and restores it
-// before it calls it.
+// Store keeps buckets and charges them. A wrapper passes batches on to another Store. It may replace Done,
+// and must restore it before it calls the original.
 type Store interface {
-	// Submit decides b.Charges and writes b.Decisions. Consecutive charges with equal Group form a group, which is
-	// charged together or not at all. The charges of a group must name different buckets. A denial is a Decision,
-	// not an error.
+	// Submit decides b.Charges and writes b.Decisions.
+	//
+	// Consecutive charges with equal Group form a group, which is charged together or not at all. The
+	// charges of a group must name different buckets. A denial is a Decision, not an error.
 	//
 	// Submit does not block, unless b.Waits is set. It may call b.Done before it returns.
 	Submit(b *Batch)
@@ -34,21 +35,23 @@ type Batch struct {
 	Charges []Charge
 	// Decisions has the length of Charges. Its elements must be zero when the Batch is submitted.
 	Decisions []Decision
-	// Known, if not nil, has the length of Charges. A Store may set elements before Done: then the decision is final
-	// and may be read. It does so for groups that it decides without waiting, or whose server has answered before
-	// others. Elements are set for whole groups only, and once.
+	// Known, if not nil, has the length of Charges. A Store may set elements before Done. Decision i is
+	// final once Known[i] is set, and may be read. A Store does so for groups that it decides without
+	// waiting, or whose server answers before others. It sets the elements of a whole group, once.
 	Known []atomic.Bool
-	// OnKnown, if not nil, is called after elements of Known were set, with their positions: from from up to to. A
-	// Store that submits a part of its batch to another one passes these decisions on there. It must not block. It
-	// may be called on several goroutines at a time, each with other groups, and not after Done.
+	// OnKnown, if not nil, is called after elements of Known were set, with their positions: from is the
+	// first, to is one behind the last. A Store that passes a part of its batch to another Store forwards
+	// that Store's calls. OnKnown must not block. Several goroutines may call it at a time, each for other
+	// groups. It is not called after Done.
 	OnKnown func(from, to int)
-	// Deadline is the time by which the caller needs the decisions; the zero Time means none. A group that was not
-	// sent by then is never sent, and its error is ErrNotTaken. A Store may call Done later than that.
+	// Deadline is the time by which the caller needs the decisions; the zero Time means none. A group that
+	// has not been sent by then is never sent; its error is ErrNotTaken. A Store may call Done after the
+	// Deadline.
 	Deadline time.Time
-	// Detached means that no caller waits for the decisions, so that they may be late, but that the outcome should
-	// become known.
+	// Detached means that no caller waits for the decisions. They may be late, but the Store should still
+	// find out the outcome.
 	Detached bool
-	// Waits means that the goroutine which calls Submit only waits for Done afterwards. So the Store may use that
+	// Waits means that the goroutine which calls Submit does nothing until Done. So the Store may use that
 	// goroutine for its work, and Submit may block until Done.
 	Waits bool
 	// Source is the origin of the Batch; it may be nil.
@@ -58,15 +61,16 @@ type Batch struct {
 	Done func(b *Batch)
 }
 
-// Source is an origin of batches, usually a client's connection. Stores that queue batches serve their sources in
-// turn.
+// Source is an origin of batches, usually a client's connection. Stores that queue batches serve the
+// sources in turn.
 type Source struct {
-	// Flush is called after a Store has called Done of batches of this source, unless it called Done before Submit
-	// returned. A Store calls it once for several batches if it can. Flush must not block.
+	// Flush is called after a Store has called Done for batches of this source, so that answers can be
+	// written together. It is not called for batches whose Done was called before Submit returned. A Store
+	// calls it once for several batches if it can. Flush must not block.
 	Flush func()
 }
 
-// flush calls Flush of s, which may be nil.
+// flush calls Flush of s. Both may be nil.
 func (s *Source) flush() {
 	if s != nil && s.Flush != nil {
 		s.Flush()
@@ -76,8 +80,8 @@ func (s *Source) flush() {
 // IsKnown reports whether decision i is final, before Done.
 func (b *Batch) IsKnown(i int) bool { return b.Known != nil && b.Known[i].Load() }
 
-// SetKnown marks the decisions from index from up to index to as final. They are those of whole groups. The caller must
-// not hold a lock that OnKnown acquires.
+// SetKnown marks the decisions from index from up to, but not including, index to as final. They must be
+// those of whole groups. The caller must not hold a lock that OnKnown acquires.
 func (b *Batch) SetKnown(from, to int) {
 	if b.Known == nil {
 		return
@@ -90,15 +94,15 @@ func (b *Batch) SetKnown(from, to int) {
 	}
 }
 
-// Finish calls Done of b and Flush of its Source. A Store that ends several batches at once calls Done of each, and
-// then Flush.
+// Finish calls Done of b and Flush of its Source. A Store that completes several batches at once calls Done
+// of each, and then Flush.
 func (b *Batch) Finish() {
 	source := b.Source // after Done, b belongs to the caller
 	b.Done(b)
 	source.flush()
 }
 
-// Fail sets the error of all decisions that are not Known to err, and calls Done.
+// Fail sets the error of all decisions that are not final (IsKnown) to err, and calls Done.
 func (b *Batch) Fail(err error) {
 	for i := range b.Decisions {
 		if !b.IsKnown(i) {
@@ -108,8 +112,8 @@ func (b *Batch) Fail(err error) {
 	b.Done(b)
 }
 
-// Take submits charges to s and waits for the decisions. The deadline of ctx becomes that of the Batch. A
-// cancellation of ctx does not end the wait, because a Store answers within its own timeout.
+// Take submits charges to s and waits for the decisions. The deadline of ctx becomes the Deadline of the
+// Batch. Take still waits if ctx is canceled, because a Store answers within its own timeout.
 func Take(ctx context.Context, s Store, charges []Charge, decisions []Decision) {
 	b := Batch{Charges: charges, Decisions: decisions}
 	if end, ok := ctx.Deadline(); ok {
@@ -121,7 +125,7 @@ func Take(ctx context.Context, s Store, charges []Charge, decisions []Decision) 
 	Wait(s, b)
 }
 
-// Wait submits a Batch without Done to s, and waits until it is decided.
+// Wait submits a Batch whose Done is nil to s, and waits until it is decided.
 func Wait(s Store, b Batch) {
 	w := waiters.Get().(*waiter)
 	w.batch, w.ended = b, false
@@ -160,30 +164,31 @@ var waiters = sync.Pool{New: func() any {
 
 // Charge is one limit's part of a request.
 type Charge struct {
-	// Key identifies the bucket. A Store that needs it after Done copies it. ratelimit.KeyText describes it for
-	// people.
+	// Key identifies the bucket. A Store that needs it after Done must copy it. ratelimit.KeyText describes
+	// it in readable form.
 	Key []byte
 	// Limit has the numbers of the limit. It is immutable.
 	Limit *algorithms.Limit
-	// Terms has the units requested, and how they are requested.
+	// Terms has the units requested, and the options of the charge.
 	Terms algorithms.Charge
-	// Owner identifies the limit of the bucket, for bounds that are divided among limits.
+	// Owner identifies the limit of the bucket. Stores that divide their capacity among limits use it.
 	Owner string
 	// Slot, if not 0, is equal for buckets that a Store of several nodes keeps in one place, so that they can be
 	// charged in one step.
 	Slot uint64
-	// Shards, if not empty, has the parts into which a Store of several nodes splits the bucket, made by
-	// algorithms.Split.
+	// Shards, if not empty, has the parts into which a Store of several nodes splits the bucket.
+	// algorithms.Split makes them.
 	Shards []algorithms.Limit
 	// Lease, if not nil, allows this process to borrow units of the bucket.
 	Lease *algorithms.Lease
-	// Group is equal for consecutive charges that form a group.
+	// Group is equal for the consecutive charges of one group.
 	Group int
-	// Then means that this charge and the following ones of the group are alternatives (algorithms.Bucket): the next
-	// charge without Then is made instead if this one is not allowed. The last charge of a group does not have it. The
-	// charges must be in one Slot, and have neither Shards nor a Lease.
+	// Then means that this charge and the following ones of the group are alternatives (algorithms.Bucket):
+	// if this one is not allowed, the next charge without Then is made instead. The last charge of a group
+	// must not have Then. The charges must be in one Slot, and have neither Shards nor a Lease.
 	Then bool
-	// IdempotencyKey is that of the group; nil means none. It is equal for all charges of the group.
+	// IdempotencyKey identifies the group for repetition; nil means that it cannot be repeated. All charges
+	// of a group have the same.
 	IdempotencyKey *IdempotencyKey
 	// Reset makes the bucket a new one instead of charging it. The charge must be alone in its group; only Key,
 	// Limit, Slot and Shards are used. The decision is Allowed, or has an error that wraps ErrUnavailable.
@@ -193,7 +198,8 @@ type Charge struct {
 	Canceled *atomic.Bool
 }
 
-// NeverFits reports whether the bucket can never give the cost of c. A limit with overdraw accepts any cost.
+// NeverFits reports whether the bucket can never hold the cost of c. It is false for a limit with overdraw,
+// which accepts any cost.
 func (c *Charge) NeverFits() bool {
 	return !c.Limit.Overdraw && c.Terms.Cost > c.Limit.Most(c.Terms.Reserve)
 }
@@ -207,8 +213,8 @@ func GroupLen(charges []Charge) int {
 	return n
 }
 
-// Alternatives returns how many charges of a group, from the first on, are alternatives of each other (Charge.Then). It is
-// 1 for a charge without any.
+// Alternatives returns how many charges of a group, from the first on, are alternatives of each other
+// (Charge.Then). It is 1 for a charge without alternatives.
 func Alternatives(group []Charge) int {
 	n := 1
 	for n < len(group) && group[n-1].Then {
@@ -217,7 +223,7 @@ func Alternatives(group []Charge) int {
 	return n
 }
 
-// fits reports whether all decisions allow.
+// fits reports whether all decisions are allowed.
 func fits(decisions []Decision) bool {
 	for i := range decisions {
 		if !decisions[i].Allowed {
@@ -227,8 +233,8 @@ func fits(decisions []Decision) bool {
 	return true
 }
 
-// Paid returns the range of the charges that pay in an allowed group, of alternatives with these decisions: the charges
-// with Then, or the one behind them. It is empty if they deny the group.
+// Paid returns the range of the charges that were consumed in a row of alternatives with these decisions:
+// either the charges with Then or the one behind them. The range is empty if all were denied.
 func Paid(decisions []Decision) (from, to int) {
 	last := len(decisions) - 1
 	switch {
@@ -241,7 +247,8 @@ func Paid(decisions []Decision) (from, to int) {
 	}
 }
 
-// Allowed reports whether a decided group is allowed: each charge, or one of its alternatives.
+// Allowed reports whether a decided group is allowed, which means that each charge or one of its
+// alternatives is.
 func Allowed(group []Charge, decisions []Decision) bool {
 	for at, n := 0, 0; at < len(group); at += n {
 		n = Alternatives(group[at:])
@@ -252,16 +259,17 @@ func Allowed(group []Charge, decisions []Decision) bool {
 	return true
 }
 
-// Decision is the answer to one Charge. That of the last of several alternatives is zero, but for At, if it was not needed.
+// Decision is the answer to one Charge. If a row of alternatives did not need its last charge, that
+// charge's Decision is zero except for At.
 type Decision struct {
 	algorithms.Decision
-	// At is the time of the decision by the Store's clock. An undo refers to it (Charge.ChargedAt).
+	// At is the time of the decision by the Store's clock. An undo passes it as Charge.ChargedAt.
 	At algorithms.Micros
-	// Replayed means that this is the stored decision of an earlier group with the same idempotency key. At is the
-	// time of that one.
+	// Replayed means that this is the stored decision of an earlier group with the same idempotency key. At
+	// is then the time of the earlier decision.
 	Replayed bool
-	// Err is set if the Store could not decide; the other fields are then zero. It wraps one of the errors of this package,
-	// and is equal for all charges of a group.
+	// Err is set if the Store could not decide; the other fields are then zero. It wraps one of the errors
+	// of this package. All charges of a group have the same Err.
 	Err error
 }
 

@@ -30,9 +30,9 @@ var Units = [...]Unit{Day, Week, Month, Year}
 // String returns "day", "week", "month" or "year".
 func (u Unit) String() string { return [...]string{"day", "week", "month", "year"}[u] }
 
-// In returns the calendar of u in zone. The nominal length of a day is 24 hours, of a month 30 days and of a year
-// 365 days. The longest window is two hours longer than the longest unit, because no clock has been set back by more
-// than two hours within one unit since 1970.
+// In returns the calendar of u in zone. The nominal length (Usual) of a day is 24 hours, of a month 30 days
+// and of a year 365 days. Longest is two hours longer than the longest unit, because since 1970 no clock
+// has been set back by more than two hours within one unit.
 func (u Unit) In(zone *time.Location) *algorithms.Calendar {
 	const day = algorithms.Day
 	return &algorithms.Calendar{
@@ -43,8 +43,8 @@ func (u Unit) In(zone *time.Location) *algorithms.Calendar {
 	}
 }
 
-// edges computes the windows of a unit in a zone. A day starts the first time that local clocks show its date, so
-// that clocks which are set back over midnight do not start it twice.
+// edges computes the windows of a unit in a zone. A day starts when local clocks first show its date. So a
+// clock that is set back over midnight does not start the day twice.
 type edges struct {
 	unit Unit
 	zone *time.Location
@@ -52,7 +52,7 @@ type edges struct {
 	last atomic.Pointer[row]
 }
 
-// row is the starts of consecutive windows; first is the number of the first one.
+// row has the starts of consecutive windows. first is the number of the first one.
 type row struct {
 	first  int64
 	starts [5]algorithms.Micros
@@ -69,7 +69,7 @@ func (e *edges) Window(t algorithms.Micros) int64 {
 		}
 	}
 	n := e.unit.number(time.UnixMicro(int64(t)).In(e.zone).Date())
-	for e.edge(n+1) <= t { // a clock that was set back over an edge has passed it before
+	for e.edge(n+1) <= t { // a clock that was set back over an edge has already passed it
 		n++
 	}
 	if last == nil || t >= last.starts[len(last.starts)-1] {
@@ -95,7 +95,7 @@ func (e *edges) Start(n int64) algorithms.Micros {
 // secondsADay is the length of a day without a change of clocks.
 const secondsADay = 24 * 60 * 60
 
-// number is the number of the window that contains a date.
+// number returns the number of the window that contains a date.
 func (u Unit) number(year int, month time.Month, day int) int64 {
 	switch u {
 	case Year:
@@ -109,7 +109,7 @@ func (u Unit) number(year int, month time.Month, day int) int64 {
 	return floorDiv(time.Date(year, month, day, 0, 0, 0, 0, time.UTC).Unix(), secondsADay)
 }
 
-// begins is the local time at which window n begins, in seconds since 1970 local time.
+// begins returns the local time at which window n begins, in seconds since 1970 local time.
 func (u Unit) begins(n int64) int64 {
 	switch u {
 	case Year:
@@ -123,14 +123,15 @@ func (u Unit) begins(n int64) int64 {
 	return n * secondsADay
 }
 
-// edge is the first moment at which local clocks show the beginning of window n, or a later time if they skip it.
+// edge returns the first moment at which local clocks show the beginning of window n, or a later time if
+// they skip it.
 func (e *edges) edge(n int64) algorithms.Micros {
 	shown := e.unit.begins(n)
-	// Two days earlier no local clock in the world shows the beginning yet.
+	// Two days earlier, no local clock in the world shows the beginning of the window.
 	for t := time.Unix(shown-2*secondsADay, 0).In(e.zone); ; {
 		_, offset := t.Zone()
 		_, end := t.ZoneBounds()
-		if !end.IsZero() && !end.After(t) { // package time does this on the last day of leap years beyond its tables
+		if !end.IsZero() && !end.After(t) { // package time returns such an end on the last day of leap years beyond its tables
 			end = t.Add(time.Hour)
 		}
 		at := max(t.Unix(), shown-int64(offset))
@@ -141,7 +142,7 @@ func (e *edges) edge(n int64) algorithms.Micros {
 	}
 }
 
-// floorDiv is a/b rounded down, for b > 0.
+// floorDiv returns a/b rounded down, for b > 0.
 func floorDiv(a, b int64) int64 {
 	if a < 0 {
 		return -((-a-1)/b + 1)

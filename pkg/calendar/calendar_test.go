@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
-	_ "time/tzdata" // the tests need no files of the machine's
+	_ "time/tzdata" // so that the tests need no time zone files of the machine
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
@@ -18,7 +18,7 @@ func in(tb testing.TB, u Unit, zone string) *algorithms.Calendar {
 	return u.In(z)
 }
 
-// at reads a moment.
+// at parses a moment.
 func at(tb testing.TB, text string) algorithms.Micros {
 	tb.Helper()
 	t, err := time.Parse(time.RFC3339Nano, text)
@@ -32,7 +32,7 @@ func TestCalendarEdges(t *testing.T) {
 	for name, c := range map[string]struct {
 		unit  Unit
 		zone  string
-		edges []string // in turn
+		edges []string // in ascending order
 	}{
 		"UTC has plain days":       {Day, "UTC", []string{"2026-02-28T00:00:00Z", "2026-03-01T00:00:00Z", "2026-03-02T00:00:00Z"}},
 		"a day of 23 hours":        {Day, "Europe/Berlin", []string{"2026-03-28T00:00:00+01:00", "2026-03-29T00:00:00+01:00", "2026-03-30T00:00:00+02:00"}},
@@ -62,26 +62,26 @@ func TestCalendarEdges(t *testing.T) {
 					t.Errorf("window %d starts at %s, want %s", i, time.UnixMicro(int64(got)).UTC(), text)
 				}
 				if got := calendar.Window(edge - 1); got >= first+int64(i) {
-					t.Errorf("1 us before edge %d it is window %d", i, got-first)
+					t.Errorf("1 us before edge %d the window is %d", i, got-first)
 				}
 				if got := calendar.Window(edge); got < first+int64(i) {
-					t.Errorf("at edge %d it is window %d", i, got-first)
+					t.Errorf("at edge %d the window is %d", i, got-first)
 				}
 			}
 		})
 	}
 }
 
-// zones are places whose clocks differ by hours, halves and quarters, are set twice a year, at midnight,
-// by half an hour, or not at all.
+// zones differ from UTC by hours, halves and quarters. Their clocks change twice a year, at midnight, by
+// half an hour, or never.
 var zones = []string{
 	"UTC", "Europe/Berlin", "America/New_York", "America/Santiago", "Asia/Beirut", "Africa/Cairo",
 	"Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Kiritimati", "America/St_Johns", "Africa/Casablanca",
 }
 
-// A window starts where, looking every quarter of an hour, its date is first shown. (No clocks are set at
-// another moment from 2020 on.)
-func TestAgreesWithLooking(t *testing.T) {
+// The reference implementation reads the local date every quarter of an hour. (From 2020 on, clocks change
+// only at quarters.)
+func TestAgreesWithBruteForce(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, zone := range zones {
 		for _, u := range Units {
@@ -106,7 +106,7 @@ func TestAgreesWithLooking(t *testing.T) {
 	}
 }
 
-// firstDay is the date of the first day of the window of a date.
+// firstDay returns the date of the first day of the window that contains a date.
 func firstDay(u Unit, t time.Time) time.Time {
 	y, m, d := t.Date()
 	switch u {
@@ -132,7 +132,7 @@ func firstShown(place *time.Location, day time.Time) algorithms.Micros {
 	}
 }
 
-// What was asked before does not matter, nor in which order.
+// Earlier calls, and their order, do not change the results.
 func TestIsAFunction(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for _, u := range Units {
@@ -155,18 +155,19 @@ func BenchmarkWindow(b *testing.B) {
 	}
 }
 
-// TestADayThatBeganIsNotOverWhenClocksAreSetBack: in St. John's clocks were set back by an hour a minute after midnight.
+// In St. John's, clocks were set back by an hour a minute after midnight. The day that had begun must not
+// end.
 func TestADayThatBeganIsNotOverWhenClocksAreSetBack(t *testing.T) {
 	began := in(t, Day, "America/St_Johns").Window(at(t, "2006-10-29T00:00:00-02:30"))
 	for _, text := range []string{"2006-10-29T00:00:59-02:30", "2006-10-28T23:01:00-03:30", "2006-10-28T23:59:59-03:30", "2006-10-29T00:00:00-03:30"} {
-		// A new calendar remembers no windows.
+		// A new calendar has an empty cache.
 		if got := in(t, Day, "America/St_Johns").Window(at(t, text)); got != began {
 			t.Errorf("%s is in day %d, want %d, which had begun", text, got, began)
 		}
 	}
 }
 
-// TestStartsAreTheSameFromTheCache: a calendar remembers some windows around the newest moment.
+// A calendar caches some windows around the newest moment. The cache must not change the results.
 func TestStartsAreTheSameFromTheCache(t *testing.T) {
 	now := at(t, "2026-03-10T12:00:00Z")
 	for _, u := range Units {

@@ -25,8 +25,9 @@ func (l *Limiter) AllowN(ctx context.Context, n int64, name string, key ...strin
 	return l.one(ctx, name, key, algorithms.Charge{Cost: n})
 }
 
-// Peek returns the result that AllowN would return, and consumes nothing. With n = 0 it returns the state of the bucket.
-// Between Peek and AllowN other requests may consume units: to limit, call AllowN alone.
+// Peek returns the result that AllowN would return, and consumes nothing. With n = 0 it returns the state
+// of the bucket. Other requests may consume units between Peek and AllowN, so do not use Peek to decide:
+// call AllowN alone.
 func (l *Limiter) Peek(ctx context.Context, n int64, name string, key ...string) (Result, error) {
 	if n < 0 {
 		return Result{}, unitsError(name, n)
@@ -76,7 +77,7 @@ func (m *limit) decided(d *limiter.Direct, i int) (Result, error) {
 	return m.outcome(decision)
 }
 
-// outcome returns the result of a decision on limit m, and its error.
+// outcome returns the result of a decision on limit m, and the error for it.
 func (m *limit) outcome(d *backend.Decision) (Result, error) {
 	switch {
 	case d.Err != nil:
@@ -90,34 +91,39 @@ func (m *limit) outcome(d *backend.Decision) (Result, error) {
 	}
 }
 
-// Request is one limit's part of AllowAll.
+// Request is one limit's part of a call of AllowAll.
 type Request struct {
 	// Name is the name of the limit, and Key the key of the bucket.
 	Name string
 	Key  []string
 	// N is the number of units, at least 1.
 	N int64
-	// Costs, if not nil, are by kind, such as {"input": 1200, "output": 300}, and the call sets N to what the Weights of
-	// the limit make of them (see Limiter.Cost).
+	// Costs, if not nil, has numbers of units by kind, such as {"input": 1200, "output": 300}. The call
+	// sets N to their cost by the Weights of the limit (see Limiter.Cost).
 	Costs map[string]int64
-	// Reserve makes the request a reservation: it may be allowed for later, when Result.Wait has passed.
+	// Reserve makes the request a reservation: it may be allowed with a Result.Wait, after which its units
+	// are available.
 	Reserve bool
-	// Limit, if not nil, is the limit itself, for numbers that the program keeps elsewhere, such as those of a tenant.
-	// Other numbers under the same Name keep what was consumed. Name must not be in Config.Limits, and such a request
-	// cannot Reserve. The HTTP API charges the same buckets for a request with a config.
+	// Limit, if not nil, is the limit itself. It is for numbers that the program keeps elsewhere, such as
+	// those of a tenant. Calls with other numbers under the same Name keep the consumption. Name must not
+	// be in Config.Limits, and such a request cannot Reserve. The HTTP API charges the same buckets for a
+	// request with a config.
 	Limit *Limit
 
 	// Result is set by the call.
 	Result Result
-	// Reservation is set by the call, if it reserved units.
+	// Reservation is set by the call if it reserved units.
 	Reservation Reservation
 
-	limit *limit // of this call
+	limit *limit // the compiled limit
 }
 
-// AllowAll consumes units of several limits, all or none. It sets the Result of each request. If limits deny, the error
-// is ErrDenied and each Result says what its limit decides; the longest RetryAfter of those that deny is the time to wait. If
-// one limit can never give its units, the error is ErrNeverFits. Requests for the same bucket are added up.
+// AllowAll consumes units of several limits, all or none, and sets the Result of each request. Requests for
+// the same bucket are added up.
+//
+// If a limit denies, the error is ErrDenied, and each Result has the decision of its own limit. The time to
+// wait is the longest RetryAfter of the limits that deny. If one limit can never hold the units requested,
+// the error is ErrNeverFits.
 //
 // In a Redis Cluster, limits in different slots may be charged for a short time before they are refunded.
 func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {
@@ -159,7 +165,8 @@ func forget(requests []Request) {
 	}
 }
 
-// worse returns the error that takes precedence: of the Store, ErrNeverFits, ErrDenied.
+// worse returns the error that takes precedence: first an error of the Store, then ErrNeverFits, then
+// ErrDenied.
 func worse(a, b error) error {
 	rank := func(err error) int {
 		switch err { //nolint:errorlint // decided returns these unwrapped
@@ -221,12 +228,13 @@ func (l *Limiter) ownLimit(r *Request) (*limit, error) {
 	return m, nil
 }
 
-// canReserve reports whether a request for m may be allowed for later.
+// canReserve reports whether a request for m may be allowed with a wait.
 func (m *limit) canReserve() bool {
 	return m.policy.Limit.CanReserve() || m.policy.Limit.Kind == algorithms.LeakyBucket
 }
 
-// The functions that make errors copy names, so that arguments of calls need not be allocated on the heap.
+// The functions that make errors copy names, so that the arguments of calls need not be allocated on the
+// heap.
 
 func unknown(name string) error { return fmt.Errorf("%w: %q", ErrUnknown, strings.Clone(name)) }
 

@@ -29,12 +29,12 @@ func benchLimiter(tb testing.TB) (*ratelimit.Limiter, backend.Store) {
 	return l, store
 }
 
-// calls are the calls that must not allocate, and that the benchmark compares with the Store alone.
+// calls returns the calls that must not allocate. The benchmark compares them with the Store alone.
 func calls(tb testing.TB) map[string]func() {
 	tb.Helper()
 	l, store := benchLimiter(tb)
 	ctx := context.Background()
-	user := string([]byte("bob")) // a value that the compiler does not know
+	user := string([]byte("bob")) // a value that the compiler cannot know
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1_000_000_000, Period: algorithms.Second})
 	if err != nil {
 		tb.Fatal(err)

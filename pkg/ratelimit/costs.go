@@ -10,9 +10,9 @@ import (
 // ErrNoWeights is returned by Cost for a limit without Weights.
 var ErrNoWeights = errors.New("the limit has no weights")
 
-// Cost returns what costs of several kinds of units, such as input and output tokens, come to by the Weights of a limit:
-// the sum, rounded up once. Pass it to AllowN, ReserveN or Settle. An unknown kind, a negative number and a sum above 2^53
-// are errors.
+// Cost returns the units that a request costs, by the Weights of a limit. costs has numbers of units by
+// kind, such as input and output tokens; their weighted sum is rounded up once. Pass the result to AllowN,
+// ReserveN or Settle. An unknown kind, a negative number and a sum above 2^53 are errors.
 func (l *Limiter) Cost(name string, costs map[string]int64) (int64, error) {
 	m := l.named[name]
 	if m == nil {
@@ -21,7 +21,7 @@ func (l *Limiter) Cost(name string, costs map[string]int64) (int64, error) {
 	return m.cost(costs)
 }
 
-// cost returns what costs come to by the weights of m.
+// cost returns the weighted sum of costs by the weights of m.
 func (m *limit) cost(costs map[string]int64) (int64, error) {
 	w := m.policy.Extra().Weights
 	if w == nil {
@@ -34,7 +34,7 @@ func (m *limit) cost(costs map[string]int64) (int64, error) {
 	return cost, nil
 }
 
-// weights compiles Weights; nil: there are none.
+// weights compiles Weights. It returns nil if there are none.
 func (l Limit) weights() (*weights.Weights, error) {
 	if l.Weights == nil {
 		return nil, nil //nolint:nilnil // none

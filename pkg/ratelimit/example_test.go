@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// newLimiter makes a Limiter for the examples. The clock of its Store stands still, so that the output is always the
-// same; programs use memory.Config{}.
+// newLimiter makes a Limiter for the examples. The clock of its Store stands still, so that the output is
+// always the same. Programs use memory.Config{}.
 func newLimiter(limits ratelimit.Limits) *ratelimit.Limiter {
 	clock := func() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }
 	l, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{Clock: clock}), Limits: limits, Clock: clock})
@@ -49,7 +49,7 @@ func ExampleLimiter_Peek() {
 			return "locked"
 		}
 		if password != "right" {
-			_, _ = limiter.Allow(ctx, "failed_logins", user) // the next Peek has the result
+			_, _ = limiter.Allow(ctx, "failed_logins", user) // the next Peek shows the result
 			return "wrong"
 		}
 		_ = limiter.Reset(ctx, "failed_logins", user) // otherwise the failures expire within the hour
@@ -66,7 +66,7 @@ func ExampleLimiter_Peek() {
 	// locked
 }
 
-// Schedule work that does not fit now.
+// Schedule work for which no units are available now.
 func ExampleLimiter_ReserveN() {
 	limiter := newLimiter(ratelimit.Limits{"llm_tokens": ratelimit.TokenBucket(40_000, time.Minute)})
 	for _, tokens := range []int64{30_000, 30_000, 4_000} {
@@ -79,7 +79,8 @@ func ExampleLimiter_ReserveN() {
 	// 4000 tokens in 36s <nil>
 }
 
-// Reserve an estimate, do the work, and settle the real cost. The reservation may travel to another process as text.
+// Reserve an estimate, do the work, and settle the real cost. The reservation may be passed to another
+// process as text.
 func ExampleLimiter_Settle() {
 	ctx := context.Background()
 	limiter := newLimiter(ratelimit.Limits{"llm_tokens": ratelimit.TokenBucket(40_000, time.Minute)})
@@ -104,7 +105,8 @@ func ExampleLimiter_Settle() {
 	// Output: 27500 left <nil>
 }
 
-// A budget of tokens that parallel calls cannot overrun: each reserves an estimate, and settles what it has used.
+// A budget of tokens that parallel calls cannot exceed: each reserves an estimate, and settles the tokens
+// that it has used.
 func ExampleLimit_settles() {
 	ctx, none := context.Background(), int64(0)
 	budget := ratelimit.FixedWindow(10_000, 30*24*time.Hour)
@@ -128,7 +130,7 @@ func ExampleLimit_settles() {
 	// 7600 left <nil>
 }
 
-// Charge what kinds of units come to by the weights of a limit.
+// Charge several kinds of units by the weights of a limit.
 func ExampleLimiter_Cost() {
 	limit := ratelimit.FixedWindow(1000, 30*24*time.Hour)
 	limit.Weights = map[string]string{"input": "1", "cached": "1/10", "output": "4"}
@@ -146,7 +148,7 @@ func ExampleLimiter_Cost() {
 	// 206 charged, 794 left <nil>
 }
 
-// Wait for a turn instead of failing.
+// Wait until a unit is available instead of failing.
 func ExampleLimiter_Wait() {
 	limiter, err := ratelimit.New(ratelimit.Config{
 		Store:  memory.New(memory.Config{}),
@@ -166,7 +168,7 @@ func ExampleLimiter_Wait() {
 	// Output: three requests took at least 20ms: true
 }
 
-// Repeat a call whose answer was lost with the same id: it is charged once.
+// Repeat a call with the same id when its answer was lost: it is charged once.
 func ExampleLimiter_AllowOnce() {
 	limiter := newLimiter(ratelimit.Limits{"send_message": ratelimit.TokenBucket(10, time.Minute)})
 	for range 2 {

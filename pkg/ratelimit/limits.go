@@ -13,8 +13,9 @@ import (
 // Limits has limits by name.
 type Limits map[string]Limit
 
-// Limit configures one limit. Make one with TokenBucket, FixedWindow, SlidingWindow, SlidingLog or LeakyBucket, and set
-// other fields if necessary. docs/algorithms.md compares the algorithms.
+// Limit configures one limit. Make one with TokenBucket, FixedWindow, SlidingWindow, SlidingLog or
+// LeakyBucket, and set other fields if necessary. docs/algorithms.md in the repository compares the
+// algorithms.
 type Limit struct {
 	// Algorithm is one of the kinds of package algorithms.
 	Algorithm algorithms.Kind
@@ -30,29 +31,32 @@ type Limit struct {
 	// MaxReserved is how many units below zero reservations and Overdraw may go; nil means as many as can be counted
 	// exactly.
 	MaxReserved *int64
-	// Settles makes reservations of a token bucket or a fixed window exact: Settle returns all that would be left if the
-	// real cost had been known at the start, and always accepts a real cost that is larger. With MaxReserved 0, a
-	// reservation that does not fit now is denied, so that the calls that run at the same time never use more than the
-	// limit by more than the error of their estimates. It cannot be combined with Overdraw, Penalty or Guaranteed, nor
-	// with a Capacity of a fixed window above Rate.
+	// Settles makes reservations of a token bucket or a fixed window exact. Settle then refunds what would
+	// be left if the real cost had been known at the start, and always accepts a real cost that is larger.
+	//
+	// With MaxReserved 0, a reservation that does not fit now is denied. So concurrent calls never exceed
+	// the limit by more than the error of their estimates.
+	//
+	// Settles cannot be combined with Overdraw, Penalty or Guaranteed, nor with a fixed window whose
+	// Capacity is above its Rate.
 	Settles bool
-	// MaxDebt is how many units below zero Settle may charge a limit with Settles; what exceeds it is lost. nil means
-	// Capacity.
+	// MaxDebt is how many units below zero Settle may charge a limit with Settles. Units beyond that are
+	// lost. nil means Capacity.
 	MaxDebt *int64
-	// Start is a moment at which a fixed window starts. The zero Time means that the windows of each key start at a time
-	// derived from the key, so that not all buckets are refilled at once.
+	// Start is a moment at which a fixed window starts. With the zero Time, the windows of each key start
+	// at a time derived from the key, so that not all buckets are refilled at once.
 	Start time.Time
-	// Calendar, if not nil, makes the windows of a fixed window those of a calendar, such as days in a time zone. See
-	// package calendar. Then Period and Start must be zero.
+	// Calendar, if not nil, gives a fixed window the edges of a calendar, such as days in a time zone. See
+	// package calendar. Period and Start must then be zero.
 	Calendar *algorithms.Calendar
 	// Overdraw charges the cost even if it is not available, and denies while the bucket is below zero.
 	Overdraw bool
 	// Penalty, if not nil, blocks a key after repeated denials.
 	Penalty *Penalty
-	// Guaranteed, if not nil, is a rate that a token bucket guarantees beside its own.
+	// Guaranteed, if not nil, is a guaranteed minimum rate, beside the rate of a token bucket.
 	Guaranteed *Rate
-	// Weights, if not nil, is what one unit of each kind costs: a whole number, a decimal fraction or a fraction, such as
-	// {"input": "1", "cached": "1/10"}. Limiter.Cost and Request.Costs use it.
+	// Weights, if not nil, has the cost of one unit of each kind: a whole number, a decimal fraction or a
+	// fraction, such as {"input": "1", "cached": "1/10"}. Limiter.Cost and Request.Costs use them.
 	Weights map[string]string
 
 	// loaded is set by package limitsfile. Then the other fields have no effect.
@@ -82,8 +86,8 @@ func TokenBucket(rate int64, period time.Duration) Limit {
 	return Limit{Algorithm: algorithms.TokenBucket, Rate: rate, Period: period}
 }
 
-// FixedWindow returns a limit of rate units in each window of one period. A client can use the units of two windows
-// within a short time around their edge.
+// FixedWindow returns a limit of rate units in each window of one period. A client can use the units of two
+// windows in quick succession around the edge between them.
 func FixedWindow(rate int64, period time.Duration) Limit {
 	return Limit{Algorithm: algorithms.FixedWindow, Rate: rate, Period: period}
 }
@@ -94,19 +98,19 @@ func SlidingWindow(rate int64, period time.Duration) Limit {
 	return Limit{Algorithm: algorithms.SlidingWindow, Rate: rate, Period: period}
 }
 
-// SlidingLog returns a limit of exactly rate units in any span of one period. It stores the time of every unit, so
-// that rate is at most algorithms.MaxLogRate.
+// SlidingLog returns a limit of exactly rate units in any span of one period. It stores the time of every
+// unit, so rate must not exceed algorithms.MaxLogRate.
 func SlidingLog(rate int64, period time.Duration) Limit {
 	return Limit{Algorithm: algorithms.SlidingLog, Rate: rate, Period: period}
 }
 
-// LeakyBucket returns a limit that spaces requests: one each period/rate. Up to queue further requests are allowed with
-// a Result.Wait, which the caller must wait for.
+// LeakyBucket returns a limit that spaces requests: one every period/rate. Up to queue further requests are
+// allowed with a Result.Wait, which the caller must wait for.
 func LeakyBucket(rate int64, period time.Duration, queue int64) Limit {
 	return Limit{Algorithm: algorithms.LeakyBucket, Rate: rate, Period: period, Capacity: &queue}
 }
 
-// named returns l as the limit of a name.
+// named compiles l as the limit of a name.
 func (l Limit) named(domain, name string) (*limit, error) {
 	if l.loaded != nil {
 		if in := l.loaded.Domain; in != domain || l.loaded.Name != name {
@@ -125,8 +129,8 @@ func (l Limit) named(domain, name string) (*limit, error) {
 	}), nil
 }
 
-// inline returns l as a limit that comes with a request. Its buckets are those of the HTTP API's config, and never those
-// of a limit in Config.Limits.
+// inline compiles l as a limit that comes with a request. It charges the same buckets as a config sent to
+// the HTTP API, and never those of a limit in Config.Limits.
 func (l Limit) inline(domain, name string) (*limit, error) {
 	switch {
 	case l.loaded != nil:
@@ -152,7 +156,7 @@ func newLimit(p descriptors.Policy) *limit {
 	return &limit{policy: p, units: units, window: time.Duration(seconds) * time.Second}
 }
 
-// compile checks l. Its error has all mistakes, with the names of the fields.
+// compile checks and compiles l. Its error lists all mistakes, with the names of the fields.
 func (l Limit) compile() (algorithms.Limit, error) {
 	spec := algorithms.Spec{
 		Kind: l.Algorithm, Rate: l.Rate, Capacity: l.Capacity, Initial: l.Initial, MaxReserved: l.MaxReserved,
@@ -179,10 +183,11 @@ func (l Limit) compile() (algorithms.Limit, error) {
 	return numbers, errors.Join(append(inexact, err)...)
 }
 
-// spans collects errors about times that are not whole numbers of microseconds, which would otherwise be cut.
+// spans collects errors about times that are not whole numbers of microseconds. Rounding them silently
+// would change the limit.
 type spans []error
 
-// micros converts d.
+// micros converts d, and records an error if it is not a whole number of microseconds.
 func (s *spans) micros(field string, d time.Duration) algorithms.Micros {
 	if d%time.Microsecond != 0 {
 		s.add(field, d)
@@ -194,6 +199,6 @@ func (s *spans) add(field string, t any) {
 	*s = append(*s, fmt.Errorf("%s must be a whole number of microseconds, is %v", field, t))
 }
 
-// KeyText describes the key of a bucket (backend.Charge.Key) for people, such as "limit send of domain edge, key bob". It
-// is for programs that see keys, such as wrappers of a Store.
+// KeyText describes the key of a bucket (backend.Charge.Key) in readable form, such as "limit send of
+// domain edge, key bob". It is for programs that handle keys, such as wrappers of a Store.
 func KeyText(key []byte) string { return descriptors.KeyText(key) }

@@ -51,8 +51,8 @@ var (
 	// ErrCannotReserve means that the algorithm of the limit does not support reservations. Token buckets, fixed windows
 	// and leaky buckets do.
 	ErrCannotReserve = errors.New("a limit of this algorithm cannot be reserved")
-	// ErrReservation means that a Reservation is invalid: it was not made by a Limiter with the same Secret, or it
-	// belongs to another domain.
+	// ErrReservation means that a Reservation is invalid: it was made with another Secret, or it belongs to
+	// another domain.
 	ErrReservation = errors.New("not a reservation of this limiter")
 	// ErrExpired means that a Reservation is too old to be settled, or that its limit has another algorithm or number of
 	// shards now.
@@ -69,7 +69,8 @@ var (
 	ErrPending = backend.ErrPending
 )
 
-// DeniedError is the ErrDenied of calls that return no Result: Reserve, ReserveN, Wait and WaitN.
+// DeniedError is the form of ErrDenied that Reserve, ReserveN, Wait and WaitN return, because they return
+// no Result.
 type DeniedError struct {
 	// Result has RetryAfter: the time until the same call can succeed.
 	Result Result
@@ -84,24 +85,24 @@ func (e *DeniedError) Is(target error) bool { return target == ErrDenied }
 
 // Config configures a Limiter.
 type Config struct {
-	// Store keeps the buckets. Its owner closes it.
+	// Store keeps the buckets. The Limiter does not close it.
 	Store backend.Store
 	// Domain separates the limits of this program from those of others in the same Store. It may be empty.
 	Domain string
 	// Limits has the limits by name.
 	Limits Limits
-	// Secret signs reservations. Limiters and sidecars with the same secret can settle each other's reservations; that
-	// of a sidecar is the first line of --settle-key-file, or else its API token. Without a secret, a Limiter accepts
-	// reservations from everybody who can make up one.
+	// Secret signs reservations. Limiters and sidecars with the same secret can settle each other's
+	// reservations. The secret of a sidecar is the first line of --settle-key-file, or else its API token.
+	// Without a secret, a Limiter accepts forged reservations.
 	Secret string
-	// FormerSecret, if it is not empty, is accepted too, and signs nothing. To replace a secret, make it the FormerSecret
-	// for an hour.
+	// FormerSecret, if not empty, is accepted too, but does not sign. To replace a secret, set the old one
+	// as FormerSecret for an hour.
 	FormerSecret string
-	// MaxWait bounds how long Reserve and Wait may have to wait: requests that would have to wait longer are denied. 0
-	// means no bound.
+	// MaxWait bounds how long Reserve and Wait may have to wait. Requests that would have to wait longer
+	// are denied. 0 means no bound.
 	MaxWait time.Duration
-	// Clock returns the time by which reservations expire; nil means time.Now. The Store has a clock of its own for
-	// decisions.
+	// Clock returns the time that decides whether reservations have expired; nil means time.Now. The Store
+	// has a clock of its own for decisions.
 	Clock func() time.Time
 }
 
@@ -121,10 +122,11 @@ type limit struct {
 	policy descriptors.Policy
 	units  int64         // Result.Limit
 	window time.Duration // Result.Window
-	inline bool          // it came with a request
+	inline bool          // the limit came with a request
 }
 
-// New makes a Limiter. Its error lists all mistakes, those of limits sorted by name.
+// New makes a Limiter. Its error lists all mistakes, with those of limits sorted by the names of the
+// limits.
 func New(c Config) (*Limiter, error) {
 	var problems []error
 	if c.Store == nil {
@@ -161,7 +163,7 @@ func New(c Config) (*Limiter, error) {
 	return l, nil
 }
 
-// keys returns what signs reservations.
+// keys returns the keys that sign reservations.
 func (c *Config) keys() *reservation.Keys {
 	secrets := []string{c.Secret}
 	if c.FormerSecret != "" {
@@ -171,7 +173,7 @@ func (c *Config) keys() *reservation.Keys {
 	return reservation.NewKeys(list, list)
 }
 
-// now returns the time by which reservations expire.
+// now returns the time that decides whether reservations have expired.
 func (c *Config) now() algorithms.Micros {
 	if c.Clock == nil {
 		return algorithms.Micros(time.Now().UnixMicro())
@@ -184,16 +186,17 @@ func (l *Limiter) Has(name string) bool { return l.named[name] != nil }
 
 // Result describes one limit after a call.
 type Result struct {
-	// Allowed reports whether the limit itself allows the request. In a call with several limits it is true for limits that
-	// would have allowed the request although another denied it.
+	// Allowed reports whether this limit allows the request. In a call with several limits it can be true
+	// although another limit denied the request.
 	Allowed bool
-	// Limit is the most units that the bucket can hold, and Window the time in which as many flow in; 0 if there is no
-	// such time in whole seconds. They are the quota and the window of RateLimit headers.
+	// Limit is the most units that the bucket can hold. Window is the time in which as many units flow in;
+	// it is 0 if that time is not a whole number of seconds. They are the quota and the window of RateLimit
+	// headers.
 	Limit  int64
 	Window time.Duration
 	// Remaining is the number of units left.
 	Remaining int64
-	// RetryAfter is, for a denial, the exact time until the same request can succeed; it cannot succeed before.
+	// RetryAfter is set for a denial. It is the exact time until the same request can succeed.
 	RetryAfter time.Duration
 	// ResetAfter is the time until the bucket is full again.
 	ResetAfter time.Duration
@@ -201,7 +204,7 @@ type Result struct {
 	Wait time.Duration
 }
 
-// result converts the decision on limit m.
+// result converts a decision on limit m.
 func (m *limit) result(d *algorithms.Decision) Result {
 	return Result{
 		Allowed: d.Allowed, Limit: m.units, Window: m.window, Remaining: d.Remaining,
@@ -209,7 +212,7 @@ func (m *limit) result(d *algorithms.Decision) Result {
 	}
 }
 
-// span converts d to a time.Duration, the largest if it does not fit.
+// span converts d to a time.Duration. A time that does not fit becomes the longest Duration.
 func span(d algorithms.Micros) time.Duration {
 	const longest = 1<<63 - 1
 	return time.Duration(min(d, longest/1000)) * time.Microsecond

@@ -328,16 +328,16 @@ func reserve(t *testing.T, l *ratelimit.Limiter, n int64, name string, key ...st
 func TestAReservationIsSettledOnce(t *testing.T) {
 	l, _ := onClock(t)
 	ctx := t.Context()
-	less, more := reserve(t, l, 15, "burst"), reserve(t, l, 5, "burst") // 5 - 20
+	less, more := reserve(t, l, 15, "burst"), reserve(t, l, 5, "burst") // leaves a debt: 5 - 20
 	for range 2 {
-		if a, err := l.Settle(ctx, less, 2); err != nil || a.ResetAfter != 42*time.Second { // 5 - 7
+		if a, err := l.Settle(ctx, less, 2); err != nil || a.ResetAfter != 42*time.Second { // a debt of 2: 5 - 7
 			t.Errorf("%+v %v", a, err)
 		}
 	}
 	if _, err := l.Settle(ctx, less, 3); !errors.Is(err, ratelimit.ErrReused) {
 		t.Errorf("with another cost: %v", err)
 	}
-	if r, err := l.Settle(ctx, more, 29); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter != 36*time.Second { // 24 more, of 5 + 20 in all
+	if r, err := l.Settle(ctx, more, 29); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter != 36*time.Second { // 24 more units, after 5 + 20
 		t.Errorf("%+v %v", r, err)
 	}
 	if r, err := l.Settle(ctx, more, 8); err != nil || r.ResetAfter != time.Minute {
@@ -351,7 +351,7 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 	}
 }
 
-// A reservation travels as text. The key is arbitrary bytes, which JSON strings cannot hold.
+// A reservation can be passed on as text. The key is arbitrary bytes, which JSON strings cannot contain.
 func TestAReservationTravelsAsText(t *testing.T) {
 	l, _ := onClock(t)
 	key := "\xff\x00 not UTF-8"
@@ -419,7 +419,8 @@ func TestForeignReservationsAreRefused(t *testing.T) {
 	}
 }
 
-// The Store keeps a settlement for as long as the reservation can be settled, so that it never refunds twice.
+// The Store keeps the result of a settlement for as long as the reservation can be settled, so that a
+// repeated settlement never refunds twice.
 func TestAnExpiredReservationIsNotSettled(t *testing.T) {
 	l, clock := onClock(t)
 	r := reserve(t, l, 4, "window")
@@ -445,7 +446,7 @@ func TestAnExpiredReservationIsNotSettled(t *testing.T) {
 	}
 }
 
-// A settlement without a difference consumes nothing, so that a block does not deny it. One with a difference is
+// A settlement without a difference consumes nothing, so a block does not deny it. One with a difference is
 // denied like any other charge.
 func TestASettlementWithoutDifferenceIsAcceptedDuringABlock(t *testing.T) {
 	l, _ := onClock(t)
@@ -542,7 +543,7 @@ rate must be at least 1, is -1`
 	}
 }
 
-// TestBucketsAreThoseOfTheSidecar: the key is the one that a sidecar's configuration gives a named limit.
+// The key of a bucket is the one that a sidecar derives from its configuration for a named limit.
 func TestBucketsAreThoseOfTheSidecar(t *testing.T) {
 	store := memory.New(memory.Config{})
 	l := over(t, store, nil)
@@ -560,12 +561,12 @@ func TestBucketsAreThoseOfTheSidecar(t *testing.T) {
 	var d [1]backend.Decision
 	backend.Take(t.Context(), store, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1, Hash: hash}}}, d[:])
 	if d[0].Allowed {
-		t.Error("it is another bucket")
+		t.Error("the limiter charged another bucket than the sidecar")
 	}
 }
 
-// TestALimitThatComesWithTheRequest: its buckets are those of the HTTP API's config, its numbers may change from call
-// to call, and it never shares a bucket with a limit of the Limiter.
+// A limit that comes with a request charges the same buckets as a config sent to the HTTP API. Its numbers
+// may change from call to call. It never shares a bucket with a limit of the Limiter.
 func TestALimitThatComesWithTheRequest(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
@@ -615,7 +616,8 @@ func TestALimitThatComesWithTheRequest(t *testing.T) {
 	}
 }
 
-// httpAPI returns the HTTP API of a sidecar over store, which accepts limits in requests. It returns bodies of answers.
+// httpAPI starts the HTTP API of a sidecar over store, which accepts limits in requests. The returned
+// function sends a body and returns the body of the answer.
 func httpAPI(t *testing.T, store backend.Store, domain string) func(body string) string {
 	t.Helper()
 	snapshot, problems := config.Compile([]config.File{{Name: "c", Data: []byte("domain: " + domain + "\nlimits: {a: {algorithm: token_bucket, rate: 1, period: 1s}}")}}, config.Options{})

@@ -16,18 +16,20 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Reservation is units that were consumed ahead of the work that needs them. Start the work when Delay has passed, and
-// pass the real cost to Limiter.Settle. A Reservation is immutable. MarshalText makes a text from which any Limiter with
-// the same Secret and domain can settle it, and a sidecar with the same key over its HTTP API or through its proxy. The
+// Reservation stands for units that were consumed ahead of the work that needs them. Start the work when
+// Delay has passed, and pass the real cost to Limiter.Settle.
+//
+// A Reservation is immutable. Any Limiter with the same Secret and domain can settle it after MarshalText
+// and UnmarshalText, and so can a sidecar with the same secret, over its HTTP API or through its proxy. The
 // text contains the key of the bucket and is not encrypted.
 type Reservation struct {
-	data limiter.Reserved // one part if this process made it
-	text string           // as unmarshaled; "" if this process made it
+	data limiter.Reserved // one part if this process made the reservation
+	text string           // the text given to UnmarshalText; "" if this process made the reservation
 	keys *reservation.Keys
-	made time.Time // in this process; zero if unmarshaled
+	made time.Time // when this process made the reservation; zero after UnmarshalText
 }
 
-// part returns what r reserved, of the first limit if it has several.
+// part returns the reserved part. If there are several limits, it is that of the first.
 func (r *Reservation) part() *limiter.ReservedPart {
 	if len(r.data.Parts) == 0 {
 		return &limiter.ReservedPart{}
@@ -35,7 +37,8 @@ func (r *Reservation) part() *limiter.ReservedPart {
 	return &r.data.Parts[0]
 }
 
-// Name returns the name of the limit; "" for the zero Reservation, and for one that a proxy made.
+// Name returns the name of the limit. It is "" for the zero Reservation, and for a reservation made for a
+// proxy.
 func (r *Reservation) Name() string { return r.part().Name }
 
 // N returns the number of reserved units.
@@ -57,8 +60,8 @@ func (r *Reservation) Delay() time.Duration {
 	return max(0, span(r.part().Wait)-time.Since(r.made))
 }
 
-// Wait waits until the units are available. If ctx ends before, it returns the error of ctx, and the units stay reserved:
-// call Limiter.Settle with a cost of 0 to return them.
+// Wait waits until the units are available. If ctx ends before, Wait returns the error of ctx, and the
+// units stay reserved. To return them, call Limiter.Settle with a cost of 0.
 func (r *Reservation) Wait(ctx context.Context) error { return sleep(ctx, r.Delay()) }
 
 // MarshalText implements encoding.TextMarshaler. The text has only characters that are safe in URLs and headers.
@@ -91,9 +94,12 @@ func (l *Limiter) Reserve(ctx context.Context, name string, key ...string) (Rese
 	return l.ReserveN(ctx, 1, name, key...)
 }
 
-// ReserveN consumes n units now or for later: Delay of the Reservation says when they are available. The error is a
-// DeniedError if too many units are reserved already or if the delay would exceed Config.MaxWait; ErrNeverFits,
-// ErrCannotReserve, ErrUnits, ErrUnknown, or one of the Store's.
+// ReserveN consumes n units now or for later: Delay of the Reservation is the time until they are
+// available.
+//
+// The error is a DeniedError if too many units are reserved already or if the delay would exceed
+// Config.MaxWait. It can also be ErrNeverFits, ErrCannotReserve, ErrUnits, ErrUnknown, or an error of the
+// Store.
 func (l *Limiter) ReserveN(ctx context.Context, n int64, name string, key ...string) (Reservation, error) {
 	r := Request{Name: name, Key: key, N: n, Reserve: true}
 	if err := l.reserve(ctx, &r, l.maxWait); err != nil {
@@ -102,7 +108,7 @@ func (l *Limiter) ReserveN(ctx context.Context, n int64, name string, key ...str
 	return r.Reservation, nil
 }
 
-// reserve decides r, and denies if the wait exceeds longest; 0 means no bound.
+// reserve decides r. It denies r if the wait would exceed longest; 0 means no bound.
 func (l *Limiter) reserve(ctx context.Context, r *Request, longest time.Duration) error {
 	if err := l.find(r); err != nil {
 		return err
@@ -111,7 +117,7 @@ func (l *Limiter) reserve(ctx context.Context, r *Request, longest time.Duration
 	if l.maxWait > 0 && m.neverWithin(r.N, l.maxWait) {
 		return ErrNeverFits
 	}
-	if longest > 0 { // a dry run, so that a request which has to wait for too long consumes nothing
+	if longest > 0 { // a dry run first, so that a request whose wait is too long consumes nothing
 		ahead, err := l.one(ctx, r.Name, r.Key, algorithms.Charge{Cost: r.N, Reserve: m.policy.Limit.CanReserve(), DryRun: true})
 		if err == nil && ahead.Wait > longest {
 			err = tooLate(&ahead, longest)
@@ -123,14 +129,14 @@ func (l *Limiter) reserve(ctx context.Context, r *Request, longest time.Duration
 	one := [1]Request{*r}
 	err := l.AllowAll(ctx, one[:])
 	*r = one[0]
-	if err == nil && longest > 0 && r.Result.Wait > longest { // others were faster
+	if err == nil && longest > 0 && r.Result.Wait > longest { // other requests consumed units since the dry run
 		undone := l.undo(ctx, m, r)
 		return errors.Join(withResult(tooLate(&r.Result, longest), &r.Result), undone)
 	}
 	return withResult(err, &r.Result)
 }
 
-// tooLate makes r the denial of a request that would have to wait for longer than longest.
+// tooLate makes r the denial of a request whose wait exceeds longest.
 func tooLate(r *Result, longest time.Duration) error {
 	r.Allowed, r.RetryAfter = false, r.Wait-longest
 	return ErrDenied
@@ -144,19 +150,20 @@ func withResult(err error, r *Result) error {
 	return err
 }
 
-// neverWithin reports whether n units take longer than longest to flow in even after the bucket was full. The buckets of
-// fixed windows fill at once when the next window starts, so that a request near the end of one waits for a short time.
+// neverWithin reports whether n units take longer than longest to flow in even into a full bucket. It does
+// not apply to fixed windows: they are filled when the next window starts, so a request near the end of a
+// window waits for a short time only.
 func (m *limit) neverWithin(n int64, longest time.Duration) bool {
 	numbers := m.policy.Limit
 	if numbers.Kind != algorithms.TokenBucket || n <= numbers.Capacity || numbers.Rate == 0 {
 		return false
 	}
 	period := float64(numbers.Period())
-	const rounding = 1 // us
+	const rounding = 1 // microseconds
 	return float64(n-numbers.Capacity)*period/float64(numbers.Rate) > float64(longest.Microseconds())+rounding
 }
 
-// undo returns the units of r, which was allowed, as far as they have not flowed in since.
+// undo refunds the units of r, which was allowed, less the units that have flowed in since.
 func (l *Limiter) undo(ctx context.Context, m *limit, r *Request) error {
 	_, err := l.one(ctx, m.policy.Name, r.Key, algorithms.Charge{Cost: -r.N, ChargedAt: r.Reservation.part().At})
 	return err
@@ -167,9 +174,11 @@ func (l *Limiter) Wait(ctx context.Context, name string, key ...string) error {
 	return l.WaitN(ctx, 1, name, key...)
 }
 
-// WaitN waits until n units are available and consumes them. It returns a DeniedError at once if that would be later than
-// the deadline of ctx or than Config.MaxWait. If ctx is canceled while it waits, it returns the units and the error
-// of ctx. Waiting requests of limits that support reservations are served in their order.
+// WaitN waits until n units are available and consumes them.
+//
+// It returns a DeniedError at once if the wait would end after the deadline of ctx or exceed
+// Config.MaxWait. If ctx is canceled during the wait, WaitN refunds the units and returns the error of ctx.
+// For limits that support reservations, waiting calls are served in the order of their arrival.
 func (l *Limiter) WaitN(ctx context.Context, n int64, name string, key ...string) error {
 	r := Request{Name: name, Key: key, N: n}
 	if err := l.find(&r); err != nil {
@@ -205,7 +214,7 @@ func (l *Limiter) retry(ctx context.Context, r *Request) error {
 	}
 }
 
-// patience is the longest wait that ctx and the configuration allow; 0 means no bound.
+// patience returns the longest wait that ctx and the configuration allow. 0 means no bound.
 func (l *Limiter) patience(ctx context.Context) time.Duration {
 	end, ok := ctx.Deadline()
 	if !ok {
@@ -233,7 +242,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// reservation makes the Reservation of r, which d has allowed. The zero id means any.
+// reservation returns the Reservation of r, which d has allowed. If id is zero, it draws a random one.
 func (l *Limiter) reservation(m *limit, r *Request, d *backend.Decision, id [16]byte) Reservation {
 	var key []string
 	for _, value := range r.Key {
@@ -249,15 +258,20 @@ func (l *Limiter) reservation(m *limit, r *Request, d *backend.Decision, id [16]
 	return made
 }
 
-// Settle corrects a Reservation to the real cost n, which may be 0 and more than was reserved. It charges or refunds the
-// difference. A refund returns less by the units that have flowed in since the reservation, because the bucket would
-// have overflowed without it, and nothing once the fixed window of the reservation has ended. A limit with Settles
-// returns exactly what would be left.
+// Settle corrects a Reservation to the real cost n, and charges or refunds the difference. n may be 0, and
+// may exceed the reserved units.
 //
-// A Reservation is settled once: a repeated call with the same n returns the same result, another n is ErrReused. A
-// difference that is denied, with ErrDenied, can be tried again. ErrReservation means that the reservation is of another
-// Secret or domain, and ErrExpired that it is too old. Of a Reservation with several limits, which other programs can
-// make, each limit is settled to n, and the Result is that of the first one that denies, or else the first.
+// A refund is reduced by the units that have flowed in since the reservation, because without the
+// reservation the bucket might have overflowed. Once the fixed window of the reservation has ended, nothing
+// is refunded. A limit with Settles refunds exactly what would be left if the cost had been n from the
+// start.
+//
+// A Reservation is settled once. A repeated call with the same n returns the same result; another n is
+// ErrReused. If the difference is denied (ErrDenied), the call can be tried again. ErrReservation means
+// that the reservation belongs to another Secret or domain, ErrExpired that it is too old.
+//
+// Other programs can make a Reservation with several limits. Each of its limits is settled to n. The Result
+// is that of the first limit that denies, or else of the first limit.
 func (l *Limiter) Settle(ctx context.Context, r Reservation, n int64) (Result, error) {
 	name := r.Name()
 	if n < 0 {
@@ -311,10 +325,13 @@ func (l *Limiter) settled(c *limiter.Call) (result Result, worst error) {
 // Remembered is how long the Store keeps the result of AllowOnce.
 const Remembered = 10 * time.Minute
 
-// AllowOnce is AllowAll for a call that may have to be repeated because its answer was lost. The id is an idempotency
-// key: calls with the same id and requests consume units once, and return the result of the first call for as long as
-// Remembered. A denial consumes nothing, and is decided again. If id was used for another call, the error is ErrReused. If
-// the first call is in progress, or its outcome is unknown, the error is ErrPending.
+// AllowOnce is AllowAll for a call that may be repeated because its answer was lost.
+//
+// The id is an idempotency key: calls with the same id and requests consume units once, and return the
+// result of the first call for as long as Remembered. A denial consumes nothing, so it is decided again.
+//
+// If id was used for another call, the error is ErrReused. If the first call is in progress, or its outcome
+// is unknown, the error is ErrPending.
 func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request) error {
 	if len(requests) == 0 {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// A limit with Settles gets back what would be left if the real cost had been known: 10 units of which 8 were reserved
-// for 30 s in which nothing could flow over. Without it the refund is less by what has flowed in.
+// A bucket of 10 units has 8 reserved for 30 s, so nothing could overflow in that time. With Settles the
+// refund is exact. Without it, the refund is reduced by the units that have flowed in.
 func TestSettlesIsExact(t *testing.T) {
 	ten := ratelimit.TokenBucket(10, time.Minute)
 	exact := ten
@@ -28,7 +28,7 @@ func TestSettlesIsExact(t *testing.T) {
 	if r, err := l.Settle(t.Context(), plain, 4); err != nil || r.Remaining != 7 {
 		t.Errorf("plain: %+v %v", r, err)
 	}
-	if r, err := l.Settle(t.Context(), reserved, 4); err != nil || r.Remaining != 10 { // 6, and 5 flow in: full
+	if r, err := l.Settle(t.Context(), reserved, 4); err != nil || r.Remaining != 10 { // 6 are left and 5 flow in, so the bucket is full
 		t.Errorf("exact: %+v %v", r, err)
 	}
 	if r, err := l.Settle(t.Context(), over, 100); err != nil || r.Remaining != 0 { // 5 - 8 = -3; the rest is lost
@@ -75,7 +75,7 @@ func TestMistakesOfSettles(t *testing.T) {
 	}
 }
 
-// limiterOn makes a Limiter of limits whose clock the test sets.
+// limiterOn makes a Limiter of limits, and the clock that sets its time.
 func limiterOn(t *testing.T, limits ratelimit.Limits) (*ratelimit.Limiter, *storetest.Clock) {
 	t.Helper()
 	clock := &storetest.Clock{}

@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// The race detector makes pools forget, so this test is not for it.
+// This test does not run with the race detector, which makes a sync.Pool drop its content.
 func TestTakeAllocatesNothing(t *testing.T) {
 	_, s := at(1000)
 	l := tokens(t, 1_000_000)

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// A test sets the time of a Store.
+// A program's tests can set the time of a Store.
 func ExampleNew() {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	store := memory.New(memory.Config{Clock: func() time.Time { return now }})

@@ -1,6 +1,8 @@
-// Package memory keeps buckets in this process. Its size is bounded. Buckets that equal new ones are swept. If all
-// buckets are still in use, a new bucket is refused, and none is deleted. So a flood of invented keys neither
-// exhausts memory nor resets the buckets of other keys.
+// Package memory keeps buckets in this process.
+//
+// Its size is bounded. Buckets that equal new ones are deleted regularly. If all buckets are still in use,
+// the Store refuses a new bucket rather than delete one. So a flood of invented keys neither exhausts
+// memory nor resets the buckets of other keys.
 package memory
 
 import (
@@ -19,19 +21,19 @@ import (
 // DefaultMaxKeys is the default of Config.MaxKeys.
 const DefaultMaxKeys = 1_000_000
 
-// stripeCount is the number of locks over which the buckets are spread. Two calls meet at one lock with a
-// probability of 1/128, and a complete sweep holds each lock only briefly.
+// stripeCount is the number of locks over which the buckets are spread. Two concurrent calls need the same
+// lock with a probability of 1/128, and a complete sweep holds each lock only briefly.
 const stripeCount = 128
 
 // Config configures a Store. The zero Config means DefaultMaxKeys and the wall clock.
 type Config struct {
 	// Clock returns the time; nil means time.Now. A test can set it.
 	Clock func() time.Time
-	// MaxKeys bounds the number of buckets, entries of sliding logs, and denials counted by penalties; 0 means
-	// DefaultMaxKeys.
+	// MaxKeys bounds the memory. Each bucket, each entry of a sliding log and each denial counted by a
+	// penalty counts as one, and the peaks of a limit that settles as two. 0 means DefaultMaxKeys.
 	MaxKeys int
-	// Repeatable makes the Store sweep the same buckets whenever it gets the same requests. It is for replays only:
-	// with its fixed hash seed, an attacker could construct keys that collide.
+	// Repeatable makes the Store delete the same buckets whenever it gets the same requests. It is for
+	// replays only, because its hash seed is fixed: an attacker could construct keys that collide.
 	Repeatable bool
 }
 
@@ -42,12 +44,13 @@ type Store struct {
 	stripes [stripeCount]stripe
 	room    room
 	records records
-	next    atomic.Uint32 // the stripe where the next search for room starts
+	next    atomic.Uint32 // the stripe in which the next search for room starts
 	full    atomic.Uint64
 	swept   atomic.Uint64
 }
 
-// stripe is a part of the buckets with its own lock. Several stripes are locked in ascending order.
+// stripe is a part of the buckets with its own lock. If several stripes are locked, it is in ascending
+// order.
 type stripe struct {
 	mu    sync.Mutex
 	table table // guarded by mu
@@ -63,7 +66,7 @@ func New(c Config) *Store {
 	if c.MaxKeys <= 0 {
 		c.MaxKeys = DefaultMaxKeys
 	}
-	c.MaxKeys = min(c.MaxKeys, stripeCount*maxEntries/2) // half, because stripes are not filled equally
+	c.MaxKeys = min(c.MaxKeys, stripeCount*maxEntries/2) // half of the largest size, because stripes are not filled equally
 	now := func() algorithms.Micros { return algorithms.Micros(c.Clock().UnixMicro()) }
 	s := &Store{clock: now, room: newRoom(c.MaxKeys), records: newRecords()}
 	if !c.Repeatable {
@@ -95,7 +98,7 @@ func (s *Store) take(charges []backend.Charge, decisions []backend.Decision) {
 		return
 	}
 	var hashes [atOnce]uint64
-	for at := atOnce; len(charges) > 0; { // hashes[at] belongs to charges[0], if it was computed
+	for at := atOnce; len(charges) > 0; { // hashes[at] belongs to charges[0], if touch has computed it
 		if at >= atOnce {
 			s.touch(charges, &hashes)
 			at = 0
@@ -151,7 +154,7 @@ func (s *Store) reset(hash uint64, c *backend.Charge) {
 	}
 }
 
-// charges reports whether d consumed units, so that the decision is valid only if the state can be stored.
+// charges reports whether d consumed units. Such a decision is valid only if the state can be stored.
 func charges(c *backend.Charge, d *algorithms.Decision) bool {
 	return !c.Terms.DryRun && c.Terms.Cost != 0 && (d.Allowed || c.Limit.ChargesDenied())
 }
@@ -192,7 +195,7 @@ func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.C
 			s.fail(g, cs[:i], decisions)
 			return
 		}
-		b.State = algorithms.State{} // no room to start the clock: the bucket stays new
+		b.State = algorithms.State{} // there is no room to start the clock, so the bucket stays new
 	}
 	for i := range cs {
 		s.put(s.stripe(g.hashes[i]), g.hashes[i], &cs[i], g.entries[i], &g.buckets[i].State)
@@ -200,7 +203,7 @@ func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.C
 	}
 }
 
-// fail releases the room reserved for made, and answers that there is no room.
+// fail returns the room reserved for made, and sets the error ErrFull in decisions.
 func (s *Store) fail(g *group, made []backend.Charge, decisions []backend.Decision) {
 	for i := range made {
 		if n := growth(g.entries[i], &g.buckets[i].State); n > 0 {
@@ -238,11 +241,11 @@ func (s *Store) unlock(g *group) {
 	for _, i := range g.locked {
 		s.stripes[i].mu.Unlock()
 	}
-	clear(g.buckets) // so that limits and logs can be collected
+	clear(g.buckets) // so that limits and logs can be garbage-collected
 	g.buckets, g.hashes, g.entries, g.locked = g.buckets[:0], g.hashes[:0], g.entries[:0], g.locked[:0]
 }
 
-// growth is the additional room for storing next in e; it may be negative.
+// growth returns the additional room for storing next in e. It may be negative.
 func growth(e *entry, next *algorithms.State) int {
 	switch {
 	case e != nil:
@@ -254,8 +257,8 @@ func growth(e *entry, next *algorithms.State) int {
 	}
 }
 
-// makeRoom reserves the room for storing next, and sweeps a few entries if necessary. It does not sweep the entries
-// in keep.
+// makeRoom reserves the room for storing next. If necessary, it deletes a few entries that equal new
+// buckets, but none of keep.
 func (s *Store) makeRoom(st *stripe, c *backend.Charge, e *entry, next *algorithms.State, now algorithms.Micros, keep ...*entry) bool {
 	n := growth(e, next)
 	if n <= 0 {
@@ -270,7 +273,7 @@ func (s *Store) makeRoom(st *stripe, c *backend.Charge, e *entry, next *algorith
 	return take() || s.sweepSome(st, now, keep) && take()
 }
 
-// put stores next, for which room was reserved.
+// put stores next. The room for it is already reserved.
 func (s *Store) put(st *stripe, hash uint64, c *backend.Charge, e *entry, next *algorithms.State) {
 	n := growth(e, next)
 	switch {
@@ -286,9 +289,9 @@ func (s *Store) put(st *stripe, hash uint64, c *backend.Charge, e *entry, next *
 	}
 }
 
-// sweepSome sweeps the next few entries of st, then of the other stripes in turn, and reports whether it deleted
-// one. It visits at most about 128 entries, so that in a flood of new keys not every request pays for a complete
-// sweep.
+// sweepSome sweeps the next few entries of st, then of the other stripes in turn, and stops once it has
+// deleted one. It reports whether it did. It visits at most about 128 entries, so that in a flood of new
+// keys no request pays for a complete sweep.
 func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool {
 	const few, part = 128, 16
 	if s.sweep(st, now, part, keep) > 0 {
@@ -296,7 +299,7 @@ func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool
 	}
 	for looked := part; looked < few; looked += part/4 + 1 {
 		other := &s.stripes[s.next.Add(1)%stripeCount]
-		if other == st || !other.mu.TryLock() { // waiting could cause a deadlock, because locks are acquired in ascending order
+		if other == st || !other.mu.TryLock() { // waiting for the lock could deadlock, because locks are acquired in ascending order
 			continue
 		}
 		swept := s.sweep(other, now, part, keep)
@@ -309,8 +312,8 @@ func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool
 	return false
 }
 
-// sweep visits up to n entries of st, from the end of the last sweep on, deletes those that equal new buckets, and
-// returns their number.
+// sweep visits up to n entries of st, starting after the last sweep. It deletes those that equal new
+// buckets and returns their number.
 func (s *Store) sweep(st *stripe, now algorithms.Micros, n int, keep []*entry) (swept int) {
 	for range min(n, st.table.size()) {
 		if st.hand >= st.table.size() {
@@ -338,7 +341,7 @@ func (s *Store) Sweep() {
 	s.sweepRecords(now)
 }
 
-// sweepStripe sweeps all of st, and releases its lock periodically.
+// sweepStripe sweeps all of st, and releases its lock between parts.
 func (s *Store) sweepStripe(st *stripe, now algorithms.Micros) {
 	const part = 256
 	for done, size := 0, 1; done < size; done += part {
@@ -349,8 +352,9 @@ func (s *Store) sweepStripe(st *stripe, now algorithms.Micros) {
 	}
 }
 
-// Run sweeps all stripes every ten seconds until ctx ends, and every second while little room is left. A Store also works
-// without it, in up to as much memory as MaxKeys allows: then it sweeps when a new bucket needs room.
+// Run sweeps all stripes every ten seconds until ctx ends, and every second while little room is left.
+// Without Run, the Store sweeps only when a new bucket needs room, and so may use all the memory that
+// MaxKeys allows.
 func (s *Store) Run(ctx context.Context) {
 	const turn = 100 * time.Millisecond
 	tick := time.NewTicker(turn)
@@ -374,9 +378,9 @@ func (s *Store) Run(ctx context.Context) {
 	}
 }
 
-// SetOwners sets the limits that share the bound. Half of it is divided equally among them, so that a flood of keys
-// of one limit leaves room for new keys of the others. The other half is shared by all, and by the results kept for
-// idempotency keys. Limits that are not listed get a part with their first request.
+// SetOwners sets the limits that share the bound MaxKeys. Half of it is divided equally among them, so that
+// a flood of keys of one limit leaves room for new keys of the others. All limits, and the results kept for
+// idempotency keys, share the other half. A limit that is not listed has no part of its own.
 func (s *Store) SetOwners(owners []string) { s.room.setOwners(owners) }
 
 // Stats describes the content of a Store.

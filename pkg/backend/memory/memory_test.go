@@ -22,7 +22,7 @@ func TestExact(t *testing.T) {
 	})
 }
 
-// at is a store on a clock of the test's.
+// at returns a Store and its clock, which the test sets.
 func at(maxKeys int) (*storetest.Clock, *Store) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
@@ -67,13 +67,13 @@ func TestFullOfLiveKeysRefusesNewOnesAndForgetsNone(t *testing.T) {
 	}
 	for i := range 100 {
 		if d := ask(s, "a", fmt.Sprint(i), l, 1); d.Allowed || d.Err != nil {
-			t.Fatalf("key %d is in debt and was forgotten: %+v", i, d)
+			t.Fatalf("key %d is in debt and was deleted: %+v", i, d)
 		}
 	}
 	if st := s.Stats(); st.Keys != 100 || st.Full != 1000 {
 		t.Errorf("stats %+v", st)
 	}
-	clock.Set(storetest.Start + algorithms.Second) // all equal to fresh: they make room
+	clock.Set(storetest.Start + algorithms.Second) // now all of them equal new buckets, so they make room
 	s.Sweep()
 	if d := ask(s, "a", "new", l, 1); !d.Allowed {
 		t.Errorf("after the sweep: %+v", d)
@@ -94,8 +94,8 @@ func TestNewKeysFindRoomWithoutTheSweeper(t *testing.T) {
 				refused++
 			}
 		}
-		if refused > 5 { // a take looks at some entries only: it may miss, rarely
-			t.Errorf("round %d: %d of 500 new keys refused though half the keys equal fresh ones", round, refused)
+		if refused > 5 { // a charge visits only some entries, so it rarely finds no room
+			t.Errorf("round %d: %d of 500 new keys refused although half the buckets equal new ones", round, refused)
 		}
 	}
 }
@@ -108,7 +108,7 @@ func TestFloodOnOneLimitLeavesRoomForOthers(t *testing.T) {
 		ask(s, "flooded", fmt.Sprint(i), l, 1)
 	}
 	for _, owner := range []string{"calm", "late"} {
-		for i := range 166 { // each part: half of the bound by three
+		for i := range 166 { // half of the bound divided by three
 			if d := ask(s, owner, fmt.Sprint(i), l, 1); !d.Allowed {
 				t.Fatalf("%s key %d: %+v", owner, i, d)
 			}
@@ -139,13 +139,13 @@ func TestLogEntriesCountAgainstTheBound(t *testing.T) {
 		t.Fatal(d)
 	}
 	if n := s.Stats().Keys; n != 2+39 {
-		t.Errorf("holds %d after x's log passed, want 41", n)
+		t.Errorf("holds %d after the entries of x's log have expired, want 41", n)
 	}
 	if d := ask(s, "a", "x", log, -1); !d.Allowed {
 		t.Fatal(d)
 	}
 	if n := s.Stats().Keys; n != 1+39 {
-		t.Errorf("holds %d after giving back, want 40", n)
+		t.Errorf("holds %d after the refund, want 40", n)
 	}
 }
 
@@ -172,11 +172,11 @@ func TestAGroupWithoutRoomConsumesNothing(t *testing.T) {
 		t.Errorf("holds %d, want 3", n)
 	}
 	if d := ask(s, "a", "0", l, 0); d.Remaining != 4 {
-		t.Errorf("a/0 has %d left, want 4: a group without room takes nothing", d.Remaining)
+		t.Errorf("a/0 has %d left, want 4: a group without room consumes nothing", d.Remaining)
 	}
 }
 
-// What is counted of denials takes room, and gives it back.
+// Counted denials need room, and release it when they expire.
 func TestDenialsTakeRoom(t *testing.T) {
 	clock, s := at(100)
 	l := limit(t, algorithms.Spec{
@@ -189,7 +189,7 @@ func TestDenialsTakeRoom(t *testing.T) {
 			t.Fatalf("denial %d: %+v, holds %d, want %d", i, d, s.Stats().Keys, want)
 		}
 	}
-	for range 200 { // where there is no room they are denied all the same
+	for range 200 { // without room for the denial, the charge is denied all the same
 		if d := ask(s, "a", "0", l, 1); d.Err != nil || d.Allowed {
 			t.Fatal(d)
 		}
@@ -203,13 +203,14 @@ func TestDenialsTakeRoom(t *testing.T) {
 	}
 }
 
-// A bucket of a limit that settles needs the room of three, with which it stays below 100 bytes each.
+// A bucket of a limit that settles needs the room of three buckets. So it stays below 100 bytes per unit of
+// MaxKeys.
 func TestPeaksTakeRoom(t *testing.T) {
 	const n = 50_000
 	clock, s := at(3 * n)
 	l := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: 100 * algorithms.Second, Settles: true})
 	before := heap()
-	for step := range 5 { // more charges than peaks are kept
+	for step := range 5 { // more charges than a bucket keeps peaks
 		clock.Set(storetest.Start + algorithms.Micros(step)*algorithms.Second)
 		for i := range n {
 			if d := ask(s, "a", fmt.Sprintf("%08d", i), l, 2); d.Err != nil || !d.Allowed {
@@ -240,7 +241,7 @@ func TestRefundsToNewBucketsUseNoRoom(t *testing.T) {
 		}
 	}
 	if n := s.Stats().Keys; n != 0 {
-		t.Errorf("holds %d buckets that equal fresh ones", n)
+		t.Errorf("holds %d buckets that equal new ones", n)
 	}
 }
 
@@ -253,8 +254,8 @@ func TestRunSweeps(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { s.Run(ctx); close(done) }()
-		time.Sleep(time.Second)      // until they are full
-		time.Sleep(11 * time.Second) // until each has been looked at
+		time.Sleep(time.Second)      // until all buckets are full
+		time.Sleep(11 * time.Second) // until each bucket has been visited
 		if n := s.Stats().Keys; n != 0 {
 			t.Errorf("holds %d, want 0", n)
 		}
@@ -263,7 +264,7 @@ func TestRunSweeps(t *testing.T) {
 	})
 }
 
-// TestBytesPerBucket measures what a bucket costs beyond its key.
+// TestBytesPerBucket measures the memory of a bucket beyond its key.
 func TestBytesPerBucket(t *testing.T) {
 	const n = 200_000
 	_, s := at(n)
@@ -274,7 +275,7 @@ func TestBytesPerBucket(t *testing.T) {
 			t.Fatal(d)
 		}
 	}
-	per := float64(heap()-before)/n - 16 // the key: 10 bytes in a block of 16
+	per := float64(heap()-before)/n - 16 // the key has 10 bytes, in a block of 16
 	runtime.KeepAlive(s)
 	if per > 100 {
 		t.Errorf("%.0f bytes a bucket beyond its key, want at most 100", per)
@@ -308,7 +309,7 @@ func BenchmarkTake(b *testing.B) {
 	}
 }
 
-// BenchmarkTakeMany is of takes of 16 requests, as a busy connection brings them.
+// BenchmarkTakeMany charges 16 requests at once, as a busy connection does.
 func BenchmarkTakeMany(b *testing.B) {
 	const many = 16
 	for _, keys := range []uint64{10_000, 1_000_000} {
@@ -355,8 +356,8 @@ func TestResetFreesRoom(t *testing.T) {
 	}
 }
 
-// In a full store the bucket that is being charged is not forgotten to make room for itself, though it
-// equals a fresh one: what is charged to it would be lost.
+// A full store must not delete the bucket that is being charged to make room for it, even if it equals a
+// new one: the charge would be lost.
 func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
 	for name, grouped := range map[string]bool{"alone": false, "in a group": true} {
 		t.Run(name, func(t *testing.T) {
@@ -364,12 +365,12 @@ func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
 			log := limit(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 3, Period: algorithms.Second})
 			slow := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Day})
 			ask(s, "a", "log", log, 1)
-			clock.Set(storetest.Start + algorithms.Second) // the log equals a fresh one
+			clock.Set(storetest.Start + algorithms.Second) // the log now equals a new one
 			for i := range 18 {
 				ask(s, "a", fmt.Sprint("live ", i), slow, 1)
 			}
 			if st := s.Stats(); st.Keys != st.MaxKeys {
-				t.Fatalf("%+v: it is not full", st)
+				t.Fatalf("%+v: the store is not full", st)
 			}
 			three := func() int {
 				charges := []backend.Charge{{Key: []byte("a/log"), Limit: log, Owner: "a", Terms: algorithms.Charge{Cost: 3}}}
@@ -382,7 +383,7 @@ func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
 				}
 				return 0
 			}
-			admitted := three() // its log grows, and nothing else can make room
+			admitted := three() // its log grows, and no other bucket can make room
 			for i := 10; i < 18; i++ {
 				if err := backend.ResetBucket(t.Context(), s, backend.Charge{Key: fmt.Append(nil, "a/live ", i)}); err != nil {
 					t.Fatal(err)
@@ -395,14 +396,14 @@ func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
 	}
 }
 
-// TestAFullStoreAnswersDryRuns: a bucket that does not start full is stored by its first dry run, so that its
-// clock starts. Where there is no room, it stays new.
+// A bucket that does not start full is stored by its first dry run, which starts its clock. If there is no
+// room, the dry run is still decided and the bucket stays new.
 func TestAFullStoreAnswersDryRuns(t *testing.T) {
 	clock, s := at(10)
 	s.SetOwners([]string{"a", "b"})
 	l := tokens(t, 5)
 	fills := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Second, Initial: new(int64(1))})
-	for i := range 8 { // the part of a, and the half that is for all
+	for i := range 8 { // fill the part of a, and the half that all limits share
 		if d := ask(s, "a", fmt.Sprint(i), l, 5); !d.Allowed {
 			t.Fatalf("key %d: %+v", i, d)
 		}
@@ -413,7 +414,7 @@ func TestAFullStoreAnswersDryRuns(t *testing.T) {
 	d := make([]backend.Decision, 2)
 	for _, group := range [][]backend.Charge{
 		{charge("empty", fills, algorithms.Charge{Cost: 1, DryRun: true})},
-		{charge("empty", fills, algorithms.Charge{Cost: 2})}, // denied
+		{charge("empty", fills, algorithms.Charge{Cost: 2})}, // denied: the bucket starts empty
 		{charge("0", l, algorithms.Charge{Cost: 1}), charge("empty", fills, algorithms.Charge{Cost: 1})},
 		{charge("new", l, algorithms.Charge{Cost: 1}), charge("0", l, algorithms.Charge{Cost: 1})},
 	} {
@@ -433,6 +434,6 @@ func TestAFullStoreAnswersDryRuns(t *testing.T) {
 		t.Errorf("holds %d after all are swept", n)
 	}
 	if swept := s.Stats().Swept; swept != 8 {
-		t.Errorf("%d were swept, want the 8 that had room", swept)
+		t.Errorf("%d were deleted, want the 8 that were stored", swept)
 	}
 }

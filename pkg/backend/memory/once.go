@@ -7,13 +7,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// records keeps the decisions of groups with idempotency keys. They share the room of the buckets. If there is no
-// room, new ones are refused, and none is deleted early.
+// records keeps the decisions of groups with idempotency keys. They share the room of the buckets. If there
+// is no room, a new record is refused, and none is deleted early.
 type records struct {
 	mu     sync.Mutex
 	byID   map[[16]byte]*record             // guarded by mu
-	due    map[algorithms.Micros][][16]byte // by the minute in which they expire; guarded by mu
-	minute algorithms.Micros                // the last one swept in; guarded by mu
+	due    map[algorithms.Micros][][16]byte // ids by the minute in which they expire; guarded by mu
+	minute algorithms.Micros                // the minute of the last sweep; guarded by mu
 }
 
 // record has the decisions of one group.
@@ -21,7 +21,7 @@ type record struct {
 	of        [32]byte
 	until     algorithms.Micros
 	decisions []backend.Decision
-	one       [1]backend.Decision // the memory of decisions, if there is one
+	one       [1]backend.Decision // the memory of decisions if there is only one
 }
 
 func newRecords() records {
@@ -30,8 +30,8 @@ func newRecords() records {
 
 const minute = 60 * algorithms.Second
 
-// takeOnce decides a group, or repeats its former decisions. It holds the lock of all records meanwhile, because few
-// requests have idempotency keys.
+// takeOnce decides a group, or repeats its former decisions. It holds the lock of all records during the
+// decision. That is acceptable because few requests have idempotency keys.
 func (s *Store) takeOnce(now algorithms.Micros, charges []backend.Charge, decisions []backend.Decision) {
 	r := &s.records
 	r.mu.Lock()
@@ -45,7 +45,7 @@ func (s *Store) takeOnce(now algorithms.Micros, charges []backend.Charge, decisi
 	if gone := r.forget(once.ID) + r.sweep(now); gone > 0 {
 		s.room.give(recordsOwner, gone)
 	}
-	if !s.room.take(recordsOwner, n) { // before consuming units whose decision could not be stored
+	if !s.room.take(recordsOwner, n) { // reserved before consuming units, because a consumption without a stored decision could be repeated
 		s.full.Add(1)
 		for i := range decisions {
 			decisions[i] = backend.Decision{Err: backend.ErrFull}
@@ -64,7 +64,7 @@ func (s *Store) takeOnce(now algorithms.Micros, charges []backend.Charge, decisi
 	r.due[until/minute+1] = append(r.due[until/minute+1], once.ID)
 }
 
-// answer returns the former decisions, if the group is the same.
+// answer writes the former decisions if the group is the same, and ErrReused otherwise.
 func (r *record) answer(once *backend.IdempotencyKey, decisions []backend.Decision) {
 	for i := range decisions {
 		if r.of != once.Digest || len(r.decisions) != len(decisions) {
@@ -96,7 +96,7 @@ func (r *records) sweep(now algorithms.Micros) (gone int) {
 			continue
 		}
 		for _, id := range ids {
-			if kept := r.byID[id]; kept != nil && kept.until <= now { // otherwise it was replaced since, and expires later
+			if kept := r.byID[id]; kept != nil && kept.until <= now { // otherwise the record was replaced and expires later
 				gone += r.forget(id)
 			}
 		}
@@ -105,7 +105,7 @@ func (r *records) sweep(now algorithms.Micros) (gone int) {
 	return gone
 }
 
-// forget deletes a record, if there is one, and returns the room that it used. r.mu is held.
+// forget deletes the record with an id, if there is one, and returns the room that it used. r.mu is held.
 func (r *records) forget(id [16]byte) int {
 	kept := r.byID[id]
 	if kept == nil {

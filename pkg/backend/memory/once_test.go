@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// TestRecordsAreBounded: in time, and in number by the room they share with buckets.
+// Records expire, and their number is bounded by the room that they share with buckets.
 func TestRecordsAreBounded(t *testing.T) {
 	clock, s := at(10)
 	s.SetOwners([]string{"a/x"})
@@ -23,28 +23,28 @@ func TestRecordsAreBounded(t *testing.T) {
 		}}, d)
 		return d[0]
 	}
-	for id := range byte(5) { // the half that any limit may use
+	for id := range byte(5) { // the half of the bound that all limits share
 		if d := take(id); !d.Allowed {
 			t.Fatalf("%d: %+v", id, d)
 		}
 	}
 	if d := take(5); !errors.Is(d.Err, backend.ErrFull) {
-		t.Errorf("a sixth record: got %+v", d)
+		t.Errorf("sixth record, want ErrFull: got %+v", d)
 	}
 	if d := ask(s, "a/x", "other", limit, 1); !d.Allowed {
 		t.Errorf("buckets have room of their own: got %+v", d)
 	}
 	if d := take(0); !d.Replayed || d.Remaining != 99 {
-		t.Errorf("none was forgotten for it: got %+v", d)
+		t.Errorf("an earlier record was deleted to make room: got %+v", d)
 	}
 	clock.Set(storetest.Start + minute - 1)
 	if d := take(4); !d.Replayed {
-		t.Errorf("within its time: got %+v", d)
+		t.Errorf("within its lifetime: got %+v", d)
 	}
 	clock.Set(storetest.Start + minute)
-	for range 2 { // its room is its own's again
+	for range 2 { // the room of the expired records can be used again
 		if d := take(4); !d.Allowed {
-			t.Errorf("after its time: got %+v", d)
+			t.Errorf("after its lifetime: got %+v", d)
 		}
 	}
 	clock.Set(storetest.Start + 3*minute)
@@ -54,7 +54,7 @@ func TestRecordsAreBounded(t *testing.T) {
 	}
 }
 
-// A denied group is not remembered under its id, and keeps no room.
+// A denied group is not stored under its id, and uses no room.
 func TestDeniedIDsKeepNoRoom(t *testing.T) {
 	_, s := at(20)
 	s.SetOwners([]string{"a/x"})
@@ -83,8 +83,8 @@ func TestDeniedIDsKeepNoRoom(t *testing.T) {
 	}
 }
 
-// TestARecordIsTheStoresOwn: the caller uses the memory of its decisions again, and an ID whose time is over is used again; the sweep of the
-// first record leaves the second.
+// The caller may reuse the memory of its decisions while they are stored. An ID can be used again after its
+// lifetime; expiry of its first record must not delete the second.
 func TestARecordIsTheStoresOwn(t *testing.T) {
 	clock, s := at(100)
 	l := tokens(t, 100)
@@ -99,11 +99,11 @@ func TestARecordIsTheStoresOwn(t *testing.T) {
 	}
 	take(10 * algorithms.Second)
 	if got := take(10 * algorithms.Second); !got.Replayed || got.Err != nil || got.Remaining != 99 {
-		t.Errorf("the repetition is answered %+v", got)
+		t.Errorf("the repeated group got %+v", got)
 	}
 	clock.Set(storetest.Start + 30*algorithms.Second)
 	if got := take(10 * minute); !got.Allowed || got.Replayed {
-		t.Fatalf("after the time of the first record: %+v", got)
+		t.Fatalf("after the lifetime of the first record: %+v", got)
 	}
 	clock.Set(storetest.Start + 5*minute)
 	s.Sweep()

@@ -8,7 +8,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Callers choose the names of limits that come with their requests.
+// Callers choose the names of limits that come with requests, so the number of stored names must be
+// bounded.
 func TestOwnersThatHoldNothingAreForgotten(t *testing.T) {
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Day})
 	if err != nil {
@@ -21,7 +22,7 @@ func TestOwnersThatHoldNothingAreForgotten(t *testing.T) {
 			s.SetOwners(configured)
 		}
 		charge := backend.Charge{Limit: &limit, Terms: algorithms.Charge{Cost: 1}}
-		for i := range 50 * most { // the store is full from the 101st on
+		for i := range 50 * most { // from the 101st request on the store is full
 			charge.Key, charge.Owner = fmt.Append(nil, i), fmt.Sprint("limit ", i)
 			backend.Take(t.Context(), s, []backend.Charge{charge}, make([]backend.Decision, 1))
 			if i%2 == 0 {
@@ -34,7 +35,7 @@ func TestOwnersThatHoldNothingAreForgotten(t *testing.T) {
 			t.Errorf("configured %v: %d owners have a number, more than there is room for buckets", configured, n)
 		}
 		if n := len(s.room.names) + len(s.room.free) + 1; n != len(s.room.held) {
-			t.Errorf("configured %v: %d owners are known or free, of %d", configured, n, len(s.room.held))
+			t.Errorf("configured %v: %d owners are in use or free, of %d", configured, n, len(s.room.held))
 		}
 	}
 }
@@ -43,7 +44,7 @@ func TestOwnersOfAnOldConfigurationAreForgottenOnceTheyHoldNothing(t *testing.T)
 	r := newRoom(10)
 	r.setOwners([]string{"a", "b"})
 	if !r.takeFor("a", 1) {
-		t.Fatal("there is room")
+		t.Fatal("no room, although the store is not full")
 	}
 	r.setOwners([]string{"c"})
 	if _, ok := r.names["b"]; ok || len(r.names) != 2 {

@@ -5,12 +5,13 @@ import (
 	"sync"
 )
 
-// room divides the bound of a Store among the limits that own its buckets. Each limit has its own part, reserve.
-// Room beyond that part comes from a common pool. It is used when buckets are created and deleted, not when they are
-// charged.
+// room divides the bound of a Store among the limits, which own its buckets.
 //
-// An owner that setOwners did not name, such as a limit that comes with a request, is forgotten when it holds nothing.
-// So the number of owners is bounded, whatever names callers choose.
+// Each limit has its own part, reserve. Room beyond that part comes from a common pool. room is used when
+// buckets are created and deleted, not when they are charged.
+//
+// An owner that setOwners did not name, such as a limit that comes with a request, is forgotten when it
+// holds nothing. So the number of owners is bounded, whatever names callers choose.
 type room struct {
 	most int // the bound
 
@@ -18,7 +19,7 @@ type room struct {
 	names   map[string]uint32 // guarded by mu, like the following fields
 	name    []string          // by owner
 	held    []int             // by owner
-	listed  []bool            // by owner: whether it has its own part
+	listed  []bool            // by owner: whether setOwners named it
 	free    []uint32          // numbers of forgotten owners
 	divided bool              // setOwners was called: only the owners that it names have their own part
 	reserve int               // the part of each listed owner
@@ -34,10 +35,10 @@ func newRoom(most int) room {
 	}
 }
 
-// recordsOwner owns the results kept for idempotency keys. It has no part of its own.
+// recordsOwner is the owner of the results kept for idempotency keys. It has no part of its own.
 const recordsOwner = 0
 
-// owner returns the number of the owner with a name, which holds room.
+// owner returns the number of the owner with this name. The owner must hold room.
 func (r *room) owner(name string) uint32 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -105,7 +106,7 @@ func (r *room) share() {
 	}
 }
 
-// beyond is the room that owner uses beyond its own part.
+// beyond returns the room that owner uses beyond its own part.
 func (r *room) beyond(owner uint32) int {
 	if !r.listed[owner] {
 		return r.held[owner]
@@ -113,7 +114,7 @@ func (r *room) beyond(owner uint32) int {
 	return max(0, r.held[owner]-r.reserve)
 }
 
-// takeFor is take for the owner with a name.
+// takeFor is take for an owner given by name.
 func (r *room) takeFor(name string, n int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -138,7 +139,7 @@ func (r *room) take(owner uint32, n int) bool {
 	return r.reserveFor(owner, n)
 }
 
-// reserveFor is take. mu is held.
+// reserveFor is take, called with mu held.
 func (r *room) reserveFor(owner uint32, n int) bool {
 	before := r.beyond(owner)
 	r.held[owner] += n
@@ -168,7 +169,8 @@ func (r *room) used() (used, most int) {
 	return r.total, r.most
 }
 
-// scarce reports whether nine tenths of the pool are used, or of the pool and some owner's part together.
+// scarce reports whether at least nine tenths of the pool are used, or of the pool and some owner's part
+// together.
 func (r *room) scarce() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -7,36 +7,36 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// table is a hash table of buckets: an index of 4-byte references, probed linearly, into chunks of entries that
-// never move. A bucket needs 64 bytes for its entry and 5 to 11 for the index, plus its key. A Go map needs half as
-// much again, and moves entries when it grows.
+// table is a hash table of buckets: an index of 4-byte references, probed linearly, into chunks of entries
+// that never move. A bucket needs 64 bytes for its entry and 5 to 11 for the index, plus its key. A Go map
+// needs half as much again, and moves entries when it grows.
 type table struct {
 	view
-	seen  atomic.Pointer[view] // for readers without the lock
+	seen  atomic.Pointer[view] // the published view, for readers without the lock
 	next  int                  // entries ever used
 	free  []uint32
 	count int
 }
 
-// view finds entries. Function touch reads its parts without the lock, so that published parts are written
+// view finds entries. Function touch reads a view without the lock, so all parts that it reads are written
 // atomically.
 type view struct {
 	index  []uint32 // refs; 0 means empty. Its length is a power of two
 	chunks []*[chunkSize]entry
 }
 
-// show publishes the present view.
+// show publishes the current view.
 func (t *table) show() {
 	v := t.view
 	t.seen.Store(&v)
 }
 
-// chunkSize makes a chunk 32 KiB long. The runtime adds a header of 8 bytes to smaller allocations, so that each
-// entry would occupy two cache lines, and rounds their size up by an eighth.
+// chunkSize makes a chunk 32 KiB long. For smaller allocations the runtime adds a header of 8 bytes, so
+// that each entry would span two cache lines, and rounds the size up by an eighth.
 const chunkSize = 512
 
-// A ref is 1 + the number of an entry, with 8 bits of its hash above. The bits rule out most entries with another
-// key without reading them, which would be a cache miss.
+// A ref is 1 + the number of an entry, with 8 bits of its hash in the upper bits. These bits rule out most
+// other keys without reading their entries, which saves cache misses.
 const (
 	refBits    = 24
 	refMask    = 1<<refBits - 1
@@ -81,7 +81,7 @@ type more struct {
 	peaks   *algorithms.Peaks   // of a limit that settles
 }
 
-// copy writes the stored state to s, which is empty.
+// copy writes the stored state to s, which must be zero.
 func (e *entry) copy(s *algorithms.State) {
 	s.By, s.Value, s.Prev, s.At = e.by, e.value, e.prev, e.at
 	if e.more != nil {
@@ -107,10 +107,10 @@ func (e *entry) set(s *algorithms.State) {
 	}
 }
 
-// peaksRoom is the room for the peaks of a limit that settles: 136 bytes, and a bucket without them needs about 70.
+// peaksRoom is the room that peaks count for. They need 136 bytes; a bucket without them needs about 70.
 const peaksRoom = 2
 
-// extra is the room that s needs beyond one bucket.
+// extra returns the room that s needs beyond that of one bucket.
 func extra(s *algorithms.State) int {
 	n := len(s.Log)
 	if s.Denials != nil {
@@ -122,7 +122,7 @@ func extra(s *algorithms.State) int {
 	return n
 }
 
-// extra is the room that e uses beyond one bucket.
+// extra returns the room that e uses beyond that of one bucket.
 func (e *entry) extra() int {
 	if e.more == nil {
 		return 0
@@ -131,7 +131,7 @@ func (e *entry) extra() int {
 	return extra(&s)
 }
 
-// slot returns the part of a hash that the index uses. The other part selects the stripe.
+// slot returns the part of a hash that the index uses. The rest of the hash selects the stripe.
 func slot(hash uint64) uint32 { return uint32(hash >> 32) }
 
 func (t *table) size() int { return t.next }
@@ -199,7 +199,7 @@ func (t *table) grow() {
 	t.show()
 }
 
-// remove deletes e. Following refs in the index move up, so that no search ends too early.
+// remove deletes e. It moves later refs of the index into the gap, so that no search ends too early.
 func (t *table) remove(e *entry) {
 	mask := uint32(len(t.index) - 1)
 	i := e.hash & mask
@@ -213,7 +213,7 @@ func (t *table) remove(e *entry) {
 	hole := i
 	for j := (i + 1) & mask; t.index[j] != 0; j = (j + 1) & mask {
 		home := t.at(t.index[j]).hash & mask
-		if (j-home)&mask >= (j-hole)&mask { // its home is not after the hole
+		if (j-home)&mask >= (j-hole)&mask { // the ref's own slot is not after the hole, so it can move there
 			atomic.StoreUint32(&t.index[hole], t.index[j])
 			hole = j
 		}

@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestTheTableIsAMap: whatever comes and goes, also where hashes are alike in what refs have of them, or
-// in where they are looked for first.
+// The table must behave like a map, whatever is inserted and removed, and also if hashes collide in the
+// bits that refs contain or in the first slot.
 func TestTheTableIsAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var table table

@@ -6,15 +6,19 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// atOnce is the number of charges that touch looks up together. A processor can have about a dozen memory reads in
-// flight.
+// atOnce is the number of charges that touch looks up together. A processor core can have about a dozen
+// memory reads in flight.
 const atOnce = 16
 
-// touch reads the memory that the decisions on charges will need, so that it is in the processor's cache. With many
-// buckets, each step from the index to the entry to the key waits for memory. Here each step is done for all
-// charges, so that the waits overlap. They cannot overlap behind the locks, because acquiring a lock waits for
-// earlier reads. The values may change meanwhile, and are not used. The result only prevents the compiler from
-// removing the reads. The hashes of the keys are stored in hashes.
+// touch reads the memory that the decisions on charges will need, so that it is in the processor's cache.
+// It also stores the hashes of the keys in hashes.
+//
+// With many buckets, each step from the index to the entry to the key waits for memory. touch does each
+// step for all charges, so the waits overlap. Under the locks they could not overlap, because acquiring a
+// lock waits for earlier reads.
+//
+// The values may change before the decision and are not used. The result only prevents the compiler from
+// removing the reads.
 func (s *Store) touch(charges []backend.Charge, hashes *[atOnce]uint64) (read byte) {
 	var places [atOnce]struct {
 		view *view
@@ -46,7 +50,7 @@ func (s *Store) touch(charges []backend.Charge, hashes *[atOnce]uint64) (read by
 	return read
 }
 
-// probe returns the ref that find would visit first, or 0.
+// probe returns the ref that find would visit first, or 0 if there is none.
 func (v *view) probe(h uint32) uint32 {
 	mask := uint32(len(v.index) - 1)
 	for i := range uint32(8) {
@@ -58,7 +62,7 @@ func (v *view) probe(h uint32) uint32 {
 	return 0
 }
 
-// peek returns the key of a ref's entry, if that is published.
+// peek returns the key of a ref's entry, if the entry is published.
 func (v *view) peek(ref uint32) *byte {
 	if n := int(ref&refMask) - 1; n/chunkSize < len(v.chunks) {
 		return v.entry(n).key.Load()

@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// TestTouchWhileBucketsComeAndGo: with -race, what is read without locks is never read while it is written
-// otherwise than atomically. In any case each bucket gives what it holds, once.
+// With -race, this test fails if memory that is read without locks is written non-atomically. In any case,
+// each bucket supplies its units exactly once.
 func TestTouchWhileBucketsComeAndGo(t *testing.T) {
 	const keys, each, workers = 4000, 3, 4
 	_, s := at(100_000)
@@ -30,7 +30,7 @@ func TestTouchWhileBucketsComeAndGo(t *testing.T) {
 				for i := range charges {
 					asked[i] = random.IntN(keys)
 					key := fmt.Append(nil, asked[i])
-					if i%4 == 3 { // one that is forgotten again
+					if i%4 == 3 { // these buckets are deleted again
 						asked[i], key = -1, fmt.Append(nil, "gone", w, i)
 					}
 					charges[i] = backend.Charge{Key: key, Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}, Group: i}
@@ -63,9 +63,9 @@ func TestTouchWhileBucketsComeAndGo(t *testing.T) {
 	}
 }
 
-func TestEntriesAreLinesOfTheCache(t *testing.T) {
+func TestEntriesAreCacheLines(t *testing.T) {
 	if strconv.IntSize < 64 {
-		t.Skip("entries are as long as a line of the cache where pointers have 64 bits")
+		t.Skip("an entry has the size of a cache line only if pointers have 64 bits")
 	}
 	var table table
 	for i := range 3 * chunkSize {

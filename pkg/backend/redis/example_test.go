@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// Share limits with other processes, and with sidecars that have a domain and limits of these names. (This example needs a
-// Redis server, so it is compiled and not run.)
+// Share limits with other processes, and with sidecars whose configuration has the same domain and limit
+// names. (This example needs a Redis server, so it is compiled but not run.)
 func ExampleOpen() {
 	store, err := redis.Open(redis.Config{URL: "redis://127.0.0.1:6379", Timeout: 20 * time.Millisecond})
 	if err != nil {

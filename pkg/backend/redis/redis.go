@@ -17,7 +17,7 @@ import (
 
 // Config configures a Store.
 type Config struct {
-	// URL says where Redis is:
+	// URL is the address of Redis:
 	//
 	//	redis://[user:password@]host:port[/db]          rediss:// with TLS
 	//	unix://[user:password@]/path[?db=N]
@@ -35,25 +35,25 @@ type Config struct {
 	PasswordFile string
 	// TLS is used with the rediss forms of URL; nil means the certificate authorities of the system.
 	TLS *tls.Config
-	// WaitReplicas is how many replicas must confirm a charge within three quarters of Timeout. Otherwise the error is
-	// backend.ErrUnavailable, and the units stay consumed. If all replicas must confirm, a failover forgets no allowed
-	// request, but one missing replica makes all requests fail.
+	// WaitReplicas is the number of replicas that must confirm a charge within three quarters of Timeout.
+	// Otherwise the error is backend.ErrUnavailable, and the units stay consumed. If all replicas must
+	// confirm, a failover loses no allowed request, but one missing replica makes all requests fail.
 	WaitReplicas int
-	// Clock returns the time by which the Store decides; nil means the clock of each server. It is for tests.
+	// Clock returns the time of decisions; nil means the clock of each server. It is for tests.
 	Clock func() time.Time
-	// OnBreaker, if not nil, is called when the circuit breaker of a server opens, because the server does not answer,
-	// and when it closes.
+	// OnBreaker, if not nil, is called when the circuit breaker of a server opens because the server does
+	// not answer, and again when it closes.
 	OnBreaker func(server string, open bool)
-	// OnPanic, if not nil, is called with the value of a panic on a goroutine of the Store. The program continues: the
-	// charges that this goroutine was deciding fail.
+	// OnPanic, if not nil, is called with the value of a panic on a goroutine of the Store. The program
+	// continues. The charges that this goroutine was deciding fail.
 	OnPanic func(value any)
 }
 
 // Store is a backend.Store in Redis. It is safe for concurrent use.
 type Store struct{ store *redis.Store }
 
-// Open makes a Store. It does not wait for Redis: charges fail until a server answers. Its error is a mistake in the
-// Config.
+// Open makes a Store. It does not wait for Redis: charges fail until a server answers. An error means a
+// mistake in the Config.
 func Open(c Config) (*Store, error) {
 	internal := redis.Config{
 		URL: c.URL, Timeout: c.Timeout, KeyPrefix: c.KeyPrefix, PasswordFile: c.PasswordFile, TLS: c.TLS,

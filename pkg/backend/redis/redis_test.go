@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// TestConfig decides by the clock of the Config, and names keys by its prefix.
+// A Store uses the clock and the key prefix of its Config.
 func TestConfig(t *testing.T) {
 	server := redistest.Start(t)
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -51,7 +51,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestOnBreaker opens and closes the circuit breaker of a server that stops and continues.
+// TestOnBreaker stops and continues a server, which opens and closes its circuit breaker.
 func TestOnBreaker(t *testing.T) {
 	server := redistest.Start(t)
 	var isOpen atomic.Bool

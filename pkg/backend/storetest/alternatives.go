@@ -7,8 +7,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// paysInstead checks charges of a plan that credits pay for if the plan does not allow them: alone, beside another limit,
-// under an idempotency key, as a dry run, and by many workers at once.
+// paysInstead checks a plan, and credits that are charged for requests that the plan does not allow. It
+// does so for charges alone, beside another limit, under an idempotency key, as a dry run, and by many
+// workers at once.
 func paysInstead(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
 	plan, credits := token(10, minute, 10), window(20, algorithms.Day)
@@ -22,7 +23,7 @@ func paysInstead(t *testing.T, clock *Clock, store backend.Store) {
 	for i, step := range []struct {
 		cost                   int64
 		byPlan, byCredits      bool
-		ofPlan, ofCredits      int64 // what is left
+		ofPlan, ofCredits      int64 // the units left
 		planRetry, creditRetry algorithms.Micros
 	}{
 		{cost: 6, byPlan: true, ofPlan: 4, ofCredits: none},
@@ -44,7 +45,7 @@ func paysInstead(t *testing.T, clock *Clock, store backend.Store) {
 		case d[0].Remaining != step.ofPlan || d[0].RetryAfter != step.planRetry || d[1].RetryAfter != step.creditRetry:
 			t.Errorf("step %d, %+v: got %+v", i, step, d)
 		case step.ofCredits == none && d[1].Decision != algorithms.Decision{}:
-			t.Errorf("step %d, %+v: the credits were asked: %+v", i, step, d[1])
+			t.Errorf("step %d, %+v: the credits must not be charged: %+v", i, step, d[1])
 		case step.ofCredits != none && d[1].Remaining != step.ofCredits:
 			t.Errorf("step %d, %+v: got %+v", i, step, d)
 		}
@@ -85,7 +86,7 @@ func paysInstead(t *testing.T, clock *Clock, store backend.Store) {
 	for id, was := range map[byte][]backend.Decision{60: first, 61: second} { // by now the plan could pay for both
 		again := take(store, once(id, request(int64(66-id))...)...)
 		if !again[0].Replayed || again[0].Decision != was[0].Decision || again[1].Decision != was[1].Decision {
-			t.Errorf("the repeat of id %d: got %+v, want that of before, %+v", id, again, was)
+			t.Errorf("the repeat of id %d: got %+v, want the first decision, %+v", id, again, was)
 		}
 	}
 	ask(t, store, credits, 0, true, 3, 0)

@@ -2,7 +2,7 @@ package storetest
 
 import "github.com/rlsidecar/rlsidecar/pkg/backend"
 
-// Apart returns s as callers use it that continue after Submit: their batches do not have Waits set.
+// Apart returns a wrapper of s that clears Waits of every batch, as for callers that continue after Submit.
 func Apart(s backend.Store) backend.Store { return apart{s} }
 
 type apart struct{ next backend.Store }

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// once makes charges a group that is taken once under an id.
+// once makes charges one group with an idempotency key.
 func once(id byte, charges ...backend.Charge) []backend.Charge {
 	o := &backend.IdempotencyKey{ID: [16]byte{id}, Lifetime: 10 * minute}
 	for i := range charges {
@@ -21,7 +21,7 @@ func once(id byte, charges ...backend.Charge) []backend.Charge {
 
 const minute = 60 * algorithms.Second
 
-// takesOnce checks that a request repeated with its id gets the same answer, and consumes nothing.
+// takesOnce checks that a repeated request with its id gets the same answer and consumes nothing.
 func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
 	a, b := token(2, minute, 2), token(3, minute, 3)
@@ -32,7 +32,7 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	for range 2 {
 		again := take(store, once(1, a)...)
 		if want := first[0]; !again[0].Replayed || again[0].At != Start || again[0].Decision != want.Decision {
-			t.Errorf("asked again: got %+v, want that of before, %+v", again[0], want)
+			t.Errorf("repeated: got %+v, want the first decision, %+v", again[0], want)
 		}
 	}
 	ask(t, store, a, 0, true, 1, 0)
@@ -40,17 +40,17 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	more := a
 	more.Terms.Cost = 2
 	if d := take(store, once(1, more)...); !errors.Is(d[0].Err, backend.ErrReused) {
-		t.Errorf("the id of something else: got %+v", d[0])
+		t.Errorf("the id of another group, want ErrReused: got %+v", d[0])
 	}
 	if d := take(store, once(2, more)...); d[0].Allowed || d[0].RetryAfter == 0 {
 		t.Errorf("2 of 1: got %+v", d[0])
 	}
 	clock.Set(Start + 30*algorithms.Second)
 	if d := take(store, once(2, more)...); !d[0].Allowed || d[0].Replayed {
-		t.Errorf("a denial is not remembered: got %+v", d[0])
+		t.Errorf("a denial must not be stored: got %+v", d[0])
 	}
 
-	// Together with others in one Take, some of them new.
+	// Repeated and new groups are decided in one Take.
 	group := append(once(3, a, b), token(1, minute, 1))
 	group[2].Group = 1
 	if d := take(store, group...); d[0].Allowed || !d[1].Allowed || !d[2].Allowed {
@@ -66,7 +66,7 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	again = append(again, once(4, b)...)
 	again[3].Group = 2
 	if d := take(store, again...); !d[0].Replayed || !d[1].Replayed || d[1].Remaining != 2 || d[2].Allowed || d[2].Replayed || d[3].Remaining != 1 || d[3].Replayed || d[3].At != Start+60*algorithms.Second {
-		t.Errorf("asked again with others: got %+v", d)
+		t.Errorf("repeated together with others: got %+v", d)
 	}
 
 	day := charge(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendars[0]})
@@ -82,7 +82,7 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	first = take(store, once(5, debt)...)
 	clock.Set(Start + 61*algorithms.Second)
 	if d := take(store, once(5, debt)...); first[0].Allowed || !d[0].Replayed || d[0].Decision != first[0].Decision {
-		t.Errorf("a denial that took something is remembered: got %+v, before %+v", d[0], first[0])
+		t.Errorf("a denial that consumed units must be stored: got %+v, first %+v", d[0], first[0])
 	}
 
 	crowd := window(1000, algorithms.Day)
@@ -101,8 +101,8 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	ask(t, store, crowd, 0, true, 980, 0)
 }
 
-// settles starts a request of two limits that settle, in two places, and settles each once, however often the request is repeated.
-// A bucket that is reset in between has nothing to refund.
+// settles starts a request of two limits that settle, on two servers, and settles each once, however often
+// the settlement is repeated. A bucket that is reset before its settlement has nothing to refund.
 func settles(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
 	const s = algorithms.Second
@@ -117,12 +117,12 @@ func settles(t *testing.T, clock *Clock, store backend.Store) {
 		c.Terms = algorithms.Charge{Cost: cost, ChargedAt: of, Settle: true}
 		return once(id, c)[0]
 	}
-	for i, cost := range []int64{-40, -40, -40} { // the last two were not answered, say
+	for i, cost := range []int64{-40, -40, -40} { // the last two repeat the first, as if its answer had been lost
 		clock.Set(of + algorithms.Micros(i)*s)
 		for n, c := range []backend.Charge{daily, perMinute} {
 			d := take(store, settlement(c, byte(100+n), cost))[0]
 			if d.Err != nil || !d.Allowed || d.Replayed != (i > 0) || d.At != of || d.Remaining != c.Limit.Capacity-20 {
-				t.Errorf("settlement %d of %s: got %+v, want %d left, replayed but the first time", i, c.Key, d, c.Limit.Capacity-20)
+				t.Errorf("settlement %d of %s: got %+v, want %d left, replayed except the first time", i, c.Key, d, c.Limit.Capacity-20)
 			}
 		}
 	}
@@ -133,7 +133,7 @@ func settles(t *testing.T, clock *Clock, store backend.Store) {
 		}
 		ask(t, store, c, 50, true, c.Limit.Capacity-50, 0)
 		if d := take(store, settlement(c, byte(110+n), -20))[0]; d.Remaining != c.Limit.Capacity-50 {
-			t.Errorf("%s was reset, and got %+v back for what was charged before", c.Key, d)
+			t.Errorf("%s was reset, and a refund for an earlier charge was accepted: %+v", c.Key, d)
 		}
 	}
 }

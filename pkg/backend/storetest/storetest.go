@@ -1,9 +1,10 @@
-// Package storetest has the tests that every Store must pass. They check that it decides exactly as package algorithms
-// does, and that it charges the whole of a group or nothing while other goroutines charge the same buckets.
+// Package storetest has the tests that every Store must pass. They check that a Store decides exactly as
+// package algorithms does, and that it charges the whole of a group or nothing while other goroutines
+// charge the same buckets.
 //
 //	func TestMyStore(t *testing.T) {
 //		storetest.Exact(t, func(t *testing.T, now func() algorithms.Micros) backend.Store {
-//			return NewMyStore(now) // empty, and on this clock
+//			return NewMyStore(now) // empty, with this clock
 //		})
 //	}
 package storetest
@@ -16,7 +17,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-	_ "time/tzdata" // the suite needs no files of the machine's
+	_ "time/tzdata" // so that the suite needs no time zone files of the machine
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -25,10 +26,10 @@ import (
 // Clock is a clock for tests. It starts at 1970 and changes only by Set.
 type Clock struct{ now atomic.Int64 }
 
-// Now returns the time.
+// Now returns the time of the clock.
 func (c *Clock) Now() algorithms.Micros { return algorithms.Micros(c.now.Load()) }
 
-// Time returns the time as a time.Time.
+// Time returns the time of the clock as a time.Time.
 func (c *Clock) Time() time.Time { return time.UnixMicro(c.now.Load()) }
 
 // Times converts now to the form of Config.Clock of packages memory and redis.
@@ -86,7 +87,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		}
 		ask(t, store, a, 3, true, 0, 0)
 	})
-	t.Run("denials block, and longer each time", func(t *testing.T) {
+	t.Run("repeated denials block for longer each time", func(t *testing.T) {
 		clock, store := start(t)
 		blocks(t, clock, store)
 	})
@@ -98,14 +99,14 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 			blocked += traces(t, seed, clock, store)
 		}
 		if blocked < 100 {
-			t.Errorf("%d answers were of blocked buckets: too few to tell", blocked)
+			t.Errorf("only %d decisions were made by blocked buckets, want more", blocked)
 		}
 	})
-	t.Run("a bucket that is reset is as one never seen", func(t *testing.T) {
+	t.Run("a bucket that was reset equals a new one", func(t *testing.T) {
 		_, store := start(t)
 		resets(t, store)
 	})
-	t.Run("a settlement is made once, and of nothing that was forgotten", func(t *testing.T) {
+	t.Run("a settlement takes effect once, and not for a lost charge", func(t *testing.T) {
 		clock, store := start(t)
 		settles(t, clock, store)
 	})
@@ -113,7 +114,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		clock, store := start(t)
 		takesOnce(t, clock, store)
 	})
-	t.Run("what a plan does not allow is paid by credits", func(t *testing.T) {
+	t.Run("credits pay what a plan does not allow", func(t *testing.T) {
 		clock, store := start(t)
 		paysInstead(t, clock, store)
 	})
@@ -124,7 +125,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 			t.Errorf("admitted %d of 6400, want exactly 1000", n)
 		}
 	})
-	t.Run("crossing groups neither lock up nor tear", func(t *testing.T) {
+	t.Run("overlapping groups neither deadlock nor are charged in part", func(t *testing.T) {
 		_, store := start(t)
 		a, b := window(500, algorithms.Day), window(700, algorithms.Day)
 		a.Key, b.Key = []byte("a"), []byte("b")
@@ -147,12 +148,15 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 	})
 }
 
-// Bounded checks Stores that may consume units for a while which no request uses: those that charge a group in several
-// steps, because its buckets have no Slot in common, and those that lease units. newStore makes an empty Store that decides
-// by the clock now. The charges of the test have leases of slack units (0 means none).
+// Bounded checks Stores that may hold consumed units for a while without using them: those that charge a
+// group in several steps, because its buckets have no Slot in common, and those that lease units.
 //
-// It checks that such a Store never exceeds a limit, that at most slack units of a bucket are unused while requests arrive,
-// and that what was consumed for denied groups, or leased and not used, is refunded.
+// newStore makes an empty Store whose clock is now. The charges of the test have leases of slack units (0
+// means none).
+//
+// Bounded checks three things. The Store never exceeds a limit. At most slack units of a bucket are unused
+// while requests arrive. Units consumed for denied groups, and leased units that were not used, are
+// refunded.
 func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
 	clock := &Clock{}
@@ -198,7 +202,7 @@ func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() a
 		c := all[i]
 		c.Terms.Cost, c.Lease = 0, nil
 		left := int64(-1)
-		for range 500 { // until what was taken for denied groups has come back
+		for range 500 { // until the units consumed for denied groups have been refunded
 			if left = take(store, c)[0].Remaining; left == n-taken[i].Load() {
 				break
 			}
@@ -212,13 +216,13 @@ func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() a
 	for _, c := range []backend.Charge{window(most, algorithms.Day), token(1, algorithms.Day, most)} {
 		c.Key, c.Lease = []byte("asked until it denies, a "+c.Limit.Kind.String()), lease
 		if n := hammer(store, 16, most/8, c); n > most || n < most-slack {
-			t.Errorf("%s: admitted %d of %d asked, limit %d, of which %d may be held back", c.Key, n, 2*most, most, slack)
+			t.Errorf("%s: admitted %d of %d requests, limit %d, of which %d may be unused", c.Key, n, 2*most, most, slack)
 		}
 	}
 }
 
-// blocks has buckets of several kinds denied twice in a row, which blocks them for a minute, then for
-// two, then for three, the longest; three minutes after the last block that is forgotten.
+// blocks denies requests of buckets of several kinds twice in a row. That blocks the bucket for one minute,
+// then for two, then for the maximum of three. Three minutes after the last block it is forgotten.
 func blocks(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
 	const minute = 60 * algorithms.Second
@@ -239,7 +243,7 @@ func blocks(t *testing.T, clock *Clock, store backend.Store) {
 			}
 		}
 		for _, span := range []algorithms.Micros{minute, 2 * minute, 3 * minute, 3 * minute} {
-			if spec.Calendar == nil || span == minute { // one a day
+			if spec.Calendar == nil || span == minute { // at most one a day
 				want(true, 0)
 			}
 			want(false, 0)
@@ -265,7 +269,7 @@ func blocks(t *testing.T, clock *Clock, store backend.Store) {
 	}
 }
 
-// resets uses up a bucket of each kind and one beside it, and resets the one.
+// resets empties a bucket of each kind and another bucket of the same limit, and resets the first.
 func resets(t *testing.T, store backend.Store) {
 	t.Helper()
 	forget := func(c backend.Charge) {
@@ -279,25 +283,25 @@ func resets(t *testing.T, store backend.Store) {
 		one.Key = fmt.Appendf(nil, "reset %d", i)
 		other := one
 		other.Key = fmt.Appendf(nil, "beside %d", i)
-		forget(one) // never seen
+		forget(one) // a reset of a bucket that was never charged
 		fresh := take(store, one, other)
 		used := take(store, other)
 		forget(one)
 		if got := take(store, one); got[0] != fresh[0] {
-			t.Errorf("%+v:\n after a reset %+v\n never seen   %+v", spec, got[0], fresh[0])
+			t.Errorf("%+v:\n after a reset %+v\n new            %+v", spec, got[0], fresh[0])
 		}
 		if got := take(store, other); one.Limit.Rate > 0 && got[0].Remaining > used[0].Remaining {
-			t.Errorf("%+v: the bucket beside it was %+v, is %+v", spec, used[0], got[0])
+			t.Errorf("%+v: the other bucket was %+v, is %+v", spec, used[0], got[0])
 		}
 	}
 }
 
-// token is a charge of a token bucket.
+// token returns a charge of a token bucket.
 func token(rate int64, period algorithms.Micros, capacity int64) backend.Charge {
 	return charge(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: period, Capacity: &capacity})
 }
 
-// window is a charge of a clock-aligned fixed window.
+// window returns a charge of a clock-aligned fixed window.
 func window(rate int64, period algorithms.Micros) backend.Charge {
 	return charge(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: period, Start: new(algorithms.Micros)})
 }
@@ -321,7 +325,7 @@ func ask(t *testing.T, store backend.Store, c backend.Charge, cost int64, allowe
 	c.Terms.Cost = cost
 	d := take(store, c)[0]
 	if d.Err != nil || d.Allowed != allowed || d.Remaining != remaining || d.RetryAfter != retry {
-		t.Fatalf("asked %d: got %+v, want allowed %v, remaining %d, retry after %d us", cost, d, allowed, remaining, retry)
+		t.Fatalf("cost %d: got %+v, want allowed %v, remaining %d, retry after %d us", cost, d, allowed, remaining, retry)
 	}
 }
 

@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
-	_ "time/tzdata" // the suite needs no files of the machine's
+	_ "time/tzdata" // so that the suite needs no time zone files of the machine
 
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
-// calendars are days and weeks of places whose clocks are set twice a year; nil: none.
+// calendars has days and weeks of zones whose clocks change twice a year; nil means no calendar.
 var calendars = func() []*algorithms.Calendar {
 	zone := func(name string) *time.Location {
 		zone, err := time.LoadLocation(name)
@@ -72,16 +72,16 @@ func Specs() []algorithms.Spec {
 	}
 }
 
-// traces runs one random trace of batches, groups and single charges over a few buckets of every
-// kind, time going on by jumps (sometimes back), limits changing now and then, and compares each
-// answer with a reference implementation: a map and package algorithms.
-// It returns how many answers were those of a bucket that is blocked.
+// traces runs one random trace of batches, groups and single charges over a few buckets of every kind. Time
+// passes in steps, sometimes backwards, and limits change now and then. It compares each decision with a
+// reference implementation, which is a map and package algorithms. It returns the number of decisions made
+// by blocked buckets.
 func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (blocked int) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 1))
 	specs := Specs()
 	limits := make([]*algorithms.Limit, len(specs))
-	former := make([]*algorithms.Limit, len(specs)) // some are still charged by after the numbers have changed
+	former := make([]*algorithms.Limit, len(specs)) // limits before their numbers changed, which some charges still use
 	compile := func(i int) {
 		limit, err := algorithms.Compile(specs[i])
 		if err != nil {
@@ -121,11 +121,11 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 					limit = former[i]
 				}
 				if limit.Calendar != nil {
-					once = nil // takesOnce charges one calendar under an id
+					once = nil // takesOnce tests calendars under an id
 				}
 				settle := rng.IntN(4) == 0
 				switch {
-				case limit.Overdraw && limit.MaxReserved > 1e6: // the end of a debt of centuries is not exact in doubles
+				case limit.Overdraw && limit.MaxReserved > 1e6: // doubles cannot express exactly the end of a debt of centuries
 					cost = min(cost, 1e6)
 				case !limit.Settles:
 				case scaled.Of(limit).Tick > 1 && cost > 8:
@@ -149,7 +149,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 				charges[from+i].Then = from+i < len(charges)-1 && rng.IntN(4) == 0
 				if once != nil {
 					charges[from+i].IdempotencyKey = once
-					once.Digest[len(charges)-from]++ // groups of one size are taken for the same
+					once.Digest[len(charges)-from]++ // a group of the same size with the same id counts as a repetition
 					charges[from+i].Terms.DryRun = false
 				}
 			}
@@ -168,8 +168,8 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 	return blocked
 }
 
-// changed is s with other numbers, original being those it had at first: of a like size mostly, smaller or
-// larger, now and then counted in ms, or in other windows.
+// changed returns s with other numbers, mostly of a size similar to original, which has the first numbers.
+// Now and then they count in milliseconds or use other windows.
 func changed(rng *rand.Rand, s, original algorithms.Spec) algorithms.Spec {
 	const second = algorithms.Second
 	n := func(most int64) *int64 { v := rng.Int64N(most); return &v }
@@ -207,12 +207,12 @@ func changed(rng *rand.Rand, s, original algorithms.Spec) algorithms.Spec {
 		}
 	case s.Kind != algorithms.SlidingLog:
 		s.Period = second * [...]algorithms.Micros{1, 1, 2, 7}[rng.IntN(4)]
-		if (tokens && !s.Overdraw || s.Kind == algorithms.LeakyBucket) && rng.IntN(4) == 0 { // in ms
+		if (tokens && !s.Overdraw || s.Kind == algorithms.LeakyBucket) && rng.IntN(4) == 0 { // count in milliseconds
 			s.Rate, s.Period, s.Capacity, s.MaxReserved = 1000, 365*algorithms.Day, nil, nil
 			large := 200_000_000 + rng.Int64N(10)
 			s.Capacity = &large
 			if tokens && s.Minimum == nil {
-				s.MaxReserved = n(20) // times of more than 285 years are not exact in doubles
+				s.MaxReserved = n(20) // doubles cannot express times of more than 285 years exactly
 			}
 		}
 	}
@@ -225,7 +225,7 @@ type reference struct {
 	records map[[16]byte][]backend.Decision
 }
 
-// answer is the reference implementation's answer to charges.
+// answer returns the decisions of the reference implementation on charges.
 func (w *reference) answer(now algorithms.Micros, charges []backend.Charge) (all []backend.Decision) {
 	for len(charges) > 0 {
 		n := backend.GroupLen(charges)
@@ -242,7 +242,7 @@ func (w *reference) answer(now algorithms.Micros, charges []backend.Charge) (all
 	return all
 }
 
-// again is what the reference implementation stores of a group; nil: nothing.
+// again returns the stored decisions of a group, or nil if none are stored.
 func (w *reference) again(group []backend.Charge) []backend.Decision {
 	once := group[0].IdempotencyKey
 	if once == nil || w.records[once.ID] == nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// vector is a row of the table of vectors: charges of a new bucket.
+// vector is one worked example: charges of a new bucket.
 type vector struct {
 	name  string
 	spec  algorithms.Spec
@@ -16,24 +16,24 @@ type vector struct {
 
 // step is one charge, and the expected answer.
 type step struct {
-	at      algorithms.Micros // after Start
+	at      algorithms.Micros // time after Start
 	cost    int64
 	reserve bool
-	of      algorithms.Micros // after Start: the charge that this one refunds was made then; 0: none
+	of      algorithms.Micros // time after Start of the charge that this one refunds; 0 means none
 	settle  bool
-	by      algorithms.Spec // the limit, where it is not that of the row
+	by      algorithms.Spec // the limit, if it is not that of the row
 
 	allowed bool
 	never   bool
-	left    int64 // whole units; below zero where they are owed
+	left    int64 // whole units; negative for a debt
 	retry   algorithms.Micros
 	wait    algorithms.Micros
 	lost    int64
-	brings  bool // it only brings about the state of the row; allowed, and left, is all that is looked at
+	brings  bool // only prepares the state of the row; of its decision only Allowed and the units left are checked
 }
 
-// Vectors checks the worked examples that define the algorithms, row by row. newStore makes an empty Store that decides
-// by the clock now. Charges bring about the state that a row starts from.
+// Vectors checks the worked examples that define the algorithms. newStore makes an empty Store whose clock
+// is now. Each row first makes the charges that lead to its starting state.
 func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
 	clock := &Clock{}
@@ -58,20 +58,21 @@ func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Mic
 					s.retry, s.wait = d.RetryAfter, d.Wait
 				}
 				if d.Err != nil || d.Allowed != s.allowed || d.Never != s.never || d.RetryAfter != s.retry || d.Wait != s.wait || d.Lost != s.lost || d.Remaining != max(0, s.left) {
-					t.Errorf("step %d, asked %d after %d us:\n got %+v\nwant %+v", i, s.cost, s.at, d, s)
+					t.Errorf("step %d, cost %d after %d us:\n got %+v\nwant %+v", i, s.cost, s.at, d, s)
 				}
 				if kind := c.Limit.Kind; kind != algorithms.TokenBucket && kind != algorithms.FixedWindow {
-					continue // Value is not what is left
+					continue // Value is not the number of units left
 				}
 				if left := floorDiv(d.Value, c.Limit.Unit()); left != s.left {
-					t.Errorf("step %d, asked %d after %d us: %d are left, want %d", i, s.cost, s.at, left, s.left)
+					t.Errorf("step %d, cost %d after %d us: %d are left, want %d", i, s.cost, s.at, left, s.left)
 				}
 			}
 		})
 	}
 }
 
-// inTurn charges limits of 100 and 10 an hour with one unit each, in turn: the lower limit allows while it holds the used units.
+// inTurn charges one unit in turn under a limit of 100 an hour and under one of 10 an hour. The lower limit
+// allows while it can hold the consumption.
 func inTurn(hourly func(n int64) algorithms.Spec, s algorithms.Micros) (steps []step) {
 	used := int64(0)
 	for i := range 200 {
@@ -79,7 +80,7 @@ func inTurn(hourly func(n int64) algorithms.Spec, s algorithms.Micros) (steps []
 		is := step{by: hourly(limit), cost: 1, allowed: used < limit}
 		if is.allowed {
 			used++
-		} else { // by 100 an hour
+		} else { // under 100 an hour
 			is.retry = algorithms.Micros(used+1-limit) * 36 * s
 		}
 		is.left = limit - used
@@ -96,7 +97,7 @@ func floorDiv(a, b int64) int64 {
 	return n
 }
 
-// vectors is the table, by its numbers.
+// vectors returns the worked examples. The number in a name only identifies the row.
 func vectors() []vector {
 	const ms, s = algorithms.Second / 1000, algorithms.Second
 	n := func(v int64) *int64 { return &v }
@@ -170,13 +171,13 @@ func vectors() []vector {
 		{"12 sliding window", algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 4, Period: s}, []step{
 			{cost: 1, allowed: true, left: 3, brings: true},
 			{at: 1500 * ms, cost: 2, allowed: true, left: 1, brings: true},
-			{at: 1500 * ms, cost: 1, allowed: true}, // 3.5 of 4
+			{at: 1500 * ms, cost: 1, allowed: true}, // 3.5 of 4 units are used
 		}},
 		{"13 initial", perSecond(func(s *algorithms.Spec) { s.Capacity, s.Initial = n(5), n(0) }), []step{
 			{cost: 1, retry: 1000 * ms},
 			{at: s, cost: 1, allowed: true},
 		}},
-		{"14 named twice", tenPerMinute, []step{{cost: 3 + 4, allowed: true, left: 3}}}, // the caller adds them up
+		{"14 named twice", tenPerMinute, []step{{cost: 3 + 4, allowed: true, left: 3}}}, // the caller adds the costs
 		{"14 named twice for too much", tenPerMinute, []step{{cost: 6 + 6, never: true, left: 10}}},
 		{"15 leaky bucket", algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 1, Period: s, Capacity: n(2)}, []step{
 			{cost: 1, allowed: true, left: 2},
@@ -197,7 +198,7 @@ func vectors() []vector {
 		}},
 		{"18 a lower limit", hourly(100), []step{
 			used95,
-			{by: hourly(10), cost: 1, left: -85, retry: 3096 * s}, // 86 units, by 100 an hour
+			{by: hourly(10), cost: 1, left: -85, retry: 3096 * s}, // 86 units must flow in, at 100 an hour
 			{by: hourly(10), cost: 0, allowed: true, left: -85},
 			{cost: 5, allowed: true},
 		}},
@@ -208,26 +209,26 @@ func vectors() []vector {
 		{"20 reserve of a lower limit", hourly(100), []step{
 			used95,
 			{by: reserving, cost: 0, allowed: true, left: -85},
-			{by: reserving, cost: 3, reserve: true, left: -85, retry: 2988 * s}, // no more than 12 used
+			{by: reserving, cost: 3, reserve: true, left: -85, retry: 2988 * s}, // at most 12 may be used
 			{at: 2988*s - 1, by: reserving, cost: 3, reserve: true, left: -3, retry: 1},
 			{at: 2988 * s, by: reserving, cost: 3, reserve: true, allowed: true, left: -5, wait: 180 * s},
 		}},
 		{"21 two limits in turn", hourly(100), inTurn(hourly, s)},
 		{"undone late", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: s}, []step{
 			{at: 1 * s, cost: 10, allowed: true, brings: true},
-			{at: 1500 * ms, cost: -10, of: 1 * s, allowed: true, left: 10}, // 5 flowed in, and 5 come back
+			{at: 1500 * ms, cost: -10, of: 1 * s, allowed: true, left: 10}, // 5 tokens flowed in, so 5 of 10 are refunded
 			{at: 1500 * ms, cost: 10, allowed: true, brings: true},
-			{at: 1700 * ms, cost: -10, of: 1 * s, allowed: true, left: 5}, // 2 flowed in; 7 of the 10 did since 1 s
+			{at: 1700 * ms, cost: -10, of: 1 * s, allowed: true, left: 5}, // 2 tokens flowed in since the last charge, and 7 since the undone one
 			{at: 1700 * ms, cost: 5, allowed: true, brings: true},
-			{at: 1700 * ms, cost: -10, of: 1, allowed: true}, // all of it flowed in since
+			{at: 1700 * ms, cost: -10, of: 1, allowed: true}, // all 10 tokens flowed in since the undone charge
 		}},
 		{"undone by a clock that stepped back", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: s}, []step{
 			{at: 100 * s, cost: 10, allowed: true, brings: true},
-			{at: 40 * s, cost: -4, of: 100 * s, allowed: true, left: 4}, // it stands still: nothing flowed in
-			{at: 39 * s, cost: -4, of: 100 * s, allowed: true, left: 4}, // how much did is not known
+			{at: 40 * s, cost: -4, of: 100 * s, allowed: true, left: 4}, // the bucket's clock stands still, so nothing flowed in
+			{at: 39 * s, cost: -4, of: 100 * s, allowed: true, left: 4}, // the inflow is unknown
 			{at: 39 * s, cost: -4, of: 38800 * ms, allowed: true, left: 6},
 		}},
-		// Ten thousand tokens a minute: two calls start with estimates, and use less.
+		// Ten thousand tokens a minute. Two calls start with estimates and use less.
 		{"settled at once", settling, []step{
 			{at: 1 * s, cost: 4000, allowed: true, left: 6000},
 			{at: 1 * s, cost: -3000, of: 1 * s, settle: true, allowed: true, left: 9000},
@@ -235,24 +236,24 @@ func vectors() []vector {
 		{"settled later", settling, []step{
 			{at: 1 * s, cost: 10000, allowed: true},
 			{at: 7 * s, cost: 1000, allowed: true},
-			{at: 13 * s, cost: -9000, of: 1 * s, settle: true, allowed: true, left: 10000}, // as if 1000 had been used at both times
+			{at: 13 * s, cost: -9000, of: 1 * s, settle: true, allowed: true, left: 10000}, // as if each call had used 1000 from the start
 		}},
 		{"settled once the bucket was full again", settling, []step{
 			{at: 1 * s, cost: 6000, allowed: true, left: 4000},
 			{at: 61 * s, cost: 10000, allowed: true},
-			{at: 61 * s, cost: -6000, of: 1 * s, settle: true, allowed: true}, // they would have overflowed
+			{at: 61 * s, cost: -6000, of: 1 * s, settle: true, allowed: true}, // without the charge these tokens would have overflowed
 		}},
 		{"settled once most has come back", settling, []step{
 			{at: 1 * s, cost: 6000, allowed: true, left: 4000},
-			{at: 31 * s, cost: 9000, allowed: true}, // it lacked 1000
+			{at: 31 * s, cost: 9000, allowed: true}, // the bucket lacked 1000
 			{at: 31 * s, cost: -6000, of: 1 * s, settle: true, allowed: true, left: 1000},
 		}},
 		{"two settled that would have overflowed together", settling, []step{
 			{at: 1 * s, cost: 5000, allowed: true, left: 5000},
 			{at: 1 * s, cost: 5000, allowed: true},
-			{at: 25 * s, cost: 4000, allowed: true}, // it lacked 6000
+			{at: 25 * s, cost: 4000, allowed: true}, // the bucket lacked 6000
 			{at: 25 * s, cost: -5000, of: 1 * s, settle: true, allowed: true, left: 5000},
-			{at: 25 * s, cost: -5000, of: 1 * s, settle: true, allowed: true, left: 6000}, // 6000 of both, not 10000
+			{at: 25 * s, cost: -5000, of: 1 * s, settle: true, allowed: true, left: 6000}, // both refunds together are 6000, not 10000
 			{at: 25 * s, cost: 10000, of: 25 * s, settle: true, allowed: true, left: -3000, lost: 1000},
 			{at: 25 * s, cost: 1, left: -3000, retry: 18006 * ms},
 		}},
@@ -260,7 +261,7 @@ func vectors() []vector {
 			{at: 1 * s, cost: 10000, allowed: true},
 			{at: 1 * s, cost: -10000, allowed: true, left: 10000},
 			{at: 1 * s, cost: 10000, allowed: true},
-			{at: 1 * s, cost: -10000, of: 1 * s, settle: true, allowed: true}, // it was full in between
+			{at: 1 * s, cost: -10000, of: 1 * s, settle: true, allowed: true}, // the bucket was full in between
 		}},
 		{"settled for more", settling, []step{
 			{at: 1 * s, cost: 8000, allowed: true, left: 2000},
@@ -276,13 +277,13 @@ func vectors() []vector {
 		{"a bucket never seen refunds nothing", settling, []step{
 			{at: 1 * s, cost: -5000, of: 500 * ms, settle: true, allowed: true, left: 10000},
 			{at: 1 * s, cost: 10000, allowed: true},
-			{at: 1 * s, cost: -5000, of: 500 * ms, settle: true, allowed: true}, // that charge was of another bucket
+			{at: 1 * s, cost: -5000, of: 500 * ms, settle: true, allowed: true}, // a fixed window ignores a charge of an earlier window
 		}},
 		{"settled after the clock stepped back", settling, []step{
 			{at: 100 * s, cost: 10000, allowed: true},
-			{at: 30 * s, cost: -10000, of: 100 * s, settle: true, allowed: true}, // what has flowed in since is not known
+			{at: 30 * s, cost: -10000, of: 100 * s, settle: true, allowed: true}, // the inflow since that charge is unknown
 			{at: 36 * s, cost: 1000, allowed: true},
-			{at: 36 * s, cost: -1000, of: 36 * s, settle: true, allowed: true}, // nor what this charge has seen
+			{at: 36 * s, cost: -1000, of: 36 * s, settle: true, allowed: true}, // the peaks since this charge are unknown too
 		}},
 		{"settled within a window and after it", settlingWindow, []step{
 			{at: 1 * s, cost: 10, allowed: true},

@@ -7,9 +7,10 @@
 //	…
 //	server := grpc.NewServer(grpc.UnaryInterceptor(unary), grpc.StreamInterceptor(stream))
 //
-// A denied call fails with RESOURCE_EXHAUSTED. Its status has the details google.rpc.RetryInfo, and its trailer
-// grpc-retry-pushback-ms has the time that clients with a retry policy wait. If the Store cannot decide, calls fail with
-// UNAVAILABLE, unless Config.FailOpen. A stream consumes units when it is opened.
+// A denied call fails with RESOURCE_EXHAUSTED. Its status has the details google.rpc.RetryInfo. Its trailer
+// grpc-retry-pushback-ms is the time that clients with a retry policy wait, in milliseconds. If the Store
+// cannot decide, calls fail with UNAVAILABLE, unless Config.FailOpen is set. A stream consumes units when
+// it is opened.
 package grpclimit
 
 import (
@@ -35,8 +36,8 @@ import (
 type Config struct {
 	// Limit is the name of the limit.
 	Limit string
-	// Key returns the key of the bucket for a call: see ByPeer, ByMetadata, ByMethod and By. A nil Key means one bucket
-	// for all calls.
+	// Key returns the key of the bucket for a call. See ByPeer, ByMetadata, ByMethod and By. With a nil Key
+	// all calls share one bucket.
 	Key KeyFunc
 	// FailOpen allows calls that the Store cannot decide. The default is to deny them.
 	FailOpen bool
@@ -50,7 +51,7 @@ var ErrNoKey = errors.New("the call has no key for the rate limit")
 // KeyFunc appends the key of a call's bucket to key and returns it. method is the full name: /package.Service/Method.
 type KeyFunc func(ctx context.Context, method string, key []string) ([]string, error)
 
-// By makes a KeyFunc of several: the key has the values of all of them.
+// By combines KeyFuncs: the key has the values of all of them.
 func By(parts ...KeyFunc) KeyFunc {
 	return func(ctx context.Context, method string, key []string) ([]string, error) {
 		for _, part := range parts {
@@ -63,13 +64,14 @@ func By(parts ...KeyFunc) KeyFunc {
 	}
 }
 
-// ByMethod is the KeyFunc of the method's full name.
+// ByMethod is a KeyFunc. The key is the method's full name.
 func ByMethod(_ context.Context, method string, key []string) ([]string, error) {
 	return append(key, method), nil
 }
 
-// ByMetadata makes a KeyFunc of a metadata value, which must be present exactly once and not be empty. Clients choose
-// their metadata: use it for values that a proxy sets, or that are verified.
+// ByMetadata returns a KeyFunc whose key is a metadata value. The value must be present exactly once and
+// not be empty. Clients choose their metadata, so use it only for values that a proxy sets, or that are
+// verified.
 func ByMetadata(name string) KeyFunc {
 	return func(ctx context.Context, _ string, key []string) ([]string, error) {
 		values := metadata.ValueFromIncomingContext(ctx, name)
@@ -80,8 +82,8 @@ func ByMetadata(name string) KeyFunc {
 	}
 }
 
-// ByPeer is the KeyFunc of the address of the connection. IPv6 addresses are reduced to their /64 network. Behind a
-// proxy it is the address of the proxy.
+// ByPeer is a KeyFunc. The key is the address of the connection, with IPv6 addresses reduced to their /64
+// network. Behind a proxy it is the address of the proxy.
 func ByPeer(ctx context.Context, _ string, key []string) ([]string, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {

@@ -29,7 +29,8 @@ type failing struct{}
 
 func (failing) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
 
-// dial starts a server of the health service whose limit allows two calls of 1.5 s each, and connects to it.
+// dial starts a server of the health service whose limit allows two calls, with one more every 1.5 s, and
+// connects to it.
 func dial(t *testing.T, store backend.Store, c grpclimit.Config) healthgrpc.HealthClient {
 	t.Helper()
 	if store == nil {
@@ -86,7 +87,7 @@ func TestDeniedCallsReportTheRetryTime(t *testing.T) {
 	if info, ok := s.Details()[0].(*errdetails.RetryInfo); !ok || info.GetRetryDelay().AsDuration() != 1500*time.Millisecond {
 		t.Errorf("details: %v", s.Details())
 	}
-	watch, err := client.Watch(t.Context(), &healthgrpc.HealthCheckRequest{}) // another method
+	watch, err := client.Watch(t.Context(), &healthgrpc.HealthCheckRequest{}) // another method has another bucket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +143,7 @@ func TestAFailureOfTheStoreDenies(t *testing.T) {
 	}
 }
 
-func TestAnUnknownLimitIsAnErrorAtTheStart(t *testing.T) {
+func TestAnUnknownLimitIsAnErrorOfNew(t *testing.T) {
 	limiter, err := ratelimit.New(ratelimit.Config{Store: failing{}})
 	if err != nil {
 		t.Fatal(err)
@@ -172,7 +173,7 @@ func Example() {
 	server := grpc.NewServer(grpc.UnaryInterceptor(unary), grpc.StreamInterceptor(stream))
 	defer server.Stop()
 
-	// What the server does with a call of bob's:
+	// The server handles calls of user bob:
 	ctx := metadata.NewIncomingContext(context.Background(), metadata.Pairs("user", "bob"))
 	handler := func(context.Context, any) (any, error) { return "hello", nil }
 	for range 2 {

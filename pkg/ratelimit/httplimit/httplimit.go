@@ -7,8 +7,9 @@
 //	…
 //	http.ListenAndServe(":8080", limit(mux))
 //
-// Allowed requests get the headers RateLimit-Policy and RateLimit. Denied ones are answered with 429, Retry-After and
-// problem details (RFC 9457). If the Store cannot decide, requests are answered with 503, unless Config.FailOpen.
+// Allowed requests get the headers RateLimit-Policy and RateLimit. Denied requests are answered with 429,
+// Retry-After and problem details (RFC 9457). If the Store cannot decide, requests are answered with 503,
+// unless Config.FailOpen is set.
 package httplimit
 
 import (
@@ -27,8 +28,8 @@ import (
 type Config struct {
 	// Limit is the name of the limit.
 	Limit string
-	// Key returns the key of the bucket for a request: see ByAddress, ByHeader and By. A nil Key means one bucket for
-	// all requests.
+	// Key returns the key of the bucket for a request. See ByAddress, ByHeader, ByValue and By. With a nil
+	// Key all requests share one bucket.
 	Key KeyFunc
 	// Cost returns the units that a request consumes, at least 1; nil means 1.
 	Cost func(r *http.Request) int64
@@ -103,8 +104,9 @@ func (h *handler) failed(w http.ResponseWriter, r *http.Request, err error) {
 	}
 }
 
-// headers adds an item to RateLimit-Policy and to RateLimit (draft-ietf-httpapi-ratelimit-headers), which are lists: a
-// request may pass several limits. reset is the time after which more units are available.
+// headers adds an item to RateLimit-Policy and one to RateLimit (draft-ietf-httpapi-ratelimit-headers).
+// Both are lists, because a request may pass several limits. reset is the time after which more units are
+// available.
 func (h *handler) headers(header http.Header, result *ratelimit.Result, reset time.Duration) {
 	name := quoted(h.config.Limit)
 	policy := name + ";q=" + strconv.FormatInt(clamp(result.Limit), 10)
@@ -115,7 +117,7 @@ func (h *handler) headers(header http.Header, result *ratelimit.Result, reset ti
 	header.Add("RateLimit", name+";r="+strconv.FormatInt(clamp(result.Remaining), 10)+";t="+strconv.FormatInt(seconds(reset), 10))
 }
 
-// quoted returns text as a String of RFC 9651, with other characters replaced.
+// quoted returns text as a String of RFC 9651, with characters that a String cannot contain replaced.
 func quoted(text string) string {
 	var b strings.Builder
 	b.WriteByte('"')
@@ -145,7 +147,7 @@ func write(w http.ResponseWriter, code int, title, detail string) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(struct { // an error concerns the client only
+	_ = json.NewEncoder(w).Encode(struct { // an error only means that the client has gone
 		Title  string `json:"title"`
 		Status int    `json:"status"`
 		Detail string `json:"detail"`

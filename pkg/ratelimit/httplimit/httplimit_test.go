@@ -19,7 +19,8 @@ import (
 
 var trusted = netip.MustParsePrefix("10.0.0.0/8")
 
-// limited returns a handler that allows two units of 1.5 s each, and answers "hello". The clock stands still.
+// limited returns a handler that allows two units, with one more every 1.5 s, and answers "hello". The
+// clock stands still.
 func limited(tb testing.TB, store backend.Store, c httplimit.Config) http.Handler {
 	tb.Helper()
 	if store == nil {
@@ -69,8 +70,7 @@ func TestAnswersHaveTheHeadersAndProblems(t *testing.T) {
 	}
 }
 
-// Each row is a request; the bucket of each key allows two.
-// TestSeveralLimits sends a request through two limits, one around the other. The answer describes both.
+// A request passes two limits, one inside the other. The headers describe both.
 func TestSeveralLimits(t *testing.T) {
 	clock := func() time.Time { return time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC) }
 	limiter, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{Clock: clock}), Limits: ratelimit.Limits{
@@ -80,7 +80,7 @@ func TestSeveralLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	var h http.Handler = http.NotFoundHandler()
-	for _, name := range []string{"logins", "all"} { // from the inside
+	for _, name := range []string{"logins", "all"} { // the innermost limit first
 		limit, err := httplimit.New(limiter, httplimit.Config{Limit: name})
 		if err != nil {
 			t.Fatal(err)
@@ -101,17 +101,17 @@ func TestKeysByAddress(t *testing.T) {
 		code            int
 	}{
 		{"192.0.2.1:1", "", 200},
-		{"192.0.2.1:2", "198.51.100.1", 200}, // the peer is not trusted, so that the header does not count
+		{"192.0.2.1:2", "198.51.100.1", 200}, // the peer is not a trusted proxy, so the header is ignored
 		{"192.0.2.1:3", "", 429},
 		{"10.0.0.1:1", "198.51.100.7", 200},
-		{"10.0.0.1:1", "203.0.113.9, 198.51.100.7", 200}, // the client has sent a header of its own
+		{"10.0.0.1:1", "203.0.113.9, 198.51.100.7", 200}, // the client has sent a header of its own, which the proxy extended
 		{"10.0.0.2:1", "198.51.100.7, 10.0.0.1", 429},    // through two trusted proxies
 		{"[2001:db8:1:2::1]:1", "", 200},
-		{"[2001:db8:1:2::2]:1", "", 200}, // the same /64
+		{"[2001:db8:1:2::2]:1", "", 200}, // the same /64 network
 		{"[2001:db8:1:2:3::]:1", "", 429},
-		{"[::ffff:192.0.2.1]:1", "", 429}, // IPv4 in IPv6
+		{"[::ffff:192.0.2.1]:1", "", 429}, // IPv4 address in IPv6 form
 		{"10.0.0.9:1", "not an address", 200},
-		{"10.0.0.9:1", "198.51.100.8, not an address", 200}, // nothing left of an invalid hop counts
+		{"10.0.0.9:1", "198.51.100.8, not an address", 200}, // hops before an invalid one are ignored
 		{"10.0.0.9:1", "", 429},
 		{"@", "", 400},
 	} {
@@ -180,7 +180,7 @@ func TestCosts(t *testing.T) {
 	}
 }
 
-func TestAnUnknownLimitIsAnErrorAtTheStart(t *testing.T) {
+func TestAnUnknownLimitIsAnErrorOfNew(t *testing.T) {
 	limiter, err := ratelimit.New(ratelimit.Config{Store: failing{}})
 	if err != nil {
 		t.Fatal(err)

@@ -10,14 +10,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/clientip"
 )
 
-// ErrNoKey means that a request has no usable key: a header is missing or repeated, or the address is unknown. Such
-// requests are answered with 400, because requests without a key would share one bucket or have no limit.
+// ErrNoKey means that a request has no usable key: a header is missing or repeated, or the address is
+// unknown. Such requests are answered with 400. If they were allowed, they would share one bucket or have
+// no limit.
 var ErrNoKey = errors.New("the request has no key for the rate limit")
 
-// KeyFunc appends the key of a request's bucket to key and returns it. An error that is ErrNoKey is answered with 400.
+// KeyFunc appends the key of a request's bucket to key and returns it. If the error is ErrNoKey, the
+// request is answered with 400.
 type KeyFunc func(r *http.Request, key []string) ([]string, error)
 
-// By makes a KeyFunc of several: the key has the values of all of them.
+// By combines KeyFuncs: the key has the values of all of them.
 func By(parts ...KeyFunc) KeyFunc {
 	return func(r *http.Request, key []string) ([]string, error) {
 		for _, part := range parts {
@@ -30,8 +32,8 @@ func By(parts ...KeyFunc) KeyFunc {
 	}
 }
 
-// ByValue makes a KeyFunc of a function that returns one value, such as the user from the request's context. The
-// function reports whether there is one.
+// ByValue returns a KeyFunc whose key is the result of value, such as the user from the request's context.
+// value also reports whether the request has such a value.
 func ByValue(value func(r *http.Request) (string, bool)) KeyFunc {
 	return func(r *http.Request, key []string) ([]string, error) {
 		v, ok := value(r)
@@ -42,8 +44,9 @@ func ByValue(value func(r *http.Request) (string, bool)) KeyFunc {
 	}
 }
 
-// ByHeader makes a KeyFunc of a header, which must be present exactly once and not be empty. Surrounding blanks are
-// removed. Clients choose their headers: use it for headers that a proxy sets, or that are verified.
+// ByHeader returns a KeyFunc whose key is a header. The header must be present exactly once and not be
+// empty; surrounding blanks are removed. Clients choose their headers, so use it only for headers that a
+// proxy sets, or that are verified.
 func ByHeader(name string) KeyFunc {
 	name = http.CanonicalHeaderKey(name)
 	return ByValue(func(r *http.Request) (string, bool) {
@@ -56,11 +59,12 @@ func ByHeader(name string) KeyFunc {
 	})
 }
 
-// ipv6Prefix is the length of the network of an IPv6 client. A client usually has a whole /64.
+// ipv6Prefix is the prefix length to which IPv6 addresses are reduced. A client usually has a whole /64.
 const ipv6Prefix = 64
 
-// ByAddress makes a KeyFunc of the client's address. If the peer is one of the trusted proxies, the client is the
-// rightmost address in X-Forwarded-For that is not trusted. IPv6 addresses are reduced to their /64 network.
+// ByAddress returns a KeyFunc whose key is the client's address. If the peer is one of the trusted proxies,
+// the client is the rightmost address in X-Forwarded-For that is not trusted. IPv6 addresses are reduced to
+// their /64 network.
 func ByAddress(trusted ...netip.Prefix) KeyFunc {
 	trusts := func(addr netip.Addr) bool {
 		return slices.ContainsFunc(trusted, func(n netip.Prefix) bool { return n.Contains(addr) })

@@ -15,7 +15,7 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
-	config.Store = memory.New(memory.Config{}) // or a Redis store, which sidecars share
+	config.Store = memory.New(memory.Config{}) // or a Redis store, shared with sidecars
 	limiter, err := ratelimit.New(config)
 	if err != nil {
 		fmt.Println(err)

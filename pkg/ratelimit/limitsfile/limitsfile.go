@@ -1,4 +1,5 @@
-// Package limitsfile reads the limits of a sidecar's configuration files, for programs that decide in process.
+// Package limitsfile reads the limits of a sidecar's configuration files, for programs that decide requests
+// themselves.
 //
 //	config, err := limitsfile.Load("", "limits.yaml")
 //	if err != nil {
@@ -7,18 +8,21 @@
 //	config.Store = memory.New(memory.Config{})
 //	limiter, err := ratelimit.New(config)
 //
-// The limits under `limits` of a domain are loaded, with their shards and hash_tag. Over the same Redis, the program and
-// the sidecars charge the same buckets.
+// The limits under `limits` of a domain are loaded, with their shards and hash_tag. A program and sidecars
+// that use the same Redis charge the same buckets.
 //
-// The tree of `descriptors` says which limits apply to the requests of a proxy. It is checked and has no other effect: a
-// program names the limit itself. If descriptors use a limit, its key has the values of their open entries, in order. A
-// limit that is written at a descriptor has no name and is not loaded.
+// The tree of `descriptors` determines which limits apply to the requests of a proxy. It is checked but has
+// no other effect, because a program names its limits directly. If descriptors use a limit, its key has the
+// values of their open entries, in order. A limit that is written at a descriptor has no name and is not
+// loaded.
 //
-// Settings that belong to requests of proxies have no effect: on_backend_failure (calls return an error, and the program
-// decides), max_delay, replaces, max_override and auth. Adjustments by operators have no effect either. Shadow and quota
-// modes are an error, because the program would enforce a limit that sidecars do not.
+// Settings for the requests of proxies have no effect: on_backend_failure (calls return an error, and the
+// program decides), max_delay, replaces, max_override and auth. Adjustments by operators have no effect
+// either. Shadow mode and quota mode are errors, because the program would enforce a limit that sidecars do
+// not enforce.
 //
-// It is a package of its own because it contains a YAML parser, which programs without such files do not need.
+// The package is separate from ratelimit because it contains a YAML parser, which programs without such
+// files do not need.
 package limitsfile
 
 import (
@@ -33,9 +37,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// Load reads configuration files and returns a Config with the domain and its limits. Each path is a file, a folder of
-// *.yaml and *.yml files, or folder/** for all such files below it. The domain may be empty if the files have only one.
-// The error lists all mistakes with their places.
+// Load reads configuration files and returns a Config with the domain and its limits. Each path is a file,
+// a folder of *.yaml and *.yml files, or folder/** for all such files below it. The domain may be "" if the
+// files have only one. The error lists all mistakes with their places.
 func Load(domain string, paths ...string) (ratelimit.Config, error) {
 	if len(paths) == 0 {
 		return ratelimit.Config{}, errors.New("limitsfile: Load needs a path")
@@ -43,7 +47,7 @@ func Load(domain string, paths ...string) (ratelimit.Config, error) {
 	return configOf(domain)(config.Load(paths, config.Options{}))
 }
 
-// Parse is Load for the text of one file. Errors call it by name.
+// Parse is like Load, for the text of one file. Errors refer to the text by name.
 func Parse(domain, name string, text []byte) (ratelimit.Config, error) {
 	return configOf(domain)(config.Compile([]config.File{{Name: name, Data: text}}, config.Options{}))
 }
@@ -63,7 +67,7 @@ func configOf(domain string) func(*limiter.Snapshot, config.Problems) (ratelimit
 		for _, name := range slices.Sorted(maps.Keys(d.Named)) {
 			p := d.Named[name]
 			if p.Shadow || p.Quota {
-				refused = append(refused, fmt.Errorf("limitsfile: %s: limit %q has shadow_mode or quota_mode, which a program cannot have; remove it, or move the limit to another domain", p.Place, name))
+				refused = append(refused, fmt.Errorf("limitsfile: %s: limit %q has shadow_mode or quota_mode, which package ratelimit does not support; remove it, or move the limit to another domain", p.Place, name))
 			}
 			if p.Extra().Then != nil {
 				refused = append(refused, fmt.Errorf("limitsfile: %s: limit %q has then, which only a sidecar decides; remove it, or move the limit to another domain", p.Place, name))
@@ -79,7 +83,7 @@ func configOf(domain string) func(*limiter.Snapshot, config.Problems) (ratelimit
 	}
 }
 
-// mistakes returns the problems that are more than a warning.
+// mistakes returns the problems that are not just warnings.
 func mistakes(all config.Problems) (list config.Problems) {
 	for _, p := range all {
 		if !p.Warning {
@@ -89,7 +93,7 @@ func mistakes(all config.Problems) (list config.Problems) {
 	return list
 }
 
-// find returns the domain of a name, or the only one.
+// find returns the domain with this name. For an empty name it returns the only domain.
 func find(s *limiter.Snapshot, name string) (*limiter.Domain, error) {
 	known := slices.Sorted(maps.Keys(s.Domains))
 	if name == "" && len(known) == 1 {
@@ -102,7 +106,7 @@ func find(s *limiter.Snapshot, name string) (*limiter.Domain, error) {
 	case d == nil:
 		return nil, fmt.Errorf("the files have no domain %q, but %s", name, strings.Join(known, ", "))
 	case len(d.Named) == 0:
-		return nil, fmt.Errorf("domain %q has no limit with a name; write those that the program uses under limits", name)
+		return nil, fmt.Errorf("domain %q has no limit with a name; move the limits that the program uses to the key limits", name)
 	}
 	return d, nil
 }
