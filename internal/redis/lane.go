@@ -158,11 +158,11 @@ func (l *lane) callHere(c *call, b *backend.Batch, now time.Time) {
 const few = 8
 
 // byWire writes the call that is due to the wire, and reports whether it did.
-func (l *lane) byWire() bool {
+func (l *lane) byWire(now time.Time) bool {
 	if l.wire == nil || !l.wire.take() {
 		return false
 	}
-	c, now := l.calls.Get().(*call), l.clock.Now()
+	c := l.calls.Get().(*call)
 	l.mu.Lock()
 	l.fill(c, now)
 	l.mu.Unlock()
@@ -175,7 +175,7 @@ func (l *lane) byWire() bool {
 
 // run makes the call that is due.
 func (l *lane) run() {
-	if !l.byWire() {
+	if !l.byWire(l.clock.Now()) {
 		l.work()
 	}
 }
@@ -209,10 +209,10 @@ func (l *lane) carry(c *call, now time.Time) {
 			return
 		}
 		l.completeBatches(c)
-		if !l.ended() || l.byWire() {
+		now = l.clock.Now()
+		if !l.ended(now) || l.byWire(now) {
 			return
 		}
-		now = l.clock.Now()
 		l.mu.Lock()
 		l.fill(c, now)
 		l.mu.Unlock()
@@ -233,16 +233,16 @@ func (l *lane) concluded(c *call) {
 
 // over ends a call; another starts if one is due.
 func (l *lane) over() {
-	if l.ended() && !l.byWire() {
+	if now := l.clock.Now(); l.ended(now) && !l.byWire(now) {
 		l.spawn(l.worker)
 	}
 }
 
 // ended ends a call, and reports whether another one is due.
-func (l *lane) ended() bool {
+func (l *lane) ended(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	do := l.queue.over(l.clock.Now())
+	do := l.queue.over(now)
 	l.arm(do)
 	return do.start
 }

@@ -55,6 +55,8 @@ type scriptRun struct {
 	numbers map[*algorithms.Limit]int // numbers of the limits, if there are more than fewLimits
 	limitsB []byte
 	limitsI int // where in args they are
+	time    []byte
+	texts   [3]string // the time, the limits and the charges, as arguments
 	charges []byte
 	last    int // where in charges the last one is; below 0: none that another can join
 	group   int // of the last one
@@ -218,7 +220,8 @@ func (t *scriptRun) finish(now algorithms.Micros, wall func() algorithms.Micros)
 	}
 	t.limitsI = len(t.args) + 1
 	t.charges = doubles(t.charges, 0, 0)
-	t.args = append(t.args, doubles(nil, float64(now)), nil, t.charges)
+	t.time = doubles(t.time[:0], float64(now))
+	t.args = append(t.args, t.text(0, t.time), nil, t.text(2, t.charges))
 	for i := range t.keys[declared:] {
 		t.args = append(t.args, &t.keys[declared+i])
 	}
@@ -235,7 +238,14 @@ func (t *scriptRun) near(now algorithms.Micros) {
 	for _, l := range t.limits {
 		t.limitsB = appendLimit(t.limitsB, l, now)
 	}
-	t.args[t.limitsI] = t.limitsB
+	t.args[t.limitsI] = t.text(1, t.limitsB)
+}
+
+// text returns an argument, number i of those that are made of bytes: a pointer, which needs no allocation. The bytes
+// must not change until the call is answered.
+func (t *scriptRun) text(i int, b []byte) *string {
+	t.texts[i] = unsafe.String(unsafe.SliceData(b), len(b))
+	return &t.texts[i]
 }
 
 // usual reports whether the script decides plain charges of l in its loop. Charges of other limits use the general

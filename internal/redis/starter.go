@@ -36,9 +36,10 @@ func (s *starter) start() {
 	s.due, s.spare = s.spare[:0], nil
 	s.mu.Unlock()
 	var last *lane
+	now := due[0].clock.Now()
 	for i, l := range due {
 		due[i] = nil
-		if l.byWire() {
+		if l.byWire(now) {
 			continue
 		}
 		if last != nil {

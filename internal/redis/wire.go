@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -173,7 +174,7 @@ func (w *wire) read(conn net.Conn, client io.Closer) {
 		if refused {
 			t.err = refusal(text)
 		} else {
-			t.reply = string(text)
+			t.reply = unsafe.String(unsafe.SliceData(text), len(text)) // conclude removes it before buf is used again
 		}
 		buf = buf[:0]
 		w.conclude(c)
@@ -233,6 +234,7 @@ func (w *wire) conclude(c *call) {
 	t := c.payload.scriptRuns[0]
 	_, elsewhen := t.elsewhen()
 	if elsewhen || isReply(t.err, "NOSCRIPT") || isElsewhere(t.err) || isForeign(t.err) || isCompileError(t.err) {
+		t.reply = ""
 		w.lane.spawn(func() { w.lane.carry(c, w.lane.clock.Now()) })
 		return
 	}
@@ -240,6 +242,7 @@ func (w *wire) conclude(c *call) {
 	if w.answer(c, t) != nil {
 		outcome = callFailed
 	}
+	t.reply = ""
 	w.lane.complete(c, outcome)
 	w.lane.concluded(c)
 }

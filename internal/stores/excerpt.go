@@ -45,6 +45,15 @@ func (e *excerpt) pass(whole *backend.Batch, from, to int) {
 	}
 }
 
+// fill writes the decisions that are not known in the whole batch, which ends now.
+func (e *excerpt) fill(whole *backend.Batch) {
+	for i, at := range e.of {
+		if !whole.IsKnown(int(at)) {
+			whole.Decisions[at] = e.decisions[i]
+		}
+	}
+}
+
 // reset empties e for another use.
 func (e *excerpt) reset() {
 	clear(e.charges) // so that limits of an old configuration can be collected

@@ -36,8 +36,8 @@ func (r *Router) Submit(b *backend.Batch) {
 	route := r.find(b.Charges[:n])
 	for n < len(b.Charges) {
 		more := backend.GroupLen(b.Charges[n:])
-		if r.find(b.Charges[n:n+more]) != route {
-			r.divide(b, n, route)
+		if other := r.find(b.Charges[n : n+more]); other != route {
+			r.divide(b, n, route, other)
 			return
 		}
 		n += more
@@ -54,14 +54,23 @@ func (r *Router) Submit(b *backend.Batch) {
 	d.submit()
 }
 
-// divide submits b as several batches. The first same charges belong to route.
-func (r *Router) divide(b *backend.Batch, same int, route *Route) {
+// divide submits b as several batches. The first same charges belong to route, and the group after them to other.
+func (r *Router) divide(b *backend.Batch, same int, route, other *Route) {
 	d := r.divisions.Get().(*division)
 	d.outer = b
+	// All routes are found first: each search reads memory that is rarely in a cache, and in a short loop the processor
+	// waits for several reads at a time.
+	d.routes = append(d.routes[:0], other)
+	for at := same + backend.GroupLen(b.Charges[same:]); at < len(b.Charges); {
+		n := backend.GroupLen(b.Charges[at:])
+		d.routes = append(d.routes, r.find(b.Charges[at:at+n]))
+		at += n
+	}
 	d.part(route).inner.add(b.Charges[:same], 0)
-	for at := same; at < len(b.Charges); {
+	at := same
+	for _, route := range d.routes {
 		group := b.Charges[at:][:backend.GroupLen(b.Charges[at:])]
-		d.part(r.find(group)).inner.add(group, at)
+		d.part(route).inner.add(group, at)
 		at += len(group)
 	}
 	for _, p := range d.parts[:d.used] {
@@ -80,6 +89,7 @@ type division struct {
 	outer   *backend.Batch
 	parts   []*divisionPart
 	used    int          // the number of parts in use
+	routes  []*Route     // of the groups, used by divide
 	pending atomic.Int32 // the number of parts that have not ended
 }
 
@@ -128,7 +138,11 @@ func (p *divisionPart) ended(*backend.Batch) {
 	if see := d.router.ended; see != nil {
 		see(&p.batch)
 	}
-	p.inner.pass(d.outer, 0, len(p.inner.charges))
+	if d.pending.Load() > 1 {
+		p.inner.pass(d.outer, 0, len(p.inner.charges))
+	} else { // the whole ends now
+		p.inner.fill(d.outer)
+	}
 	p.inner.reset()
 	p.batch, p.route = backend.Batch{}, nil
 	if d.pending.Add(-1) > 0 {
