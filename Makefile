@@ -9,7 +9,7 @@ run: build ## serve examples/quickstart.yaml from memory
 	@bin/rlsidecar serve --config examples/quickstart.yaml
 test: ## the tests of all code; installs what they need
 	@scripts/test.sh
-test-packaging: ## the tests of images, releases, the chart, and other systems; installs what they need
+test-packaging: ## the race detector, go vet for each system, and the tests of images, releases and the chart; installs what they need
 	@scripts/test-packaging.sh
 simulate: ## the client side with simulated servers, networks and clocks: N seeds from FIRST on (20000 from 1)
 	@go test ./test/simulate -count=1 -timeout 0 -run TestSimulation -v -seeds $(or $(N),20000) -first $(or $(FIRST),1) -commit $$(git rev-parse --short HEAD)

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# The tests of what is published: builds for the other systems and processors, the image (built by
-# buildah, run by podman, and for the other processor by QEMU), the release (built twice, the same), its
-# SBOM, clients generated from the OpenAPI documents, the Helm chart, and the documentation as a site.
+# The tests that test.sh leaves out. Of all code: go vet for each system and processor, and the concurrent
+# packages under the race detector. Of what is published: dashboards and alerts, the benchmarks, the image
+# (built by buildah, run by podman, and for the other processor by QEMU), the release (built twice, the
+# same), its SBOM, clients generated from the OpenAPI documents, the Helm chart, and the documentation as a
+# site.
 set -uo pipefail
 . "$(dirname "$0")/steps.sh"
 
@@ -15,15 +17,26 @@ cross() { # cross TARGET: go vet type-checks all packages and their tests
 # 32-bit programs run here: 64-bit atomics must be aligned, and some system calls have other numbers.
 on_386() { GOARCH=386 CGO_ENABLED=0 go test -vet=off -count=1 ./internal/nonblock ./pkg/backend/memory; }
 
+race() {
+  CGO_ENABLED=1 go test -vet=off -race -short -count=1 -p 4 -parallel 8 -timeout 30m ./internal/server ./internal/redis \
+    ./pkg/backend/... ./internal/nonblock ./internal/stores ./internal/limiter ./internal/grpcapi ./internal/h2grpc
+}
+
+observability_module() { (cd test/observability && go vet ./... && go test -vet=off -count=1 ./...); }
+bench_module() { (cd bench && go vet ./... && go test -vet=off -count=1 ./...) && (cd bench/library && go vet ./...); }
 chart_module() { (cd test/chart && go vet ./... && go test -vet=off -count=1 ./...); }
 
-scripts/install-tools.sh packaging || exit
+scripts/install-tools.sh && scripts/install-tools.sh packaging || exit
 export PATH="$PWD/.tools/bin:$PATH"
 
+step race race
+step vet env CGO_ENABLED=0 go vet ./...
 for target in "${targets[@]}"; do
   step "vet for $target" cross "$target"
 done
 [ "$(go env GOHOSTARCH)" != amd64 ] || step "tests on linux/386" on_386
+step observability observability_module
+step bench bench_module
 # One after the other: both build the program in several ways.
 step "image and release" go test -vet=off -count=1 -p 1 -timeout 60m ./test/image ./test/release
 step "clients of the HTTP API" go test -vet=off -count=1 -timeout 20m ./test/clients

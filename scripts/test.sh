@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The tests of all code: formatting, the spelling of pages, vet, the Go tests with real servers and proxies
-# (Redis, Envoy, NGINX, …), and the concurrent packages once more under the race detector.
-# test-packaging.sh tests what is published.
+# The tests of all code: formatting, the spelling of pages, and the Go tests with real servers and proxies
+# (Redis, Envoy, NGINX, …). test-packaging.sh has the rest: go vet for all systems, the race detector, and
+# the tests of what is published.
 set -uo pipefail
 . "$(dirname "$0")/steps.sh"
 
@@ -23,21 +23,11 @@ spelling() { find . -name '*.md' -not -path './.*' -not -path './dist/*' -print0
 
 others() { go list ./... | grep -vE '/test/(clients|e2e|image|release)$|/internal/redis$|/internal/server$'; }
 tests() { go test -vet=off -count=1 "${together[@]}" "${slow[@]}" $(others); }
-observability_module() { (cd test/observability && go vet ./... && go test -vet=off -count=1 ./...); }
-bench_module() { (cd bench && go vet ./... && go test -vet=off -count=1 ./...) && (cd bench/library && go vet ./...); }
-race() {
-  CGO_ENABLED=1 go test -vet=off -race -short -count=1 "${together[@]}" ./internal/server ./internal/redis ./pkg/backend/... \
-    ./internal/nonblock ./internal/stores ./internal/limiter ./internal/grpcapi ./internal/h2grpc
-}
 
 scripts/install-tools.sh || exit
 export PATH="$PWD/.tools/bin:$PATH"
 
 step gofmt formatted
 step spelling spelling
-step vet go vet ./...
 step tests tests
-step observability observability_module
-step bench bench_module
-step race race
 finish
