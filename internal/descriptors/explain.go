@@ -129,7 +129,8 @@ type matched struct {
 func (at *level) matching(e *Entry) []matched {
 	var all []matched
 	add := func(p Pattern, node *Node) { all = append(all, matched{p, node}) }
-	v := at.keys.get(e.Key)
+	t := at.tables()
+	v := t.keys.get(e.Key)
 	if v == nil {
 		v = newValues()
 	}
@@ -155,7 +156,7 @@ func (at *level) matching(e *Entry) []matched {
 			wild = append(wild, w)
 		}
 	}
-	for _, w := range at.loose() {
+	for _, w := range t.loose {
 		if glob(w.Text, e.Key, e.Value) {
 			wild = append(wild, w)
 		}
@@ -186,14 +187,15 @@ func (at *level) step(e *Entry, node *Node) Step {
 // miss describes why e, the i-th entry, matched nothing.
 func (at *level) miss(i int, e *Entry) *Miss {
 	m := &Miss{At: i, Entry: *e}
-	v := at.keys.get(e.Key)
+	t := at.tables()
+	v := t.keys.get(e.Key)
 	switch {
 	case v != nil:
 		m.Reason = NoValue
 		m.near(e.Value, v.names())
-	case at.keys.value != nil || len(at.loose()) > 0:
+	case t.keys.value != nil || len(t.loose) > 0:
 		m.Reason = NoKey
-		m.near(e.Key, at.names())
+		m.near(e.Key, t.names())
 	default:
 		m.Reason = TooLong
 	}
@@ -228,13 +230,14 @@ func (at *level) walk(path string, visit func(path string, node *Node)) {
 		visit(path+name, node)
 		node.next.walk(path+name+",", visit)
 	}
-	for key, v := range at.keys.all() {
+	t := at.tables()
+	for key, v := range t.keys.all() {
 		v.patterns(key, enter)
 		if v.open != nil {
 			enter(Pattern{Key: key, How: Any}, v.open)
 		}
 	}
-	for _, w := range at.loose() {
+	for _, w := range t.loose {
 		enter(w.Pattern, w.node)
 	}
 }
@@ -263,12 +266,12 @@ func (v *values) names() []string {
 }
 
 // names are the keys of a level.
-func (at *level) names() []string {
+func (t *tables) names() []string {
 	var names []string
-	for key := range at.keys.all() {
+	for key := range t.keys.all() {
 		names = append(names, Printable(key))
 	}
-	for _, w := range at.loose() {
+	for _, w := range t.loose {
 		names = append(names, w.Shown())
 	}
 	return names

@@ -19,11 +19,18 @@ type Node struct {
 	next        level
 }
 
-// level holds the patterns for one entry. A configuration may have several levels for each limit, so what few have is
-// apart.
+// level holds the patterns for one entry. Most levels of a deep tree have one pattern, and a configuration may have
+// several such levels for each limit. Therefore that pattern is in the level itself, and several are in tables.
 type level struct {
+	key, text string // of the only pattern; an empty text stands for any value
+	node      *Node  // of the only pattern; nil if there is none or if there are tables
+	many      *tables
+}
+
+// tables hold the patterns of a level that has several, or one that is neither an exact value nor any value.
+type tables struct {
 	keys table[values]
-	wild *wildKeys // nil means none
+	wildKeys
 }
 
 // wildKeys are the patterns of a level that are tried one after another.
@@ -34,13 +41,20 @@ type wildKeys struct {
 	count int // wildcards and regular expressions of the level, those of its keys included
 }
 
-// loose returns the patterns with a "*" in the key.
-func (at *level) loose() []wildcard {
-	if at.wild == nil {
-		return nil
+// tables returns the patterns of the level in tables, which the caller must not change.
+func (at *level) tables() *tables {
+	if at.many != nil {
+		return at.many
 	}
-	return at.wild.loose
+	t := &tables{}
+	if at.node != nil {
+		t.add(ValuePattern(at.key, at.text), at.node)
+	}
+	return t
 }
+
+// isOnly reports whether p can be the only pattern of a level without tables.
+func (p *Pattern) isOnly() bool { return p.How == Any || p.How == Exact && p.Text != "" }
 
 // values holds the patterns of one key.
 type values struct {
@@ -92,15 +106,16 @@ func (at *level) couldMeet(entries []Possible) bool {
 		return n != nil && (len(rest) == 0 && len(n.Policies) > 0 || len(rest) > 0 && n.next.couldMeet(rest))
 	}
 	wild := func(w wildcard) bool { return leads(w.node) }
-	if slices.ContainsFunc(at.loose(), wild) {
+	t := at.tables()
+	if slices.ContainsFunc(t.loose, wild) {
 		return true
 	}
-	for key, v := range at.keys.all() {
+	for key, v := range t.keys.all() {
 		if slices.ContainsFunc(v.wild, func(w wildcard) bool { return (key == e.Key || w.How == Wildcard) && wild(w) }) {
 			return true
 		}
 	}
-	v := at.keys.get(e.Key)
+	v := t.keys.get(e.Key)
 	if v == nil {
 		return false
 	}
@@ -138,75 +153,89 @@ func (t *Tree) Add(parent *Node, p Pattern) (node *Node, added bool) {
 	if parent != nil {
 		at = &parent.next
 	}
+	made := &Node{}
+	node = at.put(p, made)
+	return node, node == made
+}
+
+// put adds p with node, unless the level has p. It returns the node of p.
+func (at *level) put(p Pattern, node *Node) *Node {
+	if at.many == nil {
+		loose := strings.Contains(p.Key, "*")
+		switch {
+		case at.node == nil && !loose && p.isOnly():
+			at.key, at.text, at.node = p.Key, p.Text, node
+			return node
+		case at.node != nil && !loose && p.isOnly() && at.key == p.Key && at.text == p.Text:
+			return at.node
+		}
+		at.many = at.tables()
+		at.key, at.text, at.node = "", "", nil
+	}
+	return at.many.add(p, node)
+}
+
+// add is put for tables.
+func (t *tables) add(p Pattern, node *Node) *Node {
 	if strings.Contains(p.Key, "*") {
 		text := p.Key
 		if p.Text != "" {
 			text += "_" + p.Text
 		}
-		wild := at.ownWild()
-		return wild.add(&wild.loose, Pattern{How: Wildcard, Text: text})
+		return t.wildKeys.add(&t.loose, Pattern{How: Wildcard, Text: text}, node)
 	}
-	v := at.keys.get(p.Key)
+	v := t.keys.get(p.Key)
 	if v == nil {
 		v = newValues()
-		at.keys.add(p.Key, v)
+		t.keys.add(p.Key, v)
 	}
 	switch p.How {
 	case HasPrefix:
-		return v.own().prefix.add(p.Text)
+		return v.own().prefix.add(p.Text, node)
 	case HasSuffix:
-		return v.own().suffix.add(p.Text)
+		return v.own().suffix.add(p.Text, node)
 	case Wildcard, Regex:
-		return at.ownWild().add(&v.own().wild, p)
+		return t.wildKeys.add(&v.own().wild, p, node)
 	case Any:
 		if v.open == nil {
-			v.open, added = &Node{}, true
+			v.open = node
 		}
-		return v.open, added
+		return v.open
 	case Exact:
 	}
-	if node = v.exact.get(p.Text); node == nil {
-		node, added = &Node{}, true
-		v.exact.add(p.Text, node)
+	if have := v.exact.get(p.Text); have != nil {
+		return have
 	}
-	return node, added
+	v.exact.add(p.Text, node)
+	return node
 }
 
-// ownWild returns the wildKeys of at, for changes.
-func (at *level) ownWild() *wildKeys {
-	if at.wild == nil {
-		at.wild = &wildKeys{}
-	}
-	return at.wild
-}
-
-// add adds p to list, which is w.loose or the patterns of a key.
-func (w *wildKeys) add(list *[]wildcard, p Pattern) (*Node, bool) {
+// add adds p with node to list, which is w.loose or the patterns of a key. It returns the node of p.
+func (w *wildKeys) add(list *[]wildcard, p Pattern, node *Node) *Node {
 	for _, have := range *list {
 		if have.How == p.How && have.Text == p.Text {
-			return have.node, false
+			return have.node
 		}
 	}
-	one := wildcard{Pattern: p, order: w.count, node: &Node{}}
+	*list = append(*list, wildcard{Pattern: p, order: w.count, node: node})
 	w.count++
-	*list = append(*list, one)
-	return one.node, true
+	return node
 }
 
-func (a *affixes) add(text string) (node *Node, added bool) {
-	if node = a.nodes[text]; node != nil {
-		return node, false
+// add adds text with node. It returns the node of text.
+func (a *affixes) add(text string, node *Node) *Node {
+	if have := a.nodes[text]; have != nil {
+		return have
 	}
 	if a.nodes == nil {
 		a.nodes = map[string]*Node{}
 	}
-	node = &Node{}
 	a.nodes[text] = node
 	if !slices.Contains(a.lengths, len(text)) {
 		a.lengths = append(a.lengths, len(text))
 		slices.SortFunc(a.lengths, func(a, b int) int { return b - a })
 	}
-	return node, true
+	return node
 }
 
 // longest is the node of the longest prefix of value, or of the longest suffix if atEnd is true.
@@ -241,10 +270,18 @@ func (t *Tree) Match(entries []Entry) *Node {
 }
 
 func (at *level) match(e *Entry) *Node {
-	v := at.keys.get(e.Key)
-	if v == nil && at.wild == nil {
+	switch {
+	case at.many != nil:
+		return at.many.match(e)
+	case at.node != nil && at.key == e.Key && (at.text == "" || at.text == e.Value):
+		return at.node
+	default:
 		return nil
 	}
+}
+
+func (t *tables) match(e *Entry) *Node {
+	v := t.keys.get(e.Key)
 	var found *wildcard
 	if v != nil {
 		if node := v.exact.get(e.Value); node != nil {
@@ -261,9 +298,8 @@ func (at *level) match(e *Entry) *Node {
 			found = v.firstWild(e.Value)
 		}
 	}
-	loose := at.loose()
-	for i := range loose {
-		w := &loose[i]
+	for i := range t.loose {
+		w := &t.loose[i]
 		if (found == nil || w.order < found.order) && (joined{e.Key, e.Value, true}).matches(w.Text) {
 			found = w
 			break

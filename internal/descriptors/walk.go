@@ -20,7 +20,8 @@ func (at *level) all(above []Pattern, yield func([]Pattern, *Node) bool) bool {
 		node *Node
 	}
 	var children []child
-	keys := maps.Collect(at.keys.all())
+	t := at.tables()
+	keys := maps.Collect(t.keys.all())
 	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		v, first := keys[key], len(children)
 		v.patterns(key, func(p Pattern, n *Node) {
@@ -32,7 +33,7 @@ func (at *level) all(above []Pattern, yield func([]Pattern, *Node) bool) bool {
 			children = append(children, child{Pattern{Key: key, How: Any}, v.open})
 		}
 	}
-	for _, w := range at.loose() {
+	for _, w := range t.loose {
 		children = append(children, child{w.Pattern, w.node})
 	}
 	for _, c := range children {
