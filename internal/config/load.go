@@ -1,6 +1,7 @@
 package config
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -25,10 +26,12 @@ func Root(path string) string {
 // read reads the files of paths: files themselves, the *.yaml and *.yml files of folders, and all files below
 // folder/**, sorted by name. A file that is named twice is read once.
 func read(paths []string) (files []File, problems Problems) {
+	var whole bytes.Buffer // for all files, so that each is copied once
 	problems = eachFile(paths, func(name string, content io.Reader) error {
-		data, err := io.ReadAll(content)
+		whole.Reset()
+		_, err := whole.ReadFrom(content)
 		if err == nil {
-			files = append(files, File{Name: name, Data: data})
+			files = append(files, File{Name: name, Data: bytes.Clone(whole.Bytes())})
 		}
 		return err
 	})

@@ -23,6 +23,7 @@ type shared struct {
 	numbers map[algorithms.Limit]*algorithms.Limit
 	extra   map[extrasKey]*descriptors.Extras
 	open    map[string][]int
+	texts   map[string]string
 }
 
 // extrasKey identifies equal Extras without metadata.
@@ -47,6 +48,7 @@ type extrasKey struct {
 func newShared() *shared {
 	return &shared{
 		numbers: map[algorithms.Limit]*algorithms.Limit{}, extra: map[extrasKey]*descriptors.Extras{}, open: map[string][]int{},
+		texts: map[string]string{},
 	}
 }
 
@@ -61,6 +63,16 @@ func oneOf[K comparable, V any](table map[K]V, key K, made func() V) V {
 	value := made()
 	table[key] = value
 	return value
+}
+
+// text returns a copy of t that all equal texts share: the keys of descriptors, and short values such as methods, are
+// few. Values that are longer are mostly different.
+func (s *shared) text(t string) string {
+	const short = 8
+	if len(t) > short {
+		return t
+	}
+	return oneOf(s.texts, t, func() string { return t })
 }
 
 // limit returns a copy of l that all equal limits share.

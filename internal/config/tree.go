@@ -34,7 +34,7 @@ func (c *compiler) step(one *descriptor) step {
 			return s
 		case v.how == descriptors.Exact:
 			c.warnBlanks(v.at, v.key, v.value, v.how)
-			s.Pattern = descriptors.ValuePattern("", v.value)
+			s.Pattern = descriptors.ValuePattern("", c.shared.text(v.value))
 			continue
 		case v.value == "":
 			c.mistake(v.at, "%s is empty; remove it to match any value, or write a value", v.key)
@@ -58,7 +58,7 @@ func (c *compiler) step(one *descriptor) step {
 	if reported == 0 {
 		s.How = descriptors.Any
 	}
-	s.Key = one.Key.value
+	s.Key = c.shared.text(one.Key.value)
 	return s
 }
 
