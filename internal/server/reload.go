@@ -93,7 +93,9 @@ func (s *server) tightly() (end func()) {
 	if s.keeper != nil {
 		bytes = s.keeper.Bytes
 	}
-	const often = 25 // percentage of the heap that may be garbage
+	// often is the percentage of the heap that may be garbage. With 25 instead of 50, a start with 100,000 limits took
+	// 40 % more processor time, and 30 MiB less at its peak.
+	const often = 50
 	if s.limiter.Current() != nil && bytes() < manyBytes {
 		return func() {}
 	}
