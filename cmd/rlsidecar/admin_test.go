@@ -105,7 +105,7 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 	command(exitNo, "no limit has a bucket for this descriptor", "reset", "--domain", "edge", "--descriptor", "path=/x")
 	command(exitNo, `no limit is named "sned"`, "get", "sned")
 
-	for _, verb := range []string{"get", "reset"} { // a bucket that no descriptor meets
+	for _, verb := range []string{"get", "reset"} { // a bucket that no descriptor matches
 		const send, team = "a bucket of this limit is identified by 1 value (user)", "a bucket of this limit is identified by 1 value (org) or by 2 values (org, team)"
 		command(exitUsage, `limit "send": the key has no value; `+send, verb, "send")
 		command(exitUsage, `limit "send": the key has 2 values; `+send, verb, "send", "bob", "eve")

@@ -122,7 +122,7 @@ type bucketArgs struct {
 	Limit      string   `arg:"" optional:"" help:"A named limit."`
 	Key        []string `arg:"" optional:"" help:"Values that identify the bucket, in the order of the descriptor."`
 	Domain     string   `placeholder:"NAME" help:"The domain. Required with --descriptor, and if several domains have the limit."`
-	Descriptor string   `placeholder:"KEY=VALUE,…" help:"Instead of LIMIT and KEY: select the buckets that this descriptor meets."`
+	Descriptor string   `placeholder:"KEY=VALUE,…" help:"Instead of LIMIT and KEY: select the buckets that this descriptor matches."`
 }
 
 // query returns the query of the admin API that selects these buckets.

@@ -13,10 +13,10 @@ import (
 // configFlags are the defaults of a configuration that its files do not state. The names are those of serve's flags,
 // so that a command checks what serve will use.
 type configFlags struct {
-	Consume          string  `enum:"auto,together,each" default:"auto" env:"RLSIDECAR_CONSUME" help:"Default of the key consume of a domain: together, each, or auto, which means together for files and each for limits that a control plane sends."`
-	OnBackendFailure string  `enum:"deny,allow,local,error" default:"deny" env:"RLSIDECAR_ON_BACKEND_FAILURE" help:"Default of the key on_backend_failure: deny, allow, local or error."`
-	LocalShare       float64 `default:"0" env:"RLSIDECAR_LOCAL_SHARE" help:"Default of the key local_share, more than 0 and at most 1."`
-	MaxLimits        int     `default:"100000" env:"RLSIDECAR_MAX_LIMITS" help:"Maximum number of limits in a configuration. A limit counts once for each place that uses it, and takes 1 to 2 KB of memory."`
+	Consume          string  `enum:"auto,together,each" default:"auto" env:"RLSIDECAR_CONSUME" help:"How a denied request is charged, in domains without the key consume. together: it consumes nothing. each: the limits that allow it are charged, as in envoyproxy/ratelimit. auto: together for files, each for limits that a control plane sends."`
+	OnBackendFailure string  `enum:"deny,allow,local,error" default:"deny" env:"RLSIDECAR_ON_BACKEND_FAILURE" help:"Answer when Redis does not decide in time, for limits without the key on_backend_failure: deny, allow, local (decide in memory with --local-share of the limit) or error (the proxy decides)."`
+	LocalShare       float64 `default:"0" env:"RLSIDECAR_LOCAL_SHARE" help:"Share of a limit that this sidecar allows with on_backend_failure local, for limits without the key local_share: more than 0 and at most 1."`
+	MaxLimits        int     `default:"100000" env:"RLSIDECAR_MAX_LIMITS" help:"Maximum number of limits in a configuration. A named limit counts once for each descriptor that uses it. A limit takes 1 to 2 KB of memory."`
 	KeepBlanks       bool    `env:"RLSIDECAR_KEEP_BLANKS" help:"Keep spaces and tabs at the ends of descriptor values. By default they are removed, as in HTTP, because a client could get a new bucket by adding a blank."`
 }
 

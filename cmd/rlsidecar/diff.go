@@ -28,7 +28,7 @@ type diffCmd struct {
 func (diffCmd) Help() string {
 	return `Describes each limit that was added, removed or changed: its numbers, algorithm, shadow
 and quota mode, failure policy, and whether its buckets start anew. It also lists the
-descriptors that meet other limits than before, and changed routes of the section auth.
+descriptors that match other limits than before, and changed routes of the section auth.
 
 With --log, it replays a log with both configurations, and counts the requests and
 clients that only one of them denies. "simulate --help" explains the flags --format,

@@ -53,7 +53,7 @@ type explained struct {
 	Steps      []stepTaken    `json:"steps"`
 	Miss       *nearMiss      `json:"miss,omitempty"`
 	Limits     []limitApplied `json:"limits"`
-	// Settles describes a descriptor that settles a reservation. It meets no limit.
+	// Settles describes a descriptor that settles a reservation. It matches no limit.
 	Settles string `json:"settles,omitempty"`
 	// Denied is the reason for which the request is denied before its limits are checked.
 	Denied string `json:"denied,omitempty"`
@@ -315,7 +315,7 @@ func writeExplained(w io.Writer, all []explained) error {
 		}
 		out.WriteString(descriptors.Printable(x.Descriptor) + "\n")
 		for _, s := range x.Steps {
-			fmt.Fprintf(&out, "  %s meets %s (%s%s)\n", s.Entry, s.Pattern, matchWords[s.Match], overText(s.Over))
+			fmt.Fprintf(&out, "  %s matches %s (%s%s)\n", s.Entry, s.Pattern, matchWords[s.Match], overText(s.Over))
 		}
 		if x.Miss != nil {
 			fmt.Fprintf(&out, "  not limited: %s\n", x.Miss.Message)

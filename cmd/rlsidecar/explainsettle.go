@@ -35,9 +35,9 @@ func settlement(d *limiter.Domain, entries []descriptors.Entry) string {
 	case (key == d.Settle.Key || key == d.Settle.End) && isNone:
 		return "settles nothing: the request reserved nothing"
 	case key == d.Settle.Key:
-		return "settles the reservation with this id: its hits are the real cost, without hits unknown_cost is charged. It meets no limit"
+		return "settles the reservation with this id: its hits are the real cost, without hits unknown_cost is charged. It matches no limit"
 	case key == d.Settle.End:
-		return "ends the request with this id: unless " + descriptors.Printable(d.Settle.Key) + "=ID of the same request has the real cost, unknown_cost is charged. It meets no limit"
+		return "ends the request with this id: unless " + descriptors.Printable(d.Settle.Key) + "=ID of the same request has the real cost, unknown_cost is charged. It matches no limit"
 	default:
 		return ""
 	}

@@ -43,7 +43,7 @@ func contains(t *testing.T, condition, text string, wants ...string) {
 // and the metrics show them, but no values.
 func TestRequestsThatMeetNoLimitAreSeen(t *testing.T) {
 	x := startServe(t, "--config", write(t, counted))
-	if code, out := x.tool(t, "top", "--unmatched"); code != exitDone || !strings.HasPrefix(out, "every request met a limit since ") {
+	if code, out := x.tool(t, "top", "--unmatched"); code != exitDone || !strings.HasPrefix(out, "every request matched a limit since ") {
 		t.Errorf("before: exit %d: %s", code, out)
 	}
 	for i := range 3 {
@@ -60,12 +60,12 @@ func TestRequestsThatMeetNoLimitAreSeen(t *testing.T) {
 	_, out := x.tool(t, "top", "--unmatched")
 	contains(t, "top --unmatched", out, "at least 3  no limit matches  d       dany", "at least 1  no such domain    c       deny")
 	_, top := x.tool(t, "top")
-	contains(t, "top", top, "no request was denied", "at least 4 requests met no limit", "top --unmatched")
+	contains(t, "top", top, "no request was denied", "at least 4 requests matched no limit", "top --unmatched")
 	_, api := x.get(t, x.admin, "/api/unmatched")
 	contains(t, "/api/unmatched", api, `"domain":"d","configured":true,"descriptors":["dany"]`, `"requests":3`)
 	_, metrics := x.get(t, x.admin, "/metrics")
 	contains(t, "/metrics", metrics, `rlsidecar_requests_unmatched_total{domain="d"} 3`, `rlsidecar_requests_unmatched_total{domain=""} 1`)
-	contains(t, "the log", x.log.String(), `requests meet no limit and are allowed`, `"domain": "d", "descriptors": "dany"`)
+	contains(t, "the log", x.log.String(), `requests match no limit and are allowed`, `"domain": "d", "descriptors": "dany"`)
 	for where, text := range map[string]string{"top": out, "the API": api, "the log": x.log.String()} {
 		if strings.Contains(text, "secret") {
 			t.Errorf("%s shows a value:\n%s", where, text)

@@ -19,9 +19,9 @@ type getCmd struct {
 // Help is shown by get --help.
 func (getCmd) Help() string {
 	return `Queries the admin listener of a running sidecar. The query consumes nothing. With
---descriptor, it shows the bucket of each limit that the descriptor meets. In a key or
+--descriptor, it shows the bucket of each limit that the descriptor matches. In a key or
 value, write \, for a comma and \= for an equals sign. Exits with 1 if there is no such
-limit, or if the descriptor meets none.
+limit, or if the descriptor matches none.
 
 Example:
 
@@ -132,4 +132,4 @@ var blockers = map[string]string{
 	"adjustment": "by an operator's adjustment; rlsidecar adjust list shows it",
 }
 
-var errNoBucket = errors.New("no limit has a bucket for this descriptor; rlsidecar explain shows which limits it meets")
+var errNoBucket = errors.New("no limit has a bucket for this descriptor; rlsidecar explain shows which limits it matches")

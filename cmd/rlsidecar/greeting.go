@@ -91,11 +91,11 @@ func question(domain string, entries []descriptors.Entry) string {
 // quote quotes s as one word of a shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// example returns a descriptor that meets a limit.
+// example returns a descriptor that matches a limit.
 func example(s *limiter.Snapshot) (domain string, entries []descriptors.Entry, ok bool) {
 	for _, name := range slices.Sorted(maps.Keys(s.Domains)) {
 		tree := s.Domains[name].Tree
-		// The explanation of an empty descriptor lists the descriptors that meet limits.
+		// The explanation of an empty descriptor lists the descriptors that match limits.
 		miss := tree.Explain(nil).Miss
 		if miss == nil {
 			continue

@@ -32,7 +32,7 @@ type commands struct {
 
 	Serve       serveCmd       `cmd:"" help:"Run the sidecar."`
 	Check       checkCmd       `cmd:"" help:"Check configurations, and print file:line:column of every mistake."`
-	Explain     explainCmd     `cmd:"" help:"Show which limit and bucket each descriptor meets, and why."`
+	Explain     explainCmd     `cmd:"" help:"Show which limit and bucket each descriptor matches, and why."`
 	Simulate    simulateCmd    `cmd:"" help:"Replay a log, and show which requests the limits would have denied."`
 	Diff        diffCmd        `cmd:"" help:"Compare two configurations, and count the affected requests of a log."`
 	Test        testCmd        `cmd:"" help:"Run scenarios: tests of limits, with times, requests and expected answers."`

@@ -29,22 +29,22 @@ func (manCmd) Run(a *app, parsed *kong.Context) error {
 		manCommand(&b, c)
 	}
 	b.WriteString(`.SH ENVIRONMENT
-Flags that name a variable take its value where they are not given. The variables of envoyproxy/ratelimit count where neither is;
+If a flag is not given, its environment variable sets it. If neither is given, the variable of envoyproxy/ratelimit does.
 .B rlsidecar env
-lists them all.
+lists all variables.
 .SH EXIT STATUS
 .TP
 .B 0
-It is done.
+Success.
 .TP
 .B 1
-The answer is no: a bad configuration, a failed scenario, a server that is not ready.
+A negative result: a mistake in a configuration, a failed scenario, a server that is not ready.
 .TP
 .B 2
-It was used wrongly.
+Wrong usage.
 .TP
 .B 3
-It could not be done: a file, a port, the network.
+Failure: a file that cannot be read, a port that is in use, a network error.
 `)
 	_, err := b.WriteTo(a.stdout)
 	return err

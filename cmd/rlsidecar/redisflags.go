@@ -9,7 +9,7 @@ import (
 // redisFlags state which Redis keeps the buckets.
 type redisFlags struct {
 	RedisURL          string        `name:"redis-url" placeholder:"URL" env:"RLSIDECAR_REDIS_URL" help:"Keep buckets in Redis: redis://[user:pass@]host:port/db, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p."`
-	RedisPerSecondURL string        `name:"redis-per-second-url" placeholder:"URL" env:"RLSIDECAR_REDIS_PER_SECOND_URL" help:"Keep the buckets of limits per second in this Redis instead, as REDIS_PERSECOND does."`
+	RedisPerSecondURL string        `name:"redis-per-second-url" placeholder:"URL" env:"RLSIDECAR_REDIS_PER_SECOND_URL" help:"Keep the buckets of limits per second in this second Redis, as the reference server does with REDIS_PERSECOND."`
 	BackendTimeout    time.Duration `default:"10ms" env:"RLSIDECAR_BACKEND_TIMEOUT" help:"Deadline of a decision by Redis. After it, on_backend_failure decides (${default})."`
 	RedisKeyPrefix    string        `default:"rl:" placeholder:"TEXT" env:"RLSIDECAR_REDIS_KEY_PREFIX" help:"Prefix of all keys in Redis (${default})."`
 	RedisPasswordFile string        `placeholder:"FILE" env:"RLSIDECAR_REDIS_PASSWORD_FILE" help:"File with password or user:password. Read again for every connection."`

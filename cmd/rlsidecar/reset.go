@@ -17,8 +17,8 @@ func (resetCmd) Help() string {
 	return `Deletes a bucket through the admin listener of a running sidecar, so that the key starts
 with a new one. With Redis, this applies to all sidecars; others may use their cached
 denials for up to a second. With --descriptor, it deletes the bucket of each limit that
-the descriptor meets. The sidecar logs the reset. Exits with 1 if there is no such limit,
-or if the descriptor meets none.
+the descriptor matches. The sidecar logs the reset. Exits with 1 if there is no such limit,
+or if the descriptor matches none.
 
 Example:
 

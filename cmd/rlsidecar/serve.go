@@ -24,7 +24,7 @@ import (
 // serveCmd has one field for each flag, as kong requires.
 type serveCmd struct {
 	Config []string `placeholder:"PATH" env:"RLSIDECAR_CONFIG" help:"File, folder of *.yaml files, or folder/** for all files below it. May be repeated; in the variable, separate several by commas. Required without --xds-server."`
-	Reload string   `enum:"all,isolate" default:"all" env:"RLSIDECAR_RELOAD" help:"What a mistake in the configuration rejects: everything (all), or only the domains that have the mistake (isolate) (${default})."`
+	Reload string   `enum:"all,isolate" default:"all" env:"RLSIDECAR_RELOAD" help:"Effect of a mistake in the configuration. all: the whole new configuration is rejected. isolate: only the domains with a mistake are rejected."`
 	configFlags
 	xdsFlags
 
@@ -33,17 +33,17 @@ type serveCmd struct {
 	HTTPListen        string    `name:"http-listen" default:"127.0.0.1:8080" placeholder:"ADDR" env:"RLSIDECAR_HTTP_LISTEN" help:"Address of the HTTP listener: auth requests, JSON and health. Empty: no HTTP listener (${default})."`
 	HTTPProxyProtocol bool      `name:"http-proxy-protocol" env:"RLSIDECAR_HTTP_PROXY_PROTOCOL" help:"Accept PROXY protocol headers (v1 and v2) from trusted_proxies on the HTTP listener."`
 	APIToken          string    `name:"api-token" placeholder:"TOKEN" env:"RLSIDECAR_API_TOKEN" help:"Bearer token of the HTTP API (/v1/limit, /v1/check, …). Without a token, the API is served only if the HTTP listener is a Unix socket or a loopback address."`
-	APITokenFile      tokenFile `name:"api-token-file" placeholder:"FILE" env:"RLSIDECAR_API_TOKEN_FILE" help:"File that contains the token, which the process list then does not show. Read again when it changes."`
-	SettleKeyFile     tokenFile `placeholder:"FILE" env:"RLSIDECAR_SETTLE_KEY_FILE" help:"File with the key that signs reservations, the same for all sidecars. A key in a second line is accepted too, for a change of the key (the API token, or else a random key, kept in Redis)."`
+	APITokenFile      tokenFile `name:"api-token-file" placeholder:"FILE" env:"RLSIDECAR_API_TOKEN_FILE" help:"File that contains this token. Unlike --api-token, the process list does not show it. Read again when it changes."`
+	SettleKeyFile     tokenFile `placeholder:"FILE" env:"RLSIDECAR_SETTLE_KEY_FILE" help:"File with the key that signs the ids of reservations. All sidecars need the same key. To change the key, write the new one in the first line and the old one in the second: both are accepted (the API token, or else a random key, kept in Redis)."`
 	HTTPJSON          string    `name:"http-json" enum:"on,off" default:"on" env:"RLSIDECAR_HTTP_JSON" help:"Whether the HTTP listener serves POST /json, the reference server's format, which needs no token: on or off (${default})."`
-	APIInlineConfig   bool      `name:"api-inline-config" env:"RLSIDECAR_API_INLINE_CONFIG" help:"Accept limits in requests to the HTTP API (config). Use it only if the callers may choose their limits."`
+	APIInlineConfig   bool      `name:"api-inline-config" env:"RLSIDECAR_API_INLINE_CONFIG" help:"Let requests to the HTTP API bring their own limits, in the field config. Use it only if the callers may choose their limits."`
 	AdminListen       string    `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Address of the admin listener: admin page, metrics and profiles. Empty: no admin listener (${default})."`
 	AdminToken        string    `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token of the admin listener. Required unless it is a Unix socket or a loopback address."`
-	AdminTokenFile    tokenFile `placeholder:"FILE" env:"RLSIDECAR_ADMIN_TOKEN_FILE" help:"File that contains the token. Read again when it changes."`
+	AdminTokenFile    tokenFile `placeholder:"FILE" env:"RLSIDECAR_ADMIN_TOKEN_FILE" help:"File that contains this token. Unlike --admin-token, the process list does not show it. Read again when it changes."`
 
-	AdminReadTokenFile tokenFile `placeholder:"FILE" env:"RLSIDECAR_ADMIN_READ_TOKEN_FILE" help:"File that contains a token that may only read at the admin listener."`
-	StateDir           string    `placeholder:"DIR" env:"RLSIDECAR_STATE_DIR" help:"Folder that keeps adjustments over a restart. With Redis, it keeps the last known ones, for a start without Redis (none)."`
-	AuditKeyFile       tokenFile `placeholder:"FILE" env:"RLSIDECAR_AUDIT_KEY_FILE" help:"File with the secret that protects the audit of adjustments. All sidecars need the same secret (none)."`
+	AdminReadTokenFile tokenFile `placeholder:"FILE" env:"RLSIDECAR_ADMIN_READ_TOKEN_FILE" help:"File that contains a second token of the admin listener, for readers. It cannot change or reset anything."`
+	StateDir           string    `placeholder:"DIR" env:"RLSIDECAR_STATE_DIR" help:"Folder for adjustments, so that they survive a restart. With Redis, which keeps them too, it is for a start while Redis is unreachable (none)."`
+	AuditKeyFile       tokenFile `placeholder:"FILE" env:"RLSIDECAR_AUDIT_KEY_FILE" help:"File with a secret of 16 characters or more, without which the audit of adjustments cannot be forged. All sidecars need the same secret (none)."`
 
 	MaxDescriptors int `default:"100" placeholder:"N" env:"RLSIDECAR_MAX_DESCRIPTORS" help:"Maximum number of descriptors of a request, at most 1000. A request with more is denied (${default})."`
 	MaxEntries     int `default:"16" placeholder:"N" env:"RLSIDECAR_MAX_ENTRIES" help:"Maximum number of entries of a descriptor, at most 100. A request with more is denied (${default})."`
@@ -54,7 +54,7 @@ type serveCmd struct {
 	TLSClientName string `name:"tls-client-name" placeholder:"NAME" env:"RLSIDECAR_TLS_CLIENT_NAME" help:"Require client certificates for this DNS name."`
 
 	MaxConnectionAge      time.Duration `name:"grpc-max-connection-age" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE" help:"Tell clients to open a new connection after this time, so that they find new instances (never)."`
-	MaxConnectionAgeGrace time.Duration `name:"grpc-max-connection-age-grace" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE_GRACE" help:"Close such a connection, with its requests in flight, after this further time (never)."`
+	MaxConnectionAgeGrace time.Duration `name:"grpc-max-connection-age-grace" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE_GRACE" help:"After --grpc-max-connection-age, wait this long for requests in flight, and then close the connection (never)."`
 	MaxConnectionIdle     time.Duration `name:"grpc-max-connection-idle" default:"15m" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_IDLE" help:"Close gRPC connections that had no request for this time; 0 means never (${default})."`
 	GRPCMaxConnections    int           `name:"grpc-max-connections" placeholder:"N" env:"RLSIDECAR_GRPC_MAX_CONNECTIONS" help:"Maximum number of gRPC connections. Idle ones are closed to make room for new ones (as many as the limits of open files and memory allow)."`
 	HTTPMaxConnections    int           `name:"http-max-connections" placeholder:"N" env:"RLSIDECAR_HTTP_MAX_CONNECTIONS" help:"Maximum number of HTTP connections. Beyond it, only health checks are answered."`
@@ -62,29 +62,29 @@ type serveCmd struct {
 
 	MetricsListen  string  `placeholder:"ADDR" env:"RLSIDECAR_METRICS_LISTEN" help:"Address of a listener for metrics only, without a token (none)."`
 	MetricsPath    string  `default:"/metrics" placeholder:"PATH" env:"RLSIDECAR_METRICS_PATH" help:"Path of the metrics at --metrics-listen (${default})."`
-	NearLimitRatio float64 `default:"0.8" placeholder:"SHARE" env:"RLSIDECAR_NEAR_LIMIT_RATIO" help:"Share of a limit above which hits count as near_limit (${default})."`
+	NearLimitRatio float64 `default:"0.8" placeholder:"SHARE" env:"RLSIDECAR_NEAR_LIMIT_RATIO" help:"Share of a limit above which hits count as near_limit in the metrics (${default})."`
 
 	statsdFlags
 	tracingFlags
 
 	ShadowMode bool `env:"RLSIDECAR_SHADOW_MODE" help:"Allow every request. Statuses and metrics show which requests would have been denied."`
-	QuotaMode  bool `env:"RLSIDECAR_QUOTA_MODE" help:"Deny a request only if all its descriptors are over their limits."`
+	QuotaMode  bool `env:"RLSIDECAR_QUOTA_MODE" help:"Deny a request only if each of its descriptors is over its limit. A descriptor without a limit is never over it."`
 
 	MemoryMaxKeys int `placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"Maximum number of buckets in memory (1000000, or as many as fit into half of the container's memory)."`
 
 	redisFlags
 
-	ResponseHeaders bool   `env:"RLSIDECAR_RESPONSE_HEADERS" help:"Add rate limit headers to the responses of the proxy (gRPC)."`
+	ResponseHeaders bool   `env:"RLSIDECAR_RESPONSE_HEADERS" help:"Let Envoy add rate limit headers to its responses (gRPC only; --http-headers is for HTTP)."`
 	LimitHeader     string `default:"RateLimit-Limit" placeholder:"NAME" env:"RLSIDECAR_LIMIT_HEADER" help:"Name of the header with the limit (${default})."`
 	RemainingHeader string `default:"RateLimit-Remaining" placeholder:"NAME" env:"RLSIDECAR_REMAINING_HEADER" help:"Name of the header with the remaining units (${default})."`
-	ResetHeader     string `default:"RateLimit-Reset" placeholder:"NAME" env:"RLSIDECAR_RESET_HEADER" help:"Name of the header with the seconds to wait or, if allowed, until the bucket is full (${default})."`
-	DynamicMetadata bool   `env:"RLSIDECAR_DYNAMIC_METADATA" help:"Add dynamic metadata to gRPC answers."`
+	ResetHeader     string `default:"RateLimit-Reset" placeholder:"NAME" env:"RLSIDECAR_RESET_HEADER" help:"Name of the header with the seconds until a denied request can be repeated or, after an allowed one, until the bucket is full (${default})."`
+	DynamicMetadata bool   `env:"RLSIDECAR_DYNAMIC_METADATA" help:"Add dynamic metadata to gRPC answers, for Envoy's access log and filters."`
 
-	HTTPHeaders httpHeaders `name:"http-headers" default:"ietf,x,retry_after" placeholder:"SETS" env:"RLSIDECAR_HTTP_HEADERS" help:"Rate limit headers of HTTP answers, if http_headers of the domain does not state them: any of ietf, x, openai and retry_after (${default}), or none."`
+	HTTPHeaders httpHeaders `name:"http-headers" default:"ietf,x,retry_after" placeholder:"SETS" env:"RLSIDECAR_HTTP_HEADERS" help:"Rate limit headers of HTTP answers, for domains without the key http_headers: none, or any of ietf, x, openai and retry_after (${default})."`
 
 	ReusePort    bool          `env:"RLSIDECAR_REUSE_PORT" help:"Share the ports and sockets with another rlsidecar process that has this flag, so that a new process can replace the old one without a gap. Linux only."`
-	DrainDelay   time.Duration `default:"2s" env:"RLSIDECAR_DRAIN_DELAY" help:"Time to keep serving after readiness has failed. Make it at least twice the interval of the proxy's health checks (${default})."`
-	DrainTimeout time.Duration `default:"10s" env:"RLSIDECAR_DRAIN_TIMEOUT" help:"Time to wait for requests in flight after that (${default})."`
+	DrainDelay   time.Duration `default:"2s" env:"RLSIDECAR_DRAIN_DELAY" help:"After SIGTERM, the time to serve while not ready, so that proxies notice. Make it at least twice the interval of their health checks (${default})."`
+	DrainTimeout time.Duration `default:"10s" env:"RLSIDECAR_DRAIN_TIMEOUT" help:"After --drain-delay, the time to wait for requests in flight (${default})."`
 
 	LogLevel  string `enum:"debug,info,warn,error" default:"info" env:"RLSIDECAR_LOG_LEVEL" help:"Log level: debug, info, warn or error."`
 	LogFormat string `enum:"text,json" default:"text" env:"RLSIDECAR_LOG_FORMAT" help:"Log format: text or json."`

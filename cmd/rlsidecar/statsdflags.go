@@ -9,10 +9,10 @@ import (
 // statsdFlags state where metrics are sent.
 type statsdFlags struct {
 	StatsdAddress  string        `placeholder:"HOST:PORT" env:"RLSIDECAR_STATSD_ADDRESS" help:"Send the metrics of the reference server, under its names, to this StatsD server (not sent)."`
-	StatsdProtocol string        `enum:"tcp,udp" default:"udp" env:"RLSIDECAR_STATSD_PROTOCOL" help:"Protocol: tcp or udp (${default})."`
-	StatsdFormat   string        `enum:"statsd,dogstatsd" default:"statsd" env:"RLSIDECAR_STATSD_FORMAT" help:"Format: statsd, with tags in the names, or dogstatsd (${default})."`
-	StatsdTags     []string      `placeholder:"K=V" env:"RLSIDECAR_STATSD_TAGS" help:"Tags of every metric; separate several by commas."`
-	StatsdInterval time.Duration `default:"10s" env:"RLSIDECAR_STATSD_INTERVAL" help:"Time between two transmissions (${default})."`
+	StatsdProtocol string        `enum:"tcp,udp" default:"udp" env:"RLSIDECAR_STATSD_PROTOCOL" help:"Protocol of StatsD: tcp or udp (${default})."`
+	StatsdFormat   string        `enum:"statsd,dogstatsd" default:"statsd" env:"RLSIDECAR_STATSD_FORMAT" help:"Format of StatsD: statsd, which writes tags into the names of metrics, or dogstatsd (${default})."`
+	StatsdTags     []string      `placeholder:"K=V" env:"RLSIDECAR_STATSD_TAGS" help:"Tags of every StatsD metric; separate several by commas."`
+	StatsdInterval time.Duration `default:"10s" env:"RLSIDECAR_STATSD_INTERVAL" help:"Time between two transmissions to StatsD (${default})."`
 }
 
 // statsd combines the flags with the reference server's variables; flags take precedence. It returns an error for a

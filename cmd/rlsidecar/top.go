@@ -13,7 +13,7 @@ import (
 )
 
 type topCmd struct {
-	Unmatched bool `help:"List instead the requests that met no limit, by the keys of their descriptors."`
+	Unmatched bool `help:"List instead the requests that matched no limit, by the keys of their descriptors."`
 	Count     int  `short:"n" default:"20" help:"Number of keys to list, up to 1000 (${default})."`
 	adminFlags
 }
@@ -34,7 +34,7 @@ reasons are:
   no-route            no route of auth matched, or none of its descriptors could be made
   no-auth             the configuration has no auth section, and a proxy calls /v1/auth
 
-With --unmatched, it lists the requests that met no limit and were therefore allowed, such
+With --unmatched, it lists the requests that matched no limit and were therefore allowed, such
 as those with a typo in the domain or in the key of a descriptor. Values are not kept.
 
 Each sidecar counts only its own decisions. Counts are exact, or marked "at least".
@@ -72,7 +72,7 @@ func (c *topCmd) Run(a *app) error {
 	if len(answer.Denied) == 0 {
 		fmt.Fprintf(a.stdout, "no request was denied since %s\n", since)
 		if answer.Unmatched > 0 {
-			fmt.Fprintf(a.stdout, "at least %d requests met no limit and were allowed: rlsidecar top --unmatched shows them\n", answer.Unmatched)
+			fmt.Fprintf(a.stdout, "at least %d requests matched no limit and were allowed: rlsidecar top --unmatched shows them\n", answer.Unmatched)
 		}
 		return nil
 	}
@@ -102,7 +102,7 @@ func (c *topCmd) Run(a *app) error {
 	return table.Flush()
 }
 
-// unmatched lists the requests that met no limit.
+// unmatched lists the requests that matched no limit.
 func (c *topCmd) unmatched(a *app) error {
 	var answer struct {
 		Since     time.Time `json:"since"`
@@ -119,7 +119,7 @@ func (c *topCmd) unmatched(a *app) error {
 	}
 	since := answer.Since.UTC().Format("2006-01-02 15:04:05 UTC")
 	if len(answer.Unmatched) == 0 {
-		_, err := fmt.Fprintf(a.stdout, "every request met a limit since %s\n", since)
+		_, err := fmt.Fprintf(a.stdout, "every request matched a limit since %s\n", since)
 		return err
 	}
 	fmt.Fprintf(a.stdout, "since %s\n", since)

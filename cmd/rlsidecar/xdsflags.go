@@ -14,7 +14,7 @@ import (
 type xdsFlags struct {
 	XDSServer          string        `name:"xds-server" placeholder:"HOST:PORT" env:"RLSIDECAR_XDS_SERVER" help:"Get the configuration from this control plane, over ADS, instead of from files."`
 	XDSNodeID          string        `name:"xds-node-id" default:"default" placeholder:"ID" env:"RLSIDECAR_XDS_NODE_ID" help:"Node ID that identifies this process to the control plane (${default})."`
-	XDSNodeMetadata    []string      `name:"xds-node-metadata" placeholder:"K=V" env:"RLSIDECAR_XDS_NODE_METADATA" help:"Node metadata; separate several by commas."`
+	XDSNodeMetadata    []string      `name:"xds-node-metadata" placeholder:"K=V" env:"RLSIDECAR_XDS_NODE_METADATA" help:"Node metadata that is sent to the control plane; separate several by commas."`
 	XDSHeader          []string      `name:"xds-header" placeholder:"K:V" env:"RLSIDECAR_XDS_HEADER" help:"Headers of the stream to the control plane; separate several by commas."`
 	XDSTLS             bool          `name:"xds-tls" env:"RLSIDECAR_XDS_TLS" help:"Connect to the control plane over TLS."`
 	XDSTLSCA           string        `name:"xds-tls-ca" placeholder:"FILE" env:"RLSIDECAR_XDS_TLS_CA" help:"CA of the control plane. Default: the system's. The TLS files are read again for every connection."`
@@ -22,8 +22,8 @@ type xdsFlags struct {
 	XDSTLSKey          string        `name:"xds-tls-key" placeholder:"FILE" env:"RLSIDECAR_XDS_TLS_KEY" help:"Private key of the client certificate."`
 	XDSTLSServerName   string        `name:"xds-tls-server-name" placeholder:"NAME" env:"RLSIDECAR_XDS_TLS_SERVER_NAME" help:"Name in the control plane's certificate, if it is not the host of --xds-server."`
 	XDSMaxMessage      int           `name:"xds-max-message" default:"0" placeholder:"BYTES" env:"RLSIDECAR_XDS_MAX_MESSAGE" help:"Size of the largest configuration; 0 means 16 MiB."`
-	XDSBackoff         time.Duration `name:"xds-backoff" default:"1s" env:"RLSIDECAR_XDS_BACKOFF" help:"Longest pause before the first new attempt after a failure. It doubles with each further failure (${default})."`
-	XDSMaxBackoff      time.Duration `name:"xds-max-backoff" default:"30s" env:"RLSIDECAR_XDS_MAX_BACKOFF" help:"Upper bound of that pause (${default})."`
+	XDSBackoff         time.Duration `name:"xds-backoff" default:"1s" env:"RLSIDECAR_XDS_BACKOFF" help:"Longest pause after the first failure to reach the control plane. It doubles with each further failure, up to --xds-max-backoff (${default})."`
+	XDSMaxBackoff      time.Duration `name:"xds-max-backoff" default:"30s" env:"RLSIDECAR_XDS_MAX_BACKOFF" help:"Longest pause between two attempts to reach the control plane (${default})."`
 	StartWithoutConfig bool          `name:"start-without-config" env:"RLSIDECAR_START_WITHOUT_CONFIG" help:"Start before the control plane has sent a configuration. Until then, on_backend_failure decides and the sidecar is not ready."`
 }
 

@@ -57,7 +57,7 @@ type Config struct {
 	EstimateNow func(*descriptors.Policy) (units int64, learned bool)
 	// Denied returns the n keys that were denied most, and since when they are counted.
 	Denied func(n int) (since time.Time, top []denials.Denied)
-	// Unmatched returns the n most frequent shapes of requests that met no limit, and since when they are counted.
+	// Unmatched returns the n most frequent shapes of requests that matched no limit, and since when they are counted.
 	Unmatched func(n int) (since time.Time, top []unmatched.Shape)
 	// Used returns the keys that consumed most, and since when they are counted.
 	Used func() (since time.Time, top []usage.Used)

@@ -26,7 +26,7 @@ const (
 	lookupTime = 2 * time.Second
 )
 
-// subject is what a key page shows: a key of one limit, or a descriptor and all limits that it meets.
+// subject is what a key page shows: a key of one limit, or a descriptor and all limits that it matches.
 type subject struct {
 	Domain, Limit string
 	Key           []string
@@ -103,7 +103,7 @@ type keyBody struct {
 	Adjustable bool
 }
 
-// keyLimit is one limit that the subject meets.
+// keyLimit is one limit that the subject matches.
 type keyLimit struct {
 	Domain, Limit, Link, Key, Words, Mode string
 	// State describes the remaining units, or until when and why the key is denied.
@@ -261,7 +261,7 @@ func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.
 	}
 	switch {
 	case len(b.Limits) == 0:
-		b.Answer = "This meets no limit: every request is allowed."
+		b.Answer = "This matches no limit: every request is allowed."
 	case c.Denied:
 		b.Denied = true
 		b.Answer = "Denied now: " + deniedBy(b.Limits, c) + "."

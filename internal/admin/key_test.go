@@ -166,7 +166,7 @@ func TestWhyAKeyIsDenied(t *testing.T) {
 	has(t, d.read(t, "/key?domain=d&limit=quiet&value=x"), "Allowed now", "1 of 1 left", "shadow")
 	for path, want := range map[string]string{
 		"/key?domain=d&descriptor=user%3Dann":              "20 of 20 left",
-		"/key?domain=d&descriptor=nothing%3Dhere":          "This meets no limit: every request is allowed.",
+		"/key?domain=d&descriptor=nothing%3Dhere":          "This matches no limit: every request is allowed.",
 		"/key?domain=e&descriptor=user%3Dann":              "domain &#34;e&#34; is not configured",
 		"/key?domain=d&limit=nothing&value=x":              "has no limit named",
 		"/key?domain=d&limit=send":                         "the key has no value; a bucket of this limit is identified by 1 value (user)",

@@ -88,7 +88,7 @@ type overviewBody struct {
 	Dropped string
 }
 
-// unmatchedRow is a shape of requests that met no limit: the keys of their descriptors, without the values.
+// unmatchedRow is a shape of requests that matched no limit: the keys of their descriptors, without the values.
 type unmatchedRow struct{ Requests, Domain, Keys, Why, Last string }
 
 // unmatchedShown is the number of shapes that the overview lists.
@@ -98,7 +98,7 @@ func (p *pages) unmatched() (rows []unmatchedRow) {
 	_, top := p.Unmatched(unmatchedShown)
 	for i := range top {
 		s := &top[i]
-		row := unmatchedRow{"at least " + count(uint64(s.Requests)), descriptors.Printable(s.Domain), s.Text(), "no limit is met", ago(s.Last, p.Now())}
+		row := unmatchedRow{"at least " + count(uint64(s.Requests)), descriptors.Printable(s.Domain), s.Text(), "no limit matched", ago(s.Last, p.Now())}
 		if !s.Configured {
 			row.Why = "the domain is not configured"
 		}
@@ -135,7 +135,7 @@ type ranked struct {
 
 var sorts = []struct{ key, name string }{{"denied", "denied most"}, {"rate", "busiest"}, {"name", "name"}}
 
-var shows = []struct{ key, name string }{{"all", "all"}, {"denying", "denying now"}, {"shadow", "shadow mode"}, {"unused", "met by no request"}}
+var shows = []struct{ key, name string }{{"all", "all"}, {"denying", "denying now"}, {"shadow", "shadow mode"}, {"unused", "matched by no request"}}
 
 func (p *pages) overview(w http.ResponseWriter, r *http.Request, v visitor) {
 	q := r.URL.Query()

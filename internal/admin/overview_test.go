@@ -42,7 +42,7 @@ func TestOverviewListsLimits(t *testing.T) {
 	body := get(h, "/", "").Body.String()
 	has(t, body, "v1", "All is well", "1 hour", "10/s", "1/s", "11/s", "d</small>", "shadow", "quota",
 		"Last 15 minutes: 120 allowed, 30 would have been denied, at most 5.0/s.", "56 of 1,290", "1 of 100",
-		"at least 12,345", "sh0p", "user,&lt;b&gt; | \\xff", "the domain is not configured", "no limit is met")
+		"at least 12,345", "sh0p", "user,&lt;b&gt; | \\xff", "the domain is not configured", "no limit matched")
 	for query, want := range map[string][]string{
 		"":                             {"send", "&lt;b&gt;free&lt;/b&gt;", "path_/login"},
 		"?sort=name":                   {"&lt;b&gt;free&lt;/b&gt;", "path_/login", "send"},

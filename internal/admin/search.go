@@ -54,7 +54,7 @@ func (p *pages) search(w http.ResponseWriter, r *http.Request, v visitor, query 
 	p.show(w, r, v, http.StatusOK, searchPage, frame{Title: "Why is this denied?", Section: "/key", Query: query, Body: b})
 }
 
-// searchDescriptor finds the limits that a descriptor meets, in each domain.
+// searchDescriptor finds the limits that a descriptor matches, in each domain.
 func (p *pages) searchDescriptor(ctx context.Context, b *searchBody, entries []descriptors.Entry) {
 	for _, domain := range b.Domains[:min(len(b.Domains), maxTried)] {
 		s := subject{Domain: domain, Entries: entries}

@@ -503,7 +503,7 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// meets reports whether a descriptor with these entries can meet a limit.
+// meets reports whether a descriptor with these entries can match a limit.
 func (c *compiler) meets(domain string, entries []limiter.AuthEntry) bool {
 	d := c.snapshot.Domains[domain]
 	if d == nil {

@@ -41,7 +41,7 @@ func numbered(contents []string) (files []File) {
 	return files
 }
 
-// match returns the policies that a descriptor meets. The descriptor is in the form of the command line.
+// match returns the policies that a descriptor matches. The descriptor is in the form of the command line.
 func match(t *testing.T, s *limiter.Snapshot, domain, descriptor string) []*descriptors.Policy {
 	t.Helper()
 	entries, err := descriptors.Parse(descriptor)
@@ -53,12 +53,12 @@ func match(t *testing.T, s *limiter.Snapshot, domain, descriptor string) []*desc
 	return node.Policies
 }
 
-// one returns the only policy that a descriptor meets.
+// one returns the only policy that a descriptor matches.
 func one(t *testing.T, s *limiter.Snapshot, domain, descriptor string) *descriptors.Policy {
 	t.Helper()
 	policies := match(t, s, domain, descriptor)
 	if len(policies) != 1 {
-		t.Fatalf("%s meets %d policies, want 1", descriptor, len(policies))
+		t.Fatalf("%s matches %d policies, want 1", descriptor, len(policies))
 	}
 	return policies[0]
 }

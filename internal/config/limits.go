@@ -436,7 +436,7 @@ func (c *compiler) checkReplaces(d *domain) {
 			case !known[name]:
 				c.warn(r.Name.at, "replaces %q, but no limit of domain %q has that name%s", name, d.Name, didYouMean(name, names))
 			case u.policy.RateName != "" && replaces[[2]string{name, u.policy.RateName}]:
-				c.warn(r.Name.at, "%q and %q replace each other: a request that meets both is limited by neither", u.policy.RateName, name)
+				c.warn(r.Name.at, "%q and %q replace each other: a request that matches both is limited by neither", u.policy.RateName, name)
 			}
 		}
 	}

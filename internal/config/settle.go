@@ -272,7 +272,7 @@ func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 }
 
 // settleEntries gives d the entries that carry ids back, if one of its limits has settle. It reports descriptors
-// with those keys, which no request meets.
+// with those keys, which no request matches.
 func (c *compiler) settleEntries(d *domain) {
 	var stated settleDomain
 	for _, doc := range d.docs {
@@ -297,7 +297,7 @@ func (c *compiler) settleEntries(d *domain) {
 	for _, doc := range d.docs {
 		for _, one := range doc.Descriptors.value {
 			if key := one.Key.value; key == entries.Key || key == entries.End {
-				c.mistake(one.Key.at, "descriptors with the key %q carry reservations back, and meet no limit; choose another key, or other names in the domain's settle", key)
+				c.mistake(one.Key.at, "descriptors with the key %q carry reservations back, and match no limit; choose another key, or other names in the domain's settle", key)
 			}
 		}
 	}

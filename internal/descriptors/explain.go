@@ -58,7 +58,7 @@ type Miss struct {
 	Near []string
 	// More is the number of further candidates.
 	More int
-	// Shorter is the number of leading entries that would meet a limit if the others were left out; 0 means none.
+	// Shorter is the number of leading entries that would match a limit if the others were left out; 0 means none.
 	Shorter int
 }
 
@@ -82,7 +82,7 @@ func (m *Miss) String() string {
 		text = "no limit is set here"
 	}
 	if m.Shorter > 0 {
-		text += fmt.Sprintf(". A descriptor of the first %s alone would meet a limit", entriesText(m.Shorter))
+		text += fmt.Sprintf(". A descriptor of the first %s alone would match a limit", entriesText(m.Shorter))
 	}
 	return text
 }
@@ -202,7 +202,7 @@ func (at *level) miss(i int, e *Entry) *Miss {
 	return m
 }
 
-// ended describes why a descriptor of n entries that ends above this level meets no limit.
+// ended describes why a descriptor of n entries that ends above this level matches no limit.
 func (at *level) ended(n int) *Miss {
 	m := &Miss{Reason: TooShort, At: n}
 	var below []string

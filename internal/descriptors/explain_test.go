@@ -47,9 +47,9 @@ func TestExplainShowsStepsAndMisses(t *testing.T) {
 		{"country=nl", "country any", "no limit at this level; a limit exists further down, under port, address=1*,port"},
 		{"path=/signup", "path=/signup exact over path", "no limit is set here"},
 		{"path=/signup,x=y", "path=/signup exact over path", "the descriptor goes on with x, the configuration does not"},
-		{"user=bob,x=y", "user any", "the descriptor goes on with x, the configuration does not. A descriptor of the first entry alone would meet a limit"},
+		{"user=bob,x=y", "user any", "the descriptor goes on with x, the configuration does not. A descriptor of the first entry alone would match a limit"},
 		{"path=/login,address=1,x=y", "path=/login exact over path; address any",
-			"the descriptor goes on with x, the configuration does not. A descriptor of the first 2 entries alone would meet a limit"},
+			"the descriptor goes on with x, the configuration does not. A descriptor of the first 2 entries alone would match a limit"},
 	} {
 		entries, err := Parse(test.descriptor)
 		if err != nil {
@@ -131,7 +131,7 @@ func TestExplainAgreesWithMatch(t *testing.T) {
 		}
 		if n := x.Miss.Shorter; n > 0 {
 			if shorter := tree.Match(entries[:n]); n >= len(entries) || shorter == nil || len(shorter.Policies) == 0 {
-				t.Fatalf("%v, %v: the first %d meet no limit", paths, entries, n)
+				t.Fatalf("%v, %v: the first %d match no limit", paths, entries, n)
 			}
 		}
 	})

@@ -94,7 +94,7 @@ type Possible struct {
 	Known      bool
 }
 
-// CouldMeet reports whether a descriptor with such entries could meet a policy. Where there are patterns it may say so
+// CouldMeet reports whether a descriptor with such entries could match a policy. Where there are patterns it may say so
 // though it could not.
 func (t *Tree) CouldMeet(entries []Possible) bool {
 	return len(entries) > 0 && t.root.couldMeet(entries)

@@ -56,7 +56,7 @@ func grow(tb testing.TB, patterns ...string) *Tree {
 	return tree
 }
 
-// met is the name of the policy that a descriptor meets; "": none.
+// met is the name of the policy that a descriptor matches; "": none.
 func met(tb testing.TB, tree *Tree, descriptor string) string {
 	tb.Helper()
 	entries, err := Parse(descriptor)
@@ -78,7 +78,7 @@ func TestMatch(t *testing.T) {
 	for _, c := range []struct {
 		what     string
 		patterns []string
-		want     map[string]string // descriptor -> what it meets
+		want     map[string]string // descriptor -> the policy that it matches
 	}{
 		{"exact over wildcard over open, whatever the order", []string{"k", "k=a*", "k=ab"}, map[string]string{
 			"k=ab": "k=ab", "k=ac": "k=a*", "k=b": "k", "k=": "k", "j=ab": "nothing",
@@ -92,7 +92,7 @@ func TestMatch(t *testing.T) {
 			"k=a,x=1": "k=a,x", "k=a,y=1": "nothing", "k=b,y=1": "k=*,y", "k=b,z=1": "nothing",
 		}},
 		{"an exact value without a limit whitelists", []string{"k", "k=free,deeper"}, map[string]string{"k=free": "no limit", "k=other": "k"}},
-		{"a limit is met at its own depth only", []string{"a", "a,b,c"}, map[string]string{
+		{"a limit is matched at its own depth only", []string{"a", "a,b,c"}, map[string]string{
 			"a=1": "a", "a=1,b=1": "no limit", "a=1,b=1,c=1": "a,b,c", "a=1,b=1,c=1,d=1": "nothing", "b=1": "nothing",
 		}},
 		{"a key with a wildcard is matched as key_value", []string{"k*", "x*=b*"}, map[string]string{
@@ -124,7 +124,7 @@ func TestMatch(t *testing.T) {
 		tree := grow(t, c.patterns...)
 		for descriptor, want := range c.want {
 			if got := met(t, tree, descriptor); got != want {
-				t.Errorf("%s: %s meets %s, want %s", c.what, descriptor, got, want)
+				t.Errorf("%s: %s matches %s, want %s", c.what, descriptor, got, want)
 			}
 		}
 	}
@@ -132,7 +132,7 @@ func TestMatch(t *testing.T) {
 		t.Error("a value without a key is taken for a key")
 	}
 	if node := grow(t, "a").Match(nil); node != nil {
-		t.Error("a descriptor without entries meets something")
+		t.Error("a descriptor without entries matches something")
 	}
 }
 
@@ -270,7 +270,7 @@ func TestMatchAgreesWithAPlainTree(t *testing.T) {
 				got = node.Policies[0]
 			}
 			if want := reference.match(entries); got != want {
-				t.Fatalf("%v meets %+v, want %+v", entries, got, want)
+				t.Fatalf("%v matches %+v, want %+v", entries, got, want)
 			}
 		}
 	})

@@ -15,7 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// TestABatchOverASwapShowsBothLimits: each answer shows the limit that its request met, though both limits
+// TestABatchOverASwapShowsBothLimits: each answer shows the limit that its request matched, though both limits
 // have the same name, and the same place in the table of encoded limits.
 func TestABatchOverASwapShowsBothLimits(t *testing.T) {
 	hourly := func(rate int64) *descriptors.Policy {

@@ -233,7 +233,7 @@ type unmatchedShape struct {
 	Last        time.Time `json:"last"`
 }
 
-// unmatched answers with the shapes of the requests that met no limit.
+// unmatched answers with the shapes of the requests that matched no limit.
 func (o *Operator) unmatched(w http.ResponseWriter, r *http.Request) {
 	n, err := howMany(r.URL.RawQuery)
 	if err != nil {
@@ -278,7 +278,7 @@ func howMany(raw string) (int, error) {
 }
 
 // meant reads which buckets are meant: a limit and its key, or a descriptor in its text form, which
-// meets the limits that it would in a request.
+// matches the limits that it would in a request.
 func meant(raw string) (*limiter.Call, error) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {

@@ -112,7 +112,7 @@ func (o Outcome) Denies() bool { return o == Denied || o == FailedDenied }
 type Result struct {
 	// Descriptor is the index of its descriptor, or of its entry in Limits.
 	Descriptor int
-	// For is the policy that the descriptor met if its Then pays: Policy, Key and Decision are those of the payer. It is
+	// For is the policy that the descriptor matched if its Then pays: Policy, Key and Decision are those of the payer. It is
 	// nil otherwise.
 	For *descriptors.Policy
 	// Policy is nil for an override that could not be parsed and has no configured limit: denied.

@@ -133,7 +133,7 @@ func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 	}
 }
 
-// With "hash_tag: domain", plan and payer are in one slot of a Redis Cluster too, wherever they are met.
+// With "hash_tag: domain", plan and payer are in one slot of a Redis Cluster too, in whichever descriptor they are used.
 func TestPlanAndPayerShareTheSlotOfTheDomain(t *testing.T) {
 	b := newBench(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")
 	rec := &recorded{Store: b.store.Store}

@@ -126,7 +126,7 @@ func kindName(l *algorithms.Limit) string {
 	return l.Kind.String()
 }
 
-// meet adds a Result for each limit that descriptor i meets.
+// meet adds a Result for each limit that descriptor i matches.
 func (c *Call) meet(i int) {
 	d := &c.Descriptors[i]
 	domain := c.Verdict.Domain

@@ -12,11 +12,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A proxy settles in two requests. The first one (the start) reserves units of all limits with settle that it meets, and
+// A proxy settles in two requests. The first one (the start) reserves units of all limits with settle that it matches, and
 // its answer has one id for them. The second one (the done) brings the id back with the real cost. An application settles
 // in the same way: it reserves limits by name, and settles the id by itself (Settle).
 
-// MaxReserved is the largest number of limits with settle that a request may meet. A request that meets more is denied,
+// MaxReserved is the largest number of limits with settle that a request may match. A request that matches more is denied,
 // so that its id has a bounded size.
 const MaxReserved = 8
 
@@ -46,7 +46,7 @@ type ReservedPart struct {
 	Hash, Slot uint64
 	// Cell is the number of the estimate; 0 means that it is not learned.
 	Cell uint64
-	// Count is the number of reserved units, in Times equal parts: a request may meet a bucket several times.
+	// Count is the number of reserved units, in Times equal parts: a request may charge a bucket several times.
 	Count, Times int64
 	// At is when they were reserved, and Inflow how fast the bucket refilled then.
 	At     algorithms.Micros
@@ -213,7 +213,7 @@ func (c *Call) learn(now algorithms.Micros) {
 	}
 }
 
-// deniedByReserves answers a request that meets more limits with settle than one id can have: they deny, and nothing
+// deniedByReserves answers a request that matches more limits with settle than one id can have: they deny, and nothing
 // is charged. It reports whether it is one.
 func (c *Call) deniedByReserves() bool {
 	if c.reserves <= MaxReserved {

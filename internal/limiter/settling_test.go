@@ -229,7 +229,7 @@ func TestLimitsOfARequestAreReservedTogether(t *testing.T) {
 	p.want("calls", "red", 4)
 }
 
-// A bucket that a request meets twice is reserved twice, and its real cost counts twice.
+// A bucket that a request charges twice is reserved twice, and its real cost counts twice.
 func TestABucketThatIsMetTwice(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob", "user=bob")
@@ -327,7 +327,7 @@ func TestWhileTheStoreIsAwayNothingIsReserved(t *testing.T) {
 	}
 }
 
-// The request meets no limit under the keys of a done, and other descriptors of a done are decided as always: whoever
+// The request matches no limit under the keys of a done, and other descriptors of a done are decided as always: whoever
 // forgets apply_on_stream_done charges more, never less.
 func TestADoneBesideOtherDescriptors(t *testing.T) {
 	p := newProxy(t)

@@ -125,7 +125,7 @@ func TestOverridesAreBounded(t *testing.T) {
 	// Another unit has its own buckets, but the same bound.
 	expect(t, ask("tenant=greedy", month, 5000, 1, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
 	expect(t, ask("tenant=greedy", month, 5000, 3, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
-	// A descriptor without a bound, even one that meets nothing, has the bound of the domain.
+	// A descriptor without a bound, even one that matches nothing, has the bound of the domain.
 	for _, text := range []string{"path=/a", "nobody=knows"} {
 		expect(t, ask(text, year, 50, 1, 10), ok, "OK left 10 of 20/YEAR reset")
 		expect(t, ask(text, year, 50, 1, 11), over, "OVER_LIMIT left 0 of 20/YEAR reset")

@@ -77,7 +77,7 @@ type Advice struct {
 const neediest = 10
 
 // Advise searches the history of p for limits that deny requests of at most share of the clients. It returns nil if no
-// request met p.
+// request matched p.
 func (h *History) Advise(ctx context.Context, p *descriptors.Policy, share float64) (*Advice, error) {
 	a := &Advice{
 		Policy: p, Share: share, Clients: int64(len(h.clients)), Every: 1 << h.level,

@@ -1,5 +1,5 @@
 // Package diff describes in words the effects of a change of the configuration: on each limit, on the descriptors that
-// now meet other limits, and on the buckets in use.
+// now match other limits, and on the buckets in use.
 package diff
 
 import (
@@ -246,7 +246,7 @@ func (c *Change) places(was, is []*descriptors.Policy) {
 	for _, place := range names(old, new) {
 		a, b := old[place], new[place]
 		if a == nil || b == nil {
-			continue // descriptors that meet other limits are compared apart
+			continue // descriptors that match other limits are compared apart
 		}
 		compared++
 		if form(a) != form(b) || a.Extra().Slot != b.Extra().Slot { // a slot is part of the key in Redis

@@ -28,7 +28,7 @@ func compiled(t fataler, yaml string) *limiter.Snapshot {
 	return s
 }
 
-// TestEveryDescriptorThatMeetsOtherLimitsIsNoticed draws two configurations and a descriptor: if it meets other limits
+// TestEveryDescriptorThatMeetsOtherLimitsIsNoticed draws two configurations and a descriptor: if it matches other limits
 // in the new one, there is a change that names such descriptors.
 func TestEveryDescriptorThatMeetsOtherLimitsIsNoticed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
@@ -45,7 +45,7 @@ func TestEveryDescriptorThatMeetsOtherLimitsIsNoticed(t *testing.T) {
 			if slices.Equal(before, after) {
 				continue
 			}
-			want := fmt.Sprintf("met %s, now meets %s", limitList(before), limitList(after))
+			want := fmt.Sprintf("matched %s, now matches %s", limitList(before), limitList(after))
 			if !slices.ContainsFunc(changes, func(c Change) bool { return c.What == "descriptor" && slices.Contains(c.Details, want) }) {
 				t.Fatalf("%v %s, which is not in %+v", entries, want, changes)
 			}

@@ -49,7 +49,7 @@ func (p *place) keys(n int) string {
 	return strings.Join(keys, "\x00")
 }
 
-// moved lists descriptors that now meet other limits. It tries an example of each place in either configuration. A more
+// moved lists descriptors that now match other limits. It tries an example of each place in either configuration. A more
 // specific place takes descriptors from a less specific one, with everything below it, so moved also tries longer
 // descriptors.
 func moved(domain string, was, is *descriptors.Tree) (all []Change) {
@@ -62,7 +62,7 @@ func moved(domain string, was, is *descriptors.Tree) (all []Change) {
 		tried[p.name()] = true
 		c := Change{Kind: Changed, What: "descriptor", Name: descriptors.Printable(domain) + ": " + p.name()}
 		if old, new := met(was, p.entries), met(is, p.entries); !slices.Equal(old, new) {
-			c.Details = append(c.Details, fmt.Sprintf("met %s, now meets %s", limitList(old), limitList(new)))
+			c.Details = append(c.Details, fmt.Sprintf("matched %s, now matches %s", limitList(old), limitList(new)))
 		}
 		c.Details = append(c.Details, differences(part{"max_override", bound(was, p.entries), bound(is, p.entries)})...)
 		if len(c.Details) > 0 {
@@ -115,7 +115,7 @@ func combined(short, long []place) (all []place) {
 	return all
 }
 
-// met lists the limits that a descriptor meets.
+// met lists the limits that a descriptor matches.
 func met(t *descriptors.Tree, entries []descriptors.Entry) (names []string) {
 	if node := t.Match(entries); node != nil {
 		for _, p := range node.Policies {

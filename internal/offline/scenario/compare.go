@@ -104,7 +104,7 @@ func (a answer) String() string {
 		words = append(words, "settlement "+a.settlement, fmt.Sprintf("cost %d", a.cost), fmt.Sprintf("lost %d", a.lost))
 	}
 	if !a.limited && a.settlement == "" {
-		return strings.Join(append(words, "no limit met"), ", ")
+		return strings.Join(append(words, "no limit matched"), ", ")
 	}
 	if a.reserved > 0 {
 		words = append(words, fmt.Sprintf("reserved %d", a.reserved))
@@ -125,7 +125,7 @@ func (e *Expectation) compare(c *limiter.Call) (where Place, what string) {
 		return Place{}, what
 	}
 	if met := names(c); e.NotLimited && len(met) > 0 {
-		return Place{}, fmt.Sprintf("expected no limit to be met, got %s", strings.Join(met, ", "))
+		return Place{}, fmt.Sprintf("expected no limit to match, got %s", strings.Join(met, ", "))
 	}
 	for i := range e.Limits {
 		if what = e.Limits[i].compare(c); what != "" {
@@ -155,12 +155,12 @@ func (e *LimitExpectation) compare(c *limiter.Call) string {
 		name += " with key " + strings.Join(e.Key, ",")
 	}
 	if met := names(c); len(met) > 0 {
-		return fmt.Sprintf("expected limit %s to be met, got %s", name, strings.Join(met, ", "))
+		return fmt.Sprintf("expected limit %s to match, got %s", name, strings.Join(met, ", "))
 	}
-	return fmt.Sprintf("expected limit %s to be met, got none", name)
+	return fmt.Sprintf("expected limit %s to match, got none", name)
 }
 
-// names are the limits that were met.
+// names lists the limits that matched.
 func names(c *limiter.Call) (all []string) {
 	for i := range c.Results {
 		if p := c.Results[i].Policy; p != nil {

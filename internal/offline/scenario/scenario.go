@@ -57,7 +57,7 @@ type Expectation struct {
 	// cost, and Lost the number of units beyond max_debt.
 	Settlement *string
 	Cost, Lost *int64
-	// NotLimited: no limit is met.
+	// NotLimited: no limit matched.
 	NotLimited bool
 	// Limits are answers of single limits.
 	Limits []LimitExpectation

@@ -50,7 +50,7 @@ descriptors:
   - {key: clock, rate_limit: {unit: second, requests_per_unit: 4}}
 `
 
-// meets says which limits a descriptor meets, by its keys: what the tree finds out from the
+// meets says which limits a descriptor matches, by its keys: what the tree finds out from the
 // configuration above.
 var meets = map[string][]string{
 	"edge:token": {"token"}, "edge:empty": {"empty"}, "edge:window": {"window"}, "edge:sliding": {"sliding"},
@@ -101,7 +101,7 @@ func hashOf(values []string) uint64 {
 	return xxhash.Sum64String(text.String())
 }
 
-// meets lists what a request meets.
+// meets lists what a request matches.
 func (w *reference) meets(c *limiter.Call) (all []*met) {
 	for _, d := range c.Descriptors {
 		var keys, values []string
@@ -130,7 +130,7 @@ func (w *reference) meets(c *limiter.Call) (all []*met) {
 	return all
 }
 
-// answer decides what a request meets.
+// answer decides what a request matches.
 func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*met {
 	all := w.meets(c)
 	var group []algorithms.Bucket

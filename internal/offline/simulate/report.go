@@ -93,7 +93,7 @@ func (t *tally) notes(w io.Writer) {
 	}
 	note(t.unrouted, "no route", " had none, or none of its descriptors could be made: the answer is auth's default")
 	note(t.leftOut, "left out", " descriptors for which the log has no value")
-	note(t.unlimited-t.unrouted, "no limit", " met none")
+	note(t.unlimited-t.unrouted, "no limit", " matched none")
 	note(t.missing, "missing", " had no entry that their domain requires, and were denied")
 	note(t.unread, "not read", ", first at line %s: %v", t.unreadLines(), t.unreadErr)
 	note(t.steppedBack, "order", " earlier than a line before, taken to be of its time")

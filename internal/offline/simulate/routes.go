@@ -54,7 +54,7 @@ func RouteTemplates(format Format, auth *limiter.Auth) Templates {
 	return t
 }
 
-// apply fills c with the limits of r's route. A line that is not a request meets no limit.
+// apply fills c with the limits of r's route. A line that is not a request matches no limit.
 func (s *routes) apply(r record, c *limiter.Call) {
 	if s.unrouted = false; r[method] == "" {
 		return

@@ -20,9 +20,9 @@ const (
 // tally sums up the decisions of a replay.
 type tally struct {
 	requests, denied int64
-	unlimited        int64 // requests that met no limit
+	unlimited        int64 // requests that matched no limit
 	missing          int64 // requests without an entry that their domain requires
-	unrouted         int64 // requests that met no limit, because they have no route or no descriptor
+	unrouted         int64 // requests that matched no limit, because they have no route or no descriptor
 	leftOut          int64 // descriptors of routes
 	first, last      algorithms.Micros
 	steppedBack      int64

@@ -81,7 +81,7 @@ func (r *review) descriptor(n *yaml.Node, siblings []string) {
 		return
 	}
 	if other, ok := splits(key.Value, siblings); ok {
-		r.note(key, Differs, "in the reference server an entry %s=%s also meets this, before %q; here only the key %q does", other, key.Value[len(other)+1:], other, key.Value)
+		r.note(key, Differs, "in the reference server an entry %s=%s also matches this, before %q; here only the key %q does", other, key.Value[len(other)+1:], other, key.Value)
 	}
 }
 

@@ -179,7 +179,7 @@ var (
 	requestsDesc = prometheus.NewDesc("rlsidecar_requests_total",
 		"Requests, by answer. A domain has series from its first request on; domains beyond the bound share domain (overflow).", []string{"domain", "code"}, nil)
 	unmatchedDesc = prometheus.NewDesc("rlsidecar_requests_unmatched_total",
-		"Requests that met no limit and were allowed. The label domain is empty for all domains that are not configured.", []string{"domain"}, nil)
+		"Requests that matched no limit and were allowed. The label domain is empty for all domains that are not configured.", []string{"domain"}, nil)
 	missingDesc = prometheus.NewDesc("rlsidecar_requests_missing_descriptor_total",
 		"Requests without an entry that the domain requires (require). They are denied.", []string{"domain"}, nil)
 	notFoundDesc = prometheus.NewDesc("rlsidecar_domain_not_found_total",

@@ -1,4 +1,4 @@
-// Package unmatched records which requests met no limit, so that a typo in a domain or in the key of a descriptor is
+// Package unmatched records which requests matched no limit, so that a typo in a domain or in the key of a descriptor is
 // noticed. It keeps only the keys of descriptors, without the values, for the last five to ten minutes and in bounded
 // memory (package topk). It never delays a request.
 package unmatched
@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
 )
 
-// Shape is the common part of requests that met no limit.
+// Shape is the common part of requests that matched no limit.
 type Shape struct {
 	Domain string
 	// Configured reports whether there is a configuration of the domain.
@@ -42,7 +42,7 @@ const (
 	maxWarned = 256
 )
 
-// Recorder counts requests that met no limit. It is safe for concurrent use.
+// Recorder counts requests that matched no limit. It is safe for concurrent use.
 type Recorder struct {
 	now   func() time.Time
 	log   *zap.Logger
@@ -60,7 +60,7 @@ func New(now func() time.Time, log *zap.Logger) *Recorder {
 	return &Recorder{now: now, log: log, began: now(), shapes: topk.NewWindows[Shape](kept), warned: map[string]time.Time{}}
 }
 
-// Is reports whether c met no limit although there was a configuration.
+// Is reports whether c matched no limit although there was a configuration.
 func Is(c *limiter.Call) bool {
 	return len(c.Results) == 0 && c.Missing == nil && !c.IsDone() && !c.Failed && c.Snapshot != nil && len(c.Limits) == 0
 }
@@ -145,7 +145,7 @@ func (r *Recorder) mayWarn(now time.Time) bool {
 func (r *Recorder) warn(s *Shape) {
 	fields := []zap.Field{zap.String("domain", descriptors.Printable(s.Domain)), zap.String("descriptors", s.Text())}
 	if s.Configured {
-		r.log.Warn("requests meet no limit and are allowed; rlsidecar explain shows the reason, and rlsidecar top --unmatched their number", fields...)
+		r.log.Warn("requests match no limit and are allowed; rlsidecar explain shows the reason, and rlsidecar top --unmatched their number", fields...)
 	} else {
 		r.log.Warn("requests are for a domain that is not configured, and are allowed; rlsidecar top --unmatched shows their number", fields...)
 	}
