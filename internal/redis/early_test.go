@@ -57,13 +57,30 @@ func TestShardsThatHaveAnsweredAreKnown(t *testing.T) {
 		charges := []backend.Charge{
 			sharded(t, windowSpec(30), 3, "at once"), sharded(t, windowSpec(30), 3, "slow"),
 			sharded(t, windowSpec(30), 3, "larger than a shard"), sharded(t, windowSpec(30), 3, "never"), sharded(t, windowSpec(30), 3, "looked at"),
+			sharded(t, windowSpec(30), 3, "the other shard allows"), sharded(t, windowSpec(30), 3, "all shards together allow"), sharded(t, windowSpec(30), 3, "denied"),
+		}
+		s.memory.random = func(int) int { return 0 } // draws shards 0 and 1
+		for i, used := range [][]int64{{10, 0, 0}, {10, 9, 8}, {10, 10, 9}} {
+			for n, units := range used { // by other sidecars
+				part := shardOf(&charges[5+i], n)
+				part.Terms.Cost = units
+				takeAll(perSlot{fast}, []backend.Charge{part})
+			}
+			charges[5+i].Terms.Cost = 3
 		}
 		charges[2].Terms.Cost, charges[3].Terms.Cost, charges[4].Terms.DryRun = 20, 31, true
 		for i := range charges {
 			charges[i].Group = i
 		}
-		if got, want := knownAfter(t, s, charges), []bool{true, false, true, true, true}; !slices.Equal(got, want) {
+		if got, want := knownAfter(t, s, charges), []bool{true, false, true, true, true, true, true, true}; !slices.Equal(got, want) {
 			t.Errorf("known %v, want %v", got, want)
+		}
+		for i, want := range []int64{17, 0, 1} {
+			look := charges[5+i]
+			look.Terms = algorithms.Charge{Hash: look.Terms.Hash, DryRun: true}
+			if d := takeAll(s, []backend.Charge{look})[0]; d.Remaining != want {
+				t.Errorf("%s: %d remain, want %d", look.Key, d.Remaining, want)
+			}
 		}
 	})
 }
@@ -128,4 +145,41 @@ func TestClaimedGroupsThatHaveEndedAreKnown(t *testing.T) {
 	if b.IsKnown(0) || !b.IsKnown(1) || b.Decisions[1].Err == nil {
 		t.Errorf("known %v and %v, %+v", b.IsKnown(0), b.IsKnown(1), b.Decisions)
 	}
+}
+
+// A charge that was denied by its first shard is charged to its second one at once, and once, though that answers only
+// when the batch has ended for all others.
+func TestAChargeDrawnAgainIsChargedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fast := memory.New(memory.Config{Clock: time.Now})
+		a, slow := sharded(t, windowSpec(30), 3, "a"), sharded(t, windowSpec(30), 3, "slow")
+		a.Terms.Cost, slow.Group = 3, 1
+		full, second := shardOf(&a, 0), shardOf(&a, 1)
+		full.Terms.Cost = 10
+		takeAll(perSlot{fast}, []backend.Charge{full})
+		undos := stores.NewUndos(time.Second)
+		defer undos.Close()
+		sent := map[uint64]int{} // the charges of each slot
+		s := newShardStore(stores.NewRouter(func(group []backend.Charge) *stores.Route {
+			sent[group[0].Slot]++
+			answersAfter := time.Duration(0)
+			switch {
+			case group[0].Slot == second.Slot:
+				answersAfter = 40 * ms
+			case string(group[0].Key) == "slow":
+				answersAfter = 20 * ms
+			}
+			return &stores.Route{Store: submitFunc(func(b *backend.Batch) { time.AfterFunc(answersAfter, func() { perSlot{fast}.Submit(b) }) })}
+		}, nil), undos, nil)
+		s.memory.random = func(int) int { return 0 } // draws shards 0 and 1
+		start := time.Now()
+		b := backend.Batch{Charges: []backend.Charge{a, slow}, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2)}
+		backend.Wait(s, b)
+		if d := b.Decisions; !d[0].Allowed || !d[1].Allowed || d[0].Remaining != 17 || time.Since(start) != 40*ms {
+			t.Errorf("after %v: %+v", time.Since(start), d)
+		}
+		if sent[full.Slot] != 1 || sent[second.Slot] != 1 {
+			t.Errorf("charges by slot: %v; want one of %d and one of %d", sent, full.Slot, second.Slot)
+		}
+	})
 }

@@ -81,6 +81,7 @@ type drawn struct {
 	charge int // in the outer batch
 	shards [2]int
 	asked  int // how many of shards were charged, or cannot have enough
+	apart  bool
 }
 
 // step handles the answers of the charged shards, and charges the next ones.
@@ -120,33 +121,64 @@ func (d *draws) settle(answers []backend.Decision) {
 	}
 	waits := d.drawn[:0]
 	for i, w := range d.drawn {
-		if !d.outer.IsKnown(w.charge) && !d.answer(&w, &answers[i]) {
+		if !w.apart && !d.outer.IsKnown(w.charge) && !d.answer(&w, &answers[i]) {
 			waits = append(waits, w)
 		}
 	}
 	d.drawn = waits
 }
 
-// knows answers those drawn whose shards have answered before others.
+// knows answers those drawn whose shards have answered before others. Those that were denied do not wait for the others:
+// their next steps are made apart.
 func (d *draws) knows(from, to int) {
 	for i := from; i < to; i++ {
-		d.answer(&d.drawn[i], &d.decisions[i])
+		if w := &d.drawn[i]; !d.answer(w, &d.decisions[i]) {
+			w.apart = true
+			c := &d.outer.Charges[w.charge]
+			d.apart(w.charge, &redraw{combine: combine{charge: *c, memory: &d.memory}, shards: w.shards[w.asked:]})
+		}
 	}
 }
 
 // answer answers the charge of w, unless the shard denied it, and reports whether it did.
 func (d *draws) answer(w *drawn, answer *backend.Decision) bool {
 	c := &d.outer.Charges[w.charge]
-	n := w.shards[w.asked-1]
-	left := d.memory.saw(c.Key, c.Shards, n, answer)
-	if answer.Err == nil && !answer.Allowed {
+	is, ok := d.memory.answer(c, w.shards[w.asked-1], *answer)
+	if !ok {
 		return false
 	}
-	is := *answer
-	is.Remaining, is.Value = left/c.Shards[n].Unit(), wholeValue(c, left)
+	is.Value = wholeValue(c, is.Value)
 	d.outer.Decisions[w.charge] = is
 	d.outer.SetKnown(w.charge, w.charge+1)
 	return true
+}
+
+// redraw charges the other shards drawn for a charge, and combines all shards if these deny too.
+type redraw struct {
+	combine
+
+	shards []int // those that were not charged
+	sent   int   // the shard that was charged last
+	waits  bool  // for the decision of that shard
+}
+
+func (m *redraw) step(answers []backend.Decision) (charges []backend.Charge, undo []*refund) {
+	if m.waits {
+		m.waits = false
+		var ok bool
+		if m.is, ok = m.memory.answer(&m.charge, m.sent, answers[0]); ok {
+			return nil, nil
+		}
+		answers = nil
+	}
+	for answers == nil && len(m.shards) > 0 {
+		m.sent, m.shards = m.shards[0], m.shards[1:]
+		if m.charge.Terms.Cost <= m.charge.Shards[m.sent].Capacity {
+			m.waits = true
+			return []backend.Charge{shardOf(&m.charge, m.sent)}, nil
+		}
+	}
+	return m.combine.step(answers)
 }
 
 // apart runs a machine for charge i by itself.
@@ -296,6 +328,17 @@ func (m *shardMemory) saw(key []byte, shards []algorithms.Limit, i int, d *backe
 		}
 	})
 	return sum
+}
+
+// answer returns the answer to c, whose shard i has decided so, with the value and the units of all shards. It reports
+// false if the shard denied c, which decides nothing yet.
+func (m *shardMemory) answer(c *backend.Charge, i int, d backend.Decision) (_ backend.Decision, ok bool) {
+	left := m.saw(c.Key, c.Shards, i, &d)
+	if d.Err == nil && !d.Allowed {
+		return d, false
+	}
+	d.Remaining, d.Value = left/c.Shards[i].Unit(), left
+	return d, true
 }
 
 // forget removes the states of a bucket's shards.
