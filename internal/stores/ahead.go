@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// ahead is a lease that is requested in the background.
+// ahead is a lease that is requested in the background, ahead of its use.
 type ahead struct {
 	store  *LeaseStore
 	shard  *leaseShard
@@ -17,7 +17,7 @@ type ahead struct {
 	batch  backend.Batch
 	charge [1]backend.Charge
 	answer [1]backend.Decision
-	then   []func() // called when it has ended; guarded by the lock of shard
+	then   []func() // called when the request has ended; guarded by the lock of shard
 }
 
 // leaseAhead prepares the request for the next grant of l. The lock of its shard sh is held. The caller must submit
@@ -64,7 +64,8 @@ func (s *LeaseStore) grantedAhead(a *ahead) (then []func()) {
 	l.ahead = nil
 	l.requesting -= a.units
 	if d.Err != nil {
-		// The units may have been charged. Request fewer next time, so that fewer are lost if failures continue.
+		// The units may have been charged. Request fewer next time, so that fewer are lost if failures
+		// continue.
 		l.failed++
 		l.early = now + l.span()/16
 		return a.then

@@ -1,12 +1,12 @@
-// Package stores has the Stores around Stores. Each of them adds one behaviour to the Store that it wraps:
+// Package stores has wrappers: Stores that add behavior to another Store.
 //
 //   - Deadline answers in time, whatever the wrapped Store does.
 //   - Lease decides charges of hot keys in this process, from units that were charged in advance.
 //   - Denied is a cache of denials.
 //   - Divided keeps some buckets in a second Store.
 //
-// The Redis store is built from Router, Parts, Steps and Undos: they divide a batch by server, charge a group in several
-// steps, and return what an incomplete group consumed.
+// Router, Parts, Steps and Undos are parts of the Redis store. They divide a batch by server, charge a
+// group in several steps, and refund the units that an incomplete group consumed.
 package stores
 
 import (
@@ -22,19 +22,21 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Deadline ends each Batch within timeout after its Submit, and margin before its own Deadline, so that there is
-// time to send the answer. Groups that next has not decided by then get ErrUnavailable, because they may be charged
-// later. A Batch with no time left is not submitted to next, and gets ErrNotTaken.
+// Deadline ends each Batch within timeout after its Submit, and margin before the Batch's own Deadline, so
+// that there is time to send the answer. Groups that next has not decided by then get ErrUnavailable,
+// because they may be charged later. A Batch with no time left is not submitted to next, and gets
+// ErrNotTaken.
 //
-// It must be the outermost wrapper. It is the only one that ends a Batch before the Store below does. Therefore it
-// submits a copy, which lives until next has ended it: late decisions are written to the copy, and never read.
+// Deadline must be the outermost wrapper, because it ends a Batch before the Stores below do. Therefore it
+// submits a copy, which lives until next has ended it. Late decisions are written to the copy and never
+// read.
 //
 // If panicked is not nil, it is called with the value of a panic in a Done that the timer called.
 func Deadline(next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
 	return DeadlineBy(outside.System, next, timeout, margin, panicked)
 }
 
-// DeadlineBy is Deadline by another clock than that of the system.
+// DeadlineBy is Deadline with a given clock.
 func DeadlineBy(clock outside.Clock, next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
 	s := &deadlineStore{clock: clock, next: next, timeout: timeout, margin: margin, panicked: panicked}
 	s.trials.New = func() any {
@@ -57,18 +59,18 @@ type deadlineStore struct {
 	timer     outside.Timer // calls overdue; guarded by mu
 }
 
-// trial is a Batch that was submitted to next.
+// trial is a Batch that was submitted to next as a copy.
 type trial struct {
 	store *deadlineStore
 	inner backend.Batch // the copy
 	keys  []byte        // the keys of inner's charges
 	until time.Time
-	users atomic.Int32   // the submitting goroutine, and next until it has ended inner; at 0 the trial is reused
+	users atomic.Int32   // 2 at first: the submitting goroutine, and next until it has ended inner; at 0 the trial is reused
 	outer *backend.Batch // the caller's batch, nil if it has ended; guarded by store.mu
 	at    int            // the position in the queue, or notQueued; guarded by store.mu
 }
 
-// maxTrial bounds the buffers of trials that are kept for reuse, in charges.
+// maxTrial bounds the buffers of trials that are kept for reuse. It is a number of charges.
 const maxTrial = 1024
 
 var (
@@ -131,7 +133,7 @@ func (s *deadlineStore) await(t *trial) {
 	s.wake(s.deadlines.add(t))
 }
 
-// passKnown passes the known decisions on to the caller's batch. store.mu is held.
+// passKnown passes the known decisions on to the caller's batch. store.mu must be held.
 func (t *trial) passKnown() {
 	b := t.outer
 	for at := 0; at < len(b.Charges); {
@@ -144,7 +146,7 @@ func (t *trial) passKnown() {
 	}
 }
 
-// wake sets the timer, so that it calls overdue at the given time, unless that is zero. mu is held.
+// wake sets the timer to call overdue at the given time, unless that time is zero. mu is held.
 func (s *deadlineStore) wake(at time.Time) {
 	switch {
 	case at.IsZero():
@@ -179,8 +181,8 @@ func (s *deadlineStore) overdue() {
 	}
 }
 
-// failUnknown writes the decisions of the caller's batch: the known ones, and errors for the others. store.mu is
-// held, because afterwards the decisions of t may still change.
+// failUnknown writes the decisions of the caller's batch: those that are known, and errors for the others.
+// store.mu is held, because other decisions of t may still change.
 func (t *trial) failUnknown() {
 	b := t.outer
 	for at := 0; at < len(b.Charges); {
@@ -198,7 +200,8 @@ func (t *trial) failUnknown() {
 	}
 }
 
-// isKnown reports whether all decisions of a group are known. Its elements are set one after the other.
+// isKnown reports whether all decisions of a group are known. The elements of Known are set one after the
+// other, so some may be set already.
 func isKnown(b *backend.Batch, from, to int) bool {
 	for i := from; i < to; i++ {
 		if !b.IsKnown(i) {
@@ -208,7 +211,8 @@ func isKnown(b *backend.Batch, from, to int) bool {
 	return true
 }
 
-// giveUp ends b, whose deadline has passed. A panic in its Done does not affect other batches.
+// giveUp ends b, whose deadline has passed. It recovers a panic in Done, so that other batches are still
+// ended.
 func (s *deadlineStore) giveUp(b *backend.Batch) {
 	defer func() {
 		if p := recover(); p != nil && s.panicked != nil {
@@ -236,12 +240,12 @@ func (s *deadlineStore) ended(t *trial) {
 	t.release()
 }
 
-// release ends one use of t. After the last one, t is reused.
+// release ends one use of t. After the last use, t is reused.
 func (t *trial) release() {
 	if t.users.Add(-1) > 0 {
 		return
 	}
-	clear(t.inner.Charges) // so that limits of an old configuration can be collected
+	clear(t.inner.Charges) // so that limits of an old configuration can be garbage-collected
 	t.inner.Source = nil
 	if cap(t.inner.Charges) <= maxTrial {
 		t.store.trials.Put(t)
@@ -254,7 +258,8 @@ type deadlines struct {
 	wakeAt time.Time // when tick will be called; zero means never
 }
 
-// add adds t. If wake is not zero, the caller must call tick at that time instead of the time requested before.
+// add adds t. If wake is not zero, the caller must call tick at that time. It replaces the time requested
+// before.
 func (d *deadlines) add(t *trial) (wake time.Time) {
 	heap.Push(&d.queue, t)
 	if d.wakeAt.IsZero() || t.until.Before(d.wakeAt) {
@@ -264,15 +269,17 @@ func (d *deadlines) add(t *trial) (wake time.Time) {
 	return time.Time{}
 }
 
-// remove removes t, which has ended, if it is queued. It does not change the time of the next tick: most trials end
-// long before their deadline, and setting the timer for each of them would cost more than an unnecessary tick.
+// remove removes t, which has ended, if it is queued. It does not change the time of the next tick. Most
+// trials end long before their deadline, and setting the timer for each of them would cost more than an
+// unnecessary tick.
 func (d *deadlines) remove(t *trial) {
 	if t.at != notQueued {
 		heap.Remove(&d.queue, t.at)
 	}
 }
 
-// tick removes and returns the trials whose deadline has passed. wake is as in add.
+// tick removes and returns the trials whose deadline has passed. If wake is not zero, the caller must call
+// tick at that time.
 func (d *deadlines) tick(now time.Time) (late []*trial, wake time.Time) {
 	for len(d.queue) > 0 && !now.Before(d.queue[0].until) {
 		late = append(late, heap.Pop(&d.queue).(*trial))

@@ -15,19 +15,21 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Denied returns a Store with a denial cache, so that a key under attack costs next almost nothing. After a denial,
-// the same group with the same or larger costs is denied from the cache until a retry could succeed, and for at most
-// MaxAge. The cache never allows. It may deny for up to MaxAge longer than next would, if another process refunds
-// units or resets the bucket. When MaxAge is over and a retry could not succeed yet, exactly one caller revalidates
-// the denial with next, while the others still get the cached one.
+// Denied returns a Store with a denial cache, so that a key under attack costs next almost nothing.
 //
-// A denial is removed as soon as this process consumes or refunds units of one of its buckets. So a cached answer
-// differs from that of next only by the changes of other processes. Remaining and ResetAfter are computed for the
-// present time for token buckets and fixed windows. For other algorithms, for shards and for limits with a penalty
-// they are those of the cached moment.
+// After a denial, the same group with the same or larger costs is denied from the cache until a retry could
+// succeed, and for at most MaxAge. The cache never allows. It may deny for up to MaxAge longer than next
+// would, if another process refunds units or resets the bucket. When a denial is older than MaxAge and a
+// retry could not succeed yet, exactly one caller revalidates it with next, while the others still get the
+// cached one.
 //
-// For a limit with a penalty, only denials by a block are cached, until the block ends, because each denial before a
-// block must be counted.
+// A denial is removed as soon as this process consumes or refunds units of one of its buckets. So a cached
+// answer differs from that of next only by the changes of other processes. For token buckets and fixed
+// windows, Remaining and ResetAfter are computed for the present time. For other algorithms, for shards and
+// for limits with a penalty they keep the values that they had when the denial was cached.
+//
+// For a limit with a penalty, only denials by a block are cached, until the block ends, because each denial
+// before a block must be counted.
 //
 // Forget and ForgetBucket remove denials at once.
 func Denied(next backend.Store, c DeniedConfig) *DeniedStore {
@@ -52,9 +54,9 @@ func Denied(next backend.Store, c DeniedConfig) *DeniedStore {
 
 // DeniedConfig configures Denied. Zero fields mean the defaults.
 type DeniedConfig struct {
-	MaxAge    time.Duration    // how long a denial is cached at most (1 s)
+	MaxAge    time.Duration    // the longest time for which a denial is cached (1 s)
 	MaxGroups int              // the number of cached groups (65,536); beyond it the cache is emptied
-	Clock     func() time.Time // time.Now
+	Clock     func() time.Time // returns the time (time.Now)
 }
 
 // DeniedStore is the Store that Denied returns.
@@ -65,16 +67,16 @@ type DeniedStore struct {
 
 	remembered atomic.Int64  // the number of cached groups
 	takes      atomic.Uint64 // the number of batches submitted to next
-	forgotten  atomic.Uint64 // the newest batch when the cache was emptied
-	// changed has, by a part of the key's hash, the number of the newest batch when this process last changed a
-	// bucket. A denial from that batch or an earlier one may be outdated.
+	forgotten  atomic.Uint64 // the number of the newest batch when the cache was emptied
+	// changed has, for each part of the hashes of keys, the number of the newest batch when this process
+	// last changed such a bucket. A denial from that batch or an earlier one may be outdated.
 	changed [1024]atomic.Uint64
 
 	mu      sync.RWMutex
 	denials denials // guarded by mu
 }
 
-// unknown is an unknown time.
+// unknown stands for an unknown time.
 const unknown algorithms.Micros = -1
 
 // denial is the cached answer to a group.
@@ -85,7 +87,7 @@ type denial struct {
 	stays     []algorithms.Micros // how long each Remaining stays unchanged; unknown if the decision does not describe the whole bucket
 	at, until time.Time
 	retry     time.Time   // the time at which a retry may succeed
-	asked     atomic.Bool // a caller revalidates it
+	asked     atomic.Bool // a caller is revalidating the denial
 }
 
 // Submit implements Store.
@@ -131,7 +133,7 @@ type deniedBatch struct {
 	onKnown func(from, to int)
 }
 
-// look answers the groups of b whose denial is cached, and records the positions of the others.
+// look answers the groups of b whose denials are cached, and records the positions of the others.
 func (t *deniedBatch) look(b *backend.Batch) {
 	known := 0
 	for at := 0; at < len(b.Charges); {
@@ -165,7 +167,7 @@ func (t *deniedBatch) gather(b *backend.Batch) {
 // ended is the Done function of inner.
 func (t *deniedBatch) ended(*backend.Batch) {
 	b := t.outer
-	defer b.Done(b) // even if learning panics
+	defer b.Done(b) // even if learn panics
 	defer t.release()
 	if !t.whole {
 		t.rest.pass(b, 0, len(t.rest.charges))
@@ -214,8 +216,8 @@ func (t *deniedBatch) release() {
 	t.store.batches.Put(t)
 }
 
-// known answers a group from the cache if possible. If the denial is too old, exactly one caller gets it as old, and
-// must revalidate it with next and then remove it.
+// known answers a group from the cache if possible. If the denial is too old, exactly one caller gets it as
+// old. That caller must revalidate it with next and then remove it.
 func (s *DeniedStore) known(charges []backend.Charge, decisions []backend.Decision, now time.Time) (known bool, old *denial) {
 	d := s.find(charges, decisions, now)
 	if d != nil && !now.Before(d.until) && d.asked.CompareAndSwap(false, true) {
@@ -224,12 +226,13 @@ func (s *DeniedStore) known(charges []backend.Charge, decisions []backend.Decisi
 	return d != nil, nil
 }
 
-// find answers a group from the cached denial, however old, and returns it; nil if there is none.
+// find answers a group from the cached denial, however old, and returns the denial. It returns nil if none
+// applies.
 func (s *DeniedStore) find(charges []backend.Charge, decisions []backend.Decision, now time.Time) *denial {
 	if charges[0].Reset || charges[0].IdempotencyKey != nil { // a group with an idempotency key may have been charged before the denial
 		return nil
 	}
-	if s.remembered.Load() == 0 { // usually; it saves the hash
+	if s.remembered.Load() == 0 { // usually 0; then the hash need not be computed
 		return nil
 	}
 	s.mu.RLock()
@@ -251,7 +254,7 @@ func (s *DeniedStore) forgetOld(old ...*denial) {
 	s.remembered.Store(int64(len(s.denials.groups)))
 }
 
-// answerGroup answers a group that may be the denied one, and reports whether it is still denied.
+// answerGroup answers a group that may be the denied one, and reports whether the group is still denied.
 func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decision, now time.Time) (denied bool) {
 	if !now.Before(d.retry) || len(charges) != len(d.charges) {
 		return false
@@ -265,8 +268,8 @@ func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decis
 	return !backend.Allowed(charges, decisions)
 }
 
-// answer computes the answer to c, passed us after the denial, from charge i of the denied group. It reports whether
-// c is the same charge with at least the same cost.
+// answer computes the answer to c from charge i of the denied group. passed is the time since the denial in
+// microseconds. It reports whether c is the same charge with at least the same cost.
 func (d *denial) answer(i int, c *backend.Charge, passed algorithms.Micros, answer *backend.Decision) bool {
 	was := &d.charges[i]
 	ask := was.Terms
@@ -292,8 +295,9 @@ func (d *denial) answer(i int, c *backend.Charge, passed algorithms.Micros, answ
 	return answer.Allowed || answer.RetryAfter > 0
 }
 
-// retryLater is the retry time of c, passed us after d denied a smaller cost, for buckets that Value describes
-// completely. It is 0 if the cost can never fit, or would be allowed.
+// retryLater returns the retry time of c, where passed microseconds have passed since d denied a smaller
+// cost. It is for buckets that Value describes completely. It is 0 if the cost can never fit, or would be
+// allowed.
 func retryLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros) algorithms.Micros {
 	return peekLater(c, d, passed, c.Terms).RetryAfter
 }
@@ -304,22 +308,23 @@ func peekLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros,
 	return later
 }
 
-// seenLater returns the decision of a dry run at time now, of the bucket of c if it held value at time at.
+// seenLater returns the decision of a dry run at time now, on the bucket of c if it held value at time at.
 func seenLater(c *backend.Charge, value int64, at, now algorithms.Micros) (d algorithms.Decision) {
 	state := algorithms.State{By: c.Limit, Value: value, At: at}
 	c.Limit.TakeAt(&state, max(now, at), &algorithms.Charge{Hash: c.Terms.Hash, DryRun: true}, &d)
 	return d
 }
 
-// remainsLater returns Remaining and ResetAfter, passed us after d, for buckets that Value describes completely.
+// remainsLater returns Remaining and ResetAfter, passed microseconds after d. It is for buckets that Value
+// describes completely.
 func remainsLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros) (int64, algorithms.Micros) {
 	later := seenLater(c, d.Value, d.At, d.At+passed)
 	return later.Remaining, later.ResetAfter
 }
 
-// unchanged is how long Remaining of d, the answer to c, stays unchanged. It is unknown if d does not describe the
-// bucket completely: if the bucket has parts, if its state is in the numbers of another limit, or if the clock
-// stepped back.
+// unchanged returns how long Remaining of d, the answer to c, stays unchanged. It returns unknown if d does
+// not describe the bucket completely. That is so if the bucket has parts, if its state is in the numbers of
+// another limit, or if the clock stepped back.
 func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	kind := c.Limit.Kind
 	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 {
@@ -332,10 +337,10 @@ func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	return peekLater(c, d, 0, algorithms.Charge{Cost: d.Remaining + 1, Hash: c.Terms.Hash}).RetryAfter
 }
 
-// learn caches a lasting denial, and removes the denials of buckets that were charged. The group was submitted at
-// the time asked, in the batch with the number take.
+// learn caches a denial that lasts, and removes the denials of buckets that were charged. The group was
+// submitted at the time asked, in batch number take.
 func (s *DeniedStore) learn(charges []backend.Charge, decisions []backend.Decision, asked time.Time, take uint64) {
-	if backend.ConsumedAny(charges, decisions) || allAllowed(charges, decisions) { // in a group, dry runs may stand beside charges
+	if backend.ConsumedAny(charges, decisions) || allAllowed(charges, decisions) { // a group may have dry runs beside charges
 		s.consumed(charges)
 		return
 	}
@@ -367,12 +372,12 @@ func denialOf(charges []backend.Charge, decisions []backend.Decision, asked time
 		case d.Err != nil || charges[i].Limit.ChargesDenied() || charges[i].Terms.Cost < 0:
 			return nil
 		case d.Never:
-			return nil // costs next nothing to find out
+			return nil // next can find out that the cost never fits without a call
 		case charges[i].Then:
 			plan = max(plan, d.RetryAfter)
 			continue
 		case !d.Allowed && instead && d.RetryAfter == 0:
-			return nil // it was not needed; whether it would allow is unknown
+			return nil // an alternative that was not needed; whether it would allow is unknown
 		case !d.Allowed && instead:
 			lasts = max(lasts, min(plan, d.RetryAfter))
 		case !d.Allowed:
@@ -395,11 +400,11 @@ func denialOf(charges []backend.Charge, decisions []backend.Decision, asked time
 	return d
 }
 
-// remember caches d, an answer to the batch with the number take, unless it may be outdated.
+// remember caches d, an answer to batch number take, unless it may be outdated.
 func (s *DeniedStore) remember(d *denial, take uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Stored first, so that goroutines which change a bucket from now on wait for the lock.
+	// The count is raised first, so that goroutines which change a bucket from now on wait for the lock.
 	s.remembered.Store(int64(len(s.denials.groups)) + 1)
 	defer func() { s.remembered.Store(int64(len(s.denials.groups))) }()
 	if !s.outdated(d.charges, take) {
@@ -407,8 +412,8 @@ func (s *DeniedStore) remember(d *denial, take uint64) {
 	}
 }
 
-// outdated reports whether this process may have changed one of the buckets, or emptied the cache, since the batch
-// with the number take was submitted.
+// outdated reports whether d may be outdated: whether this process may have changed one of the buckets, or
+// emptied the cache, since batch number take was submitted.
 func (s *DeniedStore) outdated(charges []backend.Charge, take uint64) bool {
 	if s.forgotten.Load() >= take {
 		return true
@@ -455,7 +460,7 @@ func (s *DeniedStore) ForgetBucket(key []byte) {
 	s.mu.RLock()
 	listed := len(s.denials.buckets[bucket])
 	s.mu.RUnlock()
-	if listed == 0 { // one that is being learned sees that the bucket has changed
+	if listed == 0 { // a denial that is being cached right now will find that the bucket has changed
 		return
 	}
 	s.mu.Lock()
@@ -473,11 +478,11 @@ func (s *DeniedStore) Forget() {
 	s.remembered.Store(0)
 }
 
-// denials is the bounded set of cached denials. It is a state machine without lock and clock.
+// denials is the bounded set of cached denials. It is a state machine without a lock or a clock.
 type denials struct {
 	most    int
 	groups  map[uint64]*denial  // by the hash of all keys of the group
-	buckets map[uint64][]uint64 // the denied groups of each bucket, by the hash of its key
+	buckets map[uint64][]uint64 // the hashes of the denied groups of each bucket, by the hash of its key
 	listed  int                 // the number of groups listed in buckets, including those removed since
 }
 
@@ -485,9 +490,10 @@ func newDenials(most int) denials {
 	return denials{most: most, groups: map[uint64]*denial{}, buckets: map[uint64][]uint64{}}
 }
 
-// add adds d, and replaces an older denial of its group. If there are too many, it removes all others.
+// add adds d, and replaces an older denial of its group. If there are too many denials, it removes all
+// others.
 func (s *denials) add(d *denial) {
-	// A group that was removed for one of its buckets is still listed under the others.
+	// A group that was removed because of one bucket is still listed under its other buckets.
 	if len(s.groups) >= s.most || s.listed >= 8*s.most {
 		s.clear()
 	}

@@ -6,9 +6,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Divided returns a Store of two Stores: buckets for which isSecond returns true are in second, the others in first.
-// The choice must depend on the bucket only. A group with buckets in both is charged in parts; see Parts. If such a
-// group has an idempotency key, first must be a Claimer; otherwise the error is ErrUnavailable.
+// Divided returns a Store that consists of two Stores. Buckets for which isSecond returns true are in
+// second, the others in first. isSecond must depend on the bucket only. A group with buckets in both is
+// charged in parts; see Parts. If such a group has an idempotency key, first must be a Claimer; otherwise
+// the error is ErrUnavailable.
 func Divided(first, second backend.Store, isSecond func(*backend.Charge) bool, undos *Undos) backend.Store {
 	place := func(_ int, c *backend.Charge) int {
 		if isSecond(c) {
@@ -41,9 +42,9 @@ func Divided(first, second backend.Store, isSecond func(*backend.Charge) bool, u
 
 // Claimer is a Store that can keep claims of idempotency keys.
 type Claimer interface {
-	// Claimed returns a Store for groups with idempotency keys that cannot be charged and kept in one step. It first
-	// claims the ID, and then next charges the group. If the outcome is unknown, the claim stays, and a repeated
-	// group gets ErrPending. So the group is charged at most once.
+	// Claimed returns a Store for groups with idempotency keys that cannot be charged and kept in one step.
+	// It first claims the ID, and then charges the group with next. If the outcome is unknown, the claim
+	// stays, and a repeated group gets ErrPending. So the group is charged at most once.
 	Claimed(next backend.Store) backend.Store
 }
 
@@ -52,5 +53,5 @@ type unclaimed struct{}
 
 // Submit implements Store.
 func (unclaimed) Submit(b *backend.Batch) {
-	b.Fail(fmt.Errorf("%w: a request with an id cannot be taken of limits in two places", backend.ErrNotTaken))
+	b.Fail(fmt.Errorf("%w: a request with an id cannot consume units of limits in two stores", backend.ErrNotTaken))
 }

@@ -6,12 +6,13 @@ import (
 	"time"
 )
 
-// elapsed measures the time since it was made, by the monotonic clock plus the forward steps of the wall clock. The
-// monotonic clock stands still while a machine is suspended, and the wall clock is corrected afterwards. If the wall
-// clock steps forward for another reason, the measured time is too long. It never steps back.
+// elapsed measures the time since it was made. It uses the monotonic clock plus the forward steps of the
+// wall clock, because the monotonic clock stands still while a machine is suspended, and the wall clock is
+// corrected afterwards. If the wall clock steps forward for another reason, the measured time is too long.
+// The measured time never decreases.
 type elapsed struct {
 	read  func() (monotonic, wall time.Duration)
-	start time.Duration // the start by the monotonic clock
+	start time.Duration // the reading of the monotonic clock at the start
 
 	gap  atomic.Int64 // how far the wall clock is ahead of the monotonic clock
 	lost atomic.Int64 // the sum of the forward steps
@@ -19,12 +20,12 @@ type elapsed struct {
 	mu sync.Mutex // held to change gap and lost
 }
 
-// clockStep is the smallest change of the gap between the clocks that counts as a step. It is larger than the
-// difference between two readings of the same moment, and smaller than the margin of a lease.
+// clockStep is the smallest change of the gap between the clocks that counts as a step. It is larger than
+// the time between two readings in a row, and smaller than the margin of a lease.
 const clockStep = 100 * time.Microsecond
 
-// newElapsed makes an elapsed. The function read returns the readings of both clocks, each since an arbitrary
-// moment.
+// newElapsed makes an elapsed. The function read returns the readings of both clocks. Each is a time since
+// an arbitrary moment.
 func newElapsed(read func() (monotonic, wall time.Duration)) *elapsed {
 	e := &elapsed{read: read}
 	monotonic, wall := read()
@@ -55,8 +56,8 @@ func (e *elapsed) stepped(monotonic, wall time.Duration) bool {
 	return (wall - monotonic - time.Duration(e.gap.Load())).Abs() > clockStep
 }
 
-// step records that one of the clocks has stepped. It reads them again first, because a thread that is preempted
-// between the two readings sees a false step.
+// step checks whether one of the clocks has stepped, and records a step. It reads the clocks again first,
+// because a thread that was preempted between two readings sees a false step.
 func (e *elapsed) step() (monotonic time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

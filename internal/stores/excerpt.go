@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// excerpt is some groups of a batch, which are submitted apart from the others. Its slices are reused.
+// excerpt has some groups of a batch, which are submitted apart from the others. Its slices are reused.
 type excerpt struct {
 	charges   []backend.Charge // copies
 	decisions []backend.Decision
@@ -20,7 +20,7 @@ type excerpt struct {
 func (e *excerpt) add(charges []backend.Charge, at int) {
 	for i := range charges {
 		if i == 0 || charges[i].Group != charges[i-1].Group {
-			e.groups++ // groups that were not adjacent in the whole batch may have equal numbers
+			e.groups++ // groups that were not adjacent in the whole batch may have equal numbers, so they are renumbered
 		}
 		e.charges = append(e.charges, charges[i])
 		e.charges[len(e.charges)-1].Group = e.groups
@@ -33,7 +33,7 @@ func (e *excerpt) prepare() {
 	e.decisions, e.known = zeroed(e.decisions, len(e.charges)), zeroed(e.known, len(e.charges))
 }
 
-// pass passes the decisions of whole groups on to the whole batch, unless they are known there.
+// pass passes the decisions of whole groups on to the whole batch, unless the decisions are known there.
 func (e *excerpt) pass(whole *backend.Batch, from, to int) {
 	for from < to {
 		n, at := backend.GroupLen(e.charges[from:to]), int(e.of[from])
@@ -56,11 +56,11 @@ func (e *excerpt) fill(whole *backend.Batch) {
 
 // reset empties e for another use.
 func (e *excerpt) reset() {
-	clear(e.charges) // so that limits of an old configuration can be collected
+	clear(e.charges) // so that limits of an old configuration can be garbage-collected
 	e.charges, e.of, e.groups = e.charges[:0], e.of[:0], 0
 }
 
-// zeroed returns n zero elements, which reuse s if it has room for them.
+// zeroed returns n zero elements. It reuses s if that has room for them.
 func zeroed[T any](s []T, n int) []T {
 	s = slices.Grow(s[:0], n)[:n]
 	clear(s)

@@ -17,13 +17,13 @@ import (
 const (
 	// leaseShards is the number of locks over which the leases are spread.
 	leaseShards = 64
-	// hotRequests is the number of requests within the time of a lease that makes a key hot. With fewer requests a lease
-	// saves next to nothing.
+	// hotRequests is the number of requests within the duration of a lease that makes a key hot. With fewer
+	// requests, a lease saves next to nothing.
 	hotRequests = 8
-	// leaseShare bounds a lease to this fraction of the remaining units, so that leases shrink to nothing near
-	// exhaustion.
+	// leaseShare bounds a lease to one of leaseShare parts of the remaining units, so that leases shrink to
+	// nothing near exhaustion.
 	leaseShare = 8
-	// maxBacks bounds the waiting returns of each lock. More are lost.
+	// maxBacks bounds the waiting returns of each lock. Further returns are lost.
 	maxBacks = 256
 	// never is a time in the infinite future.
 	never = time.Duration(math.MaxInt64)
@@ -35,40 +35,40 @@ type leaseShard struct {
 	most    int
 	hotKeys map[string]*hotKey // guarded by mu, like the following fields
 	backs   []backend.Charge   // returns to be sent
-	heat    *[256]heat         // nil until a request may lease: request rates of keys that are not hot, by a part of their hash
+	heat    *[256]heat         // request rates of keys that are not hot, by a part of their hash; nil until the first request that may lease
 	stats   LeaseStats
 	_       [64]byte
 }
 
-// heat counts the requests for keys with one hash. Two keys with the same hash may become hot too early, which only
-// costs a place among the leases.
+// heat counts the requests for keys whose hashes have one value in common. Several such keys may become hot
+// too early, which only costs room among the leases.
 type heat struct {
 	since    time.Duration
 	requests int
 }
 
-// hotKey is a hot key, with the leases of its bucket. The lock of its shard guards it.
+// hotKey has the leases of a bucket whose key is hot. The lock of its shard guards it.
 type hotKey struct {
-	charge backend.Charge // identifies the bucket, for returns
-	// grants has the leases. The one that expires first is the first, and is used first. The second is requested
-	// ahead, in the background, before the first is used up or expires.
+	charge backend.Charge // identifies the bucket when units are returned
+	// grants has at most two leases. The one that expires first is the first, and is used first. The second
+	// is requested in the background, before the first is used up or expires.
 	grants  [2]grant
 	serials int // the number of grants so far
 	gone    bool
 
 	asking     bool   // a request is about to lease
-	requesting int64  // the units requested, by both
+	requesting int64  // the units requested by that request and in the background
 	ahead      *ahead // the lease requested in the background; nil if none is in flight
 	failed     int    // the number of consecutive failures to lease ahead
-	// The next lease is requested when at most low units are left, or from the time early.
+	// The next lease is requested when at most low units are left, or at the time early.
 	low   int64
 	early time.Duration
 
 	seen   backend.Decision // the newest decision of next
 	seenAt time.Duration    // when it arrived
-	edge   time.Duration    // when the window ends; never if there is none
+	edge   time.Duration    // when the fixed window ends; never for a token bucket
 
-	// used is the number of units used since the time since: the rate of this process.
+	// used is the number of units used since the time since. It determines the rate of this process.
 	used  float64
 	since time.Duration
 	asked time.Duration // the time of the last request
@@ -79,7 +79,7 @@ type grant struct {
 	left      int64 // units
 	until     time.Duration
 	of        algorithms.Micros // the time of the grant, by the clock of next
-	grantedAt time.Duration     // the same by our clock, or a little earlier
+	grantedAt time.Duration     // the same by the clock of this process, or a little earlier
 	serial    int               // from 1
 }
 
@@ -87,7 +87,7 @@ type grant struct {
 type LeaseStats struct {
 	Served   uint64 // charges decided from leases
 	Granted  uint64 // units
-	Returned uint64 // units returned, less those that flowed in meanwhile
+	Returned uint64 // units returned, less the units that flowed in since their grants
 	Leased   int64  // units leased now
 	Keys     int    // hot keys now
 }
@@ -114,7 +114,7 @@ func (s *LeaseStore) shard(key []byte) (*leaseShard, uint64) {
 	return &s.shards[hash%leaseShards], hash / leaseShards
 }
 
-// find returns the hot key of c's bucket, or nil. It drops one with other numbers.
+// find returns the hot key of c's bucket, or nil. It drops a hot key whose limit has other numbers.
 func (sh *leaseShard) find(c *backend.Charge) *hotKey {
 	l := sh.hotKeys[string(c.Key)]
 	if l == nil || l.charge.Limit == c.Limit {
@@ -128,8 +128,8 @@ func (sh *leaseShard) find(c *backend.Charge) *hotKey {
 	return l
 }
 
-// want is the number of units to lease: those that this process needs in half the time of a lease, or until the end
-// of the window, rounded to a multiple of cost.
+// want returns the number of units to lease. These are the units that this process needs in half the
+// duration of a lease, or until the end of the window, rounded to a multiple of cost.
 func (l *hotKey) want(cost int64, now time.Duration) int64 {
 	have := l.left()
 	n := min(l.charge.Lease.Most-have-l.requesting, l.seen.Remaining/leaseShare-have, l.charge.Limit.Capacity-cost)
@@ -137,7 +137,7 @@ func (l *hotKey) want(cost int64, now time.Duration) int64 {
 		return 0
 	}
 	span := l.span()
-	rate := l.used / float64(max(now-l.since, span/8)) // a few simultaneous requests do not determine a rate
+	rate := l.used / float64(max(now-l.since, span/8)) // at least an eighth of the span, so that a few simultaneous requests do not look like a high rate
 	needs := rate * float64(span/2)
 	if rest := l.edge - now; rest > 0 && rest < span {
 		needs = min(needs, rate*float64(rest)+1-float64(have))
@@ -146,8 +146,8 @@ func (l *hotKey) want(cost int64, now time.Duration) int64 {
 	return max(0, n-n%cost)
 }
 
-// warm counts a request for the bucket of c, which is not a hot key. If there are many, it makes the key a hot one
-// without a lease and returns it. It returns nil if there are few, or if there is no room.
+// warm counts a request for the bucket of c, which is not a hot key. After many requests it makes the key a
+// hot one without a lease and returns it. Otherwise, and if there is no room, it returns nil.
 func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *hotKey {
 	if sh.heat == nil {
 		sh.heat = new([256]heat)
@@ -166,12 +166,12 @@ func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *h
 		}
 	}
 	l := &hotKey{charge: *c, used: hotRequests * float64(c.Terms.Cost), since: h.since, asked: now, edge: never}
-	l.charge.Key, l.charge.Canceled = bytes.Clone(c.Key), nil // which belong to the request
+	l.charge.Key, l.charge.Canceled = bytes.Clone(c.Key), nil // these two belong to the request
 	sh.hotKeys[string(c.Key)] = l
 	return l
 }
 
-// takeBack removes the leases of l, and appends the charges that return their units to backs.
+// takeBack removes the leases of l. It appends to backs the charges that return their units.
 func (sh *leaseShard) takeBack(backs []backend.Charge, l *hotKey, now time.Duration) []backend.Charge {
 	for i := range l.grants {
 		if back := sh.back(&l.charge, l.grants[i].left, &l.grants[i], now); back.Terms.Cost < 0 {
@@ -180,7 +180,7 @@ func (sh *leaseShard) takeBack(backs []backend.Charge, l *hotKey, now time.Durat
 		l.grants[i] = grant{}
 	}
 	l.arm()
-	sh.backs = slices.DeleteFunc(sh.backs, func(back backend.Charge) bool { // returns of earlier grants
+	sh.backs = slices.DeleteFunc(sh.backs, func(back backend.Charge) bool { // returns of earlier grants of this key
 		if !bytes.Equal(back.Key, l.charge.Key) {
 			return false
 		}
@@ -190,12 +190,13 @@ func (sh *leaseShard) takeBack(backs []backend.Charge, l *hotKey, now time.Durat
 	return backs
 }
 
-// back is the charge that returns units of a grant to c's bucket. Its cost is 0 if there is nothing to return.
+// back returns the charge that returns units of a grant to c's bucket. Its cost is 0 if there is nothing to
+// return.
 func (sh *leaseShard) back(c *backend.Charge, units int64, of *grant, now time.Duration) backend.Charge {
 	back := *c
 	back.Lease, back.Terms = nil, algorithms.Charge{Hash: c.Terms.Hash}
 	if units == 0 || len(c.Shards) > 0 && c.Limit.Kind != algorithms.FixedWindow {
-		return back // the inflow since is not known for each shard
+		return back // the inflow since the grant is not known for each shard
 	}
 	if n := unused(c.Limit, units, micros(now-of.grantedAt)); n > 0 {
 		sh.stats.Returned += uint64(n)
@@ -204,9 +205,9 @@ func (sh *leaseShard) back(c *backend.Charge, units int64, of *grant, now time.D
 	return back
 }
 
-// leaseFor is how long after at, the time of the grant, units leased from the bucket of c may be used. A lease of a fixed
-// window ends with the window, so that a window never gives more than its capacity. A token bucket admits at most
-// capacity + floor((T + for)*rate/period) in any span T.
+// leaseFor returns how long units leased from the bucket of c may be used after at, the time of the grant.
+// A lease of a fixed window ends with the window, so that a window never admits more than its capacity. A
+// token bucket admits at most capacity + floor((T + for)*rate/period) in any span T.
 func leaseFor(c *backend.Charge, at algorithms.Micros) algorithms.Micros {
 	if c.Limit.Kind != algorithms.FixedWindow {
 		return c.Lease.For
@@ -214,8 +215,8 @@ func leaseFor(c *backend.Charge, at algorithms.Micros) algorithms.Micros {
 	return min(c.Lease.For, c.Limit.WindowEnd(at, c.Terms.Hash))
 }
 
-// unused is how many of units, leased and not used, can be refunded when the time after has passed since the grant; see
-// algorithms.Charge.ChargedAt.
+// unused returns how many of the leased units can be refunded when they were not used and the time after
+// has passed since the grant; see algorithms.Charge.ChargedAt.
 func unused(l *algorithms.Limit, units int64, after algorithms.Micros) int64 {
 	if l.Kind != algorithms.TokenBucket {
 		return units
@@ -224,7 +225,8 @@ func unused(l *algorithms.Limit, units int64, after algorithms.Micros) int64 {
 	return scaled.Returned(units*n.Q, n.P, n.Ticks(int64(after))) / n.Q
 }
 
-// receive records the decision d on the units that p requested at the time asked; d is nil if there is none.
+// receive records the decision d on units that p requested at the time asked. d is nil if there is no
+// decision.
 func (s *LeaseStore) receive(c *backend.Charge, p *leasePart, units int64, d *backend.Decision, asked, now time.Duration) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
@@ -248,7 +250,7 @@ func (s *LeaseStore) receive(c *backend.Charge, p *leasePart, units int64, d *ba
 
 // see records a decision of next, unless a newer one is known.
 func (l *hotKey) see(d *backend.Decision, asked, now time.Duration) {
-	if older := l.seen.At - d.At; older > 0 && older < algorithms.Second { // a larger difference means that the clock was set back
+	if older := l.seen.At - d.At; older > 0 && older < algorithms.Second { // a larger difference means that the clock stepped back
 		return
 	}
 	l.seen, l.seenAt = *d, now
@@ -258,13 +260,13 @@ func (l *hotKey) see(d *backend.Decision, asked, now time.Duration) {
 	}
 }
 
-// granted adds a lease of units, which were requested at the time asked and granted by d.
+// granted adds a lease of units that were requested at the time asked and granted by d.
 func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, asked, now time.Duration) {
 	sh.stats.Granted += uint64(units)
 	if l.gone {
 		return
 	}
-	// The lease lasts a little less than it may, because clocks differ in speed.
+	// The lease is used for a little less than its duration, because clocks differ in speed.
 	lasts := time.Duration(leaseFor(&l.charge, d.At)) * time.Microsecond
 	l.serials++
 	is := grant{left: units, of: d.At, grantedAt: asked, until: asked + lasts - lasts/1000 - time.Microsecond, serial: l.serials}
@@ -281,7 +283,7 @@ func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, asked
 	}
 }
 
-// over appends the returns of expired leases to backs.
+// over appends to backs the charges that return the units of expired leases.
 func (sh *leaseShard) over(backs []backend.Charge, now time.Duration) []backend.Charge {
 	for _, l := range sh.hotKeys {
 		for i := range l.grants {
@@ -308,8 +310,8 @@ func (sh *leaseShard) cool(now time.Duration) {
 	}
 }
 
-// drop removes the hot key of a bucket, with its leases and waiting returns. It calls see, which may be nil, with the
-// lease in flight, if there is one.
+// drop removes the hot key of a bucket, with its leases and waiting returns. It calls see, unless that is
+// nil, with the lease in flight, if there is one.
 func (s *LeaseStore) drop(key []byte, see func(*ahead)) {
 	sh, _ := s.shard(key)
 	sh.mu.Lock()

@@ -11,29 +11,31 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Lease returns a Store that decides charges of hot keys locally, from units leased from next. So a key with a
-// hundred thousand requests per second costs next a few charges per second. It leases for charges with lease terms
-// (Charge.Lease), and only for keys with many requests.
+// Lease returns a Store that decides charges of hot keys locally, from units leased from next. So a key
+// with a hundred thousand requests per second costs next a few charges per second. Only charges with lease
+// terms (Charge.Lease) are leased, and only for keys with many requests.
 //
-// When such a key has no lease, more than its cost is charged in the same step. The additional units are consumed in
-// next, and serve later requests until they are used or the lease expires; unused units are returned. Before that,
-// the next lease is requested in the background, so that no request waits for it. So
+// When such a key has no lease, more than its cost is charged in the same step. The additional units are
+// consumed in next. They serve later requests until they are used up or the lease expires; unused units are
+// returned. Before that, the next lease is requested in the background, so that no request waits for it.
+// The consequences are:
 //
-//   - a fixed window never gives out more than it holds, nor later than its end, by the clock of next;
-//   - a token bucket admits at most capacity + floor((T + For)*rate/period) in any span T;
-//   - requests are denied up to Most units too early for each other process that has a lease. The leased units of a
-//     process that dies are lost, and so are units requested without an answer. A token bucket gets unused units back
+//   - A fixed window never admits more than it holds, nor later than its end, by the clock of next.
+//   - A token bucket admits at most capacity + floor((T + For)*rate/period) in any span T.
+//   - For each other process that has a lease, requests are denied up to Most units too early. The leased units of a
+//     process that dies are lost, and so are requested units without an answer. A token bucket gets unused units back
 //     less those that have flowed in since the grant (Charge.ChargedAt).
 //
-// A lease never denies. A denial comes from next, for the cost alone, after the process has returned its leased
-// units of the bucket, except those being requested at that moment. An answer from a lease is the one that next
-// would give if no other process had charged the bucket since. Only plain charges are decided locally. Reservations,
-// refunds, dry runs and groups with idempotency keys are decided by next, and do not see leased units. In a group,
-// leased units are used if next allows the rest of it. A group with a bucket that a denial changes (overdraw,
-// penalty) leases nothing.
+// A lease never denies. A denial comes from next, for the cost alone, after the process has returned its
+// leased units of the bucket, except those being requested at that moment. An answer from a lease is the
+// one that next would give if no other process had charged the bucket since the last decision of next.
 //
-// A change of the numbers and a Reset drop the lease. While there are hot keys, a timer returns the unused units of
-// expired leases. Close stops it.
+// Only plain charges are decided locally. Reservations, refunds, dry runs and groups with idempotency keys
+// are decided by next, and cannot use leased units. In a group, leased units are used if next allows the
+// rest of it. A group with a bucket that a denial changes (overdraw, penalty) leases nothing.
+//
+// A change of the numbers and a Reset drop the lease. While there are hot keys, a timer returns the unused
+// units of expired leases. Close stops it.
 func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 	if c.Timeout <= 0 {
 		c.Timeout = time.Second
@@ -63,12 +65,12 @@ func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 
 // LeaseConfig configures Lease. Zero fields mean the defaults.
 type LeaseConfig struct {
-	Timeout time.Duration // of background calls: returns and leases ahead (1 s)
+	Timeout time.Duration // timeout of background calls, which lease ahead and return units (1 s)
 	MaxKeys int           // the approximate number of keys with a lease at a time (16,384)
-	// Clocks returns the readings of the monotonic clock and of the wall clock, each since an arbitrary moment; nil
-	// means those of the system. A lease expires when it does so by either clock.
+	// Clocks returns the readings of the monotonic clock and of the wall clock, each since an arbitrary
+	// moment; nil means those of the system. A lease expires when it has expired by either clock.
 	Clocks func() (monotonic, wall time.Duration)
-	// Clock has the deadlines of batches and the timer; nil means that of the system.
+	// Clock is used for the deadlines of batches and the timer; nil means that of the system.
 	Clock outside.Clock
 }
 
@@ -78,7 +80,7 @@ type LeaseStore struct {
 	config  LeaseConfig
 	elapsed *elapsed
 	armed   atomic.Bool // the timer is set, or its function runs
-	closed  atomic.Bool // the timer is not set any more
+	closed  atomic.Bool // the timer must not be set any more
 	// background has the calls that Close waits for: leases requested ahead, and the returns of the timer.
 	background *Undos
 	batches    sync.Pool
@@ -133,14 +135,14 @@ func canLease(c *backend.Charge) bool {
 	return c.Lease != nil && c.IdempotencyKey == nil && a.Cost > 0 && !a.DryRun && !a.Reserve && !a.Scaled && c.Limit.CanReserve() && !recordsDenied(c)
 }
 
-// recordsDenied reports whether a denial changes the bucket of c: if its limit charges denied requests, or counts
-// denials for a penalty.
+// recordsDenied reports whether a denial changes the bucket of c, because its limit charges denied requests
+// or counts denials for a penalty.
 func recordsDenied(c *backend.Charge) bool {
 	return c.Limit.ChargesDenied() || c.Limit.Penalty.After > 0
 }
 
-// recordDenied reports whether a denial changes a bucket of the group. Such a group leases nothing: if a grant is
-// refused, the group is sent a second time, which would record its denial twice.
+// recordDenied reports whether a denial changes a bucket of the group. Such a group leases nothing: if a
+// grant is denied, the group is submitted a second time, which would record its denial twice.
 func recordDenied(group []backend.Charge) bool {
 	return slices.ContainsFunc(group, func(c backend.Charge) bool { return recordsDenied(&c) })
 }
@@ -160,10 +162,10 @@ func (s *LeaseStore) reset(b *backend.Batch) {
 	after := *b
 	after.Waits = false
 	after.Done = func(*backend.Batch) {
-		s.dropReset(b.Charges, nil) // leases granted meanwhile
+		s.dropReset(b.Charges, nil) // leases granted since the first drop
 		b.Done(b)
 	}
-	var waits atomic.Int32 // for this call, and for leases in flight: they would be charged after the reset, and lost
+	var waits atomic.Int32 // counts this call and the leases in flight: these would be charged after the reset, and lost
 	waits.Store(1)
 	s.dropReset(b.Charges, func(a *ahead) {
 		waits.Add(1)
@@ -182,8 +184,8 @@ func (s *LeaseStore) reset(b *backend.Batch) {
 	}
 }
 
-// dropReset drops the leases of buckets that are reset. It calls see, which may be nil, with each lease in flight,
-// while the lock of its shard is held.
+// dropReset drops the leases of buckets that are reset. It calls see, unless that is nil, with each lease
+// in flight, while the lock of its shard is held.
 func (s *LeaseStore) dropReset(charges []backend.Charge, see func(*ahead)) {
 	for i := range charges {
 		if charges[i].Reset {
@@ -192,10 +194,11 @@ func (s *LeaseStore) dropReset(charges []backend.Charge, see func(*ahead)) {
 	}
 }
 
-// turn is how often the unused units of expired leases are returned.
+// turn is the interval at which unused units of expired leases are returned.
 const turn = 50 * time.Millisecond
 
-// arm sets the timer, unless it is set. It is called when a key has become hot, and when there is a return to send.
+// arm sets the timer, unless it is set. It is called when a key has become hot, and when there are units to
+// return.
 func (s *LeaseStore) arm() {
 	if !s.closed.Load() && s.armed.CompareAndSwap(false, true) {
 		s.config.Clock.AfterFunc(turn, s.turn)
@@ -209,13 +212,13 @@ func (s *LeaseStore) turn() {
 		s.background.End()
 	}
 	s.armed.Store(false)
-	if s.Stats().Keys > 0 { // some may have become hot while the timer was set
+	if s.Stats().Keys > 0 { // keys may have become hot before armed was cleared
 		s.arm()
 	}
 }
 
-// ReturnUnits returns the unused units of expired leases to next. Its result is the number of hot keys that remain. The
-// timer calls it.
+// ReturnUnits returns the unused units of expired leases to next, and reports the number of hot keys that
+// remain. The timer calls it.
 func (s *LeaseStore) ReturnUnits() (keys int) {
 	now := s.now()
 	var backs []backend.Charge
@@ -239,7 +242,8 @@ func (s *LeaseStore) Close() {
 	s.Forget()
 }
 
-// Forget returns all leased units, and forgets which keys are hot. Leases in flight are dropped when they arrive.
+// Forget returns all leased units, and makes all keys not hot. Leases in flight are dropped when they
+// arrive.
 func (s *LeaseStore) Forget() {
 	now := s.now()
 	var backs []backend.Charge
@@ -271,10 +275,10 @@ func (s *LeaseStore) ForgetBucket(key []byte) {
 	s.returnUnits(backs)
 }
 
-// returnUnits submits the returns in backs, and waits for the decisions. A return whose outcome is unknown is not
-// repeated.
+// returnUnits submits the charges in backs, and waits for the decisions. A return whose outcome is unknown
+// is not repeated.
 func (s *LeaseStore) returnUnits(backs []backend.Charge) {
-	slices.SortStableFunc(backs, func(a, b backend.Charge) int { return bytes.Compare(a.Key, b.Key) }) // maps have no order
+	slices.SortStableFunc(backs, func(a, b backend.Charge) int { return bytes.Compare(a.Key, b.Key) }) // sorted, because the order of a map is random
 	until := s.config.Clock.Now().Add(s.config.Timeout)
 	for part := range slices.Chunk(backs, maxBacks) {
 		for i := range part {

@@ -11,16 +11,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Parts returns a Store for groups that next cannot charge in one step. It charges the parts of a group at once,
-// each as its own group. If one is denied or fails, it refunds what the others charged. So a limit never admits too
-// much. It admits less until the refund has arrived; if the process dies before, until the tokens have flowed in
-// again.
+// Parts returns a Store for groups that next cannot charge in one step.
 //
-// Parts that contain a refund of the caller are sent after the others, because they could not be undone. The answer
-// does not wait for the refunds that undo charges; these are sent through undos.
+// It charges the parts of a group at the same time, each as its own group. If one part is denied or fails,
+// it refunds what the others charged. So a limit never admits too much. It admits less until the refund has
+// arrived. If the process dies before the refund, it admits less until as many tokens have flowed in again.
 //
-// number returns a number for charge i of a group: charges with equal numbers can be charged in one step. Groups
-// must not have an idempotency key, and must not be a Reset.
+// Parts that contain a refund of the caller are sent after the others, because they could not be undone.
+// The answer does not wait for the refunds that undo charges; these are sent through undos.
+//
+// number returns a number for charge i of a group: charges with equal numbers can be charged in one step.
+// Groups must not have an idempotency key, and must not be a Reset.
 func Parts(next backend.Store, number func(i int, c *backend.Charge) int, undos *Undos) backend.Store {
 	s := &partsStore{next: next, number: number, undos: undos}
 	s.takes.New = func() any {
@@ -55,7 +56,7 @@ func (s *partsStore) Submit(b *backend.Batch) {
 	t.steps.Run(b)
 }
 
-// knows passes the decisions of groups on that next has decided before others.
+// knows forwards the decisions of groups that next has decided before others.
 func (t *partsTake) knows(from, to int) { t.parts.knows(from, to, t.outer) }
 
 func (t *partsTake) step([]backend.Decision) ([]backend.Charge, []backend.Decision) {
@@ -75,7 +76,7 @@ func (t *partsTake) step([]backend.Decision) ([]backend.Charge, []backend.Decisi
 
 // parted has groups that are split into parts. It is a state machine: it submits nothing.
 type parted struct {
-	charges   []backend.Charge   // of the parts, one after the other; those of parts that wait are last
+	charges   []backend.Charge   // the charges of the parts, one part after the other; parts that wait are last
 	decisions []backend.Decision // of charges
 	of        []int              // the positions of charges in the whole
 	parts     []part
@@ -95,7 +96,7 @@ type part struct {
 // partedGroup is the state of one group.
 type partedGroup struct {
 	from, to int // in the whole
-	first    int // the position of its first part; those that do not wait follow it
+	first    int // the position of its first part; those of its parts that do not wait follow it
 	parts    int
 	open     atomic.Int32 // the number of parts whose decisions are not known
 	refused  bool         // a part was denied or failed
@@ -150,8 +151,8 @@ func (p *parted) split(charges []backend.Charge, number func(i int, c *backend.C
 	return waits
 }
 
-// next returns the charges to submit now, each part as a group, and room for their decisions. It returns none if all
-// were submitted.
+// next returns the charges to submit now, each part as a group, and room for their decisions. It returns
+// none once all have been submitted.
 func (p *parted) next() ([]backend.Charge, []backend.Decision) {
 	from, to := p.sent, p.waiting
 	if from >= p.waiting {
@@ -185,7 +186,7 @@ func (p *parted) allowed(part part) bool {
 	return backend.Allowed(p.charges[part.from:part.to], p.decisions[part.from:part.to])
 }
 
-// charged reports whether a part consumed something that can be undone.
+// charged reports whether a part consumed units that can be refunded.
 func (p *parted) charged(part part) bool {
 	for i := part.from; i < part.to; i++ {
 		if p.decisions[i].Err != nil || p.charges[i].Terms.DryRun {
@@ -195,9 +196,9 @@ func (p *parted) charged(part part) bool {
 	return p.allowed(part)
 }
 
-// knows is called when the charges that next has returned are decided, from one position up to another. It passes groups
-// on to the whole of which all parts are allowed. Groups that were refused, or that have parts that wait, are concluded
-// at the end.
+// knows is called when the charges from index from up to, but not including, index to are decided. If all
+// parts of a group are allowed, it passes the group's decisions on to whole. Groups that were refused, or
+// that have waiting parts, are concluded at the end.
 func (p *parted) knows(from, to int, whole *backend.Batch) {
 	for at := from; at < to && p.sent == p.waiting; {
 		part := p.parts[p.charges[at].Group]
@@ -208,7 +209,7 @@ func (p *parted) knows(from, to int, whole *backend.Batch) {
 	}
 }
 
-// passAllowed passes the decisions of g on to the whole if all its parts are allowed.
+// passAllowed passes the decisions of g on to whole if all its parts are allowed.
 func (p *parted) passAllowed(g *partedGroup, whole *backend.Batch) {
 	parts := p.parts[g.first : g.first+g.parts]
 	for _, part := range parts {
@@ -224,8 +225,8 @@ func (p *parted) passAllowed(g *partedGroup, whole *backend.Batch) {
 	whole.SetKnown(g.from, g.to)
 }
 
-// conclude writes the decisions of the whole that are not known, and returns the charges that undo the parts of refused
-// groups. Their keys are shared with the whole.
+// conclude writes the decisions of whole that are not known yet. It returns the charges that undo the parts
+// of refused groups. Their keys are shared with whole.
 func (p *parted) conclude(whole *backend.Batch) (undo []backend.Charge) {
 	decisions := whole.Decisions
 	for _, part := range p.parts {
@@ -251,7 +252,7 @@ func (p *parted) conclude(whole *backend.Batch) (undo []backend.Charge) {
 			continue
 		}
 		if errors.Is(g.failed, backend.ErrNotTaken) && g.refunded {
-			g.failed = MaybeConsumed(g.failed) // a refund cannot be undone safely
+			g.failed = MaybeConsumed(g.failed) // an accepted refund cannot be undone safely
 		}
 		for i := g.from; i < g.to; i++ {
 			decisions[i] = backend.Decision{Err: g.failed}
@@ -269,11 +270,11 @@ func (p *parted) undoPart(part part, n int, decisions []backend.Decision) {
 	}
 }
 
-// undoCharges is undoPart for the charges from index from up to index to.
+// undoCharges is undoPart for the charges from index from up to, but not including, index to.
 func (p *parted) undoCharges(from, to, n int, decisions []backend.Decision) {
 	for i := from; i < to; i++ {
 		c := p.charges[i]
-		if c.Limit.ChargesDenied() { // it is charged whatever the others decide
+		if c.Limit.ChargesDenied() { // such a limit is charged whatever the others decide
 			continue
 		}
 		d := &decisions[p.of[i]]
@@ -287,14 +288,14 @@ func (p *parted) undoCharges(from, to, n int, decisions []backend.Decision) {
 
 // reset empties p for another use.
 func (p *parted) reset() {
-	clear(p.charges) // so that limits of an old configuration can be collected
+	clear(p.charges) // so that limits of an old configuration can be garbage-collected
 	clear(p.undo)
 	p.charges, p.of, p.parts, p.groups, p.undo = p.charges[:0], p.of[:0], p.parts[:0], p.groups[:0], p.undo[:0]
 	p.sent = 0
 }
 
-// Graver returns the one of two errors that takes precedence; either may be nil. An error takes precedence over nil,
-// and an error other than ErrNotTaken over ErrNotTaken: if one of two parts was never sent and the other got no
+// Graver returns the one of two errors that takes precedence. Either may be nil. An error takes precedence
+// over nil, and any other error over ErrNotTaken: if one of two parts was never sent and the other got no
 // answer, units may have been consumed.
 func Graver(a, b error) error {
 	if b == nil || a != nil && !errors.Is(a, backend.ErrNotTaken) {
@@ -303,8 +304,8 @@ func Graver(a, b error) error {
 	return b
 }
 
-// MaybeConsumed converts err, an ErrNotTaken of one step, to the error of a group of which other steps consumed units:
-// an ErrUnavailable that is not an ErrNotTaken.
+// MaybeConsumed converts err, an ErrNotTaken of one step, to the error of a group of which other steps
+// consumed units. The result is an ErrUnavailable but not an ErrNotTaken.
 func MaybeConsumed(err error) error {
 	return fmt.Errorf("%w (partly: %v)", backend.ErrUnavailable, err)
-} //nolint:errorlint // it must not be found
+} //nolint:errorlint // errors.Is must not find err

@@ -10,16 +10,16 @@ import (
 // Route is one of the Stores to which a Router sends groups.
 type Route struct{ Store backend.Store }
 
-// Router is a Store that sends each group of a batch to the Store of its buckets. All groups of one Store form one
-// batch. A batch for one Store alone is not copied.
+// Router is a Store that sends each group of a batch to the Store of its buckets. All groups for one Store
+// form one batch. A batch whose groups are all for one Store is not copied.
 type Router struct {
 	find      func(group []backend.Charge) *Route
 	ended     func(b *backend.Batch)
 	divisions sync.Pool
 }
 
-// NewRouter makes a Router. find returns the Route of a group, and must not block. If ended is not nil, it is called
-// with each batch that a Store has decided, before the caller gets it.
+// NewRouter makes a Router. find returns the Route of a group, and must not block. If ended is not nil, it
+// is called with each batch that a Store has decided, before its caller gets the decisions.
 func NewRouter(find func(group []backend.Charge) *Route, ended func(b *backend.Batch)) *Router {
 	r := &Router{find: find, ended: ended}
 	r.divisions.New = func() any { return &division{router: r} }
@@ -54,7 +54,8 @@ func (r *Router) Submit(b *backend.Batch) {
 	d.submit()
 }
 
-// divide submits b as several batches. The first same charges belong to route, and the group after them to other.
+// divide submits b as several batches. The first charges of b, same in number, belong to route, and the group
+// after them to other.
 func (r *Router) divide(b *backend.Batch, same int, route, other *Route) {
 	d := r.divisions.Get().(*division)
 	d.outer = b
@@ -103,7 +104,7 @@ type divisionPart struct {
 	onKnown  func(from, to int)
 }
 
-// part returns the part of route, and makes it if necessary.
+// part returns the part for route, and makes it if necessary.
 func (d *division) part(route *Route) *divisionPart {
 	for _, p := range d.parts[:d.used] {
 		if p.route == route {

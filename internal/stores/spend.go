@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// submitOne answers a Batch of one charge from a lease of its bucket, or submits it to next.
+// submitOne answers a Batch of one charge from a lease of its bucket, or submits the Batch to next.
 func (s *LeaseStore) submitOne(b *backend.Batch) {
 	c := &b.Charges[0]
 	if !canLease(c) {
@@ -47,7 +47,7 @@ func (s *LeaseStore) submitOne(b *backend.Batch) {
 	t.submit(b.Charges, b.Decisions, b.Waits)
 }
 
-// saw records the decision of next on a charge without a lease.
+// saw records the decision of next on a charge for which there was no lease.
 func (s *LeaseStore) saw(t *leaseBatch) {
 	c, d, l := &t.outer.Charges[0], &t.outer.Decisions[0], t.sees
 	if !d.Allowed && d.Err == nil && d.At == t.seenAt { // a cached denial is not new information
@@ -63,8 +63,8 @@ func (s *LeaseStore) saw(t *leaseBatch) {
 	}
 }
 
-// spend charges c to the leases in l, and reports whether they suffice. The lock of its shard sh is held. The caller
-// must submit next without that lock.
+// spend charges c to the leases in l, and reports whether they suffice. The lock of its shard sh is held.
+// The caller must submit next after it has released that lock.
 func (s *LeaseStore) spend(sh *leaseShard, l *hotKey, c *backend.Charge, now time.Duration) (enough bool, next *ahead) {
 	if l.grants[1].left > 0 && (l.grants[0].left == 0 || now >= l.grants[0].until) {
 		sh.turn(l, now)
@@ -83,7 +83,7 @@ func (s *LeaseStore) spend(sh *leaseShard, l *hotKey, c *backend.Charge, now tim
 	return true, next
 }
 
-// spent is the units charged to a grant, with the grant's former state.
+// spent is the number of units charged to a grant, with the grant's former state.
 type spent struct {
 	grant grant
 	units int64
@@ -96,17 +96,17 @@ func (sh *leaseShard) turn(l *hotKey, now time.Duration) {
 	l.arm()
 }
 
-// later leaves a return to the timer.
+// later leaves a return of units to the timer.
 func (sh *leaseShard) later(back backend.Charge) {
 	if back.Terms.Cost < 0 && len(sh.backs) < maxBacks {
 		sh.backs = append(sh.backs, back)
 	}
 }
 
-// arm determines when to lease ahead: when a third of the units is used, or three quarters of the time have passed,
-// so that the next lease arrives in time even if next is slow. A grant rarely expires before it is used up, because it
-// has units for half of its time. A lease that ends with its window is not renewed because of its time, because the
-// next one would end then too.
+// arm determines when to lease ahead: when a third of the units is used, or three quarters of the time have
+// passed. So the next lease arrives in time even if next is slow. A grant rarely expires before it is used
+// up, because its units are meant for half of its duration. A lease that ends with its window is not
+// renewed because of time: the next one would end at the same moment.
 func (l *hotKey) arm() {
 	l.low, l.early = -1, never
 	if first := &l.grants[0]; l.ahead == nil && l.grants[1].left == 0 && first.left > 0 {
@@ -125,7 +125,8 @@ func (l *hotKey) answer(now time.Duration) backend.Decision {
 	return later(&l.charge, l.seen, l.left(), micros(now-l.seenAt))
 }
 
-// count counts requested units. Units from before the time of a lease count less and less.
+// count counts requested units. The weight of units from before the duration of a lease decreases over
+// time.
 func (l *hotKey) count(units int64, now time.Duration) {
 	span := l.span()
 	if t := now - l.since; t > span {
@@ -140,7 +141,8 @@ func (l *hotKey) span() time.Duration { return time.Duration(l.charge.Lease.For)
 
 func micros(d time.Duration) algorithms.Micros { return algorithms.Micros(d / time.Microsecond) }
 
-// spendPart is spend for a charge of a group, which may have to be put back.
+// spendPart is spend for a charge of a group. If the group is denied, the charge must be undone with
+// putBack.
 func (s *LeaseStore) spendPart(c *backend.Charge, d *backend.Decision, now time.Duration) (p leasePart) {
 	if !canLease(c) {
 		return p
@@ -169,7 +171,7 @@ func (s *LeaseStore) spendPart(c *backend.Charge, d *backend.Decision, now time.
 	return p
 }
 
-// served counts a charge of a group that was decided from a lease.
+// served counts a charge of a group as decided from a lease.
 func (s *LeaseStore) served(c *backend.Charge) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
@@ -177,8 +179,8 @@ func (s *LeaseStore) served(c *backend.Charge) {
 	sh.mu.Unlock()
 }
 
-// putBack undoes the charge of p to a lease, and writes the answer without it to d. Units of a grant that does not
-// exist any more are returned to next.
+// putBack undoes the charge of p to a lease, and writes the answer without the charge to d. If the grant no
+// longer exists, its units are returned to next.
 func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decision, now time.Duration) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
@@ -200,9 +202,11 @@ func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decisio
 	p.spent = false
 }
 
-// borrow determines how many units to request beyond the cost of c, and appends the returns that must be sent before
-// to backs. The hot key is nil if the key is not hot. The caller must pass the decision to receive. If ending is true, the
-// present leases cannot be used. If may is false, nothing is leased.
+// borrow determines how many units to request beyond the cost of c. It appends to backs the returns that
+// must be sent before.
+//
+// The hot key is nil if the key is not hot. The caller must pass the decision to receive. ending means that
+// the present leases cannot be used. If may is false, nothing is leased.
 func (s *LeaseStore) borrow(c *backend.Charge, ending, may bool, backs []backend.Charge, now time.Duration) (l *hotKey, units int64, _ []backend.Charge) {
 	sh, hash := s.shard(c.Key)
 	sh.mu.Lock()
@@ -215,8 +219,8 @@ func (s *LeaseStore) borrow(c *backend.Charge, ending, may bool, backs []backend
 	} else {
 		l.count(c.Terms.Cost, now)
 	}
-	// Units that were leased since this request found too few are not returned at once, because each return of a
-	// token bucket loses a part of a unit.
+	// Units that were leased after this request found too few are not returned at once, because each return
+	// to a token bucket loses a fraction of a unit.
 	if l.asking || !ending && l.left() >= c.Terms.Cost && now < l.grants[0].until {
 		return l, 0, backs
 	}

@@ -6,12 +6,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Steps runs an operation that needs several batches of one Store, each of which depends on the decisions of the one
-// before. Call Bind once, then Run any number of times, one run at a time.
+// Steps runs an operation that needs several batches of one Store, where each batch depends on the
+// decisions of the previous one. Call Bind once, then Run any number of times, but one run at a time.
 type Steps struct {
 	store   backend.Store
 	step    func(decisions []backend.Decision) (charges []backend.Charge, room []backend.Decision)
-	onKnown func(from, to int) // nil: the caller does not need early decisions
+	onKnown func(from, to int) // nil if the caller does not need early decisions
 	known   []atomic.Bool
 	batch   backend.Batch
 	like    backend.Batch
@@ -22,12 +22,13 @@ type Steps struct {
 // The states of Steps, from the Submit of a batch until its Done.
 const (
 	submitting = iota
-	submitted  // Submit has returned, Done was not called
+	submitted  // Submit has returned, Done has not been called
 	decided    // Done was called before Submit returned
 )
 
-// Bind sets the Store and the function for a step. The function gets the decisions of the last charges, or nil at
-// first. It returns the charges to submit next, with room for their decisions, or no charges to end the run.
+// Bind sets the Store and the function for a step. The function gets the decisions of the last charges; at
+// first it gets nil. It returns the charges to submit next, with room for their decisions. To end the run
+// it returns no charges.
 func (s *Steps) Bind(store backend.Store, step func(decisions []backend.Decision) (charges []backend.Charge, room []backend.Decision)) {
 	s.store, s.step = store, step
 	s.done = func(*backend.Batch) {
@@ -37,11 +38,12 @@ func (s *Steps) Bind(store backend.Store, step func(decisions []backend.Decision
 	}
 }
 
-// OnKnown sets a function that is called like backend.Batch.OnKnown, for batches whose caller needs early decisions.
+// OnKnown sets a function that is called like backend.Batch.OnKnown. It is for batches whose caller needs
+// early decisions.
 func (s *Steps) OnKnown(onKnown func(from, to int)) { s.onKnown = onKnown }
 
-// Run starts a run. Its batches have the Deadline, the Source and Detached of b. When Run returns, s may already be
-// in use for another run.
+// Run starts a run. Its batches get the Deadline, the Source and Detached of b. When Run returns, s may
+// already be in use for another run.
 func (s *Steps) Run(b *backend.Batch) {
 	s.like = backend.Batch{Deadline: b.Deadline, Detached: b.Detached, Source: b.Source, Done: s.done}
 	if b.Known != nil {
@@ -51,7 +53,8 @@ func (s *Steps) Run(b *backend.Batch) {
 	s.run()
 }
 
-// run makes steps in a loop as long as they are decided before Submit returns, so that the stack does not grow.
+// run makes steps in a loop as long as they are decided before Submit returns. Recursion would let the
+// stack grow.
 func (s *Steps) run() {
 	for {
 		charges, room := s.step(s.batch.Decisions)

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// maxUndos is the number of calls that may be in flight.
+// maxUndos is the largest number of calls in flight.
 const maxUndos = 1024
 
 // Undos submits charges whose decisions are not needed, such as refunds. The number and the duration of its calls
@@ -25,16 +25,16 @@ type Undos struct {
 	closed bool // Begin returns false
 }
 
-// NewUndos makes an Undos. A call that was not sent within timeout is not sent any more.
+// NewUndos makes an Undos. A call that could not be sent within timeout is dropped.
 func NewUndos(timeout time.Duration) *Undos { return NewUndosBy(outside.System, timeout) }
 
-// NewUndosBy is NewUndos by another clock than that of the system.
+// NewUndosBy is NewUndos with a given clock.
 func NewUndosBy(clock outside.Clock, timeout time.Duration) *Undos {
 	return &Undos{clock: clock, timeout: timeout}
 }
 
-// Submit submits copies of charges and of their keys to store, as a Detached batch. If 1,024 calls are in flight, or
-// u is closed, it drops them. Then limits admit less than they could, never more.
+// Submit submits copies of charges and of their keys to store, as a Detached batch. If 1,024 calls are in
+// flight, or u is closed, it drops them. Limits then admit less than they could, never more.
 func (u *Undos) Submit(store backend.Store, charges []backend.Charge) {
 	if !u.Begin() {
 		return
@@ -55,8 +55,8 @@ func (u *Undos) Submit(store backend.Store, charges []backend.Charge) {
 	})
 }
 
-// Begin counts a call that its caller makes, and reports whether the caller may make it. Then the caller must call
-// End.
+// Begin counts a call that the caller wants to make, and reports whether it may. If so, the caller must
+// call End afterwards.
 func (u *Undos) Begin() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -84,10 +84,10 @@ func (u *Undos) InFlight() int {
 	return u.under
 }
 
-// Timeout returns the time after which a call should not be sent any more.
+// Timeout returns how long after its beginning a call may still be sent.
 func (u *Undos) Timeout() time.Duration { return u.timeout }
 
-// Deadline returns the time after which a call that begins now should not be sent any more.
+// Deadline returns the time until which a call that begins now may be sent.
 func (u *Undos) Deadline() time.Time { return u.clock.Now().Add(u.timeout) }
 
 // Dropped returns the number of dropped calls.
