@@ -233,6 +233,18 @@ func (p *plain) match(entries []Entry) *Policy {
 	return nil
 }
 
+// TestEachPatternHasOneNode adds patterns of every kind twice: a configuration that states a place twice must be refused.
+func TestEachPatternHasOneNode(t *testing.T) {
+	tree := &Tree{}
+	for _, text := range []string{"a", "a=b", "a^=b", "a$=b", "a~=b+", "a=b*", "a*=b"} {
+		first, added := tree.Add(nil, patternOf(t, text))
+		again, addedAgain := tree.Add(nil, patternOf(t, text))
+		if !added || addedAgain || first != again {
+			t.Errorf("%s: added %t, then %t; the same node: %t", text, added, addedAgain, first == again)
+		}
+	}
+}
+
 func TestMatchAgreesWithAPlainTree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tree, reference := &Tree{}, &plain{}

@@ -2,9 +2,12 @@ package grpcapi
 
 import (
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/proto"
 
@@ -74,10 +77,11 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 	}
 	batch.Submit(time.Time{}, nil, func() { done++ })
 	for i := range 3 {
+		known := batch.Known(i)
 		batch.Finish(i)
 		data, err := batch.Append(nil, i)
-		if r, _ := response(data); err != nil || r.GetOverallCode() != over || !batch.Known(i) {
-			t.Errorf("%d: %v, %v", i, r, err)
+		if r, _ := response(data); err != nil || r.GetOverallCode() != over || !known {
+			t.Errorf("%d: %v, %v, known %t", i, r, err, known)
 		}
 	}
 	if done != 1 || counted.count(Panicked) != 3 {
@@ -93,6 +97,53 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 	if kept.Fail(backend.ErrUnavailable); done != 2 || batch.Len() != 1 {
 		t.Errorf("%d times done", done)
 	}
+	next := 0
+	batch.Submit(time.Time{}, nil, func() { next++ })
+	if store.kept == kept || next != 1 {
+		t.Errorf("the store has the same batch: %t; %d times done", store.kept == kept, next)
+	}
+}
+
+// TestALargeRequestKeepsNoMemory adds a request with many descriptors. Its place must not keep their memory for the requests
+// that follow.
+func TestALargeRequestKeepsNoMemory(t *testing.T) {
+	l := newLimiter(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})})
+	s, _ := newServer(t, l, Options{})
+	batch := s.NewBatch(l)
+	for _, c := range []struct{ descriptors, kept int }{{40, 0}, {2, 2}, {40, 0}} {
+		var list []*ratelimit.RateLimitDescriptor
+		for range c.descriptors {
+			list = append(list, rlstest.Descriptor("none="+strings.Repeat("v", 1000)))
+		}
+		message, err := proto.Marshal(rlstest.Request("d", list...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		batch.Add(message, time.Now(), 0, nil)
+		batch.Reset()
+		if n := cap(batch.requests[0].limits); (n > 0) != (c.kept > 0) || n > 32 {
+			t.Errorf("after a request with %d descriptors there is room for %d", c.descriptors, n)
+		}
+	}
+}
+
+// TestTheStoreSeesThatARequestIsCanceled lets a client cancel its request while that waits in the store's queue.
+func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
+	store := recordingStore{}
+	l := limiter.New(&store, limiter.Config{})
+	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
+	s, _ := newServer(t, l, Options{})
+	batch := s.NewBatch(l)
+	var canceled atomic.Bool
+	batch.Add(request("k"), time.Now(), 0, &canceled)
+	batch.Submit(time.Time{}, nil, func() {})
+	if c := &store.batch.Charges[0]; c.Canceled == nil || c.Canceled.Load() {
+		t.Fatalf("%+v", c)
+	}
+	if canceled.Store(true); !store.batch.Charges[0].Canceled.Load() {
+		t.Error("the store does not see that the client canceled the request")
+	}
+	store.batch.Fail(backend.ErrUnavailable)
 }
 
 // TestARequestThatIsKnownNeedsNoStore: one that is wrong, or charges nothing, can be finished at once.

@@ -139,6 +139,20 @@ func TestADenialShowsOnlyTheLimitsThatDeny(t *testing.T) {
 	}
 }
 
+// TestAnAdjustedLimitIsShownAtOnce changes the numbers of a limit whose encoded form is cached.
+func TestAnAdjustedLimitIsShownAtOnce(t *testing.T) {
+	p := &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})}
+	adjusted := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 50, Period: minute})
+	var known knownLimits
+	for _, limit := range []*algorithms.Limit{p.Limit, adjusted, p.Limit} {
+		s := status{policy: p, limit: limit}
+		r := reread(t, s.append(nil, &known))
+		if got := r.GetStatuses()[0].GetCurrentLimit().GetRequestsPerUnit(); int64(got) != limit.Rate {
+			t.Errorf("%d requests per minute are shown, want %d", got, limit.Rate)
+		}
+	}
+}
+
 func TestDescriptorWithoutLimitIsBareOK(t *testing.T) {
 	got := reread(t, appendVerdict(nil, &limiter.Verdict{Statuses: []limiter.Status{{Result: -1}, {Result: -1}}}, nil))
 	bare := &rls.RateLimitResponse_DescriptorStatus{Code: ok}
@@ -227,19 +241,20 @@ func TestMetadata(t *testing.T) {
 	d.Entries = []descriptors.Entry{{Key: "path", Value: "/é"}, {Key: "raw", Value: "a\xff\r\n\x00b"}}
 	*a = ask{hasLimit: true, requests: 42, unit: 3, multiplier: 2, hasHits: true, hits: 7, negative: true}
 	d.Cost = -7
-	for range 3 {
+	for range 4 {
 		x.addDescriptor()
 	}
 	away := limiter.Result{Policy: policy(nil), Outcome: limiter.FailedAllowed, Decision: backend.Decision{Err: backend.ErrUnavailable}}
 	x.call.Verdict = *verdict(true,
 		result(policy(first), limiter.Allowed, algorithms.Decision{}),
 		result(policy(second), limiter.Shadowed, algorithms.Decision{}),
-		result(policy(map[string]any{"denied": true}), limiter.Denied, algorithms.Decision{}), away)
+		result(policy(map[string]any{"denied": true}), limiter.Denied, algorithms.Decision{}), away,
+		result(policy(map[string]any{"unlimited": true}), limiter.Unlimited, algorithms.Decision{}))
 	want, err := structpb.NewStruct(map[string]any{
 		"domain": "dom", "hitsAddend": 3, "backend_failure": true,
 		"descriptors": []any{
 			map[string]any{"entries": []any{"path=/é", "raw=a\ufffd\ufffd\ufffd\ufffdb"}, "limit": "requests_per_unit:42 unit:HOUR unit_multiplier:{value:2}", "hitsAddend": -7},
-			map[string]any{"entries": []any{}}, map[string]any{"entries": []any{}}, map[string]any{"entries": []any{}},
+			map[string]any{"entries": []any{}}, map[string]any{"entries": []any{}}, map[string]any{"entries": []any{}}, map[string]any{"entries": []any{}},
 		},
 		"metadata": map[string]any{"a": 1, "b": true, "nested": map[string]any{"x": "first", "y": "second"}},
 	})
@@ -250,8 +265,8 @@ func TestMetadata(t *testing.T) {
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 		t.Error(diff)
 	}
-	if len(first) != 2 || len(first["nested"].(map[string]any)) != 1 {
-		t.Errorf("the configuration was edited: %v", first)
+	if len(first) != 2 || len(first["nested"].(map[string]any)) != 1 || second["a"] != 2 || second["nested"].(map[string]any)["x"] != "second" {
+		t.Errorf("the configuration was edited: %v, %v", first, second)
 	}
 	x.call.Results[0].Policy.Extras = &descriptors.Extras{Metadata: map[string]any{"not": make(chan int)}}
 	if got := reread(t, appendMetadata(nil, x)).DynamicMetadata; got.Fields["domain"].GetStringValue() != "dom" || got.Fields["metadata"] != nil {

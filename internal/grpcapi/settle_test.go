@@ -26,7 +26,7 @@ func settleServer(t *testing.T, o Options) *Server {
 	}
 	p := &descriptors.Policy{Name: "user", Limit: &limit, Extras: &descriptors.Extras{
 		Settle:   &descriptors.Settle{Estimate: 100, Most: 1000, Unknown: -1, TTL: minute},
-		Metadata: map[string]any{"plan": "gold"},
+		Metadata: map[string]any{"plan": "gold", "settle": "not the id"},
 	}}
 	s := snapshot(p)
 	d := s.Domains["d"]

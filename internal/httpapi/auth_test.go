@@ -182,6 +182,33 @@ func TestRequestsOfProxiesAreRead(t *testing.T) {
 	}
 }
 
+// TestARepeatedConditionIsNoWayAroundALimit repeats the header by which a route is chosen. No route matches the first
+// value, and default is allow.
+func TestARepeatedConditionIsNoWayAroundALimit(t *testing.T) {
+	d, _ := authHandler(t, `
+domain: d
+descriptors: [{key: plan, rate_limit: {algorithm: token_bucket, rate: 1, period: 1h}}]
+auth:
+  default: allow
+  trusted_proxies: [127.0.0.1]
+  routes:
+    - {match: {"header:X-Plan": free}, descriptors: [[{key: plan, from: "header:X-Plan"}]]}
+`)
+	for _, c := range []struct {
+		want    int
+		headers []string
+	}{
+		{200, []string{"X-Plan: free"}},
+		{429, []string{"X-Plan: free"}},
+		{200, []string{"X-Plan: paid"}},
+		{429, []string{"X-Plan: paid", "X-Plan: free"}},
+	} {
+		if w := put(d.handler(), proxy, "GET /v1/auth/x", c.headers...); w.Code != c.want {
+			t.Errorf("%q: %d, want %d", c.headers, w.Code, c.want)
+		}
+	}
+}
+
 // Proxies and applications differ in which of two lines they take: a client would be counted by one
 // and served by the other.
 func TestDecidingHeadersMustNotBeRepeated(t *testing.T) {

@@ -150,8 +150,10 @@ func TestRepeated(t *testing.T) {
     - {match: {path: /cookie}, descriptors: [[{key: sid, from: "cookie:sid"}]]}
     - {match: {path: /jwt}, descriptors: [[{key: sub, from: "jwt:sub"}]]}
     - {match: {path: /free}, descriptors: [[{key: k, value: "1"}]]}
+    - {match: {path: /free, "header:X-Later": "1"}, descriptors: [[{key: k, value: "1"}]]}
 `)
 	for _, c := range []struct{ line, headers, want string }{
+		{"GET /free", "X-Later: 1|X-Later: 1", ""}, // the route before applies, whatever the header is
 		{"GET /kind", "X-Kind: web", ""},
 		{"GET /kind", "X-Kind: app|X-Kind: web", "header:X-Kind"},
 		{"GET /kind", "X-Kind: web|X-Kind: app", "header:X-Kind"},

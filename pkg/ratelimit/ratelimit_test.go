@@ -173,6 +173,14 @@ func TestAllowAllConsumesAllOrNone(t *testing.T) {
 	if err := l.AllowAll(ctx, nil); err != nil {
 		t.Errorf("no requests: %v", err)
 	}
+	requests = []ratelimit.Request{{Name: "burst", N: 1, Reserve: true}, {Name: "send", N: 9}}
+	if err := l.AllowAll(ctx, requests); !errors.Is(err, ratelimit.ErrDenied) || requests[0].Reservation.Name() != "" {
+		t.Errorf("a denied call has the reservation %+v, %v", requests[0].Reservation, err)
+	}
+	requests = []ratelimit.Request{{Name: "send", N: 9}, {Name: "burst", N: 6}}
+	if err := l.AllowAll(ctx, requests); !errors.Is(err, ratelimit.ErrNeverFits) {
+		t.Errorf("one limit denies, and the other can never allow: %v", err)
+	}
 }
 
 func TestReservationsReportTheirTime(t *testing.T) {
