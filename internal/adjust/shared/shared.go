@@ -22,7 +22,7 @@ const (
 	// pollEvery is how often the version is read, plus or minus a fifth, so that sidecars do not read it at once.
 	pollEvery = 500 * time.Millisecond
 	// attempts is how often a change is tried that another one gets ahead of.
-	attempts = 20
+	attempts = 50
 	// page is how many entries of the audit are fetched at once.
 	page = 250
 )
@@ -259,19 +259,11 @@ func (k *Keeper) follow(ctx context.Context, set *adjust.Set, head adjust.Head) 
 	return next.Without(next.Expired(k.Now(), next.Len())), nil
 }
 
-// load reads all values. Those that change meanwhile make it begin again.
+// load reads all values. If changes are made meanwhile, some of the values may already include them; the entries of
+// these changes then give each changed adjustment its newest value.
 func (k *Keeper) load(ctx context.Context, head adjust.Head) (*adjust.Set, error) {
 	for range attempts {
-		var all []*adjust.Adjustment
-		bad := 0
-		err := k.config.Ledger.Values(ctx, func(id, value string) {
-			a := new(adjust.Adjustment)
-			if err := json.Unmarshal([]byte(value), a); err != nil || a.ID != id || a.Check() != nil || len(all) >= adjust.MaxAdjustments {
-				bad++
-				return
-			}
-			all = append(all, a)
-		})
+		set, err := k.values(ctx, head)
 		if err != nil {
 			return nil, err
 		}
@@ -281,15 +273,34 @@ func (k *Keeper) load(ctx context.Context, head adjust.Head) (*adjust.Set, error
 		}
 		if now := (adjust.Head{Version: after.Version, MAC: after.MAC}); now != head {
 			head = now
-			continue
+			if set, err = k.follow(ctx, set, now); err != nil {
+				return nil, err
+			}
 		}
-		if bad > 0 {
-			k.errors.Add(1)
+		if set != nil {
+			return set.Without(set.Expired(k.Now(), set.Len())), nil
 		}
-		set := adjust.NewSet(head, all)
-		return set.Without(set.Expired(k.Now(), set.Len())), nil
 	}
 	return nil, errors.New("the adjustments change faster than they can be read")
+}
+
+// values reads all values, and counts those that are not adjustments. They are the ones of head unless the ledger changes
+// meanwhile.
+func (k *Keeper) values(ctx context.Context, head adjust.Head) (*adjust.Set, error) {
+	var all []*adjust.Adjustment
+	bad := false
+	err := k.config.Ledger.Values(ctx, func(id, value string) {
+		a := new(adjust.Adjustment)
+		if err := json.Unmarshal([]byte(value), a); err != nil || a.ID != id || a.Check() != nil || len(all) >= adjust.MaxAdjustments {
+			bad = true
+			return
+		}
+		all = append(all, a)
+	})
+	if bad {
+		k.errors.Add(1)
+	}
+	return adjust.NewSet(head, all), err
 }
 
 // restore writes what is known into a server that has lost its data, so that who is blocked stays so; k.mu is

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -120,6 +122,79 @@ func TestWithSentinels(t *testing.T) {
 		t.Skip("starts Sentinels")
 	}
 	follows(t, redistest.StartSentinels(t).URL())
+}
+
+// TestASidecarStartsWhileAdjustmentsChange: a sidecar that reads all adjustments for the first time gets the newest ones,
+// however fast operators change them.
+func TestASidecarStartsWhileAdjustmentsChange(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	url, far := "redis://"+server.Addr, "redis://"+distant(t, server.Addr)
+	ctx, stop := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	operators := []*shared.Keeper{keeper(t, url, ""), keeper(t, url, ""), keeper(t, url, ""), keeper(t, url, "")}
+	for i, k := range operators {
+		change(t, k, block(fmt.Sprint(i), "op"))
+	}
+	for i, k := range operators {
+		wg.Go(func() {
+			for j := 0; ctx.Err() == nil; j++ {
+				_, _ = k.Change(ctx, block(fmt.Sprint(i), fmt.Sprint(j))) // others may get ahead of it
+			}
+		})
+	}
+	var started []*shared.Keeper
+	for range 5 {
+		k := keeper(t, far, "")
+		poll(t, k)
+		started = append(started, k)
+	}
+	stop()
+	wg.Wait()
+	last := keeper(t, url, "")
+	poll(t, last)
+	for _, k := range started {
+		poll(t, k)
+		if d := adjust.Differences(k.Set(), last.Set()); len(d) != 0 || k.Set().Len() != 4 {
+			t.Fatalf("a sidecar that started between changes has %d adjustments, and lacks %v", k.Set().Len(), d)
+		}
+	}
+}
+
+// distant is the address of a server whose answers come some milliseconds later.
+func distant(t *testing.T, server string) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			upstream, err := net.Dial("tcp", server)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			go func() { _, _ = io.Copy(upstream, client); upstream.Close() }()
+			go func() {
+				defer client.Close()
+				buf := make([]byte, 64<<10)
+				for {
+					n, err := upstream.Read(buf)
+					time.Sleep(5 * time.Millisecond)
+					if _, bad := client.Write(buf[:n]); err != nil || bad != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	return l.Addr().String()
 }
 
 // Of operators who change the same limit at once, the last wins and all are audited.
