@@ -3,11 +3,8 @@ package h2grpc
 import (
 	"encoding/binary"
 	"slices"
-	"time"
 
 	"golang.org/x/net/http2"
-
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // respond appends the answer to a stream (headers, a message, trailers) to c.out and ends the stream. s is nil if the
@@ -140,15 +137,16 @@ func (c *conn) dequeue(s *stream) {
 	c.stalled = slices.Delete(c.stalled, at, at+1)
 }
 
-// hold holds the answer to request i of b back for d. c.mu is held.
-func (c *conn) hold(id uint32, s *stream, b Batch, i int, arrived time.Time, d algorithms.Micros) {
-	answer, status := c.encode(nil, b, i)
+// hold holds the answer to request i of o back. c.mu is held.
+func (c *conn) hold(o *operation, i int) {
+	answer, status := c.encode(nil, o.batch, i)
+	id, s, arrived := o.requests[i].id, o.requests[i].stream, o.arrived
 	if s == nil {
 		s = &stream{id: id, ended: true}
 		c.open[id] = s
 	}
 	s.state = holding
-	s.stop = c.server.config.Method.Later(d, func() {
+	s.stop = c.server.config.Method.Later(o.requests[i].hold, func() {
 		c.mu.Lock()
 		if c.open[id] != s || c.closed {
 			c.mu.Unlock()

@@ -53,6 +53,7 @@ type headReader struct {
 
 	known     []byte // a block that does not change the table; empty means none
 	knownHead head   // its meaning, as long as the table does not change
+	other     head   // the meaning of a block that is not known
 }
 
 func newHeadReader(path string) *headReader {
@@ -71,32 +72,34 @@ func (r *headReader) field(f hpack.HeaderField) {
 	r.fields = append(r.fields, f)
 }
 
-// read decodes a whole block. An error is one of compression, after which the connection cannot be used.
-func (r *headReader) read(block []byte, trailers bool) (head, error) {
+// read decodes a whole block. The result is valid until the next one. An error is one of compression, after which the
+// connection cannot be used.
+func (r *headReader) read(block []byte, trailers bool) (*head, error) {
 	if len(r.known) > 0 && !trailers && bytes.Equal(block, r.known) {
 		r.fields = r.fields[:0]
-		return r.knownHead, nil
+		return &r.knownHead, nil
 	}
 	clear(r.fields)
 	r.fields, r.size, r.tooLong = r.fields[:0], 0, false
 	if _, err := r.decoder.Write(block); err != nil {
-		return head{}, err
+		return nil, err
 	}
 	if err := r.decoder.Close(); err != nil {
-		return head{}, err
+		return nil, err
 	}
 	same := leavesTable(block)
 	if !same {
 		r.known = r.known[:0]
 	}
 	if trailers {
-		return head{malformed: r.malformedTrailers(), tooLong: r.tooLong}, nil
+		r.other = head{malformed: r.malformedTrailers(), tooLong: r.tooLong}
+		return &r.other, nil
 	}
-	h := r.head()
-	if same && h.ours && len(block) <= maxKnown {
-		r.known, r.knownHead = append(r.known[:0], block...), h
+	r.other = r.head()
+	if same && r.other.ours && len(block) <= maxKnown {
+		r.known, r.knownHead = append(r.known[:0], block...), r.other
 	}
-	return h, nil
+	return &r.other, nil
 }
 
 // leavesTable reports whether a valid block does not change the dynamic table: all its fields are references to the table

@@ -4,6 +4,8 @@ import (
 	"sync/atomic"
 	"time"
 	"unsafe"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // operation is a Batch of requests of one connection. They arrived in one read, and have the same deadline.
@@ -26,8 +28,9 @@ type request struct {
 	id       uint32
 	stream   *stream // nil if it has none
 	canceled atomic.Bool
-	finished bool // the Batch has the answer
-	answered bool
+	finished bool              // the Batch has the answer
+	answered bool              // or it is about to be
+	hold     algorithms.Micros // how long to hold the answer back
 }
 
 // The states of an operation. The reader submits it. If it is completed before Submit has returned, the reader sends the
@@ -65,7 +68,7 @@ func (c *conn) submit(list []arrival) (n int) {
 		return n
 	}
 	if o.state.Load() == decided {
-		o.finish()
+		o.finish(false)
 		c.mu.Lock()
 		o.answer()
 	} else if c.adopt(o) {
@@ -177,17 +180,12 @@ func (c *conn) awaitTurn(o *operation) {
 // Afterwards o belongs to the goroutine that completes it. It returns false if o was decided meanwhile and all requests
 // are answered. On return c.mu is held.
 func (c *conn) adopt(o *operation) bool {
-	for i := range o.requests {
-		if r := &o.requests[i]; o.batch.Known(i) {
-			o.finishOne(i)
-			r.answered = true
-		}
-	}
+	o.finish(true)
 	c.mu.Lock()
 	for i := range o.requests {
 		r := &o.requests[i]
 		if r.answered {
-			c.answer(r.id, r.stream, o.batch, i, o.arrived, r.finished)
+			c.answer(o, i)
 			continue
 		}
 		if r.stream == nil {
@@ -202,7 +200,7 @@ func (c *conn) adopt(o *operation) bool {
 		return true
 	}
 	c.mu.Unlock()
-	o.finish()
+	o.finish(false)
 	c.mu.Lock()
 	c.conclude(o)
 	return false
@@ -214,7 +212,7 @@ func (o *operation) completed() {
 		return
 	}
 	c := o.conn
-	o.finish()
+	o.finish(false)
 	c.mu.Lock()
 	c.conclude(o)
 	c.mu.Unlock()
@@ -245,17 +243,24 @@ func (c *conn) abandon(o *operation) {
 	c.release(o)
 }
 
-// finish computes the answers from the decisions.
-func (o *operation) finish() {
-	for i := range o.requests {
-		if !o.requests[i].answered {
-			o.finishOne(i)
-		}
+// finish computes the answers that are not answered, from the decisions. With early, it does so for requests that are
+// Known, and marks them as answered.
+func (o *operation) finish(early bool) {
+	for next := 0; next < len(o.requests); {
+		o.conn.attempt(func() { // again after a panic
+			for next < len(o.requests) {
+				i := next
+				next++
+				r := &o.requests[i]
+				if r.answered || early && !o.batch.Known(i) {
+					continue
+				}
+				r.answered = early
+				o.batch.Finish(i)
+				r.hold, r.finished = o.batch.Hold(i), true
+			}
+		})
 	}
-}
-
-func (o *operation) finishOne(i int) {
-	o.requests[i].finished = o.conn.attempt(func() { o.batch.Finish(i) })
 }
 
 // answer answers the requests that are not answered yet. conn.mu is held.
@@ -266,7 +271,7 @@ func (o *operation) answer() {
 		switch {
 		case r.answered:
 		case r.stream == nil || c.open[r.id] == r.stream:
-			c.answer(r.id, r.stream, o.batch, i, o.arrived, r.finished)
+			c.answer(o, i)
 		default:
 			c.undead--
 		}

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // stream is a request that is not completely answered. A request that arrives in one read and is answered at once
@@ -237,7 +235,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 		c.abort(id, http2.ErrCodeRefusedStream)
 		return c.idle(1)
 	}
-	c.fresh.id, c.fresh.head, c.fresh.opened, c.fresh.ended = id, h, c.now, end
+	c.fresh.id, c.fresh.head, c.fresh.opened, c.fresh.ended = id, *h, c.now, end
 	switch {
 	case h.tooLong && h.ours:
 		c.denyUnread(&c.fresh)
@@ -254,7 +252,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 
 // readHead decodes a header block. c.mu is held. While a long block is decoded it is released, because goroutines that
 // serve other connections may wait for it.
-func (c *conn) readHead(block []byte, trailers bool) (head, error) {
+func (c *conn) readHead(block []byte, trailers bool) (*head, error) {
 	if len(block) <= shortBlock {
 		return c.heads.read(block, trailers)
 	}
@@ -473,13 +471,14 @@ func (c *conn) request(s *stream, message []byte) {
 			left = -1
 		}
 	}
-	a := arrival{id: s.id, message: message, left: left}
+	c.arrived = append(c.arrived, arrival{})
+	a := &c.arrived[len(c.arrived)-1]
+	a.id, a.message, a.left = s.id, message, left
 	if s == &c.fresh {
 		c.fresh = stream{}
 	} else {
 		a.stream, s.state = s, waiting
 	}
-	c.arrived = append(c.arrived, a)
 	if len(c.arrived) >= maxBatch {
 		c.answerReady()
 	}
@@ -508,26 +507,24 @@ func (c *conn) answerReady() {
 	c.arrived = list[:0]
 }
 
-// answer answers request i of b on stream s, which is nil if the request has none. A request that is not finished is
-// denied. c.mu is held.
-func (c *conn) answer(id uint32, s *stream, b Batch, i int, arrived time.Time, finished bool) {
-	if s != nil {
+// answer answers request i of o. A request that is not finished is denied. c.mu is held.
+func (c *conn) answer(o *operation, i int) {
+	r := &o.requests[i]
+	if s := r.stream; s != nil {
 		c.forgetBody(s)
 		s.state = coming // so that drop does not count it as undead
 	}
-	var d algorithms.Micros
-	finished = finished && c.attempt(func() { d = b.Hold(i) })
 	switch {
-	case !finished:
-		c.respond(id, s, c.denial)
-	case d > 0:
-		c.hold(id, s, b, i, arrived, d)
+	case !r.finished:
+		c.respond(r.id, r.stream, c.denial)
+	case r.hold > 0:
+		c.hold(o, i)
 		return
 	default:
-		c.respond(id, s, func(to []byte) ([]byte, *Status) { return c.encode(to, b, i) })
+		c.respond(r.id, r.stream, func(to []byte) ([]byte, *Status) { return c.encode(to, o.batch, i) })
 	}
 	c.calm = min(calm, c.calm+1)
-	c.server.config.Method.Answered(arrived)
+	c.server.config.Method.Answered(o.arrived)
 }
 
 // encode appends the answer to request i of b, which is finished.
