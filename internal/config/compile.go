@@ -149,6 +149,10 @@ type domain struct {
 	met     []text // the names of limits in descriptors
 	// patterns are the places of steps that several values match.
 	patterns map[sibling]place
+	// roots are the descriptors at the top of the document that is compiled. They are recorded only if the domain is
+	// spread over several documents.
+	roots  []root
+	spread bool
 }
 
 // sibling identifies a step below a node by its composite name.
@@ -183,10 +187,7 @@ func (c *compiler) domains(docs []*document) (list []*domain) {
 		}
 		d := byName[name]
 		if d == nil || name == "" {
-			d = &domain{
-				Domain: &limiter.Domain{Name: name, Tree: &descriptors.Tree{}, Named: map[string]*descriptors.Policy{}},
-				limits: map[string]*named{}, nodes: map[*descriptors.Node]place{}, patterns: map[sibling]place{},
-			}
+			d = newDomain(name)
 			byName[name] = d
 			list = append(list, d)
 		}
@@ -208,19 +209,12 @@ func (c *compiler) build(d *domain) {
 			return
 		}
 	}
-	if c.loader != nil {
-		c.loader.refill(d.docs)
+	b := c.merge(d)
+	if b != nil {
+		c.problems = append(c.problems, b.problems...)
+	} else {
+		b = c.whole(d)
 	}
-	problems, mistakes, policies := len(c.problems), c.mistakes, c.policies
-	c.domain(d)
-	late := len(c.problems)
-	c.checkReplaces(d)
-	d.assignNames()
-	b := &built{
-		Domain: d.Domain, docs: d.docs, mistakes: c.mistakes - mistakes, incomplete: c.incomplete,
-		problems: slices.Clone(c.problems[problems:late]), late: slices.Clone(c.problems[late:]),
-	}
-	c.policies = policies
 	c.use(b)
 	if c.loader != nil && !c.full && d.Name != "" {
 		c.loader.built[d.Name] = b
@@ -228,6 +222,27 @@ func (c *compiler) build(d *domain) {
 			doc.compiled = true
 		}
 	}
+}
+
+// whole compiles all documents of d.
+func (c *compiler) whole(d *domain) *built {
+	if c.loader != nil {
+		c.loader.refill(d.docs)
+	}
+	problems, mistakes, policies := len(c.problems), c.mistakes, c.policies
+	blocks := c.domain(d)
+	late := len(c.problems)
+	c.checkReplaces(d)
+	d.assignNames()
+	c.policies = policies
+	b := &built{
+		Domain: d.Domain, docs: d.docs, mistakes: c.mistakes - mistakes, incomplete: c.incomplete,
+		problems: slices.Clone(c.problems[problems:late]), late: slices.Clone(c.problems[late:]),
+	}
+	if d.spread && b.mistakes == 0 && !b.incomplete && d.isSum() {
+		b.blocks = blocks
+	}
+	return b
 }
 
 // use adds b to the Snapshot.
@@ -241,8 +256,8 @@ func (c *compiler) use(b *built) {
 	}
 }
 
-// domain compiles d.
-func (c *compiler) domain(d *domain) {
+// domain compiles d, and returns what each document added.
+func (c *compiler) domain(d *domain) []*block {
 	c.settings(d)
 	for _, doc := range d.docs {
 		for _, l := range doc.Limits.value {
@@ -250,8 +265,10 @@ func (c *compiler) domain(d *domain) {
 		}
 	}
 	c.payers(d)
-	for _, doc := range d.docs {
-		c.descriptors(d, d.Tree, nil, nil, doc.Descriptors.value)
+	d.spread = len(d.docs) > 1
+	blocks := make([]*block, len(d.docs))
+	for i, doc := range d.docs {
+		blocks[i] = c.block(d, doc)
 	}
 	c.checkPayers(d)
 	c.warnRequire(d)
@@ -260,6 +277,7 @@ func (c *compiler) domain(d *domain) {
 		c.warn(headers.at, "http_headers: openai describes no limit, as no limit of domain %q has a unit_name; add \"unit_name: tokens\" or \"unit_name: requests\" to limits", d.Name)
 	}
 	c.settleEntries(d)
+	return blocks
 }
 
 // settings adopts the settings of the domain from its documents, which must agree.

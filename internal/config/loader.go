@@ -45,6 +45,9 @@ type built struct {
 	late Problems
 	// incomplete means that a file could not be read when it was compiled, so that mistakes may have been missed.
 	incomplete bool
+	// blocks are what each of docs added, if the domain is their sum, so that a change of one needs only that one. nil:
+	// it is not, or there is one document.
+	blocks []*block
 }
 
 // lightly is how many bytes of files may be in memory in parsed form at a time, in addition to those that one domain

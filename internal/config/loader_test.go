@@ -27,6 +27,13 @@ var pieces = []string{
 	"domain: c\ndescriptors: [{key: s, shadow_mode: true, rate_limit: [{unit: day, requests_per_unit: %d}, {unit: hour, requests_per_unit: 2}]}]\n",
 	"domain: d\nauth: {routes: [{match: {path: /%d}, domain: a, descriptors: [[{key: k, from: value, value: x}]]}]}\n",
 	"domain: d\nauth: {default: allow, routes: [{match: {path: /x}, domain: b, descriptors: [[{key: k, from: value, value: v%d}]]}]}\n",
+	"domain: e\ndescriptors: [{key: k, value: v%[1]d, rate_limit: {unit: day, requests_per_unit: %[1]d}}, {key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n",
+	"domain: e\ndescriptors: [{key: l, value: 'v*', descriptors: [{key: m, rate_limit: {unit: day, requests_per_unit: %d}}, {key: n, value_prefix: a, rate_limit: {unit: day}}]}]\n",
+	"domain: e\ndescriptors: [{key: l, value_regex: 'v+', descriptors: [{key: 'm*', rate_limit: {unit: day, requests_per_unit: %d}}, {key: m, value: x, rate_limit: {unit: hour, requests_per_unit: 2}}]}]\n",
+	"domain: e\ndescriptors: [{key: l, value_prefix: v, rate_limit: [{unit: day, requests_per_unit: %d}, {unit: hour, requests_per_unit: 2}]}, {key: l, value_suffix: w, rate_limit: {unit: day, requests_per_unit: 9}}]\n",
+	"domain: e\ndescriptors: [{key: o, value: x, rate_limit: {unit: day, requests_per_unit: %d}}, {key: o, value: y, descriptors: [{key: p, rate_limit: {algorithm: token_bucket, rate: 3, period: 1s}}]}]\n",
+	"domain: e\nconsume: each # %d\n",
+	"domain: e\ndescriptors: [{key: q, rate_limit: {unit: day, requests_per_unit: %d, name: n}}]\n",
 	"domain: a\nnonsense: %d\n",
 	"domain: b\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: -%d}}]\n",
 	"domain: c\ndescriptors: [{key: u, limit: missing%d}]\n",
@@ -162,8 +169,8 @@ func TestLargeFilesAreReadAhead(t *testing.T) {
 	first := load()
 	files[35].Data = append([]byte("# changed\n"), files[35].Data...) // also has a part of d5, with f05.yaml
 	second := load()
-	if l.Parsed() != 2 {
-		t.Errorf("%d files were parsed, want the changed one, and the other one of its domain", l.Parsed())
+	if l.Parsed() != 1 {
+		t.Errorf("%d files were parsed, want the changed one, though its domain has another", l.Parsed())
 	}
 	for name, d := range second.Domains {
 		if kept := d == first.Domains[name]; kept != (name != "d5") {
@@ -213,6 +220,54 @@ func TestAChangedFileIsParsedAlone(t *testing.T) {
 	if l.Parsed() != 0 {
 		t.Errorf("%d files were parsed for none that changed", l.Parsed())
 	}
+}
+
+// TestAChangedFileOfADomainIsCompiledAlone changes one of three files of one domain. Limits of the other files stay
+// the same, or get another number, and the file before it keeps its pointers.
+func TestAChangedFileOfADomainIsCompiledAlone(t *testing.T) {
+	file := func(i int, values ...string) File {
+		text := "domain: edge\ndescriptors:\n"
+		for _, v := range values {
+			text += fmt.Sprintf("- {key: tenant, value: %s, rate_limit: {unit: day, requests_per_unit: 5}}\n", v)
+		}
+		return File{fmt.Sprintf("f%d.yaml", i), []byte(text)}
+	}
+	files := []File{file(0, "a", "b"), file(1, "c"), file(2, "d", "e")}
+	l := NewLoader(Options{})
+	load := func(parsed int) *limiter.Domain {
+		t.Helper()
+		read := l.read(files, nil)
+		defer l.tidy(read)
+		s, reported := l.compiler(read).compile(read.docs, read.files)
+		want, wantReported := Compile(files, Options{})
+		if s == nil || !slices.Equal(reported, wantReported) || !reflect.DeepEqual(s, want) {
+			t.Fatalf("%v, want %v", reported, wantReported)
+		}
+		if l.Parsed() != parsed {
+			t.Errorf("%d files were parsed, want %d", l.Parsed(), parsed)
+		}
+		return s.Domains["edge"]
+	}
+	first := load(3)
+	files[1] = file(1, "c", "c2")
+	second := load(1)
+	files[1] = file(1, "x", "y")
+	third := load(1)
+	for i, p := range first.Policies[:2] {
+		if second.Policies[i] != p || third.Policies[i] != p {
+			t.Errorf("the limit at %s of an earlier file was compiled again", p.Name)
+		}
+	}
+	if first.Policies[3].Index != 3 || second.Policies[4].Index != 4 || first.Policies[3].Name != second.Policies[4].Name {
+		t.Error("the limits of the later file have wrong numbers in one of the two configurations")
+	}
+	if third.Policies[4] != second.Policies[4] {
+		t.Error("a limit with the same number was copied")
+	}
+	files = slices.Delete(files, 0, 1)
+	load(0)
+	files = append([]File{file(0, "z")}, files...)
+	load(1)
 }
 
 // TestDomainsThatAreGoneAreNotKept: a control plane may name another domain with each version.

@@ -109,6 +109,9 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 		}
 		if added {
 			d.nodes[node] = at
+			if parent == nil && d.spread {
+				d.roots = append(d.roots, root{s.Pattern, node})
+			}
 		} else {
 			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, where.name(), first)
 			node = &descriptors.Node{}

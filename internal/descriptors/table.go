@@ -1,6 +1,9 @@
 package descriptors
 
-import "iter"
+import (
+	"iter"
+	"maps"
+)
 
 // table maps texts to values. Most tables of a tree of several levels have one entry, which needs no map: an empty map
 // with room for one takes 256 bytes. A comparison is also cheaper than a lookup.
@@ -42,4 +45,17 @@ func (t *table[V]) all() iter.Seq2[string, *V] {
 			}
 		}
 	}
+}
+
+// copied returns a copy of t whose values are what change returns.
+func (t *table[V]) copied(change func(*V) *V) table[V] {
+	own := *t
+	if t.value != nil {
+		own.value = change(t.value)
+	}
+	own.more = maps.Clone(t.more)
+	for text, value := range own.more {
+		own.more[text] = change(value)
+	}
+	return own
 }

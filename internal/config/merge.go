@@ -1,0 +1,158 @@
+package config
+
+import (
+	"slices"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+)
+
+// A domain may be spread over many files. When some of them change, only their descriptors are compiled again: no two
+// documents have the same descriptor at the top, so the compiled domain is the sum of its documents. That holds for
+// domains whose documents do not refer to each other. All others, and all mistakes, are left to compiler.domain.
+
+// block is what a document adds to its compiled domain.
+type block struct {
+	roots    []root
+	policies []*descriptors.Policy
+	problems Problems // warnings
+}
+
+// root is a pattern at the top of a tree, with its node.
+type root struct {
+	descriptors.Pattern
+	node *descriptors.Node
+}
+
+// block compiles the descriptors of doc, one of d's documents, and returns what they added.
+func (c *compiler) block(d *domain, doc *document) *block {
+	policies, problems := len(d.Policies), len(c.problems)
+	d.roots = nil
+	c.descriptors(d, d.Tree, nil, nil, doc.Descriptors.value)
+	return &block{d.roots, slices.Clip(d.Policies[policies:]), slices.Clone(c.problems[problems:])}
+}
+
+// isSum reports whether the compiled domain d is the sum of its documents and their settings.
+func (d *domain) isSum() bool {
+	return len(d.Named) == 0 && len(d.uses) == 0 && !d.Bounded && d.MaxOverride == nil && d.Settle == nil &&
+		!d.require.ok && !d.headers.ok && !slices.ContainsFunc(d.docs, func(doc *document) bool { return doc.Settle.stated() })
+}
+
+// isPlain reports whether d has descriptors and no settings of its domain.
+func (d *document) isPlain() bool {
+	return !d.Consume.stated() && !d.OnFailure.stated() && !d.LocalShare.stated() && !d.HashTag.stated() && !d.MaxOverride.stated() &&
+		!d.Require.stated() && !d.DenyBody.stated() && !d.Headers.stated() && !d.Settle.stated() && !d.Limits.stated()
+}
+
+// merge compiles the new documents of d and adds them to the others as they are in the last version of the domain. It
+// returns nil if there is none, or if the result may not be what compiler.whole returns.
+func (c *compiler) merge(d *domain) *built {
+	if c.loader == nil || c.full || c.incomplete || d.Name == "" {
+		return nil
+	}
+	b := c.loader.built[d.Name]
+	if b == nil || b.blocks == nil || len(d.docs) < 2 {
+		return nil
+	}
+	if slices.ContainsFunc(b.docs, func(doc *document) bool { return !doc.isPlain() && !slices.Contains(d.docs, doc) }) {
+		return nil // a setting is gone
+	}
+	own := &compiler{o: c.o, shared: c.shared} // its problems are dropped if there is a mistake
+	m := newDomain(d.Name)
+	m.docs = d.docs
+	own.settings(m)
+	settings := slices.Clone(own.problems)
+	blocks := own.renewed(m, b)
+	if blocks == nil || own.mistakes > 0 || own.full || !m.add(blocks) || c.policies+len(m.Policies) > c.o.maxLimits() {
+		return nil
+	}
+	merged := &built{Domain: m.Domain, docs: m.docs, blocks: blocks, problems: settings}
+	for _, one := range blocks {
+		merged.problems = append(merged.problems, one.problems...)
+	}
+	return merged
+}
+
+// renewed returns the blocks of d's documents. It compiles those that b does not have. It returns nil if one of them is
+// more than descriptors.
+func (c *compiler) renewed(d *domain, b *built) []*block {
+	blocks := make([]*block, len(d.docs))
+	before := make(map[*document]*block, len(b.docs))
+	for i, doc := range b.docs {
+		before[doc] = b.blocks[i]
+	}
+	for i, doc := range d.docs {
+		if blocks[i] = before[doc]; blocks[i] != nil {
+			continue
+		}
+		if !doc.isPlain() || doc.part != nil && doc.part.bare {
+			return nil
+		}
+		one := newDomain(d.Name)
+		one.copySettings(d)
+		one.docs, one.spread = []*document{doc}, true
+		blocks[i] = c.block(one, doc)
+		settles := slices.ContainsFunc(one.Policies, func(p *descriptors.Policy) bool { return p.Extra().Settle != nil })
+		if settles || !one.isSum() {
+			return nil
+		}
+	}
+	return blocks
+}
+
+// copySettings gives d the settings of another domain.
+func (d *domain) copySettings(of *domain) {
+	d.share, d.tag = of.share, of.tag
+	d.Alone, d.OnFailure, d.Slot, d.LocalShare, d.DenyBody = of.Alone, of.OnFailure, of.Slot, of.LocalShare, of.DenyBody
+}
+
+// add adds blocks to the empty domain d. A block whose policies get other numbers is replaced by a copy, because requests
+// in flight use the original. It reports whether all patterns are different.
+func (d *domain) add(blocks []*block) bool {
+	patterns := map[string]bool{}
+	for i, one := range blocks {
+		one = one.numbered(len(d.Policies))
+		blocks[i] = one
+		for _, r := range one.roots {
+			if s := (step{Pattern: r.Pattern}); s.pattern() {
+				if patterns[s.composite()] {
+					return false
+				}
+				patterns[s.composite()] = true
+			}
+			if !d.Tree.Put(r.Pattern, r.node) {
+				return false
+			}
+		}
+		d.Policies = append(d.Policies, one.policies...)
+	}
+	return true
+}
+
+// numbered returns b if its policies are numbered from first, or a copy whose policies are.
+func (b *block) numbered(first int) *block {
+	if len(b.policies) == 0 || b.policies[0].Index == first {
+		return b
+	}
+	before := b.policies[0].Index
+	list := make([]*descriptors.Policy, len(b.policies))
+	change := func(p *descriptors.Policy) *descriptors.Policy {
+		own := *p
+		list[p.Index-before] = &own
+		own.Index += first - before
+		return &own
+	}
+	roots := make([]root, len(b.roots))
+	for i, r := range b.roots {
+		roots[i] = root{r.Pattern, r.node.Copied(change)}
+	}
+	return &block{roots, list, b.problems}
+}
+
+// newDomain returns a domain without documents.
+func newDomain(name string) *domain {
+	return &domain{
+		Domain: &limiter.Domain{Name: name, Tree: &descriptors.Tree{}, Named: map[string]*descriptors.Policy{}},
+		limits: map[string]*named{}, nodes: map[*descriptors.Node]place{}, patterns: map[sibling]place{},
+	}
+}
