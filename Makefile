@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate histories bench bench-compare overload soak chart release tools clean
+.PHONY: help build run test test-packaging simulate race check apidiff fmt docs docs-site fuzz mutate histories bench bench-compare overload keys soak chart release tools clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-15s %s\n", $$1, $$2}' Makefile
@@ -35,6 +35,8 @@ bench: ## benchmarks: the packages', and against peers
 	@scripts/bench.sh
 bench-compare: ## the targets of docs/performance.md, each beside its ceiling
 	@scripts/rlbench.sh targets
+keys: ## 100,000 distinct keys a second for a minute, in memory and on Redis: memory and series must stay flat
+	@scripts/rlbench.sh keys
 overload: ## five times what a server can decide, and 10,000 idle connections
 	@scripts/rlbench.sh overload
 soak: ## traffic, reloads, faults and rotations for FOR (default 5m); memory must stay flat and counts exact

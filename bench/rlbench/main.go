@@ -27,6 +27,7 @@ type commands struct {
 	HTTPCeiling httpCeilingCmd `cmd:"" name:"http-ceiling" help:"Serve HTTP with a handler that says 200."`
 	Memory      memoryCmd      `cmd:"" help:"Fill rlsidecar with keys, more than it may hold, and print its memory."`
 	Size        sizeCmd        `cmd:"" help:"Measure what a configuration of 100,000 limits costs: start, memory, a reload, metrics."`
+	Keys        keysCmd        `cmd:"" help:"Send 100,000 distinct keys a second for a minute, and print memory and the number of series."`
 	Idle        idleCmd        `cmd:"" help:"Measure the memory of idle connections."`
 	Overload    overloadCmd    `cmd:"" help:"Send more than rlsidecar can decide, and measure how much of it is decided in time."`
 }

@@ -1,0 +1,73 @@
+package server
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// TestKeysMakeNoSeries sends 12,000 distinct keys of three limits: one that allows them, one that denies them, and one
+// whose buckets fill the memory. The series are those that were there after the first keys, and what is kept of keys
+// has its bounds. `rlbench keys` does the same for a minute at 100,000 keys a second.
+func TestKeysMakeNoSeries(t *testing.T) {
+	const room = 2000
+	x := start(t, `
+domain: d
+consume: each
+descriptors:
+  - {key: allowed, rate_limit: {unit: second, requests_per_unit: 10}}
+  - {key: denied, rate_limit: {unit: day, requests_per_unit: 0}}
+  - {key: lasting, rate_limit: {algorithm: token_bucket, rate: 1, period: 1d, capacity: 1}}
+`, func(c *Config) { c.MemoryMaxKeys = room })
+	sent := 0
+	send := func(until int) {
+		t.Helper()
+		for sent < until {
+			r := request("d")
+			for range 30 {
+				for _, key := range []string{"allowed", "denied", "lasting"} {
+					r.Descriptors = append(r.Descriptors, descriptor(fmt.Sprintf("%s=made-up-%d", key, sent)))
+				}
+				sent++
+			}
+			x.put(t, r)
+		}
+	}
+	send(room + 30) // from here on the memory is full
+	before := seriesOf(body(t, get(t, x.Admin, "/metrics")))
+	top := len(body(t, get(t, x.Admin, "/api/top")))
+	send(4020)
+	metrics := body(t, get(t, x.Admin, "/metrics"))
+	for name := range seriesOf(metrics) {
+		if !before[name] {
+			t.Errorf("more keys made the series %s", name)
+		}
+	}
+	if keys := regexp.MustCompile(`(?m)^rlsidecar_memory_keys (\S+)$`).FindStringSubmatch(metrics); keys == nil {
+		t.Error("no number of buckets in /metrics")
+	} else if n, err := strconv.ParseFloat(keys[1], 64); err != nil || n > room {
+		t.Errorf("%s buckets in memory, at most %d may be: %v", keys[1], room, err)
+	}
+	if strings.Contains(metrics, "made-up") {
+		t.Error("a client's key is in /metrics")
+	}
+	for _, path := range []string{"/api/top", "/"} {
+		const most = 100 << 10
+		if n := len(body(t, get(t, x.Admin, path))); n > most {
+			t.Errorf("%s has %d bytes for %d keys, %d before the last ones", path, n, 3*sent, top)
+		}
+	}
+}
+
+// seriesOf returns the names, with labels, of the series in the answer of /metrics.
+func seriesOf(text string) map[string]bool {
+	series := map[string]bool{}
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, "#") {
+			series[line[:strings.LastIndexByte(line, ' ')]] = true
+		}
+	}
+	return series
+}
