@@ -32,9 +32,9 @@ type adminFlags struct {
 // maxAnswer bounds the size of an answer.
 const maxAnswer = 16 << 20
 
-// decide requests a path below /api/ and decodes the answer into into. With --format json it prints the answer unchanged
-// instead.
-func (f *adminFlags) decide(a *app, method, path string, query url.Values, into any) error {
+// request sends a request for a path below /api/, and decodes the answer into into. With --format json it prints the
+// answer unchanged instead.
+func (f *adminFlags) request(a *app, method, path string, query url.Values, into any) error {
 	return f.send(a, method, path, query, nil, into)
 }
 

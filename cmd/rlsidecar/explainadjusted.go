@@ -56,7 +56,8 @@ type appliedAdjustment struct {
 	Reason string `json:"reason"`
 }
 
-// adjusted lists the adjustments of the limit and key of result i of call, as configured is in the configuration.
+// adjusted lists the adjustments of the limit and key of result i of call. configured is the limit's policy without
+// adjustments.
 func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *descriptors.Policy, now algorithms.Micros) (list []appliedAdjustment) {
 	r := &call.Results[i]
 	key := call.AppendValues(nil, r)
@@ -79,5 +80,5 @@ func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *descriptor
 	return list
 }
 
-// systemClock is the time by this machine's clock.
+// systemClock returns the time of this machine.
 func systemClock() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }

@@ -51,7 +51,7 @@ func (c *getCmd) Run(a *app) error {
 			Settle     *settled `json:"settle"`
 		} `json:"buckets"`
 	}
-	if err := c.decide(a, http.MethodGet, "buckets", query, &answer); err != nil {
+	if err := c.request(a, http.MethodGet, "buckets", query, &answer); err != nil {
 		return err
 	}
 	if c.Format == "text" && len(answer.Buckets) > 0 {

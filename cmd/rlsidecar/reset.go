@@ -39,7 +39,7 @@ func (c *resetCmd) Run(a *app) error {
 			Key    shownKey `json:"key"`
 		} `json:"reset"`
 	}
-	if err := c.decide(a, http.MethodPost, "reset", query, &answer); err != nil {
+	if err := c.request(a, http.MethodPost, "reset", query, &answer); err != nil {
 		return err
 	}
 	if len(answer.Reset) == 0 {

@@ -65,7 +65,7 @@ func (c *topCmd) Run(a *app) error {
 		} `json:"denied"`
 		Unmatched int64 `json:"unmatched"`
 	}
-	if err := c.decide(a, http.MethodGet, "top", url.Values{"n": {strconv.Itoa(c.Count)}}, &answer); err != nil || c.Format != "text" {
+	if err := c.request(a, http.MethodGet, "top", url.Values{"n": {strconv.Itoa(c.Count)}}, &answer); err != nil || c.Format != "text" {
 		return err
 	}
 	since := answer.Since.UTC().Format("2006-01-02 15:04:05 UTC")
@@ -114,7 +114,7 @@ func (c *topCmd) unmatched(a *app) error {
 			Requests    int64      `json:"requests"`
 		} `json:"unmatched"`
 	}
-	if err := c.decide(a, http.MethodGet, "unmatched", url.Values{"n": {strconv.Itoa(c.Count)}}, &answer); err != nil || c.Format != "text" {
+	if err := c.request(a, http.MethodGet, "unmatched", url.Values{"n": {strconv.Itoa(c.Count)}}, &answer); err != nil || c.Format != "text" {
 		return err
 	}
 	since := answer.Since.UTC().Format("2006-01-02 15:04:05 UTC")

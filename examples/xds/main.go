@@ -1,6 +1,5 @@
-// Command xds is a control plane with limits for rlsidecar, as small as one can be: the limits of the
-// reference server's protocol, over ADS, for one node. It is an example; README.md beside it says how
-// to run it.
+// Command xds is an example of a minimal control plane: it sends limits to one node over ADS, in the protocol of
+// envoyproxy/ratelimit. README.md in this folder describes how to run it.
 package main
 
 import (

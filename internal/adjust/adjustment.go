@@ -1,5 +1,5 @@
-// Package adjust changes the numbers of single limits without a deployment: an operator gives one key, or all keys of
-// a limit, other numbers for some time. The package has adjustments, the immutable Set of those in force, their
+// Package adjust changes the numbers of single limits without a deployment: an operator sets other numbers for one key,
+// or for all keys of a limit, for some time. The package has adjustments, the immutable Set of those in force, their
 // effect on a limit, the chained audit of changes, and the Service that the admin API and the page use.
 //
 // An adjustment changes numbers as a new configuration does: consumed units stay consumed. So sidecars that disagree
@@ -44,12 +44,12 @@ type Adjustment struct {
 	ID     string
 	Target Target
 	Change Change
-	// Algorithm that the limit had when the adjustment was made. Numbers and factors apply only while it
-	// has the same.
+	// Algorithm is that of the limit when the adjustment was made. Numbers and factors apply only while the limit has
+	// this algorithm.
 	Algorithm algorithms.Kind
-	// Expires and Created are times of the clock of the keeper.
+	// Expires and Created are times of the Keeper's clock.
 	Expires, Created algorithms.Micros
-	// Author and Reason are given by the operator.
+	// Author and Reason are the operator's words.
 	Author, Reason string
 }
 
@@ -62,8 +62,8 @@ type Target struct {
 	AllKeys bool
 }
 
-// Change is the change of the numbers: exactly one of other numbers (Rate, Capacity, Period; nil or 0 keeps the
-// configured one), a Factor, Unlimited or Block.
+// Change has exactly one of: other numbers (Rate, Capacity, Period; nil or 0 keeps the configured one), a Factor,
+// Unlimited, Block.
 type Change struct {
 	Rate, Capacity *int64
 	Period         algorithms.Micros
@@ -74,8 +74,8 @@ type Change struct {
 	Block bool
 }
 
-// Factor multiplies the configured numbers. It is in thousandths, so that every sidecar computes the same. 0 means
-// none.
+// Factor multiplies the configured numbers. It is in thousandths, so that every sidecar computes equal numbers. 0 means
+// that there is no factor.
 type Factor int64
 
 const (
@@ -229,7 +229,7 @@ func (c *Change) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// numbers reports whether c gives other numbers.
+// numbers reports whether c has other numbers.
 func (c *Change) numbers() bool { return c.Rate != nil || c.Capacity != nil || c.Period != 0 }
 
 // checkText checks a text that is shown to people.

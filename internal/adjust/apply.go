@@ -120,10 +120,11 @@ func fitInitial(s algorithms.Spec) algorithms.Spec {
 	return s
 }
 
-// of returns f times n, rounded down, or the largest number.
+// of returns f times n, rounded down. If the result is out of range, it is the largest int64.
 func (f Factor) of(n int64) int64 { return scale(n, int64(f), int64(one)) }
 
-// scale returns n*by/of, rounded down, or the largest number. All must be at least 0, and of at least 1.
+// scale returns n*by/of, rounded down. If the result is out of range, it is the largest int64. n and by must be at
+// least 0, and of at least 1.
 func scale(n, by, of int64) int64 {
 	hi, lo := bits.Mul64(uint64(n), uint64(by))
 	if hi >= uint64(of) {
@@ -136,7 +137,7 @@ func scale(n, by, of int64) int64 {
 	return int64(quotient)
 }
 
-// Words describes the effect of a, in a sentence, on limits that are configured as p.
+// Words describes in a sentence the effect of a on a limit that is configured as p.
 func (a *Adjustment) Words(p *descriptors.Policy) (string, error) {
 	changed, err := a.Apply(p)
 	if err != nil {

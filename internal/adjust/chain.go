@@ -11,10 +11,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// MaxEntries is how many entries of the audit are kept at least. Some more are kept until the oldest are trimmed.
+// MaxEntries is the number of newest entries of the audit that are always kept. Up to trimBy older ones are kept until
+// they are trimmed together.
 const MaxEntries = 10_000
 
-// trimBy is how many entries are trimmed at a time.
+// trimBy is the number of entries that are trimmed at a time.
 const trimBy = 500
 
 // TrimTo returns the version up to which entries must be trimmed when one more is added, or 0. checkpoint is the
@@ -30,11 +31,11 @@ func TrimTo(checkpoint, added uint64) uint64 {
 type Entry struct {
 	// Version counts changes from 1.
 	Version uint64
-	// At is the time by the keeper's clock.
+	// At is the time of the change by the Keeper's clock.
 	At algorithms.Micros
 	// Operation is unique. An operator who got no answer can find out here whether the change was made.
 	Operation string
-	// Author as they called themselves, and their Reason.
+	// Author is the name that the operator stated, without proof; Reason is the operator's reason.
 	Author, Reason string
 	// Target is the ID of the adjustment that was set or deleted.
 	Target string
@@ -73,8 +74,8 @@ func (e *Entry) MarshalJSON() ([]byte, error) {
 }
 
 // Chain computes the MACs of entries. Each depends on all earlier ones, so that a changed or removed entry is
-// detected. With a secret key, nobody who can only write to the store can hide a change; without one, the chain
-// detects damage, but not forgery.
+// detected. With a secret key, write access to the store is not enough to hide a change. Without a key, the chain
+// detects damage but not forgery.
 type Chain struct{ key []byte }
 
 // NewChain returns a Chain with a secret key, which may be empty.

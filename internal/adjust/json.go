@@ -18,7 +18,7 @@ type adjustmentJSON struct {
 	ID     string `json:"id,omitempty"`
 	Domain string `json:"domain"`
 	Limit  string `json:"limit"`
-	// Key is there for readers, where all of its values are text; KeyB64 always, unless AllKeys.
+	// Key is for readers, and absent if a value is not text. KeyB64 is always present, unless AllKeys is set.
 	Key       []string `json:"key,omitempty"`
 	KeyB64    [][]byte `json:"key_b64,omitempty"`
 	AllKeys   bool     `json:"all_keys,omitempty"`
@@ -31,7 +31,7 @@ type adjustmentJSON struct {
 	shownJSON
 }
 
-// shownJSON is what a Shown adds to an Adjustment. It is not kept.
+// shownJSON has the fields that a Shown adds to an Adjustment. They are not stored.
 type shownJSON struct {
 	Words   string `json:"words,omitempty"`
 	Ignored string `json:"ignored,omitempty"`
@@ -93,7 +93,7 @@ func (a *Adjustment) form() adjustmentJSON {
 	return f
 }
 
-// UnmarshalJSON implements json.Unmarshaler. It reads what MarshalJSON wrote; Check says whether it is sound.
+// UnmarshalJSON implements json.Unmarshaler. It does not check the adjustment; Check does.
 func (a *Adjustment) UnmarshalJSON(text []byte) error {
 	var f adjustmentJSON
 	if err := json.Unmarshal(text, &f); err != nil {
@@ -119,7 +119,7 @@ func (a *Adjustment) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// guaranteed is the name of algorithms.Guaranteed here: configurations call it a token_bucket.
+// guaranteed is the name of algorithms.Guaranteed in JSON. In a configuration it is a token_bucket too.
 const guaranteed = "token_bucket+guaranteed"
 
 func kindName(k algorithms.Kind) string {
@@ -159,7 +159,7 @@ type proposalJSON struct {
 	Version *uint64   `json:"version"`
 }
 
-// ParseProposal reads a Proposal from JSON. An error says what to change.
+// ParseProposal reads a Proposal from JSON. The error names the mistake and the correction.
 func ParseProposal(text []byte) (p Proposal, err error) {
 	var f proposalJSON
 	if err = decode(text, &f, "the JSON of an adjustment"); err != nil {
@@ -195,12 +195,12 @@ type Removal struct {
 	Version *uint64 `json:"version"`
 }
 
-// ParseRemoval reads a Removal from JSON. An error says what to change.
+// ParseRemoval reads a Removal from JSON. The error names the mistake and the correction.
 func ParseRemoval(text []byte) (r Removal, err error) {
 	return r, decode(text, &r, "JSON with author, reason and version")
 }
 
-// decode reads one JSON object without unknown fields.
+// decode reads one JSON object. Unknown fields are mistakes.
 func decode(text []byte, into any, what string) error {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
@@ -213,7 +213,7 @@ func decode(text []byte, into any, what string) error {
 	return nil
 }
 
-// MarshalJSON writes what ParseProposal reads.
+// MarshalJSON writes the form that ParseProposal reads.
 func (p Proposal) MarshalJSON() ([]byte, error) {
 	f := struct {
 		Domain  string   `json:"domain,omitempty"`
@@ -242,12 +242,12 @@ func (p Proposal) MarshalJSON() ([]byte, error) {
 	return json.Marshal(f)
 }
 
-// Duration is a span in Go's unit; one that is too long for any adjustment is cut to 100 years.
+// Duration converts a span to a time.Duration. A span of more than 100 years becomes 100 years.
 func Duration(span algorithms.Micros) time.Duration {
 	return time.Duration(min(span, 36_500*algorithms.Day)) * time.Microsecond
 }
 
-// spanText writes a span as ParseSpan reads it, in the largest unit of which it is a whole number.
+// spanText formats a span in the form that ParseSpan reads, as a whole number of the largest possible unit.
 func spanText(d algorithms.Micros) string {
 	for _, unit := range []struct {
 		name   string
@@ -260,7 +260,7 @@ func spanText(d algorithms.Micros) string {
 	return fmt.Sprintf("%dus", d)
 }
 
-// ParseSpan reads a span of time as configurations have it: 500ms, 30s, 1h30m, 2d.
+// ParseSpan parses a span of time in the form of configurations: 500ms, 30s, 1h30m, 2d.
 func ParseSpan(text string) (algorithms.Micros, error) {
 	span, err := descriptors.ParseSpan(text)
 	if err != nil {

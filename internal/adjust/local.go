@@ -65,7 +65,7 @@ func NewLocal(dir string, chain *Chain, clock func() time.Time) (*Local, error) 
 	return l, nil
 }
 
-// Watch calls see with the present Set, and then with each new one. see must not change anything in l.
+// Watch calls see with the present Set, and then with each new one. see must not call l's methods that change it.
 func (l *Local) Watch(see func(*Set)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -111,8 +111,8 @@ func (l *Local) Change(_ context.Context, o Operation) (*Entry, error) {
 	return e, nil
 }
 
-// keep adds e to the audit and writes set; l.mu is held. A change is complete when it is in the audit, because set
-// can be rebuilt from that.
+// keep adds e to the audit and writes set. The caller holds l.mu. A change is complete when it is in the audit, because
+// set can be rebuilt from the audit.
 func (l *Local) keep(set *Set, e *Entry) error {
 	entries, from := append(l.entries, e), l.from
 	whole := l.damaged
@@ -178,8 +178,8 @@ func auditText(from Checkpoint, entries []*Entry) []byte {
 	return text
 }
 
-// readAudit reads the audit file, if it exists. It drops an incomplete last line, which a crash has left: that change
-// was not confirmed to any operator.
+// readAudit reads the audit file, if it exists. It drops an incomplete last line that a crash has left. No operator got
+// a confirmation of that change.
 func (l *Local) readAudit() error {
 	path := filepath.Join(l.dir, auditFile)
 	text, err := os.ReadFile(path)
@@ -212,13 +212,13 @@ func (l *Local) readAudit() error {
 	return lines.Err()
 }
 
-// setJSON is the file with the adjustments.
+// setJSON is the content of the file with the adjustments.
 type setJSON struct {
 	Head        Head          `json:"head"`
 	Adjustments []*Adjustment `json:"adjustments"`
 }
 
-// WriteSet keeps set in a folder: whole, or as it was before.
+// WriteSet writes set to a file in a folder. After a crash the file has either set or its former content.
 func WriteSet(dir string, set *Set) error {
 	text, err := json.MarshalIndent(setJSON{set.Head, set.All()}, "", " ")
 	if err != nil {
@@ -227,8 +227,8 @@ func WriteSet(dir string, set *Set) error {
 	return writeFile(dir, setFile, append(text, '\n'))
 }
 
-// ReadSet is the Set that WriteSet kept in a folder, or an empty one. Adjustments that are not sound are an
-// error, and none is used: the file is this program's own.
+// ReadSet returns the Set that WriteSet wrote to a folder, or an empty one. If an adjustment in it is not valid, it
+// returns an error and no Set: only this program writes the file, so a mistake means that it is damaged.
 func ReadSet(dir string) (*Set, error) {
 	path := filepath.Join(dir, setFile)
 	text, err := os.ReadFile(path)
@@ -250,7 +250,7 @@ func ReadSet(dir string) (*Set, error) {
 	return NewSet(f.Head, f.Adjustments), nil
 }
 
-// writeFile replaces a file at once, so that a crash leaves the old one or the new one.
+// writeFile replaces a file atomically, so that a crash leaves the old content or the new one.
 func writeFile(dir, name string, text []byte) error {
 	f, err := os.CreateTemp(dir, name+".*")
 	if err != nil {

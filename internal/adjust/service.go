@@ -14,68 +14,71 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// ErrConflict is returned for a change that expected another version: somebody else was faster.
+// ErrConflict is returned for a change that expected another version, because another change was made before it.
 var ErrConflict = errors.New("the adjustments have changed meanwhile; look at them again")
 
-// ErrNotFound is returned where no adjustment has the ID.
+// ErrNotFound is returned if no adjustment has the ID.
 var ErrNotFound = errors.New("there is no such adjustment; it may have expired")
 
-// Mistake is an error of who proposes a change: what to do about it.
+// Mistake is an error in a proposal. Its text tells the operator what to change.
 type Mistake struct{ Problem string }
 
-// Error is the Problem.
+// Error returns the Problem.
 func (m *Mistake) Error() string { return m.Problem }
 
-// Keeper keeps the adjustments and their audit: this process, or Redis.
+// Keeper keeps the adjustments and their audit, in this process or in Redis.
 type Keeper interface {
-	// Set is the newest known; never nil.
+	// Set returns the newest Set that this process knows. It is never nil.
 	Set() *Set
-	// Now is the time by the clock of the place where they are kept, as far as it is known.
+	// Now returns the time of the place where the adjustments are kept. Until that clock has been read, it is the time
+	// of this machine.
 	Now() algorithms.Micros
-	// Change carries out o: it completes the Entry and keeps it, together with what it changes.
+	// Change makes the change o, and stores it together with its Entry in the audit, which it returns.
 	Change(ctx context.Context, o Operation) (*Entry, error)
-	// Audit returns up to n entries before a version, the newest first; before 0: from the newest.
+	// Audit returns up to n entries before the given version, the newest first. With 0 it starts at the newest entry.
 	Audit(ctx context.Context, before uint64, n int) ([]*Entry, error)
-	// Verify returns the first damaged place of the audit (nil: none) and the number of entries.
+	// Verify checks the audit, and returns its number of entries. The error describes the first damaged place.
 	Verify(ctx context.Context) (entries int, err error)
-	// Status says how it is.
+	// Status describes whether the Keeper works.
 	Status() Status
 }
 
-// Status is how a Keeper is.
+// Status describes whether a Keeper works.
 type Status struct {
-	// Place is where adjustments are kept, for people.
+	// Place describes in words where adjustments are kept.
 	Place string
-	// Seen is when the place last answered; zero: not yet. Lasting: what is kept survives a restart.
+	// Seen is the time at which the place last answered; it is zero before the first answer. Lasting means that
+	// adjustments survive a restart.
 	Seen    time.Time
 	Lasting bool
-	// Err is why it cannot be reached, or why adjustments are off; nil: it can.
+	// Err is the reason for which the place cannot be reached, or for which adjustments are off, or nil.
 	Err error
-	// Errors is how often it could not be reached.
+	// Errors is the number of failed attempts to reach the place.
 	Errors uint64
 	// Rewritten counts changes that the place had lost, and that this process made again. Lost are unexpired
-	// adjustments that the place has lost, or deleted ones that are in force there again, which an operator must decide
-	// about.
+	// adjustments that the place has lost, and deleted ones that are in force there again. An operator must set or
+	// delete them again.
 	Rewritten uint64
 	Lost      []*Adjustment
 }
 
-// Operation is a change that a Keeper is to carry out.
+// Operation is a change for a Keeper to make.
 type Operation struct {
 	// ID is unique.
 	ID             string
 	Author, Reason string
 	// Target is the ID of the adjustment.
 	Target string
-	// After is the adjustment, whose Created and, where For is more than 0, Expires the Keeper fills in by its
-	// clock. nil: it is deleted.
+	// After is the new adjustment; nil deletes the present one. The Keeper sets its Created by its clock, and its
+	// Expires if For is more than 0.
 	After *Adjustment
 	For   time.Duration
-	// Expect is the version that the operator has seen; nil: whatever it is, the last one wins.
+	// Expect is the version that the operator has seen. Change fails with ErrConflict if there is a newer one. nil
+	// accepts any version.
 	Expect *uint64
 }
 
-// Entry makes the entry of o after set, at time now. The error is a *Mistake, ErrConflict or ErrNotFound.
+// Entry returns the audit entry of o as a change of set at time now. The error is a *Mistake, ErrConflict or ErrNotFound.
 func (o *Operation) Entry(chain *Chain, set *Set, now algorithms.Micros) (*Entry, error) {
 	e := &Entry{At: now, Operation: o.ID, Author: o.Author, Reason: o.Reason, Target: o.Target, Before: set.Find(o.Target)}
 	if e.Before != nil && e.Before.Expires <= now {
@@ -102,44 +105,44 @@ func (o *Operation) Entry(chain *Chain, set *Set, now algorithms.Micros) (*Entry
 	return e, chain.Next(set.Head, e)
 }
 
-// Proposal is what an operator wants.
+// Proposal is a change that an operator requests.
 type Proposal struct {
-	// Target's domain may be empty where one domain alone has the limit.
+	// Target's domain may be empty if only one domain has the limit.
 	Target Target
 	Change Change
-	// For is how long; or Until when.
+	// For is the duration of the adjustment. Until is its end, and may be set instead.
 	For            time.Duration
 	Until          time.Time
 	Author, Reason string
-	// Expect is the version that the operator has seen; nil: the last one wins.
+	// Expect is that of the Operation.
 	Expect *uint64
 }
 
-// Limits finds the limits that adjustments are of.
+// Limits finds the limits of adjustments in the configuration.
 type Limits interface {
 	// Adjustable returns the policies of a limit, which have one name and share their numbers, and their
-	// domain. The domain may be empty where one domain alone has the limit.
+	// domain. The parameter domain may be empty if only one domain has the limit.
 	Adjustable(domain, limit string) (in string, policies []*descriptors.Policy, err error)
 }
 
-// Service is what operators do with adjustments. The admin API, the command line and the page use it.
+// Service implements the operations of operators on adjustments. The admin API and the admin page use it.
 type Service struct {
 	keeper  Keeper
 	limits  Limits
 	changed func(*Entry)
 }
 
-// NewService makes a Service. changed is called with each change that this process made, for the log.
+// NewService returns a Service. It calls changed with each change that this process made, for the log.
 func NewService(k Keeper, l Limits, changed func(*Entry)) *Service {
 	return &Service{keeper: k, limits: l, changed: changed}
 }
 
-// Shown is an adjustment as operators see it.
+// Shown is an adjustment with its description for operators.
 type Shown struct {
 	*Adjustment
-	// Words say what it does; or Ignored why it does nothing now.
+	// Words describe the effect. If there is no effect now, Ignored has the reason instead.
 	Words, Ignored string
-	// Left is how long it is in force from now.
+	// Left is the time until it expires.
 	Left time.Duration
 }
 
@@ -150,13 +153,13 @@ func (s Shown) MarshalJSON() ([]byte, error) {
 	return json.Marshal(text)
 }
 
-// Version counts the changes.
+// Version returns the version of the newest known Set: the number of changes.
 func (s *Service) Version() uint64 { return s.keeper.Set().Head.Version }
 
-// Status says how the place is where adjustments are kept.
+// Status returns the Status of the Keeper.
 func (s *Service) Status() Status { return s.keeper.Status() }
 
-// List returns the adjustments in force, by domain, limit and key, and the version that they are of.
+// List returns the adjustments in force, sorted by domain, limit and key, and the version of their Set.
 func (s *Service) List() (all []Shown, version uint64) {
 	set, now := s.keeper.Set(), s.keeper.Now()
 	for _, a := range set.All() {
@@ -185,7 +188,7 @@ func (s *Service) show(a *Adjustment, now algorithms.Micros) Shown {
 	return shown
 }
 
-// words says what a does; the error is why it does nothing.
+// words describes the effect of a. The error is the reason if a has no effect.
 func (s *Service) words(a *Adjustment) (string, error) {
 	_, policies, err := s.limits.Adjustable(a.Target.Domain, a.Target.Limit)
 	if err != nil {
@@ -194,7 +197,7 @@ func (s *Service) words(a *Adjustment) (string, error) {
 	return a.Words(policies[0])
 }
 
-// Preview says what p would do, without doing it. The error is a *Mistake.
+// Preview returns the adjustment that p would make, and changes nothing. The error is a *Mistake.
 func (s *Service) Preview(p Proposal) (Shown, error) {
 	o, err := s.operation(p)
 	if err != nil {
@@ -214,8 +217,8 @@ func (s *Service) Preview(p Proposal) (Shown, error) {
 	return shown, nil
 }
 
-// Set carries p out. It replaces the adjustment of the same target, if there is one. An error is a
-// *Mistake, ErrConflict, or an error of the place; the change may then have been applied, which the audit log shows.
+// Set makes the adjustment p. It replaces the adjustment of the same target, if there is one. An error is a *Mistake,
+// ErrConflict, or an error of the place. After an error of the place, the change may have been made; the audit shows it.
 func (s *Service) Set(ctx context.Context, p Proposal) (Shown, uint64, error) {
 	if _, err := s.Preview(p); err != nil {
 		return Shown{}, 0, err
@@ -231,7 +234,7 @@ func (s *Service) Set(ctx context.Context, p Proposal) (Shown, uint64, error) {
 	return s.show(e.After, s.keeper.Now()), e.Version, nil
 }
 
-// Delete ends an adjustment before it expires. Errors are those of Set, and ErrNotFound.
+// Delete ends an adjustment before it expires. The errors are those of Set, and ErrNotFound.
 func (s *Service) Delete(ctx context.Context, id, author, reason string, expect *uint64) (uint64, error) {
 	for _, err := range []error{checkText("author", author, maxAuthor), checkText("reason", reason, maxReason)} {
 		if err != nil {
@@ -256,15 +259,15 @@ func (s *Service) change(ctx context.Context, o Operation) (*Entry, error) {
 	return e, err
 }
 
-// Audit returns up to n changes before a version, the newest first; before 0: from the newest.
+// Audit returns up to n changes before the given version, the newest first. With 0 it starts at the newest change.
 func (s *Service) Audit(ctx context.Context, before uint64, n int) ([]*Entry, error) {
 	return s.keeper.Audit(ctx, before, n)
 }
 
-// Verify says where the audit is damaged; nil: nowhere. It returns how many entries there are.
+// Verify checks the audit, and returns its number of entries. The error describes the first damaged place.
 func (s *Service) Verify(ctx context.Context) (entries int, err error) { return s.keeper.Verify(ctx) }
 
-// operation makes an Operation of p. The error is a *Mistake.
+// operation converts p to an Operation. The error is a *Mistake.
 func (s *Service) operation(p Proposal) (Operation, error) {
 	if p.For != 0 && !p.Until.IsZero() {
 		return Operation{}, &Mistake{"give how long the adjustment lasts, or until when; not both"}
@@ -287,8 +290,8 @@ func (s *Service) operation(p Proposal) (Operation, error) {
 	return Operation{Author: p.Author, Reason: p.Reason, Target: a.ID, After: a, For: min(p.For, 2*MaxFor), Expect: p.Expect}, nil
 }
 
-// reaches returns a *Mistake if no request has a key of so many values as t's. Applications choose the keys
-// of limits that no descriptor uses.
+// reaches returns a *Mistake if no request has a key with as many values as t's. If no descriptor uses the limit, any
+// key is accepted, because applications choose the keys.
 func reaches(t *Target, policies []*descriptors.Policy) error {
 	if t.AllKeys {
 		return nil

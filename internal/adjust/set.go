@@ -8,20 +8,21 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Set is the adjustments of one version. It is never edited: a change makes another.
+// Set has the adjustments of one version. It is immutable.
 type Set struct {
-	// Head is the newest change that it includes.
+	// Head is that of the newest change that the Set includes.
 	Head Head
 	byID map[string]*Adjustment
 }
 
-// Head names the newest entry of the audit: its number, counted from 1, and its MAC. 0: there is none.
+// Head identifies the newest entry of the audit by its version, counted from 1, and its MAC. Version 0 means that there
+// is no entry.
 type Head struct {
 	Version uint64
 	MAC     string
 }
 
-// NewSet makes a Set of adjustments, of which each target has one.
+// NewSet returns a Set of adjustments. Each target has at most one.
 func NewSet(head Head, all []*Adjustment) *Set {
 	s := &Set{Head: head, byID: make(map[string]*Adjustment, len(all))}
 	for _, a := range all {
@@ -30,13 +31,13 @@ func NewSet(head Head, all []*Adjustment) *Set {
 	return s
 }
 
-// Len is how many there are, those that have expired included.
+// Len returns the number of adjustments, including expired ones.
 func (s *Set) Len() int { return len(s.byID) }
 
-// Find is the adjustment with an ID; nil: there is none.
+// Find returns the adjustment with an ID, or nil.
 func (s *Set) Find(id string) *Adjustment { return s.byID[id] }
 
-// All lists the adjustments by domain, limit and key.
+// All returns the adjustments, sorted by domain, limit and key.
 func (s *Set) All() []*Adjustment {
 	return slices.SortedFunc(maps.Values(s.byID), func(a, b *Adjustment) int {
 		return cmp.Or(cmp.Compare(a.Target.Domain, b.Target.Domain), cmp.Compare(a.Target.Limit, b.Target.Limit),
@@ -44,7 +45,7 @@ func (s *Set) All() []*Adjustment {
 	})
 }
 
-// With is s after entries, which follow its Head.
+// With returns s with the changes of entries, which follow its Head.
 func (s *Set) With(entries ...*Entry) *Set {
 	next := &Set{Head: s.Head, byID: maps.Clone(s.byID)}
 	for _, e := range entries {
@@ -58,7 +59,7 @@ func (s *Set) With(entries ...*Entry) *Set {
 	return next
 }
 
-// Expired lists the IDs of at most n adjustments that have expired at now.
+// Expired returns the IDs of at most n adjustments that have expired at time now.
 func (s *Set) Expired(now algorithms.Micros, n int) (ids []string) {
 	for id, a := range s.byID {
 		if a.Expires <= now && len(ids) < n {
@@ -68,7 +69,7 @@ func (s *Set) Expired(now algorithms.Micros, n int) (ids []string) {
 	return ids
 }
 
-// Without is s without the adjustments of these IDs.
+// Without returns s without the adjustments with these IDs.
 func (s *Set) Without(ids []string) *Set {
 	if len(ids) == 0 {
 		return s
@@ -80,7 +81,7 @@ func (s *Set) Without(ids []string) *Set {
 	return next
 }
 
-// Differences are the adjustments that are in one of two Sets, or that are not the same in both.
+// Differences returns the adjustments that are in only one of two Sets, or that are not equal in both.
 func Differences(a, b *Set) (changed []*Adjustment) {
 	for id, x := range a.byID {
 		if y := b.byID[id]; x != y && !x.equal(y) {

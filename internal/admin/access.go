@@ -45,8 +45,8 @@ func newAccess(c *Config) *access {
 	}
 }
 
-// visitor identifies the sender of r. Without a token everybody who reaches the listener may read, but only the Unix
-// socket may write, because the containers of a pod share their loopback addresses.
+// visitor identifies the sender of r. Without a token every client of the listener may read, but only clients of the
+// Unix socket may write, because the containers of a pod share their loopback addresses.
 func (a *access) visitor(r *http.Request) visitor {
 	switch {
 	case a.token == nil && httpauth.ThroughUnixSocket(r):

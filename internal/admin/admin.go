@@ -34,7 +34,7 @@ type Config struct {
 	Token httpauth.Token
 	// ReadToken, if not nil, is also accepted for requests that change nothing.
 	ReadToken httpauth.Token
-	// Version of the program, and when it was Started.
+	// Version is that of the program, and Started the time of its start.
 	Version string
 	Started time.Time
 	// Now returns the time.
@@ -46,13 +46,14 @@ type Config struct {
 	Log     *zap.Logger
 	// Adjust manages adjustments; nil means that there are none.
 	Adjust *adjust.Service
-	// Current is the configuration in use.
+	// Current returns the configuration in use.
 	Current func() *limiter.Snapshot
 	// Reload returns the result of the last load of the configuration.
 	Reload func() Reload
 	// Tally returns the decisions of a limit.
 	Tally func(*descriptors.Policy) metrics.Tally
-	// Settling returns the reservations of a limit with settle, and EstimateNow what a request reserves of it now.
+	// Settling returns the reservations of a limit with settle. EstimateNow returns the units that a request reserves
+	// now, and whether they were learned.
 	Settling    func(*descriptors.Policy) metrics.SettleTally
 	EstimateNow func(*descriptors.Policy) (units int64, learned bool)
 	// Denied returns the n keys that were denied most, and since when they are counted.
@@ -156,7 +157,7 @@ func (p *pages) plain(next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// api serves programs: they send a token with each request, and cookies are ignored.
+// api serves programs, which send a token with each request. It ignores cookies.
 func (p *pages) api(w http.ResponseWriter, r *http.Request) {
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch {

@@ -113,7 +113,7 @@ var changeTitles = map[string]string{
 	"reset": "Reset a bucket", "raise": "Raise a limit", "block": "Block", "end": "End an adjustment",
 }
 
-// preview shows what a change would do, and requests a reason.
+// preview shows the effect that a change would have, with a form for the reason.
 func (p *pages) preview(w http.ResponseWriter, r *http.Request, v visitor) {
 	c, err := parseChange(r.URL.Query())
 	if err != nil {
@@ -153,7 +153,7 @@ func choices(list []string, chosen string) (all []choice) {
 	return all
 }
 
-// previewWords describes what c would do.
+// previewWords describes the effect that c would have.
 func (p *pages) previewWords(c *change, author, reason string) (string, error) {
 	switch {
 	case c.do == "reset":

@@ -14,9 +14,9 @@ import (
 
 // Reload is the result of the last load of the configuration.
 type Reload struct {
-	// Paths the configuration is read from.
+	// Paths are the files and folders of the configuration.
 	Paths []string
-	// Loaded is when the configuration in use was loaded.
+	// Loaded is the time at which the configuration in use was loaded.
 	Loaded time.Time
 	// Failed is the time at which a later one was rejected, or zero. Refused has the reasons.
 	Failed  time.Time
@@ -102,8 +102,8 @@ func Compare(before, after *limiter.Snapshot) *Changes {
 	return c
 }
 
-// alike reports whether a and b are the same but for their places. It is for speed: the description of 100,000 limits,
-// which are all compiled again if one file of a large domain changes, takes tens of MiB.
+// alike reports whether a and b are equal except for their places. It saves memory: if one file of a large domain
+// changes, all of its limits are compiled again, and the descriptions of 100,000 limits take tens of MiB.
 func alike(a, b *descriptors.Policy) bool {
 	return a == b || a.Domain == b.Domain && a.Name == b.Name && a.Owner == b.Owner && *a.Limit == *b.Limit && a.Prefix == b.Prefix &&
 		slices.Equal(a.Open, b.Open) && a.Whole == b.Whole && a.Unlimited == b.Unlimited && a.Reference == b.Reference &&

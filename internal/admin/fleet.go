@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// Report is what a sidecar reports to those that share its Redis.
+// Report is the report of a sidecar to the others that share its Redis.
 type Report struct {
 	Version string `json:"version"`
 	// Config identifies the configuration, and Loaded is when it was loaded.
@@ -31,7 +31,7 @@ type Member struct {
 	Report
 }
 
-// Fleet is the sidecars that share a Redis.
+// Fleet has the sidecars that share a Redis.
 type Fleet struct {
 	// Self is the ID of this one.
 	Self    string

@@ -11,7 +11,7 @@ import (
 type graph struct {
 	Width, Height   int
 	Allowed, Denied string // paths
-	// Text is the same in words.
+	// Text describes the image in words.
 	Text string
 	// Most is the value of the highest column, in requests per second.
 	Most float64

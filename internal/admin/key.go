@@ -97,7 +97,7 @@ type keyBody struct {
 	Limits []keyLimit
 	// Problem is the reason for which there is no answer, or "".
 	Problem string
-	// Done is the action that the visitor has just made.
+	// Done confirms the visitor's last action, or is "".
 	Done string
 	// Adjustable means that adjustments are enabled.
 	Adjustable bool
@@ -130,7 +130,7 @@ type recentRow struct {
 	Denied               bool
 }
 
-// done are texts for actions that the visitor has just made, by the parameter done.
+// done has the texts that confirm the visitor's last action, by the values of the parameter done.
 var done = map[string]string{
 	"reset": "The bucket was reset: it is as one never seen.",
 	"raise": "The limit was raised for this key.",
@@ -270,7 +270,7 @@ func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.
 	}
 }
 
-// payer adds to b the limit that pays for what the limit of result does not allow, if there is one.
+// payer adds to b the limit that pays for the requests that the limit of result denies, if there is one.
 func (p *pages) payer(ctx context.Context, b *keyBody, c *limiter.Call, result *limiter.Result, known events) {
 	then := result.Policy.Extra().Then
 	if then == nil {
@@ -292,7 +292,7 @@ func (p *pages) payer(ctx context.Context, b *keyBody, c *limiter.Call, result *
 	b.Limits = append(b.Limits, l)
 }
 
-// deniedBy describes what denies c.
+// deniedBy names the limits that deny c.
 func deniedBy(limits []keyLimit, c *limiter.Call) string {
 	var names []string
 	for _, l := range limits {

@@ -178,7 +178,7 @@ func (p *pages) overview(w http.ResponseWriter, r *http.Request, v visitor) {
 	p.show(w, r, v, http.StatusOK, overviewPage, frame{Title: "Overview", Section: "/", Live: true, Body: b})
 }
 
-// link leads to a page of the overview.
+// link returns the link to a page of the overview.
 func (b *overviewBody) link(sort, show string, page int) string {
 	q := url.Values{}
 	if b.Query != "" {

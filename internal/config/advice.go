@@ -87,8 +87,8 @@ func didYouMean(word string, known []string) string {
 	return fmt.Sprintf("; did you mean %q?", best)
 }
 
-// distance is the number of letters to insert, delete, replace or swap with the next to turn a into b. Words of more
-// than 64 bytes are far from everything.
+// distance returns the number of edits that turn a into b: a letter inserted, deleted, replaced, or swapped with the next
+// one. Words of more than 64 bytes are far from everything.
 func distance(a, b string) int {
 	const most = 64
 	if len(a) > most || len(b) > most {

@@ -336,7 +336,7 @@ func (c *compiler) settings(d *domain) {
 	}
 }
 
-// maxOverride compiles the bound of overrides at the end of way. way is nil for the bound of the whole domain.
+// maxOverride compiles the bound of overrides at the end of where. where is nil for the bound of the whole domain.
 func (c *compiler) maxOverride(d *domain, l *limit, where path) *descriptors.Policy {
 	if l.Unlimited.value {
 		c.mistake(l.Unlimited.at, "unlimited has no meaning in max_override; remove it: overrides are unbounded without max_override")
@@ -365,7 +365,7 @@ func (c *compiler) maxOverride(d *domain, l *limit, where path) *descriptors.Pol
 	return c.add(d, &p, l.at, l.Replaces.value)
 }
 
-// apart sets the entries that identify the buckets of p, which is at the end of way.
+// apart sets the entries that identify the buckets of p, which is at the end of where.
 func (c *compiler) apart(d *domain, where path, p *draft, named bool) {
 	for i, s := range where {
 		switch {

@@ -130,7 +130,7 @@ type limit struct {
 	DenyBody   denyBody     `key:"deny_body"`
 }
 
-// guaranteed is the rate that a token bucket provides even if its bank is empty.
+// guaranteed is the rate that a token bucket provides even if its bucket for bursts is empty.
 type guaranteed struct {
 	Rate   whole `key:"rate"`
 	Period span  `key:"period"`

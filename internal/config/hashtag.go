@@ -29,7 +29,8 @@ func (c *compiler) hashTag(t text) hashTag {
 	}
 }
 
-// slot returns the Slot of the buckets of p, which is at the end of way.
+// slot returns the Slot of the buckets of a policy at the end of where. whole means that its buckets are identified by
+// all entries of the request.
 func (t hashTag) slot(domain string, where path, whole bool) descriptors.Slot {
 	switch {
 	case t.domain:

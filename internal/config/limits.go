@@ -463,7 +463,7 @@ func (d *domain) assignNames() {
 	}
 }
 
-// limitAdvice suggests a correction for a name that d has no limit of.
+// limitAdvice suggests a correction for a name that no limit of d has.
 func (c *compiler) limitAdvice(d *domain, name string) string {
 	if guess := didYouMean(name, d.names); guess != "" {
 		return guess

@@ -213,7 +213,8 @@ func inTurn(parts []*part, first, then func(*part)) {
 	wg.Wait()
 }
 
-// ahead compiles the domain of docs, the documents parsed until now. If the domain has more, it is compiled again.
+// ahead compiles the domain of docs, the documents parsed until now. If the domain has more documents, it is compiled
+// again later.
 func (l *Loader) ahead(docs []*document) {
 	slices.SortStableFunc(docs, func(a, b *document) int { return a.part.at - b.part.at })
 	if len(docs) == 0 {

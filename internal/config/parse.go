@@ -32,7 +32,7 @@ type budget struct {
 	all  *budget      // the budget that this one is a part of, or nil
 }
 
-// spend takes n nodes, and reports whether they were available.
+// spend consumes n nodes, and reports whether they were available.
 func (b *budget) spend(n int) bool {
 	there := b.all == nil || b.all.spend(n)
 	return b.left.Add(-int64(n)) >= 0 && there
@@ -50,7 +50,7 @@ func (b *budget) usedUp() bool { return b.left.Load() < 0 || b.all != nil && b.a
 type report struct {
 	problems Problems
 	mistakes int // number of problems that are not warnings
-	// incomplete means that something could not be read, so that missing things may be there.
+	// incomplete means that something could not be read. It may contain whatever seems to be missing.
 	incomplete bool
 }
 
@@ -158,7 +158,7 @@ func (p *parser) enter(n *yaml.Node) bool {
 	return true
 }
 
-// spend counts nodes that are read at n, and reports whether they may be.
+// spend counts nodes that are read at n, and reports whether the budget allows them.
 func (p *parser) spend(n *yaml.Node, nodes int) bool {
 	if p.nodes.usedUp() { // reported already
 		return false

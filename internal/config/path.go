@@ -83,7 +83,8 @@ func (p path) levels() []string {
 
 var escape = strings.NewReplacer(`\`, `\\`, `,`, `\,`, `=`, `\=`, `#`, `\#`)
 
-// pair returns s as key=value, or key. What is not a plain value has a word and a second "=" before it.
+// pair returns s as key=value, or as key if any value matches. For a prefix, a suffix or an expression it is
+// key=KIND=text.
 func (s step) pair() string {
 	key := escape.Replace(s.Key)
 	switch s.How {

@@ -43,7 +43,7 @@ func (r *requirements) read(p *parser, key string, n *yaml.Node) {
 	r.set(p, n, all, p.mistakes == before)
 }
 
-// compiled is r as the limiter has it.
+// compiled converts r to the form of the limiter.
 func (r *requirements) compiled() (all []limiter.Requirement) {
 	for _, alternatives := range r.value {
 		var keys limiter.Requirement
@@ -55,7 +55,7 @@ func (r *requirements) compiled() (all []limiter.Requirement) {
 	return all
 }
 
-// warnRequire warns where the requirements of d do not do what they are for.
+// warnRequire warns of requirements of d that have no effect, or another one than intended.
 func (c *compiler) warnRequire(d *domain) {
 	if !d.require.ok || c.incomplete {
 		return

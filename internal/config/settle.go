@@ -12,13 +12,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// settleNames is the settle of a domain: the names of the two entries that carry the id of a reservation back.
+// settleNames is the settle of a domain: the keys of the two entries that return the id of a reservation.
 type settleNames struct {
 	Key text `key:"key"`
 	End text `key:"end"`
 }
 
-// settleTerms is the settle of a limit.
+// settleTerms is the section settle of a limit.
 type settleTerms struct {
 	at            place
 	Estimate      estimate    `key:"estimate"`
@@ -52,13 +52,13 @@ type estimateTerms struct {
 	Per   textList   `key:"per"`
 }
 
-// unknownUnits is what a request is charged whose real cost nobody reported.
+// unknownUnits is the charge for a request whose real cost was not reported.
 type unknownUnits struct {
 	most  bool
 	units int64 // -1: what was reserved; not with most
 }
 
-// defaultSettle has the names of the entries in domains that give none.
+// defaultSettle has the keys of the entries in domains that state none.
 var defaultSettle = limiter.SettleEntries{Key: "settle", End: "settle_end"}
 
 // The times after which a reservation is settled late.
@@ -195,7 +195,7 @@ func (c *compiler) settles(l *limit, p *draft, s algorithms.Spec) {
 	p.more.Settle = settle
 }
 
-// learnValues collects the values that have estimates of their own: those that the descriptors of d state.
+// learnValues collects the values that have estimates of their own: those in the descriptors of d.
 func (d *domain) learnValues() {
 	var add func(learn *descriptors.Learn, list []*descriptor)
 	add = func(learn *descriptors.Learn, list []*descriptor) {
@@ -271,8 +271,8 @@ func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 	}
 }
 
-// settleEntries gives d the entries that carry ids back, if one of its limits has settle. It reports descriptors
-// with those keys, which no request matches.
+// settleEntries sets the entries of d that return ids, if one of its limits has settle. It reports descriptors with
+// those keys, which no request matches.
 func (c *compiler) settleEntries(d *domain) {
 	var stated settleDomain
 	for _, doc := range d.docs {

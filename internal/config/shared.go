@@ -52,7 +52,7 @@ func newShared() *shared {
 	}
 }
 
-// oneOf returns the value of key in table, and makes it if it is missing.
+// oneOf returns the value of key in table. If it is missing, oneOf adds the result of made.
 func oneOf[K comparable, V any](table map[K]V, key K, made func() V) V {
 	if have, ok := table[key]; ok {
 		return have

@@ -7,8 +7,8 @@ import (
 
 const thenCombination = "then cannot be combined with "
 
-// payers resolves the names in then: what a limit of a plan does not allow, the limit of that name pays. The two are
-// decided in one step, so what one step cannot decide exactly is refused.
+// payers resolves the names in then. If the limit with then (the plan) denies a request, the named limit pays for it.
+// The two are decided in one step, so combinations that one step cannot decide exactly are mistakes.
 func (c *compiler) payers(d *domain) {
 	for _, name := range d.names {
 		l := d.limits[name]
@@ -86,7 +86,8 @@ func (c *compiler) checkPlan(at place, p *descriptors.Policy, more *descriptors.
 	}
 }
 
-// payerAt adds the limit that pays for p, the limit of that name, at the place of a descriptor, and gives it to p.
+// payerAt compiles the limit that pays for p at the place of a descriptor, and makes it the Then of p. name is the name
+// of p's limit.
 func (c *compiler) payerAt(d *domain, one *descriptor, where path, name text, l *named, p *draft) {
 	t := d.limits[l.then.value]
 	q := *t.draft

@@ -236,7 +236,7 @@ func (c *compiler) tooMany(at place) {
 	c.full = true
 }
 
-// owner returns the start of the Owners of a domain's limits. A "/" ends it, so the domain's own are replaced.
+// owner returns the start of the Owners of a domain's limits. It ends in "/", so each "/" in the domain is replaced.
 func owner(domain string) string { return slashes.Replace(domain) + "/" }
 
 var slashes = strings.NewReplacer("%", "%25", "/", "%2F")

@@ -112,8 +112,8 @@ func concerns(paths []string) func(name string) bool {
 	}
 }
 
-// settle calls look once events have been quiet for a while or have gone on for too long, and at every poll. It
-// returns when ctx ends.
+// settle calls check when there was no event for a while (quiet), when events continue for too long (patience), and at
+// every poll. It returns when ctx ends.
 func settle(ctx context.Context, events <-chan struct{}, check func()) {
 	var first time.Time // time of the first unhandled event
 	timer := time.NewTimer(poll)

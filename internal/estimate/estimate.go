@@ -26,7 +26,7 @@ const (
 	slots = 4096
 )
 
-// Estimates are those of all limits of a process. The zero Estimates is ready. It is safe for concurrent use.
+// Estimates has the estimates of all limits of a process. The zero value is ready to use. It is safe for concurrent use.
 type Estimates struct {
 	cells sync.Map // uint64 -> *cell
 	count atomic.Int64
@@ -41,7 +41,7 @@ type cell struct {
 	stream *quantile.Stream // guarded by mu
 }
 
-// Estimate returns the quantile of the costs that were learned for a cell; 0 means that too little is known.
+// Estimate returns the learned estimate of a cell; 0 means that there are too few samples.
 func (e *Estimates) Estimate(number uint64) int64 {
 	if c, ok := e.cells.Load(number); ok {
 		return c.(*cell).estimate.Load()

@@ -70,7 +70,7 @@ func digits(text string) (int64, error) {
 	return strconv.ParseInt(text, 10, 64)
 }
 
-// Compile makes Weights of the weight of each name.
+// Compile returns the Weights with the weight of each name.
 func Compile(byName map[string]Weight) (*Weights, error) {
 	if len(byName) == 0 || len(byName) > Max {
 		return nil, fmt.Errorf("must have 1 to %d names, has %d", Max, len(byName))

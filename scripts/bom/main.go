@@ -1,6 +1,6 @@
-// Command bom lists the modules in a Go program as CycloneDX, and writes the texts of
-// their licences, which those who pass the program on must pass on too. It fails where a licence is not
-// one that it knows, so that none comes in unseen. The same program gives the same bytes.
+// Command bom lists the modules of a Go program as CycloneDX, and writes the texts of their licences, which must be
+// distributed with the program. It fails if it does not know a licence, so that no new licence goes unnoticed. Its
+// output is reproducible.
 //
 //	go run ./scripts/bom PROGRAM SBOM.json LICENSES.txt
 package main
@@ -32,7 +32,7 @@ func main() {
 	}
 }
 
-// part is a module in the program, or Go's library.
+// part is a module of the program, or the Go standard library.
 type part struct {
 	path, version, sum string
 	folder             string
@@ -72,7 +72,7 @@ func run(program, sbom, licenses string) error {
 	return os.WriteFile(licenses, together(parts), 0o644)
 }
 
-// read finds the licence.
+// read reads the licence of the module.
 func (p *part) read() error {
 	command := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", p.path+"@"+p.version)
 	if p.path == "std" {
@@ -111,8 +111,8 @@ func (p *part) read() error {
 	return nil
 }
 
-// known are words of licences that allow a program under the Apache License to be made of what is under
-// them, if their texts come with it. The first that has all its words is meant.
+// known has the characteristic words of each licence that permits use in a program under the Apache License, if its text
+// is distributed with the program. A text has the first licence of which it contains all words.
 var known = []struct {
 	id    string
 	words []string
@@ -134,8 +134,8 @@ func identify(data []byte) string {
 	return ""
 }
 
-// together is all licences in one text; one that many have stands there once for each, with its own
-// copyright.
+// together joins the licences of all modules in one text. A licence that several modules have is repeated, because each
+// copy names another copyright holder.
 func together(parts []part) []byte {
 	var b bytes.Buffer
 	b.WriteString("rlsidecar is under the Apache License 2.0. In it is other people's work, under these licences.\n")
@@ -147,7 +147,7 @@ func together(parts []part) []byte {
 	return b.Bytes()
 }
 
-// What follows is CycloneDX 1.6, as much as is known here.
+// These types are the part of CycloneDX 1.6 that is used here.
 
 type document struct {
 	Schema       string       `json:"$schema"`

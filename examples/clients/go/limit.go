@@ -1,4 +1,4 @@
-// Limit consumes units of a limit: go run limit.go URL WAIT NAME [KEY…]. The token is in RLSIDECAR_API_TOKEN.
+// Command limit consumes one unit of a limit: go run limit.go URL WAIT NAME [KEY…]. The token is in RLSIDECAR_API_TOKEN.
 package main
 
 import (
@@ -30,7 +30,7 @@ type decision struct {
 	} `json:"limits"`
 }
 
-// limit returns the decision. It repeats the request while its answer is lost, or names a time to retry, until deadline.
+// limit returns the decision. Until deadline it repeats a request whose answer was lost, or states a time to retry.
 func limit(ctx context.Context, url string, r request, deadline time.Time) (decision, error) {
 	r.ID = rand.Text()
 	for {

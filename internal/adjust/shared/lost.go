@@ -11,9 +11,9 @@ import (
 )
 
 // A failover can make a server the master that lacks the newest changes. A Keeper that knows them finds that out at
-// its next poll, because the ledger's head has gone back. If nobody has made a change since, it appends the same entries
+// its next poll, because the ledger's head has gone back. If there was no change since, it appends the same entries
 // again (rewrite), so that the audit stays one chain. Otherwise the two histories cannot be joined without overruling an
-// operator: the Keeper follows the ledger and lists what was lost (Status.Lost).
+// operator: the Keeper follows the ledger, and lists the lost adjustments (Status.Lost).
 
 const (
 	// maxRecent bounds the entries that a Keeper remembers, in order to append them again.
@@ -53,9 +53,9 @@ func (r *recent) deleted(id string) bool {
 
 func headOf(e *adjust.Entry) adjust.Head { return adjust.Head{Version: e.Version, MAC: e.MAC} }
 
-// rewrite appends the entries that the ledger has lost, if its head is one that k remembers. It reports whether it is:
-// k's Set is then newer than head. Another Keeper may do the same at this moment; each entry is appended once.
-// The caller holds k.mu.
+// rewrite appends the entries that the ledger has lost, if k remembers the ledger's head. It reports whether k does; k's
+// Set is then newer than head. Another Keeper may do the same at this moment; each entry is appended once. The caller
+// holds k.mu.
 func (k *Keeper) rewrite(ctx context.Context, head redis.LedgerHead) (bool, error) {
 	missing, known := k.recent.after(adjust.Head{Version: head.Version, MAC: head.MAC})
 	if !known || len(missing) == 0 {
@@ -81,8 +81,8 @@ func (k *Keeper) rewrite(ctx context.Context, head redis.LedgerHead) (bool, erro
 	return true, nil
 }
 
-// hasForked reports whether the ledger at head has another entry in place of the newest that k knows, or none. The caller
-// holds k.mu.
+// hasForked reports whether the ledger at head lacks the newest entry that k knows, or has another one in its place. The
+// caller holds k.mu.
 func (k *Keeper) hasForked(ctx context.Context, head adjust.Head) (bool, error) {
 	known := k.Set().Head
 	switch {
@@ -98,7 +98,8 @@ func (k *Keeper) hasForked(ctx context.Context, head adjust.Head) (bool, error) 
 	return found[0].MAC != known.MAC, nil
 }
 
-// notice lists what k knows and next, the Set of a ledger that has forked, lacks. The caller holds k.mu.
+// notice records as lost the adjustments of k that next lacks, the Set of a ledger that has forked. The caller holds
+// k.mu.
 func (k *Keeper) notice(next *adjust.Set) {
 	was, now := k.Set(), k.Now()
 	var lost []*adjust.Adjustment
@@ -116,7 +117,7 @@ func (k *Keeper) notice(next *adjust.Set) {
 	k.lost = lost
 }
 
-// follows notes entries that the Set now includes: the adjustments that they are about are no longer lost. The caller
+// follows records entries that the Set now includes. The adjustments that they change are no longer lost. The caller
 // holds k.mu.
 func (k *Keeper) follows(entries ...*adjust.Entry) {
 	k.recent.add(entries...)

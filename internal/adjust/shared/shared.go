@@ -1,5 +1,5 @@
-// Package shared keeps adjustments in Redis, where all sidecars see them. Each reads the version twice a
-// second and fetches what has changed. While Redis is away, what is known stays until it expires.
+// Package shared keeps adjustments in Redis, where all sidecars read them. Each sidecar reads the version twice a
+// second, and fetches the changes. While Redis is unreachable, the known adjustments stay in force until they expire.
 package shared
 
 import (
@@ -21,29 +21,30 @@ import (
 const (
 	// pollEvery is how often the version is read, plus or minus a fifth, so that sidecars do not read it at once.
 	pollEvery = 500 * time.Millisecond
-	// attempts is how often a change is tried that another one gets ahead of.
+	// attempts bounds how often a change is tried again because another sidecar made a change first.
 	attempts = 50
-	// page is how many entries of the audit are fetched at once.
+	// page is the number of entries of the audit that are fetched at once.
 	page = 250
 )
 
-// Config of a Keeper.
+// Config configures a Keeper.
 type Config struct {
 	Ledger *redis.Ledger
 	Chain  *adjust.Chain
-	// Dir is where the last known adjustments are kept, for a start without Redis; "": nowhere.
+	// Dir is the folder for the last known adjustments, which are used at a start without Redis. "" means none.
 	Dir string
-	// Place names Redis, for people.
+	// Place describes this Redis in words.
 	Place string
-	// Outside, and Pause, which waits, are those of the system if they are nil. A simulation supplies its own.
+	// Outside is the world that the Keeper runs in, and Pause waits. nil means those of the system; a simulation
+	// supplies its own.
 	Outside *outside.World
 	Pause   func(d time.Duration)
 }
 
-// Keeper is an adjust.Keeper in Redis. Run must run.
+// Keeper is an adjust.Keeper in Redis. Its Run must be running.
 type Keeper struct {
 	config Config
-	// These are the clock, chance and waiting of this machine.
+	// machine is the clock of this machine, below draws a random number below n, and pause waits.
 	machine outside.Clock
 	below   func(n int) int
 	pause   func(d time.Duration)
@@ -64,13 +65,13 @@ type Keeper struct {
 	lost     []*adjust.Adjustment // in a failover; guarded by statusMu
 }
 
-// reading is what the server's clock showed at a moment of this process's monotonic clock.
+// reading is the time of the server's clock at a moment of this process's monotonic clock.
 type reading struct {
 	shown algorithms.Micros
 	at    time.Time
 }
 
-// New makes a Keeper that knows what its folder has. The error is of the folder.
+// New returns a Keeper with the adjustments in its folder. The error concerns the folder.
 func New(c Config) (*Keeper, error) {
 	k := &Keeper{config: c, machine: outside.System, below: rand.IntN, pause: time.Sleep}
 	if c.Outside != nil {
@@ -88,7 +89,7 @@ func New(c Config) (*Keeper, error) {
 	return k, nil
 }
 
-// Watch has see called with the Set now, and with each one after it.
+// Watch calls see with the present Set, and then with each new one.
 func (k *Keeper) Watch(see func(*adjust.Set)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -99,8 +100,8 @@ func (k *Keeper) Watch(see func(*adjust.Set)) {
 // Set implements adjust.Keeper.
 func (k *Keeper) Set() *adjust.Set { return k.set.Load() }
 
-// Now implements adjust.Keeper. It is the server's clock, as it went on since it was read last; before it has
-// been, this machine's.
+// Now implements adjust.Keeper. It returns the last time that was read from the server's clock, plus the time since.
+// Before the first reading it returns the time of this machine.
 func (k *Keeper) Now() algorithms.Micros {
 	if r := k.clock.Load(); r != nil {
 		return r.shown + algorithms.Micros(k.since(r.at)/time.Microsecond)
@@ -121,17 +122,17 @@ func (k *Keeper) Status() adjust.Status {
 	}
 }
 
-// Run polls for changes until ctx ends, and calls asked after each poll.
-func (k *Keeper) Run(ctx context.Context, asked func()) {
+// Run polls for changes until ctx ends, and calls polled after each poll.
+func (k *Keeper) Run(ctx context.Context, polled func()) {
 	for {
-		pause := pollEvery*4/5 + rand.N(pollEvery*2/5) //nolint:gosec // spreads the questions
+		pause := pollEvery*4/5 + rand.N(pollEvery*2/5) //nolint:gosec // spreads the polls
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(pause):
 		}
 		_ = k.Poll(ctx) // Status has the error
-		asked()
+		polled()
 	}
 }
 
@@ -147,7 +148,7 @@ func (k *Keeper) Poll(ctx context.Context) error {
 	return err
 }
 
-// report notes how the last poll went.
+// report records the result of the last poll for Status.
 func (k *Keeper) report(answered bool, err error) {
 	k.statusMu.Lock()
 	defer k.statusMu.Unlock()
@@ -156,7 +157,7 @@ func (k *Keeper) report(answered bool, err error) {
 	}
 }
 
-// sync makes k's Set the ledger's, and returns its head; k.mu is held.
+// sync reads the changes in the ledger into k's Set, and returns the ledger's head. The caller holds k.mu.
 func (k *Keeper) sync(ctx context.Context) (redis.LedgerHead, error) {
 	head, err := k.readHead(ctx)
 	if err != nil {
@@ -186,7 +187,8 @@ func (k *Keeper) sync(ctx context.Context) (redis.LedgerHead, error) {
 	return head, nil
 }
 
-// reload is the Set of the ledger's values, and notes what is lost in comparison with the present one; k.mu is held.
+// reload returns the Set of the ledger's values, and records which adjustments of the present Set it lacks. The caller
+// holds k.mu.
 func (k *Keeper) reload(ctx context.Context, at adjust.Head) (*adjust.Set, error) {
 	forked, err := k.hasForked(ctx, at)
 	if err != nil {
@@ -203,18 +205,18 @@ func (k *Keeper) reload(ctx context.Context, at adjust.Head) (*adjust.Set, error
 	return next, nil
 }
 
-// readHead reads the head of the ledger and the time of its server. The server has read its clock between the request and
-// the answer, so readHead assumes the middle of both.
+// readHead reads the head of the ledger and the time of its server. The server read its clock at some time between the
+// request and the answer; readHead assumes the middle.
 func (k *Keeper) readHead(ctx context.Context) (redis.LedgerHead, error) {
-	asked := k.machine.Now()
+	sent := k.machine.Now()
 	head, err := k.config.Ledger.Head(ctx)
 	if err == nil {
-		k.clock.Store(&reading{head.Now, asked.Add(k.since(asked) / 2)})
+		k.clock.Store(&reading{head.Now, sent.Add(k.since(sent) / 2)})
 	}
 	return head, err
 }
 
-// use makes set the one in use, and keeps it. An error is of the folder; set is in use all the same.
+// use puts set into use, and writes it to the folder. An error concerns the folder; set is in use nevertheless.
 func (k *Keeper) use(set *adjust.Set) error {
 	k.set.Store(set)
 	if k.watch != nil {
@@ -229,7 +231,7 @@ func (k *Keeper) use(set *adjust.Set) error {
 	return nil
 }
 
-// follow is set after the entries up to head; nil: they do not follow it, or are too many.
+// follow returns set with the entries up to head. It returns nil if they do not follow set, or are too many.
 func (k *Keeper) follow(ctx context.Context, set *adjust.Set, head adjust.Head) (*adjust.Set, error) {
 	if set.Head.Version == 0 || head.Version <= set.Head.Version || head.Version-set.Head.Version >= page {
 		return nil, nil
@@ -284,8 +286,8 @@ func (k *Keeper) load(ctx context.Context, head adjust.Head) (*adjust.Set, error
 	return nil, errors.New("the adjustments change faster than they can be read")
 }
 
-// values reads all values, and counts those that are not adjustments. They are the ones of head unless the ledger changes
-// meanwhile.
+// values reads all values. If some are not adjustments, it counts an error and leaves them out. The values are those of
+// head, unless the ledger changes meanwhile.
 func (k *Keeper) values(ctx context.Context, head adjust.Head) (*adjust.Set, error) {
 	var all []*adjust.Adjustment
 	bad := false
@@ -303,8 +305,8 @@ func (k *Keeper) values(ctx context.Context, head adjust.Head) (*adjust.Set, err
 	return adjust.NewSet(head, all), err
 }
 
-// restore writes what is known into a server that has lost its data, so that who is blocked stays so; k.mu is
-// held. The entries of the audit are lost, but for those in the logs: the chain goes on from a checkpoint.
+// restore writes the known adjustments to a server that has lost its data, so that blocked keys stay blocked. The caller
+// holds k.mu. The entries of the audit are lost, except in logs; the chain continues from a checkpoint.
 func (k *Keeper) restore(ctx context.Context, set *adjust.Set) error {
 	set = set.Without(set.Expired(k.Now(), set.Len()))
 	if set.Len() == 0 {
@@ -336,7 +338,7 @@ func (k *Keeper) Change(ctx context.Context, o adjust.Operation) (*adjust.Entry,
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for attempt := range attempts {
-		if attempt > 0 { // so that those who race do not meet again and again
+		if attempt > 0 { // a random pause, so that sidecars that compete do not do so again at the same time
 			k.pause(time.Duration(k.below(attempt*1000)) * time.Microsecond)
 		}
 		head, err := k.sync(ctx)
@@ -367,7 +369,7 @@ func (k *Keeper) Change(ctx context.Context, o adjust.Operation) (*adjust.Entry,
 	return nil, errors.New("nothing was changed: others change adjustments all the time; try again")
 }
 
-// ledgerChange is e as the ledger has it.
+// ledgerChange converts e to the form of the ledger.
 func (k *Keeper) ledgerChange(ctx context.Context, head redis.LedgerHead, set *adjust.Set, e *adjust.Entry) (*redis.LedgerChange, error) {
 	const expiredAtOnce = 500
 	c := &redis.LedgerChange{

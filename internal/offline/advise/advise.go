@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// DefaultShare of the clients may be denied something by a suggested limit.
+// DefaultShare is the largest share of the clients that a suggested limit may deny at least one request.
 const DefaultShare = 0.01
 
 // otherShares are examined in addition to the share that the caller wants.
@@ -29,15 +29,15 @@ type Candidate struct {
 	Outcome
 }
 
-// Busiest sums up the units that each client requested in its busiest period. A percentile is the smallest number that
-// so many clients did not exceed (nearest rank).
+// Busiest summarizes the units that each client requested in its busiest period. P90 is the smallest number that 90 % of
+// the clients did not exceed (nearest rank), and so on.
 type Busiest struct {
 	P50, P90, P95, P99, Most int64
 	By                       *Client // the client of Most; nil: there are no clients
 	At                       algorithms.Micros
 }
 
-// Needy is a client and its need; 0: no number is enough.
+// Needy is a client and its need. A Need of 0 means that no number is enough.
 type Needy struct {
 	*Client
 	Need int64
@@ -46,12 +46,11 @@ type Needy struct {
 // Advice describes one limit: its clients, the candidates, and the suggestion.
 type Advice struct {
 	Policy *descriptors.Policy
-	// Clients is the number of clients kept; of a sample that keeps 1 of each Every, About is the estimated number of
-	// all.
+	// Clients is the number of clients kept: 1 of each Every. About is the estimated number of all clients.
 	Clients, About, Every int64
-	// Denied clients, by the replay of the whole configuration.
+	// Denied is the number of clients that the replay of the whole configuration denied.
 	Denied int64
-	// Requests of the clients kept, and how many of them were not kept.
+	// Requests is the number of requests of the clients kept. Missed of them were not kept.
 	Requests, Missed int64
 	// Busiest is in units.
 	Busiest Busiest
@@ -59,10 +58,10 @@ type Advice struct {
 	Configured Outcome
 	// Candidates, the smallest number first.
 	Candidates []Candidate
-	// Share is the share that the caller wants. Error is how far the share of all clients may be from that of the
-	// sample (95 %); 0: all clients are kept.
+	// Share is the share that the caller requested. Error is the largest difference, with a probability of 95 %, between
+	// the share of all clients and the share in the sample. It is 0 if all clients are kept.
 	Share, Error float64
-	// Suggested is the Candidate for Share; nil: no number is enough.
+	// Suggested is the Candidate for Share, or nil if no number is enough.
 	Suggested *Candidate
 	// Neediest clients, the neediest first.
 	Neediest []Needy
@@ -89,7 +88,7 @@ func (h *History) Advise(ctx context.Context, p *descriptors.Policy, share float
 	a.About = a.Clients * a.Every
 	for _, key := range sortedKeys(h.clients) {
 		c := h.clients[key]
-		a.look(c)
+		a.add(c)
 		a.clients = append(a.clients, Needy{c, a.shape.need(c)})
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -118,8 +117,8 @@ func sortedKeys(clients map[string]*Client) []string {
 	return keys
 }
 
-// look adds a client to the sums.
-func (a *Advice) look(c *Client) {
+// add adds a client to the sums.
+func (a *Advice) add(c *Client) {
 	if a.first == 0 || c.first < a.first {
 		a.first = c.first
 	}
@@ -145,7 +144,7 @@ func (a *Advice) percentiles() {
 	b.P50, b.P90, b.P95, b.P99 = percentile(most, 0.50), percentile(most, 0.90), percentile(most, 0.95), percentile(most, 0.99)
 }
 
-// percentile is the smallest of the sorted numbers that a share of them does not exceed.
+// percentile returns the smallest of the sorted numbers that a share of them does not exceed.
 func percentile(sorted []int64, share float64) int64 {
 	return sorted[int64(len(sorted))-1-allowed(int64(len(sorted)), 1-share)]
 }
@@ -156,7 +155,7 @@ func allowed(n int64, share float64) int64 {
 	return min(n-1, int64(math.Floor(float64(n)*(share+grain))))
 }
 
-// busiest is the most units that c requested in one period, and when that period began.
+// busiest returns the most units that c requested in one period, and the time at which that period began.
 func busiest(l *algorithms.Limit, c *Client) (most int64, at algorithms.Micros) {
 	in := scaled.Of(l)
 	phase := in.PhaseOf(c.Hash)
@@ -215,7 +214,7 @@ func (a *Advice) candidates(ctx context.Context) {
 }
 
 // suggest returns the smallest number with which a replay of all clients denies requests of no more clients than the
-// share allows; nil: there is none.
+// share allows, or nil if there is none.
 func (a *Advice) suggest(ctx context.Context) *Candidate {
 	room := a.room(a.Share)
 	for i := a.Clients - 1 - room; i < a.Clients && ctx.Err() == nil; i++ {
@@ -230,8 +229,8 @@ func (a *Advice) suggest(ctx context.Context) *Candidate {
 	return nil
 }
 
-// room returns how many of the clients kept a limit for share may deny. For a sample it is smaller, so that the share
-// of all clients is above share for at most one sample in 40.
+// room returns the number of clients, of those kept, that a limit for share may deny. For a sample the number is
+// smaller, so that in at most one sample of 40 the limit denies more than share of all clients.
 func (a *Advice) room(share float64) int64 {
 	if a.Every == 1 {
 		return allowed(a.Clients, share)
@@ -243,7 +242,7 @@ func (a *Advice) room(share float64) int64 {
 	return allowed(a.Clients, max(0, share-e))
 }
 
-// smallest returns the smallest number that denies at most n clients; none: there is none.
+// smallest returns the smallest number that denies at most n clients, or none.
 func (a *Advice) smallest(n int64) int64 { return a.clients[a.Clients-1-n].Need }
 
 // try replays all clients with the limit of n.

@@ -71,7 +71,7 @@ func (a *Advice) Grid(ctx context.Context) (*Grid, error) {
 	return g, ctx.Err()
 }
 
-// needier is the index of the first client that needs more than n.
+// needier returns the index of the first client that needs more than n.
 func (a *Advice) needier(n int64) int {
 	i, _ := slices.BinarySearchFunc(a.clients, n, func(c Needy, n int64) int {
 		if c.Need > n {
@@ -82,7 +82,7 @@ func (a *Advice) needier(n int64) int {
 	return i
 }
 
-// bin is the part of the time that a moment is in.
+// bin returns the index of the part of the time that contains at.
 func (a *Advice) bin(at algorithms.Micros) int {
 	return int(float64(at-a.first) / float64(a.last-a.first+1) * Bins)
 }

@@ -38,7 +38,7 @@ type Memory struct {
 	histories  []*History
 }
 
-// NewMemory returns room for most bytes; 0: DefaultMemory.
+// NewMemory returns a Memory of most bytes; 0 means DefaultMemory.
 func NewMemory(most int64) *Memory {
 	if most <= 0 {
 		most = DefaultMemory
@@ -58,14 +58,14 @@ type History struct {
 
 // Client is one key of a limit.
 type Client struct {
-	// Shown is the key for people.
+	// Shown is the key as printable text.
 	Shown string
 	// Hash is the hash of the key, from which fixed windows take their phase.
 	Hash uint64
-	// Denied: the replayed configuration denied it something.
+	// Denied reports whether the replayed configuration denied one of its requests.
 	Denied bool
-	// the requests that are kept, and the number of those that were dropped because the client has used its part of the
-	// memory
+	// Requests is the number of requests kept. Missed is the number of those dropped because the client has used its
+	// part of the memory.
 	Requests, Missed int64
 
 	first, last algorithms.Micros
@@ -141,7 +141,7 @@ func (h *History) grow(more int64) {
 	}
 }
 
-// halve keeps the clients of the next level, and returns how much that frees.
+// halve keeps the clients of the next level, and returns the number of bytes that this frees.
 func (h *History) halve() (freed int64) {
 	h.level++
 	for key, c := range h.clients {

@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// none is the need of a client that every limit of a shape denies something.
+// none is the need of a client of which every limit of a shape denies a request.
 const none = math.MaxInt64
 
 // shape makes limits that differ from a configured one in a number n: the rate, and the capacity if there is one; for a
@@ -19,7 +19,7 @@ type shape struct {
 
 func newShape(p *descriptors.Policy) *shape { return &shape{p, map[int64]*algorithms.Limit{}} }
 
-// at returns the limit with number n; nil if it cannot be computed exactly.
+// at returns the limit with number n, or nil if it cannot be computed exactly.
 func (s *shape) at(n int64) *algorithms.Limit {
 	if l, made := s.limits[n]; made {
 		return l
@@ -55,7 +55,7 @@ func (s *shape) spec(n int64) algorithms.Spec {
 	return spec
 }
 
-// need returns the smallest n with which none of c's requests is denied; none: there is no such n.
+// need returns the smallest n with which none of c's requests is denied, or none.
 func (s *shape) need(c *Client) int64 {
 	low, high := int64(0), int64(1) // low denies, high does not
 	for {

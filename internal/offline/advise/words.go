@@ -12,7 +12,7 @@ var units = map[algorithms.Micros]string{
 	algorithms.Second: "second", 60 * algorithms.Second: "minute", 3600 * algorithms.Second: "hour", algorithms.Day: "day",
 }
 
-// Period is the span that the limit counts in, for people.
+// Period describes the period of the limit in words.
 func (a *Advice) Period() string {
 	l := a.Policy.Limit
 	if l.Calendar != nil {
@@ -21,7 +21,7 @@ func (a *Advice) Period() string {
 	return descriptors.Span(l.Period())
 }
 
-// Field is the number that the candidates differ in.
+// Field returns the configuration key whose number differs between candidates.
 func (a *Advice) Field() string {
 	switch {
 	case a.Policy.Reference:
@@ -33,7 +33,7 @@ func (a *Advice) Field() string {
 	}
 }
 
-// Numbers of the configured limit, as the configuration has them.
+// Numbers returns the numbers of the configured limit, as they are configured.
 func (a *Advice) Numbers() string {
 	l := a.Policy.Limit
 	switch {
@@ -50,7 +50,7 @@ func (a *Advice) Numbers() string {
 	}
 }
 
-// Candidate is the number n, as the configuration would have it.
+// Candidate returns number n as a line of a configuration.
 func (a *Advice) Candidate(n int64) string { return fmt.Sprintf("%s: %d", a.Field(), n) }
 
 // Outlier is a client that needs much more than any other.
@@ -62,7 +62,7 @@ type Outlier struct {
 // outlying is the factor by which the need of an Outlier exceeds the need of every other client.
 const outlying = 5
 
-// Outlier returns the one client that needs much more than the next one; nil: there is none.
+// Outlier returns the one client that needs much more than the next one, or nil.
 func (a *Advice) Outlier() *Outlier {
 	if len(a.Neediest) < 2 {
 		return nil
@@ -74,8 +74,8 @@ func (a *Advice) Outlier() *Outlier {
 	return &Outlier{first.Client, first.Need, next.Need}
 }
 
-// Of is the limit of a candidate, as a line of a configuration. Keys that it does not name, such as
-// shadow_mode, stay as they are configured.
+// Of returns the limit of candidate n as a line of a configuration. Keys that are not in the line, such as shadow_mode,
+// stay as they are configured.
 func (a *Advice) Of(n int64) string {
 	l := a.Policy.Limit
 	period := "period: " + a.Period()

@@ -27,7 +27,7 @@ type Change struct {
 	Kind Kind `json:"change"`
 	// What is the kind of item: "domain", "limit", "descriptor", "section" (auth) or "configuration".
 	What string `json:"what"`
-	// Name of the limit, with its domain, or the descriptor.
+	// Name is the limit, with its domain, or the descriptor.
 	Name string `json:"name"`
 	// Place is file:line, in the new configuration if it is there.
 	Place string `json:"place,omitempty"`
@@ -63,7 +63,7 @@ func Compare(was, is *limiter.Snapshot) []Change {
 	return append(all, auth(was.Auth, is.Auth)...)
 }
 
-// names are the keys of both, sorted.
+// names returns the keys of a and b, sorted.
 func names[V any](a, b map[string]V) []string {
 	both := maps.Clone(a)
 	if both == nil {
@@ -139,7 +139,7 @@ func boundOf(p *descriptors.Policy) string {
 // part is something that has a value in both configurations.
 type part struct{ name, was, is string }
 
-// differences is a sentence for each part that differs.
+// differences returns a sentence for each part that differs.
 func differences(parts ...part) (details []string) {
 	for _, p := range parts {
 		if p.was != p.is {
@@ -149,8 +149,8 @@ func differences(parts ...part) (details []string) {
 	return details
 }
 
-// limitsOf has the policies of each limit: a named limit by its name, others by the place of their descriptors, so
-// that a limit whose algorithm changes is the same.
+// limitsOf returns the policies of each limit. A named limit is identified by its name, any other by the place of its
+// descriptor, so that a limit whose algorithm changes is found in both configurations.
 func limitsOf(s *limiter.Snapshot) map[string][]*descriptors.Policy {
 	named := map[string]string{} // by owner
 	for _, p := range s.Policies {
@@ -173,7 +173,7 @@ func title(p *descriptors.Policy) string {
 	return descriptors.Printable(p.Domain) + "/" + descriptors.Printable(p.Name)
 }
 
-// changedLimits compares the limits that have the same name, or the same descriptors where they have none.
+// changedLimits compares the limits with equal names, and limits without a name that have equal descriptors.
 func changedLimits(was, is *limiter.Snapshot) (all []Change) {
 	before, after := limitsOf(was), limitsOf(is)
 	for _, id := range names(before, after) {
@@ -306,7 +306,7 @@ func list(texts []string) string {
 	return strings.Join(shown, ", ")
 }
 
-// payer is the limit that pays for what p does not allow.
+// payer returns the name of the limit that pays for requests that p denies.
 func payer(p *descriptors.Policy) string {
 	if then := p.Extra().Then; then != nil {
 		return then.Name

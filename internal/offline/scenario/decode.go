@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// decoder reads YAML nodes strictly and notes every mistake with its place.
+// decoder reads YAML nodes strictly, and records every mistake with its place.
 type decoder struct {
 	file     string
 	problems config.Problems

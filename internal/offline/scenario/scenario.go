@@ -1,5 +1,5 @@
-// Package scenario runs scenarios that users write for their limits: a time, a request, and the
-// answer expected. Time is virtual, and each scenario starts with empty buckets.
+// Package scenario runs scenarios, which are users' tests of their limits: times, requests, and expected answers. Time
+// is virtual, and each scenario starts with new buckets.
 package scenario
 
 import (
@@ -9,7 +9,7 @@ import (
 
 // File is one file of scenarios.
 type File struct {
-	// Configs are the paths of the configuration, as the file has them: relative to it.
+	// Configs are the paths of the configuration. A relative path is relative to the folder of the file.
 	Configs   []string
 	Scenarios []Scenario
 }
@@ -18,7 +18,7 @@ type File struct {
 type Scenario struct {
 	Name  string
 	Place Place
-	// Start is the moment that the steps count from.
+	// Start is the time at which the scenario begins; the times of its steps are counted from it.
 	Start algorithms.Micros
 	Steps []Step
 }
@@ -46,9 +46,9 @@ type Step struct {
 // Expectation describes the expected answers of a step; nil fields may have any value.
 type Expectation struct {
 	OK        *bool
-	Never     *bool // denied for good
+	Never     *bool // denied, and a repetition can never succeed
 	Remaining *int64
-	// RetryAfter is 0 where the answer is ok or never.
+	// RetryAfter is 0 if the answer is ok or never.
 	RetryAfter *algorithms.Micros
 	Wait       *algorithms.Micros
 	// Reserved is the number of units that the request reserves of limits with settle.
@@ -57,7 +57,7 @@ type Expectation struct {
 	// cost, and Lost the number of units beyond max_debt.
 	Settlement *string
 	Cost, Lost *int64
-	// NotLimited: no limit matched.
+	// NotLimited means that no limit matched.
 	NotLimited bool
 	// Limits are answers of single limits.
 	Limits []LimitExpectation
@@ -67,7 +67,7 @@ type Expectation struct {
 type LimitExpectation struct {
 	Place Place
 	Name  string
-	// Key is which of its buckets; nil: any.
+	// Key identifies the bucket; nil means any bucket of the limit.
 	Key []string
 	Expectation
 }

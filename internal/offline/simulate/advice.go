@@ -88,7 +88,7 @@ func clients(n int64) string {
 	return fmt.Sprintf("%d clients", n)
 }
 
-// share is a percentage with as many digits as it needs: 1 %, 0.25 %.
+// share formats a share as a percentage, with as many digits as it needs: 1 %, 0.25 %.
 func share(s float64) string {
 	return fmt.Sprintf("%g %%", math.Round(s*1e4)/100)
 }

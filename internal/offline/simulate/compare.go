@@ -31,21 +31,21 @@ type Changes struct {
 	// Clients is the number of keys of limits; AtLeast means that there are more than can be counted.
 	Clients int64 `json:"clients"`
 	AtLeast bool  `json:"clients_at_least"`
-	// Limits that denied them, the one with most first.
+	// Limits are those that denied them, in descending order of their requests.
 	Limits []ChangedBy `json:"limits"`
 
 	seen map[uint64]struct{}
 	by   map[string]int64
 }
 
-// ChangedBy is the part of one limit.
+// ChangedBy counts the requests of Changes that one limit denied.
 type ChangedBy struct {
 	Limit    string `json:"limit"`
 	Requests int64  `json:"requests"`
 }
 
-// Compare replays the input of was with both configurations, line by line. Of is, only the Snapshot and the Templates are
-// read.
+// Compare replays the input of was with both configurations, line by line. It uses only the Snapshot and the Templates
+// of is.
 func Compare(ctx context.Context, was, is Config) (*Comparison, error) {
 	is.Format, is.Name, is.Domain, is.MaxKeys = was.Format, was.Name, was.Domain, was.MaxKeys
 	old, err := newReplay(was)
@@ -100,7 +100,7 @@ func Compare(ctx context.Context, was, is Config) (*Comparison, error) {
 	}
 }
 
-// add counts a request, c being the answer that denies it.
+// add counts a request. c has the answer that denies it.
 func (s *Changes) add(c *limiter.Call) {
 	if s.seen == nil {
 		s.seen, s.by = map[uint64]struct{}{}, map[string]int64{}

@@ -87,7 +87,7 @@ func appendRetry(dst []byte, after algorithms.Micros, never, full bool) []byte {
 	return dst
 }
 
-// full reports whether there was no room for a bucket.
+// full reports whether the store had no room for a bucket.
 func full(c *limiter.Call) bool {
 	for i := range c.Results {
 		if errors.Is(c.Results[i].Decision.Err, backend.ErrFull) {

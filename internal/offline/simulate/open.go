@@ -15,7 +15,7 @@ import (
 // maxOpen bounds the calls whose settlement is due later. If there are more, the earliest is settled before its time.
 const maxOpen = 1 << 20
 
-// outcome is what a line of a trace says of the end of its call.
+// outcome is the part of a line of a trace that describes the end of its call.
 type outcome struct {
 	later bool              // the call is settled
 	real  int64             // its real cost; -1: unknown
@@ -33,7 +33,7 @@ type openCall struct {
 	over   []excess
 }
 
-// excess is how many units more than it has reserved an open call will cost one key of a limit.
+// excess is the number of units by which the cost of an open call will exceed its reservation, for one key of a limit.
 type excess struct {
 	row   *row
 	key   string
@@ -62,8 +62,8 @@ func newIDs() limiter.IDs {
 	return reservation.NewKeys(func() []string { return []string{"of this run"} }, nil)
 }
 
-// estimates learn as those of a sidecar. Which samples count does not depend on chance: a key counts once a second,
-// and no key hides another.
+// estimates learns like a sidecar, but the samples that count do not depend on chance: each key counts once a second,
+// and a hash collision does not hide a key.
 type estimates struct {
 	estimate.Estimates
 	second  algorithms.Micros
@@ -106,7 +106,7 @@ func (r *replay) settleLater(ctx context.Context, c *limiter.Call, end outcome) 
 	return nil
 }
 
-// idOfNamed returns the id of the limits that c has reserved by name; "" if there is none.
+// idOfNamed returns the id of the limits that c has reserved by name, or "".
 func (r *replay) idOfNamed(c *limiter.Call) string {
 	var reserved limiter.Reserved
 	for i := range c.Results {
@@ -122,7 +122,7 @@ func (r *replay) idOfNamed(c *limiter.Call) string {
 	return r.limiter.ID(&reserved)
 }
 
-// settleDue settles the open calls that end until a moment, each at its time.
+// settleDue settles the open calls that end by the time until, each at its own time.
 func (r *replay) settleDue(ctx context.Context, until algorithms.Micros) error {
 	for len(r.open) > 0 && r.open[0].at <= until {
 		call := heap.Pop(&r.open).(*openCall)

@@ -22,12 +22,12 @@ const topKeys = 10
 // maxAdvised bounds the limits that get suggestions: those with the most requests.
 const maxAdvised = 20
 
-// Report sums up a replay.
+// Report summarizes a replay.
 type Report struct {
 	tally *tally
-	// Advice on the limits with the most requests, in the order of the configuration.
+	// Advice is about the limits with the most requests, in the order of the configuration.
 	Advice []*advise.Advice
-	// limits with requests that are not among them.
+	// others is the number of limits with requests that are not in Advice.
 	others int
 }
 

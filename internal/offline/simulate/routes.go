@@ -9,13 +9,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// routes decides the lines of an access log as /v1/auth would decide the request that a line describes.
+// routes makes the descriptors of a line of an access log as /v1/auth does for the request in the line.
 type routes struct {
 	auth      *limiter.Auth
 	asWritten bool // paths are as the client wrote them
 	request   routing.Request
 	headers   []string // by field, less firstHeader; canonical
-	// unrouted: no limit applies to the last line; it is denied unless auth configures otherwise.
+	// unrouted means that no route matched the last line, or none of its descriptors could be made. It is denied, unless
+	// auth configures otherwise.
 	unrouted bool
 	// leftOut counts descriptors for which a line had no value.
 	leftOut int64

@@ -8,9 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// scanner reads one JSON value from a line, strictly. After a mistake it does nothing any more, so that the caller
-// checks for mistakes only once, at the end. It is written by hand because a trace has millions of lines and
-// encoding/json takes ten times as long. encoding/json is used only for escapes in strings, which are rare.
+// scanner reads one JSON value from a line, strictly. After a mistake its methods do nothing, so that the caller checks
+// for mistakes only once, at the end. It is written by hand because a trace has millions of lines and encoding/json
+// takes ten times as long. encoding/json is used only for escapes in strings, which are rare.
 type scanner struct {
 	text  string
 	pos   int
@@ -182,7 +182,7 @@ func (s *scanner) boolean() bool {
 	return false
 }
 
-// end is the mistake found, if any, or that something follows the value.
+// end returns the first mistake, or an error if something follows the value.
 func (s *scanner) end() error {
 	if s.peek(); s.err == nil && s.pos < len(s.text) {
 		s.fail("expected the end of the line, found %s", s.found())

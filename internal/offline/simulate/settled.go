@@ -11,10 +11,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// costRanks are the percentiles of real costs, and their exactness.
+// costRanks maps the percentiles of real costs to the largest error of their ranks.
 var costRanks = map[float64]float64{0.5: 0.005, 0.9: 0.002, 0.99: 0.0005}
 
-// reservations sums up the calls of a limit whose cost was known later.
+// reservations summarizes the calls of a limit whose cost was known later.
 type reservations struct {
 	settled, unknown, late int64 // with a real cost, without one, and after the ttl
 	reserved, real, lost   int64 // units
@@ -44,7 +44,7 @@ func (t *tally) opened(c *limiter.Call, real int64) (list []excess) {
 	return list
 }
 
-// closed is the counterpart of opened.
+// closed undoes the counts of opened when the call is settled.
 func (t *tally) closed(list []excess) {
 	for _, e := range list {
 		if e.row.open.over[e.key] -= e.units; e.row.open.over[e.key] == 0 {
@@ -81,7 +81,8 @@ func (t *tally) settled(c *limiter.Call) {
 	}
 }
 
-// realOf returns what a request with Result r costs in truth: the real cost of a reservation, where the trace has it.
+// realOf returns the cost of a request with Result r: the real cost of a reservation if the trace has it, otherwise the
+// cost of the request.
 func realOf(c *limiter.Call, r *limiter.Result, end outcome) int64 {
 	reserves := r.Policy.Extra().Settle != nil && len(c.Limits) == 0 || len(c.Limits) > 0 && c.Limits[r.Descriptor].Reserve
 	if end.later && end.real >= 0 && reserves {
@@ -113,7 +114,7 @@ func (t *tally) settlements(w io.Writer) {
 	}
 }
 
-// paid counts a request that the limit of r paid for others, and the limit that it paid for.
+// paid counts a request for which the limit of r paid in place of another limit, and that other limit.
 func (t *tally) paid(now algorithms.Micros, c *limiter.Call, r *limiter.Result) {
 	plan := t.byPolicy[r.For]
 	plan.asked++

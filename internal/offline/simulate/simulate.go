@@ -30,7 +30,7 @@ const (
 // Config describes a replay: the input and the configuration.
 type Config struct {
 	Snapshot *limiter.Snapshot
-	// Name of the input, for messages.
+	// Name is that of the input, for messages.
 	Name   string
 	Input  io.Reader // may be compressed with gzip
 	Format Format
@@ -38,13 +38,13 @@ type Config struct {
 	Templates Templates
 	// Domain is the domain for access logs, and for lines of a trace that name none.
 	Domain string
-	// Decisions gets a line for each request; nil: not wanted.
+	// Decisions gets a line for each request. It may be nil.
 	Decisions io.Writer
-	// MaxKeys bounds the buckets kept; 0: memory.DefaultMaxKeys.
+	// MaxKeys bounds the buckets kept; 0 means memory.DefaultMaxKeys.
 	MaxKeys int
-	// Share of the clients that a suggested limit may deny something, in [0, 1).
+	// Share is the largest share of the clients that a suggested limit may deny a request, in [0, 1).
 	Share float64
-	// HistoryBytes bounds the requests kept to find suggestions; 0: advise.DefaultMemory.
+	// HistoryBytes bounds the memory for requests that are kept to find suggestions; 0 means advise.DefaultMemory.
 	HistoryBytes int64
 	// Progress is called at intervals with the number of lines read; it may be nil.
 	Progress func(lines int64)
@@ -67,7 +67,7 @@ type reader interface {
 	read(line string, c *limiter.Call) (algorithms.Micros, error)
 }
 
-// progressEvery counts lines.
+// progressEvery is the number of lines between two calls of Progress.
 const progressEvery = 1 << 12
 
 // replay is one run.
@@ -173,8 +173,8 @@ func (r *replay) all(ctx context.Context) error {
 	}
 }
 
-// sweep forgets buckets that equal new ones, when half of the room is taken. It visits all buckets, so it waits for so
-// many lines that it costs little for each.
+// sweep deletes buckets that equal new ones when the store is half full. It visits all buckets, so it runs only after so
+// many lines that its cost for each line is small.
 func (r *replay) sweep(line int64) {
 	stats := r.store.Stats()
 	if stats.Keys <= stats.MaxKeys/2 || line-r.swept < int64(stats.MaxKeys/4) {
@@ -184,7 +184,7 @@ func (r *replay) sweep(line int64) {
 	r.store.Sweep()
 }
 
-// unread is the mistake of a whole log that is in another format.
+// unread returns an error if no line of a log could be read, as if the log has another format.
 func (r *replay) unread(lines int64) error {
 	if t := r.tally; t.requests == 0 && t.unread > 0 {
 		return &LineError{r.Name, t.unreadAt[0], fmt.Errorf("%w; no line of %d is", t.unreadErr, lines)}
@@ -192,7 +192,7 @@ func (r *replay) unread(lines int64) error {
 	return nil
 }
 
-// one answers one line.
+// one reads and answers one line.
 func (r *replay) one(ctx context.Context, line string, number int64) error {
 	c := &r.call
 	c.Reset()
@@ -237,7 +237,7 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 	return nil
 }
 
-// write writes the decision, if it is wanted.
+// write writes the decision, if the caller requested decisions.
 func (r *replay) write() error {
 	if r.out == nil {
 		return nil

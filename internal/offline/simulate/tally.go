@@ -17,7 +17,7 @@ const (
 	maxHeavy = 1000
 )
 
-// tally sums up the decisions of a replay.
+// tally counts the decisions of a replay.
 type tally struct {
 	requests, denied int64
 	unlimited        int64 // requests that matched no limit
@@ -43,13 +43,13 @@ type tally struct {
 	values           []string
 }
 
-// denied is a key of a limit, as it is shown.
+// denied is a key of a limit in the form in which it is displayed.
 type denied struct {
 	row   *row
 	shown string
 }
 
-// row sums up one limit.
+// row has the counts of one limit.
 type row struct {
 	policy *descriptors.Policy
 	// asked counts requests; denied counts those that this limit alone would have denied.
@@ -154,7 +154,7 @@ func (t *tally) remember(now algorithms.Micros, c *limiter.Call, r *limiter.Resu
 	client.Denied = client.Denied || !r.Decision.Allowed && r.Decision.Err == nil
 }
 
-// hash is the hash of the key, from which a fixed window may take its phase.
+// hash returns the hash of the key, from which a fixed window may take its phase.
 func (t *tally) hash(c *limiter.Call, r *limiter.Result) (hash uint64) {
 	if r.Policy.Limit.Kind == algorithms.FixedWindow {
 		_, hash = t.keyOf(c, r)

@@ -124,7 +124,7 @@ func (t *Templates) directive(text string) (f field, rest string, err error) {
 	return 0, "", fmt.Errorf("%q is not known; there are %%h, %%m, %%U, %%q, %%H, %%s, %%u, %%{NAME}i and %%%%", text)
 }
 
-// header is the field of a request header.
+// header returns the field of a request header.
 func (t *Templates) header(name string) (field, error) {
 	name = headerName(name)
 	if t.format == Nginx && name != "referer" && name != "user-agent" {
@@ -144,10 +144,10 @@ func headerName(name string) string {
 	return strings.ReplaceAll(strings.ToLower(name), "_", "-")
 }
 
-// record is room for one line.
+// record returns an empty record for one line.
 func (t *Templates) record() record { return make(record, int(firstHeader)+len(t.headers)) }
 
-// set notes a request header, if a template wants it.
+// set stores a request header in r if a template contains it.
 func (t *Templates) set(r record, name, value string) {
 	for i, have := range t.headers {
 		if have == name {
@@ -156,8 +156,8 @@ func (t *Templates) set(r record, name, value string) {
 	}
 }
 
-// apply adds the descriptors of r to c, or the limits of its route. A descriptor of which a part is absent is dropped, as
-// Envoy does.
+// apply adds the descriptors of r, or those of its route, to c. Like Envoy, it leaves out a descriptor if one of its
+// values is missing.
 func (t *Templates) apply(r record, c *limiter.Call) {
 	if t.routes != nil {
 		t.routes.apply(r, c)

@@ -5,8 +5,8 @@ import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 // maxBins bounds a timeline.
 const maxBins = 120
 
-// timeline counts requests and denials over a time whose end is not known: when it is full, each two
-// neighbours become one, of twice the width.
+// timeline counts requests and denials over a time whose end is not known. When it is full, neighboring bins are merged
+// in pairs, so that each bin is twice as wide.
 type timeline struct {
 	from, width   algorithms.Micros
 	asked, denied []int64

@@ -89,7 +89,7 @@ func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, err er
 	return at, t.checkEnd(at, c, seen)
 }
 
-// checkEnd reports what is wrong with the end of the call at a time.
+// checkEnd returns an error if the end of the call, which is at time at, is not valid.
 func (t *trace) checkEnd(at algorithms.Micros, c *limiter.Call, seen int) error {
 	switch {
 	case seen&hasReal != 0 && t.end.real < 0:
@@ -104,7 +104,7 @@ func (t *trace) checkEnd(at algorithms.Micros, c *limiter.Call, seen int) error 
 	return nil
 }
 
-// checkTime refuses times for which no decision is exact.
+// checkTime returns an error for a time that is out of the range in which decisions are exact.
 func checkTime(at algorithms.Micros) error {
 	if at < 0 || at > algorithms.MaxTime {
 		return fmt.Errorf("time_us must be between 0 and %d, is %d", algorithms.MaxTime, at)

@@ -1,6 +1,6 @@
-// Package conditions holds what is wrong with the program now. Parts of the program report into a
-// Registry; the admin page, /readyz and the log read it. A condition is set once, stays until the part
-// that set it clears it, and is described for a person: what is wrong, since when, and the remedy.
+// Package conditions has the present problems of the program. Parts of the program report them to a Registry; the admin
+// page, /readyz and the log read it. A condition stays until the part that set it clears it. It describes the problem,
+// its begin and the remedy in words.
 package conditions
 
 import (
@@ -18,11 +18,11 @@ type Severity uint8
 
 // The severities.
 const (
-	// Warning: requests are decided as configured, but that may end, or may not be what was meant.
+	// Warning means that requests are decided as configured, but this may change soon, or may not be intended.
 	Warning Severity = iota + 1
-	// Degraded: some requests are decided otherwise than by their limits, or by an old configuration.
+	// Degraded means that some requests are not decided by their limits, or are decided by an old configuration.
 	Degraded
-	// Critical: most requests are decided otherwise than by their limits.
+	// Critical means that most requests are not decided by their limits.
 	Critical
 )
 
@@ -39,16 +39,16 @@ func (s Severity) String() string {
 // MarshalText implements encoding.TextMarshaler.
 func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// Condition is one thing that is wrong.
+// Condition is one problem.
 type Condition struct {
 	// Name identifies the condition: lower case words joined by hyphens. If there can be several, a slash and the
 	// subject follow, as in "redis-breaker-open/10.0.0.1:6379".
 	Name     string   `json:"name"`
 	Severity Severity `json:"severity"`
-	// Since is when it was set first.
+	// Since is the time at which it was first set.
 	Since time.Time `json:"since"`
-	// Summary says what is wrong and how requests are answered meanwhile. Remedy says what to do about it. Both are
-	// sentences. They may quote texts from the network, and are printable.
+	// Summary describes the problem, and how requests are answered meanwhile. Remedy tells the operator what to do. Both
+	// are printable sentences. They may quote texts from the network.
 	Summary string `json:"summary"`
 	Remedy  string `json:"remedy"`
 }
@@ -57,7 +57,7 @@ const (
 	// maxConditions bounds a Registry. At the bound a new condition replaces the mildest one, if that is
 	// milder.
 	maxConditions = 64
-	// maxName and maxText bound, in bytes, what is kept of a condition's texts.
+	// maxName and maxText bound the texts of a condition, in bytes.
 	maxName, maxText = 256, 1024
 )
 

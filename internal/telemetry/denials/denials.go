@@ -44,7 +44,7 @@ type Denied struct {
 	Entries []descriptors.Entry
 	// Cut means that Key and Entries were too long and are incomplete.
 	Cut bool
-	// Times is the number of denials, at least. Exact reports whether the number is exact.
+	// Times is the number of denials if Exact is true. Otherwise it is a lower bound.
 	Times int64
 	Exact bool
 	// First and Last are the times of the first and the last counted denial.
@@ -83,7 +83,7 @@ func (e *Events) AppendTo(dst []Event) []Event {
 	return dst
 }
 
-// counted is what a shard keeps of a key.
+// counted is the entry of a key in a shard.
 type counted struct {
 	Denied
 	events Events

@@ -1,4 +1,4 @@
-// Package history keeps what was counted during the last fifteen minutes, in steps of ten seconds and in bounded
+// Package history keeps the numbers of requests of the last fifteen minutes, in steps of ten seconds and in bounded
 // memory. It reads counters; nothing in it runs while a request is decided, except the sampled Times.
 package history
 
@@ -12,19 +12,20 @@ import (
 const (
 	// Step is the time that one Point covers.
 	Step = 10 * time.Second
-	// Steps is how many Points a series has: fifteen minutes.
+	// Steps is the number of Points of a series: fifteen minutes.
 	Steps = 90
 	// MaxSeries bounds the limits that have a series at the same time: 720 bytes each, 6 MB in all. A limit has
 	// one from its first request until fifteen minutes after its last.
 	MaxSeries = 8192
-	// recent is how many steps Rate covers: a minute.
+	// recent is the number of steps that Rate covers: one minute.
 	recent = 6
 )
 
 // Totals are counters since the program started.
 type Totals struct{ Allowed, Denied uint64 }
 
-// since returns what was added after before. Counters that went back began anew.
+// since returns the increase from before to t. If a counter is lower than before, it was reset, and the increase is its
+// value.
 func (t Totals) since(before Totals) Totals {
 	if t.Allowed < before.Allowed || t.Denied < before.Denied {
 		return t
@@ -32,7 +33,7 @@ func (t Totals) since(before Totals) Totals {
 	return Totals{t.Allowed - before.Allowed, t.Denied - before.Denied}
 }
 
-// Point is what was counted in one step.
+// Point has the counts of one step.
 type Point struct{ Allowed, Denied uint32 }
 
 // Points are the last fifteen minutes, oldest first.
@@ -41,7 +42,7 @@ type Points [Steps]Point
 // Sum adds all points.
 func (p *Points) Sum() (sum Totals) { return sumOf(p[:]) }
 
-// Rate is the number of requests in a second, averaged over the last minute.
+// Rate returns the numbers of requests per second, averaged over the last minute.
 func (p *Points) Rate() (allowed, denied float64) {
 	sum := sumOf(p[Steps-recent:])
 	seconds := recent * Step.Seconds()
@@ -93,8 +94,8 @@ func New(now time.Time) *Recorder {
 	return &Recorder{seed: maphash.MakeSeed(), began: now, all: &series{}, limits: map[uint64]entry{}}
 }
 
-// Sample adds what was counted since the sample before. requests is the total of all requests; limits calls visit
-// once for each limit. Call it once a Step.
+// Sample adds the counts since the previous sample. requests is the total of all requests; limits calls visit once for
+// each limit. Call Sample once in each Step.
 func (r *Recorder) Sample(now time.Time, requests Totals, limits func(visit func(Key, Totals))) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -149,7 +150,7 @@ func (r *Recorder) forget(e *entry) {
 
 func (r *Recorder) hash(key Key) uint64 { return maphash.Comparable(r.seed, key) }
 
-// add counts more in step, after clearing the steps that nobody sampled.
+// add counts more in step. It first clears the steps without a sample.
 func (s *series) add(step int64, more Totals) {
 	if step-s.last >= Steps {
 		s.points = [Steps]Point{}
@@ -211,7 +212,8 @@ func (r *Recorder) Recent(keys int, key func(i int) Key, visit func(i int, p *Po
 	}
 }
 
-// Dropped returns how many limits counted something in the last step and have no series, because MaxSeries others do.
+// Dropped returns the number of limits that had traffic in the last step and have no series, because MaxSeries other
+// limits have one.
 func (r *Recorder) Dropped() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -27,7 +27,7 @@ type Times struct {
 // Add counts a decision that took d.
 func (t *Times) Add(d time.Duration) { t.current[bucketOf(d)].Add(1) }
 
-// Turn ends a Step.
+// Turn ends the present Step, and begins the next one.
 func (t *Times) Turn() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -66,7 +66,7 @@ func quantile(sums *[timeBuckets]uint64, rank float64) time.Duration {
 	return 0
 }
 
-// bucketOf is the bucket of d: the position of its highest bit, in us, and the two bits below it.
+// bucketOf returns the bucket of d: the position of the highest bit of d in microseconds, and the two bits below it.
 func bucketOf(d time.Duration) int {
 	us := uint64(max(0, d.Microseconds()))
 	if us < perDoubling {
@@ -76,7 +76,7 @@ func bucketOf(d time.Duration) int {
 	return min(perDoubling*(high-1)+int(us>>(high-2))&(perDoubling-1), timeBuckets-1)
 }
 
-// upperEdge is the upper bound of bucket i.
+// upperEdge returns the upper bound of bucket i.
 func upperEdge(i int) time.Duration {
 	if i < perDoubling {
 		return time.Duration(i+1) * time.Microsecond

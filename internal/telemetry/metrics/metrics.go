@@ -51,7 +51,8 @@ type Metrics struct {
 	domains map[string]*domainCounts   // from the first request on; guarded by mu
 }
 
-// New makes Metrics, with those of the process and of Go. version and revision are those of the program.
+// New makes Metrics, and adds the metrics of the process and of the Go runtime. version and revision are those of the
+// program.
 func New(version, revision string) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
@@ -107,7 +108,7 @@ func New(version, revision string) *Metrics {
 	return m
 }
 
-// stripesFor returns the power of two for procs, at most maxStripes.
+// stripesFor returns the number of stripes for procs CPUs: a power of two, at most maxStripes.
 func stripesFor(procs int) int {
 	n := 1
 	for n < procs && n < maxStripes {

@@ -272,8 +272,8 @@ func (s *series) add(at int, r *limiter.Result, nearRatio float32) {
 // parts are the numbers of hits of a Result that were above the limit, and near it.
 type parts struct{ near, over uint64 }
 
-// split divides the hits of r by their position in the limit, as the reference server does. Hits of a denied request
-// that would still have fitted are not over the limit.
+// split divides the hits of r by their position in the limit, as the reference server does. Of a denied request, only
+// the hits beyond the limit count as over.
 func split(r *limiter.Result, nearRatio float32) parts {
 	if r.Policy == nil {
 		return parts{over: uint64(r.Cost)}

@@ -10,7 +10,8 @@ import (
 // SettleTally has the reservations of one limit with settle since the program started. Those of a limit beyond the
 // bound of the metrics are counted with others, and its SettleTally is zero.
 type SettleTally struct {
-	// Starts counts reservations. Settled, Unknown and Late count settlements, Repeated and Failed what settled nothing.
+	// Starts counts reservations. Settled, Unknown and Late count settlements. Repeated and Failed count attempts that
+	// settled nothing.
 	Starts, Settled, Unknown, Late, Repeated, Failed uint64
 	// Reserved, Real and Lost are units.
 	Reserved, Real, Lost uint64

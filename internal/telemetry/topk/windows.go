@@ -74,5 +74,5 @@ func Since(now, began time.Time) time.Time {
 	return since
 }
 
-// number is the number of the window that contains t.
+// number returns the number of the window that contains t.
 func number(t time.Time) int64 { return t.Unix() / int64(Window/time.Second) }

@@ -26,7 +26,7 @@ type Shape struct {
 	Keys [][]string
 	// Cut means that Domain and Keys were too long and are incomplete.
 	Cut bool
-	// Requests is the number of requests, at least.
+	// Requests is a lower bound of the number of requests.
 	Requests int64
 	Last     time.Time
 }
@@ -36,7 +36,8 @@ const (
 	kept = 64
 	// maxText bounds the bytes that are kept of a shape.
 	maxText = 512
-	// warnPause is the time between two warnings. A shape is warned of once in warnAgain, of maxWarned shapes.
+	// warnPause is the time between two warnings. Each shape is logged at most once in warnAgain. maxWarned bounds the
+	// shapes whose last warning is remembered.
 	warnPause = time.Minute
 	warnAgain = time.Hour
 	maxWarned = 256
@@ -60,7 +61,7 @@ func New(now func() time.Time, log *zap.Logger) *Recorder {
 	return &Recorder{now: now, log: log, began: now(), shapes: topk.NewWindows[Shape](kept), warned: map[string]time.Time{}}
 }
 
-// Is reports whether c matched no limit although there was a configuration.
+// Is reports whether no limit matched c, although there was a configuration.
 func Is(c *limiter.Call) bool {
 	return len(c.Results) == 0 && c.Missing == nil && !c.IsDone() && !c.Failed && c.Snapshot != nil && len(c.Limits) == 0
 }

@@ -21,7 +21,7 @@ type Used struct {
 	Key     []string
 	Entries []descriptors.Entry
 	Cut     bool
-	// Units is about how many units it consumed.
+	// Units is the estimated number of units.
 	Units int64
 	// Recent are the decisions that were in the sample, newest first.
 	Recent []denials.Event

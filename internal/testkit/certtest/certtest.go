@@ -23,7 +23,7 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// New makes an Authority that is valid for a day.
+// New returns an Authority whose certificate is valid for a day.
 func New(tb testing.TB) *Authority {
 	tb.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -45,15 +45,15 @@ func New(tb testing.TB) *Authority {
 	return &Authority{cert, encode("CERTIFICATE", der), key}
 }
 
-// Pool trusts a alone.
+// Pool returns a pool that contains only the certificate of a.
 func (a *Authority) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AddCert(a.Cert)
 	return pool
 }
 
-// Issue makes a certificate, for servers and clients, for 127.0.0.1 and the DNS names; the first is
-// its common name too. Both are PEM.
+// Issue returns a certificate and its key, both as PEM. The certificate is for servers and clients, for 127.0.0.1 and
+// for names; the first name is also its common name.
 func (a *Authority) Issue(tb testing.TB, serial int64, names ...string) (cert, key []byte) {
 	tb.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

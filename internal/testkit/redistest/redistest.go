@@ -33,12 +33,12 @@ type Server struct {
 	t      testing.TB
 }
 
-// given are the ports that FreePort has found.
+// given has the ports that FreePort has returned.
 var given sync.Map
 
-// FreePort is a port that was free a moment ago, and is found once: the servers of a Cluster start
-// together, so none has its port yet when that of the next is looked for. It is none of those that systems
-// give to outgoing connections, one of which could have it by the time a server starts.
+// FreePort returns a port that is free now. It returns each port only once, because the servers of a Cluster start
+// together: when it looks for the next port, no server listens yet. The port is not in the range that systems use for
+// outgoing connections, so no connection can occupy it before the server starts.
 func FreePort(tb testing.TB) int {
 	tb.Helper()
 	for range 100 {
@@ -55,13 +55,13 @@ func FreePort(tb testing.TB) int {
 	return 0
 }
 
-// Start starts one server with more arguments (--name value …) and waits until it answers.
+// Start starts one server with additional arguments (--name value …), and waits until it answers.
 func Start(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	return StartAt(tb, FreePort(tb), args...)
 }
 
-// StartAt starts one at a port.
+// StartAt starts one server at a port, and waits until it answers.
 func StartAt(tb testing.TB, port int, args ...string) *Server {
 	tb.Helper()
 	s := launch(tb, port, args...)
@@ -69,7 +69,7 @@ func StartAt(tb testing.TB, port int, args ...string) *Server {
 	return s
 }
 
-// StartBinary starts another server than the usual one, in an environment of its own.
+// StartBinary starts the server program at path, with the environment env.
 func StartBinary(tb testing.TB, path string, env []string, args ...string) *Server {
 	tb.Helper()
 	s := prepare(tb, FreePort(tb), args...)
@@ -86,7 +86,7 @@ func launch(tb testing.TB, port int, args ...string) *Server {
 	return s
 }
 
-// launch starts s until the test ends.
+// launch starts s. The end of the test stops it.
 func (s *Server) launch() {
 	s.t.Helper()
 	s.Restart()
@@ -109,8 +109,8 @@ func prepare(tb testing.TB, port int, args ...string) *Server {
 	return s
 }
 
-// Restart starts the process again after it was killed, with what it had saved (usually nothing),
-// and with more arguments for this time.
+// Restart starts the process again after it was killed, with the data that it had saved (usually none), and with
+// additional arguments for this run.
 func (s *Server) Restart(args ...string) {
 	s.t.Helper()
 	path := s.binary
@@ -132,7 +132,7 @@ func (s *Server) Kill() {
 	}
 }
 
-// Client is a client of s alone, with default options.
+// Client returns a client of s only, with default options.
 func (s *Server) Client() *goredis.Client {
 	c := goredis.NewClient(&goredis.Options{Addr: s.Addr, Protocol: 2, DisableIdentity: true})
 	s.t.Cleanup(func() { c.Close() })
@@ -162,7 +162,7 @@ func (s *Server) Wait() {
 	})
 }
 
-// Eventually waits until ok, for a minute at most.
+// Eventually waits until ok returns true. After a minute it ends the test.
 func Eventually(tb testing.TB, condition string, ok func() bool) {
 	tb.Helper()
 	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(10 * time.Millisecond) {
@@ -174,11 +174,11 @@ func Eventually(tb testing.TB, condition string, ok func() bool) {
 
 // Cluster is a Redis Cluster of masters with a replica each.
 type Cluster struct {
-	Masters, Replicas []*Server // Replicas[i] is of Masters[i] at first
+	Masters, Replicas []*Server // at the start, Replicas[i] is the replica of Masters[i]
 }
 
-// StartCluster starts n masters and n replicas, with more arguments for each; a node counts as failed
-// after a second.
+// StartCluster starts n masters and n replicas, with additional arguments for each. A node counts as failed after a
+// second.
 func StartCluster(tb testing.TB, n int, args ...string) *Cluster {
 	tb.Helper()
 	c := &Cluster{}
@@ -225,10 +225,10 @@ func StartCluster(tb testing.TB, n int, args ...string) *Cluster {
 	return c
 }
 
-// steady is long enough for a machine that has no time for a server: nobody takes its place meanwhile.
+// steady is the timeout of Steady: longer than a server gets no processor time on a busy machine.
 const steady = 10 * time.Minute
 
-// Steady keeps the cluster as it is: no node takes another one for failed, however busy the machine is.
+// Steady prevents failovers: no node regards another one as failed, however busy the machine is.
 func (c *Cluster) Steady() *Cluster {
 	for _, s := range c.All() {
 		s.Do("CONFIG", "SET", "cluster-node-timeout", steady.Milliseconds())
@@ -245,10 +245,10 @@ func (s *Server) busPort() string {
 	return ""
 }
 
-// All is every node.
+// All returns all nodes.
 func (c *Cluster) All() []*Server { return append(append([]*Server{}, c.Masters...), c.Replicas...) }
 
-// WaitOK waits until every node knows n of them and calls the cluster ok.
+// WaitOK waits until every node knows n nodes, and reports the state of the cluster as ok.
 func (c *Cluster) WaitOK(tb testing.TB, n int) {
 	tb.Helper()
 	for _, s := range c.All() {
@@ -259,7 +259,7 @@ func (c *Cluster) WaitOK(tb testing.TB, n int) {
 	}
 }
 
-// URL names the cluster.
+// URL returns the cluster's --redis-url.
 func (c *Cluster) URL() string {
 	var addrs []string
 	for _, s := range c.All() {
@@ -275,7 +275,7 @@ type Sentinels struct {
 	Sentinels []*Server
 }
 
-// StartSentinels starts them; a master counts as down after a second.
+// StartSentinels starts a master, two replicas and three Sentinels. A master counts as down after a second.
 func StartSentinels(tb testing.TB) *Sentinels {
 	tb.Helper()
 	s := &Sentinels{Master: Start(tb)}
@@ -303,7 +303,7 @@ func StartSentinels(tb testing.TB) *Sentinels {
 	return s
 }
 
-// Steady keeps the master: no Sentinel takes it for down, however busy the machine is.
+// Steady prevents failovers: no Sentinel regards the master as down, however busy the machine is.
 func (s *Sentinels) Steady() *Sentinels {
 	for _, one := range s.Sentinels {
 		one.Do("SENTINEL", "SET", "main", "down-after-milliseconds", steady.Milliseconds())
@@ -328,7 +328,7 @@ func startSentinel(tb testing.TB, host, port string) *Server {
 	return s
 }
 
-// URL names the master by its Sentinels.
+// URL returns the --redis-url that names the master by its Sentinels.
 func (s *Sentinels) URL() string {
 	var addrs []string
 	for _, one := range s.Sentinels {

@@ -13,9 +13,8 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Descriptor is key=value,key=value… and after that, each with a semicolon: hits=N, refund, and
-// limit=N/UNIT, where UNIT is a name or a number. It panics where text is wrong, for it is
-// the test's.
+// Descriptor parses a descriptor: key=value,key=value…, optionally followed by ;hits=N, ;refund and ;limit=N/UNIT, where
+// UNIT is a name or a number. It panics if text is malformed, which is a mistake in the test.
 func Descriptor(text string) *ratelimit.RateLimitDescriptor {
 	entries, extras, _ := strings.Cut(text, ";")
 	d := &ratelimit.RateLimitDescriptor{}
@@ -54,13 +53,13 @@ func number(text string) uint64 {
 	return n
 }
 
-// Request is a request to domain with these descriptors.
+// Request returns a request for domain with these descriptors.
 func Request(domain string, descriptors ...*ratelimit.RateLimitDescriptor) *rls.RateLimitRequest {
 	return &rls.RateLimitRequest{Domain: domain, Descriptors: descriptors}
 }
 
-// Status is one status in a line: its code, what is left, and the limit if there is one. That there
-// is only reported to be a time to wait, because its length depends on the clock.
+// Status formats one status as a line: its code, the remaining units, and the limit if there is one. Of the time to wait
+// it shows only that there is one, because its length depends on the clock.
 func Status(s *rls.RateLimitResponse_DescriptorStatus) string {
 	text := fmt.Sprintf("%s left %d", s.Code, s.LimitRemaining)
 	if l := s.CurrentLimit; l != nil {
@@ -79,7 +78,7 @@ func Status(s *rls.RateLimitResponse_DescriptorStatus) string {
 	return text
 }
 
-// Response is the overall code and all statuses in a line.
+// Response formats the overall code and all statuses as one line.
 func Response(r *rls.RateLimitResponse) string {
 	parts := []string{r.OverallCode.String()}
 	for _, s := range r.Statuses {

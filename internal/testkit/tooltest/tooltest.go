@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// Path is where a program is: where the environment says (REDIS_SERVER for redis-server), in the
-// project's .tools/bin, on PATH, or where Debian puts servers. Without it the test fails in CI, and is
+// Path returns the path of a program: that in the environment (REDIS_SERVER for redis-server), or the one in the
+// project's .tools/bin, on PATH, or in Debian's folders for servers. If there is none, the test fails in CI, and is
 // skipped elsewhere.
 func Path(tb testing.TB, name string) string {
 	tb.Helper()
@@ -39,8 +39,7 @@ func Missing(tb testing.TB, tool string) {
 	tb.Skipf(remedy, tool)
 }
 
-// installed is what scripts/install-tools.sh has put into .tools/bin, at the top of the project; "":
-// nothing.
+// installed returns the path of a program that scripts/install-tools.sh has installed in the project's .tools/bin, or "".
 func installed(tb testing.TB, name string) string {
 	tb.Helper()
 	folder, err := os.Getwd()

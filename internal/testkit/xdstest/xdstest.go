@@ -17,21 +17,21 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// Plane is a control plane. It answers the nodes that it was Set something for.
+// Plane is a control plane. It answers the nodes for which Set was called.
 type Plane struct {
 	Address string
-	// Opened gets the headers of each stream, Requests all requests and acknowledgements, and Refused
-	// why something was not. What nobody takes is dropped, beyond 1,000.
+	// Opened gets the headers of each stream, Requests all requests and acknowledgements, and Refused the reasons for
+	// rejections. Beyond 1,000 items that the test has not received, further ones are dropped.
 	Opened   chan metadata.MD
 	Requests chan *discovery.DiscoveryRequest
 	Refused  chan string
-	// Stop ends it; so does the end of the test.
+	// Stop stops the control plane. The end of the test does too.
 	Stop func()
 
 	cache cache.SnapshotCache
 }
 
-// Start runs one at address until the test ends.
+// Start starts a control plane at address. It runs until the test ends.
 func Start(tb testing.TB, address string, options ...grpc.ServerOption) *Plane {
 	tb.Helper()
 	const room = 1000
@@ -78,7 +78,7 @@ func offer[T any](to chan T, value T) {
 	}
 }
 
-// Set makes configs all that there is for node.
+// Set makes configs the whole configuration of node.
 func (p *Plane) Set(tb testing.TB, node, version string, configs ...*conf.RateLimitConfig) {
 	tb.Helper()
 	list := make([]types.Resource, len(configs))
