@@ -7,7 +7,6 @@
 package simulate
 
 import (
-	"container/heap"
 	"iter"
 	"math/rand/v2"
 	"sync"
@@ -18,6 +17,7 @@ import (
 type loop struct {
 	now     int64
 	events  events
+	free    []*event // for reuse
 	rng     *rand.Rand
 	steps   int
 	hash    uint64
@@ -30,7 +30,8 @@ var idle struct {
 	all []*coroutine // guarded by Mutex
 }
 
-// event is something that happens at a time. Events of one time happen in random order.
+// event is something that happens at a time. Events of one time happen in random order. An event that has happened is
+// reused: only one that is still to come may be canceled.
 type event struct {
 	at       int64
 	order    uint64
@@ -44,8 +45,15 @@ func newLoop(seed uint64) *loop { return &loop{rng: rand.New(rand.NewPCG(seed, s
 
 // after calls f when d has passed. f may wait.
 func (l *loop) after(d time.Duration, p *process, f func()) *event {
-	e := &event{at: l.now + max(0, int64(d)), order: l.rng.Uint64(), process: p, f: f}
-	heap.Push(&l.events, e)
+	var e *event
+	if n := len(l.free); n > 0 {
+		e = l.free[n-1]
+		l.free = l.free[:n-1]
+	} else {
+		e = new(event)
+	}
+	*e = event{at: l.now + max(0, int64(d)), order: l.rng.Uint64(), process: p, f: f}
+	l.events.push(e)
 	return e
 }
 
@@ -59,26 +67,34 @@ func (l *loop) afterPlain(d time.Duration, p *process, f func()) *event {
 // run runs events until a time, or until there are none. It reports whether there are none.
 func (l *loop) run(until int64) (ended bool) {
 	for len(l.events) > 0 && l.events[0].at <= until {
-		e := heap.Pop(&l.events).(*event)
+		e := l.events.pop()
 		if e.canceled {
+			l.reuse(e)
 			continue
 		}
 		l.now = max(l.now, e.at)
 		if p := e.process; p != nil && p.pausedUntil > l.now {
 			e.at = p.pausedUntil
-			heap.Push(&l.events, e)
+			l.events.push(e)
 			continue
 		}
 		l.steps++
 		l.mix(uint64(l.now))
-		if e.plain {
-			e.f()
+		f, plain := e.f, e.plain
+		l.reuse(e)
+		if plain {
+			f()
 		} else {
-			l.do(e.f)
+			l.do(f)
 		}
 	}
 	l.now = max(l.now, until)
 	return len(l.events) == 0
+}
+
+func (l *loop) reuse(e *event) {
+	*e = event{}
+	l.free = append(l.free, e)
 }
 
 // mix adds a number to the hash of the run.
@@ -147,22 +163,49 @@ func (l *loop) wait(start func(wake func())) {
 	}
 }
 
-// events implements heap.Interface.
+// events is a heap with the first event at its root.
 type events []*event
 
-func (e events) Len() int { return len(e) }
-func (e events) Less(i, j int) bool {
-	if e[i].at != e[j].at {
-		return e[i].at < e[j].at
-	}
-	return e[i].order < e[j].order
+// before reports whether e happens before other.
+func (e *event) before(other *event) bool {
+	return e.at < other.at || e.at == other.at && e.order < other.order
 }
-func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
-func (e *events) Push(x any)   { *e = append(*e, x.(*event)) }
-func (e *events) Pop() any {
-	last := len(*e) - 1
-	x := (*e)[last]
-	(*e)[last] = nil
-	*e = (*e)[:last]
-	return x
+
+func (e *events) push(x *event) {
+	*e = append(*e, x)
+	all := *e
+	at := len(all) - 1
+	for at > 0 {
+		above := (at - 1) / 2
+		if !x.before(all[above]) {
+			break
+		}
+		all[at] = all[above]
+		at = above
+	}
+	all[at] = x
+}
+
+func (e *events) pop() *event {
+	all := *e
+	first, last := all[0], len(all)-1
+	x := all[last]
+	all[last] = nil
+	all = all[:last]
+	*e = all
+	at := 0
+	for below := 1; below < last; below = 2*at + 1 {
+		if below+1 < last && all[below+1].before(all[below]) {
+			below++
+		}
+		if !all[below].before(x) {
+			break
+		}
+		all[at] = all[below]
+		at = below
+	}
+	if last > 0 {
+		all[at] = x
+	}
+	return first
 }

@@ -264,16 +264,14 @@ func copied(args []any) []any {
 	own := make([]any, len(args))
 	for i, a := range args {
 		switch a := a.(type) {
-		case string:
-			own[i] = a
+		case string, int64, uint64:
+			own[i] = args[i] // without another allocation
 		case *string:
 			own[i] = string([]byte(*a))
 		case []byte:
 			own[i] = string(a)
 		case int:
 			own[i] = int64(a)
-		case int64, uint64:
-			own[i] = a
 		default:
 			panic(fmt.Sprintf("simulate: an argument is a %T", a))
 		}
@@ -304,16 +302,18 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 		return
 	}
 	ended := false
+	var deadline *event
 	end := func(set func()) {
 		if !ended {
 			ended = true
+			deadline.canceled = true
 			set()
 			wake()
 		}
 	}
 	answers := make([]outside.Command, len(commands)) // commands of a call that has ended are not read
 	copy(answers, commands)
-	w.afterPlain(d, p, func() { end(func() { failAll(commands, context.DeadlineExceeded) }) })
+	deadline = w.afterPlain(d, p, func() { end(func() { failAll(commands, context.DeadlineExceeded) }) })
 	there, back := link.delay(w), link.delay(w)
 	if !s.up {
 		w.seen(faultDown)

@@ -253,7 +253,8 @@ func (s *server) script(which script, args []any) (any, error) {
 // take replaces the script take.lua.
 func (s *server) take(keys, args []any) (any, error) {
 	r := reader{text: args[2].(string)}
-	t := &taking{server: s, now: s.now(), keys: make([]string, 0, len(keys)+len(args)-3)}
+	t := &s.w.taking
+	t.server, t.now, t.keys = s, s.now(), t.keys[:0]
 	for _, k := range keys {
 		t.keys = append(t.keys, k.(string))
 	}
@@ -266,8 +267,8 @@ func (s *server) take(keys, args []any) (any, error) {
 			return nil, outside.ErrorReply(foreignKey)
 		}
 	}
-	t.limits = s.w.limitsOf(args[1].(string))
-	t.out = doubles(make([]byte, 0, 256), int64(t.now))
+	t.limits = s.w.limitsOf(t.limits[:0], args[1].(string))
+	t.out = doubles(t.out[:0], int64(t.now))
 	for {
 		c, ok := t.read(&r)
 		if !ok {
@@ -277,13 +278,17 @@ func (s *server) take(keys, args []any) (any, error) {
 	}
 }
 
-// taking is one run of take.lua.
+// taking is one run of take.lua. It is reused.
 type taking struct {
 	server *server
 	now    algorithms.Micros
 	keys   []string
 	limits []*algorithms.Limit
 	out    []byte
+
+	group   []charge // that is decided, with its buckets and their states before
+	buckets []algorithms.Bucket
+	before  []algorithms.State
 }
 
 // charge is a charge as the script gets it. A head has no limit.
@@ -328,11 +333,12 @@ func (t *taking) decide(r *reader, c charge) {
 		head = &own
 		c, _ = t.read(r)
 	}
-	group := []charge{c}
+	group := append(t.group[:0], c)
 	for group[len(group)-1].more {
 		next, _ := t.read(r)
 		group = append(group, next)
 	}
+	t.group = group
 	const size = 41
 	if head != nil {
 		if v := t.server.get(head.key); v != nil { // the request was charged before
@@ -356,17 +362,15 @@ func (t *taking) decide(r *reader, c charge) {
 // charge decides a group, and reports whether it consumed anything.
 func (t *taking) charge(group []charge) (took bool) {
 	s := t.server
-	buckets := make([]algorithms.Bucket, len(group))
+	buckets, before := t.buckets[:0], t.before[:0]
 	for i := range group {
-		buckets[i] = algorithms.Bucket{Limit: group[i].limit, Charge: group[i].ask, Then: group[i].then}
+		b := algorithms.Bucket{Limit: group[i].limit, Charge: group[i].ask, Then: group[i].then}
 		if v := s.get(group[i].key); v != nil {
-			buckets[i].State = v.state
+			b.State = v.state
 		}
+		buckets, before = append(buckets, b), append(before, b.State)
 	}
-	before := make([]algorithms.State, len(group))
-	for i := range buckets {
-		before[i] = buckets[i].State
-	}
+	t.buckets, t.before = buckets, before
 	took = algorithms.TakeAll(t.now, buckets)
 	for i := range buckets {
 		b := &buckets[i]

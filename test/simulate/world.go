@@ -141,6 +141,7 @@ type world struct {
 	mishaps      int // how many faults were planned
 	requests     int
 	boots        int
+	taking       taking
 }
 
 // seen counts a fault.
@@ -251,8 +252,8 @@ func shardsOf(p *descriptors.Policy) (all []*algorithms.Limit) {
 	return all
 }
 
-// limitsOf finds the limits that the script got.
-func (w *world) limitsOf(text string) (all []*algorithms.Limit) {
+// limitsOf appends the limits that the script got to all.
+func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Limit {
 	for r := (reader{text: text}); r.at < len(text); {
 		var n limitNumbers
 		n[0] = r.number()
