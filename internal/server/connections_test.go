@@ -167,10 +167,22 @@ func TestOutOfFilesAConnectionIsClosed(t *testing.T) {
 	nc.(*boundedSocket).heard.Store(0) // an hour ago
 	other.Listener = outOfFiles{other.Listener, func() int { return full.stats().Open }}
 	dial(other)
-	if nc, err = other.Accept(); err != nil {
-		t.Fatal(err)
+	accepted := make(chan error, 1)
+	go func() {
+		nc, err := other.Accept()
+		if err == nil {
+			err = nc.Close()
+		}
+		accepted <- err
+	}()
+	select {
+	case err := <-accepted:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatalf("the process is out of files, and no silent connection was closed for the new one: %+v", full.stats())
 	}
-	nc.Close()
 	if _, err := client.Read(make([]byte, 1)); err == nil || errors.Is(err, net.ErrClosed) {
 		t.Errorf("the silent connection: %v", err)
 	}

@@ -58,6 +58,29 @@ func TestOneRedis(t *testing.T) {
 	}
 }
 
+// TestLeases lets sidecars lease units while Redis stops and sidecars are killed with the units that they have leased.
+// Together they never admit more than the limit, and never return a unit twice.
+func TestLeases(t *testing.T) {
+	redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
+	w := newWorld(t, 3, "--redis-url", "redis://"+redis.Addr)
+	w.kinds = []string{"leased"}
+	victim := w.sidecars[0]
+	w.run(8, repeat(t, 100*time.Millisecond,
+		func() { redis.Do("CLIENT", "KILL", "TYPE", "normal") },
+		func() { redis.Pause(); time.Sleep(150 * time.Millisecond); redis.Resume() },
+		func() { victim.kill(); victim.start() },
+		func() { redis.Kill(); redis.Restart(); redis.Wait() },
+	))
+	if !w.check(nothingLost) {
+		t.Error("more was admitted than the limit, or more is left than the allowed requests have left")
+	}
+	served := w.servedFromLeases()
+	if served == 0 {
+		t.Error("no request was decided from leased units")
+	}
+	t.Logf("%d requests were decided from leased units, by the sidecars that run at the end", served)
+}
+
 // TestAChargeAppliedTwiceIsFound sends some charges twice and logs them once: the check must refuse the history.
 func TestAChargeAppliedTwiceIsFound(t *testing.T) {
 	redis := redistest.Start(t)
@@ -105,7 +128,7 @@ func TestClusterWithConfirmation(t *testing.T) {
 	long(t)
 	c := redistest.StartCluster(t, 3)
 	w := newWorld(t, 3, "--redis-url", c.URL(), "--redis-wait-replicas", "1")
-	w.kinds = []string{"tokens", "window", "refunded"}
+	w.kinds = []string{"tokens", "window", "refunded", "budget"}
 	shard := 0
 	w.run(8, repeat(t, 2*time.Second, func() {
 		failover(t, []*redistest.Server{c.Masters[shard%3], c.Replicas[shard%3]})

@@ -19,6 +19,7 @@ const (
 	charge kind = iota
 	refund      // returns the cost
 	look        // a dry run of cost 0
+	beyond      // a settlement to twice the reserved units, which is always accepted
 )
 
 // buckets are one bucket, or two that are charged as a group.
@@ -26,6 +27,7 @@ type buckets struct {
 	name   string // of both
 	limits []*algorithms.Limit
 	cost   int64 // of each charge and refund: it divides the capacities
+	leased bool  // sidecars lease units of it
 }
 
 // question is one operation on buckets.
@@ -48,9 +50,10 @@ type answer struct {
 type record struct {
 	question
 
-	answered bool
-	answer   answer
-	from, to int64
+	reservation string // the id of what was reserved
+	answered    bool
+	answer      answer
+	from, to    int64
 }
 
 // state is the state of one or two buckets: their Values, and how many of the requests without an answer were certainly
@@ -81,6 +84,8 @@ func (b *buckets) take(s state, k kind) (state, answer) {
 		ask.Cost = -b.cost
 	case look:
 		ask = algorithms.Charge{DryRun: true}
+	case beyond:
+		ask.Settle = true
 	}
 	group := make([]algorithms.Bucket, len(b.limits))
 	for i, l := range b.limits {
@@ -95,6 +100,9 @@ func (b *buckets) take(s state, k kind) (state, answer) {
 
 // steps returns the states after a request that got this answer: none if it cannot have got it.
 func steps(s state, q question, a answer) (next []any) {
+	if q.of.leased {
+		return leasedSteps(s, q, a)
+	}
 	for _, n := range guesses(s, q, a) {
 		is, possible := q.of.others(s, n)
 		is.charges += max(0, n)
@@ -107,6 +115,22 @@ func steps(s state, q question, a answer) (next []any) {
 		}
 	}
 	return next
+}
+
+// leasedSteps is steps for a bucket of which sidecars lease units. A sidecar may deny while another one has leased the
+// last units, and the units left in the store do not include leased ones. So an allowed charge must fit into what all
+// allowed charges have left, and the store must never have more units left than that.
+func leasedSteps(s state, q question, a answer) []any {
+	switch after, would := q.of.take(s, q.kind); {
+	case q.kind == look && a.left[0] <= would.left[0]:
+		return []any{s}
+	case q.kind == charge && !a.ok:
+		return []any{s}
+	case q.kind == charge && would.ok:
+		return []any{after}
+	default:
+		return nil
+	}
 }
 
 // others carries out n requests that got no answer: charges, or refunds if n is negative.
@@ -131,7 +155,13 @@ func guesses(s state, q question, a answer) []int64 {
 	_, now := q.of.take(s, look)
 	left := a.left[0] // before the request
 	switch {
-	case q.kind == charge && a.ok:
+	case q.kind == beyond && left == 0: // the bucket may have gone below zero by any of these
+		var all []int64
+		for n := -q.refunds; n <= q.charges; n++ {
+			all = append(all, n)
+		}
+		return all
+	case q.kind == charge && a.ok, q.kind == beyond:
 		left += q.of.cost
 	case q.kind == refund:
 		left -= q.of.cost
@@ -169,7 +199,7 @@ var model = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{nil} },
 	DescribeOperation: func(input, output any) string {
 		q, a := input.(question), output.(answer)
-		return fmt.Sprintf("%s %s -> ok %t, left %v", []string{"charge", "refund", "look at"}[q.kind], q.of.name, a.ok, a.left[:len(q.of.limits)])
+		return fmt.Sprintf("%s %s -> ok %t, left %v", []string{"charge", "refund", "look at", "charge beyond"}[q.kind], q.of.name, a.ok, a.left[:len(q.of.limits)])
 	},
 	DescribeState: func(s any) string { return fmt.Sprint(s) },
 }
@@ -236,6 +266,17 @@ func explain(history []porcupine.Operation) string {
 // yearly compiles a limit of so many units a year.
 func yearly(kind algorithms.Kind, units int64) *algorithms.Limit {
 	l, err := algorithms.Compile(algorithms.Spec{Kind: kind, Rate: units, Period: 365 * algorithms.Day})
+	if err != nil {
+		panic(err)
+	}
+	return &l
+}
+
+// settling compiles a budget of so many units a year, of which calls reserve a part.
+func settling(units int64) *algorithms.Limit {
+	l, err := algorithms.Compile(algorithms.Spec{
+		Kind: algorithms.FixedWindow, Rate: units, Period: 365 * algorithms.Day, Settles: true, MaxReserved: new(int64),
+	})
 	if err != nil {
 		panic(err)
 	}

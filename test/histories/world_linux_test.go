@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/anishathalye/porcupine"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -32,17 +34,25 @@ limits:
   tokens: {algorithm: token_bucket, rate: 24, period: 365d}
   window: {algorithm: fixed_window, rate: 24, period: 365d}
   large: {algorithm: token_bucket, rate: 600, period: 365d}
+  budget: {algorithm: fixed_window, rate: 600, period: 365d, max_reserved: 0, settle: {estimate: 3}}
+  leased: {algorithm: fixed_window, rate: 600, period: 365d, lease: {max: 10%, for: 200ms}}
 descriptors:
-  - {key: t, limit: tokens}
-  - {key: w, limit: window}
-  - {key: l, limit: large}
+  - {key: tokens, limit: tokens}
+  - {key: window, limit: window}
+  - {key: large, limit: large}
+  - {key: leased, limit: leased}
 `
 
 var (
 	tokens = yearly(algorithms.TokenBucket, 24)
 	window = yearly(algorithms.FixedWindow, 24)
 	large  = yearly(algorithms.TokenBucket, 600)
+	budget = settling(600)
+	leased = yearly(algorithms.FixedWindow, 600)
 )
+
+// nameOf has the names of the limits.
+var nameOf = map[*algorithms.Limit]string{tokens: "tokens", window: "window", large: "large", budget: "budget", leased: "leased"}
 
 var program string
 
@@ -65,22 +75,30 @@ func TestMain(m *testing.M) {
 
 // sidecar is a running rlsidecar.
 type sidecar struct {
-	t    *testing.T
-	addr string
-	args []string
-	cmd  *exec.Cmd
+	t     *testing.T
+	addr  string // of its HTTP listener
+	admin string
+	rls   rls.RateLimitServiceClient
+	args  []string
+	cmd   *exec.Cmd
 }
 
 func startSidecar(t *testing.T, args ...string) *sidecar {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "limits.yaml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
+	keys := filepath.Join(t.TempDir(), "keys") // the same for all sidecars, also for one that starts while Redis is away
+	for path, text := range map[string]string{file: config, keys: strings.Repeat("k", 64)} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	s := &sidecar{t: t, addr: fmt.Sprint("127.0.0.1:", redistest.FreePort(t))}
+	address := func() string { return fmt.Sprint("127.0.0.1:", redistest.FreePort(t)) }
+	s := &sidecar{t: t, addr: address(), admin: address()}
+	listener := address()
+	s.rls = newGRPC(t, listener)
 	s.args = append([]string{
-		"serve", "--config", file, "--grpc-listen", fmt.Sprint("127.0.0.1:", redistest.FreePort(t)), "--http-listen", s.addr,
-		"--admin-listen", fmt.Sprint("127.0.0.1:", redistest.FreePort(t)), "--drain-delay", "0s",
+		"serve", "--config", file, "--grpc-listen", listener, "--http-listen", s.addr, "--admin-listen", s.admin, "--drain-delay", "0s",
+		"--settle-key-file", keys,
 	}, args...)
 	s.start()
 	t.Cleanup(s.kill)
@@ -117,6 +135,8 @@ type world struct {
 	slice    time.Duration // how long clients use the same buckets
 	kinds    []string      // of buckets that are used
 	twice    atomic.Bool   // a fault: some charges are sent twice, and logged once
+	byGRPC   atomic.Int64  // answers
+	settled  atomic.Int64  // reservations
 	stop     chan struct{}
 	clients  sync.WaitGroup
 
@@ -128,7 +148,7 @@ type world struct {
 func newWorld(t *testing.T, sidecars int, args ...string) *world {
 	t.Helper()
 	w := &world{t: t, slice: 250 * time.Millisecond, stop: make(chan struct{}), all: map[string]*buckets{}}
-	w.kinds = []string{"tokens", "window", "refunded", "group"}
+	w.kinds = []string{"tokens", "window", "refunded", "group", "budget"}
 	for range sidecars {
 		w.sidecars = append(w.sidecars, startSidecar(t, append([]string{"--backend-timeout", "200ms"}, args...)...))
 	}
@@ -161,7 +181,10 @@ func (w *world) client(random *rand.Rand) {
 		b := w.pick(random)
 		k := charge
 		switch n := random.IntN(10); {
-		case n == 0:
+		case b.limits[0] == budget:
+			w.settle(random, b)
+			continue
+		case n == 0 && !b.leased:
 			k = look
 		case n < 3 && b.refunded():
 			k = refund
@@ -170,7 +193,7 @@ func (w *world) client(random *rand.Rand) {
 			w.once(random, b)
 			continue
 		}
-		w.log(w.send(random, b, k, ""))
+		w.log(w.sendAny(random, b, k))
 		if k == charge && w.twice.Load() && random.IntN(20) == 0 {
 			w.send(random, b, k, "")
 		}
@@ -196,6 +219,10 @@ func (w *world) pick(random *rand.Rand) *buckets {
 			b.limits, b.cost = []*algorithms.Limit{large}, 3
 		case "group":
 			b.limits = []*algorithms.Limit{tokens, window}
+		case "budget":
+			b.limits, b.cost = []*algorithms.Limit{budget}, 3
+		case "leased":
+			b.limits, b.cost, b.leased = []*algorithms.Limit{leased}, 3, true
 		}
 		w.all[name] = b
 	}
@@ -204,12 +231,21 @@ func (w *world) pick(random *rand.Rand) *buckets {
 
 func (b *buckets) refunded() bool { return b.limits[0] == large }
 
+// sendAny sends one request by HTTP or gRPC.
+func (w *world) sendAny(random *rand.Rand, b *buckets, k kind) record {
+	if k != look && random.IntN(2) == 0 {
+		return w.sendGRPC(random, b, k)
+	}
+	return w.send(random, b, k, "")
+}
+
 // send sends one request to any sidecar.
 func (w *world) send(random *rand.Rand, b *buckets, k kind, id string) (r record) {
 	type limit struct {
-		Name  string `json:"name"`
-		Key   string `json:"key"`
-		Count int64  `json:"count"`
+		Name    string `json:"name"`
+		Key     string `json:"key"`
+		Count   int64  `json:"count"`
+		Reserve bool   `json:"reserve,omitempty"`
 	}
 	question := struct {
 		Limits []limit `json:"limits"`
@@ -217,14 +253,20 @@ func (w *world) send(random *rand.Rand, b *buckets, k kind, id string) (r record
 	}{ID: id}
 	for _, l := range b.limits {
 		count := [...]int64{charge: b.cost, refund: -b.cost, look: 0}[k]
-		question.Limits = append(question.Limits, limit{map[*algorithms.Limit]string{tokens: "tokens", window: "window", large: "large"}[l], b.name, count})
+		question.Limits = append(question.Limits, limit{nameOf[l], b.name, count, l == budget && k == charge})
 	}
+	r = record{from: w.now(), to: never}
+	r.of, r.kind = b, k
+	return w.post(random, question, r)
+}
+
+// post sends a question to any sidecar by HTTP, and adds the answer to r.
+func (w *world) post(random *rand.Rand, question any, r record) record {
 	body, err := json.Marshal(question)
 	if err != nil {
 		panic(err)
 	}
-	r = record{from: w.now(), to: never}
-	r.of, r.kind = b, k
+	b := r.of
 	s := w.sidecars[random.IntN(len(w.sidecars))]
 	response, err := w.http.Post("http://"+s.addr+"/v1/limit", "application/json", bytes.NewReader(body))
 	if err != nil {
@@ -234,8 +276,9 @@ func (w *world) send(random *rand.Rand, b *buckets, k kind, id string) (r record
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	var reported struct {
-		OK     bool `json:"ok"`
-		Limits []struct {
+		OK          bool   `json:"ok"`
+		Reservation string `json:"reservation"`
+		Limits      []struct {
 			Remaining int64 `json:"remaining"`
 			Degraded  bool  `json:"degraded"`
 		} `json:"limits"`
@@ -253,7 +296,7 @@ func (w *world) send(random *rand.Rand, b *buckets, k kind, id string) (r record
 		}
 		r.answer.left[i] = l.Remaining
 	}
-	r.answer.ok, r.answered, r.to = reported.OK, true, w.now()
+	r.answer.ok, r.answered, r.to, r.reservation = reported.OK, true, w.now(), reported.Reservation
 	return r
 }
 
@@ -299,7 +342,8 @@ func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 	}
 	history := operations(w.records, lost)
 	result, info := porcupine.CheckOperationsVerbose(model.ToModel(), history, time.Minute)
-	w.t.Logf("%d requests, %d answered, %d buckets or groups: %s", len(w.records), len(history), len(w.all), result)
+	w.t.Logf("%d requests, %d answered, %d by gRPC, %d reservations settled, %d buckets or groups: %s",
+		len(w.records), len(history), w.byGRPC.Load(), w.settled.Load(), len(w.all), result)
 	if result != porcupine.Ok && !w.twice.Load() {
 		if file, err := os.CreateTemp("", "history-*.html"); err == nil {
 			_ = porcupine.Visualize(model.ToModel(), info, file)

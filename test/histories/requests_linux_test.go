@@ -1,0 +1,120 @@
+package histories
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
+)
+
+// newGRPC makes a client of the gRPC listener at an address.
+func newGRPC(t *testing.T, address string) rls.RateLimitServiceClient {
+	t.Helper()
+	soon := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond}}
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(soon))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return rls.NewRateLimitServiceClient(conn)
+}
+
+// sendGRPC sends one request to the gRPC listener of any sidecar, as Envoy does. An answer without the numbers of a limit
+// is that of a store that could not decide. A denial reports that no units are left, which is right because the costs
+// divide the capacities.
+func (w *world) sendGRPC(random *rand.Rand, b *buckets, k kind) (r record) {
+	var list []*ratelimit.RateLimitDescriptor
+	for _, l := range b.limits {
+		text := fmt.Sprintf("%s=%s;hits=%d", nameOf[l], b.name, b.cost)
+		if k == refund {
+			text += ";refund"
+		}
+		list = append(list, rlstest.Descriptor(text))
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	r = record{from: w.now(), to: never}
+	r.of, r.kind = b, k
+	s := w.sidecars[random.IntN(len(w.sidecars))]
+	response, err := s.rls.ShouldRateLimit(ctx, rlstest.Request("histories", list...))
+	if err != nil {
+		time.Sleep(time.Millisecond) // the sidecar may be away
+		return r
+	}
+	if len(response.GetStatuses()) != len(b.limits) {
+		w.t.Errorf("%d statuses for %d descriptors: %v", len(response.GetStatuses()), len(b.limits), response)
+		return r
+	}
+	for i, status := range response.GetStatuses() {
+		if status.GetCurrentLimit() == nil {
+			return r
+		}
+		r.answer.left[i] = int64(status.GetLimitRemaining())
+	}
+	r.answer.ok = response.GetOverallCode() == rls.RateLimitResponse_OK
+	r.answered, r.to = true, w.now()
+	w.byGRPC.Add(1)
+	return r
+}
+
+// settle reserves units, and settles them to another cost. It sends the settlement to any sidecars until one of them
+// answers: it must take effect once.
+func (w *world) settle(random *rand.Rand, b *buckets) {
+	first := w.send(random, b, charge, "")
+	w.log(first)
+	if !first.answered || !first.answer.ok {
+		return
+	}
+	if first.reservation == "" {
+		w.t.Errorf("%s: a reservation without an id", b.name)
+		return
+	}
+	r := record{to: never}
+	r.of, r.kind = b, []kind{refund, look, beyond}[random.IntN(3)]
+	question := struct {
+		ID    string `json:"reservation"`
+		Count int64  `json:"count"`
+	}{first.reservation, [...]int64{refund: 0, look: b.cost, beyond: 2 * b.cost}[r.kind]}
+	for r.from = w.now(); !r.answered; {
+		r = w.post(random, question, r)
+	}
+	w.settled.Add(1)
+	w.log(r)
+	if again := w.post(random, question, r); again.answered && again.answer != r.answer {
+		w.t.Errorf("%s: a settlement was answered %+v, and when it was repeated %+v", b.name, r.answer, again.answer)
+	}
+}
+
+// servedFromLeases returns how many charges the sidecars have decided from leased units.
+func (w *world) servedFromLeases() (n int) {
+	for _, s := range w.sidecars {
+		response, err := http.Get("http://" + s.admin + "/metrics")
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		text, err := io.ReadAll(response.Body)
+		response.Body.Close()
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			var served int
+			if _, err := fmt.Sscanf(line, "rlsidecar_lease_served_total %d", &served); err == nil {
+				n += served
+			}
+		}
+	}
+	return n
+}
