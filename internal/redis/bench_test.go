@@ -22,7 +22,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// bare is a token bucket script of one key as it is usually written: the ceiling to compare with.
+// bare is a simple token bucket script of one key. The benchmarks compare with it as the best that is
+// possible.
 const bare = `
 local s = redis.call('HMGET', KEYS[1], 'v', 't')
 local t = redis.call('TIME')
@@ -36,10 +37,10 @@ redis.call('HSET', KEYS[1], 'v', v, 't', now)
 redis.call('PEXPIRE', KEYS[1], 60000)
 return {ok, math.floor(v)}`
 
-// benchKeys is the number of keys of the load.
+// benchKeys is the number of different keys that the benchmarks use.
 const benchKeys = 10_000
 
-// asks sends n charges as fast as it can, and returns the time that this took.
+// asks sends n charges as fast as possible, and returns the time that this took.
 type asks func(n int) time.Duration
 
 // bareLoad sends pipelines of 64 of the bare script, four at a time.
@@ -69,8 +70,8 @@ func bareLoad(b *testing.B, client goredis.UniversalClient) asks {
 	}
 }
 
-// roomy are limits that are never reached, and whose buckets are not full before their next charge: a full bucket would
-// be forgotten, which costs Redis less than reading it.
+// roomy returns limits that are never reached. Their buckets are not full before the next charge: a full
+// bucket expires, and a missing key costs Redis less than one that it must read.
 func roomy(b *testing.B) map[string]*algorithms.Limit {
 	b.Helper()
 	capacity, start := int64(100_000_000), algorithms.Micros(0)
@@ -88,7 +89,7 @@ func roomy(b *testing.B) map[string]*algorithms.Limit {
 	return limits
 }
 
-// storeLoad sends one charge at a time to s, from 256 callers at once.
+// storeLoad sends one charge at a time to s, from 256 concurrent callers.
 func storeLoad(b *testing.B, s backend.Store) asks {
 	b.Helper()
 	limit := roomy(b)["token bucket"]
@@ -114,11 +115,12 @@ func storeLoad(b *testing.B, s backend.Store) asks {
 	}
 }
 
-// compare runs the store and the ceiling in turn, and reports Redis's CPU time for a decision of each, and the ratios.
+// compare runs the store and the ceiling in turn. It reports Redis's CPU time for a decision of each, and
+// the ratios.
 func compare(b *testing.B, servers []*redistest.Server, ours, ceiling asks) {
 	b.Helper()
 	const each = 20_480
-	ours(each) // connections and scripts
+	ours(each) // connects, and loads scripts
 	ceiling(each)
 	var cpu [2]float64
 	var took [2]time.Duration
@@ -184,7 +186,7 @@ func BenchmarkCluster(b *testing.B) {
 	compare(b, c.Masters, storeLoad(b, s), bareLoad(b, client))
 }
 
-// benchNode starts a server, and returns a client and a node of it too.
+// benchNode starts a server, and returns it with a client and a node.
 func benchNode(b *testing.B) (server *redistest.Server, client *goredis.Client, n *node) {
 	b.Helper()
 	server = redistest.Start(b)
@@ -193,7 +195,7 @@ func benchNode(b *testing.B) (server *redistest.Server, client *goredis.Client, 
 	return server, client, newNode(client, keys{prefix: "rl:"}, nil)
 }
 
-// BenchmarkCalls is the script alone, by kind of limit and how many charges share a call.
+// BenchmarkCalls measures the script alone, by kind of limit and number of charges in a call.
 func BenchmarkCalls(b *testing.B) {
 	server, client, n := benchNode(b)
 	goredis.NewScript(bare).Load(context.Background(), client)
@@ -219,8 +221,8 @@ func BenchmarkCalls(b *testing.B) {
 	}
 }
 
-// BenchmarkHotKey charges one key, as a sidecar does, beside the same in memory: allowed and leased,
-// and denied.
+// BenchmarkHotKey charges one key, as a sidecar does, and compares with the same in memory: allowed with
+// leases, and denied.
 func BenchmarkHotKey(b *testing.B) {
 	const many = 1 << 40
 	for name, rate := range map[string]int64{"leased": many, "denied": 1} {
@@ -260,8 +262,8 @@ func BenchmarkHotKey(b *testing.B) {
 	}
 }
 
-// compareHot runs ours and the same in memory in turn, and reports the CPU of this process for each
-// decision, and the commands that ours sent to Redis.
+// compareHot runs ours and the same in memory in turn. It reports the CPU time of this process for each
+// decision, and the number of commands that ours sent to Redis.
 func compareHot(b *testing.B, server *redistest.Server, ours, inMemory asks) {
 	b.Helper()
 	const each = 1_000_000
@@ -294,7 +296,7 @@ func compareHot(b *testing.B, server *redistest.Server, ours, inMemory asks) {
 	b.ReportMetric(redisCalls/took[0].Seconds(), "redis-calls/s")
 }
 
-// scriptsRun returns the number of calls of the script that servers have answered.
+// scriptsRun returns the number of script calls that servers have answered.
 func scriptsRun(b *testing.B, servers ...*redistest.Server) (n float64) {
 	b.Helper()
 	for _, s := range servers {
@@ -323,8 +325,9 @@ func processCPU(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkSubmit is the CPU of this process for each decision, without waiting goroutines: 8 sources submit batches of
-// 32 charges, the next as soon as the last is done. A Cluster divides each batch among three masters.
+// BenchmarkSubmit measures the CPU time of this process for each decision, without waiting goroutines. 8
+// sources submit batches of 32 charges; each submits the next when the last is done. A Cluster divides each
+// batch among three masters.
 func BenchmarkSubmit(b *testing.B) {
 	limit := roomy(b)["token bucket"]
 	for _, name := range []string{"one server", "Cluster"} {
@@ -341,7 +344,7 @@ func BenchmarkSubmit(b *testing.B) {
 			s := open(b, Config{URL: url, Timeout: 5 * time.Second})
 			const sources, size = 8, 32
 			var left atomic.Int64
-			left.Store(sources * size * 100) // connections and scripts
+			left.Store(sources * size * 100) // connects, and loads scripts
 			load := func() {
 				var wg sync.WaitGroup
 				for i := range sources {
@@ -385,7 +388,7 @@ func (s *benchSource) start(limit *algorithms.Limit, size int) {
 	s.submit()
 }
 
-// submit is called by Flush, as if the client had sent more.
+// submit is called by Flush, as if the client had sent more requests.
 func (s *benchSource) submit() {
 	if !s.again {
 		return

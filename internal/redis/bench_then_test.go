@@ -12,8 +12,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// BenchmarkThen compares a request to which two plain limits apply with one to a plan and its credits: what each costs
-// Redis, by how many requests are in one call. Either the plan pays, or the credits, or neither.
+// BenchmarkThen compares a request with two plain limits to one with a plan and its credits. It measures
+// the cost in Redis by the number of requests in a call, where the plan pays, the credits pay, or both
+// deny.
 func BenchmarkThen(b *testing.B) {
 	server, _, n := benchNode(b)
 	much := roomy(b)["token bucket"]
@@ -28,7 +29,7 @@ func BenchmarkThen(b *testing.B) {
 	}{
 		{"two", much, much, false, true}, {"plan", much, much, true, true}, {"credits", &few, much, true, true}, {"denied", &few, &few, true, false},
 	}
-	const each = 10_240 // more than there are keys, so that two rounds use up a plan and its credits
+	const each = 10_240 // more than the number of keys, so that two rounds use up a plan and its credits
 	for _, size := range []int{1, 16, 64} {
 		b.Run(fmt.Sprint(size, " a call"), func(b *testing.B) {
 			charges, decisions := make([]backend.Charge, 2*size), make([]backend.Decision, 2*size)

@@ -8,29 +8,31 @@ import (
 )
 
 const (
-	// breakerPatience is how long a server must fail, without one answer, before its circuit breaker opens. A fork
-	// for a snapshot, a slow command or a busy machine stalls Redis for tens of milliseconds; opening then
-	// would deny more than the stall does.
+	// breakerPatience is how long a server must fail, without one answer, before its circuit breaker opens.
+	// A fork for a snapshot, a slow command or a busy machine stalls Redis for tens of milliseconds. If the
+	// breaker opened then, it would deny more requests than the stall does.
 	breakerPatience = 100 * time.Millisecond
-	// breakerCalls is the number of calls that must have failed by then: with one call a second, two lost answers are
-	// no outage.
+	// breakerCalls is the number of calls that must have failed before the breaker opens. With one call a
+	// second, two lost answers are not an outage.
 	breakerCalls = 5
 	// The pause between the starts of two probes doubles from minProbePause to maxProbePause.
 	minProbePause = 10 * time.Millisecond
 	maxProbePause = 200 * time.Millisecond
 )
 
-// errOpen is the answer of an open circuit breaker.
+// errOpen is the error of calls while the circuit breaker is open.
 var errOpen = fmt.Errorf("%w: not called while it fails", backend.ErrNotTaken)
 
-// circuit is the state of a circuit breaker, which stops calls to a server that fails. Once the server has given no
-// answer for 100 ms, groups are answered ErrNotTaken at once. Then single calls are sent as probes, the first one
-// immediately and the others at intervals of 10 ms growing to 200 ms. One answer closes the circuit. After a sign of
-// life the next call is a probe, even if another probe is still in flight, perhaps on a connection that is dead.
+// circuit is the state of a circuit breaker, which stops calls to a server that fails.
+//
+// When the server has given no answer for 100 ms, groups are answered ErrNotTaken at once. Then single
+// calls are sent as probes, the first one immediately and the others at intervals that grow from 10 ms to
+// 200 ms. One answer closes the circuit. After a sign of life the next call is a probe even if another
+// probe is in flight, because that one may be on a dead connection.
 //
 // The zero circuit is closed.
 type circuit struct {
-	since   time.Time // of the first failure after the last answer; zero: there was none
+	since   time.Time // the time of the first failure after the last answer; zero if there was none
 	misses  int       // failures after the last answer
 	open    bool
 	probing bool          // a probe is in flight
@@ -47,7 +49,7 @@ const (
 
 	callAnswered // a call was answered
 	callFailed   // a call failed
-	ofProbe      // added to one of these two: that call was the probe
+	ofProbe      // added to callAnswered or callFailed if the call was the probe
 )
 
 // effect is the action that the caller must take after a step.
@@ -57,17 +59,17 @@ const (
 	doNothing    effect = iota
 	doSend              // send the call
 	doProbe             // send the call as the probe
-	doRefuse            // answer it at once
-	doReportOpen        // report it
+	doRefuse            // answer the call with errOpen, without sending it
+	doReportOpen        // report that the circuit has opened or closed
 	doReportClosed
 )
 
-// pausing reports whether the circuit is open, and no probe is in flight or due.
+// pausing reports whether the circuit is open and no probe is in flight or due.
 func (c *circuit) pausing(now time.Time) bool {
 	return c.open && !c.probing && now.Before(c.probeAt)
 }
 
-// step is the whole behavior of a circuit breaker: a function of its state, an event and the time.
+// step implements the circuit breaker. The result depends only on the state, the event and the time.
 func (c circuit) step(e event, now time.Time) (circuit, effect) {
 	if e >= callAnswered+ofProbe {
 		c.probing = false
@@ -99,7 +101,7 @@ func (c circuit) step(e event, now time.Time) (circuit, effect) {
 	return c, doNothing
 }
 
-// miss counts a failure, and opens the circuit when it is one too many.
+// miss counts a failure, and opens the circuit when there are too many.
 func (c circuit) miss(now time.Time) (circuit, effect) {
 	if c.since.IsZero() {
 		c.since = now

@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// server is the Store that a lane calls in these tests. It can be broken, and counts calls.
+// server is the Store that a lane calls in these tests. It can fail, and counts calls.
 type server struct {
 	broken       atomic.Bool
 	takes        time.Duration
@@ -38,7 +38,7 @@ func (s *server) decide(_ context.Context, c *call) error {
 
 var errDown = fmt.Errorf("%w: down", backend.ErrUnavailable)
 
-// echo allows everything and answers the cost as the remaining units, so that each answer shows its request.
+// echo allows everything, and returns the cost as Remaining, so that each answer identifies its charge.
 func echo(c *call) error {
 	for _, r := range c.runs {
 		for i := r.from; i < r.to; i++ {
@@ -83,13 +83,13 @@ func ok(t *testing.T, s backend.Store) bool {
 	return b.Decisions[0].Err == nil
 }
 
-// TestAStallDeniesOnlyTheRequestsDuringIt: a server that does not answer for x ms denies at most the requests of x + 20 ms,
-// with a caller that stops waiting at its deadline and with one that does not.
+// A server that does not answer for x ms causes failures of at most the requests that arrive within x + 20
+// ms, whether or not callers stop waiting at their deadline.
 func TestAStallDeniesOnlyTheRequestsDuringIt(t *testing.T) {
 	const timeout, every = 10 * ms, 200 * time.Microsecond // 5,000 a second
 	for _, stall := range []time.Duration{6 * ms, 10 * ms, 15 * ms, 20 * ms, 30 * ms, 60 * ms, 100 * ms, 120 * ms} {
 		for _, gives := range []bool{false, true} {
-			t.Run(fmt.Sprint(stall, " gives up ", gives), func(t *testing.T) {
+			t.Run(fmt.Sprint(stall, " with a deadline ", gives), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					server := &stalling{from: time.Now().Add(50 * ms), length: stall}
 					s := backend.Store(newLane(timeout, server.decide))
@@ -127,7 +127,7 @@ func (s *stalling) decide(ctx context.Context, c *call) error {
 	return echo(c)
 }
 
-// steady submits batches at a steady rate, whether they are answered or not, and returns how many failed.
+// steady submits batches at a steady rate, without waiting for answers, and returns how many failed.
 func steady(s backend.Store, length, every, within time.Duration) (failed int64) {
 	var n atomic.Int64
 	var wg sync.WaitGroup
@@ -152,7 +152,7 @@ func TestBreakerOpensAfter100msWithoutAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, told := &server{takes: 5 * ms}, &changes{}
 		s := guarding(p, told)
-		for range 3 { // one answer in 100 ms keeps it closed
+		for range 3 { // one answer within 100 ms keeps the breaker closed
 			p.broken.Store(true)
 			for range 20 {
 				ok(t, s)
@@ -163,7 +163,7 @@ func TestBreakerOpensAfter100msWithoutAnAnswer(t *testing.T) {
 			}
 		}
 		if n := p.called.Load(); n != 63 || told.all != "" {
-			t.Fatalf("%d calls, told %q", n, told.all)
+			t.Fatalf("%d calls, reported %q", n, told.all)
 		}
 		p.broken.Store(true)
 		first := time.Now().Add(5 * ms)
@@ -171,12 +171,12 @@ func TestBreakerOpensAfter100msWithoutAnAnswer(t *testing.T) {
 			ok(t, s)
 		}
 		if took := time.Since(first); took != 100*ms || told.all != "open " {
-			t.Errorf("told %q after %v", told.all, took)
+			t.Errorf("reported %q after %v", told.all, took)
 		}
 	})
 }
 
-// Two answers that are lost at a call a second are no outage.
+// With one call a second, two lost answers do not open the breaker.
 func TestBreakerNeedsFiveFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, told := &server{}, &changes{}
@@ -191,12 +191,12 @@ func TestBreakerNeedsFiveFailures(t *testing.T) {
 			ok(t, s)
 		}
 		if told.all != "" || p.called.Load() != 15 {
-			t.Errorf("told %q, %d calls", told.all, p.called.Load())
+			t.Errorf("reported %q, %d calls", told.all, p.called.Load())
 		}
 	})
 }
 
-// An open circuit breaker answers at once, and sends probes at growing intervals, one at a time.
+// An open circuit breaker answers at once. It sends probes at growing intervals, one at a time.
 func TestBreakerProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, told := &server{takes: 4 * ms}, &changes{}
@@ -210,10 +210,10 @@ func TestBreakerProbes(t *testing.T) {
 		for time.Since(opened) < 1200*ms {
 			at, before := time.Now(), p.called.Load()
 			var wg sync.WaitGroup
-			for range 8 { // at the same time: one of them is the probe
+			for range 8 { // concurrently; one of them is the probe
 				wg.Go(func() {
 					if ok(t, s) {
-						t.Error("answered while it is broken")
+						t.Error("answered by a server that fails")
 					}
 				})
 			}
@@ -227,11 +227,12 @@ func TestBreakerProbes(t *testing.T) {
 			}
 			wg.Wait()
 			if took := time.Since(at); p.called.Load() == before && took != 0 {
-				t.Errorf("not sent, and took %v", took)
+				t.Errorf("a call that was not sent took %v", took)
 			}
 			time.Sleep(ms)
 		}
-		// The intervals are measured between the starts of probes; a probe takes 4 ms, and the load calls each ms.
+		// The intervals are measured from the start of one probe to the start of the next. A probe takes 4
+		// ms, and requests arrive each ms.
 		want := []time.Duration{0, 10, 20, 40, 80, 160, 200, 200, 200, 200}
 		sum := time.Duration(0)
 		for i, at := range probes {
@@ -248,7 +249,7 @@ func TestBreakerProbes(t *testing.T) {
 		p.broken.Store(false)
 		for healed := time.Now(); !ok(t, s); time.Sleep(ms) {
 			if time.Since(healed) > 200*ms {
-				t.Fatal("not closed 200 ms after it answers again")
+				t.Fatal("not closed 200 ms after the server works again")
 			}
 		}
 		for range 10 {
@@ -257,12 +258,12 @@ func TestBreakerProbes(t *testing.T) {
 			}
 		}
 		if told.all != "open closed " {
-			t.Errorf("told %q", told.all)
+			t.Errorf("reported %q", told.all)
 		}
 	})
 }
 
-// After a sign of life of the server the next call is a probe, however long the pause would have lasted.
+// After a sign of life of the server the next call is a probe, however long the pause is.
 func TestBreakerHears(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, told := &server{}, &changes{}
@@ -272,7 +273,7 @@ func TestBreakerHears(t *testing.T) {
 			ok(t, s) // until the pauses are long
 		}
 		for before := p.called.Load(); p.called.Load() == before; time.Sleep(ms) {
-			ok(t, s) // one is over
+			ok(t, s) // the pause has ended
 		}
 		p.broken.Store(false)
 		if ok(t, s) {
@@ -280,15 +281,16 @@ func TestBreakerHears(t *testing.T) {
 		}
 		s.signOfLife()
 		if told.all != "open " {
-			t.Errorf("told %q", told.all)
+			t.Errorf("reported %q", told.all)
 		}
 		if !ok(t, s) || told.all != "open closed " {
-			t.Errorf("told %q", told.all)
+			t.Errorf("reported %q", told.all)
 		}
 	})
 }
 
-// A probe may take longer than a call, because it prepares a connection first. Its caller is answered at its deadline.
+// A probe may take longer than a call, because it prepares a connection first. Its caller still gets an
+// answer at its deadline.
 func TestBreakerGivesProbesTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, told := &server{}, &changes{}
@@ -296,7 +298,7 @@ func TestBreakerGivesProbesTime(t *testing.T) {
 		l.patience = 250 * ms
 		l.probe = func(ctx context.Context, c *call) error {
 			select {
-			case <-time.After(40 * ms): // dial, log in, load the script
+			case <-time.After(40 * ms): // the time to dial, log in and load the script
 				return p.decide(ctx, c)
 			case <-ctx.Done():
 				c.fail(errDown)
@@ -318,13 +320,14 @@ func TestBreakerGivesProbesTime(t *testing.T) {
 			time.Sleep(ms)
 		}
 		if told.all != "open closed " {
-			t.Errorf("told %q", told.all)
+			t.Errorf("reported %q", told.all)
 		}
 		synctest.Wait()
 	})
 }
 
-// A probe that hangs, perhaps on a connection that is dead, does not keep a server waiting that shows a sign of life.
+// If a probe hangs, perhaps on a dead connection, and the server gives a sign of life, another probe is
+// sent.
 func TestBreakerProbesAgainAfterASignOfLife(t *testing.T) {
 	at := time.Unix(0, 0)
 	c := circuit{open: true, pause: maxProbePause, probeAt: at}
@@ -338,7 +341,7 @@ func TestBreakerProbesAgainAfterASignOfLife(t *testing.T) {
 		{ms, serverHeard, doNothing},
 		{ms, callDeparts, doProbe},
 		{ms, callDeparts, doRefuse},
-		{ms, callFailed + ofProbe, doNothing}, // the first one
+		{ms, callFailed + ofProbe, doNothing}, // the first probe fails
 		{ms, callDeparts, doRefuse},           // the pause starts again at 10 ms
 		{8 * ms, callDeparts, doProbe},
 		{ms, callAnswered + ofProbe, doReportClosed},
@@ -348,22 +351,23 @@ func TestBreakerProbesAgainAfterASignOfLife(t *testing.T) {
 		at = at.Add(s.after)
 		var got effect
 		if c, got = c.step(s.event, at); got != s.want {
-			t.Errorf("step %d: %v, want %v", i, got, s.want)
+			t.Errorf("step %d: effect %v, want %v", i, got, s.want)
 		}
 	}
 }
 
-// Callers with short deadlines do not make a slow server count as failed, because a call has the time of the lane.
+// Short deadlines of callers do not make a slow server count as failed, because each call has the timeout
+// of the lane.
 func TestBreakerDoesNotCountShortDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, told := &server{takes: 8 * ms}, &changes{}
 		if failed := steady(guarding(p, told), 2*time.Second, 4*ms, 3*ms); told.all != "" || failed > 400 {
-			t.Errorf("told %q, %d failed", told.all, failed)
+			t.Errorf("reported %q, %d failed", told.all, failed)
 		}
 	})
 }
 
-// A panic below ends the call, and so does it the probe.
+// A panic in decide ends the call, also if it is a probe.
 func TestBreakerSurvivesPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken, told := true, &changes{}
@@ -383,13 +387,12 @@ func TestBreakerSurvivesPanics(t *testing.T) {
 		broken = false
 		time.Sleep(200 * ms)
 		if !ok(t, s) || told.all != "open closed " {
-			t.Errorf("a probe that panicked is still in flight; told %q", told.all)
+			t.Errorf("a probe that panicked is still in flight; reported %q", told.all)
 		}
 	})
 }
 
-// A call fails when a part of it could not be decided; a denial, or a bucket for which there was no room, is an
-// answer.
+// A call fails if a part of it could not be decided. A denial is an answer, and so is ErrFull.
 func TestBreakerKnowsFailuresFromAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for err, want := range map[error]string{nil: "", errDown: "open "} {
@@ -407,7 +410,7 @@ func TestBreakerKnowsFailuresFromAnswers(t *testing.T) {
 				time.Sleep(5 * ms)
 			}
 			if told.all != want {
-				t.Errorf("%v: told %q", err, told.all)
+				t.Errorf("%v: reported %q", err, told.all)
 			}
 		}
 	})

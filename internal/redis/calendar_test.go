@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
-// days is a limit by the day in Berlin.
+// days returns a limit per day in Berlin.
 func days(tb testing.TB, rate, capacity int64) *algorithms.Limit {
 	tb.Helper()
 	zone, err := time.LoadLocation("Europe/Berlin")
@@ -29,8 +29,8 @@ func days(tb testing.TB, rate, capacity int64) *algorithms.Limit {
 	return &l
 }
 
-// The script finds its own time among the days in its arguments, and requests others if it is outside of them: the
-// answer is that of the server's clock, whatever time this process assumes.
+// The script finds its own time among the days in its arguments. If the time is outside of them, it
+// requests others. So the answer is that of the server's clock, whatever time this process assumes.
 func TestCalendarGoesByTheServersClock(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -52,15 +52,15 @@ func TestCalendarGoesByTheServersClock(t *testing.T) {
 					want.RetryAfter = night
 				}
 				if d[0].Err != nil || d[0].Decision != want {
-					t.Errorf("ask %d: got %+v, want %+v", i, d[0], want)
+					t.Errorf("request %d: got %+v, want %+v", i, d[0], want)
 				}
 			}
 		})
 	}
 }
 
-// A day that ends between two charges is over by the server's clock, to the microsecond, also when the clock changes to
-// daylight saving time; reserved units are due that many days later.
+// A day that ends between two charges ends by the server's clock, to the microsecond, also when the clocks
+// change to daylight saving time. Reserved units are due that many days later.
 func TestCalendarEdgesInRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

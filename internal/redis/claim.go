@@ -15,13 +15,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A group over several slots, with a sharded bucket, or with buckets also in another Redis, cannot be charged and
-// remembered in one step. Its ID is claimed first. Then the group is charged, and the claim is replaced by the answer,
-// or deleted if nothing was consumed. So the group is charged at most once: if a step in between gets no answer, or the
-// process dies, the claim stays, and a repetition gets ErrPending until the claim expires.
+// Some groups cannot be charged and stored under their ID in one step: groups over several slots, with a
+// sharded bucket, or with buckets also in another Redis. For such a group the ID is claimed first. Then the
+// group is charged, and the claim is replaced by the answer, or deleted if nothing was consumed.
 //
-// A claim consists of one byte, 32 bytes that identify the request, and 16 bytes that identify the claiming process. An
-// answer consists of one byte, the same 32 bytes, and for each charge the time and the answer.
+// So the group is charged at most once. If a step gets no answer, or the process dies, the claim stays, and
+// a repeated group gets ErrPending until the claim expires.
+//
+// A claim consists of one byte, 32 bytes that identify the request, and 16 bytes that identify the claiming
+// process. An answer consists of one byte, the same 32 bytes, and the time and the decision of each charge.
 const (
 	claimed  = 'c'
 	answered = 'a'
@@ -38,8 +40,8 @@ type claims struct {
 	clock    outside.Clock
 	random   func(p []byte)
 	underway *atomic.Int64
-	// guardOf returns the lane to the server of a bucket. Claims pass its circuit breaker. nil: the server is not
-	// known.
+	// guardOf returns the lane to the server of a bucket, or nil if the server is unknown. Claims pass the
+	// circuit breaker of that lane.
 	guardOf func(bucket *backend.Charge) *lane
 }
 
@@ -86,11 +88,11 @@ type claimedGroup struct {
 	*claimedStore
 
 	outer     *backend.Batch
-	at        int           // the position of its first charge there
-	pending   *atomic.Int64 // the groups of outer that have not ended
+	at        int           // the position of its first charge in outer
+	pending   *atomic.Int64 // the number of groups of outer that have not ended
 	once      *backend.IdempotencyKey
 	mine      string
-	charges   []backend.Charge // without once
+	charges   []backend.Charge // the charges without their idempotency key
 	decisions []backend.Decision
 	inner     backend.Batch
 }
@@ -113,7 +115,7 @@ func (g *claimedGroup) take() {
 	if l := g.guardOf(g.keys.claimCharge(g.once)); l == nil {
 		err = claim()
 	} else {
-		err = l.guard(ctx, claim) // while Redis is away a claim does not wait for it
+		err = l.guard(ctx, claim) // while Redis fails, a claim must not wait for it
 	}
 	switch {
 	case err != nil:
@@ -133,7 +135,7 @@ func (g *claimedGroup) take() {
 	}
 }
 
-// taken is the Done of the group.
+// taken is the Done function of the group's batch.
 func (g *claimedGroup) taken(*backend.Batch) {
 	switch err := g.decisions[0].Err; {
 	case backend.ConsumedAny(g.charges, g.decisions):
@@ -146,8 +148,8 @@ func (g *claimedGroup) taken(*backend.Batch) {
 	}
 }
 
-// settle replaces the claim, in the background if there is no time left. If that fails too, the claim stays, and no
-// request is charged twice.
+// settle replaces the claim by the answer, in the background if there is no time left. If that fails too,
+// the claim stays, and no request is charged twice.
 func (g *claimedGroup) settle(answer []byte) {
 	ctx, cancel := g.bound()
 	defer cancel()
@@ -157,7 +159,7 @@ func (g *claimedGroup) settle(answer []byte) {
 	g.end(nil)
 }
 
-// bound returns a context that ends at the deadline.
+// bound returns a context with the deadline of the batch.
 func (g *claimedGroup) bound() (context.Context, context.CancelFunc) {
 	if g.outer.Deadline.IsZero() {
 		return context.WithDeadline(context.Background(), g.clock.Now().Add(g.timeout))
@@ -165,7 +167,7 @@ func (g *claimedGroup) bound() (context.Context, context.CancelFunc) {
 	return context.WithDeadline(context.Background(), g.outer.Deadline)
 }
 
-// end ends the group, with err or its decisions.
+// end ends the group, with err, or with its decisions if err is nil.
 func (g *claimedGroup) end(err error) {
 	defer func() {
 		if p := recover(); p != nil && g.panicked != nil { // a panic in Done must not affect other batches
@@ -182,7 +184,7 @@ func (g *claimedGroup) end(err error) {
 	}
 }
 
-// replaceLater runs replace in the background, when the caller may already be using once again.
+// replaceLater runs replace in the background. The caller may reuse the memory of once meanwhile.
 func (c claims) replaceLater(once *backend.IdempotencyKey, mine string, answer []byte) {
 	if !c.undos.Begin() {
 		return
@@ -196,9 +198,9 @@ func (c claims) replaceLater(once *backend.IdempotencyKey, mine string, answer [
 	})
 }
 
-// replaceClaim replaces a claim by an answer, or deletes the claim if the answer is empty. It does nothing if the value
-// is another one: a call may arrive late or twice, after the claim was replaced, or after it expired and another caller
-// claimed the key.
+// replaceClaim replaces a claim by an answer, or deletes the claim if the answer is empty. It does nothing
+// if the key has another value. That happens if the call arrives late or twice: after the claim was
+// replaced, or after it expired and another caller claimed the ID.
 var replaceClaim = goredis.NewScript(`
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
@@ -217,12 +219,13 @@ func (c claims) newClaim(once *backend.IdempotencyKey) string {
 	return string(claimed) + string(once.Digest[:]) + string(by[:])
 }
 
-// claim claims an ID with the value mine. It returns mine, or the value that another call has written.
+// claim claims an ID with the value mine. It returns mine, or the value that another call has written
+// before.
 func (c claims) claim(ctx context.Context, once *backend.IdempotencyKey, mine string) (is string, err error) {
 	name := c.keys.claim(once)
 	var get *goredis.StringCmd
 	_, err = c.client.Pipelined(ctx, func(pipe goredis.Pipeliner) error {
-		pipe.SetNX(ctx, name, mine, lasting(once)) // may be sent twice
+		pipe.SetNX(ctx, name, mine, lasting(once)) // may be sent twice without harm
 		get = pipe.Get(ctx, name)
 		return nil
 	})
@@ -232,7 +235,7 @@ func (c claims) claim(ctx context.Context, once *backend.IdempotencyKey, mine st
 	return get.Val(), nil
 }
 
-// answerOf returns the record of a group that was charged.
+// answerOf returns the record to store for a group that was charged.
 func answerOf(once *backend.IdempotencyKey, decisions []backend.Decision) []byte {
 	b := append([]byte{answered}, once.Digest[:]...)
 	for i := range decisions {
@@ -241,7 +244,7 @@ func answerOf(once *backend.IdempotencyKey, decisions []backend.Decision) []byte
 	return b
 }
 
-// recall answers from was, which is the claim of another call or a recorded answer.
+// recall answers a group from was, which is the claim of another call or a stored answer.
 func recall(was string, once *backend.IdempotencyKey, decisions []backend.Decision) {
 	const head, size = 1 + len(once.Digest), 8 + answerSize
 	switch {
@@ -249,7 +252,7 @@ func recall(was string, once *backend.IdempotencyKey, decisions []backend.Decisi
 		fail(decisions, backend.ErrReused)
 	case was[0] == claimed:
 		fail(decisions, backend.ErrPending)
-	case len(was) != head+len(decisions)*size: // limits have changed their modes since
+	case len(was) != head+len(decisions)*size: // the modes of the limits have changed since
 		fail(decisions, backend.ErrReused)
 	default:
 		for i := range decisions {
@@ -260,17 +263,18 @@ func recall(was string, once *backend.IdempotencyKey, decisions []backend.Decisi
 	}
 }
 
-// lasting returns how long a record is remembered.
+// lasting returns how long a record is kept.
 func lasting(once *backend.IdempotencyKey) time.Duration {
 	return time.Duration(lifetime(once)) * time.Millisecond
 }
 
-// claim returns the name of a claim. The name alone determines the slot, whatever command uses it.
+// claim returns the name of the key of a claim. The name alone determines the slot, whatever command uses
+// it.
 func (k keys) claim(once *backend.IdempotencyKey) string {
 	return string(k.append(nil, k.claimCharge(once)))
 }
 
-// claimCharge has a bucket of the name of a claim.
+// claimCharge returns a charge whose bucket has the name of a claim.
 func (keys) claimCharge(once *backend.IdempotencyKey) *backend.Charge {
 	return &backend.Charge{Key: append([]byte(claimPrefix), once.ID[:]...)}
 }

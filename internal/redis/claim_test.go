@@ -18,12 +18,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// lostThenLate is a client whose first call that settles a claim reaches Redis but gets no answer, and
-// whose second one arrives late.
+// lostThenLate is a client for calls that settle a claim. The first reaches Redis but gets no answer, and
+// the second arrives late.
 type lostThenLate struct {
 	calls   atomic.Int32
 	late    chan struct{} // closed when the second call may continue
-	arrived chan struct{} // closed when the second call was answered
+	arrived chan struct{} // closed when the second call has been answered
 }
 
 func (l *lostThenLate) DialHook(next goredis.DialHook) goredis.DialHook { return next }
@@ -50,7 +50,7 @@ func (l *lostThenLate) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook
 	}
 }
 
-// decidedAs is a Store that allows or denies all charges.
+// decidedAs returns a Store that allows or denies all charges.
 func decidedAs(allowed bool) backend.Store {
 	return submitFunc(func(b *backend.Batch) {
 		for i := range b.Decisions {
@@ -60,14 +60,14 @@ func decidedAs(allowed bool) backend.Store {
 	})
 }
 
-// takeClaimed charges a group of one charge, with its claim in s, in store.
+// takeClaimed charges a group of one charge in store, with its claim in s.
 func takeClaimed(s *Store, group []backend.Charge, store backend.Store) (d [1]backend.Decision) {
 	backend.Take(context.Background(), s.Claimed(store), group, d[:])
 	return d
 }
 
-// TestLateCallsLeaveOthersClaims: a call that deletes or answers a claim is resent because its answer was
-// lost, and arrives when another caller has claimed the same ID. A third caller must not be charged too.
+// A call that deletes or answers a claim is sent again because its answer was lost. It arrives when another
+// caller has claimed the same ID. It must not remove that claim: a third caller would be charged too.
 func TestLateCallsLeaveOthersClaims(t *testing.T) {
 	for name, allowed := range map[string]bool{"after a denial": false, "after an answer that has expired": true} {
 		t.Run(name, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestLateCallsLeaveOthersClaims(t *testing.T) {
 			}
 			one, other := connect(), connect()
 			group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
-			takeClaimed(other, group, decidedAs(false)) // the server knows the script from now on
+			takeClaimed(other, group, decidedAs(false)) // from now on the server knows the script
 			hook := &lostThenLate{late: make(chan struct{}), arrived: make(chan struct{})}
 			one.client.AddHook(hook)
 			if d := takeClaimed(one, group, decidedAs(allowed)); d[0].Err != nil || d[0].Allowed != allowed {
@@ -95,7 +95,7 @@ func TestLateCallsLeaveOthersClaims(t *testing.T) {
 					decidedAs(true).Submit(b)
 				}))
 				if !errors.Is(third[0].Err, backend.ErrPending) {
-					t.Errorf("while the second is being decided: got %+v", third)
+					t.Errorf("while the second call is being decided: got %+v", third)
 				}
 				charged++
 				decidedAs(true).Submit(b)
@@ -128,8 +128,8 @@ func (u *unanswered) ProcessPipelineHook(next goredis.ProcessPipelineHook) gored
 	}
 }
 
-// TestUnansweredClaimsAreDropped: if the claim of an ID got no answer, nothing of the group was sent, so the claim must
-// not block a repetition.
+// If the claim of an ID got no answer, the group was not sent, so the claim must not block a repeated
+// group.
 func TestUnansweredClaimsAreDropped(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
@@ -144,8 +144,8 @@ func TestUnansweredClaimsAreDropped(t *testing.T) {
 	})
 }
 
-// TestUnsentGroupsLeaveNoClaim: a group with buckets in two Redis, one of which cannot be reached, was
-// certainly not charged there. As soon as it can be reached the same ID is decided.
+// A group has buckets in two Redis, one of which cannot be reached. It was certainly not charged there, so
+// the same ID is decided as soon as that Redis can be reached.
 func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	port := redistest.FreePort(t)
 	first := redistest.Start(t)
@@ -160,7 +160,7 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 		func(c *backend.Charge) bool { return c.Key[0] == 'b' }, undos)
 	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 2}}
 	b := backend.Charge{Key: []byte("b"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 1}}
-	for range 10 { // until the circuit breaker is open, and then
+	for range 10 { // until the circuit breaker is open, and then more
 		for i, d := range takeAll(store, underID(1, a, b)) {
 			if !errors.Is(d.Err, backend.ErrUnavailable) {
 				t.Fatalf("charge %d: %+v", i, d)
@@ -181,8 +181,8 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	})
 }
 
-// TestClaimsPassTheBreaker: while Redis does not answer, a claim is refused at once, and certainly nothing was
-// consumed. After that, groups are charged again.
+// While Redis does not answer, a claim fails at once, with certainly nothing consumed. After that, groups
+// are charged again.
 func TestClaimsPassTheBreaker(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"one server", "a Cluster"} {
@@ -200,12 +200,12 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 			s := open(t, Config{URL: url, Timeout: 50 * time.Millisecond})
 			group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
 			if s.cluster != nil {
-				takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(9)}}) // the layout is known from now on
+				takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(9)}}) // from now on the layout is known
 			}
 			for _, server := range servers {
 				server.Pause()
 			}
-			taken := submitFunc(func(b *backend.Batch) { t.Error("a group was taken"); b.Fail(backend.ErrUnavailable) })
+			taken := submitFunc(func(b *backend.Batch) { t.Error("a group was charged"); b.Fail(backend.ErrUnavailable) })
 			redistest.Eventually(t, "the circuit breaker is open", func() bool {
 				d := takeClaimed(s, group, taken)
 				return errors.Is(d[0].Err, errOpen) && errors.Is(d[0].Err, backend.ErrNotTaken)
@@ -214,7 +214,7 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 				server.Resume()
 			}
 			redistest.Eventually(t, "groups are taken again", func() bool {
-				group[0].IdempotencyKey.ID[0]++ // the claims that got no answer may stay until they are dropped
+				group[0].IdempotencyKey.ID[0]++ // a new ID, because claims without an answer may stay until they are deleted
 				return takeClaimed(s, group, decidedAs(true))[0].Err == nil
 			})
 		})

@@ -15,15 +15,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// The clock of the server steps an hour back and forth. A step back neither refills nor starves. A step forward counts
-// as time that has passed, so it refills at most one capacity.
+// The clock of the server steps an hour back and forth. A step back neither refills a bucket nor stops its
+// refill. A step forward counts as time that has passed, so it refills at most one capacity.
 func TestFaultClockSteps(t *testing.T) {
 	t.Run("of a real server", func(t *testing.T) {
 		faulty(t)
 		server, step := serverWithClock(t)
 		clockSteps(t, open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second}), step)
 	})
-	t.Run("as the Store is told", func(t *testing.T) {
+	t.Run("of a Config", func(t *testing.T) {
 		faulty(t)
 		server := redistest.Start(t)
 		var offset atomic.Int64
@@ -35,7 +35,7 @@ func TestFaultClockSteps(t *testing.T) {
 	})
 }
 
-// serverWithClock starts a server, and returns the function that sets its clock ahead.
+// serverWithClock starts a server. The returned function sets the server's clock ahead.
 func serverWithClock(t *testing.T) (*redistest.Server, func(by time.Duration)) {
 	t.Helper()
 	binary := tooltest.Path(t, "valkey-server-libc") // libfaketime hangs servers that use jemalloc
@@ -56,7 +56,7 @@ func serverWithClock(t *testing.T) (*redistest.Server, func(by time.Duration)) {
 	}), step
 }
 
-// TestAClockThatIsOffIsFound, also while the server runs.
+// A clock that is wrong is reported, also if it becomes wrong while the server runs.
 func TestAClockThatIsOffIsFound(t *testing.T) {
 	t.Parallel()
 	server, step := serverWithClock(t)
@@ -128,7 +128,7 @@ func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) 
 		}
 	}
 	phase("at first", 0, 1, rate)
-	phase("an hour back", -time.Hour, 1, rate/5) // time continues, and nothing is refilled at once
+	phase("an hour back", -time.Hour, 1, rate/5) // time continues, and no bucket is refilled at once
 	phase("and forward again", 0, 2, rate)
 	phase("an hour forward", time.Hour, 3, rate)
 	phase("and back again", 0, 3, rate/5)

@@ -27,7 +27,7 @@ type cluster struct {
 	clock   outside.Clock
 	spawn   func(f func())
 	keys    keys
-	sum     uint16 // keys.sum
+	sum     uint16 // the checksum keys.sum
 	now     func() algorithms.Micros
 	timeout time.Duration
 	lane    func(addr string, n *node) backend.Store
@@ -35,18 +35,18 @@ type cluster struct {
 
 	router                  *stores.Router
 	shards                  *shardStore
-	inSlots, inShards, once stores.Route // for groups that need several steps: several slots, shards, an idempotency key
+	inSlots, inShards, once stores.Route // routes of groups that need several steps: several slots, shards, an idempotency key
 
 	mu     sync.Mutex
 	lanes  map[string]*laneTo // by address; this and the following fields are guarded by mu
 	closed bool
 
 	layout    atomic.Pointer[layout]
-	known     atomic.Bool             // the layout was read once
-	unknown   atomic.Pointer[unknown] // nil: the layout is known, or was never read
+	known     atomic.Bool             // the layout was read at least once
+	unknown   atomic.Pointer[unknown] // the error of the last attempt; nil if the layout is known, or if no attempt was made
 	reloading atomic.Bool
 	work      sync.WaitGroup
-	open      context.Context // ends when the Store is closed
+	open      context.Context // canceled when the Store is closed
 	end       context.CancelFunc
 }
 
@@ -57,26 +57,28 @@ type masters interface {
 	ForEachMaster(ctx context.Context, f func(ctx context.Context, client *goredis.Client) error) error
 }
 
-// laneTo is the lane to one master. go-redis makes a new client when a node leaves the cluster and joins again.
+// laneTo has the lane to one master. go-redis makes a new client when a node leaves the cluster and joins
+// again.
 type laneTo struct {
 	stores.Route
 
 	client *goredis.Client
 }
 
-// layout has the lane of each slot in use, as go-redis knows the slots. It is replaced as a whole.
+// layout has the lane of each slot in use, as go-redis knows the slots. A reload replaces it as a whole.
 type layout struct {
 	made time.Time
-	all  atomic.Pointer[[]*laneTo] // the lanes used so far; replaced whole, only appended to
-	// of has a byte for each slot, four in a word: 1 + the index of its lane in all, or 0. As one pointer for each
-	// slot it took 128 KiB, which no core keeps in its nearest caches.
+	all  atomic.Pointer[[]*laneTo] // the lanes used so far; the list is replaced as a whole, and only grows
+	// of has a byte for each slot, four in a word: 1 + the index of its lane in all, or 0. One pointer for
+	// each slot would need 128 KiB, which does not fit into a core's nearest caches.
 	of [slots / 4]atomic.Uint32
 }
 
-// maxIndexed is how many lanes fit into a byte of layout.of. Slots of other lanes are looked up each time.
+// maxIndexed is the number of lanes that a byte of layout.of can number. Slots of other lanes are looked up
+// each time.
 const maxIndexed = 255
 
-// lane returns the lane of a slot; nil: it is not known yet.
+// lane returns the lane of a slot, or nil if it is not known yet.
 func (l *layout) lane(slot int) *laneTo {
 	if i := byte(l.of[slot/4].Load() >> (slot % 4 * 8)); i > 0 {
 		return (*l.all.Load())[i-1]
@@ -84,7 +86,7 @@ func (l *layout) lane(slot int) *laneTo {
 	return nil
 }
 
-// note notes the lane of a slot. Calls are made one at a time.
+// note stores the lane of a slot. It must not be called concurrently.
 func (l *layout) note(slot int, lane *laneTo) {
 	var all []*laneTo
 	if p := l.all.Load(); p != nil {
@@ -105,12 +107,12 @@ func (l *layout) note(slot int, lane *laneTo) {
 }
 
 const (
-	// reloadPause is the shortest time between two reloads of the cluster's layout. Without reloads after errors,
-	// go-redis notices a failover only after a minute.
+	// reloadPause is the shortest time between two reloads of the cluster's layout. The store reloads after
+	// errors, because go-redis alone notices a failover only after a minute.
 	reloadPause = 200 * time.Millisecond
-	// layoutAge is the age at which a layout is reloaded even if no server fails.
+	// layoutAge is the age at which the layout is reloaded even if no server fails.
 	layoutAge = 10 * time.Second
-	// reloadTimeout bounds a reload.
+	// reloadTimeout bounds the duration of a reload.
 	reloadTimeout = time.Second
 )
 
@@ -132,7 +134,7 @@ func newCluster(client *goredis.ClusterClient, k keys, c Config, lane func(addr 
 	return s
 }
 
-// close waits for the goroutines in the background.
+// close waits for the background goroutines.
 func (c *cluster) close() {
 	c.mu.Lock()
 	c.closed = true
@@ -141,7 +143,7 @@ func (c *cluster) close() {
 	c.work.Wait()
 }
 
-// background runs f, unless c is closed, and reports whether it does.
+// background runs f on another goroutine. It reports false, and does not run f, if c is closed.
 func (c *cluster) background(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -195,7 +197,8 @@ func (c *cluster) route(group []backend.Charge) *stores.Route {
 // tooLarge is the route of groups with too many charges.
 var tooLarge = stores.Route{Store: refusing{fmt.Errorf("%w: the most is %d", backend.ErrTooLarge, maxGroup)}}
 
-// part is the number of the part that charge i of a group belongs to: the charges of one slot, or one sharded charge.
+// part returns the number of the part to which charge i of a group belongs. The charges of one slot form a
+// part, and so does each sharded charge.
 func (c *cluster) part(i int, charge *backend.Charge) int {
 	if len(charge.Shards) > 0 {
 		return slots + i
@@ -205,9 +208,9 @@ func (c *cluster) part(i int, charge *backend.Charge) int {
 
 func (c *cluster) slotOf(charge *backend.Charge) int { return c.keys.slotOf(charge, c.sum) }
 
-// findLane notes and returns the lane of a slot, in which charge has its bucket.
+// findLane stores and returns the lane of slot, which contains the bucket of charge.
 func (c *cluster) findLane(slot int, charge *backend.Charge) *stores.Route {
-	l := c.layout.Load() // before the call of the client, whose answer may be older than the next layout
+	l := c.layout.Load() // loaded before the client is called, whose answer may be older than the next layout
 	client, err := c.masters.MasterForKey(c.open, string(c.keys.append(nil, charge)))
 	if err != nil {
 		return &stores.Route{Store: refusing{unavailable(err)}}
@@ -219,7 +222,7 @@ func (c *cluster) findLane(slot int, charge *backend.Charge) *stores.Route {
 	return &lane.Route
 }
 
-// laneOf is the lane to the master of client.
+// laneOf returns the lane to the master of client.
 func (c *cluster) laneOf(client *goredis.Client) *laneTo {
 	addr := client.Options().Addr
 	c.mu.Lock()
@@ -237,14 +240,15 @@ func (c *cluster) laneOf(client *goredis.Client) *laneTo {
 	return lane
 }
 
-// unknown is the error of the last attempt to read the layout.
+// unknown has the error of the last attempt to read the layout.
 type unknown struct {
 	at  time.Time
 	err error
 }
 
-// submitUnknown submits b before the layout was read for the first time. After a failure, only one batch in each
-// reloadPause tries to read it, and the others fail at once: otherwise each batch would wait until its deadline.
+// submitUnknown submits b before the layout was read for the first time. After a failure, only one batch in
+// each reloadPause tries to read the layout, and the others fail at once. Otherwise each batch would wait
+// until its deadline.
 func (c *cluster) submitUnknown(b *backend.Batch) {
 	was := c.unknown.Load()
 	now := c.clock.Now()
@@ -278,7 +282,7 @@ func (c *cluster) readLayout(b *backend.Batch) {
 	defer cancel()
 	if _, err := c.masters.MasterForKey(ctx, string(c.keys.append(nil, &b.Charges[0]))); err != nil {
 		c.unknown.Store(&unknown{c.clock.Now(), fmt.Errorf("%w (not called while it fails)", err)})
-		c.reload() // the reload may last longer than the batch
+		c.reload() // a reload may last longer than the batch has time
 		b.Fail(unavailable(err))
 		return
 	}
@@ -294,7 +298,7 @@ func (c *cluster) learn(b *backend.Batch) {
 	}
 }
 
-// reload reads the layout again, at most once in reloadPause.
+// reload reads the layout again in the background, at most once in each reloadPause.
 func (c *cluster) reload() {
 	if !c.reloading.CompareAndSwap(false, true) {
 		return
@@ -302,16 +306,16 @@ func (c *cluster) reload() {
 	c.background(func() { // a closed Store reloads nothing
 		ctx, cancel := context.WithDeadline(c.open, c.clock.Now().Add(reloadTimeout))
 		defer cancel()
-		// Unlike ReloadState it returns when the layout was read.
+		// Unlike ReloadState, ForEachMaster returns after the layout has been read.
 		if c.masters.ForEachMaster(ctx, func(context.Context, *goredis.Client) error { return nil }) == nil {
-			c.known.Store(true) // it may be the first time, for a batch that had no time to wait for it
+			c.known.Store(true) // a batch may have had too little time to wait for the first reading
 		}
 		c.layout.Store(&layout{made: c.clock.Now()})
 		c.clock.AfterFunc(reloadPause, func() { c.reloading.Store(false) })
 	})
 }
 
-// refusing is a Store that fails each group with its error.
+// refusing is a Store that answers every group with the same error.
 type refusing struct{ err error }
 
 // Submit implements backend.Store.

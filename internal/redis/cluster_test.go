@@ -2,8 +2,8 @@ package redis
 
 import "testing"
 
-// TestTheLayoutKnowsTheLaneOfEachSlot for any number of masters. Slots of lanes beyond the last one that has a number
-// are not known, and are looked up each time.
+// The layout knows the lane of each slot, for any number of masters. Only 255 lanes have a number. Slots of
+// other lanes are unknown and are looked up each time.
 func TestTheLayoutKnowsTheLaneOfEachSlot(t *testing.T) {
 	l, lanes := &layout{}, make([]laneTo, 300)
 	for slot := range slots {
@@ -12,7 +12,7 @@ func TestTheLayoutKnowsTheLaneOfEachSlot(t *testing.T) {
 		}
 		l.note(slot, &lanes[slot%len(lanes)])
 		if l.lane(slot) != nil {
-			l.note(slot, &lanes[0]) // by another goroutine, with the answer of an earlier moment
+			l.note(slot, &lanes[0]) // as by another goroutine with an older answer
 		}
 	}
 	for slot := range slots {

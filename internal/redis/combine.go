@@ -10,16 +10,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// machine decides a charge of a sharded bucket in several steps. Values are in the unit of a shard.
+// machine decides a charge of a sharded bucket in several steps. Values are in the unit of the shards.
 type machine interface {
-	// step receives the decisions of the charges that it returned last (nil at first). It returns the next charges, and
-	// refunds that are submitted separately. No charges: the machine has ended.
+	// step receives the decisions of the charges that it returned last; the first time it receives nil. It
+	// returns the next charges, and refunds that are submitted separately. If it returns no charges, the
+	// machine has ended.
 	step(answers []backend.Decision) (charges []backend.Charge, undo []*refund)
-	// decision returns the decision of the whole charge at the end.
+	// decision returns the decision on the whole charge after the machine has ended.
 	decision() backend.Decision
 }
 
-// run runs m with batches like b, and calls end with its decision.
+// run runs m in batches with the deadline and source of b, and then calls end with its decision.
 func (s *shardStore) run(m machine, b *backend.Batch, end func(backend.Decision)) {
 	var steps stores.Steps
 	steps.Bind(s.next, func(answers []backend.Decision) ([]backend.Charge, []backend.Decision) {
@@ -35,7 +36,7 @@ func (s *shardStore) run(m machine, b *backend.Batch, end func(backend.Decision)
 	steps.Run(b)
 }
 
-// undo submits a refund without a waiting caller.
+// undo submits a refund for which no caller waits.
 func (s *shardStore) undo(u *refund) {
 	if !s.undos.Begin() {
 		return
@@ -44,7 +45,7 @@ func (s *shardStore) undo(u *refund) {
 	s.run(u, &backend.Batch{Deadline: s.undos.Deadline(), Detached: true}, func(backend.Decision) { s.undos.End() })
 }
 
-// looks returns dry runs that report the units in each shard.
+// looks returns dry runs of all shards, whose decisions tell the units left in each.
 func looks(c *backend.Charge) (charges []backend.Charge) {
 	for i := range c.Shards {
 		part := shardOf(c, i)
@@ -54,7 +55,7 @@ func looks(c *backend.Charge) (charges []backend.Charge) {
 	return charges
 }
 
-// looked returns the states of all shards, from the decisions of looks, and the latest of their times.
+// looked returns the states of all shards, from the decisions on looks, and the latest of their times.
 func looked(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buckets []algorithms.Bucket, now algorithms.Micros, err error) {
 	buckets = make([]algorithms.Bucket, len(answers))
 	for i := range answers {
@@ -69,7 +70,8 @@ func looked(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buck
 	return buckets, now, nil
 }
 
-// planShards decides ask on the last known states of the shards, and returns the charge of each shard.
+// planShards decides ask with the last known states of the shards. It returns the decision, and the charge
+// of each shard.
 func planShards(now algorithms.Micros, buckets []algorithms.Bucket, ask algorithms.Charge) (algorithms.Decision, []algorithms.Charge) {
 	before := slices.Clone(buckets)
 	d := algorithms.TakeShards(now, buckets, ask)
@@ -83,8 +85,8 @@ func planShards(now algorithms.Micros, buckets []algorithms.Bucket, ask algorith
 	return d, asks
 }
 
-// partOf returns Charge.ChargedAt for one shard's part of ask. For a token bucket, the plan has already subtracted the
-// units that have flowed into all shards since.
+// partOf returns Charge.ChargedAt for one shard's part of ask. It is 0 for a token bucket, because the plan
+// has already subtracted the inflow of all shards.
 func partOf(l *algorithms.Limit, ask *algorithms.Charge) algorithms.Micros {
 	if l.Kind == algorithms.TokenBucket {
 		return 0
@@ -92,9 +94,9 @@ func partOf(l *algorithms.Limit, ask *algorithms.Charge) algorithms.Micros {
 	return ask.ChargedAt
 }
 
-// combine reads all shards, decides, and charges each shard its part. If other sidecars have consumed a part in
-// between, combine refunds the charges and starts again, at most three times. After that the answer is a denial, until
-// the shards have enough units again.
+// combine reads all shards, decides, and charges each shard its part. If other sidecars have consumed units
+// of a part in between, combine refunds the charges and starts again, at most three times. If all attempts
+// fail, it denies until the shards have enough units again.
 type combine struct {
 	charge backend.Charge
 	memory *shardMemory
@@ -102,8 +104,8 @@ type combine struct {
 	tries    int
 	is       backend.Decision
 	now      algorithms.Micros
-	buckets  []algorithms.Bucket // as last read; nil: they are being read
-	asks     []algorithms.Charge // of the shards
+	buckets  []algorithms.Bucket // as last read; nil while they are being read
+	asks     []algorithms.Charge // the charges of the shards
 	charging bool
 }
 
@@ -125,7 +127,7 @@ func (m *combine) step(answers []backend.Decision) (charges []backend.Charge, un
 	return looks(&m.charge), undo
 }
 
-// plan decides by the decisions of looks, and returns the charges of the shards.
+// plan makes a decision from the decisions on looks, and returns the charges of the shards.
 func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 	m.is = backend.Decision{}
 	if m.buckets, m.now, m.is.Err = looked(m.memory, &m.charge, answers); m.is.Err != nil {
@@ -147,7 +149,8 @@ func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 	return charges
 }
 
-// conclude reports whether all charges of the shards were allowed. If not, it returns the refunds.
+// conclude reports whether all charges of the shards were allowed (stands). If not, it returns refunds for
+// those that were.
 func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*refund) {
 	stands = true
 	for n := range answers {
@@ -167,7 +170,7 @@ func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*ref
 		}
 		d, ask := &answers[n], &m.asks[i]
 		n++
-		// As it is, and will be once that is refunded.
+		// The state now, which will be right again after the refund.
 		m.buckets[i].State.Value, m.buckets[i].State.At = d.Value, d.At
 		m.now = max(m.now, d.At)
 		if d.Err != nil || !d.Allowed {
@@ -184,7 +187,7 @@ func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*ref
 	}
 	if is := algorithms.TakeShards(m.now, m.buckets, m.charge.Terms); !is.Allowed {
 		m.is.Decision, m.is.At = is, m.now
-	} else { // it is available again
+	} else { // the refund makes it available again
 		m.is.Decision = algorithms.Decision{RetryAfter: 1, Remaining: m.is.Remaining}
 	}
 	return false, undo
@@ -196,16 +199,18 @@ type shardCharge struct {
 	ask   algorithms.Charge
 }
 
-// refund refunds to the emptiest shards first. The shards are not read at the same moment, and others may fill a shard
-// that had room. So units that did not fit are offered to each shard in turn, twice. (In a test, 12 goroutines consumed
-// and refunded 1,300 units: 32 units were lost when each shard was offered them once, and none now.)
+// refund refunds units of a sharded bucket, to the emptiest shards first.
+//
+// The shards are not read at the same moment, and other processes may fill a shard that had room. So units
+// that did not fit are offered to each shard in turn, twice. (In a test, 12 goroutines consumed and
+// refunded 1,300 units. Offering units once to each shard lost 32 units, offering them twice lost none.)
 type refund struct {
 	charge backend.Charge
 	memory *shardMemory
-	first  *shardCharge // the refund to one shard before all are read; nil: none
+	first  *shardCharge // the refund to one shard before all are read, or nil
 
 	is    backend.Decision
-	given []shardCharge // the refunds in flight; none: all shards are being read
+	given []shardCharge // the refunds in flight; empty while all shards are being read
 	rest  int64         // units that have not fitted yet
 	whole int64         // all units to refund
 	order []int         // the shards to which the rest is offered, in this order
@@ -232,12 +237,12 @@ func (m *refund) step(answers []backend.Decision) ([]backend.Charge, []*refund) 
 	return m.offer(), nil
 }
 
-// afterFirst reads all shards if the refund to the first one did not fit.
+// afterFirst reads all shards if the refund to the first shard did not fit.
 func (m *refund) afterFirst(answers []backend.Decision) []backend.Charge {
 	fitted, err := m.fitted(answers)
 	ask := m.first.ask
 	m.first = nil
-	rest := (-ask.Cost - fitted) / m.charge.Shards[0].Unit() // others may have filled it
+	rest := (-ask.Cost - fitted) / m.charge.Shards[0].Unit() // other processes may have filled the shard
 	if err != nil || rest <= 0 {
 		return nil
 	}
@@ -245,7 +250,7 @@ func (m *refund) afterFirst(answers []backend.Decision) []backend.Charge {
 	return looks(&m.charge)
 }
 
-// plan chooses the refunds of the shards by the decisions of looks.
+// plan distributes the refund over the shards, from the decisions on looks.
 func (m *refund) plan(answers []backend.Decision) []backend.Charge {
 	ask := m.charge.Terms
 	ask.Cost = max(ask.Cost, -m.charge.Limit.Most(true))
@@ -292,8 +297,8 @@ func (m *refund) fail(err error) {
 	m.is = backend.Decision{Err: err}
 }
 
-// give returns the refunds, and before each a dry run that shows how much fitted. Both are decided in one step, because
-// they are in one batch and in one slot.
+// give returns the refunds, and before each a dry run, from which fitted computes how much fitted. Both are
+// decided in one step, because they are in one batch and in one slot.
 func (m *refund) give(gives ...shardCharge) (charges []backend.Charge) {
 	m.given = gives
 	for _, g := range gives {
@@ -306,8 +311,8 @@ func (m *refund) give(gives ...shardCharge) (charges []backend.Charge) {
 	return charges
 }
 
-// undone returns how much of units, in the unit of State.Value, the undo of a charge made at time of returns to the
-// shards at time now; see algorithms.Charge.ChargedAt.
+// undone returns how much the shards get back at time now when a charge of units at time of is undone.
+// units is in the unit of State.Value; see algorithms.Charge.ChargedAt.
 func undone(shards []algorithms.Limit, units int64, of, now algorithms.Micros) int64 {
 	if shards[0].Kind != algorithms.TokenBucket || of <= 0 {
 		return units
@@ -320,8 +325,8 @@ func undone(shards []algorithms.Limit, units int64, of, now algorithms.Micros) i
 	return scaled.Returned(units, p, n.Ticks(int64(now))-n.Ticks(int64(of)))
 }
 
-// fitted returns how many of the refunded units fitted, including units that have flowed in since, and the most serious
-// error.
+// fitted returns how many of the refunded units fitted, including units that have flowed in since, and the
+// error that takes precedence.
 func (m *refund) fitted(answers []backend.Decision) (fitted int64, err error) {
 	for n, g := range m.given {
 		before, after := &answers[2*n], &answers[2*n+1]

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// heldShards is a Store of shards in memory that keeps batches until a test decides them.
+// heldShards is a Store of shards in memory. It keeps batches until the test decides them.
 type heldShards struct {
 	memory  *memory.Store
 	waiting []*backend.Batch
@@ -24,7 +24,7 @@ type heldShards struct {
 
 func (h *heldShards) Submit(b *backend.Batch) { h.waiting = append(h.waiting, b) }
 
-// decide has charges decided, each of the bucket that its slot chooses.
+// decide decides charges. The slot of each identifies its bucket.
 func (h *heldShards) decide(charges []backend.Charge) []backend.Decision {
 	charges, decisions := slices.Clone(charges), make([]backend.Decision, len(charges))
 	for i := range charges {
@@ -34,7 +34,8 @@ func (h *heldShards) decide(charges []backend.Charge) []backend.Decision {
 	return decisions
 }
 
-// next decides batch i, or fails it with err: before its charges were made, or else after that.
+// next decides batch i. If err is not nil, it fails the batch with err, before the charges are made or
+// after that.
 func (h *heldShards) next(i int, err error) {
 	b := h.waiting[i]
 	h.waiting = slices.Delete(h.waiting, i, i+1)
@@ -61,7 +62,7 @@ func (h *heldShards) left(c backend.Charge) (n int64) {
 	return n / c.Shards[0].Unit()
 }
 
-// simulated is a Store of sharded buckets without Redis, with a clock that stands still.
+// simulated returns a Store of sharded buckets without Redis, whose clock stands still.
 func simulated(rng *rand.Rand) (s *shardStore, h *heldShards, undos *stores.Undos) {
 	now := 1000 * algorithms.Second
 	clock := func() algorithms.Micros { return now }
@@ -73,10 +74,10 @@ func simulated(rng *rand.Rand) (s *shardStore, h *heldShards, undos *stores.Undo
 	return s, h, undos
 }
 
-// TestShardsAgainstAModel charges random costs to a sharded bucket, and refunds some, while the answers of its shards
-// arrive in random order or are lost, or charges are not sent. It never gives more than its limit. If no answer is
-// lost, all missing units belong to allowed charges at the end, and a charge that is decided alone is allowed exactly
-// if the units are available.
+// Random costs are charged to a sharded bucket, and some are refunded. The answers of its shards arrive in
+// random order or are lost, or charges are not sent. The bucket never admits more than its limit. If no
+// answer is lost, all missing units belong to allowed charges at the end. A charge that is decided alone is
+// allowed exactly if the units are available.
 func TestShardsAgainstAModel(t *testing.T) {
 	for _, mode := range []string{"alone", "at once", "lossy"} {
 		for seed := range uint64(300) {
@@ -147,7 +148,7 @@ func shardsAgainstAModel(t *testing.T, rng *rand.Rand, mode string) {
 	}
 }
 
-// TestResetOfShards: one reset for each shard; the error is the gravest.
+// There is one reset for each shard. The error of the most serious failure is returned.
 func TestResetOfShards(t *testing.T) {
 	s, h, undos := simulated(rand.New(rand.NewPCG(1, 1)))
 	defer undos.Close()

@@ -12,18 +12,18 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// diagnosis is an error of a server in words.
+// diagnosis explains an error of a server in words.
 type diagnosis struct {
-	// says describes the error as a clause whose subject is the server: "refuses the password". "": the error is clear
-	// by itself.
+	// says describes the error as a clause whose subject is the server, such as "refuses the password". It
+	// is "" if the error is clear by itself.
 	says string
-	// remedy states what to do, as a clause; "": not known.
+	// remedy says what to do, as a clause. It is "" if that is unknown.
 	remedy string
-	// lasting: waiting does not help, the settings of this program or of the server must change.
+	// lasting means that waiting does not help: the settings of this program or of the server must change.
 	lasting bool
 }
 
-// permissions are all that the user needs.
+// permissions lists everything that the Redis user needs.
 const permissions = "+evalsha +eval +mget +get +psetex +llen +lindex +rpush +lpush +lset +lpop +ltrim +del +pexpire +time +ping (in a cluster +set +asking +cluster; with --redis-wait-replicas +wait; for doctor +info) and the keys of the prefix"
 
 const (
@@ -34,7 +34,7 @@ const (
 	checkSecret  = "check the user and the password, in --redis-url or --redis-password-file"
 )
 
-// diagnose describes err, which a server called by a URL of form has caused.
+// diagnose explains err, which a server caused that was called by a URL of the given form.
 func diagnose(err error, form string) diagnosis {
 	text := err.Error()
 	switch {
@@ -68,7 +68,7 @@ func diagnose(err error, form string) diagnosis {
 	return diagnoseTLS(err)
 }
 
-// diagnoseTLS is diagnose for errors of TLS and of its files.
+// diagnoseTLS explains errors of TLS and of its files.
 func diagnoseTLS(err error) diagnosis {
 	var (
 		record  tls.RecordHeaderError
@@ -91,7 +91,7 @@ func diagnoseTLS(err error) diagnosis {
 	return diagnosis{}
 }
 
-// isForbidden reports whether err means that the user may not run a command, alone or in a script.
+// isForbidden reports whether err means that the user may not run a command, by itself or in a script.
 func isForbidden(err error) bool {
 	return isReply(err, "NOPERM") ||
 		isReply(err, "ERR") && (strings.Contains(err.Error(), "ACL failure in script") ||
@@ -106,8 +106,8 @@ func advice(err error, form string) string {
 	return textOf(err)
 }
 
-// textOf returns the text of err, without the beginning that all errors of a Store share, and without the arguments of
-// a command, because one may be a password.
+// textOf returns the text of err, without the beginning that all errors of a Store share. It also leaves
+// out the arguments of commands, because one may be a password.
 func textOf(err error) string {
 	text := strings.TrimPrefix(err.Error(), backend.ErrNotTaken.Error()+": ")
 	text = strings.TrimPrefix(text, backend.ErrUnavailable.Error()+": ")

@@ -18,26 +18,29 @@ import (
 )
 
 const (
-	// redialPause is the time between two attempts to reach a server that is away. With the round trips of an attempt
-	// and of the probe, requests are to be decided again 100 ms after the server is back.
+	// redialPause is the time between two attempts to reach a server that cannot be reached. It is short
+	// enough that requests are decided again 100 ms after the server is back, including the round trips of
+	// an attempt and of the probe.
 	redialPause = 60 * time.Millisecond
-	// redialDemand is how long a server is dialed after the last call that needed a connection.
+	// redialDemand is how long after the last call that needed a connection a server is still dialed.
 	redialDemand = time.Second
 	// dialPause is the time between two dials of a server that does not answer, once its burst is used up.
 	dialPause = 100 * time.Millisecond
-	// lateAnswer is how long to wait for an answer after its call has ended.
+	// lateAnswer is how long after the end of its call an answer is still awaited.
 	lateAnswer = 2 * time.Second
 )
 
-// line makes the connections to one server, or to the current master. It bounds how often it dials a server that is
-// unreachable or does not answer, and it reports a sign of life of such a server.
+// line makes the connections to one server, or to the current master.
 //
-// go-redis pauses for a second when as many dials have failed as its pool has connections. To avoid this, connect
-// returns a broken connection instead of an error, and the line dials again by itself.
+// It bounds how often it dials a server that is unreachable or does not answer. When such a server gives a
+// sign of life, the line reports it.
+//
+// go-redis pauses for a second after as many failed dials as its pool has connections. To avoid this,
+// connect returns a broken connection instead of an error, and the line dials again by itself.
 type line struct {
 	dial    func(ctx context.Context) (net.Conn, error)
-	timeout time.Duration // of a dial
-	age     atomic.Uint32 // connections of another age are not used any more
+	timeout time.Duration // timeout of a dial
+	age     atomic.Uint32 // incremented by leave; connections of another age are not used any more
 	strange atomic.Bool   // connections were made since the last answer
 	closing chan struct{}
 	running sync.WaitGroup
@@ -45,23 +48,23 @@ type line struct {
 	mu         sync.Mutex
 	closed     bool      // this and the following fields are guarded by mu
 	budget     budget    // of dials
-	down       error     // why the last dial failed; nil: it did not
-	redialing  bool      // a goroutine dials
-	wanted     time.Time // the last call that wanted a connection while it was down
+	down       error     // the error of the last dial; nil if it succeeded
+	redialing  bool      // a goroutine is dialing
+	wanted     time.Time // the time of the last call that needed a connection while down was set
 	spare      net.Conn  // a connection that redial made
 	spareAt    time.Time
-	late       net.Conn // its answer is awaited, its call has ended
-	signOfLife func()   // a sign of life; must not block
+	late       net.Conn // the connection whose call has ended while its answer is awaited
+	signOfLife func()   // called at a sign of life; must not block
 }
 
-// lines are the lines of a Store, by the address of their server.
+// lines has the lines of a Store by the addresses of their servers.
 type lines struct {
-	timeout time.Duration // of a dial
-	burst   int           // of a line
+	timeout time.Duration // timeout of a dial
+	burst   int           // the burst of each line
 
 	mu         sync.Mutex
 	all        map[string]*line  // guarded by mu
-	signOfLife map[string]func() // guarded by mu; as line.signOfLife
+	signOfLife map[string]func() // guarded by mu; see line.signOfLife
 	closed     bool              // guarded by mu
 }
 
@@ -80,7 +83,7 @@ func (l *lines) of(addr string, dial func(ctx context.Context) (net.Conn, error)
 	return found
 }
 
-// dialer is dial by lines.
+// dialer returns a dialer that makes connections with the lines, which use dial.
 func (l *lines) dialer(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		return l.of(addr, func(ctx context.Context) (net.Conn, error) { return dial(ctx, network, addr) }).connect(ctx), nil
@@ -89,7 +92,7 @@ func (l *lines) dialer(dial dialFunc) dialFunc {
 
 type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// hear has f called at each sign of life of the server at addr.
+// hear registers f, to be called at each sign of life of the server at addr.
 func (l *lines) hear(addr string, f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -111,7 +114,7 @@ func (l *lines) close() {
 	}
 }
 
-// newLine returns a line that uses dial, for at most the given time; heard may be nil.
+// newLine returns a line whose dials use dial and last at most timeout. signOfLife may be nil.
 func newLine(dial func(ctx context.Context) (net.Conn, error), timeout time.Duration, burst int, signOfLife func()) *line {
 	if signOfLife == nil {
 		signOfLife = func() {}
@@ -119,20 +122,21 @@ func newLine(dial func(ctx context.Context) (net.Conn, error), timeout time.Dura
 	return &line{dial: dial, timeout: timeout, signOfLife: signOfLife, closing: make(chan struct{}), budget: budget{burst: burst}.full()}
 }
 
-// burst is the number of connections that may be made at once, and again after each answer of the server. It is enough
-// for the pool, and for a server that does not answer until the breaker opens after 100 ms (two in each timeout).
+// burst returns the number of connections that may be made at once, and again after each answer of the
+// server. It is enough for the pool, and for the calls to a server that does not answer until the breaker
+// opens after 100 ms (two calls per timeout).
 func burst(timeout time.Duration) int {
 	const pool, calls, patience = 8, 2, 100 * time.Millisecond
 	return pool + calls*int(1+patience/max(timeout, time.Millisecond))
 }
 
-// budget bounds dials: a burst, then one each dialPause.
+// budget bounds dials: a burst, then one per dialPause.
 type budget struct {
 	burst, left int
-	at          time.Time // the last one was added
+	at          time.Time // when the last one was added
 }
 
-// full returns b with all of its burst.
+// full returns b with its whole burst.
 func (b budget) full() budget { return budget{burst: b.burst, left: b.burst} }
 
 // spend reports whether a dial is allowed now, and returns the remaining budget.
@@ -164,7 +168,7 @@ func (l *line) connect(ctx context.Context) net.Conn {
 
 var errTooManyDials = notSent("dialed too often without an answer")
 
-// notSent is an error which means that no byte has reached a server.
+// notSent returns an error which means that no byte has reached a server.
 func notSent(text string) error { return &net.OpError{Op: "dial", Net: "tcp", Err: errors.New(text)} }
 
 func (l *line) take(ctx context.Context) (net.Conn, error) {
@@ -180,7 +184,7 @@ func (l *line) take(ctx context.Context) (net.Conn, error) {
 		if now.Sub(l.spareAt) < redialDemand {
 			return spare, nil
 		}
-		spare.Close() // the server may have closed it since
+		spare.Close() // the server may have closed the spare connection
 		return l.take(ctx)
 	case l.down != nil:
 		defer l.mu.Unlock()
@@ -201,8 +205,8 @@ func (l *line) take(ctx context.Context) (net.Conn, error) {
 	return nc, err
 }
 
-// failed has the server dialed from now on by redial alone. A dial whose caller had no more time is tried again at
-// once, and longer.
+// failed records a failed dial. From now on, only redial dials the server. If the dial failed because its
+// caller had no time left (hurried), redial starts at once, with a longer timeout.
 func (l *line) failed(err error, took time.Duration, hurried bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -214,7 +218,7 @@ func (l *line) failed(err error, took time.Duration, hurried bool) {
 	}
 }
 
-// redial starts to dial after a pause, unless it is dialing already. The caller holds mu.
+// redial starts to dial after a pause, unless it is dialing already. mu must be held.
 func (l *line) redial(pause time.Duration) {
 	if l.redialing || l.closed {
 		return
@@ -234,8 +238,8 @@ func (l *line) redial(pause time.Duration) {
 	})
 }
 
-// reach makes a connection, and has the server answer on it: what accepts a connection may be a proxy of a server that
-// is away.
+// reach makes a connection, and waits for an answer of the server on it. An accepted connection is not
+// enough, because a proxy may accept it for a server that has failed.
 func (l *line) reach(ctx context.Context) (net.Conn, error) {
 	nc, err := l.dial(ctx)
 	if err != nil {
@@ -248,8 +252,9 @@ func (l *line) reach(ctx context.Context) (net.Conn, error) {
 	return nc, nil
 }
 
-// ping waits for the answer to a PING. Most errors are an answer too, as the one before a login. ERR and DENIED are none:
-// the server has too many clients, or admits none from elsewhere, and closes the connection.
+// ping waits for the answer to a PING. Most error replies show that the server is there, such as the one
+// before a login. ERR and DENIED do not count as an answer: the server has too many clients, or admits none
+// from other machines, and closes the connection.
 func ping(ctx context.Context, nc net.Conn) error {
 	end, _ := ctx.Deadline()
 	_ = nc.SetDeadline(end)
@@ -273,7 +278,7 @@ func ping(ctx context.Context, nc net.Conn) error {
 	return errors.New("the answer to PING is too long")
 }
 
-// wait waits; false: the line is being closed.
+// wait waits for the pause to end. It returns false if the line is being closed.
 func (l *line) wait(pause time.Duration) bool {
 	select {
 	case <-time.After(pause):
@@ -283,7 +288,7 @@ func (l *line) wait(pause time.Duration) bool {
 	}
 }
 
-// redialed reports whether redialing is over: the server has been reached, or is not wanted any more.
+// redialed reports whether redialing has ended because the server has been reached or is no longer needed.
 func (l *line) redialed(nc net.Conn, err error) (over bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -301,7 +306,7 @@ func (l *line) redialed(nc net.Conn, err error) (over bool) {
 	return true
 }
 
-// keep stores a connection for the next caller of connect. The caller holds mu.
+// keep stores a connection for the next caller of connect. mu must be held.
 func (l *line) keep(nc net.Conn) {
 	if l.spare != nil {
 		l.spare.Close()
@@ -323,7 +328,7 @@ func (l *line) leave() {
 	l.signOfLife()
 }
 
-// answered is called when the server has answered a call in time, unless with an error.
+// answered is called when the server has answered a call in time, unless the answer is an error.
 func (l *line) answered() {
 	if !l.strange.Load() {
 		return
@@ -334,8 +339,8 @@ func (l *line) answered() {
 	l.budget = l.budget.full()
 }
 
-// await waits for the answer on a connection whose call has ended, and reports the answer when it arrives. Only the
-// last such connection waits. It returns false if this one does not.
+// await waits for the answer on a connection whose call has ended, and reports a sign of life when it
+// arrives. Only the last such connection waits. It returns false if nc does not wait.
 func (l *line) await(nc net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -363,7 +368,7 @@ func (l *line) await(nc net.Conn) bool {
 	return true
 }
 
-// close ends all that l does.
+// close stops all goroutines of l and closes its connections.
 func (l *line) close() {
 	l.mu.Lock()
 	if !l.closed {
@@ -379,7 +384,7 @@ func (l *line) close() {
 	l.running.Wait()
 }
 
-// newDialer returns go-redis's dialer, except that TLS reads and writes with nonblock.
+// newDialer returns a dialer like go-redis's, except that TLS reads and writes with nonblock.
 func newDialer(o *goredis.Options) dialFunc {
 	d := &net.Dialer{
 		Timeout:         o.DialTimeout,
@@ -389,8 +394,8 @@ func newDialer(o *goredis.Options) dialFunc {
 		return d.DialContext
 	}
 	return func(_ context.Context, network, addr string) (net.Conn, error) {
-		// A handshake that is aborted has cost the server as much as a complete one, so it may last longer than the
-		// call that needs it.
+		// A handshake that is aborted costs the server as much as a complete one, so it may last longer
+		// than the call that needs it.
 		ctx, cancel := context.WithTimeout(context.Background(), o.DialTimeout)
 		defer cancel()
 		nc, err := d.DialContext(ctx, network, addr)
@@ -414,15 +419,15 @@ func newDialer(o *goredis.Options) dialFunc {
 	}
 }
 
-// conn is a connection of a line. go-redis uses it from one goroutine at a time.
+// conn is a connection of a line. go-redis uses it on one goroutine at a time.
 type conn struct {
 	net.Conn
 	inner net.Conn // the same without nonblock
 	line  *line
 	age   uint32
 	look  look
-	owes  atomic.Bool // the server owes an answer
-	used  bool        // there was one
+	owes  atomic.Bool // an answer of the server is outstanding
+	used  bool        // the server has answered on this connection
 }
 
 func newConn(l *line, nc net.Conn, age uint32) *conn {
@@ -444,8 +449,8 @@ func newConn(l *line, nc net.Conn, age uint32) *conn {
 
 var errLeft = notSent("the master has changed")
 
-// Write implements net.Conn. errLeft means that no byte of the call was sent; a call that has been sent in part is sent
-// completely.
+// Write implements net.Conn. The error errLeft means that no byte of the call was sent. A call that has
+// been sent in part is sent completely.
 func (c *conn) Write(b []byte) (int, error) {
 	if c.age != c.line.age.Load() && !c.owes.Load() {
 		return 0, errLeft
@@ -470,7 +475,8 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// errUnused means that a server, or a proxy of one that is away, accepts connections and closes them.
+// errUnused means that connections are accepted and closed without an answer. The reason may be a proxy in
+// front of a server that has failed.
 var errUnused = notSent("the server has closed a connection without an answer")
 
 // isEnd reports whether the peer has ended a connection.
@@ -478,10 +484,11 @@ func isEnd(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
-// ended reports whether the server has closed the connection. It may be called while another goroutine reads.
+// ended reports whether the server has closed the connection. It may be called while another goroutine
+// reads from it.
 func (c *conn) ended() bool { return c.look.ended != nil && c.look.ended() }
 
-// Close implements net.Conn. Where an answer is missing it may still be awaited.
+// Close implements net.Conn. If an answer is outstanding, the connection may stay open to wait for it.
 func (c *conn) Close() error {
 	if c.owes.Swap(false) && c.line.await(c.inner) {
 		return nil
@@ -494,16 +501,16 @@ func (c *conn) Close() error {
 func (c *conn) SyscallConn() (syscall.RawConn, error) { return &c.look, nil }
 
 type look struct {
-	syscall.RawConn // nil for TLS, because arriving bytes may be no answer
+	syscall.RawConn // nil for TLS, because arriving bytes need not be an answer
 	conn            *conn
-	quiet           func() bool // nil: not known
-	ended           func() bool // nil: not known
+	quiet           func() bool // nil if unknown
+	ended           func() bool // nil if unknown
 }
 
 var errEnded = notSent("the server has closed the connection")
 
-// Read calls f only if there is something to read. go-redis needs nothing else: usually there is nothing to read, and a
-// call of f would then announce a system call to the scheduler for nothing.
+// Read calls f only if there is something to read. That is all that go-redis needs. Usually there is
+// nothing to read, and a call of f would announce a system call to the scheduler unnecessarily.
 func (l *look) Read(f func(fd uintptr) bool) error {
 	switch {
 	case l.conn.age != l.conn.line.age.Load():
@@ -520,10 +527,11 @@ func (l *look) Read(f func(fd uintptr) bool) error {
 	}
 }
 
-// broken is a connection that could not be made.
+// broken is a connection that could not be made. All its methods return the error.
 type broken struct{ err error }
 
-// unwrapped prevents go-redis, which unwraps an error once while it prepares a connection, from losing the address.
+// unwrapped keeps the address in the error of a dial. go-redis unwraps an error once while it prepares a
+// connection.
 type unwrapped struct{ error }
 
 func (u unwrapped) Unwrap() error { return u.error }

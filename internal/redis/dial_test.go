@@ -15,12 +15,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// dialed is a server that can be away, and counts how often it is dialed.
+// dialed is a server that can be unreachable, and counts dials.
 type dialed struct {
 	away    atomic.Bool
-	fronted bool          // by a proxy, which accepts connections while the server is away, and closes them
-	answers bool          // it answers each connection's first call
-	far     time.Duration // a round trip
+	fronted bool          // a proxy in front accepts connections while the server is unreachable, and closes them
+	answers bool          // the server answers the first call of each connection
+	far     time.Duration // the time of a round trip
 	dials   atomic.Int64
 	ends    chan net.Conn // the server's end of each connection
 }
@@ -49,7 +49,7 @@ func (d *dialed) dial(context.Context) (net.Conn, error) {
 	return client, nil
 }
 
-// lineTo makes a line to a server, and counts the signs of life.
+// lineTo returns a line to a server, and a counter of signs of life.
 func lineTo(t *testing.T) (l *line, d *dialed, signOfLife *atomic.Int64) {
 	t.Helper()
 	d, signOfLife = &dialed{ends: make(chan net.Conn, 100)}, new(atomic.Int64)
@@ -63,8 +63,9 @@ func works(c net.Conn) bool {
 	return !failed
 }
 
-// A server that is away is dialed 16 times a second, however many calls need a connection. When it is back, it is found
-// in less than 70 ms though a round trip takes 4 ms, so that 30 ms are left for the probe.
+// A server that is unreachable is dialed 16 times a second, however many calls need a connection. When it
+// is back, the line reaches it within 70 ms although a round trip takes 4 ms, which leaves 30 ms for the
+// probe.
 func TestAServerThatIsAwayIsFoundSoon(t *testing.T) {
 	for _, fronted := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -107,7 +108,8 @@ func TestAServerThatIsAwayIsFoundSoon(t *testing.T) {
 	}
 }
 
-// A server that refuses all clients answers and closes: it is not back, and callers get its words.
+// A server that refuses all clients answers and closes the connection. That does not count as reached.
+// Callers get the text of its error.
 func TestAServerThatRefusesClientsIsNotBack(t *testing.T) {
 	for _, text := range []string{"ERR max number of clients reached", "DENIED Redis is running in protected mode"} {
 		synctest.Test(t, func(t *testing.T) {
@@ -141,15 +143,15 @@ func TestAServerIsNotDialedWithoutACaller(t *testing.T) {
 			t.Errorf("%d dials for one call", n)
 		}
 		d.away.Store(false)
-		l.connect(t.Context()) // and has it dialed at once
+		l.connect(t.Context()) // which also makes redial dial at once
 		synctest.Wait()
 		if !works(l.connect(t.Context())) || signOfLife.Load() != 1 {
-			t.Errorf("not found; heard %d times", signOfLife.Load())
+			t.Errorf("not reached; %d signs of life", signOfLife.Load())
 		}
 	})
 }
 
-// A server that accepts connections, and answers nothing or with errors, is dialed a bounded number of times.
+// A server that accepts connections, and answers nothing or errors, is dialed a bounded number of times.
 func TestAServerThatDoesNotAnswerIsDialedTenTimesASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, _ := lineTo(t)
@@ -163,7 +165,8 @@ func TestAServerThatDoesNotAnswerIsDialedTenTimesASecond(t *testing.T) {
 		if n := d.dials.Load(); n < 16+48 || n > 16+51 {
 			t.Errorf("%d dials in five seconds", n)
 		}
-		// An error is not an answer. After any other answer, new connections are allowed at once.
+		// An error does not count as an answer. After any other answer, new connections are allowed at
+		// once.
 		for text, want := range map[string]bool{"-ERR no\r\n": false, "+OK\r\n": true} {
 			for works(l.connect(t.Context())) {
 			}
@@ -189,7 +192,7 @@ func TestAServerThatDoesNotAnswerIsDialedTenTimesASecond(t *testing.T) {
 	})
 }
 
-// A connection to a former master sends nothing more.
+// Nothing more is sent on a connection to a former master.
 func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, signOfLife := lineTo(t)
@@ -201,15 +204,16 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 		}
 		raw, _ := c.SyscallConn()
 		if err := raw.Read(func(uintptr) bool { return true }); !errors.Is(err, errLeft) {
-			t.Errorf("go-redis would use it: %v", err)
+			t.Errorf("go-redis would use the connection: %v", err)
 		}
 		begun := l.connect(t.Context())
 		if !works(begun) || d.dials.Load() != 2 || signOfLife.Load() != 1 {
-			t.Errorf("%d dials, heard %d times", d.dials.Load(), signOfLife.Load())
+			t.Errorf("%d dials, %d signs of life", d.dials.Load(), signOfLife.Load())
 		}
 		(<-d.ends).Close()
 		c.Close()
-		// A call that was sent in part is sent completely: an error of Write would mean that nothing was sent.
+		// A call that was sent in part is sent completely. An error of Write would mean that nothing was
+		// sent.
 		server := <-d.ends
 		go func() { _, _ = io.Copy(io.Discard, server) }()
 		for _, part := range []string{"one ", "call"} {
@@ -223,7 +227,8 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 	})
 }
 
-// An answer whose call has ended is a sign of life. Of several such connections one is kept.
+// An answer that arrives after its call has ended is a sign of life. Of several such connections, one
+// waits.
 func TestALateAnswerClosesTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, signOfLife := lineTo(t)
@@ -239,7 +244,7 @@ func TestALateAnswerClosesTheBreaker(t *testing.T) {
 			}
 			_ = c.SetReadDeadline(time.Now().Add(10 * ms))
 			if _, err := c.Read(make([]byte, 10)); err == nil {
-				t.Fatal("an answer")
+				t.Fatal("an answer arrived, although none was sent")
 			}
 			c.Close()
 		}
@@ -252,13 +257,13 @@ func TestALateAnswerClosesTheBreaker(t *testing.T) {
 		}
 		synctest.Wait()
 		if signOfLife.Load() != 1 {
-			t.Errorf("heard %d times", signOfLife.Load())
+			t.Errorf("%d signs of life", signOfLife.Load())
 		}
 	})
 }
 
-// TestAnOutageEndsWithALateAnswer: while the breaker is open, the answer to the last probe makes the next call a probe,
-// however long the pause after that probe is.
+// While the breaker is open, a late answer to the last probe makes the next call a probe, however long the
+// pause after that probe is.
 func TestAnOutageEndsWithALateAnswer(t *testing.T) {
 	faulty(t)
 	server := redistest.Start(t)
@@ -301,12 +306,13 @@ func TestAnOutageEndsWithALateAnswer(t *testing.T) {
 			<-opened
 		}
 	}
-	if quick < 8 { // if the pause happens to be over, the next call is a probe without the late answer, too
+	if quick < 8 { // if the pause has just ended, the next call is a probe without the late answer, too
 		t.Errorf("the first call after the outage was answered %d times of 10", quick)
 	}
 }
 
-// A probe sends the script in full: a server that has been restarted does not know it, and would need a second call.
+// A probe sends the whole text of the script. A server that was restarted does not know the script, and
+// would need a second call.
 func TestAProbeSendsTheScript(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client()

@@ -15,10 +15,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Severity of a Finding.
+// Severity is the severity of a Finding.
 type Severity string
 
-// The severities. A Problem means that limits cannot be kept; a Warning that they might not be.
+// The severities. A Problem means that limits cannot be enforced, a Warning that they may not be enforced.
 const (
 	Fine    Severity = "ok"
 	Warning Severity = "warning"
@@ -29,15 +29,15 @@ const (
 type Finding struct {
 	Server   string   `json:"server"`
 	Severity Severity `json:"severity"`
-	// Check names the subject: connection, version, eviction, role, script, latency, permissions, cluster, coverage,
-	// clock.
+	// Check names the subject of the check: connection, version, eviction, role, script, latency,
+	// permissions, cluster, coverage or clock.
 	Check string `json:"check"`
 	Text  string `json:"text"`
 }
 
-// Examine checks every master: whether it is reachable and can run the script, whether the user has all permissions
-// that limits need, and whether its settings suit limits. It writes one key, and removes it. timeout is the time that a
-// call may take when limits are decided; 0: that of the Config.
+// Examine checks every master: whether it is reachable and can run the script, whether the user has all
+// permissions that limits need, and whether its settings suit limits. It writes one key, and removes it.
+// timeout is the time that a call may take when limits are decided; 0 means the Timeout of the Config.
 func (s *Store) Examine(ctx context.Context, timeout time.Duration) []Finding {
 	timeout = cmp.Or(timeout, s.config.Timeout)
 	if s.cluster == nil {
@@ -63,7 +63,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 		all = append(all, Finding{server, severity, check, fmt.Sprintf(format, args...)})
 	}
 	own := client
-	client = client.WithTimeout(proveTimeout) // a slow server must be measured, so it must not fail by a timeout
+	client = client.WithTimeout(proveTimeout) // with a longer timeout, because a slow server is to be measured
 	before := time.Now()
 	there, err := client.Time(ctx).Result()
 	if err != nil {
@@ -85,7 +85,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 		return all
 	}
 	probe := backend.Charge{Key: []byte("doctor"), Limit: &limit, Terms: algorithms.Charge{Cost: 1}}
-	if s.cluster != nil { // any slot that this master has will do
+	if s.cluster != nil { // any slot of this master
 		probe.Slot, _ = s.slotAt(ctx, own)
 	}
 	var d [1]backend.Decision
@@ -98,7 +98,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	}
 	found(Fine, "script", "runs, and may write keys that start with %q", s.config.KeyPrefix)
 	key, _ := n.keys.of(&probe)
-	ofLedger := refusedOfLedger(ctx, client, key) // while the key is there
+	ofLedger := refusedOfLedger(ctx, client, key) // while the key exists
 	if refused := s.refused(ctx, client, key); len(refused) > 0 {
 		found(Problem, "permissions", "the user may not run %s, which some limits need; the user needs %s", strings.Join(refused, ", "), permissions)
 	} else {
@@ -114,11 +114,12 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	return all
 }
 
-// maxClockOffset is the difference between the clocks of this machine and of Redis that is reported.
+// maxClockOffset is the largest difference between the clocks of this machine and of Redis that is not
+// reported.
 const maxClockOffset = 5 * time.Second
 
-// checkClock compares the clock of a server, as reported by a call that started at before and took some time, with this
-// machine's clock.
+// checkClock compares the clock of a server with that of this machine. there is the time that a call
+// returned, which started at before and took some time.
 func checkClock(server string, there, before time.Time, took time.Duration) []Finding {
 	off := there.Sub(before.Add(took / 2))
 	if off.Abs() <= maxClockOffset {
@@ -131,7 +132,7 @@ func checkClock(server string, there, before time.Time, took time.Duration) []Fi
 	return []Finding{{server, Warning, "clock", fmt.Sprintf("is %v %s this machine's; limits go by the server's", off.Abs().Round(time.Second), direction)}}
 }
 
-// ExamineClocks checks only the clocks, and returns only problems. It leaves out a server that does not answer.
+// ExamineClocks checks only the clocks, and returns only problems. It ignores servers that do not answer.
 func (s *Store) ExamineClocks(ctx context.Context) (all []Finding) {
 	examine := func(server string, client *goredis.Client) []Finding {
 		before := time.Now()
@@ -155,11 +156,11 @@ func (s *Store) ExamineClocks(ctx context.Context) (all []Finding) {
 	return all
 }
 
-// refused returns the commands that the user may not run, of those that limits other than a token bucket need: sliding
-// logs are lists; a Cluster has requests over several slots, and slots that move. key has a string, so every push fails
-// and changes nothing.
+// refused returns the commands that the user may not run. It tests those that a token bucket does not need:
+// sliding logs are lists, and a Cluster has requests over several slots, and slots that move. key has a
+// string, so every push fails and changes nothing.
 func (s *Store) refused(ctx context.Context, client *goredis.Client, key string) (names []string) {
-	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each error is its command's
+	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each command has its own error
 		pipe.Get(ctx, key)
 		pipe.LLen(ctx, key)
 		pipe.LIndex(ctx, key, 0)
@@ -171,7 +172,7 @@ func (s *Store) refused(ctx context.Context, client *goredis.Client, key string)
 		pipe.PExpire(ctx, key, time.Second)
 		if s.cluster != nil {
 			pipe.SetNX(ctx, key, "", time.Second)
-			_ = pipe.Process(ctx, goredis.NewCmd(ctx, "asking")) // it applies to the next command
+			_ = pipe.Process(ctx, goredis.NewCmd(ctx, "asking")) // applies to the next command
 		}
 		pipe.Del(ctx, key)
 		return nil
@@ -205,7 +206,7 @@ func checkInfo(server string, info map[string]string) (all []Finding) {
 		name, version = "Valkey", v
 	}
 	var major, minor int
-	_, _ = fmt.Sscanf(info["redis_version"], "%d.%d", &major, &minor) // a text that is no version is 0.0
+	_, _ = fmt.Sscanf(info["redis_version"], "%d.%d", &major, &minor) // for a text that is no version, both stay 0
 	switch {
 	case major < 6 || major == 6 && minor < 2:
 		found(Problem, "version", "%s %s is too old; 6.2 is the oldest that is tested", name, version)
@@ -239,7 +240,7 @@ func (s *Store) examineCluster(ctx context.Context) []Finding {
 	}
 	all := []Finding{{s.name, Fine, "cluster", "all slots are served by " + info["cluster_size"] + " masters"}}
 	setting, err := s.cluster.client.ConfigGet(ctx, "cluster-require-full-coverage").Result()
-	if err == nil && setting["cluster-require-full-coverage"] == "yes" { // a user without this permission gets no answer
+	if err == nil && setting["cluster-require-full-coverage"] == "yes" { // a user without this permission gets no answer, which is no problem
 		all = append(all, Finding{s.name, Warning, "coverage", "cluster-require-full-coverage is yes: while one master fails, the other masters refuse requests too; set it to no"})
 	}
 	return all

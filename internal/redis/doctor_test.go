@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// said are the findings of a check, as "severity: text".
+// said returns the findings of a check, each as "severity: text".
 func said(all []Finding, check string) string {
 	var lines []string
 	for _, f := range all {
@@ -42,24 +42,24 @@ func TestExamineStandalone(t *testing.T) {
 	}
 	server.Do("ACL", "SETUSER", "default", "-eval", "-evalsha")
 	if got := said(s.Examine(t.Context(), 0), "script"); !strings.HasPrefix(got, "problem: NOPERM") || !strings.Contains(got, "+evalsha") {
-		t.Errorf("without permission: %q", got)
+		t.Errorf("a command is not permitted: %q", got)
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all", "-psetex")
 	if got := said(s.Examine(t.Context(), 0), "script"); !strings.HasPrefix(got, "problem: ERR ") || !strings.Contains(got, "+psetex") {
-		t.Errorf("without permission, in the script: %q", got)
+		t.Errorf("a command of the script is not permitted: %q", got)
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all", "-lindex", "-del")
 	if got := said(s.Examine(t.Context(), 0), "permissions"); !strings.HasPrefix(got, "problem: the user may not run lindex, del, which some limits need; the user needs +evalsha") {
-		t.Errorf("without permission, of other limits: %q", got)
+		t.Errorf("a command of other limits is not permitted: %q", got)
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all")
 	s.Examine(t.Context(), 0)
 	if keys := server.Do("KEYS", "*"); keys != "[]" {
-		t.Errorf("left behind: %s", keys)
+		t.Errorf("keys left behind: %s", keys)
 	}
 	server.Kill()
 	if got := said(s.Examine(t.Context(), 0), "connection"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "check the address") {
-		t.Errorf("killed: %q", got)
+		t.Errorf("the server was killed: %q", got)
 	}
 }
 
@@ -85,7 +85,7 @@ func TestExamineCluster(t *testing.T) {
 	}
 }
 
-// TestThePermissionsOfTheDocumentationSuffice for all commands that a cluster gets.
+// The permissions in the documentation are enough for all commands that a cluster gets.
 func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/redis.md")
@@ -122,7 +122,7 @@ func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
 	b := backend.Charge{Key: []byte("b"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}}
 	for i := range 2 { // with an id, over several slots
 		if d := takeAll(s, underID(1, a, b)); d[0].Err != nil || d[0].Replayed != (i == 1) {
-			t.Errorf("ask %d: %+v", i+1, d[0])
+			t.Errorf("request %d: %+v", i+1, d[0])
 		}
 	}
 	for _, charge := range []backend.Charge{a, sharded(t, windowSpec(100), 10, "s")} {

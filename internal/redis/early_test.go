@@ -14,7 +14,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// knownAfter submits charges to s, and returns which decisions are known 5 ms later, and that they are the final ones.
+// knownAfter submits charges to s. It returns which decisions are known 5 ms later, and checks that these
+// do not change afterwards.
 func knownAfter(t *testing.T, s backend.Store, charges []backend.Charge) (known []bool) {
 	t.Helper()
 	done := make(chan struct{})
@@ -39,7 +40,8 @@ func knownAfter(t *testing.T, s backend.Store, charges []backend.Charge) (known 
 	return known
 }
 
-// Of sharded buckets, those whose shards have answered are known before others of their batch, in every round.
+// A batch has several sharded buckets. Decisions of those whose shards have answered are known before the
+// others, in every round.
 func TestShardsThatHaveAnsweredAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := memory.New(memory.Config{Clock: time.Now})
@@ -85,7 +87,7 @@ func TestShardsThatHaveAnsweredAreKnown(t *testing.T) {
 	})
 }
 
-// perSlot gives each shard a key of its own, as package redis does by the slot.
+// perSlot gives each shard its own key, which the slot does in Redis.
 type perSlot struct{ next backend.Store }
 
 // Submit implements backend.Store.
@@ -97,7 +99,8 @@ func (p perSlot) Submit(b *backend.Batch) {
 	p.next.Submit(b)
 }
 
-// A batch that needs several calls, or has groups of unusual size, is known as far as it has been answered.
+// A batch may need several calls, or have very large groups. Decisions that have arrived are known before
+// the batch ends.
 func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
@@ -125,15 +128,15 @@ func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 		l.queue.maxBatch = maxBatch
 		after := many(5, 1)
 		for i := range after {
-			after[i].Group += 10 // not the group before them
+			after[i].Group += 10 // not the group of the charges before
 		}
 		check("a way", &serverLanes{l, l}, slices.Concat(many(300, 300), after), 300)
 	})
 }
 
-// Of groups that are taken by claims, those that have ended are known.
+// Of several groups with claims, the decisions of those that have ended are known.
 func TestClaimedGroupsThatHaveEndedAreKnown(t *testing.T) {
-	c := claims{underway: new(atomic.Int64), spawn: func(func()) {}} // what is spawned stays in flight
+	c := claims{underway: new(atomic.Int64), spawn: func(func()) {}} // with this spawn, background calls stay in flight
 	c.underway.Store(maxClaims - 1)
 	limit := sharded(t, windowSpec(30), 3, "a").Limit
 	charges := make([]backend.Charge, 2)
@@ -147,8 +150,8 @@ func TestClaimedGroupsThatHaveEndedAreKnown(t *testing.T) {
 	}
 }
 
-// A charge that was denied by its first shard is charged to its second one at once, and once, though that answers only
-// when the batch has ended for all others.
+// If the first drawn shard denies a charge, the second is charged at once, and only once, even if it
+// answers after the rest of the batch.
 func TestAChargeDrawnAgainIsChargedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := memory.New(memory.Config{Clock: time.Now})
@@ -159,7 +162,7 @@ func TestAChargeDrawnAgainIsChargedOnce(t *testing.T) {
 		takeAll(perSlot{fast}, []backend.Charge{full})
 		undos := stores.NewUndos(time.Second)
 		defer undos.Close()
-		sent := map[uint64]int{} // the charges of each slot
+		sent := map[uint64]int{} // the charges by slot
 		s := newShardStore(stores.NewRouter(func(group []backend.Charge) *stores.Route {
 			sent[group[0].Slot]++
 			answersAfter := time.Duration(0)

@@ -30,7 +30,7 @@ func startCluster(t *testing.T, args ...string) underCluster {
 	return underCluster{l, t, c, s}
 }
 
-// master returns the number of the master that has q's buckets at first.
+// master returns the number of the master that has q's buckets at the start.
 func (c underCluster) master(q *question) int {
 	_, slot := c.store.cluster.keys.of(&q.charges[0])
 	n := len(c.cluster.Masters)
@@ -46,8 +46,8 @@ func (c underCluster) not(master int) func(q *question) bool {
 	return func(q *question) bool { return c.master(q) != master }
 }
 
-// promoted waits until another master has replaced i, and all others report that the cluster works. It returns how long
-// that took.
+// promoted waits until another master has replaced master i, and all other servers report that the cluster
+// works. It returns how long that took.
 func (c underCluster) promoted(i int, since time.Time, left ...*redistest.Server) time.Duration {
 	c.t.Helper()
 	for _, s := range left {
@@ -59,7 +59,7 @@ func (c underCluster) promoted(i int, since time.Time, left ...*redistest.Server
 	return time.Since(since)
 }
 
-// lose stops master 1, and requires that the service is normal soon after the cluster is.
+// lose stops master 1, and requires that service is normal soon after the cluster works again.
 func (c underCluster) lose(hit, heal func(s *redistest.Server)) (others float64) {
 	c.t.Helper()
 	at := time.Now()
@@ -77,18 +77,18 @@ func (c underCluster) lose(hit, heal func(s *redistest.Server)) (others float64)
 		c.t.Errorf("normal service after %v, the cluster's failover took %v", recovered, failover)
 	}
 	heal(c.cluster.Masters[1])
-	time.Sleep(1500 * ms) // it starts again, and learns that it is a replica now
+	time.Sleep(1500 * ms) // until it has started again as a replica
 	c.normal(time.Now(), generous)
 	c.check(c.store, 1)
 	return others
 }
 
-// By default the whole cluster reports a failure until the slots are taken over.
+// By default the whole cluster fails until a replica has taken over the slots.
 func TestFaultClusterMasterKilled(t *testing.T) {
 	startCluster(t).lose((*redistest.Server).Kill, func(s *redistest.Server) { s.Restart() })
 }
 
-// If the cluster may serve a part of its slots, requests to other masters are not affected.
+// If the cluster may serve a part of its slots, a failed master does not affect requests for others.
 func TestFaultClusterMasterStopped(t *testing.T) {
 	c := startCluster(t, "--cluster-require-full-coverage", "no")
 	if others := c.lose((*redistest.Server).Pause, (*redistest.Server).Resume); others < 0.9 {
@@ -96,12 +96,12 @@ func TestFaultClusterMasterStopped(t *testing.T) {
 	}
 }
 
-// A hot key that is sharded over the masters is mostly served by the remaining ones.
+// If a master fails, a hot key that is sharded over the masters is still served by the remaining ones.
 func TestFaultClusterMasterStoppedUnderShards(t *testing.T) {
 	faulty(t)
 	c := redistest.StartCluster(t, 3, "--cluster-require-full-coverage", "no").Steady()
 	s := open(t, Config{URL: c.URL(), Timeout: deadline})
-	for _, r := range c.Replicas { // no replica takes the master's place
+	for _, r := range c.Replicas { // so that no replica takes the master's place
 		r.Kill()
 	}
 	l := newLoad(t, deadline)
@@ -136,7 +136,7 @@ func TestFaultClusterReplicaKilled(t *testing.T) {
 
 func TestFaultClusterTwoMastersDead(t *testing.T) {
 	c := startCluster(t)
-	for i := range 2 { // no replica takes their place
+	for i := range 2 { // so that no replica takes their place
 		c.cluster.Replicas[i].Kill()
 	}
 	for i := range 2 {
@@ -147,7 +147,7 @@ func TestFaultClusterTwoMastersDead(t *testing.T) {
 		t.Errorf("%.1f %% were answered while the cluster is down", 100*share)
 	}
 	if !strings.Contains(c.failures(), "CLUSTERDOWN") {
-		t.Errorf("nobody said that the cluster is down: %s", c.failures())
+		t.Errorf("no error says that the cluster is down: %s", c.failures())
 	}
 	for i := range 2 {
 		c.cluster.Masters[i].Restart()
@@ -162,7 +162,7 @@ func TestFaultClusterTwoMastersDead(t *testing.T) {
 	c.check(c.store, 1)
 }
 
-// Slots that are in use move from one master to another.
+// Slots in use move from one master to another.
 func TestFaultClusterReshard(t *testing.T) {
 	c := startCluster(t)
 	c.cluster.Steady()
@@ -192,7 +192,7 @@ func (c underCluster) move(slot int, from, to *redistest.Server) {
 	source, target := from.Do("CLUSTER", "MYID"), to.Do("CLUSTER", "MYID")
 	to.Do("CLUSTER", "SETSLOT", slot, "IMPORTING", source)
 	from.Do("CLUSTER", "SETSLOT", slot, "MIGRATING", target)
-	time.Sleep(50 * ms) // in this time new keys are charged at the other node
+	time.Sleep(50 * ms) // meanwhile, new keys are charged at the other node
 	host, port, _ := net.SplitHostPort(to.Addr)
 	for {
 		keys, err := from.Client().ClusterGetKeysInSlot(context.Background(), slot, 1).Result()
@@ -203,7 +203,7 @@ func (c underCluster) move(slot int, from, to *redistest.Server) {
 			break
 		}
 		from.Do("MIGRATE", host, port, keys[0], 0, 5000)
-		time.Sleep(20 * ms) // one key here, one there
+		time.Sleep(20 * ms) // some keys are charged on one node, some on the other
 	}
 	to.Do("CLUSTER", "SETSLOT", slot, "NODE", target)
 	from.Do("CLUSTER", "SETSLOT", slot, "NODE", target)

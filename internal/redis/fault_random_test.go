@@ -15,8 +15,8 @@ type trouble struct {
 	start, end func()
 }
 
-// Random faults of the network and the server at the same time: a limit is never exceeded, nothing is charged twice,
-// answers are in time, and service is normal afterwards.
+// Random faults of the network and the server occur at the same time. A limit is never exceeded, nothing is
+// charged twice, answers are in time, and service is normal afterwards.
 func TestFaultRandomSchedule(t *testing.T) {
 	faulty(t)
 	rng := rand.New(rand.NewPCG(seed(t), 7))

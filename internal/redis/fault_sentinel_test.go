@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// underSentinels causes a fault of a master under load. Charges that its replicas did not have are lost, at most one
-// capacity for each bucket.
+// underSentinels causes a fault of a master under load. Charges that its replicas did not have are lost, at
+// most one capacity for each bucket.
 func underSentinels(t *testing.T, lost int64, hit func(s *redistest.Sentinels) (heal func())) {
 	t.Helper()
 	faulty(t)
@@ -27,7 +27,7 @@ func underSentinels(t *testing.T, lost int64, hit func(s *redistest.Sentinels) (
 	l.normal(at, 20*time.Second)
 	if heal != nil {
 		heal()
-		time.Sleep(2 * time.Second) // the old master starts again, and becomes a replica
+		time.Sleep(2 * time.Second) // until the old master has started again as a replica
 		l.normal(time.Now(), generous)
 	}
 	l.check(s, lost)
@@ -62,7 +62,7 @@ func TestFaultSentinelReplicaKilled(t *testing.T) {
 	})
 }
 
-// The master is known already, so the Sentinels are not needed until it fails, not even for new connections.
+// The master is known, so the Sentinels are not needed until it fails, not even for new connections.
 func TestFaultSentinelsKilled(t *testing.T) {
 	underSentinels(t, 0, func(s *redistest.Sentinels) func() {
 		for _, one := range s.Sentinels {
@@ -73,8 +73,9 @@ func TestFaultSentinelsKilled(t *testing.T) {
 	})
 }
 
-// If every replica confirms each charge, a killed master loses no allowed charge. One of two replicas is not enough:
-// Sentinels may choose the other, because their knowledge of replicas is seconds old.
+// If every replica confirms each charge, a killed master loses no allowed charge. Confirmation by one of
+// two replicas is not enough, because Sentinels may promote the other: their information about replicas is
+// seconds old.
 func TestFaultSentinelMasterKilledWithConfirmation(t *testing.T) {
 	faulty(t)
 	servers := redistest.StartSentinels(t)
@@ -88,7 +89,7 @@ func TestFaultSentinelMasterKilledWithConfirmation(t *testing.T) {
 			return strings.Contains(r.Do("INFO", "replication"), "role:master")
 		})
 	})
-	servers.Master.Restart() // as a replica: until then too few replicas can confirm
+	servers.Master.Restart() // as a replica; until then too few replicas can confirm
 	l.normal(time.Now(), time.Minute)
 	l.check(s, 0)
 }
@@ -104,12 +105,12 @@ func TestUnconfirmedChargesDoNotCount(t *testing.T) {
 	var d [1]backend.Decision
 	backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
 	if !errors.Is(d[0].Err, backend.ErrUnavailable) {
-		t.Errorf("nobody confirmed it: %+v", d[0])
+		t.Errorf("allowed without a confirmation: %+v", d[0])
 	}
 }
 
-// TestAMissingReplicaCostsNoConnection: the server reports in time that replicas have not confirmed a charge, also if
-// it does not have the script yet, or no longer. A call that ends without an answer would cost its connection.
+// The server reports in time that replicas have not confirmed a charge, even if it does not have the
+// script. A call that ended without an answer would cost its connection.
 func TestAMissingReplicaCostsNoConnection(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t) // without replicas

@@ -15,24 +15,25 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// fault is a row of the fault matrix for one server: the fault under load, and the permitted effects.
+// fault is a fault of one server under load, with the permitted effects.
 type fault struct {
 	args   []string
 	config func(c *Config)
-	url    func(s *redistest.Server) string // nil: the server itself
+	url    func(s *redistest.Server) string // nil means the server itself
 
 	hit    func(t *testing.T, s *redistest.Server, admin *goredis.Client)
 	length time.Duration
 	heal   func(t *testing.T, s *redistest.Server, admin *goredis.Client)
 
-	plain bool // the script without its shebang
-	// served: requests are answered all the time. The speed depends on the machine, so the deadline of the requests is
-	// long.
+	plain bool // the server gets the script without its shebang
+	// served means that requests are answered all the time. How fast depends on the machine, so the
+	// deadline of the requests is long.
 	served bool
-	// clean: a failed request certainly charged nothing, except for calls in flight when the fault started or ended.
+	// clean means that a failed request certainly charged nothing, except for calls in flight when the
+	// fault started or ended.
 	clean  bool
-	lost   int64         // how often the server loses its memory
-	within time.Duration // until normal service; 0: generous
+	lost   int64         // how often the server loses its data
+	within time.Duration // the longest time until normal service; 0 means generous
 }
 
 func (f fault) run(t *testing.T) {
@@ -70,11 +71,11 @@ func (f fault) run(t *testing.T) {
 	during := l.share(hurt.Add(100*ms), time.Now(), nil)
 	if f.served {
 		t.Logf("during the fault %.1f %% were answered", 100*during)
-		if during < 0.8 { // one harmed answer of twenty fails the requests of all clients whose charges it has
+		if during < 0.8 { // one changed answer of twenty fails the requests of all clients whose charges it has
 			t.Errorf("%.1f %% answered during the fault, by: %s", 100*during, l.failures())
 		}
 	} else if most := f.most(); during > most {
-		t.Errorf("%.1f %% were answered during the fault: it did not come about", 100*during)
+		t.Errorf("%.1f %% were answered during the fault, so the fault did not occur", 100*during)
 	}
 	f.heal(t, server, admin)
 	healed := time.Now()
@@ -94,13 +95,13 @@ func (f fault) run(t *testing.T) {
 			all += q.attempted.Load()
 		}
 		if unknown > max(20, all/50) { // if the machine pauses, some answers are late
-			t.Errorf("%d asks may have been charged, in a fault that refuses whole", unknown)
+			t.Errorf("%d requests may have been charged in a fault that refuses every call as a whole", unknown)
 		}
 	}
 }
 
-// most bounds the requests that are answered during a fault that refuses charges: without the shebang, a denial writes
-// nothing, so it is not refused.
+// most returns the largest share of requests that may be answered during a fault that refuses charges.
+// Without the shebang, a denial writes nothing, so it is not refused.
 func (f fault) most() float64 {
 	if f.plain {
 		return 0.6
@@ -150,7 +151,7 @@ func TestFaultClientsPaused(t *testing.T) {
 	fault{
 		hit:    set("CLIENT", "PAUSE", 1500, "ALL"),
 		length: 1500 * ms,
-		heal:   nothing, // over by itself
+		heal:   nothing, // the pause ends by itself
 	}.run(t)
 }
 
@@ -163,7 +164,7 @@ func TestFaultOutOfMemory(t *testing.T) {
 	}.run(t)
 }
 
-// Servers before 7.0 do not refuse the script before its first command; its first write is refused.
+// Servers before 7.0 do not refuse the script before its first command. They refuse its first write.
 func TestFaultOutOfMemoryWithoutShebang(t *testing.T) {
 	fault{
 		plain:  true,
@@ -276,7 +277,7 @@ func TestFaultPasswordChanged(t *testing.T) {
 }
 
 func TestFaultMaxClients(t *testing.T) {
-	t.Run("connections that are there serve", func(t *testing.T) {
+	t.Run("existing connections still work", func(t *testing.T) {
 		fault{
 			hit:    set("CONFIG", "SET", "maxclients", 1),
 			length: time.Second,
@@ -284,7 +285,7 @@ func TestFaultMaxClients(t *testing.T) {
 			served: true,
 		}.run(t)
 	})
-	t.Run("new ones are refused", func(t *testing.T) {
+	t.Run("new connections are refused", func(t *testing.T) {
 		fault{
 			hit: func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
 				t.Helper()
@@ -337,7 +338,7 @@ func TestFaultReadOnly(t *testing.T) {
 	}.run(t)
 }
 
-// through connects a fault's Store through a proxy.
+// through runs a fault with a proxy between Store and server.
 func through(t *testing.T, f func(p **proxy) fault) {
 	t.Helper()
 	n := seed(t)
@@ -348,10 +349,10 @@ func through(t *testing.T, f func(p **proxy) fault) {
 		return "redis://" + p.Addr
 	}
 	row.run(t)
-	t.Logf("%d of %d answers tampered with, %d dials", p.harmed.Load(), p.scripts.Load(), p.dials.Load())
+	t.Logf("%d of %d answers changed, %d dials", p.harmed.Load(), p.scripts.Load(), p.dials.Load())
 }
 
-// tampered does f to answers for two seconds.
+// tampered applies f to the answers for two seconds.
 func tampered(t *testing.T, f faults) {
 	t.Helper()
 	through(t, func(p **proxy) fault {
@@ -362,7 +363,7 @@ func tampered(t *testing.T, f faults) {
 				t.Helper()
 				(*p).do(faults{})
 				if (*p).harmed.Load() == 0 {
-					t.Error("nothing was tampered with")
+					t.Error("no answer was changed")
 				}
 			},
 			served: true,
@@ -388,7 +389,7 @@ func TestFaultBlackHole(t *testing.T) {
 		return fault{
 			hit: func(*testing.T, *redistest.Server, *goredis.Client) {
 				(*p).do(faults{hole: true})
-				time.Sleep(500 * ms) // until it is noticed
+				time.Sleep(500 * ms) // until the Store has noticed the fault
 				before = (*p).dials.Load()
 			},
 			length: 2 * time.Second,
@@ -405,8 +406,8 @@ func TestFaultBlackHole(t *testing.T) {
 	})
 }
 
-// After a restart a connection is dialed and logged in, and the script is loaded. If that takes longer than a call may,
-// the probe that does it still closes the circuit breaker.
+// After a restart, a connection is dialed and logged in, and the script is loaded. Even if that takes
+// longer than a call may, the probe that does it closes the circuit breaker.
 func TestFaultPreparingAConnectionIsSlowerThanACall(t *testing.T) {
 	faulty(t)
 	server := redistest.Start(t)
@@ -418,15 +419,15 @@ func TestFaultPreparingAConnectionIsSlowerThanACall(t *testing.T) {
 	redistest.Eventually(t, "it is served", l.admitted)
 	server.Kill()
 	if !<-changed {
-		t.Fatal("closed first")
+		t.Fatal("the breaker closed before it opened")
 	}
-	p.do(faults{far: 40 * ms}) // the answers to the login and to the script: 80 ms
+	p.do(faults{far: 40 * ms}) // the answers to the login and to the script take 80 ms
 	server.Restart()
 	server.Wait()
 	select {
 	case open := <-changed:
 		if open {
-			t.Error("opened twice")
+			t.Error("the breaker opened twice")
 		}
 	case <-time.After(time.Minute):
 		t.Errorf("still open after a minute: %s", l.failures())
@@ -444,7 +445,7 @@ func TestFaultNothingThereAtStart(t *testing.T) {
 	l := startLoad(t, 4, s)
 	time.Sleep(2 * time.Second)
 	if got := l.share(l.began, time.Now(), nil); got > 0 {
-		t.Errorf("%.1f %% answered by nobody", 100*got)
+		t.Errorf("%.1f %% answered without a server", 100*got)
 	}
 	redistest.StartAt(t, port)
 	l.normal(time.Now(), generous)
@@ -473,11 +474,12 @@ func TestFaultHolesAtStart(t *testing.T) {
 			t.Logf("slowest %v; %s", worst, l.failures())
 			l.punctual()
 			if share := l.share(l.began, time.Now(), nil); share > 0 {
-				t.Errorf("%.1f %% answered by nobody", 100*share)
+				t.Errorf("%.1f %% answered without a server", 100*share)
 			}
-			// Until the breaker opens each of the four workers waits a few times, then one for each probe.
+			// Until the breaker opens, each of the four workers waits a few times; then one of them waits
+			// for each probe.
 			if slow, all := l.slowFailures(); slow > max(40, all/5) {
-				t.Errorf("%d of %d waited for what never answers", slow, all)
+				t.Errorf("%d of %d requests waited for a server that never answers", slow, all)
 			}
 		})
 	}

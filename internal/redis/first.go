@@ -15,11 +15,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Mistake is the error of a Redis that refuses this Store for a reason that waiting does not change: the password,
-// a missing permission, TLS on one side only, another kind of server than the URL names.
+// Mistake is the error of a Redis that refuses this Store for a reason that waiting does not change: the
+// password, a missing permission, TLS on one side only, or another kind of server than the URL names.
 type Mistake struct {
-	// Server is the address. Says describes the mistake as a clause whose subject is the server, and may quote the
-	// server. Remedy states what to do, as a clause.
+	// Server is the address. Says describes the mistake as a clause whose subject is the server, and may
+	// quote the server. Remedy says what to do, as a clause.
 	Server, Says, Remedy string
 }
 
@@ -27,17 +27,18 @@ type Mistake struct {
 func (m *Mistake) Error() string { return "redis at " + m.Server + " " + m.Says + "; " + m.Remedy }
 
 const (
-	// proveTimeout bounds an attempt of Prove. It is longer than a call may take, because a slow server is not a
-	// mistake.
+	// proveTimeout bounds an attempt of Prove. It is longer than a call may take, because a slow server is
+	// not a mistake.
 	proveTimeout = time.Second
-	// probeTimeout bounds the search for the protocol of a port.
+	// probeTimeout bounds the time to find out the protocol of a port.
 	probeTimeout = 500 * time.Millisecond
-	// maxProbed bounds the ports whose protocol is probed.
+	// maxProbed is the largest number of ports whose protocol is probed.
 	maxProbed = 3
 )
 
-// Prove tries once whether Redis decides: whether every master runs the script for this user. The error is a *Mistake
-// where waiting does not help; otherwise the server is away. It writes two keys, and removes them.
+// Prove tests once whether Redis can decide: whether every master runs the script for this user. The error
+// is a *Mistake if waiting does not help; otherwise the server is unavailable. Prove writes two keys, and
+// removes them.
 func (s *Store) Prove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, proveTimeout)
 	defer cancel()
@@ -58,8 +59,8 @@ func (s *Store) decides(ctx context.Context) error {
 	return s.cluster.client.ForEachMaster(ctx, s.decidesAt)
 }
 
-// decidesAt returns an error unless client's server decides a group of two charges. No single slot of a Redis Cluster
-// has both, so a node of a Cluster refuses the group if the URL names a single server.
+// decidesAt returns an error unless client's server decides a group of two charges. The two keys are in
+// different slots. So a node of a Cluster refuses the group if the URL names a single server.
 func (s *Store) decidesAt(ctx context.Context, client *goredis.Client) error {
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
 	if err != nil {
@@ -72,7 +73,7 @@ func (s *Store) decidesAt(ctx context.Context, client *goredis.Client) error {
 	if s.cluster != nil {
 		slot, has := s.slotAt(ctx, client)
 		if !has {
-			return nil // it gets no command
+			return nil // the node serves no slot, so it gets no commands
 		}
 		charges = charges[:1]
 		charges[0].Slot = slot
@@ -90,12 +91,12 @@ func (s *Store) decidesAt(ctx context.Context, client *goredis.Client) error {
 	}
 	for i := range charges {
 		key, _ := n.keys.of(&charges[i])
-		_ = client.Del(ctx, key).Err() // it expires in any case
+		_ = client.Del(ctx, key).Err() // an error is harmless, because the key expires
 	}
 	return nil
 }
 
-// mistake is the Mistake that err shows; nil: it shows none.
+// mistake returns the Mistake that caused err, or nil if err does not show one.
 func (s *Store) mistake(err error) *Mistake {
 	server := s.where.String()
 	if s.sentinels != nil {
@@ -109,7 +110,8 @@ func (s *Store) mistake(err error) *Mistake {
 	if _, isReply := errors.AsType[goredis.Error](err); isReply {
 		return nil
 	}
-	// Silence, or a connection that ends: a port that speaks TLS, or does not, may answer so.
+	// A port with TLS that is called without it may be silent or close the connection, and so may a port
+	// without TLS.
 	for i, addr := range s.where.hosts {
 		if i == maxProbed {
 			break
@@ -124,19 +126,19 @@ func (s *Store) mistake(err error) *Mistake {
 	return nil
 }
 
-// where is the place of the servers.
+// where has the addresses of the servers.
 type where struct {
-	form    string // of the URL: "", "sentinel" or "cluster"
+	form    string // the form of the URL: "", "sentinel" or "cluster"
 	network string
 	hosts   []string
 	tls     bool
 }
 
-// String returns the place as a person writes it.
+// String returns the addresses, separated by commas.
 func (w where) String() string { return strings.Join(w.hosts, ",") }
 
-// speaks finds out whether the server at addr uses TLS or Redis's protocol without TLS. It sends no secret. It does not
-// try the form that has failed already.
+// speaks finds out whether the server at addr uses TLS, or the Redis protocol without TLS. It sends no
+// secret. It does not try the form that has failed already.
 func (w where) speaks(addr string) (secure, redis bool) {
 	nc, err := net.DialTimeout(w.network, addr, probeTimeout)
 	if err != nil {
@@ -157,7 +159,7 @@ func (w where) speaks(addr string) (secure, redis bool) {
 	return false, n == 1 && (reply[0] == '+' || reply[0] == '-')
 }
 
-// newWhere is the place that a URL names. For Sentinel that is the Sentinels, which name the master.
+// newWhere returns the addresses in a URL. For Sentinel these are the Sentinels, which name the master.
 func newWhere(l location) where {
 	w := where{form: l.form, network: l.network, hosts: l.hosts, tls: l.tls}
 	if len(w.hosts) == 0 {
@@ -174,11 +176,11 @@ func (s *Store) explain(err error) string {
 	return advice(err, s.where.form)
 }
 
-// Place is where Redis is, for people: the hosts of the URL.
+// Place returns the hosts of the URL, for messages.
 func (s *Store) Place() string { return s.where.String() }
 
-// unnamed is why no Sentinel has named a master yet, and the Sentinel that answered so; nil: one has, or none has
-// answered.
+// unnamed returns the reason why no Sentinel has named a master yet, and the address of the Sentinel that
+// answered so. The error is nil if a Sentinel has named a master, or if none has answered.
 func (w *sentinels) unnamed() (err error, sentinel string) { //nolint:revive // the error is the result
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -188,10 +190,10 @@ func (w *sentinels) unnamed() (err error, sentinel string) { //nolint:revive // 
 	return w.why, w.whyFrom
 }
 
-// errNoMaster is the answer of a Sentinel that does not know the master.
+// errNoMaster is the error for a Sentinel that does not know the master.
 var errNoMaster = errors.New("a Sentinel knows no master of this name")
 
-// refused stores the answer of the Sentinel at addr if it is not the master's address.
+// refused stores the error of the Sentinel at addr, which did not return the master's address.
 func (w *sentinels) refused(err error, addr string) {
 	switch {
 	case errors.Is(err, goredis.Nil):

@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestProveDistinguishesMistakesFromOutages calls real servers with wrong URLs. The remedy names what to change.
+// Real servers are called with wrong URLs. The remedy names what to change.
 func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 	t.Parallel()
 	ca, dir := certtest.New(t), t.TempDir()
@@ -41,7 +41,7 @@ func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 
 	for name, c := range map[string]struct {
 		config Config
-		want   string // of the Mistake; "away": it is none; "": no error
+		want   string // the expected text of the Mistake; "away" means another error, "" no error
 	}{
 		"right":                              {Config{URL: "redis://:right@" + one.Addr}, ""},
 		"a wrong password":                   {Config{URL: "redis://:wrong@" + one.Addr}, "refuses the user or the password (WRONGPASS"},
@@ -77,17 +77,17 @@ func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 				switch {
 				case c.want == "" || c.want == "away":
 					if isMistake {
-						t.Fatalf("a mistake: %v", m)
+						t.Fatalf("want no Mistake, got: %v", m)
 					}
 					return nil
 				case !isMistake || !strings.Contains(m.Error(), c.want):
 					return fmt.Errorf("%v; want %s", m, c.want)
 				case m.Remedy == "" || strings.Contains(m.Error(), "right") || strings.Contains(m.Error(), "wrong@"):
-					t.Fatalf("no remedy, or a secret: %v", m)
+					t.Fatalf("the error has no remedy, or contains a secret: %v", m)
 				}
 				return nil
 			}
-			// A busy machine may need more than one attempt.
+			// On a busy machine more than one attempt may be needed.
 			redistest.Eventually(t, "it is found out", func() bool {
 				if c.want == "" {
 					return s.Prove(t.Context()) == nil
@@ -102,7 +102,7 @@ func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 	}
 }
 
-// TestOpenRefusesContradictions: waiting for Redis does not help, so that the program ends.
+// For these mistakes waiting for Redis does not help, so Open fails.
 func TestOpenRefusesContradictions(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "empty")
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {

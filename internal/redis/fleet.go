@@ -11,12 +11,13 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// The processes that share a Redis report to each other in one hash. It has a field for each process, with the time by
-// the server's clock and a string of the caller. Limits never depend on this hash.
+// The processes that share a Redis report to each other in one hash. It has a field for each process, with
+// the time of the server's clock and a string of the caller. Limits never depend on this hash.
 const (
-	// fleetKey follows the prefix and "{}". The name of a bucket has a digit there.
+	// fleetKey follows the prefix and "{}". The name of a bucket has a digit in its place.
 	fleetKey = "fleet"
-	// maxReport bounds a report, and maxMembers the reports that are read, in bytes and in number.
+	// maxReport is the largest size of a report in bytes, maxMembers the largest number of reports that are
+	// read.
 	maxReport, maxMembers = 1024, 2000
 	// fleetLife is the lifetime of the hash after the last report.
 	fleetLife = time.Hour
@@ -32,10 +33,11 @@ type Member struct {
 	Report string
 }
 
-// ErrNotPermitted is returned where the Redis user may not run a command that the fleet needs.
+// ErrNotPermitted means that the Redis user may not run a command that Report or Fleet needs.
 var ErrNotPermitted = errors.New("the Redis user may not run it")
 
-// Report writes the report of the process called id, and replaces the previous one. It needs TIME, HSET and PEXPIRE.
+// Report writes the report of the process with an id, and replaces the previous one. The Redis user needs
+// TIME, HSET and PEXPIRE.
 func (s *Store) Report(ctx context.Context, id, report string) error {
 	if len(id)+len(report) > maxReport {
 		return fmt.Errorf("the report has %d bytes, %d are the most", len(id)+len(report), maxReport)
@@ -51,7 +53,8 @@ func (s *Store) Report(ctx context.Context, id, report string) error {
 	return s.fleetError("PEXPIRE", s.client.PExpire(ctx, key, fleetLife).Err())
 }
 
-// Fleet returns the reports in any order, and removes those that are no longer renewed. It needs TIME, HSCAN and HDEL.
+// Fleet returns all reports, in random order, and removes those that are no longer renewed. The Redis user
+// needs TIME, HSCAN and HDEL.
 func (s *Store) Fleet(ctx context.Context) (all []Member, err error) {
 	key := s.fleetKey()
 	now, err := s.timeAt(ctx, key)
@@ -83,7 +86,7 @@ func (s *Store) Fleet(ctx context.Context) (all []Member, err error) {
 	return all, err
 }
 
-// parseMember reads a field of the hash. Ages below 0, by a clock that went back, are 0.
+// parseMember parses a field of the hash. If the clock stepped back, a negative age becomes 0.
 func parseMember(id, value string, now time.Time) (m Member, ok bool) {
 	at, report, found := strings.Cut(value, " ")
 	ms, err := strconv.ParseInt(at, 10, 64)
@@ -95,7 +98,7 @@ func parseMember(id, value string, now time.Time) (m Member, ok bool) {
 
 func (s *Store) fleetKey() string { return s.config.KeyPrefix + "{}" + fleetKey }
 
-// timeAt is the time by the server that has key: in a Cluster each has its own clock.
+// timeAt returns the time of the server that has key. In a Cluster each server has its own clock.
 func (s *Store) timeAt(ctx context.Context, key string) (time.Time, error) {
 	client, ok := s.client.(*goredis.Client)
 	if s.cluster != nil {

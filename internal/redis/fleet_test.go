@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// members are the reports of a fleet, as id=report.
+// members returns the reports of a fleet, as id=report.
 func members(tb testing.TB, s *Store) (all []string) {
 	tb.Helper()
 	list, err := s.Fleet(tb.Context())
@@ -57,7 +57,7 @@ func TestProcessesReportToEachOther(t *testing.T) {
 	}
 }
 
-// TestReportsAreForgotten: old reports, unreadable ones, and all of them when no process reports any more.
+// Old and unreadable reports are deleted. If no process reports any more, all are.
 func TestReportsAreForgotten(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// FuzzAnswer: whatever a server answers in place of the script, each charge is decided or failed, and nothing panics. A
+// Whatever a server answers in place of the script, each charge is decided or failed, without a panic. A
 // well-formed answer has the same meaning after it is encoded again.
 func FuzzAnswer(f *testing.F) {
 	allowed := encode(nil, &backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: 3, Value: 3, ResetAfter: 5}})
@@ -39,7 +39,7 @@ func FuzzAnswer(f *testing.F) {
 	})
 }
 
-// FuzzRecall: whatever is stored in place of a claim, the group is answered or refused, and nothing panics.
+// Whatever is stored in place of a claim, the group is answered or refused, without a panic.
 func FuzzRecall(f *testing.F) {
 	once := &backend.IdempotencyKey{Lifetime: algorithms.Second}
 	decided := make([]backend.Decision, 2)
@@ -57,8 +57,8 @@ func FuzzRecall(f *testing.F) {
 	})
 }
 
-// FuzzScript compares the script in a real server with the memory store, which decides with package algorithms. Each
-// three bytes of the input are a charge.
+// FuzzScript compares the script in a real server with the memory store, which decides with package
+// algorithms. Three bytes of the input make a charge.
 func FuzzScript(f *testing.F) {
 	server := redistest.Start(f)
 	specs := storetest.Specs()

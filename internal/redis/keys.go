@@ -9,10 +9,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// keys makes the names of buckets in Redis. A key is opaque bytes that clients can influence, braces included. So the
-// part that chooses the cluster slot comes first, and rlsidecar chooses it: "{}" hashes the whole key, "{tag}" the tag.
+// keys makes the names of buckets in Redis. A key is opaque bytes that clients can influence, including
+// braces. So the part that determines the cluster slot comes first, and rlsidecar sets it: with "{}" the
+// whole key is hashed, with "{tag}" only the tag.
 type keys struct {
-	prefix string // has no braces
+	prefix string // contains no braces
 }
 
 // slots is the number of slots of a cluster.
@@ -27,7 +28,7 @@ func (k keys) append(dst []byte, c *backend.Charge) []byte {
 	return append(append(dst, '}'), c.Key...)
 }
 
-// slot returns the slot of c's bucket, which has that name.
+// slot returns the slot of c's bucket, which has the given name.
 func (keys) slot(c *backend.Charge, name []byte) int {
 	if c.Slot != 0 {
 		var tag [16]byte
@@ -42,8 +43,8 @@ func (k keys) of(c *backend.Charge) (key string, slot int) {
 	return string(name), k.slot(c, name)
 }
 
-// slotOf returns the slot of c's bucket without making the name; sum is the checksum of the bytes before a key without
-// a tag.
+// slotOf returns the slot of c's bucket without making the name. sum is the checksum of the bytes before a
+// key without a tag.
 func (k keys) slotOf(c *backend.Charge, sum uint16) int {
 	if c.Slot != 0 {
 		return k.slot(c, nil)
@@ -64,19 +65,18 @@ func (k keys) record(c *backend.Charge, slot int, inCluster bool) string {
 	return k.prefix + "{" + tag + "}" + recordPrefix + string(c.IdempotencyKey.ID[:])
 }
 
-// recordPrefix is the start of the part after the tag in the name of a record. The name of a bucket has a digit there,
-// the version of its layout.
+// recordPrefix is the start of the part after the tag in the name of a record. The name of a bucket has a
+// digit there, the version of its layout.
 const recordPrefix = "o"
 
-// shardSlot is the number that, as a Charge.Slot, puts shard i of n of a bucket where its turn is:
-// the shards lie evenly over all slots, so that they lie evenly over masters that share the slots
-// out in ranges.
+// shardSlot returns the Charge.Slot of shard i of n of a bucket. The slots of the shards are spread evenly
+// over all slots. So the shards are spread evenly over masters, each of which has a range of slots.
 func shardSlot(key []byte, i, n int) uint64 {
 	first := int(xxhash.Sum64(key) % slots)
 	return tags()[(first+i*slots/n)%slots]
 }
 
-// tags has, for each slot, a number whose decimal form is a tag of that slot.
+// tags returns, for each slot, a number whose decimal form is a tag of that slot.
 var tags = sync.OnceValue(func() []uint64 {
 	found := make([]uint64, slots)
 	for n, left := uint64(1), slots; left > 0; n++ {
@@ -88,14 +88,14 @@ var tags = sync.OnceValue(func() []uint64 {
 	return found
 })
 
-// slotOf is the slot of a key without a tag, or of a tag: CRC16 (XMODEM) modulo 16384, as the Redis
-// cluster specification has it.
+// slotOf returns the slot of a key without a tag, or of a tag. By the Redis Cluster specification it is
+// CRC16 (XMODEM) modulo 16384.
 func slotOf[text string | []byte](s text) int { return int(crc(0, s) % slots) }
 
 // crc continues the checksum sum with the bytes of s.
 func crc[text string | []byte](sum uint16, s text) uint16 {
 	t := &crcTables
-	for ; len(s) >= 8; s = s[8:] { // eight bytes at a time, which is four times as fast
+	for ; len(s) >= 8; s = s[8:] { // eight bytes at a time, which is four times as fast as one
 		sum ^= uint16(s[0])<<8 | uint16(s[1])
 		sum = t[7][sum>>8] ^ t[6][byte(sum)] ^ t[5][s[2]] ^ t[4][s[3]] ^ t[3][s[4]] ^ t[2][s[5]] ^ t[1][s[6]] ^ t[0][s[7]]
 	}

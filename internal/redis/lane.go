@@ -11,31 +11,31 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// lane sends the calls to one server. Batches that are submitted at the same time share calls (queue), and a server
-// that fails is not called for a while (circuit).
+// lane sends the calls to one server. Batches that are submitted at the same time share calls (queue). A
+// server that fails is not called for a while (circuit).
 //
-// Each call has the timeout of the lane, whatever the deadlines of its batches are: a caller with little time does not
-// end the calls of others.
+// Each call has the timeout of the lane, whatever the deadlines of its batches are, so a batch with little
+// time does not end the calls of others.
 type lane struct {
-	// decide makes a call. An error, which wraps backend.ErrUnavailable, means that a part of the call failed.
+	// decide makes a call. An error means that a part of the call failed. It wraps backend.ErrUnavailable.
 	decide  func(ctx context.Context, c *call) error
 	timeout time.Duration
-	// probe is decide for a call that probes a server, which may last patience: it often prepares a connection first
-	// (dial, log in, load the script), and no caller waits for it longer than its own deadline.
+	// probe is decide for a call that probes a server. Its timeout is patience, because it often prepares a
+	// connection first (dial, log in, load the script). No caller waits longer than its own deadline.
 	probe    func(ctx context.Context, c *call) error
 	patience time.Duration
 	// spawn runs f on another goroutine.
 	spawn func(f func())
-	// start has begin called soon; nil: by spawn.
+	// start arranges that begin is called soon. If it is nil, spawn does.
 	start func(l *lane)
-	wire  *wire // nil: all calls are made by decide
-	// changed is called when the circuit opens (true) and closes. It must not block.
+	wire  *wire // nil if decide makes all calls
+	// changed is called with true when the circuit opens, and with false when it closes. It must not block.
 	changed func(open bool)
 	// panicked is called with the value of a panic on a goroutine that serves several batches.
 	panicked func(value any)
 
 	clock  outside.Clock
-	worker func() // run
+	worker func() // the method run
 	calls  sync.Pool
 
 	mu      sync.Mutex
@@ -68,7 +68,7 @@ func (l *lane) Submit(b *backend.Batch) {
 	now := l.clock.Now()
 	var do effects
 	l.mu.Lock()
-	here := b.Waits && l.queue.idle() && !l.circuit.open && !l.hasShortDeadline(b, now) // a probe may take longer than b
+	here := b.Waits && l.queue.idle() && !l.circuit.open && !l.hasShortDeadline(b, now) // a probe may take longer than b has time
 	err := l.refuses(now)
 	if err == nil {
 		do, err = l.queue.submit(b, now)
@@ -100,12 +100,13 @@ func (l *lane) begin() {
 	}
 }
 
-// hasShortDeadline reports whether b has so little time that a call for b alone would be cut short.
+// hasShortDeadline reports whether b has so little time that a call on its goroutine would have to end
+// early.
 func (l *lane) hasShortDeadline(b *backend.Batch, now time.Time) bool {
 	return !b.Deadline.IsZero() && b.Deadline.Sub(now) < l.timeout-l.timeout/8
 }
 
-// refuses returns an error if nothing may be submitted now. The caller holds mu.
+// refuses returns an error if no batch may be submitted now. mu must be held.
 func (l *lane) refuses(now time.Time) error {
 	switch {
 	case l.closed:
@@ -117,7 +118,7 @@ func (l *lane) refuses(now time.Time) error {
 	}
 }
 
-// arm schedules tick if do requires it. The caller holds mu.
+// arm schedules tick if do requires it. mu must be held.
 func (l *lane) arm(do effects) {
 	switch {
 	case do.wake <= 0:
@@ -138,8 +139,8 @@ func (l *lane) tick() {
 	}
 }
 
-// callHere makes the call c, which carries b, on the goroutine of b's caller, which waits anyway: to wake another
-// goroutine costs more than the rest of a call. It ends by b's deadline.
+// callHere makes the call c, which carries b, on the goroutine of b's caller. That goroutine waits anyway,
+// and waking another goroutine takes longer than the rest of a call. The call ends by b's deadline.
 func (l *lane) callHere(c *call, b *backend.Batch, now time.Time) {
 	until := now.Add(l.timeout)
 	if !b.Deadline.IsZero() && b.Deadline.Before(until) {
@@ -153,11 +154,11 @@ func (l *lane) callHere(c *call, b *backend.Batch, now time.Time) {
 	l.calls.Put(c)
 }
 
-// few is the number of batches that may be completed before the next call starts. To let another goroutine start it
-// would cost more.
+// few is the number of batches that may be completed before the next call starts. With so few, letting
+// another goroutine start the call would take longer.
 const few = 8
 
-// byWire writes the call that is due to the wire, and reports whether it did.
+// byWire writes the call that is due to the wire. It reports false if the wire cannot take it.
 func (l *lane) byWire(now time.Time) bool {
 	if l.wire == nil || !l.wire.take() {
 		return false
@@ -189,7 +190,7 @@ func (l *lane) work() {
 	l.carry(c, now)
 }
 
-// carry makes the call c, which was filled at the given time, with decide, and then the calls that are due.
+// carry makes the call c, which was filled at time now, with decide. Then it makes the calls that are due.
 func (l *lane) carry(c *call, now time.Time) {
 	defer l.calls.Put(c)
 	for {
@@ -219,7 +220,7 @@ func (l *lane) carry(c *call, now time.Time) {
 	}
 }
 
-// concluded ends the call c of the wire after its answer.
+// concluded ends the call c, after the wire has received its answer.
 func (l *lane) concluded(c *call) {
 	if len(c.ended) > few {
 		l.over()
@@ -231,7 +232,7 @@ func (l *lane) concluded(c *call) {
 	l.calls.Put(c)
 }
 
-// over ends a call; another starts if one is due.
+// over ends a call, and starts another one if one is due.
 func (l *lane) over() {
 	if now := l.clock.Now(); l.ended(now) && !l.byWire(now) {
 		l.spawn(l.worker)
@@ -247,14 +248,14 @@ func (l *lane) ended(now time.Time) bool {
 	return do.start
 }
 
-// fill fills c and asks the circuit whether to send it. The caller holds mu.
+// fill fills c, and makes the circuit decide whether to send it. mu must be held.
 func (l *lane) fill(c *call, now time.Time) {
 	if l.queue.fill(c, now) {
 		c.permit = l.step(callDeparts, now)
 	}
 }
 
-// step makes a step of the circuit. The caller holds mu.
+// step makes a step of the circuit. mu must be held.
 func (l *lane) step(e event, now time.Time) effect {
 	var do effect
 	switch l.circuit, do = l.circuit.step(e, now); do {
@@ -266,16 +267,16 @@ func (l *lane) step(e event, now time.Time) effect {
 	return do
 }
 
-// signOfLife reports a sign of life of the server outside of calls: it can be reached again, or has answered a call that
-// had ended. If the circuit is open, the next call is a probe.
+// signOfLife reports a sign of life of the server outside of calls: it can be reached again, or has
+// answered a call that had already ended. If the circuit is open, the next call is a probe.
 func (l *lane) signOfLife() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.step(serverHeard, l.clock.Now())
 }
 
-// send makes the call c, which ends by until. If the circuit refuses the call, send answers it. Afterwards c.ended has
-// the completed batches.
+// send makes the call c, which must end by until. If the circuit refuses the call, send answers it with an
+// error. Afterwards c.ended has the completed batches.
 func (l *lane) send(c *call, until time.Time) {
 	outcome, decide := callAnswered, l.decide
 	if c.permit == doProbe {
@@ -295,7 +296,7 @@ func (l *lane) send(c *call, until time.Time) {
 	l.complete(c, outcome)
 }
 
-// complete returns the batches of c to the queue after the call has ended with err.
+// complete returns the batches of c to the queue after the call has ended.
 func (l *lane) complete(c *call, outcome event) {
 	c.knows()
 	l.mu.Lock()
@@ -309,8 +310,8 @@ func (l *lane) complete(c *call, outcome event) {
 	}
 }
 
-// guard makes a call that has no charges, unless the circuit refuses it; ctx bounds the call. If the call fails
-// although it had the time of a call, that counts as a failure for the circuit.
+// guard makes a call without charges, unless the circuit refuses it. ctx bounds the call. If the call fails
+// although it had as much time as a usual call, that counts as a failure for the circuit.
 func (l *lane) guard(ctx context.Context, do func() error) error {
 	now := l.clock.Now()
 	l.mu.Lock()
@@ -339,7 +340,8 @@ func (l *lane) guard(ctx context.Context, do func() error) error {
 	return err
 }
 
-// try makes the call c. If that panics, the call has failed, and it is unknown whether it was charged.
+// try makes the call c. After a panic the call has failed, and it is unknown whether its charges were
+// consumed.
 func (l *lane) try(c *call, decide func(context.Context, *call) error, until time.Time) (err error) {
 	ctx, cancel := context.WithDeadline(context.Background(), until)
 	defer cancel()
@@ -371,7 +373,7 @@ func (l *lane) completeBatches(c *call) {
 	c.sources = c.sources[:0]
 }
 
-// guarded calls Done of b, or Flush of source. A panic there harms no other batch.
+// guarded calls Done of b, or Flush of source. A panic there does not affect other batches.
 func (l *lane) guarded(b *backend.Batch, source *backend.Source) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -385,7 +387,7 @@ func (l *lane) guarded(b *backend.Batch, source *backend.Source) {
 	}
 }
 
-// close answers all waiting batches, and all that are submitted later. Calls in flight end by themselves.
+// close fails all waiting batches, and all that are submitted later. Calls in flight end by themselves.
 func (l *lane) close() {
 	c := &call{}
 	l.mu.Lock()

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// over makes a lane that calls next.
+// over returns a lane that calls next.
 func over(next backend.Store, timeout time.Duration) *lane {
 	return newLane(timeout, func(_ context.Context, c *call) (failed error) {
 		for _, r := range c.runs {
@@ -46,7 +46,7 @@ func TestLaneChangesNoAnswer(t *testing.T) {
 	}
 }
 
-// answer is the outcome of a batch, with its time.
+// answer is a submitted batch, with the time after which it was answered.
 type answer struct {
 	*backend.Batch
 	done  chan struct{}
@@ -62,7 +62,7 @@ func start(s backend.Store, b *backend.Batch) *answer {
 	return a
 }
 
-// is checks that all charges were answered, after a time.
+// is checks that all charges were answered after the given time.
 func (a *answer) is(t *testing.T, after time.Duration) {
 	t.Helper()
 	<-a.done
@@ -76,7 +76,7 @@ func (a *answer) is(t *testing.T, after time.Duration) {
 	}
 }
 
-// fails checks that no charge was answered, and the error.
+// fails checks that all charges failed with the error want after the given time.
 func (a *answer) fails(t *testing.T, after time.Duration, want error) {
 	t.Helper()
 	<-a.done
@@ -123,7 +123,8 @@ func TestBatchesUnderLoadShareCalls(t *testing.T) {
 	})
 }
 
-// A late call delays others for half of its time, and does not delay charges that are enough for another call.
+// A late call delays others for half of its timeout. It does not delay charges that are enough to fill
+// another call.
 func TestALateCallIsNotWaitedForForLong(t *testing.T) {
 	for name, test := range map[string]struct {
 		second int // charges of each batch that arrives second
@@ -154,8 +155,8 @@ func TestALateCallIsNotWaitedForForLong(t *testing.T) {
 	}
 }
 
-// The call of a caller that waits is made on its own goroutine if it has the time of a call, and ends by its
-// deadline.
+// If a caller waits, and has enough time, its call is made on its own goroutine. The call ends by the
+// caller's deadline.
 func TestACallerThatWaitsCallsItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		own := false
@@ -198,7 +199,7 @@ func TestLateBatchesAreNotSent(t *testing.T) {
 	})
 }
 
-// TestManyBatchesDoNotHoldUpTheNextCall: their Dones do not delay the next call, however long they take.
+// Done functions of many batches do not delay the next call, however long they take.
 func TestManyBatchesDoNotHoldUpTheNextCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: ms}
@@ -214,7 +215,7 @@ func TestManyBatchesDoNotHoldUpTheNextCall(t *testing.T) {
 		}
 		submit(1)
 		synctest.Wait()
-		submit(20) // wait for the first, and then for its Done
+		submit(20) // some wait for the first call, and then for its Done functions
 		time.Sleep(time.Second + ms/2)
 		if n := p.called.Load(); n != 1 {
 			t.Errorf("%d calls", n)
@@ -229,7 +230,7 @@ func TestManyBatchesDoNotHoldUpTheNextCall(t *testing.T) {
 	})
 }
 
-// TestAPanicHarmsNoOtherBatch, be it in a call, in a Done or in a Flush.
+// A panic in a call, in a Done or in a Flush affects no other batch.
 func TestAPanicHarmsNoOtherBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := true
@@ -267,7 +268,7 @@ func TestAPanicHarmsNoOtherBatch(t *testing.T) {
 	})
 }
 
-// TestSourcesAreFlushedAfterTheirBatches: first all Dones of a call are called, then Flush once for each source.
+// First the Done functions of all batches of a call are called, then Flush once for each source.
 func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: ms}
@@ -290,7 +291,7 @@ func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 	})
 }
 
-// TestClose: waiting batches are answered, and so are later ones; a call in flight ends by itself.
+// Close fails waiting batches and later ones. A call in flight ends by itself.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: 5 * ms}
@@ -318,7 +319,7 @@ func TestAnEmptyBatchIsDone(t *testing.T) {
 	<-start(l, batchOf()).done
 }
 
-// TestGroupsThatAreTooLargeCostNothing: they are answered, and all around them is decided in order.
+// Groups that are too large get an error. All other groups are decided in order.
 func TestGroupsThatAreTooLargeCostNothing(t *testing.T) {
 	for name, sizes := range map[string][]int{
 		"36,000 requests":      ones(36_000),

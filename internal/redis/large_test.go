@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// sizes is a hook that remembers the most arguments of a script call.
+// sizes is a hook that records the largest number of arguments of a script call.
 type sizes struct{ most atomic.Int64 }
 
 func (s *sizes) DialHook(next goredis.DialHook) goredis.DialHook { return next }
@@ -54,8 +54,8 @@ func many(n, group int) []backend.Charge {
 	return charges
 }
 
-// TestManyBucketsAtOnce: one client's call with very many buckets is answered, and so are other clients during it and
-// after it: no call of the script has more than a batch, and none counts as a failure of Redis.
+// A client's call with very many buckets is answered, and so are other clients during it and after it. No
+// call of the script has more charges than a batch, and none counts as a failure of Redis.
 func TestManyBucketsAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, start := range map[string]func(t *testing.T) string{
@@ -91,7 +91,7 @@ func TestManyBucketsAtOnce(t *testing.T) {
 						t.Fatalf("charge %d of %d: got %+v", i, len(call), d)
 					}
 				}
-				const others = 6 // arguments beside the keys
+				const others = 6 // the arguments that are not keys
 				if n := int(hook.most.Load()); n < 10 || n > batch+others {
 					t.Errorf("a call had %d arguments, with batches of %d", n, batch)
 				}
@@ -113,8 +113,8 @@ func TestManyBucketsAtOnce(t *testing.T) {
 	}
 }
 
-// TestLargeGroupsGoApart: a group that is larger than a batch may take longer than the timeout of others. It uses
-// another lane to the server, with its own timeout and circuit breaker.
+// A group that is larger than a batch may take longer than the timeout of other calls. It uses another lane
+// to the server, with its own timeout and circuit breaker.
 func TestLargeGroupsGoApart(t *testing.T) {
 	var usual, apart int
 	count := func(n *int) *lane {
@@ -127,23 +127,23 @@ func TestLargeGroupsGoApart(t *testing.T) {
 	takeAll(s, many(1, 1))
 	takeAll(s, many(1000, 256))
 	if usual != 1001 || apart != 0 {
-		t.Errorf("small groups: %d charges in the usual way, %d apart", usual, apart)
+		t.Errorf("small groups: %d charges in the usual lane, %d in the patient one", usual, apart)
 	}
 	takeAll(s, many(257, 257))
 	if usual != 1001 || apart != 257 {
-		t.Errorf("a large group: %d charges in the usual way, %d apart", usual, apart)
+		t.Errorf("a large group: %d charges in the usual lane, %d in the patient one", usual, apart)
 	}
 	mixture := slices.Concat(many(3, 1), many(300, 300), many(5, 1), many(300, 300))
-	for i := 303; i < 308; i++ { // not the group before them, nor that after them
+	for i := 303; i < 308; i++ { // not part of the group before or after them
 		mixture[i].Group += 10
 	}
 	takeAll(s, mixture)
 	if usual != 1009 || apart != 857 {
-		t.Errorf("a mixture: %d charges in the usual way, %d apart", usual, apart)
+		t.Errorf("a mixture: %d charges in the usual lane, %d in the patient one", usual, apart)
 	}
 }
 
-// takeFunc is a Store.
+// takeFunc is a Store made from a function.
 type takeFunc func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision)
 
 func (f takeFunc) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {

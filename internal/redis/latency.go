@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// latencyCalls is the number of calls that are measured, one after the other. latencyMost bounds the time for this,
-	// once latencyLeast calls were made.
+	// latencyCalls is the number of calls that are measured, one after the other. After latencyLeast calls,
+	// the measurement ends when latencyMost has passed.
 	latencyCalls = 50
 	latencyLeast = 10
 	latencyMost  = 500 * time.Millisecond
@@ -21,7 +21,7 @@ const (
 	envoyMargin = 10 * time.Millisecond
 )
 
-// measure returns the durations of dry runs of probe, sorted. It stops at the first error.
+// measure returns the sorted durations of dry runs of probe. It stops at the first error.
 func (s *Store) measure(ctx context.Context, client *goredis.Client, probe backend.Charge) []time.Duration {
 	probe.Terms.DryRun = true
 	n := newNode(client, s.keys, nil)
@@ -38,7 +38,7 @@ func (s *Store) measure(ctx context.Context, client *goredis.Client, probe backe
 	return took
 }
 
-// judgeLatency compares the sorted durations of calls with the time that they may take.
+// judgeLatency compares the sorted durations of calls with the time that calls may take.
 func judgeLatency(took []time.Duration, timeout time.Duration) (Severity, string) {
 	if len(took) == 0 {
 		return Warning, "could not be measured"

@@ -30,7 +30,7 @@ func TestLatencyIsComparedWithTheTimeout(t *testing.T) {
 	}
 }
 
-// TestDoctorMeasuresAFarRedis goes through a network that adds 30 ms to the answer of each script.
+// The network adds 30 ms to the answer of each script.
 func TestDoctorMeasuresAFarRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

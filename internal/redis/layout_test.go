@@ -19,8 +19,8 @@ func (still) Now() time.Time { return time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC
 
 func (still) AfterFunc(time.Duration, func()) outside.Timer { return time.NewTimer(0) }
 
-// A first request may have no time to wait for the layout of the Cluster. As soon as the layout was read in the
-// background, the next request uses it; no time has to pass.
+// A first request may not have enough time to wait for the layout of the Cluster. After the layout has been
+// read in the background, the next request uses it without a further wait.
 func TestALayoutThatWasReadInTheBackgroundIsUsed(t *testing.T) {
 	questions := 0
 	world := &outside.World{

@@ -39,13 +39,13 @@ func TestLeasesAreBounded(t *testing.T) {
 	}
 }
 
-// A Redis that answers later than the deadline causes no denial of a leased key: the next lease is requested while the
-// last one still has units. No unit is lost.
+// Redis answers later than the deadline. A leased key is not denied, because the next lease is requested
+// while the last one still has units. No unit is lost.
 func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	faulty(t)
 	const timeout, late = 40 * ms, 100 * ms
 	p := startProxy(t, redistest.Start(t).Addr, 0)
-	below := open(t, Config{URL: "redis://" + p.Addr, Timeout: timeout, patience: time.Minute}) // on a busy machine, too
+	below := open(t, Config{URL: "redis://" + p.Addr, Timeout: timeout, patience: time.Minute}) // long enough for a busy machine
 	lease := stores.Lease(below, stores.LeaseConfig{Timeout: time.Minute})
 	s := stores.Deadline(lease, timeout, ms, nil)
 	const limit = 1_000_000
@@ -75,7 +75,7 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	askFor(4 * time.Second)
 	t.Logf("%d admitted, %d not answered, %d answers late, %+v", admitted, unanswered-before, p.harmed.Load()-helped, lease.Stats())
 	if unanswered > before {
-		t.Errorf("%d asks for a leased key were not answered", unanswered-before)
+		t.Errorf("%d requests for a leased key were not answered", unanswered-before)
 	}
 	cold := c
 	cold.Key = []byte("cold")
@@ -91,8 +91,8 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	}
 }
 
-// Sidecars that lease from one Redis never admit more than a window holds, nor more than a token bucket's bound, by
-// Redis's clock, through many windows.
+// Sidecars that lease from one Redis never admit more than a window holds, nor more than the bound of a
+// token bucket, by Redis's clock, through many windows.
 func TestSidecarsThatLeaseShareALimit(t *testing.T) {
 	t.Parallel()
 	const sidecars, workers, span = 4, 4, 3 * time.Second
@@ -109,7 +109,7 @@ func TestSidecarsThatLeaseShareALimit(t *testing.T) {
 			lease := &algorithms.Lease{Most: limit.Capacity / 20, For: 250_000}
 			c := backend.Charge{Key: []byte(name), Limit: &limit, Terms: algorithms.Charge{Cost: 1, Hash: 123_456_789}, Owner: "test", Lease: lease}
 			var mu sync.Mutex
-			admitted, served := map[algorithms.Micros]int64{}, uint64(0) // in each window, or altogether
+			admitted, served := map[algorithms.Micros]int64{}, uint64(0) // in each window, or in total
 			first, last := algorithms.MaxTime, algorithms.Micros(0)
 			window := func(at algorithms.Micros) algorithms.Micros {
 				if limit.Kind != algorithms.FixedWindow {

@@ -14,24 +14,24 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Ledger keeps a few thousand values that all processes share, with a version and a log of changes. The meaning of the
-// values is the caller's. All keys are in one slot, and one script makes a change:
+// Ledger keeps a few thousand values that all processes share, with a version and a log of changes. The
+// caller defines the meaning of the values. All keys are in one slot, and one script makes a change:
 //
-// \t{NAME}head    a hash: version, mac; checkpoint, checkpoint_mac, signature
-// \t{NAME}values  a hash: an ID -> a value
-// \t{NAME}log     a stream: the entry of version N is N-0, with a body and a mac
-// \t{NAME}secret  a hash: secret
+//	{NAME}head    a hash: version, mac; checkpoint, checkpoint_mac, signature
+//	{NAME}values  a hash: an ID -> a value
+//	{NAME}log     a stream: the entry of version N is N-0, with a body and a mac
+//	{NAME}secret  a hash: secret
 //
-// Calls of a Ledger are slow, and use their own connections, so no decision waits for them.
+// Calls of a Ledger are slow. They use their own connections, so that no decision waits for them.
 type Ledger struct {
 	store                     *Store
 	head, values, log, secret string
 }
 
-// ledgerTimeout bounds a call, whose answer may be large.
+// ledgerTimeout bounds a call. It is long because the answer may be large.
 const ledgerTimeout = time.Second
 
-// OpenLedger opens the ledger of a name, at the Redis that c names.
+// OpenLedger opens the ledger with a name, in the Redis of c.
 func OpenLedger(c Config, name string) (*Ledger, error) {
 	c.Timeout, c.WaitReplicas, c.Changed, c.connections = ledgerTimeout, 0, nil, 2
 	s, err := Open(c)
@@ -42,12 +42,12 @@ func OpenLedger(c Config, name string) (*Ledger, error) {
 	return &Ledger{s, start + "head", start + "values", start + "log", start + "secret"}, nil
 }
 
-// Close ends its connections.
+// Close closes the connections.
 func (l *Ledger) Close() error { return l.store.Close() }
 
 // LedgerHead is the state of a Ledger.
 type LedgerHead struct {
-	// Version counts the changes; MAC is the one of the newest entry.
+	// Version is the number of changes so far. MAC is that of the newest entry.
 	Version uint64
 	MAC     string
 	// Checkpoint is the version of the newest entry that was trimmed, with its MAC and Signature.
@@ -68,10 +68,11 @@ type LedgerChange struct {
 	// Head is the head that the change is based on.
 	Head  LedgerHead
 	Entry LedgerEntry
-	// ID gets Value; "": it is removed. Expired IDs are removed as well.
+	// ID gets Value. If Value is "", ID is removed. The IDs in Expired are removed too.
 	ID, Value string
 	Expired   []string
-	// If Trim is true, Checkpoint and its MAC and signature are new, and entries up to it are removed.
+	// If Trim is true, Checkpoint, its MAC and its signature are stored, and entries up to Checkpoint are
+	// removed.
 	Trim                     bool
 	Checkpoint               uint64
 	CheckpointMAC, Signature string
@@ -104,7 +105,7 @@ func (l *Ledger) Secret(ctx context.Context, mine string) (string, error) {
 	return secret, nil
 }
 
-// Head returns the head, and the server's time.
+// Head returns the head and the server's time.
 func (l *Ledger) Head(ctx context.Context) (h LedgerHead, err error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
@@ -127,8 +128,8 @@ func (l *Ledger) Head(ctx context.Context) (h LedgerHead, err error) {
 	}, nil
 }
 
-// Append makes a change if the head is the expected one, and reports whether it did. After an error the outcome is
-// unknown.
+// Append makes a change if the head is still c.Head, and reports whether it did. After an error the outcome
+// is unknown.
 func (l *Ledger) Append(ctx context.Context, c *LedgerChange) (done bool, err error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
@@ -143,8 +144,8 @@ func (l *Ledger) Append(ctx context.Context, c *LedgerChange) (done bool, err er
 	return n == 1, l.failed(err)
 }
 
-// Restore writes a head and values into an empty ledger, such as that of a server that has lost its data. It reports
-// whether it did: another process may have been faster.
+// Restore writes a head and values into an empty ledger, for example after a server has lost its data. It
+// reports false if the ledger is not empty, because another process was faster.
 func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]string) (done bool, err error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
@@ -156,7 +157,7 @@ func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]st
 	return n == 1, l.failed(err)
 }
 
-// Values calls see for each value. For a value that is changed during the call, it may pass the old or the new one.
+// Values calls see for each value. If a value changes during the call, see may get the old or the new one.
 func (l *Ledger) Values(ctx context.Context, see func(id, value string)) error {
 	const at = 500 // some hundred KB
 	for cursor := uint64(0); ; {
@@ -175,7 +176,7 @@ func (l *Ledger) Values(ctx context.Context, see func(id, value string)) error {
 	}
 }
 
-// From returns up to n entries from a version on, the oldest first.
+// From returns up to n entries, starting with the given version, oldest first.
 func (l *Ledger) From(ctx context.Context, version uint64, n int) ([]LedgerEntry, error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
@@ -183,7 +184,8 @@ func (l *Ledger) From(ctx context.Context, version uint64, n int) ([]LedgerEntry
 	return l.entries(found, err)
 }
 
-// Before returns up to n entries before a version, the newest first; before 0: from the newest.
+// Before returns up to n entries older than the given version, newest first. With version 0 it starts with
+// the newest.
 func (l *Ledger) Before(ctx context.Context, version uint64, n int) ([]LedgerEntry, error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
@@ -224,7 +226,7 @@ func (l *Ledger) entries(found []goredis.XMessage, err error) ([]LedgerEntry, er
 	return list, nil
 }
 
-// ErrForbidden means that the user has no permission for a command that a Ledger needs.
+// ErrForbidden means that the Redis user has no permission for a command that a Ledger needs.
 var ErrForbidden = errors.New("the user may not run what this feature needs; it needs " + ledgerPermissions)
 
 // ledgerPermissions are the permissions that a Ledger needs, in addition to those for limits.
@@ -237,10 +239,10 @@ func (l *Ledger) failed(err error) error {
 	return err
 }
 
-// refusedOfLedger returns the commands of a Ledger that the user may not run. key has a string, so each of the commands
-// fails and changes nothing.
+// refusedOfLedger returns the commands of a Ledger that the user may not run. key has a string, so each of
+// the commands fails and changes nothing.
 func refusedOfLedger(ctx context.Context, client *goredis.Client, key string) (names []string) {
-	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each error is its command's
+	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each command has its own error
 		pipe.Exists(ctx, key)
 		pipe.HMGet(ctx, key, "f")
 		pipe.HSet(ctx, key, "f", "")

@@ -23,7 +23,7 @@ func compiled(t *testing.T, s algorithms.Spec) *algorithms.Limit {
 	return &l
 }
 
-// writes are the arguments of each PSETEX that do has the server run: name and lifetime.
+// writes returns the name and lifetime of each PSETEX that the server runs during do.
 func writes(t *testing.T, server *redistest.Server, do func()) (all [][2]string) {
 	t.Helper()
 	conn, err := net.Dial("tcp", server.Addr)
@@ -35,7 +35,7 @@ func writes(t *testing.T, server *redistest.Server, do func()) (all [][2]string)
 	lines := bufio.NewScanner(conn)
 	lines.Buffer(nil, 1<<20) // the script is one line
 	if _, err := io.WriteString(conn, "MONITOR\r\n"); err != nil || !lines.Scan() {
-		t.Fatal("the server does not report what it runs", err, lines.Err())
+		t.Fatal("the server does not report its commands", err, lines.Err())
 	}
 	do()
 	server.Do("ECHO", "finished")
@@ -49,8 +49,8 @@ func writes(t *testing.T, server *redistest.Server, do func()) (all [][2]string)
 
 var psetex = regexp.MustCompile(`(?i)lua\] "psetex" "([^"]*)" "([^"]*)"`)
 
-// Each key is written with its own lifetime, in one call too: in ms until it is full again and 2 more, rounded
-// up by at most an eighth so that one text serves several keys.
+// Each key gets its own lifetime, also in one call: the time until it is full again plus 2 ms. It is
+// rounded up by at most an eighth, so that one text serves several keys.
 func TestLifetimesAreWrittenExactly(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
@@ -65,11 +65,11 @@ func TestLifetimesAreWrittenExactly(t *testing.T) {
 	decisions := make([]backend.Decision, len(charges))
 	got := writes(t, server, func() { backend.Take(t.Context(), s, charges, decisions) })
 	want := [][2]string{
-		{"rl:{}a", "1064"},    // 1000 + 2, and a 16th
-		{"rl:{}b", "3825002"}, // an hour, and not the second of the key before
-		{"rl:{}c", "3506252"}, // more than an eighth less than that: it has its own
+		{"rl:{}a", "1064"},    // 1000 + 2, rounded up by up to a sixteenth
+		{"rl:{}b", "3825002"}, // an hour, not the second of the key before
+		{"rl:{}c", "3506252"}, // more than an eighth less, so it has its own text
 		{"rl:{}d", "2127"},
-		{"rl:{}e", "2127"}, // less than an eighth less: the same text
+		{"rl:{}e", "2127"}, // less than an eighth less, so it has the same text
 	}
 	if len(got) != len(want) {
 		t.Fatalf("wrote %v, want %v (%+v)", got, want, decisions)
@@ -91,8 +91,9 @@ func livesFor(t *testing.T, server *redistest.Server, name string) time.Duration
 	return left
 }
 
-// A denied group with a refund may still write its bucket, in new numbers or with a corrected clock: with the same
-// units, and for as long as they matter. So may a dry run with a negative cost, which starts a clock.
+// A denied group with a refund may still write its bucket, in new numbers or with a corrected clock. It
+// keeps the units, and lives as long as they matter. The same holds for a dry run with a negative cost that
+// starts a clock.
 func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
@@ -108,7 +109,8 @@ func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	}
 	lower := compiled(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 3600 * algorithms.Second})
 	take(charge("used", hourly, 10))
-	// The other limit denies, so 10 are not refunded: the bucket is written in new numbers, with 10 used.
+	// The other limit denies, so the 10 units are not refunded. The bucket is written in new numbers, with
+	// 10 used.
 	if d := take(charge("used", lower, -10), charge("denies", none, 1)); !d[0].Allowed || d[1].Allowed {
 		t.Fatalf("%+v", d)
 	}
@@ -126,7 +128,8 @@ func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	}
 }
 
-// Counts that a longer period has met live as long as that, though it denied, and a shorter one charged since.
+// A longer period has decided about a count. The count lives as long as that period needs, even if the
+// decision was a denial and a shorter period has charged since.
 func TestCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
@@ -154,7 +157,8 @@ func TestCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	}
 }
 
-// A denial under a longer period extends the lifetime of a log, and one under a shorter period does not change it.
+// A denial under a longer period extends the lifetime of a log. One under a shorter period does not change
+// it.
 func TestALogLivesAsLongAsTheLongerPeriod(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})

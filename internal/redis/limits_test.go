@@ -7,7 +7,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// TestALimitOfACallHasOneNumber whether the limits of a call are few or many, and in calls that reuse memory.
+// Each limit of a call has one number, whether the limits are few or many, and also in calls that reuse
+// memory.
 func TestALimitOfACallHasOneNumber(t *testing.T) {
 	x := &scriptRun{}
 	for _, n := range []int{1, fewLimits, fewLimits + 1, fewLimits + 2, 1000, 3} {
@@ -26,8 +27,8 @@ func TestALimitOfACallHasOneNumber(t *testing.T) {
 	}
 }
 
-// TestTimeGrowsAsTheNumberOfLimits: sixteen times as many limits must not take a hundred times as long. When each was
-// searched in a list it was up to 256 times.
+// Sixteen times as many limits must not take a hundred times as long. When each limit was searched for in a
+// list, it took up to 256 times as long.
 func TestTimeGrowsAsTheNumberOfLimits(t *testing.T) {
 	taken := func(n int) time.Duration {
 		limits, x := make([]algorithms.Limit, n), &scriptRun{}

@@ -25,10 +25,11 @@ import (
 
 const (
 	ms = time.Millisecond
-	// deadline is the deadline of each Take under load: many times the usual one, for shared machines.
+	// deadline is the deadline of each Take under load. It is many times the usual one, for shared
+	// machines.
 	deadline = 200 * ms
-	// slack is how much later than its deadline an answer may arrive, in addition to the delays of the machine itself.
-	// Without a deadline an answer would take five seconds, or the length of a fault.
+	// slack is how much later than its deadline an answer may arrive, in addition to the delays of the
+	// machine itself. Without a deadline, an answer would take five seconds, or as long as a fault.
 	slack = 2800 * ms
 	// late is how much later than its deadline a few answers may arrive, and a few timers may fire.
 	late = 100 * ms
@@ -38,13 +39,13 @@ const (
 	generous = 10 * time.Second
 )
 
-func init() { goredis.SetLogger(quiet{}) } // it prints each failure
+func init() { goredis.SetLogger(quiet{}) } // without this, go-redis prints each failure
 
 type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}
 
-// faulty marks a test of a fault, in which time passes.
+// faulty marks a test of a fault, which takes some seconds of real time.
 func faulty(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
@@ -74,7 +75,7 @@ func leftGoroutines() (left error) {
 	return left
 }
 
-// seed is RL_SEED or a new one, and is logged.
+// seed returns RL_SEED or a random seed, and logs it.
 func seed(t *testing.T) uint64 {
 	t.Helper()
 	n, err := strconv.ParseUint(os.Getenv("RL_SEED"), 10, 64)
@@ -98,50 +99,51 @@ func limitOf(n int64) *algorithms.Limit {
 // question is a request that a load sends repeatedly: one charge, or two together.
 type question struct {
 	charges []backend.Charge
-	limit   int64 // 0: more than is ever charged
+	limit   int64 // 0 means that the limit is never reached
 
 	attempted, acked, denied, failed atomic.Int64
 	unknown                          atomic.Int64 // the failed requests that may have been charged
-	ticks                            [6000]tick   // of tickLength, from the start of the load
+	ticks                            [6000]tick   // counts per tickLength, from the start of the load
 }
 
 type tick struct{ ok, failed atomic.Int32 }
 
 const tickLength = 20 * ms
 
-// load is workers that send charges to Stores all the time, as the sidecar does.
+// load has workers that send charges to Stores continuously, as the sidecar does.
 type load struct {
 	t         *testing.T
-	deadline  time.Duration // of each request
+	deadline  time.Duration // deadline of each request
 	questions []*question
 	began     time.Time
 	over      chan struct{}
 	stopped   sync.Once
 	workers   sync.WaitGroup
-	slowest   atomic.Int64 // answer, in ns
-	atOnce    atomic.Int64 // failures within half the deadline
-	slow      atomic.Int64 // answers later than deadline + late
+	slowest   atomic.Int64 // the slowest answer, in ns
+	atOnce    atomic.Int64 // the number of failures within half the deadline
+	slow      atomic.Int64 // the number of answers later than deadline + late
 	overslept atomic.Int64 // the largest delay of a worker's own timer, in ns, which shows how busy the machine is
-	starved   atomic.Int64 // timers that were more than late too late
-	took      atomic.Int64 // ns of all of them
-	reasons   sync.Map     // of failures: text -> *atomic.Int64
+	starved   atomic.Int64 // the number of timers that fired later than late
+	took      atomic.Int64 // the sum of all answer times, in ns
+	reasons   sync.Map     // the failures by reason: text -> *atomic.Int64
 }
 
-// Questions of a load: counted ones that are never denied, tight ones of a limit that is soon used
-// up, and pairs whose two buckets live in one slot and must stay equal.
+// The requests of a load. Counted ones are never denied. Tight ones belong to a limit that is soon used up.
+// The two buckets of a pair are in one slot and must stay equal.
 const (
 	counted    = 9
 	tight      = 6
 	tightLimit = 40
 )
 
-// newLoad makes a load that has not started yet.
+// newLoad returns a load that has not started yet.
 func newLoad(t *testing.T, deadline time.Duration) *load {
 	t.Helper()
 	return &load{t: t, deadline: deadline, began: time.Now(), over: make(chan struct{})}
 }
 
-// startLoad starts so many workers for each store. They run until the test ends or stop is called.
+// startLoad starts the given number of workers for each store. They run until the test ends or stop is
+// called.
 func startLoad(t *testing.T, workers int, below ...backend.Store) *load {
 	t.Helper()
 	return startLoadWithin(t, deadline, workers, below...)
@@ -255,7 +257,7 @@ func notRun(err error) bool {
 		strings.Contains(err.Error(), "not sent in time") || strings.Contains(err.Error(), "no time left")
 }
 
-// reason returns the common part of failures of one kind.
+// reason returns the part of an error's text that is common to failures of one kind.
 func reason(err error) string {
 	text, _, _ := strings.Cut(err.Error(), "\n")
 	text = strings.TrimPrefix(text, backend.ErrUnavailable.Error()+": ")
@@ -271,7 +273,7 @@ func (l *load) stop() {
 	l.workers.Wait()
 }
 
-// share is the part of the chosen questions between two times that was answered.
+// share returns the share of the chosen requests that was answered between two times.
 func (l *load) share(from, to time.Time, of func(q *question) bool) float64 {
 	ok, failed := 0, 0
 	a, b := int(from.Sub(l.began)/tickLength), int(to.Sub(l.began)/tickLength)
@@ -290,8 +292,8 @@ func (l *load) share(from, to time.Time, of func(q *question) bool) float64 {
 	return float64(ok) / float64(ok+failed)
 }
 
-// normal waits until service is normal, with nine of ten charges answered for 300 ms, and returns the time from since
-// until that began. It fails the test if that is longer than within.
+// normal waits until service is normal, with nine of ten charges answered for 300 ms. It returns the time
+// from since until that began, and fails the test if that is longer than within.
 func (l *load) normal(since time.Time, within time.Duration) time.Duration {
 	l.t.Helper()
 	const steady = 300 * ms
@@ -313,7 +315,7 @@ func (l *load) normal(since time.Time, within time.Duration) time.Duration {
 	}
 }
 
-// admitted reports whether each question without a limit was admitted.
+// admitted reports whether each request without a limit was admitted at least once.
 func (l *load) admitted() bool {
 	return !slices.ContainsFunc(l.questions, func(q *question) bool { return q.limit == 0 && q.acked.Load() == 0 })
 }
@@ -328,7 +330,7 @@ func (l *load) acked() (n int64) {
 	return n
 }
 
-// slowFailures returns how many failed requests waited for their failure, and how many failed in all.
+// slowFailures returns how many failed requests waited for their failure, and how many failed in total.
 func (l *load) slowFailures() (slow, all int64) {
 	for _, q := range l.questions {
 		all += q.failed.Load()
@@ -345,10 +347,14 @@ func (l *load) failures() string {
 	return strings.Join(all, "\n\t")
 }
 
-// check ends the load and checks the guarantees: a limit is exceeded never, or by as many capacities as states were
-// lost; each charge is counted at most once, and acknowledged charges are counted unless writes were lost; answers are
-// in time. It continues the load until each question without a limit was admitted, because on a busy machine some are
-// late.
+// check ends the load and checks the guarantees:
+//
+//   - A limit is never exceeded, except by as many capacities as states were lost.
+//   - Each charge is counted at most once, and acknowledged charges are counted unless writes were lost.
+//   - Answers are in time.
+//
+// First it continues the load until each request without a limit was admitted, because on a busy machine
+// some are late.
 func (l *load) check(s backend.Store, lost int64) {
 	l.t.Helper()
 	for until := time.Now().Add(20 * time.Second); !l.admitted() && time.Now().Before(until); {
@@ -387,8 +393,8 @@ func (l *load) check(s backend.Store, lost int64) {
 	}
 }
 
-// punctual checks the slowest answer against its deadline. A worker waits for a timer before each request and for
-// another one, of the deadline, during it. On a busy machine both are late.
+// punctual checks the slowest answer against its deadline. A worker waits for a timer before each request,
+// and for the timer of the deadline during it. On a busy machine both are late.
 func (l *load) punctual() {
 	l.t.Helper()
 	worst, overslept := time.Duration(l.slowest.Load()), time.Duration(l.overslept.Load())

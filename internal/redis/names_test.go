@@ -16,7 +16,8 @@ import (
 // algorithmsDir is the package whose functions the script has too.
 const algorithmsDir = "../../pkg/algorithms"
 
-// apart are the functions of package algorithms that have another name in the script, or are not in it ("").
+// apart lists functions of package algorithms that have another name in the script, or "" if the script
+// does not have them.
 var apart = map[string]struct{ name, reason string }{
 	"Kind.String":         {"", "text for people"},
 	"Limit.TakeAt":        {"", "take without a copy; Lua copies nothing"},
@@ -55,7 +56,8 @@ var apart = map[string]struct{ name, reason string }{
 	"Limit.raw":           {"", "cost_in with the unit of the limit"},
 }
 
-// inGo are the files whose functions run before or after the script: their other functions have no counterpart.
+// inGo lists files whose functions run before or after the script. Their other functions are not in the
+// script.
 var inGo = map[string]string{
 	"internals.go": "other packages read the numbers of a limit",
 	"lease.go":     "the sidecar decides about leases; the script sees charges and refunds",
@@ -65,7 +67,7 @@ var inGo = map[string]string{
 	"shards.go":    "the sidecar divides a charge among shards; the script charges each as a bucket",
 }
 
-// inLua are functions of the script in the section of a Go file that does not have them.
+// inLua lists functions of the script that the Go file of their section does not have.
 var inLua = map[string]string{
 	"calendar_start": "Go has all windows of a calendar, the script five",
 	"locate":         "a state of a calendar remembers its window",
@@ -75,8 +77,9 @@ var inLua = map[string]string{
 	"take_one":       "a charge alone; Go has no group of one",
 }
 
-// take.lua defines the functions of package algorithms in the same order and under the same names, in a section for
-// each file. So both can be read side by side. The test fails for a function that only one of them has.
+// take.lua defines the functions of package algorithms in the same order and under the same names, in one
+// section for each file, so that both can be read side by side. The test fails for a function that only one
+// of them has.
 func TestScriptHasFunctionsOfAlgorithmsInOrder(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(algorithmsDir + "/*.go")
@@ -85,7 +88,7 @@ func TestScriptHasFunctionsOfAlgorithmsInOrder(t *testing.T) {
 	}
 	files = slices.DeleteFunc(files, func(path string) bool { return strings.HasSuffix(path, "_test.go") })
 	sections, order := sectionsOf(source)
-	if order[0] == "peaks.go" { // sections that the loop needs are before general; the others have their own place
+	if order[0] == "peaks.go" { // these sections are needed before the function general, so they come first
 		order = order[1:]
 	}
 	if !slices.IsSorted(order) {

@@ -18,18 +18,19 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// node makes the calls to one Redis server, or to the current master. One script decides all charges of a call.
+// node makes the calls to one Redis server, or to the current master. The script decides all charges of a
+// call in one run.
 type node struct {
 	client *goredis.Client
 	keys   keys
-	// elsewhere, in a cluster, runs a command that this node said belongs to another.
+	// elsewhere is set in a cluster. It runs a command that this node said belongs to another node.
 	elsewhere func(ctx context.Context, cmd goredis.Cmder) error
-	now       func() algorithms.Micros // nil: the server's clock
+	now       func() algorithms.Micros // nil means the server's clock
 	wall      func() algorithms.Micros // the approximate time of the server's clock
 	clock     outside.Clock
 	replicas  replicas
-	plain     atomic.Bool // the server does not know a shebang
-	loaded    atomic.Bool // with replicas: the server had the script when it was last called
+	plain     atomic.Bool // the server rejects a shebang
+	loaded    atomic.Bool // used with replicas: the server had the script when it was last called
 }
 
 func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *node {
@@ -39,7 +40,7 @@ func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *n
 	}
 }
 
-// patient returns a copy of n whose calls may take as long as timeout.
+// patient returns a copy of n whose calls may last as long as timeout.
 func (n *node) patient(timeout time.Duration) *node {
 	p := newNode(n.client.WithTimeout(timeout), n.keys, n.now)
 	p.elsewhere, p.wall, p.clock, p.replicas = n.elsewhere, n.wall, n.clock, n.replicas
@@ -56,13 +57,13 @@ type payload struct {
 	name       []byte
 }
 
-// reset is the name of a bucket that is reset, and its answer.
+// reset is the name of a bucket to reset, and the decision to fill in.
 type reset struct {
 	name     string
 	decision *backend.Decision
 }
 
-// scriptRun returns room for one more run of the script, with this maximum of charges.
+// scriptRun returns a run of the script for slot, with room for at most most charges.
 func (f *payload) scriptRun(slot, most int) *scriptRun {
 	if f.used == len(f.scriptRuns) {
 		f.scriptRuns = append(f.scriptRuns, &scriptRun{})
@@ -77,12 +78,13 @@ func (f *payload) scriptRun(slot, most int) *scriptRun {
 // Take decides charges in one call.
 func (n *node) Take(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	c := &call{charges: len(charges), runs: []run{{&backend.Batch{Charges: charges, Decisions: decisions}, 0, len(charges)}}}
-	_ = n.decide(ctx, c) // which the decisions report
+	_ = n.decide(ctx, c) // the decisions contain the error
 }
 
-// decide makes the call c. An error means that a part of it failed. If a call got no answer, its outcome is unknown, so
-// it is never sent again. If the server did not know the script, or could not run it, the script has not run, so it is
-// sent again.
+// decide makes the call c. An error means that a part of it failed.
+//
+// If a call got no answer, its outcome is unknown, so it is never sent again. If the server did not know
+// the script, or could not run it, the script has not run, so the call is sent again.
 func (n *node) decide(ctx context.Context, c *call) (failed error) {
 	f := &c.payload
 	f.resets = f.resets[:0]
@@ -95,7 +97,7 @@ func (n *node) decide(ctx context.Context, c *call) (failed error) {
 	}
 	n.run(ctx, f, scriptRuns, c.permit == doProbe)
 	if scriptRuns[0].slots && (isElsewhere(scriptRuns[0].err) || isForeign(scriptRuns[0].err)) {
-		// A slot has moved: each run is sent alone, so that go-redis can redirect it.
+		// After a slot has moved, each run is sent alone, so that go-redis can redirect it.
 		scriptRuns = n.plan(c, true)
 		n.run(ctx, f, scriptRuns, false)
 	}
@@ -105,8 +107,8 @@ func (n *node) decide(ctx context.Context, c *call) (failed error) {
 	return failed
 }
 
-// plan fills f with the runs of the script that the charges of c need: one, or one for each slot. If all charges are
-// resets, there are none. Groups stay whole, because each is in one slot.
+// plan fills f with the runs of the script that the charges of c need: one, or one for each slot. If all
+// charges are resets, no run is needed. Groups stay whole, because each is in one slot.
 func (n *node) plan(c *call, bySlot bool) []*scriptRun {
 	f, group := &c.payload, 0
 	f.used = 0
@@ -116,13 +118,13 @@ func (n *node) plan(c *call, bySlot bool) []*scriptRun {
 			charge := &charges[i]
 			f.name = n.keys.append(f.name[:0], charge)
 			if charge.Reset {
-				if !bySlot { // otherwise they have been sent
+				if !bySlot { // otherwise the resets have been sent already
 					f.resets = append(f.resets, reset{string(f.name), &decisions[i]})
 				}
 				continue
 			}
 			slot := 0
-			if n.elsewhere != nil && (bySlot || charge.IdempotencyKey != nil) { // only a cluster has several
+			if n.elsewhere != nil && (bySlot || charge.IdempotencyKey != nil) { // only a cluster has several slots
 				slot = n.keys.slot(charge, f.name)
 			}
 			t := f.find(slot, bySlot, c.charges)
@@ -146,7 +148,7 @@ func (n *node) plan(c *call, bySlot bool) []*scriptRun {
 	return f.scriptRuns[:f.used]
 }
 
-// find returns the run of the script for a slot, with this maximum of charges.
+// find returns the run of the script for a slot, with room for at most most charges.
 func (f *payload) find(slot int, bySlot bool, most int) *scriptRun {
 	for _, have := range f.scriptRuns[:f.used] {
 		if have.slot == slot || !bySlot {
@@ -156,13 +158,13 @@ func (f *payload) find(slot int, bySlot bool, most int) *scriptRun {
 	return f.scriptRun(slot, most)
 }
 
-// reset deletes buckets. An error means that it failed for one of them.
+// reset deletes buckets. An error means that one of them could not be deleted.
 func (n *node) reset(ctx context.Context, resets []reset) (failed error) {
 	pipe := n.client.Pipeline()
-	for _, r := range resets { // one DEL for each key: in a Cluster they are in different slots
+	for _, r := range resets { // one DEL for each key, because in a Cluster they are in different slots
 		pipe.Del(ctx, r.name)
 	}
-	cmds, _ := pipe.Exec(ctx) // each error is its command's
+	cmds, _ := pipe.Exec(ctx) // each command has its own error
 	for i, r := range resets {
 		err := cmds[i].Err()
 		if n.elsewhere != nil && isElsewhere(err) {
@@ -178,17 +180,21 @@ func (n *node) reset(ctx context.Context, resets []reset) (failed error) {
 	return failed
 }
 
-// run sends runs of the script, in full if the server may have been restarted. It sends them again, in full if the server
-// lacks the script, without the shebang if the server does not know shebangs, and with other windows of a calendar if the
-// server's clock is outside of the given ones.
+// run sends runs of the script, with the whole text if the server may have been restarted. It sends them
+// again in three cases:
+//
+//   - with the whole text, if the server lacks the script;
+//   - without the shebang, if the server does not know shebangs;
+//   - with other windows of a calendar, if the server's clock is outside of the given ones.
 func (n *node) run(ctx context.Context, f *payload, scriptRuns []*scriptRun, restarted bool) {
 	old := n.plain.Load()
-	// If the server lacks the script, WAIT still waits for the replicas, which may take most of the time.
+	// If the server lacks the script, WAIT still waits for the replicas, which may take most of the time of
+	// the call.
 	full := restarted || n.replicas.count > 0 && !n.loaded.Load()
 	unconfirmed := n.send(ctx, f, scriptRuns, old, full)
 	if again := failed(scriptRuns, func(t *scriptRun) bool { return isReply(t.err, "NOSCRIPT") }); len(again) > 0 {
 		n.loaded.Store(false)
-		if unconfirmed != nil { // replicas are missing, and little time is left
+		if unconfirmed != nil { // replicas did not confirm, and little time is left
 			for _, t := range again {
 				t.err = fmt.Errorf("%w: %w", unconfirmed, t.err)
 			}
@@ -214,27 +220,27 @@ func (n *node) run(ctx context.Context, f *payload, scriptRuns []*scriptRun, res
 	}
 }
 
-// send sends runs of the script, in full or by its name, in the form for an old server or not. unconfirmed is the
-// reason why the writes do not count; nil: they count.
+// send sends runs of the script, with its whole text or by its hash, and in the form for an old server or
+// not. unconfirmed is the reason why the writes do not count, or nil.
 func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, old, full bool) (unconfirmed error) {
 	f.cmds = f.cmds[:0]
 	for _, t := range scriptRuns {
 		f.cmds = append(f.cmds, once{goredis.NewCmd(ctx, t.by(t.form(old), full)...)})
 	}
 	if len(scriptRuns) == 1 && n.replicas.count == 0 {
-		_ = n.client.Process(ctx, f.cmds[0]) // its error is the command's
+		_ = n.client.Process(ctx, f.cmds[0]) // the command has the error
 	} else {
 		pipe := n.client.Pipeline()
 		for _, cmd := range f.cmds {
 			_ = pipe.Process(ctx, cmd)
 		}
 		confirmed := n.replicas.confirm(ctx, pipe, n.clock)
-		_, _ = pipe.Exec(ctx) // each error is its command's
+		_, _ = pipe.Exec(ctx) // each command has its own error
 		unconfirmed = confirmed()
 	}
 	for i, t := range scriptRuns {
 		cmd := f.cmds[i]
-		if n.elsewhere != nil && !t.slots && isElsewhere(cmd.Err()) { // it was not run here
+		if n.elsewhere != nil && !t.slots && isElsewhere(cmd.Err()) { // it was not run on this node
 			cmd = once{goredis.NewCmd(ctx, t.by(t.form(old), true)...)}
 			_ = n.elsewhere(ctx, cmd)
 			if cmd.Err() == nil && n.replicas.count > 0 {
@@ -247,16 +253,16 @@ func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, ol
 	return unconfirmed
 }
 
-// replicas is the number of replicas that must confirm the writes, and the time for it: three quarters of the time of a
-// call, so that the server's answer arrives before the call ends. A call that ends without its answer costs its
-// connection.
+// replicas has the number of replicas that must confirm writes, and the time for it. The time is three
+// quarters of that of a call, so that the server's answer arrives before the call ends. If a call ends
+// without its answer, the connection must be closed.
 type replicas struct {
 	count int
 	wait  time.Duration
 }
 
-// confirm adds WAIT to pipe. After pipe was sent, the returned function returns the reason why the writes do not count,
-// or nil.
+// confirm adds WAIT to pipe. After pipe was sent, the returned function returns the reason why the writes
+// do not count, or nil.
 func (r replicas) confirm(ctx context.Context, pipe goredis.Pipeliner, clock outside.Clock) (unconfirmed func() error) {
 	if r.count == 0 {
 		return func() error { return nil }
@@ -275,7 +281,7 @@ func (r replicas) confirm(ctx context.Context, pipe goredis.Pipeliner, clock out
 	}
 }
 
-// failed returns the runs that failed with such an error.
+// failed returns the runs for which so returns true.
 func failed(scriptRuns []*scriptRun, so func(*scriptRun) bool) []*scriptRun {
 	if !slices.ContainsFunc(scriptRuns, so) {
 		return nil
@@ -283,13 +289,15 @@ func failed(scriptRuns []*scriptRun, so func(*scriptRun) bool) []*scriptRun {
 	return slices.DeleteFunc(slices.Clone(scriptRuns), func(t *scriptRun) bool { return !so(t) })
 }
 
-// once is a command that is never sent again when its answer is lost: it may have been charged.
+// once is a command that is never sent again when its answer is lost, because its charges may have been
+// consumed.
 type once struct{ *goredis.Cmd }
 
-// NoRetry tells go-redis not to repeat the command.
+// NoRetry makes go-redis not repeat the command.
 func (once) NoRetry() bool { return true }
 
-// isReply reports whether err is a reply of the server with one of codes. Such a command has not run.
+// isReply reports whether err is an error reply of the server with one of codes. Such a command has not
+// run.
 func isReply(err error, codes ...string) bool {
 	if err == nil {
 		return false
@@ -303,7 +311,8 @@ func isReply(err error, codes ...string) bool {
 
 func isElsewhere(err error) bool { return isReply(err, "MOVED ", "ASK ", "TRYAGAIN ") }
 
-// isForeign reports whether a script met a key of another node. The script has then written nothing.
+// isForeign reports whether a script found a key that belongs to another node. The script has then written
+// nothing.
 func isForeign(err error) bool {
 	return isReply(err, "ERR") && strings.Contains(err.Error(), "non local key")
 }
@@ -324,7 +333,7 @@ func unavailable(err error) error {
 	}
 }
 
-// refusals are the error codes of a server that refuses a command, or a script before its first write.
+// refusals has the error codes with which a server refuses a command, or a script before its first write.
 var refusals = []string{
 	"ASK ", "BUSY ", "CLUSTERDOWN ", "LOADING ", "MASTERDOWN ", "MISCONF ", "MOVED ", "NOAUTH ", "NOPERM ", "NOREPLICAS ",
 	"NOSCRIPT ", "OOM ", "READONLY ", "TRYAGAIN ", "WRONGPASS ", "ERR max number of clients",

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// underID makes charges a group with an idempotency key.
+// underID makes charges one group with an idempotency key.
 func underID(id uint32, charges ...backend.Charge) []backend.Charge {
 	o := &backend.IdempotencyKey{Lifetime: 600 * algorithms.Second}
 	binary.BigEndian.PutUint32(o.ID[:], id)
@@ -33,8 +33,8 @@ func takeAll(s backend.Store, charges []backend.Charge) []backend.Decision {
 	return d
 }
 
-// TestLostAnswersAreChargedOnce: a client that repeats a request with the same id until it gets an answer is charged
-// once, although the script had run before its answers were lost.
+// A client repeats a request with the same id until it gets an answer. It is charged once, although the
+// script had run before its answers were lost.
 func TestLostAnswersAreChargedOnce(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -79,8 +79,7 @@ func TestRecordsLiveAsLongAsTheyMust(t *testing.T) {
 	}
 }
 
-// TestClaimsAreMadeOnce tests groups that a Cluster cannot charge in one step: with buckets in several slots, and with
-// shards.
+// A Cluster cannot charge these groups in one step: they have buckets in several slots, or shards.
 func TestClaimsAreMadeOnce(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3).Steady()
@@ -89,13 +88,13 @@ func TestClaimsAreMadeOnce(t *testing.T) {
 	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 2}}
 	b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Terms: algorithms.Charge{Cost: 1}}
 	shards := sharded(t, windowSpec(100), 10, "s")
-	shards.Terms.Cost = 35 // more than two of them have
+	shards.Terms.Cost = 35 // more than two of the shards have
 	takesClaimed(t, one, other, a, b)
 	takesClaimed(t, one, other, shards)
 	claimsAreTakenOnce(t, one, other, a, b)
 }
 
-// TestClaimsOfTwoRedis tests groups with buckets in two Redis: the claim is in the first, and both are charged.
+// The groups have buckets in two Redis. The claim is in the first, and both are charged.
 func TestClaimsOfTwoRedis(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"one server", "behind Sentinels", "a Cluster"} {
@@ -125,7 +124,8 @@ func TestClaimsOfTwoRedis(t *testing.T) {
 	}
 }
 
-// takesClaimed charges a group that no single step can consume through one, then other, which are on the same Redis.
+// takesClaimed charges a group that cannot be charged in one step, first through one and then through
+// other, which use the same Redis.
 func takesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {
@@ -140,7 +140,7 @@ func takesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charg
 	}
 	for i, d := range takeAll(other, underID(id, group...)) {
 		if want := first[i]; !d.Replayed || d.Decision != want.Decision || d.At != want.At {
-			t.Errorf("another sidecar, asked again: got %+v, want %+v", d, want)
+			t.Errorf("repeated by another sidecar: got %+v, want %+v", d, want)
 		}
 	}
 	if now := left(group[0]); now != before-group[0].Terms.Cost {
@@ -148,19 +148,19 @@ func takesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charg
 	}
 	group[0].Terms.Cost++
 	if d := takeAll(other, underID(id, group...)); !errors.Is(d[0].Err, backend.ErrReused) {
-		t.Errorf("the id of something else: got %+v", d)
+		t.Errorf("the id of another group, want ErrReused: got %+v", d)
 	}
 }
 
-// claimsAreTakenOnce charges a (limit 100) and b (limit 4) through one and other, which use the same Redis, with ids,
-// as a group that cannot be charged in one step.
+// claimsAreTakenOnce charges a (limit 100) and b (limit 4) as a group with ids that cannot be charged in
+// one step. It does so through one and other, which use the same Redis.
 func claimsAreTakenOnce(t *testing.T, one, other backend.Store, a, b backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {
 		c.Terms.Cost = 0
 		return takeAll(one, []backend.Charge{c})[0].Remaining
 	}
-	t.Run("what was denied is decided anew", func(t *testing.T) {
+	t.Run("a denial is decided again", func(t *testing.T) {
 		full := b
 		full.Terms.Cost = 4
 		for range 2 {
@@ -175,7 +175,7 @@ func claimsAreTakenOnce(t *testing.T, one, other backend.Store, a, b backend.Cha
 			t.Errorf("4 left of 4: got %+v", d)
 		}
 	})
-	t.Run("all at once", func(t *testing.T) {
+	t.Run("concurrently", func(t *testing.T) {
 		c, d := a, a
 		c.Key, d.Key = []byte("c"), []byte("d")
 		var wg sync.WaitGroup
@@ -196,7 +196,7 @@ func claimsAreTakenOnce(t *testing.T, one, other backend.Store, a, b backend.Cha
 		}
 		wg.Wait()
 		if n := taken.Load(); n != 10 || left(c) != 80 || left(d) != 80 {
-			t.Errorf("10 ids were taken %d times; %d and %d left, want 80", n, left(c), left(d))
+			t.Errorf("10 ids were charged %d times; %d and %d left, want 80", n, left(c), left(d))
 		}
 	})
 }

@@ -1,7 +1,8 @@
-// Package redis keeps buckets in Redis: one server, a master watched by Sentinels, or a Cluster. A script (take.lua)
-// decides and charges in one step, so that any number of processes share the same limits.
+// Package redis keeps buckets in Redis: one server, a master watched by Sentinels, or a Cluster. A script
+// (take.lua) decides and charges in one step, so that any number of processes share the same limits.
 //
-// A call gets its answer in time or fails with ErrUnavailable. A call that may have been charged is never sent again.
+// A call gets its answer in time or fails with ErrUnavailable. A call that may have been charged is never
+// sent again.
 package redis
 
 import (
@@ -32,7 +33,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Config configures a Store. pkg/backend/redis.Config describes the fields that it has too.
+// Config configures a Store. pkg/backend/redis.Config describes the fields that both have.
 type Config struct {
 	URL          string
 	Timeout      time.Duration
@@ -41,23 +42,24 @@ type Config struct {
 	TLS          *tls.Config
 	WaitReplicas int
 	Clock        func() algorithms.Micros
-	Changed      func(server string, open bool) // OnBreaker
-	Panicked     func(value any)                // OnPanic
+	Changed      func(server string, open bool) // OnBreaker in pkg/backend/redis
+	Panicked     func(value any)                // OnPanic in pkg/backend/redis
 
-	// Outside replaces the time, randomness and network of the machine in a simulation; otherwise nil.
+	// Outside replaces the time, randomness and network of the machine in a simulation. Otherwise it is
+	// nil.
 	Outside *outside.World
 
-	connections int           // the most to a server; 0: as many as a lane needs
-	patience    time.Duration // 0: patience. For tests
+	connections int           // the largest number of connections to a server; 0 means the number that a lane needs
+	patience    time.Duration // for tests: replaces the constant patience, unless 0
 }
 
-// LogTo sends the messages of the Redis client, which help only in debugging, to log. The process has one logger for
-// all clients.
+// LogTo passes the messages of the Redis client to log. They help only in debugging. The process has one
+// logger for all clients.
 func LogTo(log func(text string)) { goredis.SetLogger(clientLog(log)) }
 
 type clientLog func(text string)
 
-// Printf implements go-redis's interface.
+// Printf implements the logger interface of go-redis.
 func (log clientLog) Printf(_ context.Context, format string, args ...any) {
 	log(fmt.Sprintf(format, args...))
 }
@@ -67,22 +69,22 @@ type Store struct {
 	claims
 	store   backend.Store
 	config  Config
-	name    string // the address, master or cluster
+	name    string // the address, master name or cluster
 	where   where
-	cluster *cluster      // nil: not a Cluster
+	cluster *cluster      // nil if this is not a Cluster
 	pool    nonblock.Pool // runs calls
 	lines   lines
 	starter *starter
 
-	sentinels *sentinels // nil: not behind Sentinels
+	sentinels *sentinels // nil without Sentinels
 
 	lanesMu       sync.Mutex
 	lanesByServer map[string]*serverLanes // by server; guarded by lanesMu
 	waysClosed    bool                    // guarded by lanesMu
 }
 
-// Open makes a Store. It does not wait for Redis: the first call finds out whether a server answers. An error means a
-// mistake in the Config.
+// Open makes a Store. It does not wait for Redis: the first call finds out whether a server answers. An
+// error means a mistake in the Config.
 func Open(c Config) (*Store, error) {
 	if c.Timeout <= 0 {
 		c.Timeout = 10 * time.Millisecond
@@ -102,7 +104,7 @@ func Open(c Config) (*Store, error) {
 	}
 	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), where: newWhere(u), lanesByServer: map[string]*serverLanes{}}
 	s.timeout, s.panicked, s.underway = c.Timeout, c.Panicked, new(atomic.Int64)
-	s.clock, s.spawn, s.random = outside.System, s.pool.Go, func(p []byte) { _, _ = rand.Read(p) } // never fails
+	s.clock, s.spawn, s.random = outside.System, s.pool.Go, func(p []byte) { _, _ = rand.Read(p) } // rand.Read never fails
 	if c.Outside != nil {
 		s.clock, s.spawn, s.random = c.Outside.Clock, c.Outside.Go, c.Outside.Random
 	}
@@ -133,7 +135,7 @@ func Open(c Config) (*Store, error) {
 	return s, nil
 }
 
-// lane returns the lanes to one server.
+// lane makes the lanes to one server.
 func (s *Store) lane(server string, n *node) backend.Store {
 	n.replicas = s.config.replicas()
 	if c := s.config.Outside; c != nil {
@@ -168,7 +170,7 @@ func (s *Store) lane(server string, n *node) backend.Store {
 	return w
 }
 
-// laneTo is the lane to the server of a bucket; nil: the server is not known.
+// laneTo returns the lane to the server of a bucket, or nil if the server is unknown.
 func (s *Store) laneTo(bucket *backend.Charge) *lane {
 	store := s.store
 	if s.cluster != nil {
@@ -189,7 +191,7 @@ func (c Config) replicas() replicas { return replicas{c.WaitReplicas, c.Timeout 
 // Submit implements backend.Store.
 func (s *Store) Submit(b *backend.Batch) { s.store.Submit(b) }
 
-// Ping waits for a first answer from Redis, until ctx ends.
+// Ping waits for a first answer from Redis, at most until ctx ends.
 func (s *Store) Ping(ctx context.Context) error {
 	for {
 		err := s.ping(ctx)
@@ -215,14 +217,14 @@ func (s *Store) ping(ctx context.Context) error {
 	})
 }
 
-// UndosInFlight is the number of refunds and clean-ups in flight.
+// UndosInFlight returns the number of background calls in flight, such as refunds.
 func (s *Store) UndosInFlight() int { return s.undos.InFlight() }
 
-// UndosDropped is the number of refunds and clean-ups that were not sent because too many were in flight.
+// UndosDropped returns the number of background calls, such as refunds, that were not sent because too many
+// were in flight.
 func (s *Store) UndosDropped() int64 { return s.undos.Dropped() }
 
-// Close waits for the refunds in flight, answers all batches that have not been sent, and ends all
-// connections.
+// Close waits for refunds in flight, fails all batches that have not been sent, and closes all connections.
 func (s *Store) Close() error {
 	s.undos.Close()
 	if s.cluster != nil {
@@ -232,7 +234,7 @@ func (s *Store) Close() error {
 	s.waysClosed = true
 	lanesByServer := slices.Collect(maps.Values(s.lanesByServer))
 	s.lanesMu.Unlock()
-	for _, w := range lanesByServer { // without the lock: completing batches may need a lane
+	for _, w := range lanesByServer { // without the lock, because completing batches may need a lane
 		w.close()
 	}
 	s.lines.close()
@@ -243,7 +245,7 @@ func (s *Store) Close() error {
 	return s.client.Close()
 }
 
-// consistent is an error where c contradicts itself, or names a file that cannot be used.
+// consistent returns an error if c contradicts itself, or names a file that cannot be used.
 func (c Config) consistent(l location) error {
 	if c.PasswordFile == "" {
 		return nil
@@ -268,8 +270,8 @@ type location struct {
 	db                 int
 }
 
-// parse reads a URL. Its errors contain no part of the URL, because in a URL with a mistake any part may belong to a
-// password.
+// parse parses a URL. Its errors contain no part of the URL, because in a URL with a mistake any part may
+// belong to a password.
 func parse(text string) (location, error) {
 	bad := func(problem string) (location, error) {
 		return location{}, errors.New("redis url: " + problem)
@@ -278,7 +280,7 @@ func parse(text string) (location, error) {
 	if !ok {
 		return bad(noScheme)
 	}
-	// net/url does not know several hosts: they are put aside, so that it parses the rest.
+	// net/url cannot parse several hosts, so they are cut out before it parses the rest.
 	authority, tail := rest, ""
 	if i := strings.IndexAny(rest, "/?"); i >= 0 {
 		authority, tail = rest[:i], rest[i:]
@@ -326,15 +328,15 @@ func parse(text string) (location, error) {
 	return l, nil
 }
 
-// The problems of a URL.
+// The problems that a URL can have.
 const (
 	noScheme  = "has no scheme; write redis://host:port, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p"
 	badScheme = "the scheme is not known; it is redis, rediss, unix, redis+sentinel or redis+cluster"
 	escape    = "; percent-encode special characters of the password"
 )
 
-// place stores the addresses of the servers, from the hosts and the path of a URL, and the database if the path names
-// one. It returns an error for a mistake.
+// place stores the addresses of the servers, from the hosts and the path of a URL, and the database if the
+// path names one. It returns a problem if they contain a mistake.
 func (l *location) place(authority, path string, db *string) (problem string) {
 	switch {
 	case authority == "":
@@ -368,8 +370,8 @@ func (l *location) place(authority, path string, db *string) (problem string) {
 	return ""
 }
 
-// isAddress reports whether text is host:port. Other texts may belong to a password, and must not appear in the errors
-// of a connection.
+// isAddress reports whether text is host:port. Other texts may belong to a password, and must not appear in
+// the errors of a connection.
 func isAddress(text string) bool {
 	host, port, err := net.SplitHostPort(text)
 	if err != nil || host == "" || strings.ContainsAny(host, "@ ") {
@@ -394,25 +396,25 @@ func withPort(host, port string) string {
 	return host
 }
 
-// options are the options that all forms share. They were chosen by measuring: with go-redis's defaults a lost reply is
-// charged four times, and the deadline of a caller is exceeded.
+// options returns the options that all forms share. They were chosen by measuring: with go-redis's defaults
+// a lost reply is charged four times, and the deadline of a caller is exceeded.
 func (c Config) options(l location) *goredis.Options {
 	o := &goredis.Options{
 		Network: l.network, Addr: l.addr, DB: l.db,
 		Username: l.username, Password: l.password,
 		Protocol: 2, DisableIdentity: true,
-		ContextTimeoutEnabled: true, // or a deadline would not end a call
-		MaxRetries:            -1,   // a lost reply may have been charged
+		ContextTimeoutEnabled: true, // otherwise a deadline would not end a call
+		MaxRetries:            -1,   // no retries, because a lost reply may have been charged
 		DialTimeout:           max(50*time.Millisecond, 10*c.Timeout),
 		DialerRetries:         1,
-		ReadTimeout:           2 * c.Timeout, // longer than the deadline, which is to end the call
+		ReadTimeout:           2 * c.Timeout, // longer than the deadline, so that the deadline ends the call
 		WriteTimeout:          2 * c.Timeout,
 		PoolTimeout:           c.Timeout,
 		PoolSize:              cmp.Or(c.connections, 8), // twice the calls in flight of a lane
 		MinIdleConns:          4,
 		PipelinePoolSize:      -1,
 		MaintNotificationsConfig: &maintnotifications.Config{
-			Mode: maintnotifications.ModeDisabled, // it would relax timeouts to ten seconds
+			Mode: maintnotifications.ModeDisabled, // it would raise timeouts to ten seconds
 		},
 	}
 	if c.connections > 0 {
@@ -432,7 +434,7 @@ func (c Config) options(l location) *goredis.Options {
 	return o
 }
 
-// credentials reads "password" or "user:password".
+// credentials reads a file with "password" or "user:password".
 func credentials(file string) (username, password string, err error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -453,12 +455,12 @@ func clusterOptions(o *goredis.Options, hosts []string) *goredis.ClusterOptions 
 		Addrs: hosts, Username: o.Username, Password: o.Password, CredentialsProviderContext: o.CredentialsProviderContext,
 		Protocol: o.Protocol, DisableIdentity: o.DisableIdentity,
 		ContextTimeoutEnabled: o.ContextTimeoutEnabled, MaxRetries: o.MaxRetries,
-		MaxRedirects: 3, // MOVED and ASK are followed: they mean that the command has not run
+		MaxRedirects: 3, // MOVED and ASK are followed, because such a command has not run
 		Dialer:       o.Dialer, DialTimeout: o.DialTimeout, DialerRetries: o.DialerRetries,
 		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
 		PoolTimeout: o.PoolTimeout, PoolSize: o.PoolSize, MinIdleConns: o.MinIdleConns,
 		PipelinePoolSize: o.PipelinePoolSize, TLSConfig: o.TLSConfig,
-		ClusterStateReloadInterval: 2 * time.Second, // a backstop: errors have it reloaded at once
+		ClusterStateReloadInterval: 2 * time.Second, // a fallback: errors reload the layout at once
 		MaintNotificationsConfig:   o.MaintNotificationsConfig,
 	}
 }

@@ -14,13 +14,14 @@ func (c Config) newClient(o *goredis.Options) *goredis.Client {
 	if c.Outside == nil {
 		return goredis.NewClient(o)
 	}
-	o.MinIdleConns = 0 // no connection is ever made
+	o.MinIdleConns = 0 // no real connection is made
 	client := goredis.NewClient(o)
 	c.simulate(client)
 	return client
 }
 
-// simulate has client call simulated servers, in a simulation. A client with another timeout has lost its hooks.
+// simulate makes client call simulated servers, in a simulation. It must be called again after WithTimeout,
+// which loses the hooks.
 func (c Config) simulate(client *goredis.Client) {
 	if c.Outside != nil {
 		client.AddHook(simulation{c.Outside, client.Options().Addr})
@@ -74,7 +75,7 @@ func setReply(cmd goredis.Cmder, c *outside.Command) {
 		cmd = own.Cmd
 	}
 	err := c.Err
-	if _, set := cmd.(*goredis.BoolCmd); c.Reply == nil && err == nil && !set { // SET NX replies nil for false
+	if _, set := cmd.(*goredis.BoolCmd); c.Reply == nil && err == nil && !set { // for false, SET NX replies nil
 		err = goredis.Nil
 	}
 	cmd.SetErr(err)

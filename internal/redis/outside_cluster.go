@@ -12,7 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/outside"
 )
 
-// mastersOf returns client. In a simulation it returns a simulated client, which also runs the commands of client.
+// mastersOf returns client. In a simulation it returns a simulated client, which also runs the commands of
+// client.
 func (c Config) mastersOf(client *goredis.ClusterClient) masters {
 	if c.Outside == nil {
 		return client
@@ -22,7 +23,7 @@ func (c Config) mastersOf(client *goredis.ClusterClient) masters {
 	return s
 }
 
-// simulatedMasters is the simulation's replacement of goredis.ClusterClient: it reads the layout of the Cluster, and
+// simulatedMasters replaces goredis.ClusterClient in a simulation. It reads the layout of the Cluster, and
 // follows MOVED and ASK.
 type simulatedMasters struct {
 	config  Config
@@ -54,7 +55,7 @@ func (s *simulatedMasters) read(ctx context.Context) error {
 	return errNoLayout
 }
 
-// master is the address of the master of a slot, by the layout as it was last read.
+// master returns the address of the master of a slot, by the last known layout.
 func (s *simulatedMasters) master(slot int) (addr string, err error) {
 	for _, part := range s.layout {
 		if part.From <= slot && slot <= part.To {
@@ -102,7 +103,7 @@ func (s *simulatedMasters) ForEachMaster(ctx context.Context, f func(context.Con
 	return errors.Join(all...)
 }
 
-// slotOfName is the slot of the key of this name.
+// slotOfName returns the slot of the key with this name.
 func slotOfName(key string) int {
 	if from := strings.IndexByte(key, '{'); from >= 0 {
 		if n := strings.IndexByte(key[from+1:], '}'); n > 0 {
@@ -112,7 +113,7 @@ func slotOfName(key string) int {
 	return slotOf(key)
 }
 
-// keyOf is the first key of a command.
+// keyOf returns the first key of a command.
 func keyOf(cmd goredis.Cmder) string {
 	args, at := cmd.Args(), 1
 	if name := cmd.Name(); name == "eval" || name == "evalsha" {
@@ -190,7 +191,7 @@ func (s *simulatedMasters) send(ctx context.Context, addr string, cmds []goredis
 	return first
 }
 
-// readSoon reads the layout in the background, once at a time.
+// readSoon reads the layout in the background, unless that is happening already.
 func (s *simulatedMasters) readSoon() {
 	if s.reading {
 		return

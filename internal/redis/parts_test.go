@@ -20,8 +20,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// TestReplicasThatAreMissing: with one replica, a charge that two must confirm is not answered as allowed,
-// and stays charged.
+// With one replica, a charge that two must confirm is not answered as allowed, and stays charged.
 func TestReplicasThatAreMissing(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
@@ -34,7 +33,7 @@ func TestReplicasThatAreMissing(t *testing.T) {
 	take := func(replicas int, timeout time.Duration) backend.Decision {
 		return takeAll(open(t, Config{URL: "redis://" + master.Addr, Timeout: timeout, WaitReplicas: replicas}), []backend.Charge{c})[0]
 	}
-	if d := take(0, 10*time.Second); !d.Allowed { // the server knows the script from now on
+	if d := take(0, 10*time.Second); !d.Allowed { // from now on the server knows the script
 		t.Fatalf("%+v", d)
 	}
 	if d := take(2, time.Second); !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) || d.Allowed || !strings.Contains(d.Err.Error(), "1 of 2 replicas") {
@@ -65,7 +64,7 @@ func moved(t *testing.T, c *redistest.Cluster, slot int) {
 	}
 }
 
-// TestMovedSlots: a slot has moved since the layout was last read.
+// A slot has moved since the layout was last read.
 func TestMovedSlots(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t, 3)
@@ -81,7 +80,7 @@ func TestMovedSlots(t *testing.T) {
 	t.Run("with another slot that has not moved", func(t *testing.T) {
 		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
 		charges, numbers := slotsOf(s, "two slots")
-		lane := s.cluster.route(charges[:1]).Store // of the master that had both
+		lane := s.cluster.route(charges[:1]).Store // to the master that had both slots
 		moved(t, cluster, numbers[0])
 		for i, d := range takeAll(lane, charges) {
 			if !d.Allowed || d.Remaining != 99 {
@@ -115,7 +114,7 @@ func TestMovedSlots(t *testing.T) {
 	})
 }
 
-// lostAnswers is a hook that loses the answers of scripts, after they have run.
+// lostAnswers is a hook that loses the answers of scripts after they have run.
 type lostAnswers struct {
 	lost atomic.Int32
 	over atomic.Bool
@@ -139,15 +138,15 @@ func (l *lostAnswers) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook 
 	}
 }
 
-// TestDrawPrefersTheFullerShard: of the two shards drawn, the one with more units comes first, including the inflow
-// since it was seen. One that has just failed comes second.
+// Of the two shards drawn, the one with more units comes first, including the inflow since its last known
+// state. A shard that has just failed comes second.
 func TestDrawPrefersTheFullerShard(t *testing.T) {
-	synctest.Test(t, drawPrefersTheFullerShard) // a failure counts for a moment only
+	synctest.Test(t, drawPrefersTheFullerShard) // a failure counts for a short time only
 }
 
 func drawPrefersTheFullerShard(t *testing.T) {
 	t.Helper()
-	shards, err := algorithms.Split(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 40, Period: algorithms.Second}, 4) // 10 each, at 10/s
+	shards, err := algorithms.Split(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 40, Period: algorithms.Second}, 4) // 10 units each, refilled at 10/s
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +179,7 @@ func drawPrefersTheFullerShard(t *testing.T) {
 		sees(i, left)
 	}
 	draws("as seen", 1, 3, 0, 2)
-	now += algorithms.Second / 2 // five flow into each; shard 1 is full with one
+	now += algorithms.Second / 2 // five units flow into each shard; shard 1 has one and is full
 	sees(3, 4)
 	sees(1, 6)
 	draws("with what has flowed in", 0, 1, 2, 3) // 8, 6, 5, 4
@@ -211,12 +210,13 @@ func (g gated) Submit(b *backend.Batch) {
 	}()
 }
 
-// submitFunc is a Store.
+// submitFunc is a Store made from a function.
 type submitFunc func(b *backend.Batch)
 
 func (f submitFunc) Submit(b *backend.Batch) { f(b) }
 
-// robbed is a Store that lets another sidecar consume 8 units of the first shard that is charged a part.
+// robbed returns a Store in which another sidecar consumes 8 units of the first shard that is charged a
+// part.
 func robbed(next backend.Store, other *sync.Once) backend.Store {
 	return submitFunc(func(b *backend.Batch) {
 		go func() {
@@ -231,8 +231,8 @@ func robbed(next backend.Store, other *sync.Once) backend.Store {
 	})
 }
 
-// takeAllShards makes one dry run of all shards of c and one charge of each; then it refunds charges that were not
-// needed.
+// takeAllShards makes one dry run of all shards of c and one charge of each. Then it refunds charges that
+// were not needed.
 func takeAllShards(s *Store, c backend.Charge) (d backend.Decision) {
 	done := make(chan struct{})
 	m := &combine{charge: c, memory: &s.cluster.shards.memory, tries: 2}
@@ -248,8 +248,8 @@ func takeShard(s *Store, c backend.Charge, i int, ask algorithms.Charge) backend
 	return takeAll(s, []backend.Charge{part})[0]
 }
 
-// TestUndoOfAWindowThatIsOver: charges of a denied group in other slots, or in shards, are refunded only while their
-// window lasts. Here the undo arrives after the next window was charged.
+// Charges of a denied group in other slots, or in shards, are refunded only during their window. Here the
+// undo arrives after the next window was charged.
 func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	t.Parallel()
 	url := redistest.StartCluster(t, 3).URL()
@@ -287,8 +287,8 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	}
 }
 
-// TestUndoOfShardsInTheNextWindow: if one of several charged shards was used up by others, the charges of the others
-// are refunded only while their window lasts. The undo arrives after the next window was charged.
+// One of several charged shards was used up by other processes. The charges of the remaining shards are
+// refunded only during their window. The undo arrives after the next window was charged.
 func TestUndoOfShardsInTheNextWindow(t *testing.T) {
 	t.Parallel()
 	url := redistest.StartCluster(t, 3).URL()

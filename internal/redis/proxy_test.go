@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-// proxy is between a Store and a server, and damages answers as networks do: after the script has run, so that a charge
-// that is sent again is counted twice.
+// proxy is between a Store and a server, and damages answers as networks do. The script has run by then, so
+// a charge that is sent again is counted twice.
 type proxy struct {
 	Addr   string
 	server string
 
 	dials   atomic.Int64 // connections accepted
 	scripts atomic.Int64 // answers of scripts, forwarded or damaged
-	harmed  atomic.Int64 // the damaged ones of these
+	harmed  atomic.Int64 // damaged answers of scripts
 
 	mu     sync.Mutex
 	rng    *rand.Rand
@@ -29,9 +29,9 @@ type proxy struct {
 	done   sync.WaitGroup
 }
 
-// faults are the faults of connections, and of the answers to scripts.
+// faults describes the faults of connections, and of the answers to scripts.
 type faults struct {
-	share float64       // of the answers, to which one of these is done:
+	share float64       // the share of the answers to which one of the following happens
 	close bool          // the connection is closed
 	reset bool          // the connection is reset
 	late  time.Duration // the delay of the answer
@@ -137,8 +137,8 @@ func (p *proxy) serve(client net.Conn) {
 		return
 	}
 	defer p.drop(server)
-	// A connection has one call in flight: the server's next reply after a script call is
-	// the script's answer.
+	// A connection has one call in flight, so the server's next reply after a script call is the script's
+	// answer.
 	var script atomic.Bool
 	p.done.Go(func() {
 		defer server.Close()

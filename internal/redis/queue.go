@@ -11,42 +11,44 @@ import (
 )
 
 const (
-	// maxBatch is the largest number of charges in one call, unless a single group has more. While a server runs a call
-	// it serves no other client, and a call that takes longer than its timeout counts as a failure.
+	// maxBatch is the largest number of charges in one call, unless a single group has more. While a server
+	// runs a call it serves no other client, and a call that takes longer than its timeout counts as a
+	// failure.
 	maxBatch = 256
-	// maxGroup is the most charges of one group. A larger group cannot be divided, and is answered ErrTooLarge.
+	// maxGroup is the largest number of charges in one group. A larger group cannot be divided, and is
+	// answered ErrTooLarge.
 	maxGroup = 1024
 	// maxWaiting bounds the charges that wait for one server.
 	maxWaiting = 65_536
-	// maxCalls bounds the calls in flight to one server: while one is on the network, the server works on the other.
-	// With more calls each would carry fewer charges, and cost more for each.
+	// maxCalls bounds the calls in flight to one server. With two, the server works on one while the other
+	// is on the network. With more, each call would carry fewer charges, so each charge would cost more.
 	maxCalls = 2
 )
 
-// queue decides when a call to one server starts, and which groups it carries. It is a state machine without a clock, a
-// lock, a timer or a goroutine.
+// queue decides when a call to one server starts, and which groups it carries. It is a state machine
+// without a clock, a lock, a timer or a goroutine.
 //
-// An idle queue starts a call at once. While calls are in flight, batches wait. Another call starts when the last one
-// has been in flight for half of timeout, or when enough charges wait to fill it. Fewer and larger calls cost less, but
-// a late call must not delay all others.
+// An idle queue starts a call at once. While calls are in flight, batches wait. Another call starts when
+// the last one has been in flight for half of timeout, or when enough charges wait to fill it. Fewer and
+// larger calls cost less, but a late call must not delay all others.
 //
-// A call is filled from the sources in turn. A batch with more charges than fit is sent in several calls, one after the
-// other, so that its groups are decided in their order.
+// A call is filled from the sources in turn. A batch with more charges than fit is sent in several calls,
+// one after the other, so that its groups are decided in their order.
 type queue struct {
-	timeout  time.Duration // of one call
+	timeout  time.Duration // the timeout of one call
 	maxCalls int
 	maxBatch int
-	maxWait  int // charges
+	maxWait  int // the largest number of waiting charges
 
 	inFlight int
-	departed time.Time // the last call
+	departed time.Time // when the last call started
 	armed    bool      // tick will be called
-	waiting  int       // charges of the places
-	aside    int       // waiting charges of entries that also have charges in flight
+	waiting  int       // the number of charges in places
+	aside    int       // the number of waiting charges of entries that also have charges in flight
 
 	places      map[*backend.Source]*place
-	first, last *place // the order of turns
-	sources     int    // how many are in that order
+	first, last *place // the sources in the order of their turns
+	sources     int    // the number of sources in that order
 	freePlaces  *place
 	freeEntries *entry
 }
@@ -62,8 +64,8 @@ type place struct {
 type entry struct {
 	batch *backend.Batch
 	at    int  // the first charge that has not been sent
-	in    bool // it is part of a call that is being filled, or in flight
-	taken bool // that call carries charges of it that are no resets
+	in    bool // it is part of a call that is being filled or is in flight
+	taken bool // that call carries charges of it that are not resets
 	next  *entry
 }
 
@@ -81,7 +83,7 @@ type call struct {
 	payload payload
 }
 
-// run is charges of one batch that are next to each other.
+// run has adjacent charges of one batch.
 type run struct {
 	batch    *backend.Batch
 	from, to int
@@ -109,7 +111,7 @@ func (c *call) fail(err error) {
 	}
 }
 
-// knows makes the decisions of batches known that need further calls.
+// knows marks the decisions of batches that need further calls as known.
 func (c *call) knows() {
 	for _, r := range c.runs {
 		if r.to-r.from < len(r.batch.Charges) {
@@ -121,7 +123,7 @@ func (c *call) knows() {
 // effects are the actions that the caller must take after an event.
 type effects struct {
 	start bool          // fill and send a call
-	wake  time.Duration // call tick after this time; 0: no
+	wake  time.Duration // call tick after this time; 0 means never
 }
 
 var (
@@ -183,7 +185,7 @@ func (q *queue) depart(now time.Time) effects {
 	}
 }
 
-// enqueue puts e at the end of the place of its source.
+// enqueue appends e to the entries of its source.
 func (q *queue) enqueue(e *entry) {
 	source := e.batch.Source
 	p := q.places[source]
@@ -230,8 +232,8 @@ func (q *queue) release(e *entry) {
 	q.freeEntries = e
 }
 
-// fill fills c, which is empty, for a call that was started. It returns false if no group remains to be sent; then the
-// call is over. In both cases c.ended has the batches that need no answer of the server.
+// fill fills c, which is empty, for a call that was started. It returns false if no group remains to be
+// sent; the call is then over. In both cases c.ended has the batches that need no answer of the server.
 func (q *queue) fill(c *call, now time.Time) bool {
 	full := false
 	for !full && q.waiting > 0 {
@@ -250,7 +252,7 @@ func (q *queue) fill(c *call, now time.Time) bool {
 			q.push(p)
 		}
 	}
-	for _, e := range c.entries { // the rest of an entry waits until its part has been answered
+	for _, e := range c.entries { // the rest of an entry waits until its part in flight has been answered
 		if p := q.places[e.batch.Source]; p != nil && p.first == e {
 			q.setAside(p)
 		}
@@ -283,8 +285,8 @@ func (q *queue) setAside(p *place) {
 	p.dequeue()
 }
 
-// serve moves groups of p to c until they have share charges or more. It reports false if c is full: then p keeps
-// its turn.
+// serve moves groups of p to c until they have share charges or more. It returns false if c is full; p then
+// keeps its turn.
 func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 	for share > 0 && p.first != nil {
 		e := p.first
@@ -300,7 +302,7 @@ func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 				continue
 			case c.charges > 0 && c.charges+n > q.maxBatch:
 				return false
-			case b.Charges[e.at].Reset && e.taken: // the server gets the resets of a call before its charges
+			case b.Charges[e.at].Reset && e.taken: // the server runs the resets of a call before its charges
 				q.setAside(p)
 				return true
 			}
@@ -324,8 +326,9 @@ func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 // errKnown marks a group that has been answered already.
 var errKnown = errors.New("known")
 
-// group returns the length of the group at charge i, and an error if it must not be sent. A dry run of a bucket and the
-// following refund to it are sent as one group, because the caller compares the states before and after.
+// group returns the length of the group at charge i, and an error if it must not be sent. A dry run of a
+// bucket and a following refund to it are sent as one group, because the caller compares the states before
+// and after the refund.
 func group(b *backend.Batch, i int) (int, error) {
 	c := &b.Charges[i]
 	n := backend.GroupLen(b.Charges[i:])
@@ -344,7 +347,8 @@ func group(b *backend.Batch, i int) (int, error) {
 	}
 }
 
-// skip answers the next n charges of e with err, without sending them. It leaves out charges that are already known.
+// skip answers the next n charges of e with err, without sending them. It leaves out charges that are
+// already known.
 func (q *queue) skip(e *entry, n int, err error) {
 	b := e.batch
 	for i := e.at; i < e.at+n; i++ {
@@ -356,8 +360,8 @@ func (q *queue) skip(e *entry, n int, err error) {
 	q.waiting -= n
 }
 
-// complete takes back the entries of c after the call was answered: c.ended gets the complete ones, and the others wait
-// for their next call. The call is not over yet.
+// complete takes back the entries of c after the call was answered. c.ended gets the completed batches;
+// other entries wait for their next call. The call itself is not over yet.
 func (q *queue) complete(c *call) {
 	for i, e := range c.entries {
 		e.in, e.taken = false, false
@@ -374,7 +378,7 @@ func (q *queue) complete(c *call) {
 	c.runs, c.entries, c.charges = c.runs[:0], c.entries[:0], 0
 }
 
-// drain answers all that waits with err, and appends the batches to ended.
+// drain answers all waiting batches with err, and appends them to ended.
 func (q *queue) drain(err error, ended []*backend.Batch) []*backend.Batch {
 	for ; q.first != nil; q.leave() {
 		for p := q.first; p.first != nil; {

@@ -13,12 +13,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// epoch is when the tests of the queue start.
+// epoch is the time at which the tests of the queue start.
 var epoch = time.Unix(1_000_000_000, 0)
 
 func at(d time.Duration) time.Time { return epoch.Add(d) }
 
-// batchOf returns a batch of groups of these sizes. Costs count up from 1.
+// batchOf returns a batch of groups of these sizes. The costs are 1, 2, 3 and so on.
 func batchOf(sizes ...int) *backend.Batch {
 	b := &backend.Batch{}
 	for group, size := range sizes {
@@ -39,7 +39,7 @@ func in(s *backend.Source, b *backend.Batch) *backend.Batch {
 	return b
 }
 
-// text lists the charges of c: for each run the batch and the costs.
+// text lists the charges of c: the batch and the costs of each run.
 func (c *call) text(batches ...*backend.Batch) (s string) {
 	for _, r := range c.runs {
 		s += fmt.Sprintf("%c%d-%d ", 'a'+slices.Index(batches, r.batch), r.from+1, r.to)
@@ -102,7 +102,7 @@ func TestQueueStartsCalls(t *testing.T) {
 	}
 }
 
-// TestQueueServesSourcesInTurn: a source with much to send delays another by its share of a call.
+// A source with many charges delays another only by its share of a call.
 func TestQueueServesSourcesInTurn(t *testing.T) {
 	q := newQueue(10 * ms)
 	flood, little, some := &backend.Source{}, &backend.Source{}, &backend.Source{}
@@ -116,7 +116,7 @@ func TestQueueServesSourcesInTurn(t *testing.T) {
 	if got, want := first.text(a, b, c, d), "a1-85 b1-2 c1-56 a86-122 c57-94 a123-141 c95-100 a142-154 "; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	// The rest of a waits for the call, and others of its source do not.
+	// The rest of a's charges waits for the call to end; other batches of its source do not wait.
 	q.inFlight++
 	second := sent(t, &q, at(0))
 	if got, want := second.text(a, b, c, d), "d1-3 "; got != want {
@@ -132,7 +132,8 @@ func TestQueueServesSourcesInTurn(t *testing.T) {
 	}
 }
 
-// TestQueueKeepsADryRunWithItsRefund: no charge of others is between them, though their source has used up its share.
+// No charge of another source comes between a dry run and its refund, even if their source has used up its
+// share.
 func TestQueueKeepsADryRunWithItsRefund(t *testing.T) {
 	q := newQueue(10 * ms)
 	pairs := func(s *backend.Source) *backend.Batch {
@@ -163,7 +164,7 @@ func TestQueueKeepsADryRunWithItsRefund(t *testing.T) {
 	}
 }
 
-// TestQueueSpreadsLargeBatches over calls of at most 256 charges, one after the other, in whole groups.
+// Large batches are divided over calls of at most 256 charges, one after the other, in whole groups.
 func TestQueueSpreadsLargeBatches(t *testing.T) {
 	for name, sizes := range map[string][]int{
 		"1000 groups":          ones(1000),
@@ -187,7 +188,7 @@ func TestQueueSpreadsLargeBatches(t *testing.T) {
 					t.Fatalf("got %s", c.text(b))
 				}
 				if q.waiting != 0 || len(c.ended) > 0 {
-					t.Fatal("the rest may be sent before the answer")
+					t.Fatal("the rest was sent before the first part was answered")
 				}
 				next = to
 				q.complete(c)
@@ -237,7 +238,7 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 	if c := (&call{}); q.fill(c, at(6*ms)) || len(c.ended) != 1 || !q.idle() {
 		t.Errorf("%d have ended", len(c.ended))
 	}
-	// The rest of a batch whose time ends while its first part is in flight is not sent.
+	// The deadline of a batch passes while its first part is in flight. The rest is not sent.
 	long := batchOf(ones(300)...)
 	long.Deadline = at(10 * ms)
 	submit(t, &q, long, at(6*ms))
@@ -248,8 +249,8 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 	}
 }
 
-// TestQueueKeepsResetsInOrder: the server gets the resets of a call before its charges, so a reset that follows
-// charges of its batch waits for the next call.
+// The server runs the resets of a call before its charges. So a reset that follows charges of its batch
+// waits for the next call.
 func TestQueueKeepsResetsInOrder(t *testing.T) {
 	q := newQueue(10 * ms)
 	b := batchOf(1, 1, 1, 1, 1)
@@ -311,7 +312,7 @@ func TestQueueRandomly(t *testing.T) {
 	}
 }
 
-// schedule is a run of random events. It keeps its own books, in the simplest way.
+// schedule is a run of random events. It tracks the expected state in the simplest way.
 type schedule struct {
 	t       *testing.T
 	rng     *rand.Rand
@@ -321,8 +322,8 @@ type schedule struct {
 	batches []*backend.Batch
 	groups  map[*backend.Charge]*fate // by the first charge
 	calls   []*call                   // in flight
-	due     int                       // calls that were started and not filled
-	tickAt  time.Duration             // 0: no tick is awaited
+	due     int                       // the number of calls that were started and not filled
+	tickAt  time.Duration             // the time of the next tick; 0 means none
 	left    time.Duration             // when the last call was started
 }
 
@@ -344,7 +345,7 @@ func (s *schedule) step() {
 			s.after(s.q.tick(at(s.now)))
 		}
 	case 3:
-		if len(s.batches) > 0 { // a client disconnects
+		if len(s.batches) > 0 { // a client closes its connection
 			b := s.batches[s.rng.IntN(len(s.batches))]
 			if f := s.groups[&b.Charges[0]]; f != nil {
 				f.canceled.Store(true)
@@ -422,7 +423,7 @@ func (s *schedule) after(do effects) {
 		s.tickAt = s.now + do.wake
 	}
 	if !do.start && s.q.waiting > 0 && inFlight < 2 && (s.tickAt == 0 || s.tickAt > s.left+5*ms && s.tickAt > s.now+5*ms) {
-		s.t.Errorf("nothing starts a call for %d that wait", s.q.waiting)
+		s.t.Errorf("no event will start a call for %d waiting charges", s.q.waiting)
 	}
 }
 
@@ -437,7 +438,7 @@ func (s *schedule) fill() {
 	s.answered(c)
 	if !ok {
 		if len(c.runs) > 0 || s.q.waiting > 0 {
-			s.t.Error("a call is not sent that carries something")
+			s.t.Error("a call with charges was not sent")
 		}
 		return
 	}
@@ -453,10 +454,10 @@ func (s *schedule) fill() {
 				s.t.Error("a group is sent twice")
 			}
 			if f.known || f.canceled.Load() || !r.batch.Deadline.IsZero() && at(s.now).After(r.batch.Deadline) {
-				s.t.Error("a group is sent that nobody needs")
+				s.t.Error("a group without a waiting caller is sent")
 			}
 			if first.Reset && charged[r.batch] {
-				s.t.Error("a reset is sent with charges that come before it")
+				s.t.Error("a reset is sent in one call with charges that precede it")
 			}
 			charged[r.batch] = charged[r.batch] || !first.Reset
 			groups, total, i = groups+1, total+f.size, i+f.size
@@ -476,7 +477,7 @@ func (s *schedule) fill() {
 	s.calls = append(s.calls, c)
 }
 
-// fair checks that no source has two turns in a call while another that waits has none.
+// fair checks that no source has two turns in a call while another waiting source has none.
 func (s *schedule) fair(c *call, waiting map[*backend.Source]bool) {
 	turns := map[*backend.Source]int{}
 	for i, r := range c.runs {
@@ -544,7 +545,7 @@ func (s *schedule) answered(c *call) {
 	}
 }
 
-// finish has all end.
+// finish makes all batches end.
 func (s *schedule) finish() {
 	for range 100_000 {
 		switch {
@@ -562,5 +563,5 @@ func (s *schedule) finish() {
 			return
 		}
 	}
-	s.t.Error("it does not end")
+	s.t.Error("the queue does not become idle")
 }

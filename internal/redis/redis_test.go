@@ -15,7 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// conforms runs the conformance suite on the Redis at url, which flush empties.
+// conforms runs the conformance suite on the Redis at url. flush empties it.
 func conforms(t *testing.T, url string, flush func()) {
 	t.Helper()
 	for name, how := range map[string]func(backend.Store) backend.Store{
@@ -110,7 +110,7 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 			needed += 24 * time.Hour
 		}
 		most := needed
-		if limit.Calendar != nil { // of windows further off the script knows the longest they can be
+		if limit.Calendar != nil { // beyond the windows that it gets, the script assumes the longest possible ones
 			most += 2 * time.Hour
 		}
 		if left < needed-time.Since(before)-time.Millisecond || left > most+most/8+2*time.Millisecond {
@@ -119,7 +119,7 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 	}
 }
 
-// Denials of a penalty live until they are forgotten, and their key lives as long.
+// Denials of a penalty are kept until they no longer count, and their key lives as long.
 func TestDenialsLiveAsLongAsTheyCount(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -192,9 +192,9 @@ func TestSlotOf(t *testing.T) {
 	}
 }
 
-// TestURLsWithPasswordsAreNotShown: a URL with a mistake is refused, and no part of it is in the error, because any
-// part may belong to the password. In an accepted URL the password is in its place, and not where errors of connections
-// contain it.
+// A URL with a mistake is refused. The error contains no part of it, because any part may belong to the
+// password. Of an accepted URL, only the password field contains the password, so errors of connections do
+// not show it.
 func TestURLsWithPasswordsAreNotShown(t *testing.T) {
 	for _, url := range []string{
 		"redis://user:se/cret@h:6379", "redis://user:se/cret@h", "redis://:/secret@h", "redis://:123/secret@h", "redis://user:123/0@h",

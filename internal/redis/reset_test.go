@@ -30,11 +30,11 @@ func TestResetForgetsAllShards(t *testing.T) {
 		t.Errorf("after a reset: %+v", d)
 	}
 	if n := sum(values(t, s, other)); n != 0 {
-		t.Errorf("the bucket beside it has %d left, want 0", n)
+		t.Errorf("the other bucket has %d left, want 0", n)
 	}
 }
 
-func TestResetReportsThatRedisIsAway(t *testing.T) {
+func TestResetReportsThatRedisIsUnavailable(t *testing.T) {
 	t.Parallel()
 	s, err := Open(Config{URL: "redis://127.0.0.1:1", Timeout: 20 * time.Millisecond})
 	if err != nil {
@@ -46,16 +46,16 @@ func TestResetReportsThatRedisIsAway(t *testing.T) {
 	}
 }
 
-// TestResetsAndChargesOfABatchKeepTheirOrder, also for one bucket.
+// Resets and charges of a batch keep their order, also for one bucket.
 func TestResetsAndChargesOfABatchKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	for name, url := range map[string]string{"one server": "redis://" + redistest.Start(t).Addr, "a Cluster": redistest.StartCluster(t, 3).Steady().URL()} {
 		s := open(t, Config{URL: url, Timeout: 5 * time.Second})
 		var charges []backend.Charge
-		for i, cost := range []int64{3, 0, 2, 2, 0, 0, 1} { // 0: a reset
+		for i, cost := range []int64{3, 0, 2, 2, 0, 0, 1} { // 0 means a reset
 			charges = append(charges, backend.Charge{Key: []byte("k"), Limit: limitOf(3), Group: i, Terms: algorithms.Charge{Cost: cost}, Reset: cost == 0})
 		}
-		want := []int64{0, 0, 1, -1, 0, 0, 2} // the units left; -1: denied
+		want := []int64{0, 0, 1, -1, 0, 0, 2} // the units left; -1 means denied
 		for i, d := range takeAll(s, charges) {
 			if d.Err != nil || d.Allowed != (want[i] >= 0) || d.Allowed && d.Remaining != want[i] {
 				t.Errorf("%s, charge %d: got %+v", name, i, d)

@@ -21,17 +21,17 @@ import (
 //go:embed take.lua
 var source string
 
-// script is one form of take.lua, with the name by which a server knows it.
+// script is one form of take.lua, with the hash by which a server knows it.
 type script struct{ text, sha string }
 
-// If the script has a shebang, a server that knows shebangs (7.0 and later) refuses the whole script before its first
-// command when it is out of memory, read-only or short of replicas. Without a shebang, the server refuses the first
-// write; take.lua writes last, and starts with a write that can be refused.
+// With a shebang, servers of version 7.0 and later refuse the whole script before its first command when
+// they are out of memory, read-only or short of replicas. Without a shebang, a server refuses the first
+// write. take.lua therefore writes last, and starts with a write that can be refused.
 var (
 	plain   = newScript(source)
 	shebang = newScript("#!lua\n" + source)
-	// In a cluster a call may name buckets of several slots, all of one node: it declares the first,
-	// and the others are checked as they are read. Older servers allow it without a flag.
+	// In a cluster a call may use buckets of several slots of one node. It declares the first slot, and the
+	// node checks the others as they are read. Older servers allow this without a flag.
 	acrossSlots = newScript("#!lua flags=allow-cross-slot-keys\n" + source)
 )
 
@@ -40,41 +40,41 @@ func newScript(text string) script {
 	return script{text, hex.EncodeToString(sum[:])}
 }
 
-// scriptRun is one run of the script: its charges in the form of the script, and its answer. It is
+// scriptRun is one run of the script: its charges in the form that the script reads, and its answer. It is
 // reused.
 type scriptRun struct {
-	slot    int      // of its first key
-	slots   bool     // it may have keys of several, in a cluster
+	slot    int      // the slot of its first key
+	slots   bool     // in a cluster: it may have keys of several slots
 	tag     uint64   // Charge.Slot of its first charge
 	of      []target // the target of each part of its answer
-	args    []any    // evalsha, sha, number of keys, keys, time, limits, charges, keys of other slots
-	names   []byte   // of the keys, one after the other
+	args    []any    // evalsha, hash, number of keys, keys, time, limits, charges, keys of other slots
+	names   []byte   // the names of the keys, one after the other
 	keys    []string // each a part of names
-	index   []uint32 // the number of a key, from 1, at its hash or after it; 0: none. Its length is a power of two
+	index   []uint32 // the number of a key, from 1, at the position of its hash or after it; 0 means none; the length is a power of two
 	limits  []*algorithms.Limit
-	numbers map[*algorithms.Limit]int // numbers of the limits, if there are more than fewLimits
+	numbers map[*algorithms.Limit]int // the numbers of the limits, if there are more than fewLimits
 	limitsB []byte
-	limitsI int // where in args they are
+	limitsI int // the position of the limits in args
 	time    []byte
 	texts   [3]string // the time, the limits and the charges, as arguments
 	charges []byte
-	last    int // where in charges the last one is; below 0: none that another can join
-	group   int // of the last one
+	last    int // the position of the last charge in charges; negative if no other charge can join it
+	group   int // the group of the last charge
 
 	reply string
 	err   error
 }
 
-// target is the target of a part of an answer: a charge, or the head of a number of charges with an idempotency key.
+// target is the target of a part of an answer: a charge, or the head of a group with an idempotency key.
 type target struct {
 	charge   *backend.Charge
 	decision *backend.Decision
 	heads    int
 }
 
-// reset empties t and makes room for so many charges.
+// reset empties t and makes room for most charges.
 func (t *scriptRun) reset(most int) {
-	const perKey = 2 // places in index; a charge has a key, and may have a head with another
+	const perKey = 2 // entries of index per charge: its key, and possibly the key of a head
 	places := 1 << bits.Len(uint(2*perKey*most))
 	t.index = slices.Grow(t.index[:0], places)[:places]
 	clear(t.index)
@@ -88,7 +88,8 @@ func (t *scriptRun) reset(most int) {
 	t.limits, t.limitsB, t.charges, t.last = t.limits[:0], t.limitsB[:0], t.charges[:0], -1
 }
 
-// The flags of a charge. The double that has them has the number of the limit below oneFlag.
+// The flags of a charge. They are stored in one double with the number of the limit, which is below
+// oneFlag.
 const (
 	oneFlag  = 1 << 20
 	more     = 1 * oneFlag // the next charge belongs to the same group
@@ -97,10 +98,10 @@ const (
 	dry      = 8 * oneFlag
 	rawCost  = 16 * oneFlag
 	settles  = 32 * oneFlag
-	then     = 64 * oneFlag // the next charge without it is made if this one is not allowed
+	then     = 64 * oneFlag // the next charge without this flag is made if this one is not allowed
 )
 
-// add appends c, whose decision is d; name is the name of its key.
+// add appends c, whose decision will be stored in d. name is the name of its key.
 func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, group int) {
 	t.of = append(t.of, target{charge: c, decision: d})
 	if t.last >= 0 && t.group == group {
@@ -134,7 +135,7 @@ func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, gro
 	}
 }
 
-// phaseOf is the phase of c's windows, in ticks; 0 if it has none.
+// phaseOf returns the phase of c's windows, in ticks. It is 0 if they have none.
 func phaseOf(c *backend.Charge) float64 {
 	if c.Limit.Kind != algorithms.FixedWindow {
 		return 0
@@ -143,8 +144,8 @@ func phaseOf(c *backend.Charge) float64 {
 	return float64(n.PhaseOf(c.Terms.Hash))
 }
 
-// mayDiffer reports whether c, with the key of that name, may be of another slot than the charges before it. It costs
-// less than finding out.
+// mayDiffer reports whether c, whose key has this name, may be in another slot than the charges before it.
+// That is faster than computing the slot.
 func (t *scriptRun) mayDiffer(c *backend.Charge, name []byte) bool {
 	if len(t.of) == 0 {
 		t.tag = c.Slot
@@ -153,17 +154,18 @@ func (t *scriptRun) mayDiffer(c *backend.Charge, name []byte) bool {
 	return c.Slot != t.tag || c.Slot == 0 && t.keys[len(t.keys)-1] != string(name)
 }
 
-// head appends the head of a group of n charges with an idempotency key; name is the name of its record.
+// head appends the head of a group of n charges with an idempotency key. name is the name of the group's
+// record.
 func (t *scriptRun) head(once *backend.IdempotencyKey, n int, name []byte) {
 	t.of, t.last = append(t.of, target{heads: n}), -1
 	t.charges = doubles(t.charges, float64(t.key(name)), 0, float64(lifetime(once)), 0)
 	t.charges = append(t.charges, once.Digest[:]...)
 }
 
-// lifetime returns how long a record is remembered, in ms.
+// lifetime returns how long a record is kept, in ms.
 func lifetime(once *backend.IdempotencyKey) int64 { return int64(max(once.Lifetime, 1)+999) / 1000 }
 
-// key is the number of a key, from 1.
+// key returns the number of a key, from 1.
 func (t *scriptRun) key(name []byte) int {
 	last := uint64(len(t.index) - 1)
 	at := xxhash.Sum64(name) & last
@@ -175,15 +177,15 @@ func (t *scriptRun) key(name []byte) int {
 	from := len(t.names)
 	t.names = append(t.names, name...)
 	own := t.names[from:]
-	t.keys = append(t.keys, unsafe.String(unsafe.SliceData(own), len(own))) // not written to again before reset
+	t.keys = append(t.keys, unsafe.String(unsafe.SliceData(own), len(own))) // these bytes are not written to again before reset
 	t.index[at] = uint32(len(t.keys))
 	return len(t.keys)
 }
 
-// fewLimits is the number of limits up to which a search in a list is faster than in a map.
+// fewLimits is the number of limits up to which searching a list is faster than searching a map.
 const fewLimits = 16
 
-// limit is the number of l, from 1.
+// limit returns the number of l, from 1.
 func (t *scriptRun) limit(l *algorithms.Limit) int {
 	if len(t.limits) > fewLimits {
 		if n := t.numbers[l]; n > 0 {
@@ -207,8 +209,8 @@ func (t *scriptRun) limit(l *algorithms.Limit) int {
 	return len(t.limits)
 }
 
-// finish completes the arguments. now is the time to decide by; 0: the server's own clock, which is assumed to be near
-// wall.
+// finish completes the arguments. now is the time of the decision; 0 means the server's own clock, which is
+// assumed to be near wall.
 func (t *scriptRun) finish(now algorithms.Micros, wall func() algorithms.Micros) {
 	declared := len(t.keys)
 	if t.slots {
@@ -216,7 +218,7 @@ func (t *scriptRun) finish(now algorithms.Micros, wall func() algorithms.Micros)
 	}
 	t.args[2] = declared
 	for i := range t.keys[:declared] {
-		t.args = append(t.args, &t.keys[i]) // a pointer, which needs no allocation
+		t.args = append(t.args, &t.keys[i]) // a pointer needs no allocation
 	}
 	t.limitsI = len(t.args) + 1
 	t.charges = doubles(t.charges, 0, 0)
@@ -241,15 +243,15 @@ func (t *scriptRun) near(now algorithms.Micros) {
 	t.args[t.limitsI] = t.text(1, t.limitsB)
 }
 
-// text returns an argument, number i of those that are made of bytes: a pointer, which needs no allocation. The bytes
-// must not change until the call is answered.
+// text returns argument number i of those that consist of bytes. It is a pointer, which needs no
+// allocation. The bytes must not change until the call is answered.
 func (t *scriptRun) text(i int, b []byte) *string {
 	t.texts[i] = unsafe.String(unsafe.SliceData(b), len(b))
 	return &t.texts[i]
 }
 
-// usual reports whether the script decides plain charges of l in its loop. Charges of other limits use the general
-// form.
+// usual reports whether the script decides plain charges of l in its fast loop. Charges of other limits use
+// the general form.
 func usual(l *algorithms.Limit, tick int64) bool {
 	return (l.Kind == algorithms.TokenBucket || l.Kind == algorithms.FixedWindow) && tick == 1 && l.Rate > 0 &&
 		!l.Overdraw && l.Calendar == nil && l.Penalty.After == 0
@@ -273,7 +275,7 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 	}
 	if c := l.Calendar; c != nil {
 		first := c.Window(now) - 2
-		// A calendar is identified by as many bits of a hash as a double holds.
+		// A calendar is identified by as many bits of a hash as fit in a double.
 		dst = doubles(dst, float64(xxhash.Sum64String(c.Unit+" "+c.Zone)>>11), float64(first), float64(c.Longest))
 		for n := range int64(5) {
 			dst = doubles(dst, float64(c.Start(first+n)))
@@ -282,8 +284,8 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 	return dst
 }
 
-// elsewhen reports whether the server's time was outside of the given windows, so that nothing was decided, and returns
-// that time.
+// elsewhen reports whether the server's time was outside of the given windows, so that nothing was decided.
+// It also returns that time.
 func (t *scriptRun) elsewhen() (now algorithms.Micros, yes bool) {
 	if t.err != nil || len(t.reply) != headSize || len(t.of) == 0 {
 		return 0, false
@@ -291,7 +293,7 @@ func (t *scriptRun) elsewhen() (now algorithms.Micros, yes bool) {
 	return moment(t.reply), true
 }
 
-// form is the script for t.
+// form returns the form of the script for t.
 func (t *scriptRun) form(old bool) script {
 	switch {
 	case old:
@@ -303,7 +305,7 @@ func (t *scriptRun) form(old bool) script {
 	}
 }
 
-// by returns t as a run of s, by the name of the script or in full.
+// by returns the arguments of t for s, with the hash of the script or with its whole text.
 func (t *scriptRun) by(s script, full bool) []any {
 	if t.args[0], t.args[1] = "evalsha", s.sha; full {
 		t.args[0], t.args[1] = "eval", s.text
@@ -311,17 +313,17 @@ func (t *scriptRun) by(s script, full bool) []any {
 	return t.args
 }
 
-// headSize is the length of the time by which the script decided. answerSize is the length of a complete answer to one
-// charge.
+// headSize is the length of the head of an answer, the time of the decision. answerSize is the length of a
+// complete answer to one charge.
 const (
 	headSize   = 8
 	answerSize = 1 + 5*8
 
-	noLast  = 64  // flag of an answer without the last time, which is 0
-	noRetry = 128 // flag of an answer without the retry time, which is 0
+	noLast  = 64  // the answer leaves out the last time, because it is 0
+	noRetry = 128 // the answer leaves out the retry time, because it is 0
 )
 
-// sizeOf is the length of the answer that text starts with; 0: it is not whole.
+// sizeOf returns the length of the answer with which text starts, or 0 if that answer is incomplete.
 func sizeOf(text string) int {
 	if text == "" {
 		return 0
@@ -339,7 +341,7 @@ func sizeOf(text string) int {
 	return size
 }
 
-// complete reports whether text is n answers.
+// complete reports whether text consists of n answers.
 func complete(text string, n int) bool {
 	for ; n > 0; n-- {
 		size := sizeOf(text)
@@ -366,7 +368,7 @@ func (t *scriptRun) answer() error {
 		return err
 	}
 	now, rest := moment(t.reply), t.reply[headSize:]
-	at, replayed, reused, heads := now, false, false, 0 // of the group with an idempotency key, and the number of its charges that follow
+	at, replayed, reused, heads := now, false, false, 0 // for a group with an idempotency key, and the number of its charges that follow
 	for _, to := range t.of {
 		text := rest[:sizeOf(rest)]
 		rest = rest[len(text):]
@@ -394,8 +396,8 @@ func (t *scriptRun) answer() error {
 	return nil
 }
 
-// fromWindows converts the numbers of windows in d to times; d was decided at the given time. c is nil if the limit had
-// a calendar when it was charged, and has none now that the answer is replayed.
+// fromWindows converts the numbers of windows in d to times. d was decided at time at. c is nil if the
+// limit has no calendar. It may have had one when a replayed decision was made.
 func fromWindows(c *algorithms.Calendar, at algorithms.Micros, d *algorithms.Decision) {
 	for _, span := range [...]*algorithms.Micros{&d.RetryAfter, &d.ResetAfter, &d.Wait} {
 		if n := int64(*span); c != nil {
@@ -407,7 +409,7 @@ func fromWindows(c *algorithms.Calendar, at algorithms.Micros, d *algorithms.Dec
 	d.RetryAfter = max(d.RetryAfter, d.Blocked)
 }
 
-// decode reads the answer to one charge.
+// decode decodes the answer to one charge.
 func decode(text string) backend.Decision {
 	flags := text[0]
 	d := backend.Decision{Decision: algorithms.Decision{
@@ -431,7 +433,7 @@ func decode(text string) backend.Decision {
 	return d
 }
 
-// encode is the answer that decode reads.
+// encode appends the answer that decode reads.
 func encode(dst []byte, d *backend.Decision) []byte {
 	flags, last := byte(0), d.Wait
 	if d.Allowed {
@@ -449,7 +451,7 @@ func encode(dst []byte, d *backend.Decision) []byte {
 		float64(d.RetryAfter), float64(d.ResetAfter), float64(last))
 }
 
-// number is the whole number that text starts with, as a double.
+// number returns the whole number that text starts with, as a double.
 func number(text string) int64 {
 	return int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(text[:8]))))
 }

@@ -13,33 +13,36 @@ import (
 )
 
 const (
-	// sentinelPoll is the time between two requests to a Sentinel for the master. Its messages arrive sooner.
+	// sentinelPoll is the interval at which a Sentinel is polled for the master. Its messages arrive
+	// sooner.
 	sentinelPoll = time.Second
 	// maxSentinels bounds the Sentinels that are watched, including those that other Sentinels name.
 	maxSentinels = 9
-	// promotionPoll and promotionMost are how often, and for how long, a replica that is being promoted is polled
-	// whether it is the master.
+	// A replica that is being promoted is polled every promotionPoll, for at most promotionMost, until it
+	// reports that it is the master.
 	promotionPoll = 10 * time.Millisecond
 	promotionMost = 3 * time.Second
-	// staleFor is how long after a failover Sentinels may still name the old master: they inform each other every two
-	// seconds.
+	// staleFor is how long after a failover Sentinels may still name the old master. They inform each other
+	// every two seconds.
 	staleFor = 5 * time.Second
 )
 
-// view is the known state of the master. Its methods are functions of the view, an event and the time.
+// view is what is known of the master. Its methods are functions of the view, an event and the time.
 type view struct {
-	master string    // "" before a Sentinel has named one
-	old    string    // the master before
-	oldAt  time.Time // since when it is not the master any more
-	next   string    // the replica that a Sentinel promotes; "": there is no failover
+	master string    // "" until a Sentinel names one
+	old    string    // the previous master
+	oldAt  time.Time // when it stopped being the master
+	next   string    // the replica that a Sentinel promotes; "" if there is no failover
 	nextAt time.Time
 }
 
-// moving reports whether a replica is being promoted. Whatever the old master counts after that moment is lost.
+// moving reports whether a replica is being promoted. Charges that the old master accepts from then on are
+// lost.
 func (v view) moving(now time.Time) bool { return v.next != "" && now.Sub(v.nextAt) < promotionMost }
 
-// named is v after a Sentinel has answered that addr is the master. During a failover only its messages count, and
-// for a while after it some Sentinels do not know of it yet.
+// named returns v after a Sentinel has answered that addr is the master. It ignores the answer during a
+// failover, when only messages count, and shortly after it, because some Sentinels do not know the new
+// master yet.
 func (v view) named(addr string, now time.Time) view {
 	if v.moving(now) || addr == v.old && now.Sub(v.oldAt) < staleFor {
 		return v
@@ -47,7 +50,7 @@ func (v view) named(addr string, now time.Time) view {
 	return v.switched(addr, now)
 }
 
-// promotes is v after a Sentinel has reported that it promotes addr.
+// promotes returns v after a Sentinel has reported that it promotes addr.
 func (v view) promotes(addr string, now time.Time) view {
 	if addr != v.master {
 		v.next, v.nextAt = addr, now
@@ -55,13 +58,13 @@ func (v view) promotes(addr string, now time.Time) view {
 	return v
 }
 
-// aborted is v after a failover has failed.
+// aborted returns v after a failover has failed.
 func (v view) aborted() view {
 	v.next = ""
 	return v
 }
 
-// switched is v after addr has become the master.
+// switched returns v after addr has become the master.
 func (v view) switched(addr string, now time.Time) view {
 	v.next = ""
 	if addr != v.master {
@@ -70,16 +73,17 @@ func (v view) switched(addr string, now time.Time) view {
 	return v
 }
 
-// sentinels tracks the current master: it polls the Sentinels each second, and follows their messages. While no
-// Sentinel answers, the last master stays the master.
+// sentinels tracks the current master. It polls the Sentinels each second, and follows their messages.
+// While no Sentinel answers, the last master stays the master.
 //
-// One or two seconds pass between the moment at which a Sentinel promotes a replica and its message +switch-master.
-// Charges that the old master accepts in this time are lost. So the store stops using it when the Sentinel reports that
-// it is about to promote a replica, and uses the replica as soon as the replica reports that it is the master.
+// One or two seconds pass between the moment at which a Sentinel promotes a replica and its message
+// +switch-master. Charges that the old master accepts in this time are lost. So the store stops using it
+// when the Sentinel reports that it is about to promote a replica, and uses the replica as soon as the
+// replica reports that it is the master.
 type sentinels struct {
 	name    string
-	options goredis.Options // of a client of a Sentinel
-	master  goredis.Options // of a client of a master
+	options goredis.Options // options of a client of a Sentinel
+	master  goredis.Options // options of a client of a master
 	dial    dialFunc
 	line    *line
 	closing context.Context
@@ -90,12 +94,12 @@ type sentinels struct {
 	watched []string      // addresses; this and the following fields are guarded by mu
 	view    view          //
 	known   chan struct{} // closed when a master is known
-	why     error         // the answer of a Sentinel that named no master; nil: none
+	why     error         // the error of a Sentinel that named no master, or nil
 	whyFrom string        // the address of that Sentinel
 	closed  bool
 }
 
-// newFailoverClient is a client of the current master of l.
+// newFailoverClient makes a client of the current master of l.
 func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location) *goredis.Client {
 	w := &sentinels{name: l.master, master: *o, dial: dial, known: make(chan struct{})}
 	w.master.Dialer, w.master.PoolSize, w.master.MinIdleConns = dial, 1, 0
@@ -148,7 +152,7 @@ func (w *sentinels) connect(ctx context.Context) (net.Conn, error) {
 	return w.dial(ctx, "tcp", v.master)
 }
 
-// change applies an event to the view, and starts its effects.
+// change applies an event to the view, and starts the actions that follow.
 func (w *sentinels) change(event func(view) view) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -204,7 +208,7 @@ func (w *sentinels) follow(addr string) {
 	}
 }
 
-// watch starts to watch a Sentinel, unless it is watched already or there are enough.
+// watch starts to watch a Sentinel, unless it is watched already or maxSentinels are.
 func (w *sentinels) watch(addr string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -215,7 +219,7 @@ func (w *sentinels) watch(addr string) {
 	w.running.Go(func() { w.listen(addr) })
 }
 
-// listen follows one Sentinel.
+// listen polls one Sentinel and follows its messages.
 func (w *sentinels) listen(addr string) {
 	o := w.options
 	o.Addr = addr
@@ -235,7 +239,7 @@ func (w *sentinels) listen(addr string) {
 			switch message := message.(type) {
 			case *goredis.Message:
 				w.message(message.Channel, strings.Fields(message.Payload))
-			case *goredis.Subscription: // after a new subscription: messages may have been missed
+			case *goredis.Subscription: // after a new subscription, because messages may have been missed
 				w.ask(client, addr)
 				w.discover(client)
 			}
@@ -258,7 +262,7 @@ func (w *sentinels) ask(client *goredis.SentinelClient, from string) {
 	}
 }
 
-// discover watches the Sentinels too that this one knows.
+// discover also watches the Sentinels that this one knows.
 func (w *sentinels) discover(client *goredis.SentinelClient) {
 	ctx, cancel := context.WithTimeout(w.closing, sentinelPoll/2)
 	defer cancel()
@@ -270,7 +274,7 @@ func (w *sentinels) discover(client *goredis.SentinelClient) {
 	}
 }
 
-// message is an event of a Sentinel:
+// message handles a message of a Sentinel:
 //
 //	+switch-master NAME OLD-IP OLD-PORT IP PORT
 //	all others: slave ADDRESS IP PORT @ NAME MASTER-IP MASTER-PORT
@@ -297,7 +301,7 @@ func (w *sentinels) message(channel string, words []string) {
 	})
 }
 
-// close ends all that w does.
+// close stops all goroutines of w.
 func (w *sentinels) close() {
 	w.mu.Lock()
 	w.closed = true

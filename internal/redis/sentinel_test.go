@@ -13,15 +13,15 @@ func TestViewOfTheMaster(t *testing.T) {
 	const s = time.Second
 	type step struct {
 		at     time.Duration
-		event  string // a Sentinel's message
+		event  string // the message of a Sentinel
 		addr   string
-		master string // that is used then; "": none
+		master string // the master that is used then; "" means none
 	}
 	for name, steps := range map[string][]step{
 		"it is named": {{0, "named", "a", "a"}, {1 * s, "named", "b", "b"}, {10 * s, "named", "a", "a"}},
 		"a planned failover": {
 			{0, "named", "a", "a"}, {10 * s, "promotes", "b", ""}, {10 * s, "named", "a", ""}, {11 * s, "switched", "b", "b"},
-			{12 * s, "named", "a", "b"}, // by one that does not know of it yet
+			{12 * s, "named", "a", "b"}, // by a Sentinel that does not know the new master yet
 			{12 * s, "switched", "b", "b"}, {14 * s, "named", "b", "b"},
 		},
 		"it is taken back":             {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {2 * s, "aborted", "", "a"}},
@@ -56,8 +56,8 @@ func TestViewOfTheMaster(t *testing.T) {
 	}
 }
 
-// TestPlannedFailoverLosesLittle: from the moment at which the replica is promoted, the old master is not charged. Less
-// than half a second of traffic is lost; with +switch-master alone it would be one to two seconds.
+// From the moment at which the replica is promoted, the old master is not charged. So less than half a
+// second of traffic is lost. With +switch-master alone it would be one to two seconds.
 func TestPlannedFailoverLosesLittle(t *testing.T) {
 	faulty(t)
 	servers := redistest.StartSentinels(t)
@@ -86,7 +86,7 @@ func TestPlannedFailoverLosesLittle(t *testing.T) {
 	}
 }
 
-// masterAddr is the Sentinels' answer while the first master is the master.
+// masterAddr returns the Sentinels' answer while the first master is the master.
 func masterAddr(s *redistest.Sentinels) string {
 	host, port, _ := net.SplitHostPort(s.Master.Addr)
 	return fmt.Sprint([]any{host, port})

@@ -16,14 +16,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A sharded bucket is split over the slots of the cluster, and so over its masters. Two shards are drawn at random, and
-// the one with more units, by its last known state, is charged; usually it allows. If it denies, the other one is
-// charged. If that denies too, all shards are read, and the cost is taken from those with units (combine.go). A charge
-// is denied only if all shards together have too few units.
+// A sharded bucket is split over the slots of the cluster, and so over its masters. Two shards are drawn at
+// random. The one with more units, by its last known state, is charged; usually it allows. If it denies,
+// the other one is charged. If that denies too, all shards are read, and the cost is consumed from those
+// with units (combine.go). A charge is denied only if all shards together have too few units.
 
 // shardStore is a Store for charges of sharded buckets. Each charge is a group of its own, without an idempotency key.
 type shardStore struct {
-	next   backend.Store // of the shards
+	next   backend.Store // the Store of the shards
 	memory shardMemory
 	undos  *stores.Undos
 	draws  sync.Pool
@@ -64,23 +64,23 @@ func (s *shardStore) Submit(b *backend.Batch) {
 	d.steps.Run(b)
 }
 
-// draws is a batch in flight. Its steps are the draws of all charges, first and second.
+// draws is a batch in flight. Each step charges one drawn shard for every charge that needs it.
 type draws struct {
 	*shardStore
 
 	outer     *backend.Batch
-	pending   atomic.Int32 // the draws, and the charges that are apart
+	pending   atomic.Int32 // counts the draws and the charges that are decided separately
 	steps     stores.Steps
 	drawn     []drawn
 	charges   []backend.Charge
 	decisions []backend.Decision
 }
 
-// drawn is a charge and the two shards drawn for it.
+// drawn is a charge, with the two shards drawn for it.
 type drawn struct {
 	charge int // in the outer batch
 	shards [2]int
-	asked  int // how many of shards were charged, or cannot have enough
+	asked  int // how many of shards were charged, or certainly have too little
 	apart  bool
 }
 
@@ -114,7 +114,7 @@ func (d *draws) step(answers []backend.Decision) ([]backend.Charge, []backend.De
 	return d.charges, d.decisions
 }
 
-// settle records the answers to all shards that were drawn. Charges that were denied stay.
+// settle records the answers to all drawn shards. Charges that were denied stay in drawn.
 func (d *draws) settle(answers []backend.Decision) {
 	if answers == nil {
 		return
@@ -140,7 +140,7 @@ func (d *draws) knows(from, to int) {
 	}
 }
 
-// answer answers the charge of w, unless the shard denied it, and reports whether it did.
+// answer answers the charge of w. If the shard denied it, answer returns false instead.
 func (d *draws) answer(w *drawn, answer *backend.Decision) bool {
 	c := &d.outer.Charges[w.charge]
 	is, ok := d.memory.answer(c, w.shards[w.asked-1], *answer)
@@ -181,7 +181,7 @@ func (m *redraw) step(answers []backend.Decision) (charges []backend.Charge, und
 	return m.combine.step(answers)
 }
 
-// apart runs a machine for charge i by itself.
+// apart runs a machine for charge i separately.
 func (d *draws) apart(i int, m machine) {
 	d.pending.Add(1)
 	d.run(m, d.outer, func(is backend.Decision) {
@@ -204,13 +204,13 @@ func (d *draws) ended() {
 	b.Done(b)
 }
 
-// wholeValue converts v, of the shards of c, to the unit of the whole limit.
+// wholeValue converts v, a value of the shards of c, to the unit of the whole limit.
 func wholeValue(c *backend.Charge, v int64) int64 {
 	return wholeUnits(v, c.Limit.Unit(), c.Shards[0].Unit())
 }
 
 // wholeUnits converts v, a sum over shards, from 1/shard unit to 1/whole unit, rounding down. The product
-// may need more than 64 bits; the result is at most the whole limit's capacity.
+// may need more than 64 bits. The result is at most the capacity of the whole limit.
 func wholeUnits(v, whole, shard int64) int64 {
 	hi, lo := bits.Mul64(uint64(max(v, -v)), uint64(whole))
 	quotient, rest := bits.Div64(hi, lo, uint64(shard))
@@ -224,7 +224,7 @@ func wholeUnits(v, whole, shard int64) int64 {
 	}
 }
 
-// shardOf is the charge of shard i.
+// shardOf returns the charge of shard i.
 func shardOf(c *backend.Charge, i int) backend.Charge {
 	part := *c
 	part.Limit, part.Shards = &c.Shards[i], nil
@@ -232,24 +232,25 @@ func shardOf(c *backend.Charge, i int) backend.Charge {
 	return part
 }
 
-// shardMemory remembers the last known states of shards, to choose between them. It is only a hint: a wrong one costs a
-// call, and never makes an answer wrong.
+// shardMemory remembers the last known states of shards, to choose between them. A state is only a hint: a
+// wrong one costs a call, and never makes an answer wrong.
 type shardMemory struct {
-	now    func() algorithms.Micros // nil: by the clocks of the shards
+	now    func() algorithms.Micros // nil means the clocks of the shards
 	clock  func() time.Time
-	random func(n int) int // below n
+	random func(n int) int // returns a random number below n
 
 	mu   sync.Mutex
 	seen map[uint64][]sight // for each shard, by the hash of the bucket's key; guarded by mu
 }
 
-// sight is the last known state of a shard, with the time by this process's clock, and the time of its last failure.
+// sight is the last known state of a shard, with the time of this process's clock, and the time of its last
+// failure.
 type sight struct {
-	state      algorithms.State // zero: never seen
+	state      algorithms.State // zero if the shard was never charged
 	at, failed time.Time
 }
 
-// maxSharded bounds the buckets remembered; beyond it they are forgotten all at once.
+// maxSharded bounds the buckets remembered. Beyond it, all are forgotten.
 const maxSharded = 65_536
 
 func (m *shardMemory) of(key []byte, shards []algorithms.Limit, use func(seen []sight)) {
@@ -267,9 +268,9 @@ func (m *shardMemory) of(key []byte, shards []algorithms.Limit, use func(seen []
 	use(seen)
 }
 
-// draw returns two different shards at random, the one with more units first. It adds the units that have flowed in
-// since a shard was seen: otherwise a shard that was empty once would not be used again, and would overflow. A shard
-// that has just failed comes second.
+// draw returns two different shards at random, the one with more units first. It adds the units that have
+// flowed in since the last known state. Without them, a shard that was empty once would not be used again,
+// and would overflow. A shard that has just failed comes second.
 func (m *shardMemory) draw(key []byte, shards []algorithms.Limit, hash uint64) (first, second int) {
 	n := len(shards)
 	first = m.random(n)
@@ -309,8 +310,8 @@ func (m *shardMemory) order(n int) []int {
 	return order
 }
 
-// saw stores the answer of shard i, and returns the sum of the last known states of all shards. A shard that was never
-// seen counts as full.
+// saw stores the answer of shard i, and returns the sum of the last known states of all shards. An unknown
+// shard counts as full.
 func (m *shardMemory) saw(key []byte, shards []algorithms.Limit, i int, d *backend.Decision) (sum int64) {
 	wall := m.clock()
 	m.of(key, shards, func(seen []sight) {

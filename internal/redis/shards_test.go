@@ -20,13 +20,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// windowSpec is a window that does not end during a test.
+// windowSpec returns a window that does not end during a test.
 func windowSpec(n int64) algorithms.Spec {
 	start := algorithms.Micros(time.Now().Add(-time.Hour).UnixMicro())
 	return algorithms.Spec{Kind: algorithms.FixedWindow, Rate: n, Period: 30 * algorithms.Day, Start: &start}
 }
 
-// sharded is a charge of one unit of a bucket of spec, in n shards.
+// sharded returns a charge of one unit of a bucket of spec, in n shards.
 func sharded(tb testing.TB, spec algorithms.Spec, n int, key string) backend.Charge {
 	tb.Helper()
 	whole, err := algorithms.Compile(spec)
@@ -72,7 +72,7 @@ func sum(all []int64) (n int64) {
 	return n
 }
 
-// patient returns a Store with a long timeout, with a clock that stands still.
+// patient returns a Store with a long timeout and a clock that stands still.
 func patient(tb testing.TB, url string) (*Store, *storetest.Clock) {
 	tb.Helper()
 	clock := &storetest.Clock{}
@@ -87,21 +87,22 @@ func TestShards(t *testing.T) {
 	}
 	cluster := redistest.StartCluster(t, 3).Steady()
 	url := cluster.URL()
-	t.Run("admit the limit, exactly", func(t *testing.T) { shardsAdmitTheLimit(t, url) })
-	t.Run("deny only what is not there", func(t *testing.T) { shardsDenyOnlyWhatIsNotThere(t, url) })
-	t.Run("serve a cost larger than each", func(t *testing.T) { shardsServeLargeCosts(t, url) })
-	t.Run("are given back to, the emptiest first", func(t *testing.T) { shardsAreGivenBackTo(t, url) })
-	t.Run("lose nothing given back at once", func(t *testing.T) { shardsLoseNothing(t, url) })
-	t.Run("spread a reservation level", func(t *testing.T) { shardsSpreadAReservation(t, url) })
-	t.Run("that were gone by then say when to come back", func(t *testing.T) { shardsLostARace(t, url) })
-	t.Run("in a group are undone", func(t *testing.T) { shardsInAGroup(t, url) })
+	t.Run("admit exactly the limit", func(t *testing.T) { shardsAdmitTheLimit(t, url) })
+	t.Run("deny only if units are missing", func(t *testing.T) { shardsDenyOnlyWhatIsNotThere(t, url) })
+	t.Run("allow a cost larger than each shard", func(t *testing.T) { shardsServeLargeCosts(t, url) })
+	t.Run("get refunds, the emptiest first", func(t *testing.T) { shardsAreGivenBackTo(t, url) })
+	t.Run("lose no concurrent refund", func(t *testing.T) { shardsLoseNothing(t, url) })
+	t.Run("end level after a reservation", func(t *testing.T) { shardsSpreadAReservation(t, url) })
+	t.Run("report the retry time after another sidecar was faster", func(t *testing.T) { shardsLostARace(t, url) })
+	t.Run("are refunded if their group is denied", func(t *testing.T) { shardsInAGroup(t, url) })
 	t.Run("spread a hot key over the masters", func(t *testing.T) { shardsSpreadAHotKey(t, cluster) })
-	t.Run("are looked at as one bucket", func(t *testing.T) { shardsAreLookedAtWhole(t, url) })
+	t.Run("answer dry runs as one bucket", func(t *testing.T) { shardsAreLookedAtWhole(t, url) })
 	t.Run("admit more than two choices alone", func(t *testing.T) { shardsAdmitMore(t, url) })
 }
 
-// Many goroutines charge at once, with costs that often need several shards: the limit is never exceeded, and all of it
-// is admitted at the end. (Some may be denied while units of failed combinations are being refunded.)
+// Many goroutines charge concurrently, with costs that often need several shards. The limit is never
+// exceeded, and all of it is admitted at the end. (Some requests may be denied while units of failed
+// combinations are being refunded.)
 func shardsAdmitTheLimit(t *testing.T, url string) {
 	t.Helper()
 	s := open(t, Config{URL: url, Timeout: 5 * time.Second})
@@ -141,8 +142,8 @@ func shardsAdmitTheLimit(t *testing.T, url string) {
 	}
 }
 
-// A lone request is denied exactly when the sum of all shards is less than the cost, gets
-// that sum, and is allowed at its retry time, not before.
+// A lone request is denied exactly if the sum of all shards is less than the cost. The answer contains that
+// sum. At its retry time, and not before, it is allowed.
 func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
 	t.Helper()
 	s, clock := patient(t, url)
@@ -166,25 +167,25 @@ func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
 				there := sum(values(t, s, c))
 				d := takeOne(t, s, c, algorithms.Charge{Cost: cost})
 				if d.Allowed != (cost*one <= there) {
-					t.Fatalf("%s in %d, step %d: asked %d, %d/%d there, got %+v", spec.Kind, shards, step, cost, there, one, d)
+					t.Fatalf("%s in %d, step %d: cost %d, %d/%d available, got %+v", spec.Kind, shards, step, cost, there, one, d)
 				}
 				if left := sum(values(t, s, c)); d.Allowed && left != there-cost*one || !d.Allowed && left != there {
-					t.Fatalf("%s in %d, step %d: asked %d of %d/%d, %d left", spec.Kind, shards, step, cost, there, one, left)
+					t.Fatalf("%s in %d, step %d: cost %d of %d/%d, %d left", spec.Kind, shards, step, cost, there, one, left)
 				}
 				if d.Allowed {
 					continue
 				}
 				if denied++; d.Remaining != there/one {
-					t.Fatalf("%s in %d: %d/%d there, remaining %d", spec.Kind, shards, there, one, d.Remaining)
+					t.Fatalf("%s in %d: %d/%d available, remaining %d", spec.Kind, shards, there, one, d.Remaining)
 				}
 				now := clock.Now()
 				clock.Set(now + d.RetryAfter - 1)
 				if takeOne(t, s, c, algorithms.Charge{Cost: cost, DryRun: true}).Allowed {
-					t.Fatalf("%s in %d: allowed before it was to retry", spec.Kind, shards)
+					t.Fatalf("%s in %d: allowed before its retry time", spec.Kind, shards)
 				}
 				clock.Set(now + d.RetryAfter)
 				if !takeOne(t, s, c, algorithms.Charge{Cost: cost, DryRun: true}).Allowed {
-					t.Fatalf("%s in %d: denied when it was to retry", spec.Kind, shards)
+					t.Fatalf("%s in %d: denied at its retry time", spec.Kind, shards)
 				}
 			}
 			if denied == 0 {
@@ -204,7 +205,7 @@ func shardsServeLargeCosts(t *testing.T, url string) {
 			t.Errorf("%d shards: more than the limit: %+v", shards, d)
 		}
 		if d := takeOne(t, s, c, algorithms.Charge{Cost: limit/int64(shards) + 3}); !d.Allowed {
-			t.Errorf("%d shards: more than a share: %+v", shards, d)
+			t.Errorf("%d shards: more than one shard: %+v", shards, d)
 		}
 		if left := values(t, s, c); sum(left) != limit-limit/int64(shards)-3 {
 			t.Errorf("%d shards: left %v", shards, left)
@@ -224,10 +225,10 @@ func shardsAreGivenBackTo(t *testing.T, url string) {
 	s, _ := patient(t, url)
 	c := sharded(t, windowSpec(40), 4, "back")
 	takeOne(t, s, c, algorithms.Charge{Cost: 40})
-	for i, cost := range []int64{-1, -4, -6} { // make them uneven
+	for i, cost := range []int64{-1, -4, -6} { // make them unequal
 		takeShard(s, c, i, algorithms.Charge{Cost: cost})
 	}
-	if d := takeOne(t, s, c, algorithms.Charge{Cost: -4}); !d.Allowed { // 1 4 6 0
+	if d := takeOne(t, s, c, algorithms.Charge{Cost: -4}); !d.Allowed { // now 1 4 6 0
 		t.Errorf("got %+v", d)
 	}
 	got := values(t, s, c)
@@ -240,8 +241,8 @@ func shardsAreGivenBackTo(t *testing.T, url string) {
 	}
 }
 
-// Many goroutines refund at the same time, in several processes: nearly every refund finds room, and none is made
-// twice.
+// Many goroutines in several processes refund at the same time. Nearly every refund finds room, and none is
+// made twice.
 func shardsLoseNothing(t *testing.T, url string) {
 	t.Helper()
 	var stores []*Store
@@ -263,13 +264,13 @@ func shardsLoseNothing(t *testing.T, url string) {
 		}
 		wg.Wait()
 	}
-	for _, s := range stores { // and waits for refunds in flight
+	for _, s := range stores { // Close also waits for refunds in flight
 		s.Close()
 	}
 	left := sum(values(t, open(t, Config{URL: url, Timeout: 5 * time.Second}), c))
-	t.Logf("%d of %d units were lost on their way back", limit-left, taken.Load())
+	t.Logf("%d of %d refunded units were lost", limit-left, taken.Load())
 	if left > limit || left < limit-taken.Load()/50 {
-		t.Errorf("%d of %d units were lost on their way back", limit-left, taken.Load())
+		t.Errorf("%d of %d refunded units were lost", limit-left, taken.Load())
 	}
 }
 
@@ -279,15 +280,15 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 	capacity, reserve := int64(12), int64(24)
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 6, Period: algorithms.Second, Capacity: &capacity, MaxReserved: &reserve}, 4, "reserved")
 	one := c.Shards[0].Unit()
-	for i, cost := range []int64{1, 3, 0, 2} { // make them uneven: 2 0 3 1
+	for i, cost := range []int64{1, 3, 0, 2} { // make them unequal: 2 0 3 1
 		takeShard(s, c, i, algorithms.Charge{Cost: cost})
 	}
-	d := takeOne(t, s, c, algorithms.Charge{Cost: 14, Reserve: true}) // 8 too many: two of each shard
+	d := takeOne(t, s, c, algorithms.Charge{Cost: 14, Reserve: true}) // 8 units too many: two from each shard
 	left := values(t, s, c)
 	if !d.Allowed || sum(left) != -8*one || slices.Max(left)-slices.Min(left) > 1 {
 		t.Errorf("got %+v, left %v of a unit of %d", d, left, one)
 	}
-	// A shard has 6/4 tokens each second: two flow in within 4/3 s.
+	// Each shard gets 6/4 tokens a second, so two flow in within 4/3 s.
 	if d.Wait < 1_333_333 || d.Wait > 1_333_334 {
 		t.Errorf("wait %d us", d.Wait)
 	}
@@ -320,7 +321,7 @@ func shardsLostARace(t *testing.T, url string) {
 	}
 }
 
-// shardsInAGroup: if the other bucket of the group denies, the charges of the shards are refunded.
+// If the other bucket of the group denies, the charges of the shards are refunded.
 func shardsInAGroup(t *testing.T, url string) {
 	t.Helper()
 	s, _ := patient(t, url)
@@ -354,12 +355,12 @@ func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
 		for _, m := range cluster.Masters {
 			found := scriptCalls.FindStringSubmatch(m.Do("INFO", "commandstats"))
 			if found == nil {
-				t.Fatal("a master was never asked")
+				t.Fatal("a master got no command")
 			}
 			n, _ := strconv.Atoi(found[1])
 			calls = append(calls, float64(n)/asks)
 		}
-		t.Logf("%d shards: a hot key's commands are shared out %.3f among the masters", shards, calls)
+		t.Logf("%d shards: shares of a hot key's commands by master: %.3f", shards, calls)
 		// Of 10 shards one master has 4.
 		even := math.Ceil(float64(shards)/3) / float64(shards)
 		if total := calls[0] + calls[1] + calls[2]; slices.Max(calls) > even+0.05 || total > 1.02 {
@@ -368,8 +369,8 @@ func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
 	}
 }
 
-// offered is a series of charges of one unit at random moments, for a limit with c tokens in each shard. It returns the
-// admitted share of the limit. It starts half full and is measured once that is used up.
+// offered is a series of charges of one unit at random moments, for a limit with c tokens in each shard.
+// The buckets start half full, and the measurement begins when those tokens are used up.
 type offered struct {
 	c, shards int
 	load      float64
@@ -382,13 +383,13 @@ func (o offered) spec() algorithms.Spec {
 	return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second, Capacity: &capacity, Initial: &initial}
 }
 
-// run makes charges at random moments, load times as often as the limit allows, and returns the share of them that was
-// admitted after the first sixth.
+// run makes charges at random moments, load times as often as the limit allows. It returns the share of
+// them that was admitted after the first sixth.
 func (o offered) run(seed uint64, take func(at algorithms.Micros) bool) float64 {
 	rng := rand.New(rand.NewPCG(seed, 6))
 	moments := make([]float64, o.asks)
 	for i := range moments {
-		moments[i] = rng.Float64() * float64(o.asks) * 1000 / o.load // us: 1000 in a second are the limit
+		moments[i] = rng.Float64() * float64(o.asks) * 1000 / o.load // in us; at 1000 in a second the load equals the limit
 	}
 	slices.Sort(moments)
 	admitted, warm := 0, o.asks/6
@@ -400,7 +401,8 @@ func (o offered) run(seed uint64, take func(at algorithms.Micros) bool) float64 
 	return float64(admitted) / float64(o.asks-warm)
 }
 
-// choices returns the share that is admitted by a plain choice among as many random shards, in this process.
+// choices returns the share that is admitted if the fullest of a number of random shards is charged, in
+// this process.
 func (o offered) choices(tb testing.TB, seed uint64, of int) float64 {
 	tb.Helper()
 	shards, err := algorithms.Split(o.spec(), o.shards)
@@ -422,13 +424,13 @@ func (o offered) choices(tb testing.TB, seed uint64, of int) float64 {
 	})
 }
 
-// Where the offered load is the limit, plain two-choice admits about 1 - 0.33/c of it, c being the
-// tokens of a shard: trying the rest before denying must beat that.
+// If the offered load equals the limit, choosing the fuller of two shards admits about 1 - 0.33/c of it,
+// where c is the number of tokens of a shard. Trying the other shards before denying must admit more.
 func shardsAdmitMore(t *testing.T, url string) {
 	t.Helper()
 	s, clock := patient(t, url)
 	n := seed(t)
-	t.Log("share of the asks admitted, by the tokens of a shard and the load offered:")
+	t.Log("share of the requests admitted, by the tokens of a shard and the load offered:")
 	t.Log(" c  load   one shard  two choices  this")
 	for _, c := range []int{5, 10, 20} {
 		for _, load := range []float64{0.8, 1.0, 1.2} {
@@ -450,7 +452,7 @@ func shardsAdmitMore(t *testing.T, url string) {
 	}
 }
 
-// shardsAreLookedAtWhole compares the answers of a Cluster about shards at one moment with one bucket in memory,
+// shardsAreLookedAtWhole compares dry runs of sharded buckets in a Cluster with one bucket in memory,
 // whichever shards were charged.
 func shardsAreLookedAtWhole(t *testing.T, url string) {
 	t.Helper()

@@ -18,15 +18,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// The loop of the script decides like package algorithms, for plain charges of few limits, whose numbers change one at
-// a time, with other charges in between.
+// The fast loop of the script decides like package algorithms. The charges are plain and of few limits,
+// whose numbers change one at a time, with other charges in between.
 func TestLoopEqualsMemory(t *testing.T) {
 	t.Parallel()
 	n := func(v int64) *int64 { return &v }
 	epoch, late, later := algorithms.Micros(0), algorithms.Micros(123_456), algorithms.Micros(500_001)
 	const s = algorithms.Second
 	token, window := algorithms.TokenBucket, algorithms.FixedWindow
-	// Each limit, and its occasional changes.
+	// The specs of each limit; it changes from one to another.
 	specs := [][]algorithms.Spec{
 		{{Kind: token, Rate: 7, Period: s}, {Kind: token, Rate: 7, Period: s, Capacity: n(9)}, {Kind: token, Rate: 11, Period: s, Capacity: n(9)}, {Kind: token, Rate: 14, Period: s, Capacity: n(18)}},
 		{{Kind: token, Rate: 5, Period: 3 * s}, {Kind: token, Rate: 5, Period: 4 * s}},
@@ -46,7 +46,7 @@ func TestLoopEqualsMemory(t *testing.T) {
 	}
 }
 
-// A bucket that starts with less than its capacity counts as new a day after it is full.
+// A bucket that starts with less than its capacity counts as new one day after it was full.
 func TestLoopOfLimitsThatStartBelowEqualsMemory(t *testing.T) {
 	t.Parallel()
 	n := func(v int64) *int64 { return &v }
@@ -62,8 +62,8 @@ func TestLoopOfLimitsThatStartBelowEqualsMemory(t *testing.T) {
 	}, algorithms.Day)
 }
 
-// loopEqualsMemory sends random charges of limits to Redis and to memory. Each limit has one of its specs at a time. Now
-// and then the time jumps by about the length jump.
+// loopEqualsMemory sends random charges of limits to Redis and to memory. Each limit has one of its specs
+// at a time. Now and then the time advances by about jump.
 func loopEqualsMemory(t *testing.T, seed uint64, specs [][]algorithms.Spec, jump algorithms.Micros) {
 	t.Helper()
 	const s = algorithms.Second
@@ -127,12 +127,12 @@ func loopEqualsMemory(t *testing.T, seed uint64, specs [][]algorithms.Spec, jump
 		}
 	}
 	if denied < 1000 {
-		t.Errorf("%d were denied: too few to tell", denied)
+		t.Errorf("only %d were denied, want more", denied)
 	}
 }
 
-// The loop of the script decides plain charges without creating the functions of general, which would cost more than
-// the rest of a call. All other charges need general.
+// The loop of the script decides plain charges without creating the functions inside general, which would
+// cost more than the rest of a call. All other charges need general.
 func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 	t.Parallel()
 	const head = "local function general(now, given, names, stored, lives, answers)\n"
@@ -251,8 +251,8 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 	}
 }
 
-// An answer that is too short or too long decides nothing: the call is ErrUnavailable. Answers differ in length,
-// because those of plain charges leave out times that are 0.
+// An answer that is too short or too long decides nothing: the call fails with ErrUnavailable. The length
+// of answers varies, because those of plain charges leave out times that are 0.
 func TestAnswerOfWrongLength(t *testing.T) {
 	t.Parallel()
 	full := doubles([]byte{0}, 1, 2, 3, 4, 5)

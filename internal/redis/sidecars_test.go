@@ -19,14 +19,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// sidecar has the Stores of a sidecar, with a long timeout.
+// sidecar returns the Stores of a sidecar, with a long timeout.
 func sidecar(tb testing.TB, url string) backend.Store {
 	tb.Helper()
 	return stores.Denied(stores.Deadline(open(tb, Config{URL: url, Timeout: 5 * time.Second}), 10*time.Second, ms, nil), stores.DeniedConfig{})
 }
 
-// hammer charges c through all stores at the same time, each times with several workers, and
-// returns how often it was admitted.
+// hammer charges c through all stores concurrently, times per store and with several workers. It returns
+// how often c was admitted.
 func hammer(tb testing.TB, stores []backend.Store, times int, c backend.Charge) int64 {
 	tb.Helper()
 	const workers = 4
@@ -73,7 +73,7 @@ func TestSidecarsShareALimit(t *testing.T) {
 	}
 }
 
-// A Store may be closed during calls: they fail in time, and no goroutine or connection remains.
+// A Store may be closed during calls. They fail in time, and no goroutine or connection remains.
 func TestCloseUnderLoad(t *testing.T) {
 	faulty(t)
 	server := redistest.Start(t)
@@ -106,8 +106,8 @@ func TestCloseUnderLoad(t *testing.T) {
 
 const childURL = "RL_TEST_CHILD_URL"
 
-// TestChild is not a test: it is the sidecar that TestFaultSidecarKilled kills. It prints "?" before it sends a charge
-// and "+" when the charge was admitted.
+// TestChild is not a test. It is the sidecar that TestFaultSidecarKilled kills. It prints "?" before it
+// sends a charge, and "+" when the charge was admitted.
 func TestChild(t *testing.T) {
 	url := os.Getenv(childURL)
 	if url == "" {
@@ -202,7 +202,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 	}
 }
 
-// An answer that could not be had is marked as such, and is never a plain denial.
+// If Redis gives no answer, the error says so; it is never a plain denial.
 func TestFailuresAreMarked(t *testing.T) {
 	t.Parallel()
 	s, err := Open(Config{URL: fmt.Sprintf("redis://127.0.0.1:%d", redistest.FreePort(t))})

@@ -2,8 +2,8 @@ package redis
 
 import "sync"
 
-// starter starts calls of several lanes together, with a small delay: requests that several connections submit in this
-// time share the calls, and only one goroutine is woken for the calls to several servers.
+// starter starts calls of several lanes together, after a small delay. Requests that several connections
+// submit in this time share the calls, and only one goroutine is woken for the calls to several servers.
 type starter struct {
 	spawn func(f func())
 
@@ -19,7 +19,7 @@ func newStarter(spawn func(f func())) *starter {
 	return s
 }
 
-// add starts l's call soon.
+// add arranges that l's call starts soon.
 func (s *starter) add(l *lane) {
 	s.mu.Lock()
 	s.due = append(s.due, l)

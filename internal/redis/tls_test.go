@@ -16,8 +16,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// TestTLSWithClientCertificateAndUser uses everything that a careful operator configures: TLS, a client certificate,
-// and a user with only the permissions that limits need.
+// This configuration has everything that a careful operator uses: TLS, a client certificate, and a user
+// with only the permissions that limits need.
 func TestTLSWithClientCertificateAndUser(t *testing.T) {
 	t.Parallel()
 	ca, dir := certtest.New(t), t.TempDir()
@@ -56,11 +56,11 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 		}
 	}
 	for _, f := range s.Examine(t.Context(), 0) {
-		if f.Severity != Fine && f.Check != "adjustments" { // which need permissions of their own
+		if f.Severity != Fine && f.Check != "adjustments" { // adjustments need permissions of their own
 			t.Errorf("%+v", f)
 		}
 	}
-	for range 5 { // a connection that the server has closed is not used, though it may have unread TLS records
+	for range 5 { // a connection that the server has closed is not used, even if it has unread TLS records
 		closeUsed(server)
 		if d := take(s, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second}); d.Err != nil {
 			t.Errorf("after the server has closed all connections: %+v", d)
@@ -75,12 +75,12 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	if err := stranger.Ping(ctx); err == nil {
-		t.Error("without a certificate it is let in")
+		t.Error("a client without a certificate was accepted")
 	}
 }
 
-// closeUsed has the server close the connections by which it has got a charge or PING. The end of one that still logs
-// in would be a failed dial, not a connection that is used after its end.
+// closeUsed makes the server close the connections on which it has received a charge or a PING. If it
+// closed one that still logs in, that would be a failed dial instead.
 func closeUsed(server *redistest.Server) {
 	for line := range strings.Lines(server.Do("CLIENT", "LIST")) {
 		values := map[string]string{}

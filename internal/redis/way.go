@@ -7,12 +7,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// patience is the timeout of calls for detached batches. If their answers arrived too late, their charges would be
-// lost.
+// patience is the timeout of calls for detached batches. It is long because the charges of a late answer
+// would be lost.
 const patience = 250 * time.Millisecond
 
-// serverLanes has the two lanes to one server. patient is for detached batches, and for groups so large that they may exceed
-// the timeout without a failure of the server. usual is for all others.
+// serverLanes has the two lanes to one server. patient is for detached batches, and for groups so large
+// that they may exceed the timeout without a failure of the server. usual is for all others.
 type serverLanes struct{ usual, patient *lane }
 
 // Submit implements backend.Store.
@@ -39,8 +39,8 @@ func (w *serverLanes) close() {
 	w.patient.close()
 }
 
-// mixed reports whether charges must be divided because there is a group that is too large, or a group for the patient
-// lane.
+// mixed reports whether charges must be divided because a group is too large for a call, or needs the
+// patient lane.
 func mixed(charges []backend.Charge) bool {
 	if len(charges) <= maxBatch {
 		return false
@@ -56,8 +56,8 @@ func mixed(charges []backend.Charge) bool {
 	return false
 }
 
-// divide submits the large groups of b to the patient lane, and the charges between them as b would be, one part
-// after the other.
+// divide submits the large groups of b to the patient lane. It submits the charges between them as b would
+// be submitted, one part after the other.
 func (w *serverLanes) divide(b *backend.Batch) {
 	d := &divided{serverLanes: w, whole: b}
 	d.part.Done = func(*backend.Batch) { d.next() }
@@ -68,12 +68,12 @@ func (w *serverLanes) divide(b *backend.Batch) {
 type divided struct {
 	serverLanes *serverLanes
 	whole       *backend.Batch
-	at          int // the first charge that has not been submitted
-	known       int // the first charge whose decision is not known
+	at          int // the position of the first charge that has not been submitted
+	known       int // the position of the first charge whose decision is not known
 	part        backend.Batch
 }
 
-// next submits the next part, or ends the whole.
+// next submits the next part, or ends the whole batch.
 func (d *divided) next() {
 	b := d.whole
 	b.SetKnown(d.known, d.at)

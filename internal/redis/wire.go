@@ -20,33 +20,36 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// maxFrame is the size of a call that the buffer of an idle socket accepts in one write. The goroutine that starts a
-// call may start calls to other servers after it, and must not wait for a server that does not read.
+// maxFrame is the largest size of a call that the buffer of an idle socket accepts in one write. The
+// goroutine that starts a call may have to start calls to other servers, so it must not wait for a server
+// that does not read.
 const maxFrame = 32 << 10
 
-// wire is a connection that a lane uses for its usual calls: the goroutine that starts a call writes it without
-// waiting, and one goroutine reads the answers. With go-redis, each call waits on another goroutine, takes a connection
-// from the pool, checks it, and sets timers. In a Cluster, where calls are small, this was most of their cost.
+// wire is a connection that a lane uses for its usual calls. The goroutine that starts a call writes it
+// without waiting, and another goroutine reads the answers.
 //
-// go-redis connects the wire and logs in. It also makes all unusual calls: the first calls, probes, resets, scripts
-// that the server does not know, slots that have moved, and calls while the wire is broken or busy.
+// With go-redis, each call waits on another goroutine, takes a connection from the pool, checks it, and
+// sets timers. In a Cluster, where calls are small, this was most of their cost.
+//
+// go-redis connects the wire and logs in. It also makes all unusual calls: the first calls, probes, resets,
+// scripts that the server does not know, slots that have moved, and calls while the wire is broken or busy.
 type wire struct {
 	node *node
 	lane *lane
 
 	mu      sync.Mutex
-	conn    net.Conn // nil: not connected; this and the following fields are guarded by mu
+	conn    net.Conn // nil if not connected; this and the following fields are guarded by mu
 	busy    bool     // a call is being written, or in flight
 	call    *call    // in flight
 	until   time.Time
-	readBy  time.Time // the read deadline of conn, which may be that of an earlier call; zero: none
-	writeBy time.Time // the write deadline of conn, not before until
+	readBy  time.Time // the read deadline of conn, which may belong to an earlier call; zero means none
+	writeBy time.Time // the write deadline of conn is not before this time
 	broken  error     // why the connection must not be used any more
 	closed  bool
 	dialing bool
-	dialed  time.Time // the last attempt
+	dialed  time.Time // the time of the last attempt
 
-	writing sync.Mutex // held during send: an answer may be read before the Write of its call has returned
+	writing sync.Mutex // held during send, because an answer may be read before the Write of its call has returned
 	out     []byte     // the frame that is being written; guarded by writing
 }
 
@@ -68,8 +71,8 @@ func (w *wire) release() {
 	w.mu.Unlock()
 }
 
-// send writes the call c, for which the wire was reserved. It returns false if c was not sent, and go-redis must send
-// it.
+// send writes the call c, for which the wire was reserved. It returns false if c was not sent, so that
+// go-redis must send it.
 func (w *wire) send(c *call, until time.Time) bool {
 	w.writing.Lock()
 	defer w.writing.Unlock()
@@ -91,11 +94,11 @@ func (w *wire) send(c *call, until time.Time) bool {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	mine := w.call == c // otherwise the reader has seen the end of the connection, and has answered the call
+	mine := w.call == c // otherwise the reader has found the connection closed, and has answered the call
 	if w.conn == conn && w.broken == nil {
 		w.broken = err
 	}
-	_ = conn.SetReadDeadline(time.Unix(1, 0)) // the reader ends the connection, and answers the call in flight
+	_ = conn.SetReadDeadline(time.Unix(1, 0)) // makes the reader close the connection and answer the call in flight
 	if mine && neverRan(err) {
 		w.call = nil
 		return false
@@ -103,12 +106,13 @@ func (w *wire) send(c *call, until time.Time) bool {
 	return true
 }
 
-// deadlines makes a Read of conn end by until, or earlier; then the reader sets its next deadline (goesOn). A Write ends
-// soon after until. To set both for each call would cost as much as a system call. The caller holds mu.
+// deadlines makes a Read of conn end by until, or earlier; the reader then sets its next deadline (goesOn).
+// A Write ends soon after until. Setting both deadlines for each call would cost as much as a system call.
+// mu must be held.
 func (w *wire) deadlines(conn net.Conn, until time.Time) {
 	if w.readBy.IsZero() {
 		w.readBy = until
-		_ = conn.SetReadDeadline(until) // if it fails, so does Write
+		_ = conn.SetReadDeadline(until) // if it fails, Write fails too
 	}
 	if w.writeBy.Before(until) {
 		w.writeBy = until.Add(w.lane.timeout)
@@ -116,17 +120,18 @@ func (w *wire) deadlines(conn net.Conn, until time.Time) {
 	}
 }
 
-// ended reports whether the server has closed nc. A call written to it would be lost, and nothing would show whether
+// ended reports whether the server has closed nc. A call written to it would be lost, with no sign whether
 // the server has run it.
 func ended(nc net.Conn) bool {
 	c, ok := nc.(*conn)
 	return ok && c.ended()
 }
 
-// encode writes the frame of c to out. It reports false if c is not a single run of the script, or too large.
+// encode writes the frame of c to out. It returns false if c is not a single run of the script, or too
+// large.
 func (w *wire) encode(c *call) (ok bool) {
 	defer func() {
-		if p := recover(); p != nil { // go-redis panics in the same way, and then c is answered
+		if p := recover(); p != nil { // go-redis panics in the same way, and then c is answered with the panic
 			ok = false
 		}
 	}()
@@ -140,7 +145,7 @@ func (w *wire) encode(c *call) (ok bool) {
 	return len(w.out) <= maxFrame
 }
 
-// read reads the answers of conn, which client has made, until it breaks.
+// read reads the answers on conn until it breaks. client is the client that made conn.
 func (w *wire) read(conn net.Conn, client io.Closer) {
 	defer client.Close()
 	defer conn.Close()
@@ -186,7 +191,7 @@ func (w *wire) read(conn net.Conn, client io.Closer) {
 	c := w.call
 	err := w.broken
 	w.conn, w.call, w.broken, w.readBy, w.writeBy = nil, nil, nil, time.Time{}, time.Time{}
-	w.busy = w.busy && c == nil // a goroutine that has reserved the wire and has no call yet releases it
+	w.busy = w.busy && c == nil // a goroutine that has reserved the wire but has no call yet releases it
 	w.mu.Unlock()
 	if c != nil {
 		c.fail(unavailable(err))
@@ -195,7 +200,8 @@ func (w *wire) read(conn net.Conn, client io.Closer) {
 	}
 }
 
-// goesOn reports whether conn is still usable after a Read has failed: the deadline may belong to an earlier call.
+// goesOn reports whether conn can still be used after a Read has failed. The deadline may have belonged to
+// an earlier call.
 func (w *wire) goesOn(conn net.Conn, err error) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -214,12 +220,13 @@ func (w *wire) goesOn(conn net.Conn, err error) bool {
 	return true
 }
 
-// answered returns the call whose answer has arrived; nil: there is none. over: the wire must be closed.
+// answered returns the call whose answer has arrived, or nil if there is none. over means that the wire
+// must be closed.
 func (w *wire) answered() (c *call, over bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if c = w.call; c == nil {
-		w.broken = errors.New("an answer to nothing")
+		w.broken = errors.New("the server sent an answer without a call")
 		return nil, true
 	}
 	w.call, w.busy = nil, false
@@ -229,7 +236,7 @@ func (w *wire) answered() (c *call, over bool) {
 	return c, over
 }
 
-// conclude ends the call c with its answer, or lets go-redis send it again if it certainly has not run.
+// conclude ends the call c with its answer. If the call certainly has not run, go-redis sends it again.
 func (w *wire) conclude(c *call) {
 	t := c.payload.scriptRuns[0]
 	_, elsewhen := t.elsewhen()
@@ -258,7 +265,7 @@ func (w *wire) answer(c *call, t *scriptRun) (err error) {
 	return t.answer()
 }
 
-// dial has the wire connected, unless it is, or that was tried a moment ago.
+// dial connects the wire in the background, unless it is connected, or the last attempt was a moment ago.
 func (w *wire) dial() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -282,7 +289,8 @@ func (w *wire) dial() {
 	}()
 }
 
-// connect makes a connection that is ready for calls, in the pool of a separate client; nil: it failed.
+// connect makes a connection that is ready for calls, in the pool of a separate client. It returns nil if
+// that failed.
 func (w *wire) connect() (conn net.Conn, client *goredis.Client) {
 	o := *w.node.client.Options()
 	o.PoolSize, o.MinIdleConns, o.MaxRetries = 1, 0, -1
@@ -304,7 +312,7 @@ func (w *wire) connect() (conn net.Conn, client *goredis.Client) {
 	return *made.Load(), client
 }
 
-// close ends the wire, after the call in flight.
+// close closes the wire after the call in flight.
 func (w *wire) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -319,7 +327,7 @@ type refusal string
 
 func (r refusal) Error() string { return string(r) }
 
-// RedisError marks it as a reply, as go-redis does.
+// RedisError marks refusal as a reply, as go-redis does.
 func (refusal) RedisError() {}
 
 // appendCommand appends a command in Redis's protocol.
@@ -349,8 +357,8 @@ func appendSize(dst []byte, kind byte, n int) []byte {
 	return append(strconv.AppendInt(append(dst, kind), int64(n), 10), "\r\n"...)
 }
 
-// parseReply parses a bulk string or an error (refused). An error means that the bytes are neither, or that more bytes
-// follow.
+// parseReply parses a bulk string or an error reply (refused). An error means that the bytes are neither,
+// or that more bytes follow.
 func parseReply(have []byte) (text []byte, refused, whole bool, err error) {
 	line, rest, ok := bytes.Cut(have, []byte("\r\n"))
 	switch {

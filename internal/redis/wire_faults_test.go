@@ -20,7 +20,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// badWrites fails its first Write: before anything is written or, with sends, 1 ms after the other end has all of it.
+// badWrites fails its first Write. Nothing has been written then or, with sends, the other end received all
+// of it 1 ms before.
 type badWrites struct {
 	net.Conn
 
@@ -42,15 +43,15 @@ func (b *badWrites) Write(text []byte) (int, error) {
 	return 0, b.err
 }
 
-// TestAFailedWriteEndsTheWire: its call is answered at once. It goes the other way only if the server certainly has not run
-// it, and not if the server has answered it already. The next one goes the other way.
+// When a Write fails, its call is answered at once. go-redis sends the call again only if the server
+// certainly has not run it, and not if the server has answered it already. The next call uses go-redis.
 func TestAFailedWriteEndsTheWire(t *testing.T) {
 	notSent := &net.OpError{Op: "dial", Err: errors.New("refused")}
 	for name, test := range map[string]struct {
 		conn  *badWrites
 		after time.Duration
 		fails error
-		again int64 // calls that go the other way
+		again int64 // the calls that go-redis sends
 	}{
 		"perhaps run":     {conn: &badWrites{err: errors.New("connection reset")}, fails: backend.ErrUnavailable},
 		"never run":       {conn: &badWrites{err: notSent}, after: ms, again: 1},
@@ -73,18 +74,18 @@ func TestAFailedWriteEndsTheWire(t *testing.T) {
 			}
 			time.Sleep(2 * ms)
 			if n := fallback.called.Load(); n != test.again {
-				t.Errorf("%s: %d calls went the other way, want %d", name, n, test.again)
+				t.Errorf("%s: %d calls were made by go-redis, want %d", name, n, test.again)
 			}
 			start(l, limited(1)).is(t, ms)
 			if n := fallback.called.Load(); n != test.again+1 {
-				t.Errorf("%s: the next call went by the wire", name)
+				t.Errorf("%s: the next call used the wire", name)
 			}
 			l.close()
 		})
 	}
 }
 
-// TestAProbeDoesNotGoByTheWire: it may take longer than a usual call.
+// A probe may take longer than a usual call, so go-redis makes it.
 func TestAProbeDoesNotGoByTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{takes: ms}
@@ -100,7 +101,7 @@ func TestAProbeDoesNotGoByTheWire(t *testing.T) {
 	})
 }
 
-// TestCallsThatAreNoSingleRunGoTheOtherWay: resets, and what cannot be encoded. The calls after them go by the wire.
+// Resets, and calls that cannot be encoded, are made by go-redis. The calls after them use the wire.
 func TestCallsThatAreNoSingleRunGoTheOtherWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
@@ -126,13 +127,13 @@ func TestCallsThatAreNoSingleRunGoTheOtherWay(t *testing.T) {
 	})
 }
 
-// TestAnAnswerLargerThanTheBufferIsWhole.
+// An answer may be larger than the buffer.
 func TestAnAnswerLargerThanTheBufferIsWhole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
 		l, p, conn := wired(fallback, echoed)
 		l.by(conn)
-		for _, n := range []int{200, 1, 250} { // of 41 bytes each; the buffer has 4096
+		for _, n := range []int{200, 1, 250} { // answers of 41 bytes each; the buffer has 4096
 			start(l, limited(ones(n)...)).is(t, 0)
 		}
 		if calls := p.calls.Load(); calls != 3 {
@@ -142,11 +143,12 @@ func TestAnAnswerLargerThanTheBufferIsWhole(t *testing.T) {
 	})
 }
 
-// TestAnswersThatCannotBeReadAreFailures: they end at once, count for the circuit breaker, and harm no other call.
+// Answers that cannot be parsed end their call at once, count as failures for the circuit breaker, and
+// affect no other call.
 func TestAnswersThatCannotBeReadAreFailures(t *testing.T) {
 	for name, test := range map[string]struct {
 		reply string
-		ends  bool // the wire
+		ends  bool // whether the wire ends
 	}{
 		"another protocol":  {"+OK\r\n", true},
 		"null":              {"$-1\r\n", true},
@@ -183,7 +185,8 @@ func TestAnswersThatCannotBeReadAreFailures(t *testing.T) {
 
 func bulk(text []byte) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(text), text) }
 
-// TestACalendarThatEndedIsSentAgain with other windows, by go-redis: the script answers with its time alone.
+// If all windows of a calendar have ended, the script answers with its time alone. go-redis then sends the
+// call again with other windows.
 func TestACalendarThatEndedIsSentAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{takes: ms}
@@ -197,7 +200,7 @@ func TestACalendarThatEndedIsSentAgain(t *testing.T) {
 	})
 }
 
-// TestAWireIsUsedAgainAfterItEndedWithACall: the lost call is a failure for the circuit breaker, and the next connection
+// When the wire ends during a call, the lost call is a failure for the circuit breaker. The next connection
 // takes calls.
 func TestAWireIsUsedAgainAfterItEndedWithACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -226,7 +229,8 @@ func TestAWireIsUsedAgainAfterItEndedWithACall(t *testing.T) {
 	})
 }
 
-// TestClosingWaitsForTheCallInFlight, and ends the connection then. The bubble would not end if its reader went on.
+// Close waits for the call in flight, and then closes the connection. Otherwise the reader would keep the
+// bubble from ending.
 func TestClosingWaitsForTheCallInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p, conn := wired(&server{}, func(args []string) string { time.Sleep(3 * ms); return echoed(args) })
@@ -254,15 +258,15 @@ func (d *deadlines) SetReadDeadline(t time.Time) error {
 	return nil
 }
 
-// TestAWireKnowsItsState: when it may be taken, and what the end of a Read means in each state.
+// The cases list when the wire may be reserved, and what the end of a Read means in each state.
 func TestAWireKnowsItsState(t *testing.T) {
 	now := time.Now()
 	for name, test := range map[string]struct {
-		wire     *wire // nil: a new one
+		wire     *wire // nil means a new wire
 		err      error
 		goesOn   bool // until the call in flight is late, if there is one
-		takes    bool // it may be taken afterwards
-		answered bool // there is a call to answer
+		takes    bool // it can be reserved afterwards
+		answered bool // a call gets its answer
 	}{
 		"idle, an old deadline":          {err: os.ErrDeadlineExceeded, goesOn: true, takes: true},
 		"idle, ended":                    {err: net.ErrClosed},
@@ -281,7 +285,7 @@ func TestAWireKnowsItsState(t *testing.T) {
 				t.Errorf("goes on: %t, until %v", !test.goesOn, conn.read)
 			}
 			if !test.goesOn && w.broken == nil {
-				t.Error("it ends without a reason")
+				t.Error("the wire ended without an error")
 			}
 			if w.take() != test.takes {
 				t.Errorf("taken: %t", !test.takes)
@@ -298,7 +302,7 @@ func TestAWireKnowsItsState(t *testing.T) {
 	}
 }
 
-// dials are the connections of a client. Each waits for gate.
+// dials makes the connections of a client. Each dial waits for gate.
 type dials struct {
 	addr          string
 	gate          chan struct{}
@@ -327,16 +331,17 @@ func (d *dials) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return &countedClose{Conn: nc, d: d}, nil
 }
 
-// TestTheWireIsDialedOnce at a time, again a pause after a failure, with one connection, and not once it is closed.
+// The wire is dialed once at a time, again after a pause when that failed, with one connection, and not
+// after Close.
 func TestTheWireIsDialedOnce(t *testing.T) {
 	d := &dials{addr: redistest.Start(t).Addr, gate: make(chan struct{})}
 	client := goredis.NewClient(&goredis.Options{Dialer: d.dial, MinIdleConns: 3, PoolSize: 5, DialerRetries: 1})
 	defer client.Close()
 	for range 3 {
-		d.gate <- struct{}{} // those of the client itself
+		d.gate <- struct{}{} // the dials of the client itself
 	}
 	refused := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }
-	nobody := goredis.NewClient(&goredis.Options{Dialer: refused}) // go-redis tries again by itself
+	nobody := goredis.NewClient(&goredis.Options{Dialer: refused}) // go-redis retries by itself
 	defer nobody.Close()
 	w := &wire{node: newNode(nobody, keys{prefix: "rl:"}, nil), lane: newLane(time.Second, nil)}
 	is := func(what string, connected bool) {
@@ -347,7 +352,7 @@ func TestTheWireIsDialedOnce(t *testing.T) {
 			return !w.dialing && (w.conn != nil) == connected
 		})
 	}
-	dials := func(since time.Duration) bool { // so long after the last dial
+	dials := func(since time.Duration) bool { // after this time since the last dial
 		w.mu.Lock()
 		w.dialed = time.Now().Add(-since)
 		was := w.dialed
@@ -358,15 +363,15 @@ func TestTheWireIsDialedOnce(t *testing.T) {
 		return w.dialed != was
 	}
 	if !dials(time.Hour) {
-		t.Error("a wire without a connection is not dialed")
+		t.Error("a wire without a connection was not dialed")
 	}
 	is("it has failed", false)
 	w.node = newNode(client, keys{prefix: "rl:"}, nil)
 	if began := time.Now(); dials(0) && time.Since(began) < dialPause { // a machine may be slow
-		t.Fatal("a failure is repeated at once")
+		t.Fatal("after a failure it was dialed at once")
 	}
 	if !dials(2 * dialPause) {
-		t.Error("a failure is not repeated")
+		t.Error("after a failure it was not dialed again")
 	}
 	redistest.Eventually(t, "the dial begins", func() bool { return d.began.Load() == 4 })
 	if dials(time.Hour) {
@@ -386,7 +391,7 @@ func TestTheWireIsDialedOnce(t *testing.T) {
 	tried := int64(1)
 	redistest.Eventually(t, "it is connected", func() bool {
 		w.mu.Lock()
-		connected, again := w.conn != nil, w.conn == nil && !w.dialing // on a slow machine the time of an attempt may end
+		connected, again := w.conn != nil, w.conn == nil && !w.dialing // on a slow machine, the timeout of an attempt may pass
 		w.mu.Unlock()
 		if again && dials(time.Hour) {
 			tried++
@@ -404,7 +409,7 @@ func TestTheWireIsDialedOnce(t *testing.T) {
 	}
 }
 
-// TestAWireThatIsClosedWhileItIsDialed has no connection then.
+// A wire that is closed while it is being dialed has no connection afterwards.
 func TestAWireThatIsClosedWhileItIsDialed(t *testing.T) {
 	d := &dials{addr: redistest.Start(t).Addr, gate: make(chan struct{})}
 	client := goredis.NewClient(&goredis.Options{Dialer: d.dial, DialerRetries: 1})
@@ -420,10 +425,10 @@ func TestAWireThatIsClosedWhileItIsDialed(t *testing.T) {
 	}
 }
 
-// TestStartersForgetNoLane, whatever is added while others are started.
+// Every lane that is added is started, also if it is added while others are being started.
 func TestStartersForgetNoLane(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const soon = time.Microsecond // by then all of those that are added together have been added
+		const soon = time.Microsecond // lanes that are added together have all been added by then
 		s := newStarter(func(f func()) { time.AfterFunc(soon, f) })
 		var lanes []*lane
 		for range 8 {
@@ -442,7 +447,7 @@ func TestStartersForgetNoLane(t *testing.T) {
 					mu.Unlock()
 				}
 			}
-			later := func() { submit(lanes[4:]) } // as soon as the first of the others is started
+			later := func() { submit(lanes[4:]) } // called as soon as the first of the others is started
 			lanes[0].spawn = func(f func()) {
 				if later != nil {
 					later()
@@ -457,15 +462,15 @@ func TestStartersForgetNoLane(t *testing.T) {
 				a.is(t, soon+ms)
 			}
 			if len(all) != len(lanes) {
-				t.Errorf("%d batches", len(all))
+				t.Errorf("%d batches ended", len(all))
 			}
 			mu.Unlock()
 		}
 	})
 }
 
-// TestPartsOfALargeBatchKeepWhatItHas: its deadline, its source, and whether anybody waits. What one part decides is
-// known before the next.
+// The parts of a large batch keep its deadline, its source and Detached. The decisions of one part are
+// known before the next part is sent.
 func TestPartsOfALargeBatchKeepWhatItHas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var usual, patient int
@@ -482,7 +487,7 @@ func TestPartsOfALargeBatchKeepWhatItHas(t *testing.T) {
 		var flushed atomic.Int32
 		source := &backend.Source{Flush: func() { flushed.Add(1) }}
 		var known []string
-		large := func() *backend.Batch { // parts of 3, 300, 2, 300 and 1 charges, each of 4 ms
+		large := func() *backend.Batch { // parts of 3, 300, 2, 300 and 1 charges, each of which takes 4 ms
 			b := limited(1, 1, 1, 300, 1, 1, 300, 1)
 			b.Source, b.Known = source, make([]atomic.Bool, len(b.Charges))
 			began := time.Now()
@@ -516,7 +521,7 @@ func TestPartsOfALargeBatchKeepWhatItHas(t *testing.T) {
 		b.Detached = true
 		<-start(w, b).done
 		if usual != 5 || patient != 300+606 {
-			t.Errorf("nobody waits: %d charges were sent as usual and %d patiently", usual, patient)
+			t.Errorf("Detached: %d charges were sent as usual and %d patiently", usual, patient)
 		}
 	})
 }

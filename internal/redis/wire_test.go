@@ -21,7 +21,7 @@ import (
 
 // peer is the server at the other end of a wire. It answers each call with reply.
 type peer struct {
-	net.Conn // the end of the server
+	net.Conn // the server's end of the connection
 
 	reply func(args []string) string
 	calls atomic.Int64
@@ -64,7 +64,7 @@ func readCommand(r *bufio.Reader) (args []string, err error) {
 	return args, err
 }
 
-// echoed is the answer of the script that echo would give.
+// echoed returns the answer of a script that decides like echo.
 func echoed(args []string) string {
 	declared, _ := strconv.Atoi(args[2])
 	charges := args[3+declared+2]
@@ -76,7 +76,7 @@ func echoed(args []string) string {
 	return fmt.Sprintf("$%d\r\n%s\r\n", len(text), text)
 }
 
-// wired makes a lane with a wire to a peer. Other calls go to fallback.
+// wired returns a lane with a wire to a peer. Other calls go to fallback.
 func wired(fallback *server, reply func(args []string) string) (*lane, *peer, net.Conn) {
 	l := newLane(10*ms, fallback.decide)
 	near, far := net.Pipe()
@@ -115,8 +115,8 @@ func TestWire(t *testing.T) {
 	})
 }
 
-// slowWrites returns from Write some time after the other end has received the bytes, and records whether two writes
-// overlap.
+// slowWrites returns from Write some time after the other end has received the bytes. It records whether
+// two writes overlap.
 type slowWrites struct {
 	net.Conn
 
@@ -133,7 +133,8 @@ func (s *slowWrites) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// TestAnAnswerBeforeItsWriteReturns: the next call waits until the connection can be written again.
+// An answer arrives before the Write of its call has returned. The next call waits until the connection can
+// be written again.
 func TestAnAnswerBeforeItsWriteReturns(t *testing.T) {
 	l, _, conn := wired(&server{}, echoed)
 	l.timeout = time.Minute
@@ -151,7 +152,7 @@ func TestAnAnswerBeforeItsWriteReturns(t *testing.T) {
 	l.close()
 }
 
-// TestASilentServerEndsTheWire: its call fails at the timeout, and the next one uses go-redis.
+// If the server is silent, its call fails at the timeout, and the next call uses go-redis.
 func TestASilentServerEndsTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{takes: ms}
@@ -167,7 +168,8 @@ func TestASilentServerEndsTheWire(t *testing.T) {
 	})
 }
 
-// TestAServerThatDoesNotReadEndsTheWire when the time of the call is over, also if an earlier call set the deadlines.
+// If the server does not read, the wire ends when the time of the call is over, even if an earlier call set
+// the deadlines.
 func TestAServerThatDoesNotReadEndsTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{takes: ms}
@@ -187,8 +189,7 @@ func TestAServerThatDoesNotReadEndsTheWire(t *testing.T) {
 	})
 }
 
-// TestTheWireOutlivesItsDeadlines: the deadline of an earlier call does not end a later one, nor the pause between
-// them.
+// The deadline of an earlier call ends neither a later call nor the pause between them.
 func TestTheWireOutlivesItsDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
@@ -205,7 +206,7 @@ func TestTheWireOutlivesItsDeadlines(t *testing.T) {
 	})
 }
 
-// TestAnEndedWireLosesNothing that is submitted later.
+// Calls that are submitted after the wire has ended are not lost.
 func TestAnEndedWireLosesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p, conn := wired(&server{takes: ms}, echoed)
@@ -217,13 +218,14 @@ func TestAnEndedWireLosesNothing(t *testing.T) {
 	})
 }
 
-// TestAWireThatEndsBeforeItsCallIsWritten: go-redis makes the call, and no other call may use the wire in this time.
+// The wire ends after it was reserved, before its call is written. go-redis makes the call, and no other
+// call may use the wire in this time.
 func TestAWireThatEndsBeforeItsCallIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p, conn := wired(&server{}, echoed)
 		l.by(conn)
 		if !l.wire.take() {
-			t.Fatal("it cannot be taken")
+			t.Fatal("the wire cannot be reserved")
 		}
 		p.Close()
 		synctest.Wait()
@@ -243,7 +245,8 @@ func TestAWireThatEndsBeforeItsCallIsWritten(t *testing.T) {
 	})
 }
 
-// TestAConnectionThatTheServerHasClosedIsNotWritten, even before its reader notices. Here it has none.
+// A connection that the server has closed is not written to, even before its reader notices. Here it has no
+// reader.
 func TestAConnectionThatTheServerHasClosedIsNotWritten(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -278,7 +281,7 @@ func TestAConnectionThatTheServerHasClosedIsNotWritten(t *testing.T) {
 	}
 }
 
-// TestLargeCallsDoNotGoByTheWire: the write of one could wait for a server that does not read.
+// Large calls are made by go-redis, because the write of one could wait for a server that does not read.
 func TestLargeCallsDoNotGoByTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
@@ -294,7 +297,7 @@ func TestLargeCallsDoNotGoByTheWire(t *testing.T) {
 	})
 }
 
-// TestRefusalsOnTheWire: a call that certainly has not run is sent again by go-redis; other errors are answers.
+// A call that certainly has not run is sent again by go-redis. Other errors are answers.
 func TestRefusalsOnTheWire(t *testing.T) {
 	for text, again := range map[string]bool{
 		"NOSCRIPT No matching script": true, "MOVED 1 127.0.0.1:7001": true, "TRYAGAIN later": true,
@@ -318,7 +321,7 @@ func TestRefusalsOnTheWire(t *testing.T) {
 	}
 }
 
-// TestRepliesInPieces: a reply is whole at its last byte, and neither before nor after.
+// A reply is complete at its last byte, and neither before nor after.
 func TestRepliesInPieces(t *testing.T) {
 	for whole, want := range map[string]string{"$5\r\nab\r\nc\r\n": "ab\r\nc", "-ERR no\r\n": "ERR no", "$0\r\n\r\n": ""} {
 		for n := range len(whole) + 1 {
@@ -333,12 +336,12 @@ func TestRepliesInPieces(t *testing.T) {
 	}
 	for _, text := range []string{"+OK\r\n", ":1\r\n", "$-1\r\n", "$x\r\n", "\r\n", "*1\r\n"} {
 		if _, _, _, err := parseReply([]byte(text)); err == nil {
-			t.Errorf("%q: no error", text)
+			t.Errorf("%q: want an error", text)
 		}
 	}
 }
 
-// TestUsualCallsGoByTheWire, and again after the server has ended all connections; no call is lost.
+// Usual calls use the wire, and again after the server has closed all connections. No call is lost.
 func TestUsualCallsGoByTheWire(t *testing.T) {
 	r := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + r.Addr, Timeout: 5 * time.Second})
