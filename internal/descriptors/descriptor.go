@@ -1,7 +1,8 @@
-// Package descriptors finds the policies that apply to a request, and the key of the request's bucket in each.
+// Package descriptors finds the policies that match a request, and the key of the request's bucket in each.
 //
-// A proxy sends descriptors: ordered lists of entries, each a key and a value. A Tree holds the compiled patterns of one
-// domain. Tree.Match finds the Node of a descriptor without allocating, and Policy.AppendKey builds the key of the bucket.
+// A proxy sends descriptors: ordered lists of entries, each a key and a value. A Tree holds the compiled
+// patterns of one domain. Tree.Match finds the Node of a descriptor without allocating, and
+// Policy.AppendKey builds the key of the bucket.
 //
 // Keys and values are raw bytes chosen by clients. They need not be UTF-8.
 package descriptors
@@ -17,8 +18,8 @@ type Entry struct {
 	Key, Value string
 }
 
-// Parse reads the text form of a descriptor that the command line uses: key=value[,key=value]…
-// In keys and values, "\," is a comma, "\=" is an equals sign and "\\" is a backslash.
+// Parse parses the text form of a descriptor that the command line uses: key=value[,key=value]… In keys and
+// values, "\," is a comma, "\=" is an equals sign and "\\" is a backslash.
 func Parse(text string) ([]Entry, error) {
 	var entries []Entry
 	var key, word strings.Builder
@@ -64,8 +65,8 @@ func Parse(text string) ([]Entry, error) {
 	return entries, nil
 }
 
-// Format returns the text form of entries for display: each key and value is shown by Printable. Parse reads the
-// result if all keys and values are plain text and were not cut.
+// Format returns the text form of entries for display. Each key and value is shown by Printable. Parse can
+// parse the result if all keys and values are plain text and were not cut.
 func Format(entries []Entry) string {
 	var b strings.Builder
 	for i, e := range entries {
@@ -81,8 +82,8 @@ func Format(entries []Entry) string {
 
 var formatKey = strings.NewReplacer(",", `\,`, "=", `\=`)
 
-// Printable returns bytes from a client in a form that is safe to display: plain text as it is, other bytes escaped,
-// and at most 128 bytes of input.
+// Printable returns bytes from a client in a form that is safe to display. Plain text stays as it is, other
+// bytes are escaped, and at most 128 bytes of s are shown.
 func Printable(s string) string {
 	const most = 128
 	cut := ""

@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// textOf writes entries in the form that Parse reads.
+// textOf returns entries in the form that Parse parses.
 func textOf(entries []Entry) string {
 	escape := strings.NewReplacer(`\`, `\\`, `,`, `\,`, `=`, `\=`)
 	parts := make([]string, len(entries))

@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// The text form of a descriptor, as the command line reads and prints it.
+// The command line reads and prints descriptors in this form.
 func ExampleParse() {
 	entries, err := descriptors.Parse(`user=bob,path=/a\,b`)
 	if err != nil {
@@ -24,7 +24,7 @@ func ExampleParse() {
 	// user=bob,path=/a\,b
 }
 
-// A wrapper of a Store sees keys as bytes.
+// A wrapper of a Store gets keys as bytes.
 func ExampleKeyText() {
 	p := descriptors.Policy{
 		Limit:  &algorithms.Limit{Kind: algorithms.TokenBucket},

@@ -13,7 +13,7 @@ type Explanation struct {
 	Steps []Step
 	// Node is the node at which the descriptor ended; nil if an entry matched no pattern.
 	Node *Node
-	// Miss describes why no limit applies; nil if one does.
+	// Miss describes why no limit applies. It is nil if a limit applies.
 	Miss *Miss
 }
 
@@ -35,7 +35,7 @@ const (
 	NoKey     Reason = iota // no pattern has the key
 	NoValue                 // patterns have the key, but not the value
 	TooLong                 // the configuration ends before the descriptor does
-	TooShort                // there are limits further down only
+	TooShort                // there are limits further down only: more entries are needed
 	Unlimited               // there is no limit here or further down
 )
 
@@ -44,7 +44,7 @@ var reasonNames = [...]string{"no such key", "no such value", "too long", "too s
 // String returns the reason in a few words.
 func (r Reason) String() string { return reasonNames[r] }
 
-// maxNear bounds the length of Miss.Near.
+// maxNear is the largest length of Miss.Near.
 const maxNear = 5
 
 // Miss describes where a match failed and what the configuration has there instead.
@@ -53,12 +53,13 @@ type Miss struct {
 	// At is the position of the entry that matched nothing, or the number of entries if the descriptor is too short.
 	At    int
 	Entry Entry
-	// Near lists what the configuration has instead, the most similar first: keys, values, or the entries that are
-	// missing from a descriptor that is too short.
+	// Near lists what the configuration has instead, the most similar first. These are keys or values or,
+	// for a descriptor that is too short, the missing entries.
 	Near []string
 	// More is the number of further candidates.
 	More int
-	// Shorter is the number of leading entries that would match a limit if the others were left out; 0 means none.
+	// Shorter is the number of leading entries that would match a limit without the remaining ones. 0 means
+	// none.
 	Shorter int
 }
 
@@ -184,7 +185,7 @@ func (at *level) step(e *Entry, node *Node) Step {
 	return s
 }
 
-// miss describes why e, the i-th entry, matched nothing.
+// miss describes why e, the i-th entry, matched no pattern.
 func (at *level) miss(i int, e *Entry) *Miss {
 	m := &Miss{At: i, Entry: *e}
 	t := at.tables()
@@ -202,7 +203,8 @@ func (at *level) miss(i int, e *Entry) *Miss {
 	return m
 }
 
-// ended describes why a descriptor of n entries that ends above this level matches no limit.
+// ended describes why a descriptor of n entries matches no limit, although all its entries matched. at is
+// the level below its last entry.
 func (at *level) ended(n int) *Miss {
 	m := &Miss{Reason: TooShort, At: n}
 	var below []string
@@ -242,7 +244,7 @@ func (at *level) walk(path string, visit func(path string, node *Node)) {
 	}
 }
 
-// patterns calls visit for the patterns of the key that require some value.
+// patterns calls visit for the patterns of key that do not match every value.
 func (v *values) patterns(key string, visit func(Pattern, *Node)) {
 	for value, node := range v.exact.all() {
 		visit(Pattern{Key: key, How: Exact, Text: value}, node)
@@ -258,14 +260,14 @@ func (v *values) patterns(key string, visit func(Pattern, *Node)) {
 	}
 }
 
-// names are the values that a key may have.
+// names returns the values that the patterns of a key match.
 func (v *values) names() []string {
 	var names []string
 	v.patterns("", func(p Pattern, _ *Node) { names = append(names, p.value()) })
 	return names
 }
 
-// names are the keys of a level.
+// names returns the keys of a level.
 func (t *tables) names() []string {
 	var names []string
 	for key := range t.keys.all() {
@@ -295,9 +297,10 @@ func (m *Miss) cut(names []string) {
 	m.Near, m.More = names[:n], len(names)-n
 }
 
-// distance is the number of insertions, deletions and changes of bytes that turn a into b (Levenshtein).
+// distance returns the number of insertions, deletions and changes of bytes that turn a into b (Levenshtein
+// distance).
 func distance(a, b string) int {
-	row := make([]int, len(b)+1) // distances of the part of a so far from each prefix of b
+	row := make([]int, len(b)+1) // the distances between the processed part of a and each prefix of b
 	for j := range row {
 		row[j] = j
 	}

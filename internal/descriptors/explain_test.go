@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// planted makes a Tree of paths key[=value],… ; those that end in "!" have a limit.
+// planted returns a Tree of paths key[=value],… Paths that end in "!" have a limit.
 func planted(tb fataler, paths ...string) *Tree {
 	t := &Tree{}
 	for _, path := range paths {
@@ -86,7 +86,7 @@ func TestNearestFirstAndAtMostFive(t *testing.T) {
 	}
 }
 
-// TestExplainAgreesWithMatch on random trees.
+// The trees and descriptors are random.
 func TestExplainAgreesWithMatch(t *testing.T) {
 	key := rapid.SampledFrom([]string{"a", "ab", "b"})
 	value := rapid.SampledFrom([]string{"x", "xy", "y", "xyx"})
@@ -117,7 +117,7 @@ func TestExplainAgreesWithMatch(t *testing.T) {
 		case x.Node != node:
 			t.Fatalf("%v, %v: explains another node than matches", paths, entries)
 		case limited != (x.Miss == nil):
-			t.Fatalf("%v, %v: limited %v, but the miss is %v", paths, entries, limited, x.Miss)
+			t.Fatalf("%v, %v: has a limit: %v, but the miss is %v", paths, entries, limited, x.Miss)
 		case node != nil && len(x.Steps) != len(entries):
 			t.Fatalf("%v, %v: %d steps", paths, entries, len(x.Steps))
 		}

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// FuzzKey: lists of values have the same key if and only if they are the same.
+// FuzzKey checks that lists of values have equal keys if and only if the lists are equal.
 func FuzzKey(f *testing.F) {
 	f.Add("a,b", "a,b", ",")
 	f.Add("a,bc", "ab,c", ",")
@@ -33,7 +33,8 @@ func FuzzKey(f *testing.F) {
 	})
 }
 
-// FuzzSpan: what ParseSpan reads is what Span writes, and what Go reads where both know the units.
+// FuzzSpan checks that ParseSpan parses what Span writes, and agrees with package time for units that both
+// know.
 func FuzzSpan(f *testing.F) {
 	for _, text := range []string{"500ms", "1h30m", "2d", "1w", "9223372036854775807us", "1us1us", "", "1", "s", "-1s", "1h0m"} {
 		f.Add(text)

@@ -10,9 +10,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// A key is a prefix, which identifies the limit, and the values that identify the bucket, each preceded by its length.
-// So equal descriptors have equal keys and different ones have different keys. If the values are longer than
-// maxValues, their SHA-256 replaces them, so that clients cannot exhaust memory with long values.
+// A key consists of a prefix, which identifies the limit, and the values that identify the bucket, each
+// preceded by its length. So equal descriptors have equal keys and different descriptors have different
+// keys. If the values have more than maxValues bytes, their SHA-256 replaces them, so that clients cannot
+// exhaust memory with long values.
 const maxValues = 128
 
 const (
@@ -20,9 +21,9 @@ const (
 	formDigest = 'd' // the SHA-256 of the values follows
 )
 
-// Prefix returns the prefix of the keys of one limit. The parameter what is a namespace: "limit" for named limits,
-// "path" for inline ones, "override" for limits that come with a request. The parameter id identifies the limit within it.
-// The algorithm is part of the key, because a bucket cannot be converted to another algorithm.
+// Prefix returns the prefix of the keys of one limit. what is a namespace: "limit" for named limits, "path"
+// for inline ones, "override" for limits that come with a request. id identifies the limit within the
+// namespace. The algorithm is part of the key, because a bucket cannot be converted to another algorithm.
 func Prefix(domain, what, id string, kind algorithms.Kind) string {
 	key := []byte{'1', 'a' + byte(kind)} // the version of this layout
 	for _, s := range []string{domain, what, id} {
@@ -31,9 +32,9 @@ func Prefix(domain, what, id string, kind algorithms.Kind) string {
 	return string(key)
 }
 
-// AppendKey appends to dst the key of p's bucket for a descriptor. It also returns the hash from which a fixed window
-// derives its phase: the hash of the value if there is one, or of the length-prefixed values if there are several. For
-// other algorithms the hash is 0.
+// AppendKey appends to dst the key of p's bucket for a descriptor. It also returns the hash from which a
+// fixed window derives its phase. That is the hash of the value, or of the length-prefixed values if there
+// are several. For other algorithms the hash is 0.
 func (p *Policy) AppendKey(dst []byte, entries []Entry) (key []byte, hash uint64) {
 	if p.Whole {
 		return p.appendWhole(dst, entries)
@@ -96,8 +97,9 @@ func appendValue(dst []byte, s string) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(s))), s...)
 }
 
-// KeyText describes the key of a bucket for people, such as "limit send of domain edge, key bob". It is for programs that
-// see keys, such as wrappers of a Store. A key without this layout is returned as Printable does.
+// KeyText describes the key of a bucket in readable form, such as "limit send of domain edge, key bob". It
+// is for programs that handle keys, such as wrappers of a Store. For a key without this layout, it returns
+// the result of Printable.
 func KeyText(key []byte) string {
 	text, ok := keyText(key)
 	if !ok {
@@ -138,7 +140,7 @@ func keyText(key []byte) (text string, ok bool) {
 	return text, true
 }
 
-// cutValue cuts off what appendValue appended.
+// cutValue removes a value that appendValue appended from the start of b.
 func cutValue(b []byte) (value string, rest []byte, ok bool) {
 	n, size := binary.Uvarint(b)
 	if size <= 0 || n > uint64(len(b)-size) {

@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// all is a policy that tells buckets apart by the values of n entries.
+// all returns a policy whose buckets are identified by the values of n entries.
 func all(n int) *Policy {
 	p := &Policy{Prefix: Prefix("d", "limit", "x", algorithms.FixedWindow), Limit: &algorithms.Limit{Kind: algorithms.FixedWindow}}
 	for i := range n {
@@ -20,8 +20,8 @@ func all(n int) *Policy {
 	return p
 }
 
-// raw draws bytes that need not be text: often short, sometimes around the length at which values
-// are replaced by their digest.
+// raw draws bytes that need not be text. They are often short, and sometimes near the length at which a
+// digest replaces values.
 func raw(t *rapid.T, what string) string {
 	b := rapid.SliceOfN(rapid.SampledFrom([]byte{0, 1, 2, 'a', 'b', '_', ',', '=', 0x80, 0xff}), 0, 4).Draw(t, what)
 	if rapid.IntRange(0, 3).Draw(t, what+" is long") == 0 {
@@ -46,7 +46,7 @@ func valuesOf(entries []Entry) []string {
 	return list
 }
 
-// Equal descriptors have equal keys, different ones different keys.
+// Equal descriptors have equal keys, and different descriptors different keys.
 func TestKeysAreEqualExactlyIfTheValuesAre(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := rawEntries(t, "a"), rawEntries(t, "b")
@@ -83,7 +83,7 @@ func TestKeysOfWholeDescriptorsAreEqualExactlyIfTheyAre(t *testing.T) {
 	})
 }
 
-// The trap of joining: (a, b_c) and (a_b, c) are one text for the reference server.
+// Keys must not simply join texts: (a, b_c) and (a_b, c) are the same text for the reference server.
 func TestKeysDoNotJoin(t *testing.T) {
 	p := &Policy{Whole: true, Prefix: Prefix("d", "override", "60000000", algorithms.FixedWindow), Limit: &algorithms.Limit{}}
 	seen := map[string][]Entry{}
@@ -140,7 +140,7 @@ func TestAppendKeyAllocatesNothing(t *testing.T) {
 	entries := []Entry{{"user", "bob"}, {"path", strings.Repeat("/x", 200)}, {"k", "v"}}
 	for name, p := range map[string]*Policy{
 		"one":   {Prefix: all(0).Prefix, Limit: all(0).Limit, Open: []int{0}},
-		"all":   all(3), // replaced by a digest
+		"all":   all(3), // so long that a digest replaces the values
 		"whole": {Prefix: all(0).Prefix, Limit: all(0).Limit, Whole: true},
 	} {
 		if n := testing.AllocsPerRun(100, func() { p.AppendKey(dst, entries) }); n > 0 {
@@ -172,7 +172,7 @@ func BenchmarkAppendKey(b *testing.B) {
 	}
 }
 
-func TestKeysForPeople(t *testing.T) {
+func TestKeyText(t *testing.T) {
 	limit := &algorithms.Limit{Kind: algorithms.TokenBucket}
 	p := Policy{Limit: limit, Prefix: Prefix("edge", "limit", "send", limit.Kind)}
 	inline := Policy{Limit: limit, Prefix: Prefix("edge", "inline", "tenant", limit.Kind)}
@@ -197,7 +197,7 @@ func TestKeysForPeople(t *testing.T) {
 			t.Errorf("%q: %q, want %q", c.key, got, c.want)
 		}
 	}
-	rapid.Check(t, func(t *rapid.T) { // any bytes, and cut keys
+	rapid.Check(t, func(t *rapid.T) { // random bytes, and keys that were cut
 		text := rapid.SliceOf(rapid.Byte()).Draw(t, "key")
 		whole := key(&p, string(text))
 		for _, k := range [][]byte{text, whole[:rapid.IntRange(0, len(whole)).Draw(t, "length")]} {

@@ -31,9 +31,9 @@ func (h How) String() string { return howNames[h] }
 type Pattern struct {
 	Key  string
 	How  How
-	Text string // of the value; "" with Any
+	Text string // the text of the value; "" with Any
 
-	regex *regexp.Regexp // with Regex
+	regex *regexp.Regexp // set with Regex
 }
 
 // ValuePattern returns the Pattern of a value in the reference server's notation: "" matches any value, and each "*"
@@ -52,25 +52,27 @@ func ValuePattern(key, value string) Pattern {
 const (
 	// maxRegex bounds a regular expression, in bytes.
 	maxRegex = 1000
-	// maxRegexSteps bounds the compiled expression, as Envoy does. In the worst case matching takes that many steps
-	// for each byte of a value, and a client may send 60 KiB. 200 steps took 15 ms.
+	// maxRegexSteps bounds the size of the compiled expression, as Envoy does. In the worst case, matching
+	// takes that many steps for each byte of a value, and a client may send 60 KiB. With 200 steps that
+	// took 15 ms.
 	maxRegexSteps = 200
 )
 
-// RegexPattern returns the Pattern of a regular expression (RE2), which must match a whole value. A "." matches every
-// character, newlines included, and each byte that is not UTF-8 is one character. So a client cannot avoid an
-// expression by unusual bytes. The error describes the mistake in the expression.
+// RegexPattern returns the Pattern of a regular expression (RE2), which must match a whole value. A "."
+// matches every character, including newlines, and each byte that is not UTF-8 counts as one character. So
+// a client cannot evade an expression with unusual bytes. The error describes the mistake in the
+// expression.
 func RegexPattern(key, expression string) (Pattern, error) {
 	if len(expression) > maxRegex {
 		return Pattern{}, fmt.Errorf("has %d bytes; the maximum is %d", len(expression), maxRegex)
 	}
-	if _, err := syntax.Parse(expression, syntax.Perl); err != nil { // alone, or "a)(b" would be taken
-		return Pattern{}, fmt.Errorf("is no regular expression (RE2): %s", strings.TrimPrefix(err.Error(), "error parsing regexp: "))
+	if _, err := syntax.Parse(expression, syntax.Perl); err != nil { // checked before it is embedded, because "a)(b" would compile then
+		return Pattern{}, fmt.Errorf("is not a regular expression (RE2): %s", strings.TrimPrefix(err.Error(), "error parsing regexp: "))
 	}
 	whole := `\A(?s:` + expression + `)\z`
 	parsed, err := syntax.Parse(whole, syntax.Perl)
 	if err != nil {
-		return Pattern{}, fmt.Errorf("is no regular expression (RE2): %w", err)
+		return Pattern{}, fmt.Errorf("is not a regular expression (RE2): %w", err)
 	}
 	program, err := syntax.Compile(parsed.Simplify())
 	if err != nil {
@@ -97,7 +99,7 @@ func (p *Pattern) Shown() string {
 	}
 }
 
-// value is the part of Shown after the key.
+// value returns the part of Shown after the key.
 func (p *Pattern) value() string {
 	text := Printable(p.Text)
 	switch p.How {

@@ -10,32 +10,35 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Policy is a limit as one place of a configuration uses it: its numbers, and how its decisions are treated. It is
-// immutable. Several policies may share the buckets of one named limit. A configuration may have 100,000 policies, so
-// what most limits do without is in Extras. The other fields are those that a request reads.
+// Policy is a limit as one place of a configuration uses it: its numbers, and how its decisions are
+// treated. It is immutable. Several policies may share the buckets of one named limit.
+//
+// A configuration may have 100,000 policies. So the fields that most limits do not need are in Extras.
 type Policy struct {
 	// Index numbers the policies of one domain from 0, so that counters are an array.
 	Index int
 	// Domain and Name identify the limit for display. Name is the name of a named limit, or the path of descriptors to
 	// an inline one.
 	Domain, Name string
-	// Owner identifies the limit for programs. It is equal for policies that share buckets.
+	// Owner identifies the limit in Stores. Policies that share buckets have the same Owner.
 	Owner string
 	// Place is the place in the configuration.
 	Place Place
-	// Limit has the numbers. Policies with equal numbers share it: replace it, never change it.
+	// Limit has the numbers. Policies with equal numbers share it, so it must be replaced and never
+	// changed.
 	Limit *algorithms.Limit
 	// Prefix is the prefix of the keys of the policy's buckets.
 	Prefix string
 	// Open lists the positions of the entries whose values identify a bucket.
 	Open []int
 
-	// Whole means that all keys and values of the descriptor identify a bucket, not those in Open. It is set for
-	// patterns with a "*" in a key.
+	// Whole means that all keys and values of the descriptor identify a bucket, not only the entries in
+	// Open. It is set for patterns with a "*" in a key.
 	Whole bool
 	// Unlimited always allows and charges nothing.
 	Unlimited bool
-	// Reference means that the limit is in the reference server's form, with unit and requests_per_unit.
+	// Reference means that the limit is written in the reference server's form, with unit and
+	// requests_per_unit.
 	Reference bool
 	// Shadow never denies. Requests that it would have denied are counted.
 	Shadow bool
@@ -48,18 +51,18 @@ type Policy struct {
 	Detailed bool
 	// OnFailure is the answer when the store cannot decide.
 	OnFailure OnFailure
-	// Adjusted is set in the copy of a policy that an operator's adjustment made; nil: the policy is as it
-	// was configured.
+	// Adjusted is set in the copy of a policy that an operator's adjustment made. It is nil if the policy
+	// is as configured.
 	Adjusted *Adjusted
 
-	// RateName is the rate_limit's own name. It appears in answers, and Replaces refers to it.
+	// RateName is the name of the rate_limit itself. It appears in answers, and Replaces refers to it.
 	RateName string
 	// StatKey names the policy's counters as the reference server does:
 	// domain.key_value.key_value…
 	StatKey string
 
-	// Extras is what most limits do without; nil means that all of it is zero. Read it with Extra. Policies share it:
-	// replace it, never change it.
+	// Extras has the fields that most limits do not need. nil means that all of them are zero. Read them
+	// with Extra. Policies share Extras, so they must be replaced and never changed.
 	Extras *Extras
 }
 
@@ -76,7 +79,8 @@ type Extras struct {
 	// Slot groups the buckets that a Redis Cluster keeps in one slot, so that the limits of one request can be
 	// charged in one step. The zero Slot groups nothing.
 	Slot Slot
-	// Replaces lists the RateNames of the policies that this one replaces in a request to which both apply.
+	// Replaces lists the RateNames of policies. If they and this policy match the same request, this one
+	// replaces them.
 	Replaces []string
 	// MaxDelay is how long an answer may be held back until its turn in a leaky bucket; 0 means not at all.
 	MaxDelay algorithms.Micros
@@ -85,52 +89,56 @@ type Extras struct {
 	LocalShare float64
 	// StatValues lists positions of entries whose runtime value goes into the stat key (value_to_metric).
 	StatValues []int
-	// StatLevels are the parts of StatKey below the domain, one for each entry. They are there only if runtime values
-	// go into the stat key.
+	// StatLevels are the parts of StatKey below the domain, one for each entry. They are set only if
+	// runtime values go into the stat key.
 	StatLevels []string
-	// Weights are the costs of kinds of units; nil: the limit has one kind.
+	// Weights has the cost of each kind of units. It is nil if the limit has one kind.
 	Weights *weights.Weights
-	// DenyBody is the body of denials by this limit; NoBody: that of the domain.
+	// DenyBody is the body of denials by this limit. NoBody means the body of the domain.
 	DenyBody Body
-	// Unit is what the limit counts; NoUnit: clients are not told.
+	// Unit is what the limit counts. NoUnit means that clients are not informed.
 	Unit Unit
-	// Settle says how requests reserve units until their real cost is known; nil means that they do not.
+	// Settle describes how requests reserve units until their real cost is known. nil means that they do
+	// not.
 	Settle *Settle
-	// Then is the policy that pays for what this one does not allow, with the same values of the descriptor; nil: none.
+	// Then is the policy that pays for requests that this one does not allow, with the same values of the
+	// descriptor. nil means none.
 	Then *Policy
 	// Metadata is added to the dynamic metadata of allowed requests; nil means none.
 	Metadata map[string]any
 }
 
-// Settle says how a request reserves units of a limit, for work whose cost is known only afterwards. It can be compared
-// with ==.
+// Settle describes how a request reserves units of a limit, for work whose cost is known only afterwards.
+// It can be compared with ==.
 type Settle struct {
-	// Estimate is what a request reserves that declares less.
+	// Estimate is the number of units that a request reserves if it declares less.
 	Estimate int64
-	// Least and Most bound what a request reserves.
+	// Least and Most bound the number of units that a request reserves.
 	Least, Most int64
-	// TrustDeclared means that a request reserves what it declares, be it less than Estimate.
+	// TrustDeclared means that a request reserves the number that it declares, even if that is less than
+	// Estimate.
 	TrustDeclared bool
 	// Unknown is the cost of a request whose real cost is not reported; -1 means what it reserved.
 	Unknown int64
-	// TTL is for how long a reservation can be refunded.
+	// TTL is the time during which a reservation can be refunded.
 	TTL algorithms.Micros
-	// Learn, if not nil, means that Estimate is the first estimate, until enough is known.
+	// Learn, if not nil, means that Estimate is used only until enough costs are known to learn an
+	// estimate.
 	Learn *Learn
 }
 
-// Learn says how the estimate of a limit is learned from real costs.
+// Learn describes how the estimate of a limit is learned from real costs.
 type Learn struct {
-	// Quantile of the costs that is the estimate, in (0, 1).
+	// Quantile is the quantile of the costs that becomes the estimate, in (0, 1).
 	Quantile float64
-	// Per lists the keys of the entries whose values have estimates of their own. Values has the values of each key that
-	// have one; all others share one estimate.
+	// Per lists the keys of the entries whose values have estimates of their own. Values has those values
+	// for each key. All other values share one estimate.
 	Per    []string
 	Values map[string]map[string]bool
 }
 
-// Reserves returns the units that a request reserves. The parameter declared is what it declares; 0 or less means that
-// it declares nothing.
+// Reserves returns the number of units that a request reserves. declared is the number that the request
+// declares; 0 or less means that it declares nothing.
 func (s *Settle) Reserves(estimate, declared int64) int64 {
 	units := max(declared, estimate)
 	if s.TrustDeclared && declared > 0 {
@@ -139,8 +147,8 @@ func (s *Settle) Reserves(estimate, declared int64) int64 {
 	return max(s.Least, min(units, s.Most))
 }
 
-// PerSecond reports whether l is a limit per second, as the reference server defines it: its buckets may be in a Redis
-// of their own.
+// PerSecond reports whether l is a limit per second, as the reference server defines it. Buckets of such
+// limits may be in a Redis of their own.
 func PerSecond(l *algorithms.Limit) bool {
 	return l.Kind == algorithms.FixedWindow && l.Period() == algorithms.Second && !scaled.Of(l).PhaseFromKey
 }
@@ -148,13 +156,13 @@ func PerSecond(l *algorithms.Limit) bool {
 // PrefixNumber returns a number that identifies a limit by the prefix of its keys (Policy.Prefix).
 func PrefixNumber(prefix string) uint64 { return xxhash.Sum64String(prefix) }
 
-// Adjusted is what an operator's adjustment made of a policy, beside its numbers.
+// Adjusted describes how an operator's adjustment changed a policy, beside its numbers.
 type Adjusted struct {
-	// ID of the adjustment.
+	// ID is the ID of the adjustment.
 	ID string
-	// Expires is when it ends, by the clock of the place where adjustments are kept.
+	// Expires is the time at which the adjustment ends, by the clock of the store of adjustments.
 	Expires algorithms.Micros
-	// Unlimited: the bucket is charged, and never denies.
+	// Unlimited means that the bucket is charged but never denies.
 	Unlimited bool
 	// Block denies everything.
 	Block bool
@@ -162,7 +170,7 @@ type Adjusted struct {
 
 var noExtras Extras
 
-// Extra returns the Extras of p, or zero ones. The caller must not change them.
+// Extra returns the Extras of p, or empty ones. The caller must not change them.
 func (p *Policy) Extra() *Extras {
 	if p.Extras == nil {
 		return &noExtras
@@ -174,7 +182,7 @@ func (p *Policy) Extra() *Extras {
 type Place struct {
 	// File is a file, or a place in a message of a control plane.
 	File string
-	// Line counts from 1; 0 means that there is none.
+	// Line counts from 1. 0 means that there is no line.
 	Line int
 }
 
@@ -186,7 +194,8 @@ func (p Place) String() string {
 	return p.File + ":" + strconv.Itoa(p.Line)
 }
 
-// Slot determines the buckets that are kept in one slot: those of a fixed number, or those with an equal value.
+// Slot determines the buckets that are kept in one slot: those with the same fixed number, or those with an
+// equal value.
 type Slot struct {
 	// Fixed is the number; 0 means none.
 	Fixed uint64

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Words describes how requests reserve units of l and settle them: one fact each.
+// Words describes how requests reserve units of l and settle them, with one fact in each text.
 func (s *Settle) Words(l *algorithms.Limit) []string {
 	within := Span(s.TTL)
 	if l.Kind == algorithms.FixedWindow {
@@ -23,7 +23,7 @@ func (s *Settle) Words(l *algorithms.Limit) []string {
 	}
 }
 
-// EstimateWords describes the estimate of a request that declares nothing.
+// EstimateWords describes the estimate for a request that declares no cost.
 func (s *Settle) EstimateWords() string {
 	if s.Learn == nil {
 		return fmt.Sprintf("%d units, the estimate", max(s.Least, min(s.Estimate, s.Most)))

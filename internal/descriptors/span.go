@@ -10,14 +10,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// spanUnits are the units of spans of time. A day is 24 hours.
+// spanUnits has the units of spans of time. A day has 24 hours.
 var spanUnits = map[string]algorithms.Micros{
 	"us": 1, "µs": 1, "ms": 1000, "s": algorithms.Second, "m": 60 * algorithms.Second,
 	"h": 3600 * algorithms.Second, "d": algorithms.Day, "w": 7 * algorithms.Day,
 }
 
-// ParseSpan reads a span of time in the configuration's notation: whole numbers with units, one after the other,
-// together more than 0. Its errors go after the text in a sentence: "is empty; write …".
+// ParseSpan parses a span of time in the configuration's notation: whole numbers with units, one after the
+// other. Their sum must be above 0. Its errors continue a sentence that starts with the text: "is empty;
+// write …".
 func ParseSpan(text string) (sum algorithms.Micros, err error) {
 	mistake := func(what string) (algorithms.Micros, error) {
 		return 0, fmt.Errorf("%s; write whole numbers with us, ms, s, m, h, d or w: 500ms, 30s, 1h30m", what)

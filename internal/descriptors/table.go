@@ -5,8 +5,9 @@ import (
 	"maps"
 )
 
-// table maps texts to values. Most tables of a tree of several levels have one entry, which needs no map: an empty map
-// with room for one takes 256 bytes. A comparison is also cheaper than a lookup.
+// table maps texts to values. Most tables in a tree with several levels have one entry. Such a table needs
+// no map, because even an empty map with room for one entry takes 256 bytes, and a comparison is faster
+// than a lookup.
 type table[V any] struct {
 	first string
 	value *V            // of first; nil means that the table is empty
@@ -21,7 +22,7 @@ func (t *table[V]) get(text string) *V {
 	return t.more[text]
 }
 
-// add sets the value of text, which has none.
+// add sets the value of text, which must not have one yet.
 func (t *table[V]) add(text string, value *V) {
 	switch {
 	case t.value == nil:

@@ -12,22 +12,24 @@ type Tree struct {
 
 // Node is one place in a Tree. It applies to descriptors that end there.
 type Node struct {
-	// Policies are the limits at this place. If there are none, descriptors that end here are not limited.
+	// Policies are the limits at this place. If it is empty, descriptors that end here have no limit.
 	Policies []*Policy
 	// MaxOverride bounds the limits that come with requests to this place; nil means that the place sets no bound.
 	MaxOverride *Policy
 	next        level
 }
 
-// level holds the patterns for one entry. Most levels of a deep tree have one pattern, and a configuration may have
-// several such levels for each limit. Therefore that pattern is in the level itself, and several are in tables.
+// level holds the patterns for one entry. Most levels of a deep tree have one pattern, and a configuration
+// may have several such levels for each limit. So a single pattern is stored in the level itself, and
+// several patterns in tables.
 type level struct {
-	key, text string // of the only pattern; an empty text stands for any value
-	node      *Node  // of the only pattern; nil if there is none or if there are tables
+	key, text string // of the only pattern; an empty text means any value
+	node      *Node  // of the only pattern; nil if there is none, or if there are tables
 	many      *tables
 }
 
-// tables hold the patterns of a level that has several, or one that is neither an exact value nor any value.
+// tables hold the patterns of a level that has several, or whose only pattern is neither an exact value nor
+// any value.
 type tables struct {
 	keys table[values]
 	wildKeys
@@ -38,7 +40,7 @@ type wildKeys struct {
 	// loose has the patterns with a "*" in the key. As in the reference server, they are matched against key_value as
 	// one text.
 	loose []wildcard
-	count int // wildcards and regular expressions of the level, those of its keys included
+	count int // the number of wildcards and regular expressions of the level, including those of its keys
 }
 
 // tables returns the patterns of the level in tables, which the caller must not change.
@@ -63,18 +65,18 @@ type values struct {
 	*ranges
 }
 
-// ranges holds the patterns of one key that several values match.
+// ranges holds the patterns of one key that match several values.
 type ranges struct {
 	prefix, suffix affixes
 	wild           []wildcard
 }
 
-// noRanges are those of most keys.
+// noRanges are the ranges of most keys.
 var noRanges ranges
 
 func newValues() *values { return &values{ranges: &noRanges} }
 
-// own returns the ranges of v, for changes.
+// own returns ranges of v that can be changed.
 func (v *values) own() *ranges {
 	if v.ranges == &noRanges {
 		v.ranges = &ranges{}
@@ -88,14 +90,14 @@ type affixes struct {
 	nodes   map[string]*Node
 }
 
-// Possible is an entry of which the value may not be known.
+// Possible is an entry whose value may be unknown.
 type Possible struct {
 	Key, Value string
 	Known      bool
 }
 
-// CouldMeet reports whether a descriptor with such entries could match a policy. Where there are patterns it may say so
-// though it could not.
+// CouldMeet reports whether a descriptor with such entries could match a policy. If the tree has patterns
+// with "*" or regular expressions, it may return true for entries that cannot match.
 func (t *Tree) CouldMeet(entries []Possible) bool {
 	return len(entries) > 0 && t.root.couldMeet(entries)
 }
@@ -142,12 +144,12 @@ func (at *level) couldMeet(entries []Possible) bool {
 // wildcard is a pattern with a "*", or a regular expression.
 type wildcard struct {
 	Pattern
-	order int // its position among those of the level
+	order int // its position among the wildcards of the level
 	node  *Node
 }
 
-// Add returns the node for p below parent, and makes it if it does not exist. A nil parent is the root. It reports
-// whether the node is new.
+// Add returns the node for p below parent, and makes it if it does not exist. A nil parent means the root.
+// It also reports whether the node is new.
 func (t *Tree) Add(parent *Node, p Pattern) (node *Node, added bool) {
 	at := &t.root
 	if parent != nil {
@@ -158,7 +160,7 @@ func (t *Tree) Add(parent *Node, p Pattern) (node *Node, added bool) {
 	return node, node == made
 }
 
-// put adds p with node, unless the level has p. It returns the node of p.
+// put adds p with node, unless the level already has p. It returns the node of p.
 func (at *level) put(p Pattern, node *Node) *Node {
 	if at.many == nil {
 		loose := strings.Contains(p.Key, "*")
@@ -238,7 +240,8 @@ func (a *affixes) add(text string, node *Node) *Node {
 	return node
 }
 
-// longest is the node of the longest prefix of value, or of the longest suffix if atEnd is true.
+// longest returns the node of the longest prefix of value. If atEnd is true, it returns the node of the
+// longest suffix.
 func (a *affixes) longest(value string, atEnd bool) *Node {
 	for _, n := range a.lengths {
 		if n > len(value) {
@@ -347,7 +350,7 @@ type joined struct {
 
 // matches reports whether pattern matches all of j.
 func (j joined) matches(pattern string) bool {
-	// The usual two-pointer match: after a mismatch the last "*" matches one more byte.
+	// The usual two-pointer algorithm: after a mismatch, the last "*" matches one more byte.
 	p, s, star, mark := 0, 0, -1, 0
 	for s < j.len() {
 		switch {

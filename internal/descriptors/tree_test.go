@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// patternOf reads a pattern as written in these tests: key, key=value, key^=prefix, key$=suffix or
+// patternOf parses a pattern as written in these tests: key, key=value, key^=prefix, key$=suffix or
 // key~=expression.
 func patternOf(tb fataler, text string) Pattern {
 	tb.Helper()
@@ -29,14 +29,14 @@ func patternOf(tb fataler, text string) Pattern {
 	return ValuePattern(key, value)
 }
 
-// fataler is a testing.TB or a rapid.T.
+// fataler is implemented by testing.TB and rapid.T.
 type fataler interface {
 	Helper()
 	Fatal(args ...any)
 }
 
-// grow makes a tree of patterns, each written as key or key=value, levels separated by commas; a
-// node's policy has the pattern as its name.
+// grow returns a tree of patterns. Each is written as key or key=value, with levels separated by commas.
+// The policy of a node has the pattern as its name.
 func grow(tb testing.TB, patterns ...string) *Tree {
 	tb.Helper()
 	tree := &Tree{}
@@ -56,7 +56,7 @@ func grow(tb testing.TB, patterns ...string) *Tree {
 	return tree
 }
 
-// met is the name of the policy that a descriptor matches; "": none.
+// met returns the name of the policy that a descriptor matches, or "" for none.
 func met(tb testing.TB, tree *Tree, descriptor string) string {
 	tb.Helper()
 	entries, err := Parse(descriptor)
@@ -78,7 +78,7 @@ func TestMatch(t *testing.T) {
 	for _, c := range []struct {
 		what     string
 		patterns []string
-		want     map[string]string // descriptor -> the policy that it matches
+		want     map[string]string // descriptor -> the name of the policy that it matches
 	}{
 		{"exact over wildcard over open, whatever the order", []string{"k", "k=a*", "k=ab"}, map[string]string{
 			"k=ab": "k=ab", "k=ac": "k=a*", "k=b": "k", "k=": "k", "j=ab": "nothing",
@@ -132,11 +132,11 @@ func TestMatch(t *testing.T) {
 		t.Error("a value without a key is taken for a key")
 	}
 	if node := grow(t, "a").Match(nil); node != nil {
-		t.Error("a descriptor without entries matches something")
+		t.Error("a descriptor without entries matches a policy")
 	}
 }
 
-// matches is glob as one would define it.
+// matches is a simple recursive definition of glob.
 func matches(pattern, text string) bool {
 	switch {
 	case pattern == "":
@@ -166,10 +166,10 @@ func TestGlobAgreesWithItsDefinition(t *testing.T) {
 
 func TestExpressionsAreBounded(t *testing.T) {
 	for expression, want := range map[string]string{
-		"a(":                                   "is no regular expression (RE2): missing closing ): `a(`",
-		"a)(b":                                 "is no regular expression (RE2): unexpected ): `a)(b`",
-		`(a)\1`:                                "is no regular expression (RE2): invalid escape sequence: `\\1`",
-		"\xff":                                 "is no regular expression (RE2): invalid UTF-8: `\xff`",
+		"a(":                                   "is not a regular expression (RE2): missing closing ): `a(`",
+		"a)(b":                                 "is not a regular expression (RE2): unexpected ): `a)(b`",
+		`(a)\1`:                                "is not a regular expression (RE2): invalid escape sequence: `\\1`",
+		"\xff":                                 "is not a regular expression (RE2): invalid UTF-8: `\xff`",
 		"[a-z]{1,200}":                         "needs 403 steps; the maximum is 200, and a repetition such as {1,36} counts 36 times",
 		strings.Repeat("a", maxRegex+1):        "has 1001 bytes; the maximum is 1000",
 		strings.Repeat("(", 500):               "",
@@ -182,7 +182,7 @@ func TestExpressionsAreBounded(t *testing.T) {
 	}
 }
 
-// plain is a tree as one would write it without a thought for speed.
+// plain is a tree in the simplest form, without regard for speed.
 type plain struct {
 	Pattern
 	policy *Policy

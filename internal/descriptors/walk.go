@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// All visits each node of the tree with the patterns that lead to it, in an order that depends on the patterns
-// only. The patterns are the caller's until the next node.
+// All visits each node of the tree with the patterns that lead to it. The order depends on the patterns
+// only. The slice of patterns is reused for the next node.
 func (t *Tree) All() iter.Seq2[[]Pattern, *Node] {
 	return func(yield func([]Pattern, *Node) bool) { t.root.all(nil, yield) }
 }
@@ -45,11 +45,11 @@ func (at *level) all(above []Pattern, yield func([]Pattern, *Node) bool) bool {
 	return true
 }
 
-// anything stands for a value that no pattern names.
+// anything stands for a value for which there is no exact pattern.
 const anything = "\x00any"
 
-// Sample is an entry that p matches, and that a pattern of other values is unlikely to match. ok is false where p is a
-// regular expression, or has a "*" in the key.
+// Sample returns an entry that p matches, and that a pattern of other values is unlikely to match. ok is
+// false if p is a regular expression, or has a "*" in the key.
 func (p *Pattern) Sample() (e Entry, ok bool) {
 	value := ""
 	switch p.How {

@@ -354,7 +354,7 @@ func TestALimitThatStartedAfreshIsNotSettled(t *testing.T) {
 	}
 	l.Swap(s)
 	exchangeStep{0, "/v1/limit", settleBody(id, "1"), 410,
-		`limit "tokens": the limit has changed its algorithm or its shards since, and started afresh: there is nothing to settle`}.check(t, h)
+		`limit "tokens": the limit has changed its algorithm or its shards since, so its buckets are new and there is nothing to settle`}.check(t, h)
 }
 
 // The id says how fast the bucket refilled. Ten were reserved at 10 a minute, and the 5 that flowed in were used; then

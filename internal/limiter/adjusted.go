@@ -9,14 +9,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// inUse decides requests. It is immutable.
+// inUse has everything that decides requests. It is immutable.
 type inUse struct {
 	snapshot *Snapshot
 	adjusted *adjusted // nil if nothing is adjusted
 }
 
-// adjusted is a Set of adjustments, compiled for one Snapshot. It is immutable. It contains only policies that have
-// an adjustment.
+// adjusted is a Set of adjustments, compiled for one Snapshot. It is immutable, and contains only policies
+// with an adjustment.
 type adjusted struct {
 	limits map[*descriptors.Policy]*adjustedLimit
 	now    func() algorithms.Micros
@@ -24,16 +24,17 @@ type adjusted struct {
 
 // adjustedLimit has the adjustments of one limit. All policies that share its buckets share it.
 type adjustedLimit struct {
-	all  *change            // for keys without their own; nil if there is none
-	keys map[string]*change // by the key of the bucket
+	all  *change            // for keys without an adjustment of their own; nil if there is none
+	keys map[string]*change // adjustments by the key of the bucket
 }
 
-// change is one adjustment of a limit. A limit may be used at several places with different settings, so each place
-// needs its own copy. The first copy is made in advance, the others at the first request.
+// change is one adjustment of a limit. A limit may be used at several places with different settings, so
+// each place needs its own copy of the policy. The first copy is made in advance, the others at the first
+// request.
 type change struct {
 	adjustment *adjust.Adjustment
 	of, copy   *descriptors.Policy
-	others     sync.Map // *descriptors.Policy -> *descriptors.Policy, the same if the adjustment does not apply
+	others     sync.Map // *descriptors.Policy -> its copy, or itself if the adjustment does not apply
 }
 
 // policy returns p with the adjusted numbers.
@@ -48,23 +49,23 @@ func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
 	if err != nil {
 		changed = p
 	} else if p.Limit == c.of.Limit {
-		changed.Limit = c.copy.Limit // stores recognize equal limits fastest by their pointer
+		changed.Limit = c.copy.Limit // stores compare limits by their pointer, which is fastest
 	}
 	found, _ := c.others.LoadOrStore(p, changed)
 	return found.(*descriptors.Policy)
 }
 
-// Adjusted reports how a Set of adjustments applies to a configuration.
+// Adjusted describes how a Set of adjustments applies to a configuration.
 type Adjusted struct {
-	// InForce is the number of adjustments that change a limit. Ignored is the number of unexpired ones that do not:
-	// their limit is not configured, or cannot have these numbers.
+	// InForce is the number of adjustments that change a limit. Ignored is the number of unexpired
+	// adjustments that change none, because their limit is not configured or cannot have these numbers.
 	InForce, Ignored int
-	// Next is the time at which the first of them expires; 0 if there is none.
+	// Next is the time at which the first adjustment expires; 0 if there is none.
 	Next algorithms.Micros
 }
 
-// Adjust uses set for all Calls that start from now on, with this and later configurations. now returns the time of
-// the clock by which adjustments expire.
+// Adjust uses set for all Calls that start from now on, with this configuration and later ones. now returns
+// the time that decides whether adjustments have expired.
 func (l *Limiter) Adjust(set *adjust.Set, now func() algorithms.Micros) Adjusted {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -72,7 +73,7 @@ func (l *Limiter) Adjust(set *adjust.Set, now func() algorithms.Micros) Adjusted
 	return l.use(l.Current())
 }
 
-// use decides requests with s and its adjustments from now on. l.mu is held.
+// use decides requests with s and its adjustments from now on. l.mu must be held.
 func (l *Limiter) use(s *Snapshot) (result Adjusted) {
 	if s == nil {
 		return result
@@ -103,7 +104,7 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 		if result.Next == 0 || a.Expires < result.Next {
 			result.Next = a.Expires
 		}
-		result.Ignored++ // until it is found to apply
+		result.Ignored++ // decremented when it is found to apply
 		name := [2]string{a.Target.Domain, a.Target.Limit}
 		byName[name] = append(byName[name], a)
 	}
@@ -135,8 +136,8 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 	return compiled, result
 }
 
-// compileLimit compiles the adjustments of the limit of p, and adds the IDs of those that apply to applied. It
-// returns nil if none does.
+// compileLimit compiles the adjustments of the limit of p, and adds the IDs of those that apply to applied.
+// It returns nil if none applies.
 func compileLimit(p *descriptors.Policy, list []*adjust.Adjustment, applied map[string]bool) *adjustedLimit {
 	limit := &adjustedLimit{keys: map[string]*change{}}
 	for _, a := range list {
@@ -163,8 +164,8 @@ func bucketKey(p *descriptors.Policy, values []string) []byte {
 	return key
 }
 
-// adjust gives r, whose Key is known, the numbers of the adjustment in force. That of its key takes precedence over
-// that of all keys.
+// adjust gives r, whose Key is known, the numbers of the adjustment in force. An adjustment of its key
+// takes precedence over one of all keys.
 func (c *Call) adjust(r *Result) {
 	limit := c.adjusted.limits[r.Policy]
 	if limit == nil {
@@ -179,8 +180,8 @@ func (c *Call) adjust(r *Result) {
 	}
 }
 
-// adjustOverridden adds the Results of limits that the override of descriptor i replaces although an adjustment for
-// the key is in force. The stricter of the two decides.
+// adjustOverridden handles limits that the override of descriptor i replaces although an adjustment for the
+// key is in force. It adds their Results, so that the stricter of the two limits decides.
 func (c *Call) adjustOverridden(i int) {
 	d := &c.Descriptors[i]
 	node := c.Verdict.Domain.Tree.Match(d.Entries)
@@ -200,8 +201,8 @@ func (c *Call) adjustOverridden(i int) {
 	}
 }
 
-// isBlocked reports whether an operator blocks r. Refunds and settlements of units consumed before are still
-// accepted.
+// isBlocked reports whether an operator blocks r. Refunds and settlements of units that were consumed
+// earlier are still accepted.
 func (r *Result) isBlocked() bool {
 	return r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Block && r.Cost >= 0 && !r.settle
 }
@@ -211,8 +212,8 @@ func (r *Result) isUnlimited() bool {
 	return r.freed || r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Unlimited
 }
 
-// deniedByBlock denies a request if an operator blocks one of its keys: no other limit is charged. It reports whether
-// it did. An operator who inspects buckets still sees them.
+// deniedByBlock denies a request if an operator blocks one of its keys, and then charges no limit. It
+// reports whether it did. An operator who inspects buckets still gets their state.
 func (c *Call) deniedByBlock() bool {
 	blocked := false
 	for i := range c.Results {
@@ -241,8 +242,8 @@ func (r *Result) block(now algorithms.Micros) {
 	d.Blocked, d.RetryAfter = max(d.Blocked, left), max(d.RetryAfter, left)
 }
 
-// Adjustable implements adjust.Limits. It returns the policies with the name limit. The error is an *AskError or
-// ErrNoConfig.
+// Adjustable implements adjust.Limits. It returns the policies of the limit with this name. The error is a
+// *RequestError or ErrNoConfig.
 func (l *Limiter) Adjustable(domain, limit string) (in string, policies []*descriptors.Policy, err error) {
 	s := l.Current()
 	if s == nil {
@@ -270,12 +271,13 @@ func (l *Limiter) Adjustable(domain, limit string) (in string, policies []*descr
 	}
 }
 
-// notAdjustable completes the error for a limit that is not configured. It may be one that comes with requests: the
-// sidecar learns its name and its numbers only from them, and cannot tell it from a name that is misspelled.
+// notAdjustable completes the error for a limit that is not configured. The limit may be one that comes
+// with requests. Its name and numbers are known only from requests, so it cannot be distinguished from a
+// misspelled name.
 const notAdjustable = " in the configuration; a limit that comes with requests (config) cannot be adjusted: configure it under this name, and leave out config in the requests"
 
-// Buckets returns the keys of the buckets that a affects, once each. all means that it may affect every bucket of its
-// limit.
+// Buckets returns the keys of the buckets that a affects, each once. all means that a may affect every
+// bucket of its limit.
 func (l *Limiter) Buckets(a *adjust.Adjustment) (keys [][]byte, all bool) {
 	s := l.Current()
 	if s == nil {

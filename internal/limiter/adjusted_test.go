@@ -20,7 +20,7 @@ const minute = 60 * algorithms.Second
 
 func number(n int64) *int64 { return &n }
 
-// adjust sets changes as adjustments of limit for a minute. They are by key, where "*" means all keys.
+// adjust sets changes as adjustments of limit for a minute. They are given by key; "*" means all keys.
 func (b *bench) adjust(limit string, changes map[string]adjust.Change) limiter.Adjusted {
 	var all []*adjust.Adjustment
 	for key, change := range changes {
@@ -81,7 +81,7 @@ func TestTheKeysOwnAdjustmentTakesPrecedenceOverThatOfAllKeys(t *testing.T) {
 	}
 }
 
-// TestConsumptionIsKept: consumed units stay consumed when numbers go up, down, and back at the exact microsecond.
+// Consumed units stay consumed when a limit is raised, lowered, and changed back at the exact microsecond.
 func TestConsumptionIsKept(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.allowed(t, 15, "user=bob")
@@ -93,7 +93,7 @@ func TestConsumptionIsKept(t *testing.T) {
 	if n := b.allowed(t, 200, "user=bob"); n != 59 {
 		t.Errorf("60 a minute flow in: got %d in 1 us less than a minute, want 59", n)
 	}
-	b.now++ // it expires: 100 units are consumed, and 60 a minute are added until at most 20 are consumed
+	b.now++ // the adjustment expires: 100 units are consumed, and 60 a minute flow in until at most 20 are consumed
 	if n := b.allowed(t, 200, "user=bob"); n != 0 {
 		t.Errorf("after the end: got %d, want 0", n)
 	}
@@ -197,7 +197,7 @@ func TestALimitConfiguredUnlimitedCanBeBlocked(t *testing.T) {
 	}
 }
 
-func TestUnlimitedChargesAndNeverDenies(t *testing.T) {
+func TestAnUnlimitedAdjustmentChargesAndNeverDenies(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"bob": {Unlimited: true}})
 	if n := b.allowed(t, 100, "user=bob"); n != 100 {
@@ -211,10 +211,10 @@ func TestUnlimitedChargesAndNeverDenies(t *testing.T) {
 	}
 	b.store.err = backend.ErrUnavailable
 	if c := b.ask(t, 1, "user=bob"); c.Denied || !c.Failed {
-		t.Errorf("with the store away: %+v", c.Verdict)
+		t.Errorf("while the store fails: %+v", c.Verdict)
 	}
 	b.store.err = nil
-	b.now += minute // 10 units are added
+	b.now += minute // 10 units flow in
 	if n := b.allowed(t, 100, "user=bob"); n != 10 {
 		t.Errorf("after its end, with all used: got %d, want 10", n)
 	}
@@ -262,8 +262,7 @@ func TestAdjustmentsThatDoNotApplyAreCountedAndChangeNothing(t *testing.T) {
 	}
 }
 
-// TestAReloadKeepsAdjustments: a reload compiles the adjustments for its own limits, so a factor multiplies the new
-// numbers.
+// A reload compiles the adjustments for its own limits, so a factor multiplies the new numbers.
 func TestAReloadKeepsAdjustments(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"bob": {Factor: 2000}, "eve": {Block: true}})
@@ -295,15 +294,14 @@ func TestPoliciesThatAreNotAdjustedKeepTheirPointers(t *testing.T) {
 	}
 	first := b.ask(t, 1, "user=bob").Results[0].Policy
 	if got := b.ask(t, 1, "user=bob").Results[0].Policy; got == before || got != first {
-		t.Error("bob's limit is not one copy of his own")
+		t.Error("bob's limit is not a single copy of its own")
 	}
 	if got := b.ask(t, 1, "shadow=bob").Results[0].Policy; !got.Shadow || got.Limit != first.Limit {
 		t.Error("at another place the limit is treated as configured there")
 	}
 }
 
-// TestDisagreeingSidecarsNeverAdmitMoreThanTheLargerLimit decides at sidecars with different adjustments, in any
-// order.
+// Sidecars with different adjustments decide in random order.
 func TestDisagreeingSidecarsNeverAdmitMoreThanTheLargerLimit(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		b := newBench(t, adjustable)

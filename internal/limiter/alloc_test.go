@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// TestCheckAllocatesNothing is skipped under the race detector, which drops pooled objects.
+// The race detector drops pooled objects, so this test is skipped under it.
 func TestCheckAllocatesNothing(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -35,8 +35,7 @@ descriptors:
 	}
 }
 
-// TestPlansWithCreditsAllocateNothing: neither a request that the plan allows, nor one that the credits pay, nor a denied
-// one.
+// A request allocates nothing, whether the plan allows it, the credits pay, or both deny.
 func TestPlansWithCreditsAllocateNothing(t *testing.T) {
 	for name, capacity := range map[string]int{"the plan pays": 100_000_000, "the credits pay": 1} {
 		for _, credits := range []int{1, 100_000_000} {

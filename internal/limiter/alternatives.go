@@ -6,10 +6,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A limit with Then is charged together with the limit that pays for what it does not allow (backend.Charge.Then). Several
-// limits of a request with one payer are a plan: either all of them allow, or it pays once, the largest of their costs.
+// A limit with Then is charged together with the limit that pays for what it does not allow, the payer
+// (backend.Charge.Then). Several limits of a request with the same payer form a plan. Either all of them
+// allow, or the payer pays once, the largest of their costs.
 
-// payer is a limit that may pay for others, as a Result.
+// payer is a limit that may pay for others, with its Result.
 type payer struct {
 	Result
 
@@ -17,15 +18,18 @@ type payer struct {
 	paid bool
 }
 
-// candidate is a Result that has an alternative.
+// candidate is a Result for which another limit may pay.
 type candidate struct {
-	of    int    // its index
+	of    int    // the index of that Result
 	payer Result // the limit that may pay for it
 }
 
-// hasAlternative reports whether another limit may pay for Result i, which it then adds to the candidates. Refunds, dry runs
-// of no units and settlements concern the bucket that they name. The payer has no part if an operator blocks its key; if an
-// operator made it unlimited, it pays for all, and Result i is charged without a limit.
+// hasAlternative reports whether another limit may pay for Result i. If so, it adds the Result to the
+// candidates.
+//
+// Refunds, dry runs of no units and settlements apply only to the bucket that they name. A payer whose key
+// an operator blocks does not pay. If an operator made the payer unlimited, it pays for everything, and
+// Result i is charged without a limit.
 func (c *Call) hasAlternative(i int) bool {
 	r := &c.Results[i]
 	if r.Policy.Extras == nil || r.Policy.Extras.Then == nil || r.Cost <= 0 || r.settle || r.of != 0 || r.isUnlimited() {
@@ -61,7 +65,8 @@ func (c *Call) payerOf(r *Result) (f Result) {
 	return f
 }
 
-// chargeAlternatives adds the charges of the candidates: of each payer, those that it pays for and then its own.
+// chargeAlternatives adds the charges of the candidates. For each payer, the charges that it pays for come
+// first, and then its own charge.
 func (c *Call) chargeAlternatives() {
 	for n := range c.candidates {
 		k := &c.candidates[n]
@@ -104,8 +109,8 @@ func (c *Call) addToPlan(r *Result, f *payer, group int) {
 	f.Cost = max(f.Cost, c.charges[at].Terms.Cost)
 }
 
-// foldAlternatives makes r, whose Decision is its own, the payer of the request: r itself or its alternative. If neither
-// pays, the Decision says when the first of them could.
+// foldAlternatives sets r to the limit that paid: r itself or its payer. If neither can pay, the Decision
+// says when the first of them could.
 func (c *Call) foldAlternatives(r *Result) {
 	f := &c.instead[r.instead-1]
 	decisions := c.decisions[f.plan : f.charge+1]
@@ -117,7 +122,7 @@ func (c *Call) foldAlternatives(r *Result) {
 	case from == last:
 		r.For, r.Policy, r.Key, r.hash, r.slot, r.charge = r.Policy, f.Policy, f.Key, f.hash, f.slot, f.charge
 		r.Decision = decisions[last]
-		if r.Cost = f.Cost; f.paid { // once for all of its limits
+		if r.Cost = f.Cost; f.paid { // the payer pays once for all of the limits
 			r.Cost = 0
 		}
 		f.paid = true

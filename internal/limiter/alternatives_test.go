@@ -24,7 +24,7 @@ descriptors:
       - {key: both, limit: [per_minute, per_day, burst]}
 `
 
-// named asks for units of a named limit.
+// named requests units of a named limit.
 func (b *bench) named(tb testing.TB, limit string, cost int64, key ...string) *limiter.Call {
 	tb.Helper()
 	c := &limiter.Call{}
@@ -78,7 +78,7 @@ func TestSeveralLimitsOfAPlanArePaidOnce(t *testing.T) {
 	if c := b.ask(t, 6, "user=bob,both=x"); c.Denied || len(c.Results) != 3 || c.Results[0].For != nil {
 		t.Fatalf("within the plan: %+v", c.Verdict)
 	}
-	c := b.ask(t, 6, "user=bob,both=x") // the minute does not allow it, the day would
+	c := b.ask(t, 6, "user=bob,both=x") // the limit per minute denies, that per day would allow
 	cost := int64(0)
 	for i := range c.Results {
 		if r := &c.Results[i]; r.For != nil {
@@ -132,7 +132,7 @@ func TestARepeatedRequestHasTheSamePayer(t *testing.T) {
 	}
 }
 
-func TestAStoreThatFailsChargesNeither(t *testing.T) {
+func TestAFailingStoreChargesNeither(t *testing.T) {
 	b := newBench(t, plans)
 	b.store.err = backend.ErrUnavailable
 	if c := b.ask(t, 1, "user=bob"); !c.Denied || !c.Failed || !errors.Is(c.Results[0].Decision.Err, backend.ErrUnavailable) {

@@ -7,16 +7,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// Auth configures auth requests: which limits the HTTP listener checks for a request that a proxy describes. It is
-// immutable.
+// Auth configures auth requests: which limits the HTTP listener checks for a request that a proxy
+// describes. It is immutable.
 type Auth struct {
-	// Trusted are the addresses of proxies whose headers are trusted.
+	// Trusted has the addresses of proxies whose headers are trusted.
 	Trusted []netip.Prefix
 	// TrustUnix means that connections through a Unix socket are trusted too.
 	TrustUnix bool
-	// IPv6Prefix is how many bits of an IPv6 address identify a client; 128 means all.
+	// IPv6Prefix is the number of bits of an IPv6 address that identify a client; 128 means all.
 	IPv6Prefix int
-	// Allow is the answer if no route matches, or if none of its descriptors can be made.
+	// Allow is the answer if no route matches, or if none of the route's descriptors can be made.
 	Allow bool
 	// Routes are tried in order; the first match applies.
 	Routes []Route
@@ -33,24 +33,25 @@ func (a *Auth) Trusts(addr netip.Addr) bool {
 	return false
 }
 
-// Route states the descriptors of the requests that match it.
+// Route has the descriptors for the requests that match it.
 type Route struct {
 	// Place is its place in the configuration, file:line.
 	Place string
-	// Path is compared with a request's normalized path, or with the start of it if PathPrefix. "" matches any.
+	// Path is compared with a request's normalized path. With PathPrefix, it is compared with the start of
+	// that path. "" matches any path.
 	Path       string
 	PathPrefix bool
-	// Ignore are the differences in paths that the application behind the route ignores. Paths are folded before they
-	// are compared and before they become values. Path is folded.
+	// Ignore says which differences between paths the application behind the route ignores. Paths are
+	// folded accordingly before they are compared and before they become values. Path is folded too.
 	Ignore target.Ignore
-	// Method and Host (lower case, without port) are compared exactly; "" matches any.
+	// Method and Host (lower case, without port) are compared exactly. "" matches any.
 	Method, Host string
 	// Headers must all match.
 	Headers []HeaderMatch
 
 	Domain string
 	Hits   int64
-	// DryRun makes a dry run of Hits.
+	// DryRun makes the request a dry run of Hits units.
 	DryRun      bool
 	Descriptors [][]AuthEntry
 }
@@ -70,7 +71,7 @@ func (r *Route) MatchesPath(folded string) bool {
 
 // HeaderMatch matches a header whose value is Value or, if Prefix, starts with it.
 type HeaderMatch struct {
-	Name   string // canonical
+	Name   string // in canonical form
 	Value  string
 	Prefix bool
 }
@@ -98,9 +99,9 @@ type AuthSource uint8
 
 // The sources.
 const (
-	FromValue AuthSource = iota // the configuration states the value
+	FromValue AuthSource = iota // Value in the configuration
 	FromClientIP
-	FromClientNetwork // the network with its length, as in Envoy's masked_remote_address
+	FromClientNetwork // the network address with its length, as in Envoy's masked_remote_address
 	FromMethod
 	FromPath
 	FromHost

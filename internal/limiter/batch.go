@@ -7,13 +7,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Batch answers many Calls with one Batch of the store, each as Check would, in the order in which they were added.
-// It is not safe for concurrent use. It can be reused:
+// Batch answers many Calls with one Batch of the store, in the order in which they were added. Each gets
+// the same answer as from Check. It is not safe for concurrent use. It can be reused:
 //
 //	b.Reset()
 //	b.Add(c) for each c
 //	b.Submit(deadline, source, done)
-//	b.Finish(c) for each c that Add has planned: after done, or after Submit where c is Known
+//	b.Finish(c) for each c that Add has planned: after done, or after Submit if c is Known
 type Batch struct {
 	limiter   *Limiter
 	charges   []backend.Charge
@@ -37,14 +37,14 @@ func (l *Limiter) NewBatch() *Batch {
 	return b
 }
 
-// Reset empties b. Its Calls may be reused from now on.
+// Reset empties b. Afterwards its Calls may be reused.
 func (b *Batch) Reset() {
-	clear(b.charges) // so that limits of an old configuration can be collected
+	clear(b.charges) // so that limits of an old configuration can be garbage-collected
 	b.charges, b.decisions, b.known, b.groups, b.last = b.charges[:0], b.decisions[:0], b.known[:0], 0, nil
 	b.inner, b.done = backend.Batch{Done: b.inner.Done}, nil
 }
 
-// Add plans c. If planned is false, c is answered already, or err is the error of Check.
+// Add plans c. If planned is false, c is already answered, or err is the error that Check would return.
 func (b *Batch) Add(c *Call) (planned bool, err error) {
 	from := len(b.charges)
 	c.inBatch = span{from, from}
@@ -62,7 +62,7 @@ func (b *Batch) Add(c *Call) (planned bool, err error) {
 		c.charges[i].Group, was = b.groups, group
 	}
 	c.inBatch.to = from + len(c.charges)
-	if c.inBatch.to > cap(b.charges) { // the charges had no room there
+	if c.inBatch.to > cap(b.charges) { // b.charges had no room for them
 		b.charges = append(b.charges, c.charges...)
 		c.charges = b.charges[from:]
 	}
@@ -73,9 +73,10 @@ func (b *Batch) Add(c *Call) (planned bool, err error) {
 // Charges returns the number of charges.
 func (b *Batch) Charges() int { return len(b.charges) }
 
-// Submit submits all Calls to the store, with the deadline if it is not zero. done is called once, as that of a
-// backend.Batch: on any goroutine, possibly before Submit returns. It must not block, or acquire a lock that is held
-// around Submit. If Submit panics, done has been called, and b must not be used again.
+// Submit submits all Calls to the store, with the deadline unless that is zero. Like Done of a
+// backend.Batch, done is called once, on any goroutine, possibly before Submit returns. It must not block,
+// or acquire a lock that is held around Submit. If Submit panics, done has been called, and b must not be
+// used again.
 func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) {
 	b.done = done
 	b.ended.Store(false)
@@ -103,18 +104,18 @@ func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) 
 	returned = true
 }
 
-// end calls done, once.
+// end calls done, unless it was called before.
 func (b *Batch) end() {
 	if b.ended.CompareAndSwap(false, true) {
 		b.done()
 	}
 }
 
-// Known reports whether the planned c can be finished before done, because nothing is charged for it or the store has
-// decided it already. It may be called after Submit.
+// Known reports whether c, which Add has planned, can be finished before done: nothing is charged for it,
+// or the store has already decided it. It may be called after Submit.
 func (b *Batch) Known(c *Call) bool {
 	for i := c.inBatch.from; i < c.inBatch.to; i++ {
-		if !b.known[i].Load() || b.decisions[i].Err != nil { // failures are finished after done, because they may be decided again
+		if !b.known[i].Load() || b.decisions[i].Err != nil { // failures are finished after done, because a local bucket may decide them
 			return false
 		}
 	}

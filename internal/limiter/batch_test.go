@@ -36,7 +36,7 @@ descriptors:
   - {key: u, rate_limit: {unlimited: true}}
 `
 
-// drawCall draws a request with some descriptors, or with named limits, of which one does not exist.
+// drawCall draws a request with descriptors, or with named limits of which one does not exist.
 func drawCall(t *rapid.T) *limiter.Call {
 	c := &limiter.Call{}
 	c.Request.Domain = rapid.SampledFrom([]string{"d", "d", "d", "elsewhere"}).Draw(t, "domain")
@@ -83,7 +83,7 @@ func described(c *limiter.Call, err error) any {
 	return []any{fmt.Sprint(err), results, v.Statuses, v.Denied, v.WouldDeny, v.Failed, fmt.Sprint(v.Err), v.Never, v.RetryAfter, v.Hold}
 }
 
-// TestABatchIsItsCallsOneByOne compares a batch with separate calls, on equal stores with the same clock.
+// A batch is compared with separate calls, on equal stores with the same clock.
 func TestABatchIsItsCallsOneByOne(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		modes := limiter.Modes{Shadow: rapid.IntRange(0, 9).Draw(rt, "shadow") == 0, Quota: rapid.IntRange(0, 9).Draw(rt, "quota") == 0}
@@ -142,7 +142,7 @@ type held struct{ batches []*backend.Batch }
 
 func (s *held) Submit(b *backend.Batch) { s.batches = append(s.batches, b) }
 
-// callOf returns a call with one descriptor of domain d.
+// callOf returns a call with one descriptor in domain d.
 func callOf(key string) *limiter.Call {
 	c := &limiter.Call{}
 	c.Request.Domain = "d"
@@ -151,7 +151,7 @@ func callOf(key string) *limiter.Call {
 	return c
 }
 
-// over returns a Limiter on store, which also has local buckets.
+// over returns a Limiter on store that also has local buckets.
 func over(t *testing.T, store backend.Store, observer limiter.Observer) *limiter.Limiter {
 	t.Helper()
 	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(batched)}}, config.Options{})
@@ -163,7 +163,7 @@ func over(t *testing.T, store backend.Store, observer limiter.Observer) *limiter
 	return l
 }
 
-// TestFailedCallsAreAnsweredByPolicy, whatever the store decided for the others.
+// The answer of a failed call does not depend on the store's decisions on other calls.
 func TestFailedCallsAreAnsweredByPolicy(t *testing.T) {
 	store := &held{}
 	batch := over(t, store, nil).NewBatch()
@@ -192,8 +192,8 @@ func TestFailedCallsAreAnsweredByPolicy(t *testing.T) {
 	}
 }
 
-// TestABatchIsSubmittedOnce with all its charges, its deadline and its source. Calls without charges, or whose groups
-// are all decided, can be finished before it is done.
+// One batch has all charges, with the deadline and the source. Calls without charges, and calls whose
+// groups are all decided, can be finished before done is called.
 func TestABatchIsSubmittedOnce(t *testing.T) {
 	store, calls := &held{}, []*limiter.Call{callOf("a"), callOf("b"), callOf("u"), callOf("f")}
 	deadline, source := time.Unix(1, 0), &backend.Source{}
@@ -214,7 +214,7 @@ func TestABatchIsSubmittedOnce(t *testing.T) {
 	for _, c := range calls {
 		finished = append(finished, batch.Known(c))
 	}
-	// A failed call may be decided by local buckets, so the store must be done with it.
+	// Local buckets may decide a failed call, so it must wait for done.
 	if want := []bool{false, true, true, false}; !slices.Equal(finished, want) {
 		t.Errorf("known %v, want %v", finished, want)
 	}
@@ -223,7 +223,7 @@ func TestABatchIsSubmittedOnce(t *testing.T) {
 	}
 }
 
-// knownStore decides some charges at once.
+// knownStore is a Store that decides some charges at once.
 type knownStore struct {
 	next  backend.Store
 	known map[int]backend.Decision
@@ -237,7 +237,7 @@ func (s knownStore) Submit(b *backend.Batch) {
 	s.next.Submit(b)
 }
 
-// TestAStoreThatPanicsHasEndedTheBatch, whether or not it calls Done afterwards.
+// The batch ends, whether or not the store calls Done afterwards.
 func TestAStoreThatPanicsHasEndedTheBatch(t *testing.T) {
 	store := &held{}
 	batch := over(t, panics{store}, nil).NewBatch()
@@ -266,7 +266,7 @@ func (s panics) Submit(b *backend.Batch) {
 	panic("in the store")
 }
 
-// TestACanceledCallIsNotObserved if the failure policy has answered it, because no client gets that answer.
+// If the failure policy answered a canceled call, it is not observed, because no client gets that answer.
 func TestACanceledCallIsNotObserved(t *testing.T) {
 	for _, c := range []struct{ canceled, failed, observed bool }{
 		{false, false, true}, {false, true, true}, {true, false, true}, {true, true, false},
@@ -293,14 +293,14 @@ func TestACanceledCallIsNotObserved(t *testing.T) {
 	}
 }
 
-// counts is an Observer.
+// counts is an Observer that counts calls.
 type counts struct{ calls int }
 
 func (o *counts) Swapped(*limiter.Snapshot) {}
 func (o *counts) Observe(*limiter.Call)     { o.calls++ }
 
-// TestABatchOverASwap changes the configuration between two requests of a batch. The first is answered by the old
-// one. The second is answered by the new one, in which its domain has other limits, or none.
+// The configuration changes between two requests of a batch. The first is answered with the old
+// configuration. The second is answered with the new one, in which its domain has other limits, or none.
 func TestABatchOverASwap(t *testing.T) {
 	compiled := func(yaml string) *limiter.Snapshot {
 		s, problems := config.Compile([]config.File{{Name: "new.yaml", Data: []byte(yaml)}}, config.Options{})

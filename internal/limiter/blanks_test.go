@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// TestTrimBlanksIsStringsTrim compares with the standard library, which is slower for most values.
+// trimBlanks is compared with strings.Trim, which is slower for most values.
 func TestTrimBlanksIsStringsTrim(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		value := string(rapid.SliceOfN(rapid.SampledFrom([]byte{' ', '\t', 'a', 0, '\n', '\v', 0xa0, 0xff}), 0, 8).Draw(t, "value"))

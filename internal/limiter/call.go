@@ -10,29 +10,30 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Call is a request and its answer, with the buffers of both. A listener reuses Calls (Reset), so that a request
-// allocates nothing. Strings in it may point into a buffer of the listener: they are not kept after Check.
+// Call is a request and its answer, with the buffers of both. A listener reuses Calls (Reset), so that a
+// request allocates nothing. Its strings may point into a buffer of the listener: they are not kept after
+// Check.
 type Call struct {
 	Request
 	Verdict
 
 	modes      Modes
 	adjusted   *adjusted          // nil if nothing is adjusted
-	blocked    bool               // an operator blocks a key: the request is denied in every mode
-	charges    []backend.Charge   // in a Batch: a part of its charges
-	decisions  []backend.Decision // likewise
+	blocked    bool               // an operator blocks a key, so the request is denied in every mode
+	charges    []backend.Charge   // in a Batch: a part of the Batch's charges
+	decisions  []backend.Decision // in a Batch: a part of the Batch's decisions
 	keys       []byte
-	buckets    []uint32    // an index of charges by the hash of their key, used if there are many; entries count from 1
-	inBatch    span        // the part of the Batch
-	candidates []candidate // Results that have an alternative
-	instead    []payer     // the limits that pay for what others do not allow
+	buckets    []uint32    // an index of charges by the hash of their key, used if there are many; the numbers start at 1
+	inBatch    span        // the part of the Batch that belongs to this Call
+	candidates []candidate // Results for which another limit may pay
+	instead    []payer     // the limits that may pay for others
 
-	estimates Estimates // nil means that nothing is learned
+	estimates Estimates // nil means that no estimate is learned
 	ids       IDs       // encodes reservations; nil means that nothing can be settled
 	reserved  Reserved  // the content of an ID; its memory is reused
 	reserves  int       // number of Results that reserve units
 	done      int       // number of Descriptors that settle reservations
-	groups    int       // number of groups of charges
+	groups    int       // number of groups of charges so far
 }
 
 // Request has either the descriptors that a proxy sent, or limits by name.
@@ -41,16 +42,17 @@ type Request struct {
 	Descriptors []Descriptor
 	// Limits are named limits, as one group. Domain may be empty if only one domain has the name.
 	Limits []NamedCharge
-	// Settle is a reservation that an application settles; nil means none. Limits then get what it has reserved.
+	// Settle is a reservation that an application settles; nil means none. Limits is then filled with the
+	// limits of the reservation.
 	Settle *Settle
-	// IdempotencyKey is that of Limits, if it has an ID. It cannot be combined with DryRun.
+	// IdempotencyKey is used for Limits if it has an ID. It cannot be combined with DryRun.
 	IdempotencyKey IdempotencyKey
 	// DryRun means that nothing is consumed.
 	DryRun bool
-	// Inspect is DryRun for an operator: no Observer counts it, and the key of a named limit must have as many values
-	// as the descriptors that use the limit leave open.
+	// Inspect is DryRun for an operator. The Observer does not get the request. The key of a named limit
+	// must have as many values as there are open entries in the descriptors that use the limit.
 	Inspect bool
-	// Arrived is the time of arrival by this process's clock; zero if the listener does not know it.
+	// Arrived is the time of arrival by this process's clock. It is zero if the listener does not know it.
 	Arrived time.Time
 	// Canceled, if not nil, becomes true when the client no longer waits for the answer. A request that the store has
 	// queued is then not charged.
@@ -63,9 +65,10 @@ type Request struct {
 // Descriptor is one descriptor of a Request.
 type Descriptor struct {
 	Entries []descriptors.Entry
-	// Cost is in units: 0 is a dry run, a negative cost is a refund.
+	// Cost is in units. 0 is a dry run, a negative cost is a refund.
 	Cost int64
-	// Explicit means that the descriptor itself stated the cost, and Declared that it or its request did.
+	// Explicit means that the descriptor itself stated the cost. Declared means that the descriptor or its
+	// request did.
 	Explicit, Declared bool
 	// Override is a limit that comes with the descriptor.
 	Override    Override
@@ -75,7 +78,7 @@ type Descriptor struct {
 // Override is a limit that comes with a request: a clock-aligned fixed window.
 type Override struct {
 	Rate uint32
-	// Period is in us; 0 for an unknown unit.
+	// Period is in microseconds; 0 means an unknown unit.
 	Period algorithms.Micros
 }
 
@@ -84,10 +87,11 @@ type NamedCharge struct {
 	Name  string
 	Key   []string // empty for the only bucket of a limit without keys
 	Count int64
-	// Costs, if not nil, are by kind and replace Count, which the weights of the limit make of them.
+	// Costs, if not nil, has numbers of units by kind. Count is then their cost by the weights of the
+	// limit.
 	Costs   map[string]int64
 	Reserve bool
-	// Inline is a limit that came with the request, by that name; nil: the configuration has it.
+	// Inline is a limit that came with the request under this Name. nil means that the limit is configured.
 	Inline *descriptors.Policy
 }
 
@@ -98,9 +102,9 @@ type Outcome uint8
 const (
 	Allowed Outcome = iota
 	Denied
-	Shadowed      // would have been denied without shadow mode
+	Shadowed      // allowed only because of shadow mode
 	Unlimited     // nothing to charge
-	Replaced      // another limit of the request replaces it: not charged
+	Replaced      // not charged, because another limit of the request replaces it
 	FailedAllowed // the store could not decide; on_backend_failure allows
 	FailedDenied  // the store could not decide; on_backend_failure denies
 )
@@ -110,12 +114,13 @@ func (o Outcome) Denies() bool { return o == Denied || o == FailedDenied }
 
 // Result is the answer of one limit.
 type Result struct {
-	// Descriptor is the index of its descriptor, or of its entry in Limits.
+	// Descriptor is the index of the Result's descriptor, or of its entry in Limits.
 	Descriptor int
-	// For is the policy that the descriptor matched if its Then pays: Policy, Key and Decision are those of the payer. It is
-	// nil otherwise.
+	// For is set if the payer of a policy with Then paid. It is the policy that the descriptor matched;
+	// Policy, Key and Decision are those of the payer.
 	For *descriptors.Policy
-	// Policy is nil for an override that could not be parsed and has no configured limit: denied.
+	// Policy is nil for an override that could not be parsed and replaces no configured limit. Such a
+	// Result is denied.
 	Policy *descriptors.Policy
 	// Key identifies the bucket; its bytes are opaque. It is nil if nothing was charged.
 	Key []byte
@@ -124,36 +129,36 @@ type Result struct {
 	Decision backend.Decision
 	Outcome  Outcome
 
-	hash    uint64 // of the key
+	hash    uint64 // the hash of the key
 	slot    uint64
-	cell    uint64 // of the estimate; 0: none is learned
+	cell    uint64 // the number of the estimate; 0 means that none is learned
 	of      algorithms.Micros
 	reserve bool
 	settle  bool
-	local   bool // decided by this process's own bucket
-	freed   bool // what it does not allow is paid by a limit that an operator made unlimited
-	instead int  // 1 + the index of what pays in Call.instead; 0: nothing does
+	local   bool // this process's own bucket decided
+	freed   bool // its payer is a limit that an operator made unlimited
+	instead int  // 1 + the index of its payer in Call.instead; 0 means none
 	charge  int  // index into Call.charges, or a value in plan.go
 }
 
-// Status is the answer to one descriptor: that of its most restrictive limit.
+// Status is the answer to one descriptor, which is the answer of its most restrictive limit.
 type Status struct {
-	// Result is the index of that limit's Result; -1 if no limit applies, or none is known yet.
+	// Result is the index of that limit's Result. It is -1 if no limit applies, or if none is known yet.
 	Result int
 	Denied bool
 }
 
 // Verdict is the answer to a Request.
 type Verdict struct {
-	// Snapshot is nil if there is none yet (Config.NoConfig).
+	// Snapshot is nil if none was loaded yet (Config.NoConfig).
 	Snapshot *Snapshot
-	// Domain is nil if it is not configured: the request is then allowed.
+	// Domain is nil if it is not configured. The request is then allowed.
 	Domain  *Domain
 	Denied  bool
 	Results []Result
 	// Statuses has one Status for each descriptor, in order.
 	Statuses []Status
-	// Settlements are what the request settles, for each bucket.
+	// Settlements has the reservations that the request settles, one for each bucket.
 	Settlements []Settlement
 	// Replayed means that this is the stored answer to an earlier request with the same idempotency key. Nothing was
 	// consumed now.
@@ -164,22 +169,24 @@ type Verdict struct {
 	Failed bool
 	// Err makes the listener fail the call: OnFailure is error.
 	Err error
-	// Never means that no wait can change the denial: a cost exceeds the most that its limit can ever allow, or
-	// Missing is set.
+	// Never means that no wait can change the denial, because a cost exceeds the most that its limit can
+	// ever allow, or because Missing is set.
 	Never bool
-	// Missing is the Requirement of the Domain that the request does not meet: it is denied and nothing is charged.
-	// It is nil if the request meets all.
+	// Missing is the Requirement of the Domain that the request does not meet. Such a request is denied and
+	// not charged. It is nil if the request meets all.
 	Missing Requirement
 	// quotasDeny means that all quota limits deny, so that together they deny the request.
 	quotasDeny bool
-	// RetryAfter is the longest of those limits that denied: the same request cannot succeed earlier.
+	// RetryAfter is the longest retry time of the limits that denied. The same request cannot succeed
+	// earlier.
 	RetryAfter algorithms.Micros
-	// Hold is how long the listener must delay its answer, at most Request.Hold.
+	// Hold is the time for which the listener must delay its answer. It is at most Request.Hold.
 	Hold algorithms.Micros
 }
 
-// Denies reports whether r, one of v's Results, denies the request by itself or together with all other quota limits.
-// The outcome of a quota limit may be Denied while only other limits deny the request.
+// Denies reports whether r, one of v's Results, denies the request, by itself or together with all other
+// quota limits. The outcome of a quota limit may be Denied although the request is denied only by other
+// limits.
 func (v *Verdict) Denies(r *Result) bool {
 	return v.Denied && r.Outcome.Denies() && (v.quotasDeny || r.Policy == nil || !r.Policy.Quota)
 }
@@ -199,7 +206,8 @@ func (c *Call) Reset() {
 	c.adjusted, c.blocked = nil, false
 }
 
-// Held returns the size of c's buffers, without the entries of descriptors and what belongs to the Batch.
+// Held returns the size of c's buffers in bytes, without the entries of descriptors and without the buffers
+// of the Batch.
 func (c *Call) Held() int {
 	return cap(c.keys) + cap(c.buckets)*int(unsafe.Sizeof(c.buckets[0])) + cap(c.Results)*int(unsafe.Sizeof(Result{})) +
 		cap(c.Statuses)*int(unsafe.Sizeof(Status{})) + cap(c.Descriptors)*int(unsafe.Sizeof(Descriptor{})) +
@@ -218,8 +226,9 @@ func (c *Call) AddDescriptor() *Descriptor {
 	return &c.Descriptors[len(c.Descriptors)-1]
 }
 
-// AppendValues appends the values that identify the bucket of r, one of c's Results: the requested key, the values of
-// the open entries, or all keys and values if the whole descriptor identifies it.
+// AppendValues appends the values that identify the bucket of r, one of c's Results. These are the
+// requested key, or the values of the open entries, or all keys and values if the whole descriptor
+// identifies the bucket.
 func (c *Call) AppendValues(dst []string, r *Result) []string {
 	switch {
 	case r.Key == nil:

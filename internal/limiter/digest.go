@@ -5,7 +5,8 @@ import (
 	"encoding/binary"
 )
 
-// IdempotencyID returns an ID for parts. Equal parts have equal IDs, different parts different ones.
+// IdempotencyID returns an ID for parts. Equal parts have equal IDs, and different parts have different
+// IDs.
 func IdempotencyID(parts ...string) (id [16]byte) {
 	sum := digest(parts...)
 	copy(id[:], sum[:])

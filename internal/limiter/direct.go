@@ -9,27 +9,28 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Direct decides named limits as one group, as Limiter.Check decides a Call with Limits. It has no Verdict, keeps
-// none of its arguments and allocates nothing once its buffers have grown, for programs that decide in process.
-// Modes, adjustments and on_backend_failure do not apply. It is not safe for concurrent use.
+// Direct decides named limits as one group, as Limiter.Check decides a Call with Limits. It is for programs
+// that decide requests themselves. It makes no Verdict, keeps none of its arguments, and allocates nothing
+// once its buffers have grown. Modes, adjustments and on_backend_failure do not apply. It is not safe for
+// concurrent use.
 //
 // Call Reset, Add for each limit, and Take.
 type Direct struct {
 	charges   []backend.Charge
 	decisions []backend.Decision
 	keys      []byte
-	of        []int // by limit: the index of its charge
+	of        []int // the index of the charge of each limit
 }
 
 // Reset empties d.
 func (d *Direct) Reset() {
-	clear(d.charges) // so that limits can be collected
+	clear(d.charges) // so that limits can be garbage-collected
 	clear(d.decisions)
 	d.charges, d.decisions, d.keys, d.of = d.charges[:0], d.decisions[:0], d.keys[:0], d.of[:0]
 }
 
-// Add adds a charge of the bucket of p with a key. Costs of the same bucket are added up; it reserves only if each of
-// them does. ask.Hash is set here.
+// Add adds a charge of the bucket of p with a key. Costs of the same bucket are added up; the sum is
+// reserved only if each of them is. Add sets ask.Hash.
 func (d *Direct) Add(p *descriptors.Policy, key []string, ask algorithms.Charge) {
 	start := len(d.keys)
 	d.keys, ask.Hash = p.AppendKeyOf(d.keys, key)
@@ -44,7 +45,7 @@ func (d *Direct) Add(p *descriptors.Policy, key []string, ask algorithms.Charge)
 	n := len(d.charges)
 	d.of = append(d.of, n)
 	if n < cap(d.charges) && n < cap(d.decisions) {
-		d.charges, d.decisions = d.charges[:n+1], d.decisions[:n+1] // Reset has cleared them
+		d.charges, d.decisions = d.charges[:n+1], d.decisions[:n+1] // Reset has cleared these elements
 	} else {
 		d.charges, d.decisions = append(d.charges, backend.Charge{}), append(d.decisions, backend.Decision{})
 	}
@@ -53,8 +54,8 @@ func (d *Direct) Add(p *descriptors.Policy, key []string, ask algorithms.Charge)
 	setPolicy(charge, p)
 }
 
-// Take submits the charges to store and waits for the decisions. A cost that can never fit charges nothing, not even
-// limits that charge denied requests.
+// Take submits the charges to store and waits for the decisions. If a cost can never fit, nothing is
+// charged, not even for limits that charge denied requests.
 func (d *Direct) Take(ctx context.Context, store backend.Store) {
 	for i := range d.charges {
 		if d.charges[i].NeverFits() {
@@ -68,15 +69,15 @@ func (d *Direct) Take(ctx context.Context, store backend.Store) {
 	}
 }
 
-// peek makes a dry run of all charges.
+// peek makes all charges dry runs.
 func (d *Direct) peek() {
 	for i := range d.charges {
 		d.charges[i].Terms.DryRun = true
 	}
 }
 
-// Decision returns the decision on the i-th limit added, and its charge, in which the costs of one bucket are added up.
-// Both are valid until Reset.
+// Decision returns the decision on the i-th added limit, and its charge. The costs of one bucket are added
+// up in one charge. Both are valid until Reset.
 func (d *Direct) Decision(i int) (*backend.Decision, *backend.Charge) {
 	return &d.decisions[d.of[i]], &d.charges[d.of[i]]
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// directLimits has a limit of each kind, small enough that random requests are denied often.
+// directLimits has a limit of each kind, small enough that random requests are often denied.
 func directLimits(t *rapid.T) map[string]*descriptors.Policy {
 	capacity, queue := int64(12), int64(2)
 	specs := []algorithms.Spec{
@@ -40,7 +40,7 @@ func directLimits(t *rapid.T) map[string]*descriptors.Policy {
 	return named
 }
 
-// A Direct decides like a Call that lists the same limits.
+// A Direct and a Call decide the same random limits.
 func TestDirectDecidesLikeACall(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := 1_767_225_600 * algorithms.Second

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// TestBeforeTheFirstConfiguration: on_backend_failure decides requests with descriptors, if configured.
+// If configured, on_backend_failure decides requests with descriptors before the first configuration.
 func TestBeforeTheFirstConfiguration(t *testing.T) {
 	call := func() *limiter.Call {
 		c := &limiter.Call{}
@@ -50,6 +50,6 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 	l = with(limiter.Config{NoConfig: new(descriptors.Deny)})
 	l.Swap(&limiter.Snapshot{})
 	if c := call(); l.Check(t.Context(), c) != nil || c.Denied {
-		t.Error("an empty configuration limits")
+		t.Error("an empty configuration denies")
 	}
 }

@@ -8,8 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// fold turns the store's decisions into the Verdict. What a denial means is decided here and
-// nowhere else.
+// fold turns the store's decisions into the Verdict. Only this file defines the meaning of a denial.
 func (c *Call) fold() {
 	for range max(len(c.Descriptors), len(c.Limits)) {
 		c.Statuses = append(c.Statuses, Status{Result: -1})
@@ -56,7 +55,7 @@ func (c *Call) fold() {
 		c.WouldDeny, c.Denied, c.Err = c.Denied, false, nil
 	}
 	if c.Err != nil && (!c.Denied || c.deniedOtherwise(quotas)) {
-		c.Err = nil // it changes nothing, or would allow what other limits deny
+		c.Err = nil // the error would change nothing, or allow a request that other limits deny
 	}
 	if c.Denied {
 		c.retry()
@@ -69,7 +68,7 @@ func (c *Call) fold() {
 	}
 }
 
-// hideBlocked makes d report that nothing is left while a penalty blocks the bucket: whatever it holds, nothing is
+// hideBlocked makes d report 0 remaining units while a penalty blocks the bucket, because no units are
 // available before the block ends.
 func hideBlocked(d *backend.Decision) {
 	if d.Blocked > 0 {
@@ -100,7 +99,7 @@ func (c *Call) outcome(r *Result) Outcome {
 	switch d := &r.Decision; {
 	case r.isUnlimited():
 		return c.unlimitedOutcome(d)
-	case errors.Is(d.Err, backend.ErrTooLarge): // whatever on_backend_failure is: the request is at fault
+	case errors.Is(d.Err, backend.ErrTooLarge): // whatever on_backend_failure is, because the request is the cause
 		*d = backend.Decision{Decision: algorithms.Decision{Never: true}}
 		return Denied
 	case d.Err != nil:
@@ -120,7 +119,7 @@ func (c *Call) outcome(r *Result) Outcome {
 	}
 }
 
-// unlimitedOutcome is the outcome of a limit that an adjustment makes unlimited.
+// unlimitedOutcome returns the outcome of a limit that an adjustment makes unlimited.
 func (c *Call) unlimitedOutcome(d *backend.Decision) Outcome {
 	if d.Err != nil {
 		c.Failed = true
@@ -130,25 +129,25 @@ func (c *Call) unlimitedOutcome(d *backend.Decision) Outcome {
 	return Allowed
 }
 
-// failed is the outcome if the store could not decide.
+// failed returns the outcome if the store could not decide.
 func (c *Call) failed(r *Result, d *backend.Decision) Outcome {
 	c.Failed = true
 	p := r.Policy
 	switch {
-	case r.settle: // whatever the policy is: the caller must learn that it has to settle again
+	case r.settle: // whatever the policy is, because the caller must repeat the settlement
 		return FailedDenied
 	case p.Shadow || p.OnFailure == descriptors.Allow:
 		return FailedAllowed
 	case p.OnFailure == descriptors.Error:
 		c.Err = d.Err
 		return FailedDenied
-	default: // Local was tried, and its bucket could not decide either
+	default: // Local: its bucket could not decide either
 		return FailedDenied
 	}
 }
 
-// deniedOtherwise reports whether limits other than those with on_backend_failure: error deny: one by itself, or all
-// quotas together.
+// deniedOtherwise reports whether limits deny the request that do not have on_backend_failure: error. One
+// of them may deny by itself, or all quota limits together.
 func (c *Call) deniedOtherwise(quotas int) bool {
 	quotasDenied := 0
 	for i := range c.Results {
@@ -165,8 +164,9 @@ func (c *Call) deniedOtherwise(quotas int) bool {
 	return quotas > 0 && quotasDenied == quotas
 }
 
-// speak makes Result i the Status of its descriptor if it is more restrictive: a denial rather than an allowance, the
-// denial with the longest wait, and the allowance with the least remaining.
+// speak makes Result i the Status of its descriptor if it is more restrictive. A denial is more restrictive
+// than an allowance. Of two denials, it is the one with the longer wait; of two allowances, the one with
+// fewer remaining units.
 func (c *Call) speak(i int) {
 	r := &c.Results[i]
 	if r.Outcome == Replaced {
@@ -192,7 +192,7 @@ func (c *Call) speak(i int) {
 	s.Result, s.Denied = i, denies
 }
 
-// retry returns the longest wait of the limits that deny.
+// retry sets RetryAfter to the longest retry time of the limits that deny.
 func (c *Call) retry() {
 	for i := range c.Results {
 		if r := &c.Results[i]; c.Denies(r) {

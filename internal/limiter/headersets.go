@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// HeaderSets are the sets of rate limit headers that the HTTP listener sends.
+// HeaderSets selects the sets of rate limit headers that the HTTP listener sends.
 type HeaderSets struct {
 	// IETF means RateLimit-Policy and RateLimit, as in draft-ietf-httpapi-ratelimit-headers-11.
 	IETF bool
@@ -18,7 +18,7 @@ type HeaderSets struct {
 	NoRetryAfter bool
 }
 
-// headerSetNames are the sets in the order of lists.
+// headerSetNames are the sets in the order in which they are listed.
 var headerSetNames = []string{"ietf", "x", "openai", "retry_after"}
 
 // ParseHeaderSets parses ietf, x, openai and retry_after, or none.

@@ -1,6 +1,6 @@
-// Package limiter answers requests. It plans what to charge, lets a store charge it, and folds the store's decisions
-// into a verdict. Planning and folding are functions of the request, the configuration and the decisions; the store
-// is the only side effect.
+// Package limiter answers requests. It plans the charges, submits them to a store, and folds the store's
+// decisions into a verdict. Planning and folding are functions of the request, the configuration and the
+// decisions; the store is the only side effect.
 package limiter
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// ErrNoConfig is returned before a first configuration, or that of a domain, has been loaded; see Config.NoConfig and
-// Domain.Broken.
+// ErrNoConfig is returned until a configuration, or that of the domain, has been loaded; see
+// Config.NoConfig and Domain.Broken.
 var ErrNoConfig = errors.New("no rate limit configuration loaded")
 
 // Observer receives every answered Call, and every configuration before it is used.
@@ -33,27 +33,28 @@ type Config struct {
 	// returns.
 	Local backend.Store
 	Modes Modes
-	// NoConfig decides requests with descriptors before there is a configuration, as a limit with that
-	// on_backend_failure would. Local denies, because no bucket is known. nil means ErrNoConfig.
+	// NoConfig decides requests with descriptors before a configuration was loaded, like a limit with that
+	// on_backend_failure. Local denies, because no bucket is known. nil means ErrNoConfig.
 	NoConfig *descriptors.OnFailure
-	// IDs encodes reservations; nil: they cannot be settled, and all ids are forged.
+	// IDs encodes reservations. nil means that no reservation can be settled, and that all ids count as
+	// forged.
 	IDs IDs
-	// Estimates learn what requests cost; nil: limits keep their first estimate.
+	// Estimates learns the costs of requests. nil means that limits keep their configured estimate.
 	Estimates Estimates
-	// Now is the clock by which reservations become late and expire. IDs needs it.
+	// Now returns the time that decides whether reservations are late or expired. IDs needs it.
 	Now func() algorithms.Micros
 }
 
 // Modes change the outcome of denials, whatever the configuration is.
 type Modes struct {
-	// Shadow allows every request. The answers to descriptors do not change.
+	// Shadow allows every request. The answers to single descriptors do not change.
 	Shadow bool
-	// Quota makes every limit a quota limit: a request is denied only if each of its descriptors is. A descriptor
-	// without a limit is never denied.
+	// Quota makes every limit a quota limit: a request is denied only if all its descriptors are. A
+	// descriptor without a limit is never denied.
 	Quota bool
 }
 
-// Limiter answers Calls by the current Snapshot.
+// Limiter answers Calls with the current Snapshot.
 type Limiter struct {
 	store   backend.Store
 	config  Config
@@ -61,7 +62,7 @@ type Limiter struct {
 
 	mu  sync.Mutex
 	set *adjust.Set              // the adjustments, or nil; guarded by mu
-	now func() algorithms.Micros // the clock by which they expire; guarded by mu
+	now func() algorithms.Micros // returns the time that decides whether adjustments have expired; guarded by mu
 	was Adjusted                 // how set applies; guarded by mu
 }
 
@@ -78,7 +79,7 @@ func (l *Limiter) Swap(s *Snapshot) {
 	l.use(s)
 }
 
-// Current returns the configuration in use, or nil before the first.
+// Current returns the configuration in use, or nil before the first one.
 func (l *Limiter) Current() *Snapshot {
 	if u := l.current.Load(); u != nil {
 		return u.snapshot
@@ -86,9 +87,9 @@ func (l *Limiter) Current() *Snapshot {
 	return nil
 }
 
-// Check answers c.Request in c.Verdict. An error means that the request itself is wrong: a named limit does not
-// exist, or there is no configuration. It may also be backend.ErrReused or ErrPending, about the idempotency key. A
-// store that fails is no error, but a Verdict.
+// Check answers c.Request in c.Verdict. An error means that the request itself is wrong, for example names
+// a limit that does not exist, or that there is no configuration. The error may also be backend.ErrReused
+// or ErrPending, for the idempotency key. A failing store is not an error: it results in a Verdict.
 func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	planned, err := l.plan(c, nil)
 	if !planned {
@@ -113,10 +114,10 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	return nil
 }
 
-// plan makes the charges of c. If planned is false, c is answered already, or err is the reason why not. last, which
-// may be nil, was planned before c.
+// plan makes the charges of c. If planned is false, c is already answered, or err is the reason why it
+// cannot be. last, which may be nil, was planned before c.
 func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
-	u := l.current.Load() // loaded once: a request sees one configuration
+	u := l.current.Load() // loaded once, so that a request is decided with one configuration
 	if u == nil {
 		return false, l.withoutConfig(c, l.config.NoConfig)
 	}
@@ -138,8 +139,8 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	return true, nil
 }
 
-// answer answers c from its decisions. The caller observes it, unless it has Failed and was canceled: no client gets
-// the answer of the failure policy.
+// answer answers c from its decisions. It reports c to the observer, unless c has Failed and was canceled:
+// no client gets the answer of the failure policy.
 func (l *Limiter) answer(c *Call) {
 	if len(c.charges) > 0 {
 		c.standIn(l.config.Local)
@@ -150,15 +151,15 @@ func (l *Limiter) answer(c *Call) {
 	}
 }
 
-// observe reports c to the observer, unless it was reported before or is an operator's.
+// observe reports c to the observer, unless c was reported before or comes from an operator.
 func (l *Limiter) observe(c *Call) {
 	if l.config.Observer != nil && !c.Replayed && !c.Inspect {
 		l.config.Observer.Observe(c)
 	}
 }
 
-// withoutConfig answers c if there is no configuration for it. A request for named limits gets the error: its client
-// can handle an error, while a proxy would allow the request.
+// withoutConfig answers c if there is no configuration for it. For named limits the answer is an error. The
+// client can handle it, whereas a proxy would allow the request.
 func (l *Limiter) withoutConfig(c *Call, answer *descriptors.OnFailure) error {
 	if answer == nil || *answer == descriptors.Error || len(c.Limits) > 0 || c.Settle != nil {
 		return ErrNoConfig

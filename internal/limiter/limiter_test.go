@@ -18,14 +18,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// bench is a limiter with a configuration, a store in memory and a clock set by the test.
+// bench is a limiter with a configuration, a memory store and a clock that the test sets.
 type bench struct {
 	*limiter.Limiter
 	store *faulty
 	now   algorithms.Micros
 }
 
-// faulty is a store that fails if err is set; with of, only for groups with a bucket of that limit.
+// faulty is a store that fails if err is set. If of is set too, it fails only for groups with a bucket of
+// that limit.
 type faulty struct {
 	backend.Store
 	err error
@@ -67,7 +68,7 @@ func newBench(tb testing.TB, yaml string, modes ...limiter.Modes) *bench {
 	return b
 }
 
-// ask decides descriptors in text form, each with this cost.
+// ask decides descriptors in text form, each with the same cost.
 func (b *bench) ask(tb testing.TB, cost int64, texts ...string) *limiter.Call {
 	tb.Helper()
 	c := &limiter.Call{}
@@ -86,7 +87,7 @@ func (b *bench) ask(tb testing.TB, cost int64, texts ...string) *limiter.Call {
 	return c
 }
 
-// left returns the remaining units of a descriptor's limit.
+// left returns the remaining units of the limit that matches a descriptor.
 func (b *bench) left(tb testing.TB, text string) int64 {
 	tb.Helper()
 	return b.ask(tb, 0, text).Results[0].Decision.Remaining
@@ -113,7 +114,7 @@ descriptors:
 	}
 }
 
-func TestTheSameBucketTwiceIsAddedUp(t *testing.T) { // test vector 14
+func TestTheSameBucketTwiceIsAddedUp(t *testing.T) { // vector 14 of the worked examples
 	const yaml = `
 domain: d
 descriptors:
@@ -149,11 +150,11 @@ descriptors:
 			want = limiter.Shadowed
 		}
 		if c.Denied || c.Statuses[1].Denied || c.Results[1].Outcome != want {
-			t.Errorf("ask %d: %+v", i+1, c.Verdict)
+			t.Errorf("request %d: %+v", i+1, c.Verdict)
 		}
 	}
 	if c := b.ask(t, 1, "real=1", "dry=2"); !c.Denied || c.Results[1].Outcome != limiter.Allowed {
-		t.Errorf("the shadow is charged though the request is denied: %+v", c.Results)
+		t.Errorf("the shadow limit is charged although the request is denied: %+v", c.Results)
 	}
 	b.ask(t, 1, "q1=1", "q2=1")
 	if c := b.ask(t, 1, "q1=1", "q2=1"); c.Denied || !c.Statuses[0].Denied || c.Statuses[1].Denied {
@@ -174,7 +175,7 @@ descriptors:
   - {key: a, limit: [minute, hour]}
 `)
 	if c := b.ask(t, 1, "a=1"); c.Statuses[0].Result != 0 || len(c.Results) != 2 {
-		t.Errorf("the one with least left speaks: %+v", c.Statuses)
+		t.Errorf("the status must be that of the limit with the fewest units: %+v", c.Statuses)
 	}
 	b.ask(t, 1, "a=1")
 	if c := b.ask(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 0 || c.RetryAfter != 30*algorithms.Second {
@@ -251,7 +252,7 @@ limits:
 	}
 }
 
-func TestAStoreThatFailsIsAnsweredByPolicy(t *testing.T) {
+func TestOnBackendFailureAnswersIfTheStoreFails(t *testing.T) {
 	b := newBench(t, `
 domain: d
 descriptors:
@@ -275,7 +276,7 @@ descriptors:
 		t.Errorf("error: %+v", c.Verdict)
 	}
 	if c := b.ask(t, 1, "error=1", "deny=1"); !c.Denied || c.Err != nil {
-		t.Errorf("an error would let through what another limit denies: %+v", c.Verdict)
+		t.Errorf("an error would allow a request that another limit denies: %+v", c.Verdict)
 	}
 	if c := b.ask(t, 1, "allow=1", "deny=1"); !c.Denied {
 		t.Errorf("one that denies is enough: %+v", c.Verdict)
@@ -308,8 +309,7 @@ descriptors:
 	}
 }
 
-// TestLocalBucketsConsumeOncePerIdempotencyKey: each local bucket is charged once, and a repetition gets the stored
-// answer.
+// Each local bucket is charged once. A repeated request gets the stored answer.
 func TestLocalBucketsConsumeOncePerIdempotencyKey(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -360,7 +360,7 @@ limits:
 	before := ask(2).Results[0].Decision.Wait
 	settled := &limiter.Call{}
 	if err := b.Settle(t.Context(), settled, limiter.Settle{Reserved: r}); err != nil || !settled.Denied {
-		t.Errorf("it can be settled later: %v, %+v", err, settled.Verdict)
+		t.Errorf("the settlement must be denied, so that it can be repeated: %v, %+v", err, settled.Verdict)
 	}
 	if after := ask(2).Results[0].Decision.Wait; before != 0 || after != 3600*algorithms.Second {
 		t.Errorf("a wait of %d us, then of %d; want 0, then an hour", before, after)
@@ -389,10 +389,10 @@ descriptors:
 	minute := limiter.Override{Rate: 3, Period: 60 * algorithms.Second}
 	for i := range 3 {
 		if c := ask("known=1", minute); c.Denied || c.Results[0].Decision.Remaining != int64(2-i) {
-			t.Errorf("ask %d of 3 a minute: %+v", i+1, c.Results)
+			t.Errorf("request %d of 3 a minute: %+v", i+1, c.Results)
 		}
 	}
-	// Units consumed in the window count against the next number too.
+	// Units consumed in the window also count when the next request has another number.
 	lower, higher := minute, minute
 	lower.Rate, higher.Rate = 1, 4
 	if c := ask("known=1", lower); !c.Denied {
@@ -406,18 +406,18 @@ descriptors:
 	}
 	unknown := limiter.Override{Rate: 5}
 	if c := ask("known=2", unknown); c.Denied || c.Results[0].Policy.Name != "known" {
-		t.Errorf("a unit that is not known: the configured limit applies: %+v", c.Results)
+		t.Errorf("an unknown unit, want the configured limit: %+v", c.Results)
 	}
 	if c := ask("strange=1", unknown); !c.Denied || !c.Never {
-		t.Errorf("without one it is denied: %+v", c.Verdict)
+		t.Errorf("an unknown unit without a configured limit, want denied: %+v", c.Verdict)
 	}
 	if c := ask("strange=1", limiter.Override{Period: 60 * algorithms.Second}); !c.Denied || !c.Never {
 		t.Errorf("an override of 0 never allows: %+v", c.Verdict)
 	}
 }
 
-// TestInvariants sends random requests, with a store that fails at times. For all limits: denied requests are not
-// charged, shadow mode changes nothing, failures deny.
+// Random requests are sent to a store that fails at times. For all limits: denied requests are not charged,
+// shadow mode changes nothing, failures deny.
 func TestInvariants(t *testing.T) {
 	const yaml = `
 domain: d
@@ -436,7 +436,7 @@ descriptors:
 	texts := []string{"tokens=1", "window=1", "sliding=1", "log=1"}
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 3))
-		b, reference := newBench(t, yaml), newBench(t, yaml) // the reference has no shadow limits in its requests
+		b, reference := newBench(t, yaml), newBench(t, yaml) // the requests of the reference have no shadow limits
 		for step := range 300 {
 			b.now += algorithms.Micros(rng.Int64N(400_000))
 			reference.now = b.now
@@ -475,7 +475,7 @@ descriptors:
 	}
 }
 
-// TestARequestThatIsTooLargeIsDeniedWhateverThePolicy: the request is at fault, not the store.
+// The request is the cause of this error, not the store.
 func TestARequestThatIsTooLargeIsDeniedWhateverThePolicy(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -485,7 +485,7 @@ descriptors:
 `)
 	b.store.err = backend.ErrTooLarge
 	if c := b.ask(t, 1, "a=1"); !c.Denied || !c.Never || c.Failed {
-		t.Errorf("%+v", c.Verdict)
+		t.Errorf("want denied: %+v", c.Verdict)
 	}
 	b.store.err = backend.ErrUnavailable
 	if c := b.ask(t, 1, "a=1"); c.Denied || !c.Failed {
@@ -493,7 +493,7 @@ descriptors:
 	}
 }
 
-// TestTheStatusIsThatOfTheLongestDenial: of two limits of a descriptor that deny.
+// Two limits of one descriptor deny.
 func TestTheStatusIsThatOfTheLongestDenial(t *testing.T) {
 	for _, order := range []string{"[short, long]", "[long, short]"} {
 		b := newBench(t, `
@@ -512,7 +512,7 @@ descriptors:
 	}
 }
 
-// TestATurnThatCannotBeAwaitedIsDenied: the listener holds answers for a second, and the limit would for ten.
+// The listener holds answers for at most a second, while the limit would hold them for ten.
 func TestATurnThatCannotBeAwaitedIsDenied(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -542,7 +542,7 @@ descriptors:
 	}
 }
 
-// TestABlockedBucketHasNothingLeft: whatever it holds, nothing is to be had before the penalty ends.
+// No units are available before the penalty ends, whatever the bucket holds.
 func TestABlockedBucketHasNothingLeft(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -550,14 +550,14 @@ descriptors:
   - {key: a, rate_limit: {algorithm: token_bucket, rate: 5, period: 1m, penalty: {after: 1, for: 1m, max: 1h}}}
 `)
 	b.ask(t, 1, "a=1")
-	b.ask(t, 5, "a=1") // denied; 4 are left
+	b.ask(t, 5, "a=1") // denied, 4 units are left
 	r := b.ask(t, 1, "a=1").Results[0]
 	if r.Outcome != limiter.Denied || r.Decision.Blocked == 0 || r.Decision.Remaining != 0 {
 		t.Errorf("%+v", r.Decision)
 	}
 }
 
-// TestManyLimitsAreReplacedByDifferentOnes: more than are compared with each other.
+// There are more limits than are compared with each other.
 func TestManyLimitsAreReplacedByDifferentOnes(t *testing.T) {
 	var yaml strings.Builder
 	yaml.WriteString("domain: d\ndescriptors:\n")
@@ -579,7 +579,7 @@ func TestManyLimitsAreReplacedByDifferentOnes(t *testing.T) {
 	}
 }
 
-// TestNamedLimitsOfABrokenDomainAreNotMissing: nobody knows which limits it has.
+// The limits of a broken domain are unknown, so a name is not reported as missing.
 func TestNamedLimitsOfABrokenDomainAreNotMissing(t *testing.T) {
 	b := newBench(t, "domain: d\nlimits:\n  calls: {algorithm: token_bucket, rate: 5, period: 1m}\n")
 	broken := *b.Current()

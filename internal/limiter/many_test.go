@@ -19,8 +19,8 @@ descriptors:
   - {key: other, rate_limit: {unit: hour, requests_per_unit: 1000000, replaces: [{name: one}]}}
 `
 
-// TestCostsOfABucketAreAddedUpHoweverMany compares with a model that adds up the costs by value, for requests with
-// few and many descriptors, of few and many buckets.
+// The reference model adds up the costs by value. Requests have few or many descriptors, of few or many
+// buckets.
 func TestCostsOfABucketAreAddedUpHoweverMany(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
@@ -64,8 +64,8 @@ func TestALimitIsReplacedHoweverManyThereAre(t *testing.T) {
 	}
 }
 
-// TestTimeGrowsAsTheNumberOfDescriptors: sixteen times as many descriptors must take less than sixty times as long.
-// If each were compared with all others, it would be up to 256 times.
+// Sixteen times as many descriptors must take less than sixty times as long. If each were compared with all
+// others, it would take up to 256 times as long.
 func TestTimeGrowsAsTheNumberOfDescriptors(t *testing.T) {
 	b := newBench(t, manyYAML)
 	taken := func(n int) time.Duration {
@@ -85,8 +85,7 @@ func TestTimeGrowsAsTheNumberOfDescriptors(t *testing.T) {
 		}
 		return time.Since(start)
 	}
-	// 16 times as many take 16 times as long, or 256 times if each is compared with each. The shortest duration of
-	// each counts, because other processes only make them longer.
+	// The shortest duration of each is compared, because other processes only make durations longer.
 	few, many := time.Duration(math.MaxInt64/120), time.Duration(math.MaxInt64)
 	for range 50 {
 		few, many = min(few, taken(1_000)), min(many, taken(16_000))

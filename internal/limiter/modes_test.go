@@ -24,13 +24,13 @@ func TestShadowModeDeniesNothingAndReportsDenials(t *testing.T) {
 	if c := b.ask(t, 1, "a=1"); c.Denied || !c.WouldDeny || !c.Statuses[0].Denied {
 		t.Errorf("over it: %+v", c.Verdict)
 	}
-	b.store.err = errors.New("away")
+	b.store.err = errors.New("unreachable")
 	if c := b.ask(t, 1, "a=1"); c.Denied || c.Err != nil || !c.Failed {
 		t.Errorf("the store failed: %+v", c.Verdict)
 	}
 }
 
-func TestQuotaModeDeniesOnlyWhereEveryDescriptorIsDenied(t *testing.T) {
+func TestQuotaModeDeniesOnlyIfEveryDescriptorIsDenied(t *testing.T) {
 	b := newBench(t, modesYAML, limiter.Modes{Quota: true})
 	for _, c := range []struct {
 		descriptors []string

@@ -25,7 +25,8 @@ func missing(format string, args ...any) *RequestError {
 	return &RequestError{Missing: true, Problem: fmt.Sprintf(format, args...)}
 }
 
-// Limit returns a named limit. domain may be empty if only one domain has the name. The error is an *AskError.
+// Limit returns a named limit. domain may be empty if only one domain has the name. The error is a
+// *RequestError.
 func (s *Snapshot) Limit(domain, name string) (*Domain, *descriptors.Policy, error) {
 	if domain != "" {
 		d := s.Domains[domain]
@@ -54,8 +55,8 @@ func (s *Snapshot) Limit(domain, name string) (*Domain, *descriptors.Policy, err
 	return in, in.Named[name], nil
 }
 
-// inspected returns the limit for an operator: a named limit, or that of a descriptor, by its name. The error is an
-// *AskError.
+// inspected returns a limit for an operator: a named limit, or a limit at a descriptor by its name. The
+// error is a *RequestError.
 func (s *Snapshot) inspected(domain, name string) (*Domain, *descriptors.Policy, error) {
 	d, p, err := s.Limit(domain, name)
 	if missing, ok := errors.AsType[*RequestError](err); !ok || !missing.Missing || domain != "" && s.Domains[domain] == nil {
@@ -78,8 +79,8 @@ func (s *Snapshot) inspected(domain, name string) (*Domain, *descriptors.Policy,
 	return s.Domains[p.Domain], p, nil
 }
 
-// Home returns the domain of a limit that comes with a request. domain may be empty if there is only one. The error
-// is an *AskError.
+// Home returns the domain of a limit that comes with a request. domain may be empty if there is only one.
+// The error is a *RequestError.
 func (s *Snapshot) Home(domain, name string) (*Domain, error) {
 	if domain == "" && len(s.Domains) == 1 {
 		for only := range s.Domains {
@@ -98,8 +99,9 @@ func (s *Snapshot) Home(domain, name string) (*Domain, error) {
 	}
 }
 
-// reachable returns an *AskError if descriptors use the named limit p, and none of them leaves open as many values as
-// key has: no proxy charges such a bucket. The keys of a limit that no descriptor uses are chosen by applications.
+// reachable returns a *RequestError if descriptors use the named limit p, but none of them has as many open
+// entries as key has values. No proxy charges such a bucket. If no descriptor uses the limit, applications
+// choose the keys.
 func (s *Snapshot) reachable(p *descriptors.Policy, key []string) error {
 	var uses []string
 	for _, use := range s.Policies {
@@ -124,7 +126,7 @@ func (s *Snapshot) reachable(p *descriptors.Policy, key []string) error {
 		descriptors.Printable(p.Name), values(len(key)), strings.Join(uses, " or by "), more)}
 }
 
-// mostUses bounds how many uses of a limit an error lists.
+// mostUses is the largest number of uses of a limit that an error lists.
 const mostUses = 8
 
 // openKeys describes the values that identify a bucket of p.
@@ -150,7 +152,7 @@ func values(n int) string {
 	}
 }
 
-// limit is Limit for a named charge, whose limit may have come with the request.
+// limit returns the domain and policy of a named charge. The limit may have come with the request.
 func (s *Snapshot) limit(domain string, ask *NamedCharge) (*Domain, *descriptors.Policy, error) {
 	if ask.Inline == nil {
 		return s.Limit(domain, ask.Name)
@@ -162,8 +164,8 @@ func (s *Snapshot) limit(domain string, ask *NamedCharge) (*Domain, *descriptors
 	return d, ask.Inline, nil
 }
 
-// Reset deletes the buckets of c, so that they equal new ones; c.Results has them. The error is an *AskError,
-// ErrNoConfig, or that of the store if it did not answer in time.
+// Reset deletes the buckets of c, so that they equal new ones, and lists them in c.Results. The error is a
+// *RequestError, ErrNoConfig, or that of the store if it did not answer in time.
 func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 	u := l.current.Load()
 	if u == nil {
@@ -192,7 +194,7 @@ func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 }
 
 func (l *Limiter) reset(ctx context.Context, name string, charge backend.Charge) error {
-	if local := l.config.Local; local != nil { // first, in case the store is unreachable
+	if local := l.config.Local; local != nil { // reset first, in case the store is unreachable
 		if err := backend.ResetBucket(ctx, local, charge); err != nil {
 			return fmt.Errorf("reset the local bucket of limit %q: %w", name, err)
 		}

@@ -9,14 +9,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// IdempotencyKey is under what ID a request is taken once, and for how long that is remembered.
+// IdempotencyKey makes a request that is repeated under the same ID consume units once.
 type IdempotencyKey struct {
-	ID       string // within the domain; "": each time
+	ID       string // unique within the domain; "" means that each request consumes
 	Lifetime algorithms.Micros
 }
 
-// once makes the groups of charges ones that are taken once, each under an ID of its own: those that
-// stand alone are taken, or not, by themselves.
+// once gives each group of charges an idempotency key. Groups are charged independently, so each needs an
+// ID of its own.
 func (c *Call) once() {
 	of := c.asked()
 	for at := 0; at < len(c.charges); {
@@ -32,7 +32,7 @@ func (c *Call) once() {
 	}
 }
 
-// asked is a digest of the whole request c.
+// asked returns a digest of the whole request c.
 func (c *Call) asked() [32]byte {
 	var parts []string
 	for i := range c.Limits {
@@ -43,16 +43,16 @@ func (c *Call) asked() [32]byte {
 			parts = append(parts, fmt.Sprint(ask.Inline.Limit))
 		}
 	}
-	for i := range c.instead { // after a reload that names another payer, the stored answer must not name it
+	for i := range c.instead { // a reload may name another payer, and the stored answer must not be used for it
 		parts = append(parts, "then", c.instead[i].Policy.Prefix)
 	}
 	return digest(parts...)
 }
 
-// refused is backend.ErrReused or backend.ErrPending where the store answered that: the request is
-// wrong, or too early, whatever the policies say.
+// refused returns backend.ErrReused or backend.ErrPending if the store answered so. The request is wrong,
+// or too early, so the policies of its limits do not apply.
 func (c *Call) refused() error {
-	if len(c.Limits) == 0 { // of settlements, foldSettlements takes care
+	if len(c.Limits) == 0 { // foldSettlements handles these errors for settlements
 		return nil
 	}
 	for i := range c.decisions {

@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// together asks for units of several named limits at once, all of one key.
+// together requests units of several named limits at once, all with the same key.
 func (b *bench) together(tb testing.TB, key string, counts ...limiter.NamedCharge) *limiter.Call {
 	tb.Helper()
 	c := &limiter.Call{}
@@ -26,7 +26,7 @@ func (b *bench) together(tb testing.TB, key string, counts ...limiter.NamedCharg
 	return c
 }
 
-// remains fails unless the named limits of key have so much left.
+// remains checks the units left in named limits for a key.
 func (b *bench) remains(tb testing.TB, key string, want map[string]int64) {
 	tb.Helper()
 	for name, n := range want {
@@ -39,7 +39,7 @@ func (b *bench) remains(tb testing.TB, key string, want map[string]int64) {
 func TestTwoLimitsThatDenyArePaidOnce(t *testing.T) {
 	b := newBench(t, plans)
 	b.ask(t, 6, "user=bob,both=x")
-	c := b.ask(t, 10, "user=bob,both=x") // the minute has 4 left, the day 9
+	c := b.ask(t, 10, "user=bob,both=x") // the limit per minute has 4 left, that per day 9
 	paid := int64(0)
 	for i := range c.Results[:2] {
 		if r := &c.Results[i]; r.For == nil || r.Policy.Name != "credits" || r.Decision.Remaining != 10 {
@@ -50,7 +50,8 @@ func TestTwoLimitsThatDenyArePaidOnce(t *testing.T) {
 	if c.Denied || paid != 10 {
 		t.Errorf("paid %d, want 10: %+v", paid, c.Verdict)
 	}
-	// The minute could allow 10 after 36 s and the day after 24 h; the credits have 11 after one.
+	// The limit per minute could allow 10 after 36 s, and that per day after 24 h. The credits have 11
+	// after one hour.
 	if c := b.ask(t, 11, "user=bob,both=x"); !c.Denied || c.RetryAfter != 3600*algorithms.Second {
 		t.Errorf("retry after %d: %+v", c.RetryAfter, c.Verdict)
 	}
@@ -58,7 +59,7 @@ func TestTwoLimitsThatDenyArePaidOnce(t *testing.T) {
 		t.Errorf("the credits have 10: %+v", c.Verdict)
 	}
 	if c := b.ask(t, 10, "user=bob,both=x"); !c.Denied || c.RetryAfter != 10*3600*algorithms.Second {
-		t.Errorf("retry after %d, want when the credits have 10; the day needs longer, the minute less: %+v", c.RetryAfter, c.Verdict)
+		t.Errorf("retry after %d, want the time until the credits have 10, which is between those of the minute and the day: %+v", c.RetryAfter, c.Verdict)
 	}
 }
 
@@ -107,7 +108,8 @@ limits:
 	}
 }
 
-// Other customers' buckets are other buckets, also where keys are long and alike: each payer has the key of its plan.
+// Each payer has the key of its plan. So other customers have other buckets, even if keys are long and
+// similar.
 func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 	b := newBench(t, plans)
 	rec := &recorded{Store: b.store.Store}
@@ -133,7 +135,8 @@ func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 	}
 }
 
-// With "hash_tag: domain", plan and payer are in one slot of a Redis Cluster too, in whichever descriptor they are used.
+// With "hash_tag: domain", plan and payer are in one slot of a Redis Cluster too, whichever descriptor uses
+// them.
 func TestPlanAndPayerShareTheSlotOfTheDomain(t *testing.T) {
 	b := newBench(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")
 	rec := &recorded{Store: b.store.Store}
@@ -150,7 +153,7 @@ func TestPlanAndPayerShareTheSlotOfTheDomain(t *testing.T) {
 	}
 }
 
-// recorded is a store that remembers its charges.
+// recorded is a store that records its charges.
 type recorded struct {
 	backend.Store
 
@@ -162,13 +165,13 @@ func (r *recorded) Submit(b *backend.Batch) {
 	r.Store.Submit(b)
 }
 
-// An operator's change of the plan or of the payer concerns the bucket that it names.
+// An operator's change of the plan or of the payer affects only the bucket that it names.
 func TestAdjustmentsOfPlansAndPayers(t *testing.T) {
 	for name, test := range map[string]struct {
 		limit  string
 		change adjust.Change
 		costs  []int64
-		payers []string // "" for a denial
+		payers []string // "" means a denial
 		left   map[string]int64
 	}{
 		"the plan is unlimited": {"per_minute", adjust.Change{Unlimited: true}, []int64{5, 15, 500}, []string{"per_minute", "per_minute", "per_minute"},
@@ -203,7 +206,7 @@ func TestAdjustmentsOfPlansAndPayers(t *testing.T) {
 				}
 				b.remains(t, "bob", test.left)
 				b.remains(t, "ann", map[string]int64{"per_minute": 10, "credits": 20})
-				if b.now += minute; test.change.Block { // nothing was charged meanwhile
+				if b.now += minute; test.change.Block { // nothing was charged during the block
 					b.remains(t, "bob", map[string]int64{"credits": 20})
 				}
 			}
@@ -219,7 +222,8 @@ limits:
   prepaid: {algorithm: fixed_window, rate: 500, period: 1d, settle: {estimate: 30}}
 `
 
-// reserveAndSettle reserves units of the plan, and returns what settles them.
+// reserveAndSettle reserves units of the plan. It returns the name of the payer, and a function that
+// settles them.
 func reserveAndSettle(t *testing.T, b *bench, count int64) (payer string, settle func(real int64) *limiter.Call) {
 	t.Helper()
 	c := b.together(t, "bob", limiter.NamedCharge{Name: "plan", Count: count, Reserve: true})
@@ -239,7 +243,7 @@ func reserveAndSettle(t *testing.T, b *bench, count int64) (payer string, settle
 	}
 }
 
-// A proxy settles what it reserved in the bucket that paid.
+// A proxy's reservation is settled in the bucket that paid.
 func TestAProxySettlesWhereItWasPaid(t *testing.T) {
 	p := newProxy(t)
 	p.swap(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")
@@ -253,8 +257,8 @@ func TestAProxySettlesWhereItWasPaid(t *testing.T) {
 	p.want("prepaid", "bob", 460)
 }
 
-// What the plan paid is settled there, even if it then owes more than it has; what the payer paid is settled by the
-// payer, also after a reload that has another one.
+// Units that the plan paid are settled in the plan, even if that leaves a debt. Units that the payer paid
+// are settled in the payer's bucket, even after a reload with another payer.
 func TestSettlementsConcernTheBucketThatPaid(t *testing.T) {
 	b := newBench(t, settledPlans)
 	b.Limiter = limiter.New(b.store, limiter.Config{
@@ -265,9 +269,9 @@ func TestSettlementsConcernTheBucketThatPaid(t *testing.T) {
 	if settle(150); payer != "plan" {
 		t.Errorf("paid by %s", payer)
 	}
-	b.remains(t, "bob", map[string]int64{"plan": 0, "prepaid": 500}) // the plan owes 50
+	b.remains(t, "bob", map[string]int64{"plan": 0, "prepaid": 500}) // the plan has a debt of 50
 	if c := b.named(t, "plan", 0, "bob"); c.Results[0].For != nil || c.Results[0].Policy.Name != "plan" {
-		t.Errorf("a request for no units of a plan that owes some: %+v", c.Results[0])
+		t.Errorf("a request for no units of a plan in debt: %+v", c.Results[0])
 	}
 	payer, settle = reserveAndSettle(t, b, 200)
 	b.remains(t, "bob", map[string]int64{"plan": 0, "prepaid": 300})

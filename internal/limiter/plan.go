@@ -15,15 +15,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Values of Result.charge without a charge.
+// These values of Result.charge mean that the Result has no charge.
 const (
 	noCharge = -1
 	toCharge = -2
 )
 
-// plan turns the request into Results without answers, and charges for a store. Limits that are charged together
-// share a Group. Each shadow limit, each quota limit, and each limit of a domain with `consume: each` is a Group of
-// its own. The error concerns a request for named limits.
+// plan turns the request into Results without answers, and charges for a store. Limits that are charged
+// together share a Group. Each shadow limit, each quota limit, and each limit of a domain with `consume:
+// each` has a Group of its own. An error can occur only for a request for named limits.
 func (c *Call) plan(s *Snapshot, last *Call) error {
 	c.Snapshot = s
 	c.DryRun = c.DryRun || c.Inspect
@@ -52,9 +52,11 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 	return nil
 }
 
-// trimBlanks removes optional whitespace (RFC 9110, 5.6.3: spaces and tabs) from both ends of each value. HTTP/1
-// parsers remove it and HTTP/2 forbids it, but Envoy keeps what an HTTP/2 client sends. Without this, each number of
-// blanks would have its own bucket, while the application behind an HTTP/1 connection sees one value.
+// trimBlanks removes optional whitespace (RFC 9110, 5.6.3: spaces and tabs) from both ends of each value.
+//
+// HTTP/1 parsers remove it and HTTP/2 forbids it, but Envoy keeps it in requests of HTTP/2 clients. Without
+// trimming, each number of blanks would have its own bucket, while the application behind an HTTP/1
+// connection gets the same value.
 func trimBlanks(entries []descriptors.Entry) {
 	for i := range entries {
 		v := entries[i].Value
@@ -64,7 +66,7 @@ func trimBlanks(entries []descriptors.Entry) {
 		for len(v) > 0 && isBlank(v[len(v)-1]) {
 			v = v[:len(v)-1]
 		}
-		if len(v) != len(entries[i].Value) { // written only if necessary: most values have no blanks
+		if len(v) != len(entries[i].Value) { // written only if necessary, because most values have no blanks
 			entries[i].Value = v
 		}
 	}
@@ -72,7 +74,7 @@ func trimBlanks(entries []descriptors.Entry) {
 
 func isBlank(b byte) bool { return b == ' ' || b == '\t' }
 
-// planLimits plans named limits, which are one group.
+// planLimits plans named limits, which form one group.
 func (c *Call) planLimits(s *Snapshot) error {
 	if d := s.Domains[c.Request.Domain]; d != nil && d.Broken {
 		return ErrNoConfig
@@ -118,7 +120,7 @@ func (c *Call) planLimits(s *Snapshot) error {
 	return nil
 }
 
-// kindName returns the name of l's algorithm in plain words.
+// kindName returns the configuration's name of l's algorithm, in words for an error.
 func kindName(l *algorithms.Limit) string {
 	if l.Kind == algorithms.Guaranteed {
 		return "token_bucket with a guaranteed minimum"
@@ -126,7 +128,7 @@ func kindName(l *algorithms.Limit) string {
 	return l.Kind.String()
 }
 
-// meet adds a Result for each limit that descriptor i matches.
+// meet adds a Result for each limit that matches descriptor i.
 func (c *Call) meet(i int) {
 	d := &c.Descriptors[i]
 	domain := c.Verdict.Domain
@@ -144,7 +146,7 @@ func (c *Call) meet(i int) {
 	}
 	node := domain.Tree.Match(d.Entries)
 	if node == nil || len(node.Policies) == 0 {
-		if d.HasOverride { // a limit was intended, and it is unknown which
+		if d.HasOverride { // a limit was intended, but its numbers could not be parsed
 			c.Results = append(c.Results, Result{Descriptor: i, Cost: d.Cost, charge: noCharge})
 		}
 		return
@@ -179,11 +181,12 @@ func (c *Call) apply(i int, p *descriptors.Policy) {
 	}
 }
 
-// few is up to how many limits of a request are compared with each other. With more, a table replaces the
-// comparisons, so that the time grows linearly.
+// few is the number of limits of a request up to which all are compared with each other. With more limits,
+// a table replaces the comparisons, so that the time grows linearly.
 const few = 16
 
-// replace drops the limits that another limit of the request replaces, even if that one is replaced itself.
+// replace drops the limits that another limit of the request replaces, even if that limit is itself
+// replaced.
 func (c *Call) replace() {
 	if len(c.Results) > few {
 		c.replaceMany()
@@ -226,12 +229,13 @@ func (c *Call) replaceMany() {
 	}
 }
 
-// named reports whether other limits can replace r's. An unlimited one stays, as in the reference server.
+// named reports whether other limits can replace that of r. As in the reference server, they cannot replace
+// an unlimited one.
 func (r *Result) named() bool {
 	return r.Policy != nil && r.Policy.RateName != "" && !r.Policy.Unlimited && !r.isBlocked()
 }
 
-// charge makes the charges: first the group of those charged together, then the others.
+// charge makes the charges. The limits that are charged together come first.
 func (c *Call) charge() {
 	if c.adjusted != nil && c.deniedByBlock() || c.deniedByReserves() {
 		return
@@ -254,15 +258,16 @@ func (c *Call) charge() {
 	}
 }
 
-// together reports whether r is charged in one group with other limits of the request. Named limits always are,
-// whatever the domain's consume is: the API promises all or none, and the reference server has no such requests.
+// together reports whether r is charged in one group with other limits of the request. Named limits always
+// are, whatever the domain's consume is, because the API promises all or none. (The reference server has no
+// such requests.)
 func (c *Call) together(r *Result) bool {
 	p := r.Policy
 	return (!p.Alone || len(c.Limits) > 0) && !p.Shadow && !p.Quota && !c.modes.Quota && !r.isUnlimited()
 }
 
-// chargeTogether adds r to the common group. Costs of the same bucket are added up first. The charge reserves only if
-// each part does.
+// chargeTogether adds r to the common group. Costs of the same bucket are added up before. The sum is
+// reserved only if each part is.
 func (c *Call) chargeTogether(r *Result) {
 	at := c.charged(r.Key)
 	if at < 0 {
@@ -274,13 +279,13 @@ func (c *Call) chargeTogether(r *Result) {
 	r.charge = at
 }
 
-// chargeOf returns what r adds to the charge of a bucket that another Result charges too.
+// chargeOf returns the part that r adds to the charge of a bucket which another Result charges too.
 func chargeOf(r *Result) algorithms.Charge {
 	return algorithms.Charge{Cost: r.Cost, Reserve: r.reserve}
 }
 
-// charged returns the index of the common group's charge with this key, or -1. In that case, the next added charge is
-// found from then on.
+// charged returns the index of the common group's charge with this key. If there is none, it returns -1 and
+// stores the index of the charge that is added next.
 func (c *Call) charged(key []byte) int {
 	if len(c.Results) <= few {
 		for i := range c.charges {
@@ -291,12 +296,12 @@ func (c *Call) charged(key []byte) int {
 		return -1
 	}
 	if len(c.charges) == 0 {
-		places := 2 << bits.Len(uint(len(c.Results))) // at least twice the possible number of charges
+		places := 2 << bits.Len(uint(len(c.Results))) // at least twice the largest possible number of charges
 		c.buckets = slices.Grow(c.buckets[:0], places)[:places]
 		clear(c.buckets)
 	}
 	last := uint64(len(c.buckets) - 1)
-	at := maphash.Bytes(bucketSeed, key) & last // seeded, so that no client can choose colliding keys
+	at := maphash.Bytes(bucketSeed, key) & last // with a seed, so that no client can choose colliding keys
 	for ; c.buckets[at] != 0; at = (at + 1) & last {
 		if i := int(c.buckets[at] - 1); bytes.Equal(c.charges[i].Key, key) {
 			return i
@@ -323,9 +328,9 @@ func (c *Call) add(r *Result, group int) {
 	}
 }
 
-// neverFits reports whether one of the named limits in the common group can never allow its cost. Such a request is a
-// mistake and charges nothing, not even limits that charge denied requests: it becomes a dry run, which reports what
-// remains.
+// neverFits reports whether one of the named limits in the common group can never allow its cost. Such a
+// request is a mistake. It charges nothing, not even for limits that charge denied requests: it becomes a
+// dry run, which reports the remaining units.
 func (c *Call) neverFits() bool {
 	if len(c.Limits) == 0 || c.modes.Shadow {
 		return false
@@ -342,7 +347,8 @@ func (c *Call) neverFits() bool {
 	return true
 }
 
-// answerMistake sets the decisions of a call that neverFits if the store could not decide: they are known without it.
+// answerMistake sets the decisions of a call that neverFits if the store could not decide. They are known
+// without the store.
 func (c *Call) answerMistake() {
 	for i := range c.charges {
 		if d := &c.decisions[i]; d.Err != nil {
@@ -352,11 +358,11 @@ func (c *Call) answerMistake() {
 	}
 }
 
-// standIn decides charges in this process's own buckets if the store could not decide and on_backend_failure is
-// local. Each is decided alone, because it is unknown whether the other limits of the group allow. Refunds of units
-// reserved in the store are not added to local buckets.
+// standIn decides charges in this process's own buckets if the store could not decide and
+// on_backend_failure is local. Each charge is decided alone, because it is unknown whether the other limits
+// of its group allow. Units that were reserved in the store are not refunded to local buckets.
 func (c *Call) standIn(local backend.Store) {
-	var answered []bool // by charge; nil if there is none
+	var answered []bool // by charge; nil if none was decided here
 	for i := range c.Results {
 		r := &c.Results[i]
 		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Extra().Local == nil || local == nil || r.settle {
@@ -367,7 +373,7 @@ func (c *Call) standIn(local backend.Store) {
 		}
 		charge := c.charges[r.charge]
 		charge.Limit, charge.Shards, charge.Lease = r.Policy.Extra().Local, nil, nil
-		if charge.IdempotencyKey != nil { // each needs its own ID, or the second would get the answer of the first
+		if charge.IdempotencyKey != nil { // each needs its own ID; otherwise the second would get the decision of the first
 			own := *charge.IdempotencyKey
 			own.ID = IdempotencyID(string(own.ID[:]), strconv.Itoa(r.charge))
 			charge.IdempotencyKey = &own

@@ -11,7 +11,7 @@ import (
 // empty, in any of its descriptors.
 type Requirement []string
 
-// String is the keys for people: "user or team".
+// String returns the keys in words: "user or team".
 func (r Requirement) String() string {
 	keys := make([]string, len(r))
 	for i, key := range r {
@@ -20,14 +20,16 @@ func (r Requirement) String() string {
 	return strings.Join(keys, " or ")
 }
 
-// Requires reports whether a request for a domain must have certain entries, so that one without descriptors is denied.
+// Requires reports whether a request to a domain must have certain entries. Then a request without
+// descriptors is denied.
 func (s *Snapshot) Requires(domain string) bool {
 	d := s.Domains[domain]
 	return d != nil && len(d.Require) > 0
 }
 
-// missing returns the first Requirement of d that the request does not meet; nil: it meets all of them. Blanks at the
-// ends of values are removed before. A done, whose work is over, need not meet any.
+// missing returns the first Requirement of d that the request does not meet, or nil if it meets all of
+// them. Blanks at the ends of values have been removed before. A settle-done request need not meet any,
+// because its work is over.
 func (c *Call) missing(d *Domain) Requirement {
 	if c.IsDone() {
 		return nil
@@ -51,7 +53,8 @@ func (c *Call) meets(r Requirement) bool {
 	return false
 }
 
-// denyMissing makes the Verdict that of a request that does not meet c.Missing. The same request never succeeds.
+// denyMissing makes the Verdict of a request that does not meet c.Missing. The same request can never
+// succeed.
 func (c *Call) denyMissing() {
 	c.Denied, c.Never = true, true
 	for i := range c.Statuses {

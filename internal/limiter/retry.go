@@ -9,10 +9,10 @@ import (
 // retry says when a denied request can succeed.
 type retry struct {
 	after algorithms.Micros // the exact time until then
-	never bool              // it cannot; after is 0
+	never bool              // the request can never succeed; after is then 0
 }
 
-// retryOf returns when the cost that d denied is available. It is zero if d allows the cost.
+// retryOf returns when the cost that d denied becomes available. It is zero if d allows the cost.
 func retryOf(d *algorithms.Decision) retry {
 	if d.Allowed {
 		return retry{}
@@ -20,7 +20,7 @@ func retryOf(d *algorithms.Decision) retry {
 	return retry{d.RetryAfter, d.Never}
 }
 
-// and returns when both can succeed: buckets that are charged together.
+// and returns when both can succeed. It is for buckets that are charged together.
 func (r retry) and(o retry) retry {
 	if r.never || o.never {
 		return retry{never: true}
@@ -28,7 +28,7 @@ func (r retry) and(o retry) retry {
 	return retry{after: max(r.after, o.after)}
 }
 
-// or returns when one of the two can succeed: alternatives.
+// or returns when one of the two can succeed. It is for alternatives.
 func (r retry) or(o retry) retry {
 	if r.never || !o.never && o.after < r.after {
 		return o

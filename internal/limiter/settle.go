@@ -13,28 +13,31 @@ import (
 )
 
 const (
-	// Within is how long a reservation by name can be settled after its units became available.
+	// Within is the time after units became available during which a reservation by name can be settled.
 	Within = 3600 * algorithms.Second
-	// ClockSlack is the largest difference between the clocks of sidecars and of the store. A store remembers a
-	// settlement for that much longer than the reservation can be settled, so that it is never settled twice.
+	// ClockSlack is the largest difference between the clocks of sidecars and of the store. A store keeps
+	// the result of a settlement for that much longer than the reservation can be settled, so that it is
+	// never settled twice.
 	ClockSlack = 60 * algorithms.Second
 )
 
 var (
 	// ErrChanged means that the limit of a reservation has changed its algorithm or its shards since.
-	ErrChanged = errors.New("the limit has changed its algorithm or its shards since, and started afresh: there is nothing to settle")
+	ErrChanged = errors.New("the limit has changed its algorithm or its shards since, so its buckets are new and there is nothing to settle")
 	// ErrExpired means that a reservation is too old.
 	ErrExpired = errors.New("a reservation can be settled within an hour after its turn")
 )
 
-// Settle is the settlement of a reservation by itself. A Request with it has no Descriptors and no Limits.
+// Settle is the settlement of one reservation by an application. A Request with Settle has no Descriptors
+// and no Limits.
 type Settle struct {
 	Reserved *Reserved
 	// Real is the real cost in units.
 	Real int64
-	// Costs, if not nil, are by kind and replace Real, which the weights of each limit make of them.
+	// Costs, if not nil, has numbers of units by kind. Real is then their cost by the weights of each
+	// limit.
 	Costs map[string]int64
-	// Inline compiles a limit that came with the request; nil means that there are none.
+	// Inline compiles a limit that came with the request. nil means that requests cannot have limits.
 	Inline func(domain, name, config string) (*descriptors.Policy, error)
 }
 
@@ -51,8 +54,9 @@ func (l *Limiter) ID(r *Reserved) string {
 	return string(l.config.IDs.Append(nil, r))
 }
 
-// Part returns what c, a request for Limits that was answered, has reserved by result i; config is the limit that came with
-// the request. It returns false if there is nothing to settle: the store did not decide, or units were refunded.
+// Part returns the part that result i of c, an answered request for Limits, has reserved. config is the
+// limit that came with the request, or "". It returns false if there is nothing to settle: the store did
+// not decide, or units were refunded.
 func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 	r := &c.Results[i]
 	ask := &c.Limits[r.Descriptor]
@@ -60,7 +64,7 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 		return p, false
 	}
 	count, name := r.Cost, ask.Name
-	if r.For != nil { // it is settled in the bucket that paid, once
+	if r.For != nil { // settled once, in the bucket that paid
 		if name = r.Policy.Name; count == 0 {
 			return p, false
 		}
@@ -71,26 +75,26 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 	return PartOf(r.Policy, ByName{Name: name, Values: ask.Key, Config: config, Wait: r.Decision.Wait}, count, r.Decision.At), true
 }
 
-// PartOf returns a part that reserves count units of p at a time, by the name in by.
+// PartOf returns a part that reserved count units of p at time at, by the name in by.
 func PartOf(p *descriptors.Policy, by ByName, count int64, at algorithms.Micros) ReservedPart {
 	return ReservedPart{
 		Limit: limitNumber(p), Slot: p.SlotOfKey(by.Values), Count: count, Times: 1, At: at, Inflow: inflow(p.Limit), ByName: by,
 	}
 }
 
-// inflow is how fast a bucket of l refills.
+// inflow returns the speed at which a bucket of l refills.
 func inflow(l *algorithms.Limit) scaled.Inflow {
 	numbers := scaled.Of(l)
 	return numbers.Inflow()
 }
 
-// limitNumber returns a number for the limit of p and what its buckets depend on: with another algorithm, or another
-// number of shards, its buckets are others.
+// limitNumber returns a number for the limit of p and everything that identifies its buckets. If the
+// algorithm or the number of shards changes, the number changes, because the limit then has other buckets.
 func limitNumber(p *descriptors.Policy) uint64 {
 	return LimitNumber(p.Prefix, len(p.Extra().Shards))
 }
 
-// LimitNumber is the number of the limit with this prefix of keys and number of shards.
+// LimitNumber returns the number of the limit with this prefix of keys and number of shards.
 func LimitNumber(prefix string, shards int) uint64 {
 	return descriptors.PrefixNumber(prefix) + uint64(shards)
 }
@@ -98,14 +102,15 @@ func LimitNumber(prefix string, shards int) uint64 {
 // Due returns the time at which the units of p are available.
 func (p *ReservedPart) Due() algorithms.Micros { return p.At + p.Wait }
 
-// expired reports whether p can no longer be settled. What a proxy reserved is settled late instead.
+// expired reports whether p can no longer be settled. The reservations of proxies do not expire; they are
+// settled late.
 func (p *ReservedPart) expired(now algorithms.Micros) bool {
 	return p.Name != "" && now >= p.Due()+Within
 }
 
-// terms returns whether p, a part of a reservation of limit l, is settled late, and how long the store must remember the
-// settlement. What a proxy reserved is late after the ttl, and remembered for a second one; a done that comes later
-// still is charged as a late one.
+// terms returns whether p, a part of a reservation of limit l, is settled late, and how long the store must
+// remember the settlement. A reservation for a proxy is late after its ttl, and is remembered for another
+// ttl. A settle-done that arrives even later is charged as a late one.
 func (p *ReservedPart) terms(l *descriptors.Policy, now algorithms.Micros) (late bool, remembered algorithms.Micros) {
 	if p.Name != "" {
 		return false, p.Due() + Within - now + ClockSlack
@@ -117,7 +122,7 @@ func (p *ReservedPart) terms(l *descriptors.Policy, now algorithms.Micros) (late
 	return now > p.At+ttl, max(p.At+2*ttl-now, ttl) + ClockSlack
 }
 
-// limitOf returns the limit of a part. The error is a RequestError, ErrChanged, or one of inline.
+// limitOf returns the limit of a part. The error is a *RequestError, ErrChanged, or an error of inline.
 func (c *Call) limitOf(part *ReservedPart, inline func(domain, name, config string) (*descriptors.Policy, error)) (p *descriptors.Policy, err error) {
 	d := c.Verdict.Domain
 	switch {
@@ -142,10 +147,12 @@ func (c *Call) limitOf(part *ReservedPart, inline func(domain, name, config stri
 	}
 }
 
-// Settle makes c, which is empty, a settlement: of each part of the reservation, the difference between the real cost
-// and the reserved units is charged like a reservation, or refunded (see algorithms.Charge.ChargedAt). A difference of 0 is
-// always accepted. A repetition has no further effect; with another cost it is backend.ErrReused. c.Limits has the parts.
-// The error is one of Check, ErrChanged, or ErrExpired.
+// Settle makes c, which must be empty, a settlement. For each part of the reservation, the difference
+// between the real cost and the reserved units is charged like a reservation, or refunded (see
+// algorithms.Charge.ChargedAt). A difference of 0 is always accepted.
+//
+// A repeated settlement has no further effect; with another cost its error is backend.ErrReused. c.Limits
+// gets the parts. Other errors are those of Check, ErrChanged and ErrExpired.
 func (l *Limiter) Settle(ctx context.Context, c *Call, s Settle) error {
 	c.Request.Settle = &s
 	return l.Check(ctx, c)
@@ -189,12 +196,15 @@ func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 	return nil
 }
 
-// undoneFrom returns the moment that the undo of a charge names (algorithms.Charge.ChargedAt). It is at, the moment of the
-// charge, unless the bucket refilled faster then than it does by l. In that case it is so much earlier that l brings as
-// much as the faster rate did. The store does not know when the rate changed, and its clock may be ahead of now, so the
-// undo returns too little rather than too much.
+// undoneFrom returns the time to pass as the time of the undone charge (algorithms.Charge.ChargedAt).
 //
-// A limit that settles remembers its peaks whatever the rate was, so that it needs the moment itself.
+// It is at, the time of the charge, unless the bucket refilled faster then than it does under l. In that
+// case it is earlier, so that the inflow under l equals that at the faster rate. The store does not know
+// when the rate changed, and its clock may be ahead of now, so the undo refunds too little rather than too
+// much.
+//
+// A limit that settles stores its peaks, which do not depend on the rate, so it needs the time of the
+// charge itself.
 func undoneFrom(at, now algorithms.Micros, was scaled.Inflow, l *algorithms.Limit) algorithms.Micros {
 	if l.Settles {
 		return at

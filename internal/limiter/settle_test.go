@@ -15,7 +15,7 @@ import (
 
 const sec = algorithms.Second
 
-// jobs uses a configuration with these numbers.
+// jobs loads a configuration whose limit jobs has these numbers.
 func (b *bench) jobs(tb testing.TB, numbers string) {
 	tb.Helper()
 	text := "domain: d\nlimits:\n  jobs: {" + numbers + "}\n"
@@ -36,7 +36,7 @@ func (b *bench) consume(tb testing.TB, count int64, reserve bool) (*limiter.Call
 	return c, !c.Denied
 }
 
-// reservedBy is what c, which was answered, has reserved by its first result.
+// reservedBy returns the reservation of the first result of c, which is answered.
 func reservedBy(c *limiter.Call) (*limiter.Reserved, bool) {
 	part, ok := c.Part(0, "")
 	return &limiter.Reserved{ID: [16]byte{1}, Domain: descriptors.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}, ok
@@ -58,9 +58,9 @@ func (b *bench) remaining(tb testing.TB) int64 {
 	return c.Results[0].Decision.Remaining
 }
 
-// TestCancelledAtALowerRate makes a reservation at 10 a second. Then the rate falls to 1 a second. In 5 seconds 50
-// units have been added and consumed, so a cancellation of 100 may refund at most 50. The store's clock may be a
-// minute ahead, so it refunds less.
+// A reservation is made at 10 a second. Then the rate falls to 1 a second. In 5 seconds, 50 units have
+// flowed in and been consumed, so canceling 100 units may refund at most 50. The store's clock may be a
+// minute ahead, so less is refunded.
 func TestCancelledAtALowerRate(t *testing.T) {
 	for _, c := range []struct {
 		name, then, now string
@@ -88,7 +88,7 @@ func TestCancelledAtALowerRate(t *testing.T) {
 				t.Fatal("not reserved")
 			}
 			b.now += c.after
-			for b.remaining(t) > 0 { // other requests consume what was added
+			for b.remaining(t) > 0 { // other requests consume the inflow
 				b.consume(t, b.remaining(t), false)
 			}
 			b.jobs(t, form+c.now)
@@ -100,8 +100,8 @@ func TestCancelledAtALowerRate(t *testing.T) {
 	}
 }
 
-// TestCancelledAtALowerRateLiftsNoBound: whatever is consumed before and after, and whenever the rate falls, a
-// cancelled reservation leaves no more units than there would be without it.
+// Whatever is consumed before and after, and whenever the rate falls, a canceled reservation leaves no more
+// units than there would be without it.
 func TestCancelledAtALowerRateLiftsNoBound(t *testing.T) {
 	cancelled, returned := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -116,7 +116,7 @@ func TestCancelledAtALowerRateLiftsNoBound(t *testing.T) {
 		first, second := numbers(rate, period), numbers(draw(1, int(rate), "then"), period)
 		with.jobs(t, first)
 		without.jobs(t, first)
-		others := func() { // what is allowed beside the reservation is allowed without it too
+		others := func() { // requests that are allowed beside the reservation would be allowed without it too
 			for range draw(0, 3, "others") {
 				step := algorithms.Micros(draw(0, 20, "step")) * sec / 4
 				with.now, without.now = with.now+step, without.now+step
@@ -160,7 +160,7 @@ func TestCancelledAtALowerRateLiftsNoBound(t *testing.T) {
 	}
 }
 
-// TestChangedShardsCannotBeSettled: the shards are other buckets, which have not paid for the reservation.
+// After a change of the shards, the limit has other buckets, from which the reservation consumed nothing.
 func TestChangedShardsCannotBeSettled(t *testing.T) {
 	for _, c := range []struct {
 		name, was, is string

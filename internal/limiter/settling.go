@@ -12,94 +12,102 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A proxy settles in two requests. The first one (the start) reserves units of all limits with settle that it matches, and
-// its answer has one id for them. The second one (the done) brings the id back with the real cost. An application settles
-// in the same way: it reserves limits by name, and settles the id by itself (Settle).
+// A proxy settles in two requests. The first (settle-start) reserves units of all limits with settle that
+// it matches, and its answer has one id for them. The second (settle-done) contains the id and the real
+// cost. An application settles in a similar way: it reserves limits by name, and settles the id with its
+// own request (Settle).
 
 // MaxReserved is the largest number of limits with settle that a request may match. A request that matches more is denied,
 // so that its id has a bounded size.
 const MaxReserved = 8
 
-// MaxID bounds the id of what a proxy reserved, in bytes. Applications may use longer keys, so that their ids may be
-// longer.
+// MaxID bounds the id of a reservation for a proxy, in bytes. Applications may use longer keys, so their
+// ids may be longer.
 const MaxID = 4096
 
-// Reserved is what a request reserved: the content of an id.
+// Reserved describes the units that a request reserved. It is the content of an id.
 type Reserved struct {
-	// ID is different for each request. The parts of one request have one ID, also if they are in ids of their own.
+	// ID is different for each request. All parts of one request have the same ID, even if they are in
+	// separate ids.
 	ID [16]byte
 	// Domain is descriptors.PrefixNumber of the domain's name.
 	Domain uint64
 	Parts  []ReservedPart
 }
 
-// ReservedPart is what a request reserved of one bucket.
+// ReservedPart describes the units that a request reserved of one bucket.
 type ReservedPart struct {
-	// Number identifies a part among those with one ID. It is -1 in an id of a version that did not number them.
+	// Number is different for all parts with one ID. It is -1 in an id of a version that did not number
+	// them.
 	Number int
-	// Limit identifies the limit and what its buckets depend on (limitNumber).
+	// Limit is the number of the limit (limitNumber).
 	Limit uint64
-	// Key is the bucket's key without the prefix of the limit; empty if Name is set. Hash and Slot are those of the charge
-	// (algorithms.Charge, backend.Charge). A reload may change the Slot of the limit; the reservation is settled in the
-	// bucket that made it.
+	// Key is the bucket's key without the prefix of the limit. It is empty if Name is set. Hash and Slot
+	// are those of the charge (algorithms.Charge, backend.Charge). The Slot is stored because a reload may
+	// change that of the limit, and the reservation is settled in the bucket that made it.
 	Key        []byte
 	Hash, Slot uint64
-	// Cell is the number of the estimate; 0 means that it is not learned.
+	// Cell is the number of the estimate; 0 means that no estimate is learned.
 	Cell uint64
-	// Count is the number of reserved units, in Times equal parts: a request may charge a bucket several times.
+	// Count is the number of reserved units. They consist of Times equal parts, because a request may
+	// charge a bucket several times.
 	Count, Times int64
-	// At is when they were reserved, and Inflow how fast the bucket refilled then.
+	// At is when the units were reserved. Inflow is the speed at which the bucket refilled then.
 	At     algorithms.Micros
 	Inflow scaled.Inflow
 	// ByName is set if an application reserved the limit by its name.
 	ByName
 }
 
-// ByName is the part of a reservation that an application made.
+// ByName identifies the bucket of a reservation that an application made.
 type ByName struct {
-	// Name is that of the limit; "" means that a proxy made the reservation. Values are the key of the bucket.
+	// Name is the name of the limit; "" means that the reservation was made for a proxy. Values are the key
+	// of the bucket.
 	Name   string
 	Values []string
-	// Config is the limit that came with the request; "" means that it is a configured one.
+	// Config is the limit that came with the request; "" means that the limit is configured.
 	Config string
 	// Wait is the time from At until the units were available.
 	Wait algorithms.Micros
 }
 
-// IDs encodes what was reserved as a signed text, and decodes it.
+// IDs encodes reservations as signed texts, and decodes them.
 type IDs interface {
 	// Append appends the id of r. It sets r.ID if that is zero. It returns dst if ids cannot be signed at present, or if
 	// the id would be too long.
 	Append(dst []byte, r *Reserved) []byte
-	// Open decodes id to r, which it may reuse the room of. It returns false if id is not signed with a known key.
+	// Open decodes id to r, and may reuse the memory of r. It returns false if id is not signed with a
+	// known key.
 	Open(id string, r *Reserved) bool
 }
 
-// Estimates learn what requests cost.
+// Estimates learns the costs of requests.
 type Estimates interface {
 	// Estimate returns the estimate of a cell; 0 means that too little is known.
 	Estimate(cell uint64) int64
-	// Learn adds the real cost of a request; key is a hash of its bucket, and quantile what Estimate returns.
+	// Learn adds the real cost of a request. key is a hash of its bucket. quantile is the quantile that
+	// Estimate returns.
 	Learn(cell uint64, quantile float64, key uint64, now algorithms.Micros, real int64)
 }
 
-// Settlement is the done of one reserved bucket, or of an id that settles nothing.
+// Settlement is the settlement of one reserved bucket, or of an id that settles nothing.
 type Settlement struct {
 	// Policy is nil if nothing is settled; then Reason says why.
 	Policy *descriptors.Policy
 	Reason Unsettled
-	// Descriptor has the id.
+	// Descriptor is the index of the descriptor with the id.
 	Descriptor int
-	// Reserved and Real are units. Unknown means that the proxy did not report the real cost. Late means that the ttl of
-	// the limit was over.
+	// Reserved and Real are units. Unknown means that the proxy did not report the real cost. Late means
+	// that the ttl of the limit has passed.
 	Reserved, Real int64
 	Unknown, Late  bool
-	// Decision is the store's. Repeated means that the bucket was settled before, and nothing was charged now.
+	// Decision is that of the store. Repeated means that the bucket was settled before, so nothing was
+	// charged now.
 	Decision backend.Decision
 	Repeated bool
 
 	charge int
-	cell   uint64 // of its estimate; 0: it is not learned
+	cell   uint64 // the number of its estimate; 0 means that none is learned
 	key    uint64 // a hash of the bucket's key
 	times  int64
 }
@@ -107,17 +115,17 @@ type Settlement struct {
 // Failed reports whether the store could not settle s.
 func (s *Settlement) Failed() bool { return s.Policy != nil && s.Decision.Err != nil && !s.Repeated }
 
-// Unsettled is why an id settles nothing.
+// Unsettled is the reason why an id settles nothing.
 type Unsettled uint8
 
 // The reasons.
 const (
 	Settles      Unsettled = iota
-	NoneReserved           // the start has reserved nothing
-	Forged                 // it was not signed with a known key
+	NoneReserved           // the settle-start reserved nothing
+	Forged                 // the id is not signed with a known key
 	Foreign                // it belongs to another domain
-	Changed                // the limit is gone, has no settle any more, or has another algorithm
-	Expired                // an application made it, and too long ago
+	Changed                // the limit was removed, has no settle any more, or has another algorithm
+	Expired                // an application made the reservation too long ago
 )
 
 var unsettledNames = [...]string{"", "none", "forged", "foreign", "changed", "expired"}
@@ -125,10 +133,11 @@ var unsettledNames = [...]string{"", "none", "forged", "foreign", "changed", "ex
 // String returns the name for metrics.
 func (u Unsettled) String() string { return unsettledNames[u] }
 
-// None is the id of a start that reserved nothing.
+// None is the id of a settle-start that reserved nothing.
 const None = "none"
 
-// settling reports whether descriptor i belongs to a done, and whether it has the key that comes after each request.
+// settling reports whether descriptor i belongs to a settle-done, and whether it is the one that follows
+// every request.
 func (c *Call) settling(i int) (isDone, isEnd bool) {
 	names, entries := c.Verdict.Domain.Settle, c.Descriptors[i].Entries
 	if names == nil || len(entries) == 0 {
@@ -150,7 +159,7 @@ func (c *Call) countDone() {
 	}
 }
 
-// reserve makes the cost of r what its limit reserves.
+// reserve sets the cost of r to the number of units that its limit reserves.
 func (c *Call) reserve(r *Result) {
 	d := &c.Descriptors[r.Descriptor]
 	declared := int64(0)
@@ -171,8 +180,9 @@ func (c *Call) reserve(r *Result) {
 	}
 }
 
-// EstimateNow returns what a request that declares nothing reserves of p, a limit with settle. If p's estimates differ by
-// values of entries, it is that of all other values. learned means that it was learned.
+// EstimateNow returns the number of units of p, a limit with settle, that a request reserves if it declares
+// no cost. If p has several estimates, it is the one for all other values. learned reports whether the
+// estimate was learned.
 func (l *Limiter) EstimateNow(p *descriptors.Policy) (units int64, learned bool) {
 	s := p.Extra().Settle
 	units = s.Estimate
@@ -184,7 +194,8 @@ func (l *Limiter) EstimateNow(p *descriptors.Policy) (units int64, learned bool)
 	return s.Reserves(units, 0), learned
 }
 
-// cell returns the number of the estimate for p: one for each combination of values that p's estimates distinguish.
+// cell returns the number of the estimate for p. There is one for each combination of values that p's
+// estimates distinguish.
 func (c *Call) cell(p *descriptors.Policy) uint64 {
 	const mix = 0x9E3779B97F4A7C15
 	number := descriptors.PrefixNumber(p.Prefix)
@@ -203,7 +214,7 @@ func (c *Call) cell(p *descriptors.Policy) uint64 {
 	return number | 1
 }
 
-// learn gives the real costs that c settled to the estimates.
+// learn passes the real costs that c settled to the estimates.
 func (c *Call) learn(now algorithms.Micros) {
 	for i := range c.Settlements {
 		s := &c.Settlements[i]
@@ -213,8 +224,8 @@ func (c *Call) learn(now algorithms.Micros) {
 	}
 }
 
-// deniedByReserves answers a request that matches more limits with settle than one id can have: they deny, and nothing
-// is charged. It reports whether it is one.
+// deniedByReserves denies a request that matches more limits with settle than one id can contain. Nothing
+// is charged then. It reports whether it did.
 func (c *Call) deniedByReserves() bool {
 	if c.reserves <= MaxReserved {
 		return false
@@ -235,12 +246,14 @@ func (c *Call) deniedByReserves() bool {
 // IsDone reports whether c settles reservations and does nothing else.
 func (c *Call) IsDone() bool { return c.done > 0 && c.done == len(c.Descriptors) }
 
-// Started reports whether c is a request, other than a done, to a domain of which proxies settle reservations.
+// Started reports whether c is a settle-start: a request that is not a settle-done, to a domain in which
+// proxies settle reservations.
 func (c *Call) Started() bool {
 	return c.Verdict.Domain != nil && c.Verdict.Domain.Settle != nil && len(c.Descriptors) > c.done && len(c.Limits) == 0
 }
 
-// AppendID appends the id of what c, which was answered, has reserved; "none" if that is nothing.
+// AppendID appends the id of the units that c, which is answered, has reserved. It appends "none" if there
+// are none.
 func (c *Call) AppendID(dst []byte) []byte {
 	r := &c.reserved
 	r.ID, r.Parts = [16]byte{}, r.Parts[:0]
@@ -258,8 +271,8 @@ func (c *Call) AppendID(dst []byte) []byte {
 	return append(dst, None...)
 }
 
-// collectReserved adds a part to r for each bucket of which c has reserved units: of limits that may deny, or of shadow
-// limits, for which there may be no room.
+// collectReserved adds a part to r for each bucket of which c has reserved units. shadow selects the shadow
+// limits instead of the others, because there may be no room for them.
 func (c *Call) collectReserved(r *Reserved, shadow bool) {
 	for i := range c.Results {
 		one := &c.Results[i]
@@ -290,14 +303,14 @@ func (c *Call) collectReserved(r *Reserved, shadow bool) {
 	}
 }
 
-// Reserves reports whether r, one of c's Results, has reserved units that can be settled: not if the request was denied,
-// and not if another answer than the store's stands in.
+// Reserves reports whether r, one of c's Results, has reserved units that can be settled. It is false if
+// the request was denied, and if the store did not decide.
 func (c *Call) Reserves(r *Result) bool {
 	return !c.Denied && !c.WouldDeny && !c.DryRun && r.charge >= 0 && !r.local && r.Cost > 0 && r.Policy.Extra().Settle != nil &&
 		(r.reserve && !r.settle || len(c.Limits) == 0) && c.decisions[r.charge].Err == nil && c.decisions[r.charge].Allowed
 }
 
-// planSettlements adds the Settlements and charges of a done.
+// planSettlements adds the Settlements and charges of a settle-done.
 func (c *Call) planSettlements(now algorithms.Micros) {
 	for i := range c.Descriptors {
 		isDone, isEnd := c.settling(i)
@@ -313,8 +326,9 @@ func (c *Call) planSettlements(now algorithms.Micros) {
 	}
 }
 
-// settledElsewhere reports whether another descriptor of the request settles the id of descriptor i: of several, the
-// first one with a real cost does, and without one the first.
+// settledElsewhere reports whether another descriptor of the request settles the id of descriptor i. Of
+// several descriptors with an id, the first one with a real cost settles it. If none has a real cost, the
+// first one does.
 func (c *Call) settledElsewhere(i int, isEnd bool) bool {
 	id := c.Descriptors[i].Entries[0].Value
 	explicit := func(j int, end bool) bool { return !end && c.Descriptors[j].Explicit && c.Descriptors[j].Cost >= 0 }
@@ -331,7 +345,7 @@ func (c *Call) settledElsewhere(i int, isEnd bool) bool {
 	return false
 }
 
-// planDone settles the id of descriptor i, where real is -1 if it is not known.
+// planDone settles the id of descriptor i. real is -1 if the real cost is unknown.
 func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
 	r := &c.reserved
 	reason := Settles
@@ -363,8 +377,8 @@ func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
 	}
 }
 
-// planPart adds the settlement of a part of reservation id, which is of limit p, and its charge. It returns what is
-// charged.
+// planPart adds the settlement of one part of reservation id, a part of limit p, and returns the Result to
+// charge.
 func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.Policy, real int64, now algorithms.Micros) Result {
 	r := Result{Descriptor: i, Policy: p, hash: part.Hash, slot: part.Slot, settle: true, reserve: true}
 	start := len(c.keys)
@@ -372,7 +386,7 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 		c.keys = append(append(c.keys, p.Prefix...), part.Key...)
 	} else {
 		c.keys, r.hash = p.AppendKeyOf(c.keys, part.Values)
-		if r.slot == 0 { // ids of before have none
+		if r.slot == 0 { // ids of earlier versions have none
 			r.slot = p.SlotOfKey(part.Values)
 		}
 	}
@@ -397,7 +411,7 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 		Lifetime: remembered,
 	}
 	copy(once.Digest[:], id[:])
-	binary.BigEndian.PutUint64(once.Digest[len(id):], uint64(s.Real)) // another cost is ErrReused
+	binary.BigEndian.PutUint64(once.Digest[len(id):], uint64(s.Real)) // with this, another cost is ErrReused
 	c.charges[s.charge].IdempotencyKey = once
 	c.Settlements = append(c.Settlements, s)
 	return r
@@ -410,8 +424,8 @@ func settlementID(domain string, id *[16]byte, part int) [16]byte {
 	return IdempotencyID(domain, string(name[:]), strconv.Itoa(part))
 }
 
-// partNumber returns the number of part, which r settles. A version that did not number them had 1 for limits that are
-// not charged in a group with others.
+// partNumber returns the number of part, which r settles. A version that did not number parts used 1 for
+// limits that are not charged in a group with others.
 func (c *Call) partNumber(part *ReservedPart, r *Result) int {
 	if part.Number >= 0 {
 		return part.Number
@@ -422,9 +436,9 @@ func (c *Call) partNumber(part *ReservedPart, r *Result) int {
 	return 0
 }
 
-// realCost returns the real cost of a part in units. The parameter real is -1 if the proxy did not report it.
+// realCost returns the real cost of a part in units. real is -1 if the proxy did not report it.
 func realCost(terms *descriptors.Settle, part *ReservedPart, real int64) int64 {
-	const most = 1 << 53 // more than any bucket holds
+	const most = 1 << 53 // more than any bucket can hold
 	switch {
 	case real >= 0:
 		return min(real, most/part.Times) * part.Times
@@ -435,8 +449,8 @@ func realCost(terms *descriptors.Settle, part *ReservedPart, real int64) int64 {
 	}
 }
 
-// foldSettlements gives the Settlements their decisions. A done that the store could not charge is answered with a
-// denial, so that its sender can repeat it.
+// foldSettlements copies the decisions to the Settlements. A settle-done that the store could not charge is
+// denied, so that its sender can repeat it.
 func (c *Call) foldSettlements() {
 	for i := range c.Settlements {
 		s := &c.Settlements[i]
@@ -448,7 +462,7 @@ func (c *Call) foldSettlements() {
 		switch {
 		case s.Failed():
 			c.Failed, c.Denied = true, true
-		case s.Decision.Allowed || s.Repeated || s.Policy.Shadow || len(c.Limits) > 0: // Results answer for Limits
+		case s.Decision.Allowed || s.Repeated || s.Policy.Shadow || len(c.Limits) > 0: // the Results are the answer to Limits
 			continue
 		default: // a limit without settle, which an application reserved
 			c.Denied = true

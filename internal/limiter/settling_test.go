@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// tokens has a limit of 1,000 a day with an estimate of 100, and its variants.
+// tokens is a configuration with a limit of 1,000 a day and an estimate of 100, and variants of it.
 const tokens = `
 domain: d
 require: [user]
@@ -43,7 +43,7 @@ descriptors:
   - {key: user, limit: tokens}
 `
 
-// proxy sends requests as a proxy does that settles.
+// proxy sends requests like a proxy that settles reservations.
 type proxy struct {
 	*bench
 	t *testing.T
@@ -73,7 +73,7 @@ func (b *bench) swap(tb testing.TB, yaml string) {
 	b.Swap(snapshot)
 }
 
-// absent is a cost that a descriptor does not state.
+// absent stands for a cost that a descriptor does not state.
 const absent = -1 << 40
 
 // send sends descriptors ("user=bob") that state these costs.
@@ -95,7 +95,7 @@ func (p *proxy) send(domain string, costs []int64, texts ...string) *limiter.Cal
 	return c
 }
 
-// start sends descriptors that declare cost, and returns the id of the answer.
+// start sends descriptors that declare cost, and returns the id in the answer.
 func (p *proxy) start(cost int64, texts ...string) (id string) {
 	p.t.Helper()
 	c := p.send("d", slices.Repeat([]int64{cost}, len(texts)), texts...)
@@ -105,13 +105,14 @@ func (p *proxy) start(cost int64, texts ...string) (id string) {
 	return string(c.AppendID(nil))
 }
 
-// done sends what Envoy sends at the end of a stream: the id with the real cost, and the id for each request.
+// done sends the descriptors that Envoy sends at the end of a stream: the id with the real cost, and the id
+// that follows every request.
 func (p *proxy) done(id string, cost int64) *limiter.Call {
 	p.t.Helper()
 	return p.send("d", []int64{cost, 0}, "settle="+id, "settle_end="+id)
 }
 
-// left is what a bucket of a limit has left.
+// left returns the units left in a bucket of a limit.
 func (p *proxy) left(limit, key string) int64 {
 	p.t.Helper()
 	c := &limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true, Limits: []limiter.NamedCharge{{Name: limit, Key: []string{key}}}}}
@@ -138,7 +139,7 @@ func TestAStartReservesTheLargerOfEstimateAndDeclaration(t *testing.T) {
 		{"user=bob", "tokens", 0, 100},
 		{"user=bob", "tokens", -5, 100},
 		{"user=bob", "tokens", 250, 250},
-		{"user=bob", "tokens", 1 << 62, 500}, // most
+		{"user=bob", "tokens", 1 << 62, 500}, // the configured most
 		{"trusting=bob", "trusting", 3, 3},
 		{"trusting=bob", "trusting", 0, 100},
 		{"trusting=bob", "trusting", absent, 100},
@@ -201,7 +202,7 @@ func TestACostThatIsNotReportedIsTheUnknownCost(t *testing.T) {
 	}
 }
 
-// A done without a cost settles: the cost that comes later does not count.
+// A settle-done without a cost settles the reservation. A cost that arrives later does not count.
 func TestOnlyTheFirstDoneCounts(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
@@ -218,9 +219,9 @@ func TestLimitsOfARequestAreReservedTogether(t *testing.T) {
 	p.done(id, 80)
 	p.want("tokens", "bob", 920)
 	p.want("team", "red", 70)
-	p.want("calls", "red", 4) // an ordinary limit: each request costs what it states
+	p.want("calls", "red", 4) // a limit without settle: each request costs what it states
 
-	c := p.send("d", []int64{absent, 100}, "user=bob", "team=red") // team has 70
+	c := p.send("d", []int64{absent, 100}, "user=bob", "team=red") // team has 70 left
 	if id := string(c.AppendID(nil)); !c.Denied || id != limiter.None {
 		t.Errorf("denied %t, id %s", c.Denied, id)
 	}
@@ -230,7 +231,7 @@ func TestLimitsOfARequestAreReservedTogether(t *testing.T) {
 }
 
 // A bucket that a request charges twice is reserved twice, and its real cost counts twice.
-func TestABucketThatIsMetTwice(t *testing.T) {
+func TestABucketThatIsChargedTwiceIsSettledTwice(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob", "user=bob")
 	p.want("tokens", "bob", 800)
@@ -265,7 +266,7 @@ func TestIDsThatChargeNothing(t *testing.T) {
 		}
 	}
 	p.want("tokens", "bob", 800)
-	call := p.done(gone, 500) // one of its limits settles no more
+	call := p.done(gone, 500) // one of its limits no longer has settle
 	if s := call.Settlements; len(s) != 2 || s[0].Policy == nil || s[1].Reason != limiter.Changed {
 		t.Errorf("%+v", s)
 	}
@@ -286,7 +287,7 @@ func TestALateDoneChargesTheExcess(t *testing.T) {
 	}
 }
 
-// The keys change: the one before is accepted, and a third one is not.
+// After a change of the keys, the previous key is accepted, and an older one is not.
 func TestKeysRotate(t *testing.T) {
 	secrets := []string{"first"}
 	p := newProxyOf(t, func() []string { return secrets })
@@ -306,7 +307,7 @@ func TestKeysRotate(t *testing.T) {
 	}
 }
 
-func TestWhileTheStoreIsAwayNothingIsReserved(t *testing.T) {
+func TestWhileTheStoreFailsNothingIsReserved(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
 	p.store.err = errors.New("away")
@@ -327,8 +328,8 @@ func TestWhileTheStoreIsAwayNothingIsReserved(t *testing.T) {
 	}
 }
 
-// The request matches no limit under the keys of a done, and other descriptors of a done are decided as always: whoever
-// forgets apply_on_stream_done charges more, never less.
+// A settle-done may come with other descriptors. It matches no limit by its own keys, and the others are
+// decided as usual. So a proxy without apply_on_stream_done charges more, never less.
 func TestADoneBesideOtherDescriptors(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
@@ -338,14 +339,14 @@ func TestADoneBesideOtherDescriptors(t *testing.T) {
 	}
 	p.want("tokens", "bob", 870)
 	if c := p.send("d", []int64{30, 0}, "settle=none", "settle_end=none"); c.Denied { // require: [user]
-		t.Error("a done must not have a user")
+		t.Error("a settle-done without a user was denied")
 	}
 	if c := p.send("d", []int64{30, 0, 1}, "settle=none", "settle_end=none", "team=red"); !c.Denied {
-		t.Error("a request without a user, and with a done, is allowed")
+		t.Error("a request without a user was allowed because it has a settle-done")
 	}
 }
 
-// A client that chooses many buckets at once, or long values, gets no id that is too long.
+// A client that chooses many buckets at once, or long values, does not get an id that is too long.
 func TestIDsAreBounded(t *testing.T) {
 	p := newProxy(t)
 	var texts []string
@@ -367,7 +368,7 @@ func TestIDsAreBounded(t *testing.T) {
 	p.want("tokens", texts[3][len("user="):], 1000)
 }
 
-// A shadow limit counts as if it denied: a request that it would have denied reserves nothing of it.
+// A shadow limit counts as if it denied: a request that it would have denied reserves none of its units.
 func TestShadowLimitsReserve(t *testing.T) {
 	p := newProxy(t)
 	first := p.start(absent, "shadow=bob", "user=bob")
@@ -385,7 +386,7 @@ func TestShadowLimitsReserve(t *testing.T) {
 	}
 }
 
-// Estimates are learned for each value that the configuration knows; all others share one.
+// Estimates are learned for each value in the configuration. All other values share one estimate.
 func TestEstimatesAreLearned(t *testing.T) {
 	p := newProxy(t)
 	p.Limiter = limiter.New(p.store, limiter.Config{
@@ -414,7 +415,7 @@ descriptors:
 		_, id = reserved(user, "unknown "+user)
 		p.done(id, 100)
 		_, unknown := reserved(user, "large")
-		p.done(unknown, absent) // what is not known is not learned
+		p.done(unknown, absent) // an unknown cost is not learned
 		p.now += sec
 	}
 	for _, c := range []struct {
@@ -427,7 +428,7 @@ descriptors:
 	}
 }
 
-// Streams that never end keep what they reserved, and need no memory of their own.
+// Streams that never end keep their reservation, and need no memory of their own.
 func TestStreamsThatNeverEnd(t *testing.T) {
 	p := newProxy(t)
 	store := memory.New(memory.Config{Clock: storetest.Times(func() algorithms.Micros { return p.now })})
@@ -443,7 +444,7 @@ func TestStreamsThatNeverEnd(t *testing.T) {
 	}
 }
 
-// TestADoneOfOneDescriptorLacksNothing: a done needs none of the entries that requests must have.
+// A settle-done need not have the entries that other requests must have.
 func TestADoneOfOneDescriptorLacksNothing(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
@@ -453,8 +454,7 @@ func TestADoneOfOneDescriptorLacksNothing(t *testing.T) {
 	p.want("tokens", "bob", 995)
 }
 
-// TestLocalBucketsReserveNothing: what this process's own bucket allowed is not settled in the store, which has not charged
-// it.
+// Units that this process's own bucket allowed are not settled in the store, which has not charged them.
 func TestLocalBucketsReserveNothing(t *testing.T) {
 	b := newBench(t, tokens)
 	b.Limiter = limiter.New(b.store, limiter.Config{

@@ -6,9 +6,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Shown returns a limit in the form of rate limit headers: units in a window of seconds. seconds is 0 if there is no
-// such window. The units are the capacity, so that the remaining units never exceed the reported limit. If the
-// capacity differs from the rate, the window is the time in which the capacity is filled: 10 a minute with a
+// Shown returns a limit in the form of rate limit headers: units in a window of seconds. seconds is 0 if
+// there is no such window.
+//
+// The units are the capacity, so that the remaining units never exceed the reported limit. If the capacity
+// differs from the rate, the window is the time in which the capacity is filled: 10 a minute with a
 // capacity of 20 is reported as 20 in 2 minutes.
 func Shown(l *algorithms.Limit) (units, seconds int64) {
 	period := uint64(l.Period())
@@ -16,10 +18,10 @@ func Shown(l *algorithms.Limit) (units, seconds int64) {
 	case algorithms.TokenBucket, algorithms.LeakyBucket:
 		period = stretch(period, l.Capacity, l.Rate)
 	case algorithms.FixedWindow:
-		if l.Capacity > l.Rate { // less room than that is still filled once in each period
+		if l.Capacity > l.Rate { // a smaller capacity is still filled once in each period
 			period = stretch(period, l.Capacity, l.Rate)
 		}
-	case algorithms.Guaranteed: // two rates at once: no one window
+	case algorithms.Guaranteed: // two rates at the same time cannot be shown as one window
 		period = 0
 	case algorithms.SlidingWindow, algorithms.SlidingLog:
 	}
@@ -29,7 +31,7 @@ func Shown(l *algorithms.Limit) (units, seconds int64) {
 	return l.Capacity, int64(period / uint64(algorithms.Second))
 }
 
-// stretch is period * capacity / rate, or 0 where that is not a whole number of us.
+// stretch returns period * capacity / rate, or 0 if that is not a whole number of microseconds.
 func stretch(period uint64, capacity, rate int64) uint64 {
 	if capacity == rate || rate <= 0 {
 		return period

@@ -12,9 +12,9 @@ import (
 // Snapshot is one compiled configuration. It is immutable: a reload replaces it as a whole.
 type Snapshot struct {
 	Domains map[string]*Domain
-	// Policies are those of all domains.
+	// Policies has the policies of all domains.
 	Policies []*descriptors.Policy
-	// Auth is for the HTTP listener. Without it (nil), auth requests are denied.
+	// Auth is for the HTTP listener. If it is nil, auth requests are denied.
 	Auth *Auth
 	// KeepBlanks keeps spaces and tabs at the ends of descriptor values. Otherwise they are removed before limits are
 	// matched and keys are made.
@@ -23,8 +23,8 @@ type Snapshot struct {
 	Hash string
 }
 
-// domain returns the domain with this name, or nil if it is not configured. It tries that of last first, because
-// requests that arrive together mostly have the same domain.
+// domain returns the domain with this name, or nil if it is not configured. It tries the domain of last
+// first, because requests that arrive together mostly have the same domain.
 func (s *Snapshot) domain(name string, last *Call) *Domain {
 	if last != nil && last.Snapshot == s && last.Verdict.Domain != nil && last.Verdict.Domain.Name == name {
 		return last.Verdict.Domain
@@ -36,11 +36,11 @@ func (s *Snapshot) domain(name string, last *Call) *Domain {
 type Domain struct {
 	Name string
 	Tree *descriptors.Tree
-	// Policies are those of the domain, at their Index.
+	// Policies has the policies of the domain, each at its Index.
 	Policies []*descriptors.Policy
-	// Named are the named limits.
+	// Named has the named limits.
 	Named map[string]*descriptors.Policy
-	// Broken means that its configuration has never been valid. OnFailure decides.
+	// Broken means that the domain's configuration has never been valid. OnFailure decides its requests.
 	Broken bool
 	// Alone means `consume: each`.
 	Alone bool
@@ -48,18 +48,20 @@ type Domain struct {
 	OnFailure  descriptors.OnFailure
 	Slot       descriptors.Slot
 	LocalShare float64
-	// Require is what a request must have, or it is denied.
+	// Require lists the entries that a request must have; without them it is denied.
 	Require []Requirement
-	// Settle has the entries that contain reservations; nil if no limit of the domain has reservations that proxies
-	// settle. Settling are those limits, one for each set of buckets, by descriptors.PrefixNumber.
+	// Settle has the keys of entries that contain reservations. It is nil if proxies settle reservations of
+	// no limit of the domain. Settling has the limits whose reservations they settle, one for each set of
+	// buckets, by descriptors.PrefixNumber.
 	Settle   *SettleEntries
 	Settling map[uint64]*descriptors.Policy
-	// DenyBody is the body of denials, for limits without one of their own.
+	// DenyBody is the body of denials by limits without a body of their own.
 	DenyBody descriptors.Body
-	// Headers are those of the HTTP listener; nil means its defaults. OpenAI is sent to Envoy too.
+	// Headers are the sets of headers of the HTTP listener; nil means its defaults. OpenAI headers are sent
+	// to Envoy too.
 	Headers *HeaderSets
-	// MaxOverride bounds overrides, unless the descriptor has a bound of its own; nil means no bound. Bounded reports
-	// whether there is a bound here or at any descriptor.
+	// MaxOverride bounds overrides, unless the descriptor has a bound of its own. nil means no bound.
+	// Bounded reports whether there is a bound here or at any descriptor.
 	MaxOverride *descriptors.Policy
 	Bounded     bool
 
@@ -67,7 +69,7 @@ type Domain struct {
 	overrideCount atomic.Int64
 }
 
-// maxOverrides bounds how many compiled overrides a domain keeps.
+// maxOverrides is the largest number of compiled overrides that a domain keeps.
 const maxOverrides = 4096
 
 // MostOverride returns the bound of an override with these entries, or nil.
@@ -81,8 +83,8 @@ func (d *Domain) MostOverride(entries []descriptors.Entry) *descriptors.Policy {
 	return d.MaxOverride
 }
 
-// override compiles an override, or returns nil if its numbers describe no window. Policies of overrides are not
-// numbered: their Index is -1.
+// override compiles an override. It returns nil if its numbers describe no window. The Index of its Policy
+// is -1.
 func (d *Domain) override(o Override) *descriptors.Policy {
 	if p, ok := d.overrides.Load(o); ok {
 		return p.(*descriptors.Policy)
@@ -114,11 +116,11 @@ func (d *Domain) override(o Override) *descriptors.Policy {
 
 // SettleEntries are the keys of the two descriptors with which a proxy settles a reservation.
 type SettleEntries struct {
-	// Key is the key of the descriptor whose value is the id, and whose hits are the real cost. End is that of the
-	// descriptor that comes after each request, even if the real cost is not known.
+	// Key is the key of the descriptor whose value is the id, and whose hits are the real cost. End is the
+	// key of the descriptor that follows each request, even if the real cost is unknown.
 	Key, End string
 }
 
-// SetLoaded makes limit, a *ratelimit.Limit, the limit p of a configuration file. Package ratelimit sets this variable, so
-// that package limitsfile can do what is no part of the exported API.
+// SetLoaded makes limit, a *ratelimit.Limit, the limit p of a configuration file. Package ratelimit sets
+// this variable. Package limitsfile uses it, because this is not part of the exported API.
 var SetLoaded func(limit any, p *descriptors.Policy)

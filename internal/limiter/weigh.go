@@ -6,7 +6,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// weigh is what costs come to by the weights of p. The error is an *AskError.
+// weigh returns the cost of costs by the weights of p. The error is a *RequestError.
 func weigh(p *descriptors.Policy, costs map[string]int64) (int64, error) {
 	w := p.Extra().Weights
 	if w == nil {
