@@ -39,6 +39,7 @@ step observability observability_module
 step bench bench_module
 # One after the other: both build the program in several ways.
 step "image and release" go test -vet=off -count=1 -p 1 -timeout 60m ./test/image ./test/release
+step "HTTP APIs as described" env EXAMPLES=100 go test -vet=off -count=1 -run AsDescribed ./test/e2e
 step "clients of the HTTP API" go test -vet=off -count=1 -timeout 20m ./test/clients
 step chart chart_module
 step "documentation site" scripts/docs-site.sh

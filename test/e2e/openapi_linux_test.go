@@ -10,6 +10,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
+// generated has the options for the requests that Schemathesis makes up: EXAMPLES for each operation in all its phases, or
+// a few random ones as a part of make test, because the other phases take half a minute of processor time.
+func generated(options ...string) []string {
+	options = append(options, "--seed", "1", "--generation-database", "none", "--suppress-health-check", "too_slow", "--no-color")
+	if n := os.Getenv("EXAMPLES"); n != "" {
+		return append(options, "--max-examples", n)
+	}
+	return append(options, "--phases", "fuzzing", "--max-examples", "10")
+}
+
 // TestTheOperatorsAPIIsAsDescribed does the same with the description at the admin listener.
 func TestTheOperatorsAPIIsAsDescribed(t *testing.T) {
 	t.Parallel()
@@ -22,10 +32,9 @@ func TestTheOperatorsAPIIsAsDescribed(t *testing.T) {
 	sidecar := start(t, sidecarProgram, "serve", "--config", root+"/examples/http-api/limits.yaml", "--grpc-listen", addr+":8081",
 		"--http-listen", "", "--admin-listen", addr+":6070", "--admin-token-file", token, "--drain-delay", "0s")
 	awaitPort(t, sidecar, "tcp", addr+":6070")
-	cmd := exec.Command(program, "run", "http://"+addr+":6070/api/openapi.json", "--header", "Authorization: Bearer s3cret",
+	cmd := exec.Command(program, generated("run", "http://"+addr+":6070/api/openapi.json", "--header", "Authorization: Bearer s3cret",
 		// Valid requests are refused for good reasons too: an unknown limit, an adjustment without numbers.
-		"--exclude-checks", "positive_data_acceptance",
-		"--max-examples", "20", "--seed", "1", "--generation-database", "none", "--suppress-health-check", "too_slow", "--no-color")
+		"--exclude-checks", "positive_data_acceptance")...)
 	cmd.Dir = t.TempDir() // it writes reports
 	out, err := cmd.CombinedOutput()
 	if said := string(out); err != nil || !strings.Contains(said, "Tested: 12") {
@@ -46,12 +55,11 @@ func TestTheAPIIsAsDescribed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(program, "--config-file", config, "run", "http://"+addr+":8080/openapi.json",
+	cmd := exec.Command(program, generated("--config-file", config, "run", "http://"+addr+":8080/openapi.json",
 		"--header", "Authorization: Bearer s3cret",
 		// Valid requests may be refused, too: the cost is more than the limit can ever give, or the reservation is
 		// unknown.
-		"--exclude-checks", "positive_data_acceptance",
-		"--max-examples", "50", "--seed", "1", "--generation-database", "none", "--suppress-health-check", "too_slow", "--no-color")
+		"--exclude-checks", "positive_data_acceptance")...)
 	cmd.Dir = t.TempDir() // it writes reports
 	out, err := cmd.CombinedOutput()
 	if said := string(out); err != nil || !strings.Contains(said, "Tested: 11") {
