@@ -408,7 +408,8 @@ func (s *benchSource) submit() {
 }
 
 // BenchmarkSettle measures the cost in Redis of a plain decision, of the start of a request whose cost is known
-// afterwards, and of its settlement, by the number of charges in a call.
+// afterwards, of its settlement, of a reservation that an application makes, and of a settlement without a record, by
+// the number of charges in a call.
 func BenchmarkSettle(b *testing.B) {
 	server, _, n := benchNode(b)
 	plain := roomy(b)["token bucket"]
@@ -423,15 +424,17 @@ func BenchmarkSettle(b *testing.B) {
 		b.Run(fmt.Sprint(size, " a call"), func(b *testing.B) {
 			charges, decisions := make([]backend.Charge, size), make([]backend.Decision, size)
 			at, ids := make([]algorithms.Micros, benchKeys), 0
-			run := func(limit *algorithms.Limit, ask algorithms.Charge, settles bool) float64 {
+			run := func(limit *algorithms.Limit, ask algorithms.Charge, recorded bool) float64 {
 				before := cpuSeconds(b, []*redistest.Server{server})
 				for i := 0; i < each; i += size {
 					for j := range charges {
 						key := (i + j) * 7919 % benchKeys
 						charges[j] = backend.Charge{Key: fmt.Appendf(nil, "edge/%t/%d", limit.Settles, key), Limit: limit, Group: j, Terms: ask}
-						if settles {
-							ids++
+						if ask.Settle {
 							charges[j].Terms.ChargedAt = at[key]
+						}
+						if recorded {
+							ids++
 							charges[j].IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{byte(ids), byte(ids >> 8), byte(ids >> 16), byte(ids >> 24)}, Lifetime: algorithms.Second}
 						}
 					}
@@ -445,16 +448,18 @@ func BenchmarkSettle(b *testing.B) {
 				}
 				return (cpuSeconds(b, []*redistest.Server{server}) - before) / each * 1e6
 			}
-			var sum [3]float64
+			var sum [5]float64
 			rounds := 0.0
 			for b.Loop() {
 				rounds++
 				sum[0] += run(plain, algorithms.Charge{Cost: 1500}, false)
 				sum[1] += run(&settling, algorithms.Charge{Cost: 1500}, false)
 				sum[2] += run(&settling, algorithms.Charge{Cost: -700, Settle: true}, true)
+				sum[3] += run(&settling, algorithms.Charge{Cost: 1500, Reserve: true}, false)
+				sum[4] += run(&settling, algorithms.Charge{Cost: -700, Settle: true}, false)
 			}
 			b.ReportMetric(0, "ns/op")
-			for i, name := range []string{"redis-us/plain", "redis-us/start", "redis-us/settle"} {
+			for i, name := range []string{"redis-us/plain", "redis-us/start", "redis-us/settle", "redis-us/reserve", "redis-us/unrecorded"} {
 				b.ReportMetric(sum[i]/rounds, name)
 			}
 			b.ReportMetric((sum[1]+sum[2])/sum[0], "ratio")

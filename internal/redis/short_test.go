@@ -160,6 +160,7 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 	settling := limit(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: s, Settles: true})
 	settlingWindow := limit(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: s, Settles: true})
 	refund := func(a *algorithms.Charge) { a.Cost, a.ChargedAt, a.Settle, a.Reserve = -1, 1, true, true }
+	reserve := func(a *algorithms.Charge) { a.Reserve = true }
 	more := func(a *algorithms.Charge) { a.Cost, a.ChargedAt, a.Settle = 9, 1, true }
 	once := func(c backend.Charge) backend.Charge {
 		c.IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: s}
@@ -209,6 +210,13 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 		}},
 		"settlement repeated": {calls: calls{{once(charge("a", 0, settling, more))}, {once(charge("a", 0, settling, more))}}, general: true},
 
+		"reservation": {calls: calls{
+			{charge("a", 0, token, reserve), charge("a", 1, token, reserve)}, {charge("b", 0, window, reserve)}, {charge("c", 0, settling, reserve)},
+		}},
+		"denied reservation":                         {calls: calls{{charge("a", 0, small, reserve)}, {charge("a", 0, small, reserve)}}},
+		"reservation of two limits":                  {calls{{charge("a", 0, token, reserve), charge("b", 0, window, reserve)}}, true},
+		"reservation of a window that counts denied": {one(each, reserve), true},
+
 		"dry run":                          {one(token, func(a *algorithms.Charge) { a.DryRun = true }), true},
 		"the plan pays":                    {calls: calls{plan(token, small), plan(token, starts)}},
 		"the credits pay":                  {calls: calls{plan(small, token), plan(small, window), plan(small, token), append(plan(small, window), charge("b", 0, token))}},
@@ -216,7 +224,6 @@ func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
 		"new credits that start below pay": {calls: calls{plan(small, starts), plan(small, starts)}, general: true},
 		"two limits of a plan":             {calls: calls{append([]backend.Charge{plan(token, small)[0]}, plan(window, small)...)}, general: true},
 
-		"reservation":             {one(token, func(a *algorithms.Charge) { a.Reserve = true }), true},
 		"refund":                  {one(token, func(a *algorithms.Charge) { a.Cost = -1 }), true},
 		"cost 0":                  {one(token, func(a *algorithms.Charge) { a.Cost = 0 }), true},
 		"cost above the capacity": {one(token, func(a *algorithms.Charge) { a.Cost = 6 }), true},

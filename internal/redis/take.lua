@@ -221,106 +221,137 @@ local function with_peaks()
     return room
   end
 
-  return peaked, push, charged, room_since
+  return peaked, charged, room_since, push
 end
 
 -- Settlements --------------------------------------------------------------------------------------
 
--- settling decides the charges of usual limits that settle, as general does. It returns two functions: one
--- packs the part of a state after the numbers, and one decides a settlement.
-local function settling(now, given, usual, stored, lives, answers)
-  local pack, unpack_at, sub, floor, min = struct.pack, struct.unpack, string.sub, math.floor, math.min
-  local peaked, push, charged, room_since = with_peaks()
-  local blob = ARGV[3]
+-- settling creates the functions for usual limits that settle. They decide as general does, and use no locals
+-- from outside, because each would cost time in each call.
+local function settling()
+  local peaked, charged, room_since -- created with the first settlement that needs them
 
-  -- peaks_in returns the peaks after the first so many bytes of b. It returns false if general must decide,
-  -- because there are denials or a clock has stepped back.
-  local function peaks_in(b, head)
+  -- behind returns the part of the new state after the first so many bytes, of a bucket of l that was in state b
+  -- and lacked room before a charge. It does to packed peaks what peaked and push do to a list. It returns false
+  -- if general must decide, because there are denials or a clock has stepped back.
+  local function behind(l, b, head, now, room)
+    local pack, unpack_at, sub = struct.pack, struct.unpack, string.sub
+    if not b then return pack('<ddd', -1, now, 0) end
+    local size = #b
+    local n = size - head
+    if n == 0 then return pack('<ddd', -1, now + 1, 0) end
+    if n % 16 ~= 8 or n > 72 or unpack_at('<d', b, head + 1) >= 0 then return false end
+    if n == 8 then return pack('<ddd', -1, now, 0) end
+    local till, last = unpack_at('<dd', b, size - 15)
+    if till > now + 1 then return false end
+    if not l.q or till >= now and last <= room then return sub(b, head + 1) end
+    local at = till > now and till or now
+    while last >= room do
+      size = size - 16
+      if size == head + 8 then break end
+      till, last = unpack_at('<dd', b, size - 15)
+    end
+    if size < head + 72 then return sub(b, head + 1, size) .. pack('<dd', at, room) end
+    -- There would be five. Of two neighbours, the time of the later and the room of the earlier stay; closest says
+    -- which ones.
+    local _, u1, r1, u2, r2, u3, r3, u4, r4 = unpack_at('<ddddddddd', b, head + 1)
+    local least, i = r2 / r1, 1
+    if r3 / r2 <= least then least, i = r3 / r2, 2 end
+    if r4 / r3 <= least then least, i = r4 / r3, 3 end
+    if room / r4 <= least then i = 4 end
+    if i == 1 then
+      u1, u2, r2, u3, r3, u4, r4 = u2, u3, r3, u4, r4, at, room
+    elseif i == 2 then
+      u2, u3, r3, u4, r4 = u3, u4, r4, at, room
+    elseif i == 3 then
+      u3, u4, r4 = u4, at, room
+    else
+      u4 = at
+    end
+    return pack('<ddddddddd', -1, u1, r1, u2, r2, u3, r3, u4, r4)
+  end
+
+  -- peaks_in returns the peaks after the first so many bytes of b; false if general must decide.
+  local function peaks_in(b, head, now)
     local n = #b - head
     if n == 0 then return nil end
-    local first, u1, r1, u2, r2, u3, r3, u4, r4
-    if n == 8 then
-      first = unpack_at('<d', b, head + 1)
-      return first < 0 and {}
-    elseif n == 24 then
-      first, u1, r1 = unpack_at('<ddd', b, head + 1)
-      return first < 0 and u1 <= now + 1 and { u1, r1 }
-    elseif n == 40 then
-      first, u1, r1, u2, r2 = unpack_at('<ddddd', b, head + 1)
-      return first < 0 and u2 <= now + 1 and { u1, r1, u2, r2 }
-    elseif n == 56 then
-      first, u1, r1, u2, r2, u3, r3 = unpack_at('<ddddddd', b, head + 1)
-      return first < 0 and u3 <= now + 1 and { u1, r1, u2, r2, u3, r3 }
-    elseif n == 72 then
-      first, u1, r1, u2, r2, u3, r3, u4, r4 = unpack_at('<ddddddddd', b, head + 1)
-      return first < 0 and u4 <= now + 1 and { u1, r1, u2, r2, u3, r3, u4, r4 }
-    end
-    return false
-  end
-
-  local forms = { [0] = '<d', [2] = '<ddd', [4] = '<ddddd', [6] = '<ddddddd', [8] = '<ddddddddd' }
-  local function bytes(peaks)
-    if not peaks then return '' end
-    return pack(forms[#peaks], -1, unpack(peaks))
-  end
-
-  -- behind returns the part of the new state after the first so many bytes. The old state was b; the bucket
-  -- lacked room before the charge, and lacks left now. It returns false if general must decide.
-  local function behind(l, b, head, room, left)
-    local peaks = {}
-    if b then peaks = peaks_in(b, head) end
-    if peaks == false then return false end
-    return bytes(peaked(l, peaks, now, room, left, 0))
+    local unpack_at = struct.unpack
+    if n % 16 ~= 8 or n > 72 or unpack_at('<d', b, head + 1) >= 0 then return false end
+    if n == 8 then return {} end
+    local u1, r1, u2, r2, u3, r3, u4, r4 = unpack_at(string.sub('<dddddddd', 1, (n - 8) / 8 + 1), b, head + 9)
+    if n == 24 then return u1 <= now + 1 and { u1, r1 } end
+    if n == 40 then return u2 <= now + 1 and { u1, r1, u2, r2 } end
+    if n == 56 then return u3 <= now + 1 and { u1, r1, u2, r2, u3, r3 } end
+    return u4 <= now + 1 and { u1, r1, u2, r2, u3, r3, u4, r4 }
   end
 
   -- settle decides the settlement at pos, with or without an idempotency key. It returns the position of the
   -- next charge and the number of answers; or nothing, if general must decide.
-  local function settle(pos, n)
+  local function settle(pos, n, now, given, usual, stored, lives, answers)
+    local pack, unpack_at, floor, min, blob = struct.pack, struct.unpack, math.floor, math.min, ARGV[3]
     local k, what, cost, phase, next = unpack_at('<dddd', blob, pos)
     local record, ttl, of
     if what == 0 then
       if stored[k] then return end
-      record, ttl, of = k, cost, sub(blob, next, next + 31)
+      record, ttl, of = k, cost, string.sub(blob, next, next + 31)
       k, what, cost, phase, next = unpack_at('<dddd', blob, next + 32)
     end
     local flags, l = floor(what / 1048576), usual[what % 1048576]
-    if not l or not l.settles or l.below or flags < 32 or flags > 38 or flags % 2 == 1 then return end
+    if not l or not l.max_debt or l.below or flags < 32 or flags > 38 or flags % 2 == 1 then return end
     local since, _ = 0
     if flags % 4 >= 2 then _, since, next = unpack_at('<dd', blob, next) end
     if cost < 0 and since == 0 then return end
     local b, unit, full = stored[k], 1, l.capacity
-    local value, at, peaks, start, had = nil, now, {}
+    local value, at, head, start, had = nil, now, 41
     if l.q then
       unit, full = l.q, l.v
       had = full
       if b then
         local ms, is, then_, p, q, v = unpack_at('<Bddddd', b)
         if ms ~= 0 or then_ > now or p ~= l.p or q ~= l.q or v ~= l.v then return end
-        at, peaks = then_, peaks_in(b, 41)
+        at = then_
         local flown = (now - at) * p
         if flown < v - is then had = is + flown end
       end
     else
-      start, had = now - (now - phase) % l.period, full
+      head, start, had = 49, now - (now - phase) % l.period, full
       if b then
         if #b < 49 then return end
         local ms, is, then_, rate, period, capacity, old = unpack_at('<Bdddddd', b)
         if ms ~= 0 or then_ > now or rate ~= l.rate or period ~= l.period or capacity ~= full or old ~= phase then return end
-        at, peaks, had = then_, peaks_in(b, 49), is
+        at, had = then_, is
         if at < start then
           local starts = (start - at) / period
           had = min(is + (starts + -starts % 1) * rate, full)
         end
       end
     end
-    if peaks == false or cost == 0 and had < 0 then return end
-    local lost = 0
+    if cost == 0 and had < 0 then return end
+    local lost, tail = 0, ''
     value = had
     if cost > 0 then
+      if not charged then peaked, charged, room_since = with_peaks() end
       value, lost = charged(l, had, unit, cost)
-    elseif cost < 0 and b and (not start or since >= start) then
-      value = had + min(min(-cost, l.capacity + l.max_reserved) * unit, room_since(l, at, peaks, since, full - had))
+      tail = behind(l, b, head, now, full - had)
+      if tail and value == had then tail = b and string.sub(b, head + 1) or pack('<d', -1) end
+    elseif b then
+      local most, size = cost < 0 and (not start or since >= start) and min(-cost, l.capacity + l.max_reserved) * unit or 0, #b
+      if most > 0 and since <= at and size >= head + 24 and unpack_at('<d', b, size - 15) <= since then -- no peak since
+        value = had + min(most, full - had)
+        tail = behind(l, b, head, now + 1, full - value)
+        if tail and value == had then tail = string.sub(b, head + 1) end
+      else
+        local peaks = peaks_in(b, head, now)
+        tail = peaks ~= false and ''
+        if most > 0 and tail then
+          if not charged then peaked, charged, room_since = with_peaks() end
+          value = had + min(most, room_since(l, at, peaks, since, full - had))
+          peaks = peaked(l, peaks, now, full - had, full - value, since)
+        end
+        if peaks then tail = pack(string.sub('<ddddddddd', 1, #peaks + 2), -1, unpack(peaks)) end
+      end
     end
+    if not tail then return end
     local reset
     if not start then
       reset = (full - value) / l.p
@@ -331,7 +362,6 @@ local function settling(now, given, usual, stored, lives, answers)
     end
     local remaining = value > 0 and floor(value / unit) or 0
     if cost > 0 or cost < 0 and b then
-      local tail = bytes(peaked(l, peaks, now, full - had, full - value, since))
       if start then
         stored[k] = pack('<Bdddddd', 0, value, now, l.rate, l.period, full, phase) .. tail
       else
@@ -383,7 +413,7 @@ local function general(now, given, names, stored, lives, answers)
     elapsed, flow, cost_in, back, returned, take_tokens, log_load, log_size, log_at, log_clamp, log_cut, log_write,
     log_outlive, load, remember, save, lifetime, pack_denials, unpack_denials, pack_peaks, unpack_peaks
 
-  local peaked, push, charged, room_since = with_peaks()
+  local peaked, charged, room_since, push = with_peaks()
 
   -- A state is created with room for all of its fields, because a table that grows is copied. phase and reset
   -- are those of the last charge of the state.
@@ -1770,7 +1800,7 @@ else
   now = t[1] * 1000000 + t[2]
 end
 
--- usual are the plain limits by number, and false for each other one.
+-- usual are the plain limits by number, and false for each other one. One that settles has max_debt.
 local usual, settles = {}, false -- settles: one of them settles
 do
   local limits = ARGV[2]
@@ -1785,13 +1815,20 @@ do
       at = at + (flags >= 64 and 8 or 0) + (flags % 32 >= 16 and 24 or 0) + (flags % 16 >= 8 and 64 or 0)
     elseif flags >= 64 then
       settles = true
-      usual[i] = {
-        kind = kind, capacity = capacity, max_reserved = max_reserved, rate = rate, period = period, p = p,
-        q = kind == 1 and q, v = v, tick = 1, below = below, settles = true, max_debt = unpack_at('<d', limits, at + 104),
-      }
+      local max_debt = unpack_at('<d', limits, at + 104)
+      if kind == 1 then -- at most eight fields: a ninth would double the table
+        usual[i] = {
+          capacity = capacity, max_reserved = max_reserved, p = p, q = q, v = v, tick = 1, below = below, max_debt = max_debt,
+        }
+      else
+        usual[i] = {
+          kind = kind, capacity = capacity, max_reserved = max_reserved, rate = rate, period = period, tick = 1,
+          below = below, max_debt = max_debt,
+        }
+      end
       at = at + 8
     elseif kind == 1 then
-      usual[i] = { capacity = capacity, p = p, q = q, v = v, below = below }
+      usual[i] = { capacity = capacity, max_reserved = max_reserved, p = p, q = q, v = v, below = below }
     else
       local takes_denied = flags % 4 >= 2
       usual[i] = {
@@ -1820,7 +1857,7 @@ local lives, answers, n = {}, { pack('<d', now) }, 1
 local state, decide, settle, write_logs = false
 
 local behind, settle_alone
-if settles then behind, settle_alone = settling(now, given, usual, stored, lives, answers) end
+if settles then behind, settle_alone = settling() end
 
 local blob = ARGV[3]
 local pos, k, what = 1, unpack_at('<dd', blob) -- k and what of the charge at pos
@@ -1832,10 +1869,13 @@ local m, denied, again = 0, false, false
 local plan -- whether the charge before was allowed, if this one is its alternative; else nil
 while k > 0 do
   local l, b, joined, reset = usual[what], stored[k], false
-  local next_k, next_what, instead
+  local next_k, next_what, instead, reserve
   if l == nil then
     l, joined = usual[what - 1048576], true -- the next charge belongs to the same group
-    if l == nil and plan == nil then l, instead = usual[what - 68157440], true end -- and is its alternative
+    if l == nil and plan == nil then
+      l, instead = usual[what - 68157440], true -- and is its alternative
+      if l == nil and not first then l, joined, instead, reserve = usual[what - 4194304], false, nil, true end
+    end
   end
   repeat
     if plan and l ~= nil then -- the alternative is not needed
@@ -1848,14 +1888,15 @@ while k > 0 do
     local cost, phase, flags
     cost, phase, next_k, next_what = unpack_at('<dddd', blob, pos + 16)
     if cost <= 0 or cost > l.capacity then break end
-    local value, remaining, retry, written
+    local value, remaining, retry, wait, written
+    local most = reserve and l.max_reserved or 0 -- how far below zero the bucket may go
     local q = l.q
     if q then
       local p, v = l.p, l.v
       local ticks = 0
       value = v
       if b then
-        if #b ~= 41 and not l.settles then break end
+        if #b ~= 41 and not l.max_debt then break end
         local ms, is, at, p2, q2, v2 = unpack_at('<Bddddd', b)
         if ms ~= 0 or at > now or p ~= p2 or q ~= q2 or v ~= v2 then break end
         value, ticks = is, now - at
@@ -1864,14 +1905,14 @@ while k > 0 do
         break
       end
       local had = value
-      flags, value, remaining, retry, reset = charge_tokens(l, had, ticks, cost * q, 0)
+      flags, value, remaining, retry, reset, wait = charge_tokens(l, had, ticks, cost * q, -most * q)
       if flags == 1 then
         if denied then
           flags, value, remaining, retry, reset = charge_tokens(l, had, ticks, 0, 0)
         else
           written = pack('<Bddddd', 0, value, now, p, q, v)
-          if l.settles then
-            local tail = behind(l, b, 41, v - value - cost * q, v - value)
+          if l.max_debt then
+            local tail = behind(l, b, 41, now, v - value - cost * q)
             if not tail then
               reset = nil
               break
@@ -1885,7 +1926,7 @@ while k > 0 do
       local start, starts = now - (now - phase) % period, 0
       value = capacity
       if b then
-        if #b ~= 49 and not l.settles then break end
+        if #b ~= 49 and not l.max_debt then break end
         local ms, is, at, rate2, period2, capacity2, phase2 = unpack_at('<Bdddddd', b)
         if ms ~= 0 or at > now or rate ~= rate2 or period ~= period2 or capacity ~= capacity2 or phase ~= phase2 then break end
         value = is
@@ -1898,14 +1939,16 @@ while k > 0 do
         break
       end
       local had = value
-      flags, value, remaining, retry, reset = charge_window(l, had, starts, cost, 0)
+      if reserve and l.charges_denied then break end
+      flags, value, remaining, retry, reset, wait = charge_window(l, had, starts, cost, most)
       if denied and flags == 1 then flags, value, remaining, retry, reset = charge_window(l, had, starts, 0, 0) end
       if retry > 0 then retry = start + retry * period - now end
+      if wait > 0 then wait = start + wait * period - now end
       reset = start + reset * period - now
       if l.charges_denied or flags == 1 and not denied then
         written = pack('<Bdddddd', 0, value, now, rate, period, capacity, phase)
-        if l.settles then
-          local tail = behind(l, b, 49, capacity - value - cost, capacity - value)
+        if l.max_debt then
+          local tail = behind(l, b, 49, now, capacity - value - cost)
           if not tail then
             reset = nil
             break
@@ -1945,6 +1988,8 @@ while k > 0 do
     n = n + 1
     if retry > 0 then
       answers[n] = pack('<Bdddd', flags + 64, value, remaining, retry, reset)
+    elseif wait > 0 then
+      answers[n] = pack('<Bdddd', flags + 128, value, remaining, reset, wait)
     else
       answers[n] = pack('<Bddd', flags + 192, value, remaining, reset)
     end
@@ -1967,7 +2012,7 @@ while k > 0 do
     else
       denied = false
       local next_pos, next_n
-      if settles and not state then next_pos, next_n = settle_alone(pos, n) end
+      if settles and not state then next_pos, next_n = settle_alone(pos, n, now, given, usual, stored, lives, answers) end
       if next_pos then
         pos, n = next_pos, next_n
       else
@@ -1985,13 +2030,17 @@ end
 if state then settle() end
 
 -- A key may live up to an eighth longer than necessary, so that few lifetimes must be converted to strings.
-local to, text = 0
+-- The last two are kept, because the state of a bucket and the record of its settlement are written in turn.
+local to, text, other, other_text = 0, '', 0, ''
 for i = 1, #names do
   local ms = lives[i]
   if ms then
     if ms > to or to > ms * 1.125 then
-      to = ms + (ms - ms % 16) / 16
-      text = string.format('%d', to)
+      to, text, other, other_text = other, other_text, to, text
+      if ms > to or to > ms * 1.125 then
+        to = ms + (ms - ms % 16) / 16
+        text = string.format('%d', to)
+      end
     end
     call('PSETEX', names[i], text, stored[i])
   end

@@ -109,7 +109,7 @@ func (s *Store) take(charges []backend.Charge, decisions []backend.Decision) {
 			s.reset(hashes[at], &charges[0])
 			decisions[0].Allowed = true
 		case charges[0].IdempotencyKey != nil:
-			s.takeOnce(now, charges[:n], decisions[:n])
+			s.takeOnce(now, hashes[at], charges[:n], decisions[:n])
 		case n == 1:
 			s.takeOne(now, hashes[at], &charges[0], &decisions[0])
 		default:

@@ -10,35 +10,45 @@ import (
 // records keeps the decisions of groups with idempotency keys. They share the room of the buckets. If there
 // is no room, a new record is refused, and none is deleted early.
 type records struct {
-	mu     sync.Mutex
-	byID   map[[16]byte]*record             // guarded by mu
+	mu sync.Mutex
+	// byID has no pointers, so that the garbage collector does not visit each record; guarded by mu.
+	byID   map[[16]byte]record
+	others map[[16]byte][]decision          // the decisions after the first; guarded by mu
 	due    map[algorithms.Micros][][16]byte // ids by the minute in which they expire; guarded by mu
 	minute algorithms.Micros                // the minute of the last sweep; guarded by mu
 }
 
-// record has the decisions of one group.
+// record has the first decision of a group, and the number of all of them.
 type record struct {
-	of        [32]byte
-	until     algorithms.Micros
-	decisions []backend.Decision
-	one       [1]backend.Decision // the memory of decisions if there is only one
+	of    [32]byte
+	until algorithms.Micros
+	first decision
+	n     int32
+}
+
+// decision is a backend.Decision without an error.
+type decision struct {
+	algorithms.Decision
+	at algorithms.Micros
 }
 
 func newRecords() records {
-	return records{byID: map[[16]byte]*record{}, due: map[algorithms.Micros][][16]byte{}}
+	return records{
+		byID: map[[16]byte]record{}, others: map[[16]byte][]decision{}, due: map[algorithms.Micros][][16]byte{},
+	}
 }
 
 const minute = 60 * algorithms.Second
 
 // takeOnce decides a group, or repeats its former decisions. It holds the lock of all records during the
-// decision. That is acceptable because few requests have idempotency keys.
-func (s *Store) takeOnce(now algorithms.Micros, charges []backend.Charge, decisions []backend.Decision) {
+// decision. That is acceptable because few requests have idempotency keys. hash is that of the first key.
+func (s *Store) takeOnce(now algorithms.Micros, hash uint64, charges []backend.Charge, decisions []backend.Decision) {
 	r := &s.records
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	once := charges[0].IdempotencyKey
 	if was, ok := r.byID[once.ID]; ok && now < was.until {
-		was.answer(once, decisions)
+		r.answer(&was, once, decisions)
 		return
 	}
 	n := len(charges)
@@ -52,27 +62,43 @@ func (s *Store) takeOnce(now algorithms.Micros, charges []backend.Charge, decisi
 		}
 		return
 	}
-	s.takeGroup(now, nil, charges, decisions)
+	if n == 1 {
+		s.takeOne(now, hash, &charges[0], &decisions[0])
+	} else {
+		s.takeGroup(now, nil, charges, decisions)
+	}
 	if !backend.ConsumedAny(charges, decisions) {
 		s.room.give(recordsOwner, n)
 		return
 	}
-	until := now + once.Lifetime
-	kept := &record{of: once.Digest, until: until}
-	kept.decisions = append(kept.one[:0], decisions...)
-	r.byID[once.ID] = kept
+	r.keep(once, now+once.Lifetime, decisions)
+}
+
+// keep remembers the decisions of a group. r.mu is held.
+func (r *records) keep(once *backend.IdempotencyKey, until algorithms.Micros, decisions []backend.Decision) {
+	of := func(d *backend.Decision) decision { return decision{d.Decision, d.At} }
+	r.byID[once.ID] = record{once.Digest, until, of(&decisions[0]), int32(len(decisions))}
+	if len(decisions) > 1 {
+		others := make([]decision, 0, len(decisions)-1)
+		for i := range decisions[1:] {
+			others = append(others, of(&decisions[1+i]))
+		}
+		r.others[once.ID] = others
+	}
 	r.due[until/minute+1] = append(r.due[until/minute+1], once.ID)
 }
 
-// answer writes the former decisions if the group is the same, and ErrReused otherwise.
-func (r *record) answer(once *backend.IdempotencyKey, decisions []backend.Decision) {
-	for i := range decisions {
-		if r.of != once.Digest || len(r.decisions) != len(decisions) {
+// answer writes the former decisions if the group is the same, and ErrReused otherwise. r.mu is held.
+func (r *records) answer(was *record, once *backend.IdempotencyKey, decisions []backend.Decision) {
+	if was.of != once.Digest || int(was.n) != len(decisions) {
+		for i := range decisions {
 			decisions[i] = backend.Decision{Err: backend.ErrReused}
-			continue
 		}
-		decisions[i] = r.decisions[i]
-		decisions[i].Replayed = true
+		return
+	}
+	decisions[0] = backend.Decision{Decision: was.first.Decision, At: was.first.at, Replayed: true}
+	for i, d := range r.others[once.ID] {
+		decisions[1+i] = backend.Decision{Decision: d.Decision, At: d.at, Replayed: true}
 	}
 }
 
@@ -96,7 +122,7 @@ func (r *records) sweep(now algorithms.Micros) (gone int) {
 			continue
 		}
 		for _, id := range ids {
-			if kept := r.byID[id]; kept != nil && kept.until <= now { // otherwise the record was replaced and expires later
+			if kept, ok := r.byID[id]; ok && kept.until <= now { // otherwise it was replaced since, and expires later
 				gone += r.forget(id)
 			}
 		}
@@ -107,10 +133,13 @@ func (r *records) sweep(now algorithms.Micros) (gone int) {
 
 // forget deletes the record with an id, if there is one, and returns the room that it used. r.mu is held.
 func (r *records) forget(id [16]byte) int {
-	kept := r.byID[id]
-	if kept == nil {
+	kept, ok := r.byID[id]
+	if !ok {
 		return 0
 	}
 	delete(r.byID, id)
-	return len(kept.decisions)
+	if kept.n > 1 {
+		delete(r.others, id)
+	}
+	return int(kept.n)
 }
