@@ -1,0 +1,165 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
+)
+
+// limiterWith makes a Limiter of one limit, "l", over a store, whose clock the test sets.
+func limiterWith(t *testing.T, limit ratelimit.Limit, maxWait time.Duration, wrap func(backend.Store) backend.Store) (*ratelimit.Limiter, *storetest.Clock) {
+	t.Helper()
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	l, err := ratelimit.New(ratelimit.Config{
+		Store: wrap(memory.New(memory.Config{Clock: clock.Time})), Limits: ratelimit.Limits{"l": limit}, MaxWait: maxWait,
+		Clock: clock.Time,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l, clock
+}
+
+func unchanged(s backend.Store) backend.Store { return s }
+
+// before calls a function before each call that consumes or refunds.
+type before struct {
+	backend.Store
+	call func(b *backend.Batch)
+}
+
+func (s before) Submit(b *backend.Batch) {
+	if !b.Charges[0].Terms.DryRun {
+		s.call(b)
+	}
+	s.Store.Submit(b)
+}
+
+// TestAWaitThatBecomesTooLongIsReturned lets another caller reserve units between the dry run and the charge.
+func TestAWaitThatBecomesTooLongIsReturned(t *testing.T) {
+	calls := 0
+	l, _ := limiterWith(t, ratelimit.TokenBucket(10, time.Minute), 30*time.Second, func(s backend.Store) backend.Store {
+		return before{s, func(b *backend.Batch) {
+			if calls++; calls == 1 {
+				other := b.Charges[0]
+				other.Terms.Cost = 15
+				backend.Take(context.Background(), s, []backend.Charge{other}, make([]backend.Decision, 1))
+			}
+		}}
+	})
+	_, err := l.ReserveN(t.Context(), 5, "l") // 5 of 10 are available now; after the other call they are in 60 s
+	denied, ok := errors.AsType[*ratelimit.DeniedError](err)
+	if !ok || denied.Result.RetryAfter != 30*time.Second {
+		t.Errorf("%v", err)
+	}
+	if r, err := l.Peek(t.Context(), 0, "l"); !errors.Is(err, ratelimit.ErrDenied) || r.ResetAfter != 90*time.Second {
+		t.Errorf("the denied request consumed units: %+v %v; want the 15 of the other call", r, err)
+	}
+}
+
+// TestACanceledWaitReturnsNothingThatFlowedIn cancels a wait for 6 units after 12 s, in which 2 units flowed in. Without
+// the wait the bucket would have been full, and another caller consumed one unit: 4 are left.
+func TestACanceledWaitReturnsNothingThatFlowedIn(t *testing.T) {
+	limit := ratelimit.TokenBucket(10, time.Minute)
+	limit.Capacity, limit.MaxReserved = new(int64(5)), new(int64(20))
+	reserved := make(chan struct{}, 10)
+	l, clock := limiterWith(t, limit, 0, func(s backend.Store) backend.Store { return after{s, reserved} })
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- l.WaitN(ctx, 6, "l") }()
+	<-reserved
+	clock.Set(storetest.Start + 12*algorithms.Second)
+	if _, err := l.Allow(t.Context(), "l"); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	if r, err := l.Peek(t.Context(), 0, "l"); err != nil || r.Remaining != 4 {
+		t.Errorf("%+v %v; want 4 left", r, err)
+	}
+}
+
+// after reports each call that consumed or refunded.
+type after struct {
+	backend.Store
+	done chan<- struct{}
+}
+
+func (s after) Submit(b *backend.Batch) {
+	s.Store.Submit(b)
+	if !b.Charges[0].Terms.DryRun {
+		s.done <- struct{}{}
+	}
+}
+
+// TestADeadlineBeforeMaxWaitDeniesAtOnce: of the two bounds of a wait, the shorter one counts.
+func TestADeadlineBeforeMaxWaitDeniesAtOnce(t *testing.T) {
+	l, _ := limiterWith(t, ratelimit.TokenBucket(1, time.Hour), 2*time.Hour, unchanged)
+	if err := l.Wait(t.Context(), "l"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := l.Wait(ctx, "l"); !errors.Is(err, ratelimit.ErrDenied) {
+		t.Errorf("%v, want a denial: the turn is after the deadline", err)
+	}
+}
+
+// TestAWindowThatStartsSoonIsAwaited: the next window starts in 10 s, and then all its units are available.
+func TestAWindowThatStartsSoonIsAwaited(t *testing.T) {
+	limit := ratelimit.FixedWindow(4, time.Minute)
+	limit.Start, limit.MaxReserved = time.UnixMicro(int64(storetest.Start-50*algorithms.Second)), new(int64(20))
+	l, _ := limiterWith(t, limit, 30*time.Second, unchanged)
+	r, err := l.ReserveN(t.Context(), 8, "l")
+	if err != nil || r.Delay().Round(time.Second) != 10*time.Second {
+		t.Errorf("a delay of %v, %v; want 10 s", r.Delay(), err)
+	}
+}
+
+// TestWaitDoesNotPoll waits at a limit that cannot reserve, with few calls of the store.
+func TestWaitDoesNotPoll(t *testing.T) {
+	var calls atomic.Int64
+	l, err := ratelimit.New(ratelimit.Config{
+		Store:  before{memory.New(memory.Config{}), func(*backend.Batch) { calls.Add(1) }},
+		Limits: ratelimit.Limits{"l": ratelimit.SlidingLog(1, 50*time.Millisecond)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := l.Wait(t.Context(), "l"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := calls.Load(); n > 10 {
+		t.Errorf("%d calls of the store for two waits", n)
+	}
+}
+
+// TestReservationsOfACallAreSettledOneByOne: the reservations of one AllowOnce have ids of their own.
+func TestReservationsOfACallAreSettledOneByOne(t *testing.T) {
+	l, _ := limiterWith(t, ratelimit.TokenBucket(10, time.Minute), 0, unchanged)
+	requests := []ratelimit.Request{{Name: "l", Key: []string{"bob"}, N: 6, Reserve: true}, {Name: "l", Key: []string{"carol"}, N: 6, Reserve: true}}
+	if err := l.AllowOnce(t.Context(), "call", requests); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := l.Settle(t.Context(), requests[0].Reservation, -1); err == nil {
+		t.Errorf("a negative cost was settled: %+v", r)
+	}
+	for i, left := range []int64{9, 7} {
+		if r, err := l.Settle(t.Context(), requests[i].Reservation, 10-left); err != nil || r.Remaining != left {
+			t.Errorf("%s: %+v %v, want %d left", requests[i].Key, r, err, left)
+		}
+	}
+}
