@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// The race detector makes pools forget, so this test is not for it.
+// The race detector makes a sync.Pool drop its content, so this test does not run under it.
 func TestABatchAllocatesNothing(t *testing.T) {
 	p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}
 	s, _ := newServer(t, newLimiter(p), Options{})

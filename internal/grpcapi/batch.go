@@ -13,11 +13,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Batch decides many requests in one backend.Batch, each as ShouldRateLimit would. Listeners reuse it, so that a
-// request costs no allocation. Requests are numbered from 0 in the order of Add.
+// Batch decides many requests in one backend.Batch. Each gets the same answer as from ShouldRateLimit.
+// Listeners reuse a Batch, so that a request causes no allocation. Requests are numbered from 0 in the
+// order of Add.
 //
-// Call Reset, Add for each request, Submit once, then Finish and Append for each request: after done, or after
-// Submit for requests that are Known.
+// Call Reset, Add for each request, Submit once, then Finish and Append for each request: after done, or
+// after Submit for requests that are Known.
 type Batch struct {
 	server   *Server
 	limiter  *limiter.Limiter
@@ -34,7 +35,7 @@ type batched struct {
 	exchange
 	state  batchState
 	weight int
-	err    error // a gRPC status, if the state is failed
+	err    error // a gRPC status if the state is failed
 }
 
 type batchState uint8
@@ -73,9 +74,9 @@ func (b *Batch) Reset() {
 // Len returns the number of requests.
 func (b *Batch) Len() int { return b.used }
 
-// Add adds a RateLimitRequest, which must stay unchanged until Reset. The time until the caller's deadline is left;
-// 0 means no deadline, and a negative value that it has passed. If canceled is not nil, it becomes true when the
-// caller cancels the request.
+// Add adds a RateLimitRequest, which must stay unchanged until Reset. left is the time until the caller's
+// deadline; 0 means no deadline, and a negative value that it has passed. If canceled is not nil, it
+// becomes true when the caller cancels the request.
 func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool) {
 	if b.used == len(b.requests) {
 		b.requests = append(b.requests, b.server.newBatched())
@@ -87,14 +88,14 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, cance
 	defer b.deny(r)
 	if err := r.decode(); err != nil {
 		b.server.observer.Refused(Malformed)
-		r.fail(grpcstatus.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err)) // the text of grpc-go
+		r.fail(grpcstatus.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err)) // the same text as in grpc-go
 		return
 	}
 	if is, err := b.server.refuse(&r.exchange); is {
 		r.fail(err)
 		return
 	}
-	if left < 0 { // the deadline has passed, so that nothing is charged
+	if left < 0 { // the deadline has passed, so nothing is charged
 		r.fail(grpcstatus.FromContextError(context.DeadlineExceeded).Err())
 		return
 	}
@@ -107,17 +108,18 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, cance
 	r.state = toFinish
 }
 
-// weigh adds the weight of r to b; charges is the number of charges before r was added.
+// weigh adds the weight of r to b. charges is the number of charges before r was added.
 func (b *Batch) weigh(r *batched, charges int) {
 	r.weight = max(len(r.limits), b.checks.Charges()-charges)
 	b.weight += r.weight
 }
 
-// Weight returns the size of the batch: the number of charges, where a descriptor without a charge counts as one.
-// Each needs at most about 2 KiB of memory beside its key, if a descriptor may have 16 entries.
+// Weight returns the size of the batch. It is the number of charges, where a descriptor without a charge
+// counts as one. Each unit of weight needs at most about 2 KiB of memory beside its key, if a descriptor
+// may have 16 entries.
 func (b *Batch) Weight() int { return b.weight }
 
-// fail makes err the answer, or a denial if err is nil.
+// fail makes err the answer. If err is nil, the answer is a denial.
 func (r *batched) fail(err error) {
 	if r.state, r.err = failed, err; err == nil {
 		r.state = refused
@@ -140,9 +142,9 @@ func (b *Batch) deny(r *batched) {
 	}
 }
 
-// Submit starts to decide all requests, by deadline if that is not zero. It calls done exactly once, from any
-// goroutine, possibly before Submit returns. done must not block, and must not acquire a lock that is held around
-// Submit.
+// Submit starts to decide all requests, by deadline unless that is zero. It calls done exactly once, from
+// any goroutine, possibly before Submit returns. done must not block, and must not acquire a lock that is
+// held around Submit.
 func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -174,7 +176,8 @@ func (b *Batch) Finish(i int) {
 	r.answered(b.server, nil)
 }
 
-// Append appends the RateLimitResponse to request i. An error is a gRPC status; then nothing was appended.
+// Append appends the RateLimitResponse to request i. If it returns an error, which is a gRPC status, it has
+// appended nothing.
 func (b *Batch) Append(to []byte, i int) (_ []byte, err error) {
 	r := b.requests[i]
 	switch r.state {

@@ -18,8 +18,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// TestABatchOverASwapShowsBothLimits: each answer shows the limit that its request matched, though both limits
-// have the same name, and the same place in the table of encoded limits.
+// The configuration changes between two requests. Each answer shows the limit that its request matched,
+// although both limits have the same name and the same place in the cache of encoded limits.
 func TestABatchOverASwapShowsBothLimits(t *testing.T) {
 	hourly := func(rate int64) *descriptors.Policy {
 		return &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: rate, Period: hour})}
@@ -55,7 +55,7 @@ func TestABatchOverASwapShowsBothLimits(t *testing.T) {
 	}
 }
 
-// brokenStore keeps a batch, and panics.
+// brokenStore keeps the batch that it got, and panics.
 type brokenStore struct{ kept *backend.Batch }
 
 func (s *brokenStore) Submit(b *backend.Batch) {
@@ -63,7 +63,7 @@ func (s *brokenStore) Submit(b *backend.Batch) {
 	panic("bug")
 }
 
-// TestAPanicOfTheStoreDeniesTheBatch, each of whose requests is then answered. What the Store still has of it is not
+// After a panic, each request of the batch is denied. Buffers to which the Store may still refer are not
 // used for other requests.
 func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 	store := &brokenStore{}
@@ -85,7 +85,7 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 		}
 	}
 	if done != 1 || counted.count(Panicked) != 3 {
-		t.Errorf("%d times done, %d counted", done, counted.count(Panicked))
+		t.Errorf("done was called %d times, %d panics counted", done, counted.count(Panicked))
 	}
 	batch.Reset()
 	batch.Add(request("k"), time.Now(), 0, nil)
@@ -95,17 +95,17 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 	batch.Reset()
 	batch.Add(request("k"), time.Now(), 0, nil)
 	if kept.Fail(backend.ErrUnavailable); done != 2 || batch.Len() != 1 {
-		t.Errorf("%d times done", done)
+		t.Errorf("done was called %d times", done)
 	}
 	next := 0
 	batch.Submit(time.Time{}, nil, func() { next++ })
 	if store.kept == kept || next != 1 {
-		t.Errorf("the store has the same batch: %t; %d times done", store.kept == kept, next)
+		t.Errorf("the store got the same batch: %t; done was called %d times", store.kept == kept, next)
 	}
 }
 
-// TestALargeRequestKeepsNoMemory adds a request with many descriptors. Its place must not keep their memory for the requests
-// that follow.
+// A request with many descriptors is added. The memory for it must not be kept for the requests that
+// follow.
 func TestALargeRequestKeepsNoMemory(t *testing.T) {
 	l := newLimiter(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})})
 	s, _ := newServer(t, l, Options{})
@@ -127,7 +127,8 @@ func TestALargeRequestKeepsNoMemory(t *testing.T) {
 	}
 }
 
-// TestTheStoreSeesThatARequestIsCanceled lets a client cancel its request while that waits in the store's queue.
+// A client cancels its request while it waits in the store's queue. The store must be able to find that
+// out.
 func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
 	store := recordingStore{}
 	l := limiter.New(&store, limiter.Config{})
@@ -146,7 +147,7 @@ func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
 	store.batch.Fail(backend.ErrUnavailable)
 }
 
-// TestARequestThatIsKnownNeedsNoStore: one that is wrong, or charges nothing, can be finished at once.
+// A request that is wrong, or charges nothing, can be finished at once.
 func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 	p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
 	store := recordingStore{}
@@ -157,14 +158,14 @@ func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 	for _, message := range [][]byte{request("k"), request("unlimited"), nil} {
 		batch.Add(message, time.Now(), 0, nil)
 	}
-	batch.Add(request("k"), time.Now(), -1, nil) // nobody waits for it
+	batch.Add(request("k"), time.Now(), -1, nil) // its deadline has passed
 	batch.Submit(time.Time{}, nil, func() { done++ })
 	var known []bool
 	for i := range 4 {
 		known = append(known, batch.Known(i))
 	}
 	if want := []bool{false, true, true, true}; !slices.Equal(known, want) || done != 0 || len(store.batch.Charges) != 1 {
-		t.Errorf("%v, want %v; %d times done", known, want, done)
+		t.Errorf("%v, want %v; done was called %d times", known, want, done)
 	}
 	batch.Finish(1)
 	if data, err := batch.Append(nil, 1); err != nil || len(data) == 0 {
@@ -175,7 +176,7 @@ func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 	batch.Finish(0)
 	data, err := batch.Append(nil, 0)
 	if r, _ := response(data); err != nil || r.GetOverallCode() != ok || done != 1 {
-		t.Errorf("%v, %v; %d times done", r, err, done)
+		t.Errorf("%v, %v; done was called %d times", r, err, done)
 	}
 }
 

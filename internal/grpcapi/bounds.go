@@ -2,15 +2,15 @@ package grpcapi
 
 import "fmt"
 
-// Bounds limits the number of descriptors of a request, and of entries in each. A request with more is denied
-// without being decoded further, so that the memory and the charges of a request are bounded. Zero fields mean the
-// defaults.
+// Bounds limits the number of descriptors of a request, and of entries in each descriptor. A larger request
+// is denied without being decoded further. So the memory and the charges of a request are bounded. Zero
+// fields mean the defaults.
 type Bounds struct {
 	Descriptors, Entries int
 }
 
-// Proxies send a few descriptors with a few entries each. The maxima bound what an operator may configure: a request
-// that reaches both needs 4 MiB of memory.
+// Proxies send a few descriptors with a few entries each. The maxima are what an operator may configure: a
+// request that reaches both needs 4 MiB of memory.
 const (
 	DefaultDescriptors, MaxDescriptors = 100, 1000
 	DefaultEntries, MaxEntries         = 16, 100
@@ -38,8 +38,8 @@ func (b Bounds) Check() error {
 	return nil
 }
 
-// mostObjects is the largest number of JSON objects of a request within the bounds: one for the request, and for
-// each descriptor one for itself, its entries and its limit.
+// mostObjects returns the largest number of JSON objects in a request within the bounds. The request is one
+// object. Each descriptor has one for itself, one for each entry, and one for its limit.
 func (b Bounds) mostObjects() int { return 1 + b.Descriptors*(2+b.Entries) }
 
 // jsonObjects counts the JSON objects of a body without decoding it, because decoding an object of two bytes needs a

@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/replies"
 )
 
-// appendForClient appends what the domain of v sends to the client through the proxy: the header set openai, and the
-// body of a denial. Most domains send nothing.
+// appendForClient appends what the domain of v sends to the client through the proxy: the header set
+// openai, and the body of a denial. Most domains send nothing.
 func appendForClient(b []byte, v *limiter.Verdict) []byte {
 	d := v.Domain
 	if d == nil {
@@ -20,7 +20,7 @@ func appendForClient(b []byte, v *limiter.Verdict) []byte {
 	quiet := d.Headers != nil && d.Headers.NoRetryAfter
 	if d.Headers != nil && d.Headers.OpenAI {
 		replies.OpenAIHeaders(v, quiet, func(name string, value []byte) { b = appendHeader(b, name, string(value)) })
-		if v.Denied && !v.Never && !quiet { // Envoy adds none of its own then
+		if v.Denied && !v.Never && !quiet { // Envoy adds no Retry-After of its own in this case
 			b = appendHeader(b, "retry-after", strconv.FormatInt(replies.RetryAfter(v), 10))
 		}
 	}

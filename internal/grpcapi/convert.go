@@ -36,8 +36,9 @@ func (a *ask) convert(d *limiter.Descriptor, requestHits uint32) {
 	}
 }
 
-// cost is the descriptor's hits_addend, where 0 means a dry run. If the descriptor has none, it is the request's,
-// where 0 means 1, because Envoy sends 0 with every call. is_negative_hits makes it a refund.
+// cost returns the descriptor's hits_addend, where 0 means a dry run. If the descriptor has none, it
+// returns that of the request. There 0 means 1, because Envoy sends 0 with every call. is_negative_hits
+// makes the cost a refund.
 func (a *ask) cost(requestHits uint32) int64 {
 	hits := uint64(max(1, requestHits))
 	if a.hasHits {
@@ -50,7 +51,8 @@ func (a *ask) cost(requestHits uint32) int64 {
 	return cost
 }
 
-// period is the length of the override's window; 0 if its unit is unknown or the length exceeds the range of Micros.
+// period returns the length of the override's window. It is 0 if the unit is unknown or the length exceeds
+// the range of Micros.
 func (a *ask) period() algorithms.Micros {
 	for i := range units {
 		if units[i].number != a.unit {
@@ -69,7 +71,7 @@ func (a *ask) period() algorithms.Micros {
 // window is a limit in the form of RateLimitResponse.RateLimit.
 type window struct {
 	requests   uint32
-	unit       int32 // 0 if no unit fits; then Envoy omits it from its headers
+	unit       int32 // 0 if no unit fits; Envoy then omits it from its headers
 	multiplier uint32
 }
 

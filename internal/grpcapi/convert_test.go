@@ -19,7 +19,7 @@ const (
 
 func TestUnitsHaveTheNumbersOfEnvoy(t *testing.T) {
 	for _, u := range units {
-		// WEEK is not among those of requests; its number is free there.
+		// WEEK is not a unit of requests, where its number is unused.
 		if got := typev3.RateLimitUnit(u.number).String(); got != u.name && (got != "7" || u.name != "WEEK") {
 			t.Errorf("%d is %s to requests, want %s", u.number, got, u.name)
 		}
@@ -60,9 +60,9 @@ func TestOverridePeriod(t *testing.T) {
 		want       algorithms.Micros
 	}{
 		{1, 0, second}, {2, 1, minute}, {3, 2, 2 * hour}, {4, 0, day}, {7, 0, 7 * day}, {5, 0, 30 * day}, {6, 0, 365 * day},
-		{0, 1, 0}, {8, 0, 0}, {-1, 0, 0}, // not known
+		{0, 1, 0}, {8, 0, 0}, {-1, 0, 0}, // unknown units
 		{1, math.MaxUint32, math.MaxUint32 * second},
-		{6, math.MaxUint32, 0}, // longer than the field can hold
+		{6, math.MaxUint32, 0}, // exceeds the range of the field
 	} {
 		if got := (&ask{unit: c.unit, multiplier: c.multiplier}).period(); got != c.want {
 			t.Errorf("%d times unit %d: %d, want %d", c.multiplier, c.unit, got, c.want)

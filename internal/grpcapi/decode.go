@@ -34,9 +34,9 @@ const (
 
 var errMalformed = errors.New("cannot parse RateLimitRequest")
 
-// decode decodes x.wire. It accepts more than the protobuf library does: strings need not be UTF-8. Envoy copies
-// bytes from its clients into them, and lets a request pass after an error. An error means that x.wire is not a
-// protobuf message.
+// decode decodes x.wire. Unlike the protobuf library, it accepts strings that are not UTF-8. Envoy copies
+// bytes from its clients into them, and allows a request after an error. An error means that x.wire is not
+// a protobuf message.
 func (x *exchange) decode() error {
 	x.reset()
 	for b := x.wire; len(b) > 0; {
@@ -69,7 +69,8 @@ func (x *exchange) decode() error {
 	return nil
 }
 
-// weigh estimates the weight of m (see Batch.Weight) before it is decoded: at least 1, and at most most.
+// weigh estimates the weight of m (see Batch.Weight) before it is decoded. The result is between 1 and
+// most.
 func (m *message) weigh(most int) (n int) {
 	for b := m.wire; len(b) > 0 && n < most; {
 		tag, _, _, rest := field(b)
@@ -175,9 +176,9 @@ const (
 	bytesType  = uint64(protowire.BytesType)
 )
 
-// field splits the first field off b, which must not be empty. tag has its number and type; it is 0 if b is not a
-// message. value is set for a bytesType, and varint for a varintType. The caller ignores unknown fields, and fields
-// of an unexpected type.
+// field splits the first field off b, which must not be empty. tag has its number and type; it is 0 if b is
+// not a message. value is set for a bytesType, and varint for a varintType. Callers ignore unknown fields,
+// and fields of an unexpected type.
 func field(b []byte) (tag, varint uint64, value, rest []byte) {
 	// Nearly all fields have at most 127 bytes and a number up to 15.
 	if len(b) >= 2 && b[0] < 1<<7 && b[0] >= 1<<3 && uint64(b[0]&7) == bytesType && b[1] < 1<<7 && 2+int(b[1]) <= len(b) {
@@ -202,7 +203,7 @@ func anyField(b []byte) (tag, varint uint64, value, rest []byte) {
 	case protowire.Fixed32Type, protowire.Fixed64Type, protowire.StartGroupType, protowire.EndGroupType:
 		n = protowire.ConsumeFieldValue(number, kind, b)
 	default:
-		n = -1 // no such type
+		n = -1 // the type does not exist
 	}
 	if n < 0 {
 		return 0, 0, nil, nil

@@ -15,7 +15,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// decoded reads b as gRPC has a request read.
+// decoded decodes b in the same way as a gRPC request.
 func decoded(tb testing.TB, b []byte) (*exchange, error) {
 	tb.Helper()
 	x, m := newExchange(), &message{}
@@ -28,13 +28,13 @@ func decoded(tb testing.TB, b []byte) (*exchange, error) {
 
 func newExchange() *exchange { return &exchange{bounds: Bounds{}.withDefaults()} }
 
-// fataler is testing.TB or rapid.T.
+// fataler is implemented by testing.TB and rapid.T.
 type fataler interface {
 	Helper()
 	Fatalf(string, ...any)
 }
 
-// agree fails unless x says what want does.
+// agree fails the test unless x has the content of want.
 func agree(t fataler, x *exchange, want *rls.RateLimitRequest) {
 	t.Helper()
 	if x.call.Request.Domain != want.Domain || x.hits != want.HitsAddend {
@@ -96,7 +96,7 @@ func drawRequest(t *rapid.T) *rls.RateLimitRequest {
 }
 
 func TestDecodeAgreesWithProtobuf(t *testing.T) {
-	x, m := newExchange(), &message{} // reused, as in service
+	x, m := newExchange(), &message{} // reused, as in the server
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawRequest(t)
 		b, err := proto.Marshal(want)
@@ -107,7 +107,7 @@ func TestDecodeAgreesWithProtobuf(t *testing.T) {
 			t.Fatal(err)
 		}
 		x.wire = m.wire
-		clear(b) // gRPC takes its buffer back
+		clear(b) // gRPC reuses its buffer
 		if err := x.decode(); err != nil {
 			t.Fatal(err)
 		}

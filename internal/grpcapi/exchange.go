@@ -8,8 +8,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// exchange is one decoded RateLimitRequest, with the buffers for its answer. The strings in call point into wire, so
-// that nothing may keep them after free.
+// exchange is one decoded RateLimitRequest, with the buffers for its answer. The strings in call point into
+// wire, so nothing may keep them after free.
 type exchange struct {
 	call   limiter.Call
 	wire   []byte
@@ -23,8 +23,8 @@ type exchange struct {
 	entries int
 }
 
-// message is one RateLimitRequest that is not decoded yet. Messages may wait at the gate; exchanges may not, because
-// they need more memory.
+// message is one RateLimitRequest that is not decoded yet. Messages may wait at the gate. Exchanges may
+// not, because they need more memory.
 type message struct {
 	wire   []byte
 	pass   pass // valid if inside
@@ -35,8 +35,8 @@ type insideGate uint8
 
 const (
 	outside insideGate = iota
-	inside             // it has a pass
-	late               // it was not admitted in time, so that its limits answer as if the store had failed
+	inside             // the message has a pass
+	late               // the message was not admitted in time, so its limits answer as if the store had failed
 )
 
 var messages = sync.Pool{New: func() any { return &message{} }}
@@ -49,7 +49,7 @@ func (m *message) free() {
 	}
 }
 
-// ask has the fields of a descriptor other than its entries, as in the message.
+// ask has the fields of a descriptor in the message, other than its entries.
 type ask struct {
 	hits     uint64
 	hasHits  bool
@@ -77,7 +77,8 @@ func (x *exchange) free() {
 	}
 }
 
-// large reports whether the buffers of x exceed the needs of most requests. A Batch keeps 256 exchanges.
+// large reports whether the buffers of x exceed the needs of most requests. A Batch keeps at most 256
+// exchanges.
 func (x *exchange) large() bool {
 	const manyDescriptors, manyEntries, manyBytes = 32, 256, 32 << 10
 	return x.exceeds(manyDescriptors, manyEntries, manyBytes)

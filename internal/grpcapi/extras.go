@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Options selects what answers contain beside the verdict. The zero Options adds nothing.
+// Options selects the parts of answers beside the verdict. The zero Options adds nothing.
 type Options struct {
 	// Headers has the names of response headers that the proxy adds; nil means none.
 	Headers *Headers
@@ -54,7 +54,7 @@ const (
 	missingDescriptor = "missing-descriptor"
 )
 
-// withheld has the headers that would break a response if they were appended to it.
+// withheld lists headers that would break a response if they were appended to it.
 var withheld = map[string]bool{
 	"host": true, "connection": true, "content-length": true, "content-type": true, "te": true,
 	"trailer": true, "transfer-encoding": true, "upgrade": true,
@@ -83,8 +83,9 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// append appends the headers for v. As in the reference server, they describe the last descriptor that denies (quota
-// limits excepted), or else the first descriptor with the fewest units left.
+// append appends the headers for v. As in the reference server, they describe the last descriptor that
+// denies (except by a quota limit). If none denies, they describe the first of the descriptors with the
+// fewest units left.
 func (h *Headers) append(b []byte, v *limiter.Verdict) []byte {
 	var chosen status
 	for i := range v.Statuses {
@@ -120,9 +121,9 @@ func appendHeader(b []byte, name, value string) []byte {
 	return shut(appendText(appendText(b, headerKey, name), headerValue, value), start)
 }
 
-// appendMetadata appends the dynamic metadata of the reference server: the request, and under "metadata" the
-// metadata of the limits whose status is OK. If two limits have the same key, the first takes precedence.
-// "backend_failure" means that the store could not decide a limit.
+// appendMetadata appends the dynamic metadata of the reference server: the request, and under "metadata"
+// the metadata of the limits whose status is OK. If two limits have the same key, the first one takes
+// precedence. "backend_failure" means that the store could not decide a limit.
 func appendMetadata(b []byte, x *exchange) []byte {
 	fields := map[string]any{"domain": printable(x.call.Request.Domain)}
 	list := make([]any, len(x.limits))
@@ -146,7 +147,7 @@ func appendMetadata(b []byte, x *exchange) []byte {
 		fields["backend_failure"] = true
 	}
 	message, err := structpb.NewStruct(fields)
-	if err != nil { // metadata in the configuration that is not JSON; the rest is still sent
+	if err != nil { // the configuration has metadata that is not JSON; the rest is still sent
 		delete(fields, "metadata")
 		if message, err = structpb.NewStruct(fields); err != nil {
 			return b
@@ -159,11 +160,11 @@ func appendMetadata(b []byte, x *exchange) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, responseMetadata, protowire.BytesType), encoded)
 }
 
-// settleField is the field of dynamic metadata with the id of the reservation. It occurs twice: at the top level, and
-// under "metadata", with the metadata of limits.
+// settleField is the field of dynamic metadata with the id of the reservation. It occurs twice: at the top
+// level, and in "metadata" with the metadata of limits.
 const settleField = "settle"
 
-// appendSettle appends dynamic metadata with the id of what c has reserved.
+// appendSettle appends dynamic metadata with the id of the reservation that c made.
 func appendSettle(b []byte, c *limiter.Call) []byte {
 	const (
 		structFields           = 1
@@ -218,8 +219,9 @@ func (a *ask) limitText() string {
 	return s
 }
 
-// passed merges the metadata of the limits whose status is OK; nil means none. As in the reference server, unlimited
-// and replaced limits have none. It does not modify the maps of the configuration.
+// passed merges the metadata of the limits whose status is OK. It returns nil if they have none. As in the
+// reference server, unlimited and replaced limits have none. It does not modify the maps of the
+// configuration.
 func passed(v *limiter.Verdict) map[string]any {
 	var merged map[string]any
 	for i := range v.Statuses {
@@ -235,8 +237,8 @@ func passed(v *limiter.Verdict) map[string]any {
 	return merged
 }
 
-// merge returns a map with the entries of into, and those of from that into does not have. Nested maps are merged
-// too. Neither argument is modified.
+// merge returns a map with the entries of into, and those of from that into does not have. Nested maps are
+// merged too. Neither argument is modified.
 func merge(into, from map[string]any) map[string]any {
 	out := make(map[string]any, len(into)+len(from))
 	maps.Copy(out, from)

@@ -9,26 +9,27 @@ import (
 	"google.golang.org/grpc/peer"
 )
 
-// gate bounds the total weight (see Batch.Weight) of the requests that are served one by one, while they are decoded
-// and decided. Beyond the bound, requests wait, and the connections take turns. A connection with little weight
-// inside never waits, so that a connection with many requests cannot delay the others.
+// gate bounds the total weight (see Batch.Weight) of the requests that are served one by one, while they
+// are decoded and decided. Beyond the bound, requests wait, and the connections take turns. A connection
+// whose admitted requests have little weight never waits. So a connection with many requests cannot delay
+// the others.
 //
 // Requests of a Batch do not pass the gate, because package h2grpc bounds them.
 type gate struct {
-	overflow chan struct{} // requests that were not admitted and are answered with a failure, without waiting
+	overflow chan struct{} // has room for gateAside requests, which were not admitted and are answered as failures, without waiting
 
 	mu      sync.Mutex
-	weight  int                  // of the requests inside
-	waiting int                  // bytes of the waiting requests
-	conns   map[net.Addr]*client // those with requests inside or waiting; an address is the same pointer for all requests of a connection
-	spare   []*client            // for reuse
-	turns   []*client            // those with waiting requests, the next one first
+	weight  int                  // the weight of the admitted requests
+	waiting int                  // the bytes of the waiting requests
+	conns   map[net.Addr]*client // connections with admitted or waiting requests; all requests of a connection have the same address pointer
+	spare   []*client            // unused clients, for reuse
+	turns   []*client            // clients with waiting requests, in the order of their turns
 }
 
 // client is one connection.
 type client struct {
 	addr    net.Addr
-	weight  int // of its requests inside
+	weight  int // the weight of its admitted requests
 	waiting []*ticket
 }
 
@@ -36,7 +37,7 @@ type client struct {
 type ticket struct {
 	weight, bytes int
 	state         ticketState   // guarded by gate.mu
-	in            chan struct{} // closed when it is admitted
+	in            chan struct{} // closed when the request is admitted
 }
 
 type ticketState uint8
@@ -47,27 +48,28 @@ const (
 	abandoned
 )
 
-// pass is an admitted request. Give it to leave.
+// pass represents an admitted request. The caller of enter must pass it to leave.
 type pass struct {
 	client *client
 	weight int
 }
 
 const (
-	// gateWeight is the largest weight inside. gateOwn is the weight that each connection may always have there.
+	// gateWeight is the largest weight of all admitted requests. gateOwn is the weight that each connection
+	// may always have admitted.
 	gateWeight, gateOwn = 2048, 64
-	// gateBytes bounds the bytes of the waiting requests. More are not admitted.
+	// gateBytes bounds the bytes of the waiting requests. Requests beyond it are not admitted.
 	gateBytes = 16 << 20
-	// gateAside is the number of requests that are answered at the same time without being admitted.
+	// gateAside is the number of requests that may be answered concurrently without being admitted.
 	gateAside = 16
 	// gatePatience is the default of Options.Patience.
 	gatePatience = 10 * time.Millisecond
-	// gateMargin is the part of a caller's deadline that is kept for sending the answer.
+	// gateMargin is the time before a caller's deadline that is reserved for sending the answer.
 	gateMargin = 2 * time.Millisecond
 )
 
-// enter waits until the request of ctx may be decoded. It returns false if the time is over or too many wait.
-// Otherwise the caller must call leave.
+// enter waits until the request of ctx may be decoded. It returns false if that takes too long or if too
+// many requests wait. Otherwise the caller must call leave.
 func (g *gate) enter(ctx context.Context, patience time.Duration, weight, bytes int) (pass, bool) {
 	weight = min(weight, gateWeight)
 	p, t := g.line(clientOf(ctx), weight, bytes)
@@ -95,7 +97,8 @@ func clientOf(ctx context.Context) net.Addr {
 	return nil
 }
 
-// line admits a request, or makes it wait and returns a ticket. If it may do neither, it returns an empty pass.
+// line admits a request, or makes it wait and returns a ticket. If it can do neither, it returns an empty
+// pass.
 func (g *gate) line(addr net.Addr, weight, bytes int) (pass, *ticket) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -117,7 +120,7 @@ func (g *gate) line(addr net.Addr, weight, bytes int) (pass, *ticket) {
 	return p, t
 }
 
-// client returns the connection from addr. mu is held.
+// client returns the client of the connection from addr. mu is held.
 func (g *gate) client(addr net.Addr) *client {
 	if c := g.conns[addr]; c != nil {
 		return c
@@ -136,7 +139,7 @@ func (g *gate) client(addr net.Addr) *client {
 	return c
 }
 
-// forget removes c if it has no requests inside and none waiting. mu is held.
+// forget removes c if it has neither admitted nor waiting requests. mu is held.
 func (g *gate) forget(c *client) {
 	const spare = 64
 	if c.weight > 0 || len(c.waiting) > 0 {
@@ -148,20 +151,20 @@ func (g *gate) forget(c *client) {
 	}
 }
 
-// admit adds p to the weight inside. mu is held.
+// admit adds p to the weight of the admitted requests. mu is held.
 func (g *gate) admit(p pass) {
 	g.weight += p.weight
 	p.client.weight += p.weight
 }
 
-// entered reports whether t was admitted. Otherwise it ends its wait.
+// entered reports whether t was admitted. Otherwise it ends the wait of t.
 func (g *gate) entered(t *ticket) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if t.state == entered {
 		return true
 	}
-	t.state = abandoned // it is removed in its turn
+	t.state = abandoned // it is removed when its turn comes
 	g.waiting -= t.bytes
 	return false
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// from is the context of a connection, which name is for.
+// from returns the context of a connection that is identified by name.
 func from(ctx context.Context, name string) context.Context {
 	return peer.NewContext(ctx, &peer.Peer{Addr: &net.UnixAddr{Name: name}})
 }
@@ -34,7 +34,7 @@ func TestConnectionsPassTheGateInTurn(t *testing.T) {
 		ask := func(ctx context.Context, weight int) {
 			p, ok := g.enter(ctx, time.Hour, weight, 1)
 			if !ok {
-				t.Error("not let in")
+				t.Error("not admitted")
 				return
 			}
 			mu.Lock()
@@ -44,7 +44,7 @@ func TestConnectionsPassTheGateInTurn(t *testing.T) {
 			g.leave(p)
 		}
 		greedy, other, small := from(t.Context(), "greedy"), from(t.Context(), "other"), from(t.Context(), "small")
-		for range 10 { // two at a time fit
+		for range 10 { // two of these fit at a time
 			all.Go(func() { ask(greedy, gateWeight/2) })
 			synctest.Wait()
 		}
@@ -58,9 +58,10 @@ func TestConnectionsPassTheGateInTurn(t *testing.T) {
 			t.Errorf("a small request took %v", took)
 		}
 		all.Wait()
-		// Two of the greedy connection are inside when the other comes; then each has its turn.
+		// Two requests of the greedy connection are admitted when the other one's arrive. From then on the
+		// connections take turns.
 		want := strings.Fields("greedy greedy small greedy other greedy other greedy greedy greedy greedy greedy greedy")
-		slices.Sort(order[3:5]) // let in at once
+		slices.Sort(order[3:5]) // both admitted at once
 		slices.Sort(order[5:7])
 		slices.Sort(want[3:5])
 		slices.Sort(want[5:7])
@@ -68,7 +69,7 @@ func TestConnectionsPassTheGateInTurn(t *testing.T) {
 			t.Errorf("%v\nwant %v", order, want)
 		}
 		if g.weight != 0 || g.waiting != 0 || len(g.conns) != 0 || len(g.turns) != 0 {
-			t.Errorf("left: %+v", g)
+			t.Errorf("still at the gate: %+v", g)
 		}
 	})
 }
@@ -78,7 +79,7 @@ func TestWaitsForAdmissionAreShort(t *testing.T) {
 		g := &gate{}
 		inside, ok := g.enter(from(t.Context(), "a"), 10*ms, gateWeight, 1)
 		if !ok {
-			t.Fatal("not let in")
+			t.Fatal("not admitted")
 		}
 		wait := func(ctx context.Context, want time.Duration) {
 			start := time.Now()
@@ -88,7 +89,7 @@ func TestWaitsForAdmissionAreShort(t *testing.T) {
 		}
 		b := from(t.Context(), "b")
 		wait(b, 10*ms)
-		soon, cancel := context.WithTimeout(b, 6*ms) // time is kept for the answer
+		soon, cancel := context.WithTimeout(b, 6*ms) // some time is reserved for the answer
 		defer cancel()
 		wait(soon, 4*ms)
 		var one sync.WaitGroup
@@ -98,18 +99,18 @@ func TestWaitsForAdmissionAreShort(t *testing.T) {
 		one.Wait()
 		g.leave(inside)
 		if p, ok := g.enter(b, 0, gateOwn+1, 1); !ok {
-			t.Error("those that left are still waited for")
+			t.Error("requests that gave up still wait")
 		} else {
 			g.leave(p)
 		}
 		if g.weight != 0 || g.waiting != 0 || len(g.conns) != 0 || len(g.turns) != 0 {
-			t.Errorf("left: %+v", g)
+			t.Errorf("still at the gate: %+v", g)
 		}
 	})
 }
 
-// TestARequestThatIsNotLetInIsAnsweredByItsLimit, as it says for a store that cannot answer; and one that is held
-// back for its turn in a leaky bucket is not inside.
+// A request that is not admitted is answered by the on_backend_failure of its limit. A request whose answer
+// is held for a leaky bucket does not count as admitted.
 func TestARequestThatIsNotLetInIsAnsweredByItsLimit(t *testing.T) {
 	for onFailure, want := range map[descriptors.OnFailure]int32{descriptors.Deny: int32(over), descriptors.Allow: int32(ok)} {
 		synctest.Test(t, func(t *testing.T) {
@@ -136,7 +137,8 @@ func TestARequestThatIsNotLetInIsAnsweredByItsLimit(t *testing.T) {
 	}
 }
 
-// slowStore answers once the channel is closed, unless there is no time. The goroutine that submits waits.
+// slowStore answers when the channel is closed, or at once if no time is left. The goroutine that submits
+// waits.
 type slowStore chan struct{}
 
 func (s slowStore) Submit(b *backend.Batch) {

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// refusedJSON is the error for a body that is not decided. reason is that of Observer.Refused.
+// refusedJSON is the error for a body that is not decided. reason is the argument of Observer.Refused.
 type refusedJSON struct {
 	code         int
 	reason, text string
@@ -26,9 +26,9 @@ func (e *refusedJSON) Error() string { return e.text }
 // deniedJSON is the RateLimitResponse to a request that exceeds a bound.
 var deniedJSON = []byte(`{"overallCode":"OVER_LIMIT"}`)
 
-// AnswerJSON is ShouldRateLimit in protobuf's JSON form. With code 200 or 429 the response is a RateLimitResponse.
-// Otherwise it is a text: 400 if the request is invalid, 403 if it has a refund and is not trusted, 503 if the RPC
-// would fail for another reason.
+// AnswerJSON is ShouldRateLimit in protobuf's JSON form. With code 200 or 429 the response is a
+// RateLimitResponse. Otherwise it is a text: 400 if the request is invalid, 403 if it has a refund and is
+// not trusted, and 503 if the RPC would fail for another reason.
 func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (code int, response []byte) {
 	objects := jsonObjects(body)
 	if objects > s.options.Bounds.mostObjects() {

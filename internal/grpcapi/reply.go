@@ -39,15 +39,15 @@ const (
 // status has the content of a DescriptorStatus.
 type status struct {
 	over bool
-	// policy has the name of the limit to show, and limit its numbers; nil means no limit.
+	// policy has the name of the limit to show, and limit its numbers. nil means that there is no limit.
 	policy    *descriptors.Policy
 	limit     *algorithms.Limit
 	remaining uint32
-	// reset is in seconds; 0 means that it is omitted.
+	// reset is in seconds; 0 is omitted.
 	reset int64
 }
 
-// report fills s, which is empty, with the result of descriptor i.
+// report sets s, which must be empty, to the result of descriptor i.
 func (s *status) report(v *limiter.Verdict, i int) {
 	spoken := &v.Statuses[i]
 	s.over = spoken.Denied
@@ -64,7 +64,7 @@ func (s *status) report(v *limiter.Verdict, i int) {
 	}
 	p := r.Policy
 	if v.Denied && !p.Reference && !v.Denies(r) {
-		return // Envoy's headers must be of a limit that denied; the reference server shows every limit
+		return // Envoy makes its headers from a limit that denied; the reference server shows every limit
 	}
 	limit := replies.Limit(r)
 	s.policy, s.limit = p, limit
@@ -72,20 +72,20 @@ func (s *status) report(v *limiter.Verdict, i int) {
 		s.remaining = uint32(min(max(0, r.Decision.Remaining), math.MaxUint32))
 	}
 	switch { // in whole seconds, rounded up, because Envoy copies it to Retry-After and drops fractions
-	case p.Reference && limit.Rate == 0: // like the reference server, though the next window allows nothing either
+	case p.Reference && limit.Rate == 0: // as in the reference server, although the next window allows nothing either
 		s.reset = replies.Seconds(limit.WindowEnd(r.Decision.At, 0))
 	case !spoken.Denied:
 		s.reset = max(1, replies.Seconds(r.Decision.ResetAfter))
-	case v.Denied && v.Never && !p.Reference: // no time helps, whatever this limit says
+	case v.Denied && v.Never && !p.Reference: // no wait helps, whatever this limit's decision is
 	case !r.Decision.Never:
 		s.reset = max(1, replies.Seconds(r.Decision.RetryAfter))
-	case p.Alone && p.Reference: // like the reference server, which has no such case
+	case p.Alone && p.Reference: // as in the reference server, which has no such case
 		s.reset = replies.Seconds(r.Decision.ResetAfter)
 	}
 }
 
-// appendVerdict appends the RateLimitResponse for v, without headers and metadata. The overall code is never
-// UNKNOWN, which Envoy treats as OK. known may be nil.
+// appendVerdict appends the RateLimitResponse for v, without headers and metadata. The overall code is
+// never UNKNOWN, which Envoy treats as OK. known may be nil.
 func appendVerdict(b []byte, v *limiter.Verdict, known *knownLimits) []byte {
 	b = appendCode(b, responseCode, v.Denied)
 	for i := range v.Statuses {
@@ -96,7 +96,7 @@ func appendVerdict(b []byte, v *limiter.Verdict, known *knownLimits) []byte {
 	return b
 }
 
-// denial is the answer to a request that was not decoded.
+// denial returns the answer to a request that was not decoded.
 func denial() *answer {
 	a := newAnswer()
 	a.denied = true
@@ -195,7 +195,8 @@ func appendText(b []byte, field protowire.Number, s string) []byte {
 	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
 }
 
-// open begins a nested message or a text, which shut ends. field is at most 15. One byte is reserved for the length.
+// open begins a nested message or a text, which shut ends. field is at most 15. open reserves one byte for
+// the length.
 func open(b []byte, field protowire.Number) (opened []byte, start int) {
 	b = append(b, byte(field)<<3|byte(protowire.BytesType), 0)
 	return b, len(b)

@@ -19,7 +19,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// verdict is a Verdict with one Result for each descriptor.
+// verdict returns a Verdict with one Result for each descriptor.
 func verdict(denied bool, results ...limiter.Result) *limiter.Verdict {
 	v := &limiter.Verdict{Denied: denied, Results: results}
 	for i, r := range results {
@@ -52,7 +52,7 @@ func TestStatus(t *testing.T) {
 	local := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 2, Period: minute})
 	plain := &descriptors.Policy{Limit: perMinute}
 	shown := &rls.RateLimitResponse_RateLimit{RequestsPerUnit: 5, Unit: rls.RateLimitResponse_RateLimit_MINUTE}
-	var known knownLimits // all have the same place there
+	var known knownLimits // all limits have the same place in this cache
 	failed := func(p *descriptors.Policy, o limiter.Outcome) limiter.Result {
 		return limiter.Result{Policy: p, Outcome: o, Decision: backend.Decision{Err: backend.ErrUnavailable}}
 	}
@@ -104,7 +104,8 @@ func TestStatus(t *testing.T) {
 	}
 }
 
-// Envoy makes its headers of the status with the fewest units left, so a denial must show no limit that passed.
+// Envoy makes its headers from the status with the fewest units left, so a denial must not show a limit
+// that allowed.
 func TestADenialShowsOnlyTheLimitsThatDeny(t *testing.T) {
 	perMinute := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
 	p, quota := &descriptors.Policy{Limit: perMinute}, &descriptors.Policy{Limit: perMinute, Quota: true}
@@ -139,7 +140,7 @@ func TestADenialShowsOnlyTheLimitsThatDeny(t *testing.T) {
 	}
 }
 
-// TestAnAdjustedLimitIsShownAtOnce changes the numbers of a limit whose encoded form is cached.
+// The numbers of a limit change while its encoded form is cached.
 func TestAnAdjustedLimitIsShownAtOnce(t *testing.T) {
 	p := &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})}
 	adjusted := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 50, Period: minute})
@@ -172,7 +173,7 @@ func TestLongNestedMessagesAreMoved(t *testing.T) {
 	}
 }
 
-// With the limits of the reference server, charged as it does.
+// The limits are those of the reference server, and are charged like there.
 func TestHeadersAreOfTheMostRestrictiveLimit(t *testing.T) {
 	limit := func(rate int64) *descriptors.Policy {
 		return &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: minute}), Alone: true, Reference: true}
@@ -270,6 +271,6 @@ func TestMetadata(t *testing.T) {
 	}
 	x.call.Results[0].Policy.Extras = &descriptors.Extras{Metadata: map[string]any{"not": make(chan int)}}
 	if got := reread(t, appendMetadata(nil, x)).DynamicMetadata; got.Fields["domain"].GetStringValue() != "dom" || got.Fields["metadata"] != nil {
-		t.Errorf("metadata that is no JSON: %v", got)
+		t.Errorf("metadata that is not JSON: %v", got)
 	}
 }

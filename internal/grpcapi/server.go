@@ -1,11 +1,12 @@
-// Package grpcapi implements Envoy's RateLimitService v3, over gRPC and as JSON. Only this package knows rls.proto.
+// Package grpcapi implements Envoy's RateLimitService v3, over gRPC and as JSON. Only this package knows
+// rls.proto.
 //
-// It encodes and decodes messages by hand, for two reasons. The protobuf library rejects strings that are not UTF-8,
-// but Envoy copies such strings from its clients, and lets a request pass after an error. And the library would be
-// the larger part of the cost of a call.
+// It encodes and decodes messages by hand, for two reasons. The protobuf library rejects strings that are
+// not UTF-8, but Envoy copies such strings from its clients, and allows a request after an error. And the
+// library would be the larger part of the cost of a call.
 //
-// Because Envoy lets requests pass after an error, nearly all requests get an answer. Errors are returned only for
-// requests that no proxy sends, and for limits whose on_backend_failure is error.
+// Because Envoy allows requests after an error, nearly all requests get an answer. Errors are returned only
+// for requests that no proxy sends, and for limits whose on_backend_failure is error.
 package grpcapi
 
 import (
@@ -27,15 +28,15 @@ import (
 // ServiceName is the full name of the gRPC service.
 const ServiceName = "envoy.service.ratelimit.v3.RateLimitService"
 
-// The reasons for which a request is not passed to the limiter. TooMuch and Panicked are answered with OVER_LIMIT,
-// the others with an RPC error.
+// These are the reasons for which a request is not passed to the limiter. TooMuch and Panicked are answered
+// with OVER_LIMIT, the others with an RPC error.
 const (
 	Malformed     = "malformed"
 	NoDomain      = "no_domain"
 	NoDescriptors = "no_descriptors"
 	NoConfig      = "no_config"
 	TooMuch       = "too_much"
-	Untrusted     = "untrusted" // a refund at /json without the token
+	Untrusted     = "untrusted" // a refund sent to /json without the token
 	Panicked      = "panic"
 )
 
@@ -57,7 +58,7 @@ type Server struct {
 	limiter  Checker
 	observer Observer
 	options  Options
-	panics   *zap.Logger // at most one line a second
+	panics   *zap.Logger // writes at most one line a second
 	held     delay.Room
 	gate     gate
 }
@@ -78,8 +79,8 @@ func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, err
 	return s, nil
 }
 
-// Register adds the service to g, which must use Codec. Interceptors of g are not called for this service, because
-// its messages are not protobuf messages of the library.
+// Register adds the service to g, which must use Codec. Interceptors of g are not called for this service,
+// because its messages do not belong to the protobuf library.
 func (s *Server) Register(g grpc.ServiceRegistrar) {
 	g.RegisterService(&grpc.ServiceDesc{
 		ServiceName: ServiceName,
@@ -97,7 +98,7 @@ func shouldRateLimit(srv any, ctx context.Context, decode func(any) error, _ grp
 	return a, nil
 }
 
-// serve answers one request. The function read copies its bytes to a message.
+// serve answers one request. read copies its bytes to a message.
 func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, err error) {
 	if s.options.Answered != nil {
 		start := time.Now()
@@ -107,7 +108,7 @@ func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, er
 	m.inside = outside
 	defer func() {
 		s.leave(m)
-		if p := recover(); p != nil { // the objects in use are not returned to their pools
+		if p := recover(); p != nil { // objects in use are not returned to their pools
 			s.panicked(p)
 			a, err = denial(), nil
 			return
@@ -127,7 +128,7 @@ func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, er
 	x.bounds, x.wire = s.options.Bounds, m.wire
 	if err = x.decode(); err != nil {
 		s.observer.Refused(Malformed)
-		err = grpcstatus.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err) // gRPC's own words
+		err = grpcstatus.Errorf(codes.Internal, "grpc: failed to unmarshal the received message: %v", err) // the same text as in grpc-go
 	} else {
 		a, err = s.answer(ctx, m, x)
 	}
@@ -135,7 +136,7 @@ func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, er
 	return a, err
 }
 
-// enter waits at the gate until m may be decoded or is late, unless m is inside already.
+// enter waits at the gate until m may be decoded or is late. It does nothing if m has entered before.
 func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
 	if m.inside != outside {
 		return
@@ -149,7 +150,7 @@ func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
 	s.gate.overflow <- struct{}{}
 }
 
-// leave releases m's place inside the gate, if it has one.
+// leave returns the pass of m, if it has one.
 func (s *Server) leave(m *message) {
 	switch m.inside {
 	case inside:
@@ -175,7 +176,7 @@ var (
 	errNoDescriptors = grpcstatus.Error(codes.Unknown, "rate limit descriptor list must not be empty")
 )
 
-// ended is a context whose deadline has passed, so that a store which would have to wait fails at once.
+// ended is a context whose deadline has passed. With it, a store that would have to wait fails at once.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -190,7 +191,7 @@ func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, 
 		}
 		return denial(), nil
 	}
-	if ctx.Err() != nil { // the deadline has passed, so that nothing is charged
+	if ctx.Err() != nil { // the deadline has passed, so nothing is charged
 		return nil, grpcstatus.FromContextError(ctx.Err()).Err()
 	}
 	c := &x.call
@@ -214,10 +215,11 @@ func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, 
 	return a, nil
 }
 
-// refuse reports whether x must not be passed to the limiter. It is then denied, or answered with the error.
+// refuse reports whether x must not be passed to the limiter. The answer is then err, or a denial if err is
+// nil.
 func (s *Server) refuse(x *exchange) (refused bool, err error) {
 	switch {
-	case x.excess != "": // checked first, because this is a denial, and the other cases are errors
+	case x.excess != "": // checked first, because this is a denial and the other cases are errors
 		s.tooLarge(x.excess)
 		return true, nil
 	case x.call.Request.Domain == "":
@@ -236,7 +238,7 @@ func (s *Server) tooLarge(bound string) {
 	s.observer.TooLarge(bound)
 }
 
-// failure returns the gRPC status for err, the limiter's error; nil means that there is a verdict.
+// failure returns the gRPC status for err, the limiter's error. nil means that there is a verdict.
 func (s *Server) failure(c *limiter.Call, err error) error {
 	switch {
 	case errors.Is(err, limiter.ErrNoConfig):

@@ -33,7 +33,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// snapshot has one domain "d" with the policies at keys of their names, any value.
+// snapshot returns a configuration with one domain "d". The key of each policy is its name, with any value.
 func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 	d := &limiter.Domain{Name: "d", Tree: &descriptors.Tree{}, Policies: policies}
 	s := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": d}, Policies: policies}
@@ -49,7 +49,7 @@ func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 	return s
 }
 
-// refusals counts the calls of an Observer.
+// refusals is an Observer that counts its calls.
 type refusals struct{ sync.Map }
 
 func (r *refusals) Refused(reason string) {
@@ -76,13 +76,13 @@ func newServer(tb testing.TB, l *limiter.Limiter, o Options) (*Server, *refusals
 	return s, r
 }
 
-// sender puts a request to a server.
+// sender sends a request to a server.
 type sender func(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error)
 
-// senders are the ways in, which must not differ.
+// senders has the ways to send a request. Their answers must be equal.
 var senders = map[string]sender{"by gRPC": sendByGRPC, "in a batch": sendInBatch}
 
-// each runs test for all askers; time is the test's own.
+// each runs test with all senders. Each run has its own synctest bubble.
 func each(t *testing.T, test func(*testing.T, sender)) {
 	t.Helper()
 	for name, ask := range senders {
@@ -142,7 +142,7 @@ func response(wire []byte) (*rls.RateLimitResponse, error) {
 	return &r, proto.Unmarshal(wire, &r)
 }
 
-// must sends key, and fails the test unless it is allowed.
+// must sends a request with key, and fails the test unless it is allowed.
 func (ask sender) must(t *testing.T, s *Server, key string) {
 	t.Helper()
 	if got, err := ask(s, t.Context(), request(key)); err != nil || got.OverallCode != ok {
@@ -150,7 +150,7 @@ func (ask sender) must(t *testing.T, s *Server, key string) {
 	}
 }
 
-// request is for domain "d" and has one descriptor for each key; values are "v".
+// request returns a request for domain "d" with one descriptor for each key. All values are "v".
 func request(keys ...string) []byte {
 	r := &rls.RateLimitRequest{Domain: "d"}
 	for _, key := range keys {
@@ -171,7 +171,7 @@ func newLimiter(policies ...*descriptors.Policy) *limiter.Limiter {
 	return l
 }
 
-// storeFunc is a Store made of a function, of one limit "k".
+// storeFunc is a Store made from a function. It decides the only limit, "k".
 type storeFunc func(decisions []backend.Decision)
 
 func (f storeFunc) Submit(b *backend.Batch) {
@@ -228,7 +228,8 @@ func TestTooMuchIsDenied(t *testing.T) {
 		if got, err := ask(s, t.Context(), request(keys[1:]...)); err != nil || got.OverallCode != ok {
 			t.Errorf("the most: %v, %v", got.GetOverallCode(), err)
 		}
-		// Neither is an error because of the missing domain: the proxy would allow the request.
+		// A request without a domain is an error otherwise, but this one must be denied: after an error the
+		// proxy would allow it.
 		got, err = ask(s, t.Context(), request(keys...)[len("\x0a\x01d"):])
 		if err != nil || got.OverallCode != over || counted.count(TooMuch) != 2 {
 			t.Errorf("without a domain: %v, %v", got, err)
@@ -288,9 +289,9 @@ func TestErrorPolicyIsUnavailable(t *testing.T) {
 	})
 }
 
-func TestACallerThatHasLeftIsNotCharged(t *testing.T) {
+func TestACanceledCallIsNotCharged(t *testing.T) {
 	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
-		s, _ := newServer(t, storeFunc(func([]backend.Decision) { t.Error("asked") }).limiter(t, descriptors.Deny), Options{})
+		s, _ := newServer(t, storeFunc(func([]backend.Decision) { t.Error("the store was called") }).limiter(t, descriptors.Deny), Options{})
 		ctx, cancel := context.WithTimeout(t.Context(), -1)
 		defer cancel()
 		if _, err := ask(s, ctx, request("k")); grpcstatus.Code(err) != codes.DeadlineExceeded {
@@ -320,7 +321,7 @@ func TestAnswersAreHeldForTheirTurn(t *testing.T) {
 				t.Errorf("answer %d after %v", i, waited)
 			}
 		}
-		// Turns are a second apart, so the next but one is further away than this caller waits.
+		// Turns are a second apart, so the turn after the next one is later than this caller's deadline.
 		go ask.must(t, s, "jobs")
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second+time.Millisecond)
@@ -346,7 +347,7 @@ func TestHoldingEndsWithTheCaller(t *testing.T) {
 			t.Error(err)
 		}
 		if s.held.Held() != 0 {
-			t.Errorf("%d held", s.held.Held())
+			t.Errorf("%d answers are held", s.held.Held())
 		}
 	})
 }
@@ -421,7 +422,7 @@ func TestJSON(t *testing.T) {
 			t.Errorf("%s with the token: %d %s, want %d", c.body, code, got, c.code)
 		}
 	}
-	// Braces in a text are no objects.
+	// Braces in a text are not objects.
 	braces := strings.Replace(body, `"v"`, `"`+strings.Repeat(`{\"{\\`, 1000)+`"`, 1)
 	if code, got := s.AnswerJSON(t.Context(), []byte(braces), false); code != 200 {
 		t.Errorf("braces in a text: %d %s", code, got)
@@ -429,7 +430,7 @@ func TestJSON(t *testing.T) {
 	if counted.count(Malformed) != 3 {
 		t.Errorf("%d malformed", counted.count(Malformed))
 	}
-	s.limiter = storeFunc(func(d []backend.Decision) { d[0].Err = errors.New("away") }).limiter(t, descriptors.Error)
+	s.limiter = storeFunc(func(d []backend.Decision) { d[0].Err = errors.New("unreachable") }).limiter(t, descriptors.Error)
 	if code, got := s.AnswerJSON(t.Context(), []byte(body), false); code != 503 || string(got) != "away\n" {
 		t.Errorf("%d %s", code, got)
 	}
@@ -450,10 +451,10 @@ func equalJSON(a, b any) bool {
 	return string(x) == string(y)
 }
 
-// usual are the names of the reference server.
+// usual has the header names of the reference server.
 var usual = Headers{"RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset"}
 
-// rawCodec sends bytes as they are, as Envoy does.
+// rawCodec sends bytes unchanged, as Envoy does.
 type rawCodec struct{}
 
 func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
@@ -509,7 +510,7 @@ func TestBytesOfClientsAreLimitedAndNeverEchoed(t *testing.T) {
 	}
 }
 
-// BenchmarkBatch answers as many requests as a proxy under load has in flight on a connection.
+// BenchmarkBatch answers as many requests as a busy proxy has in flight on a connection.
 func BenchmarkBatch(b *testing.B) {
 	const many = 16
 	p := &descriptors.Policy{Name: "k", Limit: compile(b, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}
@@ -527,7 +528,7 @@ func submit(b *Batch) {
 	b.Submit(time.Time{}, nil, func() {})
 }
 
-// batchOf returns a function that sends a batch of n requests and prints the answers.
+// batchOf returns a function that sends a batch of n requests and encodes the answers.
 func batchOf(s *Server, n int) (ask func()) {
 	batch, message, now, room := s.NewBatch(s.limiter.(*limiter.Limiter)), request("k"), time.Now(), make([]byte, 0, 4096)
 	return func() {

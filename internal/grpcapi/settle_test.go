@@ -17,7 +17,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// settleServer has one domain, whose limit "user" of 1,000 an hour reserves 100 or what a request declares.
+// settleServer has one domain. Its limit "user" of 1,000 an hour reserves the number that a request
+// declares, or 100.
 func settleServer(t *testing.T, o Options) *Server {
 	t.Helper()
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: hour, Settles: true})
@@ -41,17 +42,17 @@ func settleServer(t *testing.T, o Options) *Server {
 	return server
 }
 
-// hits is a descriptor's hits_addend; nil: it has none.
+// hits returns a descriptor's hits_addend. nil stands for none.
 func hits(n uint64) *wrapperspb.UInt64Value { return wrapperspb.UInt64(n) }
 
-// entry is a descriptor of one entry.
+// entry returns a descriptor with one entry.
 func entry(key, value string, hits *wrapperspb.UInt64Value) *ratelimit.RateLimitDescriptor {
 	return &ratelimit.RateLimitDescriptor{
 		Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: key, Value: value}}, HitsAddend: hits,
 	}
 }
 
-// sent is a request with the hits_addend of its own.
+// sent sends a request that has a hits_addend of its own.
 func sent(t *testing.T, ask sender, s *Server, hits uint32, list ...*ratelimit.RateLimitDescriptor) *rls.RateLimitResponse {
 	t.Helper()
 	wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: list, HitsAddend: hits})
@@ -65,7 +66,7 @@ func sent(t *testing.T, ask sender, s *Server, hits uint32, list ...*ratelimit.R
 	return reply
 }
 
-// idOf is the id in dynamic metadata, which must be at both places.
+// idOf returns the id in the dynamic metadata, which must be in both places.
 func idOf(t *testing.T, r *rls.RateLimitResponse) string {
 	t.Helper()
 	fields := r.GetDynamicMetadata().GetFields()
@@ -101,7 +102,7 @@ func TestTheAnswerHasTheReservationsID(t *testing.T) {
 			if left := remaining(); left != 963 {
 				t.Errorf("%d left, want 963", left)
 			}
-			// What the request declares may stand at the descriptor or at the request.
+			// The cost may be declared by the descriptor or by the request.
 			for _, declared := range []*rls.RateLimitResponse{
 				sent(t, ask, s, 0, entry("user", "carol", hits(300))), sent(t, ask, s, 300, entry("user", "dave", nil)),
 			} {
@@ -109,7 +110,7 @@ func TestTheAnswerHasTheReservationsID(t *testing.T) {
 					t.Errorf("%d left, want 700", left)
 				}
 			}
-			// Without hits of the descriptor the cost is unknown, whatever the request says.
+			// If the descriptor has no hits, the cost is unknown, whatever the request says.
 			erin := idOf(t, sent(t, ask, s, 0, entry("user", "erin", nil)))
 			sent(t, ask, s, 5, entry("settle", erin, nil))
 			if left := sent(t, ask, s, 0, entry("user", "erin", nil)).GetStatuses()[0].GetLimitRemaining(); left != 800 {

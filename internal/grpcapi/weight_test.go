@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// held is the size of the arrays of all slices in v, of its slices' elements too.
+// held returns the size of the arrays of all slices in v, including nested slices.
 func held(v reflect.Value) (n int) {
 	switch v.Kind() { //nolint:exhaustive // the others have none
 	case reflect.Slice:
@@ -33,9 +33,9 @@ func held(v reflect.Value) (n int) {
 	return n
 }
 
-// TestWeightBoundsTheOutstandingWork for random requests, with few descriptors and with many, with and without limits:
-// what a batch holds is at most 2 KiB for each of its weight beside a few times the bytes on the wire, and not
-// a hundred times less.
+// The requests are random, with few or many descriptors, with and without limits. A batch needs at most 2
+// KiB for each unit of its weight, beside a few times the bytes on the wire. It also needs at least a
+// hundredth of that, so the weight is not far too large.
 func TestWeightBoundsTheOutstandingWork(t *testing.T) {
 	var policies []*descriptors.Policy
 	for i := range 5 {
@@ -76,15 +76,15 @@ func TestWeightBoundsTheOutstandingWork(t *testing.T) {
 		}
 		bound := b.Weight()*2<<10 + 4*wire
 		if sum > bound || b.Weight() < asked {
-			t.Fatalf("%d requests of weight %d, %d bytes on the wire, hold %d bytes; the bound is %d", asked, b.Weight(), wire, sum, bound)
+			t.Fatalf("%d requests of weight %d, %d bytes on the wire, need %d bytes; the bound is %d", asked, b.Weight(), wire, sum, bound)
 		}
 		if bound > 100*sum {
-			t.Errorf("a weight of %d stands for %d bytes only", b.Weight(), sum)
+			t.Errorf("a weight of %d for only %d bytes", b.Weight(), sum)
 		}
 		most = max(most, float64(sum)/float64(bound))
 		b.Reset()
 		if b.Weight() != 0 {
-			t.Errorf("%d is left", b.Weight())
+			t.Errorf("after Reset the weight is %d, want 0", b.Weight())
 		}
 	}
 	t.Logf("at most %.2f of the bound", most)

@@ -13,13 +13,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// TestAnswersWithoutRoomAreForgotten: an answer that is reset because too many bytes wait for the client's
-// window does not count as a request in flight.
+// An answer is reset because too many bytes wait for the client's window. It no longer counts as a request
+// in flight.
 func TestAnswersWithoutRoomAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{store: newSlowStore(0)}),
 			http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-		for range 2 { // fill all the room there is
+		for range 2 { // fill all the room
 			c.ask("long " + strconv.Itoa(maxStuck/2-prefixLen))
 			c.flush()
 			synctest.Wait()
@@ -45,8 +45,8 @@ func TestAnswersWithoutRoomAreForgotten(t *testing.T) {
 	})
 }
 
-// TestTooManyPingsEndTheConnection, however the client waits for their answers; an answer to a request
-// in between allows more of them.
+// Too many pings end the connection, whether or not the client waits for their answers. An answer to a
+// request in between allows more pings.
 func TestTooManyPingsEndTheConnection(t *testing.T) {
 	for name, wait := range map[string]bool{"one after the other": true, "together": false} {
 		t.Run(name, func(t *testing.T) {
@@ -54,7 +54,7 @@ func TestTooManyPingsEndTheConnection(t *testing.T) {
 				c := dial(t, serve(t, &echo{}))
 				c.must("m", "m")
 				c.ping(0) // after the answer
-				c.ping(0) // the first
+				c.ping(0) // the first ping
 				for range pingStrikes {
 					if wait {
 						c.ping(0)
@@ -72,7 +72,8 @@ func TestTooManyPingsEndTheConnection(t *testing.T) {
 	}
 }
 
-// TestGOAWAYNeverRaisesTheLastStream: RFC 9113, 6.8. A client has sent what is above it elsewhere.
+// RFC 9113, 6.8: a GOAWAY must not raise the last stream, because the client has already sent later
+// requests elsewhere.
 func TestGOAWAYNeverRaisesTheLastStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, l := start(t)
@@ -105,8 +106,8 @@ func TestGOAWAYNeverRaisesTheLastStream(t *testing.T) {
 	})
 }
 
-// TestAPanicDeniesOneRequest, and harms no other, nor what follows on the connection. One of Submit denies all that
-// were submitted together.
+// A panic denies the request that caused it. It affects neither other requests nor the connection. A panic
+// in Submit denies all requests of its batch.
 func TestAPanicDeniesOneRequest(t *testing.T) {
 	for name, store := range map[string]func() backend.Store{
 		"answered at once": func() backend.Store { return nil },
@@ -140,7 +141,7 @@ func TestAPanicDeniesOneRequest(t *testing.T) {
 	}
 }
 
-// TestAPanicAboutALateRequestDenies it, and no other.
+// A panic caused by a late request denies only that request.
 func TestAPanicAboutALateRequestDenies(t *testing.T) {
 	slow(t, func(t *testing.T, m *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 		s.delay.Store(int64(20 * ms))
@@ -160,7 +161,7 @@ func TestAPanicAboutALateRequestDenies(t *testing.T) {
 	})
 }
 
-// TestAPanicInAHandlerResetsItsStream alone.
+// A panic in a handler resets only its own stream.
 func TestAPanicInAHandlerResetsItsStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &echo{}

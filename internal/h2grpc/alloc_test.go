@@ -14,17 +14,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// TestARequestAllocatesNothing from what is read to what is written, and is one write with those that
-// came with it. The race detector makes pools forget, so this test is not for it.
+// A request allocates nothing from the read to the write, and requests that arrive together are answered in
+// one write. The race detector makes a sync.Pool drop its content, so this test does not run under it.
 func TestARequestAllocatesNothing(t *testing.T) {
 	answered := Config{Method: &echo{}, Inline: true}
 	t.Run("all fields are in the table", func(t *testing.T) { allocates(t, answered, "", 0) })
-	t.Run("the path is not, as Envoy sends it", func(t *testing.T) { allocates(t, answered, ":path", 0) })
+	t.Run("all fields but the path, as sent by Envoy", func(t *testing.T) { allocates(t, answered, ":path", 0) })
 	submitted := Config{Method: &echo{store: newHandedOver()}}
 	t.Run("another goroutine decides", func(t *testing.T) { allocates(t, submitted, "", 0) })
 }
 
-// handedOver is a Store that another goroutine has decide.
+// handedOver is a Store whose batches another goroutine decides.
 type handedOver chan *backend.Batch
 
 func newHandedOver() handedOver {
@@ -41,7 +41,7 @@ func newHandedOver() handedOver {
 
 func (s handedOver) Submit(b *backend.Batch) { s <- b }
 
-// allocates sends batches of 16 requests, and compares their allocations with want.
+// allocates sends batches of 16 requests, and compares their allocations with most.
 func allocates(t *testing.T, config Config, apart string, most float64) {
 	t.Helper()
 	config.Path, config.Others = path, http.HandlerFunc(others)
@@ -86,7 +86,7 @@ func allocates(t *testing.T, config Config, apart string, most float64) {
 			t.Fatalf("answered in %d bytes", n)
 		}
 	}
-	if allocs := testing.AllocsPerRun(runs, func() { ask() }); allocs > most+0.5 { // the watch may come in between
+	if allocs := testing.AllocsPerRun(runs, func() { ask() }); allocs > most+0.5 { // the watch may run in between
 		t.Errorf("%v allocations for 16 requests", allocs)
 	}
 }

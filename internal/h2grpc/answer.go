@@ -7,8 +7,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// respond appends the answer to a stream (headers, a message, trailers) to c.out and ends the stream. s is nil if the
-// request has no stream. c.mu is held.
+// respond appends the answer to a stream (headers, a message, trailers) to c.out and ends the stream. s is
+// nil if the request has no stream. c.mu is held.
 func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Status)) {
 	report, filled := c.table.report, c.table.filled
 	start := len(c.out)
@@ -43,7 +43,8 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 		rest := append([]byte(nil), c.out[data+frameHeaderLen:]...)
 		c.out = c.out[:data]
 		if c.table.filled && !filled {
-			// The trailers add to the table, so that they must follow without another block in between.
+			// The trailers add fields to the table, so they must follow the headers without another block
+			// in between.
 			c.table.filled = false
 			c.out = appendHeaders(c.out[:start], id, false, plainBlocks.headers)
 		}
@@ -61,7 +62,7 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 	c.over(s)
 }
 
-// over ends a stream that is answered. s may be nil.
+// over ends a stream that has been answered. s may be nil.
 func (c *conn) over(s *stream) {
 	c.answered = true
 	if s == nil {
@@ -78,7 +79,8 @@ func (c *conn) over(s *stream) {
 	}
 }
 
-// getStuck keeps DATA that exceeds the client's windows or one frame, and the trailers, until they can be sent.
+// getStuck keeps DATA that does not fit into one frame and the client's windows, and the trailers, until
+// they can be sent.
 func (c *conn) getStuck(s *stream, rest, tail []byte) {
 	if c.stuck += len(rest); c.stuck > min(maxStuck, c.allowance()) {
 		c.stuck -= len(rest)
@@ -90,8 +92,9 @@ func (c *conn) getStuck(s *stream, rest, tail []byte) {
 	c.push()
 }
 
-// enqueue appends s, which is stuck, to those that wait for the connection's window. A stream whose own window is
-// exhausted is not in that queue, because every increment of the connection's window would visit it in vain.
+// enqueue appends s, which is stuck, to the streams that wait for the connection's window. A stream whose
+// own window is used up is not queued, because every increment of the connection's window would visit it in
+// vain.
 func (c *conn) enqueue(s *stream) {
 	if !s.queued && (c.initial+s.window > 0 || len(s.rest) == 0) {
 		s.queued = true
@@ -99,7 +102,7 @@ func (c *conn) enqueue(s *stream) {
 	}
 }
 
-// push sends as much of the stuck answers as the client's windows allow, the oldest first.
+// push sends as much of the stuck answers as the client's windows allow, oldest first.
 func (c *conn) push() {
 	for len(c.stalled) > 0 && (c.window > 0 || len(c.stalled[0].rest) == 0) {
 		s := c.stalled[0]
@@ -122,7 +125,7 @@ func (c *conn) push() {
 	}
 }
 
-// dequeue removes s from those that wait for the connection's window.
+// dequeue removes s from the streams that wait for the connection's window.
 func (c *conn) dequeue(s *stream) {
 	if !s.queued {
 		return
@@ -137,7 +140,7 @@ func (c *conn) dequeue(s *stream) {
 	c.stalled = slices.Delete(c.stalled, at, at+1)
 }
 
-// hold holds the answer to request i of o back. c.mu is held.
+// hold delays the answer to request i of o. c.mu is held.
 func (c *conn) hold(o *operation, i int) {
 	answer, status := c.encode(nil, o.batch, i)
 	id, s, arrived := o.requests[i].id, o.requests[i].stream, o.arrived

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// TestAttacks: frames that request nothing end the connection when they are repeated.
+// Frames without a request end the connection when there are too many of them.
 func TestAttacks(t *testing.T) {
 	for name, attack := range map[string]func(c *client){
 		"pings":           func(c *client) { _ = c.to.WritePing(false, [8]byte{}) },
@@ -77,7 +77,7 @@ func TestAttacks(t *testing.T) {
 				}()
 				start := time.Now()
 				if code := c.ends(); code != http2.ErrCodeEnhanceYourCalm {
-					t.Errorf("%v", code)
+					t.Errorf("ended with %v", code)
 				}
 				if took := time.Since(start); took > 2*time.Second {
 					t.Errorf("took %v", took)
@@ -87,7 +87,7 @@ func TestAttacks(t *testing.T) {
 	}
 }
 
-// TestBrokenFrames end the connection with the error that RFC 9113 has for them. h2spec has many more.
+// Broken frames end the connection with the error that RFC 9113 requires. h2spec tests many more.
 func TestBrokenFrames(t *testing.T) {
 	for name, c := range map[string]struct {
 		code  http2.ErrCode
@@ -120,14 +120,14 @@ func TestBrokenFrames(t *testing.T) {
 	}
 }
 
-// TestAnHPACKBomb: a few bytes that name one long field again and again.
+// A few bytes refer to one long field many times.
 func TestAnHPACKBomb(t *testing.T) {
 	for name, path := range map[string]string{"ours": path, "another": "/other"} {
 		synctest.Test(t, func(t *testing.T) {
 			c := dial(t, serve(t, &echo{}))
 			bomb := c.encode(":method", "POST", ":scheme", "http", ":path", path, ":authority", "test", "content-type", "application/grpc",
 				"x-bomb", strings.Repeat("x", 4000))
-			again := c.encode("x-bomb", strings.Repeat("x", 4000)) // a reference
+			again := c.encode("x-bomb", strings.Repeat("x", 4000)) // a reference to the table
 			for range 10_000 {
 				bomb = append(bomb, again...)
 			}
@@ -149,7 +149,7 @@ func TestAnHPACKBomb(t *testing.T) {
 	}
 }
 
-func TestAClientThatDoesNotReadIsLeft(t *testing.T) {
+func TestAClientThatDoesNotReadIsDisconnected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
 		sent, done := 0, make(chan struct{})
@@ -168,13 +168,13 @@ func TestAClientThatDoesNotReadIsLeft(t *testing.T) {
 		if took := time.Since(start); took < writeTimeout || took > writeTimeout+5*time.Second {
 			t.Errorf("took %v", took)
 		}
-		if most := (4<<20 + maxOut) / 10_000 * 2; sent > 100*most { // what two pipes of 1 MiB hold, and the server
-			t.Errorf("%d requests were taken", sent)
+		if most := (4<<20 + maxOut) / 10_000 * 2; sent > 100*most { // two pipes of 1 MiB, and the server's buffers, hold so many
+			t.Errorf("%d requests were accepted", sent)
 		}
 	})
 }
 
-func TestHalfOpenConnectionsAreLeft(t *testing.T) {
+func TestHalfOpenConnectionsAreClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := serve(t, &echo{})
 		silent, err := l.Dial()
@@ -184,17 +184,17 @@ func TestHalfOpenConnectionsAreLeft(t *testing.T) {
 		start := time.Now()
 		left(silent)
 		if took := time.Since(start); took < greeting || took > greeting+2*time.Second {
-			t.Errorf("silent: %v", took)
+			t.Errorf("a silent client: %v", took)
 		}
 		c := dial(t, l)
 		_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.fields()})
 		c.flush()
 		start = time.Now()
 		if code := c.ends(); code != http2.ErrCodeEnhanceYourCalm {
-			t.Errorf("a block that is not whole: %v", code)
+			t.Errorf("an incomplete header block: %v", code)
 		}
 		if took := time.Since(start); took < blockTimeout || took > blockTimeout+2*time.Second {
-			t.Errorf("a block that is not whole: %v", took)
+			t.Errorf("an incomplete header block: %v", took)
 		}
 		idle := dial(t, l)
 		idle.must("m", "m")
@@ -205,12 +205,12 @@ func TestHalfOpenConnectionsAreLeft(t *testing.T) {
 			}
 		}
 		if took := time.Since(start); took < idlePing || took > idlePing+idleAnswer+2*time.Second {
-			t.Errorf("idle: %v", took)
+			t.Errorf("an idle client: %v", took)
 		}
 	})
 }
 
-// left reads until the server closes.
+// left reads until the server closes the connection.
 func left(nc net.Conn) {
 	b := make([]byte, 1024)
 	for {
@@ -271,7 +271,7 @@ func TestTooManyIncompleteBytesAreDenied(t *testing.T) {
 		go func() {
 			for range 4 {
 				id := c.open(c.fields())
-				_ = c.to.WriteData(id, false, []byte{0, 0, 0x3f, 0xff, 0xff}) // 4 MiB are to come
+				_ = c.to.WriteData(id, false, []byte{0, 0, 0x3f, 0xff, 0xff}) // the prefix announces 4 MiB
 				for range 250 {
 					_ = c.to.WriteData(id, false, make([]byte, 16_000))
 					if c.write() != nil {
@@ -296,7 +296,7 @@ func TestTooManyIncompleteBytesAreDenied(t *testing.T) {
 	})
 }
 
-// TestAStreamsWindowHolds: more than it lets through is refused, whoever does not read it.
+// Data beyond the window of a stream is refused, even if its handler does not read.
 func TestAStreamsWindowHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}, func(c *Config) {
@@ -323,7 +323,7 @@ func TestAStreamsWindowHolds(t *testing.T) {
 				codes[*r.reset]++
 			}
 		}
-		// Two are as much as one connection may have kept for it.
+		// The data of two streams is as much as one connection may hold.
 		if codes[http2.ErrCodeFlowControl] == 0 || codes[http2.ErrCodeEnhanceYourCalm] == 0 || len(codes) > 2 {
 			t.Errorf("%v", codes)
 		}
@@ -332,8 +332,8 @@ func TestAStreamsWindowHolds(t *testing.T) {
 	})
 }
 
-// TestWindowsThatStayShutAreBounded: answers that the client has no room for are kept up to a bound, and
-// dropped with the streams that are reset.
+// Answers for which the client's windows have no room are kept up to a bound. When their stream is reset,
+// they are dropped.
 func TestWindowsThatStayShutAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
@@ -365,7 +365,7 @@ func TestWindowsThatStayShutAreBounded(t *testing.T) {
 	})
 }
 
-// TestFramesThatConcernAllStreamsCostMore: the more streams there are the fewer of them are taken.
+// Frames that visit all streams count for more if there are more streams.
 func TestFramesThatConcernAllStreamsCostMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
@@ -384,7 +384,7 @@ func TestFramesThatConcernAllStreamsCostMore(t *testing.T) {
 		for {
 			f, err := c.read()
 			if err != nil {
-				t.Fatalf("not told why: %v", err)
+				t.Fatalf("no GOAWAY with a reason: %v", err)
 			}
 			if g, ok := f.(*http2.GoAwayFrame); ok {
 				if g.ErrCode != http2.ErrCodeEnhanceYourCalm {
@@ -395,12 +395,12 @@ func TestFramesThatConcernAllStreamsCostMore(t *testing.T) {
 			taken++
 		}
 		if most := 2 * calm * streamsLookedAt / (maxStreams / 2); taken > most {
-			t.Errorf("%d were taken", taken)
+			t.Errorf("%d frames were accepted", taken)
 		}
 	})
 }
 
-// TestADenialWaitsForTheWindow also where the rest of the request is still coming.
+// A denial waits for the window, even if the rest of the request has not arrived.
 func TestADenialWaitsForTheWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
@@ -424,7 +424,7 @@ func TestADenialWaitsForTheWindow(t *testing.T) {
 		if r := c.answer(refused); r.fields[":status"] != "415" || !r.ended {
 			t.Errorf("%+v", r)
 		}
-		for c.reply(id).reset == nil || c.reply(refused).reset == nil { // the rest need not come
+		for c.reply(id).reset == nil || c.reply(refused).reset == nil { // the client need not send the rest
 			if _, err := c.read(); err != nil {
 				t.Fatal(err)
 			}
@@ -436,13 +436,13 @@ func TestADenialWaitsForTheWindow(t *testing.T) {
 	})
 }
 
-// TestTheWindowOfAConnectionIsReturned: a client may send any number of bytes over a connection, one after the other.
+// The window of the connection is returned, so a client may send any number of bytes over it.
 func TestTheWindowOfAConnectionIsReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
 		granted, sent := int64(65_535), int64(0)
 		for sent < connWindow+connWindow/4 {
-			id := c.open(c.fields("grpc-encoding", "gzip")) // read to its end by another handler
+			id := c.open(c.fields("grpc-encoding", "gzip")) // another handler reads it to the end
 			_ = c.to.WriteData(id, true, make([]byte, 16_000))
 			_ = c.to.WriteWindowUpdate(0, 100) // for the answer
 			for c.flush(); !c.reply(id).ended || granted < sent+32_000; {

@@ -15,7 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
-// pipes is a listener whose connections hold no byte: a write waits until the other side reads.
+// pipes is a listener whose connections have no buffer: a write waits until the other side reads.
 type pipes struct {
 	net.Listener
 	accept chan net.Conn
@@ -40,8 +40,8 @@ func (l *pipes) Accept() (net.Conn, error) {
 
 func (l *pipes) Close() error { l.close(); return nil }
 
-// dial connects a client, over TLS unless config is nil, that has exchanged a request with the server.
-// Its reads fail after five minutes.
+// dial connects a client, with TLS unless config is nil, and exchanges one request with the server. The
+// client's reads fail after five minutes.
 func (l *pipes) dial(t *testing.T, config *tls.Config) *client {
 	t.Helper()
 	near, far := net.Pipe()
@@ -98,7 +98,7 @@ func eachTransport(t *testing.T, test func(t *testing.T, s *Server, dial func() 
 	}
 }
 
-// certificates are what a client and a server need for TLS.
+// certificates returns the TLS configurations of a client and a server.
 func certificates(t *testing.T) (client, server *tls.Config) {
 	t.Helper()
 	authority := certtest.New(t)
@@ -111,7 +111,7 @@ func certificates(t *testing.T) (client, server *tls.Config) {
 		&tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}}
 }
 
-// TestAClientThatDoesNotReadDelaysNobody: the server looks after the other connections meanwhile.
+// If one client does not read, the server still serves and checks the other connections.
 func TestAClientThatDoesNotReadDelaysNobody(t *testing.T) {
 	eachTransport(t, func(t *testing.T, _ *Server, dial func() *client) { //nolint:thelper // it is the test
 		stubborn := dial() // reads nothing from now on
@@ -122,10 +122,10 @@ func TestAClientThatDoesNotReadDelaysNobody(t *testing.T) {
 		_ = other.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: other.fields()})
 		other.flush()
 		if code := other.ends(); code != http2.ErrCodeEnhanceYourCalm {
-			t.Errorf("a header block without an end: %v", code)
+			t.Errorf("an incomplete header block: %v", code)
 		}
 		if took := time.Since(began); took < blockTimeout || took > blockTimeout+2*time.Second {
-			t.Errorf("a header block without an end: after %v", took)
+			t.Errorf("an incomplete header block: after %v", took)
 		}
 		time.Sleep(writeTimeout)
 		synctest.Wait()
@@ -135,7 +135,7 @@ func TestAClientThatDoesNotReadDelaysNobody(t *testing.T) {
 	})
 }
 
-// TestStopDoesNotWaitForClients that do not read: neither to write GOAWAY nor to close their connections.
+// Stop does not wait for clients that do not read, neither to write GOAWAY nor to close their connections.
 func TestStopDoesNotWaitForClients(t *testing.T) {
 	const bound = time.Second
 	for name, prepare := range map[string]func(c *client){
@@ -170,7 +170,8 @@ func TestStopDoesNotWaitForClients(t *testing.T) {
 	}
 }
 
-// TestNoLockIsHeldWhileTLSCloses: a goroutine that completes a request of that connection does not wait for its client.
+// While TLS closes a connection, a goroutine that completes one of its requests does not wait for the
+// client.
 func TestNoLockIsHeldWhileTLSCloses(t *testing.T) {
 	eachTransport(t, func(t *testing.T, s *Server, dial func() *client) { //nolint:thelper // it is the test
 		c := dial()
@@ -178,7 +179,7 @@ func TestNoLockIsHeldWhileTLSCloses(t *testing.T) {
 		c.flush()
 		synctest.Wait()
 		conn := s.all()[0]
-		go conn.fail(nil) // the client does not read, and nothing is being written
+		go conn.fail(nil) // the client does not read, and no other goroutine writes
 		synctest.Wait()
 		if conn.mu.TryLock() {
 			conn.mu.Unlock()
@@ -188,8 +189,8 @@ func TestNoLockIsHeldWhileTLSCloses(t *testing.T) {
 	})
 }
 
-// TestAFullSocketDelaysNobody is the attack itself, on real sockets: a client with thousands of requests
-// that never end and have short deadlines does not read. The server resets the requests of others all the same.
+// This is a real attack on real sockets. A client sends thousands of incomplete requests with short
+// deadlines, and does not read. The server still resets such requests of other clients.
 func TestAFullSocketDelaysNobody(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -240,7 +241,7 @@ func TestAFullSocketDelaysNobody(t *testing.T) {
 	}
 }
 
-// smallBuffers accepts connections for which the kernel keeps little that was not read.
+// smallBuffers accepts connections with small kernel buffers.
 type smallBuffers struct{ net.Listener }
 
 func (l smallBuffers) Accept() (net.Conn, error) {

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// The header blocks of answers. The first answer adds content-type and grpc-status to the client's dynamic table, so
-// that later blocks have one or two bytes. No other field is ever added, so that the positions of these two do not
-// change.
+// These are the header blocks of answers. The first answer adds content-type and grpc-status to the
+// client's dynamic table, so later blocks have one or two bytes. No other field is ever added, so the
+// positions of these two never change.
 
 // blocks has the header blocks of a successful answer.
 type blocks struct{ headers, trailers []byte }
@@ -24,7 +24,7 @@ var (
 	typeField    = hpack.HeaderField{Name: "content-type", Value: "application/grpc"}
 	statusField  = hpack.HeaderField{Name: "grpc-status", Value: "0"}
 	okField      = hpack.HeaderField{Name: ":status", Value: "200"}
-	smallestSize = uint32(256) // of a table that is used; the two fields need 104
+	smallestSize = uint32(256) // the smallest size of a table that is used; the two fields need 104
 )
 
 func encodeBlocks(indexed bool) blocks {
@@ -47,12 +47,12 @@ func encodeBlocks(indexed bool) blocks {
 type table struct {
 	size   uint32
 	filled bool
-	// report means that the next block must begin with an update of the size.
+	// report means that the next block must begin with an update of the table's size.
 	report bool
 }
 
-// resize handles SETTINGS_HEADER_TABLE_SIZE. A table that was made smaller stays small: the update must contain the
-// smallest size (RFC 7541, 4.2), and two fields need no more.
+// resize handles SETTINGS_HEADER_TABLE_SIZE. A table that was made smaller stays small. The size update
+// must contain the smallest size (RFC 7541, 4.2), and two fields need no more.
 func (t *table) resize(size uint32) {
 	if size >= t.size {
 		return
@@ -80,7 +80,7 @@ func (t *table) appendSize(b []byte) []byte {
 	return append(b, byte(n))
 }
 
-// next returns the blocks of the next answer. Both blocks must be sent.
+// next returns the blocks for the next answer. Both blocks must be sent.
 func (t *table) next() *blocks {
 	switch {
 	case t.filled:

@@ -19,17 +19,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// scale is a Method whose messages are numbers: what they weigh. Its Store decides one batch after the other, in
-// the order of Submit, each for as long as its weight says, as one Redis does.
+// scale is a Method whose messages are numbers, which are their weight. Its Store decides one batch after
+// the other, in the order of Submit, each for a time given by its weight, like a single Redis.
 type scale struct {
 	echo
-	unit time.Duration // how long it takes for each 256 of weight, begun ones too
+	unit time.Duration // the time for each 256 of weight, rounded up
 
 	mu        sync.Mutex
-	held      int // the weight of all that is decoded and not reset
-	submitted int // and of what is submitted and not done
+	held      int // the weight of all requests that are decoded and not reset
+	submitted int // the weight of all requests that are submitted and not done
 	most      struct{ held, submitted, batch int }
-	free      time.Time // when the Store has nothing to do
+	free      time.Time // when the Store will be idle
 	batches   int
 }
 
@@ -66,7 +66,7 @@ func (b *scaleBatch) Submit(deadline time.Time, source *backend.Source, done fun
 	m.mu.Lock()
 	m.most.batch = max(m.most.batch, w)
 	m.batches++
-	if late := !deadline.IsZero() && !time.Now().Before(deadline); !late { // such a batch is done at once
+	if late := !deadline.IsZero() && !time.Now().Before(deadline); !late { // a batch after its deadline is done at once
 		m.submitted += w
 		m.most.submitted = max(m.most.submitted, m.submitted)
 		all := done
@@ -97,7 +97,7 @@ func (s queue) Submit(b *backend.Batch) {
 	if m.free.Before(now) {
 		m.free = now
 	}
-	if !b.Deadline.IsZero() && !m.free.Before(b.Deadline) { // it is not sent when it is its turn
+	if !b.Deadline.IsZero() && !m.free.Before(b.Deadline) { // it is not sent if its deadline passes before its turn
 		source := b.Source
 		time.AfterFunc(time.Until(b.Deadline), func() {
 			b.Fail(backend.ErrNotTaken)
@@ -118,7 +118,7 @@ func (b *scaleBatch) Append(to []byte, i int) ([]byte, *Status) {
 	return append(to, "ok"...), nil
 }
 
-// greedy keeps sending as many requests of a weight as it can, and reads all answers.
+// greedy keeps sending as many requests of a weight as possible, and reads all answers.
 func greedy(t *testing.T, c *client, weight string, requests int) *sync.WaitGroup {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -146,9 +146,8 @@ func greedy(t *testing.T, c *client, weight string, requests int) *sync.WaitGrou
 	return &wg
 }
 
-// TestGreedyConnectionsHarmOnlyThemselves: connections that send much more than the Store can take have their
-// surplus denied as late. What is decoded for them and what is submitted has a bound, and a client with
-// small requests gets each of its answers in time.
+// Some connections send much more than the Store can handle. Their surplus is denied as late. The decoded
+// and submitted weight is bounded, and a client with small requests gets each answer in time.
 func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 	for _, many := range []int{1, 20} {
 		t.Run(strconv.Itoa(many), func(t *testing.T) {
@@ -172,14 +171,15 @@ func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 				m.mu.Lock()
 				defer m.mu.Unlock()
 				if m.most.batch >= maxWeight+weight {
-					t.Errorf("a call of the Store weighs %d", m.most.batch)
+					t.Errorf("a call of the Store has a weight of %d", m.most.batch)
 				}
 				if most := maxOutstanding + ownOutstanding*(many+1); m.most.submitted > most {
-					t.Errorf("%d was submitted, want at most %d", m.most.submitted, most)
+					t.Errorf("a weight of %d was submitted, want at most %d", m.most.submitted, most)
 				}
-				// Beside what is submitted each has one batch that waits for its turn.
+				// In addition to the submitted requests, each connection has one batch that waits for its
+				// turn.
 				if most := maxOutstanding + (many+1)*(ownOutstanding+maxWeight+weight); m.most.held > most {
-					t.Errorf("%d was decoded, want at most %d", m.most.held, most)
+					t.Errorf("a weight of %d was decoded, want at most %d", m.most.held, most)
 				}
 				if m.held != 0 || m.submitted != 0 || m.batches == 0 {
 					t.Errorf("%d is left decoded, %d submitted, of %d batches", m.held, m.submitted, m.batches)
@@ -190,7 +190,7 @@ func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 	}
 }
 
-// TestABatchInMemoryIsBounded where the Method answers at once.
+// The bound also holds if the Method answers at once.
 func TestABatchInMemoryIsBounded(t *testing.T) {
 	m := &scale{}
 	c := dial(t, serve(t, &m.echo, func(c *Config) { c.Method = m }))
@@ -202,8 +202,7 @@ func TestABatchInMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// TestNothingIsDecodedUnderALock: while a request is decoded, whatever that takes, the connection can be
-// drained, watched and closed.
+// While a request is decoded, however long that takes, the connection can be drained, watched and closed.
 func TestNothingIsDecodedUnderALock(t *testing.T) {
 	for _, inline := range []bool{true, false} {
 		m := &stopped{at: make(chan struct{}), on: make(chan struct{})}
@@ -215,7 +214,7 @@ func TestNothingIsDecodedUnderALock(t *testing.T) {
 		nc.in <- c.out.Bytes()[:len(http2.ClientPreface)]
 		nc.in <- c.out.Bytes()[len(http2.ClientPreface):]
 		<-m.at
-		for _, conn := range s.all() { // would wait for ever
+		for _, conn := range s.all() { // this would wait forever
 			conn.tick(time.Now())
 			conn.drain()
 		}
@@ -246,8 +245,8 @@ func (b *stoppedBatch) Add(message []byte, arrived time.Time, left time.Duration
 	b.echoBatch.Add(message, arrived, left, canceled)
 }
 
-// TestTheProcessHoldsABoundedNumberOfBytes: of requests that do not come to their end, over many connections.
-// Those of a client that sends little are answered.
+// Many connections have requests that are never completed. The bytes that they hold are bounded. A client
+// that sends little is answered.
 func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &echo{}
@@ -256,11 +255,11 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 		s = serverOf(l)
 		small := dial(t, l)
 		part := bytes.Repeat([]byte("x"), maxFrame)
-		prefix := []byte{0, 0, 0x3f, 0xff, 0xff} // of a message of 4 MiB, nearly
+		prefix := []byte{0, 0, 0x3f, 0xff, 0xff} // of a message of nearly 4 MiB
 		for range 12 {
 			c := dial(t, l)
 			_ = c.to.WriteWindowUpdate(0, 1<<30)
-			go func() { // denials
+			go func() { // reads denials
 				for {
 					if _, err := c.from.ReadFrame(); err != nil {
 						return
@@ -288,8 +287,8 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 	})
 }
 
-// TestALongHeaderBlockIsDecodedWithoutTheLock: another goroutine finds the lock free while the block is decoded, and
-// the connection, which is draining, does not end before the request is answered.
+// While a long header block is decoded, another goroutine can acquire the lock. The connection is draining,
+// and does not end before the request is answered.
 func TestALongHeaderBlockIsDecodedWithoutTheLock(t *testing.T) {
 	s := New(Config{Path: path, Method: &echo{}, Others: http.HandlerFunc(others), Inline: true})
 	c := newConn(s, &tape{out: make(chan int, 100)})

@@ -14,21 +14,22 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// conn is a connection. The reader, the goroutine that reads the connection, does most of the work. Other goroutines
-// (those that complete operations, handlers, held answers, the watch) only append to out, and write it if no other
-// goroutine is writing. All fields are guarded by mu, except those marked as the reader's.
+// conn is a connection. One goroutine, the reader, reads the connection and does most of the work. Other
+// goroutines (those that complete operations, handlers, held answers, the watch) only append to out, and
+// write it if no other goroutine is writing. All fields are guarded by mu, except those marked as the
+// reader's.
 type conn struct {
 	server *Server
 	socket net.Conn             // closed directly, which never blocks; closing TLS would write
-	nc     net.Conn             // read and written: the socket, or TLS on it
+	nc     net.Conn             // used for reading and writing: the socket, or TLS on it
 	tls    *tls.ConnectionState // nil without TLS
 
-	// These are the reader's.
+	// These fields belong to the reader.
 	heads   *headReader
 	block   openBlock
 	settled bool      // the client's first SETTINGS have arrived
 	now     time.Time // the earliest time at which the bytes of the last read can have arrived
-	empty   time.Time // the last time at which the socket had no more to read
+	empty   time.Time // the last time at which the socket had no more bytes to read
 	behind  bool      // the connection was not read for some time since then
 	buffer  *[readBuffer]byte
 
@@ -46,20 +47,20 @@ type conn struct {
 	life
 }
 
-// outgoing has the frames that are to be written.
+// outgoing has the frames to be written.
 type outgoing struct {
 	table   table
 	out     []byte // to be written
-	spare   []byte // the buffer that out uses next
+	spare   []byte // the buffer that out will use next
 	writing bool
 	writes  uint64    // number of writes
-	seen    uint64    // writes when the watch first saw the present write
-	seenAt  time.Time // the time of that
+	seen    uint64    // the value of writes when the watch first saw the present write
+	seenAt  time.Time // the time at which seen was set
 }
 
 // flow is the state of flow control.
 type flow struct {
-	received int       // bytes received whose connection window was not returned yet; the reader's
+	received int       // bytes received whose connection window was not returned yet; belongs to the reader
 	window   int64     // the client's window of the connection
 	initial  int64     // the client's initial window of a stream
 	stalled  []*stream // streams that wait for window
@@ -70,19 +71,19 @@ type flow struct {
 type streams struct {
 	fresh  stream // the stream opened last; it is moved to open only if another stream is opened before it ends
 	open   map[uint32]*stream
-	free   []*stream  // unused ones
-	last   uint32     // the highest stream opened
+	free   []*stream  // unused streams
+	last   uint32     // the highest stream number so far
 	others int        // number of streams that Config.Others serves
-	gone   [64]uint32 // streams that were reset here recently; frames sent before the client knew of it are ignored
+	gone   [64]uint32 // streams that this side reset recently; frames sent before the client knew of it are ignored
 	goneAt int        // the next position in gone
 }
 
-// requests has the requests that are not answered.
+// requests counts the requests that are not answered.
 type requests struct {
-	arrived    []arrival // whole requests; only the reader appends, and submits them before it releases mu
+	arrived    []arrival // complete requests; only the reader appends, and submits them before it releases mu
 	taking     int       // requests that the reader is decoding or submitting
 	operations int       // number of operations in the Store
-	undead     int       // requests in these operations whose streams were reset
+	undead     int       // the requests in these operations whose streams were reset
 	// Bytes of incomplete requests, and of requests in operations.
 	buffered, submitted int
 	counted             int // the part of buffered, submitted and stuck that is counted in Server.held
@@ -93,24 +94,24 @@ type life struct {
 	born     time.Time
 	age      time.Duration // the age at which to drain; 0 means never
 	old      bool          // it is drained because of its age
-	seenLast uint32        // last at the previous tick
+	seenLast uint32        // the value of last at the previous tick
 	usedAt   time.Time     // the last tick that saw a request
 
 	heard    time.Time // when the client last sent anything
 	asked    bool      // a ping was sent to an idle client
-	calm     int       // see the constant
+	calm     int       // the number of frames without a request that are still allowed; see the constant
 	pinged   time.Time
 	strikes  int
 	answered bool // a part of an answer was written since the last ping
 
 	reading bool // the client has been greeted
-	resting bool // nothing was read since an idle connection gave its memory back
-	roused  bool // the read deadline has passed, so that the reader calls rest
+	resting bool // nothing was read since an idle connection released its buffer
+	roused  bool // the read deadline has passed, so the reader calls rest
 
 	draining  bool
 	drained   time.Time // when draining began
-	finalized bool      // the client knows the last stream that is answered
-	final     uint32    // that stream
+	finalized bool      // the client knows the last stream that will be answered
+	final     uint32    // the number of that stream
 	leaving   bool      // all streams are answered
 }
 
@@ -135,7 +136,7 @@ func newConn(s *Server, nc net.Conn) *conn {
 
 var errNoH2 = errors.New("the client does not support HTTP/2")
 
-// serve is the reader's goroutine.
+// serve is run by the reader.
 func (c *conn) serve() {
 	err := c.greet()
 	if err == nil {
@@ -187,8 +188,8 @@ func (c *conn) greet() error {
 
 var readBuffers = sync.Pool{New: func() any { return new([readBuffer]byte) }}
 
-// read reads frames until the connection ends. All requests of one read are submitted before the next read, because
-// they refer to the read buffer until then.
+// read reads frames until the connection ends. All requests of one read are submitted before the next read,
+// because they refer to the read buffer until then.
 func (c *conn) read() error {
 	c.buffer = readBuffers.Get().(*[readBuffer]byte)
 	defer func() { readBuffers.Put(c.buffer) }()
@@ -227,9 +228,11 @@ func (c *conn) read() error {
 	}
 }
 
-// rest waits for the client without a buffer, after the read was ended for that. An error means that the connection
-// ends. With have > 0 bytes of an incomplete frame the buffer is kept. So it is if the client sent something when the
-// deadline was set: that was read, and the deadline ended the next read.
+// rest waits for the client without a buffer, after a deadline ended the read for that purpose. An error
+// means that the connection ends.
+//
+// The buffer is kept if it has have > 0 bytes of an incomplete frame. It is also kept if the client sent
+// something when the deadline was set: the bytes were read, and the deadline ended the next read.
 func (c *conn) rest(have int) error {
 	c.mu.Lock()
 	if !c.roused || c.leaving || c.closed {
@@ -253,11 +256,12 @@ func (c *conn) rest(have int) error {
 // awaiter is a connection that can wait for its client without a buffer, such as a nonblock.Conn.
 type awaiter interface{ Await() error }
 
-// date sets c.now to the earliest time at which the n bytes of a read, which began at began, can have arrived.
-// Deadlines of requests count from that time, because requests that waited unread would otherwise be answered too late.
+// date sets c.now to the earliest time at which the n bytes of a read, which began at began, can have
+// arrived. Deadlines of requests count from that time. Otherwise, requests that waited unread would be
+// answered too late.
 //
-// The time is the present one, unless the reader has paused before. Then the bytes may have arrived as early as
-// c.empty, and so may those of the next reads, until a read returns less than backlog or has to wait.
+// Usually that is the present time. But after the reader has paused, the bytes may have arrived as early as
+// c.empty. The same holds for the next reads, until a read returns less than backlog bytes or has to wait.
 func (c *conn) date(n int, began time.Time) {
 	now := time.Now()
 	c.now = now
@@ -272,7 +276,7 @@ func (c *conn) date(n int, began time.Time) {
 	}
 }
 
-// awaitRoom pauses the reader while too much waits to be written, or is submitted.
+// awaitRoom pauses the reader while too many bytes wait to be written or are submitted.
 func (c *conn) awaitRoom() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -292,8 +296,8 @@ func (c *conn) count() {
 	}
 }
 
-// allowance is the number of bytes of each kind that the connection may hold. While all connections together hold too
-// much, it is reduced to an equal share, and at least ownHeld.
+// allowance returns the number of bytes of each kind that the connection may hold. While all connections
+// together hold too many, it is an equal share, and at least ownHeld.
 func (c *conn) allowance() int {
 	if c.server.held.Load() <= maxHeld {
 		return maxBuffered
@@ -301,7 +305,7 @@ func (c *conn) allowance() int {
 	return max(ownHeld, maxHeld/int(max(1, c.server.count.Load())))
 }
 
-// frames handles the whole frames at the start of in, and returns their length. c.mu is held.
+// frames handles the complete frames at the start of in, and returns their length. c.mu is held.
 func (c *conn) frames(in []byte) (used int, err error) {
 	for !c.closed && len(in)-used >= frameHeaderLen {
 		f := readFrameHeader(in[used:])
@@ -347,7 +351,7 @@ var handlers = [...]func(c *conn, f frameHeader, payload []byte) error{
 	http2.FrameContinuation: (*conn).onContinuation,
 }
 
-// idle counts n frames that carry no request. Too many of them are an attack.
+// idle counts n frames without a request. Too many of them are an attack.
 func (c *conn) idle(n int) error {
 	if c.calm -= n; c.calm < 0 {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "too many frames without a request"}
@@ -355,12 +359,12 @@ func (c *conn) idle(n int) error {
 	return nil
 }
 
-// flush writes c.out, unless another goroutine is writing. It may block on the client, so that only goroutines that
-// serve this connection alone may call it. c.mu is held, and released.
+// flush writes c.out, unless another goroutine is writing. It may block on the client, so it may be called
+// only by goroutines that serve no other connection. c.mu is held, and released.
 func (c *conn) flush() { c.write(c.nc.Write) }
 
-// flushSoon is flush for goroutines that serve other connections too. It never blocks: if the client does not read, a new
-// goroutine waits for it. c.mu is held, and released.
+// flushSoon is flush for goroutines that serve other connections too. It never blocks: if the client does
+// not read, a new goroutine waits for it. c.mu is held, and released.
 func (c *conn) flushSoon() {
 	c.count()
 	nc, ok := c.nc.(interface{ WriteOnce(b []byte) (int, error) }) // a nonblock.Conn
@@ -383,8 +387,8 @@ func (c *conn) flushApart() {
 	})
 }
 
-// write passes c.out to the function to, unless another goroutine is writing. The function may write a part only, without
-// an error; then a new goroutine writes the rest. c.mu is held, and released.
+// write passes c.out to the function to, unless another goroutine is writing. The function may write only a
+// part without an error; a new goroutine then writes the rest. c.mu is held, and released.
 func (c *conn) write(to func([]byte) (int, error)) {
 	c.count()
 	if c.writing || c.closed {
@@ -422,9 +426,9 @@ func (c *conn) write(to func([]byte) (int, error)) {
 // mayLeave reports whether the connection accepts no more requests and has answered all. c.mu is held.
 func (c *conn) mayLeave() bool { return c.finalized && !c.leaving && !c.closed && !c.busy() }
 
-// leave closes the write side of a connection that has answered all requests. The client should close it then. c.writing
-// is set, so that no other goroutine writes. c.mu is held, and released during the call, because TLS writes a
-// close_notify.
+// leave closes the write side of a connection that has answered all requests. The client should then close
+// the connection. c.writing is set, so that no other goroutine writes. c.mu is held, and released during
+// the call, because TLS writes a close_notify.
 func (c *conn) leave() {
 	c.leaving = true
 	c.mu.Unlock()
@@ -439,7 +443,7 @@ func (c *conn) closeWrite() {
 	}
 }
 
-// fail ends the connection. If there is a reason, it sends a GOAWAY with it first.
+// fail ends the connection. If there is a reason, it first sends a GOAWAY with the reason.
 func (c *conn) fail(reason *connError) {
 	c.mu.Lock()
 	if c.closed {
@@ -460,8 +464,8 @@ func (c *conn) fail(reason *connError) {
 	c.flush()
 }
 
-// linger gives the client time to read the GOAWAY. If unread bytes were left in the socket when it closes, the kernel
-// would discard what the client has not received yet.
+// linger gives the client time to read the GOAWAY. If the socket is closed with unread bytes, the kernel
+// discards bytes that the client has not received yet.
 func (c *conn) linger() {
 	c.closeWrite()
 	_ = c.nc.SetReadDeadline(time.Now().Add(lingering))
@@ -485,7 +489,7 @@ func (c *conn) close() {
 	for _, s := range c.open {
 		c.drop(s)
 	}
-	for c.operations > 0 || c.others > 0 { // they end soon, because they are canceled
+	for c.operations > 0 || c.others > 0 { // these end soon, because they are canceled
 		c.changed.Wait()
 	}
 	c.server.held.Add(-int64(c.counted))

@@ -45,7 +45,7 @@ func (c *conn) onWindowUpdate(f frameHeader, payload []byte) error {
 		}
 		c.window += n
 	} else {
-		c.answerReady() // the stream may be one of them
+		c.answerReady() // the stream may be one of these requests
 		s := c.find(f.stream)
 		switch {
 		case s == nil:
@@ -95,7 +95,7 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 		}
 	}
 	cost := 1
-	if initial != c.initial { // once for each frame, even if it has several values
+	if initial != c.initial { // once per frame, even if the frame has several values
 		c.initial = initial
 		cost += len(c.open) / streamsLookedAt
 		for _, s := range c.open {
@@ -113,7 +113,8 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 	return c.idle(cost)
 }
 
-// drainPing is the ping after the first GOAWAY. The client's answer shows that it has received the GOAWAY.
+// drainPing is the ping that follows the first GOAWAY. The client's answer shows that it has received the
+// GOAWAY.
 var drainPing = [8]byte{'d', 'r', 'a', 'i', 'n', 'i', 'n', 'g'}
 
 func (c *conn) onPing(f frameHeader, payload []byte) error {
@@ -131,7 +132,8 @@ func (c *conn) onPing(f frameHeader, payload []byte) error {
 		return c.idle(1)
 	}
 	c.out = appendPing(c.out, http2.FlagPingAck, data)
-	// As in grpc-go, a strike is a ping that comes too early, with no answer to a request in between.
+	// As in grpc-go, a strike is a ping that comes too early, if no request was answered since the last
+	// one.
 	since := c.now.Sub(c.pinged)
 	c.pinged = c.now
 	switch {
@@ -159,7 +161,7 @@ func (c *conn) onPriority(f frameHeader, payload []byte) error {
 	return c.idle(1)
 }
 
-// onGoAway ignores the frame: a client that opens no more streams may still use those that it has.
+// onGoAway ignores the frame, because a client that opens no more streams may still use its open ones.
 func (c *conn) onGoAway(f frameHeader, _ []byte) error {
 	if f.stream != 0 {
 		return protocolError("GOAWAY on a stream")
@@ -171,11 +173,11 @@ func (c *conn) onPushPromise(frameHeader, []byte) error {
 	return protocolError("PUSH_PROMISE from a client")
 }
 
-// drain sends GOAWAY: the client must not open more streams. Streams that it opens before it has received this are still
-// answered.
+// drain sends GOAWAY, after which the client must not open more streams. Streams that it opens before it
+// has received the GOAWAY are still answered.
 func (c *conn) drain() {
 	c.mu.Lock()
-	if !c.greeted { // it cannot have sent requests
+	if !c.greeted { // the client cannot have sent requests yet
 		c.shut()
 	}
 	if c.draining || c.closed {
@@ -188,7 +190,7 @@ func (c *conn) drain() {
 	c.flushSoon()
 }
 
-// finalize sends the client the number of the last stream that is answered.
+// finalize sends the client the number of the last stream that will be answered.
 func (c *conn) finalize() {
 	if c.finalized {
 		return
@@ -197,8 +199,8 @@ func (c *conn) finalize() {
 	c.out = appendGoAway(c.out, c.final, http2.ErrCodeNo, "")
 }
 
-// tick checks the timeouts of the connection. One goroutine does this for all connections, so that it never blocks on a
-// client.
+// tick checks the timeouts of the connection. One goroutine does this for all connections, so tick must
+// never block on a client.
 func (c *conn) tick(now time.Time) {
 	c.mu.Lock()
 	if c.closed || !c.greeted {
@@ -250,7 +252,7 @@ func (c *conn) tick(now time.Time) {
 	}
 }
 
-// restoreConnWindow returns the memory of a connection that has been idle for a tick. c.mu is held.
+// restoreConnWindow releases the read buffer of a connection that has been idle for a tick. c.mu is held.
 func (c *conn) restoreConnWindow() {
 	if c.resting || !c.reading || c.writing || c.draining {
 		return
@@ -259,11 +261,11 @@ func (c *conn) restoreConnWindow() {
 	c.out, c.spare, c.arrived, c.free = nil, nil, nil, nil
 	if _, can := c.nc.(awaiter); can {
 		c.roused = true
-		_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // conn.rest follows
+		_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // makes the reader call rest
 	}
 }
 
-// comingTimeout is the time for a request with a grpc-timeout of d to arrive completely.
+// comingTimeout returns the time in which a request with a grpc-timeout of d must arrive completely.
 func comingTimeout(d time.Duration) time.Duration {
 	if d <= 0 {
 		return wholeTimeout
@@ -271,8 +273,8 @@ func comingTimeout(d time.Duration) time.Duration {
 	return min(d, wholeTimeout)
 }
 
-// jittered returns d, changed by up to a tenth at random, so that connections which began together do not end together,
-// as in grpc-go.
+// jittered returns d, changed by up to a tenth at random. So connections that began together do not end
+// together, as in grpc-go.
 func jittered(d time.Duration) time.Duration {
 	return d + time.Duration((rand.Float64()*2-1)*0.1*float64(d))
 }

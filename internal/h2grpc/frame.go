@@ -6,7 +6,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// Frames are read and written here instead of by http2.Framer, which allocates each HEADERS frame that it reads.
+// Frames are parsed and written here, because http2.Framer allocates each HEADERS frame that it reads.
 
 const frameHeaderLen = 9
 

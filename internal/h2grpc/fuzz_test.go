@@ -11,8 +11,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// FuzzFrames: whatever comes behind the preface, the server neither panics nor hangs nor answers with
-// what is no HTTP/2.
+// FuzzFrames checks that the server neither panics nor hangs, and sends only valid HTTP/2, whatever bytes
+// follow the preface.
 func FuzzFrames(f *testing.F) {
 	c := client{to: http2.NewFramer(nil, nil)}
 	c.to = http2.NewFramer(&c.out, nil)
@@ -51,7 +51,7 @@ func FuzzFrames(f *testing.F) {
 			for {
 				if _, err := from.ReadFrame(); err != nil {
 					if _, is := err.(http2.ConnectionError); is { //nolint:errorlint // as it comes
-						t.Errorf("the server sent what is no frame: %v", err)
+						t.Errorf("the server sent an invalid frame: %v", err)
 					}
 					return
 				}
@@ -60,7 +60,7 @@ func FuzzFrames(f *testing.F) {
 	})
 }
 
-// FuzzHeads: header blocks mean the same to who remembers the last one as to who decodes them all.
+// FuzzHeads checks that header blocks have the same meaning with and without the cache of the last block.
 func FuzzHeads(f *testing.F) {
 	var c client
 	c.encoder = hpack.NewEncoder(&c.block)
@@ -91,7 +91,7 @@ func FuzzHeads(f *testing.F) {
 	})
 }
 
-// script is what a client does, a few bytes for each step.
+// script describes the actions of a client, with a few bytes for each step.
 type script []byte
 
 func (s *script) next() int {
@@ -103,10 +103,10 @@ func (s *script) next() int {
 	return int(b)
 }
 
-// one of those that there are.
+// one returns one of its arguments.
 func one[T any](s *script, of ...T) T { return of[s.next()%len(of)] }
 
-// step writes what comes next of s; pause is how long the client then waits, having sent it all.
+// step executes the next step of s. pause is how long the client then waits, after it has sent everything.
 func (c *client) step(s *script) (pause time.Duration) {
 	stream := func() uint32 { return 1 + 2*uint32(s.next())%(c.next+2) }
 	end := func() bool { return s.next()%2 == 0 }
@@ -140,8 +140,8 @@ func (c *client) step(s *script) (pause time.Duration) {
 	return 0
 }
 
-// FuzzClients: whatever a client does that speaks HTTP/2, but for when, in which order and on which
-// streams, what it hears is HTTP/2 within its window, and nothing is left over when it has gone.
+// FuzzClients plays clients that send valid frames, but at any time, in any order and on any stream. What
+// they receive is valid HTTP/2 within their windows. When they have gone, nothing is left over.
 func FuzzClients(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 10, 0, 0, 4, 0, 10, 3}, false)
 	f.Add([]byte{7, 0, 0, 4, 0, 5, 3, 10, 1, 7, 3, 10, 1}, true)
@@ -167,7 +167,7 @@ func FuzzClients(f *testing.F) {
 					}
 				}
 				_ = c.write()
-				time.Sleep(time.Hour) // all is answered or given up
+				time.Sleep(time.Hour) // until everything is answered or has timed out
 				conn.consistent(t)
 				c.nc.Close()
 			}()
@@ -176,7 +176,7 @@ func FuzzClients(f *testing.F) {
 				frame, err := c.read()
 				if err != nil {
 					if _, is := err.(http2.ConnectionError); is { //nolint:errorlint // as it comes
-						t.Errorf("the server sent what is no frame: %v", err)
+						t.Errorf("the server sent an invalid frame: %v", err)
 					}
 					break
 				}
@@ -192,7 +192,7 @@ func FuzzClients(f *testing.F) {
 			}
 			<-done
 			if received > 65_535+c.granted {
-				t.Errorf("%d bytes came, %d were granted", received, c.granted)
+				t.Errorf("%d bytes arrived, %d were granted", received, c.granted)
 			}
 			s.Stop(t.Context())
 			conn.consistent(t)
@@ -203,7 +203,7 @@ func FuzzClients(f *testing.F) {
 	})
 }
 
-// consistent: what a connection counts is what there is.
+// consistent checks that the counters of a connection match its content.
 func (c *conn) consistent(t *testing.T) {
 	t.Helper()
 	c.mu.Lock()

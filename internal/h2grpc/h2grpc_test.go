@@ -50,7 +50,7 @@ func TestStatusesArePercentEncoded(t *testing.T) {
 	})
 }
 
-// TestHoweverARequestIsCut: into frames, with padding and priorities, and into writes.
+// A request may be divided into any frames, with padding and priorities, and into any writes.
 func TestHoweverARequestIsCut(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -160,7 +160,7 @@ func TestAnswersWaitForTheWindow(t *testing.T) {
 		if r := c.answer(first); r.message() != "one" {
 			t.Errorf("%+v", r)
 		}
-		long := c.ask("long 100000") // more than either window
+		long := c.ask("long 100000") // longer than either window
 		c.flush()
 		for range 2 {
 			for r := c.reply(long); len(r.data) < 65_000; {
@@ -214,7 +214,7 @@ func TestUnusualRequestsAreHandedOver(t *testing.T) {
 				_ = c.to.WriteData(id, true, []byte{1, 0, 0, 0, 2, 'a', 'b'})
 				return id
 			},
-			"POST " + path + " 3": func() uint32 { // not even a prefix
+			"POST " + path + " 3": func() uint32 { // not even a complete prefix
 				id := c.open(c.fields())
 				_ = c.to.WriteData(id, true, []byte{0, 0, 0})
 				return id
@@ -240,7 +240,7 @@ func TestUnusualRequestsAreHandedOver(t *testing.T) {
 		}
 		id := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a", "content-type", "application/grpc"))
 		long := 3 * streamWindow
-		go func() { // as much as the window lets through, again and again
+		go func() { // as much as the window allows, repeatedly
 			for range long / 16_000 {
 				_ = c.to.WriteData(id, false, make([]byte, 16_000))
 				if c.write() != nil {
@@ -257,7 +257,7 @@ func TestUnusualRequestsAreHandedOver(t *testing.T) {
 	})
 }
 
-// TestOtherRequestsThanGRPCAreRefused once all of it has come, or more than it is worth to read.
+// A request that is not gRPC is refused when all of it has arrived, or more than is worth reading.
 func TestOtherRequestsThanGRPCAreRefused(t *testing.T) {
 	ask := []string{":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc"}
 	with := func(name, value string) []string {

@@ -26,14 +26,15 @@ import (
 
 const path = "/echo.Echo/Echo"
 
-// echo is a Method that answers with the message, unless the message selects another behaviour: "fail", "hold" (for a
-// second), "long N" (N bytes), "panic in F" (where F is a method of the Batch), or it is late.
+// echo is a Method that answers with the message. A message may select another behavior: "fail", "hold"
+// (for a second), "long N" (N bytes), or "panic in F" (where F is a method of the Batch). A late request is
+// answered "late".
 type echo struct {
 	room  delay.Room
-	store backend.Store // decides, but for what starts with "now"; nil: all is known at once
+	store backend.Store // decides all requests except those that start with "now"; if nil, all are known at once
 
 	mu       sync.Mutex
-	batches  []int // how many requests each had
+	batches  []int // the number of requests of each batch
 	panicked []any
 }
 
@@ -43,7 +44,7 @@ func (m *echo) Panicked(value any) {
 	m.panicked = append(m.panicked, value)
 }
 
-// submitted is how many requests each batch had so far.
+// submitted returns the number of requests of each batch so far.
 func (m *echo) submitted() []int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,7 +62,7 @@ type echoBatch struct {
 	method   *echo
 	messages [][]byte
 	late     []error
-	of       []int // the charge of each request; -1: none
+	of       []int // the charge of each request; -1 means none
 	inner    backend.Batch
 	done     func()
 }
@@ -116,7 +117,7 @@ func (b *echoBatch) Submit(deadline time.Time, source *backend.Source, done func
 
 func (b *echoBatch) Known(i int) bool { return b.of[i] < 0 || b.inner.Known[b.of[i]].Load() }
 
-// panicIn panics if request i says that f does.
+// panicIn panics if request i asks for a panic in f.
 func (b *echoBatch) panicIn(f string, i int) {
 	if string(b.messages[i]) == "panic in "+f {
 		panic(f)
@@ -159,7 +160,7 @@ func (b *echoBatch) Hold(i int) algorithms.Micros {
 	return 0
 }
 
-// others answers what is handed over with its path, once it has read all of the request.
+// others is the handler of Config.Others. It answers with the path, after it has read the whole request.
 func others(w http.ResponseWriter, r *http.Request) {
 	n, err := io.Copy(io.Discard, r.Body)
 	if err != nil {
@@ -170,7 +171,7 @@ func others(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Grpc-Status", "0")
 }
 
-// servers are those that serve has made, by their listener.
+// servers has the servers made by serve, by their listener.
 var servers sync.Map
 
 func serverOf(l *bufconn.Listener) *Server {
@@ -201,32 +202,32 @@ func serve(tb testing.TB, m *echo, edit ...func(*Config)) *bufconn.Listener {
 	return l
 }
 
-// client speaks HTTP/2 in frames.
+// client sends and receives HTTP/2 frames.
 type client struct {
 	t       testing.TB
 	nc      net.Conn
-	to      *http2.Framer // into out
+	to      *http2.Framer // writes to out
 	out     bytes.Buffer
 	from    *http2.Framer
 	encoder *hpack.Encoder
-	apart   string // the name of a field that the encoder puts into no table
+	apart   string // the name of a field that the encoder adds to no table
 	block   bytes.Buffer
 	decoder *hpack.Decoder
 	next    uint32
 	answers map[uint32]*reply
-	granted int64 // of the connection's window, by who keeps count
+	granted int64 // bytes of the connection's window, if the test counts them
 }
 
-// reply is what came on a stream.
+// reply has what arrived on a stream.
 type reply struct {
 	fields map[string]string
 	data   []byte
 	ended  bool
 	reset  *http2.ErrCode
-	over   bool // nothing more may come
+	over   bool // nothing more may arrive
 }
 
-// message is the one message of an answer.
+// message returns the single message of an answer.
 func (r *reply) message() string {
 	if len(r.data) < prefixLen {
 		return ""
@@ -234,7 +235,7 @@ func (r *reply) message() string {
 	return string(r.data[prefixLen:])
 }
 
-// dial connects, and greets.
+// dial connects, and exchanges the prefaces.
 func dial(tb testing.TB, l *bufconn.Listener, settings ...http2.Setting) *client {
 	tb.Helper()
 	nc, err := l.Dial()
@@ -252,7 +253,7 @@ func greet(tb testing.TB, nc net.Conn, settings ...http2.Setting) *client {
 	return c
 }
 
-// newClient makes a client whose greeting is still to be flushed.
+// newClient returns a client whose preface is not flushed yet.
 func newClient(tb testing.TB, nc net.Conn, settings ...http2.Setting) *client {
 	tb.Helper()
 	c := &client{t: tb, nc: nc, next: 1, answers: map[uint32]*reply{}}
@@ -324,7 +325,7 @@ func (c *client) reply(id uint32) *reply {
 	return c.answers[id]
 }
 
-// read reads one frame; the error may be an *http2.GoAwayError.
+// read reads one frame. The error may be an *http2.GoAwayError.
 func (c *client) read() (http2.Frame, error) {
 	f, err := c.from.ReadFrame()
 	if err != nil {
@@ -351,7 +352,7 @@ func (c *client) read() (http2.Frame, error) {
 	return f, nil
 }
 
-// answer reads until stream id is over.
+// answer reads until stream id has ended.
 func (c *client) answer(id uint32) *reply {
 	c.t.Helper()
 	r := c.reply(id)
@@ -377,8 +378,7 @@ func (c *client) must(message, want string) {
 	}
 }
 
-// ends reads until the connection ends, and returns what the server said of it; ErrCodeNo where it
-// said nothing.
+// ends reads until the connection ends, and returns the code of the GOAWAY, or ErrCodeNo if there was none.
 func (c *client) ends() http2.ErrCode {
 	c.t.Helper()
 	code := http2.ErrCodeNo

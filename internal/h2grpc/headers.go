@@ -12,18 +12,19 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// head is the content of the header fields of a request.
+// head is the meaning of the header fields of a request.
 type head struct {
-	// ours means that the request is for the Method and has nothing unusual.
+	// ours means that the request is for the Method and has no unusual fields.
 	ours    bool
 	timeout time.Duration // grpc-timeout; 0 means none
-	// length is the content-length; -1 means that it is absent.
+	// length is the content-length; -1 means that there is none.
 	length int64
-	// malformed is defined in RFC 9113, 8.1.1.
+	// malformed means malformed by RFC 9113, 8.1.1.
 	malformed bool
-	// tooLong means that the fields exceed maxHeaders. They were decoded only to keep the state of hpack.
+	// tooLong means that the fields exceed maxHeaders. They were decoded only to maintain the state of
+	// hpack.
 	tooLong bool
-	// refusal is the answer to a request that is not gRPC; nil if it is gRPC.
+	// refusal is the answer to a request that is not gRPC. It is nil if the request is gRPC.
 	refusal *refusal
 }
 
@@ -33,26 +34,27 @@ type refusal struct {
 	status     Status
 }
 
-// These are the answers of grpc-go, except that they do not echo the client's bytes.
+// These are the answers of grpc-go, except that they do not contain the client's bytes.
 var (
 	refusedLength    = &refusal{http.StatusRequestHeaderFieldsTooLarge, Status{8, "header list too long"}}
 	refusedType      = &refusal{http.StatusUnsupportedMediaType, Status{3, "invalid gRPC request content-type"}}
 	refusedAuthority = &refusal{http.StatusBadRequest, Status{13, "no host or :authority header present"}}
-	refusedHead      = &refusal{http.StatusMethodNotAllowed, Status{13, ""}} // has no body
+	refusedHead      = &refusal{http.StatusMethodNotAllowed, Status{13, ""}} // without a body
 	refusedMethod    = &refusal{http.StatusMethodNotAllowed, Status{13, "invalid method, should be POST"}}
 )
 
-// headReader decodes header blocks. Proxies send the same block for each request, because all its fields are in the
-// dynamic table, except fields that they never add (Envoy: the path). Such a block is not decoded again.
+// headReader decodes header blocks. Proxies send the same block for each request, because all its fields
+// are in the dynamic table, except fields that they never add (Envoy: the path). Such a block is decoded
+// once only.
 type headReader struct {
 	path    string
 	decoder *hpack.Decoder
-	fields  []hpack.HeaderField // of the block read last; valid until the next one
+	fields  []hpack.HeaderField // the fields of the last block; valid until the next one
 	size    int
 	tooLong bool
 
 	known     []byte // a block that does not change the table; empty means none
-	knownHead head   // its meaning, as long as the table does not change
+	knownHead head   // the meaning of known; valid as long as the table does not change
 	other     head   // the meaning of a block that is not known
 }
 
@@ -72,8 +74,8 @@ func (r *headReader) field(f hpack.HeaderField) {
 	r.fields = append(r.fields, f)
 }
 
-// read decodes a whole block. The result is valid until the next one. An error is one of compression, after which the
-// connection cannot be used.
+// read decodes a complete block. The result is valid until the next call. An error is a compression error,
+// after which the connection cannot be used.
 func (r *headReader) read(block []byte, trailers bool) (*head, error) {
 	if len(r.known) > 0 && !trailers && bytes.Equal(block, r.known) {
 		r.fields = r.fields[:0]
@@ -102,14 +104,14 @@ func (r *headReader) read(block []byte, trailers bool) (*head, error) {
 	return &r.other, nil
 }
 
-// leavesTable reports whether a valid block does not change the dynamic table: all its fields are references to the table
-// (RFC 7541, 6.1) or literals that are not added to it (6.2.2, 6.2.3).
+// leavesTable reports whether a valid block does not change the dynamic table. That is so if all its fields
+// are references to the table (RFC 7541, 6.1) or literals that are not added to it (6.2.2, 6.2.3).
 func leavesTable(block []byte) bool {
 	for len(block) > 0 {
 		switch b := block[0]; {
 		case b >= 0x80:
 			_, block = integer(block, 7)
-		case b >= 0x20: // added to the table, or an update of its size
+		case b >= 0x20: // a literal that is added to the table, or an update of its size
 			return false
 		default:
 			var name uint64
@@ -147,7 +149,7 @@ func afterString(b []byte) []byte {
 	return rest[min(n, uint64(len(rest))):]
 }
 
-// head reads the fields of a request: it parses them, validates them, and classifies the request.
+// head parses and validates the fields of a request, and classifies the request.
 func (r *headReader) head() head {
 	p := parsedFields{head: head{length: -1, tooLong: r.tooLong}, usual: true}
 	for i := range r.fields {
@@ -171,7 +173,7 @@ type parsedFields struct {
 
 	pseudo  [4]int // number of :method, :path, :scheme and :authority fields
 	hosts   int    // number of host fields
-	regular bool   // there was a field that is not a pseudo field
+	regular bool   // a field that is not a pseudo field has occurred
 	usual   bool   // no field requires Config.Others
 }
 

@@ -49,9 +49,9 @@ func TestStopWaitsForRequestsInFlight(t *testing.T) {
 		go idle.ends()
 		synctest.Wait()
 		if _, err := l.Dial(); err == nil {
-			t.Error("still listens")
+			t.Error("the server still listens")
 		}
-		// The client may not have read GOAWAY yet: requests that it sends before it has are still answered.
+		// The client may not have read GOAWAY yet. Requests that it sends before are still answered.
 		meanwhile := c.ask("meanwhile")
 		c.flush()
 		pinged := [8]byte{}
@@ -78,9 +78,9 @@ func TestStopWaitsForRequestsInFlight(t *testing.T) {
 		if code := c.ends(); code != http2.ErrCodeNo || c.reply(late).ended {
 			t.Errorf("%v, %+v", code, c.reply(late))
 		}
-		<-stopped // also with a client that says nothing
+		<-stopped // also with a client that sends nothing
 		silent.ends()
-		s.Stop(context.Background()) // once more is nothing
+		s.Stop(context.Background()) // a second call has no effect
 	})
 }
 
@@ -88,7 +88,7 @@ func TestStopIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, l := start(t)
 		c := dial(t, l)
-		c.open(c.fields()) // never whole
+		c.open(c.fields()) // never complete
 		c.flush()
 		other := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a", "content-type", "application/grpc"))
 		c.flush()
@@ -102,7 +102,7 @@ func TestStopIsBounded(t *testing.T) {
 		}
 		c.ends()
 		if c.reply(other).ended {
-			t.Error("answered")
+			t.Error("an incomplete request was answered")
 		}
 	})
 }
@@ -129,7 +129,7 @@ func TestOldConnectionsEnd(t *testing.T) {
 		for gone := false; !gone; {
 			c.ask("m")
 			if c.write() != nil {
-				t.Fatal("closed before it was said")
+				t.Fatal("closed without a GOAWAY")
 			}
 			for {
 				f, err := c.read()
@@ -142,20 +142,20 @@ func TestOldConnectionsEnd(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		}
-		if age := time.Since(began); age < 54*time.Second || age > 68*time.Second { // a tenth less or more, and a tick
-			t.Errorf("asked to go after %v", age)
+		if age := time.Since(began); age < 54*time.Second || age > 68*time.Second { // up to a tenth less or more, and a tick
+			t.Errorf("drained after %v", age)
 		}
 		stubborn.ends()
 		if age := time.Since(began); age < 60*time.Second || age > 80*time.Second {
-			t.Errorf("cut off after %v", age)
+			t.Errorf("closed after %v", age)
 		}
 	})
 }
 
-// TestTheGraceOfOldConnectionsStartsWithGOAWAY: streams in flight then have that long.
+// The grace period starts with GOAWAY. Streams in flight may take that long.
 func TestTheGraceOfOldConnectionsStartsWithGOAWAY(t *testing.T) {
 	const grace = 30 * time.Second
-	for range 5 { // the age differs by a tenth
+	for range 5 { // the age varies by a tenth
 		synctest.Test(t, func(t *testing.T) {
 			c := dial(t, serve(t, &echo{}, func(c *Config) {
 				c.MaxConnectionAge, c.MaxConnectionGrace = time.Hour, grace
@@ -174,13 +174,13 @@ func TestTheGraceOfOldConnectionsStartsWithGOAWAY(t *testing.T) {
 				}
 			}
 			if took := time.Since(going); took < grace || took > grace+2*time.Second {
-				t.Errorf("cut off %v after it was said", took)
+				t.Errorf("closed %v after GOAWAY", took)
 			}
 		})
 	}
 }
 
-// TestIdleConnectionsEnd: without a request, not without a ping.
+// A connection without a request ends even if the client sends pings.
 func TestIdleConnectionsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const idle = time.Minute
@@ -220,15 +220,15 @@ func TestIdleConnectionsEnd(t *testing.T) {
 func TestPingsAreAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
-		for i := range 20 { // seldom
+		for i := range 20 { // rarely
 			c.ping(byte(i))
 			time.Sleep(pingEvery)
 		}
-		for i := range 20 { // often, but as often something is answered
+		for i := range 20 { // often, with an answer to a request each time
 			c.ping(byte(i))
 			c.must("m", "m")
 		}
-		for range 5 { // as many as are tolerated, and each answer allows as many again
+		for range 5 { // as many as are tolerated; each answer allows as many again
 			c.must("m", "m")
 			for i := range 1 + pingStrikes {
 				c.ping(byte(i))
@@ -263,13 +263,13 @@ func TestResetsFreeHeldMemory(t *testing.T) {
 		c.flush()
 		synctest.Wait()
 		if m.room.Held() != 1 {
-			t.Errorf("%d held", m.room.Held())
+			t.Errorf("%d answers are held", m.room.Held())
 		}
 		_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
 		c.flush()
 		c.must("m", "m")
 		if m.room.Held() != 0 {
-			t.Errorf("%d held after the reset", m.room.Held())
+			t.Errorf("%d answers are held after the reset", m.room.Held())
 		}
 		other := c.ask("hold")
 		c.flush()
@@ -277,14 +277,15 @@ func TestResetsFreeHeldMemory(t *testing.T) {
 		c.nc.Close()
 		synctest.Wait()
 		if m.room.Held() != 0 || c.reply(other).ended {
-			t.Errorf("%d held after the connection", m.room.Held())
+			t.Errorf("%d answers are held after the connection has ended", m.room.Held())
 		}
 	})
 }
 
 const ms = time.Millisecond
 
-// slow tests a server whose Store takes 3 ms; requests may wait for 10, and 2 are kept of the caller's deadline.
+// slow tests a server whose Store takes 3 ms. Requests may wait for 10 ms, and 2 ms before the caller's
+// deadline are reserved for the answer.
 func slow(t *testing.T, test func(*testing.T, *echo, *slowStore, *client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -295,7 +296,7 @@ func slow(t *testing.T, test func(*testing.T, *echo, *slowStore, *client)) {
 	})
 }
 
-// TestKnownAnswersLeaveAtOnce, also where they arrived together with requests that need the Store.
+// Known answers are sent at once, even if they arrived together with requests that need the Store.
 func TestKnownAnswersLeaveAtOnce(t *testing.T) {
 	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
 		start := time.Now()
@@ -315,7 +316,8 @@ func TestKnownAnswersLeaveAtOnce(t *testing.T) {
 				t.Errorf("slow %d, after %v: %+v", i, time.Since(start), r)
 			}
 		}
-		// Who resets one that is about to be answered gets neither an answer nor another's.
+		// A client that resets a request just before its answer gets neither that answer nor the answer to
+		// another request.
 		id := c.ask("now gone")
 		_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
 		c.must("now after it", "now after it")
@@ -326,7 +328,7 @@ func TestKnownAnswersLeaveAtOnce(t *testing.T) {
 	})
 }
 
-// TestOneReadIsOneBatch of those that have the same deadline, up to a bound.
+// The requests of one read that have the same deadline form one batch, up to a bound.
 func TestOneReadIsOneBatch(t *testing.T) {
 	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
 		var ids []uint32
@@ -361,19 +363,20 @@ func TestOneReadIsOneBatch(t *testing.T) {
 			}
 		}
 		if most := slices.Max(m.submitted()); most != maxBatch {
-			t.Errorf("%d together", most)
+			t.Errorf("%d in one batch", most)
 		}
 	})
 }
 
-// TestAnswersAreInTime: by the timeout, or by the caller's deadline, whether the request was sent or waits.
+// Answers arrive by the timeout, or by the caller's deadline, whether the request was sent to the Store or
+// waits.
 func TestAnswersAreInTime(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 		s.delay.Store(int64(time.Hour))
 		for _, test := range []struct {
 			timeout string
 			want    time.Duration
-		}{{"1H", 10 * ms}, {"8m", 6 * ms}, {"2m", 0}, {"12m", 10 * ms}, {"11m", 9 * ms}} { // from the third on the store is busy
+		}{{"1H", 10 * ms}, {"8m", 6 * ms}, {"2m", 0}, {"12m", 10 * ms}, {"11m", 9 * ms}} { // from the third on, the store is busy
 			id := c.ask("m", "grpc-timeout", test.timeout)
 			c.flush()
 			began := time.Now()
@@ -396,7 +399,7 @@ func TestAnswersAreInTime(t *testing.T) {
 	})
 }
 
-// TestADeadlineCountsFromTheHeaders, not from the end of a body that comes slowly.
+// The deadline of a request counts from its headers, not from the end of a slow body.
 func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 	ask := func(c *client, timeout string, slowly time.Duration) *reply {
 		id := c.open(c.fields("grpc-timeout", timeout))
@@ -410,11 +413,11 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 		s.delay.Store(int64(time.Second))
 		began := time.Now()
-		if r := ask(c, "9m", 4*ms); r.message() != "late" || time.Since(began) != 7*ms { // 2 are kept for the answer
+		if r := ask(c, "9m", 4*ms); r.message() != "late" || time.Since(began) != 7*ms { // 2 ms are reserved for the answer
 			t.Errorf("%+v after %v", r, time.Since(began))
 		}
 		if n := len(s.taken()); n != 1 {
-			t.Errorf("%d were taken", n)
+			t.Errorf("%d requests reached the store", n)
 		}
 		if r := ask(c, "9m", 8*ms); r.message() != "late" || len(s.taken()) != 1 {
 			t.Errorf("no time is left: %+v, taken %v", r, s.taken())
@@ -429,7 +432,7 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 			t.Errorf("late: %+v", r)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // what is handed over
+	synctest.Test(t, func(t *testing.T) { // requests for Config.Others
 		var reported []string
 		c := dial(t, serve(t, &echo{}, func(c *Config) {
 			c.Others = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -466,7 +469,7 @@ func TestAShortDeadlineAffectsOneRequestOnly(t *testing.T) {
 
 func TestResetsOfSubmittedRequests(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
-		for range 5 * maxStreams / 1000 { // more than there may be at once
+		for range 5 * maxStreams / 1000 { // more than may be in flight at the same time
 			for range 1000 {
 				_ = c.to.WriteRSTStream(c.ask("m"), http2.ErrCodeCancel)
 			}
@@ -485,11 +488,11 @@ func TestResetsOfSubmittedRequests(t *testing.T) {
 		}
 		c.ask("m")
 		c.flush()
-		c.nc.Close() // nobody waits for it any more
+		c.nc.Close() // the client no longer waits for the answer
 	})
 }
 
-// TestCompletingDoesNotWaitForTheClient, which gets all once it reads.
+// Completing a request does not wait for the client. The client gets all answers when it reads.
 func TestCompletingDoesNotWaitForTheClient(t *testing.T) {
 	store := newSlowStore(1)
 	m := &echo{store: store}
@@ -507,7 +510,7 @@ func TestCompletingDoesNotWaitForTheClient(t *testing.T) {
 	c := greet(t, nc, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 24})
 	_ = c.to.WriteWindowUpdate(0, 1<<30)
 	var ids []uint32
-	for range 60 { // more than the kernel keeps
+	for range 60 { // more than the kernel buffers
 		ids = append(ids, c.ask("long 200000"))
 		c.flush()
 		time.Sleep(ms)

@@ -6,15 +6,17 @@ import "time"
 const (
 	// maxFrame is the longest frame received and sent: the size that every HTTP/2 implementation supports.
 	maxFrame = 16 << 10
-	// readBuffer holds a frame of the greatest length, and some more.
+	// readBuffer is the size of the read buffer: a frame of the greatest length, and some more.
 	readBuffer = 32 << 10
-	// backlog is the least number of bytes that a read returns when the socket has more to read: half a record of TLS.
+	// backlog is the smallest number of bytes that a read returns if the socket has more bytes to read. It
+	// is half a TLS record.
 	backlog = 8 << 10
-	// reading is the longest time of a read that does not have to wait for the client.
+	// reading is the longest duration of a read that does not have to wait for the client.
 	reading = 100 * time.Microsecond
 
-	// maxStreams is the number of requests in flight. More are refused, and the client may send them again. Envoy
-	// sends requests before it has received this setting, so that the bound is higher than what Envoy sends.
+	// maxStreams is the largest number of requests in flight. Further requests are refused, and the client
+	// may send them again. Envoy sends requests before it has received this setting, so the bound is higher
+	// than the number that Envoy sends.
 	maxStreams = 16 << 10
 	// maxFree is the number of ended streams that are kept for reuse.
 	maxFree = 64
@@ -29,65 +31,70 @@ const (
 
 	// shortBlock is the longest block that is decoded with the connection's lock held; it takes about ten microseconds.
 	shortBlock = 2 << 10
-	// maxKnown is the longest block whose meaning is cached. The blocks of proxies have about 60 bytes, or more if they
-	// send the path each time.
+	// maxKnown is the length of the longest block whose meaning is cached. The blocks of proxies have about
+	// 60 bytes, or more if they contain the path each time.
 	maxKnown = 1 << 10
-	// maxMessage is the default of grpc-go.
+	// maxMessage is the longest message, the default of grpc-go.
 	maxMessage = 4 << 20
 	// streamWindow is the window of a stream: a message of the greatest length.
 	streamWindow = maxMessage + 64<<10
 	// connWindow is the window of a connection.
 	connWindow = 4 * streamWindow
-	// maxBuffered bounds the bytes of incomplete requests, and those of submitted requests. Beyond it an incomplete
-	// request is denied. While submitted requests exceed it, the connection is not read.
+	// maxBuffered bounds the bytes of incomplete requests, and those of submitted requests. Beyond it, an
+	// incomplete request is denied. While submitted requests exceed it, the connection is not read.
 	maxBuffered = 2 * streamWindow
-	// maxStuck bounds the bytes of answers that wait for the client's windows. Beyond it streams are reset. A
-	// client that reads slowly reaches maxOut before.
+	// maxStuck bounds the bytes of answers that wait for the client's windows. Beyond it, streams are
+	// reset. A client that reads slowly reaches maxOut first.
 	maxStuck = 2 * streamWindow
-	// maxRefused is the part of a request that is not gRPC which is read before it is answered.
+	// maxRefused is the largest part of a request that is not gRPC which is read before the answer.
 	maxRefused = 64 << 10
 	// maxOut is the number of bytes that may wait to be written. While there are more, the connection is not read.
 	maxOut = 256 << 10
 
-	// maxBatch bounds the number of requests in one batch, and maxWeight their weight; a single request may weigh more.
-	// A Store accepts that many charges in one call. Decoded requests need about 1 KiB each.
+	// maxBatch bounds the number of requests in one batch, and maxWeight their weight; a single request may
+	// weigh more. A Store accepts as many charges in one call. Decoded requests need about 1 KiB each.
 	maxBatch, maxWeight = 256, 256
-	// maxOutstanding is the weight of all requests that are submitted and not answered. It is enough for a few
-	// calls of the Store; more requests would only wait there. A connection may always have ownOutstanding.
+	// maxOutstanding bounds the weight of all requests that are submitted and not answered. It is enough
+	// for a few calls of the Store, where further requests would only wait. A connection may always have
+	// ownOutstanding.
 	maxOutstanding, ownOutstanding = 2048, 64
 
-	// maxHeld bounds the bytes that all connections together keep of incomplete and submitted requests, and of answers
-	// that wait for clients. Beyond it the bound of each connection is an equal share of maxHeld, and at least ownHeld. So
-	// all connections together keep at most twice as much.
+	// maxHeld bounds the bytes that all connections together hold, in incomplete and submitted requests and
+	// in answers that wait for clients. Beyond it, each connection may hold an equal share of maxHeld, and
+	// at least ownHeld. So all connections together hold at most twice as many.
 	maxHeld, ownHeld = 32 << 20, 64 << 10
 
-	// calm is the number of frames without a request that are allowed in each Tick, beyond one for each answer. More
-	// end the connection. Such frames are resets, settings, priorities, window updates, empty frames, and frames of
-	// streams that have ended. Each costs about 100 ns.
+	// calm is the number of frames without a request that are allowed in each Tick, beyond one for each
+	// answer. More of them end the connection. Such frames are resets, settings, priorities, window
+	// updates, empty frames, and frames of streams that have ended. Each takes about 100 ns.
 	calm = 10_000
-	// streamsLookedAt is the number of open streams for which a frame that visits all of them counts as one more.
+	// streamsLookedAt is the number of open streams for which a frame that visits all of them counts as one
+	// more frame.
 	streamsLookedAt = 64
-	// otherReset is the number of frames that the reset of a stream of Config.Others counts as.
+	// otherReset is the number of frames as which the reset of a stream of Config.Others counts.
 	otherReset = 50
 
 	// greeting is the time for the TLS handshake and the client's preface.
 	greeting = 20 * time.Second
 	// blockTimeout is the time for all frames of one header block.
 	blockTimeout = 20 * time.Second
-	// wholeTimeout is the time for a request without a deadline to arrive.
+	// wholeTimeout is the time in which a request without a deadline must arrive completely.
 	wholeTimeout = time.Minute
-	// writeTimeout is how long a write may make no progress.
+	// writeTimeout is the longest time in which a write may make no progress.
 	writeTimeout = 20 * time.Second
-	// lingering is the time for a client to read the reason for which its connection ends.
+	// lingering is the time that a client has to read the reason why its connection ends.
 	lingering = 250 * time.Millisecond
-	// leaving is the time for a client to close a connection that has answered all requests.
+	// leaving is the time that a client has to close a connection that has answered all requests.
 	leaving = time.Second
 
-	// After idlePing without a frame from the client it gets a ping, and has idleAnswer to answer it, as in grpc-go.
+	// After idlePing without a frame from the client it gets a ping. It must answer within idleAnswer, as
+	// in grpc-go.
 	idlePing, idleAnswer = 2 * time.Hour, 20 * time.Second
-	// drainAnswer is the time for a client to answer the ping that follows the first GOAWAY, as in grpc-go.
+	// drainAnswer is the time that a client has to answer the ping that follows the first GOAWAY, as in
+	// grpc-go.
 	drainAnswer = 5 * time.Second
-	// pingEvery is the shortest interval between pings with no answer in between: the documented 5 s, less a tenth because
-	// clients and networks are not punctual. pingStrikes is the number of earlier pings that are tolerated.
+	// pingEvery is the shortest interval between pings with no answer to a request in between. It is the
+	// documented 5 s less a tenth, because clients and networks are not punctual. pingStrikes is the number
+	// of earlier pings that are tolerated.
 	pingEvery, pingStrikes = 4500 * time.Millisecond, 2
 )

@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// operation is a Batch of requests of one connection. They arrived in one read, and have the same deadline.
+// operation is a Batch of requests of one connection, which arrived in one read and have the same deadline.
 type operation struct {
 	conn     *conn
 	batch    Batch
@@ -16,25 +16,25 @@ type operation struct {
 	requests []request // not reallocated while batch refers to them
 	arrived  time.Time
 	deadline time.Time // of the callers; zero means none
-	weight   int       // counted in outstanding
-	size     int       // counted in conn.submitted
+	weight   int       // the weight that is counted in outstanding
+	size     int       // the size that is counted in conn.submitted
 
 	state atomic.Int32
-	done  func() // completed
+	done  func() // the method completed
 }
 
 // request is one request of an operation.
 type request struct {
 	id       uint32
-	stream   *stream // nil if it has none
+	stream   *stream // nil if it has no stream
 	canceled atomic.Bool
-	finished bool              // the Batch has the answer
-	answered bool              // or it is about to be
-	hold     algorithms.Micros // how long to hold the answer back
+	finished bool              // the Batch has computed the answer
+	answered bool              // the answer was sent, or is about to be sent
+	hold     algorithms.Micros // how long the answer must be held back
 }
 
-// The states of an operation. The reader submits it. If it is completed before Submit has returned, the reader sends the
-// answers; otherwise the completing goroutine does.
+// These are the states of an operation. The reader submits it. If the operation is completed before Submit
+// has returned, the reader sends the answers. Otherwise the completing goroutine does.
 const (
 	submitting int32 = iota
 	waitingForStore
@@ -42,7 +42,7 @@ const (
 	abandoned // Submit has panicked
 )
 
-// requestSize is the memory that a submitted request needs beside its message.
+// requestSize is the memory that a submitted request needs, in addition to its message.
 const requestSize = int(unsafe.Sizeof(request{}) + unsafe.Sizeof(stream{}))
 
 func newOperation(b Batch) *operation {
@@ -51,8 +51,8 @@ func newOperation(b Batch) *operation {
 	return o
 }
 
-// submit submits an operation with requests of list. It moves these requests to the start of list and returns their
-// number. c.mu is held, and released during the call.
+// submit submits an operation with requests of list. It moves these requests to the start of list and
+// returns their number. c.mu is held, and released during the call.
 func (c *conn) submit(list []arrival) (n int) {
 	o := c.server.operations.Get().(*operation)
 	c.mu.Unlock()
@@ -120,8 +120,9 @@ func together(list []arrival) int {
 	return n
 }
 
-// enter waits until o may be submitted or its deadline has passed. In the latter case it is submitted all the same, so
-// that its requests are answered without being charged. It returns false if the connection was closed meanwhile.
+// enter waits until o may be submitted or its deadline has passed. In the latter case o is submitted all
+// the same, so that its requests are answered without being charged. It returns false if the connection was
+// closed during the wait.
 func (c *conn) enter(o *operation) bool {
 	all := &c.server.outstanding
 	if !c.behind && all.enter(o, false) {
@@ -134,7 +135,7 @@ func (c *conn) enter(o *operation) bool {
 	}
 	if !o.late() && !all.enter(o, false) {
 		c.mu.Lock()
-		c.flush() // write the ready answers before waiting, because flush may block on the client
+		c.flush() // ready answers are written before waiting; this may block on the client
 		c.behind = true
 		if !all.enter(o, true) {
 			c.awaitTurn(o)
@@ -148,7 +149,7 @@ func (c *conn) enter(o *operation) bool {
 	return !c.closed
 }
 
-// late reports whether the deadline of o has passed. Then o has no weight.
+// late reports whether the deadline of o has passed. If so, o is not charged and counts with no weight.
 func (o *operation) late() bool {
 	if o.deadline.IsZero() || time.Now().Before(o.deadline) {
 		return false
@@ -176,9 +177,9 @@ func (c *conn) awaitTurn(o *operation) {
 	}
 }
 
-// adopt answers the requests of o, which was submitted, that are decided already, and makes streams for the others.
-// Afterwards o belongs to the goroutine that completes it. It returns false if o was decided meanwhile and all requests
-// are answered. On return c.mu is held.
+// adopt answers the requests of o, which was submitted, that are already decided, and makes streams for the
+// others. Afterwards o belongs to the goroutine that completes it. It returns false if all requests of o
+// are decided and answered. When it returns, c.mu is held.
 func (c *conn) adopt(o *operation) bool {
 	o.finish(true)
 	c.mu.Lock()
@@ -220,7 +221,7 @@ func (o *operation) completed() {
 	o.recycle()
 }
 
-// conclude answers the requests of o, which was adopted. c.mu is held.
+// conclude answers the requests of o, for which adopt was called. c.mu is held.
 func (c *conn) conclude(o *operation) {
 	o.answer()
 	c.operations--
@@ -243,11 +244,11 @@ func (c *conn) abandon(o *operation) {
 	c.release(o)
 }
 
-// finish computes the answers that are not answered, from the decisions. With early, it does so for requests that are
-// Known, and marks them as answered.
+// finish computes the remaining answers from the decisions. With early, it does so only for requests that
+// are Known, and marks them as answered.
 func (o *operation) finish(early bool) {
 	for next := 0; next < len(o.requests); {
-		o.conn.attempt(func() { // again after a panic
+		o.conn.attempt(func() { // repeated after a panic
 			for next < len(o.requests) {
 				i := next
 				next++
@@ -288,7 +289,7 @@ func (o *operation) recycle() {
 		r := &o.requests[i]
 		r.stream, r.finished, r.answered = nil, false, false
 		if r.canceled.Load() {
-			r.canceled.Store(false) // atomically, because a Store may still read it
+			r.canceled.Store(false) // atomic, because a Store may still read it
 		}
 	}
 	o.messages, o.requests = o.messages[:0], o.requests[:0]

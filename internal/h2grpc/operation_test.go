@@ -28,7 +28,7 @@ func (s *heldStore) Submit(b *backend.Batch) {
 	s.batches = append(s.batches, b)
 }
 
-// requests is how many requests are kept.
+// requests returns the number of requests that are kept.
 func (s *heldStore) requests() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -38,7 +38,8 @@ func (s *heldStore) requests() (n int) {
 	return n
 }
 
-// complete completes all batches as the reply of a server does: first Done of each, then Flush of each source.
+// complete completes all batches as one reply of a server does: first Done of each batch, then Flush of
+// each source.
 func (s *heldStore) complete() {
 	s.mu.Lock()
 	batches := s.batches
@@ -54,7 +55,7 @@ func (s *heldStore) complete() {
 	}
 }
 
-// TestOneReplyFlushesEachConnectionOnce, however many of its requests it completes.
+// One reply flushes each connection once, however many of its requests it completes.
 func TestOneReplyFlushesEachConnectionOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &heldStore{}
@@ -78,7 +79,7 @@ func TestOneReplyFlushesEachConnectionOnce(t *testing.T) {
 		synctest.Wait()
 		for _, nc := range tapes {
 			for len(nc.out) > 0 {
-				<-nc.out // the greeting
+				<-nc.out // the server's SETTINGS
 			}
 		}
 		if n := len(store.batches); n != 200 {
@@ -96,8 +97,9 @@ func TestOneReplyFlushesEachConnectionOnce(t *testing.T) {
 	})
 }
 
-// TestWaitingForRoomEndsInTime: while very much is outstanding a connection with little goes on. Another waits; what
-// it has read is answered by its deadline, and not charged. It goes on when there is room.
+// While very much is outstanding, a connection with little continues. Another connection waits. The
+// requests that it has read are answered by their deadline and not charged. It continues when there is
+// room.
 func TestWaitingForRoomEndsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const patience = 10 * ms
@@ -119,11 +121,11 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 		little.flush()
 		synctest.Wait()
 		if n := store.requests(); n != maxOutstanding+ownOutstanding {
-			t.Errorf("%d are submitted: a connection with little has to wait", n)
+			t.Errorf("%d are submitted: a connection with little outstanding had to wait", n)
 		}
 		much := dial(t, l)
 		ask := func(more ...string) (id uint32) {
-			time.Sleep(ms) // the server has read all
+			time.Sleep(ms) // until the server has read everything
 			for range ownOutstanding + 1 {
 				id = much.ask("much", more...)
 			}
@@ -157,8 +159,8 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 	})
 }
 
-// TestRequestsDuringAFailureAreAnsweredInTime: the deadlines of requests that come while the connection is not read count
-// from when it was read last, for they may have come right after that.
+// The connection is not read for a while. Deadlines of requests that arrive meanwhile count from the last
+// read, because the requests may have arrived right after it.
 func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &heldStore{}
@@ -188,7 +190,7 @@ func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 				t.Fatalf("%d: %+v after %v", id, r, time.Since(began))
 			}
 		}
-		time.Sleep(ms) // what comes now is not late
+		time.Sleep(ms) // requests that arrive now are not late
 		fresh := second.ask("fresh")
 		second.flush()
 		synctest.Wait()
@@ -199,7 +201,7 @@ func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 	})
 }
 
-// TestAClosedConnectionDoesNotWaitForRoom longer than its requests do, and charges nothing then.
+// A closed connection waits for room no longer than its requests do, and then charges nothing.
 func TestAClosedConnectionDoesNotWaitForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &heldStore{}
@@ -231,7 +233,8 @@ func TestAClosedConnectionDoesNotWaitForRoom(t *testing.T) {
 	})
 }
 
-// TestTurns: connections are admitted in the order in which they came, and out of turn by their own part.
+// Connections are admitted in the order of arrival. A connection that fits within its own part is admitted
+// before its turn.
 func TestTurns(t *testing.T) {
 	var all outstanding
 	var ops []*operation
@@ -256,14 +259,14 @@ func TestTurns(t *testing.T) {
 		}
 	}
 	if all.leave(little); !admitted(more) || admitted(third) {
-		t.Error("its own part became free: it is admitted out of turn, and no other")
+		t.Error("when its own part became free, it was not admitted, or another one was")
 	}
 	if !all.withdraw(third) || all.withdraw(more) {
-		t.Error("only the one that waits can be withdrawn")
+		t.Error("withdraw accepted an operation that does not wait")
 	}
 	all.leave(full)
 	if admitted(third) || !admitted(fourth) {
-		t.Error("the one that was withdrawn is admitted, or the next one is not")
+		t.Error("the withdrawn operation was admitted, or the next one was not")
 	}
 	all.leave(fourth)
 	all.leave(more)
@@ -274,8 +277,8 @@ func TestTurns(t *testing.T) {
 
 var errOther = errors.New("the decision of another request")
 
-// lateStore decides after some time that differs: a part of the batches after the deadline. Each decision names its
-// charge. It looks at the charges again when it decides, as a Store may until it calls Done.
+// lateStore decides each batch after a different time, for some batches after the deadline. Each decision
+// identifies its charge. It reads the charges again when it decides, as a Store may until it calls Done.
 type lateStore struct {
 	mu sync.Mutex
 	n  int
@@ -296,11 +299,11 @@ func (s *lateStore) Submit(b *backend.Batch) {
 	})
 }
 
-// nameOf is a number that identifies a message.
+// nameOf returns a number that identifies a message.
 func nameOf(message []byte) int64 { return 1 + int64(crc32.ChecksumIEEE(message)) }
 
-// TestALateDecisionReachesNoOtherRequest: what a Store decides after the deadline is not written into a request that has its
-// place by then. The race detector sees it if it is.
+// A decision of the Store after the deadline must not be written into another request that has since taken
+// the same memory. The race detector reports it if it is.
 func TestALateDecisionReachesNoOtherRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := serve(t, &echo{store: inTime(&lateStore{}, 4*ms, 0)}, func(c *Config) { c.Patience = 4 * ms })
@@ -328,11 +331,11 @@ func TestALateDecisionReachesNoOtherRequest(t *testing.T) {
 					}
 				}
 				if late == 0 || late == 250 {
-					t.Errorf("%d of 250 were late: the test proves nothing", late)
+					t.Errorf("only %d of 250 were late, so the case was not tested", late)
 				}
 			})
 		}
 		wg.Wait()
-		time.Sleep(time.Second) // until all has ended
+		time.Sleep(time.Second) // until everything has ended
 	})
 }

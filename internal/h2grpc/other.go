@@ -28,7 +28,7 @@ func (o *other) end(cause error) {
 	o.body.end(cause)
 }
 
-// handOver passes s, which has these header fields, to Config.Others.
+// handOver passes s, with its header fields, to Config.Others.
 func (c *conn) handOver(s *stream, fields []hpack.HeaderField) error {
 	if c.others >= maxOthers {
 		c.abort(s.id, http2.ErrCodeRefusedStream)
@@ -57,7 +57,7 @@ func (c *conn) handOver(s *stream, fields []hpack.HeaderField) error {
 	}
 	var err error
 	if r.URL, err = url.ParseRequestURI(r.RequestURI); err != nil {
-		r.URL = &url.URL{Path: r.RequestURI} // grpc-go answers that the method is unknown
+		r.URL = &url.URL{Path: r.RequestURI} // grpc-go then answers that the method is unknown
 	}
 	s.other = &other{body: newBody(c, s)}
 	var ctx context.Context
@@ -76,8 +76,8 @@ func (c *conn) handOver(s *stream, fields []hpack.HeaderField) error {
 	return nil
 }
 
-// handOverBody passes a stream whose message is unusual to Config.Others. The received part of the message is in s.body;
-// its header fields are the usual ones.
+// handOverBody passes a stream whose message is unusual to Config.Others. The received part of the message
+// is in s.body. Its header fields are the usual ones.
 func (c *conn) handOverBody(s *stream) error {
 	fields := []hpack.HeaderField{
 		{Name: ":method", Value: "POST"}, {Name: ":path", Value: c.server.config.Path},
@@ -145,7 +145,7 @@ func (b *body) write(data []byte) {
 	b.more.Broadcast()
 }
 
-// end ends the body after the data received so far: with cause, or with io.EOF if cause is nil.
+// end ends the body after the data received so far, with cause, or with io.EOF if cause is nil.
 func (b *body) end(cause error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -157,7 +157,7 @@ func (b *body) end(cause error) {
 	b.more.Broadcast()
 }
 
-// Read implements io.Reader. It gives the window of the read bytes back to the client.
+// Read implements io.Reader. It returns the window of the read bytes to the client.
 func (b *body) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	for len(b.data) == 0 && b.cause == nil {
@@ -182,7 +182,7 @@ func (b *body) Close() error {
 	return nil
 }
 
-// consumed gives the window of n bytes back to the client.
+// consumed returns the window of n bytes to the client.
 func (c *conn) consumed(s *stream, n int) {
 	c.mu.Lock()
 	if c.open[s.id] != s {

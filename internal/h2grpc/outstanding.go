@@ -5,19 +5,19 @@ import (
 	"sync"
 )
 
-// outstanding bounds the weight of all operations in the Store. When the bound is reached, a connection waits for its
-// turn before it submits another operation, and is not read meanwhile. A connection with little outstanding never
-// waits, so that a connection with many requests cannot delay the others.
+// outstanding bounds the weight of all operations in the Store. When the bound is reached, a connection
+// waits for its turn before it submits another operation, and is not read during the wait. A connection
+// with little outstanding weight never waits. So a connection with many requests cannot delay the others.
 type outstanding struct {
 	mu      sync.Mutex
-	weight  int          // of the operations that were admitted
-	waiting []*operation // in the order of arrival; at most one of each connection
+	weight  int          // the weight of the admitted operations
+	waiting []*operation // in the order of arrival; at most one per connection
 }
 
 // share is one connection's part of outstanding. It is guarded by outstanding.mu.
 type share struct {
 	weight int
-	waits  *operation    // nil if none waits
+	waits  *operation    // the waiting operation, or nil
 	room   chan struct{} // receives a value when waits is admitted; its capacity is 1
 }
 
@@ -54,7 +54,8 @@ func (s *outstanding) admit(o *operation) {
 	}
 }
 
-// leave removes o, which was admitted, from the weight, and admits waiting operations that fit now. o.conn is still set.
+// leave removes o, which was admitted, from the weight, and admits waiting operations for which there is
+// room now. o.conn must still be set.
 func (s *outstanding) leave(o *operation) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +72,7 @@ func (s *outstanding) leave(o *operation) {
 	}
 }
 
-// withdraw ends the wait of o. It returns false if o was admitted meanwhile.
+// withdraw ends the wait of o. It returns false if o has been admitted.
 func (s *outstanding) withdraw(o *operation) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

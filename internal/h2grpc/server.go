@@ -1,13 +1,15 @@
 // Package h2grpc is a gRPC server for one unary method, implemented directly on HTTP/2 frames.
 //
-// All requests that one read of a connection returns form one batch, and their answers are sent in one write.
-// A gRPC library uses goroutines, channels, contexts and header maps for each request, which would cost more than a
-// cheap method does. If the method answers at once, a request costs no goroutine and no allocation.
+// All requests that one read of a connection returns form one batch, and their answers are sent in one
+// write. A gRPC library uses goroutines, channels, contexts and header maps for each request, which would
+// cost more than a cheap method itself. If the method answers at once, a request needs no goroutine and no
+// allocation.
 //
-// Other methods, and unusual requests for this one (compression, other content types, malformed messages), are passed
-// stream by stream to an http.Handler, which is a grpc.Server.
+// Other methods, and unusual requests for this one (compression, other content types, malformed messages),
+// are passed to an http.Handler stream by stream. That handler is a grpc.Server.
 //
-// The package does not know the content of messages. Memory and processor time per client are bounded; see limits.go.
+// The package does not know the content of messages. Memory and processor time per client are bounded; see
+// limits.go.
 package h2grpc
 
 import (
@@ -33,8 +35,8 @@ type Method interface {
 	Later(d algorithms.Micros, answer func()) (stop func())
 	// Answered is called after each answer, with the arrival time of its request.
 	Answered(arrived time.Time)
-	// Panicked is called with the value of a recovered panic. After a panic in a Batch, its requests, or the one request
-	// concerned, are denied. After a panic in Config.Others, the stream is reset.
+	// Panicked is called with the value of a recovered panic. After a panic in a Batch, all its requests,
+	// or the one that caused it, are denied. After a panic in Config.Others, the stream is reset.
 	Panicked(value any)
 }
 
@@ -43,13 +45,13 @@ type Method interface {
 // Batch at a time.
 type Batch interface {
 	Reset()
-	// Add adds a message, which stays unchanged until Reset. The time until the caller's deadline is left; 0 means that
-	// it has none, and a negative value that the deadline has passed. canceled becomes true when the client cancels the
-	// request or disconnects; it is nil with Config.Inline.
+	// Add adds a message, which stays unchanged until Reset. left is the time until the caller's deadline;
+	// 0 means that there is none, and a negative value that the deadline has passed. canceled becomes true
+	// when the client cancels the request or disconnects; with Config.Inline it is nil.
 	Add(message []byte, arrived time.Time, left time.Duration, canceled *atomic.Bool)
-	// Submit starts to decide all requests, by deadline if that is not zero. It calls done exactly once, from any
-	// goroutine, possibly before Submit returns, and always so with Config.Inline. If it calls done after Submit has
-	// returned, it must call source.Flush afterwards.
+	// Submit starts to decide all requests, by deadline unless that is zero. It calls done exactly once,
+	// from any goroutine, possibly before Submit returns. With Config.Inline it always does so before. If
+	// it calls done after Submit has returned, it must call source.Flush afterwards.
 	Submit(deadline time.Time, source *backend.Source, done func())
 	// Known reports whether request i can be finished before done is called. The server calls it after Submit.
 	Known(i int) bool
@@ -57,7 +59,8 @@ type Batch interface {
 	Finish(i int)
 	// Append appends the answer to request i. If it returns a Status, it has appended nothing.
 	Append(to []byte, i int) ([]byte, *Status)
-	// Weight returns the size of the batch: the number of charges, where a descriptor without a charge counts as one.
+	// Weight returns the size of the batch. It is the number of charges, where a descriptor without a
+	// charge counts as one.
 	Weight() int
 	// Hold returns how long the answer to request i must be held back.
 	Hold(i int) algorithms.Micros
@@ -77,23 +80,23 @@ type Config struct {
 	// Others serves all other streams.
 	Others http.Handler
 
-	// Inline means that Batch.Submit calls done before it returns. Then the server does not copy messages, and leaves
-	// deadlines to the Method.
+	// Inline means that Batch.Submit always calls done before it returns. The server then does not copy
+	// messages, and leaves deadlines to the Method.
 	Inline bool
-	// Patience is how long a request may wait to be submitted when too much is outstanding; 0 means until the
-	// caller's deadline.
+	// Patience is how long a request may wait to be submitted while too much is outstanding. 0 means until
+	// the caller's deadline.
 	Patience time.Duration
 
 	// TLS is the TLS configuration of the listeners; nil means no TLS.
 	TLS *tls.Config
-	// MaxConnectionAge is the age after which connections are drained, and MaxConnectionGrace the time after which
-	// drained connections are closed; 0 means never.
+	// MaxConnectionAge is the age at which connections are drained. MaxConnectionGrace is the time after
+	// which drained connections are closed. 0 means never.
 	MaxConnectionAge, MaxConnectionGrace time.Duration
 	// MaxConnectionIdle is the time after which connections without requests are drained; 0 means never.
 	MaxConnectionIdle time.Duration
 
-	// Tick is the interval between checks of a connection's timeouts. 0 means a second, or less if MaxConnectionAge
-	// or MaxConnectionIdle need it.
+	// Tick is the interval between checks of a connection's timeouts. 0 means one second, or less if
+	// MaxConnectionAge or MaxConnectionIdle require it.
 	Tick time.Duration
 }
 
@@ -105,7 +108,7 @@ type Server struct {
 
 	operations  sync.Pool
 	outstanding outstanding
-	held        atomic.Int64 // bytes of requests and answers that connections keep: the sum of conn.counted
+	held        atomic.Int64 // the bytes of requests and answers that connections hold, which is the sum of conn.counted
 	count       atomic.Int64 // number of connections
 
 	goroutines sync.WaitGroup
@@ -141,8 +144,8 @@ func New(c Config) *Server {
 	return s
 }
 
-// Serve serves the connections that l accepts until l fails, or until Stop is called; then it returns nil. Connections
-// of type nonblock.Conn are the cheapest.
+// Serve serves the connections that l accepts until l fails. After Stop it returns nil. Connections of type
+// nonblock.Conn are the most efficient.
 func (s *Server) Serve(l net.Listener) error {
 	s.mu.Lock()
 	if s.draining {

@@ -10,8 +10,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// slowStore is a Store that takes some time for each batch, and works at two at once; the others wait in a queue. It
-// allows everything. As the queue of a server does, it leaves out what is canceled or past its deadline.
+// slowStore is a Store that takes some time for each batch, and decides two at the same time. The others
+// wait in a queue. It allows everything. Like the queue of a server, it skips requests that are canceled or
+// past their deadline.
 type slowStore struct {
 	delay atomic.Int64
 	ended atomic.Int64 // batches
@@ -20,7 +21,7 @@ type slowStore struct {
 	mu    sync.Mutex
 	busy  int
 	queue []*backend.Batch
-	takes []int // how many charges each call had
+	takes []int // the number of charges of each call
 }
 
 func newSlowStore(delay time.Duration) *slowStore {
@@ -29,7 +30,7 @@ func newSlowStore(delay time.Duration) *slowStore {
 	return s
 }
 
-// taken is how many charges each call had so far.
+// taken returns the number of charges of each call so far.
 func (s *slowStore) taken() []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,7 +44,7 @@ func (s *slowStore) Submit(b *backend.Batch) {
 	s.next()
 }
 
-// next starts what waits. mu is held.
+// next starts waiting batches. mu is held.
 func (s *slowStore) next() {
 	for s.busy < 2 && len(s.queue) > 0 {
 		b := s.queue[0]
@@ -76,7 +77,7 @@ func (s *slowStore) next() {
 	}
 }
 
-// drain waits until all is decided.
+// drain waits until all batches are decided.
 func (s *slowStore) drain() {
 	idle := func() bool {
 		s.mu.Lock()
@@ -93,8 +94,8 @@ func (s *slowStore) end(b *backend.Batch) {
 	s.ended.Add(1)
 }
 
-// inTime ends the batches of s as the outermost wrapper of the server does: after timeout, and margin before the caller's
-// deadline.
+// inTime ends the batches of s like the outermost wrapper of the server: after timeout, and margin before
+// the caller's deadline.
 func inTime(s backend.Store, timeout, margin time.Duration) backend.Store {
 	return stores.Deadline(s, timeout, margin, func(value any) { panic(value) })
 }

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// stream is a request that is not completely answered. A request that arrives in one read and is answered at once
-// stays in conn.fresh.
+// stream is a request that is not completely answered. A request that arrives in one read and is answered
+// at once stays in conn.fresh.
 type stream struct {
 	id    uint32
 	state streamState
@@ -26,11 +26,11 @@ type stream struct {
 	buffered int  // bytes counted in conn.buffered
 
 	rest []byte // DATA that waits for the client's windows
-	tail []byte // the trailers after it
+	tail []byte // the trailers after rest
 	// queued means that the stream is in conn.stalled.
 	queued bool
 	stop   func() // stops the timer of a held answer
-	// canceled reports to the Store, while it decides, that the client has canceled the request.
+	// canceled tells the Store, while it decides, that the client has canceled the request.
 	canceled *atomic.Bool
 	// other is set if Config.Others serves the stream.
 	other *other
@@ -40,7 +40,7 @@ type streamState uint8
 
 const (
 	coming  streamState = iota // the request is incomplete
-	waiting                    // the Store decides
+	waiting                    // the Store is deciding
 	holding                    // the answer is held back
 	stuck                      // the answer waits for the client's windows
 	handed                     // Config.Others serves it
@@ -89,7 +89,7 @@ func (c *conn) recycle(s *stream) {
 	}
 }
 
-// kept returns s, moved to c.open if it is c.fresh.
+// kept returns s, after moving it to c.open if it is c.fresh.
 func (c *conn) kept(s *stream) *stream {
 	if s == &c.fresh {
 		return c.park()
@@ -108,7 +108,7 @@ func (c *conn) drop(s *stream) {
 	s.buffered = 0
 	switch s.state {
 	case waiting:
-		c.undead++ // until its operation is completed
+		c.undead++ // counted until its operation is completed
 		if s.canceled != nil {
 			s.canceled.Store(true)
 		}
@@ -128,7 +128,8 @@ func (c *conn) busy() bool {
 	return len(c.open) > 0 || c.fresh.id != 0 || len(c.arrived)+c.taking > 0 || c.others > 0 || len(c.out) > 0
 }
 
-// abort resets a stream, which may be one of c.arrived. Frames that the client has sent on it meanwhile are ignored.
+// abort resets a stream, which may be one of c.arrived. Frames that the client sends before it knows of the
+// reset are ignored.
 func (c *conn) abort(id uint32, code http2.ErrCode) {
 	c.answerReady()
 	if s := c.find(id); s != nil {
@@ -175,7 +176,7 @@ func (c *conn) onHeaders(f frameHeader, payload []byte) error {
 			return sizeError("HEADERS without its priority")
 		}
 		if binary.BigEndian.Uint32(b)&(1<<31-1) == f.stream {
-			// The block is not decoded, so that the state of the compression is lost.
+			// The block is not decoded, so the state of the compression is lost.
 			return protocolError("a stream depends on itself")
 		}
 		b = b[5:]
@@ -206,7 +207,7 @@ func (c *conn) onContinuation(f frameHeader, payload []byte) error {
 	if err := c.headers(id, block, end); err != nil {
 		return err
 	}
-	o.data = nil // long blocks are rare, so that their memory is not kept
+	o.data = nil // long blocks are rare, so their memory is not kept
 	return nil
 }
 
@@ -215,7 +216,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	if id <= c.last {
 		return c.trailers(id, block, end)
 	}
-	finalized := c.finalized // readHead releases the lock, after which GOAWAY may promise the client an answer on this stream
+	finalized := c.finalized // readHead releases the lock; meanwhile a GOAWAY may promise the client an answer on this stream
 	c.last = id
 	if c.fresh.id != 0 {
 		c.park()
@@ -241,7 +242,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 		c.denyUnread(&c.fresh)
 	case h.refusal != nil && end:
 		return c.refuse(&c.fresh)
-	case h.refusal != nil: // refused when the rest has arrived, which may be malformed
+	case h.refusal != nil: // refused after the rest has arrived, which may be malformed
 	case !h.ours:
 		return c.handOver(c.park(), c.heads.fields)
 	case end: // a request without a message
@@ -250,8 +251,8 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	return nil
 }
 
-// readHead decodes a header block. c.mu is held. While a long block is decoded it is released, because goroutines that
-// serve other connections may wait for it.
+// readHead decodes a header block. c.mu is held, but released while a long block is decoded, because
+// goroutines that serve other connections may wait for it.
 func (c *conn) readHead(block []byte, trailers bool) (*head, error) {
 	if len(block) <= shortBlock {
 		return c.heads.read(block, trailers)
@@ -287,7 +288,8 @@ func (c *conn) denial(to []byte) ([]byte, *Status) {
 	return append(to, c.server.config.Method.Denial()...), nil
 }
 
-// attempt calls f and reports whether it returned without a panic. A panic about one request must not affect others.
+// attempt calls f and reports whether it returned without a panic. A panic caused by one request must not
+// affect others.
 func (c *conn) attempt(f func()) (returned bool) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -330,7 +332,7 @@ func (c *conn) onData(f frameHeader, payload []byte) error {
 	if f.stream == 0 {
 		return protocolError("DATA on no stream")
 	}
-	// The connection's window is returned at once, so that the client cannot exceed it. The windows of streams and
+	// The connection's window is returned at once, so it never stops the client. The windows of streams and
 	// maxBuffered bound what it sends.
 	if c.received += f.length; c.received >= connWindow/2 {
 		c.out = appendWindowUpdate(c.out, 0, uint32(c.received))
@@ -370,7 +372,7 @@ func (c *conn) onData(f frameHeader, payload []byte) error {
 // part handles data that does not end its stream.
 func (c *conn) part(s *stream, data []byte) error {
 	switch {
-	case s.state == stuck: // it is answered already
+	case s.state == stuck: // the stream is already answered
 		return nil
 	case s.head.refusal != nil && s.length > maxRefused:
 		return c.refuse(s)
@@ -440,7 +442,8 @@ func (c *conn) whole(s *stream, data []byte) error {
 // prefixLen is the length of gRPC's message prefix: a compression flag and the length of the message.
 const prefixLen = 5
 
-// unusual reports whether body cannot be the beginning of one uncompressed message. Config.Others answers such requests.
+// unusual reports whether body cannot be the beginning of one uncompressed message. Config.Others answers
+// such requests.
 func unusual(body []byte) bool {
 	if len(body) == 0 {
 		return false
@@ -455,10 +458,10 @@ func unusual(body []byte) bool {
 	return n > maxMessage || len(body)-prefixLen > n
 }
 
-// arrival is a whole request that is not submitted yet.
+// arrival is a complete request that is not submitted yet.
 type arrival struct {
 	id      uint32
-	stream  *stream       // nil if it has none
+	stream  *stream       // nil if it has no stream
 	message []byte        // a part of the read buffer, or of the stream's body
 	left    time.Duration // see Batch.Add
 }
@@ -484,8 +487,9 @@ func (c *conn) request(s *stream, message []byte) {
 	}
 }
 
-// answerReady submits c.arrived, which is empty unless the reader calls it. c.mu is held, and released while requests are
-// decoded and submitted, because goroutines that serve other connections may wait for it.
+// answerReady submits c.arrived, which is empty unless the reader calls it. c.mu is held, but released
+// while requests are decoded and submitted, because goroutines that serve other connections may wait for
+// it.
 func (c *conn) answerReady() {
 	if len(c.arrived) == 0 {
 		return
@@ -497,7 +501,7 @@ func (c *conn) answerReady() {
 		c.taking = len(rest)
 		rest = rest[c.submit(rest):]
 	}
-	for i := range rest { // not submitted, because the connection was closed
+	for i := range rest { // these were not submitted, because the connection was closed
 		if s := rest[i].stream; s != nil {
 			s.state = coming
 		}

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// tape is a connection that brings in what is put on it, and says of each write how long it is.
+// tape is a connection that reads bytes from the test, and reports the length of each write.
 type tape struct {
 	net.Conn
 	in  chan []byte
@@ -27,5 +27,5 @@ func (c *tape) Close() error                { return nil }
 func (c *tape) SetDeadline(time.Time) error { return nil }
 func (c *tape) RemoteAddr() net.Addr        { return &net.UnixAddr{} }
 
-// WriteOnce is that of a nonblock.Conn.
+// WriteOnce is the method of a nonblock.Conn.
 func (c *tape) WriteOnce(b []byte) (int, error) { return c.Write(b) }

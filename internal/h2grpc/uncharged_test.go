@@ -10,8 +10,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// TestWithoutTimeNothingIsCharged: a request whose deadline leaves no time for an answer from the store is not
-// charged, whatever else comes with it.
+// A request whose deadline leaves no time for an answer of the store is not charged, whatever arrives
+// together with it.
 func TestWithoutTimeNothingIsCharged(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 		for _, timeout := range []string{"2m", "1m", "1u", "1n"} {
@@ -22,7 +22,7 @@ func TestWithoutTimeNothingIsCharged(t *testing.T) {
 			}
 		}
 		if n := s.taken(); len(n) > 0 {
-			t.Errorf("taken %v", n)
+			t.Errorf("charges %v", n)
 		}
 		short, long := c.ask("short", "grpc-timeout", "1m"), c.ask("long", "grpc-timeout", "1S")
 		c.flush()
@@ -33,13 +33,12 @@ func TestWithoutTimeNothingIsCharged(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 		if n := s.taken(); !slices.Equal(n, []int{1}) {
-			t.Errorf("taken %v", n)
+			t.Errorf("charges %v", n)
 		}
 	})
 }
 
-// TestAbandonedRequestsAreNotCharged: requests that wait in the store's queue, and that the client resets or whose
-// connection ends meanwhile, are not charged.
+// Requests that wait in the store's queue are not charged if the client resets them or its connection ends.
 func TestAbandonedRequestsAreNotCharged(t *testing.T) {
 	for name, leave := range map[string]func(c *client, ids []uint32){
 		"reset": func(c *client, ids []uint32) {
@@ -74,9 +73,9 @@ func TestAbandonedRequestsAreNotCharged(t *testing.T) {
 					c.must("m", "m")
 				}
 				want := map[string][]int{"reset": {1, 1, 1}, "connection ended": {1, 1}}[name]
-				time.Sleep(time.Second) // until all has ended
+				time.Sleep(time.Second) // until everything has ended
 				if n := s.taken(); !slices.Equal(n, want) {
-					t.Errorf("taken %v, want %v", n, want)
+					t.Errorf("charges %v, want %v", n, want)
 				}
 			})
 		})

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// TestNoMoreBytesThanGranted: the window of the connection bounds the answers of all streams, to the byte.
+// The window of the connection bounds the answers of all streams, to the byte.
 func TestNoMoreBytesThanGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
@@ -25,12 +25,12 @@ func TestNoMoreBytesThanGranted(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			_ = c.nc.SetReadDeadline(time.Now().Add(time.Second)) // what came too much is there by then
+			_ = c.nc.SetReadDeadline(time.Now().Add(time.Second)) // surplus bytes would have arrived by then
 			for _, err := c.read(); err == nil; _, err = c.read() {
 			}
 			_ = c.nc.SetReadDeadline(time.Time{})
 			if have() != granted {
-				t.Fatalf("%d bytes came, %d were granted", have(), granted)
+				t.Fatalf("%d bytes arrived, %d were granted", have(), granted)
 			}
 		}
 	})
