@@ -32,7 +32,7 @@ type server struct {
 	replica   map[string]*value // the replica's values; nil: deleted
 	behind    int64             // when the replica will have all that was written
 	executing bool              // a command is executed
-	joined    bool              // the next write reaches the replica together with the one before
+	writes    *writes           // of the command that is executed, so far
 	epoch     int               // the number of times that the replica has taken over
 }
 
@@ -68,6 +68,12 @@ func (s *server) now() algorithms.Micros {
 	return s.clock + algorithms.Micros(us+us*s.ppm/1_000_000)
 }
 
+// writes are the writes of one command, in order.
+type writes struct {
+	keys   []string
+	values []*value
+}
+
 // put writes v to a key, or deletes it if v is nil. The replica gets it later, all writes of one command at the same
 // moment: Redis replicates the writes of a script as one transaction.
 func (s *server) put(key string, v *value) {
@@ -77,14 +83,20 @@ func (s *server) put(key string, v *value) {
 	if s.lag == 0 {
 		return
 	}
-	if !s.joined {
-		s.behind = max(s.behind+1, s.w.now+int64(s.lag)+s.w.rng.Int64N(int64(s.lag))) // in order
+	if s.writes != nil {
+		s.writes.keys, s.writes.values = append(s.writes.keys, key), append(s.writes.values, v)
+		return
 	}
-	epoch := s.epoch
-	s.joined = s.executing
+	s.behind = max(s.behind+1, s.w.now+int64(s.lag)+s.w.rng.Int64N(int64(s.lag))) // in order
+	epoch, all := s.epoch, &writes{[]string{key}, []*value{v}}
+	if s.executing {
+		s.writes = all
+	}
 	s.w.afterPlain(time.Duration(s.behind-s.w.now), nil, func() {
 		if s.epoch == epoch {
-			s.replica[key] = v
+			for i, key := range all.keys {
+				s.replica[key] = all.values[i]
+			}
 		}
 	})
 }
@@ -141,7 +153,7 @@ func (s *server) execute(commands []outside.Command) {
 		if c.Err == nil {
 			s.executing = true
 			c.Reply, c.Err = s.command(c.Args)
-			s.executing, s.joined = false, false
+			s.executing, s.writes = false, nil
 		}
 		asking = c.Args[0] == "asking"
 	}
