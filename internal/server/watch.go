@@ -54,7 +54,8 @@ type observers struct {
 
 // Observe implements limiter.Observer.
 func (o observers) Observe(c *limiter.Call) {
-	o.Metrics.Observe(c)
+	random := rand.Uint32()
+	o.Metrics.ObserveAt(c, random)
 	if unmatched.Is(c) {
 		o.unmatched.Observe(c)
 	}
@@ -64,7 +65,7 @@ func (o observers) Observe(c *limiter.Call) {
 	if c.Denied {
 		o.denials.Observe(c)
 	}
-	if rand.Uint32()%sampleEvery == 0 {
+	if random>>16%sampleEvery == 0 { // the metrics have used the low bits
 		o.watch.sample(c)
 	}
 }

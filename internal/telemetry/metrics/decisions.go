@@ -83,10 +83,13 @@ func (m *Metrics) Swapped(s *limiter.Snapshot) {
 }
 
 // Observe implements limiter.Observer. It allocates nothing for a limit that has counters.
-func (m *Metrics) Observe(c *limiter.Call) {
+func (m *Metrics) Observe(c *limiter.Call) { m.ObserveAt(c, rand.Uint32()) }
+
+// ObserveAt is Observe for a caller that has a random number.
+func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 	// Any stripe is correct; it should rarely be one that another CPU is using. A random one is as good as the CPU's
 	// own, which Go does not expose.
-	at := int(rand.Uint32()) & (m.stripes - 1)
+	at := int(random) & (m.stripes - 1)
 	if c.Snapshot == nil { // answered before there was a configuration
 		m.Refused("no_config")
 		return
