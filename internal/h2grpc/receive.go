@@ -1,0 +1,271 @@
+package h2grpc
+
+import (
+	"encoding/binary"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+// openBlock is an incomplete header block.
+type openBlock struct {
+	stream uint32 // 0 means none
+	end    bool
+	data   []byte
+	frames int
+	since  time.Time
+}
+
+func (c *conn) onHeaders(f frameHeader, payload []byte) error {
+	if f.stream%2 == 0 {
+		return protocolError("a stream of a client has an odd number")
+	}
+	b, ok := unpad(f.flags, payload)
+	if !ok {
+		return protocolError("more padding than payload")
+	}
+	if f.flags.Has(http2.FlagHeadersPriority) {
+		if len(b) < 5 {
+			return sizeError("HEADERS without its priority")
+		}
+		if binary.BigEndian.Uint32(b)&(1<<31-1) == f.stream {
+			// The block is not decoded, so the state of the compression is lost.
+			return protocolError("a stream depends on itself")
+		}
+		b = b[5:]
+	}
+	end := f.flags.Has(http2.FlagHeadersEndStream)
+	if f.flags.Has(http2.FlagHeadersEndHeaders) {
+		return c.headers(f.stream, b, end)
+	}
+	c.block = openBlock{stream: f.stream, end: end, data: append(c.block.data[:0], b...), since: c.now}
+	return nil
+}
+
+func (c *conn) onContinuation(f frameHeader, payload []byte) error {
+	o := &c.block
+	if o.stream == 0 {
+		return protocolError("CONTINUATION of nothing")
+	}
+	o.frames++
+	if o.frames > maxContinuations || len(o.data)+len(payload) > maxHeaderBlock {
+		return &connError{http2.ErrCodeEnhanceYourCalm, "header block too long"}
+	}
+	o.data = append(o.data, payload...)
+	if !f.flags.Has(http2.FlagContinuationEndHeaders) {
+		return nil
+	}
+	id, block, end := o.stream, o.data, o.end
+	o.stream = 0
+	if err := c.headers(id, block, end); err != nil {
+		return err
+	}
+	o.data = nil // long blocks are rare, so their memory is not kept
+	return nil
+}
+
+// headers handles a whole header block.
+func (c *conn) headers(id uint32, block []byte, end bool) error {
+	if id <= c.last {
+		return c.trailers(id, block, end)
+	}
+	finalized := c.finalized // readHead releases the lock; meanwhile a GOAWAY may promise the client an answer on this stream
+	c.last = id
+	if c.fresh.id != 0 {
+		c.park()
+	}
+	h, err := c.readHead(block, false)
+	if err != nil {
+		return &connError{http2.ErrCodeCompression, "header block cannot be read"}
+	}
+	switch {
+	case finalized: // the client knows that this stream is not answered
+		c.forget(id)
+		return nil
+	case h.malformed:
+		c.abort(id, http2.ErrCodeProtocol)
+		return c.idle(1)
+	case len(c.open)+c.undead+len(c.arrived) >= maxStreams:
+		c.abort(id, http2.ErrCodeRefusedStream)
+		return c.idle(1)
+	}
+	c.fresh.id, c.fresh.head, c.fresh.opened, c.fresh.ended = id, *h, c.now, end
+	switch {
+	case h.tooLong && h.ours:
+		c.denyUnread(&c.fresh)
+	case h.refusal != nil && end:
+		return c.refuse(&c.fresh)
+	case h.refusal != nil: // refused after the rest has arrived, which may be malformed
+	case !h.ours:
+		return c.handOver(c.park(), c.heads.fields)
+	case end: // a request without a message
+		return c.handOverBody(c.park())
+	}
+	return nil
+}
+
+// readHead decodes a header block. c.mu is held, but released while a long block is decoded, because
+// goroutines that serve other connections may wait for it.
+func (c *conn) readHead(block []byte, trailers bool) (*head, error) {
+	if len(block) <= shortBlock {
+		return c.heads.read(block, trailers)
+	}
+	c.taking++ // keeps the connection busy
+	c.mu.Unlock()
+	h, err := c.heads.read(block, trailers)
+	c.mu.Lock()
+	c.taking--
+	return h, err
+}
+
+// trailers handles a header block on a stream that is not new.
+func (c *conn) trailers(id uint32, block []byte, end bool) error {
+	h, err := c.readHead(block, true)
+	if err != nil {
+		return &connError{http2.ErrCodeCompression, "header block cannot be read"}
+	}
+	s := c.find(id)
+	switch {
+	case s == nil && c.forgotten(id):
+		return c.idle(1)
+	case s == nil:
+		return &connError{http2.ErrCodeStreamClosed, "HEADERS on a stream that is over"}
+	case s.ended:
+		c.abort(id, http2.ErrCodeStreamClosed)
+		return c.idle(1)
+	case h.malformed || h.tooLong || !end:
+		c.abort(id, http2.ErrCodeProtocol)
+		return c.idle(1)
+	}
+	return c.whole(s, nil)
+}
+
+func (c *conn) onData(f frameHeader, payload []byte) error {
+	if f.stream == 0 {
+		return protocolError("DATA on no stream")
+	}
+	// The connection's window is returned at once, so it never stops the client. The windows of streams and
+	// maxBuffered bound what it sends.
+	if c.received += f.length; c.received >= connWindow/2 {
+		c.out = appendWindowUpdate(c.out, 0, uint32(c.received))
+		c.received = 0
+	}
+	data, ok := unpad(f.flags, payload)
+	if !ok {
+		return protocolError("more padding than payload")
+	}
+	s := c.find(f.stream)
+	if s == nil || s.ended {
+		switch {
+		case f.stream > c.last:
+			return protocolError("DATA on a stream that is not open")
+		case !c.forgotten(f.stream):
+			c.abort(f.stream, http2.ErrCodeStreamClosed)
+		}
+		return c.idle(1)
+	}
+	end := f.flags.Has(http2.FlagDataEndStream)
+	if len(data) == 0 && !end {
+		if err := c.idle(1); err != nil {
+			return err
+		}
+	}
+	if s.unread += int64(f.length); s.unread > streamWindow {
+		c.abort(s.id, http2.ErrCodeFlowControl)
+		return c.idle(1)
+	}
+	s.length += int64(len(data))
+	if end {
+		return c.whole(s, data)
+	}
+	return c.part(c.kept(s), data)
+}
+
+// part handles data that does not end its stream.
+func (c *conn) part(s *stream, data []byte) error {
+	switch {
+	case s.state == stuck: // the stream is already answered
+		return nil
+	case s.head.refusal != nil && s.length > maxRefused:
+		return c.refuse(s)
+	case s.head.refusal != nil:
+		return nil
+	}
+	if s.state != handed {
+		s.body = append(s.body, data...)
+		s.buffered += len(data)
+		c.buffered += len(data)
+		switch {
+		case unusual(s.body):
+			return c.handOverBody(s)
+		case c.buffered > c.allowance():
+			c.denyUnread(s)
+		}
+		return nil
+	}
+	if c.buffered+len(data) > c.allowance() {
+		c.abort(s.id, http2.ErrCodeEnhanceYourCalm)
+		return c.idle(otherReset)
+	}
+	s.buffered += len(data)
+	c.buffered += len(data)
+	s.other.body.write(data)
+	return nil
+}
+
+// whole handles the last data of a request. The data before it is in s.body.
+func (c *conn) whole(s *stream, data []byte) error {
+	s.ended = true
+	if s.head.length >= 0 && s.head.length != s.length {
+		c.abort(s.id, http2.ErrCodeProtocol)
+		return c.idle(1)
+	}
+	switch {
+	case s.state == stuck:
+		return nil
+	case s.head.refusal != nil:
+		return c.refuse(s)
+	}
+	if s.state == handed {
+		if len(data) > 0 {
+			s.ended = false // part expects an open stream
+			if err := c.part(s, data); err != nil {
+				return err
+			}
+			s.ended = true
+		}
+		s.other.body.end(nil)
+		return nil
+	}
+	message := data
+	if len(s.body) > 0 {
+		s.body = append(s.body, data...)
+		message = s.body
+	}
+	if unusual(message) || len(message) < prefixLen || len(message)-prefixLen != int(binary.BigEndian.Uint32(message[1:])) {
+		s = c.kept(s)
+		s.body = append(s.body[:0], message...)
+		return c.handOverBody(s)
+	}
+	c.request(s, message[prefixLen:])
+	return nil
+}
+
+// prefixLen is the length of gRPC's message prefix: a compression flag and the length of the message.
+const prefixLen = 5
+
+// unusual reports whether body cannot be the beginning of one uncompressed message. Config.Others answers
+// such requests.
+func unusual(body []byte) bool {
+	if len(body) == 0 {
+		return false
+	}
+	if body[0] != 0 {
+		return true
+	}
+	if len(body) < prefixLen {
+		return false
+	}
+	n := int(binary.BigEndian.Uint32(body[1:]))
+	return n > maxMessage || len(body)-prefixLen > n
+}

@@ -1,0 +1,140 @@
+package redis
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/nonblock"
+)
+
+// conn is a connection of a line. go-redis uses it on one goroutine at a time.
+type conn struct {
+	net.Conn
+	inner net.Conn // the same without nonblock
+	line  *line
+	age   uint32
+	look  look
+	owes  atomic.Bool // an answer of the server is outstanding
+	used  bool        // the server has answered on this connection
+}
+
+func newConn(l *line, nc net.Conn, age uint32) *conn {
+	c := &conn{Conn: nc, inner: nc, line: l, age: age}
+	c.look.conn = c
+	if n := nonblock.Wrap(nc); n != nil {
+		c.Conn, c.look.quiet, c.look.ended = n, n.Quiet, n.Ended
+	}
+	if secure, ok := nc.(*tls.Conn); ok {
+		if n, ok := secure.NetConn().(*nonblock.Conn); ok {
+			c.look.quiet, c.look.ended = n.Quiet, n.Ended
+		}
+	}
+	if raw, ok := c.Conn.(syscall.Conn); ok {
+		c.look.RawConn, _ = raw.SyscallConn()
+	}
+	return c
+}
+
+var errLeft = notSent("the master has changed")
+
+// Write implements net.Conn. The error errLeft means that no byte of the call was sent. A call that has
+// been sent in part is sent completely.
+func (c *conn) Write(b []byte) (int, error) {
+	if c.age != c.line.age.Load() && !c.owes.Load() {
+		return 0, errLeft
+	}
+	c.owes.Store(true)
+	return c.Conn.Write(b)
+}
+
+// Read implements net.Conn.
+func (c *conn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if n == 0 && !c.used && c.owes.Load() && isEnd(err) {
+		c.line.failed(errUnused, 0, false)
+	}
+	if n > 0 && c.owes.Load() {
+		c.used = true
+		c.owes.Store(false)
+		if b[0] != '-' {
+			c.line.answered()
+		}
+	}
+	return n, err
+}
+
+// errUnused means that connections are accepted and closed without an answer. The reason may be a proxy in
+// front of a server that has failed.
+var errUnused = notSent("the server has closed a connection without an answer")
+
+// isEnd reports whether the peer has ended a connection.
+func isEnd(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+}
+
+// ended reports whether the server has closed the connection. It may be called while another goroutine
+// reads from it.
+func (c *conn) ended() bool { return c.look.ended != nil && c.look.ended() }
+
+// Close implements net.Conn. If an answer is outstanding, the connection may stay open to wait for it.
+func (c *conn) Close() error {
+	if c.owes.Swap(false) && c.line.await(c.inner) {
+		return nil
+	}
+	return c.Conn.Close()
+}
+
+// SyscallConn implements syscall.Conn. go-redis uses it to check a connection before each call, because the server may
+// have closed it.
+func (c *conn) SyscallConn() (syscall.RawConn, error) { return &c.look, nil }
+
+type look struct {
+	syscall.RawConn // nil for TLS, because arriving bytes need not be an answer
+	conn            *conn
+	quiet           func() bool // nil if unknown
+	ended           func() bool // nil if unknown
+}
+
+var errEnded = notSent("the server has closed the connection")
+
+// Read calls f only if there is something to read. That is all that go-redis needs. Usually there is
+// nothing to read, and a call of f would announce a system call to the scheduler unnecessarily.
+func (l *look) Read(f func(fd uintptr) bool) error {
+	switch {
+	case l.conn.age != l.conn.line.age.Load():
+		return errLeft
+	case l.quiet != nil && l.quiet():
+		return nil
+	case l.RawConn == nil:
+		if l.ended != nil && l.ended() {
+			return errEnded
+		}
+		return nil
+	default:
+		return l.RawConn.Read(f)
+	}
+}
+
+// broken is a connection that could not be made. All its methods return the error.
+type broken struct{ err error }
+
+// unwrapped keeps the address in the error of a dial. go-redis unwraps an error once while it prepares a
+// connection.
+type unwrapped struct{ error }
+
+func (u unwrapped) Unwrap() error { return u.error }
+
+func (b broken) Read([]byte) (int, error)              { return 0, b.err }
+func (b broken) Write([]byte) (int, error)             { return 0, b.err }
+func (broken) Close() error                            { return nil }
+func (broken) LocalAddr() net.Addr                     { return &net.TCPAddr{} }
+func (broken) RemoteAddr() net.Addr                    { return &net.TCPAddr{} }
+func (broken) SetDeadline(time.Time) error             { return nil }
+func (broken) SetReadDeadline(time.Time) error         { return nil }
+func (broken) SetWriteDeadline(time.Time) error        { return nil }
+func (b broken) SyscallConn() (syscall.RawConn, error) { return nil, b.err }

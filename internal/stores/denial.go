@@ -1,0 +1,226 @@
+package stores
+
+import (
+	"bytes"
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// unknown stands for an unknown time.
+const unknown algorithms.Micros = -1
+
+// denial is the cached answer to a group.
+type denial struct {
+	hash      uint64 // the hash of its group
+	charges   []backend.Charge
+	decisions []backend.Decision
+	stays     []algorithms.Micros // how long each Remaining stays unchanged; unknown if the decision does not describe the whole bucket
+	at, until time.Time
+	retry     time.Time   // the time at which a retry may succeed
+	asked     atomic.Bool // a caller is revalidating the denial
+}
+
+// answerGroup answers a group that may be the denied one, and reports whether the group is still denied.
+func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decision, now time.Time) (denied bool) {
+	if !now.Before(d.retry) || len(charges) != len(d.charges) {
+		return false
+	}
+	passed := algorithms.Micros(now.Sub(d.at) / time.Microsecond)
+	for i := range charges {
+		if !d.answer(i, &charges[i], passed, &decisions[i]) {
+			return false
+		}
+	}
+	return !backend.Allowed(charges, decisions)
+}
+
+// answer computes the answer to c from charge i of the denied group. passed is the time since the denial in
+// microseconds. It reports whether c is the same charge with at least the same cost.
+func (d *denial) answer(i int, c *backend.Charge, passed algorithms.Micros, answer *backend.Decision) bool {
+	was := &d.charges[i]
+	ask := was.Terms
+	ask.Cost = max(ask.Cost, c.Terms.Cost)
+	if was.Limit != c.Limit || ask != c.Terms || was.Then != c.Then || !bytes.Equal(was.Key, c.Key) {
+		return false
+	}
+	*answer = d.decisions[i]
+	switch more := ask.Cost > was.Terms.Cost; {
+	case more && (answer.Allowed || d.stays[i] == unknown):
+		return false // a bucket that allowed a cost may not allow a larger one
+	case more:
+		answer.RetryAfter = retryLater(c, answer, passed)
+	case !answer.Allowed:
+		answer.RetryAfter -= passed
+		answer.Blocked = max(0, answer.Blocked-passed)
+	}
+	if stays := d.stays[i]; stays == unknown || passed < stays {
+		answer.ResetAfter = max(0, answer.ResetAfter-passed)
+	} else {
+		answer.Remaining, answer.ResetAfter = remainsLater(c, answer, passed)
+	}
+	return answer.Allowed || answer.RetryAfter > 0
+}
+
+// retryLater returns the retry time of c, where passed microseconds have passed since d denied a smaller
+// cost. It is for buckets that Value describes completely. It is 0 if the cost can never fit, or would be
+// allowed.
+func retryLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros) algorithms.Micros {
+	return peekLater(c, d, passed, c.Terms).RetryAfter
+}
+
+func peekLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros, ask algorithms.Charge) algorithms.Decision {
+	ask.DryRun = true
+	_, later := c.Limit.Take(algorithms.State{By: c.Limit, Value: d.Value, At: d.At}, d.At+passed, ask)
+	return later
+}
+
+// seenLater returns the decision of a dry run at time now, on the bucket of c if it held value at time at.
+func seenLater(c *backend.Charge, value int64, at, now algorithms.Micros) (d algorithms.Decision) {
+	state := algorithms.State{By: c.Limit, Value: value, At: at}
+	c.Limit.TakeAt(&state, max(now, at), &algorithms.Charge{Hash: c.Terms.Hash, DryRun: true}, &d)
+	return d
+}
+
+// remainsLater returns Remaining and ResetAfter, passed microseconds after d. It is for buckets that Value
+// describes completely.
+func remainsLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros) (int64, algorithms.Micros) {
+	later := seenLater(c, d.Value, d.At, d.At+passed)
+	return later.Remaining, later.ResetAfter
+}
+
+// unchanged returns how long Remaining of d, the answer to c, stays unchanged. It returns unknown if d does
+// not describe the bucket completely. That is so if the bucket has parts, if its state is in the numbers of
+// another limit, or if the clock stepped back.
+func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
+	kind := c.Limit.Kind
+	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 {
+		return unknown
+	}
+	remaining, reset := remainsLater(c, d, 0)
+	if remaining != d.Remaining || reset != d.ResetAfter || !d.Allowed && retryLater(c, d, 0) != d.RetryAfter {
+		return unknown
+	}
+	return peekLater(c, d, 0, algorithms.Charge{Cost: d.Remaining + 1, Hash: c.Terms.Hash}).RetryAfter
+}
+
+// denialOf returns the denial of a group that was submitted at the time asked, to be cached for at most maxAge. It
+// returns nil if the group was not denied, or if its denial must not be cached.
+func denialOf(charges []backend.Charge, decisions []backend.Decision, asked time.Time, maxAge time.Duration) *denial {
+	lasts, plan, blocked := algorithms.Micros(0), algorithms.Micros(0), algorithms.Micros(math.MaxInt64)
+	for i := range charges {
+		d := &decisions[i]
+		instead := i > 0 && charges[i-1].Then
+		if charges[i].Limit.Penalty.After > 0 {
+			blocked = min(blocked, d.Blocked)
+		}
+		switch {
+		case d.Err != nil || charges[i].Limit.ChargesDenied() || charges[i].Terms.Cost < 0:
+			return nil
+		case d.Never:
+			return nil // next can find out that the cost never fits without a call
+		case charges[i].Then:
+			plan = max(plan, d.RetryAfter)
+			continue
+		case !d.Allowed && instead && d.RetryAfter == 0:
+			return nil // an alternative that was not needed; whether it would allow is unknown
+		case !d.Allowed && instead:
+			lasts = max(lasts, min(plan, d.RetryAfter))
+		case !d.Allowed:
+			lasts = max(lasts, d.RetryAfter)
+		}
+		plan = 0
+	}
+	if lasts = min(lasts, blocked); lasts == 0 {
+		return nil
+	}
+	d := &denial{hash: groupHash(charges), decisions: slices.Clone(decisions), at: asked}
+	d.retry = asked.Add(time.Duration(lasts) * time.Microsecond)
+	d.until = asked.Add(min(maxAge, d.retry.Sub(asked)))
+	for i := range charges {
+		c := charges[i]
+		c.Key = bytes.Clone(c.Key)
+		d.charges = append(d.charges, c)
+		d.stays = append(d.stays, unchanged(&c, &decisions[i]))
+	}
+	return d
+}
+
+// denials is the bounded set of cached denials. It is a state machine without a lock or a clock.
+type denials struct {
+	most    int
+	groups  map[uint64]*denial  // by the hash of all keys of the group
+	buckets map[uint64][]uint64 // the hashes of the denied groups of each bucket, by the hash of its key
+	listed  int                 // the number of groups listed in buckets, including those removed since
+}
+
+func newDenials(most int) denials {
+	return denials{most: most, groups: map[uint64]*denial{}, buckets: map[uint64][]uint64{}}
+}
+
+// add adds d, and replaces an older denial of its group. If there are too many denials, it removes all
+// others.
+func (s *denials) add(d *denial) {
+	// A group that was removed because of one bucket is still listed under its other buckets.
+	if len(s.groups) >= s.most || s.listed >= 8*s.most {
+		s.clear()
+	}
+	if s.groups[d.hash] == nil {
+		for i := range d.charges {
+			bucket := xxhash.Sum64(d.charges[i].Key)
+			s.buckets[bucket] = append(s.buckets[bucket], d.hash)
+			s.listed++
+		}
+	}
+	s.groups[d.hash] = d
+}
+
+// forget removes d, if it is still there.
+func (s *denials) forget(d *denial) {
+	if s.groups[d.hash] == d {
+		delete(s.groups, d.hash)
+	}
+}
+
+// forgetBucket removes the denials of one bucket.
+func (s *denials) forgetBucket(bucket uint64) {
+	for _, group := range s.buckets[bucket] {
+		delete(s.groups, group)
+	}
+	s.listed -= len(s.buckets[bucket])
+	delete(s.buckets, bucket)
+}
+
+// clear removes all denials.
+func (s *denials) clear() {
+	clear(s.groups)
+	clear(s.buckets)
+	s.listed = 0
+}
+
+func groupHash(charges []backend.Charge) uint64 {
+	if len(charges) == 1 {
+		return xxhash.Sum64(charges[0].Key)
+	}
+	var h uint64
+	for i := range charges {
+		h = h*0x9E3779B97F4A7C15 + xxhash.Sum64(charges[i].Key)
+	}
+	return h
+}
+
+// givesBack reports whether charges refund units to a bucket, or reset one.
+func givesBack(charges []backend.Charge) bool {
+	for i := range charges {
+		if charges[i].Terms.Cost < 0 || charges[i].Reset {
+			return true
+		}
+	}
+	return false
+}
