@@ -29,7 +29,7 @@ redis.call('HSET', KEYS[1], 'v', v, 't', now)
 redis.call('PEXPIRE', KEYS[1], 60000)
 return ok`
 
-// Config of a run.
+// Config describes a run.
 type Config struct {
 	Address     string // host:port
 	Connections int
@@ -38,7 +38,7 @@ type Config struct {
 	Duration    time.Duration
 }
 
-// Run sends charges as fast as it can. It returns the number of decisions and the time they took.
+// Run sends charges as fast as possible. It returns the number of decisions, and the time that they took.
 func Run(ctx context.Context, c Config) (decisions int64, took time.Duration, err error) {
 	var count atomic.Int64
 	var over atomic.Bool
@@ -158,7 +158,7 @@ func (c *Conn) Text(words ...string) (string, error) {
 	return string(text[:n]), nil
 }
 
-// Do sends commands to host:port, one after the other, each of which must be answered with a line.
+// Do sends commands to host:port, one after the other. The reply to each must be one line.
 func Do(ctx context.Context, address string, commands ...[]string) error {
 	c, err := Dial(ctx, address)
 	if err != nil {
@@ -183,7 +183,7 @@ func (c *Conn) load() (err error) {
 	return err
 }
 
-// request sends a pipeline, each of it about any key, and waits for its answers.
+// request sends a pipeline of scripts with random keys, and waits for the answers.
 func (c *Conn) request(pipeline, keys int) error {
 	for range pipeline {
 		c.command("EVALSHA", c.sha, "1", "bare:"+strconv.Itoa(rand.IntN(keys)), "1000", "1000", "1")

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answers is a script that reads and writes its keys, and returns as many bytes as the script of rlsidecar does.
+// answers is a script that reads and writes its keys, and returns as many bytes as rlsidecar's script.
 const answers = `
 redis.call('MGET', unpack(KEYS))
 for i = 1, #KEYS do redis.call('PSETEX', KEYS[i], 60000, 'a state of twenty bytes') end
@@ -23,8 +23,9 @@ return string.rep('x', 8 + 33 * #KEYS)`
 // chargeSize is the length of a charge in a call of rlsidecar.
 const chargeSize = 32
 
-// Fan sends charges to several servers at a time, as few system calls allow: in each round a call to each, with an equal
-// share of the charges, and then it waits for all answers. It returns the processor time of its thread for a charge.
+// Fan sends charges to several servers at a time, with as few system calls as possible. In each round it sends each server
+// one call with an equal share of the charges, and then waits for all answers. It returns its thread's processor time for
+// one charge.
 func Fan(ctx context.Context, addresses []string, charges int, d time.Duration) (cpu time.Duration, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -45,7 +46,7 @@ func Fan(ctx context.Context, addresses []string, charges int, d time.Duration) 
 	return (threadTime() - before) / time.Duration(rounds*charges), ctx.Err()
 }
 
-// fan is connections to several servers.
+// fan has connections to several servers.
 type fan struct {
 	calls  []fanCall
 	waits  []unix.PollFd
@@ -158,7 +159,7 @@ func (f *fan) read(w unix.PollFd) error {
 	return nil
 }
 
-// threadTime is the processor time that this thread has used.
+// threadTime returns the processor time that this thread has used.
 func threadTime() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t)

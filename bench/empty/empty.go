@@ -43,7 +43,7 @@ const (
 	maxFrame  = 16 << 10 // the largest frame that a peer may send by default
 	// message is a RateLimitResponse with code OK, after gRPC's five bytes.
 	message = "\x00\x00\x00\x00\x02\x08\x01"
-	// window is how much a client may send before the server must enlarge its window.
+	// window is the number of bytes that a client may send before the server must enlarge its window.
 	window = 1 << 30
 )
 
@@ -52,12 +52,12 @@ type conn struct {
 	out        []byte
 	window     int64    // bytes that the client accepts
 	unanswered []uint32 // streams that have no answer yet
-	taken      int      // bytes that were not added to the client's window again
+	taken      int      // bytes received that the client's window does not include again yet
 
 	decoder *hpack.Decoder
 	path    string // of the block being decoded
 	block   []byte // the last one
-	same    bool   // the same block as before, with the same meaning, because it does not change the table
+	same    bool   // an equal block has the same meaning, because block does not change the table
 
 	headers, trailers [2][]byte // the first form, which adds to the client's table; then the form that refers to it
 	answered          int       // 0, then 1: which of the two
@@ -123,7 +123,7 @@ func (c *conn) serve() error {
 	}
 }
 
-// frames handles the whole frames of in, and returns how long they are.
+// frames handles the complete frames in in, and returns their length in bytes.
 func (c *conn) frames(in []byte) (used int, err error) {
 	for len(in)-used >= headerLen {
 		h := in[used : used+headerLen]
@@ -244,7 +244,7 @@ func (c *conn) frame(kind http2.FrameType, flags http2.Flags, stream uint32, len
 	c.out = binary.BigEndian.AppendUint32(c.out, stream)
 }
 
-// restoreCredit lets the client send n bytes more.
+// restoreCredit enlarges the client's window by n bytes.
 func (c *conn) restoreCredit(n int) {
 	c.frame(http2.FrameWindowUpdate, 0, 0, 4)
 	c.out = binary.BigEndian.AppendUint32(c.out, uint32(n))

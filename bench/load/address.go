@@ -14,7 +14,7 @@ func split(address string) (network, name string) {
 	return "tcp", address
 }
 
-// Listen listens on the address that a Target of the same text connects to.
+// Listen listens on an address in the form of a Target.
 func Listen(ctx context.Context, address string) (net.Listener, error) {
 	var l net.ListenConfig
 	network, name := split(address)

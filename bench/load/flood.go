@@ -15,8 +15,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// FloodConfig describes an open loop that does not slow down when the server does, as many proxies together.
-// Each request has a deadline, after which its answer is worthless.
+// FloodConfig describes an open loop that, like many proxies together, does not slow down when the server does. Each
+// request has a deadline, after which its answer is worthless.
 type FloodConfig struct {
 	Target      string
 	Connections int
@@ -44,10 +44,10 @@ type FloodResult struct {
 	Reason string `json:"reason,omitempty"` // of one of them
 }
 
-// Goodput is the number of requests that were decided in time, in a second.
+// Goodput returns the number of requests per second that were answered OK in time.
 func (r *FloodResult) Goodput() float64 { return float64(r.OK) / r.Seconds }
 
-// Answered is the number of requests that were answered in time, in a second.
+// Answered returns the number of requests per second that were answered in time.
 func (r *FloodResult) Answered() float64 { return float64(r.OK+r.Denied) / r.Seconds }
 
 // Flood sends the requests that c describes.
@@ -142,7 +142,7 @@ const (
 	frameHead = 9
 )
 
-// slotOf is the value of a slot.
+// slotOf returns the value of a slot.
 func slotOf(n uint32, due time.Duration) uint64 {
 	return uint64(n+1)<<dueBits | uint64(max(1, due.Microseconds()))
 }

@@ -18,7 +18,8 @@ const (
 	parts    = 1 << partBits
 )
 
-// slot is where d is counted: below 64 ns exactly, then by its highest bit and the 6 after it.
+// slot returns the index of the counter of d. Durations below 64 ns have a counter each; longer ones are counted by their
+// highest bit and the 6 bits after it.
 func slot(d time.Duration) int {
 	n := uint64(max(0, d))
 	if n < parts {
@@ -28,7 +29,7 @@ func slot(d time.Duration) int {
 	return shift*parts + int(n>>shift)
 }
 
-// middle is the middle of a slot.
+// middle returns the middle of a slot.
 func middle(slot int) time.Duration {
 	if slot < parts {
 		return time.Duration(slot)
@@ -52,7 +53,7 @@ func (h *histogram) merge(o *histogram) {
 	h.max = max(h.max, o.max)
 }
 
-// quantile is the duration that a part q of all, 0 to 1, do not exceed.
+// quantile returns the duration that a share q of all durations, from 0 to 1, do not exceed.
 func (h *histogram) quantile(q float64) time.Duration {
 	if h.total == 0 {
 		return 0

@@ -55,7 +55,7 @@ func Idle(ctx context.Context, target, protocol string, n int, used bool) (conne
 	return connections, nil
 }
 
-// grpcHello is what a client of gRPC sends first, and a request behind it if used is true.
+// grpcHello returns the first bytes that a gRPC client sends, followed by a request if used is true.
 func grpcHello(used bool) ([]byte, error) {
 	q, err := newQuestion("bench", []string{"user_id=1"})
 	if err != nil {

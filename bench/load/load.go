@@ -1,9 +1,9 @@
 // Package load sends many requests to an Envoy RateLimitService and measures the cost of an answer.
 //
-// It has two modes. In a closed loop every answer starts the next request, so the server is as busy as it can be;
-// latencies then show little but the length of the queue. In an open loop requests are due at a fixed rate whether or
-// not answers arrive, and a latency counts from the moment at which the request was due, so that a stall affects the
-// latency of every request that was due during it.
+// It has two modes. In a closed loop every answer starts the next request, so the server is always busy, and latencies
+// show little more than the length of the queue. In an open loop requests are due at a fixed rate, whether or not answers
+// arrive. A latency counts from the time at which the request was due, so that a stall affects the latency of every
+// request that was due during it.
 //
 // On a shared machine, elapsed times mean little. The processor time of the server for a request means more, and the
 // ratio of two servers that are measured in turn means most. The package runs on Linux only.
@@ -24,10 +24,10 @@ const (
 	Raw  = "raw"  // HTTP/2 frames: one write for all requests that can be sent, as a proxy under load
 )
 
-// patience is how long to wait for the last answers.
+// patience is the longest time to wait for the last answers.
 const patience = 30 * time.Second
 
-// Config of a run. Zero fields are filled in by Run where a default is named.
+// Config describes a run. Run sets zero fields to their defaults.
 type Config struct {
 	Target      string // host:port or unix:///path
 	Client      string // GRPC, the default, or Raw
@@ -91,7 +91,7 @@ func (c *Config) check() error {
 	return nil
 }
 
-// connection is one to the server.
+// connection is a connection to the server.
 type connection interface {
 	// send sends the requests of s until all are sent and answered, until ctx ends, or until the connection breaks. It
 	// returns the answers.
@@ -99,8 +99,8 @@ type connection interface {
 	close()
 }
 
-// Run sends the requests that c describes. An error means that there is no usable Result; a server's errors are
-// not one: they are counted in the Result.
+// Run sends the requests that c describes. An error means that there is no usable Result. Errors of the server are not
+// returned but counted in the Result.
 func Run(ctx context.Context, c Config) (Result, error) {
 	if err := c.check(); err != nil {
 		return Result{}, err
@@ -156,10 +156,10 @@ type run struct {
 	turn      atomic.Int64 // InTurn: keys used so far
 	started   atomic.Int64 // with Requests: the number of requests that were started
 	measuring atomic.Bool
-	over      atomic.Bool // no more questions
+	over      atomic.Bool // no more requests are sent
 }
 
-// now is the time since the start.
+// now returns the time since the start.
 func (r *run) now() time.Duration { return time.Since(r.start) }
 
 // measure sends requests and returns the duration and the cost of the measured part. A closed loop is stopped when its

@@ -20,7 +20,7 @@ const marker = "\x01\x02\x03\x04\x05\x06\x07\x08"
 // maxKeys is the number of keys that the digits can distinguish.
 const maxKeys = 100_000_000
 
-// question is an encoded RateLimitRequest whose key number can be replaced, so that a request costs next to nothing.
+// question is an encoded RateLimitRequest. The number of its key can be replaced, so that making a request costs little.
 type question struct {
 	message []byte
 	digits  []int // the position of the number

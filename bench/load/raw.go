@@ -38,7 +38,7 @@ type rawConnection struct {
 	pending map[uint32]*pendingRequest // by stream; guarded by mu
 	idle    []*pendingRequest          // guarded by mu
 	window  int64                      // bytes that the server accepts; guarded by mu
-	wake    chan struct{}              // to the sender: something of these has changed
+	wake    chan struct{}              // notifies the sender of changes of pending, idle and window
 	broken  chan struct{}              // closed when the reader has ended
 }
 
@@ -51,7 +51,8 @@ type pendingRequest struct {
 
 const (
 	prefixLen = 5 // of a gRPC message: not compressed, length
-	// bigWindow is how much the server may send before it needs a larger window: more than it can send in a moment.
+	// bigWindow is the number of bytes that the server may send before it needs a larger window. It is so large that the
+	// server never waits for it.
 	bigWindow = 1 << 24
 	// firstWindow is the default window of a server, for a connection and for a stream.
 	firstWindow = 65535
@@ -95,7 +96,7 @@ func dialRaw(ctx context.Context, r *run, q question) (*rawConnection, error) {
 
 func (c *rawConnection) close() { _ = c.conn.Close() }
 
-// greet exchanges settings, and refuses a server to which as much as is wanted cannot be sent.
+// greet exchanges settings. It returns an error if the server allows fewer requests at a time than configured.
 func (c *rawConnection) greet() error {
 	_, _ = c.out.WriteString(http2.ClientPreface)
 	_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingEnablePush, Val: 0})
@@ -202,8 +203,8 @@ func (c *rawConnection) sendAll(s *schedule) bool {
 	}
 }
 
-// takeRequest returns an idle request when the server's window has room for it. It returns nil if there is none, or
-// with wait, if there will be none.
+// takeRequest returns an idle request if the server's window has room for it, and nil otherwise. If wait is true, it waits
+// for one, and returns nil only if there will be none.
 func (c *rawConnection) takeRequest(wait bool) *pendingRequest {
 	for {
 		c.mu.Lock()
@@ -252,7 +253,7 @@ func (c *rawConnection) flush() error {
 	return c.out.Flush()
 }
 
-// allIdle waits for all answers. It returns false if some will not arrive.
+// allIdle waits for all answers. It reports whether all arrived.
 func (c *rawConnection) allIdle() bool {
 	for {
 		c.mu.Lock()
@@ -269,7 +270,7 @@ func (c *rawConnection) allIdle() bool {
 	}
 }
 
-// read reads until the connection ends, and returns why.
+// read reads until the connection ends, and returns the reason.
 func (c *rawConnection) read(answers *recorder) error {
 	for {
 		frame, err := c.from.ReadFrame()
@@ -384,7 +385,7 @@ func (c *rawConnection) settleNext(f *pendingRequest, answers *recorder) {
 	binary.BigEndian.PutUint32(f.done[1:], uint32(len(f.done)-prefixLen))
 }
 
-// received returns the window for n bytes to the server, from time to time.
+// received counts n bytes as received. From time to time it enlarges the server's window by the bytes received.
 func (c *rawConnection) received(n uint32) error {
 	c.unacked += n
 	if c.unacked < bigWindow/2 {

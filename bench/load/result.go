@@ -48,7 +48,7 @@ func (r *recorder) merge(o *recorder) {
 	}
 }
 
-// Result of a run: of its measured part, but for Errors.
+// Result describes the measured part of a run. Errors are those of the whole run.
 type Result struct {
 	Client      string  `json:"client"`
 	Connections int     `json:"connections"`
@@ -102,7 +102,7 @@ func (r *Result) fill(c Config, total *recorder) {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// String is one line for people.
+// String returns the Result as one line of text.
 func (r *Result) String() string {
 	var b strings.Builder
 	loop := "closed loop"

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// schedule hands out the questions of one connection. In a closed loop several goroutines may use
-// it; in an open loop, one.
+// schedule has the times and keys of the requests of one connection. In a closed loop several goroutines may use it, in
+// an open loop only one.
 type schedule struct {
 	*run
-	every time.Duration // open loop: between two questions; 0: a closed loop
+	every time.Duration // in an open loop, the time between two requests; 0 in a closed loop
 	due   time.Duration // open loop: when the next request is due
 }
 
@@ -26,7 +26,7 @@ func newSchedule(r *run, i int) *schedule {
 	return s
 }
 
-// open reports whether questions are due at times of their own.
+// open reports whether the run is an open loop.
 func (s *schedule) open() bool { return s.every > 0 }
 
 // next returns the time at which the next request is due, which in a closed loop is now. It returns false if there are
@@ -49,8 +49,8 @@ func (s *schedule) next() (at time.Duration, more bool) {
 	return at, true
 }
 
-// sleepUntil returns at the given time. The goroutine should be locked to its thread: the runtime's own timers are a
-// millisecond late on an idle processor, this one by 50 us.
+// sleepUntil returns at the given time. The goroutine should be locked to its thread. On an idle processor the runtime's
+// timers are a millisecond late, and this one 50 us.
 func (s *schedule) sleepUntil(at time.Duration) {
 	for d := at - s.now(); d > 0; d = at - s.now() {
 		t := syscall.NsecToTimespec(int64(d))

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// patience is how long a server may take to start or to end.
+// patience is the longest time that a server may take to start or to end.
 const patience = 2 * time.Minute
 
 // child is a server that runs as long as it is measured.
@@ -76,7 +76,7 @@ func (c *child) stop() {
 	}
 }
 
-// startCeiling starts a server of that kind of ceilings.
+// startCeiling starts a ceiling server of the given kind.
 func startCeiling(ctx context.Context, kind string) (*child, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -96,10 +96,10 @@ type sidecar struct {
 	Admin      string   `placeholder:"ADDR" help:"Where its admin port listens, to profile it meanwhile; otherwise anywhere."`
 }
 
-// limits are the descriptors of configurations, by their keys: a limit that is never reached, one that the second
-// request reaches, and fixed windows that are never full: a long one, with and without leases, and one of a second. A
+// limits has the limits for descriptors, by their keys: a limit that is never reached, a limit that the second request
+// reaches, and fixed windows that are never full: a long one, with and without leases, and one of a second. A
 // configuration has only the limits in use, because limits share the room of the store. The first two refill slowly,
-// because a full bucket would be forgotten during the measurement.
+// because the store would delete a full bucket during the measurement.
 var limits = map[string]string{
 	"user_id":   "{algorithm: token_bucket, rate: 1, period: 1m, capacity: 100000000}",
 	"hot_id":    "{algorithm: token_bucket, rate: 1, period: 1h, capacity: 1}",
@@ -108,7 +108,7 @@ var limits = map[string]string{
 	"second_id": "{unit: second, requests_per_unit: 1000000000}",
 }
 
-// configured is the configuration with the limits of such descriptors.
+// configured returns a configuration with the limits of the given descriptors.
 func configured(descriptors []string) string {
 	var b strings.Builder
 	b.WriteString("domain: bench\ndescriptors:\n")
@@ -119,7 +119,7 @@ func configured(descriptors []string) string {
 	return b.String()
 }
 
-// start runs rlsidecar with the limits that the requests of c meet; its file is in dir.
+// start runs rlsidecar with the limits for the requests of c. It writes the configuration to dir.
 func (s *sidecar) start(ctx context.Context, dir string, c load.Config, more ...string) (*child, error) {
 	listen, err := freeAddress()
 	if err != nil {
@@ -128,7 +128,7 @@ func (s *sidecar) start(ctx context.Context, dir string, c load.Config, more ...
 	return s.serve(ctx, dir, configured(c.Descriptors), listen, append(more, "--grpc-listen", listen)...)
 }
 
-// serve runs rlsidecar with a configuration, and waits until address answers, which more makes it listen on.
+// serve runs rlsidecar with a configuration and the flags more, and waits until it answers at address.
 func (s *sidecar) serve(ctx context.Context, dir, config, address string, more ...string) (*child, error) {
 	file, err := os.CreateTemp(dir, "*.yaml")
 	if err != nil {

@@ -31,7 +31,7 @@ type compareCmd struct {
 	JSON        bool          `name:"json" help:"Print JSON: a line for each row of the table, with all its measurements."`
 }
 
-// Validate implements an interface of kong, whose "and" would need the target in any case.
+// Validate implements an interface of kong. kong's tag "and" cannot be used, because it would make the target required.
 func (c *compareCmd) Validate() error {
 	if (c.Target == "") != (c.PID == 0) {
 		return errors.New("--target and --pid go together")
@@ -134,7 +134,7 @@ func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) 
 		r := row{Scenario: s.name, Client: client}
 		for i := range c.Repeats {
 			pair := []*child{ceiling, sidecar}
-			if i%2 == 1 { // the position may be an advantage or a disadvantage, so each is first equally often
+			if i%2 == 1 { // the order may matter, so each server is first equally often
 				slices.Reverse(pair)
 			}
 			for _, server := range pair {
@@ -203,7 +203,7 @@ func (c *compareCmd) print(a *app, rows []row) error {
 	return w.Flush()
 }
 
-// ratios are the ratios of two measurements that follow each other.
+// ratios returns the ratios of two successive measurements.
 func (r *row) ratios() (ratios []float64) {
 	for i := range r.Sidecar {
 		ratios = append(ratios, r.Sidecar[i].CPU/r.Ceiling[i].CPU)

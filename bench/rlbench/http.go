@@ -73,7 +73,7 @@ auth:
         - [{key: tenant, from: "query:tenant"}]
 `
 
-// script makes wrk send one of 10,000 keys, as a client does, or as NGINX does to rlsidecar.
+// script makes wrk send requests with one of 10,000 keys, as a client does, or as NGINX does to rlsidecar.
 const script = `
 local keys = {}
 for i = 1, 10000 do
@@ -155,7 +155,7 @@ func (c *httpCmd) Run(a *app) error {
 	return c.measure(a, dir, targets)
 }
 
-// nginxFolder writes the example, with other addresses and one process.
+// nginxFolder writes NGINX's example configuration to a folder, with other addresses and one process.
 func (c *httpCmd) nginxFolder(folder, listen, sidecar, app string, change [2]string) error {
 	text, err := os.ReadFile(c.NginxConf)
 	if err != nil {
@@ -217,7 +217,7 @@ func (c *httpCmd) measure(a *app, dir string, targets []target) error {
 	return w.Flush()
 }
 
-// ratios are the median, least and greatest ratio.
+// ratios formats the median, the least and the greatest ratio.
 func ratios(of, to []float64) string {
 	var all []float64
 	for i := range of {
@@ -240,7 +240,7 @@ type wrk struct {
 	script      string        // the file to write it to
 }
 
-// run loads t. It returns the requests a second, and the CPU time of a request in us for each process of t.
+// run sends requests to t. It returns the requests per second, and the CPU time for a request of each process of t, in us.
 func (w wrk) run(a *app, t target) (rate float64, cost []float64, err error) {
 	if err := os.WriteFile(w.script, []byte(t.script), 0o600); err != nil {
 		return 0, nil, err
@@ -287,7 +287,7 @@ func (w wrk) run(a *app, t target) (rate float64, cost []float64, err error) {
 	return rate, cost, nil
 }
 
-// contestant is t, whose first process is measured.
+// contestant converts t to a contestant, which measures the first process of t.
 func (w wrk) contestant(b *bench, t target) contestant {
 	return contestant{t.name, func() (out sample, err error) {
 		var cost []float64

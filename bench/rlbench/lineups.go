@@ -9,11 +9,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// redisTimeout is how long a sidecar waits for Redis in these measurements. The default of 10 ms is short: a busy
-// machine sometimes stops a process for half a second, and late answers would become cheap denials.
+// redisTimeout is the longest time that a sidecar waits for Redis in these measurements. With the default of 10 ms, late
+// answers would become cheap denials, because a busy machine sometimes stops a process for half a second.
 const redisTimeout = "5s"
 
-// loadConfig is the closed loop of most rows: 64 requests outstanding, over 4 connections.
+// loadConfig returns the closed loop of most rows: 64 requests outstanding, over 4 connections.
 func (b *bench) loadConfig(key string, keys int) load.Config {
 	return load.Config{
 		Client: load.Raw, Connections: 4, Outstanding: 16, Duration: b.Duration,
@@ -27,7 +27,7 @@ type variant struct {
 	engine, program string
 }
 
-// variants are the programs with each of these engines.
+// variants returns the programs with each of these engines.
 func (b *bench) variants(engines []string) (all []variant) {
 	for _, engine := range engines {
 		all = append(all, variant{engine, engine, b.Sidecar})
@@ -38,19 +38,19 @@ func (b *bench) variants(engines []string) (all []variant) {
 	return all
 }
 
-// redisFlags keep the keys of v apart from those of others.
+// redisFlags returns flags that separate the keys of v from those of other variants.
 func (v variant) redisFlags() []string {
 	return []string{"--backend-timeout", redisTimeout, "--redis-key-prefix", v.label + ":"}
 }
 
-// sidecar is the program of v.
+// sidecarOf returns the program of v.
 func (b *bench) sidecarOf(v variant) *sidecar {
 	s := b.sidecar
 	s.Sidecar = v.program
 	return &s
 }
 
-// server is a contestant that answers the requests of c. It uses servers of Redis, of which there may be none.
+// server returns a contestant: s, which answers the requests of c and uses these Redis servers, if any.
 func (b *bench) server(s *child, servers []*child, c load.Config, denied bool) contestant {
 	return contestant{s.name, func() (out sample, err error) {
 		took, err := metered(b, servers, func() (err error) { out.Result, err = measureRequests(b.app, s, c, denied); return err })
@@ -63,18 +63,18 @@ func (b *bench) server(s *child, servers []*child, c load.Config, denied bool) c
 	}}
 }
 
-// buckets describes where a sidecar keeps its buckets: the flags, and the servers. None: in memory.
+// buckets describes the place of a sidecar's buckets: its flags and the Redis servers. The zero value means memory.
 type buckets struct {
 	flags   []string
 	servers []*child
 }
 
-// on is one Redis.
+// on returns the buckets in one Redis.
 func on(redis *child) buckets {
 	return buckets{[]string{"--redis-url", "redis://" + redis.address}, []*child{redis}}
 }
 
-// filled starts a sidecar that has already answered a request for each key of c.
+// filled starts a sidecar, and sends it a request for each key of c before it returns.
 func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) (contestant, error) {
 	args := slices.Concat([]string{"--grpc-engine", v.engine}, kept.flags)
 	if len(kept.servers) > 0 {
@@ -92,7 +92,7 @@ func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) (con
 	return b.server(s, kept.servers, c, denied), nil
 }
 
-// findAll makes the rows from the rounds of the ceiling and of a sidecar.
+// findAll makes the rows of the table from the rounds of the ceiling and of a sidecar.
 type findAll func(variant string, ceiling, ours rounds) []finding
 
 // against measures the ceiling and each variant of the sidecar; sidecar starts a variant.
@@ -116,7 +116,7 @@ func (b *bench) against(ceiling contestant, sidecar func(v variant) (contestant,
 	return found, nil
 }
 
-// besideMemory measures each variant of the sidecar on redis, beside one that is in memory.
+// besideMemory measures each variant of the sidecar on redis, compared with the same variant in memory.
 func (b *bench) besideMemory(redis *child, c load.Config, denied bool, find findAll) (found []finding, err error) {
 	for _, v := range b.variants(b.Engine) {
 		inMemory, err := b.filled(v, buckets{}, c, denied)
@@ -136,7 +136,7 @@ func (b *bench) besideMemory(redis *child, c load.Config, denied bool, find find
 	return found, nil
 }
 
-// empty is the ceiling: an empty RateLimitService on HTTP/2 frames that gets the same requests.
+// empty returns the ceiling: an empty RateLimitService on HTTP/2 frames that gets the same requests.
 func (b *bench) empty(c load.Config) (contestant, error) {
 	s, err := b.started(startCeiling(b, "h2"))
 	if err != nil {
@@ -194,7 +194,8 @@ func (b *bench) onRedis(redis *child, c load.Config, denied bool) func(v variant
 	return func(v variant) (contestant, error) { return b.filled(v, on(redis), c, denied) }
 }
 
-// throughputLineup has as many requests outstanding as the bare script has calls: four pipelines of 64.
+// throughputLineup compares a sidecar with the bare script. Both have the same number of outstanding calls: four
+// pipelines of 64.
 func throughputLineup(b *bench) ([]finding, error) {
 	redis, err := b.redis()
 	if err != nil {
@@ -298,7 +299,7 @@ func openLineup(b *bench) ([]finding, error) {
 // length.
 const benchKey = 2 + len("\x05bench\x04path\x07user_id") + 1 + len("\x0800000000")
 
-// sizeLineup sends each of many keys once, to a new server each time.
+// sizeLineup measures the memory of buckets: for each variant it starts a new server, and sends each of many keys once.
 func sizeLineup(b *bench) (found []finding, err error) {
 	keys := b.keysMany()
 	c := b.loadConfig("user_id", keys)
@@ -320,7 +321,7 @@ func sizeLineup(b *bench) (found []finding, err error) {
 	return found, nil
 }
 
-// resident is the resident memory of a new server, in bytes, before and after the requests.
+// resident returns the resident memory of a new server, in bytes, before and after the requests.
 func (b *bench) resident(v variant, c load.Config) (empty, full int64, err error) {
 	s, err := b.sidecarOf(v).start(b, b.dir, c, "--grpc-engine", v.engine)
 	if err != nil {

@@ -49,7 +49,7 @@ func main() {
 	}
 }
 
-// options of the command line.
+// options returns the options of the command line parser.
 func options() []kong.Option {
 	return []kong.Option{
 		kong.Name("rlbench"), kong.Description("Measures Envoy RateLimitService servers."), kong.ConfigureHelp(kong.HelpOptions{Compact: true}),

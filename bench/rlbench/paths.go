@@ -18,14 +18,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/bare"
 )
 
-// path is a way to a decision that is meant to cost hardly more than one plain Redis.
+// path is a layout of Redis whose decisions should cost little more than those of one plain Redis.
 type path struct {
 	name, what string
 	keys       int
 	descriptor []string // the keys of a request's descriptors, and so its limits
 	plain      []string // the same for the sidecar on one plain Redis; nil: the same limits
 	denied     bool
-	servers    int     // the number of servers that a request needs; 0: one
+	servers    int     // the number of servers that a request needs; 0 means one
 	target     float64 // the most that it may cost, as a multiple of one plain Redis
 	start      func(b *bench) (buckets, error)
 }
@@ -105,8 +105,8 @@ func (p path) measure(b *bench) ([]finding, error) {
 	return found, nil
 }
 
-// bare measures a program that only calls Redis: first with all charges in one call to one server, then with the same
-// charges divided among the servers of p.
+// bare returns contestants that only call Redis: one sends all charges in one call to one server, the other divides the
+// same charges among the servers of p.
 func (p path) bare(b *bench, kept buckets) (all []contestant) {
 	const requests = 32 // of the 64 outstanding, while the others are on their way
 	if p.servers == 0 {
@@ -140,7 +140,7 @@ func (p path) least(v variant, onPlain, one, several rounds) finding {
 	return f
 }
 
-// descriptors are one for each key, with the number of the key as its value.
+// descriptors returns a descriptor for each key, with a placeholder for the number of the key as its value.
 func descriptors(keys []string) (all []string) {
 	for _, key := range keys {
 		all = append(all, key+"={}")
@@ -179,7 +179,7 @@ func onTLS(b *bench) (buckets, error) {
 	if err != nil {
 		return buckets{}, err
 	}
-	// Beside the plain port, through which its use is read.
+	// The plain port stays open, because usedBy reads the counters through it.
 	s, err := b.redis("--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no")
 	if err != nil {
 		return buckets{}, err

@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// redis is a server without persistence.
+// redis starts a Redis server without persistence.
 func (b *bench) redis(more ...string) (*child, error) {
 	if err := find(b.Redis); err != nil {
 		return nil, err
@@ -25,13 +25,13 @@ func (b *bench) redis(more ...string) (*child, error) {
 	}, more)...))
 }
 
-// redisUse is the use of Redis during a measurement.
+// redisUse has the costs of Redis servers during a measurement.
 type redisUse struct {
 	cpu   time.Duration
 	calls int64 // of scripts
 }
 
-// metered runs load, which uses these servers of Redis; there may be none.
+// metered runs load, and returns its use of these Redis servers, of which there may be none.
 func metered(b *bench, servers []*child, run func() error) (redisUse, error) {
 	before, err := usedBy(b, servers)
 	if err != nil {
@@ -44,10 +44,10 @@ func metered(b *bench, servers []*child, run func() error) (redisUse, error) {
 	return redisUse{after.cpu - before.cpu, after.calls - before.calls}, err
 }
 
-// callsOfScripts are the lines of INFO commandstats that count calls of scripts.
+// callsOfScripts matches the lines of INFO commandstats that count calls of scripts.
 var callsOfScripts = regexp.MustCompile(`(?m)^cmdstat_(?:evalsha|fcall):calls=(\d+)`)
 
-// usedBy has the counters of Redis servers since their start.
+// usedBy returns the counters of Redis servers since their start.
 func usedBy(b *bench, servers []*child) (u redisUse, err error) {
 	for _, s := range servers {
 		c, err := bare.Dial(b, s.address)

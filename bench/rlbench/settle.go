@@ -10,9 +10,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// settleLimits are a plain limit, and one whose costs are known afterwards in a domain of its own, because answers of a
-// domain with settle carry metadata; neither is ever reached. The estimate and the real costs of the requests differ, so
-// that each settlement is a refund.
+// settleLimits has a plain limit, and a limit with settle. The second one has a domain of its own, because answers of a
+// domain with settle contain metadata. Neither limit is ever reached. The estimate and the real costs differ, so that
+// each settlement is a refund.
 const settleLimits = `
 domain: bench
 limits:
@@ -28,8 +28,8 @@ descriptors:
   - {key: token_id, limit: tokens}
 `
 
-// settleScript makes wrk consume units of a plain limit, or reserve units and settle what was reserved. It reads each
-// answer in both cases, so that both load the machine alike.
+// settleScript makes wrk either consume units of a plain limit, or reserve units and settle them. It reads each answer
+// in both cases, so that wrk costs the same in both.
 const settleScript = `
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"

@@ -71,7 +71,7 @@ func lineupNames() (names []string) {
 // errMissing wraps the name of a program that is not installed.
 var errMissing = errors.New("not measured")
 
-// Run prints the table. A target that is missed is no error: how busy the machine is decides too much.
+// Run prints the table. A missed target is not an error, because the load of the machine affects the results too much.
 func (c *targetsCmd) Run(a *app) error {
 	for _, name := range c.Only {
 		if !slices.Contains(lineupNames(), name) {
@@ -161,12 +161,12 @@ type finding struct {
 	target        float64   // 0: none
 }
 
-// MarshalJSON has all measurements.
+// MarshalJSON implements json.Marshaler. It writes all measurements.
 func (f *finding) MarshalJSON() ([]byte, error) {
 	return json.Marshal(map[string]any{"what": f.name, "engine": f.engine, "ceiling": f.ceiling, "rlsidecar": f.ours, "target": f.target})
 }
 
-// judged are the values that the target is about.
+// judged returns the values that are compared with the target.
 func (f *finding) judged() (values []float64) {
 	if f.ceiling == nil {
 		return f.ours
@@ -192,7 +192,7 @@ func (f *finding) bound() string {
 	return fmt.Sprintf("at most %g", f.target)
 }
 
-// met reports whether the median keeps to the target, by as many digits as that has.
+// met reports whether the median, rounded to the digits of the target, meets the target.
 func (f *finding) met() bool {
 	m := median(f.judged())
 	if f.atLeast {
@@ -265,13 +265,13 @@ func sampleP99(s sample) float64        { return s.P99 }
 func sampleRedisCPU(s sample) float64   { return s.redisCPU }
 func sampleRedisCalls(s sample) float64 { return s.redisCalls }
 
-// contestant is one that is measured.
+// contestant is a server or a program to measure.
 type contestant struct {
 	name string
 	run  func() (sample, error)
 }
 
-// rounds are the samples of one contestant, a round each.
+// rounds has the samples of one contestant, one for each round.
 type rounds []sample
 
 func (r rounds) of(value func(sample) float64) (values []float64) {

@@ -1,3 +1,3 @@
-// Package arch keeps the house in order: which package may know which, and why; where time,
-// chance and logging stop; and that what is written for readers stays true. It has tests only.
+// Package arch tests the architecture: the imports of each package, with the reasons; the packages that may use clocks,
+// random numbers and logging; and statements in documents about the code. It has only tests.
 package arch

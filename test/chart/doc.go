@@ -1,3 +1,3 @@
-// Package chart tests charts/rlsidecar: its suites, that Kubernetes would take what it makes, and that
-// rlsidecar takes the flags that it gives. A module of its own, for Helm brings a lot along.
+// Package chart tests charts/rlsidecar: it runs the chart's suites, and checks that Kubernetes accepts the manifests and
+// rlsidecar the flags in them. It is a module of its own because Helm has many dependencies.
 package chart

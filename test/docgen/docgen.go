@@ -1,6 +1,6 @@
-// Package docgen writes the generated part of docs/: docs/reference from the
-// schema of the configuration, the command line, the description of the HTTP API and the metrics,
-// and docs/pictures from the algorithms. Tests compare the files with it; `make docs` writes them.
+// Package docgen generates a part of docs/: docs/reference from the schema of the configuration, the command line, the
+// OpenAPI documents and the metrics, and docs/pictures from the algorithms. Tests compare the files with the generated
+// text; `make docs` writes the files.
 package docgen
 
 import (
@@ -13,8 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-// Hold fails the test unless the file name, below docs/, has this text. With the variable UPDATE_DOCS it
-// writes the file first. root leads from the test's package to that of the module.
+// Hold fails the test unless the file name below docs/ contains text. If the environment variable UPDATE_DOCS is set, it
+// writes the file first. root is the path from the test's package to the top of the module.
 func Hold(t *testing.T, root, name, text string) {
 	t.Helper()
 	path := filepath.Join(root, "docs", name)
@@ -31,7 +31,7 @@ func Hold(t *testing.T, root, name, text string) {
 	}
 }
 
-// page is Markdown in the making.
+// page builds a Markdown page.
 type page struct{ strings.Builder }
 
 func (p *page) line(parts ...string) {
@@ -52,7 +52,7 @@ func (p *page) begin(title, source string) {
 // lineWidth is the number of characters after which lines are wrapped.
 const lineWidth = 100
 
-// marker is a word that starts a list, a heading or a table where it begins a line.
+// marker matches a word that would start a list, a heading or a table at the start of a line.
 var marker = regexp.MustCompile(`^([-+*>|]|#+|\d+[.)])`)
 
 // prose writes text in wrapped lines. head starts the first line; the others are indented to follow it.

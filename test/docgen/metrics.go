@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// sample is a line of Prometheus's text format: name, labels.
+// sample matches the name and the labels in a line of Prometheus's text format.
 var sample = regexp.MustCompile(`^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? `)
 
 var labelName = regexp.MustCompile(`([a-zA-Z_][a-zA-Z0-9_]*)="`)
 
-// Metrics is docs/reference/metrics.md, made from the answer of /metrics in Prometheus's text format once
-// every metric has been set. Those of Go and of the process are left out.
+// Metrics returns docs/reference/metrics.md. text is the answer of /metrics, in Prometheus's text format, when every
+// metric has been set. The metrics of Go and of the process are left out.
 func Metrics(text string) string {
 	help, kind, labels := make(map[string]string), make(map[string]string), make(map[string][]string)
 	var names []string

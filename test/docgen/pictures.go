@@ -25,7 +25,7 @@ type ask struct {
 
 const second = algorithms.Second
 
-// every is a request for 1 at each step from the first time to the last.
+// every returns requests for 1 unit, one at each step between two times.
 func every(step, from, to algorithms.Micros) (asks []ask) {
 	for at := from; at <= to; at += step {
 		asks = append(asks, ask{at: at, cost: 1})
@@ -33,8 +33,8 @@ func every(step, from, to algorithms.Micros) (asks []ask) {
 	return asks
 }
 
-// pictures are all there are. Those of the three windows have the same requests, most of them around
-// the edge at 30 s.
+// pictures returns all pictures. Those of the three kinds of window show the same requests, most of them near the edge at
+// 30 s.
 func pictures() []picture {
 	epoch := algorithms.Micros(0)
 	around := append(every(4*second, 4*second, 12*second), append(every(second, 25*second, 35*second), every(5*second, 45*second, 85*second)...)...)
@@ -58,7 +58,7 @@ func pictures() []picture {
 	}
 }
 
-// What is where, in pixels.
+// Positions and sizes in pixels.
 const (
 	width, height    = 760, 260
 	left, right      = 40, 740
@@ -68,7 +68,7 @@ const (
 	green, red, blue = "#1a7f37", "#cf222e", "#0969da"
 )
 
-// SVG draws p with what the limit really answers.
+// SVG draws p with the real answers of the limit.
 func (p picture) SVG() (string, error) {
 	limit, err := algorithms.Compile(p.spec)
 	if err != nil {
@@ -150,7 +150,7 @@ func (p picture) SVG() (string, error) {
 	return b.String(), nil
 }
 
-// Pictures are the files of docs/pictures, by name.
+// Pictures returns the files of docs/pictures, by name.
 func Pictures() (map[string]string, error) {
 	files := make(map[string]string)
 	for _, p := range pictures() {

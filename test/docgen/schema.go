@@ -29,7 +29,7 @@ type schema struct {
 	Defs        ordered[schema]   `json:"$defs"`
 }
 
-// property is a schema, or false: the key is forbidden.
+// property is a schema, or false, which means that the key is forbidden.
 type property struct{ schema }
 
 func (p *property) UnmarshalJSON(text []byte) error {
@@ -66,7 +66,7 @@ func (o *ordered[T]) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// schemas finds what a $ref names.
+// schemas finds the target of a $ref.
 type schemas map[string]*schema
 
 // of follows references. The text beside a reference takes precedence over the text of its target.
@@ -163,7 +163,7 @@ func (p *page) properties(all schemas, s *schema, link func(string) string) {
 	p.line()
 }
 
-// Config is docs/reference/config.md, of the JSON Schema of policy files.
+// Config returns docs/reference/config.md. text is the JSON Schema of configuration files.
 func Config(text []byte) (string, error) {
 	var root schema
 	if err := json.Unmarshal(text, &root); err != nil {
@@ -204,7 +204,7 @@ func Config(text []byte) (string, error) {
 	return strings.TrimSuffix(p.String(), "\n"), nil
 }
 
-// anchor is the fragment under which a heading is found.
+// anchor returns the fragment of a link to a heading.
 func anchor(title string) string {
 	keep := func(r rune) rune {
 		switch {
@@ -219,7 +219,7 @@ func anchor(title string) string {
 	return strings.Map(keep, strings.ToLower(title))
 }
 
-// openAPI is what the page says of the description of the HTTP API.
+// openAPI is the part of an OpenAPI document that the page describes.
 type openAPI struct {
 	Paths      ordered[ordered[operation]] `json:"paths"`
 	Components struct {
@@ -270,21 +270,21 @@ type answer struct {
 
 func last(ref string) string { return ref[strings.LastIndexByte(ref, '/')+1:] }
 
-// HTTP is docs/reference/http.md, of the OpenAPI description.
+// HTTP returns docs/reference/http.md. text is the OpenAPI document.
 func HTTP(text []byte) (string, error) {
 	return reference(text, "The HTTP API: every field", "[`openapi.json`](../../internal/httpapi/openapi.json), which `GET /openapi.json` returns",
 		"The calls are explained in [the HTTP API for applications](../http-api.md) and",
 		"[the HTTP interface for proxies](../nginx.md).")
 }
 
-// Operators is docs/reference/operators-api.md, of the OpenAPI description.
+// Operators returns docs/reference/operators-api.md. text is the OpenAPI document.
 func Operators(text []byte) (string, error) {
 	return reference(text, "The operators' API: every field", "[`openapi-operators.json`](../../internal/httpapi/openapi-operators.json), which `GET /api/openapi.json` returns",
 		"The admin listener serves it. The calls are explained in [operations](../operations.md#admin) and",
 		"[change a limit for a while](../howto/change-a-limit-for-a-while.md).")
 }
 
-// reference is a page with all paths and objects of an OpenAPI description.
+// reference returns a page with all paths and objects of an OpenAPI document.
 func reference(text []byte, title, source string, introduction ...string) (string, error) {
 	var api openAPI
 	if err := json.Unmarshal(text, &api); err != nil {

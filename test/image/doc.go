@@ -1,3 +1,3 @@
-// Package image tests the Dockerfile: it builds the image with buildah and runs it with podman, as
-// little trusted as a cluster would: read-only, with no capabilities, in 64 MiB.
+// Package image tests the Dockerfile: it builds the image with buildah, and runs it with podman under the restrictions of
+// a cluster: read-only, without capabilities, in 64 MiB.
 package image

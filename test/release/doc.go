@@ -1,3 +1,3 @@
-// Package release tests what scripts/release.sh publishes: that it is whole, and that anybody who builds
-// the same source gets the same bytes.
+// Package release tests the files that scripts/release.sh makes: they are complete, and a second build of the same source
+// has the same bytes.
 package release

@@ -19,15 +19,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Operators adjust the limit tuned through any sidecar, at times two of them at once. All sidecars read the ledger.
+// Operators adjust the limit tuned through any sidecar, sometimes two operators at once. All sidecars read the ledger.
 
 // chain is that of all sidecars.
 var chain = adjust.NewChain([]byte("a secret of all sidecars"))
 
-// tunedRates are the rates that operators give.
+// tunedRates are the rates that operators set.
 var tunedRates = []int64{4, 70}
 
-// tunedLimits are the limits that adjustments make of p.
+// tunedLimits returns the limits that adjustments can make of p.
 func tunedLimits(p *descriptors.Policy) (all []*algorithms.Limit) {
 	if p.Name != "tuned" {
 		return nil
@@ -43,7 +43,7 @@ func tunedLimits(p *descriptors.Policy) (all []*algorithms.Limit) {
 	return all
 }
 
-// keep opens the ledger at a URL, and reads it from then on.
+// keep opens the ledger at a URL, and starts to poll it.
 func (p *process) keep(url string) {
 	ledger, err := redis.OpenLedger(redis.Config{URL: url, Outside: p.outside()}, "adjustments")
 	if err != nil {
@@ -106,7 +106,7 @@ func (p *process) pause(d time.Duration) {
 	p.w.wait(func(wake func()) { p.w.afterPlain(d, p, wake) })
 }
 
-// operate has operators change adjustments.
+// operate lets operators make changes.
 func (w *world) operate(rng *rand.Rand) {
 	w.judge.changes = map[string]string{}
 	for n := range 1 + rng.IntN(6) {
@@ -138,7 +138,7 @@ func (w *world) operate(rng *rand.Rand) {
 	}
 }
 
-// change makes a change at p, and notes the answer.
+// change makes a change through p, and records the answer.
 func (w *world) change(p *process, o adjust.Operation) {
 	if p.dead {
 		return
@@ -161,10 +161,11 @@ func (w *world) change(p *process, o adjust.Operation) {
 	w.judge.changes[o.ID] = said
 }
 
-// late is how long after its expiry an adjustment may be in force: the sidecar estimates the server's clock.
+// late is the longest time that an adjustment may be in force after its expiry, because sidecars estimate the server's
+// clock.
 const late = algorithms.Micros(30_000)
 
-// adjusted checks that the numbers which a sidecar is about to use are those of an adjustment that has not expired.
+// adjusted checks that an adjustment whose numbers a sidecar uses has not expired.
 func (j *judge) adjusted(p *process, r *limiter.Result) {
 	a := r.Policy.Adjusted
 	if p == nil || a == nil {
@@ -179,7 +180,7 @@ func (j *judge) adjusted(p *process, r *limiter.Result) {
 // ledgerKeys are the names of the ledger's keys.
 const ledgerHeadKey, ledgerLogKey = "rl:{adjustments}head", "rl:{adjustments}log"
 
-// ledgerServer is the server that has the ledger.
+// ledgerServer returns the server that has the ledger.
 func (w *world) ledgerServer() *server {
 	if w.layout == nil {
 		return w.servers[0]
@@ -249,7 +250,7 @@ func (j *judge) audited() {
 	}
 }
 
-// textsOf are the arguments of a script as Redis has them.
+// textsOf converts the arguments of a script to text, as Redis does.
 func textsOf(args []any) (texts []string) {
 	for _, a := range args {
 		texts = append(texts, fmt.Sprint(a))
@@ -278,7 +279,7 @@ func (s *server) hset(key string, pairs ...string) {
 	s.put(key, &value{fields: fields})
 }
 
-// ledgerHead is the script ledger_head.lua.
+// ledgerHead does what ledger_head.lua does.
 func (s *server) ledgerHead(key string) any {
 	h, now := s.fields(key), s.now()
 	or := func(text, other string) string {
@@ -293,7 +294,7 @@ func (s *server) ledgerHead(key string) any {
 	}
 }
 
-// ledgerAppend is the script ledger_append.lua.
+// ledgerAppend does what ledger_append.lua does.
 func (s *server) ledgerAppend(keys []any, args []string) any {
 	head, values, log := keys[0].(string), keys[1].(string), keys[2].(string)
 	h := s.fields(head)
@@ -314,7 +315,7 @@ func (s *server) ledgerAppend(keys []any, args []string) any {
 	return int64(1) // a run is too short for entries to be trimmed
 }
 
-// ledgerRestore is the script ledger_restore.lua.
+// ledgerRestore does what ledger_restore.lua does.
 func (s *server) ledgerRestore(keys []any, args []string) any {
 	head, values := keys[0].(string), keys[1].(string)
 	if s.get(head) != nil {

@@ -26,12 +26,12 @@ type request struct {
 
 	parted    bool // its limits are on two servers
 	attempts  int
-	allowed   bool // an answer said so
-	denied    bool // an answer said so, and none that it was allowed
+	allowed   bool // an answer allowed it
+	denied    bool // an answer denied it, and none allowed it
 	untouched int  // answers which reported that certainly nothing was charged
 	unknown   bool // an attempt has no answer, or one that leaves the outcome open
 
-	paid        [][]payment           // what the answers that allow it name
+	paid        [][]payment           // the payments that the allowing answers name
 	allowedWith func(c *limiter.Call) // called with the answer that allows it; may be nil
 }
 
@@ -44,7 +44,7 @@ type cost struct {
 // bucket identifies the bucket that c charges.
 func (c *cost) bucket() *cost { return &cost{limit: c.limit, value: c.value} }
 
-// sending is one attempt, at a process.
+// sending is one attempt to send a request to a process.
 type sending struct {
 	*request
 
@@ -58,7 +58,7 @@ type sending struct {
 	snapshot *limiter.Snapshot
 }
 
-// delivery has the requests that one read of a connection brings. It is reused, as listeners do.
+// delivery has the requests of one read of a connection. It is reused, as listeners reuse theirs.
 type delivery struct {
 	process *process
 	batch   *limiter.Batch
@@ -67,7 +67,7 @@ type delivery struct {
 	sent    []*sending
 }
 
-// client lets a client send requests.
+// client sends the requests of client n.
 func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 	hot, gap := rng.IntN(3) == 0, time.Duration(100+rng.IntN(8000))*time.Microsecond
 	if hot {
@@ -114,7 +114,7 @@ var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket", "sharded"
 // otherNames are limits with another on_backend_failure than deny.
 var otherNames = []string{"lenient", "strict", "share"}
 
-// draw makes a random request.
+// draw returns a random request.
 func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 	r := &request{id: id, witness: "witness"}
 	w.requests++
@@ -224,7 +224,7 @@ func (d *delivery) finish(i int) {
 	}
 }
 
-// send1 notes that a request is sent to a process.
+// send1 records that a request is sent to a process.
 func (w *world) send1(p *process, r *request, within time.Duration) *sending {
 	s := &sending{request: r, process: p, at: p.monotonic(), within: timeout, pause: p.pausedUntil}
 	if within > 0 {
@@ -256,7 +256,7 @@ func (w *world) checkSome(rng *rand.Rand, r *request, p *process, within time.Du
 	}
 }
 
-// check has a process answer a request under its ID, as the HTTP API does.
+// check lets a process answer a request under its ID, as the HTTP API does.
 func (p *process) check(r *request, within time.Duration) {
 	if p.dead {
 		return

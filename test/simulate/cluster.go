@@ -23,7 +23,7 @@ const (
 	migrateStep = 300 * time.Microsecond
 )
 
-// slotOf is the slot of a key, by the specification of Redis Cluster.
+// slotOf returns the slot of a key, by the specification of Redis Cluster.
 func slotOf(key string) int {
 	if from := strings.IndexByte(key, '{'); from >= 0 {
 		if n := strings.IndexByte(key[from+1:], '}'); n > 0 {
@@ -53,7 +53,7 @@ var slotSums = func() (sums [256]uint16) {
 	return sums
 }()
 
-// layout is which master has which block, and which one it moves to; nil: it stays.
+// layout maps each block to the master that owns it, and to the master that it moves to, or nil.
 type layout struct {
 	owner, target [blocks]*server
 }
@@ -79,7 +79,7 @@ func (w *world) addNode() *server {
 	return s
 }
 
-// slots is the reply to CLUSTER SLOTS.
+// slots returns the reply to CLUSTER SLOTS.
 func (l *layout) slots() (all []outside.Slots) {
 	for b, s := range l.owner {
 		if n := len(all); n > 0 && all[n-1].Addr == s.name+":6379" {
@@ -91,8 +91,8 @@ func (l *layout) slots() (all []outside.Slots) {
 	return all
 }
 
-// elsewhere returns the error with which s refuses a command with these keys, which are in one slot; nil: it runs the
-// command.
+// elsewhere returns the error with which s refuses a command with these keys, which are in one slot. It returns nil if s
+// runs the command.
 func (s *server) elsewhere(keys []string, asking bool) error {
 	l := s.w.layout
 	if l == nil {
@@ -123,7 +123,7 @@ func (s *server) elsewhere(keys []string, asking bool) error {
 	}
 }
 
-// keysOf are the keys that a command declares.
+// keysOf returns the keys that a command declares.
 func keysOf(args []any) (keys []string) {
 	switch name := args[0].(string); name {
 	case "eval", "evalsha":
@@ -137,7 +137,7 @@ func keysOf(args []any) (keys []string) {
 	return keys
 }
 
-// masterOf is the node that has a key.
+// masterOf returns the node that has a key.
 func (w *world) masterOf(key string) *server {
 	b := slotOf(key) / ofBlock
 	if t := w.layout.target[b]; t != nil && t.get(key) != nil {
@@ -194,7 +194,7 @@ func (w *world) replace(s *server, span time.Duration) {
 	w.note("%s dies, its replica takes over after %v", s.name, span)
 	s.up = false
 	w.afterPlain(span, nil, func() {
-		if s.up { // it was back before
+		if s.up { // it has restarted in time
 			return
 		}
 		w.seen(faultReplaced)

@@ -29,11 +29,11 @@ type judge struct {
 	buckets      map[string]*bucket // by key
 	named        map[cost]*bucket   // by limit and value
 	failovers    int
-	losses       int  // how often a server lost its data
+	losses       int  // the number of times that a server lost its data
 	unclean      bool // a process crashed, or a call had no answer: leased units may be lost
 	stepped      bool // a server's clock was set
 	steppedBack  bool
-	changes      map[string]string // what the answer to each change of an operator said, by its operation
+	changes      map[string]string // the answer to each change of an operator, by the ID of its operation
 }
 
 // bucket has the judge's knowledge of one bucket.
@@ -41,7 +41,7 @@ type bucket struct {
 	limit    string // its name
 	value    string // of its key
 	kind     algorithms.Kind
-	leased   algorithms.Micros // for how long
+	leased   algorithms.Micros // the duration of its leases
 	numbers  []*algorithms.Limit
 	charged  int64 // units that the servers charged, less those that they refunded
 	admitted []admission
@@ -50,7 +50,7 @@ type bucket struct {
 	slot     int // 0 without a Cluster
 	sharded  bool
 	parted   bool              // a request had limits on two servers
-	first    algorithms.Micros // when the servers charged it; 0: never
+	first    algorithms.Micros // the time at which the servers first charged it; 0 means never
 	last     algorithms.Micros
 	local    map[*process]int64 // units that sidecars allowed by their own buckets
 	turns    int64              // refunds, and denials by a server
@@ -83,7 +83,7 @@ func (j *judge) bucket(key string) *bucket {
 	return b
 }
 
-// bucketOf is the key of the bucket that has a name in Redis.
+// bucketOf returns the key of the bucket with a name in Redis.
 func bucketOf(name string) string {
 	_, key, _ := strings.Cut(name, "}")
 	return key
@@ -116,13 +116,13 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 	}
 }
 
-// lost notes that a server has lost its data.
+// lost records that a server has lost its data.
 func (j *judge) lost() { j.losses++ }
 
 // crashed records that a process has crashed. Its answers are lost.
 func (j *judge) crashed() { j.unclean = true }
 
-// sent notes an attempt.
+// sent records an attempt.
 func (j *judge) sent(s *sending) {
 	if s.attempts == 1 {
 		j.requests = append(j.requests, s.request)
@@ -133,7 +133,7 @@ func (j *judge) sent(s *sending) {
 	}
 }
 
-// answered notes the answer to an attempt.
+// answered records the answer to an attempt, and checks it.
 func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	if s.answered {
 		j.fail("request %s was answered twice", s.id)
@@ -203,8 +203,8 @@ var policies = map[string]descriptors.OnFailure{
 	"lenient": descriptors.Allow, "strict": descriptors.Error, "share": descriptors.Local,
 }
 
-// failedAs checks the answer to a request that the store could not decide: each limit that it could not decide
-// answers by its policy, and of a limit with a share, a sidecar allows no more than that.
+// failedAs checks the answer to a request that the store could not decide. Each limit that the store could not decide
+// must answer by its policy. Of a limit with a share, a sidecar must allow no more than the share.
 func (j *judge) failedAs(s *sending, c *limiter.Call) {
 	mustDeny, mayDeny, mustErr := false, false, false
 	for i := range c.Results {
@@ -240,7 +240,7 @@ func (j *judge) failedAs(s *sending, c *limiter.Call) {
 	}
 }
 
-// planned notes the buckets of a request.
+// planned records the buckets of a request.
 func (j *judge) planned(p *process, r *request, c *limiter.Call) {
 	var first *bucket
 	for i := range c.Results {
@@ -282,7 +282,7 @@ func (j *judge) planned(p *process, r *request, c *limiter.Call) {
 	}
 }
 
-// slot is the slot of the bucket of r; 0 without a Cluster.
+// slot returns the slot of the bucket of r, or 0 without a Cluster.
 func (j *judge) slot(r *limiter.Result) int {
 	if j.w.layout == nil {
 		return 0
@@ -300,9 +300,9 @@ func (j *judge) result(s *sending, r *limiter.Result) {
 	}
 }
 
-// peek returns the decision that a server would make now on a cost of the bucket of r, alone, with a few units to
-// spare. The epoch grows with each new window, with each refund, and with each denial by the server. Between two
-// moments of one epoch, all units that the server was to charge were available.
+// peek reports whether a server would now allow a charge of the bucket of r alone, with a few units to spare. The epoch
+// grows with each new window, with each refund, and with each denial by the server. If peek allows the charge at two times
+// of one epoch, its units were available at all times between them.
 func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 	b, l := j.bucket(string(r.Key)), r.Policy.Limit
 	s, now := b.server, b.server.now()
@@ -378,7 +378,7 @@ func (j *judge) admitted(s *sending, c *limiter.Call) {
 	}
 }
 
-// live sends a request to each process, which must be allowed.
+// live sends each process a request that must be allowed; lived checks the answers.
 func (j *judge) live() {
 	w := j.w
 	for _, p := range w.processes {
@@ -393,7 +393,7 @@ func (j *judge) live() {
 	}
 }
 
-// lived checks that they were allowed.
+// lived checks that the requests of live were allowed.
 func (j *judge) lived() {
 	for _, s := range j.probes {
 		if !s.allowed {
@@ -402,7 +402,7 @@ func (j *judge) lived() {
 	}
 }
 
-// finish checks all that can be checked at the end.
+// finish makes the checks at the end of a run.
 func (j *judge) finish() {
 	w := j.w
 	for s := range j.open {
@@ -460,7 +460,7 @@ func (r *request) String() string {
 	return fmt.Sprintf("%d attempts, allowed %v, denied %v, untouched %d, unknown %v", r.attempts, r.allowed, r.denied, r.untouched, r.unknown)
 }
 
-// request compares the answers to a request with how often it was charged.
+// request compares the answers to a request with the number of times that it was charged.
 func (j *judge) request(r *request, truth map[cost]int64) {
 	if r.witness == "" || r.witness == "own" {
 		return
@@ -494,7 +494,8 @@ func (j *judge) conserved(key string, b *bucket, truth map[cost]int64) {
 	}
 	if b.leased == 0 {
 		want := truth[cost{limit: b.limit, value: b.value}]
-		// The undo of a part may be lost, and refunds less because of the inflow since, but it is not made twice.
+		// The refund of a part may be lost. It may be smaller because the bucket has refilled since. But it is not made
+		// twice.
 		if b.parted && (!j.w.quiet || j.unclean || b.numbers[0].Period() != algorithms.Day) {
 			if b.charged < admitted {
 				j.fail("%s %q: %d admitted, only %d charged", b.limit, key, admitted, b.charged)
@@ -583,7 +584,7 @@ func (j *judge) spans(b *bucket, most func(d int64) (int64, bool)) {
 	}
 }
 
-// firstErr is the error of the first limit of c that has one.
+// firstErr returns the error of the first limit of c that has one.
 func firstErr(c *limiter.Call) error {
 	for i := range c.Results {
 		if err := c.Results[i].Decision.Err; err != nil {

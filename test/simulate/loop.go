@@ -24,7 +24,7 @@ type loop struct {
 	running *coroutine // nil: the loop itself
 }
 
-// idle are coroutines for any run: their stacks have grown already.
+// idle has coroutines that any run can use. Their stacks have already grown.
 var idle struct {
 	sync.Mutex
 	all []*coroutine // guarded by Mutex
@@ -35,7 +35,7 @@ var idle struct {
 type event struct {
 	at       int64
 	order    uint64
-	process  *process // which it happens to; nil: none. While that is paused, the event waits
+	process  *process // the process that it happens to, or nil; while the process is paused, the event waits
 	f        func()
 	plain    bool // f does not wait, so that it needs no coroutine
 	canceled bool
@@ -43,7 +43,7 @@ type event struct {
 
 func newLoop(seed uint64) *loop { return &loop{rng: rand.New(rand.NewPCG(seed, seed>>7))} }
 
-// after calls f when d has passed. f may wait.
+// after calls f after d. f may wait.
 func (l *loop) after(d time.Duration, p *process, f func()) *event {
 	var e *event
 	if n := len(l.free); n > 0 {

@@ -15,7 +15,7 @@ import (
 // Requests of the domain plans have one or two limits whose credits pay for what they do not allow. A bucket of their own
 // shows the judge when a server charged them.
 
-// payment is units that a request was charged in a bucket.
+// payment is a number of units that a request was charged in a bucket.
 type payment struct {
 	key   string
 	units int64
@@ -43,8 +43,8 @@ func (w *world) pay(rng *rand.Rand, id string, p *process, within time.Duration)
 	w.after(0, p, func() { p.deliver(rng, []*request{r}, within, nil) })
 }
 
-// pays checks what a server charged for a group with alternatives, by the states before and after: if the plan had
-// enough in each of its buckets, these pay; otherwise the credits pay the largest of the costs; or nobody pays.
+// pays checks the charges of a server for a group with alternatives, by the states before and after. If each bucket of
+// the plan had enough units, these pay. Otherwise the credits pay the largest of the costs, or no bucket pays.
 func (j *judge) pays(s *server, group []charge, before []algorithms.State, buckets []algorithms.Bucket, took bool) {
 	left := func(i int, state algorithms.State) int64 {
 		_, d := group[i].limit.Take(state, s.now(), algorithms.Charge{Hash: group[i].ask.Hash, DryRun: true})
@@ -96,7 +96,7 @@ func (j *judge) pays(s *server, group []charge, before []algorithms.State, bucke
 	}
 }
 
-// namesPayer notes which buckets an answer says have paid.
+// namesPayer records the buckets that paid according to an answer.
 func (j *judge) namesPayer(r *request, c *limiter.Call) {
 	var paid []payment
 	for i := range c.Results {

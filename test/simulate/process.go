@@ -42,14 +42,14 @@ type process struct {
 	wall      time.Duration // how far its wall clock is ahead of the monotonic one
 
 	stores  []*redis.Store
-	keeper  *shared.Keeper // nil: nobody adjusts limits
+	keeper  *shared.Keeper // nil means that limits are not adjusted
 	ledger  *redis.Ledger  // of keeper
 	busy    bool           // the keeper is in use
 	undos   *stores.Undos  // nil: there is one server
 	denied  *stores.DeniedStore
 	lease   *stores.LeaseStore
 	limiter *limiter.Limiter
-	skew    algorithms.Micros // how far its idea of the time is ahead of the server's
+	skew    algorithms.Micros // by how much its estimate of the server's clock is too high
 	free    []*delivery
 }
 
@@ -112,7 +112,7 @@ func bySecond(l *algorithms.Limit) bool {
 	return l.Period() <= algorithms.Second
 }
 
-// serverOf is the server that has the buckets of l.
+// serverOf returns the server that has the buckets of l.
 func (w *world) serverOf(l *algorithms.Limit) *server {
 	if w.layout == nil && len(w.servers) > 1 && bySecond(l) {
 		return w.servers[1]
@@ -135,7 +135,7 @@ func (p *process) open(url string) *redis.Store {
 	return store
 }
 
-// outside is what the process gets in place of its machine.
+// outside returns the simulated machine of the process.
 func (p *process) outside() *outside.World {
 	return &outside.World{
 		Clock: p, Go: p.spawn, Call: p.call, Below: p.rng.IntN,
@@ -154,7 +154,7 @@ func (p *process) reload(s *limiter.Snapshot) {
 	p.denied.Forget()
 }
 
-// monotonic is the reading of the monotonic clock.
+// monotonic returns the reading of the monotonic clock.
 func (p *process) monotonic() time.Duration {
 	d := time.Duration(p.w.now-p.born) - p.suspended
 	return time.Hour + d + d*time.Duration(p.ppm)/1_000_000
@@ -218,7 +218,7 @@ func (t *timer) Stop() bool {
 	return true
 }
 
-// spawn runs f beside its caller.
+// spawn runs f concurrently with its caller.
 func (p *process) spawn(f func()) {
 	p.w.after(time.Duration(p.rng.Int64N(20_000)), p, f)
 }
@@ -350,7 +350,7 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 	w.afterPlain(there, nil, arrive)
 }
 
-// node is the server at an address.
+// node returns the server at an address.
 func (w *world) node(addr string) *server {
 	for _, s := range w.servers {
 		if addr == s.name+":6379" {
@@ -373,7 +373,7 @@ func (w *world) arrive(s *server, f func()) {
 type link struct {
 	least, most time.Duration
 	rng         *rand.Rand
-	loss        int   // of 1,000 questions and answers
+	loss        int   // the number of lost messages in 1,000
 	cutUntil    int64 // no message arrives until then
 	slowUntil   int64
 }
@@ -401,7 +401,7 @@ func (l *link) fate(w *world) fault {
 	return f
 }
 
-// close ends the stores of p, which must have nothing in flight.
+// close closes the stores of p. Nothing may be in flight.
 func (p *process) close() {
 	left := 0
 	if p.undos != nil {

@@ -25,7 +25,7 @@ type reserving struct {
 
 	id      string  // "" before the answer
 	sent    []int64 // the real costs of all settlements that were sent; unknown costs keep the estimate
-	settled bool    // an answer said so
+	settled bool    // an answer confirmed a settlement
 	late    bool    // so was one of the settlements, by the clock of its sidecar
 }
 
@@ -60,7 +60,7 @@ func (w *world) reserve(rng *rand.Rand, id string, p *process, within time.Durat
 	w.after(0, p, func() { p.deliver(rng, []*request{v.request}, within, nil) })
 }
 
-// settleLater has some process settle v once the work is done. A settlement that fails is sent again, as proxies do.
+// settleLater lets a random process settle v when the work is done. A settlement that fails is sent again, as proxies do.
 func (w *world) settleLater(rng *rand.Rand, v *reserving, work time.Duration, real int64, within time.Duration) {
 	id, forged := v.id, rng.IntN(12) == 0
 	if forged {
@@ -116,7 +116,7 @@ func (p *process) settle(v *reserving, id string, real int64, forged bool, withi
 	return w.judge.settlement(p, v, c, err, forged)
 }
 
-// settlement notes the answer to a settlement.
+// settlement records the answer to a settlement, and checks it.
 func (j *judge) settlement(p *process, v *reserving, c *limiter.Call, err error, forged bool) (settled bool) {
 	w := j.w
 	if err != nil {

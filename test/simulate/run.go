@@ -17,7 +17,7 @@ type Result struct {
 	Hash     uint64 // equal for equal runs
 }
 
-// Run plays p. log, if not nil, is called for each thing that happens.
+// Run plays p. If log is not nil, Run calls it for each event.
 func Run(p Plan, log func(format string, args ...any)) (r Result) {
 	w := newWorld(p, log)
 	defer func() {

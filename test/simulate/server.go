@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// server is a Redis server. It decides with package algorithms; other tests show that take.lua is equal.
+// server is a simulated Redis server. It decides with package algorithms; other tests show that take.lua decides equally.
 type server struct {
 	w       *world
 	name    string
@@ -30,7 +30,7 @@ type server struct {
 
 	lag       time.Duration     // the delay until the replica has a write; 0: there is no replica
 	replica   map[string]*value // the replica's values; nil: deleted
-	behind    int64             // when the replica will have all that was written
+	behind    int64             // the time at which the replica will have all writes
 	executing bool              // a command is executed
 	writes    *writes           // of the command that is executed, so far
 	epoch     int               // the number of times that the replica has taken over
@@ -46,7 +46,7 @@ type value struct {
 	until  algorithms.Micros // 0: for ever
 }
 
-// script is which of the scripts one is.
+// script identifies one of the scripts.
 type script int
 
 const (
@@ -208,7 +208,7 @@ func (s *server) set(key, text string, ms int64) {
 	s.put(key, &value{text: text, until: s.now() + algorithms.Micros(ms)*1000})
 }
 
-// known has the names of scripts, by the address of their texts.
+// known caches the kinds of scripts by the address of their texts.
 var known sync.Map // of *byte to knownScript
 
 type knownScript struct {
@@ -303,7 +303,7 @@ type taking struct {
 	before  []algorithms.State
 }
 
-// charge is a charge as the script gets it. A head has no limit.
+// charge is a charge in the arguments of the script. The head of a group has no limit.
 type charge struct {
 	key   string
 	limit *algorithms.Limit
@@ -314,7 +314,7 @@ type charge struct {
 	of    string // of a head
 }
 
-// read reads the next charge; it returns nil at the end.
+// read reads the next charge. At the end, ok is false.
 func (t *taking) read(r *reader) (c charge, ok bool) {
 	key, what := r.number(), r.number()
 	if key == 0 {

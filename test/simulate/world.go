@@ -103,7 +103,7 @@ var faultNames = [faults]string{
 	sawRewritten: "changes made again that a failover lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits",
 }
 
-// Counts has how often each kind of fault happened.
+// Counts has the number of times that each kind of fault happened.
 type Counts [faults]int
 
 // Plan describes a run. Each client and each fault has its own random numbers, so that the others stay the same if one
@@ -138,7 +138,7 @@ type world struct {
 	snapshot     *limiter.Snapshot
 	length       time.Duration
 	clients      int
-	mishaps      int // how many faults were planned
+	mishaps      int // the number of planned faults
 	requests     int
 	boots        int
 	taking       taking
@@ -196,7 +196,7 @@ descriptors:
   - {key: hotbucket, rate_limit: {algorithm: token_bucket, rate: %[4]d, period: 1s, capacity: %[1]d, lease: {max: 10%%, for: 50ms}}}
 `
 
-// plans are limits whose credits pay for what they do not allow. seen is the witness of their requests.
+// plans has limits whose credits pay for the requests that they deny. seen is the witness of their requests.
 const plans = `
 domain: plans
 hash_tag: domain
@@ -244,7 +244,7 @@ var knownLimits = func() map[limitNumbers]*algorithms.Limit {
 	return all
 }()
 
-// shardsOf are the limits of the shards of p.
+// shardsOf returns the limits of the shards of p.
 func shardsOf(p *descriptors.Policy) (all []*algorithms.Limit) {
 	for i := range p.Extra().Shards {
 		all = append(all, &p.Extra().Shards[i])
@@ -252,7 +252,7 @@ func shardsOf(p *descriptors.Policy) (all []*algorithms.Limit) {
 	return all
 }
 
-// limitsOf appends the limits that the script got to all.
+// limitsOf appends the limits in the arguments of the script to all.
 func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Limit {
 	for r := (reader{text: text}); r.at < len(text); {
 		var n limitNumbers
@@ -273,7 +273,7 @@ func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Lim
 	return all
 }
 
-// newWorld makes the world of a seed.
+// newWorld returns the world of a plan's seed.
 func newWorld(p Plan, log func(string, ...any)) *world {
 	w := &world{loop: newLoop(p.Seed), plan: p, log: log}
 	w.judge = &judge{w: w, buckets: map[string]*bucket{}, named: map[cost]*bucket{}, open: map[*sending]bool{}}
@@ -309,12 +309,12 @@ func newWorld(p Plan, log func(string, ...any)) *world {
 	return w
 }
 
-// stream is the chance of one part of the world.
+// stream returns the random numbers of one part of the world.
 func (w *world) stream(kind rune, n int) *rand.Rand {
 	return rand.New(rand.NewPCG(w.plan.Seed, uint64(kind)<<32|uint64(n)))
 }
 
-// parts are the names of the clients and faults of the world.
+// parts returns the names of the clients and faults of the world.
 func (w *world) parts() (names []string) {
 	for n := range w.clients {
 		names = append(names, fmt.Sprintf("c%d", n))
@@ -356,7 +356,7 @@ func (w *world) play() {
 	w.run(int64(w.length))
 	w.heal()
 	w.run(w.now + int64(400*time.Millisecond)) // probes of the breakers are 200 ms apart at the most
-	if w.adjusts {                             // a call of the ledger that was lost ends after 1 s
+	if w.adjusts {                             // a lost call of the ledger ends after 1 s
 		w.lastPoll = w.now + int64(1200*time.Millisecond)
 		w.run(w.lastPoll)
 		w.judge.converged()
@@ -522,7 +522,7 @@ func (w *world) crash(i int) {
 	w.processes[i] = w.start(p.name[:1] + strings.Repeat("'", w.boots))
 }
 
-// graceful lets a process end in order, and starts another one in its place.
+// graceful shuts a process down in order, and starts another one in its place.
 func (w *world) graceful(i int) {
 	w.seen(faultGraceful)
 	p := w.processes[i]
