@@ -23,9 +23,9 @@ return string.rep('x', 8 + 33 * #KEYS)`
 // chargeSize is the length of a charge in a call of rlsidecar.
 const chargeSize = 32
 
-// Fan sends charges to several servers at a time, with as few system calls as possible. In each round it sends each server
-// one call with an equal share of the charges, and then waits for all answers. It returns its thread's processor time for
-// one charge.
+// Fan sends charges to several servers at a time, with as few system calls as possible. In each round it sends each
+// server one call with an equal share of the charges, and then waits for all answers. It returns its thread's processor
+// time for one charge.
 func Fan(ctx context.Context, addresses []string, charges int, d time.Duration) (cpu time.Duration, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -9,8 +9,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// It must answer whatever is measured with: a client that writes many frames at once, grpc-go, and a
-// window that ends while answers are owed.
+// The server must answer the clients that measure with it: one that writes many frames at once, grpc-go, and one whose
+// window is full while requests are unanswered.
 func TestEveryRequestIsAnswered(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

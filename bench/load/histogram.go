@@ -18,8 +18,8 @@ const (
 	parts    = 1 << partBits
 )
 
-// slot returns the index of the counter of d. Durations below 64 ns have a counter each; longer ones are counted by their
-// highest bit and the 6 bits after it.
+// slot returns the index of the counter of d. Durations below 64 ns have a counter each; longer ones are counted by
+// their highest bit and the 6 bits after it.
 func slot(d time.Duration) int {
 	n := uint64(max(0, d))
 	if n < parts {

@@ -1,9 +1,9 @@
 // Package load sends many requests to an Envoy RateLimitService and measures the cost of an answer.
 //
 // It has two modes. In a closed loop every answer starts the next request, so the server is always busy, and latencies
-// show little more than the length of the queue. In an open loop requests are due at a fixed rate, whether or not answers
-// arrive. A latency counts from the time at which the request was due, so that a stall affects the latency of every
-// request that was due during it.
+// show little more than the length of the queue. In an open loop requests are due at a fixed rate, whether or not
+// answers arrive. A latency counts from the time at which the request was due, so that a stall affects the latency of
+// every request that was due during it.
 //
 // On a shared machine, elapsed times mean little. The processor time of the server for a request means more, and the
 // ratio of two servers that are measured in turn means most. The package runs on Linux only.

@@ -173,7 +173,7 @@ func TestOpenLoopKeepsItsRate(t *testing.T) {
 	}
 }
 
-// A server that stalls once makes all those late that were due meanwhile, not only those it had.
+// A server stalls once. All requests that were due during the stall are late, not only those that were sent before it.
 func TestOpenLoopChargesAStallToAllItWouldHaveMet(t *testing.T) {
 	for _, client := range clients {
 		t.Run(client, func(t *testing.T) {
@@ -187,7 +187,7 @@ func TestOpenLoopChargesAStallToAllItWouldHaveMet(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// Half of them were due during the stall: were latency measured from the sending, one
+			// Half of the requests were due during the stall. If latency were measured from the time of sending, only one
 			// would be late.
 			if r.Failed() > 0 || r.P99 < 100 || r.Max < 200 {
 				t.Errorf("want many of them to be late: %v", &r)

@@ -203,8 +203,8 @@ func (c *rawConnection) sendAll(s *schedule) bool {
 	}
 }
 
-// takeRequest returns an idle request if the server's window has room for it, and nil otherwise. If wait is true, it waits
-// for one, and returns nil only if there will be none.
+// takeRequest returns an idle request if the server's window has room for it, and nil otherwise. If wait is true, it
+// waits for one, and returns nil only if there will be none.
 func (c *rawConnection) takeRequest(wait bool) *pendingRequest {
 	for {
 		c.mu.Lock()

@@ -240,7 +240,8 @@ type wrk struct {
 	script      string        // the file to write it to
 }
 
-// run sends requests to t. It returns the requests per second, and the CPU time for a request of each process of t, in us.
+// run sends requests to t. It returns the requests per second, and the CPU time for a request of each process of t, in
+// us.
 func (w wrk) run(a *app, t target) (rate float64, cost []float64, err error) {
 	if err := os.WriteFile(w.script, []byte(t.script), 0o600); err != nil {
 		return 0, nil, err
@@ -298,7 +299,8 @@ func (w wrk) contestant(b *bench, t target) contestant {
 	}}
 }
 
-// httpLineup sends requests with wrk in the form that NGINX sends: a bare handler, and each variant in memory and on Redis.
+// httpLineup sends requests with wrk in the form that NGINX sends: a bare handler, and each variant in memory and on
+// Redis.
 func httpLineup(b *bench) ([]finding, error) {
 	if err := find(b.Wrk); err != nil {
 		return nil, err

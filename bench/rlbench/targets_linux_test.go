@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// The tool must go on working when what it measures changes. What it says is not looked at: nothing here
-// depends on how fast this machine is.
+// The tool must keep working when the measured programs change. The test does not check the figures, which depend on the
+// speed of this machine.
 func TestTargetsCanBeMeasured(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("PATH", filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))

@@ -84,7 +84,7 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 	command(exitFailed, "have changed meanwhile", "set", "--limit", "send", "--key", "bob", "--factor", "10", "--for", "1d", "--reason", "test", "--expect-version", "2")
 }
 
-// explainAdjusted checks what explain prints of adjustments: of a running sidecar, and of its folder.
+// explainAdjusted checks that explain shows the adjustments of a running sidecar, and those in its folder.
 func explainAdjusted(t *testing.T, file, adminAt, dir string) {
 	t.Helper()
 	for _, from := range [][]string{{"--adjusted", "--admin-listen", adminAt}, {"--state-dir", dir}} {

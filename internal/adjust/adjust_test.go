@@ -212,7 +212,8 @@ func TestAFolderKeepsAdjustmentsAndTheirAudit(t *testing.T) {
 	if n, err := again.Verify(ctx); n != 3 || err != nil {
 		t.Errorf("verified %d, %v", n, err)
 	}
-	// A crash after the audit was written, and in the midst of a line of it.
+	// A crash after the audit was written but before the adjustments were, and a crash in the middle of a line of the
+	// audit.
 	if err := os.Remove(filepath.Join(dir, setFile)); err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +237,7 @@ func TestAFolderKeepsAdjustmentsAndTheirAudit(t *testing.T) {
 	}
 }
 
-// An entry of the audit that is changed, removed or added by somebody without the key shows.
+// A change, a removal or an addition of an entry of the audit without the key is detected.
 func TestTheChainShowsTampering(t *testing.T) {
 	chain, entries, head := NewChain([]byte("secret")), []*Entry(nil), Head{}
 	for i := range 6 {
@@ -312,7 +313,7 @@ func TestThereIsABoundOnAdjustments(t *testing.T) {
 	}
 }
 
-// What is written is read again, for adjustments of all kinds with any bytes in their keys.
+// An adjustment that is written and read again is equal, for all kinds of adjustments and any bytes in their keys.
 func TestAdjustmentsAreReadAsTheyWereWritten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a := &Adjustment{
@@ -461,7 +462,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// TestDeletingNeedsAReason: it is in the audit, as that of every change.
+// TestDeletingNeedsAReason: the audit has the reason of every change.
 func TestDeletingNeedsAReason(t *testing.T) {
 	s, _ := service(t, "", newClock())
 	set, _, err := s.Set(context.Background(), bob(Change{Block: true}))
@@ -484,7 +485,7 @@ func TestTheSweepOfExpiredAdjustmentsLeavesTheSetInUse(t *testing.T) {
 	}
 }
 
-// TestPartsOfASumDoNotRunIntoEachOther: bytes that move from one part to the next change the sum.
+// TestPartsOfASumDoNotRunIntoEachOther: if bytes move from one part to the next, the MAC differs.
 func TestPartsOfASumDoNotRunIntoEachOther(t *testing.T) {
 	c := NewChain([]byte("key"))
 	if c.sum("entry", "ab", "c") == c.sum("entry", "a", "bc") || c.sum("a", "") == c.sum("a") {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzProposal: a proposal that is accepted means the same after it was written and read again.
+// FuzzProposal: an accepted proposal is equal after it was written and read again.
 func FuzzProposal(f *testing.F) {
 	for _, text := range []string{
 		`{"limit":"l","key":["a","b"],"rate":5,"period":"1m","for":"1h","author":"me","reason":"why"}`,
@@ -29,7 +29,7 @@ func FuzzProposal(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%s, written %s: %v", text, written, err)
 		}
-		if p.Target.Key == nil || len(p.Target.Key) == 0 { // a list without values is no list
+		if p.Target.Key == nil || len(p.Target.Key) == 0 { // an empty list equals no list
 			p.Target.Key, again.Target.Key = nil, nil
 		}
 		if !p.Until.Equal(again.Until) {
@@ -41,7 +41,7 @@ func FuzzProposal(f *testing.F) {
 	})
 }
 
-// FuzzEntry: an entry of the audit is refused or read, and never ends the process.
+// FuzzEntry: ParseEntry accepts or rejects any entry of the audit, and never panics.
 func FuzzEntry(f *testing.F) {
 	f.Add([]byte(`{"version":1,"action":"set"}`), "mac")
 	f.Fuzz(func(t *testing.T, body []byte, mac string) {

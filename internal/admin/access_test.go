@@ -328,7 +328,7 @@ func TestSessionsEnd(t *testing.T) {
 		}
 	}
 	logIn()
-	for range 12 { // used every 59 minutes
+	for range 12 { // the session is used every 59 minutes
 		if now = now.Add(59 * time.Minute); !in() {
 			t.Fatalf("over after %v", now.Sub(began))
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// TestEveryFieldMakesAPolicyAnother: a change of any field but the index and the place must be seen.
+// TestEveryFieldMakesAPolicyAnother: alike must notice a change of any field except the index and the place.
 func TestEveryFieldMakesAPolicyAnother(t *testing.T) {
 	a := &descriptors.Policy{Limit: &algorithms.Limit{}}
 	for i := range reflect.TypeFor[descriptors.Policy]().NumField() {

@@ -531,7 +531,7 @@ func FuzzCompile(f *testing.F) {
 	})
 }
 
-// TestLimitsThatDifferShareNothing: what is equal in several limits is kept once, and what differs is not.
+// TestLimitsThatDifferShareNothing: equal parts of limits are kept once; parts that differ are not shared.
 func TestLimitsThatDifferShareNothing(t *testing.T) {
 	limits := map[string]string{
 		"a": `lease: {max: 1%, for: 100ms}`, "b": `lease: {max: 2%, for: 100ms}`,

@@ -200,8 +200,8 @@ func TestTheLastGoodRoutesAreKept(t *testing.T) {
 	}
 }
 
-// TestRoutesToADomainThatIsGoneAreNotKept: they would limit nothing. A configuration of which only a part is used has
-// another hash than the whole one.
+// TestRoutesToADomainThatIsGoneAreNotKept: such routes would limit nothing. A configuration that is used in part has
+// another hash than one that is used as a whole.
 func TestRoutesToADomainThatIsGoneAreNotKept(t *testing.T) {
 	route := func(path string) string {
 		return fmt.Sprintf("auth: {routes: [{match: {path: %s}, descriptors: [[{key: k1, from: path}]]}]}\n", path)

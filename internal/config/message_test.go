@@ -12,7 +12,7 @@ import (
 
 func perMinute(n uint32) *MessageLimit { return &MessageLimit{Unit: "minute", RequestsPerUnit: n} }
 
-// TestMessagesEqualFiles compares both; only places differ.
+// TestMessagesEqualFiles: a configuration of messages equals one of files, except for places.
 func TestMessagesEqualFiles(t *testing.T) {
 	file := `
 domain: edge
@@ -81,7 +81,7 @@ func TestMistakesInMessagesHaveTheirPlace(t *testing.T) {
 	}
 }
 
-// TestOrderOfMessagesDoesNotMatter checks that a control plane that sends the same messages again changes nothing.
+// TestOrderOfMessagesDoesNotMatter: a control plane that sends the same messages in another order changes nothing.
 func TestOrderOfMessagesDoesNotMatter(t *testing.T) {
 	a := Message{Name: "1", Domain: "a", Descriptors: []MessageDescriptor{{Key: "x", Limit: perMinute(1)}}}
 	more := Message{Name: "2", Domain: "a", Descriptors: []MessageDescriptor{{Key: "y", Limit: perMinute(2)}}}

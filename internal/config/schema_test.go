@@ -68,7 +68,7 @@ func compileSchema(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-// validate validates each document of a file. It returns an error for what YAML rejects.
+// validate validates each document of a file. It also returns an error if the file is not valid YAML.
 func validate(s *jsonschema.Schema, f File) error {
 	roots, err := decode(f.Data)
 	for _, root := range roots {
@@ -270,7 +270,7 @@ func TestSchemaDefaultsAreThoseOfTheCode(t *testing.T) {
 	}
 }
 
-// levelField returns the type that the parser reads a key with.
+// levelField returns the type with which the parser reads a key.
 func levelField(name, key string) reflect.Type {
 	typ := map[string]reflect.Type{
 		"": reflect.TypeFor[document](), "descriptor": reflect.TypeFor[descriptor](), "rate_limit": reflect.TypeFor[limit](),

@@ -10,7 +10,7 @@ import (
 
 const start = 1_767_225_600 * algorithms.Second
 
-// The estimate is the quantile of what was seen, by comparison with the sorted costs.
+// The estimate is compared with the quantile of the sorted costs.
 func TestAnEstimateIsTheQuantileOfTheCosts(t *testing.T) {
 	for _, q := range []float64{0.5, 0.9, 0.99} {
 		var e Estimates
@@ -32,7 +32,7 @@ func TestAnEstimateIsTheQuantileOfTheCosts(t *testing.T) {
 func TestOneKeyCountsOnceASecond(t *testing.T) {
 	var e Estimates
 	for second := range algorithms.Micros(30) {
-		for range 1000 { // a client that would have all others reserve 1
+		for range 1000 { // a client that tries to make all others reserve 1 unit
 			e.Learn(1, 0.9, 7, start+second*algorithms.Second, 1)
 		}
 		for key := range uint64(9) {

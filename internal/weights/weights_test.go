@@ -71,7 +71,7 @@ func TestWeightsThatAreRefused(t *testing.T) {
 	}
 }
 
-// The sum is that of fractions of any size.
+// The costs are compared with sums of big.Rat.
 func TestWeightedCostsAreExact(t *testing.T) {
 	names := []string{"a", "b", "c", "d"}
 	rapid.Check(t, func(rt *rapid.T) {
@@ -95,7 +95,8 @@ func TestWeightedCostsAreExact(t *testing.T) {
 	})
 }
 
-// TestWeightedCostsOfManyBitsAreExact compares sums of products, which may have more than 64 bits, with numbers of any size.
+// TestWeightedCostsOfManyBitsAreExact compares sums of products, which may have more than 64 bits, with numbers of any
+// size.
 func TestWeightedCostsOfManyBitsAreExact(t *testing.T) {
 	texts := map[string]string{"large": "1000000000", "larger": "999999999", "fine": "1/1000000000"}
 	w := compiled(t, texts)

@@ -11,10 +11,10 @@ import (
 	"testing"
 )
 
-// clockless are the packages that decide. They get time and randomness as arguments.
+// clockless lists packages that get time and randomness as arguments, so that their decisions can be repeated.
 var clockless = []string{"pkg/algorithms", "pkg/calendar", "internal/descriptors", "internal/limiter", "internal/offline/simulate"}
 
-// outside lists the packages, and the functions of package time, that these must not use.
+// These are the packages, and the functions of package time, that clockless packages must not use.
 var (
 	outsidePackages  = []string{"math/rand", "math/rand/v2", "crypto/rand", "log", "log/slog", "os", "syscall"}
 	outsideFunctions = []string{"Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTimer", "NewTicker"}

@@ -84,8 +84,8 @@ func (l *load) done(one call) {
 	}
 }
 
-// run has one user send calls, up to 100 at a time, until 300 are denied and all have ended. It returns the tokens used;
-// the units consumed at the first denial; and by how much the real costs of the calls that were in flight after the last
+// run sends calls of one user, up to 100 at a time, until 300 are denied and all have ended. It returns the tokens used,
+// the units consumed at the first denial, and the amount by which the real costs of the calls in flight after the last
 // allowed one exceed their estimates.
 func (l *load) run(user string) (used, atDenial, excess int64) {
 	var open []call
@@ -120,7 +120,7 @@ func (l *load) run(user string) (used, atDenial, excess int64) {
 	return used, atDenial, excess
 }
 
-// TestParallelCallsKeepTheBudget is the figure of the documentation.
+// TestParallelCallsKeepTheBudget checks the bound on overshoot that docs/howto/limit-llm-tokens.md describes.
 func TestParallelCallsKeepTheBudget(t *testing.T) {
 	for _, c := range []struct {
 		name     string

@@ -68,7 +68,7 @@ func TestLintFindsNothing(t *testing.T) {
 // object is an object for Kubernetes.
 type object = map[string]any
 
-// at follows path in o; nil if there is no value.
+// at returns the value at path in o, or nil.
 func at(o any, path ...any) any {
 	for _, step := range path {
 		switch key := step.(type) {
@@ -95,7 +95,7 @@ func load(t *testing.T, path string) *chart.Chart {
 	return c
 }
 
-// render returns the objects that the chart renders with the values in a file; "": with its default values.
+// render returns the objects that the chart renders with the values in a file, or with its default values if file is "".
 func render(t *testing.T, c *chart.Chart, file string) []object {
 	t.Helper()
 	values := chartutil.Values{}
@@ -220,7 +220,7 @@ func TestRulesAndDashboardArriveAsTheyAre(t *testing.T) {
 	}
 }
 
-// TestAMistakeIsSeen shows that the test above can fail.
+// TestAMistakeIsSeen shows that the validation of objects can fail.
 func TestAMistakeIsSeen(t *testing.T) {
 	python := kubernetesValidate(t)
 	file := filepath.Join(t.TempDir(), "objects.yaml")
@@ -233,7 +233,7 @@ func TestAMistakeIsSeen(t *testing.T) {
 	}
 }
 
-// kubernetesValidate is the program that checks objects.
+// kubernetesValidate returns the command that validates objects.
 func kubernetesValidate(t *testing.T) func(args ...string) *exec.Cmd {
 	t.Helper()
 	installed, err := filepath.Abs(root + "/.tools/kubernetes-validate")

@@ -201,7 +201,7 @@ func writeFile(t *testing.T, path, text string) {
 	}
 }
 
-// podOf is the container among objects, and the limits that it gets.
+// podOf returns rlsidecar's container among objects, and the ConfigMap with its limits.
 func podOf(t *testing.T, objects []object) (container any, configMap object) {
 	t.Helper()
 	for _, o := range objects {
@@ -227,7 +227,7 @@ type runningPod struct {
 	container any
 }
 
-// command is one that runs in the container.
+// command returns a command that runs in the container.
 func (p *runningPod) command(ctx context.Context, line []string, change func(string) string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.program)
 	for _, arg := range line[1:] { // the first is /bin/rlsidecar
@@ -242,7 +242,7 @@ func (p *runningPod) command(ctx context.Context, line []string, change func(str
 	return cmd
 }
 
-// port is the number of a port of the container; 0: it has none of that name.
+// port returns the number of a port of the container, or 0 if it has none of that name.
 func (p *runningPod) port(name any) int {
 	for _, port := range list(at(p.container, "ports")) {
 		if at(port, "name") == name {

@@ -20,7 +20,7 @@ const (
 	prometheus = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
 )
 
-// helm runs one of them: 3 or 4.
+// helm runs Helm of version major, 3 or 4.
 func (c *cluster) helm(t *testing.T, major int, args ...string) []byte {
 	t.Helper()
 	program, err := filepath.Abs(fmt.Sprintf("%s/.tools/bin/helm%d", root, major))
@@ -69,7 +69,7 @@ func cases(t *testing.T, c *cluster, major int) map[string][]string {
 	for _, file := range files {
 		made[strings.TrimSuffix(filepath.Base(file), "-values.yaml")] = []string{ours, "--values", file}
 	}
-	// It gets a copy of the other one, which is not to lie about.
+	// The application depends on a copy of the chart, which belongs in a temporary folder.
 	dir := t.TempDir()
 	for _, folder := range []string{"charts/rlsidecar", "test/chart/testdata/app"} {
 		if err := os.CopyFS(filepath.Join(dir, folder), os.DirFS(filepath.Join(root, folder))); err != nil {

@@ -48,7 +48,7 @@ func newCluster(t *testing.T) *cluster {
 	eventually(t, "the API server answers", func() error {
 		config, err := clientcmd.BuildConfigFromFlags("", c.kubeconfig)
 		if err != nil {
-			return err // its certificate is not there yet
+			return err // the server has not made its certificate yet
 		}
 		config.QPS = -1
 		if c.client, err = dynamic.NewForConfig(config); err != nil {
@@ -155,7 +155,7 @@ func (c *cluster) define(t *testing.T, module, file string) {
 	c.kinds.Reset()
 }
 
-// folder is where the files of a module are.
+// folder returns the folder of the files of a module.
 func folder(t *testing.T, module string) string {
 	t.Helper()
 	var found struct{ Dir, Error string }
@@ -166,7 +166,7 @@ func folder(t *testing.T, module string) string {
 	return found.Dir
 }
 
-// objects are the documents of a YAML file.
+// objects returns the documents of a YAML file.
 func objects(t *testing.T, data []byte) []*unstructured.Unstructured {
 	t.Helper()
 	var all []*unstructured.Unstructured

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// Where gateways describe their kinds.
+// The modules in which gateways define their kinds.
 const (
 	istio        = "istio.io/api@v1.31.1"
 	contour      = "github.com/projectcontour/contour@v1.33.8"
@@ -59,7 +59,7 @@ func appliesTheRecipes(t *testing.T, c *cluster) {
 	c.runsTheSidecar(t, namespace)
 }
 
-// runsTheSidecar has a pod of somebody get the containers that docs/packaging.md shows.
+// runsTheSidecar applies a pod of an application with the containers that docs/packaging.md shows.
 func (c *cluster) runsTheSidecar(t *testing.T, namespace string) {
 	t.Helper()
 	page, err := os.ReadFile(root + "/docs/packaging.md")

@@ -44,7 +44,7 @@ func write(t *testing.T, path, text string) string {
 	return path
 }
 
-// startEtcd returns its URL.
+// startEtcd starts etcd and returns its URL.
 func startEtcd(t *testing.T) string {
 	t.Helper()
 	config := embed.NewConfig()

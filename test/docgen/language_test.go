@@ -165,7 +165,7 @@ func TestLines(t *testing.T) {
 	})
 }
 
-// TestTablesHaveHeads wants a title for each column.
+// TestTablesHaveHeads requires a title for each column.
 func TestTablesHaveHeads(t *testing.T) {
 	before := ""
 	rule := regexp.MustCompile(`^\|[-: |]+\|$`)

@@ -26,7 +26,7 @@ var hostileKeys = []string{
 	`</td></tr></table><style>*{display:none}</style>`,
 	`<base href=//evil.test/><meta http-equiv=refresh content=0;//evil.test/>`,
 	`&lt;script&gt;&#60;b&#62;`,
-	"\u202egnp.exe", // the following text would be shown backwards
+	"\u202egnp.exe", // would reverse the following text
 	"%s%d%!(EXTRA)",
 	"\r\n\x00\x1b[31m\xff",
 	strings.Repeat("long", 200),
@@ -42,7 +42,7 @@ descriptors:
   - {key: region, limit: quiet, shadow_mode: true}
 `
 
-// adminPage is a sidecar with a page that has something to show.
+// adminPage is a sidecar with limits, requests and denials for its page.
 type adminPage struct {
 	*process
 	http, admin, config string
@@ -97,7 +97,7 @@ func (p *adminPage) deny(t *testing.T, limit, key string) {
 	t.Fatalf("%s, %q is not denied", limit, key)
 }
 
-// looks sets the width and the colour scheme of b.
+// looks sets the width and the color scheme of b.
 func (b *browser) looks(width int64, scheme string) {
 	b.t.Helper()
 	media := emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}
@@ -214,7 +214,7 @@ func TestAdminPageInABrowser(t *testing.T) {
 	}
 }
 
-// wellMade checks the requirements for every page.
+// wellMade checks the requirements that every page must meet.
 func (b *browser) wellMade(width int64, scheme string) {
 	b.t.Helper()
 	if title := in[string](b, `document.title`); !strings.HasSuffix(title, "· rlsidecar") {
@@ -306,7 +306,8 @@ func TestThePageRefreshesItself(t *testing.T) {
 	b.shows("The configuration before it stays in use.", "<b>")
 }
 
-// TestThisBrowserShowsAttacks: the browser would execute hostile keys, and reports content that a policy blocks.
+// TestThisBrowserShowsAttacks shows that the other tests can fail: this browser executes hostile keys if they are not
+// escaped, and reports content that a policy blocks.
 func TestThisBrowserShowsAttacks(t *testing.T) {
 	t.Parallel()
 	careless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -25,7 +25,7 @@ import (
 // The tables of this file are requests of one client that must all be charged to one bucket, however they are spelled.
 // Each recipe that runs a real proxy has a test that tries all of them.
 
-// received is a request as the application got it.
+// received is a request that the application received.
 type received struct {
 	// keys returns the lines of all headers that some application treats as X-Api-Key: CGI and its successors do not
 	// distinguish "-" from "_".
@@ -108,8 +108,8 @@ var keyAttacks = []keyAttack{
 	{"underscores in a second name of HTTP/2", true, twoLines(header{apiKey, "JUNK"}, header{"x_api_key", "KEY"})},
 }
 
-// keysCannotBeRespelled empties the bucket of a key, and then sends the key in each spelling. No such request may reach
-// the application with the key in it, except for the inflow of the bucket.
+// keysCannotBeRespelled empties the bucket of a key, and then sends the key in each spelling. Such requests may reach the
+// application with the key only as often as the bucket has refilled.
 func (g gateway) keysCannotBeRespelled(t *testing.T) {
 	t.Helper()
 	if g.http2 != "" {
@@ -166,7 +166,7 @@ func (g gateway) keysCannotBeRespelled(t *testing.T) {
 	}
 }
 
-// code is the status of the answer to a.
+// code returns the status of the answer to a.
 func (g gateway) code(t *testing.T, a keyAttack, key string) int {
 	t.Helper()
 	if a.http2 {
@@ -175,16 +175,16 @@ func (g gateway) code(t *testing.T, a keyAttack, key string) int {
 	return g.http1(t, g.port, "", "/", a.lines(key)...).code
 }
 
-// malformed are headers that HTTP does not allow, and that some proxies accept over HTTP/2. An auth request that is
-// made of them could be malformed too. If it gets no answer, a proxy that fails open allows the request without a
-// limit.
+// malformed has headers that HTTP does not allow, but that some proxies accept over HTTP/2. An auth request made from
+// them could be malformed too. If it gets no answer, a proxy that fails open allows the request without a limit.
 var malformed = []header{
 	{":authority", "shop\x01.test"}, {":authority", "shop\x7f.test"}, {":authority", "shop\t.test"}, {":authority", "shop test"}, {":authority", "\xff"},
 	{"host", "shop\x01.test"}, {"host", "shop\x7f.test"}, {"host", "\xff"},
 	{apiKey, "key\x01"}, {apiKey, "key\x1f\x7f"}, {apiKey, "\v"}, {apiKey, "a\tb"}, {apiKey, "\xff"},
 }
 
-// malformedRequestsAreLimited wants a gate that fails open, before a lenient application.
+// malformedRequestsAreLimited requires a proxy that fails open, in front of an application that accepts malformed
+// requests.
 func (g gateway) malformedRequestsAreLimited(t *testing.T) {
 	t.Helper()
 	if code := g.overHTTP2(t, "/"); code != http.StatusOK {
@@ -255,8 +255,8 @@ func sameApplicationPath(path string) string {
 	return target.Fold(target.Path(path), target.IgnoreCase|target.IgnoreTrailingSlash|target.IgnoreParameters|target.IgnoreBackslash)
 }
 
-// pathsCannotBeRespelled guesses a password until its address may not, then requests other spellings of
-// the path.
+// pathsCannotBeRespelled guesses a password until its address is denied, and then requests other
+// spellings of the path.
 func (g gateway) pathsCannotBeRespelled(t *testing.T, network int) {
 	t.Helper()
 	for i, path := range pathAttacks {
@@ -281,8 +281,8 @@ func (g gateway) pathsCannotBeRespelled(t *testing.T, network int) {
 	}
 }
 
-// connectionAttacks make a request that some proxies change before they ask: the headers that Connection names are
-// removed, and a request that upgrades is treated apart.
+// connectionAttacks returns headers that make some proxies change a request before they call rlsidecar: they remove the
+// headers that Connection names, and treat an upgrade differently.
 func connectionAttacks() (attacks [][]header) {
 	for _, name := range []string{
 		"X-Forwarded-For", "X-Real-IP", "X-Forwarded-Uri", "X-Forwarded-Method", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Original-URI",
@@ -303,7 +303,7 @@ func connectionAttacks() (attacks [][]header) {
 	)
 }
 
-// headersDoNotLiftLimits guesses a password until its address may not, and then sends headers about the connection.
+// headersDoNotLiftLimits guesses a password until its address is denied, and then sends headers about the connection.
 func (g gateway) headersDoNotLiftLimits(t *testing.T, network int) {
 	t.Helper()
 	for i, headers := range connectionAttacks() {
@@ -397,8 +397,8 @@ func (g gateway) dial(t *testing.T, port, from string) net.Conn {
 	return conn
 }
 
-// overHTTP2 sends GET path over HTTP/2, with values that Go's net/http client refuses to send, and returns the status;
-// 0 if the proxy refused the stream or the connection.
+// overHTTP2 sends GET path over HTTP/2, with values that Go's net/http client refuses to send. It returns the status, or 0
+// if the proxy refused the stream or the connection.
 func (g gateway) overHTTP2(t *testing.T, path string, headers ...header) int {
 	t.Helper()
 	conn := g.dial(t, g.http2, "")

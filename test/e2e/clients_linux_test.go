@@ -111,7 +111,7 @@ connections: 1
 	})
 }
 
-// question is a file with the body of a request.
+// question writes the body of a request to a file, and returns its name.
 func question(t *testing.T, descriptor string) string {
 	t.Helper()
 	r := rlstest.Request("clients", rlstest.Descriptor(descriptor))
@@ -153,7 +153,7 @@ func TestNghttp2(t *testing.T) {
 	})
 }
 
-// TestCurl sends requests with curl and requires answers that a person can read who calls the port by hand.
+// TestCurl sends requests with curl, as a person does by hand, and requires readable answers.
 func TestCurl(t *testing.T) {
 	t.Parallel()
 	curl := tooltest.Path(t, "curl")
@@ -180,7 +180,7 @@ func TestCurl(t *testing.T) {
 	})
 }
 
-// TestH2spec: each test of h2spec passes. They run several times, because one success may be chance.
+// TestH2spec runs the tests of h2spec, several times, because a single success may be chance.
 func TestH2spec(t *testing.T) {
 	t.Parallel()
 	h2spec := tooltest.Path(t, "h2spec")

@@ -13,7 +13,7 @@ import (
 // bucket has the facts about a token bucket in examples/envoy/rlsidecar.yaml that a test needs.
 type bucket struct {
 	capacity int
-	each     time.Duration // one more
+	each     time.Duration // the time in which one unit refills
 }
 
 var (
@@ -40,7 +40,7 @@ func (b bucket) drain(t *testing.T, ask func() answer) answer {
 	}
 }
 
-// key makes askers with an x-api-key header.
+// key returns a function that sends a request with an x-api-key header.
 func (s *stack) key(t *testing.T, value string) func() answer {
 	t.Helper()
 	return func() answer { t.Helper(); return s.get(t, "", "/", "x-api-key: "+value) }
@@ -225,7 +225,7 @@ func (s *stack) connect(t *testing.T, from string) answer {
 	}
 }
 
-// sameMinute expects ok of a script that must not see two minutes, and tries again if it did.
+// sameMinute runs the script ok, which must not run across the start of a minute. If it does and fails, it runs again.
 func sameMinute(t *testing.T, ok func(attempt int) bool) {
 	t.Helper()
 	for attempt := range 3 {

@@ -30,8 +30,8 @@ import (
 // networkOfItsOwn is set if a test was started again in a separate network.
 const networkOfItsOwn = "RLSIDECAR_E2E_NETWORK"
 
-// inOwnNetwork runs the test again as a process whose network is its own, so that it can have the
-// ports and names that a pod has. It returns false in the process that started it, once that is over.
+// inOwnNetwork runs the test again in a process with a network of its own, so that it can use the ports and names of a
+// pod. In the process that started it, inOwnNetwork returns false when the other process has ended.
 func inOwnNetwork(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(networkOfItsOwn) != "" {
@@ -90,7 +90,7 @@ type probe struct {
 	FailureThreshold int `yaml:"failureThreshold"`
 }
 
-// passes runs the probe as a kubelet does.
+// passes runs the probe as a kubelet does, and reports whether it succeeds.
 func (p probe) passes(t *testing.T) bool {
 	t.Helper()
 	client := &http.Client{Timeout: time.Duration(p.TimeoutSeconds) * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -106,10 +106,10 @@ func (p probe) passes(t *testing.T) bool {
 	return resp.StatusCode >= 200 && resp.StatusCode < 400
 }
 
-// names are the clusters that the pod requests.
+// names are the host names that the pod resolves.
 const names = "127.0.0.1 localhost envoy-gateway redis.redis-system.svc.cluster.local\n"
 
-// pod is the files of a pod: those of the image, the mounted ones, and those that a kubelet adds.
+// pod writes the files of a pod: those of the image, the mounted ones, and those that a kubelet adds.
 func pod(t *testing.T, c container, ca *certtest.Authority) (folder string) {
 	t.Helper()
 	folder = t.TempDir()
@@ -165,7 +165,7 @@ func startPod(t *testing.T, c container, folder string) *process {
 	return startCommand(t, cmd)
 }
 
-// egLimits is the configuration that Envoy Gateway streams: the limits of rendered/envoy-gateway.yaml.
+// egLimits returns the configuration that Envoy Gateway streams: the limits of rendered/envoy-gateway.yaml.
 func egLimits(t *testing.T, list []any) (out []*conf.RateLimitDescriptor) {
 	t.Helper()
 	for _, one := range list {
@@ -236,7 +236,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		return h.Status
 	}
 
-	// Its control plane is not there yet: it answers by on_backend_failure, and is not ready.
+	// The control plane has not started: the sidecar answers by on_backend_failure, and is not ready.
 	if got := ask("early"); got != "OVER_LIMIT | OVER_LIMIT left 0" {
 		t.Errorf("without a configuration: %s", got)
 	}
@@ -249,7 +249,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		t.Errorf("without a configuration: %v", got)
 	}
 
-	// Now it is.
+	// The control plane starts.
 	folderOfPlane := t.TempDir()
 	ca.Secret(t, folderOfPlane, 2, "envoy-gateway")
 	pair, err := tls.LoadX509KeyPair(filepath.Join(folderOfPlane, "tls.crt"), filepath.Join(folderOfPlane, "tls.key"))

@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// TestEnvoyExtAuthz runs examples/envoy-extauthz as it is, but for patience.
+// TestEnvoyExtAuthz runs examples/envoy-extauthz with longer timeouts and no other change.
 func TestEnvoyExtAuthz(t *testing.T) {
 	t.Parallel()
 	s := newExtAuthzStack(t)
@@ -46,7 +46,7 @@ func TestEnvoyExtAuthzAppendingPaths(t *testing.T) {
 	}
 }
 
-// loginOverExtAuthz guesses until it is over, and then in other words.
+// loginOverExtAuthz sends logins until one is denied, and then logins with other spellings of the path.
 func loginOverExtAuthz(t *testing.T, s *stack) {
 	t.Helper()
 	sameMinute(t, func(attempt int) bool {

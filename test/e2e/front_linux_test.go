@@ -25,15 +25,15 @@ import (
 type front struct {
 	*stack
 	proxy    *process
-	dir      string       // where the proxy runs
-	args     []string     // of the sidecar, more
-	request  atomic.Int64 // of the application, by the proxy
-	lastKey  atomic.Value // the X-Api-Key it got, all lines
-	lastPath atomic.Value // the client sent, cleaned
-	body     atomic.Value // the request that it received
+	dir      string       // the folder of the proxy
+	args     []string     // additional arguments of the sidecar
+	request  atomic.Int64 // counts the requests that reach the application
+	lastKey  atomic.Value // all lines of the last X-Api-Key that the application received
+	lastPath atomic.Value // the path that the client sent last, cleaned
+	body     atomic.Value // the last body that the application received
 }
 
-// newFront starts the application and the sidecar, with more arguments.
+// newFront starts the application, and the sidecar with additional arguments.
 func newFront(t *testing.T, socket string, args ...string) *front {
 	t.Helper()
 	s := &front{
@@ -76,7 +76,7 @@ func awaitPort(t *testing.T, p *process, network, address string) {
 	})
 }
 
-// serveApp is an application that answers 200, without any byte of the request.
+// serveApp starts an application that answers 200. Its answers contain no byte of the request.
 func (s *front) serveApp(t *testing.T) {
 	t.Helper()
 	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
@@ -106,7 +106,7 @@ func (s *front) startFrontSidecar(t *testing.T) {
 	awaitPort(t, s.sidecar, network, address)
 }
 
-// do sends a request byte for byte and reads the answer; a "" from is any address.
+// do sends a request byte for byte and reads the answer. from is the client's address; "" means any.
 func (s *front) do(t *testing.T, from, request string) answer {
 	t.Helper()
 	a, err := s.try(t, from, request)
@@ -153,7 +153,7 @@ func (s *front) ask(t *testing.T, from, path string, headers ...string) answer {
 	return s.do(t, from, strings.Join(lines, "\r\n")+"\r\n\r\n")
 }
 
-// asKey makes askers with an X-Api-Key header.
+// asKey returns a function that sends a request with an X-Api-Key header.
 func (s *front) asKey(t *testing.T, value string) func() answer {
 	t.Helper()
 	return func() answer { t.Helper(); return s.ask(t, "", "/", "X-Api-Key: "+value) }
@@ -251,7 +251,7 @@ func (s *front) loginIsLimited(t *testing.T, network int) {
 	}
 }
 
-// bodiesPass sends bodies, which the question must not have.
+// bodiesPass sends requests with bodies. The application must receive them, and the auth request must not contain them.
 func (s *front) bodiesPass(t *testing.T) {
 	t.Helper()
 	post := func() answer {
@@ -267,7 +267,8 @@ func (s *front) bodiesPass(t *testing.T) {
 	bucket{perKey.capacity - 1, perKey.each}.drain(t, post)
 }
 
-// answersPass lets the application send the headers with which the proxy itself describes denials and failures.
+// answersPass checks that answers of the application arrive unchanged, even if they have the headers with which the proxy
+// describes denials and failures.
 func (s *front) answersPass(t *testing.T) {
 	t.Helper()
 	for path, code := range map[string]int{"/forbidden": 403, "/broken": 500} {
@@ -277,7 +278,7 @@ func (s *front) answersPass(t *testing.T) {
 	}
 }
 
-// closesWithoutSidecar stops the sidecar; no request is allowed until it is back.
+// closesWithoutSidecar stops the sidecar, and checks that no request is allowed until it runs again.
 func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) {
 	t.Helper()
 	s.sidecar.kill()
@@ -295,7 +296,7 @@ func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) 
 	perKey.drain(t, s.asKey(t, "back"))
 }
 
-// opensWithoutSidecar stops the sidecar; every request is allowed.
+// opensWithoutSidecar stops the sidecar, and checks that every request is allowed.
 func (s *front) opensWithoutSidecar(t *testing.T) {
 	t.Helper()
 	before := s.request.Load()
@@ -310,7 +311,7 @@ func (s *front) opensWithoutSidecar(t *testing.T) {
 	}
 }
 
-// waitsNoLonger has a sidecar that does not answer, and a proxy as it is shipped.
+// waitsNoLonger checks that the proxy, with the timeouts of the example, does not wait for a sidecar that does not answer.
 func (s *front) waitsNoLonger(t *testing.T) {
 	t.Helper()
 	s.sidecar.freeze(t)
@@ -326,8 +327,8 @@ func (s *front) waitsNoLonger(t *testing.T) {
 // marker is in all values of hostile requests, and must not be in an answer.
 const marker = "zq7injected"
 
-// refusedByApp is the answer a, with status 200 if the proxy allowed the request and the application refused it. A
-// proxy that refuses a request does not call rlsidecar.
+// refusedByApp returns a. If the proxy allowed the request and the application refused it, the status is 200 instead. A
+// proxy that refuses a request itself does not call rlsidecar.
 func refusedByApp(a answer) answer {
 	if a.code == 400 && strings.Contains(a.raw, "malformed Host header") && a.header.Get("RateLimit") != "" {
 		a.code = 200
@@ -380,7 +381,7 @@ func (s *front) hostileRequestsAreLimited(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			refused := func(code int) bool { return code == 400 || code == 414 || code == 431 || code == 501 }
-			if a := c.ask(); refused(a.code) { // the proxy itself turns it away
+			if a := c.ask(); refused(a.code) { // the proxy itself rejects it
 				for range 2 * c.limit.capacity {
 					if a := c.ask(); a.code < 400 {
 						t.Errorf("now %d", a.code)
@@ -416,7 +417,7 @@ func (s *front) everyBodySizeIsLimited(t *testing.T) {
 		} {
 			a, err := s.try(t, "", request)
 			if errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
-				continue // turned away before it was read to its end
+				continue // rejected before it was read to its end
 			}
 			if err != nil || a.code < 400 && a.header.Get("RateLimit") == "" {
 				t.Errorf("%d bytes: %v %d %v", n, err, a.code, a.header)

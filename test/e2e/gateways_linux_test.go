@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// told has the headers of alice's first answer.
+// told has the headers of the answer to alice's first request.
 var told = map[string]string{
 	"RateLimit-Policy": `"per_key";q=5;w=30, "address";q=200;w=1`,
 	"RateLimit":        `"per_key";r=4;t=6`,
@@ -29,7 +29,7 @@ func (s *front) everything(t *testing.T, told map[string]string, network, closed
 	t.Run("without a sidecar nothing passes", func(t *testing.T) { s.closesWithoutSidecar(t, closed, retryAfter) })
 }
 
-// countsRequestsThatReachTheApplication sends a key twice.
+// countsRequestsThatReachTheApplication sends a key twice, and checks that only requests that reach the application count.
 func (s *front) countsRequestsThatReachTheApplication(t *testing.T) {
 	t.Helper()
 	perKey.drain(t, func() answer { return s.ask(t, "", "/", "X-Api-Key: one", "X-Api-Key: two") })
@@ -155,7 +155,8 @@ type apisix struct {
 	} `yaml:"routes"`
 }
 
-// TestAPISIXQuestions sends the requests that the plugin forward-auth would send with the configuration of the example. It runs without APISIX.
+// TestAPISIXQuestions sends the requests that the plugin forward-auth would send with the configuration of the example.
+// It runs without APISIX.
 func TestAPISIXQuestions(t *testing.T) {
 	t.Parallel()
 	s := newFront(t, "")

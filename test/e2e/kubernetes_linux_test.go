@@ -25,7 +25,7 @@ const kubernetes = root + "/examples/kubernetes/"
 // object is a part of a YAML document.
 type object = map[string]any
 
-// manifests are the documents of a file of examples/kubernetes.
+// manifests returns the documents of a file of examples/kubernetes.
 func manifests(t *testing.T, name string) []object {
 	t.Helper()
 	data, err := os.ReadFile(kubernetes + name)
@@ -46,7 +46,7 @@ func manifests(t *testing.T, name string) []object {
 	}
 }
 
-// manifest is the first of a kind.
+// manifest returns the first document of a kind.
 func manifest(t *testing.T, name, kind string) object {
 	t.Helper()
 	for _, one := range manifests(t, name) {
@@ -193,7 +193,7 @@ func limitsFile(t *testing.T, others object) string {
 		}
 	}
 	dir := t.TempDir()
-	// A client in a cluster has an address of it; here all are on this machine.
+	// Clients in a cluster have addresses of its network; the test's clients have loopback addresses.
 	text = bytes.ReplaceAll(text, []byte("10.0.0.0/8"), []byte("127.0.0.0/8"))
 	if err := os.WriteFile(filepath.Join(dir, "edge.yaml"), text, 0o600); err != nil {
 		t.Fatal(err)
@@ -201,8 +201,8 @@ func limitsFile(t *testing.T, others object) string {
 	return dir
 }
 
-// newRecipe starts an application and a sidecar with these limits, with the arguments of the
-// Deployment, but for addresses.
+// newRecipe starts an application, and a sidecar with these limits and with the arguments of the Deployment, except for
+// addresses.
 func newRecipe(t *testing.T, limits object) *stack {
 	t.Helper()
 	s := sidecarStack(t, "")
@@ -227,7 +227,7 @@ func newRecipe(t *testing.T, limits object) *stack {
 	return s
 }
 
-// Of examples/kubernetes/rlsidecar.yaml, and of envoy-gateway.yaml.
+// Buckets of examples/kubernetes/rlsidecar.yaml, and of envoy-gateway.yaml.
 var (
 	perAddress = bucket{20, time.Second}
 	perMinute  = bucket{5, 0}
@@ -283,7 +283,7 @@ func TestKubernetesEnvoys(t *testing.T) {
 // README of the recipes states their gaps: a recipe that no longer has such a gap fails here too.
 func TestKubernetesEnvoysUnderAttack(t *testing.T) {
 	t.Parallel()
-	perYear := bucket{perMinute.capacity, 365 * 24 * time.Hour} // no test meets the end of a year
+	perYear := bucket{perMinute.capacity, 365 * 24 * time.Hour} // the window does not end during the test
 	for _, c := range []struct {
 		name      string
 		render    func(*testing.T) rendered
@@ -322,15 +322,15 @@ func TestKubernetesEnvoysUnderAttack(t *testing.T) {
 	}
 }
 
-// ofLines are the keyAttacks on a gateway that counts the first of several lines of a header and forwards all, and that
-// forwards names with underscores.
+// ofLines names the keyAttacks that succeed on a gateway that counts the first of several lines of a header but forwards
+// all of them, and that forwards names with underscores.
 var ofLines = []string{
 	"junk in a first line", "an empty first line", "names of another case", "junk in a first line of HTTP/2",
 	"underscores in the name", "underscores in a second name", "one underscore in a second name",
 	"another underscore in a second name", "underscores in a second name of HTTP/2",
 }
 
-// inAYear gives the limits of r a window of a year, which does not end during a test.
+// inAYear returns r with windows of a year in its limits, so that none ends during a test.
 func inAYear(t *testing.T, r rendered) rendered {
 	t.Helper()
 	limit := r.Limits["descriptors"].([]any)[0].(object)["descriptors"].([]any)[0].(object)

@@ -114,7 +114,7 @@ func TestLanguageModelExample(t *testing.T) {
 		t.Errorf("a request without a user: %d", code)
 	}
 
-	// alice is greedy: requests at the same time never use more than the budget, and bob does not notice.
+	// alice sends many requests at the same time. They never use more than her budget, and do not affect bob.
 	var codes sync.Map
 	var requests sync.WaitGroup
 	for i := range 20 {

@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// pageFiles are the files of a page, by their names.
+// pageFiles returns the files of a page, by their names.
 func pageFiles(t *testing.T, page string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(root, page))
@@ -29,7 +29,7 @@ func pageFiles(t *testing.T, page string) map[string]string {
 	return files
 }
 
-// replaced is text with a change that it must have a place for.
+// replaced returns text with from replaced by to. The test fails if text does not contain from.
 func replaced(t *testing.T, text, from, to string) string {
 	t.Helper()
 	if !strings.Contains(text, from) {
@@ -46,7 +46,7 @@ func TestOpenAIPackage(t *testing.T) {
 	files := pageFiles(t, "docs/howto/answer-llm-clients.md")
 	addr, dir := loopback(), t.TempDir()
 	limits := replaced(t, files["limits.yaml"], "rate: 3, period: 1m", "rate: 3, period: 36s")
-	limits = replaced(t, limits, "rate: 100000, period: 1m", "rate: 100000, period: 30d") // nothing refills in this time
+	limits = replaced(t, limits, "rate: 100000, period: 1m", "rate: 100000, period: 30d") // no unit refills during the test
 	proxy := replaced(t, replaced(t, files["envoy.yaml"], "127.0.0.1", addr), "timeout: 0.05s", "timeout: 10s")
 	for name, text := range map[string]string{"limits.yaml": limits, "envoy.yaml": proxy} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {

@@ -66,7 +66,7 @@ func userDirective() string {
 
 var longTimeouts = []change{longNginxTimeout, longConnectTimeout, longReadTimeout}
 
-// TestNginx runs examples/nginx as it is, but for patience.
+// TestNginx runs examples/nginx with longer timeouts and no other change.
 func TestNginx(t *testing.T) {
 	t.Parallel()
 	s := newNginxStack(t, "", longTimeouts...)
@@ -151,7 +151,7 @@ func TestNginxOverUnixSocket(t *testing.T) {
 
 func TestNginxDoesNotWaitForLong(t *testing.T) {
 	t.Parallel()
-	newNginxStack(t, "").waitsNoLonger(t) // impatient, as it is shipped
+	newNginxStack(t, "").waitsNoLonger(t) // with the timeouts of the example
 }
 
 func TestNginxRemembersDenials(t *testing.T) {
@@ -167,7 +167,7 @@ func TestNginxRemembersDenials(t *testing.T) {
 		}
 		return before > 0 && s.decisions(t, "per_key", "denied")-before <= 5
 	})
-	for range perKey.capacity { // allowances are not remembered
+	for range perKey.capacity { // allowed requests are not cached
 		if a := s.asKey(t, "bob")(); a.code != 200 {
 			t.Fatal(a.code)
 		}
@@ -177,7 +177,7 @@ func TestNginxRemembersDenials(t *testing.T) {
 	}
 }
 
-// TestNginxKeepsItsConnection: after an allowance and after a denial the connection stays open.
+// TestNginxKeepsItsConnection: NGINX's connection stays open after an allowed and after a denied request.
 func TestNginxKeepsItsConnection(t *testing.T) {
 	t.Parallel()
 	s := newFront(t, "")
@@ -249,9 +249,9 @@ func TestNginxWithASlowRedis(t *testing.T) {
 	eventually(t, "bob is let through", func() bool { return s.asKey(t, "bob")().code == 200 })
 }
 
-// TestNginxAsShippedWithASlowRedis uses the default timeouts: NGINX waits 100 ms, and rlsidecar 10 ms. Whichever gives
-// up first, no client waits. A request is allowed only by an answer of Redis, which a process that was stopped for as
-// long reads in time.
+// TestNginxAsShippedWithASlowRedis uses the default timeouts: NGINX waits 100 ms, and rlsidecar 10 ms. Whichever times out
+// first, no client waits. A request is allowed only after an answer of Redis, which arrives in time only if the machine
+// stopped the waiting process meanwhile.
 func TestNginxAsShippedWithASlowRedis(t *testing.T) {
 	t.Parallel()
 	s, late := onSlowRedis(t)
@@ -261,13 +261,13 @@ func TestNginxAsShippedWithASlowRedis(t *testing.T) {
 	if n := codes[200]; n > perKey.capacity || s.request.Load() != int64(n) || n+codes[429]+codes[503] != 60 {
 		t.Errorf("%v, and the application was asked %d times", codes, s.request.Load())
 	}
-	if longest > 5*time.Second { // it is a busy machine
+	if longest > 5*time.Second { // generous, because the machine may be busy
 		t.Errorf("somebody waited for %v", longest)
 	}
 }
 
-// TestNginxWithALateRedis lets rlsidecar wait for answers that are 50 ms late: they count like all others, and requests
-// in flight in this time do not get more units than the limit has.
+// TestNginxWithALateRedis lets rlsidecar wait for answers that are 50 ms late. They count like all others, and requests in
+// flight during this time get no more units than the limit has.
 func TestNginxWithALateRedis(t *testing.T) {
 	t.Parallel()
 	s, late := onSlowRedis(t, "--backend-timeout", "10s")

@@ -10,8 +10,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// generated has the options for the requests that Schemathesis makes up: EXAMPLES for each operation in all its phases, or
-// a few random ones as a part of make test, because the other phases take half a minute of processor time.
+// generated returns Schemathesis's options for generated requests. The variable EXAMPLES sets the number of requests for
+// each operation, in all phases. As a part of make test there are a few random ones only, because the other phases take
+// half a minute of processor time.
 func generated(options ...string) []string {
 	options = append(options, "--seed", "1", "--generation-database", "none", "--suppress-health-check", "too_slow", "--no-color")
 	if n := os.Getenv("EXAMPLES"); n != "" {
@@ -20,7 +21,7 @@ func generated(options ...string) []string {
 	return append(options, "--phases", "fuzzing", "--max-examples", "10")
 }
 
-// TestTheOperatorsAPIIsAsDescribed does the same with the description at the admin listener.
+// TestTheOperatorsAPIIsAsDescribed does the same as TestTheAPIIsAsDescribed with the admin listener's description.
 func TestTheOperatorsAPIIsAsDescribed(t *testing.T) {
 	t.Parallel()
 	program := tooltest.Path(t, "schemathesis")
@@ -33,7 +34,7 @@ func TestTheOperatorsAPIIsAsDescribed(t *testing.T) {
 		"--http-listen", "", "--admin-listen", addr+":6070", "--admin-token-file", token, "--drain-delay", "0s")
 	awaitPort(t, sidecar, "tcp", addr+":6070")
 	cmd := exec.Command(program, generated("run", "http://"+addr+":6070/api/openapi.json", "--header", "Authorization: Bearer s3cret",
-		// Valid requests are refused for good reasons too: an unknown limit, an adjustment without numbers.
+		// A valid request may be refused, for example because of an unknown limit or an adjustment without numbers.
 		"--exclude-checks", "positive_data_acceptance")...)
 	cmd.Dir = t.TempDir() // it writes reports
 	out, err := cmd.CombinedOutput()
@@ -42,8 +43,8 @@ func TestTheOperatorsAPIIsAsDescribed(t *testing.T) {
 	}
 }
 
-// TestTheAPIIsAsDescribed lets Schemathesis send requests according to the description that a sidecar serves, and
-// slightly wrong ones, and check the answers: no 5xx, and nothing that is not described.
+// TestTheAPIIsAsDescribed runs Schemathesis. It sends requests according to the OpenAPI document that a sidecar serves,
+// and slightly wrong ones. No answer may be a 5xx, or one that the document does not describe.
 func TestTheAPIIsAsDescribed(t *testing.T) {
 	t.Parallel()
 	program := tooltest.Path(t, "schemathesis")
@@ -57,7 +58,7 @@ func TestTheAPIIsAsDescribed(t *testing.T) {
 	}
 	cmd := exec.Command(program, generated("--config-file", config, "run", "http://"+addr+":8080/openapi.json",
 		"--header", "Authorization: Bearer s3cret",
-		// Valid requests may be refused, too: the cost is more than the limit can ever give, or the reservation is
+		// A valid request may be refused: its cost may be more than the limit can ever allow, or its reservation may be
 		// unknown.
 		"--exclude-checks", "positive_data_acceptance")...)
 	cmd.Dir = t.TempDir() // it writes reports

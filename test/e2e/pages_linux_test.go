@@ -189,7 +189,7 @@ type reader struct {
 	servers   []*process
 }
 
-// Waits that a page states are too short for a busy machine.
+// shortWaits matches timeouts on pages that are too short for a busy machine.
 var shortWaits = regexp.MustCompile(`((?:proxy_\w+|dial|response_header)_timeout +|timeout (?:connect|server) +)\d+ms|(timeout: )0\.\d+s`)
 
 func runPage(t *testing.T, steps []pageStep) {
@@ -236,7 +236,7 @@ func runPage(t *testing.T, steps []pageStep) {
 	}
 }
 
-// clone copies examples/ to where the page runs.
+// clone copies examples/ to the folder of the page.
 func (r *reader) clone(t *testing.T) {
 	t.Helper()
 	files := exec.Command("git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "examples")

@@ -9,14 +9,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// book is what the clients know of the calls of one user.
+// book records the calls of one user, according to the clients.
 type book struct {
 	mu       sync.Mutex
 	used     int // tokens of all calls, when they have ended; guarded by mu, as all below
 	allowed  int // calls
-	open     int // by how much the calls in flight exceed their estimates
-	closed   int // the same of all calls that have ended
-	mostOpen int // the most that calls in flight at the same time exceed them
+	open     int // the amount by which the calls in flight exceed their estimates
+	closed   int // the same amount for the calls that have ended
+	mostOpen int // the largest such amount of calls that were in flight at the same time
 }
 
 // heavyTail returns a number of tokens: lognormal, with a mean of 1,500 and a 99th percentile of 8,000.
@@ -54,9 +54,9 @@ func (b *book) call(t *testing.T, sidecars []*settler, random *rand.Rand, user s
 	return allowed
 }
 
-// TestAHundredParallelCallsKeepTheBudget has a hundred clients of one user send calls at the same time, through real
-// listeners. The first hundred start before any of them ends: 66 estimates of 1,500 fit into 100,000 tokens. In the
-// end the tokens used exceed the budget by at most what calls in flight cost beyond their estimates.
+// TestAHundredParallelCallsKeepTheBudget: a hundred clients of one user send calls at the same time, through real
+// listeners. The first hundred calls start before any of them ends; 66 estimates of 1,500 fit into 100,000 tokens. At the
+// end, the tokens used exceed the budget by at most the amount by which calls in flight exceeded their estimates.
 func TestAHundredParallelCallsKeepTheBudget(t *testing.T) {
 	t.Parallel()
 	for name, serve := range map[string]func(t *testing.T) []*settler{

@@ -20,9 +20,9 @@ const patience = time.Minute
 type process struct {
 	cmd    *exec.Cmd
 	output lockedBuffer
-	exited chan struct{} // closed when it has, and err is set
+	exited chan struct{} // closed when the process has exited and err is set
 	err    error
-	killed bool // by the test: no need to have ended well
+	killed bool // by the test, so that its exit code does not matter
 }
 
 // start runs a program. When the test ends it is stopped; its output is shown if the test failed.
@@ -31,7 +31,7 @@ func start(t *testing.T, program string, args ...string) *process {
 	return startIn(t, "", program, args...)
 }
 
-// startIn starts it in a folder.
+// startIn is start in a folder.
 func startIn(t *testing.T, dir, program string, args ...string) *process {
 	t.Helper()
 	cmd := exec.Command(program, args...)
@@ -73,7 +73,7 @@ func (p *process) stop() error {
 	select {
 	case <-p.exited:
 		if p.cmd.Path != sidecarProgram && p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM {
-			return nil // HAProxy has no other way to end
+			return nil // HAProxy ends in this way
 		}
 		return p.err
 	case <-time.After(patience):
@@ -82,14 +82,14 @@ func (p *process) stop() error {
 	}
 }
 
-// kill ends a process as a crash would.
+// kill ends a process with SIGKILL, like a crash.
 func (p *process) kill() {
 	p.killed = true
 	_ = p.cmd.Process.Kill()
 	<-p.exited
 }
 
-// refuses wants a process to end by itself, with this code, saying why.
+// refuses checks that a process ends by itself with this exit code, and that its output contains why.
 func (p *process) refuses(t *testing.T, code int, why string) {
 	t.Helper()
 	p.killed = true
@@ -137,7 +137,7 @@ func (p *process) running() bool {
 	}
 }
 
-// eventually polls until ok, and fails the test when patience is over.
+// eventually calls ok until it returns true. After patience it fails the test.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
@@ -147,7 +147,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// lockedBuffer is written by a process while a test reads it.
+// lockedBuffer is a buffer that a process writes while a test reads it.
 type lockedBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer // guarded by mu

@@ -10,7 +10,7 @@ var envoyAcceptsProxyProtocol = change{
 		"\"@type\": type.googleapis.com/envoy.extensions.filters.listener.proxy_protocol.v3.ProxyProtocol, allow_requests_without_proxy_protocol: true } } ]\n",
 }
 
-// attack tries all tables. network is one that no other test guesses from.
+// attack tries all tables of attacks. network is part of the clients' addresses, and different for each test.
 func (g gateway) attack(t *testing.T, network int) {
 	t.Helper()
 	t.Run("a key", g.keysCannotBeRespelled)

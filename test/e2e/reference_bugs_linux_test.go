@@ -24,17 +24,18 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// Problems that users of the reference server had. Each test is named after the effect there, and has the same
-// environment and files. Numbers are those of its issues (envoyproxy/ratelimit).
+// The tests of this file check that problems of the reference server do not exist here. Each test is named after the
+// effect in the reference server, and uses the same environment and files. The comments describe the reference server
+// unless they mention rlsidecar; numbers are those of its issues (envoyproxy/ratelimit).
 
-// inMemory is one in memory with limits.
+// inMemory starts a reference with limits, and with its buckets in memory.
 func inMemory(t *testing.T, limits string, env ...string) *reference {
 	t.Helper()
 	t.Parallel()
 	return newReference(t, map[string]string{"limits.yaml": limits}, append([]string{"BACKEND_TYPE=memory"}, env...)...)
 }
 
-// onRedis starts one with limits on a separate Redis.
+// onRedis starts a reference with limits, and with its buckets in a Redis of its own.
 func onRedis(t *testing.T, limits string, env ...string) (*reference, *redistest.Server) {
 	t.Helper()
 	t.Parallel()
@@ -78,7 +79,7 @@ func TestBugUnknownUnitOfAnOverrideEndsTheProcess(t *testing.T) {
 	}
 }
 
-// The metadata of a limit was lost where its metrics were named after values.
+// The metadata of a limit was lost if its metrics were named after values.
 func TestBugMetadataLostWithDetailedMetric(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -245,7 +246,7 @@ func TestBugHealthWatchBlocksTheEnd(t *testing.T) {
 	if next, err := watch.Recv(); err != nil || next.Status != healthpb.HealthCheckResponse_NOT_SERVING {
 		t.Fatal(next, err)
 	}
-	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a") // it is still served
+	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a") // requests are still answered
 	select {
 	case <-r.exited:
 	case <-time.After(patience):
@@ -268,7 +269,7 @@ func TestBugHealthWithoutANameIsAlwaysServing(t *testing.T) {
 	}
 }
 
-// SIGHUP, on which other programs read their files again, ended the process.
+// SIGHUP, which makes other programs read their files again, ended the process.
 func TestBugHangupEndsTheProcess(t *testing.T) {
 	r := inMemory(t, plain)
 	before := r.metric("ratelimit_service_config_load_success")
@@ -323,7 +324,7 @@ func TestBugNoPortBeforeRedisAnswers(t *testing.T) {
 	r.expect(t, "OK | OK left 0", "nothing=a")
 }
 
-// #462, #978, #1188: while Redis stalled, calls hung, for REDIS_TIMEOUT was for connecting only.
+// #462, #978, #1188: while Redis stalled, calls hung, because REDIS_TIMEOUT applied only to connecting.
 func TestBugCallsHangWhileRedisStalls(t *testing.T) {
 	r, redis := onRedis(t, plain, "REDIS_TIMEOUT=60s", "RLSIDECAR_BACKEND_TIMEOUT=50ms")
 	redis.Pause()
@@ -338,7 +339,7 @@ func TestBugCallsHangWhileRedisStalls(t *testing.T) {
 	}
 }
 
-// With on_backend_failure error, /json said 400 Bad Request of Redis.
+// If Redis failed, /json answered 400 Bad Request, as if the request were wrong.
 func TestBugJSONReportsBadRequestForRedisErrors(t *testing.T) {
 	t.Parallel()
 	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1", "RLSIDECAR_ON_BACKEND_FAILURE=error")
@@ -406,7 +407,7 @@ func TestBugKeysThatNeverExpire(t *testing.T) {
 	eventually(t, "one of a second is gone", func() bool { return !strings.Contains(redis.Do("keys", "*"), "quick") })
 }
 
-// With the local cache a limit that was raised counted from the next window on.
+// With the local cache, a raised limit took effect only in the next window.
 func TestBugRaisedLimitIsNotSeen(t *testing.T) {
 	r, _ := onRedis(t, plain, "LOCAL_CACHE_SIZE_IN_BYTES=1000000")
 	for range 4 {
@@ -507,7 +508,7 @@ func TestBugPrometheusNeedsStatsdOff(t *testing.T) {
 	}
 }
 
-// #206, #302, #367: files that an editor creates, and the copies of a ConfigMap, broke the load.
+// #206, #302, #367: temporary files of an editor, and the copies of a ConfigMap, prevented the configuration from loading.
 func TestBugOtherFilesBreakTheLoad(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
@@ -560,13 +561,13 @@ func TestBugEditedFilesAreNotSeen(t *testing.T) {
 	})
 }
 
-// #431, #927: of several documents in a file the first was read.
+// #431, #927: of several documents in a file, only the first was read.
 func TestBugOnlyTheFirstDocumentIsRead(t *testing.T) {
 	r := inMemory(t, "domain: other\n---"+plain)
 	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
 }
 
-// The config check ended with a stack trace where the file was no YAML, or had a key it did not know.
+// The config check ended with a stack trace if the file was not YAML or had an unknown key.
 func TestBugConfigCheckPanics(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -582,7 +583,7 @@ func TestBugConfigCheckPanics(t *testing.T) {
 	}
 }
 
-// Two servers could be on one port without a word, each with half of the requests.
+// Two servers could listen on one port without a warning, and each got half of the requests.
 func TestBugSecondServerOnTheSamePort(t *testing.T) {
 	r := inMemory(t, plain)
 	second := launchReference(t, map[string]string{"limits.yaml": plain}, "BACKEND_TYPE=memory", "GRPC_HOST="+r.addr)

@@ -50,7 +50,7 @@ func asReference(t *testing.T) string {
 	return path
 }
 
-// newReference starts a reference with files and more environment, and waits until it is ready.
+// newReference starts a reference with files and additional environment variables, and waits until it is ready.
 func newReference(t *testing.T, files map[string]string, env ...string) *reference {
 	t.Helper()
 	r := launchReference(t, files, env...)
@@ -241,7 +241,7 @@ func play(t *testing.T, archive *txtar.Archive, place, authAddress string) {
 	s.run()
 }
 
-// script is one that is being played.
+// script is the state of a script that is being played.
 type script struct {
 	*testing.T
 	r     *reference

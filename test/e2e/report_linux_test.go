@@ -24,8 +24,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// reportLog is an access log of 200 people, the most of whom load a page with images, of one abuser, and
-// of clients that would like to run a script in the report.
+// reportLog returns an access log of 200 people, most of whom load a page with images, of one abuser, and of clients that
+// try to run a script in the report.
 func reportLog() string {
 	var log strings.Builder
 	line := func(second int, path string) {
@@ -135,8 +135,8 @@ func in[T any](b *browser, script string) T {
 // outcome returns the page's text about the number at the line.
 const outcome = `document.querySelector('.outcome').textContent`
 
-// TestReportInABrowser opens the report at the widths of a phone and of a desk, by day and by night, and
-// moves the line by keyboard and by mouse.
+// TestReportInABrowser opens the report at the widths of a phone and of a desktop, in light and dark colors, and moves the
+// line by keyboard and by mouse.
 func TestReportInABrowser(t *testing.T) {
 	t.Parallel()
 	address := writeReport(t)
@@ -256,7 +256,7 @@ func axe(t *testing.T, b *browser) {
 	}
 }
 
-// keepPicture stores a picture with the artifacts of the test, and checks that it is one.
+// keepPicture stores a picture with the artifacts of the test, and checks that it is a valid picture.
 func keepPicture(t *testing.T, name string, picture []byte) {
 	t.Helper()
 	if _, err := png.Decode(bytes.NewReader(picture)); err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// ended is a reservation that was settled, and the moments at which it was made and settled.
+// ended is a settled reservation, with the times at which it was made and settled.
 type ended struct {
 	id              string
 	cost            int
@@ -21,9 +21,9 @@ type ended struct {
 // TestSidecarsSettleThroughAFailover sends requests through two sidecars on a master with replicas. Its replicas lose their
 // connection, so that they do not have its last writes, and then it is killed. A new master takes over.
 //
-// The new master has lost starts and settlements since then, and nothing else: the bucket contains what the test's book
-// says, less the units of lost starts, plus the estimates of starts without an answer. Each reservation is settled
-// again, by both sidecars: what was lost is settled once, and nothing is refunded twice.
+// The new master has lost the starts and settlements since then, and nothing else: the units charged are those that the
+// test has recorded, less the units of lost starts, plus the estimates of starts without an answer. Then both sidecars
+// settle each reservation again: lost settlements are made once, and nothing is refunded twice.
 func TestSidecarsSettleThroughAFailover(t *testing.T) {
 	t.Parallel()
 	servers := redistest.StartSentinels(t)

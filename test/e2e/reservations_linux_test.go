@@ -38,7 +38,7 @@ descriptors:
   - {key: caller, limit: learned}
 `
 
-// settler is a sidecar as a process, its proxy and its applications.
+// settler is the process of a sidecar, with clients that act as its proxy and its applications.
 type settler struct {
 	*process
 	t      *testing.T
@@ -178,7 +178,7 @@ func (s *settler) want(limit, key string, want int) {
 	}
 }
 
-// metric is the sum of the samples that start so.
+// metric returns the sum of the samples that start with prefix.
 func (s *settler) metric(prefix string) (sum float64) {
 	s.t.Helper()
 	resp, err := s.client.Get("http://" + s.addr + ":6070/metrics")
@@ -198,7 +198,7 @@ func (s *settler) metric(prefix string) (sum float64) {
 
 const firstKey, secondKey, thirdKey = "the first key of reservations", "the second key of reservations", "the third key of reservations"
 
-// keyLine is a key without blanks, which separate keys.
+// keyLine returns a line with a key, without blanks, because blanks separate keys.
 func keyLine(key string) string { return strings.ReplaceAll(key, " ", "-") + "\n" }
 
 func TestTheKeyFileOfReservations(t *testing.T) {
@@ -302,7 +302,7 @@ func TestSidecarsShareAKeyThroughRedis(t *testing.T) {
 	}
 	crossed("bob")
 	before := a.mustStart("user=flushed")
-	redis.Do("FLUSHALL") // both know the key still; the bucket of the reservation is a new one
+	redis.Do("FLUSHALL") // both sidecars still have the signing key, and the bucket of the reservation is new
 	crossed("eve")
 	b.mustStart("user=flushed")
 	if err := b.done(before, 0); err != nil {
@@ -316,7 +316,7 @@ func TestAUserOfRedisWithoutPermissionForTheKey(t *testing.T) {
 	redis := redistest.Start(t)
 	redis.Do("ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-hmget", "-hset")
 	s := startSettler(t, "--redis-url", "redis://limited:pw@"+redis.Addr, "--backend-timeout", "5s")
-	if err := s.done(s.mustStart("user=bob"), 3); err != nil { // its own ids are good
+	if err := s.done(s.mustStart("user=bob"), 3); err != nil { // its own ids are valid
 		t.Error(err)
 	}
 	s.want("tokens", "bob", 1_000_000-3)
@@ -329,7 +329,7 @@ func TestAUserOfRedisWithoutPermissionForTheKey(t *testing.T) {
 		text, _ := io.ReadAll(resp.Body)
 		return strings.Contains(string(text), "settle-key-not-shared") && strings.Contains(string(text), "--settle-key-file")
 	})
-	for range 12 { // the gate is not open
+	for range 12 { // requests are still limited
 		_, _ = s.start("poor=eve")
 	}
 	s.want("few", "eve", 0)
@@ -412,7 +412,7 @@ func TestSidecarsSettleWhileRedisFails(t *testing.T) {
 		t.Error("nothing was settled, or nothing failed")
 	}
 
-	// A Redis that lost everything refunds no earlier charges; a sidecar that died is not needed.
+	// A Redis that lost its data refunds no earlier charges. A reservation can be settled without the sidecar that made it.
 	before := [2]string{sidecars[0].mustStart("user=eve"), sidecars[0].reserve("tokens", "eve", 400)}
 	sidecars[0].kill()
 	redis.Kill()

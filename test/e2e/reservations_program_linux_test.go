@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit/limitsfile"
 )
 
-// TestAGoProgramSettlesWithTheSidecars: a Go program with the same limits, Redis and key settles what a proxy or an
-// application has reserved, and the sidecar settles what the program has reserved; each once.
+// TestAGoProgramSettlesWithTheSidecars: a Go program with the same limits, Redis and key settles the reservations of a
+// proxy and of an application, and the sidecar settles those of the program. Each is settled once.
 func TestAGoProgramSettlesWithTheSidecars(t *testing.T) {
 	t.Parallel()
 	url := "redis://" + redistest.Start(t).Addr

@@ -15,7 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// bounded is how many units all processes together may allow for the key "bounded"; other keys are not limited.
+// bounded is the number of units that all processes together may allow for the key "bounded". Other keys are not limited.
 const bounded = 2000
 
 const restartLimits = `
@@ -70,8 +70,7 @@ func (s *restarts) serve(t *testing.T, port string, more ...string) *process {
 	return p
 }
 
-// ask sends 1,000 requests a second, if the machine can, until s.stop is called. Every answer must be 200, or for the
-// key "bounded" 429.
+// ask sends up to 1,000 requests a second until s.stop is called. Every answer must be 200, or for the key "bounded" 429.
 func (s *restarts) ask(t *testing.T) {
 	t.Helper()
 	const clients, pause = 50, 50 * time.Millisecond
@@ -134,13 +133,13 @@ func (s *restarts) judge(t *testing.T, from time.Time) {
 	if got := s.admitted.Load(); got != bounded {
 		t.Errorf("%d requests of the bounded key were admitted, want %d", got, bounded)
 	}
-	if n := s.stat("cluster.app.ratelimit.error"); n > 0 { // -1: there never was one
+	if n := s.stat("cluster.app.ratelimit.error"); n > 0 { // -1 means that there was no error
 		t.Errorf("%d questions of Envoy's failed", n)
 	}
 }
 
-// TestRollingRestart restarts two sidecars on one Redis, one after the other, under load. No request
-// fails, and none is admitted that should not be, or the other way round.
+// TestRollingRestart restarts two sidecars on one Redis, one after the other, under load. No request fails, and each is
+// allowed or denied correctly.
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
 	s := newRestarts(t)

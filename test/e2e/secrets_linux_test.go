@@ -14,8 +14,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestNoPageShowsASecret gives the built program its secrets on the command line, as people do, and reads everything
-// that it serves and logs.
+// TestNoPageShowsASecret passes secrets to the built program on the command line, and searches everything that it serves
+// and logs for them.
 func TestNoPageShowsASecret(t *testing.T) {
 	const secret, apiSecret, adminSecret = "hunter2", "hunter2api", "hunter2admin"
 	limits := filepath.Join(t.TempDir(), "limits.yaml")

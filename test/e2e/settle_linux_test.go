@@ -95,7 +95,7 @@ func (s *stack) wantLeft(t *testing.T, limit, user string, want int) {
 // wantUnknown waits until so many more settlements without a real cost have arrived than those of the tests before.
 func (s *stack) wantUnknown(t *testing.T, more int) {
 	t.Helper()
-	const before = 2 // carol's and careful's
+	const before = 2 // the settlements of carol and careful
 	eventually(t, "the settlement without a real cost arrives", func() bool {
 		resp, err := s.client.Get("http://" + s.addr + ":6070/metrics")
 		if err != nil {
@@ -171,7 +171,7 @@ func TestEnvoySettles(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, _ = io.WriteString(conn, "GET /silent HTTP/1.1\r\nhost: shop.test\r\nx-user: ivan\r\n\r\n")
-		s.wantLeft(t, "tokens", "ivan", 900) // it is reserved
+		s.wantLeft(t, "tokens", "ivan", 900) // the estimate is reserved
 		_ = conn.Close()
 		s.wantUnknown(t, 1)
 		s.wantLeft(t, "tokens", "ivan", 900)

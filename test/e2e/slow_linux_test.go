@@ -137,7 +137,7 @@ func (a *api) memory(t *testing.T) (kib int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(status), "VmHWM:") // the most it ever was
+	_, rest, _ := strings.Cut(string(status), "VmHWM:") // the peak
 	if _, err := fmt.Sscan(rest, &kib); err != nil {
 		t.Fatal(err)
 	}

@@ -43,8 +43,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// stack is an application behind Envoy, which calls rlsidecar, all of them as in examples/envoy, ports
-// too, but on a loopback address that no other test uses.
+// stack is an application behind Envoy, which calls rlsidecar. Configurations and ports are those of examples/envoy, but
+// on a loopback address that no other test uses.
 type stack struct {
 	owner   *testing.T // when it ends, so do the processes
 	addr    string
@@ -91,7 +91,7 @@ func newStack(t *testing.T, socket string, changes ...change) *stack {
 	return s
 }
 
-// sidecarStack returns a stack of which nothing has been started.
+// sidecarStack returns a stack without any process.
 func sidecarStack(t *testing.T, socket string) *stack {
 	t.Helper()
 	s := &stack{
@@ -104,7 +104,7 @@ func sidecarStack(t *testing.T, socket string) *stack {
 	return s
 }
 
-// startEnvoy starts it by the example, with the changes, and waits until it is ready.
+// startEnvoy starts Envoy with the configuration of the example and the changes, and waits until it is ready.
 func (s *stack) startEnvoy(t *testing.T, changes ...change) {
 	t.Helper()
 	s.runEnvoy(t, s.envoyFile(t, "envoy/envoy.yaml", append([]change{longTimeout}, changes...)...))
@@ -121,7 +121,7 @@ func (s *stack) envoyFile(t *testing.T, name string, changes ...change) string {
 	return path
 }
 
-// runEnvoy starts it with a configuration, and waits until it is ready.
+// runEnvoy starts Envoy with a configuration, and waits until it is ready.
 func (s *stack) runEnvoy(t *testing.T, config string) {
 	t.Helper()
 	s.envoy = start(s.owner, tooltest.Path(t, "envoy"), "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
@@ -133,7 +133,7 @@ func (s *stack) runEnvoy(t *testing.T, config string) {
 	})
 }
 
-// example is the text of a file of examples/ with the changes, each of which it must have a place for.
+// example returns the text of a file of examples/ with the changes. The test fails if a change cannot be made.
 func example(t *testing.T, name string, changes ...change) string {
 	t.Helper()
 	data, err := os.ReadFile(root + "/examples/" + name)
@@ -175,7 +175,7 @@ func (s *stack) awaitSidecars(t *testing.T, n int) {
 	})
 }
 
-// serveApplication is an application behind Envoy that answers 200, without any byte of the request.
+// serveApplication starts an application behind Envoy that answers 200. Its answers contain no byte of the request.
 func (s *stack) serveApplication(t *testing.T) {
 	t.Helper()
 	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {

@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// length is the duration of each run: HISTORIES, or 3 seconds.
+// length returns the duration of each run: the variable HISTORIES, or 3 seconds.
 func length(t *testing.T) time.Duration {
 	text := os.Getenv("HISTORIES")
 	if text == "" {

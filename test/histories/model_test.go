@@ -34,8 +34,8 @@ type buckets struct {
 type question struct {
 	of   *buckets
 	kind kind
-	// Requests without an answer may have been carried out at any time after they were sent, or never. These are how
-	// many of them were sent before this one was answered: charges, and refunds. Charges that a failover may have lost
+	// charges and refunds are the numbers of requests without an answer that were sent before this one was answered. Such
+	// requests may have been executed at any time after they were sent, or never. Charges that a failover may have lost
 	// count as refunds.
 	charges, refunds int64
 }
@@ -67,7 +67,7 @@ type state struct {
 // flows in during a run.
 const frozen = algorithms.Micros(1_700_000_000_000_000)
 
-// full is the first state.
+// full returns the state at the start: full buckets.
 func (b *buckets) full() (s state) {
 	for i, l := range b.limits {
 		_, d := l.Take(algorithms.State{}, frozen, algorithms.Charge{DryRun: true})
@@ -98,7 +98,7 @@ func (b *buckets) take(s state, k kind) (state, answer) {
 	return s, a
 }
 
-// steps returns the states after a request that got this answer: none if it cannot have got it.
+// steps returns the possible states after a request that got this answer. There is none if the answer is impossible.
 func steps(s state, q question, a answer) (next []any) {
 	if q.of.leased {
 		return leasedSteps(s, q, a)
@@ -133,7 +133,7 @@ func leasedSteps(s state, q question, a answer) []any {
 	}
 }
 
-// others carries out n requests that got no answer: charges, or refunds if n is negative.
+// others executes n requests without an answer: charges, or refunds if n is negative.
 func (b *buckets) others(s state, n int64) (_ state, possible bool) {
 	k := charge
 	if n < 0 {
@@ -149,8 +149,7 @@ func (b *buckets) others(s state, n int64) (_ state, possible bool) {
 	return s, true
 }
 
-// guesses returns the possible numbers of requests without an answer that were executed since s, so that this answer is
-// right.
+// guesses returns the numbers of requests without an answer that, if executed since s, make this answer correct.
 func guesses(s state, q question, a answer) []int64 {
 	_, now := q.of.take(s, look)
 	left := a.left[0] // before the request
@@ -167,7 +166,7 @@ func guesses(s state, q question, a answer) []int64 {
 		left -= q.of.cost
 	}
 	n := (now.left[0] - left) / q.of.cost
-	if q.kind == refund { // it may have found the bucket full
+	if q.kind == refund { // the bucket may have been full already
 		return []int64{n, n - 1}
 	}
 	return []int64{n}
@@ -204,12 +203,12 @@ var model = porcupine.NondeterministicModel{
 	DescribeState: func(s any) string { return fmt.Sprint(s) },
 }
 
-// stale is the largest age of a denial if others refund: a sidecar remembers denials for a second (docs/redis.md), and
-// does not notice refunds of other sidecars in this time.
+// stale is the longest time for which a denial may be outdated. A sidecar caches denials for a second (docs/redis.md), and
+// does not notice refunds of other sidecars during this time.
 const stale = int64(1e9)
 
-// operations makes a history for porcupine from the answers. lost returns the number of units that a failover up to a
-// time may have lost of a bucket.
+// operations makes a history for Porcupine from the answers. lost returns the number of units of a bucket that failovers
+// before a time may have lost.
 func operations(records []record, lost func(b *buckets, until int64) int64) (history []porcupine.Operation) {
 	missing, refunded := map[string][]record{}, map[string]bool{}
 	for _, r := range records {

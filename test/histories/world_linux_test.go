@@ -132,7 +132,7 @@ type world struct {
 	sidecars []*sidecar
 	http     http.Client
 	began    time.Time
-	slice    time.Duration // how long clients use the same buckets
+	slice    time.Duration // the time for which clients use the same buckets
 	kinds    []string      // of buckets that are used
 	twice    atomic.Bool   // a fault: some charges are sent twice, and logged once
 	byGRPC   atomic.Int64  // answers
@@ -270,7 +270,7 @@ func (w *world) post(random *rand.Rand, question any, r record) record {
 	s := w.sidecars[random.IntN(len(w.sidecars))]
 	response, err := w.http.Post("http://"+s.addr+"/v1/limit", "application/json", bytes.NewReader(body))
 	if err != nil {
-		time.Sleep(time.Millisecond) // the sidecar may be away
+		time.Sleep(time.Millisecond) // the sidecar may be down
 		return r
 	}
 	defer response.Body.Close()
@@ -300,7 +300,7 @@ func (w *world) post(random *rand.Rand, question any, r record) record {
 	return r
 }
 
-// once sends a charge with a request id again and again, until it is answered.
+// once repeats a charge with a request id until it is answered.
 func (w *world) once(random *rand.Rand, b *buckets) {
 	id := fmt.Sprint("id-", random.Uint64())
 	first := w.send(random, b, charge, id)
@@ -355,7 +355,7 @@ func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 	return result == porcupine.Ok
 }
 
-// lostUnits returns how many units were charged, according to the clients, and are available again.
+// lostUnits returns the number of units that were charged, according to the clients, and that are available again.
 func (w *world) lostUnits() (units int64) {
 	for name, b := range w.all {
 		var charged, left int64

@@ -33,7 +33,7 @@ type engine struct {
 	built bool
 }
 
-// images is where the tests' images are; nil until the first test that needs one.
+// images has the images of the tests. It is nil until the first test needs one.
 var images *engine
 
 // newEngine finds the tools.
@@ -57,7 +57,8 @@ func newEngine(t *testing.T) *engine {
 	return e
 }
 
-// removeAbandoned removes the remains of killed tests: podman's containers outlive the process that started them.
+// removeAbandoned removes the containers and files of killed tests, because podman's containers outlive the process that
+// started them.
 func removeAbandoned(t *testing.T, tool map[string]string) {
 	t.Helper()
 	locks, err := filepath.Glob(filepath.Join(os.TempDir(), prefix+"*", "lock"))
@@ -67,7 +68,7 @@ func removeAbandoned(t *testing.T, tool map[string]string) {
 	for _, path := range locks {
 		lock, err := os.Open(path)
 		if err != nil {
-			continue // somebody else is removing it
+			continue // another process is removing it
 		}
 		if syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
 			lock.Close() // in use
@@ -80,7 +81,7 @@ func removeAbandoned(t *testing.T, tool map[string]string) {
 	}
 }
 
-// image is where the image has been built, by the first test that needs it.
+// image returns the engine with the image. The first test that needs the image builds it.
 func image(t *testing.T) *engine {
 	t.Helper()
 	if images == nil {
@@ -122,11 +123,11 @@ func (e *engine) try(tool string, args ...string) (string, error) {
 	defer cancel()
 	all := []string{"--root", filepath.Join(e.dir, "root"), "--runroot", filepath.Join(e.dir, "run")}
 	if tool == "podman" {
-		// Not crun: in a container with cgroups of both kinds it does not run.
+		// crun does not run in a container with cgroups of both versions.
 		all = append(all, "--runtime", e.tool["runc"], "--events-backend", "none")
 	}
 	cmd := exec.CommandContext(ctx, e.tool[tool], append(all, args...)...)
-	cmd.Dir = e.dir // its helpers write files where they are
+	cmd.Dir = e.dir // the tool's helpers write files into their working folder
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil || args[0] == "logs" {
@@ -144,8 +145,8 @@ func (e *engine) run(t *testing.T, tool string, args ...string) string {
 	return out
 }
 
-// build builds the Dockerfile. This machine's programs, Go among them, and its caches replace the golang image, so that
-// nothing must be downloaded and little compiled.
+// build builds the Dockerfile. Instead of the golang image it uses the programs and caches of this machine, so that it
+// downloads nothing and compiles little.
 func (e *engine) build(t *testing.T, tag string, args ...string) {
 	t.Helper()
 	var env struct{ GOROOT, GOMODCACHE, GOCACHE string }

@@ -123,7 +123,7 @@ func connect(t *testing.T, socket string) client {
 	return client{rls.NewRateLimitServiceClient(conn), healthpb.NewHealthClient(conn)}
 }
 
-// decide waits for a server that is not there yet.
+// decide sends a request, and waits if the server has not started yet.
 func (c client) decide(t *testing.T, r *rls.RateLimitRequest) rls.RateLimitResponse_Code {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -135,7 +135,7 @@ func (c client) decide(t *testing.T, r *rls.RateLimitRequest) rls.RateLimitRespo
 	return answer.GetOverallCode()
 }
 
-// container is the image, running.
+// container is a running container of the image.
 type container struct {
 	*engine
 	client
@@ -143,8 +143,8 @@ type container struct {
 	dir  string // /sock in it
 }
 
-// start runs the image with as few rights as it can have. Its network has no interface but loopback:
-// the test connects to a socket.
+// start runs the image with the fewest possible rights. Its network has only the loopback interface; the test connects to
+// a Unix socket.
 func (e *engine) start(t *testing.T, name string, args ...string) *container {
 	t.Helper()
 	c := &container{engine: e, name: name, dir: t.TempDir()}
@@ -164,7 +164,7 @@ func (e *engine) start(t *testing.T, name string, args ...string) *container {
 	e.run(t, "podman", append([]string{
 		"run", "--detach", "--name", name, "--read-only", "--read-only-tmpfs=false", "--cap-drop=all", "--security-opt=no-new-privileges",
 		"--network=none", "--memory=64m", "--memory-swap=64m",
-		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", // its defaults are more than a container may have
+		"--ulimit=nofile=1024:1024", "--ulimit=nproc=1024:1024", // podman's defaults may exceed the limits of this machine
 		"--volume=" + config + ":/data:ro", "--volume=" + c.dir + ":/sock", "--env=LOG_LEVEL=info", "--env=RLSIDECAR_LOG_LEVEL=info",
 	}, args...)...)
 	t.Cleanup(func() {
@@ -181,7 +181,7 @@ func (e *engine) start(t *testing.T, name string, args ...string) *container {
 }
 
 func (c *container) logs() string {
-	out, _ := c.try("podman", "logs", c.name) // or the reason why there are none
+	out, _ := c.try("podman", "logs", c.name) // the logs, or the error
 	return out
 }
 
@@ -217,7 +217,7 @@ func request(key string, values ...string) *rls.RateLimitRequest {
 
 const ok, over = rls.RateLimitResponse_OK, rls.RateLimitResponse_OVER_LIMIT
 
-// asReference starts the image as envoyproxy/ratelimit's is started: without arguments, with its variables.
+// asReference starts the image in the way of envoyproxy/ratelimit: without arguments, with that server's variables.
 func asReference(t *testing.T, name string, more ...string) *container {
 	t.Helper()
 	return image(t).start(t, name, append(more, "--env=RUNTIME_ROOT=/data", "--env=GRPC_UDS=/sock/grpc", "--env=BACKEND_TYPE=memory", "--env=RLSIDECAR_DRAIN_DELAY=5s", tag)...)
@@ -235,7 +235,7 @@ func TestImageInThePlaceOfTheReferenceServer(t *testing.T) {
 	}
 }
 
-// TestImageHasNoRights examines the process from outside.
+// TestImageHasNoRights examines the rights of the process from outside of the container.
 func TestImageHasNoRights(t *testing.T) {
 	c := asReference(t, "rights")
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.state(t).Pid))
@@ -288,8 +288,8 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	}
 }
 
-// SIGTERM arrives while clients send requests over gRPC and HTTP. They stop some time after they have been notified, as a
-// proxy does. Each question has an answer.
+// SIGTERM arrives while clients send requests over gRPC and HTTP. Like a proxy, they stop some time after the sidecar has
+// become not ready. Each request gets an answer.
 func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 	c := asReference(t, "stop", "--env=RLSIDECAR_HTTP_LISTEN=unix:///sock/http")
 	watch, err := c.probe.Watch(t.Context(), &healthpb.HealthCheckRequest{})
@@ -310,7 +310,7 @@ func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 			}
 		}
 	}()
-	late := make(chan struct{}) // they notice some time after it was said
+	late := make(chan struct{}) // closed some time after the sidecar has become not ready
 	go func() { defer close(late); <-unready; time.Sleep(time.Second) }()
 	var wg sync.WaitGroup
 	load := func(decide func(context.Context) error) *atomic.Int64 {
@@ -361,7 +361,7 @@ func (c *container) requestByHTTP(t *testing.T) func(context.Context) error {
 	t.Cleanup(transport.CloseIdleConnections)
 	const body = `{"domain": "edge", "descriptors": [{"entries": [{"key": "free", "value": "x"}]}]}`
 	return func(ctx context.Context) error {
-		// A POST: the client does not repeat it unnoticed when a connection ends.
+		// Go's client does not silently repeat a POST when a connection ends.
 		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sidecar/json", strings.NewReader(body))
 		if err != nil {
 			return err
@@ -400,8 +400,7 @@ func TestImageRunsCommands(t *testing.T) {
 	}
 }
 
-// TestImageForAnotherProcessor builds for a processor that this machine does not have, and runs the
-// program on one that QEMU plays.
+// TestImageForAnotherProcessor builds the image for another architecture, and runs the program under QEMU.
 func TestImageForAnotherProcessor(t *testing.T) {
 	e := image(t)
 	other, want, emulator := "arm64", elf.EM_AARCH64, "qemu-aarch64"

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// tree is a module with one function, one test of it, and faults: the text of a file of faults.
+// tree makes a module with one function, one test of it, and a file of faults.
 func tree(t *testing.T, faults string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -103,7 +103,7 @@ func TestTheTableIsWritten(t *testing.T) {
 	}
 }
 
-// TestAPatternWithoutTestsIsAnError: a fault that no test is run for is not one that the tests overlook.
+// TestAPatternWithoutTestsIsAnError: if the pattern of a fault selects no test, this is an error, not an unnoticed fault.
 func TestAPatternWithoutTestsIsAnError(t *testing.T) {
 	t.Parallel()
 	root := tree(t, "- {fault: subtracts, file: sum.go, old: a + b, new: a - b, tests: [.], run: TestOther}")
@@ -113,8 +113,8 @@ func TestAPatternWithoutTestsIsAnError(t *testing.T) {
 	}
 }
 
-// TestFaultsOfTheTree reads the faults of this repository: at least 60, each with all that it needs, and a text that is still
-// there.
+// TestFaultsOfTheTree checks the faults of this repository: there are at least 60, each is complete, and its file contains
+// the text that it replaces.
 func TestFaultsOfTheTree(t *testing.T) {
 	all, err := load("faults")
 	if err != nil {

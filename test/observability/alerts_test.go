@@ -44,13 +44,13 @@ const (
 	badPoints     = 30
 )
 
-// TestAlertsFireOnRecordings: 40 minutes without a problem, in which nothing fires, then 30 with one.
+// TestAlertsFireOnRecordings plays 40 minutes without a problem, in which no alert fires, and then 30 minutes with one.
 func TestAlertsFireOnRecordings(t *testing.T) {
 	all := recordings(t)
 	cases := []struct {
 		name  string
-		early string // fire within 5 minutes
-		late  string // fire after 30
+		early string // alerts that fire within 5 minutes
+		late  string // alerts that fire after 30 minutes
 	}{
 		{"healthy", "", ""},
 		{"attack on one key", "RlsidecarManyDenied", "RlsidecarLimitDeniesMost RlsidecarManyDenied"},
@@ -143,8 +143,8 @@ func writeTimeline(file *bytes.Buffer, name string, good, bad recording, used ma
 	}
 }
 
-// writeFiring wants these alerts, and no others, to fire at a point; but for late answers, which depend on how
-// busy this machine is.
+// writeFiring writes the expectation that exactly these alerts fire at a point. Late answers are ignored, because they
+// depend on the load of this machine.
 func writeFiring(file *bytes.Buffer, point int, alerts string) {
 	fmt.Fprintf(file, "  - expr: count by (alertname) (ALERTS{alertstate=\"firing\", alertname!=\"RlsidecarAnswersLate\"})\n    eval_time: %dm\n    exp_samples:", point-1)
 	for _, alert := range strings.Fields(alerts) {

@@ -18,7 +18,7 @@ import (
 
 var promql = parser.NewParser(parser.Options{})
 
-// rules are those of rules.yaml, as Prometheus parses them.
+// rules returns the rules of rules.yaml, as Prometheus parses them.
 func rules(t *testing.T) (all []rulefmt.Rule) {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile(examples+"/rules.yaml", false, model.UTF8Validation, promql, slog.New(slog.DiscardHandler))
@@ -73,7 +73,7 @@ func readDashboard(t *testing.T) (d dashboard) {
 // expression is a PromQL expression with its place.
 type expression struct{ where, text string }
 
-// variables of Grafana, as it would replace them.
+// variables matches variables in expressions that Grafana replaces.
 var variables = regexp.MustCompile(`\$__rate_interval|"\$[a-z]+"`)
 
 func expressions(t *testing.T) (all []expression) {
@@ -193,7 +193,7 @@ func selectors(t *testing.T, text string) [][]*labels.Matcher {
 	return parser.ExtractSelectors(expr)
 }
 
-// grouping are the labels that an expression groups or matches by.
+// grouping returns the labels by which an expression groups or matches.
 func grouping(t *testing.T, text string) (all []string) {
 	t.Helper()
 	expr, err := promql.ParseExpr(text)

@@ -33,7 +33,7 @@ limits:
 descriptors: [{key: user, limit: tokens}]
 `
 
-// recording is the metrics of a sidecar before and after an event.
+// recording has the metrics of a sidecar before and after an event.
 type recording struct{ before, after map[string]sample }
 
 func (s *sidecar) record(t *testing.T, happens func()) recording {
@@ -43,7 +43,8 @@ func (s *sidecar) record(t *testing.T, happens func()) recording {
 	return recording{before, s.scrape(t)}
 }
 
-// recordings are real sidecars, in good times ("healthy") and bad ones, made once for all tests.
+// recordings returns recordings of real sidecars, without a problem ("healthy") and with one. They are made once for all
+// tests.
 func recordings(t *testing.T) map[string]recording {
 	t.Helper()
 	tooltest.Path(t, "redis-server") // may skip
@@ -111,7 +112,7 @@ func withRedis(t *testing.T, made map[string]recording) {
 	})
 }
 
-// exports reports whether a series that begins so is above 0.
+// exports reports whether a series whose name begins with series is above 0.
 func (s *sidecar) exports(t *testing.T, series string) bool {
 	t.Helper()
 	for name, v := range s.scrape(t) {

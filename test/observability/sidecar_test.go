@@ -26,7 +26,7 @@ const (
 	patience = time.Minute // bounds every wait for another process; no test needs it to succeed
 )
 
-// buildDir is where the program is built, once for all tests.
+// buildDir is the folder in which the program is built, once for all tests.
 var buildDir string
 
 func TestMain(m *testing.M) {
@@ -65,7 +65,7 @@ type sidecar struct {
 	cmd                  *exec.Cmd
 }
 
-// startSidecar starts one with this configuration, and waits until it is alive.
+// startSidecar starts a sidecar with this configuration, and waits until it answers.
 func startSidecar(t *testing.T, config string, args ...string) *sidecar {
 	t.Helper()
 	address := func() string { return fmt.Sprint("127.0.0.1:", redistest.FreePort(t)) }

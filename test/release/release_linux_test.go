@@ -24,7 +24,7 @@ const (
 	version = "v0.0.0-test"
 )
 
-// source copies the sources of a release, to another place each time.
+// source copies the sources of a release to a different folder each time.
 func source(t *testing.T, folder string) string {
 	t.Helper()
 	folder = filepath.Join(t.TempDir(), folder)
@@ -128,7 +128,7 @@ func unpack(t *testing.T, data []byte, prefix string) map[string][]byte {
 	}
 }
 
-// versionOf runs the program from its new place.
+// versionOf writes the program to a file, and runs it to check its version.
 func versionOf(t *testing.T, program []byte) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "rlsidecar")
@@ -142,7 +142,7 @@ func versionOf(t *testing.T, program []byte) (path string) {
 	return path
 }
 
-// unit lets systemd check the unit, and report the rights that the program would have if it were taken over.
+// unit lets systemd check the unit, and report the rights that an attacker would have in control of the program.
 func unit(t *testing.T, text, program string) {
 	t.Helper()
 	const installed, mostExposed = "/usr/local/bin/rlsidecar", "15" // of 100; documented: 12
@@ -154,7 +154,7 @@ func unit(t *testing.T, text, program string) {
 		t.Fatal(err)
 	}
 	analyze := tooltest.Path(t, "systemd-analyze")
-	// It only prints warnings about unknown settings.
+	// systemd-analyze prints only a warning for an unknown setting.
 	if out, err := exec.Command(analyze, "verify", "--man=no", file).CombinedOutput(); err != nil || len(out) > 0 {
 		t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 	}
@@ -163,7 +163,7 @@ func unit(t *testing.T, text, program string) {
 	}
 }
 
-// bom checks the list of parts.
+// bom checks the list of modules.
 func bom(t *testing.T, data []byte) {
 	t.Helper()
 	type component struct {

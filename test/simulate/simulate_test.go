@@ -25,15 +25,16 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	// Little memory is in use, and almost all of it is soon garbage, so the collector runs at a fixed size. With a
-	// percentage it would run later and later, because the pools of ended runs count as in use for another cycle.
+	// The collector runs when the heap reaches a fixed size, because little memory is in use and almost all of it is soon
+	// garbage. With a percentage it would run later and later, because the pools of ended runs count as in use for another
+	// cycle.
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(512 << 20)
 	os.Exit(m.Run())
 }
 
-// Whatever fails and whenever, what the judge checks holds. A seed that fails is reported at once, and the others are
-// played all the same. At the end the first of them are made smaller, and printed as commands.
+// The judge's checks pass, whatever fails and at whatever time. A failed seed is reported at once, and the others are
+// still played. At the end, the first failed seeds are shrunk, and printed as commands.
 func TestSimulation(t *testing.T) {
 	if *seed > 0 {
 		p := Plan{Seed: *seed, Until: *until}
@@ -74,8 +75,8 @@ const (
 	mostShrunk = 3
 )
 
-// playAll plays the seeds, as many at a time as there are processors. It returns what all of them did, how many were
-// played, and which failed.
+// playAll plays the seeds, as many at a time as there are processors. It returns the sum of their results, the number of
+// seeds played, and the failed seeds.
 func playAll(t *testing.T, start time.Time) (all Result, played int, failed []uint64) {
 	t.Helper()
 	var next atomic.Uint64

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// usage is the resources that a process uses at a moment.
+// usage has the resources that a process uses at one time.
 type usage struct{ KiB, Goroutines, Files, Series float64 }
 
 // judge reports growth. It compares the least of the last quarter with the most of the second one: a bounded value has
@@ -38,7 +38,7 @@ func judge(all []usage, slack float64) (wrong []string) {
 	return wrong
 }
 
-// TestTheJudgeNoticesALeak of each kind, and reports nothing else.
+// TestTheJudgeNoticesALeak checks that the judge reports leaks of each kind, and nothing else.
 func TestTheJudgeNoticesALeak(t *testing.T) {
 	series := func(of func(i int) usage) (all []usage) {
 		for i := range 60 {

@@ -34,7 +34,7 @@ import (
 // much is the rate of limits that are never reached; few is the rate of one that is.
 const much, few = 2_000_000_000, 2000
 
-// limits is the configuration; each reload has another version.
+// limits returns the configuration. Each reload has another version.
 func limits(version int) string {
 	return fmt.Sprintf(`
 domain: soak
@@ -54,7 +54,7 @@ descriptors:
 `, much, few, 100+version%50)
 }
 
-// duration is the length of the soak: FOR, or 10 s as a part of make test.
+// duration returns the length of the soak: the variable FOR, or 10 s as a part of make test.
 func duration(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("FOR")
@@ -68,7 +68,7 @@ func duration(t *testing.T) time.Duration {
 	return d
 }
 
-// world is the processes of the soak.
+// world has the processes of the soak, and its counters.
 type world struct {
 	t        *testing.T
 	dir      string
@@ -97,9 +97,9 @@ type sidecar struct {
 	output            bytes.Buffer
 }
 
-// TestSoak: RPC and HTTP traffic, reservations and adjustments at two sidecars, with a reload every second, while Redis
-// is paused, restarted and loses its scripts, and passwords and certificates change. Memory, goroutines and files stay
-// as they were, and every unit that was consumed is counted once.
+// TestSoak sends gRPC and HTTP traffic, reservations and adjustments to two sidecars. Meanwhile the configuration is
+// reloaded every second, Redis is paused, restarted and loses its scripts, and passwords and certificates change. Memory,
+// goroutines and open files must not grow, and every consumed unit must be counted once.
 func TestSoak(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes ten seconds")
@@ -119,7 +119,7 @@ func TestSoak(t *testing.T) {
 	trouble.Go(func() { w.every(700*time.Millisecond, w.fault) })
 	slack := 4 << 10
 	if lasts < time.Minute {
-		slack = 16 << 10 // the heap has not reached its size
+		slack = 16 << 10 // in a short run the heap is still growing to its final size
 	}
 	var usages [][]usage
 	for end := time.Now().Add(lasts); time.Now().Before(end); time.Sleep(lasts / 60) {
@@ -253,7 +253,7 @@ func (w *world) dial(s *sidecar) *grpc.ClientConn {
 	return conn
 }
 
-// rpc calls over a connection for 200 requests, then over another one.
+// rpc sends 200 requests over one connection, then 200 over a new one, and so on.
 func (w *world) rpc(s *sidecar) {
 	for !w.isOver() {
 		conn := w.dial(s)
@@ -324,7 +324,7 @@ func (w *world) apply(s *sidecar) {
 	}
 }
 
-// proxy sends requests as NGINX does.
+// proxy sends the requests that NGINX sends.
 func (w *world) proxy(s *sidecar) {
 	for !w.isOver() {
 		answer, err := w.http.Get(s.http + "/v1/auth/page")
@@ -368,7 +368,7 @@ func (w *world) rotate(i int) {
 	}
 }
 
-// fault does something to Redis.
+// fault causes one of several faults of Redis.
 func (w *world) fault(i int) {
 	switch i % 6 {
 	case 0:
@@ -445,7 +445,7 @@ func (w *world) counts() {
 	}
 }
 
-// happened checks that the soak was one.
+// happened checks that each kind of event happened during the soak.
 func (w *world) happened() {
 	seen := 0
 	w.serials.Range(func(any, any) bool { seen++; return true })
@@ -482,7 +482,7 @@ func (w *world) metrics(s *sidecar) string {
 	return string(text)
 }
 
-// metric is a value of the text format of Prometheus; 0: it is not there.
+// metric returns a value from Prometheus's text format, or 0 if it does not exist.
 func metric(text, name string) (value float64) {
 	_, rest, _ := strings.Cut("\n"+text, "\n"+name+" ")
 	line, _, _ := strings.Cut(rest, "\n")
@@ -490,7 +490,7 @@ func metric(text, name string) (value float64) {
 	return value
 }
 
-// usage measures a sidecar.
+// usage measures the resources of a sidecar.
 func (w *world) usage(s *sidecar) usage {
 	text := w.metrics(s)
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.Process.Pid))

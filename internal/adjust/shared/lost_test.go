@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// lose sets the ledger back to head, as a failover to a replica that does not have the later entries does.
+// lose sets the ledger back to head, as a failover to a replica without the later entries does.
 func lose(server *redistest.Server, head adjust.Head, entries ...*adjust.Entry) {
 	server.Do("HSET", "rl:{adjustments}head", "version", fmt.Sprint(head.Version), "mac", head.MAC)
 	for _, e := range entries {
@@ -22,7 +22,7 @@ func lose(server *redistest.Server, head adjust.Head, entries ...*adjust.Entry) 
 	server.Do("XSETID", "rl:{adjustments}log", fmt.Sprint(head.Version, "-0"))
 }
 
-// blocked lists who is blocked.
+// blocked lists the blocked keys.
 func blocked(k *shared.Keeper) (keys string) {
 	for _, a := range k.Set().All() {
 		keys += a.Target.Key[0] + " "
@@ -37,8 +37,8 @@ func lost(k *shared.Keeper) (keys string) {
 	return keys
 }
 
-// TestChangesThatRedisLostAreMadeAgain: two sidecars know different numbers of the lost changes. Whoever polls first, all
-// are there again, once each, and the audit is one chain.
+// TestChangesThatRedisLostAreMadeAgain: two sidecars know different numbers of the lost changes. Whichever polls first,
+// all changes are made again, each once, and the audit is one chain.
 func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)
@@ -49,7 +49,7 @@ func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 	poll(t, b)
 	lostEntries = append(lostEntries, change(t, a, block("eve", "op")))
 	lose(server, head, lostEntries...)
-	poll(t, b) // knows bob's
+	poll(t, b) // b now knows bob's change
 	poll(t, a)
 	poll(t, b)
 	fresh := keeper(t, url, "")
@@ -67,7 +67,7 @@ func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 	}
 }
 
-// TestAChangeAfterALossComesAfterTheLostOnes: an operator changes something before the next poll.
+// TestAChangeAfterALossComesAfterTheLostOnes: an operator makes a change before the next poll.
 func TestAChangeAfterALossComesAfterTheLostOnes(t *testing.T) {
 	t.Parallel()
 	server, _, a := ledgerOfAnn(t)
@@ -82,7 +82,7 @@ func TestAChangeAfterALossComesAfterTheLostOnes(t *testing.T) {
 }
 
 // TestLostChangesThatCannotBeJoinedAreListed: a sidecar that did not know the lost changes has made another one, which
-// stands. What was lost is listed until an operator has decided about it.
+// stays in force. The lost changes are listed until an operator makes or deletes them again.
 func TestLostChangesThatCannotBeJoinedAreListed(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)
@@ -105,7 +105,7 @@ func TestLostChangesThatCannotBeJoinedAreListed(t *testing.T) {
 	}
 }
 
-// TestASidecarFarBehindReportsNoLoss: it fetches the values, because the entries are too many.
+// TestASidecarFarBehindReportsNoLoss: a sidecar that misses too many entries fetches the values instead.
 func TestASidecarFarBehindReportsNoLoss(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)
@@ -118,7 +118,7 @@ func TestASidecarFarBehindReportsNoLoss(t *testing.T) {
 	}
 	change(t, a, adjust.Operation{ID: "x", Author: "op", Reason: "over", Target: block("ann", "").Target})
 	poll(t, b)
-	server.Do("XTRIM", "rl:{adjustments}log", "MINID", "200-0") // what c knows is no longer there
+	server.Do("XTRIM", "rl:{adjustments}log", "MINID", "200-0") // removes the newest entry that c knows
 	poll(t, c)
 	for _, k := range []*shared.Keeper{b, c} {
 		if blocked(k) != "bob " || lost(k) != "" || k.Set().Head != a.Set().Head {
@@ -127,7 +127,8 @@ func TestASidecarFarBehindReportsNoLoss(t *testing.T) {
 	}
 }
 
-// TestAllLostChangesAreMadeAgainAtOnce, each once, however many sidecars notice; not while Redis refuses to write.
+// TestAllLostChangesAreMadeAgainAtOnce: each is made once, however many sidecars notice the loss, and none while Redis
+// refuses to write.
 func TestAllLostChangesAreMadeAgainAtOnce(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)
@@ -173,8 +174,8 @@ func TestAllLostChangesAreMadeAgainAtOnce(t *testing.T) {
 	}
 }
 
-// TestALedgerThatWentOnWithoutTheLostChanges is longer than what the sidecar knew: it lists what it lost, but not what an
-// operator has set again since, nor what has expired.
+// TestALedgerThatWentOnWithoutTheLostChanges: the ledger has more entries than the sidecar knew. The sidecar lists the
+// lost adjustments, except those that an operator has set again since, and expired ones.
 func TestALedgerThatWentOnWithoutTheLostChanges(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)
@@ -200,7 +201,7 @@ func TestALedgerThatWentOnWithoutTheLostChanges(t *testing.T) {
 	redistest.Eventually(t, "what expired is no longer lost", func() bool { return lost(a) == "eve " })
 }
 
-// TestTheListOfLostAdjustmentsIsBounded: an operator needs to know that some were lost, and which first.
+// TestTheListOfLostAdjustmentsIsBounded: the list has the first lost adjustments only.
 func TestTheListOfLostAdjustmentsIsBounded(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var secret = []byte("a secret of the audit")
 
-// keeper is one sidecar's.
+// keeper returns the Keeper of a sidecar.
 func keeper(t *testing.T, url, dir string) *shared.Keeper {
 	t.Helper()
 	l, err := redis.OpenLedger(redis.Config{URL: url}, "adjustments")
@@ -40,7 +40,7 @@ func keeper(t *testing.T, url, dir string) *shared.Keeper {
 	return k
 }
 
-// block is an operation that blocks a key for an hour.
+// block returns an operation that blocks a key for an hour.
 func block(key, by string) adjust.Operation {
 	a := &adjust.Adjustment{
 		Target: adjust.Target{Domain: "d", Limit: "calls", Key: []string{key}}, Change: adjust.Change{Block: true},
@@ -59,13 +59,13 @@ func change(t *testing.T, k *shared.Keeper, o adjust.Operation) *adjust.Entry {
 	return e
 }
 
-// poll polls until it works: a server that was restarted is dialed a little later.
+// poll polls until a poll succeeds, because a restarted server is dialed a little later.
 func poll(t *testing.T, k *shared.Keeper) {
 	t.Helper()
 	redistest.Eventually(t, "a poll", func() bool { return k.Poll(t.Context()) == nil })
 }
 
-// follows checks that one keeper sees what another changes, whatever kind of Redis it is.
+// follows checks that one Keeper sees the changes of another one, on any kind of Redis.
 func follows(t *testing.T, url string) {
 	t.Helper()
 	a, b := keeper(t, url, ""), keeper(t, url, "")
@@ -124,8 +124,8 @@ func TestWithSentinels(t *testing.T) {
 	follows(t, redistest.StartSentinels(t).URL())
 }
 
-// TestASidecarStartsWhileAdjustmentsChange: a sidecar that reads all adjustments for the first time gets the newest ones,
-// however fast operators change them.
+// TestASidecarStartsWhileAdjustmentsChange: a sidecar that reads all adjustments for the first time gets the newest
+// ones, however fast operators change them.
 func TestASidecarStartsWhileAdjustmentsChange(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -197,7 +197,7 @@ func distant(t *testing.T, server string) string {
 	return l.Addr().String()
 }
 
-// Of operators who change the same limit at once, the last wins and all are audited.
+// Several operators change the same limit at once. The last change is in force, and all are in the audit.
 func TestSimultaneousChangesAreAllAudited(t *testing.T) {
 	t.Parallel()
 	url := "redis://" + redistest.Start(t).Addr
@@ -241,8 +241,8 @@ func TestSimultaneousChangesAreAllAudited(t *testing.T) {
 	}
 }
 
-// While Redis is away what is known stays until it expires, and a change fails. A Redis that comes back empty
-// gets it back.
+// While Redis is unreachable, the known adjustments stay in force until they expire, and a change fails. If Redis
+// restarts without data, the Keeper writes the adjustments again.
 func TestRedisKilledAndRestarted(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -17,7 +17,7 @@ const (
 	start  = algorithms.Micros(1_767_225_600_000_000)
 )
 
-// perMinute is a limit that is surely too tight.
+// perMinute is a limit that denies every client with more than one request.
 var perMinute = algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: minute}
 
 func policyOf(t testing.TB, spec algorithms.Spec) *descriptors.Policy {
@@ -81,8 +81,8 @@ func TestOneAbuserDoesNotMoveTheSuggestion(t *testing.T) {
 	}
 }
 
-// TestFewClientsNamesTheAbuser: 1 % of 30 clients is nobody, so the suggestion spares the abuser too. It
-// says so, and which number denies the abuser alone.
+// TestFewClientsNamesTheAbuser: 1 % of 30 clients is less than one client, so the suggestion does not deny the abuser
+// either. The report states this, and the number that denies only the abuser.
 func TestFewClientsNamesTheAbuser(t *testing.T) {
 	h := NewMemory(0).New()
 	for i := range 29 {
@@ -101,7 +101,7 @@ func TestFewClientsNamesTheAbuser(t *testing.T) {
 	}
 }
 
-// shapes has a limit of each kind that a number is found for.
+// shapes has a limit of each kind for which numbers are suggested.
 var shapes = map[string]algorithms.Spec{
 	"token bucket":             {Kind: algorithms.TokenBucket, Rate: 7, Period: 60_000},
 	"fixed window":             {Kind: algorithms.FixedWindow, Rate: 7, Period: 60_000},
@@ -116,7 +116,7 @@ var shapes = map[string]algorithms.Spec{
 	"token bucket, in seconds": {Kind: algorithms.TokenBucket, Rate: 7, Period: 3 * second},
 }
 
-// TestNeedIsTheLeastThatDeniesNothing: with that number nothing is denied, with one less something is.
+// TestNeedIsTheLeastThatDeniesNothing: a limit of need denies no request, and a limit of one less denies at least one.
 func TestNeedIsTheLeastThatDeniesNothing(t *testing.T) {
 	for name, spec := range shapes {
 		t.Run(name, func(t *testing.T) {
@@ -143,7 +143,7 @@ func TestNeedIsTheLeastThatDeniesNothing(t *testing.T) {
 	}
 }
 
-// denials answers c's requests in the plainest way.
+// denials is a simple second implementation of replay.
 func denials(l *algorithms.Limit, c *Client) (denied int) {
 	state := algorithms.State{}
 	for r := c.cursor(); ; {
@@ -158,7 +158,7 @@ func denials(l *algorithms.Limit, c *Client) (denied int) {
 	}
 }
 
-// TestNoNumberIsEnough for a sliding log, of which the largest remembers 10,000 units.
+// TestNoNumberIsEnough uses a sliding log, which allows at most 10,000 units.
 func TestNoNumberIsEnough(t *testing.T) {
 	h := NewMemory(0).New()
 	asks(h, "a", start, 10_001)
@@ -168,8 +168,8 @@ func TestNoNumberIsEnough(t *testing.T) {
 	}
 }
 
-// TestMemoryIsBounded: of many clients a sample remains, of which the suggestion still denies at most the
-// share of all clients; and a client with many requests is cut off without pushing the others out.
+// TestMemoryIsBounded: of many clients a sample is kept, and its suggestion denies at most the share of all clients. A
+// client with many requests is cut off, and does not displace the others.
 func TestMemoryIsBounded(t *testing.T) {
 	const clients, most = 20_000, 1 << 20
 	memory := NewMemory(most)
@@ -177,7 +177,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	asks(other, "the only one", start, 3)
 	needs := make([]int, clients)
 	for i := range needs {
-		needs[i] = 1 + i*i/(clients*clients/100) // up to 100, fewer the higher
+		needs[i] = 1 + i*i/(clients*clients/100) // up to 100; high needs are rarer
 		asks(h, fmt.Sprint("client ", i), start+algorithms.Micros(i)*second, needs[i])
 	}
 	for range 1000 {
@@ -204,7 +204,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// TestAbuserIsCutOff: its requests may take a part of the memory.
+// TestAbuserIsCutOff: the requests of one client use only a part of the memory.
 func TestAbuserIsCutOff(t *testing.T) {
 	memory := NewMemory(1 << 16)
 	h := memory.New()

@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// fataler is a test, or one draw of it.
+// fataler is a *testing.T or a *rapid.T.
 type fataler interface {
 	Helper()
 	Fatal(args ...any)
@@ -87,7 +87,7 @@ func drawConfig(t *rapid.T, name string) string {
 	return text + "}"
 }
 
-// TestNoChangeIsNoDifference whatever the configuration.
+// TestNoChangeIsNoDifference compares random configurations with themselves.
 func TestNoChangeIsNoDifference(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		yaml := drawConfig(t, "both")
@@ -97,7 +97,7 @@ func TestNoChangeIsNoDifference(t *testing.T) {
 	})
 }
 
-// TestEachPartOfALimitIsCompared: one part of a limit changes, and this is what is said of it.
+// TestEachPartOfALimitIsCompared changes one part of a limit at a time, and checks the description of the change.
 func TestEachPartOfALimitIsCompared(t *testing.T) {
 	const fixed = "rate: 10, period: 1m"
 	for _, test := range []struct {

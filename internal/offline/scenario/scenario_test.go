@@ -20,8 +20,8 @@ descriptors:
   - {key: free, rate_limit: {unlimited: true}}
 `
 
-// failures runs one scenario of the steps given, one a line, and returns line:column: message of
-// each that fails; the first step is on line 5.
+// failures runs a scenario with the given steps, one in each line. For each failed step it returns line:column: message.
+// The first step is in line 5.
 func failures(t *testing.T, configuration string, steps ...string) []string {
 	t.Helper()
 	var text strings.Builder

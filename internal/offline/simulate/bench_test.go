@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// BenchmarkReplay reports lines a second, of a trace of 10,000 users and as many addresses and of
-// an access log, with and without decisions.
+// BenchmarkReplay measures lines per second for a trace with 10,000 users and as many addresses, and for an access log,
+// with and without decisions.
 func BenchmarkReplay(b *testing.B) {
 	s := compiled(b, `
 domain: edge

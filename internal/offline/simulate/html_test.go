@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// busyLog is a log of many clients whose requests come in bursts, and of one abuser.
+// busyLog returns a log of many clients whose requests come in bursts, and of one abuser.
 func busyLog(clients int) string {
 	random := rand.New(rand.NewPCG(1, 2))
 	var log strings.Builder
@@ -27,7 +27,7 @@ func busyLog(clients int) string {
 	return log.String()
 }
 
-// htmlOf replays a log of addresses and returns the report, in HTML too, and what its script draws.
+// htmlOf replays a log of addresses. It returns the report, its HTML form, and the data that its script draws.
 func htmlOf(t *testing.T, yaml, template, log string) (*Report, string, drawing) {
 	t.Helper()
 	templates, err := ParseTemplates(Nginx, []string{template})
@@ -56,8 +56,8 @@ func htmlOf(t *testing.T, yaml, template, log string) (*Report, string, drawing)
 	return r, page.String(), d
 }
 
-// TestPageAgreesWithTheReplay configures each number that the page knows, replays the log with it, and
-// compares what the page says.
+// TestPageAgreesWithTheReplay configures each number on the page, replays the log with it, and compares the outcome with
+// the page's.
 func TestPageAgreesWithTheReplay(t *testing.T) {
 	log := busyLog(300)
 	r, _, d := htmlOf(t, perAddress("{algorithm: token_bucket, rate: 3, period: 1m, capacity: 5}"), "remote_address=%h", log)
@@ -89,7 +89,8 @@ func TestPageAgreesWithTheReplay(t *testing.T) {
 	}
 }
 
-// TestPageIsBounded whatever is in the log: so many limits, points and parts of the time.
+// TestPageIsBounded: the numbers of limits, points and parts of the time on the page are bounded, whatever the log
+// contains.
 func TestPageIsBounded(t *testing.T) {
 	var yaml, log strings.Builder
 	yaml.WriteString("domain: edge\ndescriptors:\n")
@@ -111,7 +112,7 @@ func TestPageIsBounded(t *testing.T) {
 	}
 }
 
-// TestPageEscapesHostileKeys: what clients wrote into the log is text on the page.
+// TestPageEscapesHostileKeys: values that clients have put into the log are text on the page, not markup.
 func TestPageEscapesHostileKeys(t *testing.T) {
 	log := ""
 	for _, path := range []string{`/</script><script>alert(1)</script>`, `/<img/src=x/onerror=alert(1)>`, `/\x22><svg/onload=alert(1)>`, `/\xE2\x80\xA8{{.Name}}`} {

@@ -9,8 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// logTest is a line, the templates it is read by, and what becomes of it: the descriptors in text,
-// "; " between them, and the time.
+// logTest is a line with its templates, and the expected descriptors (as text, joined by "; ") and time.
 type logTest struct {
 	name, line, templates, want, at string
 }
@@ -114,7 +113,7 @@ func TestTemplatesRefuse(t *testing.T) {
 	}
 }
 
-// FuzzLogs: no line is too strange to be read or refused.
+// FuzzLogs: any line is read or rejected, and never causes a panic.
 func FuzzLogs(f *testing.F) {
 	f.Add(`1.2.3.4 - - [10/Oct/2000:13:55:36 -0700] "GET /%2e%2E/\x41 HTTP/1.1" 200 1 "-" "-"`)
 	f.Add(`[2016-04-15T20:17:00.310Z] "GET / HTTP/1.1" 200 - 0 0 0 - "-" "-" "-" "-" "-"`)

@@ -16,7 +16,7 @@ descriptors:
   - {key: user, limit: tokens}
 `
 
-// callOf is the line of a call of bob; end is what it says of its end.
+// callOf returns the line of a call of bob. end has the members that describe the end of the call.
 func callOf(second int, end string) string {
 	return fmt.Sprintf(`{"time_us":%d,"domain":"ai","descriptors":[{"entries":[["user","bob"]]}]%s}`, second*1_000_000, end)
 }
@@ -28,7 +28,7 @@ func TestCallsAreSettledWhenTheyEnd(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		lines []string
-		want  []string // what the last line leaves, and the report has
+		want  []string // the decision for the last line, and texts in the report
 	}{
 		{"before their end", []string{callOf(0, `,"real":100,"settle_after_us":9000000`), callOf(8, "")}, []string{`"remaining":400`}},
 		{"after it", []string{callOf(0, `,"real":100,"settle_after_us":9000000`), callOf(9, "")}, []string{
@@ -132,8 +132,8 @@ descriptors:
 		"shop/plan     5         1       1        1 (100.00 %)\n",
 		"shop/credits  3         0       1        0 (0.00 %)\n",
 		"shop/credits paid for 3 requests that shop/plan did not allow\n",
-		"most 30 by bob", // of the plan: what bob wanted
-		"most 18 by bob", // of the credits: what they paid
+		"most 30 by bob", // of the plan: the units that bob requested
+		"most 18 by bob", // of the credits: the units that they paid
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)

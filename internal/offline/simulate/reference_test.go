@@ -50,8 +50,7 @@ descriptors:
   - {key: clock, rate_limit: {unit: second, requests_per_unit: 4}}
 `
 
-// meets says which limits a descriptor matches, by its keys: what the tree finds out from the
-// configuration above.
+// meets has the limits that a descriptor matches, by its keys. The code under test finds them in the tree.
 var meets = map[string][]string{
 	"edge:token": {"token"}, "edge:empty": {"empty"}, "edge:window": {"window"}, "edge:sliding": {"sliding"},
 	"edge:log": {"log"}, "edge:leaky": {"leaky"}, "edge:sure": {"sure"}, "edge:over": {"over"},
@@ -60,14 +59,15 @@ var meets = map[string][]string{
 	"each:lone":        {"lone"}, "each:clock": {"clock"},
 }
 
-// reference is the reference implementation, as simple as possible: one map, no charges, no groups but a list.
+// reference is the reference implementation. It is as simple as possible: one map of buckets, and a list in place of
+// charges and groups.
 type reference struct {
 	limits map[string]algorithms.Limit // domain/name
 	delay  algorithms.Micros
 	states map[string]algorithms.State
 }
 
-// met is a limit met, and the answer.
+// met is a limit that a request matches, and its answer.
 type met struct {
 	domain, name string
 	values       []string
@@ -101,7 +101,7 @@ func hashOf(values []string) uint64 {
 	return xxhash.Sum64String(text.String())
 }
 
-// meets lists what a request matches.
+// meets lists the limits that a request matches.
 func (w *reference) meets(c *limiter.Call) (all []*met) {
 	for _, d := range c.Descriptors {
 		var keys, values []string
@@ -130,7 +130,7 @@ func (w *reference) meets(c *limiter.Call) (all []*met) {
 	return all
 }
 
-// answer decides what a request matches.
+// answer decides the limits that a request matches.
 func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*met {
 	all := w.meets(c)
 	var group []algorithms.Bucket
@@ -193,7 +193,7 @@ type decisionLimit struct {
 	Wait      *int64 `json:"wait_us"`
 }
 
-// line is the answer as it is to be written.
+// line returns the expected line of decisions.
 func (w *reference) line(all []*met) decisionLine {
 	line := decisionLine{OK: true, Limit: []decisionLimit{}}
 	never, wait := false, (*int64)(nil)
@@ -231,7 +231,7 @@ func (w *reference) line(all []*met) decisionLine {
 	return line
 }
 
-// TestReplayIsThePlainOne replays random traces by both.
+// TestReplayIsThePlainOne replays random traces with the simulation and with the reference implementation.
 func TestReplayIsThePlainOne(t *testing.T) {
 	s := compiled(t, every)
 	rapid.Check(t, func(rt *rapid.T) {

@@ -18,7 +18,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// compiled is the Snapshot of one file.
+// compiled returns the Snapshot of one file.
 func compiled(tb testing.TB, yaml string) *limiter.Snapshot {
 	tb.Helper()
 	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
@@ -28,7 +28,7 @@ func compiled(tb testing.TB, yaml string) *limiter.Snapshot {
 	return s
 }
 
-// asked is a limiter in virtual time, called for each line.
+// asked is a limiter in virtual time. It is called for each line.
 type asked struct {
 	limiter *limiter.Limiter
 	now     algorithms.Micros
@@ -221,7 +221,7 @@ func TestCompressedInput(t *testing.T) {
 	s := compiled(t, small)
 	const input = `{"time_us":5,"limits":[{"name":"send"}]}` + "\r\n" + `{"time_us":5,"limits":[{"name":"send"}]}`
 	var packed bytes.Buffer
-	for _, part := range []string{input[:20], input[20:]} { // as logrotate and cat leave them: two members
+	for _, part := range []string{input[:20], input[20:]} { // two gzip members, as in joined files of logrotate
 		w := gzip.NewWriter(&packed)
 		if _, err := io.WriteString(w, part); err != nil {
 			t.Fatal(err)
@@ -235,7 +235,7 @@ func TestCompressedInput(t *testing.T) {
 	}
 }
 
-// TestSameInputSameOutput also where the store is full.
+// TestSameInputSameOutput: equal input gives equal output, also if the store is full.
 func TestSameInputSameOutput(t *testing.T) {
 	s := compiled(t, small)
 	random := rand.New(rand.NewPCG(1, 2))

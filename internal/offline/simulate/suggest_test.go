@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
 )
 
-// forms are limits of each kind as a configuration has them, and what stays beside a suggestion.
+// forms has a configured limit of each kind, and the keys that stay unchanged by a suggestion.
 var forms = []struct{ name, limit, stays string }{
 	{"token bucket", "algorithm: token_bucket, rate: 3, period: 1m, capacity: 5", ""},
 	{"token bucket with a penalty", "algorithm: token_bucket, rate: 3, period: 1m", "penalty: {after: 2, for: 30s, max: 5m}"},
@@ -25,14 +25,14 @@ var forms = []struct{ name, limit, stays string }{
 	{"reference", "unit: minute, requests_per_unit: 3", ""},
 }
 
-// perAddress is a configuration of one limit for each client.
+// perAddress returns a configuration with one limit for each client.
 func perAddress(limit string) string {
 	return "{domain: edge, descriptors: [{key: remote_address, rate_limit: " + limit + "}]}"
 }
 
-// TestSuggestionHoldsWhenItIsConfigured takes the suggestion for a random log as it is printed, configures
-// it, and replays the log with the store, the limiter and the reader of the sidecar: it denies something to
-// exactly the announced clients, and no larger share than requested.
+// TestSuggestionHoldsWhenItIsConfigured configures the printed suggestion for a random log, and replays the log with the
+// sidecar's store, limiter and reader. The limit denies requests of exactly the announced number of clients, and of no
+// larger share than requested.
 func TestSuggestionHoldsWhenItIsConfigured(t *testing.T) {
 	templates, err := ParseTemplates(Nginx, []string{"remote_address=%h"})
 	if err != nil {
@@ -93,8 +93,8 @@ func drawLog(t *rapid.T) string {
 	return log.String()
 }
 
-// TestSuggestionInCompany: with several limits a suggestion is for its limit alone, and denies no
-// more in company, where requests that another limit denied cost nothing.
+// TestSuggestionInCompany: a suggestion is for one limit alone. Beside other limits it denies no more, because requests
+// that another limit denies consume nothing.
 func TestSuggestionInCompany(t *testing.T) {
 	const both = `{domain: edge, descriptors: [{key: user, limit: a}, {key: user_too, limit: b}],
 limits: {a: {algorithm: token_bucket, rate: %d, period: 1m}, b: {algorithm: sliding_log, rate: %d, period: 10s}}}`

@@ -37,7 +37,7 @@ type plainLimit struct {
 	Reserve bool         `json:"reserve"`
 }
 
-// readPlain is trace.read by means of encoding/json.
+// readPlain does what trace.read does, with encoding/json.
 func readPlain(line string) (at algorithms.Micros, c *limiter.Call, err error) {
 	d := json.NewDecoder(strings.NewReader(line))
 	d.DisallowUnknownFields()
@@ -87,7 +87,7 @@ func plainCount(n *json.Number) int64 {
 	}
 }
 
-// same compares requests; no values and none is the same.
+// same reports whether two requests are equal. An empty list equals nil.
 func same(a, b *limiter.Call) bool {
 	normal := func(c *limiter.Call) limiter.Request {
 		r := limiter.Request{Domain: c.Request.Domain}
@@ -206,7 +206,7 @@ func list(t *rapid.T, least int, item func(*rapid.T) string) string {
 	return "[" + space(t) + strings.Join(items, space(t)+","+space(t)) + space(t) + "]"
 }
 
-// FuzzTrace: whatever is accepted is JSON, and says what encoding/json reads in it.
+// FuzzTrace: an accepted line is valid JSON, and encoding/json reads the same values.
 func FuzzTrace(f *testing.F) {
 	f.Add(`{"time_us": 1, "domain": "edge", "descriptors": [{"entries": [["user_id","bob"]], "hits": 1}]}`)
 	f.Add(`{"time_us":1,"limits":[{"name":"send","key":["a","\u00e9\n"],"count":-3,"reserve":true}]}`)
@@ -231,7 +231,7 @@ func FuzzTrace(f *testing.F) {
 	})
 }
 
-// FuzzSkip: a value passed over is JSON, and all of it.
+// FuzzSkip: a skipped value is one complete JSON value.
 func FuzzSkip(f *testing.F) {
 	f.Add(`{"a": [1, "]", {"b": null}]} x`)
 	f.Add(`-1.5e3,`)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestConditionsAreListedWorstFirst is a script: at each time something happens, and the list is as shown.
+// TestConditionsAreListedWorstFirst is a script: each step has a time, an event and the list after it.
 func TestConditionsAreListedWorstFirst(t *testing.T) {
 	start := time.Date(2026, 3, 1, 3, 0, 0, 0, time.UTC)
 	now := start

@@ -138,7 +138,7 @@ func TestTopListsDenials(t *testing.T) {
 	a.want(t, "long after")
 }
 
-// TestADenialHasTheTimeOfTheRequest: a listener that knows when a request arrived saves reading the clock.
+// TestADenialHasTheTimeOfTheRequest: if the listener recorded the time of arrival, the clock is not read again.
 func TestADenialHasTheTimeOfTheRequest(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	a.Recorder = New(func() time.Time { return a.clock.Add(time.Second) })

@@ -283,7 +283,7 @@ func TestRuntimeSeriesAreBounded(t *testing.T) {
 	if n := len(m.series.runtime); n != m.series.most {
 		t.Errorf("%d series", n)
 	}
-	if total("k") != "8" { // two more than there was room for
+	if total("k") != "8" { // two more than the bound of series
 		t.Errorf("%s under the static key", total("k"))
 	}
 	l.Swap(snapshot(policies()[1:]...))

@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// away fails to settle while it is away.
+// away is a Store whose settlements fail while it is unavailable.
 type away struct {
 	backend.Store
 	is bool
@@ -34,8 +34,8 @@ func (a *away) Submit(b *backend.Batch) {
 	b.Done(b)
 }
 
-// settling reserves and settles in all ways: the limit "tokens" of 1,000 with an estimate of 100 and no debt. The
-// configuration has the domains of also too.
+// settling reserves and settles in all ways. The limit "tokens" has 1,000 units, an estimate of 100 and max_debt 0. The
+// configuration also has the domains of also.
 func settling(t *testing.T, m *Metrics, also *limiter.Snapshot) {
 	t.Helper()
 	none := int64(0)

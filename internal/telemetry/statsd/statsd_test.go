@@ -106,7 +106,7 @@ func expect(t *testing.T, got []string, want ...string) {
 	}
 }
 
-// flusher is a sink for c, flushed by hand.
+// flusher returns a function that flushes a sink for c.
 func flusher(t *testing.T, c Config, log *zap.Logger) func() {
 	t.Helper()
 	if err := c.Check(); err != nil {
