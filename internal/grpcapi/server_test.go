@@ -431,7 +431,7 @@ func TestJSON(t *testing.T) {
 		t.Errorf("%d malformed", counted.count(Malformed))
 	}
 	s.limiter = storeFunc(func(d []backend.Decision) { d[0].Err = errors.New("unreachable") }).limiter(t, descriptors.Error)
-	if code, got := s.AnswerJSON(t.Context(), []byte(body), false); code != 503 || string(got) != "away\n" {
+	if code, got := s.AnswerJSON(t.Context(), []byte(body), false); code != 503 || string(got) != "unreachable\n" {
 		t.Errorf("%d %s", code, got)
 	}
 }
