@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/httpapi"
 )
 
 type getCmd struct {
@@ -37,18 +38,18 @@ func (c *getCmd) Run(a *app) error {
 	}
 	var answer struct {
 		Buckets []struct {
-			Domain     string   `json:"domain"`
-			Name       string   `json:"name"`
-			Key        shownKey `json:"key"`
-			Remaining  int64    `json:"remaining"`
-			Capacity   int64    `json:"capacity"`
-			ResetAfter int64    `json:"reset_after_ms"`
-			BlockedFor int64    `json:"blocked_for_ms"`
-			BlockedBy  string   `json:"blocked_by"`
-			Value      int64    `json:"value"`
-			Scale      int64    `json:"value_scale"`
-			Then       string   `json:"then"`
-			Settle     *settled `json:"settle"`
+			Domain     string            `json:"domain"`
+			Name       string            `json:"name"`
+			Key        shownKey          `json:"key"`
+			Remaining  int64             `json:"remaining"`
+			Capacity   int64             `json:"capacity"`
+			ResetAfter int64             `json:"reset_after_ms"`
+			BlockedFor int64             `json:"blocked_for_ms"`
+			BlockedBy  string            `json:"blocked_by"`
+			Value      int64             `json:"value"`
+			Scale      int64             `json:"value_scale"`
+			Then       string            `json:"then"`
+			Settle     *httpapi.Settling `json:"settle"`
 		} `json:"buckets"`
 	}
 	if err := c.request(a, http.MethodGet, "buckets", query, &answer); err != nil {
@@ -67,7 +68,7 @@ func (c *getCmd) Run(a *app) error {
 		}
 		for _, b := range answer.Buckets {
 			if b.Settle != nil {
-				b.Settle.write(a.stdout, whole(b.Key), descriptors.Printable(b.Name), b.Value, b.Scale)
+				writeSettling(a.stdout, b.Settle, whole(b.Key), descriptors.Printable(b.Name), b.Value, b.Scale)
 			}
 			if b.Then != "" {
 				fmt.Fprintf(a.stdout, "limit %s pays for what limit %s does not allow; get shows its bucket by that name\n",
@@ -97,22 +98,8 @@ func untilFull(ms int64) string {
 	return (time.Duration(ms) * time.Millisecond).String()
 }
 
-// settled describes the reservations of a limit with settle.
-type settled struct {
-	Estimate      int64  `json:"estimate"`
-	Learned       bool   `json:"learned"`
-	MaxDebt       int64  `json:"max_debt"`
-	Reserved      uint64 `json:"reserved"`
-	Settled       uint64 `json:"settled"`
-	Unknown       uint64 `json:"unknown"`
-	Late          uint64 `json:"late"`
-	ReservedUnits uint64 `json:"reserved_units"`
-	RealUnits     uint64 `json:"real_units"`
-	LostUnits     uint64 `json:"lost_units"`
-}
-
-// write describes a bucket, which holds value/scale units, and the reservations of its limit.
-func (s *settled) write(w io.Writer, key, limit string, value, scale int64) {
+// writeSettling describes a bucket, which holds value/scale units, and the reservations of its limit.
+func writeSettling(w io.Writer, s *httpapi.Settling, key, limit string, value, scale int64) {
 	if value < 0 {
 		fmt.Fprintf(w, "%s of limit %s is in debt by %d units: real costs exceeded the reservations (max_debt: %d)\n",
 			key, limit, (-value+scale-1)/scale, s.MaxDebt)

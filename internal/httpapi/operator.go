@@ -99,7 +99,7 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 			unavailable.write(w, "the bucket could not be read; try again", result.Policy.Name)
 			return
 		}
-		all = append(all, operatorBucket{bucketOf(c, result), o.settleState(result.Policy)})
+		all = append(all, operatorBucket{bucketOf(c, result), o.settling(result.Policy)})
 	}
 	send(w, http.StatusOK, "application/json", map[string]any{"buckets": all})
 }
@@ -107,11 +107,11 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 // operatorBucket is a bucket as operators see it.
 type operatorBucket struct {
 	bucket
-	Settle *settleState `json:"settle,omitempty"`
+	Settle *Settling `json:"settle,omitempty"`
 }
 
-// settleState describes the reservations of a limit with settle, for all of its buckets and since this sidecar started.
-type settleState struct {
+// Settling describes the reservations of a limit with settle, for all of its buckets and since this sidecar started.
+type Settling struct {
 	// Estimate is what a request reserves now that declares nothing. Learned means that it was learned from real costs.
 	Estimate int64  `json:"estimate"`
 	Learned  bool   `json:"learned"`
@@ -126,13 +126,13 @@ type settleState struct {
 	LostUnits     uint64 `json:"lost_units"`
 }
 
-// settleState returns that of p's limit, or nil if it has no settle.
-func (o *Operator) settleState(p *descriptors.Policy) *settleState {
+// settling returns that of p's limit, or nil if it has no settle.
+func (o *Operator) settling(p *descriptors.Policy) *Settling {
 	if p.Extra().Settle == nil || o.Settling == nil {
 		return nil
 	}
 	t := o.Settling(p)
-	s := &settleState{
+	s := &Settling{
 		MaxDebt: p.Limit.MaxDebt, Reserved: t.Starts, Settled: t.Settled, Unknown: t.Unknown, Late: t.Late,
 		ReservedUnits: t.Reserved, RealUnits: t.Real, LostUnits: t.Lost,
 	}

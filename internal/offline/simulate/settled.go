@@ -25,11 +25,20 @@ type reservations struct {
 	mostOver               int64            // the largest of them at any time
 }
 
+// isReservation reports whether r, one of c's Results, is one of a limit with settle or was reserved by name. It may have
+// been denied.
+func isReservation(c *limiter.Call, r *limiter.Result) bool {
+	if len(c.Limits) > 0 {
+		return c.Limits[r.Descriptor].Reserve
+	}
+	return r.Policy.Extra().Settle != nil
+}
+
 // opened counts a call that has reserved units, and returns by how many units it will exceed them.
 func (t *tally) opened(c *limiter.Call, real int64) (list []excess) {
 	for i := range c.Results {
 		r := &c.Results[i]
-		if real <= r.Cost || !c.Reserves(r) && (len(c.Limits) == 0 || !c.Limits[r.Descriptor].Reserve) {
+		if real <= r.Cost || !isReservation(c, r) || len(c.Limits) == 0 && !c.Reserves(r) {
 			continue
 		}
 		row := t.byPolicy[r.Policy]
@@ -84,8 +93,7 @@ func (t *tally) settled(c *limiter.Call) {
 // realOf returns the cost of a request with Result r: the real cost of a reservation if the trace has it, otherwise the
 // cost of the request.
 func realOf(c *limiter.Call, r *limiter.Result, end outcome) int64 {
-	reserves := r.Policy.Extra().Settle != nil && len(c.Limits) == 0 || len(c.Limits) > 0 && c.Limits[r.Descriptor].Reserve
-	if end.later && end.real >= 0 && reserves {
+	if end.later && end.real >= 0 && isReservation(c, r) {
 		return end.real
 	}
 	return r.Cost
