@@ -180,7 +180,11 @@ func (c *adjustListCmd) Run(a *app) error {
 	if answer.Problem != "" {
 		fmt.Fprintf(a.stderr, "rlsidecar: the store of adjustments cannot be read (%s); these are the last known ones\n", answer.Problem)
 	}
-	fmt.Fprintf(a.stdout, "%d adjustments, version %d, kept in %s\n", len(answer.Adjustments), answer.Version, answer.KeptIn)
+	adjustments := "adjustments"
+	if len(answer.Adjustments) == 1 {
+		adjustments = "adjustment"
+	}
+	fmt.Fprintf(a.stdout, "%d %s, version %d, kept in %s\n", len(answer.Adjustments), adjustments, answer.Version, answer.KeptIn)
 	return writeAdjustments(a.stdout, answer.Adjustments)
 }
 

@@ -77,8 +77,13 @@ func TestAnAdjustmentIsSetListedReplacedAndDeleted(t *testing.T) {
 	if set.Words != want {
 		t.Errorf("words\n%s, want\n%s", set.Words, want)
 	}
-	if _, _, err = s.Set(ctx, bob(Change{Factor: 10_000})); err != nil { // the same target
-		t.Fatal(err)
+	const replaces = `; replaces the adjustment "rate 100, capacity 200" by ann (launch), which would have ended at 2026-03-01 18:00:00 UTC`
+	if p, err := s.Preview(bob(Change{Factor: 10_000})); err != nil || !strings.HasSuffix(p.Words, replaces) {
+		t.Errorf("a preview of the same target: %s, %v", p.Words, err)
+	}
+	set, _, err = s.Set(ctx, bob(Change{Factor: 10_000}))
+	if err != nil || !strings.HasSuffix(set.Words, replaces) {
+		t.Fatalf("the same target: %s, %v", set.Words, err)
 	}
 	all, version := s.List()
 	if len(all) != 1 || version != 2 || all[0].Change.Factor != 10_000 || all[0].Left != 2*time.Hour {

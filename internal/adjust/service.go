@@ -214,7 +214,7 @@ func (s *Service) Preview(p Proposal) (Shown, error) {
 	if shown.Ignored != "" {
 		return Shown{}, &Mistake{shown.Ignored}
 	}
-	return shown, nil
+	return shown.replacing(s.keeper.Set().Find(a.ID), now), nil
 }
 
 // Set makes the adjustment p. It replaces the adjustment of the same target, if there is one. An error is a *Mistake,
@@ -231,7 +231,17 @@ func (s *Service) Set(ctx context.Context, p Proposal) (Shown, uint64, error) {
 	if err != nil {
 		return Shown{}, 0, err
 	}
-	return s.show(e.After, s.keeper.Now()), e.Version, nil
+	now := s.keeper.Now()
+	return s.show(e.After, now).replacing(e.Before, now), e.Version, nil
+}
+
+// replacing says in s that it replaces before, which another operator may have set; nil: it replaces nothing.
+func (s Shown) replacing(before *Adjustment, now algorithms.Micros) Shown {
+	if before != nil && before.Expires > now {
+		s.Words += fmt.Sprintf("; replaces the adjustment %q by %s (%s), which would have ended at %s", before.Change.String(),
+			descriptors.Printable(before.Author), descriptors.Printable(before.Reason), time.UnixMicro(int64(before.Expires)).UTC().Format("2006-01-02 15:04:05 UTC"))
+	}
+	return s
 }
 
 // Delete ends an adjustment before it expires. The errors are those of Set, and ErrNotFound.

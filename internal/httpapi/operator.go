@@ -96,7 +96,7 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 		case result.Key == nil: // unlimited
 			continue
 		case d.Err != nil || failed(result):
-			unavailable.write(w, "the bucket could not be read; try again", result.Policy.Name)
+			unavailable.write(w, "the bucket could not be read, because the store did not answer in time; rlsidecar doctor finds the cause", result.Policy.Name)
 			return
 		}
 		all = append(all, operatorBucket{bucketOf(c, result), o.settling(result.Policy)})

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"io/fs"
+	"net"
 	"strings"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -31,6 +32,7 @@ const (
 	trustServer  = "set --redis-tls-ca to the CA of its certificate, and use the name in the certificate in --redis-url"
 	showOurs     = "set --redis-tls-cert and --redis-tls-key to a client certificate that the server accepts"
 	checkAddress = "check the address and that the server runs"
+	checkPause   = "check that the server runs, is not paused and runs no slow command, and that no firewall drops its packets"
 	checkSecret  = "check the user and the password, in --redis-url or --redis-password-file"
 )
 
@@ -60,6 +62,8 @@ func diagnose(err error, form string) diagnosis {
 		return diagnosis{"cannot run the script of rlsidecar", "use Redis 6.2 or newer, or Valkey", true}
 	case errors.Is(err, errNoMaster):
 		return diagnosis{"does not know a master of this name", "correct the name at the end of --redis-url", true}
+	case isTimeout(err):
+		return diagnosis{"", checkPause, false}
 	case strings.Contains(text, "refused"), strings.Contains(text, "no such host"):
 		return diagnosis{"", checkAddress, false}
 	case strings.HasPrefix(text, "redis: can't parse"), strings.HasPrefix(text, "redis: invalid reply"):
@@ -89,6 +93,12 @@ func diagnoseTLS(err error) diagnosis {
 		return diagnosis{"", "check that the file exists and that rlsidecar may read it", false}
 	}
 	return diagnosis{}
+}
+
+// isTimeout reports whether err means that no answer came in time.
+func isTimeout(err error) bool {
+	timeout, ok := errors.AsType[net.Error](err)
+	return ok && timeout.Timeout()
 }
 
 // isForbidden reports whether err means that the user may not run a command, by itself or in a script.

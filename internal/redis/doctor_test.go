@@ -57,6 +57,11 @@ func TestExamineStandalone(t *testing.T) {
 	if keys := server.Do("KEYS", "*"); keys != "[]" {
 		t.Errorf("keys left behind: %s", keys)
 	}
+	server.Pause()
+	if got := said(s.Examine(t.Context(), 0), "connection"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "is not paused") {
+		t.Errorf("paused: %q", got)
+	}
+	server.Resume()
 	server.Kill()
 	if got := said(s.Examine(t.Context(), 0), "connection"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "check the address") {
 		t.Errorf("the server was killed: %q", got)

@@ -114,7 +114,10 @@ func usesNamed(s *limiter.Snapshot, p *descriptors.Policy) bool {
 }
 
 // meanwhile describes how requests are answered while Redis cannot decide.
-func (s *server) meanwhile() string {
+func (s *server) meanwhile() string { return "Until then requests are " + s.answeredBy() }
+
+// answeredBy says by which on_backend_failure requests are answered, as the end of a sentence.
+func (s *server) answeredBy() string {
 	modes := []descriptors.OnFailure{descriptors.Deny, descriptors.Allow, descriptors.Local, descriptors.Error}
 	counts := map[descriptors.OnFailure]int{}
 	if current := s.limiter.Current(); current != nil {
@@ -135,7 +138,7 @@ func (s *server) meanwhile() string {
 		}
 	}
 	if len(texts) == 0 {
-		return "Until then requests are answered by on_backend_failure."
+		return "answered by on_backend_failure."
 	}
-	return "Until then requests are answered by on_backend_failure: " + strings.Join(texts, ", ") + "."
+	return "answered by on_backend_failure: " + strings.Join(texts, ", ") + "."
 }

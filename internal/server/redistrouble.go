@@ -24,11 +24,36 @@ type redisTrouble struct {
 	count atomic.Uint64
 	last  atomic.Pointer[error]
 	open  atomic.Int32 // circuit breakers
+	// broken means that a circuit breaker was open after the last call of recent.
+	broken atomic.Bool
+	seen   uint64 // count at the last call of recent
+}
+
+// recent returns the number of failures since the last call. It is 0 if a circuit breaker was open meanwhile: its own
+// condition describes them, and they do not mean that a server which answers again is slow.
+func (t *redisTrouble) recent() uint64 {
+	count := t.count.Load()
+	failed := count - t.seen
+	t.seen = count
+	if isOpen := t.open.Load() > 0; t.broken.Swap(isOpen) || isOpen {
+		return 0
+	}
+	return failed
 }
 
 func (t *redisTrouble) failed(err error) {
 	t.count.Add(1)
 	t.last.Store(&err)
+}
+
+// changed notes that a circuit breaker has opened or closed.
+func (t *redisTrouble) changed(open bool) {
+	if !open {
+		t.open.Add(-1)
+		return
+	}
+	t.open.Add(1)
+	t.broken.Store(true)
 }
 
 // cause returns the last failure, as the end of a sentence, or "" if there was none.
@@ -48,20 +73,12 @@ func isLate(err error) bool {
 // watchTrouble reports occasional failures of Redis, until ctx ends. Permanent failures are reported by the circuit
 // breakers.
 func (s *server) watchTrouble(ctx context.Context) {
-	quiet := 0
-	for seen := s.redisTrouble.count.Load(); sleep(ctx, troubleTick); {
-		count := s.redisTrouble.count.Load()
-		failed := count - seen
-		seen = count
-		switch {
-		case s.redisTrouble.open.Load() > 0:
-		case failed > 0:
+	for quiet := 0; sleep(ctx, troubleTick); {
+		if failed := s.redisTrouble.recent(); failed > 0 {
 			quiet = 0
 			s.reportSlow(failed)
-		default:
-			if quiet++; quiet == troubleTicks {
-				s.conditions.Clear(redisSlow)
-			}
+		} else if quiet++; quiet == troubleTicks {
+			s.conditions.Clear(redisSlow)
 		}
 	}
 }
@@ -70,7 +87,8 @@ func (s *server) watchTrouble(ctx context.Context) {
 func (s *server) reportSlow(failed uint64) {
 	c := conditions.Condition{
 		Name: redisSlow, Severity: conditions.Degraded,
-		Summary: fmt.Sprintf("Redis could not decide %d batches of requests within %v%s. %s", failed, troubleTick, s.redisTrouble.cause(), s.meanwhile()),
+		Summary: fmt.Sprintf("Redis could not decide %s of requests in the %v before %s%s. They were %s",
+			batches(failed), troubleTick, time.Now().UTC().Format("15:04:05 UTC"), s.redisTrouble.cause(), s.answeredBy()),
 		Remedy:  "Look at Redis: rlsidecar doctor says what is wrong with it.",
 	}
 	if last := s.redisTrouble.last.Load(); last != nil && isLate(*last) {
@@ -80,14 +98,21 @@ func (s *server) reportSlow(failed uint64) {
 	s.conditions.Set(c)
 }
 
+// batches returns n in words.
+func batches(n uint64) string {
+	if n == 1 {
+		return "1 batch"
+	}
+	return fmt.Sprintf("%d batches", n)
+}
+
 // breakerChanged reports that the circuit breaker of a server of Redis has opened or closed.
 func (s *server) breakerChanged(server string, open bool) {
+	s.redisTrouble.changed(open)
 	if !open {
-		s.redisTrouble.open.Add(-1)
 		s.conditions.Clear(breakerOpen + server)
 		return
 	}
-	s.redisTrouble.open.Add(1)
 	s.conditions.Clear(redisSlow) // the new condition is worse
 	s.conditions.Set(conditions.Condition{
 		Name: breakerOpen + server, Severity: conditions.Critical,

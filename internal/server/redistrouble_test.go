@@ -1,0 +1,42 @@
+package server
+
+import (
+	"errors"
+	"testing"
+)
+
+// TestFailuresAroundAnOpenBreakerAreNotSlowness: when Redis answers again after it was away, the page must not say for a
+// minute that it is slow and that the timeout should be raised.
+func TestFailuresAroundAnOpenBreakerAreNotSlowness(t *testing.T) {
+	var trouble redisTrouble
+	fail := func(n int) {
+		for range n {
+			trouble.failed(errors.New("late"))
+		}
+	}
+	next := func(step string, want uint64) {
+		t.Helper()
+		if got := trouble.recent(); got != want {
+			t.Errorf("%s: %d failures, want %d", step, got, want)
+		}
+	}
+	next("nothing happened", 0)
+	fail(2)
+	next("two late answers", 2)
+	next("none since", 0)
+	fail(5)
+	trouble.changed(true)
+	fail(3)
+	next("the breaker is open", 0)
+	fail(4)
+	next("the breaker is still open", 0)
+	fail(1)
+	trouble.changed(false)
+	next("the breaker closed meanwhile", 0)
+	fail(1)
+	next("one late answer after that", 1)
+	trouble.changed(true)
+	fail(7)
+	trouble.changed(false)
+	next("the breaker opened and closed meanwhile", 0)
+}
