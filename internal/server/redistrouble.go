@@ -89,7 +89,7 @@ func (s *server) reportSlow(failed uint64) {
 		Name: redisSlow, Severity: conditions.Degraded,
 		Summary: fmt.Sprintf("Redis could not decide %s of requests in the %v before %s%s. They were %s",
 			batches(failed), troubleTick, time.Now().UTC().Format("15:04:05 UTC"), s.redisTrouble.cause(), s.answeredBy()),
-		Remedy:  "Look at Redis: rlsidecar doctor says what is wrong with it.",
+		Remedy: "Look at Redis: rlsidecar doctor says what is wrong with it.",
 	}
 	if last := s.redisTrouble.last.Load(); last != nil && isLate(*last) {
 		c.Remedy = fmt.Sprintf("Its answers take longer than --backend-timeout (%v). rlsidecar doctor measures how long they take, and suggests a value.",
