@@ -174,7 +174,7 @@ func TestWords(t *testing.T) {
 
 func TestSpan(t *testing.T) {
 	for span, want := range map[algorithms.Micros]string{
-		0: "0s", 1: "1µs", 1500: "1.5ms", algorithms.Second: "1s", 60 * algorithms.Second: "1m", 90 * algorithms.Second: "1m30s",
+		0: "0s", 1: "1µs", 1500: "1ms500µs", algorithms.Second: "1s", 60 * algorithms.Second: "1m", 90 * algorithms.Second: "1m30s",
 		3600 * algorithms.Second: "1h", 3660 * algorithms.Second: "1h1m", 3601 * algorithms.Second: "1h0m1s",
 		algorithms.Day: "1d", 30 * algorithms.Day: "30d", algorithms.Day + algorithms.Second: "24h0m1s", -6 * algorithms.Second: "-6s",
 		1<<62 + 1: "4611686018427s",

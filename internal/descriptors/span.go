@@ -53,7 +53,7 @@ func ParseSpan(text string) (sum algorithms.Micros, err error) {
 	return sum, nil
 }
 
-// Span returns a span of time in the configuration's notation: 1d, 1h, 1m30s, 200ms.
+// Span returns a span of time in the configuration's notation: 1d, 1h, 1m30s, 1s500ms, 200ms.
 func Span(d algorithms.Micros) string {
 	if d >= algorithms.Day && d%algorithms.Day == 0 {
 		return fmt.Sprintf("%dd", d/algorithms.Day)
@@ -64,6 +64,11 @@ func Span(d algorithms.Micros) string {
 	}
 	if d > algorithms.MaxTime {
 		return sign + fmt.Sprintf("%ds", d/algorithms.Second)
+	}
+	for _, unit := range []algorithms.Micros{algorithms.Second, 1000} { // ParseSpan reads no fractions: 1s500ms, not 1.5s
+		if d > unit && d%unit != 0 {
+			return sign + Span(d-d%unit) + Span(d%unit)
+		}
 	}
 	text := (time.Duration(d) * time.Microsecond).String()
 	for _, zero := range []struct{ end, cut string }{{"m0s", "0s"}, {"h0m", "0m"}} {

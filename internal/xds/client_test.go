@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/resource/v3"
@@ -217,10 +218,10 @@ func TestForeignTypeIsRefused(t *testing.T) {
 }
 
 func TestLongRefusalIsCut(t *testing.T) {
-	why := errors.New("é" + strings.Repeat("éa", maxRefusal))
+	why := errors.New("éx" + strings.Repeat("éa", maxRefusal)) // the bound is within an é
 	r := answer(&discovery.DiscoveryResponse{TypeUrl: TypeURL}, "", func([]config.Message, config.Problems) error { return why })
-	if n := len(r.ErrorDetail.GetMessage()); n < maxRefusal || n > maxRefusal+10 {
-		t.Errorf("%d bytes", n)
+	if text := r.ErrorDetail.GetMessage(); len(text) < maxRefusal || len(text) > maxRefusal+10 || !utf8.ValidString(text) {
+		t.Errorf("%d bytes, ends in %q", len(text), text[len(text)-10:])
 	}
 }
 

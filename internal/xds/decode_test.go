@@ -80,6 +80,12 @@ func TestLaterFields(t *testing.T) {
 	if !d.Quota || !reflect.DeepEqual(d.Metadata, meta.AsMap()) || !reflect.DeepEqual(d.Unknown, []int32{99}) {
 		t.Errorf("%+v", d)
 	}
+	// Metadata in two parts is one message, as in the protobuf library.
+	more, _ := proto.Marshal(&structpb.Struct{Fields: map[string]*structpb.Value{"more": structpb.NewBoolValue(true)}})
+	got, _ = decode(resources(t, with(protowire.AppendBytes(protowire.AppendTag(b, fieldMetadata, protowire.BytesType), more))))
+	if m := got[0].Descriptors[0].Metadata; m["team"] != "a" || m["more"] != true {
+		t.Errorf("%v", m)
+	}
 	// A field with the number of quota_mode that has another meaning: it is reported and ignored.
 	got, _ = decode(resources(t, with(protowire.AppendString(protowire.AppendTag(nil, fieldQuotaMode, protowire.BytesType), "x"))))
 	if d := got[0].Descriptors[0]; d.Quota || !reflect.DeepEqual(d.Unknown, []int32{fieldQuotaMode}) {

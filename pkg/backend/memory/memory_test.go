@@ -168,8 +168,8 @@ func TestAGroupWithoutRoomConsumesNothing(t *testing.T) {
 			t.Errorf("charge %d: %+v, want ErrFull", i, d[i])
 		}
 	}
-	if n := s.Stats().Keys; n != 3 {
-		t.Errorf("holds %d, want 3", n)
+	if stats := s.Stats(); stats.Keys != 3 || stats.Full != 1 {
+		t.Errorf("%+v, want 3 keys, and one refusal", stats)
 	}
 	if d := ask(s, "a", "0", l, 0); d.Remaining != 4 {
 		t.Errorf("a/0 has %d left, want 4: a group without room consumes nothing", d.Remaining)
@@ -353,6 +353,20 @@ func TestResetFreesRoom(t *testing.T) {
 		if n := s.Stats().Keys; n != 1 {
 			t.Errorf("holds %d, want 1", n)
 		}
+	}
+}
+
+func TestChargesAfterAResetAreDecided(t *testing.T) {
+	_, s := at(10)
+	l := tokens(t, 5)
+	ask(s, "a", "0", l, 5)
+	d := make([]backend.Decision, 2)
+	backend.Take(context.Background(), s, []backend.Charge{
+		{Key: []byte("a/0"), Limit: l, Owner: "a", Reset: true},
+		{Key: []byte("a/0"), Limit: l, Owner: "a", Group: 1, Terms: algorithms.Charge{Cost: 2}},
+	}, d)
+	if !d[0].Allowed || !d[1].Allowed || d[1].Remaining != 3 {
+		t.Errorf("%+v", d)
 	}
 }
 

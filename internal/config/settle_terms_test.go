@@ -1,0 +1,76 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// TestTheTermsOfSettleAreCompiled compares each term with its default.
+func TestTheTermsOfSettleAreCompiled(t *testing.T) {
+	for text, want := range map[string]string{
+		"{estimate: 5}": "5, 0 to 100, trusts false, unknown -1, 600 s",
+		"{estimate: 5, unknown_cost: 0, ttl: 1m, trust_declared: true}": "5, 0 to 100, trusts true, unknown 0, 60 s",
+		"{estimate: 5, unknown_cost: 7, least: 2, most: 50, ttl: 1d}":   "5, 2 to 50, trusts false, unknown 7, 86400 s",
+		"{estimate: 5, unknown_cost: most, most: 50, ttl: 1s}":          "5, 0 to 50, trusts false, unknown 50, 1 s",
+		"{estimate: 5, unknown_cost: estimate}":                         "5, 0 to 100, trusts false, unknown -1, 600 s",
+	} {
+		s := good(t, Options{}, "domain: d\nlimits:\n  l: {algorithm: fixed_window, rate: 100, period: 1h, settle: "+text+"}\ndescriptors: [{key: k, limit: l}]\n")
+		e := s.Domains["d"].Named["l"].Extra().Settle
+		if got := fmt.Sprintf("%d, %d to %d, trusts %t, unknown %d, %d s", e.Estimate, e.Least, e.Most, e.TrustDeclared, e.Unknown, e.TTL/algorithms.Second); got != want {
+			t.Errorf("%s: %s, want %s", text, got, want)
+		}
+	}
+}
+
+// TestEdgesOfBounds states what is just allowed, and what is just too much.
+func TestEdgesOfBounds(t *testing.T) {
+	limit := func(name, more string) string {
+		return "domain: d\nlimits:\n  " + name + ": {algorithm: fixed_window, rate: 100, period: 1h" + more + "}\n"
+	}
+	learn := func(quantile string) string {
+		return limit("l", ", settle: {estimate: {learn: "+quantile+", first: 5}}") + "descriptors: [{key: k, limit: l}]\n"
+	}
+	routes := func(n int) string {
+		return limit("l", "") + "descriptors: [{key: k, limit: l}]\nauth:\n  routes:\n" +
+			strings.Repeat("    - {match: {path: /a}, descriptors: [[{key: k, value: x}]]}\n", n)
+	}
+	for name, c := range map[string]struct {
+		text string
+		bad  bool
+	}{
+		"a name of 128 bytes": {limit(strings.Repeat("n", 128), ""), false},
+		"a name of 129 bytes": {limit(strings.Repeat("n", 129), ""), true},
+		"p1":                  {learn("p1"), false},
+		"p99":                 {learn("p99"), false},
+		"p0":                  {learn("p0"), true},
+		"p100":                {learn("p100"), true},
+		"1000 routes":         {routes(1000), false},
+		"1001 routes":         {routes(1001), true},
+	} {
+		_, problems := Compile([]File{{Name: "a.yaml", Data: []byte(c.text)}}, Options{})
+		if problems.Bad() != c.bad {
+			t.Errorf("%s: %.300v", name, problems)
+		}
+	}
+}
+
+// TestANameOfTwoLimitsIsOfNeither: two places have a rate_limit of one name, and keep the names of their places.
+func TestANameOfTwoLimitsIsOfNeither(t *testing.T) {
+	s := good(t, Options{}, `
+domain: d
+descriptors:
+  - {key: a, rate_limit: {name: same, unit: hour, requests_per_unit: 1}}
+  - {key: b, rate_limit: {name: same, unit: hour, requests_per_unit: 2}}
+  - {key: c, rate_limit: {name: other, unit: hour, requests_per_unit: 3}}
+`)
+	var names []string
+	for _, p := range s.Policies {
+		names = append(names, p.Name)
+	}
+	if got := strings.Join(names, " "); got == "" || strings.Contains(got, "same") || !strings.Contains(got, "other") {
+		t.Errorf("the names of the limits are %q", got)
+	}
+}
