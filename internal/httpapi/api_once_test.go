@@ -319,7 +319,8 @@ descriptors:
 	}
 }
 
-// Whatever the limit answers while the store is away, a settlement that was not made is an error, so that it is repeated.
+// Whatever the limit answers while the store is unreachable, a settlement that was not made is an error, so that it is
+// repeated.
 func TestASettlementWhileTheStoreIsAway(t *testing.T) {
 	id := reserve(t, apiOver(t, memory.New(memory.Config{})), `{"name":"pass","count":1,"reserve":true}`)
 	if w := call(apiOver(t, broken{backend.ErrUnavailable}), "POST", "/v1/limit", settleBody(id, "0")); w.Code != 503 {

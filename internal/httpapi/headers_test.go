@@ -98,7 +98,7 @@ func TestTheLongestWaitIsReported(t *testing.T) {
 	}
 }
 
-// halfAway is two servers that decide a group together. The one with the limit plain is away.
+// halfAway is two servers that decide a group together. The one with the limit plain is unreachable.
 type halfAway struct{ *memory.Store }
 
 func (h halfAway) Submit(b *backend.Batch) {

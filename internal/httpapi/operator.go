@@ -21,7 +21,7 @@ import (
 )
 
 // Operator answers those who operate the program, below /api/ at the admin port: what is left in any
-// bucket, which keys are denied most. It forgets buckets, too. Whoever reaches it has been let in.
+// bucket, which keys are denied most. It also deletes buckets. Callers are authorized before they reach it.
 type Operator struct {
 	Limiter *limiter.Limiter
 	// Denied is a denials.Recorder's Top.

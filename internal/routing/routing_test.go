@@ -296,7 +296,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// Whoever fills a Request in knows whom to trust: here no header is an address.
+// The caller fills in the Request and knows which proxies are trusted: Match does not read an address from a header.
 func TestClientIPIsTheRequestsClient(t *testing.T) {
 	forged := request("GET /", "X-Forwarded-For: 6.6.6.6", "X-Real-IP: 6.6.6.6", "Forwarded: for=6.6.6.6", "X-Client-IP: 6.6.6.6", "True-Client-IP: 6.6.6.6")
 	for _, c := range []struct {

@@ -115,7 +115,7 @@ func (s *server) grpcOptions(tls *tls.Config) []grpc.ServerOption {
 		// calls only while they are idle, so there must be enough for a burst.
 		grpc.NumStreamWorkers(uint32(max(128, 4*runtime.GOMAXPROCS(0)))),
 	}
-	options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{ // 0 means for ever
+	options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{ // 0 means without end
 		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionAgeGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
 	}))
 	if tls != nil {
@@ -127,7 +127,7 @@ func (s *server) grpcOptions(tls *tls.Config) []grpc.ServerOption {
 	return options
 }
 
-// healthServer is grpc.health.v1 whose Watch calls can be ended: GracefulStop would wait for them for ever.
+// healthServer is grpc.health.v1 whose Watch calls can be ended: GracefulStop would wait for them without end.
 type healthServer struct {
 	*health.Server
 	ending context.Context

@@ -341,7 +341,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	const reloads = 30
 	for n := 1; n <= reloads; n++ {
 		text := config(n)
-		if n%10 == 9 { // would be used but for its last line
+		if n%10 == 9 { // the last line is a mistake
 			text += "nonsense: true\n"
 		}
 		x.write(t, text)

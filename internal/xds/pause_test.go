@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 )
 
-// TestPausesGrowUntilAStreamWorks reads the pauses from the log: while the server is away they grow, and after a
+// TestPausesGrowUntilAStreamWorks reads the pauses from the log: while the server is unreachable they grow, and after a
 // configuration they start at the shortest again.
 func TestPausesGrowUntilAStreamWorks(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")

@@ -56,6 +56,14 @@ var phrases = []struct{ pattern, instead string }{
 	{`what is given`, "the refund, or the grant"},
 	{`what is asked for`, "the request"},
 	{`is what it is worth`, "shows that it can fail"},
+	{`(is|are|was|were) away`, "is unreachable, or does not answer"},
+	{`me(et|ets|t) (a|no|the|other|several) limits?`, "matches"}, // a limit that is met could be one that is reached
+	{`somebody else'?s?`, "another user, or another program"},
+	{`whoever`, "the caller that …, or whichever …"},
+	{`(that|those) of before`, "the previous one"},
+	{`brings? a lot`, "has many dependencies"},
+	{`(is|are) asked`, "is called, or receives a request"},
+	{`for ever`, "without end"},
 }
 
 // allowed are phrases of the field that contain one of the others.
@@ -140,7 +148,7 @@ func TestLanguage(t *testing.T) {
 func TestLanguageFindsPhrases(t *testing.T) {
 	for text, want := range map[string]string{
 		"the fast door answers": "door", "A batch in flight": "", "two flights": "flights", "one round trip": "",
-		"a trip to Redis": "trip", "in\nflight": "", "the client is\ntold": "is\ntold", "`twin`": "", "the client is told": "is told", "a kind word": "", "Nobody is in a hurry": "in a hurry",
+		"a trip to Redis": "trip", "in\nflight": "", "the client is\ntold": "is\ntold", "`twin`": "", "the client is told": "is told", "a kind word": "", "Redis is away": "is away", "it throws them away": "", "it met no limit": "met no limit", "Nobody is in a hurry": "in a hurry",
 	} {
 		if got := banned.FindString(blank(text, notProse, allowed)); got != want {
 			t.Errorf("%q: found %q, want %q", text, got, want)

@@ -326,10 +326,10 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		return strings.Contains(page, "\nrlsidecar_xds_connected 0")
 	})
 	if got := ask("bob"); !strings.HasPrefix(got, "OK | OK left 4 of 5/MINUTE") {
-		t.Errorf("while its control plane is away: %s", got)
+		t.Errorf("while its control plane is unreachable: %s", got)
 	}
 	if !c.LivenessProbe.passes(t) || !c.ReadinessProbe.passes(t) {
-		t.Error("a probe fails while the control plane is away")
+		t.Error("a probe fails while the control plane is unreachable")
 	}
 
 	// Ports are those of the Deployment, and the pod ends on SIGTERM.

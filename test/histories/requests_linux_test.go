@@ -31,9 +31,9 @@ func newGRPC(t *testing.T, address string) rls.RateLimitServiceClient {
 	return rls.NewRateLimitServiceClient(conn)
 }
 
-// sendGRPC sends one request to the gRPC listener of any sidecar, as Envoy does. An answer without the numbers of a limit
-// is that of a store that could not decide. A denial reports that no units are left, which is right because the costs
-// divide the capacities.
+// sendGRPC sends one request to the gRPC listener of any sidecar, as Envoy does. An answer without the numbers of a
+// limit is that of a store that could not decide. A denial reports that no units are left, which is right because the
+// costs divide the capacities.
 func (w *world) sendGRPC(random *rand.Rand, b *buckets, k kind) (r record) {
 	var list []*ratelimit.RateLimitDescriptor
 	for _, l := range b.limits {
@@ -50,7 +50,7 @@ func (w *world) sendGRPC(random *rand.Rand, b *buckets, k kind) (r record) {
 	s := w.sidecars[random.IntN(len(w.sidecars))]
 	response, err := s.rls.ShouldRateLimit(ctx, rlstest.Request("histories", list...))
 	if err != nil {
-		time.Sleep(time.Millisecond) // the sidecar may be away
+		time.Sleep(time.Millisecond) // the sidecar may be down
 		return r
 	}
 	if len(response.GetStatuses()) != len(b.limits) {

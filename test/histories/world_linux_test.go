@@ -86,7 +86,7 @@ type sidecar struct {
 func startSidecar(t *testing.T, args ...string) *sidecar {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "limits.yaml")
-	keys := filepath.Join(t.TempDir(), "keys") // the same for all sidecars, also for one that starts while Redis is away
+	keys := filepath.Join(t.TempDir(), "keys") // the same for all sidecars, also for one that starts while Redis is unreachable
 	for path, text := range map[string]string{file: config, keys: strings.Repeat("k", 64)} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

@@ -16,7 +16,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// server is a simulated Redis server. It decides with package algorithms; other tests show that take.lua decides equally.
+// server is a simulated Redis server. It decides with package algorithms; other tests show that take.lua decides
+// equally.
 type server struct {
 	w       *world
 	name    string
@@ -43,7 +44,7 @@ type value struct {
 	bucket bool
 	fields map[string]string // of a hash; a change makes another one
 	log    []outside.Entry   // of a stream
-	until  algorithms.Micros // 0: for ever
+	until  algorithms.Micros // 0 means without end
 }
 
 // script identifies one of the scripts.

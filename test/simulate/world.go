@@ -125,7 +125,7 @@ type world struct {
 	waitReplicas int
 	lossy        bool  // the server may lose its data
 	adjusts      bool  // operators adjust limits
-	lastPoll     int64 // sidecars read adjustments until then; 0: for ever
+	lastPoll     int64 // sidecars read adjustments until then; 0 means without end
 	counts       Counts
 	log          func(format string, args ...any) // nil: no log
 	judge        *judge

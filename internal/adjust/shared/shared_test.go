@@ -254,7 +254,7 @@ func TestRedisKilledAndRestarted(t *testing.T) {
 		t.Errorf("%v, %d known, status %v", err, a.Set().Len(), a.Status().Err)
 	}
 	if _, err := a.Change(t.Context(), block("eve", "ann")); err == nil || !strings.Contains(err.Error(), "nothing was changed") {
-		t.Errorf("a change while Redis is away: %v", err)
+		t.Errorf("a change while Redis is unreachable: %v", err)
 	}
 	alone := keeper(t, url, dir) // a sidecar that starts meanwhile
 	if alone.Set().Len() != 1 || alone.Set().All()[0].Target.Key[0] != "bob" {
@@ -274,7 +274,7 @@ func TestRedisKilledAndRestarted(t *testing.T) {
 	}
 }
 
-// What somebody else wrote there is not applied, and does not stop what is sound.
+// Values that another program wrote to the ledger are not applied, and do not affect valid ones.
 func TestValuesThatAreNotSoundAreLeftOut(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -57,7 +57,7 @@ func (t *tally) report(ctx context.Context, share float64) (*Report, error) {
 	return r, nil
 }
 
-// WriteText writes the report for people.
+// WriteText writes the report as text.
 func (r *Report) WriteText(w io.Writer) error {
 	t := r.tally
 	out := &strings.Builder{}
