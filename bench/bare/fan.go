@@ -57,8 +57,8 @@ type fan struct {
 type fanCall struct {
 	fd    int
 	frame []byte
-	size  int // of the answer
-	left  int // bytes that have not arrived yet
+	size  int // size of the answer in bytes
+	left  int // bytes of the answer that have not arrived
 }
 
 func (f *fan) close() {

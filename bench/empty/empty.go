@@ -39,7 +39,7 @@ func Serve(l net.Listener) error {
 }
 
 const (
-	headerLen = 9        // of a frame
+	headerLen = 9        // length of a frame's header
 	maxFrame  = 16 << 10 // the largest frame that a peer may send by default
 	// message is a RateLimitResponse with code OK, after gRPC's five bytes.
 	message = "\x00\x00\x00\x00\x02\x08\x01"
@@ -55,7 +55,7 @@ type conn struct {
 	taken      int      // bytes received that the client's window does not include again yet
 
 	decoder *hpack.Decoder
-	path    string // of the block being decoded
+	path    string // the :path in the header block being decoded
 	block   []byte // the last one
 	same    bool   // an equal block has the same meaning, because block does not change the table
 

@@ -46,11 +46,11 @@ type rawConnection struct {
 type pendingRequest struct {
 	due    time.Duration
 	answer []byte // the received part of the message, with its prefix
-	done   []byte // with Config.Settle: the message that settles what the last answer reserved; empty: there is none
+	done   []byte // with Config.Settle, the message that settles the reservation in the last answer; empty if there is none
 }
 
 const (
-	prefixLen = 5 // of a gRPC message: not compressed, length
+	prefixLen = 5 // length of the prefix of a gRPC message: a flag for compression, and the length
 	// bigWindow is the number of bytes that the server may send before it needs a larger window. It is so large that the
 	// server never waits for it.
 	bigWindow = 1 << 24

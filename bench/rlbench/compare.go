@@ -39,13 +39,13 @@ func (c *compareCmd) Validate() error {
 	return nil
 }
 
-// scenario describes the requests.
+// scenario describes the requests of one measurement.
 type scenario struct {
 	name   string
-	key    string // of the descriptor
+	key    string // the key of the descriptor
 	keys   int
 	rate   float64 // an open loop
-	denied bool    // all but the first request are
+	denied bool    // all requests except the first are denied
 }
 
 var scenarios = []scenario{

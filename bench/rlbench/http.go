@@ -236,7 +236,7 @@ var (
 type wrk struct {
 	program     string
 	connections int
-	duration    time.Duration // of whole seconds
+	duration    time.Duration // in whole seconds
 	script      string        // the file to write it to
 }
 

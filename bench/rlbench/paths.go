@@ -108,7 +108,7 @@ func (p path) measure(b *bench) ([]finding, error) {
 // bare returns contestants that only call Redis: one sends all charges in one call to one server, the other divides the
 // same charges among the servers of p.
 func (p path) bare(b *bench, kept buckets) (all []contestant) {
-	const requests = 32 // of the 64 outstanding, while the others are on their way
+	const requests = 32 // half of the 64 outstanding requests; the others are in transit
 	if p.servers == 0 {
 		return nil
 	}

@@ -28,7 +28,7 @@ func (b *bench) redis(more ...string) (*child, error) {
 // redisUse has the costs of Redis servers during a measurement.
 type redisUse struct {
 	cpu   time.Duration
-	calls int64 // of scripts
+	calls int64 // calls of scripts
 }
 
 // metered runs load, and returns its use of these Redis servers, of which there may be none.

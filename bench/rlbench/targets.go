@@ -156,9 +156,9 @@ func find(program string) error {
 type finding struct {
 	name, engine  string
 	ceiling, ours []float64 // ceiling nil: the row has none, and ours is judged alone
-	format        string    // of one of them
+	format        string    // format of one value
 	atLeast       bool      // the target is a lower bound
-	target        float64   // 0: none
+	target        float64   // 0 means no target
 }
 
 // MarshalJSON implements json.Marshaler. It writes all measurements.

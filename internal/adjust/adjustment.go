@@ -33,7 +33,7 @@ const (
 	maxAuthor    = 128  // bytes
 	maxReason    = 512  // bytes
 	maxName      = 1024 // bytes of a domain's or a limit's name
-	maxKeyBytes  = 4096 // of all values of a key together
+	maxKeyBytes  = 4096 // bytes of all values of a key together
 	maxKeyValues = 256
 )
 

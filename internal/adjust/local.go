@@ -27,10 +27,10 @@ type Local struct {
 	set atomic.Pointer[Set] // replaced under mu
 
 	mu      sync.Mutex
-	from    Checkpoint // of the trimmed entries; guarded by mu
+	from    Checkpoint // replaces the trimmed entries; guarded by mu
 	entries []*Entry   // the oldest first; guarded by mu
 	damaged bool       // the audit file may end in an incomplete line; guarded by mu
-	failed  error      // of the last write; guarded by mu
+	failed  error      // the error of the last write, or nil; guarded by mu
 	watch   func(*Set) // guarded by mu
 }
 
@@ -256,7 +256,7 @@ func writeFile(dir, name string, text []byte) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // after the rename there is none
+	defer os.Remove(f.Name()) // fails after the rename, because the file has another name
 	_, err = f.Write(text)
 	if err == nil {
 		err = f.Sync()

@@ -179,7 +179,7 @@ func (p *pages) profiles() http.Handler {
 	mux.HandleFunc("GET /debug/pprof/cmdline", http.NotFound)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol) // as the pprof tool does
+	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol) // the pprof tool uses POST
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if httpauth.FromOtherSite(r) && !httpauth.Brings(r, p.Token) && !httpauth.Brings(r, p.ReadToken) {
@@ -201,7 +201,7 @@ func (p *pages) rlconfig(w http.ResponseWriter, _ *http.Request) {
 	for _, l := range s.Policies {
 		fmt.Fprintf(&b, "%s: %s, shadow_mode: %t, quota_mode: %t\n", l.StatKey, numbers(l), l.Shadow, l.Quota)
 	}
-	_, _ = b.WriteTo(w) // an error is the reader's
+	_, _ = b.WriteTo(w) // an error means that the client disconnected
 }
 
 // numbers formats the numbers of p, in the reference form if it was configured in that.

@@ -20,7 +20,7 @@ type change struct {
 	allKeys bool
 	factor  string
 	lasts   string
-	id      string // of the adjustment to end
+	id      string // ID of the adjustment to end
 }
 
 // The choices of the form. The first is the default.

@@ -201,7 +201,7 @@ func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 		case !limit.Whole && len(limit.Open) != len(s.Key):
 			return nil, fmt.Errorf("the key has %s; a bucket of this limit is identified by %s", plural(int64(len(s.Key)), "value"), openKeys(limit))
 		}
-		ask.Inline = limit // it belongs to a descriptor and has no other name
+		ask.Inline = limit // a limit of a descriptor cannot be called by name
 	}
 	c.Limits = []limiter.NamedCharge{ask}
 	return c, nil
@@ -433,7 +433,7 @@ func (p *pages) adjustedBy(limit *descriptors.Policy) *adjustedRow {
 		return nil
 	}
 	s, err := p.Adjust.Find(limit.Adjusted.ID)
-	if err != nil { // it has expired meanwhile
+	if err != nil { // the adjustment has expired meanwhile
 		return nil
 	}
 	row := adjusted(&s)

@@ -26,7 +26,7 @@ var (
 func asset(name string) string {
 	text, err := assets.ReadFile(name)
 	if err != nil {
-		panic(err) // it is embedded
+		panic(err) // the file is embedded
 	}
 	return string(text)
 }
@@ -114,7 +114,7 @@ func (p *pages) show(w http.ResponseWriter, r *http.Request, v visitor, status i
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_, _ = body.WriteTo(w) // an error is the reader's
+	_, _ = body.WriteTo(w) // an error means that the client disconnected
 }
 
 // problem is a page that reports an error.

@@ -166,7 +166,7 @@ func (c *compiler) auth() {
 	for _, t := range trusted.value {
 		c.trust(all, t)
 	}
-	var routes []*route // of all.Routes
+	var routes []*route // the source of each of all.Routes
 	for _, doc := range c.authDocs {
 		if doc.Auth.value == nil {
 			continue

@@ -24,7 +24,7 @@ type source struct {
 	report
 	files []File // in the order of the paths
 	docs  []*document
-	hash  string // of the content
+	hash  string // hash of the content
 	// lost are files, or folders, of which a part could not be read, so that the domains of that part are unknown. ""
 	// means that it may be any file.
 	lost []string
@@ -72,7 +72,7 @@ type compiler struct {
 	snapshot *limiter.Snapshot
 	shared   *shared
 	policies int      // compiled until now
-	loader   *Loader  // of a cached source, else nil
+	loader   *Loader  // the Loader of a cached source, or nil
 	built    []*built // domains of snapshot
 	kept     []*built // domains that are added unchanged
 	full     bool     // Options.MaxLimits is exceeded; further limits are ignored
@@ -166,7 +166,7 @@ type named struct {
 	at     place
 	draft  *draft              // nil if it has a mistake, which has been reported
 	then   text                // the limit that pays for what this one does not allow
-	policy *descriptors.Policy // of draft
+	policy *descriptors.Policy // the compiled draft
 	used   place               // the place of the first use
 }
 
@@ -329,7 +329,7 @@ func (c *compiler) settings(d *domain) {
 			percent(d.share), int(math.Floor(1/d.share)))
 	default:
 		c.mistake(answer.at, "on_backend_failure local needs a local_share; add \"local_share: 20%%\"")
-		d.share = 1 // one message is enough
+		d.share = 1 // prevents further messages about the same mistake
 	}
 	if most.ok {
 		d.MaxOverride = c.maxOverride(d, most.value, nil)

@@ -65,7 +65,7 @@ func (c *compiler) named(d *domain, l namedLimit) {
 	p.Prefix = descriptors.Prefix(d.Name, "limit", l.name, p.Limit.Kind)
 	p.Place = l.limit.at.shown()
 	p.more.Named = true
-	if d.tag.domain { // also without a descriptor that uses it
+	if d.tag.domain { // a limit that no descriptor uses needs a slot too
 		p.more.Slot = d.Slot
 	}
 	n.then = l.limit.Then
@@ -446,7 +446,7 @@ func (c *compiler) checkReplaces(d *domain) {
 // limits with one name. Such limits keep the names of their places, and so does a limit with the name of one under
 // limits. Buckets and the reference server's counters depend only on the place.
 func (d *domain) assignNames() {
-	named := map[string]bool{} // by Owner
+	named := map[string]bool{} // the names, by Owner
 	for _, p := range d.Named {
 		named[p.Owner] = true
 	}

@@ -59,7 +59,7 @@ func NewLoader(o Options) *Loader {
 	return &Loader{o: o, shared: newShared(), parts: map[string]*part{}, built: map[string]*built{}}
 }
 
-// Load is like the function Load.
+// Load does what the function Load does, but parses and compiles only what has changed.
 func (l *Loader) Load(paths []string) (*limiter.Snapshot, Problems) {
 	s := l.read(read(paths))
 	defer l.tidy(s)

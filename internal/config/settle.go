@@ -40,7 +40,7 @@ type (
 // estimate is a number of units, or how to learn it.
 type estimate struct {
 	given[int64]
-	learned *estimateTerms // nil: it is not learned
+	learned *estimateTerms // nil if the estimate is not learned
 }
 
 // estimateTerms is an estimate that is learned.
@@ -55,7 +55,7 @@ type estimateTerms struct {
 // unknownUnits is the charge for a request whose real cost was not reported.
 type unknownUnits struct {
 	most  bool
-	units int64 // -1: what was reserved; not with most
+	units int64 // -1 means the reserved units; unused if most is set
 }
 
 // defaultSettle has the keys of the entries in domains that state none.

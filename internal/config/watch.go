@@ -189,7 +189,7 @@ func folders(paths []string) (list []string) {
 func watchFolders(w *fsnotify.Watcher, list []string) {
 	for _, folder := range w.WatchList() {
 		if !slices.Contains(list, folder) {
-			_ = w.Remove(folder) // it may be gone already
+			_ = w.Remove(folder) // the folder may have been removed
 		}
 	}
 	for _, folder := range list {

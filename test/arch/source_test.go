@@ -72,7 +72,7 @@ func TestEveryFileIsBuilt(t *testing.T) {
 			}
 			expr, err := constraint.Parse(strings.TrimSpace(line))
 			if err != nil {
-				continue // not a constraint
+				continue // the line is not a build constraint
 			}
 			if never(expr) {
 				t.Errorf("%s is never built: %s", path, expr)

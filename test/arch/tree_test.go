@@ -71,7 +71,7 @@ func tracked(t *testing.T) []string {
 	cmd.Dir = root
 	out, err := cmd.Output()
 	if err != nil {
-		return walk(t) // not a clone, or no git
+		return walk(t) // the folder is not a clone, or git is missing
 	}
 	var files []string
 	for name := range bytes.SplitSeq(bytes.TrimRight(out, "\x00"), []byte{0}) {

@@ -65,7 +65,7 @@ func TestLintFindsNothing(t *testing.T) {
 	}
 }
 
-// object is an object for Kubernetes.
+// object is a Kubernetes object, decoded from YAML.
 type object = map[string]any
 
 // at returns the value at path in o, or nil.
@@ -176,7 +176,7 @@ func TestKubernetesAcceptsTheManifests(t *testing.T) {
 		}
 		for _, version := range versions {
 			if name == "app" && version < "1.29" {
-				continue // no native sidecars yet
+				continue // this version of Kubernetes has no native sidecars
 			}
 			if out, err := python("--strict", "--quiet", "-k", version, file).CombinedOutput(); err != nil {
 				t.Errorf("%s, Kubernetes %s: %v\n%s", name, version, err, out)

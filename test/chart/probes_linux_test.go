@@ -62,7 +62,7 @@ func TestPodsAnswerTheirProbes(t *testing.T) {
 	}
 	program, all := build(t), cases(t)
 	for name, pod := range map[string]struct {
-		metrics string // its port
+		metrics string // the port of the metrics
 		open    bool   // to other pods
 	}{"minimal-values.yaml": {"metrics", true}, "app": {"rl-metrics", false}} {
 		c, configMap := podOf(t, all[name])

@@ -73,7 +73,7 @@ func startEtcd(t *testing.T) string {
 // startServer starts Kubernetes' API server; it returns a kubeconfig for an administrator.
 func startServer(t *testing.T) string {
 	t.Helper()
-	klog.SetLogger(logr.Discard()) // its log is long
+	klog.SetLogger(logr.Discard()) // the server logs too much
 	dir := t.TempDir()
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {

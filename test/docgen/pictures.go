@@ -10,7 +10,7 @@ import (
 
 // picture shows the decisions of a limit: its level over time above, the requests below.
 type picture struct {
-	name  string // of the file
+	name  string // name of the file
 	title string
 	spec  algorithms.Spec
 	until algorithms.Micros
@@ -62,7 +62,7 @@ func pictures() []picture {
 const (
 	width, height    = 760, 260
 	left, right      = 40, 740
-	top, bottom      = 40, 170 // of the level
+	top, bottom      = 40, 170 // the vertical range of the level
 	asked            = 200     // the line of requests
 	white, ink, grey = "#ffffff", "#24292f", "#8c959f"
 	green, red, blue = "#1a7f37", "#cf222e", "#0969da"

@@ -46,11 +46,11 @@ func newReceived(r *http.Request) *received {
 // gateway is a recipe under attack: a proxy before the application of a stack.
 type gateway struct {
 	*stack
-	port    string   // of HTTP/1
-	http2   string   // of HTTP/2 without TLS; "" if the proxy cannot have it
-	proxied string   // of HTTP/1 after a PROXY protocol header
+	port    string   // the port for HTTP/1
+	http2   string   // the port for HTTP/2 without TLS; "" if the proxy does not support it
+	proxied string   // the port for HTTP/1 after a PROXY protocol header
 	client  string   // the address of the client; "" is any
-	keys    bucket   // of each key
+	keys    bucket   // the bucket of each key
 	gaps    []string // names of keyAttacks that are known to succeed
 }
 

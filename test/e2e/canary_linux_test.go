@@ -137,7 +137,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 	// Each secret is wrong.
 	doctor := func() {
 		c := exec.CommandContext(t.Context(), sidecarProgram, "doctor", "--wait", "2s", "--redis-url", "redis://"+redis.Addr, "--redis-password-file", filepath.Join(dir, "redis-password"))
-		out, _ := c.CombinedOutput() // it fails once the password is wrong
+		out, _ := c.CombinedOutput() // doctor fails after the password was made wrong
 		clean("doctor", string(out))
 	}
 	doctor()
@@ -147,7 +147,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := admin.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no").Err(); err != nil {
-		t.Log(err) // its own connection too
+		t.Log(err) // the command also ends the test's own connection
 	}
 	doctor()
 	for _, name := range names[1:] {
@@ -180,7 +180,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 	}
 
 	// A crash.
-	p.killed = true // by this test
+	p.killed = true // this test kills the process
 	_ = p.cmd.Process.Signal(syscall.SIGABRT)
 	<-p.exited
 	log := p.output.String()

@@ -83,7 +83,7 @@ func TestEnvoy(t *testing.T) {
 	t.Run("a path has its limit however it is written", func(t *testing.T) {
 		login := func(from, path string) int { return s.get(t, from, path).code }
 		var guesser string
-		sameMinute(t, func(attempt int) bool { // its windows start at :00
+		sameMinute(t, func(attempt int) bool { // windows of a minute start with the minute
 			guesser = fmt.Sprintf("127.66.1.%d", attempt)
 			for range 5 {
 				if login(guesser, "/login") != http.StatusOK {

@@ -211,7 +211,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	redis := redistest.StartAt(t, 6379)
 	sidecar := startPod(t, c, folder)
 
-	// Its clients send a certificate, although the listener does not require one.
+	// Clients configured by Envoy Gateway send a certificate, although the listener does not require one.
 	conn, err := grpc.NewClient("127.0.0.1:8081", grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: ca.Pool()})))
 	if err != nil {
 		t.Fatal(err)

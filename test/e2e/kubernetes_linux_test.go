@@ -239,7 +239,7 @@ func TestKubernetesEnvoys(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		render func(*testing.T) rendered
-		keys   bucket // of the header x-api-key; none: the recipe does not send it
+		keys   bucket // the bucket of a value of x-api-key; zero if the recipe does not send that header
 		gone   int
 	}{
 		{"istio", istioRenders, perKey, 503},
@@ -287,8 +287,8 @@ func TestKubernetesEnvoysUnderAttack(t *testing.T) {
 	for _, c := range []struct {
 		name      string
 		render    func(*testing.T) rendered
-		keys      bucket   // as the recipe has them; none: it does not count keys
-		gaps      []string // of keyAttacks, that succeed
+		keys      bucket   // the buckets of keys in the recipe; zero if it does not count keys
+		gaps      []string // names of keyAttacks that are known to succeed
 		addresses bool     // the recipe counts addresses
 		apart     bool     // each address of a network has a bucket of its own
 	}{

@@ -191,7 +191,7 @@ func TestNginxKeepsItsConnection(t *testing.T) {
 	if codes[200] < 2*perKey.capacity || codes[429] == 0 || codes[200]+codes[429] != 100 {
 		t.Errorf("answers: %v", codes)
 	}
-	if n := between.opened.Load(); n != 1 { // of the one worker
+	if n := between.opened.Load(); n != 1 { // one connection of NGINX's only worker
 		t.Errorf("100 questions took %d connections", n)
 	}
 }
@@ -239,7 +239,7 @@ func TestNginxWithASlowRedis(t *testing.T) {
 			t.Fatalf("%d %v, want a denial in time", a.code, a.header)
 		}
 	}
-	if waited := time.Since(from); waited > 10*time.Second { // with each answer awaited it would be 12 s
+	if waited := time.Since(from); waited > 10*time.Second { // waiting for each answer would take 12 s
 		t.Errorf("20 denials took %v", waited)
 	}
 	if s.request.Load() != before {

@@ -36,7 +36,7 @@ func TestTheOperatorsAPIIsAsDescribed(t *testing.T) {
 	cmd := exec.Command(program, generated("run", "http://"+addr+":6070/api/openapi.json", "--header", "Authorization: Bearer s3cret",
 		// A valid request may be refused, for example because of an unknown limit or an adjustment without numbers.
 		"--exclude-checks", "positive_data_acceptance")...)
-	cmd.Dir = t.TempDir() // it writes reports
+	cmd.Dir = t.TempDir() // Schemathesis writes reports into its working folder
 	out, err := cmd.CombinedOutput()
 	if said := string(out); err != nil || !strings.Contains(said, "Tested: 12") {
 		t.Errorf("%v\n%s", err, said)
@@ -61,7 +61,7 @@ func TestTheAPIIsAsDescribed(t *testing.T) {
 		// A valid request may be refused: its cost may be more than the limit can ever allow, or its reservation may be
 		// unknown.
 		"--exclude-checks", "positive_data_acceptance")...)
-	cmd.Dir = t.TempDir() // it writes reports
+	cmd.Dir = t.TempDir() // Schemathesis writes reports into its working folder
 	out, err := cmd.CombinedOutput()
 	if said := string(out); err != nil || !strings.Contains(said, "Tested: 11") {
 		t.Errorf("%v\n%s", err, said)

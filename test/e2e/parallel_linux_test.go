@@ -37,12 +37,12 @@ func (b *book) call(t *testing.T, sidecars []*settler, random *rand.Rand, user s
 	if allowed = err == nil; allowed {
 		b.mu.Lock()
 		b.used, b.allowed, b.open = b.used+tokens, b.allowed+1, b.open+excess
-		b.mostOpen = max(b.mostOpen, b.open+b.closed-closed) // also those that ended since the request was sent
+		b.mostOpen = max(b.mostOpen, b.open+b.closed-closed) // includes the calls that ended since the request was sent
 		b.mu.Unlock()
 	}
 	between(allowed)
 	if allowed {
-		for range 1 + random.IntN(10)/9 { // one of ten is sent twice
+		for range 1 + random.IntN(10)/9 { // one of ten settlements is sent twice
 			if err := sidecars[random.IntN(len(sidecars))].done(id, tokens); err != nil {
 				t.Error(err)
 			}

@@ -305,7 +305,7 @@ func TestBugStaleSocketIsFatal(t *testing.T) {
 func TestBugBadFirstConfigurationRunsWithoutLimits(t *testing.T) {
 	t.Parallel()
 	r := launchReference(t, map[string]string{"limits.yaml": "domain: d\ndescriptors: [{key: k, rate_limit: {unit: fortnight, requests_per_unit: 1}}]\n"}, "BACKEND_TYPE=memory")
-	r.killed = true // it ends by itself, and not well
+	r.killed = true // the process ends by itself, with an error
 	select {
 	case <-r.exited:
 	case <-time.After(patience):

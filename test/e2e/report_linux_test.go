@@ -71,7 +71,7 @@ type browser struct {
 	ctx context.Context
 
 	mu   sync.Mutex
-	said []string // from the console: messages, exceptions, violations of a policy
+	said []string // messages, exceptions and policy violations in the console
 }
 
 func newBrowser(t *testing.T) *browser {

@@ -45,7 +45,7 @@ func TestAGoProgramSettlesWithTheSidecars(t *testing.T) {
 				t.Errorf("reservation %d: %v", i, err)
 			}
 		}
-		if err := s.done(id, 90); err != nil { // it was settled
+		if err := s.done(id, 90); err != nil { // the reservation was settled before
 			t.Error(err)
 		}
 		if _, err := program.Settle(t.Context(), r, 31); !errors.Is(err, ratelimit.ErrReused) {

@@ -38,7 +38,7 @@ var secondSidecar = change{
 type restarts struct {
 	*stack
 	limits, redis string
-	admitted      atomic.Int64 // of the key "bounded"
+	admitted      atomic.Int64 // units admitted for the key "bounded"
 	request       atomic.Int64
 	stop          func()
 }
@@ -159,7 +159,7 @@ func TestRollingRestart(t *testing.T) {
 			t.Error("it was gone before Envoy had noticed that it would be")
 		}
 		eventually(t, "it stops", func() bool { return !old.running() })
-		s.during(t, 200) // with one alone
+		s.during(t, 200) // requests while only one sidecar runs
 		sidecars[i] = s.serve(t, ports[i])
 		s.awaitSidecars(t, 2)
 		s.during(t, 200)

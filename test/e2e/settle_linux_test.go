@@ -92,7 +92,7 @@ func (s *stack) wantLeft(t *testing.T, limit, user string, want int) {
 	}
 }
 
-// wantUnknown waits until so many more settlements without a real cost have arrived than those of the tests before.
+// wantUnknown waits until more settlements without a real cost have arrived, in addition to those of earlier tests.
 func (s *stack) wantUnknown(t *testing.T, more int) {
 	t.Helper()
 	const before = 2 // the settlements of carol and careful
@@ -131,7 +131,7 @@ func TestEnvoySettles(t *testing.T) {
 	})
 	t.Run("without a cost the estimate stays charged", func(t *testing.T) {
 		get("carol", "/nothing")
-		get("carol", "/cost/1") // its settle-done arrives after that of the first
+		get("carol", "/cost/1") // the settle-done of this request arrives after that of the first one
 		s.wantLeft(t, "tokens", "carol", 899)
 	})
 	t.Run("or what unknown_cost says", func(t *testing.T) {

@@ -46,11 +46,11 @@ func TestMain(m *testing.M) {
 // stack is an application behind Envoy, which calls rlsidecar. Configurations and ports are those of examples/envoy, but
 // on a loopback address that no other test uses.
 type stack struct {
-	owner   *testing.T // when it ends, so do the processes
+	owner   *testing.T // the end of this test stops the processes
 	addr    string
 	envoy   *process
 	sidecar *process
-	socket  string // of the sidecar; empty: TCP
+	socket  string // path of the sidecar's Unix socket; empty means TCP
 	client  *http.Client
 	last    atomic.Pointer[received] // the last request that the application received
 }

@@ -24,9 +24,9 @@ const (
 
 // buckets are one bucket, or two that are charged as a group.
 type buckets struct {
-	name   string // of both
+	name   string // the name of both buckets
 	limits []*algorithms.Limit
-	cost   int64 // of each charge and refund: it divides the capacities
+	cost   int64 // the cost of each charge and refund; the capacities are multiples of it
 	leased bool  // sidecars lease units of it
 }
 
@@ -63,8 +63,8 @@ type state struct {
 	charges, refunds int64
 }
 
-// frozen is the time of all decisions of the model. The limits of histories have periods of a year, so that nothing
-// flows in during a run.
+// frozen is the time of all decisions of the model. The limits of histories have periods of a year, so that no unit
+// refills during a run.
 const frozen = algorithms.Micros(1_700_000_000_000_000)
 
 // full returns the state at the start: full buckets.
@@ -118,8 +118,8 @@ func steps(s state, q question, a answer) (next []any) {
 }
 
 // leasedSteps is steps for a bucket of which sidecars lease units. A sidecar may deny while another one has leased the
-// last units, and the units left in the store do not include leased ones. So an allowed charge must fit into what all
-// allowed charges have left, and the store must never have more units left than that.
+// last units, and the units left in the store do not include leased ones. So the sum of the allowed charges must not
+// exceed the capacity, and the store must never have more units left than the capacity less this sum.
 func leasedSteps(s state, q question, a answer) []any {
 	switch after, would := q.of.take(s, q.kind); {
 	case q.kind == look && a.left[0] <= would.left[0]:
@@ -152,7 +152,7 @@ func (b *buckets) others(s state, n int64) (_ state, possible bool) {
 // guesses returns the numbers of requests without an answer that, if executed since s, make this answer correct.
 func guesses(s state, q question, a answer) []int64 {
 	_, now := q.of.take(s, look)
-	left := a.left[0] // before the request
+	left := a.left[0] // the units left before the request
 	switch {
 	case q.kind == beyond && left == 0: // the bucket may have gone below zero by any of these
 		var all []int64

@@ -76,7 +76,7 @@ func TestMain(m *testing.M) {
 // sidecar is a running rlsidecar.
 type sidecar struct {
 	t     *testing.T
-	addr  string // of its HTTP listener
+	addr  string // address of its HTTP listener
 	admin string
 	rls   rls.RateLimitServiceClient
 	args  []string
@@ -133,7 +133,7 @@ type world struct {
 	http     http.Client
 	began    time.Time
 	slice    time.Duration // the time for which clients use the same buckets
-	kinds    []string      // of buckets that are used
+	kinds    []string      // the kinds of buckets in use
 	twice    atomic.Bool   // a fault: some charges are sent twice, and logged once
 	byGRPC   atomic.Int64  // answers
 	settled  atomic.Int64  // reservations

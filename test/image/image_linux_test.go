@@ -154,7 +154,7 @@ func (e *engine) start(t *testing.T, name string, args ...string) *container {
 		if err := os.MkdirAll(path, mode); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chmod(path, mode); err != nil { // whatever the umask: another user is in there
+		if err := os.Chmod(path, mode); err != nil { // regardless of the umask, because the container runs as another user
 			t.Fatal(err)
 		}
 	}

@@ -80,7 +80,7 @@ func copyFile(from, to string) error {
 
 // checkUnchanged runs the tests of faults without a fault. If they fail by themselves, they notice nothing.
 func checkUnchanged(ctx context.Context, out io.Writer, tree string, faults []fault, timeout time.Duration) error {
-	runs := map[string][]string{} // by package: the patterns
+	runs := map[string][]string{} // the patterns of tests, by package
 	for _, f := range faults {
 		for _, pkg := range f.Tests {
 			runs[pkg] = append(runs[pkg], f.Run)

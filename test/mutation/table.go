@@ -26,7 +26,7 @@ func writeTable(page string, all []fault, results []result, now time.Time) error
 	if !found || !ended {
 		return fmt.Errorf("%s: the lines %q and %q are missing", page, tableStart, tableEnd)
 	}
-	rows := map[string]string{} // by the start of the row
+	rows := map[string]string{} // the rows, by their starts
 	for row := range strings.Lines(string(was)) {
 		for _, f := range all {
 			if strings.HasPrefix(row, rowOf(f)) {

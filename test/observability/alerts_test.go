@@ -86,7 +86,7 @@ func TestAlertsFireOnRecordings(t *testing.T) {
 		}
 		good := all["healthy"]
 		if !slices.ContainsFunc(slices.Collect(maps.Keys(bad.after)), func(s string) bool { return strings.HasPrefix(s, "rlsidecar_backend_seconds") }) {
-			good = recording{} // another sidecar, which was not there before
+			good = recording{} // the problem is recorded by another sidecar, whose series begin with it
 		}
 		writeTimeline(&file, c.name, good, bad, used)
 		fmt.Fprintf(&file, "  promql_expr_test:\n")

@@ -69,7 +69,7 @@ var (
 func withRedis(t *testing.T, made map[string]recording) {
 	t.Helper()
 	server := redistest.Start(t)
-	s := startSidecar(t, limits, "--redis-url", "redis://"+server.Addr, "--backend-timeout", "2s") // of a busy machine
+	s := startSidecar(t, limits, "--redis-url", "redis://"+server.Addr, "--backend-timeout", "2s") // a busy machine may need so long
 	traffic := func(s *sidecar) {
 		for _, user := range strings.Split("abcdefghijklmnopqrst", "") {
 			s.send(t, 2, "edge", "user_id", user)

@@ -60,7 +60,7 @@ func rlsidecar(t *testing.T) string {
 
 // sidecar is a running rlsidecar.
 type sidecar struct {
-	config               string // its file
+	config               string // the file of the configuration
 	http, admin, metrics string // addresses
 	cmd                  *exec.Cmd
 }

@@ -18,7 +18,7 @@ import (
 // request is a request of a client, which may send it several times under an ID.
 type request struct {
 	id       string
-	domain   string // "": sim
+	domain   string // "" means sim
 	costs    []cost
 	witness  string // the name of the limit that only this client uses
 	once     bool
@@ -49,12 +49,12 @@ type sending struct {
 	*request
 
 	process  *process
-	at       time.Duration // by the process's clock
+	at       time.Duration // the time by the process's clock
 	within   time.Duration // the time within which the answer must arrive
 	pause    int64         // process.pausedUntil
 	answered bool
 	passes   bool  // the servers would have allowed it when it was sent
-	epochs   int64 // of the buckets at that time
+	epochs   int64 // the sum of the epochs of the buckets at that time
 	snapshot *limiter.Snapshot
 }
 

@@ -38,8 +38,8 @@ type judge struct {
 
 // bucket has the judge's knowledge of one bucket.
 type bucket struct {
-	limit    string // its name
-	value    string // of its key
+	limit    string // the name of the limit
+	value    string // the value of the key
 	kind     algorithms.Kind
 	leased   algorithms.Micros // the duration of its leases
 	numbers  []*algorithms.Limit
@@ -54,7 +54,7 @@ type bucket struct {
 	last     algorithms.Micros
 	local    map[*process]int64 // units that sidecars allowed by their own buckets
 	turns    int64              // refunds, and denials by a server
-	payments [][]payment        // of a witness of credits: what each execution of its request charged
+	payments [][]payment        // for a witness of credits: the charges of each execution of its request
 }
 
 // admission is a number of units that were admitted at a time by the server's clock, or between two times: units of
@@ -106,7 +106,7 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 	if of.last = s.now(); of.first == 0 {
 		of.first = of.last
 	}
-	if units < 0 || c.ask.Settle { // as much as there was room for
+	if units < 0 || c.ask.Settle { // refunds are cut to the capacity
 		of.turns++
 		_, was := c.limit.Take(*before, s.now(), algorithms.Charge{Hash: c.ask.Hash, DryRun: true})
 		units = -(b.Decision.Value - was.Value) / c.limit.Unit()
@@ -355,7 +355,7 @@ func (j *judge) admitted(s *sending, c *limiter.Call) {
 		j.namesPayer(s.request, c)
 	}
 	if s.once && s.allowed {
-		return // it was counted before
+		return // the first answer was counted
 	}
 	s.allowed = true
 	if s.allowedWith != nil {
@@ -365,7 +365,7 @@ func (j *judge) admitted(s *sending, c *limiter.Call) {
 		r := &c.Results[i]
 		b := j.bucket(string(r.Key))
 		at, now := r.Decision.At, b.server.now()
-		if b.leased != 0 && now-at > 20_000 && s.pause == s.process.pausedUntil { // its clock is wrong
+		if b.leased != 0 && now-at > 20_000 && s.pause == s.process.pausedUntil { // the process's clock is wrong
 			at = now
 		}
 		until := at

@@ -21,7 +21,7 @@ type loop struct {
 	rng     *rand.Rand
 	steps   int
 	hash    uint64
-	running *coroutine // nil: the loop itself
+	running *coroutine // nil while the loop itself runs
 }
 
 // idle has coroutines that any run can use. Their stacks have already grown.

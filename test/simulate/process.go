@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	timeout = 10 * time.Millisecond // of the backend
+	timeout = 10 * time.Millisecond // --backend-timeout
 	margin  = 2 * time.Millisecond  // the time that the deadline leaves for the answer
 )
 
@@ -33,7 +33,7 @@ type process struct {
 	name        string
 	rng         *rand.Rand
 	dead        bool
-	closing     bool // it gets no more requests
+	closing     bool // no more requests are sent to it
 	pausedUntil int64
 
 	born      int64
@@ -43,9 +43,9 @@ type process struct {
 
 	stores  []*redis.Store
 	keeper  *shared.Keeper // nil means that limits are not adjusted
-	ledger  *redis.Ledger  // of keeper
+	ledger  *redis.Ledger  // the ledger of keeper
 	busy    bool           // the keeper is in use
-	undos   *stores.Undos  // nil: there is one server
+	undos   *stores.Undos  // nil if there is only one server
 	denied  *stores.DeniedStore
 	lease   *stores.LeaseStore
 	limiter *limiter.Limiter

@@ -26,7 +26,7 @@ type reserving struct {
 	id      string  // "" before the answer
 	sent    []int64 // the real costs of all settlements that were sent; unknown costs keep the estimate
 	settled bool    // an answer confirmed a settlement
-	late    bool    // so was one of the settlements, by the clock of its sidecar
+	late    bool    // one of the settlements was late, by the clock of its sidecar
 }
 
 // reserve sends a request that reserves units, and later settlements: none, one, several with the same cost or with

@@ -22,10 +22,10 @@ type server struct {
 	w       *world
 	name    string
 	up      bool
-	clock   algorithms.Micros // its time at the start of the run
+	clock   algorithms.Micros // the server's time at the start of the run
 	ppm     int64             // how much faster than real time its clock runs
-	stuck   int64             // it does not answer until then
-	refuses string            // it replies this to everything, if not empty
+	stuck   int64             // the time until which the server does not answer
+	refuses string            // if not empty, the reply to every command
 	keys    map[string]*value
 	scripts map[string]script
 
@@ -33,7 +33,7 @@ type server struct {
 	replica   map[string]*value // the replica's values; nil: deleted
 	behind    int64             // the time at which the replica will have all writes
 	executing bool              // a command is executed
-	writes    *writes           // of the command that is executed, so far
+	writes    *writes           // the writes of the current command
 	epoch     int               // the number of times that the replica has taken over
 }
 
@@ -42,8 +42,8 @@ type value struct {
 	state  algorithms.State
 	text   string
 	bucket bool
-	fields map[string]string // of a hash; a change makes another one
-	log    []outside.Entry   // of a stream
+	fields map[string]string // the fields of a hash; a change replaces the map
+	log    []outside.Entry   // the entries of a stream
 	until  algorithms.Micros // 0 means without end
 }
 
@@ -299,7 +299,7 @@ type taking struct {
 	limits []*algorithms.Limit
 	out    []byte
 
-	group   []charge // that is decided, with its buckets and their states before
+	group   []charge // the group being decided, with its buckets and their former states
 	buckets []algorithms.Bucket
 	before  []algorithms.State
 }
@@ -311,8 +311,8 @@ type charge struct {
 	ask   algorithms.Charge
 	more  bool
 	then  bool
-	life  int64  // of a head: ms
-	of    string // of a head
+	life  int64  // in ms; only in a head
+	of    string // only in a head
 }
 
 // read reads the next charge. At the end, ok is false.

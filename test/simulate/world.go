@@ -111,7 +111,7 @@ type Counts [faults]int
 type Plan struct {
 	Seed    uint64
 	Without []string      // clients and faults that are left out: c0, f1
-	Until   time.Duration // from then on clients send nothing and no fault happens; 0: the seed decides
+	Until   time.Duration // the time at which clients and faults stop; 0 means that the seed decides
 }
 
 // world is one run.
@@ -127,10 +127,10 @@ type world struct {
 	adjusts      bool  // operators adjust limits
 	lastPoll     int64 // sidecars read adjustments until then; 0 means without end
 	counts       Counts
-	log          func(format string, args ...any) // nil: no log
+	log          func(format string, args ...any) // nil means no log
 	judge        *judge
 	servers      []*server
-	layout       *layout // nil: not a Cluster
+	layout       *layout // nil without a Cluster
 	processes    []*process
 	started      []*process // all processes, also those that have ended
 	links        [8]link
@@ -257,7 +257,7 @@ func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Lim
 	for r := (reader{text: text}); r.at < len(text); {
 		var n limitNumbers
 		n[0] = r.number()
-		settles := r.number()&64 != 0 // of the flags
+		settles := r.number()&64 != 0 // a bit of the flags
 		for i := 1; i < len(n)-1; i++ {
 			n[i] = r.number()
 		}
@@ -546,6 +546,6 @@ func (w *world) pause(p *process, span time.Duration, runs bool) {
 	}
 	w.seen(faultSuspend)
 	w.note("%s suspended for %v", p.name, span)
-	p.suspended += span // its clocks are not read in this time
+	p.suspended += span // the process does not read its clocks during this time
 	p.wall += span
 }

@@ -82,7 +82,7 @@ type world struct {
 	// Counters of events. Each must have happened at the end.
 	reloads, pauses, flushes, kills, restarts, passwords, certificates, adjustments atomic.Int64
 	failures                                                                        atomic.Int64 // answers by the failure policy
-	serials                                                                         sync.Map     // of the certificates that clients saw
+	serials                                                                         sync.Map     // serial numbers of the certificates that clients saw
 
 	calls, work, fewer count
 }

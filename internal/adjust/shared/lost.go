@@ -93,7 +93,7 @@ func (k *Keeper) hasForked(ctx context.Context, head adjust.Head) (bool, error) 
 	}
 	found, err := k.config.Ledger.From(ctx, known.Version, 1)
 	if err != nil || len(found) == 0 || found[0].Version != known.Version {
-		return false, err // it was trimmed long ago
+		return false, err // without an error, the entry was trimmed long ago
 	}
 	return found[0].MAC != known.MAC, nil
 }

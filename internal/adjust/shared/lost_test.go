@@ -91,7 +91,7 @@ func TestLostChangesThatCannotBeJoinedAreListed(t *testing.T) {
 	over := change(t, a, adjust.Operation{ID: "x", Author: "op", Reason: "over", Target: set.ID})
 	lose(server, head, one, two, over)
 	server.Do("HSET", "rl:{adjustments}values", set.ID, mustJSON(t, set))
-	b := keeper(t, url, "") // it starts after the failover
+	b := keeper(t, url, "") // b starts after the failover
 	change(t, b, block("zoe", "op"))
 	poll(t, a)
 	if blocked(a) != "ann zoe " || lost(a) != "ann bob eve " || lost(b) != "" {

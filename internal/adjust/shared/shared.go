@@ -55,13 +55,13 @@ type Keeper struct {
 	rewritten atomic.Uint64 // entries that a failover had lost
 
 	mu         sync.Mutex        // held during calls of Redis
-	checkpoint adjust.Checkpoint // of the ledger; guarded by mu
+	checkpoint adjust.Checkpoint // the checkpoint in the ledger; guarded by mu
 	watch      func(*adjust.Set) // guarded by mu
 	recent     recent            // guarded by mu
 
 	statusMu sync.Mutex
 	seen     time.Time            // guarded by statusMu
-	err      error                // of the last poll, or of the folder; guarded by statusMu
+	err      error                // the error of the last poll or of the folder, or nil; guarded by statusMu
 	lost     []*adjust.Adjustment // in a failover; guarded by statusMu
 }
 
@@ -346,7 +346,7 @@ func (k *Keeper) Change(ctx context.Context, o adjust.Operation) (*adjust.Entry,
 			return nil, fmt.Errorf("nothing was changed: %w", err)
 		}
 		set := k.Set()
-		if (adjust.Head{Version: head.Version, MAC: head.MAC}) != set.Head { // it was restored, or has changed meanwhile
+		if (adjust.Head{Version: head.Version, MAC: head.MAC}) != set.Head { // the ledger was restored, or another sidecar made a change
 			continue
 		}
 		e, err := o.Entry(k.config.Chain, set, k.Now())

@@ -80,9 +80,9 @@ func follows(t *testing.T, url string) {
 		change(t, b, block(fmt.Sprint(i), "bob"))
 	}
 	change(t, b, adjust.Operation{ID: "x", Author: "bob", Reason: "over", Target: hostile.Target})
-	poll(t, a) // by the entries
+	poll(t, a) // reads the entries
 	fresh := keeper(t, url, "")
-	poll(t, fresh) // by the values
+	poll(t, fresh) // reads the values
 	for _, k := range []*shared.Keeper{a, fresh} {
 		if d := adjust.Differences(b.Set(), k.Set()); len(d) > 0 || k.Set().Len() != 5 || k.Set().Head.Version != 7 {
 			t.Errorf("version %d, %d adjustments, %d differ", k.Set().Head.Version, k.Set().Len(), len(d))

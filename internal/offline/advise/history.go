@@ -135,7 +135,7 @@ func (h *History) grow(more int64) {
 			}
 		}
 		if len(largest.clients) <= 1 {
-			return // its requests are bounded by Add
+			return // Add bounds the requests of this one client
 		}
 		more = -largest.halve()
 	}

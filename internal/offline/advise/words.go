@@ -56,7 +56,7 @@ func (a *Advice) Candidate(n int64) string { return fmt.Sprintf("%s: %d", a.Fiel
 // Outlier is a client that needs much more than any other.
 type Outlier struct {
 	*Client
-	Need, Next int64 // 0: no number is enough
+	Need, Next int64 // 0 means that no number is enough
 }
 
 // outlying is the factor by which the need of an Outlier exceeds the need of every other client.

@@ -152,7 +152,7 @@ func differences(parts ...part) (details []string) {
 // limitsOf returns the policies of each limit. A named limit is identified by its name, any other by the place of its
 // descriptor, so that a limit whose algorithm changes is found in both configurations.
 func limitsOf(s *limiter.Snapshot) map[string][]*descriptors.Policy {
-	named := map[string]string{} // by owner
+	named := map[string]string{} // the names, by owner
 	for _, p := range s.Policies {
 		if p.Extra().Named {
 			named[p.Owner] = p.Domain + "/" + p.Name

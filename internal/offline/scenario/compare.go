@@ -14,13 +14,13 @@ import (
 // answer is the part of a result that is compared, of a request or of one limit.
 type answer struct {
 	ok, never        bool
-	missing          limiter.Requirement // the requirement that the request does not meet; nil: none
+	missing          limiter.Requirement // the requirement that the request does not meet, or nil
 	limited          bool                // some limit applies; otherwise remaining has no meaning
 	remaining        int64
 	retryAfter, wait algorithms.Micros
-	reserved         int64  // of limits with settle
-	settlement       string // "": no settlement; several different results are joined by commas
-	cost, lost       int64  // of the settlements
+	reserved         int64  // units reserved of limits with settle
+	settlement       string // "" if there was no settlement; several different results are joined by commas
+	cost, lost       int64  // units of the settlements
 }
 
 // verdict is the answer to a request.

@@ -23,7 +23,7 @@ type envoy struct {
 	templates Templates
 	domain    string
 	record    record
-	names     map[string]string // as a line has them -> in one spelling
+	names     map[string]string // maps the spelling in a line to the normalized name
 }
 
 func newEnvoy(t Templates, domain string) *envoy {

@@ -18,8 +18,8 @@ const maxOpen = 1 << 20
 // outcome is the part of a line of a trace that describes the end of its call.
 type outcome struct {
 	later bool              // the call is settled
-	real  int64             // its real cost; -1: unknown
-	after algorithms.Micros // from the request until then
+	real  int64             // its real cost; -1 means that it is unknown
+	after algorithms.Micros // the time from the request to its settlement
 }
 
 // openCall is a call that has reserved units and is settled later.

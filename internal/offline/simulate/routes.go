@@ -14,7 +14,7 @@ type routes struct {
 	auth      *limiter.Auth
 	asWritten bool // paths are as the client wrote them
 	request   routing.Request
-	headers   []string // by field, less firstHeader; canonical
+	headers   []string // canonical names, indexed by field - firstHeader
 	// unrouted means that no route matched the last line, or none of its descriptors could be made. It is denied, unless
 	// auth configures otherwise.
 	unrouted bool

@@ -81,11 +81,11 @@ type replay struct {
 	swept   int64 // the line at which the last sweep was
 	call    limiter.Call
 	trace   *trace       // reader; nil: an access log
-	done    limiter.Call // a settlement
+	done    limiter.Call // room for the call that settles another one
 	open    openCalls
-	number  int64 // of calls that were settled later
+	number  int64 // the number of calls that were settled later
 	tally   *tally
-	out     *bufio.Writer // nil: no decisions
+	out     *bufio.Writer // nil if no decisions are written
 	line    []byte        // room for a decision
 	writes  decisions
 }

@@ -23,16 +23,16 @@ type tally struct {
 	unlimited        int64 // requests that matched no limit
 	missing          int64 // requests without an entry that their domain requires
 	unrouted         int64 // requests that matched no limit, because they have no route or no descriptor
-	leftOut          int64 // descriptors of routes
+	leftOut          int64 // descriptors that routes left out, because a value was missing
 	first, last      algorithms.Micros
 	steppedBack      int64
-	unread           int64 // lines
+	unread           int64 // lines that could not be read
 	unreadAt         []int64
-	unreadErr        error   // of the first
+	unreadErr        error   // the error of the first such line
 	full             int64   // requests for which the store had no room
 	early            int64   // calls that were settled before their time, because too many were open
 	expired          int64   // reservations by name that were too old to settle
-	end              outcome // of the request that is counted
+	end              outcome // the end of the request that is being counted
 	heavy            *topk.Counter[denied]
 	timeline         timeline
 	forgets          bool // the history of clients is not needed
@@ -122,7 +122,7 @@ func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result
 	if r.For != nil {
 		t.paid(now, c, r)
 		if r.Cost == 0 {
-			return // it has paid once for several limits
+			return // the payer has paid once for several limits
 		}
 	}
 	row.asked++
@@ -145,7 +145,7 @@ func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result
 func (t *tally) remember(now algorithms.Micros, c *limiter.Call, r *limiter.Result, row *row) {
 	client, added := row.history.Client(r.Key)
 	if client == nil {
-		return // not in the sample
+		return // the client is not in the sample
 	}
 	if added {
 		row.history.Describe(client, string(t.show(nil, c, r)), t.hash(c, r))

@@ -22,8 +22,8 @@ import (
 // hits and count are 1 by default; 0 is a dry run, a negative value is a refund. key is a string or a list of strings.
 // Unknown members, repeated members and wrong types are mistakes.
 type trace struct {
-	domain string  // of descriptors whose line names none
-	end    outcome // of the last line
+	domain string  // the domain of lines that name none
+	end    outcome // the outcome in the last line
 }
 
 // Members of a line, to detect repeated ones.

@@ -208,7 +208,7 @@ func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool
 		d.Domain = c.Verdict.Domain.Name
 	}
 	if result.Policy != nil {
-		d.Limit = strings.Clone(cut(result.Policy.Name)) // it may come from a request
+		d.Limit = strings.Clone(cut(result.Policy.Name)) // the name may come from a request
 	}
 	if !aboutKey {
 		return d

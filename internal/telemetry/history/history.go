@@ -67,18 +67,18 @@ type Recorder struct {
 
 	mu       sync.Mutex
 	step     int64            // the step of the last sample, counted from began; guarded by mu, as the rest is
-	all      *series          // of all requests
+	all      *series          // the series of all requests
 	limits   map[uint64]entry // by the hash of a Key; only limits with counters, and no names
 	kept     int              // entries that have a series
 	dropped  int              // limits that counted something in the last sample and found no room for a series
-	sequence uint32           // of the sample
+	sequence uint32           // the number of the last sample
 }
 
 // entry is the state of one limit.
 type entry struct {
 	last     Totals
 	series   *series // nil if there was no traffic for fifteen minutes, or no room
-	sequence uint32  // of the sample that saw it last
+	sequence uint32  // the number of the last sample with this limit
 }
 
 // series is a ring of points, indexed by step modulo Steps.

@@ -111,7 +111,7 @@ func (b *timed) took(batch *backend.Batch, start time.Time) {
 // wasAbandoned reports whether err was caused by the caller: it canceled its request, or its deadline was clearly
 // earlier than the backend's.
 func (b *timed) wasAbandoned(batch *backend.Batch, start time.Time, err error) bool {
-	const most = 7. / 8 // of the timeout, a part of which may have passed before start
+	const most = 7. / 8 // of the timeout; a part of the caller's time may have passed before start
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) &&
 		!batch.Deadline.IsZero() && batch.Deadline.Sub(start).Seconds() < most*b.timeout.Seconds()
 }

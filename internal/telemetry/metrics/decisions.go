@@ -133,7 +133,7 @@ func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 		if c.Settle != nil && r.Policy.Extra().Settle != nil {
 			continue // counted as a settlement
 		}
-		place := &t.overrides // also an override that could not be parsed, which has no policy
+		place := &t.overrides // an override that could not be parsed has no policy, and counts here too
 		if r.Policy != nil && r.Policy.Index >= 0 {
 			if place = t.place(r.Policy); place == nil {
 				continue // the limit has been removed

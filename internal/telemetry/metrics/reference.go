@@ -68,7 +68,7 @@ type seriesSet struct {
 	stripes    int
 	most       int          // maximum number of runtime series
 	mostStatic int          // maximum number of other series
-	levels     int          // of a descriptor whose values are distinguished
+	levels     int          // the number of levels of a descriptor whose values are distinguished
 	folding    *atomic.Bool // set when hits beyond mostStatic count as overflow
 
 	mu      sync.RWMutex
@@ -280,7 +280,7 @@ func split(r *limiter.Result, nearRatio float32) parts {
 	}
 	limit := r.Policy.Limit.Capacity
 	near := int64(float32(limit) * nearRatio)
-	left := r.Decision.Remaining // before these hits
+	left := r.Decision.Remaining // the units before these hits
 	switch {
 	case r.Outcome == limiter.Allowed:
 		left += r.Cost

@@ -10,7 +10,7 @@ const Window = 5 * time.Minute
 // safe for concurrent use.
 type Windows[V any] struct {
 	max            int
-	number         int64 // of recent's window
+	number         int64 // the number of recent's window
 	recent, before *Counter[V]
 }
 

@@ -3,5 +3,5 @@ package redistest
 // Pause skips the test: no signal of Windows stops a process.
 func (s *Server) Pause() { s.t.Skip("needs SIGSTOP, which Windows does not have") }
 
-// Resume undoes Pause.
+// Resume does nothing, because Pause skips the test.
 func (s *Server) Resume() {}

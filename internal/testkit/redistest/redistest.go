@@ -24,9 +24,9 @@ import (
 // Server is one process, redis-server or redis-sentinel.
 type Server struct {
 	Addr   string // host:port
-	Socket string // of a Unix socket beside it; "" for a Sentinel
+	Socket string // path of a Unix socket of the same server; "" for a Sentinel
 	Dir    string
-	binary string // "": the usual one
+	binary string // the program; "" means the installed one
 	cmd    *exec.Cmd
 	args   []string
 	env    []string

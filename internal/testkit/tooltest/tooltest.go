@@ -17,7 +17,7 @@ func Path(tb testing.TB, name string) string {
 	variable := strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 	named := os.Getenv(variable)
 	if _, err := os.Stat(named); strings.Contains(named, "/") && err != nil {
-		tb.Fatalf("%s: %v", variable, err) // another one must not be taken for it
+		tb.Fatalf("%s: %v", variable, err) // the test must not use another program instead
 	}
 	for _, file := range []string{named, installed(tb, name), name, "/usr/sbin/" + name} {
 		if path, err := exec.LookPath(file); err == nil {
