@@ -1,0 +1,33 @@
+package stores_test
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// TestAKnownDecisionIsNotWrittenAgain: the caller may use a decision from the moment at which it is known, also if its
+// part is the last one that ends.
+func TestAKnownDecisionIsNotWrittenAgain(t *testing.T) {
+	a, b := &held{}, &held{}
+	charges := []backend.Charge{of(nil, "a1", 1), of(nil, "b1", 1), of(nil, "b2", 1)}
+	charges[1].Group, charges[2].Group = 1, 2
+	outer := backend.Batch{
+		Charges: charges, Decisions: make([]backend.Decision, 3), Known: make([]atomic.Bool, 3), Done: func(*backend.Batch) {},
+	}
+	byFirstByte(a, b).Submit(&outer)
+	first, last := a.take(0), b.take(0)
+	first.Done(first)
+	last.Decisions[0].Remaining = 7
+	last.SetKnown(0, 1)
+	if !outer.IsKnown(1) || outer.Decisions[1].Remaining != 7 {
+		t.Fatalf("before the end: %+v", outer.Decisions)
+	}
+	outer.Decisions[1].Remaining = 6 // by the caller
+	last.Decisions[1].Remaining = 5
+	last.Done(last)
+	if outer.Decisions[1].Remaining != 6 || outer.Decisions[2].Remaining != 5 {
+		t.Errorf("at the end: %+v", outer.Decisions)
+	}
+}
