@@ -10,15 +10,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// Adjustments answers what is below /api/adjustments at the admin port.
+// Adjustments serves the paths below /api/adjustments on the admin listener.
 type Adjustments struct {
 	Service *adjust.Service
-	// MayChange says why r may not change anything; nil: it may. A cookie or an address of this machine is not
-	// enough: cookies do not depend on the port, and the containers of a pod share their addresses.
+	// MayChange returns the reason why r may not change adjustments, or nil if it may. A cookie or an
+	// address of this machine is not enough: cookies do not depend on the port, and the containers of a pod
+	// share their addresses.
 	MayChange func(r *http.Request) error
 }
 
-// The kinds of problems of adjustments.
+// These are the kinds of problems of adjustments.
 var (
 	refused          = kind{"forbidden", "Changes need the admin token", http.StatusForbidden}
 	noAdjustment     = kind{"unknown-adjustment", "There is no such adjustment", http.StatusNotFound}
@@ -26,10 +27,10 @@ var (
 	wrongAdjustment  = kind{"wrong-adjustment", "The adjustment cannot be made", http.StatusBadRequest}
 )
 
-// defaultEntries and maxEntries are how many entries of the audit are listed.
+// An answer lists defaultEntries entries of the audit, or up to maxEntries if the request says so.
 const defaultEntries, maxEntries = 50, 1000
 
-// paths lists what there is.
+// paths lists the paths and methods.
 func (a *Adjustments) paths() map[string]map[string]http.HandlerFunc {
 	return map[string]map[string]http.HandlerFunc{
 		"/api/adjustments":              {http.MethodGet: a.list, http.MethodPost: a.changes(a.set)},
@@ -40,7 +41,8 @@ func (a *Adjustments) paths() map[string]map[string]http.HandlerFunc {
 	}
 }
 
-// changes lets only those pass who may change adjustments, and only JSON, which no form of a web page sends.
+// changes allows only requests that may change adjustments. It accepts only JSON, which a form of a web
+// page cannot send.
 func (a *Adjustments) changes(handle http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if err := a.MayChange(r); err != nil {
@@ -55,7 +57,7 @@ func (a *Adjustments) changes(handle http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// list answers with the adjustments in force, and how the place is where they are kept.
+// list answers with the adjustments in force, and the state of the store that keeps them.
 func (a *Adjustments) list(w http.ResponseWriter, _ *http.Request) {
 	all, version := a.Service.List()
 	if all == nil {
@@ -78,7 +80,7 @@ func (a *Adjustments) show(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"adjustment": shown})
 }
 
-// proposal reads the body, or answers what is wrong with it.
+// proposal parses the body. If it returns false, it has answered with the error.
 func (a *Adjustments) proposal(w http.ResponseWriter, r *http.Request) (p adjust.Proposal, ok bool) {
 	body, ok := readBody(w, r)
 	if !ok {
@@ -92,7 +94,7 @@ func (a *Adjustments) proposal(w http.ResponseWriter, r *http.Request) (p adjust
 	return p, true
 }
 
-// preview says what an adjustment would do.
+// preview answers with the effect that an adjustment would have.
 func (a *Adjustments) preview(w http.ResponseWriter, r *http.Request) {
 	p, ok := a.proposal(w, r)
 	if !ok {
@@ -119,7 +121,7 @@ func (a *Adjustments) set(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"version": version, "adjustment": shown})
 }
 
-// remove deletes one. Its body names the author and the reason.
+// remove deletes an adjustment. The body names the author and the reason.
 func (a *Adjustments) remove(w http.ResponseWriter, r *http.Request) {
 	body, ok := readBody(w, r)
 	if !ok {
@@ -138,7 +140,7 @@ func (a *Adjustments) remove(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"version": version})
 }
 
-// audit lists changes, the newest first.
+// audit lists changes, newest first.
 func (a *Adjustments) audit(w http.ResponseWriter, r *http.Request) {
 	before, n, err := page(r.URL.RawQuery)
 	if err != nil {
@@ -156,7 +158,7 @@ func (a *Adjustments) audit(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"entries": entries})
 }
 
-// verify says whether the audit is whole.
+// verify reports whether the audit is complete and unchanged.
 func (a *Adjustments) verify(w http.ResponseWriter, r *http.Request) {
 	n, err := a.Service.Verify(r.Context())
 	answer := map[string]any{"entries": n, "whole": err == nil}
@@ -170,17 +172,17 @@ func (a *Adjustments) verify(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", answer)
 }
 
-// page reads which part of the audit is meant: n entries before a version.
+// page parses the query that selects a part of the audit: n entries before a version.
 func page(raw string) (before uint64, n int, err error) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
-		return 0, 0, errors.New("the query cannot be read")
+		return 0, 0, errors.New("the query cannot be parsed")
 	}
 	n = defaultEntries
 	for name, list := range values {
 		switch {
 		case len(list) != 1 || name != "n" && name != "before":
-			return 0, 0, errors.New("the parameters are n and before, once each; not " + descriptors.Printable(name))
+			return 0, 0, errors.New("the only parameters are n and before, at most once each; remove " + descriptors.Printable(name))
 		case name == "n":
 			if n, err = strconv.Atoi(list[0]); err != nil || n < 1 || n > maxEntries {
 				return 0, 0, errors.New("n must be from 1 to 1000")
@@ -194,7 +196,7 @@ func page(raw string) (before uint64, n int, err error) {
 	return before, n, nil
 }
 
-// mistake answers an error of the Service.
+// mistake answers with an error of the Service.
 func (a *Adjustments) mistake(w http.ResponseWriter, err error) {
 	wrong, ok := errors.AsType[*adjust.Mistake](err)
 	switch {

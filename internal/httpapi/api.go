@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// maxBody bounds the body of a request to the API, in bytes.
+// maxRequestBody bounds the body of a request to the API, in bytes.
 const maxRequestBody = 64 << 10
 
 // API answers applications that use named limits.
@@ -25,7 +25,8 @@ type API struct {
 	Limiter *limiter.Limiter
 	// Token is the bearer token that each request must have; nil means that none is required.
 	Token httpauth.Token
-	// Closed refuses all requests. It is set if there is no token and other machines can reach the port.
+	// Closed makes the API refuse all requests. It is set if there is no token and other machines can reach
+	// the port.
 	Closed bool
 	// Headers are sent with decisions.
 	Headers HeaderSets
@@ -44,8 +45,8 @@ func (a *API) routes(mux *http.ServeMux) {
 	mux.Handle("/v1/", a.byOwnName(a.guard(nil)))
 }
 
-// byOwnName refuses requests with a foreign host name if no token is required. The name of a web page may resolve to
-// this machine, and then the page has the same origin for the browser.
+// byOwnName refuses requests with a foreign host name if no token is required. A web page's name may
+// resolve to this machine, and for the browser the page then has the same origin.
 func (a *API) byOwnName(next http.Handler) http.Handler {
 	if a.Token != nil {
 		return next
@@ -59,7 +60,7 @@ func (a *API) byOwnName(next http.Handler) http.Handler {
 	})
 }
 
-// paths lists the paths and methods. openapi.json describes the same.
+// paths lists the paths and methods. openapi.json describes the same paths.
 func (a *API) paths() map[string]map[string]http.HandlerFunc {
 	return map[string]map[string]http.HandlerFunc{
 		"/v1/limit":         {http.MethodPost: func(w http.ResponseWriter, r *http.Request) { a.decide(w, r, false) }},
@@ -70,7 +71,8 @@ func (a *API) paths() map[string]map[string]http.HandlerFunc {
 	}
 }
 
-// guard checks the authorization and the method of requests. Without methods it answers that there is no such path.
+// guard checks the authorization and the method of requests. If methods is empty, it answers that the path
+// does not exist.
 func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 	var origin http.CrossOriginProtection
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -92,7 +94,7 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 				w.Header().Add("Allow", allowed)
 			}
 			wrongMethod.write(w, "", "")
-		case origin.Check(r) != nil: // a page in a browser; without a token nothing else stops it
+		case origin.Check(r) != nil: // a page in a browser; without a token, nothing else stops it
 			crossOrigin.write(w, "", "")
 		default:
 			handle(w, r)
@@ -190,7 +192,7 @@ func (a *API) reset(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", done{OK: true})
 }
 
-// done is the answer without content.
+// done is an answer without further content.
 type done struct {
 	OK bool `json:"ok"`
 }

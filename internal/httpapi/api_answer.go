@@ -16,16 +16,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// apiAnswer is a decision. Times are in ms, rounded up.
+// apiAnswer is the decision on a request. Times are in ms, rounded up.
 type apiAnswer struct {
 	OK bool `json:"ok"`
 	// RetryAfter is the time until the same request can succeed; absent if ok.
 	RetryAfter int64 `json:"retry_after_ms,omitempty"`
 	// Wait is the time until reserved units are available, or until the turn in a leaky bucket.
 	Wait int64 `json:"wait_ms,omitempty"`
-	// Reservation is the id of all that the request has reserved.
+	// Reservation is the id of all units that the request has reserved.
 	Reservation string `json:"reservation,omitempty"`
-	// Degraded means that the store could not decide some limit, and that its on_backend_failure applied.
+	// Degraded means that the store could not decide a limit, so that its on_backend_failure applied.
 	Degraded bool          `json:"degraded,omitempty"`
 	Limits   []limitAnswer `json:"limits"`
 }
@@ -34,11 +34,12 @@ type apiAnswer struct {
 type limitAnswer struct {
 	Name string `json:"name"`
 	Key  key    `json:"key,omitempty"`
-	// Payer is the limit that paid if it is another one; the numbers are those of its bucket.
+	// Payer is the limit that paid, if that is another limit. The numbers are then those of the payer's
+	// bucket.
 	Payer string `json:"payer,omitempty"`
-	// OK is the limit's own decision, even if it does not affect the verdict.
+	// OK is the limit's own decision, even if it does not affect the answer to the request.
 	OK bool `json:"ok"`
-	// Shadow means that a denial does not affect the verdict.
+	// Shadow means that a denial by this limit does not affect the answer to the request.
 	Shadow bool `json:"shadow,omitempty"`
 	// Remaining and ResetAfter are absent if the state of the bucket is unknown.
 	Remaining   *int64 `json:"remaining,omitempty"`
@@ -98,8 +99,9 @@ func (a *API) answer(w http.ResponseWriter, ask *apiRequest) {
 	send(w, code, "application/json", said)
 }
 
-// spread returns the number of ms by which the times in the answer are moved, so that clients with the same retry
-// time do not all return at once. Times never become earlier. A request with an id always gets the same value.
+// spread returns the number of ms by which the times in the answer are delayed, so that clients with the
+// same retry time do not all return at once. Times never become earlier. A repeated request with the same
+// id gets the same value.
 func (ask *apiRequest) spread() int64 {
 	if ask.id == "" || ask.jitter == 0 {
 		return rand.Int64N(ask.jitter + 1)
@@ -108,7 +110,7 @@ func (ask *apiRequest) spread() int64 {
 	return int64(binary.BigEndian.Uint64(digest[:8]) % uint64(ask.jitter+1))
 }
 
-// later moves the retry and wait times.
+// later delays the retry and wait times.
 func (a *apiAnswer) later(by int64) {
 	move := func(at *int64) {
 		if *at > 0 {
@@ -136,7 +138,7 @@ func neverOf(c *limiter.Call) *limiter.Result {
 	return nil
 }
 
-// costOf returns the total cost for r's bucket, and the most that the bucket can ever give.
+// costOf returns the total cost for r's bucket, and the most that the bucket can ever hold.
 func costOf(c *limiter.Call, r *limiter.Result) (cost, most int64) {
 	reserve := true
 	for i := range c.Results {
@@ -153,7 +155,8 @@ func failed(r *limiter.Result) bool {
 	return r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied
 }
 
-// undecided returns the store's error if it is the reason for the denial; nil if some limit denies by itself.
+// undecided returns the store's error if it is the reason for the denial. It returns nil if a limit denies
+// by itself.
 func undecided(c *limiter.Call) (err error) {
 	if !c.Denied {
 		return nil
@@ -177,7 +180,7 @@ func (a *API) answerOf(ask *apiRequest) apiAnswer {
 	for i := range c.Results {
 		l := answerOfLimit(c, &c.Results[i])
 		said.Degraded = said.Degraded || l.Degraded
-		if ask.settles { // the work is done already
+		if ask.settles { // the work is already done
 			l.Wait = 0
 		}
 		if said.OK {
@@ -214,7 +217,7 @@ func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
 	return l
 }
 
-// apiHeaders adds the headers for c; spread is the jitter in ms.
+// apiHeaders adds the headers for c. spread is the delay of times in ms.
 func apiHeaders(h http.Header, sets HeaderSets, c *limiter.Call, spread int64) {
 	var l lines
 	l.verdict(sets, &c.Verdict)

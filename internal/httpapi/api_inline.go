@@ -15,7 +15,7 @@ const (
 	maxInlines = 4096
 )
 
-// inlines is a cache of the limits that came with requests, compiled under one configuration.
+// inlines is a cache of limits that came with requests. They are compiled under one configuration.
 type inlines struct {
 	mu       sync.Mutex
 	of       *limiter.Snapshot              // guarded by mu
@@ -40,12 +40,13 @@ func (a *API) addInlineLimit(ask *apiRequest) error {
 	return nil
 }
 
-// inlineOf is inline for a limit that a reservation contains.
+// inlineOf compiles a limit that a reservation contains.
 func (a *API) inlineOf(domain, name, text string) (*descriptors.Policy, error) {
 	return a.inline(inline{domain, name, text})
 }
 
-// inline returns a compiled limit that came with a request. Its errors are AskError and ErrNoConfig.
+// inline returns a compiled limit that came with a request. Its errors are a *limiter.RequestError and
+// ErrNoConfig.
 func (a *API) inline(what inline) (*descriptors.Policy, error) {
 	if a.Inline == nil {
 		return nil, &limiter.RequestError{Problem: "config in requests is off here; the sidecar must be started with --api-inline-config"}

@@ -25,22 +25,23 @@ type description struct {
 	Shards      int    `json:"shards,omitempty"`
 	Shadow      bool   `json:"shadow,omitempty"`
 	OnFailure   string `json:"on_backend_failure"`
-	// Then is the limit that pays for what this one does not allow.
+	// Then is the limit that pays for requests that this one does not allow.
 	Then string `json:"then,omitempty"`
 }
 
-// bucket is the present state of one bucket.
+// bucket is the present state of a bucket.
 type bucket struct {
 	description
 	Key       key   `json:"key,omitempty"`
 	Remaining int64 `json:"remaining"`
-	// Value is the remaining amount in 1/value_scale units; a negative value is a debt.
+	// Value is the remaining amount in units of 1/value_scale. A negative value is a debt.
 	Value int64 `json:"value"`
 	Scale int64 `json:"value_scale"`
-	// At is the time of this state, by the clock of the backend.
+	// At is the time of this state, by the clock of the store.
 	At         int64 `json:"time_us"`
 	ResetAfter int64 `json:"reset_after_ms"`
-	// BlockedFor is for how long the bucket denies whatever it holds, and BlockedBy why: penalty, or adjustment.
+	// BlockedFor is how long the bucket will deny, whatever it holds. BlockedBy is the reason: penalty or
+	// adjustment.
 	BlockedFor int64  `json:"blocked_for_ms,omitempty"`
 	BlockedBy  string `json:"blocked_by,omitempty"`
 }
@@ -124,11 +125,11 @@ func bucketOf(c *limiter.Call, result *limiter.Result) bucket {
 	return b
 }
 
-// query parses the query that selects a bucket; it has the parameter key once for each value, in order.
+// query parses the query that selects a bucket. It has the parameter key once for each value, in order.
 func query(raw string) (domain string, key []string, err error) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
-		return "", nil, errors.New("the query cannot be read")
+		return "", nil, errors.New("the query cannot be parsed")
 	}
 	for name, list := range values {
 		switch {
@@ -137,7 +138,7 @@ func query(raw string) (domain string, key []string, err error) {
 		case name == "domain" && len(list) == 1:
 			domain = list[0]
 		case name == "domain":
-			return "", nil, errors.New("domain is there twice")
+			return "", nil, errors.New("domain occurs twice; send it once")
 		default:
 			return "", nil, errors.New("unknown parameter " + descriptors.Printable(name) + "; known are key and domain")
 		}

@@ -19,13 +19,14 @@ import (
 )
 
 const (
-	// maxCharges bounds the number of limits in one request, which a Store charges in one step.
+	// maxCharges is the largest number of limits in one request, because a Store charges them in one step.
 	maxCharges = 100
-	// maxCount is the largest absolute count. All whole numbers up to it are exact in every JSON implementation.
+	// maxCount is the largest absolute count. All whole numbers up to it are exact in every JSON
+	// implementation.
 	maxCount = 1 << 53
 )
 
-// maxKey bounds the number of values in a key. No descriptor has as many entries.
+// maxKey is the largest number of values in a key. No descriptor has more entries.
 const maxKey = 100
 
 // maxID bounds a request_id, in bytes.
@@ -41,17 +42,17 @@ type apiRequest struct {
 	id string
 	// jitter is the maximum of the random delay added to times in the answer, in ms.
 	jitter int64
-	// configs has an element for each of call's Limits: the limit that came with the request, or nil.
+	// configs has an element for each element of call.Limits: the limit that came with the request, or nil.
 	configs [][]byte
-	// settles means that reservation is to be settled with the real cost count.
+	// settles means that the request settles reservation with the real cost count.
 	settles     bool
 	reservation string
 	count       int64
-	costs       map[string]int64 // instead of count; nil: count
+	costs       map[string]int64 // used instead of count; nil means count
 }
 
-// parseRequest parses a request: one limit, a list of them under "limits", or a reservation to settle. Unknown members,
-// repeated members and wrong types are errors.
+// parseRequest parses a request: one limit, or a list of them under "limits", or a reservation to settle.
+// Unknown members, repeated members and wrong types are errors.
 func parseRequest(body []byte) (*apiRequest, error) {
 	p, err := newParser(body)
 	if err != nil {
@@ -101,7 +102,7 @@ func (a *apiRequest) add(one limiter.NamedCharge, config []byte) {
 func onlySettles(seen map[string]bool, count int64) error {
 	for _, name := range slices.Sorted(maps.Keys(seen)) {
 		if name != "reservation" && name != "count" && name != "costs" {
-			return fmt.Errorf("%s does not go with reservation, which says all but the count", name)
+			return fmt.Errorf("%s cannot be combined with reservation; send reservation with only count or costs", name)
 		}
 	}
 	switch {
@@ -110,9 +111,9 @@ func onlySettles(seen map[string]bool, count int64) error {
 	case seen["costs"]:
 		return nil
 	case !seen["count"]:
-		return errors.New("has a reservation and no count; write what it came to")
+		return errors.New("has a reservation without a count; add the real cost as count")
 	case count < 0:
-		return fmt.Errorf("count: what a reservation came to must be 0 or more, is %d", count)
+		return fmt.Errorf("count: the real cost of a reservation must be 0 or more, is %d", count)
 	}
 	return nil
 }
@@ -156,13 +157,14 @@ func newParser(body []byte) (*parser, error) {
 	return p, nil
 }
 
-// token returns the next token; there must be one.
+// token returns the next token, which must exist.
 func (p *parser) token() json.Token {
-	t, _ := p.dec.Token() // the value is well-formed
+	t, _ := p.dec.Token() // the value is well-formed, so there is no error
 	return t
 }
 
-// object parses an object, each member by its function, and returns the names of the members that it has.
+// object parses an object. It parses each member with its function in members, and returns the names of the
+// members that occurred.
 func (p *parser) object(members map[string]func() error) (seen map[string]bool, err error) {
 	if t := p.token(); t != json.Delim('{') {
 		return nil, fmt.Errorf("must be an object, is %s", described(t))
@@ -178,7 +180,7 @@ func (p *parser) object(members map[string]func() error) (seen map[string]bool, 
 		case read == nil:
 			return nil, fmt.Errorf("unknown field %q", descriptors.Printable(name))
 		case seen[name]:
-			return nil, fmt.Errorf("%s is there twice", name)
+			return nil, fmt.Errorf("%s occurs twice; send it once", name)
 		}
 		seen[name] = true
 		if err := read(); err != nil {
@@ -224,7 +226,7 @@ func (p *parser) asks(into *apiRequest) error {
 	}
 	for n := 0; p.dec.More(); n++ {
 		if n == maxCharges {
-			return fmt.Errorf("are more than %d", maxCharges)
+			return fmt.Errorf("has more than %d limits", maxCharges)
 		}
 		one, config := limiter.NamedCharge{Count: 1}, []byte(nil)
 		seen, err := p.object(p.ask(&one, &config))
@@ -240,7 +242,7 @@ func (p *parser) asks(into *apiRequest) error {
 	}
 	p.token()
 	if len(into.configs) == 0 {
-		return errors.New("are none")
+		return errors.New("is empty; name at least one limit")
 	}
 	return nil
 }
@@ -260,16 +262,16 @@ func (p *parser) text() (string, error) {
 	if !ok {
 		return "", fmt.Errorf("must be a text, is %s", described(t))
 	}
-	// Half of a surrogate pair is not a character. encoding/json converts each half to U+FFFD, so that different
+	// Half of a surrogate pair is not a character. encoding/json replaces each half by U+FFFD, so different
 	// keys would become equal.
 	if strings.ContainsRune(s, utf8.RuneError) && halfPair(p.body[start:p.dec.InputOffset()]) {
-		return "", errors.New("has half of a surrogate pair, which is no character")
+		return "", errors.New("has half of a surrogate pair, which is not a character")
 	}
 	return s, nil
 }
 
-// halfPair reports whether a JSON string may contain half of a surrogate pair. It is called only for strings with a
-// U+FFFD, and also returns true for those with a whole pair beside it.
+// halfPair reports whether a JSON string may contain half of a surrogate pair. It is called only for
+// strings with a U+FFFD. It also returns true if such a string contains a complete pair.
 func halfPair(text []byte) bool {
 	return bytes.Contains(bytes.ToLower(text), []byte(`\ud`))
 }
@@ -321,7 +323,7 @@ func (p *parser) value() (value string, err error) {
 // next returns the first byte of the next value.
 func (p *parser) next() byte {
 	rest := bytes.TrimLeft(p.body[p.dec.InputOffset():], " \t\r\n:,")
-	return rest[0] // the value is well-formed, so that a value follows
+	return rest[0] // the value is well-formed, so another value follows
 }
 
 // config returns the JSON of a limit, which package config parses.
@@ -355,7 +357,7 @@ func (p *parser) costs() (map[string]int64, error) {
 			return nil, err
 		}
 		if _, twice := costs[name]; twice {
-			return nil, fmt.Errorf("%q is there twice", descriptors.Printable(name))
+			return nil, fmt.Errorf("%q occurs twice; send it once", descriptors.Printable(name))
 		}
 		if len(costs) == weights.Max || len(name) > weights.MaxName {
 			return nil, fmt.Errorf("has more than %d names, or one of more than %d bytes", weights.Max, weights.MaxName)
@@ -374,7 +376,8 @@ func (p *parser) costs() (map[string]int64, error) {
 // count parses a cost.
 func (p *parser) count() (int64, error) { return p.whole(-maxCount, maxCount, "-2^53", "2^53") }
 
-// whole parses a whole number between least and most; leastName and mostName are their names in errors.
+// whole parses a whole number between least and most. leastName and mostName are the names of these bounds
+// in errors.
 func (p *parser) whole(least, most int64, leastName, mostName string) (int64, error) {
 	t := p.token()
 	number, ok := t.(json.Number)

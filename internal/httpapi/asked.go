@@ -10,14 +10,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// asked is the client's request that a proxy describes.
+// asked is the client's request as a proxy describes it.
 type asked struct {
 	routing.Request
 	r    *http.Request
 	auth *limiter.Auth
-	// nginx means that X-Original-* and X-Real-IP take precedence; otherwise X-Forwarded-* do. The other headers are
-	// used if these are missing. Proxies that forward headers of their clients (Traefik, Caddy) replace
-	// X-Forwarded-* only, so that a client could send the others.
+	// nginx means that X-Original-* and X-Real-IP take precedence; otherwise X-Forwarded-* do. If the
+	// preferred headers are missing, the others are used. Proxies that forward headers of their clients
+	// (Traefik, Caddy) replace only X-Forwarded-*, so a client could forge the others.
 	nginx bool
 	// peer is the address of the proxy; the zero Addr means a Unix socket.
 	peer netip.Addr
@@ -25,8 +25,8 @@ type asked struct {
 	trusted bool
 }
 
-// read finds the client's request in a.r. own is the path below /v1/auth: Envoy's ext_authz appends the client's
-// path to it.
+// read fills in the client's request from a.r. own is the path below /v1/auth: Envoy's ext_authz appends
+// the client's path to it.
 func (a *asked) read(own, ownQuery string) {
 	a.setPeer()
 	a.Method, a.Host, a.Header = a.r.Method, a.r.Host, a.r.Header
@@ -49,7 +49,8 @@ func (a *asked) read(own, ownQuery string) {
 	a.Client = a.client()
 }
 
-// said returns the first header that is present, in the order for this kind of proxy.
+// said returns the value of the first of the two headers that is present, in the order for this kind of
+// proxy.
 func (a *asked) said(original, forwarded string) string {
 	if !a.nginx {
 		original, forwarded = forwarded, original
@@ -60,8 +61,8 @@ func (a *asked) said(original, forwarded string) string {
 	return a.header(forwarded)
 }
 
-// header returns the last line of a header, because a proxy that appends to the client's headers writes the last
-// one.
+// header returns the last line of a header. A proxy that appends to the client's headers writes the last
+// line.
 func (a *asked) header(name string) string {
 	if lines := a.r.Header[name]; len(lines) > 0 {
 		return lines[len(lines)-1]

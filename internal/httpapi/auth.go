@@ -19,8 +19,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
 )
 
-// authPath is the endpoint for proxies. Paths below it are not cleaned: ext_authz appends the path of its client's
-// request, and a redirect would be a denial.
+// authPath is the endpoint for proxies. Paths below it are not cleaned, because ext_authz appends the path
+// of its client's request, and the redirect to a clean path would count as a denial.
 const authPath = "/v1/auth"
 
 // AuthLimiter is implemented by limiter.Limiter.
@@ -35,7 +35,7 @@ type AuthObserver interface {
 	Refused(reason string)
 }
 
-// The reasons for which a request is not passed to the limiter.
+// These are the reasons for which a request is not passed to the limiter.
 const (
 	NoRoute       = "auth_no_route"       // no route matched
 	NoDescriptor  = "auth_no_descriptor"  // a route matched, but each of its descriptors had a missing value
@@ -44,22 +44,22 @@ const (
 	Panicked      = "panic"
 )
 
-// Auth decides requests that proxies describe over HTTP: 200 with an empty body, or a denial. It never
-// reads a body, because NGINX may announce one that it does not send.
+// Auth decides requests that proxies describe over HTTP. It answers with 200 and an empty body, or with a
+// denial. It never reads a body, because NGINX may announce a body that it does not send.
 type Auth struct {
-	// Limiter decides, by the auth section of its Snapshot.
+	// Limiter decides, with the auth section of its Snapshot.
 	Limiter  AuthLimiter
 	Observer AuthObserver
 	// Headers are sent with decisions.
 	Headers HeaderSets
-	// Log receives panics, at most one a second.
+	// Log receives panics, at most one message a second.
 	Log *zap.Logger
 
 	panics *zap.Logger
 	held   delay.Room
 }
 
-// before answers requests below authPath, and passes others to next.
+// before answers requests at or below authPath, and passes others to next.
 func (d *Auth) before(next http.Handler) http.Handler {
 	d.panics = logthrottle.Log(d.Log, time.Second)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -71,7 +71,7 @@ func (d *Auth) before(next http.Handler) http.Handler {
 	})
 }
 
-// below reports whether a request is at or below authPath; own is the path below it.
+// below reports whether a request is at or below authPath. own is the path below it.
 func below(r *http.Request) (own, query string, ok bool) {
 	path, query := target.Split(r.RequestURI)
 	own, ok = strings.CutPrefix(path, authPath)
@@ -87,7 +87,7 @@ type authExchange struct {
 
 var authExchanges = sync.Pool{New: func() any { return &authExchange{} }}
 
-// authAnswer is the answer, without the headers for v.
+// authAnswer is the answer to an auth request, without the headers for v.
 type authAnswer struct {
 	code   int
 	reason string
@@ -95,12 +95,12 @@ type authAnswer struct {
 }
 
 func (d *Auth) serve(w http.ResponseWriter, r *http.Request, own, query string) {
-	// The kind of proxy is in the path, because a client can forge a query. Behind ext_authz the client also chooses
-	// the rest of the path, so that the header which NGINX sends must be present too.
+	// The kind of proxy is in the path, because a client can forge a query. Behind ext_authz the client
+	// also chooses the rest of the path, so the header that NGINX sends must be present too.
 	nginx := own == "/nginx" || strings.HasPrefix(own, "/nginx/") && r.Header["X-Original-Uri"] != nil
 	if r.ContentLength != 0 {
-		// The next bytes on this connection may be an announced body or a request; net/http would read on for a
-		// while.
+		// The next bytes on this connection may be an announced body or a request. Without the deadline,
+		// net/http would keep reading for a while.
 		w.Header().Set("Connection", "close")
 		_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // if this fails, net/http waits
 	}
@@ -147,7 +147,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query st
 	switch err := d.Limiter.Check(r.Context(), c); {
 	case err != nil:
 		return authAnswer{code: http.StatusServiceUnavailable}
-	case c.Verdict.Domain == nil: // removed by a reload since the route was found
+	case c.Verdict.Domain == nil: // a reload removed the domain after the route was found
 		return d.unrouted(of, NoRoute)
 	case c.Err != nil:
 		return authAnswer{code: http.StatusServiceUnavailable, reason: reasonFailure}
@@ -158,7 +158,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query st
 	return judged(&c.Verdict)
 }
 
-// unrouted is the answer if no limit can be evaluated.
+// unrouted returns the answer if no limit can be evaluated. why is the reason.
 func (d *Auth) unrouted(of *asked, why string) authAnswer {
 	d.Observer.Refused(why)
 	if of.auth != nil && of.auth.Allow {
@@ -167,7 +167,7 @@ func (d *Auth) unrouted(of *asked, why string) authAnswer {
 	return authAnswer{code: http.StatusTooManyRequests, reason: reasonNoRoute}
 }
 
-// judged is the answer for v.
+// judged returns the answer for v.
 func judged(v *limiter.Verdict) authAnswer {
 	a := authAnswer{code: http.StatusOK, v: v}
 	if v.Denied {
@@ -188,7 +188,7 @@ func judged(v *limiter.Verdict) authAnswer {
 	return a
 }
 
-// limitReached reports whether a limit was reached, as opposed to a failure of the store.
+// limitReached reports whether the reason for the denial is a limit, not a failure of the store.
 func limitReached(v *limiter.Verdict) bool {
 	for i := range v.Results {
 		if r := &v.Results[i]; r.Outcome == limiter.Denied && v.Denies(r) {
@@ -224,11 +224,12 @@ func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a 
 	w.Header().Set("Content-Length", strconv.Itoa(len(x.body)))
 	w.WriteHeader(a.code)
 	if r.Method != http.MethodHead {
-		_, _ = w.Write(x.body) // an error concerns the proxy
+		_, _ = w.Write(x.body) // an error only means that the proxy has gone
 	}
 }
 
-// noBody is a header value, and contentTypes are those of the formats of a body.
+// noBody is the value of Content-Length without a body. contentTypes are the values of Content-Type for the
+// formats of a body.
 var (
 	noBody       = []string{"0"}
 	contentTypes = func() (all [descriptors.TextBody + 1][]string) {
@@ -239,8 +240,8 @@ var (
 	}()
 )
 
-// appendBody appends the body of a denial, by default problem details (RFC 9457). It contains no bytes from the
-// client. quiet omits when to retry.
+// appendBody appends the body of a denial, by default problem details (RFC 9457). It contains no bytes from
+// the client. quiet omits the retry time.
 func (a *authAnswer) appendBody(b []byte, quiet bool) (body []byte, contentType []string) {
 	switch format := descriptors.ProblemBody; {
 	case a.v != nil:

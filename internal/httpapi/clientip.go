@@ -20,7 +20,7 @@ func (a *asked) setPeer() {
 	}
 }
 
-// client returns the address of the client. It is the peer, unless a trusted proxy names another address.
+// client returns the address of the client. That is the peer, unless a trusted proxy names another address.
 func (a *asked) client() netip.Addr {
 	if !a.trusted {
 		return a.peer

@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// HeaderSets selects the headers that describe limits, for domains that do not configure them. X-RateLimit-Reason is
-// always sent.
+// HeaderSets selects the headers that describe limits. It applies to domains that do not configure headers.
+// X-RateLimit-Reason is always sent.
 type HeaderSets = limiter.HeaderSets
 
 // The reasons for a decision.
@@ -27,7 +27,7 @@ const (
 )
 
 const (
-	// maxShown bounds the policies in one header.
+	// maxShown is the largest number of policies in one header.
 	maxShown = 8
 	// maxInteger is the largest integer of a structured field (RFC 9651).
 	maxInteger = 999_999_999_999_999
@@ -35,7 +35,7 @@ const (
 
 const retryAfter = "Retry-After"
 
-// lines collects headers. Their values share one buffer, so that all of them need two allocations.
+// lines collects headers. Their values share one buffer, so all of them need two allocations.
 type lines struct {
 	text  []byte
 	names [8 + replies.MaxHeaders]string
@@ -130,7 +130,8 @@ func (l *lines) policies(v *limiter.Verdict, mostRestrictive int) {
 	l.end("RateLimit-Policy")
 }
 
-// shownBefore reports whether the limit of Result i is the most restrictive one, or that of an earlier Result.
+// shownBefore reports whether the headers already describe the limit of Result i, because it is also the
+// most restrictive one or that of an earlier Result.
 func shownBefore(v *limiter.Verdict, i, mostRestrictive int) bool {
 	owner := v.Results[i].Policy.Owner
 	if owner == v.Results[mostRestrictive].Policy.Owner {

@@ -1,6 +1,6 @@
 // Package httpapi is the HTTP listener. It serves proxies that need a decision on a request (/v1/auth),
-// applications that use named limits (/v1/limit and others), the reference server's JSON form of ShouldRateLimit
-// (/json), and health checks.
+// applications that use named limits (/v1/limit and others), the reference server's JSON form of
+// ShouldRateLimit (/json), and health checks.
 package httpapi
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 )
 
-// maxBody bounds the body of a request to /json. Its decoded form is many times larger.
+// maxBody bounds the body of a request to /json, in bytes. Its decoded form is many times larger.
 const maxBody = 64 << 10
 
 // Config configures New.
@@ -27,7 +27,8 @@ type Config struct {
 	Local bool
 	// Ready reports whether clients should send requests.
 	Ready func() bool
-	// NotReady returns the reason why clients should not send requests, for people; nil means that none is given.
+	// NotReady returns the reason why clients should not send requests, in words. nil means that no reason
+	// is given.
 	NotReady func() string
 	// Auth answers proxies; nil means that there is no such path.
 	Auth *Auth
@@ -58,10 +59,10 @@ func New(c Config) http.Handler {
 	if c.Auth == nil {
 		return mux
 	}
-	return c.Auth.before(mux) // first, because a mux cleans paths and redirects
+	return c.Auth.before(mux) // before the mux, because a mux cleans paths and redirects
 }
 
-// health answers OK, or with code and the reason.
+// health answers OK if the server is ready. Otherwise it answers with code and the reason.
 func (c *Config) health(w http.ResponseWriter, code int) {
 	if c.Ready() {
 		healthy(w)
@@ -70,7 +71,7 @@ func (c *Config) health(w http.ResponseWriter, code int) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(code)
 	if c.NotReady != nil {
-		_, _ = io.WriteString(w, c.NotReady()) // an error is the reader's
+		_, _ = io.WriteString(w, c.NotReady()) // an error only means that the client has gone
 	}
 }
 
@@ -79,7 +80,7 @@ func healthy(w http.ResponseWriter) {
 	fmt.Fprint(w, "OK")
 }
 
-// json answers /json. Only refunds need a token.
+// json serves /json. Only refunds need a token.
 func (c *Config) json(w http.ResponseWriter, r *http.Request) {
 	trusted := httpauth.Brings(r, c.Token)
 	if !trusted && !c.fromProgram(w, r) {
@@ -102,16 +103,18 @@ func (c *Config) json(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	_, _ = w.Write(response) // an error concerns the client only
+	_, _ = w.Write(response) // an error only means that the client has gone
 }
 
-// fromProgram reports whether a program sent r. Web pages could otherwise consume any bucket. It refuses requests with:
+// fromProgram reports whether a program sent r. Web pages could otherwise consume units of any bucket. It
+// refuses requests with:
+//
 //   - a host name that is not this machine's, if only this machine can reach the port or if a browser sent the
 //     request, because the name of a web site may resolve to this machine. Programs on other machines use
 //     other names, such as that of a Kubernetes service;
 //   - the origin of another page;
 //   - a content type that only forms have, for browsers that do not send an origin. The type that curl -d sends is
-//     accepted: browsers encode such a form, so that it is never valid JSON.
+//     accepted: browsers encode such a form, so it is never valid JSON.
 func (c *Config) fromProgram(w http.ResponseWriter, r *http.Request) bool {
 	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	var origin http.CrossOriginProtection

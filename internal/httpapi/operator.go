@@ -24,24 +24,24 @@ import (
 // bucket, which keys are denied most. It also deletes buckets. Callers are authorized before they reach it.
 type Operator struct {
 	Limiter *limiter.Limiter
-	// Denied is a denials.Recorder's Top.
+	// Denied is the method Top of a denials.Recorder.
 	Denied func(n int) (since time.Time, top []denials.Denied)
-	// Unmatched is an unmatched.Recorder's Top.
+	// Unmatched is the method Top of an unmatched.Recorder.
 	Unmatched func(n int) (since time.Time, top []unmatched.Shape)
-	// Conditions is a conditions.Registry's List.
+	// Conditions is the method List of a conditions.Registry.
 	Conditions func() []conditions.Condition
 	// Log records resets of buckets.
 	Log *zap.Logger
-	// Settling returns the reservations of a limit with settle: Metrics.SettleTally.
+	// Settling returns the reservations of a limit with settle. It is Metrics.SettleTally.
 	Settling func(*descriptors.Policy) metrics.SettleTally
-	// Adjustments may be nil: there are none.
+	// Adjustments is nil if limits cannot be adjusted.
 	Adjustments *Adjustments
 }
 
-// defaultTop and maxTop are how many keys /api/top lists.
+// /api/top lists defaultTop keys, or up to maxTop if the request says so.
 const defaultTop, maxTop = 20, 1000
 
-// Handler answers all below /api/.
+// Handler serves all paths below /api/.
 func (o *Operator) Handler() http.Handler {
 	guard := (&API{}).guard
 	mux := http.NewServeMux()
@@ -52,7 +52,7 @@ func (o *Operator) Handler() http.Handler {
 	return mux
 }
 
-// paths lists the paths and methods. openapi-operators.json describes the same.
+// paths lists the paths and methods. openapi-operators.json describes the same paths.
 func (o *Operator) paths() map[string]map[string]http.HandlerFunc {
 	all := map[string]map[string]http.HandlerFunc{
 		"/api/buckets":      {http.MethodGet: o.buckets},
@@ -68,7 +68,7 @@ func (o *Operator) paths() map[string]map[string]http.HandlerFunc {
 	return all
 }
 
-// buckets answers with those that are meant, as they are now. It takes nothing.
+// buckets answers with the present state of the selected buckets. It consumes nothing.
 func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 	c, err := meant(r.URL.RawQuery)
 	if err != nil {
@@ -93,7 +93,7 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 		result := &c.Results[i]
 		d := &result.Decision
 		switch {
-		case result.Key == nil: // unlimited
+		case result.Key == nil: // the limit is unlimited
 			continue
 		case d.Err != nil || failed(result):
 			unavailable.write(w, "the bucket could not be read, because the store did not answer in time; rlsidecar doctor finds the cause", result.Policy.Name)
@@ -104,7 +104,7 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"buckets": all})
 }
 
-// operatorBucket is a bucket as operators see it.
+// operatorBucket is a bucket in the form for operators.
 type operatorBucket struct {
 	bucket
 	Settle *Settling `json:"settle,omitempty"`
@@ -112,7 +112,8 @@ type operatorBucket struct {
 
 // Settling describes the reservations of a limit with settle, for all of its buckets and since this sidecar started.
 type Settling struct {
-	// Estimate is what a request reserves now that declares nothing. Learned means that it was learned from real costs.
+	// Estimate is the number of units that a request reserves now if it declares no cost. Learned means
+	// that the estimate was learned from real costs.
 	Estimate int64  `json:"estimate"`
 	Learned  bool   `json:"learned"`
 	MaxDebt  int64  `json:"max_debt"`
@@ -120,7 +121,7 @@ type Settling struct {
 	Settled  uint64 `json:"settled"`
 	Unknown  uint64 `json:"unknown"`
 	Late     uint64 `json:"late"`
-	// ReservedUnits, RealUnits and LostUnits are sums.
+	// These numbers are sums of units.
 	ReservedUnits uint64 `json:"reserved_units"`
 	RealUnits     uint64 `json:"real_units"`
 	LostUnits     uint64 `json:"lost_units"`
@@ -140,14 +141,14 @@ func (o *Operator) settling(p *descriptors.Policy) *Settling {
 	return s
 }
 
-// forgotten is a bucket that was reset.
+// forgotten describes a bucket that was reset.
 type forgotten struct {
 	Domain string `json:"domain"`
 	Name   string `json:"name"`
 	Key    key    `json:"key,omitempty"`
 }
 
-// reset forgets those that are meant.
+// reset resets the selected buckets.
 func (o *Operator) reset(w http.ResponseWriter, r *http.Request) {
 	c, err := meant(r.URL.RawQuery)
 	if err != nil {
@@ -177,13 +178,13 @@ func printable(values []string) string {
 	return strings.Join(shown, ",")
 }
 
-// deniedKey is a denials.Denied.
+// deniedKey is the JSON form of denials.Denied.
 type deniedKey struct {
 	Domain string `json:"domain"`
 	Name   string `json:"name,omitempty"`
 	Why    string `json:"why"`
 	Key    key    `json:"key,omitempty"`
-	// Descriptor is its entries, [key, value].
+	// Descriptor has the entries, each as [key, value].
 	Descriptor []key     `json:"descriptor,omitempty"`
 	Cut        bool      `json:"cut,omitempty"`
 	Denied     int64     `json:"denied"`
@@ -222,7 +223,7 @@ func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", answer)
 }
 
-// unmatchedShape is an unmatched.Shape.
+// unmatchedShape is the JSON form of unmatched.Shape.
 type unmatchedShape struct {
 	Domain     string `json:"domain"`
 	Configured bool   `json:"configured"`
@@ -255,7 +256,7 @@ func (o *Operator) unmatched(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"since": since.UTC().Truncate(time.Millisecond), "unmatched": all})
 }
 
-// conditions answers with what is wrong now, the worst first.
+// conditions answers with the present problems, the most severe first.
 func (o *Operator) conditions(w http.ResponseWriter, _ *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"conditions": append([]conditions.Condition{}, o.Conditions()...)})
 }
@@ -263,12 +264,12 @@ func (o *Operator) conditions(w http.ResponseWriter, _ *http.Request) {
 func howMany(raw string) (int, error) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
-		return 0, errors.New("the query cannot be read")
+		return 0, errors.New("the query cannot be parsed")
 	}
 	n := defaultTop
 	for name, list := range values {
 		if name != "n" || len(list) != 1 {
-			return 0, errors.New("the one parameter is n, once")
+			return 0, errors.New("the only parameter is n, at most once")
 		}
 		if n, err = strconv.Atoi(list[0]); err != nil || n < 1 || n > maxTop {
 			return 0, fmt.Errorf("n must be from 1 to %d", maxTop)
@@ -277,19 +278,19 @@ func howMany(raw string) (int, error) {
 	return n, nil
 }
 
-// meant reads which buckets are meant: a limit and its key, or a descriptor in its text form, which
-// matches the limits that it would in a request.
+// meant returns a Call for the buckets that the query selects. The query has a limit and its key, or a
+// descriptor in its text form. A descriptor selects the buckets of the limits that it matches.
 func meant(raw string) (*limiter.Call, error) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
-		return nil, errors.New("the query cannot be read")
+		return nil, errors.New("the query cannot be parsed")
 	}
 	for name, list := range values {
 		switch name {
 		case "key":
 		case "domain", "limit", "descriptor":
 			if len(list) > 1 {
-				return nil, errors.New(name + " is there twice")
+				return nil, errors.New(name + " occurs twice; send it once")
 			}
 		default:
 			return nil, errors.New("unknown parameter " + descriptors.Printable(name) + "; known are domain, limit, key and descriptor")
@@ -301,9 +302,9 @@ func meant(raw string) (*limiter.Call, error) {
 		c.Limits = []limiter.NamedCharge{{Name: limit[0], Key: values["key"]}}
 		return c, nil
 	case limit != nil || descriptor == nil || values["key"] != nil:
-		return nil, errors.New("give limit, and its key; or descriptor, as key=value[,key=value]…")
+		return nil, errors.New("add limit and key, or descriptor as key=value[,key=value]…")
 	case c.Request.Domain == "":
-		return nil, errors.New("a descriptor is of a domain: say which")
+		return nil, errors.New("a descriptor needs a domain; add the parameter domain")
 	}
 	entries, err := descriptors.Parse(values.Get("descriptor"))
 	c.Descriptors = []limiter.Descriptor{{Entries: entries}}

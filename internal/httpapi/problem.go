@@ -5,13 +5,13 @@ import (
 	"net/http"
 )
 
-// problem is an answer that is not a decision (RFC 9457).
+// problem is the body of an answer that is not a decision (RFC 9457).
 type problem struct {
 	// Type identifies the kind of problem for programs: urn:rlsidecar:problem:KIND.
 	Type   string `json:"type"`
 	Title  string `json:"title"`
 	Status int    `json:"status"`
-	// Detail describes this problem for people.
+	// Detail describes this occurrence of the problem in words.
 	Detail string `json:"detail,omitempty"`
 	// Limit is the name of the limit concerned, if there is one.
 	Limit string `json:"limit,omitempty"`
@@ -44,7 +44,7 @@ var (
 	unavailable        = kind{"unavailable", "The store could not decide", http.StatusServiceUnavailable}
 )
 
-// write writes a problem of kind k; limit may be empty.
+// write answers with a problem of kind k. limit may be empty.
 func (k kind) write(w http.ResponseWriter, detail, limit string) {
 	if k == unavailable || k == inProgress {
 		w.Header().Set("Retry-After", "1")
@@ -54,7 +54,7 @@ func (k kind) write(w http.ResponseWriter, detail, limit string) {
 	})
 }
 
-// send writes v as JSON. It must be possible to encode v.
+// send writes v as JSON. v must be encodable.
 func send(w http.ResponseWriter, code int, contentType string, v any) {
 	body, _ := json.Marshal(v)
 	h := w.Header()
@@ -62,5 +62,5 @@ func send(w http.ResponseWriter, code int, contentType string, v any) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
 	w.WriteHeader(code)
-	_, _ = w.Write(body) // an error concerns the client only
+	_, _ = w.Write(body) // an error only means that the client has gone
 }

@@ -7,12 +7,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// identify adds the ids of what ask, which was allowed, has reserved: one of each limit, and one of all. All have one
-// Reserved.ID, so that each limit is settled once, whichever id a client uses.
+// identify adds the ids of the units that ask, which was allowed, has reserved: one id for each limit, and
+// one for all. All have the same Reserved.ID, so each limit is settled once, whichever id a client uses.
 func (a *API) identify(said *apiAnswer, ask *apiRequest) {
 	c := ask.call
 	all := limiter.Reserved{Domain: descriptors.PrefixNumber(c.Verdict.Domain.Name)}
-	var results []int // of the parts
+	var results []int // the result of each part
 	for i := range c.Results {
 		asked := c.Results[i].Descriptor
 		if !c.Limits[asked].Reserve {
@@ -26,7 +26,7 @@ func (a *API) identify(said *apiAnswer, ask *apiRequest) {
 	if len(results) == 0 {
 		return
 	}
-	if ask.id != "" { // the same for a repeated request
+	if ask.id != "" { // a repeated request must get the same id
 		all.ID = limiter.IdempotencyID("reservation", ask.id, strconv.FormatInt(int64(all.Parts[0].At), 10))
 	}
 	if len(results) <= limiter.MaxReserved {

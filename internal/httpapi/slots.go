@@ -5,8 +5,9 @@ import (
 	"sync"
 )
 
-// maxWorking is the number of bodies that are decoded and answered at a time, because a decoded body is several
-// times larger. Waiting requests have only their bodies in memory, at most one for each connection.
+// maxWorking is the number of bodies that are decoded and answered at a time. It is bounded because a
+// decoded body is several times larger. A waiting request holds only its body, and each connection has at
+// most one.
 const maxWorking = 128
 
 // slots bounds the number of requests in progress. Its zero value is ready for use.
@@ -15,7 +16,7 @@ type slots struct {
 	busy chan struct{}
 }
 
-// enter waits for a slot. It returns false if ctx ended; otherwise the caller must call leave.
+// enter waits for a slot. It returns false if ctx ended before. Otherwise the caller must call leave.
 func (s *slots) enter(ctx context.Context) bool {
 	s.once.Do(func() { s.busy = make(chan struct{}, maxWorking) })
 	select {

@@ -23,7 +23,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// adjustKeeper keeps adjustments, and reports when they change.
+// adjustKeeper keeps adjustments, and reports their changes.
 type adjustKeeper interface {
 	adjust.Keeper
 	// Watch calls see with the present Set, and then with each new one, one call at a time.
@@ -35,19 +35,19 @@ type adjustments struct {
 	server  *server
 	keeper  adjustKeeper
 	service *adjust.Service
-	shared  *inredis.Keeper // the keeper if it is in Redis, else nil
-	ledger  *redis.Ledger   // that of shared
+	shared  *inredis.Keeper // keeper if it is in Redis, else nil
+	ledger  *redis.Ledger   // the ledger of shared
 
 	mu      sync.Mutex
 	applied *adjust.Set       // guarded by mu
-	next    algorithms.Micros // when the first of them expires; 0 if none does. Guarded by mu
-	changed chan struct{}     // receives when next has changed
+	next    algorithms.Micros // when the first adjustment expires, or 0; guarded by mu
+	changed chan struct{}     // receives a value when next has changed
 
-	rewritten uint64 // Status.Rewritten when it was last logged; report alone uses it
+	rewritten uint64 // Status.Rewritten when it was last logged; used only by report
 }
 
-// manyChanges is the number of changed adjustments from which on the leases and cached denials of all buckets are
-// dropped. Finding the buckets of each adjustment would take longer.
+// manyChanges is the number of changed adjustments above which the leases and cached denials of all buckets
+// are dropped. Finding the buckets of each adjustment would take longer.
 const manyChanges = 100
 
 // newAdjustments opens the keeper and reads the adjustments.
@@ -68,7 +68,7 @@ func (s *server) newAdjustments() (*adjustments, error) {
 	return a, nil
 }
 
-// open opens the keeper. It is in Redis if the buckets are.
+// open opens the keeper. If the buckets are in Redis, so are the adjustments.
 func (a *adjustments) open(chain *adjust.Chain) (err error) {
 	c := &a.server.config
 	if c.Redis.URL == "" {
@@ -87,8 +87,8 @@ func (a *adjustments) open(chain *adjust.Chain) (err error) {
 	return nil
 }
 
-// first reads the adjustments from Redis before the first request, so that blocked keys stay blocked over a restart.
-// ctx bounds the wait.
+// first reads the adjustments from Redis before the first request, so that blocked keys stay blocked over a
+// restart. ctx bounds the wait.
 func (a *adjustments) first(ctx context.Context) {
 	if a.shared != nil {
 		if err := a.shared.Poll(ctx); err != nil {
@@ -118,7 +118,7 @@ const (
 	adjustmentsOff   = "adjustments-off"
 	adjustmentsStale = "adjustments-stale"
 	adjustmentsLost  = "adjustments-lost"
-	// stale is how long Redis may fail to answer before that is a condition.
+	// stale is how long Redis may fail to answer before that is reported as a condition.
 	stale = 10 * time.Second
 )
 
@@ -189,8 +189,8 @@ func (s *server) auditKey() ([]byte, error) {
 	return []byte(text), nil
 }
 
-// apply puts set in force, without its expired adjustments. As after a reload, it returns the leases of the affected
-// buckets and removes their cached denials.
+// apply puts set in force, without its expired adjustments. As after a reload, it returns the leases of the
+// affected buckets and removes their cached denials.
 func (a *adjustments) apply(set *adjust.Set) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -227,7 +227,7 @@ func (a *adjustments) apply(set *adjust.Set) {
 	}
 }
 
-// buckets returns the keys of the buckets that changed affects. all reports whether it affects too many to list.
+// buckets returns the keys of the buckets that changed affects. all means that there are too many to list.
 func (a *adjustments) buckets(changed []*adjust.Adjustment) (keys [][]byte, all bool) {
 	if len(changed) > manyChanges {
 		return nil, true
@@ -242,10 +242,10 @@ func (a *adjustments) buckets(changed []*adjust.Adjustment) (keys [][]byte, all 
 	return keys, false
 }
 
-// expire drops adjustments when they expire, until ctx ends. Requests compare the time themselves, so that an expired
-// adjustment has no effect even if this is late.
+// expire drops adjustments when they expire, until ctx ends. If it is late, an expired adjustment still has
+// no effect, because requests compare the time themselves.
 func (a *adjustments) expire(ctx context.Context) {
-	const longest = time.Minute // the clock may be set meanwhile
+	const longest = time.Minute // the clock may be changed during the wait
 	timer := time.NewTimer(longest)
 	defer timer.Stop()
 	for {
@@ -284,13 +284,14 @@ func (a *adjustments) api() *httpapi.Adjustments {
 }
 
 var (
-	errNoAdminToken = errors.New("the admin port has no token, and whatever shares this machine's loopback addresses could change limits; " +
+	errNoAdminToken = errors.New("the admin port has no token, so every program with access to this machine's loopback addresses could change limits; " +
 		"start the sidecar with --admin-token-file, or with --admin-listen unix:///path")
-	errReadToken = errors.New("this token may read only; bring the admin token")
+	errReadToken = errors.New("this token may only read; send the admin token")
 )
 
-// mayChange returns the reason for which r may not change adjustments. A change needs the admin token, or access to
-// the Unix socket: other containers of a pod and pages in a browser can reach a port of the loopback interface too.
+// mayChange returns the reason why r may not change adjustments, or nil. A change needs the admin token, or
+// access to the Unix socket. Access to a port of the loopback interface is not enough, because other
+// containers of a pod and pages in a browser have it too.
 func (s *server) mayChange(r *http.Request) error {
 	switch {
 	case s.adminToken != nil && httpauth.Brings(r, s.adminToken):

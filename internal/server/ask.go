@@ -17,11 +17,11 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// ErrNotReady is the error of a server that is not ready, or no longer ready.
+// ErrNotReady is the error of CheckHTTP and CheckGRPC for a server that is not ready, or no longer ready.
 var ErrNotReady = errors.New("not ready")
 
-// CheckHTTP checks whether the server with its HTTP listener at address is ready. address has the form of Config.HTTP.
-// The error is ErrNotReady, or the reason for which there was no answer before ctx ended.
+// CheckHTTP checks whether the server whose HTTP listener is at address is ready. address has the form of
+// Config.HTTP. The error is ErrNotReady, or the reason why there was no answer before ctx ended.
 func CheckHTTP(ctx context.Context, address string) error {
 	client := Client(address)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/readyz", nil)
@@ -47,7 +47,7 @@ func CheckHTTP(ctx context.Context, address string) error {
 	}
 }
 
-// printable returns r, or a space if a terminal would not show it.
+// printable returns r, or a space if r cannot be shown in a terminal.
 func printable(r rune) rune {
 	if unicode.IsPrint(r) {
 		return r
@@ -55,8 +55,9 @@ func printable(r rune) rune {
 	return ' '
 }
 
-// Client returns an HTTP client for the server at address, whatever the host of a request is. address has the form of
-// Config.HTTP and Config.Admin. The client uses no proxy, follows no redirect and keeps no connection.
+// Client returns an HTTP client that connects to the server at address, whatever the host of a request is.
+// address has the form of Config.HTTP and Config.Admin. The client uses no proxy, follows no redirect and
+// keeps no connection.
 func Client(address string) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
@@ -72,7 +73,7 @@ func Client(address string) *http.Client {
 func CheckGRPC(ctx context.Context, address string, secure bool) error {
 	transport := insecure.NewCredentials()
 	if secure {
-		// The server at this address of this machine is the right one; its certificate would prove nothing more.
+		// The address is on this machine, so the certificate would prove nothing more.
 		transport = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})
 	}
 	conn, err := grpc.NewClient("passthrough:///localhost", grpc.WithTransportCredentials(transport), grpc.WithNoProxy(),
@@ -92,8 +93,8 @@ func CheckGRPC(ctx context.Context, address string, secure bool) error {
 	}
 }
 
-// reach connects to the listener at address. If it listens on all addresses of the machine, reach dials the loopback
-// address.
+// reach connects to the listener at address. If the listener listens on all addresses of the machine, reach
+// dials the loopback address.
 func reach(ctx context.Context, address string) (net.Conn, error) {
 	if path, isUnix := strings.CutPrefix(address, unixScheme); isUnix {
 		return new(net.Dialer).DialContext(ctx, "unix", path)

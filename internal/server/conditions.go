@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 )
 
-// The names of the conditions that this package reports. If a name ends in a slash, the address of a Redis server
-// follows.
+// These are the names of the conditions that this package reports. If a name ends in a slash, the address
+// of a Redis server follows.
 const (
 	configurationRefused = "configuration-refused"
 	configurationStale   = "configuration-stale"
@@ -61,7 +61,7 @@ func (s *server) reportReload(problems config.Problems, stale []string) {
 	s.conditions.Set(c)
 }
 
-// reportOverflow reports that some limits have no metrics series of their own.
+// reportOverflow reports that some limits do not have metrics series of their own.
 func (s *server) reportOverflow() {
 	if !s.metrics.Folding() {
 		return
@@ -87,7 +87,7 @@ func (s *server) reportNoAuth() {
 	}
 }
 
-// checkAuth warns at the start, and after each load, that /v1/auth denies everything.
+// checkAuth warns at the start, and after each load, if /v1/auth denies everything.
 func (s *server) checkAuth(snapshot *limiter.Snapshot) {
 	if snapshot.Auth != nil {
 		s.conditions.Clear(authMissing)
@@ -104,7 +104,7 @@ func sentence(clause string) string {
 	return strings.ToUpper(clause[:1]) + clause[1:] + "."
 }
 
-// usesNamed reports whether p is a place that uses a named limit, which is a policy of its own.
+// usesNamed reports whether p is a place that uses a named limit. The named limit is a policy of its own.
 func usesNamed(s *limiter.Snapshot, p *descriptors.Policy) bool {
 	if p.Extra().Named {
 		return false

@@ -19,43 +19,44 @@ import (
 
 // Config configures Run. It has one field for each flag of serve, or group of flags.
 type Config struct {
-	// Paths are the configuration files and folders.
+	// Paths has the configuration files and folders.
 	Paths []string
-	// Isolate restricts the effect of mistakes in a configuration to the domains that have them.
+	// Isolate restricts the effect of mistakes in a configuration to the domains that contain them.
 	Isolate bool
 	// XDS is the control plane that provides the configuration, if Paths does not.
 	XDS XDS
-	// Defaults are the defaults of settings that the files do not state.
+	// Defaults has the defaults of settings that the files do not contain.
 	Defaults config.Options
-	// Hangup triggers a reload for each received value. It may be nil.
+	// Hangup receives a value for each reload to make. It may be nil.
 	Hangup <-chan os.Signal
 
-	// GRPC, HTTP and Admin are the addresses of the listeners: host:port, unix:///path or unix://@name. HTTP and
-	// Admin may be empty, which means no listener.
+	// GRPC, HTTP and Admin are the addresses of the listeners: host:port, unix:///path or unix://@name.
+	// HTTP and Admin may be empty, which means that there is no such listener.
 	GRPC, HTTP, Admin string
-	// Metrics is the address of a listener for the metrics only, at MetricsPath; "" means that they are only at
-	// Admin.
+	// Metrics is the address of a listener that serves only the metrics, at MetricsPath. "" means that only
+	// the admin listener serves them.
 	Metrics, MetricsPath string
-	// NearLimitRatio is the share of a limit above which hits count as near_limit; 0 means 0.8.
+	// NearLimitRatio is the share of a limit above which hits count as near_limit. 0 means 0.8.
 	NearLimitRatio float64
-	// Statsd states where metrics are sent, without Source and Log; the zero value means that they are not sent.
+	// Statsd configures the StatsD server that gets the metrics, without Source and Log. The zero value
+	// means none.
 	Statsd statsd.Config
 	// Tracing traces the decisions of the gRPC listener; nil means no tracing.
 	Tracing *tracing.Config
-	// AdminToken, or the content of AdminTokenFile, is required for access to Admin. It may be missing only if Admin
-	// can be reached only from this machine. Files with tokens are read again when they change.
+	// AdminToken, or the content of AdminTokenFile, is required for access to Admin. It may be missing only
+	// if Admin can be reached only from this machine. Files with tokens are read again when they change.
 	AdminToken, AdminTokenFile string
-	// AdminReadTokenFile has a token that may only read at Admin; "" means none.
+	// AdminReadTokenFile has a token that may only read at Admin. "" means that there is none.
 	AdminReadTokenFile string
-	// StateDir is the folder that keeps adjustments over a restart; "" means none.
+	// StateDir is the folder that keeps adjustments over a restart. "" means that there is none.
 	StateDir string
-	// AuditKeyFile has the secret that protects the audit of adjustments; "" means none.
+	// AuditKeyFile has the secret that protects the audit of adjustments. "" means that there is none.
 	AuditKeyFile string
 	// APIToken, or the content of APITokenFile, is required for the HTTP API. Without a token the API is served only
 	// if HTTP can be reached only from this machine.
 	APIToken, APITokenFile string
-	// SettleKeyFile has the secrets that sign reservations, one or two, the one in use first; "" means that the APIToken
-	// signs, or else a random key.
+	// SettleKeyFile has one or two secrets that sign reservations, the one in use first. "" means that the
+	// APIToken signs them, or a random key if there is no token.
 	SettleKeyFile string
 	// NoJSON removes /json from HTTP.
 	NoJSON bool
@@ -63,43 +64,46 @@ type Config struct {
 	HTTPProxyProtocol bool
 	// APIInlineConfig accepts limits in requests to the HTTP API.
 	APIInlineConfig bool
-	// TLS is that of the gRPC listener.
+	// TLS has the files of the gRPC listener.
 	TLS TLSFiles
-	// Engine is that of the gRPC listener; "" means the default.
+	// Engine is the engine of the gRPC listener. "" means the default.
 	Engine Engine
-	// MaxConnectionAge ends older gRPC connections, MaxConnectionGrace later their requests in flight; 0 means never.
+	// MaxConnectionAge is the age at which gRPC connections are drained. After MaxConnectionGrace, their
+	// requests in flight are aborted. 0 means never.
 	MaxConnectionAge, MaxConnectionGrace time.Duration
-	// MaxConnectionIdle ends gRPC connections that had no request in flight for this time; 0 means never.
+	// MaxConnectionIdle closes gRPC connections that had no request in flight for this time. 0 means never.
 	MaxConnectionIdle time.Duration
-	// HTTPIdleTimeout closes HTTP connections that had no request for this time; 0 means defaultHTTPIdle.
+	// HTTPIdleTimeout closes HTTP connections that had no request for this time. 0 means defaultHTTPIdle.
 	HTTPIdleTimeout time.Duration
-	// GRPCMaxConnections and HTTPMaxConnections bound the open connections; 0 means the result of connectionBounds.
+	// GRPCMaxConnections and HTTPMaxConnections bound the open connections. 0 means the result of
+	// connectionBounds.
 	GRPCMaxConnections, HTTPMaxConnections int
 	// Modes change the outcome of all denials.
 	Modes limiter.Modes
-	// Answers configures what answers contain besides the verdict.
+	// Answers configures the content of answers besides the verdict.
 	Answers grpcapi.Options
 	// HTTPHeaders are the rate limit headers of the HTTP listener.
 	HTTPHeaders httpapi.HeaderSets
-	// Redis keeps the buckets; the zero value means that they are in memory.
+	// Redis configures the store of the buckets. The zero value means that they are in memory.
 	Redis Redis
 	// MemoryMaxKeys bounds the buckets in memory; 0 means memory.DefaultMaxKeys.
 	MemoryMaxKeys int
 
-	// ReusePort shares the ports and sockets with other processes that do so, so that a new process can replace an
-	// old one without a gap. Linux only.
+	// ReusePort shares the ports and sockets with other processes that have it set too. So a new process
+	// can replace an old one without an interruption. It needs Linux.
 	ReusePort bool
 
-	// DrainDelay is how long requests are still accepted after readiness has failed, so that clients notice in time.
+	// DrainDelay is how long requests are still accepted after the server has stopped being ready, so that
+	// clients notice in time.
 	DrainDelay time.Duration
-	// DrainTimeout bounds the wait for requests in flight; then they are aborted.
+	// DrainTimeout bounds the wait for requests in flight. Afterwards they are aborted.
 	DrainTimeout time.Duration
 
 	// Version and Revision are those of the program.
 	Version, Revision string
 }
 
-// Check returns an error for mistakes in c itself. It uses no files and no network.
+// Check returns an error for mistakes in c itself. It uses neither files nor the network.
 func (c *Config) Check() error {
 	if err := c.checkAddresses(); err != nil {
 		return err

@@ -23,24 +23,27 @@ import (
 )
 
 const (
-	// mostConnections bounds the default of all listeners together.
+	// mostConnections bounds the sum of the defaults of all listeners.
 	mostConnections = 16 << 10
-	// connectionBytes is the memory of an idle connection: the read buffer, and the stack of a goroutine.
+	// connectionBytes is the memory of an idle connection: its read buffer, and the stack of a goroutine.
 	connectionBytes = 64 << 10
-	// fewestConnections is the minimum of a listener's default.
+	// fewestConnections is the smallest default of a listener.
 	fewestConnections = 8
-	// healthConnections may be open at the HTTP listener beyond its bound. They serve only health checks.
+	// healthConnections is the number of connections that may be open at the HTTP listener beyond its
+	// bound. They serve only health checks.
 	healthConnections = 16
-	// mostVictims is how many connections are chosen in one pass over all of them; choosing is the time between two
-	// passes.
+	// mostVictims is the number of connections that are chosen in one pass over all of them. choosing is
+	// the time between two passes.
 	mostVictims, choosing = 64, 100 * time.Millisecond
 )
 
-// silence is how long a connection must have sent nothing before it may be closed for a new one. Tests change it.
+// silence is how long a connection must have sent nothing before it may be closed to make room for a new
+// one. Tests change it.
 var silence = time.Second
 
-// connectionBounds returns the default bound of the gRPC and the HTTP listener, and that of the admin and the metrics
-// listener. files is the number of files that this process may open (0 if unknown), memory its limit.
+// connectionBounds returns the default bounds: traffic for the gRPC and the HTTP listener, admin for the
+// admin and the metrics listener. files is the number of files that this process may open (0 if unknown),
+// memory its memory limit in bytes.
 func connectionBounds(files uint64, memory int64, listeners int) (traffic, admin int) {
 	total, reserve := uint64(mostConnections), uint64(1024)
 	if files > 0 { // reserved for Redis, the configuration, and the admin listener
@@ -53,7 +56,7 @@ func connectionBounds(files uint64, memory int64, listeners int) (traffic, admin
 	return max(int(total)/listeners, fewestConnections), min(int(reserve)/4, 64)
 }
 
-// boundListeners makes the listeners of listeners bounded.
+// boundListeners bounds the number of connections of each listener.
 func (s *server) boundListeners(listeners []listener) {
 	traffic := 1
 	if s.config.HTTP != "" {
@@ -86,10 +89,11 @@ func (s *server) boundListeners(listeners []listener) {
 	}
 }
 
-// bounds are the bounded listeners of a process.
+// bounds has the bounded listeners of a process.
 type bounds struct{ listeners []*boundedListener }
 
-// makeRoom closes a connection of the listener that has most, because this process cannot open more files.
+// makeRoom closes a connection of the listener that has the most, because this process cannot open more
+// files. It reports whether it closed one.
 func (b *bounds) makeRoom() bool {
 	byOpen := slices.SortedFunc(slices.Values(b.listeners), func(x, y *boundedListener) int {
 		return cmp.Compare(y.stats().Open, x.stats().Open)
@@ -105,21 +109,21 @@ func (b *bounds) makeRoom() bool {
 	return false
 }
 
-// boundedListener accepts at most max connections at a time. At the bound it closes the connection that has been
-// silent for longest, if that is at least silence. Otherwise it closes the new one.
+// boundedListener accepts at most max connections at a time. At the bound it closes the connection that has
+// been silent for longest, if that has lasted for at least silence. Otherwise it closes the new one.
 type boundedListener struct {
 	net.Listener
 	all        *bounds
 	max, spare int
-	log        *zap.Logger // logs each message at most once a second
+	log        *zap.Logger // writes each message at most once a second
 	start      time.Time
 
 	evicted, refused atomic.Uint64
 
 	mu      sync.Mutex
 	open    map[*boundedConn]struct{} // guarded by mu
-	victims []*boundedConn            // guarded by mu; the longest silent one is last
-	chosen  time.Duration             // guarded by mu; the time of the last pass
+	victims []*boundedConn            // connections to close, the longest silent one last; guarded by mu
+	chosen  time.Duration             // the time of the last pass; guarded by mu
 }
 
 // now returns the time since the listener was made.
@@ -148,8 +152,8 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// retry reports whether accepting may succeed now: it failed because of too many open files, and a connection was
-// closed.
+// retry reports whether Accept may succeed now: it failed because too many files were open, and a
+// connection was closed.
 func (l *boundedListener) retry(err error) bool {
 	//nolint:staticcheck // Accept says by it that trying again may help
 	if t, ok := errors.AsType[net.Error](err); !ok || !t.Temporary() {
@@ -178,7 +182,8 @@ func (l *boundedListener) admit(nc net.Conn) net.Conn {
 	return c
 }
 
-// evict closes the connection that has been silent for longest. It returns false if there is none. mu is held.
+// evict closes the connection that has been silent for longest. It returns false if no connection may be
+// closed. mu is held.
 func (l *boundedListener) evict() bool {
 	now := l.now()
 	if len(l.victims) == 0 && (l.chosen == 0 || now-l.chosen >= choosing) {
@@ -223,8 +228,8 @@ func (l *boundedListener) remove(c *boundedConn) {
 type boundedConn struct {
 	net.Conn
 	listener          *boundedListener
-	reservedForHealth bool         // serves only health checks
-	heard             atomic.Int64 // time of the last received bytes, on the listener's clock
+	reservedForHealth bool         // the connection serves only health checks
+	heard             atomic.Int64 // the time of the last received bytes, on the listener's clock
 }
 
 func (c *boundedConn) silentAt(now time.Duration) bool {
@@ -270,7 +275,8 @@ func (c *boundedSocket) Await() error { return c.socket.Await() }
 
 type reservedKey struct{}
 
-// markReserved is the ConnContext of an http.Server. It marks the context of a spare connection.
+// markReserved is the ConnContext of an http.Server. It marks the context of a connection that serves only
+// health checks.
 func markReserved(ctx context.Context, nc net.Conn) context.Context {
 	if p, ok := nc.(*proxyproto.Conn); ok {
 		nc = p.Raw()
@@ -281,8 +287,8 @@ func markReserved(ctx context.Context, nc net.Conn) context.Context {
 	return ctx
 }
 
-// onlyHealth answers a request on a spare connection unless it is a health check, and reports whether it did. The
-// connection is closed in both cases.
+// onlyHealth refuses a request on a connection that serves only health checks, unless it is one. It reports
+// whether it did. The connection is closed in both cases.
 func onlyHealth(w http.ResponseWriter, r *http.Request) bool {
 	if r.Context().Value(reservedKey{}) == nil {
 		return false

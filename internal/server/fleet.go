@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// reportEvery is how often a sidecar reports to the others, with a jitter of a tenth.
+	// reportEvery is the interval at which a sidecar reports to the others, with a jitter of a tenth.
 	reportEvery = 10 * time.Second
 	// tidyEvery is the number of reports after which reports of stopped sidecars are removed.
 	tidyEvery = 30
@@ -24,13 +24,13 @@ const (
 	reportTime = 2 * time.Second
 )
 
-// fleet knows the sidecars that share this process's Redis.
+// fleet knows the sidecars that share the Redis of this process.
 type fleet struct {
 	store *redis.Store
 	id    string
 
 	mu  sync.Mutex
-	err error // of the last report; guarded by mu
+	err error // the error of the last report; guarded by mu
 }
 
 // newFleet returns the fleet of this process, or nil if it has no Redis.
@@ -50,7 +50,7 @@ func (f *fleet) run(ctx context.Context, report func() admin.Report) {
 	for n := 0; ; n++ {
 		err := f.report(ctx, report())
 		if n%tidyEvery == 0 && err == nil {
-			_, _ = f.members(ctx) // removes old reports; an error shows when the page is read
+			_, _ = f.members(ctx) // removes old reports; an error is shown when the page reads them
 		}
 		f.mu.Lock()
 		f.err = err

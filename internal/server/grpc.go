@@ -25,13 +25,13 @@ import (
 // Engine is the implementation of the gRPC listener.
 type Engine string
 
-// The engines.
+// These are the engines.
 const (
-	FastEngine Engine = "fast"    // package h2grpc; grpc-go for other methods than ShouldRateLimit
-	GRPCEngine Engine = "grpc-go" // grpc-go only
+	FastEngine Engine = "fast"    // package h2grpc; methods other than ShouldRateLimit use grpc-go
+	GRPCEngine Engine = "grpc-go" // grpc-go for all methods
 )
 
-// defaultEngine is used if no engine is configured.
+// defaultEngine is the engine if none is configured.
 const defaultEngine = FastEngine
 
 func (e Engine) check() error {
@@ -42,7 +42,7 @@ func (e Engine) check() error {
 	return fmt.Errorf("no gRPC engine is called %q; there are %s and %s", string(e), FastEngine, GRPCEngine)
 }
 
-// grpcListener returns the gRPC listener. The error concerns the TLS files.
+// grpcListener returns the gRPC listener. An error means that the TLS files cannot be used.
 func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 	var tls *tls.Config
 	if s.config.TLS.Cert != "" {
@@ -54,7 +54,7 @@ func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 	h := newHealthServer()
 	d := listener{ready: func() { h.set(healthpb.HealthCheckResponse_SERVING) }, unready: h.Shutdown}
 	fast := cmp.Or(s.config.Engine, defaultEngine) == FastEngine
-	if fast && s.tracing != nil { // this engine makes no span for each call
+	if fast && s.tracing != nil { // the fast engine makes no span for each call
 		s.log.Info("the engine grpc-go is used, because --tracing needs it")
 		fast = false
 	}
@@ -71,7 +71,7 @@ func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 	}
 	g := newGRPCServer(api, h, s.grpcOptions(tls)...)
 	d.serve = func(l net.Listener) error {
-		if err := g.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // stopped before it was started
+		if err := g.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // the listener may be stopped before it was started
 			return err
 		}
 		return nil
@@ -105,14 +105,14 @@ func newGRPCServer(api *grpcapi.Server, h *healthServer, options ...grpc.ServerO
 // grpcOptions returns the options of a grpc-go server that has its own connections.
 func (s *server) grpcOptions(tls *tls.Config) []grpc.ServerOption {
 	options := []grpc.ServerOption{
-		// Envoy pings as often as configured, even without a call in flight. With the default of 5 minutes the server
-		// would close the connection.
+		// Envoy pings as often as it is configured to, even without a call in flight. With the default of 5
+		// minutes the server would close the connection.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		// Envoy does not observe the limit of streams: calls beyond it fail, and the requests are allowed. So the
-		// limit is higher than what Envoy sends, as in the fast engine.
+		// Envoy ignores the limit of streams: calls beyond it fail, and Envoy then allows the requests. So
+		// the limit is higher than the number that Envoy sends, as in the fast engine.
 		grpc.MaxConcurrentStreams(16 << 10),
-		// Goroutines that are kept keep their grown stacks. Growing them took a fifth of a call's time. They take
-		// calls only while they are idle, so there must be enough for a burst.
+		// Worker goroutines keep their grown stacks. Growing a stack for each call took a fifth of a call's
+		// time. A worker takes a call only while it is idle, so there must be enough of them for a burst.
 		grpc.NumStreamWorkers(uint32(max(128, 4*runtime.GOMAXPROCS(0)))),
 	}
 	options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{ // 0 means without end
@@ -141,7 +141,7 @@ func newHealthServer() *healthServer {
 	return h
 }
 
-// set sets the status of all names; "ratelimit" is the reference server's.
+// set sets the status of all names. "ratelimit" is the name in the reference server.
 func (h *healthServer) set(status healthpb.HealthCheckResponse_ServingStatus) {
 	for _, name := range []string{"", "ratelimit", grpcapi.ServiceName} {
 		h.SetServingStatus(name, status)

@@ -13,9 +13,11 @@ import (
 
 const unixScheme = "unix://"
 
-// listen opens host:port, unix:///path or unix://@name (which has no file). It first removes a socket at path whose
-// owner has ended. With reuse, it shares a port with other processes of this user that share it. It replaces the
-// socket of another process that shares it, but only in takeOver.
+// listen opens host:port, unix:///path or unix://@name (which has no file). It first removes a socket at
+// path that no process listens on.
+//
+// With reuse, it shares a port with other processes of this user that share it. If another process shares
+// the socket at path, listen does not replace that; takeOver does.
 func listen(address string, reuse bool) (net.Listener, error) {
 	path, isUnix := strings.CutPrefix(address, unixScheme)
 	if !isUnix {
@@ -45,16 +47,16 @@ func listen(address string, reuse bool) (net.Listener, error) {
 	return net.Listen("unix", path)
 }
 
-// sharedSocket listens at path+aside until takeOver has moved the socket to path. Close does not remove that, because
-// it may belong to another process by then; the next start replaces it.
+// sharedSocket listens at path+nextSuffix until takeOver has moved the socket to path. Close then does not
+// remove the file, because it may belong to another process; the next start replaces it.
 type sharedSocket struct {
 	*net.UnixListener
 	path  string
 	taken bool
 }
 
-// nextSuffix is the suffix of a shared socket's name. A process that connects sees this name, wherever the socket has been
-// moved, and so knows that its owner allows others to take over.
+// nextSuffix is the suffix of a shared socket's name. A process that connects gets this name, even after
+// the socket has been moved. So it knows that the owner allows other processes to take over.
 const nextSuffix = ".next"
 
 func listenBeside(path string) (net.Listener, error) {
@@ -85,8 +87,8 @@ func shares(path string) error {
 	}
 }
 
-// takeOver moves the socket to path, so that new connections arrive here. It is one step: at any time some process
-// listens at path. Connections in the old process's queue stay with it.
+// takeOver moves the socket to path, so that new connections arrive here. It is one atomic step, so some
+// process listens at path at any time. Connections in the queue of the old process stay with it.
 func (l *sharedSocket) takeOver() error {
 	l.taken = true
 	return os.Rename(l.path+nextSuffix, l.path)
@@ -104,8 +106,8 @@ func (l *sharedSocket) Close() error {
 	return err
 }
 
-// takeOver moves all shared sockets to their paths. By then all listeners are open, so that the old process keeps its
-// sockets if this one cannot start.
+// takeOver moves all shared sockets to their paths. By then all listeners are open, so the old process
+// keeps its sockets if this process cannot start.
 func takeOver(listeners []listener) error {
 	for _, d := range listeners {
 		if l, ok := d.socket.(*sharedSocket); ok {
@@ -131,8 +133,8 @@ func removeStale(path string) error {
 	return nil
 }
 
-// dialSocket returns the address that the socket at path is bound to, or nil if nothing listens there. It returns an
-// error if path is not a socket.
+// dialSocket returns the address to which the socket at path is bound, or nil if no process listens there.
+// It returns an error if path is not a socket.
 func dialSocket(path string) (holder net.Addr, err error) {
 	info, err := os.Lstat(path)
 	switch {

@@ -21,7 +21,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 )
 
-// address returns a field for the log, or no field for a listener that does not exist.
+// address returns a field for the log, or no field if a is nil.
 func address(name string, a net.Addr) zap.Field {
 	if a == nil {
 		return zap.Skip()
@@ -40,15 +40,15 @@ type listener struct {
 	serve   func(net.Listener) error
 	// stop ends serve. It waits for requests in flight, and aborts them when ctx ends.
 	stop func(ctx context.Context)
-	// ready and unready, if not nil, report to watching clients whether to send requests.
+	// ready and unready, if not nil, tell watching clients whether to send requests.
 	ready, unready func()
-	// last means that it stays open until the others are closed.
+	// last means that the listener stays open until the others are closed.
 	last bool
 }
 
-// open opens the listeners. After an error none stays open.
+// open opens the listeners. After an error none of them stays open.
 func (s *server) open() (listeners []listener, running Running, err error) {
-	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // measured only if somebody can read them
+	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // measured only if the metrics can be read
 		s.config.Answers.Answered = s.metrics.Answered
 	}
 	if s.config.Redis.URL != "" {
@@ -97,7 +97,7 @@ func (o *opening) abort() {
 	}
 }
 
-// add listens on address for d, and stores the resulting address in at.
+// add opens a listener at address for d, and stores the resulting address in at.
 func (o *opening) add(name, address string, at *net.Addr, d listener) (err error) {
 	d.name = name
 	if d.socket, err = listen(address, o.server.config.ReusePort); err != nil {
@@ -108,7 +108,7 @@ func (o *opening) add(name, address string, at *net.Addr, d listener) (err error
 	} else {
 		*at = d.socket.Addr()
 	}
-	o.listeners = append(o.listeners, d) // even if it failed, so that it is stopped
+	o.listeners = append(o.listeners, d) // added even after an error, so that it is stopped
 	return err
 }
 
@@ -161,7 +161,7 @@ func (o *opening) admin() error {
 		Limiter: s.limiter, Log: s.log, Adjust: s.adjust.service, Used: s.watch.usage.Top, Unmatched: s.unmatched.Top, History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
 		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Settling: s.metrics.SettleTally, Log: s.log, Adjustments: s.adjust.api()}).Handler(),
 	})
-	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // a profile takes as long as the request says
+	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // the request determines how long a profile takes
 	d.last = true
 	return o.add("admin", s.config.Admin, &o.running.Admin, d)
 }
@@ -200,13 +200,13 @@ func (s *server) authHandler() *httpapi.Auth {
 	return &httpapi.Auth{Limiter: s.limiter, Observer: s, Headers: s.config.HTTPHeaders, Log: s.log}
 }
 
-// httpListener completes h.
+// httpListener completes h and returns a listener for it.
 func (s *server) httpListener(h *http.Server) listener {
 	h.ReadHeaderTimeout = 5 * time.Second
 	h.IdleTimeout = cmp.Or(s.config.HTTPIdleTimeout, defaultHTTPIdle)
 	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-		// The address only has to differ between connections. Reading the real one from c could block on a PROXY
-		// header.
+		// The address only has to differ between connections. Reading the real one from c could block on a
+		// PROXY header.
 		return peer.NewContext(markReserved(ctx, c), &peer.Peer{Addr: &net.UnixAddr{}})
 	}
 	h.ConnState = parkIdle

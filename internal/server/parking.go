@@ -10,22 +10,23 @@ import (
 	"time"
 )
 
-// parkAfter is how long an HTTP connection is idle before it is parked. Tests change it.
+// parkAfter is the idle time after which an HTTP connection is parked. Tests change it.
 var parkAfter = time.Second
 
-// parkingListener saves the memory of idle HTTP connections. Package net/http keeps two buffers and a large stack for
-// each, 18 KiB. So it is made to end a connection that is idle for parkAfter, without closing the socket: that is
-// parked. When the client sends something, the listener returns the socket as a new connection.
+// parkingListener saves the memory of idle HTTP connections, for each of which net/http keeps two buffers
+// and a large stack, 18 KiB. When a connection has been idle for parkAfter, net/http gets the end of the
+// connection, but the socket stays open: it is parked. When the client sends something, the listener
+// returns the socket as a new connection.
 type parkingListener struct {
 	net.Listener
 	accepted chan acceptance
 	closing  chan struct{}
-	ended    chan struct{} // closed after running
+	ended    chan struct{} // closed when running has ended
 	close    func() error  // called once
 	running  sync.WaitGroup
 
 	mu     sync.Mutex
-	parked map[*boundedSocket]struct{} // guarded by mu; nil when closed
+	parked map[*boundedSocket]struct{} // guarded by mu; nil after Close
 }
 
 // acceptance is the result of Accept.
@@ -78,13 +79,14 @@ func (l *parkingListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener. It closes the parked connections, as net/http closes idle ones.
+// Close implements net.Listener. It closes the parked connections, as net/http closes idle connections.
 func (l *parkingListener) Close() error { return l.close() }
 
-// lastPass is how long a connection waits for Accept after Close. Serve, of an http.Server, is about to call it.
+// lastPass is how long a connection waits for a call of Accept after Close. The Serve method of an
+// http.Server may be about to call it.
 const lastPass = time.Second
 
-// pass gives a to Accept. It returns false if the listener is closed.
+// pass passes a to Accept. It returns false if the listener is closed.
 func (l *parkingListener) pass(a acceptance) bool {
 	select {
 	case l.accepted <- a:
@@ -95,14 +97,14 @@ func (l *parkingListener) pass(a acceptance) bool {
 		return false
 	}
 	select {
-	case l.accepted <- a: // its client has not been answered
-	case <-time.After(lastPass): // nobody calls Accept
+	case l.accepted <- a: // the client of this connection has not been answered
+	case <-time.After(lastPass): // Accept is not called any more
 		a.conn.Close()
 	}
 	return false
 }
 
-// park keeps a socket until its client sends something, or until the idle timeout.
+// park keeps a socket until its client sends something, or until timeout.
 func (l *parkingListener) park(socket *boundedSocket, timeout time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -126,13 +128,13 @@ func (l *parkingListener) park(socket *boundedSocket, timeout time.Time) error {
 	return nil
 }
 
-// parkable is a connection that may be parked. Net/http reads it from one goroutine at a time.
+// parkable is a connection that can be parked. net/http reads it on one goroutine at a time.
 type parkable struct {
 	*boundedSocket
 	listener *parkingListener
 	buffer   int       // the length of net/http's buffer
 	idle     bool      // net/http waits for another request
-	timeout  time.Time // the end of that wait
+	timeout  time.Time // when that wait ends
 	parked   atomic.Bool
 }
 
@@ -143,7 +145,7 @@ func parkIdle(nc net.Conn, state http.ConnState) {
 	}
 }
 
-// SetReadDeadline implements net.Conn. Net/http sets the idle timeout before it waits for another request.
+// SetReadDeadline implements net.Conn. net/http sets the idle timeout before it waits for another request.
 func (c *parkable) SetReadDeadline(t time.Time) error {
 	if c.idle {
 		c.timeout = t
@@ -154,8 +156,8 @@ func (c *parkable) SetReadDeadline(t time.Time) error {
 	return c.boundedSocket.SetReadDeadline(t)
 }
 
-// Read implements net.Conn. A connection is not parked while net/http has bytes of a request in its buffer, which shows
-// by less room than that of the first read.
+// Read implements net.Conn. A connection is not parked while net/http's buffer contains bytes of a request.
+// That is so if the buffer has less room than at the first read.
 func (c *parkable) Read(b []byte) (int, error) {
 	c.buffer = max(c.buffer, len(b))
 	n, err := c.boundedSocket.Read(b)

@@ -12,9 +12,10 @@ import (
 // proxyHeaderTimeout bounds the wait for a PROXY header, which load balancers send at once.
 const proxyHeaderTimeout = 5 * time.Second
 
-// proxyProtocol reads a header of the PROXY protocol, version 1 or 2, at the start of connections from trusted
-// proxies. The header states the client's address; without one the client is the proxy itself. No header is read from
-// other peers: sent by them it is malformed HTTP.
+// proxyProtocol returns a listener that reads a header of the PROXY protocol, version 1 or 2, at the start
+// of connections from trusted proxies. The header contains the client's address; without a header the
+// client is the proxy itself. For other peers the listener reads no header, so one that they send is
+// malformed HTTP.
 func (s *server) proxyProtocol(l net.Listener) net.Listener {
 	return &proxyproto.Listener{
 		Listener: l, ReadHeaderTimeout: proxyHeaderTimeout, ValidateHeader: checkProxyHeader,
@@ -40,8 +41,8 @@ func (s *server) trusts(peer net.Addr) bool {
 	return err == nil && snapshot.Auth.Trusts(p.Addr())
 }
 
-// checkProxyHeader rejects a header without an IP address: a client at a Unix socket of the proxy's machine would
-// count as one at a socket of this machine.
+// checkProxyHeader rejects a header without an IP address. A client of the proxy's Unix socket would
+// otherwise count as a client of a Unix socket of this machine.
 func checkProxyHeader(h *proxyproto.Header) error {
 	if _, isTCP := h.SourceAddr.(*net.TCPAddr); h.Command.IsProxy() && h.SourceAddr != nil && !isTCP {
 		return errors.New("the PROXY header does not describe a TCP connection")

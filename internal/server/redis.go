@@ -18,17 +18,18 @@ import (
 )
 
 const (
-	// leaseTimeout bounds the calls that renew and return leases. Units that are not returned in time are lost, so
-	// that the limits admit less.
+	// leaseTimeout bounds the calls that renew and return leases. Units that are not returned in time are
+	// lost, so the limits admit less.
 	leaseTimeout = time.Second
 )
 
 // Redis configures the Redis that keeps the buckets.
 type Redis struct {
-	// URL has the form of redis.Config.URL; "" means that buckets are kept in memory.
+	// URL has the form of redis.Config.URL. "" means that buckets are kept in memory.
 	URL string
-	// PerSecondURL is the Redis that keeps the buckets of limits per second, as REDIS_PERSECOND of the reference
-	// server; "" means URL. The following fields apply to both, except PasswordFile, which applies to URL.
+	// PerSecondURL is the Redis for the buckets of limits per second, like REDIS_PERSECOND of the reference
+	// server. "" means URL. The following fields apply to both, except PasswordFile, which applies only to
+	// URL.
 	PerSecondURL string
 	KeyPrefix    string
 	PasswordFile string
@@ -36,7 +37,7 @@ type Redis struct {
 	Timeout time.Duration
 	// WaitReplicas is the number of replicas that must confirm a charge before it counts.
 	WaitReplicas int
-	// CA, Cert and Key are files, for rediss://. Cert and Key are read again for every new connection.
+	// CA, Cert and Key are files for rediss://. Cert and Key are read again for every new connection.
 	CA, Cert, Key string
 	// SkipHostname accepts any name in the server's certificate, which must still be signed by the CA.
 	SkipHostname bool
@@ -45,7 +46,7 @@ type Redis struct {
 // bySecond reports whether c is a charge of a limit per second, as the reference server defines it.
 func bySecond(c *backend.Charge) bool { return descriptors.PerSecond(c.Limit) }
 
-// UnusableRedis is a mistake in the settings of Redis that no answer of Redis can correct: a file is missing, or
+// UnusableRedis is a mistake in the settings of Redis that waiting does not correct: a file is missing, or
 // settings contradict each other.
 type UnusableRedis struct{ Err error }
 
@@ -71,7 +72,7 @@ func (s *server) openRedis() ([]*redis.Store, error) {
 	}, s.storePanicked)
 }
 
-// OpenRedis returns the stores of a server with c. The error concerns the settings.
+// OpenRedis returns the stores that a server with c would use. An error means a mistake in the settings.
 func OpenRedis(c Redis) ([]*redis.Store, error) {
 	redis.LogTo(func(string) {}) // failures that matter are returned as errors
 	return c.open(nil, nil)
@@ -146,7 +147,7 @@ func (s *server) backendFailed() func(error) {
 // hasTLS reports whether c has TLS settings.
 func (c Redis) hasTLS() bool { return c.CA != "" || c.Cert != "" || c.Key != "" || c.SkipHostname }
 
-// tls returns the configuration with the files, or nil if there are none.
+// tls returns the TLS configuration, or nil if c has no TLS settings.
 func (c Redis) tls() (*tls.Config, error) {
 	if !c.hasTLS() {
 		return nil, nil
@@ -161,7 +162,7 @@ func (c Redis) tls() (*tls.Config, error) {
 	return conf, err
 }
 
-// anyName makes conf verify all of a certificate except the name.
+// anyName makes conf verify everything in a certificate except the name.
 func anyName(conf *tls.Config) {
 	conf.InsecureSkipVerify = true //nolint:gosec // VerifyConnection does it
 	conf.VerifyConnection = func(state tls.ConnectionState) error {

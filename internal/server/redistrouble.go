@@ -23,7 +23,7 @@ const (
 type redisTrouble struct {
 	count atomic.Uint64
 	last  atomic.Pointer[error]
-	open  atomic.Int32 // circuit breakers
+	open  atomic.Int32 // the number of open circuit breakers
 	// broken means that a circuit breaker was open after the last call of recent.
 	broken atomic.Bool
 	seen   uint64 // count at the last call of recent
@@ -56,7 +56,7 @@ func (t *redisTrouble) changed(open bool) {
 	t.broken.Store(true)
 }
 
-// cause returns the last failure, as the end of a sentence, or "" if there was none.
+// cause returns the last failure in parentheses, as the end of a sentence, or "" if there was none.
 func (t *redisTrouble) cause() string {
 	if last := t.last.Load(); last != nil {
 		return " (" + (*last).Error() + ")"
@@ -70,8 +70,8 @@ func isLate(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || ok && timeout.Timeout()
 }
 
-// watchTrouble reports occasional failures of Redis, until ctx ends. Permanent failures are reported by the circuit
-// breakers.
+// watchTrouble reports occasional failures of Redis, until ctx ends. The circuit breakers report permanent
+// failures.
 func (s *server) watchTrouble(ctx context.Context) {
 	for quiet := 0; sleep(ctx, troubleTick); {
 		if failed := s.redisTrouble.recent(); failed > 0 {
@@ -113,7 +113,7 @@ func (s *server) breakerChanged(server string, open bool) {
 		s.conditions.Clear(breakerOpen + server)
 		return
 	}
-	s.conditions.Clear(redisSlow) // the new condition is worse
+	s.conditions.Clear(redisSlow) // the new condition is more severe
 	s.conditions.Set(conditions.Condition{
 		Name: breakerOpen + server, Severity: conditions.Critical,
 		Summary: "Redis at " + server + " gives no answer" + s.redisTrouble.cause() + ", and its circuit breaker is open. " + s.meanwhile(),

@@ -15,19 +15,19 @@ import (
 )
 
 // configure loads the configuration and follows its changes until background ends. It waits for the first
-// configuration, unless StartWithout is set; ctx ends the wait. The error is a config.Problems if the files cannot be
-// used.
+// configuration, unless StartWithout is set; ctx bounds the wait. The error is a config.Problems if the
+// files cannot be used.
 func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) error {
 	if s.config.XDS.Server != "" {
 		return s.configureXDS(ctx, background, wg)
 	}
 	changed := make(chan struct{}, 1)
-	watcher := config.NewWatcher(s.config.Paths) // before the files are read, so that no change is missed
+	watcher := config.NewWatcher(s.config.Paths) // made before the files are read, so that no change is missed
 	wg.Go(func() {
 		watcher.Run(background, func() {
 			select {
 			case changed <- struct{}{}:
-			default: // a reload is pending already
+			default: // a reload is already pending
 			}
 		})
 	})
@@ -68,7 +68,7 @@ func (s *server) refused(problems config.Problems) {
 	}
 }
 
-// load reads the configuration and uses it unless it has a mistake. It logs warnings, and returns mistakes to the
+// load reads the configuration and uses it if it is valid. It logs warnings, and returns mistakes to the
 // caller.
 func (s *server) load() config.Problems {
 	defer s.tightly()()
@@ -83,18 +83,19 @@ func (s *server) load() config.Problems {
 	return problems
 }
 
-// manyBytes is the size from which on a configuration is large: its parsed form takes several times its size.
+// manyBytes is the size above which a configuration counts as large. Its parsed form takes several times
+// its size.
 const manyBytes = 1 << 20
 
-// tightly keeps memory small while a large configuration, or the first one, is loaded. The garbage collector runs
-// more often, and end returns unused memory to the system.
+// tightly keeps memory small while a large configuration, or the first one, is loaded. The garbage
+// collector runs more often, and end returns unused memory to the system.
 func (s *server) tightly() (end func()) {
 	bytes := s.loader.Bytes
 	if s.keeper != nil {
 		bytes = s.keeper.Bytes
 	}
-	// often is the percentage of the heap that may be garbage. With 25 instead of 50, a start with 100,000 limits took
-	// 40 % more processor time, and 30 MiB less at its peak.
+	// often is the percentage of the heap that may be garbage. With 25 instead of 50, a start with 100,000
+	// limits took 40 % more processor time, and 30 MiB less at its peak.
 	const often = 50
 	if s.limiter.Current() != nil && bytes() < manyBytes {
 		return func() {}
@@ -108,8 +109,8 @@ func (s *server) tightly() (end func()) {
 	}
 }
 
-// take uses the configuration that was read from sources if it is valid; otherwise snapshot is nil. The stale domains
-// in it have an earlier version. Reading began at start.
+// take uses the configuration that was read from sources if it is valid; otherwise snapshot is nil. stale
+// lists domains whose earlier version stays in use. Reading began at start.
 func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stale, sources []string, start time.Time) {
 	now := time.Now()
 	for _, p := range problems {
@@ -136,7 +137,7 @@ func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stal
 		s.reload.Failed = now
 	}
 	s.mu.Unlock()
-	s.metrics.Loaded(!problems.Bad(), now) // after the swap: the new configuration decides what is sent next
+	s.metrics.Loaded(!problems.Bad(), now) // after the swap, so that the new configuration decides all later requests
 	if snapshot != nil {
 		s.metrics.Stale(stale)
 	}
@@ -147,7 +148,7 @@ func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stal
 	}
 }
 
-// owners returns the Owners of all limits, who share the space in the store.
+// owners returns the Owners of all limits, which share the room in the store.
 func owners(s *limiter.Snapshot) []string {
 	var list []string
 	for _, p := range s.Policies {
@@ -169,10 +170,10 @@ func (s *server) lastReload() admin.Reload {
 func (s *server) swap(snapshot *limiter.Snapshot, limits []string) {
 	s.stack.memory.SetOwners(limits)
 	if s.stack.lease != nil {
-		s.stack.lease.Forget() // while the limits that they were granted under are in use
+		s.stack.lease.Forget() // while the limits under which the units were granted are in use
 	}
 	s.limiter.Swap(snapshot)
 	if s.stack.denied != nil {
-		s.stack.denied.Forget() // a raised limit applies at once
+		s.stack.denied.Forget() // so that a raised limit applies at once
 	}
 }

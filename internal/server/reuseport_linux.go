@@ -19,9 +19,9 @@ func sharePort(_, _ string, c syscall.RawConn) error {
 	})
 }
 
-// leavePort directs new connections to the second socket that shares l's port, that of the new process. Otherwise
-// connections in l's queue would be reset when l is closed. If there is no second socket, l keeps getting
-// connections.
+// leavePort directs new connections to the second socket that shares l's port, which belongs to the new
+// process. Otherwise connections in l's queue would be reset when l is closed. If there is no second
+// socket, l keeps receiving connections.
 func leavePort(l net.Listener) error {
 	tcp, is := l.(*net.TCPListener)
 	if !is {
@@ -31,8 +31,8 @@ func leavePort(l net.Listener) error {
 	if err != nil {
 		return err
 	}
-	// Sockets are numbered in the order in which they began to listen. The kernel ignores a program that returns a
-	// number without a socket.
+	// Sockets are numbered in the order in which they began to listen. If the program returns a number
+	// without a socket, the kernel ignores it.
 	choose := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 1}
 	return control(c, func(fd int) error {
 		return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &unix.SockFprog{Len: 1, Filter: &choose})

@@ -8,7 +8,8 @@ import (
 	"syscall"
 )
 
-// canSharePorts is false: other systems have no SO_REUSEPORT, or give all connections to one of the sockets.
+// canSharePorts is false, because other systems have no SO_REUSEPORT, or give all connections to one of the
+// sockets.
 const canSharePorts = false
 
 func sharePort(string, string, syscall.RawConn) error { return errors.ErrUnsupported }

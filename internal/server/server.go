@@ -1,5 +1,6 @@
-// Package server is the running program. It connects the parts, opens the listeners, follows the configuration files,
-// and shuts everything down in order. It stops every goroutine that it starts, and waits for it.
+// Package server is the running program. It connects the parts, opens the listeners, follows the
+// configuration files, and shuts everything down in order. It stops every goroutine that it starts, and
+// waits for it.
 package server
 
 import (
@@ -29,9 +30,10 @@ import (
 
 // Running describes a started server.
 type Running struct {
-	// GRPC, HTTP, Admin and Metrics are the addresses of the listeners; nil means that there is none.
+	// GRPC, HTTP, Admin and Metrics are the addresses of the listeners. nil means that there is no such
+	// listener.
 	GRPC, HTTP, Admin, Metrics net.Addr
-	// Snapshot is the configuration at the start; nil if it has not arrived.
+	// Snapshot is the configuration at the start. It is nil if none has arrived yet.
 	Snapshot *limiter.Snapshot
 	// NotReady has the reasons for which the server is not ready, one per line; "" means that it is ready.
 	NotReady string
@@ -50,9 +52,9 @@ type server struct {
 	settle    *settleKeys
 	tracing   *tracing.Tracing // nil without tracing
 	unmatched *unmatched.Recorder
-	// conditions are the present problems.
+	// conditions has the present problems.
 	conditions *conditions.Registry
-	// The tokens of Config; nil if there is none.
+	// These are the tokens of Config; nil if not configured.
 	apiToken, adminToken, adminReadToken httpauth.Token
 	ready, draining                      atomic.Bool
 	noAuthLogged                         atomic.Bool
@@ -62,7 +64,7 @@ type server struct {
 	configured   chan struct{}
 	isConfigured func()
 
-	// Only the goroutine that loads uses them. keeper is nil without Isolate.
+	// These two are used only by the goroutine that loads configurations. keeper is nil without Isolate.
 	loader *config.Loader
 	keeper *config.Keeper
 
@@ -70,8 +72,9 @@ type server struct {
 	reload admin.Reload // guarded by mu
 }
 
-// ballast is never touched, so it takes no memory, but counts as a part of the heap. Without it, the garbage
-// collector would run constantly for the few megabytes of the real heap, which takes an eighth of a call's time.
+// ballast is never written, so it uses no memory, but it counts as a part of the heap. Without it, the
+// garbage collector would run constantly for the few megabytes of the real heap, which takes an eighth of a
+// call's time.
 var ballast []byte //nolint:unused // being there is its use
 
 const ballastSize = 16 << 20
@@ -79,8 +82,8 @@ const ballastSize = 16 << 20
 // ballasted makes ballast once for all servers of a process.
 var ballasted sync.Once
 
-// Run serves until ctx ends or a listener fails, and then drains. It calls started when all listeners are open. The
-// error is a config.Problems if the configuration cannot be used at the start.
+// Run serves until ctx ends or a listener fails, and then drains. It calls started when all listeners are
+// open. The error is a config.Problems if the configuration cannot be used at the start.
 func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) error {
 	if err := c.Check(); err != nil {
 		return err
@@ -152,7 +155,8 @@ func (s *server) newLimiter() *limiter.Limiter {
 	return limiter.New(s.stack.top, c)
 }
 
-// newServer makes the parts that need neither Redis nor a configuration. The error concerns a file with a token.
+// newServer makes the parts that need neither Redis nor a configuration. An error means that a token file
+// cannot be used.
 func newServer(c Config, log *zap.Logger) (*server, error) {
 	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision), configured: make(chan struct{}), conditions: conditions.New(time.Now)}
 	s.metrics.WatchConditions(s.conditions.List)
@@ -167,7 +171,7 @@ func newServer(c Config, log *zap.Logger) (*server, error) {
 	return s, s.readTokens()
 }
 
-// runBackground starts the goroutines that run until ctx ends, when the listeners are open.
+// runBackground starts the goroutines that run until ctx ends, which is when the listeners are closed.
 func (s *server) runBackground(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { s.adjust.run(ctx) })
 	wg.Go(func() { s.settle.run(ctx, s.adjust.ledger) })
@@ -192,7 +196,7 @@ func (s *server) readTokens() (err error) {
 	return err
 }
 
-// token returns a fixed token, or the one in a file, or nil if both are "".
+// token returns a fixed token, or the token in a file, or nil if both are "".
 func (s *server) token(fixed, file string) (httpauth.Token, error) {
 	if file == "" {
 		return httpauth.FixedToken(fixed), nil
@@ -280,7 +284,7 @@ func (s *server) notReady() string {
 	return b.String()
 }
 
-// beReady reports readiness to watching clients.
+// beReady tells watching clients that the server is ready.
 func (s *server) beReady(listeners []listener) {
 	s.ready.Store(true)
 	for _, d := range listeners {
@@ -290,7 +294,7 @@ func (s *server) beReady(listeners []listener) {
 	}
 }
 
-// serve opens the listeners. When asked ends or one of them fails, it closes them in order.
+// serve serves on the listeners. When asked ends or one of them fails, it closes them in order.
 func (s *server) serve(asked context.Context, listeners []listener, started func()) error {
 	ctx, fail := context.WithCancelCause(asked)
 	defer fail(nil)

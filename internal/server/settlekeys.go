@@ -18,19 +18,20 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// settleKeys has the secrets that sign reservations: those of --settle-key-file, else the token of the HTTP API, else a
-// random one, which all sidecars on one Redis share.
+// settleKeys has the secrets that sign reservations. They are those of --settle-key-file, or else the token
+// of the HTTP API, or else a random secret that all sidecars on one Redis share.
 type settleKeys struct {
 	server *server
-	file   func() []string          // nil: there is no file
-	tokens atomic.Pointer[[]string] // of the HTTP API: the present one, and the one before
-	random atomic.Pointer[[]string] // the one in use, and the one before; empty until Redis has answered
-	own    string                   // proposed to Redis
+	file   func() []string          // nil if there is no file
+	tokens atomic.Pointer[[]string] // the token of the HTTP API, and the previous one
+	random atomic.Pointer[[]string] // the random secret in use, and the previous one; empty until Redis has answered
+	own    string                   // the random secret that this sidecar proposes to Redis
 	used   atomic.Bool              // an id was signed or opened, or should have been
 	keys   *reservation.Keys
 }
 
-// How often the random secret is read from Redis: until it is known, and later, in case Redis has lost it.
+// These are the intervals at which the random secret is read from Redis: settleKeySoon until it is known,
+// and settleKeyLater afterwards, in case Redis has lost it.
 const (
 	settleKeySoon  = 500 * time.Millisecond
 	settleKeyLater = 30 * time.Second
@@ -54,7 +55,7 @@ func (s *server) newSettleKeys() (*settleKeys, error) {
 	return k, nil
 }
 
-// old are the secrets of ids of the older form: the token of the HTTP API.
+// old returns the secret of ids in the older form, which is the token of the HTTP API.
 func (k *settleKeys) old() []string {
 	if k.server.apiToken == nil {
 		return []string{""}
@@ -64,11 +65,11 @@ func (k *settleKeys) old() []string {
 
 func randomSecret() string {
 	var b [32]byte
-	_, _ = rand.Read(b[:]) // never fails
+	_, _ = rand.Read(b[:]) // rand.Read never fails
 	return hex.EncodeToString(b[:])
 }
 
-// secrets are those in use; none until Redis has answered.
+// secrets returns the secrets in use. It returns none until Redis has answered.
 func (k *settleKeys) secrets() []string {
 	switch {
 	case k.file != nil:
@@ -83,7 +84,8 @@ func (k *settleKeys) secrets() []string {
 	}
 }
 
-// ofToken is the token, and the one before it, so that reservations outlive a change of the token.
+// ofToken returns the token and the previous one, so that a change of the token does not invalidate
+// reservations.
 func (k *settleKeys) ofToken(token string) []string {
 	have := k.tokens.Load()
 	if have != nil && (*have)[0] == token {
@@ -102,10 +104,10 @@ func (k *settleKeys) isShared() bool {
 	return k.file == nil && k.server.apiToken == nil && k.server.config.Redis.URL != ""
 }
 
-// first gets the secret before there are requests, if the configuration needs one. ctx bounds the wait.
+// first reads the secret before the first request, if the configuration needs one. ctx bounds the wait.
 func (k *settleKeys) first(ctx context.Context, ledger *redis.Ledger) {
 	if settles, byName := k.isNeeded(); k.isShared() && (settles || byName) {
-		_ = k.get(ctx, ledger) // run tries again, and says so
+		_ = k.get(ctx, ledger) // run tries again, and reports the error
 	}
 }
 
@@ -122,7 +124,7 @@ func (k *settleKeys) isNeeded() (settles, byName bool) {
 	return settles, byName && k.server.config.HTTP != "" && isLocal(k.server.config.HTTP)
 }
 
-// run gets the secret from Redis when a configuration needs it, until ctx ends.
+// run reads the secret from Redis when a configuration needs it, until ctx ends.
 func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {
 	if !k.isShared() {
 		return
@@ -151,10 +153,10 @@ func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {
 	}
 }
 
-// settleKeyMissing is the name of the condition.
+// settleKeyMissing is the name of a condition.
 const settleKeyMissing = "settle-key-not-shared"
 
-// report reports whether the secret could be had from Redis.
+// report reports whether the secret could be read from Redis.
 func (k *settleKeys) report(err error) {
 	if err == nil {
 		k.server.conditions.Clear(settleKeyMissing)
@@ -174,7 +176,7 @@ func (k *settleKeys) report(err error) {
 	}
 }
 
-// get makes the secret in Redis the one in use, and accepts the one before.
+// get uses the secret in Redis, and still accepts the previous one.
 func (k *settleKeys) get(ctx context.Context, ledger *redis.Ledger) error {
 	have := *k.random.Load()
 	propose := k.own
@@ -183,7 +185,7 @@ func (k *settleKeys) get(ctx context.Context, ledger *redis.Ledger) error {
 	}
 	secret, err := ledger.Secret(ctx, propose)
 	switch {
-	case errors.Is(err, redis.ErrForbidden) && len(have) == 0: // others cannot settle what this sidecar reserves
+	case errors.Is(err, redis.ErrForbidden) && len(have) == 0: // other sidecars cannot settle the reservations of this one
 		secret = k.own
 	case err != nil:
 		return err
@@ -195,5 +197,6 @@ func (k *settleKeys) get(ctx context.Context, ledger *redis.Ledger) error {
 	return err
 }
 
-// wallClock is the clock by which reservations become late. Sidecars settle the reservations of others.
+// wallClock returns the wall clock time, which decides whether reservations are late. It must be comparable
+// among sidecars, which settle each other's reservations.
 func wallClock() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }

@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// answerMargin is the part of a caller's deadline that is reserved for the answer: Envoy allows a request whose
-// answer is late.
+// answerMargin is the part of a caller's deadline that is reserved for sending the answer. If an answer is
+// late, Envoy allows the request.
 const answerMargin = 2 * time.Millisecond
 
 // stack has the Stores, from the one that the limiter calls down to the Redis servers.
@@ -20,8 +20,8 @@ type stack struct {
 	memory *memory.Store       // all buckets or, with Redis, those of on_backend_failure local
 	denied *stores.DeniedStore // nil without Redis
 	lease  *stores.LeaseStore  // nil without Redis
-	redis  []*redis.Store      // one, or also that of limits per second; none if buckets are in memory
-	undos  *stores.Undos       // refunds for requests with limits in both; nil with one Redis
+	redis  []*redis.Store      // empty if buckets are in memory; the second, if there is one, is for limits per second
+	undos  *stores.Undos       // refunds for requests with limits in both Redis; nil with one Redis
 }
 
 // newStack makes the Stores, from the last to the first.
@@ -39,19 +39,19 @@ func (s *server) newStack() (st stack, err error) {
 	if st.redis, err = s.openRedis(); err != nil {
 		return st, err
 	}
-	st.top = st.redis[0] // a Store has a lane for each server: a queue, a circuit breaker and connections
+	st.top = st.redis[0] // this Store has a lane for each server: a queue, a circuit breaker and connections
 	if len(st.redis) > 1 {
 		st.undos = stores.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
 		st.top = stores.Divided(st.top, st.redis[1], bySecond, st.undos)
 	}
 	s.metrics.WatchUndos(s.stack.undosDropped)
 	st.top = s.metrics.Backend(st.top, c.Timeout, s.backendFailed())
-	// These work during an outage of Redis. The lease comes before the denial cache: leased units are available even
-	// after a denial by Redis.
+	// These two work during an outage of Redis. The lease wraps the denial cache, because leased units are
+	// available even after a denial by Redis.
 	st.denied = stores.Denied(st.top, stores.DeniedConfig{})
 	st.lease = stores.Lease(st.denied, stores.LeaseConfig{Timeout: leaseTimeout})
 	s.metrics.WatchLeases(st.lease.Stats)
-	// The deadline comes first, so that the answer is in time whatever happens in the others.
+	// Deadline is outermost, so that the answer is in time whatever happens in the other Stores.
 	st.top = stores.Deadline(st.lease, c.Timeout, answerMargin, s.storePanicked)
 	return st, nil
 }
@@ -67,7 +67,7 @@ func (st *stack) undosDropped() (n int64) {
 	return n
 }
 
-// close returns leases and closes all connections. No batch may be submitted after it.
+// close returns leases and closes all connections. No batch may be submitted afterwards.
 func (st *stack) close() {
 	if st.lease != nil {
 		st.lease.Close()

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 )
 
-// watch has what the server records for the admin page, besides the denials.
+// watch has the records for the admin page, except denials.
 type watch struct {
 	started time.Time
 	history *history.Recorder
@@ -24,11 +24,11 @@ type watch struct {
 	usage   *usage.Recorder
 
 	fleet *fleet // nil if no other process can share a Redis
-	// full is the number of charges that had found no room in memory at the last sample; fullAt is the time of the
-	// last one.
+	// full is the number of charges for which there was no room in memory, at the last sample. fullAt is
+	// when that number last increased.
 	full   uint64
 	fullAt time.Time
-	// swapped has the last swap of configurations, until it is compared.
+	// swapped receives each change of configurations that has to be compared.
 	swapped chan swap
 }
 
@@ -39,16 +39,16 @@ func newWatch(now time.Time) *watch {
 	return &watch{started: now, history: history.New(now), usage: usage.New(time.Now, sampleEvery), swapped: make(chan swap, 1)}
 }
 
-// sampleEvery is the number of decisions of which one is timed: reading the clock takes a tenth of the time of a
-// decision.
+// sampleEvery is the number of decisions of which one is timed, because reading the clock takes a tenth of
+// the time of a decision.
 const sampleEvery = 64
 
-// observers count every answer, and record what the admin page shows. For an allowed request that takes a random
-// number and a comparison.
+// observers counts every answer, and records the data of the admin page. For an allowed request that takes
+// a random number and a comparison.
 type observers struct {
 	*metrics.Metrics
 	unmatched *unmatched.Recorder
-	denials   *denials.Recorder // nil, as is watch, without an admin listener
+	denials   *denials.Recorder // like watch, nil without an admin listener
 	watch     *watch
 }
 
@@ -110,8 +110,9 @@ func (w *watch) read(now time.Time, m *metrics.Metrics) {
 	})
 }
 
-// compare shows on the admin page how after differs from before. For many limits that takes longer than a reload
-// should. Only one goroutine loads configurations, so there is only one sender.
+// compare shows on the admin page how after differs from before. It does so on another goroutine, because
+// for many limits that takes longer than a reload should. Only one goroutine loads configurations, so there
+// is only one sender.
 func (w *watch) compare(before, after *limiter.Snapshot) {
 	if w == nil || before == nil {
 		return
@@ -126,12 +127,12 @@ func (w *watch) compare(before, after *limiter.Snapshot) {
 const (
 	// memoryFull and controlPlaneAway are conditions that this package reports.
 	memoryFull, controlPlaneAway = "memory-full", "control-plane-away"
-	// fullFor is how long memory is reported as full after the last bucket that found no room.
+	// fullFor is how long memory is reported as full after the last bucket without room.
 	fullFor = time.Minute
 )
 
-// reportMemory reports that buckets find no room in memory, or soon will not. With Redis, these are the buckets of
-// on_backend_failure local.
+// reportMemory reports that there is no room for buckets in memory, or soon will not be. With Redis, these
+// are the buckets of on_backend_failure local.
 func (s *server) reportMemory(now time.Time) {
 	stats := s.stack.memory.Stats()
 	if stats.Full > s.watch.full {
@@ -156,7 +157,8 @@ func (s *server) reportMemory(now time.Time) {
 	}
 }
 
-// reportControlPlane returns the function to call when the stream to the control plane at server opens or ends.
+// reportControlPlane returns the function to call when the stream to the control plane at server opens or
+// ends.
 func (s *server) reportControlPlane(server string, next func(bool)) func(bool) {
 	away := conditions.Condition{
 		Name: controlPlaneAway, Severity: conditions.Degraded,
