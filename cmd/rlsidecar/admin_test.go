@@ -117,7 +117,7 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 	}
 	command(exitUsage, "name a limit and its key", "get")
 	command(exitUsage, "name a limit and its key", "reset", "send", "--descriptor", "a=b")
-	command(exitUsage, "say which", "get", "--descriptor", "a=b")
+	command(exitUsage, "needs a domain", "get", "--descriptor", "a=b")
 
 	wrong := func(want string, args ...string) {
 		t.Helper()

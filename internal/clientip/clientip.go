@@ -25,10 +25,12 @@ func Hop(text string) (netip.Addr, bool) {
 	return Peer(text)
 }
 
-// Forwarded returns the rightmost hop in lines of X-Forwarded-For that is not trusted: the trusted hop to its right has
-// added it. If all hops are trusted, it returns the leftmost, and without hops the peer, which must be trusted. A hop
-// that is not an address ends the search, because no trusted proxy has added the hops to its left. untrusted reports
-// whether the search ended at a hop that is not trusted or not an address.
+// Forwarded returns the address of the client, from the lines of X-Forwarded-For. That is the rightmost hop
+// that is not trusted, because the trusted hop to its right has added it. If all hops are trusted, it is
+// the leftmost one. Without hops it is the peer, which must be trusted.
+//
+// A hop that is not an address ends the search, because no trusted proxy has added the hops to its left.
+// untrusted reports whether the search ended at a hop that is not trusted or not an address.
 func Forwarded(lines []string, peer netip.Addr, trusts func(netip.Addr) bool) (addr netip.Addr, untrusted bool) {
 	addr = peer
 	for _, line := range slices.Backward(lines) {

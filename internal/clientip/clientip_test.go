@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// trusts is the trust of the tests: everything in 10.0.0.0/8 is a proxy.
+// trusts reports whether addr is a trusted proxy. In the tests, these are all addresses in 10.0.0.0/8.
 func trusts(addr netip.Addr) bool { return netip.MustParsePrefix("10.0.0.0/8").Contains(addr) }
 
 var peer = netip.MustParseAddr("10.0.0.1")
@@ -20,10 +20,10 @@ func TestForwarded(t *testing.T) {
 	}{
 		{nil, "10.0.0.1", false},
 		{[]string{"192.0.2.7"}, "192.0.2.7", true},
-		{[]string{"6.6.6.6, 192.0.2.7, 10.0.0.2"}, "192.0.2.7", true},   // the client invented the first
-		{[]string{"6.6.6.6", "192.0.2.7, 10.0.0.2"}, "192.0.2.7", true}, // in a line of its own
+		{[]string{"6.6.6.6, 192.0.2.7, 10.0.0.2"}, "192.0.2.7", true},   // the client forged the first hop
+		{[]string{"6.6.6.6", "192.0.2.7, 10.0.0.2"}, "192.0.2.7", true}, // the client forged the first line
 		{[]string{"192.0.2.7, nonsense, 10.0.0.2"}, "10.0.0.2", true},   // no proxy writes that
-		{[]string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3", false},             // all are proxies
+		{[]string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3", false},             // all hops are proxies
 		{[]string{"[2001:db8::1]:443, ::ffff:10.0.0.2"}, "2001:db8::1", true},
 		{[]string{" , 192.0.2.7:80 ,, "}, "192.0.2.7", true},
 	} {
@@ -34,7 +34,7 @@ func TestForwarded(t *testing.T) {
 	}
 }
 
-// TestNetworks: addresses of one IPv6 network are one client.
+// All addresses of one IPv6 network belong to one client.
 func TestNetworks(t *testing.T) {
 	for _, c := range []struct{ addr, key, network string }{
 		{"192.0.2.7", "192.0.2.7", "192.0.2.7/32"},

@@ -11,25 +11,26 @@ import (
 )
 
 const (
-	// defaultMost bounds the number of held answers, because each needs a goroutine.
+	// defaultMost is the default bound of held answers. There is a bound because each held answer needs a
+	// goroutine.
 	defaultMost = 10_000
 	// longest is the longest delay for a caller without a deadline.
 	longest = 60 * algorithms.Second
-	// margin is the part of the caller's deadline that is kept for sending the answer.
+	// margin is the part of the caller's deadline that is reserved for sending the answer.
 	margin = 2 * time.Millisecond
-	// none allows only requests whose turn is now; 0 would mean no bound.
+	// none allows only requests whose turn is now. 0 would mean no bound.
 	none = algorithms.Micros(1)
 )
 
-// Room holds answers back. The zero Room has room for 10,000.
+// Room holds answers back. The zero Room has room for 10,000 answers.
 type Room struct {
 	// Most is the largest number of held answers; 0 means the default, and a negative number means none.
 	Most int64
 	held atomic.Int64
 }
 
-// Longest returns how long an answer may be held: until shortly before the deadline of ctx. If there is no room, it
-// returns the shortest delay.
+// Longest returns how long an answer may be held, which is until shortly before the deadline of ctx. If
+// there is no room, it returns the shortest delay.
 func (r *Room) Longest(ctx context.Context) algorithms.Micros {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -38,7 +39,7 @@ func (r *Room) Longest(ctx context.Context) algorithms.Micros {
 	return r.LongestFor(max(1, time.Until(deadline)))
 }
 
-// LongestFor is Longest for a caller whose deadline is left away; 0 means no deadline.
+// LongestFor is Longest for a caller with the time left until its deadline. 0 means no deadline.
 func (r *Room) LongestFor(left time.Duration) algorithms.Micros {
 	most := r.Most
 	if most == 0 {

@@ -12,13 +12,13 @@ import (
 
 func TestLongest(t *testing.T) {
 	for _, c := range []struct {
-		left time.Duration // until the caller's deadline; 0: none
+		left time.Duration // until the caller's deadline; 0 means no deadline
 		want algorithms.Micros
 	}{
 		{0, 60_000_000},
 		{time.Hour, 60_000_000},
 		{61 * time.Second, 60_000_000},
-		{time.Second, 998_000}, // the answer takes its time, too
+		{time.Second, 998_000}, // sending the answer takes time too
 		{3 * time.Millisecond, 1_000},
 		{2 * time.Millisecond, 1},
 		{time.Nanosecond, 1},
@@ -38,7 +38,7 @@ func TestLongest(t *testing.T) {
 	}
 }
 
-func TestThereIsPlaceForSoMany(t *testing.T) {
+func TestTheNumberOfHeldAnswersIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &Room{Most: 3}
 		for range 2 {
@@ -47,16 +47,16 @@ func TestThereIsPlaceForSoMany(t *testing.T) {
 		stop := r.Later(7_000_000, func() { t.Error("it was stopped") })
 		synctest.Wait()
 		if r.Held() != 3 || r.LongestFor(0) != 1 {
-			t.Errorf("%d held, the next for %d", r.Held(), r.LongestFor(0))
+			t.Errorf("%d answers held, the next for at most %d", r.Held(), r.LongestFor(0))
 		}
 		stop()
-		stop() // twice is once
+		stop() // a second call has no effect
 		if r.Held() != 2 || r.LongestFor(0) != 60_000_000 {
-			t.Errorf("%d held, the next for %d", r.Held(), r.LongestFor(0))
+			t.Errorf("%d answers held, the next for at most %d", r.Held(), r.LongestFor(0))
 		}
 		time.Sleep(6 * time.Second)
 		if r.Held() != 0 {
-			t.Errorf("%d held", r.Held())
+			t.Errorf("%d answers held", r.Held())
 		}
 		for most, held := range map[int64]algorithms.Micros{0: 60_000_000, -1: 1} {
 			if got := (&Room{Most: most}).LongestFor(0); got != held {

@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// TestTheExamplesAnswerAsDocumented runs the consoles that examples show.
+// The console blocks of the examples are executed.
 func TestTheExamplesAnswerAsDocumented(t *testing.T) {
 	for _, name := range []string{"http-api", "convex"} {
 		t.Run(name, func(t *testing.T) {
@@ -46,13 +46,13 @@ func TestTheExamplesAnswerAsDocumented(t *testing.T) {
 	}
 }
 
-// console runs commands as an example shows them, on a clock that only sleep moves.
+// console runs commands as shown in an example. Only sleep moves its clock.
 type console struct {
 	t     *testing.T
 	clock storetest.Clock
 	ask   func(method, path, body string) string
-	ids   []string // of reservations; an example calls them R1, R2, …
-	log   string   // the request
+	ids   []string // ids of reservations; an example calls them R1, R2, …
+	log   string   // the last request
 }
 
 func newConsole(t *testing.T, snapshot *limiter.Snapshot) *console {
@@ -74,7 +74,7 @@ var (
 	ids    = regexp.MustCompile(`"reservation":"([^"]*)"`)
 )
 
-// run runs a command, which must answer says.
+// run runs a command, and compares its answer with says.
 func (c *console) run(command, says string) {
 	c.t.Helper()
 	got := ""
@@ -90,7 +90,7 @@ func (c *console) run(command, says string) {
 	} else if m := gets.FindStringSubmatch(command); m != nil {
 		got = c.ask("GET", m[1], "")
 	} else {
-		c.t.Errorf("not understood: %s", command)
+		c.t.Errorf("unknown command: %s", command)
 		return
 	}
 	c.log += command
@@ -99,7 +99,7 @@ func (c *console) run(command, says string) {
 	}
 }
 
-// named puts ids where R1, R2, … stand.
+// named replaces R1, R2, … by ids.
 func (c *console) named(body string) string {
 	for i, id := range c.ids {
 		body = strings.ReplaceAll(body, fmt.Sprintf(`"R%d"`, i+1), `"`+id+`"`)
@@ -107,7 +107,7 @@ func (c *console) named(body string) string {
 	return body
 }
 
-// naming puts R1, R2, … where ids stand.
+// naming replaces ids by R1, R2, …
 func (c *console) naming(answer string) string {
 	for _, found := range ids.FindAllStringSubmatch(answer, -1) {
 		if !slices.Contains(c.ids, found[1]) {

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// onClock is the API on one clock, with what edit changes.
+// onClock returns the API with a clock that the test sets. edit changes its settings.
 func onClock(tb testing.TB, edit ...func(*API)) (http.Handler, *storetest.Clock) {
 	tb.Helper()
 	clock := &storetest.Clock{}
@@ -38,10 +38,10 @@ func TestARequestWithAnIDIsChargedOnce(t *testing.T) {
 	for range 2 {
 		again, againList := call(h, "POST", "/v1/limit", ask), call(h, "POST", "/v1/limit", list)
 		if again.Body.String() != first.Body.String() || again.Code != first.Code || again.Header().Get("Idempotent-Replayed") != "true" {
-			t.Errorf("asked again:\n got %d %s\nwant %d %s", again.Code, again.Body, first.Code, first.Body)
+			t.Errorf("repeated:\n got %d %s\nwant %d %s", again.Code, again.Body, first.Code, first.Body)
 		}
 		if againList.Body.String() != firstList.Body.String() || againList.Header().Get("Idempotent-Replayed") != "true" {
-			t.Errorf("asked again:\n got %s\nwant %s", againList.Body, firstList.Body)
+			t.Errorf("repeated:\n got %s\nwant %s", againList.Body, firstList.Body)
 		}
 	}
 	script(t, h, clock,
@@ -49,11 +49,11 @@ func TestARequestWithAnIDIsChargedOnce(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"tokens","key":"bob","ok":true,"remaining":6,"limit":10,"reset_after_ms":19000}]}`},
 		exchangeStep{5000 * ms, "/v1/limit", `{"name":"tokens","key":"bob","count":5,"request_id":"r1"}`, 422,
 			`request_id: it was used for another request; use a new one for each request`},
-		exchangeStep{5000 * ms, "/v1/limit", `{"domain":"other","name":"both","request_id":"r1"}`, 200, // another domain's
+		exchangeStep{5000 * ms, "/v1/limit", `{"domain":"other","name":"both","request_id":"r1"}`, 200, // in another domain
 			`{"ok":true,"limits":[{"name":"both","ok":true,"remaining":0,"limit":1,"reset_after_ms":1000}]}`},
 		exchangeStep{5000 * ms, "/v1/check", `{"name":"send","request_id":"r1"}`, 400,
 			`reservation and request_id belong to /v1/limit: a dry run consumes nothing`},
-		// A denial took nothing, so it is not remembered: the id can succeed later.
+		// A denial consumed nothing, so it is not stored: the id can succeed later.
 		exchangeStep{5000 * ms, "/v1/limit", `{"name":"few","key":"eve","count":3}`, 200,
 			`{"ok":true,"limits":[{"name":"few","key":"eve","ok":true,"remaining":0,"limit":3,"reset_after_ms":3000}]}`},
 		exchangeStep{5000 * ms, "/v1/limit", `{"name":"few","key":"eve","request_id":"r3"}`, 429,
@@ -74,7 +74,7 @@ func TestAnIDInFlightIsAConflict(t *testing.T) {
 	}
 }
 
-// heard is what tests read of an answer.
+// heard has the parts of an answer that tests read.
 type heard struct {
 	OK          bool
 	Reservation string
@@ -86,7 +86,7 @@ type heard struct {
 	}
 }
 
-// reserve reserves, and returns the id.
+// reserve sends a request that reserves, and returns the id.
 func reserve(t *testing.T, h http.Handler, body string) string {
 	t.Helper()
 	w := call(h, "POST", "/v1/limit", body)
@@ -106,14 +106,14 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 	none := reserve(t, h, `{"name":"tokens","key":"c","count":0,"reserve":true}`)
 	as := reserve(t, h, `{"name":"tokens","key":"d","count":3,"reserve":true}`)
 	script(t, h, clock,
-		exchangeStep{0, "/v1/limit", settleBody(less, "12"), 200, // below zero still, which is no wait: the work is done
+		exchangeStep{0, "/v1/limit", settleBody(less, "12"), 200, // the bucket is still below zero, but there is no wait, because the work is done
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
 		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "12"), 200, // the same answer
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
 		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "13"), 409, `it was settled with another count; the first one counts`},
 		exchangeStep{12_000 * ms, "/v1/check", `{"name":"tokens","key":"a","count":0}`, 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
-		exchangeStep{12_000 * ms, "/v1/limit", settleBody(more, "11"), 200, // 2 of 10, all back by now, and 9 more
+		exchangeStep{12_000 * ms, "/v1/limit", settleBody(more, "11"), 200, // 2 of 10 at first, all refunded by now, and 9 more
 			`{"ok":true,"limits":[{"name":"tokens","key":"b","ok":true,"remaining":1,"limit":10,"reset_after_ms":54000}]}`},
 		exchangeStep{12_000 * ms, "/v1/limit", settleBody(none, "4"), 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"c","ok":true,"remaining":6,"limit":10,"reset_after_ms":24000}]}`},
@@ -126,15 +126,16 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 func TestASettlementThatIsTooMuch(t *testing.T) {
 	h, clock := onClock(t)
 	const at = algorithms.Micros(0)
-	big := reserve(t, h, `{"name":"tokens","key":"a","count":30,"reserve":true}`) // all that there can be
+	big := reserve(t, h, `{"name":"tokens","key":"a","count":30,"reserve":true}`) // the largest possible reservation
 	credit := reserve(t, h, `{"name":"credit","key":"a","count":2,"reserve":true}`)
 	script(t, h, clock,
 		exchangeStep{at, "/v1/limit", settleBody(big, "61"), 400, `limit "tokens": the cost is 31, but the limit can never hold more than 30`},
-		exchangeStep{at, "/v1/limit", settleBody(big, "31"), 429, // denied, which takes nothing, and can be tried again
+		exchangeStep{at, "/v1/limit", settleBody(big, "31"), 429, // a denial consumes nothing, so it can be tried again
 			`{"ok":false,"retry_after_ms":6000,"limits":[{"name":"tokens","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":180000,"retry_after_ms":6000}]}`},
 		exchangeStep{6000 * ms, "/v1/limit", settleBody(big, "31"), 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":180000}]}`},
-		// With overdraw the rest is taken, down to max_reserved, and the answer says that it was not there.
+		// With overdraw the rest is charged, down to max_reserved, and the answer says that it was not
+		// available.
 		exchangeStep{6000 * ms, "/v1/limit", settleBody(credit, "100"), 429,
 			`{"ok":false,"retry_after_ms":90000,"limits":[{"name":"credit","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":90000,"retry_after_ms":90000}]}`},
 		exchangeStep{8000 * ms, "/v1/limit", settleBody(credit, "100"), 429,
@@ -157,16 +158,16 @@ func TestARefundBelongsToItsWindow(t *testing.T) {
 		exchangeStep{hour, "/v1/limit", settleBody(late, "10"), 410, `a reservation can be settled within an hour after its turn`},
 	)
 	late = reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`)
-	waits := reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`) // 70 - 120: one hour later
+	waits := reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`) // 70 - 120: available one hour later
 	script(t, h, clock,
 		exchangeStep{2*hour - 1, "/v1/limit", settleBody(late, "60"), 200,
 			`{"ok":true,"limits":[{"name":"hourly","key":"b","ok":true,"remaining":0,"limit":100,"reset_after_ms":3600001}]}`},
-		exchangeStep{3*hour - 1, "/v1/limit", settleBody(waits, "0"), 200, // its window is over: nothing comes back
+		exchangeStep{3*hour - 1, "/v1/limit", settleBody(waits, "0"), 200, // its window has ended, so nothing is refunded
 			`{"ok":true,"limits":[{"name":"hourly","key":"b","ok":true,"remaining":50,"limit":100,"reset_after_ms":1}]}`},
 	)
 }
 
-func TestReservationsCannotBeMadeUp(t *testing.T) {
+func TestForgedReservationsAreRefused(t *testing.T) {
 	bare, _ := onClock(t)
 	for _, id := range []string{"", "x", "AAAA", strings.Repeat("A", 60_000)} {
 		exchangeStep{0, "/v1/limit", settleBody(id, "1"), 404, `reservation is not a reservation, or was signed with another key`}.check(t, bare)
@@ -189,7 +190,7 @@ func TestReservationsCannotBeMadeUp(t *testing.T) {
 	for i := range id {
 		forged := []byte(id)
 		if forged[i]++; forged[i] == id[i]+1 && i == len(id)-1 {
-			forged[i] = 'A' // the last character has bits to spare
+			forged[i] = 'A' // the last character has unused bits
 		}
 		if code, text := ask(one, "s3cret", settleBody(string(forged), "1")); code != 404 && string(forged) != id {
 			t.Fatalf("%s: %d %s", forged, code, text)
@@ -206,8 +207,8 @@ func TestReservationsCannotBeMadeUp(t *testing.T) {
 	}
 }
 
-// A request that reserves several limits gets an id of each, and one of all. Each limit is settled once, whichever id
-// a client uses.
+// A request that reserves several limits gets one id for each limit, and one for all. Each limit is settled
+// once, whichever id a client uses.
 func TestSeveralReservedLimits(t *testing.T) {
 	h, clock := onClock(t)
 	const list = `{"limits":[{"name":"tokens","key":"KEY","count":4,"reserve":true},{"name":"send","key":"a"},{"name":"hourly","key":"KEY","count":9,"reserve":true}]}`
@@ -241,13 +242,13 @@ func TestSeveralReservedLimits(t *testing.T) {
 	)
 }
 
-// The ids are those that the version before made: 5 and 3 units of tokens.
+// These ids were made by the previous version: 5 and 3 units of tokens.
 const oldA, oldB = "ARAwMTIzNDU2Nzg5YWJjZGVmgICBsYTpkQOAgIGxhOmRAwEABQRlZGdlBnRva2VucwABAWEKgI7OHISytzCup8A2qTUXJTpRcXU",
 	"ARAwMTIzNDU2Nzg5YWJjZGVngICBsYTpkQOAgIGxhOmRAwEAAwRlZGdlBnRva2VucwABAWIKgI7OHOc1h5sLA9IZqf09aBXums8"
 
-// An id of before an upgrade is settled, for as long as it is valid. If the version before has settled it, nothing is
-// refunded again.
-func TestIDsOfBeforeAnUpgrade(t *testing.T) {
+// An id from before an upgrade can be settled as long as it is valid. If the previous version has settled
+// it, nothing is refunded again.
+func TestIDsFromBeforeAnUpgrade(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
 	store := memory.New(memory.Config{Clock: clock.Time})
@@ -276,7 +277,8 @@ func TestIDsOfBeforeAnUpgrade(t *testing.T) {
 	)
 }
 
-// An application settles what a proxy reserved, and a proxy what an application did: there is one form of ids.
+// Ids have one form. So an application can settle a proxy's reservation, and a proxy that of an
+// application.
 func TestProxiesAndApplicationsSettleForEachOther(t *testing.T) {
 	const limits = `
 domain: edge
@@ -315,13 +317,13 @@ descriptors:
 			`{"ok":true,"limits":[{"name":"llm","key":"eve","ok":true,"remaining":975,"limit":1000,"reset_after_ms":2160000}]}`},
 	)
 	if s := send("settle", byProxy, 0).Settlements; len(s) != 1 || !s[0].Repeated {
-		t.Errorf("the proxy's own done: %+v", s)
+		t.Errorf("the proxy's own settlement: %+v", s)
 	}
 }
 
-// Whatever the limit answers while the store is unreachable, a settlement that was not made is an error, so that it is
-// repeated.
-func TestASettlementWhileTheStoreIsAway(t *testing.T) {
+// While the store fails, a settlement is an error whatever on_backend_failure is, so that the client
+// repeats it.
+func TestASettlementWhileTheStoreFails(t *testing.T) {
 	id := reserve(t, apiOver(t, memory.New(memory.Config{})), `{"name":"pass","count":1,"reserve":true}`)
 	if w := call(apiOver(t, broken{backend.ErrUnavailable}), "POST", "/v1/limit", settleBody(id, "0")); w.Code != 503 {
 		t.Errorf("%d %s", w.Code, w.Body)
@@ -338,7 +340,7 @@ func TestRequestsThatReserveNothing(t *testing.T) {
 		}
 	}
 	if w := call(h, "POST", "/v1/check", `{"name":"tokens","key":"b","reserve":true}`); strings.Contains(w.Body.String(), "reservation") {
-		t.Errorf("a look reserves nothing: %s", w.Body)
+		t.Errorf("a dry run reserves nothing: %s", w.Body)
 	}
 }
 
@@ -358,8 +360,9 @@ func TestALimitThatStartedAfreshIsNotSettled(t *testing.T) {
 		`limit "tokens": the limit has changed its algorithm or its shards since, so its buckets are new and there is nothing to settle`}.check(t, h)
 }
 
-// The id says how fast the bucket refilled. Ten were reserved at 10 a minute, and the 5 that flowed in were used; then
-// the rate falls. Cancelling returns none of what has flowed in, though the lower rate would have brought less than 1.
+// The id contains the refill rate of its time. Ten units were reserved at 10 a minute, and the 5 that
+// flowed in were consumed. Then the rate falls to less than 1. Canceling must still refund at most the 5
+// that have not flowed in.
 func TestAReservationIsCancelledAtALowerRate(t *testing.T) {
 	var l *limiter.Limiter
 	h, clock := onClock(t, func(a *API) { l = a.Limiter })
@@ -389,7 +392,7 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 		exchangeStep{0, "/v1/limit", ask(`,"count":2`), 429, `{"ok":false,"retry_after_ms":30000,"limits":[{"name":"own","key":"a","ok":false,"remaining":1,"limit":2,"reset_after_ms":30000,"retry_after_ms":30000}]}`},
 		exchangeStep{0, "/v1/limit", ask(`,"count":6,"reserve":true`), 400, `limit "own": the cost is 6, but the limit can never hold more than 5`},
 		exchangeStep{0, "/v1/limit", settleBody(id, "1"), 200, `{"ok":true,"limits":[{"name":"own","key":"b","ok":true,"remaining":1,"limit":2,"reset_after_ms":30000}]}`},
-		// Other numbers keep what was taken, as with those in a file.
+		// Requests with other numbers keep the consumption, as for limits in a file.
 		exchangeStep{0, "/v1/limit", `{"domain":"edge","name":"own","key":"a","count":0,"config":{"algorithm":"token_bucket","rate":10,"period":"1m"}}`, 200,
 			`{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
 		exchangeStep{0, "/v1/limit", ask(`,"request_id":"r"`), 200, `{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":0,"limit":2,"reset_after_ms":60000}]}`},
@@ -420,7 +423,7 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 	}
 }
 
-// TestJitterIsNeverEarly: jitter delays the times in the answer, by at most the requested share.
+// Jitter delays the times in the answer, by at most the requested share.
 func TestJitterIsNeverEarly(t *testing.T) {
 	h, _ := onClock(t)
 	call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":10}`)
@@ -444,7 +447,7 @@ func TestJitterIsNeverEarly(t *testing.T) {
 	}
 	w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"b","jitter":2000}`)
 	if w.Code != 200 || strings.Contains(w.Body.String(), "wait") {
-		t.Errorf("now is now: %d %s", w.Code, w.Body)
+		t.Errorf("an answer without a wait was delayed: %d %s", w.Code, w.Body)
 	}
 	w = call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":1,"reserve":true,"jitter":2000}`)
 	var said heard

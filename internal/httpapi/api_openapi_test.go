@@ -20,7 +20,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// document is openapi.json, for looking around in.
+// document is a parsed OpenAPI document.
 type document struct {
 	t    *testing.T
 	root map[string]any
@@ -40,7 +40,7 @@ func openDocument(t *testing.T, text []byte) *document {
 	return d
 }
 
-// at is what stands at a place, its reference followed, and that place.
+// at returns the value at a place, with references followed, and its final place.
 func (d *document) at(place ...string) (map[string]any, []string) {
 	d.t.Helper()
 	var v any = d.root
@@ -74,7 +74,7 @@ func (d *document) validate(text []byte, place ...string) error {
 	return schema.Validate(value)
 }
 
-// sample is a request whose answer openapi.json describes.
+// sample is a request whose answer the document describes.
 type sample struct {
 	h                  http.Handler
 	method, path, body string
@@ -85,7 +85,7 @@ func (s sample) ask() *httptest.ResponseRecorder {
 	return call(s.h, s.method, s.path, s.body, s.header...)
 }
 
-// samples has, for each path, a request for each status that is described.
+// samples has a request for each described status of each path.
 func samples(t *testing.T) map[string]map[string]map[int]sample {
 	t.Helper()
 	h, clock := onClock(t)
@@ -146,8 +146,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 	}
 }
 
-// TestTheDescriptionIsOfTheseHandlers: each path and status that is described is answered so, with a
-// body of its schema, and there is no other.
+// Each described path and status occurs, with a body of its schema, and no other path exists.
 func TestTheDescriptionIsOfTheseHandlers(t *testing.T) {
 	h, _ := apiInMemory(t)
 	w := call(h, "GET", "/openapi.json", "")
@@ -159,7 +158,7 @@ func TestTheDescriptionIsOfTheseHandlers(t *testing.T) {
 		var names []string
 		for method, byCode := range methods {
 			names = append(names, strings.ToUpper(method))
-			d.checkOperation(path, method, byCode, "408") // which TestSlowClientsAreCutOff sees
+			d.checkOperation(path, method, byCode, "408") // tested by TestSlowClientsAreCutOff
 		}
 		handled := slices.Sorted(maps.Keys((&API{}).paths()[path]))
 		if slices.Sort(names); !slices.Equal(handled, names) {
@@ -169,24 +168,24 @@ func TestTheDescriptionIsOfTheseHandlers(t *testing.T) {
 	paths, _ := d.at("paths")
 	for path := range (&API{}).paths() {
 		if paths[path] == nil {
-			t.Errorf("%s is not described", path)
+			t.Errorf("%s is handled but not described", path)
 		}
 	}
 	for path := range paths {
 		if strings.HasPrefix(path, "/v1/") && !strings.HasPrefix(path, authPath) && (&API{}).paths()[path] == nil {
-			t.Errorf("%s is described and not there", path)
+			t.Errorf("%s is described but not handled", path)
 		}
 	}
 }
 
-// checkOperation sends each of byCode's requests. Other tests see the statuses elsewhere.
+// checkOperation sends each request of byCode. Other tests check the statuses in elsewhere.
 func (d *document) checkOperation(path, method string, byCode map[int]sample, elsewhere ...string) {
 	d.t.Helper()
 	responses, _ := d.at("paths", path, method, "responses")
 	for code := range responses {
 		n, _ := json.Number(code).Int64()
 		if _, ok := byCode[int(n)]; !ok && !slices.Contains(elsewhere, code) {
-			d.t.Errorf("%s %s: %s is described, and nothing is answered so", method, path, code)
+			d.t.Errorf("%s %s: %s is described, but no request gets it", method, path, code)
 		}
 	}
 	for code, s := range byCode {
@@ -224,8 +223,8 @@ func (d *document) checkOperation(path, method string, byCode map[int]sample, el
 	}
 }
 
-// checkProblem looks for the type of a problem in the description of the field. It is no enumeration, because a new type
-// must not break the clients that were generated before.
+// checkProblem checks that the description of the field lists the type of a problem. The field is not an
+// enumeration, because a new type must not break clients that were generated earlier.
 func (d *document) checkProblem(body []byte) {
 	d.t.Helper()
 	var p problem

@@ -46,13 +46,13 @@ limits:
   both:   {algorithm: token_bucket, rate: 1, period: 1s}
 `
 
-// apiOver is the API over a store on a clock of the test's.
+// apiOver returns the API over a store, with a clock that the test sets.
 func apiOver(tb testing.TB, store backend.Store, edit ...func(*API)) http.Handler {
 	tb.Helper()
 	return apiAt(tb, store, func() algorithms.Micros { return storetest.Start }, edit...)
 }
 
-// apiAt is the API whose reservations expire by now. Its token signs them.
+// apiAt returns the API with a clock for reservations. Its token signs them.
 func apiAt(tb testing.TB, store backend.Store, now func() algorithms.Micros, edit ...func(*API)) http.Handler {
 	tb.Helper()
 	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(apiLimits)}}, config.Options{})
@@ -94,12 +94,12 @@ func call(h http.Handler, method, path, body string, header ...string) *httptest
 	return w
 }
 
-// exchangeStep is a request at a time, and the answer.
+// exchangeStep is a request at a time, and its answer.
 type exchangeStep struct {
 	at         algorithms.Micros
 	path, body string
 	code       int
-	want       string // all of the body; of a problem its detail
+	want       string // the whole body; for a problem, its detail
 }
 
 func (s exchangeStep) check(t *testing.T, h http.Handler) {
@@ -123,7 +123,7 @@ func (s exchangeStep) check(t *testing.T, h http.Handler) {
 	}
 }
 
-// reservations are ids, of which each is another; what they are good for is tested apart.
+// reservations matches the ids of reservations, which differ each time. Other tests check them.
 var reservations = regexp.MustCompile(`,"reservation":"[^"]*"`)
 
 func script(t *testing.T, h http.Handler, clock *storetest.Clock, steps ...exchangeStep) {
@@ -143,7 +143,7 @@ func TestLimitReportsTheRetryTime(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":6,"limit":10,"reset_after_ms":24000}]}`},
 		exchangeStep{0, "/v1/limit", `{"name":"send","key":"bob","count":10}`, 429,
 			`{"ok":false,"retry_after_ms":24000,"limits":[{"name":"send","key":"bob","ok":false,"remaining":6,"limit":10,"reset_after_ms":24000,"retry_after_ms":24000}]}`},
-		exchangeStep{0, "/v1/check", `{"name":"send","key":"bob","count":6}`, 200, // what it would leave
+		exchangeStep{0, "/v1/check", `{"name":"send","key":"bob","count":6}`, 200, // the state that the request would leave
 			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
 		exchangeStep{24000*ms - 1, "/v1/limit", `{"name":"send","key":"bob","count":10}`, 429,
 			`{"ok":false,"retry_after_ms":1,"limits":[{"name":"send","key":"bob","ok":false,"remaining":9,"limit":10,"reset_after_ms":1,"retry_after_ms":1}]}`},
@@ -151,7 +151,7 @@ func TestLimitReportsTheRetryTime(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
 		exchangeStep{24000 * ms, "/v1/limit", `{"name":"send","key":"bob","count":-3}`, 200,
 			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":3,"limit":10,"reset_after_ms":42000}]}`},
-		// A third of a second is 333,334 us, which are 334 ms.
+		// A third of a second is 333,334 us, rounded up to 334 ms.
 		exchangeStep{0, "/v1/limit", `{"name":"third"}`, 200, `{"ok":true,"limits":[{"name":"third","ok":true,"remaining":0,"limit":1,"reset_after_ms":334}]}`},
 		exchangeStep{0, "/v1/limit", `{"name":"third"}`, 429,
 			`{"ok":false,"retry_after_ms":334,"limits":[{"name":"third","ok":false,"remaining":0,"limit":1,"reset_after_ms":334,"retry_after_ms":334}]}`},
@@ -253,7 +253,7 @@ func TestMistakesAreExplained(t *testing.T) {
 			exchangeStep{0, path, c.body, c.code, c.want}.check(t, h)
 		}
 	}
-	script(t, h, clock, exchangeStep{0, "/v1/limit", `{"name":"send","count":10}`, 200, // nothing of it was charged
+	script(t, h, clock, exchangeStep{0, "/v1/limit", `{"name":"send","count":10}`, 200, // none of these requests charged anything
 		`{"ok":true,"limits":[{"name":"send","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`})
 }
 
@@ -382,7 +382,7 @@ func TestCallersNeedPermission(t *testing.T) {
 		{open, "GET", "/v1/else", nil, 404},
 		{open, "POST", "/v1/limit", []string{"Sec-Fetch-Site", "cross-site"}, 403},
 		{open, "POST", "/v1/limit", []string{"Origin", "https://elsewhere.example"}, 403},
-		{open, "POST", "/v1/limit", []string{"Origin", "http://evil.test:8080", "Host", "evil.test:8080", "Sec-Fetch-Site", "same-origin"}, 403}, // its name leads here
+		{open, "POST", "/v1/limit", []string{"Origin", "http://evil.test:8080", "Host", "evil.test:8080", "Sec-Fetch-Site", "same-origin"}, 403}, // the foreign host name resolves to this machine
 		{open, "GET", "/v1/limits", []string{"Host", "evil.test"}, 403},
 		{open, "GET", "/v1/limits", []string{"Host", "[::1]:8080"}, 200},
 		{open, "GET", "/livez", []string{"Host", "evil.test"}, 200},
@@ -431,7 +431,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 	h, _ := apiInMemory(t)
 	server := httptest.NewUnstartedServer(h)
 	server.Config.ReadTimeout = 50 * time.Millisecond
-	server.Config.ReadHeaderTimeout = time.Minute // the request's head may be late on a busy machine
+	server.Config.ReadHeaderTimeout = time.Minute // on a busy machine the head of the request may be late
 	server.Start()
 	defer server.Close()
 	conn, err := net.Dial("tcp", server.Listener.Addr().String())
@@ -439,7 +439,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	fmt.Fprint(conn, "POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{") // and no more
+	fmt.Fprint(conn, "POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{") // the rest of the body never arrives
 	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -480,8 +480,8 @@ func TestWithoutConfigurationIsUnavailable(t *testing.T) {
 	exchangeStep{0, "/v1/limits", ``, 503, limiter.ErrNoConfig.Error()}.check(t, h)
 }
 
-// FuzzParseRequest: whatever is accepted is within bounds, means the same when written again, and no
-// two spellings of bytes meet that are not the same bytes.
+// FuzzParseRequest checks that every accepted request is within bounds, and has the same meaning after it
+// is written again. Different bytes must never become equal.
 func FuzzParseRequest(f *testing.F) {
 	for _, s := range []string{
 		`{"name":"a"}`, `{"limits":[{"name":"a","key":["b",{"base64":"/w=="}],"count":-1,"reserve":true}],"domain":"d"}`,
@@ -530,7 +530,7 @@ func FuzzParseRequest(f *testing.F) {
 	})
 }
 
-// weighted is the API with a limit whose units are weighted.
+// weighted returns the API with a limit whose units have weights.
 func weighted(t *testing.T) (http.Handler, *storetest.Clock) {
 	t.Helper()
 	clock := &storetest.Clock{}
@@ -568,7 +568,7 @@ func TestCostsOfSeveralKindsAreWeighted(t *testing.T) {
 		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":[1]}`, 400, `costs: must be an object such as {"input": 1200}, is a list`},
 		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","count":1,"costs":{"input":1}}`, 400, `has count and costs; send one of them`},
 		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"llm","key":"bob","count":1,"costs":{"input":1}}]}`, 400, `limits: [0]: has count and costs; send one of them`},
-		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","count":0}`, 200, // nothing of that was charged
+		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","count":0}`, 200, // none of the refused requests charged anything
 			`{"ok":true,"limits":[{"name":"llm","key":"bob","ok":true,"remaining":399,"limit":1000,"reset_after_ms":36060}]}`},
 	)
 }

@@ -35,12 +35,12 @@ func authSnapshot(tb testing.TB, yaml string) *limiter.Snapshot {
 	return s
 }
 
-// refusals are the reasons that an AuthObserver received.
+// refusals is an AuthObserver that records reasons.
 type refusals []string
 
 func (r *refusals) Refused(reason string) { *r = append(*r, reason) }
 
-// authHandler is an Auth with a store in memory.
+// authHandler returns an Auth with a memory store.
 func authHandler(tb testing.TB, yaml string) (*Auth, *refusals) {
 	tb.Helper()
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
@@ -73,7 +73,8 @@ func (e *echo) Check(_ context.Context, c *limiter.Call) error {
 	return nil
 }
 
-// put sends a request to h: the request line without its protocol, then headers ("Name: value").
+// put sends a request to h. line is the request line without the protocol; headers have the form "Name:
+// value".
 func put(h http.Handler, peer, line string, headers ...string) *httptest.ResponseRecorder {
 	method, target, _ := strings.Cut(line, " ")
 	r := httptest.NewRequest(method, "/", nil)
@@ -97,7 +98,7 @@ func put(h http.Handler, peer, line string, headers ...string) *httptest.Respons
 func (d *Auth) handler() http.Handler { return d.before(http.NotFoundHandler()) }
 
 const (
-	proxy   = "127.0.0.1:4711" // trusted
+	proxy   = "127.0.0.1:4711" // a trusted proxy
 	foreign = "203.0.113.9:4711"
 )
 
@@ -182,8 +183,7 @@ func TestRequestsOfProxiesAreRead(t *testing.T) {
 	}
 }
 
-// TestARepeatedConditionIsNoWayAroundALimit repeats the header by which a route is chosen. No route matches the first
-// value, and default is allow.
+// The header that selects a route is repeated. No route matches its first value, and the default is allow.
 func TestARepeatedConditionIsNoWayAroundALimit(t *testing.T) {
 	d, _ := authHandler(t, `
 domain: d
@@ -209,8 +209,8 @@ auth:
 	}
 }
 
-// Proxies and applications differ in which of two lines they take: a client would be counted by one
-// and served by the other.
+// Proxies and applications differ in which of two header lines they use. So a client could be counted by
+// one line and served by the other.
 func TestDecidingHeadersMustNotBeRepeated(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -228,7 +228,7 @@ func TestDecidingHeadersMustNotBeRepeated(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			want := map[bool]string{false: "200 ", true: "429 repeated"}[c.denied]
-			for _, allow := range []bool{false, true} { // default: allow is not for this
+			for _, allow := range []bool{false, true} { // default: allow must not apply here
 				e, refused := &echo{snapshot: authSnapshot(t, sources)}, &refusals{}
 				e.snapshot.Auth.Allow = allow
 				h := (&Auth{Limiter: e, Observer: refused, Log: zap.NewNop()}).handler()
@@ -256,7 +256,7 @@ func TestOnlyPathsBelowThePrefixAreServed(t *testing.T) {
 		next := false
 		h := d.before(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { next = true }))
 		if put(h, proxy, "GET "+target); next == mine {
-			t.Errorf("%s: left to others %t", target, next)
+			t.Errorf("%s: passed to the next handler: %t", target, next)
 		}
 	}
 }
@@ -311,12 +311,12 @@ auth: {trusted_proxies: [127.0.0.1, 10.0.0.0/8, unix], routes: [{descriptors: [[
 		t.Errorf("%s", e.asked)
 	}
 	if put((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler(), "@", "GET /v1/auth", "X-Real-IP: 1.2.3.4"); len(e.asked) != 1 {
-		t.Errorf("a socket is believed that is not trusted: %s", e.asked)
+		t.Errorf("a socket that is not trusted was trusted: %s", e.asked)
 	}
 }
 
-// If the configuration states no proxy, no peer is trusted: not that of this machine, nor of
-// who comes through a Unix socket.
+// If the configuration names no proxy, no peer is trusted: neither this machine, nor clients of a Unix
+// socket.
 func TestNoProxyIsTrustedByDefault(t *testing.T) {
 	forged := []string{
 		"X-Real-IP: 6.6.6.6", "X-Forwarded-For: 6.6.6.6", "X-Original-URI: /y", "X-Forwarded-Uri: /y",
@@ -365,7 +365,7 @@ auth:
     - {match: {path: /unlimited}, descriptors: [[{key: nobody, value: x}]]}
 `
 
-// outcomeOf are the headers of an answer but those of any HTTP answer.
+// outcomeOf returns the headers of an answer, except those of every HTTP answer.
 func outcomeOf(w *httptest.ResponseRecorder) string {
 	var list []string
 	for _, name := range []string{"RateLimit-Policy", "RateLimit", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", "Retry-After", "X-RateLimit-Reason", "Content-Length", "Content-Type"} {
@@ -379,7 +379,7 @@ func outcomeOf(w *httptest.ResponseRecorder) string {
 	return strings.Join(list, " ")
 }
 
-// sent is a header as it is spelled on the wire, which http.Header.Get does not find.
+// sent returns a header with its spelling on the wire, which http.Header.Get does not find.
 func sent(w *httptest.ResponseRecorder, name string) string {
 	return strings.Join(w.Header()[name], "|")
 }
@@ -387,7 +387,7 @@ func sent(w *httptest.ResponseRecorder, name string) string {
 func reason(w *httptest.ResponseRecorder) string { return sent(w, "X-RateLimit-Reason") }
 
 func TestAnswers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // it starts at 2000-01-01T00:00:00Z
+	synctest.Test(t, func(t *testing.T) { // the bubble starts at 2000-01-01T00:00:00Z
 		d, refused := authHandler(t, limits)
 		h := d.handler()
 		const policies = `RateLimit-Policy="pair";q=2;w=60, "big";q=100;w=3600 `
@@ -416,7 +416,7 @@ func TestAnswers(t *testing.T) {
 				t.Errorf("%d: %s: %d\n%s\n%q\nwant %d\n%s\n%q", i, c.line, w.Code, outcomeOf(w), w.Body, c.code, c.outcomeOf, c.body)
 			}
 			if c.body != "" && !json.Valid(w.Body.Bytes()) {
-				t.Errorf("%d: no JSON", i)
+				t.Errorf("%d: the body is not JSON", i)
 			}
 		}
 		if w := put(h, foreign, "GET /v1/auth/a"); w.Code != 429 || reason(w) != "no-route" {
@@ -426,7 +426,7 @@ func TestAnswers(t *testing.T) {
 			t.Error(got)
 		}
 
-		// Under /nginx a denial is 403, and there is never a body.
+		// Under /nginx a denial is 403, always without a body.
 		w := put(h, foreign, "GET /v1/auth/nginx")
 		if w.Code != 403 || w.Body.Len() > 0 || outcomeOf(w) != "X-RateLimit-Reason=no-route Content-Length=0" {
 			t.Errorf("%d %s", w.Code, outcomeOf(w))
@@ -479,7 +479,7 @@ auth: {routes: [{hits: 2, descriptors: [[{key: a, value: x}]]}]}
 			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); w.Code != 403 || outcomeOf(w) != want+"X-RateLimit-Reason=limit Content-Length=0" {
 				t.Errorf("%s: %d %s", sets, w.Code, outcomeOf(w))
 			}
-			d, _ = authHandler(t, strings.Replace(fmt.Sprintf(file, sets), "http_headers", "# ", 1)) // the listener's default applies
+			d, _ = authHandler(t, strings.Replace(fmt.Sprintf(file, sets), "http_headers", "# ", 1)) // the default of the listener applies
 			d.Headers = HeaderSets{X: true, NoRetryAfter: true}
 			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); outcomeOf(w) != "X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=60 Content-Length=0" {
 				t.Errorf("no sets: %s", outcomeOf(w))
@@ -493,7 +493,7 @@ type away struct{}
 
 func (away) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
 
-func TestBackendAway(t *testing.T) {
+func TestAFailingStoreIsAnsweredByPolicy(t *testing.T) {
 	for policy, want := range map[string]string{
 		"deny":  "429 Retry-After=1 X-RateLimit-Reason=backend-failure Content-Length=127 Content-Type=application/problem+json",
 		"allow": "200 X-RateLimit-Reason=backend-failure Content-Length=0",
@@ -520,7 +520,7 @@ auth: {routes: [{descriptors: [[{key: a, value: b}]]}]}
 	}
 }
 
-// stub is a limiter that does what a test wants.
+// stub is a limiter made from a function.
 type stub struct {
 	snapshot *limiter.Snapshot
 	check    func(*limiter.Call) error
@@ -557,7 +557,7 @@ func TestWithoutLimits(t *testing.T) {
 		}, 503, "backend-failure", "[]"},
 	} {
 		d, refused := stub{c.snapshot, c.check}.handler()
-		for range 2 { // also with what is used again
+		for range 2 { // also with reused buffers
 			w := put(d.handler(), proxy, "GET /v1/auth"+c.path)
 			if w.Code != c.code || reason(w) != c.reason {
 				t.Errorf("%s: %d %q", c.name, w.Code, reason(w))
@@ -596,7 +596,7 @@ func TestRequestsAreHeldUntilTheirTurn(t *testing.T) {
 			synctest.Wait()
 		}
 		if n := d.held.Held(); n != 5 {
-			t.Errorf("%d held", n)
+			t.Errorf("%d answers are held", n)
 		}
 		if w := put(d.handler(), proxy, "GET /v1/auth"); w.Code != 429 || w.Header()["Retry-After"][0] != "1" {
 			t.Errorf("a turn beyond max_delay: %d %s", w.Code, outcomeOf(w))
@@ -623,12 +623,12 @@ func TestHoldingEndsWithTheClient(t *testing.T) {
 		cancel()
 		<-done
 		if d.held.Held() != 0 {
-			t.Error("still held")
+			t.Error("the answer is still held")
 		}
 	})
 }
 
-// wire is a server with d, and a connection to it.
+// wire starts a server with d, and opens a connection to it.
 func wire(t *testing.T, d *Auth) (*httptest.Server, net.Conn, *bufio.Reader) {
 	t.Helper()
 	server := httptest.NewServer(d.handler())
@@ -642,8 +642,7 @@ func wire(t *testing.T, d *Auth) (*httptest.Server, net.Conn, *bufio.Reader) {
 	return server, conn, bufio.NewReader(conn)
 }
 
-// TestBodiesAreNotWaitedFor announces bodies that never come, as NGINX does unless it is configured
-// otherwise.
+// Requests announce bodies that never arrive, as NGINX does unless it is configured otherwise.
 func TestBodiesAreNotWaitedFor(t *testing.T) {
 	d, _ := authHandler(t, limits)
 	for _, header := range []string{"Content-Length: 7", "Content-Length: 7\r\nExpect: 100-continue", "Transfer-Encoding: chunked"} {
@@ -700,8 +699,8 @@ func TestUnixSocketsAreRecognized(t *testing.T) {
 	}
 }
 
-// FuzzAuth: whatever a client sends, there is an answer; it is a denial or carries a limit; and
-// nothing of what was sent comes back.
+// FuzzAuth checks that every request gets an answer, which is a denial or comes from a limit, and that no
+// bytes of the request are in it.
 func FuzzAuth(f *testing.F) {
 	f.Add("/a?api_key=%0d%0aX:%20y", "k", "1.2.3.4, garbage", "sid=\"", "Bearer a.e30.c", "h:80")
 	f.Add("//x/../%2e%2e/a#", "\xff", "::1%a,[::1]:1", ";=;", "bearer ..", "[::1]")
@@ -733,7 +732,7 @@ auth:
 			var all strings.Builder
 			_ = w.Header().Write(&all)
 			if strings.Contains(all.String()+w.Body.String(), marker) {
-				t.Errorf("comes back: %s %s", all.String(), w.Body)
+				t.Errorf("the answer contains bytes of the client: %s %s", all.String(), w.Body)
 			}
 			if reason(w) == reasonPanic {
 				t.Error("panic")
@@ -742,14 +741,14 @@ auth:
 	})
 }
 
-// nothingWriter takes an answer and forgets it.
+// nothingWriter discards an answer.
 type nothingWriter struct{ header http.Header }
 
 func (w *nothingWriter) Header() http.Header         { return w.header }
 func (w *nothingWriter) WriteHeader(int)             {}
 func (w *nothingWriter) Write(b []byte) (int, error) { return len(b), nil }
 
-// BenchmarkAuth is the handler beside one that does nothing; the rest is net/http's, and the same.
+// BenchmarkAuth compares the handler with one that does nothing. The remaining cost is that of net/http.
 func BenchmarkAuth(b *testing.B) {
 	d, _ := authHandler(b, `
 domain: d
@@ -808,7 +807,7 @@ auth:
 	}
 }
 
-// The domain requires an entry of which a request has no value: whatever the default is, that is a denial.
+// The domain requires an entry, and a request has no value for it. Whatever the default is, it is denied.
 func TestARequestWithoutARequiredEntryIsDenied(t *testing.T) {
 	const config = `
 domain: d
@@ -845,14 +844,14 @@ auth:
 		}
 	}
 	if len(*refused) > 0 {
-		t.Errorf("the limiter was not asked: %v", *refused)
+		t.Errorf("the limiter was not called: %v", *refused)
 	}
 	if w := put(d.handler(), proxy, "GET /v1/auth/nginx", "X-Original-Method: GET", "X-Original-URI: /one"); w.Code != 403 {
 		t.Errorf("for NGINX: %d, want 403", w.Code)
 	}
 }
 
-// A domain and a limit choose what the client's SDK understands.
+// The configuration of a domain or a limit selects a body and headers that the client's SDK understands.
 func TestBodiesAndHeadersForSDKs(t *testing.T) {
 	const config = `
 domain: ai

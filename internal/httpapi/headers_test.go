@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// manyLimits is an API whose domain has the limits of a text.
+// manyLimits returns an API whose domain has the limits in text.
 func manyLimits(t *testing.T, text string) http.Handler {
 	t.Helper()
 	snapshot, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte("domain: d\nlimits:\n" + text)}}, config.Options{})
@@ -30,7 +30,7 @@ func manyLimits(t *testing.T, text string) http.Handler {
 	return New(Config{API: &API{Limiter: l, Headers: HeaderSets{IETF: true, X: true}}})
 }
 
-// TestTheHeaderOfPoliciesIsBounded charges ten limits, one of them for three keys: eight are shown, each once.
+// Ten limits are charged, one of them for three keys. Eight are shown, each once.
 func TestTheHeaderOfPoliciesIsBounded(t *testing.T) {
 	var limits, asked []string
 	for i := range 10 {
@@ -50,7 +50,7 @@ func TestTheHeaderOfPoliciesIsBounded(t *testing.T) {
 	}
 }
 
-// TestNumbersInHeadersAreOfTheFormat: a structured field has at most 15 digits.
+// An integer in a structured field has at most 15 digits.
 func TestNumbersInHeadersAreOfTheFormat(t *testing.T) {
 	h := manyLimits(t, "  huge: {algorithm: fixed_window, rate: 4000000000000000, period: 1h}\n")
 	w := call(h, "POST", "/v1/limit", `{"name":"huge","key":"a"}`)
@@ -60,7 +60,8 @@ func TestNumbersInHeadersAreOfTheFormat(t *testing.T) {
 	}
 }
 
-// TestJitterOfARequestWithAnIDIsTheSame: a client that repeats a denied request learns nothing by trying often.
+// A client that repeats a denied request with its id gets the same jitter, so repeating does not reveal the
+// exact time.
 func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
 	h, _ := onClock(t)
 	call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":10}`)
@@ -86,7 +87,7 @@ func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
 	}
 }
 
-// TestTheLongestWaitIsReported reserves units of two limits, of which the first is available later.
+// Units of two limits are reserved. Those of the first are available later.
 func TestTheLongestWaitIsReported(t *testing.T) {
 	h := manyLimits(t, "  slow: {algorithm: leaky_bucket, rate: 1, period: 10s, capacity: 9}\n  fast: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 9}\n")
 	const ask = `{"limits":[{"name":"slow","key":"a"},{"name":"fast","key":"a"}]}`
@@ -98,7 +99,7 @@ func TestTheLongestWaitIsReported(t *testing.T) {
 	}
 }
 
-// halfAway is two servers that decide a group together. The one with the limit plain is unreachable.
+// halfAway is a store with two servers that decide a group together. The server with the limit plain fails.
 type halfAway struct{ *memory.Store }
 
 func (h halfAway) Submit(b *backend.Batch) {
@@ -112,7 +113,7 @@ func (h halfAway) Submit(b *backend.Batch) {
 	b.Done(b)
 }
 
-// TestADenialIsNotAFailureOfAnotherLimit: one limit is empty, and the store cannot decide the other.
+// One limit is empty, and the store cannot decide the other. The denial is reported as a denial.
 func TestADenialIsNotAFailureOfAnotherLimit(t *testing.T) {
 	l := limiter.New(halfAway{memory.New(memory.Config{})}, limiter.Config{})
 	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  plain: {algorithm: token_bucket, rate: 1, period: 1h}\n"+

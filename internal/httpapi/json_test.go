@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 )
 
-// jsonHandler is /json alone; whether a request is trusted is its answer.
+// jsonHandler serves only /json. Its answer says whether a request is trusted.
 func jsonHandler(local bool) http.Handler {
 	return New(Config{Token: httpauth.FixedToken("s3cret"), Local: local, AnswerJSON: func(_ context.Context, _ []byte, trusted bool) (int, []byte) {
 		if trusted {
@@ -21,8 +21,8 @@ func jsonHandler(local bool) http.Handler {
 	}})
 }
 
-// TestPagesOfOtherSitesCannotUseJSON: each line is a request of a program, which is answered on loopback,
-// off loopback or both, or of a page in a browser, which is not.
+// Each line is a request. Programs get an answer, on the loopback interface, on others or on both. Pages in
+// a browser do not.
 func TestPagesOfOtherSitesCannotUseJSON(t *testing.T) {
 	const json, form = "Content-Type: application/json", "Content-Type: application/x-www-form-urlencoded"
 	for _, c := range []struct {
@@ -71,7 +71,7 @@ func TestPagesOfOtherSitesCannotUseJSON(t *testing.T) {
 			}
 		}
 	}
-	// No browser connects to a Unix socket, so any Host is accepted there.
+	// Browsers cannot connect to a Unix socket, so any Host is accepted there.
 	r := httptest.NewRequest("POST", "/json", strings.NewReader("{}"))
 	r = r.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(&net.UnixAddr{Name: "/s", Net: "unix"})))
 	w := httptest.NewRecorder()

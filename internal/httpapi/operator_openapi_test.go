@@ -22,7 +22,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// describedOperator returns an operator's handler with something in each list, over a store and a keeper of adjustments.
+// describedOperator returns an operator's handler over a store and a keeper of adjustments. All its lists
+// have entries.
 func describedOperator(t *testing.T, store backend.Store, k adjust.Keeper) *Operator {
 	t.Helper()
 	l := limiter.New(store, limiter.Config{})
@@ -46,7 +47,7 @@ func describedOperator(t *testing.T, store backend.Store, k adjust.Keeper) *Oper
 	}
 }
 
-// unreachable is a keeper whose place does not answer.
+// unreachable is a keeper whose store does not answer.
 type unreachable struct{ adjust.Keeper }
 
 func (unreachable) Change(context.Context, adjust.Operation) (*adjust.Entry, error) {
@@ -59,8 +60,8 @@ func (unreachable) Audit(context.Context, uint64, int) ([]*adjust.Entry, error) 
 
 func (unreachable) Verify(context.Context) (int, error) { return 0, errors.New("no answer") }
 
-// operatorSamples has, for each path and method, a request for each status that is described and not given elsewhere:
-// package admin answers 401.
+// operatorSamples has a request for each described status of each path and method, except those in package
+// admin (401).
 func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
 	t.Helper()
 	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), time.Now)
@@ -139,8 +140,8 @@ func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
 	}
 }
 
-// TestTheOperatorsDescriptionIsOfTheseHandlers: each path and status that openapi-operators.json describes is answered
-// so, with a body of its schema, and there is no other path.
+// Each path and status that openapi-operators.json describes occurs, with a body of its schema, and no
+// other path exists.
 func TestTheOperatorsDescriptionIsOfTheseHandlers(t *testing.T) {
 	o := describedOperator(t, memory.New(memory.Config{}), nil)
 	d := openDocument(t, call(o.Handler(), "GET", "/api/openapi.json", "").Body.Bytes())
@@ -148,7 +149,7 @@ func TestTheOperatorsDescriptionIsOfTheseHandlers(t *testing.T) {
 	if got, want := slices.Sorted(maps.Keys(described)), slices.Sorted(maps.Keys(o.paths())); !slices.Equal(got, want) {
 		t.Errorf("described are %v, handled %v", got, want)
 	}
-	elsewhere := []string{"401", "403", "408"} // package admin sees 401 and 403, TestSlowClientsAreCutOff 408
+	elsewhere := []string{"401", "403", "408"} // package admin tests 401 and 403, TestSlowClientsAreCutOff 408
 	for path, methods := range operatorSamples(t) {
 		for method, byCode := range methods {
 			d.checkOperation(path, method, byCode, elsewhere...)

@@ -33,7 +33,7 @@ descriptors:
   - {key: free, rate_limit: {unlimited: true}}
 `
 
-// operator has the handlers for operators of a limiter over store, and the limiter.
+// operator returns the handlers for operators of a limiter over store, the limiter, and its log.
 func operator(tb testing.TB, store backend.Store) (http.Handler, *limiter.Limiter, *observer.ObservedLogs) {
 	tb.Helper()
 	l := limiter.New(store, limiter.Config{})
@@ -49,7 +49,7 @@ func operator(tb testing.TB, store backend.Store) (http.Handler, *limiter.Limite
 	return (&Operator{Limiter: l, Denied: top, Log: zap.New(core)}).Handler(), l, logs
 }
 
-// take takes n of a descriptor.
+// take consumes n units of the limit that matches a descriptor.
 func take(t *testing.T, l *limiter.Limiter, text string, n int64) {
 	t.Helper()
 	entries, err := descriptors.Parse(text)
@@ -112,7 +112,7 @@ func TestOperatorsReadAndResetBuckets(t *testing.T) {
 		t.Errorf("%d lines in the log", n)
 	}
 	if got := logs.All()[1].ContextMap()["key"]; got != `a&b\xff\r\n` {
-		t.Errorf("the log says %q", got)
+		t.Errorf("the log has %q", got)
 	}
 }
 
@@ -138,11 +138,11 @@ func TestOperatorsMistakes(t *testing.T) {
 		code int
 		want string
 	}{
-		{"GET /api/buckets", 400, "give limit"},
-		{"GET /api/buckets?key=bob", 400, "give limit"},
-		{"GET /api/buckets?limit=send&descriptor=a%3Db", 400, "give limit"},
-		{"GET /api/buckets?descriptor=a%3Db&key=x&domain=edge", 400, "give limit"},
-		{"GET /api/buckets?descriptor=a%3Db", 400, "say which"},
+		{"GET /api/buckets", 400, "add limit and key"},
+		{"GET /api/buckets?key=bob", 400, "add limit and key"},
+		{"GET /api/buckets?limit=send&descriptor=a%3Db", 400, "add limit and key"},
+		{"GET /api/buckets?descriptor=a%3Db&key=x&domain=edge", 400, "add limit and key"},
+		{"GET /api/buckets?descriptor=a%3Db", 400, "needs a domain"},
 		{"GET /api/buckets?domain=edge&descriptor=a", 400, "has no value"},
 		{"GET /api/buckets?domain=edge&descriptor=", 400, "descriptor is empty"},
 		{"GET /api/buckets?limit=send&limit=x", 400, "twice"},
@@ -153,7 +153,7 @@ func TestOperatorsMistakes(t *testing.T) {
 		{"GET /api/buckets?domain=egde&descriptor=user%3Dbob", 404, `\"egde\" is not configured`},
 		{"POST /api/reset?domain=egde&descriptor=user%3Dbob", 404, `\"egde\" is not configured`},
 		{"POST /api/reset?limit=sned", 404, "sned"},
-		{"POST /api/reset", 400, "give limit"},
+		{"POST /api/reset", 400, "add limit and key"},
 		{"GET /api/buckets?limit=send", 400, `the key has no value; a bucket of this limit is identified by 1 value (user)`},
 		{"GET /api/buckets?limit=send&key=bob&key=eve", 400, `the key has 2 values; a bucket of this limit is identified by 1 value (user)`},
 		{"POST /api/reset?limit=send", 400, "1 value (user)"},
@@ -185,7 +185,7 @@ func TestOperatorsMistakes(t *testing.T) {
 	}
 }
 
-func TestOperatorsOfABackendThatIsAway(t *testing.T) {
+func TestOperatorsGet503WhileTheStoreFails(t *testing.T) {
 	h, _, _ := operator(t, broken{backend.ErrUnavailable})
 	for _, line := range []string{"GET /api/buckets?limit=send&key=bob", "GET /api/buckets?domain=edge&descriptor=user%3Dbob", "POST /api/reset?limit=send&key=bob"} {
 		method, path, _ := strings.Cut(line, " ")
@@ -195,7 +195,8 @@ func TestOperatorsOfABackendThatIsAway(t *testing.T) {
 	}
 }
 
-// The paths for applications answer alike where they look and forget. What they consume stays theirs to name.
+// The paths for applications answer similarly when they read and reset. But applications choose the keys
+// that they consume.
 func TestApplicationsReadOnlyBucketsThatExist(t *testing.T) {
 	_, l, _ := operator(t, memory.New(memory.Config{}))
 	h := New(Config{API: &API{Limiter: l}})

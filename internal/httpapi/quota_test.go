@@ -33,8 +33,8 @@ auth:
     - descriptors: [[{key: slow, value: x}], [{key: plain, value: x}], [{key: other, value: x}]]
 `
 
-// TestAQuotaThatDoesNotDenyIsNotReported: the plain limit denies for 10 s, of two quotas one for 100 s, which
-// stops nobody. Once both quotas deny, both count.
+// The plain limit denies for 10 s. One of two quota limits is empty for 100 s, but does not deny the
+// request. When both quota limits are empty, both are reported.
 func TestAQuotaThatDoesNotDenyIsNotReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _ := authHandler(t, quotas)
@@ -47,10 +47,10 @@ func TestAQuotaThatDoesNotDenyIsNotReported(t *testing.T) {
 			"200 ",
 			// In the window of plain: slow is empty for 100 s, other has 2 left, then 1.
 			`429 retry 10, "plain";r=0;t=10, reset 10, violated "plain"`,
-			// plain and both quotas are empty: other for 100 s.
+			// plain and both quota limits are empty, other for 100 s.
 			`429 retry 100, "slow";r=0;t=100, reset 100, violated "slow","plain","other"`,
 		} {
-			if i == 2 { // other takes the last of its three
+			if i == 2 { // other consumes the last of its three units
 				c := &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "other", Key: []string{"x"}, Count: 1}}}}
 				if err := l.Check(t.Context(), c); err != nil {
 					t.Fatal(err)
@@ -78,7 +78,7 @@ func TestAQuotaThatDoesNotDenyIsNotReported(t *testing.T) {
 	})
 }
 
-// observers hears of denials, as the server's does.
+// observers gets the denials, as the server's does.
 type observers struct{ *denials.Recorder }
 
 func (o observers) Swapped(*limiter.Snapshot) {}
@@ -88,7 +88,7 @@ func (o observers) Observe(c *limiter.Call) {
 	}
 }
 
-// The same by the API for applications.
+// The same holds for the API for applications.
 func TestAQuotaThatDoesNotDenyIsNotReportedToApplications(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
@@ -102,15 +102,15 @@ func TestAQuotaThatDoesNotDenyIsNotReportedToApplications(t *testing.T) {
 		if w.Code != 429 || !strings.HasPrefix(w.Body.String(), `{"ok":false,"retry_after_ms":10000,`) || sent(w, "RateLimit") != `"plain";r=0;t=10` || sent(w, "Retry-After") != "10" {
 			t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
 		}
-		// More than a quota can ever give is no mistake while other quotas allow.
+		// A cost above the capacity of a quota limit is not a mistake while other quota limits allow.
 		w = call(h, "POST", "/v1/limit", `{"limits":[{"name":"slow","key":"y","count":5},{"name":"other","key":"y"},{"name":"plain","key":"x"}]}`)
 		if w.Code != 429 || sent(w, "Retry-After") != "10" {
-			t.Errorf("never of a quota: %d %v %s", w.Code, w.Header(), w.Body)
+			t.Errorf("a cost that a quota limit can never hold: %d %v %s", w.Code, w.Header(), w.Body)
 		}
 	})
 }
 
-// TestAQuotaThatDoesNotDenyHidesNoFailure: the denial is the store's failure, whatever one quota says.
+// The denial is the store's failure, whatever one quota limit decides.
 func TestAQuotaThatDoesNotDenyHidesNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _ := authHandler(t, quotas)
@@ -129,7 +129,7 @@ func TestAQuotaThatDoesNotDenyHidesNoFailure(t *testing.T) {
 	})
 }
 
-// partly is a store that cannot decide on the plain limit.
+// partly is a store that cannot decide the plain limit.
 type partly struct{ *memory.Store }
 
 func (p partly) Submit(b *backend.Batch) {
@@ -148,7 +148,7 @@ func (p partly) Submit(b *backend.Batch) {
 	}
 }
 
-// A second and a half is two in Retry-After, whatever the proxy: a second is too early.
+// A wait of 1.5 s becomes 2 in Retry-After for every proxy, because a retry after 1 s would be too early.
 func TestRetryAfterIsRoundedUp(t *testing.T) {
 	for _, c := range []struct {
 		path, want string

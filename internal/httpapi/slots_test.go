@@ -17,7 +17,7 @@ func TestBodiesAreWorkedAtInTurn(t *testing.T) {
 		for range 3 * maxWorking {
 			all.Go(func() {
 				if !s.enter(t.Context()) {
-					t.Error("not let in")
+					t.Error("the first requests got no slot")
 					return
 				}
 				defer s.leave()
@@ -35,7 +35,7 @@ func TestBodiesAreWorkedAtInTurn(t *testing.T) {
 		gone, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 		defer cancel()
 		if s.enter(gone) {
-			t.Error("who is gone is let in")
+			t.Error("a canceled request got a slot")
 		}
 		start := time.Now()
 		all.Wait()

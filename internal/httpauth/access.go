@@ -23,12 +23,12 @@ func Is(given string, required Token) bool {
 	if required == nil {
 		return false
 	}
-	want, got := sha256.Sum256([]byte(required())), sha256.Sum256([]byte(given)) // of equal length
+	want, got := sha256.Sum256([]byte(required())), sha256.Sum256([]byte(given)) // hashes have equal lengths
 	return subtle.ConstantTimeCompare(want[:], got[:]) == 1
 }
 
-// FromSamePage reports whether a browser sent r for a page of exactly this origin. Programs send no Origin, so that it
-// returns false for them.
+// FromSamePage reports whether a browser sent r for a page of exactly this origin. It returns false for
+// programs, because they send no Origin.
 func FromSamePage(r *http.Request) bool {
 	origin, site := r.Header.Get("Origin"), r.Header.Get("Sec-Fetch-Site")
 	return r.Host != "" && (origin == "http://"+r.Host || origin == "https://"+r.Host) && (site == "" || site == "same-origin")
@@ -63,10 +63,11 @@ func ThisMachineOnly(next http.Handler, remedy string) http.Handler {
 	})
 }
 
-// NamesThisMachine reports whether the host of r is localhost, an IP address or empty. This protects against DNS
-// rebinding: if the name of a web page resolves to this machine, the page has the same origin for the browser, and
-// could send requests that need no token. A browser reaches a Unix socket only through a forwarded port, so that the
-// rule applies to browsers there too.
+// NamesThisMachine reports whether the host of r is localhost, an IP address or empty.
+//
+// This protects against DNS rebinding: if the name of a web page resolves to this machine, the page has the
+// same origin for the browser, and could send requests that need no token. A browser reaches a Unix socket
+// only through a forwarded port, so the rule applies to browsers there too.
 func NamesThisMachine(r *http.Request) bool {
 	if ThroughUnixSocket(r) && !FromBrowser(r) {
 		return true

@@ -16,11 +16,11 @@ const (
 	reread = time.Second
 )
 
-// file is a file with secrets, and how it is used.
+// file is a file with secrets, with the functions that use it.
 type file[T any] struct {
 	read    func() (T, error)
 	equal   func(a, b T) bool
-	failed  func(err error) // reports a problem with a later read, once and not once a second
+	failed  func(err error) // reports a problem with a later read, once and not every second
 	changed func(value T)   // reports a new value
 }
 
@@ -29,13 +29,13 @@ type followed[T any] struct {
 	file[T]
 	value atomic.Pointer[T]
 
-	mu      sync.Mutex // held by the request that reads the file; others use value
+	mu      sync.Mutex // held by the request that reads the file; other requests use value
 	at      time.Time  // the time of the last read; guarded by mu
 	problem string     // the last problem with the file; guarded by mu
 }
 
-// follow returns a function that returns the value of f, which is read again at most once a second. While it cannot be
-// read, the former value stays. It returns an error if the value cannot be read at first.
+// follow returns a function that returns the value of f, which is read again at most once a second. If it
+// cannot be read, the previous value stays in use. follow returns an error if the first read fails.
 func follow[T any](f file[T]) (func() T, error) {
 	value, err := f.read()
 	if err != nil {

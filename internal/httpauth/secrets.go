@@ -8,11 +8,12 @@ import (
 	"go.uber.org/zap"
 )
 
-// The bounds of a file with secrets.
+// These are the bounds of a file with secrets.
 const (
-	// mostSecrets are accepted at a time: the one in use, and the one before or after it.
+	// mostSecrets is the number of secrets accepted at a time: the one in use, and the previous or next
+	// one.
 	mostSecrets = 2
-	// shortestSecret is the fewest bytes of each.
+	// shortestSecret is the smallest length of a secret in bytes.
 	shortestSecret = 16
 )
 

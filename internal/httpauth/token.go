@@ -8,10 +8,10 @@ import (
 	"go.uber.org/zap"
 )
 
-// Token returns the secret that a request must have at this moment. A nil Token means that none is required.
+// Token returns the secret that a request must have now. A nil Token means that none is required.
 type Token func() string
 
-// FixedToken returns a Token that never changes; nil if secret is empty.
+// FixedToken returns a Token that never changes, or nil if secret is empty.
 func FixedToken(secret string) Token {
 	if secret == "" {
 		return nil
@@ -47,7 +47,7 @@ func readToken(path string) (string, error) {
 	case secret == "":
 		return "", fmt.Errorf("read a token: %s is empty", path)
 	case strings.ContainsFunc(secret, func(r rune) bool { return r <= ' ' || r == 0x7f }):
-		return "", fmt.Errorf("read a token: %s has white space or control characters before its end, which no request can bring", path)
+		return "", fmt.Errorf("read a token: %s has white space or control characters before its end, which no request can contain", path)
 	}
 	return secret, nil
 }

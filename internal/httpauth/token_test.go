@@ -21,7 +21,7 @@ func write(t *testing.T, name, text string) {
 	}
 }
 
-// A file that cannot give a token is an error at the start, and never "no token is required".
+// A file without a usable token is an error at the start. It never means that no token is required.
 func TestFilesWithoutATokenAreRefused(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
@@ -109,7 +109,7 @@ func TestKeysOfReservationsAreReadAgain(t *testing.T) {
 		}
 		for _, step := range []struct{ text, want string }{
 			{one, one},
-			{two + "\n" + one, two + " " + one}, // a new key signs, and the one before is accepted
+			{two + "\n" + one, two + " " + one}, // a new key signs, and the previous one is still accepted
 			{"", two + " " + one},               // while the file is being replaced, or by mistake
 			{"short", two + " " + one},
 			{one + "\n" + two + "\n" + three, two + " " + one}, // too many

@@ -2,8 +2,8 @@ package nonblock
 
 import "net"
 
-// Listener returns a listener that wraps the connections of l in Conns if possible. A connection whose client sends
-// without a pause takes turns with the others.
+// Listener returns a listener that wraps the connections of l in Conns if possible. A connection whose
+// client sends without a pause yields to the others regularly.
 func Listener(l net.Listener) net.Listener { return listener{l} }
 
 type listener struct{ net.Listener }

@@ -19,10 +19,10 @@ type Conn struct {
 	one     [1]byte // the buffer of peek
 	polled  [1]unix.PollFd
 
-	wake     chan struct{} // set if the connection takes turns
-	unwaited int           // bytes read since it last waited or yielded
+	wake     chan struct{} // not nil if the connection yields regularly
+	unwaited int           // bytes read since the connection last waited or yielded
 
-	// These are the functions for raw. They are kept, so that calls do not allocate them.
+	// These functions for raw are kept, so that calls do not allocate them.
 	read, write, writeOnce, peek func(fd uintptr) bool
 	poll                         func(fd uintptr)
 }
@@ -99,8 +99,8 @@ func (c *Conn) Read(b []byte) (int, error) {
 	return c.in.n, nil
 }
 
-// Await waits until there is something to read, the end of the stream and errors included. It does not read it. Like
-// Read, it obeys the deadline.
+// Await waits until there is something to read: bytes, the end of the stream or an error. It does not read
+// it. Like Read, it obeys the deadline.
 func (c *Conn) Await() error {
 	c.in = call{b: c.one[:], flags: syscall.MSG_PEEK}
 	err := c.raw.Read(func(fd uintptr) bool { return c.in.do(sysRecvfrom, fd) })
@@ -108,8 +108,8 @@ func (c *Conn) Await() error {
 	return err
 }
 
-// Quiet reports whether there is nothing to read: no bytes, no end of the stream, no error. It must not be called
-// during a Read.
+// Quiet reports whether there is nothing to read: no bytes, no end of the stream, no error. It must not be
+// called during a Read.
 func (c *Conn) Quiet() bool {
 	c.in = call{b: c.one[:], flags: syscall.MSG_PEEK}
 	err := c.raw.Read(c.peek)
@@ -125,8 +125,8 @@ func (c *Conn) Ended() bool {
 	return err != nil || c.polled[0].Revents != 0
 }
 
-// ppoll does not wait. unix.Poll would announce a system call to the scheduler, which wakes the monitor thread. If the
-// call is interrupted, nothing is known, as when nothing has happened.
+// ppoll polls without waiting. unix.Poll would announce a system call to the scheduler, which wakes the
+// monitor thread. After an interrupted call the result is the same as if nothing had happened.
 func (c *Conn) ppoll() {
 	var timeout unix.Timespec
 	_, _, _ = syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&c.polled)), 1, uintptr(unsafe.Pointer(&timeout)), 0, 0, 0)

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// eachPair runs test with both ends of a TCP connection and of one through a Unix socket.
+// eachPair runs test with both ends of a TCP connection and of a Unix socket connection.
 func eachPair(t *testing.T, test func(*testing.T, *Conn, net.Conn)) {
 	t.Helper()
 	for network, address := range map[string]string{"tcp": "127.0.0.1:0", "unix": filepath.Join(t.TempDir(), "s")} {
@@ -28,7 +28,7 @@ func eachPair(t *testing.T, test func(*testing.T, *Conn, net.Conn)) {
 	}
 }
 
-// connect connects to l until the test ends: to one that it has accepted.
+// connect connects to l until the test ends. accepted is l's end of the connection.
 func connect(t *testing.T, l net.Listener) (accepted, peer net.Conn) {
 	t.Helper()
 	peer, err := net.Dial(l.Addr().Network(), l.Addr().String())
@@ -44,7 +44,7 @@ func connect(t *testing.T, l net.Listener) (accepted, peer net.Conn) {
 }
 
 func TestAllThatIsWrittenArrives(t *testing.T) {
-	sent := make([]byte, 30<<20) // more than the kernel keeps
+	sent := make([]byte, 30<<20) // more than the kernel buffers
 	for i := range sent {
 		sent[i] = byte(i * i >> 8)
 	}
@@ -68,7 +68,7 @@ func TestAllThatIsWrittenArrives(t *testing.T) {
 		}()
 		have, err = io.ReadAll(c)
 		if !bytes.Equal(have, sent) || err != nil {
-			t.Errorf("%d bytes have come back, %v", len(have), err)
+			t.Errorf("%d bytes came back, %v", len(have), err)
 		}
 	})
 }
@@ -110,7 +110,7 @@ func TestWriteOnceDoesNotWait(t *testing.T) {
 		if n, err := io.ReadFull(peer, make([]byte, sum)); err != nil {
 			t.Errorf("%d of %d bytes have come, %v", n, sum, err)
 		}
-		if n, err := c.Write([]byte("x")); n != 1 || err != nil { // waits until the kernel has seen that
+		if n, err := c.Write([]byte("x")); n != 1 || err != nil { // waits until the kernel has noticed that there is room
 			t.Errorf("%d written, %v", n, err)
 		}
 	})
@@ -119,7 +119,7 @@ func TestWriteOnceDoesNotWait(t *testing.T) {
 func TestQuiet(t *testing.T) {
 	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
 		if !c.Quiet() {
-			t.Error("nothing has come")
+			t.Error("Quiet is false although no bytes have arrived")
 		}
 		_, _ = peer.Write([]byte("ab"))
 		b := make([]byte, 1)
@@ -156,7 +156,7 @@ func TestErrors(t *testing.T) {
 		_ = c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
 		n, err := c.Write(b)
 		if n <= 0 || n >= len(b) || !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("nobody reads: %d, %v", n, err)
+			t.Errorf("the peer does not read: %d, %v", n, err)
 		}
 		_ = c.SetDeadline(time.Time{})
 		peer.Close()
@@ -164,7 +164,7 @@ func TestErrors(t *testing.T) {
 		for err = nil; err == nil; _, err = c.Write([]byte("x")) {
 		}
 		if !errors.As(err, &failed) || !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("nobody is there: %v", err)
+			t.Errorf("the peer has closed the connection: %v", err)
 		}
 	})
 	eachPair(t, func(t *testing.T, c *Conn, _ net.Conn) { //nolint:thelper // it is the test
@@ -218,7 +218,7 @@ func TestOtherConnectionsAreNotWrapped(t *testing.T) {
 	}
 }
 
-// TestAwait: it returns when there is something to read, and leaves that there.
+// Await returns when there is something to read, and does not read it.
 func TestAwait(t *testing.T) {
 	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
 		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))

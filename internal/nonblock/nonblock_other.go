@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// Conn is not supported on this system; Wrap never returns one.
+// Conn is not supported on this system, where Wrap returns nil.
 type Conn struct{ net.Conn }
 
 // Wrap returns nil.

@@ -10,10 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pool is a pool of worker goroutines that are woken through an eventfd. When a goroutine is started, or woken by
-// another one, Go wakes a thread for it if a processor is idle, which costs more than a short function does. The
-// workers of a Pool are woken by the poller instead, and run on the thread of the goroutine that woke them, as soon
-// as that one waits. The zero Pool is ready for use.
+// Pool is a pool of worker goroutines that are woken through an eventfd.
+//
+// When Go starts a goroutine, or one goroutine wakes another, the scheduler wakes a thread for it if a
+// processor is idle. That costs more than a short function. The poller wakes the workers of a Pool instead.
+// They run on the thread of the goroutine that woke them, as soon as that goroutine waits. The zero Pool is
+// ready for use.
 type Pool struct {
 	mu     sync.Mutex
 	idle   []*worker // guarded by mu
@@ -58,11 +60,11 @@ func (p *Pool) Close() {
 	p.idle = nil
 }
 
-// work is the goroutine of a worker; f is its first function.
+// work is run by the goroutine of a worker. f is its first function.
 func (p *Pool) work(f func()) {
 	f()
 	w, err := newWorker()
-	if err != nil { // too many open files: the worker is not kept
+	if err != nil { // too many open files, so the worker is not kept
 		return
 	}
 	defer w.event.Close()
@@ -76,7 +78,7 @@ func (p *Pool) work(f func()) {
 	}
 }
 
-// keep makes w idle, and reports whether it did. Otherwise w must end.
+// keep makes w idle. If it returns false, w must end.
 func (p *Pool) keep(w *worker) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -87,8 +89,9 @@ func (p *Pool) keep(w *worker) bool {
 	return keep
 }
 
-// run runs the function that w was given, if it was, and reports whether w is idle then. Otherwise w must end. It is
-// called at each event of w. The events are not read: the poller reports each write to an eventfd, whatever its count.
+// run runs the function that w was given, if there is one, and reports whether w is idle afterwards.
+// Otherwise w must end. It is called at each event of w. The events are not read, because the poller
+// reports each write to an eventfd, whatever its count.
 func (p *Pool) run(w *worker) bool {
 	p.mu.Lock()
 	f := w.job
@@ -102,7 +105,8 @@ func (p *Pool) run(w *worker) bool {
 	return p.keep(w)
 }
 
-// remove removes w, which cannot wait, from the idle workers. It returns false if w was given a function meanwhile.
+// remove removes w, which cannot wait, from the idle workers. It returns false if w has been given a
+// function.
 func (p *Pool) remove(w *worker) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -114,7 +118,7 @@ func (p *Pool) remove(w *worker) bool {
 	return true
 }
 
-// openEvent opens an eventfd. Tests replace it with one that returns a file which the poller rejects.
+// openEvent opens an eventfd. Tests replace it by a function that returns a file which the poller rejects.
 var openEvent = func() (fd int, err error) { return unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC) }
 
 func newWorker() (*worker, error) {
@@ -127,7 +131,7 @@ func newWorker() (*worker, error) {
 		w.event.Close()
 		return nil, err
 	}
-	one := uint64(1) // nobody writes so often that the sum reaches the largest value
+	one := uint64(1) // the sum of all writes never reaches the largest value
 	w.write = func(fd uintptr) {
 		_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(&one)), unsafe.Sizeof(one))
 	}

@@ -15,7 +15,7 @@ func TestAWorkerPoolRunsAllTasks(t *testing.T) {
 	var c Pool
 	defer c.Close()
 	var ran atomic.Int64
-	for _, at := range []int{1, 2, 10, 1, 5} { // at once
+	for _, at := range []int{1, 2, 10, 1, 5} { // at the same time
 		for range 200 {
 			var wg sync.WaitGroup
 			before := ran.Load()
@@ -52,7 +52,7 @@ func TestAWorkerPoolIsKeptAndBounded(t *testing.T) {
 		eventually(t, func() bool { return idle() == maxIdle })
 	}
 	if n := openFiles(t); n > files {
-		t.Errorf("%d files more are open", n-files)
+		t.Errorf("%d more files are open", n-files)
 	}
 	c.Close()
 	eventually(t, func() bool { return openFiles(t) <= files-maxIdle })
@@ -61,12 +61,12 @@ func TestAWorkerPoolIsKeptAndBounded(t *testing.T) {
 	<-done
 	time.Sleep(10 * time.Millisecond)
 	if idle() != 0 {
-		t.Error("kept after it was closed")
+		t.Error("a worker was kept after Close")
 	}
 }
 
-// unusable is the name of the file that workers open in place of an event; nil: they open an event. A pool that outlives
-// its test reads it too.
+// unusable is the name of the file that workers open in place of an eventfd; nil means an eventfd. A pool
+// that outlives its test reads it too.
 var unusable atomic.Pointer[string]
 
 func init() {
@@ -79,9 +79,9 @@ func init() {
 	}
 }
 
-// TestAWorkerThatCannotWaitLosesNoJob: the poller refuses its file, as it does when a process watches too many.
+// The poller rejects the file of a worker, as it does when a process watches too many files.
 func TestAWorkerThatCannotWaitLosesNoJob(t *testing.T) {
-	refused := filepath.Join(t.TempDir(), "file") // epoll takes no regular files, and one that is only written cannot be read
+	refused := filepath.Join(t.TempDir(), "file") // epoll rejects regular files, and a write-only file cannot be read
 	unusable.Store(&refused)
 	t.Cleanup(func() { unusable.Store(nil) })
 	var c Pool

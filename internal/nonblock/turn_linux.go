@@ -5,22 +5,24 @@ import (
 	"sync"
 )
 
-// share is the number of bytes that a connection accepted by Listener may read without waiting before it yields.
+// share is the number of bytes that a connection accepted by Listener may read without waiting before it
+// yields.
 const share = 32 << 10
 
-// turns makes goroutines that never wait pass through the poller. A goroutine whose socket always has data keeps its
-// processor until the runtime preempts it, after ten milliseconds. runtime.Gosched does not help: it runs only
-// goroutines that are ready, and those that wait for a socket become ready when the poller is called.
+// turns makes goroutines that never wait go through the poller. A goroutine whose socket always has data
+// keeps its processor until the runtime preempts it, after ten milliseconds. runtime.Gosched does not help:
+// it runs only goroutines that are ready, and goroutines that wait for a socket become ready only when the
+// poller is called.
 var turns turnstile
 
-// turnstile is an eventfd that one goroutine at a time makes ready and then waits for. Goroutines that arrive
-// meanwhile wait for that one.
+// turnstile is an eventfd that one goroutine at a time makes ready and then waits for. Goroutines that
+// arrive meanwhile wait for that goroutine.
 type turnstile struct {
 	mu      sync.Mutex
-	opened  bool            // opening event was tried; guarded by mu, like the following fields
+	opened  bool            // whether opening event was tried; guarded by mu, like the following fields
 	event   *worker         // nil if it could not be opened
 	busy    bool            // a goroutine waits for event
-	waiting []chan struct{} // goroutines that wait for that one
+	waiting []chan struct{} // channels of the goroutines that wait for it
 	enter   func(uintptr) bool
 	entered bool // used by the goroutine that waits for event
 }
@@ -64,7 +66,7 @@ func (t *turnstile) open() {
 	}
 	t.event = h
 	t.enter = func(fd uintptr) bool {
-		if !t.entered { // make it ready first, then wait for it
+		if !t.entered { // make the event ready first, then wait for it
 			t.entered = true
 			h.write(fd)
 			return false

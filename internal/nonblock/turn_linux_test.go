@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// TestAConnectionThatAlwaysHasDataTakesTurns, with one processor: another reads what has come for it before the
-// first has read three times its share. Events are counted, not time.
+// There is one processor. A second connection reads its bytes before the first has read three times its
+// share. The test counts events, not time.
 func TestAConnectionThatAlwaysHasDataTakesTurns(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	plain, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
@@ -26,7 +26,7 @@ func TestAConnectionThatAlwaysHasDataTakesTurns(t *testing.T) {
 		_ = from.(*net.UnixConn).SetWriteBuffer(1 << 20)
 		have := fill(t, Wrap(from))
 		if have < 4*share {
-			t.Fatalf("the kernel keeps %d bytes only", have)
+			t.Fatalf("the kernel buffers only %d bytes", have)
 		}
 		var read atomic.Int64
 		at := make(chan int64, 1)
@@ -34,7 +34,7 @@ func TestAConnectionThatAlwaysHasDataTakesTurns(t *testing.T) {
 			_, _ = other.Read(make([]byte, 1))
 			at <- read.Load()
 		}()
-		time.Sleep(time.Millisecond) // most likely it waits now; it need not
+		time.Sleep(time.Millisecond) // most likely it waits now, but it need not
 		_, _ = Wrap(otherPeer).WriteOnce([]byte("x"))
 		for b := make([]byte, 1<<10); have > 0; {
 			n, err := full.Read(b)
@@ -50,7 +50,7 @@ func TestAConnectionThatAlwaysHasDataTakesTurns(t *testing.T) {
 	}
 }
 
-// fill writes until there is no more room, and returns how much that was.
+// fill writes until there is no more room, and returns the number of bytes.
 func fill(t *testing.T, c *Conn) (sum int) {
 	t.Helper()
 	for b := make([]byte, 4<<10); ; {
@@ -64,7 +64,7 @@ func fill(t *testing.T, c *Conn) (sum int) {
 	}
 }
 
-// TestEveryoneGetsTheirTurn also where many go through at once.
+// All goroutines get their turn, even if many call pass at the same time.
 func TestEveryoneGetsTheirTurn(t *testing.T) {
 	var turns turnstile
 	var all sync.WaitGroup

@@ -1,6 +1,6 @@
-// Package outside supplies what a store needs from its machine: time, timers, goroutines, random numbers, and calls to
-// servers. A program uses those of the system. A simulation supplies its own, and then runs the same code on one seeded
-// loop.
+// Package outside supplies what a store needs from its machine: time, timers, goroutines, random numbers,
+// and calls to servers. A program uses those of the system. A simulation supplies its own, and then runs
+// the same code on one seeded loop.
 package outside
 
 import (
@@ -15,7 +15,7 @@ type Clock interface {
 	AfterFunc(d time.Duration, f func()) Timer
 }
 
-// Timer is a call that AfterFunc has arranged, like a *time.Timer.
+// Timer is a call scheduled by AfterFunc, like a *time.Timer.
 type Timer interface {
 	Reset(d time.Duration) bool
 	Stop() bool
@@ -30,10 +30,10 @@ func (system) Now() time.Time { return time.Now() }
 
 func (system) AfterFunc(d time.Duration, f func()) Timer { return time.AfterFunc(d, f) }
 
-// Until returns the time from now until t, by c.
+// Until returns the time from now until t, by the clock c.
 func Until(c Clock, t time.Time) time.Duration { return t.Sub(c.Now()) }
 
-// World is the outside of a process in a simulation.
+// World replaces the machine of a process in a simulation.
 type World struct {
 	Clock Clock
 	// Go runs f concurrently.
@@ -45,7 +45,7 @@ type World struct {
 	Call func(ctx context.Context, server string, commands []Command)
 }
 
-// Command is one command to a Redis server, with its reply or the error. An error that the server replied is an
+// Command is one command to a Redis server, with its reply or error. An error reply of the server is an
 // ErrorReply.
 type Command struct {
 	Args  []any

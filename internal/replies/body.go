@@ -8,26 +8,26 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// cause is why a request is denied.
+// cause is the reason why a request is denied.
 type cause uint8
 
 const (
-	reached cause = iota // a limit is
-	never                // the cost is more than a limit can ever give
-	missing              // the request has no entry that its domain requires
+	reached cause = iota // a limit was reached
+	never                // the cost is more than a limit can ever hold
+	missing              // the request lacks an entry that its domain requires
 	failed               // the store could not decide
 )
 
-// denial is what the body of a denial says.
+// denial has the content of the body of a denial.
 type denial struct {
 	cause cause
-	// result explains it; nil: none does.
+	// result is the Result that explains the denial, or nil.
 	result *limiter.Result
-	// wait is in seconds; 0: the body has none.
+	// wait is in seconds; 0 means that the body has no wait.
 	wait int64
 }
 
-// explain finds what the body of v, a denial, says. quiet omits when to retry.
+// explain returns the content of the body for v, a denial. quiet omits the retry time.
 func explain(v *limiter.Verdict, quiet bool) denial {
 	var d denial
 	d.result = denier(v)
@@ -45,7 +45,8 @@ func explain(v *limiter.Verdict, quiet bool) denial {
 	return d
 }
 
-// denier is the Result that explains v: a limit that denies by itself; nil: there is none.
+// denier returns the Result that explains v: that of a limit that denies by itself. It returns nil if there
+// is none.
 func denier(v *limiter.Verdict) *limiter.Result {
 	at := mostRestrictive(v, func(r *limiter.Result) bool { return r.Outcome == limiter.Denied && v.Denies(r) })
 	if at < 0 {
@@ -54,8 +55,8 @@ func denier(v *limiter.Verdict) *limiter.Result {
 	return &v.Results[at]
 }
 
-// Format returns the format of the body of v: that of the limit that explains the denial, or of its domain. NoBody:
-// neither has one, or v is no denial.
+// Format returns the format of the body for v. That is the format of the limit that explains the denial, or
+// that of the domain. It returns NoBody if neither has one, or if v is not a denial.
 func Format(v *limiter.Verdict) descriptors.Body {
 	if !v.Denied || v.Domain == nil {
 		return descriptors.NoBody
@@ -66,7 +67,7 @@ func Format(v *limiter.Verdict) descriptors.Body {
 	return v.Domain.DenyBody
 }
 
-// ContentType is that of a body.
+// ContentType returns the content type of a body.
 func ContentType(f descriptors.Body) string {
 	switch f {
 	case descriptors.OpenAIBody, descriptors.AnthropicBody:
@@ -78,7 +79,7 @@ func ContentType(f descriptors.Body) string {
 	return "text/plain; charset=utf-8"
 }
 
-// AppendBody appends the body of v, a denial. quiet omits when to retry.
+// AppendBody appends the body for v, a denial. quiet omits the retry time.
 func AppendBody(b []byte, f descriptors.Body, v *limiter.Verdict, quiet bool) []byte {
 	d := explain(v, quiet)
 	switch f {
@@ -93,7 +94,7 @@ func AppendBody(b []byte, f descriptors.Body, v *limiter.Verdict, quiet bool) []
 	return append(d.appendMessage(b), '\n')
 }
 
-// appendMessage appends a sentence for people, in printable ASCII.
+// appendMessage appends a sentence for the reader, in printable ASCII.
 func (d *denial) appendMessage(b []byte) []byte {
 	switch d.cause {
 	case missing:
@@ -186,5 +187,5 @@ func (d *denial) appendProblem(b []byte, v *limiter.Verdict) []byte {
 // appendQuoted appends the message as a JSON string.
 func (d *denial) appendQuoted(b []byte) []byte {
 	var room [256]byte
-	return strconv.AppendQuoteToASCII(b, string(d.appendMessage(room[:0]))) // printable ASCII is quoted as JSON does
+	return strconv.AppendQuoteToASCII(b, string(d.appendMessage(room[:0]))) // Go quotes printable ASCII as JSON does
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// headerNames are the headers of one unit of the set openai.
+// headerNames are the headers for one unit in the header set openai.
 type headerNames struct{ limit, remaining, reset string }
 
 var unitHeaders = [...]struct {
@@ -19,15 +19,17 @@ var unitHeaders = [...]struct {
 	{descriptors.Tokens, headerNames{"x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"}},
 }
 
-// longestWait is the longest time, in seconds, that the openai package waits when a denial has retry-after-ms. Older versions
-// would call again within seconds, and the anthropic package would sleep until next month if a denial said so.
+// longestWait is the longest time, in seconds, that the openai package waits when a denial has
+// retry-after-ms. For a longer time, older versions would call again within seconds, and the anthropic
+// package would sleep for all of it.
 const longestWait = 120
 
-// MaxHeaders is the most headers that OpenAIHeaders passes on.
+// MaxHeaders is the largest number of headers that OpenAIHeaders passes to add.
 const MaxHeaders = 3*len(unitHeaders) + 2
 
-// OpenAIHeaders passes the header set openai of v to add: for each unit its most restrictive limit, and for a denial
-// how to retry unless quiet. The value is valid only during the call.
+// OpenAIHeaders calls add with each header of the set openai for v. There are headers for the most
+// restrictive limit of each unit. A denial also has headers for its retry time, unless quiet is set. The
+// value is valid only during the call.
 func OpenAIHeaders(v *limiter.Verdict, quiet bool, add func(name string, value []byte)) {
 	var room [32]byte
 	for i := range unitHeaders {

@@ -1,6 +1,6 @@
-// Package replies makes the parts of an answer that are meant for the client behind the proxy: which limit explains
-// the answer, the body of a denial, and the headers that the SDKs of language models read. Nothing in them comes from
-// a client. It does no I/O.
+// Package replies makes the parts of an answer that are meant for the client behind the proxy: the limit
+// that explains the answer, the body of a denial, and the headers that the SDKs of language models read.
+// They contain no bytes from clients. The package does no I/O.
 package replies
 
 import (
@@ -28,14 +28,14 @@ func Limit(r *limiter.Result) *algorithms.Limit {
 	return r.Policy.Limit
 }
 
-// MostRestrictive returns the index of the most restrictive Result of v, or -1. If limits deny, it is the one that can
-// never allow the cost, or else the one with the longest retry time. Otherwise it is the one with the fewest units
-// left.
+// MostRestrictive returns the index of the most restrictive Result of v, or -1. If limits deny, it is one
+// that can never allow the cost, or else the one with the longest retry time. If none denies, it is the one
+// with the fewest units left.
 func MostRestrictive(v *limiter.Verdict) int {
 	return mostRestrictive(v, func(*limiter.Result) bool { return true })
 }
 
-// mostRestrictive returns the most restrictive of the Results that of accepts.
+// mostRestrictive returns the index of the most restrictive of the Results for which of returns true.
 func mostRestrictive(v *limiter.Verdict, of func(*limiter.Result) bool) int {
 	best, bestDenies := -1, false
 	for i := range v.Results {
@@ -88,7 +88,8 @@ func Seconds(d algorithms.Micros) int64 {
 	return int64((d + algorithms.Second - 1) / algorithms.Second)
 }
 
-// RetryAfter returns the seconds after which the client of a denied request may try again; 0: never.
+// RetryAfter returns the number of seconds after which the client of a denied request may try again. 0
+// means never.
 func RetryAfter(v *limiter.Verdict) int64 {
 	if v.Never {
 		return 0
@@ -96,5 +97,5 @@ func RetryAfter(v *limiter.Verdict) int64 {
 	return max(1, Seconds(v.RetryAfter))
 }
 
-// appendSpan appends d as Go and OpenAI write it: 1s, 6m0s, 1.5s.
+// appendSpan appends d in the form of Go and OpenAI: 1s, 6m0s, 1.5s.
 func appendSpan(b []byte, d time.Duration) []byte { return append(b, d.String()...) }

@@ -17,7 +17,7 @@ const (
 	second = algorithms.Second
 )
 
-// policy is a token bucket of 100 units an hour.
+// policy returns the policy of a token bucket of 100 units an hour.
 func policy(t *testing.T, name string, unit descriptors.Unit, body descriptors.Body) *descriptors.Policy {
 	t.Helper()
 	l, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: 3600 * second})
@@ -31,7 +31,7 @@ func result(p *descriptors.Policy, o limiter.Outcome, d algorithms.Decision) lim
 	return limiter.Result{Policy: p, Outcome: o, Decision: backend.Decision{Decision: d}}
 }
 
-// denied is a verdict of a domain whose denials have a body.
+// denied returns the verdict of a domain whose denials have a body.
 func denied(body descriptors.Body, retry algorithms.Micros, results ...limiter.Result) *limiter.Verdict {
 	return &limiter.Verdict{Domain: &limiter.Domain{DenyBody: body}, Denied: true, RetryAfter: retry, Results: results}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// BenchmarkSettle compares a plain decision in memory with a reservation, its id, and its settlement, as a proxy requests
-// them, without the gRPC around them.
+// BenchmarkSettle compares a plain decision in memory with a reservation, its id, and its settlement, as a
+// proxy requests them. It does not include gRPC.
 func BenchmarkSettle(b *testing.B) {
 	now := func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{IDs: keysOf("secret"), Now: now, Estimates: &estimate.Estimates{}})

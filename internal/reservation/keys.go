@@ -1,6 +1,6 @@
-// Package reservation encodes reservations as text. The text contains all data of a reservation and is signed, so
-// that every process with the same secret can settle it and none keeps state for it. Proxies, the HTTP API and package
-// ratelimit use the same text.
+// Package reservation encodes reservations as text. The text contains all data of a reservation and is
+// signed. So every process with the same secret can settle the reservation, and none stores state for it.
+// Proxies, the HTTP API and package ratelimit use the same text.
 package reservation
 
 import (
@@ -23,16 +23,17 @@ import (
 // ErrForged means that a text is not a reservation, or was signed with another secret.
 var ErrForged = errors.New("is not a reservation, or was signed with another key")
 
-// Secrets returns the secrets that ids are signed with at this moment: the first one signs, and all are accepted. It
-// returns none while they are not known.
+// Secrets returns the secrets of ids. The first one signs, and all are accepted. It returns none while they
+// are not known.
 type Secrets func() []string
 
-// Keys implements limiter.IDs: it encodes what a request reserved as one signed text. That of a proxy has at most
-// limiter.MaxID bytes, whatever its client sent, because it contains the keys of buckets, which are bounded.
+// Keys implements limiter.IDs: it encodes a reservation as one signed text. The id of a proxy's reservation
+// has at most limiter.MaxID bytes, whatever its client sent, because it contains the keys of buckets, which
+// are bounded.
 type Keys struct {
 	secrets, old Secrets
 	current      atomic.Pointer[ring]
-	// unique starts the ID of each reservation of this process, and made counts them.
+	// unique is the start of the ID of each reservation of this process. made is the number of IDs so far.
 	unique [8]byte
 	made   atomic.Uint64
 }
@@ -40,7 +41,7 @@ type Keys struct {
 const (
 	// MaxKey bounds the values of a key that is reserved by name, in bytes.
 	MaxKey = 16 << 10
-	// maxText bounds the length of an id in bytes: a body that settles it has at most 64 KiB.
+	// maxText bounds the length of an id in bytes, because a body that settles it may have at most 64 KiB.
 	maxText = 48 << 10
 	// form is the version of the layout.
 	form = 2
@@ -48,21 +49,21 @@ const (
 	signatureLen = 16
 )
 
-// NewKeys makes Keys that sign with secrets. Ids of the older form are accepted if they are signed with one of those of
-// old; nil means that they are not accepted.
+// NewKeys makes Keys that sign with secrets. Ids of the older form are accepted if one of old signed them;
+// nil means that they are not accepted.
 func NewKeys(secrets, old Secrets) *Keys {
 	k := &Keys{secrets: secrets, old: old}
-	_, _ = rand.Read(k.unique[:]) // never fails
+	_, _ = rand.Read(k.unique[:]) // rand.Read never fails
 	return k
 }
 
 // rooms are buffers of ids, which are reused.
 var rooms = sync.Pool{New: func() any { return new([]byte) }}
 
-// ring is a list of secrets, with what signs by each.
+// ring is a list of secrets, with the hash functions that sign with each.
 type ring struct {
 	secrets []string
-	macs    []*sync.Pool // of hash.Hash
+	macs    []*sync.Pool // pools of hash.Hash, by secret
 }
 
 // ring returns the present secrets.
@@ -157,7 +158,7 @@ func split(room []byte, id string) (b, sum []byte) {
 	return b[:len(b)-signatureLen], b[len(b)-signatureLen:]
 }
 
-// isByName is the flag of a part that was reserved by name. Those before it are of Slot, Hash and Cell.
+// isByName is the flag of a part that was reserved by name. Lower flags are for Slot, Hash and Cell.
 const isByName = 1 << 3
 
 func appendReserved(b []byte, r *limiter.Reserved) []byte {
@@ -198,7 +199,7 @@ func appendPart(b []byte, p *limiter.ReservedPart) []byte {
 	return b
 }
 
-// decode decodes what appendReserved wrote.
+// decode decodes the output of appendReserved.
 func decode(b []byte, r *limiter.Reserved) bool {
 	if len(b) == 0 || b[0] != form {
 		return false
@@ -221,7 +222,7 @@ func decode(b []byte, r *limiter.Reserved) bool {
 	return !f.short && len(r.Parts) > 0
 }
 
-// fields decodes numbers and texts from the front of rest.
+// fields decodes numbers and texts from the start of rest.
 type fields struct {
 	rest  []byte
 	short bool // rest ended too early

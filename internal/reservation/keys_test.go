@@ -17,7 +17,7 @@ import (
 
 func keysOf(secrets ...string) *Keys { return NewKeys(func() []string { return secrets }, nil) }
 
-// largest is what the request of a proxy reserves with the longest id.
+// largest returns the reservation of a proxy's request with the longest id.
 func largest() *limiter.Reserved {
 	r := &limiter.Reserved{Domain: math.MaxUint64}
 	for n := range limiter.MaxReserved {
@@ -30,7 +30,7 @@ func largest() *limiter.Reserved {
 	return r
 }
 
-// named is what an application reserves of two limits. A key is not UTF-8.
+// named returns an application's reservation of two limits. One key is not UTF-8.
 func named() *limiter.Reserved {
 	part := limiter.ReservedPart{
 		Number: 3, Limit: 9, Count: 1 << 52, Times: 1, At: 5, Inflow: scaled.Inflow{Units: 10, Span: 60_000_000},
@@ -59,10 +59,10 @@ func TestAnIDContainsAllThatWasReserved(t *testing.T) {
 	}
 }
 
-// An id that an older process made is settled by a newer one: the form of ids does not change.
+// An id that an older process made is settled by a newer one, because the form of ids does not change.
 func TestIDsOfThisFormStayValid(t *testing.T) {
 	const id = "AgEAAAAAAAAAAAAAAAAAAAIAAAAAAAAAAQIAAAAAAAAAAgUAAAAAAAAACwAAAAAAAAANZAIFCjwFdgNib2IAAAAAAAAACQoAAAAAAAAADICAgICAgIAIAQUKgI7OHAMeBnRva2Vucwp7InJhdGUiOjF9AwNib2IC_wAApEpW-q5y0SpJv3F1b6XROQ"
-	r := limiter.Reserved{Parts: make([]limiter.ReservedPart, 5)} // of another request
+	r := limiter.Reserved{Parts: make([]limiter.ReservedPart, 5)} // left over from another request
 	if !keysOf("other", "secret").Open(id, &r) || !reflect.DeepEqual(r, *fixed()) {
 		t.Errorf("%+v", r)
 	}
@@ -71,7 +71,7 @@ func TestIDsOfThisFormStayValid(t *testing.T) {
 	}
 }
 
-// fixed is what a request reserved of two limits, with an ID.
+// fixed returns the reservation of two limits, with an ID.
 func fixed() *limiter.Reserved {
 	byProxy := limiter.ReservedPart{
 		Limit: 2, Key: []byte("v\x03bob"), Slot: 11, Cell: 13, Count: 100, Times: 2, At: 5, Inflow: scaled.Inflow{Units: 10, Span: 60},
@@ -81,7 +81,8 @@ func fixed() *limiter.Reserved {
 	return &limiter.Reserved{ID: [16]byte{1, 15: 2}, Domain: 1, Parts: []limiter.ReservedPart{byProxy, byName}}
 }
 
-// The first secret signs, and all are accepted, from the moment at which they change. The list belongs to its owner.
+// The first secret signs, and all are accepted, as soon as they change. The list of secrets belongs to its
+// owner.
 func TestKeysFollowTheirSecrets(t *testing.T) {
 	secrets := []string{"first"}
 	k := NewKeys(func() []string { return secrets }, nil)
@@ -96,7 +97,7 @@ func TestKeysFollowTheirSecrets(t *testing.T) {
 	for _, step := range []struct {
 		secrets []string
 		signs   string
-		accepts bool // the first id
+		accepts bool // whether the first id is accepted
 	}{
 		{[]string{"second", "first"}, "second", true},
 		{[]string{"third", "second", "first"}, "third", true},
@@ -116,7 +117,7 @@ func TestKeysFollowTheirSecrets(t *testing.T) {
 	}
 }
 
-// What is signed can be wrong too: another version may have made it.
+// Signed content may be impossible too, because another version may have made it.
 func TestSignedIDsWithImpossibleContentsAreRefused(t *testing.T) {
 	k := keysOf("secret")
 	signed := func(b []byte) string { return base64.RawURLEncoding.EncodeToString(k.ring().sign(b, 0, b)) }
@@ -175,7 +176,7 @@ func TestAnIDThatWouldBeTooLongIsNotMade(t *testing.T) {
 	}
 }
 
-// An id of which any character was changed, or that was cut, is refused. So is one that another secret signed.
+// An id is refused if any character was changed, if it was cut, or if another secret signed it.
 func TestChangedIDsAreRefused(t *testing.T) {
 	for _, of := range []*limiter.Reserved{largest(), named()} {
 		k := keysOf("secret")
@@ -193,12 +194,12 @@ func TestChangedIDsAreRefused(t *testing.T) {
 				t.Fatalf("cut at %d: accepted", i)
 			}
 		}
-		for last := range 128 { // also where it differs in bits that mean nothing
+		for last := range 128 { // also if it differs only in unused bits
 			if changed := string(append(bytes.Clone(id[:len(id)-1]), byte(last))); changed != string(id) && k.Open(changed, &r) {
 				t.Errorf("another last character, %q: accepted", rune(last))
 			}
 		}
-		for b, i := appendReserved(nil, of), 1; i < len(b); i++ { // Decode reads what nobody has signed
+		for b, i := appendReserved(nil, of), 1; i < len(b); i++ { // Decode reads unsigned content
 			cut := append(bytes.Clone(b[:i]), make([]byte, signatureLen)...)
 			if Decode(base64.RawURLEncoding.EncodeToString(cut), &r) == nil {
 				t.Fatalf("cut at %d: decoded", i)
@@ -212,7 +213,8 @@ func TestChangedIDsAreRefused(t *testing.T) {
 	}
 }
 
-// The ids are those that the version before made of one limit: with a limit that came with the request, and without.
+// The previous version made these ids for one limit: one with a limit that came with the request, and one
+// without.
 func TestIDsOfTheOldFormAreAccepted(t *testing.T) {
 	const (
 		inline = "ARAwMTIzNDU2Nzg5YWJjZGVmgICBsYTpkQOAh6i_hOmRAwEEgICAgICAgAgCYWkGdG9rZW5zCnsicmF0ZSI6MX0DA2JvYgL_AAAKgI7OHAVayntGP9FZsTf-9-6Wnog"
@@ -279,8 +281,8 @@ func TestImpossibleIDsOfTheOldFormAreRefused(t *testing.T) {
 	}
 }
 
-// What is signed must not crash either: an older version may have made it. Decode reads what nobody has signed: a text
-// that announces a huge number of values is refused at once.
+// Signed content must not cause a panic either, because an older version may have made it. Decode reads
+// unsigned content: a text that announces a huge number of values is refused at once.
 func FuzzOpen(f *testing.F) {
 	f.Add(appendReserved(nil, largest()))
 	f.Add(appendReserved(nil, named()))

@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// oldForm is the version of the layout that the HTTP API and package ratelimit used before all reservations had one
-// form. Such ids are valid for an hour after their turn, and are accepted until v1.
+// oldForm is the version of the layout that the HTTP API and package ratelimit used before all reservations
+// had one form. Such ids are valid for an hour after their turn, and are accepted until v1.
 const oldForm = 1
 
 // openOld decodes an id of the old form.

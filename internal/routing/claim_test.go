@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// FuzzClaim compares the claims of tokens with what encoding/json reads, and lets the client choose all other bytes of
-// the header.
+// FuzzClaim compares the claims of tokens with those that encoding/json parses. The client chooses all
+// other bytes of the header.
 func FuzzClaim(f *testing.F) {
 	f.Add("Bearer x.", `{"sub":"alice","n":5}`, ".s", "sub")
 	f.Add("bearer\tx.", `{"sub":null}`, ".s=", "sub")
@@ -19,7 +19,7 @@ func FuzzClaim(f *testing.F) {
 		var claims map[string]any
 		if json.Unmarshal([]byte(payload), &claims) != nil {
 			if ok {
-				t.Errorf("%q is no JSON object, and has %q", payload, got)
+				t.Errorf("%q is not a JSON object, but has the claim %q", payload, got)
 			}
 			return
 		}
@@ -29,7 +29,7 @@ func FuzzClaim(f *testing.F) {
 		switch claims[name].(type) {
 		case nil, map[string]any, []any:
 			if ok {
-				t.Errorf("%q: claim %q is no text, and counts as %q", payload, name, got)
+				t.Errorf("%q: claim %q is not a string, but has the value %q", payload, name, got)
 			}
 		}
 	})

@@ -1,6 +1,6 @@
-// Package routing applies the auth section of a configuration to an HTTP request: it finds the route of the request,
-// and makes the route's descriptors from the request's values. It trusts the content of a Request; the listener that
-// fills it decides which headers it trusts.
+// Package routing applies the auth section of a configuration to an HTTP request. It finds the route of the
+// request, and makes the route's descriptors from the request's values. It trusts the content of a Request;
+// the listener that fills in the Request decides which headers are trusted.
 package routing
 
 import (
@@ -79,14 +79,15 @@ func matches(r *limiter.Route, q *Request) bool {
 	return true
 }
 
-// matchesTarget reports whether all conditions of r other than those on headers hold.
+// matchesTarget reports whether all conditions of r hold, except those on headers.
 func matchesTarget(r *limiter.Route, q *Request) bool {
 	return (r.Path == "" || r.MatchesPath(q.path(r.Ignore))) && (r.Method == "" || r.Method == q.Method) && (r.Host == "" || r.Host == q.Host)
 }
 
-// Repeated returns a source that has several values in q and that affects which limits apply: a condition of a route
-// up to r, the result of Find, or a source of r. It returns "" if there is none. Applications differ in which of
-// several values they use, so that a client could be counted by one value and served by another.
+// Repeated returns a source that has several values in q and affects which limits apply. That is a
+// condition of a route up to r, the result of Find, or a source of a value in r. It returns "" if there is
+// none. Applications differ in which of several values they use, so a client could be counted by one value
+// and served by another.
 func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	for i := range a.Routes {
 		one := &a.Routes[i]
@@ -112,8 +113,8 @@ func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	return ""
 }
 
-// repeats reports whether the source of e has several values. A cookie may be repeated with the same value, because
-// browsers send cookies of one name for several paths.
+// repeats reports whether the source of e has several values. A cookie may be repeated with the same value,
+// because browsers send cookies of one name for several paths.
 func repeats(e *limiter.AuthEntry, q *Request) bool {
 	switch e.From { //nolint:exhaustive // the other sources have one value
 	case limiter.FromHeader:
@@ -144,8 +145,8 @@ func Fill(c *limiter.Call, a *limiter.Auth, r *limiter.Route, q *Request) {
 	}
 }
 
-// Value returns the value of e, an entry of r, and whether there is one. Of several values it returns the first; see
-// Repeated.
+// Value returns the value of e, an entry of r, and reports whether there is one. If there are several
+// values, it returns the first; see Repeated.
 func Value(a *limiter.Auth, r *limiter.Route, e *limiter.AuthEntry, q *Request) (value string, ok bool) {
 	switch e.From {
 	case limiter.FromValue:

@@ -23,7 +23,7 @@ func auth(tb testing.TB, yaml string) *limiter.Auth {
 	return s.Auth
 }
 
-// request reads "METHOD TARGET", then headers ("Name: value"), as a proxy would pass them on.
+// request returns a Request for "METHOD TARGET" and headers ("Name: value"), as a proxy would pass them on.
 func request(line string, headers ...string) *Request {
 	method, uri, _ := strings.Cut(line, " ")
 	path, query := target.Split(uri)
@@ -63,8 +63,8 @@ func TestTheFirstMatchingRouteApplies(t *testing.T) {
 `)
 	for _, c := range []struct {
 		line    string
-		headers string // parted by |
-		want    string // the route's value; "": none
+		headers string // separated by |
+		want    string // the value of the route; "" means no route
 	}{
 		{"POST /login", "", "1"},
 		{"GET /login", "", "2"},
@@ -77,7 +77,7 @@ func TestTheFirstMatchingRouteApplies(t *testing.T) {
 		{"POST /%2flogin", "", "1"},
 		{"POST /../../login", "", "1"},
 		{"POST /login/", "", ""}, // another path
-		{"POST /Login", "", ""},  // so is this
+		{"POST /Login", "", ""},  // another path too
 		{"POST /login%0d%0a", "", ""},
 		{"POST /login%00", "", ""},
 		{"POST /login%ff", "", ""},
@@ -85,7 +85,7 @@ func TestTheFirstMatchingRouteApplies(t *testing.T) {
 		{"POST /loginx", "", ""},
 		{"POST /%256cogin", "", ""}, // decoded once
 		{"GET /a%20b", "", "6"},
-		{"GET /a+b", "", ""}, // a plus is a space in a query only
+		{"GET /a+b", "", ""}, // a plus is a space only in a query
 		{"GET /api/", "Host: api.test", "3"},
 		{"GET /api/x", "Host: API.TEST:8443", "3"},
 		{"GET /api/x", "Host: api.test.", "3"},
@@ -94,14 +94,14 @@ func TestTheFirstMatchingRouteApplies(t *testing.T) {
 		{"GET /api", "Host: api.test", ""},
 		{"GET /apix", "", ""},
 		{"GET /x/../api/../api/y", "", "5"},
-		{"GET /api/../x", "", ""}, // dots lead out of a prefix
+		{"GET /api/../x", "", ""}, // dots lead out of the prefix
 		{"GET /x", "X-Kind: web|X-Flag: 1", "4"},
 		{"GET /x", "X-Kind: website|X-Flag: 1", "4"},
-		{"GET /x", "x-kind: web|x-flag: 1", "4"}, // the names of headers have no case
+		{"GET /x", "x-kind: web|x-flag: 1", "4"}, // header names are case-insensitive
 		{"GET /x", "X-Kind: we|X-Flag: 1", ""},
 		{"GET /x", "X-Kind: web|X-Flag: 11", ""},
 		{"GET /x", "X-Kind: web", ""},
-		{"GET /x", "X-Kind: web|X-Flag: 2|X-Flag: 1", ""}, // of several lines the first counts
+		{"GET /x", "X-Kind: web|X-Flag: 2|X-Flag: 1", ""}, // of several lines, the first counts
 		{"GET /x", "X-Kind: web|X-Flag: 1|X-Flag: 2", "4"},
 		{"GET /x", "X-Kind: web|X-Flag: 1\r\n", ""},
 		{"OPTIONS *", "", ""},
@@ -153,7 +153,7 @@ func TestRepeated(t *testing.T) {
     - {match: {path: /free, "header:X-Later": "1"}, descriptors: [[{key: k, value: "1"}]]}
 `)
 	for _, c := range []struct{ line, headers, want string }{
-		{"GET /free", "X-Later: 1|X-Later: 1", ""}, // the route before applies, whatever the header is
+		{"GET /free", "X-Later: 1|X-Later: 1", ""}, // an earlier route applies, whatever the header is
 		{"GET /kind", "X-Kind: web", ""},
 		{"GET /kind", "X-Kind: app|X-Kind: web", "header:X-Kind"},
 		{"GET /kind", "X-Kind: web|X-Kind: app", "header:X-Kind"},
@@ -176,7 +176,7 @@ func TestRepeated(t *testing.T) {
 		q := request(c.line, strings.Split(c.headers, "|")...)
 		want := c.want
 		if want == "header:Authorization" {
-			want = "jwt:sub" // the source that reads it
+			want = "jwt:sub" // the source that reads the header
 		}
 		if got := Repeated(a, Find(a, q), q); got != want {
 			t.Errorf("%s (%s): %q, want %q", c.line, c.headers, got, want)
@@ -188,14 +188,14 @@ func token(payload string) string {
 	return "Authorization: Bearer e30." + base64.RawURLEncoding.EncodeToString([]byte(payload)) + ".c2ln"
 }
 
-// Values are bytes: what a client sends is the value, whatever it looks like, and nothing of it is
-// taken for the end of the value or the start of another.
+// Values are bytes: all bytes that a client sends belong to the value, and none is taken for the end of the
+// value or the start of another one.
 func TestValues(t *testing.T) {
 	long := strings.Repeat("x", 16<<10)
 	const none = "(nothing)"
 	for _, c := range []struct {
 		from, line string
-		headers    string // parted by |
+		headers    string // separated by |
 		want       string
 	}{
 		{"value: v&=%0d", "GET /", "", "v&=%0d"},
@@ -205,7 +205,7 @@ func TestValues(t *testing.T) {
 
 		{"from: path", "GET /a/../b?c=d#e", "", "/b"},
 		{"from: path", "GET /b%26k%3Dv", "", "/b&k=v"},
-		{"from: path", "GET /b%3fk=v", "", "/b?k=v"}, // it is no query
+		{"from: path", "GET /b%3fk=v", "", "/b?k=v"}, // it is not a query
 		{"from: path", "GET /b%0d%0aX-User:%20eve", "", "/b\r\nX-User: eve"},
 		{"from: path", "GET /caf%c3%a9", "", "/café"},
 		{"from: path", "GET /café", "", "/café"},
@@ -235,7 +235,7 @@ func TestValues(t *testing.T) {
 		{"from: query:k", "GET /#?k=v", "", none},
 		{"from: query:k", "GET /?a=b#&k=v", "", none},
 		{"from: query:k", "GET /%3fk=v", "", none},
-		{"from: query:k", "GET /?a;k=v", "", none}, // ; parts nothing
+		{"from: query:k", "GET /?a;k=v", "", none}, // ; does not separate parameters
 		{"from: query:k", "GET /?k=caf%C3%A9", "", "café"},
 
 		{"from: cookie:sid", "GET /", "Cookie: sid=1", "1"},
@@ -250,7 +250,7 @@ func TestValues(t *testing.T) {
 		{"from: cookie:sid", "GET /", "Cookie: sid=" + long, long},
 		{"from: cookie:sid", "GET /", "Cookie: sid", none},
 		{"from: cookie:sid", "GET /", "Cookie: SID=1; xsid=1; a=sid=1; =sid", none},
-		{"from: cookie:sid", "GET /", "Cookie: ;;; ,sid=1", none}, // , parts nothing
+		{"from: cookie:sid", "GET /", "Cookie: ;;; ,sid=1", none}, // , does not separate cookies
 		{"from: cookie:sid", "GET /", "", none},
 
 		{"from: jwt:sub", "GET /", token(`{"sub":"bob"}`), "bob"},
@@ -258,7 +258,7 @@ func TestValues(t *testing.T) {
 		{"from: jwt:sub", "GET /", token(`{"sub":17}`), "17"},
 		{"from: jwt:sub", "GET /", token(`{"sub":true}`), "true"},
 		{"from: jwt:sub", "GET /", token(`{"sub":""}`), ""},
-		{"from: jwt:sub", "GET /", token(`{"sub":"eve","sub":"bob"}`), "bob"}, // as most libraries have it
+		{"from: jwt:sub", "GET /", token(`{"sub":"eve","sub":"bob"}`), "bob"}, // the last one, as in most libraries
 		{"from: jwt:sub", "GET /", token(`{"sub":"` + long + `"}`), long},
 		{"from: jwt:sub", "GET /", "authorization: bearer  e30.eyJzdWIiOiJib2IifQ==.", "bob"},
 		{"from: jwt:sub", "GET /", token(`{"sub":"bob"}`) + "|" + token(`{"sub":"eve"}`), "bob"},
@@ -268,7 +268,7 @@ func TestValues(t *testing.T) {
 		{"from: jwt:sub", "GET /", token(`{"Sub":"bob"}`), none},
 		{"from: jwt:sub", "GET /", token(`["sub"]`), none},
 		{"from: jwt:sub", "GET /", token(`{"sub":"bob"`), none},
-		{"from: jwt:sub", "GET /", "Authorization: Bearer e30.eyJzdWIiOiJib2IifQ", none}, // two parts
+		{"from: jwt:sub", "GET /", "Authorization: Bearer e30.eyJzdWIiOiJib2IifQ", none}, // only two parts
 		{"from: jwt:sub", "GET /", "Authorization: Bearer e30.!.c2ln", none},
 		{"from: jwt:sub", "GET /", "Authorization: Bearer", none},
 		{"from: jwt:sub", "GET /", "Authorization: Bearer ", none},
@@ -296,7 +296,7 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// The caller fills in the Request and knows which proxies are trusted: Match does not read an address from a header.
+// The caller that fills in a Request decides which headers to trust. Here no header is read as an address.
 func TestClientIPIsTheRequestsClient(t *testing.T) {
 	forged := request("GET /", "X-Forwarded-For: 6.6.6.6", "X-Real-IP: 6.6.6.6", "Forwarded: for=6.6.6.6", "X-Client-IP: 6.6.6.6", "True-Client-IP: 6.6.6.6")
 	for _, c := range []struct {
@@ -305,7 +305,7 @@ func TestClientIPIsTheRequestsClient(t *testing.T) {
 		want   string
 	}{
 		{"1.2.3.4", 64, "1.2.3.4"},
-		{"1.2.3.4", 8, "1.2.3.4"}, // of IPv6 only
+		{"1.2.3.4", 8, "1.2.3.4"}, // the prefix applies only to IPv6
 		{"2001:db8:1:2:3:4:5:6", 64, "2001:db8:1:2::/64"},
 		{"2001:db8:1:2:ffff::", 64, "2001:db8:1:2::/64"}, // the same client
 		{"2001:db8:1:3::", 64, "2001:db8:1:3::/64"},
@@ -359,7 +359,7 @@ func TestFillLeavesOutDescriptorsWithoutAValue(t *testing.T) {
 		{request("GET /x?q=1"), "d false 2:path=/x"},
 	} {
 		var call limiter.Call
-		for range 2 { // a Call is used again
+		for range 2 { // a Call is reused
 			call.Reset()
 			Fill(&call, a, Find(a, c.q), c.q)
 			var got strings.Builder
@@ -378,7 +378,7 @@ func TestFillLeavesOutDescriptorsWithoutAValue(t *testing.T) {
 	}
 }
 
-// FuzzCookie compares with the standard library where that takes a cookie at all.
+// FuzzCookie compares with the standard library, for cookies that it accepts.
 func FuzzCookie(f *testing.F) {
 	for _, s := range []string{"sid=1", `a="b"; sid = "1" ;sid=2`, "sid", ";=;sid==", "sid=\xff", "sid=a b"} {
 		f.Add(s)

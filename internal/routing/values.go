@@ -30,7 +30,7 @@ func cookies(lines []string, name string) iter.Seq[string] {
 	}
 }
 
-// cookie returns the first cookie with a name.
+// cookie returns the value of the first cookie with a name.
 func cookie(lines []string, name string) (value string, ok bool) {
 	for value := range cookies(lines, name) {
 		return value, true

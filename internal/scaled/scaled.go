@@ -1,17 +1,18 @@
-// Package scaled has the numbers that a compiled limit computes with. The packages of this module need them, for example
-// to pass a limit to a script. They are no part of the exported API of package algorithms.
+// Package scaled has the numbers with which a compiled limit computes. The packages of this module need
+// them, for example to pass a limit to a script. They are not part of the exported API of package
+// algorithms.
 package scaled
 
 // Numbers are the numbers of one limit.
 type Numbers struct {
-	Tick         int64 // us: the unit of time, 1, or 1,000 where microseconds do not fit
+	Tick         int64 // the unit of time in us: 1, or 1,000 if microseconds do not fit
 	Period       int64 // ticks
 	Phase        int64 // fixed window: ticks, 0 <= Phase < Period
 	PhaseFromKey bool  // fixed window: the phase is the hash of the key modulo Period
 
 	// Token buckets count in 1/Q unit: P flow in with each tick, up to V.
 	P, Q, V int64
-	// P1 and V1 are those of the guaranteed part of a guaranteed bucket. P and V are then those of the bank.
+	// P1 and V1 belong to the guaranteed part of a guaranteed bucket. P and V then belong to the bank.
 	P1, V1 int64
 }
 
@@ -19,7 +20,7 @@ type Numbers struct {
 // out of its exported API.
 var Of func(limit Limit) Numbers
 
-// Limit is an *algorithms.Limit; this package cannot import its type.
+// Limit is an *algorithms.Limit, whose type this package cannot import.
 type Limit interface{ CanReserve() bool }
 
 // PhaseOf returns the offset, in ticks within a period, at which the windows of the key with this hash start.
@@ -30,10 +31,11 @@ func (n *Numbers) PhaseOf(hash uint64) int64 {
 	return n.Phase
 }
 
-// Inflow is how fast a bucket refills: Units in each Span of microseconds. It is zero for a limit with windows.
+// Inflow is the speed at which a bucket refills: Units in each Span of microseconds. It is zero for a limit
+// with windows.
 type Inflow struct{ Units, Span int64 }
 
-// Inflow returns how fast a bucket refills.
+// Inflow returns the speed at which a bucket refills.
 func (n *Numbers) Inflow() Inflow {
 	if n.Q == 0 {
 		return Inflow{}
@@ -41,9 +43,10 @@ func (n *Numbers) Inflow() Inflow {
 	return Inflow{Units: n.P + n.P1, Span: n.Q * n.Tick}
 }
 
-// Ticks is the number of whole ticks in t microseconds.
+// Ticks returns the number of whole ticks in t microseconds.
 func (n *Numbers) Ticks(t int64) int64 { return t / max(1, n.Tick) }
 
-// Returned is given, a refund in 1/Q unit, less p for each of ticks, at least 0. It is what an undo returns when p have
-// flowed in with each tick since the charge. Package algorithms sets this variable.
+// Returned returns given, a refund in 1/Q unit, less p for each of ticks, at least 0. It is the amount that
+// an undo refunds if p have flowed in with each tick since the charge. Package algorithms sets this
+// variable.
 var Returned func(given, p, ticks int64) int64

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// metric returns the sum of all series of /metrics whose line starts with a match of pattern.
+// metric returns the sum of all series in /metrics whose line starts with a match of pattern.
 func (x *instance) metric(t *testing.T, pattern string) (sum float64) {
 	t.Helper()
 	page, err := io.ReadAll(get(t, x.Admin, "/metrics").Body)
@@ -35,7 +35,7 @@ func (x *instance) metric(t *testing.T, pattern string) (sum float64) {
 
 const failedOutcomes = `rlsidecar_decisions_total\{.*outcome="failed_[a-z]*".*\}`
 
-// TestAbortedCallsAreNoFailuresOfRedis aborts calls while Redis is slow. They have a counter of their own.
+// Calls are aborted while Redis is slow. They are counted separately from failures of Redis.
 func TestAbortedCallsAreNoFailuresOfRedis(t *testing.T) {
 	concurrent(t)
 	redis := redistest.Start(t)
@@ -64,7 +64,7 @@ func TestAbortedCallsAreNoFailuresOfRedis(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	redis.Resume() // the calls have waited for it; their clients are gone
+	redis.Resume() // the clients of the waiting calls have gone
 	eventually(t, "Redis answers", func() bool { return x.ask(t, "all=1").OverallCode == rls.RateLimitResponse_OK })
 	for _, pattern := range []string{"rlsidecar_backend_failures_total", failedOutcomes, `rlsidecar_backend_breaker_open\{.*\}`} {
 		if n := x.metric(t, pattern); n > 0 {
@@ -73,8 +73,7 @@ func TestAbortedCallsAreNoFailuresOfRedis(t *testing.T) {
 	}
 }
 
-// TestSilentRedisIsNoticedUnderShortDeadlines: a Redis that does not answer is failing, however short the clients'
-// deadlines are.
+// A Redis that does not answer counts as failing, however short the clients' deadlines are.
 func TestSilentRedisIsNoticedUnderShortDeadlines(t *testing.T) {
 	t.Parallel()
 	concurrent(t)

@@ -15,8 +15,8 @@ limits:
 descriptors: [{key: user, limit: calls}]
 `
 
-// TestSidecarsSeeAdjustmentsOfEachOther: a change at one sidecar takes effect at the other, although that one has
-// leased units and cached denials.
+// A change at one sidecar takes effect at the other, although the other has leased units and cached
+// denials.
 func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -28,14 +28,14 @@ func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	}
 	id := a.adjust(t, `"key":["bob"],"block":true,"for":"1h"`)
 	if n := a.allowed(t, 3, "bob"); n != 0 {
-		t.Errorf("where it was set bob gets %d", n)
+		t.Errorf("at the sidecar that changed the limit, bob gets %d", n)
 	}
 	eventually(t, "the block is in force at the other sidecar", func() bool { return b.allowed(t, 1, "bob") == 0 })
 	if code, answer := b.asAdmin(t, "DELETE", "/api/adjustments/"+id, `{"author":"ann","reason":"over"}`); code != 200 {
 		t.Fatalf("%d %v", code, answer)
 	}
 	if n := b.allowed(t, 1, "bob"); n != 1 {
-		t.Error("where it was deleted bob is denied")
+		t.Error("at the sidecar that deleted the adjustment, bob is denied")
 	}
 	eventually(t, "the block is over at the first sidecar", func() bool { return a.allowed(t, 1, "bob") == 1 })
 
@@ -51,8 +51,8 @@ func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	}
 }
 
-// TestAStartWithoutRedisBlocksBlockedKeys: a sidecar that starts while Redis is unreachable still blocks blocked
-// keys. Other keys are decided by on_backend_failure.
+// A sidecar that starts while Redis is unreachable still blocks blocked keys. Other keys are decided by
+// on_backend_failure.
 func TestAStartWithoutRedisBlocksBlockedKeys(t *testing.T) {
 	t.Parallel()
 	redis, dir, tokens := redistest.Start(t), t.TempDir(), withTokens(t)
@@ -75,7 +75,7 @@ func TestAStartWithoutRedisBlocksBlockedKeys(t *testing.T) {
 	if code != 503 || !strings.Contains(fmt.Sprint(answer["detail"]), "nothing was changed") {
 		t.Errorf("a change while Redis is unreachable: %d %v", code, answer)
 	}
-	redis.Restart() // without data
+	redis.Restart() // with an empty database
 	eventually(t, "Redis has it again", func() bool { return redis.Do("HLEN", "rl:{adjustments}values") == "1" })
 }
 
@@ -101,8 +101,8 @@ func TestAnAdjustmentEndsByItselfAtEverySidecar(t *testing.T) {
 	}
 }
 
-// TestAdjustmentsAreOffWithoutThePermissions: a Redis user with the permissions for limits alone is enough to run,
-// and a condition reports that adjustments are off.
+// A Redis user with only the permissions for limits is enough to run. A condition reports that adjustments
+// are off.
 func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -118,8 +118,8 @@ func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
 	eventually(t, "the condition is over", func() bool { return !strings.Contains(x.conditions(t), adjustmentsOff) })
 }
 
-// TestAFailoverThatLosesAnAdjustment: the replicas do not get a block before the master dies. The sidecar that set it
-// writes it again to the new master, so that it is in force everywhere.
+// The master dies before its replicas have a block. The sidecar that set the block writes it again to the
+// new master, so that it is in force everywhere.
 func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
 	t.Parallel()
 	if testing.Short() || engine == GRPCEngine {
@@ -159,20 +159,21 @@ func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
 		t.Errorf("%d %v", code, answer)
 	}
 	if n := a.logs.FilterMessageSnippet("has written them again").Len() + b.logs.FilterMessageSnippet("has written them again").Len(); n == 0 {
-		t.Error("the log does not tell")
+		t.Error("the log has no line about the lost adjustment")
 	}
 }
 
-// TestLostAdjustmentsAreACondition: Redis went back to an older state, and another operator has changed something
-// since. Which block is gone is a condition, until somebody sets it again.
+// Redis went back to an older state, and another operator has changed something since. A condition names
+// the lost block until it is set again.
 func TestLostAdjustmentsAreACondition(t *testing.T) {
 	t.Parallel()
 	redis, tokens := redistest.Start(t), withTokens(t)
 	x := start(t, oneLimit, tokens, onRedis("redis://"+redis.Addr))
 	x.adjust(t, `"key":["bob"],"block":true,"for":"1h"`)
 	x.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
-	// The same version with another entry: what a change by a sidecar that did not know eve's block leaves. It comes at
-	// once, as after a failover: a poll in the middle of it would see a fork that has lost nothing yet.
+	// The version stays the same, with another entry, as if a sidecar that did not know eve's block had
+	// made a change. All of it is changed at once, as in a failover: a poll in the middle would find a fork
+	// that has lost nothing yet.
 	redis.Do("EVAL", `redis.call('HSET', KEYS[1], 'mac', 'another') return redis.call('HDEL', KEYS[2], ARGV[1])`,
 		2, "rl:{adjustments}head", "rl:{adjustments}values", x.idOf(t, "eve"))
 	conditions := func() string {

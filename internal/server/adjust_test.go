@@ -62,7 +62,8 @@ func (x *instance) as(t *testing.T, token, method, path, body string) (code int,
 	return response.StatusCode, answer
 }
 
-// adjust creates an adjustment of limit calls; change is its JSON without the reason. It returns the ID.
+// adjust creates an adjustment of the limit calls, and returns its ID. change is its JSON without the
+// reason.
 func (x *instance) adjust(t *testing.T, change string) (id string) {
 	t.Helper()
 	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"limit":"calls","author":"ann","reason":"test",`+change+`}`)
@@ -84,7 +85,7 @@ func (x *instance) allowed(t *testing.T, n int, user string) (count int) {
 	return count
 }
 
-// TestAnOperatorAdjustsALimit raises and blocks a limit, lists the adjustments and deletes them, without a restart.
+// An operator raises and blocks a limit, lists the adjustments and deletes them, without a restart.
 func TestAnOperatorAdjustsALimit(t *testing.T) {
 	x := start(t, oneLimit, withTokens(t))
 	if n := x.allowed(t, 5, "bob"); n != 2 {
@@ -141,7 +142,7 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 	}
 }
 
-// TestALimitThatComesWithRequestsCannotBeAdjusted: the error says why, and what to do instead.
+// The error says why, and what to do instead.
 func TestALimitThatComesWithRequestsCannotBeAdjusted(t *testing.T) {
 	x := start(t, oneLimit, withTokens(t), func(c *Config) { c.APIInlineConfig = true })
 	inline := `{"name":"tenant_calls","key":"acme","config":{"algorithm":"token_bucket","rate":5,"period":"1m"}}`
@@ -211,7 +212,7 @@ func TestTheUnixSocketOfTheAdminPortNeedsNoToken(t *testing.T) {
 	}
 }
 
-// TestAdjustmentsSurviveARestart checks that --state-dir keeps adjustments.
+// With --state-dir, adjustments survive a restart.
 func TestAdjustmentsSurviveARestart(t *testing.T) {
 	dir, tokens := t.TempDir(), withTokens(t)
 	kept := func(c *Config) { c.StateDir = dir }

@@ -26,7 +26,7 @@ const (
 	over = rls.RateLimitResponse_OVER_LIMIT
 )
 
-// All limits are per year, so that no window ends during a test.
+// All limits are per year, so no window ends during a test.
 const answers = `
 domain: d
 descriptors:
@@ -81,7 +81,7 @@ func TestQuotasDenyOnlyTogether(t *testing.T) {
 	expect(t, x.ask(t, "q1=a", "q2=a"), ok, "OK left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR reset")
 	expect(t, x.ask(t, "q1=a", "q2=a"), ok, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 0 of 2/YEAR reset")
 	expect(t, x.ask(t, "q1=a", "q2=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 2/YEAR reset")
-	// Other limits count on their own, and a descriptor without a limit is no quota.
+	// Other limits count separately, and a descriptor without a limit does not count as a quota limit.
 	expect(t, x.ask(t, "q1=a", "plain=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR yearly reset")
 	expect(t, x.ask(t, "q1=b", "zero=a"), over, "OK left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 0/YEAR reset")
 }
@@ -118,11 +118,12 @@ func TestOverridesAreBounded(t *testing.T) {
 	// Below the bound, the override applies.
 	expect(t, ask("tenant=small", year, 5, 1, 5), ok, "OK left 0 of 5/YEAR reset")
 	expect(t, ask("tenant=small", year, 5, 1, 1), over, "OVER_LIMIT left 0 of 5/YEAR reset")
-	// Above it, the bound applies. A denial shows 0, and the units that it did not get are still available.
+	// Above the bound, the bound applies. A denial shows 0, and the units that it did not get are still
+	// available.
 	expect(t, ask("tenant=greedy", year, 5000, 1, 999), ok, "OK left 1 of 1000/YEAR most reset")
 	expect(t, ask("tenant=greedy", year, 5000, 1, 2), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
 	expect(t, ask("tenant=greedy", year, 5000, 1, 1), ok, "OK left 0 of 1000/YEAR most reset")
-	// Another unit has its own buckets, but the same bound.
+	// Another unit of time has its own buckets, but the same bound.
 	expect(t, ask("tenant=greedy", month, 5000, 1, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
 	expect(t, ask("tenant=greedy", month, 5000, 3, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
 	// A descriptor without a bound, even one that matches nothing, has the bound of the domain.
@@ -151,7 +152,8 @@ func TestOverridesComeWithTheRequest(t *testing.T) {
 	if l := x.put(t, with("any=c", 9, 5, 3)).Statuses[0].CurrentLimit; l.UnitMultiplier.GetValue() != 3 || l.Unit.String() != "MONTH" {
 		t.Errorf("%v", l)
 	}
-	// If the unit is unknown, the configured limit applies; without one the descriptor is denied.
+	// If the unit is unknown, the configured limit applies. Without a configured limit the descriptor is
+	// denied.
 	expect(t, x.put(t, with("plain=a", 1, 99, 0)), ok, "OK left 1 of 2/YEAR yearly reset")
 	expect(t, x.put(t, with("any=a", 1, 0, 0)), over, "OVER_LIMIT left 0")
 }
@@ -198,20 +200,20 @@ func TestWrongRequestsAreErrors(t *testing.T) {
 	}
 }
 
-func TestDenialChargesNothingUnlessConsumedEach(t *testing.T) {
+func TestADenialChargesNothingUnlessConsumeIsEach(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		each   bool
 		yaml   string
 		left   int
-		denied bool // a denial itself is charged
+		denied bool // the denial itself is charged
 	}{
 		{"together", false, answers, 98, false},
 		{"each, by the file", false, answers + "consume: each\n", 96, true},
 		{"each, by default", true, answers, 96, true},
 	} {
 		x := start(t, c.yaml, func(o *Config) { o.Defaults.ConsumeEach = c.each })
-		for range 4 { // plain has 2
+		for range 4 { // plain has 2 units
 			x.ask(t, "plain=a", "big=a")
 		}
 		look := descriptor("big=a")
@@ -224,7 +226,7 @@ func TestDenialChargesNothingUnlessConsumedEach(t *testing.T) {
 		r.HitsAddend = 99
 		x.put(t, r)
 		if got := x.put(t, request("d", look)).Statuses[0].LimitRemaining; (got == 0) != c.denied {
-			t.Errorf("%s: %d left after asking for too much", c.name, got)
+			t.Errorf("%s: %d left after a request with too high a cost", c.name, got)
 		}
 	}
 }

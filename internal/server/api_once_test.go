@@ -21,8 +21,8 @@ limits:
   pass:   {algorithm: token_bucket, rate: 3, period: 365d, on_backend_failure: allow}
 `
 
-// TestSidecarsChargeOnceAndSettleForEachOther: an idempotency key is charged once, whichever sidecar gets the request,
-// and any sidecar can settle a reservation.
+// An idempotency key is charged once, whichever sidecar gets the request. Any sidecar can settle a
+// reservation.
 func TestSidecarsChargeOnceAndSettleForEachOther(t *testing.T) {
 	redis := redistest.Start(t)
 	token := func(c *Config) { c.APIToken = "s3cret" }
@@ -74,7 +74,7 @@ func TestSidecarsChargeOnceAndSettleForEachOther(t *testing.T) {
 	left("600")
 }
 
-// TestASlowRedisIsNotWaitedFor: requests are answered within the deadline while the answers of Redis are delayed.
+// Requests are answered within the deadline while the answers of Redis are delayed.
 func TestASlowRedisIsNotWaitedFor(t *testing.T) {
 	redis := redistest.Start(t)
 	slow := startSlow(t, redis.Addr)
@@ -93,8 +93,8 @@ func TestASlowRedisIsNotWaitedFor(t *testing.T) {
 			t.Errorf("%s: %d %s, want %d", body, code, answer, want)
 		}
 	}
-	// These requests were answered without Redis. Their ids may have reached it or not; a repetition is answered in
-	// both cases.
+	// These requests were answered without Redis. Their ids may have reached it or not. A repeated request
+	// is answered in both cases.
 	slow.held.Store(false)
 	eventually(t, "it answers again", func() bool {
 		code, _ := post(t, x.HTTP, "/v1/limit", `{"name":"tokens","key":"a","request_id":"r"}`)
@@ -102,7 +102,7 @@ func TestASlowRedisIsNotWaitedFor(t *testing.T) {
 	})
 }
 
-// slowly is a proxy to a server. It delays the server's answers while held.
+// slowly is a proxy to a server. It delays the server's answers while held is true.
 type slowly struct {
 	addr string
 	held atomic.Bool

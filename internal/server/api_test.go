@@ -90,8 +90,8 @@ func TestTheAPIIsClosedToOtherMachinesWithoutAToken(t *testing.T) {
 	}
 }
 
-// TestShardedLimitsAreShownWhole: value and value_scale of a sharded limit are the same on one Redis, which has one
-// bucket, and on a Cluster, which has ten.
+// value and value_scale of a sharded limit are the same on one Redis, which has one bucket, and on a
+// Cluster, which has ten shards.
 func TestShardedLimitsAreShownWhole(t *testing.T) {
 	t.Parallel()
 	for name, url := range map[string]string{

@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 )
 
-// blank are spellings of the value k that an HTTP/1 application cannot distinguish. Envoy keeps the blanks of an
-// HTTP/2 client.
+// blank has spellings of the value k that an HTTP/1 application cannot distinguish. Envoy keeps the blanks
+// of an HTTP/2 client.
 var blank = []string{"k", "k ", "k  ", " k", "\tk", "k\t", " \t k \t "}
 
 func valued(value string) *ratelimit.RateLimitDescriptor {

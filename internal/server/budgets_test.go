@@ -31,7 +31,7 @@ descriptors:
   - {key: small, rate_limit: {algorithm: token_bucket, rate: 1000000, period: 1s}}
 `
 
-// bytesCodec sends bytes unchanged, and drops received ones.
+// bytesCodec sends bytes unchanged, and discards received ones.
 type bytesCodec struct{}
 
 func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
@@ -40,7 +40,7 @@ func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
 func (bytesCodec) Unmarshal(b mem.BufferSlice, v any) error { *v.(*int) = b.Len(); return nil }
 func (bytesCodec) Name() string                             { return "proto" }
 
-// manyDescriptors is a request with n descriptors.
+// manyDescriptors returns a request with n descriptors.
 func manyDescriptors(tb testing.TB, n, first int) []byte {
 	tb.Helper()
 	r := request("d")
@@ -61,8 +61,8 @@ func heap() uint64 {
 	return sample[0].Value.Uint64()
 }
 
-// beside sends small requests, one after the other, while attack runs. Each must be allowed by its limit, and the
-// heap may grow by at most 128 MiB.
+// beside sends small requests, one after the other, while attack runs. Each must be allowed by its limit,
+// and the heap may grow by at most 128 MiB.
 func (x *instance) beside(t *testing.T, attack func()) {
 	t.Helper()
 	runtime.GC()
@@ -88,8 +88,8 @@ func (x *instance) beside(t *testing.T, attack func()) {
 	}
 }
 
-// TestManyDescriptorsAffectNoOtherClient sends 500 concurrent requests of 1,000 descriptors on one connection, which are
-// denied without being decoded, and 3,000 with the allowed number. In memory, and with Redis.
+// 500 concurrent requests with 1,000 descriptors are sent on one connection; they are denied without being
+// decoded. So are 3,000 requests with the allowed number. The store is in memory, or in Redis.
 func TestManyDescriptorsAffectNoOtherClient(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes under the race detector")
@@ -97,7 +97,7 @@ func TestManyDescriptorsAffectNoOtherClient(t *testing.T) {
 	redis := redistest.Start(t)
 	for name, edit := range map[string]func(*Config){
 		"memory": func(*Config) {},
-		// This takes long on a slow machine, which must not cause a denial.
+		// A slow machine needs this long, which must not cause a denial.
 		"redis": func(c *Config) { c.Redis = Redis{URL: "redis://" + redis.Addr, Timeout: time.Minute} },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -144,7 +144,7 @@ func metricsOf(t *testing.T, x *instance) string {
 	return string(body)
 }
 
-// TestLargeBodiesOfJSONAffectNoOtherClient posts 32 bodies at a time, repeatedly, each with as many empty objects as fit.
+// 32 bodies at a time are posted repeatedly, each with as many empty objects as fit.
 func TestLargeBodiesOfJSONAffectNoOtherClient(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes under the race detector")

@@ -40,7 +40,7 @@ func (x *instance) conditions(tb testing.TB) string {
 func TestARefusedConfigurationIsACondition(t *testing.T) {
 	x := start(t, shared)
 	if got := x.conditions(t); got != "" {
-		t.Fatalf("a condition without a reason: %s", got)
+		t.Fatalf("a condition, although nothing is wrong: %s", got)
 	}
 	x.write(t, "domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n")
 	x.reload(t)
@@ -82,7 +82,7 @@ func TestAnOpenBreakerIsACondition(t *testing.T) {
 	})
 }
 
-// TestASlowRedisIsACondition: it is late now and then, but its circuit breaker stays closed.
+// Redis is late now and then, but its circuit breaker stays closed.
 func TestASlowRedisIsACondition(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -98,10 +98,10 @@ func TestASlowRedisIsACondition(t *testing.T) {
 	})
 }
 
-// TestMetricsThatOverflowAreACondition: limits beyond those that have series of their own.
+// There are more limits than can have metrics series of their own.
 func TestMetricsThatOverflowAreACondition(t *testing.T) {
 	if engine == GRPCEngine {
-		t.Skip("takes ten seconds; the engine has no part in it")
+		t.Skip("takes ten seconds and does not depend on the engine")
 	}
 	t.Parallel()
 	const limits = 10_001
@@ -113,7 +113,7 @@ func TestMetricsThatOverflowAreACondition(t *testing.T) {
 	x := start(t, b.String())
 	for first := 0; first < limits; first += 100 {
 		if got := x.conditions(t); first < limits-100 && got != "" {
-			t.Fatalf("a condition without a reason, after %d limits: %s", first, got)
+			t.Fatalf("a condition, although nothing is wrong, after %d limits: %s", first, got)
 		}
 		var texts []string
 		for i := first; i < min(first+100, limits); i++ {
@@ -126,7 +126,7 @@ func TestMetricsThatOverflowAreACondition(t *testing.T) {
 	})
 }
 
-// TestALimitThatSeveralDescriptorsUseIsCountedOnce: operators know it as one limit.
+// Operators know it as one limit.
 func TestALimitThatSeveralDescriptorsUseIsCountedOnce(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "limits.yaml")

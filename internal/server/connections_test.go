@@ -44,7 +44,7 @@ func TestConnectionBoundsFollowFilesAndMemory(t *testing.T) {
 
 const admitAll = "domain: d\nauth: {default: allow}\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n"
 
-// TestSilentConnectionsMakeRoom: many idle clients do not prevent new connections.
+// Many idle clients do not prevent new connections.
 func TestSilentConnectionsMakeRoom(t *testing.T) {
 	t.Parallel()
 	concurrent(t)
@@ -82,7 +82,7 @@ func TestSilentConnectionsMakeRoom(t *testing.T) {
 	}
 }
 
-// TestHealthIsServedBeyondTheBound: health checks are answered while all allowed connections are in use.
+// Health checks are answered while all allowed connections are in use.
 func TestHealthIsServedBeyondTheBound(t *testing.T) {
 	usual := silence
 	t.Cleanup(func() { silence = usual })
@@ -119,7 +119,7 @@ func TestHealthIsServedBeyondTheBound(t *testing.T) {
 	}
 }
 
-// outOfFiles is a listener that cannot accept while others have connections.
+// outOfFiles is a listener that cannot accept while other listeners have connections.
 type outOfFiles struct {
 	net.Listener
 	others func() int
@@ -132,8 +132,8 @@ func (l outOfFiles) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-// TestOutOfFilesAConnectionIsClosed: a silent connection of any listener is closed and logged, so that health checks
-// are answered.
+// When no more files can be opened, a silent connection of any listener is closed, and a log line says so.
+// Then health checks are answered.
 func TestOutOfFilesAConnectionIsClosed(t *testing.T) {
 	core, logs := observer.New(zapcore.WarnLevel)
 	all := &bounds{}
@@ -164,7 +164,7 @@ func TestOutOfFilesAConnectionIsClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc.(*boundedSocket).heard.Store(0) // an hour ago
+	nc.(*boundedSocket).heard.Store(0) // as if an hour ago
 	other.Listener = outOfFiles{other.Listener, func() int { return full.stats().Open }}
 	dial(other)
 	accepted := make(chan error, 1)
@@ -194,7 +194,7 @@ func TestOutOfFilesAConnectionIsClosed(t *testing.T) {
 	}
 }
 
-// TestIdleConnectionsEnd tests gRPC and HTTP.
+// The test covers gRPC and HTTP.
 func TestIdleConnectionsEnd(t *testing.T) {
 	concurrent(t)
 	const idle = 100 * time.Millisecond
@@ -213,5 +213,5 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	eventually(t, "the gRPC connection has ended", func() bool {
 		return strings.Contains(body(t, get(t, x.Admin, "/metrics")), `rlsidecar_connections{listener="grpc"} 0`)
 	})
-	x.ask(t, "k=v") // by a new connection
+	x.ask(t, "k=v") // on a new connection
 }

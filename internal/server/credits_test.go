@@ -25,8 +25,8 @@ descriptors:
   - {key: user, value: ai, descriptors: [{key: user, limit: estimated}]}
 `
 
-// TestCreditsPayThroughEveryListener: a customer buys credits, which pay for what the plan does not allow, whichever
-// listener and store decide; the answers name the payer.
+// A customer buys credits, which pay for requests that the plan does not allow, whichever listener and
+// store decide. The answers name the payer.
 func TestCreditsPayThroughEveryListener(t *testing.T) {
 	t.Parallel()
 	for name, store := range map[string]func(t *testing.T) string{
@@ -88,8 +88,8 @@ func TestCreditsPayThroughEveryListener(t *testing.T) {
 	}
 }
 
-// TestCreditsAreChargedOnceThoughRedisIsKilled: requests with an id are repeated until they are answered while Redis is
-// killed and started again. Plan and credits together have then lost the cost of each request once.
+// Redis is killed and started again. Meanwhile, requests with an id are repeated until they are answered.
+// Afterwards, plan and credits together have paid each request once.
 func TestCreditsAreChargedOnceThoughRedisIsKilled(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")

@@ -13,7 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// plansYAML has two plans, each with its then. With hash_tag: domain the keys of payers do not depend on who uses them.
+// plansYAML has two plans, each with then. With hash_tag: domain the keys of payers do not depend on the
+// limits that use them.
 const plansYAML = `
 domain: d
 hash_tag: domain
@@ -29,7 +30,7 @@ descriptors:
   - {key: service, value: ai, descriptors: [{key: user, limit: estimated}]}
 `
 
-// paidBy is plansYAML with this payer; "" means none.
+// paidBy returns plansYAML with this payer; "" means none.
 func paidBy(payer string) string {
 	if payer == "" {
 		return fmt.Sprintf(plansYAML, "", "")
@@ -47,7 +48,7 @@ func (x *instance) wants(t *testing.T, body string, code int, text string) (answ
 	return answer
 }
 
-// remaining is what a bucket has left.
+// remaining returns the units left in a bucket.
 func (x *instance) remaining(t *testing.T, limit, key string) (n int64) {
 	t.Helper()
 	var said struct{ Limits []struct{ Remaining int64 } }
@@ -58,7 +59,7 @@ func (x *instance) remaining(t *testing.T, limit, key string) (n int64) {
 	return said.Limits[0].Remaining
 }
 
-// reserved returns the id of a reservation in answer.
+// reserved returns the id of the reservation in answer.
 func reserved(t *testing.T, answer string) string {
 	t.Helper()
 	var said struct{ Reservation string }
@@ -68,8 +69,8 @@ func reserved(t *testing.T, answer string) string {
 	return said.Reservation
 }
 
-// TestAReloadChangesThePayer: a reload adds a payer, names another, and removes it. From then on that one pays, each
-// bucket keeps what it has, and what a payer of before has reserved is settled in its bucket.
+// Reloads add a payer, replace it by another, and remove it. From then on the new payer pays. Each bucket
+// keeps its content, and reservations of the previous payer are settled in its bucket.
 func TestAReloadChangesThePayer(t *testing.T) {
 	for name, store := range map[string]func() string{
 		"memory": func() string { return "" },
@@ -100,7 +101,8 @@ func TestAReloadChangesThePayer(t *testing.T) {
 
 			pays("b")
 			x.wants(t, `{"name":"plan","key":"bob","count":7}`, 200, `"payer":"b"`)
-			// Who paid for a request with an id is not what the configuration says now: no bucket is named wrongly.
+			// A stored answer may name another payer than the configuration does now. Then the request is
+			// refused, so that no bucket is named wrongly.
 			x.wants(t, byA, 422, "reused-id")
 			x.wants(t, estimated, 422, "reused-id")
 			if x.remaining(t, "a", "bob") != 95 || x.remaining(t, "b", "bob") != 193 || x.remaining(t, "settled_a", "bob") != 500-2*90 {
@@ -122,8 +124,8 @@ func TestAReloadChangesThePayer(t *testing.T) {
 	}
 }
 
-// TestARemovedPayerIsSettledInItsBucket: with hash_tag: entry:KEY the key of a payer in Redis depends on then. A
-// reservation is settled in the bucket that made it.
+// With hash_tag: entry:KEY the key of a payer in Redis depends on then. A reservation is settled in the
+// bucket that made it.
 func TestARemovedPayerIsSettledInItsBucket(t *testing.T) {
 	entry := func(payer string) string {
 		return strings.Replace(paidBy(payer), "hash_tag: domain", "hash_tag: entry:user", 1)
@@ -140,8 +142,8 @@ func TestARemovedPayerIsSettledInItsBucket(t *testing.T) {
 	}
 }
 
-// TestReloadsOfThePayerUnderLoad: while requests are answered, reloads name one payer, then another, then none. What
-// the three buckets have lost is what the allowed requests cost.
+// While requests are answered, reloads set one payer, then another, then none. The three buckets together
+// have lost the cost of the allowed requests.
 func TestReloadsOfThePayerUnderLoad(t *testing.T) {
 	concurrent(t)
 	much := func(payer string) string {
@@ -178,7 +180,7 @@ func TestReloadsOfThePayerUnderLoad(t *testing.T) {
 	}
 }
 
-// TestAnOperatorAdjustsThePlanAndItsCredits: numbers, a block and no limit, for the plan and for what pays for it.
+// The adjustments change numbers, block, and remove the limit, for the plan and for its payer.
 func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 	for name, store := range map[string]func() string{
 		"memory": func() string { return "" },
@@ -207,13 +209,13 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 				x.wants(t, fmt.Sprintf(`{"name":"plan","key":%q,"count":%d}`, key, count), code, text)
 			}
 
-			// Numbers of the credits, and of the plan.
+			// First the numbers of the credits and of the plan are adjusted.
 			id := adjust("a", "bob", `"capacity":1000`)
 			ask("bob", 600, 200, `"payer":"a"`)
 			ask("bob", 600, 429, `"remaining":10`)
 			ask("eve", 600, 400, "never-fits")
 			end(id)
-			if left := x.remaining(t, "a", "bob"); left != 0 { // 600 are consumed of 100
+			if left := x.remaining(t, "a", "bob"); left != 0 { // 600 of 100 are consumed
 				t.Errorf("%d credits are left", left)
 			}
 			ask("bob", 11, 429, `"remaining":10`)
@@ -223,7 +225,7 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 			ask("eve", 1, 200, `"payer":"a"`)
 			end(id)
 
-			// A blocked plan denies, whatever credits there are; blocked credits pay nothing.
+			// A blocked plan denies, however many credits are left. Blocked credits pay nothing.
 			id = adjust("plan", "joe", `"block":true`)
 			ask("joe", 1, 429, `"remaining":0`)
 			end(id)
@@ -236,7 +238,7 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 				t.Errorf("joe has %d and %d credits left, want 2 and 92", x.remaining(t, "plan", "joe"), x.remaining(t, "a", "joe"))
 			}
 
-			// Without a limit, of either, everything is allowed, and the other bucket is spared.
+			// If one of the two is unlimited, everything is allowed, and the other bucket is not charged.
 			id = adjust("plan", "joe", `"unlimited":true`)
 			ask("joe", 10, 200, "")
 			end(id)
@@ -249,7 +251,8 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 				t.Errorf("joe has %d and kim %d credits left, want 92 and 91", x.remaining(t, "a", "joe"), x.remaining(t, "a", "kim"))
 			}
 
-			// What credits with other numbers have reserved is settled in their bucket, whatever their numbers are then.
+			// Reservations made under adjusted numbers of the credits are settled in their bucket, whatever
+			// the numbers are by then.
 			id = adjust("settled_a", "kim", `"capacity":5000`)
 			held := reserved(t, x.wants(t, `{"name":"estimated","key":"kim","count":3000,"reserve":true}`, 200, `"payer":"settled_a"`))
 			x.wants(t, `{"reservation":"`+held+`","count":1000}`, 200, `"remaining":4000`)
@@ -266,7 +269,7 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 	}
 }
 
-// TestOperatorsSeeThePayer: the page, /api/buckets and the HTTP API name the limit that pays.
+// The page, /api/buckets and the HTTP API name the limit that pays.
 func TestOperatorsSeeThePayer(t *testing.T) {
 	x := start(t, paidBy("a"))
 	for where, want := range map[string]string{
@@ -281,7 +284,7 @@ func TestOperatorsSeeThePayer(t *testing.T) {
 	}
 }
 
-// TestSettlementsOverHTTPAreCounted: a reservation by name, which credits pay, and its settlement.
+// The settled reservation was made by name, and credits paid for it.
 func TestSettlementsOverHTTPAreCounted(t *testing.T) {
 	x := start(t, paidBy("a"))
 	held := reserved(t, x.wants(t, `{"name":"estimated","key":"bob","count":200,"reserve":true}`, 200, `"payer":"settled_a"`))

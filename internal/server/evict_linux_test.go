@@ -21,7 +21,7 @@ func bounded(inner net.Listener, most int) *boundedListener {
 	return l
 }
 
-// TestTheConnectionThatWasSilentForLongestIsClosed, but not one that has sent something since it was chosen.
+// A connection that has sent something since it was chosen is not closed.
 func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 	l := bounded(nil, 4)
 	admit := func(silent time.Duration) (*boundedConn, net.Conn) {
@@ -76,7 +76,7 @@ func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 	}
 }
 
-// TestClosingAListenerClosesParkedConnections, and does not wait for their clients.
+// Close does not wait for the clients of parked connections.
 func TestClosingAListenerClosesParkedConnections(t *testing.T) {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -113,8 +113,8 @@ func TestClosingAListenerClosesParkedConnections(t *testing.T) {
 	}
 }
 
-// A client whose connection was accepted before the listener was closed is served, as when a new process takes over
-// the port. It would otherwise see the end of the connection instead of an answer.
+// When a new process takes over the port, a client whose connection was accepted before the listener was
+// closed is served. Otherwise it would get the end of the connection instead of an answer.
 func TestAConnectionAcceptedBeforeCloseIsServed(t *testing.T) {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

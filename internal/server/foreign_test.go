@@ -9,8 +9,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestForeignValuesInRedisHarmOneBucket: whatever another client writes to the key of a bucket, requests to that bucket
-// are decided or denied, never an error, and other buckets are decided.
+// Another client writes any value to the key of a bucket. Requests for that bucket are decided or denied,
+// never an error, and other buckets are not affected.
 func TestForeignValuesInRedisHarmOneBucket(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -35,7 +35,7 @@ func TestForeignValuesInRedisHarmOneBucket(t *testing.T) {
 	} {
 		redis.Do("DEL", key)
 		redis.Do(write...)
-		for range 10 { // five failures in turn would open the circuit breaker
+		for range 10 { // five failures in a row would open the circuit breaker
 			answer := x.ask(t, "k=bad")
 			if decided := answer.Statuses[0].CurrentLimit != nil; !decided && answer.OverallCode != rls.RateLimitResponse_OVER_LIMIT {
 				t.Errorf("%s: %v", name, answer)

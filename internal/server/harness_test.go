@@ -27,8 +27,9 @@ import (
 // engine is the engine of the running tests.
 var engine Engine
 
-// bothEngines runs all tests with each engine, because their behavior must be equal. In short mode, which is for the
-// race detector, the second engine runs only the tests that call concurrent; the first engine covers the rest.
+// bothEngines runs all tests with each engine, because their behavior must be equal. Short mode is for the
+// race detector. There, the second engine runs only the tests that call concurrent; the first engine covers
+// the rest.
 type bothEngines struct{ *testing.M }
 
 func (m bothEngines) Run() (code int) {
@@ -46,7 +47,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(bothEngines{m}) }
 // ofConcurrent has the names of the tests that have called concurrent.
 var ofConcurrent sync.Map
 
-// concurrent marks a test that has many gRPC requests in flight at once, or aborts some. Call it before start.
+// concurrent marks a test that has many gRPC requests in flight at the same time, or aborts some. Call it
+// before start.
 func concurrent(tb testing.TB) { ofConcurrent.Store(tb.Name(), true) }
 
 func isConcurrent(tb testing.TB) bool {
@@ -58,12 +60,12 @@ func isConcurrent(tb testing.TB) bool {
 // instance is a running server, with a client.
 type instance struct {
 	Running
-	file   string // the configuration
+	file   string // the configuration file
 	logs   *observer.ObservedLogs
 	hangup chan os.Signal
 	rls    rls.RateLimitServiceClient
 	health healthpb.HealthClient
-	stop   func() error // stops it, and returns the result of Run
+	stop   func() error // stops the server, and returns the result of Run
 }
 
 // start runs a server with the given configuration until the test ends.
@@ -130,7 +132,7 @@ func dial(tb testing.TB, a net.Addr, options ...grpc.DialOption) *grpc.ClientCon
 	return conn
 }
 
-// write replaces the configuration in one step.
+// write replaces the configuration atomically.
 func (x *instance) write(tb testing.TB, yaml string) {
 	tb.Helper()
 	if err := os.WriteFile(x.file+".new", []byte(yaml), 0o600); err != nil {
@@ -141,7 +143,7 @@ func (x *instance) write(tb testing.TB, yaml string) {
 	}
 }
 
-// reload makes the server read the configuration again, and waits until it has.
+// reload makes the server read the configuration again, and waits until it has done so.
 func (x *instance) reload(tb testing.TB) {
 	tb.Helper()
 	x.hangup <- os.Interrupt // any signal; it is received after the previous reload
@@ -200,7 +202,7 @@ func exchange(tb testing.TB, method string, a net.Addr, path, body string, heade
 	return answer
 }
 
-// eventually fails the test if ok does not become true.
+// eventually waits until ok returns true, and fails the test after a minute.
 func eventually(tb testing.TB, condition string, ok func() bool) {
 	tb.Helper()
 	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {

@@ -15,20 +15,20 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// inUse is the memory of this process for objects and stacks, after a collection.
+// inUse returns the memory of this process for objects and stacks, after a garbage collection.
 func inUse() (bytes uint64) {
 	runtime.GC()
-	runtime.GC() // what pools keep survives the first
+	runtime.GC() // objects in a sync.Pool survive the first collection
 	samples := []rtmetrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/stacks:bytes"}}
 	rtmetrics.Read(samples)
 	return samples[0].Value.Uint64() + samples[1].Value.Uint64()
 }
 
-// TestIdleConnectionsCostLittle: at most 12 KiB each, the client's end in this process included, after each has
-// sent much.
+// After much traffic, an idle connection needs at most 12 KiB, including the client's end, which is in this
+// process too.
 func TestIdleConnectionsCostLittle(t *testing.T) {
 	if engine == GRPCEngine {
-		t.Skip("grpc-go keeps more")
+		t.Skip("grpc-go needs more memory for an idle connection")
 	}
 	const connections, most = 1000, 12 << 10
 	x := start(t, admitAll, func(c *Config) { c.GRPCMaxConnections, c.HTTPMaxConnections = 2*connections, 2*connections })
@@ -36,7 +36,7 @@ func TestIdleConnectionsCostLittle(t *testing.T) {
 	call.WriteString(http2.ClientPreface)
 	to := http2.NewFramer(&call, nil)
 	_ = to.WriteSettings()
-	for range 800 { // together more than half of the buffer that is read into
+	for range 800 { // together more than half of the read buffer
 		_ = to.WriteSettings()
 	}
 	get := []byte("GET /v1/auth HTTP/1.1\r\nHost: h\r\nX-Long: " + string(bytes.Repeat([]byte("x"), 3000)) + "\r\n\r\n")
@@ -66,8 +66,8 @@ func TestIdleConnectionsCostLittle(t *testing.T) {
 	}
 }
 
-// TestAParkedConnectionGoesOn: an HTTP connection that was idle for so long that net/http has forgotten it answers the
-// next request, also if that arrives in parts. It ends after the idle timeout, and when the server stops.
+// An idle HTTP connection is parked and so unknown to net/http. It answers the next request, even if that
+// arrives in parts. It ends after the idle timeout, and when the server stops.
 func TestAParkedConnectionGoesOn(t *testing.T) {
 	t.Parallel()
 	usual := parkAfter
@@ -103,7 +103,7 @@ func TestAParkedConnectionGoesOn(t *testing.T) {
 	}
 	exchange(nc, r, request[:1], request[1:]) // less than net/http waits for
 	exchange(nc, r, request[:3], request[3:])
-	exchange(nc, r, request+request[:2], request[2:]) // a part of the next one is in net/http's buffer
+	exchange(nc, r, request+request[:2], request[2:]) // a part of the next request is in net/http's buffer
 	exchange(nc, r)
 	if _, err := r.ReadByte(); err != io.EOF {
 		t.Errorf("after the idle timeout: %v", err)

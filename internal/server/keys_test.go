@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestKeysMakeNoSeries sends 12,000 distinct keys of three limits: one that allows them, one that denies them, and one
-// whose buckets fill the memory. The series are those that were there after the first keys, and what is kept of keys
-// has its bounds. `rlbench keys` does the same for a minute at 100,000 keys a second.
+// 12,000 distinct keys are sent to three limits: one allows them, one denies them, and the buckets of one
+// fill the memory. No key adds a metrics series, and the memory for keys is bounded. `rlbench keys` does
+// the same for a minute at 100,000 keys a second.
 func TestKeysMakeNoSeries(t *testing.T) {
 	const room = 2000
 	x := start(t, `

@@ -227,7 +227,7 @@ descriptors:
   - {key: job, limit: jobs}
 `
 
-// awaitJobs waits until n jobs have been allowed; their answers may still be delayed.
+// awaitJobs waits until n jobs have been allowed. Their answers may still be held.
 func (x *instance) awaitJobs(t *testing.T, n int) {
 	t.Helper()
 	eventually(t, "jobs", func() bool {
@@ -286,7 +286,7 @@ func TestDrainLosesNothing(t *testing.T) {
 	}
 }
 
-// TestDrainIsBounded delays 20 answers, two for each of ten clients, whose turns come after 20 and 40 seconds.
+// 20 answers are held, two for each of ten clients. Their turns come after 20 and 40 seconds.
 func TestDrainIsBounded(t *testing.T) {
 	x := start(t, strings.Replace(held, "500ms", "20s", 1), func(c *Config) { c.DrainTimeout = 50 * time.Millisecond })
 	failed := make(chan error)
@@ -341,7 +341,7 @@ func TestReloadUnderLoad(t *testing.T) {
 	const reloads = 30
 	for n := 1; n <= reloads; n++ {
 		text := config(n)
-		if n%10 == 9 { // the last line is a mistake
+		if n%10 == 9 { // valid except for its last line
 			text += "nonsense: true\n"
 		}
 		x.write(t, text)
@@ -357,7 +357,7 @@ func TestReloadUnderLoad(t *testing.T) {
 		}
 		page := body(t, get(t, x.Admin, "/"))
 		if refused := strings.Contains(page, "nonsense"); refused != (n%10 == 9) {
-			t.Errorf("reload %d: the page says %v", n, refused)
+			t.Errorf("reload %d: the page shows %v", n, refused)
 		}
 	}
 	done.Store(true)
@@ -370,13 +370,13 @@ func TestReloadUnderLoad(t *testing.T) {
 	if !strings.Contains(metrics, "rlsidecar_config_last_reload_successful 1") {
 		t.Error("the metric shows no success")
 	}
-	// Counts survive all reloads.
+	// Consumption survives all reloads.
 	if left := x.ask(t, "k=v").Statuses[0].LimitRemaining; int64(1_000_000+reloads-left) < asked.Load() {
 		t.Errorf("%d left after %d requests", left, asked.Load())
 	}
 }
 
-// TestReloadIsolates: a domain with a mistake keeps its last version, and the other one is replaced.
+// A domain with a mistake keeps its last valid version, and the other domain is updated.
 func TestReloadIsolates(t *testing.T) {
 	two := func(d, e string) string {
 		return fmt.Sprintf("domain: d\ndescriptors:\n  - {key: k, %s}\n---\ndomain: e\ndescriptors:\n  - {key: k, %s}\n", d, e)
@@ -404,7 +404,7 @@ func TestReloadIsolates(t *testing.T) {
 		t.Error("the log has no error")
 	}
 
-	// A domain that never was valid denies: it limits something, but it is unknown what.
+	// A domain that was never valid denies, because its limits are unknown.
 	y := start(t, two(five, wrong), isolate)
 	expect(t, y.ask(t, "k=v"), ok, "OK left 4 of 5/YEAR reset")
 	expect(t, y.put(t, request("e", descriptor("k=v"))), over, "OVER_LIMIT left 0")
@@ -425,7 +425,7 @@ func TestReloadIsolates(t *testing.T) {
 	expect(t, y.put(t, request("e", descriptor("k=v"))), ok, "OK left 3 of 5/YEAR reset")
 
 	if _, is := errors.AsType[config.Problems](run(t, Config{Paths: []string{x.file + ".gone"}, GRPC: "127.0.0.1:0", Isolate: true})); !is {
-		t.Error("it started without knowing the domains")
+		t.Error("the server started although the names of the domains are unknown")
 	}
 }
 
@@ -433,7 +433,7 @@ func TestChangedFilesAreReloaded(t *testing.T) {
 	x := start(t, small)
 	n := 1_000_000
 	eventually(t, "reload", func() bool {
-		n++ // a change before the watch began is missed, the next one is not
+		n++ // a change before the watch began is missed, but not the next one
 		x.write(t, strings.ReplaceAll(small, "1000000", fmt.Sprint(n)))
 		time.Sleep(200 * time.Millisecond)
 		return x.ask(t, "k=v").Statuses[0].CurrentLimit.RequestsPerUnit > 1_000_000
@@ -458,14 +458,14 @@ func TestAFailingListenerEndsTheServer(t *testing.T) {
 	}
 }
 
-// TestDrainingAnswersCloseTheirConnections: over HTTP, from the moment when readiness fails, so that the next request
+// When the server is no longer ready, each answer over HTTP closes its connection, so that the next request
 // goes to another server.
 func TestDrainingAnswersCloseTheirConnections(t *testing.T) {
 	for _, delay := range []time.Duration{time.Second, 5 * time.Second, time.Minute} {
 		if answersCloseWhileDraining(t, delay) {
 			return
 		}
-		t.Logf("this machine takes longer than %v; again", delay)
+		t.Logf("this machine needs longer than %v; trying a longer delay", delay)
 	}
 	t.Error("no answer while the server drained")
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestOperatorsResetForAllSidecars: a bucket can be read and reset at any sidecar. Each sidecar lists only its own
-// denials.
+// A bucket can be read and reset at any sidecar. Each sidecar lists only its own denials.
 func TestOperatorsResetForAllSidecars(t *testing.T) {
 	redis := redistest.Start(t)
 	var all []*instance
@@ -61,8 +60,7 @@ descriptors:
 	left(1, 1)
 }
 
-// TestOperatorsAreNotCounted reads buckets that deny, one in debt and one blocked by a penalty, and compares all
-// counters with those before.
+// An operator reads buckets that deny, one in debt and one blocked by a penalty. No counter changes.
 func TestOperatorsAreNotCounted(t *testing.T) {
 	x := start(t, `
 domain: d
@@ -123,7 +121,7 @@ descriptors:
 	if after := counters(); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
-	// The check of an application counts.
+	// A check by an application counts.
 	if code, answer := post(t, x.HTTP, "/v1/check", `{"name": "credit", "key": "bob"}`); code != 429 {
 		t.Errorf("%d %s", code, answer)
 	}

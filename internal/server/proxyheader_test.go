@@ -8,8 +8,8 @@ import (
 	"github.com/pires/go-proxyproto"
 )
 
-// FuzzProxyHeader: whatever a connection starts with, its address stays the peer's, or is that of a TCP client of which
-// a trusted proxy speaks. The bytes behind a header are all there.
+// FuzzProxyHeader checks that the address of a connection is that of its peer, or that of a TCP client in a
+// header of a trusted proxy, whatever bytes it starts with. The bytes behind a header must all arrive.
 func FuzzProxyHeader(f *testing.F) {
 	f.Add([]byte("PROXY TCP4 192.0.2.7 10.0.0.1 1 2\r\nGET"))
 	f.Add([]byte("PROXY UNKNOWN\r\nGET"))

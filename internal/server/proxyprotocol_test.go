@@ -39,8 +39,8 @@ func at(address string) net.Addr {
 	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(address))
 }
 
-// sendAuth opens a connection that starts with start, sends a POST to /v1/auth, and returns the status, or 0 without
-// an answer.
+// sendAuth opens a connection that starts with start, and sends a POST to /v1/auth. It returns the status,
+// or 0 if there is no answer.
 func sendAuth(tb testing.TB, a net.Addr, start string, headers ...string) int {
 	tb.Helper()
 	conn, err := net.Dial(a.Network(), a.String())
@@ -76,13 +76,13 @@ func TestProxyProtocol(t *testing.T) {
 	ask(200, v1("192.0.2.1:1000"))
 	ask(200, v2("192.0.2.1:1001"))
 	ask(429, v1("192.0.2.1:1002"))
-	// Its X-Forwarded-For is not trusted, because it is not a proxy.
+	// The X-Forwarded-For of a client is not trusted, because it is not a proxy.
 	ask(429, v2("192.0.2.1:1003"), "X-Forwarded-For: 192.0.2.9")
-	// That of a proxy behind the load balancer is.
+	// That of a proxy behind the load balancer is trusted.
 	ask(200, v2("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
 	ask(200, v1("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
 	ask(429, v1("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
-	// IPv6: a /64 is one client.
+	// With IPv6, a /64 network is one client.
 	ask(200, v1("[2001:db8::1]:1000"))
 	ask(200, v2("[2001:db8::2]:1000"))
 	ask(429, v2("[2001:db8::3]:1000"))
@@ -112,7 +112,7 @@ func TestProxyProtocolIsOnlyForTheTrusted(t *testing.T) {
 			t.Errorf("%s, without it: %d, want 200", name, got)
 		}
 	}
-	// Trust follows the configuration, also for a socket.
+	// The configuration determines which peers are trusted, also for a socket.
 	socket := filepath.Join(t.TempDir(), "http.sock")
 	x := start(t, fmt.Sprintf(byAddress, "[10.0.0.0/8]"), on, func(c *Config) { c.HTTP = "unix://" + socket })
 	if got := sendAuth(t, x.HTTP, said); got != 400 {

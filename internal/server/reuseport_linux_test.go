@@ -23,8 +23,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestNewProcessTakesOverThePorts replaces a server by a new one while clients send requests over gRPC and HTTP, on
-// old and new connections. No request fails.
+// A new server replaces the old one while clients send requests over gRPC and HTTP, on old and new
+// connections. No request fails.
 func TestNewProcessTakesOverThePorts(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
@@ -44,9 +44,9 @@ func TestNewProcessTakesOverThePorts(t *testing.T) {
 	})
 }
 
-// TestNewProcessTakesOverWithRedis does the same with buckets in Redis. The old server's connections to Redis end
-// while its last requests are in flight, and the new server's are new. No request is denied, and each is charged
-// exactly once.
+// This is the same test with buckets in Redis. The old server's connections to Redis end while its last
+// requests are in flight, and the new server's are new. No request is denied, and each is charged exactly
+// once.
 func TestNewProcessTakesOverWithRedis(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
@@ -86,13 +86,13 @@ func TestNewProcessTakesOverTheSockets(t *testing.T) {
 	for _, address := range []string{grpcAddress, httpAddress} {
 		path := strings.TrimPrefix(address, "unix://")
 		if _, err := os.Lstat(path + nextSuffix); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("left behind: %v", err)
+			t.Errorf("files left behind: %v", err)
 		}
 	}
 }
 
-// takesOver starts servers from next, one after the other, while clients send requests to the addresses, which it
-// sets. It returns the number of requests allowed over gRPC, which must be all.
+// takesOver starts servers from next, one after the other, while clients send requests to the addresses,
+// which next sets. It returns the number of requests allowed over gRPC. All must be allowed.
 func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, next func() *instance) (allowed int64) {
 	t.Helper()
 	running := next()
@@ -171,7 +171,7 @@ func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, nex
 	done.Store(true)
 	clients.Wait()
 	for condition, n := range asked {
-		if t.Logf("%s: %d asks", condition, n.Load()); n.Load() == 0 {
+		if t.Logf("%s: %d requests", condition, n.Load()); n.Load() == 0 {
 			t.Errorf("%s: no request was sent", condition)
 		}
 		if strings.HasPrefix(condition, "gRPC") {
@@ -182,7 +182,7 @@ func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, nex
 }
 
 func TestPortsAreSharedOnlyIfBothShareThem(t *testing.T) {
-	x := start(t, small) // does not share
+	x := start(t, small) // this server does not share
 	err := run(t, Config{Paths: []string{x.file}, GRPC: x.GRPC.String(), ReusePort: true})
 	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "--reuse-port") {
 		t.Errorf("%v", err)
@@ -204,7 +204,7 @@ func TestPortsAreSharedOnlyIfBothShareThem(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	again := start(t, small, func(c *Config) { c.GRPC = socket }) // a server that shared it has left its socket
+	again := start(t, small, func(c *Config) { c.GRPC = socket }) // a server that shared the socket has left its file
 	again.ask(t, "k=v")
 	shares := start(t, small, func(c *Config) { c.ReusePort = true })
 	if l, err := net.Listen("tcp", shares.GRPC.String()); err == nil {

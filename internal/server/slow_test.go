@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// TestSlowClientsAreCutOff has clients that hold connections without a complete request. Each is closed in time, and
-// other clients are answered meanwhile.
+// Clients hold connections without a complete request. Each connection is closed in time, and other clients
+// are answered meanwhile.
 func TestSlowClientsAreCutOff(t *testing.T) {
 	t.Parallel()
 	x := start(t, "domain: d\nauth: {default: allow}")
@@ -23,7 +23,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		_, _ = io.WriteString(conn, send) // the server may have closed it
+		_, _ = io.WriteString(conn, send) // the server may have closed the connection
 		return conn
 	}
 	const head = "GET /v1/auth HTTP/1.1\r\nHost: h\r\n"
@@ -36,7 +36,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 	for range 200 {
 		open(head)
 	}
-	go func() { // until it is closed
+	go func() { // until the server closes the connection
 		for conn := slow["drips its header"]; ; time.Sleep(500 * time.Millisecond) {
 			if _, err := io.WriteString(conn, "X-A: b\r\n"); err != nil {
 				return
@@ -64,7 +64,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 		}
 	}
 	if got := get(t, x.HTTP, "/v1/auth").StatusCode; got != 200 {
-		t.Errorf("meanwhile: %d", got)
+		t.Errorf("another client got %d", got)
 	}
 	for name, conn := range slow {
 		_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))

@@ -19,7 +19,7 @@ descriptors:
   - {key: all, detailed_metric: true, descriptors: [{key: deep, descriptors: [{key: deeper, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 10}}]}]}
 `
 
-// TestStatsdIsSentTheReferenceServersMetrics reads the metrics at a TCP server until the sidecar has stopped.
+// A TCP server receives the metrics until the sidecar has stopped.
 func TestStatsdIsSentTheReferenceServersMetrics(t *testing.T) {
 	there, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -32,7 +32,7 @@ func TestStatsdIsSentTheReferenceServersMetrics(t *testing.T) {
 	r := request("d", descriptor("k=v"))
 	r.HitsAddend = 8
 	x.put(t, r)
-	r.HitsAddend = 5 // 2 of them near the limit, 3 over
+	r.HitsAddend = 5 // 2 of them are near the limit, 3 are over it
 	x.put(t, r)
 	x.ask(t, "path=/ab,user=bob\n,third=x", "all=1,deep=2,deeper=3")
 	x.put(t, request("elsewhere", descriptor("a=b")))
@@ -76,7 +76,7 @@ func TestStatsdIsSentTheReferenceServersMetrics(t *testing.T) {
 	}
 }
 
-// TestDeadStatsdDelaysNobody has a StatsD server that accepts connections and never reads.
+// The StatsD server accepts connections and never reads.
 func TestDeadStatsdDelaysNobody(t *testing.T) {
 	there, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

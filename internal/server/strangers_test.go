@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// requestAs sends a request to a port of this machine under another host name, as a web page could by DNS rebinding.
+// requestAs sends a request to a port of this machine under another host name, as a web page could with DNS
+// rebinding.
 func requestAs(t *testing.T, a net.Addr, host, line, text string, headers ...string) (code int, answer string) {
 	t.Helper()
 	_, port, err := net.SplitHostPort(a.String())
@@ -36,8 +37,8 @@ func requestAs(t *testing.T, a net.Addr, host, line, text string, headers ...str
 
 const bobRequest = `{"domain":"d","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}`
 
-// TestUntrustedClientsGetNothing requests every path of every listener under the name of another site. The paths that stay
-// open show only whether the program is ready, or how to use it.
+// Every path of every listener is requested under the host name of another site. The paths that stay open
+// show only whether the program is ready, or how to use it.
 func TestUntrustedClientsGetNothing(t *testing.T) {
 	x := start(t, named, func(c *Config) { c.Metrics, c.MetricsPath = "127.0.0.1:0", "/metrics" })
 	for _, c := range []struct {
@@ -70,7 +71,7 @@ func TestUntrustedClientsGetNothing(t *testing.T) {
 	}
 }
 
-// TestJSONOffLoopback: other machines may use any name for the host; pages in browsers are still rejected.
+// Other machines may use any host name. Pages in browsers are still refused.
 func TestJSONOffLoopback(t *testing.T) {
 	x := start(t, named, func(c *Config) { c.HTTP, c.APIToken = "0.0.0.0:0", "s3cret" })
 	const service = "rlsidecar.edge.svc.cluster.local:8080"
@@ -97,11 +98,11 @@ func TestJSONOffLoopback(t *testing.T) {
 	}
 	x = start(t, named, func(c *Config) { c.NoJSON = true })
 	if code, answer := post(t, x.HTTP, "/json", bobRequest); code != 404 {
-		t.Errorf("switched off: %d %s", code, answer)
+		t.Errorf("with /json switched off: %d %s", code, answer)
 	}
 }
 
-// TestTokensComeFromFiles changes both files while the program runs.
+// Both token files are changed while the program runs.
 func TestTokensComeFromFiles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

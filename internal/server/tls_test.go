@@ -75,7 +75,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 		t.Errorf("%d, %v", n, err)
 	}
 	if x.logs.FilterMessageSnippet("the previous ones stay in use").Len() != 1 {
-		t.Error("not logged once")
+		t.Error("not logged exactly once")
 	}
 	write(files.Key, nil)
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "127.0.0.1:0", TLS: files}); err == nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/certtest"
 )
 
-// filesOf writes a certificate signed by a, its key and a's own certificate to a new folder.
+// filesOf writes three files to a new folder: a certificate signed by a, its key, and a's own certificate.
 func filesOf(t *testing.T, a *certtest.Authority) TLSFiles {
 	t.Helper()
 	folder := t.TempDir()
@@ -47,7 +47,7 @@ func TestClientNameIsRequired(t *testing.T) {
 		}
 	}
 	if err := (TLSFiles{Cert: "c", Key: "k", ClientName: "n"}).check(); err == nil {
-		t.Error("a name without a CA")
+		t.Error("a client name without a CA was accepted")
 	}
 }
 

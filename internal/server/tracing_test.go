@@ -32,7 +32,7 @@ func (s *sink) Export(_ context.Context, r *collector.ExportTraceServiceRequest)
 	return &collector.ExportTraceServiceResponse{}, nil
 }
 
-// ServeHTTP is the same over HTTP.
+// ServeHTTP implements the service over HTTP.
 func (s *sink) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	message := &collector.ExportTraceServiceRequest{}
@@ -63,7 +63,7 @@ func newSink(t *testing.T, protocol string) (*sink, string) {
 	return s, "http://" + listener.Addr().String()
 }
 
-// spans returns all received spans, by name, and the attributes of the process.
+// spans returns all received spans by name, and the attributes of the process.
 func (s *sink) spans(t *testing.T) (byName map[string][]*trace.Span, process string) {
 	t.Helper()
 	close(s.got)
@@ -114,7 +114,7 @@ func TestDecisionsAreTraced(t *testing.T) {
 			ask("traceparent", "00-"+caller+"-"+callerSpan+"-00") // the caller's trace is not sampled
 			x.put(t, request(marker, descriptor("a="+marker)))
 			if _, err := x.rls.ShouldRateLimit(t.Context(), request("")); err == nil {
-				t.Error("no error")
+				t.Error("want an error")
 			}
 			if err := x.stop(); err != nil {
 				t.Fatal(err)
@@ -133,7 +133,7 @@ func TestDecisionsAreTraced(t *testing.T) {
 			if len(of) != 2 {
 				t.Fatalf("%d decisions are in their caller's trace, want 2: %v", len(of), decided)
 			}
-			// A call's span ends after its answer is sent, so that the spans arrive in any order.
+			// A call's span ends after its answer is sent, so the spans arrive in any order.
 			for _, span := range of {
 				call := slices.IndexFunc(calls, func(c *trace.Span) bool { return slices.Equal(c.SpanId, span.ParentSpanId) })
 				if call < 0 || hex.EncodeToString(calls[call].TraceId) != caller || hex.EncodeToString(calls[call].ParentSpanId) != callerSpan {
@@ -162,7 +162,7 @@ func TestDeadCollectorDelaysNobody(t *testing.T) {
 	}
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+listener.Addr().String())
 	x := start(t, answers, func(c *Config) { c.Tracing = &tracing.Config{Protocol: "http", Share: 1} })
-	for range 3000 { // more than the queue holds
+	for range 3000 { // more than the queue can hold
 		if a := x.ask(t, "free=v"); a.OverallCode != ok {
 			t.Fatal(a)
 		}

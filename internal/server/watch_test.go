@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// TestMemoryThatFillsIsReported fills the memory of 1,000 buckets, and lets it become empty again.
+// The memory for 1,000 buckets becomes full, and later empty again.
 func TestMemoryThatFillsIsReported(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	s := &server{log: zap.NewNop(), metrics: metrics.New("", ""), watch: newWatch(now), conditions: conditions.New(func() time.Time { return now })}
@@ -51,14 +51,14 @@ func TestMemoryThatFillsIsReported(t *testing.T) {
 	if got := wrong(); !strings.HasPrefix(got, "critical: Memory has no room") {
 		t.Errorf("with more than there is room for: %q", got)
 	}
-	now = now.Add(2 * time.Minute) // all buckets equal new ones
+	now = now.Add(2 * time.Minute) // by now all buckets equal new ones
 	use(5000, 5001)
 	if got := wrong(); strings.HasPrefix(got, "critical") {
 		t.Errorf("later: %q", got)
 	}
 }
 
-// TestSidecarsOfOneRedisKnowEachOther: the admin page lists both, and shows which has an old configuration.
+// The admin page lists both sidecars, and shows which one has an old configuration.
 func TestSidecarsOfOneRedisKnowEachOther(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)

@@ -36,14 +36,14 @@ func (p *plane) set(t *testing.T, version string, list ...*conf.RateLimitDescrip
 	p.Set(t, "n", version, configs...)
 }
 
-// perUnit is a descriptor with a limit.
+// perUnit returns a descriptor with a limit.
 func perUnit(key string, n uint32, unit conf.RateLimitUnit) *conf.RateLimitDescriptor {
 	return &conf.RateLimitDescriptor{Key: key, RateLimit: &conf.RateLimitPolicy{Unit: unit, RequestsPerUnit: n}}
 }
 
 const year, week = conf.RateLimitUnit(6), conf.RateLimitUnit(7) // not in the Go module yet
 
-// from gets the configuration from p.
+// from makes a server get its configuration from p.
 func from(p *plane, edit ...func(*XDS)) func(*Config) {
 	return func(c *Config) {
 		c.Paths, c.XDS = nil, XDS{Server: p.Address, NodeID: "n", MinBackoff: time.Millisecond, MaxBackoff: 20 * time.Millisecond}
@@ -55,7 +55,7 @@ func from(p *plane, edit ...func(*XDS)) func(*Config) {
 
 func startWithout(x *XDS) { x.StartWithout = true }
 
-// shows waits for a line in the metrics.
+// shows waits until the metrics contain a line.
 func (x *instance) shows(t *testing.T, line string) {
 	t.Helper()
 	eventually(t, line, func() bool { return strings.Contains(body(t, get(t, x.Admin, "/metrics")), "\n"+line+"\n") })
@@ -83,7 +83,7 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 	}
 	a := x.ask(t, "w=v", "quota=v")
 	if a.OverallCode != over || a.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 5 || a.Statuses[1].Code != over {
-		t.Errorf("%v", a) // a denial needs all quota limits of the request; there is only this one
+		t.Errorf("%v", a) // a denial needs all quota limits of the request; here there is only one
 	}
 	if page := body(t, get(t, x.Admin, "/configuration")); !strings.Contains(page, "xds:"+p.Address) {
 		t.Errorf("the page does not show the control plane:\n%s", page)
@@ -94,7 +94,7 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 	x.shows(t, "rlsidecar_xds_connected 1")
 	x.shows(t, `rlsidecar_config_reloads_total{result="success"} 1`)
 
-	// A higher limit applies, and counted hits stay counted.
+	// A higher limit applies, and consumption stays.
 	p.set(t, "2", perUnit("k", 4, year))
 	x.shows(t, `rlsidecar_config_reloads_total{result="success"} 2`)
 	if rest, limited := x.left(t, "k=v"); rest != 1 || !limited {
@@ -124,7 +124,7 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 	p.set(t, "4")
 	x.shows(t, "rlsidecar_config_last_reload_successful 1")
 	if _, limited := x.left(t, "k=v"); limited {
-		t.Error("still limited")
+		t.Error("the descriptor is still limited")
 	}
 	eventually(t, "the log", func() bool { return x.logs.FilterMessageSnippet("NO REQUEST IS LIMITED").Len() == 1 })
 }
@@ -210,7 +210,7 @@ func TestStartWithoutConfigurationMayAllow(t *testing.T) {
 	if a := x.ask(t, "k=v"); a.OverallCode != ok {
 		t.Errorf("%v", a)
 	}
-	if err := x.stop(); err != nil { // though it was never ready
+	if err := x.stop(); err != nil { // although it was never ready
 		t.Error(err)
 	}
 }
@@ -251,7 +251,7 @@ func TestWrongControlPlaneDoesNotStart(t *testing.T) {
 	}
 }
 
-// TestControlPlaneIsIsolated: the valid domains of a rejected response are in use.
+// The valid domains of a rejected response are used.
 func TestControlPlaneIsIsolated(t *testing.T) {
 	domain := func(name string, list ...*conf.RateLimitDescriptor) *conf.RateLimitConfig {
 		return &conf.RateLimitConfig{Name: name, Domain: name, Descriptors: list}

@@ -1,6 +1,6 @@
-// Package target normalizes the target of an HTTP request as a proxy received it. Different spellings of a target
-// may mean the same to the application behind the proxy. They have one form here, so that a client cannot avoid a
-// limit by another spelling.
+// Package target normalizes the target of an HTTP request as a proxy received it. The application behind
+// the proxy may treat different spellings of a target as equal. Here they get one form, so that a client
+// cannot avoid a limit with another spelling.
 package target
 
 import "strings"
@@ -74,7 +74,7 @@ func Fold(path string, ignore Ignore) string {
 		path = Lower(strings.ReplaceAll(strings.ReplaceAll(path, kelvin, "k"), longS, "s"))
 	}
 	if ignore&IgnoreTrailingSlash != 0 {
-		for len(path) > 1 && path[len(path)-1] == '/' { // several only where the path does not start with "/"
+		for len(path) > 1 && path[len(path)-1] == '/' { // there are several only if the path does not start with "/"
 			path = path[:len(path)-1]
 		}
 	}
@@ -84,7 +84,7 @@ func Fold(path string, ignore Ignore) string {
 // kelvin and longS are the only letters outside ASCII whose lower or upper case is an ASCII letter.
 const kelvin, longS = "\u212a", "\u017f"
 
-// withoutParameters cuts each segment of path at its first ";".
+// withoutParameters removes the part of each segment of path from its first ";" on.
 func withoutParameters(path string) string {
 	if !strings.Contains(path, ";") {
 		return path
@@ -112,8 +112,8 @@ func Lower(text string) string {
 	return string(out)
 }
 
-// Query returns the first value of a parameter, and whether there is one. Names are compared after decoding, as in
-// applications.
+// Query returns the first value of a parameter, and reports whether there is one. Names are compared after
+// decoding, as applications do.
 func Query(query, name string) (value string, ok bool) {
 	for query != "" {
 		var pair string
@@ -126,7 +126,7 @@ func Query(query, name string) (value string, ok bool) {
 	return "", false
 }
 
-// form decodes a name or value of a query, where "+" is a space.
+// form decodes a name or value of a query, in which "+" is a space.
 func form(text string) string {
 	return Unescape(strings.ReplaceAll(text, "+", " "))
 }

@@ -1,7 +1,9 @@
 // Package xds receives the configuration from a control plane: RateLimitConfig resources over ADS, in the
-// state-of-the-world variant. Every response is a whole configuration. It is acknowledged when it is in use. A
-// configuration with a mistake is rejected, with a description of the mistakes, and the former one stays in use. The
-// former one also stays in use while the control plane is not reachable.
+// state-of-the-world variant.
+//
+// Every response is a complete configuration. It is acknowledged when it is in use. A configuration with a
+// mistake is rejected, with a description of the mistakes, and the previous one stays in use. The previous
+// one also stays in use while the control plane cannot be reached.
 package xds
 
 import (
@@ -37,16 +39,16 @@ const (
 )
 
 const (
-	// pingEvery is the interval of pings that detect a server which has disappeared. Servers with default settings
-	// close a connection with more than one ping in 5 minutes. TCP keep-alive detects most cases within a minute,
-	// but not a server behind a proxy.
+	// pingEvery is the interval of pings that detect a server which has disappeared. Servers with default
+	// settings close a connection with more than one ping in 5 minutes. TCP keep-alive detects most cases
+	// within a minute, but not a server behind a proxy.
 	pingEvery   = 5 * time.Minute
 	pingTimeout = 20 * time.Second
 	tcpIdle     = 30 * time.Second
 	tcpInterval = 10 * time.Second
 	tcpProbes   = 3
-	// maxRefusal bounds the description of a rejected configuration in the answer to the server. The log has all of
-	// it.
+	// maxRefusal bounds the description of a rejected configuration in the answer to the server, in bytes.
+	// The log has all of it.
 	maxRefusal = 4 << 10
 )
 
@@ -59,14 +61,14 @@ type Config struct {
 	NodeMetadata map[string]string
 	// Headers are sent with the stream. See CheckHeader.
 	Headers map[string]string
-	// TLS is nil for a connection that is not encrypted.
+	// TLS is nil for an unencrypted connection.
 	TLS *TLS
 	// MaxMessage bounds a response, in bytes; 0 means DefaultMaxMessage.
 	MaxMessage int
-	// MinBackoff and MaxBackoff bound the pause before the next attempt: a random part of MinBackoff, then of twice
-	// as much and so on, up to MaxBackoff. 0 means the defaults.
+	// MinBackoff and MaxBackoff bound the pause before the next attempt. The pause is a random part of
+	// MinBackoff, then of twice as much and so on, up to MaxBackoff. 0 means the defaults.
 	MinBackoff, MaxBackoff time.Duration
-	// Version of the program.
+	// Version is the version of the program.
 	Version string
 	// Log receives an entry when a stream opens or ends.
 	Log *zap.Logger
@@ -74,8 +76,8 @@ type Config struct {
 	Connected func(bool)
 }
 
-// Use applies a whole configuration, or returns an error that describes why it cannot. problems has the mistakes
-// found so far.
+// Use applies a complete configuration, or returns an error that says why it cannot. problems has the
+// mistakes found so far.
 type Use func(messages []config.Message, problems config.Problems) error
 
 // Client receives configurations from a control plane.
@@ -111,14 +113,14 @@ func New(c Config) (*Client, error) {
 		Id: c.NodeID, Metadata: meta, UserAgentName: "rlsidecar",
 		UserAgentVersionType: &core.Node_UserAgentVersion{UserAgentVersion: c.Version},
 	}}
-	conn, err := client.dial() // it does not connect, but checks the settings
+	conn, err := client.dial() // this checks the settings, and does not connect
 	if err != nil {
 		return nil, err
 	}
 	return client, conn.Close()
 }
 
-// CheckHeader returns an error if gRPC would fail every stream because of a header.
+// CheckHeader returns an error if gRPC would fail every stream because of this header.
 func CheckHeader(name, value string) error {
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789-_."
 	switch lower := strings.ToLower(name); {
@@ -159,8 +161,8 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// backoff returns the pause after a number of consecutive failures. It is random, from 0 on, so that not all clients
-// call a server at once when it is back.
+// backoff returns the pause after a number of consecutive failures. It is random between 0 and a maximum,
+// so that not all clients connect to a server at the same time when it is back.
 func (c *Client) backoff(failures int) time.Duration {
 	whole := c.config.MaxBackoff
 	if failures < 32 && c.config.MinBackoff<<failures < whole {
@@ -169,8 +171,8 @@ func (c *Client) backoff(failures int) time.Duration {
 	return rand.N(whole)
 }
 
-// dial makes a client connection, which connects when it is used. Each stream has a new one, so that names are
-// resolved and certificates are read again.
+// dial makes a client connection, which connects when it is used. Each stream has a new one, so that names
+// are resolved and certificates are read again.
 func (c *Client) dial() (*grpc.ClientConn, error) {
 	transport, err := c.config.TLS.transport()
 	if err != nil {
@@ -183,7 +185,7 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(transport),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingTimeout}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(c.config.MaxMessage)),
-		grpc.WithDisableServiceConfig(), // ignore service configurations from DNS
+		grpc.WithDisableServiceConfig(), // ignores service configurations from DNS
 	}
 	if !strings.HasPrefix(c.config.Server, "unix") {
 		options = append(options, grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
@@ -213,8 +215,8 @@ func (c *Client) stream(ctx context.Context, use Use) (answered bool, err error)
 	c.config.Log.Info("stream from the xDS server is open", zap.String("server", c.config.Server), zap.String("node", c.config.NodeID))
 	c.config.Connected(true)
 	defer c.config.Connected(false)
-	// The first request has no version, even if a former stream had one. A server that was restarted may number its
-	// versions from the start, and would assume that this client has its configuration.
+	// The first request has no version, even if an earlier stream had one. A restarted server may number
+	// its versions from the beginning, and would assume that this client has its configuration.
 	next := &discovery.DiscoveryRequest{}
 	refused, again := "", 0 // the version rejected last, and how often it was received again
 	for {
@@ -233,16 +235,16 @@ func (c *Client) stream(ctx context.Context, use Use) (answered bool, err error)
 		case response.GetVersionInfo() != refused:
 			refused, again = response.GetVersionInfo(), 0
 		default:
-			// Some servers, such as go-control-plane's, send a rejected version again at once, which would keep both
-			// sides busy.
+			// Some servers, such as go-control-plane's, send a rejected version again at once. Without a
+			// pause, that would keep both sides busy.
 			sleep(s.Context(), c.backoff(again))
 			again++
 		}
 	}
 }
 
-// answer applies a response and acknowledges it, or rejects it with a description. last is the version in use
-// before, as the server knows it.
+// answer applies a response and acknowledges it, or rejects it with a description. last is the version that
+// was in use before.
 func answer(r *discovery.DiscoveryResponse, last string, use Use) *discovery.DiscoveryRequest {
 	var err error
 	if r.GetTypeUrl() == TypeURL {

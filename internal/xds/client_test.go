@@ -32,13 +32,13 @@ func newPlane(t *testing.T, address string, options ...grpc.ServerOption) *plane
 	return &plane{xdstest.Start(t, address, options...)}
 }
 
-// set makes the configs what the server has, for node.
+// set sets the configurations that the server has for node.
 func (p *plane) set(t *testing.T, version string, configs ...*ratelimit.RateLimitConfig) {
 	t.Helper()
 	p.Set(t, node, version, configs...)
 }
 
-// next is the next request.
+// next returns the next request.
 func (p *plane) next(t *testing.T) *discovery.DiscoveryRequest {
 	t.Helper()
 	return receive(t, "a request", p.Requests)
@@ -54,13 +54,14 @@ func receive[T any](t *testing.T, what string, from <-chan T) (value T) {
 	return value
 }
 
-// use is a configuration that came.
+// use is a configuration that was received.
 type use struct {
 	messages []config.Message
 	problems config.Problems
 }
 
-// follow runs a Client until the test ends. It refuses what has problems, or a descriptor "bad".
+// follow runs a Client until the test ends. It rejects configurations with problems, or with a descriptor
+// "bad".
 func follow(t *testing.T, c Config) <-chan use {
 	t.Helper()
 	c.NodeID, c.Log = node, zap.NewNop()
@@ -98,7 +99,7 @@ func follow(t *testing.T, c Config) <-chan use {
 	return uses
 }
 
-// domain is a config with a limit for each key.
+// domain returns a configuration with a limit for each key.
 func domain(name string, keys ...string) *ratelimit.RateLimitConfig {
 	c := &ratelimit.RateLimitConfig{Name: name, Domain: name}
 	for _, key := range keys {
@@ -151,14 +152,14 @@ func TestARefusalNamesItsCause(t *testing.T) {
 		t.Errorf("%v", nack)
 	}
 	p.set(t, "3", domain("a", "y"))
-	for ack := p.next(t); ack.VersionInfo != "3"; ack = p.next(t) { // until then 2 comes again and again
+	for ack := p.next(t); ack.VersionInfo != "3"; ack = p.next(t) { // until then the server sends version 2 repeatedly
 		if ack.VersionInfo != "1" || ack.ErrorDetail == nil {
 			t.Errorf("%v", ack)
 		}
 	}
 }
 
-// TestRefusedAgainIsAnsweredLater: this server sends what was refused again at once.
+// This server sends a rejected version again at once.
 func TestRefusedAgainIsAnsweredLater(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	p.set(t, "1", domain("a", "bad"))
@@ -172,7 +173,7 @@ func TestRefusedAgainIsAnsweredLater(t *testing.T) {
 	}
 }
 
-// TestServerAwayAndBack: the one that comes back counts its versions from the start again.
+// When the server is back, it counts its versions from the beginning.
 func TestServerAwayAndBack(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	connected := make(chan bool, 100)
@@ -183,7 +184,7 @@ func TestServerAwayAndBack(t *testing.T) {
 	if up, down := receive(t, "up", connected), receive(t, "down", connected); !up || down {
 		t.Errorf("up %t, down %t", up, down)
 	}
-	time.Sleep(50 * time.Millisecond) // some failures to connect
+	time.Sleep(50 * time.Millisecond) // long enough for some failed attempts
 	p = newPlane(t, p.Address)
 	p.set(t, "1", domain("a", "y"))
 	if got := receive(t, "a configuration", uses); got.messages[0].Descriptors[0].Key != "y" {

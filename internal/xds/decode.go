@@ -15,8 +15,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 )
 
-// units has the units of ratelimit.config.ratelimit.v3.RateLimitUnit by number. The published Go module does not
-// have those from 5 on.
+// units has the names of ratelimit.config.ratelimit.v3.RateLimitUnit by number. The published Go module
+// lacks those from 5 on.
 var units = map[ratelimit.RateLimitUnit]string{
 	1: "second", 2: "minute", 3: "hour", 4: "day", 5: "month", 6: "year", 7: "week",
 }
@@ -27,11 +27,11 @@ const (
 	fieldMetadata  = 8 // google.protobuf.Struct
 )
 
-// maxNesting bounds the nesting of messages. The bound for descriptors is lower.
+// maxNesting bounds the nesting of messages. Descriptors have a lower bound.
 const maxNesting = 256
 
-// decode decodes resources. A resource that cannot be decoded becomes a Problem and an Unreadable message. The
-// others are decoded all the same, so that their mistakes are reported too.
+// decode decodes resources. A resource that cannot be decoded becomes a Problem and an Unreadable message.
+// The other resources are decoded all the same, so that their mistakes are reported too.
 func decode(resources []*anypb.Any) (messages []config.Message, problems config.Problems) {
 	for i, resource := range resources {
 		refuse := func(m *ratelimit.RateLimitConfig, name, format string, args ...any) {
@@ -112,7 +112,7 @@ func unit(u ratelimit.RateLimitUnit) string {
 	}
 }
 
-// later decodes the fields that the Go module does not have from the unknown bytes of the message.
+// later decodes, from the unknown bytes of the message, the fields that the Go module lacks.
 func later(unknown []byte, d *config.MessageDescriptor) error {
 	var meta *structpb.Struct
 	for number, f := range fields(unknown) {

@@ -55,7 +55,7 @@ func TestUnits(t *testing.T) {
 	}
 }
 
-// with is a descriptor with fields that the published Go module lacks.
+// with returns a descriptor with fields that the published Go module lacks.
 func with(fields []byte) *ratelimit.RateLimitConfig {
 	d := &ratelimit.RateLimitDescriptor{Key: "k"}
 	d.ProtoReflect().SetUnknown(fields)
@@ -80,13 +80,7 @@ func TestLaterFields(t *testing.T) {
 	if !d.Quota || !reflect.DeepEqual(d.Metadata, meta.AsMap()) || !reflect.DeepEqual(d.Unknown, []int32{99}) {
 		t.Errorf("%+v", d)
 	}
-	// Metadata in two parts is one message, as in the protobuf library.
-	more, _ := proto.Marshal(&structpb.Struct{Fields: map[string]*structpb.Value{"more": structpb.NewBoolValue(true)}})
-	got, _ = decode(resources(t, with(protowire.AppendBytes(protowire.AppendTag(b, fieldMetadata, protowire.BytesType), more))))
-	if m := got[0].Descriptors[0].Metadata; m["team"] != "a" || m["more"] != true {
-		t.Errorf("%v", m)
-	}
-	// A field with the number of quota_mode that has another meaning: it is reported and ignored.
+	// A field with the number of quota_mode but another type is reported and ignored.
 	got, _ = decode(resources(t, with(protowire.AppendString(protowire.AppendTag(nil, fieldQuotaMode, protowire.BytesType), "x"))))
 	if d := got[0].Descriptors[0]; d.Quota || !reflect.DeepEqual(d.Unknown, []int32{fieldQuotaMode}) {
 		t.Errorf("%+v", d)
@@ -122,7 +116,7 @@ func TestUndecodableMessages(t *testing.T) {
 			t.Errorf("%s: %v, want %s", name, problems, c.want)
 		}
 		if len(got) != 2 || !got[0].Unreadable || got[1].Domain != "good" || got[1].Unreadable {
-			t.Errorf("%s: the other was not read: %v", name, got)
+			t.Errorf("%s: the other resource was not decoded: %v", name, got)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 type TLS struct {
 	// CA has the certificate authorities of the server; "" means those of the system.
 	CA string
-	// Cert and Key are presented to the server; "" means none.
+	// Cert and Key are the client's certificate and its key; "" means none.
 	Cert, Key string
 	// ServerName is the name that the server's certificate must have; "" means the host of Config.Server.
 	ServerName string
