@@ -237,7 +237,7 @@ type wrk struct {
 	program     string
 	connections int
 	duration    time.Duration // in whole seconds
-	script      string        // the file to write it to
+	script      string        // name of the file to which run writes the script of the target
 }
 
 // run sends requests to t. It returns the requests per second, and the CPU time for a request of each process of t, in

@@ -129,7 +129,7 @@ func (c *compiler) replaces(l *limit, name string) (list []string) {
 	return list
 }
 
-// form reports whether l has the reference form. ok is false for a mixture, which it reports.
+// form returns whether l has the reference form. If l mixes both forms, form reports a mistake, and ok is false.
 func (c *compiler) form(l *limit, isNamed bool) (isReference, ok bool) {
 	reference, atReference := l.stated("reference")
 	own, atOwn := l.stated("algorithm")

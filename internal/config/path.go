@@ -42,9 +42,9 @@ func (s step) pattern() bool {
 // open reports whether the value of the request identifies the bucket.
 func (s step) open() bool { return !s.shared && (s.How != descriptors.Exact || s.loose()) }
 
-// path is the steps from the root to a descriptor. Only to makes one. Nothing may keep a path: the paths of the
-// descriptors of one tree share their memory, because a copy for each descriptor took a tenth of the memory that a load
-// allocates.
+// path has the steps from the root to a descriptor. Only the method to makes one. Nothing may keep a path: the paths of
+// the descriptors of one tree share their memory, because a copy for each descriptor took a tenth of the memory that a
+// load allocates.
 type path []step
 
 // to returns the path that goes on from p with s. It replaces the path that the last call for p returned.

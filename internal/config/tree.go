@@ -99,7 +99,7 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 		}
 		node, added := tree.Add(parent, s.Pattern)
 		first := d.nodes[node]
-		if s.pattern() { // a prefix equals a value that ends in *
+		if s.pattern() { // two steps can be equal, such as value_prefix: a and value: a*
 			same := sibling{parent, s.composite()}
 			if before, twice := d.patterns[same]; twice {
 				added, first = false, before

@@ -369,7 +369,7 @@ func (w *world) arrive(s *server, f func()) {
 	f()
 }
 
-// link is the way of a process to the servers.
+// link is the network between a process and the servers, with its faults.
 type link struct {
 	least, most time.Duration
 	rng         *rand.Rand
