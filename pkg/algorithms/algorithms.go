@@ -94,7 +94,7 @@ type State struct {
 	// Denials is the state of the limit's Penalty; nil if there is none.
 	Denials *Denials
 	// Peaks has the peaks of a limit that settles. It is nil for other limits, and if the peaks are
-	// unknown.
+	// unknown. A Store that saves States saves Peaks.All, and loads it with NewPeaks.
 	Peaks *Peaks
 }
 

@@ -52,7 +52,20 @@ type Peaks struct {
 // noPeaks are the peaks of a bucket that was never charged.
 var noPeaks = &Peaks{}
 
-// All returns the peaks, oldest first.
+// NewPeaks returns the Peaks of a State that was saved elsewhere; list is what All returned. For nil it returns nil:
+// then the peaks are unknown, and settlements of earlier charges refund nothing.
+func NewPeaks(list []Peak) *Peaks {
+	if list == nil {
+		return nil
+	}
+	p := &Peaks{}
+	for _, peak := range list {
+		p.push(peak.Until, peak.Room)
+	}
+	return p
+}
+
+// All returns the peaks, oldest first. It returns nil if p is nil.
 func (p *Peaks) All() []Peak {
 	if p == nil {
 		return nil
