@@ -59,6 +59,9 @@ func (l *Limiter) one(ctx context.Context, name string, key []string, ask algori
 	if m == nil {
 		return Result{}, unknown(name)
 	}
+	if ask.Cost > 0 && m.then() != nil {
+		return l.oneOrPayer(ctx, m, key, ask)
+	}
 	d := l.direct.Get().(*limiter.Direct)
 	d.Add(&m.policy, key, ask)
 	d.Take(ctx, l.store)
@@ -130,16 +133,21 @@ func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {
 	d := l.direct.Get().(*limiter.Direct)
 	defer l.direct.Put(d)
 	defer d.Reset()
+	alternatives := false
 	for i := range requests {
 		r := &requests[i]
 		if err := l.find(r); err != nil {
 			return err
 		}
 		m := r.limit
+		alternatives = alternatives || m.then() != nil
 		d.Add(&m.policy, r.Key, algorithms.Charge{Cost: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()})
 	}
-	if len(requests) == 0 {
+	switch {
+	case len(requests) == 0:
 		return nil
+	case alternatives:
+		return l.call(ctx, nil, requests)
 	}
 	d.Take(ctx, l.store)
 	var worst error
@@ -149,7 +157,7 @@ func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {
 		r.Result, err = m.decided(d, i)
 		worst = worse(worst, err)
 		if decision, _ := d.Decision(i); r.Reserve && decision.Allowed {
-			r.Reservation = l.reservation(m, r, decision, [16]byte{})
+			r.Reservation = l.reservation(m, r.Key, r.N, decision, [16]byte{})
 		}
 	}
 	if worst != nil {

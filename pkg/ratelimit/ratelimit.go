@@ -155,6 +155,7 @@ func New(c Config) (*Limiter, error) {
 		}
 		snapshot.Policies = append(snapshot.Policies, &one.policy)
 	}
+	problems = append(problems, bindPayers(l.named)...)
 	if problems != nil {
 		return nil, errors.Join(problems...)
 	}
@@ -202,6 +203,10 @@ type Result struct {
 	ResetAfter time.Duration
 	// Wait is the time until reserved units are available, or until the turn in a leaky bucket.
 	Wait time.Duration
+	// Payer is the name of the limit that paid, if the requested one did not allow the units and names
+	// another limit in the file from which package limitsfile loaded it (then). The other fields are then
+	// those of the payer.
+	Payer string
 }
 
 // result converts a decision on limit m.

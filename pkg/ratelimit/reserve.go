@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
@@ -114,7 +113,7 @@ func (l *Limiter) reserve(ctx context.Context, r *Request, longest time.Duration
 		return err
 	}
 	m := r.limit
-	if l.maxWait > 0 && m.neverWithin(r.N, l.maxWait) {
+	if l.maxWait > 0 && m.then() == nil && m.neverWithin(r.N, l.maxWait) {
 		return ErrNeverFits
 	}
 	if longest > 0 { // a dry run first, so that a request whose wait is too long consumes nothing
@@ -130,7 +129,7 @@ func (l *Limiter) reserve(ctx context.Context, r *Request, longest time.Duration
 	err := l.AllowAll(ctx, one[:])
 	*r = one[0]
 	if err == nil && longest > 0 && r.Result.Wait > longest { // other requests consumed units since the dry run
-		undone := l.undo(ctx, m, r)
+		undone := l.undo(ctx, r)
 		return errors.Join(withResult(tooLate(&r.Result, longest), &r.Result), undone)
 	}
 	return withResult(err, &r.Result)
@@ -163,9 +162,9 @@ func (m *limit) neverWithin(n int64, longest time.Duration) bool {
 	return float64(n-numbers.Capacity)*period/float64(numbers.Rate) > float64(longest.Microseconds())+rounding
 }
 
-// undo refunds the units of r, which was allowed, less the units that have flowed in since.
-func (l *Limiter) undo(ctx context.Context, m *limit, r *Request) error {
-	_, err := l.one(ctx, m.policy.Name, r.Key, algorithms.Charge{Cost: -r.N, ChargedAt: r.Reservation.part().At})
+// undo refunds the units of r, which was allowed, to the bucket that paid, less the units that have flowed in since.
+func (l *Limiter) undo(ctx context.Context, r *Request) error {
+	_, err := l.one(ctx, r.Reservation.Name(), r.Key, algorithms.Charge{Cost: -r.N, ChargedAt: r.Reservation.part().At})
 	return err
 }
 
@@ -193,7 +192,7 @@ func (l *Limiter) WaitN(ctx context.Context, n int64, name string, key ...string
 		return err
 	}
 	if err := r.Reservation.Wait(ctx); err != nil {
-		return errors.Join(err, l.undo(context.WithoutCancel(ctx), m, &r))
+		return errors.Join(err, l.undo(context.WithoutCancel(ctx), &r))
 	}
 	return nil
 }
@@ -242,19 +241,15 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// reservation returns the Reservation of r, which d has allowed. If id is zero, it draws a random one.
-func (l *Limiter) reservation(m *limit, r *Request, d *backend.Decision, id [16]byte) Reservation {
-	var key []string
-	for _, value := range r.Key {
-		key = append(key, strings.Clone(value))
-	}
+// reservation returns the Reservation of n units of m, which d has allowed. If id is zero, it draws a random one.
+func (l *Limiter) reservation(m *limit, values []string, n int64, d *backend.Decision, id [16]byte) Reservation {
 	made := Reservation{keys: l.keys, made: time.Now()}
 	made.data.ID, made.data.Domain = id, descriptors.PrefixNumber(l.domain)
 	if made.data.ID == ([16]byte{}) {
 		_, _ = rand.Read(made.data.ID[:]) // never fails
 	}
-	by := limiter.ByName{Name: m.policy.Name, Values: key, Wait: d.Wait}
-	made.data.Parts = []limiter.ReservedPart{limiter.PartOf(&m.policy, by, r.N, d.At)}
+	by := limiter.ByName{Name: m.policy.Name, Values: clone(values), Wait: d.Wait}
+	made.data.Parts = []limiter.ReservedPart{limiter.PartOf(&m.policy, by, n, d.At)}
 	return made
 }
 
@@ -333,20 +328,29 @@ const Remembered = 10 * time.Minute
 // If id was used for another call, the error is ErrReused. If the first call is in progress, or its outcome
 // is unknown, the error is ErrPending.
 func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request) error {
+	for i := range requests {
+		if err := l.find(&requests[i]); err != nil {
+			return err
+		}
+	}
 	if len(requests) == 0 {
 		return nil
 	}
+	return l.call(ctx, &id, requests)
+}
+
+// call decides requests whose limits find has set. If id is not nil, it is their idempotency key.
+func (l *Limiter) call(ctx context.Context, id *string, requests []Request) error {
 	c := limiter.Call{Request: limiter.Request{Domain: l.domain}}
-	c.IdempotencyKey = limiter.IdempotencyKey{ID: "call " + id, Lifetime: algorithms.Micros(Remembered / time.Microsecond)}
+	if id != nil {
+		c.IdempotencyKey = limiter.IdempotencyKey{ID: "call " + *id, Lifetime: algorithms.Micros(Remembered / time.Microsecond)}
+	}
 	for i := range requests {
-		r := &requests[i]
-		if err := l.find(r); err != nil {
-			return err
-		}
-		m := r.limit
-		ask := limiter.NamedCharge{Name: r.Name, Key: r.Key, Count: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()}
+		r, m := &requests[i], requests[i].limit
+		ask := limiter.NamedCharge{Name: m.policy.Name, Key: clone(r.Key), Count: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()}
 		if m.inline {
-			ask.Inline = &m.policy
+			inline := m.policy // a copy, for the reason that clone has
+			ask.Inline = &inline
 		}
 		c.Limits = append(c.Limits, ask)
 	}
@@ -355,15 +359,17 @@ func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request) 
 	}
 	var worst error
 	for i := range requests {
-		r, m := &requests[i], requests[i].limit
-		d := &c.Results[i].Decision
-		var err error
-		r.Result, err = m.outcome(d)
-		worst = worse(worst, err)
-		if r.Reserve && err == nil {
-			of := limiter.IdempotencyID("reservation", l.domain, id, strconv.Itoa(i), strconv.FormatInt(int64(d.At), 10))
-			r.Reservation = l.reservation(m, r, d, of)
+		r, of := &requests[i], &c.Results[i]
+		m, result, err := l.outcomeOf(requests[i].limit, of)
+		r.Result, worst = result, worse(worst, err)
+		if !r.Reserve || err != nil || of.For != nil && of.Cost == 0 { // it paid for another request of the call
+			continue
 		}
+		var number [16]byte
+		if id != nil {
+			number = limiter.IdempotencyID("reservation", l.domain, *id, strconv.Itoa(i), strconv.FormatInt(int64(of.Decision.At), 10))
+		}
+		r.Reservation = l.reservation(m, r.Key, of.Cost, &of.Decision, number)
 	}
 	if worst != nil {
 		forget(requests)

@@ -8,8 +8,8 @@
 //	config.Store = memory.New(memory.Config{})
 //	limiter, err := ratelimit.New(config)
 //
-// The limits under `limits` of a domain are loaded, with their shards and hash_tag. A program and sidecars
-// that use the same Redis charge the same buckets.
+// The limits under `limits` of a domain are loaded, with their shards, hash_tag and then. A program and
+// sidecars that use the same Redis charge the same buckets.
 //
 // The tree of `descriptors` determines which limits apply to the requests of a proxy. It is checked but has
 // no other effect, because a program names its limits directly. If descriptors use a limit, its key has the
@@ -68,9 +68,6 @@ func configOf(domain string) func(*limiter.Snapshot, config.Problems) (ratelimit
 			p := d.Named[name]
 			if p.Shadow || p.Quota {
 				refused = append(refused, fmt.Errorf("limitsfile: %s: limit %q has shadow_mode or quota_mode, which package ratelimit does not support; remove it, or move the limit to another domain", p.Place, name))
-			}
-			if p.Extra().Then != nil {
-				refused = append(refused, fmt.Errorf("limitsfile: %s: limit %q has then, which only a sidecar decides; remove it, or move the limit to another domain", p.Place, name))
 			}
 			var limit ratelimit.Limit
 			limiter.SetLoaded(&limit, p)
