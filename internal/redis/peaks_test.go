@@ -31,7 +31,9 @@ func TestMergedPeaksRefundAsInMemory(t *testing.T) {
 		return &limit
 	}
 	settling, plain := compile(true), compile(false)
-	at := func(step int) algorithms.Micros { return storetest.Start + algorithms.Micros(step)*algorithms.Second/10 }
+	at := func(step int) algorithms.Micros {
+		return storetest.Start + algorithms.Micros(step)*algorithms.Second/10
+	}
 	// Each sequence is charged to as many buckets as it has charges, so that each bucket refunds another one. The first
 	// charge of half of the buckets is by a limit that does not settle, so that their peaks are not known before.
 	rng := rand.New(rand.NewPCG(3, 4))
