@@ -41,6 +41,11 @@ type World struct {
 	// Random fills p with random bytes. Below returns a random number from 0 to n-1.
 	Random func(p []byte)
 	Below  func(n int) int
+	// Pause waits for d.
+	Pause func(d time.Duration)
+	// Watch has named called with each address that the Sentinel at addr gives for the master, and message with each
+	// message of it.
+	Watch func(addr string, named func(master string), message func(channel, payload string))
 	// Call sends commands to a server in one write, and waits for the replies until ctx ends.
 	Call func(ctx context.Context, server string, commands []Command)
 }

@@ -149,7 +149,7 @@ func (s *Store) lane(server string, n *node) backend.Store {
 	w := &serverLanes{usual, usual}
 	if patience := cmp.Or(s.config.patience, patience); s.config.Timeout < patience {
 		patiently := n.patient(patience)
-		s.config.simulate(patiently.client)
+		s.simulate(patiently.client)
 		w.patient = newLane(patience, patiently.decide)
 		w.patient.spawn, w.patient.clock = s.spawn, s.clock
 		usual.probe, usual.patience = w.patient.decide, patience

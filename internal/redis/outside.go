@@ -28,6 +28,15 @@ func (c Config) simulate(client *goredis.Client) {
 	}
 }
 
+// simulate is Config.simulate for a client of s.
+func (s *Store) simulate(client *goredis.Client) {
+	if s.sentinels != nil && s.config.Outside != nil {
+		client.AddHook(&simulatedMaster{sentinels: s.sentinels})
+		return
+	}
+	s.config.simulate(client)
+}
+
 // simulation sends the commands of a client to a simulated server.
 type simulation struct {
 	world *outside.World

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/internal/outside"
 )
 
 const (
@@ -89,6 +91,8 @@ type sentinels struct {
 	closing context.Context
 	cancel  context.CancelFunc
 	running sync.WaitGroup
+	now     func() time.Time
+	outside *outside.World // nil: the machine
 
 	mu      sync.Mutex
 	watched []string      // addresses; this and the following fields are guarded by mu
@@ -101,13 +105,16 @@ type sentinels struct {
 
 // newFailoverClient makes a client of the current master of l.
 func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location) *goredis.Client {
-	w := &sentinels{name: l.master, master: *o, dial: dial, known: make(chan struct{})}
+	w := &sentinels{name: l.master, master: *o, dial: dial, known: make(chan struct{}), now: s.clock.Now, outside: s.config.Outside}
 	w.master.Dialer, w.master.PoolSize, w.master.MinIdleConns = dial, 1, 0
 	w.options = w.master
 	w.options.Username, w.options.Password, w.options.CredentialsProviderContext, w.options.DB = l.sentinelUsername, l.sentinelPassword, nil, 0
 	w.closing, w.cancel = context.WithCancel(context.Background())
 	w.line = s.lines.of(l.master, w.connect)
 	s.sentinels = w
+	if w.outside != nil {
+		return w.simulate(o, l.hosts)
+	}
 	for _, addr := range l.hosts {
 		w.watch(addr)
 	}
@@ -143,13 +150,21 @@ func (w *sentinels) connect(ctx context.Context) (net.Conn, error) {
 	case <-w.closing.Done():
 		return nil, net.ErrClosed
 	}
-	w.mu.Lock()
-	v := w.view
-	w.mu.Unlock()
-	if v.moving(time.Now()) {
-		return nil, errPromoting
+	addr, err := w.current()
+	if err != nil {
+		return nil, err
 	}
-	return w.dial(ctx, "tcp", v.master)
+	return w.dial(ctx, "tcp", addr)
+}
+
+// current returns the address of the master, "" before a Sentinel has named it.
+func (w *sentinels) current() (string, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.view.moving(w.now()) {
+		return "", errPromoting
+	}
+	return w.view.master, nil
 }
 
 // change applies an event to the view, and starts the actions that follow.
@@ -171,24 +186,22 @@ func (w *sentinels) change(event func(view) view) {
 	}
 	if starts {
 		next := w.view.next
-		w.running.Go(func() { w.follow(next) })
+		w.spawn(func() { w.follow(next) })
 	}
 }
 
 // follow polls a replica that is being promoted, until it is the master.
 func (w *sentinels) follow(addr string) {
-	o := w.master
-	o.Addr = addr
-	client := goredis.NewClient(&o)
+	client := w.clientOf(addr)
 	defer client.Close()
 	for {
 		w.mu.Lock()
-		over := w.view.next != addr || !w.view.moving(time.Now())
+		over := w.view.next != addr || !w.view.moving(w.now())
 		w.mu.Unlock()
 		if over {
 			return
 		}
-		ctx, cancel := context.WithTimeout(w.closing, 10*promotionPoll)
+		ctx, cancel := context.WithDeadline(w.closing, w.now().Add(10*promotionPoll))
 		info, err := client.Info(ctx, "replication").Result()
 		cancel()
 		if err == nil && strings.Contains(info, "role:master") {
@@ -196,15 +209,47 @@ func (w *sentinels) follow(addr string) {
 				if v.next != addr {
 					return v
 				}
-				return v.switched(addr, time.Now())
+				return v.switched(addr, w.now())
 			})
 			return
 		}
-		select {
-		case <-time.After(promotionPoll):
-		case <-w.closing.Done():
+		if !w.pause(promotionPoll) {
 			return
 		}
+	}
+}
+
+// clientOf is a client of the server at addr alone.
+func (w *sentinels) clientOf(addr string) *goredis.Client {
+	o := w.master
+	o.Addr = addr
+	client := goredis.NewClient(&o)
+	if w.outside != nil {
+		client.AddHook(simulation{w.outside, addr})
+	}
+	return client
+}
+
+// spawn runs f concurrently.
+func (w *sentinels) spawn(f func()) {
+	if w.outside != nil {
+		w.outside.Go(f)
+		return
+	}
+	w.running.Go(f)
+}
+
+// pause waits for d, and reports whether w is not closed.
+func (w *sentinels) pause(d time.Duration) bool {
+	if w.outside != nil {
+		w.outside.Pause(d)
+		return w.closing.Err() == nil
+	}
+	select {
+	case <-time.After(d):
+		return true
+	case <-w.closing.Done():
+		return false
 	}
 }
 
@@ -258,8 +303,13 @@ func (w *sentinels) ask(client *goredis.SentinelClient, from string) {
 	case err != nil:
 		w.refused(err, from)
 	case len(addr) == 2:
-		w.change(func(v view) view { return v.named(net.JoinHostPort(addr[0], addr[1]), time.Now()) })
+		w.named(net.JoinHostPort(addr[0], addr[1]))
 	}
+}
+
+// named notes the answer of a Sentinel that the master is at addr.
+func (w *sentinels) named(addr string) {
+	w.change(func(v view) view { return v.named(addr, w.now()) })
 }
 
 // discover also watches the Sentinels that this one knows.
@@ -292,11 +342,11 @@ func (w *sentinels) message(channel string, words []string) {
 	w.change(func(v view) view {
 		switch channel {
 		case "+failover-state-send-slaveof-noone":
-			return v.promotes(addr, time.Now())
+			return v.promotes(addr, w.now())
 		case "-failover-abort-slave-timeout":
 			return v.aborted()
 		default: // +switch-master, +promoted-slave
-			return v.switched(addr, time.Now())
+			return v.switched(addr, w.now())
 		}
 	})
 }

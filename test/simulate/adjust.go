@@ -114,7 +114,11 @@ func (w *world) operate(rng *rand.Rand) {
 		if !w.quiet && rng.IntN(4) == 0 { // a failover that may lose the change
 			w.after(at, nil, func() { w.ledgerServer().behind = w.now + int64(10*time.Millisecond) })
 			w.after(at+6*time.Millisecond, nil, func() {
-				if !w.calm {
+				switch {
+				case w.calm:
+				case w.watched != nil:
+					w.fail(rng, time.Millisecond)
+				default:
 					w.restart(w.ledgerServer(), 20*time.Millisecond)
 				}
 			})
@@ -182,6 +186,9 @@ const ledgerHeadKey, ledgerLogKey = "rl:{adjustments}head", "rl:{adjustments}log
 
 // ledgerServer returns the server that has the ledger.
 func (w *world) ledgerServer() *server {
+	if w.watched != nil {
+		return w.watched.master
+	}
 	if w.layout == nil {
 		return w.servers[0]
 	}

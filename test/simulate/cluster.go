@@ -130,7 +130,7 @@ func keysOf(args []any) (keys []string) {
 		for _, key := range args[3 : 3+args[2].(int64)] {
 			keys = append(keys, key.(string))
 		}
-	case "wait", "asking", "cluster":
+	case "wait", "asking", "cluster", "info":
 	default:
 		keys = append(keys, args[1].(string))
 	}

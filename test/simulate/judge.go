@@ -172,7 +172,7 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	switch {
 	case failed:
 		j.w.seen(sawFailed)
-		warm := j.w.layout == nil || s.at > time.Hour+150*time.Millisecond // before, it learns the layout and loads scripts
+		warm := j.w.layout == nil && j.w.watched == nil || s.at > time.Hour+150*time.Millisecond // before, it learns the layout and loads scripts
 		if j.w.quiet && warm && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
 			j.fail("request %s: %v, though nothing is wrong", s.id, firstErr(c))
 		}
@@ -306,8 +306,11 @@ func (j *judge) result(s *sending, r *limiter.Result) {
 func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 	b, l := j.bucket(string(r.Key)), r.Policy.Limit
 	s, now := b.server, b.server.now()
-	if j.w.layout != nil {
+	switch {
+	case j.w.layout != nil:
 		s = j.w.masterOf("rl:{}" + string(r.Key))
+	case j.w.watched != nil:
+		s = j.w.watched.master
 	}
 	var state algorithms.State
 	if v := s.get("rl:{}" + string(r.Key)); v != nil {

@@ -51,6 +51,8 @@ type process struct {
 	limiter *limiter.Limiter
 	skew    algorithms.Micros // by how much its estimate of the server's clock is too high
 	free    []*delivery
+
+	watchers []watcher // of Sentinels
 }
 
 // epoch is in the future, so that no context of the process ends by the system's clock.
@@ -60,7 +62,9 @@ func (w *world) start(name string) *process {
 	rng := w.stream('p', len(w.started))
 	p := &process{w: w, name: name, rng: rng, born: w.now, ppm: rng.Int64N(1000) - 500, wall: time.Duration(rng.Int64N(int64(time.Hour)))}
 	urls := []string{"redis+cluster://r0,r1,r2"}
-	if w.layout == nil {
+	if w.watched != nil {
+		urls = []string{"redis+sentinel://s0:26379/" + sentinelName}
+	} else if w.layout == nil {
 		urls = nil
 		for _, s := range w.servers {
 			urls = append(urls, "redis://"+s.name)
@@ -114,7 +118,7 @@ func bySecond(l *algorithms.Limit) bool {
 
 // serverOf returns the server that has the buckets of l.
 func (w *world) serverOf(l *algorithms.Limit) *server {
-	if w.layout == nil && len(w.servers) > 1 && bySecond(l) {
+	if w.layout == nil && w.watched == nil && len(w.servers) > 1 && bySecond(l) {
 		return w.servers[1]
 	}
 	return w.servers[0]
@@ -138,7 +142,7 @@ func (p *process) open(url string) *redis.Store {
 // outside returns the simulated machine of the process.
 func (p *process) outside() *outside.World {
 	return &outside.World{
-		Clock: p, Go: p.spawn, Call: p.call, Below: p.rng.IntN,
+		Clock: p, Go: p.spawn, Call: p.call, Below: p.rng.IntN, Pause: p.pause, Watch: p.watch,
 		Random: func(b []byte) {
 			for i := range b {
 				b[i] = byte(p.rng.Uint32())
@@ -292,7 +296,7 @@ func failAll(commands []outside.Command, err error) {
 
 // send sends commands to a server, and calls wake once they have replies or errors, within d.
 func (w *world) send(p *process, to string, commands []outside.Command, d time.Duration, wake func()) {
-	s, link := w.node(to), &w.links[p.name[0]-'a']
+	s, link := w.node(to), w.linkOf(p)
 	if w.log != nil {
 		w.note("%s: calls %s: %s, within %v", p.name, s.name, commands[0].Args[0], d)
 	}
@@ -339,7 +343,8 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 			default:
 				w.afterPlain(back, p, func() {
 					end(func() {
-						if copy(commands, answers); s.epoch != epoch { // the connection ended with the old master
+						waited := answers[len(answers)-1].Args[0] == "wait"
+						if copy(commands, answers); s.epoch != epoch || waited && s.alone { // the old master has ended it
 							failAll(commands, io.EOF)
 						}
 					})
@@ -349,6 +354,9 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 	}
 	w.afterPlain(there, nil, arrive)
 }
+
+// linkOf returns the link of p.
+func (w *world) linkOf(p *process) *link { return &w.links[p.name[0]-'a'] }
 
 // node returns the server at an address.
 func (w *world) node(addr string) *server {

@@ -33,8 +33,10 @@ type server struct {
 	replica   map[string]*value // the replica's values; nil: deleted
 	behind    int64             // the time at which the replica will have all writes
 	executing bool              // a command is executed
-	writes    *writes           // the writes of the current command
-	epoch     int               // the number of times that the replica has taken over
+	writes    *writes           // of the command that is executed, so far
+	epoch     int               // the number of times that its connections were closed by a failover
+	slave     bool              // it is a replica itself
+	alone     bool              // its replica is another master now
 }
 
 // value is the content of a key: a bucket, or a string.
@@ -81,7 +83,7 @@ func (s *server) put(key string, v *value) {
 	if s.keys[key] = v; v == nil {
 		delete(s.keys, key)
 	}
-	if s.lag == 0 {
+	if s.lag == 0 || s.alone {
 		return
 	}
 	if s.writes != nil {
@@ -94,7 +96,7 @@ func (s *server) put(key string, v *value) {
 		s.writes = all
 	}
 	s.w.afterPlain(time.Duration(s.behind-s.w.now), nil, func() {
-		if s.epoch == epoch {
+		if s.epoch == epoch && !s.alone {
 			for i, key := range all.keys {
 				s.replica[key] = all.values[i]
 			}
@@ -121,7 +123,7 @@ func (s *server) waits(commands []outside.Command) time.Duration {
 		return 0
 	}
 	most := time.Duration(last.Args[2].(int64)) * time.Millisecond
-	if left := time.Duration(s.behind - s.w.now); left <= most {
+	if left := time.Duration(s.behind - s.w.now); left <= most && !s.alone {
 		last.Reply = int64(1)
 		return max(0, left)
 	}
@@ -148,6 +150,9 @@ func (s *server) execute(commands []outside.Command) {
 		keys := keysOf(c.Args)
 		if s.refuses != "" {
 			c.Err = outside.ErrorReply(s.refuses)
+		} else if s.slave && c.Args[0] != "info" {
+			s.w.seen(sawReadOnly)
+			c.Err = outside.ErrorReply("READONLY You can't write against a read only replica.")
 		} else if len(keys) > 0 {
 			c.Err = s.elsewhere(keys, asking)
 		}
@@ -185,6 +190,11 @@ func (s *server) command(args []any) (any, error) {
 		return s.w.layout.slots(), nil
 	case "wait":
 		return int64(0), nil // waits sets it
+	case "info":
+		if s.slave {
+			return "role:slave", nil
+		}
+		return "role:master", nil
 	case "get":
 		if v := s.get(args[1].(string)); v != nil {
 			return v.text, nil

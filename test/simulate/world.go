@@ -46,6 +46,9 @@ const (
 	faultReplaced
 	faultSettledTwice
 	faultForged
+	faultPromoted
+	faultAborted
+	faultLostMessage
 	// Effects of faults.
 	sawBreakerOpen
 	sawLease
@@ -77,6 +80,7 @@ const (
 	sawUnknownChange
 	sawRestored
 	sawRewritten
+	sawReadOnly
 	faults
 )
 
@@ -100,6 +104,8 @@ var faultNames = [faults]string{
 	sawSharded: "shard charged", sawCredits: "paid by credits", sawCreditsForTwo: "credits pay for two limits",
 	sawAdjusted: "decided by adjusted numbers", sawExpired: "adjustment expired", sawRaced: "operators race",
 	sawUnknownChange: "outcome of a change not known", sawRestored: "adjustments restored into an empty server",
+	faultPromoted: "Sentinels promote a replica", faultAborted: "failover of Sentinels aborted", faultLostMessage: "message of a Sentinel lost",
+	sawReadOnly:  "command to an old master, now a replica",
 	sawRewritten: "changes made again that a failover lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits",
 }
 
@@ -130,7 +136,8 @@ type world struct {
 	log          func(format string, args ...any) // nil means no log
 	judge        *judge
 	servers      []*server
-	layout       *layout // nil without a Cluster
+	layout       *layout  // nil: not a Cluster
+	watched      *watched // nil: no Sentinels
 	processes    []*process
 	started      []*process // all processes, also those that have ended
 	links        [8]link
@@ -283,15 +290,17 @@ func newWorld(p Plan, log func(string, ...any)) *world {
 	w.adjusts = w.rng.IntN(4) == 0
 	w.length = time.Duration(50+w.rng.IntN(250)) * time.Millisecond
 	w.snapshot = compiled[w.rng.IntN(len(compiled))]
-	switch w.rng.IntN(6) {
+	switch w.rng.IntN(7) {
 	case 0, 1:
 		w.newCluster()
+	case 3:
+		w.newWatched()
 	case 2:
 		w.servers = []*server{newServer(w, "r0"), newServer(w, "r1")}
 	default:
 		w.servers = []*server{newServer(w, "r0")}
 	}
-	if w.rng.IntN(4) == 0 {
+	if w.watched == nil && w.rng.IntN(4) == 0 {
 		w.waitReplicas = w.rng.IntN(2)
 		for _, s := range w.servers {
 			s.lag = time.Duration(1+w.rng.IntN(1500)) * time.Microsecond
@@ -356,11 +365,14 @@ func (w *world) play() {
 	w.run(int64(w.length))
 	w.heal()
 	w.run(w.now + int64(400*time.Millisecond)) // probes of the breakers are 200 ms apart at the most
-	if w.adjusts {                             // a lost call of the ledger ends after 1 s
+	switch {
+	case w.watched != nil: // for 5 s the polls do not name an old master; one that is lost comes again after 1 s
+		w.lastPoll = w.now + int64(6200*time.Millisecond)
+	case w.adjusts: // a lost call of the ledger ends after 1 s
 		w.lastPoll = w.now + int64(1200*time.Millisecond)
-		w.run(w.lastPoll)
-		w.judge.converged()
 	}
+	w.run(max(w.now, w.lastPoll))
+	w.judge.converged()
 	w.judge.live()
 	w.run(w.now + int64(50*time.Millisecond))
 	w.judge.lived()
@@ -412,8 +424,11 @@ func (w *world) fault(rng *rand.Rand) {
 	}
 	s, i := w.servers[rng.IntN(len(w.servers))], rng.IntN(len(w.processes))
 	kind := rng.IntN(18)
-	if w.layout != nil && kind >= 14 {
+	switch {
+	case w.layout != nil && kind >= 14:
 		kind = 18
+	case w.watched != nil && (kind == 3 || kind == 4 || kind >= 14):
+		kind = 19
 	}
 	switch kind {
 	case 0, 1:
@@ -456,6 +471,8 @@ func (w *world) fault(rng *rand.Rand) {
 		for range 1 + rng.IntN(3) {
 			w.migrate(rng, w.servers[rng.IntN(len(w.servers))])
 		}
+	case 19:
+		w.fail(rng, span/2)
 	default:
 		w.snapshot = compiled[rng.IntN(len(compiled))]
 		w.note("reload")
@@ -505,7 +522,7 @@ func (w *world) step(s *server, by time.Duration) {
 	w.seen(f)
 	w.note("server's clock steps by %v", by)
 	for _, other := range w.servers {
-		if other == s || w.layout != nil {
+		if other == s || w.layout != nil || w.watched != nil {
 			other.clock += algorithms.Micros(by.Microseconds())
 		}
 	}

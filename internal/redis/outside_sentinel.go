@@ -1,0 +1,82 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"strings"
+
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// simulate returns a client of the current master in a simulation, which reports what the Sentinels at these addresses
+// answer and send.
+func (w *sentinels) simulate(o *goredis.Options, addrs []string) *goredis.Client {
+	for _, addr := range addrs {
+		w.outside.Watch(addr, w.named, func(channel, payload string) { w.message(channel, strings.Fields(payload)) })
+	}
+	o.Network, o.Addr, o.MinIdleConns = "tcp", w.name, 0 // no connection is ever made
+	client := goredis.NewClient(o)
+	client.AddHook(&simulatedMaster{sentinels: w})
+	return client
+}
+
+// simulatedMaster takes the place of the connections of a client to the current master.
+type simulatedMaster struct {
+	sentinels *sentinels
+	addr      string // of the server to which there is a connection; "": none
+}
+
+// DialHook implements goredis.Hook.
+func (*simulatedMaster) DialHook(next goredis.DialHook) goredis.DialHook { return next }
+
+// ProcessHook implements goredis.Hook.
+func (m *simulatedMaster) ProcessHook(goredis.ProcessHook) goredis.ProcessHook {
+	return func(ctx context.Context, cmd goredis.Cmder) error { return m.run(ctx, []goredis.Cmder{cmd}) }
+}
+
+// ProcessPipelineHook implements goredis.Hook.
+func (m *simulatedMaster) ProcessPipelineHook(goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return m.run
+}
+
+// run runs commands at the master, by a connection that is still one to the master.
+func (m *simulatedMaster) run(ctx context.Context, cmds []goredis.Cmder) (first error) {
+	addr, err := m.connect(ctx)
+	if err != nil {
+		for _, cmd := range cmds {
+			cmd.SetErr(err)
+		}
+		return err
+	}
+	simulation{m.sentinels.outside, addr}.call(ctx, cmds)
+	for _, cmd := range cmds {
+		if err := cmd.Err(); err != nil && first == nil {
+			first = err
+		}
+	}
+	var reply goredis.Error
+	if first != nil && (!errors.As(first, &reply) || strings.HasPrefix(first.Error(), "READONLY")) { // as go-redis does
+		m.addr = ""
+	}
+	return first
+}
+
+// connect returns the address of the master. Each new connection is checked.
+func (m *simulatedMaster) connect(ctx context.Context) (string, error) {
+	addr, err := m.sentinels.current()
+	switch {
+	case err != nil:
+		return "", err
+	case addr == "":
+		return "", notSent("no Sentinel has named the master yet")
+	case addr == m.addr:
+		return addr, nil
+	}
+	client := m.sentinels.clientOf(addr)
+	defer client.Close()
+	if err := checkMaster(ctx, client); err != nil {
+		return "", err
+	}
+	m.addr = addr
+	return addr, nil
+}

@@ -1,0 +1,147 @@
+package simulate
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"time"
+)
+
+// Sentinels watch a master, r0, and its replica, r1. In a failover they report that they are about to promote the
+// replica, promote it, and report the switch. The old master, which may have gone on for a while, becomes the replica
+// of the new one. Both servers have one clock.
+
+// watched is the master and its replica, as they are.
+type watched struct {
+	master, replica *server
+	named           string // the address that the Sentinels give
+	moving          bool   // there is a failover
+}
+
+// watcher is a part of a process that follows the Sentinels.
+type watcher struct {
+	named   func(master string)
+	message func(channel, payload string)
+}
+
+const sentinelName = "themaster"
+
+// newWatched makes a master with a replica, and Sentinels.
+func (w *world) newWatched() {
+	w.servers = []*server{newServer(w, "r0"), newServer(w, "r1")}
+	r0, r1 := w.servers[0], w.servers[1]
+	r1.clock, r1.ppm, r1.slave = r0.clock, r0.ppm, true
+	w.watched = &watched{master: r0, replica: r1, named: r0.name + ":6379"}
+	for _, s := range w.servers {
+		s.lag = time.Duration(1+w.rng.IntN(1500)) * time.Microsecond
+	}
+	w.waitReplicas = w.rng.IntN(2)
+}
+
+// watch implements outside.World.Watch: the Sentinel is polled each second.
+func (p *process) watch(_ string, named func(master string), message func(channel, payload string)) {
+	w := p.w
+	p.watchers = append(p.watchers, watcher{named, message})
+	var poll func()
+	poll = func() {
+		if p.dead || w.lastPoll > 0 && w.now > w.lastPoll {
+			return
+		}
+		if link := w.linkOf(p); link.cutUntil <= w.now {
+			master := w.watched.named
+			w.after(link.delay(w), p, func() { named(master) })
+		}
+		w.after(time.Second, p, poll)
+	}
+	w.after(0, p, poll)
+}
+
+// tell has the Sentinels send a message about a server to all processes.
+func (w *world) tell(channel, payload string) {
+	w.note("Sentinel: %s %s", channel, payload)
+	for _, p := range w.started {
+		link := w.linkOf(p)
+		if p.dead || link.cutUntil > w.now || link.loss > 0 && !w.calm && link.rng.IntN(4) == 0 {
+			w.seen(faultLostMessage)
+			continue
+		}
+		for _, to := range p.watchers {
+			w.after(link.delay(w), p, func() { to.message(channel, payload) })
+		}
+	}
+}
+
+// about is a message about a replica of the master.
+func (t *watched) about(s *server) string {
+	return fmt.Sprintf("slave %s:6379 %s 6379 @ %s %s 6379", s.name, s.name, sentinelName, t.master.name)
+}
+
+// fail lets the Sentinels replace the master after span. It died, or only the Sentinels do not reach it.
+func (w *world) fail(rng *rand.Rand, span time.Duration) {
+	t := w.watched
+	if t.moving || !t.replica.up {
+		return
+	}
+	t.moving = true
+	old, next, died := t.master, t.replica, rng.IntN(2) == 0
+	w.note("the Sentinels replace %s in %v; it died: %v", old.name, span, died)
+	if died {
+		old.up = false
+		w.afterPlain(span+time.Duration(rng.Int64N(int64(60*time.Millisecond))), nil, func() { old.up = true })
+	}
+	later := func(ms int64, f func()) {
+		w.afterPlain(time.Duration(rng.Int64N(ms*int64(time.Millisecond))), nil, f)
+	}
+	aborts := rng.IntN(5) == 0
+	w.afterPlain(span, nil, func() {
+		w.tell("+failover-state-send-slaveof-noone", t.about(next))
+		if aborts {
+			later(30, func() {
+				w.seen(faultAborted)
+				w.tell("-failover-abort-slave-timeout", t.about(next))
+				t.moving = false
+			})
+			return
+		}
+		later(10, func() {
+			w.promote(old, next)
+			later(20, func() { w.tell("+promoted-slave", t.about(next)) })
+			later(40, func() {
+				t.master, t.replica, t.named = next, old, next.name+":6379"
+				w.tell("+switch-master", fmt.Sprintf("%s %s 6379 %s 6379", sentinelName, old.name, next.name))
+				later(60, func() { w.demote(old, next) })
+			})
+		})
+	})
+}
+
+// promote makes the replica a master. The old one does not know it, and goes on without a replica.
+func (w *world) promote(old, next *server) {
+	w.seen(faultPromoted)
+	w.note("%s is a master now", next.name)
+	next.keys = map[string]*value{}
+	for key, v := range old.replica {
+		if v != nil {
+			next.keys[key] = v
+		}
+	}
+	clear(next.scripts)
+	next.slave, next.alone, old.alone = false, true, true
+	if w.judge.failovers++; w.waitReplicas == 0 {
+		w.judge.lost()
+	}
+}
+
+// demote makes the old master the replica of the new one, as soon as it is up. Its connections are closed.
+func (w *world) demote(old, next *server) {
+	if !old.up {
+		w.afterPlain(5*time.Millisecond, nil, func() { w.demote(old, next) })
+		return
+	}
+	w.note("%s is the replica of %s now", old.name, next.name)
+	old.slave, old.alone, next.alone = true, false, false
+	old.epoch++
+	old.keys, old.replica = map[string]*value{}, map[string]*value{}
+	next.replica, next.behind = maps.Clone(next.keys), 0
+	w.watched.moving = false
+}
