@@ -77,6 +77,9 @@ func (m *simulatedMaster) connect(ctx context.Context) (string, error) {
 	if err := checkMaster(ctx, client); err != nil {
 		return "", err
 	}
+	if is, err := m.sentinels.current(); is != addr || err != nil { // it has changed meanwhile
+		return "", errLeft
+	}
 	m.addr = addr
 	return addr, nil
 }

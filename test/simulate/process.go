@@ -52,7 +52,9 @@ type process struct {
 	skew    algorithms.Micros // by how much its estimate of the server's clock is too high
 	free    []*delivery
 
-	watchers []watcher // of Sentinels
+	watchers    []watcher // of Sentinels
+	avoids      string    // the address that it must not call, by what it has heard of the Sentinels
+	avoidsUntil int64
 }
 
 // epoch is in the future, so that no context of the process ends by the system's clock.
@@ -300,6 +302,7 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 	if w.log != nil {
 		w.note("%s: calls %s: %s, within %v", p.name, s.name, commands[0].Args[0], d)
 	}
+	w.judge.obeys(p, s, commands[0].Args[0].(string))
 	if d <= 0 {
 		failAll(commands, context.DeadlineExceeded)
 		wake()

@@ -49,15 +49,20 @@ func (p *process) watch(_ string, named func(master string), message func(channe
 		}
 		if link := w.linkOf(p); link.cutUntil <= w.now {
 			master := w.watched.named
-			w.after(link.delay(w), p, func() { named(master) })
+			w.after(link.delay(w), p, func() {
+				if named(master); p.avoids == w.watched.named {
+					p.avoids = ""
+				}
+			})
 		}
 		w.after(time.Second, p, poll)
 	}
 	w.after(0, p, poll)
 }
 
-// tell has the Sentinels send a message about a server to all processes.
-func (w *world) tell(channel, payload string) {
+// tell has the Sentinels send a message to all processes. From then on these must not call the server at avoids, whose
+// replica is the master or will be it.
+func (w *world) tell(channel, payload, avoids string) {
 	w.note("Sentinel: %s %s", channel, payload)
 	for _, p := range w.started {
 		link := w.linkOf(p)
@@ -65,9 +70,22 @@ func (w *world) tell(channel, payload string) {
 			w.seen(faultLostMessage)
 			continue
 		}
-		for _, to := range p.watchers {
-			w.after(link.delay(w), p, func() { to.message(channel, payload) })
-		}
+		w.after(link.delay(w), p, func() {
+			for _, to := range p.watchers {
+				to.message(channel, payload)
+			}
+			p.avoids, p.avoidsUntil = avoids, w.now+int64(promotes)
+		})
+	}
+}
+
+// promotes is how long at the least a process waits for a failover that was announced.
+const promotes = 2900 * time.Millisecond
+
+// obeys checks that p may call a server, by what it has heard.
+func (j *judge) obeys(p *process, s *server, command string) {
+	if w := j.w; command != "info" && p.avoids == s.name+":6379" && w.now < p.avoidsUntil {
+		j.fail("%s calls %s, though the Sentinels have reported that it is replaced", p.name, s.name)
 	}
 }
 
@@ -94,21 +112,22 @@ func (w *world) fail(rng *rand.Rand, span time.Duration) {
 	}
 	aborts := rng.IntN(5) == 0
 	w.afterPlain(span, nil, func() {
-		w.tell("+failover-state-send-slaveof-noone", t.about(next))
+		avoids := old.name + ":6379"
+		w.tell("+failover-state-send-slaveof-noone", t.about(next), avoids)
 		if aborts {
 			later(30, func() {
 				w.seen(faultAborted)
-				w.tell("-failover-abort-slave-timeout", t.about(next))
+				w.tell("-failover-abort-slave-timeout", t.about(next), "")
 				t.moving = false
 			})
 			return
 		}
 		later(10, func() {
 			w.promote(old, next)
-			later(20, func() { w.tell("+promoted-slave", t.about(next)) })
+			later(20, func() { w.tell("+promoted-slave", t.about(next), avoids) })
 			later(40, func() {
 				t.master, t.replica, t.named = next, old, next.name+":6379"
-				w.tell("+switch-master", fmt.Sprintf("%s %s 6379 %s 6379", sentinelName, old.name, next.name))
+				w.tell("+switch-master", fmt.Sprintf("%s %s 6379 %s 6379", sentinelName, old.name, next.name), avoids)
 				later(60, func() { w.demote(old, next) })
 			})
 		})
