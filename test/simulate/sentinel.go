@@ -14,8 +14,9 @@ import (
 // watched is the master and its replica, as they are.
 type watched struct {
 	master, replica *server
-	named           string // the address that the Sentinels give
-	moving          bool   // there is a failover
+	named           string   // the address that the Sentinels give
+	moving          bool     // there is a failover
+	deaf            *process // it hears nothing of this failover
 }
 
 // watcher is a part of a process that follows the Sentinels.
@@ -66,7 +67,7 @@ func (w *world) tell(channel, payload, avoids string) {
 	w.note("Sentinel: %s %s", channel, payload)
 	for _, p := range w.started {
 		link := w.linkOf(p)
-		if p.dead || link.cutUntil > w.now || link.loss > 0 && !w.calm && link.rng.IntN(4) == 0 {
+		if p.dead || p == w.watched.deaf || link.cutUntil > w.now || link.loss > 0 && !w.calm && link.rng.IntN(4) == 0 {
 			w.seen(faultLostMessage)
 			continue
 		}
@@ -100,7 +101,10 @@ func (w *world) fail(rng *rand.Rand, span time.Duration) {
 	if t.moving || !t.replica.up {
 		return
 	}
-	t.moving = true
+	t.moving, t.deaf = true, nil
+	if rng.IntN(3) == 0 {
+		t.deaf = w.processes[rng.IntN(len(w.processes))]
+	}
 	old, next, died := t.master, t.replica, rng.IntN(2) == 0
 	w.note("the Sentinels replace %s in %v; it died: %v", old.name, span, died)
 	if died {
