@@ -189,3 +189,37 @@ func TestChangedShardsCannotBeSettled(t *testing.T) {
 		}
 	}
 }
+
+// TestADenialInShadowModeReservesNothing: the request is allowed, but its units were not consumed. A settlement to 0 must
+// not refund them.
+func TestADenialInShadowModeReservesNothing(t *testing.T) {
+	b := newBench(t, "domain: d\ndescriptors: []\n")
+	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1h, max_reserved: 0, shadow_mode: true")
+	if _, allowed := b.consume(t, 10, false); !allowed {
+		t.Fatal("the first 10 units are denied")
+	}
+	c, allowed := b.consume(t, 5, true)
+	r, ok := reservedBy(c)
+	if !allowed || !ok || c.Results[0].Decision.Allowed || r.Parts[0].Count != 0 {
+		t.Fatalf("allowed %t, reserved %t %+v", allowed, ok, r.Parts)
+	}
+	if b.cancel(t, r); b.remaining(t) != 0 {
+		t.Errorf("%d units are left after a refund of units that were not consumed", b.remaining(t))
+	}
+}
+
+// TestABrokenDomainSettlesNothing: the numbers of its limits are not known, so the client must send the settlement again.
+func TestABrokenDomainSettlesNothing(t *testing.T) {
+	b := newBench(t, "domain: d\ndescriptors: []\n")
+	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1h")
+	c, _ := b.consume(t, 5, true)
+	r, _ := reservedBy(c)
+	broken := *b.Current()
+	d := *broken.Domains["d"]
+	d.Broken = true
+	broken.Domains = map[string]*limiter.Domain{"d": &d}
+	b.Swap(&broken)
+	if err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: r}); !errors.Is(err, limiter.ErrNoConfig) {
+		t.Errorf("%v, want ErrNoConfig", err)
+	}
+}
