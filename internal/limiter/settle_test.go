@@ -214,11 +214,7 @@ func TestABrokenDomainSettlesNothing(t *testing.T) {
 	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1h")
 	c, _ := b.consume(t, 5, true)
 	r, _ := reservedBy(c)
-	broken := *b.Current()
-	d := *broken.Domains["d"]
-	d.Broken = true
-	broken.Domains = map[string]*limiter.Domain{"d": &d}
-	b.Swap(&broken)
+	b.Current().Domains["d"].Broken = true
 	if err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: r}); !errors.Is(err, limiter.ErrNoConfig) {
 		t.Errorf("%v, want ErrNoConfig", err)
 	}
