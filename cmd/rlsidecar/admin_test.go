@@ -89,9 +89,9 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 	command(exitDone, `"why": "limit"`, "top", "-n", "1", "--format", "json")
 	command(exitUsage, "n must be from 1 to 1000", "top", "-n", "1001")
 
-	command(exitDone, "DOMAIN  LIMIT  KEY      REMAINING  OF  FULL IN\nedge    send   a,b\\x1b  0          2   365 days", "get", "send", "a,b\x1b")
+	command(exitDone, "DOMAIN  LIMIT  KEY      REMAINING  OF  NEXT IN   FULL IN\nedge    send   a,b\\x1b  0          2   183 days  365 days", "get", "send", "a,b\x1b")
 	command(exitDone, `reset the bucket of a,b\x1b of limit send in domain edge`, "reset", "send", "a,b\x1b")
-	command(exitDone, "edge    send   a,b\\x1b  2          2   0s", "get", "--domain", "edge", "send", "a,b\x1b")
+	command(exitDone, "edge    send   a,b\\x1b  2          2   now      0s", "get", "--domain", "edge", "send", "a,b\x1b")
 	if code := decide(user); code != 200 {
 		t.Errorf("after the reset: status %d", code)
 	}

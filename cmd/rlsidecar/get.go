@@ -19,10 +19,11 @@ type getCmd struct {
 
 // Help is shown by get --help.
 func (getCmd) Help() string {
-	return `Queries the admin listener of a running sidecar. The query consumes nothing. With
---descriptor, it shows the bucket of each limit that the descriptor matches. In a key or
-value, write \, for a comma and \= for an equals sign. Exits with 1 if there is no such
-limit, or if the descriptor matches none.
+	return `Queries the admin listener of a running sidecar. The query consumes nothing. NEXT IN is
+the time until a request of one unit is allowed; FULL IN is the time until the bucket is
+full. With --descriptor, it shows the bucket of each limit that the descriptor matches. In a
+key or value, write \, for a comma and \= for an equals sign. Exits with 1 if there is no
+such limit, or if the descriptor matches none.
 
 Example:
 
@@ -43,6 +44,7 @@ func (c *getCmd) Run(a *app) error {
 			Key        shownKey          `json:"key"`
 			Remaining  int64             `json:"remaining"`
 			Capacity   int64             `json:"capacity"`
+			RetryAfter int64             `json:"retry_after_ms"`
 			ResetAfter int64             `json:"reset_after_ms"`
 			BlockedFor int64             `json:"blocked_for_ms"`
 			BlockedBy  string            `json:"blocked_by"`
@@ -57,11 +59,18 @@ func (c *getCmd) Run(a *app) error {
 	}
 	if c.Format == "text" && len(answer.Buckets) > 0 {
 		table := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-		fmt.Fprint(table, "DOMAIN\tLIMIT\tKEY\tREMAINING\tOF\tFULL IN\n")
+		fmt.Fprint(table, "DOMAIN\tLIMIT\tKEY\tREMAINING\tOF\tNEXT IN\tFULL IN\n")
 		for _, b := range answer.Buckets {
-			full := untilFull(max(b.ResetAfter, b.BlockedFor)) // a blocked key gets nothing before the block ends
-			fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%s\n", descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key,
-				b.Remaining, b.Capacity, full)
+			next := duration(b.RetryAfter)
+			switch {
+			case b.Capacity == 0:
+				next = "never"
+			case b.RetryAfter == 0:
+				next = "now"
+			}
+			full := duration(max(b.ResetAfter, b.BlockedFor)) // a blocked key gets nothing before the block ends
+			fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key,
+				b.Remaining, b.Capacity, next, full)
 		}
 		if err := table.Flush(); err != nil {
 			return err
@@ -88,9 +97,9 @@ func (c *getCmd) Run(a *app) error {
 	return nil
 }
 
-// untilFull returns a number of ms as text. A time.Duration ends at 292 years, so that long times are in days, rounded
+// duration returns a number of ms as text. A time.Duration ends at 292 years, so that long times are in days, rounded
 // up.
-func untilFull(ms int64) string {
+func duration(ms int64) string {
 	const day, many = 24 * int64(time.Hour/time.Millisecond), 100
 	if ms >= many*day {
 		return fmt.Sprintf("%d days", (ms-1)/day+1)
@@ -109,7 +118,7 @@ func writeSettling(w io.Writer, s *httpapi.Settling, key, limit string, value, s
 		how = "learned from real costs"
 	}
 	fmt.Fprintf(w, "limit %s: a request reserves %d units until its real cost is known (%s)\n", limit, s.Estimate, how)
-	fmt.Fprintf(w, "limit %s, all keys, this sidecar since its start: %d units reserved by %d requests; settled: %d with the real cost, %d without, %d late; %d units in real costs, %d units lost\n",
+	fmt.Fprintf(w, "limit %s, all keys, this sidecar since its start: %d units reserved, reservations: %d; settled: %d with the real cost, %d without, %d late; %d units in real costs, %d units lost\n",
 		limit, s.ReservedUnits, s.Reserved, s.Settled, s.Unknown, s.Late, s.RealUnits, s.LostUnits)
 }
 

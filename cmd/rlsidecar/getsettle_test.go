@@ -39,7 +39,7 @@ func TestGetDescribesReservations(t *testing.T) {
 			continue
 		}
 		contains(t, "get", out.String(), "limit tokens: a request reserves 150 units until its real cost is known (the configured estimate)",
-			"this sidecar since its start: 0 units reserved by 0 requests; settled: 0 with the real cost, 0 without, 0 late")
+			"this sidecar since its start: 0 units reserved, reservations: 0; settled: 0 with the real cost, 0 without, 0 late")
 		return
 	}
 }

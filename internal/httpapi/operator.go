@@ -70,44 +70,69 @@ func (o *Operator) paths() map[string]map[string]http.HandlerFunc {
 
 // buckets answers with the present state of the selected buckets. It consumes nothing.
 func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
-	c, err := meant(r.URL.RawQuery)
-	if err != nil {
-		malformed.write(w, err.Error(), "")
+	c := o.inspected(w, r, 0)
+	if c == nil {
 		return
 	}
-	c.Inspect = true
-	if err := o.Limiter.Check(r.Context(), c); err != nil {
-		mistake(w, err)
-		return
-	}
-	switch d := c.Verdict.Domain; {
-	case d == nil:
-		mistake(w, &limiter.RequestError{Missing: true, Problem: fmt.Sprintf("domain %q is not configured", descriptors.Printable(c.Request.Domain))})
-		return
-	case d.Broken:
-		mistake(w, limiter.ErrNoConfig)
+	next := o.inspected(w, r, 1) // the decision about 0 units has no time of the next request
+	if next == nil {
 		return
 	}
 	all := []operatorBucket{}
 	for i := range c.Results {
 		result := &c.Results[i]
-		d := &result.Decision
 		switch {
 		case result.Key == nil: // the limit is unlimited
 			continue
-		case d.Err != nil || failed(result):
+		case result.Decision.Err != nil || failed(result):
 			unavailable.write(w, "the bucket could not be read, because the store did not answer in time; rlsidecar doctor finds the cause", result.Policy.Name)
 			return
 		}
-		all = append(all, operatorBucket{bucketOf(c, result), o.settling(result.Policy)})
+		b := operatorBucket{bucket: bucketOf(c, result), Settle: o.settling(result.Policy)}
+		if i < len(next.Results) && next.Results[i].Decision.Err == nil {
+			b.RetryAfter = millis(next.Results[i].Decision.RetryAfter)
+		}
+		all = append(all, b)
 	}
 	send(w, http.StatusOK, "application/json", map[string]any{"buckets": all})
+}
+
+// inspected returns a dry run of so many units of the limits that the query selects, or nil after it has answered with a
+// problem.
+func (o *Operator) inspected(w http.ResponseWriter, r *http.Request, cost int64) *limiter.Call {
+	c, err := meant(r.URL.RawQuery)
+	if err != nil {
+		malformed.write(w, err.Error(), "")
+		return nil
+	}
+	c.Inspect = true
+	for i := range c.Limits {
+		c.Limits[i].Count = cost
+	}
+	for i := range c.Descriptors {
+		c.Descriptors[i].Cost = cost
+	}
+	if err := o.Limiter.Check(r.Context(), c); err != nil {
+		mistake(w, err)
+		return nil
+	}
+	switch d := c.Verdict.Domain; {
+	case d == nil:
+		mistake(w, &limiter.RequestError{Missing: true, Problem: fmt.Sprintf("domain %q is not configured", descriptors.Printable(c.Request.Domain))})
+		return nil
+	case d.Broken:
+		mistake(w, limiter.ErrNoConfig)
+		return nil
+	}
+	return c
 }
 
 // operatorBucket is a bucket in the form for operators.
 type operatorBucket struct {
 	bucket
-	Settle *Settling `json:"settle,omitempty"`
+	// RetryAfter is for how long a request of one unit is denied. If the limit has then, the limit that pays counts too.
+	RetryAfter int64     `json:"retry_after_ms,omitempty"`
+	Settle     *Settling `json:"settle,omitempty"`
 }
 
 // Settling describes the reservations of a limit with settle, for all of its buckets and since this sidecar started.
