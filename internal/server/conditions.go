@@ -92,7 +92,7 @@ func (s *server) checkAuth(snapshot *limiter.Snapshot) {
 	if snapshot.Auth != nil {
 		s.conditions.Clear(authMissing)
 	} else if s.config.HTTP != "" && s.noAuthLogged.CompareAndSwap(false, true) {
-		s.log.Warn("the configuration has no auth section: /v1/auth, at the HTTP listener, denies every request; Envoy's gRPC does not need it")
+		s.log.Warn("the configuration has no auth section: /v1/auth, which NGINX and other gateways call, denies every request; Envoy, /json and /v1/limit do not need it")
 	}
 }
 
