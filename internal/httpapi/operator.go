@@ -24,7 +24,7 @@ import (
 // bucket, which keys are denied most. It also deletes buckets. Callers are authorized before they reach it.
 type Operator struct {
 	Limiter *limiter.Limiter
-	// Denied is the method Top of a denials.Recorder.
+	// Denied returns the keys denied most, and since when they are counted. It is denials.Recorder.Top.
 	Denied func(n int) (since time.Time, top []denials.Denied)
 	// Unmatched is the method Top of an unmatched.Recorder.
 	Unmatched func(n int) (since time.Time, top []unmatched.Shape)

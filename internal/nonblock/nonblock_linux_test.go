@@ -57,7 +57,7 @@ func TestAllThatIsWrittenArrives(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		time.Sleep(10 * time.Millisecond) // until it waits
+		time.Sleep(10 * time.Millisecond) // until the write waits for room
 		have, err := io.ReadAll(peer)
 		if !bytes.Equal(have, sent) || err != nil {
 			t.Errorf("%d bytes have come, %v", len(have), err)

@@ -270,7 +270,7 @@ func TestBreakerHears(t *testing.T) {
 		s := guarding(p, told)
 		p.broken.Store(true)
 		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(ms) {
-			ok(t, s) // until the pauses are long
+			ok(t, s) // several probes fail, until the pauses are long
 		}
 		for before := p.called.Load(); p.called.Load() == before; time.Sleep(ms) {
 			ok(t, s) // the pause has ended

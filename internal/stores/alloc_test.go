@@ -1,6 +1,6 @@
 //go:build !race
 
-// Under the race detector pools forget, so that all allocates.
+// The race detector makes a sync.Pool drop its content, so every call would allocate.
 
 package stores_test
 
@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// TestRoutingAllocatesNothing: neither passing a batch on, nor dividing it.
+// Neither passing a batch on nor dividing it allocates.
 func TestRoutingAllocatesNothing(t *testing.T) {
 	well := submitFunc(func(b *backend.Batch) { b.Done(b) })
 	routes := [2]stores.Route{{Store: well}, {Store: well}}

@@ -12,7 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// instead returns a charge of a plan, and a charge of the credits that pay beyond it.
+// instead returns a charge of a plan, and a charge of the credits that pay for what the plan does not
+// allow.
 func instead(plan, credits *algorithms.Limit, cost int64) []backend.Charge {
 	group := []backend.Charge{of(plan, "plan", cost), of(credits, "credits", cost)}
 	group[0].Then = true
@@ -27,15 +28,15 @@ func TestADenialOfAlternativesIsRememberedUntilEitherCanPay(t *testing.T) {
 			t.Helper()
 			d := take(t.Context(), s, instead(plan, credits, cost)...)
 			if d[0].Err != nil || d[0].Allowed != byPlan || d[1].Allowed != byCredits {
-				t.Errorf("asked %d: got %+v, want by plan %t, by credits %t", cost, d, byPlan, byCredits)
+				t.Errorf("cost %d: got %+v, want by plan %t, by credits %t", cost, d, byPlan, byCredits)
 			}
 			if n := asked.count(); n != times {
-				t.Errorf("asked %d: next was asked %d times, want %d", cost, n, times)
+				t.Errorf("cost %d: next got %d batches, want %d", cost, n, times)
 			}
 		}
 		want(3, true, false, 1)
 		want(1, false, true, 2)
-		want(1, false, true, 3) // a denial by the plan alone is not remembered
+		want(1, false, true, 3) // a denial by the plan alone is not cached
 		want(1, false, false, 4)
 		want(1, false, false, 4)
 		time.Sleep(50*ms - time.Microsecond)
@@ -43,12 +44,12 @@ func TestADenialOfAlternativesIsRememberedUntilEitherCanPay(t *testing.T) {
 		time.Sleep(time.Microsecond) // the credits refill faster than the plan
 		want(1, false, true, 5)
 		want(1, false, false, 6)
-		take(t.Context(), s, of(credits, "credits", -1)) // bought
+		take(t.Context(), s, of(credits, "credits", -1)) // credits were bought
 		want(1, false, true, 8)
 	})
 }
 
-func TestAnUndoReturnsTheUnitsToThePayer(t *testing.T) {
+func TestAnUndoRefundsTheBucketThatPaid(t *testing.T) {
 	for _, c := range []struct {
 		cost          int64
 		plan, credits int64 // the units left after the other limit has denied

@@ -47,7 +47,7 @@ func TestDeadlineIsTheEarlierOne(t *testing.T) {
 					}
 				}
 				if asked := next.count() == 1; asked != (test.want > 0) {
-					t.Errorf("asked: %v with %v left", asked, test.want)
+					t.Errorf("next was called: %v, with %v left", asked, test.want)
 				}
 			})
 		})
@@ -68,8 +68,8 @@ func TestDeadlinePassesAnswersOn(t *testing.T) {
 	})
 }
 
-// A caller gets its batch back at the deadline, and reuses it. A later decision of the Store is not written to memory
-// of the caller (the race detector would notice it).
+// A caller gets its batch back at the deadline, and reuses it. A later decision of the Store must not be
+// written to memory of the caller (the race detector would report it).
 func TestLateDecisionsAffectNoOtherRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var keys []string
@@ -93,12 +93,13 @@ func TestLateDecisionsAffectNoOtherRequest(t *testing.T) {
 		time.Sleep(50 * ms)
 		synctest.Wait()
 		if b.Decisions[0].Allowed || len(keys) != 1 || keys[0] != "first" || len(done) != 0 {
-			t.Errorf("%+v, asked for %q", b.Decisions[0], keys)
+			t.Errorf("%+v, next got the keys %q", b.Decisions[0], keys)
 		}
 	})
 }
 
-// Each batch ends at its own deadline, in whatever order they are submitted; a Done that panics affects no other batch.
+// Each batch ends at its own deadline, in whatever order the batches are submitted. A Done that panics
+// affects no other batch.
 func TestEachBatchEndsAtItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(1, 2))
@@ -122,14 +123,14 @@ func TestEachBatchEndsAtItsDeadline(t *testing.T) {
 			s.Submit(b)
 		}
 		time.Sleep(time.Second)
-		time.Sleep(2 * time.Hour) // late batches end, too
+		time.Sleep(2 * time.Hour) // until the batches without an answer have ended, too
 		if ended.Load() != 500 || panics.Load() != 72 || flushes.Load() < 500 {
 			t.Errorf("%d ended, %d panics, %d flushes", ended.Load(), panics.Load(), flushes.Load())
 		}
 	})
 }
 
-// At the deadline only undecided groups fail.
+// At the deadline only groups that next has not decided fail.
 func TestDeadlineKeepsKnownDecisions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		next := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -157,11 +158,11 @@ func TestDeadlineKeepsKnownDecisions(t *testing.T) {
 		if <-done; b.Decisions[0].Err != nil || !errors.Is(b.Decisions[1].Err, backend.ErrUnavailable) {
 			t.Errorf("%+v", b.Decisions)
 		}
-		time.Sleep(time.Hour) // late batches end, too
+		time.Sleep(time.Hour) // until the late batches have ended, too
 	})
 }
 
-// If one server does not answer, the decisions of others before the deadline stay valid.
+// If one server does not answer, decisions that other servers made before the deadline stay valid.
 func TestDeadlineFailsOnlyUndecidedGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		routes := [2]stores.Route{{Store: after(ms, echo)}, {Store: batchFunc(func(*backend.Batch) { time.Sleep(time.Minute) })}}
@@ -183,12 +184,11 @@ func TestDeadlineFailsOnlyUndecidedGroups(t *testing.T) {
 				t.Errorf("%d: %+v", i, d)
 			}
 		}
-		time.Sleep(time.Hour) // late batches end, too
+		time.Sleep(time.Hour) // until the late batches have ended, too
 	})
 }
 
-// TestAnswersAtTheDeadlineAreSent: listeners write their answers when Flush is called, after all late batches have
-// ended.
+// Listeners write their answers when Flush is called, which must happen after all late batches have ended.
 func TestAnswersAtTheDeadlineAreSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := stores.Deadline(submitFunc(func(*backend.Batch) {}), 10*ms, 0, nil)

@@ -8,14 +8,15 @@ import (
 	"pgregory.net/rapid"
 )
 
-// In any order of adding, ending and expiring: a tick removes exactly the trials whose time is over, in the order of
-// their times, and the next tick is never later than the first of the remaining ones.
+// Trials are added, removed and expire in random order. A tick removes exactly the trials whose deadline
+// has passed, in the order of their deadlines. The next tick is never later than the first remaining
+// deadline.
 func TestDeadlinesAgainstAPlainList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var d deadlines
 		var list, ended []*trial
 		now := time.Unix(0, 0)
-		wake := time.Time{} // the timer
+		wake := time.Time{} // the time for which the timer is set
 		set := func(at time.Time) {
 			if !at.IsZero() {
 				wake = at
@@ -47,14 +48,14 @@ func TestDeadlinesAgainstAPlainList(t *testing.T) {
 				for i, one := range late {
 					at := slices.Index(list, one)
 					if at < 0 || one.until.After(now) || i > 0 && one.until.Before(late[i-1].until) {
-						t.Fatalf("trial %d of %v late ones is not the next", i, len(late))
+						t.Fatalf("trial %d of %v late ones is out of order", i, len(late))
 					}
 					list = slices.Delete(list, at, at+1)
 				}
 			}
 			for _, one := range list {
 				if wake.IsZero() || one.until.Before(wake) {
-					t.Fatalf("a trial is over at %v, and the next tick is at %v", one.until, wake)
+					t.Fatalf("a trial has the deadline %v, and the next tick is at %v", one.until, wake)
 				}
 			}
 			if len(d.queue) != len(list) || slices.ContainsFunc(ended, func(one *trial) bool { return one.at != notQueued }) {

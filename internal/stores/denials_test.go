@@ -11,8 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// In any order of remembering and forgetting: find returns the newest denial of its group, and none of a bucket that
-// was forgotten later. The memory is bounded.
+// Denials are added and removed in random order. find returns the newest denial of a group, unless one of
+// its buckets was forgotten later. The memory is bounded.
 func TestDenialsAgainstAPlainMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 6
@@ -34,14 +34,14 @@ func TestDenialsAgainstAPlainMap(t *testing.T) {
 			case 3:
 				if len(all) > 0 {
 					old := rapid.SampledFrom(all).Draw(t, "old")
-					if s.forget(old); model[old.hash] == old { // one that has been replaced stays
+					if s.forget(old); model[old.hash] == old { // a denial that has been replaced stays
 						delete(model, old.hash)
 					}
 				}
 			default:
 				d := &denial{charges: []backend.Charge{{Key: []byte(key())}, {Key: []byte(key())}}}
 				d.hash = groupHash(d.charges)
-				if s.add(d); len(s.groups) == 1 { // the others may have been dropped because there was no room
+				if s.add(d); len(s.groups) == 1 { // the others may have been dropped for lack of room
 					clear(model)
 				}
 				model[d.hash] = d

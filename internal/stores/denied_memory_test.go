@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// The memory of denials is bounded, in any order of denials and forgetting.
+// The memory of cached denials is bounded, in any order of denials and forgetting.
 func TestDeniedMemoryIsBounded(t *testing.T) {
 	const most = 100
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
@@ -30,7 +30,7 @@ func TestDeniedMemoryIsBounded(t *testing.T) {
 		for j := range charges {
 			charges[j].Limit, charges[j].Terms.Cost = &limit, 1
 		}
-		charges = charges[:2+i/10_000] // first few groups again and again, then ever new ones
+		charges = charges[:2+i/10_000] // first the same few groups repeatedly, then always new ones
 		backend.Take(t.Context(), s, charges, decisions[:len(charges)])
 		s.ForgetBucket(charges[len(charges)-1].Key)
 		if n := size(); n > 10*most {

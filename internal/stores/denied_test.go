@@ -18,14 +18,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// remembering is a DeniedStore over memory, with the time of a synctest bubble; asked records the batches that memory
-// received.
+// remembering returns a DeniedStore over a memory store with the time of a synctest bubble. asked records
+// the batches that the memory store received.
 func remembering(c stores.DeniedConfig) (s *stores.DeniedStore, asked *recorder) {
 	asked = &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
 	return stores.Denied(asked, c), asked
 }
 
-// of is a charge of a bucket named key.
+// of returns a charge of the bucket named key.
 func of(limit *algorithms.Limit, key string, cost int64) backend.Charge {
 	return backend.Charge{Key: []byte(key), Limit: limit, Terms: algorithms.Charge{Cost: cost}, Owner: "test"}
 }
@@ -35,22 +35,22 @@ func tokens(tb testing.TB, rate int64, period algorithms.Micros, capacity int64)
 	return compile(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: period, Capacity: &capacity})
 }
 
-// expect charges and checks the answer, and the number of calls of next so far.
+// expect submits a charge, and checks the answer and the number of calls of next so far.
 func expect(t *testing.T, s backend.Store, asked *recorder, times int, c backend.Charge, allowed bool, retry time.Duration) {
 	t.Helper()
 	d := take(t.Context(), s, c)[0]
 	if d.Err != nil || d.Allowed != allowed || d.RetryAfter != algorithms.Micros(retry/time.Microsecond) {
-		t.Errorf("asked %d of %s: got %+v, want allowed %v, retry after %v", c.Terms.Cost, c.Key, d, allowed, retry)
+		t.Errorf("cost %d of %s: got %+v, want allowed %v, retry after %v", c.Terms.Cost, c.Key, d, allowed, retry)
 	}
 	if n := asked.count(); n != times {
-		t.Errorf("next was asked %d times, want %d", n, times)
+		t.Errorf("next got %d batches, want %d", n, times)
 	}
 }
 
-func TestADenialIsRememberedUntilARetryCanSucceed(t *testing.T) {
+func TestADenialIsCachedUntilARetryCanSucceed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
-		limit := tokens(t, 10, algorithms.Second, 3) // one each 100 ms
+		limit := tokens(t, 10, algorithms.Second, 3) // one unit every 100 ms
 		expect(t, s, asked, 1, of(limit, "a", 3), true, 0)
 		expect(t, s, asked, 2, of(limit, "a", 2), false, 200*ms)
 		for i := range 10_000 {
@@ -66,8 +66,8 @@ func TestADenialIsRememberedUntilARetryCanSucceed(t *testing.T) {
 	})
 }
 
-// Known denials are answered before Submit returns. Only the other charges are sent to next, and their denials are
-// remembered too.
+// Cached denials are answered before Submit returns. Only the other charges are sent to next, and their
+// denials are cached too.
 func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := &recorder{next: after(ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}
@@ -86,7 +86,7 @@ func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 		denied.Group = 1
 		b, done := submit(other, denied)
 		if b.Known[0].Load() || b.Known[1].Load() {
-			t.Error("known before anything was denied")
+			t.Error("a decision is known before anything was denied")
 		}
 		if <-done; !b.Decisions[0].Allowed || b.Decisions[1].Allowed {
 			t.Fatalf("%+v", b.Decisions)
@@ -99,13 +99,13 @@ func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 			t.Errorf("%+v", b.Decisions)
 		}
 		if got := asked.last(t); asked.count() != 3 || len(got) != 1 || string(got[0].Key) != "b" {
-			t.Errorf("asked %d times, last for %+v", asked.count(), got)
+			t.Errorf("next got %d batches, the last %+v", asked.count(), got)
 		}
 		b, done = submit(denied)
 		select {
 		case <-done:
 		default:
-			t.Error("a denial that is known was not answered at once")
+			t.Error("a cached denial was not answered before Submit returned")
 		}
 		if b.Decisions[0].Allowed || asked.count() != 3 {
 			t.Errorf("%+v", b.Decisions)
@@ -118,7 +118,7 @@ func TestALargerCostIsDeniedToItsOwnTime(t *testing.T) {
 	three := int64(3)
 	for name, test := range map[string]struct {
 		spec        algorithms.Spec
-		two, larger time.Duration // retries of 2 and 3 after 2 of 3 were consumed, 50 ms later
+		two, larger time.Duration // retry times of costs 2 and 3, 50 ms after 2 of 3 units were consumed
 	}{
 		"token bucket": {algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, Capacity: &three}, 100 * ms, 150 * ms},
 		"fixed window": {algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: algorithms.Second, Capacity: &three, Start: &start}, time.Second, 1950 * ms},
@@ -137,7 +137,7 @@ func TestALargerCostIsDeniedToItsOwnTime(t *testing.T) {
 	}
 }
 
-// A bucket that its Value does not describe fully is decided by next again.
+// If Value does not describe a bucket completely, next decides again.
 func TestALargerCostOfOtherKindsGoesToTheStore(t *testing.T) {
 	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
 		synctest.Test(t, func(t *testing.T) {
@@ -149,11 +149,11 @@ func TestALargerCostOfOtherKindsGoesToTheStore(t *testing.T) {
 			}
 			take(t.Context(), s, of(limit, "a", 2))
 			if asked.count() != 2 {
-				t.Errorf("%s: the same is asked again", kind)
+				t.Errorf("%s: the same charge was sent to next again", kind)
 			}
 			take(t.Context(), s, of(limit, "a", 3))
 			if asked.count() != 3 {
-				t.Errorf("%s: a larger cost is answered from memory", kind)
+				t.Errorf("%s: a larger cost was answered from the cache", kind)
 			}
 		})
 	}
@@ -164,10 +164,10 @@ func TestACostThatNeverFitsIsNotRemembered(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
 		limit := tokens(t, 1, algorithms.Second, 3)
 		take(t.Context(), s, of(limit, "a", 3))
-		take(t.Context(), s, of(limit, "a", 1)) // denied, and remembered
+		take(t.Context(), s, of(limit, "a", 1)) // denied, and cached
 		d := take(t.Context(), s, of(limit, "a", 4))[0]
 		if d.Allowed || !d.Never || asked.count() != 3 {
-			t.Errorf("got %+v, asked %d times", d, asked.count())
+			t.Errorf("got %+v, next got %d batches", d, asked.count())
 		}
 	})
 }
@@ -195,7 +195,7 @@ func TestARefundForgetsTheDenial(t *testing.T) {
 		expect(t, s, asked, 3, of(limit, "a", -1), true, 0)
 		expect(t, s, asked, 4, of(limit, "a", 1), true, 0)
 		expect(t, s, asked, 5, of(limit, "a", 1), false, time.Minute)
-		// In one Take with other charges, in any order.
+		// The refund is in one Take with other charges, in any order.
 		back, again := of(limit, "a", -1), of(limit, "a", 1)
 		back.Group, again.Group = 1, 2
 		if d := take(t.Context(), s, back, again); !d[0].Allowed || !d[1].Allowed {
@@ -204,7 +204,7 @@ func TestARefundForgetsTheDenial(t *testing.T) {
 	})
 }
 
-// A denial that was in flight during a refund may be outdated.
+// A denial that was in flight during a refund may be outdated, so it is not cached.
 func TestADenialFromBeforeARefundIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -256,35 +256,35 @@ func TestDeniedGroups(t *testing.T) {
 		for i := range 3 {
 			d := take(t.Context(), s, pair(1, 1)...)
 			if d[0].Allowed || !d[1].Allowed || d[1].Remaining != 99 || asked.count() != 2 {
-				t.Errorf("%d: got %+v, asked %d times", i, d, asked.count())
+				t.Errorf("%d: got %+v, next got %d batches", i, d, asked.count())
 			}
 		}
-		// The limit that allowed may deny a higher cost, so next decides. The limit that denied was never decided
-		// alone, so next decides it too.
+		// The limit that allowed may deny a higher cost, so next decides. Next also decides a charge of the
+		// limit that denied, because that limit was never decided alone.
 		take(t.Context(), s, pair(1, 2)...)
 		take(t.Context(), s, of(few, "few", 1))
 		if asked.count() != 4 {
-			t.Errorf("asked %d times", asked.count())
+			t.Errorf("next got %d batches", asked.count())
 		}
-		// A denied group and another group in one batch: only the other is sent to next.
+		// Of a denied group and another group in one batch, only the other is sent to next.
 		other := of(many, "other", 5)
 		other.Group = 7
 		d := take(t.Context(), s, append(pair(1, 2), other)...)
 		got := asked.last(t)
 		if d[0].Allowed || !d[2].Allowed || d[2].Remaining != 95 || len(got) != 1 || string(got[0].Key) != "other" {
-			t.Errorf("got %+v, asked %+v", d, got)
+			t.Errorf("got %+v, sent %+v", d, got)
 		}
-		// A bucket of the group that gets something back forgets the group.
+		// A refund to one bucket of the group removes the group's denial.
 		take(t.Context(), s, of(many, "many", -1))
 		n := asked.count()
 		take(t.Context(), s, pair(1, 2)...)
 		if asked.count() != n+1 {
-			t.Error("the group is remembered after a give-back to one of its buckets")
+			t.Error("the denial of the group is still cached after a refund to one of its buckets")
 		}
 	})
 }
 
-// Limits that charge denied requests must see every request.
+// Limits that charge denied requests must get every request.
 func TestLimitsThatChargeDenialsAlwaysGoToTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
@@ -294,13 +294,13 @@ func TestLimitsThatChargeDenialsAlwaysGoToTheStore(t *testing.T) {
 			take(t.Context(), s, of(limit, "a", 1))
 		}
 		if asked.count() != 5 {
-			t.Errorf("asked %d times of 5", asked.count())
+			t.Errorf("next got %d of 5 batches", asked.count())
 		}
 	})
 }
 
-// Of a limit with a penalty each denial counts, so that the store gets each until a block begins, and
-// that lasts no longer than the block.
+// Before a block of a penalty begins, every denial counts, so next must get every request. During the block
+// its denial is cached, until the block ends.
 func TestOfPenaltiesOnlyBlocksAreRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{MaxAge: time.Hour})
@@ -314,30 +314,30 @@ func TestOfPenaltiesOnlyBlocksAreRemembered(t *testing.T) {
 		expect(t, s, asked, 4, of(limit, "a", 1), false, time.Minute) // blocked
 		time.Sleep(2*time.Second - time.Microsecond)
 		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Blocked != 1 || asked.count() != 4 {
-			t.Errorf("while it is blocked: %+v, asked %d times", d, asked.count())
+			t.Errorf("during the block: %+v, next got %d batches", d, asked.count())
 		}
 		time.Sleep(time.Microsecond)
 		expect(t, s, asked, 5, of(limit, "a", 1), false, 58*time.Second)
 		expect(t, s, asked, 6, of(limit, "a", 1), false, 58*time.Second)
 		expect(t, s, asked, 7, of(limit, "a", 1), false, 58*time.Second)
 		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Blocked != 4*algorithms.Second || asked.count() != 7 {
-			t.Errorf("blocked again: %+v, asked %d times", d, asked.count())
+			t.Errorf("blocked again: %+v, next got %d batches", d, asked.count())
 		}
-		// In a group with the denial of another limit, it lasts as long as the block.
+		// In a group with the denial of another limit, the denial is cached until the block ends.
 		other := tokens(t, 1, algorithms.Day, 1)
 		expect(t, s, asked, 8, of(other, "b", 1), true, 0)
 		for range 3 {
 			take(t.Context(), s, of(limit, "a", 1), of(other, "b", 1))
 		}
 		if asked.count() != 9 {
-			t.Errorf("a group with a blocked bucket: asked %d times, want 9", asked.count())
+			t.Errorf("a group with a blocked bucket: next got %d batches, want 9", asked.count())
 		}
 		time.Sleep(4 * time.Second)
 		for range 2 {
 			take(t.Context(), s, of(limit, "a", 1), of(other, "b", 1))
 		}
 		if asked.count() != 11 {
-			t.Errorf("after the block: asked %d times, want 11", asked.count())
+			t.Errorf("after the block: next got %d batches, want 11", asked.count())
 		}
 	})
 }
@@ -350,25 +350,25 @@ func TestErrorsAreNotRemembered(t *testing.T) {
 		take(t.Context(), s, of(limit, "a", 1))
 	}
 	if broken.count() != 3 {
-		t.Errorf("asked %d times of 3", broken.count())
+		t.Errorf("next got %d of 3 batches", broken.count())
 	}
 }
 
-// A cached denial includes the units that this process consumed later: a smaller cost that is allowed makes the retry
-// time of a larger one later.
+// A cached denial must include the units that this process consumed later: if a smaller cost is allowed,
+// the retry time of a larger cost becomes later.
 func TestAnAllowedChargeForgetsADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
-		limit := tokens(t, 10, 3600*algorithms.Second, 10) // one each 6 minutes
+		limit := tokens(t, 10, 3600*algorithms.Second, 10) // one unit every 6 minutes
 		expect(t, s, asked, 1, of(limit, "a", 5), true, 0)
 		expect(t, s, asked, 2, of(limit, "a", 8), false, 18*time.Minute)
 		expect(t, s, asked, 2, of(limit, "a", 8), false, 18*time.Minute)
 		expect(t, s, asked, 3, of(limit, "a", 5), true, 0)
 		expect(t, s, asked, 4, of(limit, "a", 8), false, 48*time.Minute)
 		if d := take(t.Context(), s, of(limit, "a", 8))[0]; d.Remaining != 0 || asked.count() != 4 {
-			t.Errorf("%d remain, asked %d times", d.Remaining, asked.count())
+			t.Errorf("%d remain, next got %d batches", d.Remaining, asked.count())
 		}
-		// A charge in another group, and in one Take with others.
+		// The charge is in another group, and in one Take with others.
 		expect(t, s, asked, 5, of(limit, "b", 2), true, 0)
 		expect(t, s, asked, 6, of(limit, "b", 9), false, 6*time.Minute)
 		one, other := of(limit, "b", 1), of(limit, "c", 1)
@@ -385,7 +385,8 @@ func TestAnAllowedChargeForgetsADenial(t *testing.T) {
 	})
 }
 
-// A denial that was in flight while this process consumed units of its bucket may be out of date.
+// A denial that was in flight while this process consumed units of its bucket may be outdated, so it is not
+// cached.
 func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -397,7 +398,7 @@ func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
 		}), stores.DeniedConfig{})
 		limit := tokens(t, 10, 3600*algorithms.Second, 10)
 		take(t.Context(), s, of(limit, "a", 5))
-		go take(t.Context(), s, of(limit, "a", 8)) // denied, and answered 10 ms later
+		go take(t.Context(), s, of(limit, "a", 8)) // denied, with the answer 10 ms later
 		synctest.Wait()
 		time.Sleep(ms)
 		take(t.Context(), s, of(limit, "a", 5))
@@ -408,7 +409,7 @@ func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
 	})
 }
 
-// The remaining units of a remembered denial flow in like those of the bucket.
+// Remaining of a cached denial grows with the inflow of the bucket.
 func TestARememberedDenialReportsRemainingUnits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
@@ -418,20 +419,20 @@ func TestARememberedDenialReportsRemainingUnits(t *testing.T) {
 		time.Sleep(500 * ms)
 		d := take(t.Context(), s, of(limit, "a", 9))[0]
 		if d.Remaining != 5 || d.RetryAfter != 400_000 || d.ResetAfter != 500_000 || asked.count() != 2 {
-			t.Errorf("asked %d times: %+v", asked.count(), d)
+			t.Errorf("next got %d batches: %+v", asked.count(), d)
 		}
 	})
 }
 
-// elsewhere reports whether the bucket of a charge is in another group too.
+// elsewhere reports whether the bucket of a charge is also in another group.
 func elsewhere(charges []backend.Charge, i int) bool {
 	return slices.ContainsFunc(charges, func(c backend.Charge) bool {
 		return c.Group != charges[i].Group && bytes.Equal(c.Key, charges[i].Key)
 	})
 }
 
-// On random traces it gives the same answers as its next. Remaining and ResetAfter may be those of the remembered
-// denial if an answer does not describe a bucket fully.
+// On random traces a DeniedStore gives the same answers as its next. If an answer does not describe a
+// bucket completely, Remaining and ResetAfter may be those of the cached denial.
 func TestDeniedAgreesWithNext(t *testing.T) {
 	seeds := uint64(30)
 	if testing.Short() {
@@ -473,7 +474,7 @@ func TestDeniedAgreesWithNext(t *testing.T) {
 					is, should := backend.Allowed(charges[at:end], got[at:end]), backend.Allowed(charges[at:end], want[at:end])
 					same := is == should && (is || retry == most)
 					for i := at; i < end; i++ {
-						if elsewhere(charges, i) { // which group came first is not defined
+						if elsewhere(charges, i) { // the order of the two groups is not defined
 							same = is == should && (is || retry <= most && retry > 0 == (most > 0))
 							break
 						}
@@ -491,7 +492,7 @@ func TestDeniedAgreesWithNext(t *testing.T) {
 				}
 			}
 			if asked.count() == total {
-				t.Errorf("seed %d: nothing was answered from memory", seed)
+				t.Errorf("seed %d: no answer came from the cache", seed)
 			}
 		})
 	}
@@ -508,11 +509,11 @@ func BenchmarkDenied(b *testing.B) {
 		backend.Take(b.Context(), s, charges, decisions)
 	}
 	if decisions[0].Allowed {
-		b.Error("allowed")
+		b.Error("allowed, want the cached denial")
 	}
 }
 
-// A group with an idempotency key is answered again with the same answer, although its buckets have denied in between.
+// A group with an idempotency key gets its stored answer again, even if its buckets have denied since.
 func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
@@ -521,13 +522,13 @@ func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 		once.IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: 60 * algorithms.Second}
 		expect(t, s, asked, 1, once, true, 0)
 		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute)
-		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute) // remembered
+		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute) // denied, and cached
 		for _, want := range []int{3, 4} {
 			if d := take(t.Context(), s, once)[0]; !d.Allowed || !d.Replayed || asked.count() != want {
-				t.Errorf("asked %d times: %+v", asked.count(), d)
+				t.Errorf("next got %d batches: %+v", asked.count(), d)
 			}
 		}
-		// In a batch with others, and where the answer is wanted at once.
+		// The same holds in a batch with other groups.
 		other := of(limit, "b", 1)
 		other.Group = 1
 		if d := take(t.Context(), s, once, other); !d[0].Allowed || !d[0].Replayed || !d[1].Allowed {
@@ -535,12 +536,12 @@ func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 		}
 		b := &backend.Batch{Charges: []backend.Charge{once}, Decisions: make([]backend.Decision, 1), Known: make([]atomic.Bool, 1), Done: func(*backend.Batch) {}}
 		if s.Submit(b); b.Known[0].Load() {
-			t.Error("answered from the remembered denial")
+			t.Error("answered from the cached denial")
 		}
 	})
 }
 
-// TestADenialFromBeforeAllWereForgottenIsNotRemembered: the configuration is reloaded while a denial is on its way.
+// The configuration is reloaded while a denial is in flight. That denial must not be cached.
 func TestADenialFromBeforeAllWereForgottenIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -551,14 +552,14 @@ func TestADenialFromBeforeAllWereForgottenIsNotRemembered(t *testing.T) {
 		s := stores.Denied(asked, stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		take(t.Context(), s, of(limit, "a", 1))
-		go take(t.Context(), s, of(limit, "a", 1)) // denied, and answered 10 ms later
+		go take(t.Context(), s, of(limit, "a", 1)) // denied, with the answer 10 ms later
 		synctest.Wait()
 		time.Sleep(ms)
 		s.Forget()
 		time.Sleep(20 * ms)
 		before := asked.count()
 		if take(t.Context(), s, of(limit, "a", 1)); asked.count() != before+1 {
-			t.Error("a denial of before is answered")
+			t.Error("a denial from before the reload was cached")
 		}
 	})
 }

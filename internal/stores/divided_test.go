@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// odd routes keys with an odd last byte to the second store.
+// odd reports whether a key's last byte is odd. Such keys are in the second store.
 func odd(c *backend.Charge) bool { return c.Key[len(c.Key)-1]%2 == 1 }
 
 func dividedStore(t *testing.T, first, second backend.Store) backend.Store {
@@ -30,7 +30,8 @@ func TestDividedIsNeverOver(t *testing.T) {
 	})
 }
 
-// charges returns charges of a limit of 5 a day: pairs of a key and a cost, in one group unless "|" separates them.
+// charges returns charges of a limit of 5 a day. The arguments are pairs of a key and a cost. They form one
+// group, unless "|" starts a new one.
 func charges(t *testing.T, of ...any) (list []backend.Charge) {
 	t.Helper()
 	five, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Day})
@@ -71,7 +72,7 @@ func TestDividedGroups(t *testing.T) {
 			}
 		}
 	}
-	// Keys that end in an even byte are in the first store.
+	// Keys whose last byte is even are in the first store.
 	if d := take("k0", 2, "k1", 4); !d[0].Allowed || !d[1].Allowed || d[0].Remaining != 3 || d[1].Remaining != 1 {
 		t.Fatalf("%+v", d)
 	}
@@ -80,7 +81,7 @@ func TestDividedGroups(t *testing.T) {
 	}
 	eventually("what a denial took", 3, "k0", 0)
 
-	// One batch for each store, however many groups it has.
+	// Each store gets one batch, however many groups the batch has.
 	before := submits.Load()
 	if d := take("k2", 1, "|", "k3", 2, "|", "k2", 1, "k4", 1, "|", "k5", 3); d[0].Remaining != 4 || d[1].Remaining != 3 || d[2].Remaining != 3 || d[4].Remaining != 2 {
 		t.Errorf("%+v", d)
@@ -89,7 +90,7 @@ func TestDividedGroups(t *testing.T) {
 		t.Errorf("%d batches", n)
 	}
 
-	// A refund waits for the others, and is not made if they deny.
+	// A refund waits for the other charges, and is not made if one of them is denied.
 	if d := take("k0", -1, "k1", 2); d[1].Allowed {
 		t.Errorf("%+v", d)
 	}
@@ -100,7 +101,7 @@ func TestDividedGroups(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 
-	// A group with an idempotency key is charged in one store.
+	// A group with an idempotency key may use the buckets of one store only.
 	once := charges(t, "k7", 1, "k8", 1, "|", "k9", 1)
 	for i := range once {
 		once[i].IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{byte(once[i].Group)}, Lifetime: algorithms.Second}

@@ -15,8 +15,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// twoServers is a Store of two servers. One decides at once. The other one has the buckets whose keys start with "s",
-// and answers after 20 ms.
+// twoServers returns a Store of two servers. The first decides at once. The second has the buckets whose
+// keys start with "s", and answers after 20 ms.
 func twoServers() backend.Store {
 	fast := memory.New(memory.Config{Clock: storetest.Times(wall)})
 	slow := submitFunc(func(b *backend.Batch) { time.AfterFunc(20*ms, func() { fast.Submit(b) }) })
@@ -29,8 +29,9 @@ func twoServers() backend.Store {
 	}, nil)
 }
 
-// A wrapper that answers a part of a batch, or divides it, passes on what is decided early of the rest: at the deadline
-// a request whose server has answered is not denied because of another one whose server has not.
+// A wrapper that answers a part of a batch, or divides it, must forward decisions that arrive before the
+// batch ends. Otherwise a request whose server has answered would fail at the deadline because of another
+// server.
 func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 	day := fixed(t, 3, algorithms.Day)
 	groups := func(keys ...[]string) (charges []backend.Charge) {
@@ -49,7 +50,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 		name   string
 		make   func(t *testing.T, next backend.Store) backend.Store
 		of     []backend.Charge
-		wanted []bool // whether the decision is known at the deadline
+		wanted []bool // whether each decision is known at the deadline
 	}{
 		{"no wrapper", func(_ *testing.T, next backend.Store) backend.Store { return next },
 			groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), []bool{true, false, true, true}},
@@ -120,14 +121,14 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 						t.Errorf("%s: decided %v, want %v: %+v", c.of[i].Key, got, wanted, b.Decisions[i])
 					}
 				}
-				time.Sleep(20 * ms) // the slow server answers; nobody reads it
+				time.Sleep(20 * ms) // until the slow server has answered
 			})
 		})
 	}
 }
 
-// refusedLease returns a Store with a hot key that has no lease. It requests units ahead for that key, and next refuses
-// them: another sidecar has consumed all units but one.
+// refusedLease returns a Store with a hot key that has no lease. When it requests units ahead for that key,
+// next refuses them, because another sidecar has consumed all units but one.
 func refusedLease(t *testing.T, next backend.Store) (*stores.LeaseStore, backend.Charge) {
 	t.Helper()
 	s := stores.Lease(next, stores.LeaseConfig{})
@@ -136,18 +137,19 @@ func refusedLease(t *testing.T, next backend.Store) (*stores.LeaseStore, backend
 	warm(t, s, hot)
 	time.Sleep(300 * ms)
 	if s.ReturnUnits(); s.Stats().Leased != 0 || s.Stats().Keys != 1 {
-		t.Fatalf("the lease is not over: %+v", s.Stats())
+		t.Fatalf("the lease has not expired: %+v", s.Stats())
 	}
 	take(t.Context(), next, of(hot.Limit, "hot", left(t, next, hot)-1))
 	return s, hot
 }
 
-// While a group whose lease was refused is submitted again, the other groups of the batch are known.
+// While a group whose lease was refused is submitted again, the other groups of the batch are already
+// known.
 func TestARefusedLeaseDelaysNoOtherGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		asked := &recorder{next: store}
-		again := 0 // the number of the call that is answered after 20 ms
+		again := 0 // the call that is answered after 20 ms
 		s, hot := refusedLease(t, submitFunc(func(b *backend.Batch) {
 			if asked.count() == again {
 				time.AfterFunc(20*ms, func() { asked.Submit(b) })
@@ -175,7 +177,7 @@ func TestARefusedLeaseDelaysNoOtherGroup(t *testing.T) {
 	})
 }
 
-// A group that was submitted again is answered once, though the batch ends later.
+// A group that was submitted again is answered once, even if its batch ends later.
 func TestARefusedLeaseIsAnsweredOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, hot := refusedLease(t, twoServers())
@@ -198,7 +200,7 @@ func TestARefusedLeaseIsAnsweredOnce(t *testing.T) {
 	})
 }
 
-// Groups that several servers decide at a time are passed on by each of their goroutines.
+// Several servers decide groups concurrently. Each of their goroutines forwards its decisions.
 func TestEarlyDecisionsOfSeveralGoroutines(t *testing.T) {
 	const servers = 8
 	day := fixed(t, 1_000_000, algorithms.Day)
@@ -241,7 +243,7 @@ func TestEarlyDecisionsOfSeveralGoroutines(t *testing.T) {
 	clients.Wait()
 }
 
-// take2 has next decide b.
+// take2 submits the charges of b to next and waits for the decisions.
 func take2(next backend.Store, b *backend.Batch) {
 	backend.Wait(next, backend.Batch{Charges: b.Charges, Decisions: b.Decisions})
 }

@@ -12,12 +12,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// suspendable is a machine whose monotonic clock stands still while it is suspended. Its time is the time of a synctest
-// bubble.
+// suspendable has the clocks of a machine that can be suspended. The monotonic clock stands still while it
+// is. The base is the time of a synctest bubble.
 type suspendable struct {
 	began     time.Time
-	suspended atomic.Int64 // ns that the monotonic clock lacks
-	ahead     atomic.Int64 // ns by which the wall clock was set
+	suspended atomic.Int64 // ns by which the monotonic clock is behind
+	ahead     atomic.Int64 // ns by which the wall clock was changed
 }
 
 func (s *suspendable) clocks() (monotonic, wall time.Duration) {
@@ -30,7 +30,7 @@ func (s *suspendable) suspend(d time.Duration) {
 	s.suspended.Add(int64(d))
 }
 
-// A machine that was suspended serves no unit of a window that ended in the meantime.
+// A machine that was suspended must not serve leased units of a window that has ended.
 func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 	for name, before := range map[string]func(*suspendable){
 		"plain":                         func(*suspendable) {},
@@ -47,20 +47,21 @@ func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 				c := leased(limit, "a", 1, 500)
 				warm(t, s, c)
 				if s.Stats().Leased == 0 {
-					t.Fatal("nothing is on lease")
+					t.Fatal("no units are leased")
 				}
 				start := time.Now()
-				machine.suspend(10 * time.Second) // the next window
+				machine.suspend(10 * time.Second) // into the next window
 				take(t.Context(), store, of(limit, "a", limit.Capacity))
 				if d := take(t.Context(), s, c)[0]; d.Allowed {
-					t.Errorf("%v later, by a monotonic clock that stood still, a unit of the last window is served: %+v", time.Since(start), d)
+					t.Errorf("%v later, while the monotonic clock stood still, a unit of the previous window was served: %+v", time.Since(start), d)
 				}
 			})
 		})
 	}
 }
 
-// Time passes as on the monotonic clock, whatever the wall clock does; it may only seem longer.
+// Elapsed time is at least that of the monotonic clock, whatever the wall clock does. A step of the wall
+// clock can only make it longer.
 func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		machine := &suspendable{began: time.Now()}
@@ -79,7 +80,7 @@ func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
 		served := s.Stats().Served
 		s.ReturnUnits()
 		if lent := s.Stats().Leased; lent != 0 {
-			t.Errorf("%d units are on lease after its time", lent)
+			t.Errorf("%d units are still leased after the lease has expired", lent)
 		}
 		if served < 50 {
 			t.Errorf("served %d of 100 from leases", served)

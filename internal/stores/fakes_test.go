@@ -14,7 +14,7 @@ import (
 
 const ms = time.Millisecond
 
-// storeFunc is a Store that is a function.
+// storeFunc is a Store made from a function.
 type storeFunc func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision)
 
 func (f storeFunc) Submit(b *backend.Batch) {
@@ -28,12 +28,12 @@ func (f storeFunc) Submit(b *backend.Batch) {
 	}).Submit(b)
 }
 
-// detached reports whether ctx belongs to a batch without a waiting caller.
+// detached reports whether ctx belongs to a Detached batch.
 func detached(ctx context.Context) bool { return ctx.Value(detachedKey{}).(bool) }
 
 type detachedKey struct{}
 
-// batchFunc is a Store that is a function; it may block.
+// batchFunc is a Store made from a function, which may block.
 type batchFunc func(b *backend.Batch)
 
 func (f batchFunc) Submit(b *backend.Batch) {
@@ -48,13 +48,13 @@ func (f batchFunc) Submit(b *backend.Batch) {
 	}
 }
 
-// recorder forwards Takes and records them.
+// recorder is a Store that forwards batches and records them.
 type recorder struct {
 	next backend.Store
 
 	mu    sync.Mutex
 	takes [][]backend.Charge
-	ats   []algorithms.Micros // the time of each answer, by next's clock
+	ats   []algorithms.Micros // the time of each answer, by the clock of next
 }
 
 func (r *recorder) Submit(b *backend.Batch) {
@@ -77,14 +77,14 @@ func (r *recorder) Submit(b *backend.Batch) {
 	r.next.Submit(&inner)
 }
 
-// all has the charges of all batches.
+// all returns the charges of all batches.
 func (r *recorder) all() [][]backend.Charge {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.takes)
 }
 
-// at returns the time of a Take's answer.
+// at returns the time of the n-th answer.
 func (r *recorder) at(n int) algorithms.Micros {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,25 +97,25 @@ func (r *recorder) count() int {
 	return len(r.takes)
 }
 
-// last has the charges of the last batch.
+// last returns the charges of the last batch.
 func (r *recorder) last(t *testing.T) []backend.Charge {
 	t.Helper()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if len(r.takes) == 0 {
-		t.Fatal("nothing was asked")
+		t.Fatal("no batch was submitted")
 	}
 	return r.takes[len(r.takes)-1]
 }
 
-// echo allows everything and returns the cost as the remaining units, so that each answer identifies its charge.
+// echo allows everything and returns the cost as Remaining, so that each answer identifies its charge.
 var echo = storeFunc(func(_ context.Context, charges []backend.Charge, decisions []backend.Decision) {
 	for i := range charges {
 		decisions[i] = backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: charges[i].Terms.Cost}}
 	}
 })
 
-// after answers as next does, but only d later, or when ctx ends.
+// after returns a Store that answers like next, but d later, or when ctx ends.
 func after(d time.Duration, next backend.Store) storeFunc {
 	return storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 		select {
@@ -135,7 +135,7 @@ func fail(decisions []backend.Decision) {
 	}
 }
 
-// costs are charges of one group each, or, if grouped, of one altogether.
+// costs returns charges with the given costs: one group each, or a single group if grouped.
 func costs(grouped bool, of ...int64) []backend.Charge {
 	charges := make([]backend.Charge, len(of))
 	for i, cost := range of {
@@ -153,7 +153,7 @@ func take(ctx context.Context, s backend.Store, charges ...backend.Charge) []bac
 	return decisions
 }
 
-// wall is the time of a synctest bubble as Stores have it.
+// wall returns the time of a synctest bubble in the unit of Stores.
 func wall() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }
 
 func compile(tb testing.TB, spec algorithms.Spec) *algorithms.Limit {

@@ -12,7 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// A remembered denial and leased units are answered before Submit returns, without a call of next.
+// Cached denials and charges decided from a lease are answered before Submit returns, without a call of
+// next.
 func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -32,7 +33,7 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 			default:
 			}
 			if got != want {
-				t.Errorf("%s: at once %v, want %v; next was asked %d times", what, got, want, asked.count()-times)
+				t.Errorf("%s: at once %v, want %v; next got %d batches", what, got, want, asked.count()-times)
 			}
 			<-done
 			return b.Decisions
@@ -57,7 +58,7 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 		submit("denied anew", false, a)
 		submit("a denied one", true, a)
 
-		// A denial that has become too old is sent to next once more.
+		// A denial that has become too old is sent to next again.
 		time.Sleep(time.Second)
 		submit("an old denial", false, a)
 		submit("a denial heard of again", true, a)

@@ -22,9 +22,10 @@ import (
 
 var leaseSeed = flag.Uint64("lease-seed", 0, "plays this seed of the simulation of leases alone")
 
-// Many sidecars lease from one store. Their clocks differ from the store's clock and from each other, their links are
-// slow, lose requests and answers, and break, and sidecars die. Together they never admit more than the bound. They
-// admit less by at most the leased and the lost units: every unit that was charged and not admitted is accounted for.
+// Many sidecars lease from one store. Their clocks differ from the store's clock and from each other. Their
+// links are slow, lose requests and answers, and break. Sidecars die. Together they never admit more than
+// the bound. They admit less by at most the leased and the lost units: each unit that was charged but not
+// admitted is accounted for.
 func TestSimulationOfLeases(t *testing.T) {
 	for name, play := range map[string]func(w *leaseSim, rng *rand.Rand){
 		"busy":       (*leaseSim).busy,
@@ -33,7 +34,7 @@ func TestSimulationOfLeases(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := 8
-			if testing.Short() { // as under the race detector, which is ten times slower
+			if testing.Short() { // the race detector, which runs with -short, is ten times slower
 				n = 2
 			}
 			seeds := make([]uint64, n)
@@ -60,32 +61,32 @@ const (
 	simMaxCost  = 4
 )
 
-// leaseSim is the world of one simulation.
+// leaseSim is one simulation.
 type leaseSim struct {
 	t     *testing.T
 	seed  uint64
 	store *memory.Store
-	skew  time.Duration // the difference to the store's clock
+	skew  time.Duration // the difference from the store's clock
 	keys  []simKey
 
-	sidecars int64 // alive at a time
-	calm     bool  // nothing is lost, no sidecar dies
+	sidecars int64 // the number of sidecars alive at a time
+	calm     bool  // nothing is lost, and no sidecar dies
 
 	mu       sync.Mutex
 	admitted [][]simCharge                       // by key; this and the following fields are guarded by mu
 	denied   [][]simCharge                       // denied costs with their times, by key
-	lost     []algorithms.Micros                 // when a lease may have been lost
-	charges  map[string]int64                    // how many may have granted something, by key
+	lost     []algorithms.Micros                 // times at which a lease may have been lost
+	charges  map[string]int64                    // the number of charges that may have granted a lease, by key
 	asked    map[*backend.Source]map[string]bool // the keys submitted to the store, by source
-	gone     map[string]int64                    // units that no sidecar can use, by key: charged without an answer, or not returned
+	gone     map[string]int64                    // units that no sidecar can use, by key: they were charged without an answer, or not returned
 }
 
 type simKey struct {
 	charge backend.Charge
-	window algorithms.Micros // 0: a token bucket
+	window algorithms.Micros // 0 for a token bucket
 }
 
-// simCharge is a number of units that were admitted at a time by the store's clock.
+// simCharge is a number of units admitted at a time of the store's clock.
 type simCharge struct {
 	at   algorithms.Micros
 	cost int64
@@ -110,7 +111,7 @@ func playLeases(t *testing.T, seed uint64, play func(*leaseSim, *rand.Rand)) {
 	}
 }
 
-// busy simulates sidecars with requests for all kinds of limits, at varying rates, to the end.
+// busy simulates sidecars with requests for all kinds of limits, at varying rates, until the end.
 func (w *leaseSim) busy(rng *rand.Rand) {
 	s := algorithms.Second
 	w.add(rng, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 500 + rng.Int64N(3000), Period: s})
@@ -122,8 +123,8 @@ func (w *leaseSim) busy(rng *rand.Rand) {
 	w.live(simSidecars, 6*time.Second, w.ask)
 }
 
-// pulses simulates sidecars with a burst of requests and then none until their history has expired, so that most leased
-// units are returned unused, or lost. At the end they consume everything.
+// pulses simulates sidecars with bursts of requests. Between them they send none until the leases have
+// expired, so that most leased units are returned unused, or lost. At the end they consume everything.
 func (w *leaseSim) pulses(rng *rand.Rand) {
 	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 450, Period: algorithms.Second, Capacity: new(int64(4000))})
 	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, Capacity: new(int64(20_000))})
@@ -131,8 +132,8 @@ func (w *leaseSim) pulses(rng *rand.Rand) {
 	w.pulse()
 }
 
-// toAndFro is pulses with sidecars that do not die, over links that lose nothing: whenever units are leased the bucket
-// refills, so that returned units could exceed a full bucket.
+// toAndFro is pulses with links that lose nothing and sidecars that do not die. The bucket refills while
+// units are leased, so returned units could exceed a full bucket.
 func (w *leaseSim) toAndFro(rng *rand.Rand) {
 	w.calm = true
 	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 450, Period: algorithms.Second, Capacity: new(int64(4000))})
@@ -156,7 +157,7 @@ func (w *leaseSim) pulse() {
 	})
 }
 
-// live runs so many sidecars that repeat an action for a while.
+// live runs a number of sidecars that repeat an action for a while.
 func (w *leaseSim) live(sidecars int64, length time.Duration, what func(worker int, rng *rand.Rand, s backend.Store)) {
 	w.sidecars = sidecars
 	var alive sync.WaitGroup
@@ -165,12 +166,12 @@ func (w *leaseSim) live(sidecars int64, length time.Duration, what func(worker i
 		alive.Go(func() { w.sidecar(rand.New(rand.NewPCG(w.seed, uint64(i+1))), end, what) })
 	}
 	alive.Wait()
-	// Close does not wait for a timer that has expired. The function of that timer may still return units over a link,
-	// and no time passes in the bubble after this test has ended.
+	// Close does not wait for a timer that has expired. The function of that timer may still return units
+	// over a link, and in the bubble no time passes after this test has ended.
 	time.Sleep(time.Second)
 }
 
-// add adds a key that may be leased.
+// add adds a key whose limit may be leased.
 func (w *leaseSim) add(rng *rand.Rand, spec algorithms.Spec) {
 	limit := compile(w.t, spec)
 	k := simKey{charge: leased(limit, string(rune('a'+len(w.keys))), 0, limit.Capacity/20)}
@@ -182,7 +183,7 @@ func (w *leaseSim) add(rng *rand.Rand, spec algorithms.Spec) {
 	w.admitted, w.denied = append(w.admitted, nil), append(w.denied, nil)
 }
 
-// link is a sidecar's connection to the store. It drops the returns of a dead sidecar.
+// link returns a sidecar's connection to the store. It drops returned units of a dead sidecar.
 func (w *leaseSim) link(rng *rand.Rand, dead *atomic.Bool) backend.Store {
 	var mu sync.Mutex // guards rng and parted
 	var parted time.Time
@@ -206,7 +207,7 @@ func (w *leaseSim) link(rng *rand.Rand, dead *atomic.Bool) backend.Store {
 				keys[string(c.Key)] = true
 			}
 		})
-		if fate <= 1 || dead.Load() && charges[0].Terms.Cost < 0 { // the question is lost
+		if fate <= 1 || dead.Load() && charges[0].Terms.Cost < 0 { // the request is lost
 			w.count(charges, func(_ int, c *backend.Charge) { w.gone[string(c.Key)] += max(0, -c.Terms.Cost) })
 			fail(decisions)
 			return
@@ -220,14 +221,14 @@ func (w *leaseSim) link(rng *rand.Rand, dead *atomic.Bool) backend.Store {
 				w.gone[string(c.Key)] += max(0, c.Terms.Cost)
 			}
 		})
-		if time.Sleep(time.Duration(back) * time.Microsecond); fate == 2 { // the answer is
+		if time.Sleep(time.Duration(back) * time.Microsecond); fate == 2 { // the answer is lost
 			w.lose()
 			fail(decisions)
 		}
 	})
 }
 
-// count notes something of each charge.
+// count calls note for each charge, and records it.
 func (w *leaseSim) count(charges []backend.Charge, note func(i int, c *backend.Charge)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -236,7 +237,7 @@ func (w *leaseSim) count(charges []backend.Charge, note func(i int, c *backend.C
 	}
 }
 
-// groupOf is the group that charge i belongs to, and its answers.
+// groupOf returns the group that contains charge i, and its answers.
 func groupOf(charges []backend.Charge, decisions []backend.Decision, i int) ([]backend.Charge, []backend.Decision) {
 	for at := 0; ; {
 		end := at + backend.GroupLen(charges[at:])
@@ -254,7 +255,7 @@ func (w *leaseSim) lose() {
 	w.lost = append(w.lost, w.storeNow())
 }
 
-// sidecar repeats what until end. Sometimes it dies, and another one takes its place.
+// sidecar runs what repeatedly until end. Sometimes the sidecar dies, and another one takes its place.
 func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.Rand, backend.Store)) {
 	born := time.Now()
 	offset, drift := time.Duration(rng.Int64N(int64(time.Hour))), rng.Int64N(1000)-500 // ppm
@@ -285,12 +286,12 @@ func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.R
 		if dead.Store(!w.calm && rng.IntN(2) == 0); dead.Load() {
 			w.lose()
 		}
-		s.Close() // if it lives, it has time to hand back
+		s.Close() // a sidecar that is alive has time to return its units
 		dead.Store(false)
 	}
 }
 
-// ask charges one key or two together, in bursts.
+// ask sends bursts of charges, each for one key or for two together.
 func (w *leaseSim) ask(_ int, rng *rand.Rand, s backend.Store) {
 	if rng.IntN(300) == 0 {
 		time.Sleep(time.Duration(rng.Int64N(int64(400 * ms))))
@@ -337,8 +338,8 @@ func (w *leaseSim) takeGroup(s backend.Store, which []int, group []backend.Charg
 	w.mu.Unlock()
 }
 
-// note records admitted units with the time: for an answer of the store the store's time, for an answer from a lease
-// the present time.
+// note records admitted units with their time. For an answer of the store that is the store's time, for an
+// answer from a lease the present time.
 func (w *leaseSim) note(which []int, group []backend.Charge, answers []backend.Decision, asked map[string]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -392,9 +393,9 @@ func (w *leaseSim) checkWindows(k int, all []simCharge) {
 	}
 	for n, units := range admitted {
 		if units > c.Limit.Capacity {
-			w.t.Errorf("key %d: %d admitted in a window, limit %d", k, units, c.Limit.Capacity)
+			w.t.Errorf("key %d: %d units admitted in a window, limit %d", k, units, c.Limit.Capacity)
 		}
-		// In a window with a denial, the units that were not admitted are leased or lost.
+		// In a window with a denial, all units that were not admitted are leased or lost.
 		most := (w.sidecars+lost[n])*(c.Lease.Most+simMaxCost) + simMaxCost
 		if denied[n] && units < c.Limit.Capacity-most {
 			w.t.Errorf("key %d: %d admitted in a window, limit %d, at most %d may be leased and lost", k, units, c.Limit.Capacity, most)
@@ -408,7 +409,7 @@ func (w *leaseSim) checkWindows(k int, all []simCharge) {
 	}
 }
 
-// checkSpans checks every span: admitted*period <= capacity*period + (T + for)*rate.
+// checkSpans checks for every span T that admitted*period <= capacity*period + (T + for)*rate.
 func (w *leaseSim) checkSpans(k int, all []simCharge) {
 	c := w.keys[k].charge
 	l := scaled.Of(c.Limit)
@@ -427,8 +428,9 @@ func (w *leaseSim) checkSpans(k int, all []simCharge) {
 	}
 }
 
-// checkUnder compares a token bucket, at every denial and at the end, with a bucket that was charged only the admitted
-// units. It has fewer units: by the leased units, by the lost units, and for each lease by the inflow during the lease.
+// checkUnder compares a token bucket, at every denial and at the end, with a bucket that was charged only
+// the admitted units. The first may have fewer units by three amounts: the leased units, the lost units,
+// and for each lease the inflow during the lease.
 func (w *leaseSim) checkUnder(k int, all []simCharge) {
 	c := w.keys[k].charge
 	l := scaled.Of(c.Limit)
@@ -445,7 +447,7 @@ func (w *leaseSim) checkUnder(k int, all []simCharge) {
 			all = all[1:]
 		}
 		if there := level(d.at) / l.Q; there >= d.cost+granted+lost {
-			w.t.Errorf("key %d: %d was denied where %d should be; at most %d are leased, %d lost", k, d.cost, there, granted, lost)
+			w.t.Errorf("key %d: a cost of %d was denied although %d units should be left; at most %d are leased, %d lost", k, d.cost, there, granted, lost)
 			return
 		}
 	}

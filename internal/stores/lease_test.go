@@ -15,33 +15,33 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// requesting is a LeaseStore over memory, with the time of a synctest bubble; asked records the batches that memory
-// received.
+// requesting returns a LeaseStore over a memory store with the time of a synctest bubble. asked records the
+// batches that the memory store received.
 func requesting() (s *stores.LeaseStore, below backend.Store, asked *recorder) {
 	below = memory.New(memory.Config{Clock: storetest.Times(wall)})
 	asked = &recorder{next: below}
 	return stores.Lease(asked, stores.LeaseConfig{}), below, asked
 }
 
-// leased returns a charge of a bucket that may lease so many units, for 250 ms.
+// leased returns a charge of a bucket from which most units may be leased for 250 ms.
 func leased(limit *algorithms.Limit, key string, cost, most int64) backend.Charge {
 	c := of(limit, key, cost)
 	c.Lease = &algorithms.Lease{Most: most, For: 250_000}
 	return c
 }
 
-// fixed is a window that starts at multiples of period.
+// fixed returns a fixed window that starts at multiples of period.
 func fixed(tb testing.TB, rate int64, period algorithms.Micros) *algorithms.Limit {
 	tb.Helper()
 	return compile(tb, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: period, Start: new(algorithms.Micros)})
 }
 
-// warm charges c, 1 ms apart, until a lease has been granted; it returns the number of charges.
+// warm submits c every ms until a lease has been granted. It returns the number of charges.
 func warm(t *testing.T, s *stores.LeaseStore, c backend.Charge) (requests int64) {
 	t.Helper()
 	for s.Stats().Leased == 0 {
 		if requests++; requests > 100 {
-			t.Fatal("asked 100 times and nothing was granted")
+			t.Fatal("no lease was granted for 100 requests")
 		}
 		if d := take(t.Context(), s, c)[0]; !d.Allowed {
 			t.Fatalf("denied: %+v", d)
@@ -51,14 +51,14 @@ func warm(t *testing.T, s *stores.LeaseStore, c backend.Charge) (requests int64)
 	return requests
 }
 
-// left returns the units in c's bucket in below.
+// left returns the units left in c's bucket in below.
 func left(t *testing.T, below backend.Store, c backend.Charge) int64 {
 	t.Helper()
 	c.Terms.Cost, c.Lease = 0, nil
 	return take(t.Context(), below, c)[0].Remaining
 }
 
-// A hot key is served from leases, with the answers of an exact store.
+// A hot key is served from leases. The answers equal those of a store without leases.
 func TestAHotKeyIsServedFromLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
@@ -67,13 +67,13 @@ func TestAHotKeyIsServedFromLeases(t *testing.T) {
 		for i := range 100_000 {
 			got, want := take(t.Context(), s, c)[0], take(t.Context(), exact, c)[0]
 			if got.Decision != want.Decision || got.Err != nil || got.At > want.At {
-				t.Fatalf("ask %d: got %+v, want %+v", i, got, want)
+				t.Fatalf("request %d: got %+v, want %+v", i, got, want)
 			}
 			time.Sleep(10 * time.Microsecond)
 		}
-		// 8 charges to find that it is hot; then leases that grow to last for half of 250 ms.
+		// 8 charges make the key hot; then leases grow until they last for half of 250 ms.
 		if n := asked.count(); n > 30 {
-			t.Errorf("next was asked %d times for 100,000 asks in 1 s", n)
+			t.Errorf("next got %d batches for 100,000 requests in 1 s", n)
 		}
 		if stats := s.Stats(); stats.Served < 99_000 || stats.Keys != 1 {
 			t.Errorf("%+v", stats)
@@ -81,8 +81,8 @@ func TestAHotKeyIsServedFromLeases(t *testing.T) {
 	})
 }
 
-// The next lease is requested ahead of need: although next is late, by a third of the time in which a lease is used up,
-// a request for a hot key waits for next only where a window starts.
+// The next lease is requested ahead of need. next answers late, after a third of the time in which a lease
+// is used up. A request for a hot key still waits for next only when a window starts.
 func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 	for name, spec := range map[string]algorithms.Spec{
 		"day":          {Kind: algorithms.FixedWindow, Rate: 1_000_000, Period: algorithms.Day, Start: new(algorithms.Micros)},
@@ -90,7 +90,7 @@ func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 		"token bucket": {Kind: algorithms.TokenBucket, Rate: 10_000, Period: algorithms.Second},
 	} {
 		for _, every := range []time.Duration{200 * time.Microsecond, 3 * ms, 20 * ms} {
-			t.Run(fmt.Sprint(name, ", asked every ", every), func(t *testing.T) {
+			t.Run(fmt.Sprint(name, ", a request every ", every), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					const late, from = 40 * ms, 500 * ms
 					began := time.Now()
@@ -103,13 +103,13 @@ func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 					}), stores.LeaseConfig{})
 					limit := compile(t, spec)
 					c := leased(limit, "a", 1, limit.Capacity/5)
-					starts := func(at time.Time) bool { // a window, or it started not long ago
+					starts := func(at time.Time) bool { // whether a window starts, or has started recently
 						window := time.Duration(spec.Period) * time.Microsecond
 						return limit.Kind == algorithms.FixedWindow && at.Sub(at.Truncate(window)) <= 2*late
 					}
 					pause := every
 					for ; time.Since(began) < 6*time.Second; time.Sleep(pause) {
-						if time.Since(began) > 3*time.Second { // leased units last longer than permitted
+						if time.Since(began) > 3*time.Second { // leased units would last longer than permitted
 							pause = 4 * every
 						}
 						start := time.Now()
@@ -118,7 +118,7 @@ func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 							t.Fatalf("after %v: %+v", start.Sub(began), d)
 						}
 						if time.Since(start) > 0 && !starts(time.Now()) {
-							t.Fatalf("waited for after %v: %+v", start.Sub(began), s.Stats())
+							t.Fatalf("a request waited for next after %v: %+v", start.Sub(began), s.Stats())
 						}
 					}
 					s.Close()
@@ -128,8 +128,8 @@ func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 	}
 }
 
-// A process with more requests borrows more units, one with fewer requests borrows fewer; near the end of a window it
-// borrows the units that the window will need.
+// A process with more requests leases more units, one with fewer requests fewer. Near the end of a window
+// it leases the units that the rest of the window will need.
 func TestLeasesFollowTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
@@ -141,15 +141,15 @@ func TestLeasesFollowTheRate(t *testing.T) {
 				take(t.Context(), s, c)
 			}
 			requests := int64(length / every)
-			half := int64(125 * ms / every) // the units for half of 250 ms
+			half := int64(125 * ms / every) // the units needed for half of 250 ms
 			if granted := s.Stats().Leased; granted > 2*half {
-				t.Errorf("asked every %v: %d are granted, half of a lease's time needs %d", every, granted, half)
+				t.Errorf("a request every %v: %d units are granted, half the duration of a lease needs %d", every, granted, half)
 			}
 			if n := asked.count() - start; n > 50 {
-				t.Errorf("asked every %v: next was asked %d times in 2 s", every, n)
+				t.Errorf("a request every %v: next got %d batches in 2 s", every, n)
 			}
 			if used -= left(t, below, c); used > requests+2*half {
-				t.Errorf("asked every %v: %d were charged for %d", every, used, requests)
+				t.Errorf("a request every %v: %d units were charged for %d requests", every, used, requests)
 			}
 		}
 	})
@@ -163,14 +163,14 @@ func TestLeasesFollowTheRate(t *testing.T) {
 				requests++
 			}
 			if rest := left(t, below, c); rest < 10_000-requests-20 {
-				t.Errorf("at the end of the window %d were asked for and %d charged", requests, 10_000-rest)
+				t.Errorf("at the end of the window: %d units requested, %d charged", requests, 10_000-rest)
 			}
 			time.Sleep(ms)
 		}
 	})
 }
 
-// Most bounds all units that are leased to a process, including those in flight to it.
+// Most bounds all units that are leased to a process, including those in flight.
 func TestLeasedUnitsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, late = 50, 20 * ms
@@ -192,25 +192,25 @@ func TestLeasedUnitsAreBounded(t *testing.T) {
 				t.Fatalf("denied: %+v", d)
 			}
 			was := still && time.Now().Equal(start)
-			still = 1_000_000-left(t, store, c)-(i+1) == s.Stats().Leased // nothing is in flight
+			still = 1_000_000-left(t, store, c)-(i+1) == s.Stats().Leased // no charge is in flight
 			if was && still && d.Remaining != 1_000_000-(i+1) {
-				t.Fatalf("ask %d: told that %d remain", i, d.Remaining)
+				t.Fatalf("request %d: the answer says that %d remain", i, d.Remaining)
 			}
-			time.Sleep(ms / 2 * time.Duration(i/100%3)) // now and then too fast to borrow ahead in time
+			time.Sleep(ms / 2 * time.Duration(i/100%3)) // now and then too fast to lease ahead in time
 			granted := 1_000_000 - left(t, store, c) - (i + 1)
 			if reached = max(reached, granted); granted > most {
-				t.Fatalf("ask %d: %d are charged and not used", i, granted)
+				t.Fatalf("request %d: %d units are charged and not used", i, granted)
 			}
 		}
 		if reached < most {
-			t.Errorf("no more than %d were ever granted", reached)
+			t.Errorf("at most %d units were leased at a time, want more", reached)
 		}
 		s.Close()
 	})
 }
 
-// Units are not used after their time, or in another window, by next's clock, although this process's clock is slower;
-// the next request calls next.
+// This process's clock is slower than that of next. Still, units are not used after their lease has expired
+// by the clock of next, nor in another window. The next request calls next.
 func TestLeasesEndInTimeByASlowClock(t *testing.T) {
 	for _, limit := range []*algorithms.Limit{fixed(t, 1_000_000, 60*algorithms.Second), tokens(t, 1, algorithms.Second, 1_000_000)} {
 		t.Run(limit.Kind.String(), func(t *testing.T) {
@@ -239,8 +239,8 @@ func TestLeasesEndInTimeByASlowClock(t *testing.T) {
 	}
 }
 
-// A request that was denied because units were leased, or in flight, is allowed when they are returned or have arrived,
-// although denials are remembered below.
+// A request may be denied because units are leased or in flight. It is allowed once they have been returned
+// or have arrived, even if denials are cached below.
 func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -249,17 +249,17 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 		c := leased(compile(t, spec), "a", 1, 500)
 		requests := warm(t, s, c)
 		all := c
-		all.Terms = algorithms.Charge{Cost: 1000 - requests, Reserve: true} // next answers it, whatever is leased
+		all.Terms = algorithms.Charge{Cost: 1000 - requests, Reserve: true} // next decides reservations, whatever is leased
 		if d := take(t.Context(), s, all)[0]; d.Allowed {
-			t.Fatalf("what is leased was there too: %+v", d)
+			t.Fatalf("leased units were available in next: %+v", d)
 		}
 		if d := take(t.Context(), s, c)[0]; !d.Allowed {
-			t.Errorf("what is leased is not there: %+v", d)
+			t.Errorf("leased units are not available: %+v", d)
 		}
 		all.Terms.Cost--
 		time.Sleep(350 * ms)
 		if d := take(t.Context(), s, all)[0]; !d.Allowed {
-			t.Errorf("nothing is leased any more, %d are left: %+v", left(t, store, c), d)
+			t.Errorf("no units are leased any more, %d are left: %+v", left(t, store, c), d)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -272,30 +272,29 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 		}), stores.DeniedConfig{}), stores.LeaseConfig{})
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 		requests := warm(t, s, c)
-		for rest := left(t, store, c); rest > 1000-requests-40 && left(t, store, c) == rest; requests++ { // until the next lease is on its way
+		for rest := left(t, store, c); rest > 1000-requests-40 && left(t, store, c) == rest; requests++ { // until the next lease is in flight
 			take(t.Context(), s, c)
 			synctest.Wait()
 		}
 		all := c
 		all.Terms.Cost = 1000 - requests
 		if d := take(t.Context(), s, all)[0]; d.Allowed {
-			t.Errorf("what is on its way was there too: %+v", d)
+			t.Errorf("units in flight were available: %+v", d)
 		}
 		time.Sleep(31 * ms)
 		if d := take(t.Context(), s, all)[0]; !d.Allowed {
-			t.Errorf("it has arrived: %+v", d)
+			t.Errorf("the units in flight have arrived, want allowed: %+v", d)
 		}
 	})
 }
 
-// While next fails, fewer units are requested ahead, because they may have been charged, and they are not
-// requested all the time.
+// While next fails, fewer units are requested ahead, and less often, because they may have been charged.
 func TestAnOutageCostsLittle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		asked := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			if backend.Take(ctx, store, charges, decisions); down.Load() { // it is charged, and the answer is lost
+			if backend.Take(ctx, store, charges, decisions); down.Load() { // the units are charged, and the answer is lost
 				fail(decisions)
 			}
 		})}
@@ -313,13 +312,13 @@ func TestAnOutageCostsLittle(t *testing.T) {
 		}
 		lost := before - left(t, store, c)
 		if n := asked.count() - start; n < 2 || n > 12 || lost > 2*used {
-			t.Errorf("asked %d times, %d units were charged while the last %d were used", n, lost, used)
+			t.Errorf("%d batches, %d units were charged while the last %d were used", n, lost, used)
 		}
 	})
 }
 
-// A group with a bucket that a denial changes is sent once, though more could be borrowed with it: the
-// second try after a refused grant would consume, or count, its denial twice.
+// A group with a bucket that a denial changes is sent once, even if units could be leased with it. If it
+// were sent again after a refused lease, its denial would be charged or counted twice.
 func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
 	hundred := int64(100)
 	for name, spec := range map[string]algorithms.Spec{
@@ -333,15 +332,15 @@ func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
 				beside := of(compile(t, spec), "beside", 1)
 				c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 				warm(t, s, c)
-				time.Sleep(300 * ms) // the lease is over, and the key is still a hot one
+				time.Sleep(300 * ms) // the lease expires, and the key stays hot
 				if s.ReturnUnits(); s.Stats().Leased != 0 || s.Stats().Keys != 1 {
 					t.Fatalf("%+v", s.Stats())
 				}
-				// Another sidecar consumes all units but one, and this sidecar does not know it.
+				// Another sidecar consumes all units but one, which this sidecar does not know.
 				take(t.Context(), below, of(c.Limit, "a", left(t, below, c)-1))
 				from := asked.count()
 				if d := take(t.Context(), s, c, beside); !d[0].Allowed || !d[1].Allowed {
-					t.Fatalf("one unit is left of each: %+v", d)
+					t.Fatalf("both have one unit left, want allowed: %+v", d)
 				}
 				takes := asked.all()[from:]
 				if len(takes) != 1 || takes[0][len(takes[0])-2].Terms.Cost != 1 {
@@ -355,8 +354,8 @@ func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
 	}
 }
 
-// If a group is denied after its lease was used up by others, its units are returned to next with the time of their own
-// lease: they are not added to another lease.
+// A group is denied after other requests have used up its lease. Its units are returned to next with the
+// time of their own lease, and are not added to another lease.
 func TestReturnedUnitsKeepTheirTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -379,7 +378,7 @@ func TestReturnedUnitsKeepTheirTime(t *testing.T) {
 			take(ctx, s, hot, none)
 		}()
 		synctest.Wait()
-		for range 80 { // uses up that lease, and begins the next
+		for range 80 { // uses up that lease and begins the next
 			take(t.Context(), s, hot)
 			time.Sleep(ms)
 		}
@@ -392,7 +391,7 @@ func TestReturnedUnitsKeepTheirTime(t *testing.T) {
 				}
 			}
 		}
-		t.Errorf("what was put back was not given back: %+v", s.Stats())
+		t.Errorf("the units of the denied group were not returned: %+v", s.Stats())
 	})
 }
 
@@ -404,32 +403,32 @@ func TestAColdKeyBorrowsNothing(t *testing.T) {
 		for i := range 1000 {
 			take(t.Context(), s, leased(limit, "slow", 1, 50_000))
 			take(t.Context(), s, leased(limit, fmt.Sprint(i), 1, 50_000))
-			time.Sleep(40 * ms) // 7 in 250 ms
+			time.Sleep(40 * ms) // 7 requests in 250 ms
 		}
 		if stats := s.Stats(); stats != (stores.LeaseStats{}) || asked.count() != 2000 {
-			t.Errorf("%+v, next was asked %d times", stats, asked.count())
+			t.Errorf("%+v, next got %d batches", stats, asked.count())
 		}
 	})
 }
 
-// Near exhaustion nothing is granted, and the last unit is admitted.
+// Near exhaustion nothing is leased, and the last unit is admitted.
 func TestLeasesShrinkNearExhaustion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 		for i := range 1000 {
 			if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != int64(999-i) {
-				t.Fatalf("ask %d: %+v", i, d)
+				t.Fatalf("request %d: %+v", i, d)
 			}
 			time.Sleep(100 * time.Microsecond)
 			if rest := left(t, below, c); s.Stats().Leased > (rest+s.Stats().Leased)/8+1 {
-				t.Fatalf("ask %d: %d are granted, %d are left", i, s.Stats().Leased, rest)
+				t.Fatalf("request %d: %d units are leased, %d are left", i, s.Stats().Leased, rest)
 			}
 		}
 		n := asked.count()
 		d := take(t.Context(), s, c)[0]
 		if d.Allowed || d.Remaining != 0 || asked.count() != n+1 {
-			t.Errorf("ask 1001: %+v", d)
+			t.Errorf("request 1001: %+v", d)
 		}
 		if at := algorithms.Micros(time.Now().UnixMicro()); d.RetryAfter != algorithms.Day-at%algorithms.Day {
 			t.Errorf("retry after %d, the window ends in %d", d.RetryAfter, algorithms.Day-at%algorithms.Day)
@@ -444,7 +443,7 @@ func TestUnusedUnitsAreReturned(t *testing.T) {
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		requests := warm(t, s, c)
 		if granted := s.Stats().Leased; left(t, below, c) != 10_000-requests-granted {
-			t.Errorf("%d of 10000 were asked for and %d are granted, but %d are left", requests, granted, left(t, below, c))
+			t.Errorf("%d of 10000 were requested and %d are leased, but %d are left", requests, granted, left(t, below, c))
 		}
 		time.Sleep(400 * ms)
 		if stats := s.Stats(); stats.Leased != 0 || left(t, below, c) != 10_000-requests {
@@ -452,18 +451,18 @@ func TestUnusedUnitsAreReturned(t *testing.T) {
 		}
 		time.Sleep(2 * time.Second)
 		if stats := s.Stats(); stats.Keys != 0 || stats.Granted == 0 || stats.Granted != stats.Returned+stats.Served {
-			t.Errorf("nobody asks any more: %+v", stats)
+			t.Errorf("after all requests have ended: %+v", stats)
 		}
 	})
 }
 
-// A request makes a key hot and is cancelled when it has its answer: the leased units of the key are returned
+// A request that makes a key hot is canceled after its answer. The leased units of the key are returned
 // nevertheless.
 func TestALeaseOutlivesItsRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
-			if canceled := charges[0].Canceled; canceled != nil && canceled.Load() { // the Redis store does not send it either
+			if canceled := charges[0].Canceled; canceled != nil && canceled.Load() { // as the Redis store does
 				decisions[0].Err = backend.ErrNotTaken
 				return
 			}
@@ -493,17 +492,17 @@ func TestALeaseEndsWithItsWindow(t *testing.T) {
 		warm(t, s, c)
 		time.Sleep(rest() - time.Microsecond)
 		n := asked.count()
-		time.Sleep(time.Microsecond) // the edge
+		time.Sleep(time.Microsecond) // the edge between the windows
 		if d := take(t.Context(), s, c)[0]; asked.count() != n+1 || d.Remaining != 9999 {
 			t.Errorf("in the next window: %+v, asked %d times", d, asked.count()-n)
 		}
-		if granted := s.Stats().Leased; left(t, below, c) != 9999-granted { // units that were returned too late were dropped
+		if granted := s.Stats().Leased; left(t, below, c) != 9999-granted { // units that were returned after their window were dropped
 			t.Errorf("%d are left, %d are granted", left(t, below, c), granted)
 		}
 	})
 }
 
-// A token bucket gets the unused units, less the units that have flowed in since.
+// A token bucket gets the unused units back, less the units that have flowed in since the lease.
 func TestRefundsSubtractTheInflow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
@@ -511,13 +510,13 @@ func TestRefundsSubtractTheInflow(t *testing.T) {
 		for range 7 {
 			take(t.Context(), s, c)
 		}
-		take(t.Context(), s, c) // hot
-		take(t.Context(), s, c) // lends
+		take(t.Context(), s, c) // makes the key hot
+		take(t.Context(), s, c) // leases units
 		granted, before := s.Stats().Leased, left(t, below, c)
 		time.Sleep(100 * ms) // 10 flow in
 		s.Forget()
 		if keys := s.Stats().Keys; keys != 0 {
-			t.Errorf("%d keys are still hot ones", keys)
+			t.Errorf("%d keys are still hot", keys)
 		}
 		if granted < 11 || left(t, below, c) != min(10_000, before+10+granted-10) {
 			t.Errorf("%d were granted, %d left: after 100 ms %d are left", granted, before, left(t, below, c))
@@ -525,7 +524,7 @@ func TestRefundsSubtractTheInflow(t *testing.T) {
 	})
 }
 
-// A denial comes from next, after all leased units here were returned.
+// A denial comes from next, after this process has returned all its leased units.
 func TestADenialLeavesNothingLeased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, _ := requesting()
@@ -535,10 +534,10 @@ func TestADenialLeavesNothingLeased(t *testing.T) {
 		all := c
 		all.Terms.Cost++
 		if d := take(t.Context(), s, all)[0]; d.Allowed || d.Remaining != 1000-requests {
-			t.Errorf("asked one more than there is: %+v", d)
+			t.Errorf("requested one unit more than the limit: %+v", d)
 		}
 		if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != 0 {
-			t.Errorf("asked all there is: %+v", d)
+			t.Errorf("requested all units: %+v", d)
 		}
 	})
 }
@@ -558,7 +557,7 @@ func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 			t.Errorf("both have enough: %+v, %d of %d are granted", got, s.Stats().Leased, granted)
 		}
 		if last := asked.last(t); len(last) != 1 || string(last[0].Key) != "other" {
-			t.Errorf("next was asked %+v", last)
+			t.Errorf("next got %+v", last)
 		}
 		got = take(ctx, s, hot, other)
 		if !got[0].Allowed || got[1].Allowed || got[1].RetryAfter == 0 || got[0].Remaining != 10_000-requests-1 || s.Stats().Leased != granted-1 {
@@ -567,7 +566,7 @@ func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 	})
 }
 
-// A lease that could be over before next has answered is not used in a group.
+// A lease that could expire before next answers is not used in a group.
 func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
@@ -580,14 +579,14 @@ func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
 		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 {
 			t.Errorf("%+v", got)
 		}
-		// Unused units are returned first, together with the request for a new lease.
+		// Unused units are returned first, in the same batch as the request for a new lease.
 		if last := asked.last(t); len(last) != 3 || last[0].Terms.Cost >= 0 || last[1].Terms.Cost <= 1 {
-			t.Errorf("next was asked %+v", last)
+			t.Errorf("next got %+v", last)
 		}
 	})
 }
 
-// While next fails a lease is used until it expires; after that the failure of next is the answer.
+// While next fails, a lease is used until it expires. After that, requests fail.
 func TestLeasesOutliveAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
@@ -619,7 +618,7 @@ func TestLeasesOutliveAnOutage(t *testing.T) {
 		}
 		down.Store(false)
 		if d := take(t.Context(), s, c)[0]; d.Err != nil || !d.Allowed {
-			t.Errorf("next answers again: %+v", d)
+			t.Errorf("next works again, want allowed: %+v", d)
 		}
 	})
 }
@@ -633,16 +632,16 @@ func TestChangedNumbersDropLeases(t *testing.T) {
 		n, granted := asked.count(), s.Stats().Leased
 		c = leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		if take(t.Context(), s, c); asked.count() != n || s.Stats().Leased != granted-1 {
-			t.Errorf("the same numbers: next was asked %d times, %+v", asked.count()-n, s.Stats())
+			t.Errorf("the same numbers: next got %d batches, %+v", asked.count()-n, s.Stats())
 		}
 		c.Limit = fixed(t, 9_000, algorithms.Day)
 		if take(t.Context(), s, c); asked.count() != n+1 || s.Stats().Leased != 0 {
-			t.Errorf("other numbers: next was asked %d times, %+v", asked.count()-n, s.Stats())
+			t.Errorf("other numbers: next got %d batches, %+v", asked.count()-n, s.Stats())
 		}
 	})
 }
 
-// A bucket that is reset is like a new one, and its lease is dropped.
+// A reset makes a bucket a new one, and drops its lease.
 func TestResetDropsTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -659,7 +658,7 @@ func TestResetDropsTheLease(t *testing.T) {
 	})
 }
 
-// lateAhead answers batches without a waiting caller late.
+// lateAhead is a Store that answers Detached batches late.
 type lateAhead struct{ *memory.Store }
 
 func (s lateAhead) Submit(b *backend.Batch) {
@@ -670,7 +669,7 @@ func (s lateAhead) Submit(b *backend.Batch) {
 	time.AfterFunc(40*ms, func() { s.Store.Submit(b) })
 }
 
-// A lease in flight, and returns that wait, when a bucket is reset do not belong to the new bucket.
+// Units in flight when a bucket is reset, granted or to be returned, do not belong to the new bucket.
 func TestResetWaitsForLeasesInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -684,7 +683,7 @@ func TestResetWaitsForLeasesInFlight(t *testing.T) {
 			t.Fatal(err)
 		}
 		if time.Since(began) == 0 {
-			t.Fatal("nothing was being borrowed")
+			t.Fatal("no lease was in flight")
 		}
 		if rest := left(t, store, c); rest != 10_000 {
 			t.Errorf("%d are left", rest)
@@ -696,7 +695,8 @@ func TestResetWaitsForLeasesInFlight(t *testing.T) {
 	})
 }
 
-// Close waits for the timer's function if that is returning units: otherwise they would be lost when the process ends.
+// Close waits for the timer's function if that is returning units. Otherwise the units would be lost when
+// the process ends.
 func TestCloseWaitsForUnitsThatAreBeingReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -710,7 +710,7 @@ func TestCloseWaitsForUnitsThatAreBeingReturned(t *testing.T) {
 		}), stores.LeaseConfig{})
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		requests := warm(t, s, c)
-		<-returning // the lease is over
+		<-returning // the lease has expired
 		s.Close()
 		if n := left(t, store, c); n != 10_000-requests {
 			t.Errorf("%d units are left of 10,000 after %d requests", n, requests)
@@ -718,7 +718,7 @@ func TestCloseWaitsForUnitsThatAreBeingReturned(t *testing.T) {
 	})
 }
 
-// For every dry run, here and at other sidecars, leased units are consumed.
+// Dry runs, here and in other sidecars, count leased units as consumed.
 func TestDryRunsDoNotSeeLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
@@ -731,7 +731,7 @@ func TestDryRunsDoNotSeeLeases(t *testing.T) {
 			c.Terms.Cost = cost
 			for who, d := range map[string]backend.Decision{"the borrower": take(t.Context(), s, c)[0], "another": take(t.Context(), other, c)[0]} {
 				if d.Allowed != (cost <= want) || d.Allowed && d.Remaining != want-cost {
-					t.Errorf("%s looks for %d where %d are left: %+v", who, cost, want, d)
+					t.Errorf("%s: dry run of %d with %d units left: %+v", who, cost, want, d)
 				}
 			}
 		}
@@ -749,7 +749,7 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 			n := asked.count()
 			c.Terms = a
 			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || asked.last(t)[0].Terms != a || s.Stats().Leased != granted {
-				t.Errorf("%+v: %+v, next was asked %+v, %d of %d are granted", a, d, asked.last(t), s.Stats().Leased, granted)
+				t.Errorf("%+v: %+v, next got %+v, %d of %d are granted", a, d, asked.last(t), s.Stats().Leased, granted)
 			}
 		}
 		c.Terms = algorithms.Charge{Cost: 1}
@@ -757,13 +757,13 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 		for range 2 {
 			n := asked.count()
 			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || s.Stats().Leased != granted {
-				t.Errorf("once: %+v, next was asked %d times", d, asked.count()-n)
+				t.Errorf("with an idempotency key: %+v, next got %d batches", d, asked.count()-n)
 			}
 		}
 	})
 }
 
-// If fewer units remain than expected, only the cost is requested.
+// If next has fewer units than expected, only the cost is requested.
 func TestAMissingLeaseCausesNoError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
@@ -772,10 +772,10 @@ func TestAMissingLeaseCausesNoError(t *testing.T) {
 		for range 8 {
 			take(t.Context(), s, c)
 		}
-		take(t.Context(), below, of(limit, "a", 991)) // another process
+		take(t.Context(), below, of(limit, "a", 991)) // by another process
 		n := asked.count()
 		if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != 0 || asked.count() != n+2 {
-			t.Errorf("%+v, next was asked %d times", d, asked.count()-n)
+			t.Errorf("%+v, next got %d batches", d, asked.count()-n)
 		}
 		if d := take(t.Context(), s, c)[0]; d.Allowed || d.RetryAfter == 0 {
 			t.Errorf("%+v", d)
@@ -801,7 +801,7 @@ func TestManyGroupsAreSubmittedInOneBatch(t *testing.T) {
 		n := asked.count()
 		got := take(t.Context(), s, many...)
 		if asked.count() != n+1 || len(asked.last(t)) != 3 {
-			t.Errorf("next was asked %d times, last %+v", asked.count()-n, asked.last(t))
+			t.Errorf("next got %d batches, last %+v", asked.count()-n, asked.last(t))
 		}
 		for i, want := range []struct {
 			allowed   bool
@@ -814,7 +814,7 @@ func TestManyGroupsAreSubmittedInOneBatch(t *testing.T) {
 	})
 }
 
-// Charges without lease terms are forwarded, and charges from a lease are answered, without an allocation.
+// Neither forwarding charges without lease terms nor answering from a lease allocates.
 func TestLeaseAllocatesNothing(t *testing.T) {
 	store := memory.New(memory.Config{})
 	s := stores.Lease(store, stores.LeaseConfig{})
@@ -828,7 +828,7 @@ func TestLeaseAllocatesNothing(t *testing.T) {
 	}
 }
 
-// A LeaseStore admits less by at most the units that it may lease, and not for long.
+// A LeaseStore admits less than its next by at most the units that it may lease, and not for long.
 func TestLeaseIsBounded(t *testing.T) {
 	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()
@@ -837,14 +837,14 @@ func TestLeaseIsBounded(t *testing.T) {
 	})
 }
 
-// TestAHotKeyHasItsOwnMemory: the caller uses the memory of its key again, as listeners do.
+// A hot key is copied, because callers such as listeners reuse the memory of their keys.
 func TestAHotKeyHasItsOwnMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		warm(t, s, c)
 		copy(c.Key, "b")
-		time.Sleep(400 * ms) // the lease expires, and is returned
+		time.Sleep(400 * ms) // the lease expires, and its units are returned
 		for _, charges := range asked.all() {
 			for i := range charges {
 				if string(charges[i].Key) != "a" {
@@ -858,8 +858,8 @@ func TestAHotKeyHasItsOwnMemory(t *testing.T) {
 	})
 }
 
-// TestATokenBucketWithShardsGetsNoUnitsBack: it is unknown from which shard the units came, so each shard may have been
-// full since.
+// It is unknown from which shard the units came, so any shard may have been full since. Therefore none gets
+// units back.
 func TestATokenBucketWithShardsGetsNoUnitsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
@@ -870,7 +870,7 @@ func TestATokenBucketWithShardsGetsNoUnitsBack(t *testing.T) {
 		for _, charges := range asked.all() {
 			for i := range charges {
 				if charges[i].Terms.Cost < 0 {
-					t.Errorf("%d are returned", -charges[i].Terms.Cost)
+					t.Errorf("%d units were returned, want 0", -charges[i].Terms.Cost)
 				}
 			}
 		}
@@ -880,8 +880,7 @@ func TestATokenBucketWithShardsGetsNoUnitsBack(t *testing.T) {
 	})
 }
 
-// TestALeaseSeesDecisionsAfterAClockWasSetBack: the clock below is set back by an hour. Answers from leases then follow
-// the store's decisions.
+// The clock of next is set back by an hour. Answers from leases then still follow the decisions of next.
 func TestALeaseSeesDecisionsAfterAClockWasSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var back atomic.Int64
@@ -901,7 +900,7 @@ func TestALeaseSeesDecisionsAfterAClockWasSetBack(t *testing.T) {
 	})
 }
 
-// TestKeysWithLeasesAreBounded: keys beyond the bound are decided by the store.
+// Beyond the bound, keys get no leases and next decides them.
 func TestKeysWithLeasesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})

@@ -15,7 +15,7 @@ type leaseBatch struct {
 	store   *LeaseStore
 	outer   *backend.Batch
 	first   *leaseBatch  // the call that denied these groups; nil for a first call
-	pending atomic.Int32 // this call, and the calls that repeat groups of it
+	pending atomic.Int32 // counts this call, and the calls that repeat some of its groups
 	inner   backend.Batch
 	began   time.Duration
 	sees    *hotKey // set for a Batch of one charge that next decides
@@ -23,15 +23,15 @@ type leaseBatch struct {
 	asked   []backend.Charge
 	answers []backend.Decision
 	known   []atomic.Bool
-	of      []int32 // the positions of the groups that the charges in asked belong to; returned for returns
+	of      []int32 // the position of the group that each charge in asked belongs to, or returned
 	onKnown func(from, to int)
 	groups  []leaseGroup
 	parts   []leasePart      // the charges of all groups, in order
-	backs   []backend.Charge // returns, which are sent before the charges
+	backs   []backend.Charge // charges that return units, sent before the others
 	number  int              // the number of the last group submitted
 }
 
-// returned is the position of no group.
+// returned is used in place of a group's position for charges that return units.
 const returned = -1
 
 // leaseGroup is one group that is submitted to next.
@@ -40,7 +40,7 @@ type leaseGroup struct {
 	decisions []backend.Decision
 	at        int  // the position of its first charge in the outer batch
 	parts     int  // the position of its first part
-	done      bool // it is answered, or another call decides it
+	done      bool // the group is answered, or another call decides it
 }
 
 // leasePart is one charge of a group.
@@ -59,7 +59,8 @@ func (s *LeaseStore) newBatch(b *backend.Batch, now time.Duration) *leaseBatch {
 	return t
 }
 
-// leave is called when one of the pending calls has ended. After the last one it ends the Batch of t.
+// leave is called when one of the pending calls has ended. When the last one has ended, it ends the Batch
+// of t.
 func (t *leaseBatch) leave() {
 	if t.pending.Add(-1) > 0 {
 		return
@@ -84,19 +85,20 @@ func (t *leaseBatch) release() {
 	t.store.batches.Put(t)
 }
 
-// add adds c to the last group of the call. group is its position in t.groups, or returned.
+// add adds c to the last group of the call. group is its position in t.groups, or returned. It returns the
+// charge's position.
 func (t *leaseBatch) add(c *backend.Charge, group int) int {
 	t.asked, t.of = append(t.asked, *c), append(t.of, int32(group))
 	t.asked[len(t.asked)-1].Group = t.number
 	return len(t.asked) - 1
 }
 
-// plan answers a group from leases, or adds it to the call. The group starts and ends at positions of the outer batch.
-// It reports whether it answered the group.
+// plan answers a group from leases, or adds it to the call. at and end are positions of the outer batch. It
+// reports whether it answered the group.
 func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 	now, charges, decisions := t.began, t.outer.Charges[at:end], t.outer.Decisions[at:end]
 	g := leaseGroup{charges: charges, decisions: decisions, at: at, parts: len(t.parts)}
-	leases := !slices.ContainsFunc(charges, func(c backend.Charge) bool { return c.Then }) // next decides which of them pay
+	leases := !slices.ContainsFunc(charges, func(c backend.Charge) bool { return c.Then }) // next decides which of several alternatives pays
 	whole := true
 	for i := range charges {
 		var p leasePart
@@ -135,12 +137,13 @@ func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 	return false
 }
 
-// outlasts reports whether the lease that p was charged to lasts until deadline, by which next answers.
+// outlasts reports whether the lease to which p was charged lasts until deadline, the latest time at which
+// next answers.
 func (p *leasePart) outlasts(clock outside.Clock, deadline time.Time, now time.Duration) bool {
 	return !deadline.IsZero() && p.from[0].grant.until >= now+outside.Until(clock, deadline)
 }
 
-// addCharges adds the charges of group n that were not charged to leases to the call.
+// addCharges adds to the call those charges of group n that were not charged to leases.
 func (s *LeaseStore) addCharges(t *leaseBatch, n int) {
 	g := &t.groups[n]
 	t.number++
@@ -154,7 +157,7 @@ func (s *LeaseStore) addCharges(t *leaseBatch, n int) {
 	}
 }
 
-// ask submits the call to next. waits is Batch.Waits.
+// ask submits the call to next. waits becomes Batch.Waits.
 func (t *leaseBatch) ask(waits bool) {
 	t.answers, t.known = zeroed(t.answers, len(t.asked)), zeroed(t.known, len(t.asked))
 	t.inner.Known, t.inner.OnKnown = t.known, t.onKnown
@@ -190,7 +193,7 @@ func (t *leaseBatch) knows(from, to int) {
 	again.repeat()
 }
 
-// settle answers the groups that are not known when the call ends.
+// settle answers the groups that are still unknown when the call ends.
 func (t *leaseBatch) settle() {
 	now := t.store.now()
 	var again *leaseBatch
@@ -202,9 +205,10 @@ func (t *leaseBatch) settle() {
 	again.repeat()
 }
 
-// conclude answers g by the decisions of next. If g was denied because of the units requested beyond its cost, conclude
-// adds it to again, a call with the cost alone. It makes that call if it is nil. Such a group does not wait for the other
-// groups of the batch: they may need several calls, and it could miss its deadline meanwhile.
+// conclude answers g with the decisions of next. If g was denied because of the units requested beyond its
+// cost, conclude adds it to again, a call with the cost alone, and makes that call if it is nil. Such a
+// group does not wait for the other groups of the batch. They may need several calls, which could make it
+// miss its deadline.
 func (t *leaseBatch) conclude(g *leaseGroup, again *leaseBatch, now time.Duration) *leaseBatch {
 	if t.store.settleGroup(t, g, now) {
 		t.outer.SetKnown(g.at, g.at+len(g.charges))
@@ -228,15 +232,15 @@ func (t *leaseBatch) conclude(g *leaseGroup, again *leaseBatch, now time.Duratio
 	return again
 }
 
-// repeat submits the call t, which may be nil. The goroutine serves others too, so it must not wait.
+// repeat submits the call t, unless t is nil. It must not wait, because the goroutine has other work.
 func (t *leaseBatch) repeat() {
 	if t != nil {
 		t.ask(false)
 	}
 }
 
-// settleGroup answers g by the decisions of next. It reports false if g was denied because of the units requested
-// beyond its cost.
+// settleGroup answers g with the decisions of next. It reports false if g was denied because of the units
+// requested beyond its cost.
 func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration) (done bool) {
 	parts := t.parts[g.parts : g.parts+len(g.charges)]
 	var failed error
@@ -269,8 +273,8 @@ func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration
 	return true
 }
 
-// tell computes d, the answer to c, from said, which is the decision of next; all reports whether next allowed the whole
-// group.
+// tell computes d, the answer to c, from decided, the decision of next. all reports whether next allowed
+// the whole group.
 func (s *LeaseStore) tell(c *backend.Charge, p *leasePart, decided, d *backend.Decision, all bool, asked, now time.Duration) {
 	*d = *decided
 	switch {
@@ -285,7 +289,7 @@ func (s *LeaseStore) tell(c *backend.Charge, p *leasePart, decided, d *backend.D
 	}
 }
 
-// later returns the answer d to c as if the bucket had units more, passed after d.
+// later returns the answer d to c as if the bucket had units more, and the time passed had gone by since d.
 func later(c *backend.Charge, d backend.Decision, units int64, passed algorithms.Micros) backend.Decision {
 	if units == 0 && passed == 0 {
 		return d

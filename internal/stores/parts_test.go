@@ -15,12 +15,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// submitFunc is a Store that is a function.
+// submitFunc is a Store made from a function.
 type submitFunc func(b *backend.Batch)
 
 func (f submitFunc) Submit(b *backend.Batch) { f(b) }
 
-// slowUndo delays refunds, as a busy network does.
+// slowUndo returns a Store that delays refunds, as a busy network does.
 func slowUndo(next backend.Store, by time.Duration) backend.Store {
 	return submitFunc(func(b *backend.Batch) {
 		if b.Charges[0].Terms.Cost >= 0 {
@@ -31,7 +31,7 @@ func slowUndo(next backend.Store, by time.Duration) backend.Store {
 	})
 }
 
-// testPart is charges that one Store decides in one step.
+// testPart has charges that one Store decides in one step.
 type testPart struct {
 	store   backend.Store
 	charges []backend.Charge
@@ -39,7 +39,7 @@ type testPart struct {
 
 func part(store backend.Store, charges ...backend.Charge) testPart { return testPart{store, charges} }
 
-// takeByParts charges a group by its parts.
+// takeByParts charges a group in parts.
 func takeByParts(t *testing.T, undos *stores.Undos, parts ...testPart) []backend.Decision {
 	t.Helper()
 	routes, where := make([]stores.Route, len(parts)), map[string]int{}
@@ -58,8 +58,8 @@ func takeByParts(t *testing.T, undos *stores.Undos, parts ...testPart) []backend
 	return decisions
 }
 
-// TestUndoOfAWindowThatIsOver: an undo that arrives after the next window has begun, and was charged, refunds nothing.
-// An undo in time refunds the charge.
+// An undo that arrives after the next window has begun, and has been charged, refunds nothing. An undo in
+// time refunds the charge.
 func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	for late, want := range map[time.Duration]int64{700 * ms: 2, 100 * ms: 5} {
 		t.Run(late.String(), func(t *testing.T) {
@@ -92,8 +92,8 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	}
 }
 
-// TestPartsThatDenialsPayFor: if another part denies, the charge of a limit with overdraw stays, as in one step, and
-// the charges of the limits beside it are refunded.
+// If another part denies, the charge of a limit with overdraw stays, as it would in one step. The charges
+// of the other limits are refunded.
 func TestPartsThatDenialsPayFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		undos := stores.NewUndos(time.Minute)
@@ -107,7 +107,7 @@ func TestPartsThatDenialsPayFor(t *testing.T) {
 		decisions := takeByParts(t, undos, part(store, paid, refunded), part(store, denies))
 		synctest.Wait()
 		if decisions[0].Remaining != 7 || decisions[1].Remaining != 10 || decisions[2].Allowed {
-			t.Errorf("told %+v", decisions)
+			t.Errorf("got %+v", decisions)
 		}
 		if a, b, c := left(t, store, paid), left(t, store, refunded), left(t, store, denies); a != 7 || b != 10 || c != 10 {
 			t.Errorf("%d, %d and %d left, want 7, 10 and 10", a, b, c)
@@ -115,7 +115,7 @@ func TestPartsThatDenialsPayFor(t *testing.T) {
 	})
 }
 
-// TestPartsThatCannotBeDecided: a group is ErrNotTaken if certainly no part was charged. It is not if one part gave no
+// The error of a group is ErrNotTaken only if certainly no part was charged. It is not if one part gave no
 // answer, or if a refund was made, which cannot be undone reliably.
 func TestPartsThatCannotBeDecided(t *testing.T) {
 	failing := func(err error) backend.Store { return submitFunc(func(b *backend.Batch) { b.Fail(err) }) }
@@ -145,8 +145,8 @@ func TestPartsThatCannotBeDecided(t *testing.T) {
 	}
 }
 
-// TestPartsByScript has three parts allow, deny, be not sent or get no answer, in every combination and order, with and
-// without a refund among them.
+// Three parts are allowed, denied, not sent or without an answer, in every combination and order, with and
+// without a refund.
 func TestPartsByScript(t *testing.T) {
 	answers := [4]backend.Decision{
 		{Decision: algorithms.Decision{Allowed: true}, At: 7}, {}, {Err: backend.ErrNotTaken}, {Err: backend.ErrUnavailable},
@@ -154,7 +154,7 @@ func TestPartsByScript(t *testing.T) {
 	limit := tokens(t, 10, algorithms.Day, 10)
 	for script := range 4 * 4 * 4 {
 		for _, order := range [][]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
-			for refund := range 4 { // 3: none
+			for refund := range 4 { // 3 means no refund
 				p := scriptedParts{answers: [3]backend.Decision{answers[script%4], answers[script/4%4], answers[script/16]}, refund: refund}
 				if p.run(t, limit, order); t.Failed() {
 					t.Fatalf("script %d, order %v, refund %d", script, order, refund)
@@ -204,7 +204,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 	for _, i := range order {
 		if i != p.refund {
 			if p.refund < 3 && held[p.refund] != nil {
-				t.Error("the refund has not waited")
+				t.Error("the refund was sent before the other parts")
 			}
 			answer(i)
 			all = all && p.answers[i].Allowed
@@ -213,7 +213,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 	}
 	if p.refund < 3 {
 		if look := held[p.refund].Charges[0].Terms.DryRun; look == all {
-			t.Errorf("all others allowed it: %v; the refund is a look: %v", all, look)
+			t.Errorf("all others allowed: %v; the refund is a dry run: %v", all, look)
 		}
 		answer(p.refund)
 		failed = stores.Graver(failed, p.answers[p.refund].Err)
@@ -224,7 +224,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 	}
 }
 
-// check checks the decisions and the undos; all: everything but the refund was allowed.
+// check checks the decisions and the undos. all means that everything except the refund was allowed.
 func (p scriptedParts) check(t *testing.T, outer *backend.Batch, all bool, failed error, undone [3]int) {
 	t.Helper()
 	whole := all && (p.refund == 3 || p.answers[p.refund].Allowed)
@@ -242,7 +242,7 @@ func (p scriptedParts) check(t *testing.T, outer *backend.Batch, all bool, faile
 	}
 }
 
-// TestAnUndoIsNotCanceledWithItsRequest: the client hangs up after a part of its request was charged.
+// The client closes the connection after a part of its request was charged. The undo is sent nevertheless.
 func TestAnUndoIsNotCanceledWithItsRequest(t *testing.T) {
 	undos := stores.NewUndos(time.Second)
 	canceled := &atomic.Bool{}
@@ -251,7 +251,7 @@ func TestAnUndoIsNotCanceledWithItsRequest(t *testing.T) {
 		for i := range b.Charges {
 			c := &b.Charges[i]
 			switch {
-			case c.Canceled != nil && c.Canceled.Load(): // the Redis store does not send it either
+			case c.Canceled != nil && c.Canceled.Load(): // as the Redis store does
 				b.Decisions[i] = backend.Decision{Err: backend.ErrNotTaken}
 			case c.Terms.Cost < 0:
 				undone.Add(-c.Terms.Cost)

@@ -22,7 +22,7 @@ func TestResetForgetsDenials(t *testing.T) {
 		take(t.Context(), s, b)
 		for _, c := range []backend.Charge{a, b} {
 			if take(t.Context(), s, c)[0].Allowed {
-				t.Fatal("the bucket is empty")
+				t.Fatal("allowed, although the bucket is empty")
 			}
 		}
 		if err := backend.ResetBucket(t.Context(), s, a); err != nil {

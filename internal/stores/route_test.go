@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// held is a Store that keeps batches until a test decides them.
+// held is a Store that keeps batches until the test decides them.
 type held struct {
 	next    backend.Store
 	waiting []*backend.Batch
@@ -29,10 +29,10 @@ func (h *held) take(i int) *backend.Batch {
 	return b
 }
 
-// decide has batch i decided by next.
+// decide submits batch i to next, which decides it.
 func (h *held) decide(i int) { h.next.Submit(h.take(i)) }
 
-// lose has batch i decided by next, and fails it: the answer was lost.
+// lose submits batch i to next, and then fails it, as if the answer was lost.
 func (h *held) lose(i int) {
 	b := h.take(i)
 	h.next.Submit(&backend.Batch{Charges: b.Charges, Decisions: make([]backend.Decision, len(b.Charges)), Done: func(*backend.Batch) {}})
@@ -48,7 +48,7 @@ func byFirstByte(below ...backend.Store) *stores.Router {
 	return stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[group[0].Key[0]-'a'] }, nil)
 }
 
-// submit submits charges and returns the batch and how often it was done.
+// submit submits charges. It returns the batch, and a counter of the calls of Done.
 func submit(s backend.Store, charges []backend.Charge) (b *backend.Batch, done *int) {
 	done = new(int)
 	b = &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, len(charges)), Done: func(*backend.Batch) { *done++ }}
@@ -66,14 +66,14 @@ func TestABatchOfOneRouteIsNotCopied(t *testing.T) {
 	}
 }
 
-// TestADividedBatchEndsWithItsLastPart decides the parts in every order.
+// Whatever the order in which the parts are decided, the batch ends with the last one.
 func TestADividedBatchEndsWithItsLastPart(t *testing.T) {
 	limit := tokens(t, 10, algorithms.Day, 10)
 	for _, order := range [][3]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		parts := [3]*held{{next: store}, {next: store}, {next: store}}
 		router := byFirstByte(parts[0], parts[1], parts[2])
-		// Groups that are apart may have the same number. One of two charges is too large for its bucket.
+		// Groups that are not adjacent may have the same number. One charge is too large for its bucket.
 		charges := []backend.Charge{of(limit, "a1", 1), of(limit, "b1", 2), of(limit, "a2", 3), of(limit, "a3", 11), of(limit, "c1", 4), of(limit, "b2", 5)}
 		for i, group := range []int{0, 1, 0, 0, 2, 0} {
 			charges[i].Group = group
@@ -137,9 +137,9 @@ func TestManyPartsInMemory(t *testing.T) {
 	}
 }
 
-// TestPartsAgainstAModel charges random groups in parts over three Stores, whose answers arrive in random order, late,
-// or never. No bucket gives more than its limit. If no answer is lost, all missing units belong to allowed groups at
-// the end.
+// Random groups are charged in parts over three Stores, whose answers arrive in random order, late, or
+// never. No bucket admits more than its limit. If no answer is lost, at the end all missing units belong to
+// allowed groups.
 func TestPartsAgainstAModel(t *testing.T) {
 	for _, lossy := range []bool{false, true} {
 		for seed := range uint64(300) {
@@ -216,7 +216,7 @@ func partsAgainstAModel(t *testing.T, rng *rand.Rand, lossy bool) {
 	}
 }
 
-// TestUndosAreBounded: 1,024 calls at once; Close waits for them.
+// At most 1,024 calls are in flight. Close waits for them.
 func TestUndosAreBounded(t *testing.T) {
 	undos := stores.NewUndos(time.Minute)
 	h := &held{next: submitFunc(func(b *backend.Batch) { b.Done(b) })}
@@ -224,7 +224,7 @@ func TestUndosAreBounded(t *testing.T) {
 	for range 1100 {
 		undos.Submit(h, []backend.Charge{{Key: key}})
 	}
-	key[0] = 'x' // the key belongs to the caller again
+	key[0] = 'x' // the caller reuses the memory of its key
 	if n := len(h.waiting); n != 1024 || undos.Dropped() != 76 {
 		t.Errorf("%d calls, %d dropped", n, undos.Dropped())
 	}
@@ -244,6 +244,6 @@ func TestUndosAreBounded(t *testing.T) {
 	h.decide(0)
 	<-closed
 	if undos.Begin() {
-		t.Error("begun after Close")
+		t.Error("Begin allowed a call after Close")
 	}
 }

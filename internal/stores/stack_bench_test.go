@@ -12,7 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// The cost of the wrappers for a batch of so many requests, compared with the Store that decides it.
+// BenchmarkWrappers measures the cost of the wrappers for batches of several sizes, compared with the Store
+// alone.
 func BenchmarkWrappers(b *testing.B) {
 	limit := fixed(b, 1_000_000_000_000, algorithms.Day)
 	for _, size := range []int{1, 16, 256} {

@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// A Store around a Store answers the vectors as it does, and all of them together do.
+// Each wrapper, and all of them together, answer the worked examples as the Store alone does.
 func TestWrappersAnswerTheVectors(t *testing.T) {
 	type wrapper = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store
 	wrappers := map[string]wrapper{
@@ -34,7 +34,7 @@ func TestWrappersAnswerTheVectors(t *testing.T) {
 	}
 	wrappers["all"] = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store {
 		t.Helper()
-		for _, name := range []string{"divided", "denied", "lease", "deadline"} { // as package server has them
+		for _, name := range []string{"divided", "denied", "lease", "deadline"} { // in the order of package server
 			next = wrappers[name](t, next, now)
 		}
 		return next

@@ -58,7 +58,7 @@ func TestRetryAfterIsExact(t *testing.T) {
 func TestResetAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
 		if m.ask.DryRun || m.got.Never || m.got.Remaining == m.limit.Capacity || m.after.Denials != nil {
-			return // converted or corrected states are not stored; the bucket may also be full already, or blocked
+			return // ResetAfter cannot be checked: a converted or corrected state is not stored, and a full or blocked bucket stays as it is
 		}
 		if m.ask.Cost < 0 && m.before.By != nil && m.before.By.tick > m.limit.tick {
 			return // ResetAfter counts from the start of the tick, so the bucket may be full already

@@ -17,7 +17,7 @@ type room struct {
 
 	mu      sync.Mutex
 	names   map[string]uint32 // guarded by mu, like the following fields
-	name    []string          // by owner
+	name    []string          // the name of each owner, by its number
 	held    []int             // by owner
 	listed  []bool            // by owner: whether setOwners named it
 	free    []uint32          // numbers of forgotten owners
