@@ -389,7 +389,9 @@ func (j *judge) live() {
 		w.after(0, p, func() {
 			p.deliver(w.rng, []*request{r}, 0, nil)
 		})
-		if w.layout != nil { // a charge at a master that answers MOVED does not wait for the replicas of the other master, and is denied
+		// The first charge at another master may need too many calls: its role is examined, its script is loaded, or, after
+		// MOVED, it does not wait for the replicas of the other master.
+		if w.layout != nil || w.watched != nil {
 			w.after(20*time.Millisecond, p, func() { p.deliver(w.rng, []*request{r}, 0, nil) })
 		}
 		j.probes = append(j.probes, &sending{request: r, process: p})
