@@ -20,6 +20,7 @@ const algorithmsDir = "../../pkg/algorithms"
 // does not have them.
 var apart = map[string]struct{ name, reason string }{
 	"Kind.String":         {"", "text for people"},
+	"NewPeaks":            {"", "for Stores of other modules"},
 	"Limit.TakeAt":        {"", "take without a copy; Lua copies nothing"},
 	"Limit.afterDenial":   {"kept_of", "the name keep is that of its last step"},
 	"Limit.stays":         {"", "one line of keep"},
