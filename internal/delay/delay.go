@@ -59,7 +59,12 @@ func (r *Room) LongestFor(left time.Duration) algorithms.Micros {
 func (r *Room) Wait(ctx context.Context, d algorithms.Micros) error {
 	r.held.Add(1)
 	defer r.held.Add(-1)
-	timer := time.NewTimer(time.Duration(d) * time.Microsecond)
+	return For(ctx, time.Duration(d)*time.Microsecond)
+}
+
+// For waits for d. It returns the error of ctx if that ends before.
+func For(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -97,6 +97,9 @@ type SpecError struct {
 	largest int64  // if the value is too large: the largest value that would fit
 }
 
+// Error returns the field and the problem.
+func (e SpecError) Error() string { return e.Field + " " + e.Problem }
+
 // SpecErrors lists all mistakes in a Spec.
 type SpecErrors []SpecError
 
@@ -104,7 +107,7 @@ type SpecErrors []SpecError
 func (e SpecErrors) Error() string {
 	s := make([]string, len(e))
 	for i, x := range e {
-		s[i] = x.Field + " " + x.Problem
+		s[i] = x.Error()
 	}
 	return strings.Join(s, "; ")
 }
@@ -205,7 +208,10 @@ type addError = func(field, format string, args ...any)
 
 // checkNumbers finds mistakes in the rate, the period, the capacity and similar amounts.
 func (s Spec) checkNumbers(add addError) {
-	if s.Kind < TokenBucket || s.Kind > LeakyBucket {
+	switch {
+	case s.Kind == Guaranteed:
+		add("algorithm", "must not be guaranteed: use token_bucket, and set the guaranteed rate")
+	case s.Kind < TokenBucket || s.Kind > LeakyBucket:
 		add("algorithm", "is missing")
 	}
 	bound := func(field string, n *int64) {
@@ -289,6 +295,7 @@ func (s Spec) checkParts(add addError) {
 	s.checkSettling(add)
 	if m := s.Minimum; m != nil {
 		switch {
+		case s.Kind == Guaranteed: // checkNumbers reports it
 		case s.Kind != TokenBucket:
 			add("guaranteed", "belongs to algorithm token_bucket, not to %s", s.Kind)
 		case m.Units < 1:

@@ -30,11 +30,14 @@ var Units = [...]Unit{Day, Week, Month, Year}
 // String returns "day", "week", "month" or "year".
 func (u Unit) String() string { return [...]string{"day", "week", "month", "year"}[u] }
 
-// In returns the calendar of u in zone. The nominal length (Usual) of a day is 24 hours, of a month 30 days
+// In returns the calendar of u in zone; nil means UTC. The nominal length (Usual) of a day is 24 hours, of a month 30 days
 // and of a year 365 days. Longest is two hours longer than the longest unit, because since 1970 no clock
 // has been set back by more than two hours within one unit.
 func (u Unit) In(zone *time.Location) *algorithms.Calendar {
 	const day = algorithms.Day
+	if zone == nil {
+		zone = time.UTC
+	}
 	return &algorithms.Calendar{
 		Unit: u.String(), Zone: zone.String(),
 		Usual:   [...]algorithms.Micros{day, 7 * day, 30 * day, 365 * day}[u],

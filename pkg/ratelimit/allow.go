@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -62,6 +63,11 @@ func (l *Limiter) one(ctx context.Context, name string, key []string, ask algori
 	if ask.Cost > 0 && m.then() != nil {
 		return l.oneOrPayer(ctx, m, key, ask)
 	}
+	return l.charge(ctx, m, key, ask)
+}
+
+// charge decides limit m, without the limit that pays in its place.
+func (l *Limiter) charge(ctx context.Context, m *limit, key []string, ask algorithms.Charge) (Result, error) {
 	d := l.direct.Get().(*limiter.Direct)
 	d.Add(&m.policy, key, ask)
 	d.Take(ctx, l.store)
@@ -119,6 +125,10 @@ type Request struct {
 	Reservation Reservation
 
 	limit *limit // the compiled limit
+	// How many units were consumed and when, to undo the request; payer is the limit that paid in place of limit.
+	cost  int64
+	at    algorithms.Micros
+	payer *limit
 }
 
 // AllowAll consumes units of several limits, all or none, and sets the Result of each request. Requests for
@@ -130,24 +140,57 @@ type Request struct {
 //
 // In a Redis Cluster, limits in different slots may be charged for a short time before they are refunded.
 func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {
-	d := l.direct.Get().(*limiter.Direct)
-	defer l.direct.Put(d)
-	defer d.Reset()
-	alternatives := false
+	return l.all(ctx, requests, l.maxWait)
+}
+
+// all is AllowAll. It denies the requests if a reservation would have to wait longer than longest; 0 means
+// no bound.
+func (l *Limiter) all(ctx context.Context, requests []Request, longest time.Duration) error {
+	reserves, countsDenials := false, false
 	for i := range requests {
 		r := &requests[i]
 		if err := l.find(r); err != nil {
 			return err
 		}
 		m := r.limit
-		alternatives = alternatives || m.then() != nil
-		d.Add(&m.policy, r.Key, algorithms.Charge{Cost: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()})
+		reserves = reserves || r.Reserve
+		countsDenials = countsDenials || m.policy.Limit.ChargesDenied() || m.policy.Limit.Penalty.After > 0
+		if r.Reserve && l.maxWait > 0 && m.then() == nil && m.neverWithin(r.N, l.maxWait) {
+			return m.naming(ErrNeverFits)
+		}
 	}
-	switch {
-	case len(requests) == 0:
+	if len(requests) == 0 {
 		return nil
-	case alternatives:
-		return l.call(ctx, nil, requests)
+	}
+	if longest > 0 && reserves { // a dry run first, so that requests whose wait is too long consume nothing
+		err := l.decide(ctx, requests, true)
+		if err == nil && denyLate(requests, longest) {
+			return denied(requests)
+		}
+		if err != nil && (!countsDenials || !errors.Is(err, ErrDenied)) {
+			return err
+		}
+	}
+	err := l.decide(ctx, requests, false)
+	if err == nil && longest > 0 && denyLate(requests, longest) { // other requests consumed units since the dry run
+		err = errors.Join(denied(requests), l.undoAll(context.WithoutCancel(ctx), requests))
+		forget(requests)
+	}
+	return err
+}
+
+// decide decides requests, whose limits find has set, and sets their results.
+func (l *Limiter) decide(ctx context.Context, requests []Request, dryRun bool) error {
+	d := l.direct.Get().(*limiter.Direct)
+	defer l.direct.Put(d)
+	defer d.Reset()
+	for i := range requests {
+		r, m := &requests[i], requests[i].limit
+		if m.then() != nil {
+			return l.call(ctx, nil, requests, dryRun)
+		}
+		reserve := r.Reserve && m.policy.Limit.CanReserve()
+		d.Add(&m.policy, r.Key, algorithms.Charge{Cost: r.N, Reserve: reserve, DryRun: dryRun})
 	}
 	d.Take(ctx, l.store)
 	var worst error
@@ -155,15 +198,76 @@ func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {
 		r, m := &requests[i], requests[i].limit
 		var err error
 		r.Result, err = m.decided(d, i)
+		err = m.naming(err)
 		worst = worse(worst, err)
-		if decision, _ := d.Decision(i); r.Reserve && decision.Allowed {
+		decision, _ := d.Decision(i)
+		r.cost, r.at, r.payer = r.N, decision.At, nil
+		if r.Reserve && decision.Allowed && !dryRun {
 			r.Reservation = l.reservation(m, r.Key, r.N, decision, [16]byte{})
 		}
 	}
+	return conclude(requests, worst)
+}
+
+// conclude returns the error of requests, worst, and removes the reservations of a call that consumed nothing.
+func conclude(requests []Request, worst error) error {
 	if worst != nil {
 		forget(requests)
 	}
+	if worst == ErrDenied { //nolint:errorlint // decided returns it unwrapped
+		return denied(requests)
+	}
 	return worst
+}
+
+// denyLate makes the results of reservations that would have to wait longer than longest denials. It
+// reports whether there is one.
+func denyLate(requests []Request, longest time.Duration) (late bool) {
+	for i := range requests {
+		if r := &requests[i]; r.Reserve && r.Result.Wait > longest {
+			r.Result.Allowed, r.Result.RetryAfter, late = false, r.Result.Wait-longest, true
+		}
+	}
+	for i := range requests {
+		if late { // nothing stays reserved
+			requests[i].Result.Wait = 0
+		}
+	}
+	return late
+}
+
+// undoAll refunds the units that requests consumed, less the units that have flowed in since.
+func (l *Limiter) undoAll(ctx context.Context, requests []Request) error {
+	var problems []error
+	for i := range requests {
+		problems = append(problems, l.undo(ctx, &requests[i]))
+	}
+	return errors.Join(problems...)
+}
+
+// denied returns the DeniedError of requests: the result of the limit that denies for the longest time. It
+// copies the fields one by one, because otherwise the keys of requests would be allocated on the heap.
+func denied(requests []Request) error {
+	longest := -1
+	for i := range requests {
+		r := &requests[i].Result
+		if !r.Allowed && (longest < 0 || r.RetryAfter > requests[longest].Result.RetryAfter) {
+			longest = i
+		}
+	}
+	r := &requests[longest].Result
+	return &DeniedError{Result{
+		Limit: r.Limit, Window: r.Window, Remaining: r.Remaining, RetryAfter: r.RetryAfter,
+		ResetAfter: r.ResetAfter, Wait: r.Wait, Payer: strings.Clone(r.Payer),
+	}}
+}
+
+// naming adds the name of m to ErrNeverFits.
+func (m *limit) naming(err error) error {
+	if err == ErrNeverFits { //nolint:errorlint // decided returns it unwrapped
+		return fmt.Errorf("limit %q: %w", m.policy.Name, err)
+	}
+	return err
 }
 
 // forget removes the reservations of a call that consumed nothing.
@@ -177,12 +281,12 @@ func forget(requests []Request) {
 // ErrDenied.
 func worse(a, b error) error {
 	rank := func(err error) int {
-		switch err { //nolint:errorlint // decided returns these unwrapped
-		case nil:
+		switch {
+		case err == nil:
 			return 0
-		case ErrDenied:
+		case errors.Is(err, ErrDenied):
 			return 1
-		case ErrNeverFits:
+		case errors.Is(err, ErrNeverFits):
 			return 2
 		default:
 			return 3

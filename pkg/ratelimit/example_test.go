@@ -193,14 +193,14 @@ func ExampleLimiter_AllowAll() {
 			{Name: "to", Key: []string{"bob", to}, N: 1},
 		}
 		if err := limiter.AllowAll(context.Background(), requests); err != nil {
-			fmt.Printf("%v; %s allows it after %v\n", err, requests[1].Name, requests[1].Result.RetryAfter)
+			fmt.Println(err)
 			continue
 		}
 		fmt.Println("sent,", requests[0].Result.Remaining, "left")
 	}
 	// Output:
 	// sent, 9 left
-	// the rate limit was reached; to allows it after 1m0s
+	// the rate limit was reached; try again after 1m0s
 	// sent, 8 left
 }
 

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
@@ -164,6 +165,9 @@ func (l Limit) compile() (algorithms.Limit, error) {
 	}
 	var inexact spans
 	spec.Period = inexact.micros("period", l.Period)
+	if l.Calendar != nil && l.Period != 0 {
+		inexact = append(inexact, fmt.Errorf("period does not go with calendar, which determines when windows start; remove period (%v)", l.Period))
+	}
 	if !l.Start.IsZero() {
 		start := algorithms.Micros(l.Start.UnixMicro())
 		if !l.Start.Equal(time.UnixMicro(int64(start))) {
@@ -180,7 +184,21 @@ func (l Limit) compile() (algorithms.Limit, error) {
 		spec.Minimum = &algorithms.Rate{Units: g.Units, Period: inexact.micros("guaranteed: period", g.Period)}
 	}
 	numbers, err := algorithms.Compile(spec)
-	return numbers, errors.Join(append(inexact, err)...)
+	return numbers, errors.Join(append(inexact, withFieldNames(err))...)
+}
+
+// withFieldNames returns the errors of package algorithms with the names of the fields of Limit: it has a
+// Calendar where configuration files have time_zone.
+func withFieldNames(err error) error {
+	mistakes, ok := err.(algorithms.SpecErrors) //nolint:errorlint // Compile returns no other type
+	if !ok {
+		return err
+	}
+	for i := range mistakes {
+		m := &mistakes[i]
+		m.Field, m.Problem = strings.ReplaceAll(m.Field, "time_zone", "calendar"), strings.ReplaceAll(m.Problem, "time_zone", "calendar")
+	}
+	return mistakes
 }
 
 // spans collects errors about times that are not whole numbers of microseconds. Rounding them silently

@@ -19,6 +19,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
@@ -161,6 +162,9 @@ func TestAllowAllConsumesAllOrNone(t *testing.T) {
 	if err := l.AllowAll(ctx, requests); !errors.Is(err, ratelimit.ErrDenied) {
 		t.Fatal(err)
 	}
+	if denied, ok := errors.AsType[*ratelimit.DeniedError](l.AllowAll(ctx, requests)); !ok || denied.Result.RetryAfter != 18*time.Second {
+		t.Errorf("the error has the longest time to wait: %+v", denied)
+	}
 	if r := requests[2].Result; r.Allowed || r.RetryAfter != 18*time.Second {
 		t.Errorf("units of one bucket are added up: %+v", r)
 	}
@@ -178,7 +182,7 @@ func TestAllowAllConsumesAllOrNone(t *testing.T) {
 		t.Errorf("a denied call has the reservation %+v, %v", requests[0].Reservation, err)
 	}
 	requests = []ratelimit.Request{{Name: "send", N: 9}, {Name: "burst", N: 6}}
-	if err := l.AllowAll(ctx, requests); !errors.Is(err, ratelimit.ErrNeverFits) {
+	if err := l.AllowAll(ctx, requests); !errors.Is(err, ratelimit.ErrNeverFits) || !strings.Contains(err.Error(), `limit "burst"`) {
 		t.Errorf("one limit denies, and the other can never allow: %v", err)
 	}
 }
@@ -306,12 +310,25 @@ func TestAllowOnceConsumesOnce(t *testing.T) {
 		t.Errorf("another id: %+v", other)
 	}
 	late := []ratelimit.Request{{Name: "send", Key: []string{"bob"}, N: 9}}
-	if err := l.AllowOnce(ctx, "call 3", late); !errors.Is(err, ratelimit.ErrDenied) {
+	err := l.AllowOnce(ctx, "call 3", late)
+	if denied, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || !errors.Is(err, ratelimit.ErrDenied) || denied.Result.RetryAfter != time.Second {
 		t.Fatal(err)
 	}
 	clock.Set(storetest.Start + 11*algorithms.Second)
 	if err := l.AllowOnce(ctx, "call 3", late); err != nil {
 		t.Errorf("a denial is decided again: %v", err)
+	}
+}
+
+// An empty id would make all calls with the same requests one call, which is charged once.
+func TestAllowOnceNeedsAnID(t *testing.T) {
+	l, _ := onClock(t)
+	requests := []ratelimit.Request{{Name: "send", N: 1}}
+	if err := l.AllowOnce(t.Context(), "", requests); err == nil || !strings.Contains(err.Error(), "AllowOnce needs an id") {
+		t.Errorf("no id: %v", err)
+	}
+	if r, err := l.Peek(t.Context(), 0, "send"); err != nil || r.Remaining != 10 {
+		t.Errorf("a call without an id consumed units: %+v %v", r, err)
 	}
 }
 
@@ -535,7 +552,10 @@ func TestNewListsAllMistakes(t *testing.T) {
 			Algorithm: algorithms.FixedWindow, Rate: -1, Period: time.Hour, Start: time.Unix(0, 1).UTC(),
 			Penalty: &ratelimit.Penalty{After: 1, For: time.Minute + 1, Max: time.Hour + 1},
 		},
-		"": ratelimit.TokenBucket(1, time.Second),
+		"e guaranteed": {Algorithm: algorithms.Guaranteed, Rate: 1, Period: time.Hour, Guaranteed: &ratelimit.Rate{Units: 1, Period: time.Hour}},
+		"f calendar":   {Algorithm: algorithms.TokenBucket, Rate: 1, Period: time.Hour, Calendar: calendar.Day.In(nil)},
+		"g start":      {Algorithm: algorithms.FixedWindow, Rate: 1, Calendar: calendar.Day.In(nil), Start: time.Unix(1, 0)},
+		"":             ratelimit.TokenBucket(1, time.Second),
 	}})
 	want := `ratelimit: Config.MaxWait must not be negative, is -1s
 ratelimit: limit "": its name must not be empty
@@ -545,7 +565,11 @@ ratelimit: limit "c log": rate must be at most 10000 for sliding_log, which reme
 ratelimit: limit "d many": start must be a whole number of microseconds, is 1970-01-01 00:00:00.000000001 +0000 UTC
 penalty: for must be a whole number of microseconds, is 1m0.000000001s
 penalty: max must be a whole number of microseconds, is 1h0m0.000000001s
-rate must be at least 1, is -1`
+rate must be at least 1, is -1
+ratelimit: limit "e guaranteed": algorithm must not be guaranteed: use token_bucket, and set the guaranteed rate
+ratelimit: limit "f calendar": period does not go with calendar, which determines when windows start; remove period (1h0m0s)
+calendar belongs to algorithm fixed_window, not to token_bucket
+ratelimit: limit "g start": start does not go with calendar: the calendar says when windows start`
 	if err == nil || err.Error() != want {
 		t.Errorf("got:\n%v\nwant:\n%s", err, want)
 	}

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/delay"
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
@@ -109,36 +110,10 @@ func (l *Limiter) ReserveN(ctx context.Context, n int64, name string, key ...str
 
 // reserve decides r. It denies r if the wait would exceed longest; 0 means no bound.
 func (l *Limiter) reserve(ctx context.Context, r *Request, longest time.Duration) error {
-	if err := l.find(r); err != nil {
-		return err
-	}
-	m := r.limit
-	if l.maxWait > 0 && m.then() == nil && m.neverWithin(r.N, l.maxWait) {
-		return ErrNeverFits
-	}
-	if longest > 0 { // a dry run first, so that a request whose wait is too long consumes nothing
-		ahead, err := l.one(ctx, r.Name, r.Key, algorithms.Charge{Cost: r.N, Reserve: m.policy.Limit.CanReserve(), DryRun: true})
-		if err == nil && ahead.Wait > longest {
-			err = tooLate(&ahead, longest)
-		}
-		if err != nil {
-			return withResult(err, &ahead)
-		}
-	}
 	one := [1]Request{*r}
-	err := l.AllowAll(ctx, one[:])
+	err := l.all(ctx, one[:], longest)
 	*r = one[0]
-	if err == nil && longest > 0 && r.Result.Wait > longest { // other requests consumed units since the dry run
-		undone := l.undo(ctx, r)
-		return errors.Join(withResult(tooLate(&r.Result, longest), &r.Result), undone)
-	}
-	return withResult(err, &r.Result)
-}
-
-// tooLate makes r the denial of a request whose wait exceeds longest.
-func tooLate(r *Result, longest time.Duration) error {
-	r.Allowed, r.RetryAfter = false, r.Wait-longest
-	return ErrDenied
+	return err
 }
 
 // withResult adds the result to an ErrDenied.
@@ -164,7 +139,14 @@ func (m *limit) neverWithin(n int64, longest time.Duration) bool {
 
 // undo refunds the units of r, which was allowed, to the bucket that paid, less the units that have flowed in since.
 func (l *Limiter) undo(ctx context.Context, r *Request) error {
-	_, err := l.one(ctx, r.Reservation.Name(), r.Key, algorithms.Charge{Cost: -r.N, ChargedAt: r.Reservation.part().At})
+	if r.cost == 0 { // another request of the call has paid
+		return nil
+	}
+	m := r.limit
+	if r.payer != nil {
+		m = r.payer
+	}
+	_, err := l.charge(ctx, m, r.Key, algorithms.Charge{Cost: -r.cost, ChargedAt: r.at})
 	return err
 }
 
@@ -183,8 +165,7 @@ func (l *Limiter) WaitN(ctx context.Context, n int64, name string, key ...string
 	if err := l.find(&r); err != nil {
 		return err
 	}
-	m := r.limit
-	if !m.canReserve() {
+	if !r.limit.canReserve() {
 		return l.retry(ctx, &r)
 	}
 	r.Reserve = true
@@ -231,14 +212,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return delay.For(ctx, d)
 }
 
 // reservation returns the Reservation of n units of m, which d has allowed. If id is zero, it draws a random one.
@@ -317,6 +291,9 @@ func (l *Limiter) settled(c *limiter.Call) (result Result, worst error) {
 	return result, worst
 }
 
+// errEmptyID is the error of AllowOnce without an id.
+var errEmptyID = errors.New("AllowOnce needs an id that is different for each call, such as the id of the request; it is empty")
+
 // Remembered is how long the Store keeps the result of AllowOnce.
 const Remembered = 10 * time.Minute
 
@@ -328,6 +305,9 @@ const Remembered = 10 * time.Minute
 // If id was used for another call, the error is ErrReused. If the first call is in progress, or its outcome
 // is unknown, the error is ErrPending.
 func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request) error {
+	if id == "" {
+		return errEmptyID
+	}
 	for i := range requests {
 		if err := l.find(&requests[i]); err != nil {
 			return err
@@ -336,12 +316,13 @@ func (l *Limiter) AllowOnce(ctx context.Context, id string, requests []Request) 
 	if len(requests) == 0 {
 		return nil
 	}
-	return l.call(ctx, &id, requests)
+	return l.call(ctx, &id, requests, false)
 }
 
-// call decides requests whose limits find has set. If id is not nil, it is their idempotency key.
-func (l *Limiter) call(ctx context.Context, id *string, requests []Request) error {
-	c := limiter.Call{Request: limiter.Request{Domain: l.domain}}
+// call decides requests whose limits find has set. If id is not nil, it is their idempotency key; then dryRun
+// must be false.
+func (l *Limiter) call(ctx context.Context, id *string, requests []Request, dryRun bool) error {
+	c := limiter.Call{Request: limiter.Request{Domain: l.domain, DryRun: dryRun}}
 	if id != nil {
 		c.IdempotencyKey = limiter.IdempotencyKey{ID: "call " + *id, Lifetime: algorithms.Micros(Remembered / time.Microsecond)}
 	}
@@ -361,8 +342,11 @@ func (l *Limiter) call(ctx context.Context, id *string, requests []Request) erro
 	for i := range requests {
 		r, of := &requests[i], &c.Results[i]
 		m, result, err := l.outcomeOf(requests[i].limit, of)
-		r.Result, worst = result, worse(worst, err)
-		if !r.Reserve || err != nil || of.For != nil && of.Cost == 0 { // it paid for another request of the call
+		r.Result, worst = result, worse(worst, m.naming(err))
+		if r.cost, r.at, r.payer = of.Cost, of.Decision.At, nil; of.For != nil {
+			r.payer = l.named[of.Policy.Name]
+		}
+		if dryRun || !r.Reserve || err != nil || of.For != nil && of.Cost == 0 { // it paid for another request of the call
 			continue
 		}
 		var number [16]byte
@@ -371,8 +355,5 @@ func (l *Limiter) call(ctx context.Context, id *string, requests []Request) erro
 		}
 		r.Reservation = l.reservation(m, r.Key, of.Cost, &of.Decision, number)
 	}
-	if worst != nil {
-		forget(requests)
-	}
-	return worst
+	return conclude(requests, worst)
 }

@@ -163,3 +163,75 @@ func TestReservationsOfACallAreSettledOneByOne(t *testing.T) {
 		}
 	}
 }
+
+// TestMaxWaitAppliesToAllowAll: 2 units are available now, and one more flows in each 10 s.
+func TestMaxWaitAppliesToAllowAll(t *testing.T) {
+	limit := ratelimit.TokenBucket(6, time.Minute)
+	limit.Capacity, limit.MaxReserved = new(int64(2)), new(int64(20))
+	l, _ := limiterWith(t, limit, 20*time.Second, unchanged)
+	call := func(n int64) []ratelimit.Request {
+		return []ratelimit.Request{{Name: "l", Key: []string{"bob"}, N: n, Reserve: true}, {Name: "l", Key: []string{"carol"}, N: 1, Reserve: true}}
+	}
+	if err := l.AllowAll(t.Context(), call(1)); err != nil {
+		t.Fatal(err)
+	}
+	late := call(4) // 1 of bob's is available, the others in 30 s
+	err := l.AllowAll(t.Context(), late)
+	denied, ok := errors.AsType[*ratelimit.DeniedError](err)
+	if !ok || denied.Result.RetryAfter != 10*time.Second || denied.Result.Wait != 0 {
+		t.Errorf("a wait of 30 s, which is 20 s in 10 s: %v", err)
+	}
+	if late[0].Result.Allowed || !late[1].Result.Allowed || late[0].Reservation.Name() != "" || late[1].Reservation.Name() != "" {
+		t.Errorf("only bob's limit denies, and nothing is reserved: %+v", late)
+	}
+	for _, key := range []string{"bob", "carol"} {
+		if r, err := l.Peek(t.Context(), 0, "l", key); err != nil || r.Remaining != 1 {
+			t.Errorf("the denial consumed units of %s: %+v %v", key, r, err)
+		}
+	}
+	if never := call(5); !errors.Is(l.AllowAll(t.Context(), never), ratelimit.ErrNeverFits) {
+		t.Errorf("5 of 2 take 30 s even if the bucket is full: %+v", never)
+	}
+	soon := call(3)
+	if err := l.AllowAll(t.Context(), soon); err != nil || soon[0].Result.Wait != 20*time.Second {
+		t.Errorf("a wait of 20 s: %+v %v", soon, err)
+	}
+}
+
+// TestAGroupWhoseWaitBecomesTooLongIsReturned lets another caller reserve units between the dry run and the
+// charge. The units of all limits of the call are refunded.
+func TestAGroupWhoseWaitBecomesTooLongIsReturned(t *testing.T) {
+	calls := 0
+	l, _ := limiterWith(t, ratelimit.TokenBucket(10, time.Minute), 30*time.Second, func(s backend.Store) backend.Store {
+		return before{s, func(b *backend.Batch) {
+			if calls++; calls == 1 {
+				other := b.Charges[0]
+				other.Terms.Cost = 15
+				backend.Take(context.Background(), s, []backend.Charge{other}, make([]backend.Decision, 1))
+			}
+		}}
+	})
+	requests := []ratelimit.Request{{Name: "l", Key: []string{"bob"}, N: 5, Reserve: true}, {Name: "l", Key: []string{"carol"}, N: 4}}
+	if err := l.AllowAll(t.Context(), requests); !errors.Is(err, ratelimit.ErrDenied) {
+		t.Errorf("%v", err)
+	}
+	if r, err := l.Peek(t.Context(), 0, "l", "bob"); !errors.Is(err, ratelimit.ErrDenied) || r.ResetAfter != 90*time.Second {
+		t.Errorf("the denied call consumed units of bob: %+v %v; want the 15 of the other call", r, err)
+	}
+	if r, err := l.Peek(t.Context(), 0, "l", "carol"); err != nil || r.Remaining != 10 {
+		t.Errorf("the denied call consumed units of carol: %+v %v", r, err)
+	}
+}
+
+// TestADenialBeforeMaxWaitIsCounted: with MaxWait a call begins with a dry run, which a penalty does not count.
+func TestADenialBeforeMaxWaitIsCounted(t *testing.T) {
+	limit := ratelimit.TokenBucket(1, time.Second)
+	limit.MaxReserved, limit.Penalty = new(int64(0)), &ratelimit.Penalty{After: 1, For: time.Minute, Max: time.Minute}
+	l, _ := limiterWith(t, limit, time.Hour, unchanged)
+	for _, want := range []time.Duration{0, time.Minute} {
+		_, err := l.Reserve(t.Context(), "l")
+		if denied, ok := errors.AsType[*ratelimit.DeniedError](err); ok != (want > 0) || ok && denied.Result.RetryAfter != want {
+			t.Errorf("%v, want to wait %v", err, want)
+		}
+	}
+}

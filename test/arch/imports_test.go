@@ -100,8 +100,9 @@ var beyond = map[string][]string{
 	"pkg/backend":          {"pkg/algorithms"},
 	"pkg/backend/memory":   {"pkg/algorithms", "pkg/backend"},
 	// The limiter decides calls of Go programs as it decides calls over HTTP.
-	"pkg/ratelimit":           {"pkg/algorithms", "pkg/backend", "internal/descriptors", "internal/limiter", "internal/reservation", "internal/weights"},
-	"pkg/ratelimit/httplimit": {"pkg/ratelimit", "internal/clientip"},
+	"pkg/ratelimit":           {"pkg/algorithms", "pkg/backend", "internal/delay", "internal/descriptors", "internal/limiter", "internal/reservation", "internal/weights"},
+	"pkg/ratelimit/httplimit": {"pkg/ratelimit", "internal/clientip", "internal/delay"},
+	"internal/delay":          {"pkg/algorithms"},
 	"internal/clientip":       {},
 	"internal/reservation":    {"pkg/algorithms", "internal/limiter", "internal/scaled", "internal/descriptors"},
 	"internal/adjust":         {"pkg/algorithms", "internal/descriptors"},

@@ -29,6 +29,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/rlsidecar/rlsidecar/internal/clientip"
+	"github.com/rlsidecar/rlsidecar/internal/delay"
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
@@ -134,6 +135,8 @@ func (c *Config) decide(ctx context.Context, limiter *ratelimit.Limiter, method 
 		result, err = limiter.Allow(ctx, c.Limit, key...)
 	}
 	switch {
+	case err == nil && result.Wait > 0:
+		return nil, status.FromContextError(delay.For(ctx, result.Wait)).Err() // nil after the wait
 	case err == nil:
 		return nil, nil
 	case errors.Is(err, ratelimit.ErrDenied):
@@ -147,7 +150,7 @@ func (c *Config) decide(ctx context.Context, limiter *ratelimit.Limiter, method 
 		return nil, status.Error(codes.InvalidArgument, "a value that the rate limit needs is missing or repeated")
 	case errors.Is(err, ratelimit.ErrNeverFits):
 		return nil, status.Error(codes.ResourceExhausted, "the rate limit allows no calls")
-	case c.FailOpen:
+	case c.FailOpen && (errors.Is(err, ratelimit.ErrUnavailable) || errors.Is(err, ratelimit.ErrFull)):
 		return nil, nil
 	default:
 		return nil, status.Error(codes.Unavailable, "the rate limit could not be decided")

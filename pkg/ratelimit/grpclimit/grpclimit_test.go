@@ -143,6 +143,46 @@ func TestAFailureOfTheStoreDenies(t *testing.T) {
 	}
 }
 
+// Only a failing Store allows calls with FailOpen. A mistake of the program does not.
+func TestFailOpenCoversTheStoreOnly(t *testing.T) {
+	broken := func(context.Context, string, []string) ([]string, error) { return nil, errors.New("no session") }
+	if code, _, s := check(t, dial(t, nil, grpclimit.Config{FailOpen: true, Key: broken})); code != codes.Unavailable {
+		t.Errorf("a wrong key: %v", s)
+	}
+}
+
+// The handler is called when the turn in a leaky bucket has come, and not if the call ends before.
+func TestALeakyBucketSpacesCalls(t *testing.T) {
+	limiter, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{
+		"soon": ratelimit.LeakyBucket(1, 40*time.Millisecond, 9), "late": ratelimit.LeakyBucket(1, time.Hour, 9),
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := 0
+	handler := func(context.Context, any) (any, error) { calls++; return "hello", nil }
+	twice := func(ctx context.Context, name string) error {
+		unary, _, err := grpclimit.New(limiter, grpclimit.Config{Limit: name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			_, err = unary(ctx, nil, &grpc.UnaryServerInfo{FullMethod: "/greeter/Hello"}, handler)
+		}
+		return err
+	}
+	start := time.Now()
+	if err := twice(t.Context(), "soon"); err != nil || time.Since(start) < 40*time.Millisecond || calls != 2 {
+		t.Errorf("%d calls after %v: %v; want 2 after at least 40 ms", calls, time.Since(start), err)
+	}
+	calls = 0
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := twice(ctx, "late"); status.Code(err) != codes.Canceled || calls != 1 {
+		t.Errorf("%d calls, %v; want the first call only, and the error of the context", calls, err)
+	}
+}
+
 func TestAnUnknownLimitIsAnErrorOfNew(t *testing.T) {
 	limiter, err := ratelimit.New(ratelimit.Config{Store: failing{}})
 	if err != nil {

@@ -21,6 +21,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/delay"
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
@@ -61,6 +62,10 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case err == nil:
 		h.headers(w.Header(), &result, result.ResetAfter)
+		if result.Wait > 0 && delay.For(r.Context(), result.Wait) != nil {
+			write(w, http.StatusServiceUnavailable, "The request ended before its turn", "try again later")
+			return
+		}
 		h.next.ServeHTTP(w, r)
 	case errors.Is(err, ratelimit.ErrDenied):
 		h.headers(w.Header(), &result, result.RetryAfter)
@@ -97,7 +102,7 @@ func (h *handler) failed(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.Is(err, ErrNoKey):
 		write(w, http.StatusBadRequest, "The request cannot be limited", "a value that the rate limit needs is missing or repeated")
-	case h.config.FailOpen:
+	case h.config.FailOpen && (errors.Is(err, ratelimit.ErrUnavailable) || errors.Is(err, ratelimit.ErrFull)):
 		h.next.ServeHTTP(w, r)
 	default:
 		write(w, http.StatusServiceUnavailable, "The rate limit could not be decided", "try again later")

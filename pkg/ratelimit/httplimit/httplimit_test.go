@@ -1,12 +1,14 @@
 package httplimit_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -161,6 +163,76 @@ func TestAFailureOfTheStoreDenies(t *testing.T) {
 	}
 	if w := get(limited(t, failing{}, httplimit.Config{FailOpen: true}), "192.0.2.1:1"); w.Code != 200 {
 		t.Errorf("fail open: %d", w.Code)
+	}
+}
+
+// Only a failing Store allows requests with FailOpen. A mistake of the program does not.
+func TestFailOpenCoversTheStoreOnly(t *testing.T) {
+	broken := errors.New("no session")
+	for name, c := range map[string]httplimit.Config{
+		"key":  {FailOpen: true, Key: func(*http.Request, []string) ([]string, error) { return nil, broken }},
+		"cost": {FailOpen: true, Cost: func(*http.Request) int64 { return 0 }},
+	} {
+		if w := get(limited(t, nil, c), "192.0.2.1:1"); w.Code != 503 {
+			t.Errorf("a wrong %s: %d", name, w.Code)
+		}
+	}
+	full := limited(t, answering{backend.ErrFull}, httplimit.Config{FailOpen: true})
+	if w := get(full, "192.0.2.1:1"); w.Code != 200 {
+		t.Errorf("a full store: %d", w.Code)
+	}
+}
+
+// answering is a Store that answers with an error.
+type answering struct{ err error }
+
+func (s answering) Submit(b *backend.Batch) { b.Fail(s.err) }
+
+// spaced returns a handler behind a leaky bucket with turns every period, and the number of its calls.
+func spaced(t *testing.T, period time.Duration) (h http.Handler, calls *atomic.Int64) {
+	t.Helper()
+	limiter, err := ratelimit.New(ratelimit.Config{
+		Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{"turns": ratelimit.LeakyBucket(1, period, 9)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit, err := httplimit.New(limiter, httplimit.Config{Limit: "turns"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls = new(atomic.Int64)
+	return limit(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls.Add(1) })), calls
+}
+
+// The handler is called when the turn in a leaky bucket has come.
+func TestALeakyBucketSpacesTheHandler(t *testing.T) {
+	h, calls := spaced(t, 40*time.Millisecond)
+	start := time.Now()
+	for range 3 { // the turns begin with the first request: now, in 40 ms and in 80 ms
+		if w := get(h, "192.0.2.1:1"); w.Code != 200 {
+			t.Errorf("%d", w.Code)
+		}
+	}
+	if took := time.Since(start); took < 80*time.Millisecond || calls.Load() != 3 {
+		t.Errorf("%d calls in %v, want 3 in at least 80 ms", calls.Load(), took)
+	}
+}
+
+// A request that ends before its turn does not reach the handler.
+func TestARequestThatEndsBeforeItsTurnIsNotHandled(t *testing.T) {
+	h, calls := spaced(t, time.Hour)
+	get(h, "192.0.2.1:1")
+	ctx, cancel := context.WithCancel(t.Context())
+	w, ended := httptest.NewRecorder(), make(chan struct{})
+	go func() {
+		h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/", nil))
+		close(ended)
+	}()
+	cancel()
+	<-ended
+	if w.Code != 503 || calls.Load() != 1 {
+		t.Errorf("%d, and %d calls of the handler; want 503 and the first call only", w.Code, calls.Load())
 	}
 }
 
