@@ -12,6 +12,10 @@
 //
 //	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second})
 //	state, decision := limit.Take(state, now, algorithms.Charge{Cost: 1})
+//
+// Take does not modify the State it gets. However, for a sliding log and a limit with a Penalty the next
+// State shares memory with it: use each State for one charge only. Dry runs do not count. To branch, copy
+// Log and Denials.Times with slices.Clone.
 package algorithms
 
 import "slices"

@@ -9,7 +9,7 @@ type Lease struct {
 	For Micros
 }
 
-// Unit returns the part of State.Value that is one unit.
+// Unit returns how much of State.Value is one unit.
 func (l *Limit) Unit() int64 {
 	switch l.Kind {
 	case TokenBucket, LeakyBucket, Guaranteed:

@@ -27,7 +27,8 @@ func (l *Limiter) AllowN(ctx context.Context, n int64, name string, key ...strin
 }
 
 // Peek returns the result that AllowN would return, and consumes nothing. With n = 0 it returns the state
-// of the bucket. Other requests may consume units between Peek and AllowN, so do not use Peek to decide:
+// of the bucket. The error is that of AllowN. With ErrDenied (with n = 0: the bucket is below zero) and
+// ErrNeverFits the Result is valid too. Other requests may consume units between Peek and AllowN, so do not use Peek to decide:
 // call AllowN alone.
 func (l *Limiter) Peek(ctx context.Context, n int64, name string, key ...string) (Result, error) {
 	if n < 0 {
@@ -45,7 +46,8 @@ func (l *Limiter) Refund(ctx context.Context, n int64, name string, key ...strin
 	return l.one(ctx, name, key, algorithms.Charge{Cost: -n})
 }
 
-// Reset makes a bucket a new one.
+// Reset deletes a bucket. The next call finds a new one. It is not an error if the bucket does not exist. The
+// error is ErrUnknown or one of the Store's.
 func (l *Limiter) Reset(ctx context.Context, name string, key ...string) error {
 	if l.named[name] == nil {
 		return unknown(name)
@@ -134,9 +136,12 @@ type Request struct {
 // AllowAll consumes units of several limits, all or none, and sets the Result of each request. Requests for
 // the same bucket are added up.
 //
-// If a limit denies, the error is ErrDenied, and each Result has the decision of its own limit. The time to
+// If a limit denies, the error is a *DeniedError, and each Result has the decision of its own limit. The time to
 // wait is the longest RetryAfter of the limits that deny. If one limit can never hold the units requested,
-// the error is ErrNeverFits.
+// the error wraps ErrNeverFits and names the limit.
+//
+// Each request with Reserve gets a Reservation of its own. Pass each to Settle. If one of them would have
+// to wait longer than Config.MaxWait, the call is denied.
 //
 // In a Redis Cluster, limits in different slots may be charged for a short time before they are refunded.
 func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {

@@ -18,7 +18,7 @@ type Limits map[string]Limit
 // LeakyBucket, and set other fields if necessary. docs/algorithms.md in the repository compares the
 // algorithms.
 type Limit struct {
-	// Algorithm is one of the kinds of package algorithms.
+	// Algorithm is one of the kinds of package algorithms, except Guaranteed: set the field Guaranteed.
 	Algorithm algorithms.Kind
 	// Rate is the number of units per Period. A rate of 0 denies everything.
 	Rate int64

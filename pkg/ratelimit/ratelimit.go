@@ -19,6 +19,10 @@
 // A key identifies a bucket of a limit: one value or several, such as a user and a path. Values may be any bytes. A limit
 // without a key has one bucket.
 //
+// The deadline of a ctx is the time by which the Store must decide. A canceled ctx has the same effect as a
+// deadline that has passed: the Redis store sends nothing and returns ErrUnavailable, but the memory store
+// still decides. Only Wait and WaitN end when ctx is canceled.
+//
 // A Limiter logs nothing and starts no goroutine. It is safe for concurrent use. Package httplimit has middleware for
 // net/http, package grpclimit interceptors for gRPC, and package limitsfile reads limits from YAML files.
 package ratelimit
@@ -69,10 +73,11 @@ var (
 	ErrPending = backend.ErrPending
 )
 
-// DeniedError is the form of ErrDenied that Reserve, ReserveN, Wait and WaitN return, because they return
-// no Result.
+// DeniedError is the form of ErrDenied that AllowAll, AllowOnce, Reserve, ReserveN, Wait and WaitN return,
+// because they return no Result.
 type DeniedError struct {
-	// Result has RetryAfter: the time until the same call can succeed.
+	// Result has RetryAfter: the time until the same call can succeed. If several limits deny, it is the
+	// Result of the one that denies for the longest time.
 	Result Result
 }
 
@@ -96,10 +101,11 @@ type Config struct {
 	// Without a secret, a Limiter accepts forged reservations.
 	Secret string
 	// FormerSecret, if not empty, is accepted too, but does not sign. To replace a secret, set the old one
-	// as FormerSecret for an hour.
+	// as FormerSecret for an hour plus the longest Delay of your reservations.
 	FormerSecret string
-	// MaxWait bounds how long Reserve and Wait may have to wait. Requests that would have to wait longer
-	// are denied. 0 means no bound.
+	// MaxWait bounds how long Reserve, Wait, and AllowAll with Request.Reserve may have to wait. Requests that
+	// would have to wait longer are denied. 0 means no bound. It does not apply to AllowOnce, nor to
+	// requests of a leaky bucket without Reserve, which its queue bounds.
 	MaxWait time.Duration
 	// Clock returns the time that decides whether reservations have expired; nil means time.Now. The Store
 	// has a clock of its own for decisions.
@@ -195,7 +201,7 @@ type Result struct {
 	// headers.
 	Limit  int64
 	Window time.Duration
-	// Remaining is the number of units left.
+	// Remaining is the number of units left; 0 for a bucket below zero.
 	Remaining int64
 	// RetryAfter is set for a denial. It is the exact time until the same request can succeed.
 	RetryAfter time.Duration

@@ -47,7 +47,8 @@ func (r *Reservation) N() int64 { return r.part().Count }
 // Due returns the time at which the units are available, by the clock of the Store.
 func (r *Reservation) Due() time.Time { return time.UnixMicro(int64(r.part().Due())) }
 
-// Expires returns the time until which the Reservation can be settled: an hour after Due.
+// Expires returns the time until which the Reservation can be settled: an hour after Due. Config.Clock decides
+// whether it has passed.
 func (r *Reservation) Expires() time.Time {
 	return time.UnixMicro(int64(r.part().Due() + limiter.Within))
 }
@@ -297,10 +298,12 @@ var errEmptyID = errors.New("AllowOnce needs an id that is different for each ca
 // Remembered is how long the Store keeps the result of AllowOnce.
 const Remembered = 10 * time.Minute
 
-// AllowOnce is AllowAll for a call that may be repeated because its answer was lost.
+// AllowOnce is AllowAll for a call that may be repeated because its answer was lost. Config.MaxWait does not
+// apply.
 //
 // The id is an idempotency key: calls with the same id and requests consume units once, and return the
-// result of the first call for as long as Remembered. A denial consumes nothing, so it is decided again.
+// result of the first call for as long as Remembered. It must not be empty, and must be different for each
+// call of the same Config.Domain, such as a random UUID. A denial consumes nothing, so it is decided again.
 //
 // If id was used for another call, the error is ErrReused. If the first call is in progress, or its outcome
 // is unknown, the error is ErrPending.

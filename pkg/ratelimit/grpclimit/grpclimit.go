@@ -11,6 +11,9 @@
 // grpc-retry-pushback-ms is the time that clients with a retry policy wait, in milliseconds. If the Store
 // cannot decide, calls fail with UNAVAILABLE, unless Config.FailOpen is set. A stream consumes units when
 // it is opened.
+//
+// With a leaky bucket, the interceptors wait for the turn of a call before they call the handler. If the
+// context of the call ends before, the handler is not called; the units stay consumed.
 package grpclimit
 
 import (
@@ -40,7 +43,8 @@ type Config struct {
 	// Key returns the key of the bucket for a call. See ByPeer, ByMetadata, ByMethod and By. With a nil Key
 	// all calls share one bucket.
 	Key KeyFunc
-	// FailOpen allows calls that the Store cannot decide. The default is to deny them.
+	// FailOpen allows calls that the Store cannot decide (ErrUnavailable, ErrFull). The default is to deny
+	// them. Other errors, such as those of Key, fail with UNAVAILABLE in any case.
 	FailOpen bool
 	// OnError, if not nil, is called with errors other than denials, for logging.
 	OnError func(ctx context.Context, err error)

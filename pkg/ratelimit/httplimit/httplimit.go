@@ -7,9 +7,14 @@
 //	…
 //	http.ListenAndServe(":8080", limit(mux))
 //
-// Allowed requests get the headers RateLimit-Policy and RateLimit. Denied requests are answered with 429,
-// Retry-After and problem details (RFC 9457). If the Store cannot decide, requests are answered with 503,
-// unless Config.FailOpen is set.
+// Allowed and denied requests get the headers RateLimit-Policy and RateLimit. Denied requests are answered
+// with 429, Retry-After and problem details (RFC 9457), and requests that can never fit with 413. If the Store
+// cannot decide, requests are answered with 503, unless Config.FailOpen is set.
+//
+// With a leaky bucket, the middleware waits for the turn of a request before it calls the handler. If the
+// context of the request ends before, the handler is not called; the units stay consumed.
+//
+// Middleware for several limits can be nested. A denial by an inner limit does not refund the outer ones.
 package httplimit
 
 import (
@@ -34,7 +39,8 @@ type Config struct {
 	Key KeyFunc
 	// Cost returns the units that a request consumes, at least 1; nil means 1.
 	Cost func(r *http.Request) int64
-	// FailOpen allows requests that the Store cannot decide. The default is to deny them.
+	// FailOpen allows requests that the Store cannot decide (ErrUnavailable, ErrFull). The default is to
+	// deny them. Other errors, such as those of Key and a Cost below 1, are answered with 503 in any case.
 	FailOpen bool
 	// OnError, if not nil, is called with errors other than denials, for logging.
 	OnError func(r *http.Request, err error)
