@@ -15,8 +15,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Store keeps buckets and charges them. A wrapper passes batches on to another Store. It may replace Done,
-// and must restore it before it calls the original.
+// Store keeps buckets and charges them. Several goroutines may call Submit at the same time.
+//
+// A wrapper passes batches on to another Store. It may replace Done, and must restore it before it calls the original.
+// A Limiter also submits dry runs (Terms.DryRun), refunds (a negative Terms.Cost), settlements (Terms.Settle) and resets
+// (Reset). A wrapper that counts requests must skip these.
 type Store interface {
 	// Submit decides b.Charges and writes b.Decisions.
 	//

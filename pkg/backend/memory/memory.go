@@ -37,7 +37,7 @@ type Config struct {
 	Repeatable bool
 }
 
-// Store is a backend.Store in memory.
+// Store is a backend.Store in memory. It is safe for concurrent use.
 type Store struct {
 	clock   func() algorithms.Micros
 	seed    *maphash.Seed // nil if Repeatable
@@ -380,7 +380,8 @@ func (s *Store) Run(ctx context.Context) {
 
 // SetOwners sets the limits that share the bound MaxKeys. Half of it is divided equally among them, so that
 // a flood of keys of one limit leaves room for new keys of the others. All limits, and the results kept for
-// idempotency keys, share the other half. A limit that is not listed has no part of its own.
+// idempotency keys, share the other half. A limit that is not listed has no part of its own. An owner is the domain, a
+// slash and the name of the limit (Charge.Owner).
 func (s *Store) SetOwners(owners []string) { s.room.setOwners(owners) }
 
 // Stats describes the content of a Store.
