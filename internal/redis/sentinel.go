@@ -52,6 +52,15 @@ func (v view) named(addr string, now time.Time) view {
 	return v.switched(addr, now)
 }
 
+// of returns v after a Sentinel has reported that it replaces the master. Without that, a view that has no master yet
+// would take it for the new one, if a Sentinel that does not know the new one names it next.
+func (v view) of(master string) view {
+	if v.master == "" {
+		v.master = master
+	}
+	return v
+}
+
 // promotes returns v after a Sentinel has reported that it promotes addr.
 func (v view) promotes(addr string, now time.Time) view {
 	if addr != v.master {
@@ -329,17 +338,18 @@ func (w *sentinels) discover(client *goredis.SentinelClient) {
 //	+switch-master NAME OLD-IP OLD-PORT IP PORT
 //	all others: slave ADDRESS IP PORT @ NAME MASTER-IP MASTER-PORT
 func (w *sentinels) message(channel string, words []string) {
-	name, addr := "", ""
+	name, addr, master := "", "", ""
 	switch {
 	case channel == "+switch-master" && len(words) == 5:
-		name, addr = words[0], net.JoinHostPort(words[3], words[4])
+		name, addr, master = words[0], net.JoinHostPort(words[3], words[4]), net.JoinHostPort(words[1], words[2])
 	case len(words) == 8:
-		name, addr = words[5], net.JoinHostPort(words[2], words[3])
+		name, addr, master = words[5], net.JoinHostPort(words[2], words[3]), net.JoinHostPort(words[6], words[7])
 	}
 	if name != w.name {
 		return
 	}
 	w.change(func(v view) view {
+		v = v.of(master)
 		switch channel {
 		case "+failover-state-send-slaveof-noone":
 			return v.promotes(addr, w.now())

@@ -24,6 +24,10 @@ func TestViewOfTheMaster(t *testing.T) {
 			{12 * s, "named", "a", "b"}, // by a Sentinel that does not know the new master yet
 			{12 * s, "switched", "b", "b"}, {14 * s, "named", "b", "b"},
 		},
+		"the first message is the switch": {{0, "of", "a", "a"}, {0, "switched", "b", "b"}, {1 * s, "named", "a", "b"}, {7 * s, "named", "a", "a"}},
+		"the first message is a promotion": {
+			{0, "of", "a", "a"}, {0, "promotes", "b", ""}, {1 * s, "switched", "b", "b"}, {2 * s, "of", "a", "b"}, {2 * s, "named", "a", "b"},
+		},
 		"it is taken back":             {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {2 * s, "aborted", "", "a"}},
 		"nobody is promoted":           {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {3 * s, "named", "a", ""}, {5 * s, "named", "a", "a"}},
 		"there and back":               {{0, "named", "a", "a"}, {1 * s, "switched", "b", "b"}, {2 * s, "promotes", "a", ""}, {2 * s, "switched", "a", "a"}, {3 * s, "named", "b", "a"}},
@@ -40,6 +44,8 @@ func TestViewOfTheMaster(t *testing.T) {
 				v = v.named(step.addr, now)
 			case "promotes":
 				v = v.promotes(step.addr, now)
+			case "of":
+				v = v.of(step.addr)
 			case "switched":
 				v = v.switched(step.addr, now)
 			case "aborted":

@@ -282,6 +282,15 @@ func (j *judge) planned(p *process, r *request, c *limiter.Call) {
 	}
 }
 
+// decidedBy records numbers that a server decided by. An answer that a reload overtakes has others.
+func (b *bucket) decidedBy(l *algorithms.Limit) {
+	if !slices.ContainsFunc(b.numbers, func(n *algorithms.Limit) bool {
+		return n.Capacity == l.Capacity && n.Rate == l.Rate && n.Period() == l.Period()
+	}) {
+		b.numbers = append(b.numbers, l)
+	}
+}
+
 // slot returns the slot of the bucket of r, or 0 without a Cluster.
 func (j *judge) slot(r *limiter.Result) int {
 	if j.w.layout == nil {
@@ -549,7 +558,7 @@ func (j *judge) bounded(b *bucket) {
 	for _, l := range b.numbers {
 		capacity, rate, period = max(capacity, l.Capacity), max(rate, l.Rate), int64(l.Period())
 	}
-	capacity *= int64(1 + j.losses)
+	capacity, rate = capacity*int64(1+j.losses), rate*int64(1+j.losses) // an old master that goes on has a bucket of its own
 	slices.SortStableFunc(b.admitted, func(x, y admission) int { return cmp.Compare(x.at, y.at) })
 	switch b.kind {
 	case algorithms.FixedWindow:
@@ -562,9 +571,9 @@ func (j *judge) bounded(b *bucket) {
 			}
 		}
 	case algorithms.SlidingLog:
-		j.spans(b, func(d int64) (int64, bool) { return rate * int64(1+j.losses), d < period })
+		j.spans(b, func(d int64) (int64, bool) { return rate, d < period })
 	case algorithms.SlidingWindow:
-		j.spans(b, func(d int64) (int64, bool) { return 2 * rate * int64(1+j.losses), d < period })
+		j.spans(b, func(d int64) (int64, bool) { return 2 * rate, d < period })
 	default:
 		j.spans(b, func(d int64) (int64, bool) { return capacity + (d+int64(b.leased))*rate/period, true })
 	}

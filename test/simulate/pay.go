@@ -63,6 +63,7 @@ func (j *judge) pays(s *server, group []charge, before []algorithms.State, bucke
 		instead := i > 0 && group[i-1].then && !c.then
 		key, had := bucketOf(c.key), left(i, before[i])
 		units, of := had-left(i, buckets[i].State), j.bucket(key)
+		of.decidedBy(c.limit)
 		switch {
 		case took && c.then && within, took && !c.then && !instead:
 			want = c.ask.Cost
