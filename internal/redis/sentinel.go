@@ -52,9 +52,13 @@ func (v view) named(addr string, now time.Time) view {
 	return v.switched(addr, now)
 }
 
-// of returns v after a Sentinel has reported that it replaces the master. Without that, a view that has no master yet
-// would take it for the new one, if a Sentinel that does not know the new one names it next.
-func (v view) of(master string) view {
+// of returns v after a Sentinel has reported that it replaces the master. A view that has no master yet would otherwise
+// take it for the new one, if a Sentinel that does not know the new one names it next. A view that has missed the end of
+// the failover before would take its own master for the one that is replaced.
+func (v view) of(master string, now time.Time) view {
+	if master == v.next {
+		return v.switched(master, now)
+	}
 	if v.master == "" {
 		v.master = master
 	}
@@ -349,7 +353,7 @@ func (w *sentinels) message(channel string, words []string) {
 		return
 	}
 	w.change(func(v view) view {
-		v = v.of(master)
+		v = v.of(master, w.now())
 		switch channel {
 		case "+failover-state-send-slaveof-noone":
 			return v.promotes(addr, w.now())

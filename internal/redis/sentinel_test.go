@@ -28,6 +28,9 @@ func TestViewOfTheMaster(t *testing.T) {
 		"the first message is a promotion": {
 			{0, "of", "a", "a"}, {0, "promotes", "b", ""}, {1 * s, "switched", "b", "b"}, {2 * s, "of", "a", "b"}, {2 * s, "named", "a", "b"},
 		},
+		"the end of a failover was missed": {
+			{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {2 * s, "of", "b", "b"}, {2 * s, "promotes", "a", ""}, {3 * s, "named", "b", ""},
+		},
 		"it is taken back":             {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {2 * s, "aborted", "", "a"}},
 		"nobody is promoted":           {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {3 * s, "named", "a", ""}, {5 * s, "named", "a", "a"}},
 		"there and back":               {{0, "named", "a", "a"}, {1 * s, "switched", "b", "b"}, {2 * s, "promotes", "a", ""}, {2 * s, "switched", "a", "a"}, {3 * s, "named", "b", "a"}},
@@ -45,7 +48,7 @@ func TestViewOfTheMaster(t *testing.T) {
 			case "promotes":
 				v = v.promotes(step.addr, now)
 			case "of":
-				v = v.of(step.addr)
+				v = v.of(step.addr, now)
 			case "switched":
 				v = v.switched(step.addr, now)
 			case "aborted":
