@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
@@ -100,15 +101,16 @@ func (w *world) settle(random *rand.Rand, b *buckets) {
 // servedFromLeases returns how many charges the sidecars have decided from leased units.
 func (w *world) servedFromLeases() (n int) {
 	for _, s := range w.sidecars {
-		response, err := http.Get("http://" + s.admin + "/metrics")
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		text, err := io.ReadAll(response.Body)
-		response.Body.Close()
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		var text []byte
+		redistest.Eventually(w.t, "a sidecar that was killed shows its metrics", func() bool {
+			response, err := http.Get("http://" + s.admin + "/metrics")
+			if err != nil {
+				return false
+			}
+			defer response.Body.Close()
+			text, err = io.ReadAll(response.Body)
+			return err == nil
+		})
 		for line := range strings.Lines(string(text)) {
 			var served int
 			if _, err := fmt.Sscanf(line, "rlsidecar_lease_served_total %d", &served); err == nil {
