@@ -346,10 +346,10 @@ func TestUsualCallsGoByTheWire(t *testing.T) {
 	r := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + r.Addr, Timeout: 5 * time.Second})
 	w := s.lanesByServer[r.Addr].usual.wire
-	connected := func() bool {
+	conn := func() net.Conn {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		return w.conn != nil
+		return w.conn
 	}
 	decide := func() {
 		t.Helper()
@@ -360,7 +360,7 @@ func TestUsualCallsGoByTheWire(t *testing.T) {
 		}
 	}
 	for range 3 {
-		for !connected() {
+		for conn() == nil {
 			decide()
 			time.Sleep(ms)
 		}
@@ -371,10 +371,9 @@ func TestUsualCallsGoByTheWire(t *testing.T) {
 		if got := s.client.PoolStats().Hits; got != before {
 			t.Errorf("%d of 100 calls went by the pool", got-before)
 		}
+		was := conn()
 		closeUsed(r)
-		decide() // a connection that the server has closed is not used
-		for connected() {
-			time.Sleep(ms)
-		}
+		decide() // a connection that the server has closed is not used; meanwhile there may be another one
+		redistest.Eventually(t, "the connection is dropped", func() bool { return conn() != was })
 	}
 }
