@@ -27,9 +27,9 @@ func (l *Limiter) AllowN(ctx context.Context, n int64, name string, key ...strin
 }
 
 // Peek returns the result that AllowN would return, and consumes nothing. With n = 0 it returns the state
-// of the bucket. The error is that of AllowN. With ErrDenied (with n = 0: the bucket is below zero) and
-// ErrNeverFits the Result is valid too. Other requests may consume units between Peek and AllowN, so do not use Peek to decide:
-// call AllowN alone.
+// of the bucket. The error is that of AllowN. The Result is also valid with ErrNeverFits and ErrDenied. With
+// n = 0, ErrDenied means that the bucket is in debt. Other requests may consume units between Peek and
+// AllowN, so do not use Peek to decide: call AllowN alone.
 func (l *Limiter) Peek(ctx context.Context, n int64, name string, key ...string) (Result, error) {
 	if n < 0 {
 		return Result{}, unitsError(name, n)
@@ -170,7 +170,7 @@ func (l *Limiter) all(ctx context.Context, requests []Request, longest time.Dura
 	if longest > 0 && reserves { // a dry run first, so that requests whose wait is too long consume nothing
 		err := l.decide(ctx, requests, true)
 		if err == nil && denyLate(requests, longest) {
-			return denied(requests)
+			return conclude(requests, ErrDenied)
 		}
 		if err != nil && (!countsDenials || !errors.Is(err, ErrDenied)) {
 			return err
@@ -178,8 +178,7 @@ func (l *Limiter) all(ctx context.Context, requests []Request, longest time.Dura
 	}
 	err := l.decide(ctx, requests, false)
 	if err == nil && longest > 0 && denyLate(requests, longest) { // other requests consumed units since the dry run
-		err = errors.Join(denied(requests), l.undoAll(context.WithoutCancel(ctx), requests))
-		forget(requests)
+		err = errors.Join(conclude(requests, ErrDenied), l.undoAll(context.WithoutCancel(ctx), requests))
 	}
 	return err
 }

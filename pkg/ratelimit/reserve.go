@@ -117,14 +117,6 @@ func (l *Limiter) reserve(ctx context.Context, r *Request, longest time.Duration
 	return err
 }
 
-// withResult adds the result to an ErrDenied.
-func withResult(err error, r *Result) error {
-	if errors.Is(err, ErrDenied) {
-		return &DeniedError{*r}
-	}
-	return err
-}
-
 // neverWithin reports whether n units take longer than longest to flow in even into a full bucket. It does
 // not apply to fixed windows: they are filled when the next window starts, so a request near the end of a
 // window waits for a short time only.
@@ -187,7 +179,7 @@ func (l *Limiter) retry(ctx context.Context, r *Request) error {
 			return err
 		}
 		if longest := l.patience(ctx); longest > 0 && result.RetryAfter > longest {
-			return withResult(err, &result)
+			return &DeniedError{result}
 		}
 		if err := sleep(ctx, result.RetryAfter); err != nil {
 			return err

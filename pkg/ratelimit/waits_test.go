@@ -196,6 +196,9 @@ func TestMaxWaitAppliesToAllowAll(t *testing.T) {
 	if err := l.AllowAll(t.Context(), soon); err != nil || soon[0].Result.Wait != 20*time.Second {
 		t.Errorf("a wait of 20 s: %+v %v", soon, err)
 	}
+	if err := l.AllowAll(t.Context(), soon); !errors.Is(err, ratelimit.ErrDenied) || soon[0].Reservation.Name() != "" {
+		t.Errorf("requests that are used again and denied keep the former reservation: %+v %v", soon, err)
+	}
 }
 
 // TestAGroupWhoseWaitBecomesTooLongIsReturned lets another caller reserve units between the dry run and the
