@@ -1,0 +1,221 @@
+package simulate
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// The checks of the judge at the end of a run, when the last fault is over.
+
+// live sends each process a request that must be allowed; lived checks the answers.
+func (j *judge) live() {
+	w := j.w
+	for _, p := range w.processes {
+		r := &request{id: "live " + p.name, witness: "witness", costs: []cost{{"witness", "live " + p.name, 1}}}
+		w.after(0, p, func() {
+			p.deliver(w.rng, []*request{r}, 0, nil)
+		})
+		// The first charge at another master may need too many calls: its role is examined, its script is loaded, or, after
+		// MOVED, it does not wait for the replicas of the other master.
+		if w.layout != nil || w.watched != nil {
+			w.after(20*time.Millisecond, p, func() { p.deliver(w.rng, []*request{r}, 0, nil) })
+		}
+		j.probes = append(j.probes, &sending{request: r, process: p})
+	}
+}
+
+// lived checks that the requests of live were allowed.
+func (j *judge) lived() {
+	for _, s := range j.probes {
+		if !s.allowed {
+			j.fail("%s: a request does not pass though no fault is left", s.process.name)
+		}
+	}
+}
+
+// finish makes the checks at the end of a run.
+func (j *judge) finish() {
+	w := j.w
+	for s := range j.open {
+		if !s.process.dead {
+			j.fail("request %s has no answer", s.id)
+		}
+		s.unknown = true
+	}
+	for _, p := range w.processes {
+		if stats := p.lease.Stats(); stats.Leased != 0 || stats.Keys != 0 {
+			j.fail("%s: leases are left: %+v", p.name, stats)
+		}
+		if stats := p.lease.Stats(); stats.Served > 0 {
+			w.seen(sawLease)
+		}
+	}
+	for _, s := range w.servers {
+		for key, v := range s.keys {
+			if v.until == 0 && v.fields == nil && v.log == nil {
+				j.fail("%s: %q has no lifetime", s.name, key)
+			}
+		}
+	}
+	j.audited()
+	truth := map[cost]int64{}
+	for _, r := range j.requests {
+		j.request(r, truth)
+	}
+	keys := make([]string, 0, len(j.buckets))
+	for key := range j.buckets {
+		keys = append(keys, key)
+	}
+	for _, v := range j.reservations {
+		j.reserved(v)
+	}
+	slices.Sort(keys)
+	for _, key := range keys {
+		switch b := j.buckets[key]; b.limit {
+		case "":
+		case "own", "tokens", "budget":
+			j.spent(b)
+		case "plan", "pace", "credits":
+			j.bounded(b)
+		case "lenient", "strict", "share", "sharded":
+			j.shared(b)
+			j.bounded(b)
+		default:
+			j.conserved(key, b, truth)
+			j.bounded(b)
+		}
+	}
+}
+
+func (r *request) String() string {
+	return fmt.Sprintf("%d attempts, allowed %v, denied %v, untouched %d, unknown %v", r.attempts, r.allowed, r.denied, r.untouched, r.unknown)
+}
+
+// request compares the answers to a request with the number of times that it was charged.
+func (j *judge) request(r *request, truth map[cost]int64) {
+	if r.witness == "" || r.witness == "own" {
+		return
+	}
+	times := int64(0)
+	if b := j.named[cost{limit: r.witness, value: r.id}]; b != nil {
+		times = b.charged
+	}
+	for i := range r.costs {
+		truth[*r.costs[i].bucket()] += times * r.costs[i].units
+	}
+	if r.witness == "seen" {
+		j.paid(r)
+	}
+	switch {
+	case r.parted && (!j.w.quiet || r.unknown) && times > 0: // undos of its parts may be lost, or a part may arrive late
+	case times < 0 || times > int64(r.attempts) || r.once && times > int64(1+j.losses+j.failovers): // the record of its ID may be lost too
+		j.fail("request %s was charged %d times: %s", r.id, times, r)
+	case r.allowed && times == 0:
+		j.fail("request %s was allowed, but not charged: %s", r.id, r)
+	case !r.allowed && !r.unknown && times > 0:
+		j.fail("request %s was charged, but not allowed: %s", r.id, r)
+	}
+}
+
+// conserved checks that a bucket was charged exactly the admitted units.
+func (j *judge) conserved(key string, b *bucket, truth map[cost]int64) {
+	admitted := int64(0)
+	for _, a := range b.admitted {
+		admitted += a.units
+	}
+	if b.leased == 0 {
+		want := truth[cost{limit: b.limit, value: b.value}]
+		// The refund of a part may be lost. It may be smaller because the bucket has refilled since. But it is not made
+		// twice.
+		if b.parted && (!j.w.quiet || j.unclean || b.numbers[0].Period() != algorithms.Day) {
+			if b.charged < admitted {
+				j.fail("%s %q: %d admitted, only %d charged", b.limit, key, admitted, b.charged)
+			}
+			return
+		}
+		if b.charged != want {
+			j.fail("%s %q: %d charged, the requests that were charged make %d", b.limit, key, b.charged, want)
+		}
+		return
+	}
+	if b.limit == "hotday" && j.w.quiet && !j.unclean && b.charged != admitted {
+		j.fail("%s %q: %d admitted, but %d charged, and no lease was lost", b.limit, key, admitted, b.charged)
+	}
+	if b.charged < admitted && b.kind == algorithms.FixedWindow {
+		j.fail("%s %q: %d admitted, only %d charged", b.limit, key, admitted, b.charged)
+	}
+}
+
+// shared checks a bucket of a limit with another policy: units that the store allowed were charged, and units that a
+// sidecar allowed alone are within its share of a quarter.
+func (j *judge) shared(b *bucket) {
+	admitted, share := int64(0), int64(0)
+	for _, a := range b.admitted {
+		admitted += a.units
+	}
+	if b.charged < admitted {
+		j.fail("%s: %d admitted, only %d charged", b.limit, admitted, b.charged)
+	}
+	for _, l := range b.numbers {
+		share = max(share, l.Rate/4)
+	}
+	for p, units := range b.local {
+		if units > share {
+			j.fail("%s: %s allowed %d without the store, its share is %d", b.limit, p.name, units, share)
+		}
+	}
+}
+
+// bounded checks that no window and no span admitted more than the limit.
+func (j *judge) bounded(b *bucket) {
+	if j.steppedBack || j.stepped && b.leased != 0 { // leases end by the clock of the sidecar
+		return
+	}
+	capacity, rate, period := int64(0), int64(0), int64(0)
+	for _, l := range b.numbers {
+		capacity, rate, period = max(capacity, l.Capacity), max(rate, l.Rate), int64(l.Period())
+	}
+	capacity, rate = capacity*int64(1+j.losses), rate*int64(1+j.losses) // an old master that goes on has a bucket of its own
+	slices.SortStableFunc(b.admitted, func(x, y admission) int { return cmp.Compare(x.at, y.at) })
+	switch b.kind {
+	case algorithms.FixedWindow:
+		sums := map[int64]int64{}
+		for _, a := range b.admitted {
+			n := (int64(a.at) - b.phase) / period
+			if sums[n] += a.units; sums[n] > capacity {
+				j.fail("%s: %d admitted in one window, the limit is %d", b.limit, sums[n], capacity)
+				return
+			}
+		}
+	case algorithms.SlidingLog:
+		j.spans(b, func(d int64) (int64, bool) { return rate, d < period })
+	case algorithms.SlidingWindow:
+		j.spans(b, func(d int64) (int64, bool) { return 2 * rate, d < period })
+	default:
+		j.spans(b, func(d int64) (int64, bool) { return capacity + (d+int64(b.leased))*rate/period, true })
+	}
+}
+
+// spans checks each span from one admission to another. most returns the number of units that a span of that length may
+// admit, and whether there is a bound.
+func (j *judge) spans(b *bucket, most func(d int64) (int64, bool)) {
+	for i := range b.admitted {
+		sum, within := int64(0), b.admitted[i:]
+		if b.sharded {
+			within = slices.SortedFunc(slices.Values(within), func(x, y admission) int { return cmp.Compare(x.until, y.until) })
+		}
+		for _, a := range within {
+			sum += a.units
+			d := int64(a.until - b.admitted[i].at)
+			if n, bound := most(d); bound && sum > n {
+				j.fail("%s: %d admitted in %d us, the most is %s", b.limit, sum, d, strconv.FormatInt(n, 10))
+				return
+			}
+		}
+	}
+}
