@@ -171,9 +171,7 @@ func (f *flood) row(a *app, w *tabwriter.Writer, at time.Duration, r *load.Resul
 // buckets returns the number of buckets in memory, or in Redis.
 func (f *flood) buckets(a *app, metrics string) (string, error) {
 	if f.redis == nil {
-		_, rest, _ := strings.Cut(metrics, "\nrlsidecar_memory_keys ")
-		value, _, _ := strings.Cut(rest, "\n")
-		return value, nil
+		return metric(metrics, "rlsidecar_memory_keys")
 	}
 	c, err := bare.Dial(a, f.redis.address)
 	if err != nil {

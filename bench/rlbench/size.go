@@ -156,11 +156,15 @@ func loadedAt(admin string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	const name = "\nrlsidecar_config_last_reload_success_timestamp_seconds "
-	_, rest, _ := strings.Cut(text, name)
+	return metric(text, "rlsidecar_config_last_reload_success_timestamp_seconds")
+}
+
+// metric returns the value of a series without labels in the answer of /metrics.
+func metric(text, name string) (string, error) {
+	_, rest, _ := strings.Cut(text, "\n"+name+" ")
 	value, _, found := strings.Cut(rest, "\n")
 	if !found {
-		return "", fmt.Errorf("the metrics have no %s", strings.TrimSpace(name))
+		return "", fmt.Errorf("the metrics have no %s", name)
 	}
 	return value, nil
 }
