@@ -4,11 +4,13 @@
 //
 //	go run ./test/mutation              all faults (an hour and more)
 //	go run ./test/mutation -run lease   those whose area, description or file matches
-//	go run ./test/mutation -write       writes the rows of the faults it planted in docs/trust.md
+//	go run ./test/mutation -new         those without a row in docs/trust.md
+//	go run ./test/mutation -write       writes the rows of the faults it planted in docs/trust.md, also when interrupted
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -24,39 +26,58 @@ import (
 
 func main() {
 	pattern := flag.String("run", "", "plant only the faults whose area, description or file matches this `pattern`")
+	fresh := flag.Bool("new", false, "plant only the faults without a row in docs/trust.md")
 	write := flag.Bool("write", false, "write what was found to the table in docs/trust.md")
 	timeout := flag.Duration("timeout", 5*time.Minute, "how long the tests of one fault may take; a longer run counts as noticed")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, ".", os.Stdout, *pattern, *write, *timeout); err != nil {
+	if err := run(ctx, ".", os.Stdout, options{*pattern, *fresh, *write, *timeout}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-// run plants the faults of the tree at root that match pattern.
-func run(ctx context.Context, root string, out io.Writer, pattern string, write bool, timeout time.Duration) error {
+// options are what the command line says.
+type options struct {
+	pattern    string
+	new, write bool
+	timeout    time.Duration
+}
+
+// run plants the faults of the tree at root that the options choose.
+func run(ctx context.Context, root string, out io.Writer, opts options) (err error) {
+	page := filepath.Join(root, "docs/trust.md")
 	all, err := load(filepath.Join(root, "test/mutation/faults"))
 	if err != nil {
 		return err
 	}
-	chosen, err := choose(all, pattern)
+	rows, err := rowsOf(page, all)
 	if err != nil {
 		return err
+	}
+	chosen, err := choose(all, opts.pattern)
+	if err != nil {
+		return err
+	}
+	if opts.new {
+		chosen = slices.DeleteFunc(chosen, func(f fault) bool { return rows[rowOf(f)] != "" })
 	}
 	tree, err := copyTree(ctx, root)
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(filepath.Dir(tree))
-	if err := checkUnchanged(ctx, out, tree, chosen, timeout); err != nil {
+	if err := checkUnchanged(ctx, out, tree, chosen, opts.timeout); err != nil {
 		return err
 	}
 	var results []result
 	var wrong []string
+	if opts.write {
+		defer func() { err = errors.Join(err, writeTable(page, all, results, time.Now())) }()
+	}
 	for i, f := range chosen {
-		r := plant(ctx, tree, f, timeout)
+		r := plant(ctx, tree, f, opts.timeout)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -69,9 +90,6 @@ func run(ctx context.Context, root string, out io.Writer, pattern string, write 
 	fmt.Fprintf(out, "%d faults planted, %d noticed\n", len(results), len(results)-len(wrong))
 	if len(wrong) > 0 {
 		return fmt.Errorf("NOT NOTICED, or not planted:\n  %s", strings.Join(wrong, "\n  "))
-	}
-	if write {
-		return writeTable(filepath.Join(root, "docs/trust.md"), all, results, time.Now())
 	}
 	return nil
 }

@@ -52,7 +52,7 @@ func TestOutcomesOfFaults(t *testing.T) {
 `)
 	was, _ := os.ReadFile(filepath.Join(root, "sum.go"))
 	var out bytes.Buffer
-	err := run(context.Background(), root, &out, "", true, time.Minute)
+	err := run(context.Background(), root, &out, options{write: true, timeout: time.Minute})
 	if err == nil || !strings.Contains(err.Error(), "sums are large") || strings.Contains(err.Error(), "subtracts") {
 		t.Errorf("the error must list what was not noticed, and only that: %v", err)
 	}
@@ -70,13 +70,14 @@ func TestOutcomesOfFaults(t *testing.T) {
 	if is, _ := os.ReadFile(filepath.Join(root, "sum.go")); !bytes.Equal(was, is) {
 		t.Error("the file of the user changed")
 	}
-	if page, _ := os.ReadFile(filepath.Join(root, "docs/trust.md")); !bytes.Contains(page, []byte("old\n")) {
-		t.Errorf("the table was written although faults were not noticed:\n%s", page)
+	page, _ := os.ReadFile(filepath.Join(root, "docs/trust.md"))
+	if !bytes.Contains(page, []byte("2 of 6 faults have a row")) || bytes.Contains(page, []byte("sums are large")) {
+		t.Errorf("a fault that was not noticed has a row, or one that was noticed has none:\n%s", page)
 	}
 }
 
-// TestTheTableIsWritten writes the rows of the faults that were planted, keeps those of others, and removes the rows of
-// faults that no longer exist.
+// TestTheTableIsWritten plants the fault without a row and writes its row, keeps the other row, and removes the row of a
+// fault that no longer exists.
 func TestTheTableIsWritten(t *testing.T) {
 	t.Parallel()
 	root := tree(t, "- {fault: subtracts, file: sum.go, old: a + b, new: a - b}\n- {fault: multiplies, file: sum.go, old: a + b, new: a * b}")
@@ -86,7 +87,7 @@ func TestTheTableIsWritten(t *testing.T) {
 	if err := os.WriteFile(page, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := run(context.Background(), root, &bytes.Buffer{}, "subtracts", true, time.Minute); err != nil {
+	if err := run(context.Background(), root, &bytes.Buffer{}, options{new: true, write: true, timeout: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(page)
@@ -95,7 +96,7 @@ func TestTheTableIsWritten(t *testing.T) {
 	}
 	is := regexp.MustCompile(`(?m) \d+ s \|$`).ReplaceAllString(string(got), " n s |")
 	is = regexp.MustCompile(`\d{4}-\d\d-\d\d`).ReplaceAllString(is, "today")
-	want := "before\n" + tableStart + "2 faults planted, all noticed; the newest rows are of today.\n\n" +
+	want := "before\n" + tableStart + "2 of 2 faults have a row: planted, and noticed. The newest rows are of today.\n\n" +
 		"| area | fault | file | noticed first by | after |\n|---|---|---|---|---|\n" +
 		"| Sums | subtracts | `sum.go` | `TestSum` | n s |\n" + strings.Replace(other, "3 s", "n s", 1) + tableEnd + "after\n"
 	if is != want {
@@ -107,7 +108,7 @@ func TestTheTableIsWritten(t *testing.T) {
 func TestAPatternWithoutTestsIsAnError(t *testing.T) {
 	t.Parallel()
 	root := tree(t, "- {fault: subtracts, file: sum.go, old: a + b, new: a - b, tests: [.], run: TestOther}")
-	err := run(context.Background(), root, &bytes.Buffer{}, "", false, time.Minute)
+	err := run(context.Background(), root, &bytes.Buffer{}, options{timeout: time.Minute})
 	if err == nil || !strings.Contains(err.Error(), `no test matches "TestOther"`) {
 		t.Error(err)
 	}

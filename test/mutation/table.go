@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"os"
 	"strings"
@@ -15,35 +14,59 @@ const (
 )
 
 // writeTable writes the rows of results to the table in a page. It keeps the rows of other faults of all, and drops
-// those of faults that are not there any more.
+// those of faults that are not there any more, or that were not noticed.
 func writeTable(page string, all []fault, results []result, now time.Time) error {
-	text, err := os.ReadFile(page)
+	rows, err := rowsOf(page, all)
 	if err != nil {
 		return err
 	}
-	before, rest, found := bytes.Cut(text, []byte(tableStart))
-	was, behind, ended := bytes.Cut(rest, []byte(tableEnd))
-	if !found || !ended {
-		return fmt.Errorf("%s: the lines %q and %q are missing", page, tableStart, tableEnd)
+	before, _, behind, err := divide(page)
+	if err != nil {
+		return err
 	}
-	rows := map[string]string{} // the rows, by their starts
-	for row := range strings.Lines(string(was)) {
-		for _, f := range all {
-			if strings.HasPrefix(row, rowOf(f)) {
-				rows[rowOf(f)] = row
+	for _, r := range results {
+		delete(rows, rowOf(r.fault))
+		if r.noticed() {
+			rows[rowOf(r.fault)] = fmt.Sprintf("%s `%s` | %.0f s |\n", rowOf(r.fault), r.by, r.after.Seconds())
+		}
+	}
+	return os.WriteFile(page, []byte(before+tableStart+table(all, rows, now)+tableEnd+behind), 0o644)
+}
+
+// divide returns what a page has before, in and behind the table.
+func divide(page string) (before, in, behind string, err error) {
+	text, err := os.ReadFile(page)
+	if err != nil {
+		return "", "", "", err
+	}
+	before, rest, found := strings.Cut(string(text), tableStart)
+	in, behind, ended := strings.Cut(rest, tableEnd)
+	if !found || !ended {
+		return "", "", "", fmt.Errorf("%s: the lines %q and %q are missing", page, tableStart, tableEnd)
+	}
+	return before, in, behind, nil
+}
+
+// rowsOf returns the rows in the table of a page, by their starts.
+func rowsOf(page string, all []fault) (map[string]string, error) {
+	_, in, _, err := divide(page)
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]bool{}
+	for _, f := range all {
+		known[rowOf(f)] = true
+	}
+	rows := map[string]string{}
+	for row := range strings.Lines(in) {
+		if cells := strings.SplitAfterN(row, " | ", 4); len(cells) == 4 {
+			start := strings.TrimSuffix(strings.Join(cells[:3], ""), " ")
+			if known[start] {
+				rows[start] = row
 			}
 		}
 	}
-	for _, r := range results {
-		rows[rowOf(r.fault)] = fmt.Sprintf("%s `%s` | %.0f s |\n", rowOf(r.fault), r.by, r.after.Seconds())
-	}
-	var b bytes.Buffer
-	b.Write(before)
-	b.WriteString(tableStart)
-	b.WriteString(table(all, rows, now))
-	b.WriteString(tableEnd)
-	b.Write(behind)
-	return os.WriteFile(page, b.Bytes(), 0o644)
+	return rows, nil
 }
 
 // rowOf is the start of the row of a fault.
@@ -51,7 +74,7 @@ func rowOf(f fault) string { return fmt.Sprintf("| %s | %s | `%s` |", f.Area, f.
 
 func table(all []fault, rows map[string]string, now time.Time) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d faults planted, all noticed; the newest rows are of %s.\n\n", len(rows), now.UTC().Format(time.DateOnly))
+	fmt.Fprintf(&b, "%d of %d faults have a row: planted, and noticed. The newest rows are of %s.\n\n", len(rows), len(all), now.UTC().Format(time.DateOnly))
 	b.WriteString("| area | fault | file | noticed first by | after |\n|---|---|---|---|---|\n")
 	for _, f := range all {
 		b.WriteString(rows[rowOf(f)])
