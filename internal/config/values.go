@@ -119,7 +119,7 @@ func (s *span) read(p *parser, key string, n *yaml.Node) {
 // calendarUnits are the periods of the calendar.
 var calendarUnits = func() map[string]calendar.Unit {
 	byName := map[string]calendar.Unit{}
-	for _, u := range calendar.Units {
+	for _, u := range [...]calendar.Unit{calendar.Day, calendar.Week, calendar.Month, calendar.Year} {
 		byName[u.String()] = u
 	}
 	return byName

@@ -5,7 +5,8 @@
 // Every Store, and the Lua script of the Redis store, computes exactly the same decisions.
 //
 // All arithmetic is on integers, so that two implementations agree to the last digit. Values are
-// scaled (a token bucket counts in 1/q token), so that refilling never rounds. Compile refuses
+// scaled so that refilling never rounds: with a rate of p tokens in q microseconds (p/q in lowest
+// terms), a token bucket counts in units of 1/q token. Method Limit.Unit returns q. Compile refuses
 // numbers whose products would exceed 2^53, because Redis scripts compute in doubles.
 //
 // Compile a Spec once, then call Take for each request:
@@ -20,7 +21,9 @@ package algorithms
 
 import "slices"
 
-// Micros is a moment (microseconds since 1970, UTC) or a span of time in microseconds.
+// Micros is a moment (microseconds since 1970, UTC) or a span of time in microseconds. For a time.Time t and a
+// time.Duration d, they are Micros(t.UnixMicro()) and Micros(d.Microseconds()); time.UnixMicro(int64(m)) converts
+// the moment m back.
 //
 // The unit is not nanoseconds because Redis scripts compute in doubles, which are exact up to
 // 2^53. Nanoseconds passed that value in April 1970; microseconds reach it in 2255.
@@ -92,8 +95,8 @@ type State struct {
 	Prev int64
 	// At is the time of the last charge. For a sliding log it is the time of the newest unit.
 	At Micros
-	// Log has the times of the units in a sliding log, oldest first. The next State shares its array, which
-	// is only sliced and appended to. So at most one State may be derived from each State.
+	// Log has the times of the units in a sliding log, oldest first. The next State shares its array. So at
+	// most one State may be derived from each State (see the package documentation).
 	Log []Micros
 	// Denials is the state of the limit's Penalty; nil if there is none.
 	Denials *Denials
@@ -104,9 +107,11 @@ type State struct {
 
 // Charge is a request for units of one bucket.
 type Charge struct {
-	// Cost is the number of units. A cost of 0 is a dry run; a negative cost is a refund.
+	// Cost is the number of units. A negative cost is a refund. A cost of 0 consumes nothing and returns the
+	// state of the bucket; set DryRun to learn whether a cost would be allowed.
 	Cost int64
-	// Hash is the hash of the bucket's key. A fixed window without a start derives its phase from it.
+	// Hash is a hash of the bucket's key; any hash that is the same for each charge of the bucket. A fixed
+	// window without a Start derives from it when the windows of this key start.
 	Hash uint64
 	// MaxWait denies a turn in a leaky bucket that is further away than this; 0 means no bound.
 	MaxWait Micros
@@ -119,8 +124,8 @@ type Charge struct {
 	//  - A token bucket returns the refund less the tokens that have flowed in since ChargedAt, because without the
 	//    charge the bucket might have overflowed.
 	ChargedAt Micros
-	// Scaled means that Cost is in the unit of State.Value, 1/q token. It is used to charge parts of one
-	// cost to several shards.
+	// Scaled is for Stores. It means that Cost is in the unit of State.Value (see Limit.Unit). It is used to
+	// charge parts of one cost to several shards.
 	Scaled bool
 	// Reserve lets the value go below zero, down to -MaxReserved.
 	Reserve bool
@@ -171,16 +176,19 @@ type Decision struct {
 
 // Take charges a.Cost to a bucket with state s at time now. It returns the next state and the decision.
 //
-// A denial returns s unchanged, with three exceptions: a clock that must be started or corrected, limits
-// that charge denied requests (Overdraw, TakesDenied), and limits that count denials (Penalty).
+// A denial returns s unchanged, with these exceptions:
+//
+//   - s is new and its limit has an Initial below Capacity: the next state has the time from which units flow in.
+//   - now is more than a minute before s.At, because a clock stepped back: time then counts from now.
+//   - The limit charges denied requests (Overdraw, TakesDenied) or counts denials (Penalty).
 func (l *Limit) Take(s State, now Micros, a Charge) (State, Decision) {
 	var d Decision
 	l.TakeAt(&s, now, &a, &d)
 	return s, d
 }
 
-// TakeAt is Take without copies: it writes the next state to s and the decision to d. Copying them would
-// take as long as the decision itself.
+// TakeAt is for Stores. It is Take without copies: it writes the next state to s and the decision to d. Copying
+// them would take as long as the decision itself.
 func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	if (l.Penalty.After > 0 || s.Denials != nil) && !a.counted {
 		counted := *a
@@ -319,7 +327,7 @@ func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, 
 // startsFilled reports whether a new bucket is full.
 func (l *Limit) startsFilled() bool { return l.Initial >= l.Capacity }
 
-// ChargesDenied reports whether l charges denied requests too.
+// ChargesDenied is for Stores. It reports whether l charges denied requests too.
 func (l *Limit) ChargesDenied() bool { return l.Overdraw || l.TakesDenied }
 
 // fresh returns the State of a new bucket at time now, filled to Initial.

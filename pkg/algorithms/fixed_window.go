@@ -34,8 +34,8 @@ func (l *Limit) windowStart(n, phase int64) Micros {
 	return Micros(phase+n*l.period) * l.tick
 }
 
-// WindowEnd returns the time from now to the next start of a fixed window, for the key with this hash
-// (Charge.Hash). It also works for a limit with a Rate of 0.
+// WindowEnd is for Stores. It returns the time from now to the next start of a fixed window, for the key with this
+// hash (Charge.Hash). It also works for a limit with a Rate of 0.
 func (l *Limit) WindowEnd(now Micros, hash uint64) Micros {
 	phase := l.phaseOf(hash)
 	return l.windowStart(l.windowOf(now, phase)+1, phase) - now

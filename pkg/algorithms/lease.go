@@ -1,7 +1,7 @@
 package algorithms
 
-// Lease bounds how many units of one bucket a process may borrow, and for how long. Leased units are
-// charged when they are granted. Only token buckets and fixed windows can be leased.
+// Lease is for Stores. It bounds how many units of one bucket a process may borrow, and for how long. Leased units
+// are charged when they are granted. Only token buckets and fixed windows can be leased.
 type Lease struct {
 	// Most is the largest number of units leased to a process at a time; 0 means no lease.
 	Most int64
@@ -9,7 +9,7 @@ type Lease struct {
 	For Micros
 }
 
-// Unit returns how much of State.Value is one unit.
+// Unit returns the amount of State.Value that is one unit (one token).
 func (l *Limit) Unit() int64 {
 	switch l.Kind {
 	case TokenBucket, LeakyBucket, Guaranteed:

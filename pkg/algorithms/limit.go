@@ -21,17 +21,18 @@ type Spec struct {
 	// MaxReserved is how many units below zero reservations and Overdraw may go. nil means as far as the
 	// numbers stay exact.
 	MaxReserved *int64
-	// Start is a moment at which a fixed window starts. With nil, each key has a phase of its own, derived
-	// from its hash.
+	// Start is a moment at which a fixed window starts. With nil, the windows of each key start at a time
+	// derived from its hash (Charge.Hash).
 	Start *Micros
 	// Calendar, if not nil, sets the edges of a fixed window instead of Period and Start.
 	Calendar *Calendar
 	// Overdraw always charges the cost, below zero if necessary. The request is denied if its cost was not
 	// available.
 	Overdraw bool
-	// TakesDenied makes a fixed window count denied requests too, within that window only.
+	// TakesDenied is for limits from files of envoyproxy/ratelimit. It makes a fixed window count denied requests
+	// too, within that window only.
 	TakesDenied bool
-	// PerRequest means that the numbers come with each request. A fixed window then keeps its exact
+	// PerRequest is for limits that come with requests (overrides of Envoy). A fixed window then keeps its exact
 	// consumption when the numbers change, and the next window starts at capacity.
 	PerRequest bool
 	// Penalty, if not nil, blocks a bucket after a number of denials.

@@ -33,17 +33,20 @@ const (
 	maxOpen = 3600 * Second
 )
 
-// Peak is a moment at which a bucket was fuller than at any time since.
+// Peak is for Stores, which save and load it. It is a moment at which a bucket was fuller than at any time since.
 type Peak struct {
-	// Until is the moment, the start of a tick. The peak counts for charges made before Until. The Until of
-	// a refund's peak is the next tick, because charges in the same tick may have come before the refund.
+	// Until is the moment. The peak reduces the refunds of charges that were made before Until.
+	//
+	// It is the start of a tick: the unit of time in which the limit counts, a microsecond or a millisecond.
+	// For the peak after a refund it is the start of the next tick, because a charge in the same tick may have
+	// come before the refund.
 	Until Micros
-	// Room is how much the bucket lacked, in the unit of State.Value.
+	// Room is the amount by which the bucket was below full, in the unit of State.Value.
 	Room int64
 }
 
-// Peaks are the last peaks of a bucket, oldest first. Each has more room than the one before. Peaks are
-// immutable: a new State gets a new *Peaks.
+// Peaks is for Stores. It has the last peaks of a bucket, oldest first. Each has more room than the one before.
+// Peaks are immutable: a new State gets a new *Peaks.
 type Peaks struct {
 	n    int
 	list [mostPeaks]Peak

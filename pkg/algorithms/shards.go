@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// MaxShards is the largest number of shards of a limit. It is small enough that twice a sum over all shards
-// fits in an int64.
+// MaxShards is for Stores: the largest number of shards of a limit. It is small enough that twice a sum over
+// all shards fits in an int64.
 const MaxShards = 256
 
 // A sharded limit is split into n smaller buckets, so that a hot key spreads over the nodes of a cluster.
@@ -15,7 +15,7 @@ const MaxShards = 256
 // neither has enough alone, both are charged together and left level, that is with equal amounts. If that
 // is not enough either, the other shards are tried before the request is denied.
 
-// Split compiles the n shards of s.
+// Split is for Stores of several nodes. It compiles the n shards of s: smaller limits that together make one.
 //
 // Capacity, initial, max_reserved and the rate of a window are split so that they add up exactly. A token
 // bucket keeps its rate and multiplies its period by n, which divides the rate without a fraction. The
@@ -90,18 +90,17 @@ func split(x *int64, n, i int) *int64 {
 	return &part
 }
 
-// TakeShards charges a.Cost at time now to some shards of one bucket: to two drawn at random, or to all of
-// them.
+// TakeShards is for Stores of several nodes. It charges a.Cost at time now to the given shards of one bucket. The
+// Store passes two shards that it drew at random. If they deny, it passes all shards.
 //
 //   - If one shard alone has enough, the shard with the most units left is charged.
 //   - Otherwise the shards are charged together and left level.
 //   - A refund fills the emptiest shard first.
 //   - A reservation is spread over all given shards and leaves them level. It waits for the last of them.
 //
-// The Decision describes the given shards only; Never too.
-//
-// It is one long function because its parts share the slices and sums of the first loop.
+// The Decision describes only the given shards. This applies to Never, too.
 func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
+	// This is one long function because its parts share the slices and sums of the first loop.
 	var d Decision
 	left := make([]int64, len(shards)) // the amounts left, in 1/q unit
 	begun := make([]State, len(shards))

@@ -9,13 +9,12 @@ import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 // nothing are not kept: a repeated denial is decided again.
 //
 // A settlement (algorithms.Charge.Settle) of several buckets should be one group per bucket, each with its
-// own ID. Limits that settle always allow a settlement, so the groups need not be charged together. The
-// Store then keeps each decision in the step that changes the bucket, on any number of nodes. So a
-// settlement whose answer was lost can be repeated, and takes effect once. It cannot refund a charge that
-// was lost, because a bucket that does not contain the charge refunds nothing. If the settlement were one
-// group over several nodes, a lost answer would leave its outcome unknown (ErrPending).
+// own ID. The groups need not be charged together, because limits that settle allow every settlement. A group of
+// one bucket is on one node, where the Store keeps the decision in the same step. So a settlement whose answer
+// was lost can be repeated, and takes effect once. If the settlement were one group over several nodes, a lost
+// answer would leave its outcome unknown (ErrPending).
 //
-// Each kept group uses as much room as a bucket.
+// Each kept group counts like a bucket towards the bounds of the Store.
 type IdempotencyKey struct {
 	// ID is unique for the group.
 	ID [16]byte
@@ -27,7 +26,8 @@ type IdempotencyKey struct {
 	Lifetime algorithms.Micros
 }
 
-// ConsumedAny reports whether a decided group consumed anything, so that its decisions must be kept.
+// ConsumedAny is for Stores. It reports whether a decided group consumed anything. If it did, the Store must keep
+// its decisions.
 func ConsumedAny(charges []Charge, decisions []Decision) bool {
 	for i := range charges {
 		d := &decisions[i]

@@ -18,8 +18,12 @@ import (
 // Store keeps buckets and charges them. Several goroutines may call Submit at the same time.
 //
 // A wrapper passes batches on to another Store. It may replace Done, and must restore it before it calls the original.
-// A Limiter also submits dry runs (Terms.DryRun), refunds (a negative Terms.Cost), settlements (Terms.Settle) and resets
-// (Reset). A wrapper that counts requests must skip these.
+//
+// A wrapper that counts requests must skip the other charges that a Limiter submits:
+//
+//   - dry runs (Terms.DryRun), which Peek makes, and also calls with a MaxWait before they reserve;
+//   - refunds (a negative Terms.Cost), settlements (Terms.Settle) and resets (Reset);
+//   - alternatives that were not needed (see Decision).
 type Store interface {
 	// Submit decides b.Charges and writes b.Decisions.
 	//
@@ -64,12 +68,12 @@ type Batch struct {
 	Done func(b *Batch)
 }
 
-// Source is an origin of batches, usually a client's connection. Stores that queue batches serve the
-// sources in turn.
+// Source is for callers of Submit that serve many connections. It is an origin of batches, usually a client's
+// connection. Stores that queue batches serve the sources in turn.
 type Source struct {
-	// Flush is called after a Store has called Done for batches of this source, so that answers can be
-	// written together. It is not called for batches whose Done was called before Submit returned. A Store
-	// calls it once for several batches if it can. Flush must not block.
+	// Flush is called by the Store after it has called Done for batches of this source, so that the answers to
+	// several batches can be written together. It is not called for batches whose Done was called before
+	// Submit returned. Flush must not block.
 	Flush func()
 }
 
@@ -83,8 +87,8 @@ func (s *Source) flush() {
 // IsKnown reports whether decision i is final, before Done.
 func (b *Batch) IsKnown(i int) bool { return b.Known != nil && b.Known[i].Load() }
 
-// SetKnown marks the decisions from index from up to, but not including, index to as final. They must be
-// those of whole groups. The caller must not hold a lock that OnKnown acquires.
+// SetKnown is for Stores. It marks the decisions from index from up to, but not including, index to as final. They
+// must be those of whole groups. The caller must not hold a lock that OnKnown acquires.
 func (b *Batch) SetKnown(from, to int) {
 	if b.Known == nil {
 		return
@@ -97,15 +101,15 @@ func (b *Batch) SetKnown(from, to int) {
 	}
 }
 
-// Finish calls Done of b and Flush of its Source. A Store that completes several batches at once calls Done
-// of each, and then Flush.
+// Finish is for Stores. It calls Done of b and then Flush of its Source. A Store that completes several batches
+// of one Source at once calls Done of each, and then Flush once.
 func (b *Batch) Finish() {
 	source := b.Source // after Done, b belongs to the caller
 	b.Done(b)
 	source.flush()
 }
 
-// Fail sets the error of all decisions that are not final (IsKnown) to err, and calls Done.
+// Fail is for Stores. It sets the error of all decisions that are not final (IsKnown) to err, and calls Done.
 func (b *Batch) Fail(err error) {
 	for i := range b.Decisions {
 		if !b.IsKnown(i) {
@@ -216,8 +220,8 @@ func GroupLen(charges []Charge) int {
 	return n
 }
 
-// Alternatives returns how many charges of a group, from the first on, are alternatives of each other
-// (Charge.Then). It is 1 for a charge without alternatives.
+// Alternatives is for Stores. It returns how many charges of a group, from the first on, are alternatives of each
+// other (Charge.Then). It is 1 for a charge without alternatives.
 func Alternatives(group []Charge) int {
 	n := 1
 	for n < len(group) && group[n-1].Then {
@@ -236,8 +240,9 @@ func fits(decisions []Decision) bool {
 	return true
 }
 
-// Paid returns the range of the charges that were consumed in a row of alternatives with these decisions:
-// either the charges with Then or the one behind them. The range is empty if all were denied.
+// Paid is for Stores. decisions are those of the alternatives that Alternatives counts. Paid returns the range of
+// the charges that were consumed: either all charges with Then, or only the last charge. The range is empty if
+// neither was allowed.
 func Paid(decisions []Decision) (from, to int) {
 	last := len(decisions) - 1
 	switch {

@@ -24,9 +24,6 @@ const (
 	Year
 )
 
-// Units lists all units.
-var Units = [...]Unit{Day, Week, Month, Year}
-
 // String returns "day", "week", "month" or "year".
 func (u Unit) String() string { return [...]string{"day", "week", "month", "year"}[u] }
 

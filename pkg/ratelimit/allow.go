@@ -46,8 +46,8 @@ func (l *Limiter) Refund(ctx context.Context, n int64, name string, key ...strin
 	return l.one(ctx, name, key, algorithms.Charge{Cost: -n})
 }
 
-// Reset deletes a bucket. The next call finds a new one. It is not an error if the bucket does not exist. The
-// error is ErrUnknown or one of the Store's.
+// Reset deletes a bucket. The next call finds a new one, with the Initial units. It is not an error if the
+// bucket does not exist. The error is ErrUnknown or one of the Store's.
 func (l *Limiter) Reset(ctx context.Context, name string, key ...string) error {
 	if l.named[name] == nil {
 		return unknown(name)
@@ -116,9 +116,9 @@ type Request struct {
 	// are available.
 	Reserve bool
 	// Limit, if not nil, is the limit itself. It is for numbers that the program keeps elsewhere, such as
-	// those of a tenant. Calls with other numbers under the same Name keep the consumption. Name must not
-	// be in Config.Limits, and such a request cannot Reserve. The HTTP API charges the same buckets for a
-	// request with a config.
+	// those of a tenant in a database. If the numbers under a Name change, the bucket keeps its consumption.
+	// Name must not be in Config.Limits, and such a request cannot Reserve. A request to a sidecar's HTTP API
+	// with the same name, key and `config` charges the same bucket.
 	Limit *Limit
 
 	// Result is set by the call.
@@ -138,7 +138,7 @@ type Request struct {
 //
 // If a limit denies, the error is a *DeniedError, and each Result has the decision of its own limit. The time to
 // wait is the longest RetryAfter of the limits that deny. If one limit can never hold the units requested,
-// the error wraps ErrNeverFits and names the limit.
+// the error wraps ErrNeverFits and names the limit. ErrTooLarge means that there are too many requests.
 //
 // Each request with Reserve gets a Reservation of its own. Pass each to Settle. If one of them would have
 // to wait longer than Config.MaxWait, the call is denied.

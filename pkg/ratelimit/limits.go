@@ -29,8 +29,8 @@ type Limit struct {
 	Capacity *int64
 	// Initial is the number of units in a new bucket; nil means Capacity.
 	Initial *int64
-	// MaxReserved is how many units below zero reservations and Overdraw may go; nil means as many as can be counted
-	// exactly.
+	// MaxReserved is how many units below zero reservations and Overdraw may go. nil means as many as can be
+	// computed exactly. That depends on Rate and Period, and is at most 2^53.
 	MaxReserved *int64
 	// Settles makes reservations of a token bucket or a fixed window exact. Settle then refunds what would
 	// be left if the real cost had been known at the start, and always accepts a real cost that is larger.
@@ -47,8 +47,8 @@ type Limit struct {
 	// Start is a moment at which a fixed window starts. With the zero Time, the windows of each key start
 	// at a time derived from the key, so that not all buckets are refilled at once.
 	Start time.Time
-	// Calendar, if not nil, gives a fixed window the edges of a calendar, such as days in a time zone. See
-	// package calendar. Period and Start must then be zero.
+	// Calendar, if not nil, makes the windows of a fixed window those of a calendar, such as days in a time
+	// zone. See package calendar. Period and Start must then be zero.
 	Calendar *algorithms.Calendar
 	// Overdraw charges the cost even if it is not available, and denies while the bucket is below zero.
 	Overdraw bool
@@ -218,5 +218,6 @@ func (s *spans) add(field string, t any) {
 }
 
 // KeyText describes the key of a bucket (backend.Charge.Key) in readable form, such as "limit send of
-// domain edge, key bob". It is for programs that handle keys, such as wrappers of a Store.
+// domain edge, key bob". It is for the logs of a wrapper of a Store. Do not parse the text: different keys
+// can have the same text.
 func KeyText(key []byte) string { return descriptors.KeyText(key) }

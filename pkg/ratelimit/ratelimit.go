@@ -43,10 +43,12 @@ import (
 )
 
 var (
-	// ErrDenied means that a limit was reached. Nothing was consumed. RetryAfter of the Result says when to try again.
+	// ErrDenied means that a limit was reached. Nothing was consumed, except by limits with Overdraw.
+	// Result.RetryAfter is the time until the call can be repeated.
 	ErrDenied = errors.New("the rate limit was reached")
-	// ErrNeverFits means that the request needs more units than the limit can ever hold. Nothing was consumed, and
-	// trying again is useless. It is not an ErrDenied.
+	// ErrNeverFits means that the request needs more units than the limit can ever supply: more than Capacity,
+	// or for reservations and Wait more than Capacity plus MaxReserved. Nothing was consumed, and trying again
+	// is useless. It is not an ErrDenied.
 	ErrNeverFits = errors.New("the request needs more units than the rate limit can ever hold")
 	// ErrUnknown means that there is no limit with this name.
 	ErrUnknown = errors.New("no such limit")
@@ -62,6 +64,8 @@ var (
 	// shards now.
 	ErrExpired = errors.New("the reservation has expired")
 
+	// ErrTooLarge means that a call has more limits than the Store can charge together. Nothing was consumed.
+	ErrTooLarge = backend.ErrTooLarge
 	// ErrUnavailable means that the Store could not decide in time. Units may have been consumed.
 	ErrUnavailable = backend.ErrUnavailable
 	// ErrFull means that a new bucket was needed, but the Store has no room. Nothing was consumed.
@@ -201,13 +205,14 @@ type Result struct {
 	// headers.
 	Limit  int64
 	Window time.Duration
-	// Remaining is the number of units left; 0 for a bucket below zero.
+	// Remaining is the number of units left. It is 0 for a bucket in debt.
 	Remaining int64
 	// RetryAfter is set for a denial. It is the exact time until the same request can succeed.
 	RetryAfter time.Duration
 	// ResetAfter is the time until the bucket is full again.
 	ResetAfter time.Duration
-	// Wait is the time until reserved units are available, or until the turn in a leaky bucket.
+	// Wait is the time until reserved units are available, or until the turn in a leaky bucket. It is 0 if this
+	// limit denies.
 	Wait time.Duration
 	// Payer is the name of the limit that paid, if the requested one did not allow the units and names
 	// another limit in the file from which package limitsfile loaded it (then). The other fields are then

@@ -44,7 +44,8 @@ func (r *Reservation) Name() string { return r.part().Name }
 // N returns the number of reserved units.
 func (r *Reservation) N() int64 { return r.part().Count }
 
-// Due returns the time at which the units are available, by the clock of the Store.
+// Due returns the time at which the units are available, by the clock of the Store. For the zero Reservation
+// it is the start of 1970.
 func (r *Reservation) Due() time.Time { return time.UnixMicro(int64(r.part().Due())) }
 
 // Expires returns the time until which the Reservation can be settled: an hour after Due. Config.Clock decides
@@ -53,7 +54,9 @@ func (r *Reservation) Expires() time.Time {
 	return time.UnixMicro(int64(r.part().Due() + limiter.Within))
 }
 
-// Delay returns the time until the units are available; 0 if they are.
+// Delay returns the time until the units are available, and 0 once they are. It becomes shorter as time passes.
+// In the process that made the Reservation, it does not depend on the Store's clock. After UnmarshalText it is
+// the difference between Due and this computer's clock.
 func (r *Reservation) Delay() time.Duration {
 	if r.made.IsZero() {
 		return max(0, time.Until(r.Due()))
@@ -66,6 +69,8 @@ func (r *Reservation) Delay() time.Duration {
 func (r *Reservation) Wait(ctx context.Context) error { return sleep(ctx, r.Delay()) }
 
 // MarshalText implements encoding.TextMarshaler. The text has only characters that are safe in URLs and headers.
+// It has about 100 characters and four for every three bytes of the key. The error is ErrReservation for the zero
+// Reservation, and for a key of more than 16 KiB.
 func (r Reservation) MarshalText() ([]byte, error) {
 	switch {
 	case r.text != "":
@@ -80,7 +85,8 @@ func (r Reservation) MarshalText() ([]byte, error) {
 	return text, nil
 }
 
-// UnmarshalText implements encoding.TextUnmarshaler. Settle verifies the signature.
+// UnmarshalText implements encoding.TextUnmarshaler. The error is ErrReservation if text was not made by
+// MarshalText. Only Settle verifies the signature.
 func (r *Reservation) UnmarshalText(text []byte) error {
 	next := Reservation{text: string(text)}
 	if reservation.Decode(next.text, &next.data) != nil {
@@ -152,7 +158,10 @@ func (l *Limiter) Wait(ctx context.Context, name string, key ...string) error {
 //
 // It returns a DeniedError at once if the wait would end after the deadline of ctx or exceed
 // Config.MaxWait. If ctx is canceled during the wait, WaitN refunds the units and returns the error of ctx.
-// For limits that support reservations, waiting calls are served in the order of their arrival.
+//
+// For token buckets, fixed windows and leaky buckets, waiting calls are served in the order of their arrival.
+// For other limits, and for a token bucket with Guaranteed, WaitN tries again after each RetryAfter, so another
+// call can be served first.
 func (l *Limiter) WaitN(ctx context.Context, n int64, name string, key ...string) error {
 	r := Request{Name: name, Key: key, N: n}
 	if err := l.find(&r); err != nil {
@@ -228,12 +237,13 @@ func (l *Limiter) reservation(m *limit, values []string, n int64, d *backend.Dec
 // is refunded. A limit with Settles refunds exactly what would be left if the cost had been n from the
 // start.
 //
-// A Reservation is settled once. A repeated call with the same n returns the same result; another n is
-// ErrReused. If the difference is denied (ErrDenied), the call can be tried again. ErrReservation means
-// that the reservation belongs to another Secret or domain, ErrExpired that it is too old.
+// A Reservation is settled once. Until it expires, a repeated call with the same n returns the same result,
+// and another n is ErrReused. If the difference is denied (ErrDenied), the call can be tried again.
+// ErrReservation means that the reservation belongs to another Secret or domain, ErrExpired that it is too
+// old.
 //
-// Other programs can make a Reservation with several limits. Each of its limits is settled to n. The Result
-// is that of the first limit that denies, or else of the first limit.
+// A Reservation made by a sidecar can have several limits. Settle then settles each of them to n, and returns
+// the Result of the first limit that denies, or else of the first limit.
 func (l *Limiter) Settle(ctx context.Context, r Reservation, n int64) (Result, error) {
 	name := r.Name()
 	if n < 0 {

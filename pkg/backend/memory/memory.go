@@ -30,10 +30,10 @@ type Config struct {
 	// Clock returns the time; nil means time.Now. A test can set it.
 	Clock func() time.Time
 	// MaxKeys bounds the memory. Each bucket, each entry of a sliding log and each denial counted by a
-	// penalty counts as one, and the peaks of a limit that settles as two. 0 means DefaultMaxKeys.
+	// penalty counts as one. A bucket of a limit with Settles counts as three. 0 means DefaultMaxKeys.
 	MaxKeys int
-	// Repeatable makes the Store delete the same buckets whenever it gets the same requests. It is for
-	// replays only, because its hash seed is fixed: an attacker could construct keys that collide.
+	// Repeatable is for replays of recorded requests. The Store then deletes the same buckets whenever it gets
+	// the same requests. Its hash seed is fixed, so an attacker could construct keys that collide.
 	Repeatable bool
 }
 
@@ -352,8 +352,8 @@ func (s *Store) sweepStripe(st *stripe, now algorithms.Micros) {
 	}
 }
 
-// Run sweeps all stripes every ten seconds until ctx ends, and every second while little room is left.
-// Without Run, the Store sweeps only when a new bucket needs room, and so may use all the memory that
+// Run sweeps all buckets (see Sweep) every ten seconds until ctx ends, and every second while the Store is nearly
+// full. Without Run, the Store sweeps only when a new bucket needs room, and so may use all the memory that
 // MaxKeys allows.
 func (s *Store) Run(ctx context.Context) {
 	const turn = 100 * time.Millisecond
@@ -380,8 +380,10 @@ func (s *Store) Run(ctx context.Context) {
 
 // SetOwners sets the limits that share the bound MaxKeys. Half of it is divided equally among them, so that
 // a flood of keys of one limit leaves room for new keys of the others. All limits, and the results kept for
-// idempotency keys, share the other half. A limit that is not listed has no part of its own. An owner is the domain, a
-// slash and the name of the limit (Charge.Owner).
+// idempotency keys, share the other half. A limit that is not listed has no part of its own.
+//
+// An owner is the value of Charge.Owner. For a limit of package ratelimit it is the domain, a slash and the name of
+// the limit, such as "edge/send". Without a domain it is "/send".
 func (s *Store) SetOwners(owners []string) { s.room.setOwners(owners) }
 
 // Stats describes the content of a Store.

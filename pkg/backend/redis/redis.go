@@ -3,6 +3,9 @@
 //
 // A call is answered in time or its error is backend.ErrUnavailable. The Store never repeats a call that may have been
 // charged.
+//
+// It needs Redis 6.2 or later, or Valkey, with maxmemory-policy noeviction. docs/redis.md in the repository has the
+// permissions that the user of Redis needs.
 package redis
 
 import (
@@ -26,7 +29,7 @@ type Config struct {
 	//
 	// rediss+sentinel:// and rediss+cluster:// use TLS.
 	URL string
-	// Timeout is the longest time that a call takes; 0 means 10 ms.
+	// Timeout is the longest time that a call takes; 0 means 10 ms, which suits a server in the same data center.
 	Timeout time.Duration
 	// KeyPrefix starts the name of every key; "" means "rl:". It must not contain braces.
 	KeyPrefix string
@@ -75,5 +78,6 @@ func (s *Store) Submit(b *backend.Batch) { s.store.Submit(b) }
 // Ping waits until Redis answers, at most until ctx ends.
 func (s *Store) Ping(ctx context.Context) error { return s.store.Ping(ctx) }
 
-// Close waits for refunds in flight, fails all batches that have not been sent, and closes all connections.
+// Close waits for refunds in flight, fails all batches that have not been sent, and closes all connections. A
+// second call returns an error.
 func (s *Store) Close() error { return s.store.Close() }

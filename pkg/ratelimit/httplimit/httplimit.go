@@ -7,9 +7,12 @@
 //	…
 //	http.ListenAndServe(":8080", limit(mux))
 //
-// Allowed and denied requests get the headers RateLimit-Policy and RateLimit. Denied requests are answered
-// with 429, Retry-After and problem details (RFC 9457), and requests that can never fit with 413. If the Store
-// cannot decide, requests are answered with 503, unless Config.FailOpen is set.
+// The answers to allowed and denied requests have the headers RateLimit-Policy and RateLimit. In RateLimit, r is
+// the number of units left. t is the number of seconds until the bucket is full again, or, for a denied request,
+// until the request can be repeated.
+//
+// Denied requests are answered with 429, Retry-After and problem details (RFC 9457), and requests that can never
+// fit with 413. If the Store cannot decide, requests are answered with 503, unless Config.FailOpen is set.
 //
 // With a leaky bucket, the middleware waits for the turn of a request before it calls the handler. If the
 // context of the request ends before, the handler is not called; the units stay consumed.
