@@ -208,7 +208,7 @@ func TestReadinessDependsOnRedisUntilItHasDecidedOnce(t *testing.T) {
 	}
 	redistest.Eventually(t, "it is ready once the password is right", func() bool { return ready() == 200 })
 	redistest.Eventually(t, "limits hold", func() bool { return x.decide(t, "deny") == 200 })
-	redistest.Eventually(t, "Redis neither refuses nor is away", func() bool {
+	redistest.Eventually(t, "Redis answers and does not refuse", func() bool {
 		_, text := x.get(t, x.admin, "/api/conditions") // a busy machine may also report that Redis is slow
 		return !strings.Contains(text, "redis-refuses/") && !strings.Contains(text, "redis-away/") && !strings.Contains(text, "redis-breaker-open/")
 	})
@@ -235,7 +235,7 @@ func TestAnUnreachableRedisDoesNotPreventReadiness(t *testing.T) {
 	}
 	redis.Restart()
 	redistest.Eventually(t, "it decides", func() bool { return x.decide(t, "deny") == 200 })
-	redistest.Eventually(t, "Redis neither refuses nor is away", func() bool {
+	redistest.Eventually(t, "Redis answers and does not refuse", func() bool {
 		_, text := x.get(t, x.admin, "/api/conditions") // a busy machine may also report that Redis is slow
 		return !strings.Contains(text, "redis-refuses/") && !strings.Contains(text, "redis-away/") && !strings.Contains(text, "redis-breaker-open/")
 	})

@@ -120,7 +120,7 @@ func syntaxAdvice(message string) string {
 	for _, a := range []struct{ message, advice string }{
 		{"tab character", "indent with spaces"},
 		{"cannot start any token", "quote text that starts with @, ` or %, and indent with spaces, not tabs"},
-		{"mapping values are not allowed", "quote text that has \": \" in it, or mend the indentation"},
+		{"mapping values are not allowed", "quote text that has \": \" in it, or correct the indentation"},
 		{"expected '-' indicator", "indent it like the items above"},
 		{"expected key", "indent it like the keys above"},
 		{"alphabetic or numeric character", "quote text that starts with * or &"},

@@ -88,7 +88,7 @@ func TestAMistakeStaysInItsDomain(t *testing.T) {
 			{"start", []string{"a.yaml=" + of("a", 1), "b.yaml=" + of("b", 1)}, "a 1; b 1", ""},
 			{"a is bad, b goes live", []string{"a.yaml=" + of("a", -1), "b.yaml=" + of("b", 2)}, "a 1; b 2", "a"},
 			{"still", []string{"b.yaml=" + of("b", 3)}, "a 1; b 3", "a"},
-			{"a is mended", []string{"a.yaml=" + of("a", 4)}, "a 4; b 3", ""},
+			{"a is fixed", []string{"a.yaml=" + of("a", 4)}, "a 4; b 3", ""},
 		},
 		"good, good, bad": {
 			{"start", []string{"a.yaml=" + of("a", 1), "b.yaml=" + of("b", 1)}, "a 1; b 1", ""},
@@ -124,11 +124,11 @@ func TestAMistakeStaysInItsDomain(t *testing.T) {
 		"two domains in a file": {
 			{"start", []string{"ab.yaml=" + of("a", 1) + "---\n" + of("b", 1)}, "a 1; b 1", ""},
 			{"a mistake in one", []string{"ab.yaml=" + of("a", -1) + "---\n" + of("b", 2)}, "a 1; b 2", "a"},
-			{"no telling in which", []string{"ab.yaml=" + of("a", 3) + "---\n" + half, "c.yaml=" + of("c", 1)}, "a 1; b 2; c 1", "a b"},
+			{"the domain with the mistake is unknown", []string{"ab.yaml=" + of("a", 3) + "---\n" + half, "c.yaml=" + of("c", 1)}, "a 1; b 2; c 1", "a b"},
 		},
 		"at the start": {
 			{"a mistake", []string{"a.yaml=" + of("a", -1), "b.yaml=" + of("b", 1)}, "a broken; b 1", "a"},
-			{"it is mended", []string{"a.yaml=" + of("a", 1)}, "a 1; b 1", ""},
+			{"it is fixed", []string{"a.yaml=" + of("a", 1)}, "a 1; b 1", ""},
 		},
 		"a new domain": {
 			{"start", []string{"a.yaml=" + of("a", 1)}, "a 1", ""},
@@ -137,7 +137,7 @@ func TestAMistakeStaysInItsDomain(t *testing.T) {
 		"nothing is good": {
 			{"start", []string{"a.yaml=" + of("a", -1), "b.yaml=" + of("b", -1)}, "", ""},
 		},
-		"no telling which domain": {
+		"the domain is unknown": {
 			{"start", []string{"a.yaml=" + half, "b.yaml=" + of("b", 1)}, "", ""},
 			{"no domain", []string{"a.yaml=descriptors: []"}, "", ""},
 			{"then it is good", []string{"a.yaml=" + of("a", 1)}, "a 1; b 1", ""},

@@ -76,7 +76,7 @@ func (s *claimedStore) Submit(b *backend.Batch) {
 	pending.Store(int64(len(groups)))
 	for _, g := range groups {
 		if s.underway.Add(1) > maxClaims {
-			g.end(fmt.Errorf("%w: too many claims of ids are under way", backend.ErrNotTaken))
+			g.end(fmt.Errorf("%w: too many claims of ids are in flight", backend.ErrNotTaken))
 			continue
 		}
 		s.spawn(g.take)

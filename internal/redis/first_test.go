@@ -61,10 +61,10 @@ func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 		"an unknown master":                  {Config{URL: strings.TrimSuffix(sentinels.URL(), "main") + "mian"}, "does not know a master of this name"},
 		"a cluster":                          {Config{URL: cluster.URL()}, ""},
 		"Sentinels":                          {Config{URL: sentinels.URL()}, ""},
-		"a server that is away":              {Config{URL: "redis://" + gone.Addr}, "away"},
-		"TLS to a server that is away":       {Config{URL: "rediss://" + gone.Addr}, "away"},
-		"a cluster that is away":             {Config{URL: "redis+cluster://" + gone.Addr}, "away"},
-		"Sentinels that are away":            {Config{URL: "redis+sentinel://" + gone.Addr + "/main"}, "away"},
+		"an unreachable server":              {Config{URL: "redis://" + gone.Addr}, "away"},
+		"TLS to an unreachable server":       {Config{URL: "rediss://" + gone.Addr}, "away"},
+		"an unreachable cluster":             {Config{URL: "redis+cluster://" + gone.Addr}, "away"},
+		"unreachable Sentinels":              {Config{URL: "redis+sentinel://" + gone.Addr + "/main"}, "away"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := Open(c.config)

@@ -130,7 +130,7 @@ func shardsAdmitTheLimit(t *testing.T, url string) {
 		if got := admitted.Load(); got > limit {
 			t.Errorf("%d shards: admitted %d, limit %d", shards, got, limit)
 		}
-		redistest.Eventually(t, "what was given back has arrived", func() bool {
+		redistest.Eventually(t, "the refund has arrived", func() bool {
 			return sum(values(t, s, c)) == limit-admitted.Load()
 		})
 		for takeOne(t, s, c, algorithms.Charge{Cost: 1}).Allowed {
@@ -314,7 +314,7 @@ func shardsLostARace(t *testing.T, url string) {
 	if d.Allowed || d.Err != nil {
 		t.Fatalf("got %+v", d)
 	}
-	redistest.Eventually(t, "what was charged is given back", func() bool { return sum(values(t, s, c)) == 12*c.Limit.Unit()*2 })
+	redistest.Eventually(t, "the charge is refunded", func() bool { return sum(values(t, s, c)) == 12*c.Limit.Unit()*2 })
 	want := takeOne(t, s, c, algorithms.Charge{Cost: 15, DryRun: true})
 	if d.RetryAfter != want.RetryAfter || d.RetryAfter != 6*algorithms.Second || d.Remaining != 12 {
 		t.Errorf("got %+v, want %+v: 3 of 15 are missing, and one of two shards is full", d.Decision, want.Decision)

@@ -79,7 +79,7 @@ func TestASlowRedisIsNotWaitedFor(t *testing.T) {
 	redis := redistest.Start(t)
 	slow := startSlow(t, redis.Addr)
 	x := start(t, tokens, func(c *Config) { c.Redis = Redis{URL: "redis://" + slow.addr, Timeout: 20 * time.Millisecond} })
-	eventually(t, "it is asked", func() bool {
+	eventually(t, "it answers", func() bool {
 		code, _ := post(t, x.HTTP, "/v1/limit", `{"name":"tokens","key":"a"}`)
 		return code == 200
 	})

@@ -166,7 +166,7 @@ descriptors:
 	look := descriptor("all=1")
 	look.HitsAddend = wrapperspb.UInt64(0)
 	var charged int64
-	eventually(t, "Redis is asked again", func() bool {
+	eventually(t, "Redis gets calls again", func() bool {
 		a := x.put(t, request("d", look)).Statuses[0]
 		charged = limit - int64(a.LimitRemaining)
 		return a.CurrentLimit != nil
@@ -294,7 +294,7 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	}
 	for range 3 {
 		ask(over, "never=a", "year=q")
-		redistest.Eventually(t, "what was taken is given back", func() bool { return left("year=q") == 2 })
+		redistest.Eventually(t, "the charge is refunded", func() bool { return left("year=q") == 2 })
 	}
 
 	// An override has its own period.
@@ -312,7 +312,7 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	ask(ok, "year=z")
 	ask(over, "second=z", "year=z")
 	x.shows(t, `rlsidecar_backend_failures_total 2`)
-	redistest.Eventually(t, "what was taken is given back", func() bool { return left("year=z") == 1 })
+	redistest.Eventually(t, "the charge is refunded", func() bool { return left("year=z") == 1 })
 }
 
 // TestAnIDHoldsOverBothRedis: a list of limits in both is consumed once for an idempotency key, whichever sidecar

@@ -138,7 +138,7 @@ func (s *server) reportMemory(now time.Time) {
 	if stats.Full > s.watch.full {
 		s.watch.full, s.watch.fullAt = stats.Full, now
 	}
-	const remedy = "Raise --memory-max-keys, or find the limit whose keys are many: rlsidecar top lists the keys denied for want of room."
+	const remedy = "Raise --memory-max-keys, or find the limit with many keys: rlsidecar top lists the keys that are denied because there is no room."
 	switch {
 	case !s.watch.fullAt.IsZero() && now.Sub(s.watch.fullAt) < fullFor:
 		s.conditions.Set(conditions.Condition{

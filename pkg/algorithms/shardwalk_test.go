@@ -130,7 +130,7 @@ func TestShardsAnswerExactly(t *testing.T) {
 				if gave := total(has) - total(had); gave > 0 && !raised(had, has, shards) {
 					fail("not to the emptiest first")
 				} else if full(has, shards) != (gave != clipped(-a.Cost, unit)) && gave != clipped(-a.Cost, unit) {
-					fail("not the cost was given back")
+					fail("another amount than the cost was refunded")
 				}
 			}
 			if there := max(0, floorDiv(total(has), unit)); !a.DryRun && !d.Never && d.Remaining != there {

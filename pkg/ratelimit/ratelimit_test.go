@@ -526,7 +526,7 @@ func TestMistakesAndFailuresAreErrors(t *testing.T) {
 	_, allow := l.Allow(ctx, "send")
 	for name, err := range map[string]error{"Allow": allow, "Reset": l.Reset(ctx, "send"), "AllowAll": l.AllowAll(ctx, two), "AllowOnce": l.AllowOnce(ctx, "1", two)} {
 		if !errors.Is(err, ratelimit.ErrUnavailable) {
-			t.Errorf("the Store is away: %s: %v", name, err)
+			t.Errorf("with an unreachable Store: %s: %v", name, err)
 		}
 	}
 	_, allow = l.Allow(ctx, "nope")

@@ -25,15 +25,15 @@ var forbidden = map[edge]string{
 	{"pkg", "go.uber.org/zap"}:                  "a library's user chooses the logger: pkg returns errors",
 	{"pkg", "log"}:                              "a library's user chooses the logger: pkg returns errors",
 	{"pkg", "github.com/prometheus"}:            "a library's user chooses the metrics: pkg returns values",
-	{"pkg/algorithms", "internal/descriptors"}:  "the arithmetic knows numbers only",
-	{"pkg/algorithms", "pkg/backend"}:           "the arithmetic knows numbers only",
-	{"internal/descriptors", "pkg/backend"}:     "what a limit means does not depend on where it is kept",
+	{"pkg/algorithms", "internal/descriptors"}:  "the arithmetic depends on numbers only",
+	{"pkg/algorithms", "pkg/backend"}:           "the arithmetic depends on numbers only",
+	{"internal/descriptors", "pkg/backend"}:     "the meaning of a limit does not depend on its Store",
 	{"pkg/backend", "internal/descriptors"}:     "a Key is opaque to a Store",
 	{"internal/stores", "internal/descriptors"}: "a Key is opaque to a Store",
 	{"internal/stores", "internal/limiter"}:     "the limiter uses Stores, not the other way",
 	{"internal/stores", "internal/redis"}:       "a wrapper works with every Store",
 	{"internal/stores", "pkg/backend/memory"}:   "a wrapper works with every Store",
-	{"internal/limiter", "internal/config"}:     "a Snapshot is compiled by config and known to it, not the other way",
+	{"internal/limiter", "internal/config"}:     "config compiles a Snapshot, not the other way",
 	{"pkg/backend/memory", "internal/redis"}:    "Stores stand side by side: both compute what algorithms says",
 	{"internal/redis", "pkg/backend/memory"}:    "Stores stand side by side: both compute what algorithms says",
 	{"internal/redis", "internal/descriptors"}:  "a Key is opaque to a Store",
@@ -41,13 +41,13 @@ var forbidden = map[edge]string{
 	{"internal/redis", "github.com/prometheus"}: "pkg/backend/redis is this Store: it returns values",
 	{"internal/limiter", "pkg/backend/memory"}:  "one use case for every Store",
 	{"internal/config", "internal/server"}:      "reading files needs no server",
-	{"internal/config", "internal/grpcapi"}:     "what is configured holds at every door",
-	{"internal/config", "internal/xds"}:         "what a limit means does not depend on who sent it",
-	{"internal/xds", "internal/server"}:         "a control plane is followed for whoever asks",
-	{"internal/grpcapi", "internal/config"}:     "a door asks the limiter; it sees no files",
-	{"internal/grpcapi", "internal/server"}:     "a door is opened by the server and does not know it",
-	{"internal/h2grpc", "internal/grpcapi"}:     "HTTP/2 stays apart from what the messages mean",
-	{"internal/h2grpc", "internal/limiter"}:     "HTTP/2 stays apart from what the messages mean",
+	{"internal/config", "internal/grpcapi"}:     "a limit means the same at every listener",
+	{"internal/config", "internal/xds"}:         "the meaning of a limit does not depend on its source",
+	{"internal/xds", "internal/server"}:         "following a control plane needs no server",
+	{"internal/grpcapi", "internal/config"}:     "a listener calls the limiter and reads no files",
+	{"internal/grpcapi", "internal/server"}:     "the server starts the listener, not the other way",
+	{"internal/h2grpc", "internal/grpcapi"}:     "HTTP/2 does not depend on the meaning of messages",
+	{"internal/h2grpc", "internal/limiter"}:     "HTTP/2 does not depend on the meaning of messages",
 	{"internal/server", "cmd"}:                  "the program starts the server",
 }
 
@@ -56,27 +56,27 @@ var only = map[string]map[string]string{
 	"google.golang.org/grpc": {
 		"internal/testkit/xdstest":   "is for tests",
 		"examples/xds":               "is another program",
-		"internal/grpcapi":           "is the gRPC door",
+		"internal/grpcapi":           "is the gRPC listener",
 		"pkg/ratelimit/grpclimit":    "has gRPC interceptors",
-		"internal/server":            "opens and drains it",
-		"internal/xds":               "asks the control plane",
-		"internal/telemetry/tracing": "hears of its calls",
+		"internal/server":            "starts and drains its server",
+		"internal/xds":               "calls the control plane",
+		"internal/telemetry/tracing": "records its calls",
 	},
 	"google.golang.org/protobuf": {
-		"pkg/ratelimit/grpclimit":  "has details in its statuses",
+		"pkg/ratelimit/grpclimit":  "adds details to statuses",
 		"internal/testkit/rlstest": "is for tests",
-		"internal/grpcapi":         "is where messages become requests",
-		"internal/xds":             "is where messages become configuration",
+		"internal/grpcapi":         "converts messages to requests",
+		"internal/xds":             "converts messages to configuration",
 	},
 	"github.com/envoyproxy": {
 		"internal/testkit/xdstest": "is for tests",
 		"examples/xds":             "is another program",
 		"internal/testkit/rlstest": "is for tests",
-		"internal/grpcapi":         "is where messages become requests",
-		"internal/xds":             "is where messages become configuration",
+		"internal/grpcapi":         "converts messages to requests",
+		"internal/xds":             "converts messages to configuration",
 	},
 	"github.com/redis/go-redis": {
-		"internal/redis":             "is where buckets go over the network",
+		"internal/redis":             "stores buckets over the network",
 		"internal/testkit/redistest": "starts servers for tests",
 	},
 	"go.yaml.in/yaml": {
@@ -127,7 +127,7 @@ func TestPureCore(t *testing.T) {
 	allowed := []string{"internal/scaled", "cmp", "errors", "fmt", "math", "math/big", "math/bits", "slices", "sort", "strconv", "strings"}
 	for _, imported := range find(t, "pkg/algorithms").Imports {
 		if !slices.Contains(allowed, imported) {
-			t.Errorf("pkg/algorithms imports %s; it computes from its arguments alone, with %v", imported, allowed)
+			t.Errorf("pkg/algorithms imports %s; it computes from its arguments only, with %v", imported, allowed)
 		}
 	}
 }
@@ -221,7 +221,7 @@ func find(t *testing.T, name string) goPackage {
 	t.Helper()
 	i := slices.IndexFunc(packages(t), func(p goPackage) bool { return p.name() == name })
 	if i < 0 {
-		t.Fatalf("there is no package %s any more: mend the rule", name)
+		t.Fatalf("there is no package %s any more: correct the rule", name)
 	}
 	return packages(t)[i]
 }
@@ -230,7 +230,7 @@ func find(t *testing.T, name string) goPackage {
 func exists(t *testing.T, folder string) {
 	t.Helper()
 	if !slices.ContainsFunc(packages(t), func(p goPackage) bool { return within(p.name(), folder) }) {
-		t.Errorf("there is no package in %s any more: mend the rule", folder)
+		t.Errorf("there is no package in %s any more: correct the rule", folder)
 	}
 }
 

@@ -1,6 +1,7 @@
 package docgen_test
 
 import (
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -116,7 +117,7 @@ func instead(found string) string {
 	return "something else"
 }
 
-// TestLanguage finds phrases that readers do not understand, in all pages and in all comments of Go files.
+// TestLanguage finds phrases that readers do not understand, in all pages, and in all comments and texts of Go files.
 func TestLanguage(t *testing.T) {
 	check := func(path string, line int, text string) {
 		text = blank(text, notProse, allowed)
@@ -136,7 +137,7 @@ func TestLanguage(t *testing.T) {
 		check(path, 1, text.String())
 	}
 	for _, folder := range goFolders(t) {
-		for path, groups := range comments(t, folder) {
+		for path, groups := range proseOf(t, folder) {
 			for line, text := range groups {
 				check(path, line, text)
 			}
@@ -223,8 +224,8 @@ func blank(text string, expressions ...*regexp.Regexp) string {
 	return text
 }
 
-// comments are the comments of a folder's Go files, by file and line.
-func comments(t *testing.T, folder string) map[string]map[int]string {
+// proseOf returns the comments and the texts with several words of a folder's Go files, by file and line.
+func proseOf(t *testing.T, folder string) map[string]map[int]string {
 	t.Helper()
 	found := make(map[string]map[int]string)
 	files, err := filepath.Glob(filepath.Join(folder, "*.go"))
@@ -248,6 +249,12 @@ func comments(t *testing.T, folder string) map[string]map[int]string {
 			}
 			found[path][set.Position(group.Pos()).Line] = strings.Join(lines, "\n")
 		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			if text, ok := n.(*ast.BasicLit); ok && text.Kind == token.STRING && strings.Contains(text.Value, " ") {
+				found[path][set.Position(text.Pos()).Line] += "\n" + text.Value
+			}
+			return true
+		})
 	}
 	return found
 }

@@ -383,7 +383,7 @@ func TestKubernetesIngressNginx(t *testing.T) {
 		text = strings.Replace(text, mark, annotation(name+"-snippet"), 1)
 	}
 	if url := strings.Replace(annotation("auth-url"), "rlsidecar.rate-limits.svc.cluster.local", "127.0.0.1", 1); !strings.Contains(text, "set $target "+url+";") {
-		t.Errorf("%s is not what is asked", url)
+		t.Errorf("%s is not the address in the settings", url)
 	}
 	for _, c := range []change{{"_timeout 50ms", "_timeout 10s"}, {"_timeout 100ms", "_timeout 10s"}, {"127.0.0.1", s.addr}, {"pid nginx.pid;", "pid nginx.pid;" + userDirective()}} {
 		if !strings.Contains(text, c.old) {

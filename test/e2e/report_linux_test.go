@@ -196,7 +196,7 @@ func followsTheKeyboard(t *testing.T, b *browser) {
 		b.do(chromedp.KeyEvent(kb.ArrowRight))
 	}
 	if got := in[string](b, `document.querySelector('input').getAttribute('aria-valuetext')`); !strings.Contains(got, "rate 4") {
-		t.Errorf("a screen reader is told %q", got)
+		t.Errorf("the text for screen readers is %q", got)
 	}
 	b.do(chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter)) // the button
 	if got := in[string](b, outcome); !strings.HasPrefix(got, suggested) {

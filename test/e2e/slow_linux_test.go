@@ -42,7 +42,7 @@ func TestSlowClientsBlockNoOtherClient(t *testing.T) {
 	for request := 0; ; request++ {
 		code, err := s.post(`{"name":"bytes_sent","key":"` + strconv.Itoa(request) + `"}`)
 		if err != nil || code != 200 {
-			t.Errorf("somebody else: %d %v", code, err)
+			t.Errorf("another client: %d %v", code, err)
 		}
 		select {
 		case <-done:

@@ -105,7 +105,7 @@ func TestDecisions(t *testing.T) {
 			`{"ok":true,"retry_after_us":0,"wait_us":0,"limits":[{"name":"send","ok":true,"remaining":19,"retry_after_us":0,"wait_us":0}]}`},
 		{"a turn", limit(`"name":"pace"`) + "\n" + limit(`"name":"pace"`),
 			`{"ok":true,"retry_after_us":0,"wait_us":1000000,"limits":[{"name":"pace","ok":true,"remaining":1,"retry_after_us":0,"wait_us":1000000}]}`},
-		{"a turn further away than max_delay, at a proxy's door",
+		{"a delay longer than max_delay, for a proxy",
 			strings.Repeat(descriptor("pace", "x")+"\n", 3),
 			`{"ok":false,"retry_after_us":1000000,"limits":[{"name":"pace","key":"x","ok":false,"remaining":1,"retry_after_us":1000000}]}`},
 		{"unlimited", descriptor("free", "x"), `{"ok":true,"retry_after_us":0,"limits":[{"name":"free","ok":true,"remaining":4294967295,"retry_after_us":0}]}`},
@@ -116,7 +116,7 @@ func TestDecisions(t *testing.T) {
 		{"the whole descriptor", descriptor("anyone", "x"), `{"ok":true,"retry_after_us":0,"limits":[{"name":"any*","key":["anyone","x"],"ok":true,"remaining":1,"retry_after_us":0}]}`},
 		{"a list of one", limit(`"name":"send","key":["bob"]`), `{"ok":true,"retry_after_us":0,"limits":[{"name":"send","key":"bob","ok":true,"remaining":19,"retry_after_us":0}]}`},
 		{"a look", limit(`"name":"send","count":0`), `{"ok":true,"retry_after_us":0,"limits":[{"name":"send","ok":true,"remaining":20,"retry_after_us":0}]}`},
-		{"given back", limit(`"name":"send","count":5`) + "\n" + limit(`"name":"send","count":-9223372036854775809`),
+		{"a refund", limit(`"name":"send","count":5`) + "\n" + limit(`"name":"send","count":-9223372036854775809`),
 			`{"ok":true,"retry_after_us":0,"limits":[{"name":"send","ok":true,"remaining":20,"retry_after_us":0}]}`},
 	} {
 		lines := strings.Split(strings.TrimSpace(decide(t, s, test.input, 0)), "\n")

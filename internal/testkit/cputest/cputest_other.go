@@ -1,0 +1,12 @@
+//go:build !linux
+
+package cputest
+
+import "time"
+
+// Time returns the time by the clock that f takes.
+func Time(f func()) time.Duration {
+	start := time.Now()
+	f()
+	return time.Since(start)
+}
