@@ -111,6 +111,9 @@ func parse(f File, r *report, nodes *budget) (docs []*document) {
 
 // decode splits a file into documents, up to the first syntax error.
 func decode(data []byte) (roots []*yaml.Node, err error) {
+	if root := decodePlain(data); root != nil {
+		return []*yaml.Node{root}, nil
+	}
 	for decoder := yaml.NewDecoder(bytes.NewReader(data)); ; {
 		var n yaml.Node
 		switch err := decoder.Decode(&n); {
