@@ -28,7 +28,7 @@ type root struct {
 func (c *compiler) block(d *domain, doc *document) *block {
 	policies, problems := len(d.Policies), len(c.problems)
 	d.roots = nil
-	c.descriptors(d, d.Tree, nil, nil, doc.Descriptors.value)
+	c.descriptors(d, d.Tree, nil, newPath(), doc.Descriptors.value)
 	return &block{d.roots, slices.Clip(d.Policies[policies:]), slices.Clone(c.problems[problems:])}
 }
 

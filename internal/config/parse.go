@@ -92,7 +92,12 @@ func parse(f File, r *report, nodes *budget) (docs []*document) {
 		p.mistake(inFile(f.Name), "the file is larger than %d MiB; split it", maxFileSize>>20)
 		return nil
 	}
-	roots, err := decode(f.Data)
+	plain, done := decodePlain(f.Data)
+	defer done()
+	roots, err := []*yaml.Node{plain}, error(nil)
+	if plain == nil {
+		roots, err = decode(f.Data)
+	}
 	for _, root := range roots {
 		if !isNull(root) {
 			d, before := &document{at: p.at(root)}, p.mistakes
@@ -111,9 +116,6 @@ func parse(f File, r *report, nodes *budget) (docs []*document) {
 
 // decode splits a file into documents, up to the first syntax error.
 func decode(data []byte) (roots []*yaml.Node, err error) {
-	if root := decodePlain(data); root != nil {
-		return []*yaml.Node{root}, nil
-	}
 	for decoder := yaml.NewDecoder(bytes.NewReader(data)); ; {
 		var n yaml.Node
 		switch err := decoder.Decode(&n); {

@@ -47,6 +47,9 @@ func (s step) open() bool { return !s.shared && (s.How != descriptors.Exact || s
 // load allocates.
 type path []step
 
+// newPath returns the empty path, with room for the steps of most trees.
+func newPath() path { return make(path, 0, 8) }
+
 // to returns the path that goes on from p with s. It replaces the path that the last call for p returned.
 func (p path) to(s step) path {
 	s.name, s.id = s.composite(), s.pair()

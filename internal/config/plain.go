@@ -1,6 +1,11 @@
 package config
 
-import "go.yaml.in/yaml/v3"
+import (
+	"slices"
+	"sync"
+
+	"go.yaml.in/yaml/v3"
+)
 
 // The YAML library took most of the time of a start with many limits: about 20 objects for each scalar. Almost all
 // files use a small part of YAML, which plainReader reads into the same nodes. It leaves everything else, and every
@@ -15,24 +20,42 @@ type plainReader struct {
 	start  int // index of the first byte of the line
 	indent int // column of the first text of the line; -1 after the last line
 	depth  int
-	slab   []yaml.Node       // nodes not used yet: one allocation for many
+	slabs  []*slab           // in use
+	free   []yaml.Node       // of the last slab
 	texts  map[string]string // short scalars, which occur often
 }
 
-// decodePlain returns the content of a file, or nil if plainReader cannot read it.
-func decodePlain(data []byte) *yaml.Node {
-	for _, c := range data {
-		if (c < ' ' || c > '~') && c != '\n' {
-			return nil
-		}
-	}
+// slab has nodes that are allocated at once. They were a third of the memory that a load allocates, and are needed only
+// until their file is parsed.
+type slab [128]yaml.Node
+
+var slabs = sync.Pool{New: func() any { return new(slab) }}
+
+// decodePlain returns the content of a file, or nil if plainReader cannot read it. After done the nodes may no longer be
+// used.
+func decodePlain(data []byte) (root *yaml.Node, done func()) {
 	r := &plainReader{data: data, texts: map[string]string{}}
-	r.next()
-	root := r.block(false)
-	if r.indent >= 0 {
-		return nil
+	if r.isPlain() {
+		r.next()
+		root = r.block(false)
 	}
-	return root
+	if r.indent >= 0 {
+		root = nil
+	}
+	return root, r.done
+}
+
+func (r *plainReader) isPlain() bool {
+	return !slices.ContainsFunc(r.data, func(c byte) bool { return (c < ' ' || c > '~') && c != '\n' })
+}
+
+// done keeps the slabs for the next file.
+func (r *plainReader) done() {
+	for _, s := range r.slabs {
+		clear(s[:])
+		slabs.Put(s)
+	}
+	r.slabs, r.free = nil, nil
 }
 
 // next moves to the next line with text that is no comment.
@@ -89,12 +112,12 @@ func (r *plainReader) skip() {
 
 // node returns a new node at the present position.
 func (r *plainReader) node(kind yaml.Kind, tag string, style yaml.Style) *yaml.Node {
-	const many = 128
-	if len(r.slab) == 0 {
-		r.slab = make([]yaml.Node, many)
+	if len(r.free) == 0 {
+		more := slabs.Get().(*slab)
+		r.slabs, r.free = append(r.slabs, more), more[:]
 	}
-	n := &r.slab[0]
-	r.slab = r.slab[1:]
+	n := &r.free[0]
+	r.free = r.free[1:]
 	n.Kind, n.Tag, n.Style, n.Line, n.Column = kind, tag, style, r.line, r.pos-r.start+1
 	return n
 }

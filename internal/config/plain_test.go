@@ -20,7 +20,9 @@ func FuzzPlain(f *testing.F) {
 		f.Add(file)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if got := decodePlain(data); got != nil {
+		got, done := decodePlain(data)
+		defer done()
+		if got != nil {
 			requireSameNodes(t, data, got)
 		}
 	})
@@ -29,7 +31,9 @@ func FuzzPlain(f *testing.F) {
 func TestPlainReaderReadsWhatTheLibraryReads(t *testing.T) {
 	plain := 0
 	for _, file := range plainSeeds(t) {
-		if got := decodePlain(file); got != nil {
+		got, done := decodePlain(file)
+		defer done()
+		if got != nil {
 			plain++
 			requireSameNodes(t, file, got)
 		}
@@ -119,7 +123,9 @@ func TestPlainReaderOnRandomLines(t *testing.T) {
 			b.WriteString(rapid.SampledFrom([]string{"\n", "\n", "\n", "\n", " \n", "\n\n", " # z\n", "#z\n", "", "\r\n", "\t\n"}).Draw(t, "end"))
 		}
 		data := []byte(b.String())
-		if got := decodePlain(data); got != nil {
+		got, done := decodePlain(data)
+		defer done()
+		if got != nil {
 			plain++
 			requireSameNodes(t, data, got)
 		}
