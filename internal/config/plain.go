@@ -20,7 +20,8 @@ type plainReader struct {
 	start  int // index of the first byte of the line
 	indent int // column of the first text of the line; -1 after the last line
 	depth  int
-	slabs  []*slab           // in use
+	slabs  *slabs
+	used   []*slab
 	free   []yaml.Node       // of the last slab
 	texts  map[string]string // short scalars, which occur often
 }
@@ -29,12 +30,39 @@ type plainReader struct {
 // until their file is parsed.
 type slab [128]yaml.Node
 
-var slabs = sync.Pool{New: func() any { return new(slab) }}
+// slabs are those that the next file can use.
+type slabs struct {
+	mu   sync.Mutex
+	free []*slab // guarded by mu
+}
+
+// take returns a slab of empty nodes.
+func (s *slabs) take() *slab {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	last := len(s.free) - 1
+	if last < 0 {
+		return new(slab)
+	}
+	one := s.free[last]
+	s.free = s.free[:last]
+	return one
+}
+
+// put keeps slabs that are no longer used.
+func (s *slabs) put(used []*slab) {
+	for _, one := range used {
+		clear(one[:])
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = append(s.free, used...)
+}
 
 // decodePlain returns the content of a file, or nil if plainReader cannot read it. After done the nodes may no longer be
 // used.
-func decodePlain(data []byte) (root *yaml.Node, done func()) {
-	r := &plainReader{data: data, texts: map[string]string{}}
+func decodePlain(data []byte, slabs *slabs) (root *yaml.Node, done func()) {
+	r := &plainReader{data: data, slabs: slabs, texts: map[string]string{}}
 	if r.isPlain() {
 		r.next()
 		root = r.block(false)
@@ -42,20 +70,11 @@ func decodePlain(data []byte) (root *yaml.Node, done func()) {
 	if r.indent >= 0 {
 		root = nil
 	}
-	return root, r.done
+	return root, func() { slabs.put(r.used) }
 }
 
 func (r *plainReader) isPlain() bool {
 	return !slices.ContainsFunc(r.data, func(c byte) bool { return (c < ' ' || c > '~') && c != '\n' })
-}
-
-// done keeps the slabs for the next file.
-func (r *plainReader) done() {
-	for _, s := range r.slabs {
-		clear(s[:])
-		slabs.Put(s)
-	}
-	r.slabs, r.free = nil, nil
 }
 
 // next moves to the next line with text that is no comment.
@@ -113,8 +132,8 @@ func (r *plainReader) skip() {
 // node returns a new node at the present position.
 func (r *plainReader) node(kind yaml.Kind, tag string, style yaml.Style) *yaml.Node {
 	if len(r.free) == 0 {
-		more := slabs.Get().(*slab)
-		r.slabs, r.free = append(r.slabs, more), more[:]
+		more := r.slabs.take()
+		r.used, r.free = append(r.used, more), more[:]
 	}
 	n := &r.free[0]
 	r.free = r.free[1:]

@@ -20,7 +20,7 @@ func FuzzPlain(f *testing.F) {
 		f.Add(file)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		got, done := decodePlain(data)
+		got, done := decodePlain(data, &slabs{})
 		defer done()
 		if got != nil {
 			requireSameNodes(t, data, got)
@@ -31,7 +31,7 @@ func FuzzPlain(f *testing.F) {
 func TestPlainReaderReadsWhatTheLibraryReads(t *testing.T) {
 	plain := 0
 	for _, file := range plainSeeds(t) {
-		got, done := decodePlain(file)
+		got, done := decodePlain(file, &slabs{})
 		defer done()
 		if got != nil {
 			plain++
@@ -123,7 +123,7 @@ func TestPlainReaderOnRandomLines(t *testing.T) {
 			b.WriteString(rapid.SampledFrom([]string{"\n", "\n", "\n", "\n", " \n", "\n\n", " # z\n", "#z\n", "", "\r\n", "\t\n"}).Draw(t, "end"))
 		}
 		data := []byte(b.String())
-		got, done := decodePlain(data)
+		got, done := decodePlain(data, &slabs{})
 		defer done()
 		if got != nil {
 			plain++
