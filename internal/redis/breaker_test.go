@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// server is the Store that a lane calls in these tests. It can fail, and counts calls.
+// server is the Store that a sender calls in these tests. It can fail, and counts calls.
 type server struct {
 	broken       atomic.Bool
 	takes        time.Duration
@@ -65,9 +65,9 @@ func (c *changes) told(open bool) {
 	}
 }
 
-// guarding makes a lane to s.
-func guarding(s *server, told *changes) *lane {
-	l := newLane(10*ms, s.decide)
+// guarding makes a sender to s.
+func guarding(s *server, told *changes) *sender {
+	l := newSender(10*ms, s.decide)
 	l.changed = told.told
 	return l
 }
@@ -92,7 +92,7 @@ func TestAStallDeniesOnlyTheRequestsDuringIt(t *testing.T) {
 			t.Run(fmt.Sprint(stall, " with a deadline ", gives), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					server := &stalling{from: time.Now().Add(50 * ms), length: stall}
-					s := backend.Store(newLane(timeout, server.decide))
+					s := backend.Store(newSender(timeout, server.decide))
 					if gives {
 						s = stores.Deadline(s, timeout, ms, nil)
 					}
@@ -357,7 +357,7 @@ func TestBreakerProbesAgainAfterASignOfLife(t *testing.T) {
 }
 
 // Short deadlines of callers do not make a slow server count as failed, because each call has the timeout
-// of the lane.
+// of the sender.
 func TestBreakerDoesNotCountShortDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, told := &server{takes: 8 * ms}, &changes{}
@@ -371,7 +371,7 @@ func TestBreakerDoesNotCountShortDeadlines(t *testing.T) {
 func TestBreakerSurvivesPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken, told := true, &changes{}
-		s := newLane(10*ms, func(_ context.Context, c *call) error {
+		s := newSender(10*ms, func(_ context.Context, c *call) error {
 			if broken {
 				panic("broken")
 			}
@@ -397,7 +397,7 @@ func TestBreakerKnowsFailuresFromAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for err, want := range map[error]string{nil: "", errDown: "open "} {
 			told := &changes{}
-			s := newLane(10*ms, func(_ context.Context, c *call) error {
+			s := newSender(10*ms, func(_ context.Context, c *call) error {
 				for _, r := range c.runs {
 					r.batch.Decisions[r.from].Err = backend.ErrFull
 				}

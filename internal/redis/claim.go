@@ -40,9 +40,9 @@ type claims struct {
 	clock    outside.Clock
 	random   func(p []byte)
 	underway *atomic.Int64
-	// guardOf returns the lane to the server of a bucket, or nil if the server is unknown. Claims pass the
-	// circuit breaker of that lane.
-	guardOf func(bucket *backend.Charge) *lane
+	// guardOf returns the sender to the server of a bucket, or nil if the server is unknown. Claims pass the
+	// circuit breaker of that sender.
+	guardOf func(bucket *backend.Charge) *sender
 }
 
 // maxClaims bounds the groups that are charged with a claim at the same time.

@@ -18,7 +18,7 @@ import (
 )
 
 // cluster is a Store over a Redis Cluster. Each group of charges goes to the master of its slot. Each master has its
-// own lane, so a master that fails delays only its own groups.
+// own sender, so a master that fails delays only its own groups.
 //
 // A group whose buckets are in different slots cannot be charged in one step. It is charged in parts (stores.Parts).
 type cluster struct {
@@ -30,16 +30,16 @@ type cluster struct {
 	sum     uint16 // the checksum keys.sum
 	now     func() algorithms.Micros
 	timeout time.Duration
-	lane    func(addr string, n *node) backend.Store
+	sender  func(addr string, n *node) backend.Store
 	undos   *stores.Undos
 
 	router                  *stores.Router
 	shards                  *shardStore
 	inSlots, inShards, once stores.Route // routes of groups that need several steps: several slots, shards, an idempotency key
 
-	mu     sync.Mutex
-	lanes  map[string]*laneTo // by address; this and the following fields are guarded by mu
-	closed bool
+	mu      sync.Mutex
+	senders map[string]*senderTo // by address; this and the following fields are guarded by mu
+	closed  bool
 
 	layout    atomic.Pointer[layout]
 	known     atomic.Bool             // the layout was read at least once
@@ -57,51 +57,51 @@ type masters interface {
 	ForEachMaster(ctx context.Context, f func(ctx context.Context, client *goredis.Client) error) error
 }
 
-// laneTo has the lane to one master. go-redis makes a new client when a node leaves the cluster and joins
+// senderTo has the sender to one master. go-redis makes a new client when a node leaves the cluster and joins
 // again.
-type laneTo struct {
+type senderTo struct {
 	stores.Route
 
 	client *goredis.Client
 }
 
-// layout has the lane of each slot in use, as go-redis knows the slots. A reload replaces it as a whole.
+// layout has the sender of each slot in use, as go-redis knows the slots. A reload replaces it as a whole.
 type layout struct {
 	made time.Time
-	all  atomic.Pointer[[]*laneTo] // the lanes used so far; the list is replaced as a whole, and only grows
-	// of has a byte for each slot, four in a word: 1 + the index of its lane in all, or 0. One pointer for
+	all  atomic.Pointer[[]*senderTo] // the senders used so far; the list is replaced as a whole, and only grows
+	// of has a byte for each slot, four in a word: 1 + the index of its sender in all, or 0. One pointer for
 	// each slot would need 128 KiB, which does not fit into a core's nearest caches.
 	of [slots / 4]atomic.Uint32
 }
 
-// maxIndexed is the number of lanes that a byte of layout.of can number. Slots of other lanes are looked up
+// maxIndexed is the number of senders that a byte of layout.of can number. Slots of other senders are looked up
 // each time.
 const maxIndexed = 255
 
-// lane returns the lane of a slot, or nil if it is not known yet.
-func (l *layout) lane(slot int) *laneTo {
+// sender returns the sender of a slot, or nil if it is not known yet.
+func (l *layout) sender(slot int) *senderTo {
 	if i := byte(l.of[slot/4].Load() >> (slot % 4 * 8)); i > 0 {
 		return (*l.all.Load())[i-1]
 	}
 	return nil
 }
 
-// note stores the lane of a slot. It must not be called concurrently.
-func (l *layout) note(slot int, lane *laneTo) {
-	var all []*laneTo
+// note stores the sender of a slot. It must not be called concurrently.
+func (l *layout) note(slot int, sender *senderTo) {
+	var all []*senderTo
 	if p := l.all.Load(); p != nil {
 		all = *p
 	}
-	i := slices.Index(all, lane)
+	i := slices.Index(all, sender)
 	if i < 0 {
 		if len(all) == maxIndexed {
 			return
 		}
 		i = len(all)
-		all = append(slices.Clip(all), lane)
+		all = append(slices.Clip(all), sender)
 		l.all.Store(&all)
 	}
-	if l.lane(slot) == nil {
+	if l.sender(slot) == nil {
 		l.of[slot/4].Or(uint32(i+1) << (slot % 4 * 8))
 	}
 }
@@ -116,10 +116,10 @@ const (
 	reloadTimeout = time.Second
 )
 
-func newCluster(client *goredis.ClusterClient, k keys, c Config, lane func(addr string, n *node) backend.Store, claims claims) *cluster {
+func newCluster(client *goredis.ClusterClient, k keys, c Config, sender func(addr string, n *node) backend.Store, claims claims) *cluster {
 	s := &cluster{
 		client: client, masters: c.mastersOf(client), clock: claims.clock, spawn: func(f func()) { go f() },
-		keys: k, sum: k.sum(), now: c.Clock, timeout: c.Timeout, lane: lane, undos: claims.undos, lanes: map[string]*laneTo{},
+		keys: k, sum: k.sum(), now: c.Clock, timeout: c.Timeout, sender: sender, undos: claims.undos, senders: map[string]*senderTo{},
 	}
 	s.open, s.end = context.WithCancel(context.Background())
 	s.layout.Store(&layout{made: s.clock.Now()})
@@ -181,10 +181,10 @@ func (c *cluster) route(group []backend.Charge) *stores.Route {
 	}
 	switch {
 	case single:
-		if lane := c.layout.Load().lane(slot); lane != nil {
-			return &lane.Route
+		if sender := c.layout.Load().sender(slot); sender != nil {
+			return &sender.Route
 		}
-		return c.findLane(slot, &group[0])
+		return c.findSender(slot, &group[0])
 	case group[0].IdempotencyKey != nil:
 		return &c.once
 	case len(group) == 1:
@@ -208,36 +208,36 @@ func (c *cluster) part(i int, charge *backend.Charge) int {
 
 func (c *cluster) slotOf(charge *backend.Charge) int { return c.keys.slotOf(charge, c.sum) }
 
-// findLane stores and returns the lane of slot, which contains the bucket of charge.
-func (c *cluster) findLane(slot int, charge *backend.Charge) *stores.Route {
+// findSender stores and returns the sender of slot, which contains the bucket of charge.
+func (c *cluster) findSender(slot int, charge *backend.Charge) *stores.Route {
 	l := c.layout.Load() // loaded before the client is called, whose answer may be older than the next layout
 	client, err := c.masters.MasterForKey(c.open, string(c.keys.append(nil, charge)))
 	if err != nil {
 		return &stores.Route{Store: refusing{unavailable(err)}}
 	}
-	lane := c.laneOf(client)
+	sender := c.senderOf(client)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	l.note(slot, lane)
-	return &lane.Route
+	l.note(slot, sender)
+	return &sender.Route
 }
 
-// laneOf returns the lane to the master of client.
-func (c *cluster) laneOf(client *goredis.Client) *laneTo {
+// senderOf returns the sender to the master of client.
+func (c *cluster) senderOf(client *goredis.Client) *senderTo {
 	addr := client.Options().Addr
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	lane := c.lanes[addr]
-	if lane == nil || lane.client != client {
+	sender := c.senders[addr]
+	if sender == nil || sender.client != client {
 		n := newNode(client, c.keys, c.now)
 		n.elsewhere = func(ctx context.Context, cmd goredis.Cmder) error {
 			c.reload()
 			return c.client.Process(ctx, cmd)
 		}
-		lane = &laneTo{stores.Route{Store: c.lane(addr, n)}, client}
-		c.lanes[addr] = lane
+		sender = &senderTo{stores.Route{Store: c.sender(addr, n)}, client}
+		c.senders[addr] = sender
 	}
-	return lane
+	return sender
 }
 
 // unknown has the error of the last attempt to read the layout.

@@ -104,7 +104,7 @@ func (p perSlot) Submit(b *backend.Batch) {
 func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		calls := 0
-		l := newLane(time.Minute, func(_ context.Context, c *call) error {
+		l := newSender(time.Minute, func(_ context.Context, c *call) error {
 			if calls++; calls > 1 {
 				time.Sleep(20 * ms)
 			}
@@ -124,13 +124,13 @@ func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 			}
 		}
 		l.queue.maxCalls, l.queue.maxBatch = 1, 3
-		check("a lane", l, many(10, 1), 3)
+		check("a sender", l, many(10, 1), 3)
 		l.queue.maxBatch = maxBatch
 		after := many(5, 1)
 		for i := range after {
 			after[i].Group += 10 // not the group of the charges before
 		}
-		check("a way", &serverLanes{l, l}, slices.Concat(many(300, 300), after), 300)
+		check("a way", &serverSenders{l, l}, slices.Concat(many(300, 300), after), 300)
 	})
 }
 

@@ -59,7 +59,7 @@ func (f fault) run(t *testing.T) {
 	if f.plain {
 		n := newNode(s.client.(*goredis.Client), keys{prefix: "rl:"}, nil)
 		n.plain.Store(true)
-		s.store = s.lane(server.Addr, n)
+		s.store = s.sender(server.Addr, n)
 	}
 	l := startLoadWithin(t, deadline, 4, s)
 	l.normal(l.began, generous)

@@ -11,12 +11,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// lane sends the calls to one server. Batches that are submitted at the same time share calls (queue). A
-// server that fails is not called for a while (circuit).
+// sender sends the calls to one server. It combines batches that are submitted at the same time into one call
+// (queue), and does not call a server that fails (circuit).
 //
-// Each call has the timeout of the lane, whatever the deadlines of its batches are, so a batch with little
+// Each call has the timeout of the sender, whatever the deadlines of its batches are, so a batch with little
 // time does not end the calls of others.
-type lane struct {
+type sender struct {
 	// decide makes a call. An error means that a part of the call failed. It wraps backend.ErrUnavailable.
 	decide  func(ctx context.Context, c *call) error
 	timeout time.Duration
@@ -27,7 +27,7 @@ type lane struct {
 	// spawn runs f on another goroutine.
 	spawn func(f func())
 	// start arranges that begin is called soon. If it is nil, spawn does.
-	start func(l *lane)
+	start func(l *sender)
 	wire  *wire // nil if decide makes all calls
 	// changed is called with true when the circuit opens, and with false when it closes. It must not block.
 	changed func(open bool)
@@ -47,8 +47,8 @@ type lane struct {
 
 var errClosed = fmt.Errorf("%w: the store is closed", backend.ErrNotTaken)
 
-func newLane(timeout time.Duration, decide func(ctx context.Context, c *call) error) *lane {
-	l := &lane{
+func newSender(timeout time.Duration, decide func(ctx context.Context, c *call) error) *sender {
+	l := &sender{
 		clock: outside.System, decide: decide, timeout: timeout, probe: decide, patience: timeout, queue: newQueue(timeout),
 		spawn:    func(f func()) { go f() },
 		changed:  func(bool) {},
@@ -60,7 +60,7 @@ func newLane(timeout time.Duration, decide func(ctx context.Context, c *call) er
 }
 
 // Submit implements backend.Store.
-func (l *lane) Submit(b *backend.Batch) {
+func (l *sender) Submit(b *backend.Batch) {
 	if len(b.Charges) == 0 {
 		b.Done(b)
 		return
@@ -92,7 +92,7 @@ func (l *lane) Submit(b *backend.Batch) {
 }
 
 // begin starts the call that is due.
-func (l *lane) begin() {
+func (l *sender) begin() {
 	if l.start != nil {
 		l.start(l)
 	} else {
@@ -102,12 +102,12 @@ func (l *lane) begin() {
 
 // hasShortDeadline reports whether b has so little time that a call on its goroutine would have to end
 // early.
-func (l *lane) hasShortDeadline(b *backend.Batch, now time.Time) bool {
+func (l *sender) hasShortDeadline(b *backend.Batch, now time.Time) bool {
 	return !b.Deadline.IsZero() && b.Deadline.Sub(now) < l.timeout-l.timeout/8
 }
 
 // refuses returns an error if no batch may be submitted now. mu must be held.
-func (l *lane) refuses(now time.Time) error {
+func (l *sender) refuses(now time.Time) error {
 	switch {
 	case l.closed:
 		return errClosed
@@ -119,7 +119,7 @@ func (l *lane) refuses(now time.Time) error {
 }
 
 // arm schedules tick if do requires it. mu must be held.
-func (l *lane) arm(do effects) {
+func (l *sender) arm(do effects) {
 	switch {
 	case do.wake <= 0:
 	case l.timer == nil:
@@ -129,7 +129,7 @@ func (l *lane) arm(do effects) {
 	}
 }
 
-func (l *lane) tick() {
+func (l *sender) tick() {
 	l.mu.Lock()
 	do := l.queue.tick(l.clock.Now())
 	l.arm(do)
@@ -141,7 +141,7 @@ func (l *lane) tick() {
 
 // callHere makes the call c, which carries b, on the goroutine of b's caller. That goroutine waits anyway,
 // and waking another goroutine takes longer than the rest of a call. The call ends by b's deadline.
-func (l *lane) callHere(c *call, b *backend.Batch, now time.Time) {
+func (l *sender) callHere(c *call, b *backend.Batch, now time.Time) {
 	until := now.Add(l.timeout)
 	if !b.Deadline.IsZero() && b.Deadline.Before(until) {
 		until = b.Deadline
@@ -159,7 +159,7 @@ func (l *lane) callHere(c *call, b *backend.Batch, now time.Time) {
 const few = 8
 
 // byWire writes the call that is due to the wire. It reports false if the wire cannot take it.
-func (l *lane) byWire(now time.Time) bool {
+func (l *sender) byWire(now time.Time) bool {
 	if l.wire == nil || !l.wire.take() {
 		return false
 	}
@@ -175,14 +175,14 @@ func (l *lane) byWire(now time.Time) bool {
 }
 
 // run makes the call that is due.
-func (l *lane) run() {
+func (l *sender) run() {
 	if !l.byWire(l.clock.Now()) {
 		l.work()
 	}
 }
 
 // work makes calls with decide as long as calls are due that the wire cannot make.
-func (l *lane) work() {
+func (l *sender) work() {
 	c, now := l.calls.Get().(*call), l.clock.Now()
 	l.mu.Lock()
 	l.fill(c, now)
@@ -191,7 +191,7 @@ func (l *lane) work() {
 }
 
 // carry makes the call c, which was filled at time now, with decide. Then it makes the calls that are due.
-func (l *lane) carry(c *call, now time.Time) {
+func (l *sender) carry(c *call, now time.Time) {
 	defer l.calls.Put(c)
 	for {
 		if len(c.ended) > few && len(c.runs) > 0 { // batches that are too late for the call must not delay it
@@ -221,7 +221,7 @@ func (l *lane) carry(c *call, now time.Time) {
 }
 
 // concluded ends the call c, after the wire has received its answer.
-func (l *lane) concluded(c *call) {
+func (l *sender) concluded(c *call) {
 	if len(c.ended) > few {
 		l.over()
 		l.completeBatches(c)
@@ -233,14 +233,14 @@ func (l *lane) concluded(c *call) {
 }
 
 // over ends a call, and starts another one if one is due.
-func (l *lane) over() {
+func (l *sender) over() {
 	if now := l.clock.Now(); l.ended(now) && !l.byWire(now) {
 		l.spawn(l.worker)
 	}
 }
 
 // ended ends a call, and reports whether another one is due.
-func (l *lane) ended(now time.Time) bool {
+func (l *sender) ended(now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	do := l.queue.over(now)
@@ -249,14 +249,14 @@ func (l *lane) ended(now time.Time) bool {
 }
 
 // fill fills c, and makes the circuit decide whether to send it. mu must be held.
-func (l *lane) fill(c *call, now time.Time) {
+func (l *sender) fill(c *call, now time.Time) {
 	if l.queue.fill(c, now) {
 		c.permit = l.step(callDeparts, now)
 	}
 }
 
 // step makes a step of the circuit. mu must be held.
-func (l *lane) step(e event, now time.Time) effect {
+func (l *sender) step(e event, now time.Time) effect {
 	var do effect
 	switch l.circuit, do = l.circuit.step(e, now); do {
 	case doReportOpen:
@@ -269,7 +269,7 @@ func (l *lane) step(e event, now time.Time) effect {
 
 // signOfLife reports a sign of life of the server outside of calls: it can be reached again, or has
 // answered a call that had already ended. If the circuit is open, the next call is a probe.
-func (l *lane) signOfLife() {
+func (l *sender) signOfLife() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.step(serverHeard, l.clock.Now())
@@ -277,7 +277,7 @@ func (l *lane) signOfLife() {
 
 // send makes the call c, which must end by until. If the circuit refuses the call, send answers it with an
 // error. Afterwards c.ended has the completed batches.
-func (l *lane) send(c *call, until time.Time) {
+func (l *sender) send(c *call, until time.Time) {
 	outcome, decide := callAnswered, l.decide
 	if c.permit == doProbe {
 		decide, until = l.probe, l.clock.Now().Add(l.patience)
@@ -297,7 +297,7 @@ func (l *lane) send(c *call, until time.Time) {
 }
 
 // complete returns the batches of c to the queue after the call has ended.
-func (l *lane) complete(c *call, outcome event) {
+func (l *sender) complete(c *call, outcome event) {
 	c.knows()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -312,7 +312,7 @@ func (l *lane) complete(c *call, outcome event) {
 
 // guard makes a call without charges, unless the circuit refuses it. ctx bounds the call. If the call fails
 // although it had as much time as a usual call, that counts as a failure for the circuit.
-func (l *lane) guard(ctx context.Context, do func() error) error {
+func (l *sender) guard(ctx context.Context, do func() error) error {
 	now := l.clock.Now()
 	l.mu.Lock()
 	err, permit := l.refuses(now), doRefuse
@@ -342,7 +342,7 @@ func (l *lane) guard(ctx context.Context, do func() error) error {
 
 // try makes the call c. After a panic the call has failed, and it is unknown whether its charges were
 // consumed.
-func (l *lane) try(c *call, decide func(context.Context, *call) error, until time.Time) (err error) {
+func (l *sender) try(c *call, decide func(context.Context, *call) error, until time.Time) (err error) {
 	ctx, cancel := context.WithDeadline(context.Background(), until)
 	defer cancel()
 	defer func() {
@@ -356,7 +356,7 @@ func (l *lane) try(c *call, decide func(context.Context, *call) error, until tim
 }
 
 // completeBatches completes the batches of c.ended, and then flushes their sources.
-func (l *lane) completeBatches(c *call) {
+func (l *sender) completeBatches(c *call) {
 	for i, b := range c.ended {
 		source := b.Source // after Done, b belongs to the caller again
 		l.guarded(b, nil)
@@ -374,7 +374,7 @@ func (l *lane) completeBatches(c *call) {
 }
 
 // guarded calls Done of b, or Flush of source. A panic there does not affect other batches.
-func (l *lane) guarded(b *backend.Batch, source *backend.Source) {
+func (l *sender) guarded(b *backend.Batch, source *backend.Source) {
 	defer func() {
 		if p := recover(); p != nil {
 			l.panicked(p)
@@ -388,7 +388,7 @@ func (l *lane) guarded(b *backend.Batch, source *backend.Source) {
 }
 
 // close fails all waiting batches, and all that are submitted later. Calls in flight end by themselves.
-func (l *lane) close() {
+func (l *sender) close() {
 	c := &call{}
 	l.mu.Lock()
 	l.closed = true

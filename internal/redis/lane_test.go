@@ -16,9 +16,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// over returns a lane that calls next.
-func over(next backend.Store, timeout time.Duration) *lane {
-	return newLane(timeout, func(_ context.Context, c *call) (failed error) {
+// over returns a sender that calls next.
+func over(next backend.Store, timeout time.Duration) *sender {
+	return newSender(timeout, func(_ context.Context, c *call) (failed error) {
 		for _, r := range c.runs {
 			backend.Take(context.Background(), next, r.batch.Charges[r.from:r.to], r.batch.Decisions[r.from:r.to])
 			for _, d := range r.batch.Decisions[r.from:r.to] {
@@ -31,16 +31,16 @@ func over(next backend.Store, timeout time.Duration) *lane {
 	})
 }
 
-func TestLaneChangesNoAnswer(t *testing.T) {
-	for name, change := range map[string]func(l *lane){
-		"usual":       func(*lane) {},
-		"small calls": func(l *lane) { l.queue.maxCalls, l.queue.maxBatch = 1, 3 },
+func TestSenderChangesNoAnswer(t *testing.T) {
+	for name, change := range map[string]func(l *sender){
+		"usual":       func(*sender) {},
+		"small calls": func(l *sender) { l.queue.maxCalls, l.queue.maxBatch = 1, 3 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
 				l := over(memory.New(memory.Config{Clock: storetest.Times(now)}), time.Minute)
 				change(l)
-				return &serverLanes{l, l}
+				return &serverSenders{l, l}
 			})
 		})
 	}
@@ -93,7 +93,7 @@ func (a *answer) fails(t *testing.T, after time.Duration, want error) {
 func TestAnIdleServerIsCalledAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{}
-		l := newLane(10*ms, p.decide)
+		l := newSender(10*ms, p.decide)
 		for n := range 3 {
 			start(l, batchOf(n+1)).is(t, 0)
 			b := batchOf(1)
@@ -110,7 +110,7 @@ func TestAnIdleServerIsCalledAtOnce(t *testing.T) {
 func TestBatchesUnderLoadShareCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: ms}
-		l := newLane(10*ms, p.decide)
+		l := newSender(10*ms, p.decide)
 		first := start(l, batchOf(1))
 		synctest.Wait()
 		second, third := start(l, batchOf(2, 1)), start(l, batchOf(1, 1, 3))
@@ -133,7 +133,7 @@ func TestALateCallIsNotWaitedForForLong(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				calls := atomic.Int64{}
-				l := newLane(10*ms, func(ctx context.Context, c *call) error {
+				l := newSender(10*ms, func(ctx context.Context, c *call) error {
 					if calls.Add(1) == 1 {
 						<-ctx.Done()
 						c.fail(errDown)
@@ -160,7 +160,7 @@ func TestALateCallIsNotWaitedForForLong(t *testing.T) {
 func TestACallerThatWaitsCallsItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		own := false
-		l := newLane(16*ms, func(ctx context.Context, c *call) error {
+		l := newSender(16*ms, func(ctx context.Context, c *call) error {
 			<-ctx.Done()
 			c.fail(errDown)
 			return errDown
@@ -186,7 +186,7 @@ func TestACallerThatWaitsCallsItself(t *testing.T) {
 func TestLateBatchesAreNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: 30 * ms} // whatever the context is
-		l := newLane(10*ms, p.decide)
+		l := newSender(10*ms, p.decide)
 		l.queue.maxCalls = 1
 		first := start(l, batchOf(1))
 		synctest.Wait()
@@ -203,7 +203,7 @@ func TestLateBatchesAreNotSent(t *testing.T) {
 func TestManyBatchesDoNotHoldUpTheNextCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: ms}
-		l := newLane(time.Minute, p.decide)
+		l := newSender(time.Minute, p.decide)
 		var told sync.WaitGroup
 		submit := func(n int) {
 			for range n {
@@ -235,7 +235,7 @@ func TestAPanicHarmsNoOtherBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken := true
 		var panics []any
-		l := newLane(10*ms, func(_ context.Context, c *call) error {
+		l := newSender(10*ms, func(_ context.Context, c *call) error {
 			time.Sleep(ms)
 			if broken {
 				panic("the call")
@@ -272,7 +272,7 @@ func TestAPanicHarmsNoOtherBatch(t *testing.T) {
 func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: ms}
-		l := newLane(10*ms, p.decide)
+		l := newSender(10*ms, p.decide)
 		log := ""
 		a := &backend.Source{Flush: func() { log += "A " }}
 		b := &backend.Source{Flush: func() { log += "B " }}
@@ -295,7 +295,7 @@ func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: 5 * ms}
-		l := newLane(10*ms, p.decide)
+		l := newSender(10*ms, p.decide)
 		large := start(l, batchOf(ones(300)...))
 		synctest.Wait()
 		waits := start(l, batchOf(1))
@@ -315,7 +315,7 @@ func TestClose(t *testing.T) {
 }
 
 func TestAnEmptyBatchIsDone(t *testing.T) {
-	l := newLane(10*ms, (&server{}).decide)
+	l := newSender(10*ms, (&server{}).decide)
 	<-start(l, batchOf()).done
 }
 
@@ -332,9 +332,9 @@ func TestGroupsThatAreTooLargeCostNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := &server{}
-				l := newLane(10*ms, p.decide)
+				l := newSender(10*ms, p.decide)
 				b := batchOf(sizes...)
-				<-start(&serverLanes{l, newLane(patience, p.decide)}, b).done
+				<-start(&serverSenders{l, newSender(patience, p.decide)}, b).done
 				at := 0
 				for _, size := range sizes {
 					for range size {

@@ -113,25 +113,25 @@ func TestManyBucketsAtOnce(t *testing.T) {
 	}
 }
 
-// A group that is larger than a batch may take longer than the timeout of other calls. It uses another lane
+// A group that is larger than a batch may take longer than the timeout of other calls. It uses another sender
 // to the server, with its own timeout and circuit breaker.
 func TestLargeGroupsGoApart(t *testing.T) {
 	var usual, apart int
-	count := func(n *int) *lane {
-		return newLane(time.Minute, func(_ context.Context, c *call) error {
+	count := func(n *int) *sender {
+		return newSender(time.Minute, func(_ context.Context, c *call) error {
 			*n += c.charges
 			return nil
 		})
 	}
-	s := &serverLanes{count(&usual), count(&apart)}
+	s := &serverSenders{count(&usual), count(&apart)}
 	takeAll(s, many(1, 1))
 	takeAll(s, many(1000, 256))
 	if usual != 1001 || apart != 0 {
-		t.Errorf("small groups: %d charges in the usual lane, %d in the patient one", usual, apart)
+		t.Errorf("small groups: %d charges in the usual sender, %d in the patient one", usual, apart)
 	}
 	takeAll(s, many(257, 257))
 	if usual != 1001 || apart != 257 {
-		t.Errorf("a large group: %d charges in the usual lane, %d in the patient one", usual, apart)
+		t.Errorf("a large group: %d charges in the usual sender, %d in the patient one", usual, apart)
 	}
 	mixture := slices.Concat(many(3, 1), many(300, 300), many(5, 1), many(300, 300))
 	for i := 303; i < 308; i++ { // not part of the group before or after them
@@ -139,7 +139,7 @@ func TestLargeGroupsGoApart(t *testing.T) {
 	}
 	takeAll(s, mixture)
 	if usual != 1009 || apart != 857 {
-		t.Errorf("a mixture: %d charges in the usual lane, %d in the patient one", usual, apart)
+		t.Errorf("a mixture: %d charges in the usual sender, %d in the patient one", usual, apart)
 	}
 }
 

@@ -46,7 +46,7 @@ type Config struct {
 	// nil.
 	Outside *outside.World
 
-	connections int           // the largest number of connections to a server; 0 means the number that a lane needs
+	connections int           // the largest number of connections to a server; 0 means the number that a sender needs
 	patience    time.Duration // for tests: replaces the constant patience, unless 0
 }
 
@@ -75,9 +75,9 @@ type Store struct {
 
 	sentinels *sentinels // nil without Sentinels
 
-	lanesMu       sync.Mutex
-	lanesByServer map[string]*serverLanes // by server; guarded by lanesMu
-	waysClosed    bool                    // guarded by lanesMu
+	sendersMu       sync.Mutex
+	sendersByServer map[string]*serverSenders // by server; guarded by sendersMu
+	waysClosed      bool                      // guarded by sendersMu
 }
 
 // Open makes a Store. It does not wait for Redis: the first call finds out whether a server answers. An
@@ -99,14 +99,14 @@ func Open(c Config) (*Store, error) {
 	if err := c.consistent(u); err != nil {
 		return nil, err
 	}
-	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), where: newWhere(u), lanesByServer: map[string]*serverLanes{}}
+	s := &Store{config: c, name: cmp.Or(u.addr, u.master, "cluster"), where: newWhere(u), sendersByServer: map[string]*serverSenders{}}
 	s.timeout, s.panicked, s.underway = c.Timeout, c.Panicked, new(atomic.Int64)
 	s.clock, s.spawn, s.random = outside.System, s.pool.Go, func(p []byte) { _, _ = rand.Read(p) } // rand.Read never fails
 	if c.Outside != nil {
 		s.clock, s.spawn, s.random = c.Outside.Clock, c.Outside.Go, c.Outside.Random
 	}
 	s.undos = stores.NewUndosBy(s.clock, max(100*time.Millisecond, 4*c.Timeout))
-	s.guardOf, s.starter = s.laneTo, newStarter(s.spawn)
+	s.guardOf, s.starter = s.senderTo, newStarter(s.spawn)
 	o := c.options(u)
 	s.lines = lines{timeout: o.DialTimeout, burst: burst(c.Timeout), all: map[string]*line{}, signOfLife: map[string]func(){}}
 	dial := newDialer(o)
@@ -118,39 +118,39 @@ func Open(c Config) (*Store, error) {
 		co := clusterOptions(o, u.hosts)
 		client := goredis.NewClusterClient(co)
 		s.client = client
-		s.cluster = newCluster(client, k, c, s.lane, s.claims)
+		s.cluster = newCluster(client, k, c, s.sender, s.claims)
 		s.store = s.cluster
 	case "sentinel":
 		client := s.newFailoverClient(o, dial, u)
 		s.client = client
-		s.store = s.lane(u.master, newNode(client, k, c.Clock))
+		s.store = s.sender(u.master, newNode(client, k, c.Clock))
 	default:
 		client := c.newClient(o)
 		s.client = client
-		s.store = s.lane(o.Addr, newNode(client, k, c.Clock))
+		s.store = s.sender(o.Addr, newNode(client, k, c.Clock))
 	}
 	return s, nil
 }
 
-// lane makes the lanes to one server.
-func (s *Store) lane(server string, n *node) backend.Store {
+// sender makes the senders to one server.
+func (s *Store) sender(server string, n *node) backend.Store {
 	n.replicas = s.config.replicas()
 	if c := s.config.Outside; c != nil {
 		n.clock, n.wall = s.clock, func() algorithms.Micros { return algorithms.Micros(c.Clock.Now().UnixMicro()) }
 	}
-	usual := newLane(s.config.Timeout, n.decide)
+	usual := newSender(s.config.Timeout, n.decide)
 	usual.spawn, usual.clock, usual.start = s.spawn, s.clock, s.starter.add
 	if s.config.Outside == nil && s.config.connections == 0 && n.replicas.count == 0 {
-		usual.wire = &wire{node: n, lane: usual}
+		usual.wire = &wire{node: n, sender: usual}
 	}
 	if s.config.Changed != nil {
 		usual.changed = func(open bool) { s.config.Changed(server, open) }
 	}
-	w := &serverLanes{usual, usual}
+	w := &serverSenders{usual, usual}
 	if patience := cmp.Or(s.config.patience, patience); s.config.Timeout < patience {
 		patiently := n.patient(patience)
 		s.simulate(patiently.client)
-		w.patient = newLane(patience, patiently.decide)
+		w.patient = newSender(patience, patiently.decide)
 		w.patient.spawn, w.patient.clock = s.spawn, s.clock
 		usual.probe, usual.patience = w.patient.decide, patience
 	}
@@ -158,17 +158,17 @@ func (s *Store) lane(server string, n *node) backend.Store {
 		usual.panicked, w.patient.panicked = s.config.Panicked, s.config.Panicked
 	}
 	s.lines.hear(server, w.signOfLife)
-	s.lanesMu.Lock()
-	defer s.lanesMu.Unlock()
+	s.sendersMu.Lock()
+	defer s.sendersMu.Unlock()
 	if s.waysClosed {
 		w.close()
 	}
-	s.lanesByServer[server] = w
+	s.sendersByServer[server] = w
 	return w
 }
 
-// laneTo returns the lane to the server of a bucket, or nil if the server is unknown.
-func (s *Store) laneTo(bucket *backend.Charge) *lane {
+// senderTo returns the sender to the server of a bucket, or nil if the server is unknown.
+func (s *Store) senderTo(bucket *backend.Charge) *sender {
 	store := s.store
 	if s.cluster != nil {
 		if !s.cluster.known.Load() {
@@ -176,7 +176,7 @@ func (s *Store) laneTo(bucket *backend.Charge) *lane {
 		}
 		store = s.cluster.route([]backend.Charge{*bucket}).Store
 	}
-	if w, ok := store.(*serverLanes); ok {
+	if w, ok := store.(*serverSenders); ok {
 		return w.usual
 	}
 	return nil
@@ -227,11 +227,11 @@ func (s *Store) Close() error {
 	if s.cluster != nil {
 		s.cluster.close()
 	}
-	s.lanesMu.Lock()
+	s.sendersMu.Lock()
 	s.waysClosed = true
-	lanesByServer := slices.Collect(maps.Values(s.lanesByServer))
-	s.lanesMu.Unlock()
-	for _, w := range lanesByServer { // without the lock, because completing batches may need a lane
+	sendersByServer := slices.Collect(maps.Values(s.sendersByServer))
+	s.sendersMu.Unlock()
+	for _, w := range sendersByServer { // without the lock, because completing batches may need a sender
 		w.close()
 	}
 	s.lines.close()
@@ -268,7 +268,7 @@ func (c Config) options(l location) *goredis.Options {
 		ReadTimeout:           2 * c.Timeout, // longer than the deadline, so that the deadline ends the call
 		WriteTimeout:          2 * c.Timeout,
 		PoolTimeout:           c.Timeout,
-		PoolSize:              cmp.Or(c.connections, 8), // twice the calls in flight of a lane
+		PoolSize:              cmp.Or(c.connections, 8), // twice the calls in flight of a sender
 		MinIdleConns:          4,
 		PipelinePoolSize:      -1,
 		MaintNotificationsConfig: &maintnotifications.Config{

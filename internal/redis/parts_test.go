@@ -80,9 +80,9 @@ func TestMovedSlots(t *testing.T) {
 	t.Run("with another slot that has not moved", func(t *testing.T) {
 		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
 		charges, numbers := slotsOf(s, "two slots")
-		lane := s.cluster.route(charges[:1]).Store // to the master that had both slots
+		sender := s.cluster.route(charges[:1]).Store // to the master that had both slots
 		moved(t, cluster, numbers[0])
-		for i, d := range takeAll(lane, charges) {
+		for i, d := range takeAll(sender, charges) {
 			if !d.Allowed || d.Remaining != 99 {
 				t.Errorf("charge %d: got %+v", i, d)
 			}
@@ -261,8 +261,8 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 			s, clock := patient(t, url)
 			clock.Set(1_000_000_150 * algorithms.Second) // the middle of a window
 			gate := make(chan struct{})
-			lane := s.cluster.lane
-			s.cluster.lane = func(addr string, n *node) backend.Store { return gated{lane(addr, n), gate} }
+			sender := s.cluster.sender
+			s.cluster.sender = func(addr string, n *node) backend.Store { return gated{sender(addr, n), gate} }
 			a := sharded(t, window, max(2, shards), "undo "+name)
 			if shards == 0 {
 				a.Shards = nil
@@ -298,10 +298,10 @@ func TestUndoOfShardsInTheNextWindow(t *testing.T) {
 			s, clock := patient(t, url)
 			clock.Set(1_000_000_150 * algorithms.Second) // the middle of a window
 			c := sharded(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 20, Period: 100 * algorithms.Second, Start: &start}, 2, "race "+name)
-			gate, lane := make(chan struct{}), s.cluster.lane
+			gate, sender := make(chan struct{}), s.cluster.sender
 			var other sync.Once
-			s.cluster.lane = func(addr string, n *node) backend.Store {
-				return robbed(gated{lane(addr, n), gate}, &other)
+			s.cluster.sender = func(addr string, n *node) backend.Store {
+				return robbed(gated{sender(addr, n), gate}, &other)
 			}
 			c.Terms = algorithms.Charge{Cost: 15}
 			if d := takeAllShards(s, c); d.Allowed || d.Err != nil {

@@ -156,7 +156,7 @@ func TestOldServersGetTheScriptWithoutShebang(t *testing.T) {
 	storetest.Exact(t, func(_ *testing.T, now func() algorithms.Micros) backend.Store {
 		server.Do("FLUSHALL")
 		n.now = now
-		return newLane(5*time.Second, n.decide)
+		return newSender(5*time.Second, n.decide)
 	})
 }
 

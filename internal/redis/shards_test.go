@@ -306,9 +306,9 @@ func shardsLostARace(t *testing.T, url string) {
 	t.Helper()
 	s, _ := patient(t, url)
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 20 * algorithms.Second}, 2, "race")
-	lane := s.cluster.lane
+	sender := s.cluster.sender
 	var other sync.Once
-	s.cluster.lane = func(addr string, n *node) backend.Store { return robbed(lane(addr, n), &other) }
+	s.cluster.sender = func(addr string, n *node) backend.Store { return robbed(sender(addr, n), &other) }
 	c.Terms = algorithms.Charge{Cost: 15}
 	d := takeAllShards(s, c)
 	if d.Allowed || d.Err != nil {

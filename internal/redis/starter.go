@@ -2,13 +2,13 @@ package redis
 
 import "sync"
 
-// starter starts calls of several lanes together, after a small delay. Requests that several connections
+// starter starts calls of several senders together, after a small delay. Requests that several connections
 // submit in this time share the calls, and only one goroutine is woken for the calls to several servers.
 type starter struct {
 	spawn func(f func())
 
 	mu         sync.Mutex
-	due, spare []*lane // guarded by mu
+	due, spare []*sender // guarded by mu
 	run        func()
 }
 
@@ -20,7 +20,7 @@ func newStarter(spawn func(f func())) *starter {
 }
 
 // add arranges that l's call starts soon.
-func (s *starter) add(l *lane) {
+func (s *starter) add(l *sender) {
 	s.mu.Lock()
 	s.due = append(s.due, l)
 	first := len(s.due) == 1
@@ -35,7 +35,7 @@ func (s *starter) start() {
 	due := s.due
 	s.due, s.spare = s.spare[:0], nil
 	s.mu.Unlock()
-	var last *lane
+	var last *sender
 	now := due[0].clock.Now()
 	for i, l := range due {
 		due[i] = nil

@@ -11,12 +11,12 @@ import (
 // would be lost.
 const patience = 250 * time.Millisecond
 
-// serverLanes has the two lanes to one server. patient is for detached batches, and for groups so large
+// serverSenders has the two senders to one server. patient is for detached batches, and for groups so large
 // that they may exceed the timeout without a failure of the server. usual is for all others.
-type serverLanes struct{ usual, patient *lane }
+type serverSenders struct{ usual, patient *sender }
 
 // Submit implements backend.Store.
-func (w *serverLanes) Submit(b *backend.Batch) {
+func (w *serverSenders) Submit(b *backend.Batch) {
 	switch {
 	case mixed(b.Charges):
 		w.divide(b)
@@ -27,20 +27,20 @@ func (w *serverLanes) Submit(b *backend.Batch) {
 	}
 }
 
-func (w *serverLanes) signOfLife() {
+func (w *serverSenders) signOfLife() {
 	w.usual.signOfLife()
 	if w.patient != w.usual {
 		w.patient.signOfLife()
 	}
 }
 
-func (w *serverLanes) close() {
+func (w *serverSenders) close() {
 	w.usual.close()
 	w.patient.close()
 }
 
 // mixed reports whether charges must be divided because a group is too large for a call, or needs the
-// patient lane.
+// patient sender.
 func mixed(charges []backend.Charge) bool {
 	if len(charges) <= maxBatch {
 		return false
@@ -56,21 +56,21 @@ func mixed(charges []backend.Charge) bool {
 	return false
 }
 
-// divide submits the large groups of b to the patient lane. It submits the charges between them as b would
+// divide submits the large groups of b to the patient sender. It submits the charges between them as b would
 // be submitted, one part after the other.
-func (w *serverLanes) divide(b *backend.Batch) {
-	d := &divided{serverLanes: w, whole: b}
+func (w *serverSenders) divide(b *backend.Batch) {
+	d := &divided{serverSenders: w, whole: b}
 	d.part.Done = func(*backend.Batch) { d.next() }
 	d.next()
 }
 
 // divided is a batch that is submitted in parts.
 type divided struct {
-	serverLanes *serverLanes
-	whole       *backend.Batch
-	at          int // the position of the first charge that has not been submitted
-	known       int // the position of the first charge whose decision is not known
-	part        backend.Batch
+	serverSenders *serverSenders
+	whole         *backend.Batch
+	at            int // the position of the first charge that has not been submitted
+	known         int // the position of the first charge whose decision is not known
+	part          backend.Batch
 }
 
 // next submits the next part, or ends the whole batch.
@@ -97,7 +97,7 @@ func (d *divided) next() {
 		p := &d.part
 		p.Charges, p.Decisions = b.Charges[from:to], b.Decisions[from:to]
 		p.Deadline, p.Source, p.Detached = b.Deadline, b.Source, b.Detached
-		d.serverLanes.Submit(p)
+		d.serverSenders.Submit(p)
 		return
 	}
 	b.Done(b)

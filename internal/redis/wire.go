@@ -25,7 +25,7 @@ import (
 // that does not read.
 const maxFrame = 32 << 10
 
-// wire is a connection that a lane uses for its usual calls. The goroutine that starts a call writes it
+// wire is a connection that a sender uses for its usual calls. The goroutine that starts a call writes it
 // without waiting, and another goroutine reads the answers.
 //
 // With go-redis, each call waits on another goroutine, takes a connection from the pool, checks it, and
@@ -34,8 +34,8 @@ const maxFrame = 32 << 10
 // go-redis connects the wire and logs in. It also makes all unusual calls: the first calls, probes, resets,
 // scripts that the server does not know, slots that have moved, and calls while the wire is broken or busy.
 type wire struct {
-	node *node
-	lane *lane
+	node   *node
+	sender *sender
 
 	mu      sync.Mutex
 	conn    net.Conn // nil if not connected; this and the following fields are guarded by mu
@@ -115,7 +115,7 @@ func (w *wire) deadlines(conn net.Conn, until time.Time) {
 		_ = conn.SetReadDeadline(until) // if it fails, Write fails too
 	}
 	if w.writeBy.Before(until) {
-		w.writeBy = until.Add(w.lane.timeout)
+		w.writeBy = until.Add(w.sender.timeout)
 		_ = conn.SetWriteDeadline(w.writeBy)
 	}
 }
@@ -195,8 +195,8 @@ func (w *wire) read(conn net.Conn, client io.Closer) {
 	w.mu.Unlock()
 	if c != nil {
 		c.fail(unavailable(err))
-		w.lane.complete(c, callFailed)
-		w.lane.concluded(c)
+		w.sender.complete(c, callFailed)
+		w.sender.concluded(c)
 	}
 }
 
@@ -242,7 +242,7 @@ func (w *wire) conclude(c *call) {
 	_, elsewhen := t.elsewhen()
 	if elsewhen || isReply(t.err, "NOSCRIPT") || isElsewhere(t.err) || isForeign(t.err) || isCompileError(t.err) {
 		t.reply = ""
-		w.lane.spawn(func() { w.lane.carry(c, w.lane.clock.Now()) })
+		w.sender.spawn(func() { w.sender.carry(c, w.sender.clock.Now()) })
 		return
 	}
 	outcome := callAnswered
@@ -250,14 +250,14 @@ func (w *wire) conclude(c *call) {
 		outcome = callFailed
 	}
 	t.reply = ""
-	w.lane.complete(c, outcome)
-	w.lane.concluded(c)
+	w.sender.complete(c, outcome)
+	w.sender.concluded(c)
 }
 
 func (w *wire) answer(c *call, t *scriptRun) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			w.lane.panicked(p)
+			w.sender.panicked(p)
 			err = fmt.Errorf("%w: panic: %v", backend.ErrUnavailable, p)
 			c.fail(err)
 		}

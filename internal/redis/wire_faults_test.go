@@ -343,7 +343,7 @@ func TestTheWireIsDialedOnce(t *testing.T) {
 	refused := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }
 	nobody := goredis.NewClient(&goredis.Options{Dialer: refused}) // go-redis retries by itself
 	defer nobody.Close()
-	w := &wire{node: newNode(nobody, keys{prefix: "rl:"}, nil), lane: newLane(time.Second, nil)}
+	w := &wire{node: newNode(nobody, keys{prefix: "rl:"}, nil), sender: newSender(time.Second, nil)}
 	is := func(what string, connected bool) {
 		t.Helper()
 		redistest.Eventually(t, what, func() bool {
@@ -414,7 +414,7 @@ func TestAWireThatIsClosedWhileItIsDialed(t *testing.T) {
 	d := &dials{addr: redistest.Start(t).Addr, gate: make(chan struct{})}
 	client := goredis.NewClient(&goredis.Options{Dialer: d.dial, DialerRetries: 1})
 	defer client.Close()
-	w := &wire{node: newNode(client, keys{prefix: "rl:"}, nil), lane: newLane(time.Second, nil)}
+	w := &wire{node: newNode(client, keys{prefix: "rl:"}, nil), sender: newSender(time.Second, nil)}
 	w.dial()
 	redistest.Eventually(t, "the dial begins", func() bool { return d.began.Load() == 1 })
 	w.close()
@@ -425,43 +425,43 @@ func TestAWireThatIsClosedWhileItIsDialed(t *testing.T) {
 	}
 }
 
-// Every lane that is added is started, also if it is added while others are being started.
-func TestStartersForgetNoLane(t *testing.T) {
+// Every sender that is added is started, also if it is added while others are being started.
+func TestStartersForgetNoSender(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const soon = time.Microsecond // lanes that are added together have all been added by then
+		const soon = time.Microsecond // senders that are added together have all been added by then
 		s := newStarter(func(f func()) { time.AfterFunc(soon, f) })
-		var lanes []*lane
+		var senders []*sender
 		for range 8 {
-			l := newLane(10*ms, (&server{takes: ms}).decide)
+			l := newSender(10*ms, (&server{takes: ms}).decide)
 			l.start = s.add
-			lanes = append(lanes, l)
+			senders = append(senders, l)
 		}
 		for range 5 {
 			var mu sync.Mutex
 			var all []*answer // guarded by mu
-			submit := func(lanes []*lane) {
-				for _, l := range lanes {
+			submit := func(senders []*sender) {
+				for _, l := range senders {
 					a := start(l, limited(1))
 					mu.Lock()
 					all = append(all, a)
 					mu.Unlock()
 				}
 			}
-			later := func() { submit(lanes[4:]) } // called as soon as the first of the others is started
-			lanes[0].spawn = func(f func()) {
+			later := func() { submit(senders[4:]) } // called as soon as the first of the others is started
+			senders[0].spawn = func(f func()) {
 				if later != nil {
 					later()
 				}
 				later = nil
 				go f()
 			}
-			submit(lanes[:4])
+			submit(senders[:4])
 			time.Sleep(5 * ms)
 			mu.Lock()
 			for _, a := range all {
 				a.is(t, soon+ms)
 			}
-			if len(all) != len(lanes) {
+			if len(all) != len(senders) {
 				t.Errorf("%d batches ended", len(all))
 			}
 			mu.Unlock()
@@ -474,8 +474,8 @@ func TestStartersForgetNoLane(t *testing.T) {
 func TestPartsOfALargeBatchKeepWhatItHas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var usual, patient int
-		record := func(n *int) *lane {
-			l := newLane(time.Minute, nil)
+		record := func(n *int) *sender {
+			l := newSender(time.Minute, nil)
 			l.decide = func(_ context.Context, c *call) error {
 				*n += c.charges
 				time.Sleep(4 * ms)
@@ -483,7 +483,7 @@ func TestPartsOfALargeBatchKeepWhatItHas(t *testing.T) {
 			}
 			return l
 		}
-		w := &serverLanes{record(&usual), record(&patient)}
+		w := &serverSenders{record(&usual), record(&patient)}
 		var flushed atomic.Int32
 		source := &backend.Source{Flush: func() { flushed.Add(1) }}
 		var known []string

@@ -76,9 +76,9 @@ func echoed(args []string) string {
 	return fmt.Sprintf("$%d\r\n%s\r\n", len(text), text)
 }
 
-// wired returns a lane with a wire to a peer. Other calls go to fallback.
-func wired(fallback *server, reply func(args []string) string) (*lane, *peer, net.Conn) {
-	l := newLane(10*ms, fallback.decide)
+// wired returns a sender with a wire to a peer. Other calls go to fallback.
+func wired(fallback *server, reply func(args []string) string) (*sender, *peer, net.Conn) {
+	l := newSender(10*ms, fallback.decide)
 	near, far := net.Pipe()
 	p := &peer{Conn: far, reply: reply}
 	go p.serve()
@@ -86,8 +86,8 @@ func wired(fallback *server, reply func(args []string) string) (*lane, *peer, ne
 }
 
 // by makes conn the wire of l.
-func (l *lane) by(conn net.Conn) {
-	l.wire = &wire{node: newNode(nil, keys{prefix: "rl:"}, nil), lane: l, conn: conn, dialed: time.Now().Add(time.Hour)}
+func (l *sender) by(conn net.Conn) {
+	l.wire = &wire{node: newNode(nil, keys{prefix: "rl:"}, nil), sender: l, conn: conn, dialed: time.Now().Add(time.Hour)}
 	go l.wire.read(conn, conn)
 }
 
@@ -173,7 +173,7 @@ func TestASilentServerEndsTheWire(t *testing.T) {
 func TestAServerThatDoesNotReadEndsTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{takes: ms}
-		l := newLane(10*ms, fallback.decide)
+		l := newSender(10*ms, fallback.decide)
 		near, far := net.Pipe()
 		l.by(near)
 		go func() {
@@ -266,7 +266,7 @@ func TestAConnectionThatTheServerHasClosedIsNotWritten(t *testing.T) {
 	if c.look.ended == nil {
 		t.Skip("on this system only the reader notices the end")
 	}
-	w := &wire{lane: newLane(ms, nil), node: newNode(nil, keys{prefix: "rl:"}, nil), conn: c}
+	w := &wire{sender: newSender(ms, nil), node: newNode(nil, keys{prefix: "rl:"}, nil), conn: c}
 	send := func() bool {
 		return w.take() && w.send(&call{charges: 1, runs: []run{{limited(1), 0, 1}}}, time.Now().Add(time.Minute))
 	}
@@ -345,7 +345,7 @@ func TestRepliesInPieces(t *testing.T) {
 func TestUsualCallsGoByTheWire(t *testing.T) {
 	r := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + r.Addr, Timeout: 5 * time.Second})
-	w := s.lanesByServer[r.Addr].usual.wire
+	w := s.sendersByServer[r.Addr].usual.wire
 	conn := func() net.Conn {
 		w.mu.Lock()
 		defer w.mu.Unlock()

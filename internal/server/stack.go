@@ -39,7 +39,7 @@ func (s *server) newStack() (st stack, err error) {
 	if st.redis, err = s.openRedis(); err != nil {
 		return st, err
 	}
-	st.top = st.redis[0] // this Store has a lane for each server: a queue, a circuit breaker and connections
+	st.top = st.redis[0] // this Store has a queue, a circuit breaker and connections for each server
 	if len(st.redis) > 1 {
 		st.undos = stores.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
 		st.top = stores.Divided(st.top, st.redis[1], bySecond, st.undos)
