@@ -234,6 +234,7 @@ func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, ol
 		for _, cmd := range f.cmds {
 			_ = pipe.Process(ctx, cmd)
 		}
+		n.replicas.touch(ctx, pipe, scriptRuns)
 		confirmed := n.replicas.confirm(ctx, pipe, n.clock)
 		_, _ = pipe.Exec(ctx) // each command has its own error
 		unconfirmed = confirmed()
@@ -259,6 +260,20 @@ func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, ol
 type replicas struct {
 	count int
 	wait  time.Duration
+}
+
+// touch adds to pipe a write to each record of an idempotency key. Since Redis 7.2, WAIT waits only for the writes of its
+// own connection. An answer that was read from a record writes nothing else, so WAIT would count replicas that have
+// neither the record nor the charge.
+func (r replicas) touch(ctx context.Context, pipe goredis.Pipeliner, scriptRuns []*scriptRun) {
+	if r.count == 0 {
+		return
+	}
+	for _, t := range scriptRuns {
+		for _, is := range t.records {
+			_ = pipe.Process(ctx, once{goredis.NewCmd(ctx, "pexpire", strings.Clone(t.keys[is.key-1]), is.life)})
+		}
+	}
 }
 
 // confirm adds WAIT to pipe. After pipe was sent, the returned function returns the reason why the writes

@@ -58,11 +58,18 @@ type scriptRun struct {
 	time    []byte
 	texts   [3]string // the time, the limits and the charges, as arguments
 	charges []byte
-	last    int // the position of the last charge in charges; negative if no other charge can join it
-	group   int // the group of the last charge
+	last    int      // the position of the last charge in charges; negative if no other charge can join it
+	group   int      // the group of the last charge
+	records []record // those of the heads
 
 	reply string
 	err   error
+}
+
+// record is the record of an idempotency key.
+type record struct {
+	key  int   // its number, from 1
+	life int64 // in ms
 }
 
 // target is the target of a part of an answer: a charge, or the head of a group with an idempotency key.
@@ -85,7 +92,7 @@ func (t *scriptRun) reset(most int) {
 	clear(t.of)
 	t.args, t.of, t.slots = append(t.args[:0], "evalsha", nil, nil), t.of[:0], false
 	t.names, t.keys = t.names[:0], t.keys[:0]
-	t.limits, t.limitsB, t.charges, t.last = t.limits[:0], t.limitsB[:0], t.charges[:0], -1
+	t.limits, t.limitsB, t.charges, t.records, t.last = t.limits[:0], t.limitsB[:0], t.charges[:0], t.records[:0], -1
 }
 
 // The flags of a charge. They are stored in one double with the number of the limit, which is below
@@ -158,7 +165,9 @@ func (t *scriptRun) mayDiffer(c *backend.Charge, name []byte) bool {
 // record.
 func (t *scriptRun) head(once *backend.IdempotencyKey, n int, name []byte) {
 	t.of, t.last = append(t.of, target{heads: n}), -1
-	t.charges = doubles(t.charges, float64(t.key(name)), 0, float64(lifetime(once)), 0)
+	r := record{t.key(name), lifetime(once)}
+	t.records = append(t.records, r)
+	t.charges = doubles(t.charges, float64(r.key), 0, float64(r.life), 0)
 	t.charges = append(t.charges, once.Digest[:]...)
 }
 

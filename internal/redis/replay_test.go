@@ -1,0 +1,52 @@
+package redis
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
+	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// The first answer to a request with an ID fails, because no replica has confirmed its charge in time. If the request is
+// repeated, its recorded answer waits for the replica too: a failover would lose the charge and the record. It runs on
+// Valkey, which has the WAIT of Redis 7.2: it waits only for the writes of its own connection.
+func TestARepeatedAnswerIsConfirmed(t *testing.T) {
+	t.Parallel()
+	binary := tooltest.Path(t, "valkey-server-libc")
+	master := redistest.StartBinary(t, binary, nil)
+	host, port, _ := strings.Cut(master.Addr, ":")
+	replica := redistest.StartBinary(t, binary, nil, "--replicaof", host+" "+port)
+	redistest.Eventually(t, "the replica follows", func() bool {
+		return strings.Contains(replica.Do("INFO", "replication"), "master_link_status:up")
+	})
+	open := func(timeout time.Duration) *Store {
+		return open(t, Config{URL: "redis://" + master.Addr, Timeout: timeout, WaitReplicas: 1})
+	}
+	hurried, patient := open(time.Second), open(10*time.Second)
+	take := func(s *Store, id byte) backend.Decision {
+		once := &backend.IdempotencyKey{ID: [16]byte{id}, Lifetime: algorithms.Day}
+		return takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(10), Terms: algorithms.Charge{Cost: 1}, IdempotencyKey: once}})[0]
+	}
+	if d := take(patient, 1); !d.Allowed { // from now on the server knows the script
+		t.Fatalf("%+v", d)
+	}
+	replica.Pause()
+	for _, attempt := range []string{"the first attempt", "the second attempt"} {
+		if d := take(hurried, 2); d.Allowed || !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) {
+			t.Errorf("%s, while the replica is paused: %+v", attempt, d)
+		}
+	}
+	other := open(time.Second) // its connection has written nothing yet
+	if d := take(other, 2); d.Allowed || d.Err == nil {
+		t.Errorf("by another sidecar, while the replica is paused: %+v", d)
+	}
+	replica.Resume()
+	if d := take(patient, 2); d.Err != nil || !d.Allowed || !d.Replayed || d.Remaining != 8 {
+		t.Errorf("when the replica has resumed: %+v", d)
+	}
+}
