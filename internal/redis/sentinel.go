@@ -52,18 +52,10 @@ func (v view) named(addr string, now time.Time) view {
 	return v.switched(addr, now)
 }
 
-// of returns v after a Sentinel has reported that it replaces the master. A view that has no master yet would otherwise
-// take it for the new one, if a Sentinel that does not know the new one names it next. A view that has missed the end of
-// the failover before would take its own master for the one that is replaced.
-func (v view) of(master string, now time.Time) view {
-	if master == v.next {
-		return v.switched(master, now)
-	}
-	if v.master == "" {
-		v.master = master
-	}
-	return v
-}
+// of returns v after a Sentinel has reported that it replaces master. A view that knows no master yet, or that has missed
+// the failover before, learns it from this report. Otherwise it would use it, if a Sentinel that does not know the new one
+// names it next.
+func (v view) of(master string, now time.Time) view { return v.switched(master, now) }
 
 // promotes returns v after a Sentinel has reported that it promotes addr.
 func (v view) promotes(addr string, now time.Time) view {

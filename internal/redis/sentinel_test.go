@@ -26,10 +26,16 @@ func TestViewOfTheMaster(t *testing.T) {
 		},
 		"the first message is the switch": {{0, "of", "a", "a"}, {0, "switched", "b", "b"}, {1 * s, "named", "a", "b"}, {7 * s, "named", "a", "a"}},
 		"the first message is a promotion": {
-			{0, "of", "a", "a"}, {0, "promotes", "b", ""}, {1 * s, "switched", "b", "b"}, {2 * s, "of", "a", "b"}, {2 * s, "named", "a", "b"},
+			{0, "of", "a", "a"}, {0, "promotes", "b", ""}, {1 * s, "switched", "b", "b"}, {2 * s, "of", "a", "a"}, {2 * s, "switched", "b", "b"}, {2 * s, "named", "a", "b"},
 		},
 		"the end of a failover was missed": {
 			{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {2 * s, "of", "b", "b"}, {2 * s, "promotes", "a", ""}, {3 * s, "named", "b", ""},
+		},
+		"a failover was missed, and the old master is promoted again": {
+			{0, "named", "a", "a"}, {1 * s, "of", "b", "b"}, {1 * s, "promotes", "a", ""}, {2 * s, "named", "b", ""}, {2 * s, "switched", "a", "a"}, {3 * s, "named", "b", "a"},
+		},
+		"the promoted replica was the master before its Sentinel said so": {
+			{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {1 * s, "switched", "b", "b"}, {2 * s, "of", "a", "a"}, {2 * s, "switched", "b", "b"}, {3 * s, "named", "a", "b"},
 		},
 		"it is taken back":             {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {2 * s, "aborted", "", "a"}},
 		"nobody is promoted":           {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {3 * s, "named", "a", ""}, {5 * s, "named", "a", "a"}},
