@@ -111,6 +111,7 @@ func (j *judge) request(r *request, truth map[cost]int64) {
 	if r.witness == "seen" {
 		j.paid(r)
 	}
+	j.kept(r)
 	switch {
 	case r.parted && (!j.w.quiet || r.unknown) && times > 0: // undos of its parts may be lost, or a part may arrive late
 	case times < 0 || times > int64(r.attempts) || r.once && times > int64(1+j.losses+j.failovers): // the record of its ID may be lost too
@@ -119,6 +120,33 @@ func (j *judge) request(r *request, truth map[cost]int64) {
 		j.fail("request %s was allowed, but not charged: %s", r.id, r)
 	case !r.allowed && !r.unknown && times > 0:
 		j.fail("request %s was charged, but not allowed: %s", r.id, r)
+	}
+}
+
+// kept checks that no failover lost the charge of an allowed request, if the replicas had to confirm it
+// (--redis-wait-replicas).
+func (j *judge) kept(r *request) {
+	w := j.w
+	b := j.named[cost{limit: r.witness, value: r.id}]
+	if w.waitReplicas == 0 || j.losses > 0 || j.steppedBack || !r.allowed || b == nil || b.name == "" {
+		return
+	}
+	s := b.server
+	switch {
+	case w.layout != nil:
+		s = w.masterOf(b.name)
+	case w.watched != nil:
+		s = w.watched.master
+	}
+	window := func(at algorithms.Micros) int64 { return (int64(at) - b.phase) / int64(b.numbers[0].Period()) }
+	if window(b.first) != window(s.now()) {
+		return // forgotten
+	}
+	if j.failovers > 0 {
+		w.seen(sawKept)
+	}
+	if s.get(b.name) == nil {
+		j.fail("request %s was allowed after the replica had confirmed its charge, and a failover lost it: %s", r.id, r)
 	}
 }
 

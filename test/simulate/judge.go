@@ -37,6 +37,7 @@ type judge struct {
 // bucket has the judge's knowledge of one bucket.
 type bucket struct {
 	limit    string // the name of the limit
+	name     string // its key in Redis; "" if it was never charged
 	value    string // the value of the key
 	kind     algorithms.Kind
 	leased   algorithms.Micros // the duration of its leases
@@ -101,6 +102,7 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 	if !took {
 		return
 	}
+	of.name = c.key
 	if of.last = s.now(); of.first == 0 {
 		of.first = of.last
 	}

@@ -73,6 +73,7 @@ func (j *judge) pays(s *server, group []charge, before []algorithms.State, bucke
 		if units != want {
 			j.fail("%q was charged %d, it is to pay %d: the group was allowed %v, the plan has enough %v", key, units, want, took, within)
 		}
+		of.name = c.key
 		if of.charged += units; of.first == 0 {
 			of.first = s.now()
 		}

@@ -53,7 +53,8 @@ type process struct {
 	free    []*delivery
 
 	watchers    []watcher // of Sentinels
-	avoids      string    // the address that it must not call, by what it has heard of the Sentinels
+	inboxes     [sentinelCount]inbox
+	avoids      string // the address that it must not call, by what it has heard of the Sentinels
 	avoidsUntil int64
 }
 

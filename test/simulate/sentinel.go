@@ -7,16 +7,18 @@ import (
 	"time"
 )
 
-// Sentinels watch a master, r0, and its replica, r1. In a failover they report that they are about to promote the
-// replica, promote it, and report the switch. The old master, which may have gone on for a while, becomes the replica
-// of the new one. Both servers have one clock.
+// Two Sentinels watch a master, r0, and its replica, r1. One of them leads a failover: it reports that it is about to
+// promote the replica (+failover-state-send-slaveof-noone), promotes it, reports that it is a master (+promoted-slave),
+// and later the switch (+switch-master). The other one reports only the switch, soon after the promotion, and names the
+// old master until then. So does the leader, which reports the switch last. The old master, which may have gone on for a
+// while, becomes the replica of the new one. Both servers have one clock.
 
 // watched is the master and its replica, as they are.
 type watched struct {
 	master, replica *server
-	named           string   // the address that the Sentinels give
-	moving          bool     // there is a failover
-	deaf            *process // it hears nothing of this failover
+	named           [sentinelCount]string // the address that each Sentinel gives
+	moving          bool                  // there is a failover
+	deaf            *process              // it hears nothing of this failover
 }
 
 // watcher is a part of a process that follows the Sentinels.
@@ -25,21 +27,27 @@ type watcher struct {
 	message func(channel, payload string)
 }
 
-const sentinelName = "themaster"
+// inbox has the messages of one Sentinel to one process that are on their way. They arrive in order.
+type inbox []func()
+
+const (
+	sentinelName  = "themaster"
+	sentinelCount = 2
+)
 
 // newWatched makes a master with a replica, and Sentinels.
 func (w *world) newWatched() {
 	w.servers = []*server{newServer(w, "r0"), newServer(w, "r1")}
 	r0, r1 := w.servers[0], w.servers[1]
 	r1.clock, r1.ppm, r1.slave = r0.clock, r0.ppm, true
-	w.watched = &watched{master: r0, replica: r1, named: r0.name + ":6379"}
+	w.watched = &watched{master: r0, replica: r1, named: [...]string{r0.name + ":6379", r0.name + ":6379"}}
 	for _, s := range w.servers {
 		s.lag = time.Duration(1+w.rng.IntN(1500)) * time.Microsecond
 	}
 	w.waitReplicas = w.rng.IntN(2)
 }
 
-// watch implements outside.World.Watch: the Sentinel is polled each second.
+// watch implements outside.World.Watch: both Sentinels are polled each second.
 func (p *process) watch(_ string, named func(master string), message func(channel, payload string)) {
 	w := p.w
 	p.watchers = append(p.watchers, watcher{named, message})
@@ -48,40 +56,51 @@ func (p *process) watch(_ string, named func(master string), message func(channe
 		if p.dead || w.lastPoll > 0 && w.now > w.lastPoll {
 			return
 		}
-		if link := w.linkOf(p); link.cutUntil <= w.now {
-			master := w.watched.named
-			w.after(link.delay(w), p, func() {
-				if named(master); p.avoids == w.watched.named {
-					p.avoids = ""
-				}
-			})
+		for _, master := range w.watched.named {
+			if link := w.linkOf(p); link.cutUntil <= w.now {
+				w.after(link.delay(w), p, func() {
+					if s := w.node(master); s.slave || w.watched.replica == s {
+						w.seen(sawStaleName)
+					}
+					named(master)
+				})
+			}
 		}
 		w.after(time.Second, p, poll)
 	}
 	w.after(0, p, poll)
 }
 
-// tell has the Sentinels send a message to all processes. From then on these must not call the server at avoids, whose
-// replica is the master or will be it.
-func (w *world) tell(channel, payload, avoids string) {
-	w.note("Sentinel: %s %s", channel, payload)
+// tell has a Sentinel send a message to all processes. From then on these must not call the server at avoids for a
+// while, because its replica is the master or will be it.
+func (w *world) tell(sentinel int, channel, payload, avoids string, avoid time.Duration) {
+	w.note("Sentinel %d: %s %s", sentinel, channel, payload)
 	for _, p := range w.started {
 		link := w.linkOf(p)
 		if p.dead || p == w.watched.deaf || link.cutUntil > w.now || link.loss > 0 && !w.calm && link.rng.IntN(4) == 0 {
 			w.seen(faultLostMessage)
 			continue
 		}
-		w.after(link.delay(w), p, func() {
+		p.inboxes[sentinel] = append(p.inboxes[sentinel], func() {
 			for _, to := range p.watchers {
 				to.message(channel, payload)
 			}
-			p.avoids, p.avoidsUntil = avoids, w.now+int64(promotes)
+			p.avoids, p.avoidsUntil = avoids, w.now+int64(avoid)
+		})
+		w.after(link.delay(w), p, func() {
+			first := p.inboxes[sentinel][0]
+			p.inboxes[sentinel] = p.inboxes[sentinel][1:]
+			first()
 		})
 	}
 }
 
-// promotes is how long at the least a process waits for a failover that was announced.
-const promotes = 2900 * time.Millisecond
+// A process that has heard of a failover waits for it promotes at the least. For stale at the least after it, it ignores
+// Sentinels that name the old master.
+const (
+	promotes = 2900 * time.Millisecond
+	stale    = 4900 * time.Millisecond
+)
 
 // obeys checks that p may call a server, by what it has heard.
 func (j *judge) obeys(p *process, s *server, command string) {
@@ -114,25 +133,34 @@ func (w *world) fail(rng *rand.Rand, span time.Duration) {
 	later := func(ms int64, f func()) {
 		w.afterPlain(time.Duration(rng.Int64N(ms*int64(time.Millisecond))), nil, f)
 	}
-	aborts := rng.IntN(5) == 0
+	leader, aborts := rng.IntN(sentinelCount), rng.IntN(5) == 0
+	if rng.IntN(3) == 0 {
+		w.stall(old, 2*span+20*time.Millisecond)
+	}
+	avoids, switched := old.name+":6379", fmt.Sprintf("%s %s 6379 %s 6379", sentinelName, old.name, next.name)
 	w.afterPlain(span, nil, func() {
-		avoids := old.name + ":6379"
-		w.tell("+failover-state-send-slaveof-noone", t.about(next), avoids)
+		w.tell(leader, "+failover-state-send-slaveof-noone", t.about(next), avoids, promotes)
 		if aborts {
 			later(30, func() {
 				w.seen(faultAborted)
-				w.tell("-failover-abort-slave-timeout", t.about(next), "")
+				w.tell(leader, "-failover-abort-slave-timeout", t.about(next), "", 0)
 				t.moving = false
 			})
 			return
 		}
 		later(10, func() {
 			w.promote(old, next)
-			later(20, func() { w.tell("+promoted-slave", t.about(next), avoids) })
-			later(40, func() {
-				t.master, t.replica, t.named = next, old, next.name+":6379"
-				w.tell("+switch-master", fmt.Sprintf("%s %s 6379 %s 6379", sentinelName, old.name, next.name), avoids)
-				later(60, func() { w.demote(old, next) })
+			later(20, func() {
+				w.tell(leader, "+promoted-slave", t.about(next), avoids, stale)
+				later(20, func() {
+					t.named[1-leader] = next.name + ":6379"
+					w.tell(1-leader, "+switch-master", switched, avoids, stale)
+					later(20, func() {
+						t.master, t.replica, t.named[leader] = next, old, next.name+":6379"
+						w.tell(leader, "+switch-master", switched, avoids, stale)
+						later(60, func() { w.demote(old, next) })
+					})
+				})
 			})
 		})
 	})

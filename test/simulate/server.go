@@ -34,6 +34,7 @@ type server struct {
 	behind    int64             // the time at which the replica will have all writes
 	executing bool              // a command is executed
 	writes    *writes           // of the command that is executed, so far
+	wrote     bool              // a command of the call that is executed has written
 	epoch     int               // the number of times that its connections were closed by a failover
 	slave     bool              // it is a replica itself
 	alone     bool              // its replica is another master now
@@ -83,6 +84,7 @@ func (s *server) put(key string, v *value) {
 	if s.keys[key] = v; v == nil {
 		delete(s.keys, key)
 	}
+	s.wrote = true
 	if s.lag == 0 || s.alone {
 		return
 	}
@@ -116,14 +118,20 @@ func (s *server) failover() {
 	clear(s.scripts)
 }
 
-// waits returns the delay of the last command's answer, if it waits for replicas.
+// waits returns the delay of the last command's answer, if it waits for replicas. WAIT counts the replicas that have the
+// last write of its own connection. So after commands that wrote nothing, it does not wait for writes of others (since
+// Redis 7.2).
 func (s *server) waits(commands []outside.Command) time.Duration {
 	last := &commands[len(commands)-1]
 	if last.Args[0] != "wait" || last.Err != nil {
 		return 0
 	}
 	most := time.Duration(last.Args[2].(int64)) * time.Millisecond
-	if left := time.Duration(s.behind - s.w.now); left <= most && !s.alone {
+	left := time.Duration(s.behind - s.w.now)
+	if !s.wrote {
+		left = 0
+	}
+	if left <= most && !s.alone {
 		last.Reply = int64(1)
 		return max(0, left)
 	}
@@ -145,6 +153,7 @@ func (s *server) get(key string) *value {
 // execute runs commands, one after the other, and replaces each by its reply.
 func (s *server) execute(commands []outside.Command) {
 	asking := false
+	s.wrote = false
 	for i := range commands {
 		c := &commands[i]
 		keys := keysOf(c.Args)
@@ -184,6 +193,15 @@ func (s *server) command(args []any) (any, error) {
 		}
 		s.set(key, args[2].(string), args[4].(int64))
 		return "OK", nil
+	case "pexpire": // key ms
+		v := s.get(args[1].(string))
+		if v == nil {
+			return int64(0), nil
+		}
+		own := *v
+		own.until = s.now() + algorithms.Micros(args[2].(int64))*1000
+		s.put(args[1].(string), &own)
+		return int64(1), nil
 	case "asking":
 		return "OK", nil
 	case "cluster":

@@ -81,6 +81,8 @@ const (
 	sawRestored
 	sawRewritten
 	sawReadOnly
+	sawKept
+	sawStaleName
 	faults
 )
 
@@ -106,6 +108,8 @@ var faultNames = [faults]string{
 	sawUnknownChange: "outcome of a change not known", sawRestored: "adjustments restored into an empty server",
 	faultPromoted: "Sentinels promote a replica", faultAborted: "failover of Sentinels aborted", faultLostMessage: "message of a Sentinel lost",
 	sawReadOnly:  "command to an old master, now a replica",
+	sawKept:      "confirmed charge checked after a failover",
+	sawStaleName: "Sentinel names the old master after a failover",
 	sawRewritten: "changes made again that a failover lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits",
 }
 
@@ -465,8 +469,14 @@ func (w *world) fault(rng *rand.Rand) {
 		w.seen(faultWallStep)
 		w.processes[i].wall += 2*span - 200*time.Millisecond
 	case 14:
-		w.note("%s: replication stands still for %v", s.name, span)
-		s.behind = max(s.behind, w.now+int64(span))
+		w.stall(s, span)
+		if s.lag > 0 && rng.IntN(2) == 0 { // a failover that loses what is not confirmed
+			w.afterPlain(span/2, nil, func() {
+				if !w.calm {
+					w.restart(s, span/4)
+				}
+			})
+		}
 	case 18:
 		for range 1 + rng.IntN(3) {
 			w.migrate(rng, w.servers[rng.IntN(len(w.servers))])
@@ -481,6 +491,12 @@ func (w *world) fault(rng *rand.Rand) {
 			w.after(time.Duration(rng.Int64N(int64(10*time.Millisecond))), p, func() { p.reload(w.snapshot) })
 		}
 	}
+}
+
+// stall makes the replication of s stand still.
+func (w *world) stall(s *server, span time.Duration) {
+	w.note("%s: replication stands still for %v", s.name, span)
+	s.behind = max(s.behind, w.now+int64(span))
 }
 
 // restart restarts a server, which is down for a while and may lose its data.
