@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime/metrics"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -426,6 +427,74 @@ func TestReloadIsolates(t *testing.T) {
 
 	if _, is := errors.AsType[config.Problems](run(t, Config{Paths: []string{x.file + ".gone"}, GRPC: "127.0.0.1:0", Isolate: true})); !is {
 		t.Error("the server started although the names of the domains are unknown")
+	}
+}
+
+// The admin page reports the last reload only: when a configuration was refused and why, and which domains are stale.
+func TestThePageReportsTheLastReload(t *testing.T) {
+	for _, isolate := range []bool{false, true} {
+		x := start(t, small, func(c *Config) { c.Isolate = isolate })
+		const refused, stale = "<h2>Refused <small>20", "These domains stay as they were"
+		page := func() string { return body(t, get(t, x.Admin, "/configuration")) }
+		for range 2 {
+			x.write(t, "domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n")
+			x.reload(t)
+			if got := page(); !strings.Contains(got, refused) || strings.Contains(got, stale) != isolate {
+				t.Errorf("isolate %v, after a mistake, the page must have the time and the domains:\n%s", isolate, got)
+			}
+			x.write(t, small)
+			x.reload(t)
+			if got := page(); strings.Contains(got, "<h2>Refused") || strings.Contains(got, stale) {
+				t.Errorf("isolate %v, after it was corrected:\n%s", isolate, got)
+			}
+		}
+		x.write(t, small+"auth:\n  routes: [{domain: nowhere, descriptors: [[{key: k, value: v}]]}]\n")
+		x.reload(t)
+		if got := page(); !strings.Contains(got, refused) || strings.Contains(got, stale) {
+			t.Errorf("isolate %v, after a mistake in auth, the page must not name a domain:\n%s", isolate, got)
+		}
+	}
+}
+
+// A large configuration is loaded with a garbage collector that runs often. Afterwards it runs as before.
+func TestTheGarbageCollectorIsAsBeforeAfterAReload(t *testing.T) {
+	setting := func() uint64 {
+		sample := []metrics.Sample{{Name: "/gc/gogc:percent"}}
+		metrics.Read(sample)
+		return sample[0].Value.Uint64()
+	}
+	was := setting()
+	x := start(t, small)
+	for _, yaml := range []string{
+		small + strings.Repeat("# a comment that makes this configuration large\n", manyBytes/40),
+		"domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n", // refused, while the large configuration is in use
+	} {
+		x.write(t, yaml)
+		x.reload(t)
+		eventually(t, "the setting after a reload is that before the start", func() bool { return setting() == was })
+	}
+}
+
+// Keys of a limit without bound take no bucket, so they have no part of the room in memory: half of it is divided among
+// the other limits.
+func TestUnlimitedLimitsHaveNoPartOfTheRoom(t *testing.T) {
+	var unlimited strings.Builder
+	for i := range 99 {
+		fmt.Fprintf(&unlimited, "  - {key: free%d, rate_limit: {unlimited: true}}\n", i)
+	}
+	x := start(t, "domain: d\ndescriptors:\n  - {key: flood, rate_limit: {unit: year, requests_per_unit: 5}}\n"+
+		"  - {key: k, rate_limit: {unit: year, requests_per_unit: 5}}\n"+unlimited.String(), func(c *Config) { c.MemoryMaxKeys = 1000 })
+	for i := range 1000 {
+		x.ask(t, fmt.Sprintf("flood=%d", i))
+	}
+	allowed := 0
+	for i := range 300 {
+		if x.ask(t, fmt.Sprintf("k=%d", i)).OverallCode == ok {
+			allowed++
+		}
+	}
+	if allowed < 240 { // a quarter of 1,000, less what the shards of the room divide unevenly
+		t.Errorf("%d of 300 new keys have room beside a flood; with two limits it is for 250", allowed)
 	}
 }
 

@@ -44,8 +44,11 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 		}
 		return charges
 	}
-	undos := stores.NewUndos(time.Second)
-	t.Cleanup(undos.Close)
+	var undos *stores.Undos // of one case
+	denied := groups([]string{"a", "full"}, []string{"slow", "b"}, []string{"full"})
+	for _, i := range []int{1, 4} {
+		denied[i].Terms.Cost = 4
+	}
 	cases := []struct {
 		name   string
 		make   func(t *testing.T, next backend.Store) backend.Store
@@ -103,10 +106,15 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 		{"groups in parts", func(_ *testing.T, next backend.Store) backend.Store {
 			return stores.Parts(next, func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
 		}, groups([]string{"a", "slow"}, []string{"b", "c"}, []string{"d", "e"}), []bool{false, false, true, true, true, true}},
+		{"denied groups in parts", func(_ *testing.T, next backend.Store) backend.Store {
+			return stores.Parts(next, func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
+		}, denied, []bool{true, true, false, false, true}},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
+				undos = stores.NewUndos(time.Second)
+				defer undos.Close()
 				s := stores.Deadline(c.make(t, twoServers()), 5*ms, 0, nil)
 				done := make(chan struct{})
 				b := &backend.Batch{
@@ -125,6 +133,30 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A group in parts is denied before its batch ends. Its decisions show the buckets as they are after the undo,
+// and the undo is sent when the batch ends.
+func TestADeniedGroupInPartsCostsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		undos := stores.NewUndos(time.Second)
+		defer undos.Close()
+		day, next := fixed(t, 3, algorithms.Day), twoServers()
+		s := stores.Parts(next, func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
+		a, b, slow := of(day, "a", 2), of(day, "b", 4), of(day, "slow", 1)
+		slow.Group = 1
+		known := make([]atomic.Bool, 3)
+		batch := &backend.Batch{Charges: []backend.Charge{a, b, slow}, Decisions: make([]backend.Decision, 3), Known: known, Done: func(*backend.Batch) {}}
+		s.Submit(batch)
+		if d := batch.Decisions[0]; !known[0].Load() || !known[1].Load() || d.Remaining != 3 || batch.Decisions[1].Allowed {
+			t.Errorf("before the batch ends: %v, %+v", known[0].Load(), batch.Decisions)
+		}
+		time.Sleep(21 * ms)
+		synctest.Wait()
+		if n := left(t, next, a); n != 3 || batch.Decisions[0].Remaining != 3 || !batch.Decisions[2].Allowed {
+			t.Errorf("%d of 3 left: %+v", n, batch.Decisions)
+		}
+	})
 }
 
 // refusedLease returns a Store with a hot key that has no lease. When it requests units ahead for that key,

@@ -3,6 +3,7 @@ package stores
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -196,54 +197,72 @@ func (p *parted) charged(part part) bool {
 	return p.allowed(part)
 }
 
-// knows is called when the charges from index from up to, but not including, index to are decided. If all
-// parts of a group are allowed, it passes the group's decisions on to whole. Groups that were refused, or
-// that have waiting parts, are concluded at the end.
+// knows is called when the charges from index from up to, but not including, index to are decided. Once all
+// parts of a group are decided, it passes the group's decisions on to whole. Groups that failed, or that have
+// waiting parts, are concluded at the end.
 func (p *parted) knows(from, to int, whole *backend.Batch) {
 	for at := from; at < to && p.sent == p.waiting; {
 		part := p.parts[p.charges[at].Group]
 		at = part.to
 		if g := &p.groups[part.group]; g.open.Add(-1) == 0 {
-			p.passAllowed(g, whole)
+			p.passDecided(g, whole)
 		}
 	}
 }
 
-// passAllowed passes the decisions of g on to whole if all its parts are allowed.
-func (p *parted) passAllowed(g *partedGroup, whole *backend.Batch) {
+// passDecided passes the decisions of g on to whole, unless a part failed. A denied group needs this as much
+// as an allowed one: if it ended as a failure at the deadline, a failure policy could allow it.
+func (p *parted) passDecided(g *partedGroup, whole *backend.Batch) {
 	parts := p.parts[g.first : g.first+g.parts]
-	for _, part := range parts {
-		if !p.allowed(part) {
-			return
-		}
-	}
+	refused := false
 	for _, part := range parts {
 		for i := part.from; i < part.to; i++ {
-			whole.Decisions[p.of[i]] = p.decisions[i]
+			if p.decisions[i].Err != nil {
+				return
+			}
 		}
+		refused = refused || !p.allowed(part)
+	}
+	g.refused = refused
+	for _, part := range parts {
+		p.pass(part, whole.Decisions)
 	}
 	whole.SetKnown(g.from, g.to)
+}
+
+// pass writes the decisions of part to those of the whole. If the group is refused, they are those after the
+// undo of the part.
+func (p *parted) pass(part part, decisions []backend.Decision) {
+	for i := part.from; i < part.to; i++ {
+		decisions[p.of[i]] = p.decisions[i]
+	}
+	if !p.undone(part) {
+		return
+	}
+	for i := range p.refundable(part) {
+		d := &decisions[p.of[i]]
+		d.Remaining = min(d.Remaining+p.charges[i].Terms.Cost, p.charges[i].Limit.Capacity)
+		d.Wait = 0
+	}
 }
 
 // conclude writes the decisions of whole that are not known yet. It returns the charges that undo the parts
 // of refused groups. Their keys are shared with whole.
 func (p *parted) conclude(whole *backend.Batch) (undo []backend.Charge) {
-	decisions := whole.Decisions
 	for _, part := range p.parts {
-		if whole.IsKnown(p.of[part.from]) {
-			continue
-		}
 		g := &p.groups[part.group]
 		g.refused = g.refused || !p.allowed(part)
 		g.refunded = g.refunded || part.from >= p.waiting && p.charged(part)
 		for i := part.from; i < part.to; i++ {
-			decisions[p.of[i]] = p.decisions[i]
 			g.failed = Graver(g.failed, p.decisions[i].Err)
 		}
 	}
 	for n, part := range p.parts {
-		if g := &p.groups[part.group]; g.parts > 1 && g.refused && p.charged(part) {
-			p.undoPart(part, n, decisions)
+		if !whole.IsKnown(p.of[part.from]) {
+			p.pass(part, whole.Decisions)
+		}
+		if p.undone(part) {
+			p.undoPart(part, n)
 		}
 	}
 	for i := range p.groups {
@@ -255,34 +274,41 @@ func (p *parted) conclude(whole *backend.Batch) (undo []backend.Charge) {
 			g.failed = MaybeConsumed(g.failed) // an accepted refund cannot be undone safely
 		}
 		for i := g.from; i < g.to; i++ {
-			decisions[i] = backend.Decision{Err: g.failed}
+			whole.Decisions[i] = backend.Decision{Err: g.failed}
 		}
 	}
 	return p.undo
 }
 
-// undoPart appends the charges that undo part n, and corrects the decisions of the whole.
-func (p *parted) undoPart(part part, n int, decisions []backend.Decision) {
-	for at, size := part.from, 0; at < part.to; at += size {
-		size = backend.Alternatives(p.charges[at:part.to])
-		from, to := backend.Paid(p.decisions[at : at+size])
-		p.undoCharges(at+from, at+to, n, decisions)
-	}
+// undone reports whether part must be undone: it consumed units, and its group is refused.
+func (p *parted) undone(part part) bool {
+	g := &p.groups[part.group]
+	return g.parts > 1 && g.refused && p.charged(part)
 }
 
-// undoCharges is undoPart for the charges from index from up to, but not including, index to.
-func (p *parted) undoCharges(from, to, n int, decisions []backend.Decision) {
-	for i := from; i < to; i++ {
+// undoPart appends the charges that undo part n.
+func (p *parted) undoPart(part part, n int) {
+	for i := range p.refundable(part) {
 		c := p.charges[i]
-		if c.Limit.ChargesDenied() { // such a limit is charged whatever the others decide
-			continue
-		}
-		d := &decisions[p.of[i]]
-		d.Remaining = min(d.Remaining+c.Terms.Cost, c.Limit.Capacity)
-		d.Wait = 0
 		c.Terms = algorithms.Charge{Cost: -c.Terms.Cost, Hash: c.Terms.Hash, ChargedAt: p.decisions[i].At}
 		c.Group, c.Canceled, c.Then = n, nil, false
 		p.undo = append(p.undo, c)
+	}
+}
+
+// refundable yields the positions of the charges of an undone part that consumed units. It leaves out those
+// of limits that are charged whatever the others decide.
+func (p *parted) refundable(part part) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for at, size := part.from, 0; at < part.to; at += size {
+			size = backend.Alternatives(p.charges[at:part.to])
+			from, to := backend.Paid(p.decisions[at : at+size])
+			for i := at + from; i < at+to; i++ {
+				if !p.charges[i].Limit.ChargesDenied() && !yield(i) {
+					return
+				}
+			}
+		}
 	}
 }
 

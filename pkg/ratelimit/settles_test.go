@@ -86,3 +86,40 @@ func limiterOn(t *testing.T, limits ratelimit.Limits) (*ratelimit.Limiter, *stor
 	}
 	return l, clock
 }
+
+// TestASettlementIsRememberedUntilTheSlowestClockRefusesIt: one program settles in the last second in which it may. Half
+// a minute later, a program whose clock is 40 s slow does not settle the reservation a second time.
+func TestASettlementIsRememberedUntilTheSlowestClockRefusesIt(t *testing.T) {
+	var clock storetest.Clock
+	clock.Set(storetest.Start)
+	store := memory.New(memory.Config{Clock: clock.Time})
+	program := func(slow time.Duration) *ratelimit.Limiter {
+		l, err := ratelimit.New(ratelimit.Config{
+			Store: store, Limits: ratelimit.Limits{"l": ratelimit.FixedWindow(10, 24*time.Hour)}, Secret: "the same secret for all",
+			Clock: func() time.Time { return clock.Time().Add(-slow) },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	one, other := program(0), program(40*time.Second)
+	reserved := reserve(t, one, 2, "l")
+	clock.Set(storetest.Start + 3599*algorithms.Second)
+	if r, err := one.Settle(t.Context(), reserved, 5); err != nil || r.Remaining != 5 {
+		t.Fatalf("%+v %v", r, err)
+	}
+	clock.Set(storetest.Start + 3629*algorithms.Second)
+	if r, err := other.Settle(t.Context(), reserved, 5); err != nil || r.Remaining != 5 {
+		t.Errorf("settled again with the same cost: %+v %v", r, err)
+	}
+	if _, err := other.Settle(t.Context(), reserved, 1); !errors.Is(err, ratelimit.ErrReused) {
+		t.Errorf("settled again with another cost: %v", err)
+	}
+	if _, err := one.Settle(t.Context(), reserved, 5); !errors.Is(err, ratelimit.ErrExpired) {
+		t.Errorf("after the last second: %v", err)
+	}
+	if r, err := one.Peek(t.Context(), 0, "l"); err != nil || r.Remaining != 5 {
+		t.Errorf("%+v %v; want 5 left", r, err)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -100,6 +101,30 @@ func (s after) Submit(b *backend.Batch) {
 	s.Store.Submit(b)
 	if !b.Charges[0].Terms.DryRun {
 		s.done <- struct{}{}
+	}
+}
+
+// TestACanceledWaitIsUndoneByAStoreWithDeadlines cancels a wait. The store charges nothing for a caller whose context has
+// ended, but the undo must have its usual time.
+func TestACanceledWaitIsUndoneByAStoreWithDeadlines(t *testing.T) {
+	reserved := make(chan struct{}, 10)
+	l, _ := limiterWith(t, ratelimit.TokenBucket(1, time.Hour), 0, func(s backend.Store) backend.Store {
+		return after{stores.Deadline(s, time.Minute, 0, nil), reserved}
+	})
+	if err := l.Wait(t.Context(), "l"); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	<-reserved
+	go func() { ended <- l.Wait(ctx, "l") }()
+	<-reserved
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) || errors.Is(err, ratelimit.ErrUnavailable) {
+		t.Errorf("%v; want only that the wait was canceled", err)
+	}
+	if r, err := l.Peek(t.Context(), 0, "l"); err != nil && !errors.Is(err, ratelimit.ErrDenied) || r.ResetAfter != time.Hour {
+		t.Errorf("%+v %v; want the bucket as before the wait, full in an hour", r, err)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -114,13 +115,14 @@ func TestAPatternWithoutTestsIsAnError(t *testing.T) {
 	}
 }
 
-// TestFaultsOfTheTree checks the faults of this repository: there are at least 60, each is complete, and its file contains
-// the text that it replaces.
+// TestFaultsOfTheTree checks the faults of this repository: there are at least 60, each is complete, its file contains
+// the text that it replaces, and its pattern matches a test.
 func TestFaultsOfTheTree(t *testing.T) {
 	all, err := load("faults")
 	if err != nil {
 		t.Fatal(err)
 	}
+	tests := map[string][]string{} // the names of the tests, by package
 	if len(all) < 60 {
 		t.Errorf("only %d faults", len(all))
 	}
@@ -132,5 +134,37 @@ func TestFaultsOfTheTree(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", f, err)
 		}
+		name, _, _ := strings.Cut(f.Run, "/")
+		for _, pkg := range f.Tests {
+			if tests[pkg] == nil {
+				tests[pkg] = testsOf(t, pkg)
+			}
+		}
+		if !slices.ContainsFunc(f.Tests, func(pkg string) bool {
+			return slices.ContainsFunc(testsOf(t, pkg), regexp.MustCompile(name).MatchString)
+		}) {
+			t.Errorf("%s: no test of %v matches %q", f, f.Tests, f.Run)
+		}
 	}
+}
+
+var testName = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`)
+
+// testsOf returns the names of the tests of a package.
+func testsOf(t *testing.T, pkg string) (names []string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("../..", pkg, "*_test.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range testName.FindAllSubmatch(data, -1) {
+			names = append(names, string(m[1]))
+		}
+	}
+	return names
 }
