@@ -14,7 +14,7 @@ import (
 // openai, and the body of a denial. Most domains send nothing.
 func appendForClient(b []byte, v *limiter.Verdict) []byte {
 	d := v.Domain
-	if d == nil {
+	if d == nil || d.Headers == nil && !v.Denied {
 		return b
 	}
 	quiet := d.Headers != nil && d.Headers.NoRetryAfter

@@ -30,9 +30,11 @@ type candidate struct {
 // Refunds, dry runs of no units and settlements apply only to the bucket that they name. A payer whose key
 // an operator blocks does not pay. If an operator made the payer unlimited, it pays for everything, and
 // Result i is charged without a limit.
+//
+// The limit of Result i must have Extras.
 func (c *Call) hasAlternative(i int) bool {
 	r := &c.Results[i]
-	if r.Policy.Extras == nil || r.Policy.Extras.Then == nil || r.Cost <= 0 || r.settle || r.of != 0 || r.isUnlimited() {
+	if r.Policy.Extras.Then == nil || r.Cost <= 0 || r.settle || r.of != 0 || r.isUnlimited() {
 		return false
 	}
 	keys := len(c.keys)

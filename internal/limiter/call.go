@@ -17,7 +17,7 @@ type Call struct {
 	Request
 	Verdict
 
-	modes      Modes
+	config     *Config            // of the Limiter that plans the call
 	adjusted   *adjusted          // nil if nothing is adjusted
 	blocked    bool               // an operator blocks a key, so the request is denied in every mode
 	charges    []backend.Charge   // in a Batch: a part of the Batch's charges
@@ -28,12 +28,10 @@ type Call struct {
 	candidates []candidate // Results for which another limit may pay
 	instead    []payer     // the limits that may pay for others
 
-	estimates Estimates // nil means that no estimate is learned
-	ids       IDs       // encodes reservations; nil means that nothing can be settled
-	reserved  Reserved  // the content of an ID; its memory is reused
-	reserves  int       // number of Results that reserve units
-	done      int       // number of Descriptors that settle reservations
-	groups    int       // number of groups of charges so far
+	reserved Reserved // the content of an ID; its memory is reused
+	reserves int      // number of Results that reserve units
+	done     int      // number of Descriptors that settle reservations
+	groups   int      // number of groups of charges so far
 }
 
 // Request has either the descriptors that a proxy sent, or limits by name.
@@ -193,17 +191,17 @@ func (v *Verdict) Denies(r *Result) bool {
 
 // Reset empties c for the next request, and keeps its buffers.
 func (c *Call) Reset() {
-	// Both are emptied in place: a literal with fields would be made on the stack and then copied, which costs three times
-	// as much.
+	// Request and Verdict are emptied in place. A literal with fields, or one assignment to both, would be made on the
+	// stack and then copied, which costs three times as much.
 	descriptors, limits := c.Descriptors[:0], c.Limits[:0]
 	results, statuses, settlements := c.Results[:0], c.Statuses[:0], c.Settlements[:0]
-	c.Request, c.Verdict = Request{}, Verdict{}
+	c.Request = Request{}
+	c.Verdict = Verdict{}
 	c.Descriptors, c.Limits = descriptors, limits
 	c.Results, c.Statuses, c.Settlements = results, statuses, settlements
-	c.estimates = nil
-	c.ids, c.reserves, c.done, c.groups = nil, 0, 0, 0
+	c.reserves, c.done, c.groups = 0, 0, 0
 	c.charges, c.keys, c.candidates, c.instead = c.charges[:0], c.keys[:0], c.candidates[:0], c.instead[:0]
-	c.adjusted, c.blocked = nil, false
+	c.config, c.adjusted, c.blocked = nil, nil, false
 }
 
 // Held returns the size of c's buffers in bytes, without the entries of descriptors and without the buffers

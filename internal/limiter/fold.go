@@ -42,7 +42,7 @@ func (c *Call) fold() {
 		}
 		c.speak(i)
 	}
-	if c.modes.Quota {
+	if c.config.Modes.Quota {
 		quotas += c.unlimited()
 	}
 	if c.quotasDeny = quotas > 0 && quotas == quotasDenied; c.quotasDeny {
@@ -51,7 +51,7 @@ func (c *Call) fold() {
 	if c.Missing != nil && !c.Inspect {
 		c.denyMissing()
 	}
-	if c.modes.Shadow && !c.blocked {
+	if c.config.Modes.Shadow && !c.blocked {
 		c.WouldDeny, c.Denied, c.Err = c.Denied, false, nil
 	}
 	if c.Err != nil && (!c.Denied || c.deniedOtherwise(quotas)) {
@@ -78,7 +78,7 @@ func hideBlocked(d *backend.Decision) {
 
 // isQuota reports whether r denies only together with all other quota limits.
 func (c *Call) isQuota(r *Result) bool {
-	if c.modes.Quota {
+	if c.config.Modes.Quota {
 		return r.Outcome != Unlimited && !r.isBlocked()
 	}
 	return r.Policy != nil && r.Policy.Quota && r.charge >= 0
@@ -99,7 +99,7 @@ func (c *Call) outcome(r *Result) Outcome {
 	switch d := &r.Decision; {
 	case r.isUnlimited():
 		return c.unlimitedOutcome(d)
-	case errors.Is(d.Err, backend.ErrTooLarge): // whatever on_backend_failure is, because the request is the cause
+	case d.Err != nil && errors.Is(d.Err, backend.ErrTooLarge): // whatever on_backend_failure is, because the request is the cause
 		*d = backend.Decision{Decision: algorithms.Decision{Never: true}}
 		return Denied
 	case d.Err != nil:

@@ -117,12 +117,12 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 // plan makes the charges of c. If planned is false, c is already answered, or err is the reason why it
 // cannot be. last, which may be nil, was planned before c.
 func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
+	c.config = &l.config
 	u := l.current.Load() // loaded once, so that a request is decided with one configuration
 	if u == nil {
 		return false, l.withoutConfig(c, l.config.NoConfig)
 	}
-	c.modes, c.adjusted, c.ids = l.config.Modes, u.adjusted, l.config.IDs
-	c.estimates = l.config.Estimates
+	c.adjusted = u.adjusted
 	if c.Settle != nil {
 		err := c.planSettle(u.snapshot, l.config.Now())
 		return err == nil, err
@@ -146,7 +146,7 @@ func (l *Limiter) answer(c *Call) {
 		c.standIn(l.config.Local)
 	}
 	c.fold()
-	if len(c.Settlements) > 0 && c.estimates != nil {
+	if len(c.Settlements) > 0 && l.config.Estimates != nil {
 		c.learn(l.config.Now())
 	}
 }

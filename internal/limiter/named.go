@@ -171,7 +171,7 @@ func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 	if u == nil {
 		return ErrNoConfig
 	}
-	c.Inspect, c.adjusted = true, u.adjusted
+	c.config, c.Inspect, c.adjusted = &l.config, true, u.adjusted
 	if err := c.plan(u.snapshot, nil); err != nil {
 		return err
 	}

@@ -38,8 +38,10 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 	}
 	if d := c.Verdict.Domain; d != nil {
 		c.countDone()
-		if c.Missing = c.missing(d); c.Missing != nil && !c.modes.Shadow && !c.Inspect {
-			return nil // denied without a charge
+		if len(d.Require) > 0 {
+			if c.Missing = c.missing(d); c.Missing != nil && !c.config.Modes.Shadow && !c.Inspect {
+				return nil // denied without a charge
+			}
 		}
 		for i := range c.Descriptors {
 			if isDone, _ := c.settling(i); !isDone {
@@ -244,12 +246,14 @@ func (c *Call) charge() {
 		r := &c.Results[i]
 		switch {
 		case r.charge != toCharge:
-		case c.hasAlternative(i):
+		case r.Policy.Extras != nil && c.hasAlternative(i):
 		case c.together(r):
 			c.chargeTogether(r)
 		}
 	}
-	c.chargeAlternatives()
+	if len(c.candidates) > 0 {
+		c.chargeAlternatives()
+	}
 	for i := range c.Results {
 		if r := &c.Results[i]; r.charge == toCharge {
 			c.groups++
@@ -263,7 +267,7 @@ func (c *Call) charge() {
 // such requests.)
 func (c *Call) together(r *Result) bool {
 	p := r.Policy
-	return (!p.Alone || len(c.Limits) > 0) && !p.Shadow && !p.Quota && !c.modes.Quota && !r.isUnlimited()
+	return (!p.Alone || len(c.Limits) > 0) && !p.Shadow && !p.Quota && !c.config.Modes.Quota && !r.isUnlimited()
 }
 
 // chargeTogether adds r to the common group. Costs of the same bucket are added up before. The sum is
@@ -332,7 +336,7 @@ func (c *Call) add(r *Result, group int) {
 // request is a mistake. It charges nothing, not even for limits that charge denied requests: it becomes a
 // dry run, which reports the remaining units.
 func (c *Call) neverFits() bool {
-	if len(c.Limits) == 0 || c.modes.Shadow {
+	if len(c.Limits) == 0 || c.config.Modes.Shadow {
 		return false
 	}
 	if !slices.ContainsFunc(c.Results, func(r Result) bool {

@@ -168,9 +168,9 @@ func (c *Call) reserve(r *Result) {
 	}
 	s := r.Policy.Extras.Settle
 	estimate := s.Estimate
-	if s.Learn != nil && c.estimates != nil {
+	if s.Learn != nil && c.config.Estimates != nil {
 		r.cell = c.cell(r.Policy)
-		if learned := c.estimates.Estimate(r.cell); learned > 0 {
+		if learned := c.config.Estimates.Estimate(r.cell); learned > 0 {
 			estimate = learned
 		}
 	}
@@ -219,7 +219,7 @@ func (c *Call) learn(now algorithms.Micros) {
 	for i := range c.Settlements {
 		s := &c.Settlements[i]
 		if s.cell != 0 && !s.Unknown && !s.Repeated && !s.Failed() && s.Policy.Extras.Settle.Learn != nil {
-			c.estimates.Learn(s.cell, s.Policy.Extras.Settle.Learn.Quantile, s.key, now, s.Real/s.times)
+			c.config.Estimates.Learn(s.cell, s.Policy.Extras.Settle.Learn.Quantile, s.key, now, s.Real/s.times)
 		}
 	}
 }
@@ -257,14 +257,14 @@ func (c *Call) Started() bool {
 func (c *Call) AppendID(dst []byte) []byte {
 	r := &c.reserved
 	r.ID, r.Parts = [16]byte{}, r.Parts[:0]
-	if c.ids != nil {
+	if c.config.IDs != nil {
 		c.collectReserved(r, false)
 		c.collectReserved(r, true)
 	}
 	if len(r.Parts) > 0 {
 		r.Domain = descriptors.PrefixNumber(c.Verdict.Domain.Name)
 		before := len(dst)
-		if dst = c.ids.Append(dst, r); len(dst) > before {
+		if dst = c.config.IDs.Append(dst, r); len(dst) > before {
 			return dst
 		}
 	}
@@ -352,7 +352,7 @@ func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
 	switch {
 	case id == None || id == "":
 		reason = NoneReserved
-	case c.ids == nil || len(id) > MaxID || !c.ids.Open(id, r):
+	case c.config.IDs == nil || len(id) > MaxID || !c.config.IDs.Open(id, r):
 		reason = Forged
 	case r.Domain != descriptors.PrefixNumber(c.Verdict.Domain.Name):
 		reason = Foreign
@@ -430,7 +430,7 @@ func (c *Call) partNumber(part *ReservedPart, r *Result) int {
 	if part.Number >= 0 {
 		return part.Number
 	}
-	if r.Policy.Shadow || r.Policy.Quota || c.modes.Quota || r.isUnlimited() {
+	if r.Policy.Shadow || r.Policy.Quota || c.config.Modes.Quota || r.isUnlimited() {
 		return 1
 	}
 	return 0

@@ -29,7 +29,11 @@ func TestItBoundsTheTruth(t *testing.T) {
 		if len(h.least) > most || len(h.byKey) != len(h.least) {
 			t.Fatalf("keeps %d and %d, the bound is %d", len(h.least), len(h.byKey), most)
 		}
-		for _, c := range h.least {
+		for i := range h.least {
+			c := h.least[i].item
+			if parent := h.least[(i-1)/2].item; c.index != i || len(h.least) == most && parent.Count > c.Count {
+				t.Fatalf("%s with %d is at %d, below %d", c.key, c.Count, i, parent.Count)
+			}
 			if n := exact[c.key]; n > c.Count || n < c.Least() {
 				t.Fatalf("%s: between %d and %d, but it is %d", c.key, c.Least(), c.Count, n)
 			}
