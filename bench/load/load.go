@@ -209,7 +209,7 @@ func (r *run) measure(send func() (answered <-chan struct{}), cancel func()) (re
 	case err != nil:
 		return Result{}, err
 	case !inTime:
-		return Result{}, fmt.Errorf("not all questions were answered within %v", patience)
+		return Result{}, fmt.Errorf("requests were still unanswered after %v", patience)
 	}
 	return Result{Seconds: (to.at - from.at).Seconds(), cpu: to.cpu - from.cpu}, nil
 }

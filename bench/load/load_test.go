@@ -81,7 +81,7 @@ func TestEveryKeyIsSentOnce(t *testing.T) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if len(s.started) != 500 || s.started["00000007"] != 1 || s.started["00000506"] != 1 {
-				t.Errorf("asked about %d keys, and these", len(s.started))
+				t.Errorf("requests for %d different keys", len(s.started))
 			}
 		})
 	}
@@ -106,7 +106,7 @@ func TestAnswersAreDistinguished(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if r.OverLimit != 10 || r.OK != 70 || r.Failed() != 20 || r.Errors["senseless answer"] != 10 {
+			if r.OverLimit != 10 || r.OK != 70 || r.Failed() != 20 || r.Errors["the answer cannot be decoded, or its code is unknown"] != 10 {
 				t.Errorf("%v", &r)
 			}
 		})

@@ -115,7 +115,7 @@ func (c *rawConnection) greet() error {
 		return fmt.Errorf("the server began with %v, not with SETTINGS", frame.Header().Type)
 	}
 	if most, ok := settings.Value(http2.SettingMaxConcurrentStreams); ok && int(most) < c.run.Outstanding {
-		return fmt.Errorf("the server allows %d requests on a connection, %d are wanted", most, c.run.Outstanding)
+		return fmt.Errorf("the server allows %d concurrent requests on a connection, the run needs %d", most, c.run.Outstanding)
 	}
 	const frameMost = 16 << 10 // the largest frame that every server accepts
 	if len(c.question.message) > frameMost {

@@ -22,7 +22,7 @@ func newRecorder(r *run) *recorder { return &recorder{run: r, errors: map[string
 // answer counts an answer that arrived now to the request that was due at due.
 func (r *recorder) answer(due time.Duration, v verdict) {
 	if v == senseless {
-		r.fail("senseless answer")
+		r.fail("the answer cannot be decoded, or its code is unknown")
 		return
 	}
 	if !r.run.measuring.Load() {

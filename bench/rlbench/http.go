@@ -273,7 +273,7 @@ func (w wrk) run(a *app, t target) (rate float64, cost []float64, err error) {
 	}
 	count, perSecond := wrkCount.FindSubmatch(out), wrkRate.FindSubmatch(out)
 	if count == nil || perSecond == nil {
-		return 0, nil, fmt.Errorf("wrk says something else: %s", out)
+		return 0, nil, fmt.Errorf("the output of wrk cannot be parsed: %s", out)
 	}
 	n, err := strconv.ParseFloat(string(count[1]), 64)
 	if err != nil {

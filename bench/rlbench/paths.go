@@ -270,7 +270,7 @@ func clusterFormed(ctx context.Context, s *child, n int) error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("%s does not join the cluster: %s", s.address, info)
+			return fmt.Errorf("%s did not join the cluster: %s", s.address, info)
 		}
 	}
 }

@@ -62,7 +62,7 @@ func usedBy(b *bench, servers []*child) (u redisUse, err error) {
 		for _, match := range callsOfScripts.FindAllStringSubmatch(stats, -1) {
 			calls, err := strconv.ParseInt(match[1], 10, 64)
 			if err != nil {
-				return u, fmt.Errorf("redis says %q: %w", match[0], err)
+				return u, fmt.Errorf("redis answers %q: %w", match[0], err)
 			}
 			u.calls += calls
 		}

@@ -40,7 +40,7 @@ func TestTargetsCanBeMeasured(t *testing.T) {
 	}
 	for _, l := range lineups {
 		if !strings.Contains(progress.String(), l.name+" is measured") && !strings.Contains(table.String(), l.name+": "+errMissing.Error()) {
-			t.Errorf("nothing is said of %s", l.name)
+			t.Errorf("the output lacks the row %s", l.name)
 		}
 	}
 }

@@ -88,7 +88,7 @@ func TestZshTakesItsCompletion(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := outputOf(t, zsh, "-fc", "fpath=("+folder+" $fpath); "+setup+"print $_comps[rlsidecar]; autoload +X _rlsidecar && print loaded"); !slices.Equal(got, []string{"_rlsidecar", "loaded"}) {
-		t.Errorf("in a folder: %q", got)
+		t.Errorf("loaded from a folder: %q", got)
 	}
 }
 

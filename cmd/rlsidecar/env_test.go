@@ -94,7 +94,7 @@ func TestStartsAsTheReferenceServer(t *testing.T) {
 	}
 	for deadline := time.Now().Add(time.Minute); !limited(t, url, "v2"); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("the replaced link is not noticed:\n%s", stderr.String())
+			t.Fatalf("serve did not load the files behind the replaced link:\n%s", stderr.String())
 		}
 	}
 	http.DefaultClient.CloseIdleConnections()

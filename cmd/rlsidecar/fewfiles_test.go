@@ -61,7 +61,7 @@ func TestHealthOutOfFiles(t *testing.T) {
 				t.Errorf("the log has the warning about the bounds: %t", above)
 			}
 			if !strings.Contains(stderr.String(), "WARN") {
-				t.Errorf("not at WARN:\n%s", &stderr)
+				t.Errorf("the warning about the bounds is not at level WARN:\n%s", &stderr)
 			}
 		})
 	}

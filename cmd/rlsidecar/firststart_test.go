@@ -146,7 +146,7 @@ func TestRefusalsOfRedisKeepReadinessFalse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			x := startServe(t, "--config", write(t, counted), "--redis-url", c.url)
 			if log := x.log.String(); strings.Contains(log, "rlsidecar is ready") {
-				t.Errorf("it says that it is ready:\n%s", log)
+				t.Errorf("the log reports that the sidecar is ready:\n%s", log)
 			}
 			for where, read := range map[string]func() (int, string){
 				"/readyz":         func() (int, string) { return x.get(t, x.http, "/readyz") },

@@ -73,14 +73,14 @@ func TestLiveIsNotReady(t *testing.T) {
 	for deadline := time.Now().Add(time.Minute); !alive() && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 	}
 	if !alive() {
-		t.Errorf("it is not alive:\n%s", log.String())
+		t.Errorf("--live reports that the sidecar is not alive:\n%s", log.String())
 	}
 	if code := decide(); code != exitNo {
-		t.Errorf("it is not ready, but the exit code is %d", code)
+		t.Errorf("the sidecar is not ready, but the exit code is %d", code)
 	}
 	cancel()
 	<-ended
 	if alive() {
-		t.Error("it has ended, and is alive")
+		t.Error("--live succeeds after the sidecar has ended")
 	}
 }

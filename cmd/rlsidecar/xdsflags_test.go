@@ -35,7 +35,7 @@ func TestControlPlaneOfTheReferenceServersEnvironment(t *testing.T) {
 	}
 	settings.XDS.UseTLS = false
 	if got, _ := (&serveCmd{}).controlPlane(r); got.CA != "" || got.Cert != "" || got.Key != "" || got.ServerName != "" {
-		t.Errorf("files of no use: %+v", got)
+		t.Errorf("without TLS the TLS files must be ignored: %+v", got)
 	}
 	// rlsidecar's own flags take precedence.
 	if got, err := (&serveCmd{Config: []string{"f"}}).controlPlane(r); err != nil || got.Server != "" {
@@ -44,7 +44,7 @@ func TestControlPlaneOfTheReferenceServersEnvironment(t *testing.T) {
 	own := &serveCmd{xdsFlags: xdsFlags{XDSServer: "x:1", XDSNodeMetadata: []string{"a=b=c", " d = e"}, XDSHeader: []string{"h:1:2"}}}
 	got, err = own.controlPlane(r)
 	if err != nil || got.Server != "x:1" || got.NodeMetadata["a"] != "b=c" || got.NodeMetadata["d"] != "e" || got.Headers["h"] != "1:2" || got.StartWithout {
-		t.Errorf("with a control plane of our own: %+v, %v", got, err)
+		t.Errorf("with --xds-server: %+v, %v", got, err)
 	}
 }
 

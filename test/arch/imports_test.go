@@ -115,7 +115,7 @@ func TestLibraryIsLight(t *testing.T) {
 	for name, allowed := range beyond {
 		for _, imported := range find(t, name).Imports {
 			if !standard(imported) && !slices.Contains(allowed, imported) {
-				t.Errorf("%s imports %s; beyond the standard library it may only have %v", name, imported, allowed)
+				t.Errorf("%s imports %s; except for the standard library it may only import %v", name, imported, allowed)
 			}
 		}
 	}
@@ -161,13 +161,13 @@ func TestDependenciesStayWhereTheyBelong(t *testing.T) {
 					continue
 				}
 				if _, ok := users[p.name()]; !ok {
-					t.Errorf("%s imports %s, which only these do: %v", p.name(), imported, users)
+					t.Errorf("%s imports %s, which only these packages may import: %v", p.name(), imported, users)
 				}
 				delete(unused, p.name())
 			}
 		}
 		for user := range unused {
-			t.Errorf("%s no longer imports %s: take it from the list", user, dependency)
+			t.Errorf("%s no longer imports %s: remove it from the list", user, dependency)
 		}
 	}
 }

@@ -35,7 +35,7 @@ func arePinned(t *testing.T, file string, find, pinned *regexp.Regexp, form stri
 	}
 	found := find.FindAllSubmatch(text, -1)
 	if len(found) == 0 {
-		t.Errorf("%s: nothing that could be pinned", file)
+		t.Errorf("%s: the test found no action and no base image", file)
 	}
 	for _, f := range found {
 		if !pinned.Match(f[1]) {

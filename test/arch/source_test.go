@@ -36,7 +36,7 @@ func TestDecidingReadsNoClock(t *testing.T) {
 					return true
 				}
 				if x, ok := selector.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains(outsideFunctions, selector.Sel.Name) {
-					t.Errorf("%s: time.%s; the time is an argument here", fset.Position(n.Pos()), selector.Sel.Name)
+					t.Errorf("%s uses time.%s; this package must get the time as an argument", fset.Position(n.Pos()), selector.Sel.Name)
 				}
 				return true
 			})

@@ -52,7 +52,7 @@ func TestNothingLargeIsTracked(t *testing.T) {
 	const most = 1 << 20
 	for _, path := range tracked(t) {
 		if n := len(read(t, path)); n > most {
-			t.Errorf("%s has %d bytes, %d are enough", path, n, most)
+			t.Errorf("%s has %d bytes, at most %d are allowed", path, n, most)
 		}
 	}
 }
@@ -60,7 +60,7 @@ func TestNothingLargeIsTracked(t *testing.T) {
 func TestReadmeIsAFrontPage(t *testing.T) {
 	const most = 150
 	if n := strings.Count(read(t, "README.md"), "\n"); n >= most {
-		t.Errorf("README.md has %d lines; under %d it is read: move the rest to docs/", n, most)
+		t.Errorf("README.md has %d lines, at most %d are allowed: move the rest to docs/", n, most)
 	}
 }
 

@@ -216,7 +216,7 @@ func TestRulesAndDashboardArriveAsTheyAre(t *testing.T) {
 		}
 	}
 	if found != 2 {
-		t.Errorf("%d of the PrometheusRule and the dashboard's ConfigMap are there", found)
+		t.Errorf("the chart renders %d of the PrometheusRule and the dashboard's ConfigMap, want both", found)
 	}
 }
 
@@ -299,7 +299,7 @@ func TestRlsidecarAcceptsTheFlags(t *testing.T) {
 		}
 	}
 	if containers < 4 {
-		t.Errorf("%d containers have been tried", containers)
+		t.Errorf("the test started %d containers, too few", containers)
 	}
 }
 

@@ -46,7 +46,7 @@ func inPodsNetwork(t *testing.T) bool {
 	}
 	out, err := cmd.CombinedOutput()
 	if cmd.Process == nil && os.Getenv("CI") == "" {
-		t.Skipf("no network of its own is to be had here: %v", err)
+		t.Skipf("this machine does not allow a separate network: %v", err)
 	}
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -142,7 +142,7 @@ func TestWrongPasswordStopsTheRollout(t *testing.T) {
 		eventually(t, name+" has started", func() bool { return p.probe("startupProbe") == nil })
 		eventually(t, name+" says why it is not ready", func() bool { return bytes.Contains(output.Bytes(), []byte("redis refuses this sidecar")) })
 		if err := p.probe("readinessProbe"); err == nil {
-			t.Errorf("%s is ready, though Redis refuses its password", name)
+			t.Errorf("%s is ready, although Redis refuses its password", name)
 		}
 		for _, probe := range []string{"startupProbe", "livenessProbe"} {
 			if err := p.probe(probe); err != nil && at(c, probe) != nil {
@@ -287,7 +287,7 @@ func eventually(t *testing.T, condition string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not in %v: %s", patience, condition)
+			t.Fatalf("after %v this is still not true: %s", patience, condition)
 		}
 	}
 }

@@ -319,13 +319,13 @@ func TestTheExampleClients(t *testing.T) {
 				t.Errorf("the answer was lost, and the repetition consumed a unit again: %s, in %d attempts", said, len(n))
 			}
 			if said, n := call("", "60", "few"); !regexp.MustCompile(`^denied, retry after 1\d{6} ms$`).MatchString(said) || len(n) != 1 {
-				t.Errorf("half an hour is more than 60 seconds: %s, in %d attempts", said, len(n))
+				t.Errorf("Retry-After is half an hour, more than the client may wait: %s, in %d attempts", said, len(n))
 			}
 			if said, n := call("unavailable", "60", "fast"); said != "allowed, 0 left" || len(n) != 2 || n[1].Sub(n[0]) < time.Second {
-				t.Errorf("Retry-After is 1: %s, attempts at %v", said, n)
+				t.Errorf("the client must wait 1 s, as Retry-After requires: %s, attempts at %v", said, n)
 			}
 			if said, n := call("", "60", "fast"); said != "allowed, 0 left" || len(n) > 1 && n[1].Sub(n[0]) < time.Second {
-				t.Errorf("denied for less than a second: %s, attempts at %v", said, n)
+				t.Errorf("the client must wait less than a second: %s, attempts at %v", said, n)
 			}
 		})
 	}

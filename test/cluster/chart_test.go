@@ -86,7 +86,7 @@ func (c *cluster) applied(t *testing.T, namespace string, major int, args []stri
 	t.Helper()
 	all := objects(t, c.helm(t, major, append([]string{"template", "x", "--namespace", namespace, "--kube-version", "1.36.0"}, args...)...))
 	if len(all) == 0 {
-		t.Fatal("there is nothing in it")
+		t.Fatal("the chart renders no object")
 	}
 	for _, o := range all {
 		if err := c.apply(t.Context(), o, namespace); err != nil {
@@ -106,7 +106,7 @@ func (c *cluster) installed(t *testing.T, namespace string, major int, args []st
 	c.helm(t, major, append([]string{"install", "x", "--namespace", namespace}, args...)...)
 	all := objects(t, c.helm(t, major, "get", "manifest", "x", "--namespace", namespace))
 	if there := c.left(t, all, namespace); len(there) != len(all) {
-		t.Errorf("only %v is there", there)
+		t.Errorf("the release has only %v", there)
 	}
 	c.helm(t, major, append([]string{"upgrade", "x", "--namespace", namespace, "--set", "podAnnotations.again=yes"}, args...)...)
 	for _, o := range all {

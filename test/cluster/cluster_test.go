@@ -37,8 +37,8 @@ type cluster struct {
 
 func TestCluster(t *testing.T) {
 	c := newCluster(t)
-	t.Run("takes the chart", func(t *testing.T) { installsTheChart(t, c) })
-	t.Run("takes the recipes", func(t *testing.T) { appliesTheRecipes(t, c) })
+	t.Run("accepts the chart", func(t *testing.T) { installsTheChart(t, c) })
+	t.Run("accepts the recipes", func(t *testing.T) { appliesTheRecipes(t, c) })
 	t.Run("refuses mistakes", func(t *testing.T) { refusesMistakes(t, c) })
 }
 
@@ -74,7 +74,7 @@ func eventually(t *testing.T, condition string, try func() error) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("not in %v: %s: %v", patience, condition, err)
+			t.Fatalf("after %v this is still not true: %s: %v", patience, condition, err)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}

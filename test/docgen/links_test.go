@@ -64,7 +64,7 @@ func TestLinks(t *testing.T) {
 				target = filepath.Join(filepath.Dir(path), to)
 			}
 			if _, err := os.Stat(target); err != nil {
-				t.Errorf("%s: %s leads nowhere", path, found[1])
+				t.Errorf("%s: the target %s does not exist", path, found[1])
 				continue
 			}
 			if fragment == "" || filepath.Ext(target) != ".md" {

@@ -17,7 +17,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-// hostileKeys would do harm on a page that does not escape them.
+// hostileKeys are keys of clients that would change a page that does not escape them.
 var hostileKeys = []string{
 	`<script>document.title='pwned'</script>`,
 	`<img src=x onerror=document.title='pwned'>`,
@@ -26,7 +26,7 @@ var hostileKeys = []string{
 	`</td></tr></table><style>*{display:none}</style>`,
 	`<base href=//evil.test/><meta http-equiv=refresh content=0;//evil.test/>`,
 	`&lt;script&gt;&#60;b&#62;`,
-	"\u202egnp.exe", // would reverse the following text
+	"\u202egnp.exe", // a right-to-left override, which would reverse the text after it
 	"%s%d%!(EXTRA)",
 	"\r\n\x00\x1b[31m\xff",
 	strings.Repeat("long", 200),
@@ -42,7 +42,7 @@ descriptors:
   - {key: region, limit: quiet, shadow_mode: true}
 `
 
-// adminPage is a sidecar with limits, requests and denials for its page.
+// adminPage starts a sidecar that has limits, and keys that were allowed and denied.
 type adminPage struct {
 	*process
 	http, admin, config string
@@ -77,7 +77,7 @@ func (p *adminPage) write(t *testing.T, text string) {
 	}
 }
 
-// deny sends requests to a limit until it denies.
+// deny sends requests until the limit denies one.
 func (p *adminPage) deny(t *testing.T, limit, key string) {
 	t.Helper()
 	body, err := json.Marshal(map[string]any{"name": limit, "key": map[string]string{"base64": base64.StdEncoding.EncodeToString([]byte(key))}})
@@ -94,7 +94,7 @@ func (p *adminPage) deny(t *testing.T, limit, key string) {
 			return
 		}
 	}
-	t.Fatalf("%s, %q is not denied", limit, key)
+	t.Fatalf("limit %s, key %q: no request was denied", limit, key)
 }
 
 // looks sets the width and the color scheme of b.
@@ -107,8 +107,8 @@ func (b *browser) looks(width int64, scheme string) {
 	b.do(chromedp.EmulateViewport(width, 900))
 }
 
-// tabTo moves the focus with the Tab key to the element with a text, label or value, and requires that the focus is
-// visible there.
+// tabTo presses Tab until the element with this text, label or value has the focus. It requires that the
+// focus is visible.
 func (b *browser) tabTo(text string) {
 	b.t.Helper()
 	const focused = `(() => {
@@ -125,10 +125,10 @@ func (b *browser) tabTo(text string) {
 		}
 		passed = append(passed, at)
 	}
-	b.t.Fatalf("the Tab key does not lead to %q, but to %q", text, passed[:min(len(passed), 40)])
+	b.t.Fatalf("the Tab key never reaches %q; it reached %q", text, passed[:min(len(passed), 40)])
 }
 
-// enter presses Enter and waits for the page that this leads to.
+// enter presses Enter and waits until the browser has loaded the next page.
 func (b *browser) enter() {
 	b.t.Helper()
 	in[bool](b, `window.before = true`)
@@ -136,7 +136,7 @@ func (b *browser) enter() {
 	b.until("another page", `window.before === undefined && document.readyState === 'complete'`)
 }
 
-// until waits for a script to return true.
+// until waits until a script returns true.
 func (b *browser) until(what, script string) {
 	b.t.Helper()
 	for deadline := time.Now().Add(patience); !in[bool](b, script); time.Sleep(50 * time.Millisecond) {
@@ -172,9 +172,9 @@ func (b *browser) logIn(p *adminPage) {
 	b.shows("Overview")
 }
 
-// TestAdminPageInABrowser opens every page at the widths of a phone and of a desktop, in light and dark colours. It
-// requires that nothing is cut off, that keys and names are shown as text, that the page's policy blocks nothing, and
-// that axe finds no problem.
+// TestAdminPageInABrowser opens every page at the widths of a phone and of a desktop, in light and dark
+// colors. Nothing may be cut off. Keys and names must be shown as text. The page's Content-Security-Policy
+// must block nothing, and axe must find no accessibility problem.
 func TestAdminPageInABrowser(t *testing.T) {
 	t.Parallel()
 	p := startAdminPage(t)
@@ -208,13 +208,13 @@ func TestAdminPageInABrowser(t *testing.T) {
 		}
 	}
 	for _, said := range b.console() {
-		if !strings.Contains(said, "401") && !strings.Contains(said, "404") { // the answers of the form to log in, and of a limit that is not there
-			t.Errorf("the console says %q", said)
+		if !strings.Contains(said, "401") && !strings.Contains(said, "404") { // pages that a link does not reach: the answers to a login, and to a limit that does not exist
+			t.Errorf("the console of the browser reports %q", said)
 		}
 	}
 }
 
-// wellMade checks the requirements that every page must meet.
+// wellMade checks the requirements that apply to every page.
 func (b *browser) wellMade(width int64, scheme string) {
 	b.t.Helper()
 	if title := in[string](b, `document.title`); !strings.HasSuffix(title, "· rlsidecar") {
@@ -224,18 +224,18 @@ func (b *browser) wellMade(width int64, scheme string) {
 		b.t.Errorf("the page is %d px wide", got)
 	}
 	if dark := in[string](b, `getComputedStyle(document.body).backgroundColor`) == "rgb(13, 17, 23)"; dark != (scheme == "dark") {
-		b.t.Errorf("dark is %t", dark)
+		b.t.Errorf("the dark color scheme is in use: %t", dark)
 	}
 	if n := in[int](b, `document.querySelectorAll('img, base, iframe, main script, main style, main svg[onload], [href^="javascript"], meta[http-equiv]').length`); n != 0 {
-		b.t.Errorf("keys or names became %d elements", n)
+		b.t.Errorf("keys or names added %d elements to the page, want 0", n)
 	}
 	if text := in[string](b, `document.body.innerHTML`); strings.Contains(text, "\u202e") || strings.Contains(text, "\xff") {
-		b.t.Error("the page has bytes that a client chose, as they are")
+		b.t.Error("the page contains unescaped bytes of a client")
 	}
 }
 
-// TestAnOperatorAtNight finds out why bob is denied, raises his limit and blocks another key: by keyboard only, with
-// and without scripts.
+// TestAnOperatorAtNight finds the reason for bob's denials, raises his limit and blocks another key. It uses
+// only the keyboard, with JavaScript and without.
 func TestAnOperatorAtNight(t *testing.T) {
 	t.Parallel()
 	for _, scripts := range []string{"with scripts", "without scripts"} {
@@ -286,7 +286,8 @@ func TestAnOperatorAtNight(t *testing.T) {
 	}
 }
 
-// TestThePageRefreshesItself leaves the page open while a key is denied and a configuration is refused.
+// TestThePageRefreshesItself keeps the page open while a key is denied and while a configuration is refused.
+// Both must appear.
 func TestThePageRefreshesItself(t *testing.T) {
 	t.Parallel()
 	p := startAdminPage(t)
@@ -306,8 +307,8 @@ func TestThePageRefreshesItself(t *testing.T) {
 	b.shows("The configuration before it stays in use.", "<b>")
 }
 
-// TestThisBrowserShowsAttacks shows that the other tests can fail: this browser executes hostile keys if they are not
-// escaped, and reports content that a policy blocks.
+// TestThisBrowserShowsAttacks shows that the other tests can fail: this browser does run scripts in unescaped
+// keys, and it reports content that a Content-Security-Policy blocks.
 func TestThisBrowserShowsAttacks(t *testing.T) {
 	t.Parallel()
 	careless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -323,6 +324,6 @@ func TestThisBrowserShowsAttacks(t *testing.T) {
 		t.Errorf("the title is %q", title)
 	}
 	if said := strings.Join(b.console(), "\n"); !strings.Contains(said, "style") {
-		t.Errorf("the console says %q", said)
+		t.Errorf("the console of the browser reports %q", said)
 	}
 }

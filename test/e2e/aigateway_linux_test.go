@@ -19,15 +19,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/xdstest"
 )
 
-// aiNode is the name by which Envoy AI Gateway knows its rate limit service.
+// aiNode is the xDS node id of the rate limit service in Envoy AI Gateway.
 const aiNode = "envoy-ai-gateway-ratelimit"
 
-// aiQuota is the configuration that Envoy AI Gateway sends for a QuotaPolicy of one backend: a quota for each model,
-// and one for each tenant of the first model.
+// aiQuota is the configuration that Envoy AI Gateway sends for a QuotaPolicy of one backend. It has a quota
+// for each model, and one for each tenant of the first model.
 func aiQuota(perHour uint32) *conf.RateLimitConfig {
 	quota := func(key, value string, hourly uint32) *conf.RateLimitDescriptor {
 		d := &conf.RateLimitDescriptor{Key: key, Value: value, RateLimit: &conf.RateLimitPolicy{Unit: conf.RateLimitUnit_HOUR, RequestsPerUnit: hourly}}
-		d.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 7, protowire.VarintType), 1)) // quota_mode
+		d.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 7, protowire.VarintType), 1)) // the value of quota_mode
 		return d
 	}
 	const rest = "rule-1-match--1"
@@ -42,9 +42,9 @@ func aiQuota(perHour uint32) *conf.RateLimitConfig {
 	}}}
 }
 
-// TestEnvoyAIGatewayDeployment starts the program with the environment of the rate limit deployment of Envoy AI
-// Gateway, plays its configuration server, and sends the requests of its proxies: 1 hit when a request starts, and the
-// tokens of the answer at its end.
+// TestEnvoyAIGatewayDeployment starts the program with the environment of Envoy AI Gateway's rate limit
+// deployment. The test acts as its configuration server and as its proxies: 1 hit when a request starts, and
+// the tokens of the answer at its end.
 func TestEnvoyAIGatewayDeployment(t *testing.T) {
 	t.Parallel()
 	addr := loopback()
@@ -103,7 +103,7 @@ func TestEnvoyAIGatewayDeployment(t *testing.T) {
 		}
 	}
 
-	// After an update of the policy the same quota is in force, with its charges.
+	// An update of the policy keeps the charges of a quota that does not change.
 	plane.Set(t, aiNode, "2", aiQuota(100))
 	eventually(t, "ann has 100 an hour, of which 21 are gone", func() bool { return send(large+",rule-0-x-tenant-match-0=ann", 0) == "OK" })
 	if keys := redis.Do("keys", "*"); !strings.Contains(keys, "ann") {

@@ -22,13 +22,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// The tables of this file are requests of one client that must all be charged to one bucket, however they are spelled.
-// Each recipe that runs a real proxy has a test that tries all of them.
+// Each table of this file lists spellings of the same request of one client. All of them must be charged to
+// one bucket. Each recipe that runs a real proxy has a test that sends all of them.
 
 // received is a request that the application received.
 type received struct {
-	// keys returns the lines of all headers that some application treats as X-Api-Key: CGI and its successors do not
-	// distinguish "-" from "_".
+	// keys returns the values of all headers that an application might treat as X-Api-Key. CGI and its
+	// successors, such as WSGI, do not distinguish "-" from "_".
 	keys []string
 	path string
 }
@@ -43,21 +43,21 @@ func newReceived(r *http.Request) *received {
 	return got
 }
 
-// gateway is a recipe under attack: a proxy before the application of a stack.
+// gateway is a recipe that the test attacks: a proxy in front of the application of a stack.
 type gateway struct {
 	*stack
 	port    string   // the port for HTTP/1
 	http2   string   // the port for HTTP/2 without TLS; "" if the proxy does not support it
 	proxied string   // the port for HTTP/1 after a PROXY protocol header
-	client  string   // the address of the client; "" is any
-	keys    bucket   // the bucket of each key
+	client  string   // the address of the client; "" means any
+	keys    bucket   // the numbers of the limit for each key
 	gaps    []string // names of keyAttacks that are known to succeed
 }
 
-// header is one line of a request, in the order of the request.
+// header is one header line. A request keeps the order of its headers.
 type header struct{ name, value string }
 
-// keyAttack sends a key in a spelling from which some application reads that key.
+// keyAttack sends a key in a spelling that some application accepts as that key.
 type keyAttack struct {
 	name  string
 	http2 bool
@@ -108,13 +108,13 @@ var keyAttacks = []keyAttack{
 	{"underscores in a second name of HTTP/2", true, twoLines(header{apiKey, "JUNK"}, header{"x_api_key", "KEY"})},
 }
 
-// keysCannotBeRespelled empties the bucket of a key, and then sends the key in each spelling. Such requests may reach the
-// application with the key only as often as the bucket has refilled.
+// keysCannotBeRespelled empties the bucket of a key, and then sends the key in each spelling. Requests with
+// the key may reach the application only as often as units have refilled.
 func (g gateway) keysCannotBeRespelled(t *testing.T) {
 	t.Helper()
 	if g.http2 != "" {
 		if code := g.overHTTP2(t, "/", header{apiKey, "honest"}); code != http.StatusOK {
-			t.Fatalf("an honest request over HTTP/2: %d", code)
+			t.Fatalf("a request without an attack, over HTTP/2: status %d, want 200", code)
 		}
 	}
 	for i, a := range keyAttacks {
@@ -124,7 +124,7 @@ func (g gateway) keysCannotBeRespelled(t *testing.T) {
 		t.Run(a.name, func(t *testing.T) {
 			key := "attacked" + strconv.Itoa(i)
 			g := g
-			g.client = fmt.Sprintf("127.67.0.%d", i+1) // an address has a limit, too
+			g.client = fmt.Sprintf("127.67.0.%d", i+1) // The address of the client has a limit, too.
 			from := time.Now()
 			keys := g.keys
 			if keys == (bucket{}) {
@@ -139,7 +139,7 @@ func (g gateway) keysCannotBeRespelled(t *testing.T) {
 					continue
 				}
 				got := g.last.Load()
-				if got == nil { // the proxy refuses it
+				if got == nil { // the proxy may refuse the request
 					break
 				}
 				if len(got.keys) > 1 {
@@ -155,7 +155,7 @@ func (g gateway) keysCannotBeRespelled(t *testing.T) {
 			most := int(time.Since(from)/keys.each) + 1
 			switch known := slices.Contains(g.gaps, a.name); {
 			case known && passed <= most && lines == nil:
-				t.Error("this is no gap any more: take it off the list, and out of the README")
+				t.Error("this gap no longer exists: remove it from this list and from the README")
 			case known:
 			case lines != nil:
 				t.Errorf("the application received %q", lines)
@@ -166,7 +166,7 @@ func (g gateway) keysCannotBeRespelled(t *testing.T) {
 	}
 }
 
-// code returns the status of the answer to a.
+// code sends the attack, and returns the status of the answer.
 func (g gateway) code(t *testing.T, a keyAttack, key string) int {
 	t.Helper()
 	if a.http2 {
@@ -175,20 +175,21 @@ func (g gateway) code(t *testing.T, a keyAttack, key string) int {
 	return g.http1(t, g.port, "", "/", a.lines(key)...).code
 }
 
-// malformed has headers that HTTP does not allow, but that some proxies accept over HTTP/2. An auth request made from
-// them could be malformed too. If it gets no answer, a proxy that fails open allows the request without a limit.
+// malformed are headers that HTTP forbids but that some proxies accept over HTTP/2. An auth request that a
+// proxy makes from them could be malformed too. A proxy that fails open allows a request without a limit if
+// its auth request gets no answer.
 var malformed = []header{
 	{":authority", "shop\x01.test"}, {":authority", "shop\x7f.test"}, {":authority", "shop\t.test"}, {":authority", "shop test"}, {":authority", "\xff"},
 	{"host", "shop\x01.test"}, {"host", "shop\x7f.test"}, {"host", "\xff"},
 	{apiKey, "key\x01"}, {apiKey, "key\x1f\x7f"}, {apiKey, "\v"}, {apiKey, "a\tb"}, {apiKey, "\xff"},
 }
 
-// malformedRequestsAreLimited requires a proxy that fails open, in front of an application that accepts malformed
+// malformedRequestsAreLimited requires a proxy that fails open, and an application that accepts malformed
 // requests.
 func (g gateway) malformedRequestsAreLimited(t *testing.T) {
 	t.Helper()
 	if code := g.overHTTP2(t, "/"); code != http.StatusOK {
-		t.Fatalf("a good request: %d", code)
+		t.Fatalf("a well-formed request: status %d, want 200", code)
 	}
 	for i, h := range malformed {
 		t.Run(fmt.Sprintf("%q", h), func(t *testing.T) {
@@ -244,19 +245,19 @@ func serveAnything(t *testing.T, address string) {
 	})
 }
 
-// pathAttacks are paths that some application does not distinguish from /login.
+// pathAttacks are paths that some application treats as /login.
 var pathAttacks = []string{
 	"/LOGIN", "/Login?next=1", "/login/", "/login//", "/login;x", "/login;x=1/", "/LOGIN;x/", "/;x/login", "/a;x/..;y/login",
 	`/\login`, `\login`, "/%5clogin", "/a%5c..%5clogin", "/login%3bx", "/login/.", "/%4cogin/",
 }
 
-// sameApplicationPath returns the path that such an application uses.
+// sameApplicationPath returns the path that such an application would serve.
 func sameApplicationPath(path string) string {
 	return target.Fold(target.Path(path), target.IgnoreCase|target.IgnoreTrailingSlash|target.IgnoreParameters|target.IgnoreBackslash)
 }
 
-// pathsCannotBeRespelled guesses a password until its address is denied, and then requests other
-// spellings of the path.
+// pathsCannotBeRespelled sends logins until the address is denied, and then requests other spellings of the
+// path.
 func (g gateway) pathsCannotBeRespelled(t *testing.T, network int) {
 	t.Helper()
 	for i, path := range pathAttacks {
@@ -281,8 +282,8 @@ func (g gateway) pathsCannotBeRespelled(t *testing.T, network int) {
 	}
 }
 
-// connectionAttacks returns headers that make some proxies change a request before they call rlsidecar: they remove the
-// headers that Connection names, and treat an upgrade differently.
+// connectionAttacks returns headers that make some proxies change a request before they call rlsidecar. Such
+// proxies remove the headers that Connection names, and treat an upgrade differently.
 func connectionAttacks() (attacks [][]header) {
 	for _, name := range []string{
 		"X-Forwarded-For", "X-Real-IP", "X-Forwarded-Uri", "X-Forwarded-Method", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Original-URI",
@@ -303,7 +304,8 @@ func connectionAttacks() (attacks [][]header) {
 	)
 }
 
-// headersDoNotLiftLimits guesses a password until its address is denied, and then sends headers about the connection.
+// headersDoNotLiftLimits sends logins until the address is denied, and then sends headers about the
+// connection.
 func (g gateway) headersDoNotLiftLimits(t *testing.T, network int) {
 	t.Helper()
 	for i, headers := range connectionAttacks() {
@@ -317,7 +319,7 @@ func (g gateway) headersDoNotLiftLimits(t *testing.T, network int) {
 					}
 				}
 				if code := g.http1(t, g.port, guesser, "/login", headers...).code; code == http.StatusOK || code == http.StatusSwitchingProtocols {
-					t.Logf("the sixth guess: %d", code)
+					t.Logf("the sixth login: status %d, want 429", code)
 					return false
 				}
 				return true
@@ -326,7 +328,8 @@ func (g gateway) headersDoNotLiftLimits(t *testing.T, network int) {
 	}
 }
 
-// ipv6NetworksAreOneClient guesses from many addresses of one /64, which one client can have.
+// ipv6NetworksAreOneClient sends logins from many addresses of one /64, because one client can own such a
+// network.
 func (g gateway) ipv6NetworksAreOneClient(t *testing.T) {
 	t.Helper()
 	login := func(address string) int {
@@ -368,13 +371,13 @@ func (g gateway) http1(t *testing.T, port, from, path string, headers ...header)
 	if _, err := conn.Write(request.Bytes()); err != nil {
 		t.Fatal(err)
 	}
-	resp, err := http.ReadResponse(bufio.NewReader(conn), nil) // Envoy closes a second after an error
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil) // Envoy closes the connection a second after an error.
 	if err != nil {
 		t.Logf("%q: no answer: %v", request.String(), err)
 		return answer{}
 	}
 	defer resp.Body.Close()
-	body, _ := io.ReadAll(resp.Body) // an answer that is cut off is sufficient
+	body, _ := io.ReadAll(resp.Body) // the status is enough; the rest of the answer may be missing
 	return answer{resp.StatusCode, resp.Header, string(body)}
 }
 

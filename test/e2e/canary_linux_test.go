@@ -18,9 +18,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestSecretsStayInTheProcess gives the program each of its secrets in a file, makes it use them, makes each of them
-// wrong, and lets it crash. No secret is in an answer, the log, the list of processes, the output of a command, Redis,
-// the state folder or the output of the crash.
+// TestSecretsStayInTheProcess passes each secret of the program in a file. It uses each secret, replaces each
+// by a wrong one, and makes the program crash. No secret may appear in an answer, the log, the list of
+// processes, the output of a command, Redis, the state folder or the output of the crash.
 func TestSecretsStayInTheProcess(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -91,7 +91,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", line, err)
 		}
-		if plain, err := gzip.NewReader(bytes.NewReader(content)); err == nil { // profiles are
+		if plain, err := gzip.NewReader(bytes.NewReader(content)); err == nil { // profiles are compressed
 			content, _ = io.ReadAll(plain)
 		}
 		text = fmt.Sprint(answer.Header, string(content))
@@ -100,7 +100,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 	}
 	eventually(t, "it is ready", func() bool { code, _ := request("8080", "", "GET /readyz", ""); return code == http.StatusOK })
 
-	// Each secret is used, and guessed.
+	// The test sends each secret, and a wrong guess of it.
 	code, reserved := request("8080", secret("api-token"), "POST /v1/limit", `{"name":"send","key":"bob","count":2,"reserve":true}`)
 	if id := regexp.MustCompile(`"reservation":"([^"]+)"`).FindStringSubmatch(reserved); code != http.StatusOK || id == nil {
 		t.Errorf("a reservation: %d %s", code, reserved)
@@ -134,7 +134,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 		clean("the list of processes", string(text))
 	}
 
-	// Each secret is wrong.
+	// Each secret is replaced by a wrong one.
 	doctor := func() {
 		c := exec.CommandContext(t.Context(), sidecarProgram, "doctor", "--wait", "2s", "--redis-url", "redis://"+redis.Addr, "--redis-password-file", filepath.Join(dir, "redis-password"))
 		out, _ := c.CombinedOutput() // doctor fails after the password was made wrong
@@ -167,7 +167,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 	}
 	clean("env", string(out))
 
-	// Files of the state folder.
+	// The files of the state folder contain no secret.
 	if err := filepath.WalkDir(state, func(path string, d os.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
 			text, err := os.ReadFile(path)
@@ -179,7 +179,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 		t.Error(err)
 	}
 
-	// A crash.
+	// The output of a crash contains no secret.
 	p.killed = true // this test kills the process
 	_ = p.cmd.Process.Signal(syscall.SIGABRT)
 	<-p.exited

@@ -18,8 +18,9 @@ type workflow struct {
 	}
 }
 
-// TestWorkflowOfTheExample runs the steps of examples/ci as they are written, in a repository with a main branch and a
-// branch that changes the limits, as GitHub's runner would. It leaves out only the installation.
+// TestWorkflowOfTheExample runs the steps of examples/ci as they are written, except the installation. They
+// run in a repository with a main branch and a branch that changes the limits, in the same way as on a runner
+// of GitHub.
 func TestWorkflowOfTheExample(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(root + "/examples/ci/github-actions.yaml")
@@ -46,7 +47,7 @@ func TestWorkflowOfTheExample(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name, from, to string
-		fails          string // the step
+		fails          string // the step of the workflow
 		want           string
 	}{
 		{"no change", "", "", "", "no difference"},
@@ -110,7 +111,7 @@ func newRunner(t *testing.T) *runner {
 	return r
 }
 
-// change replaces a text of a file that the pull request changes.
+// change replaces text in a file of the pull request's branch.
 func (r *runner) change(t *testing.T, name, from, to string) {
 	t.Helper()
 	path := filepath.Join(r.folder, name)

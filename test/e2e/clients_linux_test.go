@@ -30,8 +30,8 @@ descriptors:
 type request struct {
 	*testing.T
 	addr   string // host:port
-	socket string // empty: TCP
-	ca     string // a file; empty: no TLS
+	socket string // the Unix socket; empty means TCP
+	ca     string // the file of the CA; empty means no TLS
 }
 
 // eachListener runs a test for each engine, over TCP, over a Unix socket and with TLS.
@@ -66,7 +66,7 @@ func eachListener(t *testing.T, test func(request)) {
 	}
 }
 
-// run runs a client to its end.
+// run starts a client and returns its output when it has ended.
 func run(t *testing.T, program string, args ...string) (said string) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput()
@@ -106,7 +106,7 @@ connections: 1
 			args = append(args, t.ca)
 		}
 		if said := run(t.T, python, args...); said != want {
-			t.Errorf("it heard\n%swant\n%s", said, want)
+			t.Errorf("the client printed\n%swant\n%s", said, want)
 		}
 	})
 }
@@ -126,7 +126,7 @@ func question(t *testing.T, descriptor string) string {
 	return file
 }
 
-// TestNghttp2 sends one request, and many, with the clients of nghttp2.
+// TestNghttp2 sends one request, and then many, with the clients of nghttp2.
 func TestNghttp2(t *testing.T) {
 	t.Parallel()
 	nghttp, h2load := tooltest.Path(t, "nghttp"), tooltest.Path(t, "h2load")
@@ -134,7 +134,7 @@ func TestNghttp2(t *testing.T) {
 		url, file := "http://"+t.addr+shouldRateLimit, question(t.T, "user=a")
 		switch {
 		case t.socket != "":
-			t.Skip("they know no Unix sockets")
+			t.Skip("nghttp and h2load do not support Unix sockets")
 		case t.ca != "":
 			url = "https://" + t.addr + shouldRateLimit
 		}
@@ -142,7 +142,7 @@ func TestNghttp2(t *testing.T) {
 		said := run(t.T, nghttp, append(headers, "--verbose", "--null-out", url)...)
 		for _, want := range []string{":status: 200", "content-type: application/grpc", "grpc-status: 0"} {
 			if !strings.Contains(said, want) {
-				t.Errorf("there is no %q in\n%s", want, said)
+				t.Errorf("the output lacks %q:\n%s", want, said)
 			}
 		}
 		load := append(headers, "-n", "20000", "-c", "4", "-m", "100", url)
@@ -153,7 +153,7 @@ func TestNghttp2(t *testing.T) {
 	})
 }
 
-// TestCurl sends requests with curl, as a person does by hand, and requires readable answers.
+// TestCurl sends requests as a person does with curl, and requires readable answers.
 func TestCurl(t *testing.T) {
 	t.Parallel()
 	curl := tooltest.Path(t, "curl")
@@ -186,7 +186,7 @@ func TestH2spec(t *testing.T) {
 	h2spec := tooltest.Path(t, "h2spec")
 	eachListener(t, func(t request) {
 		if strings.Contains(t.Name(), "grpc-go") || t.socket != "" {
-			t.Skip("not ours, or not to be reached")
+			t.Skip("h2spec does not test this listener")
 		}
 		host, port, _ := strings.Cut(t.addr, ":")
 		args := []string{"--strict", "--host", host, "--port", port, "--path", shouldRateLimit, "--timeout", "10"}

@@ -12,11 +12,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// TestCompose cannot run examples/compose, because it has no Docker. It checks that the files for the containers exist,
-// and lets Envoy read its configuration. TestEnvoy runs the rest.
+// TestCompose does not run examples/compose, because Docker may be missing. It checks that the files which
+// the containers mount exist, and that Envoy accepts its configuration. TestEnvoy runs the same configuration
+// of Envoy.
 func TestCompose(t *testing.T) {
 	t.Parallel()
-	envoy := tooltest.Path(t, "envoy") // may skip
+	envoy := tooltest.Path(t, "envoy") // skips the test if Envoy is missing
 	data, err := os.ReadFile(root + "/examples/compose/compose.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +36,7 @@ func TestCompose(t *testing.T) {
 	for name, service := range compose.Services {
 		for _, volume := range service.Volumes {
 			if from, _, _ := strings.Cut(volume, ":"); from != "../envoy" {
-				t.Errorf("%s: %s is not known here", name, from)
+				t.Errorf("%s: this test does not know %s: add it", name, from)
 			}
 		}
 		if name != "envoy" && service.Network != "service:envoy" {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// bucket has the facts about a token bucket in examples/envoy/rlsidecar.yaml that a test needs.
+// bucket has the numbers of a token bucket in examples/envoy/rlsidecar.yaml.
 type bucket struct {
 	capacity int
 	each     time.Duration // the time in which one unit refills
@@ -22,8 +22,8 @@ var (
 	connections = bucket{5, 6 * time.Second}
 )
 
-// drain sends requests until one is denied, checks that as many were allowed as b has units, and returns the denial.
-// Because of the inflow in this time, one more may be allowed.
+// drain sends requests until one is denied, and returns the denial. It checks that b.capacity requests were
+// allowed, or one more if a unit has refilled meanwhile.
 func (b bucket) drain(t *testing.T, ask func() answer) answer {
 	t.Helper()
 	from := time.Now()
@@ -51,7 +51,7 @@ func TestEnvoy(t *testing.T) {
 	t.Parallel()
 	s := newStack(t, "")
 
-	t.Run("a key has its limit, and the answers say so", func(t *testing.T) {
+	t.Run("a key is limited, and the headers describe the limit", func(t *testing.T) {
 		first := s.key(t, "alice")()
 		if got := first.header.Get("x-ratelimit-remaining"); first.code != http.StatusOK || got != "4" {
 			t.Errorf("first answer: %d, x-ratelimit-remaining %q, want 200 and 4", first.code, got)
@@ -60,7 +60,8 @@ func TestEnvoy(t *testing.T) {
 		if got := denial.header.Get("x-ratelimit-remaining"); got != "0" {
 			t.Errorf("x-ratelimit-remaining %q, want 0", got)
 		}
-		// A bucket of 5 that fills in 30 s has the nearest reset time of the limits of the request.
+		// The headers describe the bucket of 5, which fills in 30 s, because the other limits of the request
+		// reset later.
 		if got := denial.header.Get("x-ratelimit-limit"); !strings.HasPrefix(got, "5, ") || !strings.Contains(got, `5;w=30;name="per_key"`) {
 			t.Errorf("x-ratelimit-limit %q, want 5, and that it is per_key's", got)
 		}
@@ -71,7 +72,7 @@ func TestEnvoy(t *testing.T) {
 		}
 	})
 
-	t.Run("keys share nothing", func(t *testing.T) {
+	t.Run("each key has its own bucket", func(t *testing.T) {
 		for _, value := range []string{"bob", "bo", "b_ob", "Bob", ""} {
 			perKey.drain(t, s.key(t, value))
 		}
@@ -80,7 +81,7 @@ func TestEnvoy(t *testing.T) {
 		}
 	})
 
-	t.Run("a path has its limit however it is written", func(t *testing.T) {
+	t.Run("a path is limited in every spelling", func(t *testing.T) {
 		login := func(from, path string) int { return s.get(t, from, path).code }
 		var guesser string
 		sameMinute(t, func(attempt int) bool { // windows of a minute start with the minute
@@ -92,7 +93,7 @@ func TestEnvoy(t *testing.T) {
 			}
 			for _, path := range []string{"/login", "/login?next=1", "//login", "/x/../login", "/./login", "/%6cogin"} {
 				if login(guesser, path) != http.StatusTooManyRequests {
-					t.Logf("%s was let through", path)
+					t.Logf("%s was allowed", path)
 					return false
 				}
 			}
@@ -106,7 +107,7 @@ func TestEnvoy(t *testing.T) {
 		}
 	})
 
-	t.Run("connections have their limit", func(t *testing.T) {
+	t.Run("connections are limited", func(t *testing.T) {
 		const greedy, other = "127.66.0.3", "127.66.0.4"
 		connections.drain(t, func() answer { return s.connect(t, greedy) })
 		if a := s.connect(t, other); a.code != http.StatusOK {
@@ -116,7 +117,7 @@ func TestEnvoy(t *testing.T) {
 
 	t.Run("hostile values", func(t *testing.T) { hostileValues(t, s) })
 
-	t.Run("without a sidecar nothing passes", func(t *testing.T) {
+	t.Run("without a sidecar no request is allowed", func(t *testing.T) {
 		s.sidecar.kill()
 		for range 20 {
 			if a := s.get(t, "", "/"); a.code != http.StatusServiceUnavailable {
@@ -124,19 +125,19 @@ func TestEnvoy(t *testing.T) {
 			}
 		}
 		if a := s.connect(t, "127.66.0.5"); a.code == http.StatusOK {
-			t.Error("a connection passed")
+			t.Error("a connection was allowed")
 		}
 	})
 
-	t.Run("it comes back, and limits again", func(t *testing.T) {
+	t.Run("a restarted sidecar limits again", func(t *testing.T) {
 		s.startSidecar(t)
 		s.awaitSidecar(t)
 		perKey.drain(t, s.key(t, "bob"))
 	})
 }
 
-// TestEnvoyFailingOpen configures Envoy to allow requests without an answer. So a request that makes rlsidecar answer
-// with an error, or late, would avoid its limit.
+// TestEnvoyFailingOpen configures Envoy to allow requests that get no answer. A client could then avoid its
+// limit with any request that makes rlsidecar answer late or with an error.
 func TestEnvoyFailingOpen(t *testing.T) {
 	t.Parallel()
 	s := newStack(t, "", failOpen)
@@ -159,14 +160,14 @@ func TestEnvoyOverUnixSocket(t *testing.T) {
 	s := newStack(t, socket, overSocket(socket))
 	perKey.drain(t, s.key(t, "alice"))
 
-	s.sidecar.kill() // the socket's file stays
+	s.sidecar.kill() // the file of the socket remains, and the next start must replace it
 	s.startSidecar(t)
 	s.awaitSidecar(t)
 	perKey.drain(t, s.key(t, "alice"))
 }
 
-// hostileValues sends the values that a client can put into a descriptor. Each value is an ordinary key: it has its own
-// bucket, Envoy gets an answer and no error, and the answer contains nothing of the value.
+// hostileValues sends values that a client can put into a descriptor. Each value must have a bucket of its
+// own. Envoy must get an answer without an error and without any byte of the value.
 func hostileValues(t *testing.T, s *stack) {
 	t.Helper()
 	const marker = "zq7injected"
@@ -193,7 +194,7 @@ func hostileValues(t *testing.T, s *stack) {
 			denial := c.limit.drain(t, func() answer {
 				a := c.ask()
 				if strings.Contains(a.raw, marker) {
-					t.Errorf("comes back in\n%.500q", a.raw)
+					t.Errorf("the answer contains bytes of the request:\n%.500q", a.raw)
 				}
 				return a
 			})
@@ -205,7 +206,7 @@ func hostileValues(t *testing.T, s *stack) {
 			}
 		})
 	}
-	// Envoy's own bound on headers applies first.
+	// Envoy refuses headers beyond its own limit.
 	if a := header(strings.Repeat("x", 60<<10))(); a.code != http.StatusRequestHeaderFieldsTooLarge {
 		t.Errorf("60 KiB: %d, want 431", a.code)
 	}
@@ -225,7 +226,8 @@ func (s *stack) connect(t *testing.T, from string) answer {
 	}
 }
 
-// sameMinute runs the script ok, which must not run across the start of a minute. If it does and fails, it runs again.
+// sameMinute runs a test that must not run across the start of a minute. If it fails and a minute has started
+// meanwhile, sameMinute runs it again.
 func sameMinute(t *testing.T, ok func(attempt int) bool) {
 	t.Helper()
 	for attempt := range 3 {
@@ -237,7 +239,7 @@ func sameMinute(t *testing.T, ok func(attempt int) bool) {
 			break
 		}
 	}
-	t.Fatal("not as it should be within a minute")
+	t.Fatal("the test failed in every attempt, also within one minute")
 }
 
 // TestEnvoyWithGRPCGo runs the same tests with --grpc-engine grpc-go.

@@ -27,11 +27,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/xdstest"
 )
 
-// networkOfItsOwn is set if a test was started again in a separate network.
+// networkOfItsOwn is set in a process that inOwnNetwork has started.
 const networkOfItsOwn = "RLSIDECAR_E2E_NETWORK"
 
-// inOwnNetwork runs the test again in a process with a network of its own, so that it can use the ports and names of a
-// pod. In the process that started it, inOwnNetwork returns false when the other process has ended.
+// inOwnNetwork starts this test again in a process with a network of its own, where the test can use the
+// ports and names of a pod. It returns true in that process. In the first process it waits for the other one,
+// and returns false.
 func inOwnNetwork(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(networkOfItsOwn) != "" {
@@ -51,7 +52,7 @@ func inOwnNetwork(t *testing.T) bool {
 	out, err := cmd.CombinedOutput()
 	switch {
 	case cmd.Process == nil && os.Getenv("CI") == "":
-		t.Skipf("no network of its own is to be had here: %v", err)
+		t.Skipf("this machine does not allow a separate network: %v", err)
 	case err != nil:
 		t.Fatalf("%v\n%s", err, out)
 	case strings.Contains(string(out), "--- SKIP"):
@@ -106,7 +107,7 @@ func (p probe) passes(t *testing.T) bool {
 	return resp.StatusCode >= 200 && resp.StatusCode < 400
 }
 
-// names are the host names that the pod resolves.
+// names are the host names that resolve inside the pod.
 const names = "127.0.0.1 localhost envoy-gateway redis.redis-system.svc.cluster.local\n"
 
 // pod writes the files of a pod: those of the image, the mounted ones, and those that a kubelet adds.
@@ -146,26 +147,27 @@ func pod(t *testing.T, c container, ca *certtest.Authority) (folder string) {
 	return folder
 }
 
-// startPod starts c with only its command and environment, as the user of the image, who sees only the files of the
-// pod.
+// startPod starts c with only its command and environment. It runs as the user of the image, and sees only
+// the files of the pod.
 func startPod(t *testing.T, c container, folder string) *process {
 	t.Helper()
-	// Not exec.Command, which would search for the program outside of the pod.
+	// exec.Command would search for the program outside of the pod.
 	cmd := &exec.Cmd{Path: c.Command[0], Args: c.Command, Dir: "/", Env: []string{
 		"PATH=/bin", "HOSTNAME=envoy-ratelimit-0",
-		"RLSIDECAR_BACKEND_TIMEOUT=1s", // patience on a busy machine
+		"RLSIDECAR_BACKEND_TIMEOUT=1s", // longer than the default, because the machine may be busy
 	}}
 	for _, e := range c.Env {
 		cmd.Env = append(cmd.Env, e.Name+"="+e.Value)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: folder}
-	if uids, err := os.ReadFile("/proc/self/uid_map"); err == nil && strings.Fields(string(uids))[2] != "1" { // the process may use other user ids
+	if uids, err := os.ReadFile("/proc/self/uid_map"); err == nil && strings.Fields(string(uids))[2] != "1" { // the process needs several user ids
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
 	}
 	return startCommand(t, cmd)
 }
 
-// egLimits returns the configuration that Envoy Gateway streams: the limits of rendered/envoy-gateway.yaml.
+// egLimits returns the configuration that Envoy Gateway streams. It has the limits of
+// rendered/envoy-gateway.yaml.
 func egLimits(t *testing.T, list []any) (out []*conf.RateLimitDescriptor) {
 	t.Helper()
 	for _, one := range list {
@@ -186,12 +188,12 @@ func egLimits(t *testing.T, list []any) (out []*conf.RateLimitDescriptor) {
 	return out
 }
 
-// TestEnvoyGatewayDeployment runs the Deployment that Envoy Gateway renders, with this program instead of its own: its
-// environment, ports, probes, certificates and control plane, and a real Envoy that sends requests as Envoy Gateway
-// configures it.
+// TestEnvoyGatewayDeployment runs the Deployment that Envoy Gateway renders, with rlsidecar as its program:
+// the same environment, ports, probes, certificates and control plane. A real Envoy sends requests with the
+// configuration that Envoy Gateway generates.
 func TestEnvoyGatewayDeployment(t *testing.T) {
 	t.Parallel()
-	tooltest.Path(t, "envoy") // may skip
+	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
 	if !inOwnNetwork(t) {
 		return
 	}
@@ -236,7 +238,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		return h.Status
 	}
 
-	// The control plane has not started: the sidecar answers by on_backend_failure, and is not ready.
+	// Before the control plane starts, the sidecar answers by on_backend_failure and is not ready.
 	if got := ask("early"); got != "OVER_LIMIT | OVER_LIMIT left 0" {
 		t.Errorf("without a configuration: %s", got)
 	}
@@ -249,7 +251,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		t.Errorf("without a configuration: %v", got)
 	}
 
-	// The control plane starts.
+	// When the control plane starts, the sidecar becomes ready.
 	folderOfPlane := t.TempDir()
 	ca.Secret(t, folderOfPlane, 2, "envoy-gateway")
 	pair, err := tls.LoadX509KeyPair(filepath.Join(folderOfPlane, "tls.crt"), filepath.Join(folderOfPlane, "tls.key"))
@@ -267,10 +269,10 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	plane.Set(t, "envoy-ratelimit", "1", limits)
 	eventually(t, "it is ready", func() bool { return c.ReadinessProbe.passes(t) })
 	if !c.StartupProbe.passes(t) || !c.LivenessProbe.passes(t) || serving() != healthpb.HealthCheckResponse_SERVING {
-		t.Error("ready, but not all say so")
+		t.Error("the sidecar is ready, but a probe or a listener reports that it is not")
 	}
 
-	// Envoy sends the requests, with a certificate and the names of Envoy Gateway's service.
+	// Envoy connects with its certificate, to the service name that Envoy Gateway uses.
 	s := sidecarStack(t, "")
 	s.addr, s.sidecar = "127.0.0.1", sidecar
 	s.serveApplication(t)
@@ -301,10 +303,10 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		t.Errorf("%v", last.header)
 	}
 	if n := strings.Count(redis.Do("keys", "*"), "alice"); n == 0 {
-		t.Error("nothing is in Redis")
+		t.Error("Redis has no bucket")
 	}
 
-	// Metrics are at the path that its dashboard expects.
+	// The metrics have the path that Envoy Gateway's dashboard reads.
 	_, page := (&reference{client: s.client}).fetch("http://127.0.0.1:19001/metrics")
 	for _, name := range []string{
 		"rate_limit_total_hits", "rate_limit_over_limit", "rate_limit_near_limit", "rate_limit_within_limit", "rate_limit_shadow_mode",
@@ -318,8 +320,8 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		t.Errorf("no series with %s", want)
 	}
 
-	// The control plane stops, and comes back with more limits: in between the last limits stay in force, and no probe
-	// fails.
+	// The control plane stops and returns with more limits. Meanwhile the last limits stay in force, and no
+	// probe fails.
 	plane.Stop()
 	eventually(t, "the stream is gone", func() bool {
 		_, page := (&reference{client: s.client}).fetch("http://127.0.0.1:19001/metrics")
@@ -332,7 +334,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		t.Error("a probe fails while the control plane is unreachable")
 	}
 
-	// Ports are those of the Deployment, and the pod ends on SIGTERM.
+	// The open ports are those of the Deployment, and SIGTERM ends the pod.
 	for _, p := range c.Ports {
 		awaitPort(t, sidecar, "tcp", fmt.Sprintf("127.0.0.1:%d", p.ContainerPort))
 	}
@@ -343,6 +345,6 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	select {
 	case <-sidecar.exited:
 	case <-time.After(patience):
-		t.Error("it does not end")
+		t.Error("the process does not end")
 	}
 }

@@ -68,7 +68,7 @@ func loginOverExtAuthz(t *testing.T, s *stack) {
 
 func newExtAuthzStack(t *testing.T, changes ...change) *stack {
 	t.Helper()
-	tooltest.Path(t, "envoy") // may skip
+	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
 	s := sidecarStack(t, "")
 	s.serveApplication(t)
 	s.sidecar = start(t, sidecarProgram, "serve", "--config", root+"/examples/envoy-extauthz/rlsidecar.yaml",

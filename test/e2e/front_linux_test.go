@@ -20,16 +20,16 @@ import (
 	"time"
 )
 
-// front is an application behind a proxy that calls rlsidecar over HTTP, as in an example, with the same ports, but on
-// a loopback address that no other test uses. The limits are those of examples/nginx.
+// front is an application behind a proxy that calls rlsidecar over HTTP. Configurations and ports are those
+// of an example, but on a loopback address that no other test uses. The limits are those of examples/nginx.
 type front struct {
 	*stack
 	proxy    *process
 	dir      string       // the folder of the proxy
 	args     []string     // additional arguments of the sidecar
 	request  atomic.Int64 // counts the requests that reach the application
-	lastKey  atomic.Value // all lines of the last X-Api-Key that the application received
-	lastPath atomic.Value // the path that the client sent last, cleaned
+	lastKey  atomic.Value // the values of X-Api-Key in the last request to the application, joined by "|"
+	lastPath atomic.Value // the cleaned path of the last request to the application
 	body     atomic.Value // the last body that the application received
 }
 
@@ -45,7 +45,7 @@ func newFront(t *testing.T, socket string, args ...string) *front {
 	return s
 }
 
-// write copies a file of examples/ into the proxy's folder, with the changes.
+// write copies a file of examples/ into the proxy's folder, and makes the changes.
 func (s *front) write(t *testing.T, name string, changes ...change) {
 	t.Helper()
 	text := strings.ReplaceAll(example(t, name, changes...), "127.0.0.1", s.addr)
@@ -61,7 +61,7 @@ func (s *front) run(t *testing.T, program string, args ...string) {
 	awaitPort(t, s.proxy, "tcp", s.addr+":8000")
 }
 
-// awaitPort returns when p listens.
+// awaitPort waits until p listens.
 func awaitPort(t *testing.T, p *process, network, address string) {
 	t.Helper()
 	eventually(t, "it listens on "+address, func() bool {
@@ -106,7 +106,7 @@ func (s *front) startFrontSidecar(t *testing.T) {
 	awaitPort(t, s.sidecar, network, address)
 }
 
-// do sends a request byte for byte and reads the answer. from is the client's address; "" means any.
+// do sends a request byte for byte and returns the answer. from is the client's address; "" means any.
 func (s *front) do(t *testing.T, from, request string) answer {
 	t.Helper()
 	a, err := s.try(t, from, request)
@@ -116,7 +116,7 @@ func (s *front) do(t *testing.T, from, request string) answer {
 	return a
 }
 
-// try is do, except that it returns an error if a connection ends without an answer.
+// try is like do, but returns an error if the connection ends without an answer.
 func (s *front) try(t *testing.T, from, request string) (answer, error) {
 	t.Helper()
 	var dialer net.Dialer
@@ -159,7 +159,7 @@ func (s *front) asKey(t *testing.T, value string) func() answer {
 	return func() answer { t.Helper(); return s.ask(t, "", "/", "X-Api-Key: "+value) }
 }
 
-// decisions returns how often a limit had this outcome, by the sidecar's metrics.
+// decisions returns the number of decisions of a limit with this outcome, from the sidecar's metrics.
 func (s *front) decisions(t *testing.T, limit, outcome string) int {
 	t.Helper()
 	resp, err := http.Get("http://" + s.addr + ":6070/metrics")
@@ -180,15 +180,15 @@ func (s *front) decisions(t *testing.T, limit, outcome string) int {
 	return 0
 }
 
-// keysAreLimited drains the bucket of a key, and checks the denial. The headers in names report the remaining units in
-// every answer.
-func (s *front) keysAreLimited(t *testing.T, told map[string]string) {
+// keysAreLimited empties the bucket of a key and checks the denial. names are headers that must report the
+// remaining units in every answer.
+func (s *front) keysAreLimited(t *testing.T, firstAnswer map[string]string) {
 	t.Helper()
 	first := s.asKey(t, "alice")()
 	if first.code != http.StatusOK {
 		t.Fatalf("first answer: %d", first.code)
 	}
-	for name, want := range told {
+	for name, want := range firstAnswer {
 		if got := strings.Join(first.header.Values(name), "|"); got != want {
 			t.Errorf("first answer: %s %q, want %q", name, got, want)
 		}
@@ -211,11 +211,11 @@ func (s *front) keysAreLimited(t *testing.T, told map[string]string) {
 	}
 }
 
-// forged are headers with which a client could pretend to be another client, or to request another path.
+// forged are headers with which a client could claim another address or another path.
 var forged = []string{"X-Real-IP: 9.9.9.9", "X-Forwarded-For: 9.9.9.9", "X-Original-URI: /", "X-Forwarded-Uri: /", "X-Original-Method: PUT", "X-Forwarded-Method: PUT"}
 
-// loginIsLimited sends logins until one is denied, and then other spellings of the path. Some proxies do not accept all
-// of these spellings; none may allow one.
+// loginIsLimited sends logins until one is denied, and then other spellings of the path. A proxy may refuse a
+// spelling, but must not allow one.
 func (s *front) loginIsLimited(t *testing.T, network int) {
 	t.Helper()
 	var guesser string
@@ -232,14 +232,15 @@ func (s *front) loginIsLimited(t *testing.T, network int) {
 		} {
 			code := s.ask(t, guesser, path, forged...).code
 			if got, _ := s.lastPath.Load().(string); code == 200 && got != "/login" {
-				continue // the path is another one, as "/login%23x" and "/login#x" are
+				continue // the application gets another path, as for "/login%23x"
 			}
 			if code != 429 && code != 400 {
 				t.Logf("%s: %d", path, code)
 				return false
 			}
 		}
-		// Hop-by-hop headers are dropped on the way. Headers that describe the client must not be.
+		// Proxies drop the hop-by-hop headers that Connection names. They must not drop the headers from which
+		// rlsidecar knows the client.
 		hops := s.ask(t, guesser, "/login", "Connection: X-Forwarded-For, X-Forwarded-Uri, X-Forwarded-Method, X-Original-URI, X-Real-IP")
 		return hops.code == 429
 	})
@@ -251,7 +252,8 @@ func (s *front) loginIsLimited(t *testing.T, network int) {
 	}
 }
 
-// bodiesPass sends requests with bodies. The application must receive them, and the auth request must not contain them.
+// bodiesPass sends requests with bodies. The body must reach the application, and must not be in the auth
+// request.
 func (s *front) bodiesPass(t *testing.T) {
 	t.Helper()
 	post := func() answer {
@@ -267,8 +269,8 @@ func (s *front) bodiesPass(t *testing.T) {
 	bucket{perKey.capacity - 1, perKey.each}.drain(t, post)
 }
 
-// answersPass checks that answers of the application arrive unchanged, even if they have the headers with which the proxy
-// describes denials and failures.
+// answersPass checks that answers of the application arrive unchanged, even if they contain the headers that
+// the proxy itself uses for denials and failures.
 func (s *front) answersPass(t *testing.T) {
 	t.Helper()
 	for path, code := range map[string]int{"/forbidden": 403, "/broken": 500} {
@@ -289,7 +291,7 @@ func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) 
 		}
 	}
 	if s.request.Load() != before {
-		t.Error("the application was asked")
+		t.Error("a request reached the application")
 	}
 	s.startFrontSidecar(t)
 	eventually(t, "it is found again", func() bool { return s.ask(t, "", "/").code == 200 })
@@ -307,11 +309,12 @@ func (s *front) opensWithoutSidecar(t *testing.T) {
 		}
 	}
 	if n := s.request.Load() - before; n != 20 {
-		t.Errorf("the application was asked %d times", n)
+		t.Errorf("%d requests reached the application", n)
 	}
 }
 
-// waitsNoLonger checks that the proxy, with the timeouts of the example, does not wait for a sidecar that does not answer.
+// waitsNoLonger checks that the proxy stops waiting for a sidecar that does not answer, after the timeout in
+// the example.
 func (s *front) waitsNoLonger(t *testing.T) {
 	t.Helper()
 	s.sidecar.freeze(t)
@@ -324,11 +327,11 @@ func (s *front) waitsNoLonger(t *testing.T) {
 	eventually(t, "it answers again", func() bool { return s.asKey(t, "bob")().code == 200 })
 }
 
-// marker is in all values of hostile requests, and must not be in an answer.
+// marker is part of all values in hostile requests. No answer may contain it.
 const marker = "zq7injected"
 
-// refusedByApp returns a. If the proxy allowed the request and the application refused it, the status is 200 instead. A
-// proxy that refuses a request itself does not call rlsidecar.
+// refusedByApp corrects the status of an answer to 200 if rlsidecar allowed the request and the application
+// refused its Host header. The header RateLimit shows that rlsidecar was called.
 func refusedByApp(a answer) answer {
 	if a.code == 400 && strings.Contains(a.raw, "malformed Host header") && a.header.Get("RateLimit") != "" {
 		a.code = 200
@@ -336,8 +339,8 @@ func refusedByApp(a answer) answer {
 	return a
 }
 
-// hostileRequestsAreLimited should run with a proxy that fails open, if it can: a request that makes rlsidecar answer
-// with an error would avoid its limit.
+// hostileRequestsAreLimited sends requests that could make rlsidecar answer with an error. If the proxy can
+// fail open it should do so here, because such a request would then avoid its limit.
 func (s *front) hostileRequestsAreLimited(t *testing.T) {
 	t.Helper()
 	get := func(path string, headers ...string) func() answer {
@@ -381,7 +384,7 @@ func (s *front) hostileRequestsAreLimited(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			refused := func(code int) bool { return code == 400 || code == 414 || code == 431 || code == 501 }
-			if a := c.ask(); refused(a.code) { // the proxy itself rejects it
+			if a := c.ask(); refused(a.code) { // the proxy itself refuses it
 				for range 2 * c.limit.capacity {
 					if a := c.ask(); a.code < 400 {
 						t.Errorf("now %d", a.code)
@@ -393,20 +396,20 @@ func (s *front) hostileRequestsAreLimited(t *testing.T) {
 			bucket{c.limit.capacity - 1, c.limit.each}.drain(t, func() answer {
 				a := c.ask()
 				if strings.Contains(a.raw, marker) {
-					t.Errorf("comes back in\n%.500q", a.raw)
+					t.Errorf("the answer contains bytes of the request:\n%.500q", a.raw)
 				}
 				return a
 			})
 		})
 	}
-	// Each had its own bucket.
+	// Each value had a bucket of its own.
 	if a := s.asKey(t, marker)(); a.code != 200 {
 		t.Errorf("a key that none of these sent: %d", a.code)
 	}
 }
 
-// everyBodySizeIsLimited tries paths and keys of all sizes: everything that the proxy accepts must fit into the auth
-// request. An answer without limits in its headers was given without a limit.
+// everyBodySizeIsLimited sends paths and keys of all sizes. Everything that the proxy accepts must fit into
+// the auth request. An allowed answer without a RateLimit header was not limited.
 func (s *front) everyBodySizeIsLimited(t *testing.T) {
 	t.Helper()
 	for n := 1 << 10; n < 600<<10; n += n/64 + 1 {
@@ -417,7 +420,7 @@ func (s *front) everyBodySizeIsLimited(t *testing.T) {
 		} {
 			a, err := s.try(t, "", request)
 			if errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
-				continue // rejected before it was read to its end
+				continue // the proxy refused the request before it had read all of it
 			}
 			if err != nil || a.code < 400 && a.header.Get("RateLimit") == "" {
 				t.Errorf("%d bytes: %v %d %v", n, err, a.code, a.header)

@@ -12,24 +12,25 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// told has the headers of the answer to alice's first request.
-var told = map[string]string{
+// firstAnswer has the headers of the answer to alice's first request.
+var firstAnswer = map[string]string{
 	"RateLimit-Policy": `"per_key";q=5;w=30, "address";q=200;w=1`,
 	"RateLimit":        `"per_key";r=4;t=6`,
 	"Retry-After":      "",
 }
 
-// everything runs the tests that every proxy must pass, with a proxy that fails closed.
-func (s *front) everything(t *testing.T, told map[string]string, network, closed int, retryAfter string) {
+// everything runs the tests that apply to every proxy. The proxy must fail closed.
+func (s *front) everything(t *testing.T, firstAnswer map[string]string, network, closed int, retryAfter string) {
 	t.Helper()
-	t.Run("a key has its limit, and the answers say so", func(t *testing.T) { s.keysAreLimited(t, told) })
-	t.Run("a path has its limit however it is written", func(t *testing.T) { s.loginIsLimited(t, network) })
-	t.Run("bodies pass", s.bodiesPass)
-	t.Run("the application's own answers are left alone", s.answersPass)
-	t.Run("without a sidecar nothing passes", func(t *testing.T) { s.closesWithoutSidecar(t, closed, retryAfter) })
+	t.Run("a key is limited, and the headers describe the limit", func(t *testing.T) { s.keysAreLimited(t, firstAnswer) })
+	t.Run("a path is limited in every spelling", func(t *testing.T) { s.loginIsLimited(t, network) })
+	t.Run("bodies arrive unchanged", s.bodiesPass)
+	t.Run("answers of the application are not changed", s.answersPass)
+	t.Run("without a sidecar no request is allowed", func(t *testing.T) { s.closesWithoutSidecar(t, closed, retryAfter) })
 }
 
-// countsRequestsThatReachTheApplication sends a key twice, and checks that only requests that reach the application count.
+// countsRequestsThatReachTheApplication sends two keys in one request. The key that is charged must be the
+// one that reaches the application.
 func (s *front) countsRequestsThatReachTheApplication(t *testing.T) {
 	t.Helper()
 	perKey.drain(t, func() answer { return s.ask(t, "", "/", "X-Api-Key: one", "X-Api-Key: two") })
@@ -44,12 +45,12 @@ func (s *front) countsRequestsThatReachTheApplication(t *testing.T) {
 
 var longCaddyTimeouts = []change{{"dial_timeout 50ms", "dial_timeout 10s"}, {"response_header_timeout 100ms", "response_header_timeout 10s"}}
 
-// caddyFailsOpen allows all requests while the sidecar does not answer.
+// caddyFailsOpen makes Caddy allow all requests while the sidecar does not answer.
 var caddyFailsOpen = []change{{"#reverse_proxy", "reverse_proxy"}, {"respond `", "#respond `"}, {"header Retry-After 1", ""}}
 
 func newCaddy(t *testing.T, changes ...change) *front {
 	t.Helper()
-	program := tooltest.Path(t, "caddy") // may skip
+	program := tooltest.Path(t, "caddy") // skips the test if Caddy is missing
 	s := newFront(t, "")
 	s.write(t, "caddy/Caddyfile", changes...)
 	s.run(t, program, "run", "--config", "Caddyfile")
@@ -59,8 +60,8 @@ func newCaddy(t *testing.T, changes ...change) *front {
 func TestCaddy(t *testing.T) {
 	t.Parallel()
 	s := newCaddy(t, longCaddyTimeouts...)
-	s.everything(t, told, 4, 503, "1")
-	t.Run("what is sent twice is counted as the application sees it", s.countsRequestsThatReachTheApplication)
+	s.everything(t, firstAnswer, 4, 503, "1")
+	t.Run("the key that reaches the application is charged", s.countsRequestsThatReachTheApplication)
 }
 
 func TestCaddyHostileRequests(t *testing.T) {
@@ -78,7 +79,7 @@ func TestCaddyDoesNotWaitForLong(t *testing.T) {
 
 func newTraefik(t *testing.T, changes ...change) *front {
 	t.Helper()
-	program := tooltest.Path(t, "traefik") // may skip
+	program := tooltest.Path(t, "traefik") // skips the test if Traefik is missing
 	s := newFront(t, "")
 	s.write(t, "traefik/traefik.yaml", changes...)
 	s.write(t, "traefik/dynamic.yaml")
@@ -98,7 +99,7 @@ var longHAProxyTimeouts = []change{{"timeout connect 50ms", "timeout connect 10s
 
 func newHAProxy(t *testing.T, changes ...change) *front {
 	t.Helper()
-	program := tooltest.Path(t, "haproxy") // may skip
+	program := tooltest.Path(t, "haproxy") // skips the test if HAProxy is missing
 	s := newFront(t, "")
 	authAddress := change{"rlsidecar-ask", "rlsidecar-ask-" + s.addr}
 	s.write(t, "haproxy/haproxy.cfg", append(changes, authAddress)...)
@@ -110,8 +111,8 @@ func newHAProxy(t *testing.T, changes ...change) *front {
 func TestHAProxy(t *testing.T) {
 	t.Parallel()
 	s := newHAProxy(t, longHAProxyTimeouts...)
-	s.everything(t, told, 6, 503, "1")
-	t.Run("what is sent twice is counted as the application sees it", s.countsRequestsThatReachTheApplication)
+	s.everything(t, firstAnswer, 6, 503, "1")
+	t.Run("the key that reaches the application is charged", s.countsRequestsThatReachTheApplication)
 }
 
 func TestHAProxyHostileRequests(t *testing.T) {
@@ -127,7 +128,8 @@ func TestHAProxyDoesNotWaitForLong(t *testing.T) {
 	newHAProxy(t).waitsNoLonger(t)
 }
 
-// apisix is the part of apisix.yaml that the example uses; the plugin's keys are those of its schema.
+// apisix is the part of apisix.yaml that the example uses. The keys of the plugin are those of the plugin's
+// schema.
 type apisix struct {
 	Routes []struct {
 		ID      string `yaml:"id"`
@@ -155,8 +157,8 @@ type apisix struct {
 	} `yaml:"routes"`
 }
 
-// TestAPISIXQuestions sends the requests that the plugin forward-auth would send with the configuration of the example.
-// It runs without APISIX.
+// TestAPISIXQuestions sends the requests that the plugin forward-auth makes from the configuration of the
+// example. APISIX itself does not run.
 func TestAPISIXQuestions(t *testing.T) {
 	t.Parallel()
 	s := newFront(t, "")
@@ -196,7 +198,7 @@ func TestAPISIXQuestions(t *testing.T) {
 	})
 	for _, name := range plugin.ClientHeaders {
 		if denial.Get(name) == "" {
-			t.Errorf("%s is passed on, but not sent", name)
+			t.Errorf("the example passes on the header %s, which the plugin does not send", name)
 		}
 	}
 	if n := s.decisions(t, "per_key", "denied"); n != 1 {

@@ -78,13 +78,13 @@ func at[T any](t *testing.T, o object, keys ...string) T {
 // rendered is the configuration that a gateway makes from a recipe.
 type rendered struct {
 	Filter      object `yaml:"filter"`
-	Before      []any  `yaml:"-"`            // filters before it
+	Before      []any  `yaml:"-"`            // HTTP filters before the rate limit filter
 	Manager     object `yaml:"manager"`      // further fields of the connection manager
 	Listener    object `yaml:"-"`            // further fields of the listener
 	VirtualHost object `yaml:"virtual_host"` // further fields of the virtual host
 	Route       object `yaml:"route"`        // further fields of the route
 	Cluster     object `yaml:"cluster"`
-	Limits      object `yaml:"limits"` // nil: the limits of rlsidecar.yaml
+	Limits      object `yaml:"limits"` // nil means the limits of rlsidecar.yaml
 }
 
 func readRendered(t *testing.T, name string) rendered {
@@ -114,7 +114,7 @@ func istioRenders(t *testing.T) rendered {
 		case "CLUSTER ADD":
 			r.Cluster = value
 		case "HTTP_FILTER INSERT_BEFORE":
-			if r.Filter != nil { // each filter is inserted directly before the router
+			if r.Filter != nil { // each filter goes directly before the router
 				r.Before = append(r.Before, r.Filter)
 			}
 			r.Filter = value
@@ -123,13 +123,13 @@ func istioRenders(t *testing.T) rendered {
 		case "VIRTUAL_HOST MERGE":
 			r.VirtualHost = value
 		default:
-			t.Fatalf("istio.yaml: %s is not known here", how)
+			t.Fatalf("istio.yaml: this test does not know %s: add it", how)
 		}
 	}
 	return r
 }
 
-// gatewayFile writes the configuration of an Envoy whose requests r limits.
+// gatewayFile writes an Envoy configuration that limits requests as r describes.
 func (s *stack) gatewayFile(t *testing.T, r rendered) string {
 	t.Helper()
 	merge := func(base, more object) object {
@@ -201,8 +201,8 @@ func limitsFile(t *testing.T, others object) string {
 	return dir
 }
 
-// newRecipe starts an application, and a sidecar with these limits and with the arguments of the Deployment, except for
-// addresses.
+// newRecipe starts an application and a sidecar with these limits. The sidecar has the arguments of the
+// Deployment, except for addresses.
 func newRecipe(t *testing.T, limits object) *stack {
 	t.Helper()
 	s := sidecarStack(t, "")
@@ -248,7 +248,7 @@ func TestKubernetesEnvoys(t *testing.T) {
 		{"envoy-gateway", func(t *testing.T) rendered { t.Helper(); return readRendered(t, "envoy-gateway.yaml") }, perMinute, 500},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			tooltest.Path(t, "envoy") // may skip
+			tooltest.Path(t, "envoy") // skips the test if Envoy is missing
 			r := c.render(t)
 			s := newRecipe(t, r.Limits)
 			s.runEnvoy(t, s.gatewayFile(t, r))
@@ -279,11 +279,12 @@ func TestKubernetesEnvoys(t *testing.T) {
 	}
 }
 
-// TestKubernetesEnvoysUnderAttack tries the table of keys, and the addresses of one network, with each recipe. The
-// README of the recipes states their gaps: a recipe that no longer has such a gap fails here too.
+// TestKubernetesEnvoysUnderAttack sends the table of keys, and requests from the addresses of one network,
+// through each recipe. The README of the recipes lists known gaps. The test also fails if a listed gap no
+// longer exists.
 func TestKubernetesEnvoysUnderAttack(t *testing.T) {
 	t.Parallel()
-	perYear := bucket{perMinute.capacity, 365 * 24 * time.Hour} // the window does not end during the test
+	perYear := bucket{perMinute.capacity, 365 * 24 * time.Hour} // The windows are so long that none ends during the test.
 	for _, c := range []struct {
 		name      string
 		render    func(*testing.T) rendered
@@ -299,7 +300,7 @@ func TestKubernetesEnvoysUnderAttack(t *testing.T) {
 			perYear, []string{"an empty first line"}, false, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			tooltest.Path(t, "envoy") // may skip
+			tooltest.Path(t, "envoy") // skips the test if Envoy is missing
 			r := c.render(t)
 			r.Listener = object{"listener_filters": []any{object{
 				"name": "envoy.filters.listener.proxy_protocol",
@@ -363,7 +364,7 @@ func (g gateway) networkHasOneBucket(t *testing.T, apart bool) {
 // TestKubernetesIngressNginx runs the snippets of ingress-nginx.yaml in a real NGINX.
 func TestKubernetesIngressNginx(t *testing.T) {
 	t.Parallel()
-	program := tooltest.Path(t, "nginx") // may skip
+	program := tooltest.Path(t, "nginx") // skips the test if NGINX is missing
 	annotations := at[object](t, manifest(t, "ingress-nginx.yaml", "Ingress"), "metadata", "annotations")
 	annotation := func(name string) string {
 		t.Helper()
@@ -378,7 +379,7 @@ func TestKubernetesIngressNginx(t *testing.T) {
 	for _, name := range []string{"auth", "configuration", "server"} {
 		mark := "# " + name + "-snippet\n"
 		if strings.Count(text, mark) != 1 {
-			t.Fatalf("no place for the %s-snippet", name)
+			t.Fatalf("nginx.conf has no place for the %s-snippet", name)
 		}
 		text = strings.Replace(text, mark, annotation(name+"-snippet"), 1)
 	}
@@ -404,7 +405,7 @@ func TestKubernetesIngressNginx(t *testing.T) {
 	gateway{stack: s, port: "8000"}.keysCannotBeRespelled(t)
 	address := 0
 	perAddress.drain(t, func() answer {
-		// Neither with another user's name nor with another path.
+		// Another user's name or another path does not avoid the limit.
 		address++
 		return f.ask(t, "127.66.7.3", "/"+strconv.Itoa(address), append(forged, "X-Original-URL: http://a/")...)
 	})

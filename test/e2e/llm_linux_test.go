@@ -14,13 +14,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// model is examples/llm: Envoy in front of a stand-in for a language model.
+// model is examples/llm: Envoy in front of a server that imitates a language model.
 type model struct{ *stack }
 
-// newModel starts examples/llm, with a model that waits for delay after each word.
+// newModel starts examples/llm. The model waits for delay after each word of its answer.
 func newModel(t *testing.T, delay string) *model {
 	t.Helper()
-	tooltest.Path(t, "envoy") // may skip
+	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
 	program := filepath.Join(t.TempDir(), "model")
 	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, root+"/examples/llm/model").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -34,7 +34,8 @@ func newModel(t *testing.T, delay string) *model {
 	return m
 }
 
-// complete requests an answer of so many words as user, with a prompt of one word, and returns the status.
+// complete sends a prompt of one word as user, requests an answer with this number of words, and returns the
+// status.
 func (m *model) complete(t *testing.T, user, options string, words int) int {
 	t.Helper()
 	body := fmt.Sprintf(`{"model": "demo", %s "max_tokens": %d, "messages": [{"content": "hello"}]}`, options, words)
@@ -59,7 +60,7 @@ func (m *model) complete(t *testing.T, user, options string, words int) int {
 	return response.StatusCode
 }
 
-// remaining returns the tokens that user has left today.
+// remaining returns the tokens that the user has left today.
 func (m *model) remaining(t *testing.T, user string) int {
 	t.Helper()
 	response, err := m.client.Get("http://" + m.addr + ":8080/v1/limits/tokens?domain=ai&key=" + user)
@@ -74,7 +75,7 @@ func (m *model) remaining(t *testing.T, user string) int {
 	return *bucket.Remaining
 }
 
-// settles waits until user has want tokens left.
+// settles waits until the user has want tokens left.
 func (m *model) settles(t *testing.T, user string, want int) {
 	t.Helper()
 	var last int
@@ -88,7 +89,7 @@ func (m *model) settles(t *testing.T, user string, want int) {
 
 const (
 	streamed  = `"stream": true, "stream_options": {"include_usage": true},`
-	unmetered = `"stream": true,` // no usage in the answer
+	unmetered = `"stream": true,` // the answer does not report its tokens
 )
 
 // TestLanguageModelExample runs the commands of examples/llm/README.md.
@@ -114,7 +115,7 @@ func TestLanguageModelExample(t *testing.T) {
 		t.Errorf("a request without a user: %d", code)
 	}
 
-	// alice sends many requests at the same time. They never use more than her budget, and do not affect bob.
+	// Parallel requests of alice never use more than her budget, and do not affect bob.
 	var codes sync.Map
 	var requests sync.WaitGroup
 	for i := range 20 {

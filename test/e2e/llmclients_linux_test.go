@@ -29,17 +29,17 @@ func pageFiles(t *testing.T, page string) map[string]string {
 	return files
 }
 
-// replaced returns text with from replaced by to. The test fails if text does not contain from.
+// replaced replaces from in text by to. The test fails if text does not contain from.
 func replaced(t *testing.T, text, from, to string) string {
 	t.Helper()
 	if !strings.Contains(text, from) {
-		t.Fatalf("there is no longer %q", from)
+		t.Fatalf("the text no longer contains %q", from)
 	}
 	return strings.ReplaceAll(text, from, to)
 }
 
-// TestOpenAIPackage runs the openai package for Python with the configuration of docs/howto/answer-llm-clients.md,
-// except that units refill after 12 s instead of 20.
+// TestOpenAIPackage runs the Python package openai with the configuration of
+// docs/howto/answer-llm-clients.md. Only the refill time differs: 12 s instead of 20 s.
 func TestOpenAIPackage(t *testing.T) {
 	t.Parallel()
 	envoy, python := tooltest.Path(t, "envoy"), tooltest.Path(t, "python-openai")
@@ -55,7 +55,7 @@ func TestOpenAIPackage(t *testing.T) {
 	}
 	serveAt(t, addr+":9000", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("content-type", "application/json")
-		w.Header().Set("x-ratelimit-limit-tokens", "7") // the model's own header
+		w.Header().Set("x-ratelimit-limit-tokens", "7") // a header that the model sends itself
 		_, _ = io.WriteString(w, `{"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [
 			{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}]}`)
 	})
@@ -68,7 +68,7 @@ func TestOpenAIPackage(t *testing.T) {
 	said := run(t, python, "testdata/openai_client.py", "http://"+addr+":10000/v1")
 	lines := strings.Split(said, "\n")
 	if len(lines) < 6 {
-		t.Fatalf("it says\n%s", said)
+		t.Fatalf("the client printed\n%s", said)
 	}
 	for i, left := range []int{98500, 97000, 95500} {
 		if want := fmt.Sprintf("bob: hello x-ratelimit-limit-tokens=100000 x-ratelimit-remaining-tokens=%d x-ratelimit-limit-requests=3", left); lines[i] != want {
@@ -84,7 +84,8 @@ func TestOpenAIPackage(t *testing.T) {
 			t.Errorf("%s\nwant %s", lines[i], want)
 		}
 	}
-	// A client that was denied waited and sent one more request, or none if that does not help.
+	// After a denial the package waits and sends one more request. It sends none if the request can never be
+	// allowed.
 	resp, err := http.Get("http://" + addr + ":6070/metrics")
 	if err != nil {
 		t.Fatal(err)

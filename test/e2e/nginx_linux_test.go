@@ -15,8 +15,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// The changes of examples/nginx/nginx.conf that tests make. The first one is always made: on a busy machine 50 ms may
-// be too short.
+// These are the changes that tests make to examples/nginx/nginx.conf. Every test makes the first one, because
+// 50 ms may be too short on a busy machine.
 var (
 	longNginxTimeout   = change{"_timeout 50ms", "_timeout 10s"}
 	longConnectTimeout = change{"_timeout    50ms", "_timeout 10s"}
@@ -41,8 +41,8 @@ func newNginxStack(t *testing.T, socket string, changes ...change) *front {
 
 func (s *front) runNginx(t *testing.T, changes ...change) {
 	t.Helper()
-	program := tooltest.Path(t, "nginx") // may skip
-	// The default user is nobody, who cannot read files of a test that runs as root.
+	program := tooltest.Path(t, "nginx") // skips the test if NGINX is missing
+	// The default user "nobody" cannot read the files of a test that runs as root.
 	s.write(t, "nginx/nginx.conf", append(changes, change{"worker_processes auto;", "worker_processes 1;" + userDirective()})...)
 	for _, name := range []string{"tmp", "html/static/folder"} {
 		if err := os.MkdirAll(filepath.Join(s.dir, name), 0o700); err != nil {
@@ -71,7 +71,7 @@ func TestNginx(t *testing.T) {
 	t.Parallel()
 	s := newNginxStack(t, "", longTimeouts...)
 
-	t.Run("a key has its limit, and the answers say so", func(t *testing.T) {
+	t.Run("a key is limited, and the headers describe the limit", func(t *testing.T) {
 		s.keysAreLimited(t, map[string]string{
 			"RateLimit-Policy":  `"per_key";q=5;w=30, "address";q=200;w=1`,
 			"RateLimit":         `"per_key";r=4;t=6`,
@@ -82,11 +82,11 @@ func TestNginx(t *testing.T) {
 			t.Errorf("a denial: %v", a.header)
 		}
 	})
-	t.Run("a path has its limit however it is written", func(t *testing.T) { s.loginIsLimited(t, 2) })
-	t.Run("bodies pass", s.bodiesPass)
-	t.Run("the application's own answers are left alone", s.answersPass)
+	t.Run("a path is limited in every spelling", func(t *testing.T) { s.loginIsLimited(t, 2) })
+	t.Run("bodies arrive unchanged", s.bodiesPass)
+	t.Run("answers of the application are not changed", s.answersPass)
 
-	t.Run("what is sent twice is counted as the application sees it", func(t *testing.T) {
+	t.Run("the key that reaches the application is charged", func(t *testing.T) {
 		ask := func() answer { return s.ask(t, "", "/", "X-Api-Key: twice", "X-Api-Key: other") }
 		perKey.drain(t, ask)
 		if key := s.lastKey.Load(); key == "twice|other" {
@@ -108,16 +108,16 @@ func TestNginx(t *testing.T) {
 				t.Errorf("%s: %d %q", path, a.code, a.raw)
 			}
 			if n := s.decisions(t, "address", "allowed") - before; n != 1 {
-				t.Errorf("%s: asked %d times", path, n)
+				t.Errorf("%s: %d requests reached rlsidecar", path, n)
 			}
 		}
 	})
 
-	t.Run("without a sidecar nothing passes", func(t *testing.T) { s.closesWithoutSidecar(t, 503, "1") })
+	t.Run("without a sidecar no request is allowed", func(t *testing.T) { s.closesWithoutSidecar(t, 503, "1") })
 }
 
-// TestNginxHostileRequests also configures NGINX to allow requests without an answer: a request that makes rlsidecar
-// answer with an error would avoid its limit.
+// TestNginxHostileRequests also configures NGINX to allow requests that get no answer. A client could then
+// avoid its limit with any request that makes rlsidecar answer with an error.
 func TestNginxHostileRequests(t *testing.T) {
 	t.Parallel()
 	s := newNginxStack(t, "", append(longTimeouts, nginxFailsOpen, longTargets)...)
@@ -141,7 +141,7 @@ func TestNginxOverUnixSocket(t *testing.T) {
 	s := newNginxStack(t, socket, append(longTimeouts, nginxOverSocket(socket))...)
 	perKey.drain(t, s.asKey(t, "alice"))
 
-	s.sidecar.kill() // the socket's file stays
+	s.sidecar.kill() // the file of the socket remains, and the next start must replace it
 	if a := s.asKey(t, "alice")(); a.code != 503 {
 		t.Errorf("without a sidecar: %d", a.code)
 	}
@@ -151,7 +151,7 @@ func TestNginxOverUnixSocket(t *testing.T) {
 
 func TestNginxDoesNotWaitForLong(t *testing.T) {
 	t.Parallel()
-	newNginxStack(t, "").waitsNoLonger(t) // with the timeouts of the example
+	newNginxStack(t, "").waitsNoLonger(t) // This configuration has the timeouts of the example.
 }
 
 func TestNginxRemembersDenials(t *testing.T) {
@@ -167,7 +167,7 @@ func TestNginxRemembersDenials(t *testing.T) {
 		}
 		return before > 0 && s.decisions(t, "per_key", "denied")-before <= 5
 	})
-	for range perKey.capacity { // allowed requests are not cached
+	for range perKey.capacity { // NGINX must not cache allowed requests.
 		if a := s.asKey(t, "bob")(); a.code != 200 {
 			t.Fatal(a.code)
 		}
@@ -177,7 +177,8 @@ func TestNginxRemembersDenials(t *testing.T) {
 	}
 }
 
-// TestNginxKeepsItsConnection: NGINX's connection stays open after an allowed and after a denied request.
+// TestNginxKeepsItsConnection checks that NGINX reuses its connection to the sidecar after an allowed request
+// and after a denied one.
 func TestNginxKeepsItsConnection(t *testing.T) {
 	t.Parallel()
 	s := newFront(t, "")
@@ -191,19 +192,19 @@ func TestNginxKeepsItsConnection(t *testing.T) {
 	if codes[200] < 2*perKey.capacity || codes[429] == 0 || codes[200]+codes[429] != 100 {
 		t.Errorf("answers: %v", codes)
 	}
-	if n := between.opened.Load(); n != 1 { // one connection of NGINX's only worker
-		t.Errorf("100 questions took %d connections", n)
+	if n := between.opened.Load(); n != 1 { // one connection of NGINX's only worker process
+		t.Errorf("100 requests used %d connections", n)
 	}
 }
 
-// onSlowRedis is a front whose Redis delays its answers by the stored time.
+// onSlowRedis is a front whose Redis delays each answer by the duration stored in late.
 func onSlowRedis(t *testing.T, args ...string) (*front, *atomic.Int64) {
 	t.Helper()
 	between := startRelay(t, "127.0.0.1", redistest.Start(t).Addr)
 	return newFront(t, "", append([]string{"--redis-url", "redis://" + between.addr}, args...)...), &between.late
 }
 
-// burst sends n requests at once. It returns the number of answers with each status, and the longest wait.
+// burst sends n requests at the same time. It returns the number of answers by status, and the longest wait.
 func (s *front) burst(t *testing.T, n int, ask func() answer) (codes map[int]int, longest time.Duration) {
 	t.Helper()
 	codes = map[int]int{}
@@ -243,15 +244,15 @@ func TestNginxWithASlowRedis(t *testing.T) {
 		t.Errorf("20 denials took %v", waited)
 	}
 	if s.request.Load() != before {
-		t.Error("the application was asked")
+		t.Error("a request reached the application")
 	}
 	late.Store(0)
 	eventually(t, "bob is let through", func() bool { return s.asKey(t, "bob")().code == 200 })
 }
 
-// TestNginxAsShippedWithASlowRedis uses the default timeouts: NGINX waits 100 ms, and rlsidecar 10 ms. Whichever times out
-// first, no client waits. A request is allowed only after an answer of Redis, which arrives in time only if the machine
-// stopped the waiting process meanwhile.
+// TestNginxAsShippedWithASlowRedis uses the default timeouts: NGINX waits 100 ms, and rlsidecar 10 ms. No
+// client waits longer, whichever timeout expires first. Redis answers too late, unless the machine stopped
+// the waiting process for so long that the answer arrived first. Only then is a request allowed.
 func TestNginxAsShippedWithASlowRedis(t *testing.T) {
 	t.Parallel()
 	s, late := onSlowRedis(t)
@@ -259,15 +260,15 @@ func TestNginxAsShippedWithASlowRedis(t *testing.T) {
 	late.Store(int64(50 * time.Millisecond))
 	codes, longest := s.burst(t, 60, s.asKey(t, "alice"))
 	if n := codes[200]; n > perKey.capacity || s.request.Load() != int64(n) || n+codes[429]+codes[503] != 60 {
-		t.Errorf("%v, and the application was asked %d times", codes, s.request.Load())
+		t.Errorf("answers by status %v, but %d requests reached the application", codes, s.request.Load())
 	}
 	if longest > 5*time.Second { // generous, because the machine may be busy
-		t.Errorf("somebody waited for %v", longest)
+		t.Errorf("a client waited for %v", longest)
 	}
 }
 
-// TestNginxWithALateRedis lets rlsidecar wait for answers that are 50 ms late. They count like all others, and requests in
-// flight during this time get no more units than the limit has.
+// TestNginxWithALateRedis lets rlsidecar wait for answers of Redis that are 50 ms late. Such answers count,
+// and concurrent requests get no more units than the limit has.
 func TestNginxWithALateRedis(t *testing.T) {
 	t.Parallel()
 	s, late := onSlowRedis(t, "--backend-timeout", "10s")
@@ -277,14 +278,14 @@ func TestNginxWithALateRedis(t *testing.T) {
 	codes, _ := s.burst(t, 60, s.asKey(t, "alice"))
 	most := perKey.capacity + int(time.Since(from)/perKey.each)
 	if n := codes[200]; n < perKey.capacity || n > most || n+codes[429] != 60 || s.request.Load() != int64(n) {
-		t.Errorf("%v, want %d to %d let through; the application was asked %d times", codes, perKey.capacity, most, s.request.Load())
+		t.Errorf("answers by status %v, want %d to %d allowed; %d requests reached the application", codes, perKey.capacity, most, s.request.Load())
 	}
 }
 
-// relay forwards connections.
+// relay forwards TCP connections to an address.
 type relay struct {
 	addr string
-	// late is the delay of answers, in ns; opened counts the connections.
+	// late is the delay of answers, in ns; opened counts connections.
 	late, opened atomic.Int64
 }
 

@@ -10,9 +10,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// generated returns Schemathesis's options for generated requests. The variable EXAMPLES sets the number of requests for
-// each operation, in all phases. As a part of make test there are a few random ones only, because the other phases take
-// half a minute of processor time.
+// generated returns the options with which Schemathesis generates requests. The environment variable EXAMPLES
+// sets the number of requests for each operation, in all phases. Without it there are only a few random
+// requests, because all phases take half a minute of processor time.
 func generated(options ...string) []string {
 	options = append(options, "--seed", "1", "--generation-database", "none", "--suppress-health-check", "too_slow", "--no-color")
 	if n := os.Getenv("EXAMPLES"); n != "" {
@@ -21,7 +21,7 @@ func generated(options ...string) []string {
 	return append(options, "--phases", "fuzzing", "--max-examples", "10")
 }
 
-// TestTheOperatorsAPIIsAsDescribed does the same as TestTheAPIIsAsDescribed with the admin listener's description.
+// TestTheOperatorsAPIIsAsDescribed is TestTheAPIIsAsDescribed for the OpenAPI document of the admin listener.
 func TestTheOperatorsAPIIsAsDescribed(t *testing.T) {
 	t.Parallel()
 	program := tooltest.Path(t, "schemathesis")
@@ -43,8 +43,8 @@ func TestTheOperatorsAPIIsAsDescribed(t *testing.T) {
 	}
 }
 
-// TestTheAPIIsAsDescribed runs Schemathesis. It sends requests according to the OpenAPI document that a sidecar serves,
-// and slightly wrong ones. No answer may be a 5xx, or one that the document does not describe.
+// TestTheAPIIsAsDescribed runs Schemathesis. It sends valid and slightly wrong requests, made from the
+// OpenAPI document that a sidecar serves. No answer may be a 5xx, or one that the document does not describe.
 func TestTheAPIIsAsDescribed(t *testing.T) {
 	t.Parallel()
 	program := tooltest.Path(t, "schemathesis")

@@ -73,7 +73,7 @@ func pages(t *testing.T) (paths []string) {
 	return paths
 }
 
-// pageStep is one thing that a reader does: write a file, run a command, or stop a server.
+// pageStep is one action of a reader: to write a file, run a command, or stop a server.
 type pageStep struct {
 	line          int
 	file, content string
@@ -90,7 +90,7 @@ var (
 	looksRun   = regexp.MustCompile(`^ {4,}(\$ |(?:rlsidecar|curl|make|go|docker|helm|kubectl|python3) )`)
 )
 
-// parsePage finds the steps of a page, and the blocks that are neither run nor marked.
+// parsePage returns the steps of a page, and the blocks that are neither run nor marked.
 func parsePage(text string) (steps []pageStep, problems []string) {
 	problem := func(line int, say string) { problems = append(problems, fmt.Sprintf("%d: %s", line, say)) }
 	if all := allRunBy.FindStringSubmatch(text); all != nil {
@@ -189,7 +189,7 @@ type reader struct {
 	servers   []*process
 }
 
-// shortWaits matches timeouts on pages that are too short for a busy machine.
+// shortWaits matches timeouts on pages that are too short for a busy machine. The tests replace them.
 var shortWaits = regexp.MustCompile(`((?:proxy_\w+|dial|response_header)_timeout +|timeout (?:connect|server) +)\d+ms|(timeout: )0\.\d+s`)
 
 func runPage(t *testing.T, steps []pageStep) {
@@ -199,7 +199,7 @@ func runPage(t *testing.T, steps []pageStep) {
 	for _, tool := range []string{"redis-server", "nginx", "envoy", "caddy", "haproxy", "traefik", "curl", "python3"} {
 		used := regexp.MustCompile(`(^|[|;&(/ ])` + tool + `( |$)`)
 		if slices.ContainsFunc(steps, func(s pageStep) bool { return used.MatchString(s.command) }) {
-			path = append(path, filepath.Dir(tooltest.Path(t, tool))) // may skip
+			path = append(path, filepath.Dir(tooltest.Path(t, tool))) // skips the test if a tool is missing
 		}
 	}
 	path = append([]string{filepath.Dir(sidecarProgram)}, append(path, os.Getenv("PATH"))...)
@@ -212,7 +212,7 @@ func runPage(t *testing.T, steps []pageStep) {
 		"RLSIDECAR_GRPC_LISTEN="+r.addr+":8081",
 		"RLSIDECAR_HTTP_LISTEN="+r.addr+":8080",
 		"RLSIDECAR_ADMIN_LISTEN="+r.addr+":6070",
-		"RLSIDECAR_BACKEND_TIMEOUT=2s") // the answers are the same
+		"RLSIDECAR_BACKEND_TIMEOUT=2s") // longer timeouts do not change the answers
 	if slices.ContainsFunc(steps, func(s pageStep) bool { return strings.Contains(s.command, "examples/") }) {
 		r.clone(t)
 	}
@@ -252,7 +252,7 @@ func (r *reader) clone(t *testing.T) {
 	}
 }
 
-// write writes a file of the page, with its address.
+// write writes a file of a page. It replaces 127.0.0.1 by the address of the page.
 func (r *reader) write(t *testing.T, name, text string) {
 	t.Helper()
 	text = strings.ReplaceAll(text, "127.0.0.1", r.addr)
@@ -271,18 +271,18 @@ func (r *reader) write(t *testing.T, name, text string) {
 
 var servers = regexp.MustCompile(`^(cd \S+ && )?(\S*/)?(rlsidecar serve|redis-server|nginx|envoy|caddy run|haproxy|traefik|python3 -m http\.server)\b`)
 
-// run runs a command and compares its output with the page, in which … stands for any text. If it is a server, run
-// leaves it running.
+// run runs a command and compares its output with the page, where "…" stands for any text. It does not wait
+// for the end of a server.
 func (r *reader) run(t *testing.T, step pageStep) {
 	t.Helper()
 	command := strings.ReplaceAll(step.command, "127.0.0.1", r.addr)
 	command = strings.ReplaceAll(command, "go run ./cmd/rlsidecar", "rlsidecar")
 	command = strings.ReplaceAll(command, ".tools/bin/", "")
-	if strings.HasPrefix(command, "envoy ") { // several run at once, on a busy machine
+	if strings.HasPrefix(command, "envoy ") { // long enough for several commands at once on a busy machine
 		command += " --disable-hot-restart --concurrency 1"
 	}
 	want := strings.TrimSpace(strings.ReplaceAll(step.want, "127.0.0.1", r.addr))
-	pattern := strings.ReplaceAll(regexp.QuoteMeta(want), "\n…", "…") // a line of it: any number of lines
+	pattern := strings.ReplaceAll(regexp.QuoteMeta(want), "\n…", "…") // a line with only "…" stands for any number of lines
 	pattern = strings.ReplaceAll(pattern, "…", "(?s:.*?)")
 	if servers.MatchString(command) && !strings.HasSuffix(command, "--help") {
 		r.serve(t, step, command, regexp.MustCompile("^(?s:"+pattern+")"))

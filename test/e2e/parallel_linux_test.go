@@ -10,23 +10,24 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// book records the calls of one user, according to the clients.
+// book adds up the calls of one user, as the clients see them.
 type book struct {
 	mu       sync.Mutex
-	used     int // tokens of all calls, when they have ended; guarded by mu, as all below
-	allowed  int // calls
-	open     int // the amount by which the calls in flight exceed their estimates
-	closed   int // the same amount for the calls that have ended
-	mostOpen int // the largest such amount of calls that were in flight at the same time
+	used     int // tokens of all allowed calls that have ended; guarded by mu, as are all fields below
+	allowed  int // number of allowed calls
+	open     int // the sum of real cost less estimate, over the calls in flight
+	closed   int // the sum of real cost less estimate, over the calls that have ended
+	mostOpen int // the largest sum over calls that may have been in flight at the same time
 }
 
-// heavyTail returns a number of tokens: lognormal, with a mean of 1,500 and a 99th percentile of 8,000.
+// heavyTail returns a random number of tokens: lognormal, with a mean of 1,500 and a 99th percentile of
+// 8,000.
 func heavyTail(random *rand.Rand) int {
 	const sigma = 0.8865
 	return max(1, int(math.Exp(math.Log(1500)-sigma*sigma/2+sigma*random.NormFloat64())))
 }
 
-// call starts a call that costs tokens and, if it is allowed, ends it. between runs while it is in flight.
+// call starts a call with a random cost. If it is allowed, call runs between and then settles the real cost.
 func (b *book) call(t *testing.T, sidecars []*settler, random *rand.Rand, user string, between func(allowed bool)) (allowed bool) {
 	const estimate = 1500
 	tokens := heavyTail(random)
@@ -38,12 +39,12 @@ func (b *book) call(t *testing.T, sidecars []*settler, random *rand.Rand, user s
 	if allowed = err == nil; allowed {
 		b.mu.Lock()
 		b.used, b.allowed, b.open = b.used+tokens, b.allowed+1, b.open+excess
-		b.mostOpen = max(b.mostOpen, b.open+b.closed-closed) // includes the calls that ended since the request was sent
+		b.mostOpen = max(b.mostOpen, b.open+b.closed-closed) // calls that ended after this request was sent count as in flight, too
 		b.mu.Unlock()
 	}
 	between(allowed)
 	if allowed {
-		for range 1 + random.IntN(10)/9 { // one of ten settlements is sent twice
+		for range 1 + random.IntN(10)/9 { // repeats one of ten settlements, which must have no effect
 			if err := sidecars[random.IntN(len(sidecars))].done(id, tokens); err != nil {
 				t.Error(err)
 			}
@@ -55,9 +56,10 @@ func (b *book) call(t *testing.T, sidecars []*settler, random *rand.Rand, user s
 	return allowed
 }
 
-// TestAHundredParallelCallsKeepTheBudget: a hundred clients of one user send calls at the same time, through real
-// listeners. The first hundred calls start before any of them ends; 66 estimates of 1,500 fit into 100,000 tokens. At the
-// end, the tokens used exceed the budget by at most the amount by which calls in flight exceeded their estimates.
+// TestAHundredParallelCallsKeepTheBudget lets a hundred clients of one user send calls at the same time,
+// through real listeners. No call ends before the first hundred have started: of these, 66 estimates of 1,500
+// fit into 100,000 tokens. At the end, the used tokens exceed the budget by at most the amount by which calls
+// in flight exceeded their estimates.
 func TestAHundredParallelCallsKeepTheBudget(t *testing.T) {
 	t.Parallel()
 	for name, serve := range map[string]func(t *testing.T) []*settler{
@@ -113,10 +115,11 @@ func TestAHundredParallelCallsKeepTheBudget(t *testing.T) {
 	}
 }
 
-// TestLearnedEstimatesUseTheBudget: estimates are learned from the calls of 600 users. Then other users spend budgets of
-// 100,000 tokens until their first denial. An estimate of p90 leaves less than 5 % of a budget uncharged, however many calls
-// are in flight; one call after another has really used that much. With 100 calls in flight, unused parts of p90
-// estimates take about half of the budget, and p66, which is about the mean here, really uses it up on average.
+// TestLearnedEstimatesUseTheBudget lets the sidecar learn estimates from the calls of 600 users. Then other
+// users spend budgets of 100,000 tokens until their first denial. With p90, less than 5 % of a budget is left
+// uncharged. If each call ends before the next one starts, the calls have really used that much. With 100
+// calls in flight, about half of the budget is reserved but not used. p66, which is about the mean here, uses
+// the whole budget on average.
 func TestLearnedEstimatesUseTheBudget(t *testing.T) {
 	t.Parallel()
 	const budget = 100_000
@@ -138,8 +141,8 @@ descriptors:
 			}
 		}
 	}
-	// spend starts calls until one is denied or most are in flight. It ends each call at once, or after the denial, and
-	// returns the tokens that were charged at the denial, and those that the calls used.
+	// spend starts calls until one is denied. It settles each call at once, or all after the denial. It
+	// returns the tokens that were charged at the time of the denial, and the tokens that the calls used.
 	spend := func(descriptor, limit, user string, atOnce bool) (charged, used int) {
 		type call struct {
 			id     string

@@ -13,25 +13,26 @@ import (
 	"time"
 )
 
-// patience bounds every wait for another process. It is long because CI machines are slow; no test needs it to succeed.
+// patience bounds every wait for another process. It is long because CI machines are slow. A test that passes
+// does not wait that long.
 const patience = time.Minute
 
-// process is a program that runs no longer than its test.
+// process is a program that ends with its test.
 type process struct {
 	cmd    *exec.Cmd
 	output lockedBuffer
 	exited chan struct{} // closed when the process has exited and err is set
 	err    error
-	killed bool // by the test, so that its exit code does not matter
+	killed bool // the test ended it, so its exit code does not matter
 }
 
-// start runs a program. When the test ends it is stopped; its output is shown if the test failed.
+// start runs a program until the test ends. If the test has failed, start shows the output of the program.
 func start(t *testing.T, program string, args ...string) *process {
 	t.Helper()
 	return startIn(t, "", program, args...)
 }
 
-// startIn is start in a folder.
+// startIn is like start, in a given folder.
 func startIn(t *testing.T, dir, program string, args ...string) *process {
 	t.Helper()
 	cmd := exec.Command(program, args...)
@@ -39,7 +40,7 @@ func startIn(t *testing.T, dir, program string, args ...string) *process {
 	return startCommand(t, cmd)
 }
 
-// startCommand starts cmd, which states its folder and environment.
+// startCommand is like start, for a command with its own folder and environment.
 func startCommand(t *testing.T, cmd *exec.Cmd) *process {
 	t.Helper()
 	program, args := cmd.Args[0], cmd.Args[1:]
@@ -48,7 +49,7 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *process {
 	if p.cmd.SysProcAttr == nil {
 		p.cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
-	p.cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // also when go test is killed
+	p.cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL // the program also ends when go test is killed
 	if err := p.cmd.Start(); err != nil {
 		t.Fatalf("start %s: %v", program, err)
 	}
@@ -58,13 +59,14 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *process {
 			t.Errorf("%s %s: %v", program, strings.Join(args, " "), err)
 		}
 		if t.Failed() {
-			t.Logf("the last of what %s said:\n%s", program, p.output.tail())
+			t.Logf("the last output of %s:\n%s", program, p.output.tail())
 		}
 	})
 	return p
 }
 
-// stop sends a process SIGTERM, unless it has ended, and returns an error if it ended wrongly.
+// stop sends SIGTERM to a process that still runs. It returns an error if the process did not exit with code
+// 0.
 func (p *process) stop() error {
 	if p.killed {
 		return nil
@@ -73,37 +75,37 @@ func (p *process) stop() error {
 	select {
 	case <-p.exited:
 		if p.cmd.Path != sidecarProgram && p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM {
-			return nil // HAProxy ends in this way
+			return nil // HAProxy ends by the signal, without an exit code
 		}
 		return p.err
 	case <-time.After(patience):
 		p.kill()
-		return fmt.Errorf("had to be killed: it went on for %v after SIGTERM", patience)
+		return fmt.Errorf("the process still ran %v after SIGTERM and was killed", patience)
 	}
 }
 
-// kill ends a process with SIGKILL, like a crash.
+// kill ends a process with SIGKILL, as a crash would.
 func (p *process) kill() {
 	p.killed = true
 	_ = p.cmd.Process.Kill()
 	<-p.exited
 }
 
-// refuses checks that a process ends by itself with this exit code, and that its output contains why.
+// refuses checks that a process ends by itself with this exit code, and that its output contains this reason.
 func (p *process) refuses(t *testing.T, code int, why string) {
 	t.Helper()
 	p.killed = true
 	select {
 	case <-p.exited:
 	case <-time.After(patience):
-		t.Fatal("it runs")
+		t.Fatal("the process runs, want that it ends with an error")
 	}
 	if got := p.cmd.ProcessState.ExitCode(); got != code || !strings.Contains(p.output.tail(), why) {
 		t.Errorf("%d: %s", got, p.output.tail())
 	}
 }
 
-// freeze stops a process, which then hangs until thaw.
+// freeze stops a process with SIGSTOP. It hangs until thaw.
 func (p *process) freeze(t *testing.T) {
 	t.Helper()
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
@@ -137,12 +139,12 @@ func (p *process) running() bool {
 	}
 }
 
-// eventually calls ok until it returns true. After patience it fails the test.
+// eventually waits until ok returns true. It fails the test after patience.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", patience, what)
+			t.Fatalf("after %v this is still not true: %s", patience, what)
 		}
 	}
 }

@@ -2,7 +2,7 @@ package e2e
 
 import "testing"
 
-// The changes with which a recipe accepts PROXY protocol headers, so that a test can use an IPv6 address.
+// These changes make a recipe accept PROXY protocol headers, so that a test can send an IPv6 address.
 var envoyAcceptsProxyProtocol = change{
 	"    address: { socket_address: { address: 127.0.0.1, port_value: 10000 } }\n",
 	"    address: { socket_address: { address: 127.0.0.1, port_value: 10000 } }\n" +
@@ -10,7 +10,8 @@ var envoyAcceptsProxyProtocol = change{
 		"\"@type\": type.googleapis.com/envoy.extensions.filters.listener.proxy_protocol.v3.ProxyProtocol, allow_requests_without_proxy_protocol: true } } ]\n",
 }
 
-// attack tries all tables of attacks. network is part of the clients' addresses, and different for each test.
+// attack sends the attacks of all tables. network is a part of the clients' addresses that no other test
+// uses.
 func (g gateway) attack(t *testing.T, network int) {
 	t.Helper()
 	t.Run("a key", g.keysCannotBeRespelled)
@@ -61,8 +62,8 @@ func TestTraefikUnderAttack(t *testing.T) {
 	gateway{stack: s.stack, port: "8000", http2: "8000", proxied: "8000"}.attack(t, 6)
 }
 
-// TestProxiesFailingOpenUnderAttack configures proxies to fail open, in front of an application that accepts every
-// request.
+// TestProxiesFailingOpenUnderAttack configures proxies to fail open. The application behind them accepts
+// every request.
 func TestProxiesFailingOpenUnderAttack(t *testing.T) {
 	t.Parallel()
 	lenient := func(before, after string) change {

@@ -24,18 +24,18 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// The tests of this file check that problems of the reference server do not exist here. Each test is named after the
-// effect in the reference server, and uses the same environment and files. The comments describe the reference server
-// unless they mention rlsidecar; numbers are those of its issues (envoyproxy/ratelimit).
+// The tests of this file check that rlsidecar does not have known bugs of the reference server. Each test has
+// the name of a bug, and uses that server's environment and files. Its comment describes the reference
+// server, unless it mentions rlsidecar. Numbers like #785 are issues of envoyproxy/ratelimit.
 
-// inMemory starts a reference with limits, and with its buckets in memory.
+// inMemory starts a reference with these limits that keeps its buckets in memory.
 func inMemory(t *testing.T, limits string, env ...string) *reference {
 	t.Helper()
 	t.Parallel()
 	return newReference(t, map[string]string{"limits.yaml": limits}, append([]string{"BACKEND_TYPE=memory"}, env...)...)
 }
 
-// onRedis starts a reference with limits, and with its buckets in a Redis of its own.
+// onRedis starts a reference with these limits that keeps its buckets in a Redis of its own.
 func onRedis(t *testing.T, limits string, env ...string) (*reference, *redistest.Server) {
 	t.Helper()
 	t.Parallel()
@@ -68,18 +68,18 @@ descriptors:
   - {key: ten, rate_limit: {unit: year, requests_per_unit: 10}}
 `
 
-// #1202: a request with an override whose unit is not known ended the process.
+// #1202: A request with an override of an unknown unit ended the process.
 func TestBugUnknownUnitOfAnOverrideEndsTheProcess(t *testing.T) {
 	r := inMemory(t, plain)
 	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "any=a;limit=5/0")
 	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "any=a;limit=5/99")
-	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a;limit=5/99") // the configured one applies
+	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a;limit=5/99") // rlsidecar uses the configured limit instead of the override.
 	if !r.running() {
-		t.Error("it ended")
+		t.Error("the process ended")
 	}
 }
 
-// The metadata of a limit was lost if its metrics were named after values.
+// A limit had no metadata if its metrics were named after values.
 func TestBugMetadataLostWithDetailedMetric(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -95,8 +95,8 @@ descriptors:
 	}
 }
 
-// Two limits with metadata under one key: the metadata of one appeared at the other, and simultaneous requests could
-// crash the process.
+// Two limits with metadata under one key: an answer could contain the metadata of the other limit, and
+// concurrent requests could crash the process.
 func TestBugMetadataOfOneLimitLeaksIntoAnother(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -131,7 +131,7 @@ descriptors:
 	}
 }
 
-// Wildcards of one level in several files were tried in another order after each load.
+// If several files had wildcards at the same level, their order changed with each load.
 func TestBugWildcardsOfSeveralFilesInRandomOrder(t *testing.T) {
 	t.Parallel()
 	files := map[string]string{}
@@ -145,7 +145,7 @@ func TestBugWildcardsOfSeveralFilesInRandomOrder(t *testing.T) {
 	r.expect(t, "OK | OK left 13 of 14/YEAR reset", "k=abcdx")
 }
 
-// Hits that a remembered denial denied were counted twice by Prometheus, below the first level.
+// Below the first level, Prometheus counted hits twice if a cached denial denied them.
 func TestBugOverLimitCountedTwiceWithLocalCache(t *testing.T) {
 	r, _ := onRedis(t, `
 domain: d
@@ -163,8 +163,8 @@ descriptors:
 	}
 }
 
-// #785 and others: counters changed only every ten seconds, and each appeared when it was first needed. In rlsidecar
-// the first decision creates all counters of its limit, and each is current.
+// #785 and others: Counters changed only every ten seconds, and a counter did not exist before its first
+// event. In rlsidecar the first decision creates all counters of its limit, and counters are always current.
 func TestBugMetricsAreLateAndAbsent(t *testing.T) {
 	r := inMemory(t, plain)
 	const over = `ratelimit_service_rate_limit_over_limit{domain="d",key1="two",key2=""}`
@@ -180,7 +180,7 @@ func TestBugMetricsAreLateAndAbsent(t *testing.T) {
 	}
 }
 
-// The page with the statistics, at the debug port, had none of the rate limits.
+// The page with the statistics on the debug port contained no rate limit.
 func TestBugDebugPageHasNoLimits(t *testing.T) {
 	r := inMemory(t, plain)
 	r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a")))
@@ -189,8 +189,8 @@ func TestBugDebugPageHasNoLimits(t *testing.T) {
 	}
 }
 
-// #275, #1132: with each value of an override, or of a detailed limit, and each domain that is not
-// configured, there was one more series for good.
+// #275, #1132: Each value of an override or of a detailed limit, and each domain that was not configured,
+// added one series that was never removed.
 func TestBugMetricsGrowWithoutBound(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -208,13 +208,13 @@ descriptors:
 			ask(rlstest.Request(fmt.Sprintf("nowhere%d", i), rlstest.Descriptor("a=b")))
 		}
 	}
-	flood(0, 1) // the first requests of their kinds
+	flood(0, 1) // The first requests of each kind create the series.
 	before := strings.Count(r.metrics(), "\n")
 	flood(1, 300)
 	if grown := strings.Count(r.metrics(), "\n") - before; grown > 20 {
 		t.Errorf("%d more lines", grown)
 	}
-	// detailed_metric is meant for values; there are up to 10,000 of them.
+	// detailed_metric adds series by value on purpose, up to 10,000.
 	for i := range 10_050 {
 		ask(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("user=%d", i))))
 	}
@@ -223,14 +223,15 @@ descriptors:
 	}
 }
 
-// With memcached the server was never ready, and limits by the month and year had no effect.
+// With memcached the server never became ready, and limits by month and year had no effect.
 func TestBugMemcacheIsNeverReady(t *testing.T) {
 	t.Parallel()
 	r := launchReference(t, nil, "BACKEND_TYPE=memcache", "MEMCACHE_HOST_PORT=localhost:11211")
 	r.refuses(t, 2, "set redis (with REDIS_URL) or memory")
 }
 
-// #1103: a client that watched the health prevented the server's end, and it closed its port before clients knew.
+// #1103: A client that watched the health check kept the server from ending. The server closed its port
+// before clients had noticed that it was not healthy.
 func TestBugHealthWatchBlocksTheEnd(t *testing.T) {
 	r := inMemory(t, plain, "RLSIDECAR_DRAIN_DELAY=300ms")
 	watch, err := r.health.Watch(t.Context(), &healthpb.HealthCheckRequest{Service: "ratelimit"})
@@ -246,15 +247,15 @@ func TestBugHealthWatchBlocksTheEnd(t *testing.T) {
 	if next, err := watch.Recv(); err != nil || next.Status != healthpb.HealthCheckResponse_NOT_SERVING {
 		t.Fatal(next, err)
 	}
-	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a") // requests are still answered
+	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a") // Requests are still answered while the server drains.
 	select {
 	case <-r.exited:
 	case <-time.After(patience):
-		t.Error("it does not end")
+		t.Error("the process does not end")
 	}
 }
 
-// A probe that named no service never failed.
+// A health check that named no service never failed.
 func TestBugHealthWithoutANameIsAlwaysServing(t *testing.T) {
 	t.Parallel()
 	r := launchReference(t, nil, "BACKEND_TYPE=memory", "CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=127.0.0.1:1", "FORCE_START_WITHOUT_INITIAL_CONFIG=true")
@@ -269,7 +270,7 @@ func TestBugHealthWithoutANameIsAlwaysServing(t *testing.T) {
 	}
 }
 
-// SIGHUP, which makes other programs read their files again, ended the process.
+// SIGHUP ended the process. It makes other programs read their files again.
 func TestBugHangupEndsTheProcess(t *testing.T) {
 	r := inMemory(t, plain)
 	before := r.metric("ratelimit_service_config_load_success")
@@ -279,7 +280,7 @@ func TestBugHangupEndsTheProcess(t *testing.T) {
 	eventually(t, "the files are read again", func() bool { return r.metric("ratelimit_service_config_load_success") > before })
 }
 
-// A socket's file that a crash had left prevented the server's start.
+// The server did not start if a crash had left the file of a socket.
 func TestBugStaleSocketIsFatal(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(t.TempDir(), "rls.sock")
@@ -295,28 +296,28 @@ func TestBugStaleSocketIsFatal(t *testing.T) {
 		conn.Close()
 		r.kill()
 		if _, err := os.Stat(socket); err != nil {
-			t.Fatal("nothing is left behind")
+			t.Fatal("the killed process left no file of its socket")
 		}
 	}
 }
 
-// With a mistake in the first configuration the server ran, and each call was an error, so that proxies allowed
-// requests.
+// After a mistake in the first configuration the server ran, but each call was an error. Proxies that fail
+// open allowed all requests.
 func TestBugBadFirstConfigurationRunsWithoutLimits(t *testing.T) {
 	t.Parallel()
 	r := launchReference(t, map[string]string{"limits.yaml": "domain: d\ndescriptors: [{key: k, rate_limit: {unit: fortnight, requests_per_unit: 1}}]\n"}, "BACKEND_TYPE=memory")
-	r.killed = true // the process ends by itself, with an error
+	r.killed = true // rlsidecar ends with an error
 	select {
 	case <-r.exited:
 	case <-time.After(patience):
-		t.Fatal("it runs")
+		t.Fatal("the process runs, want that it ends with an error")
 	}
 	if out := r.output.tail(); r.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "limits.yaml:2:") || !strings.Contains(out, "invalid rate limit unit 'fortnight'") {
 		t.Errorf("%d: %s", r.cmd.ProcessState.ExitCode(), out)
 	}
 }
 
-// No port was open before Redis had answered, not even that of the health check.
+// No port was open before Redis had answered, not even the port of the health check.
 func TestBugNoPortBeforeRedisAnswers(t *testing.T) {
 	t.Parallel()
 	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1")
@@ -324,7 +325,7 @@ func TestBugNoPortBeforeRedisAnswers(t *testing.T) {
 	r.expect(t, "OK | OK left 0", "nothing=a")
 }
 
-// #462, #978, #1188: while Redis stalled, calls hung, because REDIS_TIMEOUT applied only to connecting.
+// #462, #978, #1188: Calls hung while Redis stalled, because REDIS_TIMEOUT applied only to connecting.
 func TestBugCallsHangWhileRedisStalls(t *testing.T) {
 	r, redis := onRedis(t, plain, "REDIS_TIMEOUT=60s", "RLSIDECAR_BACKEND_TIMEOUT=50ms")
 	redis.Pause()
@@ -339,7 +340,7 @@ func TestBugCallsHangWhileRedisStalls(t *testing.T) {
 	}
 }
 
-// If Redis failed, /json answered 400 Bad Request, as if the request were wrong.
+// While Redis failed, /json answered 400 Bad Request, although the request was correct.
 func TestBugJSONReportsBadRequestForRedisErrors(t *testing.T) {
 	t.Parallel()
 	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1", "RLSIDECAR_ON_BACKEND_FAILURE=error")
@@ -348,7 +349,7 @@ func TestBugJSONReportsBadRequestForRedisErrors(t *testing.T) {
 	}
 }
 
-// After a restart or a failover of Redis, the server had to be restarted (#750).
+// #750: After a restart or a failover of Redis, the server had to be restarted.
 func TestBugRedisIsNotFoundAgain(t *testing.T) {
 	r, redis := onRedis(t, plain)
 	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
@@ -361,7 +362,7 @@ func TestBugRedisIsNotFoundAgain(t *testing.T) {
 	})
 }
 
-// #427, #440, #1060: a request that one limit denied was charged to the others.
+// #427, #440, #1060: If one limit denied a request, the other limits were charged nevertheless.
 func TestBugDenialsConsumeOtherLimits(t *testing.T) {
 	r, _ := onRedis(t, plain)
 	for range 5 {
@@ -370,7 +371,8 @@ func TestBugDenialsConsumeOtherLimits(t *testing.T) {
 	r.expect(t, "OK | OK left 8 of 10/YEAR reset", "ten=a;hits=0")
 }
 
-// 5 hits when 3 were left: denied, and nothing was left. In rlsidecar a denial shows 0, but the 3 are still available.
+// A denial of 5 hits consumed the 3 units that were left. In rlsidecar such an answer shows 0 remaining, but
+// the 3 units are still available.
 func TestBugDenialBurnsTheWindow(t *testing.T) {
 	r := inMemory(t, plain)
 	r.expect(t, "OK | OK left 3 of 10/YEAR reset", "ten=a;hits=7")
@@ -378,7 +380,7 @@ func TestBugDenialBurnsTheWindow(t *testing.T) {
 	r.expect(t, "OK | OK left 0 of 10/YEAR reset", "ten=a;hits=3")
 }
 
-// Keys were joined by "_" in Redis: different descriptors shared a bucket.
+// The parts of a key in Redis were joined by "_", so that different descriptors shared a bucket.
 func TestBugDifferentDescriptorsShareABucket(t *testing.T) {
 	r, _ := onRedis(t, `
 domain: d
@@ -389,12 +391,12 @@ descriptors:
 	for _, text := range []string{"a=b_c", "a_b=c", "a=x_b_y", "a=x,b=y"} {
 		r.expect(t, "OK | OK left 0 of 1/YEAR reset", text)
 	}
-	r.expect(t, "OK | OK left 0 of 1/YEAR reset", "a=q;limit=1/YEAR") // nor with an override
+	r.expect(t, "OK | OK left 0 of 1/YEAR reset", "a=q;limit=1/YEAR") // An override has a bucket of its own, too.
 	r.expect(t, "OK | OK left 0 of 1/YEAR reset", "a=q")
 }
 
-// A connection that was lost between two commands left a key that never expired (and each hit extended its lifetime:
-// #80, #595).
+// #80, #595: If a connection was lost between two commands, the key in Redis never expired. Each hit also
+// extended the lifetime of a key.
 func TestBugKeysThatNeverExpire(t *testing.T) {
 	r, redis := onRedis(t, plain+"  - {key: quick, rate_limit: {unit: second, requests_per_unit: 5}}\n", "EXPIRATION_JITTER_MAX_SECONDS=300")
 	r.expect(t, "OK | OK left 4 of 5/SECOND reset", "quick=a")
@@ -407,7 +409,7 @@ func TestBugKeysThatNeverExpire(t *testing.T) {
 	eventually(t, "one of a second is gone", func() bool { return !strings.Contains(redis.Do("keys", "*"), "quick") })
 }
 
-// With the local cache, a raised limit took effect only in the next window.
+// With the local cache, a raised limit had no effect before the next window.
 func TestBugRaisedLimitIsNotSeen(t *testing.T) {
 	r, _ := onRedis(t, plain, "LOCAL_CACHE_SIZE_IN_BYTES=1000000")
 	for range 4 {
@@ -418,7 +420,7 @@ func TestBugRaisedLimitIsNotSeen(t *testing.T) {
 	r.expect(t, "OK | OK left 2 of 5/YEAR reset", "two=a")
 }
 
-// #107, #262, #390, #693: two limits for the same descriptor were refused.
+// #107, #262, #390, #693: The server refused two limits for the same descriptor.
 func TestBugOneLimitForADescriptorOnly(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -432,7 +434,7 @@ descriptors:
 	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 1/HOUR reset", "k=a")
 }
 
-// #276, #918: a client that was denied again and again could not be blocked.
+// #276, #918: It was not possible to block clients that were denied too often.
 func TestBugNoBlockForPersistentClients(t *testing.T) {
 	const limits = `
 domain: d
@@ -444,14 +446,14 @@ descriptors:
 		r.expect(t, "OK | OK left 2 of 3/YEAR reset", "login=a")
 		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a;hits=3")
 		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a;hits=3")
-		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a") // although two are left
+		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a") // the block denies, although two units are left
 		r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0 of 3/YEAR reset", "login=a;hits=0")
 		r.expect(t, "OK | OK left 2 of 3/YEAR reset", "login=b")
 		answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("login=a")))
 		if problem != "" {
 			t.Fatal(problem)
 		}
-		// Envoy sends it as Retry-After.
+		// Envoy sends this header to the client as Retry-After.
 		if left := answer.Statuses[0].DurationUntilReset.AsDuration(); left < 99*24*time.Hour || left > 100*24*time.Hour {
 			t.Errorf("blocked for %v, want 100 days", left)
 		}
@@ -466,7 +468,7 @@ descriptors:
 	})
 }
 
-// #190, #439: only windows of one second, minute, hour and so on were possible.
+// #190, #439: Windows could only be one second, minute, hour, day, week, month or year long.
 func TestBugOnlyWholeUnits(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -486,7 +488,7 @@ descriptors:
 	}
 }
 
-// #235, #317, #433, #438: values could be matched whole, or by "*".
+// #235, #317, #433, #438: A value could only match as a whole, or by "*".
 func TestBugValuesByWildcardOnly(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -499,7 +501,7 @@ descriptors:
 		"path=/api/x", "path=/x.png", "path=/v12/x", "path=/x")
 }
 
-// Sending metrics to two places ended the process, and one of them was on by default: Prometheus
+// The process ended if metrics were sent to two places. One of them was on by default, so that Prometheus
 // needed USE_STATSD=false.
 func TestBugPrometheusNeedsStatsdOff(t *testing.T) {
 	r := inMemory(t, plain, "USE_STATSD=")
@@ -508,12 +510,13 @@ func TestBugPrometheusNeedsStatsdOff(t *testing.T) {
 	}
 }
 
-// #206, #302, #367: temporary files of an editor, and the copies of a ConfigMap, prevented the configuration from loading.
+// #206, #302, #367: Temporary files of an editor, and the copies in a mounted ConfigMap, prevented the
+// configuration from loading.
 func TestBugOtherFilesBreakTheLoad(t *testing.T) {
 	t.Parallel()
 	data := t.TempDir()
 	folder := filepath.Join(data, "ratelimit", "config")
-	mount := func(name, limits string) { // as Kubernetes does
+	mount := func(name, limits string) { // the layout of a mounted ConfigMap
 		at := filepath.Join(folder, name)
 		if err := os.MkdirAll(at, 0o700); err != nil {
 			t.Fatal(err)
@@ -548,7 +551,7 @@ func TestBugOtherFilesBreakTheLoad(t *testing.T) {
 	}
 }
 
-// RUNTIME_WATCH_ROOT, the default, did not see files that were edited in place.
+// With RUNTIME_WATCH_ROOT, which is on by default, the server missed files that were edited in place.
 func TestBugEditedFilesAreNotSeen(t *testing.T) {
 	r := inMemory(t, plain, "RUNTIME_WATCH_ROOT=true")
 	file := filepath.Join(r.files, "limits.yaml")
@@ -561,7 +564,7 @@ func TestBugEditedFilesAreNotSeen(t *testing.T) {
 	})
 }
 
-// #431, #927: of several documents in a file, only the first was read.
+// #431, #927: Of several YAML documents in a file, the server read only the first.
 func TestBugOnlyTheFirstDocumentIsRead(t *testing.T) {
 	r := inMemory(t, "domain: other\n---"+plain)
 	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a")
@@ -583,14 +586,14 @@ func TestBugConfigCheckPanics(t *testing.T) {
 	}
 }
 
-// Two servers could listen on one port without a warning, and each got half of the requests.
+// Two servers could listen on one port without a warning. Each got half of the requests.
 func TestBugSecondServerOnTheSamePort(t *testing.T) {
 	r := inMemory(t, plain)
 	second := launchReference(t, map[string]string{"limits.yaml": plain}, "BACKEND_TYPE=memory", "GRPC_HOST="+r.addr)
 	second.refuses(t, 3, "address already in use")
 }
 
-// The HTTP port waited forever for a request that a client never completed.
+// The HTTP port waited forever for the rest of an incomplete request.
 func TestBugHTTPWithoutTimeouts(t *testing.T) {
 	r := inMemory(t, plain)
 	conn, err := net.Dial("tcp", r.addr+":8080")
@@ -598,18 +601,18 @@ func TestBugHTTPWithoutTimeouts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if _, err := fmt.Fprintf(conn, "POST /json HTTP/1.1\r\n"); err != nil { // without the rest of the request
+	if _, err := fmt.Fprintf(conn, "POST /json HTTP/1.1\r\n"); err != nil { // the rest of the request is not sent
 		t.Fatal(err)
 	}
 	_ = conn.SetReadDeadline(time.Now().Add(patience))
 	if _, err := conn.Read(make([]byte, 1)); err == nil {
-		t.Error("an answer to nothing")
+		t.Error("an incomplete request was answered")
 	} else if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
-		t.Error("it waits")
+		t.Error("the connection is still open")
 	}
 }
 
-// Only a counter showed errors (#597).
+// #597: Errors appeared only in a counter.
 func TestBugErrorsAreNotLogged(t *testing.T) {
 	t.Parallel()
 	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1")

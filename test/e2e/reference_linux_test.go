@@ -25,8 +25,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// reference is rlsidecar in place of the reference server: under its name, with only its environment, files and ports,
-// on a loopback address that no other test uses.
+// reference is rlsidecar as a replacement of the reference server: it has that server's name, environment,
+// files and ports, on a loopback address that no other test uses.
 type reference struct {
 	*process
 	addr   string // HTTP is at :8080, gRPC at :8081, metrics at :9090
@@ -40,7 +40,7 @@ type reference struct {
 // apiToken is the API token of every reference.
 const apiToken = "s3cret"
 
-// asReference returns the program under the reference server's name.
+// asReference returns the path of the program under the reference server's name.
 func asReference(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "ratelimit")
@@ -72,7 +72,7 @@ func launchReference(t *testing.T, files map[string]string, env ...string) *refe
 		client: &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}},
 	}
 	port := redistest.FreePort(t)
-	r.debug = fmt.Sprintf("127.0.0.1:%d", port) // open to this machine only
+	r.debug = fmt.Sprintf("127.0.0.1:%d", port) // open to local processes only
 	if err := os.MkdirAll(r.files, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func launchReference(t *testing.T, files map[string]string, env ...string) *refe
 		"RUNTIME_ROOT=" + data, "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_WATCH_ROOT=false",
 		"HOST=" + r.addr, "GRPC_HOST=" + r.addr, fmt.Sprintf("DEBUG_PORT=%d", port),
 		"USE_STATSD=false", "USE_PROMETHEUS=true", "PROMETHEUS_ADDR=" + r.addr + ":9090",
-		"RLSIDECAR_API_TOKEN=" + apiToken, "RLSIDECAR_DRAIN_DELAY=0s", "RLSIDECAR_BACKEND_TIMEOUT=1s", // patience on a busy machine
+		"RLSIDECAR_API_TOKEN=" + apiToken, "RLSIDECAR_DRAIN_DELAY=0s", "RLSIDECAR_BACKEND_TIMEOUT=1s", // longer than the default, because the machine may be busy
 	}, env...)
 	r.process = startCommand(t, cmd)
 	conn, err := grpc.NewClient("passthrough:///"+r.addr+":8081", grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -96,10 +96,10 @@ func launchReference(t *testing.T, files map[string]string, env ...string) *refe
 	return r
 }
 
-// write replaces a file in one step.
+// write replaces a file in one step, so that no reader sees a part of it.
 func (r *reference) write(t *testing.T, name, text string) {
 	t.Helper()
-	aside := filepath.Join(filepath.Dir(r.files), name+".new") // outside of the folder that is read
+	aside := filepath.Join(filepath.Dir(r.files), name+".new") // the temporary file is outside of the folder that rlsidecar reads
 	if err := os.WriteFile(aside, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func (r *reference) metric(name string) string {
 	return ""
 }
 
-// sender sends a request to one of the listeners, and returns the answer or an error's text.
+// sender sends a request to one of the listeners. It returns the answer, or the text of an error.
 type sender func(t *testing.T, request *rls.RateLimitRequest) (*rls.RateLimitResponse, string)
 
 func (r *reference) overGRPC(t *testing.T, request *rls.RateLimitRequest) (*rls.RateLimitResponse, string) {
@@ -163,7 +163,7 @@ func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.
 		t.Fatal(err)
 	}
 	question.Header.Set("Content-Type", "application/json")
-	question.Header.Set("Authorization", "Bearer "+apiToken) // for refunds
+	question.Header.Set("Authorization", "Bearer "+apiToken) // a negative number of hits is a refund
 	resp, err := r.client.Do(question)
 	if err != nil {
 		t.Fatal(err)
@@ -193,8 +193,8 @@ func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.
 	return answer, ""
 }
 
-// TestReference plays testdata/reference, each script over gRPC and over /json, in memory and on Redis. README.md there
-// describes their format.
+// TestReference runs the scripts in testdata/reference: each over gRPC and over /json, in memory and on
+// Redis. README.md in that folder describes their format.
 func TestReference(t *testing.T) {
 	t.Parallel()
 	scripts, err := filepath.Glob("testdata/reference/*.txtar")
@@ -241,7 +241,7 @@ func play(t *testing.T, archive *txtar.Archive, place, authAddress string) {
 	s.run()
 }
 
-// script is the state of a script that is being played.
+// script is the state of a running script.
 type script struct {
 	*testing.T
 	r     *reference
@@ -282,13 +282,13 @@ func (s *script) run() {
 	}
 }
 
-// wrong describes how the answer differs from the line.
+// wrong reports that the answer differs from the script's line.
 func (s *script) wrong(got string) {
 	s.Helper()
 	s.Errorf("line %d: %s\n got: %s", s.at+1, strings.TrimSpace(s.lines[s.at]), got)
 }
 
-// question sends a request, and compares the answer with the line below.
+// question sends a request, and compares the answer with the next line.
 func (s *script) question(text string) {
 	s.Helper()
 	words := strings.Fields(text)
@@ -312,7 +312,7 @@ func (s *script) question(text string) {
 	}
 }
 
-// extra checks a header, or the metadata, of the previous answer.
+// extra compares a header or the metadata of the previous answer with the line.
 func (s *script) extra(want string) {
 	s.Helper()
 	var have []string
@@ -341,7 +341,8 @@ func (s *script) extra(want string) {
 	}
 }
 
-// reload replaces a file by the one below later/, and waits until it has been loaded or refused.
+// reload replaces a file by the version in the folder later/. It waits until the sidecar has loaded or
+// refused it.
 func (s *script) reload(name string) {
 	s.Helper()
 	text, ok := s.later[name]

@@ -24,8 +24,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// reportLog returns an access log of 200 people, most of whom load a page with images, of one abuser, and of clients that
-// try to run a script in the report.
+// reportLog returns an access log of 204 clients: 200 people, most of whom load a page with images, one
+// abuser, and clients that try to run a script in the report.
 func reportLog() string {
 	var log strings.Builder
 	line := func(second int, path string) {
@@ -45,7 +45,7 @@ func reportLog() string {
 	return log.String()
 }
 
-// writeReport runs simulate --html, and returns the address of the file.
+// writeReport runs simulate --html, and returns the URL of the file.
 func writeReport(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -65,7 +65,7 @@ func writeReport(t *testing.T) string {
 	return (&url.URL{Scheme: "file", Path: filepath.Join(dir, "report.html")}).String()
 }
 
-// browser is a tab of Chromium. The test fails at the first command that fails.
+// browser is a tab of Chromium. A command that fails ends the test.
 type browser struct {
 	t   *testing.T
 	ctx context.Context
@@ -78,7 +78,7 @@ func newBrowser(t *testing.T) *browser {
 	t.Helper()
 	program, err := exec.LookPath("google-chrome")
 	if err != nil {
-		program = tooltest.Path(t, "chromium") // may skip
+		program = tooltest.Path(t, "chromium") // skips the test if Chromium is missing
 	}
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.DisableGPU)
 	allocated, stop := chromedp.NewExecAllocator(t.Context(), options...)
@@ -120,7 +120,7 @@ func (b *browser) do(steps ...chromedp.Action[chromedp.Void]) {
 	}
 }
 
-// in returns the result of a script.
+// in runs a script in the page, and returns its result.
 func in[T any](b *browser, script string) T {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, 2*patience)
@@ -132,11 +132,11 @@ func in[T any](b *browser, script string) T {
 	return value
 }
 
-// outcome returns the page's text about the number at the line.
+// outcome is a script that returns the page's text about the selected rate.
 const outcome = `document.querySelector('.outcome').textContent`
 
-// TestReportInABrowser opens the report at the widths of a phone and of a desktop, in light and dark colors, and moves the
-// line by keyboard and by mouse.
+// TestReportInABrowser opens the report at the widths of a phone and of a desktop, in light and dark colors,
+// and moves the line of the selected rate by keyboard and by mouse.
 func TestReportInABrowser(t *testing.T) {
 	t.Parallel()
 	address := writeReport(t)
@@ -156,15 +156,15 @@ func TestReportInABrowser(t *testing.T) {
 					t.Errorf("the page is %d px wide", got)
 				}
 				if dark := in[string](b, `getComputedStyle(document.body).backgroundColor`) == "rgb(13, 17, 23)"; dark != (scheme == "dark") {
-					t.Errorf("dark is %t", dark)
+					t.Errorf("the dark color scheme is in use: %t", dark)
 				}
 				followsTheKeyboard(t, b)
 				followsTheMouse(t, b)
 				if n := in[int](b, `document.querySelectorAll('img, main script').length`); n != 0 {
-					t.Errorf("keys became %d elements", n)
+					t.Errorf("keys added %d elements to the page, want 0", n)
 				}
 				if said := b.console(); len(said) > 0 {
-					t.Errorf("the console says %q", said)
+					t.Errorf("the console of the browser reports %q", said)
 				}
 				picture, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
 				if err != nil {
@@ -177,7 +177,8 @@ func TestReportInABrowser(t *testing.T) {
 	}
 }
 
-// followsTheKeyboard moves the line with the arrow keys: each number is that of the table, which the replay wrote.
+// followsTheKeyboard moves the line with the arrow keys, and compares each number with the table that the
+// replay wrote.
 func followsTheKeyboard(t *testing.T, b *browser) {
 	t.Helper()
 	const suggested = "rate 24 denies a request of 1 of 204 clients"
@@ -204,7 +205,7 @@ func followsTheKeyboard(t *testing.T, b *browser) {
 	}
 }
 
-// followsTheMouse drags the line to both ends.
+// followsTheMouse drags the line to the right end and to the left end.
 func followsTheMouse(t *testing.T, b *browser) {
 	t.Helper()
 	in[bool](b, `document.querySelector('.needs svg').scrollIntoView({block: 'center'}), true`)
@@ -233,7 +234,7 @@ func followsTheMouse(t *testing.T, b *browser) {
 	}
 }
 
-// axe searches for barriers that keep people from using the page.
+// axe requires that the tool axe finds no accessibility problem in the page.
 func axe(t *testing.T, b *browser) {
 	t.Helper()
 	files, err := filepath.Glob(root + "/.tools/axe-core*/axe.min.js")
@@ -256,7 +257,7 @@ func axe(t *testing.T, b *browser) {
 	}
 }
 
-// keepPicture stores a picture with the artifacts of the test, and checks that it is a valid picture.
+// keepPicture stores a screenshot with the artifacts of the test, and checks that it is a valid image.
 func keepPicture(t *testing.T, name string, picture []byte) {
 	t.Helper()
 	if _, err := png.Decode(bytes.NewReader(picture)); err != nil {

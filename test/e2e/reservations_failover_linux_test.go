@@ -11,19 +11,21 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// ended is a settled reservation, with the times at which it was made and settled.
+// ended is a settled reservation, with the times of its start and of its settlement.
 type ended struct {
 	id              string
 	cost            int
 	started, closed time.Time
 }
 
-// TestSidecarsSettleThroughAFailover sends requests through two sidecars on a master with replicas. Its replicas lose their
-// connection, so that they do not have its last writes, and then it is killed. A new master takes over.
+// TestSidecarsSettleThroughAFailover sends requests through two sidecars on a master with replicas. The
+// replicas lose their connection, so that they miss the last writes. Then the master is killed, and a replica
+// becomes master.
 //
-// The new master has lost the starts and settlements since then, and nothing else: the units charged are those that the
-// test has recorded, less the units of lost starts, plus the estimates of starts without an answer. Then both sidecars
-// settle each reservation again: lost settlements are made once, and nothing is refunded twice.
+// The new master must lack only the starts and settlements of this time. So the charged units are those of
+// all recorded reservations, less the units of lost starts, plus the estimates of starts without an answer.
+// Then both sidecars settle each reservation again: a lost settlement takes effect once, and no refund is
+// repeated.
 func TestSidecarsSettleThroughAFailover(t *testing.T) {
 	t.Parallel()
 	servers := redistest.StartSentinels(t)
@@ -34,7 +36,7 @@ func TestSidecarsSettleThroughAFailover(t *testing.T) {
 	}
 	var mu sync.Mutex
 	var all []ended
-	unknown := 0 // starts without an answer; guarded by mu, as all is
+	unknown := 0 // starts without an answer; guarded by mu, as are the fields above
 	var made atomic.Int64
 	stop := make(chan struct{})
 	var callers sync.WaitGroup
@@ -130,6 +132,6 @@ func TestSidecarsSettleThroughAFailover(t *testing.T) {
 		t.Errorf("used %d, want at least %d less 100 for each of %d lost starts, and at most 100 more for each of %d starts without an answer", used, real, lost, unknown)
 	}
 	if lost < 30 {
-		t.Errorf("only %d starts were at risk", lost)
+		t.Errorf("only %d starts could have been lost, too few for a test", lost)
 	}
 }

@@ -23,7 +23,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// budgets has a limit whose requests reserve 100 units, and one that applications reserve by name.
+// budgets is a configuration with a limit whose requests reserve 100 units, and a limit that applications
+// reserve by name.
 const budgets = `
 domain: ai
 limits:
@@ -38,7 +39,7 @@ descriptors:
   - {key: caller, limit: learned}
 `
 
-// settler is the process of a sidecar, with clients that act as its proxy and its applications.
+// settler is a sidecar, with clients that act as its proxy and as its applications.
 type settler struct {
 	*process
 	t      *testing.T
@@ -85,7 +86,7 @@ func startSettler(t *testing.T, args ...string) *settler {
 	return s
 }
 
-// send sends descriptors. It returns an error if the call fails or is denied.
+// send sends descriptors as a proxy does. It returns an error if the call fails or is denied.
 func (s *settler) send(texts ...string) (*rls.RateLimitResponse, error) {
 	r := rlstest.Request("ai")
 	for _, text := range texts {
@@ -98,7 +99,7 @@ func (s *settler) send(texts ...string) (*rls.RateLimitResponse, error) {
 	return answer, err
 }
 
-// start reserves as a proxy does, and returns the id.
+// start reserves units as a proxy does, and returns the id of the reservation.
 func (s *settler) start(descriptor string) (string, error) {
 	answer, err := s.send(descriptor)
 	if err != nil {
@@ -116,13 +117,13 @@ func (s *settler) mustStart(descriptor string) string {
 	return id
 }
 
-// done settles as a proxy does.
+// done settles a reservation as a proxy does.
 func (s *settler) done(id string, cost int) error {
 	_, err := s.send(fmt.Sprintf("settle=%s;hits=%d", id, cost), "settle_end="+id+";hits=0")
 	return err
 }
 
-// post sends a request of an application.
+// post sends a request as an application does.
 func (s *settler) post(path, body string) (code int, answer string) {
 	resp, err := s.client.Post("http://"+s.addr+":8080"+path, "application/json", strings.NewReader(body))
 	if err != nil {
@@ -133,7 +134,7 @@ func (s *settler) post(path, body string) (code int, answer string) {
 	return resp.StatusCode, string(text)
 }
 
-// reserve reserves as an application does, and returns the id.
+// reserve reserves units as an application does, and returns the id of the reservation.
 func (s *settler) reserve(limit, key string, count int) string {
 	s.t.Helper()
 	code, text := s.post("/v1/limit", fmt.Sprintf(`{"name":%q,"key":%q,"count":%d,"reserve":true}`, limit, key, count))
@@ -155,7 +156,7 @@ func (s *settler) mustSettle(id string, count int) {
 	}
 }
 
-// left returns the units in a bucket.
+// left returns the remaining units of a bucket.
 func (s *settler) left(limit, key string) int {
 	s.t.Helper()
 	left := -1
@@ -178,7 +179,7 @@ func (s *settler) want(limit, key string, want int) {
 	}
 }
 
-// metric returns the sum of the samples that start with prefix.
+// metric returns the sum of the series that start with prefix.
 func (s *settler) metric(prefix string) (sum float64) {
 	s.t.Helper()
 	resp, err := s.client.Get("http://" + s.addr + ":6070/metrics")
@@ -198,7 +199,7 @@ func (s *settler) metric(prefix string) (sum float64) {
 
 const firstKey, secondKey, thirdKey = "the first key of reservations", "the second key of reservations", "the third key of reservations"
 
-// keyLine returns a line with a key, without blanks, because blanks separate keys.
+// keyLine returns the line of a key file for one key. It replaces the blanks in key, because blanks separate keys.
 func keyLine(key string) string { return strings.ReplaceAll(key, " ", "-") + "\n" }
 
 func TestTheKeyFileOfReservations(t *testing.T) {
@@ -236,14 +237,14 @@ func TestTheKeyFileOfReservations(t *testing.T) {
 	forged := []byte(s.mustStart("user=forged"))
 	forged[40] ^= 1
 	if err := s.done(string(forged), 0); err != nil {
-		t.Errorf("an id that nobody has signed settles nothing, and is no error: %v", err)
+		t.Errorf("a forged id must have no effect and be no error: %v", err)
 	}
 	if code, answer := s.settle(string(forged), 0); code != http.StatusNotFound {
 		t.Errorf("forged: %d %s", code, answer)
 	}
 	s.want("tokens", "forged", 1_000_000-100)
 
-	write("short") // the keys before stay in use
+	write("short") // The older keys stay valid.
 	second := s.mustStart("user=second")
 	eventually(t, "the mistake is logged", func() bool {
 		s.mustStart("user=other")
@@ -254,7 +255,7 @@ func TestTheKeyFileOfReservations(t *testing.T) {
 	}
 	s.want("tokens", "second", 1_000_000-5)
 
-	write(thirdKey, secondKey) // the first key is removed
+	write(thirdKey, secondKey) // The first key is removed.
 	eventually(t, "ids of the first key are refused", func() bool {
 		code, _ := s.settle(lateByProgram, 0)
 		return code == http.StatusNotFound
@@ -302,13 +303,13 @@ func TestSidecarsShareAKeyThroughRedis(t *testing.T) {
 	}
 	crossed("bob")
 	before := a.mustStart("user=flushed")
-	redis.Do("FLUSHALL") // both sidecars still have the signing key, and the bucket of the reservation is new
+	redis.Do("FLUSHALL") // both sidecars have the key with which the id is signed, but the bucket of the reservation is new
 	crossed("eve")
 	b.mustStart("user=flushed")
 	if err := b.done(before, 0); err != nil {
 		t.Error(err)
 	}
-	b.want("tokens", "flushed", 1_000_000-100) // units that the new bucket was not charged are not refunded
+	b.want("tokens", "flushed", 1_000_000-100) // The new bucket was never charged, so it gets no refund.
 }
 
 func TestAUserOfRedisWithoutPermissionForTheKey(t *testing.T) {
@@ -316,7 +317,7 @@ func TestAUserOfRedisWithoutPermissionForTheKey(t *testing.T) {
 	redis := redistest.Start(t)
 	redis.Do("ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-hmget", "-hset")
 	s := startSettler(t, "--redis-url", "redis://limited:pw@"+redis.Addr, "--backend-timeout", "5s")
-	if err := s.done(s.mustStart("user=bob"), 3); err != nil { // its own ids are valid
+	if err := s.done(s.mustStart("user=bob"), 3); err != nil { // The sidecar accepts ids that it has signed itself.
 		t.Error(err)
 	}
 	s.want("tokens", "bob", 1_000_000-3)
@@ -329,15 +330,16 @@ func TestAUserOfRedisWithoutPermissionForTheKey(t *testing.T) {
 		text, _ := io.ReadAll(resp.Body)
 		return strings.Contains(string(text), "settle-key-not-shared") && strings.Contains(string(text), "--settle-key-file")
 	})
-	for range 12 { // requests are still limited
+	for range 12 { // Requests are still limited.
 		_, _ = s.start("poor=eve")
 	}
 	s.want("few", "eve", 0)
 }
 
-// TestSidecarsSettleWhileRedisFails sends requests through two sidecars on one Redis, which stops again and again. Each
-// reservation is settled through both, by proxies and applications, until each has answered. At the end the bucket in
-// Redis contains the units of the test's own account, less only the reservations of starts without an answer.
+// TestSidecarsSettleWhileRedisFails sends requests through two sidecars on one Redis, which stops several
+// times. Proxies and applications settle each reservation through both sidecars, until both have answered. At
+// the end the bucket in Redis must contain the units that the test has counted. Only the reservations of
+// starts without an answer may be missing.
 func TestSidecarsSettleWhileRedisFails(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -389,7 +391,7 @@ func TestSidecarsSettleWhileRedisFails(t *testing.T) {
 							}
 							failed.Add(1)
 						}
-						t.Errorf("side %d did not settle", side)
+						t.Errorf("sidecar %d did not settle the reservation", side)
 					})
 				}
 				both.Wait()
@@ -412,7 +414,7 @@ func TestSidecarsSettleWhileRedisFails(t *testing.T) {
 		t.Error("nothing was settled, or nothing failed")
 	}
 
-	// A Redis that lost its data refunds no earlier charges. A reservation can be settled without the sidecar that made it.
+	// A Redis that lost its data refunds no earlier charge. Any sidecar can settle a reservation.
 	before := [2]string{sidecars[0].mustStart("user=eve"), sidecars[0].reserve("tokens", "eve", 400)}
 	sidecars[0].kill()
 	redis.Kill()
@@ -428,18 +430,19 @@ func TestSidecarsSettleWhileRedisFails(t *testing.T) {
 		eventually(t, "it is settled", func() bool { code, _ := b.settle(id, 0); return code == 200 })
 	}
 	if left := b.left("tokens", "eve"); left > 1_000_000-100 {
-		t.Errorf("%d left: what was lost with Redis was refunded", left)
+		t.Errorf("%d units left: units of buckets that Redis lost were refunded", left)
 	}
 	had := b.left("tokens", "eve")
 	eventually(t, "it is settled", func() bool { return b.done(now, 0) == nil })
 	b.want("tokens", "eve", had+100)
 }
 
-// TestClientsThatAbuseReservations tries everything that a hostile client of a proxy or of an application can do.
+// TestClientsThatAbuseReservations sends everything that a hostile client of a proxy or of an application can
+// send.
 func TestClientsThatAbuseReservations(t *testing.T) {
 	t.Parallel()
 	s := startSettler(t)
-	t.Run("sends an id of its own, or another's that it changed", func(t *testing.T) {
+	t.Run("sends an id that it made up, or changed", func(t *testing.T) {
 		mine := s.mustStart("user=mine")
 		theirs := []byte(s.mustStart("user=theirs"))
 		theirs[60] ^= 3
@@ -476,28 +479,28 @@ func TestClientsThatAbuseReservations(t *testing.T) {
 		}
 		s.want("tokens", "repeats", 1_000_000-80)
 	})
-	t.Run("declares a tiny cost", func(t *testing.T) {
-		for range 10 { // each reserves the estimate
+	t.Run("declares a cost below the estimate", func(t *testing.T) {
+		for range 10 { // each request reserves the estimate, not its hits
 			s.mustStart("poor=tiny;hits=1")
 		}
 		if _, err := s.start("poor=tiny;hits=1"); err == nil {
 			t.Error("an eleventh request of 100 fits into 1000")
 		}
 		id := s.reserve("few", "tiny program", 1)
-		s.mustSettle(id, 1100) // the rest is a debt, which denies
+		s.mustSettle(id, 1100) // the cost beyond the limit becomes a debt, which denies later requests
 		if code, answer := s.post("/v1/limit", `{"name":"few","key":"tiny program"}`); code != http.StatusTooManyRequests {
 			t.Errorf("%d %s", code, answer)
 		}
 	})
-	t.Run("hangs up before the usage is known", func(t *testing.T) {
+	t.Run("disconnects before the cost is known", func(t *testing.T) {
 		id := s.mustStart("user=hangs up")
 		if _, err := s.send("settle_end=" + id + ";hits=0"); err != nil {
 			t.Error(err)
 		}
-		_ = s.done(id, 0) // too late
+		_ = s.done(id, 0) // the reservation is settled already, so this has no effect
 		s.want("tokens", "hangs up", 1_000_000-100)
 	})
-	t.Run("never finishes, in thousands of streams", func(t *testing.T) {
+	t.Run("never settles, in thousands of streams", func(t *testing.T) {
 		buckets := s.metric("rlsidecar_memory_keys ")
 		var all sync.WaitGroup
 		var mu sync.Mutex
@@ -518,11 +521,11 @@ func TestClientsThatAbuseReservations(t *testing.T) {
 			t.Errorf("%d reservations of 100 are open at once, of 1000", allowed)
 		}
 		if more := s.metric("rlsidecar_memory_keys ") - buckets; more > 10 {
-			t.Errorf("they take %g buckets, want one or a few", more)
+			t.Errorf("unsettled reservations use %g buckets, want at most 10", more)
 		}
 	})
-	t.Run("poisons the estimates", func(t *testing.T) {
-		for n := range 40 { // the cost of a request
+	t.Run("reports false costs, to change the estimates", func(t *testing.T) {
+		for n := range 40 { // honest calls cost 200 units
 			if err := s.done(s.mustStart(fmt.Sprintf("caller=honest %d", n)), 200); err != nil {
 				t.Fatal(err)
 			}

@@ -13,8 +13,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit/limitsfile"
 )
 
-// TestAGoProgramSettlesWithTheSidecars: a Go program with the same limits, Redis and key settles the reservations of a
-// proxy and of an application, and the sidecar settles those of the program. Each is settled once.
+// TestAGoProgramSettlesWithTheSidecars runs a Go program with the limits, Redis and signing key of a sidecar.
+// It settles reservations of a proxy and of an application, and the sidecar settles reservations of the
+// program. Each reservation is settled once.
 func TestAGoProgramSettlesWithTheSidecars(t *testing.T) {
 	t.Parallel()
 	url := "redis://" + redistest.Start(t).Addr
@@ -45,7 +46,7 @@ func TestAGoProgramSettlesWithTheSidecars(t *testing.T) {
 				t.Errorf("reservation %d: %v", i, err)
 			}
 		}
-		if err := s.done(id, 90); err != nil { // the reservation was settled before
+		if err := s.done(id, 90); err != nil { // the reservation is settled already
 			t.Error(err)
 		}
 		if _, err := program.Settle(t.Context(), r, 31); !errors.Is(err, ratelimit.ErrReused) {

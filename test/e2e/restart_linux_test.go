@@ -15,7 +15,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// bounded is the number of units that all processes together may allow for the key "bounded". Other keys are not limited.
+// bounded is the number of units that all sidecars together may allow for the key "bounded". No other
+// limit is ever reached.
 const bounded = 2000
 
 const restartLimits = `
@@ -27,14 +28,14 @@ descriptors:
   - {key: api_key, value: bounded, rate_limit: {unit: year, requests_per_unit: 2000}}
 `
 
-// secondSidecar adds another endpoint for Envoy to the example's.
+// secondSidecar adds a second endpoint to the cluster of sidecars in Envoy's configuration.
 var secondSidecar = change{
 	"        - endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: 8081 } } }\n",
 	"        - endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: 8081 } } }\n" +
 		"        - endpoint: { address: { socket_address: { address: 127.0.0.1, port_value: 8082 } } }\n",
 }
 
-// restarts are sidecars on one Redis behind one Envoy, under load.
+// restarts are sidecars on one Redis behind one Envoy. They restart while clients send requests.
 type restarts struct {
 	*stack
 	limits, redis string
@@ -45,7 +46,7 @@ type restarts struct {
 
 func newRestarts(t *testing.T) *restarts {
 	t.Helper()
-	tooltest.Path(t, "envoy") // may skip
+	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
 	s := &restarts{stack: sidecarStack(t, ""), limits: filepath.Join(t.TempDir(), "limits.yaml"), redis: "redis://" + redistest.Start(t).Addr}
 	if err := os.WriteFile(s.limits, []byte(restartLimits), 0o600); err != nil {
 		t.Fatal(err)
@@ -70,8 +71,9 @@ func (s *restarts) serve(t *testing.T, port string, more ...string) *process {
 	return p
 }
 
-// ask sends up to 1,000 requests a second until s.stop is called. Every answer must be 200, or for the key "bounded" 429.
-func (s *restarts) ask(t *testing.T) {
+// load sends up to 1,000 requests a second until s.stop is called. Every answer must be 200, or for the key
+// "bounded" 429.
+func (s *restarts) load(t *testing.T) {
 	t.Helper()
 	const clients, pause = 50, 50 * time.Millisecond
 	client := &http.Client{Timeout: patience, Transport: &http.Transport{MaxIdleConnsPerHost: clients}}
@@ -117,24 +119,24 @@ func (s *restarts) ask(t *testing.T) {
 	t.Cleanup(s.stop)
 }
 
-// during waits until n more requests are sent.
+// during waits until clients have sent n more requests.
 func (s *restarts) during(t *testing.T, n int64) {
 	t.Helper()
 	before := s.request.Load()
 	eventually(t, "load", func() bool { return s.request.Load() > before+n })
 }
 
-// judge ends the load, and counts.
+// judge stops the clients, and checks the admitted units.
 func (s *restarts) judge(t *testing.T, from time.Time) {
 	t.Helper()
 	s.stop()
 	took := time.Since(from).Seconds()
-	t.Logf("%d asked in %.1f s, %.0f a second; %d of %d admitted", s.request.Load(), took, float64(s.request.Load())/took, s.admitted.Load(), bounded)
+	t.Logf("%d requests in %.1f s, %.0f a second; %d of %d units admitted", s.request.Load(), took, float64(s.request.Load())/took, s.admitted.Load(), bounded)
 	if got := s.admitted.Load(); got != bounded {
 		t.Errorf("%d requests of the bounded key were admitted, want %d", got, bounded)
 	}
-	if n := s.stat("cluster.app.ratelimit.error"); n > 0 { // -1 means that there was no error
-		t.Errorf("%d questions of Envoy's failed", n)
+	if n := s.stat("cluster.app.ratelimit.error"); n > 0 { // -1 means that the counter does not exist, because there was no error
+		t.Errorf("%d rate limit requests of Envoy failed", n)
 	}
 }
 
@@ -148,7 +150,7 @@ func TestRollingRestart(t *testing.T) {
 	s.startEnvoy(t, secondSidecar)
 	s.awaitSidecars(t, 2)
 	from := time.Now()
-	s.ask(t)
+	s.load(t)
 	s.during(t, 500)
 	for i, old := range sidecars {
 		if err := old.cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -156,10 +158,10 @@ func TestRollingRestart(t *testing.T) {
 		}
 		s.awaitSidecars(t, 1)
 		if !old.running() {
-			t.Error("it was gone before Envoy had noticed that it would be")
+			t.Error("the sidecar ended before Envoy knew that it was draining")
 		}
 		eventually(t, "it stops", func() bool { return !old.running() })
-		s.during(t, 200) // requests while only one sidecar runs
+		s.during(t, 200) // requests while only one of the sidecars runs
 		sidecars[i] = s.serve(t, ports[i])
 		s.awaitSidecars(t, 2)
 		s.during(t, 200)
@@ -169,7 +171,7 @@ func TestRollingRestart(t *testing.T) {
 	s.judge(t, from)
 }
 
-// TestTakingOverThePort restarts the only sidecar, the new one first, under load.
+// TestTakingOverThePort restarts the only sidecar under load. The new process starts before the old one ends.
 func TestTakingOverThePort(t *testing.T) {
 	t.Parallel()
 	s := newRestarts(t)
@@ -177,7 +179,7 @@ func TestTakingOverThePort(t *testing.T) {
 	s.startEnvoy(t)
 	s.awaitSidecar(t)
 	from := time.Now()
-	s.ask(t)
+	s.load(t)
 	for range 2 {
 		s.during(t, 500)
 		next := s.serve(t, "8081", "--reuse-port")

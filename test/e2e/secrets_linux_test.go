@@ -14,8 +14,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestNoPageShowsASecret passes secrets to the built program on the command line, and searches everything that it serves
-// and logs for them.
+// TestNoPageShowsASecret passes secrets on the command line, and then searches all answers and logs of the
+// program for them.
 func TestNoPageShowsASecret(t *testing.T) {
 	const secret, apiSecret, adminSecret = "hunter2", "hunter2api", "hunter2admin"
 	limits := filepath.Join(t.TempDir(), "limits.yaml")
@@ -48,7 +48,7 @@ func TestNoPageShowsASecret(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", line, err)
 		}
-		if plain, err := gzip.NewReader(bytes.NewReader(content)); err == nil { // profiles are
+		if plain, err := gzip.NewReader(bytes.NewReader(content)); err == nil { // profiles are compressed
 			if content, err = io.ReadAll(plain); err != nil {
 				t.Fatalf("%s: %v", line, err)
 			}

@@ -16,13 +16,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// settleStack is a stock Envoy that settles reservations. The application behind it answers as the path of a request
-// states: /cost/N reports the cost N, /nothing reports none, /slow answers in part and waits until the client has
-// disconnected, and /die closes the connection in the middle of the answer. /silent and /dead do the same without an
-// answer, so that no cost is known.
+// settleStack is an unmodified Envoy that settles reservations. The path of a request selects the answer of
+// the application behind it: /cost/N reports the cost N, /nothing reports none, /slow sends a part of an
+// answer and waits until the client has disconnected, and /die closes the connection in the middle of the
+// answer. /silent and /dead do the same as /slow and /die before any byte of the answer, so that no cost is
+// known.
 func settleStack(t *testing.T) *stack {
 	t.Helper()
-	tooltest.Path(t, "envoy") // may skip
+	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
 	s := sidecarStack(t, "")
 	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
 		kind, value, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
@@ -59,7 +60,8 @@ func settleStack(t *testing.T) *stack {
 	return s
 }
 
-// tokensLeft returns a user's remaining tokens, by a dry run; "" means a bucket without a key.
+// tokensLeft returns the remaining tokens of a user, from a dry run. The user "" stands for a bucket without
+// a key.
 func (s *stack) tokensLeft(t *testing.T, limit, user string) (left int) {
 	t.Helper()
 	ask := map[string]any{"domain": "ai", "name": limit, "count": 0}
@@ -79,7 +81,8 @@ func (s *stack) tokensLeft(t *testing.T, limit, user string) (left int) {
 	return said.Limits[0].Remaining
 }
 
-// wantLeft waits until a user has so many tokens left, because the settle-done arrives after the answer.
+// wantLeft waits until a user has this number of tokens left, because Envoy sends the settle-done after the
+// answer.
 func (s *stack) wantLeft(t *testing.T, limit, user string, want int) {
 	t.Helper()
 	left := 0
@@ -95,7 +98,7 @@ func (s *stack) wantLeft(t *testing.T, limit, user string, want int) {
 // wantUnknown waits until more settlements without a real cost have arrived, in addition to those of earlier tests.
 func (s *stack) wantUnknown(t *testing.T, more int) {
 	t.Helper()
-	const before = 2 // the settlements of carol and careful
+	const before = 2 // the settlements of the users carol and careful, in earlier tests
 	eventually(t, "the settlement without a real cost arrives", func() bool {
 		resp, err := s.client.Get("http://" + s.addr + ":6070/metrics")
 		if err != nil {
@@ -114,8 +117,8 @@ func (s *stack) wantUnknown(t *testing.T, more int) {
 	})
 }
 
-// TestEnvoySettles runs a stock Envoy: the answer to the first request has an id, and Envoy sends it at the end of the
-// stream with the real cost.
+// TestEnvoySettles runs an unmodified Envoy. The answer to the first rate limit request has a reservation id.
+// Envoy sends the id at the end of the stream, with the real cost.
 func TestEnvoySettles(t *testing.T) {
 	t.Parallel()
 	s := settleStack(t)
@@ -134,7 +137,7 @@ func TestEnvoySettles(t *testing.T) {
 		get("carol", "/cost/1") // the settle-done of this request arrives after that of the first one
 		s.wantLeft(t, "tokens", "carol", 899)
 	})
-	t.Run("or what unknown_cost says", func(t *testing.T) {
+	t.Run("without a cost, unknown_cost decides", func(t *testing.T) {
 		get("careful", "/nothing")
 		s.wantLeft(t, "careful", "", 600)
 	})
@@ -148,7 +151,7 @@ func TestEnvoySettles(t *testing.T) {
 		s.wantLeft(t, "tokens", "erin", 999)
 		s.wantLeft(t, "tokens", "dave", 50)
 	})
-	t.Run("the client hangs up", func(t *testing.T) {
+	t.Run("the client disconnects", func(t *testing.T) {
 		conn, err := net.Dial("tcp", s.addr+":10000")
 		if err != nil {
 			t.Fatal(err)
@@ -159,31 +162,31 @@ func TestEnvoySettles(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = conn.Close()
-		s.wantLeft(t, "tokens", "frank", 970) // the headers had the cost
+		s.wantLeft(t, "tokens", "frank", 970) // the headers reported the cost
 	})
-	t.Run("the upstream dies", func(t *testing.T) {
+	t.Run("the application closes the connection", func(t *testing.T) {
 		_, _ = s.exchange(t, "", "10000", "/die/20", "x-user: grace")
 		s.wantLeft(t, "tokens", "grace", 980)
 	})
-	t.Run("the client hangs up before there is an answer", func(t *testing.T) {
+	t.Run("the client disconnects before the answer", func(t *testing.T) {
 		conn, err := net.Dial("tcp", s.addr+":10000")
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, _ = io.WriteString(conn, "GET /silent HTTP/1.1\r\nhost: shop.test\r\nx-user: ivan\r\n\r\n")
-		s.wantLeft(t, "tokens", "ivan", 900) // the estimate is reserved
+		s.wantLeft(t, "tokens", "ivan", 900) // the estimate stays charged
 		_ = conn.Close()
 		s.wantUnknown(t, 1)
 		s.wantLeft(t, "tokens", "ivan", 900)
 	})
-	t.Run("the upstream dies before there is an answer", func(t *testing.T) {
+	t.Run("the application closes the connection before the answer", func(t *testing.T) {
 		if code := get("judy", "/dead"); code != http.StatusServiceUnavailable {
 			t.Errorf("%d, want 503", code)
 		}
 		s.wantUnknown(t, 2)
 		s.wantLeft(t, "tokens", "judy", 900)
 	})
-	t.Run("a client cannot bring an id of its own", func(t *testing.T) {
+	t.Run("a client cannot send an id of its own", func(t *testing.T) {
 		s.get(t, "", "/cost/5", "x-user: heidi", "settle: forged", "settle_end: forged")
 		s.wantLeft(t, "tokens", "heidi", 995)
 	})

@@ -17,8 +17,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// TestSlowClientsBlockNoOtherClient lets slowhttptest occupy hundreds of connections with slow headers, slow bodies and
-// slow reading, while another client keeps sending requests.
+// TestSlowClientsBlockNoOtherClient lets slowhttptest occupy hundreds of connections, with slow headers, slow
+// bodies and slow reading. Another client must still get its answers.
 func TestSlowClientsBlockNoOtherClient(t *testing.T) {
 	t.Parallel()
 	program := tooltest.Path(t, "slowhttptest")
@@ -47,7 +47,7 @@ func TestSlowClientsBlockNoOtherClient(t *testing.T) {
 		select {
 		case <-done:
 			if more := s.memory(t) - before; more > 64<<10 {
-				t.Errorf("900 slow clients took %d KiB", more)
+				t.Errorf("900 slow clients used %d KiB of memory", more)
 			}
 			t.Logf("%d others were answered meanwhile; %d KiB more", request, s.memory(t)-before)
 			return
@@ -56,7 +56,8 @@ func TestSlowClientsBlockNoOtherClient(t *testing.T) {
 	}
 }
 
-// TestOversizedRequestsAreRefused: each is answered, or its connection is closed, and none gets a 5xx.
+// TestOversizedRequestsAreRefused checks that each such request gets an answer other than 5xx, or that its
+// connection is closed.
 func TestOversizedRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := startAPI(t)
@@ -65,7 +66,7 @@ func TestOversizedRequestsAreRefused(t *testing.T) {
 	chunk := "1000\r\n" + strings.Repeat(" ", 4096) + "\r\n"
 	for name, c := range map[string]struct {
 		request string
-		more    string // sent until the connection is closed
+		more    string // the test sends this until the connection is closed
 		want    string
 	}{
 		"announced": {"POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n", "xxxxxxxxxxxxxxxx", "413"},
@@ -99,11 +100,11 @@ func TestOversizedRequestsAreRefused(t *testing.T) {
 		t.Errorf("afterwards: %d %v", code, err)
 	}
 	if more := s.memory(t) - before; more > 64<<10 {
-		t.Errorf("they took %d KiB", more)
+		t.Errorf("oversized requests used %d KiB of memory", more)
 	}
 }
 
-// api is a sidecar for applications.
+// api is a sidecar with the HTTP API.
 type api struct {
 	*process
 	addr, url string
@@ -137,7 +138,7 @@ func (a *api) memory(t *testing.T) (kib int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(status), "VmHWM:") // the peak
+	_, rest, _ := strings.Cut(string(status), "VmHWM:") // the largest resident memory so far
 	if _, err := fmt.Sscan(rest, &kib); err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 		log.Fatal(err)
 	}
 	sidecarProgram = filepath.Join(dir, "rlsidecar")
-	// Without the commit, which git may refuse to print in a container; static, as in the image.
+	// Without the commit, because git may refuse to print it in a container. Static, as in the image.
 	build := exec.Command("go", "build", "-buildvcs=false", "-o", sidecarProgram, root+"/cmd/rlsidecar")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -55,10 +55,11 @@ type stack struct {
 	last    atomic.Pointer[received] // the last request that the application received
 }
 
-// change is a difference from an example.
+// change replaces a part of an example's configuration.
 type change struct{ old, new string }
 
-// The changes that tests make. The first one is always made: on a busy machine 50 ms may be too short.
+// These are the changes that tests make. Every test makes the first one, because 50 ms may be too short on a
+// busy machine.
 var (
 	longTimeout = change{"timeout: 0.05s", "timeout: 10s"}
 	failOpen    = change{"failure_mode_deny: true", "failure_mode_deny: false"}
@@ -74,7 +75,7 @@ func overSocket(path string) change {
 
 var stacks atomic.Int32
 
-// loopback returns addresses from 127.100.0.1 on, by process and by stack, so that no other process uses their ports.
+// loopback returns a loopback address that no other test and no other process uses, from 127.100.0.1 on.
 func loopback() string {
 	pid := os.Getpid()
 	return fmt.Sprintf("127.%d.%d.%d", 100+pid>>8&0x7f, pid&0xff, stacks.Add(1))
@@ -82,7 +83,7 @@ func loopback() string {
 
 func newStack(t *testing.T, socket string, changes ...change) *stack {
 	t.Helper()
-	tooltest.Path(t, "envoy") // may skip
+	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
 	s := sidecarStack(t, socket)
 	s.serveApplication(t)
 	s.startSidecar(t)
@@ -91,7 +92,7 @@ func newStack(t *testing.T, socket string, changes ...change) *stack {
 	return s
 }
 
-// sidecarStack returns a stack without any process.
+// sidecarStack returns a stack without running processes.
 func sidecarStack(t *testing.T, socket string) *stack {
 	t.Helper()
 	s := &stack{
@@ -110,7 +111,7 @@ func (s *stack) startEnvoy(t *testing.T, changes ...change) {
 	s.runEnvoy(t, s.envoyFile(t, "envoy/envoy.yaml", append([]change{longTimeout}, changes...)...))
 }
 
-// envoyFile writes an Envoy's configuration: an example, with the changes.
+// envoyFile writes the Envoy configuration of an example, with the changes.
 func (s *stack) envoyFile(t *testing.T, name string, changes ...change) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "envoy.yaml")
@@ -133,7 +134,8 @@ func (s *stack) runEnvoy(t *testing.T, config string) {
 	})
 }
 
-// example returns the text of a file of examples/ with the changes. The test fails if a change cannot be made.
+// example returns the text of a file of examples/ with the changes. The test fails if the file lacks the text
+// that a change replaces.
 func example(t *testing.T, name string, changes ...change) string {
 	t.Helper()
 	data, err := os.ReadFile(root + "/examples/" + name)
@@ -161,13 +163,13 @@ func (s *stack) startSidecar(t *testing.T) {
 	awaitPort(t, s.sidecar, network, address)
 }
 
-// awaitSidecar returns when Envoy's health check has found the sidecar.
+// awaitSidecar waits until Envoy considers the sidecar healthy.
 func (s *stack) awaitSidecar(t *testing.T) {
 	t.Helper()
 	s.awaitSidecars(t, 1)
 }
 
-// awaitSidecars returns when Envoy considers n of them healthy.
+// awaitSidecars waits until Envoy considers n sidecars healthy.
 func (s *stack) awaitSidecars(t *testing.T, n int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("Envoy finds %d rlsidecar healthy", n), func() bool {
@@ -197,7 +199,7 @@ func serveAt(t *testing.T, address string, handler http.HandlerFunc) {
 	t.Cleanup(func() { _ = server.Close(); <-served })
 }
 
-// admin sends a request to Envoy's admin port and returns the answer; the empty string if it does not answer.
+// admin sends a request to Envoy's admin port and returns the answer, or "" if there is none.
 func (s *stack) admin(path string) string {
 	resp, err := s.client.Get("http://" + s.addr + ":9901" + path)
 	if err != nil {
@@ -220,15 +222,15 @@ func (s *stack) stat(name string) int {
 	return -1
 }
 
-// answer is an answer to a client, with its bytes.
+// answer is an answer to a client, parsed and as bytes.
 type answer struct {
 	code   int
 	header http.Header
 	raw    string
 }
 
-// get sends a request for path to Envoy with headers ("name: value"), byte for byte as given. A from that is not empty
-// is the client's address.
+// get requests path from Envoy, with headers ("name: value"), byte for byte. from is the client's address; ""
+// means any.
 func (s *stack) get(t *testing.T, from, path string, headers ...string) answer {
 	t.Helper()
 	raw, err := s.exchange(t, from, "10000", path, headers...)
@@ -243,7 +245,7 @@ func (s *stack) get(t *testing.T, from, path string, headers ...string) answer {
 	return answer{resp.StatusCode, resp.Header, string(raw)}
 }
 
-// exchange opens a connection, requests path and reads until the end.
+// exchange opens a connection, requests path and reads until the connection ends.
 func (s *stack) exchange(t *testing.T, from, port, path string, headers ...string) ([]byte, error) {
 	t.Helper()
 	var dialer net.Dialer

@@ -31,7 +31,7 @@ func TestXDSExample(t *testing.T) {
 		return resp.StatusCode
 	}
 	r := &reference{client: client, addr: addr}
-	// All of it in one minute, or again with another key.
+	// All of this must happen in one minute. If not, it is repeated with another key.
 	sameMinute(t, func(attempt int) bool {
 		key := "bob" + strings.Repeat("b", attempt)
 		count := func(n int) (allowed int) {
@@ -42,7 +42,7 @@ func TestXDSExample(t *testing.T) {
 			}
 			return allowed
 		}
-		if attempt > 0 { // the first attempt ended with 10 a minute
+		if attempt > 0 { // the previous attempt ended with a limit of 10 a minute
 			return count(12) == 10
 		}
 		first := count(6)

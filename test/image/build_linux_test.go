@@ -76,7 +76,7 @@ func removeAbandoned(t *testing.T, tool map[string]string) {
 		}
 		abandoned := &engine{dir: filepath.Dir(path), lock: lock, tool: tool}
 		if err := abandoned.remove(); err != nil {
-			t.Errorf("what an earlier test has left: %v", err)
+			t.Errorf("remove the containers of an earlier test: %v", err)
 		}
 	}
 }
@@ -90,7 +90,7 @@ func image(t *testing.T) *engine {
 		images.built = true
 	}
 	if !images.built {
-		t.Fatal("there is no image: the test before says why")
+		t.Fatal("there is no image; an earlier test reports the reason")
 	}
 	return images
 }

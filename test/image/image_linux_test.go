@@ -248,7 +248,7 @@ func TestImageHasNoRights(t *testing.T) {
 		}
 	}
 	if out, err := c.try("podman", "exec", c.name, "/bin/sh", "-c", "true"); err == nil {
-		t.Errorf("there is a shell: %s", out)
+		t.Errorf("the image contains a shell: %s", out)
 	}
 }
 
@@ -281,10 +281,10 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 		t.Fatalf("after %d keys: %+v", asked.Load(), s)
 	}
 	if got := c.decide(t, request("path", "/login")); got != over {
-		t.Errorf("after the flood /login is open again: %v", got)
+		t.Errorf("after many keys, the denied key of /login is allowed again: %v", got)
 	}
 	if _, err := c.try("podman", "healthcheck", "run", c.name); err != nil {
-		t.Error("after the flood it is not healthy")
+		t.Error("after many keys the sidecar is not healthy")
 	}
 }
 
@@ -302,7 +302,7 @@ func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 		for {
 			r, err := watch.Recv()
 			if err != nil {
-				t.Errorf("it ended before it said that it would: %v", err)
+				t.Errorf("the sidecar ended before it reported that it was draining: %v", err)
 				return
 			}
 			if r.GetStatus() != healthpb.HealthCheckResponse_SERVING {
@@ -396,7 +396,7 @@ func TestImageRunsCommands(t *testing.T) {
 		t.Errorf("it ended with %+v", s)
 	}
 	if _, err := e.try("podman", "healthcheck", "run", c.name); err == nil {
-		t.Error("it is healthy after its end")
+		t.Error("healthcheck succeeds after the sidecar has ended")
 	}
 }
 
@@ -428,7 +428,7 @@ func TestImageForAnotherProcessor(t *testing.T) {
 		t.Fatalf("no scenarios: %v", err)
 	}
 	if out, err := exec.Command(qemu, append([]string{file, "test"}, scenarios...)...).CombinedOutput(); err != nil {
-		t.Errorf("limits mean something else there: %v\n%s", err, out)
+		t.Errorf("scenarios fail on the other architecture: %v\n%s", err, out)
 	}
 	dir := t.TempDir()
 	config, socket := filepath.Join(dir, "limits.yaml"), filepath.Join(dir, "grpc")
@@ -469,7 +469,7 @@ func TestAbandonedContainersAreRemoved(t *testing.T) {
 	}
 	next := newEngine(t)
 	if _, err := os.Stat(process); err != nil {
-		t.Errorf("it is gone while it was in use: %v", err)
+		t.Errorf("a container in use was removed: %v", err)
 	}
 	killed.lock.Close()
 	removeAbandoned(t, next.tool)
@@ -482,6 +482,6 @@ func TestAbandonedContainersAreRemoved(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := os.Stat(images.dir); err != nil {
-		t.Errorf("what is in use is gone: %v", err)
+		t.Errorf("files in use were removed: %v", err)
 	}
 }

@@ -69,11 +69,11 @@ func TestOutcomesOfFaults(t *testing.T) {
 		}
 	}
 	if is, _ := os.ReadFile(filepath.Join(root, "sum.go")); !bytes.Equal(was, is) {
-		t.Error("the file of the user changed")
+		t.Error("the user's own file changed")
 	}
 	page, _ := os.ReadFile(filepath.Join(root, "docs/trust.md"))
 	if !bytes.Contains(page, []byte("2 of 6 faults have a row")) || bytes.Contains(page, []byte("sums are large")) {
-		t.Errorf("a fault that was not noticed has a row, or one that was noticed has none:\n%s", page)
+		t.Errorf("want a row for each fault that was noticed, and no other row:\n%s", page)
 	}
 }
 

@@ -85,7 +85,7 @@ func TestDashboardLayout(t *testing.T) {
 		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
 			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
 				if other, taken := at[[2]int{x, y}]; taken || x >= 24 {
-					t.Fatalf("%s covers %s, or reaches over the edge", p.Title, other)
+					t.Fatalf("panel %s overlaps %s, or is too wide for the dashboard", p.Title, other)
 				}
 				at[[2]int{x, y}] = p.Title
 			}
@@ -108,7 +108,7 @@ func TestChartHasTheSameFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(source, copied) {
-			t.Errorf("charts/rlsidecar/files/%s is another one; cp examples/observability/%[1]s charts/rlsidecar/files/", name)
+			t.Errorf("charts/rlsidecar/files/%s differs; run: cp examples/observability/%[1]s charts/rlsidecar/files/", name)
 		}
 	}
 }

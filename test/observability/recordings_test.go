@@ -56,7 +56,7 @@ func recordings(t *testing.T) map[string]recording {
 		recorded = made // only if no test has failed
 	})
 	if recorded == nil {
-		t.Fatal("the recordings failed, in another test")
+		t.Fatal("the recordings failed; another test reports the reason")
 	}
 	return recorded
 }

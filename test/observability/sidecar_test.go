@@ -160,7 +160,7 @@ func eventually(t *testing.T, condition string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("after %v it is not so: %s", patience, condition)
+			t.Fatalf("after %v this is still not true: %s", patience, condition)
 		}
 	}
 }

@@ -81,7 +81,7 @@ func TestReleaseIsWholeAndTheSameTwice(t *testing.T) {
 	}
 	for name, data := range one {
 		if !bytes.Equal(data, other[name]) {
-			t.Errorf("%s is not the same when it is built again", name)
+			t.Errorf("%s differs when it is built again", name)
 		}
 	}
 	for _, arch := range []string{"amd64", "arm64"} {
@@ -117,7 +117,7 @@ func unpack(t *testing.T, data []byte, prefix string) map[string][]byte {
 			t.Fatal(err)
 		}
 		if h.Uid != 0 || h.Gid != 0 || h.Uname != "" || h.ModTime.Unix() != 1767225600 {
-			t.Errorf("%s tells of where it was made: %+v", h.Name, h)
+			t.Errorf("%s contains facts about the machine that made it: %+v", h.Name, h)
 		}
 		if want := fs.FileMode(0o644); h.Typeflag == tar.TypeReg && h.Name != prefix+"rlsidecar" && h.FileInfo().Mode() != want {
 			t.Errorf("%s has mode %v, want %v", h.Name, h.FileInfo().Mode(), want)
@@ -183,7 +183,7 @@ func bom(t *testing.T, data []byte) {
 	}
 	for _, c := range d.Components {
 		if c.Version == "" || c.PURL == "" || len(c.Licenses) != 1 || c.Licenses[0].License.ID == "" {
-			t.Errorf("not all is said of %+v", c)
+			t.Errorf("the list of modules has an incomplete entry: %+v", c)
 		}
 	}
 	for _, name := range []string{"std", "github.com/alecthomas/kong", "github.com/redis/go-redis/v9", "google.golang.org/grpc"} {

@@ -102,7 +102,7 @@ type sidecar struct {
 // goroutines and open files must not grow, and every consumed unit must be counted once.
 func TestSoak(t *testing.T) {
 	if testing.Short() {
-		t.Skip("takes ten seconds")
+		t.Skip("the soak takes ten seconds; run the tests without -short")
 	}
 	w := start(t)
 	lasts := duration(t)
@@ -265,7 +265,7 @@ func (w *world) rpc(s *sidecar) {
 			answer, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(w.t.Context(), rlstest.Request("soak", rlstest.Descriptor(which)))
 			switch {
 			case err != nil:
-				w.t.Errorf("an RPC failed, which opens Envoy's gate: %v", err)
+				w.t.Errorf("an RPC failed, so Envoy would have allowed the request: %v", err)
 				of.unsure.Add(1)
 			case answer.OverallCode == rls.RateLimitResponse_OK:
 				of.sure.Add(1)
@@ -456,7 +456,7 @@ func (w *world) happened() {
 		"password": w.passwords.Load(), "certificate": w.certificates.Load(), "adjustment": w.adjustments.Load(), "second certificate": int64(seen - 1),
 	} {
 		if n == 0 {
-			w.t.Errorf("there was no %s: the soak proves less than it says", what)
+			w.t.Errorf("the soak had no %s, so it did not test that event", what)
 		}
 	}
 	for _, s := range w.sidecars {
