@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -67,7 +68,7 @@ func TestOpenAIPackage(t *testing.T) {
 
 	said := run(t, python, "testdata/openai_client.py", "http://"+addr+":10000/v1")
 	lines := strings.Split(said, "\n")
-	if len(lines) < 6 {
+	if len(lines) < 7 {
 		t.Fatalf("the client printed\n%s", said)
 	}
 	for i, left := range []int{98500, 97000, 95500} {
@@ -86,6 +87,11 @@ func TestOpenAIPackage(t *testing.T) {
 	}
 	// After a denial the package waits and sends one more request. It sends none if the request can never be
 	// allowed.
+	// On a slow machine the time until the fifth call was enough for a unit to refill, and none of its requests was denied.
+	denials := "3"
+	if lines[6] == "late" {
+		denials = "[23]"
+	}
 	resp, err := http.Get("http://" + addr + ":6070/metrics")
 	if err != nil {
 		t.Fatal(err)
@@ -96,10 +102,10 @@ func TestOpenAIPackage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		`rlsidecar_requests_total{code="over_limit",domain="ai"} 3`, `rlsidecar_requests_total{code="ok",domain="ai"} 4`,
+		`rlsidecar_requests_total{code="over_limit",domain="ai"} ` + denials, `rlsidecar_requests_total{code="ok",domain="ai"} 4`,
 		`rlsidecar_requests_missing_descriptor_total{domain="ai"} 1`,
 	} {
-		if !strings.Contains(string(metrics), want+"\n") {
+		if !regexp.MustCompile(`(?m)^` + strings.ReplaceAll(want, "{", `\{`) + `$`).Match(metrics) {
 			t.Errorf("the metrics lack %s", want)
 		}
 	}

@@ -1,5 +1,6 @@
 """Calls a model through a proxy with the openai package, and prints what the caller sees: openai_client.py URL."""
 import sys
+import time
 import openai
 
 HEADERS = ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-limit-requests"]
@@ -15,8 +16,11 @@ def call(user, **options):
     return " ".join([text] + [f"{name}={','.join(answer.headers.get_list(name))}" for name in HEADERS])
 
 
+start = time.monotonic()
 for number in range(3):
     print("bob:", call("bob"))
 print("bob, no retries:", call("bob", max_retries=0))
+late = time.monotonic() - start > 12  # a unit has refilled, so that the next call may need no retry
 print("bob, retries:", call("bob").split(" ")[0])
 print("nobody:", call(None))
+print("late" if late else "in time")
