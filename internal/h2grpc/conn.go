@@ -175,6 +175,9 @@ func (c *conn) greet() error {
 		http2.Setting{ID: http2.SettingInitialWindowSize, Val: streamWindow},
 		http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: maxHeaders})
 	c.out = appendWindowUpdate(c.out, 0, connWindow-65535)
+	if c.draining { // the client may have sent requests already, so the connection is not just closed
+		c.sayGoAway()
+	}
 	c.flush()
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(c.nc, preface); err != nil {

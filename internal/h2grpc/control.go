@@ -177,17 +177,23 @@ func (c *conn) onPushPromise(frameHeader, []byte) error {
 // has received the GOAWAY are still answered.
 func (c *conn) drain() {
 	c.mu.Lock()
-	if !c.greeted { // the client cannot have sent requests yet
-		c.shut()
-	}
 	if c.draining || c.closed {
 		c.mu.Unlock()
 		return
 	}
 	c.draining, c.drained = true, time.Now()
+	if !c.greeted { // greet sends GOAWAY
+		c.mu.Unlock()
+		return
+	}
+	c.sayGoAway()
+	c.flushSoon()
+}
+
+// sayGoAway asks the client to send no more requests here. Its answer to the PING shows that it knows. mu is held.
+func (c *conn) sayGoAway() {
 	c.out = appendGoAway(c.out, math.MaxInt32, http2.ErrCodeNo, "")
 	c.out = appendPing(c.out, 0, drainPing)
-	c.flushSoon()
 }
 
 // finalize sends the client the number of the last stream that will be answered.
@@ -204,6 +210,9 @@ func (c *conn) finalize() {
 func (c *conn) tick(now time.Time) {
 	c.mu.Lock()
 	if c.closed || !c.greeted {
+		if c.draining && now.Sub(c.drained) > drainAnswer {
+			c.shut()
+		}
 		c.mu.Unlock()
 		return
 	}

@@ -112,8 +112,11 @@ type Server struct {
 	count       atomic.Int64 // number of connections
 
 	goroutines sync.WaitGroup
+	closing    chan struct{} // closed when the listeners are
 	stopped    chan struct{}
 	end        func() // closes stopped
+
+	serving sync.WaitGroup // calls of Serve
 
 	mu        sync.Mutex
 	draining  bool                      // guarded by mu
@@ -133,7 +136,7 @@ func New(c Config) *Server {
 		}
 	}
 	s := &Server{
-		config: c, stopped: make(chan struct{}),
+		config: c, closing: make(chan struct{}), stopped: make(chan struct{}),
 		listeners: map[net.Listener]struct{}{}, conns: map[*conn]struct{}{},
 	}
 	s.empty = sync.NewCond(&s.mu)
@@ -153,7 +156,9 @@ func (s *Server) Serve(l net.Listener) error {
 		return l.Close()
 	}
 	s.listeners[l] = struct{}{}
+	s.serving.Add(1)
 	s.mu.Unlock()
+	defer s.serving.Done()
 	for delay := time.Duration(0); ; {
 		nc, err := l.Accept()
 		if err == nil {
@@ -174,7 +179,7 @@ func (s *Server) Serve(l net.Listener) error {
 		delay = min(max(5*time.Millisecond, 2*delay), time.Second)
 		select {
 		case <-time.After(delay):
-		case <-s.stopped:
+		case <-s.closing:
 		}
 	}
 }
@@ -183,10 +188,6 @@ func (s *Server) start(nc net.Conn) {
 	c := newConn(s, nc)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.draining {
-		nc.Close()
-		return
-	}
 	s.conns[c] = struct{}{}
 	s.count.Add(1)
 	s.goroutines.Go(c.serve)
@@ -217,11 +218,15 @@ func (s *Server) all() []*conn {
 // are answered. When ctx ends, it closes the remaining connections. It returns when all connections are closed.
 func (s *Server) Stop(ctx context.Context) {
 	s.mu.Lock()
-	s.draining = true
+	if !s.draining {
+		s.draining = true
+		close(s.closing)
+	}
 	for l := range s.listeners {
 		l.Close()
 	}
 	s.mu.Unlock()
+	s.serving.Wait() // a connection that was accepted last is drained, not closed: its client may have sent requests
 	for _, c := range s.all() {
 		c.drain()
 	}

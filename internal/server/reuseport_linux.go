@@ -39,6 +39,28 @@ func leavePort(l net.Listener) error {
 	})
 }
 
+// queued reports whether the kernel has connections for l that l has not accepted.
+func queued(l net.Listener) bool {
+	socket, is := l.(syscall.Conn)
+	if !is {
+		return false
+	}
+	c, err := socket.SyscallConn()
+	if err != nil {
+		return false
+	}
+	n := 0
+	err = control(c, func(fd int) (err error) {
+		for {
+			n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+			if !errors.Is(err, syscall.EINTR) {
+				return err
+			}
+		}
+	})
+	return err == nil && n > 0
+}
+
 func control(c syscall.RawConn, do func(fd int) error) error {
 	var done error
 	err := c.Control(func(fd uintptr) { done = do(int(fd)) })

@@ -15,3 +15,5 @@ const canSharePorts = false
 func sharePort(string, string, syscall.RawConn) error { return errors.ErrUnsupported }
 
 func leavePort(net.Listener) error { return errors.ErrUnsupported }
+
+func queued(net.Listener) bool { return false }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -294,6 +295,28 @@ func (s *server) beReady(listeners []listener) {
 	}
 }
 
+// emptyQueues waits, for at most a second, until the listeners have accepted the connections that arrived before leavePort
+// directed new ones to another process: the kernel resets what is in a queue when its listener is closed.
+func emptyQueues(ctx context.Context, listeners []listener) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	pause := time.NewTicker(10 * time.Millisecond)
+	defer pause.Stop()
+	// What was accepted last is with its server by the second time that all queues are empty.
+	for empty := 0; empty < 2; {
+		if slices.ContainsFunc(listeners, func(d listener) bool { return queued(d.socket) }) {
+			empty = 0
+		} else {
+			empty++
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-pause.C:
+		}
+	}
+}
+
 // serve serves on the listeners. When asked ends or one of them fails, it closes them in order.
 func (s *server) serve(asked context.Context, listeners []listener, started func()) error {
 	ctx, fail := context.WithCancelCause(asked)
@@ -339,6 +362,9 @@ func (s *server) serve(asked context.Context, listeners []listener, started func
 	}
 	bound, cancel := context.WithTimeout(context.Background(), s.config.DrainTimeout)
 	defer cancel()
+	if s.config.ReusePort {
+		emptyQueues(bound, listeners)
+	}
 	for _, last := range []bool{false, true} {
 		var stopping sync.WaitGroup
 		for _, d := range listeners {
