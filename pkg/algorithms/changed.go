@@ -16,6 +16,10 @@ import "math/bits"
 //	cost = 0    allowed, unless the bucket is in debt by the old numbers too
 //	retry_after until the same request would be allowed under these rules, if no other came first
 //
+// Until the conversion the bucket refills at the old rate, also within a tick of the old numbers if those of
+// the new ones are finer. So a request that is allowed at some moment is allowed at every later one, if no
+// other comes first.
+//
 // Until the conversion, units consumed are added to used and units refunded are subtracted from it, in the
 // old numbers. So two processes with different numbers never admit more than the larger limit. The same
 // holds for a limit that is lowered and raised again.
@@ -58,7 +62,7 @@ func (l *Limit) adopt(s *State, now Micros, hash uint64) {
 			return
 		}
 		s.Peaks = l.adoptPeaks(s, hash)
-		s.By, s.Value, s.Prev, s.At = l, l.v-k.units(l), l.v1-k1.units(l), k.now
+		s.By, s.Value, s.Prev, s.At = l, l.v-k.units(l), l.v1-k1.units(l), l.tickOf(now)
 	}
 }
 
@@ -71,9 +75,12 @@ type kept struct {
 	room int64 // for a limit that settles: the most that a refund with ChargedAt returns
 
 	// For token buckets: now is the start of the common tick of both limits, and p flows in with each tick.
-	now  Micros
-	tick Micros
-	p    int64
+	// Each has so many fine ticks, those of the new limit. flown has flowed in since now: used lacks it.
+	now   Micros
+	tick  Micros
+	p     int64
+	fine  int64
+	flown int64
 
 	// For fixed windows: the window of the request, and the phase.
 	window, phase int64
@@ -89,17 +96,24 @@ func (l *Limit) keptTokens(s *State, value, full, p int64, now Micros) kept {
 		k.used = min(k.used+p*int64(s.At%k.tick), maxExact) // at the beginning of the tick of s.At
 		k.p = min(p*int64(k.tick/old.tick), maxExact)
 	}
-	k.used = k.after(int64(now/k.tick - s.At/k.tick))
+	k.used = k.after(int64(now/k.tick-s.At/k.tick), 0)
 	k.now = now - now%k.tick
+	k.fine = int64(k.tick / l.tick)
+	left := k.after(0, l.ticks(now)-l.ticks(k.now))
+	k.used, k.flown = left, k.used-left
 	return k
 }
 
-// after returns the consumption that remains after ticks.
-func (k *kept) after(ticks int64) int64 {
-	if hi, lo := bits.Mul64(uint64(ticks), uint64(k.p)); hi == 0 && lo < uint64(k.used) {
-		return k.used - int64(lo)
+// after returns the consumption that remains so many ticks after k.now, and fine ticks after these.
+func (k *kept) after(ticks, fine int64) int64 {
+	used := k.used + k.flown
+	if hi, lo := bits.Mul64(uint64(ticks), uint64(k.p)); hi != 0 || lo >= uint64(used) {
+		return 0
+	} else if used -= int64(lo); fine > 0 {
+		flown, _ := mulDiv(k.p, fine, k.fine)
+		used = max(0, used-flown)
 	}
-	return 0
+	return used
 }
 
 // keptWindow returns the consumption of a fixed window in the numbers of s.
@@ -151,20 +165,13 @@ func (k *kept) of(l *Limit, units int64) int64 {
 
 // until returns the time from now until the consumption is at most most, in the unit of l.
 func (k *kept) until(l *Limit, now Micros, most int64) Micros {
-	fine := int64(k.tick/l.tick) - 1
-	if k.tick == 0 || fine == 0 || most >= l.v {
-		return k.untilUsed(l, now, k.of(l, most))
-	}
-	// After the conversion the bucket refills at the new rate, whose ticks are finer.
-	later, n := *k, k.ticksTo(k.of(l, min(l.v, most+fine*l.p)))
-	later.used = k.after(n)
-	return max(0, k.moment(n)+Micros(max(0, ceilDiv(later.units(l)-most, l.p)))*l.tick-now)
+	return k.untilUsed(l, now, k.of(l, most))
 }
 
 // untilUsed returns the time from now until used is at most most.
 func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
 	if l.Kind != FixedWindow {
-		return max(0, k.moment(k.ticksTo(most))-now)
+		return max(0, k.moment(most)-now)
 	}
 	n := ceilDiv(k.used-most, k.old.Rate)
 	if l.clears() {
@@ -173,11 +180,17 @@ func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
 	return k.old.windowStart(k.window+max(1, n), k.phase) - now
 }
 
-// ticksTo returns the number of ticks until used is at most most.
-func (k *kept) ticksTo(most int64) int64 { return max(0, ceilDiv(k.used-most, k.p)) }
+// moment returns the moment from which used is at most most.
+func (k *kept) moment(most int64) Micros {
+	more := max(0, k.used+k.flown-most)
+	ticks := more / k.p
+	return k.start(ticks, mulDivCeil(more-ticks*k.p, k.fine, k.p))
+}
 
-// moment returns the start of the n-th tick after now.
-func (k *kept) moment(n int64) Micros { return k.now + Micros(n)*k.tick }
+// start returns the moment so many ticks after k.now, and fine ticks after these.
+func (k *kept) start(ticks, fine int64) Micros {
+	return k.now + Micros(ticks)*k.tick + Micros(fine)*(k.tick/Micros(k.fine))
+}
 
 // giveBack subtracts units of l from used. The undo of a charge subtracts less by the tokens that have
 // flowed in since the charge. If the limit settles, the undo subtracts at most room.
@@ -220,7 +233,7 @@ func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, back Micr
 	if l.Settles && !a.DryRun {
 		s.Peaks = k.old.peaked(s.Peaks, k.now, had, k.used, a)
 	}
-	s.Value, s.At = k.old.full()-k.used, k.old.tickOf(k.now)
+	s.Value, s.At = k.old.full()-k.used-k.flown, k.old.tickOf(k.now)
 	d.Value = l.full() - k.units(l)
 	d.Remaining = max(0, floorDiv(d.Value, l.Unit()))
 	d.ResetAfter = k.until(l, now, 0)
@@ -254,10 +267,8 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 		d.Allowed, d.Lost = true, min(a.Cost, maxExact)-(k.used-had)/k.unit
 	case cost == 0:
 		debt := max(k.of(l, goal), k.old.full()) // more consumption than this is a debt by the old numbers too
-		if d.Allowed = k.used <= debt; !d.Allowed && debt > k.of(l, goal) {
+		if d.Allowed = k.used <= debt; !d.Allowed {
 			d.RetryAfter = k.untilUsed(l, now, debt)
-		} else if !d.Allowed {
-			d.RetryAfter = k.until(l, now, goal)
 		}
 	case goal >= full && k.used <= k.of(l, goal):
 		k.used += mulDivCeil(cost, k.unit, unit)
@@ -305,9 +316,9 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back
 		}
 		d.RetryAfter = k.until(l, now, goal)
 		if a.MaxWait > 0 && l.tick > 1 { // add the time within the tick until the wait is at most MaxWait
-			k.used, goal = k.after(k.ticksTo(k.of(l, goal))), k.used
-			d.RetryAfter += max(0, Micros(ceilDiv(k.units(l), l.p))*l.tick-a.MaxWait)
-			k.used = goal
+			later := *k
+			later.used = k.after(int64((now+d.RetryAfter-k.now)/k.tick), 0)
+			d.RetryAfter += max(0, Micros(ceilDiv(later.units(l), l.p))*l.tick-a.MaxWait)
 		}
 	}
 }
@@ -328,13 +339,13 @@ func (l *Limit) takeKeptPair(s *State, now Micros, a *Charge, d *Decision) {
 	case a.Cost == 0:
 		d.Allowed = true
 	default:
-		if d.Allowed = pair.has(l, a.Cost, 0); d.Allowed {
+		if d.Allowed = pair.has(l, a.Cost); d.Allowed {
 			pair.pay(l, a.Cost)
 		} else {
 			d.RetryAfter = pair.until(l, a.Cost) - now
 		}
 	}
-	s.Prev, s.Value, s.At = old.v1-pair.sure.used, old.v-pair.bank.used, k1.now
+	s.Prev, s.Value, s.At = old.v1-pair.sure.used-k1.flown, old.v-pair.bank.used-k2.flown, k1.now
 	u1, u2 := pair.sure.units(l), pair.bank.units(l)
 	d.Value = l.v1 - u1 + l.v - u2
 	if d.Remaining = (max(0, l.v1-u1) + max(0, l.v-u2)) / l.q; u1 > l.v1 || u2 > l.v {
@@ -360,25 +371,20 @@ func (p *keptPair) giveBack(l *Limit, a *Charge) {
 	p.bank.used, p.sure.used = p.bank.used-bank, max(0, p.sure.used-(back-bank))
 }
 
-// has reports whether cost is available after ticks.
-func (p *keptPair) has(l *Limit, cost, ticks int64) bool {
-	more, ok := p.wait(l, cost, ticks)
-	return ok && more == 0
+// has reports whether cost is available.
+func (p *keptPair) has(l *Limit, cost int64) bool {
+	v1, v2 := l.v1-p.sure.units(l), l.v-p.bank.units(l)
+	if cost*l.q > max(0, v1)+max(0, v2) {
+		return false
+	}
+	return v1 >= 0 && v2 >= 0 || cost <= p.left() // the state is converted, or stays in the old numbers
 }
 
-// wait reports whether cost becomes available after ticks and before the next tick of the pair. more is the
-// number of finer ticks of l until then.
-func (p *keptPair) wait(l *Limit, cost, ticks int64) (more int64, ok bool) {
-	c, then := cost*l.q, *p
-	then.sure.used, then.bank.used = p.sure.after(ticks), p.bank.after(ticks)
-	u1, u2 := then.sure.units(l), then.bank.units(l)
-	if v1, v2 := l.v1-u1, l.v-u2; v1 >= 0 && v2 >= 0 { // the state can be converted by then
-		if v1+v2 < c {
-			more = l.guaranteedRetry(v1, v2, c)
-		}
-		return more, more < int64(p.bank.tick/l.tick)
-	}
-	return 0, c <= max(0, l.v1-u1)+max(0, l.v-u2) && cost <= then.left()
+// hasAfter reports whether cost is available so many ticks later, and fine ticks after these.
+func (p *keptPair) hasAfter(l *Limit, cost, ticks, fine int64) bool {
+	then := *p
+	then.sure.used, then.bank.used = p.sure.after(ticks, fine), p.bank.after(ticks, fine)
+	return then.has(l, cost)
 }
 
 // pay consumes a cost that is available.
@@ -391,17 +397,26 @@ func (p *keptPair) pay(l *Limit, cost int64) {
 
 // until returns the moment from which cost is available.
 func (p *keptPair) until(l *Limit, cost int64) Micros {
-	lo, hi := int64(-1), max(p.sure.ticksTo(0), p.bank.ticksTo(0))
-	for lo+1 < hi {
-		mid := lo + (hi-lo)/2
-		if _, ok := p.wait(l, cost, mid); ok {
+	full := max(p.sure.moment(0), p.bank.moment(0))
+	ticks := firstIn(0, int64((full-p.bank.now)/p.bank.tick)+1, func(n int64) bool { return p.hasAfter(l, cost, n, 0) })
+	if ticks == 0 {
+		return p.bank.now
+	}
+	fine := firstIn(1, p.bank.fine, func(n int64) bool { return p.hasAfter(l, cost, ticks-1, n) })
+	return p.bank.start(ticks-1, fine)
+}
+
+// firstIn returns the first number from lo to hi that yes holds for, which holds for hi and all numbers after
+// the first one.
+func firstIn(lo, hi int64, yes func(n int64) bool) int64 {
+	for lo < hi {
+		if mid := lo + (hi-lo)/2; yes(mid) {
 			hi = mid
 		} else {
-			lo = mid
+			lo = mid + 1
 		}
 	}
-	more, _ := p.wait(l, cost, hi)
-	return p.bank.moment(hi) + Micros(more)*l.tick
+	return lo
 }
 
 // mulDiv returns a*b/c rounded down, for a, b >= 0 and c > 0, and whether there was a remainder. Results
