@@ -71,6 +71,7 @@ const maxChanged = 200
 func Compare(before, after *limiter.Snapshot) *Changes {
 	c := &Changes{}
 	var kept catalogs
+	before, after = differing(before, after)
 	old, now := kept.of(before).limits, kept.of(after).limits
 	for len(old) > 0 || len(now) > 0 {
 		order := 0
@@ -100,6 +101,37 @@ func Compare(before, after *limiter.Snapshot) *Changes {
 		}
 	}
 	return c
+}
+
+// differing returns the domains of two configurations that are not the same. A reload keeps the domains whose files did
+// not change. In a domain over many files, it keeps the limits of most of them.
+func differing(before, after *limiter.Snapshot) (old, now *limiter.Snapshot) {
+	old, now = &limiter.Snapshot{}, &limiter.Snapshot{}
+	for name, d := range before.Domains {
+		if after.Domains[name] != d {
+			old.Policies = append(old.Policies, changed(d, after.Domains[name])...)
+		}
+	}
+	for name, d := range after.Domains {
+		if before.Domains[name] != d {
+			now.Policies = append(now.Policies, changed(d, before.Domains[name])...)
+		}
+	}
+	return old, now
+}
+
+// changed returns the policies of d without those that other, an earlier or a later version of the domain, has at the
+// same position. Several uses of a named limit are one limit, so with named limits it returns all policies.
+func changed(d, other *limiter.Domain) (list []*descriptors.Policy) {
+	if other == nil || len(d.Policies) != len(other.Policies) || len(d.Named) > 0 || len(other.Named) > 0 {
+		return d.Policies
+	}
+	for i, p := range d.Policies {
+		if p != other.Policies[i] {
+			list = append(list, p)
+		}
+	}
+	return list
 }
 
 // alike reports whether a and b are equal except for their places. It saves memory: if one file of a large domain

@@ -26,6 +26,7 @@ type root struct {
 
 // block compiles the descriptors of doc, one of d's documents, and returns what they added.
 func (c *compiler) block(d *domain, doc *document) *block {
+	c.shared.newDocument()
 	policies, problems := len(d.Policies), len(c.problems)
 	d.roots = nil
 	c.descriptors(d, d.Tree, nil, newPath(), doc.Descriptors.value)
@@ -120,7 +121,7 @@ func (d *domain) add(blocks []*block) bool {
 				}
 				patterns[s.composite()] = true
 			}
-			if !d.Tree.Put(r.Pattern, r.node) {
+			if d.Tree.Put(nil, r.Pattern, r.node) != r.node {
 				return false
 			}
 		}

@@ -24,6 +24,55 @@ type shared struct {
 	extra   map[extrasKey]*descriptors.Extras
 	open    map[string][]int
 	texts   map[string]string
+	chunks
+}
+
+// chunks are the memory of one document's policies, nodes and texts. One by one, they were allocated between the garbage of
+// parsing and compiling, and when that was gone, a tenth of the memory remained in gaps.
+type chunks struct {
+	policies []descriptors.Policy // not used yet
+	nodes    []descriptors.Node   // not used yet
+	text     strings.Builder      // the last chunk of texts
+	size     int                  // of the last chunk of policies
+	sizeNode int                  // of the last chunk of nodes
+}
+
+// mostInChunk bounds the memory that a chunk leaves unused. Small documents have small chunks.
+const mostInChunk, textPerPolicy = 32, 128
+
+// newDocument starts new chunks, so that a document that changes does not keep the memory of others in use.
+func (c *chunks) newDocument() { *c = chunks{} }
+
+// kept returns a copy of p.
+func (c *chunks) kept(p *descriptors.Policy) *descriptors.Policy {
+	own := nextOf(&c.policies, &c.size)
+	*own = *p
+	return own
+}
+
+// node returns an empty node.
+func (c *chunks) node() *descriptors.Node { return nextOf(&c.nodes, &c.sizeNode) }
+
+// nextOf takes an item of a chunk. If it is used up, a new one follows, of twice the size.
+func nextOf[T any](free *[]T, size *int) *T {
+	if len(*free) == 0 {
+		*size = min(max(1, 2**size), mostInChunk)
+		*free = make([]T, *size)
+	}
+	one := &(*free)[0]
+	*free = (*free)[1:]
+	return one
+}
+
+// keptText returns a copy of t.
+func (c *chunks) keptText(t string) string {
+	if c.text.Cap()-c.text.Len() < len(t) {
+		c.text = strings.Builder{}
+		c.text.Grow(max(len(t), textPerPolicy*max(1, c.size)))
+	}
+	start := c.text.Len()
+	c.text.WriteString(t)
+	return c.text.String()[start:]
 }
 
 // extrasKey identifies equal Extras without metadata.
@@ -70,7 +119,7 @@ func oneOf[K comparable, V any](table map[K]V, key K, made func() V) V {
 func (s *shared) text(t string) string {
 	const short = 8
 	if len(t) > short {
-		return t
+		return s.keptText(t)
 	}
 	return oneOf(s.texts, t, func() string { return t })
 }
@@ -86,7 +135,8 @@ func (s *shared) limit(l algorithms.Limit) *algorithms.Limit {
 
 // policy converts d to its final form.
 func (s *shared) policy(d *draft) *descriptors.Policy {
-	p := d.Policy
+	p := s.kept(&d.Policy)
+	p.Prefix, p.StatKey = s.keptText(p.Prefix), s.keptText(p.StatKey)
 	p.Owner = p.Prefix // one prefix means one set of buckets
 	if rest, ok := strings.CutPrefix(p.StatKey, p.Domain+"."); ok && rest == p.Name {
 		p.Name = rest // shares the memory
@@ -95,7 +145,7 @@ func (s *shared) policy(d *draft) *descriptors.Policy {
 		p.Open = oneOf(s.open, positions(p.Open), func() []int { return d.Open })
 	}
 	p.Extras = s.extras(d)
-	return &p
+	return p
 }
 
 // extras returns the Extras of d, or nil if they are zero.

@@ -97,7 +97,9 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 			c.descriptors(d, tree, node, where, one.Descriptors.value)
 			continue
 		}
-		node, added := tree.Add(parent, s.Pattern)
+		made := c.shared.node()
+		node := tree.Put(parent, s.Pattern, made)
+		added := node == made
 		first := d.nodes[node]
 		if s.pattern() { // two steps can be equal, such as value_prefix: a and value: a*
 			same := sibling{parent, s.composite()}

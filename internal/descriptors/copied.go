@@ -2,9 +2,6 @@ package descriptors
 
 import "maps"
 
-// Put adds node, which has nodes below it, for p at the top of the tree. It reports whether the tree did not have p.
-func (t *Tree) Put(p Pattern, node *Node) bool { return t.root.put(p, node) == node }
-
 // Copied returns a copy of n and of all nodes below it. Their policies are replaced by what change returns.
 func (n *Node) Copied(change func(*Policy) *Policy) *Node {
 	if n == nil {

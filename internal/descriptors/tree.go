@@ -151,13 +151,19 @@ type wildcard struct {
 // Add returns the node for p below parent, and makes it if it does not exist. A nil parent means the root.
 // It also reports whether the node is new.
 func (t *Tree) Add(parent *Node, p Pattern) (node *Node, added bool) {
+	made := &Node{}
+	node = t.Put(parent, p, made)
+	return node, node == made
+}
+
+// Put adds node for p below parent, unless there is a node for p. It returns the node for p. A nil parent means the
+// root. node may have nodes below it.
+func (t *Tree) Put(parent *Node, p Pattern, node *Node) *Node {
 	at := &t.root
 	if parent != nil {
 		at = &parent.next
 	}
-	made := &Node{}
-	node = at.put(p, made)
-	return node, node == made
+	return at.put(p, node)
 }
 
 // put adds p with node, unless the level already has p. It returns the node of p.
