@@ -35,7 +35,9 @@ func TestComparisonAfterAReloadOfOneFile(t *testing.T) {
 		{"a number", func() { write("b", 2, "") }, 0, 0, 1},
 		{"a limit more, before others", func() { write("a", 1, "  - {key: z, rate_limit: {unit: day, requests_per_unit: 3}}\n") }, 1, 0, 0},
 		{"a limit less, and a number", func() { write("a", 5, "") }, 0, 1, 1},
-		{"a limit with another name", func() { write("c", 1, "---\ndomain: other\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 3}}]\n") }, 1, 0, 0},
+		{"a limit with another name", func() {
+			write("c", 1, "---\ndomain: other\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 3}}]\n")
+		}, 1, 0, 0},
 		{"a domain less", func() { write("c", 1, "") }, 0, 1, 0},
 	} {
 		step.change()
