@@ -86,7 +86,9 @@ func TestAChargeAppliedTwiceIsFound(t *testing.T) {
 	redis := redistest.Start(t)
 	w := newWorld(t, 2, "--redis-url", "redis://"+redis.Addr)
 	w.twice.Store(true)
-	w.run(4, func() { time.Sleep(time.Second) })
+	w.run(4, func() {
+		redistest.Eventually(t, "ten charges have been applied twice", func() bool { return w.doubled.Load() >= 10 })
+	})
 	if w.check(nothingLost) {
 		t.Error("a history in which charges were applied twice counts as linearizable")
 	}

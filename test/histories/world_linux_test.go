@@ -135,6 +135,7 @@ type world struct {
 	slice    time.Duration // the time for which clients use the same buckets
 	kinds    []string      // the kinds of buckets in use
 	twice    atomic.Bool   // a fault: some charges are sent twice, and logged once
+	doubled  atomic.Int64  // charges that were allowed twice by that fault
 	byGRPC   atomic.Int64  // answers
 	settled  atomic.Int64  // reservations
 	stop     chan struct{}
@@ -194,8 +195,8 @@ func (w *world) client(random *rand.Rand) {
 			continue
 		}
 		w.log(w.sendAny(random, b, k))
-		if k == charge && w.twice.Load() && random.IntN(20) == 0 {
-			w.send(random, b, k, "")
+		if k == charge && w.twice.Load() && random.IntN(20) == 0 && w.send(random, b, k, "").answer.ok {
+			w.doubled.Add(1)
 		}
 	}
 }
