@@ -31,10 +31,10 @@ type candidate struct {
 // an operator blocks does not pay. If an operator made the payer unlimited, it pays for everything, and
 // Result i is charged without a limit.
 //
-// The limit of Result i must have Extras.
+// The limit of Result i must have Then.
 func (c *Call) hasAlternative(i int) bool {
 	r := &c.Results[i]
-	if r.Policy.Extras.Then == nil || r.Cost <= 0 || r.settle || r.of != 0 || r.isUnlimited() {
+	if r.Cost <= 0 || r.settle || r.of != 0 || r.isUnlimited() {
 		return false
 	}
 	keys := len(c.keys)

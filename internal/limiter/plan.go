@@ -246,7 +246,7 @@ func (c *Call) charge() {
 		r := &c.Results[i]
 		switch {
 		case r.charge != toCharge:
-		case r.Policy.Extras != nil && c.hasAlternative(i):
+		case r.Policy.Extra().Then != nil && c.hasAlternative(i):
 		case c.together(r):
 			c.chargeTogether(r)
 		}
