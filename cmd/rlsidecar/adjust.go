@@ -101,7 +101,7 @@ func (c *adjustSetCmd) Run(a *app) error {
 	if c.Preview {
 		_, err = fmt.Fprintf(a.stdout, "would set %s\n", answer.Adjustment.Words)
 	} else {
-		_, err = fmt.Fprintf(a.stdout, "set %s\nend it before with: rlsidecar adjust delete %s --reason …\n", answer.Adjustment.Words, answer.Adjustment.ID)
+		_, err = fmt.Fprintf(a.stdout, "set %s\nto end it earlier: rlsidecar adjust delete %s --reason …\n", answer.Adjustment.Words, answer.Adjustment.ID)
 	}
 	return err
 }

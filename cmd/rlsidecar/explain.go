@@ -300,7 +300,7 @@ func notes(p *descriptors.Policy) (notes []string) {
 		add(true, fmt.Sprintf("with Redis, a process may borrow up to %d of a hot bucket at a time, for %v", l.Most, time.Duration(l.For)*time.Microsecond))
 	}
 	if t := p.Extra().Then; t != nil {
-		add(true, fmt.Sprintf("what it does not allow is paid, whole, from the bucket of %s for the same values: %s", t.Name, t.Words()))
+		add(true, fmt.Sprintf("a request that it does not allow is charged to limit %s instead, for the same values: %s", t.Name, t.Words()))
 	}
 	add(p.OnFailure != descriptors.Deny, "on_backend_failure: "+p.OnFailure.String())
 	return notes

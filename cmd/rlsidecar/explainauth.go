@@ -149,7 +149,7 @@ func (x *explainedRequest) write(w io.Writer) error {
 	if r := x.Route; r != nil {
 		fmt.Fprintf(&out, "  route %s: domain %s, hits %d", r.Place, descriptors.Printable(r.Domain), r.Hits)
 		if r.Check {
-			out.WriteString(", which are only looked for")
+			out.WriteString(", as a dry run")
 		}
 		out.WriteString("\n")
 	} else if x.Repeated == "" {

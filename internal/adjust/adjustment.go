@@ -153,9 +153,9 @@ func (a *Adjustment) Check() error {
 	}
 	switch lasts := a.Expires - a.Created; {
 	case lasts <= 0:
-		return errors.New("the adjustment must expire in the future; give a time to come")
+		return errors.New("the adjustment would expire in the past; give a later time")
 	case lasts > algorithms.Micros(MaxFor/time.Microsecond):
-		return errors.New("an adjustment may last 30 days at most; change the configuration for what should last longer")
+		return errors.New("an adjustment may last 30 days at most; for a longer time, change the configuration")
 	}
 	return nil
 }
@@ -190,7 +190,7 @@ func (c *Change) check() error {
 	}
 	switch {
 	case given == 0:
-		return errors.New("say what to change: rate, capacity and period, or factor, or unlimited, or block")
+		return errors.New("give what to change: rate, capacity and period, or factor, or unlimited, or block")
 	case given > 1:
 		return errors.New("numbers, factor, unlimited and block exclude each other; give one of them")
 	case c.Factor < 0 || c.Factor > maxFactor:

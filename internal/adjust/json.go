@@ -208,7 +208,7 @@ func decode(text []byte, into any, what string) error {
 		return fmt.Errorf("the body is not %s: %w", what, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return errors.New("the body goes on after the JSON object")
+		return errors.New("the body has text after the JSON object; remove it")
 	}
 	return nil
 }

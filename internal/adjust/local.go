@@ -197,7 +197,7 @@ func (l *Local) readAudit() error {
 	for n := 1; lines.Scan(); n++ {
 		var one auditLine
 		if err := json.Unmarshal(lines.Bytes(), &one); err != nil {
-			return fmt.Errorf("%s:%d: this is no entry of an audit; move the file away to start a new one: %w", path, n, err)
+			return fmt.Errorf("%s:%d: this line is not an entry of an audit; move the file away to start a new one: %w", path, n, err)
 		}
 		if one.Checkpoint != nil {
 			l.from = *one.Checkpoint
@@ -240,11 +240,11 @@ func ReadSet(dir string) (*Set, error) {
 	}
 	var f setJSON
 	if err := json.Unmarshal(text, &f); err != nil {
-		return nil, fmt.Errorf("%s: these are no adjustments; remove the file to start without: %w", path, err)
+		return nil, fmt.Errorf("%s: the file does not contain adjustments; remove it to start without any: %w", path, err)
 	}
 	for _, a := range f.Adjustments {
 		if err := a.Check(); err != nil {
-			return nil, fmt.Errorf("%s: adjustment %s: %w; remove the file to start without", path, a.ID, err)
+			return nil, fmt.Errorf("%s: adjustment %s: %w; remove the file to start without any", path, a.ID, err)
 		}
 	}
 	return NewSet(f.Head, f.Adjustments), nil

@@ -15,7 +15,7 @@ import (
 )
 
 // ErrConflict is returned for a change that expected another version, because another change was made before it.
-var ErrConflict = errors.New("the adjustments have changed meanwhile; look at them again")
+var ErrConflict = errors.New("another operator has changed the adjustments meanwhile; list them again, then repeat your change")
 
 // ErrNotFound is returned if no adjustment has the ID.
 var ErrNotFound = errors.New("there is no such adjustment; it may have expired")
@@ -98,7 +98,7 @@ func (o *Operation) Entry(chain *Chain, set *Set, now algorithms.Micros) (*Entry
 			return nil, &Mistake{err.Error()}
 		}
 		if live := set.Len() - len(set.Expired(now, set.Len())); e.Before == nil && live >= MaxAdjustments {
-			return nil, &Mistake{fmt.Sprintf("there are %d adjustments, the most there can be; delete some, or change the configuration", MaxAdjustments)}
+			return nil, &Mistake{fmt.Sprintf("there are %d adjustments, which is the maximum; delete some, or change the configuration", MaxAdjustments)}
 		}
 		e.After = &after
 	}

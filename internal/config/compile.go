@@ -343,11 +343,11 @@ func (c *compiler) maxOverride(d *domain, l *limit, where path) *descriptors.Pol
 		return nil
 	}
 	if l.Settle.stated() {
-		c.mistake(l.Settle.at, "settle does not go with max_override; remove it: limits that come with requests reserve nothing")
+		c.mistake(l.Settle.at, "settle cannot be combined with max_override; remove it: limits that come with requests reserve nothing")
 		return nil
 	}
 	if l.Then.stated() {
-		c.mistake(l.Then.at, "then does not go with max_override; remove it: nothing pays for limits that come with requests")
+		c.mistake(l.Then.at, "then cannot be combined with max_override; remove it: nothing pays for limits that come with requests")
 		return nil
 	}
 	p, ok := c.limit(d, l, "")

@@ -137,13 +137,13 @@ func (c *compiler) form(l *limit, isNamed bool) (isReference, ok bool) {
 	case len(reference) == 0:
 		return len(own) == 0 && !isNamed, true
 	case l.Algorithm.stated() && l.Rate.stated() && l.Period.stated():
-		c.mistake(atReference[0], "%s not go with algorithm; remove that", does(reference))
+		c.mistake(atReference[0], "%s cannot be combined with algorithm; remove %[1]s", strings.Join(reference, " and "))
 	case isNamed:
 		c.mistake(atReference[0], "%s not belong in a named limit; write %s", does(reference), l.rewritten())
 	case l.Algorithm.stated():
-		c.mistake(atReference[0], "%s not go with algorithm; write %s", does(reference), l.rewritten())
+		c.mistake(atReference[0], "%s cannot be combined with algorithm; write %s", strings.Join(reference, " and "), l.rewritten())
 	case len(own) > 0:
-		c.mistake(atOwn[0], "%s not go with %s; remove that, or write %s", does(own), strings.Join(reference, " and "), l.rewritten())
+		c.mistake(atOwn[0], "%s cannot be combined with %s; remove %[1]s, or write %[3]s", strings.Join(own, " and "), strings.Join(reference, " and "), l.rewritten())
 	default:
 		return true, true
 	}

@@ -264,7 +264,7 @@ func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 	const mostDebt = 1 << 53
 	bounded(&s.MaxDebt, "max_debt", 0, mostDebt, fmt.Sprint(int64(mostDebt)))
 	if u := s.UnknownCost; u.ok && u.value.most && !s.Most.ok {
-		c.mistake(u.at, "unknown_cost is most, and there is no most; add \"most: N\", the most units that a request reserves")
+		c.mistake(u.at, "unknown_cost is most, but most is missing; add \"most: N\", the most units that a request reserves")
 	}
 	if ttl := s.TTL; ttl.ok && (ttl.value < minSettleTTL || ttl.value > maxSettleTTL) {
 		c.mistake(ttl.at, "ttl must be between 1s and 1d, is %s", descriptors.Span(ttl.value))
@@ -297,7 +297,7 @@ func (c *compiler) settleEntries(d *domain) {
 	for _, doc := range d.docs {
 		for _, one := range doc.Descriptors.value {
 			if key := one.Key.value; key == entries.Key || key == entries.End {
-				c.mistake(one.Key.at, "descriptors with the key %q carry reservations back, and match no limit; choose another key, or other names in the domain's settle", key)
+				c.mistake(one.Key.at, "descriptors with the key %q settle reservations, and match no limit; choose another key, or other names in the domain's settle", key)
 			}
 		}
 	}

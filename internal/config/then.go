@@ -50,9 +50,9 @@ func (c *compiler) checkThen(d *domain, name string, l *named) {
 	plan, payer := l.draft, t.draft
 	switch {
 	case plan.more.Settle != nil && payer.more.Settle == nil:
-		c.mistake(at, "then: this limit has settle, and limit %q has not, so that a reservation that it pays could not be settled; add settle there", l.then.value)
+		c.mistake(at, "then: this limit has settle, and limit %q has not, so that reservations charged to that limit could not be settled; add settle to it", l.then.value)
 	case plan.more.Settle == nil && payer.more.Settle != nil:
-		c.mistake(at, "then: limit %q has settle, and this limit has not: it would pay reservations that nothing settles; add settle here", l.then.value)
+		c.mistake(at, "then: limit %q has settle, and this limit has not: reservations charged to that limit would never be settled; add settle to this limit", l.then.value)
 	}
 	if descriptors.PerSecond(plan.Limit) != descriptors.PerSecond(payer.Limit) {
 		c.mistake(at, "then: one of the two limits is per second, so that with --redis-per-second-url they are in different Redis servers, "+
@@ -75,7 +75,7 @@ func (c *compiler) checkPlan(at place, p *descriptors.Policy, more *descriptors.
 		{"shards", "the parts of a bucket are in different slots", len(more.Shards) > 0},
 		{"lease", "a sidecar that decides from borrowed units does not see the other bucket", more.Lease != nil},
 		{"penalty", "a request that another limit pays for is no denial", p.Limit.Penalty.After > 0},
-		{"overdraw", "it charges what it denies, so that both would pay", p.Limit.Overdraw},
+		{"overdraw", "it charges denied requests, so that both limits would pay", p.Limit.Overdraw},
 		{"algorithm leaky_bucket", "a queue makes requests wait instead of denying them", p.Limit.Kind == algorithms.LeakyBucket},
 		{"shadow_mode", "such a limit denies nothing", p.Shadow},
 		{"quota_mode", "such limits deny only together", p.Quota},

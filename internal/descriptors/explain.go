@@ -72,11 +72,11 @@ func (m *Miss) String() string {
 	text := ""
 	switch m.Reason {
 	case NoKey:
-		text = fmt.Sprintf("key %s: no such key here; there is %s", Printable(m.Entry.Key), near)
+		text = fmt.Sprintf("key %s: not configured at this level; the keys are %s", Printable(m.Entry.Key), near)
 	case NoValue:
-		text = fmt.Sprintf("value %q of %s: no such value; there is %s", Printable(m.Entry.Value), Printable(m.Entry.Key), near)
+		text = fmt.Sprintf("value %q of %s: matches no value at this level; the values are %s", Printable(m.Entry.Value), Printable(m.Entry.Key), near)
 	case TooLong:
-		text = fmt.Sprintf("the descriptor goes on with %s, the configuration does not", Printable(m.Entry.Key))
+		text = fmt.Sprintf("the descriptor has the further entry %s, for which the configuration has no key", Printable(m.Entry.Key))
 	case TooShort:
 		text = "no limit at this level; a limit exists further down, under " + near
 	case Unlimited:

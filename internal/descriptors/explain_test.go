@@ -35,21 +35,21 @@ func TestExplainShowsStepsAndMisses(t *testing.T) {
 		{"path=/other", "path any", ""},
 		{"path=/login,address=::1", "path=/login exact over path; address any", ""},
 		{"anyone=x", "any* wildcard", ""},
-		{"usr=bob", "", "key usr: no such key here; there is user, any*, dead, file, path and 1 more"},
+		{"usr=bob", "", "key usr: not configured at this level; the keys are user, any*, dead, file, path and 1 more"},
 		{"file=/a/b.png", "file=/a/b* prefix over file=/a/*, file=*.png", ""},
 		{"file=/x/1.png", "file=*.png suffix", ""},
 		{"file=/x/12", "file~/x/[0-9]+ regex", ""},
-		{"file=/x/y", "", `value "/x/y" of file: no such value; there is /a/*, /a/b*, *.png, ~/x/[0-9]+`},
+		{"file=/x/y", "", `value "/x/y" of file: matches no value at this level; the values are /a/*, /a/b*, *.png, ~/x/[0-9]+`},
 		{"country=nl,port=1", "country any; port any", ""},
-		{"country=nl,prot=1", "country any", "key prot: no such key here; there is port, address"},
-		{"country=nl,address=9", "country any", `value "9" of address: no such value; there is 1*`},
+		{"country=nl,prot=1", "country any", "key prot: not configured at this level; the keys are port, address"},
+		{"country=nl,address=9", "country any", `value "9" of address: matches no value at this level; the values are 1*`},
 		{"country=nl,address=12", "country any; address=1* wildcard", "no limit at this level; a limit exists further down, under port"},
 		{"country=nl", "country any", "no limit at this level; a limit exists further down, under port, address=1*,port"},
 		{"path=/signup", "path=/signup exact over path", "no limit is set here"},
-		{"path=/signup,x=y", "path=/signup exact over path", "the descriptor goes on with x, the configuration does not"},
-		{"user=bob,x=y", "user any", "the descriptor goes on with x, the configuration does not. A descriptor of the first entry alone would match a limit"},
+		{"path=/signup,x=y", "path=/signup exact over path", "the descriptor has the further entry x, for which the configuration has no key"},
+		{"user=bob,x=y", "user any", "the descriptor has the further entry x, for which the configuration has no key. A descriptor of the first entry alone would match a limit"},
 		{"path=/login,address=1,x=y", "path=/login exact over path; address any",
-			"the descriptor goes on with x, the configuration does not. A descriptor of the first 2 entries alone would match a limit"},
+			"the descriptor has the further entry x, for which the configuration has no key. A descriptor of the first 2 entries alone would match a limit"},
 	} {
 		entries, err := Parse(test.descriptor)
 		if err != nil {
@@ -80,7 +80,7 @@ func TestExplainShowsStepsAndMisses(t *testing.T) {
 func TestNearestFirstAndAtMostFive(t *testing.T) {
 	tree := planted(t, "path=/login!", "path=/logout", "path=/logs", "path=/a", "path=/b", "path=/lo*in/x", "path=/\xff")
 	x := tree.Explain([]Entry{{"path", "/logn"}})
-	const want = `value "/logn" of path: no such value; there is /login, /logs, /logout, /\xff, /a and 2 more`
+	const want = `value "/logn" of path: matches no value at this level; the values are /login, /logs, /logout, /\xff, /a and 2 more`
 	if got := x.Miss.String(); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

@@ -160,7 +160,7 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiRequest) {
 	err := a.Limiter.Settle(r.Context(), ask.call, limiter.Settle{Reserved: &of, Real: ask.count, Costs: ask.costs, Inline: a.inlineOf})
 	switch name := of.Parts[0].Name; {
 	case errors.Is(err, backend.ErrReused):
-		settled.write(w, "it was settled with another count; the first one counts", name)
+		settled.write(w, "the reservation was settled with another count before; the first count stays in force", name)
 	case errors.Is(err, limiter.ErrExpired):
 		expired.write(w, limiter.ErrExpired.Error(), name)
 	case errors.Is(err, limiter.ErrChanged):

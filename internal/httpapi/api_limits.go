@@ -140,7 +140,7 @@ func query(raw string) (domain string, key []string, err error) {
 		case name == "domain":
 			return "", nil, errors.New("domain occurs twice; send it once")
 		default:
-			return "", nil, errors.New("unknown parameter " + descriptors.Printable(name) + "; known are key and domain")
+			return "", nil, errors.New("unknown parameter " + descriptors.Printable(name) + "; valid are key and domain")
 		}
 	}
 	return domain, key, nil

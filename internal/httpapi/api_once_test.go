@@ -110,7 +110,7 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
 		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "12"), 200, // the same answer
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
-		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "13"), 409, `it was settled with another count; the first one counts`},
+		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "13"), 409, `the reservation was settled with another count before; the first count stays in force`},
 		exchangeStep{12_000 * ms, "/v1/check", `{"name":"tokens","key":"a","count":0}`, 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
 		exchangeStep{12_000 * ms, "/v1/limit", settleBody(more, "11"), 200, // 2 of 10 at first, all refunded by now, and 9 more
@@ -119,7 +119,7 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"tokens","key":"c","ok":true,"remaining":6,"limit":10,"reset_after_ms":24000}]}`},
 		exchangeStep{12_000 * ms, "/v1/limit", settleBody(as, "3"), 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"d","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
-		exchangeStep{12_000 * ms, "/v1/limit", settleBody(as, "0"), 409, `it was settled with another count; the first one counts`},
+		exchangeStep{12_000 * ms, "/v1/limit", settleBody(as, "0"), 409, `the reservation was settled with another count before; the first count stays in force`},
 	)
 }
 
@@ -155,7 +155,7 @@ func TestARefundBelongsToItsWindow(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"hourly","key":"a","ok":true,"remaining":90,"limit":100,"reset_after_ms":1000}]}`},
 		exchangeStep{hour, "/v1/limit", `{"name":"hourly","key":"b","count":30}`, 200,
 			`{"ok":true,"limits":[{"name":"hourly","key":"b","ok":true,"remaining":70,"limit":100,"reset_after_ms":3600000}]}`},
-		exchangeStep{hour, "/v1/limit", settleBody(late, "10"), 410, `a reservation can be settled within an hour after its turn`},
+		exchangeStep{hour, "/v1/limit", settleBody(late, "10"), 410, `the reservation is too old; settle within an hour after its units are available`},
 	)
 	late = reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`)
 	waits := reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`) // 70 - 120: available one hour later
@@ -228,10 +228,10 @@ func TestSeveralReservedLimits(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
 		exchangeStep{0, "/v1/limit", settleBody(a.Limits[2].Reservation, "0"), 200,
 			`{"ok":true,"limits":[{"name":"hourly","key":"a","ok":true,"remaining":100,"limit":100,"reset_after_ms":3600000}]}`},
-		exchangeStep{0, "/v1/limit", settleBody(a.Reservation, "0"), 409, `it was settled with another count; the first one counts`},
+		exchangeStep{0, "/v1/limit", settleBody(a.Reservation, "0"), 409, `the reservation was settled with another count before; the first count stays in force`},
 		exchangeStep{0, "/v1/limit", settleBody(b.Reservation, "2"), 200, both},
 		exchangeStep{0, "/v1/limit", settleBody(b.Reservation, "2"), 200, both},
-		exchangeStep{0, "/v1/limit", settleBody(b.Limits[0].Reservation, "0"), 409, `it was settled with another count; the first one counts`},
+		exchangeStep{0, "/v1/limit", settleBody(b.Limits[0].Reservation, "0"), 409, `the reservation was settled with another count before; the first count stays in force`},
 		exchangeStep{0, "/v1/limit", settleBody(c.Reservation, "45"), 400, `limit "tokens": the cost is 41, but the limit can never hold more than 30`},
 		exchangeStep{0, "/v1/limit", settleBody(c.Reservation, "34"), 429, // hourly is charged, and tokens can be tried again
 			`{"ok":false,"retry_after_ms":24000,"limits":[{"name":"tokens","key":"c","ok":false,"remaining":6,"limit":10,"reset_after_ms":24000,"retry_after_ms":24000},{"name":"hourly","key":"c","ok":true,"remaining":66,"limit":100,"reset_after_ms":3600000}]}`},
@@ -269,11 +269,11 @@ func TestIDsFromBeforeAnUpgrade(t *testing.T) {
 	script(t, h, clock,
 		exchangeStep{0, "/v1/limit", settleBody(oldA, "1"), 200, left},
 		exchangeStep{0, "/v1/limit", settleBody(oldA, "1"), 200, left},
-		exchangeStep{0, "/v1/limit", settleBody(oldA, "0"), 409, `it was settled with another count; the first one counts`},
-		exchangeStep{0, "/v1/limit", settleBody(oldB, "0"), 409, `it was settled with another count; the first one counts`},
+		exchangeStep{0, "/v1/limit", settleBody(oldA, "0"), 409, `the reservation was settled with another count before; the first count stays in force`},
+		exchangeStep{0, "/v1/limit", settleBody(oldB, "0"), 409, `the reservation was settled with another count before; the first count stays in force`},
 		exchangeStep{0, "/v1/check", `{"name":"tokens","key":"b","count":0}`, 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"b","ok":true,"remaining":5,"limit":10,"reset_after_ms":30000}]}`},
-		exchangeStep{3_600_000 * ms, "/v1/limit", settleBody(oldA, "1"), 410, `a reservation can be settled within an hour after its turn`},
+		exchangeStep{3_600_000 * ms, "/v1/limit", settleBody(oldA, "1"), 410, `the reservation is too old; settle within an hour after its units are available`},
 	)
 }
 
@@ -311,8 +311,8 @@ descriptors:
 	script(t, h, clock,
 		exchangeStep{0, "/v1/limit", settleBody(byProxy, "40"), 200, left},
 		exchangeStep{0, "/v1/limit", settleBody(byProxy, "40"), 200, left},
-		exchangeStep{0, "/v1/limit", settleBody(byProxy, "0"), 409, `it was settled with another count; the first one counts`},
-		exchangeStep{0, "/v1/limit", settleBody(byProgram, "0"), 409, `it was settled with another count; the first one counts`},
+		exchangeStep{0, "/v1/limit", settleBody(byProxy, "0"), 409, `the reservation was settled with another count before; the first count stays in force`},
+		exchangeStep{0, "/v1/limit", settleBody(byProgram, "0"), 409, `the reservation was settled with another count before; the first count stays in force`},
 		exchangeStep{0, "/v1/check", `{"name":"llm","key":"eve","count":0}`, 200,
 			`{"ok":true,"limits":[{"name":"llm","key":"eve","ok":true,"remaining":975,"limit":1000,"reset_after_ms":2160000}]}`},
 	)
@@ -357,7 +357,7 @@ func TestALimitThatStartedAfreshIsNotSettled(t *testing.T) {
 	}
 	l.Swap(s)
 	exchangeStep{0, "/v1/limit", settleBody(id, "1"), 410,
-		`limit "tokens": the limit has changed its algorithm or its shards since, so its buckets are new and there is nothing to settle`}.check(t, h)
+		`limit "tokens": the limit has another algorithm or number of shards now, so its bucket is new and nothing can be settled`}.check(t, h)
 }
 
 // The id contains the refill rate of its time. Ten units were reserved at 10 a minute, and the 5 that
@@ -413,7 +413,7 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 		}
 	}
 	for body, want := range map[string]string{
-		`{"name":"own",` + own + `}`:                  `there are several domains; say which domain`,
+		`{"name":"own",` + own + `}`:                  `there are several domains; add the domain`,
 		`{"domain":"nope","name":"own",` + own + `}`:  `domain "nope" is not configured`,
 		`{"domain":"edge","name":"send",` + own + `}`: `limit "send" is in the configuration, and a request cannot replace it; leave out config, or choose another name`,
 	} {

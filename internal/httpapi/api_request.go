@@ -340,7 +340,7 @@ func (p *parser) config() ([]byte, error) {
 		return nil, err
 	}
 	if text.Len() > maxInline {
-		return nil, fmt.Errorf("has %d bytes, the most is %d", text.Len(), maxInline)
+		return nil, fmt.Errorf("has %d bytes; the maximum is %d", text.Len(), maxInline)
 	}
 	return text.Bytes(), nil
 }

@@ -204,7 +204,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		{`{"name":"send","count":12}`, 400, `limit "send": the cost is 12, but the limit can never hold more than 10`},
 		{`{"name":"nope"}`, 404, `no limit is named "nope"`},
 		{`{"domain":"x","name":"send"}`, 404, `domain "x" is not configured`},
-		{`{"name":"both"}`, 400, `several domains have a limit named "both"; say which domain`},
+		{`{"name":"both"}`, 400, `several domains have a limit named "both"; add the domain`},
 		{`{}`, 400, `names no limit; write {"name": …} or {"limits": [{"name": …}, …]}`},
 		{`{"limits":[]}`, 400, `limits: is empty; name at least one limit`},
 		{`{"limits":[{"key":"x"}]}`, 400, `limits: [0]: names no limit`},
@@ -215,7 +215,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		{`{"name":"send","Count":1}`, 400, `unknown field "Count"`},
 		{`{"name":"send","config":{}}`, 400, `config in requests is off here; the sidecar must be started with --api-inline-config`},
 		{`{"name":"send","config":[]}`, 400, `config: must be an object, is a list`},
-		{`{"name":"send","config":{"x":"` + strings.Repeat("y", maxInline) + `"}}`, 400, `config: has 2056 bytes, the most is 2048`},
+		{`{"name":"send","config":{"x":"` + strings.Repeat("y", maxInline) + `"}}`, 400, `config: has 2056 bytes; the maximum is 2048`},
 		{`{"limits":[{"name":"send"}],"config":{}}`, 400, `has limits beside a limit; put all of them into the list`},
 		{`{"name":"send","request_id":""}`, 400, `request_id: must have 1 to 128 bytes, has 0`},
 		{`{"name":"send","request_id":"` + strings.Repeat("x", 129) + `"}`, 400, `request_id: must have 1 to 128 bytes, has 129`},
@@ -294,8 +294,8 @@ func TestLimitsAreListedAndShown(t *testing.T) {
 			`{"domain":"edge","name":"tokens","algorithm":"token_bucket","rate":10,"period_us":60000000,"capacity":10,"max_reserved":20,"on_backend_failure":"deny",` +
 				`"key":["a","b"],"remaining":0,"value":-29999999,"value_scale":6000000,"time_us":1767225600000001,"reset_after_ms":90000}`},
 		exchangeStep{1, "/v1/limits/nope", "", 404, `no limit is named "nope"`},
-		exchangeStep{1, "/v1/limits/both", "", 400, `several domains have a limit named "both"; say which domain`},
-		exchangeStep{1, "/v1/limits/send?x=1", "", 400, `unknown parameter x; known are key and domain`},
+		exchangeStep{1, "/v1/limits/both", "", 400, `several domains have a limit named "both"; add the domain`},
+		exchangeStep{1, "/v1/limits/send?x=1", "", 400, `unknown parameter x; valid are key and domain`},
 		exchangeStep{1, "/v1/limits/send?domain=a&domain=b", "", 400, `domain occurs twice; send it once`},
 		exchangeStep{1, "/v1/limits/send?key=%zz", "", 400, `the query cannot be parsed`},
 	)
@@ -316,7 +316,7 @@ func TestResetForgetsOneBucket(t *testing.T) {
 		full("a", 200), full("b", 429),
 		exchangeStep{0, "/v1/reset", `{"domain":"edge","name":"few","key":"never seen"}`, 200, `{"ok":true}`},
 		exchangeStep{0, "/v1/reset", `{"name":"nope"}`, 404, `no limit is named "nope"`},
-		exchangeStep{0, "/v1/reset", `{"name":"both"}`, 400, `several domains have a limit named "both"; say which domain`},
+		exchangeStep{0, "/v1/reset", `{"name":"both"}`, 400, `several domains have a limit named "both"; add the domain`},
 		exchangeStep{0, "/v1/reset", `{"key":"a"}`, 400, `names no limit; write {"name": …}`},
 		exchangeStep{0, "/v1/reset", `{"name":"few","count":1}`, 400, `unknown field "count"`},
 		exchangeStep{0, "/v1/reset", `{`, 400, `is not JSON, at byte 1: unexpected end of JSON input`},
@@ -596,7 +596,7 @@ func TestAReservationIsSettledWithRealCostsByKind(t *testing.T) {
 	}
 	settle(first, `"costs":{"input":100,"cached":5,"output":40}`, 200, left(239, 45660)) // 260.5 of 500
 	settle(first, `"costs":{"input":100,"cached":5,"output":40}`, 200, left(239, 45660))
-	settle(first, `"costs":{"input":100}`, 409, "it was settled with another count; the first one counts")
+	settle(first, `"costs":{"input":100}`, 409, "the reservation was settled with another count before; the first count stays in force")
 	settle(second, `"costs":{"tokens":1}`, 400, `limit "llm": costs: "tokens" has no weight; known names are cached, input, output`)
 	settle(second, `"costs":{"input":1},"count":1`, 400, "has count and costs; send one of them")
 	settle(second, `"count":500`, 200, left(239, 45660))

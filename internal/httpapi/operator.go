@@ -318,7 +318,7 @@ func meant(raw string) (*limiter.Call, error) {
 				return nil, errors.New(name + " occurs twice; send it once")
 			}
 		default:
-			return nil, errors.New("unknown parameter " + descriptors.Printable(name) + "; known are domain, limit, key and descriptor")
+			return nil, errors.New("unknown parameter " + descriptors.Printable(name) + "; valid are domain, limit, key and descriptor")
 		}
 	}
 	c := &limiter.Call{Request: limiter.Request{Domain: values.Get("domain")}}

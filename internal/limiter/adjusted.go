@@ -257,7 +257,7 @@ func (l *Limiter) Adjustable(domain, limit string) (in string, policies []*descr
 			continue
 		}
 		if in != "" && in != p.Domain {
-			return "", nil, &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; say which domain", descriptors.Printable(limit))}
+			return "", nil, &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; add the domain", descriptors.Printable(limit))}
 		}
 		in, policies = p.Domain, append(policies, p)
 	}

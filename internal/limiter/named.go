@@ -45,7 +45,7 @@ func (s *Snapshot) Limit(domain, name string) (*Domain, *descriptors.Policy, err
 			continue
 		}
 		if in != nil {
-			return nil, nil, &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; say which domain", descriptors.Printable(name))}
+			return nil, nil, &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; add the domain", descriptors.Printable(name))}
 		}
 		in = d
 	}
@@ -66,7 +66,7 @@ func (s *Snapshot) inspected(domain, name string) (*Domain, *descriptors.Policy,
 		switch {
 		case use.Name != name || use.Unlimited || domain != "" && use.Domain != domain:
 		case p != nil && p.Domain != use.Domain:
-			return nil, nil, &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; say which domain", descriptors.Printable(name))}
+			return nil, nil, &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; add the domain", descriptors.Printable(name))}
 		case use.Whole:
 			return nil, nil, &RequestError{Problem: fmt.Sprintf("limit %q: all keys and values of a descriptor identify its bucket; give --domain and --descriptor key=value[,key=value]…", descriptors.Printable(name))}
 		default:
@@ -89,7 +89,7 @@ func (s *Snapshot) Home(domain, name string) (*Domain, error) {
 	}
 	switch d := s.Domains[domain]; {
 	case domain == "":
-		return nil, &RequestError{Problem: "there are several domains; say which domain"}
+		return nil, &RequestError{Problem: "there are several domains; add the domain"}
 	case d == nil:
 		return nil, missing("domain %q is not configured", descriptors.Printable(domain))
 	case d.Named[name] != nil:

@@ -23,9 +23,9 @@ const (
 
 var (
 	// ErrChanged means that the limit of a reservation has changed its algorithm or its shards since.
-	ErrChanged = errors.New("the limit has changed its algorithm or its shards since, so its buckets are new and there is nothing to settle")
+	ErrChanged = errors.New("the limit has another algorithm or number of shards now, so its bucket is new and nothing can be settled")
 	// ErrExpired means that a reservation is too old.
-	ErrExpired = errors.New("a reservation can be settled within an hour after its turn")
+	ErrExpired = errors.New("the reservation is too old; settle within an hour after its units are available")
 )
 
 // Settle is the settlement of one reservation by an application. A Request with Settle has no Descriptors

@@ -21,7 +21,7 @@ const (
 )
 
 // errOpen is the error of calls while the circuit breaker is open.
-var errOpen = fmt.Errorf("%w: not called while it fails", backend.ErrNotTaken)
+var errOpen = fmt.Errorf("%w: the circuit breaker is open", backend.ErrNotTaken)
 
 // circuit is the state of a circuit breaker, which stops calls to a server that fails.
 //

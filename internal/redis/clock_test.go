@@ -66,8 +66,8 @@ func TestAClockThatIsOffIsFound(t *testing.T) {
 		want   string
 	}{
 		{0, ""},
-		{time.Hour, "warning: is 1h0m0s ahead of this machine's; limits go by the server's"},
-		{-10 * time.Minute, "warning: is 10m0s behind this machine's; limits go by the server's"},
+		{time.Hour, "warning: is 1h0m0s ahead of this machine's; limits use the server's clock"},
+		{-10 * time.Minute, "warning: is 10m0s behind this machine's; limits use the server's clock"},
 		{0, ""},
 	} {
 		step(c.offset)

@@ -195,7 +195,7 @@ func (c *cluster) route(group []backend.Charge) *stores.Route {
 }
 
 // tooLarge is the route of groups with too many charges.
-var tooLarge = stores.Route{Store: refusing{fmt.Errorf("%w: the most is %d", backend.ErrTooLarge, maxGroup)}}
+var tooLarge = stores.Route{Store: refusing{fmt.Errorf("%w: the maximum is %d", backend.ErrTooLarge, maxGroup)}}
 
 // part returns the number of the part to which charge i of a group belongs. The charges of one slot form a
 // part, and so does each sharded charge.
@@ -281,7 +281,7 @@ func (c *cluster) readLayout(b *backend.Batch) {
 	ctx, cancel := context.WithDeadline(c.open, end)
 	defer cancel()
 	if _, err := c.masters.MasterForKey(ctx, string(c.keys.append(nil, &b.Charges[0]))); err != nil {
-		c.unknown.Store(&unknown{c.clock.Now(), fmt.Errorf("%w (not called while it fails)", err)})
+		c.unknown.Store(&unknown{c.clock.Now(), fmt.Errorf("%w (the circuit breaker is open)", err)})
 		c.reload() // a reload may last longer than the batch has time
 		b.Fail(unavailable(err))
 		return

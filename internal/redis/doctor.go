@@ -129,7 +129,7 @@ func checkClock(server string, there, before time.Time, took time.Duration) []Fi
 	if off < 0 {
 		direction = "behind"
 	}
-	return []Finding{{server, Warning, "clock", fmt.Sprintf("is %v %s this machine's; limits go by the server's", off.Abs().Round(time.Second), direction)}}
+	return []Finding{{server, Warning, "clock", fmt.Sprintf("is %v %s this machine's; limits use the server's clock", off.Abs().Round(time.Second), direction)}}
 }
 
 // ExamineClocks checks only the clocks, and returns only problems. It ignores servers that do not answer.

@@ -40,7 +40,7 @@ var ErrNotPermitted = errors.New("the Redis user may not run it")
 // TIME, HSET and PEXPIRE.
 func (s *Store) Report(ctx context.Context, id, report string) error {
 	if len(id)+len(report) > maxReport {
-		return fmt.Errorf("the report has %d bytes, %d are the most", len(id)+len(report), maxReport)
+		return fmt.Errorf("the report has %d bytes; the maximum is %d", len(id)+len(report), maxReport)
 	}
 	key := s.fleetKey()
 	now, err := s.timeAt(ctx, key)

@@ -33,7 +33,7 @@ type simulatedMasters struct {
 	reading bool
 }
 
-var errNoLayout = notSent("no node of the Cluster has told its layout")
+var errNoLayout = notSent("no node of the Cluster has reported its layout")
 
 // read reads the layout from any node that answers.
 func (s *simulatedMasters) read(ctx context.Context) error {

@@ -127,7 +127,7 @@ type effects struct {
 }
 
 var (
-	errFull     = fmt.Errorf("%w: too many requests wait for it", backend.ErrNotTaken)
+	errFull     = fmt.Errorf("%w: its queue is full", backend.ErrNotTaken)
 	errLate     = fmt.Errorf("%w: not sent in time: %w", backend.ErrNotTaken, context.DeadlineExceeded)
 	errCanceled = fmt.Errorf("%w: not sent: %w", backend.ErrNotTaken, context.Canceled)
 )

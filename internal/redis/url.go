@@ -50,7 +50,7 @@ func parse(text string) (location, error) {
 	l.sentinelUsername, l.sentinelPassword = q.Get("sentinel_username"), q.Get("sentinel_password")
 	for name := range q {
 		if name != "db" && name != "sentinel_username" && name != "sentinel_password" {
-			return bad("there is an unknown parameter; known are db, sentinel_username and sentinel_password" + escape)
+			return bad("unknown parameter; valid are db, sentinel_username and sentinel_password" + escape)
 		}
 	}
 	base, form, _ := strings.Cut(scheme, "+")

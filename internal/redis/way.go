@@ -91,7 +91,7 @@ func (d *divided) next() {
 		to := from + n
 		d.at = to
 		if n > maxGroup && large {
-			fail(b.Decisions[from:to], fmt.Errorf("%w: %d, the most is %d", backend.ErrTooLarge, n, maxGroup))
+			fail(b.Decisions[from:to], fmt.Errorf("%w: %d; the maximum is %d", backend.ErrTooLarge, n, maxGroup))
 			continue
 		}
 		p := &d.part

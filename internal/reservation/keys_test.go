@@ -54,7 +54,7 @@ func TestAnIDContainsAllThatWasReserved(t *testing.T) {
 			t.Errorf("without the signature: %+v %v\nwant %+v", unverified, err, want)
 		}
 		if len(id) > limiter.MaxID {
-			t.Errorf("the id has %d bytes, the most is %d", len(id), limiter.MaxID)
+			t.Errorf("the id has %d bytes; the maximum is %d", len(id), limiter.MaxID)
 		}
 	}
 }

@@ -39,7 +39,7 @@ func (e Engine) check() error {
 	case "", FastEngine, GRPCEngine:
 		return nil
 	}
-	return fmt.Errorf("no gRPC engine is called %q; there are %s and %s", string(e), FastEngine, GRPCEngine)
+	return fmt.Errorf("the gRPC engine %q is unknown; write %s or %s", string(e), FastEngine, GRPCEngine)
 }
 
 // grpcListener returns the gRPC listener. An error means that the TLS files cannot be used.

@@ -97,7 +97,7 @@ func (s *server) waitForFirst(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-again.C:
-			s.log.Warn("there is no configuration yet: the xDS server has not sent a valid one; does it know this node (--xds-node-id)?",
+			s.log.Warn("there is no configuration yet: the xDS server has not sent a valid one; check that it has one for this node (--xds-node-id)",
 				zap.String("server", s.config.XDS.Server), zap.String("node", s.config.XDS.NodeID))
 		}
 	}

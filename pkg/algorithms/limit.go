@@ -231,7 +231,7 @@ func (s Spec) checkNumbers(add addError) {
 	case s.Calendar != nil && s.Kind != FixedWindow:
 		add("time_zone", "belongs to algorithm fixed_window, not to %s", s.Kind)
 	case s.Calendar != nil && s.Start != nil:
-		add("start", "does not go with time_zone: the calendar says when windows start")
+		add("start", "cannot be combined with time_zone: the calendar determines when windows start")
 	case s.Calendar == nil && s.Period <= 0:
 		add("period", "must be longer than 0")
 	}
@@ -272,7 +272,7 @@ func (s Spec) checkModes(add addError) {
 		add("overdraw", "does not belong to %s, which cannot go below zero", s.title())
 	}
 	if (s.TakesDenied || s.PerRequest) && s.Kind != FixedWindow {
-		add("algorithm", "%s cannot count what it denies", s.Kind)
+		add("algorithm", "%s cannot count denied requests", s.Kind)
 	}
 	if s.Kind == SlidingLog && s.Rate > MaxLogRate {
 		add("rate", "must be at most %d for sliding_log, which remembers every admitted unit, is %d; use sliding_window", MaxLogRate, s.Rate)
@@ -284,7 +284,7 @@ func (s Spec) checkParts(add addError) {
 	if p := s.Penalty; p != nil {
 		switch {
 		case s.Overdraw:
-			add("penalty", "cannot be combined with overdraw, which consumes what it denies")
+			add("penalty", "cannot be combined with overdraw, which also charges denied requests")
 		case p.After < 1 || p.After > MaxPenaltyAfter:
 			add("penalty", "needs after, the denials that block, between 1 and %d, has %d", MaxPenaltyAfter, p.After)
 		case p.For < 1:
@@ -318,13 +318,13 @@ func (s Spec) checkSettling(add addError) {
 	case s.Kind != TokenBucket && s.Kind != FixedWindow || s.Minimum != nil:
 		add("settle", "does not belong to %s; use token_bucket or fixed_window", s.title())
 	case s.Kind == FixedWindow && s.Capacity != nil && *s.Capacity > s.Rate:
-		add("settle", "does not go with a fixed window that rolls over: capacity (%d) must be at most rate (%d)", *s.Capacity, s.Rate)
+		add("settle", "cannot be combined with a fixed window that rolls over: capacity (%d) must be at most rate (%d)", *s.Capacity, s.Rate)
 	case s.Overdraw:
-		add("settle", "does not go with overdraw: a settlement charges what the estimate left out")
+		add("settle", "cannot be combined with overdraw: a settlement charges the units above the estimate")
 	case s.TakesDenied || s.PerRequest:
-		add("settle", "does not go with limits that count what they deny")
+		add("settle", "cannot be combined with limits that count denied requests")
 	case s.Penalty != nil:
-		add("settle", "does not go with penalty")
+		add("settle", "cannot be combined with penalty")
 	case s.MaxDebt != nil && *s.MaxDebt < 0:
 		add("max_debt", "must not be negative, is %d", *s.MaxDebt)
 	}

@@ -166,7 +166,7 @@ func (l Limit) compile() (algorithms.Limit, error) {
 	var inexact spans
 	spec.Period = inexact.micros("period", l.Period)
 	if l.Calendar != nil && l.Period != 0 {
-		inexact = append(inexact, fmt.Errorf("period does not go with calendar, which determines when windows start; remove period (%v)", l.Period))
+		inexact = append(inexact, fmt.Errorf("period cannot be combined with calendar, which determines when windows start; remove period (%v)", l.Period))
 	}
 	if !l.Start.IsZero() {
 		start := algorithms.Micros(l.Start.UnixMicro())

@@ -567,9 +567,9 @@ penalty: for must be a whole number of microseconds, is 1m0.000000001s
 penalty: max must be a whole number of microseconds, is 1h0m0.000000001s
 rate must be at least 1, is -1
 ratelimit: limit "e guaranteed": algorithm must not be guaranteed: use token_bucket, and set the guaranteed rate
-ratelimit: limit "f calendar": period does not go with calendar, which determines when windows start; remove period (1h0m0s)
+ratelimit: limit "f calendar": period cannot be combined with calendar, which determines when windows start; remove period (1h0m0s)
 calendar belongs to algorithm fixed_window, not to token_bucket
-ratelimit: limit "g start": start does not go with calendar: the calendar says when windows start`
+ratelimit: limit "g start": start cannot be combined with calendar: the calendar determines when windows start`
 	if err == nil || err.Error() != want {
 		t.Errorf("got:\n%v\nwant:\n%s", err, want)
 	}

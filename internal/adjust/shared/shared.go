@@ -359,14 +359,14 @@ func (k *Keeper) Change(ctx context.Context, o adjust.Operation) (*adjust.Entry,
 		}
 		switch done, err := k.config.Ledger.Append(ctx, change); {
 		case err != nil:
-			return nil, fmt.Errorf("whether the change was made is not known; the audit shows it under operation %s if it was: %w", o.ID, err)
+			return nil, fmt.Errorf("the outcome of the change is unknown; if it was made, the audit lists it as operation %s: %w", o.ID, err)
 		case done:
 			k.follows(e)
 			k.report(true, k.use(set.Without(change.Expired).With(e)))
 			return e, nil
 		}
 	}
-	return nil, errors.New("nothing was changed: others change adjustments all the time; try again")
+	return nil, errors.New("nothing was changed, because other sidecars changed adjustments at the same time; try again")
 }
 
 // ledgerChange converts e to the form of the ledger.
@@ -408,7 +408,7 @@ func parse(found []redis.LedgerEntry) ([]*adjust.Entry, error) {
 			return nil, err
 		}
 		if e.Version != f.Version {
-			return nil, fmt.Errorf("entry %d of the audit says that it is entry %d", f.Version, e.Version)
+			return nil, fmt.Errorf("entry %d of the audit has the number %d", f.Version, e.Version)
 		}
 		entries[i] = e
 	}

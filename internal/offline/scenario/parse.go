@@ -33,7 +33,7 @@ func Parse(name string, data []byte) (*File, config.Problems) {
 	f := d.document(doc.Content[0])
 	var more yaml.Node
 	if err := from.Decode(&more); err == nil {
-		d.mistake(&more, "a second document; one file has one")
+		d.mistake(&more, "the file has a second YAML document; use one file for each document")
 	} else if !errors.Is(err, io.EOF) {
 		d.mistake(&yaml.Node{Line: lineOf(err), Column: 1}, "%v", err)
 	}

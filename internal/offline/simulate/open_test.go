@@ -101,7 +101,7 @@ func TestMistakesInTheEndOfACall(t *testing.T) {
 		callOf(0, `,"real":-1`):                                                       "real must not be negative, is -1",
 		callOf(0, `,"settle_after_us":-1`):                                            "settle_after_us must be between 0 and",
 		callOf(0, `,"settle_after_us":9223372036854775807`):                           "settle_after_us must be between 0 and",
-		callOf(0, `,"real":1,"real":2`):                                               "real is there twice",
+		callOf(0, `,"real":1,"real":2`):                                               "real occurs twice; write it once",
 		`{"time_us":0,"limits":[{"name":"jobs"}],"real":1}`:                           "no limit of this line has \"reserve\": true",
 		`{"time_us":0,"limits":[{"name":"jobs","reserve":true}],"settle_after_us":1}`: "settle_after_us without real",
 	} {

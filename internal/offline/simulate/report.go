@@ -96,10 +96,10 @@ func (t *tally) notes(w io.Writer) {
 	note(t.unlimited-t.unrouted, "no limit", " matched none")
 	note(t.missing, "missing", " had no entry that their domain requires, and were denied")
 	note(t.unread, "not read", ", first at line %s: %v", t.unreadLines(), t.unreadErr)
-	note(t.steppedBack, "order", " earlier than a line before, taken to be of its time")
-	note(t.early, "early", " calls were settled before their time, because more than %d were open", maxOpen)
+	note(t.steppedBack, "order", " earlier than a line before, and replayed at the time of that line")
+	note(t.early, "early", " calls were settled too early, because more than %d were open", maxOpen)
 	note(t.expired, "too late", " reservations by name were more than an hour old, and stay charged")
-	note(t.full, "no room", " needed a bucket more than --memory-max-keys")
+	note(t.full, "no room", " needed a new bucket, but --memory-max-keys were in use")
 }
 
 func (t *tally) unreadLines() string {

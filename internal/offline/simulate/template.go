@@ -121,7 +121,7 @@ func (t *Templates) directive(text string) (f field, rest string, err error) {
 			return f, letter[1:], nil
 		}
 	}
-	return 0, "", fmt.Errorf("%q is not known; there are %%h, %%m, %%U, %%q, %%H, %%s, %%u, %%{NAME}i and %%%%", text)
+	return 0, "", fmt.Errorf("%q is not known; use %%h, %%m, %%U, %%q, %%H, %%s, %%u, %%{NAME}i and %%%%", text)
 }
 
 // header returns the field of a request header.

@@ -115,7 +115,7 @@ func checkTime(at algorithms.Micros) error {
 func (s *scanner) once(seen *int, bit int, name string) {
 	if *seen&bit != 0 {
 		s.pos = s.named
-		s.fail("%s is there twice", name)
+		s.fail("%s occurs twice; write it once", name)
 	}
 	*seen |= bit
 }

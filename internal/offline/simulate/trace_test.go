@@ -256,7 +256,7 @@ func TestTraceRefuses(t *testing.T) {
 		{`{"time_us":1e3}`, `expected a whole number`},
 		{`{"time_us":"1"}`, `expected a whole number, found "\"1\""`},
 		{`{"time_us":01}`, `expected a whole number`},
-		{`{"time_us":1,"time_us":2}`, `time_us is there twice`},
+		{`{"time_us":1,"time_us":2}`, `time_us occurs twice; write it once`},
 		{`{"Time_us":1}`, `unknown field "Time_us"`},
 		{head + `[{"entries":[["a","b"]]}]`, `expected , or }, found the end of the line`},
 		{head + `[{"entries":[["a","b"]]}]}}`, `expected the end of the line, found "}"`},

@@ -21,7 +21,7 @@ const (
 )
 
 var foldedDesc = prometheus.NewDesc("rlsidecar_metrics_folded",
-	"What is counted as (overflow), because 10,000 others have series of their own: limits at each place of use (limits; hits for ratelimit_service_rate_limit_*) and domains.",
+	"Limits and domains counted as (overflow), because 10,000 others have series of their own: limits at each place of use (limits; hits for ratelimit_service_rate_limit_*), and domains.",
 	[]string{"what"}, nil)
 
 // table maps a Snapshot to its counters. It is immutable, except that counters are added.

@@ -73,7 +73,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 			ask(t, store, bucket, 1, false, 0, algorithms.Second)
 		}
 	})
-	t.Run("a group is taken together or not at all", func(t *testing.T) {
+	t.Run("a group is charged as a whole or not at all", func(t *testing.T) {
 		_, store := start(t)
 		a, b := token(5, algorithms.Second, 5), token(3, algorithms.Second, 3)
 		a.Key, b.Key = []byte("a"), []byte("b")
@@ -110,7 +110,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		clock, store := start(t)
 		settles(t, clock, store)
 	})
-	t.Run("a group is taken once", func(t *testing.T) {
+	t.Run("a group is charged once", func(t *testing.T) {
 		clock, store := start(t)
 		takesOnce(t, clock, store)
 	})
@@ -214,7 +214,7 @@ func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() a
 	}
 	const most = 1000
 	for _, c := range []backend.Charge{window(most, algorithms.Day), token(1, algorithms.Day, most)} {
-		c.Key, c.Lease = []byte("asked until it denies, a "+c.Limit.Kind.String()), lease
+		c.Key, c.Lease = []byte("charged until it denies, a "+c.Limit.Kind.String()), lease
 		if n := hammer(store, 16, most/8, c); n > most || n < most-slack {
 			t.Errorf("%s: admitted %d of %d requests, limit %d, of which %d may be unused", c.Key, n, 2*most, most, slack)
 		}

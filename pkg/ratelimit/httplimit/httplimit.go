@@ -81,7 +81,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Retry-After", strconv.FormatInt(max(1, seconds(result.RetryAfter)), 10))
 		write(w, http.StatusTooManyRequests, "Too many requests", "try again after "+result.RetryAfter.Round(time.Millisecond).String())
 	case errors.Is(err, ratelimit.ErrNeverFits):
-		write(w, http.StatusRequestEntityTooLarge, "The request exceeds the rate limit", "it needs more units than the limit can ever give")
+		write(w, http.StatusRequestEntityTooLarge, "The request exceeds the rate limit", "it needs more units than the limit can ever supply")
 	default:
 		h.failed(w, r, err)
 	}
