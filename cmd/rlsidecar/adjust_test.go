@@ -81,7 +81,7 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 	command(exitUsage, `no limit is named "sned"`, "set", "--limit", "sned", "--key", "bob", "--block", "--for", "1h", "--reason", "test")
 	command(exitUsage, "--factor", "set", "--limit", "send", "--key", "bob", "--factor", "ten", "--for", "1h", "--reason", "test")
 	command(exitUsage, "30 days", "set", "--limit", "send", "--key", "bob", "--factor", "10", "--for", "31d", "--reason", "test")
-	command(exitFailed, "have changed meanwhile", "set", "--limit", "send", "--key", "bob", "--factor", "10", "--for", "1d", "--reason", "test", "--expect-version", "2")
+	command(exitFailed, "has changed the adjustments meanwhile", "set", "--limit", "send", "--key", "bob", "--factor", "10", "--for", "1d", "--reason", "test", "--expect-version", "2")
 }
 
 // explainAdjusted checks that explain shows the adjustments of a running sidecar, and those in its folder.
