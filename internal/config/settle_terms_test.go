@@ -37,18 +37,52 @@ func TestEdgesOfBounds(t *testing.T) {
 		return limit("l", "") + "descriptors: [{key: k, limit: l}]\nauth:\n  routes:\n" +
 			strings.Repeat("    - {match: {path: /a}, descriptors: [[{key: k, value: x}]]}\n", n)
 	}
+	route := func(descriptors, entries int) string {
+		one := "[" + strings.Repeat("{key: k, value: x}, ", entries-1) + "{key: k, value: x}]"
+		return limit("l", "") + "descriptors: [{key: k, limit: l}]\nauth:\n  routes:\n    - descriptors: [" +
+			strings.Repeat(one+", ", descriptors-1) + one + "]\n"
+	}
+	penalty := func(after int) string {
+		return limit("l", fmt.Sprintf(", penalty: {after: %d, for: 1m, max: 1h}", after))
+	}
+	kinds := func(n int) string {
+		var list []string
+		for i := range n {
+			list = append(list, fmt.Sprintf("k%d: 1", i))
+		}
+		return limit("l", ", weights: {"+strings.Join(list, ", ")+"}")
+	}
+	shards := func(n int) string {
+		return fmt.Sprintf("domain: d\nlimits:\n  l: {algorithm: token_bucket, rate: 1000, period: 1s, shards: %d}\n", n)
+	}
+	log := func(rate int) string {
+		return fmt.Sprintf("domain: d\nlimits:\n  l: {algorithm: sliding_log, rate: %d, period: 1h}\n", rate)
+	}
 	for name, c := range map[string]struct {
 		text string
 		bad  bool
 	}{
-		"a name of 128 bytes": {limit(strings.Repeat("n", 128), ""), false},
-		"a name of 129 bytes": {limit(strings.Repeat("n", 129), ""), true},
-		"p1":                  {learn("p1"), false},
-		"p99":                 {learn("p99"), false},
-		"p0":                  {learn("p0"), true},
-		"p100":                {learn("p100"), true},
-		"1000 routes":         {routes(1000), false},
-		"1001 routes":         {routes(1001), true},
+		"64 descriptors of a route":       {route(64, 1), false},
+		"65 descriptors of a route":       {route(65, 1), true},
+		"32 entries of a descriptor":      {route(1, 32), false},
+		"33 entries of a descriptor":      {route(1, 33), true},
+		"a penalty after 100 denials":     {penalty(100), false},
+		"a penalty after 101 denials":     {penalty(101), true},
+		"16 kinds of units":               {kinds(16), false},
+		"17 kinds of units":               {kinds(17), true},
+		"2 shards":                        {shards(2), false},
+		"256 shards":                      {shards(256), false},
+		"257 shards":                      {shards(257), true},
+		"a sliding log with 10,000 units": {log(10_000), false},
+		"a sliding log with 10,001 units": {log(10_001), true},
+		"a name of 128 bytes":             {limit(strings.Repeat("n", 128), ""), false},
+		"a name of 129 bytes":             {limit(strings.Repeat("n", 129), ""), true},
+		"p1":                              {learn("p1"), false},
+		"p99":                             {learn("p99"), false},
+		"p0":                              {learn("p0"), true},
+		"p100":                            {learn("p100"), true},
+		"1000 routes":                     {routes(1000), false},
+		"1001 routes":                     {routes(1001), true},
 	} {
 		_, problems := Compile([]File{{Name: "a.yaml", Data: []byte(c.text)}}, Options{})
 		if problems.Bad() != c.bad {

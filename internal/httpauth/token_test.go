@@ -53,11 +53,13 @@ func TestTokensAreReadAgain(t *testing.T) {
 			{"first", "first"},
 			{"second\n", "second"},
 			{"", "second"}, // while the file is being replaced, or by mistake
+			{"", "second"}, // the same problem is logged once
 			{"thi rd", "second"},
 			{"third", "third"},
 			{"-", "third"}, // removed
 			{"third", "third"},
 			{"fourth", "fourth"},
+			{"-", "fourth"}, // the same problem, after the file was in order
 		} {
 			if step.text == "-" {
 				if err := os.Remove(path); err != nil {
@@ -78,10 +80,22 @@ func TestTokensAreReadAgain(t *testing.T) {
 				t.Errorf("the log shows a token: %v", entry)
 			}
 		}
-		if n := logs.FilterMessageSnippet("cannot be read").Len(); n != 3 {
-			t.Errorf("%d problems are logged, want 3", n)
+		if n := logs.FilterMessageSnippet("cannot be read").Len(); n != 4 {
+			t.Errorf("%d problems are logged, want 4", n)
 		}
 	})
+}
+
+// A request without a Host is of no page, not even of one without a name.
+func TestARequestWithoutAHostIsOfNoPage(t *testing.T) {
+	for host, want := range map[string]bool{"": false, "sidecar": true} {
+		r := httptest.NewRequest("POST", "/", nil)
+		r.Host = host
+		r.Header.Set("Origin", "http://"+host)
+		if got := FromSamePage(r); got != want {
+			t.Errorf("%q: %t, want %t", host, got, want)
+		}
+	}
 }
 
 func TestWithoutATokenNoRequestIsAuthorized(t *testing.T) {
@@ -109,9 +123,9 @@ func TestKeysOfReservationsAreReadAgain(t *testing.T) {
 		}
 		for _, step := range []struct{ text, want string }{
 			{one, one},
-			{two + "\n" + one, two + " " + one}, // a new key signs, and the previous one is still accepted
-			{"", two + " " + one},               // while the file is being replaced, or by mistake
-			{"short", two + " " + one},
+			{two + "\n" + one, two + " " + one},                // a new key signs, and the previous one is still accepted
+			{"", two + " " + one},                              // while the file is being replaced, or by mistake
+			{one[1:], two + " " + one},                         // too short
 			{one + "\n" + two + "\n" + three, two + " " + one}, // too many
 			{three, three},
 		} {

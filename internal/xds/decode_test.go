@@ -67,9 +67,12 @@ func TestLaterFields(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	data, _ := proto.Marshal(meta)
+	one, _ := proto.Marshal(&structpb.Struct{Fields: map[string]*structpb.Value{"team": meta.Fields["team"]}})
+	other, _ := proto.Marshal(&structpb.Struct{Fields: map[string]*structpb.Value{"deep": meta.Fields["deep"]}})
 	b := protowire.AppendVarint(protowire.AppendTag(nil, fieldQuotaMode, protowire.VarintType), 1)
-	b = protowire.AppendBytes(protowire.AppendTag(b, fieldMetadata, protowire.BytesType), data)
+	for _, data := range [][]byte{one, other} { // the parts of a repeated message are merged
+		b = protowire.AppendBytes(protowire.AppendTag(b, fieldMetadata, protowire.BytesType), data)
+	}
 	b = protowire.AppendVarint(protowire.AppendTag(b, 99, protowire.VarintType), 1)
 	b = protowire.AppendVarint(protowire.AppendTag(b, 99, protowire.VarintType), 2)
 	got, problems := decode(resources(t, with(b)))
