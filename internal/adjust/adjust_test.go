@@ -17,6 +17,7 @@ import (
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
 const minute = 60 * algorithms.Second
@@ -427,6 +428,36 @@ func TestAnAdjustmentOfAnotherAlgorithmIsIgnoredAndReported(t *testing.T) {
 	}
 	if _, err := (&Adjustment{Change: Change{Capacity: number(3)}}).Apply(window); err == nil {
 		t.Error("a sliding window has no capacity")
+	}
+}
+
+// The period of a window of the calendar is that of the calendar; its rate can be adjusted.
+func TestTheCalendarKeepsItsPeriod(t *testing.T) {
+	day := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendar.Day.In(time.UTC)})
+	if _, err := (&Adjustment{Change: Change{Period: minute}}).Apply(day); err == nil || !strings.Contains(err.Error(), "the calendar sets the period") {
+		t.Errorf("%v", err)
+	}
+	if got, err := (&Adjustment{Change: Change{Rate: number(20)}}).Apply(day); err != nil || got.Limit.Calendar == nil || got.Limit.Rate != 20 {
+		t.Errorf("%v", err)
+	}
+}
+
+// An adjustment that was added, deleted or changed is a difference, whichever Set is the first.
+func TestEachDifferenceOfTwoSetsIsFound(t *testing.T) {
+	of := func(id string, rate int64) *Adjustment {
+		return &Adjustment{ID: id, Change: Change{Rate: number(rate)}}
+	}
+	a := NewSet(Head{}, []*Adjustment{of("equal", 1), of("changed", 2), of("deleted", 3)})
+	b := NewSet(Head{}, []*Adjustment{of("equal", 1), of("changed", 4), of("added", 5)})
+	for _, sets := range [][2]*Set{{a, b}, {b, a}} {
+		var ids []string
+		for _, d := range Differences(sets[0], sets[1]) {
+			ids = append(ids, d.ID)
+		}
+		slices.Sort(ids)
+		if !slices.Equal(ids, []string{"added", "changed", "deleted"}) {
+			t.Errorf("%v", ids)
+		}
 	}
 }
 

@@ -71,6 +71,23 @@ func TestAnAdjustmentGivesOneKeyOtherNumbers(t *testing.T) {
 	}
 }
 
+// Adjusted.Next is the earliest end, whatever the order of the keys, and leaves out what has ended.
+func TestTheNextEndIsTheEarliest(t *testing.T) {
+	for _, ends := range [][]algorithms.Micros{{0, 2, 3}, {0, 3, 2}, {3, 0, 2}, {2, 3, 0}} {
+		b := newBench(t, adjustable)
+		var all []*adjust.Adjustment
+		for i, end := range ends {
+			a := &adjust.Adjustment{Target: adjust.Target{Domain: "d", Limit: "calls", Key: []string{string(rune('a' + i))}}, Change: adjust.Change{Block: true}, Expires: b.now + end}
+			a.ID = a.Target.ID()
+			all = append(all, a)
+		}
+		got := b.Adjust(adjust.NewSet(adjust.Head{}, all), func() algorithms.Micros { return b.now })
+		if got.Next != b.now+2 || got.InForce != 2 || got.Ignored != 0 {
+			t.Errorf("%v: %+v", ends, got)
+		}
+	}
+}
+
 func TestTheKeysOwnAdjustmentTakesPrecedenceOverThatOfAllKeys(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"*": {Capacity: number(3)}, "bob": {Factor: 2000}, "": {Block: true}})
