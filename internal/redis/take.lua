@@ -1,38 +1,68 @@
 -- take.lua decides and charges inside Redis. It contains package algorithms again, function by function and
 -- in the same order, so that both can be read side by side. Numbers are doubles, all of them integers up to
--- 2^53, so nothing is ever rounded; floor(a/b) is exact for such a and b.
+-- 2^53, so sums, products and floor(a/b) are exact. All bytes are little-endian.
 --
---   KEYS     the buckets, each once. If they are in several cluster slots, KEYS has only the first, and
---            ARGV[4…] the others
+--   KEYS     the buckets, each once. If they are in several cluster slots of one node, KEYS has only the
+--            first, because the keys of a call must be in one slot. ARGV[4…] has the others, which the node
+--            checks when they are read
 --   ARGV[1]  the time in us, packed as a double; 0: the server's own time
---   ARGV[2]  the limits, 13 doubles each. A limit with a calendar has 8 more: its number, the number of
---            the first window, the length of the longest possible window, and the starts of five windows.
---            A limit with a penalty has 3 more before these. A limit that settles has 1 more, max_debt
+--   ARGV[2]  the limits, 13 doubles each: kind, flags, capacity, max_reserved, rate, period, p, q, v, tick,
+--            initial, p1, v1. They are the fields of algorithms.Limit; period is in ticks of so many us
+--
+--            flag 1   overdraw
+--            flag 2   denied requests are charged too (takes_denied)
+--            flag 4   per_request
+--            flag 8   a calendar: 8 doubles follow, its number, the number of the first window, the length
+--                     of the longest possible window, and the starts of five windows
+--            flag 16  a penalty: 3 doubles follow, after, for and max; they are before those of a calendar
+--            flag 32  a usual limit, see below
+--            flag 64  the limit settles: max_debt follows, before all others
+--            flag 128 initial is less than capacity
 --   ARGV[3]  the charges, 4 doubles each: the number of the key; the number of the limit plus 2^20 times
---            the flags; the cost; the phase. Two doubles 0 are the end
+--            the flags; the cost; the phase of a fixed window. Two doubles 0 are the end
 --
 --            flag 1   the next charge belongs to the same group, which is charged as a whole or not at all
---            flag 2   two more doubles follow, max_wait and of
+--            flag 2   two more doubles follow, max_wait and of: the longest wait, in us, and for a refund or
+--                     a settlement the time of the charge that it corrects (ChargedAt); 0: none
 --            flag 4   reserve
 --            flag 8   look, a dry run
---            flag 16  raw
+--            flag 16  raw: the cost is in the unit of the value, 1/q (Charge.Scaled)
 --            flag 32  settle
 --            flag 64  then: if this charge is not allowed, the next charge without this flag is made
 --
 --            A charge with limit 0 is the head of a group with an idempotency key. Its key is the key of
 --            the record, its cost is the time in ms for which the record is remembered, and 32 more bytes
 --            identify the request
---   returns  the time by which it decided, a double, and 41 bytes for each charge: flags and five doubles.
---            Only the time: it is outside of the given windows of a calendar, and nothing was charged
+--   returns  the time by which it decided, a double, and for each charge a byte of flags and up to five
+--            doubles: value, remaining, retry, reset, and wait. An answer of the time alone means that it is
+--            outside of the given windows of a calendar, and that nothing was charged
 --
---            flag 4   the last double is the number of units that a settlement lost
+--            flag 1   allowed
+--            flag 2   never: the cost is more than the bucket can ever hold
+--            flag 4   the last double is the number of units that a settlement lost. Of a head: replayed
+--            flag 8   of a head: the record belongs to another request, nothing was charged
 --            flag 16  the three times are counted in windows of a calendar
 --            flag 32  the last double is the rest of the block by a penalty, in us
 --            flag 64  the last double is 0 and left out
 --            flag 128 the retry time is 0 and left out
 --
+-- A stored bucket is a string, except for that of a sliding log, which is a list (see "The log"):
+--
+--   byte 0   0: times are in us; 1: in ms; 2: a window of a calendar; 4: a sliding window counter
+--   then     doubles:
+--            token bucket, leaky bucket  value, at, p, q, v                              in all 41 bytes
+--            fixed window                value, at, rate, period, capacity, phase                 49
+--            window of a calendar        value, at, rate, capacity, the number of the calendar,   57
+--                                        the number of the window, the start of the next one
+--                                        plus the length of the longest in hours
+--            sliding window counter      value, prev, at, period, 0                               41
+--            guaranteed                  value, prev, at, p, q, v, p1, v1                         65
+--   then     nothing; or the denials of a penalty: blocks, till, and the time of each denial; or the peaks
+--            of a limit that settles: -1, and the time and room of each, at most four. The first double
+--            tells which: it is below 0 for peaks only
+--
 -- The script first reads everything and then writes everything, so an error in between leaves no changes. The
--- first write is one that a server without free memory refuses.
+-- first write has the flag denyoom: a server without free memory refuses it before anything is changed.
 --
 -- Redis creates the functions of a script again for each EVALSHA. For the hundred functions below that costs
 -- more than ten decisions. So all but two of them are inside of general, which is called only when a charge
@@ -65,7 +95,7 @@ local function charge_tokens(l, value, ticks, cost, least, given)
   else
     flags, retry = 0, cost + least
     if l.overdraw then
-      if retry > v then retry = v end -- more is never there at once: the wait is until all that can be is
+      if retry > v then retry = v end -- a bucket never holds more than v: retry when it is full
       local bottom = -l.max_reserved * l.q
       if value < bottom then bottom = value end
       value = value - cost
@@ -231,9 +261,10 @@ end
 local function settling()
   local peaked, charged, room_since -- created with the first settlement that needs them
 
-  -- behind returns the part of the new state after the first so many bytes, of a bucket of l that was in state b
-  -- and lacked room before a charge. It does to packed peaks what peaked and push do to a list. It returns false
-  -- if general must decide, because there are denials or a clock has stepped back.
+  -- behind returns the peaks of the new state, as bytes, for a bucket of l. b is its old state, whose peaks
+  -- follow head bytes. Before the charge the bucket lacked room units of being full. behind does to packed
+  -- peaks what peaked and push do to a list. It returns false if general must decide, because there are
+  -- denials or a clock has stepped back.
   local function behind(l, b, head, now, room)
     local pack, unpack_at, sub = struct.pack, struct.unpack, string.sub
     if not b then return pack('<ddd', -1, now, 0) end
@@ -271,7 +302,7 @@ local function settling()
     return pack('<ddddddddd', -1, u1, r1, u2, r2, u3, r3, u4, r4)
   end
 
-  -- peaks_in returns the peaks after the first so many bytes of b; false if general must decide.
+  -- peaks_in returns the peaks of state b, which follow head bytes; false if general must decide.
   local function peaks_in(b, head, now)
     local n = #b - head
     if n == 0 then return nil end
@@ -1367,7 +1398,8 @@ local function general(now, given, names, stored, lives, answers)
     return c.allowed, c.never and not c.limit.takes_denied and (never or first == last)
   end
 
-  -- charge_if charges c if it pays. Otherwise its state may only get a clock, or count a denial.
+  -- charge_if charges c if pays says that the group consumes it. Otherwise c consumes nothing: its state may get
+  -- a clock, or count a denial.
   function charge_if(c, pays, never)
     local l = c.limit
     if pays or l.charges_denied or (not never and l.after > 0 and not c.allowed and not c.never) then
@@ -1585,7 +1617,7 @@ local function general(now, given, names, stored, lives, answers)
     elseif s and s.log and not c.look then
       denied_logs[c.key] = c.limit
     end
-    -- A count lives as long as the longest period that it was met by.
+    -- The stored period never gets shorter: a longer one may still need the counts.
     if s and c.limit.kind == SLIDING and not c.look then
       local period = c.limit.period * c.limit.tick
       if not s.period or s.period < period then s.period, dirty[c.key] = period, c.limit end
@@ -1659,7 +1691,7 @@ local function general(now, given, names, stored, lives, answers)
     return peaks
   end
 
-  -- The call ----------------------------------------------------------------------------------------
+  -- Limits and charges as they are sent ------------------------------------------------------------
 
   local limits, at = {}, 1
   while at <= #ARGV[2] do
@@ -1808,7 +1840,8 @@ else
   now = t[1] * 1000000 + t[2]
 end
 
--- usual are the plain limits by number, and false for each other one. One that settles has max_debt.
+-- usual has the usual limits by number, and false for each other one. A usual limit is a token bucket or a fixed
+-- window in us, without overdraw, calendar and penalty. One that settles has max_debt.
 local usual, settles = {}, false -- settles: one of them settles
 do
   local limits = ARGV[2]
@@ -1858,9 +1891,9 @@ else
   for k = 1, #names do stored[k] = call('MGET', names[k])[1] end
 end
 
--- The loop decides a plain charge of a plain limit whose bucket is new, or was last charged under the same
--- numbers, alone or in a group of such charges. It leaves all others to general, which reads the states that
--- the loop has left in stored.
+-- The loop decides a plain charge of a usual limit: a cost from 1 to the capacity, alone or in a group of such
+-- charges, possibly with reserve, of a bucket that is new or was last charged under the same numbers. It leaves
+-- all others to general, which reads the states that the loop has left in stored.
 local lives, answers, n = {}, { pack('<d', now) }, 1
 local state, decide, settle, write_logs = false
 
@@ -2038,7 +2071,7 @@ end
 if state then settle() end
 
 -- A key may live up to an eighth longer than necessary, so that few lifetimes must be converted to strings.
--- The last two are kept, because the state of a bucket and the record of its settlement are written in turn.
+-- The strings of the last two lifetimes are reused: a bucket and the record of its settlement alternate.
 local to, text, other, other_text = 0, '', 0, ''
 for i = 1, #names do
   local ms = lives[i]
