@@ -196,6 +196,30 @@ func TestOpenLoopChargesAStallToAllItWouldHaveMet(t *testing.T) {
 	}
 }
 
+// A rate that the server cannot reach ends with the rate that it reached, and not with an error.
+func TestOpenLoopThatFallsBehindEnds(t *testing.T) {
+	before := patience
+	t.Cleanup(func() { patience = before })
+	patience = 2 * time.Second
+	for _, client := range clients {
+		t.Run(client, func(t *testing.T) {
+			_, address := serve(t, func(string) (rls.RateLimitResponse_Code, error) {
+				time.Sleep(10 * time.Millisecond)
+				return rls.RateLimitResponse_OK, nil
+			})
+			r, err := Run(t.Context(), Config{Target: address, Client: client, Connections: 1, Outstanding: 1,
+				Rate: 10000, Duration: 100 * time.Millisecond})
+			if err != nil {
+				t.Fatal(err)
+			}
+			// 1,000 requests take 10 seconds, of which the run waits for 2.
+			if r.Failed() > 0 || r.OK == 0 || r.OK > 500 || r.PerSecond > 200 {
+				t.Errorf("want as many answers as there were in time: %v", &r)
+			}
+		})
+	}
+}
+
 func TestServerThatGoesAwayIsAnError(t *testing.T) {
 	for _, client := range clients {
 		t.Run(client, func(t *testing.T) {
