@@ -1,7 +1,9 @@
 package simulate
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -172,7 +174,11 @@ const late = algorithms.Micros(30_000)
 // adjusted checks that an adjustment whose numbers a sidecar uses has not expired.
 func (j *judge) adjusted(p *process, r *limiter.Result) {
 	a := r.Policy.Adjusted
-	if p == nil || a == nil {
+	if p == nil {
+		return
+	}
+	if a == nil {
+		j.unadjusted(p, r)
 		return
 	}
 	j.w.seen(sawAdjusted)
@@ -181,8 +187,20 @@ func (j *judge) adjusted(p *process, r *limiter.Result) {
 	}
 }
 
+// unadjusted checks that p knows no adjustment of r, which has the configured numbers.
+func (j *judge) unadjusted(p *process, r *limiter.Result) {
+	if p.keeper == nil || r.Policy.Name != "tuned" || p.busy {
+		return
+	}
+	for _, a := range p.keeper.Set().All() {
+		if key, _ := p.limiter.Buckets(a); len(key) == 1 && bytes.Equal(key[0], r.Key) && a.Expires > p.keeper.Now() {
+			j.fail("%s does not use the adjustment %s", p.name, a.ID)
+		}
+	}
+}
+
 // ledgerKeys are the names of the ledger's keys.
-const ledgerHeadKey, ledgerLogKey = "rl:{adjustments}head", "rl:{adjustments}log"
+const ledgerHeadKey, ledgerLogKey, ledgerValuesKey = "rl:{adjustments}head", "rl:{adjustments}log", "rl:{adjustments}values"
 
 // ledgerServer returns the server that has the ledger.
 func (w *world) ledgerServer() *server {
@@ -210,10 +228,34 @@ func (j *judge) converged() {
 		if is := p.keeper.Set().Head; is != head && p.pausedUntil < w.lastPoll-int64(200*time.Millisecond) {
 			j.fail("%s knows change %d of the adjustments, the newest is %d: %v", p.name, is.Version, head.Version, p.keeper.Status().Err)
 		}
+		j.knowsAll(p)
 		for _, a := range p.keeper.Set().All() {
 			if a.Expires < p.keeper.Now() {
 				w.seen(sawExpired)
 			}
+		}
+	}
+}
+
+// knowsAll checks that p has the adjustments that the server has. Both may lack those that have expired.
+func (j *judge) knowsAll(p *process) {
+	set, fields, soon := p.keeper.Set(), j.w.ledgerServer().fields(ledgerValuesKey), p.keeper.Now()+late
+	if p.keeper.Status().Err != nil || p.pausedUntil >= j.w.lastPoll-int64(200*time.Millisecond) {
+		return
+	}
+	for _, id := range slices.Sorted(maps.Keys(fields)) {
+		a := new(adjust.Adjustment)
+		if err := json.Unmarshal([]byte(fields[id]), a); err != nil {
+			j.fail("an adjustment cannot be read: %v", err)
+			return
+		}
+		if is := set.Find(id); a.Expires > soon && (is == nil || *is.Change.Rate != *a.Change.Rate || is.Expires != a.Expires) {
+			j.fail("%s has not the adjustment %s that the server has", p.name, id)
+		}
+	}
+	for _, a := range set.All() {
+		if a.Expires > soon && fields[a.ID] == "" {
+			j.fail("%s has the adjustment %s, which the server has not", p.name, a.ID)
 		}
 	}
 }

@@ -176,6 +176,9 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 		if j.w.quiet && warm && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
 			j.fail("request %s: %v, though nothing is wrong", s.id, firstErr(c))
 		}
+		if err := firstErr(c); s.process.over && s.pause == s.process.pausedUntil && err != nil && strings.Contains(err.Error(), "are replacing the master") {
+			j.fail("request %s: %v, though they have reported that they do not", s.id, err)
+		}
 		j.failedAs(s, c)
 		if untouched {
 			j.w.seen(sawNotTaken)
@@ -331,7 +334,10 @@ func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 	if b.leased != 0 || b.sharded || l.Kind == algorithms.SlidingLog || l.Kind == algorithms.SlidingWindow {
 		return false, 0 // others may have leases; and sliding ones may be full between two moments when they are not
 	}
-	const spare = 6
+	spare := int64(6)
+	if l.Kind == algorithms.FixedWindow && j.w.waitReplicas == 0 {
+		spare = 0 // in one window units only become fewer
+	}
 	_, d := l.Take(state, now, algorithms.Charge{Cost: r.Cost + spare, Hash: uint64(b.phase), DryRun: true})
 	return d.Allowed, (int64(now)-b.phase)/int64(l.Period()) + b.turns
 }

@@ -56,6 +56,7 @@ type process struct {
 	inboxes     [sentinelCount]inbox
 	avoids      string // the address that it must not call, by what it has heard of the Sentinels
 	avoidsUntil int64
+	over        bool // the last message was that the failover has ended
 }
 
 // epoch is in the future, so that no context of the process ends by the system's clock.
