@@ -2,8 +2,8 @@
 # The tests that test.sh leaves out. Of all code: go vet for each system and processor, and the concurrent
 # packages under the race detector. Of what is published: dashboards and alerts, the benchmarks, the image
 # (built by buildah, run by podman, and for the other processor by QEMU), the release (built twice, the
-# same), its SBOM, clients generated from the OpenAPI documents, the Helm chart, and the documentation as a
-# site.
+# same), its SBOM, clients generated from the OpenAPI documents, the Helm chart, the recipes for Kubernetes
+# as the gateways' own code translates them, and the documentation as a site.
 set -uo pipefail
 . "$(dirname "$0")/steps.sh"
 
@@ -24,6 +24,7 @@ race() {
 
 observability_module() { (cd test/observability && go vet ./... && go test -vet=off -count=1 ./...); }
 bench_module() { (cd bench && go vet ./... && go test -vet=off -count=1 ./...) && (cd bench/library && go vet ./...); }
+gateways_module() { (cd test/cluster/gateways/contour && go vet ./... && CGO_ENABLED=0 go test -vet=off -count=1 ./...); }
 chart_module() { (cd test/chart && go vet ./... && go test -vet=off -count=1 ./...); }
 
 scripts/install-tools.sh && scripts/install-tools.sh packaging || exit
@@ -42,5 +43,6 @@ step "image and release" go test -vet=off -count=1 -p 1 -timeout 60m ./test/imag
 step "HTTP APIs as described" env EXAMPLES=100 go test -vet=off -count=1 -run AsDescribed ./test/e2e
 step "clients of the HTTP API" go test -vet=off -count=1 -timeout 20m ./test/clients
 step chart chart_module
+step "recipes by the gateways' code" gateways_module
 step "documentation site" scripts/docs-site.sh
 finish

@@ -1,0 +1,127 @@
+package e2e
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// translated is what a gateway's own code makes of a recipe: the resources that it sends to Envoy.
+type translated struct{ Listeners, Routes, Clusters []object }
+
+func readTranslated(t *testing.T, name string) translated {
+	t.Helper()
+	data, err := os.ReadFile(kubernetes + "rendered/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r translated
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&r); err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return r
+}
+
+// listener returns the listener that limits requests, and its connection manager.
+func (r translated) listener(t *testing.T) (l, manager object) {
+	t.Helper()
+	for _, l := range r.Listeners {
+		chains, _ := l["filter_chains"].([]any)
+		if last, ok := l["default_filter_chain"]; ok {
+			chains = append(chains, last)
+		}
+		for _, chain := range chains {
+			for _, filter := range at[[]any](t, chain.(object), "filters") {
+				config, _ := filter.(object)["typed_config"].(object)
+				if _, dynamic := config["rds"]; dynamic {
+					return l, config
+				}
+			}
+		}
+	}
+	t.Fatal("no listener gets its routes from the gateway")
+	return nil, nil
+}
+
+// filter returns the rate limit filter of a connection manager.
+func (r translated) filter(t *testing.T) object {
+	t.Helper()
+	_, manager := r.listener(t)
+	for _, f := range at[[]any](t, manager, "http_filters") {
+		config, _ := f.(object)["typed_config"].(object)
+		if config["@type"] == "type.googleapis.com/envoy.extensions.filters.http.ratelimit.v3.RateLimit" {
+			return config
+		}
+	}
+	t.Fatal("no rate limit filter")
+	return nil
+}
+
+// translatedFile writes r for an Envoy without a control plane: the listener gets its routes, and clusters their
+// addresses, from the file. Requests may have any host name. Further listener filters can be added.
+func (s *stack) translatedFile(t *testing.T, r translated, filters ...any) string {
+	t.Helper()
+	address := func(port int) object {
+		return object{"socket_address": object{"address": s.addr, "port_value": port}}
+	}
+	l, manager := r.listener(t)
+	asked := at[string](t, r.filter(t), "rate_limit_service", "grpc_service", "envoy_grpc", "cluster_name")
+	l["address"] = address(10000)
+	name := at[string](t, manager, "rds", "route_config_name")
+	which := slices.IndexFunc(r.Routes, func(o object) bool { return o["name"] == name })
+	if which < 0 {
+		t.Fatalf("no routes %s", name)
+	}
+	delete(manager, "rds")
+	manager["route_config"] = r.Routes[which]
+	for _, host := range at[[]any](t, r.Routes[which], "virtual_hosts") {
+		host.(object)["domains"] = []any{"*"}
+	}
+	if len(filters) > 0 {
+		l["listener_filters"] = filters
+	}
+	used, err := yaml.Marshal(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var clusters []any
+	for _, c := range r.Clusters {
+		if !strings.Contains(string(used), fmt.Sprint(": ", c["name"], "\n")) {
+			continue // of Envoy's own ports
+		}
+		port := 9000
+		if c["name"] == asked {
+			port = 8081
+		}
+		delete(c, "eds_cluster_config")
+		c["type"] = "STATIC"
+		c["load_assignment"] = object{"cluster_name": c["name"], "endpoints": []any{
+			object{"lb_endpoints": []any{object{"endpoint": object{"address": address(port)}}}},
+		}}
+		clusters = append(clusters, c)
+	}
+	if len(clusters) != 2 {
+		t.Fatalf("%d clusters, want those of the application and of rlsidecar", len(clusters))
+	}
+	text, err := yaml.Marshal(object{
+		"admin":            object{"address": address(9901)},
+		"static_resources": object{"listeners": []any{l}, "clusters": clusters},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = bytes.ReplaceAll(text, []byte("timeout: 0.050s"), []byte("timeout: 10s")) // on a busy machine 50 ms may be too short
+	path := filepath.Join(t.TempDir(), "envoy.yaml")
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
