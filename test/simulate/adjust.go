@@ -152,7 +152,7 @@ func (w *world) change(p *process, o adjust.Operation) {
 	e, err := p.keeper.Change(context.Background(), o)
 	said := "made"
 	switch {
-	case err != nil && strings.Contains(err.Error(), "is not known"):
+	case err != nil && strings.Contains(err.Error(), "the outcome of the change is unknown"):
 		w.seen(sawUnknownChange)
 		said = "not known"
 	case err != nil:
