@@ -114,7 +114,7 @@ func (w *world) operate(rng *rand.Rand) {
 	for n := range 1 + rng.IntN(6) {
 		at := time.Duration(rng.Int64N(int64(w.length)))
 		if !w.quiet && rng.IntN(4) == 0 { // a failover that may lose the change
-			w.after(at, nil, func() { w.ledgerServer().behind = w.now + int64(10*time.Millisecond) })
+			w.after(at, nil, func() { w.stall(w.ledgerServer(), 10*time.Millisecond) })
 			w.after(at+6*time.Millisecond, nil, func() {
 				switch {
 				case w.calm:
