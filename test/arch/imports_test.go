@@ -90,8 +90,8 @@ var only = map[string]map[string]string{
 	"github.com/alecthomas/kong": {"cmd/rlsidecar": "is the command line"},
 }
 
-// beyond lists all imports of the library's packages beyond the standard library: programs that import these packages
-// depend on them, too.
+// beyond lists all imports of the library's packages that are not of the standard library. Programs that
+// import these packages depend on them, too.
 var beyond = map[string][]string{
 	"pkg/algorithms":       {"internal/scaled"},
 	"internal/scaled":      {},
@@ -99,7 +99,8 @@ var beyond = map[string][]string{
 	"internal/descriptors": {"pkg/algorithms", "internal/scaled", "internal/weights", "github.com/cespare/xxhash/v2"},
 	"pkg/backend":          {"pkg/algorithms"},
 	"pkg/backend/memory":   {"pkg/algorithms", "pkg/backend"},
-	// The limiter decides calls of Go programs as it decides calls over HTTP.
+	// httplimit and grpclimit use the limiter, so that Go programs get the same decisions as clients of the
+	// HTTP API.
 	"pkg/ratelimit":           {"pkg/algorithms", "pkg/backend", "internal/delay", "internal/descriptors", "internal/limiter", "internal/reservation", "internal/weights"},
 	"pkg/ratelimit/httplimit": {"pkg/ratelimit", "internal/clientip", "internal/delay"},
 	"internal/delay":          {"pkg/algorithms"},
@@ -193,7 +194,7 @@ func packages(t *testing.T) []goPackage {
 }
 
 var listOnce = sync.OnceValues(func() ([]goPackage, error) {
-	// -e: a package that does not compile is for the compiler to report.
+	// With -e, go list ignores packages that do not compile. The compiler reports them.
 	cmd := exec.Command("go", "list", "-e", "-json=Dir,ImportPath,Imports,GoFiles,TestGoFiles,XTestGoFiles", "./...")
 	cmd.Dir = root
 	out, err := cmd.Output()
@@ -226,7 +227,7 @@ func find(t *testing.T, name string) goPackage {
 	return packages(t)[i]
 }
 
-// exists fails for rules about packages that no longer exist.
+// exists fails the test if a rule names a package that no longer exists.
 func exists(t *testing.T, folder string) {
 	t.Helper()
 	if !slices.ContainsFunc(packages(t), func(p goPackage) bool { return within(p.name(), folder) }) {

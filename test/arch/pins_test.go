@@ -14,7 +14,8 @@ var (
 	base   = regexp.MustCompile(`^(?:scratch|\$\{\w+\}|\S+:\S+@sha256:[0-9a-f]{64})$`)
 )
 
-// TestActionsAndBaseImagesArePinned: a tag can be moved to other code, a commit and a digest cannot.
+// TestActionsAndBaseImagesArePinned requires commits for actions and digests for images, because a tag can be
+// moved to other code.
 func TestActionsAndBaseImagesArePinned(t *testing.T) {
 	workflows, err := filepath.Glob("../../.github/workflows/*")
 	if err != nil || len(workflows) == 0 {
@@ -26,7 +27,7 @@ func TestActionsAndBaseImagesArePinned(t *testing.T) {
 	arePinned(t, "../../Dockerfile", bases, base, "image:tag@sha256:DIGEST")
 }
 
-// arePinned checks that everything that find finds in a file has the form pinned.
+// arePinned checks that every match of find in a file also matches pinned.
 func arePinned(t *testing.T, file string, find, pinned *regexp.Regexp, form string) {
 	t.Helper()
 	text, err := os.ReadFile(file)

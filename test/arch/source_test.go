@@ -44,7 +44,7 @@ func TestDecidingReadsNoClock(t *testing.T) {
 	}
 }
 
-// TestPackageComments: each package has exactly one, so that go doc has one place to begin.
+// TestPackageComments requires one package comment for each package, so that go doc has one place to begin.
 func TestPackageComments(t *testing.T) {
 	for _, p := range packages(t) {
 		var with []string
@@ -60,7 +60,8 @@ func TestPackageComments(t *testing.T) {
 	}
 }
 
-// TestEveryFileIsBuilt: nothing compiles a file behind `//go:build none`, so nothing would keep it correct.
+// TestEveryFileIsBuilt rejects build constraints that exclude a file from every build: no compiler or test
+// would check it.
 func TestEveryFileIsBuilt(t *testing.T) {
 	for _, path := range tracked(t) {
 		if filepath.Ext(path) != ".go" {

@@ -21,7 +21,7 @@ func TestExamplesAreAccepted(t *testing.T) {
 	for _, path := range tracked(t) {
 		if !strings.HasPrefix(path, "examples/") || filepath.Ext(path) != ".yaml" ||
 			!regexp.MustCompile(`(?m)^domain:`).MatchString(read(t, path)) || strings.HasSuffix(path, ".scenarios.yaml") {
-			continue // not limits: files of Envoy, and scenarios for `rlsidecar test`
+			continue // other files: Envoy's configurations, and scenarios for `rlsidecar test`
 		}
 		loaded++
 		if _, problems := config.Load([]string{filepath.Join(root, path)}, config.Options{}); len(problems) > 0 {
@@ -33,7 +33,7 @@ func TestExamplesAreAccepted(t *testing.T) {
 	}
 }
 
-// TestNoPathsOfOneMachine: tracked files work on every machine.
+// TestNoPathsOfOneMachine checks that no tracked file contains a path of a developer's machine.
 func TestNoPathsOfOneMachine(t *testing.T) {
 	ofOneMachine := regexp.MustCompile(`(^|[^A-Za-z0-9_.])/(work|root)/`)
 	for _, path := range tracked(t) {
@@ -47,7 +47,7 @@ func TestNoPathsOfOneMachine(t *testing.T) {
 	}
 }
 
-// TestNothingLargeIsTracked: every clone downloads each tracked file forever.
+// TestNothingLargeIsTracked bounds the size of files, because every clone downloads each of them forever.
 func TestNothingLargeIsTracked(t *testing.T) {
 	const most = 1 << 20
 	for _, path := range tracked(t) {

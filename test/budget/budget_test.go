@@ -19,7 +19,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
 )
 
-// The budget is 100,000 tokens for each user. Estimates are learned from the calls of other users.
+// Each user has a budget of 100,000 tokens. Estimates are learned from the calls of other users.
 const (
 	budget   = 100_000
 	parallel = 100
@@ -39,15 +39,14 @@ type call struct {
 	sidecar          int
 }
 
-// load sends calls to sidecars, in an order that its seed decides.
+// load sends calls to sidecars. Its seed decides the order of starts and ends.
 type load struct {
 	t        *testing.T
 	random   *rand.Rand
 	sidecars []*limiter.Limiter
 }
 
-// cost is a number of tokens of a heavy-tailed distribution: lognormal, with a mean of 1,500 and a 99th percentile of
-// 8,000.
+// cost returns a random number of tokens: lognormal, with a mean of 1,500 and a 99th percentile of 8,000.
 func (l *load) cost() int64 {
 	// mean = exp(mu + sigma*sigma/2), and p99 = exp(mu + 2.326*sigma).
 	const sigma = 0.8865
@@ -76,7 +75,8 @@ func (l *load) start(user string) (one call, ok bool) {
 	return one, !c.Denied
 }
 
-// done settles at any sidecar, because a proxy may call another one than at the start; one of ten is sent twice.
+// done settles a call at a random sidecar, because a proxy may settle at another one than it started at. It
+// sends one of ten settlements twice.
 func (l *load) done(one call) {
 	for range 1 + l.random.IntN(10)/9 {
 		sidecar := l.random.IntN(len(l.sidecars))
@@ -89,7 +89,7 @@ func (l *load) done(one call) {
 // allowed one exceed their estimates.
 func (l *load) run(user string) (used, atDenial, excess int64) {
 	var open []call
-	consumed := int64(0) // the costs that the store knows: real costs of calls that have ended, and estimates of the others
+	consumed := int64(0) // the costs that the store knows: real costs of ended calls, and estimates of the others
 	for denied := 0; denied < 300; {
 		if len(open) == parallel || len(open) > 0 && l.random.IntN(3) == 0 {
 			i := l.random.IntN(len(open))
@@ -146,7 +146,7 @@ func TestParallelCallsKeepTheBudget(t *testing.T) {
 func testBudget(t *testing.T, seed uint64, stores []backend.Store) {
 	t.Helper()
 	l := &load{t: t, random: rand.New(rand.NewPCG(seed, 20))}
-	// Real calls take seconds: each settlement is a second after the previous one, so that each is a sample.
+	// Settlements are a second apart, as real calls are. Each one then counts as a sample for the estimate.
 	now := algorithms.Micros(time.Now().UnixMicro())
 	ticking := func() algorithms.Micros { now += algorithms.Second / 50; return now }
 	for _, store := range stores {
@@ -160,7 +160,7 @@ func testBudget(t *testing.T, seed uint64, stores []backend.Store) {
 		s.Swap(snapshot)
 		l.sidecars = append(l.sidecars, s)
 	}
-	for i := range 200 { // other users, from whom the sidecars learn
+	for i := range 200 { // The sidecars learn estimates from the calls of other users.
 		if one, ok := l.start(fmt.Sprintf("%d other %d", seed, i)); ok {
 			l.done(one)
 		}

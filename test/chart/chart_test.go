@@ -46,7 +46,7 @@ func TestSuites(t *testing.T) {
 	}
 }
 
-// TestLintFindsNothing runs helm lint --strict of Helm 3; scripts/chart.sh runs those of 3 and 4.
+// TestLintFindsNothing runs helm lint --strict with Helm 3. scripts/chart.sh also runs it with Helm 4.
 func TestLintFindsNothing(t *testing.T) {
 	files, err := filepath.Glob(ours + "/ci/*-values.yaml")
 	if err != nil || len(files) == 0 {
@@ -139,7 +139,7 @@ func render(t *testing.T, c *chart.Chart, file string) []object {
 	return objects
 }
 
-// cases are the values of ci/, and the application with a sidecar.
+// cases are the files of values in ci/, and an application with a sidecar.
 func cases(t *testing.T) map[string][]object {
 	t.Helper()
 	files, err := filepath.Glob(ours + "/ci/*-values.yaml")
@@ -161,7 +161,7 @@ func TestKubernetesAcceptsTheManifests(t *testing.T) {
 	for name, objects := range cases(t) {
 		var text bytes.Buffer
 		for _, o := range objects {
-			if o["kind"] == "ServiceMonitor" || o["kind"] == "PrometheusRule" { // not an object of Kubernetes itself; the tests in tests/ check it
+			if o["kind"] == "ServiceMonitor" || o["kind"] == "PrometheusRule" { // a custom resource; the tests in tests/ check it
 				continue
 			}
 			data, err := yaml.Marshal(o)
@@ -185,9 +185,9 @@ func TestKubernetesAcceptsTheManifests(t *testing.T) {
 	}
 }
 
-// TestRulesAndDashboardArriveAsTheyAre: Prometheus and Grafana get the files beside the templates unchanged. These
-// files have templates of their own, which Helm must not render. test/observability compares them with
-// examples/observability.
+// TestRulesAndDashboardArriveAsTheyAre checks that Prometheus and Grafana get the files of the chart
+// unchanged. These files contain templates of their own, which Helm must not render. test/observability
+// compares them with examples/observability.
 func TestRulesAndDashboardArriveAsTheyAre(t *testing.T) {
 	read := func(name string) []byte {
 		data, err := os.ReadFile(filepath.Join(ours, "files", name))
@@ -255,8 +255,8 @@ func kubernetesValidate(t *testing.T) func(args ...string) *exec.Cmd {
 	return command
 }
 
-// TestRlsidecarAcceptsTheFlags starts the program as the pods would. It fails only because files are missing here,
-// which has another exit code than wrong usage.
+// TestRlsidecarAcceptsTheFlags starts the program with the flags of the pods. It must fail only because files
+// are missing here: that has another exit code than a wrong flag.
 func TestRlsidecarAcceptsTheFlags(t *testing.T) {
 	program := build(t)
 	known, err := exec.Command(program, "env").Output()

@@ -19,13 +19,14 @@ import (
 )
 
 const (
-	inPod    = "RLSIDECAR_CHART_POD" // set where a test runs in the network of a pod
+	inPod    = "RLSIDECAR_CHART_POD" // the environment variable that is set for a process in the network of a pod
 	podIP    = "10.1.2.3"
 	patience = 30 * time.Second
 )
 
-// inPodsNetwork runs the test again in a process with its own network, in which it can use the address that the kubelet
-// probes. It returns false in the process that started it, after the other has ended.
+// inPodsNetwork starts the test again in a process with a network of its own, where it can use the address
+// that the kubelet probes. It returns true in that process. In the first process it waits for the other one,
+// and returns false.
 func inPodsNetwork(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(inPod) != "" {
@@ -54,8 +55,8 @@ func inPodsNetwork(t *testing.T) bool {
 	return false
 }
 
-// TestPodsAnswerTheirProbes starts rlsidecar as the Deployment and the sidecar would, and sends the probes that
-// the kubelet would, before it is stopped and while it drains.
+// TestPodsAnswerTheirProbes starts rlsidecar with the arguments of the Deployment, and of the native sidecar.
+// It sends the kubelet's probes before SIGTERM and while the process drains.
 func TestPodsAnswerTheirProbes(t *testing.T) {
 	if !inPodsNetwork(t) {
 		return
@@ -63,7 +64,7 @@ func TestPodsAnswerTheirProbes(t *testing.T) {
 	program, all := build(t), cases(t)
 	for name, pod := range map[string]struct {
 		metrics string // the port of the metrics
-		open    bool   // to other pods
+		open    bool   // must be reachable from other pods
 	}{"minimal-values.yaml": {"metrics", true}, "app": {"rl-metrics", false}} {
 		c, configMap := podOf(t, all[name])
 		folder := t.TempDir()
@@ -107,9 +108,9 @@ func TestPodsAnswerTheirProbes(t *testing.T) {
 	}
 }
 
-// TestWrongPasswordStopsTheRollout starts rlsidecar as the Deployment and the sidecar would, with a Secret whose
-// password Redis refuses. The pod is not ready, so that Kubernetes keeps the old pods; but it is alive, so that it is
-// not restarted again and again. Once the Secret is corrected it becomes ready by itself.
+// TestWrongPasswordStopsTheRollout starts rlsidecar with a Secret whose password Redis refuses. The pod must
+// not be ready, so that Kubernetes keeps the old pods. It must be alive, so that Kubernetes does not restart
+// it. It becomes ready when the Secret is corrected.
 func TestWrongPasswordStopsTheRollout(t *testing.T) {
 	if !inPodsNetwork(t) {
 		return
@@ -171,7 +172,7 @@ func startRedis(t *testing.T, args ...string) {
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 }
 
-// valuesFile writes a file of values: those of base, if any, and more.
+// valuesFile writes a file of values: the file base, if any, and then more.
 func valuesFile(t *testing.T, base, more string) string {
 	t.Helper()
 	values, err := chartutil.ReadValues([]byte(more))
@@ -230,7 +231,7 @@ type runningPod struct {
 // command returns a command that runs in the container.
 func (p *runningPod) command(ctx context.Context, line []string, change func(string) string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.program)
-	for _, arg := range line[1:] { // the first is /bin/rlsidecar
+	for _, arg := range line[1:] { // the first element is /bin/rlsidecar
 		cmd.Args = append(cmd.Args, change(arg))
 	}
 	cmd.Env = []string{}

@@ -53,7 +53,7 @@ func rows(t *testing.T, table *strings.Builder, path string, n *yaml.Node) {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, value := n.Content[i], n.Content[i+1]
 		name, comment := path+key.Value, key.HeadComment
-		if path == "" { // a comment that a blank line separates from the first value describes the file
+		if path == "" { // A comment before a blank line describes the file, not the first value.
 			parts := strings.Split(comment, "\n\n")
 			comment = parts[len(parts)-1]
 		}

@@ -23,7 +23,7 @@ import (
 const (
 	root      = "../.."
 	documents = root + "/internal/httpapi/"
-	patience  = 2 * time.Minute // for other processes on a busy machine
+	patience  = 2 * time.Minute // bounds every wait for another process on a busy machine
 	token     = "s3cret"
 )
 
@@ -107,7 +107,7 @@ func (b *lockedBuffer) String() string {
 	return b.text.String()
 }
 
-// node returns the folder of the npm packages and a program of theirs.
+// node returns the folder of the npm packages, and the path of one of their programs.
 func node(t *testing.T, program string) (modules, path string) {
 	t.Helper()
 	modules, err := filepath.Abs(root + "/.tools/openapi-typescript/node_modules")
@@ -132,7 +132,7 @@ func copyTo(t *testing.T, dir, file string) {
 	}
 }
 
-// names has the OpenAPI documents by the names of their clients.
+// names maps the name of each client to its OpenAPI document.
 var names = map[string]string{"rlsidecar": "openapi.json", "operators": "openapi-operators.json"}
 
 func TestTheDocumentsAreValid(t *testing.T) {
@@ -167,7 +167,8 @@ func TestAGeneratedPythonClient(t *testing.T) {
 	python := tooltest.Path(t, "python-openapi")
 	dir := t.TempDir()
 	config := filepath.Join(dir, "config.yaml")
-	// A warning means that a part of the document has no client. Its formatter would be one more program.
+	// A warning means that a part of the document has no client. Formatting the client would need one more
+	// program.
 	if err := os.WriteFile(config, []byte("post_hooks: []\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -213,8 +214,9 @@ func TestAGeneratedTypeScriptClient(t *testing.T) {
 	}
 }
 
-// unreliable forwards requests to a sidecar, and spoils the first: it closes the connection after the sidecar has
-// answered, or reports that the sidecar is unavailable. It can also spoil every second request.
+// unreliable forwards requests to a sidecar, and makes the first one fail. Either it closes the connection
+// after the sidecar has answered, or it answers that the sidecar is unavailable. It can also make every
+// second request fail.
 type unreliable struct {
 	forward http.Handler
 	spoil   string
@@ -248,8 +250,8 @@ limits:
   fast: {algorithm: token_bucket, rate: 1, period: 1s}
 `
 
-// TestTheExampleClientsReserve runs the clients that reserve an estimate and settle the real cost. The first answer to
-// each of the two requests is lost, and neither is charged twice.
+// TestTheExampleClientsReserve runs the clients that reserve an estimate and settle the real cost. The first
+// answer to each of the two requests is lost, so that clients repeat it. No request may be charged twice.
 func TestTheExampleClientsReserve(t *testing.T) {
 	limits := filepath.Join(t.TempDir(), "limits.yaml")
 	if err := os.WriteFile(limits, []byte(`
@@ -290,8 +292,7 @@ limits:
 	}
 }
 
-// TestTheExampleClients runs each client of examples/clients against a sidecar that it reaches through an unreliable
-// network.
+// TestTheExampleClients runs each client of examples/clients with a sidecar behind an unreliable network.
 func TestTheExampleClients(t *testing.T) {
 	limits := filepath.Join(t.TempDir(), "limits.yaml")
 	if err := os.WriteFile(limits, []byte(exampleLimits), 0o600); err != nil {

@@ -1,3 +1,3 @@
-// Package clients tests the OpenAPI documents as users of other languages use them: a validator reads them, generators
-// make clients in Python and TypeScript, and these and the clients of examples/clients call a sidecar.
+// Package clients tests the OpenAPI documents. A validator reads them, and generators make clients in Python
+// and TypeScript. These clients and those of examples/clients call a sidecar.
 package clients

@@ -42,8 +42,8 @@ func (c *cluster) helm(t *testing.T, major int, args ...string) []byte {
 	return out
 }
 
-// installsTheChart applies the rendered chart with each file of values. It also lets Helm install, upgrade and
-// uninstall the chart.
+// installsTheChart applies the chart, rendered with each file of values. It also installs, upgrades and
+// uninstalls the chart with Helm.
 func installsTheChart(t *testing.T, c *cluster) {
 	t.Helper()
 	c.define(t, prometheus, "example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml")
@@ -69,7 +69,7 @@ func cases(t *testing.T, c *cluster, major int) map[string][]string {
 	for _, file := range files {
 		made[strings.TrimSuffix(filepath.Base(file), "-values.yaml")] = []string{ours, "--values", file}
 	}
-	// The application depends on a copy of the chart, which belongs in a temporary folder.
+	// The application depends on a copy of the chart, in a temporary folder.
 	dir := t.TempDir()
 	for _, folder := range []string{"charts/rlsidecar", "test/chart/testdata/app"} {
 		if err := os.CopyFS(filepath.Join(dir, folder), os.DirFS(filepath.Join(root, folder))); err != nil {

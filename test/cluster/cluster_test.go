@@ -28,7 +28,7 @@ import (
 
 const patience = time.Minute
 
-// cluster is an API server, called as its administrator.
+// cluster is an API server, with its administrator's credentials.
 type cluster struct {
 	kubeconfig string
 	client     dynamic.Interface
@@ -80,7 +80,7 @@ func eventually(t *testing.T, condition string, try func() error) {
 	}
 }
 
-// of returns the path of objects like o. If they have a namespace and o states none, it is namespace.
+// of returns the API path for objects like o. The namespace of o takes precedence over namespace.
 func (c *cluster) of(o *unstructured.Unstructured, namespace string) (dynamic.ResourceInterface, error) {
 	if own := o.GetNamespace(); own != "" {
 		namespace = own
@@ -110,7 +110,7 @@ func (c *cluster) apply(ctx context.Context, o *unstructured.Unstructured, names
 	return err
 }
 
-// namespace makes a namespace that accepts only pods of the restricted Pod Security Standard.
+// namespace creates a namespace that accepts only pods of the restricted Pod Security Standard.
 func (c *cluster) namespace(t *testing.T, name string) string {
 	t.Helper()
 	o := object(t, "apiVersion: v1\nkind: Namespace\nmetadata: {name: "+name+", labels: {pod-security.kubernetes.io/enforce: restricted}}")
@@ -120,7 +120,7 @@ func (c *cluster) namespace(t *testing.T, name string) string {
 	return name
 }
 
-// define adds a kind to the server, as a module's file describes it.
+// define adds a custom kind to the server, from a file of a module.
 func (c *cluster) define(t *testing.T, module, file string) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(folder(t, module), file))

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The modules in which gateways define their kinds.
+// These modules define the custom kinds of gateways.
 const (
 	istio        = "istio.io/api@v1.31.1"
 	contour      = "github.com/projectcontour/contour@v1.33.8"

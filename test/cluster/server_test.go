@@ -50,7 +50,7 @@ func startEtcd(t *testing.T) string {
 	config := embed.NewConfig()
 	config.Dir = t.TempDir()
 	config.LogLevel = "fatal"
-	config.UnsafeNoFsync = true // the data is not needed after the test
+	config.UnsafeNoFsync = true // a crash may lose the data, because the test needs it only once
 	local := func() []url.URL {
 		return []url.URL{{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", freePort(t))}}
 	}
@@ -70,7 +70,7 @@ func startEtcd(t *testing.T) string {
 	return config.ListenClientUrls[0].String()
 }
 
-// startServer starts Kubernetes' API server; it returns a kubeconfig for an administrator.
+// startServer starts Kubernetes' API server, and returns a kubeconfig of its administrator.
 func startServer(t *testing.T) string {
 	t.Helper()
 	klog.SetLogger(logr.Discard()) // the server logs too much
@@ -92,7 +92,7 @@ func startServer(t *testing.T) string {
 		"--service-account-issuer=https://issuer.example", "--service-account-key-file=" + accounts, "--service-account-signing-key-file=" + accounts,
 		"--token-auth-file=" + write(t, filepath.Join(dir, "tokens.csv"), token+",admin,1,system:masters\n"),
 		"--authorization-mode=RBAC",
-		"--disable-admission-plugins=ServiceAccount", // no controller creates the accounts for which pods would wait
+		"--disable-admission-plugins=ServiceAccount", // no controller creates the service accounts for which pods would wait
 	})
 	ended := make(chan error, 1)
 	go func() { ended <- run() }()
@@ -112,7 +112,8 @@ contexts: [{name: test, context: {cluster: test, user: admin}}]
 `))
 }
 
-// apiServer returns kube-apiserver with its flags, to run until ctx ends. Its own command ends only on signals.
+// apiServer returns a command that runs kube-apiserver until ctx ends. The server's own command ends only on
+// signals.
 func apiServer(ctx context.Context, t *testing.T, args []string) (run func() error) {
 	t.Helper()
 	s := options.NewServerRunOptions()

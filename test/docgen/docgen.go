@@ -72,7 +72,7 @@ func (p *page) prose(head, text string) {
 	p.line(line)
 }
 
-// item writes an item of a list: a name, short facts about it, of which empty ones are left out, and its meaning.
+// item writes an item of a list: a name, short facts, and its meaning. It leaves out empty facts.
 func (p *page) item(name, meaning string, facts ...string) {
 	facts = slices.DeleteFunc(facts, func(fact string) bool { return fact == "" })
 	if len(facts) > 0 {

@@ -18,7 +18,7 @@ import (
 // defines the words that are used.
 var phrases = []struct{ pattern, instead string }{
 	{`doors?`, "listener"},
-	{`flights?`, "batch"}, // "in flight" is allowed, below
+	{`flights?`, "batch"}, // an exception allows "in flight"
 	{`riders?|rides? in`, "charges that share a call"},
 	{`twins?`, "reference implementation"},
 	{`kin`, "the name of what is meant"},
@@ -59,7 +59,7 @@ var phrases = []struct{ pattern, instead string }{
 	{`what is asked for`, "the request"},
 	{`is what it is worth`, "shows that it can fail"},
 	{`(is|are|was|were) away`, "is unreachable, or does not answer"},
-	{`me(et|ets|t) (a|no|the|other|several) limits?`, "matches"}, // a limit that is met could be one that is reached
+	{`me(et|ets|t) (a|no|the|other|several) limits?`, "matches"}, // readers could think that such a limit is reached
 	{`somebody else'?s?`, "another user, or another program"},
 	{`whoever`, "the caller that …, or whichever …"},
 	{`(that|those) of before`, "the previous one"},
@@ -68,7 +68,7 @@ var phrases = []struct{ pattern, instead string }{
 	{`for ever`, "without end"},
 }
 
-// allowed are phrases of the field that contain one of the others.
+// allowed are common terms that contain a banned phrase.
 var allowed = regexp.MustCompile(`(?i)\bin[-\s]+flight\b|\bround[-\s]+trips?\b`)
 
 var banned = func() *regexp.Regexp {
@@ -79,7 +79,7 @@ var banned = func() *regexp.Regexp {
 	return regexp.MustCompile(`(?i)\b(?:` + strings.Join(all, "|") + `)\b`)
 }()
 
-// later are pages that are not checked: the changelog names the words of earlier versions.
+// later are pages that are not checked. The changelog contains the words of earlier versions.
 var later = []string{"CHANGELOG.md"}
 
 // goFolders returns the folders of the repository that have Go files.
@@ -107,7 +107,7 @@ func goFolders(t *testing.T) (folders []string) {
 	return folders
 }
 
-// notOurs reports whether a folder has files that others wrote, or that were built.
+// notOurs reports whether the files of a folder are generated, or written by others.
 func notOurs(name string) bool {
 	return name == "dist" || name == "node_modules" || strings.HasPrefix(name, ".")
 }
@@ -123,11 +123,12 @@ func instead(found string) string {
 	return "something else"
 }
 
-// otherProse matches names of files, other than pages and Go files, whose text is checked as a whole.
+// otherProse matches the names of text files that are neither pages nor Go files. The test checks their whole
+// text.
 var otherProse = regexp.MustCompile(`\.(?:lua|sh|ya?ml|py|ts|js|css|html|tmpl|conf|cfg|service|toml)$|^(?:Makefile|Dockerfile|Caddyfile)$`)
 
-// TestLanguage finds phrases that readers do not understand, in all pages, in all comments and texts of Go files, and in
-// scripts, configurations and the like.
+// TestLanguage finds phrases that readers outside of the project do not understand: in pages, in comments and
+// string literals of Go files, and in scripts and configurations.
 func TestLanguage(t *testing.T) {
 	check := func(path string, line int, text string) {
 		text = blank(text, notProse, allowed)
@@ -263,7 +264,7 @@ func proseOf(t *testing.T, folder string) map[string]map[int]string {
 		t.Fatal(err)
 	}
 	for _, path := range files {
-		if filepath.Base(path) == "language_test.go" { // it has all the phrases
+		if filepath.Base(path) == "language_test.go" { // this file contains all the phrases
 			continue
 		}
 		set := token.NewFileSet()

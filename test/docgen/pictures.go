@@ -8,9 +8,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// picture shows the decisions of a limit: its level over time above, the requests below.
+// picture shows the decisions of a limit: the level of its bucket over time, and below it the requests.
 type picture struct {
-	name  string // name of the file
+	name  string // the name of the picture's file
 	title string
 	spec  algorithms.Spec
 	until algorithms.Micros
@@ -25,7 +25,7 @@ type ask struct {
 
 const second = algorithms.Second
 
-// every returns requests for 1 unit, one at each step between two times.
+// every returns requests for 1 unit from one time to another, one each step.
 func every(step, from, to algorithms.Micros) (asks []ask) {
 	for at := from; at <= to; at += step {
 		asks = append(asks, ask{at: at, cost: 1})
@@ -33,8 +33,8 @@ func every(step, from, to algorithms.Micros) (asks []ask) {
 	return asks
 }
 
-// pictures returns all pictures. Those of the three kinds of window show the same requests, most of them near the edge at
-// 30 s.
+// pictures returns all pictures. The three kinds of window show the same requests, most of them near the edge
+// of the window at 30 s.
 func pictures() []picture {
 	epoch := algorithms.Micros(0)
 	around := append(every(4*second, 4*second, 12*second), append(every(second, 25*second, 35*second), every(5*second, 45*second, 85*second)...)...)
@@ -62,13 +62,13 @@ func pictures() []picture {
 const (
 	width, height    = 760, 260
 	left, right      = 40, 740
-	top, bottom      = 40, 170 // the vertical range of the level
-	asked            = 200     // the line of requests
+	top, bottom      = 40, 170 // the top and the bottom of the level
+	asked            = 200     // the height of the line with the requests
 	white, ink, grey = "#ffffff", "#24292f", "#8c959f"
 	green, red, blue = "#1a7f37", "#cf222e", "#0969da"
 )
 
-// SVG draws p with the real answers of the limit.
+// SVG draws p. It calls package algorithms for the answers.
 func (p picture) SVG() (string, error) {
 	limit, err := algorithms.Compile(p.spec)
 	if err != nil {
@@ -120,7 +120,7 @@ func (p picture) SVG() (string, error) {
 	}
 	b.WriteString(`<polyline fill="none" stroke="` + blue + `" stroke-width="2" points="`)
 	for i, level := range levels {
-		if i > 0 && (level-levels[i-1] < -0.5 || level-levels[i-1] > 0.5) { // a charge, or a new window: at once
+		if i > 0 && (level-levels[i-1] < -0.5 || level-levels[i-1] > 0.5) { // a charge or a new window changes the level at once
 			fmt.Fprintf(&b, "%.1f,%.1f ", x(algorithms.Micros(i)*step), y(levels[i-1]))
 		}
 		fmt.Fprintf(&b, "%.1f,%.1f ", x(algorithms.Micros(i)*step), y(level))
@@ -131,7 +131,7 @@ func (p picture) SVG() (string, error) {
 		switch {
 		case !m.Allowed:
 			draw(`<path d="M%.1f %d l8 8 m0 -8 l-8 8" stroke="%s" stroke-width="2"/>`, at-4, asked-4, red)
-		case m.Wait > 0: // from the request to its turn
+		case m.Wait > 0: // a line from the request to the time at which its turn comes
 			draw(`<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="%s" stroke-width="1.5" stroke-dasharray="3 2"/>`, at, x(m.at+m.Wait), asked, asked+10, green)
 			draw(`<circle cx="%.1f" cy="%d" r="4" fill="%s" stroke="%s" stroke-width="1.5"/>`, at, asked, white, green)
 			draw(`<circle cx="%.1f" cy="%d" r="4" fill="%s"/>`, x(m.at+m.Wait), asked+10, green)

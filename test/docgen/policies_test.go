@@ -10,10 +10,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 )
 
-// block is a piece of YAML on a page, with how far it is indented.
+// block is a YAML block of a page, with its indentation.
 var block = regexp.MustCompile("(?ms)^( *)```yaml\n(.*?)^ *```")
 
-// policy completes a part of a policy file to a whole file. It returns false for other text.
+// policy completes a part of a policy file to a whole file. It returns false if text is no such part.
 func policy(text string) (string, bool) {
 	switch first, _, _ := strings.Cut(text, ":"); first {
 	case "domain":

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// schema is the part of a JSON Schema that the pages show. Keys stay in the order of the text.
+// schema is the part of a JSON Schema that the pages describe. Its keys keep their order.
 type schema struct {
 	Ref         string            `json:"$ref"`
 	Description string            `json:"description"`
@@ -29,7 +29,7 @@ type schema struct {
 	Defs        ordered[schema]   `json:"$defs"`
 }
 
-// property is a schema, or false, which means that the key is forbidden.
+// property is a schema, or the value false, which forbids the key.
 type property struct{ schema }
 
 func (p *property) UnmarshalJSON(text []byte) error {
@@ -66,10 +66,10 @@ func (o *ordered[T]) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// schemas finds the target of a $ref.
+// schemas are the definitions of a document, by name.
 type schemas map[string]*schema
 
-// of follows references. The text beside a reference takes precedence over the text of its target.
+// of follows references. Fields beside a reference take precedence over those of its target.
 func (all schemas) of(s *schema) schema {
 	if s.Ref == "" {
 		return *s

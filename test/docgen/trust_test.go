@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestEvidenceExists fails if docs/trust.md names a test or a fuzz target that is not there.
+// TestEvidenceExists fails if docs/trust.md names a test or a fuzz target that does not exist.
 func TestEvidenceExists(t *testing.T) {
 	const root = "../.."
 	defined := make(map[string]bool)

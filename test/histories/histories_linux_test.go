@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// length returns the duration of each run: the variable HISTORIES, or 3 seconds.
+// length returns the duration of each run: the environment variable HISTORIES, or 3 seconds.
 func length(t *testing.T) time.Duration {
 	text := os.Getenv("HISTORIES")
 	if text == "" {
@@ -28,7 +28,7 @@ func long(t *testing.T) {
 	}
 }
 
-// repeat calls faults in turn, with a pause between them, for as long as a run lasts.
+// repeat calls the functions of faults in turn, with a pause between them, for the duration of a run.
 func repeat(t *testing.T, pause time.Duration, faults ...func()) func() {
 	return func() {
 		t.Helper()
@@ -39,8 +39,8 @@ func repeat(t *testing.T, pause time.Duration, faults ...func()) func() {
 	}
 }
 
-// TestOneRedis lets connections break, scripts vanish, Redis stop, crash and come back with everything that it had
-// acknowledged, and sidecars be killed.
+// TestOneRedis breaks connections, deletes scripts, pauses Redis and kills it. Redis comes back with all
+// acknowledged writes. The test also kills sidecars.
 func TestOneRedis(t *testing.T) {
 	redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always", "--enable-debug-command", "yes")
 	w := newWorld(t, 3, "--redis-url", "redis://"+redis.Addr)
@@ -58,8 +58,8 @@ func TestOneRedis(t *testing.T) {
 	}
 }
 
-// TestLeases lets sidecars lease units while Redis stops and sidecars are killed with the units that they have leased.
-// Together they never admit more than the limit, and never return a unit twice.
+// TestLeases pauses Redis, and kills sidecars that hold leased units. Together the sidecars must never admit
+// more than the limit, and must never return a unit twice.
 func TestLeases(t *testing.T) {
 	redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 	w := newWorld(t, 3, "--redis-url", "redis://"+redis.Addr)
@@ -81,7 +81,8 @@ func TestLeases(t *testing.T) {
 	t.Logf("%d requests were decided from leased units, by the sidecars that run at the end", served)
 }
 
-// TestAChargeAppliedTwiceIsFound sends some charges twice and logs them once: the check must refuse the history.
+// TestAChargeAppliedTwiceIsFound sends some charges twice but logs them once. The check must refuse this
+// history.
 func TestAChargeAppliedTwiceIsFound(t *testing.T) {
 	redis := redistest.Start(t)
 	w := newWorld(t, 2, "--redis-url", "redis://"+redis.Addr)
@@ -94,8 +95,8 @@ func TestAChargeAppliedTwiceIsFound(t *testing.T) {
 	}
 }
 
-// TestSentinelWithConfirmation kills the master again and again. The only replica confirms every charge, so no answered
-// charge is lost.
+// TestSentinelWithConfirmation kills the master several times. Its only replica confirms every charge, so no
+// answered charge may be lost.
 func TestSentinelWithConfirmation(t *testing.T) {
 	long(t)
 	s := redistest.StartSentinels(t)
@@ -124,8 +125,8 @@ func TestSentinel(t *testing.T) {
 	t.Logf("%d failovers lost %d units", failovers, w.lostUnits())
 }
 
-// TestClusterWithConfirmation kills a master of a Redis Cluster, whose replica confirms every charge. It has no groups:
-// over several slots they are charged one bucket after the other, not at one moment.
+// TestClusterWithConfirmation kills a master of a Redis Cluster. Its replica confirms every charge. The test
+// has no groups, because a group over several slots is not charged at one moment.
 func TestClusterWithConfirmation(t *testing.T) {
 	long(t)
 	c := redistest.StartCluster(t, 3)

@@ -17,26 +17,26 @@ type kind int
 
 const (
 	charge kind = iota
-	refund      // returns the cost
+	refund      // a refund: the opposite of a charge of the same cost
 	look        // a dry run of cost 0
 	beyond      // a settlement to twice the reserved units, which is always accepted
 )
 
 // buckets are one bucket, or two that are charged as a group.
 type buckets struct {
-	name   string // the name of both buckets
+	name   string // the configured limit of both buckets
 	limits []*algorithms.Limit
-	cost   int64 // the cost of each charge and refund; the capacities are multiples of it
-	leased bool  // sidecars lease units of it
+	cost   int64 // the cost of each charge and refund; a divisor of the capacities
+	leased bool  // sidecars lease units of this bucket
 }
 
 // question is one operation on buckets.
 type question struct {
 	of   *buckets
 	kind kind
-	// charges and refunds are the numbers of requests without an answer that were sent before this one was answered. Such
-	// requests may have been executed at any time after they were sent, or never. Charges that a failover may have lost
-	// count as refunds.
+	// charges and refunds count the requests without an answer that were sent before this request was
+	// answered. Each of them may have been executed at any time after it was sent, or never. A charge that a
+	// failover may have lost counts as a refund.
 	charges, refunds int64
 }
 
@@ -50,14 +50,14 @@ type answer struct {
 type record struct {
 	question
 
-	reservation string // the id of what was reserved
+	reservation string // the id of the reservation
 	answered    bool
 	answer      answer
 	from, to    int64
 }
 
-// state is the state of one or two buckets: their Values, and how many of the requests without an answer were certainly
-// executed.
+// state is the state of one or two buckets: their Values, and the number of requests without an answer that
+// must have been executed.
 type state struct {
 	value            [2]int64
 	charges, refunds int64
@@ -67,7 +67,7 @@ type state struct {
 // refills during a run.
 const frozen = algorithms.Micros(1_700_000_000_000_000)
 
-// full returns the state at the start: full buckets.
+// full returns the state at the start, with full buckets.
 func (b *buckets) full() (s state) {
 	for i, l := range b.limits {
 		_, d := l.Take(algorithms.State{}, frozen, algorithms.Charge{DryRun: true})
@@ -98,7 +98,8 @@ func (b *buckets) take(s state, k kind) (state, answer) {
 	return s, a
 }
 
-// steps returns the possible states after a request that got this answer. There is none if the answer is impossible.
+// steps returns the possible states after a request with this answer. It returns none if the answer is
+// impossible.
 func steps(s state, q question, a answer) (next []any) {
 	if q.of.leased {
 		return leasedSteps(s, q, a)
@@ -117,9 +118,10 @@ func steps(s state, q question, a answer) (next []any) {
 	return next
 }
 
-// leasedSteps is steps for a bucket of which sidecars lease units. A sidecar may deny while another one has leased the
-// last units, and the units left in the store do not include leased ones. So the sum of the allowed charges must not
-// exceed the capacity, and the store must never have more units left than the capacity less this sum.
+// leasedSteps is steps for a bucket of which sidecars lease units. A sidecar may deny while another one has
+// leased the last units. The units left in the store do not include leased ones. Two rules remain: the sum of
+// the allowed charges must not exceed the capacity, and the store must never have more units left than the
+// capacity less this sum.
 func leasedSteps(s state, q question, a answer) []any {
 	switch after, would := q.of.take(s, q.kind); {
 	case q.kind == look && a.left[0] <= would.left[0]:
@@ -152,9 +154,9 @@ func (b *buckets) others(s state, n int64) (_ state, possible bool) {
 // guesses returns the numbers of requests without an answer that, if executed since s, make this answer correct.
 func guesses(s state, q question, a answer) []int64 {
 	_, now := q.of.take(s, look)
-	left := a.left[0] // the units left before the request
+	left := a.left[0] // the units that were left before the request
 	switch {
-	case q.kind == beyond && left == 0: // the bucket may have gone below zero by any of these
+	case q.kind == beyond && left == 0: // any of the charges may have brought the bucket below zero
 		var all []int64
 		for n := -q.refunds; n <= q.charges; n++ {
 			all = append(all, n)
@@ -166,7 +168,7 @@ func guesses(s state, q question, a answer) []int64 {
 		left -= q.of.cost
 	}
 	n := (now.left[0] - left) / q.of.cost
-	if q.kind == refund { // the bucket may have been full already
+	if q.kind == refund { // any of the refunds may have found a full bucket
 		return []int64{n, n - 1}
 	}
 	return []int64{n}
@@ -203,12 +205,12 @@ var model = porcupine.NondeterministicModel{
 	DescribeState: func(s any) string { return fmt.Sprint(s) },
 }
 
-// stale is the longest time for which a denial may be outdated. A sidecar caches denials for a second (docs/redis.md), and
-// does not notice refunds of other sidecars during this time.
+// stale is the longest time for which a denial may be outdated. A sidecar caches denials for a second
+// (docs/redis.md). In this time it does not notice refunds that other sidecars make.
 const stale = int64(1e9)
 
-// operations makes a history for Porcupine from the answers. lost returns the number of units of a bucket that failovers
-// before a time may have lost.
+// operations converts the answers to a history for Porcupine. lost returns the number of units of a bucket
+// that failovers before a given time may have lost.
 func operations(records []record, lost func(b *buckets, until int64) int64) (history []porcupine.Operation) {
 	missing, refunded := map[string][]record{}, map[string]bool{}
 	for _, r := range records {
@@ -240,7 +242,7 @@ func operations(records []record, lost func(b *buckets, until int64) int64) (his
 	return history
 }
 
-// nothingLost is lost for a run in which Redis forgets nothing.
+// nothingLost is the function lost for runs in which Redis loses no data.
 func nothingLost(*buckets, int64) int64 { return 0 }
 
 // explain lists the requests of the first bucket whose answers are not linearizable.
@@ -262,7 +264,7 @@ func explain(history []porcupine.Operation) string {
 	return ""
 }
 
-// yearly compiles a limit of so many units a year.
+// yearly compiles a limit of that many units a year.
 func yearly(kind algorithms.Kind, units int64) *algorithms.Limit {
 	l, err := algorithms.Compile(algorithms.Spec{Kind: kind, Rate: units, Period: 365 * algorithms.Day})
 	if err != nil {
@@ -271,7 +273,7 @@ func yearly(kind algorithms.Kind, units int64) *algorithms.Limit {
 	return &l
 }
 
-// settling compiles a budget of so many units a year, of which calls reserve a part.
+// settling compiles a limit of that many units a year, of which calls reserve a part.
 func settling(units int64) *algorithms.Limit {
 	l, err := algorithms.Compile(algorithms.Spec{
 		Kind: algorithms.FixedWindow, Rate: units, Period: 365 * algorithms.Day, Settles: true, MaxReserved: new(int64),

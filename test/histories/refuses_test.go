@@ -8,7 +8,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// TestWrongHistoriesAreRefused checks the check itself with short histories of a bucket with 3 units, and of a group.
+// TestWrongHistoriesAreRefused tests the check itself, with short histories of a bucket with 3 units, and of
+// a group.
 func TestWrongHistoriesAreRefused(t *testing.T) {
 	const s = int64(1e9)
 	one := &buckets{name: "one", limits: []*algorithms.Limit{yearly(algorithms.TokenBucket, 3)}, cost: 1}

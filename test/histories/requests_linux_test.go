@@ -32,9 +32,9 @@ func newGRPC(t *testing.T, address string) rls.RateLimitServiceClient {
 	return rls.NewRateLimitServiceClient(conn)
 }
 
-// sendGRPC sends one request to the gRPC listener of any sidecar, as Envoy does. An answer without the numbers of a
-// limit is that of a store that could not decide. A denial reports that no units are left, which is right because the
-// costs divide the capacities.
+// sendGRPC sends one request to the gRPC listener of any sidecar, as Envoy does. If an answer lacks the
+// numbers of a limit, the store could not decide. A denial counts as 0 units left, because the costs divide
+// the capacities.
 func (w *world) sendGRPC(random *rand.Rand, b *buckets, k kind) (r record) {
 	var list []*ratelimit.RateLimitDescriptor
 	for _, l := range b.limits {
@@ -51,7 +51,7 @@ func (w *world) sendGRPC(random *rand.Rand, b *buckets, k kind) (r record) {
 	s := w.sidecars[random.IntN(len(w.sidecars))]
 	response, err := s.rls.ShouldRateLimit(ctx, rlstest.Request("histories", list...))
 	if err != nil {
-		time.Sleep(time.Millisecond) // the sidecar may be down
+		time.Sleep(time.Millisecond) // the sidecar may have been killed
 		return r
 	}
 	if len(response.GetStatuses()) != len(b.limits) {
@@ -70,8 +70,8 @@ func (w *world) sendGRPC(random *rand.Rand, b *buckets, k kind) (r record) {
 	return r
 }
 
-// settle reserves units, and settles them to another cost. It sends the settlement to any sidecars until one of them
-// answers: it must take effect once.
+// settle reserves units, and settles them to another cost. It sends the settlement to sidecars until one of
+// them answers. The settlement must take effect once.
 func (w *world) settle(random *rand.Rand, b *buckets) {
 	first := w.send(random, b, charge, "")
 	w.log(first)
@@ -98,7 +98,7 @@ func (w *world) settle(random *rand.Rand, b *buckets) {
 	}
 }
 
-// servedFromLeases returns how many charges the sidecars have decided from leased units.
+// servedFromLeases returns the number of charges that sidecars decided with leased units.
 func (w *world) servedFromLeases() (n int) {
 	for _, s := range w.sidecars {
 		var text []byte

@@ -27,7 +27,7 @@ import (
 
 const root = "../.."
 
-// config has the limits of all histories.
+// config configures the limits of all histories.
 const config = `
 domain: histories
 limits:
@@ -51,7 +51,7 @@ var (
 	leased = yearly(algorithms.FixedWindow, 600)
 )
 
-// nameOf has the names of the limits.
+// nameOf maps each kind of bucket to the name of its limit.
 var nameOf = map[*algorithms.Limit]string{tokens: "tokens", window: "window", large: "large", budget: "budget", leased: "leased"}
 
 var program string
@@ -86,7 +86,7 @@ type sidecar struct {
 func startSidecar(t *testing.T, args ...string) *sidecar {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "limits.yaml")
-	keys := filepath.Join(t.TempDir(), "keys") // the same for all sidecars, also for one that starts while Redis is unreachable
+	keys := filepath.Join(t.TempDir(), "keys") // all sidecars have the same, so that a sidecar can start while Redis is unreachable
 	for path, text := range map[string]string{file: config, keys: strings.Repeat("k", 64)} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -134,10 +134,10 @@ type world struct {
 	began    time.Time
 	slice    time.Duration // the time for which clients use the same buckets
 	kinds    []string      // the kinds of buckets in use
-	twice    atomic.Bool   // a fault: some charges are sent twice, and logged once
+	twice    atomic.Bool   // plants a fault: clients send some charges twice but log them once
 	doubled  atomic.Int64  // charges that were allowed twice by that fault
-	byGRPC   atomic.Int64  // answers
-	settled  atomic.Int64  // reservations
+	byGRPC   atomic.Int64  // number of answers over gRPC
+	settled  atomic.Int64  // number of settled reservations
 	stop     chan struct{}
 	clients  sync.WaitGroup
 
@@ -201,7 +201,7 @@ func (w *world) client(random *rand.Rand) {
 	}
 }
 
-// pick chooses buckets of the present slice of time.
+// pick returns buckets that the clients use at this time.
 func (w *world) pick(random *rand.Rand) *buckets {
 	slice := w.now() / int64(w.slice)
 	what := w.kinds[random.IntN(len(w.kinds))]
@@ -261,7 +261,7 @@ func (w *world) send(random *rand.Rand, b *buckets, k kind, id string) (r record
 	return w.post(random, question, r)
 }
 
-// post sends a question to any sidecar by HTTP, and adds the answer to r.
+// post sends a question to any sidecar by HTTP, and records the answer in r.
 func (w *world) post(random *rand.Rand, question any, r record) record {
 	body, err := json.Marshal(question)
 	if err != nil {
@@ -271,7 +271,7 @@ func (w *world) post(random *rand.Rand, question any, r record) record {
 	s := w.sidecars[random.IntN(len(w.sidecars))]
 	response, err := w.http.Post("http://"+s.addr+"/v1/limit", "application/json", bytes.NewReader(body))
 	if err != nil {
-		time.Sleep(time.Millisecond) // the sidecar may be down
+		time.Sleep(time.Millisecond) // the sidecar may have been killed
 		return r
 	}
 	defer response.Body.Close()
@@ -301,7 +301,7 @@ func (w *world) post(random *rand.Rand, question any, r record) record {
 	return r
 }
 
-// once repeats a charge with a request id until it is answered.
+// once sends a charge with a request id again, until it is answered.
 func (w *world) once(random *rand.Rand, b *buckets) {
 	id := fmt.Sprint("id-", random.Uint64())
 	first := w.send(random, b, charge, id)
@@ -328,7 +328,7 @@ func (w *world) log(r record) {
 	w.records = append(w.records, r)
 }
 
-// check reads every bucket once more, and decides whether the history is linearizable. Then it reports the history.
+// check reads every bucket once more. Then it logs the history, and returns whether it is linearizable.
 func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 	w.t.Helper()
 	random := rand.New(rand.NewPCG(1, 2))
@@ -356,7 +356,8 @@ func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 	return result == porcupine.Ok
 }
 
-// lostUnits returns the number of units that were charged, according to the clients, and that are available again.
+// lostUnits returns the number of available units that clients have been charged, so that Redis must have
+// lost the charges.
 func (w *world) lostUnits() (units int64) {
 	for name, b := range w.all {
 		var charged, left int64

@@ -20,12 +20,12 @@ import (
 const (
 	root     = "../.."
 	tag      = "localhost/rlsidecar:test"
-	prefix   = "rlsidecar-image" // of the folders with storage
+	prefix   = "rlsidecar-image" // the start of the names of folders with storage
 	version  = "v0.0.0-test"
-	patience = 30 * time.Minute // for the compiler, on a busy machine that has never compiled this
+	patience = 30 * time.Minute // long enough to compile everything on a busy machine with an empty cache
 )
 
-// engine is buildah and podman with a storage of their own.
+// engine is buildah and podman with a storage folder of their own.
 type engine struct {
 	dir   string
 	lock  *os.File // locked while dir is in use
@@ -33,10 +33,10 @@ type engine struct {
 	built bool
 }
 
-// images has the images of the tests. It is nil until the first test needs one.
+// images is the engine of all tests. It is nil before the first test that needs it.
 var images *engine
 
-// newEngine finds the tools.
+// newEngine returns an engine, or fails the test if a tool is missing.
 func newEngine(t *testing.T) *engine {
 	t.Helper()
 	e := &engine{tool: map[string]string{}}
@@ -57,8 +57,8 @@ func newEngine(t *testing.T) *engine {
 	return e
 }
 
-// removeAbandoned removes the containers and files of killed tests, because podman's containers outlive the process that
-// started them.
+// removeAbandoned removes containers and files of earlier tests that were killed. Containers of podman
+// outlive the process that started them.
 func removeAbandoned(t *testing.T, tool map[string]string) {
 	t.Helper()
 	locks, err := filepath.Glob(filepath.Join(os.TempDir(), prefix+"*", "lock"))
@@ -108,7 +108,7 @@ func TestMain(m *testing.M) {
 
 // remove removes everything: first the mounts, then the files.
 func (e *engine) remove() error {
-	_, _ = e.try("podman", "rm", "--all", "--force", "--time", "0") // the last step reports whether they succeeded
+	_, _ = e.try("podman", "rm", "--all", "--force", "--time", "0") // the exit code of the last step shows whether the steps before have succeeded
 	_, _ = e.try("podman", "image", "unmount", "--all")
 	_, _ = e.try("buildah", "rm", "--all")
 	_, _ = e.try("buildah", "rmi", "--all", "--force")
@@ -116,8 +116,8 @@ func (e *engine) remove() error {
 	return os.RemoveAll(e.dir)
 }
 
-// try runs one of the tools and returns its output, also that to stderr if the tool failed or writes the logs of a
-// container there.
+// try runs one of the tools and returns its output. The output includes stderr if the tool failed, or if it
+// writes a container's log there.
 func (e *engine) try(tool string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -127,7 +127,7 @@ func (e *engine) try(tool string, args ...string) (string, error) {
 		all = append(all, "--runtime", e.tool["runc"], "--events-backend", "none")
 	}
 	cmd := exec.CommandContext(ctx, e.tool[tool], append(all, args...)...)
-	cmd.Dir = e.dir // the tool's helpers write files into their working folder
+	cmd.Dir = e.dir // programs that the tool starts write files into their working folder
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil || args[0] == "logs" {
@@ -145,8 +145,8 @@ func (e *engine) run(t *testing.T, tool string, args ...string) string {
 	return out
 }
 
-// build builds the Dockerfile. Instead of the golang image it uses the programs and caches of this machine, so that it
-// downloads nothing and compiles little.
+// build builds the Dockerfile with the Go toolchain and caches of this machine instead of the golang image.
+// So it downloads nothing and compiles little.
 func (e *engine) build(t *testing.T, tag string, args ...string) {
 	t.Helper()
 	var env struct{ GOROOT, GOMODCACHE, GOCACHE string }
@@ -181,7 +181,7 @@ func (e *engine) build(t *testing.T, tag string, args ...string) {
 			t.Fatal(err)
 		}
 	}
-	const how = "--isolation=chroot" // needs no rights that a container of CI would not have
+	const how = "--isolation=chroot" // needs only the rights that a container in CI has
 	if out, err := e.try("buildah", "bud", how, "--layers=false", "--tag", "localhost/golang:local", base); err != nil {
 		t.Fatalf("buildah cannot build even an empty image here. It needs root, or user namespaces, and a file system "+
 			"that it can put its storage on: %v\n%s", err, out)

@@ -140,11 +140,11 @@ type container struct {
 	*engine
 	client
 	name string
-	dir  string // /sock in it
+	dir  string // /sock of the container, as a folder of this machine
 }
 
-// start runs the image with the fewest possible rights. Its network has only the loopback interface; the test connects to
-// a Unix socket.
+// start runs the image with as few rights as possible. The container has only a loopback interface, so the
+// test connects to a Unix socket.
 func (e *engine) start(t *testing.T, name string, args ...string) *container {
 	t.Helper()
 	c := &container{engine: e, name: name, dir: t.TempDir()}
@@ -154,7 +154,7 @@ func (e *engine) start(t *testing.T, name string, args ...string) *container {
 		if err := os.MkdirAll(path, mode); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.Chmod(path, mode); err != nil { // regardless of the umask, because the container runs as another user
+		if err := os.Chmod(path, mode); err != nil { // sets the mode regardless of the umask, because the container runs as another user
 			t.Fatal(err)
 		}
 	}
@@ -181,7 +181,7 @@ func (e *engine) start(t *testing.T, name string, args ...string) *container {
 }
 
 func (c *container) logs() string {
-	out, _ := c.try("podman", "logs", c.name) // the logs, or the error
+	out, _ := c.try("podman", "logs", c.name) // the log of the container, or the error of podman
 	return out
 }
 
@@ -217,7 +217,8 @@ func request(key string, values ...string) *rls.RateLimitRequest {
 
 const ok, over = rls.RateLimitResponse_OK, rls.RateLimitResponse_OVER_LIMIT
 
-// asReference starts the image in the way of envoyproxy/ratelimit: without arguments, with that server's variables.
+// asReference starts the image in the way of envoyproxy/ratelimit: without arguments, and with that server's
+// environment variables.
 func asReference(t *testing.T, name string, more ...string) *container {
 	t.Helper()
 	return image(t).start(t, name, append(more, "--env=RUNTIME_ROOT=/data", "--env=GRPC_UDS=/sock/grpc", "--env=BACKEND_TYPE=memory", "--env=RLSIDECAR_DRAIN_DELAY=5s", tag)...)
@@ -235,7 +236,7 @@ func TestImageInThePlaceOfTheReferenceServer(t *testing.T) {
 	}
 }
 
-// TestImageHasNoRights examines the rights of the process from outside of the container.
+// TestImageHasNoRights examines the rights of the process from outside the container.
 func TestImageHasNoRights(t *testing.T) {
 	c := asReference(t, "rights")
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.state(t).Pid))
@@ -252,7 +253,8 @@ func TestImageHasNoRights(t *testing.T) {
 	}
 }
 
-// More keys than fit into memory must not get the process killed, because its buckets would be full again.
+// The kernel must not kill a process that gets more keys than fit into its memory: its buckets would be full
+// again.
 func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	c := asReference(t, "flood")
 	for range 3 {
@@ -288,8 +290,8 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	}
 }
 
-// SIGTERM arrives while clients send requests over gRPC and HTTP. Like a proxy, they stop some time after the sidecar has
-// become not ready. Each request gets an answer.
+// The container gets SIGTERM while clients send requests over gRPC and HTTP. Each client stops some time
+// after the sidecar has become not ready, as a proxy does. Every request must get an answer.
 func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 	c := asReference(t, "stop", "--env=RLSIDECAR_HTTP_LISTEN=unix:///sock/http")
 	watch, err := c.probe.Watch(t.Context(), &healthpb.HealthCheckRequest{})
@@ -361,7 +363,7 @@ func (c *container) requestByHTTP(t *testing.T) func(context.Context) error {
 	t.Cleanup(transport.CloseIdleConnections)
 	const body = `{"domain": "edge", "descriptors": [{"entries": [{"key": "free", "value": "x"}]}]}`
 	return func(ctx context.Context) error {
-		// Go's client does not silently repeat a POST when a connection ends.
+		// Go's client does not repeat a POST after a connection has ended.
 		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sidecar/json", strings.NewReader(body))
 		if err != nil {
 			return err
@@ -457,7 +459,7 @@ func TestImageForAnotherProcessor(t *testing.T) {
 	}
 }
 
-// TestAbandonedContainersAreRemoved leaves its containers behind, as a killed test does.
+// TestAbandonedContainersAreRemoved leaves containers behind, as a killed test does.
 func TestAbandonedContainersAreRemoved(t *testing.T) {
 	archive := filepath.Join(t.TempDir(), "image.tar")
 	image(t).run(t, "podman", "save", "--output", archive, tag)

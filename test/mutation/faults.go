@@ -14,14 +14,15 @@ import (
 // fault is one change of one file that at least one test must notice.
 type fault struct {
 	Area  string `yaml:"-"`
-	Fault string `yaml:"fault"` // what goes wrong
+	Fault string `yaml:"fault"` // the effect of the fault
 	File  string `yaml:"file"`
-	Old   string `yaml:"old"` // occurs exactly once in File
+	Old   string `yaml:"old"` // the text to replace, which occurs exactly once in File
 	New   string `yaml:"new"`
-	// Tests are the packages whose tests run, and Run the pattern of these tests; empty means those of the area.
+	// Tests are packages. Run is the pattern of the tests that run in them. Empty fields mean those of the
+	// area.
 	Tests []string `yaml:"tests"`
 	Run   string   `yaml:"run"`
-	// Timeout is for faults that make a test hang; 0 means that of the command line.
+	// Timeout is for faults that make a test hang. 0 means the value of the command line.
 	Timeout time.Duration `yaml:"timeout"`
 }
 
@@ -78,7 +79,7 @@ func load(folder string) (all []fault, err error) {
 
 var errGone = errors.New("the text to replace is not there, or more than once: change the fault as the code has changed")
 
-// apply returns data with the fault.
+// apply returns data with the fault in it.
 func (f *fault) apply(data []byte) ([]byte, error) {
 	if bytes.Count(data, []byte(f.Old)) != 1 {
 		return nil, fmt.Errorf("%s: %w", f.File, errGone)

@@ -38,14 +38,14 @@ func main() {
 	}
 }
 
-// options are what the command line says.
+// options are the flags of the command line.
 type options struct {
 	pattern    string
 	new, write bool
 	timeout    time.Duration
 }
 
-// run plants the faults of the tree at root that the options choose.
+// run plants the faults that the options select, in a copy of the tree at root.
 func run(ctx context.Context, root string, out io.Writer, opts options) (err error) {
 	page := filepath.Join(root, "docs/trust.md")
 	all, err := load(filepath.Join(root, "test/mutation/faults"))

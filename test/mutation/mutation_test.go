@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// tree makes a module with one function, one test of it, and a file of faults.
+// tree creates a module with one function, its test, and a file of faults.
 func tree(t *testing.T, faults string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -105,7 +105,8 @@ func TestTheTableIsWritten(t *testing.T) {
 	}
 }
 
-// TestAPatternWithoutTestsIsAnError: if the pattern of a fault selects no test, this is an error, not an unnoticed fault.
+// TestAPatternWithoutTestsIsAnError requires an error if the pattern of a fault selects no test. Such a fault
+// must not count as unnoticed.
 func TestAPatternWithoutTestsIsAnError(t *testing.T) {
 	t.Parallel()
 	root := tree(t, "- {fault: subtracts, file: sum.go, old: a + b, new: a - b, tests: [.], run: TestOther}")

@@ -22,7 +22,7 @@ type result struct {
 	fault
 	by    string // the first test that failed; empty if none did
 	after time.Duration
-	err   error // the fault could not be planted
+	err   error // why the fault could not be planted
 }
 
 func (r *result) noticed() bool { return r.err == nil && r.by != "" }
@@ -38,8 +38,8 @@ func (r result) String() string {
 	}
 }
 
-// copyTree copies the files of the tree that git knows, or would add, to a temporary folder. The faults are planted
-// there, so that the files of the user never change.
+// copyTree copies the files of the tree that git tracks, or would add, to a temporary folder. Faults are
+// planted only there, so that the user's own files never change.
 func copyTree(ctx context.Context, root string) (string, error) {
 	list := exec.CommandContext(ctx, "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	list.Dir = root
@@ -78,7 +78,8 @@ func copyFile(from, to string) error {
 	return os.WriteFile(to, data, info.Mode().Perm())
 }
 
-// checkUnchanged runs the tests of faults without a fault. If they fail by themselves, they notice nothing.
+// checkUnchanged runs the tests of all faults on the unchanged tree. A test that fails there would seem to
+// notice every fault.
 func checkUnchanged(ctx context.Context, out io.Writer, tree string, faults []fault, timeout time.Duration) error {
 	runs := map[string][]string{} // the patterns of tests, by package
 	for _, f := range faults {
@@ -123,7 +124,7 @@ func plant(ctx context.Context, tree string, f fault, timeout time.Duration) (r 
 	}
 	defer func() {
 		r.err = errors.Join(r.err, os.WriteFile(path, was, 0o644))
-		for _, pkg := range f.Tests { // failing inputs that rapid keeps would fail the next run
+		for _, pkg := range f.Tests { // rapid stores failing inputs, which would fail the next run
 			r.err = errors.Join(r.err, os.RemoveAll(filepath.Join(tree, pkg, "testdata/rapid")))
 		}
 	}()
@@ -140,8 +141,8 @@ type event struct {
 	FailedBuild                   string
 }
 
-// test runs tests until the first one fails, and returns its name; empty if all pass. An error means that they could
-// not be built or run.
+// test runs tests until the first one fails. It returns the name of that test, or "" if all pass. An error
+// means that the tests could not be built or run.
 func test(ctx context.Context, tree string, packages []string, pattern string, timeout time.Duration) (by string, after time.Duration, err error) {
 	started := time.Now()
 	args := []string{"test", "-json", "-vet=off", "-count=1", "-failfast", "-trimpath", "-timeout", timeout.String()}
@@ -150,7 +151,7 @@ func test(ctx context.Context, tree string, packages []string, pattern string, t
 	}
 	cmd := exec.CommandContext(ctx, "go", append(args, packages...)...)
 	cmd.Dir = tree
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "TMPDIR="+filepath.Join(tree, "..", "tmp")) // removed with the tree
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "TMPDIR="+filepath.Join(tree, "..", "tmp")) // removed with the copy of the tree
 	end := ownGroup(cmd)
 	cmd.Cancel = end
 	var trouble bytes.Buffer
@@ -165,7 +166,7 @@ func test(ctx context.Context, tree string, packages []string, pattern string, t
 	by, passed, text := firstFailure(lines)
 	after = time.Since(started)
 	if by != "" {
-		_ = end() // the other tests are not needed
+		_ = end() // one failed test is enough
 	}
 	_, _ = io.Copy(io.Discard, lines)
 	err = cmd.Wait()
@@ -180,11 +181,11 @@ func test(ctx context.Context, tree string, packages []string, pattern string, t
 	return "", after, nil
 }
 
-// hanging finds the test that was running when go test gave up.
+// hanging matches the name of the test that ran when go test reached its timeout.
 var hanging = regexp.MustCompile(`^\t+((?:Test|Fuzz)\w*)\S* \(`)
 
-// firstFailure reads the events of go test until a test fails or hangs. It returns the name of that test, the number of
-// tests that passed before, and what was printed outside of tests.
+// firstFailure reads the events of go test until a test fails or hangs. It returns the name of that test, the
+// number of tests that passed before it, and the output that belongs to no test.
 func firstFailure(lines io.Reader) (by string, passed int, text string) {
 	scanner := bufio.NewScanner(lines)
 	scanner.Buffer(nil, 16<<20)

@@ -7,14 +7,14 @@ import (
 	"time"
 )
 
-// The table is between these lines of docs/trust.md.
+// These lines of docs/trust.md enclose the table.
 const (
 	tableStart = "<!-- written by make mutate -->\n"
 	tableEnd   = "<!-- end of what make mutate writes -->\n"
 )
 
-// writeTable writes the rows of results to the table in a page. It keeps the rows of other faults of all, and drops
-// those of faults that are not there any more, or that were not noticed.
+// writeTable writes the rows of results to the table in a page. It keeps the rows of the other faults in all,
+// and removes those of faults that no longer exist or were not noticed.
 func writeTable(page string, all []fault, results []result, now time.Time) error {
 	rows, err := rowsOf(page, all)
 	if err != nil {
@@ -33,7 +33,7 @@ func writeTable(page string, all []fault, results []result, now time.Time) error
 	return os.WriteFile(page, []byte(before+tableStart+table(all, rows, now)+tableEnd+behind), 0o644)
 }
 
-// divide returns what a page has before, in and behind the table.
+// divide returns the parts of a page before the table, the table, and the part after it.
 func divide(page string) (before, in, behind string, err error) {
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -47,7 +47,7 @@ func divide(page string) (before, in, behind string, err error) {
 	return before, in, behind, nil
 }
 
-// rowsOf returns the rows in the table of a page, by their starts.
+// rowsOf returns the rows in the table of a page, by their first cells.
 func rowsOf(page string, all []fault) (map[string]string, error) {
 	_, in, _, err := divide(page)
 	if err != nil {
@@ -69,7 +69,7 @@ func rowsOf(page string, all []fault) (map[string]string, error) {
 	return rows, nil
 }
 
-// rowOf is the start of the row of a fault.
+// rowOf returns the first cells of a fault's row.
 func rowOf(f fault) string { return fmt.Sprintf("| %s | %s | `%s` |", f.Area, f.Fault, f.File) }
 
 func table(all []fault, rows map[string]string, now time.Time) string {

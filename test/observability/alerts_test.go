@@ -22,7 +22,7 @@ func promtool(t *testing.T, args ...string) {
 	}
 }
 
-// TestRulesPassTheirTests runs the commands that a person who changes the rules runs.
+// TestRulesPassTheirTests runs the promtool commands that check and test the rules.
 func TestRulesPassTheirTests(t *testing.T) {
 	promtool(t, "check", "rules", examples+"/rules.yaml")
 	promtool(t, "test", "rules", examples+"/rules_test.yaml", examples+"/rules_day_test.yaml")
@@ -37,14 +37,15 @@ func TestRulesPassTheirTests(t *testing.T) {
 	}
 }
 
-// Each point of a timeline is a minute. A recording is repeated: the counters rise again by their increase during the
-// recording.
+// Each point of a timeline is one minute. The timeline repeats a recording, so that counters rise by the
+// increase during the recording in each minute.
 const (
 	healthyPoints = 40
 	badPoints     = 30
 )
 
-// TestAlertsFireOnRecordings plays 40 minutes without a problem, in which no alert fires, and then 30 minutes with one.
+// TestAlertsFireOnRecordings plays 40 minutes without a problem, when no alert may fire, and then 30 minutes
+// with a problem.
 func TestAlertsFireOnRecordings(t *testing.T) {
 	all := recordings(t)
 	cases := []struct {
@@ -65,7 +66,7 @@ func TestAlertsFireOnRecordings(t *testing.T) {
 		{"no connection left", "RlsidecarConnectionsRefused", "RlsidecarConnectionsNearlyFull RlsidecarConnectionsRefused"},
 		{"no control plane", "", "RlsidecarControlPlaneAway"},
 	}
-	used := map[string]bool{} // metrics; the others would only cost promtool time
+	used := map[string]bool{} // only the metrics that alerts use, because promtool is slow with many series
 	for _, r := range rules(t) {
 		for _, matchers := range selectors(t, r.Expr) {
 			for _, m := range matchers {
@@ -86,7 +87,7 @@ func TestAlertsFireOnRecordings(t *testing.T) {
 		}
 		good := all["healthy"]
 		if !slices.ContainsFunc(slices.Collect(maps.Keys(bad.after)), func(s string) bool { return strings.HasPrefix(s, "rlsidecar_backend_seconds") }) {
-			good = recording{} // the problem is recorded by another sidecar, whose series begin with it
+			good = recording{} // another sidecar recorded the problem, so its series start here
 		}
 		writeTimeline(&file, c.name, good, bad, used)
 		fmt.Fprintf(&file, "  promql_expr_test:\n")
@@ -143,8 +144,8 @@ func writeTimeline(file *bytes.Buffer, name string, good, bad recording, used ma
 	}
 }
 
-// writeFiring writes the expectation that exactly these alerts fire at a point. Late answers are ignored, because they
-// depend on the load of this machine.
+// writeFiring writes the expectation that exactly these alerts fire at a point. It ignores the alerts about
+// late answers, because they depend on the load of this machine.
 func writeFiring(file *bytes.Buffer, point int, alerts string) {
 	fmt.Fprintf(file, "  - expr: count by (alertname) (ALERTS{alertstate=\"firing\", alertname!=\"RlsidecarAnswersLate\"})\n    eval_time: %dm\n    exp_samples:", point-1)
 	for _, alert := range strings.Fields(alerts) {

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestDashboardFitsGrafana lets the TypeScript compiler check the dashboard against the types that Grafana publishes:
-// it has no unknown key, and no value that Grafana does not accept.
+// TestDashboardFitsGrafana compares the dashboard with the TypeScript types that Grafana publishes. The
+// dashboard may have no unknown key, and no value that Grafana does not accept.
 func TestDashboardFitsGrafana(t *testing.T) {
 	data, err := os.ReadFile(examples + "/dashboard.json")
 	if err != nil {
@@ -19,7 +19,7 @@ func TestDashboardFitsGrafana(t *testing.T) {
 	if out, err := typeCheck(t, data); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	// The check can fail: it finds each of these mistakes.
+	// The check must find each of these mistakes.
 	mistakes := map[string]string{`"showLegend"`: `"showLegends"`, `"drawStyle": "line"`: `"drawStyle": "lines"`, `"displayMode": "basic"`: `"displayMode": "plain"`}
 	for right, wrong := range mistakes {
 		changed := bytes.Replace(data, []byte(right), []byte(wrong), 1)
@@ -65,7 +65,8 @@ func typeCheck(t *testing.T, dashboard []byte) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-// TestDashboardLayout: the first row answers whether all is well, in this order, and no panel covers another.
+// TestDashboardLayout checks the order of the panels in the first row, which shows whether the sidecars work.
+// No panel may overlap another.
 func TestDashboardLayout(t *testing.T) {
 	d := readDashboard(t)
 	var first []string
@@ -96,7 +97,8 @@ func TestDashboardLayout(t *testing.T) {
 	}
 }
 
-// TestChartHasTheSameFiles: Helm cannot read files beside a chart, so it has copies.
+// TestChartHasTheSameFiles compares the copies in the chart with the originals. Helm cannot read files
+// outside of a chart.
 func TestChartHasTheSameFiles(t *testing.T) {
 	for _, name := range []string{"rules.yaml", "dashboard.json"} {
 		source, err := os.ReadFile(filepath.Join(examples, name))

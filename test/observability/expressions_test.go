@@ -70,10 +70,10 @@ func readDashboard(t *testing.T) (d dashboard) {
 	return d
 }
 
-// expression is a PromQL expression with its place.
+// expression is a PromQL expression, and the place where it is written.
 type expression struct{ where, text string }
 
-// variables matches variables in expressions that Grafana replaces.
+// variables matches the variables in expressions that Grafana replaces.
 var variables = regexp.MustCompile(`\$__rate_interval|"\$[a-z]+"`)
 
 func expressions(t *testing.T) (all []expression) {
@@ -121,8 +121,9 @@ func expressions(t *testing.T) (all []expression) {
 	return all
 }
 
-// TestExpressionsUseExportedMetrics: each expression parses, each of its selectors finds a series of a real
-// sidecar or of a recording rule, and each label that it groups or matches by is a label of one of them.
+// TestExpressionsUseExportedMetrics checks that each expression is valid, that each of its selectors matches
+// a series of a real sidecar or of a recording rule, and that one of these has each label that the expression
+// groups or matches by.
 func TestExpressionsUseExportedMetrics(t *testing.T) {
 	exported := []labels.Labels{
 		labels.FromStrings("__name__", "up", "job", "rlsidecar", "instance", "10.0.0.1:9090", "namespace", "edge"),
@@ -182,7 +183,7 @@ func matches(series labels.Labels, matchers []*labels.Matcher) bool {
 	return true
 }
 
-// selectors returns the selectors of an expression; an expression that does not parse fails the test.
+// selectors returns the selectors of an expression. An expression that is not valid fails the test.
 func selectors(t *testing.T, text string) [][]*labels.Matcher {
 	t.Helper()
 	expr, err := promql.ParseExpr(text)

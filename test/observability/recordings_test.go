@@ -33,7 +33,7 @@ limits:
 descriptors: [{key: user, limit: tokens}]
 `
 
-// recording has the metrics of a sidecar before and after an event.
+// recording is the metrics of a sidecar before and after an event.
 type recording struct{ before, after map[string]sample }
 
 func (s *sidecar) record(t *testing.T, happens func()) recording {
@@ -43,17 +43,17 @@ func (s *sidecar) record(t *testing.T, happens func()) recording {
 	return recording{before, s.scrape(t)}
 }
 
-// recordings returns recordings of real sidecars, without a problem ("healthy") and with one. They are made once for all
-// tests.
+// recordings returns recordings of real sidecars, by name: "healthy" is without a problem, the others have
+// one each. All tests share them.
 func recordings(t *testing.T) map[string]recording {
 	t.Helper()
-	tooltest.Path(t, "redis-server") // may skip
+	tooltest.Path(t, "redis-server") // skips the test if Redis is missing
 	recordOnce.Do(func() {
 		made := map[string]recording{}
 		withRedis(t, made)
 		inMemory(t, made)
 		withoutControlPlane(t, made)
-		recorded = made // only if no test has failed
+		recorded = made // keeps the recordings only if no test has failed
 	})
 	if recorded == nil {
 		t.Fatal("the recordings failed; another test reports the reason")
@@ -69,14 +69,14 @@ var (
 func withRedis(t *testing.T, made map[string]recording) {
 	t.Helper()
 	server := redistest.Start(t)
-	s := startSidecar(t, limits, "--redis-url", "redis://"+server.Addr, "--backend-timeout", "2s") // a busy machine may need so long
+	s := startSidecar(t, limits, "--redis-url", "redis://"+server.Addr, "--backend-timeout", "2s") // long enough for a busy machine
 	traffic := func(s *sidecar) {
 		for _, user := range strings.Split("abcdefghijklmnopqrst", "") {
 			s.send(t, 2, "edge", "user_id", user)
 		}
 		s.send(t, 2, "edge", "client", "curl")
 	}
-	normal := func() { server.Do("flushall"); traffic(s) } // all buckets are full
+	normal := func() { server.Do("flushall"); traffic(s) } // empties all buckets of Redis, so that they are full of units
 	made["healthy"] = s.record(t, normal)
 	made["attack on one key"] = s.record(t, func() { normal(); s.send(t, 300, "edge", "user_id", "eve") })
 	made["a limit that is too low"] = s.record(t, func() {
@@ -112,7 +112,7 @@ func withRedis(t *testing.T, made map[string]recording) {
 	})
 }
 
-// exports reports whether a series whose name begins with series is above 0.
+// exports reports whether s has a value above 0 for a series whose name begins with series.
 func (s *sidecar) exports(t *testing.T, series string) bool {
 	t.Helper()
 	for name, v := range s.scrape(t) {

@@ -12,9 +12,9 @@ import (
 
 const runbooks = root + "/docs/runbooks.md"
 
-// TestRunbooksAnswerEachAlert: the link of an alert leads to a section with the effect on users, the search for the
-// cause, the remedy, and the end of the alert. TestPages in test/e2e runs the commands of the page, and
-// TestExpressionsUseExportedMetrics checks its PromQL.
+// TestRunbooksAnswerEachAlert checks that the link of each alert leads to a section about the effect on
+// users, the cause, the remedy, and the end of the alert. TestPages in test/e2e runs the commands of the
+// page, and TestExpressionsUseExportedMetrics checks its PromQL.
 func TestRunbooksAnswerEachAlert(t *testing.T) {
 	data, err := os.ReadFile(runbooks)
 	if err != nil {

@@ -23,10 +23,10 @@ import (
 const (
 	root     = "../.."
 	examples = root + "/examples/observability"
-	patience = time.Minute // bounds every wait for another process; no test needs it to succeed
+	patience = time.Minute // bounds every wait for another process; a test that passes does not wait that long
 )
 
-// buildDir is the folder in which the program is built, once for all tests.
+// buildDir is the folder of the program, which all tests share.
 var buildDir string
 
 func TestMain(m *testing.M) {
@@ -60,8 +60,8 @@ func rlsidecar(t *testing.T) string {
 
 // sidecar is a running rlsidecar.
 type sidecar struct {
-	config               string // the file of the configuration
-	http, admin, metrics string // addresses
+	config               string // the path of the configuration file
+	http, admin, metrics string // host:port
 	cmd                  *exec.Cmd
 }
 
@@ -107,7 +107,7 @@ func (s *sidecar) write(t *testing.T, config string) {
 	}
 }
 
-// send sends n requests of a domain with one descriptor, key=value, whose texts are JSON.
+// send sends n requests of a domain with the descriptor key=value. Both texts are in JSON.
 func (s *sidecar) send(t *testing.T, n int, domain, key, value string) {
 	t.Helper()
 	body := `{"domain":"` + domain + `","descriptors":[{"entries":[{"key":"` + key + `","value":"` + value + `"}]}]}`
@@ -121,9 +121,9 @@ func (s *sidecar) send(t *testing.T, n int, domain, key, value string) {
 	}
 }
 
-// sample is one series at one time.
+// sample is one value of a series.
 type sample struct {
-	labels  model.Metric // with its name, and the labels that Prometheus adds: job, instance, namespace
+	labels  model.Metric // the name, the labels, and the labels that Prometheus adds: job, instance, namespace
 	value   float64
 	counter bool
 }

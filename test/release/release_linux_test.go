@@ -24,7 +24,7 @@ const (
 	version = "v0.0.0-test"
 )
 
-// source copies the sources of a release to a different folder each time.
+// source copies the sources of a release, each time to another folder.
 func source(t *testing.T, folder string) string {
 	t.Helper()
 	folder = filepath.Join(t.TempDir(), folder)
@@ -142,10 +142,10 @@ func versionOf(t *testing.T, program []byte) (path string) {
 	return path
 }
 
-// unit lets systemd check the unit, and report the rights that an attacker would have in control of the program.
+// unit checks the systemd unit with systemd's own tools, which also rate the rights of the process.
 func unit(t *testing.T, text, program string) {
 	t.Helper()
-	const installed, mostExposed = "/usr/local/bin/rlsidecar", "15" // of 100; documented: 12
+	const installed, mostExposed = "/usr/local/bin/rlsidecar", "15" // systemd's rating in tenths of a point, of 100; the documentation states 12
 	if !strings.Contains(text, "ExecStart="+installed+" serve") {
 		t.Errorf("the unit does not run %s", installed)
 	}
@@ -163,7 +163,7 @@ func unit(t *testing.T, text, program string) {
 	}
 }
 
-// bom checks the list of modules.
+// bom checks the list of modules in a release.
 func bom(t *testing.T, data []byte) {
 	t.Helper()
 	type component struct {

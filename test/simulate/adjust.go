@@ -21,15 +21,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Operators adjust the limit tuned through any sidecar, sometimes two operators at once. All sidecars read the ledger.
+// Operators adjust the limit "tuned" through any sidecar, sometimes two operators at the same time. All
+// sidecars read the adjustments from a shared ledger in Redis.
 
-// chain is that of all sidecars.
+// chain is the chain of the ledger, which is the same in all sidecars.
 var chain = adjust.NewChain([]byte("a secret of all sidecars"))
 
 // tunedRates are the rates that operators set.
 var tunedRates = []int64{4, 70}
 
-// tunedLimits returns the limits that adjustments can make of p.
+// tunedLimits returns all limits that adjustments can make of p.
 func tunedLimits(p *descriptors.Policy) (all []*algorithms.Limit) {
 	if p.Name != "tuned" {
 		return nil
@@ -57,7 +58,7 @@ func (p *process) keep(url string) {
 		panic(err)
 	}
 	applied := adjust.NewSet(adjust.Head{}, nil)
-	p.keeper.Watch(func(set *adjust.Set) { // as package server does
+	p.keeper.Watch(func(set *adjust.Set) { // package server does the same
 		set = set.Without(set.Expired(p.keeper.Now(), set.Len()))
 		var keys [][]byte
 		for _, a := range adjust.Differences(applied, set) {
@@ -94,7 +95,8 @@ func (p *process) keep(url string) {
 	p.w.after(0, p, poll)
 }
 
-// useKeeper calls f, unless the keeper is in use: it has a lock, on which a coroutine cannot wait.
+// useKeeper calls f unless the keeper is in use. The keeper has a mutex, and a coroutine must not block on a
+// mutex.
 func (p *process) useKeeper(f func()) {
 	if !p.busy {
 		p.busy = true
@@ -103,17 +105,17 @@ func (p *process) useKeeper(f func()) {
 	}
 }
 
-// pause waits.
+// pause suspends the coroutine for d.
 func (p *process) pause(d time.Duration) {
 	p.w.wait(func(wake func()) { p.w.afterPlain(d, p, wake) })
 }
 
-// operate lets operators make changes.
+// operate starts operators that change adjustments.
 func (w *world) operate(rng *rand.Rand) {
 	w.judge.changes = map[string]string{}
 	for n := range 1 + rng.IntN(6) {
 		at := time.Duration(rng.Int64N(int64(w.length)))
-		if !w.quiet && rng.IntN(4) == 0 { // a failover that may lose the change
+		if !w.quiet && rng.IntN(4) == 0 { // this failover may lose the change
 			w.after(at, nil, func() { w.stall(w.ledgerServer(), 10*time.Millisecond) })
 			w.after(at+6*time.Millisecond, nil, func() {
 				switch {
@@ -125,7 +127,7 @@ func (w *world) operate(rng *rand.Rand) {
 				}
 			})
 		}
-		for i := range 1 + rng.IntN(2) { // two at once
+		for i := range 1 + rng.IntN(2) { // two operators at the same time
 			o := adjust.Operation{ID: fmt.Sprintf("%d.%d", n, i), Author: "operator", Reason: "a test"}
 			a := &adjust.Adjustment{Author: o.Author, Reason: o.Reason, Target: adjust.Target{Domain: "sim", Limit: "tuned", Key: []string{strconv.Itoa(rng.IntN(2))}}}
 			a.ID = a.Target.ID()
@@ -160,7 +162,7 @@ func (w *world) change(p *process, o adjust.Operation) {
 	case e.Operation != o.ID:
 		w.judge.fail("operation %s was answered with the entry of %s", o.ID, e.Operation)
 	}
-	if p.dead { // nobody gets the answer
+	if p.dead { // the process has died, so the operator gets no answer
 		said = "not known"
 	}
 	w.note("%s: operation %s: %s, %v", p.name, o.ID, said, err)
@@ -171,7 +173,7 @@ func (w *world) change(p *process, o adjust.Operation) {
 // clock.
 const late = algorithms.Micros(30_000)
 
-// adjusted checks that an adjustment whose numbers a sidecar uses has not expired.
+// adjusted checks that a sidecar does not use an adjustment that has expired.
 func (j *judge) adjusted(p *process, r *limiter.Result) {
 	a := r.Policy.Adjusted
 	if p == nil {
@@ -260,8 +262,8 @@ func (j *judge) knowsAll(p *process) {
 	}
 }
 
-// audited checks the audit at the end: its chain is whole; each change that was answered as made is in it, once, unless
-// a server lost it; and none that was answered as not made.
+// audited checks the audit log at the end. Its chain must be complete. Each change whose answer confirms it must be in the
+// log once, unless a server lost it. A change whose answer refuses it must not be in the log.
 func (j *judge) audited() {
 	w := j.w
 	if !w.adjusts {

@@ -15,12 +15,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// request is a request of a client, which may send it several times under an ID.
+// request is a request of a client. The client may send it several times under an ID.
 type request struct {
 	id       string
-	domain   string // "" means sim
+	domain   string // "" means the domain sim
 	costs    []cost
-	witness  string // the name of the limit that only this client uses
+	witness  string // the name of a limit that only this request uses
 	once     bool
 	canceled atomic.Bool
 
@@ -28,14 +28,14 @@ type request struct {
 	attempts  int
 	allowed   bool // an answer allowed it
 	denied    bool // an answer denied it, and none allowed it
-	untouched int  // answers which reported that certainly nothing was charged
-	unknown   bool // an attempt has no answer, or one that leaves the outcome open
+	untouched int  // the number of answers that certainly nothing was charged
+	unknown   bool // an attempt has no answer, or its answer does not state whether it was charged
 
-	paid        [][]payment           // the payments that the allowing answers name
+	paid        [][]payment           // the payments according to each answer that allowed the request
 	allowedWith func(c *limiter.Call) // called with the answer that allows it; may be nil
 }
 
-// cost is the units that a request consumes of a limit, for a key.
+// cost is the number of units that a request consumes of a limit, for a key.
 type cost struct {
 	limit, value string
 	units        int64
@@ -49,16 +49,17 @@ type sending struct {
 	*request
 
 	process  *process
-	at       time.Duration // the time by the process's clock
+	at       time.Duration // when it was sent, by the process's clock
 	within   time.Duration // the time within which the answer must arrive
-	pause    int64         // process.pausedUntil
+	pause    int64         // process.pausedUntil when it was sent
 	answered bool
-	passes   bool  // the servers would have allowed it when it was sent
-	epochs   int64 // the sum of the epochs of the buckets at that time
+	passes   bool  // the servers had enough units when it was sent
+	epochs   int64 // the sum of the epochs of its buckets when it was sent; judge.peek explains epochs
 	snapshot *limiter.Snapshot
 }
 
-// delivery has the requests of one read of a connection. It is reused, as listeners reuse theirs.
+// delivery has the requests from one read of a connection. It is reused, because listeners reuse their
+// buffers.
 type delivery struct {
 	process *process
 	batch   *limiter.Batch
@@ -111,7 +112,7 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 
 var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket", "sharded"}, []string{"day", "window", "bucket", "slide", "log", "queue", "sharded"}
 
-// otherNames are limits with another on_backend_failure than deny.
+// otherNames are limits whose on_backend_failure is not deny.
 var otherNames = []string{"lenient", "strict", "share"}
 
 // draw returns a random request.
@@ -146,7 +147,7 @@ func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 	return r
 }
 
-// deliver lets a process answer requests that arrived together.
+// deliver makes a process answer requests that arrived together.
 func (p *process) deliver(rng *rand.Rand, requests []*request, within time.Duration, source *backend.Source) {
 	w := p.w
 	var d *delivery
@@ -216,7 +217,7 @@ func (p *process) deliver(rng *rand.Rand, requests []*request, within time.Durat
 	}
 }
 
-// finish answers request i, unless it was answered.
+// finish answers request i, unless it already has an answer.
 func (d *delivery) finish(i int) {
 	if s := d.sent[i]; !s.answered && d.planned[i] {
 		d.batch.Finish(d.calls[i])
@@ -235,7 +236,7 @@ func (w *world) send1(p *process, r *request, within time.Duration) *sending {
 	return s
 }
 
-// askOnce sends a request for named limits with an ID, and perhaps sends it again.
+// askOnce sends a request with an ID for named limits. It may send the request again.
 func (w *world) askOnce(rng *rand.Rand, id string, p *process, within time.Duration) {
 	r := &request{id: id, witness: "once", once: true}
 	w.requests++
@@ -246,7 +247,7 @@ func (w *world) askOnce(rng *rand.Rand, id string, p *process, within time.Durat
 	w.checkSome(rng, r, p, within)
 }
 
-// checkSome sends a request under its ID, and perhaps again.
+// checkSome sends a request under its ID. It may send the request again.
 func (w *world) checkSome(rng *rand.Rand, r *request, p *process, within time.Duration) {
 	w.after(0, p, func() { p.check(r, within) })
 	for range rng.IntN(3) {
@@ -256,7 +257,7 @@ func (w *world) checkSome(rng *rand.Rand, r *request, p *process, within time.Du
 	}
 }
 
-// check lets a process answer a request under its ID, as the HTTP API does.
+// check makes a process answer a request under its ID, in the same way as the HTTP API.
 func (p *process) check(r *request, within time.Duration) {
 	if p.dead {
 		return

@@ -11,9 +11,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/outside"
 )
 
-// A Cluster starts with three masters. Slots move in blocks of 256, key by key as MIGRATE moves them: with ASK for keys
-// that have left their master, and with MOVED once the block has moved. A master that dies is replaced by its replica,
-// at another address. All nodes have one clock.
+// A Cluster starts with three masters. Slots move in blocks of 256, and their keys one by one, as MIGRATE
+// moves them. A client gets ASK for a key that has left its master, and MOVED after the whole block has
+// moved. If a master dies, its replica replaces it at another address. All nodes have the same clock.
 
 const (
 	slots       = 16384
@@ -53,7 +53,7 @@ var slotSums = func() (sums [256]uint16) {
 	return sums
 }()
 
-// layout maps each block to the master that owns it, and to the master that it moves to, or nil.
+// layout maps each block to its master, and to the master that it is moving to, or nil.
 type layout struct {
 	owner, target [blocks]*server
 }
@@ -91,8 +91,8 @@ func (l *layout) slots() (all []outside.Slots) {
 	return all
 }
 
-// elsewhere returns the error with which s refuses a command with these keys, which are in one slot. It returns nil if s
-// runs the command.
+// elsewhere returns the error with which s refuses a command with these keys, or nil if s runs the command.
+// All keys are in one slot.
 func (s *server) elsewhere(keys []string, asking bool) error {
 	l := s.w.layout
 	if l == nil {
@@ -186,7 +186,7 @@ func (l *layout) moving(s *server) bool {
 	return false
 }
 
-// replace lets the replica of s take over, span after s died. The old master comes back as a replica.
+// replace makes the replica of s a master, span after s died. The old master returns as a replica.
 func (w *world) replace(s *server, span time.Duration) {
 	if w.layout.moving(s) || !s.up {
 		return
@@ -194,7 +194,7 @@ func (w *world) replace(s *server, span time.Duration) {
 	w.note("%s dies, its replica takes over after %v", s.name, span)
 	s.up = false
 	w.afterPlain(span, nil, func() {
-		if s.up { // it has restarted in time
+		if s.up { // the old master has restarted before its replica took over
 			return
 		}
 		w.seen(faultReplaced)

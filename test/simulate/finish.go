@@ -10,9 +10,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// The checks of the judge at the end of a run, when the last fault is over.
+// The judge makes these checks at the end of a run, after the last fault.
 
-// live sends each process a request that must be allowed; lived checks the answers.
+// live sends each process a request that must be allowed. lived checks the answers.
 func (j *judge) live() {
 	w := j.w
 	for _, p := range w.processes {
@@ -20,8 +20,8 @@ func (j *judge) live() {
 		w.after(0, p, func() {
 			p.deliver(w.rng, []*request{r}, 0, nil)
 		})
-		// The first charge at another master may need too many calls: its role is examined, its script is loaded, or, after
-		// MOVED, it does not wait for the replicas of the other master.
+		// The first charge at another master may fail, because its role must be examined and its script loaded.
+		// After MOVED it does not wait for the replicas of the other master.
 		if w.layout != nil || w.watched != nil {
 			w.after(20*time.Millisecond, p, func() { p.deliver(w.rng, []*request{r}, 0, nil) })
 		}
@@ -38,7 +38,7 @@ func (j *judge) lived() {
 	}
 }
 
-// finish makes the checks at the end of a run.
+// finish runs the checks at the end of a run.
 func (j *judge) finish() {
 	w := j.w
 	for s := range j.open {
@@ -113,8 +113,8 @@ func (j *judge) request(r *request, truth map[cost]int64) {
 	}
 	j.kept(r)
 	switch {
-	case r.parted && (!j.w.quiet || r.unknown) && times > 0: // undos of its parts may be lost, or a part may arrive late
-	case times < 0 || times > int64(r.attempts) || r.once && times > int64(1+j.losses+j.failovers): // the record of its ID may be lost too
+	case r.parted && (!j.w.quiet || r.unknown) && times > 0: // a request on two servers: its refunds may be lost, or a part may arrive late
+	case times < 0 || times > int64(r.attempts) || r.once && times > int64(1+j.losses+j.failovers): // a loss of data may include the record of the request's ID
 		j.fail("request %s was charged %d times: %s", r.id, times, r)
 	case r.allowed && times == 0:
 		j.fail("request %s was allowed, but not charged: %s", r.id, r)
@@ -158,8 +158,8 @@ func (j *judge) conserved(key string, b *bucket, truth map[cost]int64) {
 	}
 	if b.leased == 0 {
 		want := truth[cost{limit: b.limit, value: b.value}]
-		// The refund of a part may be lost. It may be smaller because the bucket has refilled since. But it is not made
-		// twice.
+		// If a group over two servers is denied, a refund may be lost, or smaller because the bucket has
+		// refilled meanwhile. But no refund may happen twice.
 		if b.parted && (!j.w.quiet || j.unclean || b.numbers[0].Period() != algorithms.Day) {
 			if b.charged < admitted {
 				j.fail("%s %q: %d admitted, only %d charged", b.limit, key, admitted, b.charged)
@@ -179,8 +179,8 @@ func (j *judge) conserved(key string, b *bucket, truth map[cost]int64) {
 	}
 }
 
-// shared checks a bucket of a limit with another policy: units that the store allowed were charged, and units that a
-// sidecar allowed alone are within its share of a quarter.
+// shared checks a bucket whose limit has another on_backend_failure than deny. The servers must have charged
+// the units that they allowed. A sidecar may allow a quarter of the limit without the servers.
 func (j *judge) shared(b *bucket) {
 	admitted, share := int64(0), int64(0)
 	for _, a := range b.admitted {
@@ -199,16 +199,16 @@ func (j *judge) shared(b *bucket) {
 	}
 }
 
-// bounded checks that no window and no span admitted more than the limit.
+// bounded checks that no window, and no other span of time, admitted more than the limit.
 func (j *judge) bounded(b *bucket) {
-	if j.steppedBack || j.stepped && b.leased != 0 { // leases end by the clock of the sidecar
+	if j.steppedBack || j.stepped && b.leased != 0 { // a lease ends by the clock of its sidecar
 		return
 	}
 	capacity, rate, period := int64(0), int64(0), int64(0)
 	for _, l := range b.numbers {
 		capacity, rate, period = max(capacity, l.Capacity), max(rate, l.Rate), int64(l.Period())
 	}
-	capacity, rate = capacity*int64(1+j.losses), rate*int64(1+j.losses) // an old master that goes on has a bucket of its own
+	capacity, rate = capacity*int64(1+j.losses), rate*int64(1+j.losses) // a replaced master that still answers has a bucket of its own
 	slices.SortStableFunc(b.admitted, func(x, y admission) int { return cmp.Compare(x.at, y.at) })
 	switch b.kind {
 	case algorithms.FixedWindow:
@@ -229,8 +229,8 @@ func (j *judge) bounded(b *bucket) {
 	}
 }
 
-// spans checks each span from one admission to another. most returns the number of units that a span of that length may
-// admit, and whether there is a bound.
+// spans checks each span of time from one admission to another. most returns the number of units that a span
+// of that length may admit, and false if there is no bound.
 func (j *judge) spans(b *bucket, most func(d int64) (int64, bool)) {
 	for i := range b.admitted {
 		sum, within := int64(0), b.admitted[i:]

@@ -15,8 +15,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// judge checks a run. Its input is the requests and answers of clients, and the charges of servers, and nothing of the
-// code between them. It has its own arithmetic.
+// judge checks a run. It compares the requests and answers of clients with the charges of servers. It
+// calculates by itself, and sees nothing of the code under test.
 type judge struct {
 	w            *world
 	problems     []string
@@ -28,13 +28,13 @@ type judge struct {
 	named        map[cost]*bucket   // by limit and value
 	failovers    int
 	losses       int  // the number of times that a server lost its data
-	unclean      bool // a process crashed, or a call had no answer: leased units may be lost
-	stepped      bool // a server's clock was set
+	unclean      bool // a process crashed, or a call had no answer, so leased units may be lost
+	stepped      bool // the clock of a server jumped
 	steppedBack  bool
 	changes      map[string]string // the answer to each change of an operator, by the ID of its operation
 }
 
-// bucket has the judge's knowledge of one bucket.
+// bucket is what the judge knows of one bucket.
 type bucket struct {
 	limit    string // the name of the limit
 	name     string // its key in Redis; "" if it was never charged
@@ -42,22 +42,22 @@ type bucket struct {
 	kind     algorithms.Kind
 	leased   algorithms.Micros // the duration of its leases
 	numbers  []*algorithms.Limit
-	charged  int64 // units that the servers charged, less those that they refunded
+	charged  int64 // units that the servers charged, less refunds
 	admitted []admission
 	phase    int64
 	server   *server
-	slot     int // 0 without a Cluster
+	slot     int // the slot in a Cluster; otherwise 0
 	sharded  bool
-	parted   bool              // a request had limits on two servers
-	first    algorithms.Micros // the time at which the servers first charged it; 0 means never
+	parted   bool              // some request also had a limit on the other server
+	first    algorithms.Micros // when the servers first charged it; 0 means never
 	last     algorithms.Micros
-	local    map[*process]int64 // units that sidecars allowed by their own buckets
-	turns    int64              // refunds, and denials by a server
-	payments [][]payment        // for a witness of credits: the charges of each execution of its request
+	local    map[*process]int64 // units that each sidecar allowed without the servers
+	turns    int64              // the number of refunds, and of denials by a server; a part of the epoch in peek
+	payments [][]payment        // for the witness of a request with credits: the charges of each execution
 }
 
-// admission is a number of units that were admitted at a time by the server's clock, or between two times: units of
-// several shards are first read, and then consumed.
+// admission is a number of admitted units, and the time of the admission by the server's clock. It is a range
+// of time for shards, because their units are first read and then consumed.
 type admission struct {
 	at, until algorithms.Micros
 	units     int64
@@ -82,7 +82,7 @@ func (j *judge) bucket(key string) *bucket {
 	return b
 }
 
-// bucketOf returns the key of the bucket with a name in Redis.
+// bucketOf returns the key of a bucket, without the prefix of its name in Redis.
 func bucketOf(name string) string {
 	_, key, _ := strings.Cut(name, "}")
 	return key
@@ -106,7 +106,7 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 	if of.last = s.now(); of.first == 0 {
 		of.first = of.last
 	}
-	if units < 0 || c.ask.Settle { // refunds are cut to the capacity
+	if units < 0 || c.ask.Settle { // a refund never fills a bucket beyond its capacity
 		of.turns++
 		_, was := c.limit.Take(*before, s.now(), algorithms.Charge{Hash: c.ask.Hash, DryRun: true})
 		units = -(b.Decision.Value - was.Value) / c.limit.Unit()
@@ -119,10 +119,10 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 // lost records that a server has lost its data.
 func (j *judge) lost() { j.losses++ }
 
-// crashed records that a process has crashed. Its answers are lost.
+// crashed records that a process has crashed. Answers in flight are lost.
 func (j *judge) crashed() { j.unclean = true }
 
-// sent records an attempt.
+// sent records an attempt of a client.
 func (j *judge) sent(s *sending) {
 	if s.attempts == 1 {
 		j.requests = append(j.requests, s.request)
@@ -142,7 +142,7 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	s.answered = true
 	delete(j.open, s)
 	j.planned(nil, s.request, c)
-	if s.process.dead { // the answer is lost
+	if s.process.dead { // the process has died, so the answer is lost
 		s.unknown = true
 		return
 	}
@@ -172,7 +172,7 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	switch {
 	case failed:
 		j.w.seen(sawFailed)
-		warm := j.w.layout == nil && j.w.watched == nil || s.at > time.Hour+150*time.Millisecond // before, it learns the layout and loads scripts
+		warm := j.w.layout == nil && j.w.watched == nil || s.at > time.Hour+150*time.Millisecond // before this time the process learns the layout and loads scripts
 		if j.w.quiet && warm && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
 			j.fail("request %s: %v, though nothing is wrong", s.id, firstErr(c))
 		}
@@ -201,13 +201,13 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	}
 }
 
-// policies are the on_backend_failure of limits. All others deny.
+// policies has the on_backend_failure of limits. Limits that are not in it deny.
 var policies = map[string]descriptors.OnFailure{
 	"lenient": descriptors.Allow, "strict": descriptors.Error, "share": descriptors.Local,
 }
 
-// failedAs checks the answer to a request that the store could not decide. Each limit that the store could not decide
-// must answer by its policy. Of a limit with a share, a sidecar must allow no more than the share.
+// failedAs checks the answer to a request that the store could not decide. Each undecided limit must answer
+// by its on_backend_failure. With "local", a sidecar must allow no more than its share of the limit.
 func (j *judge) failedAs(s *sending, c *limiter.Call) {
 	mustDeny, mayDeny, mustErr := false, false, false
 	for i := range c.Results {
@@ -259,7 +259,7 @@ func (j *judge) planned(p *process, r *request, c *limiter.Call) {
 				b.slot = j.slot(is)
 			}
 			j.named[cost{limit: b.limit, value: b.value}] = b
-			if l.Kind == algorithms.FixedWindow { // windows of a key start at its hash
+			if l.Kind == algorithms.FixedWindow { // each key has its own phase of windows, from its hash
 				b.phase = int64(xxhash.Sum64String(k.value) % uint64(l.Period()))
 			}
 			if lease := is.Policy.Extra().Lease; lease != nil {
@@ -285,7 +285,8 @@ func (j *judge) planned(p *process, r *request, c *limiter.Call) {
 	}
 }
 
-// decidedBy records numbers that a server decided by. An answer that a reload overtakes has others.
+// decidedBy records the numbers by which a server decided. After a reload they can differ from those of the
+// answer.
 func (b *bucket) decidedBy(l *algorithms.Limit) {
 	if !slices.ContainsFunc(b.numbers, func(n *algorithms.Limit) bool {
 		return n.Capacity == l.Capacity && n.Rate == l.Rate && n.Period() == l.Period()
@@ -312,9 +313,9 @@ func (j *judge) result(s *sending, r *limiter.Result) {
 	}
 }
 
-// peek reports whether a server would now allow a charge of the bucket of r alone, with a few units to spare. The epoch
-// grows with each new window, with each refund, and with each denial by the server. If peek allows the charge at two times
-// of one epoch, its units were available at all times between them.
+// peek reports whether a server would now allow a charge of this bucket alone, with a few units to spare. The
+// epoch grows with each new window, each refund, and each denial by the server. If peek returns true twice
+// with the same epoch, the units were available all the time in between.
 func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 	b, l := j.bucket(string(r.Key)), r.Policy.Limit
 	s, now := b.server, b.server.now()
@@ -329,10 +330,10 @@ func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 		state = v.state
 	}
 	if b.limit == "plan" || b.limit == "pace" || b.limit == "tuned" {
-		return false, 0 // the credits may pay; the numbers may be others meanwhile
+		return false, 0 // credits may pay for a plan; adjustments may change the numbers of "tuned"
 	}
 	if b.leased != 0 || b.sharded || l.Kind == algorithms.SlidingLog || l.Kind == algorithms.SlidingWindow {
-		return false, 0 // others may have leases; and sliding ones may be full between two moments when they are not
+		return false, 0 // another sidecar may have leased the units; a sliding window can be full between two times at which it is not
 	}
 	spare := int64(6)
 	if l.Kind == algorithms.FixedWindow && j.w.waitReplicas == 0 {
@@ -352,9 +353,9 @@ func (j *judge) peeks(c *limiter.Call) (passes bool, epochs int64) {
 	return passes, epochs
 }
 
-// falseDenial checks a denial: if there were plenty of units when the request was sent, and are plenty now, in the same
-// epoch, then there were enough in between. Denials are remembered after a loss of data, and while the sidecar's clock
-// stands still.
+// falseDenial reports a denial as false if the servers had plenty of units when the request was sent, and
+// have plenty now, in the same epoch. Cached denials remain after a loss of data, and while the clock of the
+// sidecar stands still, so these cases are not checked.
 func (j *judge) falseDenial(s *sending, c *limiter.Call) {
 	if !s.passes || j.stepped || j.losses > 0 || s.process.suspended > 0 {
 		return
@@ -373,7 +374,7 @@ func (j *judge) admitted(s *sending, c *limiter.Call) {
 		j.namesPayer(s.request, c)
 	}
 	if s.once && s.allowed {
-		return // the first answer was counted
+		return // an earlier answer was counted
 	}
 	s.allowed = true
 	if s.allowedWith != nil {
@@ -383,7 +384,7 @@ func (j *judge) admitted(s *sending, c *limiter.Call) {
 		r := &c.Results[i]
 		b := j.bucket(string(r.Key))
 		at, now := r.Decision.At, b.server.now()
-		if b.leased != 0 && now-at > 20_000 && s.pause == s.process.pausedUntil { // the process's clock is wrong
+		if b.leased != 0 && now-at > 20_000 && s.pause == s.process.pausedUntil { // the process's clock differs from the server's
 			at = now
 		}
 		until := at

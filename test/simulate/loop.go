@@ -1,9 +1,10 @@
-// Package simulate runs the client side of the program on one seeded loop: the limiter, the Stores around Stores, and
-// the Redis store, as they are shipped. Only the network, Redis's transport, clocks and random numbers are simulated. A
-// judge, which shares no code with them, checks the results. The same seed gives the same run, to the last step.
+// Package simulate runs the client side of the program on one seeded loop: the limiter, the wrappers of
+// Stores, and the Redis store, all unchanged. The network, Redis itself, clocks and random numbers are
+// simulated. A judge that shares no code with them checks the results. The same seed always gives the same
+// run.
 //
-// Code that waits runs on a coroutine (iter.Pull). Exactly one coroutine runs at a time, and the loop decides which
-// one, so that Go's scheduler decides nothing.
+// Code that waits runs on a coroutine (iter.Pull). Exactly one coroutine runs at a time, and the loop decides
+// which one, so that Go's scheduler decides nothing.
 package simulate
 
 import (
@@ -13,29 +14,29 @@ import (
 	"time"
 )
 
-// loop has the time and the events to come. Its times are in nanoseconds since the start of the run.
+// loop has the current time and the future events. Times are in nanoseconds since the start of the run.
 type loop struct {
 	now     int64
 	events  events
-	free    []*event // for reuse
+	free    []*event // past events, for reuse
 	rng     *rand.Rand
 	steps   int
 	hash    uint64
-	running *coroutine // nil while the loop itself runs
+	running *coroutine // the running coroutine; nil while the loop itself runs
 }
 
-// idle has coroutines that any run can use. Their stacks have already grown.
+// idle has coroutines that any run can use. It saves the time in which their stacks grow.
 var idle struct {
 	sync.Mutex
 	all []*coroutine // guarded by Mutex
 }
 
-// event is something that happens at a time. Events of one time happen in random order. An event that has happened is
-// reused: only one that is still to come may be canceled.
+// event is a function to call at a time. Events of the same time happen in random order. A past event is
+// reused, so only a future event may be canceled.
 type event struct {
 	at       int64
 	order    uint64
-	process  *process // the process that it happens to, or nil; while the process is paused, the event waits
+	process  *process // the process that the event belongs to, or nil; the event waits while the process is paused
 	f        func()
 	plain    bool // f does not wait, so that it needs no coroutine
 	canceled bool
@@ -64,7 +65,7 @@ func (l *loop) afterPlain(d time.Duration, p *process, f func()) *event {
 	return e
 }
 
-// run runs events until a time, or until there are none. It reports whether there are none.
+// run runs all events until a time. It reports whether no event is left.
 func (l *loop) run(until int64) (ended bool) {
 	for len(l.events) > 0 && l.events[0].at <= until {
 		e := l.events.pop()
@@ -110,7 +111,7 @@ type coroutine struct {
 	f     func()
 }
 
-// do runs f on a coroutine until it ends or waits.
+// do runs f on a coroutine. It returns when f ends or waits.
 func (l *loop) do(f func()) {
 	var c *coroutine
 	idle.Lock()
@@ -146,7 +147,8 @@ func (l *loop) enter(c *coroutine) {
 	}
 }
 
-// wait waits until the function that it passes to start is called. It must be called on a coroutine.
+// wait calls start with a function, and suspends the coroutine until that function is called. Only a
+// coroutine may call wait.
 func (l *loop) wait(start func(wake func())) {
 	c, woken, waits := l.running, false, false
 	start(func() {

@@ -12,10 +12,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Requests of the domain plans have one or two limits whose credits pay for what they do not allow. A bucket of their own
-// shows the judge when a server charged them.
+// Requests of the domain "plans" have one or two limits. If these deny, credits pay for the request. Each
+// request also has a bucket of its own, the witness, which shows the judge when a server charged it.
 
-// payment is a number of units that a request was charged in a bucket.
+// payment is a number of units that a request was charged in one bucket.
 type payment struct {
 	key   string
 	units int64
@@ -23,7 +23,8 @@ type payment struct {
 
 func (p payment) String() string { return fmt.Sprintf("%d of %q", p.units, p.key) }
 
-// pay sends a request that a plan or credits pay, perhaps under an ID and then perhaps again.
+// pay sends a request that the plan or the credits pay. It may use an ID, and may then send the request
+// again.
 func (w *world) pay(rng *rand.Rand, id string, p *process, within time.Duration) {
 	r := &request{id: id, domain: "plans", witness: "seen", costs: []cost{{"seen", id, 1}}}
 	w.requests++
@@ -43,8 +44,9 @@ func (w *world) pay(rng *rand.Rand, id string, p *process, within time.Duration)
 	w.after(0, p, func() { p.deliver(rng, []*request{r}, within, nil) })
 }
 
-// pays checks the charges of a server for a group with alternatives, by the states before and after. If each bucket of
-// the plan had enough units, these pay. Otherwise the credits pay the largest of the costs, or no bucket pays.
+// pays checks the charges of a group with credits, by the states of its buckets before and after. If each
+// bucket of the plan had enough units, the plan pays. Otherwise the credits pay the largest of the costs, or
+// nothing is charged.
 func (j *judge) pays(s *server, group []charge, before []algorithms.State, buckets []algorithms.Bucket, took bool) {
 	left := func(i int, state algorithms.State) int64 {
 		_, d := group[i].limit.Take(state, s.now(), algorithms.Charge{Hash: group[i].ask.Hash, DryRun: true})
@@ -98,7 +100,7 @@ func (j *judge) pays(s *server, group []charge, before []algorithms.State, bucke
 	}
 }
 
-// namesPayer records the buckets that paid according to an answer.
+// namesPayer records the buckets that paid for a request, according to an answer.
 func (j *judge) namesPayer(r *request, c *limiter.Call) {
 	var paid []payment
 	for i := range c.Results {
@@ -119,7 +121,7 @@ func (j *judge) namesPayer(r *request, c *limiter.Call) {
 	r.paid = append(r.paid, paid)
 }
 
-// paid checks at the end that each answer to a request names buckets that paid for it.
+// paid checks at the end that the buckets in each answer have paid for the request.
 func (j *judge) paid(r *request) {
 	b := j.named[cost{limit: "seen", value: r.id}]
 	if b == nil || !r.allowed {

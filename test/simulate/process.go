@@ -26,8 +26,8 @@ const (
 	margin  = 2 * time.Millisecond  // the time that the deadline leaves for the answer
 )
 
-// process is a sidecar. After a crash it continues without effect, so that no goroutine is left behind: all its calls
-// fail, and its answers are lost.
+// process is a sidecar. After a crash its code continues so that no goroutine leaks, but it has no effect:
+// all its calls fail, and its answers are lost.
 type process struct {
 	w           *world
 	name        string
@@ -42,24 +42,24 @@ type process struct {
 	wall      time.Duration // how far its wall clock is ahead of the monotonic one
 
 	stores  []*redis.Store
-	keeper  *shared.Keeper // nil means that limits are not adjusted
-	ledger  *redis.Ledger  // the ledger of keeper
-	busy    bool           // the keeper is in use
+	keeper  *shared.Keeper // nil if limits are not adjusted
+	ledger  *redis.Ledger  // the ledger that keeper uses
+	busy    bool           // a coroutine uses the keeper
 	undos   *stores.Undos  // nil if there is only one server
 	denied  *stores.DeniedStore
 	lease   *stores.LeaseStore
 	limiter *limiter.Limiter
-	skew    algorithms.Micros // by how much its estimate of the server's clock is too high
+	skew    algorithms.Micros // the error of its estimate of the server's clock
 	free    []*delivery
 
-	watchers    []watcher // of Sentinels
+	watchers    []watcher // callbacks for messages of the Sentinels
 	inboxes     [sentinelCount]inbox
-	avoids      string // the address that it must not call, by what it has heard of the Sentinels
+	avoids      string // the server that it must not call, because the Sentinels replace it
 	avoidsUntil int64
 	over        bool // the last message was that the failover has ended
 }
 
-// epoch is in the future, so that no context of the process ends by the system's clock.
+// epoch is far in the future, so that no context of the process ends by the machine's clock.
 var epoch = time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func (w *world) start(name string) *process {
@@ -112,10 +112,10 @@ func (l *local) Submit(b *backend.Batch) {
 	l.store.Submit(b)
 }
 
-// keys signs ids of reservations.
+// keys are the keys that sign the ids of reservations.
 var keys = reservation.NewKeys(func() []string { return []string{"a secret of all sidecars"} }, nil)
 
-// bySecond reports whether buckets of l are in the second Redis, if there is one.
+// bySecond reports whether the second Redis has the buckets of l.
 func bySecond(l *algorithms.Limit) bool {
 	return l.Period() <= algorithms.Second
 }
@@ -128,7 +128,7 @@ func (w *world) serverOf(l *algorithms.Limit) *server {
 	return w.servers[0]
 }
 
-// open makes the store for a URL.
+// open opens the store at a URL.
 func (p *process) open(url string) *redis.Store {
 	w, name := p.w, p.name
 	store, err := redis.Open(redis.Config{
@@ -143,7 +143,7 @@ func (p *process) open(url string) *redis.Store {
 	return store
 }
 
-// outside returns the simulated machine of the process.
+// outside returns the simulated network, clocks and random numbers of the process.
 func (p *process) outside() *outside.World {
 	return &outside.World{
 		Clock: p, Go: p.spawn, Call: p.call, Below: p.rng.IntN, Pause: p.pause, Watch: p.watch,
@@ -155,7 +155,7 @@ func (p *process) outside() *outside.World {
 	}
 }
 
-// reload replaces the configuration, as the server does.
+// reload replaces the configuration, in the same way as the server.
 func (p *process) reload(s *limiter.Snapshot) {
 	p.limiter.Swap(s)
 	p.lease.Forget()
@@ -168,7 +168,7 @@ func (p *process) monotonic() time.Duration {
 	return time.Hour + d + d*time.Duration(p.ppm)/1_000_000
 }
 
-// real returns the time until the monotonic clock has advanced by d, rounded up.
+// real returns the real time in which the monotonic clock advances by d, rounded up.
 func (p *process) real(d time.Duration) time.Duration {
 	return d - d*time.Duration(p.ppm)/1_000_000 + time.Microsecond
 }
@@ -176,7 +176,7 @@ func (p *process) real(d time.Duration) time.Duration {
 // Now implements outside.Clock.
 func (p *process) Now() time.Time { return epoch.Add(p.monotonic()) }
 
-// clocks are for leases.
+// clocks returns the clock for leases.
 func (p *process) clocks() (monotonic, wall time.Duration) {
 	m := p.monotonic()
 	return m, m + p.wall
@@ -189,7 +189,7 @@ func (p *process) AfterFunc(d time.Duration, f func()) outside.Timer {
 	return t
 }
 
-// timer calls f when the monotonic clock of its process shows due.
+// timer calls f when the monotonic clock of its process reaches due.
 type timer struct {
 	process *process
 	f       func()
@@ -208,7 +208,7 @@ func (t *timer) Reset(d time.Duration) bool {
 func (t *timer) set(d time.Duration) {
 	t.event = t.process.w.after(t.process.real(d), t.process, func() {
 		t.event = nil
-		if early := t.due - t.process.monotonic(); early > 0 { // the clock stood still
+		if early := t.due - t.process.monotonic(); early > 0 { // the clock stood still, so the time has not come
 			t.set(early)
 			return
 		}
@@ -231,11 +231,11 @@ func (p *process) spawn(f func()) {
 	p.w.after(time.Duration(p.rng.Int64N(20_000)), p, f)
 }
 
-// waiting is a Store whose waiting callers let other coroutines run.
+// waiting is a Store that runs other coroutines while a caller waits.
 type waiting struct {
 	process  *process
 	next     backend.Store
-	detached bool // only those of detached batches: the others wait above
+	detached bool // only detached batches call it later: other callers wait in Submit
 }
 
 // Submit implements backend.Store.
@@ -259,7 +259,7 @@ func (p *process) call(ctx context.Context, server string, commands []outside.Co
 		failAll(commands, refused)
 		return
 	}
-	for i := range commands { // the caller may use its buffers for other calls when this one has ended
+	for i := range commands { // the caller may reuse its buffers after this call has ended, so they are copied
 		commands[i].Args = copied(commands[i].Args)
 	}
 	end, _ := ctx.Deadline()
@@ -298,7 +298,7 @@ func failAll(commands []outside.Command, err error) {
 	}
 }
 
-// send sends commands to a server, and calls wake once they have replies or errors, within d.
+// send sends commands to a server. It calls wake when all have replies or errors, at the latest after d.
 func (w *world) send(p *process, to string, commands []outside.Command, d time.Duration, wake func()) {
 	s, link := w.node(to), w.linkOf(p)
 	if w.log != nil {
@@ -320,7 +320,7 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 			wake()
 		}
 	}
-	answers := make([]outside.Command, len(commands)) // commands of a call that has ended are not read
+	answers := make([]outside.Command, len(commands)) // a server does not read the commands of a call that has ended
 	copy(answers, commands)
 	deadline = w.afterPlain(d, p, func() { end(func() { failAll(commands, context.DeadlineExceeded) }) })
 	there, back := link.delay(w), link.delay(w)
@@ -349,7 +349,7 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 				w.afterPlain(back, p, func() {
 					end(func() {
 						waited := answers[len(answers)-1].Args[0] == "wait"
-						if copy(commands, answers); s.epoch != epoch || waited && s.alone { // the old master has ended it
+						if copy(commands, answers); s.epoch != epoch || waited && s.alone { // a failover has closed the connection
 							failAll(commands, io.EOF)
 						}
 					})
@@ -360,7 +360,7 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 	w.afterPlain(there, nil, arrive)
 }
 
-// linkOf returns the link of p.
+// linkOf returns the network link of p.
 func (w *world) linkOf(p *process) *link { return &w.links[p.name[0]-'a'] }
 
 // node returns the server at an address.
@@ -373,7 +373,7 @@ func (w *world) node(addr string) *server {
 	panic("simulate: no server is at " + addr)
 }
 
-// arrive calls f when s works, which is now unless it is stuck.
+// arrive calls f when s is not stuck.
 func (w *world) arrive(s *server, f func()) {
 	if s.stuck > w.now {
 		w.afterPlain(time.Duration(s.stuck-w.now)+100_000, nil, func() { w.arrive(s, f) })
@@ -386,8 +386,8 @@ func (w *world) arrive(s *server, f func()) {
 type link struct {
 	least, most time.Duration
 	rng         *rand.Rand
-	loss        int   // the number of lost messages in 1,000
-	cutUntil    int64 // no message arrives until then
+	loss        int   // of 1,000 messages, how many are lost
+	cutUntil    int64 // no message arrives before this time
 	slowUntil   int64
 }
 
@@ -400,7 +400,7 @@ func (l *link) delay(w *world) time.Duration {
 	return d
 }
 
-// fate draws the fault of a call.
+// fate draws the fault of one call at random.
 func (l *link) fate(w *world) fault {
 	if l.cutUntil > w.now {
 		w.seen(faultCut)
@@ -414,7 +414,7 @@ func (l *link) fate(w *world) fault {
 	return f
 }
 
-// close closes the stores of p. Nothing may be in flight.
+// close closes the stores of p. No call may be in flight.
 func (p *process) close() {
 	left := 0
 	if p.undos != nil {

@@ -12,25 +12,26 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// estimate is the number of units that a reservation charges each of its buckets; most is the largest real cost.
+// estimate is the number of units that a reservation charges in each of its buckets. most is the largest real
+// cost.
 const (
 	estimate = 20
 	most     = 60
 )
 
-// reserving is a request that reserves units, and the requests that settle it. A bucket that only it uses shows the
-// judge how much it was charged.
+// reserving is a request that reserves units, with the requests that settle it. It has a bucket of its own,
+// which shows the judge its charges.
 type reserving struct {
 	*request
 
-	id      string  // "" before the answer
-	sent    []int64 // the real costs of all settlements that were sent; unknown costs keep the estimate
+	id      string  // the id of the reservation; "" before the answer
+	sent    []int64 // the real costs in all settlements; a settlement with an unknown cost keeps the estimate
 	settled bool    // an answer confirmed a settlement
-	late    bool    // one of the settlements was late, by the clock of its sidecar
+	late    bool    // the reservation had expired before a settlement, by the clock of its sidecar
 }
 
-// reserve sends a request that reserves units, and later settlements: none, one, several with the same cost or with
-// different ones, to the same sidecar or to two, or with a forged id.
+// reserve sends a request that reserves units. Later it sends no settlement, one, or several: with the same
+// cost or different ones, to one sidecar or two, or with a forged id.
 func (w *world) reserve(rng *rand.Rand, id string, p *process, within time.Duration) {
 	v := &reserving{request: &request{id: id, witness: "own"}}
 	w.requests++
@@ -60,7 +61,8 @@ func (w *world) reserve(rng *rand.Rand, id string, p *process, within time.Durat
 	w.after(0, p, func() { p.deliver(rng, []*request{v.request}, within, nil) })
 }
 
-// settleLater lets a random process settle v when the work is done. A settlement that fails is sent again, as proxies do.
+// settleLater makes a random process settle v when the work is done. If a settlement fails it is sent again,
+// as proxies do.
 func (w *world) settleLater(rng *rand.Rand, v *reserving, work time.Duration, real int64, within time.Duration) {
 	id, forged := v.id, rng.IntN(12) == 0
 	if forged {
@@ -88,7 +90,8 @@ func (w *world) settleLater(rng *rand.Rand, v *reserving, work time.Duration, re
 	w.after(work+time.Duration(rng.Int64N(int64(5*time.Millisecond))), nil, try)
 }
 
-// settle lets p settle v, as Envoy does at the end of a stream. It reports whether an answer confirms the settlement.
+// settle makes p settle v, as Envoy does at the end of a stream. It reports whether the answer confirms the
+// settlement.
 func (p *process) settle(v *reserving, id string, real int64, forged bool, within time.Duration) (settled bool) {
 	if p.dead {
 		return false
@@ -110,7 +113,7 @@ func (p *process) settle(v *reserving, id string, real int64, forged bool, withi
 		ctx = end
 	}
 	err := p.limiter.Check(ctx, c)
-	if p.dead { // the answer is lost
+	if p.dead { // the process has died, so the answer is lost
 		return false
 	}
 	return w.judge.settlement(p, v, c, err, forged)
@@ -159,7 +162,7 @@ func (j *judge) settlement(p *process, v *reserving, c *limiter.Call, err error,
 func (j *judge) reserved(v *reserving) {
 	b := j.named[cost{limit: "own", value: v.request.id}]
 	if b == nil || j.losses+j.failovers > 0 {
-		return // a forgotten reservation may be settled in a new bucket
+		return // a new bucket may settle a reservation whose record is lost
 	}
 	may := slices.Clone(v.sent)
 	if !v.settled || v.late {
@@ -169,18 +172,18 @@ func (j *judge) reserved(v *reserving) {
 		may = append(may, 0)
 	}
 	if v.parted && !j.w.quiet && !v.allowed {
-		return // the undo of a part may be lost
+		return // a refund of a part may be lost
 	}
 	if j.steppedBack && b.charged >= 0 && b.charged <= most {
-		return // refunds may be smaller then
+		return // a refund may be smaller then
 	}
 	if !slices.Contains(may, b.charged) {
 		j.fail("%s: its own bucket was charged %d, and may be charged %v: %s, settled %v", v.request.id, b.charged, may, v.request, v.settled)
 	}
 }
 
-// spent checks that each bucket of reservations was charged at most its limit plus the amounts by which real costs
-// exceed their estimates.
+// spent checks the buckets of reservations. Each may be charged its limit, plus the amounts by which real
+// costs exceed their estimates.
 func (j *judge) spent(b *bucket) {
 	capacity, beyond := int64(0), int64(0)
 	for _, l := range b.numbers {
@@ -194,7 +197,7 @@ func (j *judge) spent(b *bucket) {
 		}
 	}
 	if b.kind == algorithms.TokenBucket {
-		l := b.numbers[0] // the same in all configurations
+		l := b.numbers[0] // all configurations have the same number
 		capacity += int64(b.last-b.first)*l.Rate/(int64(l.Period())) + 1
 	}
 	if j.losses+j.failovers == 0 && !j.stepped && (b.charged > capacity+beyond || b.charged < 0) {

@@ -14,10 +14,10 @@ type Result struct {
 	Counts   Counts
 	Steps    int
 	Requests int
-	Hash     uint64 // equal for equal runs
+	Hash     uint64 // runs with the same hash were equal
 }
 
-// Run plays p. If log is not nil, Run calls it for each event.
+// Run runs the simulation p. It calls log, unless nil, for each event.
 func Run(p Plan, log func(format string, args ...any)) (r Result) {
 	w := newWorld(p, log)
 	defer func() {
@@ -31,7 +31,7 @@ func Run(p Plan, log func(format string, args ...any)) (r Result) {
 	return r
 }
 
-// Command returns the command that repeats p.
+// Command returns the shell command that repeats p.
 func (p Plan) Command() string {
 	text := fmt.Sprintf("go test ./test/simulate -run TestSimulation -v -seed %d", p.Seed)
 	if len(p.Without) > 0 {
@@ -43,12 +43,12 @@ func (p Plan) Command() string {
 	return text
 }
 
-// Shrink removes clients, faults and time that are not needed for p to fail.
+// Shrink removes clients, faults and time that p does not need to fail.
 func Shrink(p Plan) Plan {
 	fails := func(q Plan) bool { return len(Run(q, nil).Problems) > 0 }
 	w := newWorld(p, nil)
 	func() {
-		defer func() { _ = recover() }() // Run reports a panic
+		defer func() { _ = recover() }() // Run reports a panic as a problem
 		w.play()
 	}()
 	for _, part := range w.parts() {

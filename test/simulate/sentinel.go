@@ -7,21 +7,21 @@ import (
 	"time"
 )
 
-// Two Sentinels watch a master, r0, and its replica, r1. One of them leads a failover: it reports that it is about to
-// promote the replica (+failover-state-send-slaveof-noone), promotes it, reports that it is a master (+promoted-slave),
-// and later the switch (+switch-master). The other one reports only the switch, soon after the promotion, and names the
-// old master until then. So does the leader, which reports the switch last. The old master, which may have gone on for a
-// while, becomes the replica of the new one. Both servers have one clock.
+// Two Sentinels watch a master, r0, and its replica, r1. One of them leads a failover. The leader announces the
+// promotion of the replica (+failover-state-send-slaveof-noone), promotes it, confirms the promotion (+promoted-slave),
+// and later reports the switch (+switch-master). The other Sentinel reports only the switch, soon after the promotion.
+// Each Sentinel names the old master until it has reported the switch. The old master may answer for a while, and then
+// becomes the replica of the new one. Both servers have the same clock.
 
-// watched is the master and its replica, as they are.
+// watched is the present master and its replica.
 type watched struct {
 	master, replica *server
-	named           [sentinelCount]string // the address that each Sentinel gives
-	moving          bool                  // there is a failover
-	deaf            *process              // it hears nothing of this failover
+	named           [sentinelCount]string // the master's address according to each Sentinel
+	moving          bool                  // a failover is in progress
+	deaf            *process              // this process misses all messages of the failover
 }
 
-// watcher is a part of a process that follows the Sentinels.
+// watcher has the callbacks of a store that follows the Sentinels.
 type watcher struct {
 	named   func(master string)
 	message func(channel, payload string)
@@ -71,8 +71,8 @@ func (p *process) watch(_ string, named func(master string), message func(channe
 	w.after(0, p, poll)
 }
 
-// tell has a Sentinel send a message to all processes. From then on these must not call the server at avoids for a
-// while, because its replica is the master or will be it.
+// tell sends a message of a Sentinel to all processes. For a while, a process that gets it must not call the server at
+// the address avoids, because its replica replaces it.
 func (w *world) tell(sentinel int, channel, payload, avoids string, avoid time.Duration) {
 	w.note("Sentinel %d: %s %s", sentinel, channel, payload)
 	for _, p := range w.started {
@@ -95,26 +95,27 @@ func (w *world) tell(sentinel int, channel, payload, avoids string, avoid time.D
 	}
 }
 
-// A process that has heard of a failover waits for it promotes at the least. For stale at the least after it, it ignores
-// Sentinels that name the old master.
+// After the announcement of a failover, a process waits for the new master, at least for the duration promotes. After
+// the failover it ignores Sentinels that name the old master, at least for the duration stale.
 const (
 	promotes = 2900 * time.Millisecond
 	stale    = 4900 * time.Millisecond
 )
 
-// obeys checks that p may call a server, by what it has heard.
+// obeys checks that p does not call a server that the Sentinels replace.
 func (j *judge) obeys(p *process, s *server, command string) {
 	if w := j.w; command != "info" && p.avoids == s.name+":6379" && w.now < p.avoidsUntil {
 		j.fail("%s calls %s, though the Sentinels have reported that it is replaced", p.name, s.name)
 	}
 }
 
-// about is a message about a replica of the master.
+// about returns the payload of a message about a replica of the master.
 func (t *watched) about(s *server) string {
 	return fmt.Sprintf("slave %s:6379 %s 6379 @ %s %s 6379", s.name, s.name, sentinelName, t.master.name)
 }
 
-// fail lets the Sentinels replace the master after span. It died, or only the Sentinels do not reach it.
+// fail makes the Sentinels replace the master after span. The master is dead, or only the Sentinels cannot
+// reach it.
 func (w *world) fail(rng *rand.Rand, span time.Duration) {
 	t := w.watched
 	if t.moving || !t.replica.up {
@@ -166,7 +167,8 @@ func (w *world) fail(rng *rand.Rand, span time.Duration) {
 	})
 }
 
-// promote makes the replica a master. The old one does not know it, and goes on without a replica.
+// promote makes the replica a master. The old master does not know this. It still answers, but has no
+// replica.
 func (w *world) promote(old, next *server) {
 	w.seen(faultPromoted)
 	w.note("%s is a master now", next.name)
@@ -183,7 +185,8 @@ func (w *world) promote(old, next *server) {
 	}
 }
 
-// demote makes the old master the replica of the new one, as soon as it is up. Its connections are closed.
+// demote makes the old master the replica of the new one, and closes its connections. It waits until the old
+// master runs.
 func (w *world) demote(old, next *server) {
 	if !old.up {
 		w.afterPlain(5*time.Millisecond, nil, func() { w.demote(old, next) })

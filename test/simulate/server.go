@@ -16,28 +16,28 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// server is a simulated Redis server. It decides with package algorithms; other tests show that take.lua decides
-// equally.
+// server is a simulated Redis server. It decides with package algorithms. Other tests show that take.lua
+// gives the same decisions.
 type server struct {
 	w       *world
 	name    string
 	up      bool
 	clock   algorithms.Micros // the server's time at the start of the run
 	ppm     int64             // how much faster than real time its clock runs
-	stuck   int64             // the time until which the server does not answer
-	refuses string            // if not empty, the reply to every command
+	stuck   int64             // the server does not answer before this time
+	refuses string            // the error with which it refuses every command; "" means none
 	keys    map[string]*value
 	scripts map[string]script
 
-	lag       time.Duration     // the delay until the replica has a write; 0: there is no replica
-	replica   map[string]*value // the replica's values; nil: deleted
-	behind    int64             // the time at which the replica will have all writes
-	executing bool              // a command is executed
-	writes    *writes           // of the command that is executed, so far
-	wrote     bool              // a command of the call that is executed has written
-	epoch     int               // the number of times that its connections were closed by a failover
-	slave     bool              // it is a replica itself
-	alone     bool              // its replica is another master now
+	lag       time.Duration     // the delay until the replica has a write; 0 means that there is no replica
+	replica   map[string]*value // the replica's values; nil means deleted
+	behind    int64             // when the replica will have all writes
+	executing bool              // the server is executing a command
+	writes    *writes           // the writes of that command so far
+	wrote     bool              // a command of the present call has written
+	epoch     int               // how often a failover has closed its connections
+	slave     bool              // this server is a replica
+	alone     bool              // its former replica is a master now
 }
 
 // value is the content of a key: a bucket, or a string.
@@ -47,7 +47,7 @@ type value struct {
 	bucket bool
 	fields map[string]string // the fields of a hash; a change replaces the map
 	log    []outside.Entry   // the entries of a stream
-	until  algorithms.Micros // 0 means without end
+	until  algorithms.Micros // when the key expires; 0 means never
 }
 
 // script identifies one of the scripts.
@@ -78,8 +78,8 @@ type writes struct {
 	values []*value
 }
 
-// put writes v to a key, or deletes it if v is nil. The replica gets it later, all writes of one command at the same
-// moment: Redis replicates the writes of a script as one transaction.
+// put writes v to a key, or deletes the key if v is nil. The replica gets all writes of one command later, at
+// the same moment, because Redis replicates the writes of a script as one transaction.
 func (s *server) put(key string, v *value) {
 	if s.keys[key] = v; v == nil {
 		delete(s.keys, key)
@@ -92,7 +92,7 @@ func (s *server) put(key string, v *value) {
 		s.writes.keys, s.writes.values = append(s.writes.keys, key), append(s.writes.values, v)
 		return
 	}
-	s.behind = max(s.behind+1, s.w.now+int64(s.lag)+s.w.rng.Int64N(int64(s.lag))) // in order
+	s.behind = max(s.behind+1, s.w.now+int64(s.lag)+s.w.rng.Int64N(int64(s.lag))) // keeps the order of writes
 	epoch, all := s.epoch, &writes{[]string{key}, []*value{v}}
 	if s.executing {
 		s.writes = all
@@ -106,7 +106,7 @@ func (s *server) put(key string, v *value) {
 	})
 }
 
-// failover makes the replica the master, with the replica's values.
+// failover makes the replica the master, so that its values replace those of the old master.
 func (s *server) failover() {
 	s.epoch++
 	s.keys, s.behind = map[string]*value{}, 0
@@ -118,8 +118,8 @@ func (s *server) failover() {
 	clear(s.scripts)
 }
 
-// waits returns the delay of the last command's answer, if it waits for replicas. WAIT counts the replicas that have the
-// last write of its own connection. So after commands that wrote nothing, it does not wait for writes of others (since
+// waits returns how long the last command's answer waits for replicas. WAIT counts the replicas that have the last write
+// of its own connection. After commands that wrote nothing, it does not wait for writes of other connections (since
 // Redis 7.2).
 func (s *server) waits(commands []outside.Command) time.Duration {
 	last := &commands[len(commands)-1]
@@ -150,7 +150,7 @@ func (s *server) get(key string) *value {
 	return v
 }
 
-// execute runs commands, one after the other, and replaces each by its reply.
+// execute runs commands one after the other. It replaces each command by its reply.
 func (s *server) execute(commands []outside.Command) {
 	asking := false
 	s.wrote = false
@@ -207,7 +207,7 @@ func (s *server) command(args []any) (any, error) {
 	case "cluster":
 		return s.w.layout.slots(), nil
 	case "wait":
-		return int64(0), nil // waits sets it
+		return int64(0), nil // waits returns the delay of the answer
 	case "info":
 		if s.slave {
 			return "role:slave", nil
@@ -237,8 +237,8 @@ func (s *server) set(key, text string, ms int64) {
 	s.put(key, &value{text: text, until: s.now() + algorithms.Micros(ms)*1000})
 }
 
-// known caches the kinds of scripts by the address of their texts.
-var known sync.Map // of *byte to knownScript
+// known has the kinds of scripts, by the addresses of their texts.
+var known sync.Map // *byte to knownScript
 
 type knownScript struct {
 	sha   string
@@ -291,7 +291,7 @@ func (s *server) script(which script, args []any) (any, error) {
 	return s.take(keys, rest)
 }
 
-// take replaces the script take.lua.
+// take does what the script take.lua does.
 func (s *server) take(keys, args []any) (any, error) {
 	r := reader{text: args[2].(string)}
 	t := &s.w.taking
@@ -302,7 +302,7 @@ func (s *server) take(keys, args []any) (any, error) {
 	for _, k := range args[3:] {
 		t.keys = append(t.keys, k.(string))
 	}
-	for _, key := range t.keys[len(keys):] { // the keys that are not declared, because they are in other slots
+	for _, key := range t.keys[len(keys):] { // keys in other slots, which the call cannot declare
 		if s.elsewhere([]string{key}, false) != nil {
 			s.w.seen(sawForeign)
 			return nil, outside.ErrorReply(foreignKey)
@@ -332,7 +332,7 @@ type taking struct {
 	before  []algorithms.State
 }
 
-// charge is a charge in the arguments of the script. The head of a group has no limit.
+// charge is one charge in the arguments of the script. The head of a group is a charge without a limit.
 type charge struct {
 	key   string
 	limit *algorithms.Limit
@@ -343,7 +343,7 @@ type charge struct {
 	of    string // only in a head
 }
 
-// read reads the next charge. At the end, ok is false.
+// read returns the next charge, and false at the end.
 func (t *taking) read(r *reader) (c charge, ok bool) {
 	key, what := r.number(), r.number()
 	if key == 0 {
@@ -382,7 +382,7 @@ func (t *taking) decide(r *reader, c charge) {
 	t.group = group
 	const size = 41
 	if head != nil {
-		if v := t.server.get(head.key); v != nil { // the request was charged before
+		if v := t.server.get(head.key); v != nil { // an earlier attempt has charged the request
 			same := v.text[:32] == head.of && len(v.text) == 40+size*len(group)
 			if same {
 				t.out = append(append(append(t.out, 4), v.text[32:40]...), make([]byte, 32)...)
@@ -431,7 +431,7 @@ func (t *taking) charge(group []charge) (took bool) {
 	return took
 }
 
-// lifetime returns the time at which a bucket may be forgotten.
+// lifetime returns when a bucket may be deleted.
 func lifetime(s algorithms.State, now algorithms.Micros) algorithms.Micros {
 	ms := max(0, (s.FreshAt()-now)/1000) + 2
 	if s.By.Initial < s.By.Capacity {
@@ -462,7 +462,7 @@ func doubles(out []byte, numbers ...int64) []byte {
 	return out
 }
 
-// reader reads doubles and bytes.
+// reader reads doubles and byte strings.
 type reader struct {
 	text string
 	at   int

@@ -25,16 +25,16 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	// The collector runs when the heap reaches a fixed size, because little memory is in use and almost all of it is soon
-	// garbage. With a percentage it would run later and later, because the pools of ended runs count as in use for another
-	// cycle.
+	// The garbage collector runs when the heap reaches a fixed size. With a percentage it would run less and
+	// less often: pools of ended runs count as in use for another cycle.
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(512 << 20)
 	os.Exit(m.Run())
 }
 
-// The judge's checks pass, whatever fails and at whatever time. A failed seed is reported at once, and the others are
-// still played. At the end, the first failed seeds are shrunk, and printed as commands.
+// TestSimulate plays seeds. The judge must find no problem, whatever fails at whatever time. A failed seed is
+// reported at once, and the others continue. At the end, the first failed seeds are shrunk and printed as
+// commands.
 func TestSimulation(t *testing.T) {
 	if *seed > 0 {
 		p := Plan{Seed: *seed, Until: *until}
@@ -71,12 +71,12 @@ func TestSimulation(t *testing.T) {
 }
 
 const (
-	mostFailed = 20 // a run ends when so many seeds have failed
+	mostFailed = 20 // the test stops after this number of failed seeds
 	mostShrunk = 3
 )
 
-// playAll plays the seeds, as many at a time as there are processors. It returns the sum of their results, the number of
-// seeds played, and the failed seeds.
+// playAll plays the seeds, as many in parallel as there are processors. It returns the sum of their results,
+// the number of seeds played, and the failed seeds.
 func playAll(t *testing.T, start time.Time) (all Result, played int, failed []uint64) {
 	t.Helper()
 	var next atomic.Uint64
@@ -116,7 +116,8 @@ func playAll(t *testing.T, start time.Time) (all Result, played int, failed []ui
 	return all, played, failed
 }
 
-// The same seed gives the same run: nothing depends on the scheduler, the system's clock, or the order of maps.
+// The same seed must give the same run. Nothing may depend on the scheduler, the system's clock, or the order
+// of maps.
 func TestSameSeedSameRun(t *testing.T) {
 	n := uint64(1000)
 	if testing.Short() {

@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// fault is a kind of fault, or of another rare event, that a run must be able to have.
+// fault is a kind of fault, or of another rare event, that the runs together must have.
 type fault int
 
 const (
@@ -49,7 +49,7 @@ const (
 	faultPromoted
 	faultAborted
 	faultLostMessage
-	// Effects of faults.
+	// These are effects of faults.
 	sawBreakerOpen
 	sawLease
 	sawDenied
@@ -113,14 +113,14 @@ var faultNames = [faults]string{
 	sawRewritten: "changes made again that a failover lost", sawCreditsReplayed: "answer repeated that names credits", sawCreditsDenied: "denied by a limit and its credits",
 }
 
-// Counts has the number of times that each kind of fault happened.
+// Counts counts the events of each kind.
 type Counts [faults]int
 
-// Plan describes a run. Each client and each fault has its own random numbers, so that the others stay the same if one
-// is left out.
+// Plan describes a run. Each client and each fault has its own random numbers. So the others do not change if
+// one is left out.
 type Plan struct {
 	Seed    uint64
-	Without []string      // clients and faults that are left out: c0, f1
+	Without []string      // clients and faults to leave out, such as c0 and f1
 	Until   time.Duration // the time at which clients and faults stop; 0 means that the seed decides
 }
 
@@ -129,21 +129,21 @@ type world struct {
 	*loop
 
 	plan         Plan
-	calm         bool // no faults, from now on
-	quiet        bool // no faults at all
+	calm         bool // no fault happens from now on
+	quiet        bool // no fault happens in the whole run
 	stepsBack    bool // the server's clock may step back
 	waitReplicas int
-	lossy        bool  // the server may lose its data
+	lossy        bool  // a server may lose its data
 	adjusts      bool  // operators adjust limits
-	lastPoll     int64 // sidecars read adjustments until then; 0 means without end
+	lastPoll     int64 // sidecars stop reading adjustments at this time; 0 means never
 	counts       Counts
-	log          func(format string, args ...any) // nil means no log
+	log          func(format string, args ...any) // nil if there is no log
 	judge        *judge
 	servers      []*server
-	layout       *layout  // nil: not a Cluster
-	watched      *watched // nil: no Sentinels
+	layout       *layout  // nil if Redis is not a Cluster
+	watched      *watched // nil if there are no Sentinels
 	processes    []*process
-	started      []*process // all processes, also those that have ended
+	started      []*process // all processes, including those that have ended
 	links        [8]link
 	configs      []*limiter.Snapshot
 	snapshot     *limiter.Snapshot
@@ -155,7 +155,7 @@ type world struct {
 	taking       taking
 }
 
-// seen counts a fault.
+// seen counts an event.
 func (w *world) seen(f fault) {
 	w.counts[f]++
 	w.mix(uint64(f))
@@ -174,8 +174,8 @@ func (w *world) breaker(p *process, open bool) {
 	w.note("%s: circuit breaker open: %v", p.name, open)
 }
 
-// limits is the configuration of all runs: some numbers differ. witness and once have buckets of one request each, so
-// that the judge knows whether that request was charged.
+// limits is the configuration of all runs, in which some numbers differ. The limits witness and once have one
+// bucket for each request. So the judge knows whether a request was charged.
 const limits = `
 domain: sim
 limits:
@@ -207,7 +207,8 @@ descriptors:
   - {key: hotbucket, rate_limit: {algorithm: token_bucket, rate: %[4]d, period: 1s, capacity: %[1]d, lease: {max: 10%%, for: 50ms}}}
 `
 
-// plans has limits whose credits pay for the requests that they deny. seen is the witness of their requests.
+// plans configures limits whose credits pay for requests that they deny. The limit "seen" is the witness of
+// these requests.
 const plans = `
 domain: plans
 hash_tag: domain
@@ -239,7 +240,7 @@ var compiled = func() (all []*limiter.Snapshot) {
 	return all
 }()
 
-// limitNumbers identify a limit among the limits of all configurations.
+// limitNumbers identify a limit in all configurations by its numbers.
 type limitNumbers [13]int64
 
 var knownLimits = func() map[limitNumbers]*algorithms.Limit {
@@ -263,7 +264,7 @@ func shardsOf(p *descriptors.Policy) (all []*algorithms.Limit) {
 	return all
 }
 
-// limitsOf appends the limits in the arguments of the script to all.
+// limitsOf appends the limits in the script's arguments to all.
 func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Limit {
 	for r := (reader{text: text}); r.at < len(text); {
 		var n limitNumbers
@@ -284,7 +285,7 @@ func (w *world) limitsOf(all []*algorithms.Limit, text string) []*algorithms.Lim
 	return all
 }
 
-// newWorld returns the world of a plan's seed.
+// newWorld returns the simulated world for a plan.
 func newWorld(p Plan, log func(string, ...any)) *world {
 	w := &world{loop: newLoop(p.Seed), plan: p, log: log}
 	w.judge = &judge{w: w, buckets: map[string]*bucket{}, named: map[cost]*bucket{}, open: map[*sending]bool{}}
@@ -343,7 +344,7 @@ func (w *world) parts() (names []string) {
 
 func (w *world) left(out string) bool { return slices.Contains(w.plan.Without, out) }
 
-// play runs the world to its end, and lets the judge report problems.
+// play runs the world to its end. The judge then reports problems.
 func (w *world) play() {
 	w.clients = 1 + w.rng.IntN(2)
 	if !w.calm {
@@ -368,9 +369,9 @@ func (w *world) play() {
 	}
 	w.run(int64(w.length))
 	w.heal()
-	w.run(w.now + int64(400*time.Millisecond)) // probes of the breakers are 200 ms apart at the most
+	w.run(w.now + int64(400*time.Millisecond)) // circuit breakers probe at least every 200 ms
 	switch {
-	case w.watched != nil: // for 5 s the polls do not name an old master; one that is lost comes again after 1 s
+	case w.watched != nil: // for 5 s after a switch, sidecars ignore polls that name an old master; a lost poll is repeated after 1 s
 		w.lastPoll = w.now + int64(6200*time.Millisecond)
 	case w.adjusts: // a lost call of the ledger ends after 1 s
 		w.lastPoll = w.now + int64(1200*time.Millisecond)
@@ -396,8 +397,8 @@ func (w *world) play() {
 	}
 }
 
-// forget releases everything that the run has made. Pools of the code under test keep some of it until the next cycle
-// of the collector, and the processes would keep the rest through it.
+// forget releases the memory of the run. Pools of the code under test keep some of it until the next garbage
+// collection. Through that part, the processes would keep the rest.
 func (w *world) forget() {
 	for _, p := range w.started {
 		*p = process{}
@@ -417,10 +418,10 @@ func (w *world) heal() {
 	w.note("all faults end")
 }
 
-// fault causes a fault.
+// fault injects a random fault.
 func (w *world) fault(rng *rand.Rand) {
 	span := time.Duration(rng.Int64N(1 + rng.Int64N(int64(150*time.Millisecond))))
-	if rng.IntN(4) == 0 { // long enough for circuit breakers
+	if rng.IntN(4) == 0 { // long enough to open circuit breakers
 		span += 150 * time.Millisecond
 	}
 	if w.calm {
@@ -493,13 +494,13 @@ func (w *world) fault(rng *rand.Rand) {
 	}
 }
 
-// stall makes the replication of s stand still.
+// stall stops the replication of s for span.
 func (w *world) stall(s *server, span time.Duration) {
 	w.note("%s: replication stands still for %v", s.name, span)
 	s.behind = max(s.behind, w.now+int64(span))
 }
 
-// restart restarts a server, which is down for a while and may lose its data.
+// restart stops a server for a while. The server may lose its data.
 func (w *world) restart(s *server, span time.Duration) {
 	if w.layout != nil && s.lag > 0 {
 		w.replace(s, span)
@@ -507,7 +508,7 @@ func (w *world) restart(s *server, span time.Duration) {
 	}
 	w.seen(faultRestart)
 	s.up = false
-	if s.lag > 0 { // if all replicas must confirm (--redis-wait-replicas), a failover loses no confirmed charge
+	if s.lag > 0 { // if all replicas confirm each charge (--redis-wait-replicas), a failover loses no confirmed charge
 		w.seen(faultFailover)
 		w.note("%s: its replica takes over, after %v", s.name, span)
 		s.failover()
@@ -544,7 +545,7 @@ func (w *world) step(s *server, by time.Duration) {
 	}
 }
 
-// crash ends a process at once, and starts another one in its place.
+// crash ends a process at once, and starts a new one instead.
 func (w *world) crash(i int) {
 	w.seen(faultCrash)
 	p := w.processes[i]
@@ -555,7 +556,7 @@ func (w *world) crash(i int) {
 	w.processes[i] = w.start(p.name[:1] + strings.Repeat("'", w.boots))
 }
 
-// graceful shuts a process down in order, and starts another one in its place.
+// graceful shuts a process down in order, and starts a new one instead.
 func (w *world) graceful(i int) {
 	w.seen(faultGraceful)
 	p := w.processes[i]
@@ -566,7 +567,7 @@ func (w *world) graceful(i int) {
 	w.processes[i] = w.start(p.name[:1] + strings.Repeat("'", w.boots))
 }
 
-// pause stops a process for a while, with or without its machine.
+// pause stops a process for a while, alone or together with its machine.
 func (w *world) pause(p *process, span time.Duration, runs bool) {
 	if p.pausedUntil > w.now {
 		return
@@ -579,6 +580,6 @@ func (w *world) pause(p *process, span time.Duration, runs bool) {
 	}
 	w.seen(faultSuspend)
 	w.note("%s suspended for %v", p.name, span)
-	p.suspended += span // the process does not read its clocks during this time
+	p.suspended += span // the process reads no clock during this time
 	p.wall += span
 }

@@ -1,3 +1,3 @@
-// Package soak runs sidecars under mixed traffic while everything around them changes, and checks that memory,
-// goroutines and files do not accumulate.
+// Package soak runs sidecars with mixed traffic for a long time, while configuration, Redis, passwords and
+// certificates change. Memory, goroutines and open files must not grow.
 package soak

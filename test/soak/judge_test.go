@@ -9,8 +9,9 @@ import (
 // usage has the resources that a process uses at one time.
 type usage struct{ KiB, Goroutines, Files, Series float64 }
 
-// judge reports growth. It compares the least of the last quarter with the most of the second one: a bounded value has
-// reached its bound by then, and sometimes falls. Memory may grow by a tenth and slack KiB.
+// judge reports growth. It compares the smallest value of the last quarter with the largest value of the
+// second quarter. By then a bounded value has reached its bound, and sometimes falls. Memory may grow by a
+// tenth plus slack KiB.
 func judge(all []usage, slack float64) (wrong []string) {
 	for _, c := range []struct {
 		what  string

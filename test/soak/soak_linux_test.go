@@ -31,10 +31,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// much is the rate of limits that are never reached; few is the rate of one that is.
+// much is the rate of limits that the soak never reaches. few is the rate of the limit that it reaches.
 const much, few = 2_000_000_000, 2000
 
-// limits returns the configuration. Each reload has another version.
+// limits returns the configuration. The version changes the text, so that each reload finds a change.
 func limits(version int) string {
 	return fmt.Sprintf(`
 domain: soak
@@ -54,7 +54,7 @@ descriptors:
 `, much, few, 100+version%50)
 }
 
-// duration returns the length of the soak: the variable FOR, or 10 s as a part of make test.
+// duration returns the length of the soak: the environment variable FOR, or 10 s.
 func duration(t *testing.T) time.Duration {
 	t.Helper()
 	text := os.Getenv("FOR")
@@ -68,7 +68,7 @@ func duration(t *testing.T) time.Duration {
 	return d
 }
 
-// world has the processes of the soak, and its counters.
+// world has the processes of the soak, and counts what happens to them.
 type world struct {
 	t        *testing.T
 	dir      string
@@ -79,18 +79,18 @@ type world struct {
 	over     chan struct{}
 
 	password atomic.Pointer[string]
-	// Counters of events. Each must have happened at the end.
+	// These count events. At the end each event must have happened.
 	reloads, pauses, flushes, kills, restarts, passwords, certificates, adjustments atomic.Int64
-	failures                                                                        atomic.Int64 // answers by the failure policy
-	serials                                                                         sync.Map     // serial numbers of the certificates that clients saw
+	failures                                                                        atomic.Int64 // answers from on_backend_failure
+	serials                                                                         sync.Map     // serial numbers of the certificates that clients received
 
 	calls, work, fewer count
 }
 
-// count has the bounds for the units that a limit has consumed: at least sure, and at most unsure more.
+// count bounds the units that a limit has consumed: at least sure, and at most sure plus unsure.
 type count struct{ sure, unsure atomic.Int64 }
 
-// sidecar is a process.
+// sidecar is a running process.
 type sidecar struct {
 	*exec.Cmd
 	grpc, http, admin string
@@ -219,7 +219,7 @@ func (w *world) launch(program string) {
 	})
 }
 
-// every calls f again and again, until the soak is over.
+// every calls f after each pause, until the soak is over.
 func (w *world) every(d time.Duration, f func(i int)) {
 	for i := 1; ; i++ {
 		select {
@@ -240,7 +240,7 @@ func (w *world) isOver() bool {
 	}
 }
 
-// dial connects by TLS, and remembers which certificate it saw.
+// dial connects with TLS, and records the server's certificate.
 func (w *world) dial(s *sidecar) *grpc.ClientConn {
 	config := &tls.Config{RootCAs: w.ca.Pool(), ServerName: "localhost", VerifyConnection: func(c tls.ConnectionState) error {
 		w.serials.Store(c.PeerCertificates[0].SerialNumber.String(), true)
@@ -253,7 +253,7 @@ func (w *world) dial(s *sidecar) *grpc.ClientConn {
 	return conn
 }
 
-// rpc sends 200 requests over one connection, then 200 over a new one, and so on.
+// rpc sends 200 requests over one connection, then 200 over a new one, until the soak is over.
 func (w *world) rpc(s *sidecar) {
 	for !w.isOver() {
 		conn := w.dial(s)
@@ -269,7 +269,7 @@ func (w *world) rpc(s *sidecar) {
 				of.unsure.Add(1)
 			case answer.OverallCode == rls.RateLimitResponse_OK:
 				of.sure.Add(1)
-			case answer.Statuses[0].CurrentLimit == nil: // by the failure policy
+			case answer.Statuses[0].CurrentLimit == nil: // on_backend_failure decided
 				of.unsure.Add(1)
 				w.failures.Add(1)
 			}
@@ -302,7 +302,7 @@ func (w *world) post(at, token, body string) (code int, answer struct {
 	return got.StatusCode, answer
 }
 
-// apply reserves units for work, and settles the real cost until the settlement is confirmed.
+// apply reserves units for work, and then sends the settlement until it is confirmed.
 func (w *world) apply(s *sidecar) {
 	for !w.isOver() {
 		code, answer := w.post(s.http+"/v1/limit", "api", `{"domain":"soak","name":"work","key":"1","count":5,"reserve":true}`)
@@ -324,7 +324,7 @@ func (w *world) apply(s *sidecar) {
 	}
 }
 
-// proxy sends the requests that NGINX sends.
+// proxy sends auth requests as NGINX does.
 func (w *world) proxy(s *sidecar) {
 	for !w.isOver() {
 		answer, err := w.http.Get(s.http + "/v1/auth/page")
@@ -368,7 +368,7 @@ func (w *world) rotate(i int) {
 	}
 }
 
-// fault causes one of several faults of Redis.
+// fault injects one of several faults of Redis.
 func (w *world) fault(i int) {
 	switch i % 6 {
 	case 0:
@@ -392,7 +392,7 @@ func (w *world) fault(i int) {
 	}
 }
 
-// command runs a command in Redis, and reports whether it succeeded. Redis may be about to restart.
+// command runs a command in Redis, and reports whether it succeeded. It may fail because Redis restarts.
 func (w *world) command(words ...any) bool {
 	options := &goredis.Options{Addr: w.redis.Addr, MaxRetries: -1, Protocol: 2, DisableIdentity: true}
 	if p := w.password.Load(); w.passwords.Load()+w.restarts.Load() > 0 || words[0] != "CONFIG" {
@@ -431,7 +431,7 @@ func (w *world) consumed(which string, rate int64) (n int64) {
 	return n
 }
 
-// counts compares the admitted units with the buckets.
+// counts compares the admitted units with the units in the buckets.
 func (w *world) counts() {
 	for which, c := range map[string]*count{"call=1": &w.calls, "work=1": &w.work} {
 		n, sure, unsure := w.consumed(which, much), c.sure.Load(), c.unsure.Load()
@@ -445,7 +445,7 @@ func (w *world) counts() {
 	}
 }
 
-// happened checks that each kind of event happened during the soak.
+// happened checks that each kind of event occurred.
 func (w *world) happened() {
 	seen := 0
 	w.serials.Range(func(any, any) bool { seen++; return true })
@@ -490,7 +490,7 @@ func metric(text, name string) (value float64) {
 	return value
 }
 
-// usage measures the resources of a sidecar.
+// usage returns the resources that a sidecar uses now.
 func (w *world) usage(s *sidecar) usage {
 	text := w.metrics(s)
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.Process.Pid))
