@@ -9,10 +9,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// inUse has everything that decides requests. It is immutable.
+// inUse has everything that decides requests: the configuration and its adjustments. It is immutable.
 type inUse struct {
 	snapshot *Snapshot
-	adjusted *adjusted // nil if nothing is adjusted
+	adjusted *adjusted // nil if there are no adjustments
 }
 
 // adjusted is a Set of adjustments, compiled for one Snapshot. It is immutable, and contains only policies
@@ -22,9 +22,9 @@ type adjusted struct {
 	now    func() algorithms.Micros
 }
 
-// adjustedLimit has the adjustments of one limit. All policies that share its buckets share it.
+// adjustedLimit has the adjustments of one limit. All policies with the same buckets share it.
 type adjustedLimit struct {
-	all  *change            // for keys without an adjustment of their own; nil if there is none
+	all  *change            // the adjustment for keys without one of their own; nil if there is none
 	keys map[string]*change // adjustments by the key of the bucket
 }
 
@@ -49,7 +49,7 @@ func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
 	if err != nil {
 		changed = p
 	} else if p.Limit == c.of.Limit {
-		changed.Limit = c.copy.Limit // stores compare limits by their pointer, which is fastest
+		changed.Limit = c.copy.Limit // stores compare pointers to limits, which is fastest, so an equal limit must have the same pointer
 	}
 	found, _ := c.others.LoadOrStore(p, changed)
 	return found.(*descriptors.Policy)
@@ -104,7 +104,7 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 		if result.Next == 0 || a.Expires < result.Next {
 			result.Next = a.Expires
 		}
-		result.Ignored++ // decremented when it is found to apply
+		result.Ignored++ // an adjustment that applies is subtracted again
 		name := [2]string{a.Target.Domain, a.Target.Limit}
 		byName[name] = append(byName[name], a)
 	}
@@ -212,8 +212,8 @@ func (r *Result) isUnlimited() bool {
 	return r.freed || r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Unlimited
 }
 
-// deniedByBlock denies a request if an operator blocks one of its keys, and then charges no limit. It
-// reports whether it did. An operator who inspects buckets still gets their state.
+// deniedByBlock denies a request if an operator blocks one of its keys, and reports whether it did. Such a
+// request charges no limit. An operator who inspects buckets still gets their state.
 func (c *Call) deniedByBlock() bool {
 	blocked := false
 	for i := range c.Results {

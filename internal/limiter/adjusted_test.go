@@ -20,7 +20,7 @@ const minute = 60 * algorithms.Second
 
 func number(n int64) *int64 { return &n }
 
-// adjust sets changes as adjustments of limit for a minute. They are given by key; "*" means all keys.
+// adjust sets changes as adjustments of limit for a minute. changes maps keys to numbers; "*" means all keys.
 func (b *bench) adjust(limit string, changes map[string]adjust.Change) limiter.Adjusted {
 	var all []*adjust.Adjustment
 	for key, change := range changes {
@@ -110,7 +110,7 @@ func TestConsumptionIsKept(t *testing.T) {
 	if n := b.allowed(t, 200, "user=bob"); n != 59 {
 		t.Errorf("60 a minute flow in: got %d in 1 us less than a minute, want 59", n)
 	}
-	b.now++ // the adjustment expires: 100 units are consumed, and 60 a minute flow in until at most 20 are consumed
+	b.now++ // The adjustment expires when 100 units are consumed. Then 60 a minute flow in, until at most 20 are consumed.
 	if n := b.allowed(t, 200, "user=bob"); n != 0 {
 		t.Errorf("after the end: got %d, want 0", n)
 	}

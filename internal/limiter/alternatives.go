@@ -6,15 +6,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A limit with Then is charged together with the limit that pays for what it does not allow, the payer
-// (backend.Charge.Then). Several limits of a request with the same payer form a plan. Either all of them
-// allow, or the payer pays once, the largest of their costs.
+// A limit with Then is charged together with another limit, the payer, which pays for the units that the
+// limit does not allow (backend.Charge.Then). Several limits of a request with the same payer form a plan.
+// Either all of them allow, or the payer pays once: the largest of their costs.
 
 // payer is a limit that may pay for others, with its Result.
 type payer struct {
 	Result
 
-	plan int // the index of the first charge that it pays for; the others follow, and then its own
+	plan int // the index of the first charge that it pays for; the next charges are the others, and then its own
 	paid bool
 }
 
@@ -94,7 +94,7 @@ func (c *Call) chargeAlternatives() {
 	}
 }
 
-// addToPlan adds r to the limits that f pays for. Costs of the same bucket are added up.
+// addToPlan adds r to the limits that f pays for. Costs of the same bucket become one charge.
 func (c *Call) addToPlan(r *Result, f *payer, group int) {
 	at := f.plan
 	for at < len(c.charges) && !bytes.Equal(c.charges[at].Key, r.Key) {
@@ -111,8 +111,8 @@ func (c *Call) addToPlan(r *Result, f *payer, group int) {
 	f.Cost = max(f.Cost, c.charges[at].Terms.Cost)
 }
 
-// foldAlternatives sets r to the limit that paid: r itself or its payer. If neither can pay, the Decision
-// says when the first of them could.
+// foldAlternatives sets r to the limit that paid, which is r itself or its payer. If neither can pay, the
+// Decision has the earliest time at which one of them can.
 func (c *Call) foldAlternatives(r *Result) {
 	f := &c.instead[r.instead-1]
 	decisions := c.decisions[f.plan : f.charge+1]

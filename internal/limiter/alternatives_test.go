@@ -78,7 +78,7 @@ func TestSeveralLimitsOfAPlanArePaidOnce(t *testing.T) {
 	if c := b.ask(t, 6, "user=bob,both=x"); c.Denied || len(c.Results) != 3 || c.Results[0].For != nil {
 		t.Fatalf("within the plan: %+v", c.Verdict)
 	}
-	c := b.ask(t, 6, "user=bob,both=x") // the limit per minute denies, that per day would allow
+	c := b.ask(t, 6, "user=bob,both=x") // the limit per minute denies; the limit per day would allow
 	cost := int64(0)
 	for i := range c.Results {
 		if r := &c.Results[i]; r.For != nil {
@@ -128,7 +128,7 @@ func TestARepeatedRequestHasTheSamePayer(t *testing.T) {
 		if r := c.Results[0]; c.Denied || r.Policy.Name != "credits" || r.Decision.Remaining != 15 || c.Replayed != (i > 0) {
 			t.Errorf("time %d: %s, %+v", i, r.Policy.Name, c.Verdict)
 		}
-		b.now += 60 * algorithms.Second // by now the plan could pay
+		b.now += 60 * algorithms.Second // at this time the plan could pay again
 	}
 }
 

@@ -108,7 +108,7 @@ const (
 	FromHeader
 	FromQuery
 	FromCookie
-	FromJWT // a claim of the bearer token, whose signature is not verified here
+	FromJWT // a claim of the bearer token; the signature is not verified here
 )
 
 // String returns the name in the configuration.

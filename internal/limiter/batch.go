@@ -39,7 +39,7 @@ func (l *Limiter) NewBatch() *Batch {
 
 // Reset empties b. Afterwards its Calls may be reused.
 func (b *Batch) Reset() {
-	clear(b.charges) // so that limits of an old configuration can be garbage-collected
+	clear(b.charges) // releases limits of an old configuration to the garbage collector
 	b.charges, b.decisions, b.known, b.groups, b.last = b.charges[:0], b.decisions[:0], b.known[:0], 0, nil
 	b.inner, b.done = backend.Batch{Done: b.inner.Done}, nil
 }
@@ -48,7 +48,7 @@ func (b *Batch) Reset() {
 func (b *Batch) Add(c *Call) (planned bool, err error) {
 	from := len(b.charges)
 	c.inBatch = span{from, from}
-	c.charges = b.charges[from:] // planned in place, without a copy
+	c.charges = b.charges[from:] // c is planned in place, to avoid a copy
 	planned, err = b.limiter.plan(c, b.last)
 	if b.last = c; !planned {
 		clear(c.charges)
@@ -62,7 +62,7 @@ func (b *Batch) Add(c *Call) (planned bool, err error) {
 		c.charges[i].Group, was = b.groups, group
 	}
 	c.inBatch.to = from + len(c.charges)
-	if c.inBatch.to > cap(b.charges) { // b.charges had no room for them
+	if c.inBatch.to > cap(b.charges) { // append has moved the charges to a larger array
 		b.charges = append(b.charges, c.charges...)
 		c.charges = b.charges[from:]
 	}
@@ -104,7 +104,7 @@ func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) 
 	returned = true
 }
 
-// end calls done, unless it was called before.
+// end calls done, unless done was called before.
 func (b *Batch) end() {
 	if b.ended.CompareAndSwap(false, true) {
 		b.done()
@@ -115,7 +115,7 @@ func (b *Batch) end() {
 // or the store has already decided it. It may be called after Submit.
 func (b *Batch) Known(c *Call) bool {
 	for i := c.inBatch.from; i < c.inBatch.to; i++ {
-		if !b.known[i].Load() || b.decisions[i].Err != nil { // failures are finished after done, because a local bucket may decide them
+		if !b.known[i].Load() || b.decisions[i].Err != nil { // a failed call waits for done, because a local bucket may decide it
 			return false
 		}
 	}

@@ -36,7 +36,7 @@ descriptors:
   - {key: u, rate_limit: {unlimited: true}}
 `
 
-// drawCall draws a request with descriptors, or with named limits of which one does not exist.
+// drawCall draws a request with descriptors, or with named limits. One of the names does not exist.
 func drawCall(t *rapid.T) *limiter.Call {
 	c := &limiter.Call{}
 	c.Request.Domain = rapid.SampledFrom([]string{"d", "d", "d", "elsewhere"}).Draw(t, "domain")
@@ -58,10 +58,10 @@ func drawCall(t *rapid.T) *limiter.Call {
 	return c
 }
 
-// like returns a Call with the same request.
+// like returns a new Call with the same request.
 func like(c *limiter.Call) *limiter.Call { return &limiter.Call{Request: c.Request} }
 
-// described returns the content of a verdict without pointers into a configuration.
+// described returns the content of a verdict. Pointers into a configuration are replaced by names.
 func described(c *limiter.Call, err error) any {
 	type result struct {
 		Descriptor int
@@ -83,7 +83,7 @@ func described(c *limiter.Call, err error) any {
 	return []any{fmt.Sprint(err), results, v.Statuses, v.Denied, v.WouldDeny, v.Failed, fmt.Sprint(v.Err), v.Never, v.RetryAfter, v.Hold}
 }
 
-// A batch is compared with separate calls, on equal stores with the same clock.
+// A batch must give the same answers as separate calls, on equal stores with the same clock.
 func TestABatchIsItsCallsOneByOne(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		modes := limiter.Modes{Shadow: rapid.IntRange(0, 9).Draw(rt, "shadow") == 0, Quota: rapid.IntRange(0, 9).Draw(rt, "quota") == 0}
@@ -192,7 +192,7 @@ func TestFailedCallsAreAnsweredByPolicy(t *testing.T) {
 	}
 }
 
-// One batch has all charges, with the deadline and the source. Calls without charges, and calls whose
+// A batch has all charges of its calls, with the deadline and the source. A call without charges, or whose
 // groups are all decided, can be finished before done is called.
 func TestABatchIsSubmittedOnce(t *testing.T) {
 	store, calls := &held{}, []*limiter.Call{callOf("a"), callOf("b"), callOf("u"), callOf("f")}
@@ -223,7 +223,7 @@ func TestABatchIsSubmittedOnce(t *testing.T) {
 	}
 }
 
-// knownStore is a Store that decides some charges at once.
+// knownStore is a Store that decides some charges before Submit returns.
 type knownStore struct {
 	next  backend.Store
 	known map[int]backend.Decision
@@ -237,7 +237,7 @@ func (s knownStore) Submit(b *backend.Batch) {
 	s.next.Submit(b)
 }
 
-// The batch ends, whether or not the store calls Done afterwards.
+// If the store panics, done must be called once, whether or not the store calls Done later.
 func TestAStoreThatPanicsHasEndedTheBatch(t *testing.T) {
 	store := &held{}
 	batch := over(t, panics{store}, nil).NewBatch()
@@ -266,7 +266,8 @@ func (s panics) Submit(b *backend.Batch) {
 	panic("in the store")
 }
 
-// If the failure policy answered a canceled call, it is not observed, because no client gets that answer.
+// If on_backend_failure answered a canceled call, the Observer must not get it, because no client gets that
+// answer.
 func TestACanceledCallIsNotObserved(t *testing.T) {
 	for _, c := range []struct{ canceled, failed, observed bool }{
 		{false, false, true}, {false, true, true}, {true, false, true}, {true, true, false},
@@ -299,8 +300,8 @@ type counts struct{ calls int }
 func (o *counts) Swapped(*limiter.Snapshot) {}
 func (o *counts) Observe(*limiter.Call)     { o.calls++ }
 
-// The configuration changes between two requests of a batch. The first is answered with the old
-// configuration. The second is answered with the new one, in which its domain has other limits, or none.
+// The configuration changes between two requests of a batch. The first request must be answered with the old
+// configuration, and the second with the new one, in which its domain has other limits, or none.
 func TestABatchOverASwap(t *testing.T) {
 	compiled := func(yaml string) *limiter.Snapshot {
 		s, problems := config.Compile([]config.File{{Name: "new.yaml", Data: []byte(yaml)}}, config.Options{})

@@ -17,8 +17,8 @@ type Call struct {
 	Request
 	Verdict
 
-	config     *Config            // of the Limiter that plans the call
-	adjusted   *adjusted          // nil if nothing is adjusted
+	config     *Config            // the Config of the Limiter that plans the call
+	adjusted   *adjusted          // nil if there are no adjustments
 	blocked    bool               // an operator blocks a key, so the request is denied in every mode
 	charges    []backend.Charge   // in a Batch: a part of the Batch's charges
 	decisions  []backend.Decision // in a Batch: a part of the Batch's decisions
@@ -28,10 +28,10 @@ type Call struct {
 	candidates []candidate // Results for which another limit may pay
 	instead    []payer     // the limits that may pay for others
 
-	reserved Reserved // the content of an ID; its memory is reused
-	reserves int      // number of Results that reserve units
-	done     int      // number of Descriptors that settle reservations
-	groups   int      // number of groups of charges so far
+	reserved Reserved // the text from which an ID is made; its memory is reused
+	reserves int      // how many Results reserve units
+	done     int      // how many Descriptors settle reservations
+	groups   int      // how many groups of charges there are so far
 }
 
 // Request has either the descriptors that a proxy sent, or limits by name.
@@ -83,7 +83,7 @@ type Override struct {
 // NamedCharge is a request for a named limit.
 type NamedCharge struct {
 	Name  string
-	Key   []string // empty for the only bucket of a limit without keys
+	Key   []string // empty for a limit that has only one bucket
 	Count int64
 	// Costs, if not nil, has numbers of units by kind. Count is then their cost by the weights of the
 	// limit.
@@ -101,8 +101,8 @@ const (
 	Allowed Outcome = iota
 	Denied
 	Shadowed      // allowed only because of shadow mode
-	Unlimited     // nothing to charge
-	Replaced      // not charged, because another limit of the request replaces it
+	Unlimited     // there was nothing to charge
+	Replaced      // not charged, because another limit of the request replaces this limit
 	FailedAllowed // the store could not decide; on_backend_failure allows
 	FailedDenied  // the store could not decide; on_backend_failure denies
 )
@@ -129,12 +129,12 @@ type Result struct {
 
 	hash    uint64 // the hash of the key
 	slot    uint64
-	cell    uint64 // the number of the estimate; 0 means that none is learned
+	cell    uint64 // the number of the estimate; 0 means that no estimate is learned
 	of      algorithms.Micros
 	reserve bool
 	settle  bool
 	local   bool // this process's own bucket decided
-	freed   bool // its payer is a limit that an operator made unlimited
+	freed   bool // an operator has made its payer unlimited
 	instead int  // 1 + the index of its payer in Call.instead; 0 means none
 	charge  int  // index into Call.charges, or a value in plan.go
 }
@@ -191,8 +191,8 @@ func (v *Verdict) Denies(r *Result) bool {
 
 // Reset empties c for the next request, and keeps its buffers.
 func (c *Call) Reset() {
-	// Request and Verdict are emptied in place. A literal with fields, or one assignment to both, would be made on the
-	// stack and then copied, which costs three times as much.
+	// Emptied in place: a composite literal would be built on the stack and then copied, which takes three
+	// times as long.
 	descriptors, limits := c.Descriptors[:0], c.Limits[:0]
 	results, statuses, settlements := c.Results[:0], c.Statuses[:0], c.Settlements[:0]
 	c.Request = Request{}

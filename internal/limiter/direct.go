@@ -24,7 +24,7 @@ type Direct struct {
 
 // Reset empties d.
 func (d *Direct) Reset() {
-	clear(d.charges) // so that limits can be garbage-collected
+	clear(d.charges) // releases limits to the garbage collector
 	clear(d.decisions)
 	d.charges, d.decisions, d.keys, d.of = d.charges[:0], d.decisions[:0], d.keys[:0], d.of[:0]
 }

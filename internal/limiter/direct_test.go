@@ -40,7 +40,7 @@ func directLimits(t *rapid.T) map[string]*descriptors.Policy {
 	return named
 }
 
-// A Direct and a Call decide the same random limits.
+// A Direct and a Call must decide random requests for the same limits in the same way.
 func TestDirectDecidesLikeACall(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := 1_767_225_600 * algorithms.Second

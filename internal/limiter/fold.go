@@ -23,7 +23,7 @@ func (c *Call) fold() {
 				c.foldAlternatives(r)
 			}
 			hideBlocked(&r.Decision)
-			if c.adjusted != nil && r.isBlocked() && r.Decision.Err == nil { // an operator inspects it
+			if c.adjusted != nil && r.isBlocked() && r.Decision.Err == nil { // an operator inspects the bucket
 				r.block(c.adjusted.now())
 			}
 			c.Replayed = c.Replayed || r.Decision.Replayed
@@ -55,7 +55,7 @@ func (c *Call) fold() {
 		c.WouldDeny, c.Denied, c.Err = c.Denied, false, nil
 	}
 	if c.Err != nil && (!c.Denied || c.deniedOtherwise(quotas)) {
-		c.Err = nil // the error would change nothing, or allow a request that other limits deny
+		c.Err = nil // an error would not change the answer, or would make a proxy allow a request that other limits deny
 	}
 	if c.Denied {
 		c.retry()
@@ -99,7 +99,7 @@ func (c *Call) outcome(r *Result) Outcome {
 	switch d := &r.Decision; {
 	case r.isUnlimited():
 		return c.unlimitedOutcome(d)
-	case d.Err != nil && errors.Is(d.Err, backend.ErrTooLarge): // whatever on_backend_failure is, because the request is the cause
+	case d.Err != nil && errors.Is(d.Err, backend.ErrTooLarge): // on_backend_failure does not apply, because the request caused the error
 		*d = backend.Decision{Decision: algorithms.Decision{Never: true}}
 		return Denied
 	case d.Err != nil:
@@ -134,20 +134,20 @@ func (c *Call) failed(r *Result, d *backend.Decision) Outcome {
 	c.Failed = true
 	p := r.Policy
 	switch {
-	case r.settle: // whatever the policy is, because the caller must repeat the settlement
+	case r.settle: // on_backend_failure does not apply, because the caller must repeat the settlement
 		return FailedDenied
 	case p.Shadow || p.OnFailure == descriptors.Allow:
 		return FailedAllowed
 	case p.OnFailure == descriptors.Error:
 		c.Err = d.Err
 		return FailedDenied
-	default: // Local: its bucket could not decide either
+	default: // on_backend_failure is local, but the local bucket could not decide either
 		return FailedDenied
 	}
 }
 
-// deniedOtherwise reports whether limits deny the request that do not have on_backend_failure: error. One
-// of them may deny by itself, or all quota limits together.
+// deniedOtherwise reports whether limits without "on_backend_failure: error" deny the request. One of them
+// may deny it by itself, or all quota limits together.
 func (c *Call) deniedOtherwise(quotas int) bool {
 	quotasDenied := 0
 	for i := range c.Results {

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// ErrNoConfig is returned until a configuration, or that of the domain, has been loaded; see
+// ErrNoConfig is returned before the first configuration is loaded, or before that of the domain; see
 // Config.NoConfig and Domain.Broken.
 var ErrNoConfig = errors.New("no rate limit configuration loaded")
 
@@ -114,8 +114,8 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	return nil
 }
 
-// plan makes the charges of c. If planned is false, c is already answered, or err is the reason why it
-// cannot be. last, which may be nil, was planned before c.
+// plan makes the charges of c. If planned is false, c is already answered, or err is the reason why it has no
+// answer. last is the call that was planned before c, or nil.
 func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	c.config = &l.config
 	u := l.current.Load() // loaded once, so that a request is decided with one configuration
@@ -139,8 +139,8 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	return true, nil
 }
 
-// answer answers c from its decisions. It reports c to the observer, unless c has Failed and was canceled:
-// no client gets the answer of the failure policy.
+// answer answers c from its decisions. It then reports c to the Observer. It does not report a canceled call
+// that on_backend_failure answered, because no client gets that answer.
 func (l *Limiter) answer(c *Call) {
 	if len(c.charges) > 0 {
 		c.standIn(l.config.Local)

@@ -114,7 +114,7 @@ descriptors:
 	}
 }
 
-func TestTheSameBucketTwiceIsAddedUp(t *testing.T) { // vector 14 of the worked examples
+func TestTheSameBucketTwiceIsAddedUp(t *testing.T) { // example 14 of the worked examples
 	const yaml = `
 domain: d
 descriptors:
@@ -309,7 +309,7 @@ descriptors:
 	}
 }
 
-// Each local bucket is charged once. A repeated request gets the stored answer.
+// Each local bucket must be charged once. A repeated request must get the stored answer.
 func TestLocalBucketsConsumeOncePerIdempotencyKey(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -392,7 +392,7 @@ descriptors:
 			t.Errorf("request %d of 3 a minute: %+v", i+1, c.Results)
 		}
 	}
-	// Units consumed in the window also count when the next request has another number.
+	// Units that were consumed in the window must count when the next request sends another number.
 	lower, higher := minute, minute
 	lower.Rate, higher.Rate = 1, 4
 	if c := ask("known=1", lower); !c.Denied {
@@ -416,8 +416,8 @@ descriptors:
 	}
 }
 
-// Random requests are sent to a store that fails at times. For all limits: denied requests are not charged,
-// shadow mode changes nothing, failures deny.
+// Random requests meet a store that fails at times. For all limits, denied requests must not be charged,
+// shadow mode must change nothing, and failures must deny.
 func TestInvariants(t *testing.T) {
 	const yaml = `
 domain: d
@@ -436,7 +436,7 @@ descriptors:
 	texts := []string{"tokens=1", "window=1", "sliding=1", "log=1"}
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 3))
-		b, reference := newBench(t, yaml), newBench(t, yaml) // the requests of the reference have no shadow limits
+		b, reference := newBench(t, yaml), newBench(t, yaml) // the reference implementation has no shadow limits
 		for step := range 300 {
 			b.now += algorithms.Micros(rng.Int64N(400_000))
 			reference.now = b.now
@@ -475,7 +475,7 @@ descriptors:
 	}
 }
 
-// The request is the cause of this error, not the store.
+// The request caused this error, not the store.
 func TestARequestThatIsTooLargeIsDeniedWhateverThePolicy(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -512,7 +512,7 @@ descriptors:
 	}
 }
 
-// The listener holds answers for at most a second, while the limit would hold them for ten.
+// The listener can delay answers for at most a second, although the limit allows ten.
 func TestATurnThatCannotBeAwaitedIsDenied(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -557,7 +557,7 @@ descriptors:
 	}
 }
 
-// There are more limits than are compared with each other.
+// With so many limits, a table replaces the comparison of each with each.
 func TestManyLimitsAreReplacedByDifferentOnes(t *testing.T) {
 	var yaml strings.Builder
 	yaml.WriteString("domain: d\ndescriptors:\n")

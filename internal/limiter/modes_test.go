@@ -38,7 +38,7 @@ func TestQuotaModeDeniesOnlyIfEveryDescriptorIsDenied(t *testing.T) {
 		overA       bool
 	}{
 		{[]string{"a=1", "b=1"}, false, false},
-		{[]string{"a=1", "b=1"}, false, true}, // b allows, and is charged
+		{[]string{"a=1", "b=1"}, false, true}, // the limit of b allows, and is charged
 		{[]string{"a=1", "free=1"}, true, true},
 		{[]string{"a=1", "other=1"}, false, true}, // a descriptor without a limit allows
 		{[]string{"a=1", "b=1"}, false, true},

@@ -158,7 +158,7 @@ func (s *Snapshot) limit(domain string, ask *NamedCharge) (*Domain, *descriptors
 		return s.Limit(domain, ask.Name)
 	}
 	d := s.Domains[ask.Inline.Domain]
-	if d == nil { // it existed when the limit was compiled
+	if d == nil { // the domain existed when the limit was compiled
 		return nil, nil, missing("domain %q is not configured", descriptors.Printable(ask.Inline.Domain))
 	}
 	return d, ask.Inline, nil
@@ -194,7 +194,7 @@ func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 }
 
 func (l *Limiter) reset(ctx context.Context, name string, charge backend.Charge) error {
-	if local := l.config.Local; local != nil { // reset first, in case the store is unreachable
+	if local := l.config.Local; local != nil { // reset before the stores that may be unreachable
 		if err := backend.ResetBucket(ctx, local, charge); err != nil {
 			return fmt.Errorf("reset the local bucket of limit %q: %w", name, err)
 		}

@@ -43,14 +43,14 @@ func (c *Call) asked() [32]byte {
 			parts = append(parts, fmt.Sprint(ask.Inline.Limit))
 		}
 	}
-	for i := range c.instead { // a reload may name another payer, and the stored answer must not be used for it
+	for i := range c.instead { // a reload may name another payer; the stored answer of the former payer must then not be used
 		parts = append(parts, "then", c.instead[i].Policy.Prefix)
 	}
 	return digest(parts...)
 }
 
-// refused returns backend.ErrReused or backend.ErrPending if the store answered so. The request is wrong,
-// or too early, so the policies of its limits do not apply.
+// refused returns backend.ErrReused or backend.ErrPending if that was the store's answer. Such a request is
+// wrong, or too early. It is not a failure of the store, so on_backend_failure does not apply.
 func (c *Call) refused() error {
 	if len(c.Limits) == 0 { // foldSettlements handles these errors for settlements
 		return nil

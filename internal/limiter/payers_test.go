@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// together requests units of several named limits at once, all with the same key.
+// together sends one request for units of several named limits, all with the same key.
 func (b *bench) together(tb testing.TB, key string, counts ...limiter.NamedCharge) *limiter.Call {
 	tb.Helper()
 	c := &limiter.Call{}
@@ -39,7 +39,7 @@ func (b *bench) remains(tb testing.TB, key string, want map[string]int64) {
 func TestTwoLimitsThatDenyArePaidOnce(t *testing.T) {
 	b := newBench(t, plans)
 	b.ask(t, 6, "user=bob,both=x")
-	c := b.ask(t, 10, "user=bob,both=x") // the limit per minute has 4 left, that per day 9
+	c := b.ask(t, 10, "user=bob,both=x") // the limit per minute has 4 units left, the limit per day 9
 	paid := int64(0)
 	for i := range c.Results[:2] {
 		if r := &c.Results[i]; r.For == nil || r.Policy.Name != "credits" || r.Decision.Remaining != 10 {
@@ -50,8 +50,8 @@ func TestTwoLimitsThatDenyArePaidOnce(t *testing.T) {
 	if c.Denied || paid != 10 {
 		t.Errorf("paid %d, want 10: %+v", paid, c.Verdict)
 	}
-	// The limit per minute could allow 10 after 36 s, and that per day after 24 h. The credits have 11
-	// after one hour.
+	// The limit per minute could allow 10 units after 36 s, and the limit per day after 24 h. The credits have
+	// 11 units after one hour.
 	if c := b.ask(t, 11, "user=bob,both=x"); !c.Denied || c.RetryAfter != 3600*algorithms.Second {
 		t.Errorf("retry after %d: %+v", c.RetryAfter, c.Verdict)
 	}
@@ -66,7 +66,7 @@ func TestTwoLimitsThatDenyArePaidOnce(t *testing.T) {
 func TestTheLargestCostIsPaid(t *testing.T) {
 	for name, test := range map[string]struct {
 		counts  []limiter.NamedCharge
-		credits int64 // left of 20
+		credits int64 // units left of 20
 	}{
 		"the first limit costs more": {[]limiter.NamedCharge{{Name: "per_minute", Count: 12}, {Name: "per_day", Count: 7}}, 8},
 		"the last one costs more":    {[]limiter.NamedCharge{{Name: "per_minute", Count: 11}, {Name: "per_day", Count: 13}}, 7},
@@ -108,8 +108,8 @@ limits:
 	}
 }
 
-// Each payer has the key of its plan. So other customers have other buckets, even if keys are long and
-// similar.
+// Each customer has a payer bucket with the key of the plan's bucket. Other customers must have other
+// buckets, even if keys are long and similar.
 func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 	b := newBench(t, plans)
 	rec := &recorded{Store: b.store.Store}
@@ -153,7 +153,7 @@ func TestPlanAndPayerShareTheSlotOfTheDomain(t *testing.T) {
 	}
 }
 
-// recorded is a store that records its charges.
+// recorded is a store that records the charges that it gets.
 type recorded struct {
 	backend.Store
 
@@ -171,7 +171,7 @@ func TestAdjustmentsOfPlansAndPayers(t *testing.T) {
 		limit  string
 		change adjust.Change
 		costs  []int64
-		payers []string // "" means a denial
+		payers []string // the limit that pays; "" means a denial
 		left   map[string]int64
 	}{
 		"the plan is unlimited": {"per_minute", adjust.Change{Unlimited: true}, []int64{5, 15, 500}, []string{"per_minute", "per_minute", "per_minute"},
@@ -257,8 +257,8 @@ func TestAProxySettlesWhereItWasPaid(t *testing.T) {
 	p.want("prepaid", "bob", 460)
 }
 
-// Units that the plan paid are settled in the plan, even if that leaves a debt. Units that the payer paid
-// are settled in the payer's bucket, even after a reload with another payer.
+// Units that the plan paid must be settled in the plan, even if a debt results. Units that the payer paid
+// must be settled in the payer's bucket, even after a reload with another payer.
 func TestSettlementsConcernTheBucketThatPaid(t *testing.T) {
 	b := newBench(t, settledPlans)
 	b.Limiter = limiter.New(b.store, limiter.Config{

@@ -40,7 +40,7 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 		c.countDone()
 		if len(d.Require) > 0 {
 			if c.Missing = c.missing(d); c.Missing != nil && !c.config.Modes.Shadow && !c.Inspect {
-				return nil // denied without a charge
+				return nil // the request is denied without a charge
 			}
 		}
 		for i := range c.Descriptors {
@@ -148,7 +148,7 @@ func (c *Call) meet(i int) {
 	}
 	node := domain.Tree.Match(d.Entries)
 	if node == nil || len(node.Policies) == 0 {
-		if d.HasOverride { // a limit was intended, but its numbers could not be parsed
+		if d.HasOverride { // the request should be limited, but the numbers of its override could not be parsed
 			c.Results = append(c.Results, Result{Descriptor: i, Cost: d.Cost, charge: noCharge})
 		}
 		return
@@ -288,8 +288,8 @@ func chargeOf(r *Result) algorithms.Charge {
 	return algorithms.Charge{Cost: r.Cost, Reserve: r.reserve}
 }
 
-// charged returns the index of the common group's charge with this key. If there is none, it returns -1 and
-// stores the index of the charge that is added next.
+// charged returns the index of the charge with this key in the common group. If there is none, it returns -1,
+// and enters the next charge into the table.
 func (c *Call) charged(key []byte) int {
 	if len(c.Results) <= few {
 		for i := range c.charges {
@@ -305,7 +305,7 @@ func (c *Call) charged(key []byte) int {
 		clear(c.buckets)
 	}
 	last := uint64(len(c.buckets) - 1)
-	at := maphash.Bytes(bucketSeed, key) & last // with a seed, so that no client can choose colliding keys
+	at := maphash.Bytes(bucketSeed, key) & last // the seed is secret, so that no client can choose colliding keys
 	for ; c.buckets[at] != 0; at = (at + 1) & last {
 		if i := int(c.buckets[at] - 1); bytes.Equal(c.charges[i].Key, key) {
 			return i
@@ -320,7 +320,7 @@ var bucketSeed = maphash.MakeSeed()
 func (c *Call) add(r *Result, group int) {
 	r.charge = len(c.charges)
 	c.charges = append(c.charges, backend.Charge{})
-	charge, p := &c.charges[r.charge], r.Policy // filled in place, because it is large
+	charge, p := &c.charges[r.charge], r.Policy // filled in place, because a copy of this large struct is slow
 	charge.Key, charge.Group, charge.Slot = r.Key, group, r.slot
 	setPolicy(charge, p)
 	charge.Canceled = c.Canceled
@@ -366,7 +366,7 @@ func (c *Call) answerMistake() {
 // on_backend_failure is local. Each charge is decided alone, because it is unknown whether the other limits
 // of its group allow. Units that were reserved in the store are not refunded to local buckets.
 func (c *Call) standIn(local backend.Store) {
-	var answered []bool // by charge; nil if none was decided here
+	var answered []bool // the decision on each charge; nil if none was decided here
 	for i := range c.Results {
 		r := &c.Results[i]
 		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Extra().Local == nil || local == nil || r.settle {

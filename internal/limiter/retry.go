@@ -2,7 +2,7 @@ package limiter
 
 import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 
-// retry says when a denied request can succeed.
+// retry is the time after which a denied request can succeed.
 type retry struct {
 	after algorithms.Micros // the exact time until then
 	never bool              // the request can never succeed; after is then 0
@@ -16,7 +16,7 @@ func retryOf(d *algorithms.Decision) retry {
 	return retry{d.RetryAfter, d.Never}
 }
 
-// and returns when both can succeed. It is for buckets that are charged together.
+// and returns when both can succeed. It combines buckets that are charged together.
 func (r retry) and(o retry) retry {
 	if r.never || o.never {
 		return retry{never: true}
@@ -24,7 +24,7 @@ func (r retry) and(o retry) retry {
 	return retry{after: max(r.after, o.after)}
 }
 
-// or returns when one of the two can succeed. It is for alternatives.
+// or returns when one of the two can succeed. It combines alternatives.
 func (r retry) or(o retry) retry {
 	if r.never || !o.never && o.after < r.after {
 		return o

@@ -64,7 +64,7 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 		return p, false
 	}
 	count, name := r.Cost, ask.Name
-	if r.For != nil { // settled once, in the bucket that paid
+	if r.For != nil { // only the bucket that paid is settled
 		if name = r.Policy.Name; count == 0 {
 			return p, false
 		}

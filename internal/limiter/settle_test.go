@@ -58,9 +58,9 @@ func (b *bench) remaining(tb testing.TB) int64 {
 	return c.Results[0].Decision.Remaining
 }
 
-// A reservation is made at 10 a second. Then the rate falls to 1 a second. In 5 seconds, 50 units have
-// flowed in and been consumed, so canceling 100 units may refund at most 50. The store's clock may be a
-// minute ahead, so less is refunded.
+// A reservation is made while the limit refills 10 units a second. Then the rate falls to 1 a second. In 5
+// seconds at the old rate 50 units have flowed in and been consumed, so canceling 100 units may refund at
+// most 50. The store's clock may be a minute ahead, so less is refunded.
 func TestCancelledAtALowerRate(t *testing.T) {
 	for _, c := range []struct {
 		name, then, now string
@@ -100,8 +100,8 @@ func TestCancelledAtALowerRate(t *testing.T) {
 	}
 }
 
-// Whatever is consumed before and after, and whenever the rate falls, a canceled reservation leaves no more
-// units than there would be without it.
+// A canceled reservation must leave no more units than there would be without it, whatever is consumed before
+// and after, and whenever the rate falls.
 func TestCancelledAtALowerRateLiftsNoBound(t *testing.T) {
 	cancelled, returned := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -116,7 +116,7 @@ func TestCancelledAtALowerRateLiftsNoBound(t *testing.T) {
 		first, second := numbers(rate, period), numbers(draw(1, int(rate), "then"), period)
 		with.jobs(t, first)
 		without.jobs(t, first)
-		others := func() { // requests that are allowed beside the reservation would be allowed without it too
+		others := func() { // requests that are allowed in spite of the reservation would also be allowed without it
 			for range draw(0, 3, "others") {
 				step := algorithms.Micros(draw(0, 20, "step")) * sec / 4
 				with.now, without.now = with.now+step, without.now+step
@@ -190,8 +190,8 @@ func TestChangedShardsCannotBeSettled(t *testing.T) {
 	}
 }
 
-// TestADenialInShadowModeReservesNothing: the request is allowed, but its units were not consumed. A settlement to 0 must
-// not refund them.
+// TestADenialInShadowModeReservesNothing sends a request that shadow mode allows. Its units were not
+// consumed, so a settlement to 0 must not refund them.
 func TestADenialInShadowModeReservesNothing(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors: []\n")
 	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1h, max_reserved: 0, shadow_mode: true")
@@ -208,7 +208,8 @@ func TestADenialInShadowModeReservesNothing(t *testing.T) {
 	}
 }
 
-// TestABrokenDomainSettlesNothing: the numbers of its limits are not known, so the client must send the settlement again.
+// TestABrokenDomainSettlesNothing settles in a domain without a valid configuration. The numbers of its
+// limits are not known, so the client must repeat the settlement later.
 func TestABrokenDomainSettlesNothing(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors: []\n")
 	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1h")

@@ -115,7 +115,7 @@ type Settlement struct {
 // Failed reports whether the store could not settle s.
 func (s *Settlement) Failed() bool { return s.Policy != nil && s.Decision.Err != nil && !s.Repeated }
 
-// Unsettled is the reason why an id settles nothing.
+// Unsettled is the reason why no reservation is settled.
 type Unsettled uint8
 
 // The reasons.
@@ -124,8 +124,8 @@ const (
 	NoneReserved           // the settle-start reserved nothing
 	Forged                 // the id is not signed with a known key
 	Foreign                // it belongs to another domain
-	Changed                // the limit was removed, has no settle any more, or has another algorithm
-	Expired                // an application made the reservation too long ago
+	Changed                // the limit was removed, no longer has settle, or has another algorithm
+	Expired                // an application made the reservation, and it has expired
 )
 
 var unsettledNames = [...]string{"", "none", "forged", "foreign", "changed", "expired"}

@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// tokens is a configuration with a limit of 1,000 a day and an estimate of 100, and variants of it.
+// tokens is a configuration with a limit of 1,000 units a day, an estimate of 100, and variants of both.
 const tokens = `
 domain: d
 require: [user]
@@ -139,7 +139,7 @@ func TestAStartReservesTheLargerOfEstimateAndDeclaration(t *testing.T) {
 		{"user=bob", "tokens", 0, 100},
 		{"user=bob", "tokens", -5, 100},
 		{"user=bob", "tokens", 250, 250},
-		{"user=bob", "tokens", 1 << 62, 500}, // the configured most
+		{"user=bob", "tokens", 1 << 62, 500}, // the estimate is at most the configured most
 		{"trusting=bob", "trusting", 3, 3},
 		{"trusting=bob", "trusting", 0, 100},
 		{"trusting=bob", "trusting", absent, 100},
@@ -173,7 +173,7 @@ func TestARepeatedDoneCountsOnce(t *testing.T) {
 			t.Errorf("again with %d: %+v", again, c.Settlements)
 		}
 	}
-	p.now += 61 * sec // late
+	p.now += 61 * sec // the settlement is late
 	p.done(id, 900)
 	p.want("tokens", "bob", 963)
 	if c := p.send("d", []int64{5, 900, 0}, "settle="+id, "settle="+id, "settle_end="+id); len(c.Settlements) != 1 {
@@ -202,7 +202,7 @@ func TestACostThatIsNotReportedIsTheUnknownCost(t *testing.T) {
 	}
 }
 
-// A settle-done without a cost settles the reservation. A cost that arrives later does not count.
+// A settle-done without a cost settles the reservation. A cost that arrives later has no effect.
 func TestOnlyTheFirstDoneCounts(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
@@ -221,7 +221,7 @@ func TestLimitsOfARequestAreReservedTogether(t *testing.T) {
 	p.want("team", "red", 70)
 	p.want("calls", "red", 4) // a limit without settle: each request costs what it states
 
-	c := p.send("d", []int64{absent, 100}, "user=bob", "team=red") // team has 70 left
+	c := p.send("d", []int64{absent, 100}, "user=bob", "team=red") // team has 70 units left
 	if id := string(c.AppendID(nil)); !c.Denied || id != limiter.None {
 		t.Errorf("denied %t, id %s", c.Denied, id)
 	}
@@ -338,7 +338,7 @@ func TestADoneBesideOtherDescriptors(t *testing.T) {
 		t.Errorf("%+v", c.Verdict)
 	}
 	p.want("tokens", "bob", 870)
-	if c := p.send("d", []int64{30, 0}, "settle=none", "settle_end=none"); c.Denied { // require: [user]
+	if c := p.send("d", []int64{30, 0}, "settle=none", "settle_end=none"); c.Denied { // the domain has "require: [user]"
 		t.Error("a settle-done without a user was denied")
 	}
 	if c := p.send("d", []int64{30, 0, 1}, "settle=none", "settle_end=none", "team=red"); !c.Denied {
@@ -368,11 +368,11 @@ func TestIDsAreBounded(t *testing.T) {
 	p.want("tokens", texts[3][len("user="):], 1000)
 }
 
-// A shadow limit counts as if it denied: a request that it would have denied reserves none of its units.
+// A shadow limit counts as if it denied. So a request that it would have denied reserves none of its units.
 func TestShadowLimitsReserve(t *testing.T) {
 	p := newProxy(t)
 	first := p.start(absent, "shadow=bob", "user=bob")
-	second := p.start(absent, "shadow=bob", "user=bob") // 50 left
+	second := p.start(absent, "shadow=bob", "user=bob") // 50 units are left
 	p.done(second, 500)
 	third := p.start(absent, "shadow=bob", "user=bob")
 	if s := p.done(third, 0).Settlements; len(s) != 1 {
@@ -428,7 +428,7 @@ descriptors:
 	}
 }
 
-// Streams that never end keep their reservation, and need no memory of their own.
+// Streams that never end keep their reservations. A reservation must need no memory of its own.
 func TestStreamsThatNeverEnd(t *testing.T) {
 	p := newProxy(t)
 	store := memory.New(memory.Config{Clock: storetest.Times(func() algorithms.Micros { return p.now })})

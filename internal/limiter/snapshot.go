@@ -65,7 +65,7 @@ type Domain struct {
 	MaxOverride *descriptors.Policy
 	Bounded     bool
 
-	overrides     sync.Map // Override -> *descriptors.Policy
+	overrides     sync.Map // maps an Override to its *descriptors.Policy
 	overrideCount atomic.Int64
 }
 

@@ -37,7 +37,8 @@ type Busiest struct {
 	At                       algorithms.Micros
 }
 
-// Needy is a client and its need. A Need of 0 means that no number is enough.
+// Needy is a client, and the smallest number of a limit that denies none of its requests. A Need of 0 means
+// that no number is large enough.
 type Needy struct {
 	*Client
 	Need int64
@@ -63,16 +64,16 @@ type Advice struct {
 	Share, Error float64
 	// Suggested is the Candidate for Share, or nil if no number is enough.
 	Suggested *Candidate
-	// Neediest clients, the neediest first.
+	// Neediest are the clients with the largest needs, in descending order.
 	Neediest []Needy
 
 	shape   *shape
-	clients []Needy // the least needy first
+	clients []Needy // the clients in ascending order of their needs
 	first   algorithms.Micros
 	last    algorithms.Micros
 }
 
-// neediest is the number of clients that are named.
+// neediest is the length of Advice.Neediest.
 const neediest = 10
 
 // Advise searches the history of p for limits that deny requests of at most share of the clients. It returns nil if no
@@ -149,7 +150,8 @@ func percentile(sorted []int64, share float64) int64 {
 	return sorted[int64(len(sorted))-1-allowed(int64(len(sorted)), 1-share)]
 }
 
-// allowed returns how many of n clients a share is: rounded down, but 1 % of 300 is 3, although 0.01*300 may be less.
+// allowed returns the number of clients in a share of n clients, rounded down. 1 % of 300 is 3, even if
+// 0.01*300 is slightly less than 3.
 func allowed(n int64, share float64) int64 {
 	const grain = 1e-9
 	return min(n-1, int64(math.Floor(float64(n)*(share+grain))))
@@ -159,7 +161,7 @@ func allowed(n int64, share float64) int64 {
 func busiest(l *algorithms.Limit, c *Client) (most int64, at algorithms.Micros) {
 	in := scaled.Of(l)
 	phase := in.PhaseOf(c.Hash)
-	const far = math.MaxInt64 / 4 // sums stay in range
+	const far = math.MaxInt64 / 4 // bounds the cost, so that sums do not overflow
 	window, units := int64(math.MinInt64), int64(0)
 	for r := c.cursor(); ; {
 		now, cost, more := r.next()
@@ -229,8 +231,9 @@ func (a *Advice) suggest(ctx context.Context) *Candidate {
 	return nil
 }
 
-// room returns the number of clients, of those kept, that a limit for share may deny. For a sample the number is
-// smaller, so that in at most one sample of 40 the limit denies more than share of all clients.
+// room returns the number of clients in the history that a limit may deny. For a sample it is a smaller share
+// than the requested one, so that in at most one sample of 40 the limit denies more than that share of all
+// clients.
 func (a *Advice) room(share float64) int64 {
 	if a.Every == 1 {
 		return allowed(a.Clients, share)

@@ -29,7 +29,7 @@ func policyOf(t testing.TB, spec algorithms.Spec) *descriptors.Policy {
 	return &descriptors.Policy{Domain: "edge", Name: "per_client", Limit: &l, Open: []int{0}}
 }
 
-// asks adds n requests of client at one moment.
+// asks adds n requests of one client at one time.
 func asks(h *History, client string, at algorithms.Micros, n int) {
 	c, added := h.Client([]byte(client))
 	if c == nil {
@@ -52,8 +52,8 @@ func adviceOn(t testing.TB, h *History, p *descriptors.Policy, share float64) *A
 	return a
 }
 
-// TestOneAbuserDoesNotMoveTheSuggestion: 200 clients load a page with up to 20 images, and one client
-// sends 18,334 requests.
+// TestOneAbuserDoesNotMoveTheSuggestion replays 200 clients that load a page with up to 20 images, and one
+// client that sends 18,334 requests.
 func TestOneAbuserDoesNotMoveTheSuggestion(t *testing.T) {
 	h := NewMemory(0).New()
 	for i := range 200 {
@@ -81,8 +81,8 @@ func TestOneAbuserDoesNotMoveTheSuggestion(t *testing.T) {
 	}
 }
 
-// TestFewClientsNamesTheAbuser: 1 % of 30 clients is less than one client, so the suggestion does not deny the abuser
-// either. The report states this, and the number that denies only the abuser.
+// TestFewClientsNamesTheAbuser replays 30 clients. 1 % of them is less than one client, so the suggestion
+// does not deny the abuser. The report says so, and gives the number that denies only the abuser.
 func TestFewClientsNamesTheAbuser(t *testing.T) {
 	h := NewMemory(0).New()
 	for i := range 29 {
@@ -101,7 +101,7 @@ func TestFewClientsNamesTheAbuser(t *testing.T) {
 	}
 }
 
-// shapes has a limit of each kind for which numbers are suggested.
+// shapes has a limit of each kind for which the package suggests numbers.
 var shapes = map[string]algorithms.Spec{
 	"token bucket":             {Kind: algorithms.TokenBucket, Rate: 7, Period: 60_000},
 	"fixed window":             {Kind: algorithms.FixedWindow, Rate: 7, Period: 60_000},
@@ -116,7 +116,8 @@ var shapes = map[string]algorithms.Spec{
 	"token bucket, in seconds": {Kind: algorithms.TokenBucket, Rate: 7, Period: 3 * second},
 }
 
-// TestNeedIsTheLeastThatDeniesNothing: a limit of need denies no request, and a limit of one less denies at least one.
+// TestNeedIsTheLeastThatDeniesNothing checks that a limit with the number need denies no request, and that
+// the next smaller number denies at least one.
 func TestNeedIsTheLeastThatDeniesNothing(t *testing.T) {
 	for name, spec := range shapes {
 		t.Run(name, func(t *testing.T) {
@@ -168,8 +169,9 @@ func TestNoNumberIsEnough(t *testing.T) {
 	}
 }
 
-// TestMemoryIsBounded: of many clients a sample is kept, and its suggestion denies at most the share of all clients. A
-// client with many requests is cut off, and does not displace the others.
+// TestMemoryIsBounded checks that of too many clients a sample is kept, and that its suggestion denies at
+// most the requested share of all clients. Only a part of the requests is kept of a client with many
+// requests, so that it does not displace others.
 func TestMemoryIsBounded(t *testing.T) {
 	const clients, most = 20_000, 1 << 20
 	memory := NewMemory(most)
@@ -177,7 +179,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	asks(other, "the only one", start, 3)
 	needs := make([]int, clients)
 	for i := range needs {
-		needs[i] = 1 + i*i/(clients*clients/100) // up to 100; high needs are rarer
+		needs[i] = 1 + i*i/(clients*clients/100) // between 1 and 100; high numbers are rarer
 		asks(h, fmt.Sprint("client ", i), start+algorithms.Micros(i)*second, needs[i])
 	}
 	for range 1000 {
@@ -204,7 +206,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// TestAbuserIsCutOff: the requests of one client use only a part of the memory.
+// TestAbuserIsCutOff checks that the requests of one client use only their part of the memory.
 func TestAbuserIsCutOff(t *testing.T) {
 	memory := NewMemory(1 << 16)
 	h := memory.New()

@@ -18,7 +18,7 @@ const (
 // Grid has the outcomes of numbers from the smallest to the largest need, and their denials over time.
 type Grid struct {
 	From, To algorithms.Micros
-	// Asked counts requests in each part of the time between From and To.
+	// Asked is the number of requests in each part of the time between From and To.
 	Asked []int64
 	// Points, the smallest number first.
 	Points []Point
@@ -27,13 +27,14 @@ type Grid struct {
 // Point is one number of a Grid.
 type Point struct {
 	Candidate
-	// Denied counts its denied requests in each part of the time.
+	// Denied is the number of denied requests in each part of the time.
 	Denied []int64
-	// Need is the number of clients that need at most this number and more than that of the previous Point.
+	// Need is the number of clients whose need is at most this number and more than that of the previous
+	// Point.
 	Need int64
 }
 
-// Grid replays the clients with each candidate, and with each number of a ladder between 1 and the largest need.
+// Grid replays the clients with each candidate, and with more numbers between 1 and the largest need.
 func (a *Advice) Grid(ctx context.Context) (*Grid, error) {
 	g := &Grid{From: a.first, To: a.last, Asked: make([]int64, Bins)}
 	for _, c := range a.clients {

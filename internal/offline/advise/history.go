@@ -27,8 +27,8 @@ const (
 	// clientSize is the memory of a client in addition to its key, its name and its requests: the Client, its place in
 	// the map, and the rounding of the allocator.
 	clientSize = 220
-	// oneClient is the part of the memory that the requests of one client may take: without a bound one
-	// abuser would leave no room for the others.
+	// oneClient is the part of the memory that the requests of one client may use. Without a bound, one abuser
+	// would displace all others.
 	oneClient = 8
 )
 
@@ -69,7 +69,7 @@ type Client struct {
 	Requests, Missed int64
 
 	first, last algorithms.Micros
-	asked       []byte // for each request the time since the last one, doubled, and 1 more where a cost other than 1 follows
+	asked       []byte // for each request the time since the previous one, times two; plus one if a cost other than 1 follows
 }
 
 // New adds a history.
@@ -135,7 +135,7 @@ func (h *History) grow(more int64) {
 			}
 		}
 		if len(largest.clients) <= 1 {
-			return // Add bounds the requests of this one client
+			return // Add bounds the memory of each client
 		}
 		more = -largest.halve()
 	}

@@ -7,14 +7,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// none is the need of a client of which every limit of a shape denies a request.
+// none is the need of a client if no number of the limit is large enough for its requests.
 const none = math.MaxInt64
 
 // shape makes limits that differ from a configured one in a number n: the rate, and the capacity if there is one; for a
 // guaranteed minimum the capacity of the burst bucket.
 type shape struct {
 	policy *descriptors.Policy
-	limits map[int64]*algorithms.Limit // made before; nil: out of range
+	limits map[int64]*algorithms.Limit // limits that were made before; nil if the number is out of range
 }
 
 func newShape(p *descriptors.Policy) *shape { return &shape{p, map[int64]*algorithms.Limit{}} }
@@ -50,14 +50,14 @@ func (s *shape) spec(n int64) algorithms.Spec {
 		spec.Minimum = is.Minimum
 	case algorithms.LeakyBucket:
 		spec.Capacity = &n
-	case algorithms.TokenBucket, algorithms.SlidingWindow, algorithms.SlidingLog: // the rate is all
+	case algorithms.TokenBucket, algorithms.SlidingWindow, algorithms.SlidingLog: // only the rate changes
 	}
 	return spec
 }
 
 // need returns the smallest n with which none of c's requests is denied, or none.
 func (s *shape) need(c *Client) int64 {
-	low, high := int64(0), int64(1) // low denies, high does not
+	low, high := int64(0), int64(1) // the limit low denies a request, the limit high none
 	for {
 		l := s.at(high)
 		if l == nil {
@@ -96,13 +96,13 @@ func (s *shape) largest(low, high int64) int64 {
 	return low
 }
 
-// spares reports whether l denies none of c's requests.
+// spares reports whether l denies no request of c.
 func spares(l *algorithms.Limit, wait algorithms.Micros, c *Client) bool {
 	return replay(l, wait, c, func(algorithms.Micros, bool) {}, true) == 0
 }
 
-// replay answers c's requests with l, starting with a new bucket, and returns the number of denials. It reports each
-// answer to see. If first is true, it stops at the first denial.
+// replay answers c's requests with l, starting with a new bucket, and returns the number of denials. It calls
+// see with each answer. If first is true, it stops at the first denial.
 func replay(l *algorithms.Limit, wait algorithms.Micros, c *Client, see func(at algorithms.Micros, denied bool), first bool) (denied int64) {
 	var state algorithms.State
 	var d algorithms.Decision

@@ -33,7 +33,8 @@ type Change struct {
 	Place string `json:"place,omitempty"`
 	// Details are sentences.
 	Details []string `json:"details,omitempty"`
-	// Fresh means that buckets in use start again, so a client gets up to one capacity more, once.
+	// Fresh means that the change gives requests new buckets. A client can then consume up to one capacity
+	// more, once.
 	Fresh bool `json:"buckets_start_anew"`
 }
 
@@ -136,7 +137,7 @@ func boundOf(p *descriptors.Policy) string {
 	return p.Words()
 }
 
-// part is something that has a value in both configurations.
+// part is a setting with its value in both configurations.
 type part struct{ name, was, is string }
 
 // differences returns a sentence for each part that differs.
@@ -246,10 +247,10 @@ func (c *Change) places(was, is []*descriptors.Policy) {
 	for _, place := range names(old, new) {
 		a, b := old[place], new[place]
 		if a == nil || b == nil {
-			continue // descriptors that match other limits are compared apart
+			continue // moved compares the descriptors that match other limits
 		}
 		compared++
-		if form(a) != form(b) || a.Extra().Slot != b.Extra().Slot { // a slot is part of the key in Redis
+		if form(a) != form(b) || a.Extra().Slot != b.Extra().Slot { // the slot is a part of the key in Redis
 			c.Fresh = true
 		}
 		for _, d := range differences(

@@ -28,8 +28,8 @@ func compiled(t fataler, yaml string) *limiter.Snapshot {
 	return s
 }
 
-// TestEveryDescriptorThatMeetsOtherLimitsIsNoticed draws two configurations and a descriptor: if it matches other limits
-// in the new one, there is a change that names such descriptors.
+// TestEveryDescriptorThatMeetsOtherLimitsIsNoticed draws two configurations and a descriptor. If the
+// descriptor matches other limits in the new configuration, one of the changes must name such descriptors.
 func TestEveryDescriptorThatMeetsOtherLimitsIsNoticed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		was, is := compiled(t, drawConfig(t, "was")), compiled(t, drawConfig(t, "is"))
@@ -131,7 +131,8 @@ func TestEachPartOfALimitIsCompared(t *testing.T) {
 	}
 }
 
-// TestSettingsOutsideOfLimitsAreCompared: domains, keys of buckets, and the section auth.
+// TestSettingsOutsideOfLimitsAreCompared changes settings of domains, of the keys of buckets, and of the
+// section auth.
 func TestSettingsOutsideOfLimitsAreCompared(t *testing.T) {
 	const limits = "domain: edge, limits: {one: {algorithm: token_bucket, rate: 1, period: 1s}}"
 	const at = "descriptors: [{key: user, limit: one}]"
@@ -163,7 +164,8 @@ func TestSettingsOutsideOfLimitsAreCompared(t *testing.T) {
 	}
 }
 
-// TestAChangeOfThePayerIsShown: with hash_tag: entry:KEY the keys of a limit that no longer pays are others in Redis.
+// TestAChangeOfThePayerIsShown changes the limit that pays. With "hash_tag: entry:KEY", the former payer has
+// other keys in Redis.
 func TestAChangeOfThePayerIsShown(t *testing.T) {
 	const with = `
 domain: d

@@ -11,7 +11,7 @@ import (
 const (
 	// maxMoved bounds the descriptors that are listed.
 	maxMoved = 1000
-	// maxTried bounds the descriptors tried below a place that is in one configuration only.
+	// maxTried bounds the descriptors that are tried below a place that only one configuration has.
 	maxTried = 50
 )
 
@@ -49,9 +49,9 @@ func (p *place) keys(n int) string {
 	return strings.Join(keys, "\x00")
 }
 
-// moved lists descriptors that now match other limits. It tries an example of each place in either configuration. A more
-// specific place takes descriptors from a less specific one, with everything below it, so moved also tries longer
-// descriptors.
+// moved lists descriptors that now match other limits. It tries an example descriptor for each place in
+// either configuration. It also tries longer descriptors: a new, more specific place matches them instead of
+// a less specific one, with everything below it.
 func moved(domain string, was, is *descriptors.Tree) (all []Change) {
 	before, after := placesOf(was), placesOf(is)
 	tried := map[string]bool{}
@@ -115,7 +115,7 @@ func combined(short, long []place) (all []place) {
 	return all
 }
 
-// met lists the limits that a descriptor matches.
+// met returns the limits that a descriptor matches.
 func met(t *descriptors.Tree, entries []descriptors.Entry) (names []string) {
 	if node := t.Match(entries); node != nil {
 		for _, p := range node.Policies {

@@ -11,11 +11,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// answer is the part of a result that is compared, of a request or of one limit.
+// answer is the part of a request's or a limit's result that scenarios compare.
 type answer struct {
 	ok, never        bool
 	missing          limiter.Requirement // the requirement that the request does not meet, or nil
-	limited          bool                // some limit applies; otherwise remaining has no meaning
+	limited          bool                // some limit applies; otherwise the remaining units have no meaning
 	remaining        int64
 	retryAfter, wait algorithms.Micros
 	reserved         int64  // units reserved of limits with settle

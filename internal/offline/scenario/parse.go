@@ -132,7 +132,7 @@ func (d *decoder) step(n *yaml.Node, now algorithms.Micros) Step {
 		"descriptors": func(v *yaml.Node) { asks = v },
 		"expect":      func(v *yaml.Node) { s.Expect = d.expect(v) },
 	}, "expect")
-	if asks != nil { // limits are read after hits, which may follow them in the file
+	if asks != nil { // the limits of a step need its hits, which may follow them in the file
 		d.list(asks, "descriptors", func(one *yaml.Node) { s.Descriptors = append(s.Descriptors, d.descriptor(one, hits)) })
 	}
 	if hits.given {

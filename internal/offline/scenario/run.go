@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// Failure is a step that was answered otherwise than expected.
+// Failure is a step whose answer differs from the expected one.
 type Failure struct {
 	Place   Place
 	Message string
@@ -27,8 +27,8 @@ type run struct {
 	ids     map[string][]string // the ids of reservations, by the names of their steps
 }
 
-// Run runs s against a configuration, with new buckets. A step fails at its first answer that is not as expected; the
-// steps after it still run.
+// Run runs s with a configuration and new buckets. A step ends at its first unexpected answer. The steps
+// after it still run.
 func (s *Scenario) Run(ctx context.Context, snapshot *limiter.Snapshot) (failures []Failure) {
 	r := &run{ids: map[string][]string{}}
 	r.limiter = limiter.New(memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(r.now)) }}), limiter.Config{
@@ -64,7 +64,8 @@ func (r *run) step(ctx context.Context, start algorithms.Micros, s *Step) *Failu
 	return nil
 }
 
-// ask sends request n of s, counted from 0, and describes how the answer differs from the expected one, or returns "".
+// ask sends request n of s, counted from 0. It describes the difference between the answer and the expected
+// one, or returns "".
 func (r *run) ask(ctx context.Context, s *Step, n int) (where Place, what string) {
 	c := &r.call
 	c.Reset()
@@ -82,7 +83,7 @@ func (r *run) ask(ctx context.Context, s *Step, n int) (where Place, what string
 		}
 	}
 	c.DryRun = s.Look
-	if len(s.Limits) == 0 { // a request of a proxy, for which a wait longer than max_delay is a denial
+	if len(s.Limits) == 0 { // As for a proxy, a wait longer than max_delay is a denial.
 		c.Request.Hold = algorithms.MaxTime
 	}
 	if err := r.limiter.Check(ctx, c); err != nil {

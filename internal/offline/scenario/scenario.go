@@ -46,7 +46,7 @@ type Step struct {
 // Expectation describes the expected answers of a step; nil fields may have any value.
 type Expectation struct {
 	OK        *bool
-	Never     *bool // denied, and a repetition can never succeed
+	Never     *bool // denied, and no later request can succeed
 	Remaining *int64
 	// RetryAfter is 0 if the answer is ok or never.
 	RetryAfter *algorithms.Micros

@@ -39,7 +39,7 @@ func writeAdvice(w io.Writer, a *advise.Advice) {
 		}
 		outcome(a.Candidate(c.N), c.Outcome, mark)
 	}
-	_ = table.Flush() // into memory
+	_ = table.Flush() // a strings.Builder never returns an error
 	suggest(w, a)
 }
 

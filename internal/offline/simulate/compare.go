@@ -19,19 +19,19 @@ const maxChanged = 1 << 20
 // Comparison counts the requests that two configurations decide differently.
 type Comparison struct {
 	Requests int64 `json:"requests"`
-	// Unread counts lines that could not be read.
+	// Unread is the number of lines that could not be read.
 	Unread  int64   `json:"not_read"`
 	Denied  Changes `json:"newly_denied"`
 	Allowed Changes `json:"newly_allowed"`
 }
 
-// Changes are the requests of which the answer changed in one direction.
+// Changes describes the requests whose answer changed in one direction.
 type Changes struct {
 	Requests int64 `json:"requests"`
 	// Clients is the number of keys of limits; AtLeast means that there are more than can be counted.
 	Clients int64 `json:"clients"`
 	AtLeast bool  `json:"clients_at_least"`
-	// Limits are those that denied them, in descending order of their requests.
+	// Limits are the limits that denied the requests, in descending order of their requests.
 	Limits []ChangedBy `json:"limits"`
 
 	seen map[uint64]struct{}
@@ -100,7 +100,7 @@ func Compare(ctx context.Context, was, is Config) (*Comparison, error) {
 	}
 }
 
-// add counts a request. c has the answer that denies it.
+// add counts a request. c is the call whose answer denies it.
 func (s *Changes) add(c *limiter.Call) {
 	if s.seen == nil {
 		s.seen, s.by = map[uint64]struct{}{}, map[string]int64{}

@@ -8,7 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestComparisonIsThatOfTwoReplays counts the decisions of two replays that differ.
+// TestComparisonIsThatOfTwoReplays replays a log twice, and counts the decisions that differ. Compare must
+// return the same counts.
 func TestComparisonIsThatOfTwoReplays(t *testing.T) {
 	templates := func() Templates {
 		parsed, err := ParseTemplates(Nginx, []string{"remote_address=%h"})

@@ -16,7 +16,7 @@ const unlimitedRemaining = 1<<32 - 1
 
 // decisions writes answers.
 type decisions struct {
-	values []string // room for the key of one limit
+	values []string // the buffer for the key of one limit
 }
 
 // append writes the answer to c as one line of JSON. Members are in this order, and those that do not apply are left
@@ -137,7 +137,7 @@ func appendKey(dst []byte, values []string) []byte {
 func appendText(dst []byte, s string) []byte {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {
-			text, _ := json.Marshal(s) // a string cannot fail
+			text, _ := json.Marshal(s) // encoding a string cannot fail
 			return append(dst, text...)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// maxDrawn bounds the limits in an HTML report: those with the most requests.
+// maxDrawn bounds the limits in an HTML report. It has those with the most requests.
 const maxDrawn = 10
 
 var (
@@ -101,7 +101,7 @@ type drawingPoint struct {
 	Limit    string  `json:"limit"`
 }
 
-// WriteHTML writes the report as one file that needs no other file. name is the name of the input.
+// WriteHTML writes the report as a single HTML file. name is the name of the input.
 func (r *Report) WriteHTML(ctx context.Context, w io.Writer, name string) error {
 	t := r.tally
 	line := &t.timeline

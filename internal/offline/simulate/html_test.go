@@ -27,7 +27,8 @@ func busyLog(clients int) string {
 	return log.String()
 }
 
-// htmlOf replays a log of addresses. It returns the report, its HTML form, and the data that its script draws.
+// htmlOf replays a log of addresses. It returns the report, the report in HTML, and the data for the script
+// of the page.
 func htmlOf(t *testing.T, yaml, template, log string) (*Report, string, drawing) {
 	t.Helper()
 	templates, err := ParseTemplates(Nginx, []string{template})
@@ -56,8 +57,8 @@ func htmlOf(t *testing.T, yaml, template, log string) (*Report, string, drawing)
 	return r, page.String(), d
 }
 
-// TestPageAgreesWithTheReplay configures each number on the page, replays the log with it, and compares the outcome with
-// the page's.
+// TestPageAgreesWithTheReplay configures each number on the page, replays the log with it, and compares the
+// result with the page.
 func TestPageAgreesWithTheReplay(t *testing.T) {
 	log := busyLog(300)
 	r, _, d := htmlOf(t, perAddress("{algorithm: token_bucket, rate: 3, period: 1m, capacity: 5}"), "remote_address=%h", log)
@@ -89,7 +90,7 @@ func TestPageAgreesWithTheReplay(t *testing.T) {
 	}
 }
 
-// TestPageIsBounded: the numbers of limits, points and parts of the time on the page are bounded, whatever the log
+// TestPageIsBounded checks the bounds on the numbers of limits, points and bins of the page, whatever the log
 // contains.
 func TestPageIsBounded(t *testing.T) {
 	var yaml, log strings.Builder
@@ -112,7 +113,7 @@ func TestPageIsBounded(t *testing.T) {
 	}
 }
 
-// TestPageEscapesHostileKeys: values that clients have put into the log are text on the page, not markup.
+// TestPageEscapesHostileKeys checks that the page shows values of clients as text, not as markup.
 func TestPageEscapesHostileKeys(t *testing.T) {
 	log := ""
 	for _, path := range []string{`/</script><script>alert(1)</script>`, `/<img/src=x/onerror=alert(1)>`, `/\x22><svg/onload=alert(1)>`, `/\xE2\x80\xA8{{.Name}}`} {

@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// blockSize is the number of bytes of one read. A block becomes one string, and lines are parts of it, so that a
-	// line costs no allocation.
+	// blockSize is the number of bytes of one read. A block becomes one string. Lines are substrings of it, so
+	// that they need no allocation.
 	blockSize = 64 << 10
-	// maxLine bounds a line, and so the memory that reading needs.
+	// maxLine bounds the length of a line, and so the memory for reading.
 	maxLine = 1 << 20
 )
 
@@ -24,15 +24,15 @@ var errLongLine = errors.New("line is longer than 1 MiB")
 type lines struct {
 	from  io.Reader
 	buf   []byte // the start of a line whose end has not been read yet
-	block string // whole lines
-	done  bool   // from has ended
+	block string // the part of the block with complete lines
+	done  bool   // the input has ended
 	// number is the number of the last line returned, from 1.
 	number int64
 }
 
 // newLines reads r, which may be compressed with gzip.
 func newLines(r io.Reader) (*lines, error) {
-	in := bufio.NewReaderSize(r, 512) // large reads do not use this buffer
+	in := bufio.NewReaderSize(r, 512) // a read that is larger than this buffer does not use it
 	magic, err := in.Peek(2)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err

@@ -44,13 +44,13 @@ func (p *nginx) read(line string, c *limiter.Call) (algorithms.Micros, error) {
 	}
 	p.record.reset()
 	p.record[host] = address
-	_, name, _ := strings.Cut(before, " ") // the first word is the identd name, never used
+	_, name, _ := strings.Cut(before, " ") // the first field is the identd name, which nobody uses
 	p.record[user] = present(unescape(name))
 	p.record.request(unescape(request))
 	p.record[path] = target.Path(p.record[path])
 	code, rest, _ := strings.Cut(strings.TrimPrefix(rest, " "), " ")
 	p.record[status] = present(code)
-	_, rest, _ = strings.Cut(rest, ` "`) // over the bytes sent
+	_, rest, _ = strings.Cut(rest, ` "`) // skips the number of bytes
 	if referer, rest, ok := quoted(rest); ok {
 		p.templates.set(p.record, "referer", present(unescape(referer)))
 		if agent, _, ok := quoted(strings.TrimPrefix(rest, ` "`)); ok {
@@ -62,8 +62,8 @@ func (p *nginx) read(line string, c *limiter.Call) (algorithms.Micros, error) {
 	return at, nil
 }
 
-// request divides a request line into METHOD target PROTOCOL. For other content (an empty connection is "-", TLS on a
-// plain port is garbage) method and path are empty.
+// request divides a request line into METHOD target PROTOCOL. Method and path are empty for other content:
+// the log has "-" for an empty connection, and binary bytes for TLS on a port without TLS.
 func (r record) request(line string) {
 	verb, rest, ok := strings.Cut(line, " ")
 	if !ok {
@@ -126,7 +126,7 @@ func unescape(text string) string {
 	return string(out)
 }
 
-// localTime parses [$time_local], and remembers the last one: a busy server writes the same second
+// localTime parses [$time_local]. It caches the last result, because a busy server logs the same second
 // thousands of times.
 type localTime struct {
 	text string

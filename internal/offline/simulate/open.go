@@ -12,7 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// maxOpen bounds the calls whose settlement is due later. If there are more, the earliest is settled before its time.
+// maxOpen bounds the calls that are not settled yet. If there are more, the one with the earliest settlement
+// is settled early.
 const maxOpen = 1 << 20
 
 // outcome is the part of a line of a trace that describes the end of its call.
@@ -25,10 +26,10 @@ type outcome struct {
 // openCall is a call that has reserved units and is settled later.
 type openCall struct {
 	at     algorithms.Micros
-	number int64 // of calls with the same time, the first is settled first
+	number int64 // decides the order of calls with the same time
 	id     string
 	domain string
-	named  bool // its limits were reserved by name
+	named  bool // an application reserved its limits by name
 	real   int64
 	over   []excess
 }
@@ -57,13 +58,13 @@ func (o *openCalls) Pop() any {
 	return x
 }
 
-// newIDs returns ids for one run. They never leave the process.
+// newIDs returns the encoder of reservation ids for one run. The ids never leave the process.
 func newIDs() limiter.IDs {
 	return reservation.NewKeys(func() []string { return []string{"of this run"} }, nil)
 }
 
-// estimates learns like a sidecar, but the samples that count do not depend on chance: each key counts once a second,
-// and a hash collision does not hide a key.
+// estimates learns from samples as a sidecar does, but without chance: each key counts once a second, and a
+// hash collision does not hide a key.
 type estimates struct {
 	estimate.Estimates
 	second  algorithms.Micros

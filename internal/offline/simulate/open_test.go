@@ -16,13 +16,13 @@ descriptors:
   - {key: user, limit: tokens}
 `
 
-// callOf returns the line of a call of bob. end has the members that describe the end of the call.
+// callOf returns the line of a call of bob. end contains the members that describe the end of the call.
 func callOf(second int, end string) string {
 	return fmt.Sprintf(`{"time_us":%d,"domain":"ai","descriptors":[{"entries":[["user","bob"]]}]%s}`, second*1_000_000, end)
 }
 
-// TestCallsAreSettledWhenTheyEnd: three calls reserve 300 of 1,000 units. What remains for the next one depends on the
-// time at which they end and on their real costs.
+// TestCallsAreSettledWhenTheyEnd lets three calls reserve 300 of 1,000 units each. The units left for the
+// next call depend on the times at which these calls end, and on their real costs.
 func TestCallsAreSettledWhenTheyEnd(t *testing.T) {
 	s := compiled(t, estimated)
 	for _, test := range []struct {
@@ -72,7 +72,8 @@ func TestCallsAreSettledWhenTheyEnd(t *testing.T) {
 	}
 }
 
-// TestTheBudgetIsSuggestedForRealCosts: ten calls one after the other, each of which reserves 300 units and costs 10.
+// TestTheBudgetIsSuggestedForRealCosts replays ten calls, one after the other. Each reserves 300 units and
+// costs 10.
 func TestTheBudgetIsSuggestedForRealCosts(t *testing.T) {
 	var trace strings.Builder
 	for i := range 10 {
@@ -83,7 +84,8 @@ func TestTheBudgetIsSuggestedForRealCosts(t *testing.T) {
 	}
 }
 
-// TestEstimatesLearnInAReplay: each call costs 20 units, and reserves 300. After 20 of them a call reserves 20.
+// TestEstimatesLearnInAReplay replays calls that cost 20 units. At first each call reserves 300 units, and
+// after 20 calls only 20.
 func TestEstimatesLearnInAReplay(t *testing.T) {
 	var trace strings.Builder
 	for i := range 21 {
@@ -112,7 +114,7 @@ func TestMistakesInTheEndOfACall(t *testing.T) {
 	}
 }
 
-// TestCreditsPayInAReplay: a plan allows 10 units, and credits pay for the rest.
+// TestCreditsPayInAReplay has a plan that allows 10 units. Credits pay for the rest.
 func TestCreditsPayInAReplay(t *testing.T) {
 	s := compiled(t, `
 domain: shop
@@ -132,8 +134,8 @@ descriptors:
 		"shop/plan     5         1       1        1 (100.00 %)\n",
 		"shop/credits  3         0       1        0 (0.00 %)\n",
 		"shop/credits paid for 3 requests that shop/plan did not allow\n",
-		"most 30 by bob", // of the plan: the units that bob requested
-		"most 18 by bob", // of the credits: the units that they paid
+		"most 30 by bob", // of the plan: all units that bob requested
+		"most 18 by bob", // of the credits: the units that they paid for
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in\n%s", want, got)

@@ -15,7 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// every has a limit of every algorithm, and descriptors that lead to each.
+// every has a limit of every algorithm, and descriptors that match each of them.
 const every = `
 domain: edge
 limits:
@@ -50,7 +50,8 @@ descriptors:
   - {key: clock, rate_limit: {unit: second, requests_per_unit: 4}}
 `
 
-// meets has the limits that a descriptor matches, by its keys. The code under test finds them in the tree.
+// meets maps the keys of a descriptor to the limits that it matches. The code under test finds them in a
+// tree.
 var meets = map[string][]string{
 	"edge:token": {"token"}, "edge:empty": {"empty"}, "edge:window": {"window"}, "edge:sliding": {"sliding"},
 	"edge:log": {"log"}, "edge:leaky": {"leaky"}, "edge:sure": {"sure"}, "edge:over": {"over"},
@@ -62,19 +63,19 @@ var meets = map[string][]string{
 // reference is the reference implementation. It is as simple as possible: one map of buckets, and a list in place of
 // charges and groups.
 type reference struct {
-	limits map[string]algorithms.Limit // domain/name
+	limits map[string]algorithms.Limit // by domain/name
 	delay  algorithms.Micros
 	states map[string]algorithms.State
 }
 
-// met is a limit that a request matches, and its answer.
+// met is a limit that a request matches, with its answer.
 type met struct {
 	domain, name string
 	values       []string
 	ask          algorithms.Charge
-	alone        bool // decided by itself
+	alone        bool // the limit is not part of a group
 	shadow       bool
-	wait         bool // reports its wait
+	wait         bool // the answer contains a waiting time
 	decision     algorithms.Decision
 }
 
@@ -96,7 +97,7 @@ func hashOf(values []string) uint64 {
 	}
 	var text strings.Builder
 	for _, v := range values {
-		text.WriteString(string(rune(len(v))) + v) // short ones
+		text.WriteString(string(rune(len(v))) + v) // short periods
 	}
 	return xxhash.Sum64String(text.String())
 }
@@ -149,7 +150,7 @@ func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*met {
 		group[i].Charge.Cost += m.ask.Cost
 		group[i].Charge.Reserve = group[i].Charge.Reserve && m.ask.Reserve
 	}
-	// A request by name with a cost that one of its limits can never hold is a mistake.
+	// A request by name is a mistake if one of its limits can never allow the cost.
 	mistake := len(c.Limits) > 0 && slices.ContainsFunc(group, func(b algorithms.Bucket) bool {
 		return !b.Limit.Overdraw && b.Charge.Cost > b.Limit.Most(b.Charge.Reserve)
 	})
@@ -231,7 +232,8 @@ func (w *reference) line(all []*met) decisionLine {
 	return line
 }
 
-// TestReplayIsThePlainOne replays random traces with the simulation and with the reference implementation.
+// TestReplayIsThePlainOne replays random traces. The simulation must decide as the reference implementation
+// does.
 func TestReplayIsThePlainOne(t *testing.T) {
 	s := compiled(t, every)
 	rapid.Check(t, func(rt *rapid.T) {

@@ -19,7 +19,7 @@ import (
 // topKeys is the number of keys in the report.
 const topKeys = 10
 
-// maxAdvised bounds the limits that get suggestions: those with the most requests.
+// maxAdvised bounds the limits that get suggestions. These are the limits with the most requests.
 const maxAdvised = 20
 
 // Report summarizes a replay.
@@ -121,7 +121,7 @@ func (t *tally) limits(w io.Writer) {
 		}
 		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\n", r.title(), r.asked, r.denied, clients, denied)
 	}
-	_ = table.Flush() // into memory
+	_ = table.Flush() // a strings.Builder never returns an error
 }
 
 func titleOf(p *descriptors.Policy) string {
@@ -154,7 +154,7 @@ func (t *tally) keys(w io.Writer) {
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\n", times, c.Value.row.title(), descriptors.Printable(c.Value.shown))
 	}
-	_ = table.Flush() // into memory
+	_ = table.Flush() // a strings.Builder never returns an error
 }
 
 func percent(part, whole int64) string {

@@ -12,7 +12,7 @@ import (
 // routes makes the descriptors of a line of an access log as /v1/auth does for the request in the line.
 type routes struct {
 	auth      *limiter.Auth
-	asWritten bool // paths are as the client wrote them
+	asWritten bool // the paths in the log are unchanged, as the client sent them
 	request   routing.Request
 	headers   []string // canonical names, indexed by field - firstHeader
 	// unrouted means that no route matched the last line, or none of its descriptors could be made. It is denied, unless
@@ -22,7 +22,7 @@ type routes struct {
 	leftOut int64
 }
 
-// RouteTemplates makes descriptors with the routes of auth. Values that a log does not have are missing.
+// RouteTemplates makes descriptors with the routes of auth. Values that the log does not contain are missing.
 func RouteTemplates(format Format, auth *limiter.Auth) Templates {
 	t := Templates{format: format, routes: &routes{auth: auth, asWritten: format == Envoy, request: routing.Request{Header: map[string][]string{}}}}
 	add := func(canonical string) {

@@ -8,13 +8,13 @@ import (
 	"unicode/utf8"
 )
 
-// scanner reads one JSON value from a line, strictly. After a mistake its methods do nothing, so that the caller checks
-// for mistakes only once, at the end. It is written by hand because a trace has millions of lines and encoding/json
-// takes ten times as long. encoding/json is used only for escapes in strings, which are rare.
+// scanner reads one JSON value from a line, strictly. After a mistake its methods do nothing, so that the
+// caller checks for mistakes only once, at the end. encoding/json would take ten times as long for traces of
+// millions of lines. The scanner uses it only for strings with escapes, which are rare.
 type scanner struct {
 	text  string
 	pos   int
-	named int // where the last name of a member began
+	named int // the position at which the last member's name began
 	err   error
 }
 
@@ -25,7 +25,7 @@ func (s *scanner) fail(format string, args ...any) {
 	}
 }
 
-// peek skips white space and returns the next byte; 0 at the end and after a mistake.
+// peek skips white space and returns the next byte. It returns 0 at the end and after a mistake.
 func (s *scanner) peek() byte {
 	if s.err != nil {
 		return 0
@@ -40,7 +40,7 @@ func (s *scanner) peek() byte {
 	return 0
 }
 
-// open enters an object or a list.
+// open reads the first character of an object or a list.
 func (s *scanner) open(bracket byte) {
 	if s.peek() != bracket {
 		what := "an object"
@@ -53,7 +53,8 @@ func (s *scanner) open(bracket byte) {
 	s.pos++
 }
 
-// more reports whether another element follows after n were read; if not, it leaves the object or list.
+// more reports whether another element follows after n elements. If not, it reads the last character of the
+// object or list.
 func (s *scanner) more(n int, bracket byte) bool {
 	switch c := s.peek(); {
 	case s.err != nil:
@@ -227,7 +228,7 @@ func (s *scanner) skip() string {
 	return s.text[start:s.pos]
 }
 
-// skipNested skips an object or a list without recursion, because a line may nest deeply.
+// skipNested skips an object or a list. It uses no recursion, because a hostile line may nest deeply.
 func (s *scanner) skipNested() {
 	start, depth := s.pos, 0
 	for s.pos < len(s.text) {

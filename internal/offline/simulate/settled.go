@@ -16,17 +16,17 @@ var costRanks = map[float64]float64{0.5: 0.005, 0.9: 0.002, 0.99: 0.0005}
 
 // reservations summarizes the calls of a limit whose cost was known later.
 type reservations struct {
-	settled, unknown, late int64 // with a real cost, without one, and after the ttl
-	reserved, real, lost   int64 // units
+	settled, unknown, late int64 // numbers of calls: settled with a real cost, without one, and after the ttl
+	reserved, real, lost   int64 // units of these calls
 	covered                int64 // calls that cost at most what they had reserved
 	costs                  *quantile.Stream
 	most                   int64            // the largest real cost
-	over                   map[string]int64 // by key: units that the open calls will cost beyond what they reserved
-	mostOver               int64            // the largest of them at any time
+	over                   map[string]int64 // by key: units by which the open calls will exceed their reservations
+	mostOver               int64            // the largest such sum at any time
 }
 
-// isReservation reports whether r, one of c's Results, is one of a limit with settle or was reserved by name. It may have
-// been denied.
+// isReservation reports whether r, one of c's Results, belongs to a limit with settle, or to a limit that was
+// reserved by name. The reservation may have been denied.
 func isReservation(c *limiter.Call, r *limiter.Result) bool {
 	if len(c.Limits) > 0 {
 		return c.Limits[r.Descriptor].Reserve
@@ -34,7 +34,8 @@ func isReservation(c *limiter.Call, r *limiter.Result) bool {
 	return r.Policy.Extra().Settle != nil
 }
 
-// opened counts a call that has reserved units, and returns by how many units it will exceed them.
+// opened counts a call that has reserved units, and returns the number of units by which it will exceed its
+// reservation.
 func (t *tally) opened(c *limiter.Call, real int64) (list []excess) {
 	for i := range c.Results {
 		r := &c.Results[i]
@@ -53,7 +54,7 @@ func (t *tally) opened(c *limiter.Call, real int64) (list []excess) {
 	return list
 }
 
-// closed undoes the counts of opened when the call is settled.
+// closed subtracts from the counts of opened when the call is settled.
 func (t *tally) closed(list []excess) {
 	for _, e := range list {
 		if e.row.open.over[e.key] -= e.units; e.row.open.over[e.key] == 0 {

@@ -1,7 +1,7 @@
-// Package simulate replays a trace or an access log in virtual time and reports the requests that would have been
-// denied. The limits, the arithmetic and the store are those of the sidecar; the clock is the trace's. Equal input
-// gives equal output as long as the store has room: a full store searches for buckets to forget at random. Memory is
-// bounded, whatever the length of the input.
+// Package simulate replays a trace or an access log in virtual time, and reports the requests that would have
+// been denied. The limits, the arithmetic and the store are those of the sidecar. The time is that of the
+// trace. Equal input gives equal output, except if the store is full: then it chooses the buckets to delete
+// at random. Memory is bounded, whatever the length of the input.
 package simulate
 
 import (
@@ -30,7 +30,7 @@ const (
 // Config describes a replay: the input and the configuration.
 type Config struct {
 	Snapshot *limiter.Snapshot
-	// Name is that of the input, for messages.
+	// Name is the name of the input in messages.
 	Name   string
 	Input  io.Reader // may be compressed with gzip
 	Format Format
@@ -74,19 +74,19 @@ const progressEvery = 1 << 12
 type replay struct {
 	Config
 	reader  reader
-	lenient bool // for an access log: lines that cannot be read are counted, and time may step back
+	lenient bool // the input is an access log: unreadable lines are counted, and time may step back
 	limiter *limiter.Limiter
 	store   *memory.Store
 	now     algorithms.Micros
-	swept   int64 // the line at which the last sweep was
+	swept   int64 // the number of the line after which buckets were deleted last
 	call    limiter.Call
-	trace   *trace       // reader; nil: an access log
-	done    limiter.Call // room for the call that settles another one
+	trace   *trace       // reads a trace; nil for an access log
+	done    limiter.Call // reused for calls that settle other calls
 	open    openCalls
-	number  int64 // the number of calls that were settled later
+	number  int64 // how many calls were settled later
 	tally   *tally
 	out     *bufio.Writer // nil if no decisions are written
-	line    []byte        // room for a decision
+	line    []byte        // the buffer for one decision
 	writes  decisions
 }
 
@@ -136,7 +136,7 @@ func newReplay(c Config) (*replay, error) {
 	return r, nil
 }
 
-// all reads and answers every line.
+// all reads and decides every line.
 func (r *replay) all(ctx context.Context) error {
 	in, err := newLines(r.Input)
 	if err != nil {
@@ -173,8 +173,8 @@ func (r *replay) all(ctx context.Context) error {
 	}
 }
 
-// sweep deletes buckets that equal new ones when the store is half full. It visits all buckets, so it runs only after so
-// many lines that its cost for each line is small.
+// sweep deletes the buckets that equal new ones, if the store is half full. It visits all buckets, so it runs
+// only once in many lines.
 func (r *replay) sweep(line int64) {
 	stats := r.store.Stats()
 	if stats.Keys <= stats.MaxKeys/2 || line-r.swept < int64(stats.MaxKeys/4) {
@@ -184,7 +184,7 @@ func (r *replay) sweep(line int64) {
 	r.store.Sweep()
 }
 
-// unread returns an error if no line of a log could be read, as if the log has another format.
+// unread returns an error if no line of a log could be read, because the log probably has another format.
 func (r *replay) unread(lines int64) error {
 	if t := r.tally; t.requests == 0 && t.unread > 0 {
 		return &LineError{r.Name, t.unreadAt[0], fmt.Errorf("%w; no line of %d is", t.unreadErr, lines)}
@@ -192,7 +192,7 @@ func (r *replay) unread(lines int64) error {
 	return nil
 }
 
-// one reads and answers one line.
+// one reads and decides one line.
 func (r *replay) one(ctx context.Context, line string, number int64) error {
 	c := &r.call
 	c.Reset()
@@ -201,7 +201,7 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 		if !r.lenient {
 			return err
 		}
-		c.Reset() // a decision is written all the same, so that decisions match lines
+		c.Reset() // a line without a request gets a decision too, so that decisions match lines
 		r.tally.skip(number, err)
 		return nil
 	}
@@ -210,14 +210,14 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 			return fmt.Errorf("time goes back: time_us is %d, and was %d before", at, r.now)
 		}
 		r.tally.steppedBack++
-		at = r.now // a log is in the order in which requests ended
+		at = r.now // logs are in the order of the ends of requests, so their starts may step back
 	}
 	if err := r.settleDue(ctx, at); err != nil {
 		return err
 	}
 	r.now = at
 	if len(c.Limits) == 0 {
-		// Descriptors are requests of a proxy, for which a wait longer than max_delay is a denial.
+		// As for a proxy, a wait longer than max_delay is a denial.
 		c.Request.Hold = algorithms.MaxTime
 	}
 	if s := r.Templates.routes; s != nil && s.unrouted && !r.limiter.Current().Requires(c.Request.Domain) {

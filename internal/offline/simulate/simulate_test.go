@@ -28,7 +28,7 @@ func compiled(tb testing.TB, yaml string) *limiter.Snapshot {
 	return s
 }
 
-// asked is a limiter in virtual time. It is called for each line.
+// asked is a limiter in virtual time. The test calls it for each line of a trace.
 type asked struct {
 	limiter *limiter.Limiter
 	now     algorithms.Micros
@@ -84,7 +84,7 @@ descriptors:
   - {key: "any*", rate_limit: {algorithm: sliding_log, rate: 2, period: 1s}}
 `
 
-// TestDecisions shows the line written for each kind of answer.
+// TestDecisions shows the decision for each kind of answer.
 func TestDecisions(t *testing.T) {
 	s := compiled(t, small)
 	descriptor := func(key, value string) string {
@@ -221,7 +221,7 @@ func TestCompressedInput(t *testing.T) {
 	s := compiled(t, small)
 	const input = `{"time_us":5,"limits":[{"name":"send"}]}` + "\r\n" + `{"time_us":5,"limits":[{"name":"send"}]}`
 	var packed bytes.Buffer
-	for _, part := range []string{input[:20], input[20:]} { // two gzip members, as in joined files of logrotate
+	for _, part := range []string{input[:20], input[20:]} { // two gzip members, as in log files that were concatenated
 		w := gzip.NewWriter(&packed)
 		if _, err := io.WriteString(w, part); err != nil {
 			t.Fatal(err)
@@ -235,7 +235,7 @@ func TestCompressedInput(t *testing.T) {
 	}
 }
 
-// TestSameInputSameOutput: equal input gives equal output, also if the store is full.
+// TestSameInputSameOutput replays the same input twice, also with a full store.
 func TestSameInputSameOutput(t *testing.T) {
 	s := compiled(t, small)
 	random := rand.New(rand.NewPCG(1, 2))
@@ -260,7 +260,7 @@ func TestSameInputSameOutput(t *testing.T) {
 	}
 }
 
-// run returns decisions and report.
+// run returns the decisions and the report.
 func run(t *testing.T, s *limiter.Snapshot, input string, maxKeys int) string {
 	t.Helper()
 	var out strings.Builder

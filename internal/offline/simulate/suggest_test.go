@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
 )
 
-// forms has a configured limit of each kind, and the keys that stay unchanged by a suggestion.
+// forms has a configured limit of each kind, and the keys that a suggestion must not change.
 var forms = []struct{ name, limit, stays string }{
 	{"token bucket", "algorithm: token_bucket, rate: 3, period: 1m, capacity: 5", ""},
 	{"token bucket with a penalty", "algorithm: token_bucket, rate: 3, period: 1m", "penalty: {after: 2, for: 30s, max: 5m}"},
@@ -30,9 +30,9 @@ func perAddress(limit string) string {
 	return "{domain: edge, descriptors: [{key: remote_address, rate_limit: " + limit + "}]}"
 }
 
-// TestSuggestionHoldsWhenItIsConfigured configures the printed suggestion for a random log, and replays the log with the
-// sidecar's store, limiter and reader. The limit denies requests of exactly the announced number of clients, and of no
-// larger share than requested.
+// TestSuggestionHoldsWhenItIsConfigured configures the suggestion for a random log. It replays the log with
+// the sidecar's own store, limiter and reader. The limit must deny requests of exactly the announced number
+// of clients, and of no larger share than requested.
 func TestSuggestionHoldsWhenItIsConfigured(t *testing.T) {
 	templates, err := ParseTemplates(Nginx, []string{"remote_address=%h"})
 	if err != nil {
@@ -93,8 +93,8 @@ func drawLog(t *rapid.T) string {
 	return log.String()
 }
 
-// TestSuggestionInCompany: a suggestion is for one limit alone. Beside other limits it denies no more, because requests
-// that another limit denies consume nothing.
+// TestSuggestionInCompany replays with other limits beside the suggested one. The suggested limit must not
+// deny more, because requests that another limit denies consume nothing.
 func TestSuggestionInCompany(t *testing.T) {
 	const both = `{domain: edge, descriptors: [{key: user, limit: a}, {key: user_too, limit: b}],
 limits: {a: {algorithm: token_bucket, rate: %d, period: 1m}, b: {algorithm: sliding_log, rate: %d, period: 10s}}}`

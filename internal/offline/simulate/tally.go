@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// maxUnread bounds the line numbers kept of lines that could not be read.
+	// maxUnread bounds how many numbers of unreadable lines are kept.
 	maxUnread = 5
 	// maxShown bounds the part of a key that is stored for display.
 	maxShown = 256
@@ -32,10 +32,10 @@ type tally struct {
 	full             int64   // requests for which the store had no room
 	early            int64   // calls that were settled before their time, because too many were open
 	expired          int64   // reservations by name that were too old to settle
-	end              outcome // the end of the request that is being counted
+	end              outcome // when the request that is being counted ends
 	heavy            *topk.Counter[denied]
 	timeline         timeline
-	forgets          bool // the history of clients is not needed
+	forgets          bool // the replay needs no history of clients
 	rows             []*row
 	byPolicy         map[*descriptors.Policy]*row // policies that share buckets share a row
 	owners           []string
@@ -52,14 +52,15 @@ type denied struct {
 // row has the counts of one limit.
 type row struct {
 	policy *descriptors.Policy
-	// asked counts requests; denied counts those that this limit alone would have denied.
+	// asked is the number of requests. denied is the number of requests that this limit alone would have
+	// denied.
 	asked, denied int64
-	shadow, quota bool // a place that uses the limit has this mode
+	shadow, quota bool // one of the places that use the limit has this mode
 	open          reservations
-	paidBy        *row // the limit that paid for it, and for how many requests
+	paidBy        *row // the limits that paid for this one, with the numbers of requests
 	paid          int64
 	history       *advise.History
-	advice        *advise.Advice // once all is replayed; nil: none
+	advice        *advise.Advice // set at the end of the replay; nil if there is no advice
 }
 
 func newTally(s *limiter.Snapshot, historyBytes int64) *tally {
@@ -122,7 +123,7 @@ func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result
 	if r.For != nil {
 		t.paid(now, c, r)
 		if r.Cost == 0 {
-			return // the payer has paid once for several limits
+			return // the payer has paid once, for several limits
 		}
 	}
 	row.asked++
@@ -181,6 +182,6 @@ func (t *tally) show(dst []byte, c *limiter.Call, r *limiter.Result) []byte {
 		}
 		dst = append(dst, v[:min(len(v), maxShown)]...)
 	}
-	clear(t.values) // they are parts of a block of the input, which must not be kept
+	clear(t.values) // the strings are parts of a large block of the input, which would stay in memory
 	return dst
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// field is the number of a field of an access log's line. Numbers from firstHeader on are request headers that a
-// template names.
+// field is the number of a field in the lines of an access log. Numbers from firstHeader on are the request
+// headers that a template contains.
 type field int
 
 const (
@@ -20,11 +20,11 @@ const (
 	query                 // without the "?"
 	protocol              // HTTP/1.1
 	status                // 200
-	user                  // the name the client logged in with
+	user                  // the name with which the client logged in
 	firstHeader
 )
 
-// letters are the directives of a template, as Apache and goaccess have them.
+// letters are the directives of a template. They are those of Apache and goaccess.
 var letters = map[byte]field{'h': host, 'm': method, 'U': path, 'q': query, 'H': protocol, 's': status, 'u': user}
 
 // record has the fields of one line of an access log; "" means that the line does not have the field.
@@ -36,8 +36,8 @@ func (r record) reset() { clear(r) }
 type Templates struct {
 	format      Format
 	descriptors []template
-	headers     []string // names, in one spelling; their field is firstHeader + index
-	routes      *routes  // makes the descriptors instead; nil: the templates do
+	headers     []string // normalized names of headers; the field of a header is firstHeader + its index
+	routes      *routes  // if not nil, routes make the descriptors instead of templates
 }
 
 // template is one descriptor.
@@ -48,7 +48,7 @@ type templateEntry struct {
 	parts []part
 }
 
-// part is a text, or the value of a field where the text is empty.
+// part is a literal text or, if the text is empty, the value of a field.
 type part struct {
 	text  string
 	field field
@@ -111,7 +111,7 @@ func (t *Templates) parts(value string) (parts []part, err error) {
 
 // directive reads the directive at the start of text, and returns the rest.
 func (t *Templates) directive(text string) (f field, rest string, err error) {
-	letter := strings.TrimPrefix(text[1:], ">") // %>s is the last of several statuses; a log has only one
+	letter := strings.TrimPrefix(text[1:], ">") // of several statuses %>s is the last, but a log has only one
 	if name, after, ok := strings.Cut(letter, "}i"); ok && strings.HasPrefix(name, "{") && len(name) > 1 {
 		f, err = t.header(name[1:])
 		return f, after, err

@@ -22,11 +22,11 @@ import (
 // hits and count are 1 by default; 0 is a dry run, a negative value is a refund. key is a string or a list of strings.
 // Unknown members, repeated members and wrong types are mistakes.
 type trace struct {
-	domain string  // the domain of lines that name none
-	end    outcome // the outcome in the last line
+	domain string  // the domain for lines without one
+	end    outcome // the outcome of the last line
 }
 
-// Members of a line, to detect repeated ones.
+// The members of a line have bits, to detect repeated members.
 const (
 	hasTime = 1 << iota
 	hasDomain
@@ -89,7 +89,7 @@ func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, err er
 	return at, t.checkEnd(at, c, seen)
 }
 
-// checkEnd returns an error if the end of the call, which is at time at, is not valid.
+// checkEnd returns an error if the end of the call is not valid. at is the time of the call.
 func (t *trace) checkEnd(at algorithms.Micros, c *limiter.Call, seen int) error {
 	switch {
 	case seen&hasReal != 0 && t.end.real < 0:
@@ -217,7 +217,7 @@ func (s *scanner) key(ask *limiter.NamedCharge) {
 	}
 }
 
-// addLimit returns room for one more limit, whose Key is reused.
+// addLimit returns a new element for one more limit, whose Key may be reused.
 func addLimit(c *limiter.Call) *limiter.NamedCharge {
 	n := len(c.Limits)
 	if n == cap(c.Limits) {

@@ -206,7 +206,7 @@ func list(t *rapid.T, least int, item func(*rapid.T) string) string {
 	return "[" + space(t) + strings.Join(items, space(t)+","+space(t)) + space(t) + "]"
 }
 
-// FuzzTrace: an accepted line is valid JSON, and encoding/json reads the same values.
+// FuzzTrace requires that an accepted line is valid JSON, and that encoding/json reads the same values.
 func FuzzTrace(f *testing.F) {
 	f.Add(`{"time_us": 1, "domain": "edge", "descriptors": [{"entries": [["user_id","bob"]], "hits": 1}]}`)
 	f.Add(`{"time_us":1,"limits":[{"name":"send","key":["a","\u00e9\n"],"count":-3,"reserve":true}]}`)
@@ -231,7 +231,7 @@ func FuzzTrace(f *testing.F) {
 	})
 }
 
-// FuzzSkip: a skipped value is one complete JSON value.
+// FuzzSkip requires that a skipped value is one complete JSON value.
 func FuzzSkip(f *testing.F) {
 	f.Add(`{"a": [1, "]", {"b": null}]} x`)
 	f.Add(`-1.5e3,`)
