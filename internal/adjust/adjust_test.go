@@ -35,7 +35,7 @@ func policy(t testing.TB, s algorithms.Spec) *descriptors.Policy {
 
 func number(n int64) *int64 { return &n }
 
-// limits has one limit, send_message of the domain edge: 10 a minute, 20 at once.
+// limits has one limit, "send_message" of the domain "edge": 10 a minute, and at most 20 at once.
 type limits struct{ p *descriptors.Policy }
 
 func (l limits) Adjustable(domain, limit string) (string, []*descriptors.Policy, error) {
@@ -218,8 +218,8 @@ func TestAFolderKeepsAdjustmentsAndTheirAudit(t *testing.T) {
 	if n, err := again.Verify(ctx); n != 3 || err != nil {
 		t.Errorf("verified %d, %v", n, err)
 	}
-	// A crash after the audit was written but before the adjustments were, and a crash in the middle of a line of the
-	// audit.
+	// The process crashes between the writes of the audit and of the adjustments, or in the middle of a line
+	// of the audit.
 	if err := os.Remove(filepath.Join(dir, setFile)); err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestAFolderKeepsAdjustmentsAndTheirAudit(t *testing.T) {
 	}
 }
 
-// A change, a removal or an addition of an entry of the audit without the key is detected.
+// An entry of the audit that was changed, removed or added without the key must be detected.
 func TestTheChainShowsTampering(t *testing.T) {
 	chain, entries, head := NewChain([]byte("secret")), []*Entry(nil), Head{}
 	for i := range 6 {
@@ -319,7 +319,8 @@ func TestThereIsABoundOnAdjustments(t *testing.T) {
 	}
 }
 
-// An adjustment that is written and read again is equal, for all kinds of adjustments and any bytes in their keys.
+// An adjustment must be equal after it is written and read again, for all kinds of adjustments and any bytes
+// in keys.
 func TestAdjustmentsAreReadAsTheyWereWritten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a := &Adjustment{
@@ -498,7 +499,8 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// TestDeletingNeedsAReason: the audit has the reason of every change.
+// TestDeletingNeedsAReason checks that a deletion without a reason is refused, because the audit must have
+// the reason of every change.
 func TestDeletingNeedsAReason(t *testing.T) {
 	s, _ := service(t, "", newClock())
 	set, _, err := s.Set(context.Background(), bob(Change{Block: true}))
@@ -513,7 +515,8 @@ func TestDeletingNeedsAReason(t *testing.T) {
 	}
 }
 
-// TestTheSweepOfExpiredAdjustmentsLeavesTheSetInUse: requests read a Set while it is replaced.
+// TestTheSweepOfExpiredAdjustmentsLeavesTheSetInUse checks that removing expired adjustments does not change
+// the Set that requests are reading.
 func TestTheSweepOfExpiredAdjustmentsLeavesTheSetInUse(t *testing.T) {
 	was := NewSet(Head{Version: 1}, []*Adjustment{{ID: "a"}, {ID: "b"}})
 	if is := was.Without([]string{"a"}); is.Len() != 1 || is.Find("b") == nil || was.Len() != 2 {
@@ -521,7 +524,7 @@ func TestTheSweepOfExpiredAdjustmentsLeavesTheSetInUse(t *testing.T) {
 	}
 }
 
-// TestPartsOfASumDoNotRunIntoEachOther: if bytes move from one part to the next, the MAC differs.
+// TestPartsOfASumDoNotRunIntoEachOther moves bytes from one part to the next. The MAC must differ.
 func TestPartsOfASumDoNotRunIntoEachOther(t *testing.T) {
 	c := NewChain([]byte("key"))
 	if c.sum("entry", "ab", "c") == c.sum("entry", "a", "bc") || c.sum("a", "") == c.sum("a") {

@@ -45,7 +45,7 @@ func renumber(changed, p *descriptors.Policy, spec algorithms.Spec) error {
 	if p.Extras == nil {
 		return nil
 	}
-	more := *p.Extras // other policies share it
+	more := *p.Extras // a copy, because other policies share the original
 	changed.Extras = &more
 	if n := len(more.Shards); n > 0 {
 		if more.Shards, err = algorithms.Split(spec, n); err != nil {
@@ -73,7 +73,7 @@ func (c *Change) spec(l *algorithms.Limit) (algorithms.Spec, error) {
 		return algorithms.Spec{}, errors.New("the limit is configured to allow nothing: it has no numbers to change")
 	}
 	s := l.Spec()
-	tied := s.Capacity != nil && *s.Capacity == s.Rate && l.Kind != algorithms.LeakyBucket // as if none were configured
+	tied := s.Capacity != nil && *s.Capacity == s.Rate && l.Kind != algorithms.LeakyBucket // a capacity that equals the rate counts as not configured
 	if c.Factor != 0 {
 		s.Rate = c.Factor.of(s.Rate)
 		if s.Capacity != nil {

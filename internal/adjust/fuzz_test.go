@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzProposal: an accepted proposal is equal after it was written and read again.
+// FuzzProposal requires that an accepted proposal is equal after it is written and read again.
 func FuzzProposal(f *testing.F) {
 	for _, text := range []string{
 		`{"limit":"l","key":["a","b"],"rate":5,"period":"1m","for":"1h","author":"me","reason":"why"}`,
@@ -41,7 +41,7 @@ func FuzzProposal(f *testing.F) {
 	})
 }
 
-// FuzzEntry: ParseEntry accepts or rejects any entry of the audit, and never panics.
+// FuzzEntry requires that ParseEntry accepts or rejects any bytes, without a panic.
 func FuzzEntry(f *testing.F) {
 	f.Add([]byte(`{"version":1,"action":"set"}`), "mac")
 	f.Fuzz(func(t *testing.T, body []byte, mac string) {

@@ -27,7 +27,7 @@ type Local struct {
 	set atomic.Pointer[Set] // replaced under mu
 
 	mu      sync.Mutex
-	from    Checkpoint // replaces the trimmed entries; guarded by mu
+	from    Checkpoint // the checkpoint that replaces the trimmed entries; guarded by mu
 	entries []*Entry   // the oldest first; guarded by mu
 	damaged bool       // the audit file may end in an incomplete line; guarded by mu
 	failed  error      // the error of the last write, or nil; guarded by mu
@@ -170,7 +170,7 @@ func line(e *Entry) []byte {
 }
 
 func auditText(from Checkpoint, entries []*Entry) []byte {
-	text, _ := json.Marshal(auditLine{Checkpoint: &from}) // plain values
+	text, _ := json.Marshal(auditLine{Checkpoint: &from}) // encoding such values cannot fail
 	text = append(text, '\n')
 	for _, e := range entries {
 		text = append(text, line(e)...)

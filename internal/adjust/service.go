@@ -260,7 +260,7 @@ func (s *Service) Delete(ctx context.Context, id, author, reason string, expect 
 
 func (s *Service) change(ctx context.Context, o Operation) (*Entry, error) {
 	var id [16]byte
-	_, _ = rand.Read(id[:]) // Read never fails
+	_, _ = rand.Read(id[:]) // reading from a strings.Reader cannot fail
 	o.ID = hex.EncodeToString(id[:])
 	e, err := s.keeper.Change(ctx, o)
 	if err == nil && s.changed != nil {

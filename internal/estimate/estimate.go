@@ -17,10 +17,10 @@ import (
 const (
 	// MaxCells bounds the number of sketches. Costs beyond it are not learned.
 	MaxCells = 4096
-	// enough is the number of samples from which on a sketch has an estimate.
+	// enough is the number of samples that a sketch needs before it has an estimate.
 	enough = 20
-	// renew is the number of samples after which a sketch starts afresh, so that estimates follow changes. Until the new
-	// one has enough samples, the estimate of the old one stays.
+	// renew is the number of samples after which a new sketch replaces the old one, so that estimates follow
+	// changes. The estimate of the old sketch stays until the new one has enough samples.
 	renew = 2000
 	// slots is the size of the table that finds several samples of one key in a second.
 	slots = 4096
@@ -28,14 +28,14 @@ const (
 
 // Estimates has the estimates of all limits of a process. The zero value is ready to use. It is safe for concurrent use.
 type Estimates struct {
-	cells sync.Map // uint64 -> *cell
+	cells sync.Map // maps uint64 to *cell
 	count atomic.Int64
-	last  [slots]atomic.Int64 // the second of the last sample of the keys with this hash
+	last  [slots]atomic.Int64 // by hash of the key: the second of the last sample
 }
 
 // cell learns the costs of one limit, or of one value that it distinguishes.
 type cell struct {
-	estimate atomic.Int64 // 0: too little is known
+	estimate atomic.Int64 // 0 means that there are too few samples
 
 	mu     sync.Mutex
 	stream *quantile.Stream // guarded by mu
@@ -73,7 +73,7 @@ func (c *cell) add(q float64, real int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.stream == nil || c.stream.Count() >= renew {
-		const exactness = 0.01 // of the rank
+		const exactness = 0.01 // the largest error of the rank, as a share of all samples
 		c.stream = quantile.NewTargeted(map[float64]float64{q: exactness})
 	}
 	c.stream.Insert(float64(real))

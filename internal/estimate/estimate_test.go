@@ -32,7 +32,7 @@ func TestAnEstimateIsTheQuantileOfTheCosts(t *testing.T) {
 func TestOneKeyCountsOnceASecond(t *testing.T) {
 	var e Estimates
 	for second := range algorithms.Micros(30) {
-		for range 1000 { // a client that tries to make all others reserve 1 unit
+		for range 1000 { // this client tries to lower the estimate for all others to 1 unit
 			e.Learn(1, 0.9, 7, start+second*algorithms.Second, 1)
 		}
 		for key := range uint64(9) {

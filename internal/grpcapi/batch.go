@@ -58,7 +58,7 @@ func (s *Server) newBatched() *batched {
 
 // Reset empties b. It no longer refers to the messages that were added.
 func (b *Batch) Reset() {
-	if b.panicked != nil { // the store may still refer to parts of it
+	if b.panicked != nil { // the store may still use parts of it, so it is not reused
 		*b = *b.server.NewBatch(b.limiter)
 		return
 	}

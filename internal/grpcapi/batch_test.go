@@ -18,8 +18,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// The configuration changes between two requests. Each answer shows the limit that its request matched,
-// although both limits have the same name and the same place in the cache of encoded limits.
+// The configuration changes between two requests. Each answer must show the limit that its request matched,
+// although the two limits have the same name and the same place in the cache of encoded limits.
 func TestABatchOverASwapShowsBothLimits(t *testing.T) {
 	hourly := func(rate int64) *descriptors.Policy {
 		return &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: rate, Period: hour})}
@@ -63,8 +63,8 @@ func (s *brokenStore) Submit(b *backend.Batch) {
 	panic("bug")
 }
 
-// After a panic, each request of the batch is denied. Buffers to which the Store may still refer are not
-// used for other requests.
+// After a panic each request of the batch must be denied. Other requests must not reuse buffers to which the
+// Store may still refer.
 func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 	store := &brokenStore{}
 	p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
@@ -104,8 +104,7 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 	}
 }
 
-// A request with many descriptors is added. The memory for it must not be kept for the requests that
-// follow.
+// One request has many descriptors. The batch must not keep the memory for it.
 func TestALargeRequestKeepsNoMemory(t *testing.T) {
 	l := newLimiter(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})})
 	s, _ := newServer(t, l, Options{})
@@ -127,8 +126,7 @@ func TestALargeRequestKeepsNoMemory(t *testing.T) {
 	}
 }
 
-// A client cancels its request while it waits in the store's queue. The store must be able to find that
-// out.
+// A client cancels its request while it waits in the store's queue. The store must see this.
 func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
 	store := recordingStore{}
 	l := limiter.New(&store, limiter.Config{})
@@ -147,7 +145,7 @@ func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
 	store.batch.Fail(backend.ErrUnavailable)
 }
 
-// A request that is wrong, or charges nothing, can be finished at once.
+// A request that is invalid or charges nothing can be finished at once.
 func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 	p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}
 	store := recordingStore{}
@@ -158,7 +156,7 @@ func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 	for _, message := range [][]byte{request("k"), request("unlimited"), nil} {
 		batch.Add(message, time.Now(), 0, nil)
 	}
-	batch.Add(request("k"), time.Now(), -1, nil) // its deadline has passed
+	batch.Add(request("k"), time.Now(), -1, nil) // the deadline has passed
 	batch.Submit(time.Time{}, nil, func() { done++ })
 	var known []bool
 	for i := range 4 {

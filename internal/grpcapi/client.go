@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/replies"
 )
 
-// appendForClient appends what the domain of v sends to the client through the proxy: the header set
-// openai, and the body of a denial. Most domains send nothing.
+// appendForClient appends the parts of an answer that the proxy forwards to its client: the header set
+// openai, and the body of a denial. Most domains configure neither.
 func appendForClient(b []byte, v *limiter.Verdict) []byte {
 	d := v.Domain
 	if d == nil || d.Headers == nil && !v.Denied {

@@ -35,5 +35,5 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	n := data.Len()
 	m.wire = slices.Grow(m.wire[:0], n)[:n]
 	data.CopyTo(m.wire)
-	return nil // Server.serve decodes it
+	return nil // Server.serve decodes the copy
 }

@@ -96,7 +96,7 @@ func drawRequest(t *rapid.T) *rls.RateLimitRequest {
 }
 
 func TestDecodeAgreesWithProtobuf(t *testing.T) {
-	x, m := newExchange(), &message{} // reused, as in the server
+	x, m := newExchange(), &message{} // the buffer is reused, as in the server
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawRequest(t)
 		b, err := proto.Marshal(want)
@@ -135,7 +135,7 @@ func TestRepeatedMessagesAreMerged(t *testing.T) {
 	}
 	wire := append(a, b...)
 	wire = protowire.AppendBytes(protowire.AppendTag(wire, requestDescriptors, protowire.BytesType), descriptor)
-	wire = append(protowire.AppendTag(wire, 99, protowire.Fixed32Type), 1, 2, 3, 4) // a field of a later version
+	wire = append(protowire.AppendTag(wire, 99, protowire.Fixed32Type), 1, 2, 3, 4) // a field that this version does not know
 	var want rls.RateLimitRequest
 	if err := proto.Unmarshal(wire, &want); err != nil {
 		t.Fatal(err)

@@ -23,11 +23,11 @@ type exchange struct {
 	entries int
 }
 
-// message is one RateLimitRequest that is not decoded yet. Messages may wait at the gate. Exchanges may
-// not, because they need more memory.
+// message is one RateLimitRequest that is not decoded yet. Messages may wait at the gate. Decoded requests
+// (exchanges) may not, because they need more memory.
 type message struct {
 	wire   []byte
-	pass   pass // valid if inside
+	pass   pass // valid if the message was admitted
 	inside insideGate
 }
 
@@ -35,7 +35,7 @@ type insideGate uint8
 
 const (
 	outside insideGate = iota
-	inside             // the message has a pass
+	inside             // the gate has admitted the message
 	late               // the message was not admitted in time, so its limits answer as if the store had failed
 )
 
@@ -49,7 +49,7 @@ func (m *message) free() {
 	}
 }
 
-// ask has the fields of a descriptor in the message, other than its entries.
+// ask has the fields of a descriptor other than its entries.
 type ask struct {
 	hits     uint64
 	hasHits  bool

@@ -16,12 +16,12 @@ import (
 //
 // Requests of a Batch do not pass the gate, because package h2grpc bounds them.
 type gate struct {
-	overflow chan struct{} // has room for gateAside requests, which were not admitted and are answered as failures, without waiting
+	overflow chan struct{} // bounds to gateAside the requests that were not admitted; they are answered as failures without waiting
 
 	mu      sync.Mutex
 	weight  int                  // the weight of the admitted requests
 	waiting int                  // the bytes of the waiting requests
-	conns   map[net.Addr]*client // connections with admitted or waiting requests; all requests of a connection have the same address pointer
+	conns   map[net.Addr]*client // connections with admitted or waiting requests; requests of one connection share the pointer to its address
 	spare   []*client            // unused clients, for reuse
 	turns   []*client            // clients with waiting requests, in the order of their turns
 }
@@ -36,7 +36,7 @@ type client struct {
 // ticket is a waiting request.
 type ticket struct {
 	weight, bytes int
-	state         ticketState   // guarded by gate.mu
+	state         ticketState   // whether the request was admitted; guarded by gate.mu
 	in            chan struct{} // closed when the request is admitted
 }
 
@@ -48,17 +48,17 @@ const (
 	abandoned
 )
 
-// pass represents an admitted request. The caller of enter must pass it to leave.
+// pass represents an admitted request. The caller of enter must call leave with it.
 type pass struct {
 	client *client
 	weight int
 }
 
 const (
-	// gateWeight is the largest weight of all admitted requests. gateOwn is the weight that each connection
-	// may always have admitted.
+	// gateWeight is the largest weight of all admitted requests. gateOwn is the weight that a connection may
+	// have admitted even beyond gateWeight.
 	gateWeight, gateOwn = 2048, 64
-	// gateBytes bounds the bytes of the waiting requests. Requests beyond it are not admitted.
+	// gateBytes bounds the bytes of the waiting requests. Further requests are answered as failures.
 	gateBytes = 16 << 20
 	// gateAside is the number of requests that may be answered concurrently without being admitted.
 	gateAside = 16
@@ -164,7 +164,7 @@ func (g *gate) entered(t *ticket) bool {
 	if t.state == entered {
 		return true
 	}
-	t.state = abandoned // it is removed when its turn comes
+	t.state = abandoned // leave removes it when its turn comes
 	g.waiting -= t.bytes
 	return false
 }
@@ -193,7 +193,7 @@ func (g *gate) leave(p pass) {
 			close(next.in)
 		}
 		if g.turns = g.turns[1:]; len(c.waiting) > 0 {
-			g.turns = append(g.turns, c) // behind the other connections
+			g.turns = append(g.turns, c) // the next turn of this connection comes after the others
 		} else {
 			g.forget(c)
 		}

@@ -18,7 +18,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// from returns the context of a connection that is identified by name.
+// from returns the context of a request on a connection with this name.
 func from(ctx context.Context, name string) context.Context {
 	return peer.NewContext(ctx, &peer.Peer{Addr: &net.UnixAddr{Name: name}})
 }
@@ -44,7 +44,7 @@ func TestConnectionsPassTheGateInTurn(t *testing.T) {
 			g.leave(p)
 		}
 		greedy, other, small := from(t.Context(), "greedy"), from(t.Context(), "other"), from(t.Context(), "small")
-		for range 10 { // two of these fit at a time
+		for range 10 { // the gate admits two of these at a time
 			all.Go(func() { ask(greedy, gateWeight/2) })
 			synctest.Wait()
 		}
@@ -58,8 +58,8 @@ func TestConnectionsPassTheGateInTurn(t *testing.T) {
 			t.Errorf("a small request took %v", took)
 		}
 		all.Wait()
-		// Two requests of the greedy connection are admitted when the other one's arrive. From then on the
-		// connections take turns.
+		// The greedy connection has two admitted requests when the requests of the other one arrive. From then
+		// on the connections must take turns.
 		want := strings.Fields("greedy greedy small greedy other greedy other greedy greedy greedy greedy greedy greedy")
 		slices.Sort(order[3:5]) // both admitted at once
 		slices.Sort(order[5:7])
@@ -89,7 +89,7 @@ func TestWaitsForAdmissionAreShort(t *testing.T) {
 		}
 		b := from(t.Context(), "b")
 		wait(b, 10*ms)
-		soon, cancel := context.WithTimeout(b, 6*ms) // some time is reserved for the answer
+		soon, cancel := context.WithTimeout(b, 6*ms) // a part of the time is reserved for the answer
 		defer cancel()
 		wait(soon, 4*ms)
 		var one sync.WaitGroup
@@ -109,8 +109,8 @@ func TestWaitsForAdmissionAreShort(t *testing.T) {
 	})
 }
 
-// A request that is not admitted is answered by the on_backend_failure of its limit. A request whose answer
-// is held for a leaky bucket does not count as admitted.
+// A request that is not admitted must be answered by the on_backend_failure of its limit. A request whose
+// answer is delayed for a leaky bucket must not count as admitted.
 func TestARequestThatIsNotLetInIsAnsweredByItsLimit(t *testing.T) {
 	for onFailure, want := range map[descriptors.OnFailure]int32{descriptors.Deny: int32(over), descriptors.Allow: int32(ok)} {
 		synctest.Test(t, func(t *testing.T) {

@@ -37,7 +37,7 @@ func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (cod
 	}
 	a, err := s.serve(ctx, func(v any) (err error) {
 		m := v.(*message)
-		s.enter(ctx, m, max(1, objects/2), len(body)) // a descriptor has at least two objects for each unit of weight
+		s.enter(ctx, m, max(1, objects/2), len(body)) // each unit of weight allows a descriptor with at least two objects
 		var request rls.RateLimitRequest
 		if err := protojson.Unmarshal(body, &request); err != nil {
 			return &refusedJSON{http.StatusBadRequest, Malformed, "not a RateLimitRequest: " + err.Error() + "\n"}

@@ -60,11 +60,11 @@ func (s *status) report(v *limiter.Verdict, i int) {
 		s.remaining = math.MaxUint32
 		return
 	case r.Policy == nil || r.Decision.Err != nil:
-		return // the state of the bucket is unknown, and invented numbers would appear in headers
+		return // the state of the bucket is unknown, and a made-up number would appear in headers
 	}
 	p := r.Policy
 	if v.Denied && !p.Reference && !v.Denies(r) {
-		return // Envoy makes its headers from a limit that denied; the reference server shows every limit
+		return // Envoy makes its headers from a limit that denied, but the reference server shows every limit
 	}
 	limit := replies.Limit(r)
 	s.policy, s.limit = p, limit
@@ -76,10 +76,10 @@ func (s *status) report(v *limiter.Verdict, i int) {
 		s.reset = replies.Seconds(limit.WindowEnd(r.Decision.At, 0))
 	case !spoken.Denied:
 		s.reset = max(1, replies.Seconds(r.Decision.ResetAfter))
-	case v.Denied && v.Never && !p.Reference: // no wait helps, whatever this limit's decision is
+	case v.Denied && v.Never && !p.Reference: // no wait changes the denial, whatever this limit decided
 	case !r.Decision.Never:
 		s.reset = max(1, replies.Seconds(r.Decision.RetryAfter))
-	case p.Alone && p.Reference: // as in the reference server, which has no such case
+	case p.Alone && p.Reference: // the reference server has no permanent denials, and reports the reset time
 		s.reset = replies.Seconds(r.Decision.ResetAfter)
 	}
 }
@@ -195,8 +195,8 @@ func appendText(b []byte, field protowire.Number, s string) []byte {
 	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
 }
 
-// open begins a nested message or a text, which shut ends. field is at most 15. open reserves one byte for
-// the length.
+// open begins a nested message or a text. shut ends it. field is at most 15. open reserves one byte for the
+// length.
 func open(b []byte, field protowire.Number) (opened []byte, start int) {
 	b = append(b, byte(field)<<3|byte(protowire.BytesType), 0)
 	return b, len(b)

@@ -140,7 +140,7 @@ func TestADenialShowsOnlyTheLimitsThatDeny(t *testing.T) {
 	}
 }
 
-// The numbers of a limit change while its encoded form is cached.
+// The numbers of a limit change while the cache has its encoded form.
 func TestAnAdjustedLimitIsShownAtOnce(t *testing.T) {
 	p := &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})}
 	adjusted := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 50, Period: minute})
@@ -173,7 +173,7 @@ func TestLongNestedMessagesAreMoved(t *testing.T) {
 	}
 }
 
-// The limits are those of the reference server, and are charged like there.
+// The limits are those of the reference server. Requests must be charged as they are there.
 func TestHeadersAreOfTheMostRestrictiveLimit(t *testing.T) {
 	limit := func(rate int64) *descriptors.Policy {
 		return &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: minute}), Alone: true, Reference: true}

@@ -108,7 +108,7 @@ func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, er
 	m.inside = outside
 	defer func() {
 		s.leave(m)
-		if p := recover(); p != nil { // objects in use are not returned to their pools
+		if p := recover(); p != nil { // objects that are still in use are not returned to their pools
 			s.panicked(p)
 			a, err = denial(), nil
 			return
@@ -136,7 +136,8 @@ func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, er
 	return a, err
 }
 
-// enter waits at the gate until m may be decoded or is late. It does nothing if m has entered before.
+// enter waits at the gate until m may be decoded, or until it is late. It does nothing if m was admitted
+// before.
 func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
 	if m.inside != outside {
 		return
@@ -150,7 +151,7 @@ func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
 	s.gate.overflow <- struct{}{}
 }
 
-// leave returns the pass of m, if it has one.
+// leave tells the gate that m is answered, if the gate has admitted m.
 func (s *Server) leave(m *message) {
 	switch m.inside {
 	case inside:
@@ -203,7 +204,7 @@ func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, 
 	if err := s.failure(c, s.limiter.Check(asking, c)); err != nil {
 		return nil, err
 	}
-	s.leave(m) // before the answer is held back
+	s.leave(m) // measured before the answer is delayed
 	if c.Verdict.Hold > 0 {
 		if err := s.held.Wait(ctx, c.Verdict.Hold); err != nil {
 			return nil, grpcstatus.FromContextError(err).Err()
@@ -219,7 +220,7 @@ func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, 
 // nil.
 func (s *Server) refuse(x *exchange) (refused bool, err error) {
 	switch {
-	case x.excess != "": // checked first, because this is a denial and the other cases are errors
+	case x.excess != "": // checked first, because the answer is a denial, while the other cases are errors
 		s.tooLarge(x.excess)
 		return true, nil
 	case x.call.Request.Domain == "":

@@ -79,10 +79,10 @@ func newServer(tb testing.TB, l *limiter.Limiter, o Options) (*Server, *refusals
 // sender sends a request to a server.
 type sender func(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitResponse, error)
 
-// senders has the ways to send a request. Their answers must be equal.
+// senders are the ways to send a request. All must get equal answers.
 var senders = map[string]sender{"by gRPC": sendByGRPC, "in a batch": sendInBatch}
 
-// each runs test with all senders. Each run has its own synctest bubble.
+// each runs test with each sender, in a synctest bubble of its own.
 func each(t *testing.T, test func(*testing.T, sender)) {
 	t.Helper()
 	for name, ask := range senders {
@@ -228,8 +228,8 @@ func TestTooMuchIsDenied(t *testing.T) {
 		if got, err := ask(s, t.Context(), request(keys[1:]...)); err != nil || got.OverallCode != ok {
 			t.Errorf("the most: %v, %v", got.GetOverallCode(), err)
 		}
-		// A request without a domain is an error otherwise, but this one must be denied: after an error the
-		// proxy would allow it.
+		// Without a domain, a request is normally an error. This one must be denied instead, because after an
+		// error the proxy would allow it.
 		got, err = ask(s, t.Context(), request(keys...)[len("\x0a\x01d"):])
 		if err != nil || got.OverallCode != over || counted.count(TooMuch) != 2 {
 			t.Errorf("without a domain: %v, %v", got, err)
@@ -321,7 +321,8 @@ func TestAnswersAreHeldForTheirTurn(t *testing.T) {
 				t.Errorf("answer %d after %v", i, waited)
 			}
 		}
-		// Turns are a second apart, so the turn after the next one is later than this caller's deadline.
+		// The turns of the leaky bucket are a second apart. The turn after the next one is later than this
+		// caller's deadline.
 		go ask.must(t, s, "jobs")
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second+time.Millisecond)

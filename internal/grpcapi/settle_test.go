@@ -17,8 +17,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// settleServer has one domain. Its limit "user" of 1,000 an hour reserves the number that a request
-// declares, or 100.
+// settleServer has one domain. Its limit "user" allows 1,000 units an hour. A request reserves the number
+// that it declares, or 100.
 func settleServer(t *testing.T, o Options) *Server {
 	t.Helper()
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: hour, Settles: true})
@@ -66,7 +66,7 @@ func sent(t *testing.T, ask sender, s *Server, hits uint32, list ...*ratelimit.R
 	return reply
 }
 
-// idOf returns the id in the dynamic metadata, which must be in both places.
+// idOf returns the reservation id in the dynamic metadata, which has it in two places.
 func idOf(t *testing.T, r *rls.RateLimitResponse) string {
 	t.Helper()
 	fields := r.GetDynamicMetadata().GetFields()
@@ -83,7 +83,7 @@ func TestTheAnswerHasTheReservationsID(t *testing.T) {
 			s := settleServer(t, o)
 			remaining := func() uint32 {
 				t.Helper()
-				r := sent(t, ask, s, 0, entry("user", "bob", nil)) // reserves 100
+				r := sent(t, ask, s, 0, entry("user", "bob", nil)) // this request reserves 100 units
 				sent(t, ask, s, 0, entry("settle", idOf(t, r), hits(0)))
 				return r.GetStatuses()[0].GetLimitRemaining() + 100
 			}
@@ -110,7 +110,7 @@ func TestTheAnswerHasTheReservationsID(t *testing.T) {
 					t.Errorf("%d left, want 700", left)
 				}
 			}
-			// If the descriptor has no hits, the cost is unknown, whatever the request says.
+			// If the descriptor has no hits, the cost is unknown, even if the request has hits.
 			erin := idOf(t, sent(t, ask, s, 0, entry("user", "erin", nil)))
 			sent(t, ask, s, 5, entry("settle", erin, nil))
 			if left := sent(t, ask, s, 0, entry("user", "erin", nil)).GetStatuses()[0].GetLimitRemaining(); left != 800 {

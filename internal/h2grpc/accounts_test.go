@@ -13,13 +13,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// An answer is reset because too many bytes wait for the client's window. It no longer counts as a request
-// in flight.
+// An answer is reset because too many bytes wait for the client's window. It must no longer count as a
+// request in flight.
 func TestAnswersWithoutRoomAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{store: newSlowStore(0)}),
 			http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
-		for range 2 { // fill all the room
+		for range 2 { // these answers fill all the room
 			c.ask("long " + strconv.Itoa(maxStuck/2-prefixLen))
 			c.flush()
 			synctest.Wait()
@@ -45,7 +45,7 @@ func TestAnswersWithoutRoomAreForgotten(t *testing.T) {
 	})
 }
 
-// Too many pings end the connection, whether or not the client waits for their answers. An answer to a
+// Too many pings must end the connection, whether or not the client reads the answers to them. An answer to a
 // request in between allows more pings.
 func TestTooManyPingsEndTheConnection(t *testing.T) {
 	for name, wait := range map[string]bool{"one after the other": true, "together": false} {
@@ -53,7 +53,7 @@ func TestTooManyPingsEndTheConnection(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := dial(t, serve(t, &echo{}))
 				c.must("m", "m")
-				c.ping(0) // after the answer
+				c.ping(0) // pings that are allowed after the answer
 				c.ping(0) // the first ping
 				for range pingStrikes {
 					if wait {
@@ -93,7 +93,7 @@ func TestGOAWAYNeverRaisesTheLastStream(t *testing.T) {
 			case *http2.PingFrame:
 				_ = c.to.WritePing(true, f.Data)
 				c.ask("ignored")
-				_ = c.to.WriteData(0, false, nil) // ends the connection with an error
+				_ = c.to.WriteData(0, false, nil) // this frame ends the connection with an error
 				c.flush()
 			case *http2.GoAwayFrame:
 				last = append(last, f.LastStreamID)
@@ -106,8 +106,8 @@ func TestGOAWAYNeverRaisesTheLastStream(t *testing.T) {
 	})
 }
 
-// A panic denies the request that caused it. It affects neither other requests nor the connection. A panic
-// in Submit denies all requests of its batch.
+// A panic must deny the request that caused it, and affect neither other requests nor the connection. A panic
+// in Submit must deny all requests of its batch.
 func TestAPanicDeniesOneRequest(t *testing.T) {
 	for name, store := range map[string]func() backend.Store{
 		"answered at once": func() backend.Store { return nil },
@@ -141,7 +141,7 @@ func TestAPanicDeniesOneRequest(t *testing.T) {
 	}
 }
 
-// A panic caused by a late request denies only that request.
+// A panic of a late request must deny only that request.
 func TestAPanicAboutALateRequestDenies(t *testing.T) {
 	slow(t, func(t *testing.T, m *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 		s.delay.Store(int64(20 * ms))
@@ -161,7 +161,7 @@ func TestAPanicAboutALateRequestDenies(t *testing.T) {
 	})
 }
 
-// A panic in a handler resets only its own stream.
+// A panic in a handler must reset only its own stream.
 func TestAPanicInAHandlerResetsItsStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &echo{}

@@ -14,8 +14,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A request allocates nothing from the read to the write, and requests that arrive together are answered in
-// one write. The race detector makes a sync.Pool drop its content, so this test does not run under it.
+// A request must allocate nothing from the read to the write. Requests that arrive together must be answered
+// in one write. The race detector makes a sync.Pool drop its content, so this test does not run with it.
 func TestARequestAllocatesNothing(t *testing.T) {
 	answered := Config{Method: &echo{}, Inline: true}
 	t.Run("all fields are in the table", func(t *testing.T) { allocates(t, answered, "", 0) })
@@ -86,7 +86,7 @@ func allocates(t *testing.T, config Config, apart string, most float64) {
 			t.Fatalf("answered in %d bytes", n)
 		}
 	}
-	if allocs := testing.AllocsPerRun(runs, func() { ask() }); allocs > most+0.5 { // the watch may run in between
+	if allocs := testing.AllocsPerRun(runs, func() { ask() }); allocs > most+0.5 { // the goroutine that checks timeouts may run in between
 		t.Errorf("%v allocations for 16 requests", allocs)
 	}
 }

@@ -26,7 +26,7 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 	c.out = append(appendFrame(c.out, 0, http2.FrameData, 0, id), 0, 0, 0, 0, 0)
 	out, status := message(c.out)
 	if status != nil {
-		c.out = c.out[:start] // remove the headers of the answer
+		c.out = c.out[:start] // removes the headers that were appended
 		c.table.report, c.table.filled = report, filled
 		c.out = c.table.appendFailure(c.out, id, 200, status)
 		c.over(s)
@@ -69,7 +69,7 @@ func (c *conn) over(s *stream) {
 		return
 	}
 	if s.state != stuck {
-		s.state = coming // so that drop has nothing to cancel
+		s.state = coming // drop then has nothing to cancel
 	}
 	c.drop(s)
 	if s.ended {
@@ -79,8 +79,8 @@ func (c *conn) over(s *stream) {
 	}
 }
 
-// getStuck keeps DATA that does not fit into one frame and the client's windows, and the trailers, until
-// they can be sent.
+// getStuck keeps DATA that does not fit into one frame and the client's windows. It keeps the trailers, too,
+// until both can be sent.
 func (c *conn) getStuck(s *stream, rest, tail []byte) {
 	if c.stuck += len(rest); c.stuck > min(maxStuck, c.allowance()) {
 		c.stuck -= len(rest)
@@ -92,9 +92,9 @@ func (c *conn) getStuck(s *stream, rest, tail []byte) {
 	c.push()
 }
 
-// enqueue appends s, which is stuck, to the streams that wait for the connection's window. A stream whose
-// own window is used up is not queued, because every increment of the connection's window would visit it in
-// vain.
+// enqueue appends s, whose answer cannot be sent completely, to the streams that wait for the connection's
+// window. A stream whose own window is used up is not queued, because every increment of the connection's
+// window would visit it in vain.
 func (c *conn) enqueue(s *stream) {
 	if !s.queued && (c.initial+s.window > 0 || len(s.rest) == 0) {
 		s.queued = true

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// Frames without a request end the connection when there are too many of them.
+// Too many frames without a request must end the connection.
 func TestAttacks(t *testing.T) {
 	for name, attack := range map[string]func(c *client){
 		"pings":           func(c *client) { _ = c.to.WritePing(false, [8]byte{}) },
@@ -87,7 +87,7 @@ func TestAttacks(t *testing.T) {
 	}
 }
 
-// Broken frames end the connection with the error that RFC 9113 requires. h2spec tests many more.
+// Broken frames must end the connection with the error that RFC 9113 requires. h2spec tests many more.
 func TestBrokenFrames(t *testing.T) {
 	for name, c := range map[string]struct {
 		code  http2.ErrCode
@@ -168,7 +168,7 @@ func TestAClientThatDoesNotReadIsDisconnected(t *testing.T) {
 		if took := time.Since(start); took < writeTimeout || took > writeTimeout+5*time.Second {
 			t.Errorf("took %v", took)
 		}
-		if most := (4<<20 + maxOut) / 10_000 * 2; sent > 100*most { // two pipes of 1 MiB, and the server's buffers, hold so many
+		if most := (4<<20 + maxOut) / 10_000 * 2; sent > 100*most { // two pipes of 1 MiB and the server's buffers hold that many bytes
 			t.Errorf("%d requests were accepted", sent)
 		}
 	})
@@ -296,7 +296,7 @@ func TestTooManyIncompleteBytesAreDenied(t *testing.T) {
 	})
 }
 
-// Data beyond the window of a stream is refused, even if its handler does not read.
+// Data beyond the window of a stream must be refused, even if its handler does not read.
 func TestAStreamsWindowHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}, func(c *Config) {
@@ -332,8 +332,8 @@ func TestAStreamsWindowHolds(t *testing.T) {
 	})
 }
 
-// Answers for which the client's windows have no room are kept up to a bound. When their stream is reset,
-// they are dropped.
+// Answers that exceed the client's windows must be kept only up to a bound. They must be dropped when their
+// stream is reset.
 func TestWindowsThatStayShutAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
@@ -365,7 +365,7 @@ func TestWindowsThatStayShutAreBounded(t *testing.T) {
 	})
 }
 
-// Frames that visit all streams count for more if there are more streams.
+// A frame that visits all streams must count for more if there are more streams.
 func TestFramesThatConcernAllStreamsCostMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
@@ -400,7 +400,7 @@ func TestFramesThatConcernAllStreamsCostMore(t *testing.T) {
 	})
 }
 
-// A denial waits for the window, even if the rest of the request has not arrived.
+// A denial must wait for the window, even if the rest of the request has not arrived.
 func TestADenialWaitsForTheWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
@@ -436,15 +436,15 @@ func TestADenialWaitsForTheWindow(t *testing.T) {
 	})
 }
 
-// The window of the connection is returned, so a client may send any number of bytes over it.
+// The server must return the window of the connection, so that a client may send any number of bytes over it.
 func TestTheWindowOfAConnectionIsReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
 		granted, sent := int64(65_535), int64(0)
 		for sent < connWindow+connWindow/4 {
-			id := c.open(c.fields("grpc-encoding", "gzip")) // another handler reads it to the end
+			id := c.open(c.fields("grpc-encoding", "gzip")) // another handler reads the request to its end
 			_ = c.to.WriteData(id, true, make([]byte, 16_000))
-			_ = c.to.WriteWindowUpdate(0, 100) // for the answer
+			_ = c.to.WriteWindowUpdate(0, 100) // frees the window for the answer
 			for c.flush(); !c.reply(id).ended || granted < sent+32_000; {
 				f, err := c.read()
 				if err != nil {

@@ -111,10 +111,10 @@ func certificates(t *testing.T) (client, server *tls.Config) {
 		&tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}}
 }
 
-// If one client does not read, the server still serves and checks the other connections.
+// If one client does not read, the server must still serve and check the other connections.
 func TestAClientThatDoesNotReadDelaysNobody(t *testing.T) {
 	eachTransport(t, func(t *testing.T, _ *Server, dial func() *client) { //nolint:thelper // it is the test
-		stubborn := dial() // reads nothing from now on
+		stubborn := dial() // this client reads nothing from now on
 		stubborn.open(stubborn.fields("grpc-timeout", "1S"))
 		stubborn.flush()
 		began := time.Now()
@@ -135,7 +135,7 @@ func TestAClientThatDoesNotReadDelaysNobody(t *testing.T) {
 	})
 }
 
-// Stop does not wait for clients that do not read, neither to write GOAWAY nor to close their connections.
+// Stop must not wait for clients that do not read, neither to write GOAWAY nor to close their connections.
 func TestStopDoesNotWaitForClients(t *testing.T) {
 	const bound = time.Second
 	for name, prepare := range map[string]func(c *client){
@@ -154,7 +154,7 @@ func TestStopDoesNotWaitForClients(t *testing.T) {
 			eachTransport(t, func(t *testing.T, s *Server, dial func() *client) { //nolint:thelper // it is the test
 				for range 3 {
 					c := dial()
-					c.open(c.fields()) // never ends
+					c.open(c.fields()) // the handler never ends
 					c.flush()
 					prepare(c)
 				}
@@ -170,8 +170,7 @@ func TestStopDoesNotWaitForClients(t *testing.T) {
 	}
 }
 
-// While TLS closes a connection, a goroutine that completes one of its requests does not wait for the
-// client.
+// While TLS closes a connection, a goroutine that completes one of its requests must not wait for the client.
 func TestNoLockIsHeldWhileTLSCloses(t *testing.T) {
 	eachTransport(t, func(t *testing.T, s *Server, dial func() *client) { //nolint:thelper // it is the test
 		c := dial()
@@ -189,8 +188,8 @@ func TestNoLockIsHeldWhileTLSCloses(t *testing.T) {
 	})
 }
 
-// This is a real attack on real sockets. A client sends thousands of incomplete requests with short
-// deadlines, and does not read. The server still resets such requests of other clients.
+// A client on a real socket sends thousands of incomplete requests with short deadlines, and does not read.
+// The server must still reset such requests of other clients.
 func TestAFullSocketDelaysNobody(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -209,7 +208,7 @@ func TestAFullSocketDelaysNobody(t *testing.T) {
 		return greet(t, nc)
 	}
 	stubborn := connect()
-	stubborn.must("m", "m") // reads nothing from now on
+	stubborn.must("m", "m") // this client reads nothing from now on
 	attacked := s.all()[0]
 	full := func() bool {
 		attacked.mu.Lock()

@@ -29,7 +29,7 @@ type scale struct {
 	held      int // the weight of all requests that are decoded and not reset
 	submitted int // the weight of all requests that are submitted and not done
 	most      struct{ held, submitted, batch int }
-	free      time.Time // when the Store will be idle
+	free      time.Time // the time at which the Store will be idle
 	batches   int
 }
 
@@ -66,7 +66,7 @@ func (b *scaleBatch) Submit(deadline time.Time, source *backend.Source, done fun
 	m.mu.Lock()
 	m.most.batch = max(m.most.batch, w)
 	m.batches++
-	if late := !deadline.IsZero() && !time.Now().Before(deadline); !late { // a batch after its deadline is done at once
+	if late := !deadline.IsZero() && !time.Now().Before(deadline); !late { // a batch whose deadline has passed is done at once
 		m.submitted += w
 		m.most.submitted = max(m.most.submitted, m.submitted)
 		all := done
@@ -97,7 +97,7 @@ func (s queue) Submit(b *backend.Batch) {
 	if m.free.Before(now) {
 		m.free = now
 	}
-	if !b.Deadline.IsZero() && !m.free.Before(b.Deadline) { // it is not sent if its deadline passes before its turn
+	if !b.Deadline.IsZero() && !m.free.Before(b.Deadline) { // the batch is not sent if its deadline passes before its turn
 		source := b.Source
 		time.AfterFunc(time.Until(b.Deadline), func() {
 			b.Fail(backend.ErrNotTaken)
@@ -146,8 +146,9 @@ func greedy(t *testing.T, c *client, weight string, requests int) *sync.WaitGrou
 	return &wg
 }
 
-// Some connections send much more than the Store can handle. Their surplus is denied as late. The decoded
-// and submitted weight is bounded, and a client with small requests gets each answer in time.
+// Some connections send much more than the Store can decide. Requests beyond that must be denied as late. The
+// decoded and submitted weight must be bounded, and a client with small requests must get each answer in
+// time.
 func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 	for _, many := range []int{1, 20} {
 		t.Run(strconv.Itoa(many), func(t *testing.T) {
@@ -190,7 +191,7 @@ func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 	}
 }
 
-// The bound also holds if the Method answers at once.
+// The bound must also hold if the Method answers at once.
 func TestABatchInMemoryIsBounded(t *testing.T) {
 	m := &scale{}
 	c := dial(t, serve(t, &m.echo, func(c *Config) { c.Method = m }))
@@ -202,7 +203,8 @@ func TestABatchInMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// While a request is decoded, however long that takes, the connection can be drained, watched and closed.
+// While a request is decoded, however long that takes, it must be possible to drain, check and close the
+// connection.
 func TestNothingIsDecodedUnderALock(t *testing.T) {
 	for _, inline := range []bool{true, false} {
 		m := &stopped{at: make(chan struct{}), on: make(chan struct{})}
@@ -214,7 +216,7 @@ func TestNothingIsDecodedUnderALock(t *testing.T) {
 		nc.in <- c.out.Bytes()[:len(http2.ClientPreface)]
 		nc.in <- c.out.Bytes()[len(http2.ClientPreface):]
 		<-m.at
-		for _, conn := range s.all() { // this would wait forever
+		for _, conn := range s.all() { // if the lock were held, this would wait forever
 			conn.tick(time.Now())
 			conn.drain()
 		}
@@ -224,7 +226,7 @@ func TestNothingIsDecodedUnderALock(t *testing.T) {
 	}
 }
 
-// stopped is a Method that stops while it decodes.
+// stopped is a Method that blocks while it decodes.
 type stopped struct {
 	echo
 	at, on chan struct{}
@@ -245,8 +247,8 @@ func (b *stoppedBatch) Add(message []byte, arrived time.Time, left time.Duration
 	b.echoBatch.Add(message, arrived, left, canceled)
 }
 
-// Many connections have requests that are never completed. The bytes that they hold are bounded. A client
-// that sends little is answered.
+// Many connections have requests that are never completed. The number of bytes that they hold must be
+// bounded, and a client that sends little must be answered.
 func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &echo{}
@@ -255,11 +257,11 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 		s = serverOf(l)
 		small := dial(t, l)
 		part := bytes.Repeat([]byte("x"), maxFrame)
-		prefix := []byte{0, 0, 0x3f, 0xff, 0xff} // of a message of nearly 4 MiB
+		prefix := []byte{0, 0, 0x3f, 0xff, 0xff} // a part of a message of nearly 4 MiB
 		for range 12 {
 			c := dial(t, l)
 			_ = c.to.WriteWindowUpdate(0, 1<<30)
-			go func() { // reads denials
+			go func() { // reads the denials
 				for {
 					if _, err := c.from.ReadFrame(); err != nil {
 						return
@@ -267,7 +269,7 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 				}
 			}()
 			block := c.fields()
-			for range 2 { // 4 MB each
+			for range 2 { // each connection has sent 4 MB
 				id := c.open(block)
 				_ = c.to.WriteData(id, false, prefix)
 				for range 250 {
@@ -287,8 +289,8 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 	})
 }
 
-// While a long header block is decoded, another goroutine can acquire the lock. The connection is draining,
-// and does not end before the request is answered.
+// While a long header block is decoded, another goroutine must be able to acquire the lock. The connection is
+// draining, and must not end before the request is answered.
 func TestALongHeaderBlockIsDecodedWithoutTheLock(t *testing.T) {
 	s := New(Config{Path: path, Method: &echo{}, Others: http.HandlerFunc(others), Inline: true})
 	c := newConn(s, &tape{out: make(chan int, 100)})

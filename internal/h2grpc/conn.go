@@ -14,10 +14,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// conn is a connection. One goroutine, the reader, reads the connection and does most of the work. Other
-// goroutines (those that complete operations, handlers, held answers, the watch) only append to out, and
-// write it if no other goroutine is writing. All fields are guarded by mu, except those marked as the
-// reader's.
+// conn is a connection. One goroutine, the reader, reads from the connection and does most of the work. Other
+// goroutines only append to out, and write it if no other goroutine is writing. These are the goroutines that
+// complete operations, the handlers, the timers of delayed answers, and Server.watch. All fields are guarded
+// by mu, except those that belong to the reader.
 type conn struct {
 	server *Server
 	socket net.Conn             // closed directly, which never blocks; closing TLS would write
@@ -30,10 +30,10 @@ type conn struct {
 	settled bool      // the client's first SETTINGS have arrived
 	now     time.Time // the earliest time at which the bytes of the last read can have arrived
 	empty   time.Time // the last time at which the socket had no more bytes to read
-	behind  bool      // the connection was not read for some time since then
+	behind  bool      // the reader has paused since then, so that bytes may have waited in the socket
 	buffer  *[readBuffer]byte
 
-	share  share // guarded by outstanding.mu
+	share  share // this connection's part of Server.outstanding; guarded by outstanding.mu
 	source backend.Source
 
 	mu      sync.Mutex
@@ -51,10 +51,10 @@ type conn struct {
 type outgoing struct {
 	table   table
 	out     []byte // to be written
-	spare   []byte // the buffer that out will use next
+	spare   []byte // the buffer that replaces out at the next write
 	writing bool
 	writes  uint64    // number of writes
-	seen    uint64    // the value of writes when the watch first saw the present write
+	seen    uint64    // the value of writes when Server.watch first saw the present write
 	seenAt  time.Time // the time at which seen was set
 }
 
@@ -69,7 +69,7 @@ type flow struct {
 
 // streams has the streams of the client.
 type streams struct {
-	fresh  stream // the stream opened last; it is moved to open only if another stream is opened before it ends
+	fresh  stream // the stream opened last; it moves to open only if another stream is opened before it ends
 	open   map[uint32]*stream
 	free   []*stream  // unused streams
 	last   uint32     // the highest stream number so far
@@ -93,24 +93,24 @@ type requests struct {
 type life struct {
 	born     time.Time
 	age      time.Duration // the age at which to drain; 0 means never
-	old      bool          // it is drained because of its age
-	seenLast uint32        // the value of last at the previous tick
-	usedAt   time.Time     // the last tick that saw a request
+	old      bool          // the reason for draining is its age
+	seenLast uint32        // the value of last at the tick before
+	usedAt   time.Time     // the last tick at which there was a request
 
 	heard    time.Time // when the client last sent anything
-	asked    bool      // a ping was sent to an idle client
+	asked    bool      // the client was idle, and a ping was sent to it
 	calm     int       // the number of frames without a request that are still allowed; see the constant
 	pinged   time.Time
 	strikes  int
 	answered bool // a part of an answer was written since the last ping
 
-	reading bool // the client has been greeted
+	reading bool // greet has succeeded
 	resting bool // nothing was read since an idle connection released its buffer
-	roused  bool // the read deadline has passed, so the reader calls rest
+	roused  bool // tick has set a deadline to end the read, so that the reader calls rest
 
 	draining  bool
 	drained   time.Time // when draining began
-	finalized bool      // the client knows the last stream that will be answered
+	finalized bool      // the client was sent the number of the last stream that will be answered
 	final     uint32    // the number of that stream
 	leaving   bool      // all streams are answered
 }
@@ -152,7 +152,7 @@ func (c *conn) serve() {
 	c.close()
 }
 
-// greet does the TLS handshake, sends SETTINGS and reads the client's preface.
+// greet does the TLS handshake, sends SETTINGS, and reads the client's preface.
 func (c *conn) greet() error {
 	_ = c.nc.SetDeadline(time.Now().Add(greeting))
 	if config := c.server.config.TLS; config != nil {
@@ -231,11 +231,12 @@ func (c *conn) read() error {
 	}
 }
 
-// rest waits for the client without a buffer, after a deadline ended the read for that purpose. An error
-// means that the connection ends.
+// rest waits for the client without a read buffer. tick has set a deadline that ended the read before. An
+// error means that the connection ends.
 //
-// The buffer is kept if it has have > 0 bytes of an incomplete frame. It is also kept if the client sent
-// something when the deadline was set: the bytes were read, and the deadline ended the next read.
+// The buffer is kept if it has an incomplete frame, of have > 0 bytes. It is also kept if the client sent
+// something when the deadline was set: then the read returned bytes, and the deadline ended only the next
+// read.
 func (c *conn) rest(have int) error {
 	c.mu.Lock()
 	if !c.roused || c.leaving || c.closed {
@@ -260,10 +261,10 @@ func (c *conn) rest(have int) error {
 type awaiter interface{ Await() error }
 
 // date sets c.now to the earliest time at which the n bytes of a read, which began at began, can have
-// arrived. Deadlines of requests count from that time. Otherwise, requests that waited unread would be
-// answered too late.
+// arrived. The deadlines of requests count from that time. With a later time, a request that has waited
+// unread would be answered too late.
 //
-// Usually that is the present time. But after the reader has paused, the bytes may have arrived as early as
+// Usually it is the present time. After the reader has paused, the bytes may have arrived as early as
 // c.empty. The same holds for the next reads, until a read returns less than backlog bytes or has to wait.
 func (c *conn) date(n int, began time.Time) {
 	now := time.Now()

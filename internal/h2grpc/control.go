@@ -16,7 +16,7 @@ func (c *conn) onReset(f frameHeader, payload []byte) error {
 	case len(payload) != 4:
 		return sizeError("RST_STREAM")
 	}
-	c.answerReady() // the reset arrived after these requests were complete
+	c.answerReady() // the client reset these requests after they were complete
 	s := c.find(f.stream)
 	cost := 1
 	if s != nil {
@@ -45,7 +45,7 @@ func (c *conn) onWindowUpdate(f frameHeader, payload []byte) error {
 		}
 		c.window += n
 	} else {
-		c.answerReady() // the stream may be one of these requests
+		c.answerReady() // the stream may belong to a complete request that is not submitted
 		s := c.find(f.stream)
 		switch {
 		case s == nil:
@@ -88,14 +88,14 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 		}
 		switch s.ID { //nolint:exhaustive // the others have no effect on a server
 		case http2.SettingHeaderTableSize:
-			c.answerReady() // answers to earlier requests use the former size
+			c.answerReady() // the former size applies to answers to earlier requests
 			c.table.resize(s.Val)
 		case http2.SettingInitialWindowSize:
 			initial = int64(s.Val)
 		}
 	}
 	cost := 1
-	if initial != c.initial { // once per frame, even if the frame has several values
+	if initial != c.initial { // counted once per frame, even if the frame has several values
 		c.initial = initial
 		cost += len(c.open) / streamsLookedAt
 		for _, s := range c.open {
@@ -229,7 +229,7 @@ func (c *conn) tick(now time.Time) {
 		c.mu.Unlock()
 		return
 	case c.block.stream != 0 && late(c.block.since, blockTimeout):
-		c.block.since = now // so that the next tick does not do the same
+		c.block.since = now // the next tick then does not do the same
 		c.mu.Unlock()
 		c.server.goroutines.Go(func() {
 			c.fail(&connError{http2.ErrCodeEnhanceYourCalm, "a header block stays incomplete"})
@@ -270,7 +270,7 @@ func (c *conn) restoreConnWindow() {
 	c.out, c.spare, c.arrived, c.free = nil, nil, nil, nil
 	if _, can := c.nc.(awaiter); can {
 		c.roused = true
-		_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // makes the reader call rest
+		_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // ends the present read, after which the reader calls rest
 	}
 }
 

@@ -25,14 +25,15 @@ type outcome struct {
 	end     objection
 }
 
-// objection is how a server objects: it resets a stream, answers with 400, or ends the connection. The zero objection is
-// none.
+// objection is the reaction of a server to an invalid frame: it resets a stream, answers with 400, or ends
+// the connection. The zero objection means that there was none.
 type objection struct {
 	how  string
 	code http2.ErrCode
 }
 
-// accepted has the different objections to one frame that both are right: of this package and of the library.
+// accepted lists pairs of different objections to one frame, of this package and of the library, that are
+// both right. The values are the reasons.
 var accepted = map[[2]objection]string{
 	{{"GOAWAY", http2.ErrCodeProtocol}, {"reset", http2.ErrCodeProtocol}}:      "a frame on a stream that is idle or not a client's, or too much padding: the library is more patient than RFC 9113, 5.1 and 6.2",
 	{{"reset", http2.ErrCodeProtocol}, {"status 400", 0}}:                      "a field that HTTP/2 does not have: RFC 9113, 8.1.1 has a stream error",
@@ -45,8 +46,8 @@ var accepted = map[[2]objection]string{
 	{{"reset", http2.ErrCodeProtocol}, {"status 200 without an answer", 0}}:    "a body that is not as long as content-length: RFC 9113, 8.1.1 has a stream error; the library tells only the handler",
 }
 
-// exchange sends each of the frames of a script to a server, and waits after each one until the server has done all that
-// it does about it. It ends with the first frame to which the server objects.
+// exchange sends the frames of a script to a server, one by one. After each frame it waits until the server
+// has reacted completely. It ends with the first frame to which the server objects.
 func exchange(t *testing.T, nc net.Conn, steps []byte) outcome {
 	o := outcome{streams: map[uint32]string{}}
 	var mu sync.Mutex // guards o
@@ -80,7 +81,7 @@ func exchange(t *testing.T, nc net.Conn, steps []byte) outcome {
 		if c.write() != nil {
 			break
 		}
-		time.Sleep(time.Millisecond) // in a bubble: until all goroutines wait
+		time.Sleep(time.Millisecond) // in a synctest bubble: waits until all goroutines are blocked
 		if len(script) == 0 {
 			break
 		}
@@ -137,7 +138,7 @@ func (o *outcome) see(frame http2.Frame, decoder *hpack.Decoder) error {
 	return nil
 }
 
-// oddStep writes a frame that a client may send, or must not.
+// oddStep writes a frame that is valid or invalid.
 func (c *client) oddStep(s *script) {
 	stream := func() uint32 { return one(s, 1, 1, 3, 3, 5, c.next, c.next, c.next+2, 0, 2) }
 	end := func() bool { return s.next()%2 == 0 }
@@ -166,7 +167,7 @@ func (c *client) oddStep(s *script) {
 		_ = c.to.WriteRSTStream(stream(), http2.ErrCodeCancel)
 	case 5:
 		id, n := stream(), one(s, uint32(0), 1, 100, 1<<31-1)
-		if n == 0 { // on a stream that is over, servers may ignore it or not
+		if n == 0 { // on a stream that has ended, a server may ignore the frame or object to it
 			id = 0
 		}
 		_ = c.to.WriteWindowUpdate(id, n)
@@ -196,13 +197,15 @@ func (c *client) oddStep(s *script) {
 	}
 }
 
-// emptyPools empties the pools of the library: their channels must not get from one bubble of synctest to the next.
+// emptyPools empties the pools of the library. They contain channels, which must not move from one synctest
+// bubble to the next.
 func emptyPools() {
 	runtime.GC()
 	runtime.GC()
 }
 
-// ofThisPackage and ofTheLibrary are what a client sees of two servers with the same handler.
+// ofThisPackage and ofTheLibrary return the outcome of a script at the two servers, which have the same
+// handler.
 func ofThisPackage(t *testing.T, steps []byte) outcome {
 	nc, err := serve(t, &echo{}).Dial()
 	if err != nil {
@@ -230,8 +233,8 @@ func ofTheLibrary(t *testing.T, steps []byte) outcome {
 	return exchange(t, nc, steps)
 }
 
-// FuzzAgainstTheLibrary sends the same frames to this package and to golang.org/x/net/http2, with the same handler: both
-// must answer the same streams in the same way, and end the connection for the same reason.
+// FuzzAgainstTheLibrary sends the same frames to this package and to golang.org/x/net/http2, with the same
+// handler. Both must answer the same streams in the same way, and end the connection for the same reason.
 func FuzzAgainstTheLibrary(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 1, 3, 0, 0, 2, 0, 0})
 	random := rand.New(rand.NewPCG(1, 2))

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// FuzzFrames checks that the server neither panics nor hangs, and sends only valid HTTP/2, whatever bytes
+// FuzzFrames requires that the server neither panics nor hangs, and sends only valid HTTP/2, whatever bytes
 // follow the preface.
 func FuzzFrames(f *testing.F) {
 	c := client{to: http2.NewFramer(nil, nil)}
@@ -91,7 +91,7 @@ func FuzzHeads(f *testing.F) {
 	})
 }
 
-// script describes the actions of a client, with a few bytes for each step.
+// script is a byte string that selects the actions of a client.
 type script []byte
 
 func (s *script) next() int {
@@ -103,7 +103,7 @@ func (s *script) next() int {
 	return int(b)
 }
 
-// one returns one of its arguments.
+// one returns the argument that the next byte of the script selects.
 func one[T any](s *script, of ...T) T { return of[s.next()%len(of)] }
 
 // step executes the next step of s. pause is how long the client then waits, after it has sent everything.
@@ -140,8 +140,9 @@ func (c *client) step(s *script) (pause time.Duration) {
 	return 0
 }
 
-// FuzzClients plays clients that send valid frames, but at any time, in any order and on any stream. What
-// they receive is valid HTTP/2 within their windows. When they have gone, nothing is left over.
+// FuzzClients runs clients that send valid frames, but at any time, in any order and on any stream. They must
+// receive valid HTTP/2 within their windows. When they have disconnected, the server must have released
+// everything.
 func FuzzClients(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 10, 0, 0, 4, 0, 10, 3}, false)
 	f.Add([]byte{7, 0, 0, 4, 0, 5, 3, 10, 1, 7, 3, 10, 1}, true)
@@ -167,7 +168,7 @@ func FuzzClients(f *testing.F) {
 					}
 				}
 				_ = c.write()
-				time.Sleep(time.Hour) // until everything is answered or has timed out
+				time.Sleep(time.Hour) // waits until everything is answered or has timed out
 				conn.consistent(t)
 				c.nc.Close()
 			}()
@@ -203,7 +204,7 @@ func FuzzClients(f *testing.F) {
 	})
 }
 
-// consistent checks that the counters of a connection match its content.
+// consistent checks that the counters of a connection match its streams and requests.
 func (c *conn) consistent(t *testing.T) {
 	t.Helper()
 	c.mu.Lock()

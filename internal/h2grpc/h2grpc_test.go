@@ -50,12 +50,13 @@ func TestStatusesArePercentEncoded(t *testing.T) {
 	})
 }
 
-// A request may be divided into any frames, with padding and priorities, and into any writes.
+// The server must accept a request that is divided into any frames, with padding and priorities, and into any
+// writes.
 func TestHoweverARequestIsCut(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		synctest.Test(t, func(t *testing.T) {
 			c := dial(t, serve(t, &echo{}))
-			_ = c.to.WriteWindowUpdate(0, 1<<20) // for all answers
+			_ = c.to.WriteWindowUpdate(0, 1<<20) // the window for all answers
 			want := map[uint32]string{}
 			for range rapid.IntRange(1, 4).Draw(rt, "requests") {
 				message := strings.Repeat("m", rapid.SampledFrom([]int{0, 1, 50, 20_000}).Draw(rt, "length"))
@@ -175,7 +176,7 @@ func TestAnswersWaitForTheWindow(t *testing.T) {
 		if r := c.answer(long); len(r.message()) != 100_000 {
 			t.Errorf("%d bytes", len(r.message()))
 		}
-		for i := range 10 { // no byte of the windows is lost
+		for i := range 10 { // the windows must be the same as at the start
 			c.must(fmt.Sprint(i), fmt.Sprint(i))
 		}
 	})
@@ -209,12 +210,12 @@ func TestUnusualRequestsAreHandedOver(t *testing.T) {
 				_ = c.to.WriteData(id, true, framed(""))
 				return id
 			},
-			"POST " + path + " 7": func() uint32 { // compressed
+			"POST " + path + " 7": func() uint32 { // the flag for compression is set
 				id := c.open(c.fields())
 				_ = c.to.WriteData(id, true, []byte{1, 0, 0, 0, 2, 'a', 'b'})
 				return id
 			},
-			"POST " + path + " 3": func() uint32 { // not even a complete prefix
+			"POST " + path + " 3": func() uint32 { // an incomplete prefix
 				id := c.open(c.fields())
 				_ = c.to.WriteData(id, true, []byte{0, 0, 0})
 				return id
@@ -240,7 +241,7 @@ func TestUnusualRequestsAreHandedOver(t *testing.T) {
 		}
 		id := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a", "content-type", "application/grpc"))
 		long := 3 * streamWindow
-		go func() { // as much as the window allows, repeatedly
+		go func() { // sends as much as the window allows, repeatedly
 			for range long / 16_000 {
 				_ = c.to.WriteData(id, false, make([]byte, 16_000))
 				if c.write() != nil {
@@ -257,7 +258,7 @@ func TestUnusualRequestsAreHandedOver(t *testing.T) {
 	})
 }
 
-// A request that is not gRPC is refused when all of it has arrived, or more than is worth reading.
+// A request that is not gRPC must be refused when all of it has arrived, or when it exceeds maxRefused.
 func TestOtherRequestsThanGRPCAreRefused(t *testing.T) {
 	ask := []string{":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc"}
 	with := func(name, value string) []string {

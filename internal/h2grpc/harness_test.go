@@ -31,7 +31,7 @@ const path = "/echo.Echo/Echo"
 // answered "late".
 type echo struct {
 	room  delay.Room
-	store backend.Store // decides all requests except those that start with "now"; if nil, all are known at once
+	store backend.Store // decides all requests except those that start with "now"; if nil, all requests are known at once
 
 	mu       sync.Mutex
 	batches  []int // the number of requests of each batch

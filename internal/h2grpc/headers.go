@@ -55,7 +55,7 @@ type headReader struct {
 
 	known     []byte // a block that does not change the table; empty means none
 	knownHead head   // the meaning of known; valid as long as the table does not change
-	other     head   // the meaning of a block that is not known
+	other     head   // the meaning of a block that is not cached
 }
 
 func newHeadReader(path string) *headReader {

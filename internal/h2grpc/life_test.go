@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 )
 
-// start is serve for tests that stop the server themselves.
+// start is like serve, for tests that stop the server themselves.
 func start(t *testing.T, edit ...func(*Config)) (*Server, *bufconn.Listener) {
 	t.Helper()
 	c := Config{Path: path, Method: &echo{}, Others: http.HandlerFunc(others), Inline: true}
@@ -51,7 +51,7 @@ func TestStopWaitsForRequestsInFlight(t *testing.T) {
 		if _, err := l.Dial(); err == nil {
 			t.Error("the server still listens")
 		}
-		// The client may not have read GOAWAY yet. Requests that it sends before are still answered.
+		// The client may not have read GOAWAY yet. The server must still answer requests that it sends before.
 		meanwhile := c.ask("meanwhile")
 		c.flush()
 		pinged := [8]byte{}
@@ -78,7 +78,7 @@ func TestStopWaitsForRequestsInFlight(t *testing.T) {
 		if code := c.ends(); code != http2.ErrCodeNo || c.reply(late).ended {
 			t.Errorf("%v, %+v", code, c.reply(late))
 		}
-		<-stopped // also with a client that sends nothing
+		<-stopped // the connection ends even if the client sends nothing
 		silent.ends()
 		s.Stop(context.Background()) // a second call has no effect
 	})
@@ -88,7 +88,7 @@ func TestStopIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, l := start(t)
 		c := dial(t, l)
-		c.open(c.fields()) // never complete
+		c.open(c.fields()) // requests that are never complete
 		c.flush()
 		other := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a", "content-type", "application/grpc"))
 		c.flush()
@@ -142,7 +142,7 @@ func TestOldConnectionsEnd(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		}
-		if age := time.Since(began); age < 54*time.Second || age > 68*time.Second { // up to a tenth less or more, and a tick
+		if age := time.Since(began); age < 54*time.Second || age > 68*time.Second { // the age varies by a tenth, plus a tick
 			t.Errorf("drained after %v", age)
 		}
 		stubborn.ends()
@@ -180,7 +180,7 @@ func TestTheGraceOfOldConnectionsStartsWithGOAWAY(t *testing.T) {
 	}
 }
 
-// A connection without a request ends even if the client sends pings.
+// A connection without a request must end, even if the client sends pings.
 func TestIdleConnectionsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const idle = time.Minute
@@ -202,7 +202,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 			if code := pings.ends(); code != http2.ErrCodeNo {
 				t.Errorf("%v", code)
 			}
-			if took := time.Since(began); took < idle || took > idle+10*time.Second { // 5 s for a client that does not answer
+			if took := time.Since(began); took < idle || took > idle+10*time.Second { // the server waits 5 s for a client that does not answer
 				t.Errorf("ended after %v", took)
 			}
 		})
@@ -220,15 +220,15 @@ func TestIdleConnectionsEnd(t *testing.T) {
 func TestPingsAreAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
-		for i := range 20 { // rarely
+		for i := range 20 { // pings with long pauses are allowed
 			c.ping(byte(i))
 			time.Sleep(pingEvery)
 		}
-		for i := range 20 { // often, with an answer to a request each time
+		for i := range 20 { // pings without a pause are allowed after each answer to a request
 			c.ping(byte(i))
 			c.must("m", "m")
 		}
-		for range 5 { // as many as are tolerated; each answer allows as many again
+		for range 5 { // this many pings are tolerated; each answer allows as many again
 			c.must("m", "m")
 			for i := range 1 + pingStrikes {
 				c.ping(byte(i))
@@ -284,8 +284,8 @@ func TestResetsFreeHeldMemory(t *testing.T) {
 
 const ms = time.Millisecond
 
-// slow tests a server whose Store takes 3 ms. Requests may wait for 10 ms, and 2 ms before the caller's
-// deadline are reserved for the answer.
+// slow runs test with a server whose Store takes 3 ms. Requests may wait for 10 ms. The last 2 ms before the
+// caller's deadline are reserved for the answer.
 func slow(t *testing.T, test func(*testing.T, *echo, *slowStore, *client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -296,7 +296,7 @@ func slow(t *testing.T, test func(*testing.T, *echo, *slowStore, *client)) {
 	})
 }
 
-// Known answers are sent at once, even if they arrived together with requests that need the Store.
+// Known answers must be sent at once, even if they arrived together with requests that need the Store.
 func TestKnownAnswersLeaveAtOnce(t *testing.T) {
 	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
 		start := time.Now()
@@ -316,7 +316,7 @@ func TestKnownAnswersLeaveAtOnce(t *testing.T) {
 				t.Errorf("slow %d, after %v: %+v", i, time.Since(start), r)
 			}
 		}
-		// A client that resets a request just before its answer gets neither that answer nor the answer to
+		// A client that resets a request just before its answer must get neither that answer nor the answer to
 		// another request.
 		id := c.ask("now gone")
 		_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
@@ -328,7 +328,7 @@ func TestKnownAnswersLeaveAtOnce(t *testing.T) {
 	})
 }
 
-// The requests of one read that have the same deadline form one batch, up to a bound.
+// The requests of one read that have the same deadline must form one batch, up to a bound.
 func TestOneReadIsOneBatch(t *testing.T) {
 	slow(t, func(t *testing.T, m *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
 		var ids []uint32
@@ -368,15 +368,15 @@ func TestOneReadIsOneBatch(t *testing.T) {
 	})
 }
 
-// Answers arrive by the timeout, or by the caller's deadline, whether the request was sent to the Store or
-// waits.
+// Answers must arrive by the timeout, or by the caller's deadline, whether the request was sent to the Store
+// or waits.
 func TestAnswersAreInTime(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 		s.delay.Store(int64(time.Hour))
 		for _, test := range []struct {
 			timeout string
 			want    time.Duration
-		}{{"1H", 10 * ms}, {"8m", 6 * ms}, {"2m", 0}, {"12m", 10 * ms}, {"11m", 9 * ms}} { // from the third on, the store is busy
+		}{{"1H", 10 * ms}, {"8m", 6 * ms}, {"2m", 0}, {"12m", 10 * ms}, {"11m", 9 * ms}} { // the store is busy from the third request on
 			id := c.ask("m", "grpc-timeout", test.timeout)
 			c.flush()
 			began := time.Now()
@@ -399,7 +399,7 @@ func TestAnswersAreInTime(t *testing.T) {
 	})
 }
 
-// The deadline of a request counts from its headers, not from the end of a slow body.
+// The deadline of a request must count from its headers, not from the end of a slow body.
 func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 	ask := func(c *client, timeout string, slowly time.Duration) *reply {
 		id := c.open(c.fields("grpc-timeout", timeout))
@@ -432,7 +432,7 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 			t.Errorf("late: %+v", r)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // requests for Config.Others
+	synctest.Test(t, func(t *testing.T) { // Config.Others serves these requests
 		var reported []string
 		c := dial(t, serve(t, &echo{}, func(c *Config) {
 			c.Others = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -469,7 +469,7 @@ func TestAShortDeadlineAffectsOneRequestOnly(t *testing.T) {
 
 func TestResetsOfSubmittedRequests(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
-		for range 5 * maxStreams / 1000 { // more than may be in flight at the same time
+		for range 5 * maxStreams / 1000 { // the server allows fewer requests in flight
 			for range 1000 {
 				_ = c.to.WriteRSTStream(c.ask("m"), http2.ErrCodeCancel)
 			}
@@ -492,7 +492,7 @@ func TestResetsOfSubmittedRequests(t *testing.T) {
 	})
 }
 
-// Completing a request does not wait for the client. The client gets all answers when it reads.
+// Completing a request must not wait for the client. The client must get all answers when it reads.
 func TestCompletingDoesNotWaitForTheClient(t *testing.T) {
 	store := newSlowStore(1)
 	m := &echo{store: store}
@@ -510,7 +510,7 @@ func TestCompletingDoesNotWaitForTheClient(t *testing.T) {
 	c := greet(t, nc, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 24})
 	_ = c.to.WriteWindowUpdate(0, 1<<30)
 	var ids []uint32
-	for range 60 { // more than the kernel buffers
+	for range 60 { // the kernel buffers fewer bytes
 		ids = append(ids, c.ask("long 200000"))
 		c.flush()
 		time.Sleep(ms)

@@ -13,9 +13,9 @@ type operation struct {
 	conn     *conn
 	batch    Batch
 	messages []byte    // copies of the messages, unless Config.Inline
-	requests []request // not reallocated while batch refers to them
+	requests []request // not reallocated while batch uses them
 	arrived  time.Time
-	deadline time.Time // of the callers; zero means none
+	deadline time.Time // the deadline of the callers; zero means none
 	weight   int       // the weight that is counted in outstanding
 	size     int       // the size that is counted in conn.submitted
 
@@ -99,7 +99,7 @@ func (o *operation) fill(c *conn, list []arrival) (n int) {
 		message, canceled := a.message, (*atomic.Bool)(nil)
 		if !inline {
 			from := len(o.messages)
-			o.messages = append(o.messages, a.message...) // earlier requests may refer to the former array
+			o.messages = append(o.messages, a.message...) // batch may still use the former array
 			message, canceled = o.messages[from:len(o.messages):len(o.messages)], &r.canceled
 		}
 		o.batch.Add(message, o.arrived, a.left, canceled)

@@ -55,7 +55,7 @@ func (s *heldStore) complete() {
 	}
 }
 
-// One reply flushes each connection once, however many of its requests it completes.
+// One reply must flush each connection once, however many of its requests it completes.
 func TestOneReplyFlushesEachConnectionOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &heldStore{}
@@ -68,7 +68,7 @@ func TestOneReplyFlushesEachConnectionOnce(t *testing.T) {
 			c := newClient(t, nil)
 			nc.in <- bytes.Clone(c.out.Bytes()[:len(http2.ClientPreface)])
 			nc.in <- bytes.Clone(c.out.Bytes()[len(http2.ClientPreface):])
-			for range 2 { // in two reads
+			for range 2 { // the server reads these requests in two parts
 				c.out.Reset()
 				for range 16 {
 					c.ask("m")
@@ -97,9 +97,9 @@ func TestOneReplyFlushesEachConnectionOnce(t *testing.T) {
 	})
 }
 
-// While very much is outstanding, a connection with little continues. Another connection waits. The
-// requests that it has read are answered by their deadline and not charged. It continues when there is
-// room.
+// While the outstanding weight is at its bound, a connection with little weight must continue. Another
+// connection must wait. The requests that it has read must be answered by their deadline without being
+// charged. It must continue when there is room.
 func TestWaitingForRoomEndsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const patience = 10 * ms
@@ -125,7 +125,7 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 		}
 		much := dial(t, l)
 		ask := func(more ...string) (id uint32) {
-			time.Sleep(ms) // until the server has read everything
+			time.Sleep(ms) // waits until the server has read everything
 			for range ownOutstanding + 1 {
 				id = much.ask("much", more...)
 			}
@@ -159,8 +159,8 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 	})
 }
 
-// The connection is not read for a while. Deadlines of requests that arrive meanwhile count from the last
-// read, because the requests may have arrived right after it.
+// The connection is not read for a while. The deadlines of requests that arrive meanwhile must count from the
+// last read, because the requests may have arrived right after it.
 func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &heldStore{}
@@ -190,7 +190,7 @@ func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 				t.Fatalf("%d: %+v after %v", id, r, time.Since(began))
 			}
 		}
-		time.Sleep(ms) // requests that arrive now are not late
+		time.Sleep(ms) // requests that arrive from now on must not be late
 		fresh := second.ask("fresh")
 		second.flush()
 		synctest.Wait()
@@ -201,7 +201,7 @@ func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 	})
 }
 
-// A closed connection waits for room no longer than its requests do, and then charges nothing.
+// A closed connection must not wait for room longer than its requests do, and must then charge nothing.
 func TestAClosedConnectionDoesNotWaitForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &heldStore{}
@@ -233,8 +233,8 @@ func TestAClosedConnectionDoesNotWaitForRoom(t *testing.T) {
 	})
 }
 
-// Connections are admitted in the order of arrival. A connection that fits within its own part is admitted
-// before its turn.
+// Connections must be admitted in the order of arrival. A connection that fits within its own part must be
+// admitted before its turn.
 func TestTurns(t *testing.T) {
 	var all outstanding
 	var ops []*operation
@@ -302,8 +302,8 @@ func (s *lateStore) Submit(b *backend.Batch) {
 // nameOf returns a number that identifies a message.
 func nameOf(message []byte) int64 { return 1 + int64(crc32.ChecksumIEEE(message)) }
 
-// A decision of the Store after the deadline must not be written into another request that has since taken
-// the same memory. The race detector reports it if it is.
+// If the Store decides after the deadline, its decision must not be written into another request that uses
+// the same memory by then. The race detector would report it.
 func TestALateDecisionReachesNoOtherRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := serve(t, &echo{store: inTime(&lateStore{}, 4*ms, 0)}, func(c *Config) { c.Patience = 4 * ms })
@@ -336,6 +336,6 @@ func TestALateDecisionReachesNoOtherRequest(t *testing.T) {
 			})
 		}
 		wg.Wait()
-		time.Sleep(time.Second) // until everything has ended
+		time.Sleep(time.Second) // waits until everything has ended
 	})
 }

@@ -178,7 +178,7 @@ func (b *body) Read(p []byte) (int, error) {
 
 // Close implements io.Closer.
 func (b *body) Close() error {
-	b.end(errors.New("body closed by handler")) // grpc-go compares this text
+	b.end(errors.New("body closed by handler")) // grpc-go looks for this text
 	return nil
 }
 

@@ -110,8 +110,8 @@ func (c *conn) fail(reason *connError) {
 	c.flush()
 }
 
-// linger gives the client time to read the GOAWAY. If the socket is closed with unread bytes, the kernel
-// discards bytes that the client has not received yet.
+// linger gives the client time to read the GOAWAY. If a socket is closed while it has unread bytes, the
+// kernel also discards bytes that the client has not received yet.
 func (c *conn) linger() {
 	c.closeWrite()
 	_ = c.nc.SetReadDeadline(time.Now().Add(lingering))

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 )
 
-// An idle connection releases its read buffer at a tick. Requests that arrive at that moment must be
+// At a tick, an idle connection releases its read buffer. Requests that arrive at that moment must be
 // answered.
 func TestRequestsAtTheMomentOfRestAreAnswered(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -27,7 +27,7 @@ func TestRequestsAtTheMomentOfRestAreAnswered(t *testing.T) {
 	c := greet(t, nc)
 	for range 500 {
 		c.must("m", "m")
-		time.Sleep(110 * time.Microsecond) // about a tick, so that the next request arrives when the connection begins to rest
+		time.Sleep(110 * time.Microsecond) // waits for about a tick, so that the next request arrives when the connection releases its buffer
 	}
 	now, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -109,7 +109,7 @@ type Server struct {
 	operations  sync.Pool
 	outstanding outstanding
 	held        atomic.Int64 // the bytes of requests and answers that connections hold, which is the sum of conn.counted
-	count       atomic.Int64 // number of connections
+	count       atomic.Int64 // the number of open connections
 
 	goroutines sync.WaitGroup
 	closing    chan struct{} // closed when the listeners are

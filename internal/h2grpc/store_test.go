@@ -15,7 +15,7 @@ import (
 // past their deadline.
 type slowStore struct {
 	delay atomic.Int64
-	ended atomic.Int64 // batches
+	ended atomic.Int64 // batches in progress
 	known func(key []byte) bool
 
 	mu    sync.Mutex
@@ -94,8 +94,8 @@ func (s *slowStore) end(b *backend.Batch) {
 	s.ended.Add(1)
 }
 
-// inTime ends the batches of s like the outermost wrapper of the server: after timeout, and margin before
-// the caller's deadline.
+// inTime ends the batches of s early, as the outermost wrapper of the server does: after timeout, and margin
+// before the caller's deadline.
 func inTime(s backend.Store, timeout, margin time.Duration) backend.Store {
 	return stores.Deadline(s, timeout, margin, func(value any) { panic(value) })
 }

@@ -107,7 +107,7 @@ func (c *conn) drop(s *stream) {
 	s.buffered = 0
 	switch s.state {
 	case waiting:
-		c.undead++ // counted until its operation is completed
+		c.undead++ // it counts until its operation is completed
 		if s.canceled != nil {
 			s.canceled.Store(true)
 		}
@@ -252,7 +252,7 @@ func (c *conn) answer(o *operation, i int) {
 	r := &o.requests[i]
 	if s := r.stream; s != nil {
 		c.forgetBody(s)
-		s.state = coming // so that drop does not count it as undead
+		s.state = coming // so that drop does not add it to conn.undead
 	}
 	switch {
 	case !r.finished:

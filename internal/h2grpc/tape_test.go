@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// tape is a connection that reads bytes from the test, and reports the length of each write.
+// tape is a connection whose input comes from the test. It reports the length of each write.
 type tape struct {
 	net.Conn
 	in  chan []byte

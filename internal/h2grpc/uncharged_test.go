@@ -10,7 +10,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// A request whose deadline leaves no time for an answer of the store is not charged, whatever arrives
+// A request whose deadline leaves no time for an answer of the store must not be charged, whatever arrives
 // together with it.
 func TestWithoutTimeNothingIsCharged(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
@@ -38,7 +38,8 @@ func TestWithoutTimeNothingIsCharged(t *testing.T) {
 	})
 }
 
-// Requests that wait in the store's queue are not charged if the client resets them or its connection ends.
+// Requests that wait in the store's queue must not be charged if the client resets them or its connection
+// ends.
 func TestAbandonedRequestsAreNotCharged(t *testing.T) {
 	for name, leave := range map[string]func(c *client, ids []uint32){
 		"reset": func(c *client, ids []uint32) {
@@ -73,7 +74,7 @@ func TestAbandonedRequestsAreNotCharged(t *testing.T) {
 					c.must("m", "m")
 				}
 				want := map[string][]int{"reset": {1, 1, 1}, "connection ended": {1, 1}}[name]
-				time.Sleep(time.Second) // until everything has ended
+				time.Sleep(time.Second) // waits until everything has ended
 				if n := s.taken(); !slices.Equal(n, want) {
 					t.Errorf("charges %v, want %v", n, want)
 				}

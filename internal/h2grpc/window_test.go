@@ -8,7 +8,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// The window of the connection bounds the answers of all streams, to the byte.
+// The window of the connection must bound the answers of all streams, to the byte.
 func TestNoMoreBytesThanGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
@@ -25,7 +25,7 @@ func TestNoMoreBytesThanGranted(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			_ = c.nc.SetReadDeadline(time.Now().Add(time.Second)) // surplus bytes would have arrived by then
+			_ = c.nc.SetReadDeadline(time.Now().Add(time.Second)) // any surplus bytes would have arrived by now
 			for _, err := c.read(); err == nil; _, err = c.read() {
 			}
 			_ = c.nc.SetReadDeadline(time.Time{})

@@ -27,7 +27,7 @@ var (
 	wrongAdjustment  = kind{"wrong-adjustment", "The adjustment cannot be made", http.StatusBadRequest}
 )
 
-// An answer lists defaultEntries entries of the audit, or up to maxEntries if the request says so.
+// An answer lists defaultEntries entries of the audit. A request can ask for up to maxEntries.
 const defaultEntries, maxEntries = 50, 1000
 
 // paths lists the paths and methods.

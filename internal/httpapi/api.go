@@ -45,8 +45,9 @@ func (a *API) routes(mux *http.ServeMux) {
 	mux.Handle("/v1/", a.byOwnName(a.guard(nil)))
 }
 
-// byOwnName refuses requests with a foreign host name if no token is required. A web page's name may
-// resolve to this machine, and for the browser the page then has the same origin.
+// byOwnName refuses requests with another host name than this machine's, if no token is required. Otherwise a
+// web site could make its own name resolve to this machine. A browser would then let its pages send requests
+// and read the answers.
 func (a *API) byOwnName(next http.Handler) http.Handler {
 	if a.Token != nil {
 		return next
@@ -94,7 +95,7 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 				w.Header().Add("Allow", allowed)
 			}
 			wrongMethod.write(w, "", "")
-		case origin.Check(r) != nil: // a page in a browser; without a token, nothing else stops it
+		case origin.Check(r) != nil: // the origin of a web page in a browser; without a token, only this check stops the page
 			crossOrigin.write(w, "", "")
 		default:
 			handle(w, r)
@@ -205,7 +206,7 @@ func mistake(w http.ResponseWriter, err error) {
 		reusedID.write(w, "request_id: it was used for another request; use a new one for each request", "")
 	case errors.Is(err, backend.ErrPending):
 		inProgress.write(w, "the same request_id is being decided, or its outcome is unknown; nothing was consumed now; repeat the request later", "")
-	case errors.Is(err, backend.ErrUnavailable): // its text contains addresses, which are not exposed to clients
+	case errors.Is(err, backend.ErrUnavailable): // the text of the error contains addresses, which clients must not see
 		unavailable.write(w, "the backend did not answer in time; the request may or may not have been charged; repeat it with a request_id", "")
 	case !ok:
 		unavailable.write(w, err.Error(), "")

@@ -99,9 +99,8 @@ func (a *API) answer(w http.ResponseWriter, ask *apiRequest) {
 	send(w, code, "application/json", said)
 }
 
-// spread returns the number of ms by which the times in the answer are delayed, so that clients with the
-// same retry time do not all return at once. Times never become earlier. A repeated request with the same
-// id gets the same value.
+// spread returns the delay of the times in the answer, in ms, so that clients with the same retry time do not
+// all return at once. Times never become earlier. A repeated request with the same id gets the same delay.
 func (ask *apiRequest) spread() int64 {
 	if ask.id == "" || ask.jitter == 0 {
 		return rand.Int64N(ask.jitter + 1)
@@ -180,7 +179,7 @@ func (a *API) answerOf(ask *apiRequest) apiAnswer {
 	for i := range c.Results {
 		l := answerOfLimit(c, &c.Results[i])
 		said.Degraded = said.Degraded || l.Degraded
-		if ask.settles { // the work is already done
+		if ask.settles { // the work is done already, so there is nothing to wait for
 			l.Wait = 0
 		}
 		if said.OK {

@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// Requests with limits of 100 and 10 an hour alternate. Together they get the units of the larger limit,
-// and no more.
+// Requests with limits of 100 and of 10 an hour alternate. Together they must get the units of the larger
+// limit, and no more.
 func TestNumbersThatAlternateForgetNothing(t *testing.T) {
 	for _, algorithm := range []string{"token_bucket", "fixed_window", "leaky_bucket"} {
 		h, _ := onClock(t, func(a *API) { a.Inline = config.Inline })
@@ -22,7 +22,7 @@ func TestNumbersThatAlternateForgetNothing(t *testing.T) {
 		for i := range 1000 {
 			rate, capacity := [...]int{100, 10}[i%2], [...]int{100, 10}[i%2]
 			if algorithm == "leaky_bucket" {
-				capacity-- // one unit is served at once
+				capacity-- // one unit is available at once
 			}
 			for _, path := range []string{"/v1/check", "/v1/limit"} {
 				w := call(h, "POST", path, fmt.Sprintf(
@@ -38,7 +38,7 @@ func TestNumbersThatAlternateForgetNothing(t *testing.T) {
 	}
 }
 
-// If a limit is lowered, denies, and is raised again, consumed units stay consumed.
+// Consumed units must stay consumed if a limit is lowered, denies, and is raised again.
 func TestALimitPutBackForgetsNothing(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
@@ -69,8 +69,8 @@ func TestALimitPutBackForgetsNothing(t *testing.T) {
 	}
 }
 
-// Units that are refunded late have already flowed in again. So canceling late does not raise the bound of
-// any span.
+// The bucket has refilled before a late refund, so the refund is smaller. Late cancelations must not raise
+// the number of units that any span of time admits.
 func TestLateCancellationsLiftNothing(t *testing.T) {
 	h, clock := onClock(t, func(a *API) { a.Inline = config.Inline })
 	const own = `{"domain":"edge","name":"own","config":{"algorithm":"token_bucket","rate":10,"period":"1s","max_reserved":10}`
@@ -97,7 +97,7 @@ func TestLateCancellationsLiftNothing(t *testing.T) {
 	}
 }
 
-// A settlement without a difference is accepted and stored even while the bucket is blocked or in debt.
+// A settlement without a difference must be accepted and stored, even while the bucket is blocked or in debt.
 func TestNothingToSettleIsAlwaysAccepted(t *testing.T) {
 	const limits = `
 domain: edge
@@ -126,7 +126,8 @@ limits:
 	}
 }
 
-// If one limit of a list can never hold its cost, none of them is charged, and the id stays unused.
+// If one limit of a list can never allow its cost, none of them may be charged, and the request_id must stay
+// unused.
 func TestACostThatNeverFitsChargesNothing(t *testing.T) {
 	h, clock := onClock(t)
 	script(t, h, clock,

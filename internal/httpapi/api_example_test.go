@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// The console blocks of the examples are executed.
+// The test runs the console blocks of the examples.
 func TestTheExamplesAnswerAsDocumented(t *testing.T) {
 	for _, name := range []string{"http-api", "convex"} {
 		t.Run(name, func(t *testing.T) {
@@ -46,12 +46,12 @@ func TestTheExamplesAnswerAsDocumented(t *testing.T) {
 	}
 }
 
-// console runs commands as shown in an example. Only sleep moves its clock.
+// console runs commands as an example shows them. Only the command sleep advances its clock.
 type console struct {
 	t     *testing.T
 	clock storetest.Clock
 	ask   func(method, path, body string) string
-	ids   []string // ids of reservations; an example calls them R1, R2, …
+	ids   []string // ids of reservations, which examples call R1, R2, …
 	log   string   // the last request
 }
 
@@ -74,7 +74,7 @@ var (
 	ids    = regexp.MustCompile(`"reservation":"([^"]*)"`)
 )
 
-// run runs a command, and compares its answer with says.
+// run runs a command, and compares its answer with the text says.
 func (c *console) run(command, says string) {
 	c.t.Helper()
 	got := ""

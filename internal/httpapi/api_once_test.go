@@ -49,11 +49,11 @@ func TestARequestWithAnIDIsChargedOnce(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"tokens","key":"bob","ok":true,"remaining":6,"limit":10,"reset_after_ms":19000}]}`},
 		exchangeStep{5000 * ms, "/v1/limit", `{"name":"tokens","key":"bob","count":5,"request_id":"r1"}`, 422,
 			`request_id: it was used for another request; use a new one for each request`},
-		exchangeStep{5000 * ms, "/v1/limit", `{"domain":"other","name":"both","request_id":"r1"}`, 200, // in another domain
+		exchangeStep{5000 * ms, "/v1/limit", `{"domain":"other","name":"both","request_id":"r1"}`, 200, // the same id in another domain
 			`{"ok":true,"limits":[{"name":"both","ok":true,"remaining":0,"limit":1,"reset_after_ms":1000}]}`},
 		exchangeStep{5000 * ms, "/v1/check", `{"name":"send","request_id":"r1"}`, 400,
 			`reservation and request_id belong to /v1/limit: a dry run consumes nothing`},
-		// A denial consumed nothing, so it is not stored: the id can succeed later.
+		// A denial consumes nothing and is not stored, so the same id can succeed later.
 		exchangeStep{5000 * ms, "/v1/limit", `{"name":"few","key":"eve","count":3}`, 200,
 			`{"ok":true,"limits":[{"name":"few","key":"eve","ok":true,"remaining":0,"limit":3,"reset_after_ms":3000}]}`},
 		exchangeStep{5000 * ms, "/v1/limit", `{"name":"few","key":"eve","request_id":"r3"}`, 429,
@@ -62,7 +62,7 @@ func TestARequestWithAnIDIsChargedOnce(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"few","key":"eve","ok":true,"remaining":0,"limit":3,"reset_after_ms":3000}]}`},
 		exchangeStep{9000 * ms, "/v1/limit", `{"name":"few","key":"eve","request_id":"r3"}`, 200,
 			`{"ok":true,"limits":[{"name":"few","key":"eve","ok":true,"remaining":0,"limit":3,"reset_after_ms":3000}]}`},
-		exchangeStep{606_000 * ms, "/v1/limit", `{"name":"few","key":"eve","request_id":"r3"}`, 200, // ten minutes later
+		exchangeStep{606_000 * ms, "/v1/limit", `{"name":"few","key":"eve","request_id":"r3"}`, 200, // ten minutes have passed, so the answer is no longer stored
 			`{"ok":true,"limits":[{"name":"few","key":"eve","ok":true,"remaining":2,"limit":3,"reset_after_ms":1000}]}`},
 	)
 }
@@ -106,14 +106,14 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 	none := reserve(t, h, `{"name":"tokens","key":"c","count":0,"reserve":true}`)
 	as := reserve(t, h, `{"name":"tokens","key":"d","count":3,"reserve":true}`)
 	script(t, h, clock,
-		exchangeStep{0, "/v1/limit", settleBody(less, "12"), 200, // the bucket is still below zero, but there is no wait, because the work is done
+		exchangeStep{0, "/v1/limit", settleBody(less, "12"), 200, // the bucket is still below zero, but the client need not wait, because the work is done
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
-		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "12"), 200, // the same answer
+		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "12"), 200, // a repeated request gets the same answer
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
 		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "13"), 409, `the reservation was settled with another count before; the first count stays in force`},
 		exchangeStep{12_000 * ms, "/v1/check", `{"name":"tokens","key":"a","count":0}`, 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
-		exchangeStep{12_000 * ms, "/v1/limit", settleBody(more, "11"), 200, // 2 of 10 at first, all refunded by now, and 9 more
+		exchangeStep{12_000 * ms, "/v1/limit", settleBody(more, "11"), 200, // 2 of 10 were reserved and have refilled since; now 9 more are charged
 			`{"ok":true,"limits":[{"name":"tokens","key":"b","ok":true,"remaining":1,"limit":10,"reset_after_ms":54000}]}`},
 		exchangeStep{12_000 * ms, "/v1/limit", settleBody(none, "4"), 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"c","ok":true,"remaining":6,"limit":10,"reset_after_ms":24000}]}`},
@@ -130,11 +130,11 @@ func TestASettlementThatIsTooMuch(t *testing.T) {
 	credit := reserve(t, h, `{"name":"credit","key":"a","count":2,"reserve":true}`)
 	script(t, h, clock,
 		exchangeStep{at, "/v1/limit", settleBody(big, "61"), 400, `limit "tokens": the cost is 31, but the limit can never hold more than 30`},
-		exchangeStep{at, "/v1/limit", settleBody(big, "31"), 429, // a denial consumes nothing, so it can be tried again
+		exchangeStep{at, "/v1/limit", settleBody(big, "31"), 429, // a denial consumes nothing, so the settlement can be repeated
 			`{"ok":false,"retry_after_ms":6000,"limits":[{"name":"tokens","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":180000,"retry_after_ms":6000}]}`},
 		exchangeStep{6000 * ms, "/v1/limit", settleBody(big, "31"), 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":180000}]}`},
-		// With overdraw the rest is charged, down to max_reserved, and the answer says that it was not
+		// With overdraw the rest is charged, down to max_reserved. The answer reports that it was not
 		// available.
 		exchangeStep{6000 * ms, "/v1/limit", settleBody(credit, "100"), 429,
 			`{"ok":false,"retry_after_ms":90000,"limits":[{"name":"credit","key":"a","ok":false,"remaining":0,"limit":10,"reset_after_ms":90000,"retry_after_ms":90000}]}`},
@@ -158,11 +158,11 @@ func TestARefundBelongsToItsWindow(t *testing.T) {
 		exchangeStep{hour, "/v1/limit", settleBody(late, "10"), 410, `the reservation is too old; settle within an hour after its units are available`},
 	)
 	late = reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`)
-	waits := reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`) // 70 - 120: available one hour later
+	waits := reserve(t, h, `{"name":"hourly","key":"b","count":60,"reserve":true}`) // 70 - 120 = -50, which refills in one hour
 	script(t, h, clock,
 		exchangeStep{2*hour - 1, "/v1/limit", settleBody(late, "60"), 200,
 			`{"ok":true,"limits":[{"name":"hourly","key":"b","ok":true,"remaining":0,"limit":100,"reset_after_ms":3600001}]}`},
-		exchangeStep{3*hour - 1, "/v1/limit", settleBody(waits, "0"), 200, // its window has ended, so nothing is refunded
+		exchangeStep{3*hour - 1, "/v1/limit", settleBody(waits, "0"), 200, // the window of the reservation has ended, so nothing is refunded
 			`{"ok":true,"limits":[{"name":"hourly","key":"b","ok":true,"remaining":50,"limit":100,"reset_after_ms":1}]}`},
 	)
 }
@@ -190,7 +190,7 @@ func TestForgedReservationsAreRefused(t *testing.T) {
 	for i := range id {
 		forged := []byte(id)
 		if forged[i]++; forged[i] == id[i]+1 && i == len(id)-1 {
-			forged[i] = 'A' // the last character has unused bits
+			forged[i] = 'A' // the last character of an id has unused bits
 		}
 		if code, text := ask(one, "s3cret", settleBody(string(forged), "1")); code != 404 && string(forged) != id {
 			t.Fatalf("%s: %d %s", forged, code, text)
@@ -233,7 +233,7 @@ func TestSeveralReservedLimits(t *testing.T) {
 		exchangeStep{0, "/v1/limit", settleBody(b.Reservation, "2"), 200, both},
 		exchangeStep{0, "/v1/limit", settleBody(b.Limits[0].Reservation, "0"), 409, `the reservation was settled with another count before; the first count stays in force`},
 		exchangeStep{0, "/v1/limit", settleBody(c.Reservation, "45"), 400, `limit "tokens": the cost is 41, but the limit can never hold more than 30`},
-		exchangeStep{0, "/v1/limit", settleBody(c.Reservation, "34"), 429, // hourly is charged, and tokens can be tried again
+		exchangeStep{0, "/v1/limit", settleBody(c.Reservation, "34"), 429, // the limit hourly is charged; the settlement of tokens can be repeated
 			`{"ok":false,"retry_after_ms":24000,"limits":[{"name":"tokens","key":"c","ok":false,"remaining":6,"limit":10,"reset_after_ms":24000,"retry_after_ms":24000},{"name":"hourly","key":"c","ok":true,"remaining":66,"limit":100,"reset_after_ms":3600000}]}`},
 		exchangeStep{24_000 * ms, "/v1/limit", settleBody(c.Reservation, "34"), 200,
 			`{"ok":true,"limits":[{"name":"tokens","key":"c","ok":true,"remaining":0,"limit":10,"reset_after_ms":180000},{"name":"hourly","key":"c","ok":true,"remaining":66,"limit":100,"reset_after_ms":3600000}]}`},
@@ -242,12 +242,12 @@ func TestSeveralReservedLimits(t *testing.T) {
 	)
 }
 
-// These ids were made by the previous version: 5 and 3 units of tokens.
+// The previous version made these ids, for 5 and 3 units of tokens.
 const oldA, oldB = "ARAwMTIzNDU2Nzg5YWJjZGVmgICBsYTpkQOAgIGxhOmRAwEABQRlZGdlBnRva2VucwABAWEKgI7OHISytzCup8A2qTUXJTpRcXU",
 	"ARAwMTIzNDU2Nzg5YWJjZGVngICBsYTpkQOAgIGxhOmRAwEAAwRlZGdlBnRva2VucwABAWIKgI7OHOc1h5sLA9IZqf09aBXums8"
 
-// An id from before an upgrade can be settled as long as it is valid. If the previous version has settled
-// it, nothing is refunded again.
+// An id from before an upgrade must stay valid. If the previous version has settled it, nothing may be
+// refunded again.
 func TestIDsFromBeforeAnUpgrade(t *testing.T) {
 	clock := &storetest.Clock{}
 	clock.Set(storetest.Start)
@@ -277,7 +277,7 @@ func TestIDsFromBeforeAnUpgrade(t *testing.T) {
 	)
 }
 
-// Ids have one form. So an application can settle a proxy's reservation, and a proxy that of an
+// All ids have the same form. An application can settle a proxy's reservation, and a proxy that of an
 // application.
 func TestProxiesAndApplicationsSettleForEachOther(t *testing.T) {
 	const limits = `
@@ -321,7 +321,7 @@ descriptors:
 	}
 }
 
-// While the store fails, a settlement is an error whatever on_backend_failure is, so that the client
+// While the store fails, a settlement must be an error, whatever on_backend_failure is, so that the client
 // repeats it.
 func TestASettlementWhileTheStoreFails(t *testing.T) {
 	id := reserve(t, apiOver(t, memory.New(memory.Config{})), `{"name":"pass","count":1,"reserve":true}`)
@@ -360,9 +360,9 @@ func TestALimitThatStartedAfreshIsNotSettled(t *testing.T) {
 		`limit "tokens": the limit has another algorithm or number of shards now, so its bucket is new and nothing can be settled`}.check(t, h)
 }
 
-// The id contains the refill rate of its time. Ten units were reserved at 10 a minute, and the 5 that
-// flowed in were consumed. Then the rate falls to less than 1. Canceling must still refund at most the 5
-// that have not flowed in.
+// The id contains the refill rate at the time of the reservation. Ten units were reserved at 10 a minute. 5
+// units have flowed in since, and were consumed. Then the rate falls to less than 1. Canceling must still
+// refund at most 5 units.
 func TestAReservationIsCancelledAtALowerRate(t *testing.T) {
 	var l *limiter.Limiter
 	h, clock := onClock(t, func(a *API) { l = a.Limiter })
@@ -392,7 +392,8 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 		exchangeStep{0, "/v1/limit", ask(`,"count":2`), 429, `{"ok":false,"retry_after_ms":30000,"limits":[{"name":"own","key":"a","ok":false,"remaining":1,"limit":2,"reset_after_ms":30000,"retry_after_ms":30000}]}`},
 		exchangeStep{0, "/v1/limit", ask(`,"count":6,"reserve":true`), 400, `limit "own": the cost is 6, but the limit can never hold more than 5`},
 		exchangeStep{0, "/v1/limit", settleBody(id, "1"), 200, `{"ok":true,"limits":[{"name":"own","key":"b","ok":true,"remaining":1,"limit":2,"reset_after_ms":30000}]}`},
-		// Requests with other numbers keep the consumption, as for limits in a file.
+		// If the next request has a limit with other numbers, consumed units must stay consumed, as for limits
+		// in a file.
 		exchangeStep{0, "/v1/limit", `{"domain":"edge","name":"own","key":"a","count":0,"config":{"algorithm":"token_bucket","rate":10,"period":"1m"}}`, 200,
 			`{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
 		exchangeStep{0, "/v1/limit", ask(`,"request_id":"r"`), 200, `{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":0,"limit":2,"reset_after_ms":60000}]}`},

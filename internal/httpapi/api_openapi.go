@@ -20,5 +20,5 @@ func describeOperators(w http.ResponseWriter, _ *http.Request) { sendDescription
 func sendDescription(w http.ResponseWriter, document []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	_, _ = w.Write(document) // an error only means that the client has gone
+	_, _ = w.Write(document) // an error only means that the client has disconnected
 }

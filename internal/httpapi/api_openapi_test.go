@@ -40,7 +40,7 @@ func openDocument(t *testing.T, text []byte) *document {
 	return d
 }
 
-// at returns the value at a place, with references followed, and its final place.
+// at returns the value at a path in the document, and its final path. It follows references.
 func (d *document) at(place ...string) (map[string]any, []string) {
 	d.t.Helper()
 	var v any = d.root
@@ -85,7 +85,7 @@ func (s sample) ask() *httptest.ResponseRecorder {
 	return call(s.h, s.method, s.path, s.body, s.header...)
 }
 
-// samples has a request for each described status of each path.
+// samples returns a request for each described status of each path.
 func samples(t *testing.T) map[string]map[string]map[int]sample {
 	t.Helper()
 	h, clock := onClock(t)
@@ -146,7 +146,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 	}
 }
 
-// Each described path and status occurs, with a body of its schema, and no other path exists.
+// Each described path and status must occur, with a body of its schema. No other path may exist.
 func TestTheDescriptionIsOfTheseHandlers(t *testing.T) {
 	h, _ := apiInMemory(t)
 	w := call(h, "GET", "/openapi.json", "")

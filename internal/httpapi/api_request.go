@@ -44,11 +44,11 @@ type apiRequest struct {
 	jitter int64
 	// configs has an element for each element of call.Limits: the limit that came with the request, or nil.
 	configs [][]byte
-	// settles means that the request settles reservation with the real cost count.
+	// settles means that the request settles the reservation, with the real cost count.
 	settles     bool
 	reservation string
 	count       int64
-	costs       map[string]int64 // used instead of count; nil means count
+	costs       map[string]int64 // costs by kind of unit, used instead of count; nil means count
 }
 
 // parseRequest parses a request: one limit, or a list of them under "limits", or a reservation to settle.

@@ -143,7 +143,7 @@ func TestLimitReportsTheRetryTime(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":6,"limit":10,"reset_after_ms":24000}]}`},
 		exchangeStep{0, "/v1/limit", `{"name":"send","key":"bob","count":10}`, 429,
 			`{"ok":false,"retry_after_ms":24000,"limits":[{"name":"send","key":"bob","ok":false,"remaining":6,"limit":10,"reset_after_ms":24000,"retry_after_ms":24000}]}`},
-		exchangeStep{0, "/v1/check", `{"name":"send","key":"bob","count":6}`, 200, // the state that the request would leave
+		exchangeStep{0, "/v1/check", `{"name":"send","key":"bob","count":6}`, 200, // the state after the request, if it were not a dry run
 			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
 		exchangeStep{24000*ms - 1, "/v1/limit", `{"name":"send","key":"bob","count":10}`, 429,
 			`{"ok":false,"retry_after_ms":1,"limits":[{"name":"send","key":"bob","ok":false,"remaining":9,"limit":10,"reset_after_ms":1,"retry_after_ms":1}]}`},
@@ -151,7 +151,7 @@ func TestLimitReportsTheRetryTime(t *testing.T) {
 			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`},
 		exchangeStep{24000 * ms, "/v1/limit", `{"name":"send","key":"bob","count":-3}`, 200,
 			`{"ok":true,"limits":[{"name":"send","key":"bob","ok":true,"remaining":3,"limit":10,"reset_after_ms":42000}]}`},
-		// A third of a second is 333,334 us, rounded up to 334 ms.
+		// A third of a second is 333,334 us, rounded up, and 334 ms in the answer.
 		exchangeStep{0, "/v1/limit", `{"name":"third"}`, 200, `{"ok":true,"limits":[{"name":"third","ok":true,"remaining":0,"limit":1,"reset_after_ms":334}]}`},
 		exchangeStep{0, "/v1/limit", `{"name":"third"}`, 429,
 			`{"ok":false,"retry_after_ms":334,"limits":[{"name":"third","ok":false,"remaining":0,"limit":1,"reset_after_ms":334,"retry_after_ms":334}]}`},
@@ -253,7 +253,7 @@ func TestMistakesAreExplained(t *testing.T) {
 			exchangeStep{0, path, c.body, c.code, c.want}.check(t, h)
 		}
 	}
-	script(t, h, clock, exchangeStep{0, "/v1/limit", `{"name":"send","count":10}`, 200, // none of these requests charged anything
+	script(t, h, clock, exchangeStep{0, "/v1/limit", `{"name":"send","count":10}`, 200, // None of these requests may have charged anything.
 		`{"ok":true,"limits":[{"name":"send","ok":true,"remaining":0,"limit":10,"reset_after_ms":60000}]}`})
 }
 
@@ -324,7 +324,7 @@ func TestResetForgetsOneBucket(t *testing.T) {
 	exchangeStep{0, "/v1/reset", `{"name":"few"}`, 503, `reset a bucket of limit "few": no room for another bucket`}.check(t, apiOver(t, broken{backend.ErrFull}))
 }
 
-// broken is a store that cannot decide.
+// broken is a store that can decide nothing.
 type broken struct{ err error }
 
 func (s broken) Submit(b *backend.Batch) { b.Fail(s.err) }
@@ -382,7 +382,7 @@ func TestCallersNeedPermission(t *testing.T) {
 		{open, "GET", "/v1/else", nil, 404},
 		{open, "POST", "/v1/limit", []string{"Sec-Fetch-Site", "cross-site"}, 403},
 		{open, "POST", "/v1/limit", []string{"Origin", "https://elsewhere.example"}, 403},
-		{open, "POST", "/v1/limit", []string{"Origin", "http://evil.test:8080", "Host", "evil.test:8080", "Sec-Fetch-Site", "same-origin"}, 403}, // the foreign host name resolves to this machine
+		{open, "POST", "/v1/limit", []string{"Origin", "http://evil.test:8080", "Host", "evil.test:8080", "Sec-Fetch-Site", "same-origin"}, 403}, // a web site whose name resolves to this machine
 		{open, "GET", "/v1/limits", []string{"Host", "evil.test"}, 403},
 		{open, "GET", "/v1/limits", []string{"Host", "[::1]:8080"}, 200},
 		{open, "GET", "/livez", []string{"Host", "evil.test"}, 200},
@@ -431,7 +431,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 	h, _ := apiInMemory(t)
 	server := httptest.NewUnstartedServer(h)
 	server.Config.ReadTimeout = 50 * time.Millisecond
-	server.Config.ReadHeaderTimeout = time.Minute // on a busy machine the head of the request may be late
+	server.Config.ReadHeaderTimeout = time.Minute // long enough for the head of a request on a busy machine
 	server.Start()
 	defer server.Close()
 	conn, err := net.Dial("tcp", server.Listener.Addr().String())
@@ -548,7 +548,7 @@ limits:
 func TestCostsOfSeveralKindsAreWeighted(t *testing.T) {
 	h, clock := weighted(t)
 	script(t, h, clock,
-		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":{"input":100,"cached":1,"output":25}}`, 200, // 200.1, rounded up
+		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":{"input":100,"cached":1,"output":25}}`, 200, // 200.1 units, rounded up
 			`{"ok":true,"limits":[{"name":"llm","key":"bob","ok":true,"remaining":799,"limit":1000,"reset_after_ms":12060}]}`},
 		exchangeStep{0, "/v1/check", `{"name":"llm","key":"bob","costs":{"output":200}}`, 429,
 			`{"ok":false,"retry_after_ms":60,"limits":[{"name":"llm","key":"bob","ok":false,"remaining":799,"limit":1000,"reset_after_ms":12060,"retry_after_ms":60}]}`},
@@ -568,7 +568,7 @@ func TestCostsOfSeveralKindsAreWeighted(t *testing.T) {
 		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","costs":[1]}`, 400, `costs: must be an object such as {"input": 1200}, is a list`},
 		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","count":1,"costs":{"input":1}}`, 400, `has count and costs; send one of them`},
 		exchangeStep{0, "/v1/limit", `{"limits":[{"name":"llm","key":"bob","count":1,"costs":{"input":1}}]}`, 400, `limits: [0]: has count and costs; send one of them`},
-		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","count":0}`, 200, // none of the refused requests charged anything
+		exchangeStep{0, "/v1/limit", `{"name":"llm","key":"bob","count":0}`, 200, // None of the refused requests may have charged anything.
 			`{"ok":true,"limits":[{"name":"llm","key":"bob","ok":true,"remaining":399,"limit":1000,"reset_after_ms":36060}]}`},
 	)
 }
@@ -594,7 +594,7 @@ func TestAReservationIsSettledWithRealCostsByKind(t *testing.T) {
 	left := func(n, reset int) string {
 		return fmt.Sprintf(`{"ok":true,"limits":[{"name":"llm","key":"eve","ok":true,"remaining":%d,"limit":1000,"reset_after_ms":%d}]}`, n, reset)
 	}
-	settle(first, `"costs":{"input":100,"cached":5,"output":40}`, 200, left(239, 45660)) // 260.5 of 500
+	settle(first, `"costs":{"input":100,"cached":5,"output":40}`, 200, left(239, 45660)) // 260.5 of 500 units
 	settle(first, `"costs":{"input":100,"cached":5,"output":40}`, 200, left(239, 45660))
 	settle(first, `"costs":{"input":100}`, 409, "the reservation was settled with another count before; the first count stays in force")
 	settle(second, `"costs":{"tokens":1}`, 400, `limit "llm": costs: "tokens" has no weight; known names are cached, input, output`)

@@ -15,9 +15,9 @@ type asked struct {
 	routing.Request
 	r    *http.Request
 	auth *limiter.Auth
-	// nginx means that X-Original-* and X-Real-IP take precedence; otherwise X-Forwarded-* do. If the
-	// preferred headers are missing, the others are used. Proxies that forward headers of their clients
-	// (Traefik, Caddy) replace only X-Forwarded-*, so a client could forge the others.
+	// nginx means that X-Original-* and X-Real-IP take precedence. Otherwise X-Forwarded-* do. If the
+	// preferred headers are missing, the others are used. Traefik and Caddy replace only X-Forwarded-* and
+	// forward the other headers of their clients, so a client could forge those.
 	nginx bool
 	// peer is the address of the proxy; the zero Addr means a Unix socket.
 	peer netip.Addr
@@ -49,8 +49,8 @@ func (a *asked) read(own, ownQuery string) {
 	a.Client = a.client()
 }
 
-// said returns the value of the first of the two headers that is present, in the order for this kind of
-// proxy.
+// said returns the value of the first of two headers that is present. Behind NGINX, original comes first;
+// behind other proxies, forwarded does.
 func (a *asked) said(original, forwarded string) string {
 	if !a.nginx {
 		original, forwarded = forwarded, original

@@ -99,10 +99,10 @@ func (d *Auth) serve(w http.ResponseWriter, r *http.Request, own, query string) 
 	// also chooses the rest of the path, so the header that NGINX sends must be present too.
 	nginx := own == "/nginx" || strings.HasPrefix(own, "/nginx/") && r.Header["X-Original-Uri"] != nil
 	if r.ContentLength != 0 {
-		// The next bytes on this connection may be an announced body or a request. Without the deadline,
-		// net/http would keep reading for a while.
+		// The next bytes on this connection can be the announced body, or a new request. Without this deadline,
+		// net/http would try to read the body for a while.
 		w.Header().Set("Connection", "close")
-		_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // if this fails, net/http waits
+		_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // if this fails, net/http only waits longer
 	}
 	x := authExchanges.Get().(*authExchange)
 	if a := d.decide(r, x, &asked{r: r, nginx: nginx}, own, query); a.code != 0 {
@@ -224,7 +224,7 @@ func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a 
 	w.Header().Set("Content-Length", strconv.Itoa(len(x.body)))
 	w.WriteHeader(a.code)
 	if r.Method != http.MethodHead {
-		_, _ = w.Write(x.body) // an error only means that the proxy has gone
+		_, _ = w.Write(x.body) // an error only means that the proxy has disconnected
 	}
 }
 

@@ -73,8 +73,7 @@ func (e *echo) Check(_ context.Context, c *limiter.Call) error {
 	return nil
 }
 
-// put sends a request to h. line is the request line without the protocol; headers have the form "Name:
-// value".
+// put sends a request to h. line is "METHOD target"; headers have the form "Name: value".
 func put(h http.Handler, peer, line string, headers ...string) *httptest.ResponseRecorder {
 	method, target, _ := strings.Cut(line, " ")
 	r := httptest.NewRequest(method, "/", nil)
@@ -183,7 +182,8 @@ func TestRequestsOfProxiesAreRead(t *testing.T) {
 	}
 }
 
-// The header that selects a route is repeated. No route matches its first value, and the default is allow.
+// The header that selects a route occurs twice. Its first value matches no route, and the default is allow.
+// The request must be denied.
 func TestARepeatedConditionIsNoWayAroundALimit(t *testing.T) {
 	d, _ := authHandler(t, `
 domain: d
@@ -209,8 +209,8 @@ auth:
 	}
 }
 
-// Proxies and applications differ in which of two header lines they use. So a client could be counted by
-// one line and served by the other.
+// Proxies and applications can use different lines of a repeated header. A client could then be counted under
+// one value and served under the other.
 func TestDecidingHeadersMustNotBeRepeated(t *testing.T) {
 	for _, c := range []struct {
 		name    string
@@ -228,7 +228,7 @@ func TestDecidingHeadersMustNotBeRepeated(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			want := map[bool]string{false: "200 ", true: "429 repeated"}[c.denied]
-			for _, allow := range []bool{false, true} { // default: allow must not apply here
+			for _, allow := range []bool{false, true} { // "default: allow" must not apply here
 				e, refused := &echo{snapshot: authSnapshot(t, sources)}, &refusals{}
 				e.snapshot.Auth.Allow = allow
 				h := (&Auth{Limiter: e, Observer: refused, Log: zap.NewNop()}).handler()
@@ -315,7 +315,7 @@ auth: {trusted_proxies: [127.0.0.1, 10.0.0.0/8, unix], routes: [{descriptors: [[
 	}
 }
 
-// If the configuration names no proxy, no peer is trusted: neither this machine, nor clients of a Unix
+// If the configuration names no proxy, no peer may be trusted: neither this machine, nor clients of a Unix
 // socket.
 func TestNoProxyIsTrustedByDefault(t *testing.T) {
 	forged := []string{
@@ -387,7 +387,7 @@ func sent(w *httptest.ResponseRecorder, name string) string {
 func reason(w *httptest.ResponseRecorder) string { return sent(w, "X-RateLimit-Reason") }
 
 func TestAnswers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // the bubble starts at 2000-01-01T00:00:00Z
+	synctest.Test(t, func(t *testing.T) { // a synctest bubble starts at 2000-01-01T00:00:00Z
 		d, refused := authHandler(t, limits)
 		h := d.handler()
 		const policies = `RateLimit-Policy="pair";q=2;w=60, "big";q=100;w=3600 `
@@ -488,7 +488,7 @@ auth: {routes: [{hits: 2, descriptors: [[{key: a, value: x}]]}]}
 	}
 }
 
-// away is a store that cannot decide.
+// away is a store that can decide nothing.
 type away struct{}
 
 func (away) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
@@ -557,7 +557,7 @@ func TestWithoutLimits(t *testing.T) {
 		}, 503, "backend-failure", "[]"},
 	} {
 		d, refused := stub{c.snapshot, c.check}.handler()
-		for range 2 { // also with reused buffers
+		for range 2 { // the second time with reused buffers
 			w := put(d.handler(), proxy, "GET /v1/auth"+c.path)
 			if w.Code != c.code || reason(w) != c.reason {
 				t.Errorf("%s: %d %q", c.name, w.Code, reason(w))
@@ -642,7 +642,7 @@ func wire(t *testing.T, d *Auth) (*httptest.Server, net.Conn, *bufio.Reader) {
 	return server, conn, bufio.NewReader(conn)
 }
 
-// Requests announce bodies that never arrive, as NGINX does unless it is configured otherwise.
+// Requests announce bodies that never arrive, as NGINX does by default.
 func TestBodiesAreNotWaitedFor(t *testing.T) {
 	d, _ := authHandler(t, limits)
 	for _, header := range []string{"Content-Length: 7", "Content-Length: 7\r\nExpect: 100-continue", "Transfer-Encoding: chunked"} {
@@ -748,7 +748,7 @@ func (w *nothingWriter) Header() http.Header         { return w.header }
 func (w *nothingWriter) WriteHeader(int)             {}
 func (w *nothingWriter) Write(b []byte) (int, error) { return len(b), nil }
 
-// BenchmarkAuth compares the handler with one that does nothing. The remaining cost is that of net/http.
+// BenchmarkAuth compares the handler with one that does nothing. The rest of the cost is that of net/http.
 func BenchmarkAuth(b *testing.B) {
 	d, _ := authHandler(b, `
 domain: d
@@ -807,7 +807,8 @@ auth:
 	}
 }
 
-// The domain requires an entry, and a request has no value for it. Whatever the default is, it is denied.
+// The domain requires an entry for which a request has no value. The request must be denied, whatever the
+// default is.
 func TestARequestWithoutARequiredEntryIsDenied(t *testing.T) {
 	const config = `
 domain: d

@@ -30,7 +30,7 @@ func manyLimits(t *testing.T, text string) http.Handler {
 	return New(Config{API: &API{Limiter: l, Headers: HeaderSets{IETF: true, X: true}}})
 }
 
-// Ten limits are charged, one of them for three keys. Eight are shown, each once.
+// Ten limits are charged, one of them for three keys. Eight must be shown, each once.
 func TestTheHeaderOfPoliciesIsBounded(t *testing.T) {
 	var limits, asked []string
 	for i := range 10 {
@@ -60,8 +60,8 @@ func TestNumbersInHeadersAreOfTheFormat(t *testing.T) {
 	}
 }
 
-// A client that repeats a denied request with its id gets the same jitter, so repeating does not reveal the
-// exact time.
+// A client that repeats a denied request with its id must get the same jitter. Otherwise the smallest of many
+// answers would reveal the exact time.
 func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
 	h, _ := onClock(t)
 	call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":10}`)
@@ -99,7 +99,8 @@ func TestTheLongestWaitIsReported(t *testing.T) {
 	}
 }
 
-// halfAway is a store with two servers that decide a group together. The server with the limit plain fails.
+// halfAway is a store with two servers that decide a group together. The server with the bucket of "plain"
+// fails.
 type halfAway struct{ *memory.Store }
 
 func (h halfAway) Submit(b *backend.Batch) {
@@ -113,7 +114,7 @@ func (h halfAway) Submit(b *backend.Batch) {
 	b.Done(b)
 }
 
-// One limit is empty, and the store cannot decide the other. The denial is reported as a denial.
+// One limit denies, and the store cannot decide the other. The answer must report the denial.
 func TestADenialIsNotAFailureOfAnotherLimit(t *testing.T) {
 	l := limiter.New(halfAway{memory.New(memory.Config{})}, limiter.Config{})
 	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  plain: {algorithm: token_bucket, rate: 1, period: 1h}\n"+

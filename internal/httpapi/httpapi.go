@@ -59,7 +59,7 @@ func New(c Config) http.Handler {
 	if c.Auth == nil {
 		return mux
 	}
-	return c.Auth.before(mux) // before the mux, because a mux cleans paths and redirects
+	return c.Auth.before(mux) // outside of the mux, because a mux cleans paths and redirects
 }
 
 // health answers OK if the server is ready. Otherwise it answers with code and the reason.
@@ -71,7 +71,7 @@ func (c *Config) health(w http.ResponseWriter, code int) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(code)
 	if c.NotReady != nil {
-		_, _ = io.WriteString(w, c.NotReady()) // an error only means that the client has gone
+		_, _ = io.WriteString(w, c.NotReady()) // an error only means that the client has disconnected
 	}
 }
 
@@ -103,7 +103,7 @@ func (c *Config) json(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
-	_, _ = w.Write(response) // an error only means that the client has gone
+	_, _ = w.Write(response) // an error only means that the client has disconnected
 }
 
 // fromProgram reports whether a program sent r. Web pages could otherwise consume units of any bucket. It

@@ -21,8 +21,8 @@ func jsonHandler(local bool) http.Handler {
 	}})
 }
 
-// Each line is a request. Programs get an answer, on the loopback interface, on others or on both. Pages in
-// a browser do not.
+// Each line is a request. Programs must get an answer: on the loopback interface, on others or on both. Web
+// pages in a browser must not.
 func TestPagesOfOtherSitesCannotUseJSON(t *testing.T) {
 	const json, form = "Content-Type: application/json", "Content-Type: application/x-www-form-urlencoded"
 	for _, c := range []struct {

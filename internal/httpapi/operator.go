@@ -20,11 +20,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 )
 
-// Operator answers those who operate the program, below /api/ at the admin port: what is left in any
-// bucket, which keys are denied most. It also deletes buckets. Callers are authorized before they reach it.
+// Operator serves operators, with the paths below /api/ of the admin port. It shows buckets and the keys
+// denied most, and deletes buckets. Its caller checks the authorization.
 type Operator struct {
 	Limiter *limiter.Limiter
-	// Denied returns the keys denied most, and since when they are counted. It is denials.Recorder.Top.
+	// Denied returns the keys denied most, and the time since which they are counted. It is
+	// denials.Recorder.Top.
 	Denied func(n int) (since time.Time, top []denials.Denied)
 	// Unmatched is the method Top of an unmatched.Recorder.
 	Unmatched func(n int) (since time.Time, top []unmatched.Shape)
@@ -38,7 +39,7 @@ type Operator struct {
 	Adjustments *Adjustments
 }
 
-// /api/top lists defaultTop keys, or up to maxTop if the request says so.
+// /api/top lists defaultTop keys. A request can ask for up to maxTop.
 const defaultTop, maxTop = 20, 1000
 
 // Handler serves all paths below /api/.
@@ -74,7 +75,7 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 	if c == nil {
 		return
 	}
-	next := o.inspected(w, r, 1) // the decision about 0 units has no time of the next request
+	next := o.inspected(w, r, 1) // the decision on 0 units does not have the time of the next request
 	if next == nil {
 		return
 	}
@@ -97,8 +98,8 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"buckets": all})
 }
 
-// inspected returns a dry run of so many units of the limits that the query selects, or nil after it has answered with a
-// problem.
+// inspected returns a dry run of that many units of the limits that the query selects. It returns nil after
+// it has answered with a problem.
 func (o *Operator) inspected(w http.ResponseWriter, r *http.Request, cost int64) *limiter.Call {
 	c, err := meant(r.URL.RawQuery)
 	if err != nil {
@@ -130,7 +131,8 @@ func (o *Operator) inspected(w http.ResponseWriter, r *http.Request, cost int64)
 // operatorBucket is a bucket in the form for operators.
 type operatorBucket struct {
 	bucket
-	// RetryAfter is for how long a request of one unit is denied. If the limit has then, the limit that pays counts too.
+	// RetryAfter is the time for which a request of one unit is denied. If the limit has "then", it takes the
+	// limit that pays into account.
 	RetryAfter int64     `json:"retry_after_ms,omitempty"`
 	Settle     *Settling `json:"settle,omitempty"`
 }
@@ -152,7 +154,7 @@ type Settling struct {
 	LostUnits     uint64 `json:"lost_units"`
 }
 
-// settling returns that of p's limit, or nil if it has no settle.
+// settling returns the Settling of p's limit, or nil if the limit has no settle.
 func (o *Operator) settling(p *descriptors.Policy) *Settling {
 	if p.Extra().Settle == nil || o.Settling == nil {
 		return nil

@@ -22,8 +22,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// describedOperator returns an operator's handler over a store and a keeper of adjustments. All its lists
-// have entries.
+// describedOperator returns an operator's handler over a store and a keeper of adjustments. None of its lists
+// is empty.
 func describedOperator(t *testing.T, store backend.Store, k adjust.Keeper) *Operator {
 	t.Helper()
 	l := limiter.New(store, limiter.Config{})
@@ -140,8 +140,8 @@ func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
 	}
 }
 
-// Each path and status that openapi-operators.json describes occurs, with a body of its schema, and no
-// other path exists.
+// Each path and status that openapi-operators.json describes must occur, with a body of its schema. No other
+// path may exist.
 func TestTheOperatorsDescriptionIsOfTheseHandlers(t *testing.T) {
 	o := describedOperator(t, memory.New(memory.Config{}), nil)
 	d := openDocument(t, call(o.Handler(), "GET", "/api/openapi.json", "").Body.Bytes())

@@ -195,8 +195,8 @@ func TestOperatorsGet503WhileTheStoreFails(t *testing.T) {
 	}
 }
 
-// The paths for applications answer similarly when they read and reset. But applications choose the keys
-// that they consume.
+// The paths for applications give similar answers to reads and resets. But there the applications choose the
+// keys.
 func TestApplicationsReadOnlyBucketsThatExist(t *testing.T) {
 	_, l, _ := operator(t, memory.New(memory.Config{}))
 	h := New(Config{API: &API{Limiter: l}})

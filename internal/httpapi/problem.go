@@ -62,5 +62,5 @@ func send(w http.ResponseWriter, code int, contentType string, v any) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
 	w.WriteHeader(code)
-	_, _ = w.Write(body) // an error only means that the client has gone
+	_, _ = w.Write(body) // an error only means that the client has disconnected
 }

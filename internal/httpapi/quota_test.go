@@ -33,8 +33,8 @@ auth:
     - descriptors: [[{key: slow, value: x}], [{key: plain, value: x}], [{key: other, value: x}]]
 `
 
-// The plain limit denies for 10 s. One of two quota limits is empty for 100 s, but does not deny the
-// request. When both quota limits are empty, both are reported.
+// The plain limit denies for 10 s. One of two quota limits is empty for 100 s, but does not deny the request.
+// When both quota limits are empty, the answer must report both.
 func TestAQuotaThatDoesNotDenyIsNotReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _ := authHandler(t, quotas)
@@ -45,9 +45,9 @@ func TestAQuotaThatDoesNotDenyIsNotReported(t *testing.T) {
 		h := d.handler()
 		for i, want := range []string{
 			"200 ",
-			// In the window of plain: slow is empty for 100 s, other has 2 left, then 1.
+			// In the window of plain, slow is empty for 100 s, and other has 2 units left, then 1.
 			`429 retry 10, "plain";r=0;t=10, reset 10, violated "plain"`,
-			// plain and both quota limits are empty, other for 100 s.
+			// plain and both quota limits are empty; other is empty for 100 s.
 			`429 retry 100, "slow";r=0;t=100, reset 100, violated "slow","plain","other"`,
 		} {
 			if i == 2 { // other consumes the last of its three units
@@ -78,7 +78,7 @@ func TestAQuotaThatDoesNotDenyIsNotReported(t *testing.T) {
 	})
 }
 
-// observers gets the denials, as the server's does.
+// observers gets the denials, as the Observer of the server does.
 type observers struct{ *denials.Recorder }
 
 func (o observers) Swapped(*limiter.Snapshot) {}
@@ -88,7 +88,7 @@ func (o observers) Observe(c *limiter.Call) {
 	}
 }
 
-// The same holds for the API for applications.
+// The API for applications must answer in the same way.
 func TestAQuotaThatDoesNotDenyIsNotReportedToApplications(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
@@ -102,7 +102,7 @@ func TestAQuotaThatDoesNotDenyIsNotReportedToApplications(t *testing.T) {
 		if w.Code != 429 || !strings.HasPrefix(w.Body.String(), `{"ok":false,"retry_after_ms":10000,`) || sent(w, "RateLimit") != `"plain";r=0;t=10` || sent(w, "Retry-After") != "10" {
 			t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
 		}
-		// A cost above the capacity of a quota limit is not a mistake while other quota limits allow.
+		// A cost above the capacity of one quota limit must not be a mistake while other quota limits allow it.
 		w = call(h, "POST", "/v1/limit", `{"limits":[{"name":"slow","key":"y","count":5},{"name":"other","key":"y"},{"name":"plain","key":"x"}]}`)
 		if w.Code != 429 || sent(w, "Retry-After") != "10" {
 			t.Errorf("a cost that a quota limit can never hold: %d %v %s", w.Code, w.Header(), w.Body)
@@ -110,7 +110,7 @@ func TestAQuotaThatDoesNotDenyIsNotReportedToApplications(t *testing.T) {
 	})
 }
 
-// The denial is the store's failure, whatever one quota limit decides.
+// The failure of the store is the reason for the denial, whatever one quota limit decides.
 func TestAQuotaThatDoesNotDenyHidesNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _ := authHandler(t, quotas)

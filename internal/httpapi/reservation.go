@@ -7,8 +7,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// identify adds the ids of the units that ask, which was allowed, has reserved: one id for each limit, and
-// one for all. All have the same Reserved.ID, so each limit is settled once, whichever id a client uses.
+// identify adds the ids of the reserved units of ask, which was allowed: one id for each limit, and one for
+// all. All have the same Reserved.ID, so each limit is settled once, whichever id a client uses.
 func (a *API) identify(said *apiAnswer, ask *apiRequest) {
 	c := ask.call
 	all := limiter.Reserved{Domain: descriptors.PrefixNumber(c.Verdict.Domain.Name)}

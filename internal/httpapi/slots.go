@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// maxWorking is the number of bodies that are decoded and answered at a time. It is bounded because a
-// decoded body is several times larger. A waiting request holds only its body, and each connection has at
+// maxWorking is the number of bodies that are decoded and answered at the same time. A decoded body needs
+// several times the memory of the body. A waiting request holds only its body, and each connection has at
 // most one.
 const maxWorking = 128
 

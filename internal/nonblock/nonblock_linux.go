@@ -22,7 +22,7 @@ type Conn struct {
 	wake     chan struct{} // not nil if the connection yields regularly
 	unwaited int           // bytes read since the connection last waited or yielded
 
-	// These functions for raw are kept, so that calls do not allocate them.
+	// These functions are arguments of raw. They are stored, so that a call does not allocate them.
 	read, write, writeOnce, peek func(fd uintptr) bool
 	poll                         func(fd uintptr)
 }

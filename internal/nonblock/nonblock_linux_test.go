@@ -57,7 +57,7 @@ func TestAllThatIsWrittenArrives(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		time.Sleep(10 * time.Millisecond) // until the write waits for room
+		time.Sleep(10 * time.Millisecond) // the write waits for room in the socket
 		have, err := io.ReadAll(peer)
 		if !bytes.Equal(have, sent) || err != nil {
 			t.Errorf("%d bytes have come, %v", len(have), err)
@@ -98,7 +98,7 @@ func TestEndIsSeenBehindBytes(t *testing.T) {
 func TestWriteOnceDoesNotWait(t *testing.T) {
 	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
 		b, sum := make([]byte, 1<<20), 0
-		for { // until there is no more room
+		for { // writes until the socket has no more room
 			n, err := c.WriteOnce(b)
 			if err != nil {
 				t.Fatal(err)
@@ -218,7 +218,7 @@ func TestOtherConnectionsAreNotWrapped(t *testing.T) {
 	}
 }
 
-// Await returns when there is something to read, and does not read it.
+// Await must return when there is something to read, and must not read it.
 func TestAwait(t *testing.T) {
 	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
 		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))

@@ -60,7 +60,7 @@ func (p *Pool) Close() {
 	p.idle = nil
 }
 
-// work is run by the goroutine of a worker. f is its first function.
+// work is the goroutine of a worker. f is its first function.
 func (p *Pool) work(f func()) {
 	f()
 	w, err := newWorker()
@@ -89,9 +89,9 @@ func (p *Pool) keep(w *worker) bool {
 	return keep
 }
 
-// run runs the function that w was given, if there is one, and reports whether w is idle afterwards.
-// Otherwise w must end. It is called at each event of w. The events are not read, because the poller
-// reports each write to an eventfd, whatever its count.
+// run runs the function that w has received, if any, and reports whether w is idle afterwards. Otherwise w
+// must end. It is called at each event of w. It does not read the events, because the poller reports each
+// write to an eventfd, whatever its count.
 func (p *Pool) run(w *worker) bool {
 	p.mu.Lock()
 	f := w.job
@@ -105,8 +105,7 @@ func (p *Pool) run(w *worker) bool {
 	return p.keep(w)
 }
 
-// remove removes w, which cannot wait, from the idle workers. It returns false if w has been given a
-// function.
+// remove removes w, which cannot wait, from the idle workers. It returns false if w has received a function.
 func (p *Pool) remove(w *worker) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -131,7 +130,7 @@ func newWorker() (*worker, error) {
 		w.event.Close()
 		return nil, err
 	}
-	one := uint64(1) // the sum of all writes never reaches the largest value
+	one := uint64(1) // the counter of an eventfd overflows only after far more writes
 	w.write = func(fd uintptr) {
 		_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(&one)), unsafe.Sizeof(one))
 	}

@@ -15,7 +15,7 @@ func TestAWorkerPoolRunsAllTasks(t *testing.T) {
 	var c Pool
 	defer c.Close()
 	var ran atomic.Int64
-	for _, at := range []int{1, 2, 10, 1, 5} { // at the same time
+	for _, at := range []int{1, 2, 10, 1, 5} { // number of functions that run at the same time
 		for range 200 {
 			var wg sync.WaitGroup
 			before := ran.Load()

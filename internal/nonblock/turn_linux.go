@@ -10,21 +10,21 @@ import (
 const share = 32 << 10
 
 // turns makes goroutines that never wait go through the poller. A goroutine whose socket always has data
-// keeps its processor until the runtime preempts it, after ten milliseconds. runtime.Gosched does not help:
-// it runs only goroutines that are ready, and goroutines that wait for a socket become ready only when the
+// keeps its processor until the runtime preempts it, after ten milliseconds. runtime.Gosched does not help.
+// It runs only goroutines that are ready, and a goroutine that waits for a socket becomes ready only when the
 // poller is called.
 var turns turnstile
 
-// turnstile is an eventfd that one goroutine at a time makes ready and then waits for. Goroutines that
-// arrive meanwhile wait for that goroutine.
+// turnstile is an eventfd that one goroutine at a time makes ready and then waits for. Goroutines that arrive
+// meanwhile wait for that one.
 type turnstile struct {
 	mu      sync.Mutex
-	opened  bool            // whether opening event was tried; guarded by mu, like the following fields
+	opened  bool            // whether an attempt was made to open event; guarded by mu, like the following fields
 	event   *worker         // nil if it could not be opened
-	busy    bool            // a goroutine waits for event
-	waiting []chan struct{} // channels of the goroutines that wait for it
+	busy    bool            // a goroutine is waiting for event
+	waiting []chan struct{} // channels of the goroutines that wait for that goroutine
 	enter   func(uintptr) bool
-	entered bool // used by the goroutine that waits for event
+	entered bool // the buffer of the goroutine that waits for event
 }
 
 // pass yields to other goroutines. wake is a channel of the caller with a capacity of 1.

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// There is one processor. A second connection reads its bytes before the first has read three times its
+// There is one processor. A second connection must read its bytes before the first has read three times its
 // share. The test counts events, not time.
 func TestAConnectionThatAlwaysHasDataTakesTurns(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
@@ -34,7 +34,7 @@ func TestAConnectionThatAlwaysHasDataTakesTurns(t *testing.T) {
 			_, _ = other.Read(make([]byte, 1))
 			at <- read.Load()
 		}()
-		time.Sleep(time.Millisecond) // most likely it waits now, but it need not
+		time.Sleep(time.Millisecond) // by now it probably waits, but the test does not depend on that
 		_, _ = Wrap(otherPeer).WriteOnce([]byte("x"))
 		for b := make([]byte, 1<<10); have > 0; {
 			n, err := full.Read(b)
@@ -50,7 +50,7 @@ func TestAConnectionThatAlwaysHasDataTakesTurns(t *testing.T) {
 	}
 }
 
-// fill writes until there is no more room, and returns the number of bytes.
+// fill writes until the socket has no more room, and returns the number of bytes.
 func fill(t *testing.T, c *Conn) (sum int) {
 	t.Helper()
 	for b := make([]byte, 4<<10); ; {
@@ -64,7 +64,7 @@ func fill(t *testing.T, c *Conn) (sum int) {
 	}
 }
 
-// All goroutines get their turn, even if many call pass at the same time.
+// All goroutines must get their turn, even if many call pass at the same time.
 func TestEveryoneGetsTheirTurn(t *testing.T) {
 	var turns turnstile
 	var all sync.WaitGroup

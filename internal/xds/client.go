@@ -113,7 +113,7 @@ func New(c Config) (*Client, error) {
 		Id: c.NodeID, Metadata: meta, UserAgentName: "rlsidecar",
 		UserAgentVersionType: &core.Node_UserAgentVersion{UserAgentVersion: c.Version},
 	}}
-	conn, err := client.dial() // this checks the settings, and does not connect
+	conn, err := client.dial() // checks the settings, without connecting
 	if err != nil {
 		return nil, err
 	}
@@ -215,13 +215,13 @@ func (c *Client) stream(ctx context.Context, use Use) (answered bool, err error)
 	c.config.Log.Info("stream from the xDS server is open", zap.String("server", c.config.Server), zap.String("node", c.config.NodeID))
 	c.config.Connected(true)
 	defer c.config.Connected(false)
-	// The first request has no version, even if an earlier stream had one. A restarted server may number
-	// its versions from the beginning, and would assume that this client has its configuration.
+	// The first request has no version, even if an earlier stream had one. A restarted server may count its
+	// versions from the beginning. It would then assume that this client has its configuration.
 	next := &discovery.DiscoveryRequest{}
-	refused, again := "", 0 // the version rejected last, and how often it was received again
+	refused, again := "", 0 // the last rejected version, and how often it was received again
 	for {
 		next.TypeUrl, next.Node = TypeURL, c.node
-		// Recv returns the cause of an error of Send.
+		// the caller gets the cause from Recv
 		_ = s.Send(next)
 		response, err := s.Recv()
 		if err != nil {

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const node = "node-1"
 
-// plane is a control plane that knows node.
+// plane is a control plane with one node.
 type plane struct{ *xdstest.Plane }
 
 func newPlane(t *testing.T, address string, options ...grpc.ServerOption) *plane {
@@ -38,7 +38,7 @@ func (p *plane) set(t *testing.T, version string, configs ...*ratelimit.RateLimi
 	p.Set(t, node, version, configs...)
 }
 
-// next returns the next request.
+// next waits for the next request.
 func (p *plane) next(t *testing.T) *discovery.DiscoveryRequest {
 	t.Helper()
 	return receive(t, "a request", p.Requests)
@@ -54,7 +54,7 @@ func receive[T any](t *testing.T, what string, from <-chan T) (value T) {
 	return value
 }
 
-// use is a configuration that was received.
+// use is a configuration that the Client received.
 type use struct {
 	messages []config.Message
 	problems config.Problems
@@ -184,7 +184,7 @@ func TestServerAwayAndBack(t *testing.T) {
 	if up, down := receive(t, "up", connected), receive(t, "down", connected); !up || down {
 		t.Errorf("up %t, down %t", up, down)
 	}
-	time.Sleep(50 * time.Millisecond) // long enough for some failed attempts
+	time.Sleep(50 * time.Millisecond) // time for some failed attempts
 	p = newPlane(t, p.Address)
 	p.set(t, "1", domain("a", "y"))
 	if got := receive(t, "a configuration", uses); got.messages[0].Descriptors[0].Key != "y" {
@@ -219,7 +219,7 @@ func TestForeignTypeIsRefused(t *testing.T) {
 }
 
 func TestLongRefusalIsCut(t *testing.T) {
-	why := errors.New("éx" + strings.Repeat("éa", maxRefusal)) // the bound is within an é
+	why := errors.New("éx" + strings.Repeat("éa", maxRefusal)) // the bound is in the middle of the two bytes of an é
 	r := answer(&discovery.DiscoveryResponse{TypeUrl: TypeURL}, "", func([]config.Message, config.Problems) error { return why })
 	if text := r.ErrorDetail.GetMessage(); len(text) < maxRefusal || len(text) > maxRefusal+10 || !utf8.ValidString(text) {
 		t.Errorf("%d bytes, ends in %q", len(text), text[len(text)-10:])

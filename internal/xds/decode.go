@@ -31,7 +31,7 @@ const (
 const maxNesting = 256
 
 // decode decodes resources. A resource that cannot be decoded becomes a Problem and an Unreadable message.
-// The other resources are decoded all the same, so that their mistakes are reported too.
+// The others are still decoded, so that the client reports all mistakes at once.
 func decode(resources []*anypb.Any) (messages []config.Message, problems config.Problems) {
 	for i, resource := range resources {
 		refuse := func(m *ratelimit.RateLimitConfig, name, format string, args ...any) {

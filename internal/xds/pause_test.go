@@ -11,8 +11,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 )
 
-// The pauses are read from the log. While the server is unreachable they grow. After a configuration they
-// start at the shortest again.
+// The test reads the pauses from the log. They must grow while the server is unreachable, and be short again
+// after a configuration.
 func TestPausesGrowUntilAStreamWorks(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	p.Stop()
@@ -50,7 +50,7 @@ func TestPausesGrowUntilAStreamWorks(t *testing.T) {
 	}
 }
 
-// pauseCore is a log that forwards the pauses.
+// pauseCore is a log that sends the pauses to a channel.
 type pauseCore struct {
 	zapcore.Core
 	pauses chan time.Duration

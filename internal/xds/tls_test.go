@@ -29,7 +29,7 @@ func write(t *testing.T, file string, data []byte) {
 	}
 }
 
-// Both sides have certificates, and that of the client is read again for each connection.
+// Client and server have certificates. The client must read its own again for each connection.
 func TestTLS(t *testing.T) {
 	a := certtest.New(t)
 	dir := t.TempDir()

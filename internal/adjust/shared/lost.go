@@ -10,10 +10,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/redis"
 )
 
-// A failover can make a server the master that lacks the newest changes. A Keeper that knows them finds that out at
-// its next poll, because the ledger's head has gone back. If there was no change since, it appends the same entries
-// again (rewrite), so that the audit stays one chain. Otherwise the two histories cannot be joined without overruling an
-// operator: the Keeper follows the ledger, and lists the lost adjustments (Status.Lost).
+// A failover can make a server the master that lacks the newest changes. At its next poll, a Keeper that
+// knows these changes notices that the ledger's head has gone back. If the ledger has no change since, the
+// Keeper appends the same entries again (rewrite), so that the audit stays one chain. Otherwise the Keeper
+// follows the ledger and lists the lost adjustments (Status.Lost): it cannot join the two histories without
+// overruling an operator.
 
 const (
 	// maxRecent bounds the entries that a Keeper remembers, in order to append them again.
@@ -93,7 +94,7 @@ func (k *Keeper) hasForked(ctx context.Context, head adjust.Head) (bool, error) 
 	}
 	found, err := k.config.Ledger.From(ctx, known.Version, 1)
 	if err != nil || len(found) == 0 || found[0].Version != known.Version {
-		return false, err // without an error, the entry was trimmed long ago
+		return false, err // without an error, the entry is not in the audit because it was trimmed long ago
 	}
 	return found[0].MAC != known.MAC, nil
 }

@@ -37,8 +37,8 @@ func lost(k *shared.Keeper) (keys string) {
 	return keys
 }
 
-// TestChangesThatRedisLostAreMadeAgain: two sidecars know different numbers of the lost changes. Whichever polls first,
-// all changes are made again, each once, and the audit is one chain.
+// TestChangesThatRedisLostAreMadeAgain has two sidecars that know different numbers of the lost changes.
+// Whichever polls first, all changes must be made again, each once, and the audit must be one chain.
 func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)
@@ -49,7 +49,7 @@ func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 	poll(t, b)
 	lostEntries = append(lostEntries, change(t, a, block("eve", "op")))
 	lose(server, head, lostEntries...)
-	poll(t, b) // b now knows bob's change
+	poll(t, b) // now b knows the change of bob's key
 	poll(t, a)
 	poll(t, b)
 	fresh := keeper(t, url, "")
@@ -67,7 +67,7 @@ func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 	}
 }
 
-// TestAChangeAfterALossComesAfterTheLostOnes: an operator makes a change before the next poll.
+// TestAChangeAfterALossComesAfterTheLostOnes lets an operator make a change before the next poll.
 func TestAChangeAfterALossComesAfterTheLostOnes(t *testing.T) {
 	t.Parallel()
 	server, _, a := ledgerOfAnn(t)
@@ -81,8 +81,9 @@ func TestAChangeAfterALossComesAfterTheLostOnes(t *testing.T) {
 	}
 }
 
-// TestLostChangesThatCannotBeJoinedAreListed: a sidecar that did not know the lost changes has made another one, which
-// stays in force. The lost changes are listed until an operator makes or deletes them again.
+// TestLostChangesThatCannotBeJoinedAreListed has a sidecar that does not know the lost changes and makes
+// another one, which stays in force. The lost changes must be listed until an operator makes or deletes them
+// again.
 func TestLostChangesThatCannotBeJoinedAreListed(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)
@@ -105,7 +106,8 @@ func TestLostChangesThatCannotBeJoinedAreListed(t *testing.T) {
 	}
 }
 
-// TestASidecarFarBehindReportsNoLoss: a sidecar that misses too many entries fetches the values instead.
+// TestASidecarFarBehindReportsNoLoss has a sidecar that misses too many entries. It must fetch the values
+// instead, and report no loss.
 func TestASidecarFarBehindReportsNoLoss(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)
@@ -127,8 +129,8 @@ func TestASidecarFarBehindReportsNoLoss(t *testing.T) {
 	}
 }
 
-// TestAllLostChangesAreMadeAgainAtOnce: each is made once, however many sidecars notice the loss, and none while Redis
-// refuses to write.
+// TestAllLostChangesAreMadeAgainAtOnce checks that each lost change is made once, however many sidecars
+// notice the loss, and that none is made while Redis refuses to write.
 func TestAllLostChangesAreMadeAgainAtOnce(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)
@@ -174,8 +176,8 @@ func TestAllLostChangesAreMadeAgainAtOnce(t *testing.T) {
 	}
 }
 
-// TestALedgerThatWentOnWithoutTheLostChanges: the ledger has more entries than the sidecar knew. The sidecar lists the
-// lost adjustments, except those that an operator has set again since, and expired ones.
+// TestALedgerThatWentOnWithoutTheLostChanges has a ledger with more entries than the sidecar knew. The
+// sidecar must list the lost adjustments, except expired ones and those that an operator has set again.
 func TestALedgerThatWentOnWithoutTheLostChanges(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)
@@ -190,7 +192,7 @@ func TestALedgerThatWentOnWithoutTheLostChanges(t *testing.T) {
 	entries = append(entries, change(t, a, soon))
 	lose(server, head, entries...)
 	b := keeper(t, url, "")
-	for _, key := range []string{"zoe", "bob", "brief", "yan", "xen", "wim"} { // past what a knows
+	for _, key := range []string{"zoe", "bob", "brief", "yan", "xen", "wim"} { // more entries than a knows
 		change(t, b, block(key, "op"))
 	}
 	poll(t, a)
@@ -201,7 +203,7 @@ func TestALedgerThatWentOnWithoutTheLostChanges(t *testing.T) {
 	redistest.Eventually(t, "what expired is no longer lost", func() bool { return lost(a) == "eve " })
 }
 
-// TestTheListOfLostAdjustmentsIsBounded: the list has the first lost adjustments only.
+// TestTheListOfLostAdjustmentsIsBounded checks that the list has only the first lost adjustments.
 func TestTheListOfLostAdjustmentsIsBounded(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)

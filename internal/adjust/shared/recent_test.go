@@ -18,7 +18,7 @@ func TestRecentEntries(t *testing.T) {
 	}
 	for version := uint64(11); version <= 260; version++ {
 		e := &adjust.Entry{Version: version, MAC: fmt.Sprint("mac", version), Target: fmt.Sprint("t", version/2), After: &adjust.Adjustment{}}
-		if version%2 == 1 { // made by the entry before
+		if version%2 == 1 { // the entry before has set this adjustment
 			e.After = nil
 		}
 		r.add(e)

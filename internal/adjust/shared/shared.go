@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// pollEvery is how often the version is read, plus or minus a fifth, so that sidecars do not read it at once.
+	// pollEvery is the interval between two readings of the version, plus or minus a random fifth, so that not
+	// all sidecars read at the same time.
 	pollEvery = 500 * time.Millisecond
 	// attempts bounds how often a change is tried again because another sidecar made a change first.
 	attempts = 50
@@ -35,8 +36,8 @@ type Config struct {
 	Dir string
 	// Place describes this Redis in words.
 	Place string
-	// Outside is the world that the Keeper runs in, and Pause waits. nil means those of the system; a simulation
-	// supplies its own.
+	// Outside is the network and the clock of the Keeper, and Pause waits. nil means those of the system. A
+	// simulation supplies its own.
 	Outside *outside.World
 	Pause   func(d time.Duration)
 }
@@ -52,7 +53,7 @@ type Keeper struct {
 	set       atomic.Pointer[adjust.Set]
 	clock     atomic.Pointer[reading]
 	errors    atomic.Uint64
-	rewritten atomic.Uint64 // entries that a failover had lost
+	rewritten atomic.Uint64 // number of entries that failovers had lost and that this Keeper appended again
 
 	mu         sync.Mutex        // held during calls of Redis
 	checkpoint adjust.Checkpoint // the checkpoint in the ledger; guarded by mu
@@ -62,7 +63,7 @@ type Keeper struct {
 	statusMu sync.Mutex
 	seen     time.Time            // guarded by statusMu
 	err      error                // the error of the last poll or of the folder, or nil; guarded by statusMu
-	lost     []*adjust.Adjustment // in a failover; guarded by statusMu
+	lost     []*adjust.Adjustment // adjustments that a failover has lost; guarded by statusMu
 }
 
 // reading is the time of the server's clock at a moment of this process's monotonic clock.
@@ -131,7 +132,7 @@ func (k *Keeper) Run(ctx context.Context, polled func()) {
 			return
 		case <-time.After(pause):
 		}
-		_ = k.Poll(ctx) // Status has the error
+		_ = k.Poll(ctx) // the error is in Status
 		polled()
 	}
 }
@@ -438,7 +439,7 @@ func (k *Keeper) Verify(ctx context.Context) (int, error) {
 			return 0, err
 		}
 		whole := len(found) == page
-		for len(found) > 0 && found[len(found)-1].Version > head.Version { // made since
+		for len(found) > 0 && found[len(found)-1].Version > head.Version { // an entry after head, which was made meanwhile
 			found, whole = found[:len(found)-1], false
 		}
 		part, err := parse(found)

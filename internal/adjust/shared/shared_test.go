@@ -65,7 +65,7 @@ func poll(t *testing.T, k *shared.Keeper) {
 	redistest.Eventually(t, "a poll", func() bool { return k.Poll(t.Context()) == nil })
 }
 
-// follows checks that one Keeper sees the changes of another one, on any kind of Redis.
+// follows checks that one Keeper gets the changes of another one, on any kind of Redis.
 func follows(t *testing.T, url string) {
 	t.Helper()
 	a, b := keeper(t, url, ""), keeper(t, url, "")
@@ -80,9 +80,9 @@ func follows(t *testing.T, url string) {
 		change(t, b, block(fmt.Sprint(i), "bob"))
 	}
 	change(t, b, adjust.Operation{ID: "x", Author: "bob", Reason: "over", Target: hostile.Target})
-	poll(t, a) // reads the entries
+	poll(t, a) // this poll reads the entries
 	fresh := keeper(t, url, "")
-	poll(t, fresh) // reads the values
+	poll(t, fresh) // this poll reads the values
 	for _, k := range []*shared.Keeper{a, fresh} {
 		if d := adjust.Differences(b.Set(), k.Set()); len(d) > 0 || k.Set().Len() != 5 || k.Set().Head.Version != 7 {
 			t.Errorf("version %d, %d adjustments, %d differ", k.Set().Head.Version, k.Set().Len(), len(d))
@@ -124,8 +124,8 @@ func TestWithSentinels(t *testing.T) {
 	follows(t, redistest.StartSentinels(t).URL())
 }
 
-// TestASidecarStartsWhileAdjustmentsChange: a sidecar that reads all adjustments for the first time gets the newest
-// ones, however fast operators change them.
+// TestASidecarStartsWhileAdjustmentsChange checks that a sidecar that reads all adjustments for the first
+// time gets the newest ones, however fast operators change them.
 func TestASidecarStartsWhileAdjustmentsChange(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -139,7 +139,7 @@ func TestASidecarStartsWhileAdjustmentsChange(t *testing.T) {
 	for i, k := range operators {
 		wg.Go(func() {
 			for j := 0; ctx.Err() == nil; j++ {
-				_, _ = k.Change(ctx, block(fmt.Sprint(i), fmt.Sprint(j))) // others may get ahead of it
+				_, _ = k.Change(ctx, block(fmt.Sprint(i), fmt.Sprint(j))) // other goroutines may make more changes meanwhile
 			}
 		})
 	}
@@ -161,7 +161,7 @@ func TestASidecarStartsWhileAdjustmentsChange(t *testing.T) {
 	}
 }
 
-// distant is the address of a server whose answers come some milliseconds later.
+// distant returns the address of a server whose answers arrive some milliseconds later.
 func distant(t *testing.T, server string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -197,7 +197,8 @@ func distant(t *testing.T, server string) string {
 	return l.Addr().String()
 }
 
-// Several operators change the same limit at once. The last change is in force, and all are in the audit.
+// Several operators change the same limit at the same time. The last change must be in force, and the audit
+// must have all of them.
 func TestSimultaneousChangesAreAllAudited(t *testing.T) {
 	t.Parallel()
 	url := "redis://" + redistest.Start(t).Addr
@@ -241,8 +242,8 @@ func TestSimultaneousChangesAreAllAudited(t *testing.T) {
 	}
 }
 
-// While Redis is unreachable, the known adjustments stay in force until they expire, and a change fails. If Redis
-// restarts without data, the Keeper writes the adjustments again.
+// While Redis is unreachable, the known adjustments must stay in force until they expire, and a change must
+// fail. If Redis restarts without data, the Keeper must write the adjustments again.
 func TestRedisKilledAndRestarted(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -256,7 +257,7 @@ func TestRedisKilledAndRestarted(t *testing.T) {
 	if _, err := a.Change(t.Context(), block("eve", "ann")); err == nil || !strings.Contains(err.Error(), "nothing was changed") {
 		t.Errorf("a change while Redis is unreachable: %v", err)
 	}
-	alone := keeper(t, url, dir) // a sidecar that starts meanwhile
+	alone := keeper(t, url, dir) // this sidecar starts while Redis is unreachable
 	if alone.Set().Len() != 1 || alone.Set().All()[0].Target.Key[0] != "bob" {
 		t.Error("a start without Redis does not know who is blocked")
 	}
@@ -274,7 +275,7 @@ func TestRedisKilledAndRestarted(t *testing.T) {
 	}
 }
 
-// Values that another program wrote to the ledger are not applied, and do not affect valid ones.
+// Values that another program wrote to the ledger must have no effect, and must not affect valid ones.
 func TestValuesThatAreNotSoundAreLeftOut(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -22,8 +22,8 @@ type Kind string
 
 // The kinds.
 const (
-	Refused Kind = "refused" // rejected here, or by both servers
-	Differs Kind = "differs" // accepted, with another effect
+	Refused Kind = "refused" // this server rejects it, or both servers do
+	Differs Kind = "differs" // this server accepts it, with another effect
 )
 
 // Note is a difference that an operator should know before the move.
@@ -71,7 +71,8 @@ func Review(files []config.File) []Note {
 	return notes
 }
 
-// Write returns the file with the defaults that differ written out, and without what the reference server ignores.
+// Write returns the file with two changes. Defaults that differ between the servers are stated explicitly,
+// and keys that the reference server ignores are removed.
 func Write(f config.File) ([]byte, error) {
 	docs, err := documents(f.Data)
 	if err != nil {
@@ -121,9 +122,9 @@ func documents(data []byte) (roots []*yaml.Node, err error) {
 	}
 }
 
-// level describes a level of the file.
+// level describes the keys at one level of the file.
 type level struct {
-	keys  []string          // keys that have a meaning for the reference server here
+	keys  []string          // keys to which the reference server gives a meaning at this level
 	below map[string]*level // the levels below a key
 }
 
@@ -155,7 +156,7 @@ func (l *level) ignored(key string) bool {
 	return false
 }
 
-// each calls do for each mapping that n consists of: n itself, or its items.
+// each calls do for n if n is a mapping, or for each mapping in the list n.
 func each(n *yaml.Node, do func(*yaml.Node)) {
 	items := []*yaml.Node{n}
 	if n.Kind == yaml.SequenceNode {
@@ -178,7 +179,8 @@ func find(n *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// prune removes what the reference server ignores: keys at the wrong level, and all but the last of duplicate keys.
+// prune removes the keys that the reference server ignores: keys at a wrong level, and all but the last of
+// duplicate keys.
 func prune(n *yaml.Node, l *level) {
 	for i := 0; i+1 < len(n.Content); {
 		key := n.Content[i].Value
@@ -213,7 +215,8 @@ func names(list *yaml.Node) (keys []string) {
 	return keys
 }
 
-// splits finds a key among keys that, joined with a value, the reference server cannot distinguish from key.
+// splits returns one of keys that, joined with a value by "_", the reference server cannot distinguish from
+// key.
 func splits(key string, keys []string) (other string, ok bool) {
 	for _, k := range keys {
 		if k != "" && strings.HasPrefix(key, k+"_") {

@@ -46,7 +46,7 @@ func (r *review) mapping(n *yaml.Node, l *level) {
 			r.note(key, Refused, "%q has no effect here in the reference server, and rlsidecar rejects it; remove it, or move it to its proper level", key.Value)
 			continue
 		case again(n, i):
-			// check reports the second one too.
+			// the command check reports the second occurrence too
 			r.note(second(n, i), Refused, "%q occurs twice; the reference server uses the last one, and rlsidecar rejects both; remove the one in line %d", key.Value, key.Line)
 		}
 		r.key(key, value, l)
@@ -62,7 +62,7 @@ func (r *review) mapping(n *yaml.Node, l *level) {
 	}
 }
 
-// key notes what a key at its proper level does differently.
+// key adds notes about a key at its proper level.
 func (r *review) key(key, value *yaml.Node, l *level) {
 	switch {
 	case l == descriptor && key.Value == "rate_limit":
@@ -74,7 +74,7 @@ func (r *review) key(key, value *yaml.Node, l *level) {
 	}
 }
 
-// descriptor notes a key that matches more in the reference server.
+// descriptor adds a note about a key that matches more in the reference server.
 func (r *review) descriptor(n *yaml.Node, siblings []string) {
 	key := find(n, "key")
 	if key == nil || find(n, "value") != nil {

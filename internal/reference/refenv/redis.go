@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// redis sets where the buckets are.
+// redis sets the flags for the place of the buckets.
 func (r *reader) redis() {
 	switch r.choice("BACKEND_TYPE", "redis", "memory", "memcache") {
 	case "memcache":
@@ -42,7 +42,7 @@ func (r *reader) redis() {
 	}
 }
 
-// server sets the Redis that variables with this prefix describe.
+// server sets the flags for the Redis that variables with this prefix describe.
 func (r *reader) server(prefix, flag string) {
 	form := r.choice(prefix+"TYPE", "single", "sentinel", "cluster")
 	where := r.given(prefix + "URL")
@@ -77,8 +77,8 @@ func (r *reader) server(prefix, flag string) {
 	r.set(flag, text, prefix+"URL")
 }
 
-// copyPrefix puts CACHE_KEY_PREFIX before the default prefix. So rules for names still hold, and the buckets never
-// collide with those that the reference server has left.
+// copyPrefix puts CACHE_KEY_PREFIX before the default prefix. So Redis permissions for that prefix still
+// apply, and buckets never collide with those that the reference server has left.
 func (r *reader) copyPrefix() {
 	prefix := r.given("CACHE_KEY_PREFIX")
 	switch {

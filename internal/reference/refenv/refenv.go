@@ -23,21 +23,21 @@ import (
 type Settings struct {
 	// Flags are flags of serve, by name.
 	Flags map[string]Flag
-	// XDS is the control plane of the configuration, or nil if it comes from files.
+	// XDS is the control plane that provides the configuration; nil means that files do.
 	XDS *XDS
 	// Rewrites change the metrics sent to DogStatsD.
 	Rewrites []statsd.Rewrite
 	// ConsumeTogether means that a denied request consumes nothing from any limit, even if the configuration has
 	// `consume: each`.
 	ConsumeTogether bool
-	// Warnings must be logged.
+	// Warnings are messages for the operator. The caller must log them.
 	Warnings []string
 }
 
 // Flag is the value of a flag.
 type Flag struct {
 	Value string
-	From  string // the name of the variable; of several, the most specific
+	From  string // the name of the variable; of several variables, the most specific one
 }
 
 // Read reads env. With asServer, the program replaces the reference server and uses its defaults; otherwise unset
@@ -134,8 +134,8 @@ func (r *reader) choice(name string, words ...string) string {
 	return ""
 }
 
-// files sets where the configuration is. Both ways in which the reference server watches files, a replaced symbolic
-// link and a changed folder, are always watched.
+// files sets the flags for the place of the configuration. The reference server can watch a replaced symbolic
+// link or a changed folder. rlsidecar always watches both.
 func (r *reader) files() {
 	kind := r.choice("CONFIG_TYPE", "file", "grpc_xds_sotw")
 	r.bool("RUNTIME_WATCH_ROOT")
@@ -145,13 +145,13 @@ func (r *reader) files() {
 		return
 	}
 	folder := path.Join(r.value("RUNTIME_ROOT"), r.value("RUNTIME_SUBDIRECTORY"), r.value("RUNTIME_APPDIRECTORY"))
-	// The flag takes a list, so a comma would make two paths.
+	// The flag is a list separated by commas, so this path would become two.
 	r.set("config", strings.ReplaceAll(path.Join(folder, "**"), ",", `\,`), "RUNTIME_ROOT")
 }
 
 func (r *reader) listeners() {
 	host := ""
-	if r.asServer { // some shells set HOST; only the reference server uses it
+	if r.asServer { // some shells set HOST, so it counts only in place of the reference server
 		host = r.given("HOST")
 	}
 	r.listen("http-listen", host, "PORT")
@@ -249,7 +249,8 @@ func (r *reader) metrics() {
 	}
 }
 
-// tracing sets what is traced. Where traces are sent is in variables that do not belong to the reference server.
+// tracing sets the flags for traces. Other variables, which are not special to the reference server, set the
+// destination.
 func (r *reader) tracing() {
 	rate, err := strconv.ParseFloat(r.value("TRACING_SAMPLING_RATE"), 64)
 	if err != nil || rate < 0 || rate > 1 {

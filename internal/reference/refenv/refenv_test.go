@@ -27,7 +27,7 @@ func values(s Settings) map[string]string {
 	return m
 }
 
-// defaults are the flags of the reference server if nothing is set.
+// defaults are the flags if no variable of the reference server is set.
 func defaults() map[string]string {
 	return map[string]string{
 		"config":      "/srv/runtime_data/current/config/**",
@@ -53,7 +53,7 @@ func TestNothingSetMeansNothing(t *testing.T) {
 	}
 }
 
-// TestEveryVariableOfTheReferenceServerIsListed also checks that each has an effect stated.
+// TestEveryVariableOfTheReferenceServerIsListed also checks that the list describes the effect of each.
 func TestEveryVariableOfTheReferenceServerIsListed(t *testing.T) {
 	redis := "SOCKET_TYPE TYPE URL POOL_SIZE AUTH TLS SENTINEL_AUTH PIPELINE_WINDOW PIPELINE_LIMIT CLUSTER_PIPELINE_PARALLELISM TIMEOUT POOL_ON_EMPTY_BEHAVIOR"
 	listed := map[string]bool{}
@@ -98,7 +98,7 @@ func TestDefaultsOfTheReferenceServer(t *testing.T) {
 	}
 }
 
-// TestMeaningOfSettings lists the flags that differ from the defaults; "" is a flag that is not set.
+// TestMeaningOfSettings lists the flags that differ from the defaults. "" means that the flag is not set.
 func TestMeaningOfSettings(t *testing.T) {
 	for text, want := range map[string]map[string]string{
 		"RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit":          {"config": "/data/ratelimit/config/**"},

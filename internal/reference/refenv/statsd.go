@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 )
 
-// statsd sets where metrics are sent. The reference server uses one of StatsD (the default), DogStatsD and
-// Prometheus; here Prometheus can be combined with either of the others.
+// statsd sets the flags for the destination of metrics. The reference server uses one of StatsD (the
+// default), DogStatsD and Prometheus. Here Prometheus can be combined with either of the others.
 func (r *reader) statsd() {
 	dog := r.bool("USE_DOG_STATSD")
 	plain := r.bool("USE_STATSD")

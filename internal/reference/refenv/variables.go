@@ -37,7 +37,7 @@ var (
 // Masked hides the credentials in a URL or in a list of URLs. A password may contain any character, so everything
 // before the last "@" is masked. A value that is not a URL is masked as a whole.
 func Masked(value string) string {
-	var units []string // a comma separates units only before another URL
+	var units []string // a comma only separates two values if a URL follows it
 	for i, part := range strings.Split(value, ",") {
 		if i > 0 && !strings.Contains(part, "://") {
 			units[len(units)-1] += "," + part
@@ -80,7 +80,7 @@ func byName(name string) Variable {
 			return variables[i]
 		}
 	}
-	panic("refenv: no variable " + url.QueryEscape(name)) // a bug in this package
+	panic("refenv: no variable " + url.QueryEscape(name)) // only a bug in this package can cause this
 }
 
 const (

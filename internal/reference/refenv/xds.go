@@ -34,7 +34,7 @@ func (r *reader) readXDS() {
 	r.XDS = &XDS{
 		Server:              r.value("CONFIG_GRPC_XDS_SERVER_URL"),
 		NodeID:              r.value("CONFIG_GRPC_XDS_NODE_ID"),
-		NodeMetadata:        r.pairs("CONFIG_GRPC_XDS_NODE_METADATA", "=:"), // the reference server reads =, and its documentation shows :
+		NodeMetadata:        r.pairs("CONFIG_GRPC_XDS_NODE_METADATA", "=:"), // the reference server expects "=", but its documentation shows ":"
 		Headers:             r.pairs("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", ":"),
 		UseTLS:              r.bool("CONFIG_GRPC_XDS_SERVER_USE_TLS"),
 		CA:                  r.value("CONFIG_GRPC_XDS_SERVER_TLS_CACERT"),

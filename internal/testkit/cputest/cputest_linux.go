@@ -1,5 +1,5 @@
-// Package cputest measures processor time for tests, which does not depend on what else a machine does, as a duration by
-// the clock does.
+// Package cputest measures processor time for tests. Unlike elapsed time, it does not depend on the load of
+// the machine.
 package cputest
 
 import (

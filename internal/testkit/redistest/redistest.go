@@ -33,7 +33,7 @@ type Server struct {
 	t      testing.TB
 }
 
-// given has the ports that FreePort has returned.
+// given are the ports that FreePort has returned.
 var given sync.Map
 
 // FreePort returns a port that is free now. It returns each port only once, because the servers of a Cluster start
@@ -109,8 +109,8 @@ func prepare(tb testing.TB, port int, args ...string) *Server {
 	return s
 }
 
-// Restart starts the process again after it was killed, with the data that it had saved (usually none), and with
-// additional arguments for this run.
+// Restart starts a killed process again, with the data that it had saved (usually none). The arguments are in
+// addition, for this run.
 func (s *Server) Restart(args ...string) {
 	s.t.Helper()
 	path := s.binary
@@ -225,7 +225,7 @@ func StartCluster(tb testing.TB, n int, args ...string) *Cluster {
 	return c
 }
 
-// steady is the timeout of Steady: longer than a server gets no processor time on a busy machine.
+// steady is the node timeout of Steady. It is longer than a busy machine can keep a server from running.
 const steady = 10 * time.Minute
 
 // Steady prevents failovers: no node regards another one as failed, however busy the machine is.

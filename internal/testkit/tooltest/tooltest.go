@@ -9,15 +9,15 @@ import (
 	"testing"
 )
 
-// Path returns the path of a program: that in the environment (REDIS_SERVER for redis-server), or the one in the
-// project's .tools/bin, on PATH, or in Debian's folders for servers. If there is none, the test fails in CI, and is
-// skipped elsewhere.
+// Path returns the path of a program: the one in an environment variable (REDIS_SERVER for redis-server), or
+// the one in the project's .tools/bin, on PATH, or in Debian's folders for servers. If there is none, the
+// test fails in CI, and is skipped elsewhere.
 func Path(tb testing.TB, name string) string {
 	tb.Helper()
 	variable := strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
 	named := os.Getenv(variable)
 	if _, err := os.Stat(named); strings.Contains(named, "/") && err != nil {
-		tb.Fatalf("%s: %v", variable, err) // the test must not use another program instead
+		tb.Fatalf("%s: %v", variable, err) // the variable names a program that does not exist; using another one instead would hide that
 	}
 	for _, file := range []string{named, installed(tb, name), name, "/usr/sbin/" + name} {
 		if path, err := exec.LookPath(file); err == nil {

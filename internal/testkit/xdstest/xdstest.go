@@ -20,8 +20,9 @@ import (
 // Plane is a control plane. It answers the nodes for which Set was called.
 type Plane struct {
 	Address string
-	// Opened gets the headers of each stream, Requests all requests and acknowledgements, and Refused the reasons for
-	// rejections. Beyond 1,000 items that the test has not received, further ones are dropped.
+	// Opened gets the headers of each stream, Requests all requests and acknowledgements, and Refused the
+	// reasons for rejections. Each holds up to 1,000 items that the test has not received. Further items are
+	// dropped.
 	Opened   chan metadata.MD
 	Requests chan *discovery.DiscoveryRequest
 	Refused  chan string
