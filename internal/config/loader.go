@@ -137,7 +137,7 @@ func (s *source) take(p *part) {
 
 // parse parses a file.
 func (p *part) parse(nodes *budget) {
-	own := &budget{most: nodes.most, all: nodes, slabs: nodes.slabs}
+	own := &budget{most: nodes.most, all: nodes}
 	own.left.Store(own.most)
 	p.docs = parse(p.file, &p.report, own)
 	p.nodes = own.most - own.left.Load()

@@ -30,8 +30,6 @@ type budget struct {
 	most int64
 	left atomic.Int64 // below 0 means that it is used up, which has been reported
 	all  *budget      // the budget that this one is a part of, or nil
-	// slabs have the memory of nodes. It is used again for the next file, and freed with the budget.
-	slabs *slabs
 }
 
 // spend consumes n nodes, and reports whether they were available.
@@ -41,7 +39,7 @@ func (b *budget) spend(n int) bool {
 }
 
 func newBudget(o *Options) *budget {
-	b := &budget{most: max(leastNodes, nodesPerLimit*int64(o.maxLimits())), slabs: &slabs{}}
+	b := &budget{most: max(leastNodes, nodesPerLimit*int64(o.maxLimits()))}
 	b.left.Store(b.most)
 	return b
 }
@@ -94,12 +92,7 @@ func parse(f File, r *report, nodes *budget) (docs []*document) {
 		p.mistake(inFile(f.Name), "the file is larger than %d MiB; split it", maxFileSize>>20)
 		return nil
 	}
-	plain, done := decodePlain(f.Data, nodes.slabs)
-	defer done()
-	roots, err := []*yaml.Node{plain}, error(nil)
-	if plain == nil {
-		roots, err = decode(f.Data)
-	}
+	roots, err := decode(f.Data)
 	for _, root := range roots {
 		if !isNull(root) {
 			d, before := &document{at: p.at(root)}, p.mistakes
