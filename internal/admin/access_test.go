@@ -81,7 +81,7 @@ func (b *browser) csrf() string {
 	return token
 }
 
-func TestTokenIsNeededWhereThereIsOne(t *testing.T) {
+func TestAConfiguredTokenIsRequired(t *testing.T) {
 	h := guarded(t)
 	for token, code := range map[string]int{
 		"": 401, "secret": 401, "Bearer": 401, "Bearer ": 401, "Bearer Secret": 401, "Basic secret": 401, "Bearer secretsecret": 401,
@@ -102,7 +102,7 @@ func TestTokenIsNeededWhereThereIsOne(t *testing.T) {
 	}
 }
 
-func TestTheReadOnlyTokenReads(t *testing.T) {
+func TestTheReadOnlyTokenAllowsOnlyReading(t *testing.T) {
 	h := guarded(t)
 	for token, want := range map[string]map[string]int{
 		"secret": {"GET": 200, "HEAD": 200, "POST": 200, "DELETE": 200},
@@ -228,9 +228,9 @@ func TestFormsOfOtherPagesAreRefused(t *testing.T) {
 	}
 }
 
-// TestWithoutATokenOnlyTheUnixSocketChanges: without a token, other containers of the pod can read the page, but not
+// TestWithoutATokenOnlyTheUnixSocketAllowsChanges: without a token, other containers of the pod can read the page, but not
 // change anything.
-func TestWithoutATokenOnlyTheUnixSocketChanges(t *testing.T) {
+func TestWithoutATokenOnlyTheUnixSocketAllowsChanges(t *testing.T) {
 	p := newPages(fixture(t))
 	h := p.handler()
 	for _, c := range []struct {

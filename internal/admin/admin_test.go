@@ -94,7 +94,7 @@ func get(h http.Handler, path, token string) *httptest.ResponseRecorder {
 	return w
 }
 
-func TestRlconfigIsThatOfTheReferenceServer(t *testing.T) {
+func TestRlconfigHasTheFormatOfTheReferenceServer(t *testing.T) {
 	want := `d.path_/login: unit=MINUTE requests_per_unit=5, shadow_mode: false, quota_mode: false
 d.user_id: algorithm=token_bucket rate=10 period=1m capacity=20, shadow_mode: true, quota_mode: false
 d.other: algorithm=unknown rate=0 period=0s capacity=0, shadow_mode: false, quota_mode: false

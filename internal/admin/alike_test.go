@@ -8,8 +8,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// TestEveryFieldMakesAPolicyAnother: alike must notice a change of any field except the index and the place.
-func TestEveryFieldMakesAPolicyAnother(t *testing.T) {
+// TestAChangeOfAnyFieldIsNoticed: alike must notice a change of any field except the index and the place.
+func TestAChangeOfAnyFieldIsNoticed(t *testing.T) {
 	a := &descriptors.Policy{Limit: &algorithms.Limit{}}
 	for i := range reflect.TypeFor[descriptors.Policy]().NumField() {
 		b := *a

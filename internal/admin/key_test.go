@@ -151,7 +151,7 @@ func (d *desk) click(t *testing.T, page, text string) string {
 	return d.read(t, html.UnescapeString(found[1]))
 }
 
-func TestWhyAKeyIsDenied(t *testing.T) {
+func TestThePageExplainsWhyAKeyIsDenied(t *testing.T) {
 	d := newDesk(t)
 	d.request(t, 25, user("bob"))
 	page := d.click(t, d.read(t, "/"), "user=bob")
@@ -182,8 +182,8 @@ func TestWhyAKeyIsDenied(t *testing.T) {
 	}
 }
 
-// TestAPlanWithCreditsShowsBoth: of a limit with then, the page shows its own bucket and that of the limit that pays.
-func TestAPlanWithCreditsShowsBoth(t *testing.T) {
+// TestThePageShowsAPlanAndItsCredits: of a limit with then, the page shows its own bucket and that of the limit that pays.
+func TestThePageShowsAPlanAndItsCredits(t *testing.T) {
 	d := newDesk(t)
 	if err := os.WriteFile(d.file, []byte(`domain: d
 hash_tag: domain
@@ -304,8 +304,8 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	}
 }
 
-// TestOnlyTheAdminTokenChanges: visitors who may only read see no buttons, and their forms are rejected.
-func TestOnlyTheAdminTokenChanges(t *testing.T) {
+// TestOnlyTheAdminTokenAllowsChanges: visitors who may only read see no buttons, and their forms are rejected.
+func TestOnlyTheAdminTokenAllowsChanges(t *testing.T) {
 	d := newDesk(t)
 	form := url.Values{"do": {"block"}, "domain": {"d"}, "limit": {"send"}, "value": {"bob"}, "author": {"eve"}, "reason": {"x"}, "csrf": {d.csrf()}, "for": {"1h"}}
 	reader := newBrowser(d.h)

@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-func TestAuthIsCompiled(t *testing.T) {
+func TestAuthSettingsAreCompiled(t *testing.T) {
 	data, err := os.ReadFile("testdata/auth.good.yaml")
 	must(t, err)
 	s, problems := Compile([]File{{"auth.yaml", data}}, Options{})

@@ -63,7 +63,7 @@ func one(t *testing.T, s *limiter.Snapshot, domain, descriptor string) *descript
 	return policies[0]
 }
 
-func TestPoliciesHaveNumbersAndPlaces(t *testing.T) {
+func TestPoliciesHaveAnIndexAndAPlace(t *testing.T) {
 	s := good(t, Options{}, `domain: d
 limits:
   named: {algorithm: token_bucket, rate: 5, period: 1s}
@@ -214,7 +214,7 @@ descriptors:
 	}
 }
 
-func TestOpenPositionsIdentifyBuckets(t *testing.T) {
+func TestEntriesWithoutAValueIdentifyBuckets(t *testing.T) {
 	s := good(t, Options{}, `
 domain: d
 descriptors:
@@ -304,7 +304,7 @@ func TestUnitsAreClockAlignedWindows(t *testing.T) {
 	}
 }
 
-func TestTreatmentOfALimit(t *testing.T) {
+func TestModesOfALimitAreCompiled(t *testing.T) {
 	const file = `
 domain: d
 limits:
@@ -480,7 +480,7 @@ func TestHashIdentifiesAConfiguration(t *testing.T) {
 	}
 }
 
-func TestBounds(t *testing.T) {
+func TestFilesLargerThanTheBoundsAreRefused(t *testing.T) {
 	reported := bad(t, Options{}, "domain: a\n#"+strings.Repeat("x", maxFileSize))
 	if reported != "a.yaml: the file is larger than 16 MiB; split it" {
 		t.Error(reported)
@@ -492,7 +492,7 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-func TestDistance(t *testing.T) {
+func TestEditDistance(t *testing.T) {
 	for _, c := range []struct {
 		a, b string
 		want int

@@ -73,7 +73,7 @@ func of(domain string, rate int) string {
 	return fmt.Sprintf("domain: %s\ndescriptors:\n  - {key: k%d, rate_limit: {unit: day, requests_per_unit: %d}}\n", domain, rate, rate)
 }
 
-func TestAMistakeStaysInItsDomain(t *testing.T) {
+func TestAMistakeAffectsOnlyItsDomain(t *testing.T) {
 	const half = "domain: a\ndescriptors:\n  - {key: k, rate_limit: {unit: d"
 	route := func(to string) string {
 		return fmt.Sprintf("auth: {default: allow, routes: [{domain: %s, descriptors: [[{key: k, from: path}]]}]}\n", to)
@@ -233,7 +233,7 @@ func TestRoutesToADomainThatIsGoneAreNotKept(t *testing.T) {
 	}
 }
 
-func TestAMistakeStaysInItsMessage(t *testing.T) {
+func TestAMistakeAffectsOnlyItsMessage(t *testing.T) {
 	message := func(domain string, rate uint32) Message {
 		return Message{Name: domain, Domain: domain, Descriptors: []MessageDescriptor{{Key: "k", Limit: &MessageLimit{Unit: "day", RequestsPerUnit: rate}}}}
 	}

@@ -139,9 +139,9 @@ func TestAPartialReloadIsolatesLikeAFullOne(t *testing.T) {
 	})
 }
 
-// TestLargeFilesAreReadAhead checks that files too large to be in memory all at once yield the same configuration.
+// TestLargeFilesGiveTheSameConfiguration checks that files too large to be in memory all at once yield the same configuration.
 // Domains are in one file, in several, and have names that are hard to find.
-func TestLargeFilesAreReadAhead(t *testing.T) {
+func TestLargeFilesGiveTheSameConfiguration(t *testing.T) {
 	var files []File
 	for i := range 40 {
 		domain := fmt.Sprintf("domain: d%d", i%30)

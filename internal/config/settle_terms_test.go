@@ -8,8 +8,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// TestTheTermsOfSettleAreCompiled compares each term with its default.
-func TestTheTermsOfSettleAreCompiled(t *testing.T) {
+// TestSettleSettingsAreCompiled compares each term with its default.
+func TestSettleSettingsAreCompiled(t *testing.T) {
 	for text, want := range map[string]string{
 		"{estimate: 5}": "5, 0 to 100, trusts false, unknown -1, 600 s",
 		"{estimate: 5, unknown_cost: 0, ttl: 1m, trust_declared: true}": "5, 0 to 100, trusts true, unknown 0, 60 s",
@@ -25,8 +25,8 @@ func TestTheTermsOfSettleAreCompiled(t *testing.T) {
 	}
 }
 
-// TestEdgesOfBounds states what is just allowed, and what is just too much.
-func TestEdgesOfBounds(t *testing.T) {
+// TestTheLargestAcceptedValues states what is just allowed, and what is just too much.
+func TestTheLargestAcceptedValues(t *testing.T) {
 	limit := func(name, more string) string {
 		return "domain: d\nlimits:\n  " + name + ": {algorithm: fixed_window, rate: 100, period: 1h" + more + "}\n"
 	}
@@ -91,8 +91,8 @@ func TestEdgesOfBounds(t *testing.T) {
 	}
 }
 
-// TestANameOfTwoLimitsIsOfNeither: two places have a rate_limit of one name, and keep the names of their places.
-func TestANameOfTwoLimitsIsOfNeither(t *testing.T) {
+// TestTwoLimitsWithOneNameKeepTheNamesOfTheirPlaces: two places have a rate_limit of one name, and keep the names of their places.
+func TestTwoLimitsWithOneNameKeepTheNamesOfTheirPlaces(t *testing.T) {
 	s := good(t, Options{}, `
 domain: d
 descriptors:

@@ -169,7 +169,7 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	t.Errorf("%d goroutines, %d before", runtime.NumGoroutine(), before)
 }
 
-func TestSettleWaitsForQuietButNotForever(t *testing.T) {
+func TestSettleWaitsUntilChangesStopOrTheLongestWaitEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		start := time.Now()

@@ -72,7 +72,7 @@ func TestAnAdjustmentGivesOneKeyOtherNumbers(t *testing.T) {
 }
 
 // Adjusted.Next is the earliest end, whatever the order of the keys, and leaves out what has ended.
-func TestTheNextEndIsTheEarliest(t *testing.T) {
+func TestTheEarliestAdjustmentEndsNext(t *testing.T) {
 	for _, ends := range [][]algorithms.Micros{{0, 2, 3}, {0, 3, 2}, {3, 0, 2}, {2, 3, 0}} {
 		b := newBench(t, adjustable)
 		var all []*adjust.Adjustment
@@ -99,7 +99,7 @@ func TestTheKeysOwnAdjustmentTakesPrecedenceOverThatOfAllKeys(t *testing.T) {
 }
 
 // Consumed units stay consumed when a limit is raised, lowered, and changed back at the exact microsecond.
-func TestConsumptionIsKept(t *testing.T) {
+func TestAdjustmentsKeepConsumedUnits(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.allowed(t, 15, "user=bob")
 	b.adjust("calls", map[string]adjust.Change{"bob": {Rate: number(60), Capacity: number(100)}})

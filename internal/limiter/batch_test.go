@@ -84,7 +84,7 @@ func described(c *limiter.Call, err error) any {
 }
 
 // A batch must give the same answers as separate calls, on equal stores with the same clock.
-func TestABatchIsItsCallsOneByOne(t *testing.T) {
+func TestABatchAnswersLikeSeparateCalls(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		modes := limiter.Modes{Shadow: rapid.IntRange(0, 9).Draw(rt, "shadow") == 0, Quota: rapid.IntRange(0, 9).Draw(rt, "quota") == 0}
 		alone, together := newBench(t, batched, modes), newBench(t, batched, modes)
@@ -302,7 +302,7 @@ func (o *counts) Observe(*limiter.Call)     { o.calls++ }
 
 // The configuration changes between two requests of a batch. The first request must be answered with the old
 // configuration, and the second with the new one, in which its domain has other limits, or none.
-func TestABatchOverASwap(t *testing.T) {
+func TestTheConfigurationChangesDuringABatch(t *testing.T) {
 	compiled := func(yaml string) *limiter.Snapshot {
 		s, problems := config.Compile([]config.File{{Name: "new.yaml", Data: []byte(yaml)}}, config.Options{})
 		if problems.Bad() {

@@ -41,7 +41,7 @@ func directLimits(t *rapid.T) map[string]*descriptors.Policy {
 }
 
 // A Direct and a Call must decide random requests for the same limits in the same way.
-func TestDirectDecidesLikeACall(t *testing.T) {
+func TestADirectDecidesLikeACall(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := 1_767_225_600 * algorithms.Second
 		clock := func() algorithms.Micros { return now }

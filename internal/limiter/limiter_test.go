@@ -93,7 +93,7 @@ func (b *bench) left(tb testing.TB, text string) int64 {
 	return b.ask(tb, 0, text).Results[0].Decision.Remaining
 }
 
-func TestTogetherMeansAllOrNone(t *testing.T) {
+func TestConsumeTogetherIsAllOrNone(t *testing.T) {
 	b := newBench(t, `
 domain: d
 descriptors:
@@ -134,7 +134,7 @@ descriptors:
 	}
 }
 
-func TestShadowAndQuotaStandAlone(t *testing.T) {
+func TestShadowAndQuotaLimitsAreNotPartOfTheGroup(t *testing.T) {
 	b := newBench(t, `
 domain: d
 descriptors:
@@ -165,7 +165,7 @@ descriptors:
 	}
 }
 
-func TestSeveralLimitsAtOneDescriptorGiveOneStatus(t *testing.T) {
+func TestSeveralLimitsOfOneDescriptorHaveOneStatus(t *testing.T) {
 	b := newBench(t, `
 domain: d
 limits:
@@ -207,7 +207,7 @@ descriptors:
 	}
 }
 
-func TestANameAndADescriptorMeetInOneBucket(t *testing.T) {
+func TestANamedLimitAndADescriptorShareABucket(t *testing.T) {
 	b := newBench(t, `
 domain: d
 limits:
@@ -283,7 +283,7 @@ descriptors:
 	}
 }
 
-func TestAnErrorDoesNotOverrideADenialByQuotas(t *testing.T) {
+func TestAFailingStoreDoesNotOverrideADenialByQuotas(t *testing.T) {
 	b := newBench(t, `
 domain: d
 descriptors:
@@ -367,7 +367,7 @@ limits:
 	}
 }
 
-func TestOverrides(t *testing.T) {
+func TestOverridesInRequestsReplaceLimits(t *testing.T) {
 	b := newBench(t, `
 domain: d
 descriptors:
@@ -418,7 +418,7 @@ descriptors:
 
 // Random requests meet a store that fails at times. For all limits, denied requests must not be charged,
 // shadow mode must change nothing, and failures must deny.
-func TestInvariants(t *testing.T) {
+func TestRandomRequestsKeepTheInvariants(t *testing.T) {
 	const yaml = `
 domain: d
 limits:
@@ -513,7 +513,7 @@ descriptors:
 }
 
 // The listener can delay answers for at most a second, although the limit allows ten.
-func TestATurnThatCannotBeAwaitedIsDenied(t *testing.T) {
+func TestADelayBeyondTheListenersBoundIsDenied(t *testing.T) {
 	b := newBench(t, `
 domain: d
 descriptors:
@@ -580,7 +580,7 @@ func TestManyLimitsAreReplacedByDifferentOnes(t *testing.T) {
 }
 
 // The limits of a broken domain are unknown, so a name is not reported as missing.
-func TestNamedLimitsOfABrokenDomainAreNotMissing(t *testing.T) {
+func TestNamedLimitsOfADomainWithoutAValidConfigurationAreNotUnknown(t *testing.T) {
 	b := newBench(t, "domain: d\nlimits:\n  calls: {algorithm: token_bucket, rate: 5, period: 1m}\n")
 	broken := *b.Current()
 	broken.Domains = map[string]*limiter.Domain{"d": {Name: "d", Tree: &descriptors.Tree{}, Broken: true}}

@@ -63,7 +63,7 @@ func TestTwoLimitsThatDenyArePaidOnce(t *testing.T) {
 	}
 }
 
-func TestTheLargestCostIsPaid(t *testing.T) {
+func TestThePayerIsChargedTheLargestCost(t *testing.T) {
 	for name, test := range map[string]struct {
 		counts  []limiter.NamedCharge
 		credits int64 // units left of 20
@@ -259,7 +259,7 @@ func TestAProxySettlesWhereItWasPaid(t *testing.T) {
 
 // Units that the plan paid must be settled in the plan, even if a debt results. Units that the payer paid
 // must be settled in the payer's bucket, even after a reload with another payer.
-func TestSettlementsConcernTheBucketThatPaid(t *testing.T) {
+func TestSettlementsChangeTheBucketThatPaid(t *testing.T) {
 	b := newBench(t, settledPlans)
 	b.Limiter = limiter.New(b.store, limiter.Config{
 		IDs: reservation.NewKeys(func() []string { return []string{"a secret"} }, nil), Now: func() algorithms.Micros { return b.now },

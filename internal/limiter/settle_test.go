@@ -61,7 +61,7 @@ func (b *bench) remaining(tb testing.TB) int64 {
 // A reservation is made while the limit refills 10 units a second. Then the rate falls to 1 a second. In 5
 // seconds at the old rate 50 units have flowed in and been consumed, so canceling 100 units may refund at
 // most 50. The store's clock may be a minute ahead, so less is refunded.
-func TestCancelledAtALowerRate(t *testing.T) {
+func TestARefundAfterTheRateWasLowered(t *testing.T) {
 	for _, c := range []struct {
 		name, then, now string
 		count           int64
@@ -102,7 +102,7 @@ func TestCancelledAtALowerRate(t *testing.T) {
 
 // A canceled reservation must leave no more units than there would be without it, whatever is consumed before
 // and after, and whenever the rate falls.
-func TestCancelledAtALowerRateLiftsNoBound(t *testing.T) {
+func TestARefundAfterTheRateWasLoweredStaysWithinTheBound(t *testing.T) {
 	cancelled, returned := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {
 		draw := func(least, most int, what string) int64 { return int64(rapid.IntRange(least, most).Draw(rt, what)) }
@@ -208,9 +208,9 @@ func TestADenialInShadowModeReservesNothing(t *testing.T) {
 	}
 }
 
-// TestABrokenDomainSettlesNothing settles in a domain without a valid configuration. The numbers of its
+// TestADomainWithoutAValidConfigurationSettlesNothing settles in a domain without a valid configuration. The numbers of its
 // limits are not known, so the client must repeat the settlement later.
-func TestABrokenDomainSettlesNothing(t *testing.T) {
+func TestADomainWithoutAValidConfigurationSettlesNothing(t *testing.T) {
 	b := newBench(t, "domain: d\ndescriptors: []\n")
 	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1h")
 	c, _ := b.consume(t, 5, true)

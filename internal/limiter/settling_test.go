@@ -129,7 +129,7 @@ func (p *proxy) want(limit, key string, want int64) {
 	}
 }
 
-func TestAStartReservesTheLargerOfEstimateAndDeclaration(t *testing.T) {
+func TestASettleStartReservesTheLargerOfEstimateAndDeclaration(t *testing.T) {
 	for _, c := range []struct {
 		descriptor, limit string
 		declared, want    int64
@@ -152,7 +152,7 @@ func TestAStartReservesTheLargerOfEstimateAndDeclaration(t *testing.T) {
 	}
 }
 
-func TestADoneSettlesToTheRealCost(t *testing.T) {
+func TestASettleDoneSettlesToTheRealCost(t *testing.T) {
 	for _, cost := range []int64{0, 37, 100, 463} {
 		p := newProxy(t)
 		id := p.start(absent, "user=bob")
@@ -164,7 +164,7 @@ func TestADoneSettlesToTheRealCost(t *testing.T) {
 	}
 }
 
-func TestARepeatedDoneCountsOnce(t *testing.T) {
+func TestARepeatedSettleDoneCountsOnce(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
 	p.done(id, 37)
@@ -203,7 +203,7 @@ func TestACostThatIsNotReportedIsTheUnknownCost(t *testing.T) {
 }
 
 // A settle-done without a cost settles the reservation. A cost that arrives later has no effect.
-func TestOnlyTheFirstDoneCounts(t *testing.T) {
+func TestOnlyTheFirstSettleDoneCounts(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
 	p.send("d", []int64{0}, "settle_end="+id)
@@ -272,7 +272,7 @@ func TestIDsThatChargeNothing(t *testing.T) {
 	}
 }
 
-func TestALateDoneChargesTheExcess(t *testing.T) {
+func TestALateSettleDoneChargesTheExcess(t *testing.T) {
 	for _, c := range []struct{ cost, want int64 }{{20, 900}, {absent, 900}, {130, 870}} {
 		p := newProxy(t)
 		id := p.start(absent, "user=bob")
@@ -288,7 +288,7 @@ func TestALateDoneChargesTheExcess(t *testing.T) {
 }
 
 // After a change of the keys, the previous key is accepted, and an older one is not.
-func TestKeysRotate(t *testing.T) {
+func TestThePreviousSigningKeyIsAccepted(t *testing.T) {
 	secrets := []string{"first"}
 	p := newProxyOf(t, func() []string { return secrets })
 	old := p.start(absent, "user=bob")
@@ -330,7 +330,7 @@ func TestWhileTheStoreFailsNothingIsReserved(t *testing.T) {
 
 // A settle-done may come with other descriptors. It matches no limit by its own keys, and the others are
 // decided as usual. So a proxy without apply_on_stream_done charges more, never less.
-func TestADoneBesideOtherDescriptors(t *testing.T) {
+func TestASettleDoneWithOtherDescriptors(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
 	c := p.send("d", []int64{30, 0, absent}, "settle="+id, "settle_end="+id, "user=bob")
@@ -429,7 +429,7 @@ descriptors:
 }
 
 // Streams that never end keep their reservations. A reservation must need no memory of its own.
-func TestStreamsThatNeverEnd(t *testing.T) {
+func TestReservationsOfStreamsThatNeverEndNeedNoMemory(t *testing.T) {
 	p := newProxy(t)
 	store := memory.New(memory.Config{Clock: storetest.Times(func() algorithms.Micros { return p.now })})
 	p.store.Store = store
@@ -445,7 +445,7 @@ func TestStreamsThatNeverEnd(t *testing.T) {
 }
 
 // A settle-done need not have the entries that other requests must have.
-func TestADoneOfOneDescriptorLacksNothing(t *testing.T) {
+func TestASettleDoneNeedsNoRequiredEntries(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
 	if c := p.send("d", []int64{5}, "settle="+id); c.Denied {

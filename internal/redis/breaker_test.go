@@ -264,7 +264,7 @@ func TestBreakerProbes(t *testing.T) {
 }
 
 // After a sign of life of the server the next call is a probe, however long the pause is.
-func TestBreakerHears(t *testing.T) {
+func TestBreakerMakesTheNextCallAProbeAfterASignOfLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, told := &server{}, &changes{}
 		s := guarding(p, told)
@@ -393,7 +393,7 @@ func TestBreakerSurvivesPanics(t *testing.T) {
 }
 
 // A call fails if a part of it could not be decided. A denial is an answer, and so is ErrFull.
-func TestBreakerKnowsFailuresFromAnswers(t *testing.T) {
+func TestBreakerDistinguishesFailuresFromAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for err, want := range map[error]string{nil: "", errDown: "open "} {
 			told := &changes{}

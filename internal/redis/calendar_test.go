@@ -31,7 +31,7 @@ func days(tb testing.TB, rate, capacity int64) *algorithms.Limit {
 
 // The script finds its own time among the days in its arguments. If the time is outside of them, it
 // requests others. So the answer is that of the server's clock, whatever time this process assumes.
-func TestCalendarGoesByTheServersClock(t *testing.T) {
+func TestCalendarUsesTheServersClock(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	for name, ahead := range map[string]time.Duration{

@@ -68,7 +68,7 @@ func takeClaimed(s *Store, group []backend.Charge, store backend.Store) (d [1]ba
 
 // A call that deletes or answers a claim is sent again because its answer was lost. It arrives when another
 // caller has claimed the same ID. It must not remove that claim: a third caller would be charged too.
-func TestLateCallsLeaveOthersClaims(t *testing.T) {
+func TestALateCallKeepsTheClaimOfAnotherCaller(t *testing.T) {
 	for name, allowed := range map[string]bool{"after a denial": false, "after an answer that has expired": true} {
 		t.Run(name, func(t *testing.T) {
 			server := redistest.Start(t)

@@ -57,7 +57,7 @@ func serverWithClock(t *testing.T) (*redistest.Server, func(by time.Duration)) {
 }
 
 // A clock that is wrong is reported, also if it becomes wrong while the server runs.
-func TestAClockThatIsOffIsFound(t *testing.T) {
+func TestAWrongClockIsReported(t *testing.T) {
 	t.Parallel()
 	server, step := serverWithClock(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})

@@ -78,7 +78,7 @@ func simulated(rng *rand.Rand) (s *shardStore, h *heldShards, undos *stores.Undo
 // random order or are lost, or charges are not sent. The bucket never admits more than its limit. If no
 // answer is lost, all missing units belong to allowed charges at the end. A charge that is decided alone is
 // allowed exactly if the units are available.
-func TestShardsAgainstAModel(t *testing.T) {
+func TestShardsAgreeWithAModel(t *testing.T) {
 	for _, mode := range []string{"alone", "at once", "lossy"} {
 		for seed := range uint64(300) {
 			t.Run(fmt.Sprintf("%s, seed %d", mode, seed), func(t *testing.T) {

@@ -66,7 +66,7 @@ func works(c net.Conn) bool {
 // A server that is unreachable is dialed 16 times a second, however many calls need a connection. When it
 // is back, the line reaches it within 70 ms although a round trip takes 4 ms, which leaves 30 ms for the
 // probe.
-func TestAServerThatIsAwayIsFoundSoon(t *testing.T) {
+func TestAnUnreachableServerIsDialed16TimesASecond(t *testing.T) {
 	for _, fronted := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			l, d, signOfLife := lineTo(t)
@@ -110,7 +110,7 @@ func TestAServerThatIsAwayIsFoundSoon(t *testing.T) {
 
 // A server that refuses all clients answers and closes the connection. That does not count as reached.
 // Callers get the text of its error.
-func TestAServerThatRefusesClientsIsNotBack(t *testing.T) {
+func TestAServerThatRefusesClientsIsNotCountedAsReached(t *testing.T) {
 	for _, text := range []string{"ERR max number of clients reached", "DENIED Redis is running in protected mode"} {
 		synctest.Test(t, func(t *testing.T) {
 			near, far := net.Pipe()

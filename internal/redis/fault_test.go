@@ -434,7 +434,7 @@ func TestFaultPreparingAConnectionIsSlowerThanACall(t *testing.T) {
 	}
 }
 
-func TestFaultNothingThereAtStart(t *testing.T) {
+func TestFaultNoServerAtStart(t *testing.T) {
 	faulty(t)
 	port := redistest.FreePort(t)
 	s, err := Open(Config{URL: fmt.Sprintf("redis://127.0.0.1:%d", port), Timeout: deadline})
@@ -453,7 +453,7 @@ func TestFaultNothingThereAtStart(t *testing.T) {
 }
 
 // No caller waits longer than its deadline, whatever the server and its state.
-func TestFaultHolesAtStart(t *testing.T) {
+func TestFaultServersWithoutAnswersAtStart(t *testing.T) {
 	faulty(t)
 	hole, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and never answers
 	if err != nil {

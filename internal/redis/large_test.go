@@ -115,7 +115,7 @@ func TestManyBucketsAtOnce(t *testing.T) {
 
 // A group that is larger than a batch may take longer than the timeout of other calls. It uses another sender
 // to the server, with its own timeout and circuit breaker.
-func TestLargeGroupsGoApart(t *testing.T) {
+func TestLargeGroupsUseAnotherSender(t *testing.T) {
 	var usual, apart int
 	count := func(n *int) *sender {
 		return newSender(time.Minute, func(_ context.Context, c *call) error {

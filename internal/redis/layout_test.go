@@ -21,7 +21,7 @@ func (still) AfterFunc(time.Duration, func()) outside.Timer { return time.NewTim
 
 // A first request may not have enough time to wait for the layout of the Cluster. After the layout has been
 // read in the background, the next request uses it without a further wait.
-func TestALayoutThatWasReadInTheBackgroundIsUsed(t *testing.T) {
+func TestALayoutThatWasReadInTheBackgroundNeedsNoWait(t *testing.T) {
 	questions := 0
 	world := &outside.World{
 		Clock: still{}, Go: func(f func()) { f() }, Random: func([]byte) {}, Below: func(int) int { return 0 },

@@ -10,7 +10,7 @@ import (
 
 // Each limit of a call has one number, whether the limits are few or many, and also in calls that reuse
 // memory.
-func TestALimitOfACallHasOneNumber(t *testing.T) {
+func TestEachLimitOfACallHasOneIndex(t *testing.T) {
 	x := &scriptRun{}
 	for _, n := range []int{1, fewLimits, fewLimits + 1, fewLimits + 2, 1000, 3} {
 		x.reset(n)

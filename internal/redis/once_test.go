@@ -95,7 +95,7 @@ func TestClaimsAreMadeOnce(t *testing.T) {
 }
 
 // The groups have buckets in two Redis. The claim is in the first, and both are charged.
-func TestClaimsOfTwoRedis(t *testing.T) {
+func TestAGroupWithBucketsInTwoRedisIsClaimedOnce(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"one server", "behind Sentinels", "a Cluster"} {
 		t.Run(name, func(t *testing.T) {

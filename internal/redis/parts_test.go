@@ -21,7 +21,7 @@ import (
 )
 
 // With one replica, a charge that two must confirm is not answered as allowed, and stays charged.
-func TestReplicasThatAreMissing(t *testing.T) {
+func TestAChargeThatTooFewReplicasConfirmIsNotAllowed(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
 	host, port, _ := strings.Cut(master.Addr, ":")

@@ -31,7 +31,7 @@ func over(next backend.Store, timeout time.Duration) *sender {
 	})
 }
 
-func TestSenderChangesNoAnswer(t *testing.T) {
+func TestTheSenderReturnsTheStoresAnswers(t *testing.T) {
 	for name, change := range map[string]func(l *sender){
 		"usual":       func(*sender) {},
 		"small calls": func(l *sender) { l.queue.maxCalls, l.queue.maxBatch = 1, 3 },
@@ -125,7 +125,7 @@ func TestBatchesUnderLoadShareCalls(t *testing.T) {
 
 // A late call delays others for half of its timeout. It does not delay charges that are enough to fill
 // another call.
-func TestALateCallIsNotWaitedForForLong(t *testing.T) {
+func TestALateCallDelaysOthersForHalfItsTimeout(t *testing.T) {
 	for name, test := range map[string]struct {
 		second int // charges of each batch that arrives second
 		want   time.Duration
@@ -157,7 +157,7 @@ func TestALateCallIsNotWaitedForForLong(t *testing.T) {
 
 // If a caller waits, and has enough time, its call is made on its own goroutine. The call ends by the
 // caller's deadline.
-func TestACallerThatWaitsCallsItself(t *testing.T) {
+func TestAWaitingCallerMakesTheCallItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		own := false
 		l := newSender(16*ms, func(ctx context.Context, c *call) error {
@@ -200,7 +200,7 @@ func TestLateBatchesAreNotSent(t *testing.T) {
 }
 
 // Done functions of many batches do not delay the next call, however long they take.
-func TestManyBatchesDoNotHoldUpTheNextCall(t *testing.T) {
+func TestDoneFunctionsDoNotDelayTheNextCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: ms}
 		l := newSender(time.Minute, p.decide)

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-func TestViewOfTheMaster(t *testing.T) {
+func TestSentinelMessagesChangeTheMaster(t *testing.T) {
 	const s = time.Second
 	type step struct {
 		at     time.Duration

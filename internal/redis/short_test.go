@@ -20,7 +20,7 @@ import (
 
 // The fast loop of the script decides like package algorithms. The charges are plain and of few limits,
 // whose numbers change one at a time, with other charges in between.
-func TestLoopEqualsMemory(t *testing.T) {
+func TestTheFastLoopDecidesLikePackageAlgorithms(t *testing.T) {
 	t.Parallel()
 	n := func(v int64) *int64 { return &v }
 	epoch, late, later := algorithms.Micros(0), algorithms.Micros(123_456), algorithms.Micros(500_001)
@@ -47,7 +47,7 @@ func TestLoopEqualsMemory(t *testing.T) {
 }
 
 // A bucket that starts with less than its capacity counts as new one day after it was full.
-func TestLoopOfLimitsThatStartBelowEqualsMemory(t *testing.T) {
+func TestTheFastLoopDecidesLikePackageAlgorithmsWithInitial(t *testing.T) {
 	t.Parallel()
 	n := func(v int64) *int64 { return &v }
 	late := algorithms.Micros(123_456)
@@ -133,7 +133,7 @@ func loopEqualsMemory(t *testing.T, seed uint64, specs [][]algorithms.Spec, jump
 
 // The loop of the script decides plain charges without creating the functions inside general, which would
 // cost more than the rest of a call. All other charges need general.
-func TestPlainChargesDoNotNeedGeneral(t *testing.T) {
+func TestPlainChargesDoNotRunTheGeneralFunction(t *testing.T) {
 	t.Parallel()
 	const head = "local function general(now, given, names, stored, lives, answers)\n"
 	broken := strings.Replace(source, head, head+"  error('general was called')\n", 1)

@@ -106,9 +106,9 @@ func TestCloseUnderLoad(t *testing.T) {
 
 const childURL = "RL_TEST_CHILD_URL"
 
-// TestChild is not a test. It is the sidecar that TestFaultSidecarKilled kills. It prints "?" before it
+// TestSidecarProcess is not a test. It is the sidecar that TestFaultSidecarKilled kills. It prints "?" before it
 // sends a charge, and "+" when the charge was admitted.
-func TestChild(t *testing.T) {
+func TestSidecarProcess(t *testing.T) {
 	url := os.Getenv(childURL)
 	if url == "" {
 		t.Skip("runs as a process of its own")
@@ -151,7 +151,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 	var readers sync.WaitGroup
 	var children []*exec.Cmd
 	for range 3 {
-		child := exec.Command(os.Args[0], "-test.run=^TestChild$", "-test.timeout=60s")
+		child := exec.Command(os.Args[0], "-test.run=^TestSidecarProcess$", "-test.timeout=60s")
 		child.Env = append(os.Environ(), childURL+"="+url)
 		out, err := child.StdoutPipe()
 		if err != nil {
@@ -203,7 +203,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 }
 
 // If Redis gives no answer, the error says so; it is never a plain denial.
-func TestFailuresAreMarked(t *testing.T) {
+func TestAFailureIsAnErrorAndNoDenial(t *testing.T) {
 	t.Parallel()
 	s, err := Open(Config{URL: fmt.Sprintf("redis://127.0.0.1:%d", redistest.FreePort(t))})
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 // The numbers of a limit change between those that count in microseconds and large ones that count in
 // milliseconds, while requests arrive within the same millisecond. The script decides like package
 // algorithms.
-func TestChangesOfTheTickEqualMemory(t *testing.T) {
+func TestTheScriptDecidesLikePackageAlgorithmsWhenTheTickChanges(t *testing.T) {
 	t.Parallel()
 	n := func(v int64) *int64 { return &v }
 	const s, day = algorithms.Second, algorithms.Day

@@ -86,7 +86,7 @@ func TestAFailedWriteEndsTheWire(t *testing.T) {
 }
 
 // A probe may take longer than a usual call, so go-redis makes it.
-func TestAProbeDoesNotGoByTheWire(t *testing.T) {
+func TestGoRedisMakesTheProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{takes: ms}
 		l, p, conn := wired(fallback, echoed)
@@ -102,7 +102,7 @@ func TestAProbeDoesNotGoByTheWire(t *testing.T) {
 }
 
 // Resets, and calls that cannot be encoded, are made by go-redis. The calls after them use the wire.
-func TestCallsThatAreNoSingleRunGoTheOtherWay(t *testing.T) {
+func TestGoRedisMakesCallsThatTheWireCannot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
 		l, p, conn := wired(fallback, echoed)
@@ -259,7 +259,7 @@ func (d *deadlines) SetReadDeadline(t time.Time) error {
 }
 
 // The cases list when the wire may be reserved, and what the end of a Read means in each state.
-func TestAWireKnowsItsState(t *testing.T) {
+func TestTheStatesOfAWire(t *testing.T) {
 	now := time.Now()
 	for name, test := range map[string]struct {
 		wire     *wire // nil means a new wire
@@ -426,7 +426,7 @@ func TestAWireThatIsClosedWhileItIsDialed(t *testing.T) {
 }
 
 // Every sender that is added is started, also if it is added while others are being started.
-func TestStartersForgetNoSender(t *testing.T) {
+func TestStartersStartEverySender(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const soon = time.Microsecond // senders that are added together have all been added by then
 		s := newStarter(func(f func()) { time.AfterFunc(soon, f) })
@@ -471,7 +471,7 @@ func TestStartersForgetNoSender(t *testing.T) {
 
 // The parts of a large batch keep its deadline, its source and Detached. The decisions of one part are
 // known before the next part is sent.
-func TestPartsOfALargeBatchKeepWhatItHas(t *testing.T) {
+func TestPartsOfALargeBatchKeepItsSettings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var usual, patient int
 		record := func(n *int) *sender {

@@ -100,7 +100,7 @@ func limited(sizes ...int) *backend.Batch {
 	return b
 }
 
-func TestWire(t *testing.T) {
+func TestCallsUseTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
 		l, p, conn := wired(fallback, echoed)
@@ -190,7 +190,7 @@ func TestAServerThatDoesNotReadEndsTheWire(t *testing.T) {
 }
 
 // The deadline of an earlier call ends neither a later call nor the pause between them.
-func TestTheWireOutlivesItsDeadlines(t *testing.T) {
+func TestTheWireStaysUsableAfterACallIsLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
 		l, p, conn := wired(fallback, func(args []string) string { time.Sleep(6 * ms); return echoed(args) })
@@ -207,7 +207,7 @@ func TestTheWireOutlivesItsDeadlines(t *testing.T) {
 }
 
 // Calls that are submitted after the wire has ended are not lost.
-func TestAnEndedWireLosesNothing(t *testing.T) {
+func TestCallsAfterTheEndOfAWireAreNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p, conn := wired(&server{takes: ms}, echoed)
 		l.by(conn)
@@ -282,7 +282,7 @@ func TestAConnectionThatTheServerHasClosedIsNotWritten(t *testing.T) {
 }
 
 // Large calls are made by go-redis, because the write of one could wait for a server that does not read.
-func TestLargeCallsDoNotGoByTheWire(t *testing.T) {
+func TestGoRedisMakesLargeCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}
 		l, p, conn := wired(fallback, echoed)
@@ -298,7 +298,7 @@ func TestLargeCallsDoNotGoByTheWire(t *testing.T) {
 }
 
 // A call that certainly has not run is sent again by go-redis. Other errors are answers.
-func TestRefusalsOnTheWire(t *testing.T) {
+func TestGoRedisRepeatsCallsThatHaveNotRun(t *testing.T) {
 	for text, again := range map[string]bool{
 		"NOSCRIPT No matching script": true, "MOVED 1 127.0.0.1:7001": true, "TRYAGAIN later": true,
 		"ERR Script attempted to access a non local key": true,
@@ -342,7 +342,7 @@ func TestRepliesInPieces(t *testing.T) {
 }
 
 // Usual calls use the wire, and again after the server has closed all connections. No call is lost.
-func TestUsualCallsGoByTheWire(t *testing.T) {
+func TestUsualCallsUseTheWire(t *testing.T) {
 	r := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + r.Addr, Timeout: 5 * time.Second})
 	w := s.sendersByServer[r.Addr].usual.wire

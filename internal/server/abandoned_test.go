@@ -36,7 +36,7 @@ func (x *instance) metric(t *testing.T, pattern string) (sum float64) {
 const failedOutcomes = `rlsidecar_decisions_total\{.*outcome="failed_[a-z]*".*\}`
 
 // Calls are aborted while Redis is slow. They are counted separately from failures of Redis.
-func TestAbortedCallsAreNoFailuresOfRedis(t *testing.T) {
+func TestAbortedCallsAreNotCountedAsRedisFailures(t *testing.T) {
 	concurrent(t)
 	redis := redistest.Start(t)
 	x := start(t, shared, onRedis("redis://"+redis.Addr), func(c *Config) { c.Redis.Timeout = time.Minute })

@@ -76,7 +76,7 @@ func TestAnswersAreThoseOfTheReferenceServer(t *testing.T) {
 		unlimited, "OK left 2 of 2/YEAR yearly reset", "OK left 0", "OVER_LIMIT left 0 of 2/YEAR yearly reset")
 }
 
-func TestQuotasDenyOnlyTogether(t *testing.T) {
+func TestQuotaModeDeniesOnlyIfAllDescriptorsAreDenied(t *testing.T) {
 	x := start(t, answers)
 	expect(t, x.ask(t, "q1=a", "q2=a"), ok, "OK left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR reset")
 	expect(t, x.ask(t, "q1=a", "q2=a"), ok, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 0 of 2/YEAR reset")
@@ -158,7 +158,7 @@ func TestOverridesComeWithTheRequest(t *testing.T) {
 	expect(t, x.put(t, with("any=a", 1, 0, 0)), over, "OVER_LIMIT left 0")
 }
 
-func TestHits(t *testing.T) {
+func TestHitsOfARequestAndItsDescriptors(t *testing.T) {
 	x := start(t, answers)
 	with := func(of uint32, texts ...string) *rls.RateLimitRequest {
 		r := request("d")

@@ -34,7 +34,7 @@ func post(tb testing.TB, a net.Addr, path, body string, header ...string) (code 
 	return got.StatusCode, string(text)
 }
 
-func TestProxiesAndApplicationsMeetInOneBucket(t *testing.T) {
+func TestProxiesAndApplicationsShareABucket(t *testing.T) {
 	redis := redistest.Start(t)
 	for name, edit := range map[string]func(*Config){"memory": func(*Config) {}, "redis": onRedis("redis://" + redis.Addr)} {
 		t.Run(name, func(t *testing.T) {

@@ -21,7 +21,7 @@ func hostOf(a net.Addr) string {
 	return a.String()
 }
 
-func TestRequests(t *testing.T) {
+func TestTheRequestCommand(t *testing.T) {
 	cert, key := certtest.New(t).Issue(t, 1)
 	files := t.TempDir()
 	certFile, keyFile := filepath.Join(files, "cert"), filepath.Join(files, "key")

@@ -45,7 +45,7 @@ func TestConnectionBoundsFollowFilesAndMemory(t *testing.T) {
 const admitAll = "domain: d\nauth: {default: allow}\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n"
 
 // Many idle clients do not prevent new connections.
-func TestSilentConnectionsMakeRoom(t *testing.T) {
+func TestIdleConnectionsAreClosedForNewOnes(t *testing.T) {
 	t.Parallel()
 	concurrent(t)
 	const most = 5
@@ -134,7 +134,7 @@ func (l outOfFiles) Accept() (net.Conn, error) {
 
 // When no more files can be opened, a silent connection of any listener is closed, and a log line says so.
 // Then health checks are answered.
-func TestOutOfFilesAConnectionIsClosed(t *testing.T) {
+func TestAnIdleConnectionIsClosedWhenFileDescriptorsRunOut(t *testing.T) {
 	core, logs := observer.New(zapcore.WarnLevel)
 	all := &bounds{}
 	bound := func() *boundedListener {

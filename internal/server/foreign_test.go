@@ -11,7 +11,7 @@ import (
 
 // Another client writes any value to the key of a bucket. Requests for that bucket are decided or denied,
 // never an error, and other buckets are not affected.
-func TestForeignValuesInRedisHarmOneBucket(t *testing.T) {
+func TestForeignValuesInRedisAffectOneBucketOnly(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	x := start(t, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n", onRedis("redis://"+redis.Addr))

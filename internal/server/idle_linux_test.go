@@ -68,7 +68,7 @@ func TestIdleConnectionsCostLittle(t *testing.T) {
 
 // An idle HTTP connection is parked and so unknown to net/http. It answers the next request, even if that
 // arrives in parts. It ends after the idle timeout, and when the server stops.
-func TestAParkedConnectionGoesOn(t *testing.T) {
+func TestAParkedConnectionAnswersTheNextRequest(t *testing.T) {
 	t.Parallel()
 	usual := parkAfter
 	t.Cleanup(func() { parkAfter = usual })

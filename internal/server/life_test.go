@@ -191,7 +191,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-func TestWatchReportsTheEndAndDoesNotDelayIt(t *testing.T) {
+func TestAHealthWatchReportsTheShutdownAndDoesNotDelayIt(t *testing.T) {
 	x := start(t, small, func(c *Config) { c.DrainTimeout = time.Hour })
 	watch, err := x.health.Watch(t.Context(), &healthpb.HealthCheckRequest{})
 	if err != nil {
@@ -236,7 +236,7 @@ func (x *instance) awaitJobs(t *testing.T, n int) {
 	})
 }
 
-func TestDrainLosesNothing(t *testing.T) {
+func TestDrainAnswersEveryRequest(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
 	// The delay must be longer than all steps before the clients stop, even on a busy machine.
@@ -431,7 +431,7 @@ func TestReloadIsolates(t *testing.T) {
 }
 
 // The admin page reports the last reload only: when a configuration was refused and why, and which domains are stale.
-func TestThePageReportsTheLastReload(t *testing.T) {
+func TestTheAdminPageShowsTheLastReload(t *testing.T) {
 	for _, isolate := range []bool{false, true} {
 		x := start(t, small, func(c *Config) { c.Isolate = isolate })
 		const refused, stale = "<h2>Refused <small>20", "These domains stay as they were"
@@ -457,7 +457,7 @@ func TestThePageReportsTheLastReload(t *testing.T) {
 }
 
 // A large configuration is loaded with a garbage collector that runs often. Afterwards it runs as before.
-func TestTheGarbageCollectorIsAsBeforeAfterAReload(t *testing.T) {
+func TestAReloadKeepsTheGarbageCollectorSettings(t *testing.T) {
 	setting := func() uint64 {
 		sample := []metrics.Sample{{Name: "/gc/gogc:percent"}}
 		metrics.Read(sample)
@@ -477,7 +477,7 @@ func TestTheGarbageCollectorIsAsBeforeAfterAReload(t *testing.T) {
 
 // Keys of a limit without bound take no bucket, so they have no part of the room in memory: half of it is divided among
 // the other limits.
-func TestUnlimitedLimitsHaveNoPartOfTheRoom(t *testing.T) {
+func TestUnlimitedLimitsReserveNoRoom(t *testing.T) {
 	var unlimited strings.Builder
 	for i := range 99 {
 		fmt.Fprintf(&unlimited, "  - {key: free%d, rate_limit: {unlimited: true}}\n", i)

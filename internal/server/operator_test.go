@@ -61,7 +61,7 @@ descriptors:
 }
 
 // An operator reads buckets that deny, one in debt and one blocked by a penalty. No counter changes.
-func TestOperatorsAreNotCounted(t *testing.T) {
+func TestRequestsOfOperatorsAreNotCounted(t *testing.T) {
 	x := start(t, `
 domain: d
 limits:

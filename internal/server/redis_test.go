@@ -315,9 +315,9 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	redistest.Eventually(t, "the charge is refunded", func() bool { return left("year=z") == 1 })
 }
 
-// TestAnIDHoldsOverBothRedis: a list of limits in both is consumed once for an idempotency key, whichever sidecar
+// TestAnIdempotencyKeyAppliesToBothRedis: a list of limits in both is consumed once for an idempotency key, whichever sidecar
 // gets the repetition.
-func TestAnIDHoldsOverBothRedis(t *testing.T) {
+func TestAnIdempotencyKeyAppliesToBothRedis(t *testing.T) {
 	t.Parallel()
 	main, second := redistest.Start(t), redistest.Start(t)
 	both := func(c *Config) { c.Redis.PerSecondURL = "redis://" + second.Addr }
@@ -339,15 +339,15 @@ limits:
 	}
 }
 
-func TestTheRedisForSecondsNeedsAnother(t *testing.T) {
+func TestThePerSecondRedisNeedsARedisURL(t *testing.T) {
 	if err := run(t, Config{GRPC: "127.0.0.1:0", Redis: Redis{PerSecondURL: "redis://127.0.0.1:1"}}); err == nil || !strings.Contains(err.Error(), "--redis-url") {
 		t.Error(err)
 	}
 }
 
-// TestSidecarsLease: sidecars with leases stay within the limit together. They return unused units on a reload and
+// TestSidecarsWithLeasesStayWithinTheLimit: sidecars with leases stay within the limit together. They return unused units on a reload and
 // when they stop. A reset includes leased units.
-func TestSidecarsLease(t *testing.T) {
+func TestSidecarsWithLeasesStayWithinTheLimit(t *testing.T) {
 	concurrent(t)
 	redis := redistest.Start(t)
 	const limit, most = 10_000, 500
@@ -417,9 +417,9 @@ func TestRequestsWithoutTimeAreNotCharged(t *testing.T) {
 	}
 }
 
-// TestTooManyLimitsAtOnce: a request with more limits than one step can charge is denied, whatever on_backend_failure
+// TestARequestWithTooManyLimitsIsDenied: a request with more limits than one step can charge is denied, whatever on_backend_failure
 // is. It does not count as a failure, so that it cannot open the circuit breaker for others.
-func TestTooManyLimitsAtOnce(t *testing.T) {
+func TestARequestWithTooManyLimitsIsDenied(t *testing.T) {
 	x := start(t, `
 domain: d
 limits:

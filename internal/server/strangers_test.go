@@ -39,7 +39,7 @@ const bobRequest = `{"domain":"d","descriptors":[{"entries":[{"key":"user","valu
 
 // Every path of every listener is requested under the host name of another site. The paths that stay open
 // show only whether the program is ready, or how to use it.
-func TestUntrustedClientsGetNothing(t *testing.T) {
+func TestOtherSitesCanReadNothing(t *testing.T) {
 	x := start(t, named, func(c *Config) { c.Metrics, c.MetricsPath = "127.0.0.1:0", "/metrics" })
 	for _, c := range []struct {
 		at    net.Addr

@@ -17,7 +17,7 @@ import (
 )
 
 // The memory for 1,000 buckets becomes full, and later empty again.
-func TestMemoryThatFillsIsReported(t *testing.T) {
+func TestFullMemoryIsReported(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	s := &server{log: zap.NewNop(), metrics: metrics.New("", ""), watch: newWatch(now), conditions: conditions.New(func() time.Time { return now })}
 	s.stack.memory = memory.New(memory.Config{MaxKeys: 1000, Clock: func() time.Time { return now }})

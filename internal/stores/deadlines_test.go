@@ -11,7 +11,7 @@ import (
 // Trials are added, removed and expire in random order. A tick removes exactly the trials whose deadline
 // has passed, in the order of their deadlines. The next tick is never later than the first remaining
 // deadline.
-func TestDeadlinesAgainstAPlainList(t *testing.T) {
+func TestDeadlinesAgreeWithASimpleList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var d deadlines
 		var list, ended []*trial

@@ -13,7 +13,7 @@ import (
 
 // Denials are added and removed in random order. find returns the newest denial of a group, unless one of
 // its buckets was forgotten later. The memory is bounded.
-func TestDenialsAgainstAPlainMap(t *testing.T) {
+func TestDenialsAgreeWithASimpleMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 6
 		s := newDenials(most)

@@ -113,7 +113,7 @@ func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 	})
 }
 
-func TestALargerCostIsDeniedToItsOwnTime(t *testing.T) {
+func TestALargerCostHasItsOwnRetryTime(t *testing.T) {
 	start := algorithms.Micros(0)
 	three := int64(3)
 	for name, test := range map[string]struct {
@@ -228,7 +228,7 @@ func TestADenialFromBeforeARefundIsNotRemembered(t *testing.T) {
 	})
 }
 
-func TestForget(t *testing.T) {
+func TestForgetRemovesTheDenialsOfABucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
@@ -301,7 +301,7 @@ func TestLimitsThatChargeDenialsAlwaysGoToTheStore(t *testing.T) {
 
 // Before a block of a penalty begins, every denial counts, so next must get every request. During the block
 // its denial is cached, until the block ends.
-func TestOfPenaltiesOnlyBlocksAreRemembered(t *testing.T) {
+func TestOfALimitWithPenaltyOnlyBlocksAreRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{MaxAge: time.Hour})
 		limit := compile(t, algorithms.Spec{
@@ -433,7 +433,7 @@ func elsewhere(charges []backend.Charge, i int) bool {
 
 // On random traces a DeniedStore gives the same answers as its next. If an answer does not describe a
 // bucket completely, Remaining and ResetAfter may be those of the cached denial.
-func TestDeniedAgreesWithNext(t *testing.T) {
+func TestTheDenialCacheAnswersLikeItsStore(t *testing.T) {
 	seeds := uint64(30)
 	if testing.Short() {
 		seeds = 5

@@ -23,7 +23,7 @@ func dividedStore(t *testing.T, first, second backend.Store) backend.Store {
 	return stores.Divided(first, second, odd, undos)
 }
 
-func TestDividedIsNeverOver(t *testing.T) {
+func TestDividedNeverAdmitsMoreThanTheLimit(t *testing.T) {
 	storetest.Bounded(t, 0, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()
 		return dividedStore(t, memory.New(memory.Config{Clock: storetest.Times(now)}), memory.New(memory.Config{Clock: storetest.Times(now)}))
@@ -50,7 +50,7 @@ func charges(t *testing.T, of ...any) (list []backend.Charge) {
 	return list
 }
 
-func TestDividedGroups(t *testing.T) {
+func TestAGroupOverTwoStoresIsAllOrNone(t *testing.T) {
 	var submits atomic.Int64
 	counted := func(next backend.Store) backend.Store {
 		return submitFunc(func(b *backend.Batch) { submits.Add(1); next.Submit(b) })
@@ -118,7 +118,7 @@ func TestDividedGroups(t *testing.T) {
 	}
 }
 
-func TestDividedFailsWhole(t *testing.T) {
+func TestADividedGroupFailsAsAWhole(t *testing.T) {
 	a := memory.New(memory.Config{})
 	away := submitFunc(func(b *backend.Batch) { b.Fail(backend.ErrUnavailable) })
 	store := dividedStore(t, a, away)

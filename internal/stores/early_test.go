@@ -137,7 +137,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 
 // A group in parts is denied before its batch ends. Its decisions show the buckets as they are after the undo,
 // and the undo is sent when the batch ends.
-func TestADeniedGroupInPartsCostsNothing(t *testing.T) {
+func TestADeniedGroupInPartsIsRefunded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		undos := stores.NewUndos(time.Second)
 		defer undos.Close()

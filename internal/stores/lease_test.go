@@ -211,7 +211,7 @@ func TestLeasedUnitsAreBounded(t *testing.T) {
 
 // This process's clock is slower than that of next. Still, units are not used after their lease has expired
 // by the clock of next, nor in another window. The next request calls next.
-func TestLeasesEndInTimeByASlowClock(t *testing.T) {
+func TestLeasesEndInTimeWithASlowClock(t *testing.T) {
 	for _, limit := range []*algorithms.Limit{fixed(t, 1_000_000, 60*algorithms.Second), tokens(t, 1, algorithms.Second, 1_000_000)} {
 		t.Run(limit.Kind.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -241,7 +241,7 @@ func TestLeasesEndInTimeByASlowClock(t *testing.T) {
 
 // A request may be denied because units are leased or in flight. It is allowed once they have been returned
 // or have arrived, even if denials are cached below.
-func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
+func TestADenialEndsWhenUnitsAreReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		s := stores.Lease(stores.Denied(store, stores.DeniedConfig{}), stores.LeaseConfig{})
@@ -289,7 +289,7 @@ func TestADenialIsForgottenWhenUnitsAreBack(t *testing.T) {
 }
 
 // While next fails, fewer units are requested ahead, and less often, because they may have been charged.
-func TestAnOutageCostsLittle(t *testing.T) {
+func TestLeasesRequestFewerUnitsDuringAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -319,7 +319,7 @@ func TestAnOutageCostsLittle(t *testing.T) {
 
 // A group with a bucket that a denial changes is sent once, even if units could be leased with it. If it
 // were sent again after a refused lease, its denial would be charged or counted twice.
-func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
+func TestAGroupThatRecordsDenialsLeasesNothing(t *testing.T) {
 	hundred := int64(100)
 	for name, spec := range map[string]algorithms.Spec{
 		"overdraw": {Kind: algorithms.TokenBucket, Rate: 100, Period: algorithms.Day, Overdraw: true},
@@ -356,7 +356,7 @@ func TestAGroupThatRecordsDenialsBorrowsNothing(t *testing.T) {
 
 // A group is denied after other requests have used up its lease. Its units are returned to next with the
 // time of their own lease, and are not added to another lease.
-func TestReturnedUnitsKeepTheirTime(t *testing.T) {
+func TestReturnedUnitsAreRefundedAtTheTimeOfTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		asked := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
@@ -396,7 +396,7 @@ func TestReturnedUnitsKeepTheirTime(t *testing.T) {
 }
 
 // Keys with few requests are decided by next alone.
-func TestAColdKeyBorrowsNothing(t *testing.T) {
+func TestARarelyUsedKeyGetsNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
 		limit := fixed(t, 1_000_000, algorithms.Day)
@@ -525,7 +525,7 @@ func TestRefundsSubtractTheInflow(t *testing.T) {
 }
 
 // A denial comes from next, after this process has returned all its leased units.
-func TestADenialLeavesNothingLeased(t *testing.T) {
+func TestADenialReturnsTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, _ := requesting()
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
@@ -719,7 +719,7 @@ func TestCloseWaitsForUnitsThatAreBeingReturned(t *testing.T) {
 }
 
 // Dry runs, here and in other sidecars, count leased units as consumed.
-func TestDryRunsDoNotSeeLeases(t *testing.T) {
+func TestDryRunsCountLeasedUnitsAsConsumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
 		other := stores.Lease(below, stores.LeaseConfig{})

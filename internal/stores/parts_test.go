@@ -94,7 +94,7 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 
 // If another part denies, the charge of a limit with overdraw stays, as it would in one step. The charges
 // of the other limits are refunded.
-func TestPartsThatDenialsPayFor(t *testing.T) {
+func TestALimitWithOverdrawIsChargedIfAnotherPartDenies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		undos := stores.NewUndos(time.Minute)
 		defer undos.Close()
@@ -147,7 +147,7 @@ func TestPartsThatCannotBeDecided(t *testing.T) {
 
 // Three parts are allowed, denied, not sent or without an answer, in every combination and order, with and
 // without a refund.
-func TestPartsByScript(t *testing.T) {
+func TestPartsInEveryOrder(t *testing.T) {
 	answers := [4]backend.Decision{
 		{Decision: algorithms.Decision{Allowed: true}, At: 7}, {}, {Err: backend.ErrNotTaken}, {Err: backend.ErrUnavailable},
 	}

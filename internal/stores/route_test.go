@@ -103,7 +103,7 @@ func TestADividedBatchEndsWithItsLastPart(t *testing.T) {
 	}
 }
 
-func TestADividedBatchPassesItsTermsOn(t *testing.T) {
+func TestThePartsOfABatchKeepItsSettings(t *testing.T) {
 	a, b := &held{}, &held{}
 	router := byFirstByte(a, b)
 	charges := []backend.Charge{of(nil, "a1", 1), of(nil, "b1", 1)}
@@ -140,7 +140,7 @@ func TestManyPartsInMemory(t *testing.T) {
 // Random groups are charged in parts over three Stores, whose answers arrive in random order, late, or
 // never. No bucket admits more than its limit. If no answer is lost, at the end all missing units belong to
 // allowed groups.
-func TestPartsAgainstAModel(t *testing.T) {
+func TestPartsAgreeWithAModel(t *testing.T) {
 	for _, lossy := range []bool{false, true} {
 		for seed := range uint64(300) {
 			t.Run(fmt.Sprintf("lossy %v, seed %d", lossy, seed), func(t *testing.T) {

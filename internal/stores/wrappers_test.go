@@ -12,7 +12,7 @@ import (
 )
 
 // Each wrapper, and all of them together, answer the worked examples as the Store alone does.
-func TestWrappersAnswerTheVectors(t *testing.T) {
+func TestWrappersAnswerTheExamplesLikeTheStoreAlone(t *testing.T) {
 	type wrapper = func(t *testing.T, next backend.Store, now func() time.Time) backend.Store
 	wrappers := map[string]wrapper{
 		"deadline": func(_ *testing.T, next backend.Store, _ func() time.Time) backend.Store {

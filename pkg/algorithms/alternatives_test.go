@@ -18,7 +18,7 @@ func either(t *testing.T, plan, credits, cost int64) []Bucket {
 	return group
 }
 
-func TestCreditsPayBeyondThePlan(t *testing.T) {
+func TestCreditsPayOnceThePlanIsUsedUp(t *testing.T) {
 	group := either(t, 10, 20, 6)
 	for _, step := range []struct {
 		at            Micros

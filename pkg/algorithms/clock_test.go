@@ -8,7 +8,7 @@ import (
 )
 
 // If the clock steps back by up to a minute, a bucket's time stands still until the clock has caught up.
-func TestClockStandsStillForAMinute(t *testing.T) {
+func TestAClockThatIsSetBackStandsStillForAMinute(t *testing.T) {
 	run(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(10))}, nil, []step{
 		{at: 100 * sec, cost: 9, allowed: true, left: 1, reset: 9 * sec},
 		{at: 40 * sec, cost: 0, allowed: true, left: 1, reset: 69 * sec},
@@ -152,7 +152,7 @@ func TestFullBucketIsCreatedByItsFirstChargeOnly(t *testing.T) {
 }
 
 // With initial below capacity, a full bucket is kept for one more day. Then it starts at initial.
-func TestFullForADayStartsAtInitial(t *testing.T) {
+func TestABucketThatWasFullForADayStartsAtInitial(t *testing.T) {
 	bucket := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(1))}
 	window := Spec{Kind: FixedWindow, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(1)), Start: new(t0)}
 	for _, s := range []Spec{bucket, window} {

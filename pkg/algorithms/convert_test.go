@@ -4,7 +4,7 @@ import "testing"
 
 // When the numbers of a limit change, consumption stays. If a lower limit cannot hold the consumption, the
 // bucket is below 0 until enough has flowed in at the old rate.
-func TestUsedStaysUsed(t *testing.T) {
+func TestConsumedUnitsStayConsumedWhenNumbersChange(t *testing.T) {
 	perMinute := func(rate int64) Spec { return Spec{Kind: TokenBucket, Rate: rate, Period: minute} }
 	capacity := func(c int64) Spec { return Spec{Kind: TokenBucket, Rate: 1, Period: minute, Capacity: &c} }
 	window := func(c int64) Spec {
@@ -45,7 +45,7 @@ func TestUsedStaysUsed(t *testing.T) {
 }
 
 // Tokens flow in at the old rate until the change, and at the new rate from then on.
-func TestNewRateCountsFromTheChange(t *testing.T) {
+func TestANewRateAppliesFromTheChangeOn(t *testing.T) {
 	fast := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec, Capacity: new(int64(100))})
 	slow := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})
 	s := play(t, fast, State{}, []step{{cost: 100, allowed: true, left: 0}})
@@ -55,7 +55,7 @@ func TestNewRateCountsFromTheChange(t *testing.T) {
 	})
 }
 
-func TestSlidingCountsStay(t *testing.T) {
+func TestSlidingWindowCountsSurviveChangedNumbers(t *testing.T) {
 	old := mustCompile(t, Spec{Kind: SlidingWindow, Rate: 4, Period: sec})
 	s := play(t, old, State{}, []step{{cost: 4, allowed: true, left: 0}})
 	play(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 6, Period: sec}), s, []step{
@@ -72,7 +72,7 @@ func TestSlidingCountsStay(t *testing.T) {
 	})
 }
 
-func TestLoggedTimesStay(t *testing.T) {
+func TestLogEntriesSurviveChangedNumbers(t *testing.T) {
 	old := mustCompile(t, Spec{Kind: SlidingLog, Rate: 3, Period: minute})
 	s := play(t, old, State{}, []step{{cost: 1, allowed: true, left: 2}, {at: sec, cost: 2, allowed: true, left: 0}})
 	play(t, mustCompile(t, Spec{Kind: SlidingLog, Rate: 1, Period: minute}), s, []step{
@@ -84,7 +84,7 @@ func TestLoggedTimesStay(t *testing.T) {
 	})
 }
 
-func TestOtherAlgorithmStartsAfresh(t *testing.T) {
+func TestAnotherAlgorithmStartsWithANewBucket(t *testing.T) {
 	old := mustCompile(t, Spec{Kind: TokenBucket, Rate: 5, Period: minute})
 	s := play(t, old, State{}, []step{{cost: 5, allowed: true, left: 0}})
 	for _, k := range []Kind{FixedWindow, SlidingWindow, SlidingLog} {

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestLimitIsAValue(t *testing.T) {
+func TestLimitsWithEqualNumbersAreEqual(t *testing.T) {
 	s := Spec{Kind: TokenBucket, Rate: 10, Period: minute, Capacity: new(int64(20))}
 	same := Spec{Kind: TokenBucket, Rate: 10, Period: minute, Capacity: new(int64(20)), Initial: new(int64(20))}
 	other := Spec{Kind: TokenBucket, Rate: 10, Period: minute, Capacity: new(int64(21))}
@@ -31,7 +31,7 @@ func TestLimitIsAValue(t *testing.T) {
 
 // The largest numbers that fit compile. One more is refused, and the message contains the largest number
 // that fits.
-func TestLargestIsAcceptedAndNamed(t *testing.T) {
+func TestTheErrorReportsTheLargestAcceptedNumber(t *testing.T) {
 	const exact = 1 << 53
 	capacity := func(s Spec, c int64) Spec { s.Capacity = &c; return s }
 	for name, c := range map[string]struct {
@@ -195,7 +195,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-func TestRefusesNonsense(t *testing.T) {
+func TestInvalidSpecsAreRefused(t *testing.T) {
 	n := func(v int64) *int64 { return &v }
 	ok := Spec{Kind: TokenBucket, Rate: 10, Period: sec}
 	for name, c := range map[string]struct {
@@ -248,7 +248,7 @@ func TestRefusesNonsense(t *testing.T) {
 }
 
 // The message must name the field that is too large.
-func TestBlamesMaxReserved(t *testing.T) {
+func TestTheErrorNamesMaxReserved(t *testing.T) {
 	_, err := Compile(Spec{Kind: TokenBucket, Rate: 1, Period: 30 * Day, Capacity: new(int64(1)), MaxReserved: new(int64(1) << 50)})
 	if err == nil || !strings.HasPrefix(err.Error(), "max_reserved ") {
 		t.Errorf("error %v", err)

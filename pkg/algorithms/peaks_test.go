@@ -164,7 +164,7 @@ func TestABucketIsKeptWhileAChargeOfTheFutureMayBeSettled(t *testing.T) {
 }
 
 // When the numbers of a limit change, the room of a peak is rounded down.
-func TestPeaksInOtherNumbersRefundNoMore(t *testing.T) {
+func TestPeaksAreRoundedDownWhenNumbersChange(t *testing.T) {
 	capacity := int64(10)
 	thirds := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 3, Capacity: &capacity, Settles: true})
 	sevenths := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 7, Capacity: &capacity, Settles: true})
@@ -179,7 +179,7 @@ func TestPeaksInOtherNumbersRefundNoMore(t *testing.T) {
 }
 
 // A bucket that is deeper in debt than its limit now allows keeps its debt.
-func TestALowerMaxDebtForgivesNothing(t *testing.T) {
+func TestALowerMaxDebtKeepsTheDebt(t *testing.T) {
 	for _, kind := range []Kind{TokenBucket, FixedWindow} {
 		before := mustCompile(t, Spec{Kind: kind, Rate: 10, Period: 1000 * sec, Settles: true, MaxDebt: new(int64(50))})
 		after := mustCompile(t, Spec{Kind: kind, Rate: 10, Period: 1000 * sec, Settles: true, MaxDebt: new(int64(5))})

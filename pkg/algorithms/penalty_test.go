@@ -116,7 +116,7 @@ func penalized(after int64, first, longest Micros) Spec {
 
 // Three denials within ten seconds block for one minute, the next time for two, then for the maximum of
 // four.
-func TestBlocksDouble(t *testing.T) {
+func TestEachBlockLastsTwiceAsLong(t *testing.T) {
 	l := mustCompile(t, penalized(3, minute, 4*minute))
 	var s State
 	ask := func(at Micros, cost int64) Decision {
@@ -172,7 +172,7 @@ func TestDenialsCountWithinAPeriodOnly(t *testing.T) {
 }
 
 // A refund is accepted during a block and does not end it. Its units are available after the block.
-func TestARefundPassesABlock(t *testing.T) {
+func TestARefundIsAcceptedDuringABlock(t *testing.T) {
 	l := mustCompile(t, penalized(1, minute, minute))
 	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
 	s, d := l.Take(s, t0, Charge{Cost: 1})
@@ -207,7 +207,7 @@ func TestClockStepsKeepBlocks(t *testing.T) {
 
 // In a denied group, only the buckets that denied count a denial. If a cost can never fit, no bucket counts
 // one.
-func TestAGroupCountsWhereItWasDenied(t *testing.T) {
+func TestAGroupCountsDenialsOnlyOfLimitsThatDeny(t *testing.T) {
 	group := func(costs ...int64) []Bucket {
 		var all []Bucket
 		for _, cost := range costs {
@@ -264,7 +264,7 @@ func TestPenaltySpecs(t *testing.T) {
 }
 
 // A reservation from before the block is settled, and its cost equals the estimate.
-func TestASettlementOfNothingPassesABlock(t *testing.T) {
+func TestABlockAllowsASettlementWithoutDifference(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 60 * sec, Penalty: &Penalty{After: 1, For: 60 * sec, Max: 60 * sec}})
 	s, _ := l.Take(State{}, t0, Charge{Cost: 1})
 	s, d := l.Take(s, t0, Charge{Cost: 1})

@@ -56,7 +56,7 @@ func TestRetryAfterIsExact(t *testing.T) {
 
 // A charge that a bucket would allow at some moment is allowed at every later one, if no other charge comes
 // first. So the latest retry time of a group, or of a block and the limit, is exact too.
-func TestWhatIsAllowedStaysAllowed(t *testing.T) {
+func TestAnAllowedChargeStaysAllowedLater(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, roll dice, m moment) {
 		if m.got.Allowed || m.got.Never || m.ask.DryRun || m.limit.Overdraw || !m.limit.startsFilled() {
 			return // a bucket that was full for a day starts at initial again
@@ -170,7 +170,7 @@ func TestADryRunAnswersAsTheChargeWould(t *testing.T) {
 }
 
 // A bucket that is deleted at FreshAt decides like one that was kept.
-func TestForgottenAtFreshAtIsNotMissed(t *testing.T) {
+func TestABucketDeletedAtFreshAtDecidesLikeAKeptOne(t *testing.T) {
 	each(t, 1, 500, func(t *rapid.T, roll dice, m moment) {
 		l := m.limit
 		kept, dropped := clone(m.after), State{}
@@ -190,7 +190,7 @@ func TestForgottenAtFreshAtIsNotMissed(t *testing.T) {
 }
 
 // No operation makes a bucket hold more than its capacity.
-func TestNeverMoreThanFull(t *testing.T) {
+func TestABucketNeverHoldsMoreThanItsCapacity(t *testing.T) {
 	each(t, 3, 3000, func(t *rapid.T, _ dice, m moment) {
 		l, s := m.limit, m.after
 		if s.By != l {
@@ -316,7 +316,7 @@ func eachLent(t *testing.T, property func(*rapid.T, dice, Spec, *Limit)) {
 // Leased units that are returned unused leave the bucket no fuller than if they had never been leased,
 // whatever was consumed and refunded in between. Within the window of the lease, a fixed window gets all of
 // them back.
-func TestReturnedUnitsAreAsIfNeverConsumed(t *testing.T) {
+func TestReturnedUnitsLeaveTheBucketNoFuller(t *testing.T) {
 	eachLent(t, func(t *rapid.T, roll dice, s Spec, l *Limit) {
 		if l.Overdraw || l.TakesDenied || l.PerRequest || l.Capacity == 0 || !l.startsFilled() {
 			return // a bucket that was full for a day starts at initial again, so it may hold less than an emptier one

@@ -17,7 +17,7 @@ type work struct {
 // However many charges are reserved, settled and cancelled, and however late: the final costs of the
 // charges that begin in any span never add up to more than the bound of the limit. Here reservations wait
 // for their turn, so they do not go below zero.
-func TestSettlementsLiftNoBound(t *testing.T) {
+func TestChargesNeverExceedTheBoundWithSettlements(t *testing.T) {
 	settled, returned := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		roll := throw(t)

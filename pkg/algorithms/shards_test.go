@@ -86,7 +86,7 @@ func TestShards(t *testing.T) {
 	}
 }
 
-func TestShardNeverSeenIsFull(t *testing.T) {
+func TestANewShardIsFull(t *testing.T) {
 	shards := mustSplit(t, oneASecond(20), 2)
 	if d := TakeShards(t0, shards, Charge{Cost: 15}); !d.Allowed || d.Remaining != 5 {
 		t.Errorf("fresh shards: %+v", d)
@@ -104,7 +104,7 @@ func TestShardNeverSeenIsFull(t *testing.T) {
 }
 
 // Sums over the largest shards must not overflow.
-func TestManyShardsReservedToTheEnd(t *testing.T) {
+func TestTheMostThatManyShardsCanReserve(t *testing.T) {
 	s := Spec{Kind: TokenBucket, Rate: 1_000_000, Period: sec, Capacity: new(int64(MaxShards))}
 	shards := mustSplit(t, s, MaxShards)
 	most := int64(0)
@@ -120,7 +120,7 @@ func TestManyShardsReservedToTheEnd(t *testing.T) {
 }
 
 // The capacity of one shard may fit in microseconds while that of the next one does not.
-func TestShardsShareAScale(t *testing.T) {
+func TestShardsUseTheSameTick(t *testing.T) {
 	one := (int64(1)<<53 - 1) / 2 / int64(Day/us) // the largest capacity that half of the limit, 1 a day, can have in microseconds
 	shards := mustSplit(t, Spec{Kind: TokenBucket, Rate: 1, Period: Day, Capacity: new(2*one + 1), MaxReserved: new(int64(0))}, 2)
 	if d := TakeShards(t0, shards, Charge{Cost: 2 * one}); !d.Allowed || d.Remaining != 1 {
@@ -128,7 +128,7 @@ func TestShardsShareAScale(t *testing.T) {
 	}
 }
 
-func TestSplitRefuses(t *testing.T) {
+func TestSplitRefusesInvalidSplits(t *testing.T) {
 	for name, c := range map[string]struct {
 		spec Spec
 		n    int
@@ -167,7 +167,7 @@ func (roll dice) sharded() (Spec, *Limit, []Bucket) {
 	}
 }
 
-func TestSplitAddsUp(t *testing.T) {
+func TestTheShardsAddUpToTheLimit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, whole, shards := throw(t).sharded()
 		var capacity, initial, reserved int64

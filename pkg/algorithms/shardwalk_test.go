@@ -253,7 +253,7 @@ func longest(now Micros, shards []Bucket, has []int64, hash uint64, a Charge, d 
 }
 
 // Of two drawn shards, the one with more units left is charged. The others do not change.
-func TestTwoChoicePicksTheFuller(t *testing.T) {
+func TestTwoChoicePicksTheFullerShard(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		roll := throw(t)
 		s, l, shards := roll.sharded()
@@ -277,7 +277,7 @@ func TestTwoChoicePicksTheFuller(t *testing.T) {
 	})
 }
 
-func TestShardsKeepToTheirClock(t *testing.T) {
+func TestShardsHandleAClockThatIsSetBack(t *testing.T) {
 	shards := mustSplit(t, oneASecond(20), 2)
 	TakeShards(t0+100*sec, shards, Charge{Cost: 20})
 	if d := TakeShards(t0+70*sec, shards, Charge{Cost: 1}); d.Allowed || d.RetryAfter != 31*sec {

@@ -114,7 +114,7 @@ func bucket(t *testing.T, s Spec, cost int64) Bucket {
 	return Bucket{Limit: mustCompile(t, s), Charge: Charge{Cost: cost}}
 }
 
-func TestOneDeniesForAll(t *testing.T) {
+func TestOneDenialDeniesTheGroup(t *testing.T) {
 	small := bucket(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec}, 1)
 	large := bucket(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec}, 2)
 	group := []Bucket{large, small}
@@ -136,7 +136,7 @@ func TestOneDeniesForAll(t *testing.T) {
 	}
 }
 
-func TestNeverInAGroupRemembersNothing(t *testing.T) {
+func TestAGroupThatCanNeverBeAllowedStoresNothing(t *testing.T) {
 	slow := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(0))}
 	group := []Bucket{
 		bucket(t, slow, 0), // alone, this charge would create the bucket

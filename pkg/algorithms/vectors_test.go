@@ -178,7 +178,7 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-func TestMostIsNamed(t *testing.T) {
+func TestMostReturnsTheLargestCost(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, MaxReserved: new(int64(2))})
 	if plain, reserving := l.Most(false), l.Most(true); plain != 1 || reserving != 3 {
 		t.Errorf("the most is %d, reserving %d; want 1 and 3", plain, reserving)
@@ -226,7 +226,7 @@ func TestLeakyBucketWaitsNoLongerThanMaxWait(t *testing.T) {
 	})
 }
 
-func TestLeakyBucketWithoutAQueuePaces(t *testing.T) {
+func TestLeakyBucketWithoutAQueueDeniesEarlyRequests(t *testing.T) {
 	run(t, Spec{Kind: LeakyBucket, Rate: 4, Period: sec}, nil, []step{
 		{cost: 1, allowed: true, left: 0},
 		{at: 249 * ms, cost: 1, left: 0, retry: ms},

@@ -136,7 +136,7 @@ func firstShown(place *time.Location, day time.Time) algorithms.Micros {
 }
 
 // Earlier calls, and their order, do not change the results.
-func TestIsAFunction(t *testing.T) {
+func TestResultsDoNotDependOnEarlierCalls(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for _, u := range units {
 		one := in(t, u, "Europe/Berlin")
@@ -160,7 +160,7 @@ func BenchmarkWindow(b *testing.B) {
 
 // In St. John's, clocks were set back by an hour a minute after midnight. The day that had begun must not
 // end.
-func TestADayThatBeganIsNotOverWhenClocksAreSetBack(t *testing.T) {
+func TestADayDoesNotEndWhenClocksAreSetBack(t *testing.T) {
 	began := in(t, Day, "America/St_Johns").Window(at(t, "2006-10-29T00:00:00-02:30"))
 	for _, text := range []string{"2006-10-29T00:00:59-02:30", "2006-10-28T23:01:00-03:30", "2006-10-28T23:59:59-03:30", "2006-10-29T00:00:00-03:30"} {
 		// A new calendar has an empty cache.

@@ -93,7 +93,7 @@ func TestResultsHaveTheValuesForHeaders(t *testing.T) {
 	}
 }
 
-func TestCountsAreExplicit(t *testing.T) {
+func TestInvalidCountsAreErrors(t *testing.T) {
 	l, _ := onClock(t)
 	ctx := t.Context()
 	for name, call := range map[string]func(n int64) error{
@@ -377,7 +377,7 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 }
 
 // A reservation can be passed on as text. The key is arbitrary bytes, which JSON strings cannot contain.
-func TestAReservationTravelsAsText(t *testing.T) {
+func TestAReservationCanBeSettledFromItsText(t *testing.T) {
 	l, _ := onClock(t)
 	key := "\xff\x00 not UTF-8"
 	b, err := json.Marshal(map[string]any{"reservation": reserve(t, l, 8, "send", key)})
@@ -576,7 +576,7 @@ ratelimit: limit "g start": start cannot be combined with calendar: the calendar
 }
 
 // The key of a bucket is the one that a sidecar derives from its configuration for a named limit.
-func TestBucketsAreThoseOfTheSidecar(t *testing.T) {
+func TestTheKeyOfABucketIsThatOfTheSidecar(t *testing.T) {
 	store := memory.New(memory.Config{})
 	l := over(t, store, nil)
 	for range 2 {

@@ -14,7 +14,7 @@ import (
 
 // A bucket of 10 units has 8 reserved for 30 s, so nothing could overflow in that time. With Settles the
 // refund is exact. Without it, the refund is reduced by the units that have flowed in.
-func TestSettlesIsExact(t *testing.T) {
+func TestRefundsWithSettlesAreExact(t *testing.T) {
 	ten := ratelimit.TokenBucket(10, time.Minute)
 	exact := ten
 	exact.Settles = true
@@ -44,7 +44,7 @@ func TestSettlesIsExact(t *testing.T) {
 	}
 }
 
-func TestMistakesOfSettles(t *testing.T) {
+func TestInvalidSettlesAreErrorsOfNew(t *testing.T) {
 	debt, two := int64(1), int64(2)
 	for want, limit := range map[string]ratelimit.Limit{
 		"max_debt": {Algorithm: ratelimit.TokenBucket(1, time.Second).Algorithm, Rate: 1, Period: time.Second, MaxDebt: &debt},

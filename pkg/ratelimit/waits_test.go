@@ -67,9 +67,9 @@ func TestAWaitThatBecomesTooLongIsReturned(t *testing.T) {
 	}
 }
 
-// TestACanceledWaitReturnsNothingThatFlowedIn cancels a wait for 6 units after 12 s, in which 2 units flowed in. Without
+// TestACanceledWaitRefundsLessTheInflow cancels a wait for 6 units after 12 s, in which 2 units flowed in. Without
 // the wait the bucket would have been full, and another caller consumed one unit: 4 are left.
-func TestACanceledWaitReturnsNothingThatFlowedIn(t *testing.T) {
+func TestACanceledWaitRefundsLessTheInflow(t *testing.T) {
 	limit := ratelimit.TokenBucket(10, time.Minute)
 	limit.Capacity, limit.MaxReserved = new(int64(5)), new(int64(20))
 	reserved := make(chan struct{}, 10)

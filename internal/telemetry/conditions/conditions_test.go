@@ -75,8 +75,8 @@ func TestConditionAsJSON(t *testing.T) {
 	}
 }
 
-// TestNoRegistry checks that a nil Registry accepts reports.
-func TestNoRegistry(t *testing.T) {
+// TestANilRegistryAcceptsReports checks that a nil Registry accepts reports.
+func TestANilRegistryAcceptsReports(t *testing.T) {
 	var r *Registry
 	if r.Set(Condition{Name: "n"}) || r.Clear("n") || len(r.List()) != 0 {
 		t.Error("the nil Registry keeps conditions")

@@ -148,8 +148,8 @@ func TestADenialHasTheTimeOfTheRequest(t *testing.T) {
 	}
 }
 
-// TestKeysAreCut checks that texts of clients are kept as bytes, up to a bound.
-func TestKeysAreCut(t *testing.T) {
+// TestLongKeysAreTruncated checks that texts of clients are kept as bytes, up to a bound.
+func TestLongKeysAreTruncated(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	long := strings.Repeat("x", 16<<10)
 	a.ask(t, "anyone=\xff<b>\r\n\x00", 1)
@@ -191,9 +191,9 @@ func TestFailuresAreCountedByLimit(t *testing.T) {
 	a.want(t, "no route", "2 / no-route [] [] false", "1 d/ no-config [] [] false")
 }
 
-// TestItIsBounded checks that memory is bounded, and that the key with the most denials is found, however many keys
+// TestMemoryForDenialsIsBounded checks that memory is bounded, and that the key with the most denials is found, however many keys
 // are denied.
-func TestItIsBounded(t *testing.T) {
+func TestMemoryForDenialsIsBounded(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	for i := range 20_000 {
 		a.ask(t, fmt.Sprintf("any%d=x", i), 1)
@@ -210,7 +210,7 @@ func TestItIsBounded(t *testing.T) {
 	}
 }
 
-func TestManyAtOnce(t *testing.T) {
+func TestConcurrentDenialsAreAllCounted(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	a.ask(t, "user=bob", 1)
 	var asking sync.WaitGroup

@@ -41,7 +41,7 @@ func sum(r *Recorder) Totals {
 	return p.Sum()
 }
 
-func TestAfterFifteenMinutesNothingIsLeft(t *testing.T) {
+func TestCountsAreDroppedAfterFifteenMinutes(t *testing.T) {
 	r := New(began)
 	for at := time.Duration(0); at <= 20*time.Minute; at += Step {
 		one(r, at, Totals{1, 1}) // all of it in the first step

@@ -216,8 +216,8 @@ func TestHitsAreCountedAsInTheReferenceServer(t *testing.T) {
 	want(t, scrape(t, m, "ratelimit_service_rate_limit"), samples)
 }
 
-// TestHitsAreSplit compares with a simple counter that denials increment, as in the reference server.
-func TestHitsAreSplit(t *testing.T) {
+// TestHitsAreCountedWithinAndOverTheLimit compares with a simple counter that denials increment, as in the reference server.
+func TestHitsAreCountedWithinAndOverTheLimit(t *testing.T) {
 	epoch := algorithms.Micros(0)
 	rapid.Check(t, func(rt *rapid.T) {
 		capacity, each := rapid.Int64Range(0, 12).Draw(rt, "limit"), rapid.Bool().Draw(rt, "each")
@@ -343,7 +343,7 @@ func TestOverridesAreCounted(t *testing.T) {
 	}
 }
 
-func TestStateOfTheProgram(t *testing.T) {
+func TestMetricsOfTheProcess(t *testing.T) {
 	m := New("v1\xff", "rev")
 	store := memory.New(memory.Config{MaxKeys: 7})
 	m.WatchMemory(store.Stats)
@@ -374,7 +374,7 @@ func TestStateOfTheProgram(t *testing.T) {
 	}
 }
 
-func TestCountersLoseNothing(t *testing.T) {
+func TestConcurrentDecisionsAreAllCounted(t *testing.T) {
 	m := New("", "")
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10), Extras: &descriptors.Extras{StatValues: []int{0}}}))

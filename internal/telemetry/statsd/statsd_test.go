@@ -117,7 +117,7 @@ func flusher(t *testing.T, c Config, log *zap.Logger) func() {
 	return func() { s.report(s.flush(t.Context())) }
 }
 
-func TestPlain(t *testing.T) {
+func TestMetricsArriveOverUDPAndTCP(t *testing.T) {
 	for _, network := range []string{"udp", "tcp"} {
 		there := listen(t, network)
 		counts := &source{counters: map[string]uint64{"a": 3, "b": 1}, timings: []time.Duration{1500 * time.Microsecond}}
@@ -135,7 +135,7 @@ func TestPlain(t *testing.T) {
 	}
 }
 
-func TestDogStatsD(t *testing.T) {
+func TestDogStatsDMetricsAndTags(t *testing.T) {
 	there := listen(t, "udp")
 	counts := &source{counters: map[string]uint64{
 		"ratelimit.service.rate_limit.edge.user_bob.total_hits": 3,

@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestItBoundsTheTruth compares with an exact count.
-func TestItBoundsTheTruth(t *testing.T) {
+// TestEstimatesBoundTheExactCount compares with an exact count.
+func TestEstimatesBoundTheExactCount(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 100
 		h, exact, total := New[int](most), map[string]int64{}, int64(0)

@@ -78,8 +78,8 @@ func TestShapesAreCountedWithoutValues(t *testing.T) {
 	}
 }
 
-// TestClientsCannotFillIt checks that shapes, texts and warnings are bounded for any input.
-func TestClientsCannotFillIt(t *testing.T) {
+// TestMemoryForShapesIsBounded checks that shapes, texts and warnings are bounded for any input.
+func TestMemoryForShapesIsBounded(t *testing.T) {
 	r := New(func() time.Time { return start }, zap.NewNop())
 	for i := range 10_000 {
 		r.Observe(call(t, "unknown", fmt.Sprintf("key%d=1", i)))

@@ -51,7 +51,7 @@ func ask(s *Store, owner, key string, l *algorithms.Limit, cost int64) backend.D
 	return d[0]
 }
 
-func TestFullOfLiveKeysRefusesNewOnesAndForgetsNone(t *testing.T) {
+func TestAFullStoreRefusesNewKeysAndKeepsAllOthers(t *testing.T) {
 	clock, s := at(100)
 	l := tokens(t, 1)
 	s.SetOwners([]string{"a"})
@@ -177,7 +177,7 @@ func TestAGroupWithoutRoomConsumesNothing(t *testing.T) {
 }
 
 // Counted denials need room, and release it when they expire.
-func TestDenialsTakeRoom(t *testing.T) {
+func TestCountedDenialsUseRoom(t *testing.T) {
 	clock, s := at(100)
 	l := limit(t, algorithms.Spec{
 		Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second,
@@ -205,7 +205,7 @@ func TestDenialsTakeRoom(t *testing.T) {
 
 // A bucket of a limit that settles needs the room of three buckets. So it stays below 100 bytes per unit of
 // MaxKeys.
-func TestPeaksTakeRoom(t *testing.T) {
+func TestBucketsWithPeaksUseTheRoomOfThree(t *testing.T) {
 	const n = 50_000
 	clock, s := at(3 * n)
 	l := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: 100 * algorithms.Second, Settles: true})

@@ -10,7 +10,7 @@ import (
 
 // Callers choose the names of limits that come with requests, so the number of stored names must be
 // bounded.
-func TestOwnersThatHoldNothingAreForgotten(t *testing.T) {
+func TestOwnersWithoutBucketsAreDeleted(t *testing.T) {
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Day})
 	if err != nil {
 		t.Fatal(err)
@@ -40,7 +40,7 @@ func TestOwnersThatHoldNothingAreForgotten(t *testing.T) {
 	}
 }
 
-func TestOwnersOfAnOldConfigurationAreForgottenOnceTheyHoldNothing(t *testing.T) {
+func TestOwnersOfAnOldConfigurationAreDeletedOnceTheyHaveNoBuckets(t *testing.T) {
 	r := newRoom(10)
 	r.setOwners([]string{"a", "b"})
 	if !r.takeFor("a", 1) {

@@ -9,7 +9,7 @@ import (
 
 // The table must behave like a map, whatever is inserted and removed, and also if hashes collide in the
 // bits that refs contain or in the first slot.
-func TestTheTableIsAMap(t *testing.T) {
+func TestTheTableBehavesLikeAMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var table table
 		hash := func(i int) uint64 { return uint64(i%3)<<61 | uint64(i%7)<<32 }

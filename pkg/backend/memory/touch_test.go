@@ -15,7 +15,7 @@ import (
 
 // With -race, this test fails if memory that is read without locks is written non-atomically. In any case,
 // each bucket supplies its units exactly once.
-func TestTouchWhileBucketsComeAndGo(t *testing.T) {
+func TestTouchWhileBucketsAreAddedAndDeleted(t *testing.T) {
 	const keys, each, workers = 4000, 3, 4
 	_, s := at(100_000)
 	l := tokens(t, each)
@@ -63,7 +63,7 @@ func TestTouchWhileBucketsComeAndGo(t *testing.T) {
 	}
 }
 
-func TestEntriesAreCacheLines(t *testing.T) {
+func TestEntriesAreAlignedToCacheLines(t *testing.T) {
 	if strconv.IntSize < 64 {
 		t.Skip("an entry has the size of a cache line only if pointers have 64 bits")
 	}

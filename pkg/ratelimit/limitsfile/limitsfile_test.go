@@ -28,7 +28,7 @@ descriptors:
 `
 
 // A program and a sidecar with the same Store charge the same buckets.
-func TestLoadedLimitsAreThoseOfTheSidecar(t *testing.T) {
+func TestLoadedLimitsUseTheBucketsOfTheSidecar(t *testing.T) {
 	now := time.Date(2026, 1, 31, 12, 0, 0, 0, time.UTC)
 	store := memory.New(memory.Config{Clock: func() time.Time { return now }})
 	path := filepath.Join(t.TempDir(), "limits.yaml")
