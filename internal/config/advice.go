@@ -14,7 +14,7 @@ import (
 
 // This file has the second half of messages: the suggested correction.
 
-// ownWords maps the words of other rate limiters to those of this one.
+// ownWords maps words that other rate limiters use to the words of this one.
 var ownWords = map[string]string{
 	"burst": "capacity", "burst_size": "capacity", "max_burst": "capacity", "bucket_size": "capacity", "max_tokens": "capacity",
 	"interval": "period", "window": "period", "per": "period", "duration": "period", "requests": "rate", "count": "rate", "tokens": "rate",
@@ -25,7 +25,8 @@ var ownWords = map[string]string{
 	"block": "deny", "memory": "local", "in_memory": "local",
 }
 
-// wordAdvice suggests the item of known that word was probably meant to be, or "".
+// wordAdvice suggests the item of known that the author of word probably meant. It returns "" if there is
+// none.
 func wordAdvice(word string, known []string) string {
 	if ours, found := ownWords[strings.ToLower(word)]; found && slices.Contains(known, ours) {
 		return "; write " + ours
@@ -36,8 +37,9 @@ func wordAdvice(word string, known []string) string {
 	return didYouMean(word, known)
 }
 
-// adviseAt reports whether a key of l that stands at here is probably misplaced. Settle has keys with common names, such
-// as most, that people write elsewhere by mistake: only a limit may have meant those of its settle.
+// adviseAt reports whether advice may say that a key written at level here belongs to l. A section settle has
+// keys with common names, such as most, which people also write elsewhere by mistake. So advice names l only
+// if l is a section of the level here.
 func (l *level) adviseAt(here *level) bool {
 	switch l {
 	case levelOf(reflect.TypeFor[settleTerms]()):
@@ -49,7 +51,7 @@ func (l *level) adviseAt(here *level) bool {
 	}
 }
 
-// unknownKey returns the message for a key that does not belong at level here.
+// unknownKey returns the message for a key that level here does not have.
 func unknownKey(key string, here *level) string {
 	message := fmt.Sprintf("config error, unknown key '%s'", short(key))
 	for _, l := range levels {
@@ -70,11 +72,11 @@ func unknownKey(key string, here *level) string {
 	return fmt.Sprintf("%s; %s has %s", message, here.subject, strings.Join(here.keys, ", "))
 }
 
-// didYouMean returns "; did you mean …?" if one of known is close to word, or "".
+// didYouMean returns "; did you mean …?" if an item of known is similar to word, or else "".
 func didYouMean(word string, known []string) string {
 	best, least := "", 0
 	if len(known) > 1000 {
-		return "" // a longer search is not worth the time
+		return "" // searching longer is not worth the time
 	}
 	for _, k := range known {
 		if d := distance(strings.ToLower(word), strings.ToLower(k)); d <= max(1, len(k)/3) && (best == "" || d < least) {
@@ -87,8 +89,8 @@ func didYouMean(word string, known []string) string {
 	return fmt.Sprintf("; did you mean %q?", best)
 }
 
-// distance returns the number of edits that turn a into b: a letter inserted, deleted, replaced, or swapped with the next
-// one. Words of more than 64 bytes are far from everything.
+// distance returns the number of edits that turn a into b: a letter inserted, deleted, replaced, or swapped
+// with the next letter. For words of more than 64 bytes it returns a large number.
 func distance(a, b string) int {
 	const most = 64
 	if len(a) > most || len(b) > most {
@@ -115,7 +117,7 @@ func distance(a, b string) int {
 	return last[len(b)]
 }
 
-// syntaxAdvice explains the more common messages of the YAML library.
+// syntaxAdvice explains the most common messages of the YAML library.
 func syntaxAdvice(message string) string {
 	for _, a := range []struct{ message, advice string }{
 		{"tab character", "indent with spaces"},
@@ -174,22 +176,22 @@ func unquoteAdvice(n *yaml.Node, known bool) string {
 }
 
 var (
-	// thousands matches a number with a letter for thousands; perTime matches one with a unit of time: 10/m, 10 per
-	// minute, 10rps.
+	// thousands matches a number with a suffix such as k or M. perTime matches a number with a unit of time:
+	// 10/m, 10 per minute, 10rps.
 	thousands = regexp.MustCompile(`^([0-9]{1,6})([kK]|M|mio)$`)
 	perTime   = regexp.MustCompile(`^([0-9]{1,12}) *(?:/|per|r/|rp) *([smhd]|sec|second|min|minute|hour|day)s?$`)
 )
 
-// rateUnits are the units of a rate, as a period and as a unit of the reference form.
+// rateUnits maps the first letter of a unit of time to a period and to a unit of the reference form.
 var rateUnits = map[byte][2]string{'s': {"1s", "second"}, 'm': {"1m", "minute"}, 'h': {"1h", "hour"}, 'd': {"1d", "day"}}
 
-// largest returns the largest value of key, as text.
+// largest returns the largest permitted value of key, as text.
 func largest(key string) string {
 	switch key {
 	case "requests_per_unit", "unit_multiplier":
 		return "4294967295"
 	case "rate", "capacity", "max_reserved", "initial":
-		return "9007199254740992" // 2^53, the largest number that is computed exactly
+		return "9007199254740992" // 2^53; computations with larger numbers are not exact
 	default:
 		return "9223372036854775807"
 	}
@@ -201,7 +203,7 @@ func isTooLarge(n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && n.Style&quoted == 0 && len(digits) > 18 && strings.Trim(digits, "0123456789") == ""
 }
 
-// wholeAdvice suggests a correction for a number that is not a whole one in an int64.
+// wholeAdvice suggests a correction for a value that is not an integer of 64 bits.
 func wholeAdvice(key string, n *yaml.Node) string {
 	if n.Kind != yaml.ScalarNode {
 		return ""

@@ -17,17 +17,17 @@ import (
 // This file reads and compiles the section auth.
 
 const (
-	// maxRoutes bounds the number of routes that a request is compared with.
+	// maxRoutes bounds the number of routes, because each request is compared with them.
 	maxRoutes = 1000
 	// maxRouteDescriptors and maxRouteEntries bound the descriptors of one request.
 	maxRouteDescriptors = 64
 	maxRouteEntries     = 32
-	// ipv6Client is the length of the network that counts as one client: providers assign at least that much, and a
-	// client can change the remaining bits at will.
+	// ipv6Client is the default length of the network that counts as one client. Providers assign at least a
+	// /64 to each customer, and a client can change the remaining bits at will.
 	ipv6Client = 64
 )
 
-// authDefaultNames are the values of default.
+// authDefaultNames are the values of the key default.
 var authDefaultNames = map[string]bool{"deny": false, "allow": true}
 
 func (d *authDefault) read(p *parser, key string, n *yaml.Node) {
@@ -86,7 +86,7 @@ type matchItem struct {
 	text
 }
 
-// headerKey is the prefix of conditions and sources that are headers.
+// headerKey is the prefix of a condition or source that refers to a header.
 const headerKey = "header:"
 
 func (m *matchMap) read(p *parser, key string, n *yaml.Node) {
@@ -130,8 +130,8 @@ func (l *authDescList) read(p *parser, key string, n *yaml.Node) {
 	l.set(p, n, list, true)
 }
 
-// auth compiles the sections auth of all documents: the routes in the order of the files, and the settings, which
-// must agree.
+// auth compiles the sections auth of all documents. The routes are in the order of the files. Settings that
+// several sections have must be equal.
 func (c *compiler) auth() {
 	var trusted textList
 	var bits whole
@@ -166,7 +166,7 @@ func (c *compiler) auth() {
 	for _, t := range trusted.value {
 		c.trust(all, t)
 	}
-	var routes []*route // the source of each of all.Routes
+	var routes []*route // the parsed route of each item of all.Routes
 	for _, doc := range c.authDocs {
 		if doc.Auth.value == nil {
 			continue
@@ -188,7 +188,7 @@ func (c *compiler) auth() {
 	}
 }
 
-// agreeAuth adopts the value of one, and reports a value that differs from earlier ones.
+// agreeAuth sets all to the value of one. It reports a mistake if an earlier section has another value.
 func agreeAuth[T comparable](c *compiler, key string, all, one *given[T]) {
 	switch {
 	case !one.ok:
@@ -199,7 +199,7 @@ func agreeAuth[T comparable](c *compiler, key string, all, one *given[T]) {
 	}
 }
 
-// trustedSources returns the first entry whose value requires a trusted proxy.
+// trustedSources returns the first source that needs trusted_proxies.
 func (c *compiler) trustedSources() text {
 	for _, doc := range c.authDocs {
 		if doc.Auth.value == nil {
@@ -218,7 +218,7 @@ func (c *compiler) trustedSources() text {
 	return text{}
 }
 
-// trust adds an item of trusted_proxies.
+// trust adds the item t of trusted_proxies to a.
 func (c *compiler) trust(a *limiter.Auth, t text) {
 	if t.value == "unix" {
 		a.TrustUnix = true
@@ -246,7 +246,7 @@ func (c *compiler) trust(a *limiter.Auth, t text) {
 	a.Trusted = append(a.Trusted, prefix)
 }
 
-// route compiles r, which is in doc.
+// route compiles r, which is a route of doc.
 func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 	out := limiter.Route{Place: r.at.String(), Domain: r.Domain.or(doc.Domain.value), Hits: r.Hits.or(1), DryRun: r.Check.value}
 	before := c.mistakes
@@ -291,7 +291,7 @@ func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 	a.Routes = append(a.Routes, out)
 }
 
-// warnUnmet warns of a route whose descriptors all lack an entry that their domain requires.
+// warnUnmet warns of a route none of whose descriptors has an entry that the domain requires.
 func (c *compiler) warnUnmet(d *limiter.Domain, out *limiter.Route, r *route) {
 	for _, required := range d.Require {
 		has := slices.ContainsFunc(out.Descriptors, func(list []limiter.AuthEntry) bool {
@@ -320,8 +320,8 @@ func (c *compiler) pathIgnores(out *limiter.Route, r *route) {
 	}
 }
 
-// foldedCondition returns path in the form in which it can match. The slash at the end of a prefix is not at the end
-// of a path.
+// foldedCondition returns path in the folded form, which folded paths of requests are compared with. The
+// slash at the end of a prefix stays, because it is not at the end of a request's path.
 func foldedCondition(path string, prefix bool, ignore target.Ignore) string {
 	if prefix {
 		ignore &^= target.IgnoreTrailingSlash
@@ -329,8 +329,8 @@ func foldedCondition(path string, prefix bool, ignore target.Ignore) string {
 	return target.Fold(path, ignore)
 }
 
-// warnSpelling warns of the first route that a client can avoid by another spelling of its path, unless path_ignores
-// is set. One warning is enough to explain the problem.
+// warnSpelling warns of the first route that a client can avoid by another spelling of its path. It skips
+// routes with path_ignores. One warning is enough to explain the problem.
 func (c *compiler) warnSpelling(all *limiter.Auth, routes []*route) {
 	for i := range all.Routes {
 		r := &all.Routes[i]
@@ -352,7 +352,7 @@ func (c *compiler) warnSpelling(all *limiter.Auth, routes []*route) {
 	}
 }
 
-// respelled returns spellings of path that some applications treat as equal to it.
+// respelled returns spellings of path that some applications treat as equal to path.
 func respelled(path string, prefix bool) (all []string) {
 	if path == "/" {
 		return nil
@@ -367,7 +367,8 @@ func respelled(path string, prefix bool) (all []string) {
 	return append(all, folder+";x"+path[len(folder):], `\`+path[1:])
 }
 
-// leaves reports whether path misses route i, and matches a later one or is allowed.
+// leaves reports whether path does not match route i, and matches a later route or is allowed without a
+// route.
 func leaves(all *limiter.Auth, i int, path string) bool {
 	matches := func(r *limiter.Route) bool { return r.MatchesPath(target.Fold(path, r.Ignore)) }
 	if matches(&all.Routes[i]) {
@@ -381,7 +382,7 @@ func leaves(all *limiter.Auth, i int, path string) bool {
 	return all.Allow
 }
 
-// match adds a condition to r.
+// match adds the condition m to r.
 func (c *compiler) match(r *limiter.Route, m matchItem) {
 	name, isHeader := strings.CutPrefix(m.key, headerKey)
 	if !m.ok {
@@ -430,17 +431,18 @@ func btoi(b bool) int {
 	return 0
 }
 
-// authSources are the sources without a name.
+// authSources are the sources that have no name after a colon.
 var authSources = map[string]limiter.AuthSource{
 	"client_ip": limiter.FromClientIP, "client_network": limiter.FromClientNetwork, "method": limiter.FromMethod, "path": limiter.FromPath, "host": limiter.FromHost,
 }
 
-// namedSources are the prefixes of the sources with a name.
+// namedSources are the sources that have a name after a colon.
 var namedSources = map[string]limiter.AuthSource{
 	"header": limiter.FromHeader, "query": limiter.FromQuery, "cookie": limiter.FromCookie, "jwt": limiter.FromJWT,
 }
 
-// forgeable are headers that state the origin of a request. A client can send them too.
+// forgeable maps a header that states the origin of a request to the source to use in its place. A client can
+// send such headers too.
 var forgeable = map[string]string{
 	"X-Forwarded-For": "client_ip", "X-Real-Ip": "client_ip", "Forwarded": "client_ip", "X-Original-Uri": "path",
 	"X-Forwarded-Uri": "path", "X-Original-Method": "method", "X-Forwarded-Method": "method", "X-Forwarded-Host": "host",
@@ -462,7 +464,7 @@ func (c *compiler) authEntry(e *authEntry) (out limiter.AuthEntry) {
 	return out
 }
 
-// source parses the source of a value.
+// source parses from, the source of a value.
 func (c *compiler) source(from text, out *limiter.AuthEntry) {
 	kind, name, hasName := strings.Cut(from.value, ":")
 	var known bool
@@ -482,7 +484,7 @@ func (c *compiler) source(from text, out *limiter.AuthEntry) {
 		c.mistake(from.at, "%q is not the name of a %s", short(name), kind)
 	case out.From == limiter.FromHeader:
 		out.Name = http.CanonicalHeaderKey(name)
-		if out.Name == "Host" { // net/http keeps it in another field
+		if out.Name == "Host" { // net/http keeps the Host header in another field
 			out.From = limiter.FromHost
 		}
 		if instead := forgeable[out.Name]; instead != "" {
@@ -503,14 +505,14 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// meets reports whether a descriptor with these entries can match a limit.
+// meets reports whether a descriptor with these entries can match a limit of domain.
 func (c *compiler) meets(domain string, entries []limiter.AuthEntry) bool {
 	d := c.snapshot.Domains[domain]
 	if d == nil {
 		return false
 	}
 	if c.bad[domain] {
-		return true // the missing domain may be the mistake
+		return true // the limit may be in the part of the domain that has a mistake
 	}
 	possible := make([]descriptors.Possible, len(entries))
 	for i, e := range entries {

@@ -14,21 +14,22 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Compile compiles files, in the given order. It is a function of its arguments.
+// Compile compiles files in the given order. The result depends only on its arguments.
 func Compile(files []File, o Options) (*limiter.Snapshot, Problems) {
 	return parseAll(files, &o).compile(o)
 }
 
-// source is a configuration that was parsed and not yet compiled.
+// source is a configuration that was parsed and is not yet compiled.
 type source struct {
 	report
 	files []File // in the order of the paths
 	docs  []*document
-	hash  string // hash of the content
-	// lost are files, or folders, of which a part could not be read, so that the domains of that part are unknown. ""
-	// means that it may be any file.
+	hash  string // hash of the files' content
+	// lost are files and folders that could not be read completely, so that the domains in the missing part
+	// are unknown. The item "" means that any file may be affected.
 	lost []string
-	// cached means that a Loader has parsed it, whose compiled domains can be reused.
+	// cached means that a Loader has parsed the source, so that domains which the Loader compiled earlier can
+	// be reused.
 	cached bool
 }
 
@@ -49,13 +50,13 @@ func parseAll(files []File, o *Options) *source {
 	return s
 }
 
-// compile returns a Snapshot of all documents, or nil if there is a mistake.
+// compile returns the Snapshot of all documents, or nil if there is a mistake.
 func (s *source) compile(o Options) (*limiter.Snapshot, Problems) {
 	c := newCompiler(o, s)
 	return c.compile(s.docs, s.files)
 }
 
-// hash identifies a configuration by its content; names of files have no influence.
+// hash identifies a configuration by its content. The names of the files have no influence.
 func hash(files []File) string {
 	h := sha256.New()
 	for _, f := range files {
@@ -71,15 +72,15 @@ type compiler struct {
 	o        Options
 	snapshot *limiter.Snapshot
 	shared   *shared
-	policies int      // compiled until now
-	loader   *Loader  // the Loader of a cached source, or nil
-	built    []*built // domains of snapshot
-	kept     []*built // domains that are added unchanged
+	policies int      // number of policies compiled so far
+	loader   *Loader  // the Loader if the source is cached, or else nil
+	built    []*built // the compiled domains of snapshot
+	kept     []*built // compiled domains that are added unchanged
 	full     bool     // Options.MaxLimits is exceeded; further limits are ignored
-	// bad are the domains that have a mistake. badAuth means that auth has one.
+	// bad are the domains that contain a mistake. badAuth means that a section auth contains one.
 	bad     map[string]bool
 	badAuth bool
-	// authDocs are the documents whose auth is compiled; nil means docs.
+	// authDocs are the documents whose section auth is compiled. nil means all documents.
 	authDocs []*document
 }
 
@@ -90,7 +91,7 @@ func newCompiler(o Options, s *source) *compiler {
 	return c
 }
 
-// compile compiles docs, which are the documents of files.
+// compile compiles docs, which were parsed from files.
 func (c *compiler) compile(docs []*document, files []File) (*limiter.Snapshot, Problems) {
 	if c.authDocs == nil {
 		c.authDocs = docs
@@ -116,8 +117,8 @@ func (c *compiler) compile(docs []*document, files []File) (*limiter.Snapshot, P
 	return c.snapshot, c.problems
 }
 
-// tidy sorts the problems by the order of the files and removes duplicates: a mistake behind an alias is found at
-// each use.
+// tidy sorts the problems by the order of the files and removes duplicates. A mistake inside a YAML anchor is
+// found again at each alias.
 func (c *compiler) tidy(files []File) {
 	order := map[string]int{}
 	for i, f := range files {
@@ -134,28 +135,28 @@ func (c *compiler) tidy(files []File) {
 	})
 }
 
-// domain has the parts of all documents of one domain.
+// domain collects the parts of one domain from all documents.
 type domain struct {
 	*limiter.Domain
 	docs    []*document
-	share   float64 // default of local_share; 0 means none
+	share   float64 // the domain's default of local_share; 0 means that there is none
 	tag     hashTag
 	require requirements
 	headers headerSets
 	limits  map[string]*named
-	names   []string // names of limits, in the order of the files
+	names   []string // the names of the limits, in the order of the files
 	nodes   map[*descriptors.Node]place
 	uses    []use
-	met     []text // the names of limits in descriptors
-	// patterns are the places of steps that several values match.
+	met     []text // the named limits that descriptors refer to
+	// patterns maps each step that several values match to its place.
 	patterns map[sibling]place
-	// roots are the descriptors at the top of the document that is compiled. They are recorded only if the domain is
-	// spread over several documents.
+	// roots are the top-level descriptors of the document that is being compiled. They are recorded only if
+	// several documents have the domain.
 	roots  []root
 	spread bool
 }
 
-// sibling identifies a step below a node by its composite name.
+// sibling identifies a step below parent by its composite name.
 type sibling struct {
 	parent    *descriptors.Node
 	composite string
@@ -164,20 +165,20 @@ type sibling struct {
 // named is a compiled named limit.
 type named struct {
 	at     place
-	draft  *draft              // nil if it has a mistake, which has been reported
-	then   text                // the limit that pays for what this one does not allow
-	policy *descriptors.Policy // the compiled draft
-	used   place               // the place of the first use
+	draft  *draft              // nil if the limit has a mistake, which has been reported
+	then   text                // the limit that pays for requests that this limit denies
+	policy *descriptors.Policy // the result of compiling draft
+	used   place               // where the limit is used first
 }
 
-// use is a policy and its place, for checks of the whole domain.
+// use is a policy and what it replaces, for checks of the whole domain.
 type use struct {
 	policy   *descriptors.Policy
 	replaces []*replacement
 }
 
-// domains groups the documents by domain, in the order of first appearance. A document without a domain is checked
-// alone.
+// domains groups the documents by domain, in the order of first appearance. A document without a domain forms
+// a group of its own.
 func (c *compiler) domains(docs []*document) (list []*domain) {
 	byName := map[string]*domain{}
 	for _, doc := range docs {
@@ -196,7 +197,7 @@ func (c *compiler) domains(docs []*document) (list []*domain) {
 	return list
 }
 
-// build compiles d, or reuses its compiled form, and adds it to the Snapshot.
+// build adds d to the Snapshot. It compiles d, or reuses the compiled form of an earlier load.
 func (c *compiler) build(d *domain) {
 	if c.loader != nil && !c.full {
 		if b := c.loader.cached(d, c.incomplete); b != nil && c.policies+len(b.Policies) <= c.o.maxLimits() {
@@ -256,7 +257,7 @@ func (c *compiler) use(b *built) {
 	}
 }
 
-// domain compiles d, and returns what each document added.
+// domain compiles d. It returns a block for each document, with what the document added.
 func (c *compiler) domain(d *domain) []*block {
 	c.settings(d)
 	for _, doc := range d.docs {
@@ -280,7 +281,8 @@ func (c *compiler) domain(d *domain) []*block {
 	return blocks
 }
 
-// settings adopts the settings of the domain from its documents, which must agree.
+// settings sets the settings of the domain from its documents. Settings that several documents have must be
+// equal.
 func (c *compiler) settings(d *domain) {
 	var each consume
 	var answer failure
@@ -296,7 +298,7 @@ func (c *compiler) settings(d *domain) {
 		agree(c, d, "http_headers", &d.headers.given, &doc.Headers.given)
 		agree(c, d, "deny_body", &body.given, &doc.DenyBody.given)
 		if doc.LocalShare.stated() && !doc.LocalShare.ok {
-			d.share = 1 // the mistake is reported; this prevents further messages
+			d.share = 1 // a valid value, so that this mistake, which is reported, causes no further messages
 		}
 		switch {
 		case !doc.MaxOverride.ok:
@@ -329,14 +331,15 @@ func (c *compiler) settings(d *domain) {
 			percent(d.share), int(math.Floor(1/d.share)))
 	default:
 		c.mistake(answer.at, "on_backend_failure local needs a local_share; add \"local_share: 20%%\"")
-		d.share = 1 // prevents further messages about the same mistake
+		d.share = 1 // a valid value, so that this mistake causes no further messages
 	}
 	if most.ok {
 		d.MaxOverride = c.maxOverride(d, most.value, nil)
 	}
 }
 
-// maxOverride compiles the bound of overrides at the end of where. where is nil for the bound of the whole domain.
+// maxOverride compiles l, the bound of overrides for the descriptor at the end of where. where is nil if the
+// bound applies to the whole domain.
 func (c *compiler) maxOverride(d *domain, l *limit, where path) *descriptors.Policy {
 	if l.Unlimited.value {
 		c.mistake(l.Unlimited.at, "unlimited has no meaning in max_override; remove it: overrides are unbounded without max_override")
@@ -365,7 +368,7 @@ func (c *compiler) maxOverride(d *domain, l *limit, where path) *descriptors.Pol
 	return c.add(d, &p, l.at, l.Replaces.value)
 }
 
-// apart sets the entries that identify the buckets of p, which is at the end of where.
+// apart sets the entries that identify the buckets of p. p belongs to the descriptor at the end of where.
 func (c *compiler) apart(d *domain, where path, p *draft, named bool) {
 	for i, s := range where {
 		switch {
@@ -378,7 +381,7 @@ func (c *compiler) apart(d *domain, where path, p *draft, named bool) {
 	p.more.Slot = d.tag.slot(d.Name, where, p.Whole)
 }
 
-// agree adopts the value of one, and reports a value that differs from earlier documents.
+// agree sets all to the value of one. It reports a mistake if an earlier document has another value.
 func agree[T comparable](c *compiler, d *domain, key string, all, one *given[T]) {
 	switch {
 	case !one.ok:

@@ -1,8 +1,8 @@
-// Package config reads and compiles configuration files. Parsing is strict: all mistakes are reported at once, each
-// with its place. A configuration with a mistake is not used at all.
+// Package config reads and compiles configuration files. Parsing is strict: the package reports all mistakes
+// at once, each with its place, and does not use a configuration that contains a mistake.
 //
-// The format is a superset of the one of envoyproxy/ratelimit. If that server has a message for a mistake, the
-// message here starts with it.
+// The format is a superset of the format of envoyproxy/ratelimit. If that server has a message for a mistake,
+// the message here starts with the same text.
 package config
 
 import (
@@ -20,21 +20,22 @@ import (
 //go:embed schema.json
 var Schema []byte
 
-// Options are defaults that the files do not state.
+// Options are defaults for what the files do not state.
 type Options struct {
 	// ConsumeEach makes each the default of a domain's `consume`, as in the reference server.
 	ConsumeEach bool
-	// ConsumeTogether takes precedence over ConsumeEach and over `consume: each` of a domain.
+	// ConsumeTogether overrides ConsumeEach and each domain's `consume: each`.
 	ConsumeTogether bool
 	// OnFailure is the default of `on_backend_failure`.
 	OnFailure descriptors.OnFailure
-	// LocalShare is the default of local_share for limits with OnFailure local.
+	// LocalShare is the default of local_share for limits whose on_backend_failure is local.
 	LocalShare float64
 	// KeepBlanks keeps spaces and tabs at the ends of descriptor values.
 	KeepBlanks bool
-	// MaxLimits bounds the number of limits, each counted at every place that uses it; 0 means DefaultMaxLimits.
+	// MaxLimits bounds the number of limits. A limit counts at each place that uses it. 0 means
+	// DefaultMaxLimits.
 	MaxLimits int
-	// Cluster enables warnings of what a Redis Cluster cannot charge in one step.
+	// Cluster enables warnings about limits that a Redis Cluster cannot charge in one step.
 	Cluster bool
 }
 
@@ -55,7 +56,7 @@ type Problem struct {
 	Line    int    `json:"line"`   // counted from 1; 0 means the whole file
 	Column  int    `json:"column"` // counted from 1
 	Message string `json:"message"`
-	// Warning means that the configuration can be used.
+	// Warning means that the configuration can be used in spite of the problem.
 	Warning bool `json:"warning,omitempty"`
 }
 
@@ -71,7 +72,7 @@ func (p Problem) String() string {
 	return place + ": " + p.Message
 }
 
-// Problems are in the order of the files.
+// Problems lists problems in the order of the files.
 type Problems []Problem
 
 // Error returns one line for each problem.
@@ -93,8 +94,9 @@ func (p Problems) Bad() bool {
 	return false
 }
 
-// Load reads and compiles paths. Each is a file, a folder of *.yaml (and *.yml) files, or folder/** for all files
-// below it. The Snapshot is nil if a Problem is more than a warning; a file that cannot be read is such a Problem.
+// Load reads and compiles paths. Each path is a file, a folder of *.yaml and *.yml files, or folder/** for
+// all files below the folder. The Snapshot is nil if a Problem is not a warning. A file that cannot be read
+// is such a Problem.
 func Load(paths []string, o Options) (*limiter.Snapshot, Problems) {
 	return readAll(paths, &o).compile(o)
 }
@@ -103,7 +105,7 @@ func Load(paths []string, o Options) (*limiter.Snapshot, Problems) {
 func readAll(paths []string, o *Options) *source {
 	files, problems := read(paths)
 	s := parseAll(files, o)
-	for _, p := range problems { // no problem of read is a warning
+	for _, p := range problems { // all problems from read are mistakes
 		s.incomplete = true
 		s.mistakes++
 		s.lost = append(s.lost, p.File)

@@ -12,17 +12,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
-// This file has the structure of a configuration file: a struct for each level, a field for each key. A field's type
-// determines how it is read (values.go). The parser, its advice on misplaced keys and the test of schema.json use
-// these structs, so a new key is a new field.
+// This file defines the structure of a configuration file: a struct for each level, with a field for each
+// key. The type of a field determines how its value is read (values.go). The parser, the advice on misplaced
+// keys and the test of schema.json use these structs, so a new field is enough to add a key.
 
-// document is a YAML document: a domain, or a part of one.
+// document is a YAML document. It contains a domain, or a part of one.
 type document struct {
 	at          place
 	doubtful    bool           // a key could not be read, so no key counts as missing
-	bad         bool           // its structure has a mistake
-	part        *part          // the part that it was parsed from; nil without a Loader
-	compiled    bool           // its limits and descriptors are no longer needed
+	bad         bool           // the structure of the document has a mistake
+	part        *part          // the part of a Loader that contains the document; nil without a Loader
+	compiled    bool           // the document's limits and descriptors are no longer needed
 	Domain      text           `key:"domain"`
 	Consume     consume        `key:"consume"`
 	OnFailure   failure        `key:"on_backend_failure"`
@@ -38,7 +38,7 @@ type document struct {
 	Auth        authSection    `key:"auth"`
 }
 
-// auth is the section auth, which applies to auth requests.
+// auth is the section auth, which configures auth requests.
 type auth struct {
 	at         place
 	Trusted    textList    `key:"trusted_proxies"`
@@ -89,12 +89,12 @@ type descriptor struct {
 	Metadata       metadata       `key:"metadata"`
 }
 
-// limit is a rate_limit or a named limit. It has either the reference server's form (clock-aligned fixed windows) or
-// a form with an algorithm. Keys without a form belong to both.
+// limit is a rate_limit or a named limit. It has the reference server's form (clock-aligned fixed windows),
+// or the form with an algorithm. A key without a form tag belongs to both forms.
 type limit struct {
 	at       place
 	doubtful bool
-	broken   bool // a mistake in it, or below it, has been reported; its numbers are not compiled
+	broken   bool // a mistake in the limit has been reported, so its numbers are not compiled
 	spec     algorithms.Spec
 
 	Unit            text    `key:"unit" form:"reference"`
@@ -130,19 +130,19 @@ type limit struct {
 	DenyBody   denyBody     `key:"deny_body"`
 }
 
-// guaranteed is the rate that a token bucket provides even if its bucket for bursts is empty.
+// guaranteed is the rate that a token bucket provides even when the units for bursts are used up.
 type guaranteed struct {
 	Rate   whole `key:"rate"`
 	Period span  `key:"period"`
 }
 
-// lease is the most that a process may borrow of a bucket.
+// lease bounds what a process may borrow from a bucket.
 type lease struct {
 	Max share `key:"max"`
 	For span  `key:"for"`
 }
 
-// penalty blocks a bucket that is denied repeatedly.
+// penalty describes how a bucket that is denied repeatedly is blocked.
 type penalty struct {
 	After whole `key:"after"`
 	For   span  `key:"for"`
@@ -158,18 +158,18 @@ type replacement struct {
 
 // given is a value that a file may state.
 type given[T any] struct {
-	at    place // the place of the value; zero if it is not stated
+	at    place // the place of the value; zero if the file does not state the value
 	value T
-	ok    bool // the value is stated and valid
+	ok    bool // the file states the value, and the value is valid
 }
 
-// stated reports whether the file has the key, with a valid value or not.
+// stated reports whether the file has the key, even if its value is not valid.
 func (g *given[T]) stated() bool { return g.at.line > 0 }
 
-// where returns at, for code that does not know T.
+// where returns at, for code that does not know the type T.
 func (g *given[T]) where() place { return g.at }
 
-// or returns the value if it is valid, or else otherwise.
+// or returns the value if it is valid, and otherwise the argument.
 func (g *given[T]) or(otherwise T) T {
 	if g.ok {
 		return g.value
@@ -177,7 +177,7 @@ func (g *given[T]) or(otherwise T) T {
 	return otherwise
 }
 
-// pointer returns nil if there is no valid value.
+// pointer returns a pointer to the value, or nil if there is no valid value.
 func (g *given[T]) pointer() *T {
 	if !g.ok {
 		return nil
@@ -186,26 +186,26 @@ func (g *given[T]) pointer() *T {
 }
 
 type (
-	text      struct{ given[string] }                // any scalar but a float, as written
-	boolean   struct{ given[bool] }                  // true or false, and the other words of YAML 1.1
+	text      struct{ given[string] }                // any scalar except a float, as written
+	boolean   struct{ given[bool] }                  // true, false, or another boolean of YAML 1.1
 	whole     struct{ given[int64] }                 // an integer
-	span      struct{ given[algorithms.Micros] }     // "1h30m"; longer than 0
-	period    struct{ given[cycle] }                 // a span, or day, week, month, year
-	zone      struct{ given[*time.Location] }        // its name in the IANA database
-	moment    struct{ given[algorithms.Micros] }     // RFC 3339
+	span      struct{ given[algorithms.Micros] }     // a duration such as "1h30m", longer than 0
+	period    struct{ given[cycle] }                 // a duration, or one of day, week, month, year
+	zone      struct{ given[*time.Location] }        // a name of the IANA time zone database
+	moment    struct{ given[algorithms.Micros] }     // a time in the format of RFC 3339
 	share     struct{ given[float64] }               // "20%" or 0.2; more than 0, at most 1
-	algorithm struct{ given[algorithms.Kind] }       // its name
-	consume   struct{ given[bool] }                  // each (true) or together
-	failure   struct{ given[descriptors.OnFailure] } // its name
+	algorithm struct{ given[algorithms.Kind] }       // the name of an algorithm
+	consume   struct{ given[bool] }                  // each (stored as true) or together
+	failure   struct{ given[descriptors.OnFailure] } // the name of an on_backend_failure mode
 	names     struct{ given[[]text] }                // a name or a list of names
 
 	requirements struct{ given[[][]text] } // a list of keys, and of lists of alternative keys
 
-	denyBody   struct{ given[descriptors.Body] }   // its name
-	unitName   struct{ given[descriptors.Unit] }   // its name
+	denyBody   struct{ given[descriptors.Body] }   // the name of a response body
+	unitName   struct{ given[descriptors.Unit] }   // the name of a unit
 	headerSets struct{ given[limiter.HeaderSets] } // a word or a list of words
 
-	weightMap      struct{ given[*weights.Weights] } // name -> 4, 0.1 or 1/10
+	weightMap      struct{ given[*weights.Weights] } // a mapping of names to weights such as 4, 0.1 or 1/10
 	minimum        struct{ given[*guaranteed] }
 	leaseTerms     struct{ given[*lease] }
 	blocking       struct{ given[*penalty] }
@@ -217,40 +217,40 @@ type (
 	namedLimits    struct{ given[[]namedLimit] } // in the order of the file
 
 	authSection  struct{ given[*auth] }
-	authDefault  struct{ given[bool] }     // allow (true) or deny
+	authDefault  struct{ given[bool] }     // allow (stored as true) or deny
 	textList     struct{ given[[]text] }   // a list of texts
 	routeList    struct{ given[[]*route] } // a list of maps
 	matchMap     struct{ given[[]matchItem] }
 	authDescList struct{ given[[][]*authEntry] } // a list of lists of maps
 )
 
-// cycle is a period: a span or a unit of the calendar.
+// cycle is a period: a duration or a unit of the calendar.
 type cycle struct {
-	span algorithms.Micros // 0 means that the period is unit
+	span algorithms.Micros // 0 means that unit is the period
 	unit calendar.Unit
 }
 
-// namedLimit is an entry of limits.
+// namedLimit is an entry of the mapping limits.
 type namedLimit struct {
 	name  string
 	limit *limit
 }
 
-// consumeNames are the values of consume.
+// consumeNames are the values of the key consume.
 var consumeNames = map[string]bool{"together": false, "each": true}
 
 // level describes the keys of a mapping.
 type level struct {
-	subject string // "a descriptor"
-	where   string // where its keys belong, such as "in an item of descriptors"
+	subject string // the level's name in messages, such as "a descriptor"
+	where   string // where the level's keys belong, such as "in an item of descriptors"
 	typ     reflect.Type
 	keys    []string            // in the order of the struct
-	field   map[string]int      // maps a key to its field
-	forms   map[string]string   // maps a key to the form of a limit that it belongs to, or "" for both
-	ofForm  map[string][]string // the keys of a form, in the order of the struct
+	field   map[string]int      // maps a key to the index of its field
+	forms   map[string]string   // maps a key to the form of limit that it belongs to; "" means both forms
+	ofForm  map[string][]string // maps a form to its keys, in the order of the struct
 }
 
-// levels are the levels of a file. Advice on a misplaced key names the first level that has it.
+// levels lists the levels of a file. Advice on a misplaced key names the first level that has the key.
 var levels = []*level{
 	newLevel[descriptor]("a descriptor", "in an item of descriptors"),
 	newLevel[limit]("a limit", "inside rate_limit or a named limit"),
@@ -280,17 +280,17 @@ func newLevel[T any](subject, where string) *level {
 	return l
 }
 
-// levelOf returns the level whose struct has the given type.
+// levelOf returns the level whose struct has the type typ.
 func levelOf(typ reflect.Type) *level {
 	return levels[slices.IndexFunc(levels, func(l *level) bool { return l.typ == typ })]
 }
 
-// stated returns the keys of one form ("reference", "algorithm") that l states, with their places.
+// stated returns the keys of a form ("reference" or "algorithm") that l states, with their places.
 func (l *limit) stated(form string) (keys []string, at []place) {
 	v, level := reflect.ValueOf(l).Elem(), levelOf(reflect.TypeFor[limit]())
 	for _, key := range level.ofForm[form] {
-		// given.at.line, as given.stated reads it. A method of the value would allocate for each key of each limit,
-		// which took a tenth of the time to compile.
+		// This reads given.at.line, like given.stated. Calling a method through reflection would allocate
+		// memory for each key of each limit, which took a tenth of the time of compiling.
 		if i := level.field[key]; v.Field(i).Field(0).FieldByIndex(lineOfGiven).Int() > 0 {
 			keys, at = append(keys, key), append(at, l.place(key))
 		}
@@ -298,17 +298,17 @@ func (l *limit) stated(form string) (keys []string, at []place) {
 	return keys, at
 }
 
-// lineOfGiven is the index of given.at.line.
+// lineOfGiven is the index path of the field given.at.line.
 var lineOfGiven = func() []int {
 	at, _ := reflect.TypeFor[given[bool]]().FieldByName("at")
 	line, _ := at.Type.FieldByName("line")
 	return append(at.Index, line.Index...)
 }()
 
-// form returns the form of a limit that key belongs to, or "" for both.
+// form returns the form of limit that key belongs to. "" means both forms.
 func (l *level) form(key string) string { return l.forms[key] }
 
-// place returns the place of key in l, or that of l.
+// place returns the place of key in l, or the place of l if the file does not state key.
 func (l *limit) place(key string) place {
 	level := levelOf(reflect.TypeFor[limit]())
 	if i, known := level.field[key]; known {
@@ -323,13 +323,14 @@ func (l *limit) place(key string) place {
 // place is a position in a file or a Message.
 type place struct {
 	src          *origin
-	line, column int32 // counted from 1; 0 means the whole file
+	line, column int32 // counted from 1; a line of 0 means the whole file
 }
 
-// origin is a file, or a part of a Message. All places in a file share it, because every value has a place.
+// origin is a file, or a part of a Message. Every value has a place, so all places in a file share one origin
+// to save memory.
 type origin struct {
 	file string
-	path string // the place in a Message; "" in a file
+	path string // the path inside a Message; "" for a file
 }
 
 // inFile returns the place of a file as a whole.
@@ -343,7 +344,7 @@ func (p place) file() string {
 	return p.src.file
 }
 
-// shown returns p in the form of a Policy: file and line, or the place in a Message.
+// shown returns p as a descriptors.Place: the file and line, or the path inside a Message.
 func (p place) shown() descriptors.Place {
 	switch {
 	case p.src == nil:
@@ -355,5 +356,5 @@ func (p place) shown() descriptors.Place {
 	}
 }
 
-// String returns shown as text.
+// String returns the result of shown as text.
 func (p place) String() string { return p.shown().String() }

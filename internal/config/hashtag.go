@@ -7,8 +7,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// hashTag determines which buckets a Redis Cluster keeps in one slot: those of the domain, or those with the same
-// value of one entry. The zero hashTag sets nothing.
+// hashTag determines which buckets a Redis Cluster keeps in one slot: all buckets of the domain, or the
+// buckets with the same value of one entry. The zero hashTag determines nothing.
 type hashTag struct {
 	domain bool
 	entry  string
@@ -29,8 +29,8 @@ func (c *compiler) hashTag(t text) hashTag {
 	}
 }
 
-// slot returns the Slot of the buckets of a policy at the end of where. whole means that its buckets are identified by
-// all entries of the request.
+// slot returns the Slot of a policy at the end of where. whole means that all entries of the request identify
+// the policy's buckets.
 func (t hashTag) slot(domain string, where path, whole bool) descriptors.Slot {
 	switch {
 	case t.domain:
@@ -54,8 +54,8 @@ func (t hashTag) slot(domain string, where path, whole bool) descriptors.Slot {
 	return descriptors.Slot{}
 }
 
-// sameSlot reports a named limit whose buckets depend on where it is used. With hash_tag these buckets would be in
-// different slots.
+// sameSlot reports a mistake if the slot of a named limit's buckets differs between the places that use the
+// limit.
 func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 	switch {
 	case l.used == place{}:
@@ -67,7 +67,7 @@ func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 	}
 }
 
-// warnSlots warns of limits of one descriptor that form a group but are not in one slot.
+// warnSlots warns of a descriptor whose limits form a group and need not be in one slot.
 func (c *compiler) warnSlots(one *descriptor, where path, node *descriptors.Node) {
 	apart := 0
 	for _, p := range node.Policies {

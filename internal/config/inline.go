@@ -12,9 +12,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Inline compiles a limit of d that comes with a request. It is a JSON object with the numbers of a named limit,
-// parsed as strictly as a file. Its other settings are the defaults of the domain. It never shares buckets with a
-// limit in a file, whatever its name.
+// Inline compiles a limit of d that comes with a request. text is a JSON object with the numbers of a named
+// limit, parsed as strictly as a file. The other settings are the defaults of the domain. The limit never
+// shares buckets with a limit in a file, even if the names are equal.
 func Inline(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, error) {
 	if err := numbersOnly(text); err != nil {
 		return nil, err
@@ -27,7 +27,7 @@ func Inline(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, e
 	if err != nil {
 		return nil, err
 	}
-	file := File{Name: "config", Data: fmt.Appendf(nil, `{"domain": %s, "limits": {%s: %s}}`, domain, as, text)} // JSON is YAML
+	file := File{Name: "config", Data: fmt.Appendf(nil, `{"domain": %s, "limits": {%s: %s}}`, domain, as, text)} // every JSON text is valid YAML
 	s, problems := Compile([]File{file}, Options{OnFailure: d.OnFailure, LocalShare: d.LocalShare})
 	for _, p := range problems {
 		if !p.Warning {
@@ -44,7 +44,7 @@ func Inline(d *limiter.Domain, name string, text []byte) (*descriptors.Policy, e
 	return &p, nil
 }
 
-// numbersOnly returns an error for keys that a limit in a request cannot have.
+// numbersOnly returns an error if text contains a key that a limit in a request cannot have.
 func numbersOnly(text []byte) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(text, &keys); err != nil {

@@ -10,11 +10,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Keeper compiles successive configurations, each domain on its own: a domain with a mistake keeps its last valid
-// version, and the others are replaced. It is not safe for concurrent use.
+// Keeper compiles successive configurations, each domain on its own. A domain with a mistake keeps its last
+// valid version, and the other domains are replaced. A Keeper is not safe for concurrent use.
 type Keeper struct {
 	loader *Loader
-	// used are the domains in use; auth are the documents whose auth is in use.
+	// used are the current domains. auth are the documents with the current sections auth.
 	used []*built
 	auth []*document
 }
@@ -22,9 +22,9 @@ type Keeper struct {
 // NewKeeper returns a Keeper without a configuration.
 func NewKeeper(o Options) *Keeper { return &Keeper{loader: NewLoader(o)} }
 
-// Load is like Loader.Load, for each domain on its own. stale are the domains with a mistake. They keep their last
-// valid version; a domain that never had one is Broken. The Snapshot is nil if all domains have a mistake, or if the
-// domains of a mistake are unknown and there is no earlier configuration.
+// Load does what Loader.Load does, for each domain on its own. stale lists the domains with a mistake. They
+// keep their last valid version; a domain that never had one is Broken. The Snapshot is nil if all domains
+// have a mistake. It is also nil if a mistake may concern any domain and there is no earlier configuration.
 func (k *Keeper) Load(paths []string) (s *limiter.Snapshot, problems Problems, stale []string) {
 	read := k.loader.read(read(paths))
 	defer k.loader.tidy(read)
@@ -34,7 +34,7 @@ func (k *Keeper) Load(paths []string) (s *limiter.Snapshot, problems Problems, s
 // Bytes returns the number of bytes that the last Load read.
 func (k *Keeper) Bytes() int { return k.loader.Bytes() }
 
-// CompileMessages is Load for messages of a control plane. found are the problems found before.
+// CompileMessages is like Load, for messages of a control plane. found are problems that were found before.
 func (k *Keeper) CompileMessages(messages []Message, found Problems) (s *limiter.Snapshot, problems Problems, stale []string) {
 	s, problems, stale = k.compile(readMessages(messages))
 	return s, append(found, problems...), stale
@@ -49,12 +49,12 @@ func (k *Keeper) compile(s *source) (*limiter.Snapshot, Problems, []string) {
 		return snapshot, problems, nil
 	}
 	keepAuth := c.badAuth
-	for { // each round keeps more domains, so that this ends
+	for { // each round marks more domains as stale, so the loop ends
 		if k.used == nil && (!known || keepAuth) {
 			return nil, problems, nil
 		}
 		maps.Copy(stale, c.bad)
-		delete(stale, "") // a document that names no domain
+		delete(stale, "") // the mistake is in a document that names no domain
 		c = k.loader.compiler(&source{hash: s.hash, cached: s.cached})
 		docs := k.mixed(c, s.docs, stale)
 		c.broken(docs, stale)
@@ -86,7 +86,7 @@ func (k *Keeper) compile(s *source) (*limiter.Snapshot, Problems, []string) {
 	}
 }
 
-// touched returns the domains of which a part could not be read. known reports whether that is all of them.
+// touched returns the domains of which a part could not be read. known reports whether there are no others.
 func (k *Keeper) touched(s *source) (stale map[string]bool, known bool) {
 	stale, known = map[string]bool{}, true
 	lost := slices.Clone(s.lost)
@@ -109,13 +109,13 @@ func (k *Keeper) touched(s *source) (stale map[string]bool, known bool) {
 	return stale, known
 }
 
-// within reports whether file is root or below it.
+// within reports whether file is root, or is below root.
 func within(file, root string) bool {
 	where, err := filepath.Rel(root, file)
 	return err == nil && where != ".." && !strings.HasPrefix(where, ".."+string(filepath.Separator))
 }
 
-// broken adds the stale domains that have no valid version.
+// broken adds a Broken domain for each stale domain that has no valid version.
 func (c *compiler) broken(docs []*document, stale map[string]bool) {
 	for name := range stale {
 		if !slices.ContainsFunc(docs, func(d *document) bool { return d.Domain.value == name }) &&
@@ -125,8 +125,8 @@ func (c *compiler) broken(docs []*document, stale map[string]bool) {
 	}
 }
 
-// mixed returns the documents of the domains without mistakes, and makes c keep the stale domains in use. The auth
-// sections of all of them are compiled.
+// mixed returns the documents of the domains without mistakes. It makes c keep the current version of the
+// stale domains, and compile the sections auth of both.
 func (k *Keeper) mixed(c *compiler, read []*document, stale map[string]bool) (docs []*document) {
 	for _, d := range read {
 		if name := d.Domain.value; name != "" && !stale[name] {
@@ -143,7 +143,8 @@ func (k *Keeper) mixed(c *compiler, read []*document, stale map[string]bool) (do
 	return docs
 }
 
-// leadNowhere reports whether a route has a domain that does not exist, and so would limit nothing.
+// leadNowhere reports whether a route names a domain that does not exist, so that the route would limit
+// nothing.
 func (c *compiler) leadNowhere() bool {
 	if c.snapshot.Auth == nil {
 		return false

@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// likelyDomains returns the domains that a file seems to have documents of: the text after "domain:" at the start of
-// a line. A file can be written so that it has others. Then a domain is compiled twice, or later.
+// likelyDomains returns the domains that probably have documents in a file: the text after "domain:" at the
+// start of each line. A file can be written so that it has other domains. Such a domain is compiled twice, or
+// later.
 func likelyDomains(data []byte) (names []string) {
 	const key = "domain:"
 	for rest := data; ; {

@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
-// units are the units of the reference form. A month has 30 days, a year 365. All windows start at a multiple of
-// their length since 1970; a week starts on a Thursday.
+// units are the units of the reference form. A month has 30 days, a year has 365. All windows start at a
+// multiple of their length since 1970, so a week starts on a Thursday.
 var units = map[string]algorithms.Micros{
 	"second": algorithms.Second,
 	"minute": 60 * algorithms.Second,
@@ -25,8 +25,8 @@ var units = map[string]algorithms.Micros{
 	"year":   365 * algorithms.Day,
 }
 
-// window returns the length of l's window in the reference form: unit_multiplier units, one of which may be a
-// duration.
+// window returns the length of l's window in the reference form: unit_multiplier times the unit. The unit may
+// be a duration.
 func (l *limit) window() (period algorithms.Micros, known bool) {
 	period, known = units[strings.ToLower(l.Unit.value)]
 	if !known {
@@ -34,14 +34,14 @@ func (l *limit) window() (period algorithms.Micros, known bool) {
 		period, err = parseSpan(l.Unit.value)
 		known = err == nil
 	}
-	n := max(1, l.UnitMultiplier.or(1)) // smaller values are reported elsewhere
+	n := max(1, l.UnitMultiplier.or(1)) // other code reports smaller values
 	if int64(period) > math.MaxInt64/n {
-		return math.MaxInt64, known // too long to compile
+		return math.MaxInt64, known // compiling the limit reports that this is too long
 	}
 	return period * algorithms.Micros(n), known
 }
 
-// named compiles a named limit once, for use by name and as a template for descriptors.
+// named compiles a named limit once. Requests use it by name, and descriptors use it as a template.
 func (c *compiler) named(d *domain, l namedLimit) {
 	if before := d.limits[l.name]; before != nil {
 		c.mistake(l.limit.at, "domain %q already has a limit named %q, at %s; rename or remove one", d.Name, l.name, before.at)
@@ -65,7 +65,7 @@ func (c *compiler) named(d *domain, l namedLimit) {
 	p.Prefix = descriptors.Prefix(d.Name, "limit", l.name, p.Limit.Kind)
 	p.Place = l.limit.at.shown()
 	p.more.Named = true
-	if d.tag.domain { // a limit that no descriptor uses needs a slot too
+	if d.tag.domain { // a limit that no descriptor uses still needs a slot
 		p.more.Slot = d.Slot
 	}
 	n.then = l.limit.Then
@@ -73,8 +73,8 @@ func (c *compiler) named(d *domain, l namedLimit) {
 	d.Named[l.name] = n.policy
 }
 
-// badName returns what is wrong with a limit's name, or "". Names occur in URLs (so no "/") and in headers and logs
-// (so only printable characters).
+// badName describes the fault of a limit's name, or returns "". Names occur in URLs (so "/" is not
+// permitted), and in headers and logs (so only printable characters are permitted).
 func badName(name string) string {
 	const most = 128
 	switch {
@@ -90,12 +90,12 @@ func badName(name string) string {
 	return ""
 }
 
-// limit compiles the numbers and settings of a limit; name is that of a named one, or "". ok is false if a mistake
-// has been reported.
+// limit compiles the numbers and settings of l. name is its name under limits, or "". ok is false if a
+// mistake has been reported.
 func (c *compiler) limit(d *domain, l *limit, name string) (p draft, ok bool) {
 	before := c.mistakes
 	p.Domain, p.RateName, p.Shadow, p.Quota, p.Alone = d.Name, l.Name.value, l.Shadow.value, l.Quota.value, d.Alone
-	p.Limit = c.shared.limit(algorithms.Limit{}) // a Policy needs one, even if the numbers are not compiled
+	p.Limit = c.shared.limit(algorithms.Limit{}) // every Policy needs a Limit, even if the numbers are not compiled
 	p.more.Replaces = c.replaces(l, name)
 	p.more.DenyBody, p.more.Unit = l.DenyBody.value, l.UnitName.value
 	switch isReference, ok := c.form(l, name != ""); {
@@ -112,7 +112,7 @@ func (c *compiler) limit(d *domain, l *limit, name string) (p draft, ok bool) {
 	return p, !l.broken && c.mistakes == before
 }
 
-// replaces returns the names that l replaces.
+// replaces returns the names of the limits that l replaces.
 func (c *compiler) replaces(l *limit, name string) (list []string) {
 	for _, r := range l.Replaces.value {
 		switch r.Name.value {
@@ -129,7 +129,8 @@ func (c *compiler) replaces(l *limit, name string) (list []string) {
 	return list
 }
 
-// form returns whether l has the reference form. If l mixes both forms, form reports a mistake, and ok is false.
+// form reports whether l has the reference form. If l mixes both forms, form reports a mistake and returns
+// false for ok.
 func (c *compiler) form(l *limit, isNamed bool) (isReference, ok bool) {
 	reference, atReference := l.stated("reference")
 	own, atOwn := l.stated("algorithm")
@@ -150,7 +151,7 @@ func (c *compiler) form(l *limit, isNamed bool) (isReference, ok bool) {
 	return false, false
 }
 
-// does lists keys, with the verb "does" or "do".
+// does joins keys, and adds the verb "does" or "do".
 func does(keys []string) string {
 	if len(keys) == 1 {
 		return keys[0] + " does"
@@ -158,8 +159,7 @@ func does(keys []string) string {
 	return strings.Join(keys, " and ") + " do"
 }
 
-// rewritten converts a limit with keys of the reference form to one with an algorithm, as far as its numbers are
-// given.
+// rewritten returns l as text in the form with an algorithm, as far as l states numbers.
 func (l *limit) rewritten() string {
 	kind, rate, period := algorithms.FixedWindow, "N", "DURATION"
 	if l.Algorithm.ok {
@@ -174,7 +174,7 @@ func (l *limit) rewritten() string {
 	return fmt.Sprintf("{algorithm: %s, rate: %s, period: %s}", kind, rate, period)
 }
 
-// reference compiles the reference form: a fixed window whose edges are multiples of its length.
+// reference compiles the reference form: a fixed window whose start and end are multiples of its length.
 func (c *compiler) reference(d *domain, l *limit, p *draft) {
 	p.Reference, p.Unlimited = true, l.Unlimited.value
 	before := c.mistakes
@@ -186,7 +186,7 @@ func (c *compiler) reference(d *domain, l *limit, p *draft) {
 	case p.Unlimited && l.Unit.value != "":
 		c.warn(unitAt(), "invalid rate limit unit '%s', which has no meaning with unlimited; remove it", short(l.Unit.value))
 	case p.Unlimited, known:
-	case l.Unit.stated() && !l.Unit.ok, !l.Unit.stated() && l.doubtful: // reported already
+	case l.Unit.stated() && !l.Unit.ok, !l.Unit.stated() && l.doubtful: // the mistake has been reported already
 	default:
 		c.mistake(unitAt(), "invalid rate limit unit '%s'; write one of second, minute, hour, day, week, month, year, or a duration such as 30s%s", short(l.Unit.value), didYouMean(l.Unit.value, sortedKeys(units)))
 	}
@@ -221,12 +221,13 @@ func (c *compiler) reference(d *domain, l *limit, p *draft) {
 	c.numbers(l, p, s)
 }
 
-// zoned checks that l has a time_zone if its unit or period belongs to the calendar.
+// zoned checks that only a unit or period of the calendar has a time_zone, and that a period of the calendar has
+// one.
 func (c *compiler) zoned(l *limit, isReference bool) {
 	unit, period := strings.ToLower(l.Unit.value), l.Period.value
 	_, ofCalendar := calendarUnits[unit]
 	switch {
-	case l.TimeZone.stated() && !l.TimeZone.ok: // reported already
+	case l.TimeZone.stated() && !l.TimeZone.ok: // the mistake has been reported already
 	case isReference && l.TimeZone.ok && l.Unlimited.value:
 		c.mistake(l.TimeZone.at, "time_zone cannot be combined with unlimited; remove it")
 	case isReference && l.TimeZone.ok && l.UnitMultiplier.or(1) != 1:
@@ -241,17 +242,18 @@ func (c *compiler) zoned(l *limit, isReference bool) {
 	}
 }
 
-// calendarOf returns the one Calendar of a unit and a zone, so that equal limits have the same pointer.
+// calendarOf returns the Calendar of a unit and a time zone. It always returns the same pointer, so that
+// equal limits are equal as Go values.
 func calendarOf(unit calendar.Unit, zone *time.Location) *algorithms.Calendar {
 	c := unit.In(zone)
 	one, _ := calendars.LoadOrStore(c.Unit+" "+c.Zone, c)
 	return one.(*algorithms.Calendar)
 }
 
-// calendars are the Calendars in use: at most one for each unit and time zone.
+// calendars holds at most one Calendar for each unit and time zone.
 var calendars sync.Map
 
-// own compiles the form with an algorithm.
+// own compiles a limit in the form with an algorithm.
 func (c *compiler) own(l *limit, p *draft) {
 	before := c.mistakes
 	c.missing(l)
@@ -297,7 +299,7 @@ func (l *limit) penalty() *algorithms.Penalty {
 	return &algorithms.Penalty{After: terms.After.value, For: terms.For.value, Max: terms.Max.value}
 }
 
-// missing reports required keys that a limit with an algorithm lacks.
+// missing reports the required keys of the form with an algorithm that l lacks.
 func (c *compiler) missing(l *limit) {
 	if l.doubtful {
 		return
@@ -313,7 +315,7 @@ func (c *compiler) missing(l *limit) {
 	}
 }
 
-// numbers compiles s, and reports mistakes at the place of the key.
+// numbers compiles s, and reports each mistake at the key that causes it.
 func (c *compiler) numbers(l *limit, p *draft, s algorithms.Spec) {
 	l.spec = s
 	compiled, err := algorithms.Compile(s)
@@ -330,7 +332,7 @@ func (c *compiler) numbers(l *limit, p *draft, s algorithms.Spec) {
 	}
 }
 
-// shards checks that s can be split.
+// shards splits the limit s, and reports why it cannot be split.
 func (c *compiler) shards(l *limit, p *draft, s algorithms.Spec) {
 	var err error
 	p.more.Shards, err = algorithms.Split(s, int(min(l.Shards.value, math.MaxInt32)))
@@ -343,11 +345,11 @@ func (c *compiler) shards(l *limit, p *draft, s algorithms.Spec) {
 	}
 }
 
-// minLease and maxLease bound the duration of a lease: a shorter one ends before it is useful, and a longer one
-// withholds units from others.
+// minLease and maxLease bound the duration of a lease. A shorter lease ends before it is useful. A longer one
+// withholds units from other sidecars.
 const minLease, maxLease = 1000, 60 * algorithms.Second
 
-// lease checks that p can be leased.
+// lease checks that p can be leased, and sets its lease.
 func (c *compiler) lease(l *limit, p *draft) {
 	terms := l.Lease.value
 	switch {
@@ -383,7 +385,7 @@ func specErrors(err error) algorithms.SpecErrors {
 	return wrong
 }
 
-// failure sets the behavior of p if the store cannot decide.
+// failure sets how p behaves if the store cannot decide.
 func (c *compiler) failure(d *domain, l *limit, p *draft) {
 	p.OnFailure = l.OnFailure.or(d.OnFailure)
 	if p.OnFailure != descriptors.Local {
@@ -398,7 +400,7 @@ func (c *compiler) failure(d *domain, l *limit, p *draft) {
 		return
 	}
 	local, err := algorithms.Compile(descriptors.Part(l.spec, share))
-	if err != nil { // a mistake of the whole limit has been reported
+	if err != nil { // a mistake in the numbers of the whole limit has been reported
 		return
 	}
 	p.more.Local, p.more.LocalShare = c.shared.limit(local), share
@@ -414,13 +416,13 @@ func (c *compiler) warnLocal(l *limit, p *draft, share float64) {
 		part, most, percent(share), most/part)
 }
 
-// checkReplaces warns of names that replace nothing, and of limits that replace each other.
+// checkReplaces warns of replaces entries that match no limit, and of limits that replace each other.
 func (c *compiler) checkReplaces(d *domain) {
 	if c.incomplete {
 		return
 	}
 	known := map[string]bool{}
-	replaces := map[[2]string]bool{} // a name, and a name that it replaces
+	replaces := map[[2]string]bool{} // the name of a limit, and a name that it replaces
 	for _, u := range d.uses {
 		name := u.policy.RateName
 		known[name] = true
@@ -442,11 +444,11 @@ func (c *compiler) checkReplaces(d *domain) {
 	}
 }
 
-// assignNames makes the name of a rate_limit the name of the limit everywhere. The reference server allows several
-// limits with one name. Such limits keep the names of their places, and so does a limit with the name of one under
-// limits. Buckets and the reference server's counters depend only on the place.
+// assignNames uses the name of a rate_limit as the name of the limit everywhere. The reference server allows
+// several limits with one name. Such limits keep names made of their places, and so does a limit whose name
+// also occurs under limits. Buckets and the reference server's counters depend only on the place.
 func (d *domain) assignNames() {
-	named := map[string]bool{} // the names, by Owner
+	named := map[string]bool{} // the Owners of the named limits
 	for _, p := range d.Named {
 		named[p.Owner] = true
 	}

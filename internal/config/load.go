@@ -12,10 +12,11 @@ import (
 	"strings"
 )
 
-// below ends a path that stands for all files below a folder, at any depth and with any extension.
+// below is the last element of a path that means all files below a folder, at any depth and with any
+// extension.
 const below = "**"
 
-// Root returns the file or folder of path, without "/**".
+// Root returns the file or folder that path names, without "/**".
 func Root(path string) string {
 	if filepath.Base(path) == below {
 		return filepath.Dir(path)
@@ -23,10 +24,10 @@ func Root(path string) string {
 	return path
 }
 
-// read reads the files of paths: files themselves, the *.yaml and *.yml files of folders, and all files below
-// folder/**, sorted by name. A file that is named twice is read once.
+// read reads the files of paths, sorted by name within each folder. A path is a file, a folder of *.yaml and
+// *.yml files, or folder/** for all files below the folder. A file that is named twice is read once.
 func read(paths []string) (files []File, problems Problems) {
-	var whole bytes.Buffer // for all files, so that each is copied once
+	var whole bytes.Buffer // used for all files, so that each file is copied only once
 	problems = eachFile(paths, func(name string, content io.Reader) error {
 		whole.Reset()
 		_, err := whole.ReadFrom(content)
@@ -38,8 +39,8 @@ func read(paths []string) (files []File, problems Problems) {
 	return files, problems
 }
 
-// eachFile calls take with the content of each file that read returns, in the same order. Errors of take are among the
-// problems.
+// eachFile calls take with the content of each file that read returns, in the same order. It returns errors
+// of take as problems.
 func eachFile(paths []string, take func(name string, content io.Reader) error) (problems Problems) {
 	seen := map[string]bool{}
 	trouble := func(name, message string) {
@@ -66,7 +67,7 @@ func eachFile(paths []string, take func(name string, content io.Reader) error) (
 	return problems
 }
 
-// list returns the files that path stands for.
+// list returns the files that path means.
 func list(path string) ([]string, error) {
 	if root := Root(path); root != path {
 		names, err := walk(root)
@@ -98,11 +99,12 @@ func list(path string) ([]string, error) {
 	return names, nil
 }
 
-// maxFolders bounds the depth of walk.
+// maxFolders bounds the depth of the folders that walk descends into.
 const maxFolders = 16
 
-// walk returns the files below folder, sorted by name, without hidden ones. above are the folders on the way: a
-// symbolic link can lead back to one of them, and such links could produce any number of names.
+// walk returns the files below folder that are not hidden, sorted by name. above are the folders that contain
+// it. A symbolic link can lead back to a folder in above, and following such links could produce any number
+// of names.
 func walk(folder string, above ...os.FileInfo) (names []string, err error) {
 	here, err := os.Stat(folder)
 	if err != nil {
@@ -127,28 +129,29 @@ func walk(folder string, above ...os.FileInfo) (names []string, err error) {
 				return nil, fmt.Errorf("%s: %w", name, err)
 			}
 			names = append(names, inside...)
-		case err != nil || info.Mode().IsRegular(): // reading a broken link is a Problem later
+		case err != nil || info.Mode().IsRegular(): // reading a broken link later returns a Problem
 			names = append(names, name)
 		}
 	}
 	return names, nil
 }
 
-// hidden reports whether base is a file that editors or Kubernetes leave beside the others.
+// hidden reports whether base is the name of a file that editors or Kubernetes create beside the
+// configuration.
 func hidden(base string) bool {
 	return strings.HasPrefix(base, ".") || strings.HasPrefix(base, "#") || strings.HasSuffix(base, "~")
 }
 
-// isConfig reports whether a file in a folder is configuration. Files that editors leave while they save
-// (.x.yaml.swp, x.yaml~, #x.yaml#) are not. Neither is the "..data" folder of a Kubernetes ConfigMap, but the links
-// to its files are.
+// isConfig reports whether a file in a folder contains configuration. Temporary files of editors
+// (.x.yaml.swp, x.yaml~, #x.yaml#) and the "..data" folder of a Kubernetes ConfigMap do not. The links to the
+// files of a ConfigMap do.
 func isConfig(name string) bool {
 	base := filepath.Base(name)
 	if hidden(base) || !hasExtension(base) {
 		return false
 	}
 	info, err := os.Stat(name)
-	return err != nil || info.Mode().IsRegular() // reading a broken link is a Problem later
+	return err != nil || info.Mode().IsRegular() // reading a broken link later returns a Problem
 }
 
 func hasExtension(base string) bool {
@@ -156,8 +159,8 @@ func hasExtension(base string) bool {
 	return extension == ".yaml" || extension == ".yml"
 }
 
-// withFile calls take with the content of a file of at most maxFileSize bytes. Of a larger one take gets one more byte,
-// which parse rejects.
+// withFile calls take with the content of a file. Of a file with more than maxFileSize bytes, take receives
+// one byte more than maxFileSize, so that parse rejects it.
 func withFile(name string, take func(name string, content io.Reader) error) error {
 	f, err := os.Open(name)
 	if err != nil {
@@ -167,7 +170,7 @@ func withFile(name string, take func(name string, content io.Reader) error) erro
 	return take(name, io.LimitReader(f, maxFileSize+1))
 }
 
-// cause returns err without the path, which the Problem has.
+// cause returns err without the path, because the Problem already has the path.
 func cause(err error) error {
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
 		return e.Err

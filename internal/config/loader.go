@@ -9,29 +9,29 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Loader compiles successive configurations. It parses only changed files, and reuses the compiled form of a domain
-// whose files have not changed, so that pointers stay the same. The result equals that of Load. It is not safe for
-// concurrent use.
+// Loader compiles successive configurations. It parses only changed files. It reuses the compiled form of a
+// domain whose files have not changed, so that pointers stay the same. The result equals the result of Load.
+// A Loader is not safe for concurrent use.
 type Loader struct {
 	o      Options
 	shared *shared
-	parts  map[string]*part  // by file
-	built  map[string]*built // by domain
+	parts  map[string]*part  // by file name
+	built  map[string]*built // by domain name
 	parsed int               // number of files that the last Load parsed
 	bytes  int               // size of the files that the last Load read
 }
 
 // part is the parsed form of a file.
 type part struct {
-	file  File // has its Data only during a Load
+	file  File // its Data is set only during a Load
 	sum   [sha256.Size]byte
 	nodes int64 // number of YAML nodes, with aliases followed
 	report
 	docs []*document
-	lost bool // a part of it could not be read
-	at   int  // index among the files of a Load
-	// bare means that the docs no longer have limits and descriptors. These take a hundred times the memory of the
-	// file, and a domain without changed files does not need them.
+	lost bool // a part of the file could not be read
+	at   int  // the index of the file in the current Load
+	// bare means that docs no longer contain limits and descriptors. They occupy a hundred times the size of
+	// the file, and a domain without changed files does not need them.
 	bare bool
 }
 
@@ -41,17 +41,18 @@ type built struct {
 	docs     []*document
 	problems Problems
 	mistakes int
-	// late are warnings that may be wrong while a file cannot be read.
+	// late are warnings that may be wrong while some file cannot be read.
 	late Problems
-	// incomplete means that a file could not be read when it was compiled, so that mistakes may have been missed.
+	// incomplete means that a file could not be read when the domain was compiled, so that mistakes may be
+	// missing.
 	incomplete bool
-	// blocks are what each of docs added, if the domain is their sum, so that a change of one needs only that one. nil:
-	// it is not, or there is one document.
+	// blocks has one block for each of docs, so that a changed document can be compiled alone. It is nil if
+	// the domain is not the sum of its documents, or has only one document.
 	blocks []*block
 }
 
-// lightly is how many bytes of files may be in memory in parsed form at a time, in addition to those that one domain
-// needs.
+// lightly is how many bytes of files may be in memory in parsed form at a time, besides the files that one
+// domain needs.
 const lightly = 1 << 20
 
 // NewLoader returns a Loader without a configuration.
@@ -59,21 +60,21 @@ func NewLoader(o Options) *Loader {
 	return &Loader{o: o, shared: newShared(), parts: map[string]*part{}, built: map[string]*built{}}
 }
 
-// Load does what the function Load does, but parses and compiles only what has changed.
+// Load does what the function Load does, but parses and compiles only changed files and domains.
 func (l *Loader) Load(paths []string) (*limiter.Snapshot, Problems) {
 	s := l.read(read(paths))
 	defer l.tidy(s)
 	return l.compiler(s).compile(s.docs, s.files)
 }
 
-// Parsed returns the number of files that the last Load parsed: the changed ones, and those with other parts of their
-// domains.
+// Parsed returns the number of files that the last Load parsed: the changed files, and the files with other
+// parts of the same domains.
 func (l *Loader) Parsed() int { return l.parsed }
 
 // Bytes returns the number of bytes that the last Load read.
 func (l *Loader) Bytes() int { return l.bytes }
 
-// compiler returns a compiler for s that reuses compiled domains of l.
+// compiler returns a compiler for s that reuses the domains that l has compiled.
 func (l *Loader) compiler(s *source) *compiler {
 	c := newCompiler(l.o, s)
 	if l != nil && s.cached {
@@ -82,7 +83,7 @@ func (l *Loader) compiler(s *source) *compiler {
 	return c
 }
 
-// read parses the changed files. problems were found while the files were read.
+// read parses the changed files. problems are errors from reading the files.
 func (l *Loader) read(files []File, problems Problems) *source {
 	l.parsed, l.bytes = 0, 0
 	s := &source{files: files, hash: hash(files), cached: true}
@@ -100,7 +101,7 @@ func (l *Loader) read(files []File, problems Problems) *source {
 		p.file, p.at, parts[i] = f, i, p
 	}
 	l.parse(parts, changed, nodes)
-	if nodes.usedUp() { // which file exceeds the budget depends on the files before it
+	if nodes.usedUp() { // all files are parsed again, because their order determines which file exceeds the budget
 		l.built, s.cached = map[string]*built{}, false
 		nodes = newBudget(&l.o)
 		for _, p := range parts {
@@ -109,7 +110,7 @@ func (l *Loader) read(files []File, problems Problems) *source {
 		}
 	}
 	s.problems = problems
-	for _, p := range problems { // no problem of read is a warning
+	for _, p := range problems { // all problems from reading files are mistakes
 		s.incomplete = true
 		s.mistakes++
 		s.lost = append(s.lost, p.File)
@@ -124,7 +125,7 @@ func (l *Loader) read(files []File, problems Problems) *source {
 	return s
 }
 
-// take adds p to s.
+// take adds the part p to s.
 func (s *source) take(p *part) {
 	s.problems = append(s.problems, p.problems...)
 	s.mistakes += p.mistakes
@@ -135,7 +136,7 @@ func (s *source) take(p *part) {
 	s.docs = append(s.docs, p.docs...)
 }
 
-// parse parses a file.
+// parse parses the file of p.
 func (p *part) parse(nodes *budget) {
 	own := &budget{most: nodes.most, all: nodes}
 	own.left.Store(own.most)
@@ -147,8 +148,9 @@ func (p *part) parse(nodes *budget) {
 	}
 }
 
-// parse parses the changed parts, as many at a time as there are CPUs. It compiles a domain as soon as the last file
-// that seems to have a part of it is parsed, so that not all files are in memory in parsed form.
+// parse parses the changed parts, as many at a time as there are CPUs. It compiles a domain as soon as the
+// last file that probably has a part of the domain is parsed, so that not all files are in memory in parsed
+// form.
 func (l *Loader) parse(all, changed []*part, nodes *budget) {
 	l.parsed += len(changed)
 	size := 0
@@ -159,15 +161,15 @@ func (l *Loader) parse(all, changed []*part, nodes *budget) {
 		inTurn(changed, func(p *part) { p.parse(nodes) }, func(*part) {})
 		return
 	}
-	waiting := map[string]int{} // by domain, as far as known: number of files not parsed yet
+	waiting := map[string]int{} // by domain, as far as known: the number of files that are not parsed yet
 	for _, p := range changed {
 		for _, name := range likelyDomains(p.file.Data) {
 			waiting[name]++
 		}
 	}
-	docs := map[string][]*document{} // parsed documents, by domain
+	docs := map[string][]*document{} // the parsed documents, by domain
 	for _, p := range all {
-		for _, d := range p.docs { // unchanged ones
+		for _, d := range p.docs { // the documents of unchanged parts
 			docs[d.Domain.value] = append(docs[d.Domain.value], d)
 		}
 	}
@@ -186,8 +188,8 @@ func (l *Loader) parse(all, changed []*part, nodes *budget) {
 	})
 }
 
-// inTurn calls first for each part, on several goroutines, and then calls then for each part in order. Few parts are
-// between the two calls at a time.
+// inTurn calls first for each part, on several goroutines, and then calls then for each part in order. It
+// bounds the number of parts that wait for the second call.
 func inTurn(parts []*part, first, then func(*part)) {
 	workers := runtime.GOMAXPROCS(0)
 	room := make(chan struct{}, 2*workers)
@@ -213,8 +215,8 @@ func inTurn(parts []*part, first, then func(*part)) {
 	wg.Wait()
 }
 
-// ahead compiles the domain of docs, the documents parsed until now. If the domain has more documents, it is compiled
-// again later.
+// ahead compiles the domain of docs, the documents parsed so far. If the domain has more documents, it is
+// compiled again later.
 func (l *Loader) ahead(docs []*document) {
 	slices.SortStableFunc(docs, func(a, b *document) int { return a.part.at - b.part.at })
 	if len(docs) == 0 {
@@ -229,7 +231,7 @@ func (l *Loader) ahead(docs []*document) {
 	}
 }
 
-// strip drops what compiled domains do not need, if all domains in p are compiled.
+// strip removes the limits and descriptors from the documents of p, if all its domains are compiled.
 func (p *part) strip() {
 	if p.bare || slices.ContainsFunc(p.docs, func(d *document) bool { return !d.compiled }) {
 		return
@@ -240,7 +242,7 @@ func (p *part) strip() {
 	}
 }
 
-// refill parses again what strip dropped from docs.
+// refill restores what strip removed from docs, by parsing the files again.
 func (l *Loader) refill(docs []*document) {
 	var bare []*part
 	for _, d := range docs {
@@ -259,12 +261,12 @@ func (l *Loader) refill(docs []*document) {
 	}, func(*part) {})
 }
 
-// tidy ends a Load.
+// tidy ends a Load. It releases the memory that only a Load needs.
 func (l *Loader) tidy(s *source) {
 	there := make(map[string]bool, len(l.built))
 	for _, d := range s.docs {
 		there[d.Domain.value] = true
-		d.compiled = true // from now on only changed domains are compiled
+		d.compiled = true // from now on only changed domains need their documents
 	}
 	for name := range l.built {
 		if !there[name] {
@@ -277,13 +279,13 @@ func (l *Loader) tidy(s *source) {
 	}
 }
 
-// cached returns the compiled form of d, or nil if it must be compiled.
+// cached returns the compiled form of d from an earlier load, or nil if d must be compiled.
 func (l *Loader) cached(d *domain, incomplete bool) *built {
 	b := l.built[d.Name]
 	if d.Name == "" || b == nil || !slices.Equal(b.docs, d.docs) {
 		return nil
 	}
-	if b.incomplete != incomplete && (b.incomplete || b.mistakes > 0) { // the mistakes may differ
+	if b.incomplete != incomplete && (b.incomplete || b.mistakes > 0) { // compiling again may find other mistakes
 		return nil
 	}
 	return b

@@ -7,24 +7,25 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// A domain may be spread over many files. When some of them change, only their descriptors are compiled again: no two
-// documents have the same descriptor at the top, so the compiled domain is the sum of its documents. That holds for
-// domains whose documents do not refer to each other. All others, and all mistakes, are left to compiler.domain.
+// A domain may be spread over many files. When some of the files change, this file compiles only their
+// descriptors again. That is correct if the documents do not refer to each other: no two documents have the
+// same top-level descriptor, so the compiled domain is the sum of its documents. All other domains, and all
+// mistakes, are left to compiler.domain.
 
-// block is what a document adds to its compiled domain.
+// block is what one document adds to its compiled domain.
 type block struct {
 	roots    []root
 	policies []*descriptors.Policy
-	problems Problems // warnings
+	problems Problems // the warnings of the document
 }
 
-// root is a pattern at the top of a tree, with its node.
+// root is the pattern of a top-level descriptor, with its node.
 type root struct {
 	descriptors.Pattern
 	node *descriptors.Node
 }
 
-// block compiles the descriptors of doc, one of d's documents, and returns what they added.
+// block compiles the descriptors of doc, a document of d, and returns what they added to d.
 func (c *compiler) block(d *domain, doc *document) *block {
 	c.shared.newDocument()
 	policies, problems := len(d.Policies), len(c.problems)
@@ -39,14 +40,15 @@ func (d *domain) isSum() bool {
 		!d.require.ok && !d.headers.ok && !slices.ContainsFunc(d.docs, func(doc *document) bool { return doc.Settle.stated() })
 }
 
-// isPlain reports whether d has descriptors and no settings of its domain.
+// isPlain reports whether d contains only descriptors, and no settings of its domain.
 func (d *document) isPlain() bool {
 	return !d.Consume.stated() && !d.OnFailure.stated() && !d.LocalShare.stated() && !d.HashTag.stated() && !d.MaxOverride.stated() &&
 		!d.Require.stated() && !d.DenyBody.stated() && !d.Headers.stated() && !d.Settle.stated() && !d.Limits.stated()
 }
 
-// merge compiles the new documents of d and adds them to the others as they are in the last version of the domain. It
-// returns nil if there is none, or if the result may not be what compiler.whole returns.
+// merge compiles the new documents of d and combines them with the unchanged blocks of the domain's last
+// version. It returns nil if there is no last version, or if the result could differ from the result of
+// compiler.whole.
 func (c *compiler) merge(d *domain) *built {
 	if c.loader == nil || c.full || c.incomplete || d.Name == "" {
 		return nil
@@ -56,9 +58,9 @@ func (c *compiler) merge(d *domain) *built {
 		return nil
 	}
 	if slices.ContainsFunc(b.docs, func(doc *document) bool { return !doc.isPlain() && !slices.Contains(d.docs, doc) }) {
-		return nil // a setting is gone
+		return nil // a setting may have been removed
 	}
-	own := &compiler{o: c.o, shared: c.shared} // its problems are dropped if there is a mistake
+	own := &compiler{o: c.o, shared: c.shared} // a compiler of its own, whose problems are dropped if there is a mistake
 	m := newDomain(d.Name)
 	m.docs = d.docs
 	own.settings(m)
@@ -74,8 +76,8 @@ func (c *compiler) merge(d *domain) *built {
 	return merged
 }
 
-// renewed returns the blocks of d's documents. It compiles those that b does not have. It returns nil if one of them is
-// more than descriptors.
+// renewed returns a block for each document of d. It compiles the documents that have no block in b. It
+// returns nil if such a document contains more than descriptors.
 func (c *compiler) renewed(d *domain, b *built) []*block {
 	blocks := make([]*block, len(d.docs))
 	before := make(map[*document]*block, len(b.docs))
@@ -101,14 +103,14 @@ func (c *compiler) renewed(d *domain, b *built) []*block {
 	return blocks
 }
 
-// copySettings gives d the settings of another domain.
+// copySettings copies the settings of the domain of to d.
 func (d *domain) copySettings(of *domain) {
 	d.share, d.tag = of.share, of.tag
 	d.Alone, d.OnFailure, d.Slot, d.LocalShare, d.DenyBody = of.Alone, of.OnFailure, of.Slot, of.LocalShare, of.DenyBody
 }
 
-// add adds blocks to the empty domain d. A block whose policies get other numbers is replaced by a copy, because requests
-// in flight use the original. It reports whether all patterns are different.
+// add adds blocks to the empty domain d. If the policies of a block get other numbers, add uses a copy of the
+// block, because requests in flight use the original. It reports whether all patterns are different.
 func (d *domain) add(blocks []*block) bool {
 	patterns := map[string]bool{}
 	for i, one := range blocks {
@@ -130,7 +132,7 @@ func (d *domain) add(blocks []*block) bool {
 	return true
 }
 
-// numbered returns b if its policies are numbered from first, or a copy whose policies are.
+// numbered returns b if its policies are numbered from first, or else a copy of b with those numbers.
 func (b *block) numbered(first int) *block {
 	if len(b.policies) == 0 || b.policies[0].Index == first {
 		return b

@@ -10,30 +10,30 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Message is a domain, or a part of one, in the form of a control plane: a RateLimitConfig.
+// Message is a domain, or a part of one, that a control plane has sent as a RateLimitConfig.
 type Message struct {
-	Name        string // name of the resource
+	Name        string // the name of the resource
 	Domain      string
 	Descriptors []MessageDescriptor
-	// Unreadable means that the resource could not be decoded, which has been reported. One of its names may be
-	// known.
+	// Unreadable means that the resource could not be decoded. The mistake has been reported. Domain or Name
+	// may still be known.
 	Unreadable bool
 }
 
 // MessageDescriptor is a descriptor of a Message.
 type MessageDescriptor struct {
 	Key, Value              string
-	Limit                   *MessageLimit // nil means none
+	Limit                   *MessageLimit // nil means that there is no limit
 	Descriptors             []MessageDescriptor
 	Shadow, Quota, Detailed bool
 	Metadata                map[string]any // the value of a protobuf Struct
-	// Unknown are the numbers of fields that this program does not know. They have no effect.
+	// Unknown lists the numbers of protobuf fields that this program does not know. The fields have no effect.
 	Unknown []int32
 }
 
 // MessageLimit is the limit of a descriptor, in the reference form.
 type MessageLimit struct {
-	Unit            string // "" means not given
+	Unit            string // "" means that the message has no unit
 	RequestsPerUnit uint32
 	Unlimited       bool
 	Name            string
@@ -41,22 +41,23 @@ type MessageLimit struct {
 	Unknown         []int32
 }
 
-// maxMessageDepth is the maximum nesting of descriptors, the same as in a file.
+// maxMessageDepth is the maximum nesting of descriptors. It is the same in a file.
 const maxMessageDepth = (maxDepth - 4) / 2
 
-// CompileMessages is Compile for messages of a control plane. The File of a Problem is xds:DOMAIN, and its Message
-// starts with the descriptor's place. The order of messages has no influence, because control planes have none.
+// CompileMessages compiles messages of a control plane. The File of a Problem is xds:DOMAIN, and its Message
+// starts with the place of the descriptor. The order of messages has no influence, because control planes
+// send them in any order.
 func CompileMessages(messages []Message, o Options) (*limiter.Snapshot, Problems) {
 	return readMessages(messages).compile(o)
 }
 
-// readMessages converts messages. Unreadable ones have been reported already.
+// readMessages converts messages. The mistakes of Unreadable messages have been reported already.
 func readMessages(messages []Message) *source {
 	messages = slices.Clone(messages)
 	slices.SortStableFunc(messages, func(a, b Message) int {
 		return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name))
 	})
-	// The error concerns numbers that JSON cannot represent, which are rejected below.
+	// Marshal fails only for numbers that JSON cannot represent. They are rejected below.
 	text, _ := json.Marshal(messages)
 	s := &source{hash: hash([]File{{Data: text}})}
 	for i := range messages {
@@ -78,16 +79,18 @@ func readMessages(messages []Message) *source {
 	return s
 }
 
-// MessageFile returns the name of a message in problems: its domain or, without one, its resource.
+// MessageFile returns the name of a message in problems. It contains the domain or, without a domain, the
+// name of the resource.
 func MessageFile(domain, resource string) string { return "xds:" + short(cmp.Or(domain, resource)) }
 
-// reader converts one Message to the structure of a file.
+// reader converts one Message to the structs that a file is parsed to.
 type reader struct {
 	*report
 	file string
 }
 
-// at returns the place of path in the message. Messages have no lines, but the place of a given value needs one.
+// at returns the place of path in the message. A message has no lines, but the place of a stated value needs
+// a line.
 func (r *reader) at(path string) place { return place{src: &origin{r.file, path}, line: 1} }
 
 func (r *reader) document(m *Message) *document {
@@ -155,7 +158,7 @@ func (r *reader) limit(path string, m *MessageLimit) *limit {
 	return l
 }
 
-// text sets t to s. An empty s means not given, because protobuf does not distinguish the two.
+// text sets t to s. An empty s counts as not stated, because protobuf does not distinguish the two.
 func (r *reader) text(t *text, path, s string) {
 	if s != "" {
 		t.given = given[string]{r.at(path), s, true}
@@ -168,7 +171,7 @@ func (r *reader) flag(f *boolean, path string, value bool) {
 	}
 }
 
-// unknown warns of fields that a later version of the protocol may define.
+// unknown warns of fields that this version of the protocol does not define. A later version may define them.
 func (r *reader) unknown(path string, fields []int32) {
 	for _, field := range fields {
 		r.warn(r.at(path), "field %d is not known to this version and has no effect", field)

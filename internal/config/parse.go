@@ -15,24 +15,25 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// These bounds limit the memory that any file can take.
+// These constants bound the memory that any file can use.
 const (
-	maxFileSize = 16 << 20 // bytes
+	maxFileSize = 16 << 20 // in bytes
 	// maxDepth bounds the nesting of mappings and lists. A descriptor needs two levels.
 	maxDepth = 2*32 + 4
-	// leastNodes and nodesPerLimit bound the number of YAML nodes of all files, with aliases followed: enough for
-	// Options.MaxLimits limits. This stops alias bombs.
+	// leastNodes and nodesPerLimit bound the number of YAML nodes in all files, where each use of an alias
+	// counts. The bound is sufficient for Options.MaxLimits limits. It stops files whose nested aliases expand
+	// to huge structures.
 	leastNodes, nodesPerLimit = 4 << 20, 41
 )
 
-// budget is the number of nodes that may still be read. Files that are read concurrently share it.
+// budget is the number of nodes that may still be read. Files that are read concurrently share a budget.
 type budget struct {
 	most int64
-	left atomic.Int64 // below 0 means that it is used up, which has been reported
-	all  *budget      // the budget that this one is a part of, or nil
+	left atomic.Int64 // below 0 means that the budget is used up; the mistake has been reported
+	all  *budget      // the larger budget that this one is a part of, or nil
 }
 
-// spend consumes n nodes, and reports whether they were available.
+// spend consumes n nodes, and reports whether the budget had that many.
 func (b *budget) spend(n int) bool {
 	there := b.all == nil || b.all.spend(n)
 	return b.left.Add(-int64(n)) >= 0 && there
@@ -49,8 +50,8 @@ func (b *budget) usedUp() bool { return b.left.Load() < 0 || b.all != nil && b.a
 // report collects problems.
 type report struct {
 	problems Problems
-	mistakes int // number of problems that are not warnings
-	// incomplete means that something could not be read. It may contain whatever seems to be missing.
+	mistakes int // the number of problems that are not warnings
+	// incomplete means that a part could not be read. Whatever seems to be missing may be in that part.
 	incomplete bool
 }
 
@@ -71,11 +72,11 @@ func (r *report) add(at place, warning bool, message string) {
 	r.problems = append(r.problems, Problem{File: at.file(), Line: int(at.line), Column: int(at.column), Message: message, Warning: warning})
 }
 
-// parser converts the nodes of one file to its structure.
+// parser converts the nodes of one file to the structs of a document.
 type parser struct {
 	*report
 	src   *origin
-	depth int // depth of mappings and lists
+	depth int // the current depth of mappings and lists
 	nodes *budget
 }
 
@@ -83,8 +84,8 @@ func (p *parser) at(n *yaml.Node) place {
 	return place{src: p.src, line: int32(n.Line), column: int32(n.Column)}
 }
 
-// parse parses the documents of a file. It reports mistakes, and also returns the parts without mistakes, in which
-// others are found later.
+// parse parses the documents of a file. It reports mistakes. It also returns the parts without mistakes,
+// because later steps may find other mistakes in them.
 func parse(f File, r *report, nodes *budget) (docs []*document) {
 	p := &parser{report: r, src: &origin{file: f.Name}, nodes: nodes}
 	if len(f.Data) > maxFileSize {
@@ -109,7 +110,7 @@ func parse(f File, r *report, nodes *budget) (docs []*document) {
 	return docs
 }
 
-// decode splits a file into documents, up to the first syntax error.
+// decode splits data into YAML documents, up to the first syntax error.
 func decode(data []byte) (roots []*yaml.Node, err error) {
 	for decoder := yaml.NewDecoder(bytes.NewReader(data)); ; {
 		var n yaml.Node
@@ -123,11 +124,11 @@ func decode(data []byte) (roots []*yaml.Node, err error) {
 	}
 }
 
-// libraryLine is the prefix of the YAML library's messages. The line is often that of the open block, not that of the
-// mistake.
+// libraryLine matches the prefix of the YAML library's messages. Their line is often the start of the
+// enclosing block, not the line of the mistake.
 var libraryLine = regexp.MustCompile(`^yaml: (line \d+: )?`)
 
-// syntax reports a syntax error of the YAML library, at the first line that causes it.
+// syntax reports a syntax error of the YAML library at the first line that causes the error.
 func (p *parser) syntax(data []byte, err error) {
 	text := libraryLine.ReplaceAllString(err.Error(), "")
 	lines := bytes.SplitAfter(data, []byte("\n"))
@@ -145,7 +146,8 @@ func (p *parser) syntax(data []byte, err error) {
 	p.mistake(place{src: p.src, line: int32(line + 1), column: int32(column + 1)}, "error loading config file: yaml: %s%s", text, syntaxAdvice(text))
 }
 
-// enter counts n's children and reports whether they may be read. Each successful enter needs a leave.
+// enter counts the children of n against the budget, and reports whether they may be read. Each successful
+// call needs a call of leave.
 func (p *parser) enter(n *yaml.Node) bool {
 	if p.depth == maxDepth {
 		p.mistake(p.at(n), "nested more than %d levels deep; make it flatter", maxDepth)
@@ -158,9 +160,9 @@ func (p *parser) enter(n *yaml.Node) bool {
 	return true
 }
 
-// spend counts nodes that are read at n, and reports whether the budget allows them.
+// spend counts a number of nodes at n against the budget, and reports whether the budget allows them.
 func (p *parser) spend(n *yaml.Node, nodes int) bool {
-	if p.nodes.usedUp() { // reported already
+	if p.nodes.usedUp() { // the mistake has been reported already
 		return false
 	}
 	if !p.nodes.spend(nodes) {
@@ -177,8 +179,8 @@ type field interface {
 	read(p *parser, key string, n *yaml.Node)
 }
 
-// object reads the mapping n into the fields of the struct that into points to; what names n in messages. A null
-// value counts as none. It reports whether all keys could be read, even if some values could not.
+// object reads the mapping n into the struct that into points to. subject is the name of n in messages. A
+// null value counts as missing. object reports whether all keys could be read, even if some values could not.
 func (p *parser) object(n *yaml.Node, subject string, into any) bool {
 	v := reflect.ValueOf(into).Elem()
 	level := levelOf(v.Type())
@@ -203,8 +205,8 @@ func (p *parser) object(n *yaml.Node, subject string, into any) bool {
 // entry is a key of a mapping, with its value.
 type entry struct{ key, value *yaml.Node }
 
-// entries returns the entries of a mapping. Keys are strings (or, if anyKey, scalars), each once. Those of a "<<"
-// come last, and only if the mapping itself does not have them.
+// entries returns the entries of a mapping. Each key must be a string (or, with anyKey, any scalar) and must
+// occur once. The entries of a "<<" come last, and only if the mapping itself does not have their keys.
 func (p *parser) entries(n *yaml.Node, subject string, anyKey bool) (list []entry) {
 	n = follow(n)
 	if n.Kind != yaml.MappingNode {
@@ -216,7 +218,7 @@ func (p *parser) entries(n *yaml.Node, subject string, anyKey bool) (list []entr
 	}
 	defer p.leave()
 	list = make([]entry, 0, len(n.Content)/2)
-	written := map[string]int{} // maps a key to its index in n.Content
+	written := map[string]int{} // maps each key to its index in n.Content
 	var merges []int
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key := follow(n.Content[i])
@@ -250,8 +252,8 @@ func (p *parser) entries(n *yaml.Node, subject string, anyKey bool) (list []entr
 	return list
 }
 
-// merged returns the entries that a "<<" adds: those of a mapping, or of several in a list, of which the first takes
-// precedence.
+// merged returns the entries that a "<<" adds. n is a mapping, or a list of mappings of which an earlier one
+// takes precedence.
 func (p *parser) merged(n *yaml.Node, anyKey bool) (list []entry) {
 	n = follow(n)
 	if n.Kind != yaml.SequenceNode {
@@ -267,7 +269,7 @@ func (p *parser) merged(n *yaml.Node, anyKey bool) (list []entry) {
 	return list
 }
 
-// each reads the items of a list, which must be mappings.
+// each reads the items of the list n. Every item must be a mapping.
 func (p *parser) each(key string, n *yaml.Node, read func(item *yaml.Node)) {
 	at, n := p.at(n), follow(n)
 	if n.Kind != yaml.SequenceNode {
@@ -287,7 +289,7 @@ func (p *parser) each(key string, n *yaml.Node, read func(item *yaml.Node)) {
 	}
 }
 
-// follow returns the node that an alias stands for.
+// follow returns the node that an alias refers to, or n itself if n is not an alias.
 func follow(n *yaml.Node) *yaml.Node {
 	if n.Kind == yaml.AliasNode {
 		return n.Alias
@@ -300,7 +302,7 @@ func isNull(n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null"
 }
 
-// describe returns what a node is, for messages.
+// describe returns the kind of a node, for messages.
 func describe(n *yaml.Node) string {
 	n = follow(n)
 	switch tag := n.ShortTag(); {
@@ -321,7 +323,7 @@ func describe(n *yaml.Node) string {
 	}
 }
 
-// plain formats a node as the reference server does in its messages.
+// plain formats a node in the same way as the reference server in its messages.
 func plain(n *yaml.Node) string {
 	n = follow(n)
 	switch {
@@ -336,7 +338,7 @@ func plain(n *yaml.Node) string {
 	}
 }
 
-// short truncates text to a length that suits a message.
+// short truncates s to a length that suits a message.
 func short(s string) string {
 	const most = 80
 	if len(s) <= most {

@@ -11,11 +11,13 @@ type step struct {
 	descriptors.Pattern
 	shared bool // share_threshold: all values that match the pattern share buckets
 	metric bool // value_to_metric
-	// name and id are those of the path that ends here. The steps below need them again and again.
+	// name and id describe the whole path that ends here. They are stored because the steps below use them
+	// often.
 	name, id string
 }
 
-// composite is the reference server's name for the step. The reference server has no expressions.
+// composite returns the reference server's name for the step. The reference server does not support regular
+// expressions.
 func (s step) composite() string {
 	switch s.How {
 	case descriptors.Any:
@@ -31,26 +33,26 @@ func (s step) composite() string {
 	return s.Key + "_" + s.Text
 }
 
-// loose reports whether the key itself is a pattern.
+// loose reports whether the key contains a wildcard.
 func (s step) loose() bool { return strings.Contains(s.Key, "*") }
 
-// pattern reports whether several keys and values match the step, but not all values.
+// pattern reports whether several keys or values match the step. It returns false if all values match.
 func (s step) pattern() bool {
 	return s.loose() || s.How != descriptors.Exact && s.How != descriptors.Any
 }
 
-// open reports whether the value of the request identifies the bucket.
+// open reports whether the value in the request identifies the bucket.
 func (s step) open() bool { return !s.shared && (s.How != descriptors.Exact || s.loose()) }
 
-// path has the steps from the root to a descriptor. Only the method to makes one. Nothing may keep a path: the paths of
-// the descriptors of one tree share their memory, because a copy for each descriptor took a tenth of the memory that a
-// load allocates.
+// path lists the steps from the root to a descriptor. Only the method to creates paths. Do not store a path:
+// the paths of one tree share memory, so the next call of to may overwrite it. A copy for each descriptor
+// took a tenth of the memory that a load allocates.
 type path []step
 
 // newPath returns the empty path, with room for the steps of most trees.
 func newPath() path { return make(path, 0, 8) }
 
-// to returns the path that goes on from p with s. It replaces the path that the last call for p returned.
+// to returns p with the step s added. The result overwrites the path that the last call of to on p returned.
 func (p path) to(s step) path {
 	s.name, s.id = s.composite(), s.pair()
 	if len(p) > 0 {
@@ -59,7 +61,7 @@ func (p path) to(s step) path {
 	return append(p, s)
 }
 
-// name returns the path as text for messages.
+// name returns the path as text, for messages.
 func (p path) name() string {
 	if len(p) == 0 {
 		return ""
@@ -67,7 +69,7 @@ func (p path) name() string {
 	return p[len(p)-1].name
 }
 
-// id returns the path as key=value,key…. Unlike the name it is unique.
+// id returns the path as text such as key=value,key. Unlike the name, the id is unique.
 func (p path) id() string {
 	if len(p) == 0 {
 		return ""
@@ -75,7 +77,7 @@ func (p path) id() string {
 	return p[len(p)-1].id
 }
 
-// levels returns the composite of each step.
+// levels returns the composite name of each step.
 func (p path) levels() []string {
 	parts := make([]string, len(p))
 	for i, s := range p {
@@ -86,8 +88,8 @@ func (p path) levels() []string {
 
 var escape = strings.NewReplacer(`\`, `\\`, `,`, `\,`, `=`, `\=`, `#`, `\#`)
 
-// pair returns s as key=value, or as key if any value matches. For a prefix, a suffix or an expression it is
-// key=KIND=text.
+// pair returns s as key=value, or as key if any value matches. For a prefix, a suffix or a regular expression
+// it returns key=KIND=text.
 func (s step) pair() string {
 	key := escape.Replace(s.Key)
 	switch s.How {

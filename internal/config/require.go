@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// read takes a list whose items are keys, or lists of keys of which one is enough.
+// read reads a list. Each item is a key, or a list of alternative keys.
 func (r *requirements) read(p *parser, key string, n *yaml.Node) {
 	before := p.mistakes
 	v := follow(n)
@@ -43,7 +43,7 @@ func (r *requirements) read(p *parser, key string, n *yaml.Node) {
 	r.set(p, n, all, p.mistakes == before)
 }
 
-// compiled converts r to the form of the limiter.
+// compiled converts r to the type that the limiter uses.
 func (r *requirements) compiled() (all []limiter.Requirement) {
 	for _, alternatives := range r.value {
 		var keys limiter.Requirement
@@ -55,7 +55,7 @@ func (r *requirements) compiled() (all []limiter.Requirement) {
 	return all
 }
 
-// warnRequire warns of requirements of d that have no effect, or another one than intended.
+// warnRequire warns of requirements of d that have no effect, or not the intended effect.
 func (c *compiler) warnRequire(d *domain) {
 	if !d.require.ok || c.incomplete {
 		return
@@ -91,7 +91,7 @@ func (c *compiler) warnRequire(d *domain) {
 	}
 }
 
-// entryKeys adds the keys of list, and of the descriptors below, to known.
+// entryKeys adds the keys of list, and of all descriptors below list, to known.
 func entryKeys(list []*descriptor, known map[string]bool) {
 	for _, one := range list {
 		known[one.Key.value] = true

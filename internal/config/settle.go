@@ -12,7 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// settleNames is the settle of a domain: the keys of the two entries that return the id of a reservation.
+// settleNames is the section settle of a domain: the keys of the two entries with which a proxy returns the
+// id of a reservation.
 type settleNames struct {
 	Key text `key:"key"`
 	End text `key:"end"`
@@ -33,17 +34,17 @@ type settleTerms struct {
 type (
 	settleDomain struct{ given[limiter.SettleEntries] }
 	settling     struct{ given[*settleTerms] }
-	percentile   struct{ given[float64] }      // "p90": 0.9
-	unknownCost  struct{ given[unknownUnits] } // estimate, most, or units
+	percentile   struct{ given[float64] }      // "p90", stored as 0.9
+	unknownCost  struct{ given[unknownUnits] } // estimate, most, or a number of units
 )
 
-// estimate is a number of units, or how to learn it.
+// estimate is a number of units, or a description of how to learn that number.
 type estimate struct {
 	given[int64]
 	learned *estimateTerms // nil if the estimate is not learned
 }
 
-// estimateTerms is an estimate that is learned.
+// estimateTerms describes how an estimate is learned.
 type estimateTerms struct {
 	Learn percentile `key:"learn"`
 	First whole      `key:"first"`
@@ -52,16 +53,17 @@ type estimateTerms struct {
 	Per   textList   `key:"per"`
 }
 
-// unknownUnits is the charge for a request whose real cost was not reported.
+// unknownUnits is the charge for a request whose real cost no client has reported.
 type unknownUnits struct {
 	most  bool
-	units int64 // -1 means the reserved units; unused if most is set
+	units int64 // -1 means the reserved units; not used if most is true
 }
 
-// defaultSettle has the keys of the entries in domains that state none.
+// defaultSettle has the keys of the entries for domains that state no keys.
 var defaultSettle = limiter.SettleEntries{Key: "settle", End: "settle_end"}
 
-// The times after which a reservation is settled late.
+// These constants bound the sections settle, and contain the texts of their messages. A reservation is
+// settled late after its TTL.
 const (
 	defaultSettleTTL           = 600 * algorithms.Second
 	minSettleTTL, maxSettleTTL = algorithms.Second, algorithms.Day
@@ -165,7 +167,8 @@ func (u *unknownCost) read(p *parser, key string, n *yaml.Node) {
 	}
 }
 
-// settles checks the settle of l and adds it to p. The numbers of l, which are s, must have no mistake.
+// settles checks the section settle of l and adds it to p. s has the numbers of l, which must be free of
+// mistakes.
 func (c *compiler) settles(l *limit, p *draft, s algorithms.Spec) {
 	before := c.mistakes
 	c.settleAlone(l, p)
@@ -195,7 +198,8 @@ func (c *compiler) settles(l *limit, p *draft, s algorithms.Spec) {
 	p.more.Settle = settle
 }
 
-// learnValues collects the values that have estimates of their own: those in the descriptors of d.
+// learnValues collects the values that have estimates of their own. They are the values in the descriptors of
+// d.
 func (d *domain) learnValues() {
 	var add func(learn *descriptors.Learn, list []*descriptor)
 	add = func(learn *descriptors.Learn, list []*descriptor) {
@@ -215,7 +219,7 @@ func (d *domain) learnValues() {
 	}
 }
 
-// settleAlone reports what does not go with settle.
+// settleAlone reports settings of l that cannot be combined with settle.
 func (c *compiler) settleAlone(l *limit, p *draft) {
 	at := l.Settle.at
 	switch kind := p.Limit.Kind; {
@@ -244,7 +248,7 @@ func (c *compiler) settleAlone(l *limit, p *draft) {
 	}
 }
 
-// settleNumbers reports what is wrong with the numbers of a settle; capacity is that of its limit.
+// settleNumbers reports mistakes in the numbers of s. capacity is the capacity of the limit.
 func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 	bounded := func(w *whole, key string, from, to int64, subject string) {
 		if w.ok && (w.value < from || w.value > to) {
@@ -271,8 +275,8 @@ func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 	}
 }
 
-// settleEntries sets the entries of d that return ids, if one of its limits has settle. It reports descriptors with
-// those keys, which no request matches.
+// settleEntries sets the entries with which proxies return ids, if a limit of d has settle. It reports
+// descriptors with the keys of these entries, because no request matches such descriptors.
 func (c *compiler) settleEntries(d *domain) {
 	var stated settleDomain
 	for _, doc := range d.docs {

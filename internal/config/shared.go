@@ -8,17 +8,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// draft is a policy while it is compiled.
+// draft is a policy that is being compiled.
 type draft struct {
 	descriptors.Policy
 	more descriptors.Extras
 }
 
-// mostShared bounds each table of shared. Limits beyond it get copies of their own.
+// mostShared bounds each table of shared. A full table is cleared.
 const mostShared = 4096
 
-// shared keeps one copy of equal parts of policies, because a configuration of 100,000 limits has few different
-// numbers. The copies are immutable.
+// shared keeps one copy of equal parts of policies, because a configuration of 100,000 limits contains few
+// different numbers. The copies are immutable.
 type shared struct {
 	numbers map[algorithms.Limit]*algorithms.Limit
 	extra   map[extrasKey]*descriptors.Extras
@@ -27,23 +27,25 @@ type shared struct {
 	chunks
 }
 
-// chunks are the memory of one document's policies, nodes and texts. One by one, they were allocated between the garbage of
-// parsing and compiling, and when that was gone, a tenth of the memory remained in gaps.
+// chunks allocates the memory of one document's policies, nodes and texts in larger pieces. When each was
+// allocated alone, they lay between the garbage of parsing and compiling. After the garbage was collected, a
+// tenth of the memory remained in the gaps.
 type chunks struct {
-	policies []descriptors.Policy // not used yet
-	nodes    []descriptors.Node   // not used yet
+	policies []descriptors.Policy // the unused rest of the last chunk
+	nodes    []descriptors.Node   // the unused rest of the last chunk
 	text     strings.Builder      // the last chunk of texts
-	size     int                  // of the last chunk of policies
-	sizeNode int                  // of the last chunk of nodes
+	size     int                  // the size of the last chunk of policies
+	sizeNode int                  // the size of the last chunk of nodes
 }
 
-// mostInChunk bounds the memory that a chunk leaves unused. Small documents have small chunks.
+// mostInChunk and textPerPolicy bound the memory that a chunk leaves unused. Small documents have small
+// chunks.
 const mostInChunk, textPerPolicy = 32, 128
 
-// newDocument starts new chunks, so that a document that changes does not keep the memory of others in use.
+// newDocument starts new chunks. Documents share no chunk, so that a changed document's memory can be freed.
 func (c *chunks) newDocument() { *c = chunks{} }
 
-// kept returns a copy of p.
+// kept returns a pointer to a copy of p in a chunk.
 func (c *chunks) kept(p *descriptors.Policy) *descriptors.Policy {
 	own := nextOf(&c.policies, &c.size)
 	*own = *p
@@ -53,7 +55,7 @@ func (c *chunks) kept(p *descriptors.Policy) *descriptors.Policy {
 // node returns an empty node.
 func (c *chunks) node() *descriptors.Node { return nextOf(&c.nodes, &c.sizeNode) }
 
-// nextOf takes an item of a chunk. If it is used up, a new one follows, of twice the size.
+// nextOf returns an item of a chunk. If the chunk is used up, nextOf allocates one of twice the size.
 func nextOf[T any](free *[]T, size *int) *T {
 	if len(*free) == 0 {
 		*size = min(max(1, 2**size), mostInChunk)
@@ -64,7 +66,7 @@ func nextOf[T any](free *[]T, size *int) *T {
 	return one
 }
 
-// keptText returns a copy of t.
+// keptText returns a copy of t in a chunk.
 func (c *chunks) keptText(t string) string {
 	if c.text.Cap()-c.text.Len() < len(t) {
 		c.text = strings.Builder{}
@@ -81,15 +83,15 @@ type extrasKey struct {
 	openKeys, replaces     string
 	statValues, statLevels string
 	slot                   descriptors.Slot
-	lease                  algorithms.Lease // the zero value means none
+	lease                  algorithms.Lease // the zero value means that there is no lease
 	shards                 int
-	of                     *algorithms.Limit // if there are shards, which follow from it
+	of                     *algorithms.Limit // set if there are shards, because it determines them
 	local                  *algorithms.Limit
 	localShare             float64
 	maxDelay               algorithms.Micros
 	denyBody               descriptors.Body
 	unit                   descriptors.Unit
-	settle                 descriptors.Settle // zero: none
+	settle                 descriptors.Settle // the zero value means that there is no settle
 	weights                string
 	then                   *descriptors.Policy
 }
@@ -101,7 +103,7 @@ func newShared() *shared {
 	}
 }
 
-// oneOf returns the value of key in table. If it is missing, oneOf adds the result of made.
+// oneOf returns the value of key in table. If key is missing, oneOf adds the result of made.
 func oneOf[K comparable, V any](table map[K]V, key K, made func() V) V {
 	if have, ok := table[key]; ok {
 		return have
@@ -114,8 +116,8 @@ func oneOf[K comparable, V any](table map[K]V, key K, made func() V) V {
 	return value
 }
 
-// text returns a copy of t that all equal texts share: the keys of descriptors, and short values such as methods, are
-// few. Values that are longer are mostly different.
+// text returns a copy of t. Equal short texts share one copy, because the keys of descriptors, and values
+// such as methods, repeat often. Longer texts mostly differ.
 func (s *shared) text(t string) string {
 	const short = 8
 	if len(t) > short {
@@ -129,17 +131,17 @@ func (s *shared) limit(l algorithms.Limit) *algorithms.Limit {
 	if have, ok := s.numbers[l]; ok {
 		return have
 	}
-	own := l // made only now: it is on the heap
+	own := l // copied only here, because the copy is on the heap
 	return oneOf(s.numbers, l, func() *algorithms.Limit { return &own })
 }
 
-// policy converts d to its final form.
+// policy returns the Policy of d, with shared parts and in the memory of chunks.
 func (s *shared) policy(d *draft) *descriptors.Policy {
 	p := s.kept(&d.Policy)
 	p.Prefix, p.StatKey = s.keptText(p.Prefix), s.keptText(p.StatKey)
-	p.Owner = p.Prefix // one prefix means one set of buckets
+	p.Owner = p.Prefix // the same prefix means the same buckets
 	if rest, ok := strings.CutPrefix(p.StatKey, p.Domain+"."); ok && rest == p.Name {
-		p.Name = rest // shares the memory
+		p.Name = rest // shares the memory of StatKey
 	}
 	if len(p.Open) > 0 {
 		p.Open = oneOf(s.open, positions(p.Open), func() []int { return d.Open })
@@ -176,7 +178,7 @@ func (s *shared) extras(d *draft) *descriptors.Extras {
 	return oneOf(s.extra, key, func() *descriptors.Extras { own := *m; return &own })
 }
 
-// positions encodes list as text. No descriptor has more than 255 entries.
+// positions encodes list as text. A descriptor has at most 255 entries.
 func positions(list []int) string {
 	b := make([]byte, len(list))
 	for i, n := range list {
@@ -185,7 +187,7 @@ func positions(list []int) string {
 	return string(b)
 }
 
-// joined encodes list as text, uniquely.
+// joined encodes list as text. Different lists have different texts.
 func joined(list []string) string {
 	var b strings.Builder
 	for _, s := range list {
@@ -195,7 +197,7 @@ func joined(list []string) string {
 	return b.String()
 }
 
-// weightsText is w as text that no other weights have; "": none.
+// weightsText returns w as text. Different weights have different texts. "" means that there are no weights.
 func weightsText(w *weights.Weights) string {
 	if w == nil {
 		return ""

@@ -7,8 +7,9 @@ import (
 
 const thenCombination = "then cannot be combined with "
 
-// payers resolves the names in then. If the limit with then (the plan) denies a request, the named limit pays for it.
-// The two are decided in one step, so combinations that one step cannot decide exactly are mistakes.
+// payers resolves the names in then. If the limit with then (the plan) denies a request, the named limit pays
+// for it. The two limits are decided in one step. Combinations that one step cannot decide exactly are
+// mistakes.
 func (c *compiler) payers(d *domain) {
 	for _, name := range d.names {
 		l := d.limits[name]
@@ -27,7 +28,7 @@ func (c *compiler) payers(d *domain) {
 	}
 }
 
-// checkThen reports what is wrong with the then of the limit l.
+// checkThen reports mistakes in the key then of the limit l.
 func (c *compiler) checkThen(d *domain, name string, l *named) {
 	at, t := l.then.at, d.limits[l.then.value]
 	switch {
@@ -40,7 +41,7 @@ func (c *compiler) checkThen(d *domain, name string, l *named) {
 		c.mistake(at, "then: limit %q cannot pay for itself; name another limit, or remove then", name)
 		return
 	case t.draft == nil:
-		return // reported already
+		return // the mistake has been reported already
 	case t.then.stated():
 		c.mistake(at, "then: limit %q has a then itself, at %s, and only one other limit can pay; remove one of the two", l.then.value, t.then.at)
 		return
@@ -66,7 +67,8 @@ func (c *compiler) checkThen(d *domain, name string, l *named) {
 	}
 }
 
-// checkPlan reports what does not go with then, in the limit that has it or in the one that pays.
+// checkPlan reports settings of a limit that cannot be combined with then. p is the limit that has then, or
+// the limit that pays.
 func (c *compiler) checkPlan(at place, p *descriptors.Policy, more *descriptors.Extras, which string) {
 	for _, other := range []struct {
 		key, why string
@@ -86,8 +88,8 @@ func (c *compiler) checkPlan(at place, p *descriptors.Policy, more *descriptors.
 	}
 }
 
-// payerAt compiles the limit that pays for p at the place of a descriptor, and makes it the Then of p. name is the name
-// of p's limit.
+// payerAt compiles the limit that pays for p at the place of a descriptor, and sets it as the Then of p. name
+// is the name of p's limit.
 func (c *compiler) payerAt(d *domain, one *descriptor, where path, name text, l *named, p *draft) {
 	t := d.limits[l.then.value]
 	q := *t.draft
@@ -108,7 +110,7 @@ func (c *compiler) payerAt(d *domain, one *descriptor, where path, name text, l 
 	p.more.Then = c.add(d, &q, one.at, nil)
 }
 
-// checkPayers reports payers that a request could charge twice, and limits whose slot nothing determines.
+// checkPayers reports limits that a request could charge twice, and plans whose slot no setting determines.
 func (c *compiler) checkPayers(d *domain) {
 	pays := map[string]*named{}
 	for _, name := range d.names {

@@ -7,7 +7,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// step parses the level that a descriptor describes. Its Key is empty if it cannot be determined.
+// step parses the level that a descriptor describes. The Key of the result is empty if the level cannot be
+// determined.
 func (c *compiler) step(one *descriptor) step {
 	s := step{shared: one.ShareThreshold.value, metric: one.ValueToMetric.value}
 	reported := 0
@@ -28,7 +29,7 @@ func (c *compiler) step(one *descriptor) step {
 		var err error
 		switch {
 		case !v.ok:
-			return s // reported already
+			return s // the mistake has been reported already
 		case reported > 1:
 			c.mistake(v.at, "%s cannot be combined with another value; remove one", v.key)
 			return s
@@ -62,7 +63,8 @@ func (c *compiler) step(one *descriptor) step {
 	return s
 }
 
-// warnBlanks warns of a value that no descriptor can have, because blanks at the ends of values are removed.
+// warnBlanks warns of a value that no descriptor can match, because blanks at the ends of the values in
+// requests are removed.
 func (c *compiler) warnBlanks(at place, key, value string, how descriptors.How) {
 	const blanks = " \t"
 	atStart := how != descriptors.HasSuffix && strings.TrimLeft(value, blanks) != value
@@ -73,7 +75,7 @@ func (c *compiler) warnBlanks(at place, key, value string, how descriptors.How) 
 	}
 }
 
-// descriptors adds list to the tree below parent.
+// descriptors adds the descriptors in list to the tree below parent.
 func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descriptors.Node, above path, list []*descriptor) {
 	for _, one := range list {
 		if c.full {
@@ -91,7 +93,7 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 		if s.Key != "" && s.shared && !s.pattern() {
 			c.mistake(one.ShareThreshold.at, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'; remove it, or end the value in *", s.composite())
 		}
-		if s.Key == "" { // reported already; the level is not known
+		if s.Key == "" { // the mistake has been reported already, and the level is unknown
 			node := &descriptors.Node{}
 			c.place(d, one, where, node)
 			c.descriptors(d, tree, node, where, one.Descriptors.value)
@@ -101,7 +103,7 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 		node := tree.Put(parent, s.Pattern, made)
 		added := node == made
 		first := d.nodes[node]
-		if s.pattern() { // two steps can be equal, such as value_prefix: a and value: a*
+		if s.pattern() { // differently written steps can be equal, such as value_prefix: a and value: a*
 			same := sibling{parent, s.composite()}
 			if before, twice := d.patterns[same]; twice {
 				added, first = false, before
@@ -123,7 +125,7 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 	}
 }
 
-// place adds the policies of a descriptor to its node.
+// place compiles the limits of a descriptor and adds them to its node.
 func (c *compiler) place(d *domain, one *descriptor, where path, node *descriptors.Node) {
 	for _, name := range one.Limit.value {
 		l := d.limits[name.value]
@@ -174,14 +176,14 @@ func (c *compiler) place(d *domain, one *descriptor, where path, node *descripto
 	}
 }
 
-// checkSettle warns of a setting that defeats a limit with overdraw that proxies use.
+// checkSettle warns that a proxy's refunds can defeat a limit with overdraw.
 func (c *compiler) checkSettle(at place, p *draft) {
 	if p.Limit.Overdraw {
 		c.warn(at, "overdraw: at the end of a stream charge the units used, and never refund a constant: Envoy does so after a denial too, so that requests would pay off the debt")
 	}
 }
 
-// useAt completes p for its place and adds it to the node.
+// useAt completes p for the place that uses the limit, and adds it to the node.
 func (c *compiler) useAt(d *domain, one *descriptor, where path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
 	c.warnHits(one.at, p)
 	p.Shadow = p.Shadow || one.Shadow.value
@@ -214,7 +216,7 @@ func (c *compiler) useAt(d *domain, one *descriptor, where path, node *descripto
 	node.Policies = append(node.Policies, c.add(d, p, one.at, replaces))
 }
 
-// add completes p and numbers it.
+// add converts p to a Policy and gives it a number in d.
 func (c *compiler) add(d *domain, p *draft, at place, replaces []*replacement) *descriptors.Policy {
 	policy := c.shared.policy(p)
 	if c.policies == c.o.maxLimits() {
@@ -230,7 +232,7 @@ func (c *compiler) add(d *domain, p *draft, at place, replaces []*replacement) *
 	return policy
 }
 
-// tooMany reports that there are too many limits; the first one too many is at.
+// tooMany reports that there are too many limits. at is the place of the first limit beyond the bound.
 func (c *compiler) tooMany(at place) {
 	if !c.full {
 		c.mistake(inFile(at.file()), "the configuration has more than %d limits; make it smaller, or raise --max-limits", c.o.maxLimits())
@@ -238,7 +240,8 @@ func (c *compiler) tooMany(at place) {
 	c.full = true
 }
 
-// owner returns the start of the Owners of a domain's limits. It ends in "/", so each "/" in the domain is replaced.
+// owner returns the start of the Owners of a domain's limits. The start ends in "/", so each "/" in the
+// domain is replaced.
 func owner(domain string) string { return slashes.Replace(domain) + "/" }
 
 var slashes = strings.NewReplacer("%", "%25", "/", "%2F")

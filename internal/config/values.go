@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	_ "time/tzdata" // the image has no time zone files
+	_ "time/tzdata" // the container image has no time zone files
 
 	"go.yaml.in/yaml/v3"
 
@@ -22,11 +22,11 @@ func (g *given[T]) set(p *parser, n *yaml.Node, value T, ok bool) {
 	*g = given[T]{value: value, at: p.at(n), ok: ok}
 }
 
-// quoted are the styles of a scalar that is always text.
+// quoted combines the styles of scalars that are always text.
 const quoted = yaml.SingleQuotedStyle | yaml.DoubleQuotedStyle | yaml.LiteralStyle | yaml.FoldedStyle
 
-// scalar returns the text of a scalar as written. Numbers and booleans count as text. Floats do not; the reference
-// server rejects them too.
+// scalar returns the text of a scalar as written. Numbers and booleans count as text. Floats are rejected, as
+// by the reference server.
 func (p *parser) scalar(key string, n *yaml.Node) (string, bool) {
 	at := p.at(n)
 	n = follow(n)
@@ -57,7 +57,7 @@ func (t *text) read(p *parser, key string, n *yaml.Node) {
 	t.set(p, n, s, ok)
 }
 
-// words are the booleans of YAML 1.1, which the reference server accepts.
+// words are the booleans of YAML 1.1, all of which the reference server accepts.
 var words = map[string]bool{
 	"true": true, "True": true, "TRUE": true, "false": false, "False": false, "FALSE": false,
 	"yes": true, "Yes": true, "YES": true, "no": false, "No": false, "NO": false,
@@ -93,7 +93,8 @@ func (w *whole) read(p *parser, key string, n *yaml.Node) {
 	w.set(p, n, value, ok)
 }
 
-// plainNumber reads a number as most are written. Decode, which knows all other forms, costs ten times as much.
+// plainNumber parses a number in the most common notation. Decode knows all notations, but takes ten times as
+// long.
 func plainNumber(text string) (int64, bool) {
 	if text == "" || len(text) > 18 || text[0] == '0' && text != "0" || strings.Trim(text, "0123456789") != "" {
 		return 0, false
@@ -116,7 +117,7 @@ func (s *span) read(p *parser, key string, n *yaml.Node) {
 	s.set(p, n, value, err == nil)
 }
 
-// calendarUnits are the periods of the calendar.
+// calendarUnits are the periods that are units of the calendar.
 var calendarUnits = func() map[string]calendar.Unit {
 	byName := map[string]calendar.Unit{}
 	for _, u := range [...]calendar.Unit{calendar.Day, calendar.Week, calendar.Month, calendar.Year} {
@@ -149,7 +150,8 @@ func (z *zone) read(p *parser, key string, n *yaml.Node) {
 	var location *time.Location
 	if ok {
 		var err error
-		// "" and "Local" mean the zone of the machine, which must not influence a limit.
+		// LoadLocation accepts "" and "Local" too. "Local" is the time zone of the machine, which must not
+		// influence a limit.
 		if location, err = time.LoadLocation(name); err != nil || name == "" || name == "Local" {
 			p.mistake(p.at(n), "%s %q is unknown; write a name of the IANA database, such as Europe/Berlin, America/New_York, UTC", key, short(name))
 			ok = false
@@ -158,7 +160,7 @@ func (z *zone) read(p *parser, key string, n *yaml.Node) {
 	z.set(p, n, location, ok)
 }
 
-// parseSpan parses a duration. Its errors quote it.
+// parseSpan parses a duration. Its errors quote the text.
 func parseSpan(text string) (algorithms.Micros, error) {
 	span, err := descriptors.ParseSpan(text)
 	if err != nil {
@@ -253,7 +255,7 @@ func (h *headerSets) read(p *parser, key string, n *yaml.Node) {
 	h.set(p, n, sets, err == nil)
 }
 
-// algorithmNames are the values of algorithm.
+// algorithmNames are the values of the key algorithm.
 var algorithmNames = func() map[string]algorithms.Kind {
 	byName := map[string]algorithms.Kind{}
 	for k := algorithms.TokenBucket; k <= algorithms.LeakyBucket; k++ {
@@ -271,7 +273,7 @@ var failureNames = func() map[string]descriptors.OnFailure {
 	return byName
 }()
 
-// bodyNames are the values of deny_body, and unitNames those of unit_name.
+// bodyNames are the values of deny_body. unitNames are the values of unit_name.
 var (
 	bodyNames = map[string]descriptors.Body{
 		"openai": descriptors.OpenAIBody, "anthropic": descriptors.AnthropicBody, "problem+json": descriptors.ProblemBody, "text": descriptors.TextBody,
@@ -279,7 +281,7 @@ var (
 	unitNames = map[string]descriptors.Unit{"requests": descriptors.Requests, "tokens": descriptors.Tokens}
 )
 
-// pick reads one of a few words.
+// pick reads a scalar that must be a key of words.
 func pick[T any](p *parser, key string, n *yaml.Node, words map[string]T) (value T, ok bool) {
 	v := follow(n)
 	if v.Kind == yaml.ScalarNode && v.ShortTag() != "!!null" {
@@ -341,7 +343,7 @@ func (o *oneLimit) read(p *parser, key string, n *yaml.Node) {
 	o.set(p, n, p.limit(n, key), true)
 }
 
-// limit reads a limit; what names it in messages.
+// limit reads a limit. subject is its name in messages.
 func (p *parser) limit(n *yaml.Node, subject string) *limit {
 	l, before := &limit{at: p.at(n)}, p.mistakes
 	l.doubtful = !p.object(n, subject, l)
@@ -415,7 +417,8 @@ func (m *metadata) read(p *parser, key string, n *yaml.Node) {
 	m.set(p, n, value, p.mistakes == before)
 }
 
-// tree converts metadata to the values of a protobuf Struct: numbers are float64, keys are text.
+// tree converts metadata to the values of a protobuf Struct: all numbers become float64, all keys become
+// text.
 func (p *parser) tree(n *yaml.Node) any {
 	n = follow(n)
 	if n.Kind == yaml.MappingNode {

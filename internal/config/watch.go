@@ -15,12 +15,13 @@ import (
 )
 
 const (
-	// quiet is how long no event must happen before the files are read: an editor or a kubelet makes several changes
-	// for one update.
+	// quiet is how long no event must occur before the files are read. An editor or a kubelet makes several
+	// changes for one update.
 	quiet = 100 * time.Millisecond
-	// patience is the longest delay while files keep changing.
+	// patience is the longest delay of a read while files keep changing.
 	patience = time.Second
-	// poll is how often the files are read without an event, for file systems that report none.
+	// poll is the interval at which the files are read without an event, because some file systems report no
+	// events.
 	poll = 30 * time.Second
 )
 
@@ -30,15 +31,15 @@ type Watcher struct {
 	last  [sha256.Size]byte
 }
 
-// NewWatcher records the present content of the files of paths. Make it before the first Load, so that no change is
-// missed.
+// NewWatcher records the current content of the files of paths. Call it before the first Load, so that no
+// change is missed.
 func NewWatcher(paths []string) *Watcher { return &Watcher{paths, digest(paths)} }
 
-// Run calls changed whenever the content of the files has changed. It returns when ctx ends, and leaves no goroutine
-// behind. If the system cannot watch files, it reads them every 30 s.
+// Run calls changed whenever the content of the files has changed. It returns when ctx ends, and its
+// goroutines have then ended too. If the system cannot watch files, Run reads them every 30 s.
 //
-// It watches the folders of the files. So it notices replaced files, as most editors write them, and replaced
-// symbolic links, as Kubernetes makes them for a ConfigMap.
+// Run watches the folders of the files. So it notices replaced files, as most editors write them, and
+// replaced symbolic links, which Kubernetes uses for a ConfigMap.
 func (watcher *Watcher) Run(ctx context.Context, changed func()) {
 	paths := watcher.paths
 	check := func() {
@@ -56,22 +57,22 @@ func (watcher *Watcher) Run(ctx context.Context, changed func()) {
 	events := make(chan struct{}, 1)
 	follow := func() { watchFolders(w, folders(paths)) }
 	follow()
-	events <- struct{}{} // a change after the first read counts as an event
+	events <- struct{}{} // the first event, in case a file changed before the folders were watched
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		drain(w, concerns(paths), events)
 	}()
 	settle(ctx, events, func() {
-		follow() // a folder may have been replaced
+		follow() // watches the folders again, because one may have been replaced
 		check()
 	})
 	w.Close()
 	<-done
 }
 
-// drain sends an event for each relevant change, until w is closed. Errors count as events, because after an overflow
-// the changes are unknown.
+// drain sends an event for each relevant change, until w is closed. An error counts as an event, because
+// after an overflow the changes are unknown.
 func drain(w *fsnotify.Watcher, concerns func(name string) bool, events chan<- struct{}) {
 	for {
 		select {
@@ -89,14 +90,14 @@ func drain(w *fsnotify.Watcher, concerns func(name string) bool, events chan<- s
 		}
 		select {
 		case events <- struct{}{}:
-		default: // an event is pending already
+		default: // another event is already pending
 		}
 	}
 }
 
-// concerns returns a function that reports whether a change of a file or folder may affect the configuration, so that
-// a busy folder costs nothing. Relevant are *.yaml and *.yml, the "..data" of a ConfigMap, each part of a path, and
-// any name if a path ends in **.
+// concerns returns a function that reports whether a change of a file or folder may affect the configuration.
+// Other changes are ignored, so that a busy folder costs nothing. Relevant names are *.yaml and *.yml, the
+// "..data" of a ConfigMap, each part of a path and, if a path ends in **, any name.
 func concerns(paths []string) func(name string) bool {
 	parts := map[string]bool{}
 	all := false
@@ -112,10 +113,10 @@ func concerns(paths []string) func(name string) bool {
 	}
 }
 
-// settle calls check when there was no event for a while (quiet), when events continue for too long (patience), and at
-// every poll. It returns when ctx ends.
+// settle calls check when no event has occurred for the time quiet, when events have continued for the time
+// patience, and at every poll. It returns when ctx ends.
 func settle(ctx context.Context, events <-chan struct{}, check func()) {
-	var first time.Time // time of the first unhandled event
+	var first time.Time // when the first unhandled event occurred
 	timer := time.NewTimer(poll)
 	defer timer.Stop()
 	for {
@@ -135,8 +136,8 @@ func settle(ctx context.Context, events <-chan struct{}, check func()) {
 	}
 }
 
-// digest returns a hash of all that Load would read, and of all read errors. It does not hold whole files in memory: the
-// files of a large configuration would add tens of MiB to the heap at each poll.
+// digest returns a hash of everything that Load would read, and of all read errors. It never holds a whole
+// file in memory, because the files of a large configuration would add tens of MiB to the heap at each poll.
 func digest(paths []string) [sha256.Size]byte {
 	h, of, piece := sha256.New(), sha256.New(), make([]byte, 32<<10)
 	problems := eachFile(paths, func(name string, content io.Reader) error {
@@ -149,8 +150,8 @@ func digest(paths []string) [sha256.Size]byte {
 	return [sha256.Size]byte(h.Sum(nil))
 }
 
-// folders returns the folders in which a change can affect paths: the folder of each file, each folder and its
-// parent, all folders below a **, and those of the symbolic links on the way.
+// folders returns the folders in which a change can affect paths: the folder of each file, each folder and
+// its parent, all folders below a **, and the folders that contain symbolic links of these paths.
 func folders(paths []string) (list []string) {
 	add := func(folder string) {
 		if real, err := filepath.EvalSymlinks(folder); err == nil && !slices.Contains(list, real) {
@@ -185,14 +186,15 @@ func folders(paths []string) (list []string) {
 	return list
 }
 
-// watchFolders makes w watch exactly list. Folders that cannot be watched are read by polling.
+// watchFolders makes w watch exactly the folders in list. Files in folders that cannot be watched are read by
+// polling.
 func watchFolders(w *fsnotify.Watcher, list []string) {
 	for _, folder := range w.WatchList() {
 		if !slices.Contains(list, folder) {
-			_ = w.Remove(folder) // the folder may have been removed
+			_ = w.Remove(folder) // fails if the folder has been removed, which does no harm
 		}
 	}
 	for _, folder := range list {
-		_ = w.Add(folder) // even if it is watched: another folder may have its name now
+		_ = w.Add(folder) // also for a watched folder, because another folder may have taken its name
 	}
 }

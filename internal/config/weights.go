@@ -8,7 +8,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/weights"
 )
 
-// read takes a mapping of names to weights. A number with a decimal point is read as it is written.
+// read reads a mapping of names to weights. A number with a decimal point is read from its text, so that it
+// is exact.
 func (w *weightMap) read(p *parser, key string, n *yaml.Node) {
 	before := p.mistakes
 	byName := map[string]weights.Weight{}
@@ -41,10 +42,11 @@ func (w *weightMap) read(p *parser, key string, n *yaml.Node) {
 	w.set(p, n, compiled, err == nil)
 }
 
-// mostEnvoyHits is the most hits of one descriptor: Envoy leaves out a descriptor with more.
+// mostEnvoyHits is the largest number of hits in a descriptor that Envoy sends. It omits descriptors with
+// more.
 const mostEnvoyHits = 1e9
 
-// warnHits warns of a limit that a proxy charges in units so small that one request may need more than Envoy sends.
+// warnHits warns of a limit with units so small that one request may cost more than Envoy can send.
 func (c *compiler) warnHits(at place, p *draft) {
 	if !p.Unlimited && p.Limit.Capacity > 1000*mostEnvoyHits {
 		c.warn(at, "the limit holds %d units, and Envoy leaves out a descriptor with more than 1000000000 hits: a request that costs more, "+

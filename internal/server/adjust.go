@@ -26,7 +26,7 @@ import (
 // adjustKeeper keeps adjustments, and reports their changes.
 type adjustKeeper interface {
 	adjust.Keeper
-	// Watch calls see with the present Set, and then with each new one, one call at a time.
+	// Watch calls see with the current Set, and then with each new Set. It makes one call at a time.
 	Watch(see func(*adjust.Set))
 }
 
@@ -35,19 +35,19 @@ type adjustments struct {
 	server  *server
 	keeper  adjustKeeper
 	service *adjust.Service
-	shared  *inredis.Keeper // keeper if it is in Redis, else nil
-	ledger  *redis.Ledger   // the ledger of shared
+	shared  *inredis.Keeper // the keeper if the adjustments are in Redis, else nil
+	ledger  *redis.Ledger   // the ledger that shared uses
 
 	mu      sync.Mutex
 	applied *adjust.Set       // guarded by mu
 	next    algorithms.Micros // when the first adjustment expires, or 0; guarded by mu
-	changed chan struct{}     // receives a value when next has changed
+	changed chan struct{}     // receives a value when next changes
 
-	rewritten uint64 // Status.Rewritten when it was last logged; used only by report
+	rewritten uint64 // the value of Status.Rewritten that was last logged; used only by report
 }
 
 // manyChanges is the number of changed adjustments above which the leases and cached denials of all buckets
-// are dropped. Finding the buckets of each adjustment would take longer.
+// are dropped. Finding the buckets of so many adjustments would take longer.
 const manyChanges = 100
 
 // newAdjustments opens the keeper and reads the adjustments.
@@ -68,7 +68,7 @@ func (s *server) newAdjustments() (*adjustments, error) {
 	return a, nil
 }
 
-// open opens the keeper. If the buckets are in Redis, so are the adjustments.
+// open opens the keeper. The adjustments are in Redis if the buckets are.
 func (a *adjustments) open(chain *adjust.Chain) (err error) {
 	c := &a.server.config
 	if c.Redis.URL == "" {
@@ -87,7 +87,7 @@ func (a *adjustments) open(chain *adjust.Chain) (err error) {
 	return nil
 }
 
-// first reads the adjustments from Redis before the first request, so that blocked keys stay blocked over a
+// first reads the adjustments from Redis before the first request, so that blocked keys stay blocked after a
 // restart. ctx bounds the wait.
 func (a *adjustments) first(ctx context.Context) {
 	if a.shared != nil {
@@ -118,7 +118,7 @@ const (
 	adjustmentsOff   = "adjustments-off"
 	adjustmentsStale = "adjustments-stale"
 	adjustmentsLost  = "adjustments-lost"
-	// stale is how long Redis may fail to answer before that is reported as a condition.
+	// stale is how long Redis may fail to answer before a condition reports the failure.
 	stale = 10 * time.Second
 )
 
@@ -189,7 +189,7 @@ func (s *server) auditKey() ([]byte, error) {
 	return []byte(text), nil
 }
 
-// apply puts set in force, without its expired adjustments. As after a reload, it returns the leases of the
+// apply puts set in force, without its expired adjustments. Like a reload, it returns the leases of the
 // affected buckets and removes their cached denials.
 func (a *adjustments) apply(set *adjust.Set) {
 	a.mu.Lock()
@@ -242,10 +242,10 @@ func (a *adjustments) buckets(changed []*adjust.Adjustment) (keys [][]byte, all 
 	return keys, false
 }
 
-// expire drops adjustments when they expire, until ctx ends. If it is late, an expired adjustment still has
-// no effect, because requests compare the time themselves.
+// expire drops adjustments when they expire, until ctx ends. An expired adjustment has no effect even before
+// it is dropped, because each request compares the time.
 func (a *adjustments) expire(ctx context.Context) {
-	const longest = time.Minute // the clock may be changed during the wait
+	const longest = time.Minute // the clock may be set to another time during the wait
 	timer := time.NewTimer(longest)
 	defer timer.Stop()
 	for {
@@ -289,9 +289,9 @@ var (
 	errReadToken = errors.New("this token may only read; send the admin token")
 )
 
-// mayChange returns the reason why r may not change adjustments, or nil. A change needs the admin token, or
-// access to the Unix socket. Access to a port of the loopback interface is not enough, because other
-// containers of a pod and pages in a browser have it too.
+// mayChange returns nil if r may change adjustments, or else the reason why not. A change needs the admin
+// token, or access to the Unix socket. Access to a port of the loopback interface is not enough, because
+// other containers of the pod and pages in a browser have such access too.
 func (s *server) mayChange(r *http.Request) error {
 	switch {
 	case s.adminToken != nil && httpauth.Brings(r, s.adminToken):

@@ -21,7 +21,7 @@ import (
 var ErrNotReady = errors.New("not ready")
 
 // CheckHTTP checks whether the server whose HTTP listener is at address is ready. address has the form of
-// Config.HTTP. The error is ErrNotReady, or the reason why there was no answer before ctx ended.
+// Config.HTTP. CheckHTTP returns ErrNotReady, or the reason why no answer came before ctx ended.
 func CheckHTTP(ctx context.Context, address string) error {
 	client := Client(address)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/readyz", nil)
@@ -55,9 +55,9 @@ func printable(r rune) rune {
 	return ' '
 }
 
-// Client returns an HTTP client that connects to the server at address, whatever the host of a request is.
-// address has the form of Config.HTTP and Config.Admin. The client uses no proxy, follows no redirect and
-// keeps no connection.
+// Client returns an HTTP client that connects to the server at address and ignores the host in a request's
+// URL. address has the form of Config.HTTP and Config.Admin. The client uses no proxy, follows no redirect
+// and keeps no connection.
 func Client(address string) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
@@ -68,12 +68,12 @@ func Client(address string) *http.Client {
 	}
 }
 
-// CheckGRPC checks the gRPC listener, over TLS if secure. It has no client certificate, so a server that requires one
-// rejects it.
+// CheckGRPC checks the gRPC listener, over TLS if secure is true. It has no client certificate, so a server
+// that requires one rejects the connection.
 func CheckGRPC(ctx context.Context, address string, secure bool) error {
 	transport := insecure.NewCredentials()
 	if secure {
-		// The address is on this machine, so the certificate would prove nothing more.
+		// The address is on this machine, so verifying the certificate would prove nothing more.
 		transport = credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, MinVersion: tls.VersionTLS12})
 	}
 	conn, err := grpc.NewClient("passthrough:///localhost", grpc.WithTransportCredentials(transport), grpc.WithNoProxy(),

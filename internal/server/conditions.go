@@ -18,7 +18,7 @@ const (
 	breakerOpen          = "redis-breaker-open/"
 	redisRefuses         = "redis-refuses/"
 	redisAway            = "redis-away/"
-	redisFinding         = "redis-" // followed by the check, a slash and the server
+	redisFinding         = "redis-" // the name of the check, a slash and the address follow
 	redisSlow            = "redis-slow"
 	metricsOverflow      = "metrics-overflow"
 	authMissing          = "auth-not-configured"
@@ -75,7 +75,8 @@ func (s *server) reportOverflow() {
 	}
 }
 
-// reportNoAuth reports that a proxy calls /v1/auth, which denies everything without an auth section.
+// reportNoAuth reports that a proxy calls /v1/auth although the configuration has no auth section. Without
+// that section /v1/auth denies every request.
 func (s *server) reportNoAuth() {
 	added := s.conditions.Set(conditions.Condition{
 		Name: authMissing, Severity: conditions.Critical,
@@ -87,7 +88,7 @@ func (s *server) reportNoAuth() {
 	}
 }
 
-// checkAuth warns at the start, and after each load, if /v1/auth denies everything.
+// checkAuth runs at the start and after each load. It logs a warning if /v1/auth denies everything.
 func (s *server) checkAuth(snapshot *limiter.Snapshot) {
 	if snapshot.Auth != nil {
 		s.conditions.Clear(authMissing)
@@ -104,7 +105,7 @@ func sentence(clause string) string {
 	return strings.ToUpper(clause[:1]) + clause[1:] + "."
 }
 
-// usesNamed reports whether p is a place that uses a named limit. The named limit is a policy of its own.
+// usesNamed reports whether p only refers to a named limit. The named limit has a policy of its own in s.
 func usesNamed(s *limiter.Snapshot, p *descriptors.Policy) bool {
 	if p.Extra().Named {
 		return false
@@ -116,7 +117,7 @@ func usesNamed(s *limiter.Snapshot, p *descriptors.Policy) bool {
 // meanwhile describes how requests are answered while Redis cannot decide.
 func (s *server) meanwhile() string { return "Until then requests are " + s.answeredBy() }
 
-// answeredBy says by which on_backend_failure requests are answered, as the end of a sentence.
+// answeredBy describes how on_backend_failure answers requests. The result is the end of a sentence.
 func (s *server) answeredBy() string {
 	modes := []descriptors.OnFailure{descriptors.Deny, descriptors.Allow, descriptors.Local, descriptors.Error}
 	counts := map[descriptors.OnFailure]int{}

@@ -17,46 +17,48 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 )
 
-// Config configures Run. It has one field for each flag of serve, or group of flags.
+// Config configures Run. Each field corresponds to a flag of serve, or to a group of flags.
 type Config struct {
-	// Paths has the configuration files and folders.
+	// Paths are the configuration files and folders.
 	Paths []string
-	// Isolate restricts the effect of mistakes in a configuration to the domains that contain them.
+	// Isolate limits the effect of a mistake in the configuration to the domain that contains the mistake.
 	Isolate bool
 	// XDS is the control plane that provides the configuration, if Paths does not.
 	XDS XDS
-	// Defaults has the defaults of settings that the files do not contain.
+	// Defaults are the values of settings that the files do not contain.
 	Defaults config.Options
-	// Hangup receives a value for each reload to make. It may be nil.
+	// Hangup receives a value for each requested reload. It may be nil.
 	Hangup <-chan os.Signal
 
-	// GRPC, HTTP and Admin are the addresses of the listeners: host:port, unix:///path or unix://@name.
-	// HTTP and Admin may be empty, which means that there is no such listener.
+	// GRPC, HTTP and Admin are the addresses of the listeners: host:port, unix:///path or unix://@name. If
+	// HTTP or Admin is empty, there is no such listener.
 	GRPC, HTTP, Admin string
 	// Metrics is the address of a listener that serves only the metrics, at MetricsPath. "" means that only
 	// the admin listener serves them.
 	Metrics, MetricsPath string
-	// NearLimitRatio is the share of a limit above which hits count as near_limit. 0 means 0.8.
+	// NearLimitRatio is the share of a limit above which the metrics count hits as near_limit. 0 means 0.8.
 	NearLimitRatio float64
-	// Statsd configures the StatsD server that gets the metrics, without Source and Log. The zero value
-	// means none.
+	// Statsd configures the StatsD server that receives the metrics. Source and Log are not set. The zero
+	// value means that there is no such server.
 	Statsd statsd.Config
 	// Tracing traces the decisions of the gRPC listener; nil means no tracing.
 	Tracing *tracing.Config
-	// AdminToken, or the content of AdminTokenFile, is required for access to Admin. It may be missing only
-	// if Admin can be reached only from this machine. Files with tokens are read again when they change.
+	// AdminToken, or the content of AdminTokenFile, is required for access to Admin. Both may be empty only if
+	// Admin can be reached only from this machine. A changed token file is read again.
 	AdminToken, AdminTokenFile string
-	// AdminReadTokenFile has a token that may only read at Admin. "" means that there is none.
+	// AdminReadTokenFile contains a token that permits only reading at Admin. "" means that there is no such
+	// token.
 	AdminReadTokenFile string
-	// StateDir is the folder that keeps adjustments over a restart. "" means that there is none.
+	// StateDir is the folder in which adjustments are stored, so that they survive a restart. "" means that
+	// there is none.
 	StateDir string
-	// AuditKeyFile has the secret that protects the audit of adjustments. "" means that there is none.
+	// AuditKeyFile contains the secret that protects the audit of adjustments. "" means that there is none.
 	AuditKeyFile string
-	// APIToken, or the content of APITokenFile, is required for the HTTP API. Without a token the API is served only
-	// if HTTP can be reached only from this machine.
+	// APIToken, or the content of APITokenFile, is required for the HTTP API. Without a token the API is on
+	// only if HTTP can be reached only from this machine.
 	APIToken, APITokenFile string
-	// SettleKeyFile has one or two secrets that sign reservations, the one in use first. "" means that the
-	// APIToken signs them, or a random key if there is no token.
+	// SettleKeyFile contains one or two secrets that sign reservations. The first is the current one. "" means
+	// that the APIToken signs them, or a random key if there is no token.
 	SettleKeyFile string
 	// NoJSON removes /json from HTTP.
 	NoJSON bool
@@ -64,46 +66,48 @@ type Config struct {
 	HTTPProxyProtocol bool
 	// APIInlineConfig accepts limits in requests to the HTTP API.
 	APIInlineConfig bool
-	// TLS has the files of the gRPC listener.
+	// TLS names the files of the gRPC listener.
 	TLS TLSFiles
 	// Engine is the engine of the gRPC listener. "" means the default.
 	Engine Engine
-	// MaxConnectionAge is the age at which gRPC connections are drained. After MaxConnectionGrace, their
-	// requests in flight are aborted. 0 means never.
+	// MaxConnectionAge is the age at which gRPC connections are drained. Requests still in flight are aborted
+	// after another MaxConnectionGrace. 0 means never.
 	MaxConnectionAge, MaxConnectionGrace time.Duration
-	// MaxConnectionIdle closes gRPC connections that had no request in flight for this time. 0 means never.
+	// MaxConnectionIdle is the time without a request in flight after which a gRPC connection is closed. 0
+	// means never.
 	MaxConnectionIdle time.Duration
-	// HTTPIdleTimeout closes HTTP connections that had no request for this time. 0 means defaultHTTPIdle.
+	// HTTPIdleTimeout is the time without a request after which an HTTP connection is closed. 0 means
+	// defaultHTTPIdle.
 	HTTPIdleTimeout time.Duration
-	// GRPCMaxConnections and HTTPMaxConnections bound the open connections. 0 means the result of
+	// GRPCMaxConnections and HTTPMaxConnections bound the number of open connections. 0 means the result of
 	// connectionBounds.
 	GRPCMaxConnections, HTTPMaxConnections int
 	// Modes change the outcome of all denials.
 	Modes limiter.Modes
-	// Answers configures the content of answers besides the verdict.
+	// Answers configures what answers contain besides the verdict.
 	Answers grpcapi.Options
-	// HTTPHeaders are the rate limit headers of the HTTP listener.
+	// HTTPHeaders selects the rate limit headers of the HTTP listener.
 	HTTPHeaders httpapi.HeaderSets
-	// Redis configures the store of the buckets. The zero value means that they are in memory.
+	// Redis configures the store of the buckets. The zero value means that buckets are in memory.
 	Redis Redis
-	// MemoryMaxKeys bounds the buckets in memory; 0 means memory.DefaultMaxKeys.
+	// MemoryMaxKeys bounds the number of buckets in memory. 0 means memory.DefaultMaxKeys.
 	MemoryMaxKeys int
 
-	// ReusePort shares the ports and sockets with other processes that have it set too. So a new process
-	// can replace an old one without an interruption. It needs Linux.
+	// ReusePort shares the ports and sockets with other processes that have ReusePort set too, so that a new
+	// process can replace an old one without an interruption. It needs Linux.
 	ReusePort bool
 
-	// DrainDelay is how long requests are still accepted after the server has stopped being ready, so that
-	// clients notice in time.
+	// DrainDelay is how long the server still accepts requests after it has reported that it is not ready.
+	// Clients notice the report in that time.
 	DrainDelay time.Duration
-	// DrainTimeout bounds the wait for requests in flight. Afterwards they are aborted.
+	// DrainTimeout bounds the wait for requests in flight. Requests that take longer are aborted.
 	DrainTimeout time.Duration
 
-	// Version and Revision are those of the program.
+	// Version and Revision are the version and the commit of the program.
 	Version, Revision string
 }
 
-// Check returns an error for mistakes in c itself. It uses neither files nor the network.
+// Check returns an error for a mistake in c itself. It uses neither files nor the network.
 func (c *Config) Check() error {
 	if err := c.checkAddresses(); err != nil {
 		return err

@@ -23,30 +23,30 @@ import (
 )
 
 const (
-	// mostConnections bounds the sum of the defaults of all listeners.
+	// mostConnections bounds the sum of all listeners' default bounds.
 	mostConnections = 16 << 10
 	// connectionBytes is the memory of an idle connection: its read buffer, and the stack of a goroutine.
 	connectionBytes = 64 << 10
-	// fewestConnections is the smallest default of a listener.
+	// fewestConnections is the smallest default bound of a listener.
 	fewestConnections = 8
-	// healthConnections is the number of connections that may be open at the HTTP listener beyond its
-	// bound. They serve only health checks.
+	// healthConnections is the number of connections that the HTTP listener accepts beyond its bound. They
+	// serve only health checks.
 	healthConnections = 16
-	// mostVictims is the number of connections that are chosen in one pass over all of them. choosing is
-	// the time between two passes.
+	// mostVictims is the number of connections that one pass over all connections selects for closing.
+	// choosing is the time between two passes.
 	mostVictims, choosing = 64, 100 * time.Millisecond
 )
 
-// silence is how long a connection must have sent nothing before it may be closed to make room for a new
-// one. Tests change it.
+// silence is how long a connection must have sent nothing before the listener may close it to make room for a
+// new one. Tests change silence.
 var silence = time.Second
 
-// connectionBounds returns the default bounds: traffic for the gRPC and the HTTP listener, admin for the
-// admin and the metrics listener. files is the number of files that this process may open (0 if unknown),
-// memory its memory limit in bytes.
+// connectionBounds returns the default bounds: traffic for each of the gRPC and HTTP listeners, admin for
+// each of the admin and metrics listeners. files is the number of files that this process may open (0 if
+// unknown). memory is its memory limit in bytes. listeners is the number of gRPC and HTTP listeners.
 func connectionBounds(files uint64, memory int64, listeners int) (traffic, admin int) {
 	total, reserve := uint64(mostConnections), uint64(1024)
-	if files > 0 { // reserved for Redis, the configuration, and the admin listener
+	if files > 0 { // reserve is for Redis, the configuration and the admin listener
 		reserve = min(max(files/8, 40), 1024)
 		total = min(total, max(files, reserve)-reserve)
 	}
@@ -89,11 +89,11 @@ func (s *server) boundListeners(listeners []listener) {
 	}
 }
 
-// bounds has the bounded listeners of a process.
+// bounds lists the bounded listeners of a process.
 type bounds struct{ listeners []*boundedListener }
 
 // makeRoom closes a connection of the listener that has the most, because this process cannot open more
-// files. It reports whether it closed one.
+// files. It reports whether it closed a connection.
 func (b *bounds) makeRoom() bool {
 	byOpen := slices.SortedFunc(slices.Values(b.listeners), func(x, y *boundedListener) int {
 		return cmp.Compare(y.stats().Open, x.stats().Open)
@@ -110,23 +110,24 @@ func (b *bounds) makeRoom() bool {
 }
 
 // boundedListener accepts at most max connections at a time. At the bound it closes the connection that has
-// been silent for longest, if that has lasted for at least silence. Otherwise it closes the new one.
+// been silent for longest, if that silence has lasted for at least silence. Otherwise it closes the new
+// connection.
 type boundedListener struct {
 	net.Listener
 	all        *bounds
 	max, spare int
-	log        *zap.Logger // writes each message at most once a second
+	log        *zap.Logger // logs each message at most once a second
 	start      time.Time
 
 	evicted, refused atomic.Uint64
 
 	mu      sync.Mutex
 	open    map[*boundedConn]struct{} // guarded by mu
-	victims []*boundedConn            // connections to close, the longest silent one last; guarded by mu
+	victims []*boundedConn            // connections to close; the one that has been silent for longest is last; guarded by mu
 	chosen  time.Duration             // the time of the last pass; guarded by mu
 }
 
-// now returns the time since the listener was made.
+// now returns the time since the listener was created.
 func (l *boundedListener) now() time.Duration { return time.Since(l.start) }
 
 func (l *boundedListener) stats() metrics.ConnectionStats {
@@ -152,8 +153,8 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// retry reports whether Accept may succeed now: it failed because too many files were open, and a
-// connection was closed.
+// retry reports whether Accept should be called again. That is so if Accept failed because too many files
+// were open, and retry has closed a connection.
 func (l *boundedListener) retry(err error) bool {
 	//nolint:staticcheck // Accept says by it that trying again may help
 	if t, ok := errors.AsType[net.Error](err); !ok || !t.Temporary() {
@@ -183,7 +184,7 @@ func (l *boundedListener) admit(nc net.Conn) net.Conn {
 }
 
 // evict closes the connection that has been silent for longest. It returns false if no connection may be
-// closed. mu is held.
+// closed. The caller holds mu.
 func (l *boundedListener) evict() bool {
 	now := l.now()
 	if len(l.victims) == 0 && (l.chosen == 0 || now-l.chosen >= choosing) {
@@ -204,7 +205,7 @@ func (l *boundedListener) evict() bool {
 	return false
 }
 
-// choose selects the connections that have been silent for longest. mu is held.
+// choose selects the connections that have been silent for longest. The caller holds mu.
 func (l *boundedListener) choose(now time.Duration) {
 	l.chosen = now
 	for c := range l.open {
@@ -224,12 +225,12 @@ func (l *boundedListener) remove(c *boundedConn) {
 	delete(l.open, c)
 }
 
-// boundedConn is a counted connection.
+// boundedConn is a connection that a boundedListener counts.
 type boundedConn struct {
 	net.Conn
 	listener          *boundedListener
-	reservedForHealth bool         // the connection serves only health checks
-	heard             atomic.Int64 // the time of the last received bytes, on the listener's clock
+	reservedForHealth bool         // this connection serves only health checks
+	heard             atomic.Int64 // when bytes were last received, on the listener's clock
 }
 
 func (c *boundedConn) silentAt(now time.Duration) bool {
@@ -287,8 +288,8 @@ func markReserved(ctx context.Context, nc net.Conn) context.Context {
 	return ctx
 }
 
-// onlyHealth refuses a request on a connection that serves only health checks, unless it is one. It reports
-// whether it did. The connection is closed in both cases.
+// onlyHealth handles a request on a connection that serves only health checks. It refuses the request unless
+// it is a health check, and reports whether it refused. The connection is closed after either answer.
 func onlyHealth(w http.ResponseWriter, r *http.Request) bool {
 	if r.Context().Value(reservedKey{}) == nil {
 		return false

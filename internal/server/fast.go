@@ -11,12 +11,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// fastServer returns the server of the fast engine. It answers ShouldRateLimit itself, and passes all other
-// calls to others.
+// fastServer returns the server of the fast engine. The server answers ShouldRateLimit itself, and passes all
+// other calls to others.
 func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.Config) *h2grpc.Server {
 	return h2grpc.New(h2grpc.Config{
 		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter}, Others: others, TLS: tls,
-		Inline:           s.stack.redis == nil, // memory decides before Submit returns
+		Inline:           s.stack.redis == nil, // the memory store decides before Submit returns
 		Patience:         s.config.Redis.Timeout,
 		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
 	})

@@ -18,9 +18,10 @@ const (
 	// firstAnswer is how long readiness waits for an unreachable Redis. A first request must not be denied
 	// only because connecting takes time.
 	firstAnswer = 3 * time.Second
-	// provePause is the time between two attempts while readiness waits. laterPause is the time after that.
+	// provePause is the time between two attempts while readiness waits for Redis. laterPause is the time
+	// between later attempts.
 	provePause, laterPause = 50 * time.Millisecond, time.Second
-	// examinePause is the time after which a failed check is repeated.
+	// examinePause is the time after which Redis is checked again.
 	examinePause = time.Minute
 	// repeatMistake is the interval at which the log repeats that Redis refuses this sidecar.
 	repeatMistake = time.Minute
@@ -28,10 +29,9 @@ const (
 
 // readiness is a gate that keeps the sidecar not ready until every Redis has decided once.
 //
-// If Redis is merely unreachable, the gate opens after firstAnswer, and limits answer by
-// on_backend_failure. If Redis refuses this sidecar (a wrong password, TLS on one side only), the gate
-// stays closed, so that a rollout with such a mistake stops at its first pod. Once open, the gate stays
-// open.
+// If Redis is merely unreachable, the gate opens after firstAnswer, and on_backend_failure determines the
+// answers. If Redis refuses this sidecar (a wrong password, TLS on one side only), the gate stays closed, so
+// that a rollout with such a mistake stops at its first pod. Once open, the gate stays open.
 type readiness struct {
 	left   atomic.Int32
 	opened chan struct{}
@@ -45,7 +45,7 @@ func newReadiness(stores int) *readiness {
 	return g
 }
 
-// part returns a function that opens one store's part of the gate. It may be called repeatedly.
+// part returns a function that opens one store's part of the gate. The function may be called repeatedly.
 func (g *readiness) part() (open func()) {
 	return sync.OnceFunc(func() {
 		if g.left.Add(-1) == 0 {
@@ -54,8 +54,8 @@ func (g *readiness) part() (open func()) {
 	})
 }
 
-// followRedis tries each Redis until it has decided once, or background ends. followRedis returns when the
-// state of each is known, when firstAnswer has passed, or when ctx ends.
+// followRedis tries each Redis until that Redis has decided once, or background ends. followRedis returns
+// when the state of every Redis is known, when firstAnswer has passed, or when ctx ends.
 func (s *server) followRedis(ctx, background context.Context, wg *sync.WaitGroup) {
 	known := newReadiness(len(s.stack.redis))
 	for _, r := range s.stack.redis {
@@ -78,7 +78,7 @@ type firstContact struct {
 	redis       *redis.Store
 	known, open func()
 	began       time.Time
-	refused     bool // Redis has refused this sidecar, which stays not ready until Redis has decided once
+	refused     bool // Redis has refused this sidecar, which therefore stays not ready until Redis has decided once
 	log         *zap.Logger
 }
 
@@ -115,8 +115,8 @@ func (f *firstContact) run(ctx context.Context) {
 	}
 }
 
-// proven opens the gate, and then examines Redis until all checks pass. After that it checks only the
-// clocks.
+// proven opens the gate, and then examines Redis until all checks pass. After that it checks only the clocks,
+// at intervals.
 func (f *firstContact) proven(ctx context.Context) {
 	s := f.server
 	for _, name := range []string{redisRefuses, redisAway} {
@@ -139,13 +139,13 @@ func (f *firstContact) proven(ctx context.Context) {
 			return
 		}
 	}
-	for before := map[string]bool{}; sleep(ctx, examinePause); { // clocks may become wrong later
+	for before := map[string]bool{}; sleep(ctx, examinePause); { // clocks may become wrong later, so these checks continue
 		before = s.reportFindings(f.redis.ExamineClocks(ctx), before)
 	}
 }
 
-// reportFindings reports failed checks of Redis, and returns the names of the present conditions. It clears
-// conditions in before that no longer exist.
+// reportFindings reports failed checks of Redis, and returns the names of the current conditions. It clears
+// the conditions in before whose checks no longer fail.
 func (s *server) reportFindings(found []redis.Finding, before map[string]bool) map[string]bool {
 	now := map[string]bool{}
 	for _, f := range found {
@@ -174,7 +174,7 @@ func (s *server) reportFindings(found []redis.Finding, before map[string]bool) m
 	return now
 }
 
-// sleep waits for pause to end. It returns false if ctx ends before.
+// sleep waits for the duration pause. It returns false if ctx ends first.
 func sleep(ctx context.Context, pause time.Duration) bool {
 	timer := time.NewTimer(pause)
 	defer timer.Stop()

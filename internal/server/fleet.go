@@ -16,15 +16,17 @@ import (
 )
 
 const (
-	// reportEvery is the interval at which a sidecar reports to the others, with a jitter of a tenth.
+	// reportEvery is the interval at which a sidecar stores its report for the others. The interval varies
+	// randomly by a tenth.
 	reportEvery = 10 * time.Second
-	// tidyEvery is the number of reports after which reports of stopped sidecars are removed.
+	// tidyEvery is the number of reports after which the reports of stopped sidecars are removed.
 	tidyEvery = 30
-	// reportTime bounds the duration of a report.
+	// reportTime bounds the duration of storing a report.
 	reportTime = 2 * time.Second
 )
 
-// fleet knows the sidecars that share the Redis of this process.
+// fleet stores the report of this process in Redis, and reads the reports of the sidecars that share that
+// Redis.
 type fleet struct {
 	store *redis.Store
 	id    string
@@ -33,7 +35,7 @@ type fleet struct {
 	err error // the error of the last report; guarded by mu
 }
 
-// newFleet returns the fleet of this process, or nil if it has no Redis.
+// newFleet returns the fleet of this process, or nil without Redis or without an admin listener.
 func (s *server) newFleet() *fleet {
 	if len(s.stack.redis) == 0 || s.watch == nil {
 		return nil
@@ -45,12 +47,12 @@ func (s *server) newFleet() *fleet {
 	return &fleet{store: s.stack.redis[0], id: host[:min(len(host), 64)] + "-" + strings.ToLower(rand.Text()[:6])}
 }
 
-// run reports until ctx ends.
+// run stores a report at intervals until ctx ends.
 func (f *fleet) run(ctx context.Context, report func() admin.Report) {
 	for n := 0; ; n++ {
 		err := f.report(ctx, report())
 		if n%tidyEvery == 0 && err == nil {
-			_, _ = f.members(ctx) // removes old reports; an error is shown when the page reads them
+			_, _ = f.members(ctx) // members removes old reports; the admin page shows an error of members when it reads them
 		}
 		f.mu.Lock()
 		f.err = err
@@ -95,7 +97,7 @@ func (f *fleet) read(ctx context.Context) admin.Fleet {
 	return out
 }
 
-// report returns the report of this process.
+// report returns the current report of this process.
 func (s *server) report() admin.Report {
 	r := admin.Report{Version: s.config.Version, Started: s.watch.started.Truncate(time.Second).UTC()}
 	if len(r.Version) > 64 {

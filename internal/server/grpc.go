@@ -22,7 +22,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/grpcapi"
 )
 
-// Engine is the implementation of the gRPC listener.
+// Engine is an implementation of the gRPC listener.
 type Engine string
 
 // These are the engines.
@@ -42,7 +42,7 @@ func (e Engine) check() error {
 	return fmt.Errorf("the gRPC engine %q is unknown; write %s or %s", string(e), FastEngine, GRPCEngine)
 }
 
-// grpcListener returns the gRPC listener. An error means that the TLS files cannot be used.
+// grpcListener returns the gRPC listener. It returns an error if the TLS files cannot be used.
 func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 	var tls *tls.Config
 	if s.config.TLS.Cert != "" {
@@ -54,7 +54,7 @@ func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 	h := newHealthServer()
 	d := listener{ready: func() { h.set(healthpb.HealthCheckResponse_SERVING) }, unready: h.Shutdown}
 	fast := cmp.Or(s.config.Engine, defaultEngine) == FastEngine
-	if fast && s.tracing != nil { // the fast engine makes no span for each call
+	if fast && s.tracing != nil { // the fast engine creates no span for a call
 		s.log.Info("the engine grpc-go is used, because --tracing needs it")
 		fast = false
 	}
@@ -71,7 +71,7 @@ func (s *server) grpcListener(api *grpcapi.Server) (listener, error) {
 	}
 	g := newGRPCServer(api, h, s.grpcOptions(tls)...)
 	d.serve = func(l net.Listener) error {
-		if err := g.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // the listener may be stopped before it was started
+		if err := g.Serve(l); !errors.Is(err, grpc.ErrServerStopped) { // stop may have been called before serve
 			return err
 		}
 		return nil
@@ -108,14 +108,14 @@ func (s *server) grpcOptions(tls *tls.Config) []grpc.ServerOption {
 		// Envoy pings as often as it is configured to, even without a call in flight. With the default of 5
 		// minutes the server would close the connection.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-		// Envoy ignores the limit of streams: calls beyond it fail, and Envoy then allows the requests. So
-		// the limit is higher than the number that Envoy sends, as in the fast engine.
+		// Envoy ignores the server's limit of streams: calls beyond the limit fail, and Envoy then allows the
+		// requests. So the limit is higher than the number of streams that Envoy opens, as in the fast engine.
 		grpc.MaxConcurrentStreams(16 << 10),
 		// Worker goroutines keep their grown stacks. Growing a stack for each call took a fifth of a call's
-		// time. A worker takes a call only while it is idle, so there must be enough of them for a burst.
+		// time. Only an idle worker accepts a call, so there must be enough workers for a burst.
 		grpc.NumStreamWorkers(uint32(max(128, 4*runtime.GOMAXPROCS(0)))),
 	}
-	options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{ // 0 means without end
+	options = append(options, grpc.KeepaliveParams(keepalive.ServerParameters{ // a value of 0 means no bound
 		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionAgeGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
 	}))
 	if tls != nil {
@@ -127,7 +127,8 @@ func (s *server) grpcOptions(tls *tls.Config) []grpc.ServerOption {
 	return options
 }
 
-// healthServer is grpc.health.v1 whose Watch calls can be ended: GracefulStop would wait for them without end.
+// healthServer implements grpc.health.v1 with Watch calls that the server can end. GracefulStop would wait
+// forever for Watch calls.
 type healthServer struct {
 	*health.Server
 	ending context.Context
@@ -141,14 +142,14 @@ func newHealthServer() *healthServer {
 	return h
 }
 
-// set sets the status of all names. "ratelimit" is the name in the reference server.
+// set sets the status of all service names. "ratelimit" is the name in the reference server.
 func (h *healthServer) set(status healthpb.HealthCheckResponse_ServingStatus) {
 	for _, name := range []string{"", "ratelimit", grpcapi.ServiceName} {
 		h.SetServingStatus(name, status)
 	}
 }
 
-// Watch implements the service.
+// Watch implements grpc.health.v1. It returns when the stream ends or when the server stops.
 func (h *healthServer) Watch(r *healthpb.HealthCheckRequest, stream healthpb.Health_WatchServer) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
@@ -160,7 +161,7 @@ func (h *healthServer) Watch(r *healthpb.HealthCheckRequest, stream healthpb.Hea
 	return err
 }
 
-// watchStream is a stream with another context.
+// watchStream is a stream whose context is replaced.
 type watchStream struct {
 	healthpb.Health_WatchServer
 	ctx context.Context

@@ -13,18 +13,18 @@ import (
 
 const unixScheme = "unix://"
 
-// listen opens host:port, unix:///path or unix://@name (which has no file). It first removes a socket at
-// path that no process listens on.
+// listen listens at host:port, unix:///path or unix://@name (which has no file). It first removes a socket
+// file at path if no process listens there.
 //
-// With reuse, it shares a port with other processes of this user that share it. If another process shares
-// the socket at path, listen does not replace that; takeOver does.
+// With reuse, listen shares the port with other processes of this user that share it too. If another process
+// shares the socket at path, listen does not replace that socket; takeOver does.
 func listen(address string, reuse bool) (net.Listener, error) {
 	path, isUnix := strings.CutPrefix(address, unixScheme)
 	if !isUnix {
 		var c net.ListenConfig
 		if reuse {
 			c.Control = sharePort
-			c.SetMultipathTCP(false) // with it, leavePort could not redirect connections
+			c.SetMultipathTCP(false) // leavePort cannot redirect connections of multipath TCP
 		}
 		l, err := c.Listen(context.Background(), "tcp", address)
 		if reuse && errors.Is(err, syscall.EADDRINUSE) {
@@ -47,16 +47,18 @@ func listen(address string, reuse bool) (net.Listener, error) {
 	return net.Listen("unix", path)
 }
 
-// sharedSocket listens at path+nextSuffix until takeOver has moved the socket to path. Close then does not
-// remove the file, because it may belong to another process; the next start replaces it.
+// sharedSocket listens at path+nextSuffix until takeOver has moved the socket to path. After takeOver, Close
+// does not remove the file, because the file may belong to another process by then. The next process that
+// starts replaces the file.
 type sharedSocket struct {
 	*net.UnixListener
 	path  string
 	taken bool
 }
 
-// nextSuffix is the suffix of a shared socket's name. A process that connects gets this name, even after
-// the socket has been moved. So it knows that the owner allows other processes to take over.
+// nextSuffix is the suffix of the name to which a shared socket is bound. A process that connects to the
+// socket reads this name, even after the file has been renamed. The suffix says that the owner of the socket
+// allows other processes to take over.
 const nextSuffix = ".next"
 
 func listenBeside(path string) (net.Listener, error) {
@@ -87,8 +89,8 @@ func shares(path string) error {
 	}
 }
 
-// takeOver moves the socket to path, so that new connections arrive here. It is one atomic step, so some
-// process listens at path at any time. Connections in the queue of the old process stay with it.
+// takeOver moves the socket to path, so that new connections arrive here. The move is one atomic step, so
+// there is always a process that listens at path. Connections in the queue of the old process stay there.
 func (l *sharedSocket) takeOver() error {
 	l.taken = true
 	return os.Rename(l.path+nextSuffix, l.path)
@@ -97,7 +99,7 @@ func (l *sharedSocket) takeOver() error {
 // Addr returns the address that clients connect to.
 func (l *sharedSocket) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name: l.path} }
 
-// Close stops listening.
+// Close stops listening. It removes the file unless takeOver has moved it.
 func (l *sharedSocket) Close() error {
 	err := l.UnixListener.Close()
 	if !l.taken {
@@ -106,8 +108,8 @@ func (l *sharedSocket) Close() error {
 	return err
 }
 
-// takeOver moves all shared sockets to their paths. By then all listeners are open, so the old process
-// keeps its sockets if this process cannot start.
+// takeOver moves all shared sockets to their paths. It is called after all listeners have been opened, so the
+// old process keeps its sockets if this process cannot start.
 func takeOver(listeners []listener) error {
 	for _, d := range listeners {
 		if l, ok := d.socket.(*sharedSocket); ok {

@@ -21,7 +21,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 )
 
-// address returns a field for the log, or no field if a is nil.
+// address returns a log field for a, or an empty field if a is nil.
 func address(name string, a net.Addr) zap.Field {
 	if a == nil {
 		return zap.Skip()
@@ -32,23 +32,23 @@ func address(name string, a net.Addr) zap.Field {
 // defaultHTTPIdle is longer than the idle timeouts of proxies that keep connections.
 const defaultHTTPIdle = 5 * time.Minute
 
-// listener is a port with its server.
+// listener is a socket with the server that serves it.
 type listener struct {
 	name    string
 	socket  net.Listener
-	bounded net.Listener // accepts the connections of socket, up to a bound
+	bounded net.Listener // socket, with a bound on its open connections
 	serve   func(net.Listener) error
 	// stop ends serve. It waits for requests in flight, and aborts them when ctx ends.
 	stop func(ctx context.Context)
-	// ready and unready, if not nil, tell watching clients whether to send requests.
+	// ready and unready, if not nil, report to clients that watch the health whether to send requests.
 	ready, unready func()
-	// last means that the listener stays open until the others are closed.
+	// last means that this listener is closed after all others.
 	last bool
 }
 
 // open opens the listeners. After an error none of them stays open.
 func (s *server) open() (listeners []listener, running Running, err error) {
-	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // measured only if the metrics can be read
+	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // the time is measured only if the metrics can be read
 		s.config.Answers.Answered = s.metrics.Answered
 	}
 	if s.config.Redis.URL != "" {
@@ -85,7 +85,7 @@ type opening struct {
 	running   Running
 }
 
-// abort closes the opened listeners.
+// abort stops the listeners opened so far.
 func (o *opening) abort() {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -97,7 +97,7 @@ func (o *opening) abort() {
 	}
 }
 
-// add opens a listener at address for d, and stores the resulting address in at.
+// add opens a socket at address for d, and stores its actual address in at.
 func (o *opening) add(name, address string, at *net.Addr, d listener) (err error) {
 	d.name = name
 	if d.socket, err = listen(address, o.server.config.ReusePort); err != nil {
@@ -108,7 +108,7 @@ func (o *opening) add(name, address string, at *net.Addr, d listener) (err error
 	} else {
 		*at = d.socket.Addr()
 	}
-	o.listeners = append(o.listeners, d) // added even after an error, so that it is stopped
+	o.listeners = append(o.listeners, d) // d is added even after an error, so that abort stops its server
 	return err
 }
 
@@ -161,7 +161,7 @@ func (o *opening) admin() error {
 		Limiter: s.limiter, Log: s.log, Adjust: s.adjust.service, Used: s.watch.usage.Top, Unmatched: s.unmatched.Top, History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
 		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Settling: s.metrics.SettleTally, Log: s.log, Adjustments: s.adjust.api()}).Handler(),
 	})
-	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // the request determines how long a profile takes
+	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // no write timeout, because the request determines how long a profile takes
 	d.last = true
 	return o.add("admin", s.config.Admin, &o.running.Admin, d)
 }
@@ -200,23 +200,23 @@ func (s *server) authHandler() *httpapi.Auth {
 	return &httpapi.Auth{Limiter: s.limiter, Observer: s, Headers: s.config.HTTPHeaders, Log: s.log}
 }
 
-// httpListener completes h and returns a listener for it.
+// httpListener completes the settings of h and returns a listener for it.
 func (s *server) httpListener(h *http.Server) listener {
 	h.ReadHeaderTimeout = 5 * time.Second
 	h.IdleTimeout = cmp.Or(s.config.HTTPIdleTimeout, defaultHTTPIdle)
 	h.ConnContext = func(ctx context.Context, c net.Conn) context.Context {
-		// The address only has to differ between connections. Reading the real one from c could block on a
-		// PROXY header.
+		// The address only has to differ between connections. Reading the actual address from c could block
+		// until the PROXY header arrives.
 		return peer.NewContext(markReserved(ctx, c), &peer.Peer{Addr: &net.UnixAddr{}})
 	}
 	h.ConnState = parkIdle
 	h.MaxHeaderBytes = 128 << 10                           // twice Envoy's maximum, because a path may occur twice
-	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // errors of clients
+	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // the errors are mistakes of clients
 	var leaving atomic.Bool
 	handler := h.Handler
 	h.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if leaving.Load() {
-			w.Header().Set("Connection", "close") // the client continues on another connection
+			w.Header().Set("Connection", "close") // the client continues on another connection, to another process
 		}
 		if !onlyHealth(w, r) {
 			handler.ServeHTTP(w, r)

@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// parkAfter is the idle time after which an HTTP connection is parked. Tests change it.
+// parkAfter is the idle time after which an HTTP connection is parked. Tests change parkAfter.
 var parkAfter = time.Second
 
-// parkingListener saves the memory of idle HTTP connections, for each of which net/http keeps two buffers
-// and a large stack, 18 KiB. When a connection has been idle for parkAfter, net/http gets the end of the
-// connection, but the socket stays open: it is parked. When the client sends something, the listener
-// returns the socket as a new connection.
+// parkingListener saves the memory of idle HTTP connections. For each connection net/http keeps two buffers
+// and a large stack, 18 KiB in all. When a connection has been idle for parkAfter, parkingListener reports to
+// net/http that the connection has ended, but keeps the socket open: the connection is parked. When the
+// client sends something, the listener returns the socket as a new connection.
 type parkingListener struct {
 	net.Listener
 	accepted chan acceptance
 	closing  chan struct{}
-	ended    chan struct{} // closed when running has ended
-	close    func() error  // called once
+	ended    chan struct{} // closed when the goroutines of running have ended
+	close    func() error  // closes the listener; later calls have no effect
 	running  sync.WaitGroup
 
 	mu     sync.Mutex
@@ -83,7 +83,7 @@ func (l *parkingListener) Accept() (net.Conn, error) {
 func (l *parkingListener) Close() error { return l.close() }
 
 // lastPass is how long a connection waits for a call of Accept after Close. The Serve method of an
-// http.Server may be about to call it.
+// http.Server may be about to call Accept.
 const lastPass = time.Second
 
 // pass passes a to Accept. It returns false if the listener is closed.
@@ -97,14 +97,14 @@ func (l *parkingListener) pass(a acceptance) bool {
 		return false
 	}
 	select {
-	case l.accepted <- a: // the client of this connection has not been answered
-	case <-time.After(lastPass): // Accept is not called any more
+	case l.accepted <- a: // a client that is waiting for an answer gets one
+	case <-time.After(lastPass): // Accept is no longer called
 		a.conn.Close()
 	}
 	return false
 }
 
-// park keeps a socket until its client sends something, or until timeout.
+// park keeps a socket open until its client sends something, or until timeout.
 func (l *parkingListener) park(socket *boundedSocket, timeout time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -133,19 +133,20 @@ type parkable struct {
 	*boundedSocket
 	listener *parkingListener
 	buffer   int       // the length of net/http's buffer
-	idle     bool      // net/http waits for another request
-	timeout  time.Time // when that wait ends
+	idle     bool      // net/http waits for the next request
+	timeout  time.Time // the end of that wait
 	parked   atomic.Bool
 }
 
-// parkIdle is the ConnState of an http.Server.
+// parkIdle is the ConnState function of an http.Server. It records whether the connection is idle.
 func parkIdle(nc net.Conn, state http.ConnState) {
 	if c, ok := nc.(*parkable); ok {
 		c.idle = state == http.StateIdle
 	}
 }
 
-// SetReadDeadline implements net.Conn. net/http sets the idle timeout before it waits for another request.
+// SetReadDeadline implements net.Conn. net/http calls it with the idle timeout before it waits for the next
+// request.
 func (c *parkable) SetReadDeadline(t time.Time) error {
 	if c.idle {
 		c.timeout = t
@@ -157,7 +158,7 @@ func (c *parkable) SetReadDeadline(t time.Time) error {
 }
 
 // Read implements net.Conn. A connection is not parked while net/http's buffer contains bytes of a request.
-// That is so if the buffer has less room than at the first read.
+// The buffer contains bytes if it has less room than at the first read.
 func (c *parkable) Read(b []byte) (int, error) {
 	c.buffer = max(c.buffer, len(b))
 	n, err := c.boundedSocket.Read(b)
@@ -165,7 +166,7 @@ func (c *parkable) Read(b []byte) (int, error) {
 		return n, err
 	}
 	if len(b) == c.buffer {
-		c.parked.Store(true) // net/http closes the connection now
+		c.parked.Store(true) // net/http closes the connection next
 		return n, err
 	}
 	_ = c.boundedSocket.SetReadDeadline(c.timeout)

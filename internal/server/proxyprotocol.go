@@ -9,13 +9,14 @@ import (
 	"github.com/pires/go-proxyproto"
 )
 
-// proxyHeaderTimeout bounds the wait for a PROXY header, which load balancers send at once.
+// proxyHeaderTimeout bounds the wait for a PROXY header. Load balancers send the header as soon as they have
+// connected.
 const proxyHeaderTimeout = 5 * time.Second
 
-// proxyProtocol returns a listener that reads a header of the PROXY protocol, version 1 or 2, at the start
-// of connections from trusted proxies. The header contains the client's address; without a header the
-// client is the proxy itself. For other peers the listener reads no header, so one that they send is
-// malformed HTTP.
+// proxyProtocol returns a listener that reads a header of the PROXY protocol, version 1 or 2, at the start of
+// connections from trusted proxies. The header contains the client's address; without a header the proxy
+// itself is the client. From other peers the listener reads no header. If such a peer sends a header, the
+// request is malformed HTTP.
 func (s *server) proxyProtocol(l net.Listener) net.Listener {
 	return &proxyproto.Listener{
 		Listener: l, ReadHeaderTimeout: proxyHeaderTimeout, ValidateHeader: checkProxyHeader,

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// leaseTimeout bounds the calls that renew and return leases. Units that are not returned in time are
-	// lost, so the limits admit less.
+	// leaseTimeout bounds the calls that renew and return leases. If a return does not finish in time, its
+	// units are lost, so the limits admit less.
 	leaseTimeout = time.Second
 )
 
@@ -27,26 +27,27 @@ const (
 type Redis struct {
 	// URL has the form of redis.Config.URL. "" means that buckets are kept in memory.
 	URL string
-	// PerSecondURL is the Redis for the buckets of limits per second, like REDIS_PERSECOND of the reference
-	// server. "" means URL. The following fields apply to both, except PasswordFile, which applies only to
-	// URL.
+	// PerSecondURL is the URL of the Redis for the buckets of limits per second, like REDIS_PERSECOND of the
+	// reference server. "" means URL. The fields after PerSecondURL apply to both servers, except
+	// PasswordFile, which applies only to URL.
 	PerSecondURL string
 	KeyPrefix    string
 	PasswordFile string
-	// Timeout is the deadline of each call.
+	// Timeout is the deadline of each call to Redis.
 	Timeout time.Duration
 	// WaitReplicas is the number of replicas that must confirm a charge before it counts.
 	WaitReplicas int
-	// CA, Cert and Key are files for rediss://. Cert and Key are read again for every new connection.
+	// CA, Cert and Key are files for rediss://. Cert and Key are read again for each new connection.
 	CA, Cert, Key string
-	// SkipHostname accepts any name in the server's certificate, which must still be signed by the CA.
+	// SkipHostname accepts any name in the server's certificate. The CA must still have signed the
+	// certificate.
 	SkipHostname bool
 }
 
-// bySecond reports whether c is a charge of a limit per second, as the reference server defines it.
+// bySecond reports whether the limit of c is a limit per second, as the reference server defines it.
 func bySecond(c *backend.Charge) bool { return descriptors.PerSecond(c.Limit) }
 
-// UnusableRedis is a mistake in the settings of Redis that waiting does not correct: a file is missing, or
+// UnusableRedis is a mistake in the settings of Redis that retrying cannot correct: a file is missing, or
 // settings contradict each other.
 type UnusableRedis struct{ Err error }
 
@@ -72,9 +73,10 @@ func (s *server) openRedis() ([]*redis.Store, error) {
 	}, s.storePanicked)
 }
 
-// OpenRedis returns the stores that a server with c would use. An error means a mistake in the settings.
+// OpenRedis returns the stores that a server with the settings c would use. It returns an error if the
+// settings contain a mistake.
 func OpenRedis(c Redis) ([]*redis.Store, error) {
-	redis.LogTo(func(string) {}) // failures that matter are returned as errors
+	redis.LogTo(func(string) {}) // the calls return the errors that matter
 	return c.open(nil, nil)
 }
 
@@ -110,7 +112,7 @@ func (c Redis) open(changed func(server string, open bool), panicked func(value 
 	return stores, nil
 }
 
-// first returns the configuration of the Redis at URL.
+// first returns the configuration for the Redis at URL.
 func (c Redis) first(conf *tls.Config) redis.Config {
 	return redis.Config{
 		URL: c.URL, Timeout: c.Timeout, KeyPrefix: c.KeyPrefix, PasswordFile: c.PasswordFile, WaitReplicas: c.WaitReplicas, TLS: conf,
@@ -126,12 +128,13 @@ func (c Redis) ledger() (*redis.Ledger, error) {
 	return redis.OpenLedger(c.first(conf), "adjustments")
 }
 
-// storePanicked logs a panic on a goroutine that serves many requests, which have failed.
+// storePanicked logs a panic on a goroutine that serves many requests. Those requests have failed.
 func (s *server) storePanicked(value any) {
 	s.log.Error("panic during a call to Redis; its requests are answered by on_backend_failure", zap.Any("panic", value), zap.Stack("stack"))
 }
 
-// backendFailed logs why Redis could not decide, at most once a second.
+// backendFailed returns a function that logs why Redis could not decide. The function logs at most once a
+// second.
 func (s *server) backendFailed() func(error) {
 	log := logthrottle.Log(s.log, time.Second)
 	return func(err error) {
@@ -162,7 +165,7 @@ func (c Redis) tls() (*tls.Config, error) {
 	return conf, err
 }
 
-// anyName makes conf verify everything in a certificate except the name.
+// anyName changes conf to verify everything in a certificate except the name.
 func anyName(conf *tls.Config) {
 	conf.InsecureSkipVerify = true //nolint:gosec // VerifyConnection does it
 	conf.VerifyConnection = func(state tls.ConnectionState) error {

@@ -26,11 +26,12 @@ type redisTrouble struct {
 	open  atomic.Int32 // the number of open circuit breakers
 	// broken means that a circuit breaker was open after the last call of recent.
 	broken atomic.Bool
-	seen   uint64 // count at the last call of recent
+	seen   uint64 // the value of count at the last call of recent
 }
 
-// recent returns the number of failures since the last call. It is 0 if a circuit breaker was open meanwhile: its own
-// condition describes them, and they do not mean that a server which answers again is slow.
+// recent returns the number of failures since the last call of recent. It returns 0 if a circuit breaker was
+// open in that time. The condition of the circuit breaker describes such failures, and they do not mean that
+// a server which answers again is slow.
 func (t *redisTrouble) recent() uint64 {
 	count := t.count.Load()
 	failed := count - t.seen
@@ -46,7 +47,7 @@ func (t *redisTrouble) failed(err error) {
 	t.last.Store(&err)
 }
 
-// changed notes that a circuit breaker has opened or closed.
+// changed records that a circuit breaker has opened or closed.
 func (t *redisTrouble) changed(open bool) {
 	if !open {
 		t.open.Add(-1)
@@ -83,7 +84,7 @@ func (s *server) watchTrouble(ctx context.Context) {
 	}
 }
 
-// reportSlow reports the number of failures within a tick.
+// reportSlow reports that Redis failed to decide so many batches within a tick.
 func (s *server) reportSlow(failed uint64) {
 	c := conditions.Condition{
 		Name: redisSlow, Severity: conditions.Degraded,
@@ -98,7 +99,7 @@ func (s *server) reportSlow(failed uint64) {
 	s.conditions.Set(c)
 }
 
-// batches returns n in words.
+// batches returns n with the noun, such as "2 batches".
 func batches(n uint64) string {
 	if n == 1 {
 		return "1 batch"
@@ -106,14 +107,14 @@ func batches(n uint64) string {
 	return fmt.Sprintf("%d batches", n)
 }
 
-// breakerChanged reports that the circuit breaker of a server of Redis has opened or closed.
+// breakerChanged reports that the circuit breaker of a Redis server has opened or closed.
 func (s *server) breakerChanged(server string, open bool) {
 	s.redisTrouble.changed(open)
 	if !open {
 		s.conditions.Clear(breakerOpen + server)
 		return
 	}
-	s.conditions.Clear(redisSlow) // the new condition is more severe
+	s.conditions.Clear(redisSlow) // the condition that follows is more severe
 	s.conditions.Set(conditions.Condition{
 		Name: breakerOpen + server, Severity: conditions.Critical,
 		Summary: "Redis at " + server + " gives no answer" + s.redisTrouble.cause() + ", and its circuit breaker is open. " + s.meanwhile(),

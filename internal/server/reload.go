@@ -15,19 +15,19 @@ import (
 )
 
 // configure loads the configuration and follows its changes until background ends. It waits for the first
-// configuration, unless StartWithout is set; ctx bounds the wait. The error is a config.Problems if the
+// configuration, unless StartWithout is set. ctx bounds the wait. The error has type config.Problems if the
 // files cannot be used.
 func (s *server) configure(ctx, background context.Context, wg *sync.WaitGroup) error {
 	if s.config.XDS.Server != "" {
 		return s.configureXDS(ctx, background, wg)
 	}
 	changed := make(chan struct{}, 1)
-	watcher := config.NewWatcher(s.config.Paths) // made before the files are read, so that no change is missed
+	watcher := config.NewWatcher(s.config.Paths) // created before the files are read, so that no change is missed
 	wg.Go(func() {
 		watcher.Run(background, func() {
 			select {
 			case changed <- struct{}{}:
-			default: // a reload is already pending
+			default: // another reload is already pending
 			}
 		})
 	})
@@ -68,8 +68,7 @@ func (s *server) refused(problems config.Problems) {
 	}
 }
 
-// load reads the configuration and uses it if it is valid. It logs warnings, and returns mistakes to the
-// caller.
+// load reads the configuration and puts it in use if it is valid. It logs warnings, and returns all problems.
 func (s *server) load() config.Problems {
 	defer s.tightly()()
 	start := time.Now()
@@ -83,19 +82,20 @@ func (s *server) load() config.Problems {
 	return problems
 }
 
-// manyBytes is the size above which a configuration counts as large. Its parsed form takes several times
-// its size.
+// manyBytes is the size above which a configuration counts as large. The parsed form of a configuration takes
+// several times its size.
 const manyBytes = 1 << 20
 
-// tightly keeps memory small while a large configuration, or the first one, is loaded. The garbage
-// collector runs more often, and end returns unused memory to the system.
+// tightly reduces the memory that loading a large configuration, or the first one, needs. Until end is
+// called, the garbage collector runs more often. end also returns unused memory to the system.
 func (s *server) tightly() (end func()) {
 	bytes := s.loader.Bytes
 	if s.keeper != nil {
 		bytes = s.keeper.Bytes
 	}
-	// often is the percentage of the heap that may be garbage. With 25 instead of 50, a start with 100,000
-	// limits took 40 % more processor time, and 30 MiB less at its peak.
+	// often is the garbage that the heap may gain before a collection, as a percentage of the live heap. With
+	// 25 instead of 50, a start with 100,000 limits took 40 % more processor time, and 30 MiB less at its
+	// peak.
 	const often = 50
 	if s.limiter.Current() != nil && bytes() < manyBytes {
 		return func() {}
@@ -109,8 +109,9 @@ func (s *server) tightly() (end func()) {
 	}
 }
 
-// take uses the configuration that was read from sources if it is valid; otherwise snapshot is nil. stale
-// lists domains whose earlier version stays in use. Reading began at start.
+// take puts snapshot in use. sources are the places from which it was read, and start is when reading began.
+// snapshot is nil if the configuration is not valid. stale lists the domains whose earlier version stays in
+// use.
 func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stale, sources []string, start time.Time) {
 	now := time.Now()
 	for _, p := range problems {
@@ -137,7 +138,7 @@ func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stal
 		s.reload.Failed = now
 	}
 	s.mu.Unlock()
-	s.metrics.Loaded(!problems.Bad(), now) // after the swap, so that the new configuration decides all later requests
+	s.metrics.Loaded(!problems.Bad(), now) // called after swap, so that the new configuration decides all later requests
 	if snapshot != nil {
 		s.metrics.Stale(stale)
 	}
@@ -148,7 +149,7 @@ func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stal
 	}
 }
 
-// owners returns the Owners of all limits, which share the room in the store.
+// owners returns the Owners of all limits. The limits share the room in the store.
 func owners(s *limiter.Snapshot) []string {
 	var list []string
 	for _, p := range s.Policies {
@@ -170,10 +171,10 @@ func (s *server) lastReload() admin.Reload {
 func (s *server) swap(snapshot *limiter.Snapshot, limits []string) {
 	s.stack.memory.SetOwners(limits)
 	if s.stack.lease != nil {
-		s.stack.lease.Forget() // while the limits under which the units were granted are in use
+		s.stack.lease.Forget() // before the swap, while the limits under which the units were granted are still in use
 	}
 	s.limiter.Swap(snapshot)
 	if s.stack.denied != nil {
-		s.stack.denied.Forget() // so that a raised limit applies at once
+		s.stack.denied.Forget() // after the swap, so that a raised limit applies at once
 	}
 }

@@ -11,17 +11,17 @@ import (
 // canSharePorts reports whether sharePort works here.
 const canSharePorts = true
 
-// sharePort is the Control of a net.ListenConfig. It lets several sockets listen on one port; the kernel distributes
-// connections over them.
+// sharePort is the Control function of a net.ListenConfig. It lets several sockets listen on one port. The
+// kernel distributes connections among them.
 func sharePort(_, _ string, c syscall.RawConn) error {
 	return control(c, func(fd int) error {
 		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1)
 	})
 }
 
-// leavePort directs new connections to the second socket that shares l's port, which belongs to the new
-// process. Otherwise connections in l's queue would be reset when l is closed. If there is no second
-// socket, l keeps receiving connections.
+// leavePort directs new connections to the second socket that shares the port of l. That socket belongs to
+// the new process. Without this, the kernel would reset the connections in l's queue when l is closed. If
+// there is no second socket, l continues to receive connections.
 func leavePort(l net.Listener) error {
 	tcp, is := l.(*net.TCPListener)
 	if !is {
@@ -31,15 +31,15 @@ func leavePort(l net.Listener) error {
 	if err != nil {
 		return err
 	}
-	// Sockets are numbered in the order in which they began to listen. If the program returns a number
-	// without a socket, the kernel ignores it.
+	// Sockets are numbered in the order in which they began to listen. If the BPF program returns a number
+	// that no socket has, the kernel ignores the result.
 	choose := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 1}
 	return control(c, func(fd int) error {
 		return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &unix.SockFprog{Len: 1, Filter: &choose})
 	})
 }
 
-// queued reports whether the kernel has connections for l that l has not accepted.
+// queued reports whether the kernel holds connections that l has not accepted yet.
 func queued(l net.Listener) bool {
 	socket, is := l.(syscall.Conn)
 	if !is {

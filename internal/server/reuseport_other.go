@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// canSharePorts is false, because other systems have no SO_REUSEPORT, or give all connections to one of the
+// canSharePorts is false, because other systems have no SO_REUSEPORT, or direct all connections to one of the
 // sockets.
 const canSharePorts = false
 

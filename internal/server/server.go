@@ -1,6 +1,6 @@
 // Package server is the running program. It connects the parts, opens the listeners, follows the
-// configuration files, and shuts everything down in order. It stops every goroutine that it starts, and
-// waits for it.
+// configuration files, and shuts everything down in order. It stops each goroutine that it starts, and waits
+// until the goroutine has ended.
 package server
 
 import (
@@ -34,13 +34,14 @@ type Running struct {
 	// GRPC, HTTP, Admin and Metrics are the addresses of the listeners. nil means that there is no such
 	// listener.
 	GRPC, HTTP, Admin, Metrics net.Addr
-	// Snapshot is the configuration at the start. It is nil if none has arrived yet.
+	// Snapshot is the configuration at the start. It is nil if no configuration has arrived yet.
 	Snapshot *limiter.Snapshot
-	// NotReady has the reasons for which the server is not ready, one per line; "" means that it is ready.
+	// NotReady lists the reasons for which the server is not ready, one per line. "" means that the server is
+	// ready.
 	NotReady string
 }
 
-// server has the parts of a running server.
+// server holds the parts of a running server.
 type server struct {
 	config    Config
 	log       *zap.Logger
@@ -53,19 +54,19 @@ type server struct {
 	settle    *settleKeys
 	tracing   *tracing.Tracing // nil without tracing
 	unmatched *unmatched.Recorder
-	// conditions has the present problems.
+	// conditions are the current problems.
 	conditions *conditions.Registry
-	// These are the tokens of Config; nil if not configured.
+	// These tokens come from Config. A token that is not configured is nil.
 	apiToken, adminToken, adminReadToken httpauth.Token
 	ready, draining                      atomic.Bool
 	noAuthLogged                         atomic.Bool
 	redisTrouble                         redisTrouble
 	redisReadiness                       *readiness
-	// configured is closed when there is a configuration.
+	// configured is closed when the first configuration is in use.
 	configured   chan struct{}
 	isConfigured func()
 
-	// These two are used only by the goroutine that loads configurations. keeper is nil without Isolate.
+	// Only the goroutine that loads configurations uses loader and keeper. keeper is nil without Isolate.
 	loader *config.Loader
 	keeper *config.Keeper
 
@@ -73,18 +74,18 @@ type server struct {
 	reload admin.Reload // guarded by mu
 }
 
-// ballast is never written, so it uses no memory, but it counts as a part of the heap. Without it, the
-// garbage collector would run constantly for the few megabytes of the real heap, which takes an eighth of a
-// call's time.
+// ballast is never written, so it occupies no memory, but the garbage collector counts it as a part of the
+// heap. Without ballast, the garbage collector would run constantly for the few megabytes of the real heap.
+// Those runs would take an eighth of a call's time.
 var ballast []byte //nolint:unused // being there is its use
 
 const ballastSize = 16 << 20
 
-// ballasted makes ballast once for all servers of a process.
+// ballasted ensures that a process allocates ballast only once, for all its servers.
 var ballasted sync.Once
 
 // Run serves until ctx ends or a listener fails, and then drains. It calls started when all listeners are
-// open. The error is a config.Problems if the configuration cannot be used at the start.
+// open. The error has type config.Problems if the configuration cannot be used at the start.
 func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) error {
 	if err := c.Check(); err != nil {
 		return err
@@ -124,10 +125,10 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	if err := s.configure(ctx, background, &wg); err != nil {
 		return err
 	}
-	if ctx.Err() != nil { // stopped before there was a configuration
+	if ctx.Err() != nil { // the server was stopped before there was a configuration
 		return nil
 	}
-	s.followRedis(ctx, background, &wg) // before the listeners are open, so that no request waits for Redis
+	s.followRedis(ctx, background, &wg) // before the listeners open, so that no request waits for Redis
 	s.adjust.first(ctx)
 	s.settle.first(ctx, s.adjust.ledger)
 	listeners, running, err := s.open()
@@ -156,8 +157,8 @@ func (s *server) newLimiter() *limiter.Limiter {
 	return limiter.New(s.stack.top, c)
 }
 
-// newServer makes the parts that need neither Redis nor a configuration. An error means that a token file
-// cannot be used.
+// newServer creates the parts that need neither Redis nor a configuration. It returns an error if a token
+// file cannot be used.
 func newServer(c Config, log *zap.Logger) (*server, error) {
 	s := &server{config: c, log: log, metrics: metrics.New(c.Version, c.Revision), configured: make(chan struct{}), conditions: conditions.New(time.Now)}
 	s.metrics.WatchConditions(s.conditions.List)
@@ -172,7 +173,7 @@ func newServer(c Config, log *zap.Logger) (*server, error) {
 	return s, s.readTokens()
 }
 
-// runBackground starts the goroutines that run until ctx ends, which is when the listeners are closed.
+// runBackground starts the goroutines that run until ctx ends. ctx ends when the listeners are closed.
 func (s *server) runBackground(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { s.adjust.run(ctx) })
 	wg.Go(func() { s.settle.run(ctx, s.adjust.ledger) })
@@ -205,7 +206,7 @@ func (s *server) token(fixed, file string) (httpauth.Token, error) {
 	return httpauth.FileToken(file, s.log)
 }
 
-// observer returns the observer of all answers.
+// observer returns the observer of all answers, and creates the recorders that it uses.
 func (s *server) observer() limiter.Observer {
 	s.unmatched = unmatched.New(time.Now, s.log)
 	if s.config.Admin != "" {
@@ -241,7 +242,7 @@ func (s *server) sendMetrics(ctx context.Context, wg *sync.WaitGroup) {
 	wg.Go(func() { statsd.Run(ctx, c) })
 }
 
-// mayBeReady reports whether there is a configuration and Redis, if it is used, does not delay readiness.
+// mayBeReady reports whether there is a configuration and the gate of redisReadiness is open.
 func (s *server) mayBeReady() bool {
 	select {
 	case <-s.configured:
@@ -256,7 +257,7 @@ func (s *server) mayBeReady() bool {
 	}
 }
 
-// waitUntilReady waits for mayBeReady; it returns false if ctx ends first.
+// waitUntilReady waits until mayBeReady would return true. It returns false if ctx ends first.
 func (s *server) waitUntilReady(ctx context.Context) bool {
 	for _, open := range []<-chan struct{}{s.configured, s.redisReadiness.opened} {
 		select {
@@ -285,7 +286,7 @@ func (s *server) notReady() string {
 	return b.String()
 }
 
-// beReady tells watching clients that the server is ready.
+// beReady reports to clients that watch the health that the server is ready.
 func (s *server) beReady(listeners []listener) {
 	s.ready.Store(true)
 	for _, d := range listeners {
@@ -295,14 +296,15 @@ func (s *server) beReady(listeners []listener) {
 	}
 }
 
-// emptyQueues waits, for at most a second, until the listeners have accepted the connections that arrived before leavePort
-// directed new ones to another process: the kernel resets what is in a queue when its listener is closed.
+// emptyQueues waits, for at most a second, until the listeners have accepted the connections that arrived
+// before leavePort. The kernel resets the connections in a listener's queue when the listener is closed.
 func emptyQueues(ctx context.Context, listeners []listener) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	pause := time.NewTicker(10 * time.Millisecond)
 	defer pause.Stop()
-	// What was accepted last is with its server by the second time that all queues are empty.
+	// Accept passes a connection to its server only after it has removed the connection from the queue. After
+	// the queues have been empty twice, the server has the last connection.
 	for empty := 0; empty < 2; {
 		if slices.ContainsFunc(listeners, func(d listener) bool { return queued(d.socket) }) {
 			empty = 0
@@ -317,7 +319,7 @@ func emptyQueues(ctx context.Context, listeners []listener) {
 	}
 }
 
-// serve serves on the listeners. When asked ends or one of them fails, it closes them in order.
+// serve serves on the listeners. When asked ends or a listener fails, serve closes the listeners in order.
 func (s *server) serve(asked context.Context, listeners []listener, started func()) error {
 	ctx, fail := context.WithCancelCause(asked)
 	defer fail(nil)
@@ -345,7 +347,7 @@ func (s *server) serve(asked context.Context, listeners []listener, started func
 			d.unready()
 		}
 	}
-	s.ready.Store(false) // from now on each answer over HTTP closes its connection
+	s.ready.Store(false) // from now on each HTTP answer closes its connection
 	for _, d := range listeners {
 		if s.config.ReusePort {
 			if err := leavePort(d.socket); err != nil {

@@ -18,20 +18,20 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// settleKeys has the secrets that sign reservations. They are those of --settle-key-file, or else the token
-// of the HTTP API, or else a random secret that all sidecars on one Redis share.
+// settleKeys holds the secrets that sign reservations. They come from --settle-key-file, or else from the
+// token of the HTTP API. Without either, all sidecars on one Redis share a random secret.
 type settleKeys struct {
 	server *server
-	file   func() []string          // nil if there is no file
-	tokens atomic.Pointer[[]string] // the token of the HTTP API, and the previous one
-	random atomic.Pointer[[]string] // the random secret in use, and the previous one; empty until Redis has answered
+	file   func() []string          // nil without --settle-key-file
+	tokens atomic.Pointer[[]string] // the current token of the HTTP API, and the previous one
+	random atomic.Pointer[[]string] // the current random secret, and the previous one; empty until Redis has answered
 	own    string                   // the random secret that this sidecar proposes to Redis
-	used   atomic.Bool              // an id was signed or opened, or should have been
+	used   atomic.Bool              // an id was signed or opened, or would have been if there had been a secret
 	keys   *reservation.Keys
 }
 
-// These are the intervals at which the random secret is read from Redis: settleKeySoon until it is known,
-// and settleKeyLater afterwards, in case Redis has lost it.
+// These are the intervals at which the random secret is read from Redis: settleKeySoon until the secret is
+// known, and settleKeyLater afterwards, in case Redis loses the secret.
 const (
 	settleKeySoon  = 500 * time.Millisecond
 	settleKeyLater = 30 * time.Second
@@ -55,7 +55,7 @@ func (s *server) newSettleKeys() (*settleKeys, error) {
 	return k, nil
 }
 
-// old returns the secret of ids in the older form, which is the token of the HTTP API.
+// old returns the secret of ids in the older form. That secret is the token of the HTTP API.
 func (k *settleKeys) old() []string {
 	if k.server.apiToken == nil {
 		return []string{""}
@@ -69,7 +69,7 @@ func randomSecret() string {
 	return hex.EncodeToString(b[:])
 }
 
-// secrets returns the secrets in use. It returns none until Redis has answered.
+// secrets returns the current secrets. It returns none until Redis has answered.
 func (k *settleKeys) secrets() []string {
 	switch {
 	case k.file != nil:
@@ -104,14 +104,15 @@ func (k *settleKeys) isShared() bool {
 	return k.file == nil && k.server.apiToken == nil && k.server.config.Redis.URL != ""
 }
 
-// first reads the secret before the first request, if the configuration needs one. ctx bounds the wait.
+// first reads the secret before the first request, if the configuration needs a secret from Redis. ctx bounds
+// the wait.
 func (k *settleKeys) first(ctx context.Context, ledger *redis.Ledger) {
 	if settles, byName := k.isNeeded(); k.isShared() && (settles || byName) {
-		_ = k.get(ctx, ledger) // run tries again, and reports the error
+		_ = k.get(ctx, ledger) // run retries, and reports the error
 	}
 }
 
-// isNeeded reports whether a limit has settle, and whether applications can reserve limits by name.
+// isNeeded reports whether a domain has settle, and whether applications can reserve units of limits by name.
 func (k *settleKeys) isNeeded() (settles, byName bool) {
 	s := k.server.limiter.Current()
 	if s == nil {
@@ -124,7 +125,7 @@ func (k *settleKeys) isNeeded() (settles, byName bool) {
 	return settles, byName && k.server.config.HTTP != "" && isLocal(k.server.config.HTTP)
 }
 
-// run reads the secret from Redis when a configuration needs it, until ctx ends.
+// run reads the secret from Redis at intervals, if a configuration needs it, until ctx ends.
 func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {
 	if !k.isShared() {
 		return
@@ -176,7 +177,7 @@ func (k *settleKeys) report(err error) {
 	}
 }
 
-// get uses the secret in Redis, and still accepts the previous one.
+// get puts the secret from Redis in use. It still accepts the previous secret.
 func (k *settleKeys) get(ctx context.Context, ledger *redis.Ledger) error {
 	have := *k.random.Load()
 	propose := k.own
@@ -185,7 +186,7 @@ func (k *settleKeys) get(ctx context.Context, ledger *redis.Ledger) error {
 	}
 	secret, err := ledger.Secret(ctx, propose)
 	switch {
-	case errors.Is(err, redis.ErrForbidden) && len(have) == 0: // other sidecars cannot settle the reservations of this one
+	case errors.Is(err, redis.ErrForbidden) && len(have) == 0: // other sidecars then cannot settle the reservations of this sidecar
 		secret = k.own
 	case err != nil:
 		return err
@@ -197,6 +198,6 @@ func (k *settleKeys) get(ctx context.Context, ledger *redis.Ledger) error {
 	return err
 }
 
-// wallClock returns the wall clock time, which decides whether reservations are late. It must be comparable
-// among sidecars, which settle each other's reservations.
+// wallClock returns the time of the wall clock, which decides whether a reservation is late. Sidecars settle
+// each other's reservations, so their clocks must agree.
 func wallClock() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }

@@ -10,18 +10,18 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// answerMargin is the part of a caller's deadline that is reserved for sending the answer. If an answer is
-// late, Envoy allows the request.
+// answerMargin is the part of a caller's deadline that is reserved for sending the answer. Envoy allows the
+// request if the answer is late.
 const answerMargin = 2 * time.Millisecond
 
-// stack has the Stores, from the one that the limiter calls down to the Redis servers.
+// stack holds the Stores, from the one that the limiter calls down to the Redis servers.
 type stack struct {
 	top    backend.Store
-	memory *memory.Store       // all buckets or, with Redis, those of on_backend_failure local
+	memory *memory.Store       // all buckets; with Redis, only the buckets of on_backend_failure local
 	denied *stores.DeniedStore // nil without Redis
 	lease  *stores.LeaseStore  // nil without Redis
-	redis  []*redis.Store      // empty if buckets are in memory; the second, if there is one, is for limits per second
-	undos  *stores.Undos       // refunds for requests with limits in both Redis; nil with one Redis
+	redis  []*redis.Store      // empty without Redis; the second one, if present, is for limits per second
+	undos  *stores.Undos       // refunds for requests with limits in both Redis servers; nil with one Redis
 }
 
 // newStack makes the Stores, from the last to the first.
@@ -39,19 +39,19 @@ func (s *server) newStack() (st stack, err error) {
 	if st.redis, err = s.openRedis(); err != nil {
 		return st, err
 	}
-	st.top = st.redis[0] // this Store has a queue, a circuit breaker and connections for each server
+	st.top = st.redis[0] // a redis.Store has a queue, a circuit breaker and connections for each server
 	if len(st.redis) > 1 {
 		st.undos = stores.NewUndos(max(100*time.Millisecond, 4*c.Timeout))
 		st.top = stores.Divided(st.top, st.redis[1], bySecond, st.undos)
 	}
 	s.metrics.WatchUndos(s.stack.undosDropped)
 	st.top = s.metrics.Backend(st.top, c.Timeout, s.backendFailed())
-	// These two work during an outage of Redis. The lease wraps the denial cache, because leased units are
-	// available even after a denial by Redis.
+	// The lease store and the denial cache work during an outage of Redis. The lease store wraps the denial
+	// cache, because leased units are available even after a denial by Redis.
 	st.denied = stores.Denied(st.top, stores.DeniedConfig{})
 	st.lease = stores.Lease(st.denied, stores.LeaseConfig{Timeout: leaseTimeout})
 	s.metrics.WatchLeases(st.lease.Stats)
-	// Deadline is outermost, so that the answer is in time whatever happens in the other Stores.
+	// Deadline is the outermost Store, so that the answer is in time whatever the inner Stores do.
 	st.top = stores.Deadline(st.lease, c.Timeout, answerMargin, s.storePanicked)
 	return st, nil
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/tlsfiles"
 )
 
-// TLSFiles names PEM files. Without Cert there is no TLS. With ClientCA, clients must have a certificate
-// signed by it. Changed files are read again at the next handshake.
+// TLSFiles names PEM files. Without Cert there is no TLS. With ClientCA, clients must have a certificate that
+// this CA has signed. Changed files are read again at the next handshake.
 type TLSFiles struct {
 	Cert, Key, ClientCA string
 	// ClientName, if not empty, must be one of the DNS names of the client's certificate.
@@ -62,13 +62,13 @@ func (f TLSFiles) load() (*tls.Config, error) {
 	}
 	if f.ClientName != "" {
 		c.VerifyConnection = func(state tls.ConnectionState) error {
-			return state.PeerCertificates[0].VerifyHostname(f.ClientName) // the client has a certificate, which has been verified
+			return state.PeerCertificates[0].VerifyHostname(f.ClientName) // here the client has a certificate, and crypto/tls has verified it
 		}
 	}
 	return c, nil
 }
 
-// stamp identifies the content of a file.
+// stamp shows whether a file has changed.
 type stamp struct {
 	modified time.Time
 	size     int64
@@ -83,8 +83,8 @@ func (f TLSFiles) stamps() (s [3]stamp) {
 	return s
 }
 
-// keeper has the configuration from the last moment at which the files were valid together. Files are
-// written one after the other, so in between they do not match.
+// keeper holds the configuration of the last moment at which the files matched each other. An update writes
+// the files one after the other, so in between they do not match.
 type keeper struct {
 	files TLSFiles
 	log   *zap.Logger

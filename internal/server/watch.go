@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/usage"
 )
 
-// watch has the records for the admin page, except denials.
+// watch holds the records for the admin page, except denials.
 type watch struct {
 	started time.Time
 	history *history.Recorder
@@ -24,11 +24,11 @@ type watch struct {
 	usage   *usage.Recorder
 
 	fleet *fleet // nil if no other process can share a Redis
-	// full is the number of charges for which there was no room in memory, at the last sample. fullAt is
-	// when that number last increased.
+	// full is the number of charges for which memory had no room, at the last sample. fullAt is when that
+	// number last increased.
 	full   uint64
 	fullAt time.Time
-	// swapped receives each change of configurations that has to be compared.
+	// swapped receives each replacement of a configuration that has to be compared.
 	swapped chan swap
 }
 
@@ -39,16 +39,16 @@ func newWatch(now time.Time) *watch {
 	return &watch{started: now, history: history.New(now), usage: usage.New(time.Now, sampleEvery), swapped: make(chan swap, 1)}
 }
 
-// sampleEvery is the number of decisions of which one is timed, because reading the clock takes a tenth of
-// the time of a decision.
+// sampleEvery means that one of so many decisions is timed. Timing all of them would cost a tenth of a
+// decision's time.
 const sampleEvery = 64
 
-// observers counts every answer, and records the data of the admin page. For an allowed request that takes
-// a random number and a comparison.
+// observers counts every answer, and records the data of the admin page. For an allowed request that costs a
+// random number and a comparison.
 type observers struct {
 	*metrics.Metrics
 	unmatched *unmatched.Recorder
-	denials   *denials.Recorder // like watch, nil without an admin listener
+	denials   *denials.Recorder // denials and watch are nil without an admin listener
 	watch     *watch
 }
 
@@ -65,12 +65,12 @@ func (o observers) Observe(c *limiter.Call) {
 	if c.Denied {
 		o.denials.Observe(c)
 	}
-	if random>>16%sampleEvery == 0 { // the metrics have used the low bits
+	if random>>16%sampleEvery == 0 { // metrics uses the low bits of random
 		o.watch.sample(c)
 	}
 }
 
-// sample records one of sampleEvery decisions.
+// sample records c, which is one of sampleEvery decisions.
 func (w *watch) sample(c *limiter.Call) {
 	if !c.Arrived.IsZero() {
 		w.times.Add(time.Since(c.Arrived))
@@ -78,7 +78,7 @@ func (w *watch) sample(c *limiter.Call) {
 	w.usage.Observe(c)
 }
 
-// runWatch samples the counters in every step and compares configurations, until ctx ends.
+// runWatch samples the counters at each step and compares configurations, until ctx ends.
 func (s *server) runWatch(ctx context.Context) {
 	ticker := time.NewTicker(history.Step)
 	defer ticker.Stop()
@@ -99,7 +99,7 @@ func (s *server) runWatch(ctx context.Context) {
 	}
 }
 
-// read samples the counters. Requests that shadow mode allowed count as denied.
+// read samples the counters. A request that was allowed only because of shadow mode counts as denied.
 func (w *watch) read(now time.Time, m *metrics.Metrics) {
 	w.times.Turn()
 	allowed, denied := m.Requests()
@@ -110,9 +110,9 @@ func (w *watch) read(now time.Time, m *metrics.Metrics) {
 	})
 }
 
-// compare shows on the admin page how after differs from before. It does so on another goroutine, because
-// for many limits that takes longer than a reload should. Only one goroutine loads configurations, so there
-// is only one sender.
+// compare requests a comparison of before and after, which the admin page shows. Another goroutine compares
+// them, because for many limits a comparison takes longer than a reload should. Only one goroutine loads
+// configurations, so swapped has only one sender.
 func (w *watch) compare(before, after *limiter.Snapshot) {
 	if w == nil || before == nil {
 		return
@@ -127,12 +127,12 @@ func (w *watch) compare(before, after *limiter.Snapshot) {
 const (
 	// memoryFull and controlPlaneAway are conditions that this package reports.
 	memoryFull, controlPlaneAway = "memory-full", "control-plane-away"
-	// fullFor is how long memory is reported as full after the last bucket without room.
+	// fullFor is how long memory is reported as full after the last charge for which it had no room.
 	fullFor = time.Minute
 )
 
-// reportMemory reports that there is no room for buckets in memory, or soon will not be. With Redis, these
-// are the buckets of on_backend_failure local.
+// reportMemory reports that there is no room for buckets in memory, or that there soon will be none. With
+// Redis, only the buckets of on_backend_failure local are in memory.
 func (s *server) reportMemory(now time.Time) {
 	stats := s.stack.memory.Stats()
 	if stats.Full > s.watch.full {
@@ -158,7 +158,7 @@ func (s *server) reportMemory(now time.Time) {
 }
 
 // reportControlPlane returns the function to call when the stream to the control plane at server opens or
-// ends.
+// ends. That function also calls next.
 func (s *server) reportControlPlane(server string, next func(bool)) func(bool) {
 	away := conditions.Condition{
 		Name: controlPlaneAway, Severity: conditions.Degraded,

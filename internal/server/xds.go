@@ -15,34 +15,35 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/xds"
 )
 
-// XDS is the control plane that provides the configuration, over ADS.
+// XDS describes the control plane that provides the configuration over ADS.
 type XDS struct {
-	// Server is host:port. "" means that the configuration comes from files.
+	// Server is the address host:port. "" means that the configuration comes from files.
 	Server string
 	// NodeID and NodeMetadata identify this process to the control plane.
 	NodeID       string
 	NodeMetadata map[string]string
-	// Headers are sent when the stream is opened.
+	// Headers are sent when the stream opens.
 	Headers map[string]string
-	// TLS enables TLS. CA, Cert and Key are PEM files that are read again for every connection. Without CA
+	// TLS enables TLS. CA, Cert and Key are PEM files, which are read again for each connection. Without CA
 	// the CAs of the system are trusted; without Cert no client certificate is sent. ServerName is the
 	// expected name in the server's certificate; "" means the host of Server.
 	TLS                       bool
 	CA, Cert, Key, ServerName string
-	// MaxMessage bounds a configuration, in bytes. 0 means xds.DefaultMaxMessage.
+	// MaxMessage bounds the size of a configuration, in bytes. 0 means xds.DefaultMaxMessage.
 	MaxMessage int
-	// MinBackoff and MaxBackoff bound the pauses between attempts. 0 means the defaults of package xds.
+	// MinBackoff and MaxBackoff bound the pauses between attempts to connect. 0 means the defaults of package
+	// xds.
 	MinBackoff, MaxBackoff time.Duration
-	// StartWithout opens the listeners before the first configuration has arrived. Until then, requests are
-	// answered by the default of on_backend_failure, and the server is not ready.
+	// StartWithout opens the listeners before the first configuration has arrived. Until then, the default of
+	// on_backend_failure determines the answers, and the server is not ready.
 	StartWithout bool
 }
 
-// firstWarning is the time between warnings that there is no configuration yet. A control plane sends
+// firstWarning is the interval of the warning that there is no configuration yet. A control plane sends
 // nothing to a node that it does not know.
 const firstWarning = 15 * time.Second
 
-// check returns an error for mistakes in x itself.
+// check returns an error for a mistake in x itself.
 func (x *XDS) check() error {
 	switch {
 	case x.Server == "":
@@ -62,7 +63,7 @@ func (x *XDS) check() error {
 	return nil
 }
 
-// configureXDS is configure for a control plane.
+// configureXDS does the work of configure for a control plane.
 func (s *server) configureXDS(ctx, background context.Context, wg *sync.WaitGroup) error {
 	x := s.config.XDS
 	c := xds.Config{
@@ -103,9 +104,9 @@ func (s *server) waitForFirst(ctx context.Context) {
 	}
 }
 
-// useMessages uses a complete configuration. The error has all its mistakes. With Isolate, a configuration
-// with a mistake is used except for the domains with mistakes. The control plane is still told that it was
-// rejected.
+// useMessages puts a complete configuration in use. The error lists all its mistakes. With Isolate, a
+// configuration with mistakes is used except for the domains that contain them. The control plane still
+// receives a rejection.
 func (s *server) useMessages(messages []config.Message, problems config.Problems) error {
 	start := time.Now()
 	var snapshot *limiter.Snapshot
