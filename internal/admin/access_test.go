@@ -90,15 +90,15 @@ func TestAConfiguredTokenIsRequired(t *testing.T) {
 		for _, path := range []string{"/", "/api/top", "/metrics", "/rlconfig", "/debug/pprof/"} {
 			w := get(h, path, token)
 			if w.Code != code {
-				t.Errorf("%q gets %d from %s", token, w.Code, path)
+				t.Errorf("%q gets %d from %s; want status %v", token, w.Code, path, code)
 			}
 			if code == 401 && strings.Contains(w.Body.String(), "1,234") {
-				t.Errorf("%q sees a limit at %s", token, path)
+				t.Errorf("%q sees a limit at %s; want no %q", token, path, "1,234")
 			}
 		}
 	}
 	if w := get(h, "/elsewhere", ""); w.Code != 401 {
-		t.Errorf("without a token, the answer %d shows content", w.Code)
+		t.Errorf("without a token, the answer %d shows content; want status 401", w.Code)
 	}
 }
 
@@ -120,10 +120,10 @@ func TestTheReadOnlyTokenAllowsOnlyReading(t *testing.T) {
 	b := newBrowser(h)
 	b.logIn("look")
 	if w := b.send("GET", "/", nil); w.Code != 200 {
-		t.Errorf("logged in to look: %d", w.Code)
+		t.Errorf("logged in to look: %d; want status 200", w.Code)
 	}
 	if w := b.send("POST", "/logout", url.Values{"csrf": {b.csrf()}}); w.Code != http.StatusSeeOther {
-		t.Errorf("logged in to look, and out: %d", w.Code)
+		t.Errorf("logged in to look, and out: %d; want status http.StatusSeeOther", w.Code)
 	}
 }
 
@@ -132,7 +132,7 @@ func TestSessionsOfATLSProxyStayOnTLS(t *testing.T) {
 	for origin, secure := range map[string]bool{"http://" + host: false, "https://" + host: true} {
 		w := newBrowser(guarded(t)).send("POST", "/login", url.Values{"token": {"secret"}}, "Origin", origin)
 		if cookies := w.Result().Cookies(); w.Code != 303 || len(cookies) != 1 || cookies[0].Secure != secure {
-			t.Errorf("from %s: %d, %v", origin, w.Code, cookies)
+			t.Errorf("from %s: %d, %v; want status 303, 1 element and secure %v", origin, w.Code, cookies, secure)
 		}
 	}
 }
@@ -140,7 +140,7 @@ func TestSessionsOfATLSProxyStayOnTLS(t *testing.T) {
 func TestLoggingInAndOut(t *testing.T) {
 	b := newBrowser(guarded(t))
 	if w := b.send("GET", "/?q=x", nil); w.Code != 401 || !strings.Contains(w.Body.String(), `name="next" value="/?q=x"`) || !strings.Contains(w.Body.String(), `type="password"`) {
-		t.Errorf("%d %s", w.Code, w.Body)
+		t.Errorf("got %d %s; want status 401, a text that contains %q and a text that contains %q", w.Code, w.Body, `name="next" value="/?q=x"`, `type="password"`)
 	}
 	for _, wrong := range []string{"", "Secret", "secret2", "secre"} {
 		if w := b.logIn(wrong); w.Code != 403 || len(b.cookies) > 0 || !strings.Contains(w.Body.String(), "This is not the token.") {
@@ -162,11 +162,11 @@ func TestLoggingInAndOut(t *testing.T) {
 	}
 	for _, path := range []string{"/", "/metrics", "/rlconfig", "/debug/pprof/"} {
 		if w := b.send("GET", path, nil); w.Code != 200 {
-			t.Errorf("%s: %d", path, w.Code)
+			t.Errorf("%s: got %d; want status 200", path, w.Code)
 		}
 	}
 	if w := b.send("GET", "/api/top", nil); w.Code != 401 {
-		t.Errorf("a cookie is accepted by /api/: %d", w.Code)
+		t.Errorf("a cookie is accepted by /api/: %d; want status 401", w.Code)
 	}
 	stolen := *b
 	stolen.cookies = map[string]string{"rlsidecar_session_6070": b.cookies["rlsidecar_session_6070"]}
@@ -174,7 +174,7 @@ func TestLoggingInAndOut(t *testing.T) {
 		t.Errorf("%d, %v", w.Code, b.cookies)
 	}
 	if w := stolen.send("GET", "/", nil); w.Code != 401 {
-		t.Errorf("the session goes on after it was ended: %d", w.Code)
+		t.Errorf("the session goes on after it was ended: %d; want status 401", w.Code)
 	}
 }
 
@@ -185,7 +185,7 @@ func TestFormsOfOtherPagesAreRefused(t *testing.T) {
 	b.logIn("secret")
 	csrf := b.csrf()
 	if len(csrf) < 20 {
-		t.Fatalf("the token of forms is %q", csrf)
+		t.Fatalf("the token of forms is %q; want at least 20", csrf)
 	}
 	other := newBrowser(b.h)
 	other.logIn("secret")
@@ -203,28 +203,28 @@ func TestFormsOfOtherPagesAreRefused(t *testing.T) {
 		"by another name": {"Host", "evil.test:6070"},
 	} {
 		if w := b.send("POST", "/logout", form, header...); w.Code != 403 && w.Code != 401 {
-			t.Errorf("%s: %d", name, w.Code)
+			t.Errorf("%s: got %d; want status 401", name, w.Code)
 		}
 		if w := newBrowser(b.h).send("POST", "/login", url.Values{"token": {"secret"}}, header...); w.Code != 403 {
-			t.Errorf("log in, %s: %d", name, w.Code)
+			t.Errorf("log in, %s: %d; want status 403", name, w.Code)
 		}
 	}
 	for name, value := range map[string]string{"none": "", "of another session": other.csrf(), "longer": csrf + "x", "shorter": csrf[1:]} {
 		if w := b.send("POST", "/logout", url.Values{"csrf": {value}}); w.Code != 403 {
-			t.Errorf("token %s: %d", name, w.Code)
+			t.Errorf("token %s: %d; want status 403", name, w.Code)
 		}
 	}
 	if w := b.send("POST", "/logout?csrf="+csrf, nil); w.Code != 403 {
-		t.Errorf("token in the query: %d", w.Code)
+		t.Errorf("token in the query: %d; want status 403", w.Code)
 	}
 	if w := b.send("GET", "/logout?csrf="+csrf, nil); w.Code == 303 {
 		t.Error("a link logs out")
 	}
 	if w := b.send("POST", "/logout", url.Values{"csrf": {csrf}, "x": {strings.Repeat("x", maxForm)}}); w.Code != 400 {
-		t.Errorf("a large form: %d", w.Code)
+		t.Errorf("a large form: %d; want status 400", w.Code)
 	}
 	if w := b.send("GET", "/", nil); w.Code != 200 {
-		t.Errorf("one of these worked: %d", w.Code)
+		t.Errorf("one of these worked: %d; want status 200", w.Code)
 	}
 }
 
@@ -253,7 +253,7 @@ func TestWithoutATokenOnlyTheUnixSocketAllowsChanges(t *testing.T) {
 		}
 		body := send("GET", nil).Body.String()
 		if strings.Contains(body, "changes nothing") != (c.network == "tcp") {
-			t.Errorf("%s: %s", c.network, body)
+			t.Errorf("%s: got %s; want %v", c.network, body, c.network == "tcp")
 		}
 		if w := send("POST", url.Values{"csrf": {p.access.socketCSRF}}); w.Code != c.code {
 			t.Errorf("%s, %s: %d, want %d", c.network, c.host, w.Code, c.code)
@@ -278,15 +278,15 @@ func TestAttemptsAreBounded(t *testing.T) {
 		t.Errorf("%d attempts, want %d", n, attemptsAtOnce)
 	}
 	if w := b.logIn("secret"); w.Code != 403 {
-		t.Errorf("the token is accepted after too many attempts: %d", w.Code)
+		t.Errorf("the token is accepted after too many attempts: %d; want status 403", w.Code)
 	}
 	if w := get(h, "/", "Bearer secret"); w.Code != 200 {
-		t.Errorf("a program with the token is kept out: %d", w.Code)
+		t.Errorf("a program with the token is kept out: %d; want status 200", w.Code)
 	}
 	other := newBrowser(h)
 	other.remote = "192.0.2.2:1"
 	if w := other.logIn("secret"); w.Code != 303 {
-		t.Errorf("another client is kept out: %d", w.Code)
+		t.Errorf("another client is kept out: %d; want status 303", w.Code)
 	}
 	now = now.Add(time.Minute)
 	if n := tries(); n != attemptsPerMinute {
@@ -297,7 +297,7 @@ func TestAttemptsAreBounded(t *testing.T) {
 	tries()
 	b.remote = "[2001:db8::ffff:ffff]:1"
 	if n := tries(); n != 0 {
-		t.Errorf("%d attempts by another address of the same host", n)
+		t.Errorf("%d attempts by another address of the same host; want 0", n)
 	}
 	for i := range 2 * maxClients {
 		b.remote = fmt.Sprintf("10.1.%d.%d:1", i/256, i%256)
@@ -305,11 +305,11 @@ func TestAttemptsAreBounded(t *testing.T) {
 	}
 	b.remote = "10.2.0.1:1"
 	if n := tries(); n != 0 {
-		t.Errorf("%d attempts when no more clients are remembered", n)
+		t.Errorf("%d attempts when no more clients are remembered; want 0", n)
 	}
 	now = now.Add(time.Hour)
 	if n := tries(); n != attemptsAtOnce {
-		t.Errorf("%d attempts an hour later", n)
+		t.Errorf("%d attempts an hour later; want %v", n, attemptsAtOnce)
 	}
 }
 

@@ -101,7 +101,7 @@ d.other: algorithm=unknown rate=0 period=0s capacity=0, shadow_mode: false, quot
 d.free: unlimited: true, shadow_mode: false, quota_mode: true
 `
 	if got := get(New(fixture(t)), "/rlconfig", "").Body.String(); got != want {
-		t.Errorf("got:\n%s", got)
+		t.Errorf("got:\n%s; want %v", got, want)
 	}
 }
 
@@ -109,7 +109,7 @@ func TestPaths(t *testing.T) {
 	h := New(fixture(t))
 	for path, code := range map[string]int{"/metrics": 200, "/api/top": 200, "/debug/pprof/": 200, "/debug/pprof/heap": 200, "/debug/pprof/cmdline": 404, "/elsewhere": 404} {
 		if w := get(h, path, ""); w.Code != code {
-			t.Errorf("%s: %d", path, w.Code)
+			t.Errorf("%s: got %d; want status %v", path, w.Code, code)
 		}
 	}
 }
@@ -161,7 +161,7 @@ func TestTheCommandLineIsNotExposed(t *testing.T) {
 	c.Token = httpauth.FixedToken("secret")
 	for _, path := range []string{"/debug/pprof/cmdline", "/debug/pprof/cmdline/", "/debug/pprof//cmdline", "/debug/vars"} {
 		if w := get(New(c), path, "Bearer secret"); w.Code == 200 || strings.Contains(w.Body.String(), os.Args[0]) {
-			t.Errorf("%s: %d %q", path, w.Code, w.Body)
+			t.Errorf("%s: got %d %q; want status other than 200 and no %q", path, w.Code, w.Body, os.Args[0])
 		}
 	}
 }

@@ -39,7 +39,7 @@ func TestAChangeOfAnyFieldIsNoticed(t *testing.T) {
 			}
 		}
 		if got := alike(a, &b); got != (name == "Index") {
-			t.Errorf("another %s: alike is %t", name, got)
+			t.Errorf("another %s: alike is %t; want %v", name, got, name == "Index")
 		}
 	}
 }

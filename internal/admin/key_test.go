@@ -118,7 +118,7 @@ func (d *desk) read(t *testing.T, path string) string {
 	t.Helper()
 	w := d.send("GET", path, nil)
 	if w.Code != 200 {
-		t.Errorf("%s: %d", path, w.Code)
+		t.Errorf("%s: got %d; want status 200", path, w.Code)
 	}
 	return w.Body.String()
 }
@@ -128,7 +128,7 @@ func (d *desk) follow(t *testing.T, page string, fields ...string) *httptest.Res
 	t.Helper()
 	_, form, found := strings.Cut(page, `<form class="stacked" method="post" action="/change">`)
 	if !found {
-		t.Fatalf("there is no form in\n%s", page)
+		t.Fatalf("there is no form in\n%s; want found", page)
 	}
 	form, _, _ = strings.Cut(form, "</form>")
 	values := url.Values{}
@@ -177,7 +177,7 @@ func TestThePageExplainsWhyAKeyIsDenied(t *testing.T) {
 	}
 	for _, path := range []string{"/key?domain=d&limit=send&value64=%21", "/key?domain=d&entry64=YQ", "/key?domain=d&descriptor=x", "/key?domain=d&limit=send" + strings.Repeat("&value=x", 100)} {
 		if w := d.send("GET", path, nil); w.Code != 400 {
-			t.Errorf("%s: %d", path, w.Code)
+			t.Errorf("%s: got %d; want status 400", path, w.Code)
 		}
 	}
 }
@@ -239,7 +239,7 @@ func TestKeysOfAnyBytes(t *testing.T) {
 		has(t, d.read(t, descriptorLink("d", []descriptors.Entry{user(key)})), "Denied now")
 		w := d.follow(t, d.read(t, "/change?"+strings.TrimPrefix(keyLink("d", "send", []string{key}), "/key?")+"&do=reset"), "author", "ann", "reason", "test")
 		if w.Code != 303 {
-			t.Errorf("%q: %d %s", key, w.Code, w.Body)
+			t.Errorf("%q: got %d %s; want status 303", key, w.Code, w.Body)
 		}
 		has(t, d.read(t, w.Header().Get("Location")), "The bucket was reset", "20 of 20 left", "Allowed now")
 	}
@@ -250,7 +250,7 @@ func TestKeysOfAnyBytes(t *testing.T) {
 		}
 	}
 	if n := d.logs.FilterMessage("a bucket was reset").Len(); n != 8 {
-		t.Errorf("%d resets are logged", n)
+		t.Errorf("%d resets are logged; want 8", n)
 	}
 }
 
@@ -263,11 +263,11 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	has(t, preview, "limit send of domain d, key bob: token bucket: 20 per 1m, up to 40 at once, until 2001-09-09 02:46:40 UTC (configured:")
 	has(t, d.read(t, "/change?do=raise&domain=d&limit=send&value=bob&factor=10&for=8h"), "100 per 1m, up to 200 at once, until 2001-09-09 09:46:40 UTC")
 	if w := d.follow(t, preview, "author", "ann", "reason", ""); w.Code != 409 || !strings.Contains(w.Body.String(), "the reason are missing") {
-		t.Errorf("without a reason: %d", w.Code)
+		t.Errorf("without a reason: %d; want status 409 and a text that contains %q", w.Code, "the reason are missing")
 	}
 	w := d.follow(t, preview, "author", "ann", "reason", "launch <b>")
 	if w.Code != 303 {
-		t.Fatalf("%d %s", w.Code, w.Body)
+		t.Fatalf("got %d %s; want status 303", w.Code, w.Body)
 	}
 	page = d.read(t, w.Header().Get("Location"))
 	has(t, page, "The limit was raised for this key.", "By ann: “launch &lt;b&gt;”", "20 of 40 left", "Allowed now")
@@ -275,7 +275,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 		t.Errorf("%d are allowed, want 20", n)
 	}
 	if n := d.request(t, 30, user("eve")); n != 20 {
-		t.Errorf("another key has %d", n)
+		t.Errorf("another key has %d; want 20", n)
 	}
 
 	preview = d.click(t, page, "Block")
@@ -292,7 +292,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	has(t, d.read(t, "/limit?domain=d&name=send"), "every request is denied")
 	w = d.follow(t, d.click(t, list, "End it"), "author", "ann", "reason", "over")
 	if w.Code != 303 {
-		t.Fatalf("%d %s", w.Code, w.Body)
+		t.Fatalf("got %d %s; want status 303", w.Code, w.Body)
 	}
 	has(t, d.read(t, w.Header().Get("Location")), "The adjustment was ended.", "Nothing is adjusted.", "ended limit send of domain d, key bob: block")
 	has(t, d.read(t, "/change?do=end&id=x"), "there is no such adjustment")
@@ -313,16 +313,16 @@ func TestOnlyTheAdminTokenAllowsChanges(t *testing.T) {
 	for name, b := range map[string]*browser{"nobody": newBrowser(d.h), "a reader": reader} {
 		form.Set("csrf", b.csrf())
 		if w := b.send("POST", "/change", form); w.Code != 403 {
-			t.Errorf("%s: %d", name, w.Code)
+			t.Errorf("%s: got %d; want status 403", name, w.Code)
 		}
 		if w := b.send("POST", "/change", form, "Authorization", "Bearer look"); w.Code != 403 {
-			t.Errorf("%s with the token in a header: %d", name, w.Code)
+			t.Errorf("%s with the token in a header: %d; want status 403", name, w.Code)
 		}
 		if body := b.send("GET", "/key?domain=d&limit=send&value=bob", nil).Body.String(); strings.Contains(body, "/change?") {
-			t.Errorf("%s sees buttons", name)
+			t.Errorf("%s sees buttons; want no %q", name, "/change?")
 		}
 		if w := b.send("GET", "/change?"+form.Encode(), nil); strings.Contains(w.Body.String(), `action="/change"><input type="hidden" name="csrf"`) {
-			t.Errorf("%s sees the form", name)
+			t.Errorf("%s sees the form; want no %q", name, `action="/change"><input type="hidden" name="csrf"`)
 		}
 	}
 	if n := d.request(t, 1, user("bob")); n != 1 {
@@ -334,7 +334,7 @@ func TestOnlyTheAdminTokenAllowsChanges(t *testing.T) {
 	} {
 		form.Set("csrf", d.csrf())
 		if w := d.send("POST", "/change", form); w.Code != 400 {
-			t.Errorf("%v: %d", form, w.Code)
+			t.Errorf("%v: got %d; want status 400", form, w.Code)
 		}
 	}
 	for field, value := range map[string]string{"for": "1000h", "limit": "nothing", "factor": "x", "do": "raise"} {
@@ -346,7 +346,7 @@ func TestOnlyTheAdminTokenAllowsChanges(t *testing.T) {
 		wrong.Set("factor", "2")
 		wrong.Set(field, value)
 		if w := d.send("POST", "/change", wrong); (w.Code != 409) != (field == "do") {
-			t.Errorf("%s %s: %d", field, value, w.Code)
+			t.Errorf("%s %s: got %d; want %v", field, value, w.Code, field == "do")
 		}
 	}
 }
@@ -372,7 +372,7 @@ func TestALimitsPage(t *testing.T) {
 	has(t, d.read(t, "/limit?domain=d&name=send"), "did not come from a file", "  algorithm: token_bucket", "  rate: 10")
 	for _, path := range []string{"/limit", "/limit?domain=d&name=x", "/limit?domain=d&name=%ff%00"} {
 		if w := d.send("GET", path, nil); w.Code != 404 {
-			t.Errorf("%s: %d", path, w.Code)
+			t.Errorf("%s: got %d; want status 404", path, w.Code)
 		}
 	}
 }
@@ -404,6 +404,6 @@ func TestTheConfigurationPage(t *testing.T) {
 	token := httpauth.FixedToken("secret")
 	c.Token = token
 	if w := get(New(c), "/configuration", ""); w.Code != 401 || strings.Contains(w.Body.String(), "after.yaml") {
-		t.Errorf("without the token: %d", w.Code)
+		t.Errorf("without the token: %d; want status 401 and no %q", w.Code, "after.yaml")
 	}
 }

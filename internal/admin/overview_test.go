@@ -113,13 +113,13 @@ func TestPagesForbidUnusedFeatures(t *testing.T) {
 			}
 		}
 		if strings.Contains(policy, "unsafe") || strings.Contains(policy, "*") {
-			t.Errorf("%s: %s", path, policy)
+			t.Errorf("%s: got %s; want no %q and no %q", path, policy, "unsafe", "*")
 		}
 	}
 	w := get(New(c), "/", "")
 	for name, want := range map[string]string{"X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin", "Cache-Control": "no-store"} {
 		if got := w.Header().Get(name); got != want {
-			t.Errorf("%s: %q", name, got)
+			t.Errorf("%s: got %q; want %v", name, got, want)
 		}
 	}
 	body := w.Body.String()
@@ -180,7 +180,7 @@ func TestHundredThousandLimits(t *testing.T) {
 		for range 5 {
 			best = min(best, cputest.Time(func() {
 				if body := get(h, "/", "").Body; body.Len() > 200<<10 {
-					t.Errorf("%d bytes", body.Len())
+					t.Errorf("%d bytes; want at most %v", body.Len(), 200<<10)
 				}
 			}))
 		}
@@ -189,7 +189,7 @@ func TestHundredThousandLimits(t *testing.T) {
 	a, b := fastest(few), fastest(lots)
 	t.Logf("1,000 limits: %v; 100,000: %v", a, b)
 	if b > 60*a {
-		t.Errorf("1,000 limits take %v, 100,000 take %v", a, b)
+		t.Errorf("1,000 limits take %v, 100,000 take %v; want at most %v", a, b, 60*a)
 	}
 }
 

@@ -16,7 +16,7 @@ func TestAuthSettingsAreCompiled(t *testing.T) {
 	must(t, err)
 	s, problems := Compile([]File{{"auth.yaml", data}}, Options{})
 	if len(problems) > 0 {
-		t.Fatal(problems)
+		t.Fatalf("got %v; want 0", problems)
 	}
 	from := func(key string, source limiter.AuthSource, name string) limiter.AuthEntry {
 		return limiter.AuthEntry{Key: key, From: source, Name: name}
@@ -54,7 +54,7 @@ func TestAuthSettingsAreCompiled(t *testing.T) {
 	}
 	same := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 	if diff := cmp.Diff(want, s.Auth, same); diff != "" {
-		t.Error(diff)
+		t.Errorf("got %v; want no difference", diff)
 	}
 	if s, _ := Compile([]File{{"a.yaml", []byte("domain: a")}}, Options{}); s.Auth != nil {
 		t.Error("a file without auth has one")

@@ -286,7 +286,7 @@ descriptors:
 			found = found || fmt.Sprintf("%s %v %t", p.StatKey, p.Extra().StatValues, p.Detailed) == want
 		}
 		if !found {
-			t.Errorf("no policy with %s", want)
+			t.Errorf("no policy with %s; want found", want)
 		}
 	}
 }
@@ -341,11 +341,11 @@ descriptors:
 	}
 	s = good(t, Options{}, file)
 	if b := match(t, s, "d", "b=1")[0]; b.Alone || b.Limit.TakesDenied || b.OnFailure != descriptors.Deny || s.Domains["d"].Alone {
-		t.Errorf("by default: %+v", b)
+		t.Errorf("by default: %+v; want b.Alone false, b.Limit.TakesDenied false, b.OnFailure %v and s.Domains[\"d\"].Alone false", b, descriptors.Deny)
 	}
 	reported := bad(t, Options{OnFailure: descriptors.Local}, file)
 	if !strings.HasPrefix(reported, "a.yaml:12:9: on_backend_failure local needs a local_share") {
-		t.Errorf("said:\n%s", reported)
+		t.Errorf("said:\n%s; want a text that starts with %q", reported, "a.yaml:12:9: on_backend_failure local needs a local_share")
 	}
 }
 
@@ -355,7 +355,7 @@ func TestSettingsOfADomainHoldInAllItsFiles(t *testing.T) {
 		"{domain: d, consume: each, on_backend_failure: error}",
 		"{domain: d, consume: each}")
 	if p := one(t, s, "d", "a=1"); !p.Alone || p.OnFailure != descriptors.Error || s.Domains["d"].OnFailure != descriptors.Error {
-		t.Errorf("%+v", p)
+		t.Errorf("got %+v; want p.Alone true, p.OnFailure descriptors.Error and s.Domains[\"d\"].OnFailure descriptors.Error", p)
 	}
 }
 
@@ -385,7 +385,7 @@ func TestMistakesOfAllFilesAreReported(t *testing.T) {
 		}
 	}
 	if strings.Contains(reported, "perhaps") {
-		t.Errorf("what may be in an unreadable file counts as missing:\n%s", reported)
+		t.Errorf("what may be in an unreadable file counts as missing:\n%s; want no %q", reported, "perhaps")
 	}
 }
 
@@ -452,7 +452,7 @@ func TestConsumeTogetherTakesPrecedence(t *testing.T) {
 				s := good(t, Options{ConsumeEach: each, ConsumeTogether: together}, fmt.Sprintf(file, consume))
 				want := !together && (consume == "consume: each\n" || consume == "" && each)
 				if p := s.Policies[0]; s.Domains["d"].Alone != want || p.Alone != want || p.Limit.TakesDenied != want {
-					t.Errorf("%q, default each %t, together %t: %+v", consume, each, together, p)
+					t.Errorf("%q, default each %t, together %t: %+v; want s.Domains[\"d\"].Alone %v, p.Alone %v and p.Limit.TakesDenied %v", consume, each, together, p, want, want, want)
 				}
 			}
 		}
@@ -483,12 +483,12 @@ func TestHashIdentifiesAConfiguration(t *testing.T) {
 func TestFilesLargerThanTheBoundsAreRefused(t *testing.T) {
 	reported := bad(t, Options{}, "domain: a\n#"+strings.Repeat("x", maxFileSize))
 	if reported != "a.yaml: the file is larger than 16 MiB; split it" {
-		t.Error(reported)
+		t.Errorf("got %v; want reported %q", reported, "a.yaml: the file is larger than 16 MiB; split it")
 	}
 	many := "domain: a\ndescriptors: [{key: a, rate_limit: [&l {unit: day, requests_per_unit: 5}" + strings.Repeat(", *l", DefaultMaxLimits) + "]}]"
 	reported = bad(t, Options{}, many)
 	if reported != "a.yaml: the configuration has more than 100000 limits; make it smaller, or raise --max-limits" {
-		t.Error(reported)
+		t.Errorf("got %v; want reported %q", reported, "a.yaml: the configuration has more than 100000 limits; make it smaller, or raise --max-limits")
 	}
 }
 
@@ -560,6 +560,6 @@ func TestLimitsThatDifferShareNothing(t *testing.T) {
 		t.Errorf("shards of %d and %d, want 500 and 250", c, e)
 	}
 	if f, g := of("f").Settle, of("g").Settle; f.Estimate != 10 || f.Unknown != 70 || g.Estimate != 20 || g.Unknown != -1 {
-		t.Errorf("%+v and %+v", f, g)
+		t.Errorf("%+v and %+v; want f.Estimate 10, f.Unknown 70, g.Estimate 20 and g.Unknown -1", f, g)
 	}
 }

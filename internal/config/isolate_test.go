@@ -258,7 +258,7 @@ func TestAMistakeAffectsOnlyItsMessage(t *testing.T) {
 			t.Errorf("%s: %q, stale %q; want %q, %q\n%v", s.subject, got, stale, s.domains, s.stale, problems)
 		}
 		if problems.Bad() != (s.stale != "") {
-			t.Errorf("%s: %v", s.subject, problems)
+			t.Errorf("%s: got %v; want %v", s.subject, problems, s.stale != "")
 		}
 	}
 }

@@ -89,10 +89,10 @@ func TestLoadReportsUnreadableFiles(t *testing.T) {
 		}
 	}
 	if _, reported := loaded(t, folder); reported != "(no path): no configuration file or folder is given; name at least one" {
-		t.Error(reported)
+		t.Errorf("got %v; want reported %q", reported, "(no path): no configuration file or folder is given; name at least one")
 	}
 	write(t, filepath.Join(folder, "large.yaml"), strings.Repeat("#", maxFileSize+1))
 	if _, reported := loaded(t, folder, "large.yaml"); reported != "~/large.yaml: the file is larger than 16 MiB; split it" {
-		t.Error(reported)
+		t.Errorf("got %v; want reported %q", reported, "~/large.yaml: the file is larger than 16 MiB; split it")
 	}
 }

@@ -174,12 +174,12 @@ func TestLargeFilesGiveTheSameConfiguration(t *testing.T) {
 	}
 	for name, d := range second.Domains {
 		if kept := d == first.Domains[name]; kept != (name != "d5") {
-			t.Errorf("domain %s: kept %t", name, kept)
+			t.Errorf("domain %s: kept %t; want %v kept", name, kept, name != "d5")
 		}
 	}
 	for _, p := range l.parts {
 		if !p.bare || p.file.Data != nil {
-			t.Errorf("%s: the parsed form is still in memory", p.file.Name)
+			t.Errorf("%s: the parsed form is still in memory; want bare and data nil", p.file.Name)
 		}
 	}
 }
@@ -204,21 +204,21 @@ func TestAChangedFileIsParsedAlone(t *testing.T) {
 	}
 	first := load()
 	if l.Parsed() != 200 {
-		t.Errorf("%d files were parsed at first", l.Parsed())
+		t.Errorf("%d files were parsed at first; want 200", l.Parsed())
 	}
 	files[7].Data = []byte("domain: d7\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 6}}]")
 	second := load()
 	if l.Parsed() != 1 {
-		t.Errorf("%d files were parsed for one that changed", l.Parsed())
+		t.Errorf("%d files were parsed for one that changed; want 1", l.Parsed())
 	}
 	for name, d := range second.Domains {
 		if kept := d == first.Domains[name]; kept != (name != "d7") {
-			t.Errorf("domain %s: kept %t", name, kept)
+			t.Errorf("domain %s: kept %t; want %v kept", name, kept, name != "d7")
 		}
 	}
 	load()
 	if l.Parsed() != 0 {
-		t.Errorf("%d files were parsed for none that changed", l.Parsed())
+		t.Errorf("%d files were parsed for none that changed; want 0", l.Parsed())
 	}
 }
 
@@ -255,7 +255,7 @@ func TestAChangedFileOfADomainIsCompiledAlone(t *testing.T) {
 	third := load(1)
 	for i, p := range first.Policies[:2] {
 		if second.Policies[i] != p || third.Policies[i] != p {
-			t.Errorf("the limit at %s of an earlier file was compiled again", p.Name)
+			t.Errorf("the limit at %s of an earlier file was compiled again; want second.Policies[i] %v and third.Policies[i] %v", p.Name, p, p)
 		}
 	}
 	if first.Policies[3].Index != 3 || second.Policies[4].Index != 4 || first.Policies[3].Name != second.Policies[4].Name {

@@ -32,11 +32,11 @@ descriptors:
 	}}
 	want, problems := Compile([]File{{"f", []byte(file)}}, Options{})
 	if len(problems) > 0 {
-		t.Fatal(problems)
+		t.Fatalf("got %v; want 0", problems)
 	}
 	got, problems := CompileMessages([]Message{message}, Options{})
 	if len(problems) > 0 {
-		t.Fatal(problems)
+		t.Fatalf("got %v; want 0", problems)
 	}
 	if len(got.Policies) != len(want.Policies) {
 		t.Fatalf("%d policies, want %d", len(got.Policies), len(want.Policies))
@@ -49,7 +49,7 @@ descriptors:
 		}
 	}
 	if got := got.Policies[1].Place.String(); got != "xds:edge: descriptors[0](path=/login).descriptors[0](remote_address).rate_limit" {
-		t.Errorf("place %q", got)
+		t.Errorf("place %q; want %q", got, "xds:edge: descriptors[0](path=/login).descriptors[0](remote_address).rate_limit")
 	}
 }
 
@@ -88,7 +88,7 @@ func TestOrderOfMessagesDoesNotMatter(t *testing.T) {
 	b := Message{Name: "0", Domain: "b", Descriptors: []MessageDescriptor{{Key: "x", Limit: perMinute(3)}}}
 	one, problems := CompileMessages([]Message{b, more, a}, Options{})
 	if len(problems) > 0 {
-		t.Fatal(problems)
+		t.Fatalf("got %v; want 0", problems)
 	}
 	other, _ := CompileMessages([]Message{a, b, more}, Options{})
 	if one.Hash != other.Hash {

@@ -168,7 +168,7 @@ func TestSchemaHasTheKeysOfTheParser(t *testing.T) {
 			t.Errorf("%q has keys\n%v, the parser\n%v", name, got, want)
 		}
 		if level["additionalProperties"] != false {
-			t.Errorf("%q allows other keys", name)
+			t.Errorf("%q allows other keys; want false", name)
 		}
 		for _, key := range keys {
 			if p := property(t, level, key); p["description"] == nil {

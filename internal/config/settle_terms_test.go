@@ -86,7 +86,7 @@ func TestTheLargestAcceptedValues(t *testing.T) {
 	} {
 		_, problems := Compile([]File{{Name: "a.yaml", Data: []byte(c.text)}}, Options{})
 		if problems.Bad() != c.bad {
-			t.Errorf("%s: %.300v", name, problems)
+			t.Errorf("%s: %.300v; want %v", name, problems, c.bad)
 		}
 	}
 }

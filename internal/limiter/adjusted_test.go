@@ -61,7 +61,7 @@ func TestAnAdjustmentGivesOneKeyOtherNumbers(t *testing.T) {
 	b := newBench(t, adjustable)
 	got := b.adjust("calls", map[string]adjust.Change{"bob": {Rate: number(100), Capacity: number(200)}})
 	if got.InForce != 1 || got.Ignored != 0 || got.Next != b.now+minute {
-		t.Errorf("%+v", got)
+		t.Errorf("got %+v; want in force 1, ignored 0 and next %v", got, b.now+minute)
 	}
 	if n := b.allowed(t, 250, "user=bob"); n != 200 {
 		t.Errorf("bob got %d, want 200", n)
@@ -83,7 +83,7 @@ func TestTheEarliestAdjustmentEndsNext(t *testing.T) {
 		}
 		got := b.Adjust(adjust.NewSet(adjust.Head{}, all), func() algorithms.Micros { return b.now })
 		if got.Next != b.now+2 || got.InForce != 2 || got.Ignored != 0 {
-			t.Errorf("%v: %+v", ends, got)
+			t.Errorf("%v: got %+v; want next %v, in force 2 and ignored 0", ends, got, b.now+2)
 		}
 	}
 }
@@ -141,12 +141,12 @@ func TestABlockDeniesInSpiteOfShadowQuotaAndReplaces(t *testing.T) {
 		for _, texts := range [][]string{{"user=bob"}, {"shadow=bob"}, {"quota=bob"}, {"user=bob", "vip=1"}, {"quota=bob", "other=1"}, {"user=bob", "free=1"}} {
 			c := b.ask(t, 1, texts...)
 			if !c.Denied || c.RetryAfter != minute || c.Never || !c.Statuses[0].Denied || c.Results[0].Decision.Blocked != minute {
-				t.Errorf("%+v %v: %+v", modes, texts, c.Verdict)
+				t.Errorf("%+v %v: got %+v; want c.Denied true, c.RetryAfter %v, c.Never false, c.Statuses[0].Denied true and c.Results[0].Decision.Blocked %v", modes, texts, c.Verdict, minute, minute)
 			}
 		}
 		b.now += minute - 1
 		if c := b.ask(t, 1, "user=bob"); !c.Denied || c.RetryAfter != 1 {
-			t.Errorf("1 us before its end: %+v", c.Verdict)
+			t.Errorf("1 us before its end: %+v; want denied and retry after 1", c.Verdict)
 		}
 		b.now++
 		if b.ask(t, 1, "user=bob").Denied {
@@ -204,13 +204,13 @@ func TestABlockIsShownToAnOperatorWithTheBucket(t *testing.T) {
 func TestALimitConfiguredUnlimitedCanBeBlocked(t *testing.T) {
 	b := newBench(t, adjustable)
 	if got := b.adjust("free", map[string]adjust.Change{"bob": {Block: true}, "ann": {Factor: 2000}}); got.InForce != 1 || got.Ignored != 1 {
-		t.Errorf("%+v", got)
+		t.Errorf("got %+v; want in force 1 and ignored 1", got)
 	}
 	if !b.ask(t, 1, "free=bob").Denied {
 		t.Error("bob is allowed")
 	}
 	if c := b.ask(t, 1, "free=ann"); c.Denied || c.Results[0].Outcome != limiter.Unlimited {
-		t.Errorf("ann: %+v", c.Verdict)
+		t.Errorf("ann: %+v; want allowed and outcome %v", c.Verdict, limiter.Unlimited)
 	}
 }
 
@@ -218,7 +218,7 @@ func TestAnUnlimitedAdjustmentChargesAndNeverDenies(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"bob": {Unlimited: true}})
 	if n := b.allowed(t, 100, "user=bob"); n != 100 {
-		t.Errorf("got %d of 100", n)
+		t.Errorf("got %d of 100; want 100", n)
 	}
 	if r := b.ask(t, 1, "user=bob").Results[0]; !r.Decision.Allowed || r.Decision.RetryAfter != 0 {
 		t.Errorf("the bucket is empty, and the answer must not say so: %+v", r.Decision)
@@ -228,7 +228,7 @@ func TestAnUnlimitedAdjustmentChargesAndNeverDenies(t *testing.T) {
 	}
 	b.store.err = backend.ErrUnavailable
 	if c := b.ask(t, 1, "user=bob"); c.Denied || !c.Failed {
-		t.Errorf("while the store fails: %+v", c.Verdict)
+		t.Errorf("while the store fails: %+v; want allowed and failed", c.Verdict)
 	}
 	b.store.err = nil
 	b.now += minute // 10 units flow in
@@ -269,10 +269,10 @@ func TestTheStricterOfAnOverrideAndAnAdjustmentHolds(t *testing.T) {
 func TestAdjustmentsThatDoNotApplyAreCountedAndChangeNothing(t *testing.T) {
 	b := newBench(t, adjustable)
 	if got := b.adjust("gone", map[string]adjust.Change{"bob": {Block: true}}); got.Ignored != 1 || got.InForce != 0 {
-		t.Errorf("%+v", got)
+		t.Errorf("got %+v; want ignored 1 and in force 0", got)
 	}
 	if got := b.adjust("calls", map[string]adjust.Change{"bob": {Capacity: number(1 << 52)}}); got.Ignored != 1 {
-		t.Errorf("%+v", got)
+		t.Errorf("got %+v; want ignored 1", got)
 	}
 	if n := b.allowed(t, 50, "user=bob"); n != 20 {
 		t.Errorf("got %d, want 20", n)
@@ -371,7 +371,7 @@ func TestHostileKeysAreAdjustedByTheirBytes(t *testing.T) {
 	}
 	for value, want := range map[string]bool{"\xff\x00": true, long: true, "\xff": false, "\xff\x00\x00": false, long + "x": false, "\ufffd\x00": false} {
 		if got := ask(value); got != want {
-			t.Errorf("%.20q: denied %v", value, got)
+			t.Errorf("%.20q: denied %v; want %v", value, got, want)
 		}
 	}
 }

@@ -26,12 +26,12 @@ descriptors:
 		d := c.AddDescriptor()
 		d.Entries, d.Cost = append(d.Entries, entries...), 1
 		if err := b.Check(context.Background(), c); err != nil || c.Denied {
-			t.Fatal(err, c.Denied)
+			t.Fatalf("got %v %v; want no error and allowed", err, c.Denied)
 		}
 	}
 	check()
 	if n := testing.AllocsPerRun(1000, check); n != 0 {
-		t.Errorf("%v allocations a call", n)
+		t.Errorf("%v allocations a call; want 0", n)
 	}
 }
 
@@ -60,7 +60,7 @@ descriptors:
 			}
 			check()
 			if n := testing.AllocsPerRun(1000, check); n != 0 {
-				t.Errorf("%s, of %d: %v allocations a call", name, credits, n)
+				t.Errorf("%s, of %d: %v allocations a call; want 0", name, credits, n)
 			}
 		}
 	}

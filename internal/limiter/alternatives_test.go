@@ -62,7 +62,7 @@ func TestTheAnswerNamesThePayer(t *testing.T) {
 		}
 	}
 	if c := b.ask(t, 21, "user=bob"); !c.Denied || !c.Never || c.RetryAfter != 0 {
-		t.Errorf("neither can ever pay 21: %+v", c.Verdict)
+		t.Errorf("neither can ever pay 21: %+v; want denied, never and retry after 0", c.Verdict)
 	}
 	for name, want := range map[string]int64{"per_minute": 4, "credits": 2} {
 		for _, key := range []string{"bob", "eve"} {
@@ -76,7 +76,7 @@ func TestTheAnswerNamesThePayer(t *testing.T) {
 func TestSeveralLimitsOfAPlanArePaidOnce(t *testing.T) {
 	b := newBench(t, plans)
 	if c := b.ask(t, 6, "user=bob,both=x"); c.Denied || len(c.Results) != 3 || c.Results[0].For != nil {
-		t.Fatalf("within the plan: %+v", c.Verdict)
+		t.Fatalf("within the plan: %+v; want allowed, 3 elements and for nil", c.Verdict)
 	}
 	c := b.ask(t, 6, "user=bob,both=x") // the limit per minute denies; the limit per day would allow
 	cost := int64(0)
@@ -84,15 +84,15 @@ func TestSeveralLimitsOfAPlanArePaidOnce(t *testing.T) {
 		if r := &c.Results[i]; r.For != nil {
 			cost += r.Cost
 			if r.Policy.Name != "credits" || r.Decision.Remaining != 14 {
-				t.Errorf("result %d: %s, %+v", i, r.Policy.Name, r.Decision)
+				t.Errorf("result %d: %s, %+v; want name %q and 14 remaining", i, r.Policy.Name, r.Decision, "credits")
 			}
 		}
 	}
 	if c.Denied || cost != 6 || c.Results[2].For != nil || c.Results[2].Decision.Remaining != 988 {
-		t.Errorf("paid %d, %+v", cost, c.Verdict)
+		t.Errorf("paid %d, %+v; want allowed, cost 6, for nil and 988 remaining", cost, c.Verdict)
 	}
 	if c := b.ask(t, 15, "user=bob,both=x"); !c.Denied || c.RetryAfter != 3600*algorithms.Second {
-		t.Errorf("the credits have 14, and the plan never allows 15: %+v", c.Verdict)
+		t.Errorf("the credits have 14, and the plan never allows 15: %+v; want denied and retry after %v", c.Verdict, 3600*algorithms.Second)
 	}
 }
 
@@ -101,14 +101,14 @@ func TestRefundsAndDryRunsConcernTheNamedLimit(t *testing.T) {
 	b.ask(t, 10, "user=bob")
 	for cost, denied := range map[int64]bool{0: false, -3: false} {
 		if c := b.named(t, "per_minute", cost, "bob"); c.Denied != denied || c.Results[0].For != nil {
-			t.Errorf("cost %d: %+v", cost, c.Verdict)
+			t.Errorf("cost %d: %+v; want denied %v and for nil", cost, c.Verdict, denied)
 		}
 	}
 	dry := &limiter.Call{}
 	dry.Request.Domain, dry.DryRun = "d", true
 	dry.Limits = append(dry.Limits, limiter.NamedCharge{Name: "per_minute", Key: []string{"bob"}, Count: 5})
 	if err := b.Check(t.Context(), dry); err != nil || dry.Denied || dry.Results[0].Policy.Name != "credits" {
-		t.Errorf("a dry run of 5: %v, %+v", err, dry.Verdict)
+		t.Errorf("a dry run of 5: %v, %+v; want no error, allowed and name %q", err, dry.Verdict, "credits")
 	}
 	if left := b.named(t, "credits", 0, "bob").Results[0].Decision.Remaining; left != 20 {
 		t.Errorf("%d credits are left, want all 20", left)
@@ -126,7 +126,7 @@ func TestARepeatedRequestHasTheSamePayer(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r := c.Results[0]; c.Denied || r.Policy.Name != "credits" || r.Decision.Remaining != 15 || c.Replayed != (i > 0) {
-			t.Errorf("time %d: %s, %+v", i, r.Policy.Name, c.Verdict)
+			t.Errorf("time %d: %s, %+v; want allowed, name %q, 15 remaining and replayed %v", i, r.Policy.Name, c.Verdict, "credits", i > 0)
 		}
 		b.now += 60 * algorithms.Second // at this time the plan could pay again
 	}
@@ -136,6 +136,6 @@ func TestAFailingStoreChargesNeither(t *testing.T) {
 	b := newBench(t, plans)
 	b.store.err = backend.ErrUnavailable
 	if c := b.ask(t, 1, "user=bob"); !c.Denied || !c.Failed || !errors.Is(c.Results[0].Decision.Err, backend.ErrUnavailable) {
-		t.Errorf("%+v", c.Verdict)
+		t.Errorf("got %+v; want denied, failed and the error backend.ErrUnavailable", c.Verdict)
 	}
 }

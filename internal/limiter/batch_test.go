@@ -121,7 +121,7 @@ func TestABatchAnswersLikeSeparateCalls(t *testing.T) {
 			}
 			for i, c := range calls {
 				if diff := cmp.Diff(described(answers[i], want[i]), described(c, errs[i]), cmpopts.EquateErrors(), cmpopts.EquateEmpty()); diff != "" {
-					rt.Fatalf("call %d (- alone, + in a batch):\n%s", i, diff)
+					rt.Fatalf("call %d (- alone, + in a batch):\n%s; want no difference", i, diff)
 				}
 			}
 		}
@@ -133,7 +133,7 @@ func submit(t interface{ Fatal(args ...any) }, b *limiter.Batch) {
 	done := 0
 	b.Submit(time.Time{}, nil, func() { done++ })
 	if done != 1 {
-		t.Fatal(done, "calls of done")
+		t.Fatal(done, "calls of done, want 1")
 	}
 }
 
@@ -171,7 +171,7 @@ func TestFailedCallsAreAnsweredByPolicy(t *testing.T) {
 	for _, key := range []string{"a", "f", "l", "e", "s", "u"} {
 		c := callOf(key)
 		if planned, err := batch.Add(c); !planned || err != nil {
-			t.Fatal(key, planned, err)
+			t.Fatalf("got %v %v %v; want planned and no error", key, planned, err)
 		}
 		calls = append(calls, c)
 	}
@@ -188,7 +188,7 @@ func TestFailedCallsAreAnsweredByPolicy(t *testing.T) {
 		t.Errorf("denied %v, want %v; done was called %d times", denied, want, done)
 	}
 	if !errors.Is(calls[3].Err, late) || !calls[0].Failed {
-		t.Errorf("%+v", calls[3].Verdict)
+		t.Errorf("got %+v; want the error of the late call, and the outcome failed", calls[3].Verdict)
 	}
 }
 
@@ -202,7 +202,7 @@ func TestABatchIsSubmittedOnce(t *testing.T) {
 	for _, c := range calls {
 		c.Canceled = new(atomic.Bool)
 		if planned, err := batch.Add(c); !planned || err != nil {
-			t.Fatal(planned, err)
+			t.Fatalf("got %v %v; want planned and no error", planned, err)
 		}
 	}
 	batch.Submit(deadline, source, func() {})
@@ -219,7 +219,7 @@ func TestABatchIsSubmittedOnce(t *testing.T) {
 		t.Errorf("known %v, want %v", finished, want)
 	}
 	if batch.Finish(calls[1]); calls[1].Denied || len(calls[1].Statuses) != 1 {
-		t.Errorf("%+v", calls[1].Verdict)
+		t.Errorf("got %+v; want allowed and 1 element", calls[1].Verdict)
 	}
 }
 
@@ -248,14 +248,14 @@ func TestAStoreThatPanicsHasEndedTheBatch(t *testing.T) {
 	func() {
 		defer func() {
 			if p := recover(); p != "in the store" {
-				t.Errorf("%v", p)
+				t.Errorf("got %v; want %q", p, "in the store")
 			}
 		}()
 		batch.Submit(time.Time{}, nil, func() { done++ })
 	}()
 	store.batches[0].Fail(backend.ErrUnavailable)
 	if done != 1 {
-		t.Errorf("done was called %d times", done)
+		t.Errorf("done was called %d times; want 1", done)
 	}
 }
 
@@ -289,7 +289,7 @@ func TestACanceledCallIsNotObserved(t *testing.T) {
 		}
 		batch.Finish(call)
 		if (o.calls > 0) != c.observed {
-			t.Errorf("%+v: observed %d times", c, o.calls)
+			t.Errorf("%+v: observed %d times; want %v", c, o.calls, c.observed)
 		}
 	}
 }
@@ -357,7 +357,7 @@ func TestTheConfigurationChangesDuringABatch(t *testing.T) {
 				}
 			}
 			if got := rate(calls[0]); got != "5" {
-				t.Errorf("the first request: %s", got)
+				t.Errorf("the first request: %s; want %q", got, "5")
 			}
 			if got := rate(calls[1]); got != c.want || calls[1].Snapshot != after || c.want != "no domain" && calls[1].Verdict.Domain != after.Domains["d"] {
 				t.Errorf("the second request: %s, want %s of the new configuration", got, c.want)

@@ -27,6 +27,6 @@ func TestTrimBlanksAllocatesNothing(t *testing.T) {
 		entries[0].Value = " \tvalue "
 		trimBlanks(entries)
 	}); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations; want 0", n)
 	}
 }

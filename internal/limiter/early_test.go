@@ -21,27 +21,27 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 	with := func(c limiter.Config) *limiter.Limiter { return limiter.New(memory.New(memory.Config{}), c) }
 	l := with(limiter.Config{})
 	if err := l.Check(t.Context(), call()); !errors.Is(err, limiter.ErrNoConfig) {
-		t.Errorf("by default: %v", err)
+		t.Errorf("by default: %v; want the error limiter.ErrNoConfig", err)
 	}
 	for answer, denied := range map[descriptors.OnFailure]bool{descriptors.Deny: true, descriptors.Local: true, descriptors.Allow: false} {
 		l = with(limiter.Config{NoConfig: &answer})
 		c := call()
 		if err := l.Check(t.Context(), c); err != nil || c.Denied != denied || !c.Failed || len(c.Statuses) != 2 {
-			t.Errorf("%s: %v, %+v", answer, err, c.Verdict)
+			t.Errorf("%s: got %v, %+v; want no error, denied %v, failed and 2 elements", answer, err, c.Verdict, denied)
 		}
 		for _, s := range c.Statuses {
 			if s.Denied != denied || s.Result != -1 {
-				t.Errorf("%s: %+v", answer, s)
+				t.Errorf("%s: got %+v; want denied %v and result -1", answer, s, denied)
 			}
 		}
 		c = &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "x"}}}}
 		if err := l.Check(t.Context(), c); !errors.Is(err, limiter.ErrNoConfig) {
-			t.Errorf("%s, by name: %v", answer, err)
+			t.Errorf("%s, by name: %v; want the error limiter.ErrNoConfig", answer, err)
 		}
 	}
 	l = with(limiter.Config{NoConfig: new(descriptors.Error)})
 	if err := l.Check(t.Context(), call()); !errors.Is(err, limiter.ErrNoConfig) {
-		t.Errorf("error: %v", err)
+		t.Errorf("error: %v; want the error limiter.ErrNoConfig", err)
 	}
 	l = with(limiter.Config{NoConfig: new(descriptors.Deny), Modes: limiter.Modes{Shadow: true}})
 	if c := call(); l.Check(t.Context(), c) != nil || c.Denied || !c.WouldDeny || !c.Statuses[0].Denied {

@@ -107,7 +107,7 @@ descriptors:
 	}
 	c := b.ask(t, 1, "a=1", "b=1")
 	if !c.Denied || c.Statuses[0].Denied || !c.Statuses[1].Denied || c.RetryAfter != 30*algorithms.Second {
-		t.Errorf("b is empty: %+v", c.Verdict)
+		t.Errorf("b is empty: %+v; want c.Denied true, c.Statuses[0].Denied false, c.Statuses[1].Denied true and c.RetryAfter %v", c.Verdict, 30*algorithms.Second)
 	}
 	if n := b.left(t, "a=1"); n != 3 {
 		t.Errorf("a has %d left, want 3: a denial costs nothing", n)
@@ -123,11 +123,11 @@ descriptors:
 	b := newBench(t, yaml)
 	c := b.ask(t, 4, "a=1", "a=1")
 	if c.Denied || c.Results[0].Decision.Remaining != 2 || c.Results[1].Decision.Remaining != 2 {
-		t.Errorf("4 and 4 of 10: %+v", c.Results)
+		t.Errorf("4 and 4 of 10: %+v; want c.Denied false, c.Results[0].Decision.Remaining 2 and c.Results[1].Decision.Remaining 2", c.Results)
 	}
 	b = newBench(t, yaml)
 	if c := b.ask(t, 6, "a=1", "a=1"); !c.Denied || !c.Never || c.RetryAfter != 0 {
-		t.Errorf("6 and 6 of 10 can never fit: %+v", c.Verdict)
+		t.Errorf("6 and 6 of 10 can never fit: %+v; want denied, never and retry after 0", c.Verdict)
 	}
 	if n := b.left(t, "a=1"); n != 10 {
 		t.Errorf("%d left, want 10", n)
@@ -150,7 +150,7 @@ descriptors:
 			want = limiter.Shadowed
 		}
 		if c.Denied || c.Statuses[1].Denied || c.Results[1].Outcome != want {
-			t.Errorf("request %d: %+v", i+1, c.Verdict)
+			t.Errorf("request %d: %+v; want c.Denied false, c.Statuses[1].Denied false and c.Results[1].Outcome %v", i+1, c.Verdict, want)
 		}
 	}
 	if c := b.ask(t, 1, "real=1", "dry=2"); !c.Denied || c.Results[1].Outcome != limiter.Allowed {
@@ -158,10 +158,10 @@ descriptors:
 	}
 	b.ask(t, 1, "q1=1", "q2=1")
 	if c := b.ask(t, 1, "q1=1", "q2=1"); c.Denied || !c.Statuses[0].Denied || c.Statuses[1].Denied {
-		t.Errorf("one quota of two is used up: %+v", c.Verdict)
+		t.Errorf("one quota of two is used up: %+v; want c.Denied false, c.Statuses[0].Denied true and c.Statuses[1].Denied false", c.Verdict)
 	}
 	if c := b.ask(t, 1, "q1=1", "q2=1"); !c.Denied {
-		t.Errorf("both quotas are used up: %+v", c.Verdict)
+		t.Errorf("both quotas are used up: %+v; want denied", c.Verdict)
 	}
 }
 
@@ -179,12 +179,12 @@ descriptors:
 	}
 	b.ask(t, 1, "a=1")
 	if c := b.ask(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 0 || c.RetryAfter != 30*algorithms.Second {
-		t.Errorf("the minute denies: %+v", c.Verdict)
+		t.Errorf("the minute denies: %+v; want denied, result 0 and retry after %v", c.Verdict, 30*algorithms.Second)
 	}
 	b.now += 60 * algorithms.Second
 	b.ask(t, 1, "a=1")
 	if c := b.ask(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 1 || c.RetryAfter != 1140*algorithms.Second {
-		t.Errorf("the hour denies: %+v", c.Verdict)
+		t.Errorf("the hour denies: %+v; want denied, result 1 and retry after %v", c.Verdict, 1140*algorithms.Second)
 	}
 }
 
@@ -199,7 +199,7 @@ descriptors:
 	for range 5 {
 		c := b.ask(t, 1, "base=1", "vip=1", "free=1")
 		if c.Denied || c.Results[0].Outcome != limiter.Replaced || c.Results[2].Outcome != limiter.Unlimited || c.Statuses[0].Result != -1 {
-			t.Fatalf("%+v", c.Verdict)
+			t.Fatalf("got %+v; want c.Denied false, c.Results[0].Outcome %v, c.Results[2].Outcome %v and c.Statuses[0].Result -1", c.Verdict, limiter.Replaced, limiter.Unlimited)
 		}
 	}
 	if n := b.left(t, "base=1"); n != 1 {
@@ -218,7 +218,7 @@ descriptors:
 	b.ask(t, 2, "user=bob")
 	c := &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "send", Key: []string{"bob"}, Count: 2}}}}
 	if err := b.Check(t.Context(), c); err != nil || c.Denied || c.Results[0].Decision.Remaining != 1 {
-		t.Errorf("%v %+v", err, c.Results)
+		t.Errorf("got %v %+v; want no error, allowed and 1 remaining", err, c.Results)
 	}
 	c = &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "sent"}}}}
 	if err := b.Check(t.Context(), c); err == nil {
@@ -244,10 +244,10 @@ limits:
 		}
 		list()
 		if c := list(); !c.Denied || c.Results[0].Decision.Remaining != 4 {
-			t.Errorf("consume %s: one is empty, and many has %+v", consume, c.Results[0].Decision)
+			t.Errorf("consume %s: one is empty, and many has %+v; want denied and 4 remaining", consume, c.Results[0].Decision)
 		}
 		if c := list(); c.Results[0].Decision.Remaining != 4 {
-			t.Errorf("consume %s: a denied list costs nothing: %+v", consume, c.Results[0].Decision)
+			t.Errorf("consume %s: a denied list costs nothing: %+v; want 4 remaining", consume, c.Results[0].Decision)
 		}
 	}
 }
@@ -265,21 +265,21 @@ descriptors:
 	b.store.err = fmt.Errorf("%w: test", backend.ErrUnavailable)
 	for text, denied := range map[string]bool{"deny=1": true, "allow=1": false, "dry=1": false, "local=1": false} {
 		if c := b.ask(t, 1, text); c.Denied != denied || !c.Failed || c.Err != nil {
-			t.Errorf("%s: %+v", text, c.Verdict)
+			t.Errorf("%s: got %+v; want denied %v, failed and no error", text, c.Verdict, denied)
 		}
 	}
 	b.ask(t, 1, "local=1")
 	if c := b.ask(t, 1, "local=1"); !c.Denied || c.Results[0].Outcome != limiter.FailedDenied {
-		t.Errorf("a quarter of 9 is 2: %+v", c.Results)
+		t.Errorf("a quarter of 9 is 2: %+v; want denied and outcome %v", c.Results, limiter.FailedDenied)
 	}
 	if c := b.ask(t, 1, "error=1"); !errors.Is(c.Err, backend.ErrUnavailable) {
-		t.Errorf("error: %+v", c.Verdict)
+		t.Errorf("error: %+v; want the error backend.ErrUnavailable", c.Verdict)
 	}
 	if c := b.ask(t, 1, "error=1", "deny=1"); !c.Denied || c.Err != nil {
-		t.Errorf("an error would allow a request that another limit denies: %+v", c.Verdict)
+		t.Errorf("an error would allow a request that another limit denies: %+v; want denied and no error", c.Verdict)
 	}
 	if c := b.ask(t, 1, "allow=1", "deny=1"); !c.Denied {
-		t.Errorf("one that denies is enough: %+v", c.Verdict)
+		t.Errorf("one that denies is enough: %+v; want denied", c.Verdict)
 	}
 }
 
@@ -295,17 +295,17 @@ descriptors:
 	b.ask(t, 1, "few=1")
 	b.store.err, b.store.of = fmt.Errorf("%w: test", backend.ErrUnavailable), "error"
 	if c := b.ask(t, 1, "error=1", "few=1"); !c.Denied || c.Err != nil {
-		t.Errorf("the only quota denies: %+v", c.Verdict)
+		t.Errorf("the only quota denies: %+v; want denied and no error", c.Verdict)
 	}
 	if c := b.ask(t, 1, "error=1", "few=1", "many=1"); !c.Denied || c.Err == nil {
-		t.Errorf("of two quotas one denies: %+v", c.Verdict)
+		t.Errorf("of two quotas one denies: %+v; want denied and an error", c.Verdict)
 	}
 	b.store.of = "unsure"
 	if c := b.ask(t, 1, "unsure=1", "few=1"); !c.Denied || c.Err == nil {
-		t.Errorf("it is not known whether all quotas deny: %+v", c.Verdict)
+		t.Errorf("it is not known whether all quotas deny: %+v; want denied and an error", c.Verdict)
 	}
 	if c := b.ask(t, 1, "unsure=1", "many=1"); c.Denied || c.Err != nil {
-		t.Errorf("a quota allows, whatever the other says: %+v", c.Verdict)
+		t.Errorf("a quota allows, whatever the other says: %+v; want allowed and no error", c.Verdict)
 	}
 }
 
@@ -334,11 +334,11 @@ limits:
 			t.Errorf("denied %t, left %d and %d; want 8 and 0", c.Denied, one, two)
 		}
 		if c.Results[1].Outcome != limiter.FailedAllowed || c.Results[2].Outcome != limiter.FailedAllowed {
-			t.Errorf("both are decided locally: %+v", c.Results)
+			t.Errorf("both are decided locally: %+v; want c.Results[1].Outcome %v and c.Results[2].Outcome %v", c.Results, limiter.FailedAllowed, limiter.FailedAllowed)
 		}
 	}
 	if c := ask("second"); !c.Denied {
-		t.Errorf("nothing is left of two: %+v", c.Results)
+		t.Errorf("nothing is left of two: %+v; want denied", c.Results)
 	}
 }
 
@@ -396,13 +396,13 @@ descriptors:
 	lower, higher := minute, minute
 	lower.Rate, higher.Rate = 1, 4
 	if c := ask("known=1", lower); !c.Denied {
-		t.Errorf("3 used of 1: %+v", c.Results)
+		t.Errorf("3 used of 1: %+v; want denied", c.Results)
 	}
 	if c := ask("known=1", higher); c.Denied {
-		t.Errorf("3 used of 4: %+v", c.Results)
+		t.Errorf("3 used of 4: %+v; want allowed", c.Results)
 	}
 	if c := ask("known=1", higher); !c.Denied {
-		t.Errorf("4 used of 4: %+v", c.Results)
+		t.Errorf("4 used of 4: %+v; want denied", c.Results)
 	}
 	unknown := limiter.Override{Rate: 5}
 	if c := ask("known=2", unknown); c.Denied || c.Results[0].Policy.Name != "known" {
@@ -412,7 +412,7 @@ descriptors:
 		t.Errorf("an unknown unit without a configured limit, want denied: %+v", c.Verdict)
 	}
 	if c := ask("strange=1", limiter.Override{Period: 60 * algorithms.Second}); !c.Denied || !c.Never {
-		t.Errorf("an override of 0 never allows: %+v", c.Verdict)
+		t.Errorf("an override of 0 never allows: %+v; want denied and never", c.Verdict)
 	}
 }
 
@@ -489,7 +489,7 @@ descriptors:
 	}
 	b.store.err = backend.ErrUnavailable
 	if c := b.ask(t, 1, "a=1"); c.Denied || !c.Failed {
-		t.Errorf("%+v", c.Verdict)
+		t.Errorf("got %+v; want allowed and failed", c.Verdict)
 	}
 }
 
@@ -507,7 +507,7 @@ descriptors:
 		b.ask(t, 1, "a=1")
 		c := b.ask(t, 1, "a=1")
 		if status := c.Statuses[0]; !status.Denied || c.Results[status.Result].Policy.Name != "long" {
-			t.Errorf("%s: %+v", order, status)
+			t.Errorf("%s: got %+v; want denied and name %q", order, status, "long")
 		}
 	}
 }
@@ -535,10 +535,10 @@ descriptors:
 		}
 	}
 	if c := ask(algorithms.Second); !c.Denied || c.RetryAfter != algorithms.Second {
-		t.Errorf("its turn is in two seconds: %+v", c.Verdict)
+		t.Errorf("its turn is in two seconds: %+v; want denied and retry after %v", c.Verdict, algorithms.Second)
 	}
 	if c := ask(20 * algorithms.Second); c.Denied || c.Verdict.Hold != 2*algorithms.Second {
-		t.Errorf("another listener may hold it: %+v", c.Verdict)
+		t.Errorf("another listener may hold it: %+v; want allowed and hold %v", c.Verdict, 2*algorithms.Second)
 	}
 }
 
@@ -553,7 +553,7 @@ descriptors:
 	b.ask(t, 5, "a=1") // denied, 4 units are left
 	r := b.ask(t, 1, "a=1").Results[0]
 	if r.Outcome != limiter.Denied || r.Decision.Blocked == 0 || r.Decision.Remaining != 0 {
-		t.Errorf("%+v", r.Decision)
+		t.Errorf("got %+v; want outcome %v, blocked above 0 and 0 remaining", r.Decision, limiter.Denied)
 	}
 }
 
@@ -574,7 +574,7 @@ func TestManyLimitsAreReplacedByDifferentOnes(t *testing.T) {
 	}
 	for i := range c.Results {
 		if r := &c.Results[i]; (r.Outcome == limiter.Replaced) != (i%2 == 0) {
-			t.Errorf("%s: outcome %d", texts[i], r.Outcome)
+			t.Errorf("%s: outcome %d; want %v", texts[i], r.Outcome, i%2 == 0)
 		}
 	}
 }

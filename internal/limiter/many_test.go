@@ -59,7 +59,7 @@ func TestALimitIsReplacedHoweverManyThereAre(t *testing.T) {
 		c := b.ask(t, 1, texts...)
 		for i, r := range c.Results {
 			if want := i >= 2; (r.Outcome == limiter.Replaced) != want {
-				t.Errorf("%d limits: limit %d: outcome %d", n, i, r.Outcome)
+				t.Errorf("%d limits: limit %d: outcome %d; want %v", n, i, r.Outcome, want)
 			}
 		}
 	}

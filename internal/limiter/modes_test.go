@@ -19,14 +19,14 @@ descriptors:
 func TestShadowModeDeniesNothingAndReportsDenials(t *testing.T) {
 	b := newBench(t, modesYAML, limiter.Modes{Shadow: true})
 	if c := b.ask(t, 1, "a=1"); c.Denied || c.WouldDeny {
-		t.Errorf("within the limit: %+v", c.Verdict)
+		t.Errorf("within the limit: %+v; want allowed and not would deny", c.Verdict)
 	}
 	if c := b.ask(t, 1, "a=1"); c.Denied || !c.WouldDeny || !c.Statuses[0].Denied {
-		t.Errorf("over it: %+v", c.Verdict)
+		t.Errorf("over it: %+v; want allowed, would deny and denied", c.Verdict)
 	}
 	b.store.err = errors.New("unreachable")
 	if c := b.ask(t, 1, "a=1"); c.Denied || c.Err != nil || !c.Failed {
-		t.Errorf("the store failed: %+v", c.Verdict)
+		t.Errorf("the store failed: %+v; want allowed, no error and failed", c.Verdict)
 	}
 }
 

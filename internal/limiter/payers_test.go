@@ -53,10 +53,10 @@ func TestTwoLimitsThatDenyArePaidOnce(t *testing.T) {
 	// The limit per minute could allow 10 units after 36 s, and the limit per day after 24 h. The credits have
 	// 11 units after one hour.
 	if c := b.ask(t, 11, "user=bob,both=x"); !c.Denied || c.RetryAfter != 3600*algorithms.Second {
-		t.Errorf("retry after %d: %+v", c.RetryAfter, c.Verdict)
+		t.Errorf("retry after %d: %+v; want denied and retry after %v", c.RetryAfter, c.Verdict, 3600*algorithms.Second)
 	}
 	if c := b.ask(t, 10, "user=bob,both=x"); c.Denied {
-		t.Errorf("the credits have 10: %+v", c.Verdict)
+		t.Errorf("the credits have 10: %+v; want allowed", c.Verdict)
 	}
 	if c := b.ask(t, 10, "user=bob,both=x"); !c.Denied || c.RetryAfter != 10*3600*algorithms.Second {
 		t.Errorf("retry after %d, want the time until the credits have 10, which is between those of the minute and the day: %+v", c.RetryAfter, c.Verdict)
@@ -75,7 +75,7 @@ func TestThePayerIsChargedTheLargestCost(t *testing.T) {
 	} {
 		b := newBench(t, plans)
 		if c := b.together(t, "bob", test.counts...); c.Denied {
-			t.Errorf("%s: %+v", name, c.Verdict)
+			t.Errorf("%s: got %+v; want allowed", name, c.Verdict)
 		}
 		b.remains(t, "bob", map[string]int64{"credits": test.credits})
 	}
@@ -122,7 +122,7 @@ func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 		slots[name] = append(slots[name], c)
 	}
 	if len(slots["plan"]) != 3 || len(slots["credits"]) != 3 {
-		t.Fatalf("%+v", rec.charges)
+		t.Fatalf("got %+v; want 3 elements and 3 elements", rec.charges)
 	}
 	for i, plan := range slots["plan"] {
 		payer := slots["credits"][i]
@@ -149,7 +149,7 @@ func TestPlanAndPayerShareTheSlotOfTheDomain(t *testing.T) {
 		}
 	}
 	if len(rec.charges) != 4 {
-		t.Errorf("%d charges", len(rec.charges))
+		t.Errorf("%d charges; want 4", len(rec.charges))
 	}
 }
 
@@ -196,7 +196,7 @@ func TestAdjustmentsOfPlansAndPayers(t *testing.T) {
 			} {
 				b := newBench(t, plans)
 				if got := b.adjust(test.limit, map[string]adjust.Change{"bob": test.change}); got.InForce != 1 || got.Ignored != 0 {
-					t.Fatalf("%+v", got)
+					t.Fatalf("got %+v; want in force 1 and ignored 0", got)
 				}
 				for i, cost := range test.costs {
 					c := ask(b, cost)
@@ -267,11 +267,11 @@ func TestSettlementsChangeTheBucketThatPaid(t *testing.T) {
 	b.swap(t, settledPlans)
 	payer, settle := reserveAndSettle(t, b, 90)
 	if settle(150); payer != "plan" {
-		t.Errorf("paid by %s", payer)
+		t.Errorf("paid by %s; want payer %q", payer, "plan")
 	}
 	b.remains(t, "bob", map[string]int64{"plan": 0, "prepaid": 500}) // the plan has a debt of 50
 	if c := b.named(t, "plan", 0, "bob"); c.Results[0].For != nil || c.Results[0].Policy.Name != "plan" {
-		t.Errorf("a request for no units of a plan in debt: %+v", c.Results[0])
+		t.Errorf("a request for no units of a plan in debt: %+v; want for nil and name %q", c.Results[0], "plan")
 	}
 	payer, settle = reserveAndSettle(t, b, 200)
 	b.remains(t, "bob", map[string]int64{"plan": 0, "prepaid": 300})

@@ -47,7 +47,7 @@ func (b *bench) cancel(tb testing.TB, r *limiter.Reserved) {
 	tb.Helper()
 	c := &limiter.Call{}
 	if err := b.Settle(tb.Context(), c, limiter.Settle{Reserved: r}); err != nil || c.Denied {
-		tb.Fatalf("cancelled: %v, denied %t", err, c.Denied)
+		tb.Fatalf("cancelled: %v, denied %t; want no error and allowed", err, c.Denied)
 	}
 }
 
@@ -204,7 +204,7 @@ func TestADenialInShadowModeReservesNothing(t *testing.T) {
 		t.Fatalf("allowed %t, reserved %t %+v", allowed, ok, r.Parts)
 	}
 	if b.cancel(t, r); b.remaining(t) != 0 {
-		t.Errorf("%d units are left after a refund of units that were not consumed", b.remaining(t))
+		t.Errorf("%d units are left after a refund of units that were not consumed; want 0", b.remaining(t))
 	}
 }
 

@@ -170,14 +170,14 @@ func TestARepeatedSettleDoneCountsOnce(t *testing.T) {
 	p.done(id, 37)
 	for _, again := range []int64{37, 900, 0, absent} {
 		if c := p.done(id, again); !c.Settlements[0].Repeated || c.Denied {
-			t.Errorf("again with %d: %+v", again, c.Settlements)
+			t.Errorf("again with %d: %+v; want repeated and allowed", again, c.Settlements)
 		}
 	}
 	p.now += 61 * sec // the settlement is late
 	p.done(id, 900)
 	p.want("tokens", "bob", 963)
 	if c := p.send("d", []int64{5, 900, 0}, "settle="+id, "settle="+id, "settle_end="+id); len(c.Settlements) != 1 {
-		t.Errorf("one id twice in a request: %+v", c.Settlements)
+		t.Errorf("one id twice in a request: %+v; want 1", c.Settlements)
 	}
 }
 
@@ -193,7 +193,7 @@ func TestACostThatIsNotReportedIsTheUnknownCost(t *testing.T) {
 		} {
 			p := newProxy(t)
 			if call := done(p, p.start(absent, c.descriptor, "user=require")); !call.Settlements[0].Unknown {
-				t.Errorf("%s, %s: %+v", c.limit, name, call.Settlements)
+				t.Errorf("%s, %s: got %+v; want unknown", c.limit, name, call.Settlements)
 			}
 			if got := 1000 - p.left(c.limit, "bob"); got != c.want {
 				t.Errorf("%s, %s: charged %d, want %d", c.limit, name, got, c.want)
@@ -278,7 +278,7 @@ func TestALateSettleDoneChargesTheExcess(t *testing.T) {
 		id := p.start(absent, "user=bob")
 		p.now += 60*sec + 1
 		if call := p.done(id, c.cost); !call.Settlements[0].Late {
-			t.Errorf("%+v", call.Settlements)
+			t.Errorf("got %+v; want late", call.Settlements)
 		}
 		p.want("tokens", "bob", c.want)
 		p.now += 90 * sec
@@ -299,11 +299,11 @@ func TestThePreviousSigningKeyIsAccepted(t *testing.T) {
 	p.want("tokens", "bob", 900)
 	secrets = []string{"third", "second"}
 	if s := p.done(older, 0).Settlements; s[0].Reason != limiter.Forged {
-		t.Errorf("%+v", s)
+		t.Errorf("got %+v; want reason %v", s, limiter.Forged)
 	}
 	secrets = nil
 	if id := p.start(absent, "user=bob"); id != limiter.None {
-		t.Errorf("without a key: id %s", id)
+		t.Errorf("without a key: id %s; want %v", id, limiter.None)
 	}
 }
 
@@ -324,7 +324,7 @@ func TestWhileTheStoreFailsNothingIsReserved(t *testing.T) {
 	p.swap(t, strings.Replace(tokens, "domain: d\n", "domain: d\non_backend_failure: allow\n", 1))
 	p.store.err = errors.New("away")
 	if id := p.start(absent, "user=bob"); id != limiter.None {
-		t.Errorf("id %s of an answer by policy", id)
+		t.Errorf("id %s of an answer by policy; want %v", id, limiter.None)
 	}
 }
 
@@ -376,13 +376,13 @@ func TestShadowLimitsReserve(t *testing.T) {
 	p.done(second, 500)
 	third := p.start(absent, "shadow=bob", "user=bob")
 	if s := p.done(third, 0).Settlements; len(s) != 1 {
-		t.Errorf("%+v", s)
+		t.Errorf("got %+v; want 1", s)
 	}
 	if s := p.done(first, 0).Settlements; len(s) != 2 {
-		t.Errorf("%+v", s)
+		t.Errorf("got %+v; want 2", s)
 	}
 	if s := p.done(p.start(absent, "shadow=bob", "user=bob"), 0).Settlements; len(s) != 2 {
-		t.Errorf("%+v", s)
+		t.Errorf("got %+v; want 2", s)
 	}
 }
 
@@ -449,7 +449,7 @@ func TestASettleDoneNeedsNoRequiredEntries(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
 	if c := p.send("d", []int64{5}, "settle="+id); c.Denied {
-		t.Errorf("%+v", c.Verdict)
+		t.Errorf("got %+v; want allowed", c.Verdict)
 	}
 	p.want("tokens", "bob", 995)
 }
@@ -466,7 +466,7 @@ func TestLocalBucketsReserveNothing(t *testing.T) {
 	p.store.err = errors.New("away")
 	c := p.send("d", []int64{absent}, "user=bob")
 	if c.Denied || !c.Failed {
-		t.Fatalf("%+v", c.Verdict)
+		t.Fatalf("got %+v; want allowed and failed", c.Verdict)
 	}
 	if id := string(c.AppendID(nil)); id != limiter.None {
 		t.Errorf("the id is %s, want none", id)

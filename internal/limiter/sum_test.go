@@ -18,7 +18,7 @@ func TestCostsOfOneBucketAreAddedUp(t *testing.T) {
 	}
 	for _, both := range [][2]bool{{true, true}, {true, false}, {false, true}, {false, false}} {
 		if got := sum(algorithms.Charge{Reserve: both[0]}, algorithms.Charge{Reserve: both[1]}).Reserve; got != (both[0] && both[1]) {
-			t.Errorf("%v: the sum reserves: %v", both, got)
+			t.Errorf("%v: the sum reserves: %v; want %v", both, got, both[0] && both[1])
 		}
 	}
 }

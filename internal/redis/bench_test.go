@@ -104,7 +104,7 @@ func storeLoad(b *testing.B, s backend.Store) asks {
 				for i := next.Add(1); i <= int64(n); i = next.Add(1) {
 					charge.Key = strconv.AppendInt(append(charge.Key[:0], "edge/limit/"...), i*7919%benchKeys, 10)
 					if backend.Take(context.Background(), s, []backend.Charge{charge}, d[:]); d[0].Err != nil {
-						b.Error(d[0].Err)
+						b.Errorf("got %v; want no error", d[0].Err)
 						return
 					}
 				}
@@ -209,7 +209,7 @@ func BenchmarkCalls(b *testing.B) {
 						charges[j] = backend.Charge{Key: fmt.Appendf(nil, "edge/%s/%d", name, (i+j)*7919%benchKeys), Limit: limit, Group: j, Terms: algorithms.Charge{Cost: 1}}
 					}
 					if n.Take(context.Background(), charges, decisions); decisions[0].Err != nil {
-						b.Fatal(decisions[0].Err)
+						b.Fatalf("got %v; want no error", decisions[0].Err)
 					}
 				}
 				return time.Since(start)
@@ -247,7 +247,7 @@ func BenchmarkHotKey(b *testing.B) {
 							charges, d := []backend.Charge{charge}, make([]backend.Decision, 1)
 							for range n / 4 {
 								if backend.Take(context.Background(), s, charges, d); d[0].Err != nil {
-									b.Error(d[0].Err)
+									b.Errorf("got %v; want no error", d[0].Err)
 									return
 								}
 							}
@@ -440,7 +440,7 @@ func BenchmarkSettle(b *testing.B) {
 					}
 					clear(decisions)
 					if n.Take(context.Background(), charges, decisions); decisions[0].Err != nil {
-						b.Fatal(decisions[0].Err)
+						b.Fatalf("got %v; want no error", decisions[0].Err)
 					}
 					for j := range decisions {
 						at[(i+j)*7919%benchKeys] = decisions[j].At

@@ -78,7 +78,7 @@ func ok(t *testing.T, s backend.Store) bool {
 	b := batchOf(1)
 	backend.Take(t.Context(), s, b.Charges, b.Decisions)
 	if err := b.Decisions[0].Err; err != nil && !errors.Is(err, backend.ErrUnavailable) {
-		t.Fatal(err)
+		t.Fatalf("got %v; want the error backend.ErrUnavailable", err)
 	}
 	return b.Decisions[0].Err == nil
 }
@@ -315,7 +315,7 @@ func TestBreakerGivesProbesTime(t *testing.T) {
 		healed := time.Now()
 		for !ok(t, s) {
 			if took := time.Since(healed); took > 50*ms {
-				t.Fatalf("still open %v after the first probe could have been answered", took)
+				t.Fatalf("still open %v after the first probe could have been answered; want at most %v", took, 50*ms)
 			}
 			time.Sleep(ms)
 		}
@@ -410,7 +410,7 @@ func TestBreakerDistinguishesFailuresFromAnswers(t *testing.T) {
 				time.Sleep(5 * ms)
 			}
 			if told.all != want {
-				t.Errorf("%v: reported %q", err, told.all)
+				t.Errorf("%v: reported %q; want %v", err, told.all, want)
 			}
 		}
 	})

@@ -81,7 +81,7 @@ func TestALateCallKeepsTheClaimOfAnotherCaller(t *testing.T) {
 			hook := &lostThenLate{late: make(chan struct{}), arrived: make(chan struct{})}
 			one.client.AddHook(hook)
 			if d := takeClaimed(one, group, decidedAs(allowed)); d[0].Err != nil || d[0].Allowed != allowed {
-				t.Fatalf("got %+v", d)
+				t.Fatalf("got %+v; want no error and allowed %v", d, allowed)
 			}
 			if allowed {
 				server.Do("FLUSHALL") // the answer has expired
@@ -95,7 +95,7 @@ func TestALateCallKeepsTheClaimOfAnotherCaller(t *testing.T) {
 					decidedAs(true).Submit(b)
 				}))
 				if !errors.Is(third[0].Err, backend.ErrPending) {
-					t.Errorf("while the second call is being decided: got %+v", third)
+					t.Errorf("while the second call is being decided: got %+v; want the error backend.ErrPending", third)
 				}
 				charged++
 				decidedAs(true).Submit(b)
@@ -137,7 +137,7 @@ func TestUnansweredClaimsAreDropped(t *testing.T) {
 	group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
 	d := takeClaimed(s, group, decidedAs(true))
 	if !errors.Is(d[0].Err, backend.ErrUnavailable) {
-		t.Fatalf("got %+v", d)
+		t.Fatalf("got %+v; want the error backend.ErrUnavailable", d)
 	}
 	redistest.Eventually(t, "the claim is gone", func() bool {
 		return takeClaimed(s, group, decidedAs(true))[0].Err == nil
@@ -163,7 +163,7 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	for range 10 { // until the circuit breaker is open, and then more
 		for i, d := range takeAll(store, underID(1, a, b)) {
 			if !errors.Is(d.Err, backend.ErrUnavailable) {
-				t.Fatalf("charge %d: %+v", i, d)
+				t.Fatalf("charge %d: %+v; want the error backend.ErrUnavailable", i, d)
 			}
 		}
 	}
@@ -171,7 +171,7 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	redistest.Eventually(t, "the group is decided", func() bool {
 		d := takeAll(store, underID(1, a, b))
 		if errors.Is(d[0].Err, backend.ErrPending) {
-			t.Fatalf("the ID is still claimed: %+v", d)
+			t.Fatalf("the ID is still claimed: %+v; want an error other than backend.ErrPending", d)
 		}
 		return d[0].Allowed && d[1].Allowed
 	})
@@ -230,7 +230,7 @@ func TestErrNotConsumed(t *testing.T) {
 	}
 	server.Do("CONFIG", "SET", "maxmemory", "1")
 	if err := ask(s); !errors.Is(err, backend.ErrNotTaken) || !strings.Contains(err.Error(), "OOM") {
-		t.Errorf("out of memory: %v", err)
+		t.Errorf("out of memory: %v; want the error backend.ErrNotTaken and an error that contains %q", err, "OOM")
 	}
 	server.Do("CONFIG", "SET", "maxmemory", "0")
 	n := seed(t)
@@ -238,7 +238,7 @@ func TestErrNotConsumed(t *testing.T) {
 	tampered := open(t, Config{URL: "redis://" + p.Addr, Timeout: time.Second})
 	p.do(faults{share: 1, close: true})
 	if err := ask(tampered); !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrNotTaken) {
-		t.Errorf("no answer: %v", err)
+		t.Errorf("no answer: %v; want the error backend.ErrUnavailable and an error other than backend.ErrNotTaken", err)
 	}
 	server.Kill()
 	redistest.Eventually(t, "no connection can be made", func() bool {

@@ -112,7 +112,7 @@ func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) 
 					t.Errorf("%s: retry after %d us", name, d[0].RetryAfter)
 				}
 				if d[0].Remaining < 0 || d[0].ResetAfter < 0 || d[0].ResetAfter > 62*60*algorithms.Second {
-					t.Errorf("%s: got %+v", name, d[0])
+					t.Errorf("%s: got %+v; want remaining at least 0, reset after at least 0 and reset after at most %v", name, d[0], 62*60*algorithms.Second)
 				}
 			}
 		}

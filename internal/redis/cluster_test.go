@@ -21,7 +21,7 @@ func TestTheLayoutKnowsTheSenderOfEachSlot(t *testing.T) {
 			want = nil
 		}
 		if l.sender(slot) != want {
-			t.Errorf("slot %d has another sender", slot)
+			t.Errorf("slot %d has another sender; want %v", slot, want)
 		}
 	}
 }

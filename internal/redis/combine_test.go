@@ -170,11 +170,11 @@ func TestResetOfShards(t *testing.T) {
 		slots[part.Slot] = true
 	}
 	if len(slots) != 3 {
-		t.Errorf("%d shards", len(slots))
+		t.Errorf("%d shards; want 3", len(slots))
 	}
 	h.next(0, nil)
 	if d.Err != nil || !d.Allowed {
-		t.Errorf("got %+v", d)
+		t.Errorf("got %+v; want no error and allowed", d)
 	}
 	inner = reset()
 	h.waiting = nil
@@ -182,6 +182,6 @@ func TestResetOfShards(t *testing.T) {
 	inner.Decisions[2].Err = backend.ErrUnavailable
 	inner.Done(inner)
 	if !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) || d.Allowed {
-		t.Errorf("got %+v", d)
+		t.Errorf("got %+v; want the error backend.ErrUnavailable, an error other than backend.ErrNotTaken and denied", d)
 	}
 }

@@ -96,7 +96,7 @@ func TestAnUnreachableServerIsDialed16TimesASecond(t *testing.T) {
 					synctest.Wait()
 				}
 				if took := time.Since(back); took > 70*ms {
-					t.Errorf("fronted by a proxy: %v: found %v after it was back (%d ms)", fronted, took, phase)
+					t.Errorf("fronted by a proxy: %v: found %v after it was back (%d ms); want at most %v", fronted, took, phase, 70*ms)
 				}
 				if c := l.connect(t.Context()); !works(c) {
 					t.Error("the connection that found the server is not used")
@@ -140,7 +140,7 @@ func TestAServerIsNotDialedWithoutACaller(t *testing.T) {
 		l.connect(t.Context())
 		time.Sleep(time.Minute)
 		if n := d.dials.Load(); n > 20 {
-			t.Errorf("%d dials for one call", n)
+			t.Errorf("%d dials for one call; want at most 20", n)
 		}
 		d.away.Store(false)
 		l.connect(t.Context()) // which also makes redial dial at once
@@ -184,7 +184,7 @@ func TestAServerThatDoesNotAnswerIsDialedTenTimesASecond(t *testing.T) {
 			_, _ = own.Write([]byte("PING"))
 			_, _ = own.Read(make([]byte, 100))
 			if got := works(l.connect(t.Context())); got != want {
-				t.Errorf("after %q there may be connections: %v", text, got)
+				t.Errorf("after %q there may be connections: %v; want %v", text, got, want)
 			}
 			own.Close()
 			server.Close()
@@ -200,11 +200,11 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 		c := l.connect(t.Context()).(*conn)
 		l.leave()
 		if _, err := c.Write([]byte("x")); !errors.Is(err, errLeft) {
-			t.Errorf("got %v", err)
+			t.Errorf("got %v; want the error errLeft", err)
 		}
 		raw, _ := c.SyscallConn()
 		if err := raw.Read(func(uintptr) bool { return true }); !errors.Is(err, errLeft) {
-			t.Errorf("go-redis would use the connection: %v", err)
+			t.Errorf("go-redis would use the connection: %v; want the error errLeft", err)
 		}
 		begun := l.connect(t.Context())
 		if !works(begun) || d.dials.Load() != 2 || signOfLife.Load() != 1 {
@@ -252,12 +252,12 @@ func TestALateAnswerClosesTheBreaker(t *testing.T) {
 		for i, server := range ends {
 			_, err := server.Write([]byte("+"))
 			if last := i == 2; (err == nil) != last {
-				t.Errorf("connection %d: %v", i, err)
+				t.Errorf("connection %d: %v; want %v", i, err, last)
 			}
 		}
 		synctest.Wait()
 		if signOfLife.Load() != 1 {
-			t.Errorf("%d signs of life", signOfLife.Load())
+			t.Errorf("%d signs of life; want sign of life 1", signOfLife.Load())
 		}
 	})
 }
@@ -307,7 +307,7 @@ func TestAnOutageEndsWithALateAnswer(t *testing.T) {
 		}
 	}
 	if quick < 8 { // if the pause has just ended, the next call is a probe without the late answer, too
-		t.Errorf("the first call after the outage was answered %d times of 10", quick)
+		t.Errorf("the first call after the outage was answered %d times of 10; want at least 8", quick)
 	}
 }
 
@@ -326,7 +326,7 @@ func TestAProbeSendsTheScript(t *testing.T) {
 			c.permit = doProbe
 		}
 		if err := n.decide(t.Context(), c); err != nil || !b.Decisions[0].Allowed {
-			t.Fatalf("got %+v, %v", b.Decisions[0], err)
+			t.Fatalf("got %+v, %v; want no error and allowed", b.Decisions[0], err)
 		}
 		stats := client.Info(t.Context(), "commandstats").Val()
 		if twice := strings.Contains(stats, "cmdstat_evalsha"); twice == probe || !strings.Contains(stats, "cmdstat_eval:calls=1") {

@@ -29,42 +29,42 @@ func TestExamineStandalone(t *testing.T) {
 	all := s.Examine(t.Context(), 0)
 	for _, check := range []string{"connection", "version", "eviction", "script", "permissions"} {
 		if got := said(all, check); !strings.HasPrefix(got, "ok: ") {
-			t.Errorf("%s: %q", check, got)
+			t.Errorf("%s: got %q; want a text that starts with %q", check, got, "ok: ")
 		}
 	}
 	server.Do("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
 	if got := said(s.Examine(t.Context(), 0), "eviction"); !strings.HasPrefix(got, "warning: ") {
-		t.Errorf("eviction without a bound: %q", got)
+		t.Errorf("eviction without a bound: %q; want a text that starts with %q", got, "warning: ")
 	}
 	server.Do("CONFIG", "SET", "maxmemory", "100mb")
 	if got := said(s.Examine(t.Context(), 0), "eviction"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "noeviction") {
-		t.Errorf("eviction: %q", got)
+		t.Errorf("eviction: %q; want a text that starts with %q and contains %q", got, "problem: ", "noeviction")
 	}
 	server.Do("ACL", "SETUSER", "default", "-eval", "-evalsha")
 	if got := said(s.Examine(t.Context(), 0), "script"); !strings.HasPrefix(got, "problem: NOPERM") || !strings.Contains(got, "+evalsha") {
-		t.Errorf("a command is not permitted: %q", got)
+		t.Errorf("a command is not permitted: %q; want a text that starts with %q and contains %q", got, "problem: NOPERM", "+evalsha")
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all", "-psetex")
 	if got := said(s.Examine(t.Context(), 0), "script"); !strings.HasPrefix(got, "problem: ERR ") || !strings.Contains(got, "+psetex") {
-		t.Errorf("a command of the script is not permitted: %q", got)
+		t.Errorf("a command of the script is not permitted: %q; want a text that starts with %q and contains %q", got, "problem: ERR ", "+psetex")
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all", "-lindex", "-del")
 	if got := said(s.Examine(t.Context(), 0), "permissions"); !strings.HasPrefix(got, "problem: the user may not run lindex, del, which some limits need; the user needs +evalsha") {
-		t.Errorf("a command of other limits is not permitted: %q", got)
+		t.Errorf("a command of other limits is not permitted: %q; want a text that starts with %q", got, "problem: the user may not run lindex, del, which some limits need; the user needs +evalsha")
 	}
 	server.Do("ACL", "SETUSER", "default", "+@all")
 	s.Examine(t.Context(), 0)
 	if keys := server.Do("KEYS", "*"); keys != "[]" {
-		t.Errorf("keys left behind: %s", keys)
+		t.Errorf("keys left behind: %s; want keys %q", keys, "[]")
 	}
 	server.Pause()
 	if got := said(s.Examine(t.Context(), 0), "connection"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "is not paused") {
-		t.Errorf("paused: %q", got)
+		t.Errorf("paused: %q; want a text that starts with %q and contains %q", got, "problem: ", "is not paused")
 	}
 	server.Resume()
 	server.Kill()
 	if got := said(s.Examine(t.Context(), 0), "connection"); !strings.HasPrefix(got, "problem: ") || !strings.Contains(got, "check the address") {
-		t.Errorf("the server was killed: %q", got)
+		t.Errorf("the server was killed: %q; want a text that starts with %q and contains %q", got, "problem: ", "check the address")
 	}
 }
 
@@ -74,14 +74,14 @@ func TestExamineCluster(t *testing.T) {
 	s := open(t, Config{URL: c.URL(), Timeout: 5 * time.Second})
 	all := s.Examine(t.Context(), 0)
 	if got := said(all, "cluster"); !strings.HasPrefix(got, "ok: ") {
-		t.Errorf("cluster: %q", got)
+		t.Errorf("cluster: %q; want a text that starts with %q", got, "ok: ")
 	}
 	if got := said(all, "coverage"); !strings.HasPrefix(got, "warning: ") {
-		t.Errorf("coverage, by default: %q", got)
+		t.Errorf("coverage, by default: %q; want a text that starts with %q", got, "warning: ")
 	}
 	for _, check := range []string{"script", "permissions"} {
 		if got := said(all, check); strings.Count(got, "ok: ") != 3 {
-			t.Errorf("%s on three masters: %q", check, got)
+			t.Errorf("%s on three masters: %q; want 3", check, got)
 		}
 	}
 	c.Masters[1].Do("ACL", "SETUSER", "default", "-set", "-asking")
@@ -120,14 +120,14 @@ func TestThePermissionsOfTheDocumentationSuffice(t *testing.T) {
 	}
 	for _, f := range s.Examine(t.Context(), 0) {
 		if f.Severity != Fine {
-			t.Errorf("%+v", f)
+			t.Errorf("got %+v; want severity %v", f, Fine)
 		}
 	}
 	a := backend.Charge{Key: []byte("a"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}}
 	b := backend.Charge{Key: []byte("b"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}}
 	for i := range 2 { // with an id, over several slots
 		if d := takeAll(s, underID(1, a, b)); d[0].Err != nil || d[0].Replayed != (i == 1) {
-			t.Errorf("request %d: %+v", i+1, d[0])
+			t.Errorf("request %d: %+v; want no error and replayed %v", i+1, d[0], i == 1)
 		}
 	}
 	for _, charge := range []backend.Charge{a, sharded(t, windowSpec(100), 10, "s")} {

@@ -147,7 +147,7 @@ func TestFaultClusterTwoMastersDead(t *testing.T) {
 		t.Errorf("%.1f %% were answered while the cluster is down", 100*share)
 	}
 	if !strings.Contains(c.failures(), "CLUSTERDOWN") {
-		t.Errorf("no error says that the cluster is down: %s", c.failures())
+		t.Errorf("no error says that the cluster is down: %s; want a text that contains %q", c.failures(), "CLUSTERDOWN")
 	}
 	for i := range 2 {
 		c.cluster.Masters[i].Restart()

@@ -105,7 +105,7 @@ func TestUnconfirmedChargesDoNotCount(t *testing.T) {
 	var d [1]backend.Decision
 	backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
 	if !errors.Is(d[0].Err, backend.ErrUnavailable) {
-		t.Errorf("allowed without a confirmation: %+v", d[0])
+		t.Errorf("allowed without a confirmation: %+v; want the error backend.ErrUnavailable", d[0])
 	}
 }
 
@@ -121,7 +121,7 @@ func TestAMissingReplicaCostsNoConnection(t *testing.T) {
 		}
 		d := takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(5), Terms: algorithms.Charge{Cost: 1}}})
 		if d[0].Err == nil || !strings.Contains(d[0].Err.Error(), "0 of 1 replicas have confirmed it in time") {
-			t.Errorf("%s: %v", when, d[0].Err)
+			t.Errorf("%s: got %v; want an error that contains %q", when, d[0].Err, "0 of 1 replicas have confirmed it in time")
 		}
 	}
 }

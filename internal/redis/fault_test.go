@@ -269,7 +269,7 @@ func TestFaultPasswordChanged(t *testing.T) {
 			_, _ = fmt.Sscan(after, &b)
 			t.Logf("%d logins tried in two seconds", b-a)
 			if b-a > 40 {
-				t.Errorf("%d logins tried in two seconds", b-a)
+				t.Errorf("%d logins tried in two seconds; want at most 40", b-a)
 			}
 			write("sidecar:new")
 		},
@@ -398,7 +398,7 @@ func TestFaultBlackHole(t *testing.T) {
 				dials := (*p).dials.Load() - before
 				t.Logf("%d dials in two seconds", dials)
 				if dials > 20 {
-					t.Errorf("%d dials in two seconds", dials)
+					t.Errorf("%d dials in two seconds; want at most 20", dials)
 				}
 				(*p).do(faults{})
 			},

@@ -98,7 +98,7 @@ func TestProveDistinguishesMistakesFromOutages(t *testing.T) {
 		})
 	}
 	if keys := free.Do("KEYS", "*"); keys != "[]" {
-		t.Errorf("left behind: %s", keys)
+		t.Errorf("left behind: %s; want keys %q", keys, "[]")
 	}
 }
 

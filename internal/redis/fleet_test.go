@@ -21,7 +21,7 @@ func members(tb testing.TB, s *Store) (all []string) {
 	}
 	for _, m := range list {
 		if m.Age < 0 || m.Age > time.Minute {
-			tb.Errorf("%s is %v old", m.ID, m.Age)
+			tb.Errorf("%s is %v old; want age at least 0 and age at most %v", m.ID, m.Age, time.Minute)
 		}
 		all = append(all, m.ID+"="+m.Report)
 	}
@@ -36,7 +36,7 @@ func TestProcessesReportToEachOther(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			a, b := open(t, Config{URL: url, Timeout: 5 * time.Second}), open(t, Config{URL: url, Timeout: 5 * time.Second})
 			if got := members(t, a); len(got) > 0 {
-				t.Errorf("before any report there is %q", got)
+				t.Errorf("before any report there is %q; want 0", got)
 			}
 			for _, report := range []func() error{
 				func() error { return a.Report(t.Context(), "a", "first") },
@@ -71,10 +71,10 @@ func TestReportsAreForgotten(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	if got := server.Do("HKEYS", "rl:{}fleet"); got != "[a]" {
-		t.Errorf("%s is left", got)
+		t.Errorf("%s is left; want %q", got, "[a]")
 	}
 	if got := server.Do("TTL", "rl:{}fleet"); got != "3600" && got != "3599" {
-		t.Errorf("the hash lives for %s s", got)
+		t.Errorf("the hash lives for %s s; want %q", got, "3599")
 	}
 	many := []any{"HSET", "rl:{}fleet"}
 	for i := range 3 * maxMembers {
@@ -82,7 +82,7 @@ func TestReportsAreForgotten(t *testing.T) {
 	}
 	server.Do(many...)
 	if got := members(t, s); len(got) > maxMembers {
-		t.Errorf("%d reports are read", len(got))
+		t.Errorf("%d reports are read; want at most %v", len(got), maxMembers)
 	}
 }
 
@@ -92,13 +92,13 @@ func TestFleetWithoutPermission(t *testing.T) {
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
 	server.Do("ACL", "SETUSER", "default", "-hset", "-hscan")
 	if err := s.Report(t.Context(), "a", "x"); !errors.Is(err, ErrNotPermitted) || !strings.Contains(err.Error(), "HSET") {
-		t.Errorf("report: %v", err)
+		t.Errorf("report: %v; want the error ErrNotPermitted and an error that contains %q", err, "HSET")
 	}
 	if _, err := s.Fleet(t.Context()); !errors.Is(err, ErrNotPermitted) || !strings.Contains(err.Error(), "HSCAN") {
-		t.Errorf("read: %v", err)
+		t.Errorf("read: %v; want the error ErrNotPermitted and an error that contains %q", err, "HSCAN")
 	}
 	server.Kill()
 	if err := s.Report(t.Context(), "a", "x"); !errors.Is(err, backend.ErrUnavailable) {
-		t.Errorf("without a server: %v", err)
+		t.Errorf("without a server: %v; want the error backend.ErrUnavailable", err)
 	}
 }

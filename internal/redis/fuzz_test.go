@@ -33,7 +33,7 @@ func FuzzAnswer(f *testing.F) {
 		failed := tr.answer()
 		for i := range decisions {
 			if failed != nil && !errors.Is(decisions[i].Err, backend.ErrUnavailable) {
-				t.Errorf("the answer is %v, and charge %d has %+v", failed, i, decisions[i])
+				t.Errorf("the answer is %v, and charge %d has %+v; want the error backend.ErrUnavailable", failed, i, decisions[i])
 			}
 		}
 	})
@@ -51,7 +51,7 @@ func FuzzRecall(f *testing.F) {
 		recall(was, once, decisions)
 		for _, d := range decisions {
 			if d.Err == nil && !d.Replayed {
-				t.Errorf("%q: %+v", was, d)
+				t.Errorf("%q: got %+v; want replayed", was, d)
 			}
 		}
 	})

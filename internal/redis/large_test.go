@@ -81,14 +81,14 @@ func TestManyBucketsAtOnce(t *testing.T) {
 				var wait sync.WaitGroup
 				wait.Go(func() {
 					if d := takeAll(s, []backend.Charge{other}); !d[0].Allowed {
-						t.Errorf("another client: got %+v", d)
+						t.Errorf("another client: got %+v; want allowed", d)
 					}
 				})
 				decisions := takeAll(s, call)
 				wait.Wait()
 				for i, d := range decisions {
 					if !d.Allowed {
-						t.Fatalf("charge %d of %d: got %+v", i, len(call), d)
+						t.Fatalf("charge %d of %d: got %+v; want allowed", i, len(call), d)
 					}
 				}
 				const others = 6 // the arguments that are not keys
@@ -99,15 +99,15 @@ func TestManyBucketsAtOnce(t *testing.T) {
 			for range 10 {
 				for i, d := range takeAll(s, many(8000, 8000)) {
 					if !errors.Is(d.Err, backend.ErrTooLarge) || errors.Is(d.Err, backend.ErrUnavailable) {
-						t.Fatalf("charge %d of a group that is too large: got %+v", i, d)
+						t.Fatalf("charge %d of a group that is too large: got %+v; want the error backend.ErrTooLarge and an error other than backend.ErrUnavailable", i, d)
 					}
 				}
 				if d := takeAll(s, []backend.Charge{other}); !d[0].Allowed {
-					t.Fatalf("another client: got %+v", d)
+					t.Fatalf("another client: got %+v; want allowed", d)
 				}
 			}
 			if n := opened.Load(); n != 0 {
-				t.Errorf("the circuit breaker changed %d times", n)
+				t.Errorf("the circuit breaker changed %d times; want 0", n)
 			}
 		})
 	}
@@ -127,11 +127,11 @@ func TestLargeGroupsUseAnotherSender(t *testing.T) {
 	takeAll(s, many(1, 1))
 	takeAll(s, many(1000, 256))
 	if usual != 1001 || apart != 0 {
-		t.Errorf("small groups: %d charges in the usual sender, %d in the patient one", usual, apart)
+		t.Errorf("small groups: %d charges in the usual sender, %d in the patient one; want usual 1001 and apart 0", usual, apart)
 	}
 	takeAll(s, many(257, 257))
 	if usual != 1001 || apart != 257 {
-		t.Errorf("a large group: %d charges in the usual sender, %d in the patient one", usual, apart)
+		t.Errorf("a large group: %d charges in the usual sender, %d in the patient one; want usual 1001 and apart 257", usual, apart)
 	}
 	mixture := slices.Concat(many(3, 1), many(300, 300), many(5, 1), many(300, 300))
 	for i := 303; i < 308; i++ { // not part of the group before or after them
@@ -139,7 +139,7 @@ func TestLargeGroupsUseAnotherSender(t *testing.T) {
 	}
 	takeAll(s, mixture)
 	if usual != 1009 || apart != 857 {
-		t.Errorf("a mixture: %d charges in the usual sender, %d in the patient one", usual, apart)
+		t.Errorf("a mixture: %d charges in the usual sender, %d in the patient one; want usual 1009 and apart 857", usual, apart)
 	}
 }
 

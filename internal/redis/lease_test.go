@@ -75,19 +75,19 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	askFor(4 * time.Second)
 	t.Logf("%d admitted, %d not answered, %d answers late, %+v", admitted, unanswered-before, p.harmed.Load()-helped, lease.Stats())
 	if unanswered > before {
-		t.Errorf("%d requests for a leased key were not answered", unanswered-before)
+		t.Errorf("%d requests for a leased key were not answered; want at most %v", unanswered-before, before)
 	}
 	cold := c
 	cold.Key = []byte("cold")
 	if d := ask(s, cold); d.Err == nil {
-		t.Errorf("redis was not late for other keys: %+v", d)
+		t.Errorf("redis was not late for other keys: %+v; want an error", d)
 	}
 	p.do(faults{})
 	lease.Close()
 	c.Terms.Cost = 0
 	redistest.Eventually(t, "redis answers", func() bool { return ask(below, c).Err == nil })
 	if d := ask(below, c); d.Remaining > limit-admitted || d.Remaining < limit-admitted-unanswered {
-		t.Errorf("%d admitted and %d not answered of %d: %d are left", admitted, unanswered, int64(limit), d.Remaining)
+		t.Errorf("%d admitted and %d not answered of %d: %d are left; want remaining at most %v and remaining at least %v", admitted, unanswered, int64(limit), d.Remaining, limit-admitted, limit-admitted-unanswered)
 	}
 }
 
@@ -127,7 +127,7 @@ func TestSidecarsThatLeaseShareALimit(t *testing.T) {
 						for time.Now().Before(end) {
 							backend.Take(context.Background(), s, []backend.Charge{c}, d[:])
 							if d[0].Err != nil {
-								t.Errorf("not answered: %v", d[0].Err)
+								t.Errorf("not answered: %v; want no error", d[0].Err)
 							}
 							if mu.Lock(); d[0].Allowed {
 								admitted[window(d[0].At)]++

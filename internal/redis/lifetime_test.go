@@ -112,13 +112,13 @@ func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	// The other limit denies, so the 10 units are not refunded. The bucket is written in new numbers, with
 	// 10 used.
 	if d := take(charge("used", lower, -10), charge("denies", none, 1)); !d[0].Allowed || d[1].Allowed {
-		t.Fatalf("%+v", d)
+		t.Fatalf("got %+v; want allowed and denied", d)
 	}
 	if left := livesFor(t, server, "used"); left < 20*time.Minute {
 		t.Errorf("10 are used, which takes half an hour; it lives for %v", left)
 	}
 	if d := take(charge("used", lower, 11)); d[0].Allowed {
-		t.Errorf("10 of 20 were used: %+v", d)
+		t.Errorf("10 of 20 were used: %+v; want denied", d)
 	}
 	look := charge("looked at", none, -5)
 	look.Terms.DryRun = true
@@ -149,7 +149,7 @@ func TestCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 		{per(10, minute), true, time.Hour - time.Minute},
 	} {
 		if backend.Take(t.Context(), s, []backend.Charge{is.charge}, d[:]); d[0].Allowed != is.allowed {
-			t.Fatalf("%+v", d[0])
+			t.Fatalf("got %+v; want allowed %v", d[0], is.allowed)
 		}
 		if left := livesFor(t, server, "k"); left < is.least {
 			t.Errorf("lives for %v, want %v and more", left, is.least)
@@ -179,10 +179,10 @@ func TestALogLivesAsLongAsTheLongerPeriod(t *testing.T) {
 		l := compiled(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 3, Period: is.period})
 		charge := backend.Charge{Key: []byte("k"), Limit: l, Terms: algorithms.Charge{Cost: 3, DryRun: is.look}}
 		if backend.Take(t.Context(), s, []backend.Charge{charge}, d[:]); d[0].Err != nil || d[0].Allowed != is.allowed {
-			t.Fatalf("%v: %+v", is, d[0])
+			t.Fatalf("%v: got %+v; want no error and allowed %v", is, d[0], is.allowed)
 		}
 		if left := livesFor(t, server, "k"); left < is.least || left > is.most {
-			t.Errorf("%v: lives for %v", is, left)
+			t.Errorf("%v: lives for %v; want left at least %v and left at most %v", is, left, is.least, is.most)
 		}
 	}
 }
@@ -196,6 +196,6 @@ func TestCountsOfAnOlderVersionAreRead(t *testing.T) {
 	l := compiled(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 5, Period: algorithms.Second})
 	var d [1]backend.Decision
 	if backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("old"), Limit: l, Terms: algorithms.Charge{Cost: 1}}}, d[:]); !d[0].Allowed || d[0].Remaining != 1 {
-		t.Errorf("3 and 1 of 5: %+v", d[0])
+		t.Errorf("3 and 1 of 5: %+v; want allowed and 1 remaining", d[0])
 	}
 }

@@ -18,7 +18,7 @@ func TestEachLimitOfACallHasOneIndex(t *testing.T) {
 		for range 2 {
 			for i := range limits {
 				if got := x.limit(&limits[i]); got != i+1 {
-					t.Fatalf("limit %d of %d has number %d", i, n, got)
+					t.Fatalf("limit %d of %d has number %d; want %v", i, n, got, i+1)
 				}
 			}
 		}

@@ -24,7 +24,7 @@ func TestLogEntriesCountForExactlyOnePeriod(t *testing.T) {
 		var d [1]backend.Decision
 		backend.Take(t.Context(), store, []backend.Charge{{Key: []byte("k"), Limit: limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
 		if d[0].Err != nil || d[0].Allowed != step.allowed {
-			t.Errorf("after %d us: allowed %t, %v", step.at, d[0].Allowed, d[0].Err)
+			t.Errorf("after %d us: allowed %t, %v; want no error and allowed %v", step.at, d[0].Allowed, d[0].Err, step.allowed)
 		}
 	}
 }

@@ -129,7 +129,7 @@ func TestScriptHasFunctionsOfAlgorithmsInOrder(t *testing.T) {
 			got = append(got, name)
 		}
 		if !slices.Equal(got, want) {
-			t.Errorf("%s: the script has\n\t%s\nand the order of package algorithms is\n\t%s", file, strings.Join(got, " "), strings.Join(want, " "))
+			t.Errorf("%s: the script has\n\t%s\nand the order of package algorithms is\n\t%s; want %v", file, strings.Join(got, " "), strings.Join(want, " "), want)
 		}
 		delete(sections, file)
 	}

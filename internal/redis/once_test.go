@@ -52,7 +52,7 @@ func TestLostAnswersAreChargedOnce(t *testing.T) {
 					d = takeAll(s, underID(worker<<16+n, c))
 				}
 				if !d[0].Allowed {
-					t.Errorf("got %+v", d[0])
+					t.Errorf("got %+v; want allowed", d[0])
 				}
 			}
 		})
@@ -136,7 +136,7 @@ func takesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charg
 	id := uint32(len(group))
 	first := takeAll(one, underID(id, group...))
 	if !first[0].Allowed || first[0].Replayed {
-		t.Fatalf("got %+v", first)
+		t.Fatalf("got %+v; want allowed and not replayed", first)
 	}
 	for i, d := range takeAll(other, underID(id, group...)) {
 		if want := first[i]; !d.Replayed || d.Decision != want.Decision || d.At != want.At {
@@ -165,14 +165,14 @@ func claimsAreTakenOnce(t *testing.T, one, other backend.Store, a, b backend.Cha
 		full.Terms.Cost = 4
 		for range 2 {
 			if d := takeAll(one, underID(10, a, full)); d[0].Err != nil || d[1].Allowed || d[1].Replayed {
-				t.Errorf("3 left of 4: got %+v", d)
+				t.Errorf("3 left of 4: got %+v; want no error, denied and not replayed", d)
 			}
 		}
 		full.Terms.Cost = -1
 		takeAll(one, []backend.Charge{full})
 		full.Terms.Cost = 4
 		if d := takeAll(other, underID(10, a, full)); !d[0].Allowed || !d[1].Allowed || d[0].Replayed {
-			t.Errorf("4 left of 4: got %+v", d)
+			t.Errorf("4 left of 4: got %+v; want d[0].Allowed true, d[1].Allowed true and d[0].Replayed false", d)
 		}
 	})
 	t.Run("concurrently", func(t *testing.T) {

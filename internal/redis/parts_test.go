@@ -34,7 +34,7 @@ func TestAChargeThatTooFewReplicasConfirmIsNotAllowed(t *testing.T) {
 		return takeAll(open(t, Config{URL: "redis://" + master.Addr, Timeout: timeout, WaitReplicas: replicas}), []backend.Charge{c})[0]
 	}
 	if d := take(0, 10*time.Second); !d.Allowed { // from now on the server knows the script
-		t.Fatalf("%+v", d)
+		t.Fatalf("got %+v; want allowed", d)
 	}
 	if d := take(2, time.Second); !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) || d.Allowed || !strings.Contains(d.Err.Error(), "1 of 2 replicas") {
 		t.Errorf("two must confirm: %+v", d)
@@ -74,7 +74,7 @@ func TestMovedSlots(t *testing.T) {
 		takeAll(s, charges[1:])
 		moved(t, cluster, numbers[0])
 		if d := takeAll(s, charges[:1]); !d[0].Allowed || d[0].Remaining != 99 {
-			t.Errorf("got %+v", d)
+			t.Errorf("got %+v; want allowed and 99 remaining", d)
 		}
 	})
 	t.Run("with another slot that has not moved", func(t *testing.T) {
@@ -84,7 +84,7 @@ func TestMovedSlots(t *testing.T) {
 		moved(t, cluster, numbers[0])
 		for i, d := range takeAll(sender, charges) {
 			if !d.Allowed || d.Remaining != 99 {
-				t.Errorf("charge %d: got %+v", i, d)
+				t.Errorf("charge %d: got %+v; want allowed and 99 remaining", i, d)
 			}
 		}
 	})
@@ -102,14 +102,14 @@ func TestMovedSlots(t *testing.T) {
 			t.Fatal(err)
 		}
 		if d := takeAll(s, charges[:1]); !errors.Is(d[0].Err, backend.ErrUnavailable) || errors.Is(d[0].Err, backend.ErrNotTaken) {
-			t.Errorf("got %+v", d)
+			t.Errorf("got %+v; want the error backend.ErrUnavailable and an error other than backend.ErrNotTaken", d)
 		}
 		if n := hook.lost.Load(); n != 1 {
-			t.Errorf("%d answers were lost", n)
+			t.Errorf("%d answers were lost; want 1", n)
 		}
 		hook.over.Store(true)
 		if d := takeOne(t, s, charges[0], algorithms.Charge{DryRun: true}); d.Remaining != 99 {
-			t.Errorf("%d left of 100 after one charge", d.Remaining)
+			t.Errorf("%d left of 100 after one charge; want 99 remaining", d.Remaining)
 		}
 	})
 }
@@ -172,7 +172,7 @@ func drawPrefersTheFullerShard(t *testing.T) {
 			drawn[[2]int{first, second}] = true
 		}
 		if len(drawn) != 6 {
-			t.Errorf("%s: %d pairs of 6 were drawn", what, len(drawn))
+			t.Errorf("%s: %d pairs of 6 were drawn; want 6", what, len(drawn))
 		}
 	}
 	for i, left := range []int64{3, 9, 0, 6} {
@@ -272,11 +272,11 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 			a.Terms.Cost, denies.Terms.Cost = 7, 11
 			d := takeAll(s, []backend.Charge{a, denies})
 			if d[0].Err != nil || d[1].Allowed {
-				t.Fatalf("got %+v", d)
+				t.Fatalf("got %+v; want no error and denied", d)
 			}
 			clock.Set(1_000_000_250 * algorithms.Second)
 			if d := takeOne(t, s, a, algorithms.Charge{Cost: 6}); !d.Allowed {
-				t.Fatalf("the next window: %+v", d)
+				t.Fatalf("the next window: %+v; want allowed", d)
 			}
 			close(gate)
 			s.undos.Close() // waits for the undo
@@ -305,13 +305,13 @@ func TestUndoOfShardsInTheNextWindow(t *testing.T) {
 			}
 			c.Terms = algorithms.Charge{Cost: 15}
 			if d := takeAllShards(s, c); d.Allowed || d.Err != nil {
-				t.Fatalf("got %+v", d)
+				t.Fatalf("got %+v; want denied and no error", d)
 			}
 			if name == "the next window" {
 				clock.Set(1_000_000_250 * algorithms.Second)
 				for i := range c.Shards {
 					if d := takeShard(s, c, i, algorithms.Charge{Cost: 3}); !d.Allowed {
-						t.Fatalf("shard %d of the next window: %+v", i, d)
+						t.Fatalf("shard %d of the next window: %+v; want allowed", i, d)
 					}
 				}
 			}

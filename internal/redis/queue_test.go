@@ -81,7 +81,7 @@ func TestQueueStartsCalls(t *testing.T) {
 	is("the first is late", q.tick(at(5*ms)), effects{start: true})
 	second := sent(t, &q, at(5*ms))
 	if second.charges != 2 {
-		t.Errorf("%d charges", second.charges)
+		t.Errorf("%d charges; want charges 2", second.charges)
 	}
 	is("two are in flight", submit(t, &q, batchOf(ones(256)...), at(20*ms)), effects{})
 	q.complete(first)
@@ -124,7 +124,7 @@ func TestQueueServesSourcesInTurn(t *testing.T) {
 	}
 	q.complete(first)
 	if len(first.ended) != 2 || first.ended[0] != b || first.ended[1] != c {
-		t.Errorf("%d have ended", len(first.ended))
+		t.Errorf("%d have ended; want the 2 batches %v and %v", len(first.ended), b, c)
 	}
 	third := sent(t, &q, at(0))
 	if got, want := third.text(a, b, c, d), "a155-410 "; got != want {
@@ -156,7 +156,7 @@ func TestQueueKeepsADryRunWithItsRefund(t *testing.T) {
 		call := sent(t, &q, at(0))
 		for _, r := range call.runs {
 			if r.from%2 != 0 || r.to%2 != 0 {
-				t.Fatalf("got %s", call.text(a, b, c))
+				t.Fatalf("got %s; want even starts and ends of runs", call.text(a, b, c))
 			}
 		}
 		q.complete(call)
@@ -220,11 +220,11 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	if len(c.ended) != 2 || c.ended[0] != late || c.ended[1] != known {
-		t.Errorf("%d have ended", len(c.ended))
+		t.Errorf("%d have ended; want the 2 batches %v and %v", len(c.ended), late, known)
 	}
 	for name, d := range map[string]backend.Decision{"late": late.Decisions[1], "canceled": rest.Decisions[2]} {
 		if !errors.Is(d.Err, backend.ErrNotTaken) {
-			t.Errorf("%s: got %+v", name, d)
+			t.Errorf("%s: got %+v; want the error backend.ErrNotTaken", name, d)
 		}
 	}
 	if known.Decisions[3].Err != nil || rest.Decisions[0].Err != nil {
@@ -261,7 +261,7 @@ func TestQueueKeepsResetsInOrder(t *testing.T) {
 	submit(t, &q, other, at(0))
 	c := sent(t, &q, at(0))
 	if got := c.text(b, other); got != "a1-3 b1-1 " {
-		t.Errorf("got %q", got)
+		t.Errorf("got %q; want %q", got, "a1-3 b1-1 ")
 	}
 	q.inFlight++
 	if q.fill(&call{}, at(0)) {
@@ -269,7 +269,7 @@ func TestQueueKeepsResetsInOrder(t *testing.T) {
 	}
 	q.complete(c)
 	if c := sent(t, &q, at(0)); c.text(b) != "a4-5 " {
-		t.Errorf("got %q", c.text(b))
+		t.Errorf("got %q; want %q", c.text(b), "a4-5 ")
 	}
 }
 
@@ -278,18 +278,18 @@ func TestQueueIsBounded(t *testing.T) {
 	submit(t, &q, batchOf(ones(70_000)...), at(0)) // a single batch is accepted whatever its size
 	c := sent(t, &q, at(0))
 	if _, err := q.submit(batchOf(1), at(0)); !errors.Is(err, backend.ErrNotTaken) {
-		t.Errorf("one too many: %v", err)
+		t.Errorf("one too many: %v; want the error backend.ErrNotTaken", err)
 	}
 	q.complete(c)
 	ended := q.drain(errClosed, nil)
 	if len(ended) != 1 || !errors.Is(ended[0].Decisions[69_999].Err, backend.ErrNotTaken) || ended[0].Decisions[0].Err != nil {
-		t.Errorf("%d were drained", len(ended))
+		t.Errorf("%d were drained; want 1 with the error backend.ErrNotTaken and no other error", len(ended))
 	}
 	for range maxWaiting {
 		submit(t, &q, batchOf(1), at(0))
 	}
 	if _, err := q.submit(batchOf(1), at(0)); !errors.Is(err, backend.ErrNotTaken) {
-		t.Errorf("one too many: %v", err)
+		t.Errorf("one too many: %v; want the error backend.ErrNotTaken", err)
 	}
 }
 

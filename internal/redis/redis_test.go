@@ -99,7 +99,7 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 		before := time.Now()
 		backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
 		if d[0].Err != nil || !d[0].Allowed {
-			t.Fatalf("%+v: %+v", spec, d[0])
+			t.Fatalf("%+v: got %+v; want no error and allowed", spec, d[0])
 		}
 		left, err := server.Client().PTTL(t.Context(), "rl:{}"+string(key)).Result()
 		if err != nil {
@@ -139,7 +139,7 @@ func TestDenialsLiveAsLongAsTheyCount(t *testing.T) {
 			backend.Take(t.Context(), s, []backend.Charge{{Key: key, Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}, d[:])
 			left, err := server.Client().PTTL(t.Context(), "rl:{}"+string(key)).Result()
 			if err != nil || d[0].Err != nil || d[0].Allowed != (n == 0) {
-				t.Fatal(err, d)
+				t.Fatalf("got %v %v; want no error, no error and allowed %v", err, d, n == 0)
 			}
 			if most := max(least, 10*time.Second); left < least-time.Since(before)-time.Millisecond || left > most+most/8+2*time.Millisecond {
 				t.Errorf("%s: after %d denials it lives %v more, want %v", kind, n, left, least)
@@ -173,21 +173,21 @@ func TestParse(t *testing.T) {
 	if err != nil || !l.tls || l.form != "sentinel" || l.username != "me" || l.password != "a@b" ||
 		len(l.hosts) != 2 || l.hosts[0] != "one:1" || l.hosts[1] != "two:26379" || l.master != "main" ||
 		l.db != 3 || l.sentinelPassword != "s" {
-		t.Errorf("%+v %v", l, err)
+		t.Errorf("got %+v %v; want no error, l.tls true, l.form %q, l.username %q, l.password %q, 2 elements, l.hosts[0] %q, l.hosts[1] %q, l.master %q, l.db 3 and l.sentinelPassword %q", l, err, "sentinel", "me", "a@b", "one:1", "two:26379", "main", "s")
 	}
 	if _, err := parse("redis://user:secret@h/x"); err == nil || strings.Contains(err.Error(), "secret") {
-		t.Errorf("a password is shown: %v", err)
+		t.Errorf("a password is shown: %v; want an error and no %q", err, "secret")
 	}
 }
 
 func TestSlotOf(t *testing.T) {
 	// "123456789" is the check value of CRC16/XMODEM: 0x31C3.
 	if got := slotOf("123456789"); got != 0x31C3%slots {
-		t.Errorf("slot %d", got)
+		t.Errorf("slot %d; want %v", got, 0x31C3%slots)
 	}
 	for slot, tag := range tags() {
 		if tag == 0 {
-			t.Fatalf("slot %d has no tag", slot)
+			t.Fatalf("slot %d has no tag; want tag above 0", slot)
 		}
 	}
 }
@@ -213,7 +213,7 @@ func TestURLsWithPasswordsAreNotShown(t *testing.T) {
 			if err == nil {
 				t.Errorf("%s is accepted", url)
 			} else if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), "cret@") || strings.Contains(err.Error(), "user:") {
-				t.Errorf("%s: %v", url, err)
+				t.Errorf("%s: got %v; want no %q, no %q and no %q", url, err, "secret", "cret@", "user:")
 			}
 		}
 	}
@@ -222,7 +222,7 @@ func TestURLsWithPasswordsAreNotShown(t *testing.T) {
 		"redis+sentinel://:p@h1,h2:1/main": "p", "redis+cluster://:p@h1,h2:1": "p", "unix://:p@/run/s?db=1": "p",
 	} {
 		if l, err := parse(url); err != nil || l.password != want {
-			t.Errorf("%s: password %q, %v", url, l.password, err)
+			t.Errorf("%s: password %q, %v; want no error and password %v", url, l.password, err, want)
 		}
 	}
 }

@@ -33,20 +33,20 @@ func TestARepeatedAnswerIsConfirmed(t *testing.T) {
 		return takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(10), Terms: algorithms.Charge{Cost: 1}, IdempotencyKey: once}})[0]
 	}
 	if d := take(patient, 1); !d.Allowed { // from now on the server knows the script
-		t.Fatalf("%+v", d)
+		t.Fatalf("got %+v; want allowed", d)
 	}
 	replica.Pause()
 	for _, attempt := range []string{"the first attempt", "the second attempt"} {
 		if d := take(hurried, 2); d.Allowed || !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) {
-			t.Errorf("%s, while the replica is paused: %+v", attempt, d)
+			t.Errorf("%s, while the replica is paused: %+v; want denied, the error backend.ErrUnavailable and an error other than backend.ErrNotTaken", attempt, d)
 		}
 	}
 	other := open(time.Second) // its connection has written nothing yet
 	if d := take(other, 2); d.Allowed || d.Err == nil {
-		t.Errorf("by another sidecar, while the replica is paused: %+v", d)
+		t.Errorf("by another sidecar, while the replica is paused: %+v; want denied and an error", d)
 	}
 	replica.Resume()
 	if d := take(patient, 2); d.Err != nil || !d.Allowed || !d.Replayed || d.Remaining != 8 {
-		t.Errorf("when the replica has resumed: %+v", d)
+		t.Errorf("when the replica has resumed: %+v; want no error, allowed, replayed and 8 remaining", d)
 	}
 }

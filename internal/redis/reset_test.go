@@ -17,7 +17,7 @@ func TestResetForgetsAllShards(t *testing.T) {
 	bucket, other := sharded(t, windowSpec(100), 7, "one"), sharded(t, windowSpec(100), 7, "other")
 	for _, b := range []backend.Charge{bucket, other} {
 		if d := takeOne(t, s, b, algorithms.Charge{Cost: 100}); !d.Allowed {
-			t.Fatalf("%+v", d)
+			t.Fatalf("got %+v; want allowed", d)
 		}
 	}
 	if err := backend.ResetBucket(t.Context(), s, bucket); err != nil {
@@ -27,7 +27,7 @@ func TestResetForgetsAllShards(t *testing.T) {
 		t.Errorf("%d left after a reset, want 100", n)
 	}
 	if d := takeOne(t, s, bucket, algorithms.Charge{Cost: 1}); !d.Allowed || d.Remaining != 99 {
-		t.Errorf("after a reset: %+v", d)
+		t.Errorf("after a reset: %+v; want allowed and 99 remaining", d)
 	}
 	if n := sum(values(t, s, other)); n != 0 {
 		t.Errorf("the other bucket has %d left, want 0", n)

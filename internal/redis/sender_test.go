@@ -71,7 +71,7 @@ func (a *answer) is(t *testing.T, after time.Duration) {
 	}
 	for i, d := range a.Decisions {
 		if d.Err != nil || d.Remaining != a.Charges[i].Terms.Cost {
-			t.Errorf("charge %d: got %+v", i, d)
+			t.Errorf("charge %d: got %+v; want no error and %v remaining", i, d, a.Charges[i].Terms.Cost)
 		}
 	}
 }
@@ -85,7 +85,7 @@ func (a *answer) fails(t *testing.T, after time.Duration, want error) {
 	}
 	for i, d := range a.Decisions {
 		if !errors.Is(d.Err, want) {
-			t.Errorf("charge %d: got %+v", i, d)
+			t.Errorf("charge %d: got %+v; want the error %v", i, d, want)
 		}
 	}
 }
@@ -98,11 +98,11 @@ func TestAnIdleServerIsCalledAtOnce(t *testing.T) {
 			start(l, batchOf(n+1)).is(t, 0)
 			b := batchOf(1)
 			if backend.Take(t.Context(), l, b.Charges, b.Decisions); !b.Decisions[0].Allowed {
-				t.Errorf("got %+v", b.Decisions)
+				t.Errorf("got %+v; want allowed", b.Decisions)
 			}
 		}
 		if n := p.called.Load(); n != 6 {
-			t.Errorf("%d calls", n)
+			t.Errorf("%d calls; want 6", n)
 		}
 	})
 }
@@ -118,7 +118,7 @@ func TestBatchesUnderLoadShareCalls(t *testing.T) {
 		second.is(t, 2*ms)
 		third.is(t, 2*ms)
 		if n := p.called.Load(); n != 2 {
-			t.Errorf("%d calls", n)
+			t.Errorf("%d calls; want 2", n)
 		}
 	})
 }
@@ -148,7 +148,7 @@ func TestALateCallDelaysOthersForHalfItsTimeout(t *testing.T) {
 				b.is(t, test.want)
 				late.fails(t, 10*ms, backend.ErrUnavailable)
 				if n := calls.Load(); n != 2 {
-					t.Errorf("%d calls", n)
+					t.Errorf("%d calls; want 2", n)
 				}
 			})
 		})
@@ -218,13 +218,13 @@ func TestDoneFunctionsDoNotDelayTheNextCall(t *testing.T) {
 		submit(20) // some wait for the first call, and then for its Done functions
 		time.Sleep(time.Second + ms/2)
 		if n := p.called.Load(); n != 1 {
-			t.Errorf("%d calls", n)
+			t.Errorf("%d calls; want 1", n)
 		}
 		time.Sleep(2 * ms)
 		submit(1)
 		time.Sleep(2 * ms)
 		if n := p.called.Load(); n != 3 {
-			t.Errorf("%d calls", n)
+			t.Errorf("%d calls; want 3", n)
 		}
 		told.Wait()
 	})
@@ -263,7 +263,7 @@ func TestAPanicHarmsNoOtherBatch(t *testing.T) {
 		start(l, batchOf(3)).is(t, 2*ms)
 		start(l, batchOf(1)).is(t, ms)
 		if got := fmt.Sprint(panics[6:]); got != "[first flush first second flush second]" {
-			t.Errorf("reported: %s", got)
+			t.Errorf("reported: %s; want %q", got, "[first flush first second flush second]")
 		}
 	})
 }
@@ -286,7 +286,7 @@ func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 		time.Sleep(3 * ms)
 		synctest.Wait()
 		if log != "0 2 1 4 3 A B " {
-			t.Errorf("got %q", log)
+			t.Errorf("got %q; want log %q", log, "0 2 1 4 3 A B ")
 		}
 	})
 }
@@ -305,11 +305,11 @@ func TestClose(t *testing.T) {
 		start(l, batchOf(1)).fails(t, 0, backend.ErrNotTaken)
 		<-large.done
 		if first, last := large.Decisions[0].Err, large.Decisions[299].Err; large.after != 5*ms || first != nil || !errors.Is(last, backend.ErrNotTaken) {
-			t.Errorf("after %v: %v, %v", large.after, first, last)
+			t.Errorf("after %v: %v, %v; want after %v, first nil and the error backend.ErrNotTaken", large.after, first, last, 5*ms)
 		}
 		time.Sleep(time.Second)
 		if n := p.called.Load(); n != 1 {
-			t.Errorf("%d calls", n)
+			t.Errorf("%d calls; want 1", n)
 		}
 	})
 }

@@ -47,7 +47,7 @@ func takeOne(tb testing.TB, s backend.Store, c backend.Charge, ask algorithms.Ch
 	var d [1]backend.Decision
 	backend.Take(context.Background(), s, []backend.Charge{c}, d[:])
 	if d[0].Err != nil {
-		tb.Fatal(d[0].Err)
+		tb.Fatalf("got %v; want no error", d[0].Err)
 	}
 	return d[0]
 }
@@ -58,7 +58,7 @@ func values(tb testing.TB, s *Store, c backend.Charge) (all []int64) {
 	for i := range c.Shards {
 		d := takeShard(s, c, i, algorithms.Charge{DryRun: true})
 		if d.Err != nil {
-			tb.Fatal(d.Err)
+			tb.Fatalf("got %v; want no error", d.Err)
 		}
 		all = append(all, d.Value)
 	}
@@ -167,7 +167,7 @@ func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
 				there := sum(values(t, s, c))
 				d := takeOne(t, s, c, algorithms.Charge{Cost: cost})
 				if d.Allowed != (cost*one <= there) {
-					t.Fatalf("%s in %d, step %d: cost %d, %d/%d available, got %+v", spec.Kind, shards, step, cost, there, one, d)
+					t.Fatalf("%s in %d, step %d: cost %d, %d/%d available, got %+v; want allowed %v", spec.Kind, shards, step, cost, there, one, d, cost*one <= there)
 				}
 				if left := sum(values(t, s, c)); d.Allowed && left != there-cost*one || !d.Allowed && left != there {
 					t.Fatalf("%s in %d, step %d: cost %d of %d/%d, %d left", spec.Kind, shards, step, cost, there, one, left)
@@ -176,7 +176,7 @@ func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
 					continue
 				}
 				if denied++; d.Remaining != there/one {
-					t.Fatalf("%s in %d: %d/%d available, remaining %d", spec.Kind, shards, there, one, d.Remaining)
+					t.Fatalf("%s in %d: %d/%d available, remaining %d; want %v remaining", spec.Kind, shards, there, one, d.Remaining, there/one)
 				}
 				now := clock.Now()
 				clock.Set(now + d.RetryAfter - 1)
@@ -189,7 +189,7 @@ func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
 				}
 			}
 			if denied == 0 {
-				t.Errorf("%s in %d: nothing was denied", spec.Kind, shards)
+				t.Errorf("%s in %d: nothing was denied; want denied above 0", spec.Kind, shards)
 			}
 		}
 	}
@@ -212,10 +212,10 @@ func shardsServeLargeCosts(t *testing.T, url string) {
 		}
 		takeOne(t, s, c, algorithms.Charge{Cost: -limit})
 		if d := takeOne(t, s, c, algorithms.Charge{Cost: limit}); !d.Allowed || d.Remaining != 0 {
-			t.Errorf("%d shards: all of the limit: %+v", shards, d)
+			t.Errorf("%d shards: all of the limit: %+v; want allowed and 0 remaining", shards, d)
 		}
 		if left := values(t, s, c); sum(left) != 0 {
-			t.Errorf("%d shards: left %v", shards, left)
+			t.Errorf("%d shards: left %v; want 0", shards, left)
 		}
 	}
 }
@@ -229,7 +229,7 @@ func shardsAreGivenBackTo(t *testing.T, url string) {
 		takeShard(s, c, i, algorithms.Charge{Cost: cost})
 	}
 	if d := takeOne(t, s, c, algorithms.Charge{Cost: -4}); !d.Allowed { // now 1 4 6 0
-		t.Errorf("got %+v", d)
+		t.Errorf("got %+v; want allowed", d)
 	}
 	got := values(t, s, c)
 	if slices.Sort(got[:]); !slices.Equal(got, []int64{2, 3, 4, 6}) {
@@ -290,11 +290,11 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 	}
 	// Each shard gets 6/4 tokens a second, so two flow in within 4/3 s.
 	if d.Wait < 1_333_333 || d.Wait > 1_333_334 {
-		t.Errorf("wait %d us", d.Wait)
+		t.Errorf("wait %d us; want wait at least 1_333_333 and wait at most 1_333_334", d.Wait)
 	}
 	clock.Set(clock.Now() + d.Wait)
 	if left := values(t, s, c); slices.Min(left) < 0 {
-		t.Errorf("in debt after the wait: %v", left)
+		t.Errorf("in debt after the wait: %v; want at least 0", left)
 	}
 	if d := takeOne(t, s, c, algorithms.Charge{Cost: 25, Reserve: true}); d.Allowed || d.Never {
 		t.Errorf("more than can be reserved now: %+v", d)
@@ -312,7 +312,7 @@ func shardsLostARace(t *testing.T, url string) {
 	c.Terms = algorithms.Charge{Cost: 15}
 	d := takeAllShards(s, c)
 	if d.Allowed || d.Err != nil {
-		t.Fatalf("got %+v", d)
+		t.Fatalf("got %+v; want denied and no error", d)
 	}
 	redistest.Eventually(t, "the charge is refunded", func() bool { return sum(values(t, s, c)) == 12*c.Limit.Unit()*2 })
 	want := takeOne(t, s, c, algorithms.Charge{Cost: 15, DryRun: true})
@@ -331,7 +331,7 @@ func shardsInAGroup(t *testing.T, url string) {
 		d := make([]backend.Decision, 2)
 		backend.Take(t.Context(), s, []backend.Charge{c, other}, d)
 		if allowed, err := decided(d); err != nil || allowed != want {
-			t.Errorf("%d: got %+v", i, d)
+			t.Errorf("%d: got %+v; want no error and allowed %v", i, d, want)
 		}
 	}
 	redistest.Eventually(t, "the shards got it back", func() bool { return sum(values(t, s, c)) == 29 })

@@ -279,7 +279,7 @@ func TestAnswerOfWrongLength(t *testing.T) {
 		got, err := decide(reply[:end])
 		for _, d := range got {
 			if err == nil || !errors.Is(d.Err, backend.ErrUnavailable) || d.Allowed {
-				t.Fatalf("%d of %d bytes: %v, %+v", end, len(reply), err, d)
+				t.Fatalf("%d of %d bytes: %v, %+v; want an error, the error backend.ErrUnavailable and denied", end, len(reply), err, d)
 			}
 		}
 	}

@@ -97,7 +97,7 @@ func TestCloseUnderLoad(t *testing.T) {
 				t.Errorf("%.1f %% were answered by a closed Store", 100*share)
 			}
 			if err := s.Close(); err != nil && !strings.Contains(err.Error(), "closed") {
-				t.Errorf("close again: %v", err)
+				t.Errorf("close again: %v; want an error that contains %q", err, "closed")
 			}
 			l.check(open(t, Config{URL: url, Timeout: 5 * time.Second}), 0)
 		})
@@ -188,7 +188,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 	var d [1]backend.Decision
 	backend.Take(t.Context(), s, []backend.Charge{c}, d[:])
 	if d[0].Err != nil {
-		t.Fatal(d[0].Err)
+		t.Fatalf("got %v; want no error", d[0].Err)
 	}
 	charged := childLimit - d[0].Remaining
 	t.Logf("%d attempted, %d charged, %d admitted", attempted.Load(), charged, acked.Load())

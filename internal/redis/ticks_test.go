@@ -95,7 +95,7 @@ func TestTheScriptDecidesLikePackageAlgorithmsWhenTheTickChanges(t *testing.T) {
 				}
 			}
 			if denied < 200 || denied > 3800 {
-				t.Errorf("%d of 4,000 were denied", denied)
+				t.Errorf("%d of 4,000 were denied; want denied at least 200 and denied at most 3800", denied)
 			}
 		})
 	}

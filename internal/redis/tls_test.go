@@ -52,18 +52,18 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 	}
 	for kind := algorithms.TokenBucket; kind <= algorithms.LeakyBucket; kind++ {
 		if d := take(s, algorithms.Spec{Kind: kind, Rate: 5, Period: algorithms.Second}); d.Err != nil || !d.Allowed {
-			t.Errorf("%s: %+v", kind, d)
+			t.Errorf("%s: got %+v; want no error and allowed", kind, d)
 		}
 	}
 	for _, f := range s.Examine(t.Context(), 0) {
 		if f.Severity != Fine && f.Check != "adjustments" { // adjustments need permissions of their own
-			t.Errorf("%+v", f)
+			t.Errorf("got %+v; want check %q", f, "adjustments")
 		}
 	}
 	for range 5 { // a connection that the server has closed is not used, even if it has unread TLS records
 		closeUsed(server)
 		if d := take(s, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second}); d.Err != nil {
-			t.Errorf("after the server has closed all connections: %+v", d)
+			t.Errorf("after the server has closed all connections: %+v; want no error", d)
 		}
 	}
 	config.TLS = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}

@@ -66,7 +66,7 @@ func TestAFailedWriteEndsTheWire(t *testing.T) {
 				a.fails(t, 0, test.fails)
 				for _, d := range a.Decisions {
 					if errors.Is(d.Err, backend.ErrNotTaken) {
-						t.Errorf("%s: reported as certainly not run: %v", name, d.Err)
+						t.Errorf("%s: reported as certainly not run: %v; want an error other than backend.ErrNotTaken", name, d.Err)
 					}
 				}
 			} else {
@@ -78,7 +78,7 @@ func TestAFailedWriteEndsTheWire(t *testing.T) {
 			}
 			start(l, limited(1)).is(t, ms)
 			if n := fallback.called.Load(); n != test.again+1 {
-				t.Errorf("%s: the next call used the wire", name)
+				t.Errorf("%s: the next call used the wire; want %v", name, test.again+1)
 			}
 			l.close()
 		})
@@ -115,13 +115,13 @@ func TestGoRedisMakesCallsThatTheWireCannot(t *testing.T) {
 			start(l, b).is(t, 0)
 		}
 		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 0 || others != 2 {
-			t.Errorf("%d calls by the wire and %d others", calls, others)
+			t.Errorf("%d calls by the wire and %d others; want calls 0 and others 2", calls, others)
 		}
 		for range 5 {
 			start(l, limited(1)).is(t, 0)
 		}
 		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 5 || others != 2 {
-			t.Errorf("then %d calls by the wire and %d others", calls, others)
+			t.Errorf("then %d calls by the wire and %d others; want calls 5 and others 2", calls, others)
 		}
 		l.close()
 	})
@@ -137,7 +137,7 @@ func TestAnAnswerLargerThanTheBufferIsWhole(t *testing.T) {
 			start(l, limited(ones(n)...)).is(t, 0)
 		}
 		if calls := p.calls.Load(); calls != 3 {
-			t.Errorf("%d calls by the wire", calls)
+			t.Errorf("%d calls by the wire; want 3", calls)
 		}
 		l.close()
 	})
@@ -171,7 +171,7 @@ func TestAnswersThatCannotBeReadAreFailures(t *testing.T) {
 			start(l, limited(1)).fails(t, 0, backend.ErrUnavailable)
 			l.mu.Lock()
 			if l.circuit.misses != 1 {
-				t.Errorf("%s: %d failures count", name, l.circuit.misses)
+				t.Errorf("%s: %d failures count; want misses 1", name, l.circuit.misses)
 			}
 			l.mu.Unlock()
 			bad.Store(false)
@@ -194,7 +194,7 @@ func TestACalendarThatEndedIsSentAgain(t *testing.T) {
 		l.by(conn)
 		start(l, limited(1)).is(t, ms)
 		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 1 || others != 1 {
-			t.Errorf("%d calls by the wire and %d others", calls, others)
+			t.Errorf("%d calls by the wire and %d others; want calls 1 and others 1", calls, others)
 		}
 		l.close()
 	})
@@ -211,7 +211,7 @@ func TestAWireIsUsedAgainAfterItEndedWithACall(t *testing.T) {
 		synctest.Wait()
 		l.mu.Lock()
 		if l.circuit.misses != 1 {
-			t.Errorf("%d failures count", l.circuit.misses)
+			t.Errorf("%d failures count; want misses 1", l.circuit.misses)
 		}
 		l.mu.Unlock()
 		near, far := net.Pipe()
@@ -223,7 +223,7 @@ func TestAWireIsUsedAgainAfterItEndedWithACall(t *testing.T) {
 		go l.wire.read(near, near)
 		start(l, limited(1)).is(t, 0)
 		if calls := p.calls.Load(); calls != 1 {
-			t.Errorf("%d calls by the new connection", calls)
+			t.Errorf("%d calls by the new connection; want 1", calls)
 		}
 		l.close()
 	})
@@ -288,7 +288,7 @@ func TestTheStatesOfAWire(t *testing.T) {
 				t.Error("the wire ended without an error")
 			}
 			if w.take() != test.takes {
-				t.Errorf("taken: %t", !test.takes)
+				t.Errorf("taken: %t; want %v", !test.takes, test.takes)
 			}
 			c, _ := w.answered()
 			if (c != nil) != test.answered || c == nil && (w.broken == nil || w.take()) {
@@ -521,7 +521,7 @@ func TestPartsOfALargeBatchKeepItsSettings(t *testing.T) {
 		b.Detached = true
 		<-start(w, b).done
 		if usual != 5 || patient != 300+606 {
-			t.Errorf("Detached: %d charges were sent as usual and %d patiently", usual, patient)
+			t.Errorf("Detached: %d charges were sent as usual and %d patiently; want usual 5 and patient %v", usual, patient, 300+606)
 		}
 	})
 }

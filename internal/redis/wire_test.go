@@ -109,7 +109,7 @@ func TestCallsUseTheWire(t *testing.T) {
 			start(l, limited(1, 1, 1)).is(t, 0)
 		}
 		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 3 || others != 0 {
-			t.Errorf("%d calls by the wire and %d others", calls, others)
+			t.Errorf("%d calls by the wire and %d others; want calls 3 and others 0", calls, others)
 		}
 		l.close()
 	})
@@ -143,11 +143,11 @@ func TestAnAnswerBeforeItsWriteReturns(t *testing.T) {
 	for range 20 {
 		b := limited(1)
 		if <-start(l, b).done; b.Decisions[0].Err != nil {
-			t.Error(b.Decisions[0].Err)
+			t.Errorf("got %v; want no error", b.Decisions[0].Err)
 		}
 	}
 	if n := slow.overlaps.Load(); n > 0 {
-		t.Errorf("%d writes started during another", n)
+		t.Errorf("%d writes started during another; want 0", n)
 	}
 	l.close()
 }
@@ -162,7 +162,7 @@ func TestASilentServerEndsTheWire(t *testing.T) {
 		synctest.Wait()
 		start(l, limited(1)).is(t, ms)
 		if n := p.calls.Load(); n != 1 {
-			t.Errorf("the silent server got %d calls", n)
+			t.Errorf("the silent server got %d calls; want 1", n)
 		}
 		l.close()
 	})
@@ -200,7 +200,7 @@ func TestTheWireStaysUsableAfterACallIsLate(t *testing.T) {
 			start(l, limited(1)).is(t, 6*ms)
 		}
 		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 6 || others != 0 {
-			t.Errorf("%d calls by the wire and %d others", calls, others)
+			t.Errorf("%d calls by the wire and %d others; want calls 6 and others 0", calls, others)
 		}
 		l.close()
 	})
@@ -291,7 +291,7 @@ func TestGoRedisMakesLargeCalls(t *testing.T) {
 		b.Charges[0].Key = make([]byte, maxFrame)
 		start(l, b).is(t, 0)
 		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 0 || others != 1 {
-			t.Errorf("%d calls by the wire and %d others", calls, others)
+			t.Errorf("%d calls by the wire and %d others; want calls 0 and others 1", calls, others)
 		}
 		p.Close()
 	})
@@ -314,7 +314,7 @@ func TestGoRedisRepeatsCallsThatHaveNotRun(t *testing.T) {
 				a.fails(t, 0, backend.ErrNotTaken)
 			}
 			if calls, others := p.calls.Load(), fallback.called.Load(); calls != 1 || again != (others == 1) {
-				t.Errorf("%s: %d calls by the wire and %d others", text, calls, others)
+				t.Errorf("%s: %d calls by the wire and %d others; want calls 1 and again %v", text, calls, others, others == 1)
 			}
 			l.close()
 		})
@@ -356,7 +356,7 @@ func TestUsualCallsUseTheWire(t *testing.T) {
 		b := limited(1)
 		<-start(s, b).done
 		if d := b.Decisions[0]; d.Err != nil {
-			t.Fatal(d.Err)
+			t.Fatalf("got %v; want no error", d.Err)
 		}
 	}
 	for range 3 {
@@ -369,7 +369,7 @@ func TestUsualCallsUseTheWire(t *testing.T) {
 			decide()
 		}
 		if got := s.client.PoolStats().Hits; got != before {
-			t.Errorf("%d of 100 calls went by the pool", got-before)
+			t.Errorf("%d of 100 calls went by the pool; want %v", got-before, before)
 		}
 		was := conn()
 		closeUsed(r)

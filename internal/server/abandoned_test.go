@@ -68,7 +68,7 @@ func TestAbortedCallsAreNotCountedAsRedisFailures(t *testing.T) {
 	eventually(t, "Redis answers", func() bool { return x.ask(t, "all=1").OverallCode == rls.RateLimitResponse_OK })
 	for _, pattern := range []string{"rlsidecar_backend_failures_total", failedOutcomes, `rlsidecar_backend_breaker_open\{.*\}`} {
 		if n := x.metric(t, pattern); n > 0 {
-			t.Errorf("%s: %v", pattern, n)
+			t.Errorf("%s: got %v; want 0", pattern, n)
 		}
 	}
 }

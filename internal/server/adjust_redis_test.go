@@ -24,15 +24,15 @@ func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	a := start(t, leased, tokens, onRedis("redis://"+redis.Addr))
 	b := start(t, leased, tokens, onRedis("redis://"+redis.Addr))
 	if n := b.allowed(t, 40, "bob"); n != 40 { // often enough for a lease
-		t.Fatalf("bob gets %d of 40", n)
+		t.Fatalf("bob gets %d of 40; want 40", n)
 	}
 	id := a.adjust(t, `"key":["bob"],"block":true,"for":"1h"`)
 	if n := a.allowed(t, 3, "bob"); n != 0 {
-		t.Errorf("at the sidecar that changed the limit, bob gets %d", n)
+		t.Errorf("at the sidecar that changed the limit, bob gets %d; want 0", n)
 	}
 	eventually(t, "the block is in force at the other sidecar", func() bool { return b.allowed(t, 1, "bob") == 0 })
 	if code, answer := b.asAdmin(t, "DELETE", "/api/adjustments/"+id, `{"author":"ann","reason":"over"}`); code != 200 {
-		t.Fatalf("%d %v", code, answer)
+		t.Fatalf("got %d %v; want code 200", code, answer)
 	}
 	if n := b.allowed(t, 1, "bob"); n != 1 {
 		t.Error("at the sidecar that deleted the adjustment, bob is denied")
@@ -41,7 +41,7 @@ func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 
 	a.allowed(t, 1010, "eve")
 	if n := a.allowed(t, 1, "eve") + b.allowed(t, 1, "eve"); n != 0 {
-		t.Fatalf("eve has used all, and gets %d", n)
+		t.Fatalf("eve has used all, and gets %d; want 0", n)
 	}
 	a.adjust(t, `"key":["eve"],"rate":1,"capacity":1500,"for":"1h"`)
 	eventually(t, "the raised limit is in force at both", func() bool { return a.allowed(t, 1, "eve") == 1 && b.allowed(t, 1, "eve") == 1 })
@@ -66,14 +66,14 @@ func TestAStartWithoutRedisBlocksBlockedKeys(t *testing.T) {
 	redis.Kill()
 	x = start(t, open, tokens, onRedis("redis://"+redis.Addr), kept)
 	if n := x.allowed(t, 3, "eve"); n != 0 {
-		t.Errorf("eve is blocked, and gets %d", n)
+		t.Errorf("eve is blocked, and gets %d; want 0", n)
 	}
 	if n := x.allowed(t, 3, "bob"); n != 3 {
-		t.Errorf("by on_backend_failure, bob gets %d of 3", n)
+		t.Errorf("by on_backend_failure, bob gets %d of 3; want 3", n)
 	}
 	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"limit":"calls","key":["bob"],"block":true,"for":"1h","author":"ann","reason":"test"}`)
 	if code != 503 || !strings.Contains(fmt.Sprint(answer["detail"]), "nothing was changed") {
-		t.Errorf("a change while Redis is unreachable: %d %v", code, answer)
+		t.Errorf("a change while Redis is unreachable: %d %v; want code 503 and a text that contains %q", code, answer, "nothing was changed")
 	}
 	redis.Restart() // with an empty database
 	eventually(t, "Redis has it again", func() bool { return redis.Do("HLEN", "rl:{adjustments}values") == "1" })
@@ -138,7 +138,7 @@ func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
 	a.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
 	for _, replica := range servers.Replicas {
 		if n := replica.Do("HLEN", "rl:{adjustments}values"); n != "1" {
-			t.Fatalf("the replica has %s adjustments", n)
+			t.Fatalf("the replica has %s adjustments; want %q", n, "1")
 		}
 	}
 	servers.Master.Kill()

@@ -97,7 +97,7 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 	}
 	x.adjust(t, `"key_b64":["ZXZl"],"block":true,"for":"1h"`)
 	if n := x.allowed(t, 3, "eve"); n != 0 {
-		t.Errorf("eve is blocked, and gets %d", n)
+		t.Errorf("eve is blocked, and gets %d; want 0", n)
 	}
 	code, answer := x.asAdmin(t, "GET", "/api/adjustments", "")
 	if list, _ := answer["adjustments"].([]any); code != 200 || len(list) != 2 || answer["version"] != 2.0 {
@@ -105,17 +105,17 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 	}
 	for _, wrong := range []string{`{"author":"ann","reason":"over","key":["bob"]}`, `{"author":"ann","reason":"over"} {}`, `[]`} {
 		if code, answer := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, wrong); code != 400 {
-			t.Errorf("a deletion with %s: %d %v", wrong, code, answer)
+			t.Errorf("a deletion with %s: %d %v; want code 400", wrong, code, answer)
 		}
 	}
 	if code, answer := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, `{"author":"ann","reason":"over"}`); code != 200 {
-		t.Errorf("%d %v", code, answer)
+		t.Errorf("got %d %v; want code 200", code, answer)
 	}
 	if n := x.allowed(t, 3, "bob"); n != 0 {
 		t.Errorf("10 units of 2 are used: bob gets %d, want 0", n)
 	}
 	if code, _ := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, `{"author":"ann","reason":"over"}`); code != 404 {
-		t.Errorf("deleted twice: %d", code)
+		t.Errorf("deleted twice: %d; want code 404", code)
 	}
 	code, answer = x.asAdmin(t, "GET", "/api/adjustments/audit?n=2", "")
 	entries, _ := answer["entries"].([]any)
@@ -134,7 +134,7 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 			t.Fatal(err)
 		}
 		if text := body(t, metrics); !strings.Contains(text, line+"\n") {
-			t.Errorf("metrics have no %q", line)
+			t.Errorf("metrics have no %q; want a text that contains %q", line, line+"\n")
 		}
 	}
 	if n := x.logs.FilterMessage("adjustment").Len(); n != 3 {
@@ -151,12 +151,12 @@ func TestALimitThatComesWithRequestsCannotBeAdjusted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if text := body(t, response); response.StatusCode != 200 {
-		t.Fatalf("%d %s", response.StatusCode, text)
+		t.Fatalf("got %d %s; want status 200", response.StatusCode, text)
 	}
 	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"domain":"d","limit":"tenant_calls","key":["acme"],"block":true,"for":"1h","author":"ann","reason":"test"}`)
 	detail := fmt.Sprint(answer["detail"])
 	if code != 400 || !strings.Contains(detail, "a limit that comes with requests (config) cannot be adjusted: configure it under this name") {
-		t.Errorf("%d %s", code, detail)
+		t.Errorf("got %d %s; want code 400 and a text that contains %q", code, detail, "a limit that comes with requests (config) cannot be adjusted: configure it under this name")
 	}
 }
 
@@ -186,10 +186,10 @@ func TestChangesNeedTheAdminToken(t *testing.T) {
 	x = start(t, oneLimit) // without a token; every local process can connect
 	code, answer := x.as(t, "", "POST", "/api/adjustments", block)
 	if detail := fmt.Sprint(answer["detail"]); code != 403 || !strings.Contains(detail, "--admin-token-file") {
-		t.Errorf("without a token: %d %v", code, answer)
+		t.Errorf("without a token: %d %v; want code 403 and a text that contains %q", code, answer, "--admin-token-file")
 	}
 	if code, _ := x.as(t, "", "POST", "/api/adjustments/preview", block); code != 200 {
-		t.Errorf("a preview changes nothing: %d", code)
+		t.Errorf("a preview changes nothing: %d; want code 200", code)
 	}
 	if n := x.allowed(t, 3, "bob"); n != 2 {
 		t.Errorf("bob gets %d, want 2", n)
@@ -208,7 +208,7 @@ func TestTheUnixSocketOfTheAdminPortNeedsNoToken(t *testing.T) {
 	}
 	defer response.Body.Close()
 	if response.StatusCode != 200 {
-		t.Errorf("%d %s", response.StatusCode, body(t, response))
+		t.Errorf("got %d %s; want status 200", response.StatusCode, body(t, response))
 	}
 }
 
@@ -223,7 +223,7 @@ func TestAdjustmentsSurviveARestart(t *testing.T) {
 	}
 	x = start(t, oneLimit, tokens, kept)
 	if n := x.allowed(t, 3, "eve"); n != 0 {
-		t.Errorf("eve is blocked, and gets %d", n)
+		t.Errorf("eve is blocked, and gets %d; want 0", n)
 	}
 }
 
@@ -239,6 +239,6 @@ func TestAReloadKeepsAdjustmentsInForce(t *testing.T) {
 	x.reload(t)
 	code, answer := x.asAdmin(t, "GET", "/api/adjustments", "")
 	if text := fmt.Sprint(answer); code != 200 || !strings.Contains(text, "the limit is a fixed_window now") {
-		t.Errorf("of another algorithm: %s", text)
+		t.Errorf("of another algorithm: %s; want code 200 and a text that contains %q", text, "the limit is a fixed_window now")
 	}
 }

@@ -226,7 +226,7 @@ func TestADenialChargesNothingUnlessConsumeIsEach(t *testing.T) {
 		r.HitsAddend = 99
 		x.put(t, r)
 		if got := x.put(t, request("d", look)).Statuses[0].LimitRemaining; (got == 0) != c.denied {
-			t.Errorf("%s: %d left after a request with too high a cost", c.name, got)
+			t.Errorf("%s: %d left after a request with too high a cost; want %v", c.name, got, c.denied)
 		}
 	}
 }
@@ -258,14 +258,14 @@ descriptors:
 	}
 	wg.Wait()
 	if allowed.Load() != 1000 {
-		t.Errorf("%d allowed", allowed.Load())
+		t.Errorf("%d allowed; want allowed 1000", allowed.Load())
 	}
 }
 
 func TestHeadersAndMetadataAreSentIfConfigured(t *testing.T) {
 	yaml := answers + "  - {key: meta, metadata: {tier: gold}, rate_limit: {unit: year, requests_per_unit: 3}}\n"
 	if got := start(t, yaml).ask(t, "meta=a"); got.ResponseHeadersToAdd != nil || got.DynamicMetadata != nil {
-		t.Errorf("not configured: %v", got)
+		t.Errorf("not configured: %v; want response headers to add nil and dynamic metadata nil", got)
 	}
 	x := start(t, yaml, func(c *Config) {
 		c.Answers.Metadata = true
@@ -282,6 +282,6 @@ func TestHeadersAndMetadataAreSentIfConfigured(t *testing.T) {
 		"descriptors": []any{map[string]any{"entries": []any{"meta=a"}}},
 	}
 	if diff := cmp.Diff(want, got.DynamicMetadata.AsMap(), protocmp.Transform()); diff != "" {
-		t.Error(diff)
+		t.Errorf("got %v; want no difference", diff)
 	}
 }

@@ -40,7 +40,7 @@ func TestSidecarsChargeOnceAndSettleForEachOther(t *testing.T) {
 			for id := range 10 {
 				code, answer := ask(worker+id, fmt.Sprintf(`{"name":"tokens","count":10,"request_id":"%d"}`, id))
 				if code != 200 {
-					t.Errorf("%d %s", code, answer)
+					t.Errorf("got %d %s; want code 200", code, answer)
 				}
 				answers[id].Store(answer, true)
 			}
@@ -51,7 +51,7 @@ func TestSidecarsChargeOnceAndSettleForEachOther(t *testing.T) {
 		n := 0
 		answers[id].Range(func(any, any) bool { n++; return true })
 		if n != 1 {
-			t.Errorf("id %d had %d different answers", id, n)
+			t.Errorf("id %d had %d different answers; want 1", id, n)
 		}
 	}
 	left := func(want string) {
@@ -64,11 +64,11 @@ func TestSidecarsChargeOnceAndSettleForEachOther(t *testing.T) {
 	_, answer := ask(0, `{"name":"tokens","count":800,"reserve":true,"request_id":"work"}`)
 	var said struct{ Reservation string }
 	if err := json.Unmarshal([]byte(answer), &said); err != nil || said.Reservation == "" {
-		t.Fatal(answer, err)
+		t.Fatalf("got %v %v; want no error and reservation other than none", answer, err)
 	}
 	for i := range 6 {
 		if code, answer := ask(i, `{"reservation":"`+said.Reservation+`","count":300}`); code != 200 {
-			t.Errorf("%d %s", code, answer)
+			t.Errorf("got %d %s; want code 200", code, answer)
 		}
 	}
 	left("600")

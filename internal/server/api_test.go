@@ -41,7 +41,7 @@ func TestProxiesAndApplicationsShareABucket(t *testing.T) {
 			x := start(t, named, edit)
 			const one = `{"name":"send","key":"bob"}`
 			if got := x.ask(t, "user=bob").OverallCode; got != rls.RateLimitResponse_OK {
-				t.Fatal(got)
+				t.Fatalf("got %v; want rls.RateLimitResponse_OK", got)
 			}
 			for i, want := range []int{200, 200, 429, 429} {
 				if code, answer := post(t, x.HTTP, "/v1/limit", one); code != want {
@@ -49,13 +49,13 @@ func TestProxiesAndApplicationsShareABucket(t *testing.T) {
 				}
 			}
 			if got := x.ask(t, "user=bob").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
-				t.Error(got)
+				t.Errorf("got %v; want rls.RateLimitResponse_OVER_LIMIT", got)
 			}
 			if code, answer := post(t, x.HTTP, "/v1/reset", one); code != 200 {
-				t.Errorf("reset: %d %s", code, answer)
+				t.Errorf("reset: %d %s; want code 200", code, answer)
 			}
 			if got := x.ask(t, "user=bob"); got.OverallCode != rls.RateLimitResponse_OK || got.Statuses[0].LimitRemaining != 2 {
-				t.Errorf("after the reset: %v", got)
+				t.Errorf("after the reset: %v; want overall code rls.RateLimitResponse_OK and limit remaining 2", got)
 			}
 			if name == "redis" {
 				redis.Kill()
@@ -65,7 +65,7 @@ func TestProxiesAndApplicationsShareABucket(t *testing.T) {
 					}
 				}
 				if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"pass"}`); code != 200 || !strings.Contains(answer, `"degraded":true`) {
-					t.Errorf("a limit with on_backend_failure: allow: %d %s", code, answer)
+					t.Errorf("a limit with on_backend_failure: allow: %d %s; want code 200 and a answer that contains %q", code, answer, `"degraded":true`)
 				}
 			}
 		})
@@ -76,17 +76,17 @@ func TestTheAPIIsClosedToOtherMachinesWithoutAToken(t *testing.T) {
 	everywhere := func(c *Config) { c.HTTP = "0.0.0.0:0" }
 	x := start(t, named, everywhere)
 	if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"send"}`); code != 401 || !strings.Contains(answer, "--api-token") {
-		t.Errorf("without a token: %d %s", code, answer)
+		t.Errorf("without a token: %d %s; want code 401 and a answer that contains %q", code, answer, "--api-token")
 	}
 	if n := x.logs.FilterMessageSnippet("the HTTP API is off").Len(); n != 1 {
 		t.Errorf("logged %d times, want once", n)
 	}
 	x = start(t, named, everywhere, func(c *Config) { c.APIToken = "s3cret" })
 	if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"send"}`, "Authorization", "Bearer s3cret"); code != 200 {
-		t.Errorf("with the token: %d %s", code, answer)
+		t.Errorf("with the token: %d %s; want code 200", code, answer)
 	}
 	if code, _ := post(t, x.HTTP, "/v1/limit", `{"name":"send"}`); code != 401 {
-		t.Errorf("without it: %d", code)
+		t.Errorf("without it: %d; want code 401", code)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestShardedLimitsAreShownWhole(t *testing.T) {
 			left := int64(100)
 			for _, count := range []int64{0, 1, 9, 20} {
 				if code, answer := post(t, x.HTTP, "/v1/limit", fmt.Sprintf(`{"name":"hot","key":"bob","count":%d}`, count)); code != 200 {
-					t.Fatal(code, answer)
+					t.Fatalf("got %v %v; want code 200", code, answer)
 				}
 				left -= count
 				shows("/v1/limits/hot?key=bob", x.HTTP, left)

@@ -79,7 +79,7 @@ func TestRequestsToADrainingServer(t *testing.T) {
 func TestRequestsToAnotherService(t *testing.T) {
 	x := start(t, "domain: d")
 	if err := CheckHTTP(t.Context(), hostOf(x.Admin)); err == nil || !strings.Contains(err.Error(), "is this rlsidecar's HTTP listener?") {
-		t.Error(err)
+		t.Errorf("got %v; want an error that contains %q", err, "is this rlsidecar's HTTP listener?")
 	}
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -92,7 +92,7 @@ func TestRequestsToAnotherService(t *testing.T) {
 		"HTTP": CheckHTTP(ctx, hostOf(silent.Addr())), "gRPC": CheckGRPC(ctx, hostOf(silent.Addr()), false),
 	} {
 		if err == nil {
-			t.Error(name, "succeeds without an answer")
+			t.Errorf("got %v %v; want an error", name, "succeeds without an answer")
 		}
 	}
 }

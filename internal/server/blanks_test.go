@@ -50,11 +50,11 @@ func TestBlanksAtTheEndsOfValuesDoNotMakeBuckets(t *testing.T) {
 		}
 	}
 	if allowed != 2 {
-		t.Errorf("%d spellings of one value were allowed by a limit of 2", allowed)
+		t.Errorf("%d spellings of one value were allowed by a limit of 2; want allowed 2", allowed)
 	}
 	for _, value := range blank {
 		if code := postJSON(t, x, value); code != http.StatusTooManyRequests {
-			t.Errorf("%q over /json: %d", value, code)
+			t.Errorf("%q over /json: %d; want code http.StatusTooManyRequests", value, code)
 		}
 	}
 	// Blanks inside a value are part of it.
@@ -69,7 +69,7 @@ func TestBlanksAreKeptIfConfigured(t *testing.T) {
 	}
 	for _, value := range blank {
 		if code := postJSON(t, x, value); code != http.StatusOK {
-			t.Errorf("%q over /json: %d", value, code)
+			t.Errorf("%q over /json: %d; want code http.StatusOK", value, code)
 		}
 	}
 }

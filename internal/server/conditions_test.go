@@ -45,12 +45,12 @@ func TestARefusedConfigurationIsACondition(t *testing.T) {
 	x.write(t, "domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n")
 	x.reload(t)
 	if got := x.conditions(t); !strings.HasPrefix(got, "degraded configuration-refused: ") || !strings.Contains(got, "limits.yaml:2:") {
-		t.Errorf("after a mistake: %q", got)
+		t.Errorf("after a mistake: %q; want a text that starts with %q and contains %q", got, "degraded configuration-refused: ", "limits.yaml:2:")
 	}
 	x.write(t, shared)
 	x.reload(t)
 	if got := x.conditions(t); got != "" {
-		t.Errorf("after it was corrected: %s", got)
+		t.Errorf("after it was corrected: %s; want none", got)
 	}
 }
 
@@ -59,7 +59,7 @@ func TestAStaleDomainIsACondition(t *testing.T) {
 	x.write(t, "domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n")
 	x.reload(t)
 	if got := x.conditions(t); !strings.HasPrefix(got, "degraded configuration-stale: ") || !strings.Contains(got, "domains d,") {
-		t.Errorf("%q", got)
+		t.Errorf("got %q; want a text that starts with %q and contains %q", got, "degraded configuration-stale: ", "domains d,")
 	}
 }
 
@@ -147,6 +147,6 @@ descriptors:
 	s := &server{limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{})}
 	s.limiter.Swap(snapshot)
 	if got := s.meanwhile(); !strings.Contains(got, "deny (2 limits).") {
-		t.Error(got)
+		t.Errorf("got %v; want a text that contains %q", got, "deny (2 limits).")
 	}
 }

@@ -37,7 +37,7 @@ func TestConnectionBoundsFollowFilesAndMemory(t *testing.T) {
 		{1 << 20, 1 << 20, 2, fewestConnections, 64}, // almost no memory
 	} {
 		if traffic, admin := connectionBounds(c.files, c.memory, c.listeners); traffic != c.traffic || admin != c.admin {
-			t.Errorf("%+v: %d, %d", c, traffic, admin)
+			t.Errorf("%+v: got %d, %d; want traffic %v and admin %v", c, traffic, admin, c.traffic, c.admin)
 		}
 	}
 }
@@ -64,7 +64,7 @@ func TestIdleConnectionsAreClosedForNewOnes(t *testing.T) {
 		connect(x.HTTP)
 	}
 	if got := get(t, x.Admin, "/metrics").StatusCode; got != 200 {
-		t.Errorf("metrics: %d", got)
+		t.Errorf("metrics: %d; want 200", got)
 	}
 	eventually(t, "gRPC is served", func() bool {
 		_, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("k=v")))
@@ -93,7 +93,7 @@ func TestHealthIsServedBeyondTheBound(t *testing.T) {
 		_, _ = io.WriteString(nc, "GET /v1/auth HTTP/1.1\r\nHost: h\r\n\r\n")
 		r, err := http.ReadResponse(bufio.NewReader(nc), nil)
 		if err != nil || r.StatusCode != 200 {
-			t.Fatalf("a connection in use: %v %v", r, err)
+			t.Fatalf("a connection in use: %v %v; want no error and status 200", r, err)
 		}
 		r.Body.Close()
 	}
@@ -110,7 +110,7 @@ func TestHealthIsServedBeyondTheBound(t *testing.T) {
 	for range 2 * healthConnections {
 		for path, want := range map[string]int{"/livez": 200, "/readyz": 200, "/healthcheck": 200, "/v1/auth": 503, "/json": 503} {
 			if r := get(t, x.HTTP, path); r.StatusCode != want || !r.Close {
-				t.Errorf("%s: %d, closes %t", path, r.StatusCode, r.Close)
+				t.Errorf("%s: %d, closes %t; want status %v and close", path, r.StatusCode, r.Close, want)
 			}
 		}
 	}
@@ -184,13 +184,13 @@ func TestAnIdleConnectionIsClosedWhenFileDescriptorsRunOut(t *testing.T) {
 		t.Fatalf("the process is out of files, and no silent connection was closed for the new one: %+v", full.stats())
 	}
 	if _, err := client.Read(make([]byte, 1)); err == nil || errors.Is(err, net.ErrClosed) {
-		t.Errorf("the silent connection: %v", err)
+		t.Errorf("the silent connection: %v; want an error other than net.ErrClosed", err)
 	}
 	if logs.FilterMessageSnippet("connections cannot be accepted").Len() != 1 {
-		t.Errorf("%+v", logs.All())
+		t.Errorf("got %+v; want 1", logs.All())
 	}
 	if full, other := full.stats(), other.stats(); full.Evicted != 1 || full.Open != 0 || other.Open != 0 {
-		t.Errorf("%+v, %+v", full, other)
+		t.Errorf("got %+v, %+v; want full.Evicted 1, full.Open 0 and other.Open 0", full, other)
 	}
 }
 

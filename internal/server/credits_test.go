@@ -71,7 +71,7 @@ func TestCreditsPayThroughEveryListener(t *testing.T) {
 			answer := limit(`{"name":"estimated","key":"ai","count":400,"reserve":true}`, 200, `"payer":"prepaid"`)
 			var said struct{ Reservation string }
 			if err := json.Unmarshal([]byte(answer), &said); err != nil || said.Reservation == "" {
-				t.Fatal(answer, err)
+				t.Fatalf("got %v %v; want no error and reservation other than none", answer, err)
 			}
 			for range 2 {
 				limit(`{"reservation":"`+said.Reservation+`","count":50}`, 200, `"remaining":450`)
@@ -95,7 +95,7 @@ func TestCreditsAreChargedOnceThoughRedisIsKilled(t *testing.T) {
 	redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")
 	x := start(t, creditsYAML, onRedis("redis://"+redis.Addr))
 	if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"credits","key":"bob","count":-500}`); code != 200 {
-		t.Fatal(code, answer)
+		t.Fatalf("got %v %v; want code 200", code, answer)
 	}
 	const requests = 120
 	var wg sync.WaitGroup
@@ -107,7 +107,7 @@ func TestCreditsAreChargedOnceThoughRedisIsKilled(t *testing.T) {
 				eventually(t, "request is answered", func() bool {
 					code, answer := post(t, x.HTTP, "/v1/limit", body)
 					if code == 429 {
-						t.Errorf("denied: %s", answer)
+						t.Errorf("denied: %s; want code other than 429", answer)
 					}
 					return code == 200
 				})
@@ -127,7 +127,7 @@ func TestCreditsAreChargedOnceThoughRedisIsKilled(t *testing.T) {
 		var said struct{ Limits []struct{ Remaining int64 } }
 		_, answer := post(t, x.HTTP, "/v1/limit", `{"name":"`+name+`","key":"bob","count":0}`)
 		if err := json.Unmarshal([]byte(answer), &said); err != nil || len(said.Limits) != 1 {
-			t.Fatal(answer, err)
+			t.Fatalf("got %v %v; want no error and 1 element", answer, err)
 		}
 		return said.Limits[0].Remaining
 	}

@@ -54,7 +54,7 @@ func (x *instance) remaining(t *testing.T, limit, key string) (n int64) {
 	var said struct{ Limits []struct{ Remaining int64 } }
 	code, answer := post(t, x.HTTP, "/v1/limit", fmt.Sprintf(`{"name":%q,"key":%q,"count":0}`, limit, key))
 	if err := json.Unmarshal([]byte(answer), &said); err != nil || len(said.Limits) != 1 {
-		t.Fatal(code, answer, err)
+		t.Fatalf("got %v %v %v; want no error and 1 element", code, answer, err)
 	}
 	return said.Limits[0].Remaining
 }
@@ -64,7 +64,7 @@ func reserved(t *testing.T, answer string) string {
 	t.Helper()
 	var said struct{ Reservation string }
 	if err := json.Unmarshal([]byte(answer), &said); err != nil || said.Reservation == "" {
-		t.Fatal(answer, err)
+		t.Fatalf("got %v %v; want no error and reservation other than none", answer, err)
 	}
 	return said.Reservation
 }
@@ -201,7 +201,7 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 			end := func(id string) {
 				t.Helper()
 				if code, answer := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, `{"author":"ann","reason":"over"}`); code != 200 {
-					t.Errorf("%d %v", code, answer)
+					t.Errorf("got %d %v; want code 200", code, answer)
 				}
 			}
 			ask := func(key string, count int, code int, text string) {
@@ -216,7 +216,7 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 			ask("eve", 600, 400, "never-fits")
 			end(id)
 			if left := x.remaining(t, "a", "bob"); left != 0 { // 600 of 100 are consumed
-				t.Errorf("%d credits are left", left)
+				t.Errorf("%d credits are left; want 0 left", left)
 			}
 			ask("bob", 11, 429, `"remaining":10`)
 			ask("bob", 10, 200, `"remaining":0`)
@@ -263,7 +263,7 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 			}
 			x.wants(t, `{"name":"estimated","key":"kim","count":400,"reserve":true}`, 429, "") // 1,000 of 500 are used
 			if left := x.remaining(t, "estimated", "kim"); left != 100 {
-				t.Errorf("the plan was charged: %d left", left)
+				t.Errorf("the plan was charged: %d left; want 100 left", left)
 			}
 		})
 	}
@@ -298,7 +298,7 @@ func TestSettlementsOverHTTPAreCounted(t *testing.T) {
 		`rlsidecar_settle_units_total{domain="d",kind="real",limit="settled_a"} 50`,
 	} {
 		if !strings.Contains(text, want+"\n") {
-			t.Errorf("no %s", want)
+			t.Errorf("no %s; want a text that contains %q", want, want+"\n")
 		}
 	}
 	if strings.Contains(text, `"no_config"} 1`) {

@@ -55,7 +55,7 @@ func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 	} {
 		step.before()
 		if c, _ := admit(0); (c != nil) != step.admitted {
-			t.Errorf("admitted: %t", c != nil)
+			t.Errorf("admitted: %t; want %v", c != nil, step.admitted)
 		}
 		for _, c := range step.open {
 			if !isOpen(c) {
@@ -69,10 +69,10 @@ func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 		}
 	}
 	if _, err := end.Read(make([]byte, 1)); err != io.EOF { //nolint:errorlint // of net.Pipe
-		t.Errorf("the client of the closed connection reads %v", err)
+		t.Errorf("the client of the closed connection reads %v; want the error %v", err, io.EOF)
 	}
 	if s := l.stats(); s.Evicted != 2 || s.Refused != 1 || s.Open != 4 {
-		t.Errorf("%+v", s)
+		t.Errorf("got %+v; want evicted 2, 1 refused and open 4", s)
 	}
 }
 
@@ -108,7 +108,7 @@ func TestClosingAListenerClosesParkedConnections(t *testing.T) {
 	for name, client := range map[string]net.Conn{"parked before": parked, "parked after": late} {
 		_ = client.SetReadDeadline(time.Now().Add(time.Minute))
 		if _, err := client.Read(make([]byte, 1)); err != io.EOF { //nolint:errorlint // as it comes
-			t.Errorf("%s: the client reads %v", name, err)
+			t.Errorf("%s: the client reads %v; want the error %v", name, err, io.EOF)
 		}
 	}
 }
@@ -144,6 +144,6 @@ func TestAConnectionAcceptedBeforeCloseIsServed(t *testing.T) {
 		t.Errorf("the client reads %q, %v", answer, err)
 	}
 	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("then %v", err)
+		t.Errorf("then %v; want the error net.ErrClosed", err)
 	}
 }

@@ -18,7 +18,7 @@ func TestForeignValuesInRedisAffectOneBucketOnly(t *testing.T) {
 	x.ask(t, "k=bad")
 	key := strings.Trim(redis.Do("KEYS", "rl:*bad*"), "[]")
 	if key == "" || strings.Contains(key, " ") {
-		t.Fatalf("keys: %q", key)
+		t.Fatalf("keys: %q; want key other than none and no %q", key, " ")
 	}
 	state := redis.Do("GET", key)
 	for name, write := range map[string][]any{
@@ -38,7 +38,7 @@ func TestForeignValuesInRedisAffectOneBucketOnly(t *testing.T) {
 		for range 10 { // five failures in a row would open the circuit breaker
 			answer := x.ask(t, "k=bad")
 			if decided := answer.Statuses[0].CurrentLimit != nil; !decided && answer.OverallCode != rls.RateLimitResponse_OVER_LIMIT {
-				t.Errorf("%s: %v", name, answer)
+				t.Errorf("%s: got %v; want overall code rls.RateLimitResponse_OVER_LIMIT", name, answer)
 			}
 			if good := x.ask(t, "k=good"); good.OverallCode != rls.RateLimitResponse_OK || good.Statuses[0].CurrentLimit == nil {
 				t.Errorf("%s harms another bucket: %v", name, good)
@@ -48,6 +48,6 @@ func TestForeignValuesInRedisAffectOneBucketOnly(t *testing.T) {
 	}
 	redis.Do("DEL", key)
 	if answer := x.ask(t, "k=bad"); answer.OverallCode != rls.RateLimitResponse_OK {
-		t.Errorf("afterwards: %v", answer)
+		t.Errorf("afterwards: %v; want overall code rls.RateLimitResponse_OK", answer)
 	}
 }

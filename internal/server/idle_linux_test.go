@@ -91,7 +91,7 @@ func TestAParkedConnectionAnswersTheNextRequest(t *testing.T) {
 		}
 		answer, err := http.ReadResponse(r, nil)
 		if err != nil || answer.StatusCode != 200 {
-			t.Fatalf("%q: %v, %v", parts, answer, err)
+			t.Fatalf("%q: got %v, %v; want no error and status 200", parts, answer, err)
 		}
 		answer.Body.Close()
 	}
@@ -106,7 +106,7 @@ func TestAParkedConnectionAnswersTheNextRequest(t *testing.T) {
 	exchange(nc, r, request+request[:2], request[2:]) // a part of the next request is in net/http's buffer
 	exchange(nc, r)
 	if _, err := r.ReadByte(); err != io.EOF {
-		t.Errorf("after the idle timeout: %v", err)
+		t.Errorf("after the idle timeout: %v; want the error %v", err, io.EOF)
 	}
 	nc, r = dial()
 	exchange(nc, r, request)

@@ -56,7 +56,7 @@ descriptors:
 	for _, path := range []string{"/api/top", "/"} {
 		const most = 100 << 10
 		if n := len(body(t, get(t, x.Admin, path))); n > most {
-			t.Errorf("%s has %d bytes for %d keys, %d before the last ones", path, n, 3*sent, top)
+			t.Errorf("%s has %d bytes for %d keys, %d before the last ones; want at most %v", path, n, 3*sent, top, most)
 		}
 	}
 }

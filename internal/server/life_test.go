@@ -107,13 +107,13 @@ func TestUnixSockets(t *testing.T) {
 		t.Error("a socket in use was replaced")
 	}
 	if got := x.ask(t, "k=v"); got.OverallCode != ok {
-		t.Errorf("%v", got)
+		t.Errorf("got %v; want OK", got)
 	}
 	if err := x.stop(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the socket was not removed: %v", err)
+		t.Errorf("the socket was not removed: %v; want the error os.ErrNotExist", err)
 	}
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func TestUnixSockets(t *testing.T) {
 	name := fmt.Sprintf("@rlsidecar-test-%d", os.Getpid())
 	abstract := start(t, small, func(c *Config) { c.GRPC = "unix://" + name })
 	if got := abstract.ask(t, "k=v"); got.OverallCode != ok {
-		t.Errorf("%v", got)
+		t.Errorf("got %v; want OK", got)
 	}
 }
 
@@ -153,18 +153,18 @@ func TestHTTPAndAdmin(t *testing.T) {
 	defer http.DefaultClient.CloseIdleConnections()
 	defer r.Body.Close()
 	if text := body(t, r); r.StatusCode != 200 || !strings.Contains(text, "999999") {
-		t.Errorf("%d %s", r.StatusCode, text)
+		t.Errorf("got %d %s; want status 200 and a text that contains %q", r.StatusCode, text, "999999")
 	}
 	for _, path := range []string{"/healthcheck", "/readyz", "/livez"} {
 		if r := get(t, x.HTTP, path); r.StatusCode != 200 {
-			t.Errorf("%s: %d", path, r.StatusCode)
+			t.Errorf("%s: got %d; want status 200", path, r.StatusCode)
 		}
 	}
 	if r := get(t, x.HTTP, "/v1/auth"); r.StatusCode != 429 {
-		t.Errorf("no route: %d", r.StatusCode)
+		t.Errorf("no route: %d; want status 429", r.StatusCode)
 	}
 	if r := get(t, x.Admin, "/metrics"); r.StatusCode != 401 {
-		t.Errorf("without token: %d", r.StatusCode)
+		t.Errorf("without token: %d; want status 401", r.StatusCode)
 	}
 	for path, want := range map[string]string{
 		"/":         "1000000",
@@ -183,11 +183,11 @@ func TestHealth(t *testing.T) {
 	for _, name := range []string{"", "ratelimit", grpcapi.ServiceName} {
 		r, err := x.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: name})
 		if err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
-			t.Errorf("%q: %v, %v", name, r, err)
+			t.Errorf("%q: got %v, %v; want no error and status %v", name, r, err, healthpb.HealthCheckResponse_SERVING)
 		}
 	}
 	if _, err := x.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "else"}); status.Code(err) != codes.NotFound {
-		t.Error(err)
+		t.Errorf("got %v; want codes.NotFound", err)
 	}
 }
 
@@ -198,7 +198,7 @@ func TestAHealthWatchReportsTheShutdownAndDoesNotDelayIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r, err := watch.Recv(); err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
-		t.Fatalf("%v, %v", r, err)
+		t.Fatalf("got %v, %v; want no error and status %v", r, err, healthpb.HealthCheckResponse_SERVING)
 	}
 	stopped := make(chan error)
 	go func() { stopped <- x.stop() }()
@@ -206,12 +206,12 @@ func TestAHealthWatchReportsTheShutdownAndDoesNotDelayIt(t *testing.T) {
 		r, err := watch.Recv()
 		if err != nil {
 			if status.Code(err) != codes.Unavailable {
-				t.Error(err)
+				t.Errorf("got %v; want codes.Unavailable", err)
 			}
 			break
 		}
 		if r.Status != healthpb.HealthCheckResponse_NOT_SERVING {
-			t.Errorf("%v", r)
+			t.Errorf("got %v; want status %v", r, healthpb.HealthCheckResponse_NOT_SERVING)
 		}
 	}
 	if err := <-stopped; err != nil {
@@ -265,7 +265,7 @@ func TestDrainAnswersEveryRequest(t *testing.T) {
 	x.ask(t, "job=1")
 	clients.Go(func() { // its turn comes after 6 s, at the end of the delay
 		if r, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("job=1"))); err != nil || r.OverallCode != ok {
-			t.Errorf("held: %v, %v", r, err)
+			t.Errorf("held: %v, %v; want no error and OK", r, err)
 		}
 	})
 	x.awaitJobs(t, 2)
@@ -273,11 +273,11 @@ func TestDrainAnswersEveryRequest(t *testing.T) {
 	stopped := make(chan error)
 	go func() { stopped <- x.stop() }()
 	if r, err := watch.Recv(); err != nil || r.Status != healthpb.HealthCheckResponse_NOT_SERVING {
-		t.Errorf("%v, %v", r, err)
+		t.Errorf("got %v, %v; want no error and status %v", r, err, healthpb.HealthCheckResponse_NOT_SERVING)
 	}
 	for path, code := range map[string]int{"/healthcheck": 500, "/readyz": 503, "/livez": 200} {
 		if r := get(t, x.HTTP, path); r.StatusCode != code {
-			t.Errorf("%s while draining: %d", path, r.StatusCode)
+			t.Errorf("%s while draining: %d; want status %v", path, r.StatusCode, code)
 		}
 	}
 	going.Store(true)
@@ -307,7 +307,7 @@ func TestDrainIsBounded(t *testing.T) {
 		t.Error(err)
 	}
 	if took := time.Since(start); took > 15*time.Second {
-		t.Errorf("took %v", took)
+		t.Errorf("took %v; want at most %v", took, 15*time.Second)
 	}
 	for range 20 {
 		if err := <-failed; status.Code(err) != codes.Unavailable {
@@ -358,14 +358,14 @@ func TestReloadUnderLoad(t *testing.T) {
 		}
 		page := body(t, get(t, x.Admin, "/"))
 		if refused := strings.Contains(page, "nonsense"); refused != (n%10 == 9) {
-			t.Errorf("reload %d: the page shows %v", n, refused)
+			t.Errorf("reload %d: the page shows %v; want %v refused", n, refused, n%10 == 9)
 		}
 	}
 	done.Store(true)
 	clients.Wait()
 	refused := x.logs.FilterMessageSnippet("refused").Len()
 	if refused < reloads/10 {
-		t.Errorf("%d refusals logged", refused)
+		t.Errorf("%d refusals logged; want at least %v", refused, reloads/10)
 	}
 	metrics := body(t, get(t, x.Admin, "/metrics"))
 	if !strings.Contains(metrics, "rlsidecar_config_last_reload_successful 1") {
@@ -390,15 +390,15 @@ func TestReloadIsolates(t *testing.T) {
 	expect(t, x.ask(t, "k=v"), ok, "OK left 8 of 9/YEAR reset")
 	expect(t, x.put(t, request("e", descriptor("k=v"))), ok, "OK left 4 of 5/YEAR reset")
 	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "was rejected for the domains e") {
-		t.Errorf("the front page does not show it:\n%s", page)
+		t.Errorf("the front page does not show it:\n%s; want a text that contains %q", page, "was rejected for the domains e")
 	}
 	if page := body(t, get(t, x.Admin, "/configuration")); !strings.Contains(page, "These domains stay as they were") || !strings.Contains(page, "<mark>7    - {key: k, nonsense: 1}</mark>") {
-		t.Errorf("the configuration page does not show it:\n%s", page)
+		t.Errorf("the configuration page does not show it:\n%s; want a text that contains %q and a text that contains %q", page, "These domains stay as they were", "<mark>7    - {key: k, nonsense: 1}</mark>")
 	}
 	metrics := body(t, get(t, x.Admin, "/metrics"))
 	for _, line := range []string{`rlsidecar_config_stale{domain="e"} 1`, "rlsidecar_config_last_reload_successful 0"} {
 		if !strings.Contains(metrics, "\n"+line+"\n") {
-			t.Errorf("the metrics have no %s", line)
+			t.Errorf("the metrics have no %s; want a text that contains %q", line, "\n"+line+"\n")
 		}
 	}
 	if x.logs.FilterMessageSnippet("refused in part").Len() == 0 || x.logs.FilterMessageSnippet("these domains").Len() == 0 {
@@ -415,7 +415,7 @@ func TestReloadIsolates(t *testing.T) {
 	}
 	defer http.DefaultClient.CloseIdleConnections()
 	if asked.Body.Close(); asked.StatusCode != http.StatusServiceUnavailable {
-		t.Errorf("the API answers %d", asked.StatusCode)
+		t.Errorf("the API answers %d; want status http.StatusServiceUnavailable", asked.StatusCode)
 	}
 	y.write(t, two(nine, nine))
 	y.reload(t)
@@ -445,7 +445,7 @@ func TestTheAdminPageShowsTheLastReload(t *testing.T) {
 			x.write(t, small)
 			x.reload(t)
 			if got := page(); strings.Contains(got, "<h2>Refused") || strings.Contains(got, stale) {
-				t.Errorf("isolate %v, after it was corrected:\n%s", isolate, got)
+				t.Errorf("isolate %v, after it was corrected:\n%s; want no %q and no %q", isolate, got, "<h2>Refused", stale)
 			}
 		}
 		x.write(t, small+"auth:\n  routes: [{domain: nowhere, descriptors: [[{key: k, value: v}]]}]\n")
@@ -558,7 +558,7 @@ func answersCloseWhileDraining(t *testing.T, delay time.Duration) (answered bool
 		return r, err
 	}
 	if r, err := ask(); err != nil || r.Close {
-		t.Fatalf("before: %v, %v", r, err)
+		t.Fatalf("before: %v, %v; want no error and not close", r, err)
 	}
 	stopped := make(chan error)
 	go func() { stopped <- x.stop() }()
@@ -585,7 +585,7 @@ func answersCloseWhileDraining(t *testing.T, delay time.Duration) (answered bool
 		return false
 	}
 	if r.StatusCode != http.StatusOK || !r.Close {
-		t.Errorf("once readiness has failed: %d, closes %t", r.StatusCode, r.Close)
+		t.Errorf("once readiness has failed: %d, closes %t; want status http.StatusOK and close", r.StatusCode, r.Close)
 	}
 	if n, err := in.Read(make([]byte, 1)); n > 0 || err == nil {
 		t.Errorf("the connection is still open: %v", err)

@@ -47,11 +47,11 @@ descriptors:
 	left(0, 0)
 	for i, want := range []string{`"why":"limit","key":"::1","descriptor":[["path","/login"],["ip","::1"]],"denied":2,"exact":true,`, `"denied":[],`} {
 		if got := body(t, get(t, all[i].Admin, "/api/top")); !strings.Contains(got, want) {
-			t.Errorf("sidecar %d: %s", i, got)
+			t.Errorf("sidecar %d: %s; want a text that contains %q", i, got, want)
 		}
 	}
 	if code, answer := post(t, all[0].Admin, "/api/reset"+bucket, ""); code != 200 || answer != `{"reset":[{"domain":"d","name":"path_/login.ip","key":"::1"}]}` {
-		t.Errorf("%d %s", code, answer)
+		t.Errorf("got %d %s; want code 200 and answer %q", code, answer, `{"reset":[{"domain":"d","name":"path_/login.ip","key":"::1"}]}`)
 	}
 	left(0, 3)
 	left(1, 3)
@@ -104,28 +104,28 @@ descriptors:
 		"/api/top":                                       `"key":"bob"`,
 	} {
 		if got := body(t, get(t, x.Admin, path)); !strings.Contains(got, want) {
-			t.Errorf("%s: %s", path, got)
+			t.Errorf("%s: got %s; want a text that contains %q", path, got, want)
 		}
 	}
 	for _, path := range []string{"/v1/limits/credit?key=bob", "/v1/limits/login?key=::1"} {
 		if got := body(t, get(t, x.HTTP, path)); !strings.Contains(got, `"remaining":0,`) {
-			t.Errorf("%s: %s", path, got)
+			t.Errorf("%s: got %s; want a text that contains %q", path, got, `"remaining":0,`)
 		}
 	}
 	if code, answer := post(t, x.Admin, "/api/reset?limit=credit&key=eve", ""); code != 200 {
-		t.Errorf("%d %s", code, answer)
+		t.Errorf("got %d %s; want code 200", code, answer)
 	}
 	if code, answer := post(t, x.HTTP, "/v1/reset", `{"name": "credit", "key": "eve"}`); code != 200 {
-		t.Errorf("%d %s", code, answer)
+		t.Errorf("got %d %s; want code 200", code, answer)
 	}
 	if after := counters(); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
 	// A check by an application counts.
 	if code, answer := post(t, x.HTTP, "/v1/check", `{"name": "credit", "key": "bob"}`); code != 429 {
-		t.Errorf("%d %s", code, answer)
+		t.Errorf("got %d %s; want code 429", code, answer)
 	}
 	if after := counters(); !strings.Contains(after, `code="over_limit",domain="d"} 3`) {
-		t.Errorf("after a check that was denied:\n%s", after)
+		t.Errorf("after a check that was denied:\n%s; want a text that contains %q", after, `code="over_limit",domain="d"} 3`)
 	}
 }

@@ -136,6 +136,6 @@ func TestProxyHeadersDoNotHoldUpOthers(t *testing.T) {
 		_, _ = conn.Write([]byte("PROXY"))
 	}
 	if got := sendAuth(t, x.HTTP, ""); got != 200 {
-		t.Errorf("%d", got)
+		t.Errorf("got %d; want 200", got)
 	}
 }

@@ -76,7 +76,7 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 	x := start(t, policies, onRedis("redis://"+redis.Addr))
 	for _, d := range []string{"deny=1", "allow=1", "local=1", "error=1", "shadow=1"} {
 		if got := x.ask(t, d).OverallCode; got != rls.RateLimitResponse_OK {
-			t.Fatalf("%s: %v", d, got)
+			t.Fatalf("%s: got %v; want rls.RateLimitResponse_OK", d, got)
 		}
 	}
 	redis.Kill()
@@ -183,13 +183,13 @@ func TestStartsWithoutRedis(t *testing.T) {
 	before := time.Now()
 	x := start(t, policies, onRedis("redis://"+redis.Addr))
 	if took := time.Since(before); took > 10*time.Second { // the start waits for 3 s
-		t.Errorf("took %v to start", took)
+		t.Errorf("took %v to start; want at most %v", took, 10*time.Second)
 	}
 	if got := x.ask(t, "deny=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
-		t.Errorf("without Redis: %v", got)
+		t.Errorf("without Redis: %v; want rls.RateLimitResponse_OVER_LIMIT", got)
 	}
 	if r := get(t, x.HTTP, "/readyz"); r.StatusCode != 200 {
-		t.Errorf("readiness depends on Redis: %s", r.Status)
+		t.Errorf("readiness depends on Redis: %s; want status 200", r.Status)
 	}
 	redis.Restart()
 	eventually(t, "it answers once Redis is there", func() bool {
@@ -205,16 +205,16 @@ func TestARaisedLimitAppliesAtOnce(t *testing.T) {
 	}
 	for range 3 { // the denial is cached
 		if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
-			t.Fatalf("%v", got)
+			t.Fatalf("got %v; want rls.RateLimitResponse_OVER_LIMIT", got)
 		}
 	}
 	x.write(t, strings.Replace(shared, "rate: 300", "rate: 301", 1))
 	x.reload(t)
 	if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OK {
-		t.Errorf("with one more: %v", got)
+		t.Errorf("with one more: %v; want rls.RateLimitResponse_OK", got)
 	}
 	if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
-		t.Errorf("consumed units stay consumed: %v", got)
+		t.Errorf("consumed units stay consumed: %v; want rls.RateLimitResponse_OVER_LIMIT", got)
 	}
 }
 
@@ -277,11 +277,11 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 		return keys(second) > 0
 	})
 	if keys(main) != 0 {
-		t.Errorf("%d buckets in the main Redis", keys(main))
+		t.Errorf("%d buckets in the main Redis; want 0", keys(main))
 	}
 	ask(ok, "year=a")
 	if keys(main) != 1 {
-		t.Errorf("%d buckets in the main Redis", keys(main))
+		t.Errorf("%d buckets in the main Redis; want 1", keys(main))
 	}
 	ask(ok, "second=b", "year=a")
 
@@ -331,17 +331,17 @@ limits:
 	for _, x := range []*instance{a, b, a} {
 		code, answer := post(t, x.HTTP, "/v1/limit", `{"limits":[{"name":"second"},{"name":"year","count":4}],"request_id":"one"}`)
 		if code != 200 || !strings.Contains(answer, `"remaining":6`) {
-			t.Errorf("%d %s", code, answer)
+			t.Errorf("got %d %s; want code 200 and a answer that contains %q", code, answer, `"remaining":6`)
 		}
 	}
 	if code, answer := post(t, b.HTTP, "/v1/limit", `{"limits":[{"name":"second"},{"name":"year","count":4}],"request_id":"two"}`); code != 200 || !strings.Contains(answer, `"remaining":2`) {
-		t.Errorf("another id: %d %s", code, answer)
+		t.Errorf("another id: %d %s; want code 200 and a answer that contains %q", code, answer, `"remaining":2`)
 	}
 }
 
 func TestThePerSecondRedisNeedsARedisURL(t *testing.T) {
 	if err := run(t, Config{GRPC: "127.0.0.1:0", Redis: Redis{PerSecondURL: "redis://127.0.0.1:1"}}); err == nil || !strings.Contains(err.Error(), "--redis-url") {
-		t.Error(err)
+		t.Errorf("got %v; want an error that contains %q", err, "--redis-url")
 	}
 }
 
@@ -356,7 +356,7 @@ func TestSidecarsWithLeasesStayWithinTheLimit(t *testing.T) {
 	for range 300 {
 		for _, x := range []*instance{a, b} {
 			if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OK {
-				t.Fatalf("%v", got)
+				t.Fatalf("got %v; want rls.RateLimitResponse_OK", got)
 			}
 		}
 	}
@@ -385,22 +385,22 @@ func TestSidecarsWithLeasesStayWithinTheLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := left(a); n != limit-600 {
-		t.Errorf("%d are left after 600 of %d, all leases are returned", n, limit)
+		t.Errorf("%d are left after 600 of %d, all leases are returned; want %v", n, limit, limit-600)
 	}
 	for range 300 {
 		a.ask(t, "all=1")
 	}
 	if code, answer := post(t, a.HTTP, "/v1/reset", `{"name":"all","key":"1"}`); code != 200 {
-		t.Fatalf("%d %s", code, answer)
+		t.Fatalf("got %d %s; want code 200", code, answer)
 	}
 	if n := left(a); n != limit {
-		t.Errorf("%d are left after a reset", n)
+		t.Errorf("%d are left after a reset; want %v", n, limit)
 	}
 	if code, answer := post(t, a.HTTP, "/v1/limit", fmt.Sprintf(`{"name":"all","key":"1","count":%d}`, limit)); code != 200 {
-		t.Errorf("the whole limit: %d %s", code, answer)
+		t.Errorf("the whole limit: %d %s; want code 200", code, answer)
 	}
 	if got := a.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
-		t.Errorf("one more: %v", got)
+		t.Errorf("one more: %v; want rls.RateLimitResponse_OVER_LIMIT", got)
 	}
 }
 
@@ -413,7 +413,7 @@ func TestRequestsWithoutTimeAreNotCharged(t *testing.T) {
 		cancel()
 	}
 	if left := x.ask(t, "all=1").Statuses[0].LimitRemaining; left != 299 {
-		t.Errorf("%d are left of 300 after one request that was charged", left)
+		t.Errorf("%d are left of 300 after one request that was charged; want 299 left", left)
 	}
 }
 
@@ -437,16 +437,16 @@ descriptors:
 	}
 	for range 10 {
 		if got := x.put(t, users(513)).OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
-			t.Fatalf("513 descriptors of two limits each: %v", got)
+			t.Fatalf("513 descriptors of two limits each: %v; want rls.RateLimitResponse_OVER_LIMIT", got)
 		}
 	}
 	for range 3 {
 		if got := x.put(t, users(512)).OverallCode; got != rls.RateLimitResponse_OK {
-			t.Fatalf("512 descriptors of two limits each: %v", got)
+			t.Fatalf("512 descriptors of two limits each: %v; want rls.RateLimitResponse_OK", got)
 		}
 	}
 	if got := x.ask(t, "user=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
-		t.Errorf("the fourth: %v", got)
+		t.Errorf("the fourth: %v; want rls.RateLimitResponse_OVER_LIMIT", got)
 	}
 	metrics := body(t, get(t, x.Admin, "/metrics"))
 	for _, want := range []string{"rlsidecar_backend_failures_total 0\n"} {

@@ -86,7 +86,7 @@ func TestNewProcessTakesOverTheSockets(t *testing.T) {
 	for _, address := range []string{grpcAddress, httpAddress} {
 		path := strings.TrimPrefix(address, "unix://")
 		if _, err := os.Lstat(path + nextSuffix); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("files left behind: %v", err)
+			t.Errorf("files left behind: %v; want the error os.ErrNotExist", err)
 		}
 	}
 }
@@ -185,18 +185,18 @@ func TestPortsAreSharedOnlyIfBothShareThem(t *testing.T) {
 	x := start(t, small) // this server does not share
 	err := run(t, Config{Paths: []string{x.file}, GRPC: x.GRPC.String(), ReusePort: true})
 	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "--reuse-port") {
-		t.Errorf("%v", err)
+		t.Errorf("got %v; want the error syscall.EADDRINUSE and an error that contains %q", err, "--reuse-port")
 	}
 	socket := "unix://" + filepath.Join(t.TempDir(), "s")
 	for _, mine := range []bool{false, true} { // both must share
 		holder := start(t, small, func(c *Config) { c.ReusePort, c.GRPC = mine, socket })
 		if err := run(t, Config{Paths: []string{x.file}, GRPC: socket, ReusePort: !mine}); err == nil || !strings.Contains(err.Error(), "another process listens") {
-			t.Errorf("%v", err)
+			t.Errorf("got %v; want an error that contains %q", err, "another process listens")
 		}
 		holder.ask(t, "k=v")
 		if mine { // a server that cannot start has not taken over
 			if err := run(t, Config{Paths: []string{x.file}, GRPC: socket, HTTP: x.HTTP.String(), ReusePort: true}); !errors.Is(err, syscall.EADDRINUSE) {
-				t.Errorf("%v", err)
+				t.Errorf("got %v; want the error syscall.EADDRINUSE", err)
 			}
 			holder.ask(t, "k=v")
 		}

@@ -55,21 +55,21 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 		_ = conn.SetReadDeadline(time.Now().Add(4 * time.Second)) // before any timeout of the server
 		resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil || resp.StatusCode != want.code {
-			t.Errorf("%s: %v %v", name, resp, err)
+			t.Errorf("%s: got %v %v; want no error and status %v", name, resp, err, want.code)
 			continue
 		}
 		resp.Body.Close()
 		if !resp.Close {
-			t.Errorf("%s: the connection is kept", name)
+			t.Errorf("%s: the connection is kept; want close", name)
 		}
 	}
 	if got := get(t, x.HTTP, "/v1/auth").StatusCode; got != 200 {
-		t.Errorf("another client got %d", got)
+		t.Errorf("another client got %d; want 200", got)
 	}
 	for name, conn := range slow {
 		_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
 		if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%s: it is still open", name)
+			t.Errorf("%s: it is still open; want an error other than os.ErrDeadlineExceeded", name)
 		}
 	}
 }

@@ -88,7 +88,7 @@ func TestDeadStatsdDelaysNobody(t *testing.T) {
 	})
 	for range 100 {
 		if a := x.ask(t, "free=v"); a.OverallCode != ok {
-			t.Fatal(a)
+			t.Fatalf("got %v; want OK", a)
 		}
 	}
 }

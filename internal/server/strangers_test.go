@@ -98,7 +98,7 @@ func TestJSONOffLoopback(t *testing.T) {
 	}
 	x = start(t, named, func(c *Config) { c.NoJSON = true })
 	if code, answer := post(t, x.HTTP, "/json", bobRequest); code != 404 {
-		t.Errorf("with /json switched off: %d %s", code, answer)
+		t.Errorf("with /json switched off: %d %s; want code 404", code, answer)
 	}
 }
 
@@ -159,7 +159,7 @@ func TestTokensComeFromFiles(t *testing.T) {
 		{Paths: []string{x.file}, GRPC: "127.0.0.1:0", APIToken: "x", APITokenFile: admin},
 	} {
 		if err := run(t, c); err == nil || !strings.Contains(err.Error(), "token") {
-			t.Errorf("%+v: %v", c, err)
+			t.Errorf("%+v: got %v; want an error that contains %q", c, err, "token")
 		}
 	}
 }

@@ -43,7 +43,7 @@ func TestClientNameIsRequired(t *testing.T) {
 		x := start(t, small, func(c *Config) { c.TLS = files })
 		conn := dial(t, x.GRPC, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: "127.0.0.1", Certificates: []tls.Certificate{pair}})))
 		if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("d", descriptor("k=v"))); (err == nil) != welcome {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: got %v; want %v", name, err, welcome)
 		}
 	}
 	if err := (TLSFiles{Cert: "c", Key: "k", ClientName: "n"}).check(); err == nil {
@@ -95,7 +95,7 @@ func TestRedisOfAnyNameIsStillSigned(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := tls.Client(raw, conf).HandshakeContext(t.Context()); (err == nil) != c.welcome {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: got %v; want %v", name, err, c.welcome)
 		}
 		raw.Close()
 	}

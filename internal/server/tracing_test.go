@@ -122,12 +122,12 @@ func TestDecisionsAreTraced(t *testing.T) {
 			spans, process := s.spans(t)
 			for _, want := range []string{"RateLimit", "edge", "i1", "eu"} {
 				if !strings.Contains(process, `string_value:"`+want+`"`) {
-					t.Errorf("%s is not in %s", want, process)
+					t.Errorf("%s is not in %s; want a text that contains %q", want, process, `string_value:"`+want+`"`)
 				}
 			}
 			calls, decided := spans["envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"], spans["decide"]
 			if len(calls) != 4 || len(decided) != 3 || len(spans) != 2 {
-				t.Fatalf("%d calls, %d decisions of %d names", len(calls), len(decided), len(spans))
+				t.Fatalf("%d calls, %d decisions of %d names; want 4, 3 and 2", len(calls), len(decided), len(spans))
 			}
 			of := inTrace(decided, caller)
 			if len(of) != 2 {
@@ -148,7 +148,7 @@ func TestDecisionsAreTraced(t *testing.T) {
 			}
 			for _, span := range slices.Concat(calls, decided) {
 				if strings.Contains(span.String(), marker) {
-					t.Errorf("the client's bytes are in %s", span)
+					t.Errorf("the client's bytes are in %s; want no %q", span, marker)
 				}
 			}
 		})
@@ -164,7 +164,7 @@ func TestDeadCollectorDelaysNobody(t *testing.T) {
 	x := start(t, answers, func(c *Config) { c.Tracing = &tracing.Config{Protocol: "http", Share: 1} })
 	for range 3000 { // more than the queue can hold
 		if a := x.ask(t, "free=v"); a.OverallCode != ok {
-			t.Fatal(a)
+			t.Fatalf("got %v; want OK", a)
 		}
 	}
 	listener.Close()

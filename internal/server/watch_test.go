@@ -41,11 +41,11 @@ func TestFullMemoryIsReported(t *testing.T) {
 	}
 	use(0, 800)
 	if got := wrong(); got != "" {
-		t.Errorf("with 800 of 1,000: %q", got)
+		t.Errorf("with 800 of 1,000: %q; want none", got)
 	}
 	use(800, 950)
 	if got := wrong(); !strings.HasPrefix(got, "warning: Memory is nearly full: 950 of 1000") {
-		t.Errorf("with 950 of 1,000: %q", got)
+		t.Errorf("with 950 of 1,000: %q; want a text that starts with %q", got, "warning: Memory is nearly full: 950 of 1000")
 	}
 	use(950, 1100)
 	if got := wrong(); !strings.HasPrefix(got, "critical: Memory has no room") {
@@ -77,9 +77,9 @@ func TestSidecarsOfOneRedisKnowEachOther(t *testing.T) {
 	})
 	redis.Do("ACL", "SETUSER", "default", "-hscan")
 	if page := body(t, get(t, a.Admin, "/fleet")); !strings.Contains(page, "HSCAN: the Redis user may not run it. Limits work as configured") {
-		t.Errorf("without permission:\n%s", page)
+		t.Errorf("without permission:\n%s; want a text that contains %q", page, "HSCAN: the Redis user may not run it. Limits work as configured")
 	}
 	if page := body(t, get(t, start(t, oneLimit).Admin, "/fleet")); !strings.Contains(page, "in its own memory") {
-		t.Errorf("in memory:\n%s", page)
+		t.Errorf("in memory:\n%s; want a text that contains %q", page, "in its own memory")
 	}
 }

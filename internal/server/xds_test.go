@@ -86,10 +86,10 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 		t.Errorf("%v", a) // a denial needs all quota limits of the request; here there is only one
 	}
 	if page := body(t, get(t, x.Admin, "/configuration")); !strings.Contains(page, "xds:"+p.Address) {
-		t.Errorf("the page does not show the control plane:\n%s", page)
+		t.Errorf("the page does not show the control plane:\n%s; want a text that contains %q", page, "xds:"+p.Address)
 	}
 	if page := body(t, get(t, x.Admin, "/limit?domain=d&name=k")); !strings.Contains(page, "xds:d: descriptors[0](k).rate_limit") {
-		t.Errorf("the page does not show the limit's place:\n%s", page)
+		t.Errorf("the page does not show the limit's place:\n%s; want a text that contains %q", page, "xds:d: descriptors[0](k).rate_limit")
 	}
 	x.shows(t, "rlsidecar_xds_connected 1")
 	x.shows(t, `rlsidecar_config_reloads_total{result="success"} 1`)
@@ -98,7 +98,7 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 	p.set(t, "2", perUnit("k", 4, year))
 	x.shows(t, `rlsidecar_config_reloads_total{result="success"} 2`)
 	if rest, limited := x.left(t, "k=v"); rest != 1 || !limited {
-		t.Errorf("%d left, limited %t", rest, limited)
+		t.Errorf("%d left, limited %t; want rest 1 and limited", rest, limited)
 	}
 
 	// A configuration with a mistake is rejected, and the previous one stays in use.
@@ -114,7 +114,7 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 	}
 	x.shows(t, "rlsidecar_config_last_reload_successful 0")
 	if a := x.ask(t, "k=v"); a.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 4 {
-		t.Errorf("%v", a)
+		t.Errorf("got %v; want 4", a)
 	}
 	if x.logs.FilterMessageSnippet("configuration refused").Len() == 0 {
 		t.Error("the log has no error")
@@ -150,7 +150,7 @@ func TestLimitsOutliveTheControlPlane(t *testing.T) {
 		return strings.HasPrefix(x.conditions(t), "degraded control-plane-away: There is no stream from the xDS server "+p.Address)
 	})
 	if first, second := x.ask(t, "k=v").OverallCode, x.ask(t, "k=v").OverallCode; first != ok || second != over {
-		t.Errorf("%v, %v", first, second)
+		t.Errorf("got %v, %v; want OK and OVER_LIMIT", first, second)
 	}
 	p = newPlane(t, p.Address)
 	p.set(t, "1", perUnit("k", 7, year))
@@ -175,7 +175,7 @@ func TestStartWithoutConfiguration(t *testing.T) {
 	}
 	for _, name := range []string{"", "ratelimit", grpcapi.ServiceName} {
 		if health(name) != healthpb.HealthCheckResponse_NOT_SERVING {
-			t.Errorf("%q: %v", name, health(name))
+			t.Errorf("%q: got %v; want %v", name, health(name), healthpb.HealthCheckResponse_NOT_SERVING)
 		}
 	}
 	for path, code := range map[string]int{"/healthcheck": 500, "/readyz": 503, "/livez": 200} {
@@ -188,7 +188,7 @@ func TestStartWithoutConfiguration(t *testing.T) {
 	}
 	x.shows(t, `rlsidecar_requests_refused_total{reason="no_config"} 1`)
 	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "There is no configuration yet") {
-		t.Errorf("the page:\n%s", page)
+		t.Errorf("the page:\n%s; want a text that contains %q", page, "There is no configuration yet")
 	}
 
 	// An invalid configuration changes nothing.
@@ -208,7 +208,7 @@ func TestStartWithoutConfigurationMayAllow(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	x := start(t, "", from(p, startWithout), func(c *Config) { c.Defaults.OnFailure = descriptors.Allow })
 	if a := x.ask(t, "k=v"); a.OverallCode != ok {
-		t.Errorf("%v", a)
+		t.Errorf("got %v; want OK", a)
 	}
 	if err := x.stop(); err != nil { // although it was never ready
 		t.Error(err)
@@ -266,10 +266,10 @@ func TestControlPlaneIsIsolated(t *testing.T) {
 		return x.put(t, request(domain, descriptor("k=v"))).Statuses[0].LimitRemaining
 	}
 	if d, e := left("d"), left("e"); d != 8 || e != 4 {
-		t.Errorf("%d left in d, %d in e", d, e)
+		t.Errorf("%d left in d, %d in e; want d 8 and e 4", d, e)
 	}
 	if why := <-p.Refused; !strings.Contains(why, "xds:e") {
-		t.Errorf("refused for %s", why)
+		t.Errorf("refused for %s; want a text that contains %q", why, "xds:e")
 	}
 	p.Set(t, "n", "3", domain("d", perUnit("k", 9, year)), domain("e", perUnit("k", 7, year)))
 	x.shows(t, "rlsidecar_config_last_reload_successful 1")

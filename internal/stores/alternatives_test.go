@@ -63,7 +63,7 @@ func TestAnUndoRefundsTheBucketThatPaid(t *testing.T) {
 			one := fixed(t, 1, day)
 			d := takeByParts(t, undos, part(recorded, group...), part(other, of(one, "other", 2)))
 			if d[2].Allowed || d[0].Err != nil {
-				t.Fatalf("%+v", d)
+				t.Fatalf("got %+v; want denied and no error", d)
 			}
 			undos.Close()
 			if n := recorded.count(); n != 2 {
@@ -77,7 +77,7 @@ func TestAnUndoRefundsTheBucketThatPaid(t *testing.T) {
 			}
 			d = takeByParts(t, undos, part(recorded, instead(fixed(t, 10, day), fixed(t, 20, day), c.cost)...), part(other, of(one, "other", 1)))
 			if !d[2].Allowed || d[0].Allowed == d[1].Allowed {
-				t.Errorf("cost %d: both parts allow: got %+v", c.cost, d)
+				t.Errorf("cost %d: both parts allow: got %+v; want allowed and allowed other than %v", c.cost, d, d[1].Allowed)
 			}
 		})
 	}

@@ -43,11 +43,11 @@ func TestDeadlineIsTheEarlierOne(t *testing.T) {
 				}
 				for i := range d {
 					if !errors.Is(d[i].Err, backend.ErrUnavailable) {
-						t.Errorf("got %+v", d[i])
+						t.Errorf("got %+v; want the error backend.ErrUnavailable", d[i])
 					}
 				}
 				if asked := next.count() == 1; asked != (test.want > 0) {
-					t.Errorf("next was called: %v, with %v left", asked, test.want)
+					t.Errorf("next was called: %v, with %v left; want asked %v", asked, test.want, test.want > 0)
 				}
 			})
 		})
@@ -58,12 +58,12 @@ func TestDeadlinePassesAnswersOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := stores.Deadline(after(4*ms, echo), 5*ms, ms, nil)
 		if d := take(t.Context(), s, costs(true, 3)...); d[0].Err != nil || d[0].Remaining != 3 {
-			t.Errorf("got %+v", d)
+			t.Errorf("got %+v; want no error and 3 remaining", d)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		if d := take(ctx, s, costs(true, 3)...); !errors.Is(d[0].Err, context.DeadlineExceeded) || !errors.Is(d[0].Err, backend.ErrUnavailable) {
-			t.Errorf("got %+v", d)
+			t.Errorf("got %+v; want the error context.DeadlineExceeded and the error backend.ErrUnavailable", d)
 		}
 	})
 }
@@ -86,14 +86,14 @@ func TestLateDecisionsAffectNoOtherRequest(t *testing.T) {
 		b := &backend.Batch{Charges: []backend.Charge{{Key: key}}, Decisions: make([]backend.Decision, 1), Done: func(*backend.Batch) { done <- struct{}{} }}
 		s.Submit(b)
 		if <-done; !errors.Is(b.Decisions[0].Err, backend.ErrUnavailable) || errors.Is(b.Decisions[0].Err, backend.ErrNotTaken) {
-			t.Fatalf("%+v", b.Decisions[0])
+			t.Fatalf("got %+v; want the error backend.ErrUnavailable and an error other than backend.ErrNotTaken", b.Decisions[0])
 		}
 		copy(key, "other")
 		b.Decisions[0] = backend.Decision{}
 		time.Sleep(50 * ms)
 		synctest.Wait()
 		if b.Decisions[0].Allowed || len(keys) != 1 || keys[0] != "first" || len(done) != 0 {
-			t.Errorf("%+v, next got the keys %q", b.Decisions[0], keys)
+			t.Errorf("%+v, next got the keys %q; want b.Decisions[0].Allowed false, 1 element, keys[0] %q and no elements", b.Decisions[0], keys, "first")
 		}
 	})
 }
@@ -125,7 +125,7 @@ func TestEachBatchEndsAtItsDeadline(t *testing.T) {
 		time.Sleep(time.Second)
 		time.Sleep(2 * time.Hour) // until the batches without an answer have ended, too
 		if ended.Load() != 500 || panics.Load() != 72 || flushes.Load() < 500 {
-			t.Errorf("%d ended, %d panics, %d flushes", ended.Load(), panics.Load(), flushes.Load())
+			t.Errorf("%d ended, %d panics, %d flushes; want ended 500, panics 72 and flushes at least 500", ended.Load(), panics.Load(), flushes.Load())
 		}
 	})
 }
@@ -156,7 +156,7 @@ func TestDeadlineKeepsKnownDecisions(t *testing.T) {
 			t.Errorf("known %v and %v, %+v", b.Known[0].Load(), b.Known[1].Load(), b.Decisions[0])
 		}
 		if <-done; b.Decisions[0].Err != nil || !errors.Is(b.Decisions[1].Err, backend.ErrUnavailable) {
-			t.Errorf("%+v", b.Decisions)
+			t.Errorf("got %+v; want no error and the error backend.ErrUnavailable", b.Decisions)
 		}
 		time.Sleep(time.Hour) // until the late batches have ended, too
 	})
@@ -177,7 +177,7 @@ func TestDeadlineFailsOnlyUndecidedGroups(t *testing.T) {
 		s.Submit(b)
 		<-done
 		if got := time.Since(start); got != 5*ms {
-			t.Errorf("ended after %v", got)
+			t.Errorf("ended after %v; want %v", got, 5*ms)
 		}
 		for i, d := range b.Decisions {
 			if decided := i%2 == 0; decided && (!d.Allowed || d.Remaining != int64(i+1)) || !decided && !errors.Is(d.Err, backend.ErrUnavailable) {
@@ -207,7 +207,7 @@ func TestAnswersAtTheDeadlineAreSent(t *testing.T) {
 		time.Sleep(10 * ms)
 		synctest.Wait()
 		if ended.Load() != 3 || flushed.Load() == 0 {
-			t.Errorf("%d of 3 batches ended at the deadline, and their answers were sent %d times", ended.Load(), flushed.Load())
+			t.Errorf("%d of 3 batches ended at the deadline, and their answers were sent %d times; want ended 3 and flushed above 0", ended.Load(), flushed.Load())
 		}
 	})
 }

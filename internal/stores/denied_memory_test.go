@@ -34,7 +34,7 @@ func TestDeniedMemoryIsBounded(t *testing.T) {
 		backend.Take(t.Context(), s, charges, decisions[:len(charges)])
 		s.ForgetBucket(charges[len(charges)-1].Key)
 		if n := size(); n > 10*most {
-			t.Fatalf("%d entries after %d denials", n, i+1)
+			t.Fatalf("%d entries after %d denials; want at most %v", n, i+1, 10*most)
 		}
 	}
 }

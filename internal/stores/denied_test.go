@@ -89,14 +89,14 @@ func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 			t.Error("a decision is known before anything was denied")
 		}
 		if <-done; !b.Decisions[0].Allowed || b.Decisions[1].Allowed {
-			t.Fatalf("%+v", b.Decisions)
+			t.Fatalf("got %+v; want allowed and denied", b.Decisions)
 		}
 		b, done = submit(other, denied)
 		if b.Known[0].Load() || !b.Known[1].Load() || b.Decisions[1].Allowed || b.Decisions[1].RetryAfter == 0 {
 			t.Errorf("known %v and %v, %+v", b.Known[0].Load(), b.Known[1].Load(), b.Decisions)
 		}
 		if <-done; !b.Decisions[0].Allowed || b.Decisions[0].Remaining != 1 || b.Decisions[1].Allowed {
-			t.Errorf("%+v", b.Decisions)
+			t.Errorf("got %+v; want allowed, 1 remaining and denied", b.Decisions)
 		}
 		if got := asked.last(t); asked.count() != 3 || len(got) != 1 || string(got[0].Key) != "b" {
 			t.Errorf("next got %d batches, the last %+v", asked.count(), got)
@@ -149,11 +149,11 @@ func TestALargerCostOfOtherKindsGoesToTheStore(t *testing.T) {
 			}
 			take(t.Context(), s, of(limit, "a", 2))
 			if asked.count() != 2 {
-				t.Errorf("%s: the same charge was sent to next again", kind)
+				t.Errorf("%s: the same charge was sent to next again; want 2", kind)
 			}
 			take(t.Context(), s, of(limit, "a", 3))
 			if asked.count() != 3 {
-				t.Errorf("%s: a larger cost was answered from the cache", kind)
+				t.Errorf("%s: a larger cost was answered from the cache; want 3", kind)
 			}
 		})
 	}
@@ -199,7 +199,7 @@ func TestARefundForgetsTheDenial(t *testing.T) {
 		back, again := of(limit, "a", -1), of(limit, "a", 1)
 		back.Group, again.Group = 1, 2
 		if d := take(t.Context(), s, back, again); !d[0].Allowed || !d[1].Allowed {
-			t.Errorf("got %+v", d)
+			t.Errorf("got %+v; want d[0].Allowed true and d[1].Allowed true", d)
 		}
 	})
 }
@@ -223,7 +223,7 @@ func TestADenialFromBeforeARefundIsNotRemembered(t *testing.T) {
 		take(t.Context(), s, of(limit, "a", -1))
 		time.Sleep(20 * ms)
 		if d := take(t.Context(), s, of(limit, "a", 1))[0]; !d.Allowed {
-			t.Errorf("got %+v", d)
+			t.Errorf("got %+v; want allowed", d)
 		}
 	})
 }
@@ -264,7 +264,7 @@ func TestDeniedGroups(t *testing.T) {
 		take(t.Context(), s, pair(1, 2)...)
 		take(t.Context(), s, of(few, "few", 1))
 		if asked.count() != 4 {
-			t.Errorf("next got %d batches", asked.count())
+			t.Errorf("next got %d batches; want 4", asked.count())
 		}
 		// Of a denied group and another group in one batch, only the other is sent to next.
 		other := of(many, "other", 5)
@@ -294,7 +294,7 @@ func TestLimitsThatChargeDenialsAlwaysGoToTheStore(t *testing.T) {
 			take(t.Context(), s, of(limit, "a", 1))
 		}
 		if asked.count() != 5 {
-			t.Errorf("next got %d of 5 batches", asked.count())
+			t.Errorf("next got %d of 5 batches; want 5", asked.count())
 		}
 	})
 }
@@ -350,7 +350,7 @@ func TestErrorsAreNotRemembered(t *testing.T) {
 		take(t.Context(), s, of(limit, "a", 1))
 	}
 	if broken.count() != 3 {
-		t.Errorf("next got %d of 3 batches", broken.count())
+		t.Errorf("next got %d of 3 batches; want 3", broken.count())
 	}
 }
 
@@ -532,7 +532,7 @@ func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 		other := of(limit, "b", 1)
 		other.Group = 1
 		if d := take(t.Context(), s, once, other); !d[0].Allowed || !d[0].Replayed || !d[1].Allowed {
-			t.Errorf("%+v", d)
+			t.Errorf("got %+v; want d[0].Allowed true, d[0].Replayed true and d[1].Allowed true", d)
 		}
 		b := &backend.Batch{Charges: []backend.Charge{once}, Decisions: make([]backend.Decision, 1), Known: make([]atomic.Bool, 1), Done: func(*backend.Batch) {}}
 		if s.Submit(b); b.Known[0].Load() {

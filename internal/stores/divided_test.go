@@ -74,31 +74,31 @@ func TestAGroupOverTwoStoresIsAllOrNone(t *testing.T) {
 	}
 	// Keys whose last byte is even are in the first store.
 	if d := take("k0", 2, "k1", 4); !d[0].Allowed || !d[1].Allowed || d[0].Remaining != 3 || d[1].Remaining != 1 {
-		t.Fatalf("%+v", d)
+		t.Fatalf("got %+v; want d[0].Allowed true, d[1].Allowed true, d[0].Remaining 3 and d[1].Remaining 1", d)
 	}
 	if d := take("k0", 2, "k1", 2); !d[0].Allowed || d[1].Allowed || d[0].Remaining != 3 {
-		t.Fatalf("%+v", d)
+		t.Fatalf("got %+v; want allowed, denied and 3 remaining", d)
 	}
 	eventually("what a denial took", 3, "k0", 0)
 
 	// Each store gets one batch, however many groups the batch has.
 	before := submits.Load()
 	if d := take("k2", 1, "|", "k3", 2, "|", "k2", 1, "k4", 1, "|", "k5", 3); d[0].Remaining != 4 || d[1].Remaining != 3 || d[2].Remaining != 3 || d[4].Remaining != 2 {
-		t.Errorf("%+v", d)
+		t.Errorf("got %+v; want d[0].Remaining 4, d[1].Remaining 3, d[2].Remaining 3 and d[4].Remaining 2", d)
 	}
 	if n := submits.Load() - before; n != 2 {
-		t.Errorf("%d batches", n)
+		t.Errorf("%d batches; want 2", n)
 	}
 
 	// A refund waits for the other charges, and is not made if one of them is denied.
 	if d := take("k0", -1, "k1", 2); d[1].Allowed {
-		t.Errorf("%+v", d)
+		t.Errorf("got %+v; want denied", d)
 	}
 	if n := left("k0", 0); n != 3 {
-		t.Errorf("%d left", n)
+		t.Errorf("%d left; want 3", n)
 	}
 	if d := take("k0", -1, "k1", 1); !d[0].Allowed || d[0].Remaining != 4 {
-		t.Errorf("%+v", d)
+		t.Errorf("got %+v; want allowed and 4 remaining", d)
 	}
 
 	// A group with an idempotency key may use the buckets of one store only.
@@ -109,7 +109,7 @@ func TestAGroupOverTwoStoresIsAllOrNone(t *testing.T) {
 	answers := make([]backend.Decision, 3)
 	backend.Take(t.Context(), store, once, answers)
 	if !errors.Is(answers[0].Err, backend.ErrUnavailable) || !errors.Is(answers[1].Err, backend.ErrUnavailable) || !answers[2].Allowed {
-		t.Errorf("%+v", answers)
+		t.Errorf("got %+v; want the error backend.ErrUnavailable, the error backend.ErrUnavailable and answers[2].Allowed true", answers)
 	}
 
 	list := charges(t, "k1", 0)
@@ -126,7 +126,7 @@ func TestADividedGroupFailsAsAWhole(t *testing.T) {
 	decisions := make([]backend.Decision, 3)
 	backend.Take(t.Context(), store, list, decisions)
 	if !errors.Is(decisions[0].Err, backend.ErrUnavailable) || !errors.Is(decisions[1].Err, backend.ErrUnavailable) || !decisions[2].Allowed {
-		t.Errorf("%+v", decisions)
+		t.Errorf("got %+v; want the error backend.ErrUnavailable, the error backend.ErrUnavailable and decisions[2].Allowed true", decisions)
 	}
 	for until := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		look := charges(t, "k0", 0)

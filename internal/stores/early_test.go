@@ -63,7 +63,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			denied := of(day, "denied", 3)
 			take(t.Context(), s, denied)
 			if d := take(t.Context(), s, denied)[0]; d.Allowed || d.Err != nil {
-				t.Fatalf("%+v", d)
+				t.Fatalf("got %+v; want denied and no error", d)
 			}
 			return s
 		}, append(groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), backend.Charge{Key: []byte("denied"), Limit: day, Group: 9, Terms: algorithms.Charge{Cost: 3}}),
@@ -169,7 +169,7 @@ func refusedLease(t *testing.T, next backend.Store) (*stores.LeaseStore, backend
 	warm(t, s, hot)
 	time.Sleep(300 * ms)
 	if s.ReturnUnits(); s.Stats().Leased != 0 || s.Stats().Keys != 1 {
-		t.Fatalf("the lease has not expired: %+v", s.Stats())
+		t.Fatalf("the lease has not expired: %+v; want leased 0 and keys 1", s.Stats())
 	}
 	take(t.Context(), next, of(hot.Limit, "hot", left(t, next, hot)-1))
 	return s, hot
@@ -196,15 +196,15 @@ func TestARefusedLeaseDelaysNoOtherGroup(t *testing.T) {
 		b := backend.Batch{Charges: []backend.Charge{hot, a}, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2)}
 		backend.Wait(stores.Deadline(s, 5*ms, 0, nil), b)
 		if d := b.Decisions; !errors.Is(d[0].Err, backend.ErrUnavailable) || d[1].Err != nil || !d[1].Allowed {
-			t.Errorf("%+v", d)
+			t.Errorf("got %+v; want the error backend.ErrUnavailable, no error and allowed", d)
 		}
 		time.Sleep(20 * ms)
 		takes := asked.all()[len(asked.all())-2:]
 		if len(takes[0]) != 2 || takes[0][0].Terms.Cost < 2 || len(takes[1]) != 1 || takes[1][0].Terms.Cost != 1 {
-			t.Errorf("next got %+v", takes)
+			t.Errorf("next got %+v; want 2 elements, takes[0][0].Terms.Cost at least 2, 1 element and takes[1][0].Terms.Cost 1", takes)
 		}
 		if n := left(t, store, hot); n != 0 {
-			t.Errorf("%d units are left", n)
+			t.Errorf("%d units are left; want 0", n)
 		}
 	})
 }
@@ -224,10 +224,10 @@ func TestARefusedLeaseIsAnsweredOnce(t *testing.T) {
 		}
 		backend.Wait(s, b)
 		if d := b.Decisions; !d[0].Allowed || !d[1].Allowed {
-			t.Errorf("%+v", d)
+			t.Errorf("got %+v; want d[0].Allowed true and d[1].Allowed true", d)
 		}
 		if a, b := known[0].Load(), known[1].Load(); a != 1 || b != 1 {
-			t.Errorf("the groups were known %d and %d times", a, b)
+			t.Errorf("the groups were known %d and %d times; want once each", a, b)
 		}
 	})
 }
@@ -265,7 +265,7 @@ func TestEarlyDecisionsOfSeveralGoroutines(t *testing.T) {
 				backend.Wait(s, b)
 				for i := range b.Decisions {
 					if d := &b.Decisions[i]; d.Err != nil || !d.Allowed {
-						t.Errorf("%s: %+v", charges[i].Key, d)
+						t.Errorf("%s: got %+v; want no error and allowed", charges[i].Key, d)
 						return
 					}
 				}

@@ -53,7 +53,7 @@ func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 				machine.suspend(10 * time.Second) // into the next window
 				take(t.Context(), store, of(limit, "a", limit.Capacity))
 				if d := take(t.Context(), s, c)[0]; d.Allowed {
-					t.Errorf("%v later, while the monotonic clock stood still, a unit of the previous window was served: %+v", time.Since(start), d)
+					t.Errorf("%v later, while the monotonic clock stood still, a unit of the previous window was served: %+v; want denied", time.Since(start), d)
 				}
 			})
 		})
@@ -73,17 +73,17 @@ func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
 			machine.ahead.Add(-int64(time.Minute))
 			time.Sleep(ms)
 			if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Err != nil {
-				t.Fatalf("%+v", d)
+				t.Fatalf("got %+v; want allowed and no error", d)
 			}
 		}
 		time.Sleep(300 * ms)
 		served := s.Stats().Served
 		s.ReturnUnits()
 		if lent := s.Stats().Leased; lent != 0 {
-			t.Errorf("%d units are still leased after the lease has expired", lent)
+			t.Errorf("%d units are still leased after the lease has expired; want 0", lent)
 		}
 		if served < 50 {
-			t.Errorf("served %d of 100 from leases", served)
+			t.Errorf("served %d of 100 from leases; want at least 50", served)
 		}
 	})
 }

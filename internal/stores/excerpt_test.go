@@ -28,6 +28,6 @@ func TestAKnownDecisionIsNotWrittenAgain(t *testing.T) {
 	last.Decisions[1].Remaining = 5
 	last.Done(last)
 	if outer.Decisions[1].Remaining != 6 || outer.Decisions[2].Remaining != 5 {
-		t.Errorf("at the end: %+v", outer.Decisions)
+		t.Errorf("at the end: %+v; want outer.Decisions[1].Remaining 6 and outer.Decisions[2].Remaining 5", outer.Decisions)
 	}
 }

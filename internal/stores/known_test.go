@@ -70,11 +70,11 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 		for range 3 {
 			n++
 			if d := submit("a hot key", true, hot)[0]; !d.Allowed || d.Remaining != 1_000_000-n {
-				t.Errorf("the %dth: %+v", n, d)
+				t.Errorf("the %dth: %+v; want allowed and %v remaining", n, d, 1_000_000-n)
 			}
 		}
 		if got, granted := left(t, below, hot), lease.Stats().Leased; got+granted != 1_000_000-n {
-			t.Errorf("%d left and %d leased after %d", got, granted, n)
+			t.Errorf("%d left and %d leased after %d; want %v", got, granted, n, 1_000_000-n)
 		}
 		submit("more than is leased", false, leased(many, "hot", 500_000, 10_000))
 		time.Sleep(250 * ms)

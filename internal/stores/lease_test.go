@@ -73,10 +73,10 @@ func TestAHotKeyIsServedFromLeases(t *testing.T) {
 		}
 		// 8 charges make the key hot; then leases grow until they last for half of 250 ms.
 		if n := asked.count(); n > 30 {
-			t.Errorf("next got %d batches for 100,000 requests in 1 s", n)
+			t.Errorf("next got %d batches for 100,000 requests in 1 s; want at most 30", n)
 		}
 		if stats := s.Stats(); stats.Served < 99_000 || stats.Keys != 1 {
-			t.Errorf("%+v", stats)
+			t.Errorf("got %+v; want served at least 99_000 and keys 1", stats)
 		}
 	})
 }
@@ -115,7 +115,7 @@ func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 						start := time.Now()
 						d := take(t.Context(), s, c)[0]
 						if d.Err != nil || !d.Allowed {
-							t.Fatalf("after %v: %+v", start.Sub(began), d)
+							t.Fatalf("after %v: %+v; want no error and allowed", start.Sub(began), d)
 						}
 						if time.Since(start) > 0 && !starts(time.Now()) {
 							t.Fatalf("a request waited for next after %v: %+v", start.Sub(began), s.Stats())
@@ -143,13 +143,13 @@ func TestLeasesFollowTheRate(t *testing.T) {
 			requests := int64(length / every)
 			half := int64(125 * ms / every) // the units needed for half of 250 ms
 			if granted := s.Stats().Leased; granted > 2*half {
-				t.Errorf("a request every %v: %d units are granted, half the duration of a lease needs %d", every, granted, half)
+				t.Errorf("a request every %v: %d units are granted, half the duration of a lease needs %d; want at most %v", every, granted, half, 2*half)
 			}
 			if n := asked.count() - start; n > 50 {
-				t.Errorf("a request every %v: next got %d batches in 2 s", every, n)
+				t.Errorf("a request every %v: next got %d batches in 2 s; want at most 50", every, n)
 			}
 			if used -= left(t, below, c); used > requests+2*half {
-				t.Errorf("a request every %v: %d units were charged for %d requests", every, used, requests)
+				t.Errorf("a request every %v: %d units were charged for %d requests; want at most %v", every, used, requests, requests+2*half)
 			}
 		}
 	})
@@ -163,7 +163,7 @@ func TestLeasesFollowTheRate(t *testing.T) {
 				requests++
 			}
 			if rest := left(t, below, c); rest < 10_000-requests-20 {
-				t.Errorf("at the end of the window: %d units requested, %d charged", requests, 10_000-rest)
+				t.Errorf("at the end of the window: %d units requested, %d charged; want at least %v", requests, 10_000-rest, 10_000-requests-20)
 			}
 			time.Sleep(ms)
 		}
@@ -194,12 +194,12 @@ func TestLeasedUnitsAreBounded(t *testing.T) {
 			was := still && time.Now().Equal(start)
 			still = 1_000_000-left(t, store, c)-(i+1) == s.Stats().Leased // no charge is in flight
 			if was && still && d.Remaining != 1_000_000-(i+1) {
-				t.Fatalf("request %d: the answer says that %d remain", i, d.Remaining)
+				t.Fatalf("request %d: the answer says that %d remain; want %v remaining", i, d.Remaining, 1_000_000-(i+1))
 			}
 			time.Sleep(ms / 2 * time.Duration(i/100%3)) // now and then too fast to lease ahead in time
 			granted := 1_000_000 - left(t, store, c) - (i + 1)
 			if reached = max(reached, granted); granted > most {
-				t.Fatalf("request %d: %d units are charged and not used", i, granted)
+				t.Fatalf("request %d: %d units are charged and not used; want at most %v", i, granted, most)
 			}
 		}
 		if reached < most {
@@ -251,15 +251,15 @@ func TestADenialEndsWhenUnitsAreReturned(t *testing.T) {
 		all := c
 		all.Terms = algorithms.Charge{Cost: 1000 - requests, Reserve: true} // next decides reservations, whatever is leased
 		if d := take(t.Context(), s, all)[0]; d.Allowed {
-			t.Fatalf("leased units were available in next: %+v", d)
+			t.Fatalf("leased units were available in next: %+v; want denied", d)
 		}
 		if d := take(t.Context(), s, c)[0]; !d.Allowed {
-			t.Errorf("leased units are not available: %+v", d)
+			t.Errorf("leased units are not available: %+v; want allowed", d)
 		}
 		all.Terms.Cost--
 		time.Sleep(350 * ms)
 		if d := take(t.Context(), s, all)[0]; !d.Allowed {
-			t.Errorf("no units are leased any more, %d are left: %+v", left(t, store, c), d)
+			t.Errorf("no units are leased any more, %d are left: %+v; want allowed", left(t, store, c), d)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -279,7 +279,7 @@ func TestADenialEndsWhenUnitsAreReturned(t *testing.T) {
 		all := c
 		all.Terms.Cost = 1000 - requests
 		if d := take(t.Context(), s, all)[0]; d.Allowed {
-			t.Errorf("units in flight were available: %+v", d)
+			t.Errorf("units in flight were available: %+v; want denied", d)
 		}
 		time.Sleep(31 * ms)
 		if d := take(t.Context(), s, all)[0]; !d.Allowed {
@@ -334,7 +334,7 @@ func TestAGroupThatRecordsDenialsLeasesNothing(t *testing.T) {
 				warm(t, s, c)
 				time.Sleep(300 * ms) // the lease expires, and the key stays hot
 				if s.ReturnUnits(); s.Stats().Leased != 0 || s.Stats().Keys != 1 {
-					t.Fatalf("%+v", s.Stats())
+					t.Fatalf("got %+v; want leased 0 and keys 1", s.Stats())
 				}
 				// Another sidecar consumes all units but one, which this sidecar does not know.
 				take(t.Context(), below, of(c.Limit, "a", left(t, below, c)-1))
@@ -344,10 +344,10 @@ func TestAGroupThatRecordsDenialsLeasesNothing(t *testing.T) {
 				}
 				takes := asked.all()[from:]
 				if len(takes) != 1 || takes[0][len(takes[0])-2].Terms.Cost != 1 {
-					t.Errorf("sent %d times: %+v", len(takes), takes)
+					t.Errorf("sent %d times: %+v; want 1 element and cost 1", len(takes), takes)
 				}
 				if n := left(t, below, beside); n != 99 {
-					t.Errorf("%d of 100 are left: it was charged %d times", n, 100-n)
+					t.Errorf("%d of 100 are left: it was charged %d times; want 99", n, 100-n)
 				}
 			})
 		})
@@ -451,7 +451,7 @@ func TestUnusedUnitsAreReturned(t *testing.T) {
 		}
 		time.Sleep(2 * time.Second)
 		if stats := s.Stats(); stats.Keys != 0 || stats.Granted == 0 || stats.Granted != stats.Returned+stats.Served {
-			t.Errorf("after all requests have ended: %+v", stats)
+			t.Errorf("after all requests have ended: %+v; want keys 0, granted above 0 and granted %v", stats, stats.Returned+stats.Served)
 		}
 	})
 }
@@ -474,7 +474,7 @@ func TestALeaseOutlivesItsRequest(t *testing.T) {
 		c.Canceled.Store(true)
 		time.Sleep(400 * ms)
 		if is := left(t, below, leased(c.Limit, "a", 0, 500)); is != 10_000-requests {
-			t.Errorf("%d of 10000 were used, %d are left", requests, is)
+			t.Errorf("%d of 10000 were used, %d are left; want %v", requests, is, 10_000-requests)
 		}
 	})
 }
@@ -497,7 +497,7 @@ func TestALeaseEndsWithItsWindow(t *testing.T) {
 			t.Errorf("in the next window: %+v, asked %d times", d, asked.count()-n)
 		}
 		if granted := s.Stats().Leased; left(t, below, c) != 9999-granted { // units that were returned after their window were dropped
-			t.Errorf("%d are left, %d are granted", left(t, below, c), granted)
+			t.Errorf("%d are left, %d are granted; want %v", left(t, below, c), granted, 9999-granted)
 		}
 	})
 }
@@ -516,7 +516,7 @@ func TestRefundsSubtractTheInflow(t *testing.T) {
 		time.Sleep(100 * ms) // 10 flow in
 		s.Forget()
 		if keys := s.Stats().Keys; keys != 0 {
-			t.Errorf("%d keys are still hot", keys)
+			t.Errorf("%d keys are still hot; want keys 0", keys)
 		}
 		if granted < 11 || left(t, below, c) != min(10_000, before+10+granted-10) {
 			t.Errorf("%d were granted, %d left: after 100 ms %d are left", granted, before, left(t, below, c))
@@ -537,7 +537,7 @@ func TestADenialReturnsTheLease(t *testing.T) {
 			t.Errorf("requested one unit more than the limit: %+v", d)
 		}
 		if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != 0 {
-			t.Errorf("requested all units: %+v", d)
+			t.Errorf("requested all units: %+v; want allowed and 0 remaining", d)
 		}
 	})
 }
@@ -561,7 +561,7 @@ func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 		}
 		got = take(ctx, s, hot, other)
 		if !got[0].Allowed || got[1].Allowed || got[1].RetryAfter == 0 || got[0].Remaining != 10_000-requests-1 || s.Stats().Leased != granted-1 {
-			t.Errorf("the other has nothing left: %+v, %d of %d are granted", got, s.Stats().Leased, granted)
+			t.Errorf("the other has nothing left: %+v, %d of %d are granted; want allowed, denied, retry after above 0, %v remaining and leased %v", got, s.Stats().Leased, granted, 10_000-requests-1, granted-1)
 		}
 	})
 }
@@ -577,11 +577,11 @@ func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
 		defer cancel()
 		got := take(ctx, s, hot, other)
 		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 {
-			t.Errorf("%+v", got)
+			t.Errorf("got %+v; want got[0].Allowed true, got[1].Allowed true and got[0].Remaining %v", got, 10_000-requests-1)
 		}
 		// Unused units are returned first, in the same batch as the request for a new lease.
 		if last := asked.last(t); len(last) != 3 || last[0].Terms.Cost >= 0 || last[1].Terms.Cost <= 1 {
-			t.Errorf("next got %+v", last)
+			t.Errorf("next got %+v; want 3 elements, cost less than 0 and cost more than 1", last)
 		}
 	})
 }
@@ -606,7 +606,7 @@ func TestLeasesOutliveAnOutage(t *testing.T) {
 		for time.Since(began) < 240*ms {
 			if s.Stats().Leased > 0 {
 				if d := take(t.Context(), s, c)[0]; !d.Allowed {
-					t.Fatalf("after %v: %+v", time.Since(began), d)
+					t.Fatalf("after %v: %+v; want allowed", time.Since(began), d)
 				}
 				served++
 			}
@@ -614,7 +614,7 @@ func TestLeasesOutliveAnOutage(t *testing.T) {
 		}
 		time.Sleep(20 * ms)
 		if d := take(t.Context(), s, c)[0]; d.Err == nil || d.Allowed || served < 5 {
-			t.Errorf("after %v and %d served: %+v", time.Since(began), served, d)
+			t.Errorf("after %v and %d served: %+v; want an error, denied and served at least 5", time.Since(began), served, d)
 		}
 		down.Store(false)
 		if d := take(t.Context(), s, c)[0]; d.Err != nil || !d.Allowed {
@@ -653,7 +653,7 @@ func TestResetDropsTheLease(t *testing.T) {
 		}
 		s.Forget()
 		if rest := left(t, store, c); rest != 10_000 || s.Stats().Keys != 0 {
-			t.Errorf("%d are left, %+v", rest, s.Stats())
+			t.Errorf("%d are left, %+v; want rest 10_000 and keys 0", rest, s.Stats())
 		}
 	})
 }
@@ -686,11 +686,11 @@ func TestResetWaitsForLeasesInFlight(t *testing.T) {
 			t.Fatal("no lease was in flight")
 		}
 		if rest := left(t, store, c); rest != 10_000 {
-			t.Errorf("%d are left", rest)
+			t.Errorf("%d are left; want rest 10_000", rest)
 		}
 		s.Close()
 		if rest := left(t, store, c); rest != 10_000 {
-			t.Errorf("%d are left in the end", rest)
+			t.Errorf("%d are left in the end; want rest 10_000", rest)
 		}
 	})
 }
@@ -713,7 +713,7 @@ func TestCloseWaitsForUnitsThatAreBeingReturned(t *testing.T) {
 		<-returning // the lease has expired
 		s.Close()
 		if n := left(t, store, c); n != 10_000-requests {
-			t.Errorf("%d units are left of 10,000 after %d requests", n, requests)
+			t.Errorf("%d units are left of 10,000 after %d requests; want %v", n, requests, 10_000-requests)
 		}
 	})
 }
@@ -778,7 +778,7 @@ func TestAMissingLeaseCausesNoError(t *testing.T) {
 			t.Errorf("%+v, next got %d batches", d, asked.count()-n)
 		}
 		if d := take(t.Context(), s, c)[0]; d.Allowed || d.RetryAfter == 0 {
-			t.Errorf("%+v", d)
+			t.Errorf("got %+v; want denied and retry after above 0", d)
 		}
 	})
 }
@@ -823,7 +823,7 @@ func TestLeaseAllocatesNothing(t *testing.T) {
 	for name, c := range map[string]backend.Charge{"without terms": of(limit, "a", 1), "leased": leased(limit, "b", 1, 1_000_000)} {
 		charges := []backend.Charge{c}
 		if n := testing.AllocsPerRun(1000, func() { backend.Take(t.Context(), s, charges, d[:]) }); n > 0 {
-			t.Errorf("%s: %.1f allocations", name, n)
+			t.Errorf("%s: %.1f allocations; want 0", name, n)
 		}
 	}
 }
@@ -848,12 +848,12 @@ func TestAHotKeyHasItsOwnMemory(t *testing.T) {
 		for _, charges := range asked.all() {
 			for i := range charges {
 				if string(charges[i].Key) != "a" {
-					t.Errorf("%d were charged to %q", charges[i].Terms.Cost, charges[i].Key)
+					t.Errorf("%d were charged to %q; want %q", charges[i].Terms.Cost, charges[i].Key, "a")
 				}
 			}
 		}
 		if is := left(t, below, leased(c.Limit, "b", 0, 500)); is != 10_000 {
-			t.Errorf("%d of 10000 are left of another key", is)
+			t.Errorf("%d of 10000 are left of another key; want 10_000", is)
 		}
 	})
 }
@@ -912,7 +912,7 @@ func TestKeysWithLeasesAreBounded(t *testing.T) {
 			}
 		}
 		if keys := s.Stats().Keys; keys < 64 || keys > 128 {
-			t.Errorf("%d keys have leases, the bound is 128", keys)
+			t.Errorf("%d keys have leases, the bound is 128; want keys at least 64 and keys at most 128", keys)
 		}
 	})
 }

@@ -72,14 +72,14 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 				a, b := of(five, "a", 4), of(five, "b", 6)
 				decisions := takeByParts(t, undos, part(slowUndo(store, late), a), part(store, b))
 				if decisions[0].Err != nil || !decisions[0].Allowed || decisions[1].Allowed || decisions[0].Remaining != 5 {
-					t.Fatalf("%+v", decisions)
+					t.Fatalf("got %+v; want no error, allowed, denied and 5 remaining", decisions)
 				}
 				if late < 500*ms {
 					time.Sleep(200 * ms)
 				} else {
 					time.Sleep(600 * ms)
 					if d := take(t.Context(), store, of(five, "a", 3))[0]; !d.Allowed {
-						t.Fatalf("the next window: %+v", d)
+						t.Fatalf("the next window: %+v; want allowed", d)
 					}
 					time.Sleep(200 * ms)
 				}
@@ -107,7 +107,7 @@ func TestALimitWithOverdrawIsChargedIfAnotherPartDenies(t *testing.T) {
 		decisions := takeByParts(t, undos, part(store, paid, refunded), part(store, denies))
 		synctest.Wait()
 		if decisions[0].Remaining != 7 || decisions[1].Remaining != 10 || decisions[2].Allowed {
-			t.Errorf("got %+v", decisions)
+			t.Errorf("got %+v; want decisions[0].Remaining 7, decisions[1].Remaining 10 and decisions[2].Allowed false", decisions)
 		}
 		if a, b, c := left(t, store, paid), left(t, store, refunded), left(t, store, denies); a != 7 || b != 10 || c != 10 {
 			t.Errorf("%d, %d and %d left, want 7, 10 and 10", a, b, c)
@@ -188,7 +188,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 				return
 			}
 			if u := b.Charges[0]; u.Terms.Cost != -cost || u.Terms.ChargedAt != 7 || u.Terms.DryRun {
-				t.Errorf("part %d is undone by %+v", i, u.Terms)
+				t.Errorf("part %d is undone by %+v; want cost %v, charged at 7 and not dry run", i, u.Terms, -cost)
 			}
 			undone[i]++
 			b.Done(b)
@@ -220,7 +220,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 	}
 	p.check(t, outer, all, failed, undone)
 	if undos.Close(); *done != 1 {
-		t.Errorf("done %d times", *done)
+		t.Errorf("done %d times; want 1", *done)
 	}
 }
 
@@ -270,6 +270,6 @@ func TestAnUndoIsNotCanceledWithItsRequest(t *testing.T) {
 	take(t.Context(), store, charges...)
 	undos.Close()
 	if undone.Load() != 3 {
-		t.Errorf("%d of 3 units are returned", undone.Load())
+		t.Errorf("%d of 3 units are returned; want undone 3", undone.Load())
 	}
 }

@@ -42,6 +42,6 @@ func TestResetWithoutTimeFails(t *testing.T) {
 	late, cancel := context.WithDeadline(t.Context(), time.Now())
 	defer cancel()
 	if err := backend.ResetBucket(late, stores.Deadline(memory.New(memory.Config{}), time.Second, 0, nil), c); !errors.Is(err, backend.ErrUnavailable) {
-		t.Errorf("no time left: %v", err)
+		t.Errorf("no time left: %v; want the error backend.ErrUnavailable", err)
 	}
 }

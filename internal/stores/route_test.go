@@ -62,7 +62,7 @@ func TestABatchOfOneRouteIsNotCopied(t *testing.T) {
 	charges[1].Group = 1
 	outer, _ := submit(byFirstByte(a, b), charges)
 	if len(a.waiting) != 1 || len(b.waiting) != 0 || a.waiting[0] != outer {
-		t.Errorf("%d and %d batches", len(a.waiting), len(b.waiting))
+		t.Errorf("%d and %d batches; want 1 element, no elements and a.waiting[0] %v", len(a.waiting), len(b.waiting), outer)
 	}
 }
 
@@ -81,16 +81,16 @@ func TestADividedBatchEndsWithItsLastPart(t *testing.T) {
 		b, done := submit(router, charges)
 		for i, part := range order {
 			if *done != 0 {
-				t.Fatalf("done after %d of 3 parts", i)
+				t.Fatalf("done after %d of 3 parts; want done 0", i)
 			}
 			inner := parts[part].waiting[0]
 			if inner.Waits || inner.Source != b.Source {
-				t.Errorf("%+v", inner)
+				t.Errorf("got %+v; want not waits and source %v", inner, b.Source)
 			}
 			parts[part].decide(0)
 		}
 		if *done != 1 {
-			t.Fatalf("done %d times", *done)
+			t.Fatalf("done %d times; want 1", *done)
 		}
 		for i, want := range []struct {
 			allowed   bool
@@ -115,7 +115,7 @@ func TestThePartsOfABatchKeepItsSettings(t *testing.T) {
 	router.Submit(&outer)
 	for _, in := range []*backend.Batch{a.waiting[0], b.waiting[0]} {
 		if in.Deadline != outer.Deadline || !in.Detached || in.Source != outer.Source || in.Waits {
-			t.Errorf("got %+v", in)
+			t.Errorf("got %+v; want deadline %v, detached, source %v and not waits", in, outer.Deadline, outer.Source)
 		}
 	}
 }
@@ -129,11 +129,11 @@ func TestManyPartsInMemory(t *testing.T) {
 	for range 5_000 {
 		b, done := submit(s, []backend.Charge{of(limit, "a", 1), of(limit, "b", -1), of(limit, "c", 1)})
 		if *done != 1 || !b.Decisions[0].Allowed || !b.Decisions[1].Allowed {
-			t.Fatalf("done %d times, %+v", *done, b.Decisions)
+			t.Fatalf("done %d times, %+v; want *done 1, b.Decisions[0].Allowed true and b.Decisions[1].Allowed true", *done, b.Decisions)
 		}
 	}
 	if n := left(t, store, of(limit, "a", 0)); n != 5_000 {
-		t.Errorf("%d left", n)
+		t.Errorf("%d left; want 5_000", n)
 	}
 }
 
@@ -197,7 +197,7 @@ func partsAgainstAModel(t *testing.T, rng *rand.Rand, lossy bool) {
 	var taken [keys]int64
 	for i, b := range batches {
 		if *dones[i] != 1 {
-			t.Fatalf("batch %d is done %d times", i, *dones[i])
+			t.Fatalf("batch %d is done %d times; want 1", i, *dones[i])
 		}
 		for at := 0; at < len(b.Charges); {
 			end := at + backend.GroupLen(b.Charges[at:])

@@ -44,10 +44,10 @@ func TestCreditsPayOnceThePlanIsUsedUp(t *testing.T) {
 		}
 		allowed := TakeAll(t0+step.at, group)
 		if allowed != step.allowed {
-			t.Fatalf("%+v: allowed %t", step, allowed)
+			t.Fatalf("%+v: allowed %t; want allowed %v", step, allowed, step.allowed)
 		}
 		if got := retryAt(group[0]).or(retryAt(group[1])); !allowed && got != step.retry {
-			t.Errorf("%+v: retry %+v", step, got)
+			t.Errorf("%+v: retry %+v; want %v", step, got, step.retry)
 		}
 		if !allowed && (!same(group[0].State, before[0]) || !same(group[1].State, before[1])) {
 			t.Errorf("%+v: a denial changed %+v to %+v", step, before, group)
@@ -69,7 +69,7 @@ func TestSeveralLimitsOfAPlanShareTheCredits(t *testing.T) {
 	group := append([]Bucket{perDay}, either(t, 10, 20, 6)...)
 	for i, want := range [][3]int64{{9, 4, 20}, {9, 4, 14}, {9, 4, 8}, {9, 4, 2}, {9, 4, 2}} {
 		if allowed := TakeAll(t0, group); allowed != (i < 4) {
-			t.Fatalf("request %d: allowed %t, %+v", i, allowed, group)
+			t.Fatalf("request %d: allowed %t, %+v; want allowed %v", i, allowed, group, i < 4)
 		}
 		for k := range group {
 			if got := left(group[k].Limit, group[k].State, t0); got != want[k] {
@@ -78,7 +78,7 @@ func TestSeveralLimitsOfAPlanShareTheCredits(t *testing.T) {
 		}
 	}
 	if d := group[0].Decision; !d.Allowed || d.Remaining != 9 {
-		t.Errorf("the day has 9 units left: %+v", d)
+		t.Errorf("the day has 9 units left: %+v; want allowed and 9 remaining", d)
 	}
 }
 
@@ -150,7 +150,7 @@ func TestRetryOfAlternativesIsExact(t *testing.T) {
 		}
 	})
 	if denied == 0 || byPlan == 0 || byCredits == 0 {
-		t.Errorf("%d denied, %d paid by the plan, %d by credits", denied, byPlan, byCredits)
+		t.Errorf("%d denied, %d paid by the plan, %d by credits; want denied above 0, by plan above 0 and by credits above 0", denied, byPlan, byCredits)
 	}
 }
 

@@ -113,6 +113,6 @@ func TestGroupsAllocateNothing(t *testing.T) {
 		{Limit: mustCompile(t, speeds[3].spec), Charge: Charge{Cost: 1}},
 	}
 	if perRun := testing.AllocsPerRun(5000, func() { TakeAll(t0, group) }); perRun > 0 { // allowed at first, then denied
-		t.Errorf("%v allocations in a group", perRun)
+		t.Errorf("%v allocations in a group; want 0", perRun)
 	}
 }

@@ -117,6 +117,6 @@ func TestCalendarWindowOverDaylightSaving(t *testing.T) {
 func TestCalendarEndsALease(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: FixedWindow, Rate: 10, Calendar: calendars[2]})
 	if got := l.WindowEnd(at(t, "2026-03-29T23:59:59.9+02:00"), 7); got != 100*ms {
-		t.Errorf("leased for %d us", got)
+		t.Errorf("leased for %d us; want %v", got, 100*ms)
 	}
 }

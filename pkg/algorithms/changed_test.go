@@ -534,7 +534,7 @@ func TestHugeCountsOfOtherNumbersDeny(t *testing.T) {
 			t.Fatalf("a charge of %d was denied", count)
 		}
 		if _, d = long.Take(s, t0, Charge{Cost: 1}); d.Allowed || d.Remaining != 0 {
-			t.Errorf("after %d in a second, 1 of 10 a month is allowed: %+v", count, d)
+			t.Errorf("after %d in a second, 1 of 10 a month is allowed: %+v; want denied and 0 remaining", count, d)
 		}
 	}
 }

@@ -45,7 +45,7 @@ func TestClockIsCorrectedAfterAMinute(t *testing.T) {
 		{at: hour - minute - us, cost: 2, left: 1, retry: sec},
 	})
 	if want := t0 + hour - minute - us; s.At != want || s.Value != l.q {
-		t.Fatalf("the clock was not corrected: %+v", s)
+		t.Fatalf("the clock was not corrected: %+v; want At %v and value %v", s, want, l.q)
 	}
 	play(t, l, s, []step{
 		{at: hour - minute - us + sec, cost: 2, allowed: true, left: 0},
@@ -143,7 +143,7 @@ func TestFullBucketIsCreatedByItsFirstChargeOnly(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec})
 	for _, a := range []Charge{{Cost: 0}, {Cost: 1, DryRun: true}, {Cost: 2}} {
 		if s, _ := l.Take(State{}, t0, a); s.By != nil {
-			t.Errorf("%+v created %+v", a, s)
+			t.Errorf("%+v created %+v; want By nil", a, s)
 		}
 	}
 	if s, _ := l.Take(State{}, t0, Charge{Cost: 1}); s.By != l {

@@ -100,10 +100,10 @@ func TestHugeDebtUnderASlowerLimit(t *testing.T) {
 		slow := mustCompile(t, Spec{Kind: kind, Rate: 1, Period: 30 * Day})
 		s, d := fast.Take(State{}, t0, Charge{Cost: 1e11, Reserve: true})
 		if !d.Allowed {
-			t.Fatalf("%v: could not reserve: %+v", kind, d)
+			t.Fatalf("%v: could not reserve: %+v; want allowed", kind, d)
 		}
 		if s, d = slow.Take(s, t0, Charge{Cost: 1}); d.Allowed || d.RetryAfter != 1e5*sec || d.ResetAfter != d.RetryAfter || s.By != fast {
-			t.Errorf("%v: %+v of %+v", kind, d, s)
+			t.Errorf("%v: %+v of %+v; want denied, retry after %v, reset after %v and By %v", kind, d, s, 1e5*sec, d.RetryAfter, fast)
 		}
 	}
 }
@@ -148,7 +148,7 @@ func TestChangedNumbersVectors(t *testing.T) {
 	}
 	play(t, high, before, []step{{cost: 5, allowed: true, left: 0}})
 	if s := play(t, high, holding(0)(low), []step{{cost: 1, allowed: true, left: 89}}); s.By != high {
-		t.Errorf("not converted to the new numbers: %+v", s)
+		t.Errorf("not converted to the new numbers: %+v; want By %v", s, high)
 	}
 	play(t, mustCompile(t, reserving), before, []step{
 		{cost: 0, allowed: true, left: -85},
@@ -171,7 +171,7 @@ func TestSlidingCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 				is, _ = l.Take(is, t0+sec/2, Charge{Cost: 1})
 			}
 			if at := is.FreshAt(); at < t0+hour {
-				t.Errorf("%v, charged by %s: forgotten after %d s", kind, name, (at-t0)/sec)
+				t.Errorf("%v, charged by %s: forgotten after %d s; want at least %v", kind, name, (at-t0)/sec, t0+hour)
 			}
 		}
 	}

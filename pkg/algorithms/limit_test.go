@@ -180,7 +180,7 @@ func TestMaxReservedIsAsLargeAsFits(t *testing.T) {
 		t.Errorf("max_reserved is %d, want %d", l.MaxReserved, want)
 	}
 	if l := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 1, Period: sec}); l.MaxReserved != 0 {
-		t.Errorf("a leaky bucket reserves %d", l.MaxReserved)
+		t.Errorf("a leaky bucket reserves %d; want max reserved 0", l.MaxReserved)
 	}
 }
 
@@ -191,7 +191,7 @@ func TestDefaults(t *testing.T) {
 		}
 	}
 	if l := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 7, Period: sec, Capacity: new(int64(2))}); l.Most(false) != 3 {
-		t.Errorf("a leaky bucket of 2 places: %+v", l)
+		t.Errorf("a leaky bucket of 2 places: %+v; want 3", l)
 	}
 }
 
@@ -251,7 +251,7 @@ func TestInvalidSpecsAreRefused(t *testing.T) {
 func TestTheErrorNamesMaxReserved(t *testing.T) {
 	_, err := Compile(Spec{Kind: TokenBucket, Rate: 1, Period: 30 * Day, Capacity: new(int64(1)), MaxReserved: new(int64(1) << 50)})
 	if err == nil || !strings.HasPrefix(err.Error(), "max_reserved ") {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v; want an error that starts with %q", err, "max_reserved ")
 	}
 }
 

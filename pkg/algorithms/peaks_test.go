@@ -137,7 +137,7 @@ func TestChargesFromBeforeAClockStepAreNotRefunded(t *testing.T) {
 	s, _ = l.Take(s, t0-2*sec, Charge{Cost: 1})    // the clock stepped back; this charge is denied
 	s, d := l.Take(s, t0+sec, Charge{Cost: 1})
 	if !d.Allowed || d.Remaining != 2 {
-		t.Fatalf("got %+v", d)
+		t.Fatalf("got %+v; want allowed and 2 remaining", d)
 	}
 	if s, _ = l.Take(s, t0+sec, Charge{Cost: -40, ChargedAt: t0, Settle: true}); left(l, s, t0+sec) != 2 {
 		t.Errorf("%d are left, want 2: the bucket was full after that charge, so that nothing is refunded", left(l, s, t0+sec))

@@ -177,14 +177,14 @@ func TestARefundIsAcceptedDuringABlock(t *testing.T) {
 	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
 	s, d := l.Take(s, t0, Charge{Cost: 1})
 	if d.Allowed || d.Blocked != minute {
-		t.Fatalf("first denial: %+v", d)
+		t.Fatalf("first denial: %+v; want denied and blocked %v", d, minute)
 	}
 	s, d = l.Take(s, t0, Charge{Cost: -4})
 	if !d.Allowed || d.Remaining != 4 {
-		t.Fatalf("refund: %+v", d)
+		t.Fatalf("refund: %+v; want allowed and 4 remaining", d)
 	}
 	if _, d = l.Take(s, t0, Charge{Cost: 1}); d.Allowed || d.RetryAfter != minute || d.Remaining != 4 {
-		t.Errorf("still blocked: %+v", d)
+		t.Errorf("still blocked: %+v; want denied, retry after %v and 4 remaining", d, minute)
 	}
 }
 
@@ -197,10 +197,10 @@ func TestClockStepsKeepBlocks(t *testing.T) {
 		s, _ = l.Take(s, t0, Charge{Cost: 1})
 		s, d := l.Take(s, t0-step.back, Charge{Cost: 1})
 		if d.Blocked != step.blocked || d.RetryAfter != step.blocked {
-			t.Errorf("%d us back: %+v", step.back, d)
+			t.Errorf("%d us back: %+v; want blocked %v and retry after %v", step.back, d, step.blocked, step.blocked)
 		}
 		if _, d = l.Take(s, t0-step.back+d.Blocked, Charge{Cost: 1}); !d.Allowed {
-			t.Errorf("%d us back, when the block is over: %+v", step.back, d)
+			t.Errorf("%d us back, when the block is over: %+v; want allowed", step.back, d)
 		}
 	}
 }
@@ -238,7 +238,7 @@ func TestABlockAdmitsNothing(t *testing.T) {
 			return // the clock stepped back to a time after the end of a block
 		}
 		if m.got.Allowed {
-			t.Fatalf("at %d %+v of %+v, blocked until %d: %+v", m.now, m.ask, m.before, d.Until, m.got)
+			t.Fatalf("at %d %+v of %+v, blocked until %d: %+v; want denied", m.now, m.ask, m.before, d.Until, m.got)
 		}
 		if is := m.after.Denials; is == nil || is.Blocks != d.Blocks || is.Until > d.Until || len(is.Times) > len(d.Times) {
 			t.Fatalf("at %d %+v, blocked: %+v was %+v", m.now, m.ask, is, d)
@@ -269,7 +269,7 @@ func TestABlockAllowsASettlementWithoutDifference(t *testing.T) {
 	s, _ := l.Take(State{}, t0, Charge{Cost: 1})
 	s, d := l.Take(s, t0, Charge{Cost: 1})
 	if d.Blocked != 60*sec {
-		t.Fatalf("not blocked: %+v", d)
+		t.Fatalf("not blocked: %+v; want blocked %v", d, 60*sec)
 	}
 	if _, d = l.Take(s, t0+sec, Charge{Cost: 0, ChargedAt: t0, Settle: true}); !d.Allowed {
 		t.Errorf("the settlement is denied: %+v", d)

@@ -44,7 +44,7 @@ func TestRetryAfterIsExact(t *testing.T) {
 			return // such a cost is never available at once
 		}
 		if m.got.RetryAfter <= 0 {
-			t.Fatalf("denied with retry_after %d: %+v of %+v, limit %+v", m.got.RetryAfter, m.ask, m.before, *m.limit)
+			t.Fatalf("denied with retry_after %d: %+v of %+v, limit %+v; want more than 0", m.got.RetryAfter, m.ask, m.before, *m.limit)
 		}
 		if at := m.now + m.got.RetryAfter; !m.again(at, m.after, m.ask).Allowed {
 			t.Fatalf("denied after retry_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)

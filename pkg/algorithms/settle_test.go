@@ -86,6 +86,6 @@ func TestALateCancellationRefundsLessTheInflow(t *testing.T) {
 	s, _ := l.Take(State{}, t0, Charge{Cost: 10})
 	s, _ = l.Take(s, t0+sec, Charge{Cost: 10}) // consume the tokens that have flowed in, too
 	if s, _ = l.Take(s, t0+sec, Charge{Cost: -10, ChargedAt: t0, Settle: true}); left(l, s, t0+sec) != 0 {
-		t.Errorf("%d units were refunded twice", left(l, s, t0+sec))
+		t.Errorf("%d units were refunded twice; want 0", left(l, s, t0+sec))
 	}
 }

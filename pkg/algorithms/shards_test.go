@@ -89,17 +89,17 @@ func TestShards(t *testing.T) {
 func TestANewShardIsFull(t *testing.T) {
 	shards := mustSplit(t, oneASecond(20), 2)
 	if d := TakeShards(t0, shards, Charge{Cost: 15}); !d.Allowed || d.Remaining != 5 {
-		t.Errorf("fresh shards: %+v", d)
+		t.Errorf("fresh shards: %+v; want allowed and 5 remaining", d)
 	}
 	shards = mustSplit(t, oneASecond(20), 2)
 	if d := TakeShards(t0, shards, Charge{Cost: 0}); !d.Allowed || shards[0].State.By != nil || shards[1].State.By != nil {
-		t.Errorf("cost 0 created shards: %+v", shards)
+		t.Errorf("cost 0 created shards: %+v; want d.Allowed true, shards[0].State.By nil and shards[1].State.By nil", shards)
 	}
 	slow := oneASecond(20)
 	slow.Initial = new(int64(1))
 	shards = mustSplit(t, slow, 2)
 	if d := TakeShards(t0, shards, Charge{Cost: 2}); d.Allowed || d.RetryAfter != sec || shards[1].State.At != t0 {
-		t.Errorf("shards that start empty: %+v, %+v", d, shards)
+		t.Errorf("shards that start empty: %+v, %+v; want denied, retry after %v and At %v", d, shards, sec, t0)
 	}
 }
 
@@ -112,10 +112,10 @@ func TestTheMostThatManyShardsCanReserve(t *testing.T) {
 		most += b.Limit.Most(true)
 	}
 	if d := TakeShards(t0, shards, Charge{Cost: most, Reserve: true}); !d.Allowed {
-		t.Fatalf("the most: %+v", d)
+		t.Fatalf("the most: %+v; want allowed", d)
 	}
 	if d := TakeShards(t0, shards, Charge{Cost: most, Reserve: true}); d.Allowed || d.RetryAfter < Day {
-		t.Errorf("the most once more: %+v", d)
+		t.Errorf("the most once more: %+v; want denied and retry after at least %v", d, Day)
 	}
 }
 
@@ -184,7 +184,7 @@ func TestTheShardsAddUpToTheLimit(t *testing.T) {
 			t.Fatalf("%s in %d: capacity %d initial %d flow %v", show(s), len(shards), capacity, initial, flow)
 		}
 		if s.MaxReserved != nil && reserved != whole.MaxReserved {
-			t.Fatalf("%s in %d: max_reserved %d", show(s), len(shards), reserved)
+			t.Fatalf("%s in %d: max_reserved %d; want reserved %v", show(s), len(shards), reserved, whole.MaxReserved)
 		}
 	})
 }

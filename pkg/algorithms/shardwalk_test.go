@@ -52,7 +52,7 @@ func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 			d := roll.chosen(now, shards, a)
 			asks++
 			if there := a.Cost*shards[0].Limit.Unit() <= sum; d.Allowed != there && a.Cost > 0 {
-				t.Fatalf("%s: denied %d of %d/%d available, %+v", show(s), a.Cost, sum, shards[0].Limit.Unit(), d)
+				t.Fatalf("%s: denied %d of %d/%d available, %+v; want 0", show(s), a.Cost, sum, shards[0].Limit.Unit(), d)
 			}
 			if d.Allowed {
 				all = append(all, charge{now, a.Cost})
@@ -269,7 +269,7 @@ func TestTwoChoicePicksTheFullerShard(t *testing.T) {
 				k = 1
 			}
 			if paid := cost * pair[0].Limit.Unit(); had[k] >= paid && (has[k] != had[k]-paid || has[1-k] != had[1-k]) {
-				t.Fatalf("%s: %d of %v left %v, %+v", show(s), cost, had, has, d)
+				t.Fatalf("%s: %d of %v left %v, %+v; want has[k] %v and has[1-k] %v", show(s), cost, had, has, d, had[k]-paid, had[1-k])
 			}
 			shards[i], shards[j] = pair[0], pair[1]
 			now = min(MaxTime, max(now, roll.next(l, now, d)))
@@ -281,9 +281,9 @@ func TestShardsHandleAClockThatIsSetBack(t *testing.T) {
 	shards := mustSplit(t, oneASecond(20), 2)
 	TakeShards(t0+100*sec, shards, Charge{Cost: 20})
 	if d := TakeShards(t0+70*sec, shards, Charge{Cost: 1}); d.Allowed || d.RetryAfter != 31*sec {
-		t.Errorf("half a minute back: %+v", d)
+		t.Errorf("half a minute back: %+v; want denied and retry after %v", d, 31*sec)
 	}
 	if d := TakeShards(t0, shards, Charge{Cost: 1}); d.Allowed || d.RetryAfter != sec || shards[0].State.At != t0 {
-		t.Errorf("100 s back: %+v, %+v", d, shards)
+		t.Errorf("100 s back: %+v, %+v; want denied, retry after %v and At %v", d, shards, sec, t0)
 	}
 }

@@ -129,7 +129,7 @@ func TestOneDenialDeniesTheGroup(t *testing.T) {
 		t.Errorf("the large one was charged: %+v, %+v", group[0].State, d)
 	}
 	if d := group[1].Decision; d.Allowed || d.RetryAfter != sec {
-		t.Errorf("the small one: %+v", d)
+		t.Errorf("the small one: %+v; want denied and retry after %v", d, sec)
 	}
 	if !TakeAll(t0+sec, group) || group[0].Decision.Remaining != 8 {
 		t.Errorf("after retry_after: %+v", group)
@@ -148,7 +148,7 @@ func TestAGroupThatCanNeverBeAllowedStoresNothing(t *testing.T) {
 	}
 	for i, b := range group {
 		if b.State.By != nil {
-			t.Errorf("bucket %d stored %+v", i, b.State)
+			t.Errorf("bucket %d stored %+v; want By nil", i, b.State)
 		}
 	}
 }

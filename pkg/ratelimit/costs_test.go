@@ -27,13 +27,13 @@ func TestCostsOfSeveralKindsAreWeighted(t *testing.T) {
 		t.Errorf("%+v, %v; want 799 left", r, err)
 	}
 	if _, err := l.Cost("tokens", map[string]int64{"outputs": 1}); err == nil || !strings.Contains(err.Error(), `"outputs" has no weight`) {
-		t.Error(err)
+		t.Errorf("got %v; want an error that contains %q", err, `"outputs" has no weight`)
 	}
 	if _, err := l.Cost("calls", map[string]int64{"input": 1}); !errors.Is(err, ratelimit.ErrNoWeights) {
-		t.Error(err)
+		t.Errorf("got %v; want the error ratelimit.ErrNoWeights", err)
 	}
 	if _, err := l.Cost("call", nil); !errors.Is(err, ratelimit.ErrUnknown) {
-		t.Error(err)
+		t.Errorf("got %v; want the error ratelimit.ErrUnknown", err)
 	}
 	tokens.Weights = map[string]string{"input": "-1"}
 	if _, err := ratelimit.New(ratelimit.Config{Store: memory.New(memory.Config{}), Limits: ratelimit.Limits{"tokens": tokens}}); err == nil {

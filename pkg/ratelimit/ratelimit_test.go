@@ -77,7 +77,7 @@ func TestResultsHaveTheValuesForHeaders(t *testing.T) {
 	}
 	clock.Set(storetest.Start + 6*algorithms.Second - 1)
 	if r, err := l.Peek(ctx, 1, "send", "bob"); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter != time.Microsecond {
-		t.Errorf("a microsecond early: %+v %v", r, err)
+		t.Errorf("a microsecond early: %+v %v; want the error ratelimit.ErrDenied and retry after %v", r, err, time.Microsecond)
 	}
 	clock.Set(storetest.Start + 6*algorithms.Second)
 	for range 2 {
@@ -89,7 +89,7 @@ func TestResultsHaveTheValuesForHeaders(t *testing.T) {
 		t.Error(err)
 	}
 	if r, err := l.Allow(ctx, "send", "alice"); err != nil || r.Remaining != 9 {
-		t.Errorf("another key has another bucket: %+v %v", r, err)
+		t.Errorf("another key has another bucket: %+v %v; want no error and 9 remaining", r, err)
 	}
 }
 
@@ -108,21 +108,21 @@ func TestInvalidCountsAreErrors(t *testing.T) {
 	} {
 		for _, n := range []int64{0, -1} {
 			if err := call(n); !errors.Is(err, ratelimit.ErrUnits) {
-				t.Errorf("%s of %d units: %v", name, n, err)
+				t.Errorf("%s of %d units: %v; want the error ratelimit.ErrUnits", name, n, err)
 			}
 		}
 	}
 	if _, err := l.Peek(ctx, -1, "send"); !errors.Is(err, ratelimit.ErrUnits) {
-		t.Errorf("Peek of -1: %v", err)
+		t.Errorf("Peek of -1: %v; want the error ratelimit.ErrUnits", err)
 	}
 	if r, err := l.Peek(ctx, 0, "send"); err != nil || r.Remaining != 10 {
-		t.Errorf("none of these consumed anything: %+v %v", r, err)
+		t.Errorf("none of these consumed anything: %+v %v; want no error and 10 remaining", r, err)
 	}
 	if _, err := l.AllowN(ctx, 4, "send"); err != nil {
 		t.Fatal(err)
 	}
 	if r, err := l.Refund(ctx, 3, "send"); err != nil || r.Remaining != 9 {
-		t.Errorf("refunded: %+v %v", r, err)
+		t.Errorf("refunded: %+v %v; want no error and 9 remaining", r, err)
 	}
 	if r, err := l.Refund(ctx, 30, "send"); err != nil || r.Remaining != 10 {
 		t.Errorf("never more than the capacity: %+v %v", r, err)
@@ -134,20 +134,20 @@ func TestACostThatNeverFitsIsAnErrorOfItsOwn(t *testing.T) {
 	ctx := t.Context()
 	r, err := l.AllowN(ctx, 12, "send")
 	if !errors.Is(err, ratelimit.ErrNeverFits) || errors.Is(err, ratelimit.ErrDenied) || r.Limit != 10 {
-		t.Errorf("%+v %v", r, err)
+		t.Errorf("got %+v %v; want the error ratelimit.ErrNeverFits, an error other than ratelimit.ErrDenied and limit 10", r, err)
 	}
 	if _, err := l.ReserveN(ctx, 26, "burst"); !errors.Is(err, ratelimit.ErrNeverFits) {
-		t.Errorf("beyond capacity and max_reserved: %v", err)
+		t.Errorf("beyond capacity and max_reserved: %v; want the error ratelimit.ErrNeverFits", err)
 	}
 	both := []ratelimit.Request{{Name: "send", N: 1}, {Name: "burst", N: 6}}
 	if err := l.AllowAll(ctx, both); !errors.Is(err, ratelimit.ErrNeverFits) {
-		t.Errorf("with another limit: %v", err)
+		t.Errorf("with another limit: %v; want the error ratelimit.ErrNeverFits", err)
 	}
 	if r, err := l.Peek(ctx, 0, "send"); err != nil || r.Remaining != 10 {
-		t.Errorf("nothing was consumed: %+v %v", r, err)
+		t.Errorf("nothing was consumed: %+v %v; want no error and 10 remaining", r, err)
 	}
 	if _, err := over(t, away{}, nil).AllowN(ctx, 12, "send"); !errors.Is(err, ratelimit.ErrNeverFits) {
-		t.Errorf("it is known without the Store: %v", err)
+		t.Errorf("it is known without the Store: %v; want the error ratelimit.ErrNeverFits", err)
 	}
 }
 
@@ -156,23 +156,23 @@ func TestAllowAllConsumesAllOrNone(t *testing.T) {
 	ctx := t.Context()
 	requests := []ratelimit.Request{{Name: "send", N: 4}, {Name: "burst", N: 5}}
 	if err := l.AllowAll(ctx, requests); err != nil || requests[0].Result.Remaining != 6 || requests[1].Result.ResetAfter != 30*time.Second {
-		t.Fatalf("%+v %v", requests, err)
+		t.Fatalf("got %+v %v; want no error, 6 remaining and reset after %v", requests, err, 30*time.Second)
 	}
 	requests = []ratelimit.Request{{Name: "send", N: 1}, {Name: "burst", N: 2}, {Name: "send", N: 8}}
 	if err := l.AllowAll(ctx, requests); !errors.Is(err, ratelimit.ErrDenied) {
-		t.Fatal(err)
+		t.Fatalf("got %v; want the error ratelimit.ErrDenied", err)
 	}
 	if denied, ok := errors.AsType[*ratelimit.DeniedError](l.AllowAll(ctx, requests)); !ok || denied.Result.RetryAfter != 18*time.Second {
 		t.Errorf("the error has the longest time to wait: %+v", denied)
 	}
 	if r := requests[2].Result; r.Allowed || r.RetryAfter != 18*time.Second {
-		t.Errorf("units of one bucket are added up: %+v", r)
+		t.Errorf("units of one bucket are added up: %+v; want denied and retry after %v", r, 18*time.Second)
 	}
 	if r := requests[1].Result; r.Allowed || r.RetryAfter != 12*time.Second {
-		t.Errorf("each limit has its own result: %+v", r)
+		t.Errorf("each limit has its own result: %+v; want denied and retry after %v", r, 12*time.Second)
 	}
 	if r, err := l.AllowN(ctx, 6, "send"); err != nil || r.Remaining != 0 {
-		t.Errorf("the denial consumed nothing: %+v %v", r, err)
+		t.Errorf("the denial consumed nothing: %+v %v; want no error and 0 remaining", r, err)
 	}
 	if err := l.AllowAll(ctx, nil); err != nil {
 		t.Errorf("no requests: %v", err)
@@ -183,7 +183,7 @@ func TestAllowAllConsumesAllOrNone(t *testing.T) {
 	}
 	requests = []ratelimit.Request{{Name: "send", N: 9}, {Name: "burst", N: 6}}
 	if err := l.AllowAll(ctx, requests); !errors.Is(err, ratelimit.ErrNeverFits) || !strings.Contains(err.Error(), `limit "burst"`) {
-		t.Errorf("one limit denies, and the other can never allow: %v", err)
+		t.Errorf("one limit denies, and the other can never allow: %v; want the error ratelimit.ErrNeverFits and an error that contains %q", err, `limit "burst"`)
 	}
 }
 
@@ -206,7 +206,7 @@ func TestReservationsReportTheirTime(t *testing.T) {
 		}
 	}
 	if _, err := l.Reserve(t.Context(), "log"); !errors.Is(err, ratelimit.ErrCannotReserve) {
-		t.Errorf("a log: %v", err)
+		t.Errorf("a log: %v; want the error ratelimit.ErrCannotReserve", err)
 	}
 }
 
@@ -230,7 +230,7 @@ func TestMaxWaitDeniesWithoutConsuming(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := l.ReserveN(t.Context(), 16, "send"); !errors.Is(err, ratelimit.ErrNeverFits) || errors.Is(err, ratelimit.ErrDenied) {
-		t.Errorf("16 of 10 take 36 s, even if the bucket is full: %v", err)
+		t.Errorf("16 of 10 take 36 s, even if the bucket is full: %v; want the error ratelimit.ErrNeverFits and an error other than ratelimit.ErrDenied", err)
 	}
 	if r, err := l.ReserveN(t.Context(), 15, "send"); err != nil || r.Delay().Round(time.Second) != 30*time.Second {
 		t.Errorf("15 of 10 take 30 s: %v", err)
@@ -259,7 +259,7 @@ func TestWaitWaitsAndConsumes(t *testing.T) {
 			}
 		}
 		if took := time.Since(start); took < 40*time.Millisecond-time.Microsecond {
-			t.Errorf("%s: three units within %v", name, took)
+			t.Errorf("%s: three units within %v; want at least %v", name, took, 40*time.Millisecond-time.Microsecond)
 		}
 	}
 	for _, name := range []string{"slow", "slowly"} {
@@ -276,12 +276,12 @@ func TestWaitWaitsAndConsumes(t *testing.T) {
 		ctx, cancel = context.WithCancel(t.Context())
 		time.AfterFunc(10*time.Millisecond, cancel)
 		if err := l.Wait(ctx, name); !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: canceled while waiting: %v", name, err)
+			t.Errorf("%s: canceled while waiting: %v; want the error context.Canceled", name, err)
 		}
 		cancel()
 	}
 	if r, err := l.Peek(t.Context(), 1, "slow"); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter > time.Hour {
-		t.Errorf("a canceled Wait returns its unit: %+v %v", r, err)
+		t.Errorf("a canceled Wait returns its unit: %+v %v; want the error ratelimit.ErrDenied and retry after at most %v", r, err, time.Hour)
 	}
 }
 
@@ -293,7 +293,7 @@ func TestAllowOnceConsumesOnce(t *testing.T) {
 	}
 	first := call()
 	if err := l.AllowOnce(ctx, "call 1", first); err != nil || first[0].Result.Wait != 24*time.Second || first[1].Result.Remaining != 9 {
-		t.Fatalf("%+v %v", first, err)
+		t.Fatalf("got %+v %v; want no error, wait %v and 9 remaining", first, err, 24*time.Second)
 	}
 	clock.Set(storetest.Start + 5*algorithms.Second)
 	again := call()
@@ -304,7 +304,7 @@ func TestAllowOnceConsumesOnce(t *testing.T) {
 		t.Errorf("the same reservation: %s and %s", a, b)
 	}
 	if err := l.AllowOnce(ctx, "call 1", call()[1:]); !errors.Is(err, ratelimit.ErrReused) {
-		t.Errorf("another call: %v", err)
+		t.Errorf("another call: %v; want the error ratelimit.ErrReused", err)
 	}
 	if other := call()[1:]; l.AllowOnce(ctx, "call 2", other) != nil || other[0].Result.Remaining != 8 {
 		t.Errorf("another id: %+v", other)
@@ -325,10 +325,10 @@ func TestAllowOnceNeedsAnID(t *testing.T) {
 	l, _ := onClock(t)
 	requests := []ratelimit.Request{{Name: "send", N: 1}}
 	if err := l.AllowOnce(t.Context(), "", requests); err == nil || !strings.Contains(err.Error(), "AllowOnce needs an id") {
-		t.Errorf("no id: %v", err)
+		t.Errorf("no id: %v; want an error that contains %q", err, "AllowOnce needs an id")
 	}
 	if r, err := l.Peek(t.Context(), 0, "send"); err != nil || r.Remaining != 10 {
-		t.Errorf("a call without an id consumed units: %+v %v", r, err)
+		t.Errorf("a call without an id consumed units: %+v %v; want no error and 10 remaining", r, err)
 	}
 }
 
@@ -356,20 +356,20 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 	less, more := reserve(t, l, 15, "burst"), reserve(t, l, 5, "burst") // leaves a debt: 5 - 20
 	for range 2 {
 		if a, err := l.Settle(ctx, less, 2); err != nil || a.ResetAfter != 42*time.Second { // a debt of 2: 5 - 7
-			t.Errorf("%+v %v", a, err)
+			t.Errorf("got %+v %v; want no error and reset after %v", a, err, 42*time.Second)
 		}
 	}
 	if _, err := l.Settle(ctx, less, 3); !errors.Is(err, ratelimit.ErrReused) {
-		t.Errorf("with another cost: %v", err)
+		t.Errorf("with another cost: %v; want the error ratelimit.ErrReused", err)
 	}
 	if r, err := l.Settle(ctx, more, 29); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter != 36*time.Second { // 24 more units, after 5 + 20
-		t.Errorf("%+v %v", r, err)
+		t.Errorf("got %+v %v; want the error ratelimit.ErrDenied and retry after %v", r, err, 36*time.Second)
 	}
 	if r, err := l.Settle(ctx, more, 8); err != nil || r.ResetAfter != time.Minute {
-		t.Errorf("%+v %v", r, err)
+		t.Errorf("got %+v %v; want no error and reset after %v", r, err, time.Minute)
 	}
 	if _, err := l.Settle(ctx, reserve(t, l, 1, "burst"), 27); !errors.Is(err, ratelimit.ErrNeverFits) {
-		t.Errorf("26 more of 25: %v", err)
+		t.Errorf("26 more of 25: %v; want the error ratelimit.ErrNeverFits", err)
 	}
 	if _, err := l.Settle(ctx, more, -1); err == nil {
 		t.Error("a cost of -1 was accepted")
@@ -392,10 +392,10 @@ func TestAReservationCanBeSettledFromItsText(t *testing.T) {
 		t.Errorf("marshaled again: %s %v, want %s", again, err, b)
 	}
 	if r, err := l.Settle(t.Context(), received.Reservation, 1); err != nil || r.Remaining != 9 {
-		t.Errorf("settled elsewhere: %+v %v", r, err)
+		t.Errorf("settled elsewhere: %+v %v; want no error and 9 remaining", r, err)
 	}
 	if r, err := l.Peek(t.Context(), 0, "send", key); err != nil || r.Remaining != 9 {
-		t.Errorf("the bucket of the key: %+v %v", r, err)
+		t.Errorf("the bucket of the key: %+v %v; want no error and 9 remaining", r, err)
 	}
 }
 
@@ -430,17 +430,17 @@ func TestForeignReservationsAreRefused(t *testing.T) {
 		"a zero reservation":        func() error { _, err := own.Settle(t.Context(), ratelimit.Reservation{}, 0); return err },
 	} {
 		if err := settle(); !errors.Is(err, ratelimit.ErrReservation) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: got %v; want the error ratelimit.ErrReservation", name, err)
 		}
 	}
 	if err := changed.UnmarshalText([]byte("x")); !errors.Is(err, ratelimit.ErrReservation) {
-		t.Errorf("not a reservation: %v", err)
+		t.Errorf("not a reservation: %v; want the error ratelimit.ErrReservation", err)
 	}
 	if _, err := (ratelimit.Reservation{}).MarshalText(); !errors.Is(err, ratelimit.ErrReservation) {
-		t.Errorf("a zero reservation has no text: %v", err)
+		t.Errorf("a zero reservation has no text: %v; want the error ratelimit.ErrReservation", err)
 	}
 	if got, err := made("a", "secret").Settle(t.Context(), parsed, 1); err != nil || got.Remaining != 9 {
-		t.Errorf("another Limiter with the same secret: %+v %v", got, err)
+		t.Errorf("another Limiter with the same secret: %+v %v; want no error and 9 remaining", got, err)
 	}
 }
 
@@ -462,12 +462,12 @@ func TestAnExpiredReservationIsNotSettled(t *testing.T) {
 			t.Errorf("repeated after %v us: %v", after, err)
 		}
 		if now, _ := l.Peek(t.Context(), 0, "window"); now.Remaining != before.Remaining {
-			t.Errorf("repeated after %v us: refunded again: %+v, before %+v", after, now, before)
+			t.Errorf("repeated after %v us: refunded again: %+v, before %+v; want %v remaining", after, now, before, before.Remaining)
 		}
 	}
 	clock.Set(storetest.Start + 3600*algorithms.Second)
 	if _, err := l.Settle(t.Context(), r, 1); !errors.Is(err, ratelimit.ErrExpired) {
-		t.Errorf("after an hour: %v", err)
+		t.Errorf("after an hour: %v; want the error ratelimit.ErrExpired", err)
 	}
 }
 
@@ -478,21 +478,21 @@ func TestASettlementWithoutDifferenceIsAcceptedDuringABlock(t *testing.T) {
 	ctx := t.Context()
 	exact, more := reserve(t, l, 4, "blocked"), reserve(t, l, 1, "blocked")
 	if _, err := l.AllowN(ctx, 9, "blocked"); !errors.Is(err, ratelimit.ErrDenied) { // starts the block
-		t.Fatal(err)
+		t.Fatalf("got %v; want the error ratelimit.ErrDenied", err)
 	}
 	if r, err := l.Allow(ctx, "blocked"); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter != time.Minute {
-		t.Fatalf("5 units are left, and the bucket is blocked: %+v %v", r, err)
+		t.Fatalf("5 units are left, and the bucket is blocked: %+v %v; want the error ratelimit.ErrDenied and retry after %v", r, err, time.Minute)
 	}
 	for range 2 {
 		if r, err := l.Settle(ctx, exact, 4); err != nil || r.Remaining != 5 {
-			t.Errorf("no difference: %+v %v", r, err)
+			t.Errorf("no difference: %+v %v; want no error and 5 remaining", r, err)
 		}
 	}
 	if _, err := l.Settle(ctx, exact, 5); !errors.Is(err, ratelimit.ErrReused) {
-		t.Errorf("with another cost: %v", err)
+		t.Errorf("with another cost: %v; want the error ratelimit.ErrReused", err)
 	}
 	if r, err := l.Settle(ctx, more, 2); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter != time.Minute {
-		t.Errorf("one unit more: %+v %v", r, err)
+		t.Errorf("one unit more: %+v %v; want the error ratelimit.ErrDenied and retry after %v", r, err, time.Minute)
 	}
 }
 
@@ -506,7 +506,7 @@ func TestResetMakesANewBucket(t *testing.T) {
 			}
 		}
 		if _, err := l.Allow(ctx, "log", "bob"); !errors.Is(err, ratelimit.ErrDenied) {
-			t.Fatal(err)
+			t.Fatalf("got %v; want the error ratelimit.ErrDenied", err)
 		}
 		if err := l.Reset(ctx, "log", "bob"); err != nil {
 			t.Fatal(err)
@@ -526,7 +526,7 @@ func TestMistakesAndFailuresAreErrors(t *testing.T) {
 	_, allow := l.Allow(ctx, "send")
 	for name, err := range map[string]error{"Allow": allow, "Reset": l.Reset(ctx, "send"), "AllowAll": l.AllowAll(ctx, two), "AllowOnce": l.AllowOnce(ctx, "1", two)} {
 		if !errors.Is(err, ratelimit.ErrUnavailable) {
-			t.Errorf("with an unreachable Store: %s: %v", name, err)
+			t.Errorf("with an unreachable Store: %s: %v; want the error ratelimit.ErrUnavailable", name, err)
 		}
 	}
 	_, allow = l.Allow(ctx, "nope")
@@ -534,14 +534,14 @@ func TestMistakesAndFailuresAreErrors(t *testing.T) {
 	_, reserve := l.Reserve(ctx, "nope")
 	for i, err := range []error{allow, peek, reserve, l.Reset(ctx, "nope"), l.Wait(ctx, "nope"), l.AllowAll(ctx, []ratelimit.Request{{Name: "nope", N: 1}})} {
 		if !errors.Is(err, ratelimit.ErrUnknown) {
-			t.Errorf("%d: an unknown limit: %v", i, err)
+			t.Errorf("%d: an unknown limit: %v; want the error ratelimit.ErrUnknown", i, err)
 		}
 	}
 }
 
 func TestNewListsAllMistakes(t *testing.T) {
 	if _, err := ratelimit.New(ratelimit.Config{}); err == nil || !strings.Contains(err.Error(), "Config.Store is missing") {
-		t.Errorf("no Store: %v", err)
+		t.Errorf("no Store: %v; want an error that contains %q", err, "Config.Store is missing")
 	}
 	_, err := ratelimit.New(ratelimit.Config{Store: away{}, MaxWait: -time.Second, Limits: ratelimit.Limits{
 		"b negative": ratelimit.TokenBucket(-1, time.Second),
@@ -611,21 +611,21 @@ func TestALimitThatComesWithTheRequest(t *testing.T) {
 		return requests[0].Result.Remaining, err
 	}
 	if left, err := call(5); left != 2 || err != nil {
-		t.Errorf("3 of 5: %d left, %v", left, err)
+		t.Errorf("3 of 5: %d left, %v; want 2 left and no error", left, err)
 	}
 	if left, err := call(5); left != 2 || !errors.Is(err, ratelimit.ErrDenied) {
-		t.Errorf("2 are left: %d, %v", left, err)
+		t.Errorf("2 are left: %d, %v; want 2 left and the error ratelimit.ErrDenied", left, err)
 	}
 	if left, err := call(50); left != 44 || err != nil {
-		t.Errorf("3 of 50 are consumed already: %d left, %v", left, err)
+		t.Errorf("3 of 50 are consumed already: %d left, %v; want 44 left and no error", left, err)
 	}
 	if r, err := l.Peek(t.Context(), 0, "send"); r.Remaining != 8 || err != nil {
-		t.Errorf("the denied call consumed nothing of send: %d left, %v", r.Remaining, err)
+		t.Errorf("the denied call consumed nothing of send: %d left, %v; want 8 remaining and no error", r.Remaining, err)
 	}
 	config := `{"algorithm":"token_bucket","rate":50,"period":"1h"}`
 	h := httpAPI(t, store, "test")
 	if said := h(`{"name":"tenant","key":"acme","config":` + config + `}`); !strings.Contains(said, `"remaining":43,"limit":50`) {
-		t.Errorf("the HTTP API: %s", said)
+		t.Errorf("the HTTP API: %s; want a text that contains %q", said, `"remaining":43,"limit":50`)
 	}
 
 	own := ratelimit.TokenBucket(5, time.Hour)
@@ -643,7 +643,7 @@ func TestALimitThatComesWithTheRequest(t *testing.T) {
 	for range 2 {
 		once := []ratelimit.Request{{Name: "tenant", Key: []string{"blue"}, N: 2, Limit: &own}}
 		if err := l.AllowOnce(t.Context(), "id", once); err != nil || once[0].Result.Remaining != 3 {
-			t.Errorf("charged once: %d left, %v", once[0].Result.Remaining, err)
+			t.Errorf("charged once: %d left, %v; want no error and 3 remaining", once[0].Result.Remaining, err)
 		}
 	}
 }

@@ -26,17 +26,17 @@ func TestRefundsWithSettlesAreExact(t *testing.T) {
 	over := reserve(t, l, 10, "bounded")
 	clock.Set(storetest.Start + 30*algorithms.Second)
 	if r, err := l.Settle(t.Context(), plain, 4); err != nil || r.Remaining != 7 {
-		t.Errorf("plain: %+v %v", r, err)
+		t.Errorf("plain: %+v %v; want no error and 7 remaining", r, err)
 	}
 	if r, err := l.Settle(t.Context(), reserved, 4); err != nil || r.Remaining != 10 { // 6 are left and 5 flow in, so the bucket is full
-		t.Errorf("exact: %+v %v", r, err)
+		t.Errorf("exact: %+v %v; want no error and 10 remaining", r, err)
 	}
 	if r, err := l.Settle(t.Context(), over, 100); err != nil || r.Remaining != 0 { // 5 - 8 = -3; the rest is lost
-		t.Errorf("over: %+v %v", r, err)
+		t.Errorf("over: %+v %v; want no error and 0 remaining", r, err)
 	}
 	clock.Set(storetest.Start + 48*algorithms.Second)
 	if r, err := l.Peek(t.Context(), 0, "bounded"); err == nil && r.Remaining != 0 {
-		t.Errorf("after the debt: %+v %v", r, err)
+		t.Errorf("after the debt: %+v %v; want 0 remaining", r, err)
 	}
 	clock.Set(storetest.Start + 54*algorithms.Second)
 	if _, err := l.Allow(t.Context(), "bounded"); err != nil {
@@ -59,19 +59,19 @@ func TestInvalidSettlesAreErrorsOfNew(t *testing.T) {
 	own.Weights = map[string]string{"output": "4"}
 	requests := []ratelimit.Request{{Name: "own", Costs: map[string]int64{"output": 2}, Limit: &own}}
 	if err := l.AllowAll(t.Context(), requests); err != nil || requests[0].N != 8 || requests[0].Result.Remaining != 2 {
-		t.Errorf("weights of a limit that comes with the request: %+v %v", requests[0], err)
+		t.Errorf("weights of a limit that comes with the request: %+v %v; want no error, N 8 and 2 remaining", requests[0], err)
 	}
 	requests[0].Costs = map[string]int64{"outputs": 2}
 	if err := l.AllowAll(t.Context(), requests); err == nil || !strings.Contains(err.Error(), `"outputs" has no weight`) {
-		t.Error(err)
+		t.Errorf("got %v; want an error that contains %q", err, `"outputs" has no weight`)
 	}
 	own.Weights = nil
 	if err := l.AllowAll(t.Context(), requests); !errors.Is(err, ratelimit.ErrNoWeights) {
-		t.Error(err)
+		t.Errorf("got %v; want the error ratelimit.ErrNoWeights", err)
 	}
 	own.Settles = true
 	if err := l.AllowAll(t.Context(), requests); err == nil || !strings.Contains(err.Error(), "cannot come with a request") {
-		t.Error(err)
+		t.Errorf("got %v; want an error that contains %q", err, "cannot come with a request")
 	}
 }
 
@@ -107,17 +107,17 @@ func TestASettlementIsRememberedUntilTheSlowestClockRefusesIt(t *testing.T) {
 	reserved := reserve(t, one, 2, "l")
 	clock.Set(storetest.Start + 3599*algorithms.Second)
 	if r, err := one.Settle(t.Context(), reserved, 5); err != nil || r.Remaining != 5 {
-		t.Fatalf("%+v %v", r, err)
+		t.Fatalf("got %+v %v; want no error and 5 remaining", r, err)
 	}
 	clock.Set(storetest.Start + 3629*algorithms.Second)
 	if r, err := other.Settle(t.Context(), reserved, 5); err != nil || r.Remaining != 5 {
-		t.Errorf("settled again with the same cost: %+v %v", r, err)
+		t.Errorf("settled again with the same cost: %+v %v; want no error and 5 remaining", r, err)
 	}
 	if _, err := other.Settle(t.Context(), reserved, 1); !errors.Is(err, ratelimit.ErrReused) {
-		t.Errorf("settled again with another cost: %v", err)
+		t.Errorf("settled again with another cost: %v; want the error ratelimit.ErrReused", err)
 	}
 	if _, err := one.Settle(t.Context(), reserved, 5); !errors.Is(err, ratelimit.ErrExpired) {
-		t.Errorf("after the last second: %v", err)
+		t.Errorf("after the last second: %v; want the error ratelimit.ErrExpired", err)
 	}
 	if r, err := one.Peek(t.Context(), 0, "l"); err != nil || r.Remaining != 5 {
 		t.Errorf("%+v %v; want 5 left", r, err)

@@ -84,7 +84,7 @@ func TestACanceledWaitRefundsLessTheInflow(t *testing.T) {
 	}
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Fatal(err)
+		t.Fatalf("got %v; want the error context.Canceled", err)
 	}
 	if r, err := l.Peek(t.Context(), 0, "l"); err != nil || r.Remaining != 4 {
 		t.Errorf("%+v %v; want 4 left", r, err)
@@ -168,7 +168,7 @@ func TestWaitDoesNotPoll(t *testing.T) {
 		}
 	}
 	if n := calls.Load(); n > 10 {
-		t.Errorf("%d calls of the store for two waits", n)
+		t.Errorf("%d calls of the store for two waits; want at most 10", n)
 	}
 }
 
@@ -180,7 +180,7 @@ func TestReservationsOfACallAreSettledOneByOne(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r, err := l.Settle(t.Context(), requests[0].Reservation, -1); err == nil {
-		t.Errorf("a negative cost was settled: %+v", r)
+		t.Errorf("a negative cost was settled: %+v; want an error", r)
 	}
 	for i, left := range []int64{9, 7} {
 		if r, err := l.Settle(t.Context(), requests[i].Reservation, 10-left); err != nil || r.Remaining != left {
@@ -211,15 +211,15 @@ func TestMaxWaitAppliesToAllowAll(t *testing.T) {
 	}
 	for _, key := range []string{"bob", "carol"} {
 		if r, err := l.Peek(t.Context(), 0, "l", key); err != nil || r.Remaining != 1 {
-			t.Errorf("the denial consumed units of %s: %+v %v", key, r, err)
+			t.Errorf("the denial consumed units of %s: %+v %v; want no error and 1 remaining", key, r, err)
 		}
 	}
 	if never := call(5); !errors.Is(l.AllowAll(t.Context(), never), ratelimit.ErrNeverFits) {
-		t.Errorf("5 of 2 take 30 s even if the bucket is full: %+v", never)
+		t.Errorf("5 of 2 take 30 s even if the bucket is full: %+v; want the error ratelimit.ErrNeverFits", never)
 	}
 	soon := call(3)
 	if err := l.AllowAll(t.Context(), soon); err != nil || soon[0].Result.Wait != 20*time.Second {
-		t.Errorf("a wait of 20 s: %+v %v", soon, err)
+		t.Errorf("a wait of 20 s: %+v %v; want no error and wait %v", soon, err, 20*time.Second)
 	}
 	if err := l.AllowAll(t.Context(), soon); !errors.Is(err, ratelimit.ErrDenied) || soon[0].Reservation.Name() != "" {
 		t.Errorf("requests that are used again and denied keep the former reservation: %+v %v", soon, err)
@@ -241,13 +241,13 @@ func TestAGroupWhoseWaitBecomesTooLongIsReturned(t *testing.T) {
 	})
 	requests := []ratelimit.Request{{Name: "l", Key: []string{"bob"}, N: 5, Reserve: true}, {Name: "l", Key: []string{"carol"}, N: 4}}
 	if err := l.AllowAll(t.Context(), requests); !errors.Is(err, ratelimit.ErrDenied) {
-		t.Errorf("%v", err)
+		t.Errorf("got %v; want the error ratelimit.ErrDenied", err)
 	}
 	if r, err := l.Peek(t.Context(), 0, "l", "bob"); !errors.Is(err, ratelimit.ErrDenied) || r.ResetAfter != 90*time.Second {
 		t.Errorf("the denied call consumed units of bob: %+v %v; want the 15 of the other call", r, err)
 	}
 	if r, err := l.Peek(t.Context(), 0, "l", "carol"); err != nil || r.Remaining != 10 {
-		t.Errorf("the denied call consumed units of carol: %+v %v", r, err)
+		t.Errorf("the denied call consumed units of carol: %+v %v; want no error and 10 remaining", r, err)
 	}
 }
 

@@ -63,7 +63,7 @@ func TestSimulation(t *testing.T) {
 	for f := none + 1; f < faults; f++ {
 		t.Logf("%9d %s", all.Counts[f], faultNames[f])
 		if all.Counts[f] == 0 && *seeds >= 5000 {
-			t.Errorf("never happened: %s", faultNames[f])
+			t.Errorf("never happened: %s; want less than 5000", faultNames[f])
 		}
 	}
 	t.Logf("%d seeds from %d, %d requests, %d steps; %s; %s; %s; %v on %d processors (%.0f seeds a second)", played, *first,

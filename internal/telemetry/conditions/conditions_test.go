@@ -64,7 +64,7 @@ func TestTextsFromTheNetworkArePrintable(t *testing.T) {
 	r.Set(Condition{Name: "redis", Severity: Critical, Summary: "ERR a\nb\x1b[31m\xff é", Remedy: "do\r\nthis"})
 	got := r.List()[0]
 	if got.Summary != "ERR a b [31m  é" || got.Remedy != "do  this" {
-		t.Errorf("%q, %q", got.Summary, got.Remedy)
+		t.Errorf("got %q, %q; want summary %q and remedy %q", got.Summary, got.Remedy, "ERR a b [31m  é", "do  this")
 	}
 }
 

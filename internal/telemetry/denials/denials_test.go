@@ -117,7 +117,7 @@ func TestTopListsDenials(t *testing.T) {
 	}
 	a.want(t, "each", append([]string{bob}, rest...)...)
 	if got := a.listed(1); got != bob {
-		t.Errorf("the first: %s", got)
+		t.Errorf("the first: %s; want %v", got, bob)
 	}
 	since, top := a.Top(1)
 	if !since.Equal(a.clock.Add(-2*time.Second)) || !top[0].Last.Equal(a.clock) {
@@ -157,7 +157,7 @@ func TestLongKeysAreTruncated(t *testing.T) {
 	a.ask(t, "anybody="+long+"y", 1)
 	_, top := a.Top(10)
 	if len(top) != 3 {
-		t.Fatalf("%d keys", len(top))
+		t.Fatalf("%d keys; want 3", len(top))
 	}
 	for _, d := range top {
 		kept := len(d.Domain) + len(d.Limit) + len(strings.Join(d.Key, ""))
@@ -165,10 +165,10 @@ func TestLongKeysAreTruncated(t *testing.T) {
 			kept += len(e.Key) + len(e.Value)
 		}
 		if d.Cut != (kept > 500) || kept > 4*maxShown {
-			t.Errorf("%d bytes kept, cut %t", kept, d.Cut)
+			t.Errorf("%d bytes kept, cut %t; want cut %v and kept at most %v", kept, d.Cut, kept > 500, 4*maxShown)
 		}
 		if !d.Cut && d.Entries[0].Value != "\xff<b>\r\n\x00" {
-			t.Errorf("%q", d.Entries)
+			t.Errorf("got %q; want value %q", d.Entries, "\xff<b>\r\n\x00")
 		}
 	}
 }
@@ -206,7 +206,7 @@ func TestMemoryForDenialsIsBounded(t *testing.T) {
 		t.Errorf("%d keys are kept, want %d", len(top), shards*kept)
 	}
 	if d := top[0]; d.Entries[0].Value != "often" || d.Times > 1000 || d.Times < 500 {
-		t.Errorf("%+v", top[0])
+		t.Errorf("got %+v; want value %q, times at most 1000 and times at least 500", top[0], "often")
 	}
 }
 
@@ -233,7 +233,7 @@ func TestCountingAKnownKeyAllocatesNothing(t *testing.T) {
 	c := denied(t, a, "user=bob")
 	a.Observe(c)
 	if n := testing.AllocsPerRun(100, func() { a.Observe(c) }); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations; want 0", n)
 	}
 }
 
@@ -246,7 +246,7 @@ func denied(tb testing.TB, a *requester, text string) *limiter.Call {
 	}
 	c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: entries, Cost: 2}}}}
 	if err := a.limiter.Check(tb.Context(), c); err != nil || !c.Denied {
-		tb.Fatal(err)
+		tb.Fatalf("got %v; want no error and denied", err)
 	}
 	return c
 }

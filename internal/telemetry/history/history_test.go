@@ -32,7 +32,7 @@ func TestPointsCountOneStepEach(t *testing.T) {
 		t.Errorf("%v, of all requests %v", sum, r.All())
 	}
 	if allowed, denied := p.Rate(); allowed != 26./60 || denied != 10./60 {
-		t.Errorf("%v and %v a second", allowed, denied)
+		t.Errorf("%v and %v a second; want allowed %v and denied %v", allowed, denied, 26./60, 10./60)
 	}
 }
 
@@ -47,7 +47,7 @@ func TestCountsAreDroppedAfterFifteenMinutes(t *testing.T) {
 		one(r, at, Totals{1, 1}) // all of it in the first step
 		left := sum(r)
 		if want := (Totals{1, 1}); at < 15*time.Minute && left != want {
-			t.Fatalf("after %v: %v", at, left)
+			t.Fatalf("after %v: %v; want %v", at, left, want)
 		}
 		if at >= 15*time.Minute && (left != Totals{} || r.kept != 0) {
 			t.Fatalf("after %v: %v, %d series", at, left, r.kept)
@@ -96,11 +96,11 @@ func TestMemoryIsBounded(t *testing.T) {
 		t.Errorf("%d series, %d limits without", r.kept, r.Dropped())
 	}
 	if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > 20<<20 {
-		t.Errorf("%d limits use %d KiB", limits, used>>10)
+		t.Errorf("%d limits use %d KiB; want at most %v", limits, used>>10, 20<<20)
 	}
 	sample(6, 1)
 	if len(r.limits) != 1 || r.kept > 1 {
-		t.Errorf("%d limits and %d series are left", len(r.limits), r.kept)
+		t.Errorf("%d limits and %d series are left; want 1 element and kept at most 1", len(r.limits), r.kept)
 	}
 }
 
@@ -120,13 +120,13 @@ func TestQuantiles(t *testing.T) {
 		}
 	}
 	if of != 10_000 {
-		t.Errorf("of %d", of)
+		t.Errorf("of %d; want 10_000", of)
 	}
 	for range recent + 1 {
 		times.Turn()
 	}
 	if got, of := times.Quantiles(.5); of != 0 || got[0] != 0 {
-		t.Errorf("after a minute: %v of %d", got, of)
+		t.Errorf("after a minute: %v of %d; want of 0 and got[0] 0", got, of)
 	}
 	for range 1000 {
 		d := time.Duration(rand.Int64N(int64(4 * time.Minute)))
@@ -141,6 +141,6 @@ func TestQuantiles(t *testing.T) {
 func TestAddingATimeAllocatesNothing(t *testing.T) {
 	var times Times
 	if n := testing.AllocsPerRun(100, func() { times.Add(time.Millisecond) }); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations; want 0", n)
 	}
 }

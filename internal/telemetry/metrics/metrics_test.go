@@ -69,7 +69,7 @@ func scrape(tb testing.TB, m *Metrics, prefix string) map[string]string {
 	w := httptest.NewRecorder()
 	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	if w.Code != 200 {
-		tb.Fatalf("%d: %s", w.Code, w.Body)
+		tb.Fatalf("%d: got %s; want status 200", w.Code, w.Body)
 	}
 	samples := map[string]string{}
 	for line := range strings.Lines(w.Body.String()) {
@@ -155,7 +155,7 @@ func TestDecisionsAreCounted(t *testing.T) {
 		}
 	}
 	if allowed, denied := m.Requests(); allowed != 8+1 || denied != 6 {
-		t.Errorf("%d requests allowed, %d denied", allowed, denied)
+		t.Errorf("%d requests allowed, %d denied; want allowed %v and denied 6", allowed, denied, 8+1)
 	}
 }
 
@@ -185,7 +185,7 @@ func TestFailuresAreCounted(t *testing.T) {
 	}
 	hits := scrape(t, m, "ratelimit_service_rate_limit_total_hits")
 	if n := hits[`ratelimit_service_rate_limit_total_hits{domain="d",key1="deny",key2=""}`]; n != "3" {
-		t.Errorf("%s hits", n)
+		t.Errorf("%s hits; want %q", n, "3")
 	}
 }
 
@@ -281,14 +281,14 @@ func TestRuntimeSeriesAreBounded(t *testing.T) {
 		ask(t, l, "d", "k", fmt.Sprint("v", i), 1)
 	}
 	if n := len(m.series.runtime); n != m.series.most {
-		t.Errorf("%d series", n)
+		t.Errorf("%d series; want %v", n, m.series.most)
 	}
 	if total("k") != "8" { // two more than the bound of series
-		t.Errorf("%s under the static key", total("k"))
+		t.Errorf("%s under the static key; want %q", total("k"), "8")
 	}
 	l.Swap(snapshot(policies()[1:]...))
 	if n := len(m.series.runtime); n != 1 {
-		t.Errorf("%d series after a reload without their limit", n)
+		t.Errorf("%d series after a reload without their limit; want 1", n)
 	}
 }
 
@@ -313,13 +313,13 @@ func TestCountersSurviveReloads(t *testing.T) {
 	m.Observe(late)
 	got := scrape(t, m, "rlsidecar_decisions_total")
 	if n := got[`rlsidecar_decisions_total{domain="d",limit="b",outcome="allowed"}`]; n != "3" {
-		t.Errorf("%s", n)
+		t.Errorf("got %s; want %q", n, "3")
 	}
 	if _, there := got[`rlsidecar_decisions_total{domain="d",limit="a",outcome="allowed"}`]; there {
 		t.Error("a removed limit has counters")
 	}
 	if n := scrape(t, m, "rlsidecar_requests_total")[`rlsidecar_requests_total{code="ok",domain="d"}`]; n != "5" {
-		t.Errorf("%s requests", n)
+		t.Errorf("%s requests; want %q", n, "5")
 	}
 }
 
@@ -339,7 +339,7 @@ func TestOverridesAreCounted(t *testing.T) {
 	got := scrape(t, m, "rlsidecar_decisions_total")
 	if got[`rlsidecar_decisions_total{domain="d",limit="override",outcome="allowed"}`] != "1" ||
 		got[`rlsidecar_decisions_total{domain="d",limit="override",outcome="never"}`] != "1" {
-		t.Error(got)
+		t.Errorf("got %v; want got[`rlsidecar_decisions_total{domain=\"d\",limit=\"override\",outcome=\"allowed\"}`] %q and got[`rlsidecar_decisions_total{domain=\"d\",limit=\"override\",outcome=\"never\"}`] %q", got, "1", "1")
 	}
 }
 
@@ -366,7 +366,7 @@ func TestMetricsOfTheProcess(t *testing.T) {
 	}
 	for name := range got {
 		if strings.HasPrefix(name, "rlsidecar_build_info") && !strings.Contains(name, "v1\ufffd") {
-			t.Error(name)
+			t.Errorf("got %v; want a text that contains %q", name, "v1\ufffd")
 		}
 	}
 	if len(scrape(t, m, "go_goroutines")) != 1 || len(scrape(t, m, "process_")) == 0 {
@@ -395,7 +395,7 @@ func TestConcurrentDecisionsAreAllCounted(t *testing.T) {
 	})
 	wg.Wait()
 	if got := m.Tally(&descriptors.Policy{Domain: "d", Name: "k"}); got.Allowed+got.Denied != 4000 {
-		t.Errorf("%+v", got)
+		t.Errorf("got %+v; want 4000", got)
 	}
 }
 

@@ -107,7 +107,7 @@ func TestSettlementsAreCounted(t *testing.T) {
 		`rlsidecar_settle_cost_ratio_count{domain="ai",limit="tokens"} 3`,
 	} {
 		if !strings.Contains(w.Body.String(), want+"\n") {
-			t.Errorf("%s is missing", want)
+			t.Errorf("%s is missing; want a text that contains %q", want, want+"\n")
 		}
 	}
 	m.Swapped(snapshot())

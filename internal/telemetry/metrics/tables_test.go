@@ -40,7 +40,7 @@ func ofLimits(t *testing.T, m *Metrics) int {
 func TestALimitHasSeriesFromItsFirstDecisionOn(t *testing.T) {
 	m, l := started(t, 1000)
 	if n := ofLimits(t, m); n != 0 {
-		t.Errorf("%d samples before the first request", n)
+		t.Errorf("%d samples before the first request; want 0", n)
 	}
 	ask(t, l, "d", "k7", "v", 1)
 	want(t, scrape(t, m, "rlsidecar_decisions_total"), map[string]string{
@@ -55,7 +55,7 @@ func TestALimitHasSeriesFromItsFirstDecisionOn(t *testing.T) {
 	}
 	ask(t, l, "d", "k7", "v", 1)
 	if got := m.Tally(&descriptors.Policy{Domain: "d", Name: "k7"}); got.Allowed != 2 {
-		t.Errorf("%+v", got)
+		t.Errorf("got %+v; want allowed 2", got)
 	}
 }
 
@@ -96,7 +96,7 @@ func TestLimitsBeyondTheBoundShareOverflow(t *testing.T) {
 		}
 	}
 	if n := scrape(t, m, "ratelimit_service_rate_limit_")[`ratelimit_service_rate_limit_total_hits{domain="(overflow)",key1="(overflow)",key2=""}`]; n != "40" {
-		t.Errorf("%s hits of overflow", n)
+		t.Errorf("%s hits of overflow; want %q", n, "40")
 	}
 	if !m.Folding() {
 		t.Error("Folding does not report it")
@@ -146,7 +146,7 @@ func TestDomainsBeyondTheBoundShareOverflow(t *testing.T) {
 		`rlsidecar_requests_total{code="ok",domain="d2"}`: "1", `rlsidecar_requests_total{code="ok",domain="(overflow)"}`: "2",
 	})
 	if n := scrape(t, m, "rlsidecar_metrics_folded")[`rlsidecar_metrics_folded{what="domains"}`]; n != "2" {
-		t.Errorf("%s domains folded", n)
+		t.Errorf("%s domains folded; want %q", n, "2")
 	}
 }
 
@@ -160,6 +160,6 @@ func TestCountingAllocatesOnce(t *testing.T) {
 	c.Results = []limiter.Result{{Policy: s.Policies[1], Cost: 1}}
 	c.AddDescriptor().Entries = []descriptors.Entry{{Key: "k1", Value: "v"}}
 	if n := testing.AllocsPerRun(100, func() { m.Observe(c) }); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations; want 0", n)
 	}
 }

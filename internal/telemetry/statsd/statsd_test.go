@@ -167,7 +167,7 @@ func TestManyMetricsArriveWhole(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); flush() }()
 	if n := len(there.next(t)); n != 20_000 {
-		t.Errorf("%d lines", n)
+		t.Errorf("%d lines; want 20_000", n)
 	}
 	<-done
 }
@@ -182,7 +182,7 @@ func TestUnsentCountsAreSentLater(t *testing.T) {
 	counts.add("a", 4)
 	flush()
 	if logs.Len() != 1 {
-		t.Errorf("%d lines in the log", logs.Len())
+		t.Errorf("%d lines in the log; want 1", logs.Len())
 	}
 	again, err := net.Listen("tcp", there.address)
 	if err != nil {
@@ -195,7 +195,7 @@ func TestUnsentCountsAreSentLater(t *testing.T) {
 	expect(t, there.next(t), "a:7|c")
 	<-done
 	if logs.Len() != 2 {
-		t.Errorf("%d lines in the log", logs.Len())
+		t.Errorf("%d lines in the log; want 2", logs.Len())
 	}
 }
 

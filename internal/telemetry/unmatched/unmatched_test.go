@@ -57,11 +57,11 @@ func TestShapesAreCountedWithoutValues(t *testing.T) {
 	now = start.Add(6 * time.Minute) // the previous window counts too
 	r.Observe(call(t, "edge", "path=x,remote_addres=y", "user=z"))
 	if got := shown(r); !strings.HasPrefix(got, "4 edge") {
-		t.Errorf("in the next window: %s", got)
+		t.Errorf("in the next window: %s; want a text that starts with %q", got, "4 edge")
 	}
 	now = start.Add(20 * time.Minute)
 	if got := shown(r); got != "" {
-		t.Errorf("later: %s", got)
+		t.Errorf("later: %s; want none", got)
 	}
 	// There is at most one warning a minute, and one an hour for each shape.
 	if got := logs.Len(); got != 1 {
@@ -90,7 +90,7 @@ func TestMemoryForShapesIsBounded(t *testing.T) {
 	}
 	_, top := r.Top(1 << 20)
 	if len(top) > kept {
-		t.Errorf("%d shapes", len(top))
+		t.Errorf("%d shapes; want at most %v", len(top), kept)
 	}
 	size := 0
 	for _, s := range top {
@@ -100,7 +100,7 @@ func TestMemoryForShapesIsBounded(t *testing.T) {
 		t.Errorf("%d bytes, a key of %d bytes, %d warnings", size, len(r.key), len(r.warned))
 	}
 	if !strings.HasPrefix(top[0].Domain, "ddd") || !top[0].Cut {
-		t.Errorf("%+v", top[0])
+		t.Errorf("got %+v; want a text that starts with %q and cut", top[0], "ddd")
 	}
 }
 
@@ -109,6 +109,6 @@ func TestObservingAKnownShapeAllocatesNothing(t *testing.T) {
 	c := call(t, "edge", "a=1,b=2")
 	r.Observe(c)
 	if n := testing.AllocsPerRun(100, func() { r.Observe(c) }); n != 0 {
-		t.Errorf("%v allocations", n)
+		t.Errorf("%v allocations; want 0", n)
 	}
 }

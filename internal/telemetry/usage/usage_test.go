@@ -38,11 +38,11 @@ func TestTopListsTheKeysThatConsumedMost(t *testing.T) {
 		t.Fatalf("since %v: %+v", since, top)
 	}
 	if d := top[0]; d.Domain != "d" || d.Limit != "send" || d.Entries[0].Value != "bob" || len(d.Recent) != 9 || d.Recent[0].Cost != 1 || d.Recent[1].Cost != 3 {
-		t.Errorf("%+v", d)
+		t.Errorf("got %+v; want d.Domain %q, d.Limit %q, d.Entries[0].Value %q, 9 elements, d.Recent[0].Cost 1 and d.Recent[1].Cost 3", d, "d", "send", "bob")
 	}
 	now = now.Add(2 * topk.Window)
 	if _, top := r.Top(); len(top) != 0 {
-		t.Errorf("after ten minutes there is %+v", top)
+		t.Errorf("after ten minutes there is %+v; want 0", top)
 	}
 }
 
@@ -65,6 +65,6 @@ func TestMemoryIsBounded(t *testing.T) {
 		t.Errorf("%d keys, the first is %+v", len(top), top[0])
 	}
 	if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > 4<<20 {
-		t.Errorf("%d KiB are used", used>>10)
+		t.Errorf("%d KiB are used; want at most %v", used>>10, 4<<20)
 	}
 }

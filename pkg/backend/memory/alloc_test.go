@@ -23,7 +23,7 @@ func TestTakeAllocatesNothing(t *testing.T) {
 		take := func() { backend.Take(context.Background(), s, charges[:n+1], d[:n+1]) }
 		take()
 		if allocs := testing.AllocsPerRun(1000, take); allocs != 0 {
-			t.Errorf("%d charges: %v allocations", n+1, allocs)
+			t.Errorf("%d charges: %v allocations; want allocs 0", n+1, allocs)
 		}
 	}
 	spec := l.Spec()

@@ -57,7 +57,7 @@ func TestAFullStoreRefusesNewKeysAndKeepsAllOthers(t *testing.T) {
 	s.SetOwners([]string{"a"})
 	for i := range 100 {
 		if d := ask(s, "a", fmt.Sprint(i), l, 1); !d.Allowed {
-			t.Fatalf("key %d: %+v", i, d)
+			t.Fatalf("key %d: %+v; want allowed", i, d)
 		}
 	}
 	for i := range 1000 {
@@ -67,19 +67,19 @@ func TestAFullStoreRefusesNewKeysAndKeepsAllOthers(t *testing.T) {
 	}
 	for i := range 100 {
 		if d := ask(s, "a", fmt.Sprint(i), l, 1); d.Allowed || d.Err != nil {
-			t.Fatalf("key %d is in debt and was deleted: %+v", i, d)
+			t.Fatalf("key %d is in debt and was deleted: %+v; want denied and no error", i, d)
 		}
 	}
 	if st := s.Stats(); st.Keys != 100 || st.Full != 1000 {
-		t.Errorf("stats %+v", st)
+		t.Errorf("stats %+v; want keys 100 and full 1000", st)
 	}
 	clock.Set(storetest.Start + algorithms.Second) // now all of them equal new buckets, so they make room
 	s.Sweep()
 	if d := ask(s, "a", "new", l, 1); !d.Allowed {
-		t.Errorf("after the sweep: %+v", d)
+		t.Errorf("after the sweep: %+v; want allowed", d)
 	}
 	if st := s.Stats(); st.Keys != 1 || st.Swept != 100 {
-		t.Errorf("stats after the sweep %+v", st)
+		t.Errorf("stats after the sweep %+v; want keys 1 and swept 100", st)
 	}
 }
 
@@ -110,7 +110,7 @@ func TestFloodOnOneLimitLeavesRoomForOthers(t *testing.T) {
 	for _, owner := range []string{"calm", "late"} {
 		for i := range 166 { // half of the bound divided by three
 			if d := ask(s, owner, fmt.Sprint(i), l, 1); !d.Allowed {
-				t.Fatalf("%s key %d: %+v", owner, i, d)
+				t.Fatalf("%s key %d: %+v; want allowed", owner, i, d)
 			}
 		}
 	}
@@ -123,26 +123,26 @@ func TestLogEntriesCountAgainstTheBound(t *testing.T) {
 	clock, s := at(100)
 	log := limit(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 60, Period: algorithms.Second})
 	if d := ask(s, "a", "x", log, 60); !d.Allowed {
-		t.Fatal(d)
+		t.Fatalf("got %v; want allowed", d)
 	}
 	if d := ask(s, "a", "y", log, 40); !errors.Is(d.Err, backend.ErrFull) {
 		t.Fatalf("61 + 41 are more than 100: %+v", d)
 	}
 	if d := ask(s, "a", "y", log, 38); !d.Allowed {
-		t.Fatalf("61 + 39 fit: %+v", d)
+		t.Fatalf("61 + 39 fit: %+v; want allowed", d)
 	}
 	if n := s.Stats().Keys; n != 100 {
 		t.Errorf("holds %d, want 100", n)
 	}
 	clock.Set(storetest.Start + algorithms.Second)
 	if d := ask(s, "a", "x", log, 1); !d.Allowed {
-		t.Fatal(d)
+		t.Fatalf("got %v; want allowed", d)
 	}
 	if n := s.Stats().Keys; n != 2+39 {
 		t.Errorf("holds %d after the entries of x's log have expired, want 41", n)
 	}
 	if d := ask(s, "a", "x", log, -1); !d.Allowed {
-		t.Fatal(d)
+		t.Fatalf("got %v; want allowed", d)
 	}
 	if n := s.Stats().Keys; n != 1+39 {
 		t.Errorf("holds %d after the refund, want 40", n)
@@ -191,7 +191,7 @@ func TestCountedDenialsUseRoom(t *testing.T) {
 	}
 	for range 200 { // without room for the denial, the charge is denied all the same
 		if d := ask(s, "a", "0", l, 1); d.Err != nil || d.Allowed {
-			t.Fatal(d)
+			t.Fatalf("got %v; want no error and denied", d)
 		}
 	}
 	if n := s.Stats().Keys; n > 100 {
@@ -214,7 +214,7 @@ func TestBucketsWithPeaksUseTheRoomOfThree(t *testing.T) {
 		clock.Set(storetest.Start + algorithms.Micros(step)*algorithms.Second)
 		for i := range n {
 			if d := ask(s, "a", fmt.Sprintf("%08d", i), l, 2); d.Err != nil || !d.Allowed {
-				t.Fatalf("charge %d of bucket %d: %+v", step, i, d)
+				t.Fatalf("charge %d of bucket %d: %+v; want no error and allowed", step, i, d)
 			}
 		}
 	}
@@ -237,11 +237,11 @@ func TestRefundsToNewBucketsUseNoRoom(t *testing.T) {
 	_, s := at(10)
 	for i := range 100 {
 		if d := ask(s, "a", fmt.Sprint(i), tokens(t, 5), -1); !d.Allowed {
-			t.Fatal(d)
+			t.Fatalf("got %v; want allowed", d)
 		}
 	}
 	if n := s.Stats().Keys; n != 0 {
-		t.Errorf("holds %d buckets that equal new ones", n)
+		t.Errorf("holds %d buckets that equal new ones; want 0", n)
 	}
 }
 
@@ -272,7 +272,7 @@ func TestBytesPerBucket(t *testing.T) {
 	before := heap()
 	for i := range n {
 		if d := ask(s, "a", fmt.Sprintf("%08d", i), l, 1); !d.Allowed {
-			t.Fatal(d)
+			t.Fatalf("got %v; want allowed", d)
 		}
 	}
 	per := float64(heap()-before)/n - 16 // the key has 10 bytes, in a block of 16
@@ -344,7 +344,7 @@ func TestResetFreesRoom(t *testing.T) {
 	log := limit(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 60, Period: algorithms.Second})
 	for range 3 {
 		if d := ask(s, "a", "x", log, 60); !d.Allowed {
-			t.Fatal(d)
+			t.Fatalf("got %v; want allowed", d)
 		}
 		ask(s, "a", "y", tokens(t, 1), 1)
 		if err := backend.ResetBucket(t.Context(), s, backend.Charge{Key: []byte("a/x")}); err != nil {
@@ -366,7 +366,7 @@ func TestChargesAfterAResetAreDecided(t *testing.T) {
 		{Key: []byte("a/0"), Limit: l, Owner: "a", Group: 1, Terms: algorithms.Charge{Cost: 2}},
 	}, d)
 	if !d[0].Allowed || !d[1].Allowed || d[1].Remaining != 3 {
-		t.Errorf("%+v", d)
+		t.Errorf("got %+v; want d[0].Allowed true, d[1].Allowed true and d[1].Remaining 3", d)
 	}
 }
 
@@ -384,7 +384,7 @@ func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
 				ask(s, "a", fmt.Sprint("live ", i), slow, 1)
 			}
 			if st := s.Stats(); st.Keys != st.MaxKeys {
-				t.Fatalf("%+v: the store is not full", st)
+				t.Fatalf("%+v: the store is not full; want keys %v", st, st.MaxKeys)
 			}
 			three := func() int {
 				charges := []backend.Charge{{Key: []byte("a/log"), Limit: log, Owner: "a", Terms: algorithms.Charge{Cost: 3}}}
@@ -404,7 +404,7 @@ func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
 				}
 			}
 			if admitted += three() + three(); admitted != 3 {
-				t.Errorf("%d of 3 were admitted", admitted)
+				t.Errorf("%d of 3 were admitted; want 3 admitted", admitted)
 			}
 		})
 	}
@@ -419,7 +419,7 @@ func TestAFullStoreAnswersDryRuns(t *testing.T) {
 	fills := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Second, Initial: new(int64(1))})
 	for i := range 8 { // fill the part of a, and the half that all limits share
 		if d := ask(s, "a", fmt.Sprint(i), l, 5); !d.Allowed {
-			t.Fatalf("key %d: %+v", i, d)
+			t.Fatalf("key %d: %+v; want allowed", i, d)
 		}
 	}
 	charge := func(key string, l *algorithms.Limit, terms algorithms.Charge) backend.Charge {
@@ -445,7 +445,7 @@ func TestAFullStoreAnswersDryRuns(t *testing.T) {
 	clock.Set(storetest.Start + 3*algorithms.Day)
 	s.Sweep()
 	if n := s.Stats().Keys; n != 0 {
-		t.Errorf("holds %d after all are swept", n)
+		t.Errorf("holds %d after all are swept; want 0", n)
 	}
 	if swept := s.Stats().Swept; swept != 8 {
 		t.Errorf("%d were deleted, want the 8 that were stored", swept)

@@ -25,26 +25,26 @@ func TestRecordsAreBounded(t *testing.T) {
 	}
 	for id := range byte(5) { // the half of the bound that all limits share
 		if d := take(id); !d.Allowed {
-			t.Fatalf("%d: %+v", id, d)
+			t.Fatalf("%d: got %+v; want allowed", id, d)
 		}
 	}
 	if d := take(5); !errors.Is(d.Err, backend.ErrFull) {
 		t.Errorf("sixth record, want ErrFull: got %+v", d)
 	}
 	if d := ask(s, "a/x", "other", limit, 1); !d.Allowed {
-		t.Errorf("buckets have room of their own: got %+v", d)
+		t.Errorf("buckets have room of their own: got %+v; want allowed", d)
 	}
 	if d := take(0); !d.Replayed || d.Remaining != 99 {
-		t.Errorf("an earlier record was deleted to make room: got %+v", d)
+		t.Errorf("an earlier record was deleted to make room: got %+v; want replayed and 99 remaining", d)
 	}
 	clock.Set(storetest.Start + minute - 1)
 	if d := take(4); !d.Replayed {
-		t.Errorf("within its lifetime: got %+v", d)
+		t.Errorf("within its lifetime: got %+v; want replayed", d)
 	}
 	clock.Set(storetest.Start + minute)
 	for range 2 { // the room of the expired records can be used again
 		if d := take(4); !d.Allowed {
-			t.Errorf("after its lifetime: got %+v", d)
+			t.Errorf("after its lifetime: got %+v; want allowed", d)
 		}
 	}
 	clock.Set(storetest.Start + 3*minute)
@@ -69,13 +69,13 @@ func TestDeniedIDsKeepNoRoom(t *testing.T) {
 	}
 	for id := range 5 {
 		if d := take(id); !d.Allowed {
-			t.Fatalf("%d: %+v", id, d)
+			t.Fatalf("%d: got %+v; want allowed", id, d)
 		}
 	}
 	held := s.Stats().Keys
 	for id := 5; id < 1000; id++ {
 		if d := take(id); d.Err != nil || d.Allowed {
-			t.Fatalf("denied id %d: %+v", id, d)
+			t.Fatalf("denied id %d: %+v; want no error and denied", id, d)
 		}
 	}
 	if got := s.Stats().Keys; got != held {
@@ -99,15 +99,15 @@ func TestARecordIsACopyOfTheDecisions(t *testing.T) {
 	}
 	take(10 * algorithms.Second)
 	if got := take(10 * algorithms.Second); !got.Replayed || got.Err != nil || got.Remaining != 99 {
-		t.Errorf("the repeated group got %+v", got)
+		t.Errorf("the repeated group got %+v; want replayed, no error and 99 remaining", got)
 	}
 	clock.Set(storetest.Start + 30*algorithms.Second)
 	if got := take(10 * minute); !got.Allowed || got.Replayed {
-		t.Fatalf("after the lifetime of the first record: %+v", got)
+		t.Fatalf("after the lifetime of the first record: %+v; want allowed and not replayed", got)
 	}
 	clock.Set(storetest.Start + 5*minute)
 	s.Sweep()
 	if got := take(10 * minute); !got.Replayed {
-		t.Errorf("the second record is gone: %+v", got)
+		t.Errorf("the second record is gone: %+v; want replayed", got)
 	}
 }

@@ -52,6 +52,6 @@ func TestOwnersOfAnOldConfigurationAreDeletedOnceTheyHaveNoBuckets(t *testing.T)
 	}
 	r.give(r.owner("a"), 1)
 	if len(r.names) != 1 {
-		t.Errorf("only c is left: %v", r.names)
+		t.Errorf("only c is left: %v; want 1", r.names)
 	}
 }

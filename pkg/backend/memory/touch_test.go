@@ -40,7 +40,7 @@ func TestTouchWhileBucketsAreAddedAndDeleted(t *testing.T) {
 					switch {
 					case n < 0:
 						if !d[i].Allowed || d[i].Remaining != each-1 {
-							t.Errorf("%s: %+v", charges[i].Key, d[i])
+							t.Errorf("%s: got %+v; want allowed and %v remaining", charges[i].Key, d[i], each-1)
 						}
 						if err := backend.ResetBucket(t.Context(), s, charges[i]); err != nil {
 							t.Error(err)

@@ -37,7 +37,7 @@ func TestConfig(t *testing.T) {
 	}{{0, nil, 0}, {59 * time.Minute, ratelimit.ErrDenied, time.Minute}, {time.Minute, nil, 0}} {
 		now = now.Add(step.after)
 		if r, err := limiter.Allow(ctx, "send", "bob"); !errors.Is(err, step.err) || r.RetryAfter != step.retry {
-			t.Errorf("at %v: %v, %v", now, r, err)
+			t.Errorf("at %v: %v, %v; want the error step.err and retry after %v", now, r, err, step.retry)
 		}
 	}
 	if all, ours := server.Do("KEYS", "*"), server.Do("KEYS", "test:*"); ours == "[]" || all != ours {
@@ -47,7 +47,7 @@ func TestConfig(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := limiter.Allow(ctx, "send", "bob"); !errors.Is(err, ratelimit.ErrUnavailable) {
-		t.Errorf("after Close: %v", err)
+		t.Errorf("after Close: %v; want the error ratelimit.ErrUnavailable", err)
 	}
 }
 

@@ -74,7 +74,7 @@ func TestDeniedCallsReportTheRetryTime(t *testing.T) {
 	client := dial(t, nil, grpclimit.Config{Key: grpclimit.By(grpclimit.ByPeer, grpclimit.ByMethod)})
 	for range 2 {
 		if code, _, s := check(t, client); code != codes.OK {
-			t.Fatal(s)
+			t.Fatalf("got %v; want code codes.OK", s)
 		}
 	}
 	code, trailer, s := check(t, client)
@@ -82,7 +82,7 @@ func TestDeniedCallsReportTheRetryTime(t *testing.T) {
 		t.Errorf("%v %v", s, trailer)
 	}
 	if len(s.Details()) != 1 {
-		t.Fatalf("details: %v", s.Details())
+		t.Fatalf("details: %v; want 1", s.Details())
 	}
 	if info, ok := s.Details()[0].(*errdetails.RetryInfo); !ok || info.GetRetryDelay().AsDuration() != 1500*time.Millisecond {
 		t.Errorf("details: %v", s.Details())
@@ -133,13 +133,13 @@ func TestAFailureOfTheStoreDenies(t *testing.T) {
 	reported := make(chan error, 1)
 	client := dial(t, failing{}, grpclimit.Config{OnError: func(_ context.Context, err error) { reported <- err }})
 	if code, _, s := check(t, client); code != codes.Unavailable {
-		t.Error(s)
+		t.Errorf("got %v; want code codes.Unavailable", s)
 	}
 	if err := <-reported; !errors.Is(err, ratelimit.ErrUnavailable) {
-		t.Error(err)
+		t.Errorf("got %v; want the error ratelimit.ErrUnavailable", err)
 	}
 	if code, _, s := check(t, dial(t, failing{}, grpclimit.Config{FailOpen: true})); code != codes.OK {
-		t.Errorf("fail open: %v", s)
+		t.Errorf("fail open: %v; want code codes.OK", s)
 	}
 }
 
@@ -147,7 +147,7 @@ func TestAFailureOfTheStoreDenies(t *testing.T) {
 func TestFailOpenCoversTheStoreOnly(t *testing.T) {
 	broken := func(context.Context, string, []string) ([]string, error) { return nil, errors.New("no session") }
 	if code, _, s := check(t, dial(t, nil, grpclimit.Config{FailOpen: true, Key: broken})); code != codes.Unavailable {
-		t.Errorf("a wrong key: %v", s)
+		t.Errorf("a wrong key: %v; want code codes.Unavailable", s)
 	}
 }
 
@@ -189,7 +189,7 @@ func TestAnUnknownLimitIsAnErrorOfNew(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := grpclimit.New(limiter, grpclimit.Config{Limit: "nope"}); !errors.Is(err, ratelimit.ErrUnknown) {
-		t.Error(err)
+		t.Errorf("got %v; want the error ratelimit.ErrUnknown", err)
 	}
 }
 

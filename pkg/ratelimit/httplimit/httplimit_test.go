@@ -122,7 +122,7 @@ func TestKeysByAddress(t *testing.T) {
 			headers = []string{"X-Forwarded-For", step.forwarded}
 		}
 		if w := get(h, step.peer, headers...); w.Code != step.code {
-			t.Errorf("%d: %+v: %d", i, step, w.Code)
+			t.Errorf("%d: got %+v: %d; want status %v", i, step, w.Code, step.code)
 		}
 	}
 }
@@ -145,7 +145,7 @@ func TestKeysByHeaderAndValue(t *testing.T) {
 		{400, []string{"X-Api-Key", "a", "X-Api-Key", "b", "Authorization", bob}},
 	} {
 		if w := get(h, "192.0.2.1:1", step.headers...); w.Code != step.code {
-			t.Errorf("%d: %v: %d", i, step.headers, w.Code)
+			t.Errorf("%d: got %v: %d; want status %v", i, step.headers, w.Code, step.code)
 		}
 	}
 }
@@ -159,10 +159,10 @@ func TestAFailureOfTheStoreDenies(t *testing.T) {
 	var reported error
 	closed := limited(t, failing{}, httplimit.Config{OnError: func(_ *http.Request, err error) { reported = err }})
 	if w := get(closed, "192.0.2.1:1"); w.Code != 503 || !errors.Is(reported, ratelimit.ErrUnavailable) {
-		t.Errorf("%d %v", w.Code, reported)
+		t.Errorf("got %d %v; want status 503 and the error ratelimit.ErrUnavailable", w.Code, reported)
 	}
 	if w := get(limited(t, failing{}, httplimit.Config{FailOpen: true}), "192.0.2.1:1"); w.Code != 200 {
-		t.Errorf("fail open: %d", w.Code)
+		t.Errorf("fail open: %d; want status 200", w.Code)
 	}
 }
 
@@ -174,12 +174,12 @@ func TestFailOpenCoversTheStoreOnly(t *testing.T) {
 		"cost": {FailOpen: true, Cost: func(*http.Request) int64 { return 0 }},
 	} {
 		if w := get(limited(t, nil, c), "192.0.2.1:1"); w.Code != 503 {
-			t.Errorf("a wrong %s: %d", name, w.Code)
+			t.Errorf("a wrong %s: %d; want status 503", name, w.Code)
 		}
 	}
 	full := limited(t, answering{backend.ErrFull}, httplimit.Config{FailOpen: true})
 	if w := get(full, "192.0.2.1:1"); w.Code != 200 {
-		t.Errorf("a full store: %d", w.Code)
+		t.Errorf("a full store: %d; want status 200", w.Code)
 	}
 }
 
@@ -211,7 +211,7 @@ func TestALeakyBucketSpacesTheHandler(t *testing.T) {
 	start := time.Now()
 	for range 3 { // the turns begin with the first request: now, in 40 ms and in 80 ms
 		if w := get(h, "192.0.2.1:1"); w.Code != 200 {
-			t.Errorf("%d", w.Code)
+			t.Errorf("got %d; want status 200", w.Code)
 		}
 	}
 	if took := time.Since(start); took < 80*time.Millisecond || calls.Load() != 3 {
@@ -248,7 +248,7 @@ func TestCosts(t *testing.T) {
 	}
 	cost = 0
 	if w := get(h, "192.0.2.1:1"); w.Code != 503 {
-		t.Errorf("an invalid cost: %d", w.Code)
+		t.Errorf("an invalid cost: %d; want status 503", w.Code)
 	}
 }
 
@@ -258,7 +258,7 @@ func TestAnUnknownLimitIsAnErrorOfNew(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := httplimit.New(limiter, httplimit.Config{Limit: "nope"}); !errors.Is(err, ratelimit.ErrUnknown) {
-		t.Error(err)
+		t.Errorf("got %v; want the error ratelimit.ErrUnknown", err)
 	}
 }
 

@@ -54,24 +54,24 @@ func TestLoadedLimitsUseTheBucketsOfTheSidecar(t *testing.T) {
 		{Entries: []descriptors.Entry{{Key: "user", Value: "bob"}}, Cost: 2},
 	}}}
 	if err := sidecar.Check(t.Context(), proxy); err != nil || proxy.Denied {
-		t.Fatal(err, proxy.Denied)
+		t.Fatalf("got %v %v; want no error and allowed", err, proxy.Denied)
 	}
 	if result, err := l.Allow(t.Context(), "messages", "bob"); err != nil || result.Remaining != 0 || result.Limit != 3 {
-		t.Errorf("a proxy consumed 2 of 3 units: %+v, %v", result, err)
+		t.Errorf("a proxy consumed 2 of 3 units: %+v, %v; want no error, 0 remaining and limit 3", result, err)
 	}
 	if _, err := l.Allow(t.Context(), "messages", "bob"); !errors.Is(err, ratelimit.ErrDenied) {
-		t.Errorf("all 3 units are consumed: %v", err)
+		t.Errorf("all 3 units are consumed: %v; want the error ratelimit.ErrDenied", err)
 	}
 
 	api := &limiter.Call{Request: limiter.Request{Domain: "edge", Limits: []limiter.NamedCharge{{Name: "sharded", Key: []string{"k"}, Count: 5}}}}
 	if err := sidecar.Check(t.Context(), api); err != nil || api.Denied {
-		t.Fatal(err, api.Denied)
+		t.Fatalf("got %v %v; want no error and allowed", err, api.Denied)
 	}
 	if result, err := l.Allow(t.Context(), "sharded", "k"); err != nil || result.Remaining != 2 || result.Limit != 8 {
-		t.Errorf("the HTTP API consumed 5 of 8 units: %+v, %v", result, err)
+		t.Errorf("the HTTP API consumed 5 of 8 units: %+v, %v; want no error, 2 remaining and limit 8", result, err)
 	}
 	if result, err := l.Allow(t.Context(), "monthly"); err != nil || result.ResetAfter != 11*time.Hour {
-		t.Errorf("February begins in Berlin in 11 hours: %+v, %v", result, err)
+		t.Errorf("February begins in Berlin in 11 hours: %+v, %v; want no error and reset after %v", result, err, 11*time.Hour)
 	}
 	if l.Has("path") {
 		t.Error("a limit at a descriptor has a name")
@@ -92,7 +92,7 @@ func TestFilesThatCannotBeLoaded(t *testing.T) {
 			t.Errorf("%s\nerror %v, want one with %s", c.text, err, c.want)
 		}
 		if got.Limits != nil {
-			t.Errorf("%s: has limits beside an error", c.text)
+			t.Errorf("%s: has limits beside an error; want limits nil", c.text)
 		}
 	}
 	if _, err := limitsfile.Load(""); err == nil {
@@ -104,6 +104,6 @@ func TestFilesThatCannotBeLoaded(t *testing.T) {
 	}
 	c.Store, c.Domain = memory.New(memory.Config{}), "other"
 	if _, err := ratelimit.New(c); err == nil || !strings.Contains(err.Error(), `it was loaded as limit "a" of domain "d"`) {
-		t.Errorf("another domain has other buckets: %v", err)
+		t.Errorf("another domain has other buckets: %v; want an error that contains %q", err, `it was loaded as limit "a" of domain "d"`)
 	}
 }

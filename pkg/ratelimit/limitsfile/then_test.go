@@ -64,7 +64,7 @@ func TestCreditsPayForAProgram(t *testing.T) {
 	} {
 		if c.err == nil {
 			if r, err := l.Peek(t.Context(), c.n, "plan", "bob"); err != nil || r.Payer != c.payer {
-				t.Errorf("a dry run of %d: %+v, %v", c.n, r, err)
+				t.Errorf("a dry run of %d: %+v, %v; want no error and payer %v", c.n, r, err, c.payer)
 			}
 		}
 		r, err := l.AllowN(t.Context(), c.n, "plan", "bob")
@@ -72,11 +72,11 @@ func TestCreditsPayForAProgram(t *testing.T) {
 			t.Errorf("%d units: %+v, %v, want %+v", c.n, r, err, c)
 		}
 		if c.err == ratelimit.ErrDenied && r.RetryAfter != 20*time.Minute { //nolint:errorlint // one of the table
-			t.Errorf("the plan has a unit in 20 minutes: %+v", r)
+			t.Errorf("the plan has a unit in 20 minutes: %+v; want retry after %v", r, 20*time.Minute)
 		}
 	}
 	if r, err := l.Refund(t.Context(), 1, "plan", "bob"); err != nil || r.Remaining != 1 {
-		t.Errorf("a refund is for the limit that it names: %+v, %v", r, err)
+		t.Errorf("a refund is for the limit that it names: %+v, %v; want no error and 1 remaining", r, err)
 	}
 	has(t, l, "credits", 0)
 }
@@ -85,7 +85,7 @@ func TestCreditsPayOnceForSeveralLimits(t *testing.T) {
 	l := planned(t)
 	requests := []ratelimit.Request{{Name: "plan", Key: []string{"bob"}, N: 2, Reserve: true}, {Name: "team", Key: []string{"bob"}, N: 4, Reserve: true}}
 	if err := l.AllowAll(t.Context(), requests); err != nil || requests[0].Result.Payer != "credits" || requests[1].Result.Payer != "credits" {
-		t.Fatalf("%+v, %v", requests, err)
+		t.Fatalf("got %+v, %v; want no error, requests[0].Result.Payer %q and requests[1].Result.Payer %q", requests, err, "credits", "credits")
 	}
 	has(t, l, "credits", 6)
 	has(t, l, "plan", 3)
@@ -111,7 +111,7 @@ func TestReservationsAreSettledWhereTheyWerePaid(t *testing.T) {
 		t.Fatalf("%+v, %v", r, err)
 	}
 	if result, err := l.Settle(t.Context(), r, 2); err != nil || result.Remaining != 8 {
-		t.Errorf("%+v, %v", result, err)
+		t.Errorf("got %+v, %v; want no error and 8 remaining", result, err)
 	}
 	has(t, l, "plan", 3)
 
@@ -119,7 +119,7 @@ func TestReservationsAreSettledWhereTheyWerePaid(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := l.WaitN(ctx, 6, "plan", "bob"); !errors.Is(err, context.Canceled) {
-		t.Errorf("canceled: %v", err)
+		t.Errorf("canceled: %v; want the error context.Canceled", err)
 	}
 	has(t, l, "credits", 8)
 	has(t, l, "plan", 3)
@@ -127,7 +127,7 @@ func TestReservationsAreSettledWhereTheyWerePaid(t *testing.T) {
 	for range 2 {
 		once := []ratelimit.Request{{Name: "plan", Key: []string{"bob"}, N: 4}}
 		if err := l.AllowOnce(t.Context(), "id", once); err != nil || once[0].Result.Payer != "credits" || once[0].Result.Remaining != 4 {
-			t.Errorf("a repeated call: %+v, %v", once, err)
+			t.Errorf("a repeated call: %+v, %v; want no error, payer %q and 4 remaining", once, err, "credits")
 		}
 	}
 }
@@ -140,6 +140,6 @@ func TestAPayerMustBeConfigured(t *testing.T) {
 	delete(c.Limits, "credits")
 	c.Store = memory.New(memory.Config{})
 	if _, err := ratelimit.New(c); err == nil || !strings.Contains(err.Error(), `limit "plan": limit "credits", which pays for what it does not allow, is not in Config.Limits`) {
-		t.Errorf("error %v", err)
+		t.Errorf("error %v; want an error that contains %q", err, `limit "plan": limit "credits", which pays for what it does not allow, is not in Config.Limits`)
 	}
 }
