@@ -144,12 +144,12 @@ func TestLoggingInAndOut(t *testing.T) {
 	}
 	for _, wrong := range []string{"", "Secret", "secret2", "secre"} {
 		if w := b.logIn(wrong); w.Code != 403 || len(b.cookies) > 0 || !strings.Contains(w.Body.String(), "This is not the token.") {
-			t.Errorf("%q: %d, %v", wrong, w.Code, b.cookies)
+			t.Errorf("%q: got %d, %v; want status 403, len(b.cookies) 0 and a text that contains %q", wrong, w.Code, b.cookies, "This is not the token.")
 		}
 	}
 	w := b.logIn(" secret\n")
 	if w.Code != 303 || w.Header().Get("Location") != "/?q=x" {
-		t.Fatalf("%d to %s", w.Code, w.Header().Get("Location"))
+		t.Fatalf("%d to %s; want status 303 and w.Header().Get(\"Location\") %q", w.Code, w.Header().Get("Location"), "/?q=x")
 	}
 	cookie := w.Header().Get("Set-Cookie")
 	for _, want := range []string{"rlsidecar_session_6070=", "HttpOnly", "SameSite=Strict", "Path=/"} {
@@ -158,7 +158,7 @@ func TestLoggingInAndOut(t *testing.T) {
 		}
 	}
 	if id := b.cookies["rlsidecar_session_6070"]; len(id) < 40 || strings.Contains(id, "secret") {
-		t.Errorf("the id of the session is %q", id)
+		t.Errorf("the id of the session is %q; want len(id) at least 40 and no %q", id, "secret")
 	}
 	for _, path := range []string{"/", "/metrics", "/rlconfig", "/debug/pprof/"} {
 		if w := b.send("GET", path, nil); w.Code != 200 {
@@ -171,7 +171,7 @@ func TestLoggingInAndOut(t *testing.T) {
 	stolen := *b
 	stolen.cookies = map[string]string{"rlsidecar_session_6070": b.cookies["rlsidecar_session_6070"]}
 	if w := b.send("POST", "/logout", url.Values{"csrf": {b.csrf()}}); w.Code != 303 || len(b.cookies) > 0 {
-		t.Errorf("%d, %v", w.Code, b.cookies)
+		t.Errorf("got %d, %v; want status 303 and len(b.cookies) 0", w.Code, b.cookies)
 	}
 	if w := stolen.send("GET", "/", nil); w.Code != 401 {
 		t.Errorf("the session goes on after it was ended: %d; want status 401", w.Code)

@@ -25,7 +25,7 @@ func TestComparisonAfterAReloadOfOneFile(t *testing.T) {
 	}
 	first, problems := loader.Load([]string{folder})
 	if problems.Bad() {
-		t.Fatal(problems)
+		t.Fatalf("got %v; want no mistakes", problems)
 	}
 	for _, step := range []struct {
 		what                   string
@@ -43,7 +43,7 @@ func TestComparisonAfterAReloadOfOneFile(t *testing.T) {
 		step.change()
 		next, problems := loader.Load([]string{folder})
 		if problems.Bad() {
-			t.Fatal(problems)
+			t.Fatalf("got %v; want no mistakes", problems)
 		}
 		if c := Compare(first, next); c.Added != step.added || c.Removed != step.removed || c.Edited != step.edited {
 			t.Errorf("%s: %d added, %d removed, %d edited; rows %+v", step.what, c.Added, c.Removed, c.Edited, c.Rows)

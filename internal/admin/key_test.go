@@ -68,7 +68,7 @@ func newDesk(t *testing.T) *desk {
 	}
 	s, problems := config.Load([]string{d.file}, config.Options{})
 	if problems.Bad() {
-		t.Fatal(problems)
+		t.Fatalf("got %v; want no mistakes", problems)
 	}
 	clock := func() time.Time { return d.now }
 	micros := func() algorithms.Micros { return algorithms.Micros(d.now.UnixMicro()) }
@@ -146,7 +146,7 @@ func (d *desk) click(t *testing.T, page, text string) string {
 	t.Helper()
 	found := regexp.MustCompile(`href="([^"]*)"[^>]*>` + regexp.QuoteMeta(text) + `<`).FindStringSubmatch(page)
 	if found == nil {
-		t.Fatalf("there is no link %q in\n%s", text, page)
+		t.Fatalf("there is no link %q in\n%s; want found not nil", text, page)
 	}
 	return d.read(t, html.UnescapeString(found[1]))
 }
@@ -197,7 +197,7 @@ descriptors:
 	}
 	s, problems := config.Load([]string{d.file}, config.Options{})
 	if problems.Bad() {
-		t.Fatal(problems)
+		t.Fatalf("got %v; want no mistakes", problems)
 	}
 	d.limiter.Swap(s)
 	const byLimit, byDescriptor = "/key?domain=d&limit=plan&value=bob", "/key?domain=d&descriptor=user%3Dbob"

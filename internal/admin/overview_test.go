@@ -163,7 +163,7 @@ func TestPagesOfAHundredLimits(t *testing.T) {
 		body := get(h, "/?sort=name"+page, "").Body.String()
 		names := listed(body)
 		if len(names) != want.n || names[0] != want.first || names[len(names)-1] != want.last || !strings.Contains(body, want.text) {
-			t.Errorf("%q: %d limits, from %s to %s", page, len(names), names[0], names[len(names)-1])
+			t.Errorf("%q: %d limits, from %s to %s; want %v elements, names[0] %v, names[len(names)-1] %v and a text that contains %q", page, len(names), names[0], names[len(names)-1], want.n, want.first, want.last, want.text)
 		}
 		if strings.Contains(body, `rel="next"`) != (page == "" || page == "&page=2" || page == "&q=00001") || strings.Contains(body, `rel="prev"`) != (page != "" && page != "&q=00001") {
 			t.Errorf("%q: links", page)

@@ -19,7 +19,7 @@ func good(t *testing.T, o Options, contents ...string) *limiter.Snapshot {
 	t.Helper()
 	s, problems := Compile(numbered(contents), o)
 	if s == nil || problems.Bad() {
-		t.Fatalf("refused:\n%v", problems)
+		t.Fatalf("refused:\n%v; want no mistakes", problems)
 	}
 	return s
 }
@@ -299,7 +299,7 @@ func TestUnitsAreClockAlignedWindows(t *testing.T) {
 		p := one(t, s, "d", "a=1")
 		l := p.Limit
 		if l.Kind != algorithms.FixedWindow || int64(l.Period()) != seconds*1e6 || *l.Spec().Start != 0 || l.Rate != 4294967295 || l.Capacity != l.Rate || !p.Reference {
-			t.Errorf("%s: %+v", unit, p)
+			t.Errorf("%s: got %+v; want l.Kind %v, int64(l.Period()) %v, *l.Spec().Start 0, l.Rate 4294967295, l.Capacity %v and p.Reference true", unit, p, algorithms.FixedWindow, seconds*1e6, l.Rate)
 		}
 	}
 }

@@ -15,7 +15,7 @@ func fixtures(tb testing.TB, suffix string) (files []File) {
 	tb.Helper()
 	names, err := filepath.Glob(filepath.Join("testdata", "*"+suffix))
 	if err != nil || len(names) == 0 {
-		tb.Fatalf("no testdata/*%s (%v)", suffix, err)
+		tb.Fatalf("no testdata/*%s (%v); want no error and len(names) above 0", suffix, err)
 	}
 	for _, name := range names {
 		data, err := os.ReadFile(name)
@@ -41,7 +41,7 @@ func golden(t *testing.T, f File, problems Problems) {
 	}
 	want, err := os.ReadFile(name)
 	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
+		t.Fatalf("got %v; want os.IsNotExist(err) true", err)
 	}
 	if got != string(want) {
 		t.Errorf("said:\n%s\nwant (go test -update writes it):\n%s", got, want)
@@ -53,7 +53,7 @@ func TestGoodFilesAreAccepted(t *testing.T) {
 		t.Run(f.Name, func(t *testing.T) {
 			s, problems := Compile([]File{f}, Options{})
 			if s == nil || problems.Bad() {
-				t.Fatalf("refused:\n%v", problems)
+				t.Fatalf("refused:\n%v; want no mistakes", problems)
 			}
 			golden(t, f, problems)
 		})

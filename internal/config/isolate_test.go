@@ -195,7 +195,7 @@ func TestTheLastGoodRoutesAreKept(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(k.folder, "b.yaml"), []byte(of("b", step.b)), 0o600))
 		s, problems, stale := k.Load([]string{k.folder})
 		if s == nil || len(s.Auth.Routes) != 1 || s.Auth.Routes[0].Path != step.want {
-			t.Errorf("%s: %+v, stale %v\n%v", step.subject, s, stale, problems)
+			t.Errorf("%s: %+v, stale %v\n%v; want a configuration, 1 element and s.Auth.Routes[0].Path %v", step.subject, s, stale, problems, step.want)
 		}
 	}
 }
@@ -216,11 +216,11 @@ func TestRoutesToADomainThatIsGoneAreNotKept(t *testing.T) {
 	write(b, of("b", 1))
 	whole, problems, stale := k.Load([]string{k.folder})
 	if whole == nil || strings.HasSuffix(whole.Hash, "-partly") {
-		t.Fatalf("%v, stale %v", problems, stale)
+		t.Fatalf("%v, stale %v; want whole not nil and strings.HasSuffix(whole.Hash, \"-partly\") false", problems, stale)
 	}
 	write(b, of("b", -1))
 	if s, _, _ := k.Load([]string{k.folder}); s == nil || !strings.HasSuffix(s.Hash, "-partly") {
-		t.Errorf("beside a bad domain: %+v", s)
+		t.Errorf("beside a bad domain: %+v; want a configuration whose hash ends with %q", s, "-partly")
 	}
 	must(t, os.Remove(a))
 	write(b, of("b", 1)+route("b")) // a bad route, so that the routes of before are kept: but a has gone with its domain
@@ -229,7 +229,7 @@ func TestRoutesToADomainThatIsGoneAreNotKept(t *testing.T) {
 	}
 	write(b, of("b", 1)+route("/b"))
 	if s, problems, _ := k.Load([]string{k.folder}); s == nil || strings.HasSuffix(s.Hash, "-partly") || len(s.Auth.Routes) != 1 {
-		t.Errorf("good again: %v", problems)
+		t.Errorf("good again: %v; want a configuration, strings.HasSuffix(s.Hash, \"-partly\") false and 1 element", problems)
 	}
 }
 

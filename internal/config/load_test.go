@@ -67,7 +67,7 @@ func TestLoadReadsAConfigMap(t *testing.T) {
 	must(t, os.Symlink("..2026", filepath.Join(folder, "..data")))
 	must(t, os.Symlink(filepath.Join("..data", "a.yaml"), filepath.Join(folder, "a.yaml")))
 	if got, reported := loaded(t, folder, "."); !slices.Equal(got, []string{"a"}) || reported != "" {
-		t.Errorf("domains %v, said %q", got, reported)
+		t.Errorf("domains %v, said %q; want %v and reported none", got, reported, []string{"a"})
 	}
 }
 

@@ -102,13 +102,13 @@ func TestOrderOfMessagesDoesNotMatter(t *testing.T) {
 		t.Error("the parts of a domain were not put together")
 	}
 	if got := one.Policies[2].Limit; got.Rate != 3 || got.Period() != 60*algorithms.Second {
-		t.Errorf("%+v", got)
+		t.Errorf("got %+v; want got.Rate 3 and got.Period() %v", got, 60*algorithms.Second)
 	}
 }
 
 func TestNoMessagesAreNoLimits(t *testing.T) {
 	s, problems := CompileMessages(nil, Options{})
 	if s == nil || len(problems) > 0 || len(s.Domains) > 0 {
-		t.Errorf("%v, %v", s, problems)
+		t.Errorf("got %v, %v; want a configuration, len(problems) 0 and len(s.Domains) 0", s, problems)
 	}
 }

@@ -218,7 +218,7 @@ func TestSchemaDefaultsAreThoseOfTheCode(t *testing.T) {
 		must(t, err)
 		s, problems := Compile([]File{{"a.yaml", data}}, Options{})
 		if problems.Bad() {
-			t.Fatalf("%v in\n%s", problems, data)
+			t.Fatalf("%v in\n%s; want no mistakes", problems, data)
 		}
 		for _, p := range s.Policies {
 			p.Place.File, p.Place.Line = "", 0

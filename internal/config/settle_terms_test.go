@@ -105,6 +105,6 @@ descriptors:
 		names = append(names, p.Name)
 	}
 	if got := strings.Join(names, " "); got == "" || strings.Contains(got, "same") || !strings.Contains(got, "other") {
-		t.Errorf("the names of the limits are %q", got)
+		t.Errorf("the names of the limits are %q; want got not empty, no %q and a text that contains %q", got, "same", "other")
 	}
 }

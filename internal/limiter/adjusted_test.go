@@ -189,7 +189,7 @@ func TestABlockIsShownToAnOperatorWithTheBucket(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d := c.Results[0].Decision; d.Blocked != minute || d.ResetAfter != 30*algorithms.Second || d.Err != nil || c.Results[0].Policy.Adjusted == nil {
-		t.Errorf("%+v", d)
+		t.Errorf("got %+v; want blocked %v, reset after %v, no error and adjusted not nil", d, minute, 30*algorithms.Second)
 	}
 	c = &limiter.Call{Request: limiter.Request{Domain: "d", Limits: []limiter.NamedCharge{{Name: "calls", Key: []string{"bob"}}}}}
 	if err := b.Reset(t.Context(), c); err != nil {
@@ -291,7 +291,7 @@ descriptors:
   - {key: user, limit: calls}
 `)}}, config.Options{})
 	if problems.Bad() {
-		t.Fatal(problems)
+		t.Fatalf("got %v; want no mistakes", problems)
 	}
 	b.Swap(s)
 	if n := b.allowed(t, 200, "user=bob"); n != 100 {

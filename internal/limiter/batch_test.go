@@ -156,7 +156,7 @@ func over(t *testing.T, store backend.Store, observer limiter.Observer) *limiter
 	t.Helper()
 	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(batched)}}, config.Options{})
 	if problems.Bad() {
-		t.Fatal(problems)
+		t.Fatalf("got %v; want no mistakes", problems)
 	}
 	l := limiter.New(store, limiter.Config{Local: memory.New(memory.Config{}), Observer: observer})
 	l.Swap(s)
@@ -306,7 +306,7 @@ func TestTheConfigurationChangesDuringABatch(t *testing.T) {
 	compiled := func(yaml string) *limiter.Snapshot {
 		s, problems := config.Compile([]config.File{{Name: "new.yaml", Data: []byte(yaml)}}, config.Options{})
 		if problems.Bad() {
-			t.Fatal(problems)
+			t.Fatalf("got %v; want no mistakes", problems)
 		}
 		return s
 	}

@@ -45,7 +45,7 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 	}
 	l = with(limiter.Config{NoConfig: new(descriptors.Deny), Modes: limiter.Modes{Shadow: true}})
 	if c := call(); l.Check(t.Context(), c) != nil || c.Denied || !c.WouldDeny || !c.Statuses[0].Denied {
-		t.Errorf("shadow mode of all: %+v", c.Verdict)
+		t.Errorf("shadow mode of all: %+v; want l.Check(t.Context(), c) nil, allowed, c.WouldDeny true and c.Statuses[0].Denied true", c.Verdict)
 	}
 	l = with(limiter.Config{NoConfig: new(descriptors.Deny)})
 	l.Swap(&limiter.Snapshot{})

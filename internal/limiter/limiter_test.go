@@ -54,7 +54,7 @@ func newBench(tb testing.TB, yaml string, modes ...limiter.Modes) *bench {
 	tb.Helper()
 	snapshot, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
 	if problems.Bad() {
-		tb.Fatal(problems)
+		tb.Fatalf("got %v; want no mistakes", problems)
 	}
 	b := &bench{now: 1_767_225_600 * algorithms.Second}
 	clock := func() algorithms.Micros { return b.now }
@@ -389,7 +389,7 @@ descriptors:
 	minute := limiter.Override{Rate: 3, Period: 60 * algorithms.Second}
 	for i := range 3 {
 		if c := ask("known=1", minute); c.Denied || c.Results[0].Decision.Remaining != int64(2-i) {
-			t.Errorf("request %d of 3 a minute: %+v", i+1, c.Results)
+			t.Errorf("request %d of 3 a minute: %+v; want allowed and %v remaining", i+1, c.Results, int64(2-i))
 		}
 	}
 	// Units that were consumed in the window must count when the next request sends another number.

@@ -43,7 +43,7 @@ func TestTwoLimitsThatDenyArePaidOnce(t *testing.T) {
 	paid := int64(0)
 	for i := range c.Results[:2] {
 		if r := &c.Results[i]; r.For == nil || r.Policy.Name != "credits" || r.Decision.Remaining != 10 {
-			t.Errorf("result %d: %s, %+v", i, r.Policy.Name, r.Decision)
+			t.Errorf("result %d: %s, %+v; want for not nil, name %q and 10 remaining", i, r.Policy.Name, r.Decision, "credits")
 		}
 		paid += c.Results[i].Cost
 	}
@@ -102,7 +102,7 @@ limits:
 	} {
 		c := b.together(t, "bob", limiter.NamedCharge{Name: "calls", Count: step.calls}, limiter.NamedCharge{Name: "bytes", Count: step.bytes})
 		if got := [2]string{c.Results[0].Policy.Name, c.Results[1].Policy.Name}; c.Denied || got != step.payers {
-			t.Errorf("%+v: paid by %v, %+v", step, got, c.Verdict)
+			t.Errorf("%+v: paid by %v, %+v; want allowed and %v", step, got, c.Verdict, step.payers)
 		}
 		b.remains(t, "bob", step.left)
 	}

@@ -21,7 +21,7 @@ func (b *bench) jobs(tb testing.TB, numbers string) {
 	text := "domain: d\nlimits:\n  jobs: {" + numbers + "}\n"
 	snapshot, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(text)}}, config.Options{})
 	if problems.Bad() {
-		tb.Fatal(problems)
+		tb.Fatalf("got %v; want no mistakes", problems)
 	}
 	b.Swap(snapshot)
 }

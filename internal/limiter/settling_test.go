@@ -68,7 +68,7 @@ func (b *bench) swap(tb testing.TB, yaml string) {
 	tb.Helper()
 	snapshot, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(yaml)}}, config.Options{})
 	if problems.Bad() {
-		tb.Fatal(problems)
+		tb.Fatalf("got %v; want no mistakes", problems)
 	}
 	b.Swap(snapshot)
 }
@@ -223,7 +223,7 @@ func TestLimitsOfARequestAreReservedTogether(t *testing.T) {
 
 	c := p.send("d", []int64{absent, 100}, "user=bob", "team=red") // team has 70 units left
 	if id := string(c.AppendID(nil)); !c.Denied || id != limiter.None {
-		t.Errorf("denied %t, id %s", c.Denied, id)
+		t.Errorf("denied %t, id %s; want denied and id %v", c.Denied, id, limiter.None)
 	}
 	p.want("tokens", "bob", 920)
 	p.want("team", "red", 70)
@@ -268,7 +268,7 @@ func TestIDsThatChargeNothing(t *testing.T) {
 	p.want("tokens", "bob", 800)
 	call := p.done(gone, 500) // one of its limits no longer has settle
 	if s := call.Settlements; len(s) != 2 || s[0].Policy == nil || s[1].Reason != limiter.Changed {
-		t.Errorf("%+v", s)
+		t.Errorf("got %+v; want 2 elements, policy not nil and reason %v", s, limiter.Changed)
 	}
 }
 
@@ -312,7 +312,7 @@ func TestWhileTheStoreFailsNothingIsReserved(t *testing.T) {
 	id := p.start(absent, "user=bob")
 	p.store.err = errors.New("away")
 	if c := p.send("d", []int64{absent}, "user=bob"); !c.Denied || string(c.AppendID(nil)) != limiter.None {
-		t.Errorf("start: %+v", c.Verdict)
+		t.Errorf("start: %+v; want denied and c.AppendID(nil) %v", c.Verdict, limiter.None)
 	}
 	if c := p.done(id, 5); !c.Denied || !c.Failed || !c.Settlements[0].Failed() {
 		t.Errorf("done: %+v, want a denial, so that it is repeated", c.Verdict)
@@ -335,7 +335,7 @@ func TestASettleDoneWithOtherDescriptors(t *testing.T) {
 	id := p.start(absent, "user=bob")
 	c := p.send("d", []int64{30, 0, absent}, "settle="+id, "settle_end="+id, "user=bob")
 	if len(c.Results) != 1 || string(c.AppendID(nil)) == limiter.None {
-		t.Errorf("%+v", c.Verdict)
+		t.Errorf("got %+v; want 1 element and c.AppendID(nil) other than %v", c.Verdict, limiter.None)
 	}
 	p.want("tokens", "bob", 870)
 	if c := p.send("d", []int64{30, 0}, "settle=none", "settle_end=none"); c.Denied { // the domain has "require: [user]"
@@ -355,14 +355,14 @@ func TestIDsAreBounded(t *testing.T) {
 	}
 	id := p.start(absent, texts...)
 	if len(id) > limiter.MaxID || len(id) < 100 {
-		t.Errorf("the id has %d bytes", len(id))
+		t.Errorf("the id has %d bytes; want len(id) at most %v and len(id) at least 100", len(id), limiter.MaxID)
 	}
 	p.done(id, 0)
 	p.want("tokens", texts[3][len("user="):], 1000)
 
 	texts = append(texts, "user=one more")
 	if c := p.send("d", slices.Repeat([]int64{absent}, len(texts)), texts...); !c.Denied || string(c.AppendID(nil)) != limiter.None {
-		t.Errorf("%d limits: %+v", len(texts), c.Verdict)
+		t.Errorf("%d limits: %+v; want denied and c.AppendID(nil) %v", len(texts), c.Verdict, limiter.None)
 	}
 	p.want("tokens", "one more", 1000)
 	p.want("tokens", texts[3][len("user="):], 1000)

@@ -244,7 +244,7 @@ func TestBreakerProbes(t *testing.T) {
 			}
 		}
 		if got := p.called.Load() - called; len(probes) != 10 || got != 10 || p.most.Load() != 1 {
-			t.Errorf("%d probes, %d calls, %d at once", len(probes), got, p.most.Load())
+			t.Errorf("%d probes, %d calls, %d at once; want 10, 10 and 1", len(probes), got, p.most.Load())
 		}
 		p.broken.Store(false)
 		for healed := time.Now(); !ok(t, s); time.Sleep(ms) {

@@ -87,7 +87,7 @@ func TestAnUnreachableServerIsDialed16TimesASecond(t *testing.T) {
 					}
 				}
 				if n := d.dials.Load() - dials; n < 12 || n > 19 {
-					t.Errorf("%d dials in a second", n)
+					t.Errorf("%d dials in a second; want 12 to 19", n)
 				}
 				d.away.Store(false)
 				back := time.Now()
@@ -124,7 +124,7 @@ func TestAServerThatRefusesClientsIsNotCountedAsReached(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
 			if _, err := l.reach(ctx); err == nil || !strings.Contains(err.Error(), text) || !neverRan(err) {
-				t.Errorf("got %v", err)
+				t.Errorf("got %v; want an error that contains %q and neverRan(err) true", err, text)
 			}
 		})
 	}
@@ -163,7 +163,7 @@ func TestAServerThatDoesNotAnswerIsDialedTenTimesASecond(t *testing.T) {
 			}
 		}
 		if n := d.dials.Load(); n < 16+48 || n > 16+51 {
-			t.Errorf("%d dials in five seconds", n)
+			t.Errorf("%d dials in five seconds; want %v to %v", n, 16+48, 16+51)
 		}
 		// An error does not count as an answer. After any other answer, new connections are allowed at
 		// once.
@@ -208,7 +208,7 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 		}
 		begun := l.connect(t.Context())
 		if !works(begun) || d.dials.Load() != 2 || signOfLife.Load() != 1 {
-			t.Errorf("%d dials, %d signs of life", d.dials.Load(), signOfLife.Load())
+			t.Errorf("%d dials, %d signs of life; want works(begun) true, dials 2 and sign of life 1", d.dials.Load(), signOfLife.Load())
 		}
 		(<-d.ends).Close()
 		c.Close()

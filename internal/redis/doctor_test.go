@@ -86,7 +86,7 @@ func TestExamineCluster(t *testing.T) {
 	}
 	c.Masters[1].Do("ACL", "SETUSER", "default", "-set", "-asking")
 	if got := said(s.Examine(t.Context(), 0), "permissions"); strings.Count(got, "ok: ") != 2 || !strings.Contains(got, "may not run set, asking, which") {
-		t.Errorf("one master does not permit all: %q", got)
+		t.Errorf("one master does not permit all: %q; want strings.Count(got, \"ok: \") 2 and a text that contains %q", got, "may not run set, asking, which")
 	}
 }
 

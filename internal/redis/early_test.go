@@ -146,7 +146,7 @@ func TestClaimedGroupsThatHaveEndedAreKnown(t *testing.T) {
 	b := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2), Done: func(*backend.Batch) { t.Error("it has ended") }}
 	c.Claimed(decidedAs(true)).Submit(b)
 	if b.IsKnown(0) || !b.IsKnown(1) || b.Decisions[1].Err == nil {
-		t.Errorf("known %v and %v, %+v", b.IsKnown(0), b.IsKnown(1), b.Decisions)
+		t.Errorf("known %v and %v, %+v; want b.IsKnown(0) false, b.IsKnown(1) true and an error", b.IsKnown(0), b.IsKnown(1), b.Decisions)
 	}
 }
 
@@ -179,7 +179,7 @@ func TestAChargeDrawnAgainIsChargedOnce(t *testing.T) {
 		b := backend.Batch{Charges: []backend.Charge{a, slow}, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2)}
 		backend.Wait(s, b)
 		if d := b.Decisions; !d[0].Allowed || !d[1].Allowed || d[0].Remaining != 17 || time.Since(start) != 40*ms {
-			t.Errorf("after %v: %+v", time.Since(start), d)
+			t.Errorf("after %v: %+v; want d[0] allowed, d[1] allowed, d[0].Remaining 17 and time.Since(start) %v", time.Since(start), d, 40*ms)
 		}
 		if sent[full.Slot] != 1 || sent[second.Slot] != 1 {
 			t.Errorf("charges by slot: %v; want one of %d and one of %d", sent, full.Slot, second.Slot)

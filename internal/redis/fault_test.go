@@ -95,7 +95,7 @@ func (f fault) run(t *testing.T) {
 			all += q.attempted.Load()
 		}
 		if unknown > max(20, all/50) { // if the machine pauses, some answers are late
-			t.Errorf("%d requests may have been charged in a fault that refuses every call as a whole", unknown)
+			t.Errorf("%d requests may have been charged in a fault that refuses every call as a whole; want at most %v", unknown, max(20, all/50))
 		}
 	}
 }
@@ -479,7 +479,7 @@ func TestFaultServersWithoutAnswersAtStart(t *testing.T) {
 			// Until the breaker opens, each of the four workers waits a few times; then one of them waits
 			// for each probe.
 			if slow, all := l.slowFailures(); slow > max(40, all/5) {
-				t.Errorf("%d of %d requests waited for a server that never answers", slow, all)
+				t.Errorf("%d of %d requests waited for a server that never answers; want at most %v", slow, all, max(40, all/5))
 			}
 		})
 	}

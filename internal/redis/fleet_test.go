@@ -68,7 +68,7 @@ func TestReportsAreForgotten(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := members(t, s); !slices.Equal(got, []string{"a=x"}) {
-		t.Errorf("%q", got)
+		t.Errorf("got %q; want %v", got, []string{"a=x"})
 	}
 	if got := server.Do("HKEYS", "rl:{}fleet"); got != "[a]" {
 		t.Errorf("%s is left; want %q", got, "[a]")

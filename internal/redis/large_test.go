@@ -93,7 +93,7 @@ func TestManyBucketsAtOnce(t *testing.T) {
 				}
 				const others = 6 // the arguments that are not keys
 				if n := int(hook.most.Load()); n < 10 || n > batch+others {
-					t.Errorf("a call had %d arguments, with batches of %d", n, batch)
+					t.Errorf("a call had %d arguments, with batches of %d; want 10 to %v", n, batch, batch+others)
 				}
 			}
 			for range 10 {

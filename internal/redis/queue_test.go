@@ -193,7 +193,7 @@ func TestQueueSpreadsLargeBatches(t *testing.T) {
 				next = to
 				q.complete(c)
 				if ended := len(c.ended) == 1; ended != (next == len(b.Charges)) {
-					t.Fatalf("ended %v after %d charges", ended, next)
+					t.Fatalf("ended %v after %d charges; want ended %v", ended, next, next == len(b.Charges))
 				}
 				q.over(at(0))
 			}
@@ -236,7 +236,7 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 	late.Decisions = make([]backend.Decision, 2)
 	submit(t, &q, late, at(6*ms))
 	if c := (&call{}); q.fill(c, at(6*ms)) || len(c.ended) != 1 || !q.idle() {
-		t.Errorf("%d have ended", len(c.ended))
+		t.Errorf("%d have ended; want q.fill(c, at(6*ms)) false, 1 element and q.idle() true", len(c.ended))
 	}
 	// The deadline of a batch passes while its first part is in flight. The rest is not sent.
 	long := batchOf(ones(300)...)
@@ -245,7 +245,7 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 	c = sent(t, &q, at(6*ms))
 	q.complete(c)
 	if do := q.over(at(11 * ms)); !do.start || q.fill(c, at(11*ms)) || len(c.ended) != 1 || !errors.Is(long.Decisions[256].Err, backend.ErrNotTaken) {
-		t.Errorf("the rest of a late batch: %+v", long.Decisions[256])
+		t.Errorf("the rest of a late batch: %+v; want start, q.fill(c, at(11*ms)) false, 1 element and the error backend.ErrNotTaken", long.Decisions[256])
 	}
 }
 

@@ -208,7 +208,7 @@ func shardsServeLargeCosts(t *testing.T, url string) {
 			t.Errorf("%d shards: more than one shard: %+v", shards, d)
 		}
 		if left := values(t, s, c); sum(left) != limit-limit/int64(shards)-3 {
-			t.Errorf("%d shards: left %v", shards, left)
+			t.Errorf("%d shards: left %v; want %v", shards, left, limit-limit/int64(shards)-3)
 		}
 		takeOne(t, s, c, algorithms.Charge{Cost: -limit})
 		if d := takeOne(t, s, c, algorithms.Charge{Cost: limit}); !d.Allowed || d.Remaining != 0 {

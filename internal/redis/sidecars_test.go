@@ -214,7 +214,7 @@ func TestAFailureIsAnErrorAndNoDenial(t *testing.T) {
 		var d [1]backend.Decision
 		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(1), Terms: algorithms.Charge{Cost: 1}}}, d[:])
 		if !errors.Is(d[0].Err, backend.ErrUnavailable) || d[0].Decision != (algorithms.Decision{}) {
-			t.Fatalf("got %+v", d[0])
+			t.Fatalf("got %+v; want the error backend.ErrUnavailable and decision %v", d[0], algorithms.Decision{})
 		}
 	}
 }

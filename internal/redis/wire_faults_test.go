@@ -241,7 +241,7 @@ func TestClosingWaitsForTheCallInFlight(t *testing.T) {
 		l.close()
 		a.is(t, 3*ms)
 		if _, err := p.Read(make([]byte, 1)); err == nil || time.Since(began) != 3*ms {
-			t.Errorf("the connection ended %v after its call began, with %v", time.Since(began), err)
+			t.Errorf("the connection ended %v after its call began, with %v; want an error and time.Since(began) %v", time.Since(began), err, 3*ms)
 		}
 	})
 }
@@ -462,7 +462,7 @@ func TestStartersStartEverySender(t *testing.T) {
 				a.is(t, soon+ms)
 			}
 			if len(all) != len(senders) {
-				t.Errorf("%d batches ended", len(all))
+				t.Errorf("%d batches ended; want %v", len(all), len(senders))
 			}
 			mu.Unlock()
 		}

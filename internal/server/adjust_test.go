@@ -69,7 +69,7 @@ func (x *instance) adjust(t *testing.T, change string) (id string) {
 	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"limit":"calls","author":"ann","reason":"test",`+change+`}`)
 	adjustment, _ := answer["adjustment"].(map[string]any)
 	if code != 200 || adjustment == nil {
-		t.Fatalf("%s: %d %v", change, code, answer)
+		t.Fatalf("%s: got %d %v; want status 200 and adjustment not nil", change, code, answer)
 	}
 	return adjustment["id"].(string)
 }
@@ -101,7 +101,7 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 	}
 	code, answer := x.asAdmin(t, "GET", "/api/adjustments", "")
 	if list, _ := answer["adjustments"].([]any); code != 200 || len(list) != 2 || answer["version"] != 2.0 {
-		t.Errorf("%d %v", code, answer)
+		t.Errorf("got %d %v; want status 200, 2 elements and answer[\"version\"] 2.0", code, answer)
 	}
 	for _, wrong := range []string{`{"author":"ann","reason":"over","key":["bob"]}`, `{"author":"ann","reason":"over"} {}`, `[]`} {
 		if code, answer := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, wrong); code != 400 {
@@ -120,10 +120,10 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 	code, answer = x.asAdmin(t, "GET", "/api/adjustments/audit?n=2", "")
 	entries, _ := answer["entries"].([]any)
 	if code != 200 || len(entries) != 2 || entries[0].(map[string]any)["reason"] != "over" {
-		t.Errorf("%d %v", code, answer)
+		t.Errorf("got %d %v; want status 200, 2 elements and entries[0].(map[string]any)[\"reason\"] %q", code, answer, "over")
 	}
 	if code, answer = x.asAdmin(t, "GET", "/api/adjustments/audit/verify", ""); code != 200 || answer["whole"] != true || answer["entries"] != 3.0 {
-		t.Errorf("%d %v", code, answer)
+		t.Errorf("got %d %v; want status 200, answer[\"whole\"] true and answer[\"entries\"] 3.0", code, answer)
 	}
 	for _, line := range []string{`rlsidecar_adjustments{state="applied"} 1`, "rlsidecar_adjustments_version 3"} {
 		r, _ := http.NewRequest("GET", "http://"+x.Admin.String()+"/metrics", nil)

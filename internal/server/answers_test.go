@@ -91,7 +91,7 @@ func TestReplacedLimitsAreNotCharged(t *testing.T) {
 	for range 3 {
 		got := x.ask(t, "plain=a", "replacing=a")
 		if got.OverallCode != ok || described(got.Statuses[0]) != "OK left 0" {
-			t.Errorf("%v", got)
+			t.Errorf("got %v; want OK and described(got.Statuses[0]) %q", got, "OK left 0")
 		}
 	}
 	expect(t, x.ask(t, "plain=a"), ok, "OK left 1 of 2/YEAR yearly reset")
@@ -150,7 +150,7 @@ func TestOverridesComeWithTheRequest(t *testing.T) {
 	expect(t, x.put(t, with("any=a", 1, 6, 0)), over, "OVER_LIMIT left 0 of 1/YEAR reset")
 	expect(t, x.put(t, with("any=b", 1, 7, 0)), ok, "OK left 0 of 1/WEEK reset")
 	if l := x.put(t, with("any=c", 9, 5, 3)).Statuses[0].CurrentLimit; l.UnitMultiplier.GetValue() != 3 || l.Unit.String() != "MONTH" {
-		t.Errorf("%v", l)
+		t.Errorf("got %v; want l.UnitMultiplier.GetValue() 3 and l.Unit.String() %q", l, "MONTH")
 	}
 	// If the unit is unknown, the configured limit applies. Without a configured limit the descriptor is
 	// denied.

@@ -112,7 +112,7 @@ func TestShardedLimitsAreShownWhole(t *testing.T) {
 					t.Fatalf("%v: %s", err, text)
 				}
 				if shown.Remaining != want || shown.Value/shown.Scale != want {
-					t.Errorf("%s", text)
+					t.Errorf("got %s; want shown.Remaining %v and shown.Value / shown.Scale %v", text, want, want)
 				}
 			}
 			left := int64(100)

@@ -78,7 +78,7 @@ func (x *instance) beside(t *testing.T, attack func()) {
 		}
 		answer := x.ask(t, fmt.Sprint("small=", answered))
 		if s := answer.Statuses; answer.OverallCode != rls.RateLimitResponse_OK || len(s) != 1 || s[0].CurrentLimit == nil {
-			t.Errorf("small request %d: %v", answered, answer)
+			t.Errorf("small request %d: %v; want overall code rls.RateLimitResponse_OK, 1 element and current limit not nil", answered, answer)
 		}
 		most = max(most, heap())
 	}
@@ -115,7 +115,7 @@ func TestManyDescriptorsAffectNoOtherClient(t *testing.T) {
 						wg.Go(func() {
 							var n int
 							if err := greedy.Invoke(t.Context(), "/"+grpcapi.ServiceName+"/ShouldRateLimit", wire[i%len(wire)], &n); err != nil || n == 0 {
-								t.Errorf("%d bytes, %v", n, err)
+								t.Errorf("%d bytes, %v; want no error and n above 0", n, err)
 								return
 							}
 							answers.Add(1)
@@ -124,7 +124,7 @@ func TestManyDescriptorsAffectNoOtherClient(t *testing.T) {
 					wg.Wait()
 				})
 				if n := answers.Load(); n != int64(attack.requests) {
-					t.Errorf("%d answers to %d requests", n, attack.requests)
+					t.Errorf("%d answers to %d requests; want %v", n, attack.requests, int64(attack.requests))
 				}
 			}
 			if text := metricsOf(t, x); !strings.Contains(text, `rlsidecar_requests_too_large_total{bound="descriptors"} 500`) ||

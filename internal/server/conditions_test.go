@@ -30,7 +30,7 @@ func (x *instance) conditions(tb testing.TB) string {
 	var b strings.Builder
 	for _, c := range answer.Conditions {
 		if c.Since.IsZero() || c.Remedy == "" {
-			tb.Errorf("%s has no time or no remedy", c.Name)
+			tb.Errorf("%s has no time or no remedy; want c.Since.IsZero() false and remedy not empty", c.Name)
 		}
 		fmt.Fprintf(&b, "%s %s: %s\n", c.Severity, c.Name, c.Summary)
 	}
@@ -142,7 +142,7 @@ descriptors:
 	}
 	snapshot, problems := config.Load([]string{file}, config.Options{})
 	if problems.Bad() {
-		t.Fatal(problems)
+		t.Fatalf("got %v; want no mistakes", problems)
 	}
 	s := &server{limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{})}
 	s.limiter.Swap(snapshot)

@@ -141,7 +141,7 @@ func TestAConnectionAcceptedBeforeCloseIsServed(t *testing.T) {
 	c.Close()
 	_ = client.SetReadDeadline(time.Now().Add(time.Minute))
 	if answer, err := io.ReadAll(client); err != nil || string(answer) != "answer" {
-		t.Errorf("the client reads %q, %v", answer, err)
+		t.Errorf("the client reads %q, %v; want no error and answer %q", answer, err, "answer")
 	}
 	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("then %v; want the error net.ErrClosed", err)

@@ -41,7 +41,7 @@ func TestForeignValuesInRedisAffectOneBucketOnly(t *testing.T) {
 				t.Errorf("%s: got %v; want overall code rls.RateLimitResponse_OVER_LIMIT", name, answer)
 			}
 			if good := x.ask(t, "k=good"); good.OverallCode != rls.RateLimitResponse_OK || good.Statuses[0].CurrentLimit == nil {
-				t.Errorf("%s harms another bucket: %v", name, good)
+				t.Errorf("%s harms another bucket: %v; want overall code rls.RateLimitResponse_OK and current limit not nil", name, good)
 			}
 		}
 		t.Logf("%s: %v", name, x.ask(t, "k=bad").OverallCode)

@@ -114,6 +114,6 @@ func TestAParkedConnectionAnswersTheNextRequest(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := r.ReadByte(); err == nil || os.IsTimeout(err) {
-		t.Errorf("after the end of the server: %v", err)
+		t.Errorf("after the end of the server: %v; want an error and os.IsTimeout(err) false", err)
 	}
 }

@@ -523,7 +523,7 @@ func TestAFailingListenerEndsTheServer(t *testing.T) {
 		{socket: l, serve: func(net.Listener) error { <-stopped; return nil }, stop: func(context.Context) { close(stopped) }},
 	}, func() {})
 	if !errors.Is(err, broken) || s.ready.Load() {
-		t.Errorf("%v", err)
+		t.Errorf("got %v; want the error broken and s.ready.Load() false", err)
 	}
 }
 
@@ -588,7 +588,7 @@ func answersCloseWhileDraining(t *testing.T, delay time.Duration) (answered bool
 		t.Errorf("once readiness has failed: %d, closes %t; want status http.StatusOK and close", r.StatusCode, r.Close)
 	}
 	if n, err := in.Read(make([]byte, 1)); n > 0 || err == nil {
-		t.Errorf("the connection is still open: %v", err)
+		t.Errorf("the connection is still open: %v; want an error", err)
 	}
 	return true
 }

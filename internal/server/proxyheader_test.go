@@ -31,7 +31,7 @@ func FuzzProxyHeader(f *testing.F) {
 			}
 		}
 		if len(rest) > len(start) || string(rest) != string(start[len(start)-len(rest):]) {
-			t.Errorf("%q: the application reads %q", start, rest)
+			t.Errorf("%q: the application reads %q; want len(rest) at most %v and rest %v", start, rest, len(start), string(start[len(start)-len(rest):]))
 		}
 	})
 }

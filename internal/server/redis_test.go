@@ -369,7 +369,7 @@ func TestSidecarsWithLeasesStayWithinTheLimit(t *testing.T) {
 		return n
 	}
 	if n := left(a); n >= limit-600 || n < limit-600-2*most {
-		t.Errorf("%d are left after 600 of %d, two sidecars may have leased up to %d each", n, limit, most)
+		t.Errorf("%d are left after 600 of %d, two sidecars may have leased up to %d each; want less than %v, and at least %v", n, limit, most, limit-600, limit-600-2*most)
 	}
 	for _, series := range []string{"rlsidecar_lease_served_total", "rlsidecar_lease_borrowed_units_total", "rlsidecar_lease_units", "rlsidecar_lease_keys"} {
 		if text := body(t, get(t, a.Admin, "/metrics")); !regexp.MustCompile(`(?m)^` + series + ` [1-9]`).MatchString(text) {

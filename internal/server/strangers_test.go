@@ -128,16 +128,16 @@ func TestTokensComeFromFiles(t *testing.T) {
 		return [2]int{one.StatusCode, two.StatusCode}
 	}
 	if got := codes("1"); got != [2]int{200, 200} {
-		t.Fatal(got)
+		t.Fatalf("got %v; want %v", got, [2]int{200, 200})
 	}
 	if got := codes("2"); got != [2]int{401, 401} {
-		t.Fatal(got)
+		t.Fatalf("got %v; want %v", got, [2]int{401, 401})
 	}
 	write(api, "api-2")
 	write(admin, "admin-2")
 	eventually(t, "the new tokens count", func() bool { return codes("2") == [2]int{200, 200} })
 	if got := codes("1"); got != [2]int{401, 401} {
-		t.Errorf("the old tokens are still accepted: %v", got)
+		t.Errorf("the old tokens are still accepted: %v; want %v", got, [2]int{401, 401})
 	}
 	write(api, "")
 	if err := os.Remove(admin); err != nil {
@@ -148,10 +148,10 @@ func TestTokensComeFromFiles(t *testing.T) {
 		return x.logs.FilterMessageSnippet("the token file cannot be read").Len() == 2
 	})
 	if got := codes("2"); got != [2]int{200, 200} {
-		t.Errorf("without the files: %v", got)
+		t.Errorf("without the files: %v; want %v", got, [2]int{200, 200})
 	}
 	if got := codes(""); got != [2]int{401, 401} {
-		t.Errorf("without a token: %v", got)
+		t.Errorf("without a token: %v; want %v", got, [2]int{401, 401})
 	}
 	for _, c := range []Config{
 		{Paths: []string{x.file}, GRPC: "127.0.0.1:0", APITokenFile: filepath.Join(dir, "none")},

@@ -54,7 +54,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 		return seen, err
 	}
 	if n, err := serial(ca); err != nil || n != 1 {
-		t.Fatalf("%d, %v", n, err)
+		t.Fatalf("got %d, %v; want no error and 1", n, err)
 	}
 	for name, by := range map[string]*certtest.Authority{"no certificate": nil, "of another CA": stranger} {
 		if _, err := serial(by); err == nil {
@@ -64,15 +64,15 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	cert, key = ca.Issue(t, 2)
 	write(files.Cert, cert) // does not match the old key
 	if n, err := serial(ca); err != nil || n != 1 {
-		t.Errorf("half written: %d, %v", n, err)
+		t.Errorf("half written: %d, %v; want no error and 1", n, err)
 	}
 	write(files.Key, key)
 	if n, err := serial(ca); err != nil || n != 2 {
-		t.Errorf("%d, %v", n, err)
+		t.Errorf("got %d, %v; want no error and 2", n, err)
 	}
 	write(files.ClientCA, stranger.PEM)
 	if n, err := serial(stranger); err != nil || n != 2 {
-		t.Errorf("%d, %v", n, err)
+		t.Errorf("got %d, %v; want no error and 2", n, err)
 	}
 	if x.logs.FilterMessageSnippet("the previous ones stay in use").Len() != 1 {
 		t.Error("not logged exactly once")

@@ -54,7 +54,7 @@ func TestFullMemoryIsReported(t *testing.T) {
 	now = now.Add(2 * time.Minute) // by now all buckets equal new ones
 	use(5000, 5001)
 	if got := wrong(); strings.HasPrefix(got, "critical") {
-		t.Errorf("later: %q", got)
+		t.Errorf("later: %q; want strings.HasPrefix(got, \"critical\") false", got)
 	}
 }
 

@@ -79,7 +79,7 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 		got = append(got, x.ask(t, "k=v").OverallCode)
 	}
 	if !slices.Equal(got, []rls.RateLimitResponse_Code{ok, ok, over}) {
-		t.Errorf("%v", got)
+		t.Errorf("got %v; want %v", got, []rls.RateLimitResponse_Code{ok, ok, over})
 	}
 	a := x.ask(t, "w=v", "quota=v")
 	if a.OverallCode != over || a.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 5 || a.Statuses[1].Code != over {
@@ -195,7 +195,7 @@ func TestStartWithoutConfiguration(t *testing.T) {
 	p.set(t, "1", perUnit("", 1, year))
 	receive(t, p.Refused)
 	if a := x.ask(t, "k=v"); a.OverallCode != over || health("") != healthpb.HealthCheckResponse_NOT_SERVING {
-		t.Errorf("%v", a)
+		t.Errorf("got %v; want OVER_LIMIT and health(\"\") %v", a, healthpb.HealthCheckResponse_NOT_SERVING)
 	}
 	p.set(t, "2", perUnit("k", 1, year))
 	eventually(t, "ready", func() bool { return health("ratelimit") == healthpb.HealthCheckResponse_SERVING })

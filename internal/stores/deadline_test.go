@@ -93,7 +93,7 @@ func TestLateDecisionsAffectNoOtherRequest(t *testing.T) {
 		time.Sleep(50 * ms)
 		synctest.Wait()
 		if b.Decisions[0].Allowed || len(keys) != 1 || keys[0] != "first" || len(done) != 0 {
-			t.Errorf("%+v, next got the keys %q; want b.Decisions[0].Allowed false, 1 element, keys[0] %q and no elements", b.Decisions[0], keys, "first")
+			t.Errorf("%+v, next got the keys %q; want a denial, and one key, %q", b.Decisions[0], keys, "first")
 		}
 	})
 }
@@ -153,7 +153,7 @@ func TestDeadlineKeepsKnownDecisions(t *testing.T) {
 			Done: func(*backend.Batch) { close(done) },
 		}
 		if s.Submit(b); !b.Known[0].Load() || b.Known[1].Load() || b.Decisions[0].Allowed || b.Decisions[0].RetryAfter == 0 {
-			t.Errorf("known %v and %v, %+v", b.Known[0].Load(), b.Known[1].Load(), b.Decisions[0])
+			t.Errorf("known %v and %v, %+v; want b.Known[0].Load() true, b.Known[1].Load() false, denied and retry after above 0", b.Known[0].Load(), b.Known[1].Load(), b.Decisions[0])
 		}
 		if <-done; b.Decisions[0].Err != nil || !errors.Is(b.Decisions[1].Err, backend.ErrUnavailable) {
 			t.Errorf("got %+v; want no error and the error backend.ErrUnavailable", b.Decisions)

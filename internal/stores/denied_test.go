@@ -93,13 +93,13 @@ func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 		}
 		b, done = submit(other, denied)
 		if b.Known[0].Load() || !b.Known[1].Load() || b.Decisions[1].Allowed || b.Decisions[1].RetryAfter == 0 {
-			t.Errorf("known %v and %v, %+v", b.Known[0].Load(), b.Known[1].Load(), b.Decisions)
+			t.Errorf("known %v and %v, %+v; want b.Known[0].Load() false, b.Known[1].Load() true, denied and retry after above 0", b.Known[0].Load(), b.Known[1].Load(), b.Decisions)
 		}
 		if <-done; !b.Decisions[0].Allowed || b.Decisions[0].Remaining != 1 || b.Decisions[1].Allowed {
 			t.Errorf("got %+v; want allowed, 1 remaining and denied", b.Decisions)
 		}
 		if got := asked.last(t); asked.count() != 3 || len(got) != 1 || string(got[0].Key) != "b" {
-			t.Errorf("next got %d batches, the last %+v", asked.count(), got)
+			t.Errorf("next got %d batches, the last %+v; want 3 batches, 1 element and got[0].Key %q", asked.count(), got, "b")
 		}
 		b, done = submit(denied)
 		select {
@@ -108,7 +108,7 @@ func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 			t.Error("a cached denial was not answered before Submit returned")
 		}
 		if b.Decisions[0].Allowed || asked.count() != 3 {
-			t.Errorf("%+v", b.Decisions)
+			t.Errorf("got %+v; want b.Decisions[0] denied and 3 batches", b.Decisions)
 		}
 	})
 }
@@ -145,7 +145,7 @@ func TestALargerCostOfOtherKindsGoesToTheStore(t *testing.T) {
 			limit := compile(t, algorithms.Spec{Kind: kind, Rate: 3, Period: algorithms.Second})
 			take(t.Context(), s, of(limit, "a", 2))
 			if d := take(t.Context(), s, of(limit, "a", 2))[0]; d.Allowed || asked.count() != 2 {
-				t.Errorf("%s: got %+v", kind, d)
+				t.Errorf("%s: got %+v; want denied and 2 batches", kind, d)
 			}
 			take(t.Context(), s, of(limit, "a", 2))
 			if asked.count() != 2 {
@@ -167,7 +167,7 @@ func TestACostThatNeverFitsIsNotRemembered(t *testing.T) {
 		take(t.Context(), s, of(limit, "a", 1)) // denied, and cached
 		d := take(t.Context(), s, of(limit, "a", 4))[0]
 		if d.Allowed || !d.Never || asked.count() != 3 {
-			t.Errorf("got %+v, next got %d batches", d, asked.count())
+			t.Errorf("got %+v, next got %d batches; want denied, d.Never true and 3 batches", d, asked.count())
 		}
 	})
 }
@@ -256,7 +256,7 @@ func TestDeniedGroups(t *testing.T) {
 		for i := range 3 {
 			d := take(t.Context(), s, pair(1, 1)...)
 			if d[0].Allowed || !d[1].Allowed || d[1].Remaining != 99 || asked.count() != 2 {
-				t.Errorf("%d: got %+v, next got %d batches", i, d, asked.count())
+				t.Errorf("%d: got %+v, next got %d batches; want d[0] denied, d[1] allowed, d[1].Remaining 99 and 2 batches", i, d, asked.count())
 			}
 		}
 		// The limit that allowed may deny a higher cost, so next decides. Next also decides a charge of the
@@ -272,7 +272,7 @@ func TestDeniedGroups(t *testing.T) {
 		d := take(t.Context(), s, append(pair(1, 2), other)...)
 		got := asked.last(t)
 		if d[0].Allowed || !d[2].Allowed || d[2].Remaining != 95 || len(got) != 1 || string(got[0].Key) != "other" {
-			t.Errorf("got %+v, sent %+v", d, got)
+			t.Errorf("got %+v, sent %+v; want d[0] denied, d[2] allowed, d[2].Remaining 95, 1 element and got[0].Key %q", d, got, "other")
 		}
 		// A refund to one bucket of the group removes the group's denial.
 		take(t.Context(), s, of(many, "many", -1))
@@ -314,14 +314,14 @@ func TestOfALimitWithPenaltyOnlyBlocksAreRemembered(t *testing.T) {
 		expect(t, s, asked, 4, of(limit, "a", 1), false, time.Minute) // blocked
 		time.Sleep(2*time.Second - time.Microsecond)
 		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Blocked != 1 || asked.count() != 4 {
-			t.Errorf("during the block: %+v, next got %d batches", d, asked.count())
+			t.Errorf("during the block: %+v, next got %d batches; want d.Blocked 1 and 4 batches", d, asked.count())
 		}
 		time.Sleep(time.Microsecond)
 		expect(t, s, asked, 5, of(limit, "a", 1), false, 58*time.Second)
 		expect(t, s, asked, 6, of(limit, "a", 1), false, 58*time.Second)
 		expect(t, s, asked, 7, of(limit, "a", 1), false, 58*time.Second)
 		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Blocked != 4*algorithms.Second || asked.count() != 7 {
-			t.Errorf("blocked again: %+v, next got %d batches", d, asked.count())
+			t.Errorf("blocked again: %+v, next got %d batches; want d.Blocked %v and 7 batches", d, asked.count(), 4*algorithms.Second)
 		}
 		// In a group with the denial of another limit, the denial is cached until the block ends.
 		other := tokens(t, 1, algorithms.Day, 1)
@@ -366,7 +366,7 @@ func TestAnAllowedChargeForgetsADenial(t *testing.T) {
 		expect(t, s, asked, 3, of(limit, "a", 5), true, 0)
 		expect(t, s, asked, 4, of(limit, "a", 8), false, 48*time.Minute)
 		if d := take(t.Context(), s, of(limit, "a", 8))[0]; d.Remaining != 0 || asked.count() != 4 {
-			t.Errorf("%d remain, next got %d batches", d.Remaining, asked.count())
+			t.Errorf("%d remain, next got %d batches; want d.Remaining 0 and 4 batches", d.Remaining, asked.count())
 		}
 		// The charge is in another group, and in one Take with others.
 		expect(t, s, asked, 5, of(limit, "b", 2), true, 0)
@@ -404,7 +404,7 @@ func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
 		take(t.Context(), s, of(limit, "a", 5))
 		time.Sleep(20 * ms)
 		if d := take(t.Context(), s, of(limit, "a", 8))[0]; d.RetryAfter != algorithms.Micros((48*time.Minute-21*ms)/time.Microsecond) {
-			t.Errorf("got %+v", d)
+			t.Errorf("got %+v; want retry after %v", d, algorithms.Micros((48*time.Minute-21*ms)/time.Microsecond))
 		}
 	})
 }
@@ -419,7 +419,7 @@ func TestARememberedDenialReportsRemainingUnits(t *testing.T) {
 		time.Sleep(500 * ms)
 		d := take(t.Context(), s, of(limit, "a", 9))[0]
 		if d.Remaining != 5 || d.RetryAfter != 400_000 || d.ResetAfter != 500_000 || asked.count() != 2 {
-			t.Errorf("next got %d batches: %+v", asked.count(), d)
+			t.Errorf("next got %d batches: %+v; want d.Remaining 5, d.RetryAfter 400_000, d.ResetAfter 500_000 and 2 batches", asked.count(), d)
 		}
 	})
 }
@@ -525,7 +525,7 @@ func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute) // denied, and cached
 		for _, want := range []int{3, 4} {
 			if d := take(t.Context(), s, once)[0]; !d.Allowed || !d.Replayed || asked.count() != want {
-				t.Errorf("next got %d batches: %+v", asked.count(), d)
+				t.Errorf("next got %d batches: %+v; want allowed, d.Replayed true and %v batches", asked.count(), d, want)
 			}
 		}
 		// The same holds in a batch with other groups.

@@ -149,12 +149,12 @@ func TestADeniedGroupInPartsIsRefunded(t *testing.T) {
 		batch := &backend.Batch{Charges: []backend.Charge{a, b, slow}, Decisions: make([]backend.Decision, 3), Known: known, Done: func(*backend.Batch) {}}
 		s.Submit(batch)
 		if d := batch.Decisions[0]; !known[0].Load() || !known[1].Load() || d.Remaining != 3 || batch.Decisions[1].Allowed {
-			t.Errorf("before the batch ends: %v, %+v", known[0].Load(), batch.Decisions)
+			t.Errorf("before the batch ends: %v, %+v; want known[0].Load() true, known[1].Load() true, d.Remaining 3 and batch.Decisions[1] denied", known[0].Load(), batch.Decisions)
 		}
 		time.Sleep(21 * ms)
 		synctest.Wait()
 		if n := left(t, next, a); n != 3 || batch.Decisions[0].Remaining != 3 || !batch.Decisions[2].Allowed {
-			t.Errorf("%d of 3 left: %+v", n, batch.Decisions)
+			t.Errorf("%d of 3 left: %+v; want 3 left, decision 0 with 3 remaining, and decision 2 allowed", n, batch.Decisions)
 		}
 	})
 }
@@ -201,7 +201,7 @@ func TestARefusedLeaseDelaysNoOtherGroup(t *testing.T) {
 		time.Sleep(20 * ms)
 		takes := asked.all()[len(asked.all())-2:]
 		if len(takes[0]) != 2 || takes[0][0].Terms.Cost < 2 || len(takes[1]) != 1 || takes[1][0].Terms.Cost != 1 {
-			t.Errorf("next got %+v; want 2 elements, takes[0][0].Terms.Cost at least 2, 1 element and takes[1][0].Terms.Cost 1", takes)
+			t.Errorf("next got %+v; want 2 batches: a cost of at least 2, and a cost of 1", takes)
 		}
 		if n := left(t, store, hot); n != 0 {
 			t.Errorf("%d units are left; want 0", n)

@@ -22,7 +22,7 @@ func TestAKnownDecisionIsNotWrittenAgain(t *testing.T) {
 	last.Decisions[0].Remaining = 7
 	last.SetKnown(0, 1)
 	if !outer.IsKnown(1) || outer.Decisions[1].Remaining != 7 {
-		t.Fatalf("before the end: %+v", outer.Decisions)
+		t.Fatalf("before the end: %+v; want outer.IsKnown(1) true and 7 remaining", outer.Decisions)
 	}
 	outer.Decisions[1].Remaining = 6 // by the caller
 	last.Decisions[1].Remaining = 5

@@ -312,7 +312,7 @@ func TestLeasesRequestFewerUnitsDuringAnOutage(t *testing.T) {
 		}
 		lost := before - left(t, store, c)
 		if n := asked.count() - start; n < 2 || n > 12 || lost > 2*used {
-			t.Errorf("%d batches, %d units were charged while the last %d were used", n, lost, used)
+			t.Errorf("%d batches, %d units were charged while the last %d were used; want 2 to 12 batches, and at most %v units", n, lost, used, 2*used)
 		}
 	})
 }
@@ -406,7 +406,7 @@ func TestARarelyUsedKeyGetsNoLease(t *testing.T) {
 			time.Sleep(40 * ms) // 7 requests in 250 ms
 		}
 		if stats := s.Stats(); stats != (stores.LeaseStats{}) || asked.count() != 2000 {
-			t.Errorf("%+v, next got %d batches", stats, asked.count())
+			t.Errorf("%+v, next got %d batches; want stats %v and 2000 batches", stats, asked.count(), stores.LeaseStats{})
 		}
 	})
 }
@@ -418,7 +418,7 @@ func TestLeasesShrinkNearExhaustion(t *testing.T) {
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 		for i := range 1000 {
 			if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != int64(999-i) {
-				t.Fatalf("request %d: %+v", i, d)
+				t.Fatalf("request %d: %+v; want allowed and %v remaining", i, d, int64(999-i))
 			}
 			time.Sleep(100 * time.Microsecond)
 			if rest := left(t, below, c); s.Stats().Leased > (rest+s.Stats().Leased)/8+1 {
@@ -428,7 +428,7 @@ func TestLeasesShrinkNearExhaustion(t *testing.T) {
 		n := asked.count()
 		d := take(t.Context(), s, c)[0]
 		if d.Allowed || d.Remaining != 0 || asked.count() != n+1 {
-			t.Errorf("request 1001: %+v", d)
+			t.Errorf("request 1001: %+v; want denied, d.Remaining 0 and %v batches", d, n+1)
 		}
 		if at := algorithms.Micros(time.Now().UnixMicro()); d.RetryAfter != algorithms.Day-at%algorithms.Day {
 			t.Errorf("retry after %d, the window ends in %d", d.RetryAfter, algorithms.Day-at%algorithms.Day)
@@ -494,7 +494,7 @@ func TestALeaseEndsWithItsWindow(t *testing.T) {
 		n := asked.count()
 		time.Sleep(time.Microsecond) // the edge between the windows
 		if d := take(t.Context(), s, c)[0]; asked.count() != n+1 || d.Remaining != 9999 {
-			t.Errorf("in the next window: %+v, asked %d times", d, asked.count()-n)
+			t.Errorf("in the next window: %+v, asked %d times; want 1 batch and 9999 remaining", d, asked.count()-n)
 		}
 		if granted := s.Stats().Leased; left(t, below, c) != 9999-granted { // units that were returned after their window were dropped
 			t.Errorf("%d are left, %d are granted; want %v", left(t, below, c), granted, 9999-granted)
@@ -554,10 +554,10 @@ func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 		granted := s.Stats().Leased
 		got := take(ctx, s, hot, other)
 		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 || s.Stats().Leased != granted-1 {
-			t.Errorf("both have enough: %+v, %d of %d are granted", got, s.Stats().Leased, granted)
+			t.Errorf("both have enough: %+v, %d of %d are granted; want got[0] allowed, got[1] allowed, got[0].Remaining %v and s.Stats().Leased %v", got, s.Stats().Leased, granted, 10_000-requests-1, granted-1)
 		}
 		if last := asked.last(t); len(last) != 1 || string(last[0].Key) != "other" {
-			t.Errorf("next got %+v", last)
+			t.Errorf("next got %+v; want 1 element and last[0].Key %q", last, "other")
 		}
 		got = take(ctx, s, hot, other)
 		if !got[0].Allowed || got[1].Allowed || got[1].RetryAfter == 0 || got[0].Remaining != 10_000-requests-1 || s.Stats().Leased != granted-1 {
@@ -581,7 +581,7 @@ func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
 		}
 		// Unused units are returned first, in the same batch as the request for a new lease.
 		if last := asked.last(t); len(last) != 3 || last[0].Terms.Cost >= 0 || last[1].Terms.Cost <= 1 {
-			t.Errorf("next got %+v; want 3 elements, cost less than 0 and cost more than 1", last)
+			t.Errorf("next got %+v; want 3 charges: a refund, and a cost above 1", last)
 		}
 	})
 }
@@ -632,11 +632,11 @@ func TestChangedNumbersDropLeases(t *testing.T) {
 		n, granted := asked.count(), s.Stats().Leased
 		c = leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		if take(t.Context(), s, c); asked.count() != n || s.Stats().Leased != granted-1 {
-			t.Errorf("the same numbers: next got %d batches, %+v", asked.count()-n, s.Stats())
+			t.Errorf("the same numbers: next got %d batches, %+v; want no batch and %d leased units", asked.count()-n, s.Stats(), granted-1)
 		}
 		c.Limit = fixed(t, 9_000, algorithms.Day)
 		if take(t.Context(), s, c); asked.count() != n+1 || s.Stats().Leased != 0 {
-			t.Errorf("other numbers: next got %d batches, %+v", asked.count()-n, s.Stats())
+			t.Errorf("other numbers: next got %d batches, %+v; want 1 batch and no leased units", asked.count()-n, s.Stats())
 		}
 	})
 }
@@ -757,7 +757,7 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 		for range 2 {
 			n := asked.count()
 			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || s.Stats().Leased != granted {
-				t.Errorf("with an idempotency key: %+v, next got %d batches", d, asked.count()-n)
+				t.Errorf("with an idempotency key: %+v, next got %d batches; want allowed, 1 batch and %d leased units", d, asked.count()-n, granted)
 			}
 		}
 	})
@@ -775,7 +775,7 @@ func TestAMissingLeaseCausesNoError(t *testing.T) {
 		take(t.Context(), below, of(limit, "a", 991)) // by another process
 		n := asked.count()
 		if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != 0 || asked.count() != n+2 {
-			t.Errorf("%+v, next got %d batches", d, asked.count()-n)
+			t.Errorf("%+v, next got %d batches; want allowed, none remaining and 2 batches", d, asked.count()-n)
 		}
 		if d := take(t.Context(), s, c)[0]; d.Allowed || d.RetryAfter == 0 {
 			t.Errorf("got %+v; want denied and retry after above 0", d)
@@ -801,7 +801,7 @@ func TestManyGroupsAreSubmittedInOneBatch(t *testing.T) {
 		n := asked.count()
 		got := take(t.Context(), s, many...)
 		if asked.count() != n+1 || len(asked.last(t)) != 3 {
-			t.Errorf("next got %d batches, last %+v", asked.count()-n, asked.last(t))
+			t.Errorf("next got %d batches, last %+v; want 1 batch of 3 charges", asked.count()-n, asked.last(t))
 		}
 		for i, want := range []struct {
 			allowed   bool

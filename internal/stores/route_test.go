@@ -62,7 +62,7 @@ func TestABatchOfOneRouteIsNotCopied(t *testing.T) {
 	charges[1].Group = 1
 	outer, _ := submit(byFirstByte(a, b), charges)
 	if len(a.waiting) != 1 || len(b.waiting) != 0 || a.waiting[0] != outer {
-		t.Errorf("%d and %d batches; want 1 element, no elements and a.waiting[0] %v", len(a.waiting), len(b.waiting), outer)
+		t.Errorf("%d and %d batches; want 1 and 0, and the first is %v", len(a.waiting), len(b.waiting), outer)
 	}
 }
 
@@ -226,10 +226,10 @@ func TestUndosAreBounded(t *testing.T) {
 	}
 	key[0] = 'x' // the caller reuses the memory of its key
 	if n := len(h.waiting); n != 1024 || undos.Dropped() != 76 {
-		t.Errorf("%d calls, %d dropped", n, undos.Dropped())
+		t.Errorf("%d calls, %d dropped; want 1024 and 76", n, undos.Dropped())
 	}
 	if b := h.waiting[0]; !b.Detached || string(b.Charges[0].Key) != "key" || b.Deadline.IsZero() {
-		t.Errorf("got %+v", b)
+		t.Errorf("got %+v; want b.Detached true, b.Charges[0].Key %q and b.Deadline.IsZero() false", b, "key")
 	}
 	closed := make(chan struct{})
 	go func() { undos.Close(); close(closed) }()

@@ -95,7 +95,7 @@ func TestCreditsAreKeptIfAnotherLimitDenies(t *testing.T) {
 	TakeAll(t0+sec, group)
 	before := group[1].State
 	if TakeAll(t0+sec, group) {
-		t.Fatalf("the last limit has nothing left: %+v", group)
+		t.Fatalf("the last limit has nothing left: %+v; want denied", group)
 	}
 	if !same(before, group[1].State) || left(group[0].Limit, group[0].State, t0+sec) != 5 {
 		t.Errorf("charged: %+v", group)
@@ -142,7 +142,7 @@ func TestRetryOfAlternativesIsExact(t *testing.T) {
 				continue
 			}
 			if retry.after < 1 || TakeAll(now+retry.after-1, slicesOf(group)) || !TakeAll(now+retry.after, slicesOf(group)) {
-				t.Fatalf("%d us is not the exact retry time of %+v", retry.after, group)
+				t.Fatalf("%d us is not the exact retry time of %+v; want after at least 1, denied and allowed", retry.after, group)
 			}
 			if roll.once(2) {
 				now += retry.after

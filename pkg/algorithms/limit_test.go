@@ -187,7 +187,7 @@ func TestMaxReservedIsAsLargeAsFits(t *testing.T) {
 func TestDefaults(t *testing.T) {
 	for _, k := range []Kind{TokenBucket, FixedWindow, SlidingWindow, SlidingLog} {
 		if l := mustCompile(t, Spec{Kind: k, Rate: 7, Period: sec}); l.Capacity != 7 || l.Initial != 7 || l.Most(false) != 7 {
-			t.Errorf("%v: %+v", k, l)
+			t.Errorf("%v: got %+v; want l.Capacity 7, l.Initial 7 and l.Most(false) 7", k, l)
 		}
 	}
 	if l := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 7, Period: sec, Capacity: new(int64(2))}); l.Most(false) != 3 {

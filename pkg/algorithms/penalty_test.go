@@ -218,12 +218,12 @@ func TestAGroupCountsDenialsOnlyOfLimitsThatDeny(t *testing.T) {
 	g := group(10, 1)
 	g[0].State, _ = g[0].Limit.Take(State{}, t0, Charge{Cost: 1})
 	if TakeAll(t0, g) || g[0].Decision.Blocked != minute || g[0].Decision.RetryAfter != minute || !g[1].Decision.Allowed || g[1].State.By != nil {
-		t.Errorf("one denied: %+v", g)
+		t.Errorf("one denied: %+v; want denied, blocked %v, retry after %v, allowed and By nil", g, minute, minute)
 	}
 	g = group(10, 11)
 	g[0].State, _ = g[0].Limit.Take(State{}, t0, Charge{Cost: 1})
 	if TakeAll(t0, g) || g[0].Decision.Blocked != 0 || g[0].Decision.RetryAfter != sec || g[0].State.Denials != nil {
-		t.Errorf("one cost can never fit: %+v", g)
+		t.Errorf("one cost can never fit: %+v; want denied, blocked 0, retry after %v and denials nil", g, sec)
 	}
 }
 
@@ -241,7 +241,7 @@ func TestABlockAdmitsNothing(t *testing.T) {
 			t.Fatalf("at %d %+v of %+v, blocked until %d: %+v; want denied", m.now, m.ask, m.before, d.Until, m.got)
 		}
 		if is := m.after.Denials; is == nil || is.Blocks != d.Blocks || is.Until > d.Until || len(is.Times) > len(d.Times) {
-			t.Fatalf("at %d %+v, blocked: %+v was %+v", m.now, m.ask, is, d)
+			t.Fatalf("at %d %+v, blocked: %+v was %+v; want is not nil, is.Blocks %v, is.Until at most %v and len(is.Times) at most %v", m.now, m.ask, is, d, d.Blocks, d.Until, len(d.Times))
 		}
 	})
 }

@@ -177,7 +177,7 @@ func TestTheShardsAddUpToTheLimit(t *testing.T) {
 			capacity, initial, reserved = capacity+l.Capacity, initial+l.Initial, reserved+l.MaxReserved
 			flow.Add(flow, big.NewRat(l.Rate, l.period*int64(l.tick)))
 			if first := shards[0].Limit; first.Capacity-l.Capacity > 1 || l.Capacity > first.Capacity || l.tick != first.tick || l.q != first.q {
-				t.Fatalf("%s: shard %d is %+v, the first %+v", show(s), i, *l, *first)
+				t.Fatalf("%s: shard %d is %+v, the first %+v; want first.Capacity - l.Capacity at most 1, l.Capacity at most %v, l.tick %v and l.q %v", show(s), i, *l, *first, first.Capacity, first.tick, first.q)
 			}
 		}
 		if capacity != whole.Capacity || initial != whole.Initial || flow.Cmp(big.NewRat(s.Rate, int64(s.Period))) != 0 {

@@ -119,7 +119,7 @@ func TestOneDenialDeniesTheGroup(t *testing.T) {
 	large := bucket(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec}, 2)
 	group := []Bucket{large, small}
 	if !TakeAll(t0, group) || group[0].Decision.Remaining != 8 || group[1].Decision.Remaining != 0 {
-		t.Fatalf("first: %+v", group)
+		t.Fatalf("first: %+v; want allowed, group[0].Decision.Remaining 8 and group[1].Decision.Remaining 0", group)
 	}
 	before := group[0].State
 	if TakeAll(t0, group) {
@@ -132,7 +132,7 @@ func TestOneDenialDeniesTheGroup(t *testing.T) {
 		t.Errorf("the small one: %+v; want denied and retry after %v", d, sec)
 	}
 	if !TakeAll(t0+sec, group) || group[0].Decision.Remaining != 8 {
-		t.Errorf("after retry_after: %+v", group)
+		t.Errorf("after retry_after: %+v; want allowed and 8 remaining", group)
 	}
 }
 
@@ -144,7 +144,7 @@ func TestAGroupThatCanNeverBeAllowedStoresNothing(t *testing.T) {
 		bucket(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec}, 11),
 	}
 	if TakeAll(t0, group) || !group[2].Decision.Never {
-		t.Fatalf("%+v", group)
+		t.Fatalf("got %+v; want denied and never", group)
 	}
 	for i, b := range group {
 		if b.State.By != nil {
@@ -157,10 +157,10 @@ func TestDeniedGroupStartsClocks(t *testing.T) {
 	slow := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(0))}
 	group := []Bucket{bucket(t, slow, 2), bucket(t, slow, 0), bucket(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec}, 1)}
 	if TakeAll(t0, group) || group[0].State.At != t0 || group[1].State.At != t0 || group[2].State.By != nil {
-		t.Fatalf("%+v", group)
+		t.Fatalf("got %+v; want denied, group[0].State.At %v, group[1].State.At %v and group[2].State.By nil", group, t0, t0)
 	}
 	if !TakeAll(t0+2*sec, group) {
-		t.Errorf("after retry_after: %+v", group)
+		t.Errorf("after retry_after: %+v; want allowed", group)
 	}
 }
 

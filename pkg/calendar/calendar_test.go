@@ -65,10 +65,10 @@ func TestCalendarEdges(t *testing.T) {
 					t.Errorf("window %d starts at %s, want %s", i, time.UnixMicro(int64(got)).UTC(), text)
 				}
 				if got := calendar.Window(edge - 1); got >= first+int64(i) {
-					t.Errorf("1 us before edge %d the window is %d", i, got-first)
+					t.Errorf("1 us before edge %d the window is %d; want an earlier one", i, got-first)
 				}
 				if got := calendar.Window(edge); got < first+int64(i) {
-					t.Errorf("at edge %d the window is %d", i, got-first)
+					t.Errorf("at edge %d the window is %d; want at least %d", i, got-first, i)
 				}
 			}
 		})

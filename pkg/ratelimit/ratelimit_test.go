@@ -163,7 +163,7 @@ func TestAllowAllConsumesAllOrNone(t *testing.T) {
 		t.Fatalf("got %v; want the error ratelimit.ErrDenied", err)
 	}
 	if denied, ok := errors.AsType[*ratelimit.DeniedError](l.AllowAll(ctx, requests)); !ok || denied.Result.RetryAfter != 18*time.Second {
-		t.Errorf("the error has the longest time to wait: %+v", denied)
+		t.Errorf("the error has the longest time to wait: %+v; want a ratelimit.DeniedError and retry after %v", denied, 18*time.Second)
 	}
 	if r := requests[2].Result; r.Allowed || r.RetryAfter != 18*time.Second {
 		t.Errorf("units of one bucket are added up: %+v; want denied and retry after %v", r, 18*time.Second)
@@ -179,7 +179,7 @@ func TestAllowAllConsumesAllOrNone(t *testing.T) {
 	}
 	requests = []ratelimit.Request{{Name: "burst", N: 1, Reserve: true}, {Name: "send", N: 9}}
 	if err := l.AllowAll(ctx, requests); !errors.Is(err, ratelimit.ErrDenied) || requests[0].Reservation.Name() != "" {
-		t.Errorf("a denied call has the reservation %+v, %v", requests[0].Reservation, err)
+		t.Errorf("a denied call has the reservation %+v, %v; want the error ratelimit.ErrDenied and no requests[0].Reservation", requests[0].Reservation, err)
 	}
 	requests = []ratelimit.Request{{Name: "send", N: 9}, {Name: "burst", N: 6}}
 	if err := l.AllowAll(ctx, requests); !errors.Is(err, ratelimit.ErrNeverFits) || !strings.Contains(err.Error(), `limit "burst"`) {
@@ -224,7 +224,7 @@ func TestMaxWaitDeniesWithoutConsuming(t *testing.T) {
 	}
 	_, err = l.Reserve(t.Context(), "burst")
 	if denied, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || !errors.Is(err, ratelimit.ErrDenied) || denied.Result.RetryAfter != 6*time.Second {
-		t.Errorf("36 s, which are 30 in 6 s: %v", err)
+		t.Errorf("36 s, which are 30 in 6 s: %v; want a ratelimit.DeniedError, the error ratelimit.ErrDenied and retry after %v", err, 6*time.Second)
 	}
 	if _, err := l.ReserveN(t.Context(), 10, "send", "full"); err != nil {
 		t.Error(err)
@@ -233,7 +233,7 @@ func TestMaxWaitDeniesWithoutConsuming(t *testing.T) {
 		t.Errorf("16 of 10 take 36 s, even if the bucket is full: %v; want the error ratelimit.ErrNeverFits and an error other than ratelimit.ErrDenied", err)
 	}
 	if r, err := l.ReserveN(t.Context(), 15, "send"); err != nil || r.Delay().Round(time.Second) != 30*time.Second {
-		t.Errorf("15 of 10 take 30 s: %v", err)
+		t.Errorf("15 of 10 take 30 s: %v; want no error and r.Delay().Round(time.Second) %v", err, 30*time.Second)
 	}
 	if r, err := l.Peek(t.Context(), 0, "burst"); err != nil && !errors.Is(err, ratelimit.ErrDenied) || r.ResetAfter != time.Minute {
 		t.Errorf("the denial consumed nothing: %+v %v", r, err)
@@ -312,7 +312,7 @@ func TestAllowOnceConsumesOnce(t *testing.T) {
 	late := []ratelimit.Request{{Name: "send", Key: []string{"bob"}, N: 9}}
 	err := l.AllowOnce(ctx, "call 3", late)
 	if denied, ok := errors.AsType[*ratelimit.DeniedError](err); !ok || !errors.Is(err, ratelimit.ErrDenied) || denied.Result.RetryAfter != time.Second {
-		t.Fatal(err)
+		t.Fatalf("got %v; want a ratelimit.DeniedError, the error ratelimit.ErrDenied and retry after %v", err, time.Second)
 	}
 	clock.Set(storetest.Start + 11*algorithms.Second)
 	if err := l.AllowOnce(ctx, "call 3", late); err != nil {
@@ -450,7 +450,7 @@ func TestAnExpiredReservationIsNotSettled(t *testing.T) {
 	l, clock := onClock(t)
 	r := reserve(t, l, 4, "window")
 	if r.Expires() != r.Due().Add(time.Hour) {
-		t.Errorf("expires %v, due %v", r.Expires(), r.Due())
+		t.Errorf("expires %v, due %v; want %v", r.Expires(), r.Due(), r.Due().Add(time.Hour))
 	}
 	if _, err := l.Settle(t.Context(), r, 1); err != nil {
 		t.Fatal(err)
@@ -654,7 +654,7 @@ func httpAPI(t *testing.T, store backend.Store, domain string) func(body string)
 	t.Helper()
 	snapshot, problems := config.Compile([]config.File{{Name: "c", Data: []byte("domain: " + domain + "\nlimits: {a: {algorithm: token_bucket, rate: 1, period: 1s}}")}}, config.Options{})
 	if problems.Bad() {
-		t.Fatal(problems)
+		t.Fatalf("got %v; want no mistakes", problems)
 	}
 	sidecar := limiter.New(store, limiter.Config{})
 	sidecar.Swap(snapshot)

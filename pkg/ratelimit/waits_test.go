@@ -207,7 +207,7 @@ func TestMaxWaitAppliesToAllowAll(t *testing.T) {
 		t.Errorf("a wait of 30 s, which is 20 s in 10 s: %v", err)
 	}
 	if late[0].Result.Allowed || !late[1].Result.Allowed || late[0].Reservation.Name() != "" || late[1].Reservation.Name() != "" {
-		t.Errorf("only bob's limit denies, and nothing is reserved: %+v", late)
+		t.Errorf("only bob's limit denies, and nothing is reserved: %+v; want late[0].Result denied, late[1].Result allowed, no late[0].Reservation and no late[1].Reservation", late)
 	}
 	for _, key := range []string{"bob", "carol"} {
 		if r, err := l.Peek(t.Context(), 0, "l", key); err != nil || r.Remaining != 1 {
@@ -222,7 +222,7 @@ func TestMaxWaitAppliesToAllowAll(t *testing.T) {
 		t.Errorf("a wait of 20 s: %+v %v; want no error and wait %v", soon, err, 20*time.Second)
 	}
 	if err := l.AllowAll(t.Context(), soon); !errors.Is(err, ratelimit.ErrDenied) || soon[0].Reservation.Name() != "" {
-		t.Errorf("requests that are used again and denied keep the former reservation: %+v %v", soon, err)
+		t.Errorf("requests that are used again and denied keep the former reservation: %+v %v; want the error ratelimit.ErrDenied and no soon[0].Reservation", soon, err)
 	}
 }
 

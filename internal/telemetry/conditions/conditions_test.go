@@ -54,7 +54,7 @@ func TestConditionsAreBounded(t *testing.T) {
 		t.Errorf("%d conditions, the first %q; want %d and redis-away", len(list), list[0].Name, maxConditions)
 	}
 	if n := len(list[1].Summary); n > maxText+len("…") {
-		t.Errorf("a summary has %d bytes", n)
+		t.Errorf("a summary has %d bytes; want at most %v", n, maxText+len("…"))
 	}
 }
 

@@ -44,7 +44,7 @@ func newRequester(tb testing.TB, store backend.Store) *requester {
 	tb.Helper()
 	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(limits)}}, config.Options{})
 	if problems.Bad() {
-		tb.Fatal(problems)
+		tb.Fatalf("got %v; want no mistakes", problems)
 	}
 	a := &requester{limiter: limiter.New(store, limiter.Config{}), clock: time.Date(2026, 1, 2, 3, 1, 0, 0, time.UTC)}
 	a.Recorder = New(func() time.Time { return a.clock })

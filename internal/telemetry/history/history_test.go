@@ -29,7 +29,7 @@ func TestPointsCountOneStepEach(t *testing.T) {
 		}
 	}
 	if sum := p.Sum(); sum != (Totals{26, 10}) || r.All() != p {
-		t.Errorf("%v, of all requests %v", sum, r.All())
+		t.Errorf("%v, of all requests %v; want sum %v and r.All() %v", sum, r.All(), Totals{26, 10}, p)
 	}
 	if allowed, denied := p.Rate(); allowed != 26./60 || denied != 10./60 {
 		t.Errorf("%v and %v a second; want allowed %v and denied %v", allowed, denied, 26./60, 10./60)
@@ -50,7 +50,7 @@ func TestCountsAreDroppedAfterFifteenMinutes(t *testing.T) {
 			t.Fatalf("after %v: %v; want %v", at, left, want)
 		}
 		if at >= 15*time.Minute && (left != Totals{} || r.kept != 0) {
-			t.Fatalf("after %v: %v, %d series", at, left, r.kept)
+			t.Fatalf("after %v: %v, %d series; want %v left and 0 kept", at, left, r.kept, Totals{})
 		}
 	}
 	one(r, 21*time.Minute, Totals{4, 1})
@@ -65,11 +65,11 @@ func TestClocksAndCountersThatGoBack(t *testing.T) {
 	one(r, 0, Totals{12, 0})          // the clock was set back
 	one(r, time.Minute, Totals{3, 0}) // the limit was removed and added again
 	if left := sum(r); left != (Totals{15, 0}) {
-		t.Errorf("%v", left)
+		t.Errorf("got %v; want %v left", left, Totals{15, 0})
 	}
 	one(r, 1e5*time.Hour, Totals{1<<32 + 9, 0}) // far ahead, and more than a point can hold
 	if left := sum(r); left != (Totals{1<<32 - 1, 0}) {
-		t.Errorf("%v", left)
+		t.Errorf("got %v; want %v left", left, Totals{1<<32 - 1, 0})
 	}
 }
 
@@ -93,7 +93,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	if r.kept != MaxSeries || r.Dropped() != limits-MaxSeries {
-		t.Errorf("%d series, %d limits without", r.kept, r.Dropped())
+		t.Errorf("%d series, %d limits without; want r.kept %v and r.Dropped() %v", r.kept, r.Dropped(), MaxSeries, limits-MaxSeries)
 	}
 	if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > 20<<20 {
 		t.Errorf("%d limits use %d KiB; want at most %v", limits, used>>10, 20<<20)

@@ -271,7 +271,7 @@ func TestRuntimeSeriesAreBounded(t *testing.T) {
 		return scrape(t, m, "ratelimit_service_rate_limit_total_hits")[fmt.Sprintf(`ratelimit_service_rate_limit_total_hits{domain="d",key1=%q,key2=""}`, key1)]
 	}
 	if total("k_bob\ufffd") != "2" || total("all_x") != "1" || total("k") != "1" {
-		t.Errorf("%s, %s, %s", total("k_bob\ufffd"), total("all_x"), total("k"))
+		t.Errorf("got %s, %s, %s; want total(\"k_bob\\ufffd\") %q, total(\"all_x\") %q and total(\"k\") %q", total("k_bob\ufffd"), total("all_x"), total("k"), "2", "1", "1")
 	}
 	l.Swap(snapshot(policies()...))
 	if total("k_bob\ufffd") != "2" {

@@ -74,7 +74,7 @@ func TestShapesAreCountedWithoutValues(t *testing.T) {
 		texts += fmt.Sprintln(entry.Message, entry.ContextMap()["domain"], entry.ContextMap()["descriptors"])
 	}
 	if logs.Len() != 2 || !strings.Contains(texts, "edge path,remote_addres | user") || !strings.Contains(texts, "not configured") || strings.Contains(texts, "192.0.2") {
-		t.Errorf("%s", texts)
+		t.Errorf("got %s; want logs.Len() 2, a text that contains %q, a text that contains %q and no %q", texts, "edge path,remote_addres | user", "not configured", "192.0.2")
 	}
 }
 
@@ -97,7 +97,7 @@ func TestMemoryForShapesIsBounded(t *testing.T) {
 		size += len(s.Domain) + len(s.Text())
 	}
 	if size > 4*kept*maxText || len(r.key) > 4*maxText || len(r.warned) > maxWarned {
-		t.Errorf("%d bytes, a key of %d bytes, %d warnings", size, len(r.key), len(r.warned))
+		t.Errorf("%d bytes, a key of %d bytes, %d warnings; want size at most %v, len(r.key) at most %v and len(r.warned) at most %v", size, len(r.key), len(r.warned), 4*kept*maxText, 4*maxText, maxWarned)
 	}
 	if !strings.HasPrefix(top[0].Domain, "ddd") || !top[0].Cut {
 		t.Errorf("got %+v; want a text that starts with %q and cut", top[0], "ddd")

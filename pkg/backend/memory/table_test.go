@@ -27,7 +27,7 @@ func TestTheTableBehavesLikeAMap(t *testing.T) {
 				continue
 			}
 			if e.value != int64(i) {
-				t.Fatalf("%s: holds %d", key, e.value)
+				t.Fatalf("%s: holds %d; want value %v", key, e.value, int64(i))
 			}
 			table.remove(e)
 			delete(have, key)

@@ -71,7 +71,7 @@ func TestEntriesAreAlignedToCacheLines(t *testing.T) {
 	for i := range 3 * chunkSize {
 		at := uintptr(unsafe.Pointer(table.insert(uint64(i)<<32, "key")))
 		if size := unsafe.Sizeof(entry{}); size != 64 || at%64 != 0 {
-			t.Fatalf("entry %d: %d bytes at %#x", i, size, at)
+			t.Fatalf("entry %d: %d bytes at %#x; want size 64 and at %% 64 0", i, size, at)
 		}
 	}
 }

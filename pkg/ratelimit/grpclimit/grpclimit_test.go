@@ -79,13 +79,13 @@ func TestDeniedCallsReportTheRetryTime(t *testing.T) {
 	}
 	code, trailer, s := check(t, client)
 	if code != codes.ResourceExhausted || len(trailer["grpc-retry-pushback-ms"]) != 1 || trailer["grpc-retry-pushback-ms"][0] != "1500" {
-		t.Errorf("%v %v", s, trailer)
+		t.Errorf("got %v %v; want code codes.ResourceExhausted, 1 element and trailer[\"grpc-retry-pushback-ms\"][0] %q", s, trailer, "1500")
 	}
 	if len(s.Details()) != 1 {
 		t.Fatalf("details: %v; want 1", s.Details())
 	}
 	if info, ok := s.Details()[0].(*errdetails.RetryInfo); !ok || info.GetRetryDelay().AsDuration() != 1500*time.Millisecond {
-		t.Errorf("details: %v", s.Details())
+		t.Errorf("details: %v; want a errdetails.RetryInfo and info.GetRetryDelay().AsDuration() %v", s.Details(), 1500*time.Millisecond)
 	}
 	watch, err := client.Watch(t.Context(), &healthgrpc.HealthCheckRequest{}) // another method has another bucket
 	if err != nil {

@@ -46,7 +46,7 @@ func TestLoadedLimitsUseTheBucketsOfTheSidecar(t *testing.T) {
 	}
 	snapshot, problems := config.Load([]string{path}, config.Options{})
 	if problems.Bad() {
-		t.Fatal(problems)
+		t.Fatalf("got %v; want no mistakes", problems)
 	}
 	sidecar := limiter.New(store, limiter.Config{})
 	sidecar.Swap(snapshot)

@@ -94,7 +94,7 @@ func TestCreditsPayOnceForSeveralLimits(t *testing.T) {
 		if r := &requests[i].Reservation; r.N() > 0 {
 			paid++
 			if result, err := l.Settle(t.Context(), *r, 1); err != nil || r.Name() != "credits" || r.N() != 4 || result.Remaining != 9 {
-				t.Errorf("%d units of %s: %+v, %v", r.N(), r.Name(), result, err)
+				t.Errorf("%d units of %s: %+v, %v; want no error, r.Name() %q, r.N() 4 and result.Remaining 9", r.N(), r.Name(), result, err, "credits")
 			}
 		}
 	}
@@ -108,7 +108,7 @@ func TestReservationsAreSettledWhereTheyWerePaid(t *testing.T) {
 	l := planned(t)
 	r, err := l.ReserveN(t.Context(), 5, "plan", "bob")
 	if err != nil || r.Name() != "credits" || r.N() != 5 {
-		t.Fatalf("%+v, %v", r, err)
+		t.Fatalf("got %+v, %v; want no error, r.Name() %q and r.N() 5", r, err, "credits")
 	}
 	if result, err := l.Settle(t.Context(), r, 2); err != nil || result.Remaining != 8 {
 		t.Errorf("got %+v, %v; want no error and 8 remaining", result, err)
