@@ -38,9 +38,10 @@ const (
 	// remaining 142 years of the exact range leave room for the ends of later windows.
 	MaxTime Micros = 1 << 52
 
-	// maxExact is the largest integer up to which all doubles are exact.
+	// maxExact is 2^53. A double represents every integer up to it exactly.
 	maxExact = 1 << 53
-	// maxStepBack is how far a clock may step back before its old time counts as corrupt.
+	// maxStepBack is the longest step back of a clock during which a bucket waits for the clock. After a
+	// longer step, time counts from the new time.
 	maxStepBack = 60 * Second
 	// MaxLogRate is the largest rate of a sliding log, which stores the time of every admitted unit.
 	MaxLogRate = 10_000
@@ -59,7 +60,7 @@ const (
 	LeakyBucket
 	Guaranteed
 
-	// otherNumbers is used within TakeAt for a State that is expressed in the numbers of another Limit.
+	// otherNumbers selects takeKept in TakeAt: the State is expressed in the numbers of another Limit.
 	otherNumbers Kind = 255
 )
 
@@ -93,15 +94,15 @@ type State struct {
 	// Prev is the count of the previous window (sliding window), or the remaining guaranteed part
 	// (guaranteed bucket).
 	Prev int64
-	// At is the time of the last charge. For a sliding log it is the time of the newest unit.
+	// At is the time of the last charge. For a sliding log it is the time of the newest entry of Log.
 	At Micros
-	// Log has the times of the units in a sliding log, oldest first. The next State shares its array. So at
-	// most one State may be derived from each State (see the package documentation).
+	// Log has the time of each admitted unit of a sliding log, oldest first. The next State shares this array.
+	// So derive at most one State from each State (see the package documentation).
 	Log []Micros
-	// Denials is the state of the limit's Penalty; nil if there is none.
+	// Denials is the state of the limit's Penalty. It is nil if no denials and no block are stored.
 	Denials *Denials
-	// Peaks has the peaks of a limit that settles. It is nil for other limits, and if the peaks are
-	// unknown. A Store that saves States saves Peaks.All, and loads it with NewPeaks.
+	// Peaks has the peaks of a limit that settles. It is nil if the limit does not settle or if the peaks are
+	// unknown. A Store saves the result of Peaks.All, and restores it with NewPeaks.
 	Peaks *Peaks
 }
 
@@ -110,10 +111,11 @@ type Charge struct {
 	// Cost is the number of units. A negative cost is a refund. A cost of 0 consumes nothing and returns the
 	// state of the bucket; set DryRun to learn whether a cost would be allowed.
 	Cost int64
-	// Hash is a hash of the bucket's key; any hash that is the same for each charge of the bucket. A fixed
-	// window without a Start derives from it when the windows of this key start.
+	// Hash identifies the bucket's key; any hash function will do, but each charge of a bucket must use the
+	// same one. A fixed window without a Start derives from Hash when the windows of this key start.
 	Hash uint64
-	// MaxWait denies a turn in a leaky bucket that is further away than this; 0 means no bound.
+	// MaxWait is the longest acceptable wait for a turn in a leaky bucket. A request with a later turn is
+	// denied. 0 means no bound.
 	MaxWait Micros
 	// ChargedAt makes a refund the undo of a charge. It is the time of that charge; 0 means that the refund
 	// is not an undo.
@@ -121,38 +123,39 @@ type Charge struct {
 	// An undo never leaves more units than there would be without the charge:
 	//
 	//  - Once the window of the charge has ended, an undo returns nothing.
-	//  - A token bucket returns the refund less the tokens that have flowed in since ChargedAt, because without the
-	//    charge the bucket might have overflowed.
+	//  - A token bucket returns the refund less the tokens that have flowed in since ChargedAt. Without the charge
+	//    the bucket might have been full, and these tokens would have been lost.
 	ChargedAt Micros
-	// Scaled is for Stores. It means that Cost is in the unit of State.Value (see Limit.Unit). It is used to
-	// charge parts of one cost to several shards.
+	// Scaled is for Stores. It means that Cost is in the unit of State.Value (see Limit.Unit). A Store sets
+	// Scaled when it charges parts of one cost to several shards.
 	Scaled bool
-	// Reserve lets the value go below zero, down to -MaxReserved.
+	// Reserve allows the charge to take the bucket below zero, down to -MaxReserved.
 	Reserve bool
-	// DryRun returns the Decision that Take would make, but consumes nothing. The returned State need not
-	// be stored, except the first State of a bucket that does not start full: its clock would never start
-	// otherwise.
+	// DryRun makes Take return the Decision without consuming anything. The returned State need not be stored,
+	// except for a new bucket that does not start full: without a stored State its time of creation is
+	// unknown, and no units flow in.
 	DryRun bool
 	// Settle marks the correction of an earlier charge. A correction of 0 is always allowed.
 	//
 	// A limit with Spec.Settles allows every correction. ChargedAt is the time of the earlier charge.
 	//
 	//  - A positive Cost is charged until the bucket reaches -MaxDebt. Decision.Lost has the rest.
-	//  - A negative Cost refunds what would be left of these units if they had never been consumed. That is at most
-	//    the smallest amount that the bucket has lacked at any moment since the charge.
+	//  - A negative Cost is a refund. It fills the bucket only as far as the bucket would be filled if these units
+	//    had never been consumed. So it is at most the smallest amount by which the bucket was below full at any
+	//    moment since the charge.
 	//  - A fixed window refunds only within the window of the charge.
 	//
 	// Other limits decide a positive Cost like the cost of a request.
 	Settle bool
 
-	counted bool // set by takeCounted, which has handled the penalty
+	counted bool // set by takeCounted, which applies the penalty before it calls TakeAt again
 }
 
 // Decision is the answer to one Charge.
 type Decision struct {
 	// Allowed reports whether the cost was consumed, or in a dry run whether it would be.
 	Allowed bool
-	// Never means that the cost exceeds the most that the bucket can ever hold. RetryAfter is then 0.
+	// Never means that no State of the bucket could ever allow the cost. RetryAfter is then 0.
 	Never bool
 	// Remaining is the number of units left.
 	Remaining int64
@@ -162,10 +165,10 @@ type Decision struct {
 	// RetryAfter is set for a denial. It is the exact time until the same Charge would be allowed if no
 	// other request came first.
 	RetryAfter Micros
-	// ResetAfter is the time until the bucket is full again.
+	// ResetAfter is the time until the bucket is full again if no more units are consumed.
 	ResetAfter Micros
-	// Blocked is set for a denial. It is how much longer a Penalty blocks the bucket; 0 means that it does
-	// not.
+	// Blocked is the time until the end of a block by a Penalty. It is set only for a denial; 0 means that no
+	// Penalty blocks the bucket.
 	Blocked Micros
 	// Wait is the time until reserved units are available, or until the turn in a leaky bucket.
 	Wait Micros
@@ -178,17 +181,17 @@ type Decision struct {
 //
 // A denial returns s unchanged, with these exceptions:
 //
-//   - s is new and its limit has an Initial below Capacity: the next state has the time from which units flow in.
-//   - now is more than a minute before s.At, because a clock stepped back: time then counts from now.
-//   - The limit charges denied requests (Overdraw, TakesDenied) or counts denials (Penalty).
+//   - If s is new and Initial is below Capacity, the next state contains the time from which units flow in.
+//   - If a clock has stepped back, so that now is more than a minute before s.At, time counts from now.
+//   - The limit may charge denied requests (Overdraw, TakesDenied) or count denials (Penalty).
 func (l *Limit) Take(s State, now Micros, a Charge) (State, Decision) {
 	var d Decision
 	l.TakeAt(&s, now, &a, &d)
 	return s, d
 }
 
-// TakeAt is for Stores. It is Take without copies: it writes the next state to s and the decision to d. Copying
-// them would take as long as the decision itself.
+// TakeAt is for Stores. It does what Take does, but writes the next state to s and the decision to d.
+// Returning copies of them would take as long as the decision itself.
 func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	if (l.Penalty.After > 0 || s.Denials != nil) && !a.counted {
 		counted := *a
@@ -197,7 +200,7 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 		return
 	}
 	*d = Decision{}
-	if l.Rate == 0 { // never allows, and the formulas would divide by zero
+	if l.Rate == 0 { // such a limit allows nothing, and the formulas below would divide by zero
 		d.Allowed, d.Never = a.Cost <= 0, a.Cost > 0
 		return
 	}
@@ -229,7 +232,7 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	if a.Settle && a.Cost == 0 {
 		d.Allowed, d.RetryAfter = true, 0
 	}
-	if back := at - now; back > 0 { // the bucket's time stands still until the clock has caught up
+	if back := at - now; back > 0 { // the bucket's time stands still until the clock has caught up, so all waiting times are longer
 		d.later(back)
 	}
 	switch {
@@ -245,8 +248,8 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	}
 }
 
-// afterDenial returns the state of a bucket after another bucket of its group denied a. It is s, except
-// that its clock may have been started or corrected.
+// afterDenial returns the state of a bucket after another bucket of its group denied a. The result equals s,
+// except that its clock may have been started or corrected, and that outdated Denials are removed.
 func (l *Limit) afterDenial(s State, now Micros, a Charge) State {
 	if l.Rate == 0 {
 		return s
@@ -263,8 +266,8 @@ func (l *Limit) afterDenial(s State, now Micros, a Charge) State {
 	return kept
 }
 
-// keep returns the state after a decision that charges nothing. It is either s or kept, which is s with its
-// clock started or corrected.
+// keep returns the state to store after a decision that charges nothing: s, or kept. kept is s with its clock
+// started or corrected by start. For look see stays.
 func (l *Limit) keep(s, kept State, seen, look bool) State {
 	if l.stays(seen, look) {
 		return s
@@ -272,13 +275,13 @@ func (l *Limit) keep(s, kept State, seen, look bool) State {
 	return kept
 }
 
-// stays reports whether a decision that charges nothing leaves the stored state untouched. A bucket that
-// starts full is created by its first charge, not before.
+// stays reports whether a decision that charges nothing leaves the stored state untouched. look marks a dry
+// run. A bucket that starts full is not stored before its first charge.
 func (l *Limit) stays(seen, look bool) bool { return seen && look || !seen && l.startsFilled() }
 
-// start makes s a State of l at time now. It also reports whether s was stored before.
+// start prepares s for a decision of l. It returns the time of the decision, and whether s was stored before.
 //
-//   - A new bucket is filled.
+//   - A new bucket gets its initial units.
 //   - Numbers of another Limit are converted if that loses no consumption. Otherwise s.By stays that Limit.
 //   - If the clock stepped back by up to a minute, at is the time of the last charge, so that no units flow in
 //     until the clock has caught up. If it stepped back further, the value is kept and time counts from now.
@@ -312,13 +315,13 @@ func (l *Limit) start(s *State, now Micros, hash uint64) (at Micros, seen bool) 
 		l.adopt(s, at, hash)
 	}
 	if !l.startsFilled() && s.By == l && s.Denials == nil && at-s.At > Day-l.tick && at >= l.fullAt(*s, hash)+Day {
-		*s = l.fresh(at) // after a day at capacity a bucket starts at Initial again, which admits less, never more
+		*s = l.fresh(at) // A bucket that has been full for a day is new again. It then holds Initial, which is at most what it held.
 		return at, false
 	}
 	return at, true
 }
 
-// begin is start on a copy of s.
+// begin is start for a copy of s. It returns the copy as kept.
 func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, seen bool) {
 	at, seen = l.start(&s, now, hash)
 	return s, at, seen
@@ -327,7 +330,7 @@ func (l *Limit) begin(s State, now Micros, hash uint64) (kept State, at Micros, 
 // startsFilled reports whether a new bucket is full.
 func (l *Limit) startsFilled() bool { return l.Initial >= l.Capacity }
 
-// ChargesDenied is for Stores. It reports whether l charges denied requests too.
+// ChargesDenied is for Stores. It reports whether l charges denied requests, too.
 func (l *Limit) ChargesDenied() bool { return l.Overdraw || l.TakesDenied }
 
 // fresh returns the State of a new bucket at time now, filled to Initial.
@@ -341,7 +344,7 @@ func (l *Limit) fresh(now Micros) State {
 		s.Value, s.Prev = l.v-(l.Capacity-l.Initial)*l.q, l.v1
 	case FixedWindow:
 		s.Value = l.Initial
-	case SlidingWindow, SlidingLog: // these start at a count of 0
+	case SlidingWindow, SlidingLog: // the counts of a new bucket are 0
 	}
 	return s
 }
@@ -371,13 +374,13 @@ func (s State) FreshAt() Micros {
 	if s.Denials != nil {
 		at = max(at, l.forgottenAt(s.Denials))
 	}
-	if p := s.Peaks.All(); len(p) > 0 { // Until may be after At if the clock stepped back
+	if p := s.Peaks.All(); len(p) > 0 { // the clock stepped back, so the last peak may be later than s.At
 		at = max(at, p[len(p)-1].Until)
 	}
 	return at
 }
 
-// fullAt returns the moment at which s, a State of l, is as full as a bucket can be.
+// fullAt returns the moment from which s, a State of l, is completely full if nothing more is charged.
 func (l *Limit) fullAt(s State, hash uint64) Micros {
 	at := int64(s.At / l.tick)
 	switch l.Kind {
@@ -406,8 +409,8 @@ func (l *Limit) fullAt(s State, hash uint64) Micros {
 	return Micros(at) * l.tick
 }
 
-// later adds back to every time in d. back is the time that a clock needs to catch up after it stepped
-// back.
+// later adds back to every waiting time in d. back is the time that a clock needs to catch up after it
+// stepped back.
 func (d *Decision) later(back Micros) {
 	if !d.Allowed && !d.Never {
 		d.RetryAfter += back
@@ -420,9 +423,9 @@ func (d *Decision) later(back Micros) {
 	}
 }
 
-// tickOf returns the start of the tick that contains t. Nothing flows in within a tick.
+// tickOf returns the start of the tick that contains t. Units flow in only at the start of a tick.
 func (l *Limit) tickOf(t Micros) Micros {
-	if l.tick == 1 { // the usual case; the division would cost more than the rest of the function
+	if l.tick == 1 { // In the usual case the tick is 1, and the division would take longer than the rest of the function.
 		return t
 	}
 	return t - t%l.tick
@@ -436,7 +439,8 @@ func (l *Limit) ticks(t Micros) int64 {
 	return int64(t / l.tick)
 }
 
-// span converts ticks, counted from the tick that contains now, into the exact time from now.
+// span returns the time from now until the start of a later tick. ticks is the distance of that tick from the
+// one that contains now.
 func (l *Limit) span(now Micros, ticks int64) Micros {
 	if ticks <= 0 {
 		return 0
@@ -444,8 +448,8 @@ func (l *Limit) span(now Micros, ticks int64) Micros {
 	return Micros(l.ticks(now)+ticks)*l.tick - now
 }
 
-// giveBack returns the number of units that a negative cost refunds. The largest amount that a bucket can
-// lack is the bound, so that products with the result cannot overflow.
+// giveBack returns the number of units that a negative cost refunds. The result is at most the largest amount
+// that a bucket can lack, so that products with it cannot overflow.
 func (l *Limit) giveBack(cost int64) int64 {
 	most := l.Capacity + l.MaxReserved
 	if cost < -most {

@@ -8,26 +8,25 @@ import "math/bits"
 //	used  = V - value'              in the old numbers, at the time of the request
 //	value = V2 - ceil(used*q2/q)    in the new numbers
 //
-// V and q are those of the old limit, V2 and q2 those of the new one (see token_bucket.go). A State is
-// converted only if no consumption is lost, that is if used <= V2. Until then it stays in the old numbers
-// and refills at the old rate. Decisions are made with V2 - used, which is below 0:
+// V and q belong to the old limit, V2 and q2 to the new one (see token_bucket.go). A State is converted only
+// if no consumption is lost, that is if used <= V2. Until then the State stays in the old numbers and refills
+// at the old rate. Decisions are then made with V2 - used, which is below 0:
 //
 //	cost > 0    denied, unless it reserves and V2 - used - cost >= -max_reserved
 //	cost = 0    allowed, unless the bucket is in debt by the old numbers too
-//	retry_after until the same request would be allowed under these rules, if no other came first
+//	retry_after until the same request would be allowed under these rules, if no other request came first
 //
-// Until the conversion the bucket refills at the old rate, also within a tick of the old numbers if those of
-// the new ones are finer. So a request that is allowed at some moment is allowed at every later one, if no
-// other comes first.
+// If the new limit has finer ticks than the old one, the bucket also refills within an old tick. So a
+// request that is allowed at some moment stays allowed until another request comes.
 //
-// Until the conversion, units consumed are added to used and units refunded are subtracted from it, in the
-// old numbers. So two processes with different numbers never admit more than the larger limit. The same
-// holds for a limit that is lowered and raised again.
+// Before the conversion, used changes in the old numbers: a charge adds to used, and a refund subtracts from
+// it. So two processes with different numbers never admit more than the larger limit. The same holds for a
+// limit that is lowered and raised again.
 //
 // The counts of a sliding window and the times of a log need no conversion.
 
-// sameScale reports whether State.Value and State.Prev have the same meaning under l and old, Limits of the
-// same Kind.
+// sameScale reports whether State.Value and State.Prev have the same meaning under l and old, two Limits of
+// the same Kind.
 func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 	switch l.Kind {
 	case TokenBucket, LeakyBucket, Guaranteed:
@@ -36,8 +35,8 @@ func (l *Limit) sameScale(old *Limit, hash uint64) bool {
 		return l.tick == old.tick && l.Rate == old.Rate && l.period == old.period &&
 			l.Capacity == old.Capacity && l.phaseOf(hash) == old.phaseOf(hash) && l.Calendar.same(old.Calendar)
 	case SlidingWindow, SlidingLog:
-		// A State is stored for as long as the Limit in s.By needs it. So the Limit with the longer period
-		// must stay in s.By.
+		// A Store keeps a State only for as long as the Limit in s.By needs it. So of the two Limits, the one
+		// with the longer period must be in s.By.
 		return l.denialSpan() >= old.denialSpan()
 	}
 	return false
@@ -66,34 +65,37 @@ func (l *Limit) adopt(s *State, now Micros, hash uint64) {
 	}
 }
 
-// kept is the consumption of a bucket whose State stays in the numbers of an old limit.
+// kept is the consumption of a bucket whose State stays in the numbers of an old limit. In the comments of
+// its methods, l is the new limit, and "the unit of l" is the unit of State.Value in the numbers of l.
 type kept struct {
 	old  *Limit
-	unit int64 // the part of used that is one unit
-	most int64 // the largest consumption, in units
+	unit int64 // how much of used is one unit
+	most int64 // the largest consumption that the old numbers can express, in units
 	used int64
 	room int64 // for a limit that settles: the most that a refund with ChargedAt returns
 
-	// For token buckets: now is the start of the common tick of both limits, and p flows in with each tick.
-	// Each has so many fine ticks, those of the new limit. flown has flowed in since now: used lacks it.
+	// The next fields are for token buckets. A tick is the longer of the two limits' ticks. It consists of
+	// fine ticks, which are ticks of the new limit. now is the start of the tick that contains the request.
+	// p flows in with each tick.
 	now   Micros
 	tick  Micros
 	p     int64
-	fine  int64
-	flown int64
+	fine  int64 // the number of fine ticks in a tick
+	flown int64 // the inflow between now and the request, which is already subtracted from used
 
-	// For fixed windows: the window of the request, and the phase.
+	// These are for fixed windows: the number of the window that contains the request, and the phase.
 	window, phase int64
 }
 
-// keptTokens returns the consumption of a token bucket with the given value, where full is the value of a
-// full one and p flows in with each tick, all in the numbers of s. If one limit counts in microseconds and
-// the other in milliseconds, both use milliseconds.
+// keptTokens returns the consumption of a token bucket, or of one part of a guaranteed bucket, at time now.
+// value is what the bucket holds and full is what it can hold; p flows in with each tick. All three are in
+// the numbers of s.By. If one of the two limits counts in microseconds and the other in milliseconds, the
+// result counts in milliseconds.
 func (l *Limit) keptTokens(s *State, value, full, p int64, now Micros) kept {
 	old := s.By
 	k := kept{old: old, unit: old.q, most: (maxExact - old.p - old.p1) / old.q, used: full - value, p: p, tick: max(l.tick, old.tick)}
 	if k.tick != old.tick {
-		k.used = min(k.used+p*int64(s.At%k.tick), maxExact) // at the beginning of the tick of s.At
+		k.used = min(k.used+p*int64(s.At%k.tick), maxExact) // the consumption at the beginning of the tick that contains s.At
 		k.p = min(p*int64(k.tick/old.tick), maxExact)
 	}
 	k.used = k.after(int64(now/k.tick-s.At/k.tick), 0)
@@ -104,7 +106,8 @@ func (l *Limit) keptTokens(s *State, value, full, p int64, now Micros) kept {
 	return k
 }
 
-// after returns the consumption that remains so many ticks after k.now, and fine ticks after these.
+// after returns the consumption that will be left at a later moment if nothing more is charged. The moment is
+// the given number of ticks after k.now, plus the given number of fine ticks.
 func (k *kept) after(ticks, fine int64) int64 {
 	used := k.used + k.flown
 	if hi, lo := bits.Mul64(uint64(ticks), uint64(k.p)); hi != 0 || lo >= uint64(used) {
@@ -116,7 +119,7 @@ func (k *kept) after(ticks, fine int64) int64 {
 	return used
 }
 
-// keptWindow returns the consumption of a fixed window in the numbers of s.
+// keptWindow returns the consumption of a fixed window at time now, in the numbers of s.By.
 func (l *Limit) keptWindow(s *State, now Micros, hash uint64) kept {
 	old := s.By
 	if old.Calendar != nil && !l.Calendar.same(old.Calendar) {
@@ -132,7 +135,7 @@ func (l *Limit) keptWindow(s *State, now Micros, hash uint64) kept {
 	k.used = old.Capacity - s.Value
 	switch {
 	case n <= 0:
-	case l.clears() || n >= ceilDiv(k.used, old.Rate): // compared before multiplying
+	case l.clears() || n >= ceilDiv(k.used, old.Rate): // this comparison comes first because the product below could overflow
 		k.used = 0
 	default:
 		k.used -= n * old.Rate
@@ -140,11 +143,11 @@ func (l *Limit) keptWindow(s *State, now Micros, hash uint64) kept {
 	return k
 }
 
-// outlived returns l without its Calendar.
+// outlived returns a copy of l with windows of equal length in place of its Calendar.
 //
-// The Redis script does not have the calendar of a limit that has left the configuration. It has the end of
-// the window that contains at, and the length of the longest window in hours. So the windows of such a
-// limit are computed from these two numbers, here too.
+// A limit that has left the configuration may have a Calendar. The Redis script does not have that calendar.
+// The script has only the end of the window that contains at, and the length of the longest window in hours.
+// So both implementations compute the windows of such a limit from these two numbers.
 func (l *Limit) outlived(at Micros) *Limit {
 	const hour = 3600 * Second
 	plain := *l
@@ -157,18 +160,18 @@ func (l *Limit) outlived(at Micros) *Limit {
 // units returns the consumption in the unit of l, rounded up.
 func (k *kept) units(l *Limit) int64 { return mulDivCeil(k.used, l.Unit(), k.unit) }
 
-// of converts units of l to the unit of used, rounded down.
+// of converts an amount in the unit of l to the unit of k.used, rounded down.
 func (k *kept) of(l *Limit, units int64) int64 {
 	n, _ := mulDiv(units, k.unit, l.Unit())
 	return n
 }
 
-// until returns the time from now until the consumption is at most most, in the unit of l.
+// until returns the time from now until the consumption is at most most. most is in the unit of l.
 func (k *kept) until(l *Limit, now Micros, most int64) Micros {
 	return k.untilUsed(l, now, k.of(l, most))
 }
 
-// untilUsed returns the time from now until used is at most most.
+// untilUsed returns the time from now until k.used is at most most.
 func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
 	if l.Kind != FixedWindow {
 		return max(0, k.moment(most)-now)
@@ -180,20 +183,22 @@ func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
 	return k.old.windowStart(k.window+max(1, n), k.phase) - now
 }
 
-// moment returns the moment from which used is at most most.
+// moment returns the moment from which k.used is at most most.
 func (k *kept) moment(most int64) Micros {
 	more := max(0, k.used+k.flown-most)
 	ticks := more / k.p
 	return k.start(ticks, mulDivCeil(more-ticks*k.p, k.fine, k.p))
 }
 
-// start returns the moment so many ticks after k.now, and fine ticks after these.
+// start returns the moment that is the given number of ticks after k.now, plus the given number of fine
+// ticks.
 func (k *kept) start(ticks, fine int64) Micros {
 	return k.now + Micros(ticks)*k.tick + Micros(fine)*(k.tick/Micros(k.fine))
 }
 
-// giveBack subtracts units of l from used. The undo of a charge subtracts less by the tokens that have
-// flowed in since the charge. If the limit settles, the undo subtracts at most room.
+// giveBack subtracts a refund from k.used. units is in the unit of l, and p flows in with each tick. For an
+// undo (see Charge.ChargedAt), the inflow since the charge is not refunded. If the limit settles, an undo
+// refunds at most k.room instead.
 func (k *kept) giveBack(l *Limit, units int64, p int64, a *Charge) {
 	given := k.of(l, units)
 	switch {
@@ -205,8 +210,8 @@ func (k *kept) giveBack(l *Limit, units int64, p int64, a *Charge) {
 	k.used = max(0, k.used-given)
 }
 
-// takeKept decides a for s, which is in the numbers of another Limit, at time now. back is how far now is
-// ahead of a clock that stepped back.
+// takeKept decides a at time now for a State that is expressed in the numbers of another Limit. After a clock
+// stepped back, now is the time of the last charge, and back is how far the clock is behind now.
 func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, back Micros) {
 	var k kept
 	switch l.Kind {
@@ -216,7 +221,7 @@ func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, back Micr
 	case FixedWindow:
 		k = l.keptWindow(s, now, a.Hash)
 		s.Peaks = l.peaksOf(s, a.Hash)
-		if s.By != k.old { // the old limit's Calendar is not configured any more
+		if s.By != k.old { // keptWindow replaced the old limit, because its Calendar is not configured any more
 			s.By, s.Peaks = k.old, nil
 		}
 	default:
@@ -247,7 +252,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 		r = l.MaxReserved
 	}
 	reach := max(0, min(l.MaxReserved, k.most-l.Capacity)) // the largest debt that the old numbers can express
-	goal := full + r*unit - cost                           // a is allowed if at most goal is used
+	goal := full + r*unit - cost                           // a is allowed if the consumption before a is at most goal
 	if a.Reserve && reach < r {
 		if goal = min(goal, full); cost <= reach*unit {
 			goal = full + reach*unit - cost
@@ -266,7 +271,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 		k.used = min(most, k.used+wanted)
 		d.Allowed, d.Lost = true, min(a.Cost, maxExact)-(k.used-had)/k.unit
 	case cost == 0:
-		debt := max(k.of(l, goal), k.old.full()) // more consumption than this is a debt by the old numbers too
+		debt := max(k.of(l, goal), k.old.full()) // with a larger consumption than this, the bucket is in debt by the old numbers, too
 		if d.Allowed = k.used <= debt; !d.Allowed {
 			d.RetryAfter = k.untilUsed(l, now, debt)
 		}
@@ -302,7 +307,7 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back
 	switch {
 	case cost == 0 && !late:
 		d.Allowed, d.Wait = true, wait
-	case cost == 0 && wait <= a.MaxWait: // allowed when the clock has caught up
+	case cost == 0 && wait <= a.MaxWait: // only the clock that stepped back denies: the request is allowed when the clock has caught up
 		d.RetryAfter = wait - a.MaxWait
 	default:
 		goal := l.v - cost
@@ -315,7 +320,7 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back
 			}
 		}
 		d.RetryAfter = k.until(l, now, goal)
-		if a.MaxWait > 0 && l.tick > 1 { // add the time within the tick until the wait is at most MaxWait
+		if a.MaxWait > 0 && l.tick > 1 { // within a tick, the wait shrinks with the time: find the moment at which it is MaxWait
 			later := *k
 			later.used = k.after(int64((now+d.RetryAfter-k.now)/k.tick), 0)
 			d.RetryAfter += max(0, Micros(ceilDiv(later.units(l), l.p))*l.tick-a.MaxWait)
@@ -323,8 +328,9 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back
 	}
 }
 
-// takeKeptPair decides a for a guaranteed bucket. Each part is counted by itself, so that a smaller bank
-// does not reduce the guaranteed rate. Both parts together never admit more than the larger limit holds.
+// takeKeptPair decides a for a guaranteed bucket that is expressed in other numbers. The two parts are
+// counted separately, so that a smaller bank does not reduce the guaranteed rate. Both parts together never
+// admit more than the larger of the two limits holds.
 func (l *Limit) takeKeptPair(s *State, now Micros, a *Charge, d *Decision) {
 	old := s.By
 	k1, k2 := l.keptTokens(s, s.Prev, old.v1, old.p1, now), l.keptTokens(s, s.Value, old.v, old.p, now)
@@ -371,23 +377,24 @@ func (p *keptPair) giveBack(l *Limit, a *Charge) {
 	p.bank.used, p.sure.used = p.bank.used-bank, max(0, p.sure.used-(back-bank))
 }
 
-// has reports whether cost is available.
+// has reports whether the two parts together can supply cost.
 func (p *keptPair) has(l *Limit, cost int64) bool {
 	v1, v2 := l.v1-p.sure.units(l), l.v-p.bank.units(l)
 	if cost*l.q > max(0, v1)+max(0, v2) {
 		return false
 	}
-	return v1 >= 0 && v2 >= 0 || cost <= p.left() // the state is converted, or stays in the old numbers
+	return v1 >= 0 && v2 >= 0 || cost <= p.left() // if a part holds more consumption than l allows, the bucket stays in the old numbers, and left is the bound
 }
 
-// hasAfter reports whether cost is available so many ticks later, and fine ticks after these.
+// hasAfter reports whether cost will be available at a later moment: the given number of ticks after k.now of
+// both parts, plus the given number of fine ticks.
 func (p *keptPair) hasAfter(l *Limit, cost, ticks, fine int64) bool {
 	then := *p
 	then.sure.used, then.bank.used = p.sure.after(ticks, fine), p.bank.after(ticks, fine)
 	return then.has(l, cost)
 }
 
-// pay consumes a cost that is available.
+// pay consumes cost, which must be available. The guaranteed part pays first.
 func (p *keptPair) pay(l *Limit, cost int64) {
 	sure := min(max(0, l.v1-p.sure.units(l)), cost*l.q)
 	paid := min(mulDivCeil(sure, p.sure.unit, l.q), cost*p.sure.unit)
@@ -395,7 +402,7 @@ func (p *keptPair) pay(l *Limit, cost int64) {
 	p.bank.used += cost*p.bank.unit - paid
 }
 
-// until returns the moment from which cost is available.
+// until returns the first moment at which cost is available.
 func (p *keptPair) until(l *Limit, cost int64) Micros {
 	full := max(p.sure.moment(0), p.bank.moment(0))
 	ticks := firstIn(0, int64((full-p.bank.now)/p.bank.tick)+1, func(n int64) bool { return p.hasAfter(l, cost, n, 0) })
@@ -406,8 +413,8 @@ func (p *keptPair) until(l *Limit, cost int64) Micros {
 	return p.bank.start(ticks-1, fine)
 }
 
-// firstIn returns the first number from lo to hi that yes holds for, which holds for hi and all numbers after
-// the first one.
+// firstIn returns the smallest number from lo to hi for which yes is true. yes must be true for hi, and for
+// all numbers above the smallest one.
 func firstIn(lo, hi int64, yes func(n int64) bool) int64 {
 	for lo < hi {
 		if mid := lo + (hi-lo)/2; yes(mid) {
@@ -419,8 +426,8 @@ func firstIn(lo, hi int64, yes func(n int64) bool) int64 {
 	return lo
 }
 
-// mulDiv returns a*b/c rounded down, for a, b >= 0 and c > 0, and whether there was a remainder. Results
-// are at most 2^53.
+// mulDiv returns a*b/c rounded down, and whether there was a remainder. Requires a, b >= 0 and c > 0. Results
+// above 2^53 become 2^53.
 func mulDiv(a, b, c int64) (n int64, rest bool) {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi >= uint64(c) {
@@ -433,7 +440,7 @@ func mulDiv(a, b, c int64) (n int64, rest bool) {
 	return int64(quo), rem > 0
 }
 
-// mulDivCeil returns a*b/c rounded up, for a, b >= 0 and c > 0. Results are at most 2^53.
+// mulDivCeil returns a*b/c rounded up. Requires a, b >= 0 and c > 0. Results above 2^53 become 2^53.
 func mulDivCeil(a, b, c int64) int64 {
 	n, rest := mulDiv(a, b, c)
 	if rest {

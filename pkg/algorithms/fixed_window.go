@@ -12,8 +12,9 @@ package algorithms
 //
 // Most admitted in one window: capacity.
 //
-//  - With TakesDenied, denied requests count too, but the next window starts at capacity, so no debt carries over.
-//  - With PerRequest, the next window starts at capacity as well. The count may exceed the limit of the next request.
+//  - With TakesDenied, denied requests count, too. The next window starts at capacity, so no debt carries over.
+//  - With PerRequest, the next window starts at capacity as well. Until then, the consumption of earlier requests
+//    may be above the limit of the next request.
 //  - A limit that settles refunds only within the window of the charge, and charges settlements down to -MaxDebt;
 //    see Peaks.
 //  - A Calendar replaces these window starts by its own. Its windows have no phase.
@@ -41,27 +42,27 @@ func (l *Limit) WindowEnd(now Micros, hash uint64) Micros {
 	return l.windowStart(l.windowOf(now, phase)+1, phase) - now
 }
 
-// roll returns the value after the window starts between s.At and now, the number of the window that
-// contains now, and the phase.
+// roll computes the state of a fixed window at time now. It returns the value after all window starts between
+// s.At and now, the number of the window that contains now, and the phase of the key.
 func (l *Limit) roll(s *State, now Micros, hash uint64) (value, window, phase int64) {
 	phase = l.phaseOf(hash)
 	window = l.windowOf(now, phase)
 	return l.granted(s.Value, window-l.windowOf(s.At, phase)), window, phase
 }
 
-// granted returns value after k more window starts.
+// granted returns what a bucket holds after k more window starts, if it holds value now.
 func (l *Limit) granted(value, k int64) int64 {
 	switch {
 	case k <= 0:
 		return value
-	case l.clears() || k >= ceilDiv(l.Capacity-value, l.Rate): // compared before multiplying
+	case l.clears() || k >= ceilDiv(l.Capacity-value, l.Rate): // compared before multiplying, which could overflow
 		return l.Capacity
 	default:
 		return value + k*l.Rate
 	}
 }
 
-// clears reports whether each window starts at capacity, whatever the last one left.
+// clears reports whether each window starts at capacity, whatever the window before it consumed.
 func (l *Limit) clears() bool { return l.TakesDenied || l.PerRequest }
 
 func (l *Limit) takeWindow(s *State, now Micros, a *Charge, d *Decision) {
@@ -71,7 +72,7 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Charge, d *Decision) {
 	}
 	value, window, phase := l.roll(s, now, a.Hash)
 	had := value
-	// until returns the time to the n-th window start from now on.
+	// until returns the time from now to the n-th next window start.
 	until := func(n int64) Micros { return l.windowStart(window+n, phase) - now }
 	switch {
 	case cost < 0 && l.windowOver(a, now):
@@ -118,7 +119,7 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Charge, d *Decision) {
 	d.ResetAfter = until(max(1, l.windowsToFull(value)))
 }
 
-// windowOver reports whether a is the undo of a charge whose window has ended at time now.
+// windowOver reports whether a undoes a charge (see Charge.ChargedAt) whose window has ended at time now.
 func (l *Limit) windowOver(a *Charge, now Micros) bool {
 	if a.ChargedAt <= 0 || l.Kind != FixedWindow {
 		return false
@@ -136,7 +137,8 @@ func (l *Limit) windowsToFull(value int64) int64 {
 	return n
 }
 
-// overdrawn returns value less a cost that is not available, at least -MaxReserved.
+// overdrawn returns value after a cost that was not available is charged nevertheless. The charge does not
+// take the value below -MaxReserved.
 func (l *Limit) overdrawn(value, cost int64) int64 {
 	return max(min(value, -l.MaxReserved), value-min(cost, l.Capacity+l.MaxReserved))
 }

@@ -1,7 +1,8 @@
 package algorithms
 
-// Guaranteed minimum with a burst bank: two token buckets with one clock. Bucket 1 is the guaranteed part,
-// bucket 2 the bank. Both count in 1/q token, with q = lcm(q1, q2) and c = cost*q:
+// A guaranteed bucket consists of two token buckets with one clock: the guaranteed part (bucket 1) supplies the
+// guaranteed minimum rate, and the bank (bucket 2) supplies bursts. Both count in 1/q token, with
+// q = lcm(q1, q2) and c = cost*q. v1 and v2 are the values of the two, V1 and V2 their values when full:
 //
 //	allowed = v1 + v2 >= c;  min(v1, c) comes from the guaranteed part, the rest from the bank
 //	retry_after = max(ceil((c-v1-v2)/(p1+p2)), ceil((c-V1-v2)/p2), ceil((c-v1-V2)/p1))
@@ -22,7 +23,7 @@ func (l *Limit) takeGuaranteed(s *State, now Micros, a *Charge, d *Decision) {
 	default:
 		c = a.Cost * l.q
 		if d.Allowed = v1+v2 >= c; d.Allowed {
-			paid := max(0, min(v1, c)) // v1 can be negative in a State that stayed in the old numbers
+			paid := max(0, min(v1, c)) // v1 can be negative after a conversion from other numbers
 			v1, v2 = v1-paid, v2-(c-paid)
 			break
 		}
@@ -33,7 +34,8 @@ func (l *Limit) takeGuaranteed(s *State, now Micros, a *Charge, d *Decision) {
 	d.ResetAfter = l.span(now, max(ceilDiv(l.v1-v1, l.p1), ceilDiv(l.v-v2, l.p)))
 }
 
-// guaranteedRetry returns the number of ticks until v1 and v2, whose sum is less than c now, add up to c.
+// guaranteedRetry returns the number of ticks until v1 and v2 add up to c. Their current sum must be less
+// than c.
 func (l *Limit) guaranteedRetry(v1, v2, c int64) int64 {
 	return max(ceilDiv(c-v1-v2, l.p1+l.p), ceilDiv(c-l.v1-v2, l.p), ceilDiv(c-v1-l.v, l.p1))
 }

@@ -5,9 +5,11 @@ package algorithms
 //
 //	wait = ceil((V - value') / p)    before the charge, so 0 for the first request
 //
-// A full queue denies. A turn further away than MaxWait is denied with retry_after = wait - MaxWait.
+// If the queue is full, the request is denied. If its turn is further away than MaxWait, the request is denied
+// with retry_after = wait - MaxWait.
 
-// takeTurn reserves a turn at time now. back is how far now is ahead of a clock that stepped back.
+// takeTurn reserves a turn at time now. After a clock stepped back, now is the time of the last charge, and
+// back is how far the clock is behind now.
 func (l *Limit) takeTurn(s *State, now Micros, a *Charge, d *Decision, back Micros) {
 	value := l.flow(s.Value, l.v, l.p, l.elapsed(s.At, now))
 	wait := l.span(now, ceilDiv(l.v-value, l.p))

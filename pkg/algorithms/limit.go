@@ -9,40 +9,41 @@ import (
 // Spec describes a limit as it is configured. Compile checks it and returns a Limit.
 type Spec struct {
 	Kind Kind
-	// Rate is the number of units per Period: units that flow into a bucket, are granted to a fixed window,
-	// or are admitted by a sliding window. A limit with a Rate of 0 never allows.
+	// Rate is the number of units per Period. A token bucket gains Rate units in each Period, a fixed window
+	// is granted them, and a sliding window admits them. A limit with a Rate of 0 never allows.
 	Rate   int64
 	Period Micros
-	// Capacity is the most units that a token bucket or a fixed window can hold (nil means Rate), or the number of
-	// places in a leaky bucket's queue (nil means none).
+	// Capacity is the most units that a token bucket or a fixed window can hold; nil means Rate. For a leaky
+	// bucket it is the number of places in the queue; nil means none.
 	Capacity *int64
 	// Initial is the number of units in a new bucket; nil means Capacity.
 	Initial *int64
-	// MaxReserved is how many units below zero reservations and Overdraw may go. nil means as far as the
-	// numbers stay exact.
+	// MaxReserved is how many units below zero reservations and Overdraw may take a bucket. nil means the
+	// largest number that can be computed exactly.
 	MaxReserved *int64
-	// Start is a moment at which a fixed window starts. With nil, the windows of each key start at a time
-	// derived from its hash (Charge.Hash).
+	// Start is any moment at which a fixed window starts. If it is nil, the hash of each key (Charge.Hash)
+	// determines when the windows of that key start.
 	Start *Micros
-	// Calendar, if not nil, sets the edges of a fixed window instead of Period and Start.
+	// Calendar, if not nil, determines when fixed windows start, in place of Period and Start.
 	Calendar *Calendar
-	// Overdraw always charges the cost, below zero if necessary. The request is denied if its cost was not
-	// available.
+	// Overdraw charges the cost of every request, below zero if necessary. A request is denied if its cost was
+	// not available.
 	Overdraw bool
-	// TakesDenied is for limits from files of envoyproxy/ratelimit. It makes a fixed window count denied requests
-	// too, within that window only.
+	// TakesDenied is for limits from files of envoyproxy/ratelimit. A fixed window then counts denied
+	// requests, too. Their count ends with the window.
 	TakesDenied bool
-	// PerRequest is for limits that come with requests (overrides of Envoy). A fixed window then keeps its exact
-	// consumption when the numbers change, and the next window starts at capacity.
+	// PerRequest is for limits that come with requests (overrides of Envoy). The exact consumption of a fixed
+	// window is then kept when the next request has other numbers. The next window starts at capacity.
 	PerRequest bool
 	// Penalty, if not nil, blocks a bucket after a number of denials.
 	Penalty *Penalty
-	// Minimum, if not nil, is a guaranteed rate beside a token bucket, which then serves as a bank for bursts.
+	// Minimum, if not nil, adds a guaranteed rate to a token bucket. The token bucket then serves as a bank
+	// for bursts.
 	Minimum *Rate
-	// Settles means that requests consume estimates, because their costs are known only afterwards.
-	// Charge.Settle corrects them. It is for token buckets, and for fixed windows without rollover.
+	// Settles is for requests whose costs are known only afterwards. Each request consumes an estimate, and
+	// Charge.Settle corrects it. Token buckets support Settles, and so do fixed windows without rollover.
 	Settles bool
-	// MaxDebt is how many units below zero settlements may go, for a limit with Settles. nil means
+	// MaxDebt is how many units below zero settlements may take a bucket of a limit with Settles. nil means
 	// Capacity, or less if the numbers would not stay exact.
 	MaxDebt *int64
 }
@@ -66,7 +67,7 @@ type Limit struct {
 	Capacity    int64 // units; for a guaranteed bucket, both parts; for a leaky bucket, queue + 1
 	Initial     int64 // units
 	MaxReserved int64 // units
-	// Calendar sets the edges of a fixed window.
+	// Calendar determines when fixed windows start; it may be nil.
 	Calendar *Calendar
 	Penalty  Penalty
 
@@ -76,7 +77,7 @@ type Limit struct {
 	numbers
 }
 
-// numbers are the scaled numbers that decisions compute with.
+// numbers are the numbers of a Limit, scaled so that decisions compute exactly.
 type numbers struct {
 	tick         Micros // the unit of time: 1 us, or 1,000 where microseconds do not fit
 	period       int64  // ticks; with a Calendar, its Usual length
@@ -86,8 +87,8 @@ type numbers struct {
 
 	// Token buckets count in 1/q unit: p flow in with each tick, up to v.
 	p, q, v int64
-	// p1 and v1 belong to the guaranteed part of a guaranteed bucket. p, v and Capacity-v1/q then belong to
-	// the bank.
+	// p1 and v1 are p and v of the guaranteed part of a guaranteed bucket. p, v and Capacity-v1/q then
+	// describe the bank.
 	p1, v1 int64
 }
 
@@ -132,7 +133,7 @@ func Compile(s Spec) (Limit, error) {
 	return Limit{}, err
 }
 
-// fits reports whether the spans of time in s are whole numbers of ticks.
+// fits reports whether the spans of time in s are whole numbers of ticks. A Calendar needs ticks of 1 us.
 func (s Spec) fits(tick Micros) bool {
 	if s.Calendar != nil {
 		return tick == 1
@@ -140,7 +141,7 @@ func (s Spec) fits(tick Micros) bool {
 	return s.Period%tick == 0 && (s.Minimum == nil || s.Minimum.Period%tick == 0)
 }
 
-// compile is Compile with a given unit of time.
+// compile does what Compile does, with a given unit of time.
 func compile(s Spec, tick Micros) (Limit, SpecErrors) {
 	if errs := check(s); len(errs) > 0 {
 		return Limit{}, errs
@@ -279,7 +280,7 @@ func (s Spec) checkModes(add addError) {
 	}
 }
 
-// checkParts finds mistakes in the penalty and the guaranteed minimum.
+// checkParts finds mistakes in the penalty, in settling and in the guaranteed minimum.
 func (s Spec) checkParts(add addError) {
 	if p := s.Penalty; p != nil {
 		switch {
@@ -337,8 +338,8 @@ func (s Spec) title() string {
 	return "algorithm " + s.Kind.String()
 }
 
-// scale computes the numbers of l in its tick. If they exceed the exact range, it returns the field that is
-// too large and the largest value that would fit. That value is 0 if none fits.
+// scale computes the scaled numbers of l for its tick. If a number would exceed the exact range, scale
+// returns the field that is too large and the largest value that would fit, or 0 if none fits.
 func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 	l.period = int64(s.Period / l.tick)
 	reserved := int64(0)
@@ -364,7 +365,8 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 	case Guaranteed:
 		return l.scaleGuaranteed(s)
 	case FixedWindow:
-		// (1 + ceil((capacity + max_reserved)/rate)) periods after MaxTime must fit.
+		// Times as late as MaxTime plus this number of periods must stay exact: 1 + ceil((capacity +
+		// max_reserved)/rate).
 		longest := l.period
 		if l.Calendar != nil {
 			longest = int64(l.Calendar.Longest)
@@ -406,7 +408,8 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 	return true, "", 0
 }
 
-// mostOfWindows returns the largest capacity + max_reserved of a fixed window. It is negative if none fits.
+// mostOfWindows returns the largest capacity + max_reserved of a fixed window that is computed exactly.
+// longest is the length of the longest window. The result is negative if no capacity fits.
 func mostOfWindows(rate, longest int64) int64 {
 	windows, most := (maxExact-int64(MaxTime))/longest-1, maxExact-rate
 	if windows <= most/rate {
@@ -415,7 +418,7 @@ func mostOfWindows(rate, longest int64) int64 {
 	return most
 }
 
-// scaleGuaranteed gives both buckets the scale q = lcm(q1, q2).
+// scaleGuaranteed is scale for a guaranteed bucket. Both parts get the scale q = lcm(q1, q2).
 func (l *Limit) scaleGuaranteed(s Spec) (fits bool, field string, largest int64) {
 	period1 := int64(s.Minimum.Period / l.tick)
 	g1, g2 := gcd(s.Minimum.Units, period1), gcd(l.Rate, l.period)
@@ -442,8 +445,7 @@ func (l *Limit) scaleGuaranteed(s Spec) (fits bool, field string, largest int64)
 	return true, "", 0
 }
 
-// Most returns the largest cost that l can ever allow. With reserve it is the largest cost of a
-// reservation.
+// Most returns the largest cost that l can ever allow. If reserve is true, the cost may be reserved.
 func (l *Limit) Most(reserve bool) int64 {
 	switch {
 	case l.Rate == 0:
@@ -463,8 +465,8 @@ func (l *Limit) Period() Micros { return Micros(l.period) * max(1, l.tick) }
 // CanReserve reports whether l supports reservations.
 func (l *Limit) CanReserve() bool { return l.Kind == TokenBucket || l.Kind == FixedWindow }
 
-// phaseOf returns the offset, in ticks within a period, at which the windows of the key with this hash
-// start.
+// phaseOf returns when the windows of a key start: the distance, in ticks, from the start of a period. hash
+// is the hash of the key.
 func (l *Limit) phaseOf(hash uint64) int64 {
 	if l.phaseFromKey {
 		return int64(hash % uint64(l.period))

@@ -10,30 +10,32 @@ import "math"
 //
 //	refund = min(difference, room);  room = V - the highest value since the charge
 //
-// The value is highest just before a charge, or now. So each charge is preceded by a peak. A later peak
-// that is higher hides the earlier ones, so the remaining peaks have more and more room. A bucket keeps at
-// most four. In place of a fifth, two neighbors become one peak with the time of the later and the room of
-// the earlier. This merging can make a refund smaller, never larger.
+// V is the value of a full bucket. The value is highest just before a charge, or now. So a peak precedes
+// each charge. A later peak with a higher value makes the earlier ones irrelevant, so each remaining peak has
+// more room than the one before. A bucket keeps at most four peaks. When a fifth one comes, two neighbors
+// become one peak with the time of the later one and the room of the earlier one. This merging can make a
+// refund smaller, never larger.
 //
-// A refund raises the peaks since its charge, which reduces later refunds. Example: two requests consumed
-// 50 each from a bucket that once lacked only 60 since. Together they get back 60, not 100.
+// A refund raises the peaks since its charge, which reduces later refunds. Example: two requests consume 50
+// units each. At one moment after both charges, the bucket was only 60 units below full. So both requests
+// together get back at most 60 units, not 100.
 //
-// A new bucket, and one that was reset, counts as full at its first charge, because the charges before it
-// are lost. So does a bucket whose earlier peaks are unknown: a limit that does not settle charged it, it
-// counted in other units of time, or its clock stepped back.
+// A new bucket, and a bucket that was reset, counts as full at its first charge, because the charges before
+// it are unknown. For the same reason, a bucket counts as full if a limit that does not settle charged it, if
+// it counted in other units of time, or if its clock stepped back.
 //
-// A fixed window gains nothing until it ends, and refunds nothing afterwards. So it stores only the time
-// since which its charges are known.
+// A fixed window gains nothing until it ends, and refunds nothing afterwards. So the bucket of a fixed window
+// stores one peak: the time since which its charges are known.
 
 const (
 	// mostPeaks is the number of peaks that a bucket keeps.
 	mostPeaks = 4
-	// maxOpen is the time after a clock stepped back during which the earlier charges still count as
-	// unknown.
+	// maxOpen bounds how long earlier charges still get no refund after a clock stepped back.
 	maxOpen = 3600 * Second
 )
 
-// Peak is for Stores, which save and load it. It is a moment at which a bucket was fuller than at any time since.
+// Peak is for Stores, which save and load peaks. It is a moment before which a bucket was fuller than at any
+// time since.
 type Peak struct {
 	// Until is the moment. The peak reduces the refunds of charges that were made before Until.
 	//
@@ -52,11 +54,11 @@ type Peaks struct {
 	list [mostPeaks]Peak
 }
 
-// noPeaks are the peaks of a bucket that was never charged.
+// noPeaks are the Peaks of a bucket that has never been charged.
 var noPeaks = &Peaks{}
 
-// NewPeaks returns the Peaks of a State that was saved elsewhere; list is what All returned. For nil it returns nil:
-// then the peaks are unknown, and settlements of earlier charges refund nothing.
+// NewPeaks returns the Peaks of a State that was saved elsewhere. list is what All returned. If list is nil,
+// the result is nil: the peaks are unknown, and settlements of earlier charges refund nothing.
 func NewPeaks(list []Peak) *Peaks {
 	if list == nil {
 		return nil
@@ -76,8 +78,9 @@ func (p *Peaks) All() []Peak {
 	return p.list[:p.n]
 }
 
-// peaked returns the peaks of a bucket of l that lacked room before a at time at, and lacks now afterwards.
-// p has its former peaks; it is nil if they are unknown.
+// peaked returns the peaks of a bucket of l after charge a at time at. p has the peaks before the charge, or
+// is nil if they are unknown. room is how far the bucket was below full before a, and now is how far it is
+// below full afterwards.
 func (l *Limit) peaked(p *Peaks, at Micros, room, now int64, a *Charge) *Peaks {
 	at = l.tickOf(at)
 	var next Peaks
@@ -104,7 +107,8 @@ func (l *Limit) peaked(p *Peaks, at Micros, room, now int64, a *Charge) *Peaks {
 	return &next
 }
 
-// push adds a peak.
+// push adds a peak. It drops the earlier peaks that the new one makes irrelevant, and merges two peaks if
+// there are more than mostPeaks.
 func (p *Peaks) push(until Micros, room int64) {
 	if p.n > 0 && p.list[p.n-1].Until >= until {
 		if p.list[p.n-1].Room <= room {
@@ -129,8 +133,8 @@ func (p *Peaks) push(until Micros, room int64) {
 	p.n++
 }
 
-// lower subtracts units from the room of all peaks since of, as if a charge of these units at time of had
-// never been made.
+// lower subtracts units from the room of all peaks after time of. The result describes the bucket as if a
+// charge of these units at time of had never been made.
 func (p *Peaks) lower(of Micros, units int64) {
 	was := *p
 	p.n = 0
@@ -142,10 +146,10 @@ func (p *Peaks) lower(of Micros, units int64) {
 	}
 }
 
-// closest returns which of four peaks to merge with the next one when a fifth peak with the given room
-// follows. It is the peak whose room is the largest fraction of the next one's. The fraction counts, not
-// the difference, because a peak with more room than a refund costs nothing. The quotient of two exact
-// integers is the same double on every machine.
+// closest returns the index of the peak that a fifth peak, with the given room, causes to be merged with the
+// next one. Its room is the largest fraction of the next one's room. The fraction counts, not the difference,
+// because a peak with more room than a refund does not reduce that refund. Every machine computes the same
+// quotients, because the quotient of two exact integers is the same double everywhere.
 func (p *Peaks) closest(room int64) (i int) {
 	least := math.Inf(1)
 	for j := range mostPeaks {
@@ -160,22 +164,24 @@ func (p *Peaks) closest(room int64) (i int) {
 	return i
 }
 
-// charged returns value, in 1/unit, less a cost that is charged down to -MaxDebt. It also returns the units
-// that are lost beyond that.
+// charged returns what a bucket with the given value holds after a settlement charges cost. The charge does
+// not take the bucket below -MaxDebt; lost is the number of units not charged. value and next are in 1/unit
+// token.
 func (l *Limit) charged(value, unit, cost int64) (next, lost int64) {
 	next = max(min(value, -l.MaxDebt*unit), value-min(cost, l.Capacity+l.MaxDebt)*unit)
 	return next, min(cost, maxExact) - (value-next)/unit
 }
 
-// roomSince returns the smallest amount that s, a State of l which lacks room at time now, has lacked at
-// any moment since a charge at time of. It returns 0 if s does not contain that charge.
+// roomSince returns the smallest amount by which a bucket was below full at any moment since a charge at time
+// of. s is its State, and room is how far the bucket is below full now. The result is 0 if s does not contain
+// that charge.
 func (l *Limit) roomSince(s *State, of Micros, room int64) int64 {
 	of = l.tickOf(of)
 	if of > s.At || s.Peaks == nil || s.Peaks.n == 0 {
 		return 0
 	}
 	for _, p := range s.Peaks.All() {
-		if p.Until > of { // the earliest such peak has the least room
+		if p.Until > of { // a later peak has more room
 			return min(room, p.Room)
 		}
 	}
@@ -185,16 +191,16 @@ func (l *Limit) roomSince(s *State, of Micros, room int64) int64 {
 // beyond reports whether a is a settlement that charges units beyond the estimate.
 func (l *Limit) beyond(a *Charge) bool { return l.Settles && a.Settle && a.Cost > 0 && !a.Scaled }
 
-// passed returns the peaks of a bucket that was last charged at time at and whose clock has stepped back to
-// now. They say that the bucket was full after all charges until then, so these charges get no refund.
+// passed returns the peaks of a bucket whose last charge was at time at, after its clock stepped back to now.
+// Such peaks state that the bucket was full after all charges until then, so these charges get no refund.
 func (l *Limit) passed(at, now Micros) *Peaks {
 	var p Peaks
 	p.push(min(at, l.tickOf(now+maxOpen))+l.tick, 0)
 	return &p
 }
 
-// peaksOf returns the peaks of s, in its own numbers. It returns nil if l cannot use them, because the two
-// limits have different ticks or windows.
+// peaksOf returns the peaks of s in the numbers of s.By. It returns nil if l cannot use these peaks because
+// the two limits have different ticks or windows.
 func (l *Limit) peaksOf(s *State, hash uint64) *Peaks {
 	old := s.By
 	if !l.Settles || l.tick != old.tick || l.Kind == FixedWindow &&
@@ -204,8 +210,7 @@ func (l *Limit) peaksOf(s *State, hash uint64) *Peaks {
 	return s.Peaks
 }
 
-// adoptPeaks returns the peaks of s, which is in other numbers, in the numbers of l. Rooms are rounded
-// down.
+// adoptPeaks converts the peaks of s from the numbers of s.By to those of l. Rooms are rounded down.
 func (l *Limit) adoptPeaks(s *State, hash uint64) *Peaks {
 	p, old := l.peaksOf(s, hash), s.By
 	if p == nil || l.Kind == FixedWindow {

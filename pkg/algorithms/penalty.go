@@ -3,11 +3,11 @@ package algorithms
 // Penalty blocks a bucket after repeated denials.
 //
 // After a number of denials within one period of the limit, the bucket denies everything for a while,
-// whatever it holds. Each further block lasts twice as long, up to Max. If no block has followed for Max
-// after the end of the last one, the next block is again the first.
+// whatever it holds. Each further block lasts twice as long, up to Max. If no block follows within Max after
+// the end of the last one, the next block has the length of the first again.
 //
 //	denied at times t1 <= … <= tn (n = After), tn - t1 < period: blocked from tn for min(For*2^(k-1), Max)
-//	where this is the k-th block in a row
+//	for the k-th block in a row
 //	blocked: denied, retry_after = max(rest of the block, retry_after without the penalty)
 //
 // Requests denied by a block are neither counted as denials nor charged (TakesDenied). Dry runs, costs of 0
@@ -16,8 +16,8 @@ package algorithms
 type Penalty struct {
 	// After is the number of denials within a period that starts a block; 0 means no penalty.
 	After int64
-	// For is the length of the first block. Max is the length of the longest block; it is also how long
-	// after its end a block still doubles the next one.
+	// For is the length of the first block. Max is the length of the longest block. A block that starts within
+	// Max after the end of another one is twice as long.
 	For, Max Micros
 }
 
@@ -29,11 +29,12 @@ const (
 	MaxBlock = 3650 * Day
 )
 
-// Denials is the state of a bucket's Penalty. Like State.Log, Times is only sliced and appended to.
+// Denials is the state of a bucket's Penalty. Successive Denials may share the array of Times, as States
+// share State.Log.
 type Denials struct {
 	// Times has the times of the denials since the last block, oldest first.
 	Times []Micros
-	// Blocks is the number of blocks in a row, 0 for none. The last one ends at Until.
+	// Blocks is the number of blocks in a row, 0 for none. The last of them ends at Until.
 	Blocks int64
 	Until  Micros
 }
@@ -47,12 +48,12 @@ func (p Penalty) block(k int64) Micros {
 	return span
 }
 
-// denialSpan returns the span of time within which denials count together.
+// denialSpan returns the span of time within which denials add up to a block.
 func (l *Limit) denialSpan() Micros { return Micros(l.period) * l.tick }
 
-// denialsAt returns the denials of s that still count at time now; nil if there are none. If the clock
-// stepped back by more than a minute, their times are moved back with it, so that no block lasts longer
-// than intended.
+// denialsAt returns the denials and blocks of s that still count at time now; nil if there are none. If the
+// clock stepped back by more than a minute, denialsAt moves all their times back as far, so that no block
+// lasts longer than intended.
 func (l *Limit) denialsAt(s *State, now Micros) *Denials {
 	was := s.Denials
 	if l.Penalty.After == 0 || s.By.Kind != l.Kind {
@@ -89,7 +90,7 @@ func (l *Limit) forgottenAt(d *Denials) (at Micros) {
 	return at
 }
 
-// counted returns the denials after a further one at time now.
+// counted returns was with one more denial at time now. The denial may start a block.
 func (l *Limit) counted(was *Denials, now Micros) *Denials {
 	p, d := l.Penalty, &Denials{}
 	if was != nil {
@@ -116,7 +117,7 @@ func (l *Limit) counted(was *Denials, now Micros) *Denials {
 	return d
 }
 
-// takeCounted is Take for a limit that counts denials, or for a state with stored denials.
+// takeCounted is Take for a limit with a Penalty, or for a State that contains Denials.
 func (l *Limit) takeCounted(s State, now Micros, a Charge) (State, Decision) {
 	was := s
 	if s.Denials != nil {
@@ -144,8 +145,8 @@ func (l *Limit) takeCounted(s State, now Micros, a Charge) (State, Decision) {
 	return next, d
 }
 
-// timeOf returns the time to decide with. As in start, that is the time of the last charge if the clock has
-// stepped back by up to a minute since.
+// timeOf returns the time at which a charge is decided. That is now, or the time of the last charge if the
+// clock has stepped back by up to a minute since (as in start).
 func (l *Limit) timeOf(s *State, now Micros) Micros {
 	if l.seen(s) && now < s.At && s.At-now <= maxStepBack {
 		return s.At
@@ -158,12 +159,12 @@ func (l *Limit) seen(s *State) bool {
 	return s.By != nil && s.By.Kind == l.Kind && (l.Kind != SlidingLog || len(s.Log) > 0)
 }
 
-// counts reports whether d, the decision on a, is a denial that a Penalty counts.
+// counts reports whether a Penalty of l counts d, the decision on a, as a denial.
 func (l *Limit) counts(d *Decision, a Charge) bool {
 	return l.Penalty.After > 0 && !d.Allowed && !d.Never && a.Cost > 0 && !a.DryRun
 }
 
-// blocked decides a for s, which is blocked.
+// blocked returns the decision on a for a bucket that a Penalty blocks.
 func (l *Limit) blocked(s State, now Micros, a Charge) Decision {
 	a.DryRun = true
 	_, own := l.Take(s, now, a)

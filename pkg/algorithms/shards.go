@@ -5,15 +5,16 @@ import (
 	"slices"
 )
 
-// MaxShards is for Stores: the largest number of shards of a limit. It is small enough that twice a sum over
-// all shards fits in an int64.
+// MaxShards is for Stores. It is the largest number of shards of a limit. Sums over all shards, even doubled,
+// stay within an int64.
 const MaxShards = 256
 
-// A sharded limit is split into n smaller buckets, so that a hot key spreads over the nodes of a cluster.
+// A sharded limit is split into n smaller buckets, called shards, so that the load of one busy key spreads
+// over the nodes of a cluster.
 //
-// Two shards are drawn at random, and the one with more units left is charged (power of two choices). If
-// neither has enough alone, both are charged together and left level, that is with equal amounts. If that
-// is not enough either, the other shards are tried before the request is denied.
+// For each request the Store draws two shards at random and charges the one with more units left (power of
+// two choices). If neither has enough alone, both are charged together, so that they end with equal amounts.
+// If both together do not have enough, the Store tries all shards before it denies the request.
 
 // Split is for Stores of several nodes. It compiles the n shards of s: smaller limits that together make one.
 //
@@ -53,7 +54,7 @@ func Split(s Spec, n int) ([]Limit, error) {
 	return nil, wrong
 }
 
-// splitAt compiles all shards with a given unit of time.
+// splitAt compiles all shards with the given unit of time, and writes them to shards.
 func splitAt(s Spec, whole *Limit, shards []Limit, tick Micros) (wrong SpecErrors) {
 	n := len(shards)
 	for i := range shards {
@@ -102,12 +103,12 @@ func split(x *int64, n, i int) *int64 {
 func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
 	// This is one long function because its parts share the slices and sums of the first loop.
 	var d Decision
-	left := make([]int64, len(shards)) // the amounts left, in 1/q unit
+	left := make([]int64, len(shards)) // the amounts left, in the unit of State.Value
 	begun := make([]State, len(shards))
-	kept := make([]State, len(shards)) // the shards' states after begin, in the numbers of each shard's Limit
+	kept := make([]State, len(shards)) // as begun, but in the numbers of each shard's Limit
 	seen := make([]bool, len(shards))
 	best, sum, least := 0, int64(0), int64(0)
-	most, missing := int64(0), int64(0) // the most that these shards can supply, and can hold of a refund
+	most, missing := int64(0), int64(0) // the largest cost that these shards can allow together, and the largest refund that fits in them
 	for i, b := range shards {
 		most += b.Limit.Most(a.Reserve)
 		missing += b.Limit.Most(true)
@@ -164,8 +165,8 @@ func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
 	return d
 }
 
-// own returns s in the numbers of l. If s is in the numbers of another Limit, consumption beyond l's capacity
-// becomes a debt.
+// own returns s in the numbers of l. If s is in the numbers of another Limit and the consumption exceeds l's
+// capacity, the excess becomes a debt.
 func (l *Limit) own(s State, now Micros, hash uint64) State {
 	if s.By == l {
 		return s
@@ -176,8 +177,8 @@ func (l *Limit) own(s State, now Micros, hash uint64) State {
 	return State{By: l, Value: d.Value, At: l.tickOf(now)}
 }
 
-// undoneOf returns how much n shards get back at time now when a charge of units at time of is undone.
-// units is in the unit of State.Value; see Charge.ChargedAt.
+// undoneOf returns how much is refunded at time now to n shards if a charge of units, made at time of, is
+// undone. units and the result are in the unit of State.Value. See Charge.ChargedAt.
 func undoneOf(n int, shard func(i int) *Limit, units int64, of, now Micros) int64 {
 	if shard(0).Kind != TokenBucket || of <= 0 {
 		return units
@@ -189,7 +190,7 @@ func undoneOf(n int, shard func(i int) *Limit, units int64, of, now Micros) int6
 	return returned(units, p, shard(0).elapsed(of, now))
 }
 
-// leftAt returns the Value that s has at time t if nothing is charged until then.
+// leftAt returns the value that a bucket with state s has at time t if nothing is charged until then.
 func (l *Limit) leftAt(s State, t Micros, hash uint64) int64 {
 	t = max(t, s.At)
 	if l.Kind == FixedWindow {
@@ -199,7 +200,7 @@ func (l *Limit) leftAt(s State, t Micros, hash uint64) int64 {
 	return l.flow(s.Value, l.v, l.p, l.elapsed(s.At, t))
 }
 
-// waitAt returns the moment at which the debt in s is paid off.
+// waitAt returns the moment at which the inflow has repaid the debt in s.
 func (l *Limit) waitAt(s State, hash uint64) Micros {
 	if l.Kind == FixedWindow {
 		phase := l.phaseOf(hash)
@@ -216,8 +217,8 @@ func (l *Limit) full() int64 {
 	return l.v
 }
 
-// shardsRetry returns the shortest time after which the shards together hold want. Their sum only grows, so
-// bisection finds it.
+// shardsRetry returns the shortest time after which the shards together hold want. The sum of their values
+// only grows with time, so bisection finds that time.
 func shardsRetry(now Micros, shards []Bucket, kept []State, a Charge, want int64) Micros {
 	have := func(t Micros) (sum int64) {
 		for i, b := range shards {
@@ -225,7 +226,7 @@ func shardsRetry(now Micros, shards []Bucket, kept []State, a Charge, want int64
 		}
 		return sum
 	}
-	lo, hi := Micros(0), Micros(0) // denied at lo
+	lo, hi := Micros(0), Micros(0) // at lo, the cost is not available
 	for i, b := range shards {
 		hi = max(hi, b.Limit.fullAt(kept[i], a.Hash)-now)
 	}
@@ -239,7 +240,8 @@ func shardsRetry(now Micros, shards []Bucket, kept []State, a Charge, want int64
 	return hi
 }
 
-// lower subtracts cost from left, from the fullest shards first. The shards that it changes end level.
+// lower subtracts cost from the elements of left, the fullest shards first. All shards that it changes end
+// with equal amounts, give or take one.
 func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 	floor := func(i int) int64 {
 		if reserve {
@@ -253,7 +255,7 @@ func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 		}
 		return sum
 	}
-	// Find the highest level that frees enough. The surplus is then returned unit by unit.
+	// Find the highest level that frees at least cost. Below, shards get back the surplus, one each.
 	lo, hi := int64(0), slices.Max(left)
 	for i := range left {
 		lo = min(lo, floor(i))
@@ -276,7 +278,7 @@ func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 	}
 }
 
-// raise adds amount to left, to the emptiest shards first. No shard gets more than full.
+// raise adds amount to the elements of left, the emptiest shards first. No shard gets more than it can hold.
 func raise(shards []Bucket, left []int64, amount int64) {
 	used := func(level int64) (sum int64) {
 		for i, v := range left {

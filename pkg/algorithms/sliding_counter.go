@@ -1,7 +1,8 @@
 package algorithms
 
-// Sliding window counter: the counts of this window (cur) and of the previous one (prev). prev is weighted
-// by the part of its window that the sliding window still covers. With e = now mod period:
+// The sliding window counter stores the count of the current window (cur) and the count of the previous window
+// (prev). prev is weighted by the part of its window that the sliding window still covers. With e = now mod
+// period:
 //
 //	allowed = (cur + cost)*period + prev*(period - e) <= rate*period
 //	deny:   a = rate - cur - cost
@@ -25,7 +26,7 @@ func (l *Limit) takeSliding(s *State, now Micros, a *Charge, d *Decision) {
 	switch {
 	case cost < 0 && a.ChargedAt > 0 && int64(a.ChargedAt/l.tick)/l.period != t/l.period:
 		d.Allowed = true
-	case cost < 0: // a refund reduces the count of this window first, then that of the previous one
+	case cost < 0: // a refund reduces the count of the current window first, then the count of the previous one
 		back := -max(cost, -maxExact)
 		own := min(back, s.Value)
 		s.Value, s.Prev = s.Value-own, max(0, s.Prev-(back-own))
@@ -50,9 +51,9 @@ func (l *Limit) takeSliding(s *State, now Micros, a *Charge, d *Decision) {
 	}
 }
 
-// windowCounts returns the counts of this window and of the previous one. They are cut to the rate so that
-// products stay in the exact range, because other numbers may have allowed more. The stored counts are not
-// cut.
+// windowCounts returns the counts of the current window and of the previous one. Larger numbers may have
+// allowed counts above the rate, so counts are reduced to a maximum that keeps products in the exact range.
+// The stored counts stay as they are.
 func (l *Limit) windowCounts(s *State) (cur, prev int64) {
 	if s.Value <= l.Rate && s.Prev <= l.Rate {
 		return s.Value, s.Prev
@@ -61,7 +62,8 @@ func (l *Limit) windowCounts(s *State) (cur, prev int64) {
 	return min(s.Value, most), min(s.Prev, most)
 }
 
-// slidingRetry returns the number of ticks, from e within the window, until cost fits.
+// slidingRetry returns the number of ticks until cost fits. e is the number of ticks since the window
+// started.
 func (l *Limit) slidingRetry(cur, prev, cost, e int64) int64 {
 	if a := l.Rate - cur - cost; a >= 0 && prev > 0 {
 		if e2 := l.period - a*l.period/prev; e2 < l.period {

@@ -2,8 +2,8 @@ package algorithms
 
 import "sort"
 
-// Sliding window log: the times of all units admitted in the last period. It is exact: at most rate units are admitted
-// in any span of one period. An entry whose age equals the period does not count. With n entries:
+// The sliding window log stores the times of all units admitted in the last period. It is exact: at most rate
+// units are admitted in any span of one period. An entry whose age equals the period does not count. With n entries:
 //
 //	allowed = n + cost <= rate
 //	deny:   retry_after = (the (n + cost - rate)-th oldest) + period - now

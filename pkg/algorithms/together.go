@@ -7,21 +7,22 @@ type Bucket struct {
 	Charge   Charge
 	State    State // before TakeAll: the stored state; after it: the state to store
 	Decision Decision
-	// Then links a bucket with the next one as its alternative. A row of buckets with Then is charged only
-	// if all of them allow their costs. Otherwise none of them is charged, and the next bucket without Then
-	// is charged instead.
+	// Then means that this bucket has an alternative. Consecutive buckets with Then form a row. Their alternative
+	// is the first bucket without Then behind the row. The row is charged if all its buckets allow their costs.
+	// Otherwise the alternative is charged instead.
 	Then bool
 }
 
-// TakeAll charges all buckets at time now, or none of them. It reports whether it charged them. No bucket
-// may occur twice.
+// TakeAll charges all buckets at time now, or none of them. It reports whether it charged them. No bucket may
+// occur twice.
 //
-// Each Decision describes its own bucket. If one bucket denies, the others still get the Decisions that
-// they would have made, with the units that they have without the charge. If one cost can never fit, no
-// state changes. Limits that charge denied requests do so whatever the other buckets decide.
+// Each Decision describes its own bucket. If one bucket denies, each bucket that would have allowed its cost
+// still says so in its Decision. The units in that Decision are those without the charge. If one cost can
+// never fit, no state changes. Limits that charge denied requests do so whatever the other buckets decide.
 //
-// Of a row of buckets with Then and the bucket behind it, one side is charged. If the row allows its costs,
-// the bucket behind it gets a zero Decision, and its State is not read.
+// A row of buckets with Then has an alternative: the bucket behind the row. TakeAll charges either the row or
+// the alternative. If the row allows its costs, the alternative gets a zero Decision, and its State is not
+// read.
 func TakeAll(now Micros, buckets []Bucket) bool {
 	if len(buckets) == 1 {
 		b := &buckets[0]
@@ -50,8 +51,8 @@ func TakeAll(now Micros, buckets []Bucket) bool {
 	return all
 }
 
-// alternatives returns how many of the buckets, from the first on, form one row of alternatives. It is 1
-// for a bucket without Then.
+// alternatives returns how many buckets, from the first on, belong together: a row with Then and the bucket
+// behind it. The result is 1 if the first bucket does not have Then.
 func alternatives(buckets []Bucket) int {
 	n := 1
 	for n < len(buckets) && buckets[n-1].Then {
@@ -60,7 +61,7 @@ func alternatives(buckets []Bucket) int {
 	return n
 }
 
-// allow reports whether each bucket allows its own cost.
+// allow reports whether the Decision of every bucket allows its cost.
 func allow(buckets []Bucket) bool {
 	for i := range buckets {
 		if !buckets[i].Decision.Allowed {
@@ -70,8 +71,8 @@ func allow(buckets []Bucket) bool {
 	return true
 }
 
-// lookAt decides a row of alternatives as a dry run. It reports whether one of them can be charged, and
-// whether none of them ever can.
+// lookAt decides a row with Then and its alternative as a dry run. It reports whether either of them can be
+// charged now, and whether neither can ever be charged. A bucket without Then comes alone.
 func lookAt(now Micros, one []Bucket) (allowed, never bool) {
 	last := len(one) - 1
 	for i := range one {
@@ -93,8 +94,9 @@ func lookAt(now Micros, one []Bucket) (allowed, never bool) {
 	return allowed, never
 }
 
-// chargeIf charges b if pays is true. Otherwise the only changes of its State are a started clock and a
-// counted denial. If the group can never be charged, a denial is not counted either.
+// chargeIf charges b if pays is true, or if its limit charges denied requests. Otherwise it changes only the
+// clock in the State and the denials that a Penalty counts. never means that the group can never be charged;
+// such a denial does not count.
 func (b *Bucket) chargeIf(now Micros, pays, never bool) {
 	switch {
 	case pays || b.Limit.ChargesDenied(), !never && b.Limit.counts(&b.Decision, b.Charge):
@@ -107,8 +109,8 @@ func (b *Bucket) chargeIf(now Micros, pays, never bool) {
 	}
 }
 
-// there corrects d, the decision on a Charge that b allowed but that was not charged because another bucket
-// of the group denied. Remaining and ResetAfter become those of the bucket without the charge.
+// there corrects d if b allowed a but another bucket of the group denied. The amounts and times in d become
+// those of the bucket without the charge.
 func (l *Limit) there(s State, now Micros, a Charge, d Decision) Decision {
 	_, is := l.Take(s, now, Charge{Hash: a.Hash, DryRun: true})
 	d.Value, d.Remaining, d.ResetAfter, d.Wait, d.Lost = is.Value, is.Remaining, is.ResetAfter, 0, 0

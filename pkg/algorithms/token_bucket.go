@@ -19,8 +19,8 @@ func (l *Limit) elapsed(at, now Micros) int64 {
 	return l.ticks(now) - l.ticks(at)
 }
 
-// flow returns value after the inflow of elapsed ticks, at most full. The product of p and elapsed may
-// exceed an int64.
+// flow returns value after the inflow of elapsed ticks, at most full. It avoids the product of p and elapsed,
+// which may exceed an int64.
 func (l *Limit) flow(value, full, p, elapsed int64) int64 {
 	if elapsed <= 0 {
 		return min(full, value+elapsed*p)
@@ -32,11 +32,11 @@ func (l *Limit) flow(value, full, p, elapsed int64) int64 {
 	return value + int64(lo)
 }
 
-// raw returns the cost of a in 1/q token. The cost is first cut to just above the most that can ever be
-// consumed, so that the product cannot overflow.
+// raw returns the cost of a in 1/q token. A cost above the largest possible consumption is reduced to just
+// above it, so that the product cannot overflow.
 func (l *Limit) raw(a *Charge) int64 { return l.costIn(l.q, a) }
 
-// costIn returns the cost of a in 1/unit token, cut like that of raw.
+// costIn returns the cost of a in 1/unit token, bounded like the result of raw.
 func (l *Limit) costIn(unit int64, a *Charge) int64 {
 	most := l.Capacity + l.MaxReserved
 	switch {
@@ -49,11 +49,11 @@ func (l *Limit) costIn(unit int64, a *Charge) int64 {
 	}
 }
 
-// back returns the part of given, a refund in 1/q token, that is returned at time now.
+// back returns how much of a refund the bucket gets at time now. given is the refund in 1/q token.
 //
-// The undo of a charge must leave the bucket no fuller than it would be without the charge. Tokens that
-// have flowed in since the charge may have filled its place; a full bucket would have lost them. So they
-// are subtracted.
+// A refund that undoes a charge must not leave the bucket fuller than it would be without the charge. Without
+// the charge the bucket might have been full since, and then the tokens that have flowed in since would have
+// been lost. So the result is given less these tokens.
 func (l *Limit) back(given int64, now Micros, a *Charge) int64 {
 	if a.ChargedAt <= 0 {
 		return given
@@ -61,7 +61,7 @@ func (l *Limit) back(given int64, now Micros, a *Charge) int64 {
 	return returned(given, l.p+l.p1, l.elapsed(a.ChargedAt, now))
 }
 
-// returned returns given less p for each of ticks, at least 0.
+// returned returns given less an inflow of p in each tick, and at least 0.
 func returned(given, p, ticks int64) int64 {
 	if ticks < 0 { // the clock stepped back by more than a minute, so the inflow since the charge is unknown
 		return 0
@@ -98,7 +98,8 @@ func (l *Limit) takeTokens(s *State, now Micros, a *Charge, d *Decision) {
 	case l.Overdraw:
 		floor := min(s.Value, -l.MaxReserved*l.q)
 		s.Value = max(floor, s.Value-cost)
-		// A cost above capacity is never available at once, so the retry time is that of a full bucket.
+		// A cost above capacity is never available at once. Such a request is told the time at which the bucket
+		// is full.
 		d.RetryAfter = l.span(now, ceilDiv(min(cost, most)+least-s.Value, l.p))
 	case cost > most:
 		d.Never = true
