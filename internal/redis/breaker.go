@@ -15,7 +15,7 @@ const (
 	// breakerCalls is the number of calls that must have failed before the breaker opens. With one call a
 	// second, two lost answers are not an outage.
 	breakerCalls = 5
-	// The pause between the starts of two probes doubles from minProbePause to maxProbePause.
+	// The time between the starts of two probes doubles from minProbePause up to maxProbePause.
 	minProbePause = 10 * time.Millisecond
 	maxProbePause = 200 * time.Millisecond
 )
@@ -25,10 +25,10 @@ var errOpen = fmt.Errorf("%w: the circuit breaker is open", backend.ErrNotTaken)
 
 // circuit is the state of a circuit breaker, which stops calls to a server that fails.
 //
-// When the server has given no answer for 100 ms, groups are answered ErrNotTaken at once. Then single
-// calls are sent as probes, the first one immediately and the others at intervals that grow from 10 ms to
-// 200 ms. One answer closes the circuit. After a sign of life the next call is a probe even if another
-// probe is in flight, because that one may be on a dead connection.
+// When the server has given no answer for 100 ms, the circuit opens: groups are then answered ErrNotTaken at
+// once. Single calls are sent as probes, the first one immediately and the others at intervals that grow from
+// 10 ms to 200 ms. One answer closes the circuit. After a sign of life the next call is a probe, even if
+// another probe is in flight, because the earlier probe may be on a dead connection.
 //
 // The zero circuit is closed.
 type circuit struct {
@@ -37,7 +37,7 @@ type circuit struct {
 	open    bool
 	probing bool          // a probe is in flight
 	probeAt time.Time     // the earliest time of the next probe
-	pause   time.Duration // from the start of the next probe to the start of the one after it
+	pause   time.Duration // the time from the start of the next probe to the start of the one after
 }
 
 // event is an input of a circuit.

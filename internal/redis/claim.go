@@ -15,21 +15,22 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Some groups cannot be charged and stored under their ID in one step: groups over several slots, with a
-// sharded bucket, or with buckets also in another Redis. For such a group the ID is claimed first. Then the
-// group is charged, and the claim is replaced by the answer, or deleted if nothing was consumed.
+// Some groups cannot be charged and stored under their ID in one step. These are groups with buckets in
+// several slots, groups with a sharded bucket, and groups that also have buckets in another Redis. For such a
+// group, this process first claims the ID: it stores a claim under the ID. Then it charges the group. Finally
+// it replaces the claim by the answer, or deletes the claim if nothing was consumed.
 //
-// So the group is charged at most once. If a step gets no answer, or the process dies, the claim stays, and
-// a repeated group gets ErrPending until the claim expires.
+// So the group is charged at most once. If a step gets no answer, or the process dies, the claim stays. A
+// repeated group then gets ErrPending until the claim expires.
 //
 // A claim consists of one byte, 32 bytes that identify the request, and 16 bytes that identify the claiming
-// process. An answer consists of one byte, the same 32 bytes, and the time and the decision of each charge.
+// call. An answer consists of one byte, the same 32 bytes, and the time and the decision of each charge.
 const (
 	claimed  = 'c'
 	answered = 'a'
 )
 
-// claims makes the claims in one Redis.
+// claims reads and writes the claims that are stored in one Redis.
 type claims struct {
 	client   goredis.UniversalClient
 	keys     keys
@@ -40,8 +41,8 @@ type claims struct {
 	clock    outside.Clock
 	random   func(p []byte)
 	underway *atomic.Int64
-	// guardOf returns the sender to the server of a bucket, or nil if the server is unknown. Claims pass the
-	// circuit breaker of that sender.
+	// guardOf returns the sender to the server of a bucket, or nil if the server is unknown. The circuit
+	// breaker of that sender also applies to claims.
 	guardOf func(bucket *backend.Charge) *sender
 }
 
@@ -88,8 +89,8 @@ type claimedGroup struct {
 	*claimedStore
 
 	outer     *backend.Batch
-	at        int           // the position of its first charge in outer
-	pending   *atomic.Int64 // the number of groups of outer that have not ended
+	at        int           // the position of the group's first charge in outer
+	pending   *atomic.Int64 // the number of groups of outer that have not ended; all these groups share it
 	once      *backend.IdempotencyKey
 	mine      string
 	charges   []backend.Charge // the charges without their idempotency key
@@ -115,7 +116,7 @@ func (g *claimedGroup) take() {
 	if l := g.guardOf(g.keys.claimCharge(g.once)); l == nil {
 		err = claim()
 	} else {
-		err = l.guard(ctx, claim) // while Redis fails, a claim must not wait for it
+		err = l.guard(ctx, claim) // while the circuit of the server is open, the claim fails at once
 	}
 	switch {
 	case err != nil:
@@ -135,7 +136,7 @@ func (g *claimedGroup) take() {
 	}
 }
 
-// taken is the Done function of the group's batch.
+// taken is the Done function of inner. It is called when the group has been charged.
 func (g *claimedGroup) taken(*backend.Batch) {
 	switch err := g.decisions[0].Err; {
 	case backend.ConsumedAny(g.charges, g.decisions):
@@ -148,8 +149,8 @@ func (g *claimedGroup) taken(*backend.Batch) {
 	}
 }
 
-// settle replaces the claim by the answer, in the background if there is no time left. If that fails too,
-// the claim stays, and no request is charged twice.
+// settle replaces the claim by the answer. If there is no time left, it does so in the background. If that
+// fails, too, the claim stays: then a repeated request is not charged.
 func (g *claimedGroup) settle(answer []byte) {
 	ctx, cancel := g.bound()
 	defer cancel()
@@ -159,7 +160,7 @@ func (g *claimedGroup) settle(answer []byte) {
 	g.end(nil)
 }
 
-// bound returns a context with the deadline of the batch.
+// bound returns a context with the deadline of the batch, or with the default timeout if the batch has none.
 func (g *claimedGroup) bound() (context.Context, context.CancelFunc) {
 	if g.outer.Deadline.IsZero() {
 		return context.WithDeadline(context.Background(), g.clock.Now().Add(g.timeout))
@@ -167,7 +168,7 @@ func (g *claimedGroup) bound() (context.Context, context.CancelFunc) {
 	return context.WithDeadline(context.Background(), g.outer.Deadline)
 }
 
-// end ends the group, with err, or with its decisions if err is nil.
+// end ends the group. It answers the group with err; if err is nil, the decisions stay as they are.
 func (g *claimedGroup) end(err error) {
 	defer func() {
 		if p := recover(); p != nil && g.panicked != nil { // a panic in Done must not affect other batches
@@ -184,7 +185,7 @@ func (g *claimedGroup) end(err error) {
 	}
 }
 
-// replaceLater runs replace in the background. The caller may reuse the memory of once meanwhile.
+// replaceLater runs replace in the background. The caller may reuse the memory of once after the call.
 func (c claims) replaceLater(once *backend.IdempotencyKey, mine string, answer []byte) {
 	if !c.undos.Begin() {
 		return
@@ -198,16 +199,16 @@ func (c claims) replaceLater(once *backend.IdempotencyKey, mine string, answer [
 	})
 }
 
-// replaceClaim replaces a claim by an answer, or deletes the claim if the answer is empty. It does nothing
-// if the key has another value. That happens if the call arrives late or twice: after the claim was
-// replaced, or after it expired and another caller claimed the ID.
+// replaceClaim replaces a claim by an answer, or deletes the claim if the answer is empty. It does nothing if
+// the key no longer has the claim as its value. This happens if the command arrives late or twice: the claim
+// was replaced, or it expired and another caller claimed the ID.
 var replaceClaim = goredis.NewScript(`
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
 redis.call('PSETEX', KEYS[1], ARGV[3], ARGV[2])
 return 1`)
 
-// replace runs replaceClaim.
+// replace runs the script replaceClaim.
 func (c claims) replace(ctx context.Context, once *backend.IdempotencyKey, mine string, answer []byte) error {
 	return replaceClaim.Run(ctx, c.client, []string{c.keys.claim(once)}, mine, answer, lifetime(once)).Err()
 }
@@ -219,13 +220,13 @@ func (c claims) newClaim(once *backend.IdempotencyKey) string {
 	return string(claimed) + string(once.Digest[:]) + string(by[:])
 }
 
-// claim claims an ID with the value mine. It returns mine, or the value that another call has written
-// before.
+// claim writes the claim mine under the ID, if the ID has no value yet. It returns the value that the ID has
+// afterwards: mine, or what another call wrote before.
 func (c claims) claim(ctx context.Context, once *backend.IdempotencyKey, mine string) (is string, err error) {
 	name := c.keys.claim(once)
 	var get *goredis.StringCmd
 	_, err = c.client.Pipelined(ctx, func(pipe goredis.Pipeliner) error {
-		pipe.SetNX(ctx, name, mine, lasting(once)) // may be sent twice without harm
+		pipe.SetNX(ctx, name, mine, lasting(once)) // go-redis may send it twice without harm
 		get = pipe.Get(ctx, name)
 		return nil
 	})
@@ -244,7 +245,7 @@ func answerOf(once *backend.IdempotencyKey, decisions []backend.Decision) []byte
 	return b
 }
 
-// recall answers a group from was, which is the claim of another call or a stored answer.
+// recall answers a group from the value that is stored under its ID: the claim of another call, or an answer.
 func recall(was string, once *backend.IdempotencyKey, decisions []backend.Decision) {
 	const head, size = 1 + len(once.Digest), 8 + answerSize
 	switch {
@@ -252,7 +253,7 @@ func recall(was string, once *backend.IdempotencyKey, decisions []backend.Decisi
 		fail(decisions, backend.ErrReused)
 	case was[0] == claimed:
 		fail(decisions, backend.ErrPending)
-	case len(was) != head+len(decisions)*size: // the modes of the limits have changed since
+	case len(was) != head+len(decisions)*size: // the limits have changed since, so that the group has another number of charges
 		fail(decisions, backend.ErrReused)
 	default:
 		for i := range decisions {
@@ -268,18 +269,18 @@ func lasting(once *backend.IdempotencyKey) time.Duration {
 	return time.Duration(lifetime(once)) * time.Millisecond
 }
 
-// claim returns the name of the key of a claim. The name alone determines the slot, whatever command uses
-// it.
+// claim returns the Redis key of a claim. The key contains its slot, so every command finds it in the same
+// slot.
 func (k keys) claim(once *backend.IdempotencyKey) string {
 	return string(k.append(nil, k.claimCharge(once)))
 }
 
-// claimCharge returns a charge whose bucket has the name of a claim.
+// claimCharge returns a charge whose bucket has the same Redis key as a claim.
 func (keys) claimCharge(once *backend.IdempotencyKey) *backend.Charge {
 	return &backend.Charge{Key: append([]byte(claimPrefix), once.ID[:]...)}
 }
 
-// claimPrefix is the start of the part after the tag in the name of a claim.
+// claimPrefix starts the part of a claim's Redis key that follows the tag.
 const claimPrefix = "c"
 
 func fail(decisions []backend.Decision, err error) {

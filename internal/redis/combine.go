@@ -12,7 +12,7 @@ import (
 
 // machine decides a charge of a sharded bucket in several steps. Values are in the unit of the shards.
 type machine interface {
-	// step receives the decisions of the charges that it returned last; the first time it receives nil. It
+	// step receives the decisions on the charges that it returned last; at the first call it receives nil. It
 	// returns the next charges, and refunds that are submitted separately. If it returns no charges, the
 	// machine has ended.
 	step(answers []backend.Decision) (charges []backend.Charge, undo []*refund)
@@ -20,7 +20,7 @@ type machine interface {
 	decision() backend.Decision
 }
 
-// run runs m in batches with the deadline and source of b, and then calls end with its decision.
+// run runs m in batches with the deadline and source of b. Then it calls end with the decision of m.
 func (s *shardStore) run(m machine, b *backend.Batch, end func(backend.Decision)) {
 	var steps stores.Steps
 	steps.Bind(s.next, func(answers []backend.Decision) ([]backend.Charge, []backend.Decision) {
@@ -45,7 +45,7 @@ func (s *shardStore) undo(u *refund) {
 	s.run(u, &backend.Batch{Deadline: s.undos.Deadline(), Detached: true}, func(backend.Decision) { s.undos.End() })
 }
 
-// looks returns dry runs of all shards, whose decisions tell the units left in each.
+// looks returns dry runs of all shards. Their decisions contain the units left in each shard.
 func looks(c *backend.Charge) (charges []backend.Charge) {
 	for i := range c.Shards {
 		part := shardOf(c, i)
@@ -55,7 +55,8 @@ func looks(c *backend.Charge) (charges []backend.Charge) {
 	return charges
 }
 
-// looked returns the states of all shards, from the decisions on looks, and the latest of their times.
+// looked returns the states of all shards, taken from the decisions on looks. now is the latest of their
+// times.
 func looked(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buckets []algorithms.Bucket, now algorithms.Micros, err error) {
 	buckets = make([]algorithms.Bucket, len(answers))
 	for i := range answers {
@@ -70,8 +71,8 @@ func looked(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buck
 	return buckets, now, nil
 }
 
-// planShards decides ask with the last known states of the shards. It returns the decision, and the charge
-// of each shard.
+// planShards decides ask with the last known states of the shards. It returns the decision, and for each
+// shard the charge that is its part of ask.
 func planShards(now algorithms.Micros, buckets []algorithms.Bucket, ask algorithms.Charge) (algorithms.Decision, []algorithms.Charge) {
 	before := slices.Clone(buckets)
 	d := algorithms.TakeShards(now, buckets, ask)
@@ -94,9 +95,9 @@ func partOf(l *algorithms.Limit, ask *algorithms.Charge) algorithms.Micros {
 	return ask.ChargedAt
 }
 
-// combine reads all shards, decides, and charges each shard its part. If other sidecars have consumed units
-// of a part in between, combine refunds the charges and starts again, at most three times. If all attempts
-// fail, it denies until the shards have enough units again.
+// combine reads all shards, makes a decision, and charges each shard its part. If meanwhile other sidecars
+// have consumed units that a part needs, combine refunds the other parts and starts again, at most three
+// times. If all attempts fail, it denies until the shards have enough units again.
 type combine struct {
 	charge backend.Charge
 	memory *shardMemory
@@ -104,8 +105,8 @@ type combine struct {
 	tries    int
 	is       backend.Decision
 	now      algorithms.Micros
-	buckets  []algorithms.Bucket // as last read; nil while they are being read
-	asks     []algorithms.Charge // the charges of the shards
+	buckets  []algorithms.Bucket // the states as last read; nil while they are being read
+	asks     []algorithms.Charge // for each shard, its part of the charge
 	charging bool
 }
 
@@ -149,8 +150,8 @@ func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 	return charges
 }
 
-// conclude reports whether all charges of the shards were allowed (stands). If not, it returns refunds for
-// those that were.
+// conclude reports whether all charges of the shards were allowed (stands). If not, it returns refunds of the
+// charges that were allowed.
 func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*refund) {
 	stands = true
 	for n := range answers {
@@ -170,7 +171,7 @@ func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*ref
 		}
 		d, ask := &answers[n], &m.asks[i]
 		n++
-		// The state now, which will be right again after the refund.
+		// This is the state after the charge. Below, the units that will be refunded are added to it.
 		m.buckets[i].State.Value, m.buckets[i].State.At = d.Value, d.At
 		m.now = max(m.now, d.At)
 		if d.Err != nil || !d.Allowed {
@@ -187,13 +188,13 @@ func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*ref
 	}
 	if is := algorithms.TakeShards(m.now, m.buckets, m.charge.Terms); !is.Allowed {
 		m.is.Decision, m.is.At = is, m.now
-	} else { // the refund makes it available again
+	} else { // the refunds make enough units available again
 		m.is.Decision = algorithms.Decision{RetryAfter: 1, Remaining: m.is.Remaining}
 	}
 	return false, undo
 }
 
-// shardCharge is the charge of a shard.
+// shardCharge is the part of a charge that one shard gets.
 type shardCharge struct {
 	shard int
 	ask   algorithms.Charge
@@ -201,13 +202,13 @@ type shardCharge struct {
 
 // refund refunds units of a sharded bucket, to the emptiest shards first.
 //
-// The shards are not read at the same moment, and other processes may fill a shard that had room. So units
-// that did not fit are offered to each shard in turn, twice. (In a test, 12 goroutines consumed and
+// The shards are not read at the same moment, and another process may fill a shard before its refund arrives.
+// So units that did not fit are offered to each shard in turn, twice. (In a test, 12 goroutines consumed and
 // refunded 1,300 units. Offering units once to each shard lost 32 units, offering them twice lost none.)
 type refund struct {
 	charge backend.Charge
 	memory *shardMemory
-	first  *shardCharge // the refund to one shard before all are read, or nil
+	first  *shardCharge // a refund to one shard that is tried before all shards are read, or nil
 
 	is    backend.Decision
 	given []shardCharge // the refunds in flight; empty while all shards are being read
@@ -237,12 +238,12 @@ func (m *refund) step(answers []backend.Decision) ([]backend.Charge, []*refund) 
 	return m.offer(), nil
 }
 
-// afterFirst reads all shards if the refund to the first shard did not fit.
+// afterFirst ends the refund if it fitted into the first shard. Otherwise it returns dry runs of all shards.
 func (m *refund) afterFirst(answers []backend.Decision) []backend.Charge {
 	fitted, err := m.fitted(answers)
 	ask := m.first.ask
 	m.first = nil
-	rest := (-ask.Cost - fitted) / m.charge.Shards[0].Unit() // other processes may have filled the shard
+	rest := (-ask.Cost - fitted) / m.charge.Shards[0].Unit() // not 0 if other processes charged or filled the shard meanwhile
 	if err != nil || rest <= 0 {
 		return nil
 	}
@@ -250,7 +251,7 @@ func (m *refund) afterFirst(answers []backend.Decision) []backend.Charge {
 	return looks(&m.charge)
 }
 
-// plan distributes the refund over the shards, from the decisions on looks.
+// plan uses the decisions on looks to distribute the refund over the shards.
 func (m *refund) plan(answers []backend.Decision) []backend.Charge {
 	ask := m.charge.Terms
 	ask.Cost = max(ask.Cost, -m.charge.Limit.Most(true))
@@ -278,7 +279,7 @@ func (m *refund) plan(answers []backend.Decision) []backend.Charge {
 	return m.give(gives...)
 }
 
-// offer offers the rest to the next shard.
+// offer returns a refund of the remaining units to the next shard.
 func (m *refund) offer() []backend.Charge {
 	if m.rest <= 0 || len(m.order) == 0 {
 		return nil
@@ -297,8 +298,8 @@ func (m *refund) fail(err error) {
 	m.is = backend.Decision{Err: err}
 }
 
-// give returns the refunds, and before each a dry run, from which fitted computes how much fitted. Both are
-// decided in one step, because they are in one batch and in one slot.
+// give returns the refunds, and before each of them a dry run of the same shard. fitted compares the two
+// decisions. No other charge comes between the two, because they are in one batch and in one slot.
 func (m *refund) give(gives ...shardCharge) (charges []backend.Charge) {
 	m.given = gives
 	for _, g := range gives {
@@ -311,8 +312,8 @@ func (m *refund) give(gives ...shardCharge) (charges []backend.Charge) {
 	return charges
 }
 
-// undone returns how much the shards get back at time now when a charge of units at time of is undone.
-// units is in the unit of State.Value; see algorithms.Charge.ChargedAt.
+// undone returns how much is refunded at time now to all shards together, if a charge of units, made at time
+// of, is undone. units and the result are in the unit of State.Value. See algorithms.Charge.ChargedAt.
 func undone(shards []algorithms.Limit, units int64, of, now algorithms.Micros) int64 {
 	if shards[0].Kind != algorithms.TokenBucket || of <= 0 {
 		return units
@@ -325,8 +326,8 @@ func undone(shards []algorithms.Limit, units int64, of, now algorithms.Micros) i
 	return scaled.Returned(units, p, n.Ticks(int64(now))-n.Ticks(int64(of)))
 }
 
-// fitted returns how many of the refunded units fitted, including units that have flowed in since, and the
-// error that takes precedence.
+// fitted returns how many of the refunded units fitted, and the error that takes precedence. Units that have
+// flowed in since the charge count as fitted.
 func (m *refund) fitted(answers []backend.Decision) (fitted int64, err error) {
 	for n, g := range m.given {
 		before, after := &answers[2*n], &answers[2*n+1]

@@ -12,14 +12,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 )
 
-// conn is a connection of a line. go-redis uses it on one goroutine at a time.
+// conn is a connection that a line made. go-redis uses it on one goroutine at a time.
 type conn struct {
 	net.Conn
-	inner net.Conn // the same without nonblock
+	inner net.Conn // the connection below nonblock
 	line  *line
 	age   uint32
 	look  look
-	owes  atomic.Bool // an answer of the server is outstanding
+	owes  atomic.Bool // the server has not answered the last call yet
 	used  bool        // the server has answered on this connection
 }
 
@@ -42,8 +42,8 @@ func newConn(l *line, nc net.Conn, age uint32) *conn {
 
 var errLeft = notSent("the master has changed")
 
-// Write implements net.Conn. The error errLeft means that no byte of the call was sent. A call that has
-// been sent in part is sent completely.
+// Write implements net.Conn. It returns errLeft if the connection has become outdated (see line.leave) before
+// the first byte of a call was sent. A call that has been sent in part is sent completely.
 func (c *conn) Write(b []byte) (int, error) {
 	if c.age != c.line.age.Load() && !c.owes.Load() {
 		return 0, errLeft
@@ -68,8 +68,8 @@ func (c *conn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// errUnused means that connections are accepted and closed without an answer. The reason may be a proxy in
-// front of a server that has failed.
+// errUnused means that a server accepts connections and closes them without an answer. The reason may be a
+// proxy in front of a server that has failed.
 var errUnused = notSent("the server has closed a connection without an answer")
 
 // isEnd reports whether the peer has ended a connection.
@@ -94,7 +94,7 @@ func (c *conn) Close() error {
 func (c *conn) SyscallConn() (syscall.RawConn, error) { return &c.look, nil }
 
 type look struct {
-	syscall.RawConn // nil for TLS, because arriving bytes need not be an answer
+	syscall.RawConn // nil for TLS, because arriving bytes of TLS need not be an answer
 	conn            *conn
 	quiet           func() bool // nil if unknown
 	ended           func() bool // nil if unknown
@@ -102,8 +102,8 @@ type look struct {
 
 var errEnded = notSent("the server has closed the connection")
 
-// Read calls f only if there is something to read. That is all that go-redis needs. Usually there is
-// nothing to read, and a call of f would announce a system call to the scheduler unnecessarily.
+// Read calls f only if there is something to read, which is enough for go-redis. Usually there is nothing to
+// read. Then a call of f would announce a system call to the scheduler unnecessarily.
 func (l *look) Read(f func(fd uintptr) bool) error {
 	switch {
 	case l.conn.age != l.conn.line.age.Load():
@@ -120,11 +120,11 @@ func (l *look) Read(f func(fd uintptr) bool) error {
 	}
 }
 
-// broken is a connection that could not be made. All its methods return the error.
+// broken is returned in place of a connection that could not be made. Its Read and Write return the error.
 type broken struct{ err error }
 
-// unwrapped keeps the address in the error of a dial. go-redis unwraps an error once while it prepares a
-// connection.
+// unwrapped wraps the error of a dial once more. While go-redis prepares a connection, it unwraps the error
+// once, which would remove the address from it.
 type unwrapped struct{ error }
 
 func (u unwrapped) Unwrap() error { return u.error }

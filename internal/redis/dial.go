@@ -17,46 +17,46 @@ import (
 )
 
 const (
-	// redialPause is the time between two attempts to reach a server that cannot be reached. It is short
-	// enough that requests are decided again 100 ms after the server is back, including the round trips of
-	// an attempt and of the probe.
+	// redialPause is the time between two attempts to reach a server that cannot be reached. It is so short
+	// that requests are decided at most 100 ms after the server is back. That includes the round trips of an
+	// attempt and of the probe.
 	redialPause = 60 * time.Millisecond
-	// redialDemand is how long after the last call that needed a connection a server is still dialed.
+	// redialDemand is how long redialing continues after the last call that needed a connection.
 	redialDemand = time.Second
-	// dialPause is the time between two dials of a server that does not answer, once its burst is used up.
+	// dialPause is the time between two dials of a server that does not answer, after the burst is used up.
 	dialPause = 100 * time.Millisecond
-	// lateAnswer is how long after the end of its call an answer is still awaited.
+	// lateAnswer is how long a connection waits for an answer after its call has ended.
 	lateAnswer = 2 * time.Second
 )
 
-// line makes the connections to one server, or to the current master.
+// line dials one server, or the current master, and makes the connections that go-redis uses.
 //
 // It bounds how often it dials a server that is unreachable or does not answer. When such a server gives a
-// sign of life, the line reports it.
+// sign of life, the line calls signOfLife.
 //
-// go-redis pauses for a second after as many failed dials as its pool has connections. To avoid this,
+// go-redis pauses for a second after as many failed dials as its pool has connections. To avoid this pause,
 // connect returns a broken connection instead of an error, and the line dials again by itself.
 type line struct {
 	dial    func(ctx context.Context) (net.Conn, error)
 	timeout time.Duration // timeout of a dial
-	age     atomic.Uint32 // incremented by leave; connections of another age are not used any more
-	strange atomic.Bool   // connections were made since the last answer
+	age     atomic.Uint32 // incremented by leave; connections of an earlier age are outdated, and no longer used
+	strange atomic.Bool   // connections were made since the last answer of the server
 	closing chan struct{}
 	running sync.WaitGroup
 
 	mu         sync.Mutex
 	closed     bool      // this and the following fields are guarded by mu
-	budget     budget    // of dials
+	budget     budget    // how many dials are allowed
 	down       error     // the error of the last dial; nil if it succeeded
 	redialing  bool      // a goroutine is dialing
 	wanted     time.Time // the time of the last call that needed a connection while down was set
 	spare      net.Conn  // a connection that redial made
 	spareAt    time.Time
-	late       net.Conn // the connection whose call has ended while its answer is awaited
-	signOfLife func()   // called at a sign of life; must not block
+	late       net.Conn // the connection that waits for the answer to a call that has ended
+	signOfLife func()   // called when the server gives a sign of life; must not block
 }
 
-// lines has the lines of a Store by the addresses of their servers.
+// lines has a line for each server of a Store, by the address of the server.
 type lines struct {
 	timeout time.Duration // timeout of a dial
 	burst   int           // the burst of each line
@@ -67,7 +67,7 @@ type lines struct {
 	closed     bool              // guarded by mu
 }
 
-// of returns the line to addr. If there is none, it makes one with dial.
+// of returns the line to addr. If there is none, it makes a line that dials with dial.
 func (l *lines) of(addr string, dial func(ctx context.Context) (net.Conn, error)) *line {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,7 +82,7 @@ func (l *lines) of(addr string, dial func(ctx context.Context) (net.Conn, error)
 	return found
 }
 
-// dialer returns a dialer that makes connections with the lines, which use dial.
+// dialer returns a dialer for go-redis. Its connections come from the lines, which dial with dial.
 func (l *lines) dialer(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		return l.of(addr, func(ctx context.Context) (net.Conn, error) { return dial(ctx, network, addr) }).connect(ctx), nil
@@ -91,7 +91,7 @@ func (l *lines) dialer(dial dialFunc) dialFunc {
 
 type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// hear registers f, to be called at each sign of life of the server at addr.
+// hear registers f as the function to call at each sign of life of the server at addr.
 func (l *lines) hear(addr string, f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -121,21 +121,21 @@ func newLine(dial func(ctx context.Context) (net.Conn, error), timeout time.Dura
 	return &line{dial: dial, timeout: timeout, signOfLife: signOfLife, closing: make(chan struct{}), budget: budget{burst: burst}.full()}
 }
 
-// burst returns the number of connections that may be made at once, and again after each answer of the
-// server. It is enough for the pool, and for the calls to a server that does not answer until the breaker
-// opens after 100 ms (two calls per timeout).
+// burst returns how many dials may follow each other without a pause. An answer of the server allows as many
+// again. The number is enough for the pool, and for the calls to a server that does not answer until the
+// breaker opens after 100 ms (two calls per timeout).
 func burst(timeout time.Duration) int {
 	const pool, calls, patience = 8, 2, 100 * time.Millisecond
 	return pool + calls*int(1+patience/max(timeout, time.Millisecond))
 }
 
-// budget bounds dials: a burst, then one per dialPause.
+// budget bounds dials: a burst at once, then one dial per dialPause.
 type budget struct {
 	burst, left int
-	at          time.Time // when the last one was added
+	at          time.Time // when a dial was last added to left
 }
 
-// full returns b with its whole burst.
+// full returns b with the whole burst left.
 func (b budget) full() budget { return budget{burst: b.burst, left: b.burst} }
 
 // spend reports whether a dial is allowed now, and returns the remaining budget.
@@ -154,7 +154,8 @@ func (b budget) spend(now time.Time) (budget, bool) {
 	return b, true
 }
 
-// connect makes a connection. If it fails, it returns a broken connection, whose Write returns the error.
+// connect makes a connection. If the dial fails, connect returns a broken connection, whose Write returns the
+// error.
 func (l *line) connect(ctx context.Context) net.Conn {
 	age := l.age.Load()
 	nc, err := l.take(ctx)
@@ -167,7 +168,7 @@ func (l *line) connect(ctx context.Context) net.Conn {
 
 var errTooManyDials = notSent("dialed too often without an answer")
 
-// notSent returns an error which means that no byte has reached a server.
+// notSent returns an error. It means that the server has not received a byte of the call.
 func notSent(text string) error { return &net.OpError{Op: "dial", Net: "tcp", Err: errors.New(text)} }
 
 func (l *line) take(ctx context.Context) (net.Conn, error) {
@@ -183,7 +184,7 @@ func (l *line) take(ctx context.Context) (net.Conn, error) {
 		if now.Sub(l.spareAt) < redialDemand {
 			return spare, nil
 		}
-		spare.Close() // the server may have closed the spare connection
+		spare.Close() // the server may have closed the spare connection meanwhile
 		return l.take(ctx)
 	case l.down != nil:
 		defer l.mu.Unlock()
@@ -204,8 +205,8 @@ func (l *line) take(ctx context.Context) (net.Conn, error) {
 	return nc, err
 }
 
-// failed records a failed dial. From now on, only redial dials the server. If the dial failed because its
-// caller had no time left (hurried), redial starts at once, with a longer timeout.
+// failed records a failed dial. From then on, only redial dials the server. hurried means that the dial
+// failed because its caller had no time left. Then redial starts at once, with a longer timeout.
 func (l *line) failed(err error, took time.Duration, hurried bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -217,7 +218,8 @@ func (l *line) failed(err error, took time.Duration, hurried bool) {
 	}
 }
 
-// redial starts to dial after a pause, unless it is dialing already. mu must be held.
+// redial starts a goroutine that dials, after a pause, until the server can be reached or no call needs it. It
+// does nothing if that goroutine already runs. mu must be held.
 func (l *line) redial(pause time.Duration) {
 	if l.redialing || l.closed {
 		return
@@ -238,7 +240,7 @@ func (l *line) redial(pause time.Duration) {
 }
 
 // reach makes a connection, and waits for an answer of the server on it. An accepted connection is not
-// enough, because a proxy may accept it for a server that has failed.
+// enough, because a proxy may accept connections for a server that has failed.
 func (l *line) reach(ctx context.Context) (net.Conn, error) {
 	nc, err := l.dial(ctx)
 	if err != nil {
@@ -251,9 +253,9 @@ func (l *line) reach(ctx context.Context) (net.Conn, error) {
 	return nc, nil
 }
 
-// ping waits for the answer to a PING. Most error replies show that the server is there, such as the one
-// before a login. ERR and DENIED do not count as an answer: the server has too many clients, or admits none
-// from other machines, and closes the connection.
+// ping sends a PING and waits for the answer. Most error replies show that the server works, such as the
+// reply that asks for a login. Replies with ERR and DENIED do not: the server has too many clients, or admits
+// no other machines, and closes the connection.
 func ping(ctx context.Context, nc net.Conn) error {
 	end, _ := ctx.Deadline()
 	_ = nc.SetDeadline(end)
@@ -287,7 +289,8 @@ func (l *line) wait(pause time.Duration) bool {
 	}
 }
 
-// redialed reports whether redialing has ended because the server has been reached or is no longer needed.
+// redialed records the result of a dial of redial. It reports whether redialing is over, because the server
+// has been reached or is no longer needed.
 func (l *line) redialed(nc net.Conn, err error) (over bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -305,7 +308,7 @@ func (l *line) redialed(nc net.Conn, err error) (over bool) {
 	return true
 }
 
-// keep stores a connection for the next caller of connect. mu must be held.
+// keep stores nc as the spare connection, for the next call of connect. mu must be held.
 func (l *line) keep(nc net.Conn) {
 	if l.spare != nil {
 		l.spare.Close()
@@ -313,7 +316,7 @@ func (l *line) keep(nc net.Conn) {
 	l.spare, l.spareAt = nc, time.Now()
 }
 
-// leave marks all existing connections, so that each is replaced before it is used again.
+// leave makes all existing connections outdated: each of them is replaced before it is used again.
 func (l *line) leave() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -327,7 +330,8 @@ func (l *line) leave() {
 	l.signOfLife()
 }
 
-// answered is called when the server has answered a call in time, unless the answer is an error.
+// answered resets the budget. It is called when the server has answered a call in time with anything but an
+// error.
 func (l *line) answered() {
 	if !l.strange.Load() {
 		return
@@ -338,8 +342,8 @@ func (l *line) answered() {
 	l.budget = l.budget.full()
 }
 
-// await waits for the answer on a connection whose call has ended, and reports a sign of life when it
-// arrives. Only the last such connection waits. It returns false if nc does not wait.
+// await keeps nc open after its call has ended, and calls signOfLife when the answer arrives. At most one
+// connection waits: a later one replaces it. await returns false if nc does not wait.
 func (l *line) await(nc net.Conn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -383,7 +387,7 @@ func (l *line) close() {
 	l.running.Wait()
 }
 
-// newDialer returns a dialer like go-redis's, except that TLS reads and writes with nonblock.
+// newDialer returns a dialer like the one of go-redis, except that TLS reads and writes with nonblock.
 func newDialer(o *goredis.Options) dialFunc {
 	d := &net.Dialer{
 		Timeout:         o.DialTimeout,
@@ -393,8 +397,8 @@ func newDialer(o *goredis.Options) dialFunc {
 		return d.DialContext
 	}
 	return func(_ context.Context, network, addr string) (net.Conn, error) {
-		// A handshake that is aborted costs the server as much as a complete one, so it may last longer
-		// than the call that needs it.
+		// An aborted handshake costs the server as much as a complete one. So the handshake may last longer
+		// than the call that needs the connection.
 		ctx, cancel := context.WithTimeout(context.Background(), o.DialTimeout)
 		defer cancel()
 		nc, err := d.DialContext(ctx, network, addr)

@@ -15,11 +15,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Mistake is the error of a Redis that refuses this Store for a reason that waiting does not change: the
-// password, a missing permission, TLS on one side only, or another kind of server than the URL names.
+// Mistake is the error for a Redis that does not work with this Store until somebody changes a setting.
+// Examples are a wrong password, a missing permission, TLS on one side only, and another kind of server than
+// the URL names.
 type Mistake struct {
-	// Server is the address. Says describes the mistake as a clause whose subject is the server, and may
-	// quote the server. Remedy says what to do, as a clause.
+	// Server is the address of the server. Says describes the mistake as a clause whose subject is the server,
+	// and may quote the server. Remedy says what to do, as a clause.
 	Server, Says, Remedy string
 }
 
@@ -27,8 +28,8 @@ type Mistake struct {
 func (m *Mistake) Error() string { return "redis at " + m.Server + " " + m.Says + "; " + m.Remedy }
 
 const (
-	// proveTimeout bounds an attempt of Prove. It is longer than a call may take, because a slow server is
-	// not a mistake.
+	// proveTimeout bounds an attempt of Prove. It is longer than the timeout of a call, because a slow server
+	// is not a mistake.
 	proveTimeout = time.Second
 	// probeTimeout bounds the time to find out the protocol of a port.
 	probeTimeout = 500 * time.Millisecond
@@ -36,9 +37,8 @@ const (
 	maxProbed = 3
 )
 
-// Prove tests once whether Redis can decide: whether every master runs the script for this user. The error
-// is a *Mistake if waiting does not help; otherwise the server is unavailable. Prove writes two keys, and
-// removes them.
+// Prove tests once whether every master runs the script for this user. The error is a *Mistake if a setting
+// must change. Any other error means that the server is unavailable. Prove writes two keys, and removes them.
 func (s *Store) Prove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, proveTimeout)
 	defer cancel()
@@ -59,7 +59,7 @@ func (s *Store) decides(ctx context.Context) error {
 	return s.cluster.client.ForEachMaster(ctx, s.decidesAt)
 }
 
-// decidesAt returns an error unless client's server decides a group of two charges. The two keys are in
+// decidesAt returns an error unless the server of client decides a group of two charges. The two keys are in
 // different slots. So a node of a Cluster refuses the group if the URL names a single server.
 func (s *Store) decidesAt(ctx context.Context, client *goredis.Client) error {
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
@@ -110,8 +110,8 @@ func (s *Store) mistake(err error) *Mistake {
 	if _, isReply := errors.AsType[goredis.Error](err); isReply {
 		return nil
 	}
-	// A port with TLS that is called without it may be silent or close the connection, and so may a port
-	// without TLS.
+	// A port with TLS may be silent, or close the connection, if the client does not use TLS. A port without
+	// TLS may do the same if the client uses TLS.
 	for i, addr := range s.where.hosts {
 		if i == maxProbed {
 			break
@@ -138,7 +138,7 @@ type where struct {
 func (w where) String() string { return strings.Join(w.hosts, ",") }
 
 // speaks finds out whether the server at addr uses TLS, or the Redis protocol without TLS. It sends no
-// secret. It does not try the form that has failed already.
+// secret. It tries only the one that the URL does not name, because the other has failed already.
 func (w where) speaks(addr string) (secure, redis bool) {
 	nc, err := net.DialTimeout(w.network, addr, probeTimeout)
 	if err != nil {
@@ -159,7 +159,7 @@ func (w where) speaks(addr string) (secure, redis bool) {
 	return false, n == 1 && (reply[0] == '+' || reply[0] == '-')
 }
 
-// newWhere returns the addresses in a URL. For Sentinel these are the Sentinels, which name the master.
+// newWhere returns the addresses in a URL. In a URL for Sentinel these are the addresses of the Sentinels.
 func newWhere(l location) where {
 	w := where{form: l.form, network: l.network, hosts: l.hosts, tls: l.tls}
 	if len(w.hosts) == 0 {
@@ -180,7 +180,7 @@ func (s *Store) explain(err error) string {
 func (s *Store) Place() string { return s.where.String() }
 
 // unnamed returns the reason why no Sentinel has named a master yet, and the address of the Sentinel that
-// answered so. The error is nil if a Sentinel has named a master, or if none has answered.
+// gave this reason. The error is nil if a Sentinel has named a master, or if none has answered.
 func (w *sentinels) unnamed() (err error, sentinel string) { //nolint:revive // the error is the result
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -12,28 +12,28 @@ import (
 
 const (
 	// maxBatch is the largest number of charges in one call, unless a single group has more. While a server
-	// runs a call it serves no other client, and a call that takes longer than its timeout counts as a
-	// failure.
+	// runs a call it serves no other client. A call that takes longer than its timeout counts as a failure.
 	maxBatch = 256
-	// maxGroup is the largest number of charges in one group. A larger group cannot be divided, and is
+	// maxGroup is the largest number of charges in one group. A group is never divided, so a larger one is
 	// answered ErrTooLarge.
 	maxGroup = 1024
-	// maxWaiting bounds the charges that wait for one server.
+	// maxWaiting is the largest number of charges that may wait for one server.
 	maxWaiting = 65_536
-	// maxCalls bounds the calls in flight to one server. With two, the server works on one while the other
-	// is on the network. With more, each call would carry fewer charges, so each charge would cost more.
+	// maxCalls is the largest number of calls in flight to one server. With two, the server works on one while
+	// the other is on the network. With more, each call would carry fewer charges, so each charge would cost
+	// more.
 	maxCalls = 2
 )
 
-// queue decides when a call to one server starts, and which groups it carries. It is a state machine
+// queue decides when a call to one server starts, and which groups the call carries. It is a state machine
 // without a clock, a lock, a timer or a goroutine.
 //
-// An idle queue starts a call at once. While calls are in flight, batches wait. Another call starts when
-// the last one has been in flight for half of timeout, or when enough charges wait to fill it. Fewer and
-// larger calls cost less, but a late call must not delay all others.
+// If the queue is idle, the first batch starts a call at once. While calls are in flight, batches wait.
+// Another call starts when the last one has been in flight for half of timeout, or when enough charges wait
+// to fill a call. Large calls cost less for each charge, but one late call must not delay all other charges.
 //
-// A call is filled from the sources in turn. A batch with more charges than fit is sent in several calls,
-// one after the other, so that its groups are decided in their order.
+// fill takes charges from the sources in turn. A batch with more charges than fit into a call is sent in
+// several calls, one after the other, so that its groups are decided in their order.
 type queue struct {
 	timeout  time.Duration // the timeout of one call
 	maxCalls int
@@ -42,30 +42,30 @@ type queue struct {
 
 	inFlight int
 	departed time.Time // when the last call started
-	armed    bool      // tick will be called
-	waiting  int       // the number of charges in places
-	aside    int       // the number of waiting charges of entries that also have charges in flight
+	armed    bool      // a call of tick is scheduled
+	waiting  int       // the number of charges that wait in places
+	aside    int       // the number of charges that wait until an earlier part of the same batch has been answered
 
 	places      map[*backend.Source]*place
 	first, last *place // the sources in the order of their turns
-	sources     int    // the number of sources in that order
+	sources     int    // the length of that list
 	freePlaces  *place
 	freeEntries *entry
 }
 
-// place has the waiting entries of one source.
+// place is the queue of the entries of one source.
 type place struct {
 	source      *backend.Source
 	first, last *entry
 	next        *place
 }
 
-// entry is a batch that waits or is in flight. It is part of at most one call at a time.
+// entry is a batch that waits or is in flight. At any time, at most one call carries charges of it.
 type entry struct {
 	batch *backend.Batch
 	at    int  // the first charge that has not been sent
-	in    bool // it is part of a call that is being filled or is in flight
-	taken bool // that call carries charges of it that are not resets
+	in    bool // a call that is being filled or is in flight carries charges of the batch
+	taken bool // that call carries charges of the batch that are not resets
 	next  *entry
 }
 
@@ -77,13 +77,13 @@ type call struct {
 	runs    []run
 	entries []*entry
 	charges int
-	ended   []*backend.Batch // their decisions are complete
+	ended   []*backend.Batch // batches whose decisions are complete
 	sources []*backend.Source
 	permit  effect
 	payload payload
 }
 
-// run has adjacent charges of one batch.
+// run is a sequence of adjacent charges of one batch.
 type run struct {
 	batch    *backend.Batch
 	from, to int
@@ -111,7 +111,7 @@ func (c *call) fail(err error) {
 	}
 }
 
-// knows marks the decisions of batches that need further calls as known.
+// knows marks the decisions of the call as known, for batches that need further calls.
 func (c *call) knows() {
 	for _, r := range c.runs {
 		if r.to-r.from < len(r.batch.Charges) {
@@ -139,7 +139,7 @@ func newQueue(timeout time.Duration) queue {
 // idle reports whether no batch waits or is in flight.
 func (q *queue) idle() bool { return q.inFlight == 0 && q.waiting == 0 }
 
-// submit adds b, which has charges. On an error b is not part of the queue.
+// submit adds b, which must have charges. If submit returns an error, the queue does not contain b.
 func (q *queue) submit(b *backend.Batch, now time.Time) (effects, error) {
 	if held := q.waiting + q.aside; held > 0 && held+len(b.Charges) > q.maxWait {
 		return effects{}, errFull
@@ -161,7 +161,7 @@ func (q *queue) tick(now time.Time) effects {
 	return q.depart(now)
 }
 
-// over ends a call that was started.
+// over records that a call has ended.
 func (q *queue) over(now time.Time) effects {
 	q.inFlight--
 	return q.depart(now)
@@ -209,7 +209,7 @@ func (q *queue) enqueue(e *entry) {
 	q.waiting += e.left()
 }
 
-// push puts p at the end of the order of turns.
+// push appends p to the sources that wait for their turn.
 func (q *queue) push(p *place) {
 	p.next = nil
 	if q.first == nil {
@@ -226,14 +226,14 @@ func (p *place) dequeue() {
 	p.first, e.next = e.next, nil
 }
 
-// release makes e available for another batch.
+// release frees e, so that another batch can use it.
 func (q *queue) release(e *entry) {
 	*e = entry{next: q.freeEntries}
 	q.freeEntries = e
 }
 
-// fill fills c, which is empty, for a call that was started. It returns false if no group remains to be
-// sent; the call is then over. In both cases c.ended has the batches that need no answer of the server.
+// fill fills c, an empty call. It returns false if no group remains to be sent; then the call is over. In
+// both cases c.ended gets the batches that need no answer of the server.
 func (q *queue) fill(c *call, now time.Time) bool {
 	full := false
 	for !full && q.waiting > 0 {
@@ -252,7 +252,7 @@ func (q *queue) fill(c *call, now time.Time) bool {
 			q.push(p)
 		}
 	}
-	for _, e := range c.entries { // the rest of an entry waits until its part in flight has been answered
+	for _, e := range c.entries { // the rest of these batches must wait until the server has answered the part in c
 		if p := q.places[e.batch.Source]; p != nil && p.first == e {
 			q.setAside(p)
 		}
@@ -267,7 +267,7 @@ func (q *queue) fill(c *call, now time.Time) bool {
 	return true
 }
 
-// leave removes the first place, which is empty, from the order of turns.
+// leave removes the first source, which has no more entries, from the order of turns.
 func (q *queue) leave() {
 	p := q.first
 	q.first = p.next
@@ -277,7 +277,8 @@ func (q *queue) leave() {
 	q.freePlaces = p
 }
 
-// setAside removes the first entry of p until its part in flight has been answered.
+// setAside removes the first entry of p until the server has answered the part of its batch that is in
+// flight.
 func (q *queue) setAside(p *place) {
 	n := p.first.left()
 	q.waiting -= n
@@ -285,8 +286,8 @@ func (q *queue) setAside(p *place) {
 	p.dequeue()
 }
 
-// serve moves groups of p to c until they have share charges or more. It returns false if c is full; p then
-// keeps its turn.
+// serve moves groups of p to c, until share charges or more are moved. It returns false if c is full. Then p
+// is the first again at the next call.
 func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 	for share > 0 && p.first != nil {
 		e := p.first
@@ -302,7 +303,7 @@ func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 				continue
 			case c.charges > 0 && c.charges+n > q.maxBatch:
 				return false
-			case b.Charges[e.at].Reset && e.taken: // the server runs the resets of a call before its charges
+			case b.Charges[e.at].Reset && e.taken: // the server runs the resets of a call first, so this reset must wait for the next call
 				q.setAside(p)
 				return true
 			}
@@ -326,9 +327,9 @@ func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 // errKnown marks a group that has been answered already.
 var errKnown = errors.New("known")
 
-// group returns the length of the group at charge i, and an error if it must not be sent. A dry run of a
-// bucket and a following refund to it are sent as one group, because the caller compares the states before
-// and after the refund.
+// group returns the number of charges in the group that starts at charge i, and an error if it must not be
+// sent. A dry run of a bucket and a following refund to the same bucket form one group, because the caller
+// compares the states before and after the refund.
 func group(b *backend.Batch, i int) (int, error) {
 	c := &b.Charges[i]
 	n := backend.GroupLen(b.Charges[i:])
@@ -347,8 +348,8 @@ func group(b *backend.Batch, i int) (int, error) {
 	}
 }
 
-// skip answers the next n charges of e with err, without sending them. It leaves out charges that are
-// already known.
+// skip answers the next n charges of e with err, without sending them. Charges that have been answered
+// already keep their decisions.
 func (q *queue) skip(e *entry, n int, err error) {
 	b := e.batch
 	for i := e.at; i < e.at+n; i++ {
@@ -360,8 +361,8 @@ func (q *queue) skip(e *entry, n int, err error) {
 	q.waiting -= n
 }
 
-// complete takes back the entries of c after the call was answered. c.ended gets the completed batches;
-// other entries wait for their next call. The call itself is not over yet.
+// complete receives c after the call was answered. It moves completed batches to c.ended, and the other
+// batches back to the waiting ones. The call is over only when over is called.
 func (q *queue) complete(c *call) {
 	for i, e := range c.entries {
 		e.in, e.taken = false, false
@@ -378,7 +379,7 @@ func (q *queue) complete(c *call) {
 	c.runs, c.entries, c.charges = c.runs[:0], c.entries[:0], 0
 }
 
-// drain answers all waiting batches with err, and appends them to ended.
+// drain answers all waiting batches with err. It returns ended with these batches appended.
 func (q *queue) drain(err error, ended []*backend.Batch) []*backend.Batch {
 	for ; q.first != nil; q.leave() {
 		for p := q.first; p.first != nil; {

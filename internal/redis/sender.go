@@ -11,22 +11,24 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// sender sends the calls to one server. It combines batches that are submitted at the same time into one call
-// (queue), and does not call a server that fails (circuit).
+// sender sends the calls to one server. Batches that are submitted at the same time go into one call (queue).
+// A server that fails gets no calls (circuit).
 //
-// Each call has the timeout of the sender, whatever the deadlines of its batches are, so a batch with little
-// time does not end the calls of others.
+// Each call has the timeout of the sender, whatever the deadlines of its batches are. So a batch with little
+// time does not end a call that other batches need.
 type sender struct {
-	// decide makes a call. An error means that a part of the call failed. It wraps backend.ErrUnavailable.
+	// decide makes a call. An error means that a part of the call failed; the error wraps
+	// backend.ErrUnavailable.
 	decide  func(ctx context.Context, c *call) error
 	timeout time.Duration
-	// probe is decide for a call that probes a server. Its timeout is patience, because it often prepares a
-	// connection first (dial, log in, load the script). No caller waits longer than its own deadline.
+	// probe replaces decide for a call that probes a server, with patience as the timeout. Such a call often
+	// prepares a connection first (dial, log in, load the script). A caller still waits no longer than until
+	// its own deadline.
 	probe    func(ctx context.Context, c *call) error
 	patience time.Duration
 	// spawn runs f on another goroutine.
 	spawn func(f func())
-	// start arranges that begin is called soon. If it is nil, spawn does.
+	// start arranges that begin is called soon. If start is nil, begin is run by spawn.
 	start func(l *sender)
 	wire  *wire // nil if decide makes all calls
 	// changed is called with true when the circuit opens, and with false when it closes. It must not block.
@@ -35,7 +37,7 @@ type sender struct {
 	panicked func(value any)
 
 	clock  outside.Clock
-	worker func() // the method run
+	worker func() // the method run, stored once so that spawn does not allocate
 	calls  sync.Pool
 
 	mu      sync.Mutex
@@ -68,7 +70,7 @@ func (l *sender) Submit(b *backend.Batch) {
 	now := l.clock.Now()
 	var do effects
 	l.mu.Lock()
-	here := b.Waits && l.queue.idle() && !l.circuit.open && !l.hasShortDeadline(b, now) // a probe may take longer than b has time
+	here := b.Waits && l.queue.idle() && !l.circuit.open && !l.hasShortDeadline(b, now) // not for a probe, because it may take longer than b has time
 	err := l.refuses(now)
 	if err == nil {
 		do, err = l.queue.submit(b, now)
@@ -91,7 +93,7 @@ func (l *sender) Submit(b *backend.Batch) {
 	}
 }
 
-// begin starts the call that is due.
+// begin starts the call that is due, on another goroutine.
 func (l *sender) begin() {
 	if l.start != nil {
 		l.start(l)
@@ -100,8 +102,7 @@ func (l *sender) begin() {
 	}
 }
 
-// hasShortDeadline reports whether b has so little time that a call on its goroutine would have to end
-// early.
+// hasShortDeadline reports whether the deadline of b ends too early for a whole call.
 func (l *sender) hasShortDeadline(b *backend.Batch, now time.Time) bool {
 	return !b.Deadline.IsZero() && b.Deadline.Sub(now) < l.timeout-l.timeout/8
 }
@@ -118,7 +119,7 @@ func (l *sender) refuses(now time.Time) error {
 	}
 }
 
-// arm schedules tick if do requires it. mu must be held.
+// arm sets the timer for tick if do requires it. mu must be held.
 func (l *sender) arm(do effects) {
 	switch {
 	case do.wake <= 0:
@@ -139,8 +140,8 @@ func (l *sender) tick() {
 	}
 }
 
-// callHere makes the call c, which carries b, on the goroutine of b's caller. That goroutine waits anyway,
-// and waking another goroutine takes longer than the rest of a call. The call ends by b's deadline.
+// callHere makes the call c, which carries only b, on the goroutine that submitted b. That goroutine waits
+// anyway, and waking another goroutine takes longer than the rest of a call. The call ends by b's deadline.
 func (l *sender) callHere(c *call, b *backend.Batch, now time.Time) {
 	until := now.Add(l.timeout)
 	if !b.Deadline.IsZero() && b.Deadline.Before(until) {
@@ -154,11 +155,11 @@ func (l *sender) callHere(c *call, b *backend.Batch, now time.Time) {
 	l.calls.Put(c)
 }
 
-// few is the number of batches that may be completed before the next call starts. With so few, letting
-// another goroutine start the call would take longer.
+// few is the number of batches that may be completed before the next call starts. Completing so few is faster
+// than letting another goroutine start the call.
 const few = 8
 
-// byWire writes the call that is due to the wire. It reports false if the wire cannot take it.
+// byWire makes the call that is due with the wire. It returns false if the wire cannot make a call now.
 func (l *sender) byWire(now time.Time) bool {
 	if l.wire == nil || !l.wire.take() {
 		return false
@@ -181,7 +182,7 @@ func (l *sender) run() {
 	}
 }
 
-// work makes calls with decide as long as calls are due that the wire cannot make.
+// work makes the calls that are due with decide, until the wire can make them or none is due.
 func (l *sender) work() {
 	c, now := l.calls.Get().(*call), l.clock.Now()
 	l.mu.Lock()
@@ -190,11 +191,12 @@ func (l *sender) work() {
 	l.carry(c, now)
 }
 
-// carry makes the call c, which was filled at time now, with decide. Then it makes the calls that are due.
+// carry makes the call c with decide; c was filled at time now. Then it makes the calls that are due
+// meanwhile.
 func (l *sender) carry(c *call, now time.Time) {
 	defer l.calls.Put(c)
 	for {
-		if len(c.ended) > few && len(c.runs) > 0 { // batches that are too late for the call must not delay it
+		if len(c.ended) > few && len(c.runs) > 0 { // these batches ended because they were too late; completing them must not delay the call
 			late := &call{ended: c.ended}
 			c.ended = nil
 			l.spawn(func() { l.completeBatches(late) })
@@ -220,7 +222,7 @@ func (l *sender) carry(c *call, now time.Time) {
 	}
 }
 
-// concluded ends the call c, after the wire has received its answer.
+// concluded ends the call c after the wire has received the answer.
 func (l *sender) concluded(c *call) {
 	if len(c.ended) > few {
 		l.over()
@@ -248,14 +250,14 @@ func (l *sender) ended(now time.Time) bool {
 	return do.start
 }
 
-// fill fills c, and makes the circuit decide whether to send it. mu must be held.
+// fill moves waiting charges to c, and makes the circuit decide whether to send c. mu must be held.
 func (l *sender) fill(c *call, now time.Time) {
 	if l.queue.fill(c, now) {
 		c.permit = l.step(callDeparts, now)
 	}
 }
 
-// step makes a step of the circuit. mu must be held.
+// step applies an event to the circuit, and reports if the circuit has opened or closed. mu must be held.
 func (l *sender) step(e event, now time.Time) effect {
 	var do effect
 	switch l.circuit, do = l.circuit.step(e, now); do {
@@ -267,8 +269,8 @@ func (l *sender) step(e event, now time.Time) effect {
 	return do
 }
 
-// signOfLife reports a sign of life of the server outside of calls: it can be reached again, or has
-// answered a call that had already ended. If the circuit is open, the next call is a probe.
+// signOfLife reports a sign of life that is not the answer to a call in flight: the server can be reached
+// again, or it has answered a call that had already ended. If the circuit is open, the next call is a probe.
 func (l *sender) signOfLife() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -310,8 +312,8 @@ func (l *sender) complete(c *call, outcome event) {
 	}
 }
 
-// guard makes a call without charges, unless the circuit refuses it. ctx bounds the call. If the call fails
-// although it had as much time as a usual call, that counts as a failure for the circuit.
+// guard runs do, a call without charges, unless the circuit refuses it. ctx bounds the call. A failure of do
+// counts as a failure for the circuit only if do had as much time as a usual call, or if do was the probe.
 func (l *sender) guard(ctx context.Context, do func() error) error {
 	now := l.clock.Now()
 	l.mu.Lock()
@@ -340,7 +342,7 @@ func (l *sender) guard(ctx context.Context, do func() error) error {
 	return err
 }
 
-// try makes the call c. After a panic the call has failed, and it is unknown whether its charges were
+// try makes the call c. If the call panics, try returns an error: it is then unknown whether the charges were
 // consumed.
 func (l *sender) try(c *call, decide func(context.Context, *call) error, until time.Time) (err error) {
 	ctx, cancel := context.WithDeadline(context.Background(), until)
@@ -358,7 +360,7 @@ func (l *sender) try(c *call, decide func(context.Context, *call) error, until t
 // completeBatches completes the batches of c.ended, and then flushes their sources.
 func (l *sender) completeBatches(c *call) {
 	for i, b := range c.ended {
-		source := b.Source // after Done, b belongs to the caller again
+		source := b.Source // read before Done, because after Done b belongs to the caller again
 		l.guarded(b, nil)
 		if n := len(c.sources); source != nil && source.Flush != nil && (n == 0 || c.sources[n-1] != source) {
 			c.sources = append(c.sources, source)
@@ -373,7 +375,8 @@ func (l *sender) completeBatches(c *call) {
 	c.sources = c.sources[:0]
 }
 
-// guarded calls Done of b, or Flush of source. A panic there does not affect other batches.
+// guarded calls Done of b, or Flush of source if b is nil. A panic in these functions does not affect other
+// batches.
 func (l *sender) guarded(b *backend.Batch, source *backend.Source) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -387,7 +390,7 @@ func (l *sender) guarded(b *backend.Batch, source *backend.Source) {
 	}
 }
 
-// close fails all waiting batches, and all that are submitted later. Calls in flight end by themselves.
+// close fails all batches that wait now or are submitted later. Calls in flight end by themselves.
 func (l *sender) close() {
 	c := &call{}
 	l.mu.Lock()

@@ -307,7 +307,7 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back
 	switch {
 	case cost == 0 && !late:
 		d.Allowed, d.Wait = true, wait
-	case cost == 0 && wait <= a.MaxWait: // only the clock that stepped back denies: the request is allowed when the clock has caught up
+	case cost == 0 && wait <= a.MaxWait: // denied only until the clock has caught up
 		d.RetryAfter = wait - a.MaxWait
 	default:
 		goal := l.v - cost
@@ -383,7 +383,7 @@ func (p *keptPair) has(l *Limit, cost int64) bool {
 	if cost*l.q > max(0, v1)+max(0, v2) {
 		return false
 	}
-	return v1 >= 0 && v2 >= 0 || cost <= p.left() // if a part holds more consumption than l allows, the bucket stays in the old numbers, and left is the bound
+	return v1 >= 0 && v2 >= 0 || cost <= p.left() // while the State keeps the old numbers, left is the bound
 }
 
 // hasAfter reports whether cost will be available at a later moment: the given number of ticks after k.now of

@@ -108,7 +108,7 @@ func TakeShards(now Micros, shards []Bucket, a Charge) Decision {
 	kept := make([]State, len(shards)) // as begun, but in the numbers of each shard's Limit
 	seen := make([]bool, len(shards))
 	best, sum, least := 0, int64(0), int64(0)
-	most, missing := int64(0), int64(0) // the largest cost that these shards can allow together, and the largest refund that fits in them
+	most, missing := int64(0), int64(0) // the largest cost, and the largest refund
 	for i, b := range shards {
 		most += b.Limit.Most(a.Reserve)
 		missing += b.Limit.Most(true)
