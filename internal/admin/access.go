@@ -20,11 +20,11 @@ import (
 // visitor is the sender of a request, with its permissions.
 type visitor struct {
 	mayRead bool
-	// mayWrite permits the forms of the page. Programs write through /api/.
+	// mayWrite permits the forms of the page. Programs send changes to /api/ instead.
 	mayWrite bool
-	// csrf must be sent with every form.
+	// csrf is the secret that every form must contain.
 	csrf string
-	// session is that of the cookie, or nil.
+	// session is the session of the cookie, or nil.
 	session *session
 }
 
@@ -45,8 +45,8 @@ func newAccess(c *Config) *access {
 	}
 }
 
-// visitor identifies the sender of r. Without a token every client of the listener may read, but only clients of the
-// Unix socket may write, because the containers of a pod share their loopback addresses.
+// visitor identifies the sender of r. Without a token every client of the listener may read, but only clients
+// of the Unix socket may change anything, because the containers of a pod share their loopback addresses.
 func (a *access) visitor(r *http.Request) visitor {
 	switch {
 	case a.token == nil && httpauth.ThroughUnixSocket(r):
@@ -68,15 +68,15 @@ func (a *access) visitor(r *http.Request) visitor {
 	if s.mayWrite {
 		token = a.token
 	}
-	if token == nil || fingerprint(token()) != s.token { // the token was replaced
+	if token == nil || fingerprint(token()) != s.token { // the token has been replaced since the login
 		a.sessions.end(cookie.Value)
 		return visitor{}
 	}
 	return visitor{mayRead: true, mayWrite: s.mayWrite, csrf: s.csrf, session: s}
 }
 
-// refusal returns the reason for which a form is rejected, or "". A form that changes something needs more than one
-// that ends a session.
+// refusal returns the reason why a form is rejected, or "". A form that changes something needs more
+// permissions than the form that ends a session.
 func (a *access) refusal(r *http.Request, v visitor, changes bool) string {
 	switch {
 	case !httpauth.FromSamePage(r):
@@ -94,7 +94,7 @@ func (a *access) refusal(r *http.Request, v visitor, changes bool) string {
 
 const elsewhere = "This form was not sent by a page of this sidecar. Open the page again and send the form from there."
 
-// logIn makes a session if the form r has a valid token. Otherwise problem has the reason.
+// logIn creates a session if the form in r has a valid token. Otherwise problem is the reason why not.
 func (a *access) logIn(r *http.Request) (id, problem string) {
 	if !httpauth.FromSamePage(r) {
 		return "", elsewhere
@@ -113,8 +113,8 @@ func (a *access) logIn(r *http.Request) (id, problem string) {
 	}
 }
 
-// cookieName contains the port: cookies ignore ports, and one browser may show several sidecars through forwarded
-// ports of one host.
+// cookieName returns a name that contains the port. Browsers send a cookie to all ports of a host, and one
+// browser may show several sidecars through forwarded ports of one host.
 func cookieName(r *http.Request) string {
 	const name = "rlsidecar_session"
 	_, port, err := net.SplitHostPort(r.Host)
@@ -124,7 +124,7 @@ func cookieName(r *http.Request) string {
 	return name + "_" + port
 }
 
-// sessionCookie carries id; "" removes the cookie.
+// sessionCookie returns a cookie that contains id. If id is "", the cookie removes the earlier one.
 func sessionCookie(r *http.Request, id string) *http.Cookie {
 	c := &http.Cookie{Name: cookieName(r), Value: id, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode}
 	c.Secure = r.TLS != nil || strings.HasPrefix(r.Header.Get("Origin"), "https://")
@@ -134,7 +134,7 @@ func sessionCookie(r *http.Request, id string) *http.Cookie {
 	return c
 }
 
-// local returns next if it is a path on this listener, and the front page otherwise.
+// local returns next if it is a path on this listener, and otherwise the path of the front page.
 func local(next string) string {
 	u, err := url.Parse(next)
 	if err != nil || u.IsAbs() || u.Host != "" || !strings.HasPrefix(next, "/") || strings.HasPrefix(next, "//") || strings.ContainsAny(next, "\\\r\n") {
@@ -144,9 +144,11 @@ func local(next string) string {
 }
 
 const (
-	// attemptsAtOnce is how many tokens a client may try at once, attemptsPerMinute how many in the long run.
+	// attemptsAtOnce is how many tokens a client may try at once. attemptsPerMinute is how many it may try in
+	// the long run.
 	attemptsAtOnce, attemptsPerMinute = 10, 6
-	// maxClients bounds the clients whose attempts are counted. Beyond it, new clients cannot log in.
+	// maxClients bounds the number of clients whose attempts are counted. When the bound is reached, new
+	// clients cannot log in.
 	maxClients = 1024
 )
 
@@ -162,12 +164,12 @@ func newAttempts(now func() time.Time) *attempts {
 		Kind: algorithms.TokenBucket, Rate: attemptsPerMinute, Period: 60 * algorithms.Second, Capacity: &capacity,
 	})
 	if err != nil {
-		panic(err) // the numbers are constants
+		panic(err) // cannot happen, because the numbers are constants
 	}
 	return &attempts{memory.New(memory.Config{Clock: now, MaxKeys: maxClients}), limit}
 }
 
-// allow counts an attempt and reports whether it is allowed.
+// allow counts an attempt to log in, and reports whether the client may make it.
 func (a *attempts) allow(r *http.Request) bool {
 	var d [1]backend.Decision
 	charge := backend.Charge{Key: client(r.RemoteAddr), Limit: &a.limit, Terms: algorithms.Charge{Cost: 1}, Owner: "log in"}
@@ -175,11 +177,12 @@ func (a *attempts) allow(r *http.Request) bool {
 	return d[0].Err == nil && d[0].Allowed
 }
 
-// client identifies the clients of one address, or of the half of an IPv6 address that a host cannot choose.
+// client returns a key for the clients of one address. For IPv6 the key is the first half of the address,
+// because a host can choose the other half.
 func client(remote string) []byte {
 	addr, _ := clientip.Peer(remote)
 	network, ok := clientip.Network(addr, 64)
-	if !ok { // a Unix socket
+	if !ok { // the client of a Unix socket
 		network = "local"
 	}
 	return []byte(network)

@@ -11,12 +11,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// auditShown is how many entries of the audit a page has.
+// auditShown is how many entries of the audit one page shows.
 const auditShown = 50
 
 // adjustmentsBody is the data of adjustments.html.
 type adjustmentsBody struct {
-	// Off means that adjustments are not enabled. Problem is the reason for which they cannot be read or changed now.
+	// Off means that adjustments are not enabled. Problem is the reason why they cannot be read or changed
+	// now.
 	Off     bool
 	Problem string
 	Done    string
@@ -26,11 +27,11 @@ type adjustmentsBody struct {
 	More    string
 	Audit   []auditRow
 	Older   string
-	// Fault is the reason for which the audit cannot be shown.
+	// Fault is the reason why the audit cannot be shown.
 	Fault string
 }
 
-// auditRow is a change.
+// auditRow is one change in the audit.
 type auditRow struct{ At, Author, Reason, What string }
 
 func (p *pages) adjustments(w http.ResponseWriter, r *http.Request, v visitor) {
@@ -74,7 +75,7 @@ func (p *pages) audit(ctx context.Context, b *adjustmentsBody, before uint64) {
 	}
 }
 
-// auditWords describes an entry.
+// auditWords describes an entry of the audit.
 func auditWords(e *adjust.Entry) string {
 	switch {
 	case e.After != nil && e.Before != nil:

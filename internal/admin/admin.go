@@ -1,8 +1,9 @@
-// Package admin serves the admin listener: the page, metrics, profiles and /api/. The page is rendered by the server
-// and works without a script. Style and script are part of each page, and nothing is loaded from elsewhere.
+// Package admin serves the admin listener: the page, metrics, profiles and /api/. The server renders the
+// page, which works without a script. Style and script are part of each page, and nothing is loaded from
+// other servers.
 //
-// Keys and names are bytes chosen by clients: they are shown escaped and cut. access.go decides who may read and
-// change.
+// Keys and names are bytes that clients choose, so they are shown escaped and truncated. access.go decides
+// who may read and who may change.
 package admin
 
 import (
@@ -28,48 +29,48 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Config has the sources of the pages. The functions are called for each page.
+// Config holds the sources of the pages. The functions are called again for each page.
 type Config struct {
-	// Token, if not nil, is required, as Authorization: Bearer TOKEN or to log in to the page.
+	// Token, if not nil, is required: in the header Authorization: Bearer TOKEN, or to log in to the page.
 	Token httpauth.Token
 	// ReadToken, if not nil, is also accepted for requests that change nothing.
 	ReadToken httpauth.Token
-	// Version is that of the program, and Started the time of its start.
+	// Version is the version of the program. Started is when it started.
 	Version string
 	Started time.Time
 	// Now returns the time.
 	Now func() time.Time
 	// Metrics serves /metrics.
 	Metrics http.Handler
-	// Limiter reads and resets buckets; Log records resets.
+	// Limiter reads and resets buckets. Log records resets.
 	Limiter *limiter.Limiter
 	Log     *zap.Logger
-	// Adjust manages adjustments; nil means that there are none.
+	// Adjust manages adjustments. It is nil if adjustments are not enabled.
 	Adjust *adjust.Service
 	// Current returns the configuration in use.
 	Current func() *limiter.Snapshot
 	// Reload returns the result of the last load of the configuration.
 	Reload func() Reload
-	// Tally returns the decisions of a limit.
+	// Tally returns the numbers of decisions of a limit.
 	Tally func(*descriptors.Policy) metrics.Tally
-	// Settling returns the reservations of a limit with settle. EstimateNow returns the units that a request reserves
-	// now, and whether they were learned.
+	// Settling returns the numbers of a limit's reservations. EstimateNow returns the units that a request
+	// reserves now, and whether that number was learned.
 	Settling    func(*descriptors.Policy) metrics.SettleTally
 	EstimateNow func(*descriptors.Policy) (units int64, learned bool)
-	// Denied returns the n keys that were denied most, and since when they are counted.
+	// Denied returns the n keys that were denied most, and when counting began.
 	Denied func(n int) (since time.Time, top []denials.Denied)
-	// Unmatched returns the n most frequent shapes of requests that matched no limit, and since when they are counted.
+	// Unmatched returns the n most frequent shapes of requests that matched no limit, and when counting began.
 	Unmatched func(n int) (since time.Time, top []unmatched.Shape)
-	// Used returns the keys that consumed most, and since when they are counted.
+	// Used returns the keys that consumed most, and when counting began.
 	Used func() (since time.Time, top []usage.Used)
-	// History has the counts of the last fifteen minutes, Times the durations of decisions.
+	// History has the counts of the last fifteen minutes. Times has the durations of decisions.
 	History *history.Recorder
 	Times   *history.Times
-	// Conditions returns the present problems, the worst first.
+	// Conditions returns the current problems, the worst first.
 	Conditions func() []conditions.Condition
-	// Fleet returns the sidecars that share this one's Redis; nil means that there are none.
+	// Fleet returns the sidecars that share the Redis of this sidecar. It is nil without Redis.
 	Fleet func(context.Context) Fleet
-	// API serves what is below /api/.
+	// API serves the paths below /api/.
 	API http.Handler
 }
 
@@ -80,8 +81,9 @@ type pages struct {
 	catalogs catalogs
 }
 
-// New returns the handler of all paths. Without a token, a web page could read everything by DNS rebinding: every
-// path then requires a host name of this machine.
+// New returns the handler of all paths of the admin listener. Without a token, a page of another site could
+// read everything by DNS rebinding, so every path then requires that the request names a host of this
+// machine.
 func New(c Config) http.Handler {
 	return newPages(c).handler()
 }
@@ -112,8 +114,8 @@ func (p *pages) handler() http.Handler {
 	return mux
 }
 
-// page shows a page to visitors who may read, and the login form to others. The form is the answer to each path, so
-// that a link works after the login.
+// page returns a handler that calls next for visitors who may read, and shows the login form to others. The
+// form appears at every path, so that a link works after the login.
 func (p *pages) page(next func(http.ResponseWriter, *http.Request, visitor)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v := p.access.visitor(r)
@@ -125,7 +127,8 @@ func (p *pages) page(next func(http.ResponseWriter, *http.Request, visitor)) htt
 	}
 }
 
-// form calls next for a form that was sent by a page of this listener. changes means that the form changes something.
+// form returns a handler that calls next only for a form that a page of this listener has sent. changes means
+// that the form changes something.
 func (p *pages) form(changes bool, next func(http.ResponseWriter, *http.Request, visitor)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v := p.access.visitor(r)
@@ -145,7 +148,7 @@ func (p *pages) form(changes bool, next func(http.ResponseWriter, *http.Request,
 // maxForm bounds the body of a form.
 const maxForm = 64 << 10
 
-// plain serves other content than pages to visitors who may read.
+// plain returns a handler that calls next for visitors who may read. It is for content other than pages.
 func (p *pages) plain(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !p.access.visitor(r).mayRead {
@@ -157,7 +160,7 @@ func (p *pages) plain(next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// api serves programs, which send a token with each request. It ignores cookies.
+// api serves requests of programs, which send a token with each request. It ignores cookies.
 func (p *pages) api(w http.ResponseWriter, r *http.Request) {
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch {
@@ -171,8 +174,8 @@ func (p *pages) api(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// profiles serves net/http/pprof without the command line, which may contain tokens and passwords. A profile takes
-// CPU time, so no page of another site may start one.
+// profiles serves net/http/pprof without the command line, which may contain tokens and passwords. Pages of
+// other sites may not start a profile, because a profile consumes CPU time.
 func (p *pages) profiles() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -201,10 +204,10 @@ func (p *pages) rlconfig(w http.ResponseWriter, _ *http.Request) {
 	for _, l := range s.Policies {
 		fmt.Fprintf(&b, "%s: %s, shadow_mode: %t, quota_mode: %t\n", l.StatKey, numbers(l), l.Shadow, l.Quota)
 	}
-	_, _ = b.WriteTo(w) // an error means that the client disconnected
+	_, _ = b.WriteTo(w) // an error here means that the client has disconnected
 }
 
-// numbers formats the numbers of p, in the reference form if it was configured in that.
+// numbers formats the numbers of p. It uses the reference form if the configuration did.
 func numbers(p *descriptors.Policy) string {
 	l := p.Limit
 	period := l.Period()
@@ -222,7 +225,7 @@ func numbers(p *descriptors.Policy) string {
 	}
 }
 
-// unit returns the reference server's name for period.
+// unit returns the name of period in the reference server.
 func unit(period algorithms.Micros) string {
 	for name, length := range map[string]algorithms.Micros{
 		"SECOND": algorithms.Second, "MINUTE": 60 * algorithms.Second, "HOUR": 3600 * algorithms.Second,

@@ -13,17 +13,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// change is an action of a visitor: reset, raise, block or end.
+// change is an action that a visitor requests: reset, raise, block or end.
 type change struct {
 	do      string
 	subject subject
 	allKeys bool
 	factor  string
 	lasts   string
-	id      string // ID of the adjustment to end
+	id      string // the ID of the adjustment to end
 }
 
-// The choices of the form. The first is the default.
+// factors and durations are the choices of the form. The first choice is the default.
 var (
 	factors   = []string{"2", "5", "10", "100"}
 	durations = []string{"1h", "15m", "8h", "24h", "168h"}
@@ -50,7 +50,7 @@ func parseChange(q url.Values) (c change, err error) {
 	return c, err
 }
 
-// query returns the query that parseChange parses.
+// query returns the query from which parseChange parses c.
 func (c *change) query() url.Values {
 	q := url.Values{"do": {c.do}}
 	if c.do == "end" {
@@ -83,7 +83,7 @@ func (c *change) back() string {
 	}
 }
 
-// proposal converts c for the adjust service.
+// proposal converts c to the type of package adjust.
 func (c *change) proposal() (p adjust.Proposal, err error) {
 	p.Target = adjust.Target{Domain: c.subject.Domain, Limit: c.subject.Limit, AllKeys: c.allKeys}
 	if !c.allKeys {
@@ -106,14 +106,14 @@ type changeBody struct {
 	Author, Reason                    string
 }
 
-// hidden is a field that a form sends along.
+// hidden is an invisible field of a form.
 type hidden struct{ Name, Value string }
 
 var changeTitles = map[string]string{
 	"reset": "Reset a bucket", "raise": "Raise a limit", "block": "Block", "end": "End an adjustment",
 }
 
-// preview shows the effect that a change would have, with a form for the reason.
+// preview shows the effect that a change would have, and a form for its reason.
 func (p *pages) preview(w http.ResponseWriter, r *http.Request, v visitor) {
 	c, err := parseChange(r.URL.Query())
 	if err != nil {

@@ -16,27 +16,28 @@ import (
 type Reload struct {
 	// Paths are the files and folders of the configuration.
 	Paths []string
-	// Loaded is the time at which the configuration in use was loaded.
+	// Loaded is when the current configuration was loaded.
 	Loaded time.Time
-	// Failed is the time at which a later one was rejected, or zero. Refused has the reasons.
+	// Failed is when a later configuration was rejected, or zero. Refused has the reasons.
 	Failed  time.Time
 	Refused []Refusal
-	// Stale are the domains that kept an earlier version because of a mistake.
+	// Stale are the domains that have kept an earlier version because of a mistake.
 	Stale []string
-	// Changes are the differences from the previous configuration; nil if there was none.
+	// Changes are the differences from the previous configuration. It is nil if there was no previous one.
 	Changes *Changes
 }
 
-// Refusal is a mistake in a rejected configuration, with the surrounding lines at that time.
+// Refusal is a mistake in a rejected configuration, with the lines of the file that surrounded it at that
+// time.
 type Refusal struct {
 	Text  string
 	Lines []sourceLine
 }
 
-// maxRefusals bounds the mistakes that are kept.
+// maxRefusals bounds the number of mistakes that are stored.
 const maxRefusals = 50
 
-// Refusals describes mistakes. It reads the files.
+// Refusals describes the mistakes in problems. It reads the files again to quote their lines.
 func Refusals(problems config.Problems) (all []Refusal) {
 	for _, p := range problems {
 		if p.Warning {
@@ -57,11 +58,12 @@ func Refusals(problems config.Problems) (all []Refusal) {
 // Changes are the differences between two configurations, limit by limit.
 type Changes struct {
 	Rows []Changed
-	// Added, Removed and Edited are the numbers of such limits, including those that are not in Rows.
+	// Added, Removed and Edited are the numbers of limits that were added, removed and edited, including
+	// limits that are not in Rows.
 	Added, Removed, Edited int
 }
 
-// Changed is a limit that differs. Before or After is "" if it was added or removed.
+// Changed is a limit that differs. Before is "" if the limit was added; After is "" if it was removed.
 type Changed struct{ Domain, Limit, Before, After, Place string }
 
 // maxChanged bounds the rows of Changes.
@@ -103,8 +105,8 @@ func Compare(before, after *limiter.Snapshot) *Changes {
 	return c
 }
 
-// differing returns the domains of two configurations that are not the same. A reload keeps the domains whose files did
-// not change. In a domain over many files, it keeps the limits of most of them.
+// differing returns the parts of two configurations that differ. It skips domains that a reload has kept
+// because their files did not change, and limits that a reload has kept in a domain of many files.
 func differing(before, after *limiter.Snapshot) (old, now *limiter.Snapshot) {
 	old, now = &limiter.Snapshot{}, &limiter.Snapshot{}
 	for name, d := range before.Domains {
@@ -120,8 +122,9 @@ func differing(before, after *limiter.Snapshot) (old, now *limiter.Snapshot) {
 	return old, now
 }
 
-// changed returns the policies of d without those that other, an earlier or a later version of the domain, has at the
-// same position. Several uses of a named limit are one limit, so with named limits it returns all policies.
+// changed returns the policies of d, except policies that other has at the same position. other is another
+// version of the domain, or nil. If a version has named limits, changed returns all policies, because several
+// uses of a named limit count as one limit.
 func changed(d, other *limiter.Domain) (list []*descriptors.Policy) {
 	if other == nil || len(d.Policies) != len(other.Policies) || len(d.Named) > 0 || len(other.Named) > 0 {
 		return d.Policies
@@ -134,8 +137,9 @@ func changed(d, other *limiter.Domain) (list []*descriptors.Policy) {
 	return list
 }
 
-// alike reports whether a and b are equal except for their places. It saves memory: if one file of a large domain
-// changes, all of its limits are compiled again, and the descriptions of 100,000 limits take tens of MiB.
+// alike reports whether a and b are equal except for their places. The comparison saves memory: if one file
+// of a large domain changes, all limits of the domain may be compiled again, and the descriptions of 100,000
+// limits occupy tens of MiB.
 func alike(a, b *descriptors.Policy) bool {
 	return a == b || a.Domain == b.Domain && a.Name == b.Name && a.Owner == b.Owner && *a.Limit == *b.Limit && a.Prefix == b.Prefix &&
 		slices.Equal(a.Open, b.Open) && a.Whole == b.Whole && a.Unlimited == b.Unlimited && a.Reference == b.Reference &&
@@ -162,7 +166,7 @@ func (c *Changes) add(before, after *descriptors.Policy) {
 	c.Rows = append(c.Rows, row)
 }
 
-// describe returns the description of a limit as text.
+// describe returns a description of l in words.
 func describe(l *descriptors.Policy) string {
 	parts := []string{l.Words()}
 	for _, f := range facts(l) {

@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
 )
 
-// reasons are texts for the reasons of denials.
+// reasons maps the reasons for denials to texts of the page.
 var reasons = map[string]string{
 	denials.Limit:    "the limit was reached",
 	denials.Penalty:  "the penalty of the limit blocks this key",
@@ -25,14 +25,15 @@ var reasons = map[string]string{
 	denials.NoRoute:  "no route of auth matched, or no descriptor was left",
 }
 
-// deniedRow is a key that was denied.
+// deniedRow is a row of the page about a key that was denied.
 type deniedRow struct {
 	Times, Why, Domain, Limit, LimitLink, Key, Link string
 	Last                                            time.Time
 	Now                                             time.Time
 }
 
-// denied returns the n keys that were denied most, of those that match; nil matches all.
+// denied returns rows for the n most denied keys for which match returns true. If match is nil, all keys
+// match.
 func (p *pages) denied(n int, match func(*denials.Denied) bool) (since string, rows []deniedRow) {
 	now := p.Now()
 	from, top := p.Denied(maxDenied)
@@ -61,10 +62,10 @@ func (p *pages) denied(n int, match func(*denials.Denied) bool) (since string, r
 	return at(from), rows
 }
 
-// maxDenied exceeds the number of keys that are kept.
+// maxDenied is larger than the number of keys that package denials stores.
 const maxDenied = 4096
 
-// shown returns a key as printable text.
+// shown returns the key of d as printable text.
 func shown(d *denials.Denied) string {
 	if d.Entries != nil {
 		return descriptors.Format(d.Entries)
@@ -80,7 +81,7 @@ func printable(key []string) string {
 	return strings.Join(parts, ",")
 }
 
-// deniedLink returns the link to the page of a denied key.
+// deniedLink returns the link to the page of the key of d.
 func deniedLink(d *denials.Denied) string {
 	if d.Entries != nil {
 		return descriptorLink(d.Domain, d.Entries)
@@ -95,8 +96,8 @@ func keyLink(domain, limit string, key []string) string {
 	return "/key?" + q.Encode()
 }
 
-// addKey adds a key to a query: as text, or in base64url if a value is not text. The parameter value is repeated for
-// each value.
+// addKey adds the values of a key to a query. It repeats the parameter value, or value64 (in base64url) if a
+// value is not valid UTF-8.
 func addKey(q url.Values, key []string) {
 	for _, v := range key {
 		if !utf8.ValidString(v) {
@@ -109,7 +110,8 @@ func addKey(q url.Values, key []string) {
 	q["value"] = key
 }
 
-// descriptorLink returns the link to the page of a descriptor: entry64 is repeated for each key and each value.
+// descriptorLink returns the link to the page of a descriptor. The parameter entry64 is repeated for each key
+// and each value.
 func descriptorLink(domain string, entries []descriptors.Entry) string {
 	q := url.Values{"domain": {domain}}
 	for _, e := range entries {

@@ -10,38 +10,39 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// Report is the report of a sidecar to the others that share its Redis.
+// Report is what a sidecar stores in Redis for the other sidecars that share it.
 type Report struct {
 	Version string `json:"version"`
-	// Config identifies the configuration, and Loaded is when it was loaded.
+	// Config identifies the configuration. Loaded is when it was loaded.
 	Config  string    `json:"config"`
 	Loaded  time.Time `json:"loaded"`
 	Started time.Time `json:"started"`
-	// Allowed and Denied are requests since the start.
+	// Allowed and Denied are the numbers of requests since the start.
 	Allowed uint64 `json:"allowed"`
 	Denied  uint64 `json:"denied"`
-	// Wrong is the name of the worst condition, or "".
+	// Wrong is the name of the worst condition, or "" without conditions.
 	Wrong string `json:"wrong,omitempty"`
 }
 
-// Member is a sidecar, with the age of its Report.
+// Member is a sidecar with its Report. Age is the age of the Report.
 type Member struct {
 	ID  string
 	Age time.Duration
 	Report
 }
 
-// Fleet has the sidecars that share a Redis.
+// Fleet lists the sidecars that share a Redis.
 type Fleet struct {
-	// Self is the ID of this one.
+	// Self is the ID of this sidecar.
 	Self    string
 	Members []Member
-	// Problem is the reason for which the list is incomplete, or nil.
+	// Problem is the reason why the list is incomplete, or nil.
 	Problem error
 }
 
 const (
-	// lateAfter is the age of a report from which on its sidecar counts as missing. Reports come every ten seconds.
+	// lateAfter is the age of a report after which its sidecar counts as missing. A sidecar stores a report
+	// every ten seconds.
 	lateAfter = 35 * time.Second
 	// maxMembers bounds the rows of the page.
 	maxMembers = 500
@@ -52,13 +53,13 @@ type fleetBody struct {
 	Off     bool
 	Problem string
 	Rows    []memberRow
-	// Summary has the number of sidecars, and of those with another configuration.
+	// Summary states how many sidecars there are, and how many have another configuration.
 	Summary string
 	Old     bool
 	More    string
 }
 
-// memberRow is a sidecar of the fleet.
+// memberRow is a row of the page about one sidecar.
 type memberRow struct {
 	ID, Version, Config, Seen, Up, Allowed, Denied, Wrong string
 	Self, Old, Late                                       bool
@@ -75,7 +76,8 @@ func (p *pages) fleet(w http.ResponseWriter, r *http.Request, v visitor) {
 	p.show(w, r, v, http.StatusOK, fleetPage, frame{Title: "Fleet", Section: "/fleet", Live: true, Body: b})
 }
 
-// members adds the rows to b. The newest configuration is the one that was loaded last, by any sidecar.
+// members adds a row to b for each sidecar in f. The newest configuration is the one that any sidecar has
+// loaded last.
 func (p *pages) members(b *fleetBody, f *Fleet) {
 	if f.Problem != nil {
 		b.Problem = descriptors.Printable(f.Problem.Error())

@@ -7,10 +7,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/history"
 )
 
-// graph is an image of the last fifteen minutes: columns of allowed requests with the denied ones on top.
+// graph is an image of the last fifteen minutes. It consists of columns: denied requests on top of allowed
+// requests.
 type graph struct {
 	Width, Height   int
-	Allowed, Denied string // paths
+	Allowed, Denied string // SVG paths
 	// Text describes the image in words.
 	Text string
 	// Most is the value of the highest column, in requests per second.
@@ -19,7 +20,7 @@ type graph struct {
 
 const graphHeight = 24
 
-// sparkline draws one column for every width steps.
+// sparkline draws one column for each group of width steps.
 func sparkline(p *history.Points, width int, denied string) graph {
 	columns := make([]history.Totals, 0, history.Steps/width)
 	most := uint64(0)
@@ -43,7 +44,7 @@ func sparkline(p *history.Points, width int, denied string) graph {
 	for i, c := range columns {
 		low := height(c.Allowed, most)
 		high := height(c.Allowed+c.Denied, most)
-		if c.Denied > 0 { // at least one pixel
+		if c.Denied > 0 { // at least one pixel, so that denials are visible
 			high = max(high, 1)
 			low = min(low, high-1)
 		}
@@ -58,7 +59,7 @@ func sparkline(p *history.Points, width int, denied string) graph {
 	return g
 }
 
-// height rounds up, so that a single request is visible.
+// height returns the height of a column in pixels. It rounds up, so that a single request is visible.
 func height(n, most uint64) int {
 	return int((float64(n)*graphHeight + float64(most) - 1) / float64(most))
 }

@@ -20,20 +20,20 @@ import (
 )
 
 const (
-	// maxValues and maxValueBytes bound a key in a link.
+	// maxValues and maxValueBytes bound the key in a link.
 	maxValues, maxValueBytes = 64, 16 << 10
-	// lookupTime bounds the time of the store for one page.
+	// lookupTime bounds how long one page waits for the store.
 	lookupTime = 2 * time.Second
 )
 
-// subject is what a key page shows: a key of one limit, or a descriptor and all limits that it matches.
+// subject is the subject of a key page: a key of one limit, or a descriptor with all limits that it matches.
 type subject struct {
 	Domain, Limit string
 	Key           []string
 	Entries       []descriptors.Entry
 }
 
-// parseSubject parses a subject from a query. found reports whether the query has one.
+// parseSubject parses the subject in a query. found reports whether the query contains one.
 func parseSubject(q url.Values) (s subject, found bool, err error) {
 	s.Domain, s.Limit = q.Get("domain"), q.Get("limit")
 	if text := q.Get("descriptor"); text != "" {
@@ -91,32 +91,32 @@ func (s *subject) link() string {
 // keyBody is the data of key.html.
 type keyBody struct {
 	Subject, Domain string
-	// Denied reports whether a request of cost 1 would be denied now. Answer is the reason, as a sentence.
+	// Denied reports whether a request of cost 1 would be denied now. Answer is a sentence with the reason.
 	Denied bool
 	Answer string
 	Limits []keyLimit
-	// Problem is the reason for which there is no answer, or "".
+	// Problem is the reason why there is no answer, or "".
 	Problem string
-	// Done confirms the visitor's last action, or is "".
+	// Done confirms the visitor's last action. It is "" if there was none.
 	Done string
 	// Adjustable means that adjustments are enabled.
 	Adjustable bool
 }
 
-// keyLimit is one limit that the subject matches.
+// keyLimit describes one limit that the subject matches.
 type keyLimit struct {
 	Domain, Limit, Link, Key, Words, Mode string
-	// State describes the remaining units, or until when and why the key is denied.
+	// State describes the remaining units, or why and until when the key is denied.
 	State  string
 	Denied bool
 	Left   string
-	// Since is the time of the first counted denial of the key, with their number. It is "" if the key is not among
-	// those denied most.
+	// Since states the number of the key's denials and when they began. It is "" if the key is not among the
+	// most denied keys.
 	Since  string
 	Recent []recentRow
-	// Pays names the limit for which this one pays (then), or is "".
+	// Pays is the name of the limit for which this limit pays (then), or "".
 	Pays string
-	// Reserves describes what a request reserves, of a limit with settle.
+	// Reserves describes what a request reserves. It is "" for a limit without settle.
 	Reserves string
 	// Adjusted is the adjustment in force for the key, or nil.
 	Adjusted *adjustedRow
@@ -124,13 +124,13 @@ type keyLimit struct {
 	Reset, Raise, Block string
 }
 
-// recentRow is a recorded decision.
+// recentRow is a row about a recorded decision.
 type recentRow struct {
 	At, What, Cost, Left string
 	Denied               bool
 }
 
-// done has the texts that confirm the visitor's last action, by the values of the parameter done.
+// done maps the values of the parameter done to the texts that confirm the visitor's last action.
 var done = map[string]string{
 	"reset": "The bucket was reset: it is as one never seen.",
 	"raise": "The limit was raised for this key.",
@@ -138,7 +138,7 @@ var done = map[string]string{
 	"end":   "The adjustment was ended.",
 }
 
-// key shows why a key is denied.
+// key shows the page of a key: whether its limits deny it, and why.
 func (p *pages) key(w http.ResponseWriter, r *http.Request, v visitor) {
 	q := r.URL.Query()
 	s, found, err := parseSubject(q)
@@ -161,7 +161,7 @@ func (p *pages) key(w http.ResponseWriter, r *http.Request, v visitor) {
 	p.show(w, r, v, http.StatusOK, keyPage, frame{Title: "Why is this denied?", Section: "/key", Live: b.Done == "", Body: b})
 }
 
-// inspect returns the present answer to a request of s with this cost. It consumes nothing.
+// inspect returns the current answer to a request with subject s and this cost. It consumes nothing.
 func (p *pages) inspect(ctx context.Context, s *subject, cost int64) (*limiter.Call, error) {
 	c, err := p.call(s, cost)
 	if err != nil {
@@ -179,7 +179,7 @@ func (p *pages) inspect(ctx context.Context, s *subject, cost int64) (*limiter.C
 	return c, nil
 }
 
-// call returns a dry run of s.
+// call returns a Call that is a dry run for s.
 func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 	c := &limiter.Call{Request: limiter.Request{Domain: s.Domain, Inspect: true}}
 	if s.Entries != nil {
@@ -201,13 +201,13 @@ func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 		case !limit.Whole && len(limit.Open) != len(s.Key):
 			return nil, fmt.Errorf("the key has %s; a bucket of this limit is identified by %s", plural(int64(len(s.Key)), "value"), openKeys(limit))
 		}
-		ask.Inline = limit // a limit of a descriptor cannot be called by name
+		ask.Inline = limit // the limit belongs to a descriptor, so that a request cannot name it
 	}
 	c.Limits = []limiter.NamedCharge{ask}
 	return c, nil
 }
 
-// openKeys describes the values that identify a bucket of l.
+// openKeys returns the names of the values that identify a bucket of l.
 func openKeys(l *descriptors.Policy) string {
 	if len(l.Open) == 0 {
 		return "no value"
@@ -220,19 +220,19 @@ func openKeys(l *descriptors.Policy) string {
 	return plural(int64(len(l.Open)), "value") + " (" + strings.Join(names, ", ") + ")"
 }
 
-// events are the denied keys and the keys that used most, as known at a time.
+// events are the most denied keys and the keys that consumed most, at the time now.
 type events struct {
 	denied []denials.Denied
 	used   []usage.Used
 	now    time.Time
 }
 
-// explain completes b from c, a dry run of one unit.
+// explain completes b from c, which is a dry run of cost 1.
 func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.Call) {
 	known := events{now: p.Now()}
 	_, known.denied = p.Denied(maxDenied)
 	_, known.used = p.Used()
-	look, _ := p.inspect(ctx, s, 0) // the remaining units; the dry run of one unit may have other numbers
+	look, _ := p.inspect(ctx, s, 0) // a dry run of cost 0 shows the remaining units, which may differ for a cost of 1
 	for i := range c.Results {
 		result := &c.Results[i]
 		if result.Policy == nil {
@@ -242,7 +242,7 @@ func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.
 		if look != nil && i < len(look.Results) && look.Results[i].Decision.Err == nil {
 			state = &look.Results[i]
 		}
-		if result.For != nil && state.Policy == result.For { // state is of the limit itself, result of the one that pays
+		if result.For != nil && state.Policy == result.For { // state is about the limit itself; result is about the limit that pays
 			paid := p.keyLimit(c, state, state, known.now)
 			paid.State = "does not allow it, and limit " + descriptors.Printable(result.Policy.Name) + " pays"
 			p.seen(&paid, c, state, known)
@@ -270,7 +270,7 @@ func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.
 	}
 }
 
-// payer adds to b the limit that pays for the requests that the limit of result denies, if there is one.
+// payer adds to b the limit that pays when the limit of result denies a request, if there is such a limit.
 func (p *pages) payer(ctx context.Context, b *keyBody, c *limiter.Call, result *limiter.Result, known events) {
 	then := result.Policy.Extra().Then
 	if then == nil {
@@ -292,7 +292,7 @@ func (p *pages) payer(ctx context.Context, b *keyBody, c *limiter.Call, result *
 	b.Limits = append(b.Limits, l)
 }
 
-// deniedBy names the limits that deny c.
+// deniedBy describes which limits deny c, and why.
 func deniedBy(limits []keyLimit, c *limiter.Call) string {
 	var names []string
 	for _, l := range limits {
@@ -306,7 +306,8 @@ func deniedBy(limits []keyLimit, c *limiter.Call) string {
 	return strings.Join(names, "; ")
 }
 
-// keyLimit describes the answer of one limit: result is for one unit, state for a cost of 0.
+// keyLimit describes the answer of one limit. result is the answer to a cost of 1, state the answer to a cost
+// of 0.
 func (p *pages) keyLimit(c *limiter.Call, result, state *limiter.Result, now time.Time) keyLimit {
 	limit := result.Policy
 	key := c.AppendValues(nil, result)
@@ -330,7 +331,7 @@ func (p *pages) keyLimit(c *limiter.Call, result, state *limiter.Result, now tim
 	return l
 }
 
-// stateWords describes the answer of a limit to the next request, and its reason.
+// stateWords describes how the limit of result would answer the next request, and why.
 func stateWords(result *limiter.Result, now time.Time) string {
 	d, limit := &result.Decision, result.Policy
 	until := func() string {
@@ -361,7 +362,7 @@ func stateWords(result *limiter.Result, now time.Time) string {
 	}
 }
 
-// leftWords describes the content of a bucket.
+// leftWords describes how much the bucket of r contains.
 func leftWords(r *limiter.Result) string {
 	d := &r.Decision
 	if d.Err != nil {
@@ -377,10 +378,10 @@ func leftWords(r *limiter.Result) string {
 	return text
 }
 
-// maxRecent bounds the decisions that are shown.
+// maxRecent bounds the number of decisions that a key page shows.
 const maxRecent = 12
 
-// seen adds to l the recorded decisions about the key of result.
+// seen adds the recorded decisions about the key of result to l.
 func (p *pages) seen(l *keyLimit, c *limiter.Call, result *limiter.Result, known events) {
 	key := c.AppendValues(nil, result)
 	is := func(domain, limit string, other []string, isCut bool) bool {
@@ -421,19 +422,19 @@ func recent(e denials.Event) recentRow {
 	return row
 }
 
-// adjustedRow is an adjustment that is or was in force.
+// adjustedRow is a row about a current or past adjustment.
 type adjustedRow struct {
 	Words, Ignored, Author, Reason, Left, Expires, End string
-	Link                                               string // page of the key; "" if it applies to all keys
+	Link                                               string // the page of the key; "" if the adjustment applies to all keys
 }
 
-// adjustedBy describes the adjustment of limit, or returns nil if there is none.
+// adjustedBy describes the adjustment of limit, or returns nil without an adjustment.
 func (p *pages) adjustedBy(limit *descriptors.Policy) *adjustedRow {
 	if limit.Adjusted == nil || p.Adjust == nil {
 		return nil
 	}
 	s, err := p.Adjust.Find(limit.Adjusted.ID)
-	if err != nil { // the adjustment has expired meanwhile
+	if err != nil { // the adjustment has expired in the meantime
 		return nil
 	}
 	row := adjusted(&s)

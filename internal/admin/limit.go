@@ -19,13 +19,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// keysShown is how many keys of a limit its page lists.
+// keysShown is how many keys the page of a limit lists.
 const keysShown = 20
 
 // limitBody is the data of limit.html.
 type limitBody struct {
 	Domain, Name, Words, Mode, Done string
-	// ID is the raw domain and name, for the form.
+	// ID contains the domain and name as raw bytes, for the form.
 	ID               history.Key
 	Facts            []fact
 	Source           source
@@ -36,31 +36,31 @@ type limitBody struct {
 	Since, UsedSince string
 	Denied           []deniedRow
 	Used             []usedRow
-	// Values describes the values that identify a bucket; it is empty if there is one bucket. Free means that
-	// applications choose the values.
+	// Values describes the values that identify a bucket. It is empty if the limit has only one bucket. Free
+	// means that applications choose the values.
 	Values      []string
 	Free        bool
 	Unlimited   bool
 	Adjustments []adjustedRow
-	// Settling describes the reservations of a limit with settle.
+	// Settling describes the reservations. It is empty for a limit without settle.
 	Settling []fact
-	// Raise and Block are links to change all keys; "" without adjustments.
+	// Raise and Block are links to forms that change all keys. They are "" if adjustments are not enabled.
 	Raise, Block string
 }
 
-// fact is one line about a limit.
+// fact is one line that describes a limit.
 type fact struct{ Name, Text string }
 
-// minuteRow is one minute of the graph, as numbers.
+// minuteRow has the numbers of one minute of the graph.
 type minuteRow struct {
 	Ago             string
 	Allowed, Denied uint64
 }
 
-// usedRow is a key that consumed much.
+// usedRow is a row about a key that consumed much.
 type usedRow struct{ Key, Link, Units string }
 
-// limit shows a limit.
+// limit shows the page of a limit.
 func (p *pages) limit(w http.ResponseWriter, r *http.Request, v visitor) {
 	q := r.URL.Query()
 	domain, name := q.Get("domain"), q.Get("name")
@@ -127,7 +127,7 @@ func (p *pages) used(domain, name string) (since string, rows []usedRow) {
 	return at(from), rows
 }
 
-// facts describe the settings of a limit.
+// facts returns lines that describe the settings of l.
 func facts(l *descriptors.Policy) (list []fact) {
 	add := func(name, text string) { list = append(list, fact{name, text}) }
 	if l.Unlimited {
@@ -162,7 +162,7 @@ func facts(l *descriptors.Policy) (list []fact) {
 	return list
 }
 
-// minutes returns the points of the graph, one row for each minute.
+// minutes returns one row for each minute of the graph, the latest first.
 func minutes(p *history.Points) (rows []minuteRow) {
 	const width = 6
 	for i := history.Steps - width; i >= 0; i -= width {
@@ -180,7 +180,7 @@ func minutes(p *history.Points) (rows []minuteRow) {
 type source struct {
 	Place string
 	Lines []sourceLine
-	// Note explains Lines.
+	// Note is a sentence about Lines.
 	Note string
 }
 
@@ -192,13 +192,14 @@ type sourceLine struct {
 }
 
 const (
-	// maxLines and maxLine bound an excerpt of a file.
+	// maxLines and maxLine bound the lines, and the bytes of a line, in an excerpt of a file.
 	maxLines, maxLine = 40, 200
-	// maxScanned bounds how many bytes of a file are read for an excerpt.
+	// maxScanned bounds how many bytes of a file are read to find an excerpt.
 	maxScanned = 16 << 20
 )
 
-// source reads the lines of l from its file. For a named limit these are its definition.
+// source reads the lines of the file that configure l. For a named limit these are the lines of its
+// definition.
 func (p *pages) source(l *descriptors.Policy) source {
 	if d := p.Current().Domains[l.Domain]; d != nil && d.Named[l.Name] != nil {
 		l = d.Named[l.Name]
@@ -217,9 +218,9 @@ func (p *pages) source(l *descriptors.Policy) source {
 	return s
 }
 
-// block returns the lines of a YAML file that belong to a line. In the block style a limit begins at the line of its
-// first key, so that the line above, which is indented less, names it; a rate_limit belongs to the descriptor above
-// it.
+// block returns the lines of a YAML file that belong to the limit at line. In the block style that is the
+// line of the limit's first key. The line above it with less indentation contains the limit's name. A
+// rate_limit belongs to the descriptor above it.
 func block(name string, line int) (lines []sourceLine) {
 	var text []string
 	readLines(name, func(n int, one string) bool {
@@ -249,7 +250,8 @@ func block(name string, line int) (lines []sourceLine) {
 	return lines
 }
 
-// above returns the line above line i that is indented less, or i if there is none.
+// above returns the index of the nearest line above line i with less indentation, or i if there is no such
+// line.
 func above(text []string, i int) int {
 	for j := i - 1; j >= 0; j-- {
 		if strings.TrimSpace(text[j]) != "" && indent(text[j]) < indent(text[i]) {
@@ -277,7 +279,7 @@ func readLines(name string, visit func(n int, text string) bool) {
 	}
 }
 
-// generated describes a limit as YAML.
+// generated describes l as YAML.
 func generated(l *descriptors.Policy) (lines []sourceLine) {
 	add := func(text string) { lines = append(lines, sourceLine{len(lines) + 1, text, false}) }
 	add("rate_limit:")
@@ -297,7 +299,7 @@ func generated(l *descriptors.Policy) (lines []sourceLine) {
 	return lines
 }
 
-// excerptAround returns a line with two lines before and after it.
+// excerptAround returns a line of a file with the two lines before it and the two lines after it.
 func excerptAround(name string, line int) (lines []sourceLine) {
 	readLines(name, func(n int, text string) bool {
 		if n >= line-2 {

@@ -7,7 +7,7 @@ import (
 // loginBody is the data of login.html.
 type loginBody struct{ Next, Problem string }
 
-// askToLogIn answers with the form for the token.
+// askToLogIn answers with the login form.
 func (p *pages) askToLogIn(w http.ResponseWriter, r *http.Request, status int, problem string) {
 	next := local(r.FormValue("next"))
 	if r.URL.Path != "/login" {
@@ -19,7 +19,7 @@ func (p *pages) askToLogIn(w http.ResponseWriter, r *http.Request, status int, p
 	p.show(w, r, visitor{}, status, loginPage, frame{Title: "Log in", Body: loginBody{next, problem}})
 }
 
-// login makes a session.
+// login creates a session and redirects the browser to the requested page.
 func (p *pages) login(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	if err := r.ParseForm(); err != nil {

@@ -25,13 +25,13 @@ const (
 	maxQuery = 256
 )
 
-// catalog has the limits of one Snapshot by name, each once, however many places use it.
+// catalog lists the limits of one Snapshot by name. A limit occurs once, even if several places use it.
 type catalog struct {
 	snapshot *limiter.Snapshot
 	limits   []*descriptors.Policy
 }
 
-// catalogs keeps the last one: sorting 100,000 names takes longer than a page may take.
+// catalogs keeps the last catalog, because sorting 100,000 names takes longer than a page may take.
 type catalogs struct{ last atomic.Pointer[catalog] }
 
 func (c *catalogs) of(s *limiter.Snapshot) *catalog {
@@ -48,7 +48,8 @@ func (c *catalogs) of(s *limiter.Snapshot) *catalog {
 	return made
 }
 
-// compareNames puts the uses of a named limit before its definition, because they have the names of the keys.
+// compareNames orders policies by domain and name. It orders the uses of a named limit before its definition,
+// because only the uses have the names of the keys.
 func compareNames(a, b *descriptors.Policy) int {
 	definition := func(l *descriptors.Policy) int {
 		if l.Extra().Named {
@@ -59,7 +60,7 @@ func compareNames(a, b *descriptors.Policy) int {
 	return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name), definition(a)-definition(b), cmp.Compare(a.Index, b.Index))
 }
 
-// find returns the limit with this name, or nil.
+// find returns the limit with this domain and name, or nil.
 func (c *catalog) find(domain, name string) *descriptors.Policy {
 	i, found := slices.BinarySearchFunc(c.limits, descriptors.Policy{Domain: domain, Name: name, Index: -1}, func(a *descriptors.Policy, b descriptors.Policy) int {
 		return cmp.Or(cmp.Compare(a.Domain, b.Domain), cmp.Compare(a.Name, b.Name))
@@ -81,14 +82,15 @@ type overviewBody struct {
 	Sorts      []choice
 	Shows      []choice
 	Rows       []limitRow
-	// First and Last are the positions of this page's limits among the Found ones.
+	// First and Last are the positions of this page's limits among all Found limits.
 	First, Last, Found, All string
-	Previous, Next          string // links; "" if there is no such page
-	// Dropped limits have no sparkline.
+	Previous, Next          string // links to the neighbouring pages; "" if there is no such page
+	// Dropped states how many limits have no sparkline, or is "".
 	Dropped string
 }
 
-// unmatchedRow is a shape of requests that matched no limit: the keys of their descriptors, without the values.
+// unmatchedRow is a row about a shape of requests that matched no limit. It has the keys of their
+// descriptors, without the values.
 type unmatchedRow struct{ Requests, Domain, Keys, Why, Last string }
 
 // unmatchedShown is the number of shapes that the overview lists.
@@ -107,17 +109,17 @@ func (p *pages) unmatched() (rows []unmatchedRow) {
 	return rows
 }
 
-// choice is a link that changes one parameter of the overview.
+// choice is a link of the page, which may be marked as chosen.
 type choice struct {
 	Name, Link string
 	Chosen     bool
 }
 
-// limitRow is a limit of the overview.
+// limitRow is a row of the overview about one limit.
 type limitRow struct {
 	Domain, Name, Link, Words, Mode string
-	// Rate is in requests per second. Denied are those denied in the last fifteen minutes or, in shadow mode, those
-	// that would have been denied.
+	// Rate is in requests per second. Denied is the number of requests denied in the last fifteen minutes. In
+	// shadow mode it is the number that would have been denied.
 	Rate, DeniedRate float64
 	Denied           uint64
 	Total            metrics.Tally
@@ -125,7 +127,7 @@ type limitRow struct {
 	Shadow           bool
 }
 
-// ranked is the value that the overview sorts by.
+// ranked is a limit with the values that the overview sorts by.
 type ranked struct {
 	limit  *descriptors.Policy
 	tally  metrics.Tally
@@ -199,7 +201,7 @@ func (b *overviewBody) link(sort, show string, page int) string {
 	return "/?" + q.Encode() + "#limits"
 }
 
-// ranked returns the limits to show, in their order.
+// ranked returns the limits of all that the overview shows, in the chosen order.
 func (p *pages) ranked(all []*descriptors.Policy, b *overviewBody) []ranked {
 	list := make([]ranked, len(all))
 	for i, l := range all {
@@ -219,7 +221,7 @@ func (p *pages) ranked(all []*descriptors.Policy, b *overviewBody) []ranked {
 			return query != "" && !strings.Contains(strings.ToLower(l.limit.Domain+"/"+l.limit.Name), query)
 		}
 	})
-	switch b.Sort { // the order by name stays among equals
+	switch b.Sort { // stable, so that equal limits stay in the order of their names
 	case "rate":
 		slices.SortStableFunc(list, func(a, b ranked) int { return cmp.Or(cmp.Compare(b.rate, a.rate), cmp.Compare(b.denied, a.denied)) })
 	case "denied":
@@ -239,7 +241,7 @@ func (p *pages) limitRow(r *ranked) limitRow {
 	}
 }
 
-// deniedWord describes the meaning of the counters of denials.
+// deniedWord describes what the counter of denials means for l.
 func deniedWord(l *descriptors.Policy) string {
 	if l.Shadow {
 		return "would have been denied"
@@ -247,7 +249,7 @@ func deniedWord(l *descriptors.Policy) string {
 	return "denied"
 }
 
-// modes describes the modes of a limit.
+// modes lists the modes of l.
 func modes(l *descriptors.Policy) string {
 	var list []string
 	if l.Shadow {
@@ -263,7 +265,7 @@ func limitLink(domain, name string) string {
 	return "/limit?" + url.Values{"domain": {domain}, "name": {name}}.Encode()
 }
 
-// cut returns the start of a text that a visitor sent.
+// cut returns at most most bytes of a text that a visitor sent, as valid UTF-8.
 func cut(text string, most int) string {
 	return strings.ToValidUTF8(text[:min(len(text), most)], "\ufffd")
 }

@@ -12,29 +12,30 @@ import (
 )
 
 const (
-	// maxTried is how many limits a search tries.
+	// maxTried bounds how many limits a search tries.
 	maxTried = 200
-	// maxFound is how many rows a search shows.
+	// maxFound bounds how many rows a search shows.
 	maxFound = 50
 )
 
 // searchBody is the data of search.html.
 type searchBody struct {
 	Query string
-	// Buckets are the buckets of the key in the tried limits. Seen are the recorded keys that contain the text.
+	// Buckets are the buckets of the key in the tried limits. Seen are the recorded keys that contain the text
+	// of the search.
 	Buckets []foundRow
 	Seen    []foundRow
 	Notes   []string
 	Domains []string
 }
 
-// foundRow is a key found by a search.
+// foundRow is a row about a key that a search found.
 type foundRow struct {
 	Key, Link, Limit, Domain, State string
 	Denied                          bool
 }
 
-// search finds the buckets of a key in any limit.
+// search shows the buckets that a text identifies, in all limits.
 func (p *pages) search(w http.ResponseWriter, r *http.Request, v visitor, query string) {
 	b := searchBody{Query: query}
 	if s := p.Current(); s != nil {
@@ -54,7 +55,7 @@ func (p *pages) search(w http.ResponseWriter, r *http.Request, v visitor, query 
 	p.show(w, r, v, http.StatusOK, searchPage, frame{Title: "Why is this denied?", Section: "/key", Query: query, Body: b})
 }
 
-// searchDescriptor finds the limits that a descriptor matches, in each domain.
+// searchDescriptor adds to b the domains in which a descriptor matches limits.
 func (p *pages) searchDescriptor(ctx context.Context, b *searchBody, entries []descriptors.Entry) {
 	for _, domain := range b.Domains[:min(len(b.Domains), maxTried)] {
 		s := subject{Domain: domain, Entries: entries}
@@ -71,7 +72,7 @@ func (p *pages) searchDescriptor(ctx context.Context, b *searchBody, entries []d
 	}
 }
 
-// searchKey finds the buckets that one value identifies, and that are in use.
+// searchKey adds to b the buckets in use that one value identifies.
 func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 	tried := 0
 	for _, l := range p.catalogs.of(p.Current()).limits {
@@ -97,7 +98,7 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 		}
 		result := &c.Results[0]
 		if d := &result.Decision; d.Remaining >= result.Policy.Limit.Capacity && d.Blocked == 0 && result.Policy.Adjusted == nil {
-			continue // equals a new one
+			continue // a bucket that equals a new one is not in use
 		}
 		row := foundRow{Key: s.String(), Link: s.link(), Limit: descriptors.Printable(l.Name), Domain: descriptors.Printable(l.Domain), State: leftWords(result)}
 		row.Denied = result.Decision.Remaining <= 0 || result.Decision.Blocked > 0
@@ -105,7 +106,8 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 	}
 }
 
-// searchSeen finds the keys that contain a text, among those that were denied most or consumed most.
+// searchSeen adds to b the keys that contain query, among the most denied keys and the keys that consumed
+// most.
 func (p *pages) searchSeen(b *searchBody, query string) {
 	contains := func(key []string, entries []descriptors.Entry) bool {
 		for _, v := range key {

@@ -8,23 +8,25 @@ import (
 )
 
 const (
-	// maxSessions bounds the sessions. The longest unused one is ended for a new one.
+	// maxSessions bounds the number of sessions. A further session replaces the one that was unused for
+	// longest.
 	maxSessions = 64
-	// sessionIdle ends an unused session, sessionLife any session.
+	// sessionIdle is how long a session may be unused. sessionLife is the longest duration of a session.
 	sessionIdle, sessionLife = time.Hour, 12 * time.Hour
 )
 
-// session is a browser that has sent a token.
+// session belongs to a browser that has sent a token.
 type session struct {
 	csrf     string
-	token    [sha256.Size]byte // fingerprint of the token
+	token    [sha256.Size]byte // fingerprint of the token that the browser sent
 	mayWrite bool
 	began    time.Time
-	used     time.Time // guarded by sessions.mu
+	used     time.Time // when the session was last used; guarded by sessions.mu
 	author   string    // the name given with the last change; guarded by sessions.mu
 }
 
-// sessions are only in memory: a restart ends them all. The browser has the id, this process only its hash.
+// sessions holds all sessions in memory only, so a restart ends them. The browser has the id; this process
+// stores only the id's hash.
 type sessions struct {
 	now func() time.Time
 
@@ -38,7 +40,7 @@ func newSessions(now func() time.Time) *sessions {
 
 func fingerprint(text string) [sha256.Size]byte { return sha256.Sum256([]byte(text)) }
 
-// begin makes a session for a browser that has sent token.
+// begin creates a session for a browser that has sent token.
 func (s *sessions) begin(token string, mayWrite bool) (id string) {
 	now := s.now()
 	id = rand.Text() + rand.Text()
@@ -51,7 +53,7 @@ func (s *sessions) begin(token string, mayWrite bool) (id string) {
 	return id
 }
 
-// dropOldest requires s.mu.
+// dropOldest removes the session that was unused for longest. The caller holds s.mu.
 func (s *sessions) dropOldest() {
 	var oldest [sha256.Size]byte
 	var used time.Time
@@ -63,8 +65,8 @@ func (s *sessions) dropOldest() {
 	delete(s.all, oldest)
 }
 
-// find returns the session of id, or nil if there is none or it has ended. A request by a person prolongs the
-// session.
+// find returns the session with this id, or nil if it does not exist or has ended. If person is true, the
+// request prolongs the session.
 func (s *sessions) find(id string, person bool) *session {
 	now, hash := s.now(), fingerprint(id)
 	s.mu.Lock()
@@ -90,7 +92,7 @@ func (s *sessions) end(id string) {
 	delete(s.all, fingerprint(id))
 }
 
-// author returns the name given with the last change of the session.
+// author returns the name that was given with the last change in the session.
 func (s *sessions) author(of *session) string {
 	if of == nil {
 		return ""
@@ -100,7 +102,7 @@ func (s *sessions) author(of *session) string {
 	return of.author
 }
 
-// setAuthor stores the name for the next change.
+// setAuthor stores name as the default for the next change in the session.
 func (s *sessions) setAuthor(of *session, name string) {
 	if of == nil {
 		return

@@ -15,7 +15,7 @@ import (
 //go:embed assets
 var assets embed.FS
 
-// Style and script are part of every page. The content security policy contains their digests.
+// style and script are part of every page. policy, the content security policy, contains their digests.
 var (
 	style  = asset("assets/page.css")
 	script = asset("assets/page.js")
@@ -26,7 +26,7 @@ var (
 func asset(name string) string {
 	text, err := assets.ReadFile(name)
 	if err != nil {
-		panic(err) // the file is embedded
+		panic(err) // cannot happen, because the file is embedded
 	}
 	return string(text)
 }
@@ -36,7 +36,7 @@ func digest(text string) string {
 	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 }
 
-// The pages: each has the layout around its own body.
+// Each page is a template that combines the common layout with its own body.
 var (
 	overviewPage = parse("overview")
 	loginPage    = parse("login")
@@ -57,21 +57,21 @@ func parse(name string) *template.Template {
 	}).ParseFS(assets, "assets/layout.html", "assets/parts.html", "assets/"+name+".html"))
 }
 
-// link returns a link of the navigation. It is chosen if it leads to the page's section.
+// link returns a link of the navigation. The link is marked as chosen if section is its target.
 func link(section, to, name string) choice { return choice{name, to, section == to} }
 
-// frame has what every page shows around its Body.
+// frame holds what every page shows around its Body.
 type frame struct {
 	Title string
-	// Section is the link of the navigation to this page, or "".
+	// Section is the navigation link that is marked as chosen, or "".
 	Section string
 	Version string
 	Style   template.CSS
 	Script  template.JS
-	// Live pages are refreshed by the script.
+	// Live means that the script refreshes the page.
 	Live bool
-	// LoggedIn shows a button to log out. NeedsToken means that the listener has no token, so that the page cannot
-	// change anything.
+	// LoggedIn shows a button to log out. NeedsToken means that the page cannot change anything, because the
+	// listener has no token.
 	LoggedIn, MayWrite, NeedsToken bool
 	CSRF                           string
 	// Query is the search text of the visitor.
@@ -81,20 +81,20 @@ type frame struct {
 	Body   any
 }
 
-// banner is the summary of the sidecar's state.
+// banner summarizes the state of the sidecar.
 type banner struct {
-	// Worst is the first condition, or nil; Others are those after it.
+	// Worst is the first condition, or nil. Others are the conditions after it.
 	Worst  *conditions.Condition
 	Others []conditions.Condition
 	Uptime string
-	// Rate, Allowed and Denied are requests per second during the last minute.
+	// Rate, Allowed and Denied are requests per second, averaged over the last minute.
 	Rate, Allowed, Denied float64
-	// Median and Slowest are the times within which half, and 99 %, of the decisions were made; "" if there were
-	// none.
+	// Median and Slowest are the durations within which 50 % and 99 % of the decisions were made. They are ""
+	// if there were no decisions.
 	Median, Slowest string
 }
 
-// show answers with a page.
+// show answers with the page that t and f define.
 func (p *pages) show(w http.ResponseWriter, r *http.Request, v visitor, status int, t *template.Template, f frame) {
 	f.Version, f.Style, f.Script = p.Version, template.CSS(style), template.JS(script) //nolint:gosec // they are embedded
 	f.LoggedIn, f.MayWrite, f.CSRF, f.NeedsToken = v.session != nil, v.mayWrite, v.csrf, p.Token == nil && !v.mayWrite
@@ -109,18 +109,18 @@ func (p *pages) show(w http.ResponseWriter, r *http.Request, v visitor, status i
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Security-Policy", policy)
-	// With no-referrer a browser would send no Origin with forms.
+	// With no-referrer a browser would send forms without an Origin.
 	h.Set("Referrer-Policy", "same-origin")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_, _ = body.WriteTo(w) // an error means that the client disconnected
+	_, _ = body.WriteTo(w) // an error here means that the client has disconnected
 }
 
-// problem is a page that reports an error.
+// problem is the data of a page that reports an error.
 type problem struct {
 	Text string
-	Back string // a path; "" means the front page
+	Back string // the path to return to; "" means the front page
 }
 
 func (p *pages) problem(w http.ResponseWriter, r *http.Request, v visitor, status int, text, back string) {
@@ -141,7 +141,7 @@ func (p *pages) banner() *banner {
 	return b
 }
 
-// short formats a duration with two digits.
+// short formats a duration with about two digits.
 func short(d time.Duration) string {
 	switch {
 	case d < 10*time.Microsecond:

@@ -26,7 +26,7 @@ func ago(t, now time.Time) string {
 	return "just now"
 }
 
-// span formats a duration with its two largest units.
+// span formats a duration with its two largest units, such as hours and minutes.
 func span(d time.Duration) string {
 	units := []struct {
 		name string
@@ -50,7 +50,7 @@ func span(d time.Duration) string {
 	return ""
 }
 
-// plural formats a number with the singular or plural of thing.
+// plural formats n with the singular or plural of thing, such as "2 keys".
 func plural(n int64, thing string) string {
 	if n == 1 {
 		return "1 " + thing
@@ -58,7 +58,7 @@ func plural(n int64, thing string) string {
 	return count(uint64(max(n, 0))) + " " + thing + "s"
 }
 
-// count formats a number with its digits in groups of three.
+// count formats n with its digits in groups of three.
 func count(n uint64) string {
 	digits := strconv.FormatUint(n, 10)
 	var b strings.Builder
@@ -71,7 +71,7 @@ func count(n uint64) string {
 	return b.String()
 }
 
-// rate formats a rate of requests.
+// rate formats a rate of requests in a suitable unit.
 func rate(perSecond float64) string {
 	switch {
 	case perSecond == 0:

@@ -1,6 +1,6 @@
-// Package conditions has the present problems of the program. Parts of the program report them to a Registry; the admin
-// page, /readyz and the log read it. A condition stays until the part that set it clears it. It describes the problem,
-// its begin and the remedy in words.
+// Package conditions holds the current problems of the program. Parts of the program report problems to a
+// Registry. The admin page, /readyz and the log read them. A condition stays until the part that set it
+// clears it. It describes in words the problem, its start and its remedy.
 package conditions
 
 import (
@@ -13,12 +13,13 @@ import (
 	"unicode/utf8"
 )
 
-// Severity of a Condition; a larger one is worse.
+// Severity is how bad a Condition is; a larger value is worse.
 type Severity uint8
 
-// The severities.
+// The severities, in ascending order.
 const (
-	// Warning means that requests are decided as configured, but this may change soon, or may not be intended.
+	// Warning means that requests are decided as configured, but that this may change soon or may not be
+	// intended.
 	Warning Severity = iota + 1
 	// Degraded means that some requests are not decided by their limits, or are decided by an old configuration.
 	Degraded
@@ -41,28 +42,29 @@ func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil
 
 // Condition is one problem.
 type Condition struct {
-	// Name identifies the condition: lower case words joined by hyphens. If there can be several, a slash and the
-	// subject follow, as in "redis-breaker-open/10.0.0.1:6379".
+	// Name identifies the condition. It consists of lower case words joined by hyphens. If there can be
+	// several conditions of one kind, a slash and the subject follow, as in
+	// "redis-breaker-open/10.0.0.1:6379".
 	Name     string   `json:"name"`
 	Severity Severity `json:"severity"`
-	// Since is the time at which it was first set.
+	// Since is when the condition was first set.
 	Since time.Time `json:"since"`
-	// Summary describes the problem, and how requests are answered meanwhile. Remedy tells the operator what to do. Both
-	// are printable sentences. They may quote texts from the network.
+	// Summary describes the problem, and how requests are answered while it lasts. Remedy tells the operator
+	// what to do. Both are printable sentences, and may quote texts from the network.
 	Summary string `json:"summary"`
 	Remedy  string `json:"remedy"`
 }
 
 const (
-	// maxConditions bounds a Registry. At the bound a new condition replaces the mildest one, if that is
-	// milder.
+	// maxConditions bounds the number of conditions in a Registry. At the bound, a new condition replaces the
+	// least severe one if that is less severe than the new one.
 	maxConditions = 64
 	// maxName and maxText bound the texts of a condition, in bytes.
 	maxName, maxText = 256, 1024
 )
 
-// Registry has the conditions of a process. It is safe for concurrent use. The nil Registry is empty and ignores
-// reports.
+// Registry holds the conditions of a process. It is safe for concurrent use. A nil Registry is empty and
+// ignores reports.
 type Registry struct {
 	now func() time.Time
 
@@ -70,13 +72,13 @@ type Registry struct {
 	all map[string]Condition // guarded by mu
 }
 
-// New makes an empty Registry; now returns the time.
+// New returns an empty Registry. now returns the time.
 func New(now func() time.Time) *Registry {
 	return &Registry{now: now, all: map[string]Condition{}}
 }
 
-// Set adds c, or replaces the condition of its name, which keeps its Since. A zero Since becomes the current
-// time. Set reports whether there was no such condition before.
+// Set adds c, or replaces the condition with the same name and keeps its Since. A zero Since of a new
+// condition becomes the current time. Set reports whether it added a new condition.
 func (r *Registry) Set(c Condition) (added bool) {
 	if r == nil {
 		return false
@@ -103,7 +105,7 @@ func (r *Registry) Set(c Condition) (added bool) {
 	return !known
 }
 
-// Clear removes the condition called name. It reports whether there was one.
+// Clear removes the condition with this name. It reports whether there was one.
 func (r *Registry) Clear(name string) (removed bool) {
 	if r == nil {
 		return false
@@ -116,7 +118,8 @@ func (r *Registry) Clear(name string) (removed bool) {
 	return removed
 }
 
-// List returns the conditions: the worst first, of equally bad ones the oldest first.
+// List returns the conditions, the most severe first. Equally severe ones are ordered by age, the oldest
+// first.
 func (r *Registry) List() []Condition {
 	if r == nil {
 		return nil
@@ -126,7 +129,7 @@ func (r *Registry) List() []Condition {
 	return r.list()
 }
 
-// list is List with mu held.
+// list does what List does. The caller holds mu.
 func (r *Registry) list() []Condition {
 	list := make([]Condition, 0, len(r.all))
 	for _, c := range r.all {
@@ -138,7 +141,7 @@ func (r *Registry) list() []Condition {
 	return list
 }
 
-// printable returns text without control characters and invalid UTF-8, cut to about most bytes.
+// printable returns text without control characters and invalid UTF-8, truncated to about most bytes.
 func printable(text string, most int) string {
 	if len(text) > most {
 		cut := most

@@ -1,5 +1,5 @@
-// Package denials counts which keys are denied most, and why. It counts the last five to ten minutes, in bounded
-// memory (package topk).
+// Package denials counts which keys are denied most, and why. It counts denials of the last five to ten
+// minutes in bounded memory (package topk).
 package denials
 
 import (
@@ -21,25 +21,25 @@ import (
 // The reasons for a denial.
 const (
 	Limit    = "limit"              // the limit was reached
-	Penalty  = "penalty"            // the limit's penalty blocks the key, whatever its bucket holds
+	Penalty  = "penalty"            // the limit's penalty blocks the key, whatever its bucket contains
 	Blocked  = "blocked"            // an operator's adjustment blocks the key
 	Never    = "never"              // the cost exceeds the most that the limit can ever allow
 	Backend  = "backend-failure"    // the store could not decide, and on_backend_failure denies
 	Full     = "no-room"            // there was no room for another bucket in memory
-	NoConfig = "no-config"          // there is no configuration of its domain yet
-	Missing  = "missing-descriptor" // the request has no entry that its domain requires
-	NoRoute  = "no-route"           // no route of auth matched, or none of its descriptors could be made
+	NoConfig = "no-config"          // there is no configuration of the request's domain yet
+	Missing  = "missing-descriptor" // the request lacks an entry that its domain requires
+	NoRoute  = "no-route"           // no route of auth matched, or the request lacks values for every descriptor of its route
 	NoAuth   = "no-auth"            // the configuration has no auth section
 )
 
-// Denied is a key, with the number of its denials.
+// Denied is a key with the number of its denials.
 type Denied struct {
 	Domain, Limit string
-	// Why is one of the reasons above. Reasons other than Limit and Never do not depend on the key; for them all
-	// keys of a limit are counted as one, without Key and Entries.
+	// Why is one of the reasons above. Some reasons do not depend on the key. For these, all keys of a limit
+	// count as one Denied without Key and Entries.
 	Why string
-	// Key has the values that identify the bucket, and Entries the descriptor, if the request had one. Both contain
-	// bytes chosen by a client.
+	// Key has the values that identify the bucket. Entries is the descriptor, if the request had one. Both
+	// contain bytes that a client chose.
 	Key     []string
 	Entries []descriptors.Entry
 	// Cut means that Key and Entries were too long and are incomplete.
@@ -53,11 +53,11 @@ type Denied struct {
 	Recent []Event
 }
 
-// Event is one decision about a key.
+// Event is a decision about a key.
 type Event struct {
 	At   time.Time
 	Cost int64
-	// Remaining and RetryAfter are the limit's own.
+	// Remaining and RetryAfter are the values for this limit alone.
 	Remaining  int64
 	RetryAfter algorithms.Micros
 	Outcome    limiter.Outcome
@@ -66,10 +66,10 @@ type Event struct {
 // Events are the last few events of a key.
 type Events struct {
 	ring [8]Event
-	n    int // number of events
+	n    int // the number of events added so far
 }
 
-// Add adds an event. It replaces the oldest one if there is no room.
+// Add adds an event. If there is no room, it replaces the oldest event.
 func (e *Events) Add(one Event) {
 	e.ring[e.n%len(e.ring)] = one
 	e.n++
@@ -83,19 +83,20 @@ func (e *Events) AppendTo(dst []Event) []Event {
 	return dst
 }
 
-// counted is the entry of a key in a shard.
+// counted is the data of a key in a shard.
 type counted struct {
 	Denied
 	events Events
 }
 
 const (
-	// shards have a lock each, so that denied requests rarely wait for each other.
+	// shards is the number of shards. Each has its own lock, so that denied requests rarely wait for each
+	// other.
 	shards = 8
-	// kept bounds the number of keys in each shard. All together contain every key with more than about a thousandth
-	// of a window's denials.
+	// kept bounds the number of keys in each shard. All shards together contain every key with more than about
+	// a thousandth of a window's denials.
 	kept = 128
-	// maxShown bounds the bytes kept of a key for display.
+	// maxShown bounds how many bytes of a key are stored for display.
 	maxShown = 256
 )
 
@@ -110,10 +111,10 @@ type Recorder struct {
 type shard struct {
 	mu   sync.Mutex
 	keys topk.Windows[counted] // guarded by mu
-	_    [64]byte              // puts the next lock in another cache line
+	_    [64]byte              // separates the locks of two shards into different cache lines
 }
 
-// New makes a Recorder; the function now returns the time.
+// New returns a Recorder. The function now returns the time.
 func New(now func() time.Time) *Recorder {
 	r := &Recorder{now: now, began: now(), seed: maphash.MakeSeed()}
 	for i := range r.shards {
@@ -124,7 +125,7 @@ func New(now func() time.Time) *Recorder {
 
 // Observe counts the denials of c.
 func (r *Recorder) Observe(c *limiter.Call) {
-	now := c.Arrived // close enough; reading the clock would take a tenth of the time of a denial
+	now := c.Arrived // accurate enough; reading the clock would take a tenth of a denial's time
 	if now.IsZero() {
 		now = r.now()
 	}
@@ -178,12 +179,12 @@ func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result,
 	r.add(key, event, func() Denied { return describe(c, result, why, aboutKey) })
 }
 
-// Unrouted counts a request that was denied because there is no auth section, or no route matched.
+// Unrouted counts a request that was denied because there is no auth section, or because no route matched.
 func (r *Recorder) Unrouted(why string) {
 	r.add([]byte(why), Event{At: r.now(), Outcome: limiter.Denied}, func() Denied { return Denied{Why: why} })
 }
 
-// add counts event for key. describe is called if the key is not counted yet.
+// add counts event for key. It calls describe if key is not counted yet.
 func (r *Recorder) add(key []byte, event Event, describe func() Denied) {
 	s := &r.shards[maphash.Bytes(r.seed, key)%shards]
 	s.mu.Lock()
@@ -197,18 +198,19 @@ func (r *Recorder) add(key []byte, event Event, describe func() Denied) {
 	d.Value.events.Add(event)
 }
 
-// Describe returns the domain, limit, key and descriptor of result. It copies their texts, which belong to the
-// listener.
+// Describe returns the domain, limit, key and descriptor of result. It copies their texts, because the
+// listener reuses their memory.
 func Describe(c *limiter.Call, result *limiter.Result) Denied { return describe(c, result, "", true) }
 
-// describe copies the description of result from c, because the texts in c belong to the listener.
+// describe returns the description of result. It copies the texts in c, because the listener reuses their
+// memory.
 func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool) Denied {
 	d := Denied{Domain: strings.Clone(cut(c.Request.Domain)), Why: why}
 	if c.Verdict.Domain != nil {
 		d.Domain = c.Verdict.Domain.Name
 	}
 	if result.Policy != nil {
-		d.Limit = strings.Clone(cut(result.Policy.Name)) // the name may come from a request
+		d.Limit = strings.Clone(cut(result.Policy.Name)) // copied, because the name may come from a request
 	}
 	if !aboutKey {
 		return d
@@ -237,8 +239,8 @@ func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool
 
 func cut(text string) string { return text[:min(len(text), maxShown)] }
 
-// Top returns the n keys with the most denials, the highest first, and the start of the counted time: the last five
-// to ten minutes.
+// Top returns the n keys with the most denials, the highest first. since is when counting began, five to ten
+// minutes ago.
 func (r *Recorder) Top(n int) (since time.Time, top []Denied) {
 	now := r.now()
 	for i := range r.shards {
@@ -250,7 +252,7 @@ func (r *Recorder) Top(n int) (since time.Time, top []Denied) {
 	return topk.Since(now, r.began), top[:min(n, len(top))]
 }
 
-// top appends the keys of s.
+// top appends the keys of s to dst.
 func (s *shard) top(now time.Time, dst []Denied) []Denied {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -261,7 +263,7 @@ func (s *shard) top(now time.Time, dst []Denied) []Denied {
 		}
 		d := &dst[start+at]
 		d.Times += c.Least()
-		d.First = c.Value.First // windows are read from the newest to the oldest
+		d.First = c.Value.First // Each visits the newest window first, so this is the earlier time
 		d.Recent = c.Value.events.AppendTo(d.Recent)
 	})
 	for i, key := range names {

@@ -1,5 +1,6 @@
-// Package history keeps the numbers of requests of the last fifteen minutes, in steps of ten seconds and in bounded
-// memory. It reads counters; nothing in it runs while a request is decided, except the sampled Times.
+// Package history keeps the numbers of requests of the last fifteen minutes, in steps of ten seconds and in
+// bounded memory. It reads existing counters. No code of this package runs while a request is decided, except
+// the sampled Times.
 package history
 
 import (
@@ -10,12 +11,12 @@ import (
 )
 
 const (
-	// Step is the time that one Point covers.
+	// Step is the duration that one Point covers.
 	Step = 10 * time.Second
-	// Steps is the number of Points of a series: fifteen minutes.
+	// Steps is the number of Points in a series. Together they cover fifteen minutes.
 	Steps = 90
-	// MaxSeries bounds the limits that have a series at the same time: 720 bytes each, 6 MB in all. A limit has
-	// one from its first request until fifteen minutes after its last.
+	// MaxSeries bounds the number of limits that have a series at the same time. A series takes 720 bytes, so
+	// all take 6 MB. A limit has a series from its first request until fifteen minutes after its last.
 	MaxSeries = 8192
 	// recent is the number of steps that Rate covers: one minute.
 	recent = 6
@@ -24,8 +25,8 @@ const (
 // Totals are counters since the program started.
 type Totals struct{ Allowed, Denied uint64 }
 
-// since returns the increase from before to t. If a counter is lower than before, it was reset, and the increase is its
-// value.
+// since returns the increase from before to t. If a counter is lower than before, it was reset, and since
+// returns t.
 func (t Totals) since(before Totals) Totals {
 	if t.Allowed < before.Allowed || t.Denied < before.Denied {
 		return t
@@ -36,7 +37,7 @@ func (t Totals) since(before Totals) Totals {
 // Point has the counts of one step.
 type Point struct{ Allowed, Denied uint32 }
 
-// Points are the last fifteen minutes, oldest first.
+// Points are the points of the last fifteen minutes, oldest first.
 type Points [Steps]Point
 
 // Sum adds all points.
@@ -60,42 +61,42 @@ func sumOf(points []Point) (sum Totals) {
 // Key names a limit.
 type Key struct{ Domain, Limit string }
 
-// Recorder keeps the series. It is safe for concurrent use.
+// Recorder keeps the series of all limits. It is safe for concurrent use.
 type Recorder struct {
 	seed  maphash.Seed
-	began time.Time // with a monotonic reading: setting the clock moves no point
+	began time.Time // has a monotonic reading, so that setting the clock moves no point
 
 	mu       sync.Mutex
-	step     int64            // the step of the last sample, counted from began; guarded by mu, as the rest is
+	step     int64            // the step of the last sample, counted from began; mu guards this and the following fields
 	all      *series          // the series of all requests
-	limits   map[uint64]entry // by the hash of a Key; only limits with counters, and no names
-	kept     int              // entries that have a series
-	dropped  int              // limits that counted something in the last sample and found no room for a series
+	limits   map[uint64]entry // by the hash of a Key, to store no names; only limits with counters
+	kept     int              // the number of entries that have a series
+	dropped  int              // the number of limits that counted something in the last sample and found no room for a series
 	sequence uint32           // the number of the last sample
 }
 
 // entry is the state of one limit.
 type entry struct {
 	last     Totals
-	series   *series // nil if there was no traffic for fifteen minutes, or no room
-	sequence uint32  // the number of the last sample with this limit
+	series   *series // nil without traffic for fifteen minutes, or without room
+	sequence uint32  // the number of the last sample that contained this limit
 }
 
 // series is a ring of points, indexed by step modulo Steps.
 type series struct {
 	points [Steps]Point
-	last   int64 // the step up to which points are written
-	moved  int64 // the last step in which anything was counted
+	last   int64 // the last step whose point is written
+	moved  int64 // the last step in which the limit counted something
 	totals Totals
 }
 
-// New makes an empty Recorder that begins now.
+// New returns an empty Recorder that begins at the time now.
 func New(now time.Time) *Recorder {
 	return &Recorder{seed: maphash.MakeSeed(), began: now, all: &series{}, limits: map[uint64]entry{}}
 }
 
-// Sample adds the counts since the previous sample. requests is the total of all requests; limits calls visit once for
-// each limit. Call Sample once in each Step.
+// Sample adds the counts since the previous sample. requests is the total of all requests. limits calls visit
+// once for each limit. Call Sample once in each Step.
 func (r *Recorder) Sample(now time.Time, requests Totals, limits func(visit func(Key, Totals))) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -107,14 +108,14 @@ func (r *Recorder) Sample(now time.Time, requests Totals, limits func(visit func
 	r.all.totals = requests
 	limits(func(key Key, totals Totals) { r.limit(step, key, totals) })
 	for hash, e := range r.limits {
-		if e.sequence != r.sequence { // the limit was removed
+		if e.sequence != r.sequence { // the sample did not contain the limit, so it was removed
 			r.forget(&e)
 			delete(r.limits, hash)
 		}
 	}
 }
 
-// limit requires r.mu.
+// limit adds the counts of one limit to its series. The caller holds r.mu.
 func (r *Recorder) limit(step int64, key Key, totals Totals) {
 	if totals == (Totals{}) {
 		return
@@ -140,7 +141,7 @@ func (r *Recorder) limit(step int64, key Key, totals Totals) {
 	r.limits[hash] = e
 }
 
-// forget requires r.mu.
+// forget removes the series of e. The caller holds r.mu.
 func (r *Recorder) forget(e *entry) {
 	if e.series != nil {
 		e.series = nil
@@ -150,7 +151,7 @@ func (r *Recorder) forget(e *entry) {
 
 func (r *Recorder) hash(key Key) uint64 { return maphash.Comparable(r.seed, key) }
 
-// add counts more in step. It first clears the steps without a sample.
+// add adds more to the point of step. It first clears the points of steps without a sample.
 func (s *series) add(step int64, more Totals) {
 	if step-s.last >= Steps {
 		s.points = [Steps]Point{}
@@ -169,7 +170,7 @@ func (s *series) add(step int64, more Totals) {
 
 func plus(a uint32, b uint64) uint32 { return uint32(min(uint64(a)+b, math.MaxUint32)) }
 
-// read copies the points up to step.
+// read returns a copy of the points up to step.
 func (s *series) read(step int64) (p Points) {
 	for i := range p {
 		at := step - int64(Steps-1-i)
@@ -187,7 +188,8 @@ func (r *Recorder) All() Points {
 	return r.all.read(r.step)
 }
 
-// Limit returns the series of one limit. Without traffic in the last fifteen minutes it is zero.
+// Limit returns the series of one limit. All points are zero if the limit had no traffic in the last fifteen
+// minutes.
 func (r *Recorder) Limit(key Key) Points {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -197,7 +199,8 @@ func (r *Recorder) Limit(key Key) Points {
 	return Points{}
 }
 
-// Recent calls visit for each of keys that has a series, with its index.
+// Recent calls visit for each limit that has a series. keys is the number of limits, and key returns the Key
+// of limit i.
 func (r *Recorder) Recent(keys int, key func(i int) Key, visit func(i int, p *Points)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -212,8 +215,8 @@ func (r *Recorder) Recent(keys int, key func(i int) Key, visit func(i int, p *Po
 	}
 }
 
-// Dropped returns the number of limits that had traffic in the last step and have no series, because MaxSeries other
-// limits have one.
+// Dropped returns the number of limits that had traffic in the last step but have no series, because
+// MaxSeries other limits have one.
 func (r *Recorder) Dropped() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -8,26 +8,26 @@ import (
 )
 
 const (
-	// A bucket of Times is a quarter of a doubling wide, so that a quantile is at most a quarter too high.
+	// Each power of two is divided into four buckets, so a quantile is at most a quarter too high.
 	perDoubling = 4
-	doublings   = 28 // from 1 us up to 4 minutes
+	doublings   = 28 // from 1 µs up to 4 minutes
 	timeBuckets = perDoubling * doublings
 )
 
-// Times measures the durations of decisions. Add takes a few atomic operations and allocates nothing. A caller that
-// adds a random sample gets the quantiles of all decisions.
+// Times measures the durations of decisions. Add takes a few atomic operations and does not allocate. If the
+// caller adds a random sample, the quantiles are those of all decisions.
 type Times struct {
 	current [timeBuckets]atomic.Uint32
 
 	mu    sync.Mutex
-	steps [recent][timeBuckets]uint32 // the last minute; guarded by mu
-	next  int                         // guarded by mu
+	steps [recent][timeBuckets]uint32 // the steps of the last minute; guarded by mu
+	next  int                         // the step that Turn writes next; guarded by mu
 }
 
 // Add counts a decision that took d.
 func (t *Times) Add(d time.Duration) { t.current[bucketOf(d)].Add(1) }
 
-// Turn ends the present Step, and begins the next one.
+// Turn ends the current Step, and begins the next one.
 func (t *Times) Turn() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -37,8 +37,8 @@ func (t *Times) Turn() {
 	t.next = (t.next + 1) % recent
 }
 
-// Quantiles returns the durations of the last minute below which the given shares of the decisions were, and the
-// number of these decisions.
+// Quantiles returns, for each share, the duration within which that share of the last minute's decisions was
+// made. of is the number of these decisions.
 func (t *Times) Quantiles(shares ...float64) (times []time.Duration, of uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -66,7 +66,8 @@ func quantile(sums *[timeBuckets]uint64, rank float64) time.Duration {
 	return 0
 }
 
-// bucketOf returns the bucket of d: the position of the highest bit of d in microseconds, and the two bits below it.
+// bucketOf returns the bucket of d. It is determined by the position of the highest bit of d in microseconds,
+// and by the two bits below it.
 func bucketOf(d time.Duration) int {
 	us := uint64(max(0, d.Microseconds()))
 	if us < perDoubling {
@@ -76,7 +77,7 @@ func bucketOf(d time.Duration) int {
 	return min(perDoubling*(high-1)+int(us>>(high-2))&(perDoubling-1), timeBuckets-1)
 }
 
-// upperEdge returns the upper bound of bucket i.
+// upperEdge returns the upper bound of the durations in bucket i.
 func upperEdge(i int) time.Duration {
 	if i < perDoubling {
 		return time.Duration(i+1) * time.Microsecond

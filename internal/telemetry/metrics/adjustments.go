@@ -8,15 +8,15 @@ import (
 
 // AdjustmentStats describes the adjustments of this process.
 type AdjustmentStats struct {
-	// Applied adjustments change a limit; Ignored ones do not, because their limit is not configured or cannot
-	// have their numbers.
+	// Applied is the number of adjustments that change a limit. Ignored is the number of those that do not,
+	// because their limit is not configured or cannot have their numbers.
 	Applied, Ignored int
 	Version          uint64
 	// Age is the time since the store of adjustments last answered.
 	Age        time.Duration
 	PollErrors uint64
-	// Rewritten counts changes that Redis had lost and that this process made again. Lost is the number of
-	// adjustments that an operator must make again.
+	// Rewritten counts changes that Redis had lost and that this process has stored again. Lost is the number
+	// of adjustments that an operator must make again.
 	Rewritten uint64
 	Lost      int
 }

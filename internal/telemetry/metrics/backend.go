@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Backend returns a Store that counts and times the answers of next. It calls failed with the reason whenever next
-// could not decide. timeout is the deadline of next. Call it once.
+// Backend returns a Store that counts and times the answers of next. It calls failed with the reason whenever
+// next could not decide. timeout is the deadline of next. Call Backend once.
 func (m *Metrics) Backend(next backend.Store, timeout time.Duration, failed func(error)) backend.Store {
 	b := &timed{
 		next: next, timeout: timeout, failed: failed,
@@ -72,16 +72,16 @@ func (b *timed) Submit(outer *backend.Batch) {
 	b.next.Submit(&t.inner)
 }
 
-// ended is called when inner ends.
+// ended is called when next has answered.
 func (t *timing) ended(*backend.Batch) {
 	outer := t.outer
-	defer outer.Done(outer) // even if counting panics
+	defer outer.Done(outer) // deferred, so that the caller gets the answer even if counting panics
 	t.timed.took(outer, t.start)
 	t.outer, t.inner = nil, backend.Batch{Done: t.inner.Done}
 	t.timed.timings.Put(t)
 }
 
-// failure returns the reason for which the backend could not decide, or nil if it did.
+// failure returns the reason why the backend could not decide, or nil if it decided.
 func failure(decisions []backend.Decision) error {
 	for i := range decisions {
 		err := decisions[i].Err
@@ -92,7 +92,8 @@ func failure(decisions []backend.Decision) error {
 	return nil
 }
 
-// took counts the answer to a Batch that was submitted at start. A Batch that only resets buckets is not counted.
+// took counts and times the answer to a Batch that was submitted at start. It does not time a Batch that
+// resets buckets.
 func (b *timed) took(batch *backend.Batch, start time.Time) {
 	err := failure(batch.Decisions)
 	if b.wasAbandoned(batch, start, err) {
@@ -108,15 +109,15 @@ func (b *timed) took(batch *backend.Batch, start time.Time) {
 	}
 }
 
-// wasAbandoned reports whether err was caused by the caller: it canceled its request, or its deadline was clearly
-// earlier than the backend's.
+// wasAbandoned reports whether the caller caused err: it canceled its request, or its deadline was clearly
+// earlier than the backend's deadline.
 func (b *timed) wasAbandoned(batch *backend.Batch, start time.Time, err error) bool {
-	const most = 7. / 8 // of the timeout; a part of the caller's time may have passed before start
+	const most = 7. / 8 // a share of the timeout; part of the caller's time may have passed before start
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) &&
 		!batch.Deadline.IsZero() && batch.Deadline.Sub(start).Seconds() < most*b.timeout.Seconds()
 }
 
-// isAnswer reports whether err concerns the request, so that the store works.
+// isAnswer reports whether err concerns only the request. Then the store works.
 func isAnswer(err error) bool {
 	return errors.Is(err, backend.ErrReused) || errors.Is(err, backend.ErrPending) || errors.Is(err, backend.ErrTooLarge)
 }
@@ -138,7 +139,7 @@ func (m *Metrics) WatchLeases(stats func() stores.LeaseStats) {
 	)
 }
 
-// WatchUndos adds a counter of the refunds and clean-ups that were not sent to the backend. Call it once.
+// WatchUndos adds a counter of the refunds and clean-ups that were never sent to the backend. Call it once.
 func (m *Metrics) WatchUndos(dropped func() int64) {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "rlsidecar_backend_undos_dropped_total",
@@ -146,8 +147,8 @@ func (m *Metrics) WatchUndos(dropped func() int64) {
 	}, func() float64 { return float64(dropped()) }))
 }
 
-// WatchBreakers adds a gauge for each server of the backend, which is 1 while its circuit breaker is open. The
-// returned functions must be called when a breaker opens and closes. Call it once.
+// WatchBreakers adds a gauge for each server of the backend. The gauge is 1 while the server's circuit
+// breaker is open. Call the returned functions when a breaker opens or closes. Call WatchBreakers once.
 func (m *Metrics) WatchBreakers() (opened, closed func(server string)) {
 	open := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "rlsidecar_backend_breaker_open",
@@ -158,8 +159,8 @@ func (m *Metrics) WatchBreakers() (opened, closed func(server string)) {
 		func(server string) { open.WithLabelValues(server).Set(0) }
 }
 
-// Examined records whether a check of the backend's settings passed. If it fails for one of several servers, it
-// fails.
+// Examined records whether a check of the backend's settings passed. If several servers are checked, one
+// failure counts as a failure.
 func (m *Metrics) Examined(check string, fine bool) {
 	g := m.examined.WithLabelValues(check)
 	if fine {
@@ -169,8 +170,8 @@ func (m *Metrics) Examined(check string, fine bool) {
 	}
 }
 
-// WatchControlPlane adds a gauge that is 1 while a stream to the control plane is open. The returned function must be
-// called when that changes. Call it once.
+// WatchControlPlane adds a gauge that is 1 while a stream to the control plane is open. Call the returned
+// function when the stream opens or ends. Call WatchControlPlane once.
 func (m *Metrics) WatchControlPlane() (connected func(bool)) {
 	up := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rlsidecar_xds_connected",

@@ -12,8 +12,8 @@ var conditionsDesc = prometheus.NewDesc("rlsidecar_conditions",
 	"Problems that exist now, as listed by /api/conditions: the number of conditions of each name, for all servers and domains.",
 	[]string{"condition", "severity"}, nil)
 
-// WatchConditions adds the conditions that list returns. Call it once. Names of conditions come from the program. The
-// part after a slash, such as the address of a server, is left out to bound the number of series.
+// WatchConditions adds a metric of the conditions that list returns. Call it once. The part of a name after a
+// slash, such as the address of a server, is omitted to bound the number of series.
 func (m *Metrics) WatchConditions(list func() []conditions.Condition) {
 	m.registry.MustRegister(conditionCollector(list))
 }

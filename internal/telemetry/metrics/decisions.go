@@ -10,8 +10,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// outcomes index the counters of a limit: limiter.Outcome, and never for a denial that no wait can change. Denials by
-// a penalty are counted elsewhere, because a stripe has no room for more.
+// outcomes are the indexes of a limit's counters: the values of limiter.Outcome, and never, for a denial that
+// waiting cannot change. Denials by a penalty have a separate counter, because a stripe has no room for
+// another index.
 type outcomes uint8
 
 const (
@@ -30,25 +31,26 @@ var outcomeNames = [outcomeCount]string{
 	never:                 "never",
 }
 
-// The counters of a domain.
+// These are the indexes of a domain's counters.
 const (
 	requestOK = iota
 	requestOver
 	requestError
-	requestUnmatched // also counted as allowed
+	requestUnmatched // requests that are also counted as requestOK
 	requestMissing
 )
 
 var requestCodes = [...]string{requestOK: "ok", requestOver: "over_limit", requestError: "error"}
 
-// limitCounts are the decisions of one limit. They survive reloads that keep its domain and name.
+// limitCounts has the counters of one limit. A reload keeps them if the limit's domain and name stay the
+// same.
 type limitCounts struct {
 	counter
-	blocked       atomic.Pointer[counter] // only its first value is used; nil if nothing was blocked
+	blocked       atomic.Pointer[counter] // only index 0 is used; nil until a penalty blocks a key
 	domain, limit string
 }
 
-// block counts a decision that a penalty made.
+// block counts a denial by a penalty.
 func (l *limitCounts) block(at, stripes int) {
 	c := l.blocked.Load()
 	if c == nil {
@@ -59,7 +61,7 @@ func (l *limitCounts) block(at, stripes int) {
 	(*c)[at][0].Add(1)
 }
 
-// blockedSum returns the number of decisions made by a penalty.
+// blockedSum returns the number of denials by a penalty.
 func (l *limitCounts) blockedSum() uint64 {
 	if c := l.blocked.Load(); c != nil {
 		return c.sum(0)
@@ -67,14 +69,14 @@ func (l *limitCounts) blockedSum() uint64 {
 	return 0
 }
 
-// domainCounts are the requests of one domain.
+// domainCounts has the counters of one domain.
 type domainCounts struct {
 	counter
 	domain string
 }
 
-// Swapped implements limiter.Observer. Limits that are also in s keep their counters; those of other limits are
-// removed. It makes no counters: a limit gets them at its first decision.
+// Swapped implements limiter.Observer. Limits that are also in s keep their counters, and the counters of
+// other limits are removed. Swapped creates no counters, because a limit gets them at its first decision.
 func (m *Metrics) Swapped(s *limiter.Snapshot) {
 	m.settle.swapped(s)
 	m.mu.Lock()
@@ -85,12 +87,12 @@ func (m *Metrics) Swapped(s *limiter.Snapshot) {
 // Observe implements limiter.Observer. It allocates nothing for a limit that has counters.
 func (m *Metrics) Observe(c *limiter.Call) { m.ObserveAt(c, rand.Uint32()) }
 
-// ObserveAt is Observe for a caller that has a random number.
+// ObserveAt does what Observe does. The caller provides a random number.
 func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
-	// Any stripe is correct; it should rarely be one that another CPU is using. A random one is as good as the CPU's
-	// own, which Go does not expose.
+	// Any stripe is correct, but it should rarely be one that another CPU is using. A random stripe is as good
+	// as the stripe of the current CPU, which Go does not expose.
 	at := int(random) & (m.stripes - 1)
-	if c.Snapshot == nil { // answered before there was a configuration
+	if c.Snapshot == nil { // the request was answered before there was a configuration
 		m.Refused("no_config")
 		return
 	}
@@ -108,7 +110,7 @@ func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 	t := m.current.Load().of(c.Verdict.Domain)
 	if t == nil {
 		if t = m.late(c); t == nil {
-			return // the domain has been removed
+			return // the domain has been removed since then
 		}
 	}
 	domain := t.counts.Load()
@@ -131,12 +133,12 @@ func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 	for i := range c.Results {
 		r := &c.Results[i]
 		if c.Settle != nil && r.Policy.Extra().Settle != nil {
-			continue // counted as a settlement
+			continue // counted as a settlement, not as a decision
 		}
-		place := &t.overrides // an override that could not be parsed has no policy, and counts here too
+		place := &t.overrides // an override that could not be parsed has no policy, and is counted here too
 		if r.Policy != nil && r.Policy.Index >= 0 {
 			if place = t.place(r.Policy); place == nil {
-				continue // the limit has been removed
+				continue // the limit has been removed since then
 			}
 		}
 		one := place.Load()
@@ -167,7 +169,7 @@ func (m *Metrics) count(at int, l *counted, c *limiter.Call, r *limiter.Result) 
 	hits.add(at, r, m.nearRatio)
 }
 
-// entries returns the entries of r's descriptor, or nil if the limit was called by name.
+// entries returns the entries of r's descriptor. It returns nil if the request named the limit.
 func entries(c *limiter.Call, r *limiter.Result) []descriptors.Entry {
 	if r.Descriptor >= len(c.Descriptors) {
 		return nil
@@ -215,7 +217,8 @@ func (m *Metrics) Collect(out chan<- prometheus.Metric) {
 	m.series.collect(send)
 }
 
-// collectDecisions adds up limits with equal labels: two names that are not valid UTF-8 can become equal.
+// collectDecisions sends the counters of all limits. It adds up limits with equal labels, because two names
+// that are not valid UTF-8 can become equal.
 func (m *Metrics) collectDecisions(send func(*prometheus.Desc, uint64, ...string)) {
 	sums := make(map[[2]string]*[outcomeCount + 1]uint64, len(m.limits))
 	for _, l := range m.limits {
@@ -236,8 +239,8 @@ func (m *Metrics) collectDecisions(send func(*prometheus.Desc, uint64, ...string
 			if o < int(outcomeCount) {
 				name = outcomeNames[o]
 			}
-			// Alerts use these two, so they exist from the limit's first decision on. The others exist when they are
-			// not zero.
+			// Alerts use these two outcomes, so their series exist from the limit's first decision on. The other
+			// series exist only when they are not zero.
 			if n > 0 || o == int(limiter.Allowed) || o == int(limiter.Denied) {
 				send(decisionsDesc, n, labels[0], labels[1], name)
 			}

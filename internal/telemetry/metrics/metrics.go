@@ -1,8 +1,9 @@
-// Package metrics counts the program's decisions for Prometheus. Counting a decision takes a few uncontended
-// additions: counters are indexed by the number of a policy, and striped so that CPUs do not share cache lines.
+// Package metrics counts the program's decisions for Prometheus. Counting a decision takes a few additions
+// that rarely contend: the number of a policy is the index of its counters, and each counter has several
+// stripes, so that CPUs rarely share a cache line.
 //
-// Label values come from the configuration. The only exceptions are limits with value_to_metric or detailed_metric,
-// whose series are bounded.
+// Label values come from the configuration. The only exceptions are limits with value_to_metric or
+// detailed_metric. The number of their series is bounded.
 package metrics
 
 import (
@@ -20,10 +21,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// maxStripes bounds the memory of a counter on a machine with many CPUs: 64 bytes for each stripe.
+// maxStripes bounds the memory of a counter on a machine with many CPUs. A stripe takes 64 bytes.
 const maxStripes = 8
 
-// Metrics has the counters of one instance of the program. It is a limiter.Observer.
+// Metrics holds the counters of one instance of the program. It implements limiter.Observer.
 type Metrics struct {
 	registry *prometheus.Registry
 	stripes  int // a power of two
@@ -39,20 +40,20 @@ type Metrics struct {
 	examined       *prometheus.GaugeVec
 
 	series    seriesSet
-	nearRatio float32 // share of a limit; hits above it count as near_limit
+	nearRatio float32 // a share of a limit; hits above this share count as near_limit
 	service   *service
 	settle    *settleMetrics
 
-	most    int // maxLimits
+	most    int // the bound maxLimits; tests set a lower one
 	folding atomic.Bool
 
 	mu      sync.Mutex
-	limits  map[[2]string]*limitCounts // by domain and name, from the first decision on; guarded by mu
-	domains map[string]*domainCounts   // from the first request on; guarded by mu
+	limits  map[[2]string]*limitCounts // by domain and name; a limit is added at its first decision; guarded by mu
+	domains map[string]*domainCounts   // by name; a domain is added at its first request; guarded by mu
 }
 
-// New makes Metrics, and adds the metrics of the process and of the Go runtime. version and revision are those of the
-// program.
+// New returns Metrics that include metrics of the process and of the Go runtime. version and revision are the
+// version and commit of the program.
 func New(version, revision string) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
@@ -88,7 +89,7 @@ func New(version, revision string) *Metrics {
 	}, []string{"check"})
 	m.domainNotFound = newCounter(m.stripes)
 	m.nearRatio, m.service = defaultNearRatio, newService()
-	m.series.stripes, m.series.most, m.series.levels = m.stripes, maxRuntimeSeries, 2 // as many levels as there are labels
+	m.series.stripes, m.series.most, m.series.levels = m.stripes, maxRuntimeSeries, 2 // two levels, because there are labels for two levels
 	m.most, m.series.mostStatic, m.series.folding = maxLimits, maxLimits, &m.folding
 	m.limits, m.domains = map[[2]string]*limitCounts{}, map[string]*domainCounts{}
 	m.current.Store(&table{})
@@ -108,7 +109,7 @@ func New(version, revision string) *Metrics {
 	return m
 }
 
-// stripesFor returns the number of stripes for procs CPUs: a power of two, at most maxStripes.
+// stripesFor returns the number of stripes for procs CPUs. It is a power of two, and at most maxStripes.
 func stripesFor(procs int) int {
 	n := 1
 	for n < procs && n < maxStripes {
@@ -161,7 +162,8 @@ func (m *Metrics) WatchConnections(listener string, stats func() ConnectionStats
 	)
 }
 
-// Loaded counts a configuration that was loaded at time at, and either used or rejected.
+// Loaded counts a configuration that was loaded at the time at. used reports whether it was put in use or
+// rejected.
 func (m *Metrics) Loaded(used bool, at time.Time) {
 	if !used {
 		m.service.refused.Add(1)
@@ -175,7 +177,7 @@ func (m *Metrics) Loaded(used bool, at time.Time) {
 	m.loadedAt.Set(float64(at.UnixMilli()) / 1000)
 }
 
-// Stale records which domains keep an earlier version because of a mistake.
+// Stale records which domains have kept an earlier version because of a mistake.
 func (m *Metrics) Stale(domains []string) {
 	m.stale.Reset()
 	for _, name := range domains {
@@ -192,17 +194,17 @@ func (m *Metrics) Refused(reason string) {
 // TooLarge counts a request that was denied because it exceeds a bound.
 func (m *Metrics) TooLarge(bound string) { m.tooLarge.WithLabelValues(bound).Inc() }
 
-// label returns s as the value of a label, which must be UTF-8.
+// label returns s as valid UTF-8, because a label's value must be.
 func label(s string) string { return strings.ToValidUTF8(s, "\ufffd") }
 
-// counter is a group of counters that are incremented together. A stripe is a cache line.
+// counter is a group of related counters. A stripe occupies one cache line.
 type counter []stripe
 
 type stripe [8]atomic.Uint64
 
 func newCounter(stripes int) counter { return make(counter, stripes) }
 
-// sum returns the value of counter i.
+// sum returns the value of the counter with index i.
 func (c counter) sum(i int) (n uint64) {
 	for s := range c {
 		n += c[s][i].Load()

@@ -14,8 +14,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// The counters of the reference server, under the names of its Prometheus exporter, so that its dashboards work. They
-// count hits, not requests. totalHits excludes the hits within the limit; sum adds them.
+// These are the indexes of the reference server's counters. They have the names of its Prometheus exporter,
+// so that its dashboards work. They count hits, not requests. totalHits excludes the hits within the limit;
+// sum adds them.
 const (
 	totalHits = iota
 	withinLimit
@@ -37,24 +38,24 @@ func hitDesc(name, help string) *prometheus.Desc {
 }
 
 const (
-	// maxRuntimeSeries bounds the series with labels from requests. Further hits count under the labels of the
-	// configuration.
+	// maxRuntimeSeries bounds the number of series with labels from requests. Further hits count under the
+	// labels of the configuration.
 	maxRuntimeSeries = 10_000
-	// maxRuntimeKey bounds the length of such labels.
+	// maxRuntimeKey bounds the length of labels from requests.
 	maxRuntimeKey = 256
 )
 
-// labels are domain, key1 and key2. As in the reference server, deeper levels are left out, and limits that differ
-// only there are added up.
+// labels are the values of domain, key1 and key2. As in the reference server, deeper levels are omitted, and
+// limits that differ only in deeper levels share a series.
 type labels [3]string
 
-// series counts the hits of one limit, or of one value of it.
+// series counts the hits of one limit, or of one value of a limit.
 type series struct {
 	counter
 	labels labels
 }
 
-// sum returns the value of counter i.
+// sum returns the value of the counter with index i.
 func (s *series) sum(i int) uint64 {
 	n := s.counter.sum(i)
 	if i == totalHits {
@@ -63,20 +64,21 @@ func (s *series) sum(i int) uint64 {
 	return n
 }
 
-// seriesSet has all series, by their full names: domain.key_value.key_value….
+// seriesSet holds all series by their full names: domain.key_value.key_value….
 type seriesSet struct {
 	stripes    int
-	most       int          // maximum number of runtime series
-	mostStatic int          // maximum number of other series
+	most       int          // the maximum number of runtime series
+	mostStatic int          // the maximum number of other series
 	levels     int          // the number of levels of a descriptor whose values are distinguished
-	folding    *atomic.Bool // set when hits beyond mostStatic count as overflow
+	folding    *atomic.Bool // set when hits beyond mostStatic are counted as overflow
 
 	mu      sync.RWMutex
 	all     map[string]*series // guarded by mu
-	runtime map[string]*series // by the raw keys of requests; guarded by mu
+	runtime map[string]*series // by the unescaped keys of requests; guarded by mu
 }
 
-// static returns the series called name, or that of overflow. It makes the series if necessary.
+// static returns the series with this name, or the overflow series if there is no room. It creates the series
+// if necessary.
 func (s *seriesSet) static(name string, l labels) *series {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,14 +90,14 @@ func (s *seriesSet) static(name string, l labels) *series {
 	return s.get(name, l)
 }
 
-// have returns the series called name, or nil.
+// have returns the series with this name, or nil.
 func (s *seriesSet) have(name string) *series {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.all[statName(name)]
 }
 
-// get requires s.mu.
+// get returns the series with this name, and creates it if necessary. The caller holds s.mu.
 func (s *seriesSet) get(name string, l labels) *series {
 	if s.all == nil {
 		s.all, s.runtime = map[string]*series{}, map[string]*series{}
@@ -108,7 +110,7 @@ func (s *seriesSet) get(name string, l labels) *series {
 	return one
 }
 
-// keep removes all series except those in used, that of overflow, and the runtime series of policies.
+// keep removes all series except the series in used, the overflow series, and the runtime series of policies.
 func (s *seriesSet) keep(used map[*series]bool, policies []*descriptors.Policy) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,7 +136,8 @@ func (s *seriesSet) keep(used map[*series]bool, policies []*descriptors.Policy) 
 	}
 }
 
-// of returns the series of a request with these entries, or static if there is no room for another one.
+// of returns the series of a request with these entries. It returns static if there is no room for another
+// series.
 func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, static *series) *series {
 	entries = entries[:min(s.levels, len(entries))]
 	var room [maxRuntimeKey]byte
@@ -162,8 +165,8 @@ func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, stati
 	return one
 }
 
-// appendRuntimeKey appends the key of p's runtime series: its stat key, and the values that are part of the name. ok
-// is false if they are longer than maxRuntimeKey.
+// appendRuntimeKey appends the key of p's runtime series: the stat key of p, and the values of the request
+// that are part of the name. ok is false if the key is longer than maxRuntimeKey.
 func appendRuntimeKey(b []byte, p *descriptors.Policy, entries []descriptors.Entry) ([]byte, bool) {
 	if len(p.StatKey) > cap(b) {
 		return b, false
@@ -182,12 +185,12 @@ func appendRuntimeKey(b []byte, p *descriptors.Policy, entries []descriptors.Ent
 	return b, true
 }
 
-// fromRequest reports whether the value of entry i is part of the name.
+// fromRequest reports whether the request's value of entry i is part of the name.
 func fromRequest(p *descriptors.Policy, i int) bool {
 	return p.Detailed || slices.Contains(p.Extra().StatValues, i)
 }
 
-// labelsOf returns the labels of p according to the configuration.
+// labelsOf returns the labels of p. They come from the configuration only.
 func labelsOf(p *descriptors.Policy) labels {
 	key, ok := strings.CutPrefix(p.StatKey, p.Domain+".")
 	if !ok {
@@ -201,7 +204,7 @@ func labelsOf(p *descriptors.Policy) labels {
 	return l
 }
 
-// runtimeLabels returns labelsOf(p) with the values of a request.
+// runtimeLabels returns the labels of p with values from a request.
 func runtimeLabels(p *descriptors.Policy, entries []descriptors.Entry) labels {
 	l := labelsOf(p)
 	for i := range min(2, len(entries)) {
@@ -212,7 +215,7 @@ func runtimeLabels(p *descriptors.Policy, entries []descriptors.Entry) labels {
 	return l
 }
 
-// runtimeName returns the name of p's series with the values of a request.
+// runtimeName returns the name of p's series with values from a request.
 func runtimeName(p *descriptors.Policy, entries []descriptors.Entry) string {
 	parts := append([]string{p.Domain}, p.Extra().StatLevels...)
 	for i := range entries {
@@ -223,7 +226,7 @@ func runtimeName(p *descriptors.Policy, entries []descriptors.Entry) string {
 	return statName(strings.Join(parts, "."))
 }
 
-// composite returns the reference server's name for an entry.
+// composite returns the name of an entry in the reference server.
 func composite(e *descriptors.Entry) string {
 	if e.Value == "" {
 		return e.Key
@@ -233,8 +236,8 @@ func composite(e *descriptors.Entry) string {
 
 var ipv4 = regexp.MustCompile(`\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}`)
 
-// statName returns s in the form of the reference server's counter names. It also replaces what would end a name or a
-// line in the StatsD protocol, because s may contain text from clients.
+// statName returns s in the form of the reference server's counter names. It also replaces characters that
+// would end a name or a line in the StatsD protocol, because s may contain text from clients.
 func statName(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r == ':' || r == '|' || unicode.IsControl(r) {
@@ -245,7 +248,7 @@ func statName(s string) string {
 	return ipv4.ReplaceAllStringFunc(s, func(ip string) string { return strings.ReplaceAll(ip, ".", "_") })
 }
 
-// add counts r, whose cost is positive.
+// add counts the hits of r. r.Cost is positive.
 func (s *series) add(at int, r *limiter.Result, nearRatio float32) {
 	to, hits := &s.counter[at], uint64(r.Cost)
 	switch r.Outcome {
@@ -269,22 +272,22 @@ func (s *series) add(at int, r *limiter.Result, nearRatio float32) {
 	to[totalHits].Add(hits)
 }
 
-// parts are the numbers of hits of a Result that were above the limit, and near it.
+// parts are the numbers of hits of a Result that were near the limit, and over it.
 type parts struct{ near, over uint64 }
 
-// split divides the hits of r by their position in the limit, as the reference server does. Of a denied request, only
-// the hits beyond the limit count as over.
+// split divides the hits of r by their position in the limit, as the reference server does. If the request
+// was denied, only the hits beyond the limit count as over.
 func split(r *limiter.Result, nearRatio float32) parts {
 	if r.Policy == nil {
 		return parts{over: uint64(r.Cost)}
 	}
 	limit := r.Policy.Limit.Capacity
 	near := int64(float32(limit) * nearRatio)
-	left := r.Decision.Remaining // the units before these hits
+	left := r.Decision.Remaining // the remaining units before these hits
 	switch {
 	case r.Outcome == limiter.Allowed:
 		left += r.Cost
-	case r.Policy.Limit.TakesDenied: // below zero
+	case r.Policy.Limit.TakesDenied: // Value may be below zero
 		left = r.Decision.Value + r.Cost
 	}
 	left = min(max(0, left), limit)

@@ -10,24 +10,24 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// service has the counters that the reference server keeps of itself, under the names of its Prometheus exporter. No
-// label comes from requests.
+// service holds the counters that the reference server keeps about itself. They have the names of its
+// Prometheus exporter. No label comes from requests.
 type service struct {
 	seconds               *prometheus.HistogramVec
-	answered              prometheus.Observer // seconds of ShouldRateLimit
+	answered              prometheus.Observer // the histogram of ShouldRateLimit, in seconds
 	calls                 atomic.Uint64
 	loaded, refused       atomic.Uint64
 	spared                atomic.Uint64
 	badRequests, failures atomic.Uint64
 
-	times *timings // nil if they are not used
+	times *timings // nil without StatsD
 }
 
 func newService() *service {
 	s := &service{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "ratelimit_service_response_time_seconds",
 		Help: "Duration of gRPC calls.",
-		// Envoy's default timeout is 20 ms; it ignores later answers.
+		// Envoy's default timeout is 20 ms. It ignores later answers.
 		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .02, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 	}, []string{"grpc_method"})}
 	s.answered = s.seconds.WithLabelValues(shouldRateLimit)
@@ -48,7 +48,8 @@ func (m *Metrics) Answered(d time.Duration) {
 // defaultNearRatio is the default of the reference server.
 const defaultNearRatio = 0.8
 
-// SetNearLimit sets the share of a limit above which hits count as near_limit. Call it before the first Call.
+// SetNearLimit sets the share of a limit above which hits count as near_limit. Call it before the first
+// request.
 func (m *Metrics) SetNearLimit(ratio float64) { m.nearRatio = float32(ratio) }
 
 // refuse counts a request that was answered with an error.

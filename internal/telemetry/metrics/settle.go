@@ -9,8 +9,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// settleMetrics has the metrics of limits with settle. Their labels come from the configuration, and so does their
-// number: limits beyond mostSettling share a series.
+// settleMetrics holds the metrics of limits with settle. Their labels come from the configuration. Their
+// number is bounded: limits beyond mostSettling share a series.
 type settleMetrics struct {
 	reserved    *prometheus.CounterVec
 	units       *prometheus.CounterVec
@@ -18,7 +18,7 @@ type settleMetrics struct {
 	ignored     *prometheus.CounterVec
 	error       *prometheus.HistogramVec
 
-	limits sync.Map // *descriptors.Policy -> *settleSeries
+	limits sync.Map // maps *descriptors.Policy to *settleSeries
 
 	mu   sync.Mutex
 	used map[[2]string]*settleSeries // by domain and limit; guarded by mu
@@ -64,7 +64,7 @@ func (s *settleMetrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{s.reserved, s.units, s.settlements, s.ignored, s.error}
 }
 
-// swapped removes the series of limits that are not in the configuration any more.
+// swapped removes the series of limits that are no longer in the configuration.
 func (s *settleMetrics) swapped(next *limiter.Snapshot) {
 	s.limits.Clear()
 	s.mu.Lock()
@@ -88,7 +88,7 @@ func (s *settleMetrics) swapped(next *limiter.Snapshot) {
 	}
 }
 
-// of returns the metrics of p.
+// of returns the series of the limit of p.
 func (s *settleMetrics) of(p *descriptors.Policy) *settleSeries {
 	if have, ok := s.limits.Load(p); ok {
 		return have.(*settleSeries)
@@ -105,7 +105,7 @@ func (s *settleMetrics) of(p *descriptors.Policy) *settleSeries {
 		series = s.make(of[0], of[1])
 		s.used[of] = series
 	}
-	if p.Adjusted == nil { // a policy of the configuration, of which there is a bounded number
+	if p.Adjusted == nil { // a policy of the configuration; the number of these is bounded
 		s.limits.Store(p, series)
 	}
 	return series

@@ -7,17 +7,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// SettleTally has the reservations of one limit with settle since the program started. Those of a limit beyond the
-// bound of the metrics are counted with others, and its SettleTally is zero.
+// SettleTally has the numbers of a limit's reservations since the program started. It is zero for a limit
+// beyond the bound of the metrics, because such limits share counters.
 type SettleTally struct {
 	// Starts counts reservations. Settled, Unknown and Late count settlements. Repeated and Failed count attempts that
 	// settled nothing.
 	Starts, Settled, Unknown, Late, Repeated, Failed uint64
-	// Reserved, Real and Lost are units.
+	// Reserved, Real and Lost are numbers of units.
 	Reserved, Real, Lost uint64
 }
 
-// SettleTally returns the SettleTally of the limit of p.
+// SettleTally returns the SettleTally of the limit to which p belongs.
 func (m *Metrics) SettleTally(p *descriptors.Policy) SettleTally {
 	m.settle.mu.Lock()
 	s := m.settle.used[[2]string{label(p.Domain), label(p.Name)}]
@@ -32,7 +32,7 @@ func (m *Metrics) SettleTally(p *descriptors.Policy) SettleTally {
 	}
 }
 
-// read returns the value of a counter.
+// read returns the current value of c.
 func read(c prometheus.Counter) uint64 {
 	var d dto.Metric
 	if err := c.Write(&d); err != nil {

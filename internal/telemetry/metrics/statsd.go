@@ -8,16 +8,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 )
 
-// Statsd returns the counters to send to a StatsD server: the reference server's, under its own names. Call it once,
-// before the first Call. From then on series are distinguished by all levels of a descriptor, not only by those with
-// a label.
+// Statsd returns the source of the counters that a StatsD server receives. They are the reference server's
+// counters, with their StatsD names. Call Statsd once, before the first request. It makes all levels of a
+// descriptor part of a series, not only the levels that have a label.
 func (m *Metrics) Statsd() statsd.Source {
 	m.series.levels = maxLevels
 	m.service.times = &timings{}
 	return source{m}
 }
 
-// maxLevels bounds the levels that are distinguished; no configuration is that deep.
+// maxLevels is more than the number of levels in any configuration.
 const maxLevels = 64
 
 type source struct{ m *Metrics }
@@ -35,7 +35,7 @@ func (s source) Counters() (list []statsd.Counter) {
 	}
 	const limits, own = "ratelimit.service.rate_limit.", "ratelimit.service."
 	m := s.m
-	add(limits+"unknown.domain_not_found", m.domainNotFound.sum(0)) // the domain's name comes from the client
+	add(limits+"unknown.domain_not_found", m.domainNotFound.sum(0)) // a fixed name, because the domain's name comes from the client
 	add(own+"config_load_success", m.service.loaded.Load())
 	add(own+"config_load_error", m.service.refused.Load())
 	add(own+"global_shadow_mode", m.service.spared.Load())
@@ -46,7 +46,7 @@ func (s source) Counters() (list []statsd.Counter) {
 	defer m.series.mu.RUnlock()
 	for name, one := range m.series.all {
 		if name == overflow {
-			name = "overflow" // other names contain a dot
+			name = "overflow" // no other name is without a dot
 		}
 		for i, what := range hitNames {
 			add(limits+name+what, one.sum(i))
@@ -60,10 +60,10 @@ func (s source) Timings() (string, []time.Duration) {
 	return "ratelimit_server." + shouldRateLimit + ".response_time", s.m.service.times.take()
 }
 
-// timings keeps a random sample of durations, so that their distribution is that of all.
+// timings keeps a random sample of the durations. The sample has the same distribution as all durations.
 type timings struct {
 	reported atomic.Uint64
-	kept     [1000]atomic.Int64 // 0 means none
+	kept     [1000]atomic.Int64 // 0 means that the place is empty
 }
 
 func (t *timings) add(d time.Duration) {

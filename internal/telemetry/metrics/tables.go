@@ -10,12 +10,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// The counters of a limit are made at its first decision, so that the cost of a configuration of 100,000 limits is
-// that of the limits in use.
+// A limit gets its counters at its first decision, so that a configuration of 100,000 limits costs only as
+// much as the limits in use.
 
 const (
-	// maxLimits bounds the limits, the domains, and the series of hits that have counters of their own. Everything
-	// beyond it counts as overflow: 10,000 limits are 70,000 lines of metrics.
+	// maxLimits bounds the numbers of limits, of domains and of series of hits that have counters of their
+	// own. Further ones count as overflow. 10,000 limits produce 70,000 lines of metrics.
 	maxLimits = 10_000
 	overflow  = "(overflow)"
 )
@@ -24,11 +24,11 @@ var foldedDesc = prometheus.NewDesc("rlsidecar_metrics_folded",
 	"Limits and domains counted as (overflow), because 10,000 others have series of their own: limits at each place of use (limits; hits for ratelimit_service_rate_limit_*), and domains.",
 	[]string{"what"}, nil)
 
-// table maps a Snapshot to its counters. It is immutable, except that counters are added.
+// table maps the domains of a Snapshot to their counters. It is immutable, except that counters are added.
 type table struct {
 	domains map[*limiter.Domain]*domainTable
 	byName  map[string]*domainTable
-	first   *domainTable // one of domains, often the only one; comparing is cheaper than a lookup
+	first   *domainTable // one of domains, often the only one; comparing pointers takes less time than a lookup
 }
 
 // of returns the table of d, or nil.
@@ -39,22 +39,23 @@ func (t *table) of(d *limiter.Domain) *domainTable {
 	return t.domains[d]
 }
 
-// domainTable maps a compiled domain to its counters. Snapshots that share the domain share its table.
+// domainTable maps the policies of a compiled domain to their counters. Snapshots that share the domain share
+// its table.
 type domainTable struct {
 	domain    *limiter.Domain
 	counts    atomic.Pointer[domainCounts] // nil until the first request
 	overrides atomic.Pointer[counted]
 	policies  []atomic.Pointer[counted]        // by Policy.Index; nil until the first decision
-	late      map[int]*atomic.Pointer[counted] // instead of policies, for one Call
+	late      map[int]*atomic.Pointer[counted] // used in place of policies in a table for one Call
 }
 
-// counted has the counters of a policy: those of its limit, and those of its hits.
+// counted has the counters of a policy: the decisions of its limit, and its hits.
 type counted struct {
 	*limitCounts
 	hits *series
 }
 
-// place returns where the counters of p are stored, or nil.
+// place returns where the counters of p are stored, or nil if t does not have p.
 func (t *domainTable) place(p *descriptors.Policy) *atomic.Pointer[counted] {
 	switch {
 	case t.late != nil:
@@ -66,11 +67,11 @@ func (t *domainTable) place(p *descriptors.Policy) *atomic.Pointer[counted] {
 	}
 }
 
-// next makes the table of s. It requires m.mu.
+// next returns the table of s. The caller holds m.mu.
 func (m *Metrics) next(s *limiter.Snapshot) *table {
 	before := m.current.Load()
 	t := &table{domains: make(map[*limiter.Domain]*domainTable, len(s.Domains)), byName: make(map[string]*domainTable, len(s.Domains))}
-	changed := map[string]map[string]bool{} // by domain: the limits with counters, and whether they still exist
+	changed := map[string]map[string]bool{} // by domain: the names of limits with counters, and whether they still exist
 	for name, d := range s.Domains {
 		of := before.domains[d]
 		if of == nil {
@@ -104,8 +105,8 @@ func (m *Metrics) next(s *limiter.Snapshot) *table {
 	return t
 }
 
-// inherit gives the policies of t the counters that their limits and descriptors had before. It marks the limits of t
-// in names, the limits with counters.
+// inherit stores in t the counters that its limits and descriptors had before. names are the names of the
+// domain's limits with counters. inherit sets names[name] for each limit that is still in t.
 func (m *Metrics) inherit(t *domainTable, names map[string]bool) {
 	if len(names) == 0 {
 		return
@@ -121,7 +122,7 @@ func (m *Metrics) inherit(t *domainTable, names map[string]bool) {
 	}
 }
 
-// series returns the series that the table refers to.
+// series returns the series that t refers to.
 func (t *table) series() map[*series]bool {
 	used := map[*series]bool{}
 	for _, d := range t.byName {
@@ -142,7 +143,8 @@ func (t *domainTable) each(visit func(*counted)) {
 	}
 }
 
-// first makes the counters of p, or of overrides, at place in t, at the limit's first decision.
+// first creates the counters for place in t, at the first decision. p is the policy, or nil for the
+// overrides.
 func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *descriptors.Policy) *counted {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -155,7 +157,7 @@ func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *descr
 		name := t.domain.Name
 		c.limitCounts = m.limit(name, "override")
 		c.hits = m.series.static(name+".override", labels{label(name), "override", ""})
-	case current.domains[t.domain] != t && !m.has(current.byName[p.Domain], p): // it was removed meanwhile
+	case current.domains[t.domain] != t && !m.has(current.byName[p.Domain], p): // the limit was removed in the meantime
 		c.limitCounts = &limitCounts{counter: newCounter(m.stripes)}
 		c.hits = &series{counter: newCounter(m.stripes)}
 	default:
@@ -166,10 +168,11 @@ func (m *Metrics) first(t *domainTable, place *atomic.Pointer[counted], p *descr
 	return c
 }
 
-// overflowLimit is the key of the limit that counts all limits beyond the bound.
+// overflowLimit is the key of the counters for all limits beyond the bound.
 var overflowLimit = [2]string{overflow, overflow}
 
-// limit returns the counters of a limit, or those of overflow. It makes the counters if necessary. It requires m.mu.
+// limit returns the counters of a limit, or the overflow counters if there is no room. It creates them if
+// necessary. The caller holds m.mu.
 func (m *Metrics) limit(domain, name string) *limitCounts {
 	key := [2]string{domain, name}
 	l := m.limits[key]
@@ -185,7 +188,7 @@ func (m *Metrics) limit(domain, name string) *limitCounts {
 	return l
 }
 
-// firstOfDomain makes the counters of a domain at its first request.
+// firstOfDomain creates the counters of a domain, at its first request.
 func (m *Metrics) firstOfDomain(t *domainTable) *domainCounts {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -204,8 +207,8 @@ func (m *Metrics) firstOfDomain(t *domainTable) *domainCounts {
 	return d
 }
 
-// late returns the counters for c, which was in flight when the configuration of its domain changed. Removed limits
-// are not counted. The table is used for this Call only.
+// late returns a table for c, which was in flight when the configuration of its domain changed. The table has
+// no counters for removed limits. It is used for this Call only.
 func (m *Metrics) late(c *limiter.Call) *domainTable {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -225,16 +228,17 @@ func (m *Metrics) late(c *limiter.Call) *domainTable {
 	return t
 }
 
-// has reports whether t, which may be nil, has the limit of p. It requires m.mu.
+// has reports whether t contains the limit of p. t may be nil. The caller holds m.mu.
 func (m *Metrics) has(t *domainTable, p *descriptors.Policy) bool {
-	return t != nil && (m.limits[[2]string{p.Domain, p.Name}] != nil || // the usual case, and faster
+	return t != nil && (m.limits[[2]string{p.Domain, p.Name}] != nil || // usually true, and takes less time than the search below
 		slices.ContainsFunc(t.domain.Policies, func(other *descriptors.Policy) bool { return other.Name == p.Name }))
 }
 
-// Folding reports whether any limit or domain has counted as overflow since the start.
+// Folding reports whether a limit or domain has been counted as overflow since the start.
 func (m *Metrics) Folding() bool { return m.folding.Load() }
 
-// folded returns the numbers of limits, domains and series of hits that count as overflow now. It requires m.mu.
+// folded returns the current numbers of limits, domains and series of hits that count as overflow. The caller
+// holds m.mu.
 func (m *Metrics) folded() (limits, domains, hits uint64) {
 	if !m.Folding() {
 		return 0, 0, 0

@@ -5,17 +5,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Tally has the decisions of one limit since the program started, at all places that use it.
+// Tally has the numbers of one limit's decisions since the program started, at all places that use the limit.
 type Tally struct {
 	// Shadowed is the number of requests that shadow mode allowed although the limit was reached. Allowed does not
 	// include them.
 	Allowed, Denied, Shadowed uint64
 }
 
-// Sum returns the number of decisions of the limit.
+// Sum returns the number of all decisions.
 func (t Tally) Sum() uint64 { return t.Allowed + t.Denied + t.Shadowed }
 
-// tally adds the counters of l.
+// tally returns the sums of the counters of l.
 func (l *limitCounts) tally() (t Tally) {
 	t.Denied = l.blockedSum()
 	for o := range outcomeCount {
@@ -31,7 +31,7 @@ func (l *limitCounts) tally() (t Tally) {
 	return t
 }
 
-// Tally returns the Tally of the limit of p.
+// Tally returns the Tally of the limit to which p belongs.
 func (m *Metrics) Tally(p *descriptors.Policy) Tally {
 	m.mu.Lock()
 	l := m.limits[[2]string{p.Domain, p.Name}]
@@ -42,7 +42,8 @@ func (m *Metrics) Tally(p *descriptors.Policy) Tally {
 	return l.tally()
 }
 
-// Tallies calls visit for each limit that has decided. visit must be quick, because a reload waits for it.
+// Tallies calls visit for each limit that has decided a request. visit must return quickly, because a reload
+// waits for it.
 func (m *Metrics) Tallies(visit func(domain, limit string, t Tally)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,7 +1,7 @@
-// Package statsd periodically sends counters to a statsd server, in the plain format or in DogStatsD's. It reads
-// totals and sends the differences, so that counting has no additional cost, and a server that does not answer
-// delays nothing. Over TCP, differences that could not be sent are sent later; those in transit when a connection
-// broke are not sent twice.
+// Package statsd periodically sends counters to a StatsD server, in the plain format or in the DogStatsD
+// format. It reads totals and sends the differences, so counting has no additional cost, and a server that
+// does not answer delays nothing. Over TCP, differences that could not be sent are sent later. Differences
+// that were in transit when a connection failed are not sent twice.
 package statsd
 
 import (
@@ -26,14 +26,15 @@ import (
 type Config struct {
 	// Address is host:port. Network is "tcp" or "udp".
 	Address, Network string
-	// Dog selects DogStatsD's format, which has a field for tags. In the plain format tags are a part of the name,
-	// as in the reference server's library: name.__key=value.
+	// Dog selects the DogStatsD format, which has a field for tags. In the plain format tags are a part of the
+	// name, as in the library of the reference server: name.__key=value.
 	Dog bool
 	// Tags are added to every metric.
 	Tags map[string]string
-	// Rewrites convert names to names with tags, in DogStatsD's format. The first that matches is applied.
+	// Rewrites convert names to names with tags, in the DogStatsD format. The first Rewrite that matches a
+	// name is applied.
 	Rewrites []Rewrite
-	// Every is the interval between flushes; 0 means 10 s.
+	// Every is the interval between flushes. 0 means 10 s.
 	Every  time.Duration
 	Source Source
 	Log    *zap.Logger
@@ -52,13 +53,13 @@ func (c *Config) Check() error {
 
 // Source supplies the values.
 type Source interface {
-	// Counters returns the totals that are not 0.
+	// Counters returns the totals that are greater than 0.
 	Counters() []Counter
 	// Timings returns a bounded sample of the durations since the last call.
 	Timings() (name string, list []time.Duration)
 }
 
-// Counter is a total.
+// Counter is a total with its name.
 type Counter struct {
 	Name  string
 	Total uint64
@@ -67,18 +68,19 @@ type Counter struct {
 // Rewrite converts parts of a name to tags.
 type Rewrite struct {
 	Pattern *regexp.Regexp
-	// Name, and the values of Tags, may contain $1 for the text of the first group, and so on.
+	// Name and the values of Tags may contain $1 for the text of the first group, $2 for the second, and so
+	// on.
 	Name string
 	Tags map[string]string
 }
 
 const (
-	// patience bounds a flush.
+	// patience bounds the duration of a flush.
 	patience = 5 * time.Second
-	// payload is the size that fits into one packet on every network.
+	// payload is the number of bytes that fit into one packet on every network.
 	payload = 1432
-	// atOnce bounds the metrics passed to the client before it has sent them, because it drops those that exceed its
-	// queue.
+	// atOnce bounds the number of metrics that are passed to the client before it has sent them. The client
+	// drops metrics that exceed its queue.
 	atOnce = 500
 )
 
@@ -110,13 +112,13 @@ func newSink(c Config) *sink {
 
 type sink struct {
 	config Config
-	tags   []string // DogStatsD's format
-	suffix string   // plain format
+	tags   []string // tags in the DogStatsD format
+	suffix string   // tags in the plain format
 	sent   map[string]uint64
 	failed bool
 }
 
-// report logs when flushes begin to fail, and when they succeed again.
+// report logs when flushes begin to fail, and when they begin to succeed again.
 func (s *sink) report(err error) {
 	switch {
 	case err != nil && !s.failed:
@@ -127,7 +129,7 @@ func (s *sink) report(err error) {
 	s.failed = err != nil
 }
 
-// flush sends the differences since the last successful flush. Each flush has a new connection, because the first
+// flush sends the differences since the last successful flush. It opens a new connection, because the first
 // write to an idle connection may be lost.
 func (s *sink) flush(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
@@ -137,7 +139,7 @@ func (s *sink) flush(ctx context.Context) error {
 		return err
 	}
 	until, _ := ctx.Deadline()
-	_ = conn.SetDeadline(until) // a new connection supports deadlines
+	_ = conn.SetDeadline(until) // does not fail, because the connection is new
 	var mu sync.Mutex
 	client, err := statsd.NewWithWriter(conn,
 		statsd.WithMaxBytesPerPayload(payload), statsd.WithSenderQueueSize(2*atOnce), statsd.WithWorkersCount(1),
@@ -153,7 +155,7 @@ func (s *sink) flush(ctx context.Context) error {
 	metrics := 0
 	next := func() {
 		if metrics++; metrics%atOnce == 0 {
-			_ = client.Flush() // errors go to the handler
+			_ = client.Flush() // the error handler receives errors
 		}
 	}
 	counters := s.config.Source.Counters()
@@ -162,7 +164,7 @@ func (s *sink) flush(ctx context.Context) error {
 		totals[c.Name] = c.Total
 		if more := c.Total - min(c.Total, s.sent[c.Name]); more > 0 {
 			name, tags := s.named(c.Name)
-			_ = client.Count(name, int64(more), tags, 1) // it fails only for a closed client
+			_ = client.Count(name, int64(more), tags, 1) // fails only for a closed client
 			next()
 		}
 	}
@@ -179,7 +181,7 @@ func (s *sink) flush(ctx context.Context) error {
 	return err
 }
 
-// named returns the name and tags that are sent for name.
+// named returns the name and the tags to send for the counter name.
 func (s *sink) named(name string) (string, []string) {
 	if !s.config.Dog {
 		return name + s.suffix, nil
@@ -199,7 +201,7 @@ func (s *sink) named(name string) (string, []string) {
 
 var variable = regexp.MustCompile(`\$\d+`)
 
-// expand replaces $0, $1… by groups; missing groups are empty.
+// expand replaces $0, $1… by the items of groups. A missing group becomes "".
 func expand(text string, groups []string) string {
 	return variable.ReplaceAllStringFunc(text, func(v string) string {
 		if n, err := strconv.Atoi(v[1:]); err == nil && n < len(groups) {
@@ -211,5 +213,5 @@ func expand(text string, groups []string) string {
 
 var cleaner = strings.NewReplacer(":", "_", "|", "_", "#", "_", ",", "_", "\n", "_")
 
-// clean returns text without the characters that end a name or a tag.
+// clean replaces the characters in text that would end a name or a tag.
 func clean(text string) string { return cleaner.Replace(text) }

@@ -1,7 +1,7 @@
 // Package topk counts the most frequent items of a stream in bounded memory, by the space-saving algorithm of
-// Metwally, Agrawal and El Abbadi (2005). A new item replaces the item with the lowest count and inherits that
-// count. So a count is too high by at most the inherited count (Over). With n counters, every item that makes up
-// more than 1/n of the stream is counted.
+// Metwally, Agrawal and El Abbadi (2005). A new item replaces the item with the lowest count and inherits
+// that count. So a count is too high by at most the inherited count (Over). With n counters, the Counter
+// contains every item that makes up more than 1/n of the stream.
 package topk
 
 import (
@@ -13,12 +13,13 @@ import (
 type Counter[V any] struct {
 	max   int
 	byKey map[string]*Counted[V]
-	// least has all items. It is a heap by count once there are max of them; before, no item is replaced, so the order
-	// does not matter. container/heap calls two methods for each comparison, which took four fifths of the time.
+	// least contains all items. Once there are max items, it is a heap ordered by count. Before that, no item
+	// is replaced, so the order does not matter. container/heap is not used, because its two method calls for
+	// each comparison took four fifths of the time.
 	least []place[V]
 }
 
-// place is an item in the heap, with its Count, so that a comparison reads only the heap.
+// place is an item in the heap. It has a copy of the item's Count, so that a comparison reads only the heap.
 type place[V any] struct {
 	count int64
 	item  *Counted[V]
@@ -30,22 +31,22 @@ type Counted[V any] struct {
 	Count, Over int64
 
 	key   string
-	index int // in the heap
+	index int // the item's index in the heap
 }
 
-// Least returns the lower bound of the count.
+// Least returns the lower bound of the number of occurrences.
 func (c *Counted[V]) Least() int64 { return c.Count - c.Over }
 
 // Key returns the item's key.
 func (c *Counted[V]) Key() string { return c.key }
 
-// New makes a Counter for max items, at least 1.
+// New returns a Counter for max items. max is at least 1.
 func New[V any](max int) *Counter[V] {
 	return &Counter[V]{max: max, byKey: make(map[string]*Counted[V], max)}
 }
 
-// Add counts one occurrence of key. If added is true, the item is new, and the caller must set its Value, which may
-// still be that of the replaced item.
+// Add counts one occurrence of key. If added is true, the item is new, and the caller must set its Value.
+// Until then Value may be the value of the replaced item.
 func (h *Counter[V]) Add(key []byte) (c *Counted[V], added bool) { return h.AddN(key, 1) }
 
 // AddN counts n occurrences of key; n is at least 1.
@@ -67,7 +68,7 @@ func (h *Counter[V]) AddN(key []byte, n int64) (c *Counted[V], added bool) {
 	h.least[c.index].count = c.Count
 	switch {
 	case len(h.least) < h.max:
-	case added && c.Over == 0: // the last one that has room
+	case added && c.Over == 0: // a new item, and the last one for which there is room
 		h.order()
 	default:
 		h.sink(c.index)
@@ -75,7 +76,7 @@ func (h *Counter[V]) AddN(key []byte, n int64) (c *Counted[V], added bool) {
 	return c, added
 }
 
-// order makes a heap of the items: a sorted slice is one.
+// order makes least a heap by sorting it, because every sorted slice is a heap.
 func (h *Counter[V]) order() {
 	slices.SortFunc(h.least, func(a, b place[V]) int { return cmp.Compare(a.count, b.count) })
 	for i := range h.least {
@@ -83,7 +84,7 @@ func (h *Counter[V]) order() {
 	}
 }
 
-// sink moves the item at index at, whose count has grown, below all items that have less.
+// sink restores the heap after the count of the item at index at has grown.
 func (h *Counter[V]) sink(at int) {
 	grown := h.least[at]
 	for {
@@ -105,7 +106,7 @@ func (h *Counter[V]) sink(at int) {
 	grown.item.index = at
 }
 
-// Most returns an upper bound of the number of occurrences of key, which need not be counted.
+// Most returns an upper bound of the number of occurrences of key, even if the Counter does not contain key.
 func (h *Counter[V]) Most(key string) int64 {
 	switch c := h.byKey[key]; {
 	case c != nil:

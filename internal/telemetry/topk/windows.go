@@ -5,26 +5,26 @@ import "time"
 // Window is the length of a window of Windows.
 const Window = 5 * time.Minute
 
-// Windows counts the most frequent items of the last five to ten minutes: in the present window and in the former one.
-// All Windows begin their windows at the same times. The zero Windows has no room; make one with NewWindows. It is not
-// safe for concurrent use.
+// Windows counts the most frequent items of the last five to ten minutes: the current window and the previous
+// one. The windows of all Windows begin at the same times. The zero Windows has no room for items; use
+// NewWindows. A Windows is not safe for concurrent use.
 type Windows[V any] struct {
 	max            int
-	number         int64 // the number of recent's window
+	number         int64 // the number of the window that recent counts
 	recent, before *Counter[V]
 }
 
-// NewWindows makes a Windows with room for max items in each window.
+// NewWindows returns a Windows with room for max items in each window.
 func NewWindows[V any](max int) Windows[V] { return Windows[V]{max: max} }
 
-// AddN counts n occurrences of key at time now, as Counter.AddN does.
+// AddN counts n occurrences of key at the time now, like Counter.AddN.
 func (w *Windows[V]) AddN(now time.Time, key []byte, n int64) (c *Counted[V], added bool) {
 	w.turn(now)
 	return w.recent.AddN(key, n)
 }
 
-// Each calls see for the items of both windows at time now, those of the present window first. at is the position of the
-// item's key among the different keys so far: it is equal for a key that is in both windows.
+// Each calls see for each item of both windows at the time now, with the items of the current window first.
+// at numbers the different keys from 0; a key that is in both windows has the same number twice.
 func (w *Windows[V]) Each(now time.Time, see func(at int, c *Counted[V])) {
 	w.turn(now)
 	at := map[string]int{}
@@ -41,7 +41,7 @@ func (w *Windows[V]) Each(now time.Time, see func(at int, c *Counted[V])) {
 	}
 }
 
-// Most returns an upper bound of the number of occurrences of key in both windows, as Counter.Most does.
+// Most returns an upper bound of the number of occurrences of key in both windows, like Counter.Most.
 func (w *Windows[V]) Most(key string) (n int64) {
 	for _, counter := range []*Counter[V]{w.recent, w.before} {
 		if counter != nil {
@@ -51,11 +51,11 @@ func (w *Windows[V]) Most(key string) (n int64) {
 	return n
 }
 
-// turn makes the window that contains now the recent one.
+// turn makes recent the counter of the window that contains now.
 func (w *Windows[V]) turn(now time.Time) {
 	current := number(now)
 	switch {
-	case w.recent != nil && current <= w.number: // or the clock was set back
+	case w.recent != nil && current <= w.number: // the window has not ended, or the clock was set back
 		return
 	case w.recent != nil && current == w.number+1:
 		w.before = w.recent
@@ -65,7 +65,8 @@ func (w *Windows[V]) turn(now time.Time) {
 	w.recent, w.number = New[V](w.max), current
 }
 
-// Since returns the time since when items are counted at time now, by a program that began at the time began.
+// Since returns when counting began, for Windows that are read at the time now in a program that started at
+// the time began.
 func Since(now, began time.Time) time.Time {
 	since := time.Unix((number(now)-1)*int64(Window/time.Second), 0)
 	if since.Before(began) {

@@ -30,12 +30,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/logthrottle"
 )
 
-// Config configures Start. The address of the collector comes from OTEL_EXPORTER_OTLP_ENDPOINT.
+// Config configures Start. The environment variable OTEL_EXPORTER_OTLP_ENDPOINT contains the address of the
+// collector.
 type Config struct {
 	// Protocol is "http" or "grpc".
 	Protocol string
-	// Share is the sampled share of the traces that start here, 0 to 1. Traces of callers are sampled by the
-	// caller's decision. At 1, OTEL_TRACES_SAMPLER applies.
+	// Share is the share of traces that are sampled, 0 to 1, of the traces that start here. If a caller
+	// started the trace, its decision applies. If Share is 1, OTEL_TRACES_SAMPLER applies.
 	Share float64
 	// Service, Namespace and Instance identify this process. If they are empty, OTEL_SERVICE_NAME and
 	// OTEL_RESOURCE_ATTRIBUTES apply.
@@ -55,8 +56,8 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// Tracing sends spans. Its queue is bounded to a few thousand; spans beyond it are dropped, as when a collector is
-// not reachable.
+// Tracing sends spans. Its queue is bounded to a few thousand spans. Further spans are dropped, for example
+// while the collector cannot be reached.
 type Tracing struct {
 	provider   *trace.TracerProvider
 	propagator propagation.TextMapPropagator
@@ -66,8 +67,8 @@ type Tracing struct {
 // patience bounds each attempt to reach the collector, and the duration of Stop.
 const patience = 5 * time.Second
 
-// Start makes a Tracing. It does not wait for the collector. Later errors are logged, at most once a minute. Start
-// returns an error if an environment variable is invalid.
+// Start returns a Tracing. It does not wait for the collector. Later errors are logged, at most once a
+// minute. Start returns an error if an environment variable is not valid.
 func Start(ctx context.Context, c Config, log *zap.Logger) (*Tracing, error) {
 	var client otlptrace.Client
 	if c.Protocol == "grpc" {
@@ -122,14 +123,14 @@ func (c *Config) resource(ctx context.Context) (*resource.Resource, error) {
 	return resource.Merge(known, resource.NewSchemaless(own...))
 }
 
-// Stop sends the queued spans, for a bounded time.
+// Stop sends the queued spans. It waits at most for the time patience.
 func (t *Tracing) Stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	_ = t.provider.Shutdown(ctx) // errors are logged
+	_ = t.provider.Shutdown(ctx) // the error handler logs errors
 }
 
-// Handler returns a handler that traces calls of the given methods in a gRPC server.
+// Handler returns a handler for a gRPC server. The handler traces calls of the given methods.
 func (t *Tracing) Handler(methods ...string) stats.Handler {
 	known := map[string]bool{}
 	for _, m := range methods {
@@ -137,7 +138,7 @@ func (t *Tracing) Handler(methods ...string) stats.Handler {
 	}
 	return otelgrpc.NewServerHandler(
 		otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithPropagators(t.propagator), otelgrpc.WithMeterProvider(metricnoop.NewMeterProvider()),
-		otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool { return known[info.FullMethodName] })) // other methods could have any name
+		otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool { return known[info.FullMethodName] })) // a client can send any name of another method
 }
 
 // Checker is implemented by limiter.Limiter.
@@ -164,10 +165,10 @@ func (d *decisions) Check(ctx context.Context, c *limiter.Call) error {
 	return err
 }
 
-// mostNames bounds the number of limit names in a span.
+// mostNames bounds the number of limit names in one span.
 const mostNames = 8
 
-// describe adds the decision to span. Its names come from the configuration.
+// describe adds the decision to span. All names that it adds come from the configuration.
 func describe(span api.Span, c *limiter.Call, err error) {
 	switch {
 	case err != nil || c.Err != nil:

@@ -1,6 +1,6 @@
-// Package unmatched records which requests matched no limit, so that a typo in a domain or in the key of a descriptor is
-// noticed. It keeps only the keys of descriptors, without the values, for the last five to ten minutes and in bounded
-// memory (package topk). It never delays a request.
+// Package unmatched records which requests matched no limit, so that operators notice a typo in a domain or
+// in the key of a descriptor. It stores only the keys of descriptors, without the values. It covers the last
+// five to ten minutes in bounded memory (package topk). It never delays a request.
 package unmatched
 
 import (
@@ -17,12 +17,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
 )
 
-// Shape is the common part of requests that matched no limit.
+// Shape is what requests that matched no limit have in common: the domain, and the keys of the descriptors.
 type Shape struct {
 	Domain string
 	// Configured reports whether there is a configuration of the domain.
 	Configured bool
-	// Keys are those of the entries of each descriptor. They are bytes that a client may have chosen.
+	// Keys has the keys of the entries of each descriptor. They are bytes that a client may have chosen.
 	Keys [][]string
 	// Cut means that Domain and Keys were too long and are incomplete.
 	Cut bool
@@ -32,12 +32,12 @@ type Shape struct {
 }
 
 const (
-	// kept bounds the shapes of a window.
+	// kept bounds the number of shapes in a window.
 	kept = 64
-	// maxText bounds the bytes that are kept of a shape.
+	// maxText bounds how many bytes of a shape are stored.
 	maxText = 512
-	// warnPause is the time between two warnings. Each shape is logged at most once in warnAgain. maxWarned bounds the
-	// shapes whose last warning is remembered.
+	// warnPause is the minimum time between two warnings. warnAgain is the minimum time between two warnings
+	// about one shape. maxWarned bounds the number of shapes whose last warning is remembered.
 	warnPause = time.Minute
 	warnAgain = time.Hour
 	maxWarned = 256
@@ -56,7 +56,7 @@ type Recorder struct {
 	warnedAt time.Time
 }
 
-// New makes a Recorder. now returns the time; log gets warnings.
+// New returns a Recorder. now returns the time. log receives warnings.
 func New(now func() time.Time, log *zap.Logger) *Recorder {
 	return &Recorder{now: now, log: log, began: now(), shapes: topk.NewWindows[Shape](kept), warned: map[string]time.Time{}}
 }
@@ -66,8 +66,8 @@ func Is(c *limiter.Call) bool {
 	return len(c.Results) == 0 && c.Missing == nil && !c.IsDone() && !c.Failed && c.Snapshot != nil && len(c.Limits) == 0
 }
 
-// Observe counts c, for which Is is true. If another goroutine is in Observe, it returns without counting c; frequent
-// shapes are found anyway.
+// Observe counts c, for which Is must be true. If another goroutine is in Observe, Observe returns without
+// counting c. Frequent shapes are still found.
 func (r *Recorder) Observe(c *limiter.Call) {
 	if !r.mu.TryLock() {
 		return
@@ -90,7 +90,7 @@ func (r *Recorder) Observe(c *limiter.Call) {
 	}
 }
 
-// appendKey sets r.key to the key of the shape. cut reports whether the key is incomplete.
+// appendKey sets r.key to the key of c's shape. cut reports whether the key is incomplete.
 func (r *Recorder) appendKey(c *limiter.Call) (cut bool) {
 	r.key = append(r.key[:0], c.Request.Domain[:min(len(c.Request.Domain), maxText)]...)
 	cut = len(c.Request.Domain) > maxText
@@ -109,7 +109,7 @@ func (r *Recorder) appendKey(c *limiter.Call) (cut bool) {
 	return cut
 }
 
-// describe copies the texts of c, which belong to the listener.
+// describe returns the Shape of c. It copies the texts of c, because the listener reuses their memory.
 func describe(c *limiter.Call, cut bool) Shape {
 	s := Shape{Domain: strings.Clone(c.Request.Domain[:min(len(c.Request.Domain), maxText)]), Configured: c.Verdict.Domain != nil, Cut: cut}
 	left := maxText
@@ -152,7 +152,7 @@ func (r *Recorder) warn(s *Shape) {
 	}
 }
 
-// Text returns the keys of s in the form key,key | key.
+// Text returns the keys of s as text, such as key,key | key.
 func (s *Shape) Text() string {
 	texts := make([]string, len(s.Keys))
 	for i, keys := range s.Keys {
@@ -169,8 +169,8 @@ func (s *Shape) Text() string {
 	return text
 }
 
-// Top returns the n shapes with the most requests, the highest first, and the start of the counted time: the last
-// five to ten minutes.
+// Top returns the n shapes with the most requests, the highest first. since is when counting began, five to
+// ten minutes ago.
 func (r *Recorder) Top(n int) (since time.Time, top []Shape) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package usage estimates which keys use most of their limits, from a sample of the requests and in bounded memory.
+// Package usage estimates which keys consume most units. It uses a sample of the requests and bounded memory.
 package usage
 
 import (
@@ -14,20 +14,21 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/topk"
 )
 
-// Used is a key, with an estimate of the units it consumed.
+// Used is a key with an estimate of the units that it consumed.
 type Used struct {
 	Domain, Limit string
-	// Key, Entries and Cut have the meaning of those of denials.Denied.
+	// Key, Entries and Cut have the same meaning as in denials.Denied.
 	Key     []string
 	Entries []descriptors.Entry
 	Cut     bool
 	// Units is the estimated number of units.
 	Units int64
-	// Recent are the decisions that were in the sample, newest first.
+	// Recent are the decisions in the sample, newest first.
 	Recent []denials.Event
 }
 
-// kept is the maximum number of keys in a window. A key with more than one five-hundredth of all units is among them.
+// kept is the maximum number of keys in a window. They include every key that consumed more than one
+// five-hundredth of all units.
 const kept = 512
 
 // Recorder estimates usage. It is safe for concurrent use.
@@ -45,12 +46,13 @@ type counted struct {
 	events denials.Events
 }
 
-// New makes a Recorder that observes one of every requests.
+// New returns a Recorder that observes one of so many requests as every says.
 func New(now func() time.Time, every int64) *Recorder {
 	return &Recorder{now: now, began: now(), weight: every, keys: topk.NewWindows[counted](kept)}
 }
 
-// Observe counts what c consumed. If another goroutine is in Observe, it returns without counting c.
+// Observe counts the units that c consumed. If another goroutine is in Observe, Observe returns without
+// counting c.
 func (r *Recorder) Observe(c *limiter.Call) {
 	if c.DryRun || c.Replayed || len(c.Results) == 0 || !r.mu.TryLock() {
 		return
@@ -67,7 +69,7 @@ func (r *Recorder) Observe(c *limiter.Call) {
 	}
 }
 
-// add requires r.mu.
+// add counts the units that result consumed. The caller holds r.mu.
 func (r *Recorder) add(now time.Time, c *limiter.Call, result *limiter.Result) {
 	one, added := r.keys.AddN(now, result.Key, min(result.Cost, math.MaxInt32)*r.weight)
 	if added {
@@ -77,8 +79,8 @@ func (r *Recorder) add(now time.Time, c *limiter.Call, result *limiter.Result) {
 	one.Value.events.Add(denials.Event{At: now, Cost: result.Cost, Outcome: result.Outcome, Remaining: result.Decision.Remaining})
 }
 
-// Top returns the keys that consumed most, the highest first, and the start of the counted time: the last five to ten
-// minutes.
+// Top returns the keys that consumed most, the highest first. since is when counting began, five to ten
+// minutes ago.
 func (r *Recorder) Top() (since time.Time, top []Used) {
 	now := r.now()
 	r.mu.Lock()
