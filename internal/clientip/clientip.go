@@ -1,4 +1,5 @@
-// Package clientip finds and normalizes the addresses of clients. It is pure. Callers decide which proxies they trust.
+// Package clientip finds and normalizes the addresses of clients. It does no I/O. Callers decide which
+// proxies they trust.
 package clientip
 
 import (
@@ -7,16 +8,17 @@ import (
 	"strings"
 )
 
-// Plain returns the normalized form of an address: IPv4 in IPv6 as IPv4, and no zone.
+// Plain returns the normalized form of an address: without a zone, and as IPv4 if it is IPv4 inside IPv6.
 func Plain(addr netip.Addr) netip.Addr { return addr.Unmap().WithZone("") }
 
-// Peer parses the address of a connection, host:port. It reports false for others, such as Unix sockets.
+// Peer parses the address of a connection, host:port. It returns false for other addresses, such as those of
+// Unix sockets.
 func Peer(remote string) (netip.Addr, bool) {
 	p, err := netip.ParseAddrPort(remote)
 	return Plain(p.Addr()), err == nil
 }
 
-// Hop parses an address with an optional port, as in X-Forwarded-For.
+// Hop parses an address with an optional port, as it occurs in X-Forwarded-For.
 func Hop(text string) (netip.Addr, bool) {
 	text = strings.Trim(text, " \t")
 	if addr, err := netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(text, "["), "]")); err == nil {
@@ -25,12 +27,12 @@ func Hop(text string) (netip.Addr, bool) {
 	return Peer(text)
 }
 
-// Forwarded returns the address of the client, from the lines of X-Forwarded-For. That is the rightmost hop
-// that is not trusted, because the trusted hop to its right has added it. If all hops are trusted, it is
-// the leftmost one. Without hops it is the peer, which must be trusted.
+// Forwarded returns the address of the client, from the lines of X-Forwarded-For. The client is the rightmost
+// hop that is not trusted, because the trusted hop to the right of it has added it. If all hops are trusted,
+// the client is the leftmost hop. Without hops, the client is the peer. The peer must be trusted.
 //
-// A hop that is not an address ends the search, because no trusted proxy has added the hops to its left.
-// untrusted reports whether the search ended at a hop that is not trusted or not an address.
+// A hop that is not an address ends the search, because no trusted proxy has added the hops to the left of
+// it. untrusted reports whether the search ended at a hop that is not trusted or is not an address.
 func Forwarded(lines []string, peer netip.Addr, trusts func(netip.Addr) bool) (addr netip.Addr, untrusted bool) {
 	addr = peer
 	for _, line := range slices.Backward(lines) {
@@ -54,7 +56,8 @@ func Forwarded(lines []string, peer netip.Addr, trusts func(netip.Addr) bool) (a
 }
 
 // Network returns the network of a client with its length, in the notation of Envoy's masked_remote_address:
-// 192.0.2.7/32, 2001:db8:1:2::/64. IPv6 addresses are reduced to ipv6Prefix bits. It reports false for the zero Addr.
+// 192.0.2.7/32, 2001:db8:1:2::/64. An IPv6 address is reduced to ipv6Prefix bits. Network returns false for
+// the zero Addr.
 func Network(addr netip.Addr, ipv6Prefix int) (string, bool) {
 	bits := addr.BitLen()
 	if addr.Is6() {
@@ -67,8 +70,8 @@ func Network(addr netip.Addr, ipv6Prefix int) (string, bool) {
 	return network.String(), true
 }
 
-// Key returns the text that identifies a client: its address, or its Network if it is an IPv6 address and ipv6Prefix is
-// shorter than the address. It reports false for the zero Addr.
+// Key returns the text that identifies a client: its address or, for IPv6 with an ipv6Prefix that is shorter
+// than the address, its Network. Key returns false for the zero Addr.
 func Key(addr netip.Addr, ipv6Prefix int) (string, bool) {
 	if addr.IsValid() && (addr.Is4() || ipv6Prefix >= addr.BitLen()) {
 		return addr.String(), true

@@ -1,5 +1,5 @@
-// Package delay holds answers back until their turn in a leaky bucket. The number of held answers and the delay are
-// bounded.
+// Package delay holds answers until their turn in a leaky bucket. The number of held answers and the delay
+// are bounded.
 package delay
 
 import (
@@ -11,26 +11,28 @@ import (
 )
 
 const (
-	// defaultMost is the default bound of held answers. There is a bound because each held answer needs a
+	// defaultMost is the default bound on held answers. The number is bounded because each held answer needs a
 	// goroutine.
 	defaultMost = 10_000
-	// longest is the longest delay for a caller without a deadline.
+	// longest is the longest delay if the caller has no deadline.
 	longest = 60 * algorithms.Second
 	// margin is the part of the caller's deadline that is reserved for sending the answer.
 	margin = 2 * time.Millisecond
-	// none allows only requests whose turn is now. 0 would mean no bound.
+	// none is the shortest delay that a request can state. It allows only requests whose turn is now. 0 would
+	// mean that the delay is not bounded.
 	none = algorithms.Micros(1)
 )
 
-// Room holds answers back. The zero Room has room for 10,000 answers.
+// Room holds answers until their turn. The zero Room has room for 10,000 answers.
 type Room struct {
-	// Most is the largest number of held answers; 0 means the default, and a negative number means none.
+	// Most is the largest number of held answers. 0 means the default. A negative number means that no answer
+	// may be held.
 	Most int64
 	held atomic.Int64
 }
 
-// Longest returns how long an answer may be held, which is until shortly before the deadline of ctx. If
-// there is no room, it returns the shortest delay.
+// Longest returns how long an answer may be held. The result ends shortly before the deadline of ctx. If
+// there is no room, Longest returns the shortest delay.
 func (r *Room) Longest(ctx context.Context) algorithms.Micros {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -39,7 +41,8 @@ func (r *Room) Longest(ctx context.Context) algorithms.Micros {
 	return r.LongestFor(max(1, time.Until(deadline)))
 }
 
-// LongestFor is Longest for a caller with the time left until its deadline. 0 means no deadline.
+// LongestFor does what Longest does, for a caller whose deadline is after the time left. 0 means that there
+// is no deadline.
 func (r *Room) LongestFor(left time.Duration) algorithms.Micros {
 	most := r.Most
 	if most == 0 {
@@ -55,14 +58,14 @@ func (r *Room) LongestFor(left time.Duration) algorithms.Micros {
 	}
 }
 
-// Wait waits for d. It returns the error of ctx if that ends before.
+// Wait waits for the duration d. It returns the error of ctx if ctx ends first.
 func (r *Room) Wait(ctx context.Context, d algorithms.Micros) error {
 	r.held.Add(1)
 	defer r.held.Add(-1)
 	return For(ctx, time.Duration(d)*time.Microsecond)
 }
 
-// For waits for d. It returns the error of ctx if that ends before.
+// For waits for the duration d. It returns the error of ctx if ctx ends first.
 func For(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -74,7 +77,7 @@ func For(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Later calls answer after d, unless stop is called before.
+// Later calls answer after the duration d, unless stop is called first.
 func (r *Room) Later(d algorithms.Micros, answer func()) (stop func()) {
 	r.held.Add(1)
 	leave := func() { r.held.Add(-1) }

@@ -2,7 +2,7 @@ package descriptors
 
 import "maps"
 
-// Copied returns a copy of n and of all nodes below it. Their policies are replaced by what change returns.
+// Copied returns a copy of n and of all nodes below it. It replaces each policy by the result of change.
 func (n *Node) Copied(change func(*Policy) *Policy) *Node {
 	if n == nil {
 		return nil

@@ -1,10 +1,11 @@
-// Package descriptors finds the policies that match a request, and the key of the request's bucket in each.
+// Package descriptors finds the policies that match a request, and the key of the request's bucket in each
+// policy.
 //
 // A proxy sends descriptors: ordered lists of entries, each a key and a value. A Tree holds the compiled
-// patterns of one domain. Tree.Match finds the Node of a descriptor without allocating, and
-// Policy.AppendKey builds the key of the bucket.
+// patterns of one domain. Tree.Match finds the Node of a descriptor without allocating, and Policy.AppendKey
+// builds the key of the bucket.
 //
-// Keys and values are raw bytes chosen by clients. They need not be UTF-8.
+// Keys and values are raw bytes that clients choose. They need not be valid UTF-8.
 package descriptors
 
 import (
@@ -65,8 +66,8 @@ func Parse(text string) ([]Entry, error) {
 	return entries, nil
 }
 
-// Format returns the text form of entries for display. Each key and value is shown by Printable. Parse can
-// parse the result if all keys and values are plain text and were not cut.
+// Format returns the text form of entries for display. Printable formats each key and value. Parse can parse
+// the result if all keys and values are plain text of at most 128 bytes.
 func Format(entries []Entry) string {
 	var b strings.Builder
 	for i, e := range entries {

@@ -9,7 +9,7 @@ import (
 
 // Explanation describes step by step how Match treats a descriptor.
 type Explanation struct {
-	// Steps are the entries that matched a pattern, in order.
+	// Steps are the entries that matched a pattern, with their patterns, in order.
 	Steps []Step
 	// Node is the node at which the descriptor ended; nil if an entry matched no pattern.
 	Node *Node
@@ -30,13 +30,13 @@ type Step struct {
 // Reason is the reason why no limit applies to a descriptor.
 type Reason uint8
 
-// The reasons. Keys and values are those of one entry.
+// The reasons. In their names, key and value mean those of one entry.
 const (
 	NoKey     Reason = iota // no pattern has the key
-	NoValue                 // patterns have the key, but not the value
+	NoValue                 // patterns have the key, but none has the value
 	TooLong                 // the configuration ends before the descriptor does
-	TooShort                // there are limits further down only: more entries are needed
-	Unlimited               // there is no limit here or further down
+	TooShort                // limits exist only at lower levels, so more entries are needed
+	Unlimited               // there is no limit at this level or below it
 )
 
 var reasonNames = [...]string{"no such key", "no such value", "too long", "too short", "no limit"}
@@ -47,19 +47,20 @@ func (r Reason) String() string { return reasonNames[r] }
 // maxNear is the largest length of Miss.Near.
 const maxNear = 5
 
-// Miss describes where a match failed and what the configuration has there instead.
+// Miss describes where a match failed, and what the configuration has at that level.
 type Miss struct {
 	Reason Reason
-	// At is the position of the entry that matched nothing, or the number of entries if the descriptor is too short.
+	// At is the index of the entry that matched nothing. If the descriptor is too short, it is the number of
+	// entries.
 	At    int
 	Entry Entry
-	// Near lists what the configuration has instead, the most similar first. These are keys or values or,
-	// for a descriptor that is too short, the missing entries.
+	// Near lists the most similar texts in the configuration: keys, values or, for a descriptor that is too
+	// short, the missing entries.
 	Near []string
-	// More is the number of further candidates.
+	// More is the number of candidates that are not in Near.
 	More int
-	// Shorter is the number of leading entries that would match a limit without the remaining ones. 0 means
-	// none.
+	// Shorter is the number of leading entries that would match a limit if the other entries were missing. 0
+	// means that no such number exists.
 	Shorter int
 }
 
@@ -126,7 +127,7 @@ type matched struct {
 	node *Node
 }
 
-// matching lists all patterns that match e, the one with the highest precedence first.
+// matching lists all patterns that match e, in order of precedence.
 func (at *level) matching(e *Entry) []matched {
 	var all []matched
 	add := func(p Pattern, node *Node) { all = append(all, matched{p, node}) }
@@ -203,8 +204,8 @@ func (at *level) miss(i int, e *Entry) *Miss {
 	return m
 }
 
-// ended describes why a descriptor of n entries matches no limit, although all its entries matched. at is
-// the level below its last entry.
+// ended explains why no limit applies to a descriptor of n entries all of which matched. at is the level
+// below the last entry.
 func (at *level) ended(n int) *Miss {
 	m := &Miss{Reason: TooShort, At: n}
 	var below []string
@@ -244,7 +245,7 @@ func (at *level) walk(path string, visit func(path string, node *Node)) {
 	}
 }
 
-// patterns calls visit for the patterns of key that do not match every value.
+// patterns calls visit for each pattern of key, except the pattern that matches every value.
 func (v *values) patterns(key string, visit func(Pattern, *Node)) {
 	for value, node := range v.exact.all() {
 		visit(Pattern{Key: key, How: Exact, Text: value}, node)
@@ -279,7 +280,7 @@ func (t *tables) names() []string {
 	return names
 }
 
-// near keeps the names most similar to want. The names are printable.
+// near sets m.Near to the names that are most similar to want. The names are printable.
 func (m *Miss) near(want string, names []string) {
 	want = Printable(want)
 	far := make(map[string]int, len(names))
@@ -300,7 +301,7 @@ func (m *Miss) cut(names []string) {
 // distance returns the number of insertions, deletions and changes of bytes that turn a into b (Levenshtein
 // distance).
 func distance(a, b string) int {
-	row := make([]int, len(b)+1) // the distances between the processed part of a and each prefix of b
+	row := make([]int, len(b)+1) // row[j] is the distance between the processed part of a and the first j bytes of b
 	for j := range row {
 		row[j] = j
 	}

@@ -10,22 +10,23 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// A key consists of a prefix, which identifies the limit, and the values that identify the bucket, each
-// preceded by its length. So equal descriptors have equal keys and different descriptors have different
-// keys. If the values have more than maxValues bytes, their SHA-256 replaces them, so that clients cannot
-// exhaust memory with long values.
+// A key consists of a prefix, which identifies the limit, and of the values that identify the bucket. Each
+// value is preceded by its length. So equal descriptors have equal keys, and different descriptors have
+// different keys. If the values have more than maxValues bytes, their SHA-256 replaces them, so that clients
+// cannot exhaust memory with long values.
 const maxValues = 128
 
 const (
-	formValues = 'v' // values follow
+	formValues = 'v' // the values follow
 	formDigest = 'd' // the SHA-256 of the values follows
 )
 
 // Prefix returns the prefix of the keys of one limit. what is a namespace: "limit" for named limits, "path"
-// for inline ones, "override" for limits that come with a request. id identifies the limit within the
-// namespace. The algorithm is part of the key, because a bucket cannot be converted to another algorithm.
+// for limits inside a descriptor, "override" for limits that come with a request. id identifies the limit
+// within the namespace. The algorithm is part of the prefix, because a bucket cannot be converted to another
+// algorithm.
 func Prefix(domain, what, id string, kind algorithms.Kind) string {
-	key := []byte{'1', 'a' + byte(kind)} // the version of this layout
+	key := []byte{'1', 'a' + byte(kind)} // the version of this layout, and the algorithm
 	for _, s := range []string{domain, what, id} {
 		key = appendValue(key, s)
 	}
@@ -33,8 +34,8 @@ func Prefix(domain, what, id string, kind algorithms.Kind) string {
 }
 
 // AppendKey appends to dst the key of p's bucket for a descriptor. It also returns the hash from which a
-// fixed window derives its phase. That is the hash of the value, or of the length-prefixed values if there
-// are several. For other algorithms the hash is 0.
+// fixed window derives its phase: the hash of the value or, for several values, of the length-prefixed
+// values. For other algorithms it returns 0.
 func (p *Policy) AppendKey(dst []byte, entries []Entry) (key []byte, hash uint64) {
 	if p.Whole {
 		return p.appendWhole(dst, entries)
@@ -54,7 +55,7 @@ func (p *Policy) AppendKey(dst []byte, entries []Entry) (key []byte, hash uint64
 	return foldKey(dst, values), hash
 }
 
-// AppendKeyOf is AppendKey for a list of values instead of entries.
+// AppendKeyOf does what AppendKey does, for a list of values in place of entries.
 func (p *Policy) AppendKeyOf(dst []byte, key []string) ([]byte, uint64) {
 	dst = append(append(dst, p.Prefix...), formValues)
 	values := len(dst)
@@ -97,8 +98,8 @@ func appendValue(dst []byte, s string) []byte {
 	return append(binary.AppendUvarint(dst, uint64(len(s))), s...)
 }
 
-// KeyText describes the key of a bucket in readable form, such as "limit send of domain edge, key bob". It
-// is for programs that handle keys, such as wrappers of a Store. For a key without this layout, it returns
+// KeyText describes the key of a bucket in readable form, such as "limit send of domain edge, key bob". It is
+// for programs that handle keys, such as wrappers of a Store. For a key without this layout, KeyText returns
 // the result of Printable.
 func KeyText(key []byte) string {
 	text, ok := keyText(key)
@@ -113,7 +114,7 @@ func keyText(key []byte) (text string, ok bool) {
 		return "", false
 	}
 	rest := key[2:]
-	var parts [3]string // domain, namespace, id
+	var parts [3]string // the domain, the namespace and the id
 	for i := range parts {
 		if parts[i], rest, ok = cutValue(rest); !ok {
 			return "", false
@@ -140,7 +141,7 @@ func keyText(key []byte) (text string, ok bool) {
 	return text, true
 }
 
-// cutValue removes a value that appendValue appended from the start of b.
+// cutValue removes the first value from b, which must be in the form of appendValue.
 func cutValue(b []byte) (value string, rest []byte, ok bool) {
 	n, size := binary.Uvarint(b)
 	if size <= 0 || n > uint64(len(b)-size) {

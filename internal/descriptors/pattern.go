@@ -10,13 +10,13 @@ import (
 // How is the way in which a pattern matches the value of an entry.
 type How uint8
 
-// The ways to match, by precedence: an exact value, the longest prefix, the longest suffix, the first declared of the
-// wildcards and regular expressions, and a key without a value.
+// The ways to match, in order of precedence: an exact value, the longest prefix, the longest suffix, the
+// first declared wildcard or regular expression, and a key without a value.
 const (
 	Exact How = iota
 	HasPrefix
 	HasSuffix
-	Wildcard // each "*" is any text
+	Wildcard // each "*" matches any text
 	Regex
 	Any
 )
@@ -26,14 +26,14 @@ var howNames = [...]string{"exact", "prefix", "suffix", "wildcard", "regex", "an
 // String returns the name in lower case.
 func (h How) String() string { return howNames[h] }
 
-// Pattern is compared with one entry of a descriptor. If its Key contains a "*", it is a Wildcard of key and value,
-// whatever How is.
+// Pattern is compared with one entry of a descriptor. If Key contains a "*", How is ignored, and the Pattern
+// is a Wildcard of key and value.
 type Pattern struct {
 	Key  string
 	How  How
-	Text string // the text of the value; "" with Any
+	Text string // the text of the value; "" for Any
 
-	regex *regexp.Regexp // set with Regex
+	regex *regexp.Regexp // set only for Regex
 }
 
 // ValuePattern returns the Pattern of a value in the reference server's notation: "" matches any value, and each "*"
@@ -50,23 +50,23 @@ func ValuePattern(key, value string) Pattern {
 }
 
 const (
-	// maxRegex bounds a regular expression, in bytes.
+	// maxRegex bounds the length of a regular expression, in bytes.
 	maxRegex = 1000
-	// maxRegexSteps bounds the size of the compiled expression, as Envoy does. In the worst case, matching
-	// takes that many steps for each byte of a value, and a client may send 60 KiB. With 200 steps that
-	// took 15 ms.
+	// maxRegexSteps bounds the size of a compiled expression, as in Envoy. In the worst case, matching takes
+	// that many steps for each byte of a value, and a client may send 60 KiB. With 200 steps such a match took
+	// 15 ms.
 	maxRegexSteps = 200
 )
 
 // RegexPattern returns the Pattern of a regular expression (RE2), which must match a whole value. A "."
-// matches every character, including newlines, and each byte that is not UTF-8 counts as one character. So
-// a client cannot evade an expression with unusual bytes. The error describes the mistake in the
+// matches every character, including newlines, and each byte that is not valid UTF-8 counts as one character.
+// So a client cannot evade an expression with unusual bytes. The error describes the mistake in the
 // expression.
 func RegexPattern(key, expression string) (Pattern, error) {
 	if len(expression) > maxRegex {
 		return Pattern{}, fmt.Errorf("has %d bytes; the maximum is %d", len(expression), maxRegex)
 	}
-	if _, err := syntax.Parse(expression, syntax.Perl); err != nil { // checked before it is embedded, because "a)(b" would compile then
+	if _, err := syntax.Parse(expression, syntax.Perl); err != nil { // parsed alone first, because "a)(b" would be valid inside the larger expression
 		return Pattern{}, fmt.Errorf("is not a regular expression (RE2): %s", strings.TrimPrefix(err.Error(), "error parsing regexp: "))
 	}
 	whole := `\A(?s:` + expression + `)\z`
@@ -88,7 +88,7 @@ func RegexPattern(key, expression string) (Pattern, error) {
 // Shown returns the pattern for display: key, key=value, or key~expression.
 func (p *Pattern) Shown() string {
 	switch {
-	case p.Key == "": // a wildcard of key and value
+	case p.Key == "": // a wildcard that covers key and value
 		return p.value()
 	case p.How == Any:
 		return Printable(p.Key)
@@ -99,7 +99,7 @@ func (p *Pattern) Shown() string {
 	}
 }
 
-// value returns the part of Shown after the key.
+// value returns the part of Shown that describes the value.
 func (p *Pattern) value() string {
 	text := Printable(p.Text)
 	switch p.How {

@@ -10,24 +10,23 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Policy is a limit as one place of a configuration uses it: its numbers, and how its decisions are
-// treated. It is immutable. Several policies may share the buckets of one named limit.
+// Policy is a limit as one place of a configuration uses it. It has the numbers of the limit, and settings
+// for its decisions. It is immutable. Several policies may share the buckets of one named limit.
 //
 // A configuration may have 100,000 policies. So the fields that most limits do not need are in Extras.
 type Policy struct {
-	// Index numbers the policies of one domain from 0, so that counters are an array.
+	// Index numbers the policies of one domain from 0, so that their counters can be an array.
 	Index int
-	// Domain and Name identify the limit for display. Name is the name of a named limit, or the path of descriptors to
-	// an inline one.
+	// Domain and Name identify the limit for display. Name is the name of a named limit. For a limit inside a
+	// descriptor it is the path of descriptors.
 	Domain, Name string
 	// Owner identifies the limit in Stores. Policies that share buckets have the same Owner.
 	Owner string
-	// Place is the place in the configuration.
+	// Place is where the configuration uses the limit.
 	Place Place
-	// Limit has the numbers. Policies with equal numbers share it, so it must be replaced and never
-	// changed.
+	// Limit has the numbers. Policies with equal numbers share one Limit, so replace it, and never change it.
 	Limit *algorithms.Limit
-	// Prefix is the prefix of the keys of the policy's buckets.
+	// Prefix is the start of the keys of the policy's buckets.
 	Prefix string
 	// Open lists the positions of the entries whose values identify a bucket.
 	Open []int
@@ -35,92 +34,97 @@ type Policy struct {
 	// Whole means that all keys and values of the descriptor identify a bucket, not only the entries in
 	// Open. It is set for patterns with a "*" in a key.
 	Whole bool
-	// Unlimited always allows and charges nothing.
+	// Unlimited means that the policy always allows and charges nothing.
 	Unlimited bool
 	// Reference means that the limit is written in the reference server's form, with unit and
 	// requests_per_unit.
 	Reference bool
-	// Shadow never denies. Requests that it would have denied are counted.
+	// Shadow means that the policy never denies. Requests that it would have denied are counted.
 	Shadow bool
-	// Quota denies only together with all other quota policies of the request.
+	// Quota means that the policy denies only if all other quota policies of the request deny too.
 	Quota bool
 	// Alone means that the policy is charged on its own, not together with the request's other policies
 	// (`consume: each`).
 	Alone bool
-	// Detailed means that the runtime values of all entries go into the stat key (detailed_metric).
+	// Detailed means that the request's values of all entries are part of the stat key (detailed_metric).
 	Detailed bool
-	// OnFailure is the answer when the store cannot decide.
+	// OnFailure determines the answer when the store cannot decide.
 	OnFailure OnFailure
-	// Adjusted is set in the copy of a policy that an operator's adjustment made. It is nil if the policy
-	// is as configured.
+	// Adjusted is set in the copy of a policy that an operator's adjustment has created. It is nil for a
+	// configured policy.
 	Adjusted *Adjusted
 
-	// RateName is the name of the rate_limit itself. It appears in answers, and Replaces refers to it.
+	// RateName is the name that a rate_limit states. It appears in answers, and Replaces refers to it.
 	RateName string
-	// StatKey names the policy's counters as the reference server does:
-	// domain.key_value.key_value…
+	// StatKey is the name of the policy's counters in the reference server: domain.key_value.key_value…
 	StatKey string
 
-	// Extras has the fields that most limits do not need. nil means that all of them are zero. Read them
-	// with Extra. Policies share Extras, so they must be replaced and never changed.
+	// Extras has the fields that most limits do not need. nil means that all of them are zero. Read them with
+	// Extra. Policies share Extras, so replace them, and never change them.
 	Extras *Extras
 }
 
-// Extras is the part of a Policy that is equal for many policies, or zero for most.
+// Extras has the fields of a Policy that are equal for many policies, or zero for most.
 type Extras struct {
-	// Named means that the policy is a named limit itself, not a place that uses it.
+	// Named means that the policy is the definition of a named limit, not a place that uses it.
 	Named bool
-	// OpenKeys has the keys of the entries in Policy.Open in the configuration's notation.
+	// OpenKeys has the keys of the entries in Policy.Open, as the configuration writes them.
 	OpenKeys []string
-	// Shards has the parts into which a store of several nodes splits each bucket; empty means that it is not split.
+	// Shards are the parts into which a store of several nodes splits each bucket. Empty means that buckets
+	// are not split.
 	Shards []algorithms.Limit
-	// Lease bounds what a process may borrow from each bucket of a shared store; nil means nothing.
+	// Lease bounds what a process may borrow from each bucket of a shared store. nil means that it may borrow
+	// nothing.
 	Lease *algorithms.Lease
 	// Slot groups the buckets that a Redis Cluster keeps in one slot, so that the limits of one request can be
 	// charged in one step. The zero Slot groups nothing.
 	Slot Slot
-	// Replaces lists the RateNames of policies. If they and this policy match the same request, this one
-	// replaces them.
+	// Replaces lists RateNames. If policies with these names match the same request as this policy, this
+	// policy replaces them.
 	Replaces []string
-	// MaxDelay is how long an answer may be held back until its turn in a leaky bucket; 0 means not at all.
+	// MaxDelay is how long an answer may wait for its turn in a leaky bucket. 0 means that answers do not
+	// wait.
 	MaxDelay algorithms.Micros
-	// Local has the numbers of this process's own bucket, for OnFailure local: LocalShare of the limit.
+	// Local has the numbers of this process's own bucket, for OnFailure local. LocalShare is its share of the
+	// limit.
 	Local      *algorithms.Limit
 	LocalShare float64
-	// StatValues lists positions of entries whose runtime value goes into the stat key (value_to_metric).
+	// StatValues lists the positions of the entries whose value in the request is part of the stat key
+	// (value_to_metric).
 	StatValues []int
-	// StatLevels are the parts of StatKey below the domain, one for each entry. They are set only if
-	// runtime values go into the stat key.
+	// StatLevels are the parts of StatKey below the domain, one for each entry. They are set only if values of
+	// requests are part of the stat key.
 	StatLevels []string
-	// Weights has the cost of each kind of units. It is nil if the limit has one kind.
+	// Weights has the cost of each kind of unit. It is nil if the limit has only one kind.
 	Weights *weights.Weights
-	// DenyBody is the body of denials by this limit. NoBody means the body of the domain.
+	// DenyBody is the format of the body of denials by this limit. NoBody means the format of the domain.
 	DenyBody Body
-	// Unit is what the limit counts. NoUnit means that clients are not informed.
+	// Unit is what the limit counts. NoUnit means that answers do not state the unit.
 	Unit Unit
-	// Settle describes how requests reserve units until their real cost is known. nil means that they do
-	// not.
+	// Settle describes how requests reserve units until their real cost is known. nil means that they reserve
+	// nothing.
 	Settle *Settle
-	// Then is the policy that pays for requests that this one does not allow, with the same values of the
-	// descriptor. nil means none.
+	// Then is the policy that pays for requests that this policy does not allow, with the same values of the
+	// descriptor. nil means that there is none.
 	Then *Policy
-	// Metadata is added to the dynamic metadata of allowed requests; nil means none.
+	// Metadata is added to the dynamic metadata of allowed requests. nil means that there is none.
 	Metadata map[string]any
 }
 
-// Settle describes how a request reserves units of a limit, for work whose cost is known only afterwards.
-// It can be compared with ==.
+// Settle describes how a request reserves units of a limit, for work whose cost is known only after the work.
+// Values can be compared with ==.
 type Settle struct {
 	// Estimate is the number of units that a request reserves if it declares less.
 	Estimate int64
 	// Least and Most bound the number of units that a request reserves.
 	Least, Most int64
-	// TrustDeclared means that a request reserves the number that it declares, even if that is less than
-	// Estimate.
+	// TrustDeclared means that a request reserves the number that it declares, even if that number is less
+	// than Estimate.
 	TrustDeclared bool
-	// Unknown is the cost of a request whose real cost is not reported; -1 means what it reserved.
+	// Unknown is the cost of a request whose real cost nobody reports. -1 means the units that the request
+	// reserved.
 	Unknown int64
-	// TTL is the time during which a reservation can be refunded.
+	// TTL is how long a reservation can be refunded.
 	TTL algorithms.Micros
 	// Learn, if not nil, means that Estimate is used only until enough costs are known to learn an
 	// estimate.
@@ -131,8 +135,8 @@ type Settle struct {
 type Learn struct {
 	// Quantile is the quantile of the costs that becomes the estimate, in (0, 1).
 	Quantile float64
-	// Per lists the keys of the entries whose values have estimates of their own. Values has those values
-	// for each key. All other values share one estimate.
+	// Per lists the keys of the entries whose values have estimates of their own. Values has these values for
+	// each key. All other values share one estimate.
 	Per    []string
 	Values map[string]map[string]bool
 }
@@ -147,8 +151,8 @@ func (s *Settle) Reserves(estimate, declared int64) int64 {
 	return max(s.Least, min(units, s.Most))
 }
 
-// PerSecond reports whether l is a limit per second, as the reference server defines it. Buckets of such
-// limits may be in a Redis of their own.
+// PerSecond reports whether l is a limit per second, as the reference server defines it. The buckets of such
+// limits can be kept in a separate Redis.
 func PerSecond(l *algorithms.Limit) bool {
 	return l.Kind == algorithms.FixedWindow && l.Period() == algorithms.Second && !scaled.Of(l).PhaseFromKey
 }
@@ -156,21 +160,21 @@ func PerSecond(l *algorithms.Limit) bool {
 // PrefixNumber returns a number that identifies a limit by the prefix of its keys (Policy.Prefix).
 func PrefixNumber(prefix string) uint64 { return xxhash.Sum64String(prefix) }
 
-// Adjusted describes how an operator's adjustment changed a policy, beside its numbers.
+// Adjusted describes what an operator's adjustment changed in a policy besides its numbers.
 type Adjusted struct {
 	// ID is the ID of the adjustment.
 	ID string
-	// Expires is the time at which the adjustment ends, by the clock of the store of adjustments.
+	// Expires is when the adjustment ends, on the clock of the store of adjustments.
 	Expires algorithms.Micros
 	// Unlimited means that the bucket is charged but never denies.
 	Unlimited bool
-	// Block denies everything.
+	// Block means that the policy denies every request.
 	Block bool
 }
 
 var noExtras Extras
 
-// Extra returns the Extras of p, or empty ones. The caller must not change them.
+// Extra returns the Extras of p, or empty ones if p has none. The caller must not change the result.
 func (p *Policy) Extra() *Extras {
 	if p.Extras == nil {
 		return &noExtras
@@ -180,13 +184,13 @@ func (p *Policy) Extra() *Extras {
 
 // Place is a place in a configuration.
 type Place struct {
-	// File is a file, or a place in a message of a control plane.
+	// File is the name of a file, or a place in a message of a control plane.
 	File string
-	// Line counts from 1. 0 means that there is no line.
+	// Line counts from 1. 0 means that the place has no line.
 	Line int
 }
 
-// String returns file:line, or the file alone.
+// String returns file:line, or only the file if there is no line.
 func (p Place) String() string {
 	if p.Line == 0 {
 		return p.File
@@ -194,14 +198,13 @@ func (p Place) String() string {
 	return p.File + ":" + strconv.Itoa(p.Line)
 }
 
-// Slot determines the buckets that are kept in one slot: those with the same fixed number, or those with an
-// equal value.
+// Slot determines which buckets share a slot: those with the same fixed number, or those with an equal value.
 type Slot struct {
-	// Fixed is the number; 0 means none.
+	// Fixed is the number. 0 means that the slot is not fixed.
 	Fixed uint64
-	// Value is 1 + the position of the value in the key; 0 means none.
+	// Value is 1 + the position of the value in the key. 0 means that no value determines the slot.
 	Value int
-	// Entry is the key of the entry that has the value, for a policy that is Whole.
+	// Entry is the key of the entry whose value determines the slot, for a policy that is Whole.
 	Entry string
 }
 
@@ -225,7 +228,7 @@ func (p *Policy) SlotOf(entries []Entry) uint64 {
 	return slot.Fixed
 }
 
-// SlotOfKey is SlotOf for a list of values instead of entries.
+// SlotOfKey does what SlotOf does, for a list of values in place of entries.
 func (p *Policy) SlotOfKey(key []string) uint64 {
 	slot := &p.Extra().Slot
 	if i := slot.Value; i > 0 && i <= len(key) {
@@ -234,26 +237,26 @@ func (p *Policy) SlotOfKey(key []string) uint64 {
 	return slot.Fixed
 }
 
-// SlotNumber returns the number of the slot for text; it is never 0.
+// SlotNumber returns the number of the slot for text. The number is never 0.
 func SlotNumber(text string) uint64 { return xxhash.Sum64String(text) | 1 }
 
-// OnFailure is the answer when a store cannot decide in time.
+// OnFailure determines the answer when a store cannot decide in time.
 type OnFailure uint8
 
-// The answers. The default is Deny, because a rate limiter that cannot count must not admit everything.
+// The answers. The default is Deny, because a rate limiter that cannot count must not allow everything.
 const (
 	Deny  OnFailure = iota
 	Allow           // allow the request
 	Local           // decide with this process's own bucket, which has a share of the limit
-	Error           // return an RPC error, so that the proxy's own failure mode decides
+	Error           // return an RPC error, so that the proxy's own failure mode applies
 )
 
 var onFailureNames = [...]string{"deny", "allow", "local", "error"}
 
-// String returns the name used in configurations.
+// String returns the name that configurations use.
 func (f OnFailure) String() string { return onFailureNames[f] }
 
-// ParseOnFailure reads the name used in configurations. It reports whether it knows the name.
+// ParseOnFailure parses a name that configurations use. It reports whether the name is known.
 func ParseOnFailure(s string) (OnFailure, bool) {
 	for i, name := range onFailureNames {
 		if s == name {
@@ -272,15 +275,15 @@ const (
 	OpenAIBody         // an error object of the OpenAI API
 	AnthropicBody      // an error object of the Anthropic API
 	ProblemBody        // problem details, RFC 9457
-	TextBody           // a sentence
+	TextBody           // a sentence in plain text
 )
 
 var bodyNames = [...]string{"none", "openai", "anthropic", "problem+json", "text"}
 
-// String returns the name used in configurations.
+// String returns the name that configurations use.
 func (b Body) String() string { return bodyNames[b] }
 
-// Unit is what a limit counts, for clients.
+// Unit is what a limit counts, as stated to clients.
 type Unit uint8
 
 // The units.
@@ -292,5 +295,5 @@ const (
 
 var unitNames = [...]string{"none", "requests", "tokens"}
 
-// String returns the name used in configurations.
+// String returns the name that configurations use.
 func (u Unit) String() string { return unitNames[u] }

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Words describes how requests reserve units of l and settle them, with one fact in each text.
+// Words describes how requests reserve units of l and settle them. Each text states one fact.
 func (s *Settle) Words(l *algorithms.Limit) []string {
 	within := Span(s.TTL)
 	if l.Kind == algorithms.FixedWindow {

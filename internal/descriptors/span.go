@@ -10,14 +10,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// spanUnits has the units of spans of time. A day has 24 hours.
+// spanUnits maps each unit of a duration to its length. A day has 24 hours.
 var spanUnits = map[string]algorithms.Micros{
 	"us": 1, "µs": 1, "ms": 1000, "s": algorithms.Second, "m": 60 * algorithms.Second,
 	"h": 3600 * algorithms.Second, "d": algorithms.Day, "w": 7 * algorithms.Day,
 }
 
-// ParseSpan parses a span of time in the configuration's notation: whole numbers with units, one after the
-// other. Their sum must be above 0. Its errors continue a sentence that starts with the text: "is empty;
+// ParseSpan parses a duration in the configuration's notation: whole numbers with units, one after the other.
+// Their sum must be above 0. An error is the end of a sentence that starts with the text, such as "is empty;
 // write …".
 func ParseSpan(text string) (sum algorithms.Micros, err error) {
 	mistake := func(what string) (algorithms.Micros, error) {
@@ -53,7 +53,7 @@ func ParseSpan(text string) (sum algorithms.Micros, err error) {
 	return sum, nil
 }
 
-// Span returns a span of time in the configuration's notation: 1d, 1h, 1m30s, 1s500ms, 200ms.
+// Span formats a duration in the configuration's notation: 1d, 1h, 1m30s, 1s500ms, 200ms.
 func Span(d algorithms.Micros) string {
 	if d >= algorithms.Day && d%algorithms.Day == 0 {
 		return fmt.Sprintf("%dd", d/algorithms.Day)
@@ -65,7 +65,7 @@ func Span(d algorithms.Micros) string {
 	if d > algorithms.MaxTime {
 		return sign + fmt.Sprintf("%ds", d/algorithms.Second)
 	}
-	for _, unit := range []algorithms.Micros{algorithms.Second, 1000} { // ParseSpan reads no fractions: 1s500ms, not 1.5s
+	for _, unit := range []algorithms.Micros{algorithms.Second, 1000} { // ParseSpan accepts no fractions, so the text must be 1s500ms, not 1.5s
 		if d > unit && d%unit != 0 {
 			return sign + Span(d-d%unit) + Span(d%unit)
 		}

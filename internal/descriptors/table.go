@@ -5,12 +5,12 @@ import (
 	"maps"
 )
 
-// table maps texts to values. Most tables in a tree with several levels have one entry. Such a table needs
-// no map, because even an empty map with room for one entry takes 256 bytes, and a comparison is faster
+// table maps texts to values. Most tables in a tree with several levels have one entry. Such a table has no
+// map, because even an empty map with room for one entry takes 256 bytes, and because a comparison is faster
 // than a lookup.
 type table[V any] struct {
 	first string
-	value *V            // of first; nil means that the table is empty
+	value *V            // the value of first; nil means that the table is empty
 	more  map[string]*V // the other entries
 }
 
@@ -22,7 +22,7 @@ func (t *table[V]) get(text string) *V {
 	return t.more[text]
 }
 
-// add sets the value of text, which must not have one yet.
+// add sets the value of text. text must not have a value yet.
 func (t *table[V]) add(text string, value *V) {
 	switch {
 	case t.value == nil:
@@ -48,7 +48,7 @@ func (t *table[V]) all() iter.Seq2[string, *V] {
 	}
 }
 
-// copied returns a copy of t whose values are what change returns.
+// copied returns a copy of t in which change has replaced each value.
 func (t *table[V]) copied(change func(*V) *V) table[V] {
 	own := *t
 	if t.value != nil {

@@ -10,40 +10,41 @@ type Tree struct {
 	root level
 }
 
-// Node is one place in a Tree. It applies to descriptors that end there.
+// Node is a place in a Tree. It applies to descriptors that end at this place.
 type Node struct {
-	// Policies are the limits at this place. If it is empty, descriptors that end here have no limit.
+	// Policies are the limits at this place. If there are none, descriptors that end here have no limit.
 	Policies []*Policy
-	// MaxOverride bounds the limits that come with requests to this place; nil means that the place sets no bound.
+	// MaxOverride bounds the limits that come with requests for this place. nil means that the place sets no
+	// bound.
 	MaxOverride *Policy
 	next        level
 }
 
-// level holds the patterns for one entry. Most levels of a deep tree have one pattern, and a configuration
-// may have several such levels for each limit. So a single pattern is stored in the level itself, and
-// several patterns in tables.
+// level holds the patterns for one entry of a descriptor. Most levels of a deep tree have one pattern, and a
+// configuration may have several such levels for each limit. So the level itself stores a single pattern, and
+// tables store several patterns.
 type level struct {
-	key, text string // of the only pattern; an empty text means any value
-	node      *Node  // of the only pattern; nil if there is none, or if there are tables
+	key, text string // the key and value of the only pattern; an empty text means any value
+	node      *Node  // the node of the only pattern; nil if there is no pattern, or if there are tables
 	many      *tables
 }
 
-// tables hold the patterns of a level that has several, or whose only pattern is neither an exact value nor
-// any value.
+// tables hold the patterns of a level that has several patterns. They also hold a single pattern that is
+// neither an exact value nor any value.
 type tables struct {
 	keys table[values]
 	wildKeys
 }
 
-// wildKeys are the patterns of a level that are tried one after another.
+// wildKeys holds the patterns of a level that are tried one after the other.
 type wildKeys struct {
-	// loose has the patterns with a "*" in the key. As in the reference server, they are matched against key_value as
-	// one text.
+	// loose has the patterns with a "*" in the key. As in the reference server, such a pattern is matched
+	// against key_value as one text.
 	loose []wildcard
-	count int // the number of wildcards and regular expressions of the level, including those of its keys
+	count int // the number of wildcards and regular expressions in the level, including those below exact keys
 }
 
-// tables returns the patterns of the level in tables, which the caller must not change.
+// tables returns the patterns of the level as tables. The caller must not change the result.
 func (at *level) tables() *tables {
 	if at.many != nil {
 		return at.many
@@ -55,13 +56,13 @@ func (at *level) tables() *tables {
 	return t
 }
 
-// isOnly reports whether p can be the only pattern of a level without tables.
+// isOnly reports whether a level can store p without tables.
 func (p *Pattern) isOnly() bool { return p.How == Any || p.How == Exact && p.Text != "" }
 
 // values holds the patterns of one key.
 type values struct {
 	exact table[Node]
-	open  *Node // any value
+	open  *Node // the node for any value
 	*ranges
 }
 
@@ -71,12 +72,12 @@ type ranges struct {
 	wild           []wildcard
 }
 
-// noRanges are the ranges of most keys.
+// noRanges is shared by all keys without ranges. Most keys have none.
 var noRanges ranges
 
 func newValues() *values { return &values{ranges: &noRanges} }
 
-// own returns ranges of v that can be changed.
+// own returns the ranges of v for changing. It first replaces the shared noRanges.
 func (v *values) own() *ranges {
 	if v.ranges == &noRanges {
 		v.ranges = &ranges{}
@@ -84,9 +85,9 @@ func (v *values) own() *ranges {
 	return v.ranges
 }
 
-// affixes holds prefixes or suffixes of values.
+// affixes holds the prefixes, or the suffixes, of values.
 type affixes struct {
-	lengths []int // of the texts, longest first
+	lengths []int // the different lengths of the texts, longest first
 	nodes   map[string]*Node
 }
 
@@ -96,7 +97,7 @@ type Possible struct {
 	Known      bool
 }
 
-// CouldMeet reports whether a descriptor with such entries could match a policy. If the tree has patterns
+// CouldMeet reports whether a descriptor with these entries could match a policy. If the tree has patterns
 // with "*" or regular expressions, it may return true for entries that cannot match.
 func (t *Tree) CouldMeet(entries []Possible) bool {
 	return len(entries) > 0 && t.root.couldMeet(entries)
@@ -144,12 +145,12 @@ func (at *level) couldMeet(entries []Possible) bool {
 // wildcard is a pattern with a "*", or a regular expression.
 type wildcard struct {
 	Pattern
-	order int // its position among the wildcards of the level
+	order int // the position among the wildcards of the level
 	node  *Node
 }
 
-// Add returns the node for p below parent, and makes it if it does not exist. A nil parent means the root.
-// It also reports whether the node is new.
+// Add returns the node for p below parent, and creates it if necessary. A nil parent means the root. added
+// reports whether the node is new.
 func (t *Tree) Add(parent *Node, p Pattern) (node *Node, added bool) {
 	made := &Node{}
 	node = t.Put(parent, p, made)
@@ -183,7 +184,7 @@ func (at *level) put(p Pattern, node *Node) *Node {
 	return at.many.add(p, node)
 }
 
-// add is put for tables.
+// add does for tables what put does for a level.
 func (t *tables) add(p Pattern, node *Node) *Node {
 	if strings.Contains(p.Key, "*") {
 		text := p.Key
@@ -218,7 +219,8 @@ func (t *tables) add(p Pattern, node *Node) *Node {
 	return node
 }
 
-// add adds p with node to list, which is w.loose or the patterns of a key. It returns the node of p.
+// add adds p with node to list, unless list already has p. list is w.loose, or the patterns of a key. add
+// returns the node of p.
 func (w *wildKeys) add(list *[]wildcard, p Pattern, node *Node) *Node {
 	for _, have := range *list {
 		if have.How == p.How && have.Text == p.Text {
@@ -230,7 +232,7 @@ func (w *wildKeys) add(list *[]wildcard, p Pattern, node *Node) *Node {
 	return node
 }
 
-// add adds text with node. It returns the node of text.
+// add adds text with node, unless a already has text. It returns the node of text.
 func (a *affixes) add(text string, node *Node) *Node {
 	if have := a.nodes[text]; have != nil {
 		return have
@@ -246,8 +248,8 @@ func (a *affixes) add(text string, node *Node) *Node {
 	return node
 }
 
-// longest returns the node of the longest prefix of value. If atEnd is true, it returns the node of the
-// longest suffix.
+// longest returns the node of the longest text in a that is a prefix of value. If atEnd is true, it returns
+// the node of the longest suffix.
 func (a *affixes) longest(value string, atEnd bool) *Node {
 	for _, n := range a.lengths {
 		if n > len(value) {
@@ -264,8 +266,8 @@ func (a *affixes) longest(value string, atEnd bool) *Node {
 	return nil
 }
 
-// Match returns the node at which the descriptor ends, or nil. At each entry the pattern with the highest precedence
-// (see How) is chosen. There is no backtracking.
+// Match returns the node at which the descriptor ends, or nil. At each entry it chooses the pattern with the
+// highest precedence (see How). It does not backtrack.
 func (t *Tree) Match(entries []Entry) *Node {
 	at := &t.root
 	var node *Node
@@ -342,13 +344,13 @@ func (w *wildcard) matches(value string) bool {
 	return glob(w.Text, "", value)
 }
 
-// glob reports whether pattern, in which each "*" matches any text, matches value. If key is not empty, it is compared
-// with key + "_" + value.
+// glob reports whether pattern matches value. Each "*" in pattern matches any text. If key is not empty,
+// pattern must match key + "_" + value.
 func glob(pattern, key, value string) bool {
 	return joined{key, value, key != ""}.matches(pattern)
 }
 
-// joined is the text key_value, or value alone, without a copy.
+// joined is the text key_value, or value alone, without a copy of the bytes.
 type joined struct {
 	key, value string
 	both       bool

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// All visits each node of the tree with the patterns that lead to it. The order depends on the patterns
-// only. The slice of patterns is reused for the next node.
+// All iterates over each node of the tree with the patterns that lead to it. The order depends only on the
+// patterns. The slice of patterns is reused for the next node.
 func (t *Tree) All() iter.Seq2[[]Pattern, *Node] {
 	return func(yield func([]Pattern, *Node) bool) { t.root.all(nil, yield) }
 }
@@ -45,10 +45,10 @@ func (at *level) all(above []Pattern, yield func([]Pattern, *Node) bool) bool {
 	return true
 }
 
-// anything stands for a value for which there is no exact pattern.
+// anything is a value for which no configuration has an exact pattern.
 const anything = "\x00any"
 
-// Sample returns an entry that p matches, and that a pattern of other values is unlikely to match. ok is
+// Sample returns an entry that p matches, and that patterns for other values probably do not match. ok is
 // false if p is a regular expression, or has a "*" in the key.
 func (p *Pattern) Sample() (e Entry, ok bool) {
 	value := ""

@@ -53,8 +53,8 @@ func (p *Policy) Words() string {
 	return text
 }
 
-// reserved returns how many units of l may be reserved ahead. given reports whether that is less than the
-// numbers would allow.
+// reserved returns how many units of l may be reserved ahead. given reports whether max_reserved lowers that
+// number.
 func reserved(l *algorithms.Limit) (n int64, given bool) {
 	if !l.CanReserve() {
 		return 0, false

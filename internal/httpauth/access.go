@@ -1,4 +1,4 @@
-// Package httpauth decides which HTTP requests are authorized: by token, by host name and by origin.
+// Package httpauth decides which HTTP requests are authorized. It checks tokens, host names and origins.
 package httpauth
 
 import (
@@ -10,24 +10,24 @@ import (
 	"strings"
 )
 
-// Brings reports whether r has the required token in its header "Authorization: Bearer TOKEN". The comparison takes
-// constant time. If required is nil, it returns false.
+// Brings reports whether r has the required token in its header "Authorization: Bearer TOKEN". The comparison
+// takes constant time. Brings returns false if required is nil.
 func Brings(r *http.Request, required Token) bool {
 	scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	return Is(strings.TrimSpace(given), required) && strings.EqualFold(scheme, "Bearer")
 }
 
-// Is reports whether given equals the required token. The comparison takes constant time. If required is nil, it
-// returns false.
+// Is reports whether given equals the required token. The comparison takes constant time. Is returns false if
+// required is nil.
 func Is(given string, required Token) bool {
 	if required == nil {
 		return false
 	}
-	want, got := sha256.Sum256([]byte(required())), sha256.Sum256([]byte(given)) // hashes have equal lengths
+	want, got := sha256.Sum256([]byte(required())), sha256.Sum256([]byte(given)) // the hashes have equal lengths, which a comparison in constant time needs
 	return subtle.ConstantTimeCompare(want[:], got[:]) == 1
 }
 
-// FromSamePage reports whether a browser sent r for a page of exactly this origin. It returns false for
+// FromSamePage reports whether a browser sent r for a page of exactly the same origin. It returns false for
 // programs, because they send no Origin.
 func FromSamePage(r *http.Request) bool {
 	origin, site := r.Header.Get("Origin"), r.Header.Get("Sec-Fetch-Site")
@@ -40,7 +40,8 @@ func ThroughUnixSocket(r *http.Request) bool {
 	return ok && local.Network() == "unix"
 }
 
-// FromBrowser reports whether a browser sent r, which must be a POST: every browser sends the origin of the page.
+// FromBrowser reports whether a browser sent r. r must be a POST, because every browser sends the origin of
+// the page with a POST.
 func FromBrowser(r *http.Request) bool {
 	return r.Header["Origin"] != nil || r.Header["Sec-Fetch-Site"] != nil
 }
@@ -51,8 +52,8 @@ func FromOtherSite(r *http.Request) bool {
 	return site == "cross-site" || site == "same-site"
 }
 
-// ThisMachineOnly passes requests for which NamesThisMachine returns true to next, and refuses others with a text
-// that contains the remedy.
+// ThisMachineOnly returns a handler that passes a request to next if NamesThisMachine returns true. It
+// refuses other requests with the text remedy.
 func ThisMachineOnly(next http.Handler, remedy string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !NamesThisMachine(r) {
@@ -65,9 +66,9 @@ func ThisMachineOnly(next http.Handler, remedy string) http.Handler {
 
 // NamesThisMachine reports whether the host of r is localhost, an IP address or empty.
 //
-// This protects against DNS rebinding: if the name of a web page resolves to this machine, the page has the
-// same origin for the browser, and could send requests that need no token. A browser reaches a Unix socket
-// only through a forwarded port, so the rule applies to browsers there too.
+// This protects against DNS rebinding. If the host name of a web page resolves to this machine, the browser
+// regards this listener as the same origin, and the page could send requests that need no token. A browser
+// reaches a Unix socket only through a forwarded port, so the rule applies to browsers there too.
 func NamesThisMachine(r *http.Request) bool {
 	if ThroughUnixSocket(r) && !FromBrowser(r) {
 		return true

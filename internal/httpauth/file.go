@@ -10,32 +10,33 @@ import (
 )
 
 const (
-	// maxFile bounds the content of a file with secrets.
+	// maxFile bounds the number of bytes in a file with secrets.
 	maxFile = 4096
-	// reread is how long the content of the file is cached.
+	// reread is how long the content of a file is used before the file is read again.
 	reread = time.Second
 )
 
-// file is a file with secrets, with the functions that use it.
+// file describes a file with secrets by the functions that handle it.
 type file[T any] struct {
 	read    func() (T, error)
 	equal   func(a, b T) bool
-	failed  func(err error) // reports a problem with a later read, once and not every second
-	changed func(value T)   // reports a new value
+	failed  func(err error) // logs a problem with a later read; called once for each problem
+	changed func(value T)   // logs that there is a new value
 }
 
-// followed is the value of a file that is read again.
+// followed holds the current value of a file.
 type followed[T any] struct {
 	file[T]
 	value atomic.Pointer[T]
 
-	mu      sync.Mutex // held by the request that reads the file; other requests use value
-	at      time.Time  // the time of the last read; guarded by mu
+	mu      sync.Mutex // held by the request that reads the file; other requests use value without waiting
+	at      time.Time  // when the file was last read; guarded by mu
 	problem string     // the last problem with the file; guarded by mu
 }
 
-// follow returns a function that returns the value of f, which is read again at most once a second. If it
-// cannot be read, the previous value stays in use. follow returns an error if the first read fails.
+// follow returns a function that returns the current value of f. The function reads the file again, at most
+// once a second. If the file cannot be read, the previous value stays in use. follow returns an error if the
+// first read fails.
 func follow[T any](f file[T]) (func() T, error) {
 	value, err := f.read()
 	if err != nil {
@@ -57,7 +58,7 @@ func (w *followed[T]) get() T {
 	return *w.value.Load()
 }
 
-// update reads the file. w.mu is held.
+// update reads the file. The caller holds w.mu.
 func (w *followed[T]) update() {
 	value, err := w.read()
 	if err != nil {
@@ -74,7 +75,8 @@ func (w *followed[T]) update() {
 	}
 }
 
-// readFile returns the content of a file, which must have at most maxFile bytes. Its errors contain none of it.
+// readFile returns the content of a file, which must have at most maxFile bytes. Its errors do not contain
+// the content.
 func readFile(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {

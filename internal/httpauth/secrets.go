@@ -8,18 +8,17 @@ import (
 	"go.uber.org/zap"
 )
 
-// These are the bounds of a file with secrets.
+// These constants bound a file with secrets.
 const (
-	// mostSecrets is the number of secrets accepted at a time: the one in use, and the previous or next
-	// one.
+	// mostSecrets is the largest number of secrets in a file: the current one, and the previous or next one.
 	mostSecrets = 2
-	// shortestSecret is the smallest length of a secret in bytes.
+	// shortestSecret is the minimum length of a secret, in bytes.
 	shortestSecret = 16
 )
 
-// FileSecrets returns the secrets in a file, one in each line, the one in use first. The file is read again when it may
-// have changed, at most once a second. While it cannot be used, the former secrets stay in use. FileSecrets returns an
-// error if the file cannot be used at first.
+// FileSecrets returns a function that returns the secrets in a file. The file has one secret in each line,
+// the current one first. It is read again at most once a second. While it cannot be read, the previous
+// secrets stay in use. FileSecrets returns an error if the first read fails.
 func FileSecrets(path string, log *zap.Logger) (func() []string, error) {
 	return follow(file[[]string]{
 		read:  func() ([]string, error) { return readSecrets(path) },
@@ -33,7 +32,7 @@ func FileSecrets(path string, log *zap.Logger) (func() []string, error) {
 	})
 }
 
-// readSecrets returns the secrets in a file. Its errors contain none of them.
+// readSecrets returns the secrets in a file. Its errors do not contain secrets.
 func readSecrets(path string) ([]string, error) {
 	data, err := readFile(path)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 )
 
-// Token returns the secret that a request must have now. A nil Token means that none is required.
+// Token returns the secret that a request must currently have. A nil Token means that no secret is required.
 type Token func() string
 
 // FixedToken returns a Token that never changes, or nil if secret is empty.
@@ -19,9 +19,9 @@ func FixedToken(secret string) Token {
 	return func() string { return secret }
 }
 
-// FileToken returns a Token with the content of a file, without trailing white space. The file is read again when it
-// may have changed. While it cannot be used, the former token stays in use. FileToken returns an error if the file
-// cannot be used at first.
+// FileToken returns a Token with the content of a file, without trailing white space. The file is read again
+// at most once a second. While it cannot be read, the previous token stays in use. FileToken returns an error
+// if the first read fails.
 func FileToken(path string, log *zap.Logger) (Token, error) {
 	return follow(file[string]{
 		read:  func() (string, error) { return readToken(path) },
@@ -33,7 +33,7 @@ func FileToken(path string, log *zap.Logger) (Token, error) {
 	})
 }
 
-// readToken returns the token in a file. Its errors do not contain any of the content.
+// readToken returns the token in a file. Its errors do not contain the token.
 func readToken(path string) (string, error) {
 	if path == "" {
 		return "", errors.New("the file with the token has no name")

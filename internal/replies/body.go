@@ -13,21 +13,21 @@ type cause uint8
 
 const (
 	reached cause = iota // a limit was reached
-	never                // the cost is more than a limit can ever hold
+	never                // the cost is more than a limit can ever allow
 	missing              // the request lacks an entry that its domain requires
 	failed               // the store could not decide
 )
 
-// denial has the content of the body of a denial.
+// denial is the content of the body of a denial.
 type denial struct {
 	cause cause
 	// result is the Result that explains the denial, or nil.
 	result *limiter.Result
-	// wait is in seconds; 0 means that the body has no wait.
+	// wait is the retry time in seconds. 0 means that the body does not state one.
 	wait int64
 }
 
-// explain returns the content of the body for v, a denial. quiet omits the retry time.
+// explain returns the content of the body for v. v must be a denial. quiet omits the retry time.
 func explain(v *limiter.Verdict, quiet bool) denial {
 	var d denial
 	d.result = denier(v)
@@ -45,8 +45,8 @@ func explain(v *limiter.Verdict, quiet bool) denial {
 	return d
 }
 
-// denier returns the Result that explains v: that of a limit that denies by itself. It returns nil if there
-// is none.
+// denier returns the Result that explains v. It considers only limits that deny alone, and returns nil if
+// there is none.
 func denier(v *limiter.Verdict) *limiter.Result {
 	at := mostRestrictive(v, func(r *limiter.Result) bool { return r.Outcome == limiter.Denied && v.Denies(r) })
 	if at < 0 {
@@ -55,8 +55,8 @@ func denier(v *limiter.Verdict) *limiter.Result {
 	return &v.Results[at]
 }
 
-// Format returns the format of the body for v. That is the format of the limit that explains the denial, or
-// that of the domain. It returns NoBody if neither has one, or if v is not a denial.
+// Format returns the format of the body for v. The limit that explains the denial determines the format, or
+// else the domain. Format returns NoBody if neither states a format, or if v is not a denial.
 func Format(v *limiter.Verdict) descriptors.Body {
 	if !v.Denied || v.Domain == nil {
 		return descriptors.NoBody
@@ -67,7 +67,7 @@ func Format(v *limiter.Verdict) descriptors.Body {
 	return v.Domain.DenyBody
 }
 
-// ContentType returns the content type of a body.
+// ContentType returns the content type of a body in format f.
 func ContentType(f descriptors.Body) string {
 	switch f {
 	case descriptors.OpenAIBody, descriptors.AnthropicBody:
@@ -79,7 +79,7 @@ func ContentType(f descriptors.Body) string {
 	return "text/plain; charset=utf-8"
 }
 
-// AppendBody appends the body for v, a denial. quiet omits the retry time.
+// AppendBody appends to b the body for v in format f. v must be a denial. quiet omits the retry time.
 func AppendBody(b []byte, f descriptors.Body, v *limiter.Verdict, quiet bool) []byte {
 	d := explain(v, quiet)
 	switch f {
@@ -94,7 +94,7 @@ func AppendBody(b []byte, f descriptors.Body, v *limiter.Verdict, quiet bool) []
 	return append(d.appendMessage(b), '\n')
 }
 
-// appendMessage appends a sentence for the reader, in printable ASCII.
+// appendMessage appends a sentence that explains the denial, in printable ASCII.
 func (d *denial) appendMessage(b []byte) []byte {
 	switch d.cause {
 	case missing:
@@ -184,8 +184,8 @@ func (d *denial) appendProblem(b []byte, v *limiter.Verdict) []byte {
 	return append(b, "}\n"...)
 }
 
-// appendQuoted appends the message as a JSON string.
+// appendQuoted appends the sentence of appendMessage as a JSON string.
 func (d *denial) appendQuoted(b []byte) []byte {
 	var room [256]byte
-	return strconv.AppendQuoteToASCII(b, string(d.appendMessage(room[:0]))) // Go quotes printable ASCII as JSON does
+	return strconv.AppendQuoteToASCII(b, string(d.appendMessage(room[:0]))) // for printable ASCII, quoting in Go and in JSON is the same
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// headerNames are the headers for one unit in the header set openai.
+// headerNames are the headers of the set openai for one unit.
 type headerNames struct{ limit, remaining, reset string }
 
 var unitHeaders = [...]struct {
@@ -19,17 +19,17 @@ var unitHeaders = [...]struct {
 	{descriptors.Tokens, headerNames{"x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"}},
 }
 
-// longestWait is the longest time, in seconds, that the openai package waits when a denial has
-// retry-after-ms. For a longer time, older versions would call again within seconds, and the anthropic
-// package would sleep for all of it.
+// longestWait is the longest time, in seconds, that the openai package obeys in retry-after-ms. For a longer
+// time, old versions would call again within seconds, and the anthropic package would sleep for the whole
+// time.
 const longestWait = 120
 
-// MaxHeaders is the largest number of headers that OpenAIHeaders passes to add.
+// MaxHeaders is the largest number of calls of add that OpenAIHeaders makes.
 const MaxHeaders = 3*len(unitHeaders) + 2
 
-// OpenAIHeaders calls add with each header of the set openai for v. There are headers for the most
-// restrictive limit of each unit. A denial also has headers for its retry time, unless quiet is set. The
-// value is valid only during the call.
+// OpenAIHeaders calls add with each header of the set openai for v. For each unit it adds the headers of the
+// most restrictive limit. For a denial it also adds headers for the retry time, unless quiet is true. The
+// slice value is valid only during the call.
 func OpenAIHeaders(v *limiter.Verdict, quiet bool, add func(name string, value []byte)) {
 	var room [32]byte
 	for i := range unitHeaders {
@@ -49,7 +49,7 @@ func OpenAIHeaders(v *limiter.Verdict, quiet bool, add func(name string, value [
 	}
 	if !v.Never && !quiet {
 		wait := (v.RetryAfter + 999) / 1000
-		if wait == 0 { // the store could not decide
+		if wait == 0 { // the store could not decide, so that no retry time is known
 			wait = 1000
 		}
 		add("retry-after-ms", strconv.AppendInt(room[:0], int64(wait), 10))

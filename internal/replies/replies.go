@@ -1,6 +1,6 @@
-// Package replies makes the parts of an answer that are meant for the client behind the proxy: the limit
-// that explains the answer, the body of a denial, and the headers that the SDKs of language models read.
-// They contain no bytes from clients. The package does no I/O.
+// Package replies creates the parts of an answer that are meant for the client behind the proxy: the limit
+// that explains the answer, the body of a denial, and the headers that SDKs for language models read. These
+// parts contain no bytes from clients. The package does no I/O.
 package replies
 
 import (
@@ -12,15 +12,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// MaxName bounds the name of a limit in headers and bodies.
+// MaxName bounds the bytes of a limit's name in headers and bodies.
 const MaxName = 128
 
-// Describes reports whether headers may describe r. Shadow limits and failures are not described.
+// Describes reports whether headers may describe r. They do not describe shadow limits and failures.
 func Describes(r *limiter.Result) bool {
 	return r.Policy != nil && !r.Policy.Shadow && r.Outcome != limiter.Shadowed && !r.Policy.Unlimited && r.Outcome != limiter.Replaced && r.Decision.Err == nil
 }
 
-// Limit returns the limit to which the numbers in r belong.
+// Limit returns the limit to which the numbers in r belong. That can be the local share of the policy's
+// limit.
 func Limit(r *limiter.Result) *algorithms.Limit {
 	if p := r.Policy; p.Extra().Local != nil && (r.Outcome == limiter.FailedAllowed || r.Outcome == limiter.FailedDenied) {
 		return p.Extra().Local
@@ -28,14 +29,14 @@ func Limit(r *limiter.Result) *algorithms.Limit {
 	return r.Policy.Limit
 }
 
-// MostRestrictive returns the index of the most restrictive Result of v, or -1. If limits deny, it is one
-// that can never allow the cost, or else the one with the longest retry time. If none denies, it is the one
-// with the fewest units left.
+// MostRestrictive returns the index of the most restrictive Result of v, or -1. If limits deny, it chooses a
+// limit that can never allow the cost, or else the one with the longest retry time. If none denies, it
+// chooses the one with the fewest units left.
 func MostRestrictive(v *limiter.Verdict) int {
 	return mostRestrictive(v, func(*limiter.Result) bool { return true })
 }
 
-// mostRestrictive returns the index of the most restrictive of the Results for which of returns true.
+// mostRestrictive does what MostRestrictive does, among the Results for which of returns true.
 func mostRestrictive(v *limiter.Verdict, of func(*limiter.Result) bool) int {
 	best, bestDenies := -1, false
 	for i := range v.Results {
@@ -63,8 +64,8 @@ func mostRestrictive(v *limiter.Verdict, of func(*limiter.Result) bool) int {
 	return best
 }
 
-// AppendName appends the name of p's limit as a String of RFC 9651, which is valid JSON too. A limit without a name
-// gets a number, because its path in the configuration would reveal the keys of descriptors.
+// AppendName appends the name of p's limit as a String of RFC 9651, which is also valid JSON. A limit without
+// a name gets a number, because its path in the configuration would reveal the keys of descriptors.
 func AppendName(b []byte, p *descriptors.Policy) []byte {
 	b = append(b, '"')
 	if p.RateName == "" {
@@ -83,7 +84,7 @@ func AppendName(b []byte, p *descriptors.Policy) []byte {
 	return append(b, '"')
 }
 
-// Seconds returns d in whole seconds, rounded up.
+// Seconds converts d to whole seconds, rounded up.
 func Seconds(d algorithms.Micros) int64 {
 	return int64((d + algorithms.Second - 1) / algorithms.Second)
 }

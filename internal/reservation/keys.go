@@ -1,5 +1,5 @@
 // Package reservation encodes reservations as text. The text contains all data of a reservation and is
-// signed. So every process with the same secret can settle the reservation, and none stores state for it.
+// signed. So every process that has the same secret can settle the reservation, and none stores state for it.
 // Proxies, the HTTP API and package ratelimit use the same text.
 package reservation
 
@@ -23,25 +23,26 @@ import (
 // ErrForged means that a text is not a reservation, or was signed with another secret.
 var ErrForged = errors.New("is not a reservation, or was signed with another key")
 
-// Secrets returns the secrets of ids. The first one signs, and all are accepted. It returns none while they
-// are not known.
+// Secrets returns the secrets that sign ids. The first one signs new ids; ids that another one signed are
+// accepted. Secrets returns none while they are not known.
 type Secrets func() []string
 
-// Keys implements limiter.IDs: it encodes a reservation as one signed text. The id of a proxy's reservation
-// has at most limiter.MaxID bytes, whatever its client sent, because it contains the keys of buckets, which
-// are bounded.
+// Keys implements limiter.IDs by encoding a reservation as one signed text. The id of a proxy's reservation
+// has at most limiter.MaxID bytes, whatever the client sent, because it contains keys of buckets, whose
+// length is bounded.
 type Keys struct {
 	secrets, old Secrets
 	current      atomic.Pointer[ring]
-	// unique is the start of the ID of each reservation of this process. made is the number of IDs so far.
+	// unique is the start of the ID of each reservation of this process. made is the number of IDs created so
+	// far.
 	unique [8]byte
 	made   atomic.Uint64
 }
 
 const (
-	// MaxKey bounds the values of a key that is reserved by name, in bytes.
+	// MaxKey bounds the length of a key that is reserved by name, in bytes.
 	MaxKey = 16 << 10
-	// maxText bounds the length of an id in bytes, because a body that settles it may have at most 64 KiB.
+	// maxText bounds the length of an id, in bytes. A body with an id may have at most 64 KiB.
 	maxText = 48 << 10
 	// form is the version of the layout.
 	form = 2
@@ -49,24 +50,24 @@ const (
 	signatureLen = 16
 )
 
-// NewKeys makes Keys that sign with secrets. Ids of the older form are accepted if one of old signed them;
-// nil means that they are not accepted.
+// NewKeys returns Keys that sign with secrets. Ids of the older form are accepted if a secret of old signed
+// them. If old is nil, they are not accepted.
 func NewKeys(secrets, old Secrets) *Keys {
 	k := &Keys{secrets: secrets, old: old}
 	_, _ = rand.Read(k.unique[:]) // rand.Read never fails
 	return k
 }
 
-// rooms are buffers of ids, which are reused.
+// rooms are buffers for decoding and encoding ids.
 var rooms = sync.Pool{New: func() any { return new([]byte) }}
 
-// ring is a list of secrets, with the hash functions that sign with each.
+// ring holds a list of secrets, and the hash functions for signing with each.
 type ring struct {
 	secrets []string
-	macs    []*sync.Pool // pools of hash.Hash, by secret
+	macs    []*sync.Pool // for each secret, a pool of hash.Hash
 }
 
-// ring returns the present secrets.
+// ring returns the current secrets.
 func (k *Keys) ring() *ring {
 	secrets, r := k.secrets(), k.current.Load()
 	if r != nil && slices.Equal(r.secrets, secrets) {
@@ -81,7 +82,7 @@ func (k *Keys) ring() *ring {
 	return r
 }
 
-// sign appends the signature of b by secret i.
+// sign appends to dst the signature of b with the secret at index i.
 func (r *ring) sign(dst []byte, i int, b []byte) []byte {
 	mac := r.macs[i].Get().(hash.Hash)
 	defer r.macs[i].Put(mac)
@@ -91,7 +92,7 @@ func (r *ring) sign(dst []byte, i int, b []byte) []byte {
 	return mac.Sum(dst)[:n+signatureLen]
 }
 
-// signingKey derives the key of signatures from secret.
+// signingKey derives the key for signing from secret.
 func signingKey(secret string) [sha256.Size]byte {
 	return sha256.Sum256([]byte("rlsidecar reservation\x00" + secret))
 }
@@ -145,8 +146,8 @@ func Decode(id string, r *limiter.Reserved) error {
 	return ErrForged
 }
 
-// split decodes id to room, and splits it into the encoded reservation and the signature. Both are empty if id is
-// malformed.
+// split decodes id into the memory of room, and splits it into the encoded reservation and the signature.
+// Both are empty if id is malformed.
 func split(room []byte, id string) (b, sum []byte) {
 	if len(id) > maxText {
 		return nil, nil
@@ -158,7 +159,7 @@ func split(room []byte, id string) (b, sum []byte) {
 	return b[:len(b)-signatureLen], b[len(b)-signatureLen:]
 }
 
-// isByName is the flag of a part that was reserved by name. Lower flags are for Slot, Hash and Cell.
+// isByName is the flag of a part that was reserved by name. Lower flags belong to Slot, Hash and Cell.
 const isByName = 1 << 3
 
 func appendReserved(b []byte, r *limiter.Reserved) []byte {
@@ -199,7 +200,7 @@ func appendPart(b []byte, p *limiter.ReservedPart) []byte {
 	return b
 }
 
-// decode decodes the output of appendReserved.
+// decode decodes what appendReserved has encoded. It returns false if b is malformed.
 func decode(b []byte, r *limiter.Reserved) bool {
 	if len(b) == 0 || b[0] != form {
 		return false
@@ -225,7 +226,7 @@ func decode(b []byte, r *limiter.Reserved) bool {
 // fields decodes numbers and texts from the start of rest.
 type fields struct {
 	rest  []byte
-	short bool // rest ended too early
+	short bool // rest did not have enough bytes
 }
 
 func (f *fields) part() (p limiter.ReservedPart) {
@@ -271,7 +272,7 @@ func (f *fields) texts() (list []string) {
 	return list
 }
 
-// bytes decodes n bytes.
+// bytes removes the first n bytes from rest and returns them.
 func (f *fields) bytes(n uint64) []byte {
 	if n > uint64(len(f.rest)) {
 		f.short, f.rest = true, nil

@@ -10,11 +10,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// oldForm is the version of the layout that the HTTP API and package ratelimit used before all reservations
-// had one form. Such ids are valid for an hour after their turn, and are accepted until v1.
+// oldForm is the version of the layout that only the HTTP API and package ratelimit used, before all
+// reservations had the same layout. Ids of the old form are valid for an hour after their turn. They are
+// accepted until v1.
 const oldForm = 1
 
-// openOld decodes an id of the old form.
+// openOld decodes an id of the old form, if one of the old secrets signed it.
 func (k *Keys) openOld(b, sum []byte, r *limiter.Reserved) bool {
 	if k.old == nil {
 		return false
@@ -44,7 +45,7 @@ func decodeOld(b []byte, r *limiter.Reserved) bool {
 	if f.short || p.Count < 0 || p.Wait < 0 || p.Name == "" {
 		return false
 	}
-	if len(f.rest) > 0 { // absent in the oldest versions
+	if len(f.rest) > 0 { // the oldest versions do not encode this field
 		p.Inflow = scaled.Inflow{Units: int64(f.number()), Span: int64(f.number())}
 	}
 	what := "limit"

@@ -1,6 +1,6 @@
-// Package routing applies the auth section of a configuration to an HTTP request. It finds the route of the
-// request, and makes the route's descriptors from the request's values. It trusts the content of a Request;
-// the listener that fills in the Request decides which headers are trusted.
+// Package routing applies the section auth of a configuration to an HTTP request. It finds the route of the
+// request, and creates the route's descriptors from the request's values. It trusts the content of a Request.
+// The listener that fills in the Request decides which headers are trusted.
 package routing
 
 import (
@@ -13,28 +13,29 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// Request is a request as a proxy received it. All fields except Client contain bytes chosen by the client.
+// Request is a request as a proxy received it. All fields except Client contain bytes that the client chose.
 type Request struct {
 	Method string
-	// Host is in lower case and without port; see HostName.
+	// Host is in lower case and without a port; see HostName.
 	Host string
-	// Path is normalized by target.Path. Query is unchanged.
+	// Path is normalized by target.Path. Query is as the client sent it.
 	Path, Query string
-	// Header has the headers by canonical name.
+	// Header maps canonical names of headers to their values.
 	Header map[string][]string
-	// Client is the client's address; the zero Addr means unknown.
+	// Client is the client's address. The zero Addr means that it is unknown.
 	Client netip.Addr
 
 	fold folded
 }
 
-// folded caches the last result of target.Fold, because most routes ignore the same differences.
+// folded caches the last result of target.Fold. That is enough, because most routes have the same
+// path_ignores.
 type folded struct {
 	path, result string
 	ignore       target.Ignore
 }
 
-// path returns the path without the differences that a route ignores.
+// path returns the path without the differences in ignore.
 func (q *Request) path(ignore target.Ignore) string {
 	switch f := &q.fold; {
 	case ignore == 0:
@@ -84,10 +85,10 @@ func matchesTarget(r *limiter.Route, q *Request) bool {
 	return (r.Path == "" || r.MatchesPath(q.path(r.Ignore))) && (r.Method == "" || r.Method == q.Method) && (r.Host == "" || r.Host == q.Host)
 }
 
-// Repeated returns a source that has several values in q and affects which limits apply. That is a
-// condition of a route up to r, the result of Find, or a source of a value in r. It returns "" if there is
-// none. Applications differ in which of several values they use, so a client could be counted by one value
-// and served by another.
+// Repeated returns a source that has several values in q and affects which limits apply. Such a source is a
+// condition of a route up to r, or a source of a value in r. r is the result of Find. Repeated returns "" if
+// there is no such source. Applications differ in which of several values they use, so a limit could count
+// one value while the application uses another.
 func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	for i := range a.Routes {
 		one := &a.Routes[i]
@@ -113,8 +114,8 @@ func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	return ""
 }
 
-// repeats reports whether the source of e has several values. A cookie may be repeated with the same value,
-// because browsers send cookies of one name for several paths.
+// repeats reports whether the source of e has several values in q. A cookie may be repeated with the same
+// value, because browsers send cookies of one name for several paths.
 func repeats(e *limiter.AuthEntry, q *Request) bool {
 	switch e.From { //nolint:exhaustive // the other sources have one value
 	case limiter.FromHeader:
@@ -128,7 +129,7 @@ func repeats(e *limiter.AuthEntry, q *Request) bool {
 	}
 }
 
-// Fill adds the descriptors of r for q to c. A descriptor with a missing value is omitted.
+// Fill adds to c the descriptors of r with the values of q. It omits a descriptor if a value is missing.
 func Fill(c *limiter.Call, a *limiter.Auth, r *limiter.Route, q *Request) {
 	c.Request.Domain, c.DryRun = r.Domain, r.DryRun
 	for _, entries := range r.Descriptors {
@@ -145,8 +146,8 @@ func Fill(c *limiter.Call, a *limiter.Auth, r *limiter.Route, q *Request) {
 	}
 }
 
-// Value returns the value of e, an entry of r, and reports whether there is one. If there are several
-// values, it returns the first; see Repeated.
+// Value returns the value of e, an entry of r, and reports whether q has it. If q has several values, Value
+// returns the first; see Repeated.
 func Value(a *limiter.Auth, r *limiter.Route, e *limiter.AuthEntry, q *Request) (value string, ok bool) {
 	switch e.From {
 	case limiter.FromValue:

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// cookies returns the values of the cookies with a name, in their order.
+// cookies returns the values of all cookies called name, in their order.
 func cookies(lines []string, name string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, line := range lines {
@@ -19,7 +19,7 @@ func cookies(lines []string, name string) iter.Seq[string] {
 					continue
 				}
 				value = strings.TrimLeft(value, " \t")
-				if n := len(value); n > 1 && value[0] == '"' && value[n-1] == '"' { // quotes do not change the value
+				if n := len(value); n > 1 && value[0] == '"' && value[n-1] == '"' { // quotes are not part of the value
 					value = value[1 : n-1]
 				}
 				if !yield(value) {
@@ -30,7 +30,7 @@ func cookies(lines []string, name string) iter.Seq[string] {
 	}
 }
 
-// cookie returns the value of the first cookie with a name.
+// cookie returns the value of the first cookie called name.
 func cookie(lines []string, name string) (value string, ok bool) {
 	for value := range cookies(lines, name) {
 		return value, true
@@ -38,7 +38,7 @@ func cookie(lines []string, name string) (value string, ok bool) {
 	return "", false
 }
 
-// cookiesDiffer reports whether two cookies with a name have different values.
+// cookiesDiffer reports whether two cookies called name have different values.
 func cookiesDiffer(lines []string, name string) bool {
 	first, _ := cookie(lines, name)
 	for value := range cookies(lines, name) {
@@ -49,7 +49,7 @@ func cookiesDiffer(lines []string, name string) bool {
 	return false
 }
 
-// claim returns a claim of the bearer token. The token's signature is not verified here.
+// claim returns the claim called name of the bearer token. It does not verify the token's signature.
 func claim(lines []string, name string) (value string, ok bool) {
 	const scheme, blanks = "bearer", " \t"
 	if len(lines) == 0 || len(lines[0]) <= len(scheme) || !strings.EqualFold(lines[0][:len(scheme)], scheme) {
@@ -57,7 +57,7 @@ func claim(lines []string, name string) (value string, ok bool) {
 	}
 	token := strings.TrimLeft(lines[0][len(scheme):], blanks) // applications accept any number of blanks
 	if len(token)+len(scheme) == len(lines[0]) {
-		return "", false // another scheme with the same prefix
+		return "", false // another scheme that starts with the same letters
 	}
 	_, rest, _ := strings.Cut(token, ".")
 	payload, _, signed := strings.Cut(rest, ".")

@@ -1,12 +1,12 @@
-// Package target normalizes the target of an HTTP request as a proxy received it. The application behind
-// the proxy may treat different spellings of a target as equal. Here they get one form, so that a client
-// cannot avoid a limit with another spelling.
+// Package target normalizes the target of an HTTP request as a proxy received it. The application behind the
+// proxy may treat different spellings of a target as equal. This package gives them one form, so that a
+// client cannot avoid a limit with another spelling.
 package target
 
 import "strings"
 
-// Split splits a target into path and query. The part after "#" belongs to neither: browsers do not send it, and
-// NGINX ignores it. Scheme and host of an absolute target are removed.
+// Split splits a target into path and query. It drops the part after "#", which browsers do not send and
+// NGINX ignores. It also drops scheme and host of an absolute target.
 func Split(target string) (path, query string) {
 	if i := strings.IndexByte(target, '#'); i >= 0 {
 		target = target[:i]
@@ -19,11 +19,11 @@ func Split(target string) (path, query string) {
 	return path, query
 }
 
-// Path returns the normalized form in which paths are compared and become keys: percent-decoded once, with "//", "."
-// and ".." resolved. Invalid escapes stay unchanged.
+// Path returns the normalized form of path, which conditions are compared with and which becomes part of
+// keys. It decodes percent escapes once, and resolves "//", "." and "..". Invalid escapes stay unchanged.
 func Path(path string) string { return resolve(Unescape(path)) }
 
-// resolve removes empty segments, "." and "..".
+// resolve resolves empty segments, "." and "..".
 func resolve(path string) string {
 	if !strings.HasPrefix(path, "/") || !strings.Contains(path, "//") && !strings.Contains(path, "/.") {
 		return path
@@ -39,7 +39,7 @@ func resolve(path string) string {
 			parts = append(parts, word)
 			continue
 		}
-		if i == len(words)-1 { // the path ends in a directory
+		if i == len(words)-1 { // keeps the slash at the end, because the path means a directory
 			parts = append(parts, "")
 		}
 	}
@@ -51,17 +51,17 @@ type Ignore uint8
 
 // The differences.
 const (
-	// IgnoreCase means that /LOGIN is /login.
+	// IgnoreCase means that /LOGIN equals /login.
 	IgnoreCase Ignore = 1 << iota
-	// IgnoreTrailingSlash means that /login/ is /login.
+	// IgnoreTrailingSlash means that /login/ equals /login.
 	IgnoreTrailingSlash
-	// IgnoreParameters means that /login;x=1 and /a;x/..;y/login are /login.
+	// IgnoreParameters means that /login;x=1 and /a;x/..;y/login equal /login.
 	IgnoreParameters
-	// IgnoreBackslash means that \login is /login.
+	// IgnoreBackslash means that \login equals /login.
 	IgnoreBackslash
 )
 
-// Fold returns path, which was normalized by Path, without the ignored differences.
+// Fold returns path without the differences in ignore. path must be a result of Path.
 func Fold(path string, ignore Ignore) string {
 	if ignore&IgnoreBackslash != 0 {
 		path = strings.ReplaceAll(path, `\`, "/")
@@ -69,22 +69,22 @@ func Fold(path string, ignore Ignore) string {
 	if ignore&IgnoreParameters != 0 {
 		path = withoutParameters(path)
 	}
-	path = resolve(path) // the steps above may have made new segments
+	path = resolve(path) // the steps above may have created segments such as ".."
 	if ignore&IgnoreCase != 0 {
 		path = Lower(strings.ReplaceAll(strings.ReplaceAll(path, kelvin, "k"), longS, "s"))
 	}
 	if ignore&IgnoreTrailingSlash != 0 {
-		for len(path) > 1 && path[len(path)-1] == '/' { // there are several only if the path does not start with "/"
+		for len(path) > 1 && path[len(path)-1] == '/' { // several slashes can remain only if the path does not start with "/"
 			path = path[:len(path)-1]
 		}
 	}
 	return path
 }
 
-// kelvin and longS are the only letters outside ASCII whose lower or upper case is an ASCII letter.
+// kelvin and longS are the only letters outside ASCII that have an ASCII letter as their lower or upper case.
 const kelvin, longS = "\u212a", "\u017f"
 
-// withoutParameters removes the part of each segment of path from its first ";" on.
+// withoutParameters removes from each segment of path the first ";" and what follows.
 func withoutParameters(path string) string {
 	if !strings.Contains(path, ";") {
 		return path
@@ -96,8 +96,8 @@ func withoutParameters(path string) string {
 	return strings.Join(words, "/")
 }
 
-// Lower converts ASCII letters to lower case, as DNS and proxies do. strings.ToLower would change bytes that are not
-// UTF-8.
+// Lower converts ASCII letters to lower case, as DNS and proxies do. strings.ToLower would change bytes that
+// are not valid UTF-8.
 func Lower(text string) string {
 	isUpper := func(c rune) bool { return 'A' <= c && c <= 'Z' }
 	if !strings.ContainsFunc(text, isUpper) {
@@ -112,8 +112,8 @@ func Lower(text string) string {
 	return string(out)
 }
 
-// Query returns the first value of a parameter, and reports whether there is one. Names are compared after
-// decoding, as applications do.
+// Query returns the first value of the parameter called name, and reports whether there is one. It decodes
+// names before it compares them, as applications do.
 func Query(query, name string) (value string, ok bool) {
 	for query != "" {
 		var pair string
@@ -131,7 +131,7 @@ func form(text string) string {
 	return Unescape(strings.ReplaceAll(text, "+", " "))
 }
 
-// Unescape decodes %HH.
+// Unescape decodes escapes of the form %HH once. Invalid escapes stay unchanged.
 func Unescape(text string) string {
 	i := strings.IndexByte(text, '%')
 	if i < 0 {

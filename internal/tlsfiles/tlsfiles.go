@@ -1,4 +1,4 @@
-// Package tlsfiles makes TLS configurations from PEM files.
+// Package tlsfiles creates TLS configurations from PEM files.
 package tlsfiles
 
 import (
@@ -21,9 +21,10 @@ func Pool(file string) (*x509.CertPool, error) {
 	return pool, nil
 }
 
-// Client returns the configuration of a TLS client. It trusts the certificate authorities in the file ca, or those
-// of the system if ca is "". It presents the certificate in the file cert, which is read again for each connection,
-// or none if cert is "". Errors contain what, the purpose of the connection.
+// Client returns the configuration of a TLS client. The client trusts the certificate authorities in the file
+// ca, or those of the system if ca is "". It presents the certificate in the file cert, which is read again
+// for each connection, or no certificate if cert is "". Errors contain what, which describes the purpose of
+// the connection.
 func Client(what, ca, cert, key string) (*tls.Config, error) {
 	if (cert == "") != (key == "") {
 		return nil, fmt.Errorf("a client certificate for %s needs both a certificate and its key", what)

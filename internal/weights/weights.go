@@ -1,5 +1,5 @@
-// Package weights converts costs of several kinds of units, such as input and output tokens, to units of one limit. It is
-// pure.
+// Package weights converts costs in several kinds of units, such as input and output tokens, to units of one
+// limit. It does no I/O.
 package weights
 
 import (
@@ -11,28 +11,29 @@ import (
 	"strings"
 )
 
-// Weight is what one unit of a kind costs: Parts/Of units of the limit.
+// Weight is the cost of one unit of a kind: Parts/Of units of the limit.
 type Weight struct{ Parts, Of int64 }
 
-// Weights are the costs of several kinds of units, such as input and output tokens, in units of one limit. They are
-// immutable.
+// Weights has the costs of several kinds of units, such as input and output tokens, in units of one limit. It
+// is immutable.
 type Weights struct {
-	names []string // sorted
-	parts []int64  // of each name, in 1/of
+	names []string // the names of the kinds, sorted
+	parts []int64  // the cost of each name, in units of 1/of
 	of    int64
 }
 
 const (
-	// Max bounds the kinds of units of a limit, and MaxName their names, in bytes.
+	// Max bounds the number of kinds in a limit. MaxName bounds the name of a kind, in bytes.
 	Max, MaxName = 16, 64
-	// maxExact is the largest cost: all numbers up to 2^53 are exact in doubles, in which Redis scripts compute.
+	// maxExact is the largest cost. Redis scripts compute with doubles, which represent all whole numbers up
+	// to 2^53 exactly.
 	maxExact = 1 << 53
 	// maxWeight bounds the numerator, the denominator and the common denominator of weights. So the sum of Max
 	// products with costs of at most 2^53 has less than 128 bits: 4 + 53 + 2*30.
 	maxWeight = 1e9
 )
 
-// Parse parses a whole number, a decimal fraction, or a fraction: 4, 0.1, 1/10.
+// Parse parses a whole number, a decimal fraction, or a fraction, such as 4, 0.1 or 1/10.
 func Parse(text string) (Weight, error) {
 	wrong := fmt.Errorf("%q must be a whole number, a decimal fraction or a fraction of 0 or more, such as 4, 0.1 or 1/10", text)
 	above, below, isFraction := strings.Cut(text, "/")
@@ -70,7 +71,7 @@ func digits(text string) (int64, error) {
 	return strconv.ParseInt(text, 10, 64)
 }
 
-// Compile returns the Weights with the weight of each name.
+// Compile returns the Weights in which each name has its weight.
 func Compile(byName map[string]Weight) (*Weights, error) {
 	if len(byName) == 0 || len(byName) > Max {
 		return nil, fmt.Errorf("must have 1 to %d names, has %d", Max, len(byName))
@@ -88,12 +89,12 @@ func Compile(byName map[string]Weight) (*Weights, error) {
 	slices.Sort(w.names)
 	for _, name := range w.names {
 		weight := byName[name]
-		w.parts = append(w.parts, weight.Parts*(w.of/weight.Of)) // at most 10^18
+		w.parts = append(w.parts, weight.Parts*(w.of/weight.Of)) // the product is at most 10^18
 	}
 	return w, nil
 }
 
-// String lists the weights: "cached: 1/10, input: 1".
+// String lists the weights, for example "cached: 1/10, input: 1".
 func (w *Weights) String() string {
 	texts := make([]string, len(w.names))
 	for i, name := range w.names {
@@ -106,7 +107,8 @@ func (w *Weights) String() string {
 	return strings.Join(texts, ", ")
 }
 
-// Cost returns the sum of costs, each times its weight, rounded up once. Names that are not in costs cost nothing.
+// Cost returns the sum of costs multiplied by their weights. It rounds the sum up once. A name that is not in
+// costs adds nothing.
 func (w *Weights) Cost(costs map[string]int64) (int64, error) {
 	var high, low uint64
 	names := make([]string, 0, len(costs))
@@ -130,7 +132,7 @@ func (w *Weights) Cost(costs map[string]int64) (int64, error) {
 			high, _ = bits.Add64(high, h, carry)
 		}
 	}
-	if high >= uint64(w.of) { // the quotient has more than 64 bits
+	if high >= uint64(w.of) { // the quotient would have more than 64 bits
 		return 0, errTooMuch
 	}
 	cost, rest := bits.Div64(high, low, uint64(w.of))
