@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// adjustCmd changes single limits of a running sidecar.
+// adjustCmd groups the commands that list and change adjustments of a running sidecar.
 type adjustCmd struct {
 	Set    adjustSetCmd    `cmd:"" help:"Change a limit's numbers, for one key or all keys, for some time; or block a key."`
 	List   adjustListCmd   `cmd:"" help:"List the adjustments in force."`
@@ -25,13 +25,13 @@ type adjustCmd struct {
 	Audit  adjustAuditCmd  `cmd:"" help:"List who changed what and why, or verify that no entry was changed."`
 }
 
-// by identifies the operator.
+// by states who makes a change, and why.
 type by struct {
 	Author string `env:"USER" placeholder:"NAME" help:"Your name, for the audit ($USER)."`
 	Reason string `required:"" placeholder:"TEXT" help:"The reason, for the audit."`
 }
 
-// check refuses a change without an author. Shells in containers often have no $USER.
+// check returns an error if the flags and $USER name no author. Shells in containers often have no $USER.
 func (b *by) check() error {
 	if strings.TrimSpace(b.Author) == "" {
 		return exitError{exitUsage, errors.New("the audit names who changed a limit, and $USER is not set; add --author NAME")}
@@ -60,7 +60,7 @@ type adjustSetCmd struct {
 	adminFlags
 }
 
-// Help is shown by adjust set --help.
+// Help returns the text for adjust set --help.
 func (adjustSetCmd) Help() string {
 	return `Sends the adjustment to the admin listener of a running sidecar, which must have a token
 or be a Unix socket. With Redis, every sidecar applies the adjustment within about a
@@ -106,7 +106,7 @@ func (c *adjustSetCmd) Run(a *app) error {
 	return err
 }
 
-// proposal is the adjustment that the flags describe.
+// proposal returns the adjustment that the flags describe.
 func (c *adjustSetCmd) proposal() (p adjust.Proposal, err error) {
 	p = adjust.Proposal{
 		Target: adjust.Target{Domain: c.Domain, Limit: c.Limit, Key: c.Key, AllKeys: c.AllKeys},
@@ -133,7 +133,7 @@ func (c *adjustSetCmd) proposal() (p adjust.Proposal, err error) {
 	return p, nil
 }
 
-// shownAdjustment is an adjustment in an answer.
+// shownAdjustment is an adjustment as the admin listener sends it.
 type shownAdjustment struct {
 	adjust.Adjustment
 	Words, Ignored string
@@ -156,7 +156,7 @@ func (s *shownAdjustment) UnmarshalJSON(text []byte) error {
 
 type adjustListCmd struct{ adminFlags }
 
-// Help is shown by adjust list --help.
+// Help returns the text for adjust list --help.
 func (adjustListCmd) Help() string {
 	return `Lists the adjustments in force at a running sidecar, and those that it ignores because
 the configuration has no such limit.
@@ -211,7 +211,7 @@ type adjustShowCmd struct {
 	adminFlags
 }
 
-// Help is shown by adjust show --help.
+// Help returns the text for adjust show --help.
 func (adjustShowCmd) Help() string {
 	return `Exits with 1 if there is no such adjustment.
 
@@ -245,7 +245,7 @@ type adjustDeleteCmd struct {
 	adminFlags
 }
 
-// Help is shown by adjust delete --help.
+// Help returns the text for adjust delete --help.
 func (adjustDeleteCmd) Help() string {
 	return `The configured numbers apply again. Units that were consumed stay consumed. Exits with 1
 if there is no such adjustment.
@@ -279,7 +279,7 @@ type adjustAuditCmd struct {
 	adminFlags
 }
 
-// Help is shown by adjust audit --help.
+// Help returns the text for adjust audit --help.
 func (adjustAuditCmd) Help() string {
 	return `Lists changes, the newest first. Each entry contains a hash of the entry before it. With
 --verify the sidecar checks these hashes, and the command exits with 1 if one is wrong.

@@ -20,7 +20,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
-// adminFlags state how to reach the admin listener of a running sidecar.
+// adminFlags describe how to reach the admin listener of a running sidecar.
 type adminFlags struct {
 	AdminListen    string        `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Address of the sidecar's admin listener: the value of serve's --admin-listen (${default})."`
 	AdminToken     string        `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token of the admin listener, if it requires one."`
@@ -32,13 +32,13 @@ type adminFlags struct {
 // maxAnswer bounds the size of an answer.
 const maxAnswer = 16 << 20
 
-// request sends a request for a path below /api/, and decodes the answer into into. With --format json it prints the
-// answer unchanged instead.
+// request sends a request for a path below /api/, and decodes the answer into into. With --format json it
+// prints the answer unchanged, and does not decode it.
 func (f *adminFlags) request(a *app, method, path string, query url.Values, into any) error {
 	return f.send(a, method, path, query, nil, into)
 }
 
-// send is request with a JSON body, or without one if content is nil.
+// send does what request does, and also sends a JSON body. If content is nil, it sends no body.
 func (f *adminFlags) send(a *app, method, path string, query url.Values, content []byte, into any) error {
 	if f.AdminListen == "" {
 		return exitError{exitUsage, errors.New("there is no admin listener to query; give --admin-listen")}
@@ -61,7 +61,7 @@ func (f *adminFlags) send(a *app, method, path string, query url.Values, content
 	}
 	answer, err := server.Client(f.AdminListen).Do(r)
 	if err != nil {
-		if of, ok := errors.AsType[*url.Error](err); ok { // the URL's text contains the query
+		if of, ok := errors.AsType[*url.Error](err); ok { // the text of a url.Error contains the query, so only its cause is shown
 			err = of.Err
 		}
 		return fmt.Errorf("query %s: %w; is a sidecar running there? (--admin-listen)", f.AdminListen, err)
@@ -83,7 +83,7 @@ func (f *adminFlags) send(a *app, method, path string, query url.Values, content
 	return nil
 }
 
-// token returns the token to send, or nil if none is given.
+// token returns the token to send, or nil if the flags state none.
 func (f *adminFlags) token() (httpauth.Token, error) {
 	switch {
 	case f.AdminTokenFile == "":
@@ -95,7 +95,7 @@ func (f *adminFlags) token() (httpauth.Token, error) {
 	}
 }
 
-// refused returns the error for an answer with an unexpected status.
+// refused returns the error for an answer whose status is not the expected one.
 func (f *adminFlags) refused(answer *http.Response, body []byte) error {
 	var problem struct{ Title, Detail string }
 	switch {
@@ -125,7 +125,7 @@ type bucketArgs struct {
 	Descriptor string   `placeholder:"KEY=VALUE,…" help:"Instead of LIMIT and KEY: select the buckets that this descriptor matches."`
 }
 
-// query returns the query of the admin API that selects these buckets.
+// query returns the query that selects these buckets in the admin API.
 func (b *bucketArgs) query() (url.Values, error) {
 	q := url.Values{}
 	switch {
@@ -143,7 +143,8 @@ func (b *bucketArgs) query() (url.Values, error) {
 	return q, nil
 }
 
-// shownKey is a key in an answer: text, bytes as {"base64": …}, or a list of these.
+// shownKey is a key as the admin listener sends it: text, bytes in the form {"base64": …}, or a list of
+// these.
 type shownKey []string
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -174,7 +175,7 @@ func (k *shownKey) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// String returns the key as printable text: bytes chosen by a client must not reach a terminal unescaped.
+// String returns the key as printable text. Bytes that a client chose must not reach a terminal unescaped.
 func (k shownKey) String() string {
 	texts := make([]string, len(k))
 	for i, v := range k {

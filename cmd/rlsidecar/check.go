@@ -17,7 +17,7 @@ type checkCmd struct {
 	configFlags
 }
 
-// Help is shown by check --help.
+// Help returns the text for check --help.
 func (checkCmd) Help() string {
 	return `Prints one line for each mistake to standard output, as file:line:column: message, and
 exits with 1 if there is one. Lines with "warning:" do not change the exit code. All
@@ -40,7 +40,7 @@ func (c *checkCmd) Run(a *app) error {
 	snapshot, problems := config.Load(c.Paths, options)
 	var err error
 	if c.Format == "json" {
-		err = writeJSON(a.stdout, append(config.Problems{}, problems...)) // [] instead of null if there are no problems
+		err = writeJSON(a.stdout, append(config.Problems{}, problems...)) // prints [] and not null if there are no problems
 	} else {
 		err = writeProblems(a.stdout, problems, snapshot)
 	}
@@ -54,7 +54,8 @@ func (c *checkCmd) Run(a *app) error {
 	}
 }
 
-// writeProblems writes one line for each problem, or the numbers of domains and limits if there is none.
+// writeProblems writes one line for each problem. If there is none, it writes the numbers of domains and
+// limits.
 func writeProblems(w io.Writer, problems config.Problems, s *limiter.Snapshot) error {
 	for _, p := range problems {
 		if _, err := fmt.Fprintln(w, p); err != nil {
@@ -72,7 +73,7 @@ func writeProblems(w io.Writer, problems config.Problems, s *limiter.Snapshot) e
 	return err
 }
 
-// count returns n with the singular or plural of thing.
+// count returns n and the singular or plural of thing.
 func count(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing

@@ -13,7 +13,7 @@ type completionCmd struct {
 	Shell string `arg:"" enum:"bash,zsh,fish" help:"bash, zsh or fish."`
 }
 
-// Help is shown by completion --help.
+// Help returns the text for completion --help.
 func (completionCmd) Help() string {
 	return `The script completes commands, flags, their values, and file names.
 
@@ -33,7 +33,7 @@ func (c *completionCmd) Run(a *app, parsed *kong.Context) error {
 	return err
 }
 
-// choices returns the words that a flag or an argument accepts, or nil if it accepts any.
+// choices returns the words that a flag or an argument accepts. It returns nil if any word is accepted.
 func choices(v *kong.Value) []string {
 	if v.Enum == "" {
 		return nil
@@ -41,7 +41,7 @@ func choices(v *kong.Value) []string {
 	return strings.Split(v.Enum, ",")
 }
 
-// argument returns the first argument of a command, or nil if it has none.
+// argument returns the first argument that a command takes, or nil if it takes none.
 func argument(command *kong.Node) *kong.Value {
 	if len(command.Positional) == 0 {
 		return nil
@@ -106,8 +106,8 @@ func zshCompletion(b *bytes.Buffer, commands []*kong.Node) {
 		}
 		b.WriteString(" ;;\n")
 	}
-	// zsh calls the function at once when it loads it from a file of its name. When sourced, the script only
-	// registers it.
+	// When zsh loads the function from a file of the same name, the script calls the function at once. When
+	// sourced, the script only registers the function.
 	b.WriteString("  esac\n}\nif [[ $funcstack[1] == _rlsidecar ]]; then _rlsidecar \"$@\"; else compdef _rlsidecar rlsidecar; fi\n")
 }
 
@@ -119,7 +119,7 @@ func fishCompletion(b *bytes.Buffer, commands []*kong.Node) {
 	for _, c := range commands {
 		line := fmt.Sprintf("complete -c rlsidecar -n '__fish_seen_subcommand_from %s'", c.Name)
 		for _, f := range c.Flags {
-			takes := " -r" // any value; files are offered unless there are words
+			takes := " -r" // the flag takes a value; fish offers file names, unless there are choices
 			switch {
 			case f.IsBool():
 				takes = ""

@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// configFlags are the defaults of a configuration that its files do not state. The names are those of serve's flags,
-// so that a command checks what serve will use.
+// configFlags are defaults for what the files of a configuration do not state. serve has the same flags, so
+// that a command checks what serve will use.
 type configFlags struct {
 	Consume          string  `enum:"auto,together,each" default:"auto" env:"RLSIDECAR_CONSUME" help:"How a denied request is charged, in domains without the key consume. together: it consumes nothing. each: the limits that allow it are charged, as in envoyproxy/ratelimit. auto: together for files, each for limits that a control plane sends."`
 	OnBackendFailure string  `enum:"deny,allow,local,error" default:"deny" env:"RLSIDECAR_ON_BACKEND_FAILURE" help:"Answer when Redis does not decide in time, for limits without the key on_backend_failure: deny, allow, local (decide in memory with --local-share of the limit) or error (the proxy decides)."`
@@ -20,10 +20,11 @@ type configFlags struct {
 	KeepBlanks       bool    `env:"RLSIDECAR_KEEP_BLANKS" help:"Keep spaces and tabs at the ends of descriptor values. By default they are removed, as in HTTP, because a client could get a new bucket by adding a blank."`
 }
 
-// mostLimits is the maximum of --max-limits. The flag bounds memory, so it needs a bound itself.
+// mostLimits is the maximum of --max-limits. The flag exists to bound memory, so its value must be bounded
+// too.
 const mostLimits = 10_000_000
 
-// Validate is called by the command line parser.
+// Validate returns an error if a value is not permitted. kong calls it.
 func (f configFlags) Validate() error {
 	if f.MaxLimits < 1 || f.MaxLimits > mostLimits {
 		return fmt.Errorf("--max-limits must be between 1 and %d, is %d", mostLimits, f.MaxLimits)
@@ -32,11 +33,11 @@ func (f configFlags) Validate() error {
 }
 
 func (f configFlags) options() config.Options {
-	failure, _ := descriptors.ParseOnFailure(f.OnBackendFailure) // kong checks the value
+	failure, _ := descriptors.ParseOnFailure(f.OnBackendFailure) // kong has already checked the value
 	return config.Options{ConsumeEach: f.Consume == "each", OnFailure: failure, LocalShare: f.LocalShare, KeepBlanks: f.KeepBlanks, MaxLimits: f.MaxLimits}
 }
 
-// load reads the configuration at paths for a command that needs a valid one. It writes problems to stderr.
+// load reads the configuration at paths, for a command that needs a valid one. It writes problems to stderr.
 func (f configFlags) load(a *app, paths []string) (*limiter.Snapshot, error) {
 	if err := readable(paths); err != nil {
 		return nil, err
@@ -51,7 +52,7 @@ func (f configFlags) load(a *app, paths []string) (*limiter.Snapshot, error) {
 	return snapshot, nil
 }
 
-// readable returns an error if a path does not exist, which is not a mistake of the configuration.
+// readable returns an error if a path does not exist. A missing path is not a mistake in the configuration.
 func readable(paths []string) error {
 	var missing []error
 	for _, path := range paths {

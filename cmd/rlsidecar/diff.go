@@ -24,7 +24,7 @@ type diffCmd struct {
 	configFlags
 }
 
-// Help is shown by diff --help.
+// Help returns the text for diff --help.
 func (diffCmd) Help() string {
 	return `Describes each limit that was added, removed or changed: its numbers, algorithm, shadow
 and quota mode, failure policy, and whether its buckets start anew. It also lists the
@@ -80,7 +80,8 @@ func (c *diffCmd) Run(a *app) error {
 	return err
 }
 
-// configuration reads one side. Mistakes in it end the command: they are not differences.
+// configuration reads one of the two configurations. Mistakes in it end the command, because they are not
+// differences.
 func (c *diffCmd) configuration(a *app, path string) (*limiter.Snapshot, error) {
 	s, err := c.load(a, []string{path})
 	if exit, ok := errors.AsType[exitError](err); ok && exit.code == exitNo {
@@ -89,7 +90,7 @@ func (c *diffCmd) configuration(a *app, path string) (*limiter.Snapshot, error) 
 	return s, err
 }
 
-// replay replays the log with both configurations.
+// replay replays the log with both configurations, and returns the differences.
 func (c *diffCmd) replay(a *app, was, is *limiter.Snapshot) (*simulate.Comparison, error) {
 	sides := [2]simulate.Config{{Snapshot: was}, {Snapshot: is}}
 	for i := range sides {

@@ -16,7 +16,7 @@ type doctorCmd struct {
 	Format string        `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 }
 
-// Help is shown by doctor --help.
+// Help returns the text for doctor --help.
 func (doctorCmd) Help() string {
 	return `Checks each Redis master:
 
@@ -33,7 +33,7 @@ Example:
   rlsidecar doctor --redis-url redis://localhost:6379`
 }
 
-// Run checks the Redis that serve would use.
+// Run examines the Redis that serve would use.
 func (c *doctorCmd) Run(a *app) error {
 	if a.reference.err != nil {
 		return exitError{exitUsage, a.reference.err}
@@ -42,7 +42,7 @@ func (c *doctorCmd) Run(a *app) error {
 		return exitError{exitUsage, fmt.Errorf("--redis-url is missing; give the URL of the Redis to check")}
 	}
 	settings := c.redis()
-	settings.Timeout = max(settings.Timeout, time.Second) // doctor reports slow answers; they must not end it
+	settings.Timeout = max(settings.Timeout, time.Second) // longer than for serve, because doctor measures slow answers too
 	stores, err := server.OpenRedis(settings)
 	if err != nil {
 		return exitError{exitUsage, err}

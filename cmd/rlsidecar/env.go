@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/reference/refenv"
 )
 
-// reference holds the settings made by the reference server's variables.
+// reference holds the settings that result from the reference server's environment variables.
 type reference struct {
 	refenv.Settings
 	err error
@@ -20,25 +20,25 @@ type reference struct {
 
 const ownPrefix = "RLSIDECAR_"
 
-// readEnvironment reads the reference server's variables. Empty variables count as not set. Empty variables of
-// rlsidecar are removed from the environment, because the command line parser would use them.
+// readEnvironment reads the reference server's variables. Empty variables count as not set. It removes empty
+// variables of rlsidecar from the environment, because the command line parser would use them.
 func readEnvironment(asServer bool) reference {
 	env := map[string]string{}
 	for _, word := range os.Environ() {
 		name, value, _ := strings.Cut(word, "=")
 		if env[name] = value; value == "" && strings.HasPrefix(name, ownPrefix) {
-			_ = os.Unsetenv(name) // the variable is set, so this cannot fail
+			_ = os.Unsetenv(name) // cannot fail, because the variable exists
 		}
 	}
 	settings, err := refenv.Read(env, asServer)
 	return reference{settings, err}
 }
 
-// likeServe are the commands whose flags can be set by the reference server's variables.
+// likeServe lists the commands whose flags the reference server's variables can set.
 var likeServe = []string{"serve", "doctor", "healthcheck"}
 
-// resolve returns the value of a flag from the reference server's variables. The command line and rlsidecar's own
-// variables take precedence.
+// resolve returns the value that the reference server's variables set for a flag. The command line and
+// rlsidecar's own variables take precedence.
 func (r reference) resolve(_ *kong.Context, parent *kong.Path, flag *kong.Flag) (any, error) {
 	from, ok := r.Flags[flag.Name]
 	if !ok || r.err != nil || parent.Command == nil || !slices.Contains(likeServe, parent.Command.Name) {
@@ -50,7 +50,7 @@ func (r reference) resolve(_ *kong.Context, parent *kong.Path, flag *kong.Flag) 
 	return from.Value, nil
 }
 
-// ownValue returns the value of the flag's own variable, if it is set.
+// ownValue returns the value of the flag's rlsidecar variable. ok is false if no such variable is set.
 func ownValue(flag *kong.Flag) (string, bool) {
 	for _, name := range flag.Tag.Envs {
 		if value := os.Getenv(name); value != "" {
@@ -64,7 +64,7 @@ type envCmd struct {
 	Format string `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 }
 
-// Help is shown by env --help.
+// Help returns the text for env --help.
 func (envCmd) Help() string {
 	return `Lists the variables of rlsidecar, each of which sets a flag of serve, and then those of
 the reference server (envoyproxy/ratelimit). A flag takes precedence over rlsidecar's
@@ -77,15 +77,15 @@ Example:
   rlsidecar env`
 }
 
-// variable is a row of the list.
+// variable is a row of the output.
 type variable struct {
 	Name   string `json:"name"`
 	Value  string `json:"value"`
-	Source string `json:"source"` // environment, default, or the name of the variable that sets it
+	Source string `json:"source"` // "environment", "default", or the name of the variable that sets the value
 	Effect string `json:"effect"`
 }
 
-// Run prints the list.
+// Run prints the variables.
 func (c *envCmd) Run(a *app, parsed *kong.Context) error {
 	list := append(a.reference.own(parsed.Model), theirs()...)
 	if c.Format == "json" {

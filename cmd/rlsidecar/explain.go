@@ -26,7 +26,7 @@ type explainCmd struct {
 	configFlags
 }
 
-// Help is shown by explain --help.
+// Help returns the text for explain --help.
 func (explainCmd) Help() string {
 	return `For each descriptor, prints which pattern each entry matched, which limits apply and
 which bucket is charged. If nothing matched, it prints the nearest pattern. For a limit
@@ -53,11 +53,11 @@ type explained struct {
 	Steps      []stepTaken    `json:"steps"`
 	Miss       *nearMiss      `json:"miss,omitempty"`
 	Limits     []limitApplied `json:"limits"`
-	// Settles describes a descriptor that settles a reservation. It matches no limit.
+	// Settles describes how the descriptor settles a reservation. Such a descriptor matches no limit.
 	Settles string `json:"settles,omitempty"`
-	// Denied is the reason for which the request is denied before its limits are checked.
+	// Denied is the reason why the request is denied before its limits are checked.
 	Denied string `json:"denied,omitempty"`
-	// MaxOverride bounds the limit that a request may send with the descriptor.
+	// MaxOverride bounds a limit that the request sends with the descriptor.
 	MaxOverride *bound `json:"max_override,omitempty"`
 }
 
@@ -71,29 +71,29 @@ type bound struct {
 type stepTaken struct {
 	Entry   string   `json:"entry"`
 	Pattern string   `json:"pattern"`
-	Match   string   `json:"match"` // exact, prefix, suffix, wildcard, regex, any
+	Match   string   `json:"match"` // exact, prefix, suffix, wildcard, regex or any
 	Over    []string `json:"over,omitempty"`
 }
 
 // nearMiss explains why no limit applies.
 type nearMiss struct {
 	Reason  string   `json:"reason"`
-	Entry   int      `json:"entry"` // counted from 0
+	Entry   int      `json:"entry"` // index of the entry, counted from 0
 	Near    []string `json:"near,omitempty"`
 	More    int      `json:"more,omitempty"`
 	Shorter int      `json:"shorter,omitempty"`
 	Message string   `json:"message"`
 }
 
-// limitApplied is a limit that applies.
+// limitApplied is a limit that applies to a descriptor.
 type limitApplied struct {
 	Name   string   `json:"name"`
 	Place  string   `json:"place"`
 	Words  string   `json:"words"`
-	Bucket []string `json:"bucket"` // the entries that identify it; nil if nothing is charged
+	Bucket []string `json:"bucket"` // the entries that identify the bucket; nil if nothing is charged
 	Notes  []string `json:"notes,omitempty"`
-	With   []string `json:"with,omitempty"` // limits of the same group
-	// Reserves is there for a limit with settle.
+	With   []string `json:"with,omitempty"` // other limits of the same group
+	// Reserves is nil for a limit without settle.
 	Reserves    *reservation        `json:"reserves,omitempty"`
 	Adjustments []appliedAdjustment `json:"adjustments,omitempty"`
 }
@@ -139,7 +139,7 @@ func (c *explainCmd) Run(a *app) error {
 	return writeExplained(a.stdout, all)
 }
 
-// question returns what to explain: the descriptors of a domain, or a request.
+// question returns what the flags request to explain: descriptors of a domain, or an HTTP request.
 func (c *explainCmd) question() ([]limiter.Descriptor, *routing.Request, error) {
 	switch {
 	case c.Request != "" && (c.Domain != "" || len(c.Descriptors) > 0):
@@ -183,12 +183,12 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
-// noStore is a store that decides nothing: explain only needs the charges.
+// noStore is a store that decides nothing. explain needs only the charges.
 type noStore struct{}
 
 func (noStore) Submit(b *backend.Batch) { b.Done(b) }
 
-// explain explains each descriptor of one request. The parameter set has the adjustments to show, or is nil.
+// explain explains each descriptor of one request. set has the adjustments to show, or is nil.
 func explain(ctx context.Context, s *limiter.Snapshot, set *adjust.Set, domain string, request []limiter.Descriptor) ([]explained, error) {
 	l := limiter.New(noStore{}, limiter.Config{})
 	l.Swap(s)
@@ -217,7 +217,7 @@ func explain(ctx context.Context, s *limiter.Snapshot, set *adjust.Set, domain s
 	return all, nil
 }
 
-// described explains one descriptor, without its limits.
+// described explains which patterns the entries of one descriptor match. It does not describe limits.
 func described(d *limiter.Domain, entries []descriptors.Entry) explained {
 	if text := settlement(d, entries); text != "" {
 		return explained{Steps: []stepTaken{}, Limits: []limitApplied{}, Settles: text}
@@ -229,7 +229,7 @@ func described(d *limiter.Domain, entries []descriptors.Entry) explained {
 	return x
 }
 
-// followed converts the explanation of a descriptor.
+// followed converts x to the form of the output.
 func followed(x descriptors.Explanation) explained {
 	e := explained{Steps: []stepTaken{}, Limits: []limitApplied{}}
 	for _, s := range x.Steps {
@@ -245,7 +245,7 @@ func entryText(e descriptors.Entry) string {
 	return descriptors.Printable(e.Key) + "=" + descriptors.Printable(e.Value)
 }
 
-// applied describes result i of call.
+// applied describes the limit of result i of call.
 func applied(call *limiter.Call, i int) limitApplied {
 	r := &call.Results[i]
 	p := r.Policy
@@ -267,7 +267,7 @@ func applied(call *limiter.Call, i int) limitApplied {
 	return x
 }
 
-// bucket returns the entries that identify the bucket.
+// bucket returns the entries that identify the bucket of p.
 func bucket(p *descriptors.Policy, entries []descriptors.Entry) []string {
 	apart := []string{}
 	for i, e := range entries {
@@ -278,13 +278,13 @@ func bucket(p *descriptors.Policy, entries []descriptors.Entry) []string {
 	return apart
 }
 
-// together reports whether r belongs to a group of charges.
+// together reports whether the charge of r belongs to a group.
 func together(r *limiter.Result) bool {
 	p := r.Policy
 	return !p.Alone && !p.Shadow && !p.Quota && r.Outcome != limiter.Replaced && r.Outcome != limiter.Unlimited
 }
 
-// notes describe settings of a limit that differ from the defaults.
+// notes describes the settings of a limit that differ from the defaults.
 func notes(p *descriptors.Policy) (notes []string) {
 	add := func(when bool, text string) {
 		if when {
@@ -346,7 +346,7 @@ var matchWords = map[string]string{
 	descriptors.Any.String():       "any value",
 }
 
-// overText lists the patterns that match too, and have lower precedence.
+// overText lists the patterns that match too, but have lower precedence.
 func overText(over []string) string {
 	if len(over) == 0 {
 		return ""

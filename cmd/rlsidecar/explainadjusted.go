@@ -13,14 +13,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// adjustedFlags state where explain gets adjustments from.
+// adjustedFlags state from where explain reads adjustments.
 type adjustedFlags struct {
 	Adjusted bool   `help:"Show the adjustments in force at a running sidecar."`
 	StateDir string `placeholder:"DIR" help:"Show the adjustments that are kept in this folder: the value of serve's --state-dir."`
 	adminFlags
 }
 
-// adjustments returns the adjustments to explain, or nil if none are requested.
+// adjustments returns the adjustments to show, or nil if the flags request none.
 func (f *adjustedFlags) adjustments(a *app) (*adjust.Set, error) {
 	switch {
 	case f.Adjusted && f.StateDir != "":
@@ -31,7 +31,7 @@ func (f *adjustedFlags) adjustments(a *app) (*adjust.Set, error) {
 		return nil, nil
 	}
 	query := f.adminFlags
-	query.Format = "text" // the answer is not the output
+	query.Format = "text" // so that send decodes the answer, and does not print it
 	var answer struct {
 		Version     uint64
 		Adjustments []*adjust.Adjustment
@@ -46,18 +46,18 @@ func (f *adjustedFlags) adjustments(a *app) (*adjust.Set, error) {
 	return adjust.NewSet(adjust.Head{Version: answer.Version}, answer.Adjustments), nil
 }
 
-// appliedAdjustment is an adjustment of a limit and its key.
+// appliedAdjustment is an adjustment that concerns a limit and its key.
 type appliedAdjustment struct {
 	ID      string `json:"id"`
 	InForce bool   `json:"in_force"`
-	// Words describe the effect, or why there is none.
+	// Words describe the effect, or why the adjustment has none.
 	Words  string `json:"words"`
 	Author string `json:"author"`
 	Reason string `json:"reason"`
 }
 
-// adjusted lists the adjustments of the limit and key of result i of call. configured is the limit's policy without
-// adjustments.
+// adjusted lists the adjustments that concern the limit and key of result i of call. configured is the
+// limit's policy without adjustments.
 func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *descriptors.Policy, now algorithms.Micros) (list []appliedAdjustment) {
 	r := &call.Results[i]
 	key := call.AppendValues(nil, r)
@@ -80,5 +80,5 @@ func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *descriptor
 	return list
 }
 
-// systemClock returns the time of this machine.
+// systemClock returns the time of this machine's clock.
 func systemClock() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) }

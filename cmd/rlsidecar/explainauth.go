@@ -23,7 +23,7 @@ type requestToExplain struct {
 	ClientIP string   `name:"client-ip" placeholder:"ADDRESS" help:"Client address of the request."`
 }
 
-// read converts the request to the form that routes are compared with.
+// read converts the flags to the request that routes are compared with.
 func (a requestToExplain) read() (*routing.Request, error) {
 	method, uri, ok := strings.Cut(a.Request, " ")
 	if !ok || method == "" || uri == "" {
@@ -54,15 +54,15 @@ func (a requestToExplain) read() (*routing.Request, error) {
 	return q, nil
 }
 
-// explainedRequest is the explanation of a request.
+// explainedRequest is the explanation of an HTTP request.
 type explainedRequest struct {
 	Request string      `json:"request"`
 	Route   *routeTaken `json:"route,omitempty"`
-	// LeftOut are the descriptors that lack a value.
+	// LeftOut lists the descriptors that are omitted because a value is missing.
 	LeftOut []leftOut `json:"left_out,omitempty"`
-	// Repeated is a source that occurs more than once in the request, which is denied for that reason.
+	// Repeated is a source with several values in the request. The request is denied for that reason.
 	Repeated string `json:"repeated,omitempty"`
-	// Unasked is the answer, allow or deny, if no limit applies.
+	// Unasked is the answer if no limit applies: allow or deny.
 	Unasked     string      `json:"unasked,omitempty"`
 	Descriptors []explained `json:"descriptors"`
 }
@@ -74,7 +74,7 @@ type routeTaken struct {
 	Check  bool   `json:"check,omitempty"`
 }
 
-// leftOut is a descriptor, by its keys, and its first missing value.
+// leftOut is a descriptor that is omitted, described by its keys, and its first missing value.
 type leftOut struct {
 	Descriptor string `json:"descriptor"`
 	Missing    string `json:"missing"`
@@ -116,7 +116,7 @@ func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, set *adjust.Set
 	return x.write(a.stdout)
 }
 
-// missing returns the descriptors that lack a value.
+// missing returns the descriptors of route for which q lacks a value.
 func missing(auth *limiter.Auth, route *limiter.Route, q *routing.Request) (out []leftOut) {
 	for _, entries := range route.Descriptors {
 		var keys []string

@@ -10,13 +10,13 @@ import (
 
 // reservation describes what a request reserves of a limit with settle.
 type reservation struct {
-	// Units is what this request reserves. A learned estimate is known only to a running sidecar; then it is the first
-	// estimate.
+	// Units is what this request reserves. Only a running sidecar knows a learned estimate; for others Units
+	// is the first estimate.
 	Units int64    `json:"units"`
 	Words []string `json:"words"`
 }
 
-// reserves describes what r reserves, or returns nil if its limit has no settle.
+// reserves describes what r reserves. It returns nil if the limit of r has no settle.
 func reserves(r *limiter.Result) *reservation {
 	s := r.Policy.Extra().Settle
 	if s == nil || r.Outcome == limiter.Replaced {
@@ -25,7 +25,8 @@ func reserves(r *limiter.Result) *reservation {
 	return &reservation{Units: r.Cost, Words: s.Words(r.Policy.Limit)}
 }
 
-// settlement describes a descriptor that settles a reservation. It is "" if entries is another descriptor.
+// settlement describes how a descriptor settles a reservation. It returns "" if the descriptor does not
+// settle one.
 func settlement(d *limiter.Domain, entries []descriptors.Entry) string {
 	if d.Settle == nil || len(entries) == 0 {
 		return ""
@@ -43,7 +44,7 @@ func settlement(d *limiter.Domain, entries []descriptors.Entry) string {
 	}
 }
 
-// unsettled corrects x for a request to /v1/auth, which returns no id.
+// unsettled corrects x for a request to /v1/auth. Its answer has no id, so the reservation cannot be settled.
 func (x *explained) unsettled() {
 	for i := range x.Limits {
 		if r := x.Limits[i].Reserves; r != nil {

@@ -17,7 +17,7 @@ type getCmd struct {
 	adminFlags
 }
 
-// Help is shown by get --help.
+// Help returns the text for get --help.
 func (getCmd) Help() string {
 	return `Queries the admin listener of a running sidecar. The query consumes nothing. NEXT IN is
 the time until a request of one unit is allowed; FULL IN is the time until the bucket is
@@ -68,7 +68,7 @@ func (c *getCmd) Run(a *app) error {
 			case b.RetryAfter == 0:
 				next = "now"
 			}
-			full := duration(max(b.ResetAfter, b.BlockedFor)) // a blocked key gets nothing before the block ends
+			full := duration(max(b.ResetAfter, b.BlockedFor)) // a blocked key is not full before the block ends, because it gets nothing until then
 			fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key,
 				b.Remaining, b.Capacity, next, full)
 		}
@@ -97,8 +97,8 @@ func (c *getCmd) Run(a *app) error {
 	return nil
 }
 
-// duration returns a number of ms as text. A time.Duration ends at 292 years, so that long times are in days, rounded
-// up.
+// duration formats a number of milliseconds. A time.Duration ends at 292 years, so it formats long times in
+// days, rounded up.
 func duration(ms int64) string {
 	const day, many = 24 * int64(time.Hour/time.Millisecond), 100
 	if ms >= many*day {
@@ -107,7 +107,8 @@ func duration(ms int64) string {
 	return (time.Duration(ms) * time.Millisecond).String()
 }
 
-// writeSettling describes a bucket, which holds value/scale units, and the reservations of its limit.
+// writeSettling describes the reservations of a limit, and the debt of one of its buckets. The bucket holds
+// value/scale units.
 func writeSettling(w io.Writer, s *httpapi.Settling, key, limit string, value, scale int64) {
 	if value < 0 {
 		fmt.Fprintf(w, "%s of limit %s is in debt by %d units: real costs exceeded the reservations (max_debt: %d)\n",
@@ -122,7 +123,7 @@ func writeSettling(w io.Writer, s *httpapi.Settling, key, limit string, value, s
 		limit, s.ReservedUnits, s.Reserved, s.Settled, s.Unknown, s.Late, s.RealUnits, s.LostUnits)
 }
 
-// blockers are texts for the values of blocked_by.
+// blockers maps the values of blocked_by to texts.
 var blockers = map[string]string{
 	"penalty":    "by its penalty; rlsidecar reset ends that",
 	"adjustment": "by an operator's adjustment; rlsidecar adjust list shows it",

@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
-// greeting returns the addresses of the listeners and, if /json is served, a command to try.
+// greeting returns the addresses of the listeners. If json is true, it adds a command to try.
 func greeting(r server.Running, json bool) string {
 	var b strings.Builder
 	state := "ready"
@@ -41,7 +41,7 @@ func greeting(r server.Running, json bool) string {
 	return b.String()
 }
 
-// urlOf returns the URL of a for a browser or curl.
+// urlOf returns the URL of address a, for a browser or curl.
 func urlOf(a net.Addr) string {
 	tcp, ok := a.(*net.TCPAddr)
 	switch {
@@ -54,7 +54,7 @@ func urlOf(a net.Addr) string {
 	}
 }
 
-// curl returns a command that posts to /json at a.
+// curl returns a command that sends a request to /json at a.
 func curl(a net.Addr) string {
 	path, isUnix := strings.CutPrefix(urlOf(a), "unix://")
 	name, isAbstract := strings.CutPrefix(path, "@")
@@ -81,7 +81,7 @@ func question(domain string, entries []descriptors.Entry) string {
 	for _, e := range entries {
 		d.Entries = append(d.Entries, entry(e))
 	}
-	text, _ := json.Marshal(struct { // only strings, so this cannot fail
+	text, _ := json.Marshal(struct { // cannot fail, because all values are strings
 		Domain      string       `json:"domain"`
 		Descriptors []descriptor `json:"descriptors"`
 	}{domain, []descriptor{d}})
@@ -95,7 +95,7 @@ func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + 
 func example(s *limiter.Snapshot) (domain string, entries []descriptors.Entry, ok bool) {
 	for _, name := range slices.Sorted(maps.Keys(s.Domains)) {
 		tree := s.Domains[name].Tree
-		// The explanation of an empty descriptor lists the descriptors that match limits.
+		// The explanation of an empty descriptor lists the descriptors that would match limits.
 		miss := tree.Explain(nil).Miss
 		if miss == nil {
 			continue
@@ -110,8 +110,8 @@ func example(s *limiter.Snapshot) (domain string, entries []descriptors.Entry, o
 	return "", nil, false
 }
 
-// filled returns a descriptor for a pattern key=value,key…. Its free values, and the part that a "*" matches, are
-// "demo".
+// filled returns a descriptor that matches pattern, which has the form key=value,key…. For a value that
+// pattern leaves open, and in place of "*", it uses "demo".
 func filled(pattern string) (entries []descriptors.Entry) {
 	for part := range strings.SplitSeq(strings.ReplaceAll(pattern, "*", "demo"), ",") {
 		key, value, given := strings.Cut(part, "=")

@@ -16,7 +16,7 @@ type healthcheckCmd struct {
 	Timeout    time.Duration `default:"1s" help:"How long to wait for the answer (${default})."`
 }
 
-// Help is shown by healthcheck --help.
+// Help returns the text for healthcheck --help.
 func (healthcheckCmd) Help() string {
 	return `Checks the HTTP listener (/readyz) or, if there is none, the gRPC listener
 (grpc.health.v1). Give it the same flags or variables as serve. Exits with 0 if the
@@ -50,10 +50,10 @@ func (c *healthcheckCmd) Run(a *app) error {
 		return exitError{exitUsage, errors.New("there is no listener to check; give --http-listen or --grpc-listen")}
 	}
 	if c.Live && errors.Is(err, server.ErrNotReady) {
-		return nil // --live: any answer is good
+		return nil // with --live, any answer is good
 	}
 	if err != nil {
-		return exitError{exitNo, err} // Docker and Kubernetes treat this exit code as "unhealthy"
+		return exitError{exitNo, err} // Docker and Kubernetes interpret this exit code as "unhealthy"
 	}
 	return nil
 }

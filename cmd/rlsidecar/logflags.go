@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/offline/simulate"
 )
 
-// logFlags state how to read a trace or an access log.
+// logFlags describe how to read a trace or an access log.
 type logFlags struct {
 	Format     string   `enum:"jsonl,nginx,envoy" default:"jsonl" help:"Format of the log: jsonl (a trace), nginx (combined) or envoy (default or JSON)."`
 	Descriptor []string `sep:"none" placeholder:"KEY=%X,…" help:"Descriptor to make from each line of an access log. May be repeated."`
@@ -16,7 +16,7 @@ type logFlags struct {
 	Domain     string   `help:"Domain of the requests. Required for an access log if several domains are configured."`
 }
 
-// templates parses --descriptor.
+// templates parses the values of --descriptor.
 func (c *logFlags) templates() (simulate.Templates, error) {
 	isLog := simulate.Format(c.Format) != simulate.JSONL
 	switch {
@@ -25,7 +25,7 @@ func (c *logFlags) templates() (simulate.Templates, error) {
 	case c.Auth && len(c.Descriptor) > 0:
 		return simulate.Templates{}, errors.New("--auth and --descriptor cannot be combined; give one of them")
 	case c.Auth:
-		return simulate.Templates{}, nil // the configuration has the templates
+		return simulate.Templates{}, nil // the section auth determines the descriptors
 	case isLog && len(c.Descriptor) == 0:
 		return simulate.Templates{}, fmt.Errorf("--format %s needs --descriptor, such as --descriptor remote_address=%%h,path=%%U, or --auth", c.Format)
 	case !isLog && len(c.Descriptor) > 0:
@@ -34,7 +34,7 @@ func (c *logFlags) templates() (simulate.Templates, error) {
 	return simulate.ParseTemplates(simulate.Format(c.Format), c.Descriptor)
 }
 
-// domain returns the domain of the requests, which an access log does not contain.
+// domain returns the domain of the requests, because an access log does not contain it.
 func (c *logFlags) domain(domains map[string]*limiter.Domain) (string, error) {
 	switch names := sortedKeys(domains); {
 	case c.Domain != "" && domains[c.Domain] == nil:

@@ -18,15 +18,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/reference/refenv"
 )
 
-// Exit codes.
+// These are the exit codes.
 const (
 	exitDone   = 0
 	exitNo     = 1 // a negative result: a mistake in a configuration, a failed scenario
 	exitUsage  = 2 // wrong usage
-	exitFailed = 3 // failed: I/O, network
+	exitFailed = 3 // a failure, such as I/O or network
 )
 
-// commands is the command line. Each command is in the file of its name.
+// commands is the command line. The file of each command has the command's name.
 type commands struct {
 	PrintVersion versionFlag `name:"version" help:"Print version, commit and Go version."`
 
@@ -49,7 +49,7 @@ type commands struct {
 	Man         manCmd         `cmd:"" help:"Print the manual page."`
 }
 
-// app is the environment of a command.
+// app is what a command uses: its streams, its context, and the reference server's settings.
 type app struct {
 	ctx            context.Context
 	stdin          io.Reader
@@ -57,7 +57,7 @@ type app struct {
 	reference      reference
 }
 
-// exitError ends the program with an exit code. If err is not nil, it is printed to stderr.
+// exitError ends the program with exit code code. If err is not nil, it is printed to stderr.
 type exitError struct {
 	code int
 	err  error
@@ -78,8 +78,8 @@ func main() {
 	os.Exit(runAs(ctx, os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
 
-// runAs runs the program under the name that it was started with. As /bin/ratelimit without arguments it replaces the
-// reference server; as "ratelimit healthcheck" it checks such a server.
+// runAs runs the program according to the name in argv. If the name is ratelimit and there are no arguments,
+// the program replaces the reference server. "ratelimit healthcheck" checks such a server.
 func runAs(ctx context.Context, argv []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	args := argv[1:]
 	asReference := filepath.Base(argv[0]) == "ratelimit"
@@ -92,14 +92,14 @@ func runAs(ctx context.Context, argv []string, stdin io.Reader, stdout, stderr i
 	return start(ctx, asReference, args, stdin, stdout, stderr)
 }
 
-// run runs the program with arguments.
+// run runs the program with args as its arguments.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	return start(ctx, false, args, stdin, stdout, stderr)
 }
 
 func start(ctx context.Context, asReference bool, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	reference := readEnvironment(asReference)
-	done := -1 // set when --help has been printed
+	done := -1 // the exit code after --help has been printed, or -1
 	parser, err := kong.New(&commands{},
 		kong.Name("rlsidecar"),
 		kong.Description("A rate limiter that proxies call before every request."),
@@ -139,7 +139,8 @@ func start(ctx context.Context, asReference bool, args []string, stdin io.Reader
 	}
 }
 
-// commandOf returns the command that args start with, and a space; "" if they start with none.
+// commandOf returns the command with which args start, and a space. It returns "" if args do not start with a
+// command.
 func commandOf(parser *kong.Kong, args []string) string {
 	for _, c := range parser.Model.Children {
 		if len(args) > 0 && c.Name == args[0] {

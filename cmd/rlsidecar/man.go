@@ -10,7 +10,7 @@ import (
 
 type manCmd struct{}
 
-// Help is shown by man --help.
+// Help returns the text for man --help.
 func (manCmd) Help() string {
 	return `The page is in the format of man(1).
 
@@ -52,7 +52,7 @@ Failure: a file that cannot be read, a port that is in use, a network error.
 
 func manCommand(b *bytes.Buffer, c *kong.Node) {
 	fmt.Fprintf(b, ".SS %s\n%s\n", roff(c.Summary()), roff(c.Help))
-	// The text is laid out for --help already; its examples are indented.
+	// The text already has the layout for --help, with indented examples.
 	fmt.Fprintf(b, ".PP\n.nf\n%s\n.fi\n", roff(c.Detail))
 	for _, f := range c.Flags {
 		if f.Name == "help" {

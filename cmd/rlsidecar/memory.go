@@ -9,16 +9,18 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// bytesPerKey is the most memory that a bucket takes, garbage included; docs/performance.md has the measurement.
+// bytesPerKey is the most memory that a bucket uses, including garbage. docs/performance.md has the
+// measurement.
 const bytesPerKey = 256
 
-// fitMemory adapts the program to the memory limit of its container. Beyond that limit the process would be
-// OOM-killed, and all buckets would be lost. It sets the memory limit of the garbage collector to nine tenths, unless
-// GOMEMLIMIT is set. It returns the number of buckets that fit into half of the limit, at most memory.DefaultMaxKeys.
+// fitMemory adapts the program to the memory limit of its container. A process that exceeds the limit is
+// OOM-killed, and all its buckets are lost. fitMemory sets the memory limit of the garbage collector to nine
+// tenths of that limit, unless GOMEMLIMIT is set. It returns the number of buckets that fit into half of the
+// limit, at most memory.DefaultMaxKeys.
 func fitMemory(log *zap.Logger) (maxKeys int) {
 	limit, err := memlimit.Set()
 	if err != nil {
-		log.Debug("the memory limit of this process is not known", zap.Error(err)) // not on Linux, or without cgroups
+		log.Debug("the memory limit of this process is not known", zap.Error(err)) // the system is not Linux, or has no cgroups
 	}
 	if limit == math.MaxInt64 {
 		return memory.DefaultMaxKeys

@@ -17,7 +17,7 @@ type migrateCmd struct {
 	Format string   `enum:"text,json" default:"text" help:"Format of the notes: text or json."`
 }
 
-// Help is shown by migrate --help.
+// Help returns the text for migrate --help.
 func (migrateCmd) Help() string {
 	return `Reads configuration files of envoyproxy/ratelimit. It prints one line for each thing that
 rlsidecar rejects or does differently, with what to do about it:
@@ -33,7 +33,7 @@ Example:
   rlsidecar migrate --write ratelimit/config/*.yaml`
 }
 
-// Run prints the notes or the new file, or rewrites the files.
+// Run prints notes, prints the new file, or rewrites the files, as the flags state.
 func (c *migrateCmd) Run(a *app) error {
 	var files []config.File
 	for _, name := range c.Files {
@@ -49,7 +49,7 @@ func (c *migrateCmd) Run(a *app) error {
 	notes := migrate.Review(files)
 	var err error
 	if c.Format == "json" {
-		err = writeJSON(a.stdout, append([]migrate.Note{}, notes...)) // [] instead of null if there are no notes
+		err = writeJSON(a.stdout, append([]migrate.Note{}, notes...)) // prints [] and not null if there are no notes
 	} else {
 		for _, n := range notes {
 			if _, err = fmt.Fprintln(a.stdout, n); err != nil {
@@ -68,7 +68,8 @@ func (c *migrateCmd) Run(a *app) error {
 	return nil
 }
 
-// rewrite writes the migrated files in place, or prints one. If one file cannot be migrated, no file is changed.
+// rewrite writes the migrated files in place, or prints one. If one file cannot be migrated, rewrite changes
+// no file.
 func (c *migrateCmd) rewrite(a *app, files []config.File) error {
 	if c.Write && c.Print {
 		return exitError{exitUsage, errors.New("--write and --print cannot be combined; give one of them")}
@@ -98,8 +99,8 @@ func (c *migrateCmd) rewrite(a *app, files []config.File) error {
 	return nil
 }
 
-// replaceFile replaces the content of a file in one step and keeps its permissions, because a sidecar may be reading
-// it.
+// replaceFile replaces the content of a file in one step, because a sidecar may be reading it. The file keeps
+// its permissions.
 func replaceFile(name string, data []byte) error {
 	name, err := filepath.EvalSymlinks(name)
 	if err != nil {
@@ -113,7 +114,7 @@ func replaceFile(name string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(next.Name()) // fails if the file was renamed
+	defer os.Remove(next.Name()) // fails after the rename, which does no harm
 	_, err = next.Write(data)
 	if err := errors.Join(err, next.Chmod(info.Mode().Perm()), next.Close()); err != nil {
 		return err

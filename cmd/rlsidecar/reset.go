@@ -12,7 +12,7 @@ type resetCmd struct {
 	adminFlags
 }
 
-// Help is shown by reset --help.
+// Help returns the text for reset --help.
 func (resetCmd) Help() string {
 	return `Deletes a bucket through the admin listener of a running sidecar, so that the key starts
 with a new one. With Redis, this applies to all sidecars; others may use their cached
@@ -56,7 +56,7 @@ func (c *resetCmd) Run(a *app) error {
 	return nil
 }
 
-// whole returns a key as text.
+// whole describes a bucket with its key as text.
 func whole(k shownKey) string {
 	if len(k) == 0 {
 		return "the bucket"

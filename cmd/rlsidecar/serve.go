@@ -21,7 +21,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
-// serveCmd has one field for each flag, as kong requires.
+// serveCmd has one field for each flag, because kong requires that.
 type serveCmd struct {
 	Config []string `placeholder:"PATH" env:"RLSIDECAR_CONFIG" help:"File, folder of *.yaml files, or folder/** for all files below it. May be repeated; in the variable, separate several by commas. Required without --xds-server."`
 	Reload string   `enum:"all,isolate" default:"all" env:"RLSIDECAR_RELOAD" help:"Effect of a mistake in the configuration. all: the whole new configuration is rejected. isolate: only the domains with a mistake are rejected."`
@@ -90,7 +90,7 @@ type serveCmd struct {
 	LogFormat string `enum:"text,json" default:"text" env:"RLSIDECAR_LOG_FORMAT" help:"Log format: text or json."`
 }
 
-// Help is shown by serve --help.
+// Help returns the text for serve --help.
 func (serveCmd) Help() string {
 	return `Buckets are kept in memory, or in Redis if --redis-url is given. The configuration is
 loaded again when its files change, and on SIGHUP. A configuration with a mistake is
@@ -116,12 +116,12 @@ func (c *serveCmd) Run(a *app) error {
 	}
 	settings := c.settings(plane)
 	if plane.Server != "" && c.Consume == "auto" {
-		// Control planes make limits for the reference server, and proxies charge some of them after the work
-		// (token usage). A denial of such a charge must consume, or the work would be free.
+		// Control planes write limits for the reference server, and proxies charge some of these limits after
+		// the work (token usage). A denied charge must still consume, or the work would be free.
 		settings.Defaults.ConsumeEach = true
 	}
 	settings.Defaults.ConsumeTogether = a.reference.ConsumeTogether
-	if err := settings.Answers.Bounds.Check(); err != nil { // the flags must not be 0, which means the default elsewhere
+	if err := settings.Answers.Bounds.Check(); err != nil { // checked here, because elsewhere a bound of 0 means the default, and a flag must not be 0
 		return exitError{exitUsage, err}
 	}
 	if settings.Statsd, err = c.statsd(a.reference); err != nil {
@@ -137,7 +137,7 @@ func (c *serveCmd) Run(a *app) error {
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
 	settings.Hangup = hangup
-	// From now on a second signal kills the process, as an operator who sends it expects.
+	// From now on a second signal kills the process, which an operator who sends it expects.
 	defer context.AfterFunc(a.ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })()
 
 	log := newLogger(a.stderr, c.LogLevel, c.LogFormat)
@@ -148,7 +148,7 @@ func (c *serveCmd) Run(a *app) error {
 		settings.MemoryMaxKeys = fits
 	}
 	err = server.Run(a.ctx, settings, log, func(r server.Running) {
-		if c.LogFormat == "text" { // programs that read JSON expect nothing else
+		if c.LogFormat == "text" { // not for json, because programs that read JSON expect nothing else
 			fmt.Fprint(a.stderr, greeting(r, !settings.NoJSON))
 		}
 	})
@@ -164,7 +164,7 @@ func (c *serveCmd) Run(a *app) error {
 	return err
 }
 
-// settings converts the flags; plane is the control plane, if it provides the configuration.
+// settings converts the flags. plane is the control plane that provides the configuration, or the zero XDS.
 func (c *serveCmd) settings(plane server.XDS) server.Config {
 	version, revision := build()
 	s := server.Config{
@@ -210,8 +210,8 @@ func (h *httpHeaders) UnmarshalText(text []byte) error {
 	return err
 }
 
-// tokenFile is the name of a file with a token. An empty name is a mistake, such as an unset variable in a script:
-// without a file there would be no token.
+// tokenFile is the name of a file with a token. An empty name is rejected, because it may come from an unset
+// variable in a script, and without a file no token would be required.
 type tokenFile string
 
 // UnmarshalText implements encoding.TextUnmarshaler.
@@ -223,9 +223,9 @@ func (f *tokenFile) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// newLogger returns a logger that writes one line for each entry to w.
+// newLogger returns a logger that writes one line to w for each entry.
 func newLogger(w io.Writer, level, format string) *zap.Logger {
-	at, _ := zapcore.ParseLevel(level) // kong checks the value
+	at, _ := zapcore.ParseLevel(level) // kong has already checked the value
 	c := zap.NewProductionEncoderConfig()
 	c.EncodeTime = zapcore.RFC3339NanoTimeEncoder
 	c.EncodeDuration = zapcore.StringDurationEncoder

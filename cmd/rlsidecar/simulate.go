@@ -23,7 +23,7 @@ type simulateCmd struct {
 	configFlags
 }
 
-// Help is shown by simulate --help.
+// Help returns the text for simulate --help.
 func (simulateCmd) Help() string {
 	return `Replays the requests of a trace or an access log in virtual time. A line of a trace has
 one of two forms:
@@ -54,7 +54,7 @@ Example:
   rlsidecar simulate --config limits.yaml --format nginx --auth access.log.gz`
 }
 
-// Run replays the input.
+// Run replays the log.
 func (c *simulateCmd) Run(a *app) error {
 	templates, err := c.templates()
 	if err != nil {
@@ -99,7 +99,7 @@ func (c *simulateCmd) run(a *app, run simulate.Config) error {
 	switch c.Decisions {
 	case "":
 		return c.replay(a, run, a.stdout)
-	case "-", "/dev/stdout": // opening it by name would truncate it if it is a file
+	case "-", "/dev/stdout": // opening standard output by name would truncate it if it is a file
 		run.Decisions = a.stdout
 		return c.replay(a, run, a.stderr)
 	}
@@ -132,19 +132,19 @@ func (c *simulateCmd) replay(a *app, run simulate.Config, report io.Writer) erro
 	return errors.Join(done.WriteHTML(a.ctx, page, run.Name), page.Close())
 }
 
-// parseShare reads a percentage.
+// parseShare parses a percentage.
 func parseShare(text string) (float64, error) {
 	number, percent := strings.CutSuffix(text, "%")
 	n, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
-	if err != nil || !percent || !(n >= 0 && n < 100) { // written so that NaN is rejected
+	if err != nil || !percent || !(n >= 0 && n < 100) { // the condition is written so that it rejects NaN
 		return 0, fmt.Errorf("%q is not a percentage below 100 %%, such as 1%% or 0.5%%", text)
 	}
 	return n / 100, nil
 }
 
-// meter shows the progress to a person at a terminal.
+// meter shows the progress on a terminal.
 type meter struct {
-	w           io.Writer // nil if there is no terminal
+	w           io.Writer // nil if stderr is not a terminal
 	start, last time.Time
 }
 
@@ -166,7 +166,7 @@ func (m *meter) show(lines int64) {
 	}
 }
 
-// clear removes the progress line before other output.
+// clear removes the progress line, so that other output can follow.
 func (m *meter) clear() {
 	if m.w != nil && m.last != m.start {
 		fmt.Fprint(m.w, "\r\x1b[K")

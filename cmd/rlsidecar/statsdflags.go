@@ -6,7 +6,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 )
 
-// statsdFlags state where metrics are sent.
+// statsdFlags describe the StatsD server that receives metrics.
 type statsdFlags struct {
 	StatsdAddress  string        `placeholder:"HOST:PORT" env:"RLSIDECAR_STATSD_ADDRESS" help:"Send the metrics of the reference server, under its names, to this StatsD server (not sent)."`
 	StatsdProtocol string        `enum:"tcp,udp" default:"udp" env:"RLSIDECAR_STATSD_PROTOCOL" help:"Protocol of StatsD: tcp or udp (${default})."`
@@ -15,8 +15,8 @@ type statsdFlags struct {
 	StatsdInterval time.Duration `default:"10s" env:"RLSIDECAR_STATSD_INTERVAL" help:"Time between two transmissions to StatsD (${default})."`
 }
 
-// statsd combines the flags with the reference server's variables; flags take precedence. It returns an error for a
-// malformed tag.
+// statsd converts the flags, and adds the rewrites of the reference server's variables. It returns an error
+// for a malformed tag.
 func (f statsdFlags) statsd(r reference) (statsd.Config, error) {
 	tags, err := pairs("--statsd-tags", "=", f.StatsdTags)
 	return statsd.Config{

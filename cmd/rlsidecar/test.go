@@ -19,7 +19,7 @@ type testCmd struct {
 	configFlags
 }
 
-// Help is shown by test --help.
+// Help returns the text for test --help.
 func (testCmd) Help() string {
 	return `A scenario is a list of steps. A step is a request at a time, with the expected answer.
 Time is virtual, and each scenario starts with new buckets. docs/scenarios.md describes
@@ -40,7 +40,7 @@ where chat.yaml is
         - {at: 6s, domain: edge, descriptors: ["user_id=bob"], expect: ok}`
 }
 
-// Run runs the files.
+// Run runs the scenarios in the files.
 func (c *testCmd) Run(a *app) error {
 	only, err := regexp.Compile(c.Only)
 	if err != nil {
@@ -67,17 +67,17 @@ func (c *testCmd) Run(a *app) error {
 	}
 }
 
-// testRun is the state of one test command.
+// testRun is the state of one run of the command test.
 type testRun struct {
 	app    *app
 	cmd    *testCmd
 	only   *regexp.Regexp
 	passed int
 	failed int
-	faulty int // number of files
+	faulty int // the number of files that contain mistakes
 }
 
-// file runs the scenarios of one file. Mistakes in the file are printed; an error ends the command.
+// file runs the scenarios of one file. It prints mistakes in the file. An error ends the command.
 func (t *testRun) file(name string) error {
 	data, err := os.ReadFile(name)
 	if err != nil {
@@ -101,7 +101,8 @@ func (t *testRun) file(name string) error {
 	return nil
 }
 
-// load loads the configuration that the scenario file name states, or returns nil if it has mistakes.
+// load loads the configuration at paths, which the scenario file called name states. It returns nil if the
+// configuration has mistakes.
 func (t *testRun) load(name string, paths []string) (*limiter.Snapshot, error) {
 	var full []string
 	for _, path := range paths {

@@ -18,7 +18,7 @@ type topCmd struct {
 	adminFlags
 }
 
-// Help is shown by top --help.
+// Help returns the text for top --help.
 func (topCmd) Help() string {
 	return `Lists the keys that a running sidecar denied most in the last five to ten minutes. The
 reasons are:
@@ -102,7 +102,7 @@ func (c *topCmd) Run(a *app) error {
 	return table.Flush()
 }
 
-// unmatched lists the requests that matched no limit.
+// unmatched lists the shapes of requests that matched no limit.
 func (c *topCmd) unmatched(a *app) error {
 	var answer struct {
 		Since     time.Time `json:"since"`

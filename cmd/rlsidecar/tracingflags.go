@@ -12,7 +12,7 @@ type tracingFlags struct {
 	TracingServiceInstanceID string  `name:"tracing-service-instance-id" placeholder:"ID" env:"RLSIDECAR_TRACING_SERVICE_INSTANCE_ID" help:"ID of this instance of the service in traces."`
 }
 
-// tracing converts the flags; it returns nil without --tracing.
+// tracing converts the flags. It returns nil without --tracing.
 func (f tracingFlags) tracing(version string) *tracing.Config {
 	if !f.Tracing {
 		return nil

@@ -12,7 +12,7 @@ import (
 
 type versionCmd struct{}
 
-// Help is shown by version --help.
+// Help returns the text for version --help.
 func (versionCmd) Help() string {
 	return `Example:
 
@@ -29,7 +29,7 @@ func printVersion(w io.Writer) error {
 	return err
 }
 
-// versionFlag is --version, which new users try first.
+// versionFlag is the flag --version, which new users try first.
 type versionFlag bool
 
 // BeforeReset prints the version and ends the program.
@@ -39,8 +39,8 @@ func (versionFlag) BeforeReset(k *kong.Kong) error {
 	return err
 }
 
-// linkedVersion and linkedRevision are set by the linker (-X main.linkedVersion=…) if the program is built without
-// the Git history, as in the image.
+// The linker sets linkedVersion and linkedRevision (-X main.linkedVersion=…) if the program is built
+// without the Git history, as for the container image.
 var linkedVersion, linkedRevision string
 
 // build returns the version and the commit that Go or the linker recorded.

@@ -10,7 +10,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
-// xdsFlags state which control plane provides the configuration.
+// xdsFlags describe the control plane that provides the configuration.
 type xdsFlags struct {
 	XDSServer          string        `name:"xds-server" placeholder:"HOST:PORT" env:"RLSIDECAR_XDS_SERVER" help:"Get the configuration from this control plane, over ADS, instead of from files."`
 	XDSNodeID          string        `name:"xds-node-id" default:"default" placeholder:"ID" env:"RLSIDECAR_XDS_NODE_ID" help:"Node ID that identifies this process to the control plane (${default})."`
@@ -56,8 +56,8 @@ func pairs(flag, separator string, list []string) (map[string]string, error) {
 	return m, nil
 }
 
-// controlPlane returns the control plane of the flags or, if the flags name no files either, of the reference
-// server's variables. It returns the zero XDS if files are configured.
+// controlPlane returns the control plane that the flags name. If the flags name no files either, it uses the
+// reference server's variables. It returns the zero XDS if the configuration comes from files.
 func (c *serveCmd) controlPlane(r reference) (server.XDS, error) {
 	switch {
 	case c.XDSServer != "":
@@ -71,8 +71,8 @@ func (c *serveCmd) controlPlane(r reference) (server.XDS, error) {
 	}
 }
 
-// fromReference converts the reference server's variables. Without TLS the TLS files are ignored, as in the reference
-// server.
+// fromReference converts the reference server's variables. Without TLS it ignores the TLS files, as the
+// reference server does.
 func fromReference(r *refenv.XDS) server.XDS {
 	x := server.XDS{
 		Server: r.Server, NodeID: r.NodeID, NodeMetadata: r.NodeMetadata, Headers: r.Headers, TLS: r.UseTLS,

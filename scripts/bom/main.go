@@ -36,7 +36,7 @@ func main() {
 type part struct {
 	path, version, sum string
 	folder             string
-	license            string // an SPDX identifier
+	license            string // its identifier in SPDX
 	texts              []text
 }
 
@@ -51,7 +51,7 @@ func run(program, sbom, licenses string) error {
 		return err
 	}
 	parts := []part{{path: "std", version: strings.TrimPrefix(info.GoVersion, "go")}}
-	for _, m := range info.Deps { // sorted
+	for _, m := range info.Deps { // info.Deps is sorted
 		if m.Replace != nil {
 			return fmt.Errorf("%s has %s in place of %s: what is released must be what its modules say", program, m.Replace.Path, m.Path)
 		}
@@ -72,7 +72,7 @@ func run(program, sbom, licenses string) error {
 	return os.WriteFile(licenses, together(parts), 0o644)
 }
 
-// read reads the licence of the module.
+// read finds the licence of the module, and reads its texts.
 func (p *part) read() error {
 	command := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", p.path+"@"+p.version)
 	if p.path == "std" {
@@ -92,7 +92,7 @@ func (p *part) read() error {
 	if err != nil {
 		return err
 	}
-	for _, e := range entries { // sorted
+	for _, e := range entries { // entries is sorted by name
 		if e.IsDir() || !regexp.MustCompile(`(?i)^(licen[cs]e|copying|notice)`).MatchString(e.Name()) {
 			continue
 		}
@@ -111,8 +111,9 @@ func (p *part) read() error {
 	return nil
 }
 
-// known has the characteristic words of each licence that permits use in a program under the Apache License, if its text
-// is distributed with the program. A text has the first licence of which it contains all words.
+// known lists licences that permit use in a program under the Apache License if their text is distributed
+// with the program. words are characteristic of the licence. The first licence whose words all occur in a
+// text is the licence of that text.
 var known = []struct {
 	id    string
 	words []string
@@ -123,7 +124,7 @@ var known = []struct {
 	{"MIT", []string{"Permission is hereby granted, free of charge, to any person", "THE SOFTWARE IS PROVIDED"}},
 }
 
-// identify returns the SPDX identifier of a licence, or "" if it is unknown.
+// identify returns the SPDX identifier of the licence in data, or "" if it is unknown.
 func identify(data []byte) string {
 	words := strings.Join(strings.Fields(string(data)), " ")
 	for _, k := range known {
@@ -134,8 +135,8 @@ func identify(data []byte) string {
 	return ""
 }
 
-// together joins the licences of all modules in one text. A licence that several modules have is repeated, because each
-// copy names another copyright holder.
+// together joins the licences of all modules into one text. If several modules have the same licence, the
+// text repeats it, because each copy names another copyright holder.
 func together(parts []part) []byte {
 	var b bytes.Buffer
 	b.WriteString("rlsidecar is under the Apache License 2.0. In it is other people's work, under these licences.\n")
@@ -227,7 +228,7 @@ func describe(info *debug.BuildInfo, parts []part) document {
 			Ref: purl(p.path, p.version), Type: "library", Name: p.path, Version: p.version,
 			Licenses: licensed(p.license), PURL: purl(p.path, p.version),
 		}
-		// Go's sum of a module is the SHA-256 of a list of its files' SHA-256.
+		// Go's sum of a module is the SHA-256 of a list that contains the SHA-256 of each of its files.
 		if sum, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(p.sum, "h1:")); err == nil && len(sum) == 32 {
 			c.Hashes = []hash{{"SHA-256", hex.EncodeToString(sum)}}
 		}
