@@ -253,7 +253,7 @@ func decided(decisions []backend.Decision) (allowed bool, err error) {
 func notRun(err error) bool {
 	var reply goredis.Error
 	var network *net.OpError
-	return errors.As(err, &reply) || errors.As(err, &network) && network.Op == "dial" || strings.Contains(err.Error(), "while it fails") ||
+	return errors.As(err, &reply) || errors.As(err, &network) && network.Op == "dial" || errors.Is(err, errOpen) ||
 		strings.Contains(err.Error(), "not sent in time") || strings.Contains(err.Error(), "no time left")
 }
 

@@ -435,7 +435,7 @@ local function general(now, given, names, stored, lives, answers)
   -- algorithms.
   local take, kept_of, keep, begin, fresh, fresh_at, full_at, later, span, give_back, ceil_div, calendar_time,
     calendar_start, locate, same_scale, adopt, kept_tokens, after, kept_window, outlived, units, of, until_units,
-    until_used, moment, start, give_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, mul_div, mul_div_ceil,
+    until_used, ticks_to, give_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, mul_div, mul_div_ceil,
     phase_of, window_of, take_window, windows_to_full, take_guaranteed, guaranteed_retry,
     take_turn, unit_of, most_of_windows, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
     beyond, passed, peaks_of, adopt_peaks,
@@ -661,41 +661,31 @@ local function general(now, given, names, stored, lives, answers)
     local bank, sure = units(k, l), 0
     if l.kind == GUARANTEED then sure = units(kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t), l) end
     if bank > l.v or sure > l.v1 then return s end
-    c.value, c.prev, c.peaks = l.v - bank, l.v1 - sure, adopt_peaks(l, phase, s)
+    c.value, c.prev, c.at, c.peaks = l.v - bank, l.v1 - sure, k.now, adopt_peaks(l, phase, s)
     return c
   end
 
   -- kept_tokens describes a token bucket that has value of full by the numbers of s; p flows in with each of
-  -- its ticks. If one limit counts in us and the other in ms, both use ms. A tick has so many fine ticks of l.
-  -- flown has flowed in since k.now, the start of the tick: used lacks it.
+  -- its ticks. If one limit counts in us and the other in ms, both use ms.
   function kept_tokens(l, s, value, full, p, t)
     local old = s.by
     local k = {
       old = old, unit = old.q, most = floor((EXACT - old.p - old.p1) / old.q), used = full - value, p = p,
-      tick = max(l.tick, old.tick), flown = 0,
+      tick = max(l.tick, old.tick),
     }
-    k.fine = k.tick / l.tick
     if k.tick ~= old.tick then
       k.used = min(k.used + p * (s.at % k.tick), EXACT)
       k.p = min(p * (k.tick / old.tick), EXACT)
     end
-    k.used = after(k, floor(t / k.tick) - floor(s.at / k.tick), 0)
+    k.used = after(k, floor(t / k.tick) - floor(s.at / k.tick))
     k.now = t - t % k.tick
-    local left = after(k, 0, (t - k.now - t % l.tick) / l.tick)
-    k.used, k.flown = left, k.used - left
     return k
   end
 
-  -- after returns the used units so many ticks after k.now, and fine ticks after these.
-  function after(k, ticks, fine)
-    local used = k.used + k.flown
-    if ticks >= ceil_div(used, k.p) then return 0 end
-    used = used - ticks * k.p
-    if fine > 0 then
-      local flown = mul_div(k.p, fine, k.fine)
-      used = max(0, used - flown)
-    end
-    return used
+  -- after returns the used units so many ticks later.
+  function after(k, ticks)
+    if ticks >= ceil_div(k.used, k.p) then return 0 end
+    return k.used - ticks * k.p
   end
 
   -- kept_window is a fixed window by the numbers of s.
@@ -711,7 +701,7 @@ local function general(now, given, names, stored, lives, answers)
       k.window = window_of(old, k.phase, t)
       k.n = k.window - window_of(old, k.phase, s.at)
     end
-    k.unit, k.now, k.used, k.flown = 1, t, old.capacity - s.value, 0
+    k.unit, k.now, k.used = 1, t, old.capacity - s.value
     if k.n > 0 then
       if l.clears or k.n >= ceil_div(k.used, old.rate) then k.used = 0 else k.used = k.used - k.n * old.rate end
     end
@@ -738,11 +728,17 @@ local function general(now, given, names, stored, lives, answers)
   end
 
   -- until_units is the time from t until no more than most, in the unit of l, counts as used.
-  function until_units(k, l, t, most) return until_used(k, l, t, of(k, l, most)) end
+  function until_units(k, l, t, most)
+    local fine = k.tick and k.tick / l.tick - 1 or 0
+    if fine == 0 or most >= l.v then return until_used(k, l, t, of(k, l, most)) end
+    local n = ticks_to(k, of(k, l, min(l.v, most + fine * l.p)))
+    local later = { used = after(k, n), unit = k.unit }
+    return max(0, n * k.tick + max(0, ceil_div(units(later, l) - most, l.p)) * l.tick - (t - k.now))
+  end
 
   -- until_used is the time from t until no more than most is used; of a calendar, how many windows.
   function until_used(k, l, t, most)
-    if l.kind ~= WINDOW then return max(0, moment(k, most) - (t - k.now)) end
+    if l.kind ~= WINDOW then return max(0, ticks_to(k, most) * k.tick - (t - k.now)) end
     local n = ceil_div(k.used - most, k.old.rate)
     if l.clears then n = min(n, 1) end
     n = max(1, n)
@@ -750,15 +746,8 @@ local function general(now, given, names, stored, lives, answers)
     return (k.phase + (k.window + n) * k.old.period) * k.old.tick - t
   end
 
-  -- moment returns the time from k.now until no more than most is used.
-  function moment(k, most)
-    local more = max(0, k.used + k.flown - most)
-    local ticks = floor(more / k.p)
-    return start(k, ticks, mul_div_ceil(more - ticks * k.p, k.fine, k.p))
-  end
-
-  -- start returns the time from k.now until so many ticks later, and fine ticks after these.
-  function start(k, ticks, fine) return ticks * k.tick + fine * (k.tick / k.fine) end
+  -- ticks_to returns the number of ticks until no more than most is used.
+  function ticks_to(k, most) return max(0, ceil_div(k.used - most, k.p)) end
 
   -- give_units subtracts units of l from the used units, less the units that have flowed in since.
   function give_units(k, l, n, p, a)
@@ -790,7 +779,7 @@ local function general(now, given, names, stored, lives, answers)
     d.remaining = max(0, floor(d.value / unit_of(l)))
     d.reset = until_units(k, l, t, 0)
     local next = {
-      by = k.old, value = full_of(k.old) - k.used - k.flown, prev = 0, at = k.now - k.now % k.old.tick, phase = k.phase or 0,
+      by = k.old, value = full_of(k.old) - k.used, prev = 0, at = k.now - k.now % k.old.tick, phase = k.phase or 0,
       peaks = peaks,
     }
     if k.edges then locate(l, next) end
@@ -819,9 +808,15 @@ local function general(now, given, names, stored, lives, answers)
       k.used = min(max(had, most), had + wanted)
       d.allowed, d.lost = true, a.cost - floor((k.used - had) / k.unit)
     elseif cost == 0 then
-      local debt = max(of(k, l, goal), full_of(k.old))
-      d.allowed = k.used <= debt
-      if not d.allowed then d.retry = until_used(k, l, t, debt) end
+      local room = of(k, l, goal)
+      local debt = max(room, full_of(k.old))
+      if k.used <= debt then
+        d.allowed = true
+      elseif debt > room then
+        d.retry = until_used(k, l, t, debt)
+      else
+        d.retry = until_units(k, l, t, goal)
+      end
     elseif goal >= full and k.used <= of(k, l, goal) then
       k.used = k.used + mul_div_ceil(cost, k.unit, unit)
       d.allowed, d.wait = true, until_units(k, l, t, full)
@@ -861,7 +856,7 @@ local function general(now, given, names, stored, lives, answers)
       end
       d.retry = until_units(k, l, t, goal)
       if a.max_wait > 0 and l.tick > 1 then
-        local later = { used = after(k, floor((t + d.retry - k.now) / k.tick), 0), unit = k.unit }
+        local later = { used = after(k, ticks_to(k, of(k, l, goal))), unit = k.unit }
         d.retry = d.retry + max(0, ceil_div(units(later, l), l.p) * l.tick - a.max_wait)
       end
     end
@@ -874,31 +869,29 @@ local function general(now, given, names, stored, lives, answers)
     local larger = mul_div(l.capacity, old.q, 1)
     local most = min(max(larger, old.v + old.v1), bank.most * bank.unit)
 
-    -- has reports whether cost is available when so much of both parts is used.
-    local function has(cost, used1, used2)
+    -- wait returns the number of ticks of l, after so many ticks, until cost is available, if that is before
+    -- the next start.
+    local function wait(cost, ticks)
+      local used1, used2 = after(sure, ticks), after(bank, ticks)
       local v1 = l.v1 - mul_div_ceil(used1, l.q, sure.unit)
       local v2 = l.v - mul_div_ceil(used2, l.q, bank.unit)
-      if cost * l.q > max(0, v1) + max(0, v2) then return false end
-      return v1 >= 0 and v2 >= 0 or cost <= floor((most - used1 - used2) / bank.unit)
-    end
-
-    -- first_in returns the first number from lo to hi at which cost is available. At hi it is available. The
-    -- numbers count ticks after bank.now, or the fine ticks after so many ticks.
-    local function first_in(cost, lo, hi, ticks)
-      while lo < hi do
-        local mid = lo + floor((hi - lo) / 2)
-        local n, fine = ticks or mid, ticks and mid or 0
-        if has(cost, after(sure, n, fine), after(bank, n, fine)) then hi = mid else lo = mid + 1 end
+      local c, more = cost * l.q, 0
+      if v1 >= 0 and v2 >= 0 then
+        if v1 + v2 < c then more = guaranteed_retry(l, v1, v2, c) end
+        return more, more < bank.tick / l.tick
       end
-      return lo
+      return 0, c <= max(0, v1) + max(0, v2) and cost <= floor((most - used1 - used2) / bank.unit)
     end
 
     -- enough_in is the time from t until cost is there.
     local function enough_in(cost)
-      local full = max(moment(sure, 0), moment(bank, 0))
-      local ticks = first_in(cost, 0, floor(full / bank.tick) + 1)
-      if ticks == 0 then return bank.now - t end
-      return start(bank, ticks - 1, first_in(cost, 1, bank.fine, ticks - 1)) - (t - bank.now)
+      local lo, hi = -1, max(ticks_to(sure, 0), ticks_to(bank, 0))
+      while lo + 1 < hi do
+        local mid = lo + floor((hi - lo) / 2)
+        local _, ok = wait(cost, mid)
+        if ok then hi = mid else lo = mid end
+      end
+      return hi * bank.tick + wait(cost, hi) * l.tick - (t - bank.now)
     end
 
     if a.cost < 0 then
@@ -913,7 +906,8 @@ local function general(now, given, names, stored, lives, answers)
     elseif a.cost == 0 then
       d.allowed = true
     else
-      d.allowed = has(a.cost, sure.used, bank.used)
+      local more, ok = wait(a.cost, 0)
+      d.allowed = ok and more == 0
       if d.allowed then
         local part = min(max(0, l.v1 - units(sure, l)), a.cost * l.q)
         local paid = min(mul_div_ceil(part, sure.unit, l.q), a.cost * sure.unit)
@@ -928,9 +922,7 @@ local function general(now, given, names, stored, lives, answers)
       d.remaining = max(0, min(d.remaining, floor((most - sure.used - bank.used) / bank.unit)))
     end
     d.reset = max(0, enough_in(l.capacity))
-    return {
-      by = old, value = old.v - bank.used - bank.flown, prev = old.v1 - sure.used - sure.flown, at = bank.now, phase = 0,
-    }
+    return { by = old, value = old.v - bank.used, prev = old.v1 - sure.used, at = bank.now, phase = 0 }
   end
 
   -- mul_div returns a*b/c, rounded down and limited to 2^53, and the remainder. It stays in the exact range:

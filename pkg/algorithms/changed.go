@@ -16,9 +16,6 @@ import "math/bits"
 //	cost = 0    allowed, unless the bucket is in debt by the old numbers too
 //	retry_after until the same request would be allowed under these rules, if no other request came first
 //
-// If the new limit has finer ticks than the old one, the bucket also refills within an old tick. So a
-// request that is allowed at some moment stays allowed until another request comes.
-//
 // Before the conversion, used changes in the old numbers: a charge adds to used, and a refund subtracts from
 // it. So two processes with different numbers never admit more than the larger limit. The same holds for a
 // limit that is lowered and raised again.
@@ -61,7 +58,7 @@ func (l *Limit) adopt(s *State, now Micros, hash uint64) {
 			return
 		}
 		s.Peaks = l.adoptPeaks(s, hash)
-		s.By, s.Value, s.Prev, s.At = l, l.v-k.units(l), l.v1-k1.units(l), l.tickOf(now)
+		s.By, s.Value, s.Prev, s.At = l, l.v-k.units(l), l.v1-k1.units(l), k.now
 	}
 }
 
@@ -74,14 +71,11 @@ type kept struct {
 	used int64
 	room int64 // for a limit that settles: the most that a refund with ChargedAt returns
 
-	// The next fields are for token buckets. A tick is the longer of the two limits' ticks. It consists of
-	// fine ticks, which are ticks of the new limit. now is the start of the tick that contains the request.
-	// p flows in with each tick.
-	now   Micros
-	tick  Micros
-	p     int64
-	fine  int64 // the number of fine ticks in a tick
-	flown int64 // the inflow between now and the request, which is already subtracted from used
+	// The next fields are for token buckets. A tick is the longer of the two limits' ticks. now is the start of
+	// the tick that contains the request. p flows in with each tick.
+	now  Micros
+	tick Micros
+	p    int64
 
 	// These are for fixed windows: the number of the window that contains the request, and the phase.
 	window, phase int64
@@ -98,25 +92,17 @@ func (l *Limit) keptTokens(s *State, value, full, p int64, now Micros) kept {
 		k.used = min(k.used+p*int64(s.At%k.tick), maxExact) // the consumption at the beginning of the tick that contains s.At
 		k.p = min(p*int64(k.tick/old.tick), maxExact)
 	}
-	k.used = k.after(int64(now/k.tick-s.At/k.tick), 0)
+	k.used = k.after(int64(now/k.tick - s.At/k.tick))
 	k.now = now - now%k.tick
-	k.fine = int64(k.tick / l.tick)
-	left := k.after(0, l.ticks(now)-l.ticks(k.now))
-	k.used, k.flown = left, k.used-left
 	return k
 }
 
-// after returns the consumption that will be left at a later moment if nothing more is charged. The moment is
-// the given number of ticks after k.now, plus the given number of fine ticks.
-func (k *kept) after(ticks, fine int64) int64 {
-	used := k.used + k.flown
-	if hi, lo := bits.Mul64(uint64(ticks), uint64(k.p)); hi != 0 || lo >= uint64(used) {
-		return 0
-	} else if used -= int64(lo); fine > 0 {
-		flown, _ := mulDiv(k.p, fine, k.fine)
-		used = max(0, used-flown)
+// after returns the consumption that remains after ticks.
+func (k *kept) after(ticks int64) int64 {
+	if hi, lo := bits.Mul64(uint64(ticks), uint64(k.p)); hi == 0 && lo < uint64(k.used) {
+		return k.used - int64(lo)
 	}
-	return used
+	return 0
 }
 
 // keptWindow returns the consumption of a fixed window at time now, in the numbers of s.By.
@@ -168,13 +154,20 @@ func (k *kept) of(l *Limit, units int64) int64 {
 
 // until returns the time from now until the consumption is at most most. most is in the unit of l.
 func (k *kept) until(l *Limit, now Micros, most int64) Micros {
-	return k.untilUsed(l, now, k.of(l, most))
+	fine := int64(k.tick/l.tick) - 1
+	if k.tick == 0 || fine == 0 || most >= l.v {
+		return k.untilUsed(l, now, k.of(l, most))
+	}
+	// After the conversion the bucket refills at the new rate, whose ticks are finer.
+	later, n := *k, k.ticksTo(k.of(l, min(l.v, most+fine*l.p)))
+	later.used = k.after(n)
+	return max(0, k.moment(n)+Micros(max(0, ceilDiv(later.units(l)-most, l.p)))*l.tick-now)
 }
 
 // untilUsed returns the time from now until k.used is at most most.
 func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
 	if l.Kind != FixedWindow {
-		return max(0, k.moment(most)-now)
+		return max(0, k.moment(k.ticksTo(most))-now)
 	}
 	n := ceilDiv(k.used-most, k.old.Rate)
 	if l.clears() {
@@ -183,18 +176,11 @@ func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
 	return k.old.windowStart(k.window+max(1, n), k.phase) - now
 }
 
-// moment returns the moment from which k.used is at most most.
-func (k *kept) moment(most int64) Micros {
-	more := max(0, k.used+k.flown-most)
-	ticks := more / k.p
-	return k.start(ticks, mulDivCeil(more-ticks*k.p, k.fine, k.p))
-}
+// ticksTo returns the number of ticks until used is at most most.
+func (k *kept) ticksTo(most int64) int64 { return max(0, ceilDiv(k.used-most, k.p)) }
 
-// start returns the moment that is the given number of ticks after k.now, plus the given number of fine
-// ticks.
-func (k *kept) start(ticks, fine int64) Micros {
-	return k.now + Micros(ticks)*k.tick + Micros(fine)*(k.tick/Micros(k.fine))
-}
+// moment returns the start of the n-th tick after now.
+func (k *kept) moment(n int64) Micros { return k.now + Micros(n)*k.tick }
 
 // giveBack subtracts a refund from k.used. units is in the unit of l, and p flows in with each tick. For an
 // undo (see Charge.ChargedAt), the inflow since the charge is not refunded. If the limit settles, an undo
@@ -238,7 +224,7 @@ func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, back Micr
 	if l.Settles && !a.DryRun {
 		s.Peaks = k.old.peaked(s.Peaks, k.now, had, k.used, a)
 	}
-	s.Value, s.At = k.old.full()-k.used-k.flown, k.old.tickOf(k.now)
+	s.Value, s.At = k.old.full()-k.used, k.old.tickOf(k.now)
 	d.Value = l.full() - k.units(l)
 	d.Remaining = max(0, floorDiv(d.Value, l.Unit()))
 	d.ResetAfter = k.until(l, now, 0)
@@ -271,9 +257,11 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 		k.used = min(most, k.used+wanted)
 		d.Allowed, d.Lost = true, min(a.Cost, maxExact)-(k.used-had)/k.unit
 	case cost == 0:
-		debt := max(k.of(l, goal), k.old.full()) // with a larger consumption than this, the bucket is in debt by the old numbers, too
-		if d.Allowed = k.used <= debt; !d.Allowed {
+		debt := max(k.of(l, goal), k.old.full()) // more consumption than this is a debt by the old numbers too
+		if d.Allowed = k.used <= debt; !d.Allowed && debt > k.of(l, goal) {
 			d.RetryAfter = k.untilUsed(l, now, debt)
+		} else if !d.Allowed {
+			d.RetryAfter = k.until(l, now, goal)
 		}
 	case goal >= full && k.used <= k.of(l, goal):
 		k.used += mulDivCeil(cost, k.unit, unit)
@@ -320,10 +308,10 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back
 			}
 		}
 		d.RetryAfter = k.until(l, now, goal)
-		if a.MaxWait > 0 && l.tick > 1 { // within a tick, the wait shrinks with the time: find the moment at which it is MaxWait
-			later := *k
-			later.used = k.after(int64((now+d.RetryAfter-k.now)/k.tick), 0)
-			d.RetryAfter += max(0, Micros(ceilDiv(later.units(l), l.p))*l.tick-a.MaxWait)
+		if a.MaxWait > 0 && l.tick > 1 { // add the time within the tick until the wait is at most MaxWait
+			k.used, goal = k.after(k.ticksTo(k.of(l, goal))), k.used
+			d.RetryAfter += max(0, Micros(ceilDiv(k.units(l), l.p))*l.tick-a.MaxWait)
+			k.used = goal
 		}
 	}
 }
@@ -345,13 +333,13 @@ func (l *Limit) takeKeptPair(s *State, now Micros, a *Charge, d *Decision) {
 	case a.Cost == 0:
 		d.Allowed = true
 	default:
-		if d.Allowed = pair.has(l, a.Cost); d.Allowed {
+		if d.Allowed = pair.has(l, a.Cost, 0); d.Allowed {
 			pair.pay(l, a.Cost)
 		} else {
 			d.RetryAfter = pair.until(l, a.Cost) - now
 		}
 	}
-	s.Prev, s.Value, s.At = old.v1-pair.sure.used-k1.flown, old.v-pair.bank.used-k2.flown, k1.now
+	s.Prev, s.Value, s.At = old.v1-pair.sure.used, old.v-pair.bank.used, k1.now
 	u1, u2 := pair.sure.units(l), pair.bank.units(l)
 	d.Value = l.v1 - u1 + l.v - u2
 	if d.Remaining = (max(0, l.v1-u1) + max(0, l.v-u2)) / l.q; u1 > l.v1 || u2 > l.v {
@@ -377,21 +365,25 @@ func (p *keptPair) giveBack(l *Limit, a *Charge) {
 	p.bank.used, p.sure.used = p.bank.used-bank, max(0, p.sure.used-(back-bank))
 }
 
-// has reports whether the two parts together can supply cost.
-func (p *keptPair) has(l *Limit, cost int64) bool {
-	v1, v2 := l.v1-p.sure.units(l), l.v-p.bank.units(l)
-	if cost*l.q > max(0, v1)+max(0, v2) {
-		return false
-	}
-	return v1 >= 0 && v2 >= 0 || cost <= p.left() // while the State keeps the old numbers, left is the bound
+// has reports whether cost is available after ticks.
+func (p *keptPair) has(l *Limit, cost, ticks int64) bool {
+	more, ok := p.wait(l, cost, ticks)
+	return ok && more == 0
 }
 
-// hasAfter reports whether cost will be available at a later moment: the given number of ticks after k.now of
-// both parts, plus the given number of fine ticks.
-func (p *keptPair) hasAfter(l *Limit, cost, ticks, fine int64) bool {
-	then := *p
-	then.sure.used, then.bank.used = p.sure.after(ticks, fine), p.bank.after(ticks, fine)
-	return then.has(l, cost)
+// wait reports whether cost becomes available after ticks and before the next tick of the pair. more is the
+// number of finer ticks of l until then.
+func (p *keptPair) wait(l *Limit, cost, ticks int64) (more int64, ok bool) {
+	c, then := cost*l.q, *p
+	then.sure.used, then.bank.used = p.sure.after(ticks), p.bank.after(ticks)
+	u1, u2 := then.sure.units(l), then.bank.units(l)
+	if v1, v2 := l.v1-u1, l.v-u2; v1 >= 0 && v2 >= 0 { // the state can be converted by then
+		if v1+v2 < c {
+			more = l.guaranteedRetry(v1, v2, c)
+		}
+		return more, more < int64(p.bank.tick/l.tick)
+	}
+	return 0, c <= max(0, l.v1-u1)+max(0, l.v-u2) && cost <= then.left()
 }
 
 // pay consumes cost, which must be available. The guaranteed part pays first.
@@ -404,26 +396,17 @@ func (p *keptPair) pay(l *Limit, cost int64) {
 
 // until returns the first moment at which cost is available.
 func (p *keptPair) until(l *Limit, cost int64) Micros {
-	full := max(p.sure.moment(0), p.bank.moment(0))
-	ticks := firstIn(0, int64((full-p.bank.now)/p.bank.tick)+1, func(n int64) bool { return p.hasAfter(l, cost, n, 0) })
-	if ticks == 0 {
-		return p.bank.now
-	}
-	fine := firstIn(1, p.bank.fine, func(n int64) bool { return p.hasAfter(l, cost, ticks-1, n) })
-	return p.bank.start(ticks-1, fine)
-}
-
-// firstIn returns the smallest number from lo to hi for which yes is true. yes must be true for hi, and for
-// all numbers above the smallest one.
-func firstIn(lo, hi int64, yes func(n int64) bool) int64 {
-	for lo < hi {
-		if mid := lo + (hi-lo)/2; yes(mid) {
+	lo, hi := int64(-1), max(p.sure.ticksTo(0), p.bank.ticksTo(0))
+	for lo+1 < hi {
+		mid := lo + (hi-lo)/2
+		if _, ok := p.wait(l, cost, mid); ok {
 			hi = mid
 		} else {
-			lo = mid + 1
+			lo = mid
 		}
 	}
-	return lo
+	more, _ := p.wait(l, cost, hi)
+	return p.bank.moment(hi) + Micros(more)*l.tick
 }
 
 // mulDiv returns a*b/c rounded down, and whether there was a remainder. Requires a, b >= 0 and c > 0. Results

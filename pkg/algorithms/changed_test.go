@@ -18,22 +18,12 @@ type changing struct {
 	ts   Micros
 	seen bool
 
-	flown []*big.Rat // for a view that is kept: what has flowed in since ts and is not in used
+	atTick *changing // for a view: the state to store if nothing is charged
 }
 
 func (m changing) copy() changing {
 	m.used = slices.Clone(m.used) // the fractions themselves are never changed
 	return m
-}
-
-// stored returns the state that keeps v: in the old numbers time is counted in their ticks.
-func (v changing) stored() changing {
-	v = v.copy()
-	for i, flown := range v.flown {
-		v.used[i] = plus(v.used[i], flown)
-	}
-	v.flown = nil
-	return v
 }
 
 // parts returns the capacities of s, and the inflow of each per microsecond.
@@ -85,8 +75,8 @@ func (m *changing) oldEdges(s Spec, hash uint64) edges {
 // view returns m in the numbers of s at time t, or in its own numbers if it cannot be converted (isKept).
 func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept bool) {
 	v = m.copy()
-	v.flown = nil
-	capacities, _ := parts(s)
+	v.atTick = nil
+	capacities, flows := parts(s)
 	if !v.seen {
 		v = changing{s: s, tick: tick, ts: t / tick * tick, seen: true}
 		for range capacities {
@@ -117,15 +107,11 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 		v.ts = t / coarse * coarse
 		for i := range v.used {
 			v.used[i] = most(whole(0), minus(m.used[i], times(old[i], whole(int64(v.ts-m.ts)))))
-			q := new(big.Rat).SetInt(scale(m.s, m.tick))
-			v.used[i] = least(v.used[i], over(new(big.Rat).SetInt(exact), q))
-			flown := over(new(big.Rat).SetInt(down(times(times(old[i], whole(int64(t/tick*tick-v.ts))), q))), q)
-			flown = least(flown, v.used[i])
-			v.used[i], v.flown = minus(v.used[i], flown), append(v.flown, flown)
+			v.used[i] = least(v.used[i], over(new(big.Rat).SetInt(exact), new(big.Rat).SetInt(scale(m.s, m.tick))))
 		}
 	}
 	if !other {
-		v.s, v.tick, v.flown = s, tick, nil
+		v.s, v.tick = s, tick
 		return v, false
 	}
 	for i := range v.used {
@@ -137,7 +123,17 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 	for i := range v.used {
 		v.used[i] = over(new(big.Rat).SetInt(up(times(v.used[i], q))), q)
 	}
-	v.s, v.tick, v.ts, v.flown = s, tick, t/tick*tick, nil
+	v.s, v.tick = s, tick
+	if s.Kind == FixedWindow {
+		v.ts = t / tick * tick
+		return v, false
+	}
+	v.atTick = &changing{s: s, tick: tick, used: slices.Clone(v.used), ts: v.ts, seen: true}
+	at := t / tick * tick // within a tick of the old limit, the inflow is that of the new one
+	for i := range v.used {
+		v.used[i] = most(whole(0), minus(v.used[i], times(flows[i], whole(int64(at-v.ts)))))
+	}
+	v.ts = at
 	return v, false
 }
 
@@ -342,7 +338,7 @@ func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 		take(cost)
 		if s.Kind == LeakyBucket {
 			d.Wait = turn
-		} else if paid := func(t Micros) bool { v := view(next.stored(), t); return sum(v.shown(s, tick)).Cmp(capacity) <= 0 }; (a.Cost > 0 || a.Reserve && !isKept) && s.Minimum == nil && !paid(now) {
+		} else if paid := func(t Micros) bool { v := view(next, t); return sum(v.shown(s, tick)).Cmp(capacity) <= 0 }; (a.Cost > 0 || a.Reserve && !isKept) && s.Minimum == nil && !paid(now) {
 			d.Wait = first(now, coarse, paid)
 		}
 	case (s.Overdraw || s.TakesDenied) && a.Cost > 0:
@@ -363,11 +359,13 @@ func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 	if !d.Allowed && !charges {
 		next = v.copy()
 	}
-	after, afterKept, later := next, isKept, next.stored()
+	after, afterKept := next, isKept
 	if !d.Allowed && !d.Never {
 		stored := *m
-		if stored = next.stored(); !charges && isKept {
+		if stored = next; !charges && isKept {
 			stored = *m
+		} else if !charges && v.atTick != nil {
+			stored = *v.atTick
 		}
 		yes := func(t Micros) bool { return stored.passes(s, tick, t, a) }
 		if late { // a cost above capacity is never available at once
@@ -391,7 +389,7 @@ func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 	d.Value = down(times(minus(capacity, sum(used)), new(big.Rat).SetInt(scale(s, tick)))).Int64()
 	d.Remaining = none(down(after.there(s, tick, afterKept)))
 	full := func(t Micros) bool {
-		v, isKept := later.view(s, tick, t, a.Hash)
+		v, isKept := after.view(s, tick, t, a.Hash)
 		return v.there(s, tick, isKept).Cmp(capacity) >= 0
 	}
 	switch {
@@ -410,10 +408,12 @@ func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 	case a.DryRun, d.Never && !s.TakesDenied, a.Cost < 0 && !m.seen, !m.seen && !charges, !m.seen && a.Cost == 0:
 	case a.Cost == 0 || !charges:
 		if !isKept && !alike(s, tick, m.s, m.tick, a.Hash) { // converted: only the numbers change
-			*m = v
+			if *m = v; v.atTick != nil {
+				*m = *v.atTick
+			}
 		}
 	default:
-		*m = next.stored()
+		*m, m.atTick = next, nil
 	}
 	return d
 }
