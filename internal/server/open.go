@@ -209,7 +209,11 @@ func (s *server) httpListener(h *http.Server) listener {
 		// until the PROXY header arrives.
 		return peer.NewContext(markReserved(ctx, c), &peer.Peer{Addr: &net.UnixAddr{}})
 	}
-	h.ConnState = parkIdle
+	var ending firstRequests
+	h.ConnState = func(nc net.Conn, state http.ConnState) {
+		parkIdle(nc, state)
+		ending.changed(nc, state)
+	}
 	h.MaxHeaderBytes = 128 << 10                           // twice Envoy's maximum, because a path may occur twice
 	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // the errors are mistakes of clients
 	var leaving atomic.Bool
@@ -224,13 +228,9 @@ func (s *server) httpListener(h *http.Server) listener {
 	})
 	return listener{
 		unready: func() { leaving.Store(true) },
-		serve: func(l net.Listener) error {
-			if err := h.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-				return err
-			}
-			return nil
-		},
+		serve:   func(l net.Listener) error { return ending.serve(h, l) },
 		stop: func(ctx context.Context) {
+			ending.stop(ctx)
 			if h.Shutdown(ctx) != nil {
 				h.Close()
 			}

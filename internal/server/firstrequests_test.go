@@ -1,0 +1,60 @@
+package server
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+)
+
+// A client has connected before the sidecar ends, and sends its first request when the port is closed already.
+func TestTheFirstRequestIsAnsweredAfterThePortIsClosed(t *testing.T) {
+	t.Parallel()
+	for _, proxyProtocol := range []bool{false, true} { // such connections are wrapped
+		t.Run(fmt.Sprintf("PROXY protocol %t", proxyProtocol), func(t *testing.T) {
+			t.Parallel()
+			x := start(t, shared, func(c *Config) { c.HTTPProxyProtocol = proxyProtocol })
+			connect := func() net.Conn {
+				c, err := net.Dial("tcp", x.HTTP.String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { c.Close() })
+				_ = c.SetDeadline(time.Now().Add(time.Minute))
+				return c
+			}
+			answer := func(c net.Conn) {
+				t.Helper()
+				if _, err := io.WriteString(c, "GET /livez HTTP/1.1\r\nHost: sidecar\r\n\r\n"); err != nil {
+					t.Fatal(err)
+				}
+				got, err := http.ReadResponse(bufio.NewReader(c), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got.Body.Close()
+				if got.StatusCode != http.StatusOK {
+					t.Errorf("got %s, want 200", got.Status)
+				}
+			}
+			first := connect()
+			answer(connect()) // so the connection before is accepted too
+			ended := make(chan error, 1)
+			go func() { ended <- x.stop() }()
+			eventually(t, "the port is closed", func() bool {
+				c, err := net.Dial("tcp", x.HTTP.String())
+				if err == nil {
+					c.Close()
+				}
+				return err != nil
+			})
+			answer(first)
+			if err := <-ended; err != nil {
+				t.Error(fmt.Errorf("stop: %w", err))
+			}
+		})
+	}
+}
