@@ -17,17 +17,18 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// cluster is a Store over a Redis Cluster. Each group of charges goes to the master of its slot. Each master has its
-// own sender, so a master that fails delays only its own groups.
+// cluster is a Store over a Redis Cluster. Each group of charges goes to the master that serves its slot.
+// Each master has its own senders, so a master that fails delays only its own groups.
 //
-// A group whose buckets are in different slots cannot be charged in one step. It is charged in parts (stores.Parts).
+// A group whose buckets are in different slots cannot be charged in one step. It is charged in parts
+// (stores.Parts).
 type cluster struct {
 	client  *goredis.ClusterClient
 	masters masters // client, or a simulated one
 	clock   outside.Clock
 	spawn   func(f func())
 	keys    keys
-	sum     uint16 // the checksum keys.sum
+	sum     uint16 // keys.sum(), computed once
 	now     func() algorithms.Micros
 	timeout time.Duration
 	sender  func(addr string, n *node) backend.Store
@@ -42,7 +43,7 @@ type cluster struct {
 	closed  bool
 
 	layout    atomic.Pointer[layout]
-	known     atomic.Bool             // the layout was read at least once
+	known     atomic.Bool             // the layout has been read at least once
 	unknown   atomic.Pointer[unknown] // the error of the last attempt; nil if the layout is known, or if no attempt was made
 	reloading atomic.Bool
 	work      sync.WaitGroup
@@ -57,28 +58,29 @@ type masters interface {
 	ForEachMaster(ctx context.Context, f func(ctx context.Context, client *goredis.Client) error) error
 }
 
-// senderTo has the sender to one master. go-redis makes a new client when a node leaves the cluster and joins
-// again.
+// senderTo has the senders to one master. client tells whether they are outdated: go-redis makes a new client
+// when a node leaves the cluster and joins again.
 type senderTo struct {
 	stores.Route
 
 	client *goredis.Client
 }
 
-// layout has the sender of each slot in use, as go-redis knows the slots. A reload replaces it as a whole.
+// layout has the senders for each slot that was used since the last reload. A reload replaces it with an
+// empty one. Its slots are filled one by one, with the master that go-redis names.
 type layout struct {
 	made time.Time
 	all  atomic.Pointer[[]*senderTo] // the senders used so far; the list is replaced as a whole, and only grows
-	// of has a byte for each slot, four in a word: 1 + the index of its sender in all, or 0. One pointer for
-	// each slot would need 128 KiB, which does not fit into a core's nearest caches.
+	// of has a byte for each slot, four in a word. The byte is 0, or 1 + the index of the slot's sender in
+	// all. One pointer for each slot would need 128 KiB, which does not fit into a core's nearest caches.
 	of [slots / 4]atomic.Uint32
 }
 
-// maxIndexed is the number of senders that a byte of layout.of can number. Slots of other senders are looked up
-// each time.
+// maxIndexed is the largest number of senders that a byte of layout.of can distinguish. If there are more,
+// their slots are looked up for each request.
 const maxIndexed = 255
 
-// sender returns the sender of a slot, or nil if it is not known yet.
+// sender returns the sender of a slot, or nil if none is stored.
 func (l *layout) sender(slot int) *senderTo {
 	if i := byte(l.of[slot/4].Load() >> (slot % 4 * 8)); i > 0 {
 		return (*l.all.Load())[i-1]
@@ -108,7 +110,7 @@ func (l *layout) note(slot int, sender *senderTo) {
 
 const (
 	// reloadPause is the shortest time between two reloads of the cluster's layout. The store reloads after
-	// errors, because go-redis alone notices a failover only after a minute.
+	// errors, because go-redis by itself notices a failover only after a minute.
 	reloadPause = 200 * time.Millisecond
 	// layoutAge is the age at which the layout is reloaded even if no server fails.
 	layoutAge = 10 * time.Second
@@ -208,9 +210,10 @@ func (c *cluster) part(i int, charge *backend.Charge) int {
 
 func (c *cluster) slotOf(charge *backend.Charge) int { return c.keys.slotOf(charge, c.sum) }
 
-// findSender stores and returns the sender of slot, which contains the bucket of charge.
+// findSender returns the sender to the master of slot, and stores it in the layout. charge is any charge
+// whose bucket is in slot.
 func (c *cluster) findSender(slot int, charge *backend.Charge) *stores.Route {
-	l := c.layout.Load() // loaded before the client is called, whose answer may be older than the next layout
+	l := c.layout.Load() // loaded first: if a reload replaces the layout meanwhile, an outdated answer must not get into the new one
 	client, err := c.masters.MasterForKey(c.open, string(c.keys.append(nil, charge)))
 	if err != nil {
 		return &stores.Route{Store: refusing{unavailable(err)}}
@@ -222,7 +225,7 @@ func (c *cluster) findSender(slot int, charge *backend.Charge) *stores.Route {
 	return &sender.Route
 }
 
-// senderOf returns the sender to the master of client.
+// senderOf returns the sender to the master that client calls.
 func (c *cluster) senderOf(client *goredis.Client) *senderTo {
 	addr := client.Options().Addr
 	c.mu.Lock()
@@ -240,15 +243,15 @@ func (c *cluster) senderOf(client *goredis.Client) *senderTo {
 	return sender
 }
 
-// unknown has the error of the last attempt to read the layout.
+// unknown is the result of the last failed attempt to read the layout.
 type unknown struct {
 	at  time.Time
 	err error
 }
 
-// submitUnknown submits b before the layout was read for the first time. After a failure, only one batch in
-// each reloadPause tries to read the layout, and the others fail at once. Otherwise each batch would wait
-// until its deadline.
+// submitUnknown submits b before the layout has been read for the first time. After a failed attempt, only
+// one batch in each reloadPause tries to read the layout, and all others fail at once. Otherwise each batch
+// would wait until its deadline.
 func (c *cluster) submitUnknown(b *backend.Batch) {
 	was := c.unknown.Load()
 	now := c.clock.Now()
@@ -282,7 +285,7 @@ func (c *cluster) readLayout(b *backend.Batch) {
 	defer cancel()
 	if _, err := c.masters.MasterForKey(ctx, string(c.keys.append(nil, &b.Charges[0]))); err != nil {
 		c.unknown.Store(&unknown{c.clock.Now(), fmt.Errorf("%w (the circuit breaker is open)", err)})
-		c.reload() // a reload may last longer than the batch has time
+		c.reload() // a reload has more time than the batch
 		b.Fail(unavailable(err))
 		return
 	}
@@ -291,7 +294,7 @@ func (c *cluster) readLayout(b *backend.Batch) {
 	c.Submit(b)
 }
 
-// learn reloads the cluster's layout after a node has failed.
+// learn is called with an answered batch. It reloads the layout if a node did not answer.
 func (c *cluster) learn(b *backend.Batch) {
 	if errors.Is(b.Decisions[0].Err, backend.ErrUnavailable) {
 		c.reload()
@@ -306,9 +309,9 @@ func (c *cluster) reload() {
 	c.background(func() { // a closed Store reloads nothing
 		ctx, cancel := context.WithDeadline(c.open, c.clock.Now().Add(reloadTimeout))
 		defer cancel()
-		// Unlike ReloadState, ForEachMaster returns after the layout has been read.
+		// ReloadState returns before the layout has been read; ForEachMaster returns afterwards.
 		if c.masters.ForEachMaster(ctx, func(context.Context, *goredis.Client) error { return nil }) == nil {
-			c.known.Store(true) // a batch may have had too little time to wait for the first reading
+			c.known.Store(true) // no batch may have had enough time to read the layout
 		}
 		c.layout.Store(&layout{made: c.clock.Now()})
 		c.clock.AfterFunc(reloadPause, func() { c.reloading.Store(false) })

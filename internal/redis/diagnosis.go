@@ -13,10 +13,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// diagnosis explains an error of a server in words.
+// diagnosis explains an error of a server to the operator.
 type diagnosis struct {
-	// says describes the error as a clause whose subject is the server, such as "refuses the password". It
-	// is "" if the error is clear by itself.
+	// says describes the error as a clause whose subject is the server, such as "refuses the password". It is
+	// "" if the text of the error is clear enough.
 	says string
 	// remedy says what to do, as a clause. It is "" if that is unknown.
 	remedy string
@@ -36,7 +36,7 @@ const (
 	checkSecret  = "check the user and the password, in --redis-url or --redis-password-file"
 )
 
-// diagnose explains err, which a server caused that was called by a URL of the given form.
+// diagnose explains err. form is the form of the URL by which the server was called.
 func diagnose(err error, form string) diagnosis {
 	text := err.Error()
 	switch {
@@ -101,7 +101,8 @@ func isTimeout(err error) bool {
 	return ok && timeout.Timeout()
 }
 
-// isForbidden reports whether err means that the user may not run a command, by itself or in a script.
+// isForbidden reports whether err means that the user may not run a command. The command may have been called
+// directly or by a script.
 func isForbidden(err error) bool {
 	return isReply(err, "NOPERM") ||
 		isReply(err, "ERR") && (strings.Contains(err.Error(), "ACL failure in script") ||

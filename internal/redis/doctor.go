@@ -35,9 +35,10 @@ type Finding struct {
 	Text  string `json:"text"`
 }
 
-// Examine checks every master: whether it is reachable and can run the script, whether the user has all
-// permissions that limits need, and whether its settings suit limits. It writes one key, and removes it.
-// timeout is the time that a call may take when limits are decided; 0 means the Timeout of the Config.
+// Examine checks every master: whether the master is reachable and can run the script, whether the user has
+// all permissions that limits need, and whether the settings of the master suit limits. Examine writes one
+// key to each master, and removes it. timeout is the time that a call may take when limits are decided; 0
+// means the Timeout of the Config.
 func (s *Store) Examine(ctx context.Context, timeout time.Duration) []Finding {
 	timeout = cmp.Or(timeout, s.config.Timeout)
 	if s.cluster == nil {
@@ -63,7 +64,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 		all = append(all, Finding{server, severity, check, fmt.Sprintf(format, args...)})
 	}
 	own := client
-	client = client.WithTimeout(proveTimeout) // with a longer timeout, because a slow server is to be measured
+	client = client.WithTimeout(proveTimeout) // a longer timeout, so that the latency of a slow server can be measured
 	before := time.Now()
 	there, err := client.Time(ctx).Result()
 	if err != nil {
@@ -98,7 +99,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	}
 	found(Fine, "script", "runs, and may write keys that start with %q", s.config.KeyPrefix)
 	key, _ := n.keys.of(&probe)
-	ofLedger := refusedOfLedger(ctx, client, key) // while the key exists
+	ofLedger := refusedOfLedger(ctx, client, key) // needs the key, which refused deletes
 	if refused := s.refused(ctx, client, key); len(refused) > 0 {
 		found(Problem, "permissions", "the user may not run %s, which some limits need; the user needs %s", strings.Join(refused, ", "), permissions)
 	} else {
@@ -114,12 +115,12 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	return all
 }
 
-// maxClockOffset is the largest difference between the clocks of this machine and of Redis that is not
-// reported.
+// maxClockOffset is the largest difference between the clocks of this machine and of Redis that is
+// acceptable.
 const maxClockOffset = 5 * time.Second
 
-// checkClock compares the clock of a server with that of this machine. there is the time that a call
-// returned, which started at before and took some time.
+// checkClock compares the clock of a server with the clock of this machine. there is the server's time, as
+// returned by a call that started at before and took the time took.
 func checkClock(server string, there, before time.Time, took time.Duration) []Finding {
 	off := there.Sub(before.Add(took / 2))
 	if off.Abs() <= maxClockOffset {
@@ -156,9 +157,9 @@ func (s *Store) ExamineClocks(ctx context.Context) (all []Finding) {
 	return all
 }
 
-// refused returns the commands that the user may not run. It tests those that a token bucket does not need:
-// sliding logs are lists, and a Cluster has requests over several slots, and slots that move. key has a
-// string, so every push fails and changes nothing.
+// refused returns the commands that the user may not run. It tests the commands that a token bucket does not
+// need: those for sliding logs (lists), and in a Cluster those for requests over several slots and for slots
+// that move. The key must contain a string. So every command for lists fails, and changes nothing.
 func (s *Store) refused(ctx context.Context, client *goredis.Client, key string) (names []string) {
 	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each command has its own error
 		pipe.Get(ctx, key)
@@ -206,7 +207,7 @@ func checkInfo(server string, info map[string]string) (all []Finding) {
 		name, version = "Valkey", v
 	}
 	var major, minor int
-	_, _ = fmt.Sscanf(info["redis_version"], "%d.%d", &major, &minor) // for a text that is no version, both stay 0
+	_, _ = fmt.Sscanf(info["redis_version"], "%d.%d", &major, &minor) // if the text is not a version, major and minor stay 0
 	switch {
 	case major < 6 || major == 6 && minor < 2:
 		found(Problem, "version", "%s %s is too old; 6.2 is the oldest that is tested", name, version)
@@ -240,7 +241,7 @@ func (s *Store) examineCluster(ctx context.Context) []Finding {
 	}
 	all := []Finding{{s.name, Fine, "cluster", "all slots are served by " + info["cluster_size"] + " masters"}}
 	setting, err := s.cluster.client.ConfigGet(ctx, "cluster-require-full-coverage").Result()
-	if err == nil && setting["cluster-require-full-coverage"] == "yes" { // a user without this permission gets no answer, which is no problem
+	if err == nil && setting["cluster-require-full-coverage"] == "yes" { // an error means that the user may not read the setting; that is no problem
 		all = append(all, Finding{s.name, Warning, "coverage", "cluster-require-full-coverage is yes: while one master fails, the other masters refuse requests too; set it to no"})
 	}
 	return all

@@ -11,12 +11,13 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// The processes that share a Redis report to each other in one hash. It has a field for each process, with
-// the time of the server's clock and a string of the caller. Limits never depend on this hash.
+// All processes that share a Redis report to each other in one hash. The hash has a field for each process,
+// with the time of the report by the server's clock, and the report. Limits never depend on this hash.
 const (
-	// fleetKey follows the prefix and "{}". The name of a bucket has a digit in its place.
+	// fleetKey is the end of the key's name, after the prefix and "{}". In the name of a bucket, a digit
+	// follows there.
 	fleetKey = "fleet"
-	// maxReport is the largest size of a report in bytes, maxMembers the largest number of reports that are
+	// maxReport is the largest size of a report in bytes. maxMembers is the largest number of reports that are
 	// read.
 	maxReport, maxMembers = 1024, 2000
 	// fleetLife is the lifetime of the hash after the last report.
@@ -33,11 +34,11 @@ type Member struct {
 	Report string
 }
 
-// ErrNotPermitted means that the Redis user may not run a command that Report or Fleet needs.
+// ErrNotPermitted means that the Redis user lacks the permission for a command that Report or Fleet needs.
 var ErrNotPermitted = errors.New("the Redis user may not run it")
 
-// Report writes the report of the process with an id, and replaces the previous one. The Redis user needs
-// TIME, HSET and PEXPIRE.
+// Report stores the report of the process with this id. It replaces the previous report of that process. The
+// Redis user needs TIME, HSET and PEXPIRE.
 func (s *Store) Report(ctx context.Context, id, report string) error {
 	if len(id)+len(report) > maxReport {
 		return fmt.Errorf("the report has %d bytes; the maximum is %d", len(id)+len(report), maxReport)
@@ -53,8 +54,8 @@ func (s *Store) Report(ctx context.Context, id, report string) error {
 	return s.fleetError("PEXPIRE", s.client.PExpire(ctx, key, fleetLife).Err())
 }
 
-// Fleet returns all reports, in random order, and removes those that are no longer renewed. The Redis user
-// needs TIME, HSCAN and HDEL.
+// Fleet returns all reports, in random order, and removes reports that are older than forgottenAfter. The
+// Redis user needs TIME, HSCAN and HDEL.
 func (s *Store) Fleet(ctx context.Context) (all []Member, err error) {
 	key := s.fleetKey()
 	now, err := s.timeAt(ctx, key)

@@ -9,9 +9,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// keys makes the names of buckets in Redis. A key is opaque bytes that clients can influence, including
-// braces. So the part that determines the cluster slot comes first, and rlsidecar sets it: with "{}" the
-// whole key is hashed, with "{tag}" only the tag.
+// keys makes the names of buckets in Redis. Clients can influence the key of a bucket, which may contain any
+// bytes, including braces. A Redis Cluster determines the slot by the first pair of braces in a name. So
+// rlsidecar puts a pair of braces before the key: with "{}" the slot depends on the whole name, with "{tag}"
+// only on the tag.
 type keys struct {
 	prefix string // contains no braces
 }
@@ -28,7 +29,7 @@ func (k keys) append(dst []byte, c *backend.Charge) []byte {
 	return append(append(dst, '}'), c.Key...)
 }
 
-// slot returns the slot of c's bucket, which has the given name.
+// slot returns the slot of c's bucket. name is the bucket's name; it is not needed if c has a Slot.
 func (keys) slot(c *backend.Charge, name []byte) int {
 	if c.Slot != 0 {
 		var tag [16]byte
@@ -43,8 +44,7 @@ func (k keys) of(c *backend.Charge) (key string, slot int) {
 	return string(name), k.slot(c, name)
 }
 
-// slotOf returns the slot of c's bucket without making the name. sum is the checksum of the bytes before a
-// key without a tag.
+// slotOf returns the slot of c's bucket without making its name. sum is the result of sum.
 func (k keys) slotOf(c *backend.Charge, sum uint16) int {
 	if c.Slot != 0 {
 		return k.slot(c, nil)
@@ -52,11 +52,11 @@ func (k keys) slotOf(c *backend.Charge, sum uint16) int {
 	return int(crc(sum, c.Key) % slots)
 }
 
-// sum returns the CRC16 of the bytes before a key without a tag.
+// sum returns the CRC16 of the part of a name before the key, for a name without a tag.
 func (k keys) sum() uint16 { return crc(crc(0, k.prefix), "{}") }
 
-// record returns the name of the record of c's group, which has an idempotency key. In a cluster it is in the slot of
-// the group's buckets, so that one step reaches both.
+// record returns the name under which the answer to c's group is stored. The group has an idempotency key. In
+// a cluster the record is in the slot of the group's buckets, so that one script can use both.
 func (k keys) record(c *backend.Charge, slot int, inCluster bool) string {
 	tag := ""
 	if inCluster {
@@ -65,12 +65,13 @@ func (k keys) record(c *backend.Charge, slot int, inCluster bool) string {
 	return k.prefix + "{" + tag + "}" + recordPrefix + string(c.IdempotencyKey.ID[:])
 }
 
-// recordPrefix is the start of the part after the tag in the name of a record. The name of a bucket has a
-// digit there, the version of its layout.
+// recordPrefix follows the tag in the name of a record. In the name of a bucket, a digit follows there: the
+// version of its layout.
 const recordPrefix = "o"
 
-// shardSlot returns the Charge.Slot of shard i of n of a bucket. The slots of the shards are spread evenly
-// over all slots. So the shards are spread evenly over masters, each of which has a range of slots.
+// shardSlot returns the Charge.Slot of shard i of a bucket with n shards. The slots of the shards are spread
+// evenly over all slots. Each master serves a range of slots, so the shards are also spread evenly over the
+// masters.
 func shardSlot(key []byte, i, n int) uint64 {
 	first := int(xxhash.Sum64(key) % slots)
 	return tags()[(first+i*slots/n)%slots]
@@ -88,8 +89,8 @@ var tags = sync.OnceValue(func() []uint64 {
 	return found
 })
 
-// slotOf returns the slot of a key without a tag, or of a tag. By the Redis Cluster specification it is
-// CRC16 (XMODEM) modulo 16384.
+// slotOf returns the slot that s determines; s is a name without a tag, or the tag of a name. By the Redis
+// Cluster specification, the slot is CRC16 (XMODEM) modulo 16384.
 func slotOf[text string | []byte](s text) int { return int(crc(0, s) % slots) }
 
 // crc continues the checksum sum with the bytes of s.

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// latencyCalls is the number of calls that are measured, one after the other. After latencyLeast calls,
-	// the measurement ends when latencyMost has passed.
+	// latencyCalls is the number of calls that are measured, one after the other. The measurement ends earlier
+	// if latencyMost has passed, but not before latencyLeast calls.
 	latencyCalls = 50
 	latencyLeast = 10
 	latencyMost  = 500 * time.Millisecond
@@ -38,7 +38,7 @@ func (s *Store) measure(ctx context.Context, client *goredis.Client, probe backe
 	return took
 }
 
-// judgeLatency compares the sorted durations of calls with the time that calls may take.
+// judgeLatency compares measured durations with the timeout of calls. took must be sorted.
 func judgeLatency(took []time.Duration, timeout time.Duration) (Severity, string) {
 	if len(took) == 0 {
 		return Warning, "could not be measured"

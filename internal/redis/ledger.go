@@ -14,13 +14,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Ledger keeps a few thousand values that all processes share, with a version and a log of changes. The
-// caller defines the meaning of the values. All keys are in one slot, and one script makes a change:
+// Ledger stores a few thousand values that all processes share, with a version and a log of changes. The
+// caller defines the meaning of the values. All keys are in one slot, so one script can make a change:
 //
-//	{NAME}head    a hash: version, mac; checkpoint, checkpoint_mac, signature
-//	{NAME}values  a hash: an ID -> a value
-//	{NAME}log     a stream: the entry of version N is N-0, with a body and a mac
-//	{NAME}secret  a hash: secret
+//	{NAME}head    a hash with the fields version, mac, checkpoint, checkpoint_mac and signature
+//	{NAME}values  a hash with a field for each ID
+//	{NAME}log     a stream: the entry of version N has the ID N-0 and the fields body and mac
+//	{NAME}secret  a hash with the field secret
 //
 // Calls of a Ledger are slow. They use their own connections, so that no decision waits for them.
 type Ledger struct {
@@ -28,10 +28,10 @@ type Ledger struct {
 	head, values, log, secret string
 }
 
-// ledgerTimeout bounds a call. It is long because the answer may be large.
+// ledgerTimeout is the timeout of a call of a Ledger. It is long because the answer may be large.
 const ledgerTimeout = time.Second
 
-// OpenLedger opens the ledger with a name, in the Redis of c.
+// OpenLedger opens the ledger with the given name, in the Redis of c.
 func OpenLedger(c Config, name string) (*Ledger, error) {
 	c.Timeout, c.WaitReplicas, c.Changed, c.connections = ledgerTimeout, 0, nil, 2
 	s, err := Open(c)
@@ -47,10 +47,11 @@ func (l *Ledger) Close() error { return l.store.Close() }
 
 // LedgerHead is the state of a Ledger.
 type LedgerHead struct {
-	// Version is the number of changes so far. MAC is that of the newest entry.
+	// Version is the number of changes so far. MAC is the MAC of the newest entry.
 	Version uint64
 	MAC     string
-	// Checkpoint is the version of the newest entry that was trimmed, with its MAC and Signature.
+	// Checkpoint is the version of the newest entry that was removed from the log. CheckpointMAC is the MAC of
+	// that entry, and Signature is the signature of the checkpoint.
 	Checkpoint               uint64
 	CheckpointMAC, Signature string
 	// Now is the time of the server.
@@ -65,10 +66,10 @@ type LedgerEntry struct {
 
 // LedgerChange describes a change for Append.
 type LedgerChange struct {
-	// Head is the head that the change is based on.
+	// Head is the head that the change is based on. Append does nothing if the ledger has another head.
 	Head  LedgerHead
 	Entry LedgerEntry
-	// ID gets Value. If Value is "", ID is removed. The IDs in Expired are removed too.
+	// ID gets Value. If Value is "", ID is removed. The IDs in Expired are removed, too.
 	ID, Value string
 	Expired   []string
 	// If Trim is true, Checkpoint, its MAC and its signature are stored, and entries up to Checkpoint are
@@ -94,7 +95,7 @@ var ledgerSecretLua string
 
 var ledgerSecret = goredis.NewScript(ledgerSecretLua)
 
-// Secret returns the secret that all processes share. If there is none, it stores mine.
+// Secret returns the secret that all processes share. If there is none, it stores mine as the secret.
 func (l *Ledger) Secret(ctx context.Context, mine string) (string, error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
@@ -105,7 +106,7 @@ func (l *Ledger) Secret(ctx context.Context, mine string) (string, error) {
 	return secret, nil
 }
 
-// Head returns the head and the server's time.
+// Head returns the head of the ledger, with the server's time.
 func (l *Ledger) Head(ctx context.Context) (h LedgerHead, err error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
@@ -128,8 +129,8 @@ func (l *Ledger) Head(ctx context.Context) (h LedgerHead, err error) {
 	}, nil
 }
 
-// Append makes a change if the head is still c.Head, and reports whether it did. After an error the outcome
-// is unknown.
+// Append makes a change if the ledger still has the head c.Head, and reports whether it did. After an error
+// the outcome is unknown.
 func (l *Ledger) Append(ctx context.Context, c *LedgerChange) (done bool, err error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
@@ -145,7 +146,7 @@ func (l *Ledger) Append(ctx context.Context, c *LedgerChange) (done bool, err er
 }
 
 // Restore writes a head and values into an empty ledger, for example after a server has lost its data. It
-// reports false if the ledger is not empty, because another process was faster.
+// returns false if the ledger is not empty: then another process was faster.
 func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]string) (done bool, err error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
@@ -157,9 +158,10 @@ func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]st
 	return n == 1, l.failed(err)
 }
 
-// Values calls see for each value. If a value changes during the call, see may get the old or the new one.
+// Values calls see for each ID and its value. If a value changes meanwhile, see may get the old value or the
+// new one.
 func (l *Ledger) Values(ctx context.Context, see func(id, value string)) error {
-	const at = 500 // some hundred KB
+	const at = 500 // the number of values in a page; together they have some hundred KB
 	for cursor := uint64(0); ; {
 		page, cancel := l.bound(ctx)
 		pairs, next, err := l.store.client.HScan(page, l.values, cursor, "", at).Result()
@@ -184,8 +186,8 @@ func (l *Ledger) From(ctx context.Context, version uint64, n int) ([]LedgerEntry
 	return l.entries(found, err)
 }
 
-// Before returns up to n entries older than the given version, newest first. With version 0 it starts with
-// the newest.
+// Before returns up to n entries older than the given version, newest first. If version is 0, it starts with
+// the newest entry.
 func (l *Ledger) Before(ctx context.Context, version uint64, n int) ([]LedgerEntry, error) {
 	ctx, cancel := l.bound(ctx)
 	defer cancel()
@@ -239,8 +241,8 @@ func (l *Ledger) failed(err error) error {
 	return err
 }
 
-// refusedOfLedger returns the commands of a Ledger that the user may not run. key has a string, so each of
-// the commands fails and changes nothing.
+// refusedOfLedger returns the commands of a Ledger that the user may not run. key must contain a string, so
+// each of the commands fails or changes nothing.
 func refusedOfLedger(ctx context.Context, client *goredis.Client, key string) (names []string) {
 	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each command has its own error
 		pipe.Exists(ctx, key)

@@ -18,19 +18,20 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// node makes the calls to one Redis server, or to the current master. The script decides all charges of a
-// call in one run.
+// node makes the calls to one Redis server, or to the current master. In each call one run of the script
+// decides all charges.
 type node struct {
 	client *goredis.Client
 	keys   keys
-	// elsewhere is set in a cluster. It runs a command that this node said belongs to another node.
+	// elsewhere is set in a cluster. It sends a command to the node that serves its slot, after this node has
+	// replied that it does not.
 	elsewhere func(ctx context.Context, cmd goredis.Cmder) error
 	now       func() algorithms.Micros // nil means the server's clock
-	wall      func() algorithms.Micros // the approximate time of the server's clock
+	wall      func() algorithms.Micros // the time of this machine, which approximates the time of the server's clock
 	clock     outside.Clock
 	replicas  replicas
-	plain     atomic.Bool // the server rejects a shebang
-	loaded    atomic.Bool // used with replicas: the server had the script when it was last called
+	plain     atomic.Bool // the server does not know scripts with a shebang
+	loaded    atomic.Bool // used with replicas: the server had the script at the last call
 }
 
 func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *node {
@@ -40,7 +41,7 @@ func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *n
 	}
 }
 
-// patient returns a copy of n whose calls may last as long as timeout.
+// patient returns a copy of n with another timeout for calls.
 func (n *node) patient(timeout time.Duration) *node {
 	p := newNode(n.client.WithTimeout(timeout), n.keys, n.now)
 	p.elsewhere, p.wall, p.clock, p.replicas = n.elsewhere, n.wall, n.clock, n.replicas
@@ -57,13 +58,13 @@ type payload struct {
 	name       []byte
 }
 
-// reset is the name of a bucket to reset, and the decision to fill in.
+// reset is a bucket to reset. Its decision gets the result.
 type reset struct {
 	name     string
 	decision *backend.Decision
 }
 
-// scriptRun returns a run of the script for slot, with room for at most most charges.
+// scriptRun returns a run of the script for slot. most is the largest number of charges that it may get.
 func (f *payload) scriptRun(slot, most int) *scriptRun {
 	if f.used == len(f.scriptRuns) {
 		f.scriptRuns = append(f.scriptRuns, &scriptRun{})
@@ -83,8 +84,8 @@ func (n *node) Take(ctx context.Context, charges []backend.Charge, decisions []b
 
 // decide makes the call c. An error means that a part of it failed.
 //
-// If a call got no answer, its outcome is unknown, so it is never sent again. If the server did not know
-// the script, or could not run it, the script has not run, so the call is sent again.
+// If a call got no answer, its outcome is unknown, so it is never sent again. If the server did not know the
+// script, or could not run it, no charge was made, so the call is sent again.
 func (n *node) decide(ctx context.Context, c *call) (failed error) {
 	f := &c.payload
 	f.resets = f.resets[:0]
@@ -107,8 +108,8 @@ func (n *node) decide(ctx context.Context, c *call) (failed error) {
 	return failed
 }
 
-// plan fills f with the runs of the script that the charges of c need: one, or one for each slot. If all
-// charges are resets, no run is needed. Groups stay whole, because each is in one slot.
+// plan fills f with the runs of the script that the charges of c need: one for all, or one for each slot.
+// Resets need no run of the script. A group is never divided, because all its buckets are in one slot.
 func (n *node) plan(c *call, bySlot bool) []*scriptRun {
 	f, group := &c.payload, 0
 	f.used = 0
@@ -118,7 +119,7 @@ func (n *node) plan(c *call, bySlot bool) []*scriptRun {
 			charge := &charges[i]
 			f.name = n.keys.append(f.name[:0], charge)
 			if charge.Reset {
-				if !bySlot { // otherwise the resets have been sent already
+				if !bySlot { // with bySlot, the resets have been sent before
 					f.resets = append(f.resets, reset{string(f.name), &decisions[i]})
 				}
 				continue
@@ -148,7 +149,8 @@ func (n *node) plan(c *call, bySlot bool) []*scriptRun {
 	return f.scriptRuns[:f.used]
 }
 
-// find returns the run of the script for a slot, with room for at most most charges.
+// find returns the run of the script for a slot, and makes one if there is none. most is the largest number
+// of charges that it may get.
 func (f *payload) find(slot int, bySlot bool, most int) *scriptRun {
 	for _, have := range f.scriptRuns[:f.used] {
 		if have.slot == slot || !bySlot {
@@ -180,21 +182,21 @@ func (n *node) reset(ctx context.Context, resets []reset) (failed error) {
 	return failed
 }
 
-// run sends runs of the script, with the whole text if the server may have been restarted. It sends them
-// again in three cases:
+// run sends runs of the script. restarted means that the server may have lost the script, so that run sends
+// its whole text. run sends the runs again in three cases:
 //
-//   - with the whole text, if the server lacks the script;
-//   - without the shebang, if the server does not know shebangs;
-//   - with other windows of a calendar, if the server's clock is outside of the given ones.
+//   - The server lacks the script: run sends the whole text.
+//   - The server does not know shebangs: run sends the text without one.
+//   - The server's time is outside of the calendar windows that were sent: run sends other windows.
 func (n *node) run(ctx context.Context, f *payload, scriptRuns []*scriptRun, restarted bool) {
 	old := n.plain.Load()
-	// If the server lacks the script, WAIT still waits for the replicas, which may take most of the time of
-	// the call.
+	// If the server lacks the script, nothing is written. WAIT waits for the replicas nevertheless, which may
+	// take most of the time of the call. So the first call has the whole text.
 	full := restarted || n.replicas.count > 0 && !n.loaded.Load()
 	unconfirmed := n.send(ctx, f, scriptRuns, old, full)
 	if again := failed(scriptRuns, func(t *scriptRun) bool { return isReply(t.err, "NOSCRIPT") }); len(again) > 0 {
 		n.loaded.Store(false)
-		if unconfirmed != nil { // replicas did not confirm, and little time is left
+		if unconfirmed != nil { // WAIT has used up most of the time
 			for _, t := range again {
 				t.err = fmt.Errorf("%w: %w", unconfirmed, t.err)
 			}
@@ -220,8 +222,9 @@ func (n *node) run(ctx context.Context, f *payload, scriptRuns []*scriptRun, res
 	}
 }
 
-// send sends runs of the script, with its whole text or by its hash, and in the form for an old server or
-// not. unconfirmed is the reason why the writes do not count, or nil.
+// send sends runs of the script. old means that the server does not know shebangs. full means that the whole
+// text of the script is sent, not only its hash. The result is the reason why replicas have not confirmed the
+// writes, or nil.
 func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, old, full bool) (unconfirmed error) {
 	f.cmds = f.cmds[:0]
 	for _, t := range scriptRuns {
@@ -241,7 +244,7 @@ func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, ol
 	}
 	for i, t := range scriptRuns {
 		cmd := f.cmds[i]
-		if n.elsewhere != nil && !t.slots && isElsewhere(cmd.Err()) { // it was not run on this node
+		if n.elsewhere != nil && !t.slots && isElsewhere(cmd.Err()) { // this node did not run it
 			cmd = once{goredis.NewCmd(ctx, t.by(t.form(old), true)...)}
 			_ = n.elsewhere(ctx, cmd)
 			if cmd.Err() == nil && n.replicas.count > 0 {
@@ -254,17 +257,17 @@ func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, ol
 	return unconfirmed
 }
 
-// replicas has the number of replicas that must confirm writes, and the time for it. The time is three
-// quarters of that of a call, so that the server's answer arrives before the call ends. If a call ends
-// without its answer, the connection must be closed.
+// replicas has the number of replicas that must confirm writes, and how long a call waits for them. That is
+// three quarters of the timeout of a call, so that the server's answer arrives before the call ends. If a
+// call ended without an answer, its connection would have to be closed.
 type replicas struct {
 	count int
 	wait  time.Duration
 }
 
-// touch adds to pipe a write to each record of an idempotency key. Since Redis 7.2, WAIT waits only for the writes of its
-// own connection. An answer that was read from a record writes nothing else, so WAIT would count replicas that have
-// neither the record nor the charge.
+// touch adds a write to each record of an idempotency key to pipe. Since Redis 7.2, WAIT waits only for the
+// writes of its own connection. If the script only reads an answer from a record, it writes nothing. WAIT
+// would then also count replicas that have neither the record nor the charge.
 func (r replicas) touch(ctx context.Context, pipe goredis.Pipeliner, scriptRuns []*scriptRun) {
 	if r.count == 0 {
 		return
@@ -276,8 +279,8 @@ func (r replicas) touch(ctx context.Context, pipe goredis.Pipeliner, scriptRuns 
 	}
 }
 
-// confirm adds WAIT to pipe. After pipe was sent, the returned function returns the reason why the writes
-// do not count, or nil.
+// confirm adds WAIT to pipe. Call the returned function after pipe was sent. It returns the reason why
+// replicas have not confirmed the writes, or nil.
 func (r replicas) confirm(ctx context.Context, pipe goredis.Pipeliner, clock outside.Clock) (unconfirmed func() error) {
 	if r.count == 0 {
 		return func() error { return nil }
@@ -304,15 +307,14 @@ func failed(scriptRuns []*scriptRun, so func(*scriptRun) bool) []*scriptRun {
 	return slices.DeleteFunc(slices.Clone(scriptRuns), func(t *scriptRun) bool { return !so(t) })
 }
 
-// once is a command that is never sent again when its answer is lost, because its charges may have been
-// consumed.
+// once is a command that go-redis must not send again when the answer is lost, because its charges may have
+// been consumed.
 type once struct{ *goredis.Cmd }
 
-// NoRetry makes go-redis not repeat the command.
+// NoRetry tells go-redis not to repeat the command.
 func (once) NoRetry() bool { return true }
 
-// isReply reports whether err is an error reply of the server with one of codes. Such a command has not
-// run.
+// isReply reports whether err is an error reply of the server that starts with one of codes.
 func isReply(err error, codes ...string) bool {
 	if err == nil {
 		return false
@@ -326,8 +328,8 @@ func isReply(err error, codes ...string) bool {
 
 func isElsewhere(err error) bool { return isReply(err, "MOVED ", "ASK ", "TRYAGAIN ") }
 
-// isForeign reports whether a script found a key that belongs to another node. The script has then written
-// nothing.
+// isForeign reports whether the script tried to read a key that another node serves. The script has then
+// written nothing.
 func isForeign(err error) bool {
 	return isReply(err, "ERR") && strings.Contains(err.Error(), "non local key")
 }

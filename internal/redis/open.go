@@ -1,8 +1,8 @@
 // Package redis keeps buckets in Redis: one server, a master watched by Sentinels, or a Cluster. A script
-// (take.lua) decides and charges in one step, so that any number of processes share the same limits.
+// (take.lua) decides and charges in one step, so that any number of processes can share the same limits.
 //
-// A call gets its answer in time or fails with ErrUnavailable. A call that may have been charged is never
-// sent again.
+// A call gets its answer in time or fails with ErrUnavailable. A call whose charges may have been consumed is
+// never sent again.
 package redis
 
 import (
@@ -30,7 +30,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Config configures a Store. pkg/backend/redis.Config describes the fields that both have.
+// Config configures a Store. Fields that pkg/backend/redis.Config has, too, are described there.
 type Config struct {
 	URL          string
 	Timeout      time.Duration
@@ -42,16 +42,16 @@ type Config struct {
 	Changed      func(server string, open bool) // OnBreaker in pkg/backend/redis
 	Panicked     func(value any)                // OnPanic in pkg/backend/redis
 
-	// Outside replaces the time, randomness and network of the machine in a simulation. Otherwise it is
-	// nil.
+	// Outside replaces the time, the randomness and the network of the machine in a simulation. It is nil
+	// otherwise.
 	Outside *outside.World
 
 	connections int           // the largest number of connections to a server; 0 means the number that a sender needs
 	patience    time.Duration // for tests: replaces the constant patience, unless 0
 }
 
-// LogTo passes the messages of the Redis client to log. They help only in debugging. The process has one
-// logger for all clients.
+// LogTo passes the messages of go-redis to log. They help only in debugging. All clients of the process share
+// one logger.
 func LogTo(log func(text string)) { goredis.SetLogger(clientLog(log)) }
 
 type clientLog func(text string)
@@ -66,7 +66,7 @@ type Store struct {
 	claims
 	store   backend.Store
 	config  Config
-	name    string // the address, master name or cluster
+	name    string // the address of the server, the name of the master, or "cluster"
 	where   where
 	cluster *cluster      // nil if this is not a Cluster
 	pool    nonblock.Pool // runs calls
@@ -80,8 +80,8 @@ type Store struct {
 	waysClosed      bool                      // guarded by sendersMu
 }
 
-// Open makes a Store. It does not wait for Redis: the first call finds out whether a server answers. An
-// error means a mistake in the Config.
+// Open makes a Store. It does not wait for Redis: an unreachable server makes the first call fail, not Open.
+// An error means a mistake in the Config.
 func Open(c Config) (*Store, error) {
 	if c.Timeout <= 0 {
 		c.Timeout = 10 * time.Millisecond
@@ -132,7 +132,7 @@ func Open(c Config) (*Store, error) {
 	return s, nil
 }
 
-// sender makes the senders to one server.
+// sender makes the senders to one server. server is its address, or the name of the master.
 func (s *Store) sender(server string, n *node) backend.Store {
 	n.replicas = s.config.replicas()
 	if c := s.config.Outside; c != nil {
@@ -182,7 +182,7 @@ func (s *Store) senderTo(bucket *backend.Charge) *sender {
 	return nil
 }
 
-// replicas returns the confirmation that c requires.
+// replicas returns what c requires of replicas.
 func (c Config) replicas() replicas { return replicas{c.WaitReplicas, c.Timeout * 3 / 4} }
 
 // Submit implements backend.Store.
@@ -214,10 +214,10 @@ func (s *Store) ping(ctx context.Context) error {
 	})
 }
 
-// UndosInFlight returns the number of background calls in flight, such as refunds.
+// UndosInFlight returns the number of calls in flight that run in the background, such as refunds.
 func (s *Store) UndosInFlight() int { return s.undos.InFlight() }
 
-// UndosDropped returns the number of background calls, such as refunds, that were not sent because too many
+// UndosDropped returns the number of background calls, such as refunds, that were never sent because too many
 // were in flight.
 func (s *Store) UndosDropped() int64 { return s.undos.Dropped() }
 
@@ -242,7 +242,7 @@ func (s *Store) Close() error {
 	return s.client.Close()
 }
 
-// consistent returns an error if c contradicts itself, or names a file that cannot be used.
+// consistent returns an error if two settings contradict each other, or if the password file cannot be used.
 func (c Config) consistent(l location) error {
 	if c.PasswordFile == "" {
 		return nil
@@ -254,21 +254,21 @@ func (c Config) consistent(l location) error {
 	return err
 }
 
-// options returns the options that all forms share. They were chosen by measuring: with go-redis's defaults
-// a lost reply is charged four times, and the deadline of a caller is exceeded.
+// options returns the options that all forms of URLs share. With go-redis's defaults, a lost reply would be
+// charged up to four times, and calls would exceed the deadline of their caller.
 func (c Config) options(l location) *goredis.Options {
 	o := &goredis.Options{
 		Network: l.network, Addr: l.addr, DB: l.db,
 		Username: l.username, Password: l.password,
 		Protocol: 2, DisableIdentity: true,
-		ContextTimeoutEnabled: true, // otherwise a deadline would not end a call
+		ContextTimeoutEnabled: true, // otherwise the deadline of a context would not end a call
 		MaxRetries:            -1,   // no retries, because a lost reply may have been charged
 		DialTimeout:           max(50*time.Millisecond, 10*c.Timeout),
 		DialerRetries:         1,
-		ReadTimeout:           2 * c.Timeout, // longer than the deadline, so that the deadline ends the call
+		ReadTimeout:           2 * c.Timeout, // more than the usual deadline, which then ends the call
 		WriteTimeout:          2 * c.Timeout,
 		PoolTimeout:           c.Timeout,
-		PoolSize:              cmp.Or(c.connections, 8), // twice the calls in flight of a sender
+		PoolSize:              cmp.Or(c.connections, 8), // twice the number of calls that the two senders have in flight
 		MinIdleConns:          4,
 		PipelinePoolSize:      -1,
 		MaintNotificationsConfig: &maintnotifications.Config{
@@ -318,7 +318,7 @@ func clusterOptions(o *goredis.Options, hosts []string) *goredis.ClusterOptions 
 		ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
 		PoolTimeout: o.PoolTimeout, PoolSize: o.PoolSize, MinIdleConns: o.MinIdleConns,
 		PipelinePoolSize: o.PipelinePoolSize, TLSConfig: o.TLSConfig,
-		ClusterStateReloadInterval: 2 * time.Second, // a fallback: errors reload the layout at once
+		ClusterStateReloadInterval: 2 * time.Second, // only a fallback, because errors reload the layout at once
 		MaintNotificationsConfig:   o.MaintNotificationsConfig,
 	}
 }

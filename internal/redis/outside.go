@@ -20,15 +20,15 @@ func (c Config) newClient(o *goredis.Options) *goredis.Client {
 	return client
 }
 
-// simulate makes client call simulated servers, in a simulation. It must be called again after WithTimeout,
-// which loses the hooks.
+// simulate makes client call simulated servers if c belongs to a simulation. WithTimeout returns a client
+// without hooks, so simulate must be called again for that client.
 func (c Config) simulate(client *goredis.Client) {
 	if c.Outside != nil {
 		client.AddHook(simulation{c.Outside, client.Options().Addr})
 	}
 }
 
-// simulate is Config.simulate for a client of s.
+// simulate does for a client of s what Config.simulate does.
 func (s *Store) simulate(client *goredis.Client) {
 	if s.sentinels != nil && s.config.Outside != nil {
 		client.AddHook(&simulatedMaster{sentinels: s.sentinels})
@@ -84,7 +84,7 @@ func setReply(cmd goredis.Cmder, c *outside.Command) {
 		cmd = own.Cmd
 	}
 	err := c.Err
-	if _, set := cmd.(*goredis.BoolCmd); c.Reply == nil && err == nil && !set { // for false, SET NX replies nil
+	if _, set := cmd.(*goredis.BoolCmd); c.Reply == nil && err == nil && !set { // SET NX replies nil for false
 		err = goredis.Nil
 	}
 	cmd.SetErr(err)

@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/outside"
 )
 
-// mastersOf returns client. In a simulation it returns a simulated client, which also runs the commands of
-// client.
+// mastersOf returns client. In a simulation it returns a simulated client, and makes client send its commands
+// through the simulated client.
 func (c Config) mastersOf(client *goredis.ClusterClient) masters {
 	if c.Outside == nil {
 		return client
@@ -55,7 +55,7 @@ func (s *simulatedMasters) read(ctx context.Context) error {
 	return errNoLayout
 }
 
-// master returns the address of the master of a slot, by the last known layout.
+// master returns the address of the master of a slot, from the last known layout.
 func (s *simulatedMasters) master(slot int) (addr string, err error) {
 	for _, part := range s.layout {
 		if part.From <= slot && slot <= part.To {
@@ -173,7 +173,7 @@ func (s *simulatedMasters) run(ctx context.Context, cmds []goredis.Cmder) error 
 	return err
 }
 
-// send sends commands to one node, each after ASKING if that is needed.
+// send sends commands to one node. If asking is true, ASKING comes before each command.
 func (s *simulatedMasters) send(ctx context.Context, addr string, cmds []goredis.Cmder, asking bool) (first error) {
 	var all []goredis.Cmder
 	for _, cmd := range cmds {
@@ -191,7 +191,7 @@ func (s *simulatedMasters) send(ctx context.Context, addr string, cmds []goredis
 	return first
 }
 
-// readSoon reads the layout in the background, unless that is happening already.
+// readSoon reads the layout in the background, unless another goroutine is reading it.
 func (s *simulatedMasters) readSoon() {
 	if s.reading {
 		return

@@ -8,8 +8,8 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// simulate returns a client of the current master in a simulation, which reports what the Sentinels at these addresses
-// answer and send.
+// simulate returns a client of the current master in a simulation. w receives the answers and the messages of
+// the simulated Sentinels at addrs.
 func (w *sentinels) simulate(o *goredis.Options, addrs []string) *goredis.Client {
 	for _, addr := range addrs {
 		w.outside.Watch(addr, w.named, func(channel, payload string) { w.message(channel, strings.Fields(payload)) })
@@ -20,10 +20,10 @@ func (w *sentinels) simulate(o *goredis.Options, addrs []string) *goredis.Client
 	return client
 }
 
-// simulatedMaster takes the place of the connections of a client to the current master.
+// simulatedMaster simulates the connections of a client to the current master.
 type simulatedMaster struct {
 	sentinels *sentinels
-	addr      string // of the server to which there is a connection; "": none
+	addr      string // the server to which a connection exists; "" if there is none
 }
 
 // DialHook implements goredis.Hook.
@@ -39,7 +39,7 @@ func (m *simulatedMaster) ProcessPipelineHook(goredis.ProcessPipelineHook) gored
 	return m.run
 }
 
-// run runs commands at the master, by a connection that is still one to the master.
+// run sends commands to the current master.
 func (m *simulatedMaster) run(ctx context.Context, cmds []goredis.Cmder) (first error) {
 	addr, err := m.connect(ctx)
 	if err != nil {
@@ -61,7 +61,8 @@ func (m *simulatedMaster) run(ctx context.Context, cmds []goredis.Cmder) (first 
 	return first
 }
 
-// connect returns the address of the master. Each new connection is checked.
+// connect returns the address of the current master. Before the first commands it checks that the server is
+// the master.
 func (m *simulatedMaster) connect(ctx context.Context) (string, error) {
 	addr, err := m.sentinels.current()
 	switch {
@@ -77,7 +78,7 @@ func (m *simulatedMaster) connect(ctx context.Context) (string, error) {
 	if err := checkMaster(ctx, client); err != nil {
 		return "", err
 	}
-	if is, err := m.sentinels.current(); is != addr || err != nil { // it has changed meanwhile
+	if is, err := m.sentinels.current(); is != addr || err != nil { // the master has changed during the check
 		return "", errLeft
 	}
 	m.addr = addr

@@ -6,8 +6,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// resetShards resets the shards of a bucket at the same time. Meanwhile, other processes may find some
-// shards reset and others not.
+// resetShards resets all shards of a bucket at the same time. Until it has ended, other processes may find
+// some shards reset and others not.
 type resetShards struct {
 	charge backend.Charge
 	memory *shardMemory

@@ -21,17 +21,18 @@ import (
 //go:embed take.lua
 var source string
 
-// script is one form of take.lua, with the hash by which a server knows it.
+// script is one form of take.lua. sha is the hash that identifies it to a server.
 type script struct{ text, sha string }
 
-// With a shebang, servers of version 7.0 and later refuse the whole script before its first command when
-// they are out of memory, read-only or short of replicas. Without a shebang, a server refuses the first
-// write. take.lua therefore writes last, and starts with a write that can be refused.
+// With a shebang, servers of version 7.0 and later refuse the whole script before its first command when they
+// are out of memory, read-only or short of replicas. Without a shebang, a server refuses only the first
+// write. So take.lua makes all its writes at the end, and the first one is a write that a server can refuse.
 var (
 	plain   = newScript(source)
 	shebang = newScript("#!lua\n" + source)
-	// In a cluster a call may use buckets of several slots of one node. It declares the first slot, and the
-	// node checks the others as they are read. Older servers allow this without a flag.
+	// acrossSlots is used in a cluster when a call uses buckets of several slots of one node. The call
+	// declares only a key of the first slot, and the node checks the other keys as they are read. Older
+	// servers allow this without a flag.
 	acrossSlots = newScript("#!lua flags=allow-cross-slot-keys\n" + source)
 )
 
@@ -40,17 +41,17 @@ func newScript(text string) script {
 	return script{text, hex.EncodeToString(sum[:])}
 }
 
-// scriptRun is one run of the script: its charges in the form that the script reads, and its answer. It is
+// scriptRun is one run of the script: its charges as the script reads them, and its answer. scriptRuns are
 // reused.
 type scriptRun struct {
-	slot    int      // the slot of its first key
-	slots   bool     // in a cluster: it may have keys of several slots
-	tag     uint64   // Charge.Slot of its first charge
-	of      []target // the target of each part of its answer
+	slot    int      // the slot of the first key
+	slots   bool     // in a cluster: the keys may be in several slots
+	tag     uint64   // Charge.Slot of the first charge
+	of      []target // the target of each part of the answer
 	args    []any    // evalsha, hash, number of keys, keys, time, limits, charges, keys of other slots
 	names   []byte   // the names of the keys, one after the other
-	keys    []string // each a part of names
-	index   []uint32 // the number of a key, from 1, at the position of its hash or after it; 0 means none; the length is a power of two
+	keys    []string // each is a part of names
+	index   []uint32 // a hash table: a key's number, from 1, is at the position of its hash or after it; 0 means none; the length is a power of two
 	limits  []*algorithms.Limit
 	numbers map[*algorithms.Limit]int // the numbers of the limits, if there are more than fewLimits
 	limitsB []byte
@@ -58,30 +59,31 @@ type scriptRun struct {
 	time    []byte
 	texts   [3]string // the time, the limits and the charges, as arguments
 	charges []byte
-	last    int      // the position of the last charge in charges; negative if no other charge can join it
+	last    int      // the position of the last charge in charges; negative if the next charge cannot join its group
 	group   int      // the group of the last charge
-	records []record // those of the heads
+	records []record // the records of all groups with an idempotency key
 
 	reply string
 	err   error
 }
 
-// record is the record of an idempotency key.
+// record is where the answer to a group with an idempotency key is stored.
 type record struct {
-	key  int   // its number, from 1
+	key  int   // the number of its key, from 1
 	life int64 // in ms
 }
 
-// target is the target of a part of an answer: a charge, or the head of a group with an idempotency key.
+// target says where a part of an answer belongs. Usually it is the decision on a charge. For the head of a
+// group with an idempotency key, heads is the number of charges in the group.
 type target struct {
 	charge   *backend.Charge
 	decision *backend.Decision
 	heads    int
 }
 
-// reset empties t and makes room for most charges.
+// reset empties t for another run. most is the largest number of charges that it may get.
 func (t *scriptRun) reset(most int) {
-	const perKey = 2 // entries of index per charge: its key, and possibly the key of a head
+	const perKey = 2 // entries of index for each charge: its own key, and possibly the key of a record
 	places := 1 << bits.Len(uint(2*perKey*most))
 	t.index = slices.Grow(t.index[:0], places)[:places]
 	clear(t.index)
@@ -95,7 +97,7 @@ func (t *scriptRun) reset(most int) {
 	t.limits, t.limitsB, t.charges, t.records, t.last = t.limits[:0], t.limitsB[:0], t.charges[:0], t.records[:0], -1
 }
 
-// The flags of a charge. They are stored in one double with the number of the limit, which is below
+// The flags of a charge. They are stored in one double, together with the number of the limit, which is below
 // oneFlag.
 const (
 	oneFlag  = 1 << 20
@@ -105,10 +107,11 @@ const (
 	dry      = 8 * oneFlag
 	rawCost  = 16 * oneFlag
 	settles  = 32 * oneFlag
-	then     = 64 * oneFlag // the next charge without this flag is made if this one is not allowed
+	then     = 64 * oneFlag // the charge has an alternative: the next charge without this flag
 )
 
-// add appends c, whose decision will be stored in d. name is the name of its key.
+// add appends the charge c to t. The decision will be stored in d. name is the name of c's key, and group is
+// the number of c's group.
 func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, group int) {
 	t.of = append(t.of, target{charge: c, decision: d})
 	if t.last >= 0 && t.group == group {
@@ -142,7 +145,7 @@ func (t *scriptRun) add(c *backend.Charge, d *backend.Decision, name []byte, gro
 	}
 }
 
-// phaseOf returns the phase of c's windows, in ticks. It is 0 if they have none.
+// phaseOf returns the phase of c's windows in ticks, or 0 if c's limit has no fixed windows.
 func phaseOf(c *backend.Charge) float64 {
 	if c.Limit.Kind != algorithms.FixedWindow {
 		return 0
@@ -151,8 +154,8 @@ func phaseOf(c *backend.Charge) float64 {
 	return float64(n.PhaseOf(c.Terms.Hash))
 }
 
-// mayDiffer reports whether c, whose key has this name, may be in another slot than the charges before it.
-// That is faster than computing the slot.
+// mayDiffer reports whether c may be in another slot than the charges before it. name is the name of c's key.
+// This is faster than computing the slot.
 func (t *scriptRun) mayDiffer(c *backend.Charge, name []byte) bool {
 	if len(t.of) == 0 {
 		t.tag = c.Slot
@@ -161,8 +164,8 @@ func (t *scriptRun) mayDiffer(c *backend.Charge, name []byte) bool {
 	return c.Slot != t.tag || c.Slot == 0 && t.keys[len(t.keys)-1] != string(name)
 }
 
-// head appends the head of a group of n charges with an idempotency key. name is the name of the group's
-// record.
+// head appends the head of a group of n charges with an idempotency key. name is the name of the record's
+// key.
 func (t *scriptRun) head(once *backend.IdempotencyKey, n int, name []byte) {
 	t.of, t.last = append(t.of, target{heads: n}), -1
 	r := record{t.key(name), lifetime(once)}
@@ -174,7 +177,7 @@ func (t *scriptRun) head(once *backend.IdempotencyKey, n int, name []byte) {
 // lifetime returns how long a record is kept, in ms.
 func lifetime(once *backend.IdempotencyKey) int64 { return int64(max(once.Lifetime, 1)+999) / 1000 }
 
-// key returns the number of a key, from 1.
+// key returns the number of the key with this name, from 1. It adds the key if t does not have it yet.
 func (t *scriptRun) key(name []byte) int {
 	last := uint64(len(t.index) - 1)
 	at := xxhash.Sum64(name) & last
@@ -186,15 +189,15 @@ func (t *scriptRun) key(name []byte) int {
 	from := len(t.names)
 	t.names = append(t.names, name...)
 	own := t.names[from:]
-	t.keys = append(t.keys, unsafe.String(unsafe.SliceData(own), len(own))) // these bytes are not written to again before reset
+	t.keys = append(t.keys, unsafe.String(unsafe.SliceData(own), len(own))) // the string is valid until reset, because its bytes are not changed before
 	t.index[at] = uint32(len(t.keys))
 	return len(t.keys)
 }
 
-// fewLimits is the number of limits up to which searching a list is faster than searching a map.
+// fewLimits is the largest number of limits for which searching a list is faster than searching a map.
 const fewLimits = 16
 
-// limit returns the number of l, from 1.
+// limit returns the number of l, from 1. It adds l if t does not have it yet.
 func (t *scriptRun) limit(l *algorithms.Limit) int {
 	if len(t.limits) > fewLimits {
 		if n := t.numbers[l]; n > 0 {
@@ -218,8 +221,8 @@ func (t *scriptRun) limit(l *algorithms.Limit) int {
 	return len(t.limits)
 }
 
-// finish completes the arguments. now is the time of the decision; 0 means the server's own clock, which is
-// assumed to be near wall.
+// finish completes the arguments. now is the time of the decision; 0 means the server's own clock. wall
+// returns this machine's time, which is near the server's.
 func (t *scriptRun) finish(now algorithms.Micros, wall func() algorithms.Micros) {
 	declared := len(t.keys)
 	if t.slots {
@@ -243,7 +246,7 @@ func (t *scriptRun) finish(now algorithms.Micros, wall func() algorithms.Micros)
 	t.near(near)
 }
 
-// near writes the limits, with the windows of calendars around now.
+// near writes the limits. For each calendar it writes the windows around now.
 func (t *scriptRun) near(now algorithms.Micros) {
 	t.limitsB = t.limitsB[:0]
 	for _, l := range t.limits {
@@ -252,15 +255,15 @@ func (t *scriptRun) near(now algorithms.Micros) {
 	t.args[t.limitsI] = t.text(1, t.limitsB)
 }
 
-// text returns argument number i of those that consist of bytes. It is a pointer, which needs no
+// text stores b as text number i of t.texts, and returns a pointer to it. A pointer as an argument needs no
 // allocation. The bytes must not change until the call is answered.
 func (t *scriptRun) text(i int, b []byte) *string {
 	t.texts[i] = unsafe.String(unsafe.SliceData(b), len(b))
 	return &t.texts[i]
 }
 
-// usual reports whether the script decides plain charges of l in its fast loop. Charges of other limits use
-// the general form.
+// usual reports whether l is a usual limit (see take.lua). The script decides its plain charges in a fast
+// loop, and all other charges in a general form.
 func usual(l *algorithms.Limit, tick int64) bool {
 	return (l.Kind == algorithms.TokenBucket || l.Kind == algorithms.FixedWindow) && tick == 1 && l.Rate > 0 &&
 		!l.Overdraw && l.Calendar == nil && l.Penalty.After == 0
@@ -284,7 +287,7 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 	}
 	if c := l.Calendar; c != nil {
 		first := c.Window(now) - 2
-		// A calendar is identified by as many bits of a hash as fit in a double.
+		// the calendar is identified by the 53 bits of a hash that a double can hold
 		dst = doubles(dst, float64(xxhash.Sum64String(c.Unit+" "+c.Zone)>>11), float64(first), float64(c.Longest))
 		for n := range int64(5) {
 			dst = doubles(dst, float64(c.Start(first+n)))
@@ -293,8 +296,8 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 	return dst
 }
 
-// elsewhen reports whether the server's time was outside of the given windows, so that nothing was decided.
-// It also returns that time.
+// elsewhen reports whether the server's time was outside of the calendar windows that it received. Then
+// nothing was decided. elsewhen also returns the server's time.
 func (t *scriptRun) elsewhen() (now algorithms.Micros, yes bool) {
 	if t.err != nil || len(t.reply) != headSize || len(t.of) == 0 {
 		return 0, false
@@ -314,7 +317,7 @@ func (t *scriptRun) form(old bool) script {
 	}
 }
 
-// by returns the arguments of t for s, with the hash of the script or with its whole text.
+// by returns the arguments of t for the form s. full means the whole text of the script in place of its hash.
 func (t *scriptRun) by(s script, full bool) []any {
 	if t.args[0], t.args[1] = "evalsha", s.sha; full {
 		t.args[0], t.args[1] = "eval", s.text
@@ -322,17 +325,17 @@ func (t *scriptRun) by(s script, full bool) []any {
 	return t.args
 }
 
-// headSize is the length of the head of an answer, the time of the decision. answerSize is the length of a
-// complete answer to one charge.
+// headSize is the length of the first part of an answer, which is the time of the decision. answerSize is the
+// largest length of the answer to one charge.
 const (
 	headSize   = 8
 	answerSize = 1 + 5*8
 
-	noLast  = 64  // the answer leaves out the last time, because it is 0
-	noRetry = 128 // the answer leaves out the retry time, because it is 0
+	noLast  = 64  // the answer does not contain its last value, which is 0
+	noRetry = 128 // the answer does not contain the retry time, which is 0
 )
 
-// sizeOf returns the length of the answer with which text starts, or 0 if that answer is incomplete.
+// sizeOf returns the length of the first answer in text, or 0 if that answer is incomplete.
 func sizeOf(text string) int {
 	if text == "" {
 		return 0
@@ -377,7 +380,7 @@ func (t *scriptRun) answer() error {
 		return err
 	}
 	now, rest := moment(t.reply), t.reply[headSize:]
-	at, replayed, reused, heads := now, false, false, 0 // for a group with an idempotency key, and the number of its charges that follow
+	at, replayed, reused, heads := now, false, false, 0 // of the current group with an idempotency key; heads counts its remaining charges
 	for _, to := range t.of {
 		text := rest[:sizeOf(rest)]
 		rest = rest[len(text):]
@@ -405,8 +408,9 @@ func (t *scriptRun) answer() error {
 	return nil
 }
 
-// fromWindows converts the numbers of windows in d to times. d was decided at time at. c is nil if the
-// limit has no calendar. It may have had one when a replayed decision was made.
+// fromWindows converts the times in d, which are numbers of windows, to durations. d was decided at time at.
+// c is the calendar of the limit. It is nil if d was made, and stored as a record, when the limit still had a
+// calendar.
 func fromWindows(c *algorithms.Calendar, at algorithms.Micros, d *algorithms.Decision) {
 	for _, span := range [...]*algorithms.Micros{&d.RetryAfter, &d.ResetAfter, &d.Wait} {
 		if n := int64(*span); c != nil {
@@ -442,7 +446,7 @@ func decode(text string) backend.Decision {
 	return d
 }
 
-// encode appends the answer that decode reads.
+// encode appends d in the form that decode reads.
 func encode(dst []byte, d *backend.Decision) []byte {
 	flags, last := byte(0), d.Wait
 	if d.Allowed {
@@ -460,14 +464,14 @@ func encode(dst []byte, d *backend.Decision) []byte {
 		float64(d.RetryAfter), float64(d.ResetAfter), float64(last))
 }
 
-// number returns the whole number that text starts with, as a double.
+// number returns the integer that is stored as a double at the start of text.
 func number(text string) int64 {
 	return int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(text[:8]))))
 }
 
 func moment(text string) algorithms.Micros { return algorithms.Micros(number(text)) }
 
-// exact limits n to the range in which doubles are exact. No limit allows a higher cost.
+// exact reduces n to the range in which doubles are exact. No limit allows a higher cost.
 func exact(n int64) float64 {
 	const most = 1 << 53
 	return float64(max(-most, min(most, n)))

@@ -15,21 +15,23 @@ import (
 )
 
 const (
-	// sentinelPoll is the interval at which a Sentinel is polled for the master. Its messages arrive
-	// sooner.
+	// sentinelPoll is the interval at which each Sentinel is polled for the master. Its messages about a
+	// failover usually arrive earlier.
 	sentinelPoll = time.Second
-	// maxSentinels bounds the Sentinels that are watched, including those that other Sentinels name.
+	// maxSentinels is the largest number of Sentinels that are watched. It includes the Sentinels that other
+	// Sentinels name.
 	maxSentinels = 9
-	// A replica that is being promoted is polled every promotionPoll, for at most promotionMost, until it
-	// reports that it is the master.
+	// promotionPoll is the interval at which a replica that is being promoted is polled, until the replica
+	// reports that it is the master. The polling ends after promotionMost.
 	promotionPoll = 10 * time.Millisecond
 	promotionMost = 3 * time.Second
 	// staleFor is how long after a failover Sentinels may still name the old master. They inform each other
-	// every two seconds.
+	// only every two seconds.
 	staleFor = 5 * time.Second
 )
 
-// view is what is known of the master. Its methods are functions of the view, an event and the time.
+// view is what this process knows about the master. Its methods are pure: they depend only on the view, an
+// event and the time.
 type view struct {
 	master string    // "" until a Sentinel names one
 	old    string    // the previous master
@@ -38,13 +40,13 @@ type view struct {
 	nextAt time.Time
 }
 
-// moving reports whether a replica is being promoted. Charges that the old master accepts from then on are
-// lost.
+// moving reports whether a replica is being promoted. Charges that the old master accepts during a promotion
+// are lost.
 func (v view) moving(now time.Time) bool { return v.next != "" && now.Sub(v.nextAt) < promotionMost }
 
-// named returns v after a Sentinel has answered that addr is the master. It ignores the answer during a
-// failover, when only messages count, and shortly after it, because some Sentinels do not know the new
-// master yet.
+// named returns v after a Sentinel has answered that addr is the master. During a failover this answer is
+// ignored, because then only messages count. Shortly after a failover the name of the old master is ignored,
+// because some Sentinels do not know the new master yet.
 func (v view) named(addr string, now time.Time) view {
 	if v.moving(now) || addr == v.old && now.Sub(v.oldAt) < staleFor {
 		return v
@@ -52,12 +54,12 @@ func (v view) named(addr string, now time.Time) view {
 	return v.switched(addr, now)
 }
 
-// of returns v after a Sentinel has reported that it replaces master. A view that knows no master yet, or that has missed
-// the failover before, learns it from this report. Otherwise it would use it, if a Sentinel that does not know the new one
-// names it next.
+// of returns v after a message of a Sentinel, which contains the master that is being replaced. It makes that
+// master the current one, for a view that has no master or has missed an earlier failover. So the view
+// remembers that master as the old one, and ignores it if another Sentinel still names it.
 func (v view) of(master string, now time.Time) view { return v.switched(master, now) }
 
-// promotes returns v after a Sentinel has reported that it promotes addr.
+// promotes returns v after a Sentinel has reported that it promotes the replica at addr.
 func (v view) promotes(addr string, now time.Time) view {
 	if addr != v.master {
 		v.next, v.nextAt = addr, now
@@ -65,7 +67,7 @@ func (v view) promotes(addr string, now time.Time) view {
 	return v
 }
 
-// aborted returns v after a failover has failed.
+// aborted returns v after a failover was aborted.
 func (v view) aborted() view {
 	v.next = ""
 	return v
@@ -80,13 +82,13 @@ func (v view) switched(addr string, now time.Time) view {
 	return v
 }
 
-// sentinels tracks the current master. It polls the Sentinels each second, and follows their messages.
-// While no Sentinel answers, the last master stays the master.
+// sentinels tracks the current master. It polls the Sentinels each second, and follows their messages. While
+// no Sentinel answers, the last known master counts as the current one.
 //
 // One or two seconds pass between the moment at which a Sentinel promotes a replica and its message
-// +switch-master. Charges that the old master accepts in this time are lost. So the store stops using it
-// when the Sentinel reports that it is about to promote a replica, and uses the replica as soon as the
-// replica reports that it is the master.
+// +switch-master. Charges that the old master accepts in this time are lost. So the store stops using the old
+// master when the Sentinel reports that it is about to promote a replica. The store uses the replica as soon
+// as the replica reports that it is the master.
 type sentinels struct {
 	name    string
 	options goredis.Options // options of a client of a Sentinel
@@ -97,18 +99,18 @@ type sentinels struct {
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 	now     func() time.Time
-	outside *outside.World // nil: the machine
+	outside *outside.World // nil outside of simulations
 
 	mu      sync.Mutex
-	watched []string      // addresses; this and the following fields are guarded by mu
+	watched []string      // the addresses of the watched Sentinels; this and the following fields are guarded by mu
 	view    view          //
-	known   chan struct{} // closed when a master is known
+	known   chan struct{} // closed as soon as a master is known
 	why     error         // the error of a Sentinel that named no master, or nil
 	whyFrom string        // the address of that Sentinel
 	closed  bool
 }
 
-// newFailoverClient makes a client of the current master of l.
+// newFailoverClient makes a client of the master that l names. The client follows failovers.
 func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location) *goredis.Client {
 	w := &sentinels{name: l.master, master: *o, dial: dial, known: make(chan struct{}), now: s.clock.Now, outside: s.config.Outside}
 	w.master.Dialer, w.master.PoolSize, w.master.MinIdleConns = dial, 1, 0
@@ -129,8 +131,8 @@ func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location)
 	return goredis.NewClient(o)
 }
 
-// checkMaster returns an error if the server reports that it is a replica. A server that does not permit the command is
-// trusted.
+// checkMaster returns an error if the server reports that it is a replica. If the user may not run the
+// command, the server counts as the master.
 func checkMaster(ctx context.Context, client goredis.Cmdable) error {
 	info, err := client.Info(ctx, "replication").Result()
 	var reply goredis.Error
@@ -146,7 +148,7 @@ func checkMaster(ctx context.Context, client goredis.Cmdable) error {
 
 var errPromoting = notSent("its Sentinels are replacing the master")
 
-// connect dials the current master.
+// connect makes a connection to the current master.
 func (w *sentinels) connect(ctx context.Context) (net.Conn, error) {
 	select {
 	case <-w.known:
@@ -162,7 +164,7 @@ func (w *sentinels) connect(ctx context.Context) (net.Conn, error) {
 	return w.dial(ctx, "tcp", addr)
 }
 
-// current returns the address of the master, "" before a Sentinel has named it.
+// current returns the address of the master. The address is "" if no Sentinel has named the master yet.
 func (w *sentinels) current() (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -172,7 +174,8 @@ func (w *sentinels) current() (string, error) {
 	return w.view.master, nil
 }
 
-// change applies an event to the view, and starts the actions that follow.
+// change applies an event to the view, and acts on the result: it ends connections to a former master, and
+// polls a replica that is being promoted.
 func (w *sentinels) change(event func(view) view) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -195,7 +198,8 @@ func (w *sentinels) change(event func(view) view) {
 	}
 }
 
-// follow polls a replica that is being promoted, until it is the master.
+// follow polls a replica that is being promoted, until the replica reports that it is the master or the
+// failover has ended.
 func (w *sentinels) follow(addr string) {
 	client := w.clientOf(addr)
 	defer client.Close()
@@ -224,7 +228,7 @@ func (w *sentinels) follow(addr string) {
 	}
 }
 
-// clientOf is a client of the server at addr alone.
+// clientOf makes a client of the server at addr. The client does not follow failovers.
 func (w *sentinels) clientOf(addr string) *goredis.Client {
 	o := w.master
 	o.Addr = addr
@@ -235,7 +239,7 @@ func (w *sentinels) clientOf(addr string) *goredis.Client {
 	return client
 }
 
-// spawn runs f concurrently.
+// spawn runs f on another goroutine.
 func (w *sentinels) spawn(f func()) {
 	if w.outside != nil {
 		w.outside.Go(f)
@@ -244,7 +248,7 @@ func (w *sentinels) spawn(f func()) {
 	w.running.Go(f)
 }
 
-// pause waits for d, and reports whether w is not closed.
+// pause waits for d. It returns false if w was closed.
 func (w *sentinels) pause(d time.Duration) bool {
 	if w.outside != nil {
 		w.outside.Pause(d)
@@ -258,7 +262,8 @@ func (w *sentinels) pause(d time.Duration) bool {
 	}
 }
 
-// watch starts to watch a Sentinel, unless it is watched already or maxSentinels are.
+// watch starts to watch the Sentinel at addr. It does nothing if that Sentinel is watched already, or if
+// maxSentinels are.
 func (w *sentinels) watch(addr string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -269,7 +274,7 @@ func (w *sentinels) watch(addr string) {
 	w.running.Go(func() { w.listen(addr) })
 }
 
-// listen polls one Sentinel and follows its messages.
+// listen polls the Sentinel at addr, and follows its messages.
 func (w *sentinels) listen(addr string) {
 	o := w.options
 	o.Addr = addr
@@ -289,7 +294,7 @@ func (w *sentinels) listen(addr string) {
 			switch message := message.(type) {
 			case *goredis.Message:
 				w.message(message.Channel, strings.Fields(message.Payload))
-			case *goredis.Subscription: // after a new subscription, because messages may have been missed
+			case *goredis.Subscription: // The subscription is new, so messages may have been missed.
 				w.ask(client, addr)
 				w.discover(client)
 			}
@@ -299,7 +304,7 @@ func (w *sentinels) listen(addr string) {
 	}
 }
 
-// ask requests the address of the master from the Sentinel at from.
+// ask requests the address of the master from a Sentinel, whose address is from.
 func (w *sentinels) ask(client *goredis.SentinelClient, from string) {
 	ctx, cancel := context.WithTimeout(w.closing, sentinelPoll/2)
 	defer cancel()
@@ -312,12 +317,12 @@ func (w *sentinels) ask(client *goredis.SentinelClient, from string) {
 	}
 }
 
-// named notes the answer of a Sentinel that the master is at addr.
+// named applies the answer of a Sentinel: the master is at addr.
 func (w *sentinels) named(addr string) {
 	w.change(func(v view) view { return v.named(addr, w.now()) })
 }
 
-// discover also watches the Sentinels that this one knows.
+// discover starts to watch the other Sentinels that the Sentinel of client knows.
 func (w *sentinels) discover(client *goredis.SentinelClient) {
 	ctx, cancel := context.WithTimeout(w.closing, sentinelPoll/2)
 	defer cancel()
@@ -329,10 +334,10 @@ func (w *sentinels) discover(client *goredis.SentinelClient) {
 	}
 }
 
-// message handles a message of a Sentinel:
+// message handles a message that a Sentinel sent to a channel. The words are:
 //
-//	+switch-master NAME OLD-IP OLD-PORT IP PORT
-//	all others: slave ADDRESS IP PORT @ NAME MASTER-IP MASTER-PORT
+//	NAME OLD-IP OLD-PORT IP PORT                           in channel +switch-master
+//	slave ADDRESS IP PORT @ NAME MASTER-IP MASTER-PORT     in all other channels
 func (w *sentinels) message(channel string, words []string) {
 	name, addr, master := "", "", ""
 	switch {

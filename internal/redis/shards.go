@@ -16,10 +16,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A sharded bucket is split over the slots of the cluster, and so over its masters. Two shards are drawn at
-// random. The one with more units, by its last known state, is charged; usually it allows. If it denies,
-// the other one is charged. If that denies too, all shards are read, and the cost is consumed from those
-// with units (combine.go). A charge is denied only if all shards together have too few units.
+// A sharded bucket is split over the slots of the cluster, and so over its masters. For each charge, two
+// shards are drawn at random. The one with more units, by its last known state, is charged, and usually
+// allows the charge. If it denies, the other one is charged. If that one denies, too, all shards are read,
+// and the cost is consumed from the shards that have units (combine.go). A charge is denied only if all
+// shards together have too few units.
 
 // shardStore is a Store for charges of sharded buckets. Each charge is a group of its own, without an idempotency key.
 type shardStore struct {
@@ -64,27 +65,29 @@ func (s *shardStore) Submit(b *backend.Batch) {
 	d.steps.Run(b)
 }
 
-// draws is a batch in flight. Each step charges one drawn shard for every charge that needs it.
+// draws is a batch in flight. Each of its steps makes every undecided charge at one of the shards that were
+// drawn for it.
 type draws struct {
 	*shardStore
 
 	outer     *backend.Batch
-	pending   atomic.Int32 // counts the draws and the charges that are decided separately
+	pending   atomic.Int32 // the number of undecided parts of the batch: the draws, and each charge that is decided separately
 	steps     stores.Steps
 	drawn     []drawn
 	charges   []backend.Charge
 	decisions []backend.Decision
 }
 
-// drawn is a charge, with the two shards drawn for it.
+// drawn is a charge of the batch, with the two shards drawn for it.
 type drawn struct {
 	charge int // in the outer batch
 	shards [2]int
-	asked  int // how many of shards were charged, or certainly have too little
+	asked  int // how many of shards are done: charged, or certain to have too little
 	apart  bool
 }
 
-// step handles the answers of the charged shards, and charges the next ones.
+// step handles the answers of the shards that were charged last. Then it returns the charges of the next
+// ones.
 func (d *draws) step(answers []backend.Decision) ([]backend.Charge, []backend.Decision) {
 	d.settle(answers)
 	clear(d.charges)
@@ -114,7 +117,8 @@ func (d *draws) step(answers []backend.Decision) ([]backend.Charge, []backend.De
 	return d.charges, d.decisions
 }
 
-// settle records the answers to all drawn shards. Charges that were denied stay in drawn.
+// settle records the answers of the shards that were charged last. Only charges that were denied stay in
+// drawn.
 func (d *draws) settle(answers []backend.Decision) {
 	if answers == nil {
 		return
@@ -128,8 +132,8 @@ func (d *draws) settle(answers []backend.Decision) {
 	d.drawn = waits
 }
 
-// knows answers those drawn whose shards have answered before others. Those that were denied do not wait for the others:
-// their next steps are made apart.
+// knows handles the decisions from to to, which are known before those of the other shards. A charge that was
+// denied does not wait for the other decisions: its next steps are run separately.
 func (d *draws) knows(from, to int) {
 	for i := from; i < to; i++ {
 		if w := &d.drawn[i]; !d.answer(w, &d.decisions[i]) {
@@ -140,7 +144,8 @@ func (d *draws) knows(from, to int) {
 	}
 }
 
-// answer answers the charge of w. If the shard denied it, answer returns false instead.
+// answer answers the charge of w with the decision of a shard. If the shard denied the charge, answer returns
+// false instead.
 func (d *draws) answer(w *drawn, answer *backend.Decision) bool {
 	c := &d.outer.Charges[w.charge]
 	is, ok := d.memory.answer(c, w.shards[w.asked-1], *answer)
@@ -153,13 +158,14 @@ func (d *draws) answer(w *drawn, answer *backend.Decision) bool {
 	return true
 }
 
-// redraw charges the other shards drawn for a charge, and combines all shards if these deny too.
+// redraw makes a charge at the remaining shard that was drawn for it. If that shard denies, too, redraw
+// combines all shards.
 type redraw struct {
 	combine
 
-	shards []int // those that were not charged
+	shards []int // the drawn shards that have not been charged
 	sent   int   // the shard that was charged last
-	waits  bool  // for the decision of that shard
+	waits  bool  // the decision of sent is outstanding
 }
 
 func (m *redraw) step(answers []backend.Decision) (charges []backend.Charge, undo []*refund) {
@@ -181,7 +187,7 @@ func (m *redraw) step(answers []backend.Decision) (charges []backend.Charge, und
 	return m.combine.step(answers)
 }
 
-// apart runs a machine for charge i separately.
+// apart runs m, which decides charge i, separately from the other charges.
 func (d *draws) apart(i int, m machine) {
 	d.pending.Add(1)
 	d.run(m, d.outer, func(is backend.Decision) {
@@ -192,7 +198,7 @@ func (d *draws) apart(i int, m machine) {
 	})
 }
 
-// ended ends the batch if nothing is in flight any more.
+// ended records that one part of the batch is decided. After the last part it ends the batch.
 func (d *draws) ended() {
 	if d.pending.Add(-1) > 0 {
 		return
@@ -204,13 +210,14 @@ func (d *draws) ended() {
 	b.Done(b)
 }
 
-// wholeValue converts v, a value of the shards of c, to the unit of the whole limit.
+// wholeValue converts v from the unit of c's shards to the unit of the whole limit.
 func wholeValue(c *backend.Charge, v int64) int64 {
 	return wholeUnits(v, c.Limit.Unit(), c.Shards[0].Unit())
 }
 
-// wholeUnits converts v, a sum over shards, from 1/shard unit to 1/whole unit, rounding down. The product
-// may need more than 64 bits. The result is at most the capacity of the whole limit.
+// wholeUnits converts v, a sum over shards, from 1/shard unit to 1/whole unit, and rounds down. It computes
+// with 128 bits, because the product may need more than 64. The result is at most the capacity of the whole
+// limit.
 func wholeUnits(v, whole, shard int64) int64 {
 	hi, lo := bits.Mul64(uint64(max(v, -v)), uint64(whole))
 	quotient, rest := bits.Div64(hi, lo, uint64(shard))
@@ -224,7 +231,7 @@ func wholeUnits(v, whole, shard int64) int64 {
 	}
 }
 
-// shardOf returns the charge of shard i.
+// shardOf returns c as a charge of its i-th shard.
 func shardOf(c *backend.Charge, i int) backend.Charge {
 	part := *c
 	part.Limit, part.Shards = &c.Shards[i], nil
@@ -232,8 +239,8 @@ func shardOf(c *backend.Charge, i int) backend.Charge {
 	return part
 }
 
-// shardMemory remembers the last known states of shards, to choose between them. A state is only a hint: a
-// wrong one costs a call, and never makes an answer wrong.
+// shardMemory remembers the last known states of shards, so that a charge can choose between two shards. A
+// wrong state costs an extra call, but never makes an answer wrong.
 type shardMemory struct {
 	now    func() algorithms.Micros // nil means the clocks of the shards
 	clock  func() time.Time
@@ -243,14 +250,15 @@ type shardMemory struct {
 	seen map[uint64][]sight // for each shard, by the hash of the bucket's key; guarded by mu
 }
 
-// sight is the last known state of a shard, with the time of this process's clock, and the time of its last
-// failure.
+// sight is the last known state of a shard. at is when this process learned it, and failed is when the shard
+// last failed, both by this process's clock.
 type sight struct {
 	state      algorithms.State // zero if the shard was never charged
 	at, failed time.Time
 }
 
-// maxSharded bounds the buckets remembered. Beyond it, all are forgotten.
+// maxSharded is the largest number of buckets whose shards are remembered. When there would be more, all are
+// forgotten.
 const maxSharded = 65_536
 
 func (m *shardMemory) of(key []byte, shards []algorithms.Limit, use func(seen []sight)) {
@@ -268,9 +276,9 @@ func (m *shardMemory) of(key []byte, shards []algorithms.Limit, use func(seen []
 	use(seen)
 }
 
-// draw returns two different shards at random, the one with more units first. It adds the units that have
-// flowed in since the last known state. Without them, a shard that was empty once would not be used again,
-// and would overflow. A shard that has just failed comes second.
+// draw returns two different shards at random; first is the one with more units. The units that have flowed
+// in since the last known state are included. Without them, a shard that was once empty would not be charged
+// again, and its inflow would be lost. A shard that has just failed comes second.
 func (m *shardMemory) draw(key []byte, shards []algorithms.Limit, hash uint64) (first, second int) {
 	n := len(shards)
 	first = m.random(n)
@@ -297,7 +305,7 @@ func (m *shardMemory) draw(key []byte, shards []algorithms.Limit, hash uint64) (
 	return first, second
 }
 
-// order returns the numbers of all shards in random order.
+// order returns the numbers from 0 to n-1 in random order.
 func (m *shardMemory) order(n int) []int {
 	order := make([]int, n)
 	for i := range order {
@@ -310,8 +318,8 @@ func (m *shardMemory) order(n int) []int {
 	return order
 }
 
-// saw stores the answer of shard i, and returns the sum of the last known states of all shards. An unknown
-// shard counts as full.
+// saw stores the decision of shard i as its last known state. It returns the sum of the last known values of
+// all shards. A shard whose state is unknown counts as full.
 func (m *shardMemory) saw(key []byte, shards []algorithms.Limit, i int, d *backend.Decision) (sum int64) {
 	wall := m.clock()
 	m.of(key, shards, func(seen []sight) {
@@ -331,8 +339,8 @@ func (m *shardMemory) saw(key []byte, shards []algorithms.Limit, i int, d *backe
 	return sum
 }
 
-// answer returns the answer to c, whose shard i has decided so, with the value and the units of all shards. It reports
-// false if the shard denied c, which decides nothing yet.
+// answer returns the decision on c, made from the decision d of its shard i. Remaining and Value become the
+// sums over all shards. ok is false if the shard denied c: other shards may still allow it.
 func (m *shardMemory) answer(c *backend.Charge, i int, d backend.Decision) (_ backend.Decision, ok bool) {
 	left := m.saw(c.Key, c.Shards, i, &d)
 	if d.Err == nil && !d.Allowed {

@@ -2,8 +2,8 @@ package redis
 
 import "sync"
 
-// starter starts calls of several senders together, after a small delay. Requests that several connections
-// submit in this time share the calls, and only one goroutine is woken for the calls to several servers.
+// starter starts the calls of several senders together, after a small delay. Requests that arrive on several
+// connections during the delay share the calls. Only one goroutine is woken for the calls to several servers.
 type starter struct {
 	spawn func(f func())
 
@@ -19,7 +19,7 @@ func newStarter(spawn func(f func())) *starter {
 	return s
 }
 
-// add arranges that l's call starts soon.
+// add arranges that the call of l starts soon.
 func (s *starter) add(l *sender) {
 	s.mu.Lock()
 	s.due = append(s.due, l)

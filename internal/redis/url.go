@@ -21,8 +21,8 @@ type location struct {
 	db                 int
 }
 
-// parse parses a URL. Its errors contain no part of the URL, because in a URL with a mistake any part may
-// belong to a password.
+// parse parses a URL. Its errors quote no part of the URL: if the URL has a mistake, any part may belong to a
+// password.
 func parse(text string) (location, error) {
 	bad := func(problem string) (location, error) {
 		return location{}, errors.New("redis url: " + problem)
@@ -31,7 +31,7 @@ func parse(text string) (location, error) {
 	if !ok {
 		return bad(noScheme)
 	}
-	// net/url cannot parse several hosts, so they are cut out before it parses the rest.
+	// net/url cannot parse several hosts, so the hosts are removed before it parses the rest.
 	authority, tail := rest, ""
 	if i := strings.IndexAny(rest, "/?"); i >= 0 {
 		authority, tail = rest[:i], rest[i:]
@@ -86,8 +86,8 @@ const (
 	escape    = "; percent-encode special characters of the password"
 )
 
-// place stores the addresses of the servers, from the hosts and the path of a URL, and the database if the
-// path names one. It returns a problem if they contain a mistake.
+// place stores the addresses of the servers, and the name of the master, from the hosts and the path of a
+// URL. If the path names a database, place writes it to db. problem describes a mistake in the URL.
 func (l *location) place(authority, path string, db *string) (problem string) {
 	switch {
 	case authority == "":
@@ -121,8 +121,8 @@ func (l *location) place(authority, path string, db *string) (problem string) {
 	return ""
 }
 
-// isAddress reports whether text is host:port. Other texts may belong to a password, and must not appear in
-// the errors of a connection.
+// isAddress reports whether text has the form host:port. Any other text may belong to a password, and must
+// not appear in the errors of a connection.
 func isAddress(text string) bool {
 	host, port, err := net.SplitHostPort(text)
 	if err != nil || host == "" || strings.ContainsAny(host, "@ ") {

@@ -7,12 +7,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// patience is the timeout of calls for detached batches. It is long because the charges of a late answer
-// would be lost.
+// patience is the timeout of calls for detached batches. It is long because charges are lost if their answer
+// comes after the timeout.
 const patience = 250 * time.Millisecond
 
-// serverSenders has the two senders to one server. patient is for detached batches, and for groups so large
-// that they may exceed the timeout without a failure of the server. usual is for all others.
+// serverSenders has the two senders to one server. patient sends detached batches, and groups so large that a
+// healthy server may exceed the timeout. usual sends everything else.
 type serverSenders struct{ usual, patient *sender }
 
 // Submit implements backend.Store.
@@ -39,8 +39,8 @@ func (w *serverSenders) close() {
 	w.patient.close()
 }
 
-// mixed reports whether charges must be divided because a group is too large for a call, or needs the
-// patient sender.
+// mixed reports whether a batch must be divided, because it contains both groups for the patient sender and
+// other groups, or a group that is too large.
 func mixed(charges []backend.Charge) bool {
 	if len(charges) <= maxBatch {
 		return false
@@ -56,8 +56,8 @@ func mixed(charges []backend.Charge) bool {
 	return false
 }
 
-// divide submits the large groups of b to the patient sender. It submits the charges between them as b would
-// be submitted, one part after the other.
+// divide submits the groups of b in parts, one after the other. Each group that needs the patient sender is a
+// part, and so are all groups between two of them.
 func (w *serverSenders) divide(b *backend.Batch) {
 	d := &divided{serverSenders: w, whole: b}
 	d.part.Done = func(*backend.Batch) { d.next() }

@@ -20,16 +20,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// maxFrame is the largest size of a call that the buffer of an idle socket accepts in one write. The
-// goroutine that starts a call may have to start calls to other servers, so it must not wait for a server
-// that does not read.
+// maxFrame is the largest size of a call that the wire sends. The buffer of an idle socket accepts so many
+// bytes in one write. The goroutine that starts a call may have to start calls to other servers, so it must
+// not wait for a server that does not read.
 const maxFrame = 32 << 10
 
 // wire is a connection that a sender uses for its usual calls. The goroutine that starts a call writes it
 // without waiting, and another goroutine reads the answers.
 //
-// With go-redis, each call waits on another goroutine, takes a connection from the pool, checks it, and
-// sets timers. In a Cluster, where calls are small, this was most of their cost.
+// With go-redis, each call waits on another goroutine, takes a connection from the pool, checks it, and sets
+// timers. In a Cluster, where calls are small, this was most of the price of a call.
 //
 // go-redis connects the wire and logs in. It also makes all unusual calls: the first calls, probes, resets,
 // scripts that the server does not know, slots that have moved, and calls while the wire is broken or busy.
@@ -40,14 +40,14 @@ type wire struct {
 	mu      sync.Mutex
 	conn    net.Conn // nil if not connected; this and the following fields are guarded by mu
 	busy    bool     // a call is being written, or in flight
-	call    *call    // in flight
+	call    *call    // the call in flight, or nil
 	until   time.Time
-	readBy  time.Time // the read deadline of conn, which may belong to an earlier call; zero means none
+	readBy  time.Time // the read deadline of conn, which may have been set for an earlier call; zero means none
 	writeBy time.Time // the write deadline of conn is not before this time
-	broken  error     // why the connection must not be used any more
+	broken  error     // not nil if the connection must not be used any more
 	closed  bool
 	dialing bool
-	dialed  time.Time // the time of the last attempt
+	dialed  time.Time // the time of the last attempt to dial
 
 	writing sync.Mutex // held during send, because an answer may be read before the Write of its call has returned
 	out     []byte     // the frame that is being written; guarded by writing
@@ -71,7 +71,7 @@ func (w *wire) release() {
 	w.mu.Unlock()
 }
 
-// send writes the call c, for which the wire was reserved. It returns false if c was not sent, so that
+// send writes the call c; take must have reserved the wire for it. It returns false if c was not sent and
 // go-redis must send it.
 func (w *wire) send(c *call, until time.Time) bool {
 	w.writing.Lock()
@@ -80,7 +80,7 @@ func (w *wire) send(c *call, until time.Time) bool {
 		return false
 	}
 	w.mu.Lock()
-	if w.conn == nil || w.broken != nil || ended(w.conn) { // since take; the reader may not have noticed yet
+	if w.conn == nil || w.broken != nil || ended(w.conn) { // broken since take; the reader may not have noticed yet
 		w.mu.Unlock()
 		return false
 	}
@@ -94,11 +94,11 @@ func (w *wire) send(c *call, until time.Time) bool {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	mine := w.call == c // otherwise the reader has found the connection closed, and has answered the call
+	mine := w.call == c // false if the reader has found the connection closed and has answered the call
 	if w.conn == conn && w.broken == nil {
 		w.broken = err
 	}
-	_ = conn.SetReadDeadline(time.Unix(1, 0)) // makes the reader close the connection and answer the call in flight
+	_ = conn.SetReadDeadline(time.Unix(1, 0)) // makes Read fail, so that the reader closes the connection and answers the call in flight
 	if mine && neverRan(err) {
 		w.call = nil
 		return false
@@ -106,9 +106,9 @@ func (w *wire) send(c *call, until time.Time) bool {
 	return true
 }
 
-// deadlines makes a Read of conn end by until, or earlier; the reader then sets its next deadline (goesOn).
-// A Write ends soon after until. Setting both deadlines for each call would cost as much as a system call.
-// mu must be held.
+// deadlines makes a Read of conn end by until, or earlier; after an earlier end the reader sets the next
+// deadline (goesOn). It makes a Write end soon after until. Setting both deadlines for each call would cost
+// as much as a system call. mu must be held.
 func (w *wire) deadlines(conn net.Conn, until time.Time) {
 	if w.readBy.IsZero() {
 		w.readBy = until
@@ -120,18 +120,18 @@ func (w *wire) deadlines(conn net.Conn, until time.Time) {
 	}
 }
 
-// ended reports whether the server has closed nc. A call written to it would be lost, with no sign whether
-// the server has run it.
+// ended reports whether the server has closed nc. If a call were written to such a connection, nothing would
+// show whether the server has run it.
 func ended(nc net.Conn) bool {
 	c, ok := nc.(*conn)
 	return ok && c.ended()
 }
 
-// encode writes the frame of c to out. It returns false if c is not a single run of the script, or too
-// large.
+// encode writes the frame of c to out. It returns false if c is more than a single run of the script, or too
+// large for the wire.
 func (w *wire) encode(c *call) (ok bool) {
 	defer func() {
-		if p := recover(); p != nil { // go-redis panics in the same way, and then c is answered with the panic
+		if p := recover(); p != nil { // go-redis will then make the call, panic in the same way, and report the panic
 			ok = false
 		}
 	}()
@@ -145,7 +145,7 @@ func (w *wire) encode(c *call) (ok bool) {
 	return len(w.out) <= maxFrame
 }
 
-// read reads the answers on conn until it breaks. client is the client that made conn.
+// read reads the answers on conn until the connection fails. client is the client that made conn.
 func (w *wire) read(conn net.Conn, client io.Closer) {
 	defer client.Close()
 	defer conn.Close()
@@ -179,7 +179,7 @@ func (w *wire) read(conn net.Conn, client io.Closer) {
 		if refused {
 			t.err = refusal(text)
 		} else {
-			t.reply = unsafe.String(unsafe.SliceData(text), len(text)) // conclude removes it before buf is used again
+			t.reply = unsafe.String(unsafe.SliceData(text), len(text)) // the string is valid until conclude returns, because buf is not changed before
 		}
 		buf = buf[:0]
 		w.conclude(c)
@@ -191,7 +191,7 @@ func (w *wire) read(conn net.Conn, client io.Closer) {
 	c := w.call
 	err := w.broken
 	w.conn, w.call, w.broken, w.readBy, w.writeBy = nil, nil, nil, time.Time{}, time.Time{}
-	w.busy = w.busy && c == nil // a goroutine that has reserved the wire but has no call yet releases it
+	w.busy = w.busy && c == nil // if the wire is reserved but has no call yet, the goroutine that reserved it releases it
 	w.mu.Unlock()
 	if c != nil {
 		c.fail(unavailable(err))
@@ -200,8 +200,8 @@ func (w *wire) read(conn net.Conn, client io.Closer) {
 	}
 }
 
-// goesOn reports whether conn can still be used after a Read has failed. The deadline may have belonged to
-// an earlier call.
+// goesOn reports whether conn can still be used after a Read has failed with err. It can if the deadline was
+// set for an earlier call. goesOn then sets the next deadline.
 func (w *wire) goesOn(conn net.Conn, err error) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -220,8 +220,8 @@ func (w *wire) goesOn(conn net.Conn, err error) bool {
 	return true
 }
 
-// answered returns the call whose answer has arrived, or nil if there is none. over means that the wire
-// must be closed.
+// answered returns the call in flight, whose answer has arrived, or nil if there is none. over means that the
+// wire must be closed.
 func (w *wire) answered() (c *call, over bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -236,7 +236,8 @@ func (w *wire) answered() (c *call, over bool) {
 	return c, over
 }
 
-// conclude ends the call c with its answer. If the call certainly has not run, go-redis sends it again.
+// conclude ends the call c with its answer. If the answer shows that the script has not run, go-redis makes
+// the call again.
 func (w *wire) conclude(c *call) {
 	t := c.payload.scriptRuns[0]
 	_, elsewhen := t.elsewhen()
@@ -265,7 +266,8 @@ func (w *wire) answer(c *call, t *scriptRun) (err error) {
 	return t.answer()
 }
 
-// dial connects the wire in the background, unless it is connected, or the last attempt was a moment ago.
+// dial connects the wire in the background. It does nothing if the wire is connected, or if the last attempt
+// was less than dialPause ago.
 func (w *wire) dial() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -289,8 +291,8 @@ func (w *wire) dial() {
 	}()
 }
 
-// connect makes a connection that is ready for calls, in the pool of a separate client. It returns nil if
-// that failed.
+// connect makes a connection that is ready for calls. It uses the pool of a separate client. If it fails,
+// conn is nil.
 func (w *wire) connect() (conn net.Conn, client *goredis.Client) {
 	o := *w.node.client.Options()
 	o.PoolSize, o.MinIdleConns, o.MaxRetries = 1, 0, -1
@@ -312,7 +314,7 @@ func (w *wire) connect() (conn net.Conn, client *goredis.Client) {
 	return *made.Load(), client
 }
 
-// close closes the wire after the call in flight.
+// close closes the wire. A call in flight ends first.
 func (w *wire) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -357,8 +359,8 @@ func appendSize(dst []byte, kind byte, n int) []byte {
 	return append(strconv.AppendInt(append(dst, kind), int64(n), 10), "\r\n"...)
 }
 
-// parseReply parses a bulk string or an error reply (refused). An error means that the bytes are neither,
-// or that more bytes follow.
+// parseReply parses a bulk string or an error reply (refused). whole is false if bytes are missing. An error
+// means that the bytes are neither, or that more bytes follow.
 func parseReply(have []byte) (text []byte, refused, whole bool, err error) {
 	line, rest, ok := bytes.Cut(have, []byte("\r\n"))
 	switch {
