@@ -1,5 +1,5 @@
-// Package bare calls Redis as directly as possible: pipelines of a token bucket script with one key, over separate
-// connections. The cost of a limiter on Redis is compared with it.
+// Package bare calls Redis as directly as possible: it sends pipelines of a token bucket script with one key,
+// over separate connections. Benchmarks compare the cost of a limiter on Redis with the cost of this package.
 package bare
 
 import (
@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// script is a token bucket as it is usually written for Redis: a hash of two fields and its lifetime.
+// script is a token bucket in the usual form for Redis: a hash of two fields, which expires.
 const script = `
 local s = redis.call('HMGET', KEYS[1], 'v', 't')
 local t = redis.call('TIME')
@@ -33,12 +33,12 @@ return ok`
 type Config struct {
 	Address     string // host:port
 	Connections int
-	Pipeline    int // scripts in one write
+	Pipeline    int // number of scripts in one write
 	Keys        int
 	Duration    time.Duration
 }
 
-// Run sends charges as fast as possible. It returns the number of decisions, and the time that they took.
+// Run sends charges as fast as possible. It returns the number of decisions, and how long they took.
 func Run(ctx context.Context, c Config) (decisions int64, took time.Duration, err error) {
 	var count atomic.Int64
 	var over atomic.Bool
@@ -98,10 +98,10 @@ func Dial(ctx context.Context, address string) (*Conn, error) {
 	return &Conn{nc: nc, in: bufio.NewReaderSize(nc, 64<<10)}, nil
 }
 
-// Close closes it.
+// Close closes the connection.
 func (c *Conn) Close() { _ = c.nc.Close() }
 
-// command appends a command to the bytes to send.
+// command appends a command to c.out, which send writes.
 func (c *Conn) command(words ...string) {
 	c.out = append(c.out, '*')
 	c.out = strconv.AppendInt(c.out, int64(len(words)), 10)
@@ -120,7 +120,7 @@ func (c *Conn) send() error {
 	return err
 }
 
-// line reads one line, which is valid until the next one is read.
+// line reads one line. The result is valid until the next read.
 func (c *Conn) line() ([]byte, error) {
 	line, err := c.in.ReadSlice('\n')
 	if err != nil {
@@ -133,7 +133,7 @@ func (c *Conn) line() ([]byte, error) {
 	return line, nil
 }
 
-// Text sends a command whose reply is text.
+// Text sends a command whose reply is text, and returns the reply.
 func (c *Conn) Text(words ...string) (string, error) {
 	c.command(words...)
 	if err := c.send(); err != nil {
@@ -183,7 +183,7 @@ func (c *Conn) load() (err error) {
 	return err
 }
 
-// request sends a pipeline of scripts with random keys, and waits for the answers.
+// request sends a pipeline of scripts with random keys, and waits for the replies.
 func (c *Conn) request(pipeline, keys int) error {
 	for range pipeline {
 		c.command("EVALSHA", c.sha, "1", "bare:"+strconv.Itoa(rand.IntN(keys)), "1000", "1000", "1")

@@ -14,18 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answers is a script that reads and writes its keys, and returns as many bytes as rlsidecar's script.
+// answers is a script that reads and writes its keys. Its reply has the same number of bytes as the reply of
+// rlsidecar's script.
 const answers = `
 redis.call('MGET', unpack(KEYS))
 for i = 1, #KEYS do redis.call('PSETEX', KEYS[i], 60000, 'a state of twenty bytes') end
 return string.rep('x', 8 + 33 * #KEYS)`
 
-// chargeSize is the length of a charge in a call of rlsidecar.
+// chargeSize is the number of bytes of one charge in rlsidecar's calls.
 const chargeSize = 32
 
-// Fan sends charges to several servers at a time, with as few system calls as possible. In each round it sends each
-// server one call with an equal share of the charges, and then waits for all answers. It returns its thread's processor
-// time for one charge.
+// Fan sends charges to several servers with as few system calls as possible. In each round it sends each
+// server one call with an equal share of the charges, and then waits for all replies. It returns the
+// processor time of its thread for one charge.
 func Fan(ctx context.Context, addresses []string, charges int, d time.Duration) (cpu time.Duration, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -46,19 +47,19 @@ func Fan(ctx context.Context, addresses []string, charges int, d time.Duration) 
 	return (threadTime() - before) / time.Duration(rounds*charges), ctx.Err()
 }
 
-// fan has connections to several servers.
+// fan holds connections to several servers.
 type fan struct {
 	calls  []fanCall
 	waits  []unix.PollFd
 	buffer [64 << 10]byte
 }
 
-// fanCall is the call that one server gets in each round.
+// fanCall is the call that one server receives in each round.
 type fanCall struct {
 	fd    int
 	frame []byte
-	size  int // size of the answer in bytes
-	left  int // bytes of the answer that have not arrived
+	size  int // size of the reply in bytes
+	left  int // bytes of the reply that have not arrived yet
 }
 
 func (f *fan) close() {
@@ -78,7 +79,7 @@ func (f *fan) dial(ctx context.Context, address string, n int) error {
 	if err != nil {
 		return err
 	}
-	for tag := 0; ; tag++ { // a master of a Cluster has the keys of some tags only
+	for tag := 0; ; tag++ { // a master of a Redis Cluster accepts only keys with some tags
 		words := []string{"EVALSHA", sha, strconv.Itoa(n)}
 		for i := range n {
 			words = append(words, fmt.Sprintf("{%d}:a-key-of-thirty-bytes:%06d", tag, i))
@@ -107,7 +108,7 @@ func (f *fan) dial(ctx context.Context, address string, n int) error {
 	return unix.SetNonblock(fd, true)
 }
 
-// round sends the calls, and waits for the answers.
+// round sends the calls, and waits for the replies.
 func (f *fan) round() error {
 	for i := range f.calls {
 		c := &f.calls[i]
@@ -137,7 +138,7 @@ func (f *fan) round() error {
 	}
 }
 
-// read reads the bytes that have arrived according to w.
+// read reads the bytes that have arrived, if w reports any.
 func (f *fan) read(w unix.PollFd) error {
 	if w.Revents == 0 {
 		return nil
@@ -159,7 +160,7 @@ func (f *fan) read(w unix.PollFd) error {
 	return nil
 }
 
-// threadTime returns the processor time that this thread has used.
+// threadTime returns the processor time that the current thread has used.
 func threadTime() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t)

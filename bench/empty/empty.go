@@ -1,9 +1,11 @@
-// Package empty is a RateLimitService that answers OK without reading the request, directly on HTTP/2 frames. An answer
-// over gRPC can hardly cost less, so rlsidecar is compared with it. One goroutine serves a connection: it reads the
-// available bytes, answers all requests in them, and writes once. A request allocates nothing.
+// Package empty is a RateLimitService that answers OK without reading the request. It works directly on
+// HTTP/2 frames. An answer over gRPC can hardly cost less, so benchmarks compare rlsidecar with this package.
+// One goroutine serves a connection: it reads the available bytes, answers all requests in them, and writes
+// once. A request allocates nothing.
 //
-// Use it for measurements only. It observes the client's window for the connection, but has no bounds, no timeouts, and
-// no answer for any other method: it closes the connection of a client that calls one.
+// Use the package for measurements only. It observes the client's window for the connection, but has no
+// bounds and no timeouts. It answers only one method: it closes the connection of a client that calls
+// another.
 package empty
 
 import (
@@ -18,7 +20,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// Path is the method that is answered.
+// Path is the path of the only method that is answered.
 const Path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
 // Serve serves the connections of l until l is closed.
@@ -33,34 +35,34 @@ func Serve(l net.Listener) error {
 		}
 		go func() {
 			defer nc.Close()
-			_ = newConn(nc).serve() // the client only sees that the connection ends
+			_ = newConn(nc).serve() // the client sees only that the connection ends
 		}()
 	}
 }
 
 const (
-	headerLen = 9        // length of a frame's header
+	headerLen = 9        // length of a frame's header in bytes
 	maxFrame  = 16 << 10 // the largest frame that a peer may send by default
-	// message is a RateLimitResponse with code OK, after gRPC's five bytes.
+	// message is a RateLimitResponse with code OK, after the five bytes with which gRPC starts a message.
 	message = "\x00\x00\x00\x00\x02\x08\x01"
-	// window is the number of bytes that a client may send before the server must enlarge its window.
+	// window is the number of bytes that a client may send before the server must enlarge the window.
 	window = 1 << 30
 )
 
 type conn struct {
 	nc         net.Conn
 	out        []byte
-	window     int64    // bytes that the client accepts
+	window     int64    // number of bytes that the client accepts
 	unanswered []uint32 // streams that have no answer yet
-	taken      int      // bytes received that the client's window does not include again yet
+	taken      int      // number of received bytes by which the client's window has not been enlarged again
 
 	decoder *hpack.Decoder
-	path    string // the :path in the header block being decoded
-	block   []byte // the last one
-	same    bool   // an equal block has the same meaning, because block does not change the table
+	path    string // the value of :path in the header block that is being decoded
+	block   []byte // the last header block
+	same    bool   // a block equal to block has the same meaning, because block does not change the decoder's table
 
-	headers, trailers [2][]byte // the first form, which adds to the client's table; then the form that refers to it
-	answered          int       // 0, then 1: which of the two
+	headers, trailers [2][]byte // [0] adds the fields to the client's table; [1] refers to the table
+	answered          int       // index into headers and trailers: 0 for the first answer, then 1
 }
 
 func newConn(nc net.Conn) *conn {
@@ -75,7 +77,7 @@ func newConn(nc net.Conn) *conn {
 	encode := func(fields ...hpack.HeaderField) []byte {
 		b.Reset()
 		for _, f := range fields {
-			_ = e.WriteField(f) // into memory
+			_ = e.WriteField(f) // cannot fail, because it writes to memory
 		}
 		return bytes.Clone(b.Bytes())
 	}
@@ -123,7 +125,7 @@ func (c *conn) serve() error {
 	}
 }
 
-// frames handles the complete frames in in, and returns their length in bytes.
+// frames handles the complete frames at the start of in. It returns their length in bytes.
 func (c *conn) frames(in []byte) (used int, err error) {
 	for len(in)-used >= headerLen {
 		h := in[used : used+headerLen]
@@ -176,8 +178,8 @@ func (c *conn) handle(kind http2.FrameType, flags http2.Flags, stream uint32, pa
 	return nil
 }
 
-// request reads the header block of a request. If it is the same as the last one, and names fields by their numbers
-// only, it has the same meaning.
+// request reads the header block of a request. It decodes the block only if the block differs from the last
+// one, or if the last one changed the table.
 func (c *conn) request(flags http2.Flags, block []byte) error {
 	if flags.Has(http2.FlagHeadersPadded) {
 		if len(block) == 0 || int(block[0]) >= len(block) {
@@ -238,7 +240,7 @@ func (c *conn) answer() {
 	c.unanswered = append(c.unanswered[:0], c.unanswered[done:]...)
 }
 
-// frame writes the header of a frame.
+// frame appends the header of a frame to c.out.
 func (c *conn) frame(kind http2.FrameType, flags http2.Flags, stream uint32, length int) {
 	c.out = append(c.out, byte(length>>16), byte(length>>8), byte(length), byte(kind), byte(flags))
 	c.out = binary.BigEndian.AppendUint32(c.out, stream)

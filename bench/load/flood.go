@@ -15,18 +15,18 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// FloodConfig describes an open loop that, like many proxies together, does not slow down when the server does. Each
-// request has a deadline, after which its answer is worthless.
+// FloodConfig describes an open loop: it does not slow down when the server does, like many proxies together.
+// Each request has a deadline, after which its answer is worthless.
 type FloodConfig struct {
 	Target      string
 	Connections int
-	Domain      string   // default "bench"
-	Descriptors []string // as in Config
+	Domain      string   // the default is "bench"
+	Descriptors []string // as in Config.Descriptors
 	Keys        int
 
-	Rate     float64 // requests/s of all connections together
+	Rate     float64 // requests a second, of all connections together
 	Deadline time.Duration
-	Resets   bool // reset a request whose deadline has passed, as Envoy does
+	Resets   bool // resets a request whose deadline has passed, as Envoy does
 	Duration time.Duration
 }
 
@@ -34,14 +34,15 @@ type FloodConfig struct {
 type FloodResult struct {
 	Seconds float64 `json:"seconds"`
 	Due     int64   `json:"due"`
-	// Unsent requests could not be sent before their deadline: the server did not read, or this process was too slow.
+	// Unsent is the number of requests that could not be sent before their deadline, because the server did
+	// not read or this process was too slow.
 	Unsent int64  `json:"unsent"`
 	OK     int64  `json:"ok"`               // answered OK before the deadline
 	Denied int64  `json:"denied"`           // answered OVER_LIMIT before the deadline
 	Late   int64  `json:"late"`             // sent, and not answered before the deadline
 	Failed int64  `json:"failed"`           // answered with an error
-	Broken int64  `json:"broken"`           // connections that the server ended
-	Reason string `json:"reason,omitempty"` // of one of them
+	Broken int64  `json:"broken"`           // connections that the server closed
+	Reason string `json:"reason,omitempty"` // why the server closed one of them
 }
 
 // Goodput returns the number of requests per second that were answered OK in time.
@@ -89,7 +90,7 @@ func Flood(ctx context.Context, c FloodConfig) (FloodResult, error) {
 // flood has the state that its connections share.
 type flood struct {
 	FloodConfig
-	headers [2][]byte // header blocks: of the first request, and of the others
+	headers [2][]byte // header blocks: [0] for the first request, [1] for the others
 	start   time.Time
 
 	due, unsent, ok, denied, late, failed atomic.Int64
@@ -97,7 +98,8 @@ type flood struct {
 
 func (f *flood) now() time.Duration { return time.Since(f.start) }
 
-// floodHeaders encodes the headers of requests: the first puts them into the server's table, the later ones refer to it.
+// floodHeaders encodes the headers of requests. The first block adds the fields to the server's table. The
+// second block refers to the table.
 func floodHeaders(deadline time.Duration) (blocks [2][]byte) {
 	var b bytes.Buffer
 	e := hpack.NewEncoder(&b)
@@ -107,33 +109,33 @@ func floodHeaders(deadline time.Duration) (blocks [2][]byte) {
 			{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "rlbench"},
 			{"te", "trailers"}, {"content-type", "application/grpc"}, {"grpc-timeout", fmt.Sprintf("%du", deadline.Microseconds())},
 		} {
-			_ = e.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // into memory
+			_ = e.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}) // cannot fail, because it writes to memory
 		}
 		blocks[i] = bytes.Clone(b.Bytes())
 	}
 	return blocks
 }
 
-// floodConnection sends requests whether or not the server answers, as far as the socket and the server's window allow.
-// One goroutine writes, another reads.
+// floodConnection sends requests even if the server does not answer, as far as the socket and the server's
+// window permit. One goroutine writes, and another reads.
 type floodConnection struct {
 	*flood
 	conn     net.Conn
-	question question // follows the head of the frame and gRPC's prefix
+	question question // the message, after room for the frame's header and gRPC's prefix
 
 	keys  keys
 	every time.Duration
 	next  time.Duration // when the next request is due
-	wake  time.Duration // the pause of the writer between two checks
+	wake  time.Duration // how long the writer sleeps between two checks
 
 	out    []byte
-	head   uint32   // the next stream, halved; the writer's
-	tail   uint32   // the oldest stream whose deadline has not passed; used by the writer only
-	slots  []uint64 // accessed atomically; by stream: its number and the time at which it was due, in us; 0: answered, or given up
+	head   uint32   // half of the next stream's number; used by the writer only
+	tail   uint32   // half of the oldest stream whose deadline has not passed; used by the writer only
+	slots  []uint64 // slotOf each pending request, by stream number; 0 if none is pending; accessed atomically
 	window atomic.Int64
-	acks   atomic.Int64 // SETTINGS to acknowledge
+	acks   atomic.Int64 // number of SETTINGS frames to acknowledge
 	broken atomic.Bool
-	reason atomic.Pointer[string] // of the server's GOAWAY
+	reason atomic.Pointer[string] // the reason in the server's GOAWAY
 	over   atomic.Bool
 }
 
@@ -142,7 +144,7 @@ const (
 	frameHead = 9
 )
 
-// slotOf returns the value of a slot.
+// slotOf encodes the number of a stream and the time at which its request was due.
 func slotOf(n uint32, due time.Duration) uint64 {
 	return uint64(n+1)<<dueBits | uint64(max(1, due.Microseconds()))
 }
@@ -177,7 +179,7 @@ func (f *flood) connect(ctx context.Context, q question, i int) (*floodConnectio
 	return c, err
 }
 
-// write sends the requests when they are due, until the end; then it waits for the last deadline.
+// write sends the requests when they are due. After the last request, it waits for the last deadline.
 func (c *floodConnection) write() {
 	defer c.conn.Close()
 	for {
@@ -201,13 +203,13 @@ func (c *floodConnection) write() {
 	}
 }
 
-// send appends the requests that are due at now.
+// send appends the requests that are due at the time now.
 func (c *floodConnection) send(now time.Duration) {
 	for ; c.next < now; c.next += c.every {
 		c.due.Add(1)
 		full := c.head-c.tail >= uint32(len(c.slots)) || c.window.Load() < int64(len(c.question.message)) || len(c.out) > 4<<20
 		if full && now-c.next <= c.Deadline && !c.broken.Load() && now < c.Duration {
-			c.due.Add(-1) // there may be room at the next check
+			c.due.Add(-1) // counted again at the next check, when there may be room
 			return
 		}
 		if full || now-c.next > c.Deadline || c.broken.Load() {
@@ -232,7 +234,7 @@ func (c *floodConnection) frame(n int, kind http2.FrameType, flags http2.Flags, 
 	c.out = binary.BigEndian.AppendUint32(c.out, stream)
 }
 
-// expire gives up the requests whose deadline has passed.
+// expire marks the requests whose deadline has passed at the time now as late.
 func (c *floodConnection) expire(now time.Duration) {
 	for ; c.tail != c.head; c.tail++ {
 		slot := &c.slots[c.tail%uint32(len(c.slots))]
@@ -253,7 +255,7 @@ func (c *floodConnection) expire(now time.Duration) {
 	}
 }
 
-// read counts the answers until the connection ends.
+// read reads frames, and counts the answers, until the connection ends.
 func (c *floodConnection) read() {
 	b, have := make([]byte, 64<<10), 0
 	for {
@@ -270,7 +272,7 @@ func (c *floodConnection) read() {
 			length := int(b[used])<<16 | int(b[used+1])<<8 | int(b[used+2])
 			end := used + frameHead + length
 			if frameHead+length > len(b) {
-				c.broken.Store(true) // longer than a server may send
+				c.broken.Store(true) // the frame is longer than a server may send
 				_, _ = io.Copy(io.Discard, c.conn)
 				return
 			}
@@ -294,7 +296,7 @@ func (c *floodConnection) handle(kind http2.FrameType, flags http2.Flags, stream
 		c.answered(stream, v, now)
 	case http2.FrameHeaders:
 		if flags.Has(http2.FlagHeadersEndStream) {
-			c.answered(stream, senseless, now) // no effect if DATA has arrived before
+			c.answered(stream, senseless, now) // has no effect if DATA has already arrived
 		}
 	case http2.FrameRSTStream:
 		c.answered(stream, senseless, now)

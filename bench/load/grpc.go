@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// grpcConnection sends requests with grpc-go, from a goroutine for each request that may be outstanding.
+// grpcConnection sends requests with grpc-go. It has a goroutine for each request that may be outstanding.
 type grpcConnection struct {
 	run      *run
 	question question
@@ -38,7 +38,7 @@ func (c *grpcConnection) close() { _ = c.conn.Close() }
 func (c *grpcConnection) send(ctx context.Context, s *schedule) *recorder {
 	next := s.next
 	if s.open() {
-		times := make(chan time.Duration) // unbuffered: a late request keeps the time it was due
+		times := make(chan time.Duration) // not buffered, so that a late request keeps the time at which it was due
 		go s.pace(ctx, times)
 		next = func() (time.Duration, bool) { at, more := <-times; return at, more }
 	}
@@ -71,7 +71,7 @@ func (c *grpcConnection) work(ctx context.Context, next func() (time.Duration, b
 	}
 }
 
-// bytesCodec sends and receives messages that are encoded already.
+// bytesCodec sends and receives messages that are already encoded.
 type bytesCodec struct{}
 
 func (bytesCodec) Name() string { return "proto" }

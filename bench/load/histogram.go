@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// histogram counts durations. It divides each power of two into 64 parts, so that a quantile is at most 1.6 % off. It
-// never grows and never allocates again.
+// histogram counts durations. It divides each power of two into 64 parts, so that a quantile has an error of
+// at most 1.6 %. Its size is fixed, and counting does not allocate.
 type histogram struct {
 	counts [parts * 58]uint64
 	total  uint64
@@ -18,8 +18,8 @@ const (
 	parts    = 1 << partBits
 )
 
-// slot returns the index of the counter of d. Durations below 64 ns have a counter each; longer ones are counted by
-// their highest bit and the 6 bits after it.
+// slot returns the index of the counter for d. Durations below 64 ns have a counter each. For longer
+// durations, the highest bit and the 6 bits after it determine the counter.
 func slot(d time.Duration) int {
 	n := uint64(max(0, d))
 	if n < parts {
@@ -29,7 +29,7 @@ func slot(d time.Duration) int {
 	return shift*parts + int(n>>shift)
 }
 
-// middle returns the middle of a slot.
+// middle returns the middle of the durations that are counted at index slot.
 func middle(slot int) time.Duration {
 	if slot < parts {
 		return time.Duration(slot)
@@ -53,7 +53,7 @@ func (h *histogram) merge(o *histogram) {
 	h.max = max(h.max, o.max)
 }
 
-// quantile returns the duration that a share q of all durations, from 0 to 1, do not exceed.
+// quantile returns the duration that a share q (0 to 1) of all durations do not exceed.
 func (h *histogram) quantile(q float64) time.Duration {
 	if h.total == 0 {
 		return 0

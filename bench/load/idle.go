@@ -10,8 +10,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// Idle opens n connections, sends a request on each of them if configured, and waits for the answers. Protocol is
-// "grpc" or "http". The caller closes the connections.
+// Idle opens n connections. If used is true, it sends a request on each and waits for the answers. protocol
+// is "grpc" or "http". The caller closes the connections.
 func Idle(ctx context.Context, target, protocol string, n int, used bool) (connections []net.Conn, err error) {
 	var hello []byte
 	switch protocol {
@@ -64,7 +64,7 @@ func grpcHello(used bool) ([]byte, error) {
 	var b bytes.Buffer
 	b.WriteString(http2.ClientPreface)
 	to := http2.NewFramer(&b, nil)
-	_ = to.WriteSettings() // into memory, as all below
+	_ = to.WriteSettings() // cannot fail, like the calls below, because it writes to memory
 	if used {
 		n := len(q.message)
 		_ = to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: floodHeaders(time.Second)[0], EndHeaders: true})

@@ -1,12 +1,12 @@
 // Package load sends many requests to an Envoy RateLimitService and measures the cost of an answer.
 //
-// It has two modes. In a closed loop every answer starts the next request, so the server is always busy, and latencies
-// show little more than the length of the queue. In an open loop requests are due at a fixed rate, whether or not
-// answers arrive. A latency counts from the time at which the request was due, so that a stall affects the latency of
-// every request that was due during it.
+// It has two modes. In a closed loop every answer starts the next request, so the server is always busy, and
+// latencies show little more than the length of the queue. In an open loop requests are due at a fixed rate,
+// whether or not answers arrive. A latency counts from the time at which the request was due, so that a stall
+// affects the latency of every request that was due during the stall.
 //
-// On a shared machine, elapsed times mean little. The processor time of the server for a request means more, and the
-// ratio of two servers that are measured in turn means most. The package runs on Linux only.
+// On a shared machine, elapsed times mean little. The processor time of the server for a request means more.
+// The ratio between two servers that are measured in turn means most. The package runs only on Linux.
 package load
 
 import (
@@ -18,38 +18,38 @@ import (
 	"time"
 )
 
-// Clients.
+// These are the clients.
 const (
-	GRPC = "grpc" // grpc-go: a write for each request, as most proxies do
-	Raw  = "raw"  // HTTP/2 frames: one write for all requests that can be sent, as a proxy under load
+	GRPC = "grpc" // grpc-go; it makes a write for each request, as most proxies do
+	Raw  = "raw"  // HTTP/2 frames; it makes one write for all requests that can be sent, as a proxy under load does
 )
 
-// patience is the longest time to wait for the last answers. Tests shorten it.
+// patience is how long to wait for the last answers. Tests shorten it.
 var patience = 30 * time.Second
 
-// Config describes a run. Run sets zero fields to their defaults.
+// Config describes a run. Run replaces zero fields by their defaults.
 type Config struct {
 	Target      string // host:port or unix:///path
-	Client      string // GRPC, the default, or Raw
-	Connections int    // default 4
-	Outstanding int    // requests of one connection that may wait for their answers; default 16
+	Client      string // GRPC or Raw; the default is GRPC
+	Connections int    // the default is 4
+	Outstanding int    // requests of one connection that may wait for their answers; the default is 16
 
-	Domain      string   // default "bench"
-	Descriptors []string // key=value[,key=value]…; "{}" is replaced by the number of the key; default "user_id={}"
-	Keys        int      // how many; default 1
+	Domain      string   // the default is "bench"
+	Descriptors []string // key=value[,key=value]…, where the number of the key replaces "{}"; the default is "user_id={}"
+	Keys        int      // number of keys; the default is 1
 	FirstKey    int
-	InTurn      bool // use the keys one after the other, not at random
+	InTurn      bool // uses the keys one after the other, not at random
 
-	// Settle makes half of the requests settlements: each settles what the answer to the request before it reserved. An
-	// answer without a reservation is an error. Only with Raw.
+	// Settle makes half of the requests settlements. Each settles the reservation in the answer to the request
+	// before. An answer without a reservation is an error. Settle works only with Raw.
 	Settle bool
 
-	Rate     float64       // requests/s of an open loop; 0: a closed loop
-	Requests int64         // stop after this many requests; 0: after Duration
-	Warmup   time.Duration // sent but not measured; not with Requests
-	Duration time.Duration // default 3s
+	Rate     float64       // requests a second in an open loop; 0 means a closed loop
+	Requests int64         // stop after this many requests; 0 means after Duration
+	Warmup   time.Duration // time in which requests are sent but not measured; not used with Requests
+	Duration time.Duration // the default is 3s
 
-	PID int // the server's process, for its CPU time; 0: not measured
+	PID int // the server's process, whose CPU time is measured; 0 means that it is not measured
 }
 
 func (c *Config) check() error {
@@ -93,14 +93,14 @@ func (c *Config) check() error {
 
 // connection is a connection to the server.
 type connection interface {
-	// send sends the requests of s until all are sent and answered, until ctx ends, or until the connection breaks. It
-	// returns the answers.
+	// send sends the requests of s. It returns the answers when all requests are answered, when ctx ends, or
+	// when the connection fails.
 	send(ctx context.Context, s *schedule) *recorder
 	close()
 }
 
-// Run sends the requests that c describes. An error means that there is no usable Result. Errors of the server are not
-// returned but counted in the Result.
+// Run sends the requests that c describes. It returns an error if there is no usable Result. Errors of the
+// server are not returned, but counted in the Result.
 func Run(ctx context.Context, c Config) (Result, error) {
 	if err := c.check(); err != nil {
 		return Result{}, err
@@ -149,22 +149,22 @@ func (r *run) connect(ctx context.Context, q question) (connection, error) {
 	return dialGRPC(r, q)
 }
 
-// run has the state that all connections share.
+// run is the state that all connections of a run share.
 type run struct {
 	Config
 	start     time.Time
-	turn      atomic.Int64 // InTurn: keys used so far
-	started   atomic.Int64 // with Requests: the number of requests that were started
+	turn      atomic.Int64 // with InTurn, the number of keys used so far
+	started   atomic.Int64 // with Requests, the number of requests that were started
 	measuring atomic.Bool
-	over      atomic.Bool // no more requests are sent
+	over      atomic.Bool // no further requests are sent
 }
 
 // now returns the time since the start.
 func (r *run) now() time.Duration { return time.Since(r.start) }
 
-// measure sends requests and returns the duration and the cost of the measured part. A closed loop is stopped when its
-// time is over. An open loop ends with the last answer; it sends no more requests if it is behind by patience. measure
-// returns when no request is sent any more.
+// measure calls send, which sends requests, and returns the duration and the cost of the measured part. It
+// stops a closed loop after Duration. An open loop ends with the last answer, but if it is late by patience
+// it sends no further requests. measure returns when no request is sent any more.
 func (r *run) measure(send func() (answered <-chan struct{}), cancel func()) (result Result, err error) {
 	var from, to sample
 	begin := func() { from, err = r.sample(); r.measuring.Store(true) }
@@ -198,7 +198,8 @@ func (r *run) measure(send func() (answered <-chan struct{}), cancel func()) (re
 	case r.Rate > 0:
 		wait(r.Duration)
 		if inTime = wait(patience); !inTime {
-			// The machine is too slow for the rate. Fewer requests than the rate asks for show this; an error would hide it.
+			// The machine is too slow for the rate. The Result shows this, because its rate is lower than
+			// requested. An error would hide the Result.
 			r.over.Store(true)
 			inTime = wait(patience)
 		}

@@ -14,16 +14,18 @@ import (
 
 const method = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"
 
-// marker stands in place of the digits of a key. It is as long as they are, and does not occur in sane descriptors.
+// marker is in the place of the digits of a key. It has the same length as the digits, and does not occur in
+// real descriptors.
 const marker = "\x01\x02\x03\x04\x05\x06\x07\x08"
 
-// maxKeys is the number of keys that the digits can distinguish.
+// maxKeys is the number of different keys that the digits can represent.
 const maxKeys = 100_000_000
 
-// question is an encoded RateLimitRequest. The number of its key can be replaced, so that making a request costs little.
+// question is an encoded RateLimitRequest. The number of its key can be replaced, so that creating a request
+// costs little.
 type question struct {
 	message []byte
-	digits  []int // the position of the number
+	digits  []int // the positions of the key's number
 }
 
 func newQuestion(domain string, descriptors []string) (question, error) {
@@ -55,7 +57,8 @@ func newQuestion(domain string, descriptors []string) (question, error) {
 	return q, nil
 }
 
-// clone returns a copy for another goroutine, or for another place in a larger message: prefix is put before it.
+// clone returns a copy of q that starts with prefix. Another goroutine can use it, or a larger message can
+// contain it.
 func (q question) clone(prefix ...byte) question {
 	c := question{message: slices.Concat(prefix, q.message)}
 	for _, i := range q.digits {
@@ -64,7 +67,7 @@ func (q question) clone(prefix ...byte) question {
 	return c
 }
 
-// about sets the key of q.
+// about writes the number key into q.
 func (q question) about(key int) {
 	for _, at := range q.digits {
 		n := key
@@ -75,18 +78,18 @@ func (q question) about(key int) {
 	}
 }
 
-// verdict is the answer to a request.
+// verdict is the code in the answer to a request.
 type verdict int
 
 const (
-	senseless verdict = iota // not a RateLimitResponse, or one without a code
+	senseless verdict = iota // the answer is not a RateLimitResponse, or has no code
 	ok
 	overLimit
 )
 
-const responseCode = 1 // field of RateLimitResponse
+const responseCode = 1 // number of a field in RateLimitResponse
 
-// verdictOf reads an encoded RateLimitResponse, all of it.
+// verdictOf returns the verdict in message, an encoded RateLimitResponse. It reads the whole message.
 func verdictOf(message []byte) verdict {
 	v := senseless
 	for len(message) > 0 {

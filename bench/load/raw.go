@@ -16,45 +16,45 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// rawConnection writes requests as HTTP/2 frames. One goroutine sends as many requests as possible in one write;
-// another one reads answers.
+// rawConnection writes requests as HTTP/2 frames. One goroutine sends as many requests as possible in one
+// write, and another goroutine reads the answers.
 type rawConnection struct {
 	run      *run
-	question question // behind the five bytes that gRPC puts before a message
+	question question // the message, after the five bytes with which gRPC starts a message
 	conn     net.Conn
 
-	writing sync.Mutex // above reading and writing in the order of locks
+	writing sync.Mutex // guards out and to; locked before mu
 	out     *bufio.Writer
 	to      *http2.Framer // guarded by writing
-	stream  uint32        // the next one; the sender's
+	stream  uint32        // the number of the next stream; used by the sender only
 
-	in      *bufio.Reader // this and all fields below belong to the reader
+	in      *bufio.Reader // only the reader uses this and the following fields, up to mu
 	from    *http2.Framer
 	headers *hpack.Decoder
-	status  string // grpc-status, of the headers being read
-	unacked uint32 // bytes of answers that were not added to the server's window again
+	status  string // the value of grpc-status in the headers that are being read
+	unacked uint32 // number of received bytes by which the server's window has not been enlarged again
 
 	mu      sync.Mutex
 	pending map[uint32]*pendingRequest // by stream; guarded by mu
 	idle    []*pendingRequest          // guarded by mu
-	window  int64                      // bytes that the server accepts; guarded by mu
-	wake    chan struct{}              // notifies the sender of changes of pending, idle and window
+	window  int64                      // number of bytes that the server accepts; guarded by mu
+	wake    chan struct{}              // receives a value when pending, idle or window has changed
 	broken  chan struct{}              // closed when the reader has ended
 }
 
-// pendingRequest is a request in progress.
+// pendingRequest is a request that has no complete answer yet.
 type pendingRequest struct {
 	due    time.Duration
-	answer []byte // the received part of the message, with its prefix
-	done   []byte // with Config.Settle, the message that settles the reservation in the last answer; empty if there is none
+	answer []byte // the received part of the answer, including its prefix
+	done   []byte // with Config.Settle, the message that settles the reservation in the last answer; otherwise empty
 }
 
 const (
-	prefixLen = 5 // length of the prefix of a gRPC message: a flag for compression, and the length
-	// bigWindow is the number of bytes that the server may send before it needs a larger window. It is so large that the
-	// server never waits for it.
+	prefixLen = 5 // length of the prefix of a gRPC message: a flag for compression, and the message's length
+	// bigWindow is the number of bytes that the server may send before it needs a larger window. It is so
+	// large that the server never has to wait.
 	bigWindow = 1 << 24
-	// firstWindow is the default window of a server, for a connection and for a stream.
+	// firstWindow is the initial window of a server, for a connection and for a stream.
 	firstWindow = 65535
 )
 
@@ -96,7 +96,8 @@ func dialRaw(ctx context.Context, r *run, q question) (*rawConnection, error) {
 
 func (c *rawConnection) close() { _ = c.conn.Close() }
 
-// greet exchanges settings. It returns an error if the server allows fewer requests at a time than configured.
+// greet exchanges settings with the server. It returns an error if the server permits fewer requests at a
+// time than configured.
 func (c *rawConnection) greet() error {
 	_, _ = c.out.WriteString(http2.ClientPreface)
 	_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingEnablePush, Val: 0})
@@ -124,8 +125,8 @@ func (c *rawConnection) greet() error {
 	return c.to.WriteSettingsAck()
 }
 
-// requestHeaders are encoded once for all requests but the first: the first adds them to the server's table, and the
-// later ones refer to it.
+// requestHeaders encodes the headers of requests: first adds them to the server's table, and later refers to
+// the table.
 func (c *rawConnection) requestHeaders() (first, later []byte) {
 	var b bytes.Buffer
 	e := hpack.NewEncoder(&b)
@@ -135,7 +136,7 @@ func (c *rawConnection) requestHeaders() (first, later []byte) {
 			{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "rlbench"},
 			{"te", "trailers"}, {"content-type", "application/grpc"}, {"user-agent", "rlbench"},
 		} {
-			_ = e.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // into memory
+			_ = e.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}) // cannot fail, because it writes to memory
 		}
 		return bytes.Clone(b.Bytes())
 	}
@@ -160,7 +161,7 @@ func (c *rawConnection) send(ctx context.Context, s *schedule) *recorder {
 	return answers
 }
 
-// sendAll sends all requests of s. It reports whether all could be sent.
+// sendAll sends all requests of s. It reports whether it could send all.
 func (c *rawConnection) sendAll(s *schedule) bool {
 	if s.open() {
 		runtime.LockOSThread()
@@ -203,8 +204,8 @@ func (c *rawConnection) sendAll(s *schedule) bool {
 	}
 }
 
-// takeRequest returns an idle request if the server's window has room for it, and nil otherwise. If wait is true, it
-// waits for one, and returns nil only if there will be none.
+// takeRequest returns an idle request if the server's window has room for it, and otherwise nil. If wait is
+// true, it waits for such a request, and returns nil only if there will be none.
 func (c *rawConnection) takeRequest(wait bool) *pendingRequest {
 	for {
 		c.mu.Lock()
@@ -253,7 +254,7 @@ func (c *rawConnection) flush() error {
 	return c.out.Flush()
 }
 
-// allIdle waits for all answers. It reports whether all arrived.
+// allIdle waits for all answers. It reports whether all have arrived.
 func (c *rawConnection) allIdle() bool {
 	for {
 		c.mu.Lock()
@@ -270,7 +271,7 @@ func (c *rawConnection) allIdle() bool {
 	}
 }
 
-// read reads until the connection ends, and returns the reason.
+// read reads frames until the connection ends, and returns the reason for the end.
 func (c *rawConnection) read(answers *recorder) error {
 	for {
 		frame, err := c.from.ReadFrame()
@@ -280,7 +281,7 @@ func (c *rawConnection) read(answers *recorder) error {
 		if err := c.handle(frame, answers); err != nil {
 			return err
 		}
-		if c.in.Buffered() == 0 { // the sender continues when it can send the most at once
+		if c.in.Buffered() == 0 { // wake the sender only when all received answers are handled
 			select {
 			case c.wake <- struct{}{}:
 			default:
@@ -302,7 +303,7 @@ func (c *rawConnection) handle(frame http2.Frame, answers *recorder) error {
 		return c.received(f.Length)
 	case *http2.HeadersFrame:
 		return c.header(id, f.HeaderBlockFragment(), f.HeadersEnded(), f.StreamEnded(), answers)
-	case *http2.ContinuationFrame: // of trailers, if ever
+	case *http2.ContinuationFrame: // continues trailers; servers hardly ever send it
 		return c.header(id, f.HeaderBlockFragment(), f.HeadersEnded(), true, answers)
 	case *http2.RSTStreamFrame:
 		c.land(id, answers, f.ErrCode.String())
@@ -344,7 +345,7 @@ func (c *rawConnection) header(id uint32, fragment []byte, ended, last bool, ans
 	return nil
 }
 
-// land ends a request; status is its grpc-status, or the error.
+// land ends the request of stream id. status is its grpc-status, or the error.
 func (c *rawConnection) land(id uint32, answers *recorder, status string) {
 	c.mu.Lock()
 	f := c.pending[id]
@@ -367,7 +368,8 @@ func (c *rawConnection) land(id uint32, answers *recorder, status string) {
 	c.mu.Unlock()
 }
 
-// settleNext makes the next request of f the settlement of what its answer reserved, if this was not a settlement.
+// settleNext makes the next request of f a settlement of the reservation in the answer. If the request was
+// itself a settlement, the next request is a normal one.
 func (c *rawConnection) settleNext(f *pendingRequest, answers *recorder) {
 	if !c.run.Settle {
 		return
@@ -385,7 +387,7 @@ func (c *rawConnection) settleNext(f *pendingRequest, answers *recorder) {
 	binary.BigEndian.PutUint32(f.done[1:], uint32(len(f.done)-prefixLen))
 }
 
-// received counts n bytes as received. From time to time it enlarges the server's window by the bytes received.
+// received counts n received bytes. From time to time it enlarges the server's window by the counted bytes.
 func (c *rawConnection) received(n uint32) error {
 	c.unacked += n
 	if c.unacked < bigWindow/2 {
@@ -395,7 +397,7 @@ func (c *rawConnection) received(n uint32) error {
 	return c.write(func() error { return c.to.WriteWindowUpdate(0, n) })
 }
 
-// write writes a frame of the reader at once.
+// write writes a frame of the reader and flushes it.
 func (c *rawConnection) write(frame func() error) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()

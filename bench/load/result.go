@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// recorder counts answers, for one goroutine at a time.
+// recorder counts answers. Only one goroutine at a time may use it.
 type recorder struct {
 	run     *run
 	latency histogram
@@ -19,7 +19,7 @@ type recorder struct {
 
 func newRecorder(r *run) *recorder { return &recorder{run: r, errors: map[string]int64{}} }
 
-// answer counts an answer that arrived now to the request that was due at due.
+// answer counts an answer that has just arrived. due is when its request was due.
 func (r *recorder) answer(due time.Duration, v verdict) {
 	if v == senseless {
 		r.fail("the answer cannot be decoded, or its code is unknown")
@@ -36,7 +36,8 @@ func (r *recorder) answer(due time.Duration, v verdict) {
 	}
 }
 
-// fail counts an error, also during the warm-up, because the figures of a run with errors are useless.
+// fail counts an error. It also counts errors in the warm-up, because the figures of a run with errors are
+// useless.
 func (r *recorder) fail(name string) { r.errors[name]++ }
 
 func (r *recorder) merge(o *recorder) {
@@ -48,13 +49,13 @@ func (r *recorder) merge(o *recorder) {
 	}
 }
 
-// Result describes the measured part of a run. Errors are those of the whole run.
+// Result describes the measured part of a run. Only Errors covers the whole run.
 type Result struct {
 	Client      string  `json:"client"`
 	Connections int     `json:"connections"`
 	Outstanding int     `json:"outstanding"`
 	Keys        int     `json:"keys"`
-	Rate        float64 `json:"rate,omitempty"` // as requested; in an open loop
+	Rate        float64 `json:"rate,omitempty"` // the requested rate of an open loop
 
 	Seconds   float64          `json:"seconds"`
 	OK        int64            `json:"ok"`
@@ -64,10 +65,10 @@ type Result struct {
 	P50       float64          `json:"p50_ms"`
 	P99       float64          `json:"p99_ms"`
 	Max       float64          `json:"max_ms"`
-	// CPU is the microseconds of processor time, user and system, that the server used per request,
-	// which is also its CPU seconds per million requests. 0: not measured.
+	// CPU is the processor time that the server used for a request, in microseconds of user and system mode.
+	// It equals the CPU seconds for a million requests. 0 means that it was not measured.
 	CPU float64 `json:"cpu_us,omitempty"`
-	// RSS and PeakRSS are the server's resident memory in bytes at the end. 0: not measured.
+	// RSS and PeakRSS are the server's resident memory at the end, in bytes. 0 means that it was not measured.
 	RSS     int64 `json:"rss_bytes,omitempty"`
 	PeakRSS int64 `json:"peak_rss_bytes,omitempty"`
 
@@ -77,7 +78,7 @@ type Result struct {
 // Answers returns the number of requests that were answered with OK or OVER_LIMIT.
 func (r *Result) Answers() int64 { return r.OK + r.OverLimit }
 
-// Failed returns the number of all other requests.
+// Failed returns the number of requests that ended in an error.
 func (r *Result) Failed() (n int64) {
 	for _, count := range r.Errors {
 		n += count
@@ -96,7 +97,7 @@ func (r *Result) fill(c Config, total *recorder) {
 		r.CPU = r.cpu.Seconds() * 1e6 / n
 	}
 	if c.PID != 0 {
-		r.RSS, r.PeakRSS, _ = Memory(c.PID) // the process has ended: 0, as if not measured
+		r.RSS, r.PeakRSS, _ = Memory(c.PID) // if the process has ended, the values are 0, as if not measured
 	}
 }
 

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// schedule has the times and keys of the requests of one connection. In a closed loop several goroutines may use it, in
-// an open loop only one.
+// schedule determines the times and keys of the requests of one connection. In a closed loop several
+// goroutines may use it; in an open loop only one may.
 type schedule struct {
 	*run
 	every time.Duration // in an open loop, the time between two requests; 0 in a closed loop
-	due   time.Duration // open loop: when the next request is due
+	due   time.Duration // in an open loop, when the next request is due
 }
 
-// newSchedule makes the schedule of connection i. In an open loop, the connections send the requests in turn.
+// newSchedule returns the schedule of connection i. In an open loop, the connections send requests in turn.
 func newSchedule(r *run, i int) *schedule {
 	s := &schedule{run: r}
 	if r.Rate > 0 {
@@ -29,8 +29,8 @@ func newSchedule(r *run, i int) *schedule {
 // open reports whether the run is an open loop.
 func (s *schedule) open() bool { return s.every > 0 }
 
-// next returns the time at which the next request is due, which in a closed loop is now. It returns false if there are
-// no more.
+// next returns when the next request is due. In a closed loop that is now. It returns false if there are no
+// further requests.
 func (s *schedule) next() (at time.Duration, more bool) {
 	if s.over.Load() {
 		return 0, false
@@ -49,8 +49,8 @@ func (s *schedule) next() (at time.Duration, more bool) {
 	return at, true
 }
 
-// sleepUntil returns at the given time. The goroutine should be locked to its thread. On an idle processor the runtime's
-// timers are a millisecond late, and this one 50 us.
+// sleepUntil returns at the given time. The goroutine should be locked to its thread. On an idle processor
+// the timers of the Go runtime are late by a millisecond, while sleepUntil is late by 50 µs.
 func (s *schedule) sleepUntil(at time.Duration) {
 	for d := at - s.now(); d > 0; d = at - s.now() {
 		t := syscall.NsecToTimespec(int64(d))
@@ -58,7 +58,7 @@ func (s *schedule) sleepUntil(at time.Duration) {
 	}
 }
 
-// pace sends the times of an open loop, each at its time, and closes times at the end.
+// pace sends each time of an open loop to times when that time has come. It closes times at the end.
 func (s *schedule) pace(ctx context.Context, times chan<- time.Duration) {
 	defer close(times)
 	runtime.LockOSThread()
@@ -73,7 +73,7 @@ func (s *schedule) pace(ctx context.Context, times chan<- time.Duration) {
 	}
 }
 
-// keys picks the keys of requests, for one goroutine.
+// keys chooses the keys of requests, for one goroutine.
 type keys struct {
 	run  *run
 	dice *rand.Rand

@@ -4,14 +4,15 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// The entries that settle a reservation, as in `settle: {key: settle, end: settle_end}`.
+// These are the keys of the entries that settle a reservation, as in `settle: {key: settle, end:
+// settle_end}`.
 const settleKey, settleEnd = "settle", "settle_end"
 
 // realCost is the cost with which Config.Settle settles each reservation.
 const realCost = 700
 
-// reservationOf returns the id of a reservation in the dynamic metadata of an encoded RateLimitResponse; nil if it has
-// none.
+// reservationOf returns the id of a reservation from the dynamic metadata of an encoded RateLimitResponse. It
+// returns nil if there is none.
 func reservationOf(message []byte) []byte {
 	const metadata, fields, key, value, text = 6, 1, 1, 2, 3
 	for all := field(message, metadata); len(all) > 0; {
@@ -31,7 +32,8 @@ func reservationOf(message []byte) []byte {
 	return nil
 }
 
-// field returns the first field of an encoded message with this number, if it contains bytes; otherwise nil.
+// field returns the content of the first field with this number in an encoded message, if the content is
+// bytes. Otherwise it returns nil.
 func field(message []byte, wanted protowire.Number) []byte {
 	for len(message) > 0 {
 		number, kind, n := protowire.ConsumeTag(message)
@@ -51,8 +53,8 @@ func field(message []byte, wanted protowire.Number) []byte {
 	return nil
 }
 
-// appendDone appends the request that a proxy sends at the end of a stream: the real cost of reservation id, and the
-// entry that follows every request.
+// appendDone appends the request that a proxy sends at the end of a stream. It contains the real cost of
+// reservation id, and the entry that is part of every request.
 func appendDone(b []byte, domain string, id []byte) []byte {
 	const requestDomain, requestDescriptors, entries, key, value, hits = 1, 2, 1, 1, 2, 3
 	text := func(b []byte, number protowire.Number, s string) []byte {

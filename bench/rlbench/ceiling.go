@@ -11,8 +11,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// ceilingCmd runs a server with the least possible cost, which answers every request without deciding: directly on
-// HTTP/2 frames (h2), or on grpc-go with generated code and without options.
+// ceilingCmd runs a server with the least possible cost. The server answers every request without a decision.
+// It works directly on HTTP/2 frames (h2), or on grpc-go with generated code and without options.
 type ceilingCmd struct {
 	Kind   string `enum:"h2,grpc-go" default:"h2" help:"h2: HTTP/2 frames. grpc-go: the generated code on grpc-go."`
 	Listen string `required:"" placeholder:"ADDR" help:"host:port or unix:///path."`

@@ -16,16 +16,16 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// patience is the longest time that a server may take to start or to end.
+// patience is the longest time that a server may need to start or to stop.
 const patience = 2 * time.Minute
 
-// child is a server that runs as long as it is measured.
+// child is a server that runs while it is measured.
 type child struct {
 	name    string
 	address string
-	foreign int // the process of a server that was there before, and stays; command is nil then
+	foreign int // if not 0, the process of a server that rlbench has not started and does not stop; command is then nil
 	command *exec.Cmd
-	output  bytes.Buffer // read only when it has exited
+	output  bytes.Buffer // read only after the process has exited
 	exited  chan struct{}
 }
 
@@ -36,7 +36,7 @@ func (c *child) pid() int {
 	return c.command.Process.Pid
 }
 
-// startChild runs a server and waits until address answers.
+// startChild starts a server and waits until it answers at address.
 func startChild(ctx context.Context, name, address, program string, args ...string) (*child, error) {
 	c := &child{name: name, address: address, command: exec.Command(program, args...), exited: make(chan struct{})}
 	c.command.Stdout, c.command.Stderr = &c.output, &c.output
@@ -76,7 +76,7 @@ func (c *child) stop() {
 	}
 }
 
-// startCeiling starts a ceiling server of the given kind.
+// startCeiling starts a server of ceilingCmd.
 func startCeiling(ctx context.Context, kind string) (*child, error) {
 	program, err := os.Executable()
 	if err != nil {
@@ -89,17 +89,18 @@ func startCeiling(ctx context.Context, kind string) (*child, error) {
 	return startChild(ctx, "the ceiling", address, program, "ceiling", "--kind", kind, "--listen", address)
 }
 
-// sidecar describes how to run rlsidecar.
+// sidecar has the flags that describe how to run rlsidecar.
 type sidecar struct {
 	Sidecar    string   `required:"" xor:"server" type:"existingfile" placeholder:"FILE" help:"The rlsidecar program."`
 	SidecarArg []string `sep:"none" placeholder:"ARG" help:"One more argument for it; may be repeated."`
 	Admin      string   `placeholder:"ADDR" help:"Where its admin port listens, to profile it meanwhile; otherwise anywhere."`
 }
 
-// limits has the limits for descriptors, by their keys: a limit that is never reached, a limit that the second request
-// reaches, and fixed windows that are never full: a long one, with and without leases, and one of a second. A
-// configuration has only the limits in use, because limits share the room of the store. The first two refill slowly,
-// because the store would delete a full bucket during the measurement.
+// limits maps the keys of descriptors to limits. The limit of user_id is never reached. The limit of hot_id
+// is reached by the second request. Both refill slowly, because the store would delete a full bucket during
+// the measurement. The other limits are fixed windows that are never full: a long one without leases, a long
+// one with leases, and one of a second. A configuration contains only the limits in use, because limits share
+// the room of the store.
 var limits = map[string]string{
 	"user_id":   "{algorithm: token_bucket, rate: 1, period: 1m, capacity: 100000000}",
 	"hot_id":    "{algorithm: token_bucket, rate: 1, period: 1h, capacity: 1}",
@@ -108,7 +109,7 @@ var limits = map[string]string{
 	"second_id": "{unit: second, requests_per_unit: 1000000000}",
 }
 
-// configured returns a configuration with the limits of the given descriptors.
+// configured returns a configuration with a limit for each of the descriptors.
 func configured(descriptors []string) string {
 	var b strings.Builder
 	b.WriteString("domain: bench\ndescriptors:\n")
@@ -119,7 +120,7 @@ func configured(descriptors []string) string {
 	return b.String()
 }
 
-// start runs rlsidecar with the limits for the requests of c. It writes the configuration to dir.
+// start starts rlsidecar with limits for the requests of c. It writes the configuration to dir.
 func (s *sidecar) start(ctx context.Context, dir string, c load.Config, more ...string) (*child, error) {
 	listen, err := freeAddress()
 	if err != nil {
@@ -128,7 +129,7 @@ func (s *sidecar) start(ctx context.Context, dir string, c load.Config, more ...
 	return s.serve(ctx, dir, configured(c.Descriptors), listen, append(more, "--grpc-listen", listen)...)
 }
 
-// serve runs rlsidecar with a configuration and the flags more, and waits until it answers at address.
+// serve starts rlsidecar with a configuration and the flags in more, and waits until it answers at address.
 func (s *sidecar) serve(ctx context.Context, dir, config, address string, more ...string) (*child, error) {
 	file, err := os.CreateTemp(dir, "*.yaml")
 	if err != nil {
@@ -165,7 +166,7 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), nil
 }
 
-// freePort returns a freeAddress and its port.
+// freePort returns an address like freeAddress, and its port.
 func freePort() (address, port string, err error) {
 	if address, err = freeAddress(); err == nil {
 		_, port, err = net.SplitHostPort(address)

@@ -31,7 +31,8 @@ type compareCmd struct {
 	JSON        bool          `name:"json" help:"Print JSON: a line for each row of the table, with all its measurements."`
 }
 
-// Validate implements an interface of kong. kong's tag "and" cannot be used, because it would make the target required.
+// Validate returns an error unless --target and --pid are given together. kong calls it. kong's tag "and"
+// cannot express the rule, because it would make --target required.
 func (c *compareCmd) Validate() error {
 	if (c.Target == "") != (c.PID == 0) {
 		return errors.New("--target and --pid go together")
@@ -42,10 +43,10 @@ func (c *compareCmd) Validate() error {
 // scenario describes the requests of one measurement.
 type scenario struct {
 	name   string
-	key    string // the key of the descriptor
+	key    string // the key of the descriptors
 	keys   int
-	rate   float64 // an open loop
-	denied bool    // all requests except the first are denied
+	rate   float64 // the rate of an open loop; 0 means a closed loop
+	denied bool    // the limit denies all requests except the first
 }
 
 var scenarios = []scenario{
@@ -63,7 +64,7 @@ func scenarioNames() (names []string) {
 	return names
 }
 
-// row is the result of one scenario with one client.
+// row has the results of one scenario with one client.
 type row struct {
 	Scenario string        `json:"scenario"`
 	Client   string        `json:"client"`
@@ -104,7 +105,8 @@ func (c *compareCmd) Run(a *app) error {
 	return nil
 }
 
-// measure measures one scenario with a new rlsidecar, so that its memory has the keys of that scenario only.
+// measure measures one scenario. It starts a new rlsidecar, so that its memory contains only the keys of that
+// scenario.
 func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) {
 	dir, err := os.MkdirTemp("", "rlbench")
 	if err != nil {
@@ -122,7 +124,7 @@ func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) 
 		return nil, err
 	}
 	defer sidecar.stop()
-	seen := all // every key once, so that none is new when it is measured
+	seen := all // sends every key once, so that no key is new when it is measured
 	seen.InTurn, seen.Requests = true, int64(s.keys)
 	if _, err := measureRequests(a, sidecar, seen, s.denied); err != nil {
 		return nil, err
@@ -134,7 +136,7 @@ func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) 
 		r := row{Scenario: s.name, Client: client}
 		for i := range c.Repeats {
 			pair := []*child{ceiling, sidecar}
-			if i%2 == 1 { // the order may matter, so each server is first equally often
+			if i%2 == 1 { // reverses the order in every second round, because the order may affect the result
 				slices.Reverse(pair)
 			}
 			for _, server := range pair {
@@ -155,13 +157,13 @@ func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) 
 	return rows, nil
 }
 
-// measureRequests measures a server, and checks that the answers are the intended ones.
+// measureRequests measures a server, and checks that its answers are as intended.
 func measureRequests(a *app, server *child, c load.Config, denied bool) (load.Result, error) {
 	c.Target, c.PID = server.address, server.pid()
 	r, err := load.Run(a, c)
 	wrong := r.OverLimit
 	switch {
-	case server.foreign != 0: // its limits are its own
+	case server.foreign != 0: // the limits of a server that rlbench has not started are unknown
 		wrong = 0
 	case denied:
 		wrong = max(0, r.OK-int64(c.Keys))
@@ -203,7 +205,7 @@ func (c *compareCmd) print(a *app, rows []row) error {
 	return w.Flush()
 }
 
-// ratios returns the ratios of two successive measurements.
+// ratios returns the ratio between rlsidecar and the ceiling in each round.
 func (r *row) ratios() (ratios []float64) {
 	for i := range r.Sidecar {
 		ratios = append(ratios, r.Sidecar[i].CPU/r.Ceiling[i].CPU)
@@ -224,7 +226,7 @@ func medianOf(results []load.Result, value func(load.Result) float64) float64 {
 	return median(values)
 }
 
-// median returns the median of values, which must not be empty.
+// median returns the median of values. values must not be empty.
 func median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	middle := len(sorted) / 2

@@ -11,24 +11,26 @@ import (
 	"time"
 )
 
-// envoyConfig has a listener for each limiter, and an application to which they forward requests, because Envoy does
-// not call the limiter for requests that it answers itself.
+// envoyConfig is the template of Envoy's configuration. It has a listener for each limiter. The listeners
+// forward requests to an application, because Envoy does not call the limiter for requests that it answers
+// itself.
 //
 //go:embed envoy.yaml.tmpl
 var envoyConfig string
 
-// limitedBy is a listener of Envoy, and the RateLimitService that it calls.
+// limitedBy describes a listener of Envoy, and the RateLimitService that the listener calls.
 type limitedBy struct {
 	Name, Listen, Limiter string
 }
 
-// Port returns the port of a host:port.
+// Port returns the port of host:port.
 func (limitedBy) Port(address string) (string, error) {
 	_, port, err := net.SplitHostPort(address)
 	return port, err
 }
 
-// envoyLineup sends requests with wrk to Envoy, which calls one limiter for each request.
+// envoyLineup measures limiters behind Envoy. wrk sends requests to Envoy, which calls one limiter for each
+// request.
 func envoyLineup(b *bench) ([]finding, error) {
 	if err := find(b.Envoy); err != nil {
 		return nil, err
@@ -77,7 +79,8 @@ func envoyLineup(b *bench) ([]finding, error) {
 	})
 }
 
-// userScript makes wrk send each request for a random one of this many users.
+// userScript is a script of wrk. Each request is for a random user, and the script's parameter is the number
+// of users.
 const userScript = `
 local requests = {}
 for i = 1, %d do
@@ -86,7 +89,7 @@ end
 request = function() return requests[math.random(#requests)] end
 `
 
-// startEnvoy starts an Envoy with one worker and those listeners, and sets their addresses.
+// startEnvoy starts an Envoy with one worker and the listeners in behind. It sets the listeners' addresses.
 func (b *bench) startEnvoy(behind []limitedBy) (err error) {
 	app, err := freeAddress()
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// httpCeilingCmd measures the minimal cost of an HTTP listener in Go: net/http with an empty handler.
+// httpCeilingCmd runs the cheapest HTTP server in Go: net/http with an empty handler.
 type httpCeilingCmd struct {
 	Listen string `required:"" placeholder:"ADDR" help:"host:port."`
 }
@@ -40,7 +40,7 @@ func (c *httpCeilingCmd) Run(a *app) error {
 	return nil
 }
 
-// httpCmd measures the requests that NGINX sends.
+// httpCmd measures requests as NGINX sends them.
 type httpCmd struct {
 	Sidecar     string        `required:"" type:"existingfile" placeholder:"FILE" help:"The rlsidecar program."`
 	NginxConf   string        `required:"" type:"existingfile" placeholder:"FILE" help:"examples/nginx/nginx.conf."`
@@ -52,7 +52,8 @@ type httpCmd struct {
 	Admin       string        `placeholder:"ADDR" help:"Where the sidecar's admin port listens, to profile it meanwhile; otherwise anywhere."`
 }
 
-// httpLimits are never reached; the requests are those of examples/nginx/rlsidecar.yaml.
+// httpLimits is a configuration whose limits are never reached. Its requests are those of
+// examples/nginx/rlsidecar.yaml.
 const httpLimits = `
 domain: bench
 limits: {plenty: {algorithm: token_bucket, rate: 1, period: 1m, capacity: 100000000}}
@@ -73,7 +74,8 @@ auth:
         - [{key: tenant, from: "query:tenant"}]
 `
 
-// script makes wrk send requests with one of 10,000 keys, as a client does, or as NGINX does to rlsidecar.
+// script is a script of wrk. It sends requests with one of 10,000 keys, either as a client does, or as NGINX
+// does to rlsidecar.
 const script = `
 local keys = {}
 for i = 1, 10000 do
@@ -84,7 +86,7 @@ request = function() return keys[math.random(#keys)] end
 
 const nginxHeaders = `, ["Host"] = "rlsidecar", ["X-Forwarded-Host"] = "shop.test", ["X-Original-Method"] = "GET", ["X-Original-URI"] = "/a/b?c=d", ["X-Real-IP"] = "192.0.2.1"`
 
-// target is the server that wrk measures, and the processes whose CPU time counts.
+// target is a server that wrk loads. of lists the processes whose CPU time counts.
 type target struct {
 	name, address, script string
 	of                    []*child
@@ -155,7 +157,8 @@ func (c *httpCmd) Run(a *app) error {
 	return c.measure(a, dir, targets)
 }
 
-// nginxFolder writes NGINX's example configuration to a folder, with other addresses and one process.
+// nginxFolder writes the example configuration of NGINX to folder. It replaces the addresses, and configures
+// one process.
 func (c *httpCmd) nginxFolder(folder, listen, sidecar, app string, change [2]string) error {
 	text, err := os.ReadFile(c.NginxConf)
 	if err != nil {
@@ -182,7 +185,7 @@ func (c *httpCmd) nginxFolder(folder, listen, sidecar, app string, change [2]str
 	return os.WriteFile(filepath.Join(folder, "nginx.conf"), []byte(conf), 0o600)
 }
 
-// measure loads each target in turn, and prints the medians, and the ratios of neighbours.
+// measure loads each target in turn. It prints the medians, and the ratios between successive targets.
 func (c *httpCmd) measure(a *app, dir string, targets []target) error {
 	rates, costs := make([][]float64, len(targets)), make([][][]float64, len(targets))
 	for i := range targets {
@@ -191,7 +194,7 @@ func (c *httpCmd) measure(a *app, dir string, targets []target) error {
 	asks := wrk{program: c.Wrk, connections: c.Connections, duration: c.Duration, script: filepath.Join(dir, "script.lua")}
 	for round := range c.Repeats {
 		for i := range targets {
-			if round%2 == 1 { // the position may be an advantage or a disadvantage
+			if round%2 == 1 { // reverses the order in every second round, because the order may affect the result
 				i = len(targets) - 1 - i
 			}
 			rate, cost, err := asks.run(a, targets[i])
@@ -217,7 +220,7 @@ func (c *httpCmd) measure(a *app, dir string, targets []target) error {
 	return w.Flush()
 }
 
-// ratios formats the median, the least and the greatest ratio.
+// ratios formats the median, the smallest and the largest of the ratios of[i]/to[i].
 func ratios(of, to []float64) string {
 	var all []float64
 	for i := range of {
@@ -232,16 +235,16 @@ var (
 	wrkErrors = regexp.MustCompile(`(?m)^ +(Non-2xx or 3xx responses|Socket errors): .*$`)
 )
 
-// wrk has the parameters of a run of wrk.
+// wrk has the parameters for running wrk.
 type wrk struct {
 	program     string
 	connections int
-	duration    time.Duration // in whole seconds
-	script      string        // name of the file to which run writes the script of the target
+	duration    time.Duration // must be whole seconds
+	script      string        // name of the file to which run writes the target's script
 }
 
-// run sends requests to t. It returns the requests per second, and the CPU time for a request of each process of t, in
-// us.
+// run sends requests to t. It returns the requests per second and, for each process of t, the CPU time of one
+// request in µs.
 func (w wrk) run(a *app, t target) (rate float64, cost []float64, err error) {
 	if err := os.WriteFile(w.script, []byte(t.script), 0o600); err != nil {
 		return 0, nil, err
@@ -288,7 +291,7 @@ func (w wrk) run(a *app, t target) (rate float64, cost []float64, err error) {
 	return rate, cost, nil
 }
 
-// contestant converts t to a contestant, which measures the first process of t.
+// contestant returns a contestant that loads t and reports the CPU time of the first process of t.
 func (w wrk) contestant(b *bench, t target) contestant {
 	return contestant{t.name, func() (out sample, err error) {
 		var cost []float64
@@ -299,8 +302,8 @@ func (w wrk) contestant(b *bench, t target) contestant {
 	}}
 }
 
-// httpLineup sends requests with wrk in the form that NGINX sends: a bare handler, and each variant in memory and on
-// Redis.
+// httpLineup measures the HTTP listener. wrk sends requests in the form that NGINX uses, to an empty handler
+// and to each variant of rlsidecar, in memory and on Redis.
 func httpLineup(b *bench) ([]finding, error) {
 	if err := find(b.Wrk); err != nil {
 		return nil, err

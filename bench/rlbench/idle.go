@@ -16,7 +16,8 @@ type idleCmd struct {
 	Settle      time.Duration `default:"3s" help:"How long to wait before memory is measured."`
 }
 
-// Run measures the cost of idle connections: of those that have never sent a request, and of those that have sent one.
+// Run measures the cost of idle connections. It measures connections that have never sent a request, and
+// connections that have sent one.
 func (c *idleCmd) Run(a *app) error {
 	dir, err := os.MkdirTemp("", "rlbench")
 	if err != nil {
@@ -47,7 +48,7 @@ func (c *idleCmd) row(a *app, w *tabwriter.Writer, dir, protocol, name string, u
 		return err
 	}
 	defer server.stop()
-	first, err := load.Idle(a, listen, protocol, 8, used) // so that the allocations of the first request are not counted
+	first, err := load.Idle(a, listen, protocol, 8, used) // so that allocations of the first request are not counted
 	if err != nil {
 		return err
 	}

@@ -24,15 +24,15 @@ type keysCmd struct {
 	Step     time.Duration `default:"10s" help:"How often memory and series are read."`
 }
 
-// flooded are the limits of the runs, each for one key.
+// flooded maps each run to its limit. A limit has a bucket for each key.
 var flooded = map[string]string{
 	"allowed": "{unit: second, requests_per_unit: 10}",
 	"denied":  "{unit: second, requests_per_unit: 0}",
 	"full":    "{algorithm: token_bucket, rate: 1, period: 1h, capacity: 1}",
 }
 
-// Run sends requests with a key that no other request has, as an attack does that makes up keys. Neither the series nor,
-// once the buckets of a second are there, the memory may grow with the number of keys.
+// Run sends requests that all have different keys, as an attack with invented keys does. The number of series
+// must not grow with the number of keys. Once buckets of a second expire, the memory must not grow either.
 func (c *keysCmd) Run(a *app) error {
 	fmt.Fprintf(a.stdout, "%s; load average %s\n", machine(), loadAverage())
 	for _, name := range c.Only {
@@ -48,14 +48,14 @@ func (c *keysCmd) Run(a *app) error {
 	return nil
 }
 
-// flood is a run.
+// flood is the state of one run.
 type flood struct {
 	*keysCmd
 	name          string
 	server, redis *child // redis is nil if the buckets are in memory
 	admin         string
 	sent          int
-	next          int // number of the next key
+	next          int // the number of the next key
 }
 
 func (c *keysCmd) run(a *app, w *tabwriter.Writer, name string) error {
@@ -97,8 +97,8 @@ func (c *keysCmd) run(a *app, w *tabwriter.Writer, name string) error {
 	return f.steps(a, w)
 }
 
-// steps sends the keys and prints a row for each step. The first second makes the series of the limit, and those of the
-// outcomes that it can have.
+// steps sends the keys and prints a row for each step. The first second creates the series of the limit and
+// of its usual outcomes.
 func (f *flood) steps(a *app, w *tabwriter.Writer) error {
 	if _, err := f.send(a, time.Second); err != nil {
 		return err
@@ -125,7 +125,7 @@ func (f *flood) steps(a *app, w *tabwriter.Writer) error {
 	for name := range before {
 		delete(after, name)
 	}
-	const few = 20 // errors and results that did not occur in the first second
+	const few = 20 // for errors and outcomes that did not occur in the first second
 	if len(after) > few {
 		return fmt.Errorf("%d new series for %d keys, such as %s", len(after), f.sent, slices.Sorted(maps.Keys(after))[0])
 	}
@@ -136,7 +136,7 @@ func (f *flood) steps(a *app, w *tabwriter.Writer) error {
 	return nil
 }
 
-// send sends keys that were not sent before.
+// send sends requests for d, with keys that were not sent before.
 func (f *flood) send(a *app, d time.Duration) (load.Result, error) {
 	n := int(f.Rate * d.Seconds())
 	r, err := load.Run(a, load.Config{
@@ -170,7 +170,7 @@ func (f *flood) row(a *app, w *tabwriter.Writer, at time.Duration, r *load.Resul
 	return err
 }
 
-// buckets returns the number of buckets in memory, or in Redis.
+// buckets returns the number of buckets, in memory or in Redis.
 func (f *flood) buckets(a *app, metrics string) (string, error) {
 	if f.redis == nil {
 		return metric(metrics, "rlsidecar_memory_keys")
@@ -191,7 +191,7 @@ func (f *flood) series() (map[string]bool, error) {
 	return seriesOf(text), err
 }
 
-// seriesOf returns the names, with labels, of the series in the answer of /metrics.
+// seriesOf returns the names and labels of all series in text, an answer of /metrics.
 func seriesOf(text string) map[string]bool {
 	series := map[string]bool{}
 	for line := range strings.Lines(text) {

@@ -9,11 +9,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// redisTimeout is the longest time that a sidecar waits for Redis in these measurements. With the default of 10 ms, late
-// answers would become cheap denials, because a busy machine sometimes stops a process for half a second.
+// redisTimeout is how long a sidecar waits for Redis in these measurements. A busy machine sometimes stops a
+// process for half a second. With the default of 10 ms, such late answers would become cheap denials.
 const redisTimeout = "5s"
 
-// loadConfig returns the closed loop of most rows: 64 requests outstanding, over 4 connections.
+// loadConfig returns the closed loop of most rows: 4 connections with 16 outstanding requests each.
 func (b *bench) loadConfig(key string, keys int) load.Config {
 	return load.Config{
 		Client: load.Raw, Connections: 4, Outstanding: 16, Duration: b.Duration,
@@ -21,13 +21,13 @@ func (b *bench) loadConfig(key string, keys int) load.Config {
 	}
 }
 
-// variant is an rlsidecar program to measure, and its gRPC engine.
+// variant is an rlsidecar program to measure, with one of its gRPC engines.
 type variant struct {
-	label           string // for the table
+	label           string // the name in the table
 	engine, program string
 }
 
-// variants returns the programs with each of these engines.
+// variants returns the programs to measure, each with each of these engines.
 func (b *bench) variants(engines []string) (all []variant) {
 	for _, engine := range engines {
 		all = append(all, variant{engine, engine, b.Sidecar})
@@ -38,19 +38,19 @@ func (b *bench) variants(engines []string) (all []variant) {
 	return all
 }
 
-// redisFlags returns flags that separate the keys of v from those of other variants.
+// redisFlags returns flags that give v its own prefix of keys in Redis.
 func (v variant) redisFlags() []string {
 	return []string{"--backend-timeout", redisTimeout, "--redis-key-prefix", v.label + ":"}
 }
 
-// sidecarOf returns the program of v.
+// sidecarOf returns the flags that run the program of v.
 func (b *bench) sidecarOf(v variant) *sidecar {
 	s := b.sidecar
 	s.Sidecar = v.program
 	return &s
 }
 
-// server returns a contestant: s, which answers the requests of c and uses these Redis servers, if any.
+// server returns a contestant that sends the requests of c to s. servers are the Redis servers that s uses.
 func (b *bench) server(s *child, servers []*child, c load.Config, denied bool) contestant {
 	return contestant{s.name, func() (out sample, err error) {
 		took, err := metered(b, servers, func() (err error) { out.Result, err = measureRequests(b.app, s, c, denied); return err })
@@ -63,18 +63,19 @@ func (b *bench) server(s *child, servers []*child, c load.Config, denied bool) c
 	}}
 }
 
-// buckets describes the place of a sidecar's buckets: its flags and the Redis servers. The zero value means memory.
+// buckets describes where a sidecar keeps its buckets: the sidecar's flags and the Redis servers. The zero
+// value means memory.
 type buckets struct {
 	flags   []string
 	servers []*child
 }
 
-// on returns the buckets in one Redis.
+// on returns buckets that are kept in one Redis.
 func on(redis *child) buckets {
 	return buckets{[]string{"--redis-url", "redis://" + redis.address}, []*child{redis}}
 }
 
-// filled starts a sidecar, and sends it a request for each key of c before it returns.
+// filled starts a sidecar, and sends it a request for each key of c. It returns the sidecar as a contestant.
 func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) (contestant, error) {
 	args := slices.Concat([]string{"--grpc-engine", v.engine}, kept.flags)
 	if len(kept.servers) > 0 {
@@ -92,10 +93,10 @@ func (b *bench) filled(v variant, kept buckets, c load.Config, denied bool) (con
 	return b.server(s, kept.servers, c, denied), nil
 }
 
-// findAll makes the rows of the table from the rounds of the ceiling and of a sidecar.
+// findAll creates rows of the table from the rounds of the ceiling and of a sidecar.
 type findAll func(variant string, ceiling, ours rounds) []finding
 
-// against measures the ceiling and each variant of the sidecar; sidecar starts a variant.
+// against measures the ceiling and each variant of the sidecar. The function sidecar starts a variant.
 func (b *bench) against(ceiling contestant, sidecar func(v variant) (contestant, error), find findAll) (found []finding, err error) {
 	all := []contestant{ceiling}
 	variants := b.variants(b.Engine)
@@ -116,7 +117,7 @@ func (b *bench) against(ceiling contestant, sidecar func(v variant) (contestant,
 	return found, nil
 }
 
-// besideMemory measures each variant of the sidecar on redis, compared with the same variant in memory.
+// besideMemory compares each variant of the sidecar on redis with the same variant in memory.
 func (b *bench) besideMemory(redis *child, c load.Config, denied bool, find findAll) (found []finding, err error) {
 	for _, v := range b.variants(b.Engine) {
 		inMemory, err := b.filled(v, buckets{}, c, denied)
@@ -136,7 +137,8 @@ func (b *bench) besideMemory(redis *child, c load.Config, denied bool, find find
 	return found, nil
 }
 
-// empty returns the ceiling: an empty RateLimitService on HTTP/2 frames that gets the same requests.
+// empty starts the ceiling, an empty RateLimitService on HTTP/2 frames. The result sends it the requests of
+// c.
 func (b *bench) empty(c load.Config) (contestant, error) {
 	s, err := b.started(startCeiling(b, "h2"))
 	if err != nil {
@@ -189,13 +191,13 @@ func redisLineup(b *bench) ([]finding, error) {
 	})
 }
 
-// onRedis returns a function that starts sidecars with their buckets in these servers.
+// onRedis returns a function that starts a variant with its buckets in redis.
 func (b *bench) onRedis(redis *child, c load.Config, denied bool) func(v variant) (contestant, error) {
 	return func(v variant) (contestant, error) { return b.filled(v, on(redis), c, denied) }
 }
 
-// throughputLineup compares a sidecar with the bare script. Both have the same number of outstanding calls: four
-// pipelines of 64.
+// throughputLineup compares a sidecar with the bare script. Both have the same number of outstanding calls:
+// four pipelines of 64 calls each.
 func throughputLineup(b *bench) ([]finding, error) {
 	redis, err := b.redis()
 	if err != nil {
@@ -295,11 +297,12 @@ func openLineup(b *bench) ([]finding, error) {
 	})
 }
 
-// benchKey is the length of a bucket's key: version and kind, then domain, namespace, id and value, each after its
-// length.
+// benchKey is the length of a bucket's key. The key consists of version and kind, and then of domain,
+// namespace, id and value, each after its length.
 const benchKey = 2 + len("\x05bench\x04path\x07user_id") + 1 + len("\x0800000000")
 
-// sizeLineup measures the memory of buckets: for each variant it starts a new server, and sends each of many keys once.
+// sizeLineup measures the memory of buckets. For each variant it starts a new server and sends it many keys,
+// each once.
 func sizeLineup(b *bench) (found []finding, err error) {
 	keys := b.keysMany()
 	c := b.loadConfig("user_id", keys)
@@ -321,7 +324,7 @@ func sizeLineup(b *bench) (found []finding, err error) {
 	return found, nil
 }
 
-// resident returns the resident memory of a new server, in bytes, before and after the requests.
+// resident returns the resident memory of a new server in bytes, before the requests of c and after them.
 func (b *bench) resident(v variant, c load.Config) (empty, full int64, err error) {
 	s, err := b.sidecarOf(v).start(b, b.dir, c, "--grpc-engine", v.engine)
 	if err != nil {

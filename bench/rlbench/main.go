@@ -1,5 +1,5 @@
-// Command rlbench measures RateLimitService servers: a single one (load, compare), and rlsidecar compared with the
-// least possible cost of each of its functions (targets).
+// Command rlbench measures RateLimitService servers. It measures a single server (load, compare), or compares
+// each function of rlsidecar with the least possible cost (targets).
 package main
 
 import (
@@ -32,7 +32,7 @@ type commands struct {
 	Overload    overloadCmd    `cmd:"" help:"Send more than rlsidecar can decide, and measure how much of it is decided in time."`
 }
 
-// app is the environment of a command.
+// app is what a command uses: a context and the output streams.
 type app struct {
 	context.Context
 	stdout, stderr io.Writer

@@ -14,8 +14,8 @@ type memoryCmd struct {
 	Keys []int `default:"0,100000,1000000,2000000,10000000" help:"Print the memory when so many distinct keys have been asked about."`
 }
 
-// Run sends each key once. rlsidecar keeps a bounded number of buckets; keys beyond it are
-// denied, and its memory must not grow for them.
+// Run sends each key once. rlsidecar keeps a bounded number of buckets. It denies further keys, and its
+// memory must not grow because of them.
 func (c *memoryCmd) Run(a *app) error {
 	dir, err := os.MkdirTemp("", "rlbench")
 	if err != nil {

@@ -31,11 +31,12 @@ type overloadCmd struct {
 	Repeats     int           `default:"3" help:"How often each is measured."`
 }
 
-// Run measures the behaviour of a server that gets more requests than it can decide: the share of decisions in time,
-// compared with its best rate; the latency of another connection with few requests; and the time until the server is
-// back to normal.
+// Run measures a server that receives more requests than it can decide: the share of decisions in time,
+// compared with its best rate; the latency of another connection with few requests; and the time until the
+// server works normally again.
 //
-// The server and Redis run on one processor, and this program on the others, so that it takes no time from the server.
+// The server and Redis run on one processor, and rlbench on the others, so that rlbench uses no time of the
+// server's processor.
 func (c *overloadCmd) Run(a *app) error {
 	dir, err := os.MkdirTemp("", "rlbench")
 	if err != nil {
@@ -141,7 +142,7 @@ func (o *overloaded) descriptors() []string {
 	return d
 }
 
-// capacity returns the number of decisions a second when each request is sent only after the previous answer.
+// capacity returns the number of decisions per second in a closed loop.
 func (o *overloaded) capacity(a *app) (float64, error) {
 	r, err := load.Run(a, load.Config{
 		Target: o.address, Client: load.Raw, Connections: o.connections, Outstanding: max(1, 64/o.connections), Descriptors: o.descriptors(), Keys: 1000,
@@ -183,8 +184,8 @@ func (o *overloaded) measure(ctx context.Context, rate float64) (m overload, err
 	return m, o.recovery(ctx, quiet, &m)
 }
 
-// recovery finds the end of the last 20 ms in which not every quiet request was decided, in the first second after an
-// overload.
+// recovery measures how long quiet requests are disturbed after an overload. It sends them in steps of 20 ms
+// for a second, and records the end of the last step in which the server did not decide all of them.
 func (o *overloaded) recovery(ctx context.Context, quiet load.FloodConfig, m *overload) error {
 	quiet.Duration, quiet.Rate = 20*time.Millisecond, 500
 	for start := time.Now(); time.Since(start) < time.Second; {
@@ -199,7 +200,8 @@ func (o *overloaded) recovery(ctx context.Context, quiet load.FloodConfig, m *ov
 	return nil
 }
 
-// pin makes a process run on the first processor, or if other is true, on the others, if there are others.
+// pin makes a process run on the first processor, or on all others if other is not 0. It does nothing on a
+// machine with one processor.
 func pin(pid, other int) error {
 	var set unix.CPUSet
 	n := runtime.NumCPU()

@@ -18,15 +18,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/bare"
 )
 
-// path is a layout of Redis whose decisions should cost little more than those of one plain Redis.
+// path is a way to use Redis whose decisions should cost little more than decisions on one plain Redis.
 type path struct {
 	name, what string
 	keys       int
-	descriptor []string // the keys of a request's descriptors, and so its limits
-	plain      []string // the same for the sidecar on one plain Redis; nil: the same limits
+	descriptor []string // the keys of a request's descriptors, which determine its limits
+	plain      []string // the keys for the sidecar on one plain Redis; nil means the same keys
 	denied     bool
 	servers    int     // the number of servers that a request needs; 0 means one
-	target     float64 // the most that it may cost, as a multiple of one plain Redis
+	target     float64 // the highest permitted cost, as a multiple of the cost on one plain Redis
 	start      func(b *bench) (buckets, error)
 }
 
@@ -47,8 +47,8 @@ func pathLineups() (all []lineup) {
 	return all
 }
 
-// measure measures an empty server, a sidecar on one plain Redis, and one on this path, in turn. It uses only the first
-// engine: the cost of the other one would hide the difference.
+// measure measures in turn an empty server, a sidecar on one plain Redis, and a sidecar on this path. It uses
+// only the first engine, because the higher cost of the other would hide the difference.
 func (p path) measure(b *bench) ([]finding, error) {
 	plainRedis, err := b.redis()
 	if err != nil {
@@ -105,10 +105,10 @@ func (p path) measure(b *bench) ([]finding, error) {
 	return found, nil
 }
 
-// bare returns contestants that only call Redis: one sends all charges in one call to one server, the other divides the
-// same charges among the servers of p.
+// bare returns two contestants that only call Redis. One sends all charges to one server in one call. The
+// other divides the same charges among the servers of p.
 func (p path) bare(b *bench, kept buckets) (all []contestant) {
-	const requests = 32 // half of the 64 outstanding requests; the others are in transit
+	const requests = 32 // half of the 64 outstanding requests, because the others are in transit
 	if p.servers == 0 {
 		return nil
 	}
@@ -127,8 +127,8 @@ func (p path) bare(b *bench, kept buckets) (all []contestant) {
 	return all
 }
 
-// least returns the least possible cost of p: the cost of one plain Redis, and the additional cost of several servers
-// in a bare program.
+// least returns the least possible cost of p. It is the cost on one plain Redis, plus the additional cost
+// that several servers have for a bare program.
 func (p path) least(v variant, onPlain, one, several rounds) finding {
 	f := finding{
 		name: p.what + ": the least beside one plain Redis", engine: v.label,
@@ -140,7 +140,7 @@ func (p path) least(v variant, onPlain, one, several rounds) finding {
 	return f
 }
 
-// descriptors returns a descriptor for each key, with a placeholder for the number of the key as its value.
+// descriptors returns a descriptor for each key. Its value is a placeholder for the number of the key.
 func descriptors(keys []string) (all []string) {
 	for _, key := range keys {
 		all = append(all, key+"={}")
@@ -179,7 +179,7 @@ func onTLS(b *bench) (buckets, error) {
 	if err != nil {
 		return buckets{}, err
 	}
-	// The plain port stays open, because usedBy reads the counters through it.
+	// The server also has a port without TLS, because usedBy reads the counters through it.
 	s, err := b.redis("--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", cert, "--tls-auth-clients", "no")
 	if err != nil {
 		return buckets{}, err
@@ -187,7 +187,7 @@ func onTLS(b *bench) (buckets, error) {
 	return buckets{[]string{"--redis-url", "rediss://" + address, "--redis-tls-ca", cert}, []*child{s}}, nil
 }
 
-// selfSigned writes a certificate for 127.0.0.1 that is its own CA, and its key, into dir.
+// selfSigned writes a certificate for 127.0.0.1 and its key into dir. The certificate is its own CA.
 func selfSigned(dir string) (cert, key string, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -212,19 +212,19 @@ func selfSigned(dir string) (cert, key string, err error) {
 	return cert, key, os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8}), 0o600)
 }
 
-// onCluster starts three masters that know each other.
+// onCluster starts a Redis Cluster of three masters.
 func onCluster(b *bench) (buckets, error) {
 	const masters, slots = 3, 16384
 	var servers []*child
 	var addresses []string
-	var meet []string // the first master
+	var meet []string // the address of the first master
 	for i := range masters {
 		_, bus, err := freePort()
 		if err != nil {
 			return buckets{}, err
 		}
 		s, err := b.redis("--cluster-enabled", "yes", "--cluster-config-file", bus+".conf", "--cluster-port", bus,
-			"--cluster-node-timeout", "600000") // so that no master counts as failed on a busy machine
+			"--cluster-node-timeout", "600000") // long, so that no master counts as failed on a busy machine
 		if err != nil {
 			return buckets{}, err
 		}

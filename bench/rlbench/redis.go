@@ -25,13 +25,13 @@ func (b *bench) redis(more ...string) (*child, error) {
 	}, more)...))
 }
 
-// redisUse has the costs of Redis servers during a measurement.
+// redisUse is what Redis servers used during a measurement.
 type redisUse struct {
 	cpu   time.Duration
-	calls int64 // calls of scripts
+	calls int64 // number of calls of scripts
 }
 
-// metered runs load, and returns its use of these Redis servers, of which there may be none.
+// metered calls run, and returns what these Redis servers used in that time. servers may be empty.
 func metered(b *bench, servers []*child, run func() error) (redisUse, error) {
 	before, err := usedBy(b, servers)
 	if err != nil {
@@ -47,7 +47,7 @@ func metered(b *bench, servers []*child, run func() error) (redisUse, error) {
 // callsOfScripts matches the lines of INFO commandstats that count calls of scripts.
 var callsOfScripts = regexp.MustCompile(`(?m)^cmdstat_(?:evalsha|fcall):calls=(\d+)`)
 
-// usedBy returns the counters of Redis servers since their start.
+// usedBy returns what Redis servers have used since they started.
 func usedBy(b *bench, servers []*child) (u redisUse, err error) {
 	for _, s := range servers {
 		c, err := bare.Dial(b, s.address)

@@ -10,9 +10,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// settleLimits has a plain limit, and a limit with settle. The second one has a domain of its own, because answers of a
-// domain with settle contain metadata. Neither limit is ever reached. The estimate and the real costs differ, so that
-// each settlement is a refund.
+// settleLimits is a configuration with a plain limit, and a limit with settle. The second one is in a domain
+// of its own, because the answers of a domain with settle contain metadata. Neither limit is ever reached.
+// The estimate is higher than the real costs, so that each settlement is a refund.
 const settleLimits = `
 domain: bench
 limits:
@@ -28,8 +28,8 @@ descriptors:
   - {key: token_id, limit: tokens}
 `
 
-// settleScript makes wrk either consume units of a plain limit, or reserve units and settle them. It reads each answer
-// in both cases, so that wrk costs the same in both.
+// settleScript is a script of wrk. It either consumes units of a plain limit, or reserves units and settles
+// them. It reads each answer in both cases, so that wrk costs the same in both.
 const settleScript = `
 wrk.method = "POST"
 wrk.headers["Content-Type"] = "application/json"
@@ -46,8 +46,9 @@ response = function(status, headers, body)
 end
 `
 
-// settleLineup measures a plain decision, and half as many reservations and as many settlements of these, by gRPC and by
-// HTTP. Both use one sidecar, in memory or on Redis; its other requests are no part of either.
+// settleLineup compares plain decisions with reservations and their settlements, over gRPC and over HTTP.
+// Half of the requests that reserve and settle are reservations. Both measurements use one sidecar, in memory
+// or on Redis.
 func settleLineup(b *bench) (found []finding, err error) {
 	redis, err := b.redis()
 	if err != nil {
@@ -65,8 +66,8 @@ func settleLineup(b *bench) (found []finding, err error) {
 	return found, nil
 }
 
-// settling measures one sidecar, which keeps its buckets in kept. Before each measurement it empties redis, so that all
-// have the same number of keys.
+// settling measures one sidecar, which keeps its buckets in kept. Before each measurement it empties redis,
+// so that all measurements have the same number of keys.
 func (b *bench) settling(v variant, kept buckets, redis *child) (found []finding, err error) {
 	listen, err := freeAddress()
 	if err != nil {
@@ -95,7 +96,7 @@ func (b *bench) settling(v variant, kept buckets, redis *child) (found []finding
 		both := func(value func(sample) float64) []float64 {
 			values := measured[1].of(value)
 			for i := range values {
-				values[i] *= 2 // half of the requests were reservations
+				values[i] *= 2 // doubled, because only half of the requests were reservations
 			}
 			return values
 		}
@@ -113,13 +114,15 @@ func (b *bench) settling(v variant, kept buckets, redis *child) (found []finding
 	return found, bare.Do(b, redis.address, []string{"FLUSHALL"})
 }
 
-// settleWay is one way to send requests: those of a plain limit, and those that reserve and settle.
+// settleWay is a way to send requests. plain sends requests for a plain limit. settles sends requests that
+// reserve and settle.
 type settleWay struct {
 	name           string
 	plain, settles contestant
 }
 
-// settleWays are a closed loop in which many requests come in one read, an open one in which they come alone, and HTTP.
+// settleWays returns three ways: a closed loop, in which the server reads many requests at once; an open
+// loop, in which it reads them one by one; and HTTP.
 func (b *bench) settleWays(s *child, kept buckets, http string) (all []settleWay) {
 	closed := b.loadConfig("user_id", 10_000)
 	open := closed

@@ -21,8 +21,8 @@ type sizeCmd struct {
 	Shape  string `default:"flat" enum:"flat,deep,domain" help:"flat: one level of descriptors and a domain in each file; deep: trees of four levels; domain: flat, one domain over all files."`
 }
 
-// Run measures the cost of a large configuration: to start, in memory, to reload after a change of one file, and in
-// metrics.
+// Run measures the cost of a large configuration: of the start, of the memory, of a reload after one file has
+// changed, and of the metrics.
 func (c *sizeCmd) Run(a *app) error {
 	dir, err := os.MkdirTemp("", "rlbench")
 	if err != nil {
@@ -74,7 +74,7 @@ func (c *sizeCmd) Run(a *app) error {
 	if err := c.write(folder, c.Files/2, 200); err != nil {
 		return err
 	}
-	// Every look costs the sidecar a millisecond or two, which counts as CPU time of the reload.
+	// Each query costs the sidecar a millisecond or two, which counts as CPU time of the reload.
 	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
 		now, err := loadedAt(admin)
 		if err != nil {
@@ -88,14 +88,14 @@ func (c *sizeCmd) Run(a *app) error {
 		}
 	}
 	took := time.Since(start)
-	time.Sleep(time.Second) // unused memory is returned to the system after the reload; the peak is in its own column
+	time.Sleep(time.Second) // by then the sidecar has returned unused memory to the system; the peak has its own column
 	if err := c.row(w, server, admin, "one file changed (it is noticed after 0.1 s)", took, before); err != nil {
 		return err
 	}
 	return w.Flush()
 }
 
-// write writes the i-th file, with limits of rate a minute.
+// write writes the file with index i. Its limits permit about rate requests a minute.
 func (c *sizeCmd) write(folder string, i, rate int) error {
 	text := flat
 	if c.Shape == "deep" {
@@ -115,14 +115,15 @@ func (c *sizeCmd) write(folder string, i, rate int) error {
 	return os.Rename(name+".new", name)
 }
 
-// flat writes the limits from up to to below one key.
+// flat writes the limits with numbers from up to to, each below the same key.
 func flat(b *strings.Builder, from, to, rate int) {
 	for j := from; j < to; j++ {
 		fmt.Fprintf(b, "  - key: tenant\n    value: customer-%06d\n    rate_limit: {unit: minute, requests_per_unit: %d}\n", j, rate+j%50)
 	}
 }
 
-// deep writes the limits from up to to in trees of four levels: twenty paths for each tenant, a method and the users.
+// deep writes the limits with numbers from up to to, in trees of four levels. Each tenant has twenty paths,
+// and each path has a method and the users.
 func deep(b *strings.Builder, from, to, rate int) {
 	for j := from; j < to; j++ {
 		if (j-from)%20 == 0 {
@@ -133,7 +134,7 @@ func deep(b *strings.Builder, from, to, rate int) {
 	}
 }
 
-// row prints the present cost of server; CPU is counted from before.
+// row prints the current cost of server. It counts the CPU time since before.
 func (c *sizeCmd) row(w io.Writer, server *child, admin, name string, took, before time.Duration) error {
 	cpu, err := load.CPU(server.pid())
 	if err != nil {
@@ -151,7 +152,7 @@ func (c *sizeCmd) row(w io.Writer, server *child, admin, name string, took, befo
 	return err
 }
 
-// loadedAt returns the time at which the configuration in use was loaded.
+// loadedAt returns when the sidecar loaded its current configuration.
 func loadedAt(admin string) (string, error) {
 	text, err := metricsOf(admin)
 	if err != nil {
@@ -160,7 +161,7 @@ func loadedAt(admin string) (string, error) {
 	return metric(text, "rlsidecar_config_last_reload_success_timestamp_seconds")
 }
 
-// metric returns the value of a series without labels in the answer of /metrics.
+// metric returns the value of a series without labels. text is an answer of /metrics.
 func metric(text, name string) (string, error) {
 	_, rest, _ := strings.Cut(text, "\n"+name+" ")
 	value, _, found := strings.Cut(rest, "\n")

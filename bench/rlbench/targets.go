@@ -16,7 +16,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// targetsCmd compares rlsidecar with the least possible cost of each function, and prints the distance to the targets.
+// targetsCmd compares each function of rlsidecar with the least possible cost, and shows how far it is from
+// its target.
 type targetsCmd struct {
 	sidecar
 
@@ -40,8 +41,7 @@ func (c *targetsCmd) keysMany() int {
 	return 1_000_000
 }
 
-// lineup has servers that are measured in turn, the ceiling first, and the function that makes findings of the
-// measurements.
+// lineup is a group of measurements. run measures several servers in turn, and returns rows of the table.
 type lineup struct {
 	name string
 	run  func(*bench) ([]finding, error)
@@ -68,10 +68,11 @@ func lineupNames() (names []string) {
 	return names
 }
 
-// errMissing wraps the name of a program that is not installed.
+// errMissing means that a program is not installed.
 var errMissing = errors.New("not measured")
 
-// Run prints the table. A missed target is not an error, because the load of the machine affects the results too much.
+// Run prints the table. A missed target is not an error, because the load of the machine affects the results
+// too much.
 func (c *targetsCmd) Run(a *app) error {
 	for _, name := range c.Only {
 		if !slices.Contains(lineupNames(), name) {
@@ -92,7 +93,7 @@ func (c *targetsCmd) Run(a *app) error {
 	}
 	fmt.Fprintf(notes, "%s; medians of %d rounds of %v in turn; load average %s\n", machine(), c.Repeats, c.Duration, loadAverage())
 	var findings []finding
-	var failed error // the other measurements are printed nevertheless
+	var failed error // a failed lineup does not prevent the others
 	for _, l := range lineups {
 		if len(c.Only) > 0 && !slices.Contains(c.Only, l.name) {
 			continue
@@ -122,12 +123,12 @@ func (c *targetsCmd) measure(a *app, dir string, l lineup) ([]finding, error) {
 	return l.run(b)
 }
 
-// bench has the environment of one lineup.
+// bench is the state of one lineup.
 type bench struct {
 	*app
 	*targetsCmd
 	dir      string
-	children []*child // stopped at the end, the last first
+	children []*child // servers to stop at the end, the last one first
 }
 
 func (b *bench) stop() {
@@ -136,7 +137,7 @@ func (b *bench) stop() {
 	}
 }
 
-// started keeps a child until the end of the lineup.
+// started returns c. If err is nil, c is stopped at the end of the lineup.
 func (b *bench) started(c *child, err error) (*child, error) {
 	if err == nil {
 		b.children = append(b.children, c)
@@ -152,13 +153,14 @@ func find(program string) error {
 	return nil
 }
 
-// finding is a row of the table: the results of rlsidecar in each round, and of the ceiling in the same round.
+// finding is a row of the table. It has the results of rlsidecar in each round, and those of the ceiling in
+// the same round.
 type finding struct {
 	name, engine  string
-	ceiling, ours []float64 // ceiling nil: the row has none, and ours is judged alone
-	format        string    // format of one value
-	atLeast       bool      // the target is a lower bound
-	target        float64   // 0 means no target
+	ceiling, ours []float64 // if ceiling is nil, ours alone is compared with the target
+	format        string    // the format of one value
+	atLeast       bool      // the target is a lower bound, not an upper bound
+	target        float64   // 0 means that there is no target
 }
 
 // MarshalJSON implements json.Marshaler. It writes all measurements.
@@ -166,7 +168,7 @@ func (f *finding) MarshalJSON() ([]byte, error) {
 	return json.Marshal(map[string]any{"what": f.name, "engine": f.engine, "ceiling": f.ceiling, "rlsidecar": f.ours, "target": f.target})
 }
 
-// judged returns the values that are compared with the target.
+// judged returns the values that are compared with the target: the ratios to the ceiling, if there is one.
 func (f *finding) judged() (values []float64) {
 	if f.ceiling == nil {
 		return f.ours
@@ -229,7 +231,7 @@ func (c *targetsCmd) print(a *app, findings []finding) error {
 	return w.Flush()
 }
 
-// machine describes the machine of the measurements.
+// machine describes this machine.
 func machine() string {
 	model := runtime.GOARCH
 	if f, err := os.Open("/proc/cpuinfo"); err == nil {
@@ -255,8 +257,8 @@ func loadAverage() string {
 // sample is the result of one measurement of one server.
 type sample struct {
 	load.Result
-	redisCPU   float64 // us a request
-	redisCalls float64 // a second
+	redisCPU   float64 // microseconds of Redis per request
+	redisCalls float64 // calls of Redis per second
 }
 
 func sampleCPU(s sample) float64        { return s.CPU }
@@ -271,7 +273,7 @@ type contestant struct {
 	run  func() (sample, error)
 }
 
-// rounds has the samples of one contestant, one for each round.
+// rounds has the samples of one contestant, one sample for each round.
 type rounds []sample
 
 func (r rounds) of(value func(sample) float64) (values []float64) {
@@ -281,8 +283,8 @@ func (r rounds) of(value func(sample) float64) (values []float64) {
 	return values
 }
 
-// inTurn measures all servers in each round, after one round that does not count, in which connections are opened and
-// scripts loaded. Each server is first as often as last.
+// inTurn measures all contestants in each round. The first round does not count, because connections are
+// opened and scripts loaded in it. The order is reversed in every second round.
 func (b *bench) inTurn(contestants ...contestant) ([]rounds, error) {
 	all := make([]rounds, len(contestants))
 	uncounted := 1

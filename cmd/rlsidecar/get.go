@@ -68,7 +68,7 @@ func (c *getCmd) Run(a *app) error {
 			case b.RetryAfter == 0:
 				next = "now"
 			}
-			full := duration(max(b.ResetAfter, b.BlockedFor)) // a blocked key is not full before the block ends, because it gets nothing until then
+			full := duration(max(b.ResetAfter, b.BlockedFor)) // a blocked key is not full before the block ends
 			fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key,
 				b.Remaining, b.Capacity, next, full)
 		}

@@ -66,7 +66,7 @@ func RegexPattern(key, expression string) (Pattern, error) {
 	if len(expression) > maxRegex {
 		return Pattern{}, fmt.Errorf("has %d bytes; the maximum is %d", len(expression), maxRegex)
 	}
-	if _, err := syntax.Parse(expression, syntax.Perl); err != nil { // parsed alone first, because "a)(b" would be valid inside the larger expression
+	if _, err := syntax.Parse(expression, syntax.Perl); err != nil { // parsed alone, because "a)(b" is valid inside whole
 		return Pattern{}, fmt.Errorf("is not a regular expression (RE2): %s", strings.TrimPrefix(err.Error(), "error parsing regexp: "))
 	}
 	whole := `\A(?s:` + expression + `)\z`

@@ -23,7 +23,7 @@ func Is(given string, required Token) bool {
 	if required == nil {
 		return false
 	}
-	want, got := sha256.Sum256([]byte(required())), sha256.Sum256([]byte(given)) // the hashes have equal lengths, which a comparison in constant time needs
+	want, got := sha256.Sum256([]byte(required())), sha256.Sum256([]byte(given)) // hashes, because the comparison needs equal lengths
 	return subtle.ConstantTimeCompare(want[:], got[:]) == 1
 }
 

@@ -161,7 +161,7 @@ func (o *opening) admin() error {
 		Limiter: s.limiter, Log: s.log, Adjust: s.adjust.service, Used: s.watch.usage.Top, Unmatched: s.unmatched.Top, History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
 		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Settling: s.metrics.SettleTally, Log: s.log, Adjustments: s.adjust.api()}).Handler(),
 	})
-	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // no write timeout, because the request determines how long a profile takes
+	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second}) // no WriteTimeout, because a profile may take long
 	d.last = true
 	return o.add("admin", s.config.Admin, &o.running.Admin, d)
 }
