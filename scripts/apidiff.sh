@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# apidiff.sh [COMMIT]: compares the packages below pkg/ with those of COMMIT; by default with the last release, or before
-# the first one with the main branch. It reports all changes. For incompatible ones of a package, the section Unreleased
-# of CHANGELOG.md must name the package, as pkg/ratelimit/… or as ratelimit.Config: otherwise it fails.
+# apidiff.sh [COMMIT]: compares the packages below pkg/ with those of COMMIT. Without COMMIT it uses the last
+# release, or the main branch if there is no release yet. It lists all changes. For each package with incompatible
+# changes, the section Unreleased of CHANGELOG.md must name the package, as pkg/ratelimit/… or as
+# ratelimit.Config. Otherwise the script fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 module=$(go list -m)
 base=${1:-$(git describe --tags --abbrev=0 --match 'v[0-9]*' 2>/dev/null || git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main)}
-[ "$(git rev-parse "$base^{commit}")" != "$(git rev-parse HEAD)" ] || base=HEAD^ # on the main branch itself
+[ "$(git rev-parse "$base^{commit}")" != "$(git rev-parse HEAD)" ] || base=HEAD^ # HEAD is the tip of the main branch
 scripts/install-tools.sh api
 apidiff=$PWD/.tools/bin/apidiff
 
@@ -15,7 +16,7 @@ work=$(mktemp -d)
 trap 'git worktree remove --force "$work/old" 2>/dev/null; rm -rf "$work"' EXIT
 git worktree add --quiet --detach "$work/old" "$base"
 
-# export_data FOLDER OUT: a file of OUT for each package below pkg/.
+# export_data FOLDER OUT: writes a file into OUT for each package below pkg/ of FOLDER.
 export_data() {
   local package
   mkdir "$2"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# What things cost: the packages' benchmarks, then rlsidecar beside an empty gRPC server, and, with wrk
-# and nginx, what NGINX asks beside a bare HTTP handler. About four minutes. docs/performance.md says how to read it. Arguments go to rlbench compare (--help lists
-# them); BENCHTIME (default 0.2s) is how long each benchmark of a package runs.
+# Measures costs: the benchmarks of the packages, rlsidecar compared with an empty gRPC server, and large
+# configurations. If wrk and nginx are installed, it also compares the HTTP listener with a bare HTTP handler. It
+# takes about four minutes. docs/performance.md explains the figures. The script passes its arguments to rlbench
+# compare (--help lists them). BENCHTIME (default 0.2s) is the duration of each package benchmark.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=$(mktemp -d)
@@ -9,10 +10,11 @@ trap 'rm -rf "$dir"' EXIT
 
 echo "$(nproc) cores,$(awk -F: '/^model name/ {print $2; exit}' /proc/cpuinfo), $(go env GOVERSION) $(go env GOOS)/$(go env GOARCH), load $(cut -d' ' -f1 /proc/loadavg)"
 
-# shorten: package, name without the number of cores, ns, bytes and allocations of each operation
+# shorten prints for each benchmark: package, name without the number of cores, and ns, bytes and allocations per
+# operation.
 shorten() {
   awk '/^pkg:/ { package = $2; sub(/.*rlsidecar\//, "", package) }
-    /^(FAIL.|--- FAIL|panic|#)|_test\.go:/ { print } # also what says why
+    /^(FAIL.|--- FAIL|panic|#)|_test\.go:/ { print } # failures, and the lines that explain them
     /^Benchmark/ {
       name = $1; sub(/^Benchmark/, "", name); sub(/-[0-9]+$/, "", name)
       ns = bytes = allocs = "-"

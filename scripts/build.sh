@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# build.sh FILE: the program as it is released and put into the image: for Linux on GOARCH, static, and
-# the same bytes wherever and whenever it is built from the same source with the same Go. It is what the
-# tests test, but for its debug information. VERSION and REVISION are for where the source comes without
-# its history.
+# build.sh FILE: builds the program for releases and images: for Linux on GOARCH, and static. The same source and
+# the same Go always produce the same bytes. The tests use the same program, but with debug information. Set
+# VERSION and REVISION if the source comes without its Git history.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:?usage: build.sh FILE}

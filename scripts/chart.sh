@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What a user of the chart does, with Helm 3 and 4: lint, render, package, and the chart of an application
-# that depends on it. Both must make the same. What is made is looked at by the tests in test/chart. Then
-# it is installed into a real API server, built from source, as are both of Helm: the first time takes
-# a quarter of an hour.
+# Does what a user of the chart does, with Helm 3 and with Helm 4: lint, render and package the chart, and render
+# the chart of an application that depends on it. Both versions of Helm must render the same objects. The tests in
+# test/chart check the objects. The script then installs the chart into a real API server. The API server and Helm
+# are built from source, so the first run takes a quarter of an hour.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/install-tools.sh helm
@@ -10,12 +10,12 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 mkdir -p "$dir/test/chart/testdata"
 cp -r charts "$dir/"
-cp -r test/chart/testdata/app "$dir/test/chart/testdata/" # it gets a copy of the other one
+cp -r test/chart/testdata/app "$dir/test/chart/testdata/" # helm dependency build copies the chart of rlsidecar into it
 
 for helm in helm3 helm4; do
   for values in charts/rlsidecar/ci/*-values.yaml; do
     .tools/bin/$helm lint --strict --quiet charts/rlsidecar --values "$values"
-    # Blank lines between documents differ.
+    # grep removes blank lines, because the two versions put different ones between documents.
     .tools/bin/$helm template x charts/rlsidecar --kube-version 1.34.0 --values "$values" | grep . >>"$dir/$helm.yaml"
   done
   .tools/bin/$helm package --destination "$dir" charts/rlsidecar >/dev/null

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The documentation as a site, in dist/site, made by MkDocs from docs/ (mkdocs.yml). A link that leads
-# nowhere, or a page that the navigation lacks, fails it. It needs the network only to install MkDocs.
-# To look at it: python3 -m http.server --directory dist/site
+# Builds the documentation as a site in dist/site, with MkDocs, from docs/ and mkdocs.yml. It fails if a link has
+# no target, or if a page is missing in the navigation. It needs the network only to install MkDocs. To view the
+# site: python3 -m http.server --directory dist/site
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/install-tools.sh docs

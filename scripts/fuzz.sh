@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs each fuzz target for FUZZTIME, one after the other, and lists how many inputs each has executed; an argument
-# chooses targets by a pattern. A failing input is left in the package's testdata/fuzz: commit it with the fix. With
-# KEEP=1 the inputs that reached something new are put there too: every test runs them from then on.
+# Runs each fuzz target for FUZZTIME, one after the other, and lists how many inputs each has executed. An
+# argument selects targets by a pattern. Go writes a failing input into the package's testdata/fuzz: commit it
+# with the fix. With KEEP=1 the script also copies the inputs that reached new code to that folder. Every later
+# test runs all inputs in the folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 pattern=${1:-.}

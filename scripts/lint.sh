@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The linters of .golangci.yml, the rewrites that go fix would make, a tidy go.mod, and GitHub's workflows.
+# Runs the linters of .golangci.yml, go fix, go mod tidy and a check of the GitHub workflows. It changes no file,
+# and fails if one of them would change a file or reports a mistake.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/install-tools.sh lint

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# release.sh [FOLDER]: what is published, in FOLDER (default dist): for each processor an archive and an
-# SBOM (CycloneDX), and the checksums of all. The same commit, built with the same Go, gives the same
-# bytes. VERSION is that of the tag at this commit, unless it is given; SOURCE_DATE_EPOCH the commit's time.
+# release.sh [FOLDER]: writes the files of a release into FOLDER (default dist): for each processor an archive and
+# an SBOM (CycloneDX), and the checksums of all files. The same commit and the same Go always produce the same
+# bytes. VERSION is by default the tag at this commit, and SOURCE_DATE_EPOCH the time of the commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-dist}
@@ -13,7 +13,7 @@ export VERSION REVISION
 die() { echo "release.sh: $*" >&2; exit 1; }
 [ -n "$VERSION" ] || die "there is no tag at this commit: git tag v1.2.3, or give VERSION"
 [[ $VERSION =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$ ]] || die "the version is $VERSION; it must look like v1.2.3"
-if [[ $VERSION != *-* ]]; then # what is not a pre-release is described
+if [[ $VERSION != *-* ]]; then # a release, unlike a pre-release, must be in CHANGELOG.md and Chart.yaml
   grep -qF "## [${VERSION#v}]" CHANGELOG.md || die "CHANGELOG.md has no section [${VERSION#v}]"
   grep -qF "appVersion: \"${VERSION#v}\"" charts/rlsidecar/Chart.yaml || die "appVersion in charts/rlsidecar/Chart.yaml is not ${VERSION#v}"
 fi
@@ -33,7 +33,7 @@ for arch in amd64 arm64; do
   cp -r "$work/common" "$work/$name"
   GOARCH=$arch scripts/build.sh "$work/$name/rlsidecar"
   go run ./scripts/bom "$work/$name/rlsidecar" "$out/$name.cdx.json" "$work/$name/THIRD_PARTY_LICENSES.txt"
-  chmod -R u=rwX,go=rX "$work/$name" # whatever the umask is
+  chmod -R u=rwX,go=rX "$work/$name" # makes the permissions independent of the umask
   tar -C "$work" --format=ustar --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - "$name" |
     gzip -n9 >"$out/$name.tar.gz"
 done

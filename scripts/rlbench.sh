@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # rlbench.sh COMMAND [FLAG…]: builds rlsidecar and rlbench, and runs a command of rlbench that measures rlsidecar:
-#   targets   what rlsidecar costs, beside the least that each thing can cost, and how far that is from its targets;
-#             docs/performance.md describes how to read it. About fifteen minutes, or half of one with --quick,
-#             whose figures mean nothing.
-#   overload  sends two and five times what rlsidecar can decide, over one connection and over 500. About four
-#             minutes, on a machine without other work: with less than two free processors the figures mean nothing.
-#   keys      sends 100,000 distinct keys a second for a minute, five times: allowed, denied and more than there is
-#             room for in memory; allowed and denied on Redis. It fails if the series or the memory grow with the keys.
-# Flags are those of rlbench COMMAND (--help).
+#   targets   compares the cost of each function with the least possible cost, and with its target. docs/performance.md
+#             explains the figures. It takes about fifteen minutes. With --quick it takes half a minute, but its figures
+#             mean nothing.
+#   overload  sends two and five times as many requests as rlsidecar can decide, over one connection and over 500. It
+#             takes about four minutes. It needs two processors without other work; otherwise its figures mean nothing.
+#   keys      sends 100,000 distinct keys a second for a minute, in five runs: in memory, keys that are allowed, that are
+#             denied, and for which there is no room; on Redis, keys that are allowed and that are denied. It fails if the
+#             number of series or the memory grows with the keys.
+# The flags are those of rlbench COMMAND (--help).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dir=$(mktemp -d)

@@ -1,5 +1,5 @@
-# steps.sh: sourced by test.sh and test-packaging.sh. It runs steps, prints a line for each package and
-# each step, and lists the failures again at the end.
+# steps.sh is sourced by test.sh and test-packaging.sh. It runs steps, prints a line for each package and each
+# step, and lists the failures again at the end.
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 log=$(mktemp)
@@ -16,7 +16,7 @@ step() { # step NAME COMMAND…
   [ "${codes[0]}" -eq 0 ] || failed+=("$name")
 }
 
-finish() { # fails if a step failed
+finish() { # fails if a step has failed
   echo "-- all: $SECONDS s"
   [ ${#failed[@]} -gt 0 ] || return 0
   echo

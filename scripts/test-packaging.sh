@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# The tests that test.sh leaves out. Of all code: go vet for each system and processor, and the concurrent
-# packages under the race detector. Of what is published: dashboards and alerts, the benchmarks, the image
-# (built by buildah, run by podman, and for the other processor by QEMU), the release (built twice, the
-# same), its SBOM, clients generated from the OpenAPI documents, the Helm chart, the recipes for Kubernetes
-# as the gateways' own code translates them, and the documentation as a site.
+# Runs the tests that test.sh does not run. For the code: go vet for each system and processor, and the race
+# detector for the concurrent packages. For what is published: dashboards and alerts; the benchmarks; the image,
+# which buildah builds and podman runs, with QEMU for the other processor; the release, which is built twice and
+# must be the same, with its SBOM; clients that are generated from the OpenAPI documents; the Helm chart; the
+# recipes for Kubernetes, translated by the gateways' own code; and the documentation site.
 set -uo pipefail
 . "$(dirname "$0")/steps.sh"
 
-# docs/packaging.md promises these, beside those of which there are releases.
+# docs/packaging.md lists these systems as supported, in addition to those with releases.
 targets=(linux/386 darwin/arm64 freebsd/amd64 windows/amd64)
 
-cross() { # cross TARGET: go vet type-checks all packages and their tests
+cross() { # cross TARGET: type-checks all packages and their tests for another system, with go vet
   GOOS=${1%/*} GOARCH=${1#*/} CGO_ENABLED=0 go vet ./...
 }
 
-# 32-bit programs run here: 64-bit atomics must be aligned, and some system calls have other numbers.
+# 32-bit programs differ: 64-bit atomics must be aligned, and some system calls have other numbers.
 on_386() { GOARCH=386 CGO_ENABLED=0 go test -vet=off -count=1 ./internal/nonblock ./pkg/backend/memory; }
 
 race() {
@@ -38,7 +38,7 @@ done
 [ "$(go env GOHOSTARCH)" != amd64 ] || step "tests on linux/386" on_386
 step observability observability_module
 step bench bench_module
-# One after the other: both build the program in several ways.
+# -p 1 runs the two packages one after the other, because both build several variants of the program.
 step "image and release" go test -vet=off -count=1 -p 1 -timeout 60m ./test/image ./test/release
 step "HTTP APIs as described" env EXAMPLES=100 go test -vet=off -count=1 -run AsDescribed ./test/e2e
 step "clients of the HTTP API" go test -vet=off -count=1 -timeout 20m ./test/clients

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# The tests of all code: formatting, the spelling of pages, and the Go tests with real servers and proxies
-# (Redis, Envoy, NGINX, …). test-packaging.sh has the rest: go vet for all systems, the race detector, and
-# the tests of what is published.
+# Runs the tests of all code: formatting, the spelling of pages, and the Go tests with real servers and proxies
+# (Redis, Envoy, NGINX, …). test-packaging.sh runs the rest: go vet for all systems, the race detector, and the
+# tests of what is published.
 set -uo pipefail
 . "$(dirname "$0")/steps.sh"
 
-# Without cgo, as it is released: the tests and the program that they start share what is compiled.
+# Releases are built without cgo. With the same setting, the tests and the program that they start share the build
+# cache.
 export CGO_ENABLED=0
-# Most tests of the slow packages wait for other processes, so more of them run at once than there are
-# processors. They come first; the quick packages fill the time in which they wait.
+# Most tests of the slow packages wait for other processes, so more of them run at once than there are processors. The
+# slow packages come first; the quick packages use the processors while the slow ones wait.
 slow=(./test/e2e ./internal/redis ./internal/server)
 together=(-p 4 -parallel 8 -timeout 30m)
 
@@ -18,7 +19,7 @@ formatted() {
   [ -z "$files" ] || { echo "gofmt would change these; make fmt does it:"; echo "$files"; return 1; }
 }
 
-# Pages; TestLanguage in test/docgen checks their words and lines.
+# spelling checks the pages. TestLanguage in test/docgen checks their words and line lengths.
 spelling() { find . -name '*.md' -not -path './.*' -not -path './dist/*' -print0 | xargs -0 codespell; }
 
 others() { go list ./... | grep -vE '/test/(clients|e2e|image|release)$|/internal/redis$|/internal/server$'; }
