@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// ahead is a lease that is requested in the background, ahead of its use.
+// ahead is a request for a lease that is made in the background, before the lease is needed.
 type ahead struct {
 	store  *LeaseStore
 	shard  *leaseShard
@@ -20,8 +20,9 @@ type ahead struct {
 	then   []func() // called when the request has ended; guarded by the lock of shard
 }
 
-// leaseAhead prepares the request for the next grant of l. The lock of its shard sh is held. The caller must submit
-// the result without that lock; it may be nil.
+// leaseAhead prepares a request for the next lease of l. The result is nil if no lease is wanted. The caller
+// must hold the lock of the shard sh. Afterwards the caller must release that lock, and then call submit on
+// the result.
 func (s *LeaseStore) leaseAhead(sh *leaseShard, l *hotKey, cost int64, now time.Duration) *ahead {
 	l.low, l.early = -1, never
 	units := l.want(cost, now)
@@ -37,7 +38,7 @@ func (s *LeaseStore) leaseAhead(sh *leaseShard, l *hotKey, cost int64, now time.
 	return a
 }
 
-// submit submits a, which may be nil.
+// submit sends the request for the lease. a may be nil.
 func (a *ahead) submit() {
 	if a == nil {
 		return
@@ -54,8 +55,8 @@ func (a *ahead) submit() {
 	s.next.Submit(&a.batch)
 }
 
-// grantedAhead records the decision on units that were requested in the background. The caller must call the
-// functions that it returns, without the lock of the shard.
+// grantedAhead records the decision on a lease that was requested in the background. The caller must call the
+// functions that it returns, without holding the lock of the shard.
 func (s *LeaseStore) grantedAhead(a *ahead) (then []func()) {
 	sh, l, d := a.shard, a.hotKey, &a.answer[0]
 	sh.mu.Lock()
@@ -64,8 +65,8 @@ func (s *LeaseStore) grantedAhead(a *ahead) (then []func()) {
 	l.ahead = nil
 	l.requesting -= a.units
 	if d.Err != nil {
-		// The units may have been charged. Request fewer next time, so that fewer are lost if failures
-		// continue.
+		// The units may have been charged. The next request is for fewer units, so that continued failures lose
+		// fewer units.
 		l.failed++
 		l.early = now + l.span()/16
 		return a.then

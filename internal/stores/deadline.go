@@ -22,21 +22,21 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Deadline ends each Batch within timeout after its Submit, and margin before the Batch's own Deadline, so
-// that there is time to send the answer. Groups that next has not decided by then get ErrUnavailable,
-// because they may be charged later. A Batch with no time left is not submitted to next, and gets
-// ErrNotTaken.
+// Deadline ends each Batch within timeout after its Submit. It also ends the Batch margin before the Batch's
+// own Deadline, so that there is time to send the answer. If next has not decided a group by then, the group
+// gets ErrUnavailable, because it may be charged later. A Batch with no time left is not submitted to next,
+// and gets ErrNotTaken.
 //
-// Deadline must be the outermost wrapper, because it ends a Batch before the Stores below do. Therefore it
-// submits a copy, which lives until next has ended it. Late decisions are written to the copy and never
-// read.
+// Deadline must be the outermost wrapper, because it may end a Batch before the Stores below do. Therefore it
+// submits a copy of the Batch to next. The copy lives until next has ended it. Late decisions are written to
+// the copy and never read.
 //
-// If panicked is not nil, it is called with the value of a panic in a Done that the timer called.
+// If panicked is not nil, it is called with the value of each panic in a Done that the timer calls.
 func Deadline(next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
 	return DeadlineBy(outside.System, next, timeout, margin, panicked)
 }
 
-// DeadlineBy is Deadline with a given clock.
+// DeadlineBy does what Deadline does, with a given clock.
 func DeadlineBy(clock outside.Clock, next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
 	s := &deadlineStore{clock: clock, next: next, timeout: timeout, margin: margin, panicked: panicked}
 	s.trials.New = func() any {
@@ -59,18 +59,18 @@ type deadlineStore struct {
 	timer     outside.Timer // calls overdue; guarded by mu
 }
 
-// trial is a Batch that was submitted to next as a copy.
+// trial is a Batch whose copy was submitted to next.
 type trial struct {
 	store *deadlineStore
 	inner backend.Batch // the copy
 	keys  []byte        // the keys of inner's charges
 	until time.Time
-	users atomic.Int32   // 2 at first: the submitting goroutine, and next until it has ended inner; at 0 the trial is reused
+	users atomic.Int32   // 2 at first: the submitting goroutine, and next until it has ended inner; a trial with 0 users is reused
 	outer *backend.Batch // the caller's batch, nil if it has ended; guarded by store.mu
 	at    int            // the position in the queue, or notQueued; guarded by store.mu
 }
 
-// maxTrial bounds the buffers of trials that are kept for reuse. It is a number of charges.
+// maxTrial is the largest number of charges that a trial may have room for if it is kept for reuse.
 const maxTrial = 1024
 
 var (
@@ -98,7 +98,7 @@ func (s *deadlineStore) Submit(b *backend.Batch) {
 	t.release()
 }
 
-// load makes inner a copy of b.
+// load makes t.inner a copy of b.
 func (t *trial) load(b *backend.Batch, until time.Time) {
 	t.outer, t.until = b, until
 	t.users.Store(2)
@@ -119,7 +119,8 @@ func (t *trial) load(b *backend.Batch, until time.Time) {
 	t.keys = keys
 }
 
-// await adds t to the deadlines, unless it has ended already. It passes on the decisions that are known.
+// await adds t to the deadlines, unless t has ended already. It also copies the decisions that are known
+// already to the caller's batch.
 func (s *deadlineStore) await(t *trial) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,7 +134,7 @@ func (s *deadlineStore) await(t *trial) {
 	s.wake(s.deadlines.add(t))
 }
 
-// passKnown passes the known decisions on to the caller's batch. store.mu must be held.
+// passKnown copies the known decisions to the caller's batch. store.mu must be held.
 func (t *trial) passKnown() {
 	b := t.outer
 	for at := 0; at < len(b.Charges); {
@@ -146,7 +147,8 @@ func (t *trial) passKnown() {
 	}
 }
 
-// wake sets the timer to call overdue at the given time, unless that time is zero. mu is held.
+// wake sets the timer, so that it calls overdue at the given time. It does nothing if that time is zero. mu
+// must be held.
 func (s *deadlineStore) wake(at time.Time) {
 	switch {
 	case at.IsZero():
@@ -181,8 +183,8 @@ func (s *deadlineStore) overdue() {
 	}
 }
 
-// failUnknown writes the decisions of the caller's batch: those that are known, and errors for the others.
-// store.mu is held, because other decisions of t may still change.
+// failUnknown writes all decisions of the caller's batch: the known decisions, and errors for all other
+// groups. store.mu must be held, because next may still change the other decisions of t.
 func (t *trial) failUnknown() {
 	b := t.outer
 	for at := 0; at < len(b.Charges); {
@@ -200,8 +202,8 @@ func (t *trial) failUnknown() {
 	}
 }
 
-// isKnown reports whether all decisions of a group are known. The elements of Known are set one after the
-// other, so some may be set already.
+// isKnown reports whether all decisions from from to to, which belong to one group, are known. The elements
+// of Known are set one after the other, so only some of them may be set.
 func isKnown(b *backend.Batch, from, to int) bool {
 	for i := from; i < to; i++ {
 		if !b.IsKnown(i) {
@@ -211,8 +213,8 @@ func isKnown(b *backend.Batch, from, to int) bool {
 	return true
 }
 
-// giveUp ends b, whose deadline has passed. It recovers a panic in Done, so that other batches are still
-// ended.
+// giveUp ends b, whose deadline has passed. It recovers from a panic in Done, so that the other batches are
+// still ended.
 func (s *deadlineStore) giveUp(b *backend.Batch) {
 	defer func() {
 		if p := recover(); p != nil && s.panicked != nil {
@@ -240,7 +242,7 @@ func (s *deadlineStore) ended(t *trial) {
 	t.release()
 }
 
-// release ends one use of t. After the last use, t is reused.
+// release ends one use of t. When t has no more users, it can be reused.
 func (t *trial) release() {
 	if t.users.Add(-1) > 0 {
 		return
@@ -258,8 +260,8 @@ type deadlines struct {
 	wakeAt time.Time // when tick will be called; zero means never
 }
 
-// add adds t. If wake is not zero, the caller must call tick at that time. It replaces the time requested
-// before.
+// add adds t. If wake is not zero, the caller must call tick at that time, and need not call it at the time
+// requested before.
 func (d *deadlines) add(t *trial) (wake time.Time) {
 	heap.Push(&d.queue, t)
 	if d.wakeAt.IsZero() || t.until.Before(d.wakeAt) {
@@ -269,9 +271,8 @@ func (d *deadlines) add(t *trial) (wake time.Time) {
 	return time.Time{}
 }
 
-// remove removes t, which has ended, if it is queued. It does not change the time of the next tick. Most
-// trials end long before their deadline, and setting the timer for each of them would cost more than an
-// unnecessary tick.
+// remove removes t, which has ended, if t is queued. The time of the next tick stays the same: most trials
+// end long before their deadline, and an unnecessary tick costs less than setting the timer for each trial.
 func (d *deadlines) remove(t *trial) {
 	if t.at != notQueued {
 		heap.Remove(&d.queue, t.at)

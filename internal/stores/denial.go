@@ -21,13 +21,14 @@ type denial struct {
 	hash      uint64 // the hash of its group
 	charges   []backend.Charge
 	decisions []backend.Decision
-	stays     []algorithms.Micros // how long each Remaining stays unchanged; unknown if the decision does not describe the whole bucket
+	stays     []algorithms.Micros // how long each Remaining stays unchanged; unknown if the decision does not contain the whole state of the bucket
 	at, until time.Time
 	retry     time.Time   // the time at which a retry may succeed
-	asked     atomic.Bool // a caller is revalidating the denial
+	asked     atomic.Bool // a caller is revalidating the denial with next
 }
 
-// answerGroup answers a group that may be the denied one, and reports whether the group is still denied.
+// answerGroup writes the decisions on a group if d is the denial of the same group. It reports whether the
+// group is still denied. If not, the decisions are meaningless.
 func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decision, now time.Time) (denied bool) {
 	if !now.Before(d.retry) || len(charges) != len(d.charges) {
 		return false
@@ -41,8 +42,8 @@ func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decis
 	return !backend.Allowed(charges, decisions)
 }
 
-// answer computes the answer to c from charge i of the denied group. passed is the time since the denial in
-// microseconds. It reports whether c is the same charge with at least the same cost.
+// answer computes the decision on c from charge i of the denied group. passed is the time since the denial.
+// It returns false if c is another charge, has a smaller cost, or would no longer be denied.
 func (d *denial) answer(i int, c *backend.Charge, passed algorithms.Micros, answer *backend.Decision) bool {
 	was := &d.charges[i]
 	ask := was.Terms
@@ -68,9 +69,8 @@ func (d *denial) answer(i int, c *backend.Charge, passed algorithms.Micros, answ
 	return answer.Allowed || answer.RetryAfter > 0
 }
 
-// retryLater returns the retry time of c, where passed microseconds have passed since d denied a smaller
-// cost. It is for buckets that Value describes completely. It is 0 if the cost can never fit, or would be
-// allowed.
+// retryLater returns the retry time of c, passed microseconds after d denied a smaller cost. It requires that
+// d.Value is the whole state of the bucket. The result is 0 if the cost can never fit, or would be allowed.
 func retryLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros) algorithms.Micros {
 	return peekLater(c, d, passed, c.Terms).RetryAfter
 }
@@ -81,23 +81,24 @@ func peekLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros,
 	return later
 }
 
-// seenLater returns the decision of a dry run at time now, on the bucket of c if it held value at time at.
+// seenLater returns the decision of a dry run at time now, for a bucket that held value at time at. c has the
+// limit of the bucket.
 func seenLater(c *backend.Charge, value int64, at, now algorithms.Micros) (d algorithms.Decision) {
 	state := algorithms.State{By: c.Limit, Value: value, At: at}
 	c.Limit.TakeAt(&state, max(now, at), &algorithms.Charge{Hash: c.Terms.Hash, DryRun: true}, &d)
 	return d
 }
 
-// remainsLater returns Remaining and ResetAfter, passed microseconds after d. It is for buckets that Value
-// describes completely.
+// remainsLater returns Remaining and ResetAfter, passed microseconds after d. It requires that d.Value is the
+// whole state of the bucket.
 func remainsLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros) (int64, algorithms.Micros) {
 	later := seenLater(c, d.Value, d.At, d.At+passed)
 	return later.Remaining, later.ResetAfter
 }
 
-// unchanged returns how long Remaining of d, the answer to c, stays unchanged. It returns unknown if d does
-// not describe the bucket completely. That is so if the bucket has parts, if its state is in the numbers of
-// another limit, or if the clock stepped back.
+// unchanged returns how long Remaining of d, the decision on c, stays unchanged. It returns unknown if
+// d.Value is not the whole state of the bucket. Examples are a bucket with several parts, a state in the
+// numbers of another limit, and a clock that stepped back.
 func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	kind := c.Limit.Kind
 	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 {
@@ -110,8 +111,8 @@ func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	return peekLater(c, d, 0, algorithms.Charge{Cost: d.Remaining + 1, Hash: c.Terms.Hash}).RetryAfter
 }
 
-// denialOf returns the denial of a group that was submitted at the time asked, to be cached for at most maxAge. It
-// returns nil if the group was not denied, or if its denial must not be cached.
+// denialOf returns the denial of a group, to be cached for at most maxAge. asked is when the group was
+// submitted. It returns nil if the group was not denied, or if its denial must not be cached.
 func denialOf(charges []backend.Charge, decisions []backend.Decision, asked time.Time, maxAge time.Duration) *denial {
 	lasts, plan, blocked := algorithms.Micros(0), algorithms.Micros(0), algorithms.Micros(math.MaxInt64)
 	for i := range charges {
@@ -124,12 +125,12 @@ func denialOf(charges []backend.Charge, decisions []backend.Decision, asked time
 		case d.Err != nil || charges[i].Limit.ChargesDenied() || charges[i].Terms.Cost < 0:
 			return nil
 		case d.Never:
-			return nil // next can find out that the cost never fits without a call
+			return nil // next denies such a cost without a call
 		case charges[i].Then:
 			plan = max(plan, d.RetryAfter)
 			continue
 		case !d.Allowed && instead && d.RetryAfter == 0:
-			return nil // an alternative that was not needed; whether it would allow is unknown
+			return nil // the alternative was not needed, so whether it would allow is unknown
 		case !d.Allowed && instead:
 			lasts = max(lasts, min(plan, d.RetryAfter))
 		case !d.Allowed:
@@ -156,16 +157,16 @@ func denialOf(charges []backend.Charge, decisions []backend.Decision, asked time
 type denials struct {
 	most    int
 	groups  map[uint64]*denial  // by the hash of all keys of the group
-	buckets map[uint64][]uint64 // the hashes of the denied groups of each bucket, by the hash of its key
-	listed  int                 // the number of groups listed in buckets, including those removed since
+	buckets map[uint64][]uint64 // for each bucket, by the hash of its key: the hashes of its denied groups
+	listed  int                 // the number of hashes in buckets, including hashes of groups that were removed
 }
 
 func newDenials(most int) denials {
 	return denials{most: most, groups: map[uint64]*denial{}, buckets: map[uint64][]uint64{}}
 }
 
-// add adds d, and replaces an older denial of its group. If there are too many denials, it removes all
-// others.
+// add adds d, and replaces an older denial of the same group. If there is no room, it removes all other
+// denials first.
 func (s *denials) add(d *denial) {
 	// A group that was removed because of one bucket is still listed under its other buckets.
 	if len(s.groups) >= s.most || s.listed >= 8*s.most {
@@ -181,14 +182,14 @@ func (s *denials) add(d *denial) {
 	s.groups[d.hash] = d
 }
 
-// forget removes d, if it is still there.
+// forget removes d, if it is still cached.
 func (s *denials) forget(d *denial) {
 	if s.groups[d.hash] == d {
 		delete(s.groups, d.hash)
 	}
 }
 
-// forgetBucket removes the denials of one bucket.
+// forgetBucket removes the denials of all groups that contain the bucket.
 func (s *denials) forgetBucket(bucket uint64) {
 	for _, group := range s.buckets[bucket] {
 		delete(s.groups, group)

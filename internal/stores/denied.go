@@ -11,21 +11,22 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Denied returns a Store with a denial cache, so that a key under attack costs next almost nothing.
+// Denied returns a Store with a denial cache, so that requests for a key that is over its limit cost next
+// almost nothing.
 //
-// After a denial, the same group with the same or larger costs is denied from the cache until a retry could
-// succeed, and for at most MaxAge. The cache never allows. It may deny for up to MaxAge longer than next
-// would, if another process refunds units or resets the bucket. When a denial is older than MaxAge and a
-// retry could not succeed yet, exactly one caller revalidates it with next, while the others still get the
-// cached one.
+// After a denial, the same group with the same or larger costs is denied from the cache. This ends when a
+// retry could succeed, or after MaxAge. The cache never allows a group. It may deny for up to MaxAge longer
+// than next would, if another process refunds units or resets the bucket. If a retry cannot succeed yet when
+// MaxAge has passed, exactly one caller revalidates the denial with next. The other callers still get the
+// cached denial.
 //
 // A denial is removed as soon as this process consumes or refunds units of one of its buckets. So a cached
-// answer differs from that of next only by the changes of other processes. For token buckets and fixed
-// windows, Remaining and ResetAfter are computed for the present time. For other algorithms, for shards and
-// for limits with a penalty they keep the values that they had when the denial was cached.
+// decision differs from the decision of next only if other processes changed a bucket. For token buckets and
+// fixed windows, Remaining and ResetAfter are computed for the current time. For other algorithms, for shards
+// and for limits with a penalty they keep the values that they had when the denial was cached.
 //
-// For a limit with a penalty, only denials by a block are cached, until the block ends, because each denial
-// before a block must be counted.
+// For a limit with a penalty, only denials by a block are cached, until the block ends. Each denial before a
+// block must be counted, so it must reach next.
 //
 // Forget and ForgetBucket remove denials at once.
 func Denied(next backend.Store, c DeniedConfig) *DeniedStore {
@@ -50,9 +51,9 @@ func Denied(next backend.Store, c DeniedConfig) *DeniedStore {
 
 // DeniedConfig configures Denied. Zero fields mean the defaults.
 type DeniedConfig struct {
-	MaxAge    time.Duration    // the longest time for which a denial is cached (1 s)
-	MaxGroups int              // the number of cached groups (65,536); beyond it the cache is emptied
-	Clock     func() time.Time // returns the time (time.Now)
+	MaxAge    time.Duration    // the longest time for which a denial is cached (default: 1 s)
+	MaxGroups int              // the largest number of cached groups (default: 65,536); when there would be more, the cache is emptied
+	Clock     func() time.Time // returns the current time (default: time.Now)
 }
 
 // DeniedStore is the Store that Denied returns.
@@ -63,9 +64,9 @@ type DeniedStore struct {
 
 	remembered atomic.Int64  // the number of cached groups
 	takes      atomic.Uint64 // the number of batches submitted to next
-	forgotten  atomic.Uint64 // the number of the newest batch when the cache was emptied
-	// changed has, for each part of the hashes of keys, the number of the newest batch when this process
-	// last changed such a bucket. A denial from that batch or an earlier one may be outdated.
+	forgotten  atomic.Uint64 // the value of takes when the cache was last emptied
+	// changed has an element for each group of key hashes. It is the value of takes when this process last
+	// changed a bucket with such a hash. A denial from that batch or an earlier one may be outdated.
 	changed [1024]atomic.Uint64
 
 	mu      sync.RWMutex
@@ -100,7 +101,7 @@ func (s *DeniedStore) Submit(b *backend.Batch) {
 	s.next.Submit(in)
 }
 
-// deniedBatch is a Batch in flight: the part of it that is submitted to next. It is reused.
+// deniedBatch is a Batch in flight, with the part of it that is submitted to next. deniedBatches are reused.
 type deniedBatch struct {
 	store   *DeniedStore
 	outer   *backend.Batch
@@ -109,13 +110,14 @@ type deniedBatch struct {
 	changes bool // see givesBack
 	asked   time.Time
 	take    uint64
-	places  []int     // the positions in outer of the groups that are submitted
+	places  []int     // the positions in outer of the groups that are submitted to next
 	again   []*denial // the denials that are revalidated
-	rest    excerpt   // the groups that are submitted, unless whole
+	rest    excerpt   // the groups that are submitted to next, unless whole
 	onKnown func(from, to int)
 }
 
-// look answers the groups of b whose denials are cached, and records the positions of the others.
+// look answers the groups of b whose denials are cached. It records the positions of all other groups in
+// places.
 func (t *deniedBatch) look(b *backend.Batch) {
 	known := 0
 	for at := 0; at < len(b.Charges); {
@@ -167,7 +169,7 @@ func (t *deniedBatch) ended(*backend.Batch) {
 	}
 }
 
-// groups yields the positions in outer of the submitted groups, and their lengths.
+// groups yields the position and the length of each group that was submitted. Positions are those in outer.
 func (t *deniedBatch) groups() iter.Seq2[int, int] {
 	return func(yield func(int, int) bool) {
 		charges := t.outer.Charges
@@ -198,8 +200,8 @@ func (t *deniedBatch) release() {
 	t.store.batches.Put(t)
 }
 
-// known answers a group from the cache if possible. If the denial is too old, exactly one caller gets it as
-// old. That caller must revalidate it with next and then remove it.
+// known answers a group from the cache if possible. If the denial is older than MaxAge, known returns it as
+// old to exactly one caller. That caller must revalidate the denial with next, and then remove it.
 func (s *DeniedStore) known(charges []backend.Charge, decisions []backend.Decision, now time.Time) (known bool, old *denial) {
 	d := s.find(charges, decisions, now)
 	if d != nil && !now.Before(d.until) && d.asked.CompareAndSwap(false, true) {
@@ -208,13 +210,13 @@ func (s *DeniedStore) known(charges []backend.Charge, decisions []backend.Decisi
 	return d != nil, nil
 }
 
-// find answers a group from the cached denial, however old, and returns the denial. It returns nil if none
-// applies.
+// find answers a group from its cached denial, and returns the denial, whatever its age. It returns nil if
+// the cache cannot answer the group.
 func (s *DeniedStore) find(charges []backend.Charge, decisions []backend.Decision, now time.Time) *denial {
-	if charges[0].Reset || charges[0].IdempotencyKey != nil { // a group with an idempotency key may have been charged before the denial
+	if charges[0].Reset || charges[0].IdempotencyKey != nil { // a group with an idempotency key may have been charged before it was denied
 		return nil
 	}
-	if s.remembered.Load() == 0 { // usually 0; then the hash need not be computed
+	if s.remembered.Load() == 0 { // usually the cache is empty, and no hash needs to be computed
 		return nil
 	}
 	s.mu.RLock()
@@ -236,8 +238,8 @@ func (s *DeniedStore) forgetOld(old ...*denial) {
 	s.remembered.Store(int64(len(s.denials.groups)))
 }
 
-// learn caches a denial that lasts, and removes the denials of buckets that were charged. The group was
-// submitted at the time asked, in batch number take.
+// learn caches the denial of a group, or removes the denials of the buckets that the group has charged. The
+// group was submitted at the time asked, in batch number take.
 func (s *DeniedStore) learn(charges []backend.Charge, decisions []backend.Decision, asked time.Time, take uint64) {
 	if backend.ConsumedAny(charges, decisions) || allAllowed(charges, decisions) { // a group may have dry runs beside charges
 		s.consumed(charges)
@@ -257,11 +259,12 @@ func allAllowed(charges []backend.Charge, decisions []backend.Decision) bool {
 	return backend.Allowed(charges, decisions)
 }
 
-// remember caches d, an answer to batch number take, unless it may be outdated.
+// remember caches d, unless it may be outdated. take is the number of the batch that was denied.
 func (s *DeniedStore) remember(d *denial, take uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// The count is raised first, so that goroutines which change a bucket from now on wait for the lock.
+	// The count is raised first: a goroutine that changes a bucket from now on sees it, and waits for the
+	// lock.
 	s.remembered.Store(int64(len(s.denials.groups)) + 1)
 	defer func() { s.remembered.Store(int64(len(s.denials.groups))) }()
 	if !s.outdated(d.charges, take) {
@@ -269,8 +272,8 @@ func (s *DeniedStore) remember(d *denial, take uint64) {
 	}
 }
 
-// outdated reports whether d may be outdated: whether this process may have changed one of the buckets, or
-// emptied the cache, since batch number take was submitted.
+// outdated reports whether a denial of charges may be outdated. It is if this process may have changed one of
+// the buckets, or emptied the cache, since batch number take was submitted.
 func (s *DeniedStore) outdated(charges []backend.Charge, take uint64) bool {
 	if s.forgotten.Load() >= take {
 		return true
@@ -317,7 +320,7 @@ func (s *DeniedStore) ForgetBucket(key []byte) {
 	s.mu.RLock()
 	listed := len(s.denials.buckets[bucket])
 	s.mu.RUnlock()
-	if listed == 0 { // a denial that is being cached right now will find that the bucket has changed
+	if listed == 0 { // if another goroutine is caching a denial of the bucket, it will see the change above
 		return
 	}
 	s.mu.Lock()

@@ -6,10 +6,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Divided returns a Store that consists of two Stores. Buckets for which isSecond returns true are in
-// second, the others in first. isSecond must depend on the bucket only. A group with buckets in both is
-// charged in parts; see Parts. If such a group has an idempotency key, first must be a Claimer; otherwise
-// the error is ErrUnavailable.
+// Divided returns a Store that consists of two Stores. A bucket is in second if isSecond returns true for it,
+// and otherwise in first. isSecond must depend on the bucket only. A group with buckets in both Stores is
+// charged in parts (see Parts). If such a group has an idempotency key, first must be a Claimer. Otherwise
+// the group gets ErrNotTaken.
 func Divided(first, second backend.Store, isSecond func(*backend.Charge) bool, undos *Undos) backend.Store {
 	place := func(_ int, c *backend.Charge) int {
 		if isSecond(c) {
@@ -42,13 +42,14 @@ func Divided(first, second backend.Store, isSecond func(*backend.Charge) bool, u
 
 // Claimer is a Store that can keep claims of idempotency keys.
 type Claimer interface {
-	// Claimed returns a Store for groups with idempotency keys that cannot be charged and kept in one step.
-	// It first claims the ID, and then charges the group with next. If the outcome is unknown, the claim
-	// stays, and a repeated group gets ErrPending. So the group is charged at most once.
+	// Claimed returns a Store for groups with idempotency keys that cannot be charged and stored in one step.
+	// That Store first claims the ID, and then charges the group with next. If the outcome is unknown, the
+	// claim stays, and a repeated group gets ErrPending. So the group is charged at most once.
 	Claimed(next backend.Store) backend.Store
 }
 
-// unclaimed refuses groups whose decisions no Store could keep as a whole.
+// unclaimed is a Store that refuses all groups. It is for groups with idempotency keys that no Store can
+// claim.
 type unclaimed struct{}
 
 // Submit implements Store.

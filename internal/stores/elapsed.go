@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// elapsed measures the time since it was made. It uses the monotonic clock plus the forward steps of the
-// wall clock, because the monotonic clock stands still while a machine is suspended, and the wall clock is
-// corrected afterwards. If the wall clock steps forward for another reason, the measured time is too long.
-// The measured time never decreases.
+// elapsed measures the time since it was made. The monotonic clock stands still while a machine is suspended,
+// and the wall clock is corrected afterwards. So elapsed uses the monotonic clock, and adds the forward steps
+// of the wall clock. If the wall clock steps forward for another reason, the measured time is too long. The
+// measured time never decreases.
 type elapsed struct {
 	read  func() (monotonic, wall time.Duration)
-	start time.Duration // the reading of the monotonic clock at the start
+	start time.Duration // what the monotonic clock showed when e was made
 
 	gap  atomic.Int64 // how far the wall clock is ahead of the monotonic clock
 	lost atomic.Int64 // the sum of the forward steps
@@ -24,8 +24,8 @@ type elapsed struct {
 // the time between two readings in a row, and smaller than the margin of a lease.
 const clockStep = 100 * time.Microsecond
 
-// newElapsed makes an elapsed. The function read returns the readings of both clocks. Each is a time since
-// an arbitrary moment.
+// newElapsed makes an elapsed. read must return what both clocks show; each clock counts from an arbitrary
+// moment.
 func newElapsed(read func() (monotonic, wall time.Duration)) *elapsed {
 	e := &elapsed{read: read}
 	monotonic, wall := read()
@@ -56,8 +56,8 @@ func (e *elapsed) stepped(monotonic, wall time.Duration) bool {
 	return (wall - monotonic - time.Duration(e.gap.Load())).Abs() > clockStep
 }
 
-// step checks whether one of the clocks has stepped, and records a step. It reads the clocks again first,
-// because a thread that was preempted between two readings sees a false step.
+// step records a step of one of the clocks, and returns what the monotonic clock shows. It reads both clocks
+// again first: if a thread was preempted between the two readings, the difference only looks like a step.
 func (e *elapsed) step() (monotonic time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

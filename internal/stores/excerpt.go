@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// excerpt has some groups of a batch, which are submitted apart from the others. Its slices are reused.
+// excerpt is a copy of some groups of a batch, which are submitted separately. Its slices are reused.
 type excerpt struct {
 	charges   []backend.Charge // copies
 	decisions []backend.Decision
@@ -16,11 +16,11 @@ type excerpt struct {
 	groups    int
 }
 
-// add appends whole groups, which start at a position of the whole batch.
+// add appends one or more adjacent groups of the whole batch, which start at position at there.
 func (e *excerpt) add(charges []backend.Charge, at int) {
 	for i := range charges {
 		if i == 0 || charges[i].Group != charges[i-1].Group {
-			e.groups++ // groups that were not adjacent in the whole batch may have equal numbers, so they are renumbered
+			e.groups++ // groups are renumbered, because groups that were not adjacent in the whole batch may have equal numbers
 		}
 		e.charges = append(e.charges, charges[i])
 		e.charges[len(e.charges)-1].Group = e.groups
@@ -33,7 +33,8 @@ func (e *excerpt) prepare() {
 	e.decisions, e.known = zeroed(e.decisions, len(e.charges)), zeroed(e.known, len(e.charges))
 }
 
-// pass passes the decisions of whole groups on to the whole batch, unless the decisions are known there.
+// pass copies the decisions from from to to, which belong to whole groups, to the whole batch. Decisions that
+// are already known there stay.
 func (e *excerpt) pass(whole *backend.Batch, from, to int) {
 	for from < to {
 		n, at := backend.GroupLen(e.charges[from:to]), int(e.of[from])
@@ -45,7 +46,8 @@ func (e *excerpt) pass(whole *backend.Batch, from, to int) {
 	}
 }
 
-// fill writes the decisions that are not known in the whole batch, which ends now.
+// fill copies all decisions that are not known in the whole batch. It does not mark them as known, because
+// the whole batch ends now.
 func (e *excerpt) fill(whole *backend.Batch) {
 	for i, at := range e.of {
 		if !whole.IsKnown(int(at)) {

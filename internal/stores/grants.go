@@ -17,47 +17,47 @@ import (
 const (
 	// leaseShards is the number of locks over which the leases are spread.
 	leaseShards = 64
-	// hotRequests is the number of requests within the duration of a lease that makes a key hot. With fewer
+	// hotRequests is the number of requests within the duration of a lease that makes a key hot. For fewer
 	// requests, a lease saves next to nothing.
 	hotRequests = 8
-	// leaseShare bounds a lease to one of leaseShare parts of the remaining units, so that leases shrink to
-	// nothing near exhaustion.
+	// leaseShare bounds the size of a lease: at most 1/leaseShare of the remaining units. So leases become
+	// smaller and smaller when a bucket is nearly empty.
 	leaseShare = 8
-	// maxBacks bounds the waiting returns of each lock. Further returns are lost.
+	// maxBacks is the largest number of returns that wait in a shard. Units of further returns are lost.
 	maxBacks = 256
-	// never is a time in the infinite future.
+	// never is a time that is never reached.
 	never = time.Duration(math.MaxInt64)
 )
 
-// leaseShard is a part of the leases with its own lock.
+// leaseShard has a part of the hot keys. Each part has its own lock.
 type leaseShard struct {
 	mu      sync.Mutex
 	most    int
 	hotKeys map[string]*hotKey // guarded by mu, like the following fields
-	backs   []backend.Charge   // returns to be sent
-	heat    *[256]heat         // request rates of keys that are not hot, by a part of their hash; nil until the first request that may lease
+	backs   []backend.Charge   // refunds of unused units that wait to be sent
+	heat    *[256]heat         // request rates of keys that are not hot, by a part of their hash; nil until the first charge that may lease
 	stats   LeaseStats
 	_       [64]byte
 }
 
-// heat counts the requests for keys whose hashes have one value in common. Several such keys may become hot
-// too early, which only costs room among the leases.
+// heat counts the requests for all keys whose hashes share one value. So such a key may become hot too early,
+// which only needs room among the leases.
 type heat struct {
 	since    time.Duration
 	requests int
 }
 
-// hotKey has the leases of a bucket whose key is hot. The lock of its shard guards it.
+// hotKey has the leases of a bucket whose key is hot. It is guarded by the lock of its shard.
 type hotKey struct {
 	charge backend.Charge // identifies the bucket when units are returned
-	// grants has at most two leases. The one that expires first is the first, and is used first. The second
-	// is requested in the background, before the first is used up or expires.
+	// grants has at most two leases. The first one expires first, and is used first. The second one is
+	// requested in the background, before the first is used up or expires.
 	grants  [2]grant
 	serials int // the number of grants so far
 	gone    bool
 
-	asking     bool   // a request is about to lease
-	requesting int64  // the units requested by that request and in the background
+	asking     bool   // a request in flight also requests a lease
+	requesting int64  // the units that are being requested, by that request and in the background
 	ahead      *ahead // the lease requested in the background; nil if none is in flight
 	failed     int    // the number of consecutive failures to lease ahead
 	// The next lease is requested when at most low units are left, or at the time early.
@@ -65,8 +65,8 @@ type hotKey struct {
 	early time.Duration
 
 	seen   backend.Decision // the newest decision of next
-	seenAt time.Duration    // when it arrived
-	edge   time.Duration    // when the fixed window ends; never for a token bucket
+	seenAt time.Duration    // when seen arrived
+	edge   time.Duration    // when the current fixed window ends; never for a token bucket
 
 	// used is the number of units used since the time since. It determines the rate of this process.
 	used  float64
@@ -79,20 +79,21 @@ type grant struct {
 	left      int64 // units
 	until     time.Duration
 	of        algorithms.Micros // the time of the grant, by the clock of next
-	grantedAt time.Duration     // the same by the clock of this process, or a little earlier
-	serial    int               // from 1
+	grantedAt time.Duration     // at, by the clock of this process, or a little earlier
+	serial    int               // the number of the grant, from 1
 }
 
-// LeaseStats describes a LeaseStore. All fields except Leased and Keys are totals since it was made.
+// LeaseStats describes a LeaseStore. Leased and Keys are current numbers. The other fields count since the
+// LeaseStore was made.
 type LeaseStats struct {
 	Served   uint64 // charges decided from leases
 	Granted  uint64 // units
-	Returned uint64 // units returned, less the units that flowed in since their grants
+	Returned uint64 // units returned, less the inflow since their grants
 	Leased   int64  // units leased now
 	Keys     int    // hot keys now
 }
 
-// Stats returns the present numbers.
+// Stats returns the current statistics.
 func (s *LeaseStore) Stats() (sum LeaseStats) {
 	for i := range s.shards {
 		sh := &s.shards[i]
@@ -128,8 +129,8 @@ func (sh *leaseShard) find(c *backend.Charge) *hotKey {
 	return l
 }
 
-// want returns the number of units to lease. These are the units that this process needs in half the
-// duration of a lease, or until the end of the window, rounded to a multiple of cost.
+// want returns the number of units to lease, 0 for none. That is what this process needs in half the duration
+// of a lease, or until the end of the window. The number is rounded down to a multiple of cost.
 func (l *hotKey) want(cost int64, now time.Duration) int64 {
 	have := l.left()
 	n := min(l.charge.Lease.Most-have-l.requesting, l.seen.Remaining/leaseShare-have, l.charge.Limit.Capacity-cost)
@@ -137,7 +138,7 @@ func (l *hotKey) want(cost int64, now time.Duration) int64 {
 		return 0
 	}
 	span := l.span()
-	rate := l.used / float64(max(now-l.since, span/8)) // at least an eighth of the span, so that a few simultaneous requests do not look like a high rate
+	rate := l.used / float64(max(now-l.since, span/8)) // the divisor has a minimum, so that a few simultaneous requests do not look like a high rate
 	needs := rate * float64(span/2)
 	if rest := l.edge - now; rest > 0 && rest < span {
 		needs = min(needs, rate*float64(rest)+1-float64(have))
@@ -146,8 +147,8 @@ func (l *hotKey) want(cost int64, now time.Duration) int64 {
 	return max(0, n-n%cost)
 }
 
-// warm counts a request for the bucket of c, which is not a hot key. After many requests it makes the key a
-// hot one without a lease and returns it. Otherwise, and if there is no room, it returns nil.
+// warm counts a request for a key that is not hot. When there have been enough requests, warm makes the key
+// hot, without a lease, and returns it. It returns nil if the key stays cold, or if there is no room for it.
 func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *hotKey {
 	if sh.heat == nil {
 		sh.heat = new([256]heat)
@@ -171,7 +172,7 @@ func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *h
 	return l
 }
 
-// takeBack removes the leases of l. It appends to backs the charges that return their units.
+// takeBack removes the leases of l. It appends the charges that return their unused units to backs.
 func (sh *leaseShard) takeBack(backs []backend.Charge, l *hotKey, now time.Duration) []backend.Charge {
 	for i := range l.grants {
 		if back := sh.back(&l.charge, l.grants[i].left, &l.grants[i], now); back.Terms.Cost < 0 {
@@ -190,13 +191,13 @@ func (sh *leaseShard) takeBack(backs []backend.Charge, l *hotKey, now time.Durat
 	return backs
 }
 
-// back returns the charge that returns units of a grant to c's bucket. Its cost is 0 if there is nothing to
-// return.
+// back returns the charge that returns unused units of a grant to c's bucket. The cost of the charge is 0 if
+// there is nothing to return.
 func (sh *leaseShard) back(c *backend.Charge, units int64, of *grant, now time.Duration) backend.Charge {
 	back := *c
 	back.Lease, back.Terms = nil, algorithms.Charge{Hash: c.Terms.Hash}
 	if units == 0 || len(c.Shards) > 0 && c.Limit.Kind != algorithms.FixedWindow {
-		return back // the inflow since the grant is not known for each shard
+		return back // no returns, because the inflow since the grant is not known for each shard
 	}
 	if n := unused(c.Limit, units, micros(now-of.grantedAt)); n > 0 {
 		sh.stats.Returned += uint64(n)
@@ -205,9 +206,9 @@ func (sh *leaseShard) back(c *backend.Charge, units int64, of *grant, now time.D
 	return back
 }
 
-// leaseFor returns how long units leased from the bucket of c may be used after at, the time of the grant.
-// A lease of a fixed window ends with the window, so that a window never admits more than its capacity. A
-// token bucket admits at most capacity + floor((T + for)*rate/period) in any span T.
+// leaseFor returns how long leased units of c's bucket may be used after the grant at time at. A lease of a
+// fixed window ends with the window, so that a window never admits more than its capacity. A token bucket
+// admits at most capacity + floor((T + for)*rate/period) in any span T.
 func leaseFor(c *backend.Charge, at algorithms.Micros) algorithms.Micros {
 	if c.Limit.Kind != algorithms.FixedWindow {
 		return c.Lease.For
@@ -215,8 +216,8 @@ func leaseFor(c *backend.Charge, at algorithms.Micros) algorithms.Micros {
 	return min(c.Lease.For, c.Limit.WindowEnd(at, c.Terms.Hash))
 }
 
-// unused returns how many of the leased units can be refunded when they were not used and the time after
-// has passed since the grant; see algorithms.Charge.ChargedAt.
+// unused returns how many unused units of a lease can be refunded. after is the time since the grant. See
+// algorithms.Charge.ChargedAt.
 func unused(l *algorithms.Limit, units int64, after algorithms.Micros) int64 {
 	if l.Kind != algorithms.TokenBucket {
 		return units
@@ -225,8 +226,8 @@ func unused(l *algorithms.Limit, units int64, after algorithms.Micros) int64 {
 	return scaled.Returned(units*n.Q, n.P, n.Ticks(int64(after))) / n.Q
 }
 
-// receive records the decision d on units that p requested at the time asked. d is nil if there is no
-// decision.
+// receive records d, the decision on units that p requested at the time asked. d is nil if the request failed
+// or was denied.
 func (s *LeaseStore) receive(c *backend.Charge, p *leasePart, units int64, d *backend.Decision, asked, now time.Duration) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
@@ -248,7 +249,7 @@ func (s *LeaseStore) receive(c *backend.Charge, p *leasePart, units int64, d *ba
 	}
 }
 
-// see records a decision of next, unless a newer one is known.
+// see records d, a decision of next, unless a newer one is known.
 func (l *hotKey) see(d *backend.Decision, asked, now time.Duration) {
 	if older := l.seen.At - d.At; older > 0 && older < algorithms.Second { // a larger difference means that the clock stepped back
 		return
@@ -260,7 +261,8 @@ func (l *hotKey) see(d *backend.Decision, asked, now time.Duration) {
 	}
 }
 
-// granted adds a lease of units that were requested at the time asked and granted by d.
+// granted adds a lease. Its units were requested at the time asked, and d is the decision of next that
+// granted them.
 func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, asked, now time.Duration) {
 	sh.stats.Granted += uint64(units)
 	if l.gone {
@@ -283,7 +285,8 @@ func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, asked
 	}
 }
 
-// over appends to backs the charges that return the units of expired leases.
+// over ends expired leases. It appends the charges that return their unused units, and those that wait, to
+// backs.
 func (sh *leaseShard) over(backs []backend.Charge, now time.Duration) []backend.Charge {
 	for _, l := range sh.hotKeys {
 		for i := range l.grants {
@@ -301,7 +304,7 @@ func (sh *leaseShard) over(backs []backend.Charge, now time.Duration) []backend.
 	return backs
 }
 
-// cool removes hot keys without recent requests.
+// cool removes keys that are no longer hot, because they had no recent requests.
 func (sh *leaseShard) cool(now time.Duration) {
 	for key, l := range sh.hotKeys {
 		if l.left() == 0 && !l.asking && l.ahead == nil && now-l.asked > max(time.Second, l.span()) {
@@ -310,8 +313,8 @@ func (sh *leaseShard) cool(now time.Duration) {
 	}
 }
 
-// drop removes the hot key of a bucket, with its leases and waiting returns. It calls see, unless that is
-// nil, with the lease in flight, if there is one.
+// drop removes the hot key of a bucket, with its leases and its waiting returns. If a lease of the key is in
+// flight and see is not nil, drop calls see with that lease.
 func (s *LeaseStore) drop(key []byte, see func(*ahead)) {
 	sh, _ := s.shard(key)
 	sh.mu.Lock()

@@ -15,27 +15,27 @@ import (
 // with a hundred thousand requests per second costs next a few charges per second. Only charges with lease
 // terms (Charge.Lease) are leased, and only for keys with many requests.
 //
-// When such a key has no lease, more than its cost is charged in the same step. The additional units are
-// consumed in next. They serve later requests until they are used up or the lease expires; unused units are
-// returned. Before that, the next lease is requested in the background, so that no request waits for it.
-// The consequences are:
+// When such a key has no lease, the Store charges next more than the cost of the request. The additional units
+// are a lease: they serve later requests until they are used up or the lease expires. Then unused units are
+// returned. The next lease is requested earlier, in the background, so that no request waits for it. The
+// consequences are:
 //
-//   - A fixed window never admits more than it holds, nor later than its end, by the clock of next.
+//   - A fixed window never admits more than it holds. Its units are never used after its end, by the clock of next.
 //   - A token bucket admits at most capacity + floor((T + For)*rate/period) in any span T.
 //   - For each other process that has a lease, requests are denied up to Most units too early. The leased units of a
 //     process that dies are lost, and so are requested units without an answer. A token bucket gets unused units back
 //     less those that have flowed in since the grant (Charge.ChargedAt).
 //
-// A lease never denies. A denial comes from next, for the cost alone, after the process has returned its
-// leased units of the bucket, except those being requested at that moment. An answer from a lease is the
-// one that next would give if no other process had charged the bucket since the last decision of next.
+// A lease never denies. Every denial comes from next, for the cost alone. Before it, the process returns its
+// leased units of the bucket, except units that it is requesting at that moment. A decision from a lease is the
+// one that next would make if no other process had charged the bucket since the last decision of next.
 //
-// Only plain charges are decided locally. Reservations, refunds, dry runs and groups with idempotency keys
-// are decided by next, and cannot use leased units. In a group, leased units are used if next allows the
-// rest of it. A group with a bucket that a denial changes (overdraw, penalty) leases nothing.
+// Only plain charges are decided locally. next decides reservations, refunds, dry runs and groups with
+// idempotency keys, and these cannot use leased units. A group uses leased units if next allows its other
+// charges. A group with a bucket that a denial changes (overdraw, penalty) leases nothing.
 //
-// A change of the numbers and a Reset drop the lease. While there are hot keys, a timer returns the unused
-// units of expired leases. Close stops it.
+// A change of the limit's numbers and a Reset drop the lease. While there are hot keys, a timer returns the
+// unused units of expired leases. Close stops the timer.
 func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 	if c.Timeout <= 0 {
 		c.Timeout = time.Second
@@ -65,12 +65,12 @@ func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 
 // LeaseConfig configures Lease. Zero fields mean the defaults.
 type LeaseConfig struct {
-	Timeout time.Duration // timeout of background calls, which lease ahead and return units (1 s)
-	MaxKeys int           // the approximate number of keys with a lease at a time (16,384)
-	// Clocks returns the readings of the monotonic clock and of the wall clock, each since an arbitrary
-	// moment; nil means those of the system. A lease expires when it has expired by either clock.
+	Timeout time.Duration // the timeout of calls in the background, which lease ahead and return units (default: 1 s)
+	MaxKeys int           // the approximate number of keys that can have leases at a time (default: 16,384)
+	// Clocks returns what the monotonic clock and the wall clock show; each clock counts from an arbitrary
+	// moment. nil means the clocks of the system. A lease expires when it has expired by either clock.
 	Clocks func() (monotonic, wall time.Duration)
-	// Clock is used for the deadlines of batches and the timer; nil means that of the system.
+	// Clock is used for the deadlines of batches and for the timer; nil means the clock of the system.
 	Clock outside.Clock
 }
 
@@ -81,7 +81,8 @@ type LeaseStore struct {
 	elapsed *elapsed
 	armed   atomic.Bool // the timer is set, or its function runs
 	closed  atomic.Bool // the timer must not be set any more
-	// background has the calls that Close waits for: leases requested ahead, and the returns of the timer.
+	// background counts the calls that Close waits for: leases requested ahead, and returns of units that the
+	// timer sends.
 	background *Undos
 	batches    sync.Pool
 	shards     [leaseShards]leaseShard
@@ -101,7 +102,7 @@ func (s *LeaseStore) Submit(b *backend.Batch) {
 	}
 }
 
-// submitGroups answers the groups of b for which leased units suffice, and submits the others to next.
+// submitGroups decides the groups of b for which leased units suffice, and submits all other groups to next.
 func (s *LeaseStore) submitGroups(b *backend.Batch) {
 	t := s.newBatch(b, s.now())
 	for at := 0; at < len(b.Charges); {
@@ -156,16 +157,16 @@ func hasReset(charges []backend.Charge) bool {
 	return false
 }
 
-// reset submits b, which resets buckets, to next. It drops the leases of these buckets. Other processes may use or
-// return their leases until these expire.
+// reset submits b, which resets buckets, to next. It drops the leases of these buckets in this process. Other
+// processes may use or return their leases until these expire.
 func (s *LeaseStore) reset(b *backend.Batch) {
 	after := *b
 	after.Waits = false
 	after.Done = func(*backend.Batch) {
-		s.dropReset(b.Charges, nil) // leases granted since the first drop
+		s.dropReset(b.Charges, nil) // drops leases that were granted after the first drop
 		b.Done(b)
 	}
-	var waits atomic.Int32 // counts this call and the leases in flight: these would be charged after the reset, and lost
+	var waits atomic.Int32 // counts this call and the leases in flight; units of a lease that was charged after the reset would be lost
 	waits.Store(1)
 	s.dropReset(b.Charges, func(a *ahead) {
 		waits.Add(1)
@@ -184,8 +185,8 @@ func (s *LeaseStore) reset(b *backend.Batch) {
 	}
 }
 
-// dropReset drops the leases of buckets that are reset. It calls see, unless that is nil, with each lease
-// in flight, while the lock of its shard is held.
+// dropReset drops the leases of the buckets that charges reset. If see is not nil, dropReset calls it with
+// each lease in flight, while the lock of the lease's shard is held.
 func (s *LeaseStore) dropReset(charges []backend.Charge, see func(*ahead)) {
 	for i := range charges {
 		if charges[i].Reset {
@@ -197,8 +198,8 @@ func (s *LeaseStore) dropReset(charges []backend.Charge, see func(*ahead)) {
 // turn is the interval at which unused units of expired leases are returned.
 const turn = 50 * time.Millisecond
 
-// arm sets the timer, unless it is set. It is called when a key has become hot, and when there are units to
-// return.
+// arm sets the timer, unless it is set already. It is called when a key has become hot, and when units must
+// be returned.
 func (s *LeaseStore) arm() {
 	if !s.closed.Load() && s.armed.CompareAndSwap(false, true) {
 		s.config.Clock.AfterFunc(turn, s.turn)
@@ -212,7 +213,7 @@ func (s *LeaseStore) turn() {
 		s.background.End()
 	}
 	s.armed.Store(false)
-	if s.Stats().Keys > 0 { // keys may have become hot before armed was cleared
+	if s.Stats().Keys > 0 { // a key may have become hot before armed was cleared
 		s.arm()
 	}
 }
@@ -242,8 +243,7 @@ func (s *LeaseStore) Close() {
 	s.Forget()
 }
 
-// Forget returns all leased units, and makes all keys not hot. Leases in flight are dropped when they
-// arrive.
+// Forget returns all leased units, and makes all keys cold. Leases in flight are dropped when they arrive.
 func (s *LeaseStore) Forget() {
 	now := s.now()
 	var backs []backend.Charge
@@ -261,7 +261,7 @@ func (s *LeaseStore) Forget() {
 	s.returnUnits(backs)
 }
 
-// ForgetBucket is Forget for one bucket.
+// ForgetBucket does for one bucket what Forget does for all.
 func (s *LeaseStore) ForgetBucket(key []byte) {
 	now := s.now()
 	sh, _ := s.shard(key)

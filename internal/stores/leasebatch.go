@@ -10,28 +10,28 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// leaseBatch is the part of one Batch that is submitted to next in one call. It is reused.
+// leaseBatch is a part of a Batch that is submitted to next in one call. leaseBatches are reused.
 type leaseBatch struct {
 	store   *LeaseStore
 	outer   *backend.Batch
-	first   *leaseBatch  // the call that denied these groups; nil for a first call
-	pending atomic.Int32 // counts this call, and the calls that repeat some of its groups
+	first   *leaseBatch  // the call that this call repeats for some of its groups; nil for a first call
+	pending atomic.Int32 // the number of calls in flight: this one, and the calls that repeat some of its groups
 	inner   backend.Batch
 	began   time.Duration
-	sees    *hotKey // set for a Batch of one charge that next decides
+	sees    *hotKey // set for a Batch of one charge, which next decides as it is
 	seenAt  algorithms.Micros
 	asked   []backend.Charge
 	answers []backend.Decision
 	known   []atomic.Bool
-	of      []int32 // the position of the group that each charge in asked belongs to, or returned
+	of      []int32 // for each charge in asked: the position of its group in groups, or returned
 	onKnown func(from, to int)
 	groups  []leaseGroup
 	parts   []leasePart      // the charges of all groups, in order
-	backs   []backend.Charge // charges that return units, sent before the others
+	backs   []backend.Charge // refunds of unused units, which must be sent before the other charges
 	number  int              // the number of the last group submitted
 }
 
-// returned is used in place of a group's position for charges that return units.
+// returned takes the place of a group's position for charges that return unused units.
 const returned = -1
 
 // leaseGroup is one group that is submitted to next.
@@ -40,7 +40,7 @@ type leaseGroup struct {
 	decisions []backend.Decision
 	at        int  // the position of its first charge in the outer batch
 	parts     int  // the position of its first part
-	done      bool // the group is answered, or another call decides it
+	done      bool // the group is decided, or another call decides it
 }
 
 // leasePart is one charge of a group.
@@ -49,7 +49,7 @@ type leasePart struct {
 	spent  bool
 	from   [2]spent
 	borrow int64 // units requested beyond the cost
-	asked  int   // its position among the submitted charges
+	asked  int   // the position of this charge in leaseBatch.asked
 }
 
 func (s *LeaseStore) newBatch(b *backend.Batch, now time.Duration) *leaseBatch {
@@ -59,8 +59,7 @@ func (s *LeaseStore) newBatch(b *backend.Batch, now time.Duration) *leaseBatch {
 	return t
 }
 
-// leave is called when one of the pending calls has ended. When the last one has ended, it ends the Batch
-// of t.
+// leave records that one of the calls of t has ended. After the last one it ends the Batch of t.
 func (t *leaseBatch) leave() {
 	if t.pending.Add(-1) > 0 {
 		return
@@ -85,20 +84,20 @@ func (t *leaseBatch) release() {
 	t.store.batches.Put(t)
 }
 
-// add adds c to the last group of the call. group is its position in t.groups, or returned. It returns the
-// charge's position.
+// add appends c to the last group of the call. group is the position of that group in t.groups, or returned.
+// add returns the position of c.
 func (t *leaseBatch) add(c *backend.Charge, group int) int {
 	t.asked, t.of = append(t.asked, *c), append(t.of, int32(group))
 	t.asked[len(t.asked)-1].Group = t.number
 	return len(t.asked) - 1
 }
 
-// plan answers a group from leases, or adds it to the call. at and end are positions of the outer batch. It
-// reports whether it answered the group.
+// plan decides a group from leases if it can, and otherwise adds the group to the call. at and end are
+// positions in the outer batch. plan reports whether it decided the group.
 func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 	now, charges, decisions := t.began, t.outer.Charges[at:end], t.outer.Decisions[at:end]
 	g := leaseGroup{charges: charges, decisions: decisions, at: at, parts: len(t.parts)}
-	leases := !slices.ContainsFunc(charges, func(c backend.Charge) bool { return c.Then }) // next decides which of several alternatives pays
+	leases := !slices.ContainsFunc(charges, func(c backend.Charge) bool { return c.Then }) // only next can decide which of several alternatives is charged
 	whole := true
 	for i := range charges {
 		var p leasePart
@@ -137,13 +136,13 @@ func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 	return false
 }
 
-// outlasts reports whether the lease to which p was charged lasts until deadline, the latest time at which
+// outlasts reports whether the lease that p was charged to lasts until deadline, the latest time at which
 // next answers.
 func (p *leasePart) outlasts(clock outside.Clock, deadline time.Time, now time.Duration) bool {
 	return !deadline.IsZero() && p.from[0].grant.until >= now+outside.Until(clock, deadline)
 }
 
-// addCharges adds to the call those charges of group n that were not charged to leases.
+// addCharges adds the charges of group n to the call, except charges that were made to leases.
 func (s *LeaseStore) addCharges(t *leaseBatch, n int) {
 	g := &t.groups[n]
 	t.number++
@@ -181,7 +180,7 @@ func (t *leaseBatch) ended(*backend.Batch) {
 	t.leave()
 }
 
-// knows answers groups that next has decided before it ends the call.
+// knows answers the groups that next has decided before the end of the call.
 func (t *leaseBatch) knows(from, to int) {
 	now := t.store.now()
 	var again *leaseBatch
@@ -205,10 +204,10 @@ func (t *leaseBatch) settle() {
 	again.repeat()
 }
 
-// conclude answers g with the decisions of next. If g was denied because of the units requested beyond its
-// cost, conclude adds it to again, a call with the cost alone, and makes that call if it is nil. Such a
-// group does not wait for the other groups of the batch. They may need several calls, which could make it
-// miss its deadline.
+// conclude answers g with the decisions of next. If next denied g only because of the units requested beyond
+// its cost, conclude adds g to the call again, with the cost alone. If again is nil, conclude makes that call
+// first. So g does not wait for the other groups of the batch: these may need several calls, and g could miss
+// its deadline.
 func (t *leaseBatch) conclude(g *leaseGroup, again *leaseBatch, now time.Duration) *leaseBatch {
 	if t.store.settleGroup(t, g, now) {
 		t.outer.SetKnown(g.at, g.at+len(g.charges))
@@ -232,15 +231,15 @@ func (t *leaseBatch) conclude(g *leaseGroup, again *leaseBatch, now time.Duratio
 	return again
 }
 
-// repeat submits the call t, unless t is nil. It must not wait, because the goroutine has other work.
+// repeat submits the call t; t may be nil. The call must not wait on this goroutine, which has other work.
 func (t *leaseBatch) repeat() {
 	if t != nil {
 		t.ask(false)
 	}
 }
 
-// settleGroup answers g with the decisions of next. It reports false if g was denied because of the units
-// requested beyond its cost.
+// settleGroup answers g with the decisions of next. It returns false if next denied g and some of its charges
+// requested units beyond their cost.
 func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration) (done bool) {
 	parts := t.parts[g.parts : g.parts+len(g.charges)]
 	var failed error
@@ -273,8 +272,8 @@ func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration
 	return true
 }
 
-// tell computes d, the answer to c, from decided, the decision of next. all reports whether next allowed
-// the whole group.
+// tell computes d, the decision on c, from decided, the decision of next on the charge that was submitted for
+// c. all reports whether next allowed the whole group.
 func (s *LeaseStore) tell(c *backend.Charge, p *leasePart, decided, d *backend.Decision, all bool, asked, now time.Duration) {
 	*d = *decided
 	switch {
@@ -289,12 +288,13 @@ func (s *LeaseStore) tell(c *backend.Charge, p *leasePart, decided, d *backend.D
 	}
 }
 
-// later returns the answer d to c as if the bucket had units more, and the time passed had gone by since d.
+// later returns the decision d on c, changed as if the bucket had units more, and as if the time passed had
+// gone by since.
 func later(c *backend.Charge, d backend.Decision, units int64, passed algorithms.Micros) backend.Decision {
 	if units == 0 && passed == 0 {
 		return d
 	}
-	if len(c.Shards) > 0 { // d.Value is the last known value of the shards
+	if len(c.Shards) > 0 { // d.Value is the sum of the last known values of the shards
 		d.Remaining = min(c.Limit.Capacity, d.Remaining+units)
 		d.ResetAfter = max(0, d.ResetAfter-passed)
 		d.At += passed

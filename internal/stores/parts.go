@@ -15,11 +15,12 @@ import (
 // Parts returns a Store for groups that next cannot charge in one step.
 //
 // It charges the parts of a group at the same time, each as its own group. If one part is denied or fails,
-// it refunds what the others charged. So a limit never admits too much. It admits less until the refund has
-// arrived. If the process dies before the refund, it admits less until as many tokens have flowed in again.
+// Parts refunds what the other parts consumed. So a limit never admits too much. Until the refund arrives,
+// the limit admits too little. If the process dies before the refund, the limit admits too little until as
+// many tokens have flowed in again.
 //
-// Parts that contain a refund of the caller are sent after the others, because they could not be undone.
-// The answer does not wait for the refunds that undo charges; these are sent through undos.
+// Parts that contain a refund of the caller are sent after the other parts, because such a refund could not
+// be undone. The answer does not wait for the refunds that undo charges; these are sent through undos.
 //
 // number returns a number for charge i of a group: charges with equal numbers can be charged in one step.
 // Groups must not have an idempotency key, and must not be a Reset.
@@ -57,7 +58,7 @@ func (s *partsStore) Submit(b *backend.Batch) {
 	t.steps.Run(b)
 }
 
-// knows forwards the decisions of groups that next has decided before others.
+// knows forwards the decisions of groups that next has decided before the other groups.
 func (t *partsTake) knows(from, to int) { t.parts.knows(from, to, t.outer) }
 
 func (t *partsTake) step([]backend.Decision) ([]backend.Charge, []backend.Decision) {
@@ -75,14 +76,14 @@ func (t *partsTake) step([]backend.Decision) ([]backend.Charge, []backend.Decisi
 	return nil, nil
 }
 
-// parted has groups that are split into parts. It is a state machine: it submits nothing.
+// parted has groups that are split into parts. It is a state machine: it returns charges, but submits none.
 type parted struct {
-	charges   []backend.Charge   // the charges of the parts, one part after the other; parts that wait are last
+	charges   []backend.Charge   // the charges of the parts, one part after the other; the parts that are sent later come last
 	decisions []backend.Decision // of charges
-	of        []int              // the positions of charges in the whole
+	of        []int              // the positions of charges in the whole batch
 	parts     []part
 	groups    []partedGroup
-	waiting   int // the position of the first charge that waits
+	waiting   int // the position of the first charge that is sent later
 	sent      int // the number of charges returned by next
 	undo      []backend.Charge
 	numbers   []int // used by split
@@ -96,16 +97,16 @@ type part struct {
 
 // partedGroup is the state of one group.
 type partedGroup struct {
-	from, to int // in the whole
-	first    int // the position of its first part; those of its parts that do not wait follow it
+	from, to int // positions in the whole batch
+	first    int // the position of its first part; its other parts that are sent at once follow
 	parts    int
 	open     atomic.Int32 // the number of parts whose decisions are not known
 	refused  bool         // a part was denied or failed
-	refunded bool         // a part that waited was charged
+	refunded bool         // a part that was sent later consumed or refunded units
 	failed   error        // the error that takes precedence
 }
 
-// plan splits charges into parts.
+// plan splits charges into parts. number is the one of Parts.
 func (p *parted) plan(charges []backend.Charge, number func(i int, c *backend.Charge) int) {
 	waits := p.split(charges, number, false)
 	p.waiting = len(p.charges)
@@ -116,7 +117,8 @@ func (p *parted) plan(charges []backend.Charge, number func(i int, c *backend.Ch
 	clear(p.decisions)
 }
 
-// split appends the parts that wait, or the others. It reports whether there are any that wait.
+// split appends the parts that are sent later (waiting), or the other parts. It reports whether it left out
+// any parts that are sent later.
 func (p *parted) split(charges []backend.Charge, number func(i int, c *backend.Charge) int, waiting bool) (waits bool) {
 	for at, g := 0, 0; at < len(charges); g++ {
 		group := charges[at:][:backend.GroupLen(charges[at:])]
@@ -152,8 +154,8 @@ func (p *parted) split(charges []backend.Charge, number func(i int, c *backend.C
 	return waits
 }
 
-// next returns the charges to submit now, each part as a group, and room for their decisions. It returns
-// none once all have been submitted.
+// next returns the charges to submit now, each part as a group, and room for their decisions. After the last
+// charges it returns none.
 func (p *parted) next() ([]backend.Charge, []backend.Decision) {
 	from, to := p.sent, p.waiting
 	if from >= p.waiting {
@@ -166,7 +168,8 @@ func (p *parted) next() ([]backend.Charge, []backend.Decision) {
 	return p.charges[from:to], p.decisions[from:to]
 }
 
-// look makes the waiting parts of a group dry runs if another part was refused.
+// look runs before the parts that are sent later. If another part of their group was refused, it makes them
+// dry runs.
 func (p *parted) look() {
 	if p.waiting == len(p.charges) {
 		return
@@ -187,7 +190,7 @@ func (p *parted) allowed(part part) bool {
 	return backend.Allowed(p.charges[part.from:part.to], p.decisions[part.from:part.to])
 }
 
-// charged reports whether a part consumed units that can be refunded.
+// charged reports whether part consumed or refunded units.
 func (p *parted) charged(part part) bool {
 	for i := part.from; i < part.to; i++ {
 		if p.decisions[i].Err != nil || p.charges[i].Terms.DryRun {
@@ -197,9 +200,9 @@ func (p *parted) charged(part part) bool {
 	return p.allowed(part)
 }
 
-// knows is called when the charges from index from up to, but not including, index to are decided. Once all
-// parts of a group are decided, it passes the group's decisions on to whole. Groups that failed, or that have
-// waiting parts, are concluded at the end.
+// knows handles the decisions on the charges from from to to, where to is one behind the last. Once all parts
+// of a group are decided, it passes the group's decisions on to whole. Groups that failed, or that have parts
+// to send later, are concluded at the end.
 func (p *parted) knows(from, to int, whole *backend.Batch) {
 	for at := from; at < to && p.sent == p.waiting; {
 		part := p.parts[p.charges[at].Group]
@@ -211,7 +214,7 @@ func (p *parted) knows(from, to int, whole *backend.Batch) {
 }
 
 // passDecided passes the decisions of g on to whole, unless a part failed. A denied group needs this as much
-// as an allowed one: if it ended as a failure at the deadline, a failure policy could allow it.
+// as an allowed one: if it ended with an error at the deadline, a failure policy could allow it.
 func (p *parted) passDecided(g *partedGroup, whole *backend.Batch) {
 	parts := p.parts[g.first : g.first+g.parts]
 	refused := false
@@ -230,8 +233,8 @@ func (p *parted) passDecided(g *partedGroup, whole *backend.Batch) {
 	whole.SetKnown(g.from, g.to)
 }
 
-// pass writes the decisions of part to those of the whole. If the group is refused, they are those after the
-// undo of the part.
+// pass copies the decisions of part to decisions, which belong to the whole batch. If part will be undone,
+// the copies describe the buckets after the undo.
 func (p *parted) pass(part part, decisions []backend.Decision) {
 	for i := part.from; i < part.to; i++ {
 		decisions[p.of[i]] = p.decisions[i]
@@ -246,8 +249,8 @@ func (p *parted) pass(part part, decisions []backend.Decision) {
 	}
 }
 
-// conclude writes the decisions of whole that are not known yet. It returns the charges that undo the parts
-// of refused groups. Their keys are shared with whole.
+// conclude writes all decisions of whole that are not known yet. It returns the charges that undo the
+// consumption of refused groups. Their keys share memory with whole.
 func (p *parted) conclude(whole *backend.Batch) (undo []backend.Charge) {
 	for _, part := range p.parts {
 		g := &p.groups[part.group]
@@ -271,7 +274,7 @@ func (p *parted) conclude(whole *backend.Batch) (undo []backend.Charge) {
 			continue
 		}
 		if errors.Is(g.failed, backend.ErrNotTaken) && g.refunded {
-			g.failed = MaybeConsumed(g.failed) // an accepted refund cannot be undone safely
+			g.failed = MaybeConsumed(g.failed) // a refund was accepted, and undoing it could consume units of others
 		}
 		for i := g.from; i < g.to; i++ {
 			whole.Decisions[i] = backend.Decision{Err: g.failed}
@@ -296,8 +299,8 @@ func (p *parted) undoPart(part part, n int) {
 	}
 }
 
-// refundable yields the positions of the charges of an undone part that consumed units. It leaves out those
-// of limits that are charged whatever the others decide.
+// refundable yields the positions of the charges of part that consumed units, for the undo. It leaves out
+// charges of limits that charge denied requests.
 func (p *parted) refundable(part part) iter.Seq[int] {
 	return func(yield func(int) bool) {
 		for at, size := part.from, 0; at < part.to; at += size {
@@ -320,9 +323,9 @@ func (p *parted) reset() {
 	p.sent = 0
 }
 
-// Graver returns the one of two errors that takes precedence. Either may be nil. An error takes precedence
-// over nil, and any other error over ErrNotTaken: if one of two parts was never sent and the other got no
-// answer, units may have been consumed.
+// Graver returns the error that takes precedence; a and b may be nil. An error takes precedence over nil, and
+// any other error over ErrNotTaken. For if one of two parts was never sent and the other one got no answer,
+// units may have been consumed.
 func Graver(a, b error) error {
 	if b == nil || a != nil && !errors.Is(a, backend.ErrNotTaken) {
 		return a
@@ -330,8 +333,8 @@ func Graver(a, b error) error {
 	return b
 }
 
-// MaybeConsumed converts err, an ErrNotTaken of one step, to the error of a group of which other steps
-// consumed units. The result is an ErrUnavailable but not an ErrNotTaken.
+// MaybeConsumed converts err to the error of a whole group. err is the ErrNotTaken of one step, and other
+// steps of the group consumed units. So the result is an ErrUnavailable, but not an ErrNotTaken.
 func MaybeConsumed(err error) error {
 	return fmt.Errorf("%w (partly: %v)", backend.ErrUnavailable, err)
 } //nolint:errorlint // errors.Is must not find err

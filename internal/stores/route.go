@@ -10,16 +10,16 @@ import (
 // Route is one of the Stores to which a Router sends groups.
 type Route struct{ Store backend.Store }
 
-// Router is a Store that sends each group of a batch to the Store of its buckets. All groups for one Store
-// form one batch. A batch whose groups are all for one Store is not copied.
+// Router is a Store that sends each group of a batch to one of several Stores. All groups for one Store form
+// one batch. A batch is not copied if all its groups are for one Store.
 type Router struct {
 	find      func(group []backend.Charge) *Route
 	ended     func(b *backend.Batch)
 	divisions sync.Pool
 }
 
-// NewRouter makes a Router. find returns the Route of a group, and must not block. If ended is not nil, it
-// is called with each batch that a Store has decided, before its caller gets the decisions.
+// NewRouter makes a Router. find returns the Route of a group, and must not block. If ended is not nil, the
+// Router calls it with each batch that a Store has decided, before the caller of Submit gets the decisions.
 func NewRouter(find func(group []backend.Charge) *Route, ended func(b *backend.Batch)) *Router {
 	r := &Router{find: find, ended: ended}
 	r.divisions.New = func() any { return &division{router: r} }
@@ -54,13 +54,13 @@ func (r *Router) Submit(b *backend.Batch) {
 	d.submit()
 }
 
-// divide submits b as several batches. The first charges of b, same in number, belong to route, and the group
-// after them to other.
+// divide submits b as several batches. The first same charges of b belong to route, and the group that
+// follows belongs to other.
 func (r *Router) divide(b *backend.Batch, same int, route, other *Route) {
 	d := r.divisions.Get().(*division)
 	d.outer = b
-	// All routes are found first: each search reads memory that is rarely in a cache, and in a short loop the processor
-	// waits for several reads at a time.
+	// All routes are found before any charge is copied. Each search reads memory that is rarely in a cache. In
+	// a short loop, the processor waits for several of these reads at the same time.
 	d.routes = append(d.routes[:0], other)
 	for at := same + backend.GroupLen(b.Charges[same:]); at < len(b.Charges); {
 		n := backend.GroupLen(b.Charges[at:])
@@ -90,11 +90,11 @@ type division struct {
 	outer   *backend.Batch
 	parts   []*divisionPart
 	used    int          // the number of parts in use
-	routes  []*Route     // of the groups, used by divide
+	routes  []*Route     // the routes of the groups; used only by divide
 	pending atomic.Int32 // the number of parts that have not ended
 }
 
-// divisionPart has the groups for one Store.
+// divisionPart has the groups of a batch that are for one Store.
 type divisionPart struct {
 	division *division
 	route    *Route
@@ -104,7 +104,7 @@ type divisionPart struct {
 	onKnown  func(from, to int)
 }
 
-// part returns the part for route, and makes it if necessary.
+// part returns the part for route. It makes the part if there is none.
 func (d *division) part(route *Route) *divisionPart {
 	for _, p := range d.parts[:d.used] {
 		if p.route == route {
@@ -123,7 +123,7 @@ func (d *division) part(route *Route) *divisionPart {
 	return p
 }
 
-// submit submits all parts. When it returns, d may be in use for another batch.
+// submit submits all parts. When it returns, d may already be reused for another batch.
 func (d *division) submit() {
 	n := d.used
 	d.pending.Store(int32(n))
@@ -141,7 +141,7 @@ func (p *divisionPart) ended(*backend.Batch) {
 	}
 	if d.pending.Load() > 1 {
 		p.inner.pass(d.outer, 0, len(p.inner.charges))
-	} else { // the whole ends now
+	} else { // no part is left, so the whole batch ends now
 		p.inner.fill(d.outer)
 	}
 	p.inner.reset()

@@ -47,7 +47,7 @@ func (s *LeaseStore) submitOne(b *backend.Batch) {
 	t.submit(b.Charges, b.Decisions, b.Waits)
 }
 
-// saw records the decision of next on a charge for which there was no lease.
+// saw records the decision of next on the one charge of t, which was submitted without a lease.
 func (s *LeaseStore) saw(t *leaseBatch) {
 	c, d, l := &t.outer.Charges[0], &t.outer.Decisions[0], t.sees
 	if !d.Allowed && d.Err == nil && d.At == t.seenAt { // a cached denial is not new information
@@ -63,8 +63,8 @@ func (s *LeaseStore) saw(t *leaseBatch) {
 	}
 }
 
-// spend charges c to the leases in l, and reports whether they suffice. The lock of its shard sh is held.
-// The caller must submit next after it has released that lock.
+// spend charges c to the leases of l, and reports whether they have enough units. The caller must hold the
+// lock of the shard sh. After the caller has released that lock, it must submit next, which may be nil.
 func (s *LeaseStore) spend(sh *leaseShard, l *hotKey, c *backend.Charge, now time.Duration) (enough bool, next *ahead) {
 	if l.grants[1].left > 0 && (l.grants[0].left == 0 || now >= l.grants[0].until) {
 		sh.turn(l, now)
@@ -83,30 +83,31 @@ func (s *LeaseStore) spend(sh *leaseShard, l *hotKey, c *backend.Charge, now tim
 	return true, next
 }
 
-// spent is the number of units charged to a grant, with the grant's former state.
+// spent is the number of units that a charge took from a grant, with the state of the grant before.
 type spent struct {
 	grant grant
 	units int64
 }
 
-// turn replaces the first grant, which has expired or is used up, by the second.
+// turn removes the first grant, which has expired or is used up. The second grant becomes the first.
 func (sh *leaseShard) turn(l *hotKey, now time.Duration) {
 	sh.later(sh.back(&l.charge, l.grants[0].left, &l.grants[0], now))
 	l.grants[0], l.grants[1] = l.grants[1], grant{}
 	l.arm()
 }
 
-// later leaves a return of units to the timer.
+// later stores a return of units until the timer sends it. If too many returns wait, the units are lost.
 func (sh *leaseShard) later(back backend.Charge) {
 	if back.Terms.Cost < 0 && len(sh.backs) < maxBacks {
 		sh.backs = append(sh.backs, back)
 	}
 }
 
-// arm determines when to lease ahead: when a third of the units is used, or three quarters of the time have
-// passed. So the next lease arrives in time even if next is slow. A grant rarely expires before it is used
-// up, because its units are meant for half of its duration. A lease that ends with its window is not
-// renewed because of time: the next one would end at the same moment.
+// arm determines when the next lease is requested ahead. That is when a third of the units is used, or when
+// three quarters of the duration have passed. So the next lease arrives in time even if next is slow. A grant
+// rarely expires before it is used up, because it has the units for half of its duration. If a lease ends
+// with its fixed window, the passing of time does not trigger a request, because the next lease would end at
+// the same moment.
 func (l *hotKey) arm() {
 	l.low, l.early = -1, never
 	if first := &l.grants[0]; l.ahead == nil && l.grants[1].left == 0 && first.left > 0 {
@@ -117,16 +118,16 @@ func (l *hotKey) arm() {
 	}
 }
 
-// left is the number of leased units left.
+// left returns the number of leased units that are not used yet.
 func (l *hotKey) left() int64 { return l.grants[0].left + l.grants[1].left }
 
-// answer returns the answer that next would give to a charge decided from the lease.
+// answer returns the decision that next would make on a charge that was made to the lease.
 func (l *hotKey) answer(now time.Duration) backend.Decision {
 	return later(&l.charge, l.seen, l.left(), micros(now-l.seenAt))
 }
 
-// count counts requested units. The weight of units from before the duration of a lease decreases over
-// time.
+// count adds requested units to used, which determines the rate. Units requested before the last duration of
+// a lease count less and less.
 func (l *hotKey) count(units int64, now time.Duration) {
 	span := l.span()
 	if t := now - l.since; t > span {
@@ -141,8 +142,8 @@ func (l *hotKey) span() time.Duration { return time.Duration(l.charge.Lease.For)
 
 func micros(d time.Duration) algorithms.Micros { return algorithms.Micros(d / time.Microsecond) }
 
-// spendPart is spend for a charge of a group. If the group is denied, the charge must be undone with
-// putBack.
+// spendPart does for a charge of a group what spend does. If the group is denied, the caller must undo the
+// charge with putBack.
 func (s *LeaseStore) spendPart(c *backend.Charge, d *backend.Decision, now time.Duration) (p leasePart) {
 	if !canLease(c) {
 		return p
@@ -160,7 +161,7 @@ func (s *LeaseStore) spendPart(c *backend.Charge, d *backend.Decision, now time.
 	if p.spent, next = s.spend(sh, l, c, now); !p.spent {
 		return p
 	}
-	if l.grants[0].serial != was[0].serial { // the first grant was replaced
+	if l.grants[0].serial != was[0].serial { // the second grant has become the first
 		was[0], was[1] = was[1], grant{}
 	}
 	p.hotKey = l
@@ -171,7 +172,7 @@ func (s *LeaseStore) spendPart(c *backend.Charge, d *backend.Decision, now time.
 	return p
 }
 
-// served counts a charge of a group as decided from a lease.
+// served counts c in the statistics as decided from a lease.
 func (s *LeaseStore) served(c *backend.Charge) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
@@ -179,7 +180,7 @@ func (s *LeaseStore) served(c *backend.Charge) {
 	sh.mu.Unlock()
 }
 
-// putBack undoes the charge of p to a lease, and writes the answer without the charge to d. If the grant no
+// putBack undoes the charge of p to leases. It writes the decision without that charge to d. If a grant no
 // longer exists, its units are returned to next.
 func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decision, now time.Duration) {
 	sh, _ := s.shard(c.Key)
@@ -202,11 +203,12 @@ func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decisio
 	p.spent = false
 }
 
-// borrow determines how many units to request beyond the cost of c. It appends to backs the returns that
-// must be sent before.
+// borrow determines how many units to request beyond the cost of c. It appends the returns that must be sent
+// before the request to backs.
 //
-// The hot key is nil if the key is not hot. The caller must pass the decision to receive. ending means that
-// the present leases cannot be used. If may is false, nothing is leased.
+// The hot key l is nil if the key is not hot. Otherwise the caller must pass the decision on the request to
+// receive. ending means that the current leases expire too early for this request. If may is false, nothing
+// is leased.
 func (s *LeaseStore) borrow(c *backend.Charge, ending, may bool, backs []backend.Charge, now time.Duration) (l *hotKey, units int64, _ []backend.Charge) {
 	sh, hash := s.shard(c.Key)
 	sh.mu.Lock()
@@ -219,8 +221,8 @@ func (s *LeaseStore) borrow(c *backend.Charge, ending, may bool, backs []backend
 	} else {
 		l.count(c.Terms.Cost, now)
 	}
-	// Units that were leased after this request found too few are not returned at once, because each return
-	// to a token bucket loses a fraction of a unit.
+	// If a lease has arrived since this request found too few units, the lease is kept: each return to a token
+	// bucket loses a fraction of a unit.
 	if l.asking || !ending && l.left() >= c.Terms.Cost && now < l.grants[0].until {
 		return l, 0, backs
 	}

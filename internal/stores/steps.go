@@ -6,8 +6,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Steps runs an operation that needs several batches of one Store, where each batch depends on the
-// decisions of the previous one. Call Bind once, then Run any number of times, but one run at a time.
+// Steps runs an operation that consists of several batches for one Store. Each batch depends on the decisions
+// on the previous one. Call Bind once, and then Run any number of times, but for one run at a time.
 type Steps struct {
 	store   backend.Store
 	step    func(decisions []backend.Decision) (charges []backend.Charge, room []backend.Decision)
@@ -26,9 +26,9 @@ const (
 	decided    // Done was called before Submit returned
 )
 
-// Bind sets the Store and the function for a step. The function gets the decisions of the last charges; at
-// first it gets nil. It returns the charges to submit next, with room for their decisions. To end the run
-// it returns no charges.
+// Bind sets the Store, and the function that makes a step. At the start of a run, step gets nil; later it
+// gets the decisions on the charges that it returned last. It returns the charges to submit next, with room
+// for their decisions. To end the run it returns no charges.
 func (s *Steps) Bind(store backend.Store, step func(decisions []backend.Decision) (charges []backend.Charge, room []backend.Decision)) {
 	s.store, s.step = store, step
 	s.done = func(*backend.Batch) {
@@ -38,8 +38,8 @@ func (s *Steps) Bind(store backend.Store, step func(decisions []backend.Decision
 	}
 }
 
-// OnKnown sets a function that is called like backend.Batch.OnKnown. It is for batches whose caller needs
-// early decisions.
+// OnKnown sets a function that is called like backend.Batch.OnKnown. It is called only in runs for a batch
+// with Known.
 func (s *Steps) OnKnown(onKnown func(from, to int)) { s.onKnown = onKnown }
 
 // Run starts a run. Its batches get the Deadline, the Source and Detached of b. When Run returns, s may
@@ -53,8 +53,8 @@ func (s *Steps) Run(b *backend.Batch) {
 	s.run()
 }
 
-// run makes steps in a loop as long as they are decided before Submit returns. Recursion would let the
-// stack grow.
+// run makes steps until Submit returns before the decisions are known. A loop is used, because with recursion
+// the stack could grow without bound.
 func (s *Steps) run() {
 	for {
 		charges, room := s.step(s.batch.Decisions)

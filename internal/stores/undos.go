@@ -9,11 +9,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// maxUndos is the largest number of calls in flight.
+// maxUndos is the largest number of calls in flight that an Undos allows.
 const maxUndos = 1024
 
-// Undos submits charges whose decisions are not needed, such as refunds. The number and the duration of its calls
-// are bounded.
+// Undos submits charges whose decisions no caller needs, such as refunds. It bounds the number and the duration
+// of these calls.
 type Undos struct {
 	clock   outside.Clock
 	timeout time.Duration
@@ -25,16 +25,17 @@ type Undos struct {
 	closed bool // Begin returns false
 }
 
-// NewUndos makes an Undos. A call that could not be sent within timeout is dropped.
+// NewUndos makes an Undos. A call is dropped if it cannot be sent within timeout.
 func NewUndos(timeout time.Duration) *Undos { return NewUndosBy(outside.System, timeout) }
 
-// NewUndosBy is NewUndos with a given clock.
+// NewUndosBy does what NewUndos does, with a given clock.
 func NewUndosBy(clock outside.Clock, timeout time.Duration) *Undos {
 	return &Undos{clock: clock, timeout: timeout}
 }
 
-// Submit submits copies of charges and of their keys to store, as a Detached batch. If 1,024 calls are in
-// flight, or u is closed, it drops them. Limits then admit less than they could, never more.
+// Submit submits charges to store as a Detached batch. It copies the charges and their keys first. If
+// maxUndos calls are in flight, or u is closed, Submit drops the charges. Limits then admit less than they
+// could, never more.
 func (u *Undos) Submit(store backend.Store, charges []backend.Charge) {
 	if !u.Begin() {
 		return
@@ -55,8 +56,8 @@ func (u *Undos) Submit(store backend.Store, charges []backend.Charge) {
 	})
 }
 
-// Begin counts a call that the caller wants to make, and reports whether it may. If so, the caller must
-// call End afterwards.
+// Begin reports whether the caller may make a call, and counts the call if so. The caller must call End
+// afterwards.
 func (u *Undos) Begin() bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -84,10 +85,10 @@ func (u *Undos) InFlight() int {
 	return u.under
 }
 
-// Timeout returns how long after its beginning a call may still be sent.
+// Timeout returns how long after Begin a call may still be sent.
 func (u *Undos) Timeout() time.Duration { return u.timeout }
 
-// Deadline returns the time until which a call that begins now may be sent.
+// Deadline returns the deadline of a call that begins now.
 func (u *Undos) Deadline() time.Time { return u.clock.Now().Add(u.timeout) }
 
 // Dropped returns the number of dropped calls.
