@@ -24,16 +24,16 @@ func TestCreditsPayOnceThePlanIsUsedUp(t *testing.T) {
 		at            Micros
 		cost          int64
 		allowed       bool
-		plan, credits int64 // the units left in both afterwards
-		retry         retry // if denied
+		plan, credits int64 // the units that the plan and the credits have left after the request
+		retry         retry // the retry time of a denied request
 	}{
 		{at: 0, cost: 6, allowed: true, plan: 4, credits: 20},
-		{at: 0, cost: 6, allowed: true, plan: 4, credits: 14}, // the credits pay the whole cost: not 4 from the plan and 2 from the credits
+		{at: 0, cost: 6, allowed: true, plan: 4, credits: 14}, // the credits pay all 6 units, although the plan has 4 left
 		{at: 0, cost: 4, allowed: true, plan: 0, credits: 14},
 		{at: 0, cost: 12, allowed: true, plan: 0, credits: 2}, // more than the plan can ever allow
 		{at: 0, cost: 5, plan: 0, credits: 2, retry: retry{after: 30 * sec}},
 		{at: 0, cost: 3, plan: 0, credits: 2, retry: retry{after: 18 * sec}},
-		{at: 0, cost: 11, plan: 0, credits: 2, retry: retry{after: 9 * hour}}, // only the credits can ever hold as much
+		{at: 0, cost: 11, plan: 0, credits: 2, retry: retry{after: 9 * hour}}, // the plan can never hold 11 units, so only the credits can pay
 		{at: 0, cost: 21, plan: 0, credits: 2, retry: retry{never: true}},
 		{at: 17_999_999, cost: 3, plan: 2, credits: 2, retry: retry{after: 1}},
 		{at: 18 * sec, cost: 3, allowed: true, plan: 0, credits: 2},
@@ -102,8 +102,8 @@ func TestCreditsAreKeptIfAnotherLimitDenies(t *testing.T) {
 	}
 }
 
-// Whatever the limits and states are: neither bucket admits more than it does alone. A denied request is
-// allowed at the moment of its retry time, and not 1 us before it.
+// For random limits and states, neither bucket admits more than it would alone. A denied request is allowed
+// at its retry time, and not 1 us before it.
 func TestRetryOfAlternativesIsExact(t *testing.T) {
 	denied, byPlan, byCredits := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {

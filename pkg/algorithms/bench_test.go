@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// speeds has a limit of every algorithm, with numbers as in production.
+// speeds has one limit for each algorithm, with numbers that are usual in production.
 var speeds = []struct {
 	name string
 	spec Spec
@@ -23,13 +23,13 @@ var speeds = []struct {
 func (l *Limit) steps() (allowed, denied func() bool) {
 	var s1, s2 State
 	now := t0
-	// The pause is twice as long as the rate needs. A sliding window weights the count of its previous
-	// window, so it denies some charges at exactly its rate.
+	// The pause is twice as long as the rate needs. At exactly its rate, a sliding window denies some charges,
+	// because it also counts a part of the previous window.
 	pause := 2*Micros(l.period)*l.tick/Micros(l.Rate) + l.tick
 	allowed = func() bool {
 		var d Decision
 		s1, d = l.Take(s1, now, Charge{Cost: 1})
-		if now += pause; now > MaxTime { // a long benchmark of a slow limit reaches this
+		if now += pause; now > MaxTime { // a long benchmark of a slow limit exceeds the largest time
 			s1, now = State{}, t0
 		}
 		return d.Allowed

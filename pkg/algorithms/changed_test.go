@@ -8,13 +8,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-// changing is the reference model of a bucket whose limit changes. It has the consumption as fractions of
-// units, and the numbers in which the bucket is stored. It finds each time by trying moments, not by a
-// formula. Its clock never steps back.
+// changing is the reference model of a bucket whose limit changes. It stores the consumption as fractions of
+// units, and the numbers of the limit that last wrote the bucket. It finds each time by trying moments, not
+// by a formula. Its clock never steps back.
 type changing struct {
 	s    Spec // the Spec that was last stored
 	tick Micros
-	used []*big.Rat // a guaranteed bucket has two: the guaranteed part and the bank
+	used []*big.Rat // one element; a guaranteed bucket has two, the guaranteed part and the bank
 	ts   Micros
 	seen bool
 
@@ -22,7 +22,7 @@ type changing struct {
 }
 
 func (m changing) copy() changing {
-	m.used = slices.Clone(m.used) // the fractions themselves are never changed
+	m.used = slices.Clone(m.used) // a copy of the slice is enough, because the model never modifies a fraction in place
 	return m
 }
 
@@ -40,7 +40,7 @@ func parts(s Spec) (capacities, flows []*big.Rat) {
 	}
 }
 
-// scale returns how many parts of a unit s counts.
+// scale returns the number of parts into which s divides a unit.
 func scale(s Spec, tick Micros) *big.Int {
 	if s.Kind == FixedWindow {
 		return big.NewInt(1)
@@ -88,7 +88,7 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 	other := !alike(s, tick, m.s, m.tick, hash)
 	if s.Kind == FixedWindow {
 		e := m.oldEdges(s, hash)
-		came := Micros(up(over(m.used[0], whole(m.s.Rate))).Int64()) // at most this many windows matter
+		came := Micros(up(over(m.used[0], whole(m.s.Rate))).Int64()) // after this many windows nothing is consumed any more
 		if t < e.step(m.ts, came) {
 			came = e.came(m.ts, t)
 		}
@@ -99,7 +99,7 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 			v.used[0] = whole(0)
 		}
 		v.ts = t / m.tick * m.tick
-		if m.s.Calendar != nil && !m.s.Calendar.same(s.Calendar) { // a kept state uses the windows that s knows
+		if m.s.Calendar != nil && !m.s.Calendar.same(s.Calendar) { // a state that is not converted uses the windows that s knows
 			v.s.Calendar, v.s.Start, v.s.Period = nil, new(e.phase), e.period
 		}
 	} else {
@@ -216,7 +216,7 @@ func (m *changing) there(s Spec, tick Micros, isKept bool) *big.Rat {
 	return least(left, minus(most(sum(capacities), sum(old)), sum(m.used)))
 }
 
-// passes reports whether a is allowed at time t.
+// passes reports whether charge a is allowed at time t.
 func (m changing) passes(s Spec, tick, t Micros, a Charge) bool {
 	v, isKept := m.view(s, tick, t, a.Hash)
 	left, cost := v.there(s, tick, isKept), m.cost(s, tick, a)
@@ -253,10 +253,10 @@ func (m *changing) cost(s Spec, tick Micros, a Charge) *big.Rat {
 	return cost
 }
 
-// first returns the time from now until yes first holds. It does not hold now. If it holds at the end of a
-// tick, it holds at the end of all later ones, and within a tick from some moment on.
+// first returns the time from now until yes becomes true. yes must be false now. If yes is true at the end of
+// a tick, it is true at the end of all later ticks, and from some moment on within a tick.
 func first(now, tick Micros, yes func(t Micros) bool) Micros {
-	search := func(lo, hi Micros, yes func(n Micros) bool) Micros { // lo: does not hold, hi: holds
+	search := func(lo, hi Micros, yes func(n Micros) bool) Micros { // yes is false at lo and true at hi
 		for lo+1 < hi {
 			if mid := lo + (hi-lo)/2; yes(mid) {
 				hi = mid
@@ -280,7 +280,7 @@ func first(now, tick Micros, yes func(t Micros) bool) Micros {
 	return search(start, start/tick*tick+2*tick-1, yes) - now
 }
 
-// ask decides a, which s charges at time now, and stores the new state.
+// ask decides charge a under the limit s at time now, and stores the new state.
 func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 	tick := tickOf(s)
 	v, isKept := m.view(s, tick, now, a.Hash)
@@ -295,7 +295,7 @@ func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 	}
 	next, charges, late := v.copy(), true, false
 	view := func(m changing, t Micros) changing { v, _ := m.view(s, tick, t, a.Hash); return v }
-	take := func(cost *big.Rat) { // the bank pays what the guaranteed part lacks
+	take := func(cost *big.Rat) { // the bank pays the units that the guaranteed part lacks
 		if s.Minimum != nil {
 			sure := least(cost, most(whole(0), minus(capacities[0], v.shown(s, tick)[0])))
 			q := new(big.Rat).SetInt(scale(v.s, v.tick))
@@ -368,7 +368,7 @@ func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 			stored = *v.atTick
 		}
 		yes := func(t Micros) bool { return stored.passes(s, tick, t, a) }
-		if late { // a cost above capacity is never available at once
+		if late { // a cost above the capacity is never available at once; the rest of it becomes a debt
 			yes = func(t Micros) bool {
 				v, isKept := stored.view(s, tick, t, a.Hash)
 				return !less(v.there(s, tick, isKept), minus(least(cost, plus(capacity, r)), r))
@@ -423,7 +423,7 @@ func (roll dice) changeable(kind Kind) (Spec, *Limit) {
 	for {
 		s, l := roll.limit(kind)
 		s.Penalty, s.Initial = nil, nil
-		if s.Calendar != nil || roll.once(2) { // mostly of similar size; otherwise neither limit could hold what the other allowed
+		if s.Calendar != nil || roll.once(2) { // mostly of similar size; otherwise neither limit could hold the units that the other allowed
 			s.Rate, s.Period = roll.between(1, 100), Micros(roll.of(1000, 3000, 1e6, 1e6, 7e6, 60e6))
 			s.Capacity, s.MaxReserved = new(roll.between(0, 100)), nil
 			if s.Calendar != nil {
@@ -443,7 +443,7 @@ func (roll dice) changeable(kind Kind) (Spec, *Limit) {
 }
 
 // Limits with different numbers charge one bucket in turn, like processes that read their configurations at
-// different times. The answers equal those of the reference model, to the last digit.
+// different times. The answers equal those of the reference model exactly.
 func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 	for _, k := range kinds {
 		if k.kind == SlidingWindow || k.kind == SlidingLog {
@@ -487,10 +487,10 @@ func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 						denied++
 					}
 					if want.Never && !got.Never {
-						want = got // not compared
+						want = got // nothing else is compared if only the model answers Never
 					}
 					for _, t := range [][2]*Micros{{&got.RetryAfter, &want.RetryAfter}, {&got.ResetAfter, &want.ResetAfter}, {&got.Wait, &want.Wait}} {
-						if *t[1] < 0 { // further away than the model searches
+						if *t[1] < 0 { // the time is later than the model searches
 							*t[1] = *t[0]
 						}
 					}

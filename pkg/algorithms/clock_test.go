@@ -49,7 +49,7 @@ func TestClockIsCorrectedAfterAMinute(t *testing.T) {
 	}
 	play(t, l, s, []step{
 		{at: hour - minute - us + sec, cost: 2, allowed: true, left: 0},
-		{at: hour, cost: 60, left: 59, retry: sec - us}, // the minute by which the clock stepped back counts twice
+		{at: hour, cost: 60, left: 59, retry: sec - us}, // tokens flow in from the corrected time on, so the minute of the step back counts twice
 	})
 }
 
@@ -86,8 +86,8 @@ func TestCorrectedWindowsKeepTheirValue(t *testing.T) {
 	})
 }
 
-// Whatever the clock does: no more tokens flow in than its steps forward allow, and no request waits more
-// than a minute longer than it should.
+// Whatever the clock does, tokens flow in only for its steps forward. No request waits more than a minute
+// longer than with a correct clock.
 func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		roll := throw(t)
@@ -135,7 +135,7 @@ func TestTheFirstChargeStartsTheClock(t *testing.T) {
 	}
 	run(t, spec, nil, []step{
 		{at: 0, cost: 6, never: true, left: 0},
-		{at: 2 * sec, cost: 2, left: 0, retry: 2 * sec}, // a charge with Never started no clock
+		{at: 2 * sec, cost: 2, left: 0, retry: 2 * sec}, // the charge that can never be allowed did not start the clock
 	})
 }
 

@@ -60,15 +60,15 @@ func TestSlidingWindowCountsSurviveChangedNumbers(t *testing.T) {
 	s := play(t, old, State{}, []step{{cost: 4, allowed: true, left: 0}})
 	play(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 6, Period: sec}), s, []step{
 		{at: 500 * ms, cost: 2, allowed: true, left: 0},
-		{at: 500 * ms, cost: 1, left: 0, retry: 666_667 * us}, // 6 units count until a sixth of them has left the window
+		{at: 500 * ms, cost: 1, left: 0, retry: 666_667 * us}, // all 6 units are used: a sixth of them must leave the window first
 	})
 	play(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 2, Period: sec}), s, []step{
-		{at: 500 * ms, cost: 0, left: 0, retry: 1000 * ms}, // 4 units are 2 too many
+		{at: 500 * ms, cost: 0, left: 0, retry: 1000 * ms}, // 4 units count, which is 2 more than the limit
 		{at: 1500 * ms, cost: 0, allowed: true, left: 0},
 		{at: 1500 * ms, cost: 1, left: 0, retry: 250 * ms},
 	})
 	play(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 4, Period: minute}), s, []step{
-		{at: 30 * sec, cost: 1, left: 0, retry: 45 * sec}, // in the window of the last charge
+		{at: 30 * sec, cost: 1, left: 0, retry: 45 * sec}, // the retry time is in the window of the last charge
 	})
 }
 
@@ -159,7 +159,7 @@ func TestChangedNumbersVectors(t *testing.T) {
 	})
 }
 
-// When a limit with a shorter period has decided about the counts of a window, they still live as long as
+// A limit with a shorter period decides about the counts of a window. The counts must still live as long as
 // the longer period needs.
 func TestSlidingCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	for _, kind := range []Kind{SlidingWindow, SlidingLog} {

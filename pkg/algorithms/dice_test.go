@@ -21,9 +21,8 @@ func TestMain(m *testing.M) {
 
 // dice makes the random limits, times and charges of the property tests: 0 <= dice(n) < n.
 //
-// All numbers of a trace come from one seed, not from one rapid draw each, which is some fifty times
-// faster. The length of the trace is drawn by rapid, so a failure shrinks to the shortest trace that shows
-// it.
+// All numbers of a trace come from one seed. That is some fifty times faster than one rapid draw for each
+// number. rapid draws only the length of the trace, so a failure shrinks to the shortest trace that shows it.
 type dice func(n int64) int64
 
 func throw(t *rapid.T) dice {
@@ -78,7 +77,7 @@ func (roll dice) spec(kind Kind) Spec {
 		}
 	case SlidingLog:
 		s.Rate = roll.of(1, 2, 3, 10, 50)
-	case SlidingWindow, LeakyBucket: // these have no further settings
+	case SlidingWindow, LeakyBucket: // these algorithms have no further settings
 	}
 	if kind == FixedWindow {
 		if roll.once(2) {
@@ -90,7 +89,7 @@ func (roll dice) spec(kind Kind) Spec {
 		}
 		if roll.once(4) {
 			s.Calendar, s.Start = calendars[roll(int64(len(calendars)))], nil
-			s.Period = s.Calendar.Usual // Usual is nominal; the tests need some period
+			s.Period = s.Calendar.Usual // the compiler ignores Period if there is a Calendar, but the tests need a number
 		}
 	}
 	if !s.Overdraw && roll.once(5) {

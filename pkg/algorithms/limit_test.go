@@ -58,7 +58,7 @@ func TestTheErrorReportsTheLargestAcceptedNumber(t *testing.T) {
 			},
 			"capacity", (exact-7)/86_400_000 - 1000, (exact-7)/86_400_000_000 - 1000,
 		},
-		"leaky bucket": { // one place more than the queue has
+		"leaky bucket": { // the queue, and one more request that is being served
 			func(n int64) Spec { return capacity(Spec{Kind: LeakyBucket, Rate: 7, Period: Day}, n) },
 			"capacity", (exact-7)/86_400_000 - 1, (exact-7)/86_400_000_000 - 1,
 		},
@@ -136,7 +136,7 @@ func TestCompiledNumbersAreExact(t *testing.T) {
 				t.Fatalf("%s: %v", show(s), err)
 			}
 			if field == "rate" || field == "guaranteed" {
-				continue // the rate determines the scale, so its largest value is not comparable
+				continue // the rate determines the scale, so one more than its largest value may fit again
 			}
 			set(n)
 			if _, err := Compile(s); err != nil {

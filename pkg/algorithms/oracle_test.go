@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The package and the reference implementations must decide every charge alike, to the last microsecond.
+// The package and the reference implementations must decide every charge in the same way, to the microsecond.
 func TestAgreesWithReferenceImplementation(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -18,7 +18,7 @@ func TestAgreesWithReferenceImplementation(t *testing.T) {
 				roll := throw(t)
 				s, l := roll.limit(k.kind)
 				reference := referenceOf(s)
-				var last [6]moment // the charges that led to the difference
+				var last [6]moment // the charges before the first difference
 				roll.walk(length(t, 20_000), []*Limit{l}, func(m moment) {
 					asks++
 					if m.limit.tick == 1 {

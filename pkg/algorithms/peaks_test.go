@@ -11,13 +11,14 @@ import (
 type allPeaks struct {
 	list   []Peak
 	at     Micros // the time of the last charge or refund
-	merged bool   // at some time more peaks mattered than a bucket keeps
+	merged bool   // at some time the bucket had more peaks than it can keep
 }
 
-// charge records that a bucket lacked room just before a charge at time now.
+// charge records that a bucket was room below full just before a charge at time now.
 func (p *allPeaks) charge(now Micros, room int64) { p.note(now, now, room) }
 
-// refund records that units charged at time of were returned at time now. Afterwards the bucket lacks room.
+// refund records that units charged at time of were refunded at time now. room is how far the bucket is below
+// full afterwards.
 func (p *allPeaks) refund(now, of Micros, units, room int64) {
 	for i := range p.list {
 		if p.list[i].Until > of {
@@ -38,8 +39,8 @@ func (p *allPeaks) note(now, until Micros, room int64) {
 	p.merged = p.merged || count > mostPeaks
 }
 
-// room returns the smallest amount that the bucket has lacked at any moment since time of. It lacks room
-// now.
+// room returns the smallest amount by which the bucket has been below full at any moment since time of. The
+// argument is that amount now.
 func (p *allPeaks) room(of Micros, room int64) int64 {
 	if of > p.at {
 		return 0
@@ -86,7 +87,7 @@ func TestRefundsAgainstAllPeaks(t *testing.T) {
 				case want > 0:
 					exact++
 				}
-				if got < want { // from now on the two buckets differ
+				if got < want { // the refunds differ, so the two buckets cannot be compared any longer
 					return
 				}
 				if state = next; got > 0 {

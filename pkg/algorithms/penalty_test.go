@@ -8,13 +8,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-// penaltyReference is a reference implementation that stores every denial of another one, and the last
-// block.
+// penaltyReference adds a penalty to another reference implementation. It stores the time of every denial,
+// and the last block.
 type penaltyReference struct {
 	s      Spec
 	bucket reference
 	denied []Micros
-	blocks int64 // in a row
+	blocks int64 // the number of blocks in a row
 	from   Micros
 	until  Micros
 }
@@ -28,7 +28,8 @@ func (b *penaltyReference) lasts(k int64) Micros {
 	return Micros(span.Int64())
 }
 
-// remembered returns b at time now: moved back with the clock, or without denials that no longer count.
+// remembered returns b at time now. If the clock stepped back, the times of b move back with it. Denials that
+// no longer count are removed.
 func (b *penaltyReference) remembered(now Micros) penaltyReference {
 	is := *b
 	is.denied = slices.Clone(b.denied)
@@ -114,8 +115,8 @@ func penalized(after int64, first, longest Micros) Spec {
 	return Spec{Kind: TokenBucket, Rate: 10, Period: 10 * sec, Penalty: &Penalty{After: after, For: first, Max: longest}}
 }
 
-// Three denials within ten seconds block for one minute, the next time for two, then for the maximum of
-// four.
+// Three denials within ten seconds cause a block of one minute, the next block lasts two minutes, and all
+// further blocks last the maximum of four.
 func TestEachBlockLastsTwiceAsLong(t *testing.T) {
 	l := mustCompile(t, penalized(3, minute, 4*minute))
 	var s State
@@ -134,12 +135,12 @@ func TestEachBlockLastsTwiceAsLong(t *testing.T) {
 	for _, block := range []Micros{minute, 2 * minute, 4 * minute, 4 * minute} {
 		check(at, 10, true, 0, 0)
 		check(at, 1, false, sec, 0)
-		check(at, 11, false, 0, 0) // can never fit, so it is not counted
+		check(at, 11, false, 0, 0) // this cost can never fit, so the denial is not counted
 		check(at+us, 1, false, sec-us, 0)
 		check(at+2*us, 0, true, 0, 0)
 		check(at+2*us, 1, false, block, block) // the third denial
 		at += 2*us + block
-		check(at-minute+us, 1, false, minute-us, minute-us) // the tokens that are left do not matter
+		check(at-minute+us, 1, false, minute-us, minute-us) // the block denies, although tokens are left
 		check(at-minute+us, 0, false, minute-us, minute-us)
 		check(at-us, 1, false, us, us)
 		check(at-us, 11, false, 0, 0)
@@ -188,8 +189,8 @@ func TestARefundIsAcceptedDuringABlock(t *testing.T) {
 	}
 }
 
-// If the clock steps back by more than a minute, a block moves with it, so it lasts no longer than
-// intended.
+// If the clock steps back by more than a minute, the times of a block move back with it, so the block lasts
+// no longer than intended.
 func TestClockStepsKeepBlocks(t *testing.T) {
 	for _, step := range []struct{ back, blocked Micros }{{0, hour}, {minute, hour + minute}, {minute + us, hour}, {Day, hour}} {
 		l := mustCompile(t, penalized(1, hour, hour))

@@ -41,7 +41,7 @@ func TestRetryAfterIsExact(t *testing.T) {
 			return
 		}
 		if m.limit.Overdraw && (m.ask.Cost > m.limit.Capacity && !m.ask.Scaled || m.ask.Cost > m.limit.full()) {
-			return // such a cost is never available at once
+			return // a cost above the capacity is never available at once, although overdraw allows it
 		}
 		if m.limit.Kind == Guaranteed && m.got.Blocked > 0 && m.after.By != m.limit {
 			return // not exact yet: docs/trust.md describes this weakness
@@ -61,7 +61,7 @@ func TestRetryAfterIsExact(t *testing.T) {
 func TestResetAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
 		if m.ask.DryRun || m.got.Never || m.got.Remaining == m.limit.Capacity || m.after.Denials != nil {
-			return // ResetAfter cannot be checked: a converted or corrected state is not stored, and a full or blocked bucket stays as it is
+			return // ResetAfter cannot be checked: a state with new numbers or a corrected clock is not stored, and a full or blocked bucket does not change
 		}
 		if m.ask.Cost < 0 && m.before.By != nil && m.before.By.tick > m.limit.tick {
 			return // ResetAfter counts from the start of the tick, so the bucket may be full already
@@ -194,7 +194,7 @@ func TestABucketNeverHoldsMoreThanItsCapacity(t *testing.T) {
 	})
 }
 
-// charge has the units admitted at a time. Refunded units are negative.
+// charge is a number of units that were admitted at a time. Refunds are negative.
 type charge struct {
 	at   Micros
 	cost int64
@@ -227,7 +227,7 @@ func TestNeverAdmitsMoreThanTheBound(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
 				roll := throw(t)
 				s, l := roll.limit(k.kind)
-				if l.Overdraw || l.Kind == SlidingWindow { // Overdraw consumes units that are not available; a sliding window estimates
+				if l.Overdraw || l.Kind == SlidingWindow { // no bound applies: Overdraw consumes units that are not available, and a sliding window estimates
 					return
 				}
 				hash := uint64(roll(1 << 40))

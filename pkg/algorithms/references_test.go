@@ -36,12 +36,12 @@ func referenceOf(s Spec) reference {
 	}
 }
 
-// watch is a bucket's clock: its ticks, and its behavior when the machine's clock steps back.
+// watch is a bucket's clock. It counts ticks, and defines what happens if the machine's clock steps back.
 type watch struct {
 	tick Micros
 	seen bool
 	ts   Micros
-	held bool // denials are stored, so the bucket does not start at initial again
+	held bool // whether denials are stored, so that the bucket does not start at initial again
 }
 
 // read returns the bucket's time, and how far the machine's clock is behind it.
@@ -50,7 +50,7 @@ func (w *watch) read(now Micros) (at, behind Micros) {
 		if w.ts-now <= 60_000_000 {
 			return w.ts, w.ts - now
 		}
-		w.ts = w.begun(now) // the value is kept
+		w.ts = w.begun(now) // the clock is corrected, and the value of the bucket stays
 	}
 	return now, 0
 }
@@ -78,7 +78,7 @@ func delay(d Decision, behind Micros) Decision {
 		d.RetryAfter += behind
 	}
 	for _, t := range []*Micros{&d.ResetAfter, &d.Wait} {
-		if *t > 0 { // 0 means that the bucket is full, or the units available, already
+		if *t > 0 { // 0 means that the bucket is full already, or that the units are available already
 			*t += behind
 		}
 	}
@@ -140,7 +140,8 @@ type tokenReference struct {
 	level *big.Rat
 }
 
-// undo returns what the undo of a charge of back refunds if flowed units have flowed in since.
+// undo returns the refund for a canceled charge of back units if flowed units have flowed in since the
+// charge.
 func undo(back, flowed *big.Rat) *big.Rat {
 	if flowed.Sign() < 0 {
 		return whole(0)
@@ -175,7 +176,7 @@ func (b *tokenReference) ask(now Micros, a Charge) (d Decision) {
 	if a.Reserve {
 		r = reserved
 	}
-	short := minus(minus(cost, r), level) // above 0: denied
+	short := minus(minus(cost, r), level) // the missing units; the charge is denied if this is above 0
 	takes := true
 	switch {
 	case a.Cost < 0:

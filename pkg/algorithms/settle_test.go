@@ -7,16 +7,16 @@ import (
 	"pgregory.net/rapid"
 )
 
-// work is a charge and its final cost.
+// work is a charge, and the cost that is known when the work ends.
 type work struct {
 	at     Micros
 	cost   int64
 	settle bool // still has to be settled
 }
 
-// However many charges are reserved, settled and cancelled, and however late: the final costs of the
-// charges that begin in any span never add up to more than the bound of the limit. Here reservations wait
-// for their turn, so they do not go below zero.
+// Random charges are reserved, settled and canceled, early or late. The final costs of the charges that begin
+// in any span never add up to more than the bound of the limit. Here reservations wait for their turn, so the
+// bucket never goes below zero.
 func TestChargesNeverExceedTheBoundWithSettlements(t *testing.T) {
 	settled, returned := 0, 0
 	rapid.Check(t, func(t *rapid.T) {

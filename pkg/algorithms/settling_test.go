@@ -15,10 +15,10 @@ type call struct {
 	open     bool
 }
 
-// Two buckets get the same requests. In the first, requests consume estimates that are settled later. In
-// the second, the costs are known when the requests start. After all settlements, the first bucket holds at
-// most as much as the second, plus the units lost. The reference model with all peaks says exactly how
-// much.
+// Two buckets get the same requests. In the first, requests consume estimates that are settled later. In the
+// second, the costs are known when the requests start. After all settlements, the first bucket holds at most
+// as much as the second, plus the units lost. The reference model stores all peaks, and computes exactly how
+// much the first bucket holds.
 func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 	settled, full, less := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -33,7 +33,7 @@ func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 		model := &settlingModel{flow: big.NewRat(s.Rate, int64(s.Period)), capacity: whole(capacity)}
 		var calls []*call
 		now, lost := t0, int64(0)
-		over := roll.once(2) // some estimates are too low
+		over := roll.once(2) // whether some estimates are too low
 		for range length(t, 300) {
 			var open []*call
 			for _, c := range calls {
@@ -118,7 +118,7 @@ func (m *settlingModel) set(now Micros, after *big.Rat, _ bool) {
 	m.at, m.after, m.before = append(m.at, now), append(m.after, after), append(m.before, before)
 }
 
-// refund returns what is left of units consumed by the change at time of.
+// refund returns how many of the units that were consumed at time of can still be refunded.
 func (m *settlingModel) refund(of, now Micros, units int64) *big.Rat {
 	room := whole(max(0, units))
 	last := len(m.at) - 1
@@ -130,9 +130,9 @@ func (m *settlingModel) refund(of, now Micros, units int64) *big.Rat {
 	return least(room, minus(m.capacity, least(m.capacity, plus(m.after[last], times(m.flow, whole(int64(now-m.at[last])))))))
 }
 
-// This is the previous test with a clock that steps back and forth, in microseconds and milliseconds, and
-// with buckets that are deleted as soon as they may be. The bucket with known costs charges every cost,
-// even if it is not available, and reads the same clock at the same moments.
+// This is the previous test with three changes: the clock steps back and forth, limits count in microseconds
+// or milliseconds, and buckets are deleted as soon as they may be. The bucket with known costs charges every
+// cost, even if it is not available, and reads the same clock at the same moments.
 func TestSettlementsByAClockThatSteps(t *testing.T) {
 	refunded, nothing := 0, 0
 	rapid.Check(t, func(t *rapid.T) {

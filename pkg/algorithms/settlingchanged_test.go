@@ -25,7 +25,7 @@ func TestAWindowThatSettlesCountsAsIfKnownAtTheStart(t *testing.T) {
 		var state State
 		var calls, open []*call
 		now, lost := t0, int64(0)
-		over := roll.once(2) // some estimates are too low
+		over := roll.once(2) // whether some estimates are too low
 		for range length(t, 200) {
 			if roll.once(10) {
 				l = numbers()
@@ -63,7 +63,7 @@ func TestAWindowThatSettlesCountsAsIfKnownAtTheStart(t *testing.T) {
 				}
 			}
 			now += Micros(roll.of(0, 0, 1, roll(int64(period)), int64(period)/20))
-			known := l.Capacity // what a window with known costs has left
+			known := l.Capacity // the units that a window would have left if the costs had been known
 			for _, c := range calls {
 				switch {
 				case c.at/period != now/period:

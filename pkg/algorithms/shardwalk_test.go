@@ -10,12 +10,12 @@ import (
 
 func copies(shards []Bucket) []Bucket { return slices.Clone(shards) }
 
-// askAgain charges copies of all shards at another time.
+// askAgain charges copies of all shards at another time, and changes nothing.
 func askAgain(at Micros, shards []Bucket, a Charge) Decision {
 	return TakeShards(at, copies(shards), a)
 }
 
-// pair draws two shards.
+// pair chooses two different shards at random.
 func (roll dice) pair(shards []Bucket) (pair []Bucket, i, j int64) {
 	i = roll(int64(len(shards)))
 	j = (i + 1 + roll(int64(len(shards))-1)) % int64(len(shards))
@@ -169,8 +169,9 @@ func clipped(n, unit int64) int64 {
 	return n * unit
 }
 
-// levelled reports whether a charge was spread correctly. Either one shard paid alone, or the shards that
-// paid ended level (to one unit) or at their floor, and the others had no more than that.
+// levelled reports whether a charge was spread correctly over the shards. Either one shard paid alone, or
+// each shard that paid ended at its floor or at the same level (to one unit), and no other shard held more
+// than that level.
 func levelled(had, has []int64, shards []Bucket, reserve bool) bool {
 	paid, low, high := 0, int64(1<<62), int64(-1<<62)
 	floor := func(i int) int64 {
@@ -201,7 +202,8 @@ func levelled(had, has []int64, shards []Bucket, reserve bool) bool {
 	return high-low <= 1
 }
 
-// raised reports whether only the emptiest shards were refunded, and ended level (to one unit) or full.
+// raised reports whether a refund went only to the emptiest shards, and whether these ended at the same level
+// (to one unit) or full.
 func raised(had, has []int64, shards []Bucket) bool {
 	high := int64(-1 << 62)
 	for i := range had {

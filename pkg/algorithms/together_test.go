@@ -14,7 +14,7 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 	never := false
 	tried, first := make([]State, len(buckets)), make([]Decision, len(buckets))
 	pays, skipped := make([]bool, len(buckets)), make([]bool, len(buckets))
-	from, fits, hopeless := 0, true, false // for the alternatives so far
+	from, fits, hopeless := 0, true, false // of the current row of alternatives: its first charge, whether its charges are allowed, and whether one never can be
 	for i := range buckets {
 		b := &buckets[i]
 		look := b.Charge
@@ -41,16 +41,16 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 			b.Decision = Decision{}
 			continue
 		}
-		asked := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun} // an allowed charge that consumes nothing
+		asked := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun} // a charge of 0 units, which is always allowed
 		kept, is := b.Limit.Take(clone(b.State), now, asked)
 		switch {
-		case b.Decision.Never && !b.Limit.TakesDenied && !never: // an alternative can pay
+		case b.Decision.Never && !b.Limit.TakesDenied && !never: // this charge can never be allowed, but an alternative can pay
 			b.State = kept
 		case all && pays[i], b.Limit.Overdraw, b.Limit.TakesDenied, !never && !b.Decision.Allowed:
 			b.State = tried[i]
 			continue
 		case never:
-			b.Decision = first[i] // nothing is counted
+			b.Decision = first[i] // the group can never be allowed, so no denial is counted
 		default:
 			b.State = kept
 		}

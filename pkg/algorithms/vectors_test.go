@@ -38,7 +38,7 @@ type step struct {
 	left    int64 // in whole tokens; negative for a debt
 	retry   Micros
 	wait    Micros
-	reset   Micros // checked unless it is 0
+	reset   Micros // not checked if it is 0
 }
 
 // run plays steps against a bucket of s. before returns the bucket's state at t0; nil means a new bucket.
@@ -90,7 +90,7 @@ func holding(tokens int64) func(*Limit) State {
 	return func(l *Limit) State { return State{By: l, Value: tokens * l.Unit(), At: t0} }
 }
 
-// Worked examples, one for each rule of the algorithms. A row's number is only its name.
+// Worked examples, one for each rule of the algorithms. The number of a row only names it.
 func TestVectors(t *testing.T) {
 	perSecond := Spec{Kind: TokenBucket, Rate: 1, Period: sec}
 	tenPerMinute := Spec{Kind: TokenBucket, Rate: 10, Period: minute}
@@ -152,10 +152,10 @@ func TestVectors(t *testing.T) {
 			{cost: 1, left: 0, retry: 1000 * ms},
 			{at: sec, cost: 1, allowed: true, left: 0},
 		}},
-		"14 named twice": {tenPerMinute, nil, []step{ // the caller adds the costs 3 and 4
+		"14 named twice": {tenPerMinute, nil, []step{ // the request names the limit twice, for 3 and 4 units
 			{cost: 7, allowed: true, left: 3},
 		}},
-		"14 named twice for too much": {tenPerMinute, nil, []step{ // the costs are 6 and 6
+		"14 named twice for too much": {tenPerMinute, nil, []step{ // the request names the limit twice, for 6 units each
 			{cost: 12, never: true, left: 10},
 		}},
 		"15 leaky bucket": {Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: new(int64(2))}, nil, []step{
@@ -221,7 +221,7 @@ func TestLeakyBucketWaitsNoLongerThanMaxWait(t *testing.T) {
 	run(t, Spec{Kind: LeakyBucket, Rate: 1, Period: sec, Capacity: new(int64(5))}, nil, []step{
 		{cost: 1, maxWait: 1500 * ms, allowed: true, left: 5},
 		{cost: 1, maxWait: 1500 * ms, allowed: true, left: 4, wait: 1000 * ms},
-		{cost: 1, maxWait: 1500 * ms, left: 4, retry: 500 * ms}, // it would wait 2 s
+		{cost: 1, maxWait: 1500 * ms, left: 4, retry: 500 * ms}, // the charge would have to wait 2 s
 		{at: 500 * ms, cost: 1, maxWait: 1500 * ms, allowed: true, left: 3, wait: 1500 * ms},
 	})
 }

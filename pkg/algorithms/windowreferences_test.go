@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// edges finds window edges: moments that differ from phase by whole periods, or the edges of a calendar.
+// edges finds the edges of windows. The edges differ from phase by whole periods, or are those of a calendar.
 type edges struct {
 	phase, period Micros
 	calendar      *Calendar
@@ -102,7 +102,7 @@ func (b *windowReference) ask(now Micros, a Charge) (d Decision) {
 	if a.Reserve {
 		r = reserved
 	}
-	cost, takes := min(a.Cost, 1<<55), true // more than any bucket can hold
+	cost, takes := min(a.Cost, 1<<55), true // 1<<55 is more than any bucket can hold
 	switch {
 	case cost < 0 && a.ChargedAt > 0 && e.start(a.ChargedAt) != e.start(at): // the window of the charge to undo has ended
 		d.Allowed = true
@@ -237,7 +237,7 @@ func (b *logReference) ask(now Micros, a Charge) (d Decision) {
 	}
 	switch {
 	case d.Never || a.DryRun:
-	case d.Allowed && a.Cost != 0: // a unit that has left the window stays out, even if the clock steps back
+	case d.Allowed && a.Cost != 0: // a unit that has left the window does not count again if the clock steps back
 		i, _ := slices.BinarySearch(log, at-b.s.Period+1)
 		b.admitted = log[i:]
 		if b.seen = len(b.admitted) > 0; b.seen {
@@ -378,7 +378,8 @@ func tickOf(s Spec) Micros {
 	return 1000
 }
 
-// fitsGuaranteed reports whether both buckets fit in 1/q, q = lcm(q1, q2), in us.
+// fitsGuaranteed reports whether both parts of a guaranteed bucket fit the exact range in microseconds. They
+// count in parts of 1/q unit, where q is the least common multiple of q1 and q2.
 func fitsGuaranteed(s Spec) bool {
 	f1, f2 := big.NewRat(s.Minimum.Units, int64(s.Minimum.Period)), big.NewRat(s.Rate, int64(s.Period))
 	q := lcm(f1.Denom(), f2.Denom())

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// units has all units.
+// units lists all units of calendars.
 var units = [...]Unit{Day, Week, Month, Year}
 
 func in(tb testing.TB, u Unit, zone string) *algorithms.Calendar {
@@ -75,8 +75,8 @@ func TestCalendarEdges(t *testing.T) {
 	}
 }
 
-// zones differ from UTC by hours, halves and quarters. Their clocks change twice a year, at midnight, by
-// half an hour, or never.
+// zones differ from UTC by whole hours, half hours or quarters of an hour. Their clocks change twice a year,
+// at midnight, by half an hour, or never.
 var zones = []string{
 	"UTC", "Europe/Berlin", "America/New_York", "America/Santiago", "Asia/Beirut", "Africa/Cairo",
 	"Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Kiritimati", "America/St_Johns", "Africa/Casablanca",

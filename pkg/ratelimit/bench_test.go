@@ -34,7 +34,7 @@ func calls(tb testing.TB) map[string]func() {
 	tb.Helper()
 	l, store := benchLimiter(tb)
 	ctx := context.Background()
-	user := string([]byte("bob")) // a value that the compiler cannot know
+	user := string([]byte("bob")) // the compiler cannot treat this value as a constant
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1_000_000_000, Period: algorithms.Second})
 	if err != nil {
 		tb.Fatal(err)

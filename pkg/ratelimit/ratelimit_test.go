@@ -353,16 +353,16 @@ func reserve(t *testing.T, l *ratelimit.Limiter, n int64, name string, key ...st
 func TestAReservationIsSettledOnce(t *testing.T) {
 	l, _ := onClock(t)
 	ctx := t.Context()
-	less, more := reserve(t, l, 15, "burst"), reserve(t, l, 5, "burst") // leaves a debt: 5 - 20
+	less, more := reserve(t, l, 15, "burst"), reserve(t, l, 5, "burst") // 15 + 5 units of 5: the bucket has a debt of 15
 	for range 2 {
-		if a, err := l.Settle(ctx, less, 2); err != nil || a.ResetAfter != 42*time.Second { // a debt of 2: 5 - 7
+		if a, err := l.Settle(ctx, less, 2); err != nil || a.ResetAfter != 42*time.Second { // 2 + 5 units of 5: the debt is 2
 			t.Errorf("got %+v %v; want no error and reset after %v", a, err, 42*time.Second)
 		}
 	}
 	if _, err := l.Settle(ctx, less, 3); !errors.Is(err, ratelimit.ErrReused) {
 		t.Errorf("with another cost: %v; want the error ratelimit.ErrReused", err)
 	}
-	if r, err := l.Settle(ctx, more, 29); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter != 36*time.Second { // 24 more units, after 5 + 20
+	if r, err := l.Settle(ctx, more, 29); !errors.Is(err, ratelimit.ErrDenied) || r.RetryAfter != 36*time.Second { // the settlement charges 24 units more than the 5 that were reserved
 		t.Errorf("got %+v %v; want the error ratelimit.ErrDenied and retry after %v", r, err, 36*time.Second)
 	}
 	if r, err := l.Settle(ctx, more, 8); err != nil || r.ResetAfter != time.Minute {

@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// A bucket of 10 units has 8 reserved for 30 s, so nothing could overflow in that time. With Settles the
-// refund is exact. Without it, the refund is reduced by the units that have flowed in.
+// A bucket of 10 units has 8 reserved for 30 s. It is not full in that time, so no inflow is lost. With
+// Settles the refund is exact. Without it, the refund is reduced by the units that have flowed in.
 func TestRefundsWithSettlesAreExact(t *testing.T) {
 	ten := ratelimit.TokenBucket(10, time.Minute)
 	exact := ten
@@ -31,7 +31,7 @@ func TestRefundsWithSettlesAreExact(t *testing.T) {
 	if r, err := l.Settle(t.Context(), reserved, 4); err != nil || r.Remaining != 10 { // 6 are left and 5 flow in, so the bucket is full
 		t.Errorf("exact: %+v %v; want no error and 10 remaining", r, err)
 	}
-	if r, err := l.Settle(t.Context(), over, 100); err != nil || r.Remaining != 0 { // 5 - 8 = -3; the rest is lost
+	if r, err := l.Settle(t.Context(), over, 100); err != nil || r.Remaining != 0 { // 5 - 8 = -3, the largest debt; the other units of the cost are not charged
 		t.Errorf("over: %+v %v; want no error and 0 remaining", r, err)
 	}
 	clock.Set(storetest.Start + 48*algorithms.Second)
@@ -75,7 +75,7 @@ func TestInvalidSettlesAreErrorsOfNew(t *testing.T) {
 	}
 }
 
-// limiterOn makes a Limiter of limits, and the clock that sets its time.
+// limiterOn returns a Limiter of limits, and its clock.
 func limiterOn(t *testing.T, limits ratelimit.Limits) (*ratelimit.Limiter, *storetest.Clock) {
 	t.Helper()
 	clock := &storetest.Clock{}
@@ -87,8 +87,8 @@ func limiterOn(t *testing.T, limits ratelimit.Limits) (*ratelimit.Limiter, *stor
 	return l, clock
 }
 
-// TestASettlementIsRememberedUntilTheSlowestClockRefusesIt: one program settles in the last second in which it may. Half
-// a minute later, a program whose clock is 40 s slow does not settle the reservation a second time.
+// One program settles a reservation in the last second in which it may. Half a minute later, a program whose
+// clock is 40 s slow must not settle the reservation a second time.
 func TestASettlementIsRememberedUntilTheSlowestClockRefusesIt(t *testing.T) {
 	var clock storetest.Clock
 	clock.Set(storetest.Start)

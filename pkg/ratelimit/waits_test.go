@@ -15,7 +15,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/ratelimit"
 )
 
-// limiterWith makes a Limiter of one limit, "l", over a store, whose clock the test sets.
+// limiterWith returns a Limiter with one limit, "l", and a clock that the test sets. wrap adds behavior to
+// its Store.
 func limiterWith(t *testing.T, limit ratelimit.Limit, maxWait time.Duration, wrap func(backend.Store) backend.Store) (*ratelimit.Limiter, *storetest.Clock) {
 	t.Helper()
 	clock := &storetest.Clock{}
@@ -57,7 +58,7 @@ func TestAWaitThatBecomesTooLongIsReturned(t *testing.T) {
 			}
 		}}
 	})
-	_, err := l.ReserveN(t.Context(), 5, "l") // 5 of 10 are available now; after the other call they are in 60 s
+	_, err := l.ReserveN(t.Context(), 5, "l") // 5 of 10 units are available now; after the charge of the other call they will be in 60 s
 	denied, ok := errors.AsType[*ratelimit.DeniedError](err)
 	if !ok || denied.Result.RetryAfter != 30*time.Second {
 		t.Errorf("%v", err)
@@ -91,7 +92,7 @@ func TestACanceledWaitRefundsLessTheInflow(t *testing.T) {
 	}
 }
 
-// after reports each call that consumed or refunded.
+// after is a Store that signals each call that has consumed or refunded units.
 type after struct {
 	backend.Store
 	done chan<- struct{}
@@ -128,7 +129,7 @@ func TestACanceledWaitIsUndoneByAStoreWithDeadlines(t *testing.T) {
 	}
 }
 
-// TestADeadlineBeforeMaxWaitDeniesAtOnce: of the two bounds of a wait, the shorter one counts.
+// A call has a deadline and a MaxWait. The shorter of the two bounds its wait.
 func TestADeadlineBeforeMaxWaitDeniesAtOnce(t *testing.T) {
 	l, _ := limiterWith(t, ratelimit.TokenBucket(1, time.Hour), 2*time.Hour, unchanged)
 	if err := l.Wait(t.Context(), "l"); err != nil {
@@ -141,7 +142,7 @@ func TestADeadlineBeforeMaxWaitDeniesAtOnce(t *testing.T) {
 	}
 }
 
-// TestAWindowThatStartsSoonIsAwaited: the next window starts in 10 s, and then all its units are available.
+// The next window starts in 10 s, and then all its units are available. So the call waits 10 s.
 func TestAWindowThatStartsSoonIsAwaited(t *testing.T) {
 	limit := ratelimit.FixedWindow(4, time.Minute)
 	limit.Start, limit.MaxReserved = time.UnixMicro(int64(storetest.Start-50*algorithms.Second)), new(int64(20))
@@ -172,7 +173,7 @@ func TestWaitDoesNotPoll(t *testing.T) {
 	}
 }
 
-// TestReservationsOfACallAreSettledOneByOne: the reservations of one AllowOnce have ids of their own.
+// Each reservation of one AllowOnce has its own id, so that each can be settled alone.
 func TestReservationsOfACallAreSettledOneByOne(t *testing.T) {
 	l, _ := limiterWith(t, ratelimit.TokenBucket(10, time.Minute), 0, unchanged)
 	requests := []ratelimit.Request{{Name: "l", Key: []string{"bob"}, N: 6, Reserve: true}, {Name: "l", Key: []string{"carol"}, N: 6, Reserve: true}}
@@ -189,7 +190,8 @@ func TestReservationsOfACallAreSettledOneByOne(t *testing.T) {
 	}
 }
 
-// TestMaxWaitAppliesToAllowAll: 2 units are available now, and one more flows in each 10 s.
+// 2 units are available now, and one more flows in every 10 s. AllowAll denies calls that would wait longer
+// than MaxWait.
 func TestMaxWaitAppliesToAllowAll(t *testing.T) {
 	limit := ratelimit.TokenBucket(6, time.Minute)
 	limit.Capacity, limit.MaxReserved = new(int64(2)), new(int64(20))
@@ -200,7 +202,7 @@ func TestMaxWaitAppliesToAllowAll(t *testing.T) {
 	if err := l.AllowAll(t.Context(), call(1)); err != nil {
 		t.Fatal(err)
 	}
-	late := call(4) // 1 of bob's is available, the others in 30 s
+	late := call(4) // 1 unit of bob is available now, and 4 are in 30 s
 	err := l.AllowAll(t.Context(), late)
 	denied, ok := errors.AsType[*ratelimit.DeniedError](err)
 	if !ok || denied.Result.RetryAfter != 10*time.Second || denied.Result.Wait != 0 {
@@ -251,7 +253,8 @@ func TestAGroupWhoseWaitBecomesTooLongIsReturned(t *testing.T) {
 	}
 }
 
-// TestADenialBeforeMaxWaitIsCounted: with MaxWait a call begins with a dry run, which a penalty does not count.
+// With MaxWait a call begins with a dry run, which a penalty does not count. A denied call must be counted
+// nevertheless.
 func TestADenialBeforeMaxWaitIsCounted(t *testing.T) {
 	limit := ratelimit.TokenBucket(1, time.Second)
 	limit.MaxReserved, limit.Penalty = new(int64(0)), &ratelimit.Penalty{After: 1, For: time.Minute, Max: time.Minute}

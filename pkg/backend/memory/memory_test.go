@@ -73,7 +73,7 @@ func TestAFullStoreRefusesNewKeysAndKeepsAllOthers(t *testing.T) {
 	if st := s.Stats(); st.Keys != 100 || st.Full != 1000 {
 		t.Errorf("stats %+v; want keys 100 and full 1000", st)
 	}
-	clock.Set(storetest.Start + algorithms.Second) // now all of them equal new buckets, so they make room
+	clock.Set(storetest.Start + algorithms.Second) // now all buckets equal new ones, so they can be deleted for others
 	s.Sweep()
 	if d := ask(s, "a", "new", l, 1); !d.Allowed {
 		t.Errorf("after the sweep: %+v; want allowed", d)
@@ -108,7 +108,7 @@ func TestFloodOnOneLimitLeavesRoomForOthers(t *testing.T) {
 		ask(s, "flooded", fmt.Sprint(i), l, 1)
 	}
 	for _, owner := range []string{"calm", "late"} {
-		for i := range 166 { // half of the bound divided by three
+		for i := range 166 { // three limits share half of the bound
 			if d := ask(s, owner, fmt.Sprint(i), l, 1); !d.Allowed {
 				t.Fatalf("%s key %d: %+v; want allowed", owner, i, d)
 			}
@@ -189,7 +189,7 @@ func TestCountedDenialsUseRoom(t *testing.T) {
 			t.Fatalf("denial %d: %+v, holds %d, want %d", i, d, s.Stats().Keys, want)
 		}
 	}
-	for range 200 { // without room for the denial, the charge is denied all the same
+	for range 200 { // there is no room to count more denials; the charge must be denied nevertheless
 		if d := ask(s, "a", "0", l, 1); d.Err != nil || d.Allowed {
 			t.Fatalf("got %v; want no error and denied", d)
 		}
@@ -210,7 +210,7 @@ func TestBucketsWithPeaksUseTheRoomOfThree(t *testing.T) {
 	clock, s := at(3 * n)
 	l := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: 100 * algorithms.Second, Settles: true})
 	before := heap()
-	for step := range 5 { // more charges than a bucket keeps peaks
+	for step := range 5 { // more charges than the number of peaks that a bucket keeps
 		clock.Set(storetest.Start + algorithms.Micros(step)*algorithms.Second)
 		for i := range n {
 			if d := ask(s, "a", fmt.Sprintf("%08d", i), l, 2); d.Err != nil || !d.Allowed {
@@ -397,7 +397,7 @@ func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
 				}
 				return 0
 			}
-			admitted := three() // its log grows, and no other bucket can make room
+			admitted := three() // the log of the bucket grows, and no other bucket can be deleted
 			for i := 10; i < 18; i++ {
 				if err := backend.ResetBucket(t.Context(), s, backend.Charge{Key: fmt.Append(nil, "a/live ", i)}); err != nil {
 					t.Fatal(err)
@@ -417,7 +417,7 @@ func TestAFullStoreAnswersDryRuns(t *testing.T) {
 	s.SetOwners([]string{"a", "b"})
 	l := tokens(t, 5)
 	fills := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Second, Initial: new(int64(1))})
-	for i := range 8 { // fill the part of a, and the half that all limits share
+	for i := range 8 { // fills the room of owner a, and the half of the room that all owners share
 		if d := ask(s, "a", fmt.Sprint(i), l, 5); !d.Allowed {
 			t.Fatalf("key %d: %+v; want allowed", i, d)
 		}

@@ -84,7 +84,7 @@ func TestDeniedIDsKeepNoRoom(t *testing.T) {
 }
 
 // The caller may reuse the memory of its decisions while they are stored. An ID can be used again after its
-// lifetime; expiry of its first record must not delete the second.
+// lifetime. The expiry of its first record must not delete the second one.
 func TestARecordIsACopyOfTheDecisions(t *testing.T) {
 	clock, s := at(100)
 	l := tokens(t, 100)

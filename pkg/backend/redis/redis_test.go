@@ -51,7 +51,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestOnBreaker stops and continues a server, which opens and closes its circuit breaker.
+// TestOnBreaker stops a server and continues it, which opens and closes the circuit breaker of the Store.
 func TestOnBreaker(t *testing.T) {
 	server := redistest.Start(t)
 	var isOpen atomic.Bool
