@@ -22,8 +22,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// bare is a simple token bucket script of one key. The benchmarks compare with it as the best that is
-// possible.
+// bare is a simple token bucket script with one key. No correct script can be much faster, so the benchmarks
+// compare with it.
 const bare = `
 local s = redis.call('HMGET', KEYS[1], 'v', 't')
 local t = redis.call('TIME')
@@ -40,7 +40,7 @@ return {ok, math.floor(v)}`
 // benchKeys is the number of different keys that the benchmarks use.
 const benchKeys = 10_000
 
-// asks sends n charges as fast as possible, and returns the time that this took.
+// asks sends n charges as fast as possible, and returns the elapsed time.
 type asks func(n int) time.Duration
 
 // bareLoad sends pipelines of 64 of the bare script, four at a time.
@@ -70,8 +70,8 @@ func bareLoad(b *testing.B, client goredis.UniversalClient) asks {
 	}
 }
 
-// roomy returns limits that are never reached. Their buckets are not full before the next charge: a full
-// bucket expires, and a missing key costs Redis less than one that it must read.
+// roomy returns limits that are never reached. Their buckets are not full before the next charge. A full
+// bucket would expire, and a missing key costs Redis less than a key that it must read.
 func roomy(b *testing.B) map[string]*algorithms.Limit {
 	b.Helper()
 	capacity, start := int64(100_000_000), algorithms.Micros(0)
@@ -115,8 +115,8 @@ func storeLoad(b *testing.B, s backend.Store) asks {
 	}
 }
 
-// compare runs the store and the ceiling in turn. It reports Redis's CPU time for a decision of each, and
-// the ratios.
+// compare runs the store and the bare script in turn. It reports Redis's CPU time for a decision of each, and
+// the ratio of the two.
 func compare(b *testing.B, servers []*redistest.Server, ours, ceiling asks) {
 	b.Helper()
 	const each = 20_480
@@ -221,8 +221,8 @@ func BenchmarkCalls(b *testing.B) {
 	}
 }
 
-// BenchmarkHotKey charges one key, as a sidecar does, and compares with the same in memory: allowed with
-// leases, and denied.
+// BenchmarkHotKey charges one key as a sidecar does, allowed from leases or denied, and compares the cost
+// with a store in memory.
 func BenchmarkHotKey(b *testing.B) {
 	const many = 1 << 40
 	for name, rate := range map[string]int64{"leased": many, "denied": 1} {
@@ -262,7 +262,7 @@ func BenchmarkHotKey(b *testing.B) {
 	}
 }
 
-// compareHot runs ours and the same in memory in turn. It reports the CPU time of this process for each
+// compareHot runs ours and a store in memory in turn. It reports the CPU time of this process for each
 // decision, and the number of commands that ours sent to Redis.
 func compareHot(b *testing.B, server *redistest.Server, ours, inMemory asks) {
 	b.Helper()
@@ -407,9 +407,9 @@ func (s *benchSource) submit() {
 	s.store.Submit(b)
 }
 
-// BenchmarkSettle measures the cost in Redis of a plain decision, of the start of a request whose cost is known
-// afterwards, of its settlement, of a reservation that an application makes, and of a settlement without a record, by
-// the number of charges in a call.
+// BenchmarkSettle measures the CPU time of Redis for five operations, by the number of charges in a call: a
+// plain decision, the start of a request whose cost is known afterwards, its settlement, a reservation that
+// an application makes, and a settlement without a record.
 func BenchmarkSettle(b *testing.B) {
 	server, _, n := benchNode(b)
 	plain := roomy(b)["token bucket"]

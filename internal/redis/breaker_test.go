@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// server is the Store that a sender calls in these tests. It can fail, and counts calls.
+// server is the Store that a sender calls in these tests. It counts calls, and fails while broken is true.
 type server struct {
 	broken       atomic.Bool
 	takes        time.Duration
@@ -65,7 +65,7 @@ func (c *changes) told(open bool) {
 	}
 }
 
-// guarding makes a sender to s.
+// guarding returns a sender whose circuit breaker guards p.
 func guarding(s *server, told *changes) *sender {
 	l := newSender(10*ms, s.decide)
 	l.changed = told.told
@@ -109,7 +109,7 @@ func TestAStallDeniesOnlyTheRequestsDuringIt(t *testing.T) {
 	}
 }
 
-// stalling answers at once, except during a stall.
+// stalling is a Store that answers at once, except during a stall.
 type stalling struct {
 	from   time.Time
 	length time.Duration
@@ -127,7 +127,7 @@ func (s *stalling) decide(ctx context.Context, c *call) error {
 	return echo(c)
 }
 
-// steady submits batches at a steady rate, without waiting for answers, and returns how many failed.
+// steady submits batches at a steady rate, without waiting for answers, and returns how many batches failed.
 func steady(s backend.Store, length, every, within time.Duration) (failed int64) {
 	var n atomic.Int64
 	var wg sync.WaitGroup
@@ -263,7 +263,8 @@ func TestBreakerProbes(t *testing.T) {
 	})
 }
 
-// After a sign of life of the server the next call is a probe, however long the pause is.
+// After a sign of life of the server the next call is a probe, even if the pause before the next probe has
+// not ended.
 func TestBreakerMakesTheNextCallAProbeAfterASignOfLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, told := &server{}, &changes{}
@@ -367,7 +368,7 @@ func TestBreakerDoesNotCountShortDeadlines(t *testing.T) {
 	})
 }
 
-// A panic in decide ends the call, also if it is a probe.
+// A panic in decide ends the call, even if the call is a probe.
 func TestBreakerSurvivesPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		broken, told := true, &changes{}

@@ -29,8 +29,9 @@ func days(tb testing.TB, rate, capacity int64) *algorithms.Limit {
 	return &l
 }
 
-// The script finds its own time among the days in its arguments. If the time is outside of them, it
-// requests others. So the answer is that of the server's clock, whatever time this process assumes.
+// The arguments of the script contain some windows of the calendar. If the server's time is outside of them,
+// the script requests other windows. So the answer follows the server's clock, whatever time this process
+// assumes.
 func TestCalendarUsesTheServersClock(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -59,8 +60,8 @@ func TestCalendarUsesTheServersClock(t *testing.T) {
 	}
 }
 
-// A day that ends between two charges ends by the server's clock, to the microsecond, also when the clocks
-// change to daylight saving time. Reserved units are due that many days later.
+// A day ends between two charges. It ends by the server's clock, to the microsecond, even if that day the
+// clocks change to daylight saving time. Reserved units are available that many days later.
 func TestCalendarEdgesInRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

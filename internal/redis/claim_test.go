@@ -18,8 +18,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// lostThenLate is a client for calls that settle a claim. The first reaches Redis but gets no answer, and
-// the second arrives late.
+// lostThenLate is a client for calls that settle a claim. The first call reaches Redis and gets no answer.
+// The second call arrives late.
 type lostThenLate struct {
 	calls   atomic.Int32
 	late    chan struct{} // closed when the second call may continue
@@ -66,8 +66,9 @@ func takeClaimed(s *Store, group []backend.Charge, store backend.Store) (d [1]ba
 	return d
 }
 
-// A call that deletes or answers a claim is sent again because its answer was lost. It arrives when another
-// caller has claimed the same ID. It must not remove that claim: a third caller would be charged too.
+// The answer of a call that deletes or answers a claim was lost, so the call is sent again. It arrives after
+// another caller has claimed the same ID. It must not remove the new claim, because then a third caller would
+// be charged too.
 func TestALateCallKeepsTheClaimOfAnotherCaller(t *testing.T) {
 	for name, allowed := range map[string]bool{"after a denial": false, "after an answer that has expired": true} {
 		t.Run(name, func(t *testing.T) {
@@ -181,8 +182,8 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	})
 }
 
-// While Redis does not answer, a claim fails at once, with certainly nothing consumed. After that, groups
-// are charged again.
+// While Redis does not answer, a claim fails at once, with the error that nothing was consumed. After that,
+// groups are charged again.
 func TestClaimsPassTheBreaker(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"one server", "a Cluster"} {
@@ -214,7 +215,7 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 				server.Resume()
 			}
 			redistest.Eventually(t, "groups are taken again", func() bool {
-				group[0].IdempotencyKey.ID[0]++ // a new ID, because claims without an answer may stay until they are deleted
+				group[0].IdempotencyKey.ID[0]++ // a new ID, because a claim that got no answer may stay until it is deleted
 				return takeClaimed(s, group, decidedAs(true))[0].Err == nil
 			})
 		})

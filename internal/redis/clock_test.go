@@ -56,7 +56,7 @@ func serverWithClock(t *testing.T) (*redistest.Server, func(by time.Duration)) {
 	}), step
 }
 
-// A clock that is wrong is reported, also if it becomes wrong while the server runs.
+// A wrong clock is reported, even if it becomes wrong while the server runs.
 func TestAWrongClockIsReported(t *testing.T) {
 	t.Parallel()
 	server, step := serverWithClock(t)
@@ -92,8 +92,8 @@ func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) 
 	}
 	limits := [2]*algorithms.Limit{&bucket, &window}
 	var admitted [2]int64
-	// phase sends charges for a second, and until the bucket has admitted flows of them, for a minute at most. It compares
-	// the units admitted since the beginning with a number of capacities and the inflow.
+	// phase sends charges for a second, and continues for at most a minute until the bucket has admitted flows
+	// units. It compares all units admitted so far with a number of capacities plus the inflow.
 	phase := func(name string, offset time.Duration, capacities int64, flows int64) {
 		t.Helper()
 		step(offset)
@@ -129,7 +129,7 @@ func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) 
 		}
 	}
 	phase("at first", 0, 1, rate)
-	phase("an hour back", -time.Hour, 1, rate/5) // time continues, and no bucket is refilled at once
+	phase("an hour back", -time.Hour, 1, rate/5) // no bucket is refilled at once, and refilling continues
 	phase("and forward again", 0, 2, rate)
 	phase("an hour forward", time.Hour, 3, rate)
 	phase("and back again", 0, 3, rate/5)

@@ -12,7 +12,7 @@ func TestTheLayoutKnowsTheSenderOfEachSlot(t *testing.T) {
 		}
 		l.note(slot, &senders[slot%len(senders)])
 		if l.sender(slot) != nil {
-			l.note(slot, &senders[0]) // as by another goroutine with an older answer
+			l.note(slot, &senders[0]) // like another goroutine that received an older layout
 		}
 	}
 	for slot := range slots {

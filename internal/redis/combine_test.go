@@ -34,8 +34,8 @@ func (h *heldShards) decide(charges []backend.Charge) []backend.Decision {
 	return decisions
 }
 
-// next decides batch i. If err is not nil, it fails the batch with err, before the charges are made or
-// after that.
+// next decides batch i. If err is not nil, the batch fails with err, either before its charges are made or
+// afterwards.
 func (h *heldShards) next(i int, err error) {
 	b := h.waiting[i]
 	h.waiting = slices.Delete(h.waiting, i, i+1)
@@ -76,8 +76,8 @@ func simulated(rng *rand.Rand) (s *shardStore, h *heldShards, undos *stores.Undo
 
 // Random costs are charged to a sharded bucket, and some are refunded. The answers of its shards arrive in
 // random order or are lost, or charges are not sent. The bucket never admits more than its limit. If no
-// answer is lost, all missing units belong to allowed charges at the end. A charge that is decided alone is
-// allowed exactly if the units are available.
+// answer is lost, at the end every missing unit belongs to an allowed charge. A charge that is decided alone
+// is allowed exactly if the units are available.
 func TestShardsAgreeWithAModel(t *testing.T) {
 	for _, mode := range []string{"alone", "at once", "lossy"} {
 		for seed := range uint64(300) {
@@ -148,7 +148,8 @@ func shardsAgainstAModel(t *testing.T, rng *rand.Rand, mode string) {
 	}
 }
 
-// There is one reset for each shard. The error of the most serious failure is returned.
+// A reset of a sharded bucket sends one reset for each shard. If several fail, the error of the most serious
+// failure is returned.
 func TestResetOfShards(t *testing.T) {
 	s, h, undos := simulated(rand.New(rand.NewPCG(1, 1)))
 	defer undos.Close()

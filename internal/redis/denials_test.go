@@ -11,9 +11,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// The denials of a penalty and the peaks of a limit that settles have the same place in a stored bucket.
-// After a reload replaced the penalty by settle, the denials are not read as peaks: settlements refund
-// nothing, and when the penalty returns, it counts from zero.
+// A stored bucket has its denials (of a penalty) and its peaks (of a limit that settles) in the same place.
+// After a reload has replaced the penalty by settle, the denials must not be read as peaks. Settlements
+// refund nothing, and when the penalty returns, it counts from zero.
 func TestDenialsAreNotReadAsPeaks(t *testing.T) {
 	t.Parallel()
 	const s = algorithms.Second
@@ -26,7 +26,7 @@ func TestDenialsAreNotReadAsPeaks(t *testing.T) {
 		penalty.Penalty = &algorithms.Penalty{After: 4, For: 300 * s, Max: 600 * s}
 		settles.Settles = true
 		counting, settling := compiled(t, penalty), compiled(t, settles)
-		for _, denials := range []int{1, 3} { // two have a length that peaks never have
+		for _, denials := range []int{1, 3} { // two denials have a length that peaks never have
 			for step, a := range map[string]algorithms.Charge{
 				"charge":           {Cost: 1},
 				"refund":           {Cost: -3, Settle: true, ChargedAt: storetest.Start},

@@ -63,9 +63,8 @@ func works(c net.Conn) bool {
 	return !failed
 }
 
-// A server that is unreachable is dialed 16 times a second, however many calls need a connection. When it
-// is back, the line reaches it within 70 ms although a round trip takes 4 ms, which leaves 30 ms for the
-// probe.
+// An unreachable server is dialed 16 times a second, however many calls need a connection. When the server is
+// back, the line connects within 70 ms, although a round trip takes 4 ms. That leaves 30 ms for the probe.
 func TestAnUnreachableServerIsDialed16TimesASecond(t *testing.T) {
 	for _, fronted := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -74,7 +73,7 @@ func TestAnUnreachableServerIsDialed16TimesASecond(t *testing.T) {
 			d.fronted, d.answers, d.far = fronted, true, 4*ms
 			for phase := range 60 * ms / ms {
 				d.away.Store(true)
-				if nc, c := net.Pipe(); fronted { // a connection that the proxy has accepted
+				if nc, c := net.Pipe(); fronted { // the proxy has accepted this connection before
 					c.Close()
 					own := newConn(l, nc, l.age.Load())
 					own.owes.Store(true)
@@ -143,7 +142,7 @@ func TestAServerIsNotDialedWithoutACaller(t *testing.T) {
 			t.Errorf("%d dials for one call; want at most 20", n)
 		}
 		d.away.Store(false)
-		l.connect(t.Context()) // which also makes redial dial at once
+		l.connect(t.Context()) // connect also makes redial dial at once
 		synctest.Wait()
 		if !works(l.connect(t.Context())) || signOfLife.Load() != 1 {
 			t.Errorf("not reached; %d signs of life", signOfLife.Load())
@@ -212,8 +211,8 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 		}
 		(<-d.ends).Close()
 		c.Close()
-		// A call that was sent in part is sent completely. An error of Write would mean that nothing was
-		// sent.
+		// A call that was sent in part is sent completely. If Write returned an error, go-redis would assume
+		// that nothing was sent.
 		server := <-d.ends
 		go func() { _, _ = io.Copy(io.Discard, server) }()
 		for _, part := range []string{"one ", "call"} {
@@ -227,8 +226,8 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 	})
 }
 
-// An answer that arrives after its call has ended is a sign of life. Of several such connections, one
-// waits.
+// An answer that arrives after its call has ended is a sign of life. If several connections expect such an
+// answer, only one waits for it.
 func TestALateAnswerClosesTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, signOfLife := lineTo(t)
@@ -262,8 +261,8 @@ func TestALateAnswerClosesTheBreaker(t *testing.T) {
 	})
 }
 
-// While the breaker is open, a late answer to the last probe makes the next call a probe, however long the
-// pause after that probe is.
+// While the breaker is open, a late answer to the last probe makes the next call a probe, even if the pause
+// after the last probe has not ended.
 func TestAnOutageEndsWithALateAnswer(t *testing.T) {
 	faulty(t)
 	server := redistest.Start(t)

@@ -40,8 +40,8 @@ func knownAfter(t *testing.T, s backend.Store, charges []backend.Charge) (known 
 	return known
 }
 
-// A batch has several sharded buckets. Decisions of those whose shards have answered are known before the
-// others, in every round.
+// A batch has several sharded buckets. The decisions of those whose shards have answered are known before the
+// others. That holds in every round of a charge.
 func TestShardsThatHaveAnsweredAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := memory.New(memory.Config{Clock: time.Now})
@@ -87,7 +87,7 @@ func TestShardsThatHaveAnsweredAreKnown(t *testing.T) {
 	})
 }
 
-// perSlot gives each shard its own key, which the slot does in Redis.
+// perSlot adds the slot to the key of each shard, because without Redis the shards would share one key.
 type perSlot struct{ next backend.Store }
 
 // Submit implements backend.Store.
@@ -128,13 +128,13 @@ func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 		l.queue.maxBatch = maxBatch
 		after := many(5, 1)
 		for i := range after {
-			after[i].Group += 10 // not the group of the charges before
+			after[i].Group += 10 // another group than that of the charges before
 		}
 		check("a way", &serverSenders{l, l}, slices.Concat(many(300, 300), after), 300)
 	})
 }
 
-// Of several groups with claims, the decisions of those that have ended are known.
+// In a batch of several groups with claims, the decisions of the groups that have ended are known.
 func TestClaimedGroupsThatHaveEndedAreKnown(t *testing.T) {
 	c := claims{underway: new(atomic.Int64), spawn: func(func()) {}} // with this spawn, background calls stay in flight
 	c.underway.Store(maxClaims - 1)

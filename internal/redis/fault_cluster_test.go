@@ -59,7 +59,7 @@ func (c underCluster) promoted(i int, since time.Time, left ...*redistest.Server
 	return time.Since(since)
 }
 
-// lose stops master 1, and requires that service is normal soon after the cluster works again.
+// lose stops master 1. Soon after the cluster works again, service must be normal.
 func (c underCluster) lose(hit, heal func(s *redistest.Server)) (others float64) {
 	c.t.Helper()
 	at := time.Now()
@@ -203,7 +203,7 @@ func (c underCluster) move(slot int, from, to *redistest.Server) {
 			break
 		}
 		from.Do("MIGRATE", host, port, keys[0], 0, 5000)
-		time.Sleep(20 * ms) // some keys are charged on one node, some on the other
+		time.Sleep(20 * ms) // some keys of the slot are charged on one node, some on the other
 	}
 	to.Do("CLUSTER", "SETSLOT", slot, "NODE", target)
 	from.Do("CLUSTER", "SETSLOT", slot, "NODE", target)

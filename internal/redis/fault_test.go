@@ -19,7 +19,7 @@ import (
 type fault struct {
 	args   []string
 	config func(c *Config)
-	url    func(s *redistest.Server) string // nil means the server itself
+	url    func(s *redistest.Server) string // the URL that the Store uses; nil means that of the server
 
 	hit    func(t *testing.T, s *redistest.Server, admin *goredis.Client)
 	length time.Duration
@@ -40,7 +40,7 @@ func (f fault) run(t *testing.T) {
 	t.Helper()
 	faulty(t)
 	server := redistest.Start(t, f.args...)
-	admin := server.Client() // logged in before anything changes
+	admin := server.Client() // admin logs in before the fault, which may change the password
 	if err := admin.Ping(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func (f fault) run(t *testing.T) {
 	during := l.share(hurt.Add(100*ms), time.Now(), nil)
 	if f.served {
 		t.Logf("during the fault %.1f %% were answered", 100*during)
-		if during < 0.8 { // one changed answer of twenty fails the requests of all clients whose charges it has
+		if during < 0.8 { // one damaged answer fails the requests of all clients in that call; one answer in twenty is damaged
 			t.Errorf("%.1f %% answered during the fault, by: %s", 100*during, l.failures())
 		}
 	} else if most := f.most(); during > most {
@@ -94,7 +94,7 @@ func (f fault) run(t *testing.T) {
 			unknown += q.unknown.Load()
 			all += q.attempted.Load()
 		}
-		if unknown > max(20, all/50) { // if the machine pauses, some answers are late
+		if unknown > max(20, all/50) { // if the machine pauses, a few answers are late
 			t.Errorf("%d requests may have been charged in a fault that refuses every call as a whole; want at most %v", unknown, max(20, all/50))
 		}
 	}
@@ -476,7 +476,7 @@ func TestFaultServersWithoutAnswersAtStart(t *testing.T) {
 			if share := l.share(l.began, time.Now(), nil); share > 0 {
 				t.Errorf("%.1f %% answered without a server", 100*share)
 			}
-			// Until the breaker opens, each of the four workers waits a few times; then one of them waits
+			// Until the breaker opens, each of the four workers waits a few times. Afterwards one worker waits
 			// for each probe.
 			if slow, all := l.slowFailures(); slow > max(40, all/5) {
 				t.Errorf("%d of %d requests waited for a server that never answers; want at most %v", slow, all, max(40, all/5))
