@@ -46,7 +46,7 @@ type rawConnection struct {
 type pendingRequest struct {
 	due    time.Duration
 	answer []byte // the received part of the answer, including its prefix
-	done   []byte // with Config.Settle, the message that settles the reservation in the last answer; otherwise empty
+	done   []byte // the message that settles the reservation in the last answer; empty if there is none
 }
 
 const (

@@ -52,8 +52,8 @@ type httpCmd struct {
 	Admin       string        `placeholder:"ADDR" help:"Where the sidecar's admin port listens, to profile it meanwhile; otherwise anywhere."`
 }
 
-// httpLimits is a configuration whose limits are never reached. Its requests are those of
-// examples/nginx/rlsidecar.yaml.
+// httpLimits is a configuration for the requests of examples/nginx/rlsidecar.yaml. Its limits are never
+// reached.
 const httpLimits = `
 domain: bench
 limits: {plenty: {algorithm: token_bucket, rate: 1, period: 1m, capacity: 100000000}}

@@ -110,8 +110,8 @@ func example(s *limiter.Snapshot) (domain string, entries []descriptors.Entry, o
 	return "", nil, false
 }
 
-// filled returns a descriptor that matches pattern, which has the form key=value,key…. For a value that
-// pattern leaves open, and in place of "*", it uses "demo".
+// filled returns a descriptor that matches pattern, which has the form key=value,key…. It uses "demo" for a
+// value that pattern does not state, and in place of "*".
 func filled(pattern string) (entries []descriptors.Entry) {
 	for part := range strings.SplitSeq(strings.ReplaceAll(pattern, "*", "demo"), ",") {
 		key, value, given := strings.Cut(part, "=")

@@ -76,7 +76,7 @@ func unknownKey(key string, here *level) string {
 func didYouMean(word string, known []string) string {
 	best, least := "", 0
 	if len(known) > 1000 {
-		return "" // searching longer is not worth the time
+		return "" // a longer search would take too much time
 	}
 	for _, k := range known {
 		if d := distance(strings.ToLower(word), strings.ToLower(k)); d <= max(1, len(k)/3) && (best == "" || d < least) {

@@ -20,7 +20,7 @@ import (
 //go:embed schema.json
 var Schema []byte
 
-// Options are defaults for what the files do not state.
+// Options are defaults for settings that the files do not contain.
 type Options struct {
 	// ConsumeEach makes each the default of a domain's `consume`, as in the reference server.
 	ConsumeEach bool

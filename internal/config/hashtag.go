@@ -67,7 +67,8 @@ func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 	}
 }
 
-// warnSlots warns of a descriptor whose limits form a group and need not be in one slot.
+// warnSlots warns of a descriptor whose limits are charged as a group although a Redis Cluster may keep their
+// buckets in different slots.
 func (c *compiler) warnSlots(one *descriptor, where path, node *descriptors.Node) {
 	apart := 0
 	for _, p := range node.Policies {

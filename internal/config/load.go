@@ -12,8 +12,7 @@ import (
 	"strings"
 )
 
-// below is the last element of a path that means all files below a folder, at any depth and with any
-// extension.
+// below, as the last element of a path, means all files below a folder, at any depth and with any extension.
 const below = "**"
 
 // Root returns the file or folder that path names, without "/**".

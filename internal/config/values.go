@@ -281,7 +281,7 @@ var (
 	unitNames = map[string]descriptors.Unit{"requests": descriptors.Requests, "tokens": descriptors.Tokens}
 )
 
-// pick reads a scalar that must be a key of words.
+// pick reads a scalar that must be a key of words, and returns the value of that key.
 func pick[T any](p *parser, key string, n *yaml.Node, words map[string]T) (value T, ok bool) {
 	v := follow(n)
 	if v.Kind == yaml.ScalarNode && v.ShortTag() != "!!null" {

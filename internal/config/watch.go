@@ -35,8 +35,8 @@ type Watcher struct {
 // change is missed.
 func NewWatcher(paths []string) *Watcher { return &Watcher{paths, digest(paths)} }
 
-// Run calls changed whenever the content of the files has changed. It returns when ctx ends, and its
-// goroutines have then ended too. If the system cannot watch files, Run reads them every 30 s.
+// Run calls changed whenever the content of the files has changed. It returns after ctx and all its
+// goroutines have ended. If the system cannot watch files, Run reads them every 30 s.
 //
 // Run watches the folders of the files. So it notices replaced files, as most editors write them, and
 // replaced symbolic links, which Kubernetes uses for a ConfigMap.

@@ -41,8 +41,8 @@ func (r *Room) Longest(ctx context.Context) algorithms.Micros {
 	return r.LongestFor(max(1, time.Until(deadline)))
 }
 
-// LongestFor does what Longest does, for a caller whose deadline is after the time left. 0 means that there
-// is no deadline.
+// LongestFor does what Longest does, for a caller whose deadline ends when the time left has passed. If left
+// is 0, there is no deadline.
 func (r *Room) LongestFor(left time.Duration) algorithms.Micros {
 	most := r.Most
 	if most == 0 {

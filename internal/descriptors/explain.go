@@ -30,7 +30,7 @@ type Step struct {
 // Reason is the reason why no limit applies to a descriptor.
 type Reason uint8
 
-// The reasons. In their names, key and value mean those of one entry.
+// These are the reasons. NoKey and NoValue concern one entry.
 const (
 	NoKey     Reason = iota // no pattern has the key
 	NoValue                 // patterns have the key, but none has the value

@@ -111,8 +111,8 @@ type Extras struct {
 	Metadata map[string]any
 }
 
-// Settle describes how a request reserves units of a limit, for work whose cost is known only after the work.
-// Values can be compared with ==.
+// Settle describes how a request reserves units of a limit, for work whose cost is known only when the work
+// is done. Values can be compared with ==.
 type Settle struct {
 	// Estimate is the number of units that a request reserves if it declares less.
 	Estimate int64

@@ -55,7 +55,8 @@ func (s *server) newSettleKeys() (*settleKeys, error) {
 	return k, nil
 }
 
-// old returns the secret of ids in the older form. That secret is the token of the HTTP API.
+// old returns the secrets that sign ids in the older form: the current and the previous token of the HTTP
+// API, or "" if there is no token.
 func (k *settleKeys) old() []string {
 	if k.server.apiToken == nil {
 		return []string{""}

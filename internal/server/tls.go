@@ -83,8 +83,8 @@ func (f TLSFiles) stamps() (s [3]stamp) {
 	return s
 }
 
-// keeper holds the configuration of the last moment at which the files matched each other. An update writes
-// the files one after the other, so in between they do not match.
+// keeper holds the TLS configuration from the last time that the files matched each other. An update writes
+// the files one after the other, so they do not match until it is complete.
 type keeper struct {
 	files TLSFiles
 	log   *zap.Logger

@@ -24,7 +24,8 @@ func (w *Windows[V]) AddN(now time.Time, key []byte, n int64) (c *Counted[V], ad
 }
 
 // Each calls see for each item of both windows at the time now, with the items of the current window first.
-// at numbers the different keys from 0; a key that is in both windows has the same number twice.
+// at is the number of the item's key, counted from 0. If both windows contain a key, its number is the same
+// in both calls.
 func (w *Windows[V]) Each(now time.Time, see func(at int, c *Counted[V])) {
 	w.turn(now)
 	at := map[string]int{}

@@ -35,8 +35,8 @@ import (
 type Config struct {
 	// Protocol is "http" or "grpc".
 	Protocol string
-	// Share is the share of traces that are sampled, 0 to 1, of the traces that start here. If a caller
-	// started the trace, its decision applies. If Share is 1, OTEL_TRACES_SAMPLER applies.
+	// Share is how many of the traces that start here are sampled, from 0 (none) to 1 (all). For a trace that
+	// a caller started, the caller's decision applies. If Share is 1, OTEL_TRACES_SAMPLER applies.
 	Share float64
 	// Service, Namespace and Instance identify this process. If they are empty, OTEL_SERVICE_NAME and
 	// OTEL_RESOURCE_ATTRIBUTES apply.

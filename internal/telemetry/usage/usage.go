@@ -79,8 +79,8 @@ func (r *Recorder) add(now time.Time, c *limiter.Call, result *limiter.Result) {
 	one.Value.events.Add(denials.Event{At: now, Cost: result.Cost, Outcome: result.Outcome, Remaining: result.Decision.Remaining})
 }
 
-// Top returns the keys that consumed most, the highest first. since is when counting began, five to ten
-// minutes ago.
+// Top returns the keys that consumed most, the highest first. since is when counting began, which is at most
+// ten minutes ago.
 func (r *Recorder) Top() (since time.Time, top []Used) {
 	now := r.now()
 	r.mu.Lock()
