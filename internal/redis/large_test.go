@@ -134,7 +134,7 @@ func TestLargeGroupsUseAnotherSender(t *testing.T) {
 		t.Errorf("a large group: %d charges in the usual sender, %d in the patient one; want usual 1001 and apart 257", usual, apart)
 	}
 	mixture := slices.Concat(many(3, 1), many(300, 300), many(5, 1), many(300, 300))
-	for i := 303; i < 308; i++ { // not part of the group before or after them
+	for i := 303; i < 308; i++ { // another group than that of the charges before and after
 		mixture[i].Group += 10
 	}
 	takeAll(s, mixture)

@@ -30,7 +30,7 @@ func TestLatencyIsComparedWithTheTimeout(t *testing.T) {
 	}
 }
 
-// The network adds 30 ms to the answer of each script.
+// The network delays the answer of each script by 30 ms.
 func TestDoctorMeasuresAFarRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

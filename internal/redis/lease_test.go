@@ -39,8 +39,8 @@ func TestLeasesAreBounded(t *testing.T) {
 	}
 }
 
-// Redis answers later than the deadline. A leased key is not denied, because the next lease is requested
-// while the last one still has units. No unit is lost.
+// Redis answers later than the deadline. A leased key must not be denied, because the next lease is requested
+// while the current one still has units. No unit is lost.
 func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	faulty(t)
 	const timeout, late = 40 * ms, 100 * ms
@@ -91,8 +91,8 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	}
 }
 
-// Sidecars that lease from one Redis never admit more than a window holds, nor more than the bound of a
-// token bucket, by Redis's clock, through many windows.
+// Several sidecars lease from one Redis, through many windows by Redis's clock. Together they never admit
+// more than a window holds, or more than the bound of a token bucket.
 func TestSidecarsThatLeaseShareALimit(t *testing.T) {
 	t.Parallel()
 	const sidecars, workers, span = 4, 4, 3 * time.Second

@@ -65,8 +65,8 @@ func TestLifetimesAreWrittenExactly(t *testing.T) {
 	decisions := make([]backend.Decision, len(charges))
 	got := writes(t, server, func() { backend.Take(t.Context(), s, charges, decisions) })
 	want := [][2]string{
-		{"rl:{}a", "1064"},    // 1000 + 2, rounded up by up to a sixteenth
-		{"rl:{}b", "3825002"}, // an hour, not the second of the key before
+		{"rl:{}a", "1064"},    // 1000 + 2 ms, rounded up by at most a sixteenth
+		{"rl:{}b", "3825002"}, // this key gets its own lifetime of an hour, not the second of the previous key
 		{"rl:{}c", "3506252"}, // more than an eighth less, so it has its own text
 		{"rl:{}d", "2127"},
 		{"rl:{}e", "2127"}, // less than an eighth less, so it has the same text
@@ -91,9 +91,9 @@ func livesFor(t *testing.T, server *redistest.Server, name string) time.Duration
 	return left
 }
 
-// A denied group with a refund may still write its bucket, in new numbers or with a corrected clock. It
-// keeps the units, and lives as long as they matter. The same holds for a dry run with a negative cost that
-// starts a clock.
+// A denied group with a refund may still write its bucket, in new numbers or with a corrected clock. The
+// bucket then keeps its units, and lives as long as they matter. The same applies to a dry run with a
+// negative cost that starts a clock.
 func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
@@ -128,8 +128,8 @@ func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	}
 }
 
-// A longer period has decided about a count. The count lives as long as that period needs, even if the
-// decision was a denial and a shorter period has charged since.
+// A limit with a longer period has decided about a count. The count lives as long as that period needs, even
+// if the decision was a denial and a limit with a shorter period has charged since.
 func TestCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})

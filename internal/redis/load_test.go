@@ -31,7 +31,7 @@ const (
 	// slack is how much later than its deadline an answer may arrive, in addition to the delays of the
 	// machine itself. Without a deadline, an answer would take five seconds, or as long as a fault.
 	slack = 2800 * ms
-	// late is how much later than its deadline a few answers may arrive, and a few timers may fire.
+	// late is a delay after the deadline that a few answers, and a few timers, may have.
 	late = 100 * ms
 	// pace is the pause of each worker between two requests.
 	pace = 2 * ms
@@ -99,7 +99,7 @@ func limitOf(n int64) *algorithms.Limit {
 // question is a request that a load sends repeatedly: one charge, or two together.
 type question struct {
 	charges []backend.Charge
-	limit   int64 // 0 means that the limit is never reached
+	limit   int64 // the units of the limit; 0 means that the limit is never reached
 
 	attempted, acked, denied, failed atomic.Int64
 	unknown                          atomic.Int64 // the failed requests that may have been charged
@@ -128,8 +128,8 @@ type load struct {
 	reasons   sync.Map     // the failures by reason: text -> *atomic.Int64
 }
 
-// The requests of a load. Counted ones are never denied. Tight ones belong to a limit that is soon used up.
-// The two buckets of a pair are in one slot and must stay equal.
+// The requests of a load. Requests with the name "counted" are never denied. Those with the name "tight" have
+// a limit that is soon used up. The two buckets of a "pair" are in one slot, and must stay equal.
 const (
 	counted    = 9
 	tight      = 6
@@ -330,7 +330,7 @@ func (l *load) acked() (n int64) {
 	return n
 }
 
-// slowFailures returns how many failed requests waited for their failure, and how many failed in total.
+// slowFailures returns how many requests failed only after a wait, and how many requests failed in total.
 func (l *load) slowFailures() (slow, all int64) {
 	for _, q := range l.questions {
 		all += q.failed.Load()

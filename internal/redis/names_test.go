@@ -16,8 +16,8 @@ import (
 // algorithmsDir is the package whose functions the script has too.
 const algorithmsDir = "../../pkg/algorithms"
 
-// apart lists functions of package algorithms that have another name in the script, or "" if the script
-// does not have them.
+// apart lists functions of package algorithms that have another name in the script. The name "" means that
+// the script does not have the function.
 var apart = map[string]struct{ name, reason string }{
 	"Kind.String":         {"", "text for people"},
 	"NewPeaks":            {"", "for Stores of other modules"},

@@ -88,13 +88,13 @@ func TestClaimsAreMadeOnce(t *testing.T) {
 	a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 2}}
 	b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Terms: algorithms.Charge{Cost: 1}}
 	shards := sharded(t, windowSpec(100), 10, "s")
-	shards.Terms.Cost = 35 // more than two of the shards have
+	shards.Terms.Cost = 35 // two shards together have fewer units
 	takesClaimed(t, one, other, a, b)
 	takesClaimed(t, one, other, shards)
 	claimsAreTakenOnce(t, one, other, a, b)
 }
 
-// The groups have buckets in two Redis. The claim is in the first, and both are charged.
+// The groups have buckets in two Redis. The claim is in the first Redis, and both are charged.
 func TestAGroupWithBucketsInTwoRedisIsClaimedOnce(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"one server", "behind Sentinels", "a Cluster"} {

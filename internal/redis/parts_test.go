@@ -20,7 +20,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// With one replica, a charge that two must confirm is not answered as allowed, and stays charged.
+// A charge needs the confirmation of two replicas, and there is one. The answer must not be that it is
+// allowed, and the charge stays.
 func TestAChargeThatTooFewReplicasConfirmIsNotAllowed(t *testing.T) {
 	t.Parallel()
 	master := redistest.Start(t)
@@ -80,7 +81,7 @@ func TestMovedSlots(t *testing.T) {
 	t.Run("with another slot that has not moved", func(t *testing.T) {
 		s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second})
 		charges, numbers := slotsOf(s, "two slots")
-		sender := s.cluster.route(charges[:1]).Store // to the master that had both slots
+		sender := s.cluster.route(charges[:1]).Store // the master that had both slots before
 		moved(t, cluster, numbers[0])
 		for i, d := range takeAll(sender, charges) {
 			if !d.Allowed || d.Remaining != 99 {
@@ -138,10 +139,10 @@ func (l *lostAnswers) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook 
 	}
 }
 
-// Of the two shards drawn, the one with more units comes first, including the inflow since its last known
-// state. A shard that has just failed comes second.
+// Of the two shards that are drawn, the one with more units is charged first. The inflow since its last known
+// state counts. A shard that has just failed is charged second.
 func TestDrawPrefersTheFullerShard(t *testing.T) {
-	synctest.Test(t, drawPrefersTheFullerShard) // a failure counts for a short time only
+	synctest.Test(t, drawPrefersTheFullerShard) // in a synctest bubble, because a failure counts for a short time only
 }
 
 func drawPrefersTheFullerShard(t *testing.T) {
@@ -179,17 +180,17 @@ func drawPrefersTheFullerShard(t *testing.T) {
 		sees(i, left)
 	}
 	draws("as seen", 1, 3, 0, 2)
-	now += algorithms.Second / 2 // five units flow into each shard; shard 1 has one and is full
+	now += algorithms.Second / 2 // five units flow into each shard, so shard 1 is full
 	sees(3, 4)
 	sees(1, 6)
-	draws("with what has flowed in", 0, 1, 2, 3) // 8, 6, 5, 4
+	draws("with what has flowed in", 0, 1, 2, 3) // the shards 0 to 3 have 8, 6, 5 and 4 units
 	now += algorithms.Second / 10
 	sees(0, 4)
 	sees(1, 8)
 	sees(2, 3)
 	failed := backend.Decision{Err: backend.ErrUnavailable}
 	m.saw([]byte("k"), shards, 1, &failed)
-	draws("one that fails", 3, 0, 2, 1) // 5, 4, 3, and 8
+	draws("one that fails", 3, 0, 2, 1) // the shards 3, 0 and 2 have 5, 4 and 3 units; shard 1 has 8, and has failed
 }
 
 // gated is a Store that delays refunds until gate is closed.
@@ -248,8 +249,8 @@ func takeShard(s *Store, c backend.Charge, i int, ask algorithms.Charge) backend
 	return takeAll(s, []backend.Charge{part})[0]
 }
 
-// Charges of a denied group in other slots, or in shards, are refunded only during their window. Here the
-// undo arrives after the next window was charged.
+// A group is denied, and its charges in other slots or in shards are refunded. A refund is made only during
+// the window of the charge. Here the undo arrives after the next window was charged, so it refunds nothing.
 func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	t.Parallel()
 	url := redistest.StartCluster(t, 3).URL()
@@ -287,8 +288,9 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	}
 }
 
-// One of several charged shards was used up by other processes. The charges of the remaining shards are
-// refunded only during their window. The undo arrives after the next window was charged.
+// A charge over several shards fails, because other processes have used up one of them. The charges of the
+// other shards are refunded, but only during their window. Here the undo arrives after the next window was
+// charged, so it refunds nothing.
 func TestUndoOfShardsInTheNextWindow(t *testing.T) {
 	t.Parallel()
 	url := redistest.StartCluster(t, 3).URL()

@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// A bucket that was charged many times keeps four peaks. Whichever two it merges, a refund of any of the charges is
-// the same as in memory.
+// A bucket with many charges merges their peaks, so that it keeps four. Whichever two peaks it merges, a
+// refund of any of the charges equals that of the memory store.
 func TestMergedPeaksRefundAsInMemory(t *testing.T) {
 	t.Parallel()
 	const sequences, charges, limits = 24, 8, 2
@@ -34,8 +34,9 @@ func TestMergedPeaksRefundAsInMemory(t *testing.T) {
 	at := func(step int) algorithms.Micros {
 		return storetest.Start + algorithms.Micros(step)*algorithms.Second/10
 	}
-	// Each sequence is charged to as many buckets as it has charges, so that each bucket refunds another one. The first
-	// charge of half of the buckets is by a limit that does not settle, so that their peaks are not known before.
+	// Each sequence is charged to as many buckets as it has charges, and each bucket refunds another charge.
+	// In half of the buckets a limit that does not settle makes the first charge, so the peaks before it are
+	// unknown.
 	rng := rand.New(rand.NewPCG(3, 4))
 	var costs [sequences][charges]int64
 	for i := range costs {

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// proxy is between a Store and a server, and damages answers as networks do. The script has run by then, so
-// a charge that is sent again is counted twice.
+// proxy is between a Store and a server, and damages answers as networks do. The script has already run when
+// its answer is damaged. So if the Store sends the charge again, it is charged twice.
 type proxy struct {
 	Addr   string
 	server string

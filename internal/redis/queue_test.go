@@ -56,7 +56,7 @@ func submit(t *testing.T, q *queue, b *backend.Batch, now time.Time) effects {
 	return do
 }
 
-// sent fills a call.
+// sent fills a call from q, and returns it.
 func sent(t *testing.T, q *queue, now time.Time) *call {
 	t.Helper()
 	c := &call{}
@@ -102,7 +102,7 @@ func TestQueueStartsCalls(t *testing.T) {
 	}
 }
 
-// A source with many charges delays another only by its share of a call.
+// A source with many charges delays the charges of another source by at most its own share of a call.
 func TestQueueServesSourcesInTurn(t *testing.T) {
 	q := newQueue(10 * ms)
 	flood, little, some := &backend.Source{}, &backend.Source{}, &backend.Source{}
@@ -232,7 +232,7 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 	}
 	q.complete(c)
 	q.over(at(6 * ms))
-	// A call without anything to send is over.
+	// A call with nothing to send ends at once.
 	late.Decisions = make([]backend.Decision, 2)
 	submit(t, &q, late, at(6*ms))
 	if c := (&call{}); q.fill(c, at(6*ms)) || len(c.ended) != 1 || !q.idle() {
@@ -320,7 +320,7 @@ type schedule struct {
 	now     time.Duration
 	sources []*backend.Source
 	batches []*backend.Batch
-	groups  map[*backend.Charge]*fate // by the first charge
+	groups  map[*backend.Charge]*fate // the outcomes of groups, by the first charge of each
 	calls   []*call                   // in flight
 	due     int                       // the number of calls that were started and not filled
 	tickAt  time.Duration             // the time of the next tick; 0 means none
@@ -404,7 +404,7 @@ func (s *schedule) submit() {
 	s.after(do)
 }
 
-// after applies the effects of an event, and checks that they follow the policy.
+// after checks that the state of the queue follows from an event.
 func (s *schedule) after(do effects) {
 	inFlight := len(s.calls) + s.due
 	late := s.now-s.left >= 5*ms
@@ -477,7 +477,7 @@ func (s *schedule) fill() {
 	s.calls = append(s.calls, c)
 }
 
-// fair checks that no source has two turns in a call while another waiting source has none.
+// fair checks that no source gets a second turn in a call before every waiting source has had one.
 func (s *schedule) fair(c *call, waiting map[*backend.Source]bool) {
 	turns := map[*backend.Source]int{}
 	for i, r := range c.runs {
@@ -487,7 +487,7 @@ func (s *schedule) fair(c *call, waiting map[*backend.Source]bool) {
 	}
 	for source := range waiting {
 		if p := s.q.places[source]; turns[source] > 0 || p == nil || p.first == nil {
-			continue // it had its turn, or had nothing to send
+			continue // this source had its turn, or had nothing to send
 		}
 		for other, n := range turns {
 			if n > 1 {
@@ -497,7 +497,7 @@ func (s *schedule) fair(c *call, waiting map[*backend.Source]bool) {
 	}
 }
 
-// land ends a call.
+// land ends a call, like the answer of the server.
 func (s *schedule) land(i int) {
 	c := s.calls[i]
 	s.calls = slices.Delete(s.calls, i, i+1)
@@ -545,7 +545,7 @@ func (s *schedule) answered(c *call) {
 	}
 }
 
-// finish makes all batches end.
+// finish ends all calls until every batch has ended.
 func (s *schedule) finish() {
 	for range 100_000 {
 		switch {

@@ -110,7 +110,7 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 			needed += 24 * time.Hour
 		}
 		most := needed
-		if limit.Calendar != nil { // beyond the windows that it gets, the script assumes the longest possible ones
+		if limit.Calendar != nil { // the script does not know later windows, so it assumes the longest possible ones
 			most += 2 * time.Hour
 		}
 		if left < needed-time.Since(before)-time.Millisecond || left > most+most/8+2*time.Millisecond {
@@ -119,7 +119,7 @@ func TestKeysLiveAsLongAsTheyMatter(t *testing.T) {
 	}
 }
 
-// Denials of a penalty are kept until they no longer count, and their key lives as long.
+// Denials that a penalty counts are kept until they no longer count. Their key lives that long.
 func TestDenialsLiveAsLongAsTheyCount(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

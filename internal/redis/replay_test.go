@@ -12,9 +12,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// The first answer to a request with an ID fails, because no replica has confirmed its charge in time. If the request is
-// repeated, its recorded answer waits for the replica too: a failover would lose the charge and the record. It runs on
-// Valkey, which has the WAIT of Redis 7.2: it waits only for the writes of its own connection.
+// The first answer to a request with an ID fails, because no replica has confirmed its charge in time. If the
+// request is repeated, the recorded answer must wait for the replica too, because a failover would lose the
+// charge and the record.
+//
+// The test runs on Valkey. Its WAIT is that of Redis 7.2, which waits only for the writes of its own
+// connection.
 func TestARepeatedAnswerIsConfirmed(t *testing.T) {
 	t.Parallel()
 	binary := tooltest.Path(t, "valkey-server-libc")
@@ -41,7 +44,7 @@ func TestARepeatedAnswerIsConfirmed(t *testing.T) {
 			t.Errorf("%s, while the replica is paused: %+v; want denied, the error backend.ErrUnavailable and an error other than backend.ErrNotTaken", attempt, d)
 		}
 	}
-	other := open(time.Second) // its connection has written nothing yet
+	other := open(time.Second) // a new connection, so WAIT has no write to wait for
 	if d := take(other, 2); d.Allowed || d.Err == nil {
 		t.Errorf("by another sidecar, while the replica is paused: %+v; want denied and an error", d)
 	}

@@ -46,7 +46,7 @@ func TestTheSenderReturnsTheStoresAnswers(t *testing.T) {
 	}
 }
 
-// answer is a submitted batch, with the time after which it was answered.
+// answer is a submitted batch, and the time that it took until it was answered.
 type answer struct {
 	*backend.Batch
 	done  chan struct{}
@@ -123,11 +123,11 @@ func TestBatchesUnderLoadShareCalls(t *testing.T) {
 	})
 }
 
-// A late call delays others for half of its timeout. It does not delay charges that are enough to fill
-// another call.
+// A late call delays other charges for half of its timeout. If enough charges wait to fill another call, they
+// are not delayed.
 func TestALateCallDelaysOthersForHalfItsTimeout(t *testing.T) {
 	for name, test := range map[string]struct {
-		second int // charges of each batch that arrives second
+		second int // the number of charges in each batch that is submitted while the first call is late
 		want   time.Duration
 	}{"few": {1, 5 * ms}, "many": {128, 0}} {
 		t.Run(name, func(t *testing.T) {
@@ -155,8 +155,8 @@ func TestALateCallDelaysOthersForHalfItsTimeout(t *testing.T) {
 	}
 }
 
-// If a caller waits, and has enough time, its call is made on its own goroutine. The call ends by the
-// caller's deadline.
+// If a caller waits, and has enough time, its goroutine makes the call itself. The call ends by the caller's
+// deadline.
 func TestAWaitingCallerMakesTheCallItself(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		own := false
@@ -185,7 +185,7 @@ func TestAWaitingCallerMakesTheCallItself(t *testing.T) {
 
 func TestLateBatchesAreNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &server{takes: 30 * ms} // whatever the context is
+		p := &server{takes: 30 * ms} // also if its context ends before
 		l := newSender(10*ms, p.decide)
 		l.queue.maxCalls = 1
 		first := start(l, batchOf(1))
@@ -215,7 +215,7 @@ func TestDoneFunctionsDoNotDelayTheNextCall(t *testing.T) {
 		}
 		submit(1)
 		synctest.Wait()
-		submit(20) // some wait for the first call, and then for its Done functions
+		submit(20) // the first of these make a call, and the others wait for it and for its Done functions
 		time.Sleep(time.Second + ms/2)
 		if n := p.called.Load(); n != 1 {
 			t.Errorf("%d calls; want 1", n)
@@ -268,7 +268,8 @@ func TestAPanicHarmsNoOtherBatch(t *testing.T) {
 	})
 }
 
-// First the Done functions of all batches of a call are called, then Flush once for each source.
+// When a call ends, first the Done functions of all its batches are called. Then Flush is called once for
+// each source.
 func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: ms}
@@ -291,7 +292,7 @@ func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 	})
 }
 
-// Close fails waiting batches and later ones. A call in flight ends by itself.
+// Close fails the waiting batches and all later ones. A call in flight is not interrupted.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{takes: 5 * ms}

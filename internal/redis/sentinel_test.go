@@ -15,7 +15,7 @@ func TestSentinelMessagesChangeTheMaster(t *testing.T) {
 		at     time.Duration
 		event  string // the message of a Sentinel
 		addr   string
-		master string // the master that is used then; "" means none
+		master string // the master that the Store uses after the event; "" means none
 	}
 	for name, steps := range map[string][]step{
 		"it is named": {{0, "named", "a", "a"}, {1 * s, "named", "b", "b"}, {10 * s, "named", "a", "a"}},
@@ -71,8 +71,8 @@ func TestSentinelMessagesChangeTheMaster(t *testing.T) {
 	}
 }
 
-// From the moment at which the replica is promoted, the old master is not charged. So less than half a
-// second of traffic is lost. With +switch-master alone it would be one to two seconds.
+// As soon as the replica is promoted, nothing is charged on the old master any more. So less than half a
+// second of traffic is lost. If only +switch-master were used, one to two seconds would be lost.
 func TestPlannedFailoverLosesLittle(t *testing.T) {
 	faulty(t)
 	servers := redistest.StartSentinels(t)

@@ -142,8 +142,8 @@ func shardsAdmitTheLimit(t *testing.T, url string) {
 	}
 }
 
-// A lone request is denied exactly if the sum of all shards is less than the cost. The answer contains that
-// sum. At its retry time, and not before, it is allowed.
+// While there are no other requests, a request is denied exactly if the sum of all shards is less than its
+// cost. The answer contains that sum. The request is allowed at its retry time, and not before.
 func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
 	t.Helper()
 	s, clock := patient(t, url)
@@ -225,10 +225,10 @@ func shardsAreGivenBackTo(t *testing.T, url string) {
 	s, _ := patient(t, url)
 	c := sharded(t, windowSpec(40), 4, "back")
 	takeOne(t, s, c, algorithms.Charge{Cost: 40})
-	for i, cost := range []int64{-1, -4, -6} { // make them unequal
+	for i, cost := range []int64{-1, -4, -6} { // refund different amounts, so that the shards are not equal
 		takeShard(s, c, i, algorithms.Charge{Cost: cost})
 	}
-	if d := takeOne(t, s, c, algorithms.Charge{Cost: -4}); !d.Allowed { // now 1 4 6 0
+	if d := takeOne(t, s, c, algorithms.Charge{Cost: -4}); !d.Allowed { // afterwards the shards hold 1, 4, 6 and 0 units
 		t.Errorf("got %+v; want allowed", d)
 	}
 	got := values(t, s, c)
@@ -280,10 +280,10 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 	capacity, reserve := int64(12), int64(24)
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 6, Period: algorithms.Second, Capacity: &capacity, MaxReserved: &reserve}, 4, "reserved")
 	one := c.Shards[0].Unit()
-	for i, cost := range []int64{1, 3, 0, 2} { // make them unequal: 2 0 3 1
+	for i, cost := range []int64{1, 3, 0, 2} { // consume different amounts, so that the shards hold 2, 0, 3 and 1 units
 		takeShard(s, c, i, algorithms.Charge{Cost: cost})
 	}
-	d := takeOne(t, s, c, algorithms.Charge{Cost: 14, Reserve: true}) // 8 units too many: two from each shard
+	d := takeOne(t, s, c, algorithms.Charge{Cost: 14, Reserve: true}) // this leaves a debt of 8 units, two in each shard
 	left := values(t, s, c)
 	if !d.Allowed || sum(left) != -8*one || slices.Max(left)-slices.Min(left) > 1 {
 		t.Errorf("got %+v, left %v of a unit of %d", d, left, one)
@@ -361,7 +361,7 @@ func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
 			calls = append(calls, float64(n)/asks)
 		}
 		t.Logf("%d shards: shares of a hot key's commands by master: %.3f", shards, calls)
-		// Of 10 shards one master has 4.
+		// The shards are spread over three masters. With 10 shards, one master has 4.
 		even := math.Ceil(float64(shards)/3) / float64(shards)
 		if total := calls[0] + calls[1] + calls[2]; slices.Max(calls) > even+0.05 || total > 1.02 {
 			t.Errorf("%d shards: %.3f, %.2f calls for each request", shards, calls, total)
@@ -369,8 +369,8 @@ func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
 	}
 }
 
-// offered is a series of charges of one unit at random moments, for a limit with c tokens in each shard.
-// The buckets start half full, and the measurement begins when those tokens are used up.
+// offered describes charges of one unit at random moments, for a limit with c tokens in each shard. The
+// buckets start half full. The measurement begins when those tokens are used up.
 type offered struct {
 	c, shards int
 	load      float64
@@ -389,7 +389,7 @@ func (o offered) run(seed uint64, take func(at algorithms.Micros) bool) float64 
 	rng := rand.New(rand.NewPCG(seed, 6))
 	moments := make([]float64, o.asks)
 	for i := range moments {
-		moments[i] = rng.Float64() * float64(o.asks) * 1000 / o.load // in us; at 1000 in a second the load equals the limit
+		moments[i] = rng.Float64() * float64(o.asks) * 1000 / o.load // in microseconds; with 1000 charges in a second the load equals the limit
 	}
 	slices.Sort(moments)
 	admitted, warm := 0, o.asks/6
@@ -424,8 +424,9 @@ func (o offered) choices(tb testing.TB, seed uint64, of int) float64 {
 	})
 }
 
-// If the offered load equals the limit, choosing the fuller of two shards admits about 1 - 0.33/c of it,
-// where c is the number of tokens of a shard. Trying the other shards before denying must admit more.
+// The offered load equals the limit. If a charge goes to the fuller of two random shards, about 1 - 0.33/c of
+// the load is admitted, where c is the number of tokens in a shard. The Store tries the other shards before
+// it denies, so it must admit more.
 func shardsAdmitMore(t *testing.T, url string) {
 	t.Helper()
 	s, clock := patient(t, url)
@@ -452,8 +453,8 @@ func shardsAdmitMore(t *testing.T, url string) {
 	}
 }
 
-// shardsAreLookedAtWhole compares dry runs of sharded buckets in a Cluster with one bucket in memory,
-// whichever shards were charged.
+// shardsAreLookedAtWhole compares dry runs of sharded buckets in a Cluster with those of one bucket in
+// memory. The result must not depend on which shards were charged.
 func shardsAreLookedAtWhole(t *testing.T, url string) {
 	t.Helper()
 	s, clock := patient(t, url)

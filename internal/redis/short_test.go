@@ -18,15 +18,15 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// The fast loop of the script decides like package algorithms. The charges are plain and of few limits,
-// whose numbers change one at a time, with other charges in between.
+// The fast loop of the script must decide like package algorithms. It decides plain charges of few limits.
+// The numbers of the limits change one at a time, and other charges come in between.
 func TestTheFastLoopDecidesLikePackageAlgorithms(t *testing.T) {
 	t.Parallel()
 	n := func(v int64) *int64 { return &v }
 	epoch, late, later := algorithms.Micros(0), algorithms.Micros(123_456), algorithms.Micros(500_001)
 	const s = algorithms.Second
 	token, window := algorithms.TokenBucket, algorithms.FixedWindow
-	// The specs of each limit; it changes from one to another.
+	// The possible numbers of each limit.
 	specs := [][]algorithms.Spec{
 		{{Kind: token, Rate: 7, Period: s}, {Kind: token, Rate: 7, Period: s, Capacity: n(9)}, {Kind: token, Rate: 11, Period: s, Capacity: n(9)}, {Kind: token, Rate: 14, Period: s, Capacity: n(18)}},
 		{{Kind: token, Rate: 5, Period: 3 * s}, {Kind: token, Rate: 5, Period: 4 * s}},
@@ -46,7 +46,7 @@ func TestTheFastLoopDecidesLikePackageAlgorithms(t *testing.T) {
 	}
 }
 
-// A bucket that starts with less than its capacity counts as new one day after it was full.
+// A limit starts with less than its capacity. One day after its bucket was full, the bucket counts as new.
 func TestTheFastLoopDecidesLikePackageAlgorithmsWithInitial(t *testing.T) {
 	t.Parallel()
 	n := func(v int64) *int64 { return &v }
@@ -62,8 +62,8 @@ func TestTheFastLoopDecidesLikePackageAlgorithmsWithInitial(t *testing.T) {
 	}, algorithms.Day)
 }
 
-// loopEqualsMemory sends random charges of limits to Redis and to memory. Each limit has one of its specs
-// at a time. Now and then the time advances by about jump.
+// loopEqualsMemory sends random charges of limits to Redis and to a memory store, and compares the answers.
+// At any time each limit uses one of its specs. Now and then the time advances by about jump.
 func loopEqualsMemory(t *testing.T, seed uint64, specs [][]algorithms.Spec, jump algorithms.Micros) {
 	t.Helper()
 	const s = algorithms.Second
@@ -131,8 +131,8 @@ func loopEqualsMemory(t *testing.T, seed uint64, specs [][]algorithms.Spec, jump
 	}
 }
 
-// The loop of the script decides plain charges without creating the functions inside general, which would
-// cost more than the rest of a call. All other charges need general.
+// The script decides plain charges in a loop, without running its function general. Creating the functions
+// inside general would cost more than the rest of a call. All other charges need general.
 func TestPlainChargesDoNotRunTheGeneralFunction(t *testing.T) {
 	t.Parallel()
 	const head = "local function general(now, given, names, stored, lives, answers)\n"

@@ -25,8 +25,8 @@ func sidecar(tb testing.TB, url string) backend.Store {
 	return stores.Denied(stores.Deadline(open(tb, Config{URL: url, Timeout: 5 * time.Second}), 10*time.Second, ms, nil), stores.DeniedConfig{})
 }
 
-// hammer charges c through all stores concurrently, times per store and with several workers. It returns
-// how often c was admitted.
+// hammer sends many charges like c through each of the stores, from several goroutines. It returns how many
+// were admitted.
 func hammer(tb testing.TB, stores []backend.Store, times int, c backend.Charge) int64 {
 	tb.Helper()
 	const workers = 4
@@ -195,7 +195,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 	if charged < acked.Load() || charged > attempted.Load() || charged > childLimit {
 		t.Errorf("%d attempted, %d charged, %d admitted", attempted.Load(), charged, acked.Load())
 	}
-	// The remaining units are available to the others, exactly.
+	// Exactly the units that the killed sidecar did not consume are available to others.
 	c.Terms.Cost = 1
 	if got := hammer(t, []backend.Store{sidecar(t, url)}, 2*childLimit, c); got != childLimit-charged {
 		t.Errorf("%d were left, %d admitted", childLimit-charged, got)

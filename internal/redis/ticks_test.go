@@ -12,9 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// The numbers of a limit change between those that count in microseconds and large ones that count in
-// milliseconds, while requests arrive within the same millisecond. The script decides like package
-// algorithms.
+// The numbers of a limit change. Small numbers count in microseconds, and large ones in milliseconds.
+// Requests arrive within the same millisecond. The script must decide like package algorithms.
 func TestTheScriptDecidesLikePackageAlgorithmsWhenTheTickChanges(t *testing.T) {
 	t.Parallel()
 	n := func(v int64) *int64 { return &v }

@@ -60,7 +60,7 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 			t.Errorf("got %+v; want check %q", f, "adjustments")
 		}
 	}
-	for range 5 { // a connection that the server has closed is not used, even if it has unread TLS records
+	for range 5 { // a connection that the server has closed must not be used, even if it has unread TLS records
 		closeUsed(server)
 		if d := take(s, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second}); d.Err != nil {
 			t.Errorf("after the server has closed all connections: %+v; want no error", d)
@@ -79,8 +79,8 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 	}
 }
 
-// closeUsed makes the server close the connections on which it has received a charge or a PING. If it
-// closed one that still logs in, that would be a failed dial instead.
+// closeUsed makes the server close the connections on which it has received a charge or a PING. Connections
+// that still log in stay open, because closing one would count as a failed dial.
 func closeUsed(server *redistest.Server) {
 	for line := range strings.Lines(server.Do("CLIENT", "LIST")) {
 		values := map[string]string{}

@@ -20,8 +20,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// badWrites fails its first Write. Nothing has been written then or, with sends, the other end received all
-// of it 1 ms before.
+// badWrites is a connection whose first Write fails. By default nothing was written. With sends, the other
+// end received everything 1 ms before.
 type badWrites struct {
 	net.Conn
 
@@ -43,8 +43,8 @@ func (b *badWrites) Write(text []byte) (int, error) {
 	return 0, b.err
 }
 
-// When a Write fails, its call is answered at once. go-redis sends the call again only if the server
-// certainly has not run it, and not if the server has answered it already. The next call uses go-redis.
+// When a Write fails, its call is answered at once. go-redis sends the call again only if the server has
+// certainly not run it and has not answered it. The next call uses go-redis.
 func TestAFailedWriteEndsTheWire(t *testing.T) {
 	notSent := &net.OpError{Op: "dial", Err: errors.New("refused")}
 	for name, test := range map[string]struct {
@@ -185,8 +185,8 @@ func TestAnswersThatCannotBeReadAreFailures(t *testing.T) {
 
 func bulk(text []byte) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(text), text) }
 
-// If all windows of a calendar have ended, the script answers with its time alone. go-redis then sends the
-// call again with other windows.
+// If all windows of a calendar in the call have ended, the script answers only with its time. go-redis then
+// sends the call again with other windows.
 func TestACalendarThatEndedIsSentAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{takes: ms}
@@ -229,8 +229,8 @@ func TestAWireIsUsedAgainAfterItEndedWithACall(t *testing.T) {
 	})
 }
 
-// Close waits for the call in flight, and then closes the connection. Otherwise the reader would keep the
-// bubble from ending.
+// Close waits for the call in flight, and then closes the connection. If the connection stayed open, its
+// reader would keep the bubble from ending.
 func TestClosingWaitsForTheCallInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p, conn := wired(&server{}, func(args []string) string { time.Sleep(3 * ms); return echoed(args) })
@@ -258,15 +258,15 @@ func (d *deadlines) SetReadDeadline(t time.Time) error {
 	return nil
 }
 
-// The cases list when the wire may be reserved, and what the end of a Read means in each state.
+// Each case states when the wire may be reserved, and what the end of a Read means in that state.
 func TestTheStatesOfAWire(t *testing.T) {
 	now := time.Now()
 	for name, test := range map[string]struct {
 		wire     *wire // nil means a new wire
 		err      error
-		goesOn   bool // until the call in flight is late, if there is one
-		takes    bool // it can be reserved afterwards
-		answered bool // a call gets its answer
+		goesOn   bool // the reader continues, until the call in flight is late if there is one
+		takes    bool // the wire can be reserved afterwards
+		answered bool // the call in flight gets its answer
 	}{
 		"idle, an old deadline":          {err: os.ErrDeadlineExceeded, goesOn: true, takes: true},
 		"idle, ended":                    {err: net.ErrClosed},
@@ -331,17 +331,17 @@ func (d *dials) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return &countedClose{Conn: nc, d: d}, nil
 }
 
-// The wire is dialed once at a time, again after a pause when that failed, with one connection, and not
-// after Close.
+// Only one dial of the wire is in flight at a time, and it makes one connection. After a failure, the next
+// dial waits for a pause. After Close there is no dial.
 func TestTheWireIsDialedOnce(t *testing.T) {
 	d := &dials{addr: redistest.Start(t).Addr, gate: make(chan struct{})}
 	client := goredis.NewClient(&goredis.Options{Dialer: d.dial, MinIdleConns: 3, PoolSize: 5, DialerRetries: 1})
 	defer client.Close()
 	for range 3 {
-		d.gate <- struct{}{} // the dials of the client itself
+		d.gate <- struct{}{} // the client itself dials three connections
 	}
 	refused := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }
-	nobody := goredis.NewClient(&goredis.Options{Dialer: refused}) // go-redis retries by itself
+	nobody := goredis.NewClient(&goredis.Options{Dialer: refused}) // go-redis repeats a failed dial by itself
 	defer nobody.Close()
 	w := &wire{node: newNode(nobody, keys{prefix: "rl:"}, nil), sender: newSender(time.Second, nil)}
 	is := func(what string, connected bool) {
@@ -352,7 +352,7 @@ func TestTheWireIsDialedOnce(t *testing.T) {
 			return !w.dialing && (w.conn != nil) == connected
 		})
 	}
-	dials := func(since time.Duration) bool { // after this time since the last dial
+	dials := func(since time.Duration) bool { // dials reports whether the wire is dialed if the last dial was this long ago
 		w.mu.Lock()
 		w.dialed = time.Now().Add(-since)
 		was := w.dialed
@@ -367,7 +367,7 @@ func TestTheWireIsDialedOnce(t *testing.T) {
 	}
 	is("it has failed", false)
 	w.node = newNode(client, keys{prefix: "rl:"}, nil)
-	if began := time.Now(); dials(0) && time.Since(began) < dialPause { // a machine may be slow
+	if began := time.Now(); dials(0) && time.Since(began) < dialPause { // on a slow machine the pause may have ended already
 		t.Fatal("after a failure it was dialed at once")
 	}
 	if !dials(2 * dialPause) {
@@ -428,7 +428,7 @@ func TestAWireThatIsClosedWhileItIsDialed(t *testing.T) {
 // Every sender that is added is started, also if it is added while others are being started.
 func TestStartersStartEverySender(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const soon = time.Microsecond // senders that are added together have all been added by then
+		const soon = time.Microsecond // by then, all senders of a group have been added
 		s := newStarter(func(f func()) { time.AfterFunc(soon, f) })
 		var senders []*sender
 		for range 8 {

@@ -168,8 +168,8 @@ func TestASilentServerEndsTheWire(t *testing.T) {
 	})
 }
 
-// If the server does not read, the wire ends when the time of the call is over, even if an earlier call set
-// the deadlines.
+// If the server does not read, the wire ends at the timeout of the call, even if an earlier call set the
+// deadlines of the connection.
 func TestAServerThatDoesNotReadEndsTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{takes: ms}
@@ -218,8 +218,8 @@ func TestCallsAfterTheEndOfAWireAreNotLost(t *testing.T) {
 	})
 }
 
-// The wire ends after it was reserved, before its call is written. go-redis makes the call, and no other
-// call may use the wire in this time.
+// The wire ends after it was reserved and before its call is written. go-redis makes the call. Meanwhile no
+// other call may use the wire.
 func TestAWireThatEndsBeforeItsCallIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p, conn := wired(&server{}, echoed)
@@ -297,7 +297,8 @@ func TestGoRedisMakesLargeCalls(t *testing.T) {
 	})
 }
 
-// A call that certainly has not run is sent again by go-redis. Other errors are answers.
+// If an error means that a call has certainly not run, go-redis sends the call again. Other errors are final
+// answers.
 func TestGoRedisRepeatsCallsThatHaveNotRun(t *testing.T) {
 	for text, again := range map[string]bool{
 		"NOSCRIPT No matching script": true, "MOVED 1 127.0.0.1:7001": true, "TRYAGAIN later": true,
@@ -321,7 +322,7 @@ func TestGoRedisRepeatsCallsThatHaveNotRun(t *testing.T) {
 	}
 }
 
-// A reply is complete at its last byte, and neither before nor after.
+// A reply is complete when its last byte has arrived, and not before.
 func TestRepliesInPieces(t *testing.T) {
 	for whole, want := range map[string]string{"$5\r\nab\r\nc\r\n": "ab\r\nc", "-ERR no\r\n": "ERR no", "$0\r\n\r\n": ""} {
 		for n := range len(whole) + 1 {
@@ -341,7 +342,8 @@ func TestRepliesInPieces(t *testing.T) {
 	}
 }
 
-// Usual calls use the wire, and again after the server has closed all connections. No call is lost.
+// Usual calls use the wire. They use it again after the server has closed all connections, and no call is
+// lost.
 func TestUsualCallsUseTheWire(t *testing.T) {
 	r := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + r.Addr, Timeout: 5 * time.Second})
@@ -373,7 +375,7 @@ func TestUsualCallsUseTheWire(t *testing.T) {
 		}
 		was := conn()
 		closeUsed(r)
-		decide() // a connection that the server has closed is not used; meanwhile there may be another one
+		decide() // the closed connection must not be used; a new one may exist already
 		redistest.Eventually(t, "the connection is dropped", func() bool { return conn() != was })
 	}
 }
