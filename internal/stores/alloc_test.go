@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// Neither passing a batch on nor dividing it allocates.
+// Neither passing a batch to next nor dividing it allocates.
 func TestRoutingAllocatesNothing(t *testing.T) {
 	well := submitFunc(func(b *backend.Batch) { b.Done(b) })
 	routes := [2]stores.Route{{Store: well}, {Store: well}}

@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// instead returns a charge of a plan, and a charge of the credits that pay for what the plan does not
-// allow.
+// instead returns two alternative charges: one of a plan, and one of the credits that pay what the plan does
+// not allow.
 func instead(plan, credits *algorithms.Limit, cost int64) []backend.Charge {
 	group := []backend.Charge{of(plan, "plan", cost), of(credits, "credits", cost)}
 	group[0].Then = true
@@ -44,7 +44,7 @@ func TestADenialOfAlternativesIsRememberedUntilEitherCanPay(t *testing.T) {
 		time.Sleep(time.Microsecond) // the credits refill faster than the plan
 		want(1, false, true, 5)
 		want(1, false, false, 6)
-		take(t.Context(), s, of(credits, "credits", -1)) // credits were bought
+		take(t.Context(), s, of(credits, "credits", -1)) // as if the customer had bought credits
 		want(1, false, true, 8)
 	})
 }

@@ -8,9 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Trials are added, removed and expire in random order. A tick removes exactly the trials whose deadline
-// has passed, in the order of their deadlines. The next tick is never later than the first remaining
-// deadline.
+// Trials are added, removed and expire in random order. A tick removes exactly the trials whose deadline has
+// passed, in the order of their deadlines. The next tick is never later than the first deadline that remains.
 func TestDeadlinesAgreeWithASimpleList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var d deadlines

@@ -17,7 +17,7 @@ func TestDenialsAgreeWithASimpleMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 6
 		s := newDenials(most)
-		model := map[uint64]*denial{} // denials that may be found
+		model := map[uint64]*denial{} // the denials that find may return
 		var all []*denial
 		key := func() string { return fmt.Sprint("bucket ", rapid.IntRange(0, 4).Draw(t, "bucket")) }
 		for range rapid.IntRange(1, 80).Draw(t, "steps") {
@@ -34,7 +34,7 @@ func TestDenialsAgreeWithASimpleMap(t *testing.T) {
 			case 3:
 				if len(all) > 0 {
 					old := rapid.SampledFrom(all).Draw(t, "old")
-					if s.forget(old); model[old.hash] == old { // a denial that has been replaced stays
+					if s.forget(old); model[old.hash] == old { // only the newest denial of a group can be forgotten
 						delete(model, old.hash)
 					}
 				}

@@ -35,7 +35,7 @@ func tokens(tb testing.TB, rate int64, period algorithms.Micros, capacity int64)
 	return compile(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: period, Capacity: &capacity})
 }
 
-// expect submits a charge, and checks the answer and the number of calls of next so far.
+// expect submits a charge. It checks the answer, and the number of batches that next has received.
 func expect(t *testing.T, s backend.Store, asked *recorder, times int, c backend.Charge, allowed bool, retry time.Duration) {
 	t.Helper()
 	d := take(t.Context(), s, c)[0]
@@ -137,7 +137,7 @@ func TestALargerCostHasItsOwnRetryTime(t *testing.T) {
 	}
 }
 
-// If Value does not describe a bucket completely, next decides again.
+// If Value does not describe the whole bucket, the charge is sent to next again.
 func TestALargerCostOfOtherKindsGoesToTheStore(t *testing.T) {
 	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
 		synctest.Test(t, func(t *testing.T) {
@@ -259,14 +259,14 @@ func TestDeniedGroups(t *testing.T) {
 				t.Errorf("%d: got %+v, next got %d batches; want d[0] denied, d[1] allowed, d[1].Remaining 99 and 2 batches", i, d, asked.count())
 			}
 		}
-		// The limit that allowed may deny a higher cost, so next decides. Next also decides a charge of the
-		// limit that denied, because that limit was never decided alone.
+		// A limit that allowed may deny a higher cost, so the group is sent to next. A charge of the limit that
+		// denied is also sent to next if it is alone, because that limit was never decided alone.
 		take(t.Context(), s, pair(1, 2)...)
 		take(t.Context(), s, of(few, "few", 1))
 		if asked.count() != 4 {
 			t.Errorf("next got %d batches; want 4", asked.count())
 		}
-		// Of a denied group and another group in one batch, only the other is sent to next.
+		// A batch has a denied group and another group. Only the other group is sent to next.
 		other := of(many, "other", 5)
 		other.Group = 7
 		d := take(t.Context(), s, append(pair(1, 2), other)...)
@@ -299,7 +299,7 @@ func TestLimitsThatChargeDenialsAlwaysGoToTheStore(t *testing.T) {
 	})
 }
 
-// Before a block of a penalty begins, every denial counts, so next must get every request. During the block
+// Before a penalty starts a block, every denial is counted, so next must get every request. During the block
 // its denial is cached, until the block ends.
 func TestOfALimitWithPenaltyOnlyBlocksAreRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -323,7 +323,7 @@ func TestOfALimitWithPenaltyOnlyBlocksAreRemembered(t *testing.T) {
 		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Blocked != 4*algorithms.Second || asked.count() != 7 {
 			t.Errorf("blocked again: %+v, next got %d batches; want d.Blocked %v and 7 batches", d, asked.count(), 4*algorithms.Second)
 		}
-		// In a group with the denial of another limit, the denial is cached until the block ends.
+		// The group also has a limit that denies. The denial of the group is cached until the block ends.
 		other := tokens(t, 1, algorithms.Day, 1)
 		expect(t, s, asked, 8, of(other, "b", 1), true, 0)
 		for range 3 {
@@ -354,8 +354,8 @@ func TestErrorsAreNotRemembered(t *testing.T) {
 	}
 }
 
-// A cached denial must include the units that this process consumed later: if a smaller cost is allowed,
-// the retry time of a larger cost becomes later.
+// This process consumes units after a denial was cached. The cached denial must take them into account: if a
+// smaller cost is allowed, the retry time of a larger cost becomes later.
 func TestAnAllowedChargeForgetsADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := remembering(stores.DeniedConfig{})
@@ -431,8 +431,8 @@ func elsewhere(charges []backend.Charge, i int) bool {
 	})
 }
 
-// On random traces a DeniedStore gives the same answers as its next. If an answer does not describe a
-// bucket completely, Remaining and ResetAfter may be those of the cached denial.
+// With random requests, a DeniedStore gives the same answers as its next. There is one exception: if an
+// answer does not describe a bucket completely, Remaining and ResetAfter may be those of the cached denial.
 func TestTheDenialCacheAnswersLikeItsStore(t *testing.T) {
 	seeds := uint64(30)
 	if testing.Short() {

@@ -29,7 +29,7 @@ func twoServers() backend.Store {
 	}, nil)
 }
 
-// A wrapper that answers a part of a batch, or divides it, must forward decisions that arrive before the
+// A wrapper may answer a part of a batch, or divide it. It must forward decisions that arrive before the
 // batch ends. Otherwise a request whose server has answered would fail at the deadline because of another
 // server.
 func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
@@ -44,7 +44,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 		}
 		return charges
 	}
-	var undos *stores.Undos // of one case
+	var undos *stores.Undos // the undos of the current case
 	denied := groups([]string{"a", "full"}, []string{"slow", "b"}, []string{"full"})
 	for _, i := range []int{1, 4} {
 		denied[i].Terms.Cost = 4
@@ -175,13 +175,13 @@ func refusedLease(t *testing.T, next backend.Store) (*stores.LeaseStore, backend
 	return s, hot
 }
 
-// While a group whose lease was refused is submitted again, the other groups of the batch are already
-// known.
+// When a lease was refused, its group is submitted again. Meanwhile the decisions of the other groups of the
+// batch are known.
 func TestARefusedLeaseDelaysNoOtherGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		asked := &recorder{next: store}
-		again := 0 // the call that is answered after 20 ms
+		again := 0 // the number of the batch that is answered after 20 ms
 		s, hot := refusedLease(t, submitFunc(func(b *backend.Batch) {
 			if asked.count() == again {
 				time.AfterFunc(20*ms, func() { asked.Submit(b) })

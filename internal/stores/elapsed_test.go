@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// suspendable has the clocks of a machine that can be suspended. The monotonic clock stands still while it
-// is. The base is the time of a synctest bubble.
+// suspendable has the clocks of a machine that can be suspended. While it is suspended, the monotonic clock
+// stands still. Both clocks follow the time of a synctest bubble otherwise.
 type suspendable struct {
 	began     time.Time
 	suspended atomic.Int64 // ns by which the monotonic clock is behind
@@ -50,7 +50,7 @@ func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 					t.Fatal("no units are leased")
 				}
 				start := time.Now()
-				machine.suspend(10 * time.Second) // into the next window
+				machine.suspend(10 * time.Second) // the next window has started
 				take(t.Context(), store, of(limit, "a", limit.Capacity))
 				if d := take(t.Context(), s, c)[0]; d.Allowed {
 					t.Errorf("%v later, while the monotonic clock stood still, a unit of the previous window was served: %+v; want denied", time.Since(start), d)
@@ -60,8 +60,8 @@ func TestALeaseEndsWhileTheMachineIsSuspended(t *testing.T) {
 	}
 }
 
-// Elapsed time is at least that of the monotonic clock, whatever the wall clock does. A step of the wall
-// clock can only make it longer.
+// The elapsed time is never shorter than that of the monotonic clock. A step of the wall clock can only make
+// it longer.
 func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		machine := &suspendable{began: time.Now()}

@@ -7,8 +7,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// TestAKnownDecisionIsNotWrittenAgain: the caller may use a decision from the moment at which it is known, also if its
-// part is the last one that ends.
+// The caller may use a decision from the moment at which it is known. So it must not be written again, even
+// if its part of the batch ends last.
 func TestAKnownDecisionIsNotWrittenAgain(t *testing.T) {
 	a, b := &held{}, &held{}
 	charges := []backend.Charge{of(nil, "a1", 1), of(nil, "b1", 1), of(nil, "b2", 1)}
@@ -24,7 +24,7 @@ func TestAKnownDecisionIsNotWrittenAgain(t *testing.T) {
 	if !outer.IsKnown(1) || outer.Decisions[1].Remaining != 7 {
 		t.Fatalf("before the end: %+v; want outer.IsKnown(1) true and 7 remaining", outer.Decisions)
 	}
-	outer.Decisions[1].Remaining = 6 // by the caller
+	outer.Decisions[1].Remaining = 6 // the caller overwrites its decision
 	last.Decisions[1].Remaining = 5
 	last.Done(last)
 	if outer.Decisions[1].Remaining != 6 || outer.Decisions[2].Remaining != 5 {

@@ -23,9 +23,10 @@ import (
 var leaseSeed = flag.Uint64("lease-seed", 0, "plays this seed of the simulation of leases alone")
 
 // Many sidecars lease from one store. Their clocks differ from the store's clock and from each other. Their
-// links are slow, lose requests and answers, and break. Sidecars die. Together they never admit more than
-// the bound. They admit less by at most the leased and the lost units: each unit that was charged but not
-// admitted is accounted for.
+// links are slow, lose requests and answers, and break. Sidecars die.
+//
+// Together they never admit more than the bound. The units that they admit less are leased or lost: each unit
+// that was charged and not admitted is accounted for.
 func TestSimulationOfLeases(t *testing.T) {
 	for name, play := range map[string]func(w *leaseSim, rng *rand.Rand){
 		"busy":       (*leaseSim).busy,
@@ -255,10 +256,11 @@ func (w *leaseSim) lose() {
 	w.lost = append(w.lost, w.storeNow())
 }
 
-// sidecar runs what repeatedly until end. Sometimes the sidecar dies, and another one takes its place.
+// sidecar runs what repeatedly until end, on a store with leases. Now and then the sidecar dies, and another
+// one takes its place.
 func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.Rand, backend.Store)) {
 	born := time.Now()
-	offset, drift := time.Duration(rng.Int64N(int64(time.Hour))), rng.Int64N(1000)-500 // ppm
+	offset, drift := time.Duration(rng.Int64N(int64(time.Hour))), rng.Int64N(1000)-500 // the drift is in parts per million
 	clocks := func() (monotonic, wall time.Duration) {
 		passed := time.Since(born) * time.Duration(1_000_000+drift) / 1_000_000
 		return passed, offset + passed
@@ -286,7 +288,7 @@ func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.R
 		if dead.Store(!w.calm && rng.IntN(2) == 0); dead.Load() {
 			w.lose()
 		}
-		s.Close() // a sidecar that is alive has time to return its units
+		s.Close() // a sidecar that ends normally returns its units
 		dead.Store(false)
 	}
 }
@@ -338,8 +340,8 @@ func (w *leaseSim) takeGroup(s backend.Store, which []int, group []backend.Charg
 	w.mu.Unlock()
 }
 
-// note records admitted units with their time. For an answer of the store that is the store's time, for an
-// answer from a lease the present time.
+// note records admitted units and the time by the store's clock. If the store decided, it is the time of the
+// decision. If a lease decided, it is the present time.
 func (w *leaseSim) note(which []int, group []backend.Charge, answers []backend.Decision, asked map[string]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

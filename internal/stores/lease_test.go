@@ -81,8 +81,8 @@ func TestAHotKeyIsServedFromLeases(t *testing.T) {
 	})
 }
 
-// The next lease is requested ahead of need. next answers late, after a third of the time in which a lease
-// is used up. A request for a hot key still waits for next only when a window starts.
+// The next lease is requested before the current one is used up. The answer of next is late, by a third of
+// the time that a lease lasts. A request for a hot key still waits for next only when a window starts.
 func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 	for name, spec := range map[string]algorithms.Spec{
 		"day":          {Kind: algorithms.FixedWindow, Rate: 1_000_000, Period: algorithms.Day, Start: new(algorithms.Micros)},
@@ -128,8 +128,8 @@ func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 	}
 }
 
-// A process with more requests leases more units, one with fewer requests fewer. Near the end of a window
-// it leases the units that the rest of the window will need.
+// A process with more requests leases more units. Near the end of a window it leases only the units that it
+// will need in the rest of the window.
 func TestLeasesFollowTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
@@ -196,7 +196,7 @@ func TestLeasedUnitsAreBounded(t *testing.T) {
 			if was && still && d.Remaining != 1_000_000-(i+1) {
 				t.Fatalf("request %d: the answer says that %d remain; want %v remaining", i, d.Remaining, 1_000_000-(i+1))
 			}
-			time.Sleep(ms / 2 * time.Duration(i/100%3)) // now and then too fast to lease ahead in time
+			time.Sleep(ms / 2 * time.Duration(i/100%3)) // some of the requests arrive too fast to request the next lease in time
 			granted := 1_000_000 - left(t, store, c) - (i + 1)
 			if reached = max(reached, granted); granted > most {
 				t.Fatalf("request %d: %d units are charged and not used; want at most %v", i, granted, most)
@@ -209,8 +209,8 @@ func TestLeasedUnitsAreBounded(t *testing.T) {
 	})
 }
 
-// This process's clock is slower than that of next. Still, units are not used after their lease has expired
-// by the clock of next, nor in another window. The next request calls next.
+// The clock of this process is slower than that of next. Leased units must not be used after the lease has
+// expired by the clock of next, nor in another window. The next request is sent to next.
 func TestLeasesEndInTimeWithASlowClock(t *testing.T) {
 	for _, limit := range []*algorithms.Limit{fixed(t, 1_000_000, 60*algorithms.Second), tokens(t, 1, algorithms.Second, 1_000_000)} {
 		t.Run(limit.Kind.String(), func(t *testing.T) {
@@ -239,8 +239,8 @@ func TestLeasesEndInTimeWithASlowClock(t *testing.T) {
 	}
 }
 
-// A request may be denied because units are leased or in flight. It is allowed once they have been returned
-// or have arrived, even if denials are cached below.
+// A request may be denied because units are leased or in flight. It is allowed when the units have been
+// returned or have arrived, even if a store below caches denials.
 func TestADenialEndsWhenUnitsAreReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -288,7 +288,8 @@ func TestADenialEndsWhenUnitsAreReturned(t *testing.T) {
 	})
 }
 
-// While next fails, fewer units are requested ahead, and less often, because they may have been charged.
+// Units that are requested while next fails may have been charged. So fewer units are requested, and less
+// often.
 func TestLeasesRequestFewerUnitsDuringAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
@@ -378,7 +379,7 @@ func TestReturnedUnitsAreRefundedAtTheTimeOfTheLease(t *testing.T) {
 			take(ctx, s, hot, none)
 		}()
 		synctest.Wait()
-		for range 80 { // uses up that lease and begins the next
+		for range 80 { // the requests use up the lease, and the next lease begins
 			take(t.Context(), s, hot)
 			time.Sleep(ms)
 		}
@@ -395,7 +396,7 @@ func TestReturnedUnitsAreRefundedAtTheTimeOfTheLease(t *testing.T) {
 	})
 }
 
-// Keys with few requests are decided by next alone.
+// Keys with few requests get no lease: next decides them.
 func TestARarelyUsedKeyGetsNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
@@ -411,7 +412,7 @@ func TestARarelyUsedKeyGetsNoLease(t *testing.T) {
 	})
 }
 
-// Near exhaustion nothing is leased, and the last unit is admitted.
+// When few units are left, nothing is leased. The last unit is admitted.
 func TestLeasesShrinkNearExhaustion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, asked := requesting()
@@ -436,7 +437,7 @@ func TestLeasesShrinkNearExhaustion(t *testing.T) {
 	})
 }
 
-// Unused units of a lease are returned when it expires: all of them within its window.
+// When a lease expires, its unused units are returned. Within its window all of them are.
 func TestUnusedUnitsAreReturned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
@@ -456,8 +457,8 @@ func TestUnusedUnitsAreReturned(t *testing.T) {
 	})
 }
 
-// A request that makes a key hot is canceled after its answer. The leased units of the key are returned
-// nevertheless.
+// A request makes a key hot, and is canceled after its answer. The units that were leased for the key must be
+// returned nevertheless.
 func TestALeaseOutlivesItsRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -502,7 +503,7 @@ func TestALeaseEndsWithItsWindow(t *testing.T) {
 	})
 }
 
-// A token bucket gets the unused units back, less the units that have flowed in since the lease.
+// Unused units are returned to a token bucket, less the units that have flowed in since the lease.
 func TestRefundsSubtractTheInflow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, below, _ := requesting()
@@ -513,7 +514,7 @@ func TestRefundsSubtractTheInflow(t *testing.T) {
 		take(t.Context(), s, c) // makes the key hot
 		take(t.Context(), s, c) // leases units
 		granted, before := s.Stats().Leased, left(t, below, c)
-		time.Sleep(100 * ms) // 10 flow in
+		time.Sleep(100 * ms) // 10 units flow in
 		s.Forget()
 		if keys := s.Stats().Keys; keys != 0 {
 			t.Errorf("%d keys are still hot; want keys 0", keys)
@@ -524,7 +525,7 @@ func TestRefundsSubtractTheInflow(t *testing.T) {
 	})
 }
 
-// A denial comes from next, after this process has returned all its leased units.
+// Only next denies, and only after this process has returned all its leased units.
 func TestADenialReturnsTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, _ := requesting()
@@ -738,7 +739,7 @@ func TestDryRunsCountLeasedUnitsAsConsumed(t *testing.T) {
 	})
 }
 
-// Reservations, refunds and dry runs are decided by next.
+// Reservations, refunds and dry runs are never decided from a lease.
 func TestOnlyPlainChargesAreLeased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
@@ -828,7 +829,7 @@ func TestLeaseAllocatesNothing(t *testing.T) {
 	}
 }
 
-// A LeaseStore admits less than its next by at most the units that it may lease, and not for long.
+// The leases of a LeaseStore bound how much less it may admit than its next, and for how long.
 func TestLeaseIsBounded(t *testing.T) {
 	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()
@@ -858,8 +859,8 @@ func TestAHotKeyHasItsOwnMemory(t *testing.T) {
 	})
 }
 
-// It is unknown from which shard the units came, so any shard may have been full since. Therefore none gets
-// units back.
+// A lease of a sharded bucket does not record from which shard its units came. Any shard may have been full
+// since. Therefore no shard gets units back.
 func TestATokenBucketWithShardsGetsNoUnitsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _, asked := requesting()
@@ -900,7 +901,7 @@ func TestALeaseSeesDecisionsAfterAClockWasSetBack(t *testing.T) {
 	})
 }
 
-// Beyond the bound, keys get no leases and next decides them.
+// The number of keys with leases is bounded. Other keys get no leases, and next decides them.
 func TestKeysWithLeasesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})

@@ -224,7 +224,8 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 	}
 }
 
-// check checks the decisions and the undos. all means that everything except the refund was allowed.
+// check checks the decisions and the undos. all means that everything except the refund was allowed. undone
+// has the expected undos.
 func (p scriptedParts) check(t *testing.T, outer *backend.Batch, all bool, failed error, undone [3]int) {
 	t.Helper()
 	whole := all && (p.refund == 3 || p.answers[p.refund].Allowed)

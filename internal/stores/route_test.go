@@ -137,9 +137,9 @@ func TestManyPartsInMemory(t *testing.T) {
 	}
 }
 
-// Random groups are charged in parts over three Stores, whose answers arrive in random order, late, or
-// never. No bucket admits more than its limit. If no answer is lost, at the end all missing units belong to
-// allowed groups.
+// Random groups are charged in parts over three Stores, whose answers arrive in random order, late, or never.
+// No bucket admits more than its limit. If no answer is lost, at the end every missing unit belongs to an
+// allowed group.
 func TestPartsAgreeWithAModel(t *testing.T) {
 	for _, lossy := range []bool{false, true} {
 		for seed := range uint64(300) {
