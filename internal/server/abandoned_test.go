@@ -35,7 +35,7 @@ func (x *instance) metric(t *testing.T, pattern string) (sum float64) {
 
 const failedOutcomes = `rlsidecar_decisions_total\{.*outcome="failed_[a-z]*".*\}`
 
-// Calls are aborted while Redis is slow. They are counted separately from failures of Redis.
+// Callers abort their calls while Redis is slow. These calls are counted separately from failures of Redis.
 func TestAbortedCallsAreNotCountedAsRedisFailures(t *testing.T) {
 	concurrent(t)
 	redis := redistest.Start(t)
@@ -64,7 +64,7 @@ func TestAbortedCallsAreNotCountedAsRedisFailures(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	redis.Resume() // the clients of the waiting calls have gone
+	redis.Resume() // the clients of the waiting calls have disconnected
 	eventually(t, "Redis answers", func() bool { return x.ask(t, "all=1").OverallCode == rls.RateLimitResponse_OK })
 	for _, pattern := range []string{"rlsidecar_backend_failures_total", failedOutcomes, `rlsidecar_backend_breaker_open\{.*\}`} {
 		if n := x.metric(t, pattern); n > 0 {

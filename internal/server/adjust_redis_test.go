@@ -15,8 +15,8 @@ limits:
 descriptors: [{key: user, limit: calls}]
 `
 
-// A change at one sidecar takes effect at the other, although the other has leased units and cached
-// denials.
+// An operator changes a limit at one sidecar. The change applies at the other sidecar too, although that one
+// has leased units and cached denials.
 func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -163,7 +163,7 @@ func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
 	}
 }
 
-// Redis went back to an older state, and another operator has changed something since. A condition names
+// After a failover Redis has an older state, and another operator has made a change since. A condition names
 // the lost block until it is set again.
 func TestLostAdjustmentsAreACondition(t *testing.T) {
 	t.Parallel()
@@ -171,9 +171,9 @@ func TestLostAdjustmentsAreACondition(t *testing.T) {
 	x := start(t, oneLimit, tokens, onRedis("redis://"+redis.Addr))
 	x.adjust(t, `"key":["bob"],"block":true,"for":"1h"`)
 	x.adjust(t, `"key":["eve"],"block":true,"for":"1h"`)
-	// The version stays the same, with another entry, as if a sidecar that did not know eve's block had
-	// made a change. All of it is changed at once, as in a failover: a poll in the middle would find a fork
-	// that has lost nothing yet.
+	// The version stays the same, but its entry differs, as if a sidecar that did not know eve's block had
+	// made a change. The test writes all values at once, as a failover does. Otherwise a poll could read a
+	// state in which no change is lost yet.
 	redis.Do("EVAL", `redis.call('HSET', KEYS[1], 'mac', 'another') return redis.call('HDEL', KEYS[2], ARGV[1])`,
 		2, "rl:{adjustments}head", "rl:{adjustments}values", x.idOf(t, "eve"))
 	conditions := func() string {

@@ -81,7 +81,8 @@ func TestQuotaModeDeniesOnlyIfAllDescriptorsAreDenied(t *testing.T) {
 	expect(t, x.ask(t, "q1=a", "q2=a"), ok, "OK left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR reset")
 	expect(t, x.ask(t, "q1=a", "q2=a"), ok, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 0 of 2/YEAR reset")
 	expect(t, x.ask(t, "q1=a", "q2=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 2/YEAR reset")
-	// Other limits count separately, and a descriptor without a limit does not count as a quota limit.
+	// Limits without quota mode count separately. A descriptor without a limit does not count as a quota
+	// limit.
 	expect(t, x.ask(t, "q1=a", "plain=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR yearly reset")
 	expect(t, x.ask(t, "q1=b", "zero=a"), over, "OK left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 0/YEAR reset")
 }
@@ -118,15 +119,15 @@ func TestOverridesAreBounded(t *testing.T) {
 	// Below the bound, the override applies.
 	expect(t, ask("tenant=small", year, 5, 1, 5), ok, "OK left 0 of 5/YEAR reset")
 	expect(t, ask("tenant=small", year, 5, 1, 1), over, "OVER_LIMIT left 0 of 5/YEAR reset")
-	// Above the bound, the bound applies. A denial shows 0, and the units that it did not get are still
-	// available.
+	// Above the bound, the bound applies. A denial reports 0 remaining, although units are left that the
+	// request did not get.
 	expect(t, ask("tenant=greedy", year, 5000, 1, 999), ok, "OK left 1 of 1000/YEAR most reset")
 	expect(t, ask("tenant=greedy", year, 5000, 1, 2), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
 	expect(t, ask("tenant=greedy", year, 5000, 1, 1), ok, "OK left 0 of 1000/YEAR most reset")
-	// Another unit of time has its own buckets, but the same bound.
+	// An override with another unit of time has its own buckets, and the same bound.
 	expect(t, ask("tenant=greedy", month, 5000, 1, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
 	expect(t, ask("tenant=greedy", month, 5000, 3, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
-	// A descriptor without a bound, even one that matches nothing, has the bound of the domain.
+	// If a descriptor has no bound, or matches nothing, the bound of the domain applies.
 	for _, text := range []string{"path=/a", "nobody=knows"} {
 		expect(t, ask(text, year, 50, 1, 10), ok, "OK left 10 of 20/YEAR reset")
 		expect(t, ask(text, year, 50, 1, 11), over, "OVER_LIMIT left 0 of 20/YEAR reset")
@@ -213,7 +214,7 @@ func TestADenialChargesNothingUnlessConsumeIsEach(t *testing.T) {
 		{"each, by default", true, answers, 96, true},
 	} {
 		x := start(t, c.yaml, func(o *Config) { o.Defaults.ConsumeEach = c.each })
-		for range 4 { // plain has 2 units
+		for range 4 { // plain has 2 units, so two of the requests are allowed
 			x.ask(t, "plain=a", "big=a")
 		}
 		look := descriptor("big=a")

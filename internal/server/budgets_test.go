@@ -88,8 +88,9 @@ func (x *instance) beside(t *testing.T, attack func()) {
 	}
 }
 
-// 500 concurrent requests with 1,000 descriptors are sent on one connection; they are denied without being
-// decoded. So are 3,000 requests with the allowed number. The store is in memory, or in Redis.
+// 500 concurrent requests with 1,000 descriptors each are sent on one connection. They must be denied without
+// being decoded. The same test sends 3,000 requests with the allowed number of descriptors. The store is in
+// memory, or in Redis.
 func TestManyDescriptorsAffectNoOtherClient(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes under the race detector")
@@ -97,7 +98,7 @@ func TestManyDescriptorsAffectNoOtherClient(t *testing.T) {
 	redis := redistest.Start(t)
 	for name, edit := range map[string]func(*Config){
 		"memory": func(*Config) {},
-		// A slow machine needs this long, which must not cause a denial.
+		// The deadline is this long for slow machines, where a short one would deny requests.
 		"redis": func(c *Config) { c.Redis = Redis{URL: "redis://" + redis.Addr, Timeout: time.Minute} },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -144,7 +145,7 @@ func metricsOf(t *testing.T, x *instance) string {
 	return string(body)
 }
 
-// 32 bodies at a time are posted repeatedly, each with as many empty objects as fit.
+// Clients repeatedly post bodies with as many empty objects as fit, 32 bodies at a time.
 func TestLargeBodiesOfJSONAffectNoOtherClient(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes under the race detector")

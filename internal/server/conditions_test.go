@@ -126,7 +126,7 @@ func TestMetricsThatOverflowAreACondition(t *testing.T) {
 	})
 }
 
-// Operators know it as one limit.
+// Operators count it as one limit, although two descriptors use it.
 func TestALimitThatSeveralDescriptorsUseIsCountedOnce(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "limits.yaml")

@@ -25,8 +25,8 @@ descriptors:
   - {key: user, value: ai, descriptors: [{key: user, limit: estimated}]}
 `
 
-// A customer buys credits, which pay for requests that the plan does not allow, whichever listener and
-// store decide. The answers name the payer.
+// A customer buys credits. They pay for requests that the plan does not allow, on every listener and with
+// every store. The answers name the payer.
 func TestCreditsPayThroughEveryListener(t *testing.T) {
 	t.Parallel()
 	for name, store := range map[string]func(t *testing.T) string{
@@ -88,8 +88,8 @@ func TestCreditsPayThroughEveryListener(t *testing.T) {
 	}
 }
 
-// Redis is killed and started again. Meanwhile, requests with an id are repeated until they are answered.
-// Afterwards, plan and credits together have paid each request once.
+// Redis is killed and started again. Clients repeat requests with an id until they get an answer. Afterwards,
+// the plan and the credits together have paid exactly once for each request.
 func TestCreditsAreChargedOnceThoughRedisIsKilled(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t, "--appendonly", "yes", "--appendfsync", "always")

@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// plansYAML has two plans, each with then. With hash_tag: domain the keys of payers do not depend on the
-// limits that use them.
+// plansYAML has two plans, each with a payer (then). With hash_tag: domain, the keys of payers do not depend
+// on the limits that use them.
 const plansYAML = `
 domain: d
 hash_tag: domain
@@ -69,8 +69,8 @@ func reserved(t *testing.T, answer string) string {
 	return said.Reservation
 }
 
-// Reloads add a payer, replace it by another, and remove it. From then on the new payer pays. Each bucket
-// keeps its content, and reservations of the previous payer are settled in its bucket.
+// Reloads add a payer, replace it by another one, and remove it. The new payer pays for all later requests.
+// Each bucket keeps its content, and reservations that the previous payer paid are settled in its bucket.
 func TestAReloadChangesThePayer(t *testing.T) {
 	for name, store := range map[string]func() string{
 		"memory": func() string { return "" },
@@ -101,8 +101,8 @@ func TestAReloadChangesThePayer(t *testing.T) {
 
 			pays("b")
 			x.wants(t, `{"name":"plan","key":"bob","count":7}`, 200, `"payer":"b"`)
-			// A stored answer may name another payer than the configuration does now. Then the request is
-			// refused, so that no bucket is named wrongly.
+			// A stored answer may name another payer than the current configuration. Then the repeated request
+			// must be refused, because its answer would name the wrong bucket.
 			x.wants(t, byA, 422, "reused-id")
 			x.wants(t, estimated, 422, "reused-id")
 			if x.remaining(t, "a", "bob") != 95 || x.remaining(t, "b", "bob") != 193 || x.remaining(t, "settled_a", "bob") != 500-2*90 {
@@ -142,8 +142,8 @@ func TestARemovedPayerIsSettledInItsBucket(t *testing.T) {
 	}
 }
 
-// While requests are answered, reloads set one payer, then another, then none. The three buckets together
-// have lost the cost of the allowed requests.
+// While clients send requests, reloads set one payer, then another, then none. The units missing in the three
+// buckets must equal the cost of the allowed requests.
 func TestReloadsOfThePayerUnderLoad(t *testing.T) {
 	concurrent(t)
 	much := func(payer string) string {
@@ -180,7 +180,7 @@ func TestReloadsOfThePayerUnderLoad(t *testing.T) {
 	}
 }
 
-// The adjustments change numbers, block, and remove the limit, for the plan and for its payer.
+// An operator adjusts the plan and its payer: other numbers, a block, and no limit at all.
 func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 	for name, store := range map[string]func() string{
 		"memory": func() string { return "" },
@@ -238,7 +238,7 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 				t.Errorf("joe has %d and %d credits left, want 2 and 92", x.remaining(t, "plan", "joe"), x.remaining(t, "a", "joe"))
 			}
 
-			// If one of the two is unlimited, everything is allowed, and the other bucket is not charged.
+			// If the plan or the payer is unlimited, everything is allowed, and the other bucket is not charged.
 			id = adjust("plan", "joe", `"unlimited":true`)
 			ask("joe", 10, 200, "")
 			end(id)

@@ -21,7 +21,7 @@ func bounded(inner net.Listener, most int) *boundedListener {
 	return l
 }
 
-// A connection that has sent something since it was chosen is not closed.
+// A connection is chosen to be closed. If it has sent something since, it must stay open.
 func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 	l := bounded(nil, 4)
 	admit := func(silent time.Duration) (*boundedConn, net.Conn) {
@@ -113,8 +113,8 @@ func TestClosingAListenerClosesParkedConnections(t *testing.T) {
 	}
 }
 
-// When a new process takes over the port, a client whose connection was accepted before the listener was
-// closed is served. Otherwise it would get the end of the connection instead of an answer.
+// A new process takes over the port. A client whose connection was accepted before the old listener was
+// closed must be served. Otherwise its connection would end without an answer.
 func TestAConnectionAcceptedBeforeCloseIsServed(t *testing.T) {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// Another client writes any value to the key of a bucket. Requests for that bucket are decided or denied,
-// never an error, and other buckets are not affected.
+// Another program writes arbitrary values to the key of a bucket. Requests for that bucket are allowed or
+// denied, and never get an error. Other buckets are not affected.
 func TestForeignValuesInRedisAffectOneBucketOnly(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)

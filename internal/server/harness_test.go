@@ -27,9 +27,9 @@ import (
 // engine is the engine of the running tests.
 var engine Engine
 
-// bothEngines runs all tests with each engine, because their behavior must be equal. Short mode is for the
-// race detector. There, the second engine runs only the tests that call concurrent; the first engine covers
-// the rest.
+// bothEngines runs all tests with each engine, because both must behave in the same way. With -short, which
+// the race detector uses, the second engine runs only the tests that call concurrent, and the first engine
+// runs the others.
 type bothEngines struct{ *testing.M }
 
 func (m bothEngines) Run() (code int) {
@@ -146,7 +146,7 @@ func (x *instance) write(tb testing.TB, yaml string) {
 // reload makes the server read the configuration again, and waits until it has done so.
 func (x *instance) reload(tb testing.TB) {
 	tb.Helper()
-	x.hangup <- os.Interrupt // any signal; it is received after the previous reload
+	x.hangup <- os.Interrupt // any signal; the server receives this second one only after it has completed the reload
 	x.hangup <- os.Interrupt
 }
 

@@ -32,7 +32,7 @@ descriptors:
   - {key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}
 `
 
-// run calls Run, which must fail to start.
+// run calls Run with a configuration with which it must not start, and returns the error.
 func run(t *testing.T, c Config) error {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -248,7 +248,7 @@ func TestDrainAnswersEveryRequest(t *testing.T) {
 	if _, err := watch.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	// Clients send requests until the server announces its end, as Envoy does.
+	// Like Envoy, clients send requests until the server reports that it is not ready.
 	var going atomic.Bool
 	var asked atomic.Int64
 	var clients sync.WaitGroup
@@ -263,7 +263,7 @@ func TestDrainAnswersEveryRequest(t *testing.T) {
 		})
 	}
 	x.ask(t, "job=1")
-	clients.Go(func() { // its turn comes after 6 s, at the end of the delay
+	clients.Go(func() { // the leaky bucket delays this request by 6 s, to the end of the drain delay
 		if r, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("job=1"))); err != nil || r.OverallCode != ok {
 			t.Errorf("held: %v, %v; want no error and OK", r, err)
 		}
@@ -287,7 +287,7 @@ func TestDrainAnswersEveryRequest(t *testing.T) {
 	}
 }
 
-// 20 answers are held, two for each of ten clients. Their turns come after 20 and 40 seconds.
+// 20 answers are delayed, two for each of ten clients: by 20 and by 40 seconds.
 func TestDrainIsBounded(t *testing.T) {
 	x := start(t, strings.Replace(held, "500ms", "20s", 1), func(c *Config) { c.DrainTimeout = 50 * time.Millisecond })
 	failed := make(chan error)
@@ -475,8 +475,8 @@ func TestAReloadKeepsTheGarbageCollectorSettings(t *testing.T) {
 	}
 }
 
-// Keys of a limit without bound take no bucket, so they have no part of the room in memory: half of it is divided among
-// the other limits.
+// Keys of an unlimited limit have no buckets, so no part of the memory is reserved for that limit. Half of
+// the memory is divided among the other limits.
 func TestUnlimitedLimitsReserveNoRoom(t *testing.T) {
 	var unlimited strings.Builder
 	for i := range 99 {
@@ -493,7 +493,7 @@ func TestUnlimitedLimitsReserveNoRoom(t *testing.T) {
 			allowed++
 		}
 	}
-	if allowed < 240 { // a quarter of 1,000, less what the shards of the room divide unevenly
+	if allowed < 240 { // a quarter of 1,000; the memory is divided into parts that are not exactly equal
 		t.Errorf("%d of 300 new keys have room beside a flood; with two limits it is for 250", allowed)
 	}
 }
@@ -502,7 +502,7 @@ func TestChangedFilesAreReloaded(t *testing.T) {
 	x := start(t, small)
 	n := 1_000_000
 	eventually(t, "reload", func() bool {
-		n++ // a change before the watch began is missed, but not the next one
+		n++ // the first change may come before the watch begins, so the test makes several
 		x.write(t, strings.ReplaceAll(small, "1000000", fmt.Sprint(n)))
 		time.Sleep(200 * time.Millisecond)
 		return x.ask(t, "k=v").Statuses[0].CurrentLimit.RequestsPerUnit > 1_000_000

@@ -10,7 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// A bucket can be read and reset at any sidecar. Each sidecar lists only its own denials.
+// An operator can read and reset a bucket at any sidecar. Each sidecar lists only the denials of its own
+// requests.
 func TestOperatorsResetForAllSidecars(t *testing.T) {
 	redis := redistest.Start(t)
 	var all []*instance
@@ -60,7 +61,8 @@ descriptors:
 	left(1, 1)
 }
 
-// An operator reads buckets that deny, one in debt and one blocked by a penalty. No counter changes.
+// An operator reads buckets that would deny. One is in debt, and one is blocked by a penalty. No counter
+// changes.
 func TestRequestsOfOperatorsAreNotCounted(t *testing.T) {
 	x := start(t, `
 domain: d

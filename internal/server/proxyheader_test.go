@@ -8,8 +8,9 @@ import (
 	"github.com/pires/go-proxyproto"
 )
 
-// FuzzProxyHeader checks that the address of a connection is that of its peer, or that of a TCP client in a
-// header of a trusted proxy, whatever bytes it starts with. The bytes behind a header must all arrive.
+// FuzzProxyHeader sends random first bytes on a connection. The address of the client must be that of the
+// peer, or that of a TCP client in the header of a trusted proxy. All bytes after the header must reach the
+// application.
 func FuzzProxyHeader(f *testing.F) {
 	f.Add([]byte("PROXY TCP4 192.0.2.7 10.0.0.1 1 2\r\nGET"))
 	f.Add([]byte("PROXY UNKNOWN\r\nGET"))

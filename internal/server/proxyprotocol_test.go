@@ -72,13 +72,13 @@ func TestProxyProtocol(t *testing.T) {
 			t.Errorf("%q: %d, want %d", start, got, want)
 		}
 	}
-	// Both versions identify the same client.
+	// Version 1 and version 2 of the header identify the same client.
 	ask(200, v1("192.0.2.1:1000"))
 	ask(200, v2("192.0.2.1:1001"))
 	ask(429, v1("192.0.2.1:1002"))
-	// The X-Forwarded-For of a client is not trusted, because it is not a proxy.
+	// A client's own X-Forwarded-For is not trusted, because the client is not a proxy.
 	ask(429, v2("192.0.2.1:1003"), "X-Forwarded-For: 192.0.2.9")
-	// That of a proxy behind the load balancer is trusted.
+	// The X-Forwarded-For of a proxy behind the load balancer is trusted.
 	ask(200, v2("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
 	ask(200, v1("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
 	ask(429, v1("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
@@ -86,7 +86,7 @@ func TestProxyProtocol(t *testing.T) {
 	ask(200, v1("[2001:db8::1]:1000"))
 	ask(200, v2("[2001:db8::2]:1000"))
 	ask(429, v2("[2001:db8::3]:1000"))
-	// Without a header, or with one without an address, the client is the load balancer.
+	// Without a header, or with a header that contains no address, the address of the load balancer is used.
 	ask(200, "")
 	ask(200, "PROXY UNKNOWN\r\n")
 	ask(429, header(t, 2, proxyproto.LOCAL, at("192.0.2.7:1")))
@@ -94,7 +94,8 @@ func TestProxyProtocol(t *testing.T) {
 	ask(0, "PROXY TCP4 nobody 192.0.2.1 1 1\r\n")
 	ask(0, "PROXY TCP4 192.0.2.1 192.0.2.1 1 1"+strings.Repeat(" ", 200)+"\r\n")
 	ask(0, header(t, 2, proxyproto.PROXY, &net.UnixAddr{Net: "unix", Name: "/x"}))
-	// The second header of a connection comes from the client.
+	// Only the first header of a connection counts. A second header comes from the client, so it is invalid
+	// HTTP.
 	ask(400, v1("192.0.2.3:1")+v1("192.0.2.4:1"))
 }
 
@@ -112,7 +113,7 @@ func TestProxyProtocolIsOnlyForTheTrusted(t *testing.T) {
 			t.Errorf("%s, without it: %d, want 200", name, got)
 		}
 	}
-	// The configuration determines which peers are trusted, also for a socket.
+	// The configuration determines which peers are trusted. That includes peers on a Unix socket.
 	socket := filepath.Join(t.TempDir(), "http.sock")
 	x := start(t, fmt.Sprintf(byAddress, "[10.0.0.0/8]"), on, func(c *Config) { c.HTTP = "unix://" + socket })
 	if got := sendAuth(t, x.HTTP, said); got != 400 {

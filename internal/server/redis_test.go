@@ -21,7 +21,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// onRedis keeps buckets at url, with a timeout for a busy test machine.
+// onRedis configures the Redis at url, with a timeout that is long enough for a busy test machine.
 func onRedis(url string) func(*Config) {
 	return func(c *Config) { c.Redis = Redis{URL: url, Timeout: 3 * time.Second} }
 }
@@ -82,7 +82,7 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 	redis.Kill()
 	over, ok := rls.RateLimitResponse_OVER_LIMIT, rls.RateLimitResponse_OK
 	open := func() bool { return x.metric(t, `rlsidecar_backend_breaker_open\{.*\}`) == 1 }
-	for until := time.Now().Add(10 * time.Second); !open(); { // before the breaker opens, and after
+	for until := time.Now().Add(10 * time.Second); !open(); { // requests are answered by on_backend_failure before and after the breaker opens
 		if time.Now().After(until) {
 			t.Fatal("the breaker does not open")
 		}
@@ -95,7 +95,7 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 			t.Fatalf("error=1: %v, want Unavailable", err)
 		}
 	}
-	for i := range 6 { // a fifth of 20 a year
+	for i := range 6 { // local_share: a fifth of 20 a year
 		want := ok
 		if i >= 4 {
 			want = over
@@ -122,9 +122,9 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 	})
 }
 
-// TestRedisFailsUnderLoad makes Redis fail repeatedly, in ways after which it answers at once. No client gets an
-// error. No more is admitted than was charged, and no more is charged than was admitted or may have been lost with an
-// answer.
+// TestRedisFailsUnderLoad makes Redis fail repeatedly, in ways after which it answers again at once. No
+// client gets an error. Every admitted unit was charged. Every charged unit was admitted, or its answer may
+// have been lost.
 func TestRedisFailsUnderLoad(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
@@ -218,8 +218,8 @@ func TestARaisedLimitAppliesAtOnce(t *testing.T) {
 	}
 }
 
-// TestTwoSidecarsWithDifferentNumbers: during a rolling update one sidecar has 100 a day and the other 10, on one
-// Redis. Together they admit the larger number.
+// During a rolling update one sidecar has 100 a day and the other 10, on one Redis. Together they admit the
+// larger number.
 func TestTwoSidecarsWithDifferentNumbers(t *testing.T) {
 	t.Parallel()
 	for _, algorithm := range []string{"token_bucket", "fixed_window", "leaky_bucket"} {
@@ -261,7 +261,7 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	t.Parallel()
 	main, second := redistest.Start(t), redistest.Start(t)
 	x := start(t, twoPeriods, onRedis("redis://"+main.Addr), func(c *Config) { c.Redis.PerSecondURL = "redis://" + second.Addr })
-	buckets := regexp.MustCompile(`rl:\{\}1`) // without the key that examining the server writes
+	buckets := regexp.MustCompile(`rl:\{\}1`) // buckets only, without the key that the server writes when it examines Redis
 	keys := func(s *redistest.Server) int { return len(buckets.FindAllString(s.Do("keys", "*"), -1)) }
 	ask := func(want rls.RateLimitResponse_Code, texts ...string) *rls.RateLimitResponse {
 		t.Helper()
@@ -285,7 +285,7 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	}
 	ask(ok, "second=b", "year=a")
 
-	// If one of the two denies, the charge in the other is refunded.
+	// If a limit in one Redis denies, the charge in the other Redis is refunded.
 	left := func(text string) uint32 {
 		t.Helper()
 		look := descriptor(text)
@@ -301,11 +301,11 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	o := request("d", descriptor("any=a"))
 	o.Descriptors[0].Limit = &ratelimit.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 5, Unit: typev3.RateLimitUnit_SECOND}
 	before := keys(main)
-	if a := x.put(t, o); a.OverallCode != ok || keys(main) > before { // a full bucket is deleted meanwhile
+	if a := x.put(t, o); a.OverallCode != ok || keys(main) > before { // Redis may have deleted a full bucket meanwhile
 		t.Errorf("%v, and %d buckets in the main Redis, before %d", a, keys(main), before)
 	}
 
-	// While one is unreachable, limits in the other still hold.
+	// While one Redis is unreachable, the limits in the other one still apply.
 	second.Pause()
 	defer second.Resume()
 	ask(over, "second=z")
@@ -315,8 +315,8 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	redistest.Eventually(t, "the charge is refunded", func() bool { return left("year=z") == 1 })
 }
 
-// TestAnIdempotencyKeyAppliesToBothRedis: a list of limits in both is consumed once for an idempotency key, whichever sidecar
-// gets the repetition.
+// Some limits of a list are in one Redis, and some in the other. For one idempotency key, each limit is
+// consumed once, whichever sidecar gets the repeated request.
 func TestAnIdempotencyKeyAppliesToBothRedis(t *testing.T) {
 	t.Parallel()
 	main, second := redistest.Start(t), redistest.Start(t)
@@ -345,8 +345,8 @@ func TestThePerSecondRedisNeedsARedisURL(t *testing.T) {
 	}
 }
 
-// TestSidecarsWithLeasesStayWithinTheLimit: sidecars with leases stay within the limit together. They return unused units on a reload and
-// when they stop. A reset includes leased units.
+// Sidecars with leases stay within the limit together. They return unused units on a reload and when they
+// stop. A reset also drops leased units.
 func TestSidecarsWithLeasesStayWithinTheLimit(t *testing.T) {
 	concurrent(t)
 	redis := redistest.Start(t)
@@ -404,12 +404,12 @@ func TestSidecarsWithLeasesStayWithinTheLimit(t *testing.T) {
 	}
 }
 
-// TestRequestsWithoutTimeAreNotCharged: the rest of the deadline is shorter than an answer from Redis may take.
+// The deadline of a request ends before Redis could answer, so the request must not be sent to Redis.
 func TestRequestsWithoutTimeAreNotCharged(t *testing.T) {
 	x := start(t, shared, onRedis("redis://"+redistest.Start(t).Addr))
 	for range 50 {
 		ctx, cancel := context.WithTimeout(t.Context(), answerMargin-time.Microsecond)
-		_, _ = x.rls.ShouldRateLimit(ctx, request("d", descriptor("all=1"))) // the client has mostly given up by then
+		_, _ = x.rls.ShouldRateLimit(ctx, request("d", descriptor("all=1"))) // most requests have passed their deadline when they arrive
 		cancel()
 	}
 	if left := x.ask(t, "all=1").Statuses[0].LimitRemaining; left != 299 {
@@ -417,8 +417,8 @@ func TestRequestsWithoutTimeAreNotCharged(t *testing.T) {
 	}
 }
 
-// TestARequestWithTooManyLimitsIsDenied: a request with more limits than one step can charge is denied, whatever on_backend_failure
-// is. It does not count as a failure, so that it cannot open the circuit breaker for others.
+// A request with more limits than one script call can charge is denied, whatever on_backend_failure is. It
+// must not count as a failure of Redis, because then it could open the circuit breaker for other clients.
 func TestARequestWithTooManyLimitsIsDenied(t *testing.T) {
 	x := start(t, `
 domain: d

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestFailuresAroundAnOpenBreakerAreNotSlowness: when Redis answers again after it was unreachable, the page must not
-// say for a minute that it is slow and that the timeout should be raised.
+// Redis was unreachable and answers again. The admin page must not report for a minute that Redis is slow and
+// that the timeout should be raised.
 func TestFailuresAroundAnOpenBreakerAreNotSlowness(t *testing.T) {
 	var trouble redisTrouble
 	fail := func(n int) {

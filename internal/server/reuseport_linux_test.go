@@ -44,9 +44,9 @@ func TestNewProcessTakesOverThePorts(t *testing.T) {
 	})
 }
 
-// This is the same test with buckets in Redis. The old server's connections to Redis end while its last
-// requests are in flight, and the new server's are new. No request is denied, and each is charged exactly
-// once.
+// The same test with buckets in Redis: no request is denied, and each is charged exactly once. The last
+// requests of the old server are in flight while its connections to Redis end, and the new server has new
+// connections.
 func TestNewProcessTakesOverWithRedis(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
@@ -91,8 +91,9 @@ func TestNewProcessTakesOverTheSockets(t *testing.T) {
 	}
 }
 
-// takesOver starts servers from next, one after the other, while clients send requests to the addresses,
-// which next sets. It returns the number of requests allowed over gRPC. All must be allowed.
+// takesOver starts servers one after the other. next starts one, and sets the addresses. Meanwhile clients
+// send requests, and all of them must be allowed. takesOver returns the number of requests that were allowed
+// over gRPC.
 func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, next func() *instance) (allowed int64) {
 	t.Helper()
 	running := next()
@@ -182,19 +183,19 @@ func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, nex
 }
 
 func TestPortsAreSharedOnlyIfBothShareThem(t *testing.T) {
-	x := start(t, small) // this server does not share
+	x := start(t, small) // this server runs without --reuse-port
 	err := run(t, Config{Paths: []string{x.file}, GRPC: x.GRPC.String(), ReusePort: true})
 	if !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "--reuse-port") {
 		t.Errorf("got %v; want the error syscall.EADDRINUSE and an error that contains %q", err, "--reuse-port")
 	}
 	socket := "unix://" + filepath.Join(t.TempDir(), "s")
-	for _, mine := range []bool{false, true} { // both must share
+	for _, mine := range []bool{false, true} { // one of the two servers runs without --reuse-port
 		holder := start(t, small, func(c *Config) { c.ReusePort, c.GRPC = mine, socket })
 		if err := run(t, Config{Paths: []string{x.file}, GRPC: socket, ReusePort: !mine}); err == nil || !strings.Contains(err.Error(), "another process listens") {
 			t.Errorf("got %v; want an error that contains %q", err, "another process listens")
 		}
 		holder.ask(t, "k=v")
-		if mine { // a server that cannot start has not taken over
+		if mine { // a server that fails to start must leave the socket to the old one
 			if err := run(t, Config{Paths: []string{x.file}, GRPC: socket, HTTP: x.HTTP.String(), ReusePort: true}); !errors.Is(err, syscall.EADDRINUSE) {
 				t.Errorf("got %v; want the error syscall.EADDRINUSE", err)
 			}
@@ -204,7 +205,7 @@ func TestPortsAreSharedOnlyIfBothShareThem(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	again := start(t, small, func(c *Config) { c.GRPC = socket }) // a server that shared the socket has left its file
+	again := start(t, small, func(c *Config) { c.GRPC = socket }) // the file of the socket still exists, because the server that shared it did not delete it
 	again.ask(t, "k=v")
 	shares := start(t, small, func(c *Config) { c.ReusePort = true })
 	if l, err := net.Listen("tcp", shares.GRPC.String()); err == nil {

@@ -16,8 +16,8 @@ limits:
 descriptors: [{key: user, limit: tokens}]
 `
 
-// Two requests reserve units. One is settled for more than its reservation, so that the bucket is in debt.
-// The other is settled without a real cost.
+// Two requests reserve units. The first is settled for more than its reservation, so the bucket is in debt.
+// The second is settled without a real cost.
 func TestOperatorsSeeReservations(t *testing.T) {
 	x := start(t, settles)
 	id := func() string {

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Clients hold connections without a complete request. Each connection is closed in time, and other clients
-// are answered meanwhile.
+// Clients send requests slowly, and never completely. The server closes each connection in time, and answers
+// other clients meanwhile.
 func TestSlowClientsAreCutOff(t *testing.T) {
 	t.Parallel()
 	x := start(t, "domain: d\nauth: {default: allow}")

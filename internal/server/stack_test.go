@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// Each Undos of the stack is closed, so that it drops a call. All drops are counted.
+// Each Undos of the stack is closed, so that it drops a refund. All drops must be counted.
 func TestDroppedUndosAreCounted(t *testing.T) {
 	r, err := redis.Open(redis.Config{URL: "redis://127.0.0.1:1"})
 	if err != nil {

@@ -37,7 +37,7 @@ func requestAs(t *testing.T, a net.Addr, host, line, text string, headers ...str
 
 const bobRequest = `{"domain":"d","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}`
 
-// Every path of every listener is requested under the host name of another site. The paths that stay open
+// The test requests every path of every listener under the host name of another site. The paths that answer
 // show only whether the program is ready, or how to use it.
 func TestOtherSitesCanReadNothing(t *testing.T) {
 	x := start(t, named, func(c *Config) { c.Metrics, c.MetricsPath = "127.0.0.1:0", "/metrics" })

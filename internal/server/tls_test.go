@@ -62,7 +62,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 		}
 	}
 	cert, key = ca.Issue(t, 2)
-	write(files.Cert, cert) // does not match the old key
+	write(files.Cert, cert) // a new certificate without its key, as if the files were only half written
 	if n, err := serial(ca); err != nil || n != 1 {
 		t.Errorf("half written: %d, %v; want no error and 1", n, err)
 	}

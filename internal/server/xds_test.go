@@ -210,7 +210,7 @@ func TestStartWithoutConfigurationMayAllow(t *testing.T) {
 	if a := x.ask(t, "k=v"); a.OverallCode != ok {
 		t.Errorf("got %v; want OK", a)
 	}
-	if err := x.stop(); err != nil { // although it was never ready
+	if err := x.stop(); err != nil { // the server must report this, although it was never ready
 		t.Error(err)
 	}
 }
