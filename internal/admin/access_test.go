@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 )
 
-// guarded is a listener with a token, "secret", and a read-only one, "look".
+// guarded is an admin listener with the token "secret" and the read-only token "look".
 func guarded(t *testing.T, edit ...func(*Config)) http.Handler {
 	t.Helper()
 	c := fixture(t)
@@ -127,7 +127,7 @@ func TestTheReadOnlyTokenAllowsOnlyReading(t *testing.T) {
 	}
 }
 
-// TestSessionsOfATLSProxyStayOnTLS: a browser that reached the page by https must not send its cookie without TLS.
+// A browser that reached the page over HTTPS must not send its cookie without TLS.
 func TestSessionsOfATLSProxyStayOnTLS(t *testing.T) {
 	for origin, secure := range map[string]bool{"http://" + host: false, "https://" + host: true} {
 		w := newBrowser(guarded(t)).send("POST", "/login", url.Values{"token": {"secret"}}, "Origin", origin)
@@ -178,8 +178,8 @@ func TestLoggingInAndOut(t *testing.T) {
 	}
 }
 
-// TestFormsOfOtherPagesAreRefused: a page of another origin can make a browser send any form, with the cookie if the
-// host is the same, because cookies ignore ports.
+// A page of another origin can make a browser send any form. The browser adds the cookie if the host is the
+// same, because cookies ignore ports.
 func TestFormsOfOtherPagesAreRefused(t *testing.T) {
 	b := newBrowser(guarded(t))
 	b.logIn("secret")
@@ -228,8 +228,7 @@ func TestFormsOfOtherPagesAreRefused(t *testing.T) {
 	}
 }
 
-// TestWithoutATokenOnlyTheUnixSocketAllowsChanges: without a token, other containers of the pod can read the page, but not
-// change anything.
+// Without a token, other containers of the pod can read the page, but cannot change anything.
 func TestWithoutATokenOnlyTheUnixSocketAllowsChanges(t *testing.T) {
 	p := newPages(fixture(t))
 	h := p.handler()
@@ -341,7 +340,7 @@ func TestSessionsEnd(t *testing.T) {
 		t.Error("the session outlives an hour without use")
 	}
 	logIn()
-	for range 60 { // the page refreshes itself without a person
+	for range 60 { // the page refreshes itself, which does not count as use by a person
 		now = now.Add(time.Minute)
 		b.send("GET", "/", nil, "X-Refresh", "1")
 	}

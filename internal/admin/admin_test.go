@@ -131,8 +131,8 @@ func TestWithoutATokenOtherHostNamesAreRejected(t *testing.T) {
 	}
 }
 
-// TestPagesOfOtherSitesStartNoProfile: a page of another site could not read a profile, but could start one after the
-// other.
+// A page of another site cannot read a profile. It must not be able to start one either, because it could
+// start many.
 func TestPagesOfOtherSitesStartNoProfile(t *testing.T) {
 	c := fixture(t)
 	for _, token := range []string{"", "secret"} {
@@ -154,7 +154,7 @@ func TestPagesOfOtherSitesStartNoProfile(t *testing.T) {
 	}
 }
 
-// TestTheCommandLineIsNotExposed: with a token too, because a person who may see metrics need not know the other
+// The command line contains secrets. A person with the token may see metrics, but need not know these
 // secrets.
 func TestTheCommandLineIsNotExposed(t *testing.T) {
 	c := fixture(t)

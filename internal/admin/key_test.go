@@ -182,7 +182,7 @@ func TestThePageExplainsWhyAKeyIsDenied(t *testing.T) {
 	}
 }
 
-// TestThePageShowsAPlanAndItsCredits: of a limit with then, the page shows its own bucket and that of the limit that pays.
+// For a limit with a payer (then), the page shows the bucket of the limit and the bucket of the payer.
 func TestThePageShowsAPlanAndItsCredits(t *testing.T) {
 	d := newDesk(t)
 	if err := os.WriteFile(d.file, []byte(`domain: d

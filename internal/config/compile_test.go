@@ -531,14 +531,14 @@ func FuzzCompile(f *testing.F) {
 	})
 }
 
-// TestLimitsThatDifferShareNothing: equal parts of limits are kept once; parts that differ are not shared.
+// Equal parts of limits are stored once and shared. Limits that differ in any part must not share it.
 func TestLimitsThatDifferShareNothing(t *testing.T) {
 	limits := map[string]string{
 		"a": `lease: {max: 1%, for: 100ms}`, "b": `lease: {max: 2%, for: 100ms}`,
 		"c": `shards: 2`, "e": `shards: 4`,
 		"f": `settle: {estimate: 10, unknown_cost: most, most: 70}`, "g": `settle: {estimate: 20}`,
 	}
-	text := "domain: d\ndescriptors:\n" // below values of one key, so that all else is equal
+	text := "domain: d\ndescriptors:\n" // one key with many values, so that the limits differ only in the part under test
 	for _, value := range slices.Sorted(maps.Keys(limits)) {
 		text += fmt.Sprintf("  - {key: x, value: %s, descriptors: [{key: k, rate_limit: {algorithm: fixed_window, rate: 1000, period: 1d, %s}}]}\n", value, limits[value])
 	}

@@ -10,7 +10,8 @@ import (
 
 var update = flag.Bool("update", false, "write what is said of testdata/*.yaml into the *.txt beside them")
 
-// fixtures returns the files of testdata that end in suffix, by name. Their names in problems are short.
+// fixtures returns the files in testdata whose names end in suffix, by name. Problems contain the names
+// without the folder.
 func fixtures(tb testing.TB, suffix string) (files []File) {
 	tb.Helper()
 	names, err := filepath.Glob(filepath.Join("testdata", "*"+suffix))

@@ -179,7 +179,7 @@ func TestTheLastGoodRoutesAreKept(t *testing.T) {
 	k := newKeeper(t)
 	for _, step := range []struct {
 		subject, auth string
-		b             int // rate of another domain
+		b             int // the rate of domain b
 		want          string
 	}{
 		{"good", route("/one"), 1, "/one"},
@@ -200,8 +200,8 @@ func TestTheLastGoodRoutesAreKept(t *testing.T) {
 	}
 }
 
-// TestRoutesToADomainThatIsGoneAreNotKept: such routes would limit nothing. A configuration that is used in part has
-// another hash than one that is used as a whole.
+// Routes to a removed domain would limit nothing, so they are not kept. A configuration that is used in part
+// has another hash than one that is used as a whole.
 func TestRoutesToADomainThatIsGoneAreNotKept(t *testing.T) {
 	route := func(path string) string {
 		return fmt.Sprintf("auth: {routes: [{match: {path: %s}, descriptors: [[{key: k1, from: path}]]}]}\n", path)
@@ -223,7 +223,7 @@ func TestRoutesToADomainThatIsGoneAreNotKept(t *testing.T) {
 		t.Errorf("beside a bad domain: %+v; want a configuration whose hash ends with %q", s, "-partly")
 	}
 	must(t, os.Remove(a))
-	write(b, of("b", 1)+route("b")) // a bad route, so that the routes of before are kept: but a has gone with its domain
+	write(b, of("b", 1)+route("b")) // the route of b is wrong, so the previous routes would be kept; one of them is to a, which was removed
 	if s, problems, stale := k.Load([]string{k.folder}); s != nil {
 		t.Errorf("used with %d routes, %d domains, stale %v\n%v", len(s.Auth.Routes), len(s.Domains), stale, problems)
 	}

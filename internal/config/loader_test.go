@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// pieces are documents: valid ones, parts of domains, and ones with every kind of mistake. %d is a number that may
-// change alone.
+// pieces are documents: valid ones, parts of domains, and one for every kind of mistake. %d is a number that
+// may change without any other change.
 var pieces = []string{
 	"domain: a\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: %d}}]\n",
 	"domain: a\ndescriptors: [{key: other, value: x*, rate_limit: {unit: day, requests_per_unit: %d}}]\n",
@@ -118,7 +118,8 @@ func TestAPartialLoadEqualsAFullLoad(t *testing.T) {
 	})
 }
 
-// TestAPartialReloadIsolatesLikeAFullOne does the same for a Keeper.
+// TestAPartialReloadIsolatesLikeAFullOne compares a Keeper that reloads changed files with one that reloads
+// all files, over any sequence of edits.
 func TestAPartialReloadIsolatesLikeAFullOne(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := Options{MaxLimits: rapid.SampledFrom([]int{0, 3, 6}).Draw(t, "max limits")}
@@ -167,7 +168,7 @@ func TestLargeFilesGiveTheSameConfiguration(t *testing.T) {
 		return got
 	}
 	first := load()
-	files[35].Data = append([]byte("# changed\n"), files[35].Data...) // also has a part of d5, with f05.yaml
+	files[35].Data = append([]byte("# changed\n"), files[35].Data...) // domain d5 is also in f05.yaml
 	second := load()
 	if l.Parsed() != 1 {
 		t.Errorf("%d files were parsed, want the changed one, though its domain has another", l.Parsed())
@@ -270,7 +271,8 @@ func TestAChangedFileOfADomainIsCompiledAlone(t *testing.T) {
 	load(1)
 }
 
-// TestDomainsThatAreGoneAreNotKept: a control plane may name another domain with each version.
+// A control plane may send a domain with a new name in each version. The Loader must not keep the domains of
+// former versions.
 func TestDomainsThatAreGoneAreNotKept(t *testing.T) {
 	l := NewLoader(Options{})
 	for i := range 10 {

@@ -12,7 +12,7 @@ import (
 
 func perMinute(n uint32) *MessageLimit { return &MessageLimit{Unit: "minute", RequestsPerUnit: n} }
 
-// TestMessagesEqualFiles: a configuration of messages equals one of files, except for places.
+// A configuration that arrives in messages equals one from files, except for the places of its limits.
 func TestMessagesEqualFiles(t *testing.T) {
 	file := `
 domain: edge

@@ -31,7 +31,7 @@ func asJSON(v any) (any, error) {
 		m := map[string]any{}
 		for key, value := range v {
 			name, isText := key.(string)
-			if !isText && fmt.Sprint(key) != "7" { // metadata in testdata may have this one
+			if !isText && fmt.Sprint(key) != "7" { // metadata in testdata uses the number 7 as a key
 				return nil, fmt.Errorf("key %v is not text", key)
 			}
 			if !isText {
@@ -95,7 +95,7 @@ func TestSchemaAcceptsGoodFiles(t *testing.T) {
 	s := compileSchema(t)
 	for _, f := range fixtures(t, ".good.yaml") {
 		if f.Name == "warnings.good.yaml" {
-			continue // the schema is stricter on purpose with half of it
+			continue // the schema refuses a part of this file on purpose
 		}
 		if err := validate(s, f); err != nil {
 			t.Errorf("%s: %#v", f.Name, err)
@@ -103,7 +103,8 @@ func TestSchemaAcceptsGoodFiles(t *testing.T) {
 	}
 }
 
-// TestSchemaRefusesBadFiles: the first line of a bad file states if a schema cannot detect its mistake.
+// The schema must refuse each bad file. If a schema cannot detect the mistake, the first line of the file
+// says so.
 func TestSchemaRefusesBadFiles(t *testing.T) {
 	s := compileSchema(t)
 	for _, f := range fixtures(t, ".bad.yaml") {

@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// TestSettleSettingsAreCompiled compares each term with its default.
+// TestSettleSettingsAreCompiled checks each setting of settle, and its default.
 func TestSettleSettingsAreCompiled(t *testing.T) {
 	for text, want := range map[string]string{
 		"{estimate: 5}": "5, 0 to 100, trusts false, unknown -1, 600 s",
@@ -25,7 +25,8 @@ func TestSettleSettingsAreCompiled(t *testing.T) {
 	}
 }
 
-// TestTheLargestAcceptedValues states what is just allowed, and what is just too much.
+// TestTheLargestAcceptedValues lists the largest values that are accepted, and the next ones, which are
+// refused.
 func TestTheLargestAcceptedValues(t *testing.T) {
 	limit := func(name, more string) string {
 		return "domain: d\nlimits:\n  " + name + ": {algorithm: fixed_window, rate: 100, period: 1h" + more + "}\n"
@@ -91,7 +92,7 @@ func TestTheLargestAcceptedValues(t *testing.T) {
 	}
 }
 
-// TestTwoLimitsWithOneNameKeepTheNamesOfTheirPlaces: two places have a rate_limit of one name, and keep the names of their places.
+// If rate_limits in two places have the same name, each limit is named after its place instead.
 func TestTwoLimitsWithOneNameKeepTheNamesOfTheirPlaces(t *testing.T) {
 	s := good(t, Options{}, `
 domain: d

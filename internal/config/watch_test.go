@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// seen runs Watch on paths. next waits for the next change, and fails the test if none comes in time; none fails it
-// if one comes.
+// seen runs Watch on paths. next waits for the next change, and fails the test if none comes in time. none
+// fails the test if a change comes.
 func seen(t *testing.T, paths ...string) (next func(subject string), none func(subject string)) {
 	t.Helper()
 	changes := make(chan struct{}, 100)
@@ -183,7 +183,7 @@ func TestSettleWaitsUntilChangesStopOrTheLongestWaitEnds(t *testing.T) {
 		events <- struct{}{}
 		at(90 * time.Millisecond)
 		events <- struct{}{}
-		for d := 5 * time.Second; d < 5950*time.Millisecond; d += 90 * time.Millisecond { // never quiet
+		for d := 5 * time.Second; d < 5950*time.Millisecond; d += 90 * time.Millisecond { // changes that never stop
 			at(d)
 			events <- struct{}{}
 		}
@@ -216,7 +216,7 @@ func TestWatchSeesTheReferenceLayout(t *testing.T) {
 	next("a new file without an extension")
 }
 
-// TestAPollNeedsLittleMemory: the poll reads a large configuration every 30 s, and must not grow the heap by its size.
+// A poll reads a large configuration every 30 s. It must not grow the heap by the size of the files.
 func TestAPollNeedsLittleMemory(t *testing.T) {
 	folder := t.TempDir()
 	text := bytes.Repeat([]byte("# a comment\n"), 1<<20/12)

@@ -71,7 +71,8 @@ func TestAnAdjustmentGivesOneKeyOtherNumbers(t *testing.T) {
 	}
 }
 
-// Adjusted.Next is the earliest end, whatever the order of the keys, and leaves out what has ended.
+// Adjusted.Next is the time at which the first adjustment expires, whatever the order of the keys.
+// Adjustments that have expired already do not count.
 func TestTheEarliestAdjustmentEndsNext(t *testing.T) {
 	for _, ends := range [][]algorithms.Micros{{0, 2, 3}, {0, 3, 2}, {3, 0, 2}, {2, 3, 0}} {
 		b := newBench(t, adjustable)
@@ -279,7 +280,7 @@ func TestAdjustmentsThatDoNotApplyAreCountedAndChangeNothing(t *testing.T) {
 	}
 }
 
-// A reload compiles the adjustments for its own limits, so a factor multiplies the new numbers.
+// A reload applies the adjustments to its own limits, so a factor multiplies the new numbers.
 func TestAReloadKeepsAdjustments(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"bob": {Factor: 2000}, "eve": {Block: true}})

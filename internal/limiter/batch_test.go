@@ -192,8 +192,8 @@ func TestFailedCallsAreAnsweredByPolicy(t *testing.T) {
 	}
 }
 
-// A batch has all charges of its calls, with the deadline and the source. A call without charges, or whose
-// groups are all decided, can be finished before done is called.
+// A batch contains all charges of its calls, with the deadline and the source. Some calls can be finished
+// before done is called: those without charges, and those whose groups are all decided.
 func TestABatchIsSubmittedOnce(t *testing.T) {
 	store, calls := &held{}, []*limiter.Call{callOf("a"), callOf("b"), callOf("u"), callOf("f")}
 	deadline, source := time.Unix(1, 0), &backend.Source{}

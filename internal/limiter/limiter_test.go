@@ -392,7 +392,8 @@ descriptors:
 			t.Errorf("request %d of 3 a minute: %+v; want allowed and %v remaining", i+1, c.Results, int64(2-i))
 		}
 	}
-	// Units that were consumed in the window must count when the next request sends another number.
+	// The next request overrides the limit with another number. Units that were already consumed in the window
+	// must still count.
 	lower, higher := minute, minute
 	lower.Rate, higher.Rate = 1, 4
 	if c := ask("known=1", lower); !c.Denied {
@@ -512,7 +513,7 @@ descriptors:
 	}
 }
 
-// The listener can delay answers for at most a second, although the limit allows ten.
+// The limit allows a delay of ten seconds, but the listener can delay answers for at most one second.
 func TestADelayBeyondTheListenersBoundIsDenied(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -542,7 +543,7 @@ descriptors:
 	}
 }
 
-// No units are available before the penalty ends, whatever the bucket holds.
+// While a penalty blocks a bucket, no units are available, whatever the bucket holds.
 func TestABlockedBucketHasNothingLeft(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -557,7 +558,7 @@ descriptors:
 	}
 }
 
-// With so many limits, a table replaces the comparison of each with each.
+// If a request has this many limits, a table finds the replaced ones.
 func TestManyLimitsAreReplacedByDifferentOnes(t *testing.T) {
 	var yaml strings.Builder
 	yaml.WriteString("domain: d\ndescriptors:\n")
@@ -579,7 +580,8 @@ func TestManyLimitsAreReplacedByDifferentOnes(t *testing.T) {
 	}
 }
 
-// The limits of a broken domain are unknown, so a name is not reported as missing.
+// If the configuration of a domain is invalid, its limits are unknown. So a name must not be reported as
+// missing.
 func TestNamedLimitsOfADomainWithoutAValidConfigurationAreNotUnknown(t *testing.T) {
 	b := newBench(t, "domain: d\nlimits:\n  calls: {algorithm: token_bucket, rate: 5, period: 1m}\n")
 	broken := *b.Current()

@@ -65,8 +65,8 @@ func TestALimitIsReplacedHoweverManyThereAre(t *testing.T) {
 	}
 }
 
-// Sixteen times as many descriptors must take less than sixty times the processor time. A comparison of each
-// with each would take up to 256 times as long.
+// Sixteen times as many descriptors must take less than sixty times the processor time. If each descriptor
+// were compared with every other one, it would take up to 256 times as long.
 func TestTimeGrowsAsTheNumberOfDescriptors(t *testing.T) {
 	b := newBench(t, manyYAML)
 	taken := func(n int) time.Duration {
@@ -87,7 +87,7 @@ func TestTimeGrowsAsTheNumberOfDescriptors(t *testing.T) {
 		})
 	}
 	few, many := time.Duration(math.MaxInt64/120), time.Duration(math.MaxInt64)
-	for range 10 { // the shortest of several runs, because the garbage collector makes some longer
+	for range 10 { // the shortest of several runs counts, because the garbage collector makes some runs longer
 		few, many = min(few, taken(1_000)), min(many, taken(16_000))
 		if many < 60*few {
 			return

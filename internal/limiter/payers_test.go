@@ -135,8 +135,8 @@ func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 	}
 }
 
-// With "hash_tag: domain", plan and payer are in one slot of a Redis Cluster too, whichever descriptor uses
-// them.
+// With "hash_tag: domain", the keys of the plan and the payer have one slot of a Redis Cluster, whichever
+// descriptor uses them.
 func TestPlanAndPayerShareTheSlotOfTheDomain(t *testing.T) {
 	b := newBench(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")
 	rec := &recorded{Store: b.store.Store}

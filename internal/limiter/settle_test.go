@@ -36,7 +36,7 @@ func (b *bench) consume(tb testing.TB, count int64, reserve bool) (*limiter.Call
 	return c, !c.Denied
 }
 
-// reservedBy returns the reservation of the first result of c, which is answered.
+// reservedBy returns the reservation in the first result of c. c must have been answered.
 func reservedBy(c *limiter.Call) (*limiter.Reserved, bool) {
 	part, ok := c.Part(0, "")
 	return &limiter.Reserved{ID: [16]byte{1}, Domain: descriptors.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}, ok
@@ -58,9 +58,9 @@ func (b *bench) remaining(tb testing.TB) int64 {
 	return c.Results[0].Decision.Remaining
 }
 
-// A reservation is made while the limit refills 10 units a second. Then the rate falls to 1 a second. In 5
-// seconds at the old rate 50 units have flowed in and been consumed, so canceling 100 units may refund at
-// most 50. The store's clock may be a minute ahead, so less is refunded.
+// A reservation is made while 10 units flow in every second. Then the rate is lowered to 1 a second. In the 5
+// seconds at the old rate, 50 units have flowed in and were consumed. So canceling 100 units may refund at
+// most 50. The refund is smaller still, because the store's clock may be a minute ahead.
 func TestARefundAfterTheRateWasLowered(t *testing.T) {
 	for _, c := range []struct {
 		name, then, now string
@@ -100,8 +100,8 @@ func TestARefundAfterTheRateWasLowered(t *testing.T) {
 	}
 }
 
-// A canceled reservation must leave no more units than there would be without it, whatever is consumed before
-// and after, and whenever the rate falls.
+// After a reservation is canceled, the bucket must hold no more units than without the reservation. That
+// applies whatever is consumed before and after, and whenever the rate is lowered.
 func TestARefundAfterTheRateWasLoweredStaysWithinTheBound(t *testing.T) {
 	cancelled, returned := 0, 0
 	rapid.Check(t, func(rt *rapid.T) {
@@ -160,7 +160,8 @@ func TestARefundAfterTheRateWasLoweredStaysWithinTheBound(t *testing.T) {
 	}
 }
 
-// After a change of the shards, the limit has other buckets, from which the reservation consumed nothing.
+// If the number of shards changes, the limit uses other buckets. The reservation consumed nothing from them,
+// so it cannot be settled there.
 func TestChangedShardsCannotBeSettled(t *testing.T) {
 	for _, c := range []struct {
 		name, was, is string

@@ -105,8 +105,8 @@ func (p *proxy) start(cost int64, texts ...string) (id string) {
 	return string(c.AppendID(nil))
 }
 
-// done sends the descriptors that Envoy sends at the end of a stream: the id with the real cost, and the id
-// that follows every request.
+// done sends the two descriptors that Envoy sends at the end of a stream. One has the id and the real cost.
+// The other has the id alone, as in every request.
 func (p *proxy) done(id string, cost int64) *limiter.Call {
 	p.t.Helper()
 	return p.send("d", []int64{cost, 0}, "settle="+id, "settle_end="+id)
@@ -139,7 +139,7 @@ func TestASettleStartReservesTheLargerOfEstimateAndDeclaration(t *testing.T) {
 		{"user=bob", "tokens", 0, 100},
 		{"user=bob", "tokens", -5, 100},
 		{"user=bob", "tokens", 250, 250},
-		{"user=bob", "tokens", 1 << 62, 500}, // the estimate is at most the configured most
+		{"user=bob", "tokens", 1 << 62, 500}, // the reserved units are at most the configured "most"
 		{"trusting=bob", "trusting", 3, 3},
 		{"trusting=bob", "trusting", 0, 100},
 		{"trusting=bob", "trusting", absent, 100},
@@ -287,7 +287,8 @@ func TestALateSettleDoneChargesTheExcess(t *testing.T) {
 	}
 }
 
-// After a change of the keys, the previous key is accepted, and an older one is not.
+// After the signing keys have changed, an id with the previous key is accepted, and an id with an older key
+// is not.
 func TestThePreviousSigningKeyIsAccepted(t *testing.T) {
 	secrets := []string{"first"}
 	p := newProxyOf(t, func() []string { return secrets })
@@ -328,7 +329,7 @@ func TestWhileTheStoreFailsNothingIsReserved(t *testing.T) {
 	}
 }
 
-// A settle-done may come with other descriptors. It matches no limit by its own keys, and the others are
+// A settle-done may contain other descriptors. Its own keys match no limit, and the other descriptors are
 // decided as usual. So a proxy without apply_on_stream_done charges more, never less.
 func TestASettleDoneWithOtherDescriptors(t *testing.T) {
 	p := newProxy(t)
@@ -368,7 +369,7 @@ func TestIDsAreBounded(t *testing.T) {
 	p.want("tokens", texts[3][len("user="):], 1000)
 }
 
-// A shadow limit counts as if it denied. So a request that it would have denied reserves none of its units.
+// A shadow limit handles a request that it would have denied like a denied one: it reserves no units.
 func TestShadowLimitsReserve(t *testing.T) {
 	p := newProxy(t)
 	first := p.start(absent, "shadow=bob", "user=bob")
@@ -444,7 +445,7 @@ func TestReservationsOfStreamsThatNeverEndNeedNoMemory(t *testing.T) {
 	}
 }
 
-// A settle-done need not have the entries that other requests must have.
+// A settle-done is accepted without the entries that the domain requires in other requests.
 func TestASettleDoneNeedsNoRequiredEntries(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
@@ -454,7 +455,8 @@ func TestASettleDoneNeedsNoRequiredEntries(t *testing.T) {
 	p.want("tokens", "bob", 995)
 }
 
-// Units that this process's own bucket allowed are not settled in the store, which has not charged them.
+// While the store fails, this process's own bucket may allow units. They must not be settled in the store,
+// because the store has not charged them.
 func TestLocalBucketsReserveNothing(t *testing.T) {
 	b := newBench(t, tokens)
 	b.Limiter = limiter.New(b.store, limiter.Config{

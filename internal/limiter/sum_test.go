@@ -6,7 +6,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// A request that charges a bucket twice must make one charge.
+// If a request charges one bucket twice, the limiter must send one charge with the sum of the costs.
 func TestCostsOfOneBucketAreAddedUp(t *testing.T) {
 	const most, least = 1<<63 - 1, -1 << 63
 	for _, c := range []struct{ a, b, want int64 }{

@@ -25,16 +25,16 @@ var (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	// The garbage collector runs when the heap reaches a fixed size. With a percentage it would run less and
-	// less often: pools of ended runs count as in use for another cycle.
+	// The garbage collector runs when the heap reaches a fixed size. With GOGC it would run less and less
+	// often, because the pools of ended runs count as memory in use for one more cycle.
 	debug.SetGCPercent(-1)
 	debug.SetMemoryLimit(512 << 20)
 	os.Exit(m.Run())
 }
 
-// TestSimulate plays seeds. The judge must find no problem, whatever fails at whatever time. A failed seed is
-// reported at once, and the others continue. At the end, the first failed seeds are shrunk and printed as
-// commands.
+// TestSimulation plays seeds. The judge must find no problem, whatever fails and whenever it fails. A failed
+// seed is reported at once, and the others continue. At the end, the first failed seeds are shrunk and
+// printed as commands.
 func TestSimulation(t *testing.T) {
 	if *seed > 0 {
 		p := Plan{Seed: *seed, Until: *until}

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestConditionsAreListedWorstFirst is a script: each step has a time, an event and the list after it.
+// Each step of the test has a time, an event, and the list after the event.
 func TestConditionsAreListedWorstFirst(t *testing.T) {
 	start := time.Date(2026, 3, 1, 3, 0, 0, 0, time.UTC)
 	now := start
@@ -41,8 +41,8 @@ func TestConditionsAreListedWorstFirst(t *testing.T) {
 	}
 }
 
-// TestConditionsAreBounded checks that no report makes the registry grow without end, and that the worst conditions
-// stay.
+// TestConditionsAreBounded checks that reports cannot make the registry grow without bound, and that the
+// worst conditions stay.
 func TestConditionsAreBounded(t *testing.T) {
 	r := New(time.Now)
 	for i := range 3 * maxConditions {

@@ -107,8 +107,8 @@ func TestTopListsDenials(t *testing.T) {
 	a.ask(t, "path=/login,ip=192.0.2.1", 1)
 	a.ask(t, "user=eve", 1)
 	a.clock = a.clock.Add(time.Second)
-	a.ask(t, "user=bob", 2) // never
-	a.ask(t, "send bob", 1) // the same bucket
+	a.ask(t, "user=bob", 2) // 2 units can never be allowed
+	a.ask(t, "send bob", 1) // a request by name, for the same bucket
 	bob := `4 d/send limit ["bob"] [{"user" "bob"}] false`
 	rest := []string{
 		`1 d/send never ["bob"] [{"user" "bob"}] false`,
@@ -124,7 +124,7 @@ func TestTopListsDenials(t *testing.T) {
 		t.Errorf("since %v, last %v", since, top[0].Last)
 	}
 
-	a.clock = a.clock.Add(5 * time.Minute) // the next window: both count
+	a.clock = a.clock.Add(5 * time.Minute) // the next window of counts; the list adds up both windows
 	a.ask(t, "user=bob", 1)
 	a.want(t, "over two windows", append([]string{`5 d/send limit ["bob"] [{"user" "bob"}] false`}, rest...)...)
 	a.clock = a.clock.Add(5 * time.Minute)
@@ -138,7 +138,8 @@ func TestTopListsDenials(t *testing.T) {
 	a.want(t, "long after")
 }
 
-// TestADenialHasTheTimeOfTheRequest: if the listener recorded the time of arrival, the clock is not read again.
+// If the listener has recorded the time at which a request arrived, the denial gets that time, and the clock
+// is not read again.
 func TestADenialHasTheTimeOfTheRequest(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	a.Recorder = New(func() time.Time { return a.clock.Add(time.Second) })
@@ -173,7 +174,7 @@ func TestLongKeysAreTruncated(t *testing.T) {
 	}
 }
 
-// TestFailuresAreCountedByLimit: failures do not depend on the key, so each limit counts as one.
+// A failure of the store does not depend on the key, so failures are counted by limit, not by key.
 func TestFailuresAreCountedByLimit(t *testing.T) {
 	for err, why := range map[error]string{backend.ErrUnavailable: Backend, fmt.Errorf("x: %w", backend.ErrFull): Full, errors.New("x"): Backend} {
 		a := newRequester(t, away{err})

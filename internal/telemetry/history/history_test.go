@@ -44,7 +44,7 @@ func sum(r *Recorder) Totals {
 func TestCountsAreDroppedAfterFifteenMinutes(t *testing.T) {
 	r := New(began)
 	for at := time.Duration(0); at <= 20*time.Minute; at += Step {
-		one(r, at, Totals{1, 1}) // all of it in the first step
+		one(r, at, Totals{1, 1}) // all requests are in the first step
 		left := sum(r)
 		if want := (Totals{1, 1}); at < 15*time.Minute && left != want {
 			t.Fatalf("after %v: %v; want %v", at, left, want)
@@ -67,7 +67,7 @@ func TestClocksAndCountersThatGoBack(t *testing.T) {
 	if left := sum(r); left != (Totals{15, 0}) {
 		t.Errorf("got %v; want %v left", left, Totals{15, 0})
 	}
-	one(r, 1e5*time.Hour, Totals{1<<32 + 9, 0}) // far ahead, and more than a point can hold
+	one(r, 1e5*time.Hour, Totals{1<<32 + 9, 0}) // far in the future, with more requests than a point can hold
 	if left := sum(r); left != (Totals{1<<32 - 1, 0}) {
 		t.Errorf("got %v; want %v left", left, Totals{1<<32 - 1, 0})
 	}

@@ -194,15 +194,15 @@ func TestHitsAreCountedAsInTheReferenceServer(t *testing.T) {
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	l.Swap(snapshot(
 		&descriptors.Policy{Name: "k", Limit: limit(t, 10), StatKey: "d.k_v.k2.k3"},
-		&descriptors.Policy{Name: "l", Limit: limit(t, 1), Shadow: true, StatKey: "d.k_v.k2.k4"}, // differs only at a deeper level
+		&descriptors.Policy{Name: "l", Limit: limit(t, 1), Shadow: true, StatKey: "d.k_v.k2.k4"}, // the first two levels are the same as those of k
 		&descriptors.Policy{Name: "ip", Limit: limit(t, 10), StatKey: "d.ip_10.0.0.1:80"},
 	))
-	ask(t, l, "d", "k", "v", 9) // one of them near the limit
-	ask(t, l, "d", "k", "v", 1) // near it
-	ask(t, l, "d", "k", "v", 5) // over
+	ask(t, l, "d", "k", "v", 9) // one hit is near the limit
+	ask(t, l, "d", "k", "v", 1) // the hit is near the limit
+	ask(t, l, "d", "k", "v", 5) // the hits are over the limit
 	ask(t, l, "d", "k", "v", 0)
 	ask(t, l, "d", "k", "v", -1)
-	ask(t, l, "d", "l", "v", 2) // one near the limit, one over
+	ask(t, l, "d", "l", "v", 2) // one hit is near the limit, and one is over it
 	ask(t, l, "d", "ip", "v", 1)
 	samples := map[string]string{}
 	for name, n := range map[string]int{"total_hits": 17, "within_limit": 10, "near_limit": 3, "over_limit": 6, "shadow_mode": 2} {

@@ -17,7 +17,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/test/docgen"
 )
 
-// TestReference sets every metric, for docs/reference/metrics.md.
+// TestReference sets a value for every metric, and compares the list of metrics with
+// docs/reference/metrics.md.
 func TestReference(t *testing.T) {
 	m := New("v1", "rev")
 	store := memory.New(memory.Config{})

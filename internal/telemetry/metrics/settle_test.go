@@ -34,8 +34,8 @@ func (a *away) Submit(b *backend.Batch) {
 	b.Done(b)
 }
 
-// settling reserves and settles in all ways. The limit "tokens" has 1,000 units, an estimate of 100 and max_debt 0. The
-// configuration also has the domains of also.
+// settling returns a limiter that has reserved and settled units in all ways. The limit "tokens" has 1,000
+// units, an estimate of 100 and max_debt 0. The configuration also has the domains in also.
 func settling(t *testing.T, m *Metrics, also *limiter.Snapshot) {
 	t.Helper()
 	none := int64(0)

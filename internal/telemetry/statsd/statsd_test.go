@@ -73,7 +73,7 @@ func listen(t *testing.T, network string) *server {
 	return s
 }
 
-// next returns the lines of one flush, sorted: of a connection, or of a packet.
+// next returns the lines of one flush, sorted. They are from one connection, or from one packet.
 func (s *server) next(t *testing.T) []string {
 	t.Helper()
 	var text []byte
@@ -131,7 +131,7 @@ func TestMetricsArriveOverUDPAndTCP(t *testing.T) {
 		const tags = ".__app=rl.__zone=eu_1"
 		expect(t, turn(), "a"+tags+":3|c", "b"+tags+":1|c", "response_time"+tags+":1.500000|ms")
 		counts.add("a", 2)
-		expect(t, turn(), "a"+tags+":2|c") // only what was added
+		expect(t, turn(), "a"+tags+":2|c") // only the difference to the previous flush is sent
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestEstimatesBoundTheExactCount compares with an exact count.
+// The estimates are compared with an exact count.
 func TestEstimatesBoundTheExactCount(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 100
