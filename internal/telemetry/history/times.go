@@ -66,8 +66,8 @@ func quantile(sums *[timeBuckets]uint64, rank float64) time.Duration {
 	return 0
 }
 
-// bucketOf returns the bucket of d. It is determined by the position of the highest bit of d in microseconds,
-// and by the two bits below it.
+// bucketOf returns the bucket of d. The position of the highest bit of d in microseconds, and the two bits
+// below that bit, determine the bucket.
 func bucketOf(d time.Duration) int {
 	us := uint64(max(0, d.Microseconds()))
 	if us < perDoubling {

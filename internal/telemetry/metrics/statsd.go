@@ -46,7 +46,7 @@ func (s source) Counters() (list []statsd.Counter) {
 	defer m.series.mu.RUnlock()
 	for name, one := range m.series.all {
 		if name == overflow {
-			name = "overflow" // no other name is without a dot
+			name = "overflow" // all other names contain a dot
 		}
 		for i, what := range hitNames {
 			add(limits+name+what, one.sum(i))
