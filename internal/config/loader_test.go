@@ -224,7 +224,7 @@ func TestAChangedFileIsParsedAlone(t *testing.T) {
 }
 
 // TestAChangedFileOfADomainIsCompiledAlone changes one of three files of one domain. Limits of the other files stay
-// the same, or get another number, and the file before it keeps its pointers.
+// the same, or get another number, and those of the file before the changed one keep their pointers.
 func TestAChangedFileOfADomainIsCompiledAlone(t *testing.T) {
 	file := func(i int, values ...string) File {
 		text := "domain: edge\ndescriptors:\n"

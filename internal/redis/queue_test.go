@@ -245,7 +245,7 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 	c = sent(t, &q, at(6*ms))
 	q.complete(c)
 	if do := q.over(at(11 * ms)); !do.start || q.fill(c, at(11*ms)) || len(c.ended) != 1 || !errors.Is(long.Decisions[256].Err, backend.ErrNotTaken) {
-		t.Errorf("the rest of a late batch: %+v; want start, q.fill(c, at(11*ms)) false, 1 element and the error backend.ErrNotTaken", long.Decisions[256])
+		t.Errorf("the rest of a late batch: %+v; want it to end unsent, with the error backend.ErrNotTaken", long.Decisions[256])
 	}
 }
 

@@ -94,7 +94,7 @@ func TestTheScriptDecidesLikePackageAlgorithmsWhenTheTickChanges(t *testing.T) {
 				}
 			}
 			if denied < 200 || denied > 3800 {
-				t.Errorf("%d of 4,000 were denied; want denied at least 200 and denied at most 3800", denied)
+				t.Errorf("%d of 4,000 were denied; want 200 to 3800", denied)
 			}
 		})
 	}

@@ -115,13 +115,13 @@ func TestGoRedisMakesCallsThatTheWireCannot(t *testing.T) {
 			start(l, b).is(t, 0)
 		}
 		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 0 || others != 2 {
-			t.Errorf("%d calls by the wire and %d others; want calls 0 and others 2", calls, others)
+			t.Errorf("%d calls by the wire and %d others; want 0 and 2", calls, others)
 		}
 		for range 5 {
 			start(l, limited(1)).is(t, 0)
 		}
 		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 5 || others != 2 {
-			t.Errorf("then %d calls by the wire and %d others; want calls 5 and others 2", calls, others)
+			t.Errorf("then %d calls by the wire and %d others; want 5 and 2", calls, others)
 		}
 		l.close()
 	})
@@ -194,7 +194,7 @@ func TestACalendarThatEndedIsSentAgain(t *testing.T) {
 		l.by(conn)
 		start(l, limited(1)).is(t, ms)
 		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 1 || others != 1 {
-			t.Errorf("%d calls by the wire and %d others; want calls 1 and others 1", calls, others)
+			t.Errorf("%d calls by the wire and %d others; want 1 and 1", calls, others)
 		}
 		l.close()
 	})

@@ -109,7 +109,7 @@ func TestCallsUseTheWire(t *testing.T) {
 			start(l, limited(1, 1, 1)).is(t, 0)
 		}
 		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 3 || others != 0 {
-			t.Errorf("%d calls by the wire and %d others; want calls 3 and others 0", calls, others)
+			t.Errorf("%d calls by the wire and %d others; want 3 and 0", calls, others)
 		}
 		l.close()
 	})
@@ -200,7 +200,7 @@ func TestTheWireStaysUsableAfterACallIsLate(t *testing.T) {
 			start(l, limited(1)).is(t, 6*ms)
 		}
 		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 6 || others != 0 {
-			t.Errorf("%d calls by the wire and %d others; want calls 6 and others 0", calls, others)
+			t.Errorf("%d calls by the wire and %d others; want 6 and 0", calls, others)
 		}
 		l.close()
 	})
@@ -291,7 +291,7 @@ func TestGoRedisMakesLargeCalls(t *testing.T) {
 		b.Charges[0].Key = make([]byte, maxFrame)
 		start(l, b).is(t, 0)
 		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 0 || others != 1 {
-			t.Errorf("%d calls by the wire and %d others; want calls 0 and others 1", calls, others)
+			t.Errorf("%d calls by the wire and %d others; want 0 and 1", calls, others)
 		}
 		p.Close()
 	})

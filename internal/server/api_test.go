@@ -65,7 +65,7 @@ func TestProxiesAndApplicationsShareABucket(t *testing.T) {
 					}
 				}
 				if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"pass"}`); code != 200 || !strings.Contains(answer, `"degraded":true`) {
-					t.Errorf("a limit with on_backend_failure: allow: %d %s; want code 200 and a answer that contains %q", code, answer, `"degraded":true`)
+					t.Errorf("a limit with on_backend_failure: allow: %d %s; want code 200 and an answer that contains %q", code, answer, `"degraded":true`)
 				}
 			}
 		})
@@ -76,7 +76,7 @@ func TestTheAPIIsClosedToOtherMachinesWithoutAToken(t *testing.T) {
 	everywhere := func(c *Config) { c.HTTP = "0.0.0.0:0" }
 	x := start(t, named, everywhere)
 	if code, answer := post(t, x.HTTP, "/v1/limit", `{"name":"send"}`); code != 401 || !strings.Contains(answer, "--api-token") {
-		t.Errorf("without a token: %d %s; want code 401 and a answer that contains %q", code, answer, "--api-token")
+		t.Errorf("without a token: %d %s; want code 401 and an answer that contains %q", code, answer, "--api-token")
 	}
 	if n := x.logs.FilterMessageSnippet("the HTTP API is off").Len(); n != 1 {
 		t.Errorf("logged %d times, want once", n)

@@ -331,11 +331,11 @@ limits:
 	for _, x := range []*instance{a, b, a} {
 		code, answer := post(t, x.HTTP, "/v1/limit", `{"limits":[{"name":"second"},{"name":"year","count":4}],"request_id":"one"}`)
 		if code != 200 || !strings.Contains(answer, `"remaining":6`) {
-			t.Errorf("got %d %s; want code 200 and a answer that contains %q", code, answer, `"remaining":6`)
+			t.Errorf("got %d %s; want code 200 and an answer that contains %q", code, answer, `"remaining":6`)
 		}
 	}
 	if code, answer := post(t, b.HTTP, "/v1/limit", `{"limits":[{"name":"second"},{"name":"year","count":4}],"request_id":"two"}`); code != 200 || !strings.Contains(answer, `"remaining":2`) {
-		t.Errorf("another id: %d %s; want code 200 and a answer that contains %q", code, answer, `"remaining":2`)
+		t.Errorf("another id: %d %s; want code 200 and an answer that contains %q", code, answer, `"remaining":2`)
 	}
 }
 

@@ -654,7 +654,7 @@ func TestResetDropsTheLease(t *testing.T) {
 		}
 		s.Forget()
 		if rest := left(t, store, c); rest != 10_000 || s.Stats().Keys != 0 {
-			t.Errorf("%d are left, %+v; want rest 10_000 and keys 0", rest, s.Stats())
+			t.Errorf("%d are left, %+v; want 10_000 left and no keys", rest, s.Stats())
 		}
 	})
 }

@@ -55,7 +55,7 @@ func TestALimitHasSeriesFromItsFirstDecisionOn(t *testing.T) {
 	}
 	ask(t, l, "d", "k7", "v", 1)
 	if got := m.Tally(&descriptors.Policy{Domain: "d", Name: "k7"}); got.Allowed != 2 {
-		t.Errorf("got %+v; want allowed 2", got)
+		t.Errorf("got %+v; want 2 allowed", got)
 	}
 }
 
