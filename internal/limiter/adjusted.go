@@ -9,32 +9,32 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// inUse has everything that decides requests: the configuration and its adjustments. It is immutable.
+// inUse is what decides requests: the configuration and the adjustments of its limits. It is immutable.
 type inUse struct {
 	snapshot *Snapshot
 	adjusted *adjusted // nil if there are no adjustments
 }
 
-// adjusted is a Set of adjustments, compiled for one Snapshot. It is immutable, and contains only policies
-// with an adjustment.
+// adjusted is a Set of adjustments, compiled for one Snapshot. It contains only policies that have an
+// adjustment. It is immutable.
 type adjusted struct {
 	limits map[*descriptors.Policy]*adjustedLimit
 	now    func() algorithms.Micros
 }
 
-// adjustedLimit has the adjustments of one limit. All policies with the same buckets share it.
+// adjustedLimit has the adjustments of one limit. All policies that share the limit's buckets share it.
 type adjustedLimit struct {
-	all  *change            // the adjustment for keys without one of their own; nil if there is none
+	all  *change            // the adjustment for all keys that do not have their own; nil if there is none
 	keys map[string]*change // adjustments by the key of the bucket
 }
 
-// change is one adjustment of a limit. A limit may be used at several places with different settings, so
-// each place needs its own copy of the policy. The first copy is made in advance, the others at the first
-// request.
+// change is one adjustment of a limit. Several policies with different settings may use the limit, and each
+// of them needs an adjusted copy. The copy for one policy is made in advance, the others at the first request
+// that needs them.
 type change struct {
 	adjustment *adjust.Adjustment
 	of, copy   *descriptors.Policy
-	others     sync.Map // *descriptors.Policy -> its copy, or itself if the adjustment does not apply
+	others     sync.Map // *descriptors.Policy -> its adjusted copy, or the policy itself if the adjustment does not apply
 }
 
 // policy returns p with the adjusted numbers.
@@ -49,7 +49,7 @@ func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
 	if err != nil {
 		changed = p
 	} else if p.Limit == c.of.Limit {
-		changed.Limit = c.copy.Limit // stores compare pointers to limits, which is fastest, so an equal limit must have the same pointer
+		changed.Limit = c.copy.Limit // stores identify a limit by its pointer, which is fastest, so equal limits share one
 	}
 	found, _ := c.others.LoadOrStore(p, changed)
 	return found.(*descriptors.Policy)
@@ -57,15 +57,15 @@ func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
 
 // Adjusted describes how a Set of adjustments applies to a configuration.
 type Adjusted struct {
-	// InForce is the number of adjustments that change a limit. Ignored is the number of unexpired
-	// adjustments that change none, because their limit is not configured or cannot have these numbers.
+	// InForce is the number of adjustments that change a limit. Ignored is the number of unexpired adjustments
+	// that change no limit: the limit is not configured, or cannot have these numbers.
 	InForce, Ignored int
-	// Next is the time at which the first adjustment expires; 0 if there is none.
+	// Next is the time at which the next adjustment expires; 0 if there is none.
 	Next algorithms.Micros
 }
 
-// Adjust uses set for all Calls that start from now on, with this configuration and later ones. now returns
-// the time that decides whether adjustments have expired.
+// Adjust applies set to all Calls that start from now on, with the current configuration and later ones. now
+// returns the time that decides whether an adjustment has expired.
 func (l *Limiter) Adjust(set *adjust.Set, now func() algorithms.Micros) Adjusted {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,7 +73,7 @@ func (l *Limiter) Adjust(set *adjust.Set, now func() algorithms.Micros) Adjusted
 	return l.use(l.Current())
 }
 
-// use decides requests with s and its adjustments from now on. l.mu must be held.
+// use makes s, with its adjustments, decide requests from now on. l.mu must be held.
 func (l *Limiter) use(s *Snapshot) (result Adjusted) {
 	if s == nil {
 		return result
@@ -87,7 +87,7 @@ func (l *Limiter) use(s *Snapshot) (result Adjusted) {
 	return result
 }
 
-// Adjusted returns how the adjustments apply to the present configuration.
+// Adjusted returns how the adjustments apply to the current configuration.
 func (l *Limiter) Adjusted() Adjusted {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -104,7 +104,7 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 		if result.Next == 0 || a.Expires < result.Next {
 			result.Next = a.Expires
 		}
-		result.Ignored++ // an adjustment that applies is subtracted again
+		result.Ignored++ // below, adjustments that apply are subtracted
 		name := [2]string{a.Target.Domain, a.Target.Limit}
 		byName[name] = append(byName[name], a)
 	}
@@ -136,8 +136,8 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 	return compiled, result
 }
 
-// compileLimit compiles the adjustments of the limit of p, and adds the IDs of those that apply to applied.
-// It returns nil if none applies.
+// compileLimit compiles the adjustments of the limit of p. It adds the IDs of those that change the limit to
+// applied. It returns nil if none does.
 func compileLimit(p *descriptors.Policy, list []*adjust.Adjustment, applied map[string]bool) *adjustedLimit {
 	limit := &adjustedLimit{keys: map[string]*change{}}
 	for _, a := range list {
@@ -164,8 +164,8 @@ func bucketKey(p *descriptors.Policy, values []string) []byte {
 	return key
 }
 
-// adjust gives r, whose Key is known, the numbers of the adjustment in force. An adjustment of its key
-// takes precedence over one of all keys.
+// adjust replaces the policy of r by the adjusted one, if an adjustment is in force. r.Key must be set. An
+// adjustment of the key takes precedence over an adjustment of all keys.
 func (c *Call) adjust(r *Result) {
 	limit := c.adjusted.limits[r.Policy]
 	if limit == nil {
@@ -180,8 +180,9 @@ func (c *Call) adjust(r *Result) {
 	}
 }
 
-// adjustOverridden handles limits that the override of descriptor i replaces although an adjustment for the
-// key is in force. It adds their Results, so that the stricter of the two limits decides.
+// adjustOverridden is about limits that the override of descriptor i replaces. If an adjustment is in force
+// for such a limit and the key, adjustOverridden adds a Result for the limit. So the stricter of the limit
+// and the override decides.
 func (c *Call) adjustOverridden(i int) {
 	d := &c.Descriptors[i]
 	node := c.Verdict.Domain.Tree.Match(d.Entries)
@@ -201,8 +202,8 @@ func (c *Call) adjustOverridden(i int) {
 	}
 }
 
-// isBlocked reports whether an operator blocks r. Refunds and settlements of units that were consumed
-// earlier are still accepted.
+// isBlocked reports whether an operator's block denies r. A block does not deny refunds and settlements of
+// units that were consumed earlier.
 func (r *Result) isBlocked() bool {
 	return r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Block && r.Cost >= 0 && !r.settle
 }
@@ -212,8 +213,8 @@ func (r *Result) isUnlimited() bool {
 	return r.freed || r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Unlimited
 }
 
-// deniedByBlock denies a request if an operator blocks one of its keys, and reports whether it did. Such a
-// request charges no limit. An operator who inspects buckets still gets their state.
+// deniedByBlock denies a request without charging it if an operator blocks one of its keys. It reports
+// whether it did. An operator who inspects buckets is not denied, and gets their state.
 func (c *Call) deniedByBlock() bool {
 	blocked := false
 	for i := range c.Results {
@@ -234,7 +235,7 @@ func (c *Call) deniedByBlock() bool {
 	return true
 }
 
-// block makes r's Decision a denial until the adjustment expires.
+// block makes the Decision of r a denial that lasts until the adjustment expires.
 func (r *Result) block(now algorithms.Micros) {
 	left := max(1, r.Policy.Adjusted.Expires-now)
 	d := &r.Decision
@@ -271,13 +272,12 @@ func (l *Limiter) Adjustable(domain, limit string) (in string, policies []*descr
 	}
 }
 
-// notAdjustable completes the error for a limit that is not configured. The limit may be one that comes
-// with requests. Its name and numbers are known only from requests, so it cannot be distinguished from a
-// misspelled name.
+// notAdjustable returns the error for a limit that is not configured. Limits that come with requests are
+// known only from requests. So such a limit cannot be distinguished from a misspelled name.
 const notAdjustable = " in the configuration; a limit that comes with requests (config) cannot be adjusted: configure it under this name, and leave out config in the requests"
 
-// Buckets returns the keys of the buckets that a affects, each once. all means that a may affect every
-// bucket of its limit.
+// Buckets returns the keys of the buckets that a affects. Each key occurs once. all means that a may affect
+// every bucket of its limit.
 func (l *Limiter) Buckets(a *adjust.Adjustment) (keys [][]byte, all bool) {
 	s := l.Current()
 	if s == nil {

@@ -6,32 +6,30 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// A limit with Then is charged together with another limit, the payer, which pays for the units that the
-// limit does not allow (backend.Charge.Then). Several limits of a request with the same payer form a plan.
-// Either all of them allow, or the payer pays once: the largest of their costs.
+// A limit with Then has a payer: another limit that is charged in its place when it does not allow a request
+// (backend.Charge.Then). All limits of a request with the same payer form a plan. If all of them allow, each
+// is charged. Otherwise only the payer is charged, once: the largest of their costs.
 
-// payer is a limit that may pay for others, with its Result.
+// payer is a limit that may be charged in place of others, with its Result.
 type payer struct {
 	Result
 
-	plan int // the index of the first charge that it pays for; the next charges are the others, and then its own
+	plan int // the index of the first charge of its plan; the other charges of the plan follow, and then its own charge
 	paid bool
 }
 
-// candidate is a Result for which another limit may pay.
+// candidate is a Result in whose place another limit may be charged.
 type candidate struct {
 	of    int    // the index of that Result
-	payer Result // the limit that may pay for it
+	payer Result // the limit that may be charged in its place
 }
 
-// hasAlternative reports whether another limit may pay for Result i. If so, it adds the Result to the
-// candidates.
+// hasAlternative reports whether another limit may be charged in place of the limit of Result i, which must
+// have Then. If so, it adds the Result to the candidates.
 //
-// Refunds, dry runs of no units and settlements apply only to the bucket that they name. A payer whose key
-// an operator blocks does not pay. If an operator made the payer unlimited, it pays for everything, and
-// Result i is charged without a limit.
-//
-// The limit of Result i must have Then.
+// Refunds, dry runs of no units and settlements apply only to the bucket that they name. If an operator
+// blocks the key of the payer, the payer is not charged. If an operator made the payer unlimited, Result i is
+// charged without a limit.
 func (c *Call) hasAlternative(i int) bool {
 	r := &c.Results[i]
 	if r.Cost <= 0 || r.settle || r.of != 0 || r.isUnlimited() {
@@ -47,7 +45,7 @@ func (c *Call) hasAlternative(i int) bool {
 	return true
 }
 
-// payerOf returns the Result of the limit that may pay for r.
+// payerOf returns the Result of the limit that may be charged in place of r.
 func (c *Call) payerOf(r *Result) (f Result) {
 	f = Result{Descriptor: r.Descriptor, Policy: r.Policy.Extras.Then, Cost: r.Cost, cell: r.cell}
 	start := len(c.keys)
@@ -67,8 +65,8 @@ func (c *Call) payerOf(r *Result) (f Result) {
 	return f
 }
 
-// chargeAlternatives adds the charges of the candidates. For each payer, the charges that it pays for come
-// first, and then its own charge.
+// chargeAlternatives adds the charges of the candidates. For each payer, the charges of its plan come first,
+// and then its own charge.
 func (c *Call) chargeAlternatives() {
 	for n := range c.candidates {
 		k := &c.candidates[n]
@@ -94,7 +92,8 @@ func (c *Call) chargeAlternatives() {
 	}
 }
 
-// addToPlan adds r to the limits that f pays for. Costs of the same bucket become one charge.
+// addToPlan adds r to the plan of f. If r has the bucket of another charge of the plan, their costs become
+// one charge.
 func (c *Call) addToPlan(r *Result, f *payer, group int) {
 	at := f.plan
 	for at < len(c.charges) && !bytes.Equal(c.charges[at].Key, r.Key) {
@@ -111,8 +110,8 @@ func (c *Call) addToPlan(r *Result, f *payer, group int) {
 	f.Cost = max(f.Cost, c.charges[at].Terms.Cost)
 }
 
-// foldAlternatives sets r to the limit that paid, which is r itself or its payer. If neither can pay, the
-// Decision has the earliest time at which one of them can.
+// foldAlternatives sets r to the Result of the limit that was charged: r itself or its payer. If neither
+// allows, the Decision has the earliest time at which one of them can.
 func (c *Call) foldAlternatives(r *Result) {
 	f := &c.instead[r.instead-1]
 	decisions := c.decisions[f.plan : f.charge+1]
@@ -124,7 +123,7 @@ func (c *Call) foldAlternatives(r *Result) {
 	case from == last:
 		r.For, r.Policy, r.Key, r.hash, r.slot, r.charge = r.Policy, f.Policy, f.Key, f.hash, f.slot, f.charge
 		r.Decision = decisions[last]
-		if r.Cost = f.Cost; f.paid { // the payer pays once for all of the limits
+		if r.Cost = f.Cost; f.paid { // the payer is charged once for all limits of the plan
 			r.Cost = 0
 		}
 		f.paid = true

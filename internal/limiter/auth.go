@@ -7,12 +7,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// Auth configures auth requests: which limits the HTTP listener checks for a request that a proxy
-// describes. It is immutable.
+// Auth configures auth requests: which limits apply to a request that a proxy describes to the HTTP listener.
+// It is immutable.
 type Auth struct {
 	// Trusted has the addresses of proxies whose headers are trusted.
 	Trusted []netip.Prefix
-	// TrustUnix means that connections through a Unix socket are trusted too.
+	// TrustUnix means that all peers on a Unix socket are trusted.
 	TrustUnix bool
 	// IPv6Prefix is the number of bits of an IPv6 address that identify a client; 128 means all.
 	IPv6Prefix int
@@ -41,8 +41,8 @@ type Route struct {
 	// that path. "" matches any path.
 	Path       string
 	PathPrefix bool
-	// Ignore says which differences between paths the application behind the route ignores. Paths are
-	// folded accordingly before they are compared and before they become values. Path is folded too.
+	// Ignore lists the differences between paths that the application behind the route ignores. Paths are
+	// folded accordingly before they are compared, and before they become values. Path is folded, too.
 	Ignore target.Ignore
 	// Method and Host (lower case, without port) are compared exactly. "" matches any.
 	Method, Host string
@@ -64,7 +64,7 @@ func (r *Route) MatchesPath(folded string) bool {
 	case !r.PathPrefix:
 		return false
 	default:
-		// If trailing slashes are ignored, /api equals /api/, which starts with /api/.
+		// without trailing slashes, /api equals /api/, and so starts with the prefix /api/
 		return strings.HasPrefix(folded, r.Path) || r.Ignore&target.IgnoreTrailingSlash != 0 && folded == strings.TrimSuffix(r.Path, "/")
 	}
 }

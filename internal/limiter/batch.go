@@ -44,7 +44,8 @@ func (b *Batch) Reset() {
 	b.inner, b.done = backend.Batch{Done: b.inner.Done}, nil
 }
 
-// Add plans c. If planned is false, c is already answered, or err is the error that Check would return.
+// Add plans c. If planned is false, c needs no decision: either its Verdict is complete, or err is the error
+// that Check would return.
 func (b *Batch) Add(c *Call) (planned bool, err error) {
 	from := len(b.charges)
 	c.inBatch = span{from, from}
@@ -73,10 +74,10 @@ func (b *Batch) Add(c *Call) (planned bool, err error) {
 // Charges returns the number of charges.
 func (b *Batch) Charges() int { return len(b.charges) }
 
-// Submit submits all Calls to the store, with the deadline unless that is zero. Like Done of a
-// backend.Batch, done is called once, on any goroutine, possibly before Submit returns. It must not block,
-// or acquire a lock that is held around Submit. If Submit panics, done has been called, and b must not be
-// used again.
+// Submit submits all Calls to the store, with the given deadline unless that is zero. done is like Done of a
+// backend.Batch: it is called once, on any goroutine, possibly before Submit returns. done must not block,
+// and must not acquire a lock that is held around Submit. If Submit panics, done has been called, and b must
+// not be used again.
 func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) {
 	b.done = done
 	b.ended.Store(false)
@@ -104,15 +105,15 @@ func (b *Batch) Submit(deadline time.Time, source *backend.Source, done func()) 
 	returned = true
 }
 
-// end calls done, unless done was called before.
+// end calls done, unless it has been called before.
 func (b *Batch) end() {
 	if b.ended.CompareAndSwap(false, true) {
 		b.done()
 	}
 }
 
-// Known reports whether c, which Add has planned, can be finished before done: nothing is charged for it,
-// or the store has already decided it. It may be called after Submit.
+// Known reports whether c can be finished before done: the store has already decided c, or nothing is charged
+// for it. Add must have planned c. Known may be called after Submit.
 func (b *Batch) Known(c *Call) bool {
 	for i := c.inBatch.from; i < c.inBatch.to; i++ {
 		if !b.known[i].Load() || b.decisions[i].Err != nil { // a failed call waits for done, because a local bucket may decide it
@@ -122,7 +123,7 @@ func (b *Batch) Known(c *Call) bool {
 	return true
 }
 
-// Finish answers c, which is planned.
+// Finish completes the Verdict of c, which Add has planned.
 func (b *Batch) Finish(c *Call) {
 	c.decisions = b.decisions[c.inBatch.from:c.inBatch.to]
 	b.limiter.answer(c)

@@ -11,8 +11,8 @@ import (
 )
 
 // Call is a request and its answer, with the buffers of both. A listener reuses Calls (Reset), so that a
-// request allocates nothing. Its strings may point into a buffer of the listener: they are not kept after
-// Check.
+// request allocates nothing. The strings of a Call may point into a buffer of the listener, and are not used
+// after Check.
 type Call struct {
 	Request
 	Verdict
@@ -23,7 +23,7 @@ type Call struct {
 	charges    []backend.Charge   // in a Batch: a part of the Batch's charges
 	decisions  []backend.Decision // in a Batch: a part of the Batch's decisions
 	keys       []byte
-	buckets    []uint32    // an index of charges by the hash of their key, used if there are many; the numbers start at 1
+	buckets    []uint32    // an index of charges by the hash of their key, used if there are many; it holds 1 + the position of a charge
 	inBatch    span        // the part of the Batch that belongs to this Call
 	candidates []candidate // Results for which another limit may pay
 	instead    []payer     // the limits that may pay for others
@@ -60,7 +60,7 @@ type Request struct {
 	Hold algorithms.Micros
 }
 
-// Descriptor is one descriptor of a Request.
+// Descriptor is one descriptor of a Request, with what the request says about it.
 type Descriptor struct {
 	Entries []descriptors.Entry
 	// Cost is in units. 0 is a dry run, a negative cost is a refund.
@@ -110,7 +110,7 @@ const (
 // Denies reports whether o causes a denial.
 func (o Outcome) Denies() bool { return o == Denied || o == FailedDenied }
 
-// Result is the answer of one limit.
+// Result is the answer of one limit to a request.
 type Result struct {
 	// Descriptor is the index of the Result's descriptor, or of its entry in Limits.
 	Descriptor int
@@ -173,7 +173,7 @@ type Verdict struct {
 	// Missing is the Requirement of the Domain that the request does not meet. Such a request is denied and
 	// not charged. It is nil if the request meets all.
 	Missing Requirement
-	// quotasDeny means that all quota limits deny, so that together they deny the request.
+	// quotasDeny means that all quota limits deny. Quota limits deny a request only together.
 	quotasDeny bool
 	// RetryAfter is the longest retry time of the limits that denied. The same request cannot succeed
 	// earlier.

@@ -69,7 +69,7 @@ func (d *Direct) Take(ctx context.Context, store backend.Store) {
 	}
 }
 
-// peek makes all charges dry runs.
+// peek turns all charges into dry runs.
 func (d *Direct) peek() {
 	for i := range d.charges {
 		d.charges[i].Terms.DryRun = true

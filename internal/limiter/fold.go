@@ -55,7 +55,7 @@ func (c *Call) fold() {
 		c.WouldDeny, c.Denied, c.Err = c.Denied, false, nil
 	}
 	if c.Err != nil && (!c.Denied || c.deniedOtherwise(quotas)) {
-		c.Err = nil // an error would not change the answer, or would make a proxy allow a request that other limits deny
+		c.Err = nil // the error changes nothing, or could make a proxy allow a request that other limits deny
 	}
 	if c.Denied {
 		c.retry()
@@ -76,7 +76,7 @@ func hideBlocked(d *backend.Decision) {
 	}
 }
 
-// isQuota reports whether r denies only together with all other quota limits.
+// isQuota reports whether r is the Result of a quota limit. Quota limits deny a request only together.
 func (c *Call) isQuota(r *Result) bool {
 	if c.config.Modes.Quota {
 		return r.Outcome != Unlimited && !r.isBlocked()
@@ -99,7 +99,7 @@ func (c *Call) outcome(r *Result) Outcome {
 	switch d := &r.Decision; {
 	case r.isUnlimited():
 		return c.unlimitedOutcome(d)
-	case d.Err != nil && errors.Is(d.Err, backend.ErrTooLarge): // on_backend_failure does not apply, because the request caused the error
+	case d.Err != nil && errors.Is(d.Err, backend.ErrTooLarge): // the request itself caused the error, so on_backend_failure does not apply
 		*d = backend.Decision{Decision: algorithms.Decision{Never: true}}
 		return Denied
 	case d.Err != nil:
@@ -129,7 +129,7 @@ func (c *Call) unlimitedOutcome(d *backend.Decision) Outcome {
 	return Allowed
 }
 
-// failed returns the outcome if the store could not decide.
+// failed returns the outcome of r if the store could not decide.
 func (c *Call) failed(r *Result, d *backend.Decision) Outcome {
 	c.Failed = true
 	p := r.Policy
@@ -146,8 +146,8 @@ func (c *Call) failed(r *Result, d *backend.Decision) Outcome {
 	}
 }
 
-// deniedOtherwise reports whether limits without "on_backend_failure: error" deny the request. One of them
-// may deny it by itself, or all quota limits together.
+// deniedOtherwise reports whether limits deny the request even without the limits with "on_backend_failure:
+// error". One limit may deny it by itself, or all quota limits together.
 func (c *Call) deniedOtherwise(quotas int) bool {
 	quotasDenied := 0
 	for i := range c.Results {
@@ -164,9 +164,9 @@ func (c *Call) deniedOtherwise(quotas int) bool {
 	return quotas > 0 && quotasDenied == quotas
 }
 
-// speak makes Result i the Status of its descriptor if it is more restrictive. A denial is more restrictive
-// than an allowance. Of two denials, it is the one with the longer wait; of two allowances, the one with
-// fewer remaining units.
+// speak makes Result i the Status of its descriptor if Result i is more restrictive than the current one. A
+// denial is more restrictive than an allowance. Of two denials, the one with the longer wait is more
+// restrictive; of two allowances, the one with fewer remaining units.
 func (c *Call) speak(i int) {
 	r := &c.Results[i]
 	if r.Outcome == Replaced {

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// ErrNoConfig is returned before the first configuration is loaded, or before that of the domain; see
+// ErrNoConfig means that no valid configuration has been loaded yet, or none of the domain. See
 // Config.NoConfig and Domain.Broken.
 var ErrNoConfig = errors.New("no rate limit configuration loaded")
 
@@ -33,15 +33,16 @@ type Config struct {
 	// returns.
 	Local backend.Store
 	Modes Modes
-	// NoConfig decides requests with descriptors before a configuration was loaded, like a limit with that
-	// on_backend_failure. Local denies, because no bucket is known. nil means ErrNoConfig.
+	// NoConfig decides requests with descriptors before a configuration was loaded, as on_backend_failure does
+	// for a limit. With Local they are denied, because no bucket is known. nil means ErrNoConfig.
 	NoConfig *descriptors.OnFailure
 	// IDs encodes reservations. nil means that no reservation can be settled, and that all ids count as
 	// forged.
 	IDs IDs
 	// Estimates learns the costs of requests. nil means that limits keep their configured estimate.
 	Estimates Estimates
-	// Now returns the time that decides whether reservations are late or expired. IDs needs it.
+	// Now returns the time that decides whether reservations are late or expired. It is required if IDs is
+	// set.
 	Now func() algorithms.Micros
 }
 
@@ -87,9 +88,10 @@ func (l *Limiter) Current() *Snapshot {
 	return nil
 }
 
-// Check answers c.Request in c.Verdict. An error means that the request itself is wrong, for example names
-// a limit that does not exist, or that there is no configuration. The error may also be backend.ErrReused
-// or ErrPending, for the idempotency key. A failing store is not an error: it results in a Verdict.
+// Check answers c.Request in c.Verdict. An error means that the request is wrong, for example that it names a
+// limit that does not exist, or that there is no configuration. With an idempotency key the error may also be
+// backend.ErrReused or ErrPending. If the store fails, there is no error: the Verdict then depends on
+// on_backend_failure.
 func (l *Limiter) Check(ctx context.Context, c *Call) error {
 	planned, err := l.plan(c, nil)
 	if !planned {
@@ -118,7 +120,7 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 // answer. last is the call that was planned before c, or nil.
 func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	c.config = &l.config
-	u := l.current.Load() // loaded once, so that a request is decided with one configuration
+	u := l.current.Load() // both are loaded once, so that one configuration decides the whole request
 	if u == nil {
 		return false, l.withoutConfig(c, l.config.NoConfig)
 	}
@@ -139,8 +141,8 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	return true, nil
 }
 
-// answer answers c from its decisions. It then reports c to the Observer. It does not report a canceled call
-// that on_backend_failure answered, because no client gets that answer.
+// answer completes c from its decisions, and reports c to the Observer. A canceled call that
+// on_backend_failure answered is not reported, because no client gets the answer.
 func (l *Limiter) answer(c *Call) {
 	if len(c.charges) > 0 {
 		c.standIn(l.config.Local)
@@ -158,8 +160,8 @@ func (l *Limiter) observe(c *Call) {
 	}
 }
 
-// withoutConfig answers c if there is no configuration for it. For named limits the answer is an error. The
-// client can handle it, whereas a proxy would allow the request.
+// withoutConfig answers c if there is no configuration for c. Named limits get an error, because their client
+// can handle it. Descriptors get a Verdict, because a proxy would allow the request after an error.
 func (l *Limiter) withoutConfig(c *Call, answer *descriptors.OnFailure) error {
 	if answer == nil || *answer == descriptors.Error || len(c.Limits) > 0 || c.Settle != nil {
 		return ErrNoConfig

@@ -99,9 +99,9 @@ func (s *Snapshot) Home(domain, name string) (*Domain, error) {
 	}
 }
 
-// reachable returns a *RequestError if descriptors use the named limit p, but none of them has as many open
-// entries as key has values. No proxy charges such a bucket. If no descriptor uses the limit, applications
-// choose the keys.
+// reachable returns a *RequestError if no proxy charges the bucket of key. That is so if descriptors use the
+// named limit p, but none of them has as many open entries as key has values. If no descriptor uses p,
+// applications choose the keys, and every key is reachable.
 func (s *Snapshot) reachable(p *descriptors.Policy, key []string) error {
 	var uses []string
 	for _, use := range s.Policies {
@@ -152,13 +152,13 @@ func values(n int) string {
 	}
 }
 
-// limit returns the domain and policy of a named charge. The limit may have come with the request.
+// limit returns the domain and the policy of c. The limit may be one that came with the request.
 func (s *Snapshot) limit(domain string, ask *NamedCharge) (*Domain, *descriptors.Policy, error) {
 	if ask.Inline == nil {
 		return s.Limit(domain, ask.Name)
 	}
 	d := s.Domains[ask.Inline.Domain]
-	if d == nil { // the domain existed when the limit was compiled
+	if d == nil { // compiling the limit has checked that the domain exists
 		return nil, nil, missing("domain %q is not configured", descriptors.Printable(ask.Inline.Domain))
 	}
 	return d, ask.Inline, nil
@@ -194,7 +194,7 @@ func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 }
 
 func (l *Limiter) reset(ctx context.Context, name string, charge backend.Charge) error {
-	if local := l.config.Local; local != nil { // reset before the stores that may be unreachable
+	if local := l.config.Local; local != nil { // these cannot fail, so they are reset before buckets in stores that may be unreachable
 		if err := backend.ResetBucket(ctx, local, charge); err != nil {
 			return fmt.Errorf("reset the local bucket of limit %q: %w", name, err)
 		}

@@ -43,7 +43,7 @@ func (c *Call) asked() [32]byte {
 			parts = append(parts, fmt.Sprint(ask.Inline.Limit))
 		}
 	}
-	for i := range c.instead { // a reload may name another payer; the stored answer of the former payer must then not be used
+	for i := range c.instead { // a reload may change the payer; an answer that was stored with the former payer must then not be used
 		parts = append(parts, "then", c.instead[i].Policy.Prefix)
 	}
 	return digest(parts...)

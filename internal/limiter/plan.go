@@ -21,9 +21,9 @@ const (
 	toCharge = -2
 )
 
-// plan turns the request into Results without answers, and charges for a store. Limits that are charged
+// plan turns the request into Results without answers, and into charges for a store. Limits that are charged
 // together share a Group. Each shadow limit, each quota limit, and each limit of a domain with `consume:
-// each` has a Group of its own. An error can occur only for a request for named limits.
+// each` has a Group of its own. Only requests for named limits can cause an error.
 func (c *Call) plan(s *Snapshot, last *Call) error {
 	c.Snapshot = s
 	c.DryRun = c.DryRun || c.Inspect
@@ -56,9 +56,9 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 
 // trimBlanks removes optional whitespace (RFC 9110, 5.6.3: spaces and tabs) from both ends of each value.
 //
-// HTTP/1 parsers remove it and HTTP/2 forbids it, but Envoy keeps it in requests of HTTP/2 clients. Without
-// trimming, each number of blanks would have its own bucket, while the application behind an HTTP/1
-// connection gets the same value.
+// HTTP/1 parsers remove such blanks and HTTP/2 forbids them, but Envoy keeps them in requests of HTTP/2
+// clients. Without trimming, a client could get a new bucket with each number of blanks, while the
+// application behind an HTTP/1 connection always gets the same value.
 func trimBlanks(entries []descriptors.Entry) {
 	for i := range entries {
 		v := entries[i].Value
@@ -130,7 +130,7 @@ func kindName(l *algorithms.Limit) string {
 	return l.Kind.String()
 }
 
-// meet adds a Result for each limit that matches descriptor i.
+// meet adds a Result for each limit that applies to descriptor i.
 func (c *Call) meet(i int) {
 	d := &c.Descriptors[i]
 	domain := c.Verdict.Domain
@@ -183,12 +183,12 @@ func (c *Call) apply(i int, p *descriptors.Policy) {
 	}
 }
 
-// few is the number of limits of a request up to which all are compared with each other. With more limits,
-// a table replaces the comparisons, so that the time grows linearly.
+// few is the largest number of limits of a request that are all compared with each other. For more limits, a
+// table replaces the comparisons, so that the time grows linearly.
 const few = 16
 
-// replace drops the limits that another limit of the request replaces, even if that limit is itself
-// replaced.
+// replace removes the Results of limits that another limit of the request replaces. This also applies if
+// another limit replaces that limit itself.
 func (c *Call) replace() {
 	if len(c.Results) > few {
 		c.replaceMany()
@@ -207,7 +207,7 @@ func (c *Call) replace() {
 	}
 }
 
-// replaceMany is replace with a table of the replaced names.
+// replaceMany does what replace does, with a table of the replaced names.
 func (c *Call) replaceMany() {
 	var replaced map[string]bool
 	var seen map[*descriptors.Policy]bool
@@ -231,8 +231,8 @@ func (c *Call) replaceMany() {
 	}
 }
 
-// named reports whether other limits can replace that of r. As in the reference server, they cannot replace
-// an unlimited one.
+// named reports whether other limits can replace the limit of r. As in the reference server, an unlimited
+// limit cannot be replaced.
 func (r *Result) named() bool {
 	return r.Policy != nil && r.Policy.RateName != "" && !r.Policy.Unlimited && !r.isBlocked()
 }
@@ -270,8 +270,8 @@ func (c *Call) together(r *Result) bool {
 	return (!p.Alone || len(c.Limits) > 0) && !p.Shadow && !p.Quota && !c.config.Modes.Quota && !r.isUnlimited()
 }
 
-// chargeTogether adds r to the common group. Costs of the same bucket are added up before. The sum is
-// reserved only if each part is.
+// chargeTogether adds r to the group of charges that are charged together. If the group already has a charge
+// of the same bucket, the costs are added up. The sum is reserved only if each of the costs is.
 func (c *Call) chargeTogether(r *Result) {
 	at := c.charged(r.Key)
 	if at < 0 {
@@ -283,7 +283,7 @@ func (c *Call) chargeTogether(r *Result) {
 	r.charge = at
 }
 
-// chargeOf returns the part that r adds to the charge of a bucket which another Result charges too.
+// chargeOf returns the charge of r alone, which is added to the charge of the same bucket by another Result.
 func chargeOf(r *Result) algorithms.Charge {
 	return algorithms.Charge{Cost: r.Cost, Reserve: r.reserve}
 }
@@ -351,8 +351,8 @@ func (c *Call) neverFits() bool {
 	return true
 }
 
-// answerMistake sets the decisions of a call that neverFits if the store could not decide. They are known
-// without the store.
+// answerMistake sets the decisions of a call for which neverFits returned true, if the store could not
+// decide. They are known without the store.
 func (c *Call) answerMistake() {
 	for i := range c.charges {
 		if d := &c.decisions[i]; d.Err != nil {
@@ -362,9 +362,9 @@ func (c *Call) answerMistake() {
 	}
 }
 
-// standIn decides charges in this process's own buckets if the store could not decide and
-// on_backend_failure is local. Each charge is decided alone, because it is unknown whether the other limits
-// of its group allow. Units that were reserved in the store are not refunded to local buckets.
+// standIn decides charges in this process's own buckets, if the store could not decide and on_backend_failure
+// is local. Each charge is decided alone, because it is unknown whether the other limits of its group would
+// allow. A refund of units that were reserved in the store does not change local buckets.
 func (c *Call) standIn(local backend.Store) {
 	var answered []bool // the decision on each charge; nil if none was decided here
 	for i := range c.Results {

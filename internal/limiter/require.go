@@ -7,8 +7,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// Requirement is a list of keys. A request meets it with an entry that has one of the keys and a value that is not
-// empty, in any of its descriptors.
+// Requirement is a list of keys. A request meets it if an entry in any of its descriptors has one of these
+// keys, and a value that is not empty.
 type Requirement []string
 
 // String returns the keys in words: "user or team".
@@ -20,8 +20,8 @@ func (r Requirement) String() string {
 	return strings.Join(keys, " or ")
 }
 
-// Requires reports whether a request to a domain must have certain entries. Then a request without
-// descriptors is denied.
+// Requires reports whether requests to d must have certain entries. If so, a request without descriptors is
+// denied.
 func (s *Snapshot) Requires(domain string) bool {
 	d := s.Domains[domain]
 	return d != nil && len(d.Require) > 0

@@ -88,8 +88,8 @@ func inflow(l *algorithms.Limit) scaled.Inflow {
 	return numbers.Inflow()
 }
 
-// limitNumber returns a number for the limit of p and everything that identifies its buckets. If the
-// algorithm or the number of shards changes, the number changes, because the limit then has other buckets.
+// limitNumber returns a number that identifies the buckets of p. If the algorithm or the number of shards
+// changes, the limit has other buckets, and so the number changes.
 func limitNumber(p *descriptors.Policy) uint64 {
 	return LimitNumber(p.Prefix, len(p.Extra().Shards))
 }
@@ -108,9 +108,9 @@ func (p *ReservedPart) expired(now algorithms.Micros) bool {
 	return p.Name != "" && now >= p.Due()+Within
 }
 
-// terms returns whether p, a part of a reservation of limit l, is settled late, and how long the store must
-// remember the settlement. A reservation for a proxy is late after its ttl, and is remembered for another
-// ttl. A settle-done that arrives even later is charged as a late one.
+// terms returns whether a settlement of p is late, and how long the store must remember the settlement. p is
+// a part of a reservation of limit l. A reservation for a proxy is late after its ttl, and is remembered for
+// another ttl. A settle-done that arrives even later is charged as a late one.
 func (p *ReservedPart) terms(l *descriptors.Policy, now algorithms.Micros) (late bool, remembered algorithms.Micros) {
 	if p.Name != "" {
 		return false, p.Due() + Within - now + ClockSlack
@@ -196,15 +196,15 @@ func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 	return nil
 }
 
-// undoneFrom returns the time to pass as the time of the undone charge (algorithms.Charge.ChargedAt).
+// undoneFrom returns the Charge.ChargedAt of an undo under l (see package algorithms).
 //
-// It is at, the time of the charge, unless the bucket refilled faster then than it does under l. In that
-// case it is earlier, so that the inflow under l equals that at the faster rate. The store does not know
-// when the rate changed, and its clock may be ahead of now, so the undo refunds too little rather than too
-// much.
+// Usually that is at, the time of the charge. If the bucket refilled faster at that time than it does under
+// l, the result is earlier, so that the inflow under l equals the inflow at the faster rate. The store does
+// not know when the rate changed, and its clock may be ahead of now. So the undo refunds too little rather
+// than too much.
 //
-// A limit that settles stores its peaks, which do not depend on the rate, so it needs the time of the
-// charge itself.
+// A limit that settles stores its peaks, which do not depend on the rate. So the result is then the time of
+// the charge itself.
 func undoneFrom(at, now algorithms.Micros, was scaled.Inflow, l *algorithms.Limit) algorithms.Micros {
 	if l.Settles {
 		return at

@@ -326,9 +326,9 @@ func (c *Call) planSettlements(now algorithms.Micros) {
 	}
 }
 
-// settledElsewhere reports whether another descriptor of the request settles the id of descriptor i. Of
-// several descriptors with an id, the first one with a real cost settles it. If none has a real cost, the
-// first one does.
+// settledElsewhere reports whether another descriptor of the request settles the id of descriptor i. If
+// several descriptors contain the same id, the first one with a real cost settles it. If none of them has a
+// real cost, the first one settles it.
 func (c *Call) settledElsewhere(i int, isEnd bool) bool {
 	id := c.Descriptors[i].Entries[0].Value
 	explicit := func(j int, end bool) bool { return !end && c.Descriptors[j].Explicit && c.Descriptors[j].Cost >= 0 }
@@ -386,7 +386,7 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 		c.keys = append(append(c.keys, p.Prefix...), part.Key...)
 	} else {
 		c.keys, r.hash = p.AppendKeyOf(c.keys, part.Values)
-		if r.slot == 0 { // ids of earlier versions have none
+		if r.slot == 0 { // ids of earlier versions have no number
 			r.slot = p.SlotOfKey(part.Values)
 		}
 	}

@@ -6,12 +6,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// Shown returns a limit in the form of rate limit headers: units in a window of seconds. seconds is 0 if
-// there is no such window.
+// Shown returns a limit in the form of rate limit headers: units in a window of seconds. seconds is 0 if no
+// such window describes the limit.
 //
-// The units are the capacity, so that the remaining units never exceed the reported limit. If the capacity
-// differs from the rate, the window is the time in which the capacity is filled: 10 a minute with a
-// capacity of 20 is reported as 20 in 2 minutes.
+// units is the capacity, so that the remaining units never exceed it. If the capacity differs from the rate,
+// the window is the time in which the capacity is filled. For example, 10 a minute with a capacity of 20 is
+// reported as 20 in 2 minutes.
 func Shown(l *algorithms.Limit) (units, seconds int64) {
 	period := uint64(l.Period())
 	switch l.Kind {

@@ -23,8 +23,8 @@ type Snapshot struct {
 	Hash string
 }
 
-// domain returns the domain with this name, or nil if it is not configured. It tries the domain of last
-// first, because requests that arrive together mostly have the same domain.
+// domain returns the domain with this name, or nil if it is not configured. It first tries the domain of
+// last, because requests that arrive together mostly have the same domain.
 func (s *Snapshot) domain(name string, last *Call) *Domain {
 	if last != nil && last.Snapshot == s && last.Verdict.Domain != nil && last.Verdict.Domain.Name == name {
 		return last.Verdict.Domain

@@ -6,8 +6,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// sum combines a and b, which are for the same bucket, into one Charge. It adds their costs, cut to the range of int64,
-// and reserves only if both do.
+// sum combines two charges of the same bucket into one. It adds their costs, bounded to the range of int64.
+// The sum is reserved only if both costs are.
 func sum(a, b algorithms.Charge) algorithms.Charge {
 	a.Reserve = a.Reserve && b.Reserve
 	switch total := a.Cost + b.Cost; {
