@@ -453,8 +453,8 @@ local function general(now, given, names, stored, lives, answers)
 
   -- algorithms.go ------------------------------------------------------------------------------------
 
-  -- take decides a and stores the result in d (allowed, never, remaining, retry, reset, wait, blocked). It
-  -- returns the next state. It ignores earlier denials.
+  -- take decides a and returns the next state. It stores the decision in d (allowed, never, remaining, retry,
+  -- reset, wait, blocked). It ignores the denials of a penalty.
   function take(l, phase, s, a, d, look)
     d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
     d.blocked, d.lost, d.timed = 0, 0, not l.edges
@@ -487,7 +487,7 @@ local function general(now, given, names, stored, lives, answers)
     return keep(l, s, kept, seen, look)
   end
 
-  -- kept_of returns the state that remains of s after a denial by another bucket.
+  -- kept_of returns the state to store in place of s after another bucket of the group has denied.
   function kept_of(l, phase, s, a)
     if l.rate == 0 then return s end
     local is = with(s, denials_at(l, s))
@@ -497,15 +497,15 @@ local function general(now, given, names, stored, lives, answers)
     return with(kept, is and is.denials)
   end
 
-  -- keep returns the state that remains of s if nothing is charged; kept is s with its clock started or
-  -- corrected.
+  -- keep returns the state to store after a decision that charges nothing: s or kept. kept is s with its clock
+  -- started or corrected.
   function keep(l, s, kept, seen, look)
     if (seen and look) or (not seen and l.initial >= l.capacity) then return s end
     return kept
   end
 
-  -- begin converts s to a state of l at time t and corrects its clock. It returns that state, the time to
-  -- compute with, and whether the bucket was seen before.
+  -- begin converts s to a state of l at time t and corrects its clock. It returns that state, the time
+  -- of the decision, and whether the bucket was stored before.
   function begin(l, phase, s, t)
     if not s or (l.kind == LOG and log_size(s.log) == 0) then return fresh(l, t, s and s.log), t, false end
     local at = t
@@ -533,8 +533,8 @@ local function general(now, given, names, stored, lives, answers)
     return s, at, true
   end
 
-  -- fresh returns the state of a bucket that was never seen, filled at time t. It keeps log, which knows its
-  -- stored entries.
+  -- fresh returns the state of a new bucket at time t. It keeps log, because log contains which entries are
+  -- stored in Redis.
   function fresh(l, t, log)
     local s = { by = l, value = 0, prev = 0, at = t - t % l.tick, log = log, phase = 0, peaks = l.settles and {} or nil }
     if l.kind == TOKEN or l.kind == LEAKY or l.kind == GUARANTEED then
@@ -561,7 +561,7 @@ local function general(now, given, names, stored, lives, answers)
     return s.next + max(0, n - 1) * by.longest
   end
 
-  -- full_at is the moment at which s has become equal to a full bucket.
+  -- full_at returns the moment from which s is completely full if nothing more is charged.
   function full_at(l, s, phase)
     local at = floor(s.at / l.tick)
     if l.kind == TOKEN or l.kind == LEAKY then
@@ -586,14 +586,15 @@ local function general(now, given, names, stored, lives, answers)
     return at * l.tick
   end
 
-  -- later moves every answered time by the time a clock that stepped back needs to catch up.
+  -- later adds back to every waiting time in d: the time that a clock needs to catch up after it stepped back.
   function later(d, back)
     if not d.allowed and not d.never then d.retry = d.retry + back end
     if d.reset > 0 then d.reset = d.reset + back end
     if d.wait > 0 then d.wait = d.wait + back end
   end
 
-  -- span turns ticks counted from the tick that t lies in into the exact time from t.
+  -- span returns the time from t until the start of a later tick. ticks is the distance of that tick from the
+  -- one that contains t.
   function span(l, t, ticks)
     if ticks <= 0 then return 0 end
     if l.tick == 1 then return ticks end
@@ -620,8 +621,8 @@ local function general(now, given, names, stored, lives, answers)
     return l.edges[window - l.first + 1] or math.huge
   end
 
-  -- locate stores the window of a calendar in which s lies, and the start of the next one, because these
-  -- cannot be computed later.
+  -- locate stores the number of the calendar window that contains s.at, and the start of the next window, in s.
+  -- They cannot be computed later, when the calendar is unknown.
   function locate(l, s)
     if l.edges then
       s.window = window_of(l, 0, s.at)
@@ -644,8 +645,8 @@ local function general(now, given, names, stored, lives, answers)
       and l.p1 == old.p1 and l.v1 == old.v1
   end
 
-  -- adopt converts s, which was written under other numbers, to a state of l at time t, if that loses
-  -- nothing. Otherwise it returns s.
+  -- adopt converts s, which was written under other numbers, to a state of l at time t. If that would lose
+  -- consumption, it returns s.
   function adopt(l, phase, s, t)
     local c = { by = l, value = 0, prev = 0, at = t - t % l.tick, phase = 0, denials = s.denials }
     if same_scale(l, phase, s) then
@@ -688,7 +689,7 @@ local function general(now, given, names, stored, lives, answers)
     return k.used - ticks * k.p
   end
 
-  -- kept_window is a fixed window by the numbers of s.
+  -- kept_window returns the consumption of a fixed window at time t, in the numbers of s.by.
   function kept_window(l, s, t)
     local old, k = s.by
     if old.calendar and old.calendar == l.calendar then

@@ -97,7 +97,8 @@ func (l *Limit) keptTokens(s *State, value, full, p int64, now Micros) kept {
 	return k
 }
 
-// after returns the consumption that remains after ticks.
+// after returns the consumption that will be left after the given number of ticks, if nothing more is
+// charged.
 func (k *kept) after(ticks int64) int64 {
 	if hi, lo := bits.Mul64(uint64(ticks), uint64(k.p)); hi == 0 && lo < uint64(k.used) {
 		return k.used - int64(lo)
@@ -176,10 +177,10 @@ func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
 	return k.old.windowStart(k.window+max(1, n), k.phase) - now
 }
 
-// ticksTo returns the number of ticks until used is at most most.
+// ticksTo returns the number of ticks until k.used is at most most.
 func (k *kept) ticksTo(most int64) int64 { return max(0, ceilDiv(k.used-most, k.p)) }
 
-// moment returns the start of the n-th tick after now.
+// moment returns the start of the n-th tick after k.now.
 func (k *kept) moment(n int64) Micros { return k.now + Micros(n)*k.tick }
 
 // giveBack subtracts a refund from k.used. units is in the unit of l, and p flows in with each tick. For an

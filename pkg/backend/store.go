@@ -84,7 +84,7 @@ func (s *Source) flush() {
 	}
 }
 
-// IsKnown reports whether decision i is final, before Done.
+// IsKnown reports whether decision i is already final before Done.
 func (b *Batch) IsKnown(i int) bool { return b.Known != nil && b.Known[i].Load() }
 
 // SetKnown is for Stores. It marks the decisions from index from up to, but not including, index to as final. They
@@ -147,7 +147,7 @@ func Wait(s Store, b Batch) {
 	waiters.Put(w)
 }
 
-// waiter is a call of Take.
+// waiter is a call of Wait.
 type waiter struct {
 	batch Batch
 	done  func(*Batch)

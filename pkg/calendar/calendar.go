@@ -48,7 +48,7 @@ func (u Unit) In(zone *time.Location) *algorithms.Calendar {
 type edges struct {
 	unit Unit
 	zone *time.Location
-	// last caches the windows around the newest moment, where nearly all lookups fall.
+	// last caches the windows around the most recent time; nearly all lookups are in these windows.
 	last atomic.Pointer[row]
 }
 
@@ -69,7 +69,7 @@ func (e *edges) Window(t algorithms.Micros) int64 {
 		}
 	}
 	n := e.unit.number(time.UnixMicro(int64(t)).In(e.zone).Date())
-	for e.edge(n+1) <= t { // a clock that was set back over an edge has already passed it
+	for e.edge(n+1) <= t { // if the clock was set back over an edge, the local date is in the window before
 		n++
 	}
 	if last == nil || t >= last.starts[len(last.starts)-1] {

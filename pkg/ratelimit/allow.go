@@ -148,8 +148,8 @@ func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {
 	return l.all(ctx, requests, l.maxWait)
 }
 
-// all is AllowAll. It denies the requests if a reservation would have to wait longer than longest; 0 means
-// no bound.
+// all does what AllowAll does. It denies the requests if a reservation would have to wait longer than
+// longest; 0 means no bound.
 func (l *Limiter) all(ctx context.Context, requests []Request, longest time.Duration) error {
 	reserves, countsDenials := false, false
 	for i := range requests {

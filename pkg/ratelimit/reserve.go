@@ -138,7 +138,7 @@ func (m *limit) neverWithin(n int64, longest time.Duration) bool {
 
 // undo refunds the units of r, which was allowed, to the bucket that paid, less the units that have flowed in since.
 func (l *Limiter) undo(ctx context.Context, r *Request) error {
-	if r.cost == 0 { // another request of the call has paid
+	if r.cost == 0 { // the payer was charged for another request of the call
 		return nil
 	}
 	m := r.limit
@@ -335,7 +335,7 @@ func (l *Limiter) call(ctx context.Context, id *string, requests []Request, dryR
 		r, m := &requests[i], requests[i].limit
 		ask := limiter.NamedCharge{Name: m.policy.Name, Key: clone(r.Key), Count: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()}
 		if m.inline {
-			inline := m.policy // a copy, for the reason that clone has
+			inline := m.policy // copied, so that the caller's key stays on the stack (see clone)
 			ask.Inline = &inline
 		}
 		c.Limits = append(c.Limits, ask)
@@ -351,7 +351,7 @@ func (l *Limiter) call(ctx context.Context, id *string, requests []Request, dryR
 		if r.cost, r.at, r.payer = of.Cost, of.Decision.At, nil; of.For != nil {
 			r.payer = l.named[of.Policy.Name]
 		}
-		if dryRun || !r.Reserve || err != nil || of.For != nil && of.Cost == 0 { // it paid for another request of the call
+		if dryRun || !r.Reserve || err != nil || of.For != nil && of.Cost == 0 { // the payer was charged for another request of the call
 			continue
 		}
 		var number [16]byte

@@ -12,8 +12,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// A limit with then, which only package limitsfile makes, names a limit that pays for what it does not allow. Both are
-// charged in one step, so such calls are decided by the limiter of sidecars, and not by limiter.Direct.
+// A limit with then names another limit, the payer. The payer is charged for the units that the limit does
+// not allow. Only package limitsfile makes such limits. Both limits are charged in one step. The limiter of
+// sidecars can do that and limiter.Direct cannot, so the limiter of sidecars decides such calls.
 
 // bindPayers makes each limit with then refer to the compiled limit that pays. It returns an error for each
 // payer that is missing.

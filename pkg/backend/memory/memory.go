@@ -22,7 +22,7 @@ import (
 const DefaultMaxKeys = 1_000_000
 
 // stripeCount is the number of locks over which the buckets are spread. Two concurrent calls need the same
-// lock with a probability of 1/128, and a complete sweep holds each lock only briefly.
+// lock with a probability of 1/128. A sweep of one stripe holds its lock only briefly.
 const stripeCount = 128
 
 // Config configures a Store. The zero Config means DefaultMaxKeys and the wall clock.
@@ -49,8 +49,8 @@ type Store struct {
 	swept   atomic.Uint64
 }
 
-// stripe is a part of the buckets with its own lock. If several stripes are locked, it is in ascending
-// order.
+// stripe is a part of the buckets with its own lock. A goroutine that locks several stripes locks them in
+// ascending order.
 type stripe struct {
 	mu    sync.Mutex
 	table table // guarded by mu
@@ -154,7 +154,8 @@ func (s *Store) reset(hash uint64, c *backend.Charge) {
 	}
 }
 
-// charges reports whether d consumed units. Such a decision is valid only if the state can be stored.
+// charges reports whether d changed the units of c's bucket. Such a decision is valid only if the state can
+// be stored.
 func charges(c *backend.Charge, d *algorithms.Decision) bool {
 	return !c.Terms.DryRun && c.Terms.Cost != 0 && (d.Allowed || c.Limit.ChargesDenied())
 }
@@ -169,7 +170,7 @@ type group struct {
 
 var groups = sync.Pool{New: func() any { return &group{} }}
 
-// takeGroup decides charges together. hashes has the hashes of the first of them.
+// takeGroup decides charges together. hashes has the hashes of the first keys; the other hashes are computed.
 func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.Charge, decisions []backend.Decision) {
 	g := groups.Get().(*group)
 	defer groups.Put(g)
@@ -203,7 +204,7 @@ func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.C
 	}
 }
 
-// fail returns the room reserved for made, and sets the error ErrFull in decisions.
+// fail returns the room that was reserved for the charges in made, and sets all decisions to ErrFull.
 func (s *Store) fail(g *group, made []backend.Charge, decisions []backend.Decision) {
 	for i := range made {
 		if n := growth(g.entries[i], &g.buckets[i].State); n > 0 {
@@ -245,7 +246,7 @@ func (s *Store) unlock(g *group) {
 	g.buckets, g.hashes, g.entries, g.locked = g.buckets[:0], g.hashes[:0], g.entries[:0], g.locked[:0]
 }
 
-// growth returns the additional room for storing next in e. It may be negative.
+// growth returns how much more room next needs than e. It may be negative.
 func growth(e *entry, next *algorithms.State) int {
 	switch {
 	case e != nil:
@@ -257,8 +258,8 @@ func growth(e *entry, next *algorithms.State) int {
 	}
 }
 
-// makeRoom reserves the room for storing next. If necessary, it deletes a few entries that equal new
-// buckets, but none of keep.
+// makeRoom reserves the room for storing next. If there is no room, it first deletes a few entries that equal
+// new buckets, except the entries in keep.
 func (s *Store) makeRoom(st *stripe, c *backend.Charge, e *entry, next *algorithms.State, now algorithms.Micros, keep ...*entry) bool {
 	n := growth(e, next)
 	if n <= 0 {
@@ -289,9 +290,9 @@ func (s *Store) put(st *stripe, hash uint64, c *backend.Charge, e *entry, next *
 	}
 }
 
-// sweepSome sweeps the next few entries of st, then of the other stripes in turn, and stops once it has
-// deleted one. It reports whether it did. It visits at most about 128 entries, so that in a flood of new
-// keys no request pays for a complete sweep.
+// sweepSome sweeps the next few entries of st, and then of the other stripes in turn. It stops when it has
+// deleted an entry, and reports whether it did. It visits at most about 128 entries, so that in a flood of
+// new keys no request waits for a complete sweep.
 func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool {
 	const few, part = 128, 16
 	if s.sweep(st, now, part, keep) > 0 {
@@ -312,8 +313,8 @@ func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool
 	return false
 }
 
-// sweep visits up to n entries of st, starting after the last sweep. It deletes those that equal new
-// buckets and returns their number.
+// sweep visits up to n entries of st, starting behind the last entry that was visited. It deletes entries
+// that equal new buckets, except the entries in keep. It returns the number of deleted entries.
 func (s *Store) sweep(st *stripe, now algorithms.Micros, n int, keep []*entry) (swept int) {
 	for range min(n, st.table.size()) {
 		if st.hand >= st.table.size() {
@@ -378,12 +379,13 @@ func (s *Store) Run(ctx context.Context) {
 	}
 }
 
-// SetOwners sets the limits that share the bound MaxKeys. Half of it is divided equally among them, so that
-// a flood of keys of one limit leaves room for new keys of the others. All limits, and the results kept for
-// idempotency keys, share the other half. A limit that is not listed has no part of its own.
+// SetOwners sets the limits that share the room for MaxKeys entries. Half of the room is divided equally
+// among these limits, so that a flood of keys of one limit leaves room for new keys of the other limits. The
+// other half is shared by all limits, and by the results stored for idempotency keys. A limit that is not
+// listed has no part of its own.
 //
-// An owner is the value of Charge.Owner. For a limit of package ratelimit it is the domain, a slash and the name of
-// the limit, such as "edge/send". Without a domain it is "/send".
+// An owner is the value of Charge.Owner. For a limit of package ratelimit it is the domain, a slash and the
+// name of the limit, such as "edge/send". Without a domain it is "/send".
 func (s *Store) SetOwners(owners []string) { s.room.setOwners(owners) }
 
 // Stats describes the content of a Store.
@@ -394,7 +396,7 @@ type Stats struct {
 	Swept   uint64 // buckets deleted because they equalled new ones
 }
 
-// Stats returns the present numbers.
+// Stats returns the current numbers.
 func (s *Store) Stats() Stats {
 	used, most := s.room.used()
 	return Stats{Keys: used, MaxKeys: most, Full: s.full.Load(), Swept: s.swept.Load()}

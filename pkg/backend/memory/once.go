@@ -7,8 +7,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// records keeps the decisions of groups with idempotency keys. They share the room of the buckets. If there
-// is no room, a new record is refused, and none is deleted early.
+// records has the decisions of groups with idempotency keys. They share the room of the buckets. If there is
+// no room, a new record is refused; no record is deleted before it expires.
 type records struct {
 	mu sync.Mutex
 	// byID has no pointers, so that the garbage collector does not visit each record; guarded by mu.
@@ -18,7 +18,7 @@ type records struct {
 	minute algorithms.Micros                // the minute of the last sweep; guarded by mu
 }
 
-// record has the first decision of a group, and the number of all of them.
+// record has the first decision of a group, and the number of the group's decisions.
 type record struct {
 	of    [32]byte
 	until algorithms.Micros
@@ -40,8 +40,8 @@ func newRecords() records {
 
 const minute = 60 * algorithms.Second
 
-// takeOnce decides a group, or repeats its former decisions. It holds the lock of all records during the
-// decision. That is acceptable because few requests have idempotency keys. hash is that of the first key.
+// takeOnce decides a group, or repeats its stored decisions. It holds the lock of all records during the
+// decision. That is acceptable because few requests have idempotency keys. hash is the hash of the first key.
 func (s *Store) takeOnce(now algorithms.Micros, hash uint64, charges []backend.Charge, decisions []backend.Decision) {
 	r := &s.records
 	r.mu.Lock()
@@ -55,7 +55,7 @@ func (s *Store) takeOnce(now algorithms.Micros, hash uint64, charges []backend.C
 	if gone := r.forget(once.ID) + r.sweep(now); gone > 0 {
 		s.room.give(recordsOwner, gone)
 	}
-	if !s.room.take(recordsOwner, n) { // reserved before consuming units, because a consumption without a stored decision could be repeated
+	if !s.room.take(recordsOwner, n) { // The room is reserved first. A group that consumed units without a stored decision could consume again.
 		s.full.Add(1)
 		for i := range decisions {
 			decisions[i] = backend.Decision{Err: backend.ErrFull}
@@ -74,7 +74,7 @@ func (s *Store) takeOnce(now algorithms.Micros, hash uint64, charges []backend.C
 	r.keep(once, now+once.Lifetime, decisions)
 }
 
-// keep remembers the decisions of a group. r.mu is held.
+// keep stores the decisions of a group. r.mu must be held.
 func (r *records) keep(once *backend.IdempotencyKey, until algorithms.Micros, decisions []backend.Decision) {
 	of := func(d *backend.Decision) decision { return decision{d.Decision, d.At} }
 	r.byID[once.ID] = record{once.Digest, until, of(&decisions[0]), int32(len(decisions))}
@@ -88,7 +88,7 @@ func (r *records) keep(once *backend.IdempotencyKey, until algorithms.Micros, de
 	r.due[until/minute+1] = append(r.due[until/minute+1], once.ID)
 }
 
-// answer writes the former decisions if the group is the same, and ErrReused otherwise. r.mu is held.
+// answer writes the stored decisions if the group is the same, and ErrReused otherwise. r.mu must be held.
 func (r *records) answer(was *record, once *backend.IdempotencyKey, decisions []backend.Decision) {
 	if was.of != once.Digest || int(was.n) != len(decisions) {
 		for i := range decisions {
@@ -122,7 +122,7 @@ func (r *records) sweep(now algorithms.Micros) (gone int) {
 			continue
 		}
 		for _, id := range ids {
-			if kept, ok := r.byID[id]; ok && kept.until <= now { // otherwise it was replaced since, and expires later
+			if kept, ok := r.byID[id]; ok && kept.until <= now { // otherwise a later record has the same ID, and expires later
 				gone += r.forget(id)
 			}
 		}

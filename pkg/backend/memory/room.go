@@ -7,19 +7,19 @@ import (
 
 // room divides the bound of a Store among the limits, which own its buckets.
 //
-// Each limit has its own part, reserve. Room beyond that part comes from a common pool. room is used when
-// buckets are created and deleted, not when they are charged.
+// Each limit has its own part of the bound, of size reserve. When it needs more, it uses a common pool. room
+// changes when buckets are created and deleted, not when they are charged.
 //
-// An owner that setOwners did not name, such as a limit that comes with a request, is forgotten when it
-// holds nothing. So the number of owners is bounded, whatever names callers choose.
+// An owner that setOwners did not name, such as a limit that comes with a request, is forgotten when it holds
+// nothing. So the number of owners is bounded, whatever names callers choose.
 type room struct {
 	most int // the bound
 
 	mu      sync.Mutex
 	names   map[string]uint32 // guarded by mu, like the following fields
 	name    []string          // the name of each owner, by its number
-	held    []int             // by owner
-	listed  []bool            // by owner: whether setOwners named it
+	held    []int             // the room that each owner uses, by its number
+	listed  []bool            // whether setOwners named the owner, by its number
 	free    []uint32          // numbers of forgotten owners
 	divided bool              // setOwners was called: only the owners that it names have their own part
 	reserve int               // the part of each listed owner
@@ -114,7 +114,7 @@ func (r *room) beyond(owner uint32) int {
 	return max(0, r.held[owner]-r.reserve)
 }
 
-// takeFor is take for an owner given by name.
+// takeFor does what take does, for an owner given by name. It adds the owner if necessary.
 func (r *room) takeFor(name string, n int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -139,7 +139,7 @@ func (r *room) take(owner uint32, n int) bool {
 	return r.reserveFor(owner, n)
 }
 
-// reserveFor is take, called with mu held.
+// reserveFor does what take does. mu must be held.
 func (r *room) reserveFor(owner uint32, n int) bool {
 	before := r.beyond(owner)
 	r.held[owner] += n
@@ -169,8 +169,8 @@ func (r *room) used() (used, most int) {
 	return r.total, r.most
 }
 
-// scarce reports whether at least nine tenths of the pool are used, or of the pool and some owner's part
-// together.
+// scarce reports whether more than nine tenths of the pool are used, or whether one owner uses more than nine
+// tenths of the bound.
 func (r *room) scarce() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,8 +18,8 @@ type table struct {
 	count int
 }
 
-// view finds entries. Function touch reads a view without the lock, so all parts that it reads are written
-// atomically.
+// view is what a search for an entry needs. Function touch reads a view without the lock, so everything that
+// touch reads is written atomically.
 type view struct {
 	index  []uint32 // refs; 0 means empty. Its length is a power of two
 	chunks []*[chunkSize]entry
@@ -107,7 +107,8 @@ func (e *entry) set(s *algorithms.State) {
 	}
 }
 
-// peaksRoom is the room that peaks count for. They need 136 bytes; a bucket without them needs about 70.
+// peaksRoom is the number of entries that Peaks count as. They need 136 bytes; a bucket without Peaks needs
+// about 70.
 const peaksRoom = 2
 
 // extra returns the room that s needs beyond that of one bucket.
@@ -213,7 +214,7 @@ func (t *table) remove(e *entry) {
 	hole := i
 	for j := (i + 1) & mask; t.index[j] != 0; j = (j + 1) & mask {
 		home := t.at(t.index[j]).hash & mask
-		if (j-home)&mask >= (j-hole)&mask { // the ref's own slot is not after the hole, so it can move there
+		if (j-home)&mask >= (j-hole)&mask { // the ref may move to the hole, because a search for it starts at or before the hole
 			atomic.StoreUint32(&t.index[hole], t.index[j])
 			hole = j
 		}
