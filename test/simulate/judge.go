@@ -176,7 +176,8 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 		if j.w.quiet && warm && j.w.waitReplicas == 0 && s.within == timeout && !s.parted && !s.canceled.Load() {
 			j.fail("request %s: %v, though nothing is wrong", s.id, firstErr(c))
 		}
-		if err := firstErr(c); s.process.over && s.pause == s.process.pausedUntil && err != nil && strings.Contains(err.Error(), "are replacing the master") {
+		isOver := s.process.over && s.at > s.process.overAt // for requests that were sent since then
+		if err := firstErr(c); isOver && s.pause == s.process.pausedUntil && err != nil && strings.Contains(err.Error(), "are replacing the master") {
 			j.fail("request %s: %v, though they have reported that they do not", s.id, err)
 		}
 		j.failedAs(s, c)

@@ -56,7 +56,8 @@ type process struct {
 	inboxes     [sentinelCount]inbox
 	avoids      string // the server that it must not call, because the Sentinels replace it
 	avoidsUntil int64
-	over        bool // the last message was that the failover has ended
+	over        bool          // the last message was that the failover has ended
+	overAt      time.Duration // when it was received, by the clock of the process
 }
 
 // epoch is far in the future, so that no context of the process ends by the machine's clock.

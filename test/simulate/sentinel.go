@@ -85,7 +85,7 @@ func (w *world) tell(sentinel int, channel, payload, avoids string, avoid time.D
 			for _, to := range p.watchers {
 				to.message(channel, payload)
 			}
-			p.avoids, p.avoidsUntil, p.over = avoids, w.now+int64(avoid), avoid != promotes
+			p.avoids, p.avoidsUntil, p.over, p.overAt = avoids, w.now+int64(avoid), avoid != promotes, p.monotonic()
 		})
 		w.after(link.delay(w), p, func() {
 			first := p.inboxes[sentinel][0]
