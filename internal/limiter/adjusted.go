@@ -104,7 +104,7 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 		if result.Next == 0 || a.Expires < result.Next {
 			result.Next = a.Expires
 		}
-		result.Ignored++ // below, adjustments that apply are subtracted
+		result.Ignored++ // counts all first; those that apply are subtracted at the end
 		name := [2]string{a.Target.Domain, a.Target.Limit}
 		byName[name] = append(byName[name], a)
 	}

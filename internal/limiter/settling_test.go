@@ -377,13 +377,13 @@ func TestShadowLimitsReserve(t *testing.T) {
 	p.done(second, 500)
 	third := p.start(absent, "shadow=bob", "user=bob")
 	if s := p.done(third, 0).Settlements; len(s) != 1 {
-		t.Errorf("got %+v; want 1", s)
+		t.Errorf("got %+v; want one settlement", s)
 	}
 	if s := p.done(first, 0).Settlements; len(s) != 2 {
-		t.Errorf("got %+v; want 2", s)
+		t.Errorf("got %+v; want two settlements", s)
 	}
 	if s := p.done(p.start(absent, "shadow=bob", "user=bob"), 0).Settlements; len(s) != 2 {
-		t.Errorf("got %+v; want 2", s)
+		t.Errorf("got %+v; want two settlements", s)
 	}
 }
 

@@ -150,8 +150,8 @@ func TestClaimedGroupsThatHaveEndedAreKnown(t *testing.T) {
 	}
 }
 
-// If the first drawn shard denies a charge, the second is charged at once, and only once, even if it
-// answers after the rest of the batch.
+// If the first drawn shard denies a charge, the second shard is charged at once, and only once, even if the
+// second shard answers after the rest of the batch.
 func TestAChargeDrawnAgainIsChargedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := memory.New(memory.Config{Clock: time.Now})

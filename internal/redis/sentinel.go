@@ -54,9 +54,9 @@ func (v view) named(addr string, now time.Time) view {
 	return v.switched(addr, now)
 }
 
-// of returns v after a message of a Sentinel, which contains the master that is being replaced. It makes that
-// master the current one, for a view that has no master or has missed an earlier failover. So the view
-// remembers that master as the old one, and ignores it if another Sentinel still names it.
+// of returns v after a message of a Sentinel that names master, the one that the failover replaces. If v has
+// another master, or none, it has missed an earlier failover, and master becomes the current one. When the
+// failover ends, master is the old one, and v ignores Sentinels that still name it.
 func (v view) of(master string, now time.Time) view { return v.switched(master, now) }
 
 // promotes returns v after a Sentinel has reported that it promotes the replica at addr.

@@ -54,7 +54,7 @@ func (x *instance) remaining(t *testing.T, limit, key string) (n int64) {
 	var said struct{ Limits []struct{ Remaining int64 } }
 	code, answer := post(t, x.HTTP, "/v1/limit", fmt.Sprintf(`{"name":%q,"key":%q,"count":0}`, limit, key))
 	if err := json.Unmarshal([]byte(answer), &said); err != nil || len(said.Limits) != 1 {
-		t.Fatalf("got %v %v %v; want no error and 1 element", code, answer, err)
+		t.Fatalf("got %v %v %v; want a JSON answer about one limit", code, answer, err)
 	}
 	return said.Limits[0].Remaining
 }

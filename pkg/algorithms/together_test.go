@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// takeEach is the reference implementation of TakeAll. It tries every charge on a copy. If each row of
-// alternatives has a side that can pay, it stores the copies of these sides.
+// takeEach is the reference implementation of TakeAll. It tries every charge on a copy. A row is
+// a charge and its alternatives. If each row has a bucket that can pay, it stores the copies of these buckets.
 func takeEach(now Micros, buckets []Bucket) (all bool) {
 	all = true
 	never := false
