@@ -315,9 +315,10 @@ func (j *judge) result(s *sending, r *limiter.Result) {
 }
 
 // peek reports whether a server would now allow a charge of this bucket alone, with a few units to spare. The
-// epoch grows with each new window, each refund, and each denial by the server. If peek returns true twice
-// with the same epoch, the units were available all the time in between.
-func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
+// whole request charges cost units to the bucket. The epoch grows with each new window, each refund, and each
+// denial by the server. If peek returns true twice with the same epoch, the units were available all the time
+// in between.
+func (j *judge) peek(r *limiter.Result, cost int64) (allowed bool, epoch int64) {
 	b, l := j.bucket(string(r.Key)), r.Policy.Limit
 	s, now := b.server, b.server.now()
 	switch {
@@ -340,7 +341,7 @@ func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 	if l.Kind == algorithms.FixedWindow && j.w.waitReplicas == 0 {
 		spare = 0 // in one window units only become fewer
 	}
-	_, d := l.Take(state, now, algorithms.Charge{Cost: r.Cost + spare, Hash: uint64(b.phase), DryRun: true})
+	_, d := l.Take(state, now, algorithms.Charge{Cost: cost + spare, Hash: uint64(b.phase), DryRun: true})
 	return d.Allowed, (int64(now)-b.phase)/int64(l.Period()) + b.turns
 }
 
@@ -348,7 +349,13 @@ func (j *judge) peek(r *limiter.Result) (allowed bool, epoch int64) {
 func (j *judge) peeks(c *limiter.Call) (passes bool, epochs int64) {
 	passes = true
 	for i := range c.Results {
-		is, epoch := j.peek(&c.Results[i])
+		r, cost := &c.Results[i], int64(0)
+		for k := range c.Results {
+			if string(c.Results[k].Key) == string(r.Key) {
+				cost += c.Results[k].Cost
+			}
+		}
+		is, epoch := j.peek(r, cost)
 		passes, epochs = passes && is, epochs+epoch
 	}
 	return passes, epochs
