@@ -105,9 +105,11 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 	} else {
 		_, old := parts(m.s)
 		v.ts = t / coarse * coarse
+		largest := over(new(big.Rat).SetInt(exact), new(big.Rat).SetInt(scale(m.s, m.tick)))
+		began := m.ts / coarse * coarse
 		for i := range v.used {
-			v.used[i] = most(whole(0), minus(m.used[i], times(old[i], whole(int64(v.ts-m.ts)))))
-			v.used[i] = least(v.used[i], over(new(big.Rat).SetInt(exact), new(big.Rat).SetInt(scale(m.s, m.tick))))
+			used := least(plus(m.used[i], times(old[i], whole(int64(m.ts-began)))), largest) // at the start of the tick that contains m.ts
+			v.used[i] = most(whole(0), minus(used, times(old[i], whole(int64(v.ts-began)))))
 		}
 	}
 	if !other {
