@@ -432,7 +432,8 @@ func TestAnAdjustmentOfAnotherAlgorithmIsIgnoredAndReported(t *testing.T) {
 	}
 }
 
-// The period of a window of the calendar is that of the calendar; its rate can be adjusted.
+// If a fixed window has a calendar, the calendar sets its period. An adjustment can change the rate, but not the
+// period.
 func TestTheCalendarKeepsItsPeriod(t *testing.T) {
 	day := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendar.Day.In(time.UTC)})
 	if _, err := (&Adjustment{Change: Change{Period: minute}}).Apply(day); err == nil || !strings.Contains(err.Error(), "the calendar sets the period") {

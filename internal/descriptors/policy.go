@@ -248,7 +248,7 @@ const (
 	Deny  OnFailure = iota
 	Allow           // allow the request
 	Local           // decide with this process's own bucket, which has a share of the limit
-	Error           // return an RPC error, so that the proxy's own failure mode applies
+	Error           // return an error (over HTTP 503), so that the proxy's own failure mode applies
 )
 
 var onFailureNames = [...]string{"deny", "allow", "local", "error"}

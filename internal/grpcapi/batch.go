@@ -114,9 +114,9 @@ func (b *Batch) weigh(r *batched, charges int) {
 	b.weight += r.weight
 }
 
-// Weight returns the size of the batch. It is the number of charges, where a descriptor without a charge
-// counts as one. Each unit of weight needs at most about 2 KiB of memory beside its key, if a descriptor
-// may have 16 entries.
+// Weight returns the size of the batch: the sum over its requests of the number of charges or the number of
+// descriptors, whichever is larger. Each unit of weight needs at most about 2 KiB of memory beside its key,
+// if a descriptor may have 16 entries.
 func (b *Batch) Weight() int { return b.weight }
 
 // fail makes err the answer. If err is nil, the answer is a denial.

@@ -233,7 +233,8 @@ func (p *parsedFields) complete() bool {
 	}
 }
 
-// refused returns the answer to a request that is not gRPC, or nil if it is gRPC.
+// refused returns the answer to a request that is not served: it is not gRPC, has no authority, or its headers
+// are too long. It returns nil if the request is served.
 func (p *parsedFields) refused() *refusal {
 	switch {
 	case p.tooLong:

@@ -98,7 +98,8 @@ func (a *apiRequest) add(one limiter.NamedCharge, config []byte) {
 	a.call.Limits, a.configs = append(a.call.Limits, one), append(a.configs, config)
 }
 
-// onlySettles returns an error if the request has members that cannot be combined with a reservation.
+// onlySettles returns an error if a request with a reservation has a member that cannot be combined with it,
+// or does not have exactly one of count and costs, or if count is negative.
 func onlySettles(seen map[string]bool, count int64) error {
 	for _, name := range slices.Sorted(maps.Keys(seen)) {
 		if name != "reservation" && name != "count" && name != "costs" {

@@ -332,9 +332,9 @@ func (c *Call) add(r *Result, group int) {
 	}
 }
 
-// neverFits reports whether one of the named limits in the common group can never allow its cost. Such a
-// request is a mistake. It charges nothing, not even for limits that charge denied requests: it becomes a
-// dry run, which reports the remaining units.
+// neverFits reports whether one of the named limits in the common group can never allow its cost, nor can the
+// limit that pays in its place. Such a request is a mistake, and neverFits makes it a dry run, which reports
+// the remaining units. So it charges nothing, not even limits that charge denied requests.
 func (c *Call) neverFits() bool {
 	if len(c.Limits) == 0 || c.config.Modes.Shadow {
 		return false

@@ -666,8 +666,9 @@ local function general(now, given, names, stored, lives, answers)
     return c
   end
 
-  -- kept_tokens describes a token bucket that has value of full by the numbers of s; p flows in with each of
-  -- its ticks. If one limit counts in us and the other in ms, both use ms.
+  -- kept_tokens returns the consumption of a token bucket, or of one part of a guaranteed bucket, at time t.
+  -- value is what the bucket holds and full is what it can hold; p flows in with each tick. All three are in
+  -- the numbers of s.by. If one of the two limits counts in us and the other in ms, the result counts in ms.
   function kept_tokens(l, s, value, full, p, t)
     local old = s.by
     local k = {

@@ -228,17 +228,10 @@ func (l *boundedListener) remove(c *boundedConn) {
 // boundedConn is a connection that a boundedListener counts.
 type boundedConn struct {
 	net.Conn
+	firstRequest
 	listener          *boundedListener
 	reservedForHealth bool         // this connection serves only health checks
 	heard             atomic.Int64 // when bytes were last received, on the listener's clock
-	isNew             bool         // net/http has not read the first request; used by ConnState only
-}
-
-// begins sets isNew, and reports whether that changes it.
-func (c *boundedConn) begins(isNew bool) (changed bool) {
-	changed = c.isNew != isNew
-	c.isNew = isNew
-	return changed
 }
 
 func (c *boundedConn) silentAt(now time.Duration) bool {

@@ -20,7 +20,19 @@ type firstRequests struct {
 	mu      sync.Mutex
 	port    net.Listener  // guarded by mu; nil before serve
 	stopped bool          // guarded by mu
-	served  chan struct{} // closed when serve ends; guarded by mu until then
+	served  chan struct{} // made by serve, and closed when it ends; guarded by mu
+}
+
+// firstRequest is a part of a connection of an http.Server. The ConnState of the server uses it.
+type firstRequest struct {
+	awaited bool // net/http has not read the first request
+}
+
+// await sets awaited, and reports whether that changes it.
+func (f *firstRequest) await(awaited bool) (changed bool) {
+	changed = f.awaited != awaited
+	f.awaited = awaited
+	return changed
 }
 
 // mayWait is how long stop waits for a connection that sends nothing. net/http's Shutdown waits as long.
@@ -32,9 +44,9 @@ func (f *firstRequests) changed(nc net.Conn, state http.ConnState) {
 		nc = p.Raw()
 	}
 	c, ok := nc.(interface {
-		begins(isNew bool) (changed bool)
+		await(awaited bool) (changed bool)
 	})
-	if !ok || !c.begins(state == http.StateNew) {
+	if !ok || !c.await(state == http.StateNew) {
 		return
 	}
 	if state == http.StateNew {

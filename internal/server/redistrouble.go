@@ -24,7 +24,7 @@ type redisTrouble struct {
 	count atomic.Uint64
 	last  atomic.Pointer[error]
 	open  atomic.Int32 // the number of open circuit breakers
-	// broken means that a circuit breaker was open after the last call of recent.
+	// broken means that a circuit breaker has been open at some time since the last call of recent.
 	broken atomic.Bool
 	seen   uint64 // the value of count at the last call of recent
 }

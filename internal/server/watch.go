@@ -99,7 +99,8 @@ func (s *server) runWatch(ctx context.Context) {
 	}
 }
 
-// read samples the counters. A request that was allowed only because of shadow mode counts as denied.
+// read samples the counters. For a limit, a request that was allowed only because of shadow mode counts as
+// denied. In the totals of all requests it counts as allowed.
 func (w *watch) read(now time.Time, m *metrics.Metrics) {
 	w.times.Turn()
 	allowed, denied := m.Requests()

@@ -14,8 +14,8 @@ import (
 
 const module = "github.com/rlsidecar/rlsidecar/"
 
-// edge is a forbidden import: the package from, and packages below it, must not import the package to, nor packages
-// below it. Packages of this module are named by their folders.
+// edge is a forbidden import: no package at or below the path "from" may import a package at or below the path
+// "to". Packages of this module are named by their folders.
 type edge struct{ from, to string }
 
 var forbidden = map[edge]string{

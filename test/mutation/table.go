@@ -13,8 +13,8 @@ const (
 	tableEnd   = "<!-- end of what make mutate writes -->\n"
 )
 
-// writeTable writes the rows of results to the table in a page. It keeps the rows of the other faults in all,
-// and removes those of faults that no longer exist or were not noticed.
+// writeTable writes the rows of results to the table in a page. If a fault is in all but not in results, its
+// row stays. Rows of faults that no longer exist, or that were not noticed, are removed.
 func writeTable(page string, all []fault, results []result, now time.Time) error {
 	rows, err := rowsOf(page, all)
 	if err != nil {

@@ -301,7 +301,7 @@ func (j *judge) audited() {
 	}
 }
 
-// textsOf converts the arguments of a script to text, as Redis does.
+// textsOf converts the arguments of a script to text, as a Redis client does.
 func textsOf(args []any) (texts []string) {
 	for _, a := range args {
 		texts = append(texts, fmt.Sprint(a))

@@ -92,8 +92,8 @@ func failure(decisions []backend.Decision) error {
 	return nil
 }
 
-// took counts and times the answer to a Batch that was submitted at start. It does not time a Batch that
-// resets buckets.
+// took times the answer to a Batch that was submitted at start, and counts it if the backend failed. It does
+// not time a Batch that resets buckets, nor one that the caller abandoned.
 func (b *timed) took(batch *backend.Batch, start time.Time) {
 	err := failure(batch.Decisions)
 	if b.wasAbandoned(batch, start, err) {
