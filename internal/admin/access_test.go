@@ -123,7 +123,7 @@ func TestTheReadOnlyTokenAllowsOnlyReading(t *testing.T) {
 		t.Errorf("logged in to look: %d; want status 200", w.Code)
 	}
 	if w := b.send("POST", "/logout", url.Values{"csrf": {b.csrf()}}); w.Code != http.StatusSeeOther {
-		t.Errorf("logged in to look, and out: %d; want status http.StatusSeeOther", w.Code)
+		t.Errorf("logged in to look, and out: %d; want status 303", w.Code)
 	}
 }
 
@@ -144,7 +144,7 @@ func TestLoggingInAndOut(t *testing.T) {
 	}
 	for _, wrong := range []string{"", "Secret", "secret2", "secre"} {
 		if w := b.logIn(wrong); w.Code != 403 || len(b.cookies) > 0 || !strings.Contains(w.Body.String(), "This is not the token.") {
-			t.Errorf("%q: got %d, %v; want status 403, len(b.cookies) 0 and a text that contains %q", wrong, w.Code, b.cookies, "This is not the token.")
+			t.Errorf("%q: got %d, %v; want status 403, no cookies and a text that contains %q", wrong, w.Code, b.cookies, "This is not the token.")
 		}
 	}
 	w := b.logIn(" secret\n")
@@ -158,7 +158,7 @@ func TestLoggingInAndOut(t *testing.T) {
 		}
 	}
 	if id := b.cookies["rlsidecar_session_6070"]; len(id) < 40 || strings.Contains(id, "secret") {
-		t.Errorf("the id of the session is %q; want len(id) at least 40 and no %q", id, "secret")
+		t.Errorf("the id of the session is %q; want at least 40 bytes and no %q", id, "secret")
 	}
 	for _, path := range []string{"/", "/metrics", "/rlconfig", "/debug/pprof/"} {
 		if w := b.send("GET", path, nil); w.Code != 200 {
@@ -171,7 +171,7 @@ func TestLoggingInAndOut(t *testing.T) {
 	stolen := *b
 	stolen.cookies = map[string]string{"rlsidecar_session_6070": b.cookies["rlsidecar_session_6070"]}
 	if w := b.send("POST", "/logout", url.Values{"csrf": {b.csrf()}}); w.Code != 303 || len(b.cookies) > 0 {
-		t.Errorf("got %d, %v; want status 303 and len(b.cookies) 0", w.Code, b.cookies)
+		t.Errorf("got %d, %v; want status 303 and no cookies", w.Code, b.cookies)
 	}
 	if w := stolen.send("GET", "/", nil); w.Code != 401 {
 		t.Errorf("the session goes on after it was ended: %d; want status 401", w.Code)

@@ -2,8 +2,8 @@
 // page, which works without a script. Style and script are part of each page, and nothing is loaded from
 // other servers.
 //
-// Keys and names are bytes that clients choose, so they are shown escaped and truncated. access.go decides
-// who may read and who may change.
+// Keys and names are bytes that clients choose, so they are shown escaped and truncated. access.go checks the
+// permissions to read and to make changes.
 package admin
 
 import (
@@ -114,8 +114,8 @@ func (p *pages) handler() http.Handler {
 	return mux
 }
 
-// page returns a handler that calls next for visitors who may read, and shows the login form to others. The
-// form appears at every path, so that a link works after the login.
+// page returns a handler that calls next for visitors with permission to read, and shows the login form to
+// others. The form appears at every path, so that a link works after the login.
 func (p *pages) page(next func(http.ResponseWriter, *http.Request, visitor)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v := p.access.visitor(r)
@@ -148,7 +148,7 @@ func (p *pages) form(changes bool, next func(http.ResponseWriter, *http.Request,
 // maxForm bounds the body of a form.
 const maxForm = 64 << 10
 
-// plain returns a handler that calls next for visitors who may read. It is for content other than pages.
+// plain returns a handler that calls next for visitors with permission to read. It is for content other than pages.
 func (p *pages) plain(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if !p.access.visitor(r).mayRead {

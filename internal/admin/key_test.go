@@ -128,7 +128,7 @@ func (d *desk) follow(t *testing.T, page string, fields ...string) *httptest.Res
 	t.Helper()
 	_, form, found := strings.Cut(page, `<form class="stacked" method="post" action="/change">`)
 	if !found {
-		t.Fatalf("there is no form in\n%s; want found", page)
+		t.Fatalf("there is no form in\n%s", page)
 	}
 	form, _, _ = strings.Cut(form, "</form>")
 	values := url.Values{}
@@ -146,7 +146,7 @@ func (d *desk) click(t *testing.T, page, text string) string {
 	t.Helper()
 	found := regexp.MustCompile(`href="([^"]*)"[^>]*>` + regexp.QuoteMeta(text) + `<`).FindStringSubmatch(page)
 	if found == nil {
-		t.Fatalf("there is no link %q in\n%s; want found not nil", text, page)
+		t.Fatalf("there is no link %q in\n%s", text, page)
 	}
 	return d.read(t, html.UnescapeString(found[1]))
 }

@@ -60,6 +60,6 @@ func TestAuthSettingsAreCompiled(t *testing.T) {
 		t.Error("a file without auth has one")
 	}
 	if s, problems := Compile([]File{{"a.yaml", []byte("domain: a\nauth: {}")}}, Options{}); s.Auth == nil || s.Auth.Allow || s.Auth.IPv6Prefix != 64 || len(s.Auth.Trusted) > 0 || s.Auth.TrustUnix {
-		t.Errorf("defaults: %+v %v; want s.Auth not nil, s.Auth.Allow false, s.Auth.IPv6Prefix 64, len(s.Auth.Trusted) 0 and s.Auth.TrustUnix false", s.Auth, problems)
+		t.Errorf("defaults: %+v %v; want s.Auth not nil, s.Auth.Allow false, s.Auth.IPv6Prefix 64, no s.Auth.Trusted and s.Auth.TrustUnix false", s.Auth, problems)
 	}
 }

@@ -286,7 +286,7 @@ descriptors:
 			found = found || fmt.Sprintf("%s %v %t", p.StatKey, p.Extra().StatValues, p.Detailed) == want
 		}
 		if !found {
-			t.Errorf("no policy with %s; want found", want)
+			t.Errorf("no policy with %s", want)
 		}
 	}
 }

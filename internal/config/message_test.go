@@ -109,6 +109,6 @@ func TestOrderOfMessagesDoesNotMatter(t *testing.T) {
 func TestNoMessagesAreNoLimits(t *testing.T) {
 	s, problems := CompileMessages(nil, Options{})
 	if s == nil || len(problems) > 0 || len(s.Domains) > 0 {
-		t.Errorf("got %v, %v; want a configuration, len(problems) 0 and len(s.Domains) 0", s, problems)
+		t.Errorf("got %v, %v; want a configuration without domains, and no problems", s, problems)
 	}
 }

@@ -356,7 +356,7 @@ func TestIDsAreBounded(t *testing.T) {
 	}
 	id := p.start(absent, texts...)
 	if len(id) > limiter.MaxID || len(id) < 100 {
-		t.Errorf("the id has %d bytes; want len(id) at most %v and len(id) at least 100", len(id), limiter.MaxID)
+		t.Errorf("the id has %d bytes; want at least 100 and at most %v", len(id), limiter.MaxID)
 	}
 	p.done(id, 0)
 	p.want("tokens", texts[3][len("user="):], 1000)

@@ -166,7 +166,7 @@ func TestResetOfShards(t *testing.T) {
 	slots := map[uint64]bool{}
 	for _, part := range inner.Charges {
 		if !part.Reset || len(part.Shards) > 0 {
-			t.Errorf("got %+v; want part.Reset true and len(part.Shards) 0", part)
+			t.Errorf("got %+v; want Reset and no Shards", part)
 		}
 		slots[part.Slot] = true
 	}

@@ -415,7 +415,7 @@ func TestReloadIsolates(t *testing.T) {
 	}
 	defer http.DefaultClient.CloseIdleConnections()
 	if asked.Body.Close(); asked.StatusCode != http.StatusServiceUnavailable {
-		t.Errorf("the API answers %d; want status http.StatusServiceUnavailable", asked.StatusCode)
+		t.Errorf("the API answers %d; want status 503", asked.StatusCode)
 	}
 	y.write(t, two(nine, nine))
 	y.reload(t)
@@ -585,7 +585,7 @@ func answersCloseWhileDraining(t *testing.T, delay time.Duration) (answered bool
 		return false
 	}
 	if r.StatusCode != http.StatusOK || !r.Close {
-		t.Errorf("once readiness has failed: %d, closes %t; want status http.StatusOK and close", r.StatusCode, r.Close)
+		t.Errorf("once readiness has failed: %d, closes %t; want status 200 and close", r.StatusCode, r.Close)
 	}
 	if n, err := in.Read(make([]byte, 1)); n > 0 || err == nil {
 		t.Errorf("the connection is still open: %v; want an error", err)
