@@ -40,11 +40,11 @@ return {ok, math.floor(v)}`
 // benchKeys is the number of different keys that the benchmarks use.
 const benchKeys = 10_000
 
-// asks sends n charges as fast as possible, and returns the elapsed time.
-type asks func(n int) time.Duration
+// workload sends n charges as fast as possible, and returns the elapsed time.
+type workload func(n int) time.Duration
 
 // bareLoad sends pipelines of 64 of the bare script, four at a time.
-func bareLoad(b *testing.B, client goredis.UniversalClient) asks {
+func bareLoad(b *testing.B, client goredis.UniversalClient) workload {
 	b.Helper()
 	sha := goredis.NewScript(bare)
 	ctx := context.Background()
@@ -90,7 +90,7 @@ func roomy(b *testing.B) map[string]*algorithms.Limit {
 }
 
 // storeLoad sends one charge at a time to s, from 256 concurrent callers.
-func storeLoad(b *testing.B, s backend.Store) asks {
+func storeLoad(b *testing.B, s backend.Store) workload {
 	b.Helper()
 	limit := roomy(b)["token bucket"]
 	return func(n int) time.Duration {
@@ -117,7 +117,7 @@ func storeLoad(b *testing.B, s backend.Store) asks {
 
 // compare runs the store and the bare script in turn. It reports Redis's CPU time for a decision of each, and
 // the ratio of the two.
-func compare(b *testing.B, servers []*redistest.Server, ours, ceiling asks) {
+func compare(b *testing.B, servers []*redistest.Server, ours, ceiling workload) {
 	b.Helper()
 	const each = 20_480
 	ours(each) // connects, and loads scripts
@@ -127,7 +127,7 @@ func compare(b *testing.B, servers []*redistest.Server, ours, ceiling asks) {
 	rounds := 0
 	for b.Loop() {
 		rounds++
-		for i, run := range []asks{ours, ceiling} {
+		for i, run := range []workload{ours, ceiling} {
 			before := cpuSeconds(b, servers)
 			took[i] += run(each)
 			cpu[i] += cpuSeconds(b, servers) - before
@@ -238,7 +238,7 @@ func BenchmarkHotKey(b *testing.B) {
 			denied := stores.Denied(open(b, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second}), stores.DeniedConfig{})
 			ours := stores.Deadline(stores.Lease(denied, stores.LeaseConfig{}), 5*time.Second, 2*time.Millisecond, nil)
 			beside := memory.New(memory.Config{})
-			load := func(s backend.Store) asks {
+			load := func(s backend.Store) workload {
 				return func(n int) time.Duration {
 					start := time.Now()
 					var wg sync.WaitGroup
@@ -264,7 +264,7 @@ func BenchmarkHotKey(b *testing.B) {
 
 // compareHot runs ours and a store in memory in turn. It reports the CPU time of this process for each
 // decision, and the number of commands that ours sent to Redis.
-func compareHot(b *testing.B, server *redistest.Server, ours, inMemory asks) {
+func compareHot(b *testing.B, server *redistest.Server, ours, inMemory workload) {
 	b.Helper()
 	const each = 1_000_000
 	ours(10_000)
@@ -277,7 +277,7 @@ func compareHot(b *testing.B, server *redistest.Server, ours, inMemory asks) {
 	for b.Loop() {
 		rounds++
 		beforeCPU, beforeCalls := cpuSeconds(b, []*redistest.Server{server}), calls()
-		for i, run := range []asks{ours, inMemory} {
+		for i, run := range []workload{ours, inMemory} {
 			before := processCPU(b)
 			took[i] += run(each)
 			cpu[i] += processCPU(b) - before
@@ -424,13 +424,13 @@ func BenchmarkSettle(b *testing.B) {
 		b.Run(fmt.Sprint(size, " a call"), func(b *testing.B) {
 			charges, decisions := make([]backend.Charge, size), make([]backend.Decision, size)
 			at, ids := make([]algorithms.Micros, benchKeys), 0
-			run := func(limit *algorithms.Limit, ask algorithms.Charge, recorded bool) float64 {
+			run := func(limit *algorithms.Limit, terms algorithms.Charge, recorded bool) float64 {
 				before := cpuSeconds(b, []*redistest.Server{server})
 				for i := 0; i < each; i += size {
 					for j := range charges {
 						key := (i + j) * 7919 % benchKeys
-						charges[j] = backend.Charge{Key: fmt.Appendf(nil, "edge/%t/%d", limit.Settles, key), Limit: limit, Group: j, Terms: ask}
-						if ask.Settle {
+						charges[j] = backend.Charge{Key: fmt.Appendf(nil, "edge/%t/%d", limit.Settles, key), Limit: limit, Group: j, Terms: terms}
+						if terms.Settle {
 							charges[j].Terms.ChargedAt = at[key]
 						}
 						if recorded {

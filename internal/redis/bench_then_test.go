@@ -37,9 +37,9 @@ func BenchmarkThen(b *testing.B) {
 				before := cpuSeconds(b, []*redistest.Server{server})
 				for i := 0; i < each; i += size {
 					for j := range size {
-						key, ask := (i+j)*7919%benchKeys, algorithms.Charge{Cost: 2}
-						charges[2*j] = backend.Charge{Key: fmt.Appendf(nil, "edge/%s/plan/%d", f.name, key), Limit: f.plan, Group: j, Terms: ask, Then: f.then}
-						charges[2*j+1] = backend.Charge{Key: fmt.Appendf(nil, "edge/%s/credits/%d", f.name, key), Limit: f.credits, Group: j, Terms: ask}
+						key, terms := (i+j)*7919%benchKeys, algorithms.Charge{Cost: 2}
+						charges[2*j] = backend.Charge{Key: fmt.Appendf(nil, "edge/%s/plan/%d", f.name, key), Limit: f.plan, Group: j, Terms: terms, Then: f.then}
+						charges[2*j+1] = backend.Charge{Key: fmt.Appendf(nil, "edge/%s/credits/%d", f.name, key), Limit: f.credits, Group: j, Terms: terms}
 					}
 					clear(decisions)
 					n.Take(context.Background(), charges, decisions)

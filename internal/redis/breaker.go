@@ -8,10 +8,10 @@ import (
 )
 
 const (
-	// breakerPatience is how long a server must fail, without one answer, before its circuit breaker opens.
+	// breakerDelay is how long a server must fail, without one answer, before its circuit breaker opens.
 	// A fork for a snapshot, a slow command or a busy machine stalls Redis for tens of milliseconds. If the
 	// breaker opened then, it would deny more requests than the stall does.
-	breakerPatience = 100 * time.Millisecond
+	breakerDelay = 100 * time.Millisecond
 	// breakerCalls is the number of calls that must have failed before the breaker opens. With one call a
 	// second, two lost answers are not an outage.
 	breakerCalls = 5
@@ -44,7 +44,7 @@ type circuit struct {
 type event int
 
 const (
-	callDeparts event = iota // a call is about to be sent
+	callStarts  event = iota // a call is about to be sent
 	serverHeard              // the server gave a sign of life
 
 	callAnswered // a call was answered
@@ -76,7 +76,7 @@ func (c circuit) step(e event, now time.Time) (circuit, effect) {
 		e -= ofProbe
 	}
 	switch e {
-	case callDeparts:
+	case callStarts:
 		switch {
 		case !c.open:
 			return c, doSend
@@ -107,7 +107,7 @@ func (c circuit) miss(now time.Time) (circuit, effect) {
 		c.since = now
 	}
 	c.misses = min(c.misses+1, breakerCalls)
-	if c.open || c.misses < breakerCalls || now.Sub(c.since) < breakerPatience {
+	if c.open || c.misses < breakerCalls || now.Sub(c.since) < breakerDelay {
 		return c, doNothing
 	}
 	c.open, c.probeAt, c.pause = true, now, minProbePause

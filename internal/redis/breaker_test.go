@@ -17,7 +17,7 @@ import (
 // server is the Store that a sender calls in these tests. It counts calls, and fails while broken is true.
 type server struct {
 	broken       atomic.Bool
-	takes        time.Duration
+	latency      time.Duration
 	called       atomic.Int64
 	inside, most atomic.Int64
 }
@@ -28,7 +28,7 @@ func (s *server) decide(_ context.Context, c *call) error {
 		s.most.Store(n)
 	}
 	defer s.inside.Add(-1)
-	time.Sleep(s.takes)
+	time.Sleep(s.latency)
 	if s.broken.Load() {
 		c.fail(errDown)
 		return errDown
@@ -55,7 +55,7 @@ type changes struct {
 	all string
 }
 
-func (c *changes) told(open bool) {
+func (c *changes) record(open bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if open {
@@ -66,9 +66,9 @@ func (c *changes) told(open bool) {
 }
 
 // guarding returns a sender whose circuit breaker guards p.
-func guarding(s *server, told *changes) *sender {
+func guarding(s *server, reported *changes) *sender {
 	l := newSender(10*ms, s.decide)
-	l.changed = told.told
+	l.changed = reported.record
 	return l
 }
 
@@ -88,12 +88,12 @@ func ok(t *testing.T, s backend.Store) bool {
 func TestAStallDeniesOnlyTheRequestsDuringIt(t *testing.T) {
 	const timeout, every = 10 * ms, 200 * time.Microsecond // 5,000 a second
 	for _, stall := range []time.Duration{6 * ms, 10 * ms, 15 * ms, 20 * ms, 30 * ms, 60 * ms, 100 * ms, 120 * ms} {
-		for _, gives := range []bool{false, true} {
-			t.Run(fmt.Sprint(stall, " with a deadline ", gives), func(t *testing.T) {
+		for _, withDeadline := range []bool{false, true} {
+			t.Run(fmt.Sprint(stall, " with a deadline ", withDeadline), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					server := &stalling{from: time.Now().Add(50 * ms), length: stall}
 					s := backend.Store(newSender(timeout, server.decide))
-					if gives {
+					if withDeadline {
 						s = stores.Deadline(s, timeout, ms, nil)
 					}
 					denied := int(steady(s, 50*ms+stall+100*ms, every, timeout))
@@ -150,8 +150,8 @@ func steady(s backend.Store, length, every, within time.Duration) (failed int64)
 
 func TestBreakerOpensAfter100msWithoutAnAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, told := &server{takes: 5 * ms}, &changes{}
-		s := guarding(p, told)
+		p, reported := &server{latency: 5 * ms}, &changes{}
+		s := guarding(p, reported)
 		for range 3 { // one answer within 100 ms keeps the breaker closed
 			p.broken.Store(true)
 			for range 20 {
@@ -162,16 +162,16 @@ func TestBreakerOpensAfter100msWithoutAnAnswer(t *testing.T) {
 				t.Fatal("open after 95 ms of failures")
 			}
 		}
-		if n := p.called.Load(); n != 63 || told.all != "" {
-			t.Fatalf("%d calls, reported %q", n, told.all)
+		if n := p.called.Load(); n != 63 || reported.all != "" {
+			t.Fatalf("%d calls, reported %q", n, reported.all)
 		}
 		p.broken.Store(true)
 		first := time.Now().Add(5 * ms)
-		for told.all == "" {
+		for reported.all == "" {
 			ok(t, s)
 		}
-		if took := time.Since(first); took != 100*ms || told.all != "open " {
-			t.Errorf("reported %q after %v", told.all, took)
+		if took := time.Since(first); took != 100*ms || reported.all != "open " {
+			t.Errorf("reported %q after %v", reported.all, took)
 		}
 	})
 }
@@ -179,8 +179,8 @@ func TestBreakerOpensAfter100msWithoutAnAnswer(t *testing.T) {
 // With one call a second, two lost answers do not open the breaker.
 func TestBreakerNeedsFiveFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, told := &server{}, &changes{}
-		s := guarding(p, told)
+		p, reported := &server{}, &changes{}
+		s := guarding(p, reported)
 		for range 3 {
 			p.broken.Store(true)
 			for range 4 {
@@ -190,8 +190,8 @@ func TestBreakerNeedsFiveFailures(t *testing.T) {
 			p.broken.Store(false)
 			ok(t, s)
 		}
-		if told.all != "" || p.called.Load() != 15 {
-			t.Errorf("reported %q, %d calls", told.all, p.called.Load())
+		if reported.all != "" || p.called.Load() != 15 {
+			t.Errorf("reported %q, %d calls", reported.all, p.called.Load())
 		}
 	})
 }
@@ -199,10 +199,10 @@ func TestBreakerNeedsFiveFailures(t *testing.T) {
 // An open circuit breaker answers at once. It sends probes at growing intervals, one at a time.
 func TestBreakerProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, told := &server{takes: 4 * ms}, &changes{}
-		s := guarding(p, told)
+		p, reported := &server{latency: 4 * ms}, &changes{}
+		s := guarding(p, reported)
 		p.broken.Store(true)
-		for told.all == "" {
+		for reported.all == "" {
 			ok(t, s)
 		}
 		opened, called := time.Now(), p.called.Load()
@@ -257,8 +257,8 @@ func TestBreakerProbes(t *testing.T) {
 				t.Error("not closed")
 			}
 		}
-		if told.all != "open closed " {
-			t.Errorf("reported %q", told.all)
+		if reported.all != "open closed " {
+			t.Errorf("reported %q", reported.all)
 		}
 	})
 }
@@ -267,8 +267,8 @@ func TestBreakerProbes(t *testing.T) {
 // not ended.
 func TestBreakerMakesTheNextCallAProbeAfterASignOfLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, told := &server{}, &changes{}
-		s := guarding(p, told)
+		p, reported := &server{}, &changes{}
+		s := guarding(p, reported)
 		p.broken.Store(true)
 		for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(ms) {
 			ok(t, s) // several probes fail, until the pauses are long
@@ -281,11 +281,11 @@ func TestBreakerMakesTheNextCallAProbeAfterASignOfLife(t *testing.T) {
 			t.Fatal("not open")
 		}
 		s.signOfLife()
-		if told.all != "open " {
-			t.Errorf("reported %q", told.all)
+		if reported.all != "open " {
+			t.Errorf("reported %q", reported.all)
 		}
-		if !ok(t, s) || told.all != "open closed " {
-			t.Errorf("reported %q", told.all)
+		if !ok(t, s) || reported.all != "open closed " {
+			t.Errorf("reported %q", reported.all)
 		}
 	})
 }
@@ -294,9 +294,9 @@ func TestBreakerMakesTheNextCallAProbeAfterASignOfLife(t *testing.T) {
 // answer at its deadline.
 func TestBreakerGivesProbesTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, told := &server{}, &changes{}
-		l := guarding(p, told)
-		l.patience = 250 * ms
+		p, reported := &server{}, &changes{}
+		l := guarding(p, reported)
+		l.probeTimeout = 250 * ms
 		l.probe = func(ctx context.Context, c *call) error {
 			select {
 			case <-time.After(40 * ms): // the time to dial, log in and load the script
@@ -308,7 +308,7 @@ func TestBreakerGivesProbesTime(t *testing.T) {
 		}
 		s := stores.Deadline(l, 10*ms, ms, nil)
 		p.broken.Store(true)
-		for told.all == "" {
+		for reported.all == "" {
 			ok(t, s)
 			time.Sleep(ms)
 		}
@@ -320,8 +320,8 @@ func TestBreakerGivesProbesTime(t *testing.T) {
 			}
 			time.Sleep(ms)
 		}
-		if told.all != "open closed " {
-			t.Errorf("reported %q", told.all)
+		if reported.all != "open closed " {
+			t.Errorf("reported %q", reported.all)
 		}
 		synctest.Wait()
 	})
@@ -337,16 +337,16 @@ func TestBreakerProbesAgainAfterASignOfLife(t *testing.T) {
 		event event
 		want  effect
 	}{
-		{0, callDeparts, doProbe},
-		{ms, callDeparts, doRefuse}, // the probe is in flight
+		{0, callStarts, doProbe},
+		{ms, callStarts, doRefuse}, // the probe is in flight
 		{ms, serverHeard, doNothing},
-		{ms, callDeparts, doProbe},
-		{ms, callDeparts, doRefuse},
+		{ms, callStarts, doProbe},
+		{ms, callStarts, doRefuse},
 		{ms, callFailed + ofProbe, doNothing}, // the first probe fails
-		{ms, callDeparts, doRefuse},           // the pause starts again at 10 ms
-		{8 * ms, callDeparts, doProbe},
+		{ms, callStarts, doRefuse},            // the pause starts again at 10 ms
+		{8 * ms, callStarts, doProbe},
 		{ms, callAnswered + ofProbe, doReportClosed},
-		{ms, callDeparts, doSend},
+		{ms, callStarts, doSend},
 	}
 	for i, s := range steps {
 		at = at.Add(s.after)
@@ -361,9 +361,9 @@ func TestBreakerProbesAgainAfterASignOfLife(t *testing.T) {
 // of the sender.
 func TestBreakerDoesNotCountShortDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, told := &server{takes: 8 * ms}, &changes{}
-		if failed := steady(guarding(p, told), 2*time.Second, 4*ms, 3*ms); told.all != "" || failed > 400 {
-			t.Errorf("reported %q, %d failed", told.all, failed)
+		p, reported := &server{latency: 8 * ms}, &changes{}
+		if failed := steady(guarding(p, reported), 2*time.Second, 4*ms, 3*ms); reported.all != "" || failed > 400 {
+			t.Errorf("reported %q, %d failed", reported.all, failed)
 		}
 	})
 }
@@ -371,14 +371,14 @@ func TestBreakerDoesNotCountShortDeadlines(t *testing.T) {
 // A panic in decide ends the call, even if the call is a probe.
 func TestBreakerSurvivesPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		broken, told := true, &changes{}
+		broken, reported := true, &changes{}
 		s := newSender(10*ms, func(_ context.Context, c *call) error {
 			if broken {
 				panic("broken")
 			}
 			return echo(c)
 		})
-		s.changed = told.told
+		s.changed = reported.record
 		for range 30 {
 			if ok(t, s) {
 				t.Error("answered")
@@ -387,8 +387,8 @@ func TestBreakerSurvivesPanics(t *testing.T) {
 		}
 		broken = false
 		time.Sleep(200 * ms)
-		if !ok(t, s) || told.all != "open closed " {
-			t.Errorf("a probe that panicked is still in flight; reported %q", told.all)
+		if !ok(t, s) || reported.all != "open closed " {
+			t.Errorf("a probe that panicked is still in flight; reported %q", reported.all)
 		}
 	})
 }
@@ -397,21 +397,21 @@ func TestBreakerSurvivesPanics(t *testing.T) {
 func TestBreakerDistinguishesFailuresFromAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for err, want := range map[error]string{nil: "", errDown: "open "} {
-			told := &changes{}
+			reported := &changes{}
 			s := newSender(10*ms, func(_ context.Context, c *call) error {
 				for _, r := range c.runs {
 					r.batch.Decisions[r.from].Err = backend.ErrFull
 				}
 				return err
 			})
-			s.changed = told.told
+			s.changed = reported.record
 			for range 30 {
 				ok := batchOf(1, 1)
 				backend.Take(t.Context(), s, ok.Charges, ok.Decisions)
 				time.Sleep(5 * ms)
 			}
-			if told.all != want {
-				t.Errorf("%v: reported %q; want %v", err, told.all, want)
+			if reported.all != want {
+				t.Errorf("%v: reported %q; want %v", err, reported.all, want)
 			}
 		}
 	})

@@ -41,9 +41,9 @@ type claims struct {
 	clock    outside.Clock
 	random   func(p []byte)
 	underway *atomic.Int64
-	// guardOf returns the sender to the server of a bucket, or nil if the server is unknown. The circuit
+	// senderOf returns the sender to the server of a bucket, or nil if the server is unknown. The circuit
 	// breaker of that sender also applies to claims.
-	guardOf func(bucket *backend.Charge) *sender
+	senderOf func(bucket *backend.Charge) *sender
 }
 
 // maxClaims bounds the groups that are charged with a claim at the same time.
@@ -80,7 +80,7 @@ func (s *claimedStore) Submit(b *backend.Batch) {
 			g.end(fmt.Errorf("%w: too many claims of ids are in flight", backend.ErrNotTaken))
 			continue
 		}
-		s.spawn(g.take)
+		s.spawn(g.run)
 	}
 }
 
@@ -98,8 +98,8 @@ type claimedGroup struct {
 	inner     backend.Batch
 }
 
-// take claims the ID. If no other call has claimed it, it submits the group.
-func (g *claimedGroup) take() {
+// run claims the ID. If no other call has claimed it, it submits the group.
+func (g *claimedGroup) run() {
 	ctx, cancel := g.bound()
 	defer cancel()
 	if end, _ := ctx.Deadline(); !g.clock.Now().Before(end) {
@@ -113,7 +113,7 @@ func (g *claimedGroup) take() {
 		return err
 	}
 	err := error(nil)
-	if l := g.guardOf(g.keys.claimCharge(g.once)); l == nil {
+	if l := g.senderOf(g.keys.claimCharge(g.once)); l == nil {
 		err = claim()
 	} else {
 		err = l.guard(ctx, claim) // while the circuit of the server is open, the claim fails at once
@@ -125,33 +125,33 @@ func (g *claimedGroup) take() {
 		}
 		g.end(err)
 	case was != g.mine:
-		recall(was, g.once, g.decisions)
+		answerFromStored(was, g.once, g.decisions)
 		g.end(nil)
 	default:
 		g.inner = backend.Batch{
 			Charges: g.charges, Decisions: g.decisions, Deadline: g.outer.Deadline, Detached: g.outer.Detached,
-			Done: g.taken,
+			Done: g.charged,
 		}
 		g.next.Submit(&g.inner)
 	}
 }
 
-// taken is the Done function of inner. It is called when the group has been charged.
-func (g *claimedGroup) taken(*backend.Batch) {
+// charged is the Done function of inner. It is called when the group has been charged.
+func (g *claimedGroup) charged(*backend.Batch) {
 	switch err := g.decisions[0].Err; {
 	case backend.ConsumedAny(g.charges, g.decisions):
 		answer := answerOf(g.once, g.decisions)
-		g.spawn(func() { g.settle(answer) })
+		g.spawn(func() { g.store(answer) })
 	case err == nil || errors.Is(err, backend.ErrNotTaken):
-		g.spawn(func() { g.settle(nil) })
+		g.spawn(func() { g.store(nil) })
 	default:
 		g.end(nil)
 	}
 }
 
-// settle replaces the claim by the answer. If there is no time left, it does so in the background. If that
+// store replaces the claim by the answer. If there is no time left, it does so in the background. If that
 // fails, too, the claim stays: then a repeated request is not charged.
-func (g *claimedGroup) settle(answer []byte) {
+func (g *claimedGroup) store(answer []byte) {
 	ctx, cancel := g.bound()
 	defer cancel()
 	if g.replace(ctx, g.once, g.mine, answer) != nil {
@@ -245,8 +245,9 @@ func answerOf(once *backend.IdempotencyKey, decisions []backend.Decision) []byte
 	return b
 }
 
-// recall answers a group from the value that is stored under its ID: the claim of another call, or an answer.
-func recall(was string, once *backend.IdempotencyKey, decisions []backend.Decision) {
+// answerFromStored answers a group from the value that is stored under its ID: the claim of another call, or
+// an answer.
+func answerFromStored(was string, once *backend.IdempotencyKey, decisions []backend.Decision) {
 	const head, size = 1 + len(once.Digest), 8 + answerSize
 	switch {
 	case len(was) < head || was[1:head] != string(once.Digest[:]):
@@ -257,9 +258,9 @@ func recall(was string, once *backend.IdempotencyKey, decisions []backend.Decisi
 		fail(decisions, backend.ErrReused)
 	default:
 		for i := range decisions {
-			said := was[head+i*size:]
-			decisions[i] = decode(said[8:])
-			decisions[i].At, decisions[i].Replayed = moment(said), true
+			encoded := was[head+i*size:]
+			decisions[i] = decode(encoded[8:])
+			decisions[i].At, decisions[i].Replayed = moment(encoded), true
 		}
 	}
 }

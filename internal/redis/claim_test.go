@@ -60,8 +60,8 @@ func decidedAs(allowed bool) backend.Store {
 	})
 }
 
-// takeClaimed charges a group of one charge in store, with its claim in s.
-func takeClaimed(s *Store, group []backend.Charge, store backend.Store) (d [1]backend.Decision) {
+// chargeClaimed charges a group of one charge in store, with its claim in s.
+func chargeClaimed(s *Store, group []backend.Charge, store backend.Store) (d [1]backend.Decision) {
 	backend.Take(context.Background(), s.Claimed(store), group, d[:])
 	return d
 }
@@ -78,20 +78,20 @@ func TestALateCallKeepsTheClaimOfAnotherCaller(t *testing.T) {
 			}
 			one, other := connect(), connect()
 			group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
-			takeClaimed(other, group, decidedAs(false)) // from now on the server knows the script
+			chargeClaimed(other, group, decidedAs(false)) // from now on the server knows the script
 			hook := &lostThenLate{late: make(chan struct{}), arrived: make(chan struct{})}
 			one.client.AddHook(hook)
-			if d := takeClaimed(one, group, decidedAs(allowed)); d[0].Err != nil || d[0].Allowed != allowed {
+			if d := chargeClaimed(one, group, decidedAs(allowed)); d[0].Err != nil || d[0].Allowed != allowed {
 				t.Fatalf("got %+v; want no error and allowed %v", d, allowed)
 			}
 			if allowed {
 				server.Do("FLUSHALL") // the answer has expired
 			}
 			charged := 0
-			takeClaimed(other, group, submitFunc(func(b *backend.Batch) {
+			chargeClaimed(other, group, submitFunc(func(b *backend.Batch) {
 				close(hook.late)
 				<-hook.arrived
-				third := takeClaimed(other, group, submitFunc(func(b *backend.Batch) {
+				third := chargeClaimed(other, group, submitFunc(func(b *backend.Batch) {
 					charged++
 					decidedAs(true).Submit(b)
 				}))
@@ -101,7 +101,7 @@ func TestALateCallKeepsTheClaimOfAnotherCaller(t *testing.T) {
 				charged++
 				decidedAs(true).Submit(b)
 			}))
-			if d := takeClaimed(other, group, decidedAs(true)); !d[0].Replayed || charged != 1 {
+			if d := chargeClaimed(other, group, decidedAs(true)); !d[0].Replayed || charged != 1 {
 				t.Errorf("charged %d times; then got %+v", charged, d)
 			}
 		})
@@ -136,12 +136,12 @@ func TestUnansweredClaimsAreDropped(t *testing.T) {
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
 	s.client.AddHook(&unanswered{})
 	group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
-	d := takeClaimed(s, group, decidedAs(true))
+	d := chargeClaimed(s, group, decidedAs(true))
 	if !errors.Is(d[0].Err, backend.ErrUnavailable) {
 		t.Fatalf("got %+v; want the error backend.ErrUnavailable", d)
 	}
 	redistest.Eventually(t, "the claim is gone", func() bool {
-		return takeClaimed(s, group, decidedAs(true))[0].Err == nil
+		return chargeClaimed(s, group, decidedAs(true))[0].Err == nil
 	})
 }
 
@@ -208,7 +208,7 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 			}
 			taken := submitFunc(func(b *backend.Batch) { t.Error("a group was charged"); b.Fail(backend.ErrUnavailable) })
 			redistest.Eventually(t, "the circuit breaker is open", func() bool {
-				d := takeClaimed(s, group, taken)
+				d := chargeClaimed(s, group, taken)
 				return errors.Is(d[0].Err, errOpen) && errors.Is(d[0].Err, backend.ErrNotTaken)
 			})
 			for _, server := range servers {
@@ -216,7 +216,7 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 			}
 			redistest.Eventually(t, "groups are taken again", func() bool {
 				group[0].IdempotencyKey.ID[0]++ // a new ID, because a claim that got no answer may stay until it is deleted
-				return takeClaimed(s, group, decidedAs(true))[0].Err == nil
+				return chargeClaimed(s, group, decidedAs(true))[0].Err == nil
 			})
 		})
 	}
@@ -226,11 +226,11 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 func TestErrNotConsumed(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})
-	ask := func(s backend.Store) error {
+	submit := func(s backend.Store) error {
 		return takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}}})[0].Err
 	}
 	server.Do("CONFIG", "SET", "maxmemory", "1")
-	if err := ask(s); !errors.Is(err, backend.ErrNotTaken) || !strings.Contains(err.Error(), "OOM") {
+	if err := submit(s); !errors.Is(err, backend.ErrNotTaken) || !strings.Contains(err.Error(), "OOM") {
 		t.Errorf("out of memory: %v; want the error backend.ErrNotTaken and an error that contains %q", err, "OOM")
 	}
 	server.Do("CONFIG", "SET", "maxmemory", "0")
@@ -238,11 +238,11 @@ func TestErrNotConsumed(t *testing.T) {
 	p := startProxy(t, server.Addr, n)
 	tampered := open(t, Config{URL: "redis://" + p.Addr, Timeout: time.Second})
 	p.do(faults{share: 1, close: true})
-	if err := ask(tampered); !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrNotTaken) {
+	if err := submit(tampered); !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrNotTaken) {
 		t.Errorf("no answer: %v; want the error backend.ErrUnavailable and an error other than backend.ErrNotTaken", err)
 	}
 	server.Kill()
 	redistest.Eventually(t, "no connection can be made", func() bool {
-		return errors.Is(ask(s), backend.ErrNotTaken)
+		return errors.Is(submit(s), backend.ErrNotTaken)
 	})
 }

@@ -125,7 +125,7 @@ func newCluster(client *goredis.ClusterClient, k keys, c Config, sender func(add
 	}
 	s.open, s.end = context.WithCancel(context.Background())
 	s.layout.Store(&layout{made: s.clock.Now()})
-	s.router = stores.NewRouter(s.route, s.learn)
+	s.router = stores.NewRouter(s.route, s.reloadAfterFailure)
 	s.shards = newShardStore(s.router, s.undos, c.Clock)
 	if c.Outside != nil {
 		s.spawn, s.shards.memory.clock, s.shards.memory.random = c.Outside.Go, s.clock.Now, c.Outside.Below
@@ -233,7 +233,7 @@ func (c *cluster) senderOf(client *goredis.Client) *senderTo {
 	sender := c.senders[addr]
 	if sender == nil || sender.client != client {
 		n := newNode(client, c.keys, c.now)
-		n.elsewhere = func(ctx context.Context, cmd goredis.Cmder) error {
+		n.redirect = func(ctx context.Context, cmd goredis.Cmder) error {
 			c.reload()
 			return c.client.Process(ctx, cmd)
 		}
@@ -294,8 +294,8 @@ func (c *cluster) readLayout(b *backend.Batch) {
 	c.Submit(b)
 }
 
-// learn is called with an answered batch. It reloads the layout if a node did not answer.
-func (c *cluster) learn(b *backend.Batch) {
+// reloadAfterFailure is called with an answered batch. It reloads the layout if a node did not answer.
+func (c *cluster) reloadAfterFailure(b *backend.Batch) {
 	if errors.Is(b.Decisions[0].Err, backend.ErrUnavailable) {
 		c.reload()
 	}

@@ -45,8 +45,8 @@ func (s *shardStore) undo(u *refund) {
 	s.run(u, &backend.Batch{Deadline: s.undos.Deadline(), Detached: true}, func(backend.Decision) { s.undos.End() })
 }
 
-// looks returns dry runs of all shards. Their decisions contain the units left in each shard.
-func looks(c *backend.Charge) (charges []backend.Charge) {
+// peekAll returns dry runs of all shards. Their decisions contain the units left in each shard.
+func peekAll(c *backend.Charge) (charges []backend.Charge) {
 	for i := range c.Shards {
 		part := shardOf(c, i)
 		part.Terms, part.Group = algorithms.Charge{Hash: c.Terms.Hash, DryRun: true}, i
@@ -55,12 +55,12 @@ func looks(c *backend.Charge) (charges []backend.Charge) {
 	return charges
 }
 
-// looked returns the states of all shards, taken from the decisions on looks. now is the latest of their
-// times.
-func looked(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buckets []algorithms.Bucket, now algorithms.Micros, err error) {
+// peekedStates returns the states of all shards, taken from the decisions on the dry runs of peekAll. now is
+// the latest of their times.
+func peekedStates(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buckets []algorithms.Bucket, now algorithms.Micros, err error) {
 	buckets = make([]algorithms.Bucket, len(answers))
 	for i := range answers {
-		m.saw(c.Key, c.Shards, i, &answers[i])
+		m.observe(c.Key, c.Shards, i, &answers[i])
 		if answers[i].Err != nil {
 			return nil, 0, answers[i].Err
 		}
@@ -71,28 +71,28 @@ func looked(m *shardMemory, c *backend.Charge, answers []backend.Decision) (buck
 	return buckets, now, nil
 }
 
-// planShards decides ask with the last known states of the shards. It returns the decision, and for each
-// shard the charge that is its part of ask.
-func planShards(now algorithms.Micros, buckets []algorithms.Bucket, ask algorithms.Charge) (algorithms.Decision, []algorithms.Charge) {
+// planShards decides terms with the last known states of the shards. It returns the decision, and for each
+// shard the charge that is its part of terms.
+func planShards(now algorithms.Micros, buckets []algorithms.Bucket, terms algorithms.Charge) (algorithms.Decision, []algorithms.Charge) {
 	before := slices.Clone(buckets)
-	d := algorithms.TakeShards(now, buckets, ask)
-	asks := make([]algorithms.Charge, len(buckets))
+	d := algorithms.TakeShards(now, buckets, terms)
+	parts := make([]algorithms.Charge, len(buckets))
 	for i, b := range buckets {
 		if was := before[i].State; b.State.Value != was.Value || b.State.At != was.At {
-			_, had := b.Limit.Take(was, now, algorithms.Charge{Hash: ask.Hash, DryRun: true})
-			asks[i] = algorithms.Charge{Cost: had.Value - b.State.Value, Scaled: true, Hash: ask.Hash, Reserve: ask.Reserve, ChargedAt: partOf(b.Limit, &ask)}
+			_, current := b.Limit.Take(was, now, algorithms.Charge{Hash: terms.Hash, DryRun: true})
+			parts[i] = algorithms.Charge{Cost: current.Value - b.State.Value, Scaled: true, Hash: terms.Hash, Reserve: terms.Reserve, ChargedAt: partOf(b.Limit, &terms)}
 		}
 	}
-	return d, asks
+	return d, parts
 }
 
-// partOf returns Charge.ChargedAt for one shard's part of ask. It is 0 for a token bucket, because the plan
+// partOf returns Charge.ChargedAt for one shard's part of terms. It is 0 for a token bucket, because the plan
 // has already subtracted the inflow of all shards.
-func partOf(l *algorithms.Limit, ask *algorithms.Charge) algorithms.Micros {
+func partOf(l *algorithms.Limit, terms *algorithms.Charge) algorithms.Micros {
 	if l.Kind == algorithms.TokenBucket {
 		return 0
 	}
-	return ask.ChargedAt
+	return terms.ChargedAt
 }
 
 // combine reads all shards, makes a decision, and charges each shard its part. If meanwhile other sidecars
@@ -106,7 +106,7 @@ type combine struct {
 	is       backend.Decision
 	now      algorithms.Micros
 	buckets  []algorithms.Bucket // the states as last read; nil while they are being read
-	asks     []algorithms.Charge // for each shard, its part of the charge
+	parts    []algorithms.Charge // for each shard, its part of the charge
 	charging bool
 }
 
@@ -115,34 +115,34 @@ func (m *combine) decision() backend.Decision { return m.is }
 func (m *combine) step(answers []backend.Decision) (charges []backend.Charge, undo []*refund) {
 	switch {
 	case answers == nil:
-		return looks(&m.charge), nil
+		return peekAll(&m.charge), nil
 	case !m.charging:
 		return m.plan(answers), nil
 	}
 	m.charging = false
 	m.tries++
-	stands, undo := m.conclude(answers)
-	if stands || m.is.Err != nil || m.tries == 3 {
+	allAllowed, undo := m.conclude(answers)
+	if allAllowed || m.is.Err != nil || m.tries == 3 {
 		return nil, undo
 	}
-	return looks(&m.charge), undo
+	return peekAll(&m.charge), undo
 }
 
-// plan makes a decision from the decisions on looks, and returns the charges of the shards.
+// plan makes a decision from the decisions on the dry runs, and returns the charges of the shards.
 func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 	m.is = backend.Decision{}
-	if m.buckets, m.now, m.is.Err = looked(m.memory, &m.charge, answers); m.is.Err != nil {
+	if m.buckets, m.now, m.is.Err = peekedStates(m.memory, &m.charge, answers); m.is.Err != nil {
 		return nil
 	}
-	m.is.Decision, m.asks = planShards(m.now, m.buckets, m.charge.Terms)
+	m.is.Decision, m.parts = planShards(m.now, m.buckets, m.charge.Terms)
 	m.is.At = m.now
 	if !m.is.Allowed || m.charge.Terms.DryRun || m.charge.Terms.Cost == 0 {
 		return nil
 	}
-	for i := range m.asks {
-		if m.asks[i].Cost != 0 {
+	for i := range m.parts {
+		if m.parts[i].Cost != 0 {
 			part := shardOf(&m.charge, i)
-			part.Terms, part.Group = m.asks[i], i
+			part.Terms, part.Group = m.parts[i], i
 			charges = append(charges, part)
 		}
 	}
@@ -150,26 +150,26 @@ func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 	return charges
 }
 
-// conclude reports whether all charges of the shards were allowed (stands). If not, it returns refunds of the
+// conclude reports whether all charges of the shards were allowed. If not, it returns refunds of the
 // charges that were allowed.
-func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*refund) {
-	stands = true
+func (m *combine) conclude(answers []backend.Decision) (allAllowed bool, undo []*refund) {
+	allAllowed = true
 	for n := range answers {
 		m.is.Err = stores.Graver(m.is.Err, answers[n].Err)
-		stands = stands && answers[n].Allowed && answers[n].Err == nil
+		allAllowed = allAllowed && answers[n].Allowed && answers[n].Err == nil
 	}
-	if stands {
+	if allAllowed {
 		return true, nil
 	}
 	if m.is.Err != nil {
 		m.is.Decision = algorithms.Decision{}
 	}
 	n := 0
-	for i := range m.asks {
-		if m.asks[i].Cost == 0 {
+	for i := range m.parts {
+		if m.parts[i].Cost == 0 {
 			continue
 		}
-		d, ask := &answers[n], &m.asks[i]
+		d, terms := &answers[n], &m.parts[i]
 		n++
 		// This is the state after the charge. Below, the units that will be refunded are added to it.
 		m.buckets[i].State.Value, m.buckets[i].State.At = d.Value, d.At
@@ -177,10 +177,10 @@ func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*ref
 		if d.Err != nil || !d.Allowed {
 			continue
 		}
-		m.buckets[i].State.Value += ask.Cost
-		if ask.Cost > 0 {
-			give := algorithms.Charge{Cost: -ask.Cost, Scaled: true, Hash: ask.Hash, ChargedAt: d.At}
-			undo = append(undo, &refund{charge: m.charge, memory: m.memory, first: &shardCharge{i, give}})
+		m.buckets[i].State.Value += terms.Cost
+		if terms.Cost > 0 {
+			returned := algorithms.Charge{Cost: -terms.Cost, Scaled: true, Hash: terms.Hash, ChargedAt: d.At}
+			undo = append(undo, &refund{charge: m.charge, memory: m.memory, first: &shardCharge{i, returned}})
 		}
 	}
 	if m.is.Err != nil {
@@ -197,7 +197,7 @@ func (m *combine) conclude(answers []backend.Decision) (stands bool, undo []*ref
 // shardCharge is the part of a charge that one shard gets.
 type shardCharge struct {
 	shard int
-	ask   algorithms.Charge
+	terms algorithms.Charge
 }
 
 // refund refunds units of a sharded bucket, to the emptiest shards first.
@@ -211,7 +211,7 @@ type refund struct {
 	first  *shardCharge // a refund to one shard that is tried before all shards are read, or nil
 
 	is    backend.Decision
-	given []shardCharge // the refunds in flight; empty while all shards are being read
+	sent  []shardCharge // the refunds in flight; empty while all shards are being read
 	rest  int64         // units that have not fitted yet
 	whole int64         // all units to refund
 	order []int         // the shards to which the rest is offered, in this order
@@ -222,9 +222,9 @@ func (m *refund) decision() backend.Decision { return m.is }
 func (m *refund) step(answers []backend.Decision) ([]backend.Charge, []*refund) {
 	switch {
 	case answers == nil && m.first != nil:
-		return m.give(*m.first), nil
+		return m.refundCharges(*m.first), nil
 	case answers == nil:
-		return looks(&m.charge), nil
+		return peekAll(&m.charge), nil
 	case m.first != nil:
 		return m.afterFirst(answers), nil
 	case m.order == nil:
@@ -241,42 +241,42 @@ func (m *refund) step(answers []backend.Decision) ([]backend.Charge, []*refund) 
 // afterFirst ends the refund if it fitted into the first shard. Otherwise it returns dry runs of all shards.
 func (m *refund) afterFirst(answers []backend.Decision) []backend.Charge {
 	fitted, err := m.fitted(answers)
-	ask := m.first.ask
+	terms := m.first.terms
 	m.first = nil
-	rest := (-ask.Cost - fitted) / m.charge.Shards[0].Unit() // not 0 if other processes charged or filled the shard meanwhile
+	rest := (-terms.Cost - fitted) / m.charge.Shards[0].Unit() // not 0 if other processes charged or filled the shard meanwhile
 	if err != nil || rest <= 0 {
 		return nil
 	}
-	m.charge.Terms = algorithms.Charge{Cost: -rest, Hash: ask.Hash, ChargedAt: ask.ChargedAt}
-	return looks(&m.charge)
+	m.charge.Terms = algorithms.Charge{Cost: -rest, Hash: terms.Hash, ChargedAt: terms.ChargedAt}
+	return peekAll(&m.charge)
 }
 
-// plan uses the decisions on looks to distribute the refund over the shards.
+// plan uses the decisions on the dry runs to distribute the refund over the shards.
 func (m *refund) plan(answers []backend.Decision) []backend.Charge {
-	ask := m.charge.Terms
-	ask.Cost = max(ask.Cost, -m.charge.Limit.Most(true))
-	buckets, now, err := looked(m.memory, &m.charge, answers)
+	terms := m.charge.Terms
+	terms.Cost = max(terms.Cost, -m.charge.Limit.Most(true))
+	buckets, now, err := peekedStates(m.memory, &m.charge, answers)
 	if err != nil {
 		m.is = backend.Decision{Err: err}
 		return nil
 	}
-	var asks []algorithms.Charge
-	m.is.Decision, asks = planShards(now, buckets, ask)
+	var parts []algorithms.Charge
+	m.is.Decision, parts = planShards(now, buckets, terms)
 	m.is.At = now
 	n := len(m.charge.Shards)
 	m.order = append(m.memory.order(n), m.memory.order(n)...)
-	m.whole = -ask.Cost * m.charge.Shards[0].Unit()
-	m.rest = undone(m.charge.Shards, m.whole, ask.ChargedAt, now)
-	var gives []shardCharge
-	for i := range asks {
-		if asks[i].Cost < 0 {
-			gives = append(gives, shardCharge{i, asks[i]})
+	m.whole = -terms.Cost * m.charge.Shards[0].Unit()
+	m.rest = refundedUnits(m.charge.Shards, m.whole, terms.ChargedAt, now)
+	var refunds []shardCharge
+	for i := range parts {
+		if parts[i].Cost < 0 {
+			refunds = append(refunds, shardCharge{i, parts[i]})
 		}
 	}
-	if len(gives) == 0 {
+	if len(refunds) == 0 {
 		return m.offer()
 	}
-	return m.give(gives...)
+	return m.refundCharges(refunds...)
 }
 
 // offer returns a refund of the remaining units to the next shard.
@@ -286,8 +286,8 @@ func (m *refund) offer() []backend.Charge {
 	}
 	i := m.order[0]
 	m.order = m.order[1:]
-	ask := &m.charge.Terms
-	return m.give(shardCharge{i, algorithms.Charge{Cost: -m.rest, Scaled: true, Hash: ask.Hash, ChargedAt: partOf(m.charge.Limit, ask)}})
+	terms := &m.charge.Terms
+	return m.refundCharges(shardCharge{i, algorithms.Charge{Cost: -m.rest, Scaled: true, Hash: terms.Hash, ChargedAt: partOf(m.charge.Limit, terms)}})
 }
 
 // fail ends m with an error.
@@ -298,23 +298,24 @@ func (m *refund) fail(err error) {
 	m.is = backend.Decision{Err: err}
 }
 
-// give returns the refunds, and before each of them a dry run of the same shard. fitted compares the two
-// decisions. No other charge comes between the two, because they are in one batch and in one slot.
-func (m *refund) give(gives ...shardCharge) (charges []backend.Charge) {
-	m.given = gives
-	for _, g := range gives {
-		look := shardOf(&m.charge, g.shard)
-		look.Terms, look.Group = algorithms.Charge{Hash: g.ask.Hash, DryRun: true}, len(charges)
-		give := look
-		give.Terms, give.Group = g.ask, len(charges)+1
-		charges = append(charges, look, give)
+// refundCharges returns the refunds, and before each of them a dry run of the same shard. fitted compares the
+// two decisions. No other charge comes between the two, because they are in one batch and in one slot.
+func (m *refund) refundCharges(refunds ...shardCharge) (charges []backend.Charge) {
+	m.sent = refunds
+	for _, g := range refunds {
+		peek := shardOf(&m.charge, g.shard)
+		peek.Terms, peek.Group = algorithms.Charge{Hash: g.terms.Hash, DryRun: true}, len(charges)
+		returned := peek
+		returned.Terms, returned.Group = g.terms, len(charges)+1
+		charges = append(charges, peek, returned)
 	}
 	return charges
 }
 
-// undone returns how much is refunded at time now to all shards together, if a charge of units, made at time
-// of, is undone. units and the result are in the unit of State.Value. See algorithms.Charge.ChargedAt.
-func undone(shards []algorithms.Limit, units int64, of, now algorithms.Micros) int64 {
+// refundedUnits returns how much is refunded at time now to all shards together, if a charge of units, made
+// at time of, is undone. units and the result are in the unit of State.Value. See
+// algorithms.Charge.ChargedAt.
+func refundedUnits(shards []algorithms.Limit, units int64, of, now algorithms.Micros) int64 {
 	if shards[0].Kind != algorithms.TokenBucket || of <= 0 {
 		return units
 	}
@@ -329,14 +330,14 @@ func undone(shards []algorithms.Limit, units int64, of, now algorithms.Micros) i
 // fitted returns how many of the refunded units fitted, and the error that takes precedence. Units that have
 // flowed in since the charge count as fitted.
 func (m *refund) fitted(answers []backend.Decision) (fitted int64, err error) {
-	for n, g := range m.given {
+	for n, g := range m.sent {
 		before, after := &answers[2*n], &answers[2*n+1]
-		m.memory.saw(m.charge.Key, m.charge.Shards, g.shard, after)
+		m.memory.observe(m.charge.Key, m.charge.Shards, g.shard, after)
 		if after.Err != nil {
 			err = stores.Graver(err, after.Err)
 			continue
 		}
-		flowed := -g.ask.Cost - undone(m.charge.Shards[g.shard:g.shard+1], -g.ask.Cost, g.ask.ChargedAt, after.At)
+		flowed := -g.terms.Cost - refundedUnits(m.charge.Shards[g.shard:g.shard+1], -g.terms.Cost, g.terms.ChargedAt, after.At)
 		fitted += after.Value - before.Value + flowed
 	}
 	return fitted, err

@@ -15,52 +15,53 @@ import (
 // conn is a connection that a line made. go-redis uses it on one goroutine at a time.
 type conn struct {
 	net.Conn
-	inner net.Conn // the connection below nonblock
-	line  *line
-	age   uint32
-	look  look
-	owes  atomic.Bool // the server has not answered the last call yet
-	used  bool        // the server has answered on this connection
+	inner    net.Conn // the connection below nonblock
+	line     *line
+	age      uint32
+	check    idleCheck
+	awaiting atomic.Bool // the server has not answered the last call yet
+	used     bool        // the server has answered on this connection
 }
 
 func newConn(l *line, nc net.Conn, age uint32) *conn {
 	c := &conn{Conn: nc, inner: nc, line: l, age: age}
-	c.look.conn = c
+	c.check.conn = c
 	if n := nonblock.Wrap(nc); n != nil {
-		c.Conn, c.look.quiet, c.look.ended = n, n.Quiet, n.Ended
+		c.Conn, c.check.quiet, c.check.ended = n, n.Quiet, n.Ended
 	}
 	if secure, ok := nc.(*tls.Conn); ok {
 		if n, ok := secure.NetConn().(*nonblock.Conn); ok {
-			c.look.quiet, c.look.ended = n.Quiet, n.Ended
+			c.check.quiet, c.check.ended = n.Quiet, n.Ended
 		}
 	}
 	if raw, ok := c.Conn.(syscall.Conn); ok {
-		c.look.RawConn, _ = raw.SyscallConn()
+		c.check.RawConn, _ = raw.SyscallConn()
 	}
 	return c
 }
 
-var errLeft = notSent("the master has changed")
+var errOutdated = notSent("the master has changed")
 
-// Write implements net.Conn. It returns errLeft if the connection has become outdated (see line.leave) before
-// the first byte of a call was sent. A call that has been sent in part is sent completely.
+// Write implements net.Conn. It returns errOutdated if the connection has become outdated (see
+// line.invalidate) before the first byte of a call was sent. A call that has been sent in part is sent
+// completely.
 func (c *conn) Write(b []byte) (int, error) {
-	if c.age != c.line.age.Load() && !c.owes.Load() {
-		return 0, errLeft
+	if c.age != c.line.age.Load() && !c.awaiting.Load() {
+		return 0, errOutdated
 	}
-	c.owes.Store(true)
+	c.awaiting.Store(true)
 	return c.Conn.Write(b)
 }
 
 // Read implements net.Conn.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
-	if n == 0 && !c.used && c.owes.Load() && isEnd(err) {
+	if n == 0 && !c.used && c.awaiting.Load() && isEnd(err) {
 		c.line.failed(errUnused, 0, false)
 	}
-	if n > 0 && c.owes.Load() {
+	if n > 0 && c.awaiting.Load() {
 		c.used = true
-		c.owes.Store(false)
+		c.awaiting.Store(false)
 		if b[0] != '-' {
 			c.line.answered()
 		}
@@ -79,21 +80,21 @@ func isEnd(err error) bool {
 
 // ended reports whether the server has closed the connection. It may be called while another goroutine
 // reads from it.
-func (c *conn) ended() bool { return c.look.ended != nil && c.look.ended() }
+func (c *conn) ended() bool { return c.check.ended != nil && c.check.ended() }
 
 // Close implements net.Conn. If an answer is outstanding, the connection may stay open to wait for it.
 func (c *conn) Close() error {
-	if c.owes.Swap(false) && c.line.await(c.inner) {
+	if c.awaiting.Swap(false) && c.line.await(c.inner) {
 		return nil
 	}
 	return c.Conn.Close()
 }
 
-// SyscallConn implements syscall.Conn. go-redis uses it to check a connection before each call, because the server may
-// have closed it.
-func (c *conn) SyscallConn() (syscall.RawConn, error) { return &c.look, nil }
+// SyscallConn implements syscall.Conn. go-redis uses it to check a connection before each call, because the
+// server may have closed it.
+func (c *conn) SyscallConn() (syscall.RawConn, error) { return &c.check, nil }
 
-type look struct {
+type idleCheck struct {
 	syscall.RawConn // nil for TLS, because arriving bytes of TLS need not be an answer
 	conn            *conn
 	quiet           func() bool // nil if unknown
@@ -104,10 +105,10 @@ var errEnded = notSent("the server has closed the connection")
 
 // Read calls f only if there is something to read, which is enough for go-redis. Usually there is nothing to
 // read. Then a call of f would announce a system call to the scheduler unnecessarily.
-func (l *look) Read(f func(fd uintptr) bool) error {
+func (l *idleCheck) Read(f func(fd uintptr) bool) error {
 	switch {
 	case l.conn.age != l.conn.line.age.Load():
-		return errLeft
+		return errOutdated
 	case l.quiet != nil && l.quiet():
 		return nil
 	case l.RawConn == nil:

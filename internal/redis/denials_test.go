@@ -38,7 +38,7 @@ func TestDenialsAreNotReadAsPeaks(t *testing.T) {
 					ours := open(t, Config{URL: "redis://" + redistest.Start(t).Addr, Clock: clock.Now, Timeout: 5 * time.Second})
 					want := memory.New(memory.Config{Clock: clock.Time})
 					now := storetest.Start
-					ask := func(l *algorithms.Limit, a algorithms.Charge) algorithms.Decision {
+					decide := func(l *algorithms.Limit, a algorithms.Charge) algorithms.Decision {
 						t.Helper()
 						clock.Set(now)
 						charges := []backend.Charge{{Key: []byte("a"), Limit: l, Terms: a}}
@@ -51,18 +51,18 @@ func TestDenialsAreNotReadAsPeaks(t *testing.T) {
 						now += s
 						return got[0].Decision
 					}
-					ask(counting, algorithms.Charge{Cost: 4})
+					decide(counting, algorithms.Charge{Cost: 4})
 					for range denials {
-						if ask(counting, algorithms.Charge{Cost: 3}).Allowed {
+						if decide(counting, algorithms.Charge{Cost: 3}).Allowed {
 							t.Fatal("3 of the 1 unit that is left were allowed")
 						}
 					}
-					if d := ask(settling, a); !d.Allowed || step == "refund" && d.Remaining != 1 {
+					if d := decide(settling, a); !d.Allowed || step == "refund" && d.Remaining != 1 {
 						t.Fatalf("with settle %+v gets %+v, want it allowed, and nothing refunded", a, d)
 					}
-					ask(settling, algorithms.Charge{Cost: 1, Settle: true, ChargedAt: storetest.Start})
+					decide(settling, algorithms.Charge{Cost: 1, Settle: true, ChargedAt: storetest.Start})
 					for range 3 {
-						if d := ask(counting, algorithms.Charge{Cost: 5}); d.Allowed || d.Blocked > 0 {
+						if d := decide(counting, algorithms.Charge{Cost: 5}); d.Allowed || d.Blocked > 0 {
 							t.Fatalf("the penalty is back: got %+v, want a denial without a block", d)
 						}
 					}

@@ -15,9 +15,9 @@ import (
 
 // diagnosis explains an error of a server to the operator.
 type diagnosis struct {
-	// says describes the error as a clause whose subject is the server, such as "refuses the password". It is
+	// problem describes the error as a clause whose subject is the server, such as "refuses the password". It is
 	// "" if the text of the error is clear enough.
-	says string
+	problem string
 	// remedy says what to do, as a clause. It is "" if that is unknown.
 	remedy string
 	// lasting means that waiting does not help: the settings of this program or of the server must change.
@@ -28,12 +28,12 @@ type diagnosis struct {
 const permissions = "+evalsha +eval +mget +get +psetex +llen +lindex +rpush +lpush +lset +lpop +ltrim +del +pexpire +time +ping (in a cluster +set +asking +cluster; with --redis-wait-replicas +wait; for doctor +info) and the keys of the prefix"
 
 const (
-	otherForm    = "write redis://host:port for one server, redis+cluster:// for a Redis Cluster, or redis+sentinel:// for Sentinels"
-	trustServer  = "set --redis-tls-ca to the CA of its certificate, and use the name in the certificate in --redis-url"
-	showOurs     = "set --redis-tls-cert and --redis-tls-key to a client certificate that the server accepts"
-	checkAddress = "check the address and that the server runs"
-	checkPause   = "check that the server runs, is not paused and runs no slow command, and that no firewall drops its packets"
-	checkSecret  = "check the user and the password, in --redis-url or --redis-password-file"
+	otherForm     = "write redis://host:port for one server, redis+cluster:// for a Redis Cluster, or redis+sentinel:// for Sentinels"
+	trustServer   = "set --redis-tls-ca to the CA of its certificate, and use the name in the certificate in --redis-url"
+	setClientCert = "set --redis-tls-cert and --redis-tls-key to a client certificate that the server accepts"
+	checkAddress  = "check the address and that the server runs"
+	checkPause    = "check that the server runs, is not paused and runs no slow command, and that no firewall drops its packets"
+	checkSecret   = "check the user and the password, in --redis-url or --redis-password-file"
 )
 
 // diagnose explains err. form is the form of the URL by which the server was called.
@@ -86,7 +86,7 @@ func diagnoseTLS(err error) diagnosis {
 	case errors.As(err, &record):
 		return diagnosis{"does not use TLS at this port", "write redis:// instead of rediss://, or the port that uses TLS", true}
 	case errors.As(err, &alert), strings.Contains(err.Error(), "remote error: tls:"):
-		return diagnosis{"refuses the TLS connection", showOurs, true}
+		return diagnosis{"refuses the TLS connection", setClientCert, true}
 	case errors.As(err, &verify), errors.As(err, &unknown), errors.As(err, &name):
 		return diagnosis{"has a certificate that is not trusted", trustServer, true}
 	case errors.As(err, &file):

@@ -37,19 +37,19 @@ const (
 // go-redis pauses for a second after as many failed dials as its pool has connections. To avoid this pause,
 // connect returns a broken connection instead of an error, and the line dials again by itself.
 type line struct {
-	dial    func(ctx context.Context) (net.Conn, error)
-	timeout time.Duration // timeout of a dial
-	age     atomic.Uint32 // incremented by leave; connections of an earlier age are outdated, and no longer used
-	strange atomic.Bool   // connections were made since the last answer of the server
-	closing chan struct{}
-	running sync.WaitGroup
+	dial        func(ctx context.Context) (net.Conn, error)
+	timeout     time.Duration // timeout of a dial
+	age         atomic.Uint32 // incremented by invalidate; connections of an earlier age are outdated, and no longer used
+	unconfirmed atomic.Bool   // connections were made since the last answer of the server
+	closing     chan struct{}
+	running     sync.WaitGroup
 
 	mu         sync.Mutex
 	closed     bool      // this and the following fields are guarded by mu
 	budget     budget    // how many dials are allowed
 	down       error     // the error of the last dial; nil if it succeeded
 	redialing  bool      // a goroutine is dialing
-	wanted     time.Time // the time of the last call that needed a connection while down was set
+	lastDemand time.Time // the time of the last call that needed a connection while down was set
 	spare      net.Conn  // a connection that redial made
 	spareAt    time.Time
 	late       net.Conn // the connection that waits for the answer to a call that has ended
@@ -91,8 +91,8 @@ func (l *lines) dialer(dial dialFunc) dialFunc {
 
 type dialFunc = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// hear registers f as the function to call at each sign of life of the server at addr.
-func (l *lines) hear(addr string, f func()) {
+// notify registers f as the function to call at each sign of life of the server at addr.
+func (l *lines) notify(addr string, f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.signOfLife[addr] = f
@@ -125,8 +125,8 @@ func newLine(dial func(ctx context.Context) (net.Conn, error), timeout time.Dura
 // again. The number is enough for the pool, and for the calls to a server that does not answer until the
 // breaker opens after 100 ms (two calls per timeout).
 func burst(timeout time.Duration) int {
-	const pool, calls, patience = 8, 2, 100 * time.Millisecond
-	return pool + calls*int(1+patience/max(timeout, time.Millisecond))
+	const pool, calls, outage = 8, 2, 100 * time.Millisecond
+	return pool + calls*int(1+outage/max(timeout, time.Millisecond))
 }
 
 // budget bounds dials: a burst at once, then one dial per dialPause.
@@ -138,8 +138,8 @@ type budget struct {
 // full returns b with the whole burst left.
 func (b budget) full() budget { return budget{burst: b.burst, left: b.burst} }
 
-// spend reports whether a dial is allowed now, and returns the remaining budget.
-func (b budget) spend(now time.Time) (budget, bool) {
+// consume reports whether a dial is allowed now, and returns the remaining budget.
+func (b budget) consume(now time.Time) (budget, bool) {
 	if more := int(now.Sub(b.at) / dialPause); b.left < b.burst && more > 0 {
 		b.left = min(b.burst, b.left+more)
 		b.at = now
@@ -158,11 +158,11 @@ func (b budget) spend(now time.Time) (budget, bool) {
 // error.
 func (l *line) connect(ctx context.Context) net.Conn {
 	age := l.age.Load()
-	nc, err := l.take(ctx)
+	nc, err := l.acquire(ctx)
 	if err != nil {
 		return broken{unwrapped{err}}
 	}
-	l.strange.Store(true)
+	l.unconfirmed.Store(true)
 	return newConn(l, nc, age)
 }
 
@@ -171,7 +171,7 @@ var errTooManyDials = notSent("dialed too often without an answer")
 // notSent returns an error. It means that the server has not received a byte of the call.
 func notSent(text string) error { return &net.OpError{Op: "dial", Net: "tcp", Err: errors.New(text)} }
 
-func (l *line) take(ctx context.Context) (net.Conn, error) {
+func (l *line) acquire(ctx context.Context) (net.Conn, error) {
 	now := time.Now()
 	l.mu.Lock()
 	switch spare := l.spare; {
@@ -185,14 +185,14 @@ func (l *line) take(ctx context.Context) (net.Conn, error) {
 			return spare, nil
 		}
 		spare.Close() // the server may have closed the spare connection meanwhile
-		return l.take(ctx)
+		return l.acquire(ctx)
 	case l.down != nil:
 		defer l.mu.Unlock()
-		l.wanted = now
+		l.lastDemand = now
 		l.redial(0)
 		return nil, l.down
 	}
-	budget, may := l.budget.spend(now)
+	budget, may := l.budget.consume(now)
 	l.budget = budget
 	l.mu.Unlock()
 	if !may {
@@ -205,13 +205,13 @@ func (l *line) take(ctx context.Context) (net.Conn, error) {
 	return nc, err
 }
 
-// failed records a failed dial. From then on, only redial dials the server. hurried means that the dial
+// failed records a failed dial. From then on, only redial dials the server. callerTimedOut means that the dial
 // failed because its caller had no time left. Then redial starts at once, with a longer timeout.
-func (l *line) failed(err error, took time.Duration, hurried bool) {
+func (l *line) failed(err error, took time.Duration, callerTimedOut bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.down, l.wanted = err, time.Now()
-	if pause := redialPause - took; !hurried {
+	l.down, l.lastDemand = err, time.Now()
+	if pause := redialPause - took; !callerTimedOut {
 		l.redial(max(0, pause))
 	} else {
 		l.redial(0)
@@ -301,7 +301,7 @@ func (l *line) redialed(nc net.Conn, err error) (over bool) {
 	case err == nil:
 		l.keep(nc)
 		defer l.signOfLife()
-	case time.Since(l.wanted) < redialDemand:
+	case time.Since(l.lastDemand) < redialDemand:
 		return false
 	}
 	l.redialing = false
@@ -316,8 +316,8 @@ func (l *line) keep(nc net.Conn) {
 	l.spare, l.spareAt = nc, time.Now()
 }
 
-// leave makes all existing connections outdated: each of them is replaced before it is used again.
-func (l *line) leave() {
+// invalidate makes all existing connections outdated: each of them is replaced before it is used again.
+func (l *line) invalidate() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.age.Add(1)
@@ -333,12 +333,12 @@ func (l *line) leave() {
 // answered resets the budget. It is called when the server has answered a call in time with anything but an
 // error.
 func (l *line) answered() {
-	if !l.strange.Load() {
+	if !l.unconfirmed.Load() {
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.strange.Store(false)
+	l.unconfirmed.Store(false)
 	l.budget = l.budget.full()
 }
 

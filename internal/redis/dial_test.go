@@ -18,7 +18,7 @@ import (
 // dialed is a server that can be unreachable, and counts dials.
 type dialed struct {
 	away    atomic.Bool
-	fronted bool          // a proxy in front accepts connections while the server is unreachable, and closes them
+	proxied bool          // a proxy in front accepts connections while the server is unreachable, and closes them
 	answers bool          // the server answers the first call of each connection
 	far     time.Duration // the time of a round trip
 	dials   atomic.Int64
@@ -32,7 +32,7 @@ func (d *dialed) dial(context.Context) (net.Conn, error) {
 	time.Sleep(d.far)
 	client, server := net.Pipe()
 	switch away := d.away.Load(); {
-	case away && !d.fronted:
+	case away && !d.proxied:
 		return nil, errAway
 	case away:
 		server.Close()
@@ -66,17 +66,17 @@ func works(c net.Conn) bool {
 // An unreachable server is dialed 16 times a second, however many calls need a connection. When the server is
 // back, the line connects within 70 ms, although a round trip takes 4 ms. That leaves 30 ms for the probe.
 func TestAnUnreachableServerIsDialed16TimesASecond(t *testing.T) {
-	for _, fronted := range []bool{false, true} {
+	for _, proxied := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			l, d, signOfLife := lineTo(t)
 			defer l.close()
-			d.fronted, d.answers, d.far = fronted, true, 4*ms
+			d.proxied, d.answers, d.far = proxied, true, 4*ms
 			for phase := range 60 * ms / ms {
 				d.away.Store(true)
-				if nc, c := net.Pipe(); fronted { // the proxy has accepted this connection before
+				if nc, c := net.Pipe(); proxied { // the proxy has accepted this connection before
 					c.Close()
 					own := newConn(l, nc, l.age.Load())
-					own.owes.Store(true)
+					own.awaiting.Store(true)
 					_, _ = own.Read(make([]byte, 100))
 				}
 				before, dials := signOfLife.Load(), d.dials.Load()
@@ -95,7 +95,7 @@ func TestAnUnreachableServerIsDialed16TimesASecond(t *testing.T) {
 					synctest.Wait()
 				}
 				if took := time.Since(back); took > 70*ms {
-					t.Errorf("fronted by a proxy: %v: found %v after it was back (%d ms); want at most %v", fronted, took, phase, 70*ms)
+					t.Errorf("behind a proxy: %v: found %v after it was back (%d ms); want at most %v", proxied, took, phase, 70*ms)
 				}
 				if c := l.connect(t.Context()); !works(c) {
 					t.Error("the connection that found the server is not used")
@@ -197,12 +197,12 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 		l, d, signOfLife := lineTo(t)
 		defer l.close()
 		c := l.connect(t.Context()).(*conn)
-		l.leave()
-		if _, err := c.Write([]byte("x")); !errors.Is(err, errLeft) {
+		l.invalidate()
+		if _, err := c.Write([]byte("x")); !errors.Is(err, errOutdated) {
 			t.Errorf("got %v; want the error errLeft", err)
 		}
 		raw, _ := c.SyscallConn()
-		if err := raw.Read(func(uintptr) bool { return true }); !errors.Is(err, errLeft) {
+		if err := raw.Read(func(uintptr) bool { return true }); !errors.Is(err, errOutdated) {
 			t.Errorf("go-redis would use the connection: %v; want the error errLeft", err)
 		}
 		begun := l.connect(t.Context())
@@ -219,7 +219,7 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 			if _, err := begun.Write([]byte(part)); err != nil {
 				t.Errorf("%q: %v", part, err)
 			}
-			l.leave()
+			l.invalidate()
 		}
 		server.Close()
 		begun.Close()

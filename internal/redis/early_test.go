@@ -78,10 +78,10 @@ func TestShardsThatHaveAnsweredAreKnown(t *testing.T) {
 			t.Errorf("known %v, want %v", got, want)
 		}
 		for i, want := range []int64{17, 0, 1} {
-			look := charges[5+i]
-			look.Terms = algorithms.Charge{Hash: look.Terms.Hash, DryRun: true}
-			if d := takeAll(s, []backend.Charge{look})[0]; d.Remaining != want {
-				t.Errorf("%s: %d remain, want %d", look.Key, d.Remaining, want)
+			peek := charges[5+i]
+			peek.Terms = algorithms.Charge{Hash: peek.Terms.Hash, DryRun: true}
+			if d := takeAll(s, []backend.Charge{peek})[0]; d.Remaining != want {
+				t.Errorf("%s: %d remain, want %d", peek.Key, d.Remaining, want)
 			}
 		}
 	})

@@ -31,7 +31,7 @@ func startCluster(t *testing.T, args ...string) underCluster {
 }
 
 // master returns the number of the master that has q's buckets at the start.
-func (c underCluster) master(q *question) int {
+func (c underCluster) master(q *loadRequest) int {
 	_, slot := c.store.cluster.keys.of(&q.charges[0])
 	n := len(c.cluster.Masters)
 	for i := range n {
@@ -42,8 +42,8 @@ func (c underCluster) master(q *question) int {
 	return n - 1
 }
 
-func (c underCluster) not(master int) func(q *question) bool {
-	return func(q *question) bool { return c.master(q) != master }
+func (c underCluster) not(master int) func(q *loadRequest) bool {
+	return func(q *loadRequest) bool { return c.master(q) != master }
 }
 
 // promoted waits until another master has replaced master i, and all other servers report that the cluster
@@ -60,7 +60,7 @@ func (c underCluster) promoted(i int, since time.Time, left ...*redistest.Server
 }
 
 // lose stops master 1. Soon after the cluster works again, service must be normal.
-func (c underCluster) lose(hit, heal func(s *redistest.Server)) (others float64) {
+func (c underCluster) lose(hit, repair func(s *redistest.Server)) (others float64) {
 	c.t.Helper()
 	at := time.Now()
 	hit(c.cluster.Masters[1])
@@ -76,7 +76,7 @@ func (c underCluster) lose(hit, heal func(s *redistest.Server)) (others float64)
 	if most := failover*3/2 + 3*time.Second; recovered > most {
 		c.t.Errorf("normal service after %v, the cluster's failover took %v", recovered, failover)
 	}
-	heal(c.cluster.Masters[1])
+	repair(c.cluster.Masters[1])
 	time.Sleep(1500 * ms) // until it has started again as a replica
 	c.normal(time.Now(), generous)
 	c.check(c.store, 1)
@@ -105,7 +105,7 @@ func TestFaultClusterMasterStoppedUnderShards(t *testing.T) {
 		r.Kill()
 	}
 	l := newLoad(t, deadline)
-	l.ask(0, sharded(t, windowSpec(900_000), 9, "hot"))
+	l.addRequest(0, sharded(t, windowSpec(900_000), 9, "hot"))
 	l.start(4, s)
 	l.normal(l.began, generous)
 	c.Masters[1].Pause()
@@ -168,7 +168,7 @@ func TestFaultClusterReshard(t *testing.T) {
 	c.cluster.Steady()
 	at := time.Now()
 	moved := map[int]bool{}
-	for _, q := range c.questions {
+	for _, q := range c.requests {
 		_, slot := c.store.cluster.keys.of(&q.charges[0])
 		if moved[slot] {
 			continue

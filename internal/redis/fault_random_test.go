@@ -9,8 +9,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// trouble is a temporary fault of a server.
-type trouble struct {
+// temporaryFault is a temporary fault of a server.
+type temporaryFault struct {
 	name       string
 	start, end func()
 }
@@ -27,10 +27,10 @@ func TestFaultRandomSchedule(t *testing.T) {
 	l := startLoad(t, 4, s)
 	l.normal(l.began, generous)
 
-	network := func(name string, f faults) trouble {
-		return trouble{name, func() { p.do(f) }, func() { p.do(faults{}) }}
+	network := func(name string, f faults) temporaryFault {
+		return temporaryFault{name, func() { p.do(f) }, func() { p.do(faults{}) }}
 	}
-	command := func(start, end string) trouble {
+	command := func(start, end string) temporaryFault {
 		run := func(text string) {
 			var args []any
 			for word := range strings.FieldsSeq(text) {
@@ -40,9 +40,9 @@ func TestFaultRandomSchedule(t *testing.T) {
 				do(t, admin, args...)
 			}
 		}
-		return trouble{start, func() { run(start) }, func() { run(end) }}
+		return temporaryFault{start, func() { run(start) }, func() { run(end) }}
 	}
-	onTheWay := []trouble{
+	inTheNetwork := []temporaryFault{
 		network("nothing", faults{}),
 		network("an answer in three is lost and sent again", faults{share: 0.3, late: 200 * ms}),
 		network("each answer is late", faults{share: 1, late: deadline / 2}),
@@ -51,7 +51,7 @@ func TestFaultRandomSchedule(t *testing.T) {
 		network("connections are reset", faults{share: 0.2, reset: true}),
 		network("a black hole", faults{hole: true}),
 	}
-	atTheServer := []trouble{
+	atTheServer := []temporaryFault{
 		{"stopped", server.Pause, server.Resume},
 		command("CLIENT PAUSE 200 ALL", ""),
 		command("CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"),
@@ -62,7 +62,7 @@ func TestFaultRandomSchedule(t *testing.T) {
 		command("ACL SETUSER default -evalsha", "ACL SETUSER default +@all"),
 	}
 	for range 12 {
-		a, b := onTheWay[rng.IntN(len(onTheWay))], atTheServer[rng.IntN(len(atTheServer))]
+		a, b := inTheNetwork[rng.IntN(len(inTheNetwork))], atTheServer[rng.IntN(len(atTheServer))]
 		length, pause := 100*ms+time.Duration(rng.Int64N(int64(500*ms))), time.Duration(rng.Int64N(int64(300*ms)))
 		t.Logf("for %v: %s; %s", length.Round(ms), a.name, b.name)
 		a.start()

@@ -14,7 +14,7 @@ import (
 
 // underSentinels causes a fault of a master under load. Charges that its replicas did not have are lost, at
 // most one capacity for each bucket.
-func underSentinels(t *testing.T, lost int64, hit func(s *redistest.Sentinels) (heal func())) {
+func underSentinels(t *testing.T, lost int64, hit func(s *redistest.Sentinels) (repair func())) {
 	t.Helper()
 	faulty(t)
 	servers := redistest.StartSentinels(t)
@@ -23,10 +23,10 @@ func underSentinels(t *testing.T, lost int64, hit func(s *redistest.Sentinels) (
 	l.normal(l.began, generous)
 	time.Sleep(300 * ms)
 	at := time.Now()
-	heal := hit(servers)
+	repair := hit(servers)
 	l.normal(at, 20*time.Second)
-	if heal != nil {
-		heal()
+	if repair != nil {
+		repair()
 		time.Sleep(2 * time.Second) // until the old master has started again as a replica
 		l.normal(time.Now(), generous)
 	}

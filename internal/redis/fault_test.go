@@ -23,7 +23,7 @@ type fault struct {
 
 	hit    func(t *testing.T, s *redistest.Server, admin *goredis.Client)
 	length time.Duration
-	heal   func(t *testing.T, s *redistest.Server, admin *goredis.Client)
+	repair func(t *testing.T, s *redistest.Server, admin *goredis.Client)
 
 	plain bool // the server gets the script without its shebang
 	// served means that requests are answered all the time. How fast depends on the machine, so the
@@ -66,9 +66,9 @@ func (f fault) run(t *testing.T) {
 	time.Sleep(200 * ms)
 	hit := time.Now()
 	f.hit(t, server, admin)
-	hurt := time.Now()
+	injected := time.Now()
 	time.Sleep(f.length)
-	during := l.share(hurt.Add(100*ms), time.Now(), nil)
+	during := l.share(injected.Add(100*ms), time.Now(), nil)
 	if f.served {
 		t.Logf("during the fault %.1f %% were answered", 100*during)
 		if during < 0.8 { // one damaged answer fails the requests of all clients in that call; one answer in twenty is damaged
@@ -77,7 +77,7 @@ func (f fault) run(t *testing.T) {
 	} else if most := f.most(); during > most {
 		t.Errorf("%.1f %% were answered during the fault, so the fault did not occur", 100*during)
 	}
-	f.heal(t, server, admin)
+	f.repair(t, server, admin)
 	healed := time.Now()
 	if f.served {
 		healed = hit
@@ -90,7 +90,7 @@ func (f fault) run(t *testing.T) {
 	l.check(s, f.lost)
 	if f.clean {
 		unknown, all := int64(0), int64(0)
-		for _, q := range l.questions {
+		for _, q := range l.requests {
 			unknown += q.unknown.Load()
 			all += q.attempted.Load()
 		}
@@ -127,14 +127,14 @@ func set(args ...any) func(*testing.T, *redistest.Server, *goredis.Client) {
 func nothing(*testing.T, *redistest.Server, *goredis.Client) {}
 
 func TestFaultNone(t *testing.T) {
-	fault{hit: nothing, length: time.Second, heal: nothing, served: true}.run(t)
+	fault{hit: nothing, length: time.Second, repair: nothing, served: true}.run(t)
 }
 
 func TestFaultServerKilledAndRestartedEmpty(t *testing.T) {
 	fault{
 		hit:    func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Kill() },
 		length: 2 * time.Second,
-		heal:   func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Restart() },
+		repair: func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Restart() },
 		lost:   1,
 	}.run(t)
 }
@@ -143,7 +143,7 @@ func TestFaultServerStopped(t *testing.T) {
 	fault{
 		hit:    func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Pause() },
 		length: 2 * time.Second,
-		heal:   func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Resume() },
+		repair: func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Resume() },
 	}.run(t)
 }
 
@@ -151,7 +151,7 @@ func TestFaultClientsPaused(t *testing.T) {
 	fault{
 		hit:    set("CLIENT", "PAUSE", 1500, "ALL"),
 		length: 1500 * ms,
-		heal:   nothing, // the pause ends by itself
+		repair: nothing, // the pause ends by itself
 	}.run(t)
 }
 
@@ -159,7 +159,7 @@ func TestFaultOutOfMemory(t *testing.T) {
 	fault{
 		hit:    set("CONFIG", "SET", "maxmemory", 1),
 		length: time.Second,
-		heal:   set("CONFIG", "SET", "maxmemory", 0),
+		repair: set("CONFIG", "SET", "maxmemory", 0),
 		clean:  true,
 	}.run(t)
 }
@@ -170,7 +170,7 @@ func TestFaultOutOfMemoryWithoutShebang(t *testing.T) {
 		plain:  true,
 		hit:    set("CONFIG", "SET", "maxmemory", 1),
 		length: time.Second,
-		heal:   set("CONFIG", "SET", "maxmemory", 0),
+		repair: set("CONFIG", "SET", "maxmemory", 0),
 		clean:  true,
 	}.run(t)
 }
@@ -193,7 +193,7 @@ func TestFaultScriptsFlushed(t *testing.T) {
 			}()
 		},
 		length: 2 * time.Second,
-		heal: func(*testing.T, *redistest.Server, *goredis.Client) {
+		repair: func(*testing.T, *redistest.Server, *goredis.Client) {
 			close(done)
 			<-stopped
 		},
@@ -219,7 +219,7 @@ func TestFaultBusyScript(t *testing.T) {
 			t.Cleanup(func() { c.Close(); <-done })
 		},
 		length: 1500 * ms,
-		heal:   set("SCRIPT", "KILL"),
+		repair: set("SCRIPT", "KILL"),
 	}.run(t)
 }
 
@@ -227,7 +227,7 @@ func TestFaultNoPermission(t *testing.T) {
 	fault{
 		hit:    set("ACL", "SETUSER", "default", "-eval", "-evalsha"),
 		length: time.Second,
-		heal:   set("ACL", "SETUSER", "default", "+@all"),
+		repair: set("ACL", "SETUSER", "default", "+@all"),
 		clean:  true,
 	}.run(t)
 }
@@ -261,7 +261,7 @@ func TestFaultPasswordChanged(t *testing.T) {
 			before = logins(t, admin)
 		},
 		length: 2 * time.Second,
-		heal: func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
+		repair: func(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
 			t.Helper()
 			after := logins(t, admin)
 			a, b := 0, 0
@@ -281,7 +281,7 @@ func TestFaultMaxClients(t *testing.T) {
 		fault{
 			hit:    set("CONFIG", "SET", "maxclients", 1),
 			length: time.Second,
-			heal:   set("CONFIG", "SET", "maxclients", 10_000),
+			repair: set("CONFIG", "SET", "maxclients", 10_000),
 			served: true,
 		}.run(t)
 	})
@@ -293,7 +293,7 @@ func TestFaultMaxClients(t *testing.T) {
 				do(t, admin, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 			},
 			length: time.Second,
-			heal:   set("CONFIG", "SET", "maxclients", 10_000),
+			repair: set("CONFIG", "SET", "maxclients", 10_000),
 		}.run(t)
 	})
 }
@@ -315,7 +315,7 @@ func TestFaultLoading(t *testing.T) {
 			})
 		},
 		length: time.Second,
-		heal:   func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Wait() },
+		repair: func(_ *testing.T, s *redistest.Server, _ *goredis.Client) { s.Wait() },
 		lost:   1,
 	}.run(t)
 }
@@ -324,7 +324,7 @@ func TestFaultNoReplicas(t *testing.T) {
 	fault{
 		hit:    set("CONFIG", "SET", "min-replicas-to-write", 1),
 		length: time.Second,
-		heal:   set("CONFIG", "SET", "min-replicas-to-write", 0),
+		repair: set("CONFIG", "SET", "min-replicas-to-write", 0),
 		clean:  true,
 	}.run(t)
 }
@@ -333,7 +333,7 @@ func TestFaultReadOnly(t *testing.T) {
 	fault{
 		hit:    set("REPLICAOF", "127.0.0.1", 1),
 		length: time.Second,
-		heal:   set("REPLICAOF", "NO", "ONE"),
+		repair: set("REPLICAOF", "NO", "ONE"),
 		clean:  true,
 	}.run(t)
 }
@@ -349,7 +349,7 @@ func through(t *testing.T, f func(p **proxy) fault) {
 		return "redis://" + p.Addr
 	}
 	row.run(t)
-	t.Logf("%d of %d answers changed, %d dials", p.harmed.Load(), p.scripts.Load(), p.dials.Load())
+	t.Logf("%d of %d answers changed, %d dials", p.damaged.Load(), p.scripts.Load(), p.dials.Load())
 }
 
 // tampered applies f to the answers for two seconds.
@@ -359,10 +359,10 @@ func tampered(t *testing.T, f faults) {
 		return fault{
 			hit:    func(*testing.T, *redistest.Server, *goredis.Client) { (*p).do(f) },
 			length: 2 * time.Second,
-			heal: func(t *testing.T, _ *redistest.Server, _ *goredis.Client) {
+			repair: func(t *testing.T, _ *redistest.Server, _ *goredis.Client) {
 				t.Helper()
 				(*p).do(faults{})
-				if (*p).harmed.Load() == 0 {
+				if (*p).damaged.Load() == 0 {
 					t.Error("no answer was changed")
 				}
 			},
@@ -393,7 +393,7 @@ func TestFaultBlackHole(t *testing.T) {
 				before = (*p).dials.Load()
 			},
 			length: 2 * time.Second,
-			heal: func(t *testing.T, _ *redistest.Server, _ *goredis.Client) {
+			repair: func(t *testing.T, _ *redistest.Server, _ *goredis.Client) {
 				t.Helper()
 				dials := (*p).dials.Load() - before
 				t.Logf("%d dials in two seconds", dials)
@@ -472,7 +472,7 @@ func TestFaultServersWithoutAnswersAtStart(t *testing.T) {
 			l.stop()
 			worst := time.Duration(l.slowest.Load())
 			t.Logf("slowest %v; %s", worst, l.failures())
-			l.punctual()
+			l.checkTimes()
 			if share := l.share(l.began, time.Now(), nil); share > 0 {
 				t.Errorf("%.1f %% answered without a server", 100*share)
 			}

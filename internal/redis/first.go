@@ -19,20 +19,20 @@ import (
 // Examples are a wrong password, a missing permission, TLS on one side only, and another kind of server than
 // the URL names.
 type Mistake struct {
-	// Server is the address of the server. Says describes the mistake as a clause whose subject is the server,
-	// and may quote the server. Remedy says what to do, as a clause.
-	Server, Says, Remedy string
+	// Server is the address of the server. Problem describes the mistake as a clause whose subject is the
+	// server, and may quote the server. Remedy says what to do, as a clause.
+	Server, Problem, Remedy string
 }
 
 // Error implements error.
-func (m *Mistake) Error() string { return "redis at " + m.Server + " " + m.Says + "; " + m.Remedy }
+func (m *Mistake) Error() string { return "redis at " + m.Server + " " + m.Problem + "; " + m.Remedy }
 
 const (
 	// proveTimeout bounds an attempt of Prove. It is longer than the timeout of a call, because a slow server
 	// is not a mistake.
 	proveTimeout = time.Second
-	// probeTimeout bounds the time to find out the protocol of a port.
-	probeTimeout = 500 * time.Millisecond
+	// protocolTimeout bounds the time to find out the protocol of a port.
+	protocolTimeout = 500 * time.Millisecond
 	// maxProbed is the largest number of ports whose protocol is probed.
 	maxProbed = 3
 )
@@ -105,7 +105,7 @@ func (s *Store) mistake(err error) *Mistake {
 		}
 	}
 	if d := diagnose(err, s.where.form); d.lasting {
-		return &Mistake{server, d.says + " (" + textOf(err) + ")", d.remedy}
+		return &Mistake{server, d.problem + " (" + textOf(err) + ")", d.remedy}
 	}
 	if _, isReply := errors.AsType[goredis.Error](err); isReply {
 		return nil
@@ -116,10 +116,10 @@ func (s *Store) mistake(err error) *Mistake {
 		if i == maxProbed {
 			break
 		}
-		switch speaksTLS, speaksRedis := s.where.speaks(addr); {
-		case speaksTLS && !s.where.tls:
+		switch usesTLS, usesRedis := s.where.probe(addr); {
+		case usesTLS && !s.where.tls:
 			return &Mistake{addr, "requires TLS at this port, and --redis-url does not use it", "write rediss:// instead of redis://"}
-		case speaksRedis && s.where.tls:
+		case usesRedis && s.where.tls:
 			return &Mistake{addr, "does not use TLS at this port", "write redis:// instead of rediss://, or the port that uses TLS"}
 		}
 	}
@@ -137,15 +137,15 @@ type where struct {
 // String returns the addresses, separated by commas.
 func (w where) String() string { return strings.Join(w.hosts, ",") }
 
-// speaks finds out whether the server at addr uses TLS, or the Redis protocol without TLS. It sends no
+// probe finds out whether the server at addr uses TLS, or the Redis protocol without TLS. It sends no
 // secret. It tries only the one that the URL does not name, because the other has failed already.
-func (w where) speaks(addr string) (secure, redis bool) {
-	nc, err := net.DialTimeout(w.network, addr, probeTimeout)
+func (w where) probe(addr string) (secure, redis bool) {
+	nc, err := net.DialTimeout(w.network, addr, protocolTimeout)
 	if err != nil {
 		return false, false
 	}
 	defer nc.Close()
-	_ = nc.SetDeadline(time.Now().Add(probeTimeout))
+	_ = nc.SetDeadline(time.Now().Add(protocolTimeout))
 	if !w.tls {
 		err := tls.Client(nc, &tls.Config{InsecureSkipVerify: true}).Handshake() //nolint:gosec // no byte of the application is sent
 		var alert tls.AlertError
@@ -171,7 +171,7 @@ func newWhere(l location) where {
 // explain returns err with a remedy, if one can be found.
 func (s *Store) explain(err error) string {
 	if m := s.mistake(err); m != nil {
-		return m.Says + "; " + m.Remedy
+		return m.Problem + "; " + m.Remedy
 	}
 	return advice(err, s.where.form)
 }
@@ -187,7 +187,7 @@ func (w *sentinels) unnamed() (err error, sentinel string) { //nolint:revive // 
 	if w.view.master != "" {
 		return nil, ""
 	}
-	return w.why, w.whyFrom
+	return w.err, w.errFrom
 }
 
 // errNoMaster is the error for a Sentinel that does not know the master.
@@ -203,5 +203,5 @@ func (w *sentinels) refused(err error, addr string) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.why, w.whyFrom = err, addr
+	w.err, w.errFrom = err, addr
 }

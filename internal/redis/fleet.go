@@ -20,10 +20,10 @@ const (
 	// maxReport is the largest size of a report in bytes. maxMembers is the largest number of reports that are
 	// read.
 	maxReport, maxMembers = 1024, 2000
-	// fleetLife is the lifetime of the hash after the last report.
-	fleetLife = time.Hour
-	// forgottenAfter is the age at which a report that is not renewed is removed.
-	forgottenAfter = 10 * time.Minute
+	// fleetLifetime is the lifetime of the hash after the last report.
+	fleetLifetime = time.Hour
+	// reportExpiry is the age at which a report that is not renewed is removed.
+	reportExpiry = 10 * time.Minute
 )
 
 // Member is a process that has reported.
@@ -51,10 +51,10 @@ func (s *Store) Report(ctx context.Context, id, report string) error {
 	if err := s.client.HSet(ctx, key, id, strconv.FormatInt(now.UnixMilli(), 10)+" "+report).Err(); err != nil {
 		return s.fleetError("HSET", err)
 	}
-	return s.fleetError("PEXPIRE", s.client.PExpire(ctx, key, fleetLife).Err())
+	return s.fleetError("PEXPIRE", s.client.PExpire(ctx, key, fleetLifetime).Err())
 }
 
-// Fleet returns all reports, in random order, and removes reports that are older than forgottenAfter. The
+// Fleet returns all reports, in random order, and removes reports that are older than reportExpiry. The
 // Redis user needs TIME, HSCAN and HDEL.
 func (s *Store) Fleet(ctx context.Context) (all []Member, err error) {
 	key := s.fleetKey()
@@ -62,7 +62,7 @@ func (s *Store) Fleet(ctx context.Context) (all []Member, err error) {
 	if err != nil {
 		return nil, s.fleetError("TIME", err)
 	}
-	var gone []string
+	var expired []string
 	for cursor := uint64(0); ; {
 		fields, next, err := s.client.HScan(ctx, key, cursor, "", 200).Result()
 		if err != nil {
@@ -71,18 +71,18 @@ func (s *Store) Fleet(ctx context.Context) (all []Member, err error) {
 		for i := 0; i+1 < len(fields); i += 2 {
 			m, ok := parseMember(fields[i], fields[i+1], now)
 			switch {
-			case !ok || m.Age > forgottenAfter:
-				gone = append(gone, fields[i])
+			case !ok || m.Age > reportExpiry:
+				expired = append(expired, fields[i])
 			case len(all) < maxMembers:
 				all = append(all, m)
 			}
 		}
-		if cursor = next; cursor == 0 || len(all)+len(gone) >= maxMembers {
+		if cursor = next; cursor == 0 || len(all)+len(expired) >= maxMembers {
 			break
 		}
 	}
-	if len(gone) > 0 {
-		err = s.fleetError("HDEL", s.client.HDel(ctx, key, gone...).Err())
+	if len(expired) > 0 {
+		err = s.fleetError("HDEL", s.client.HDel(ctx, key, expired...).Err())
 	}
 	return all, err
 }

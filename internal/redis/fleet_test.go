@@ -62,7 +62,7 @@ func TestReportsAreForgotten(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
-	old := time.Now().Add(-forgottenAfter - time.Minute).UnixMilli()
+	old := time.Now().Add(-reportExpiry - time.Minute).UnixMilli()
 	server.Do("HSET", "rl:{}fleet", "old", fmt.Sprint(old, " x"), "wrong", "x", "long", fmt.Sprint(old, " ", strings.Repeat("x", 2*maxReport)))
 	if err := s.Report(t.Context(), "a", "x"); err != nil {
 		t.Fatal(err)

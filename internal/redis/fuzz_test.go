@@ -48,7 +48,7 @@ func FuzzRecall(f *testing.F) {
 	f.Add("a")
 	f.Fuzz(func(t *testing.T, was string) {
 		decisions := make([]backend.Decision, 2)
-		recall(was, once, decisions)
+		answerFromStored(was, once, decisions)
 		for _, d := range decisions {
 			if d.Err == nil && !d.Replayed {
 				t.Errorf("%q: got %+v; want replayed", was, d)

@@ -24,7 +24,7 @@ func (s *sizes) DialHook(next goredis.DialHook) goredis.DialHook { return next }
 
 func (s *sizes) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
 	return func(ctx context.Context, cmd goredis.Cmder) error {
-		s.see(cmd)
+		s.observe(cmd)
 		return next(ctx, cmd)
 	}
 }
@@ -32,13 +32,13 @@ func (s *sizes) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook {
 func (s *sizes) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []goredis.Cmder) error {
 		for _, cmd := range cmds {
-			s.see(cmd)
+			s.observe(cmd)
 		}
 		return next(ctx, cmds)
 	}
 }
 
-func (s *sizes) see(cmd goredis.Cmder) {
+func (s *sizes) observe(cmd goredis.Cmder) {
 	n := int64(len(cmd.Args()))
 	for was := s.most.Load(); n > was && !s.most.CompareAndSwap(was, n); was = s.most.Load() {
 	}
@@ -116,30 +116,30 @@ func TestManyBucketsAtOnce(t *testing.T) {
 // A group that is larger than a batch may take longer than the timeout of other calls. It uses another sender
 // to the server, with its own timeout and circuit breaker.
 func TestLargeGroupsUseAnotherSender(t *testing.T) {
-	var usual, apart int
+	var usual, long int
 	count := func(n *int) *sender {
 		return newSender(time.Minute, func(_ context.Context, c *call) error {
 			*n += c.charges
 			return nil
 		})
 	}
-	s := &serverSenders{count(&usual), count(&apart)}
+	s := &serverSenders{count(&usual), count(&long)}
 	takeAll(s, many(1, 1))
 	takeAll(s, many(1000, 256))
-	if usual != 1001 || apart != 0 {
-		t.Errorf("small groups: %d charges in the usual sender, %d in the patient one; want usual 1001 and apart 0", usual, apart)
+	if usual != 1001 || long != 0 {
+		t.Errorf("small groups: %d charges in the usual sender, %d in the long one; want 1001 and 0", usual, long)
 	}
 	takeAll(s, many(257, 257))
-	if usual != 1001 || apart != 257 {
-		t.Errorf("a large group: %d charges in the usual sender, %d in the patient one; want usual 1001 and apart 257", usual, apart)
+	if usual != 1001 || long != 257 {
+		t.Errorf("a large group: %d charges in the usual sender, %d in the long one; want 1001 and 257", usual, long)
 	}
 	mixture := slices.Concat(many(3, 1), many(300, 300), many(5, 1), many(300, 300))
 	for i := 303; i < 308; i++ { // another group than that of the charges before and after
 		mixture[i].Group += 10
 	}
 	takeAll(s, mixture)
-	if usual != 1009 || apart != 857 {
-		t.Errorf("a mixture: %d charges in the usual sender, %d in the patient one; want usual 1009 and apart 857", usual, apart)
+	if usual != 1009 || long != 857 {
+		t.Errorf("a mixture: %d charges in the usual sender, %d in the long one; want 1009 and 857", usual, long)
 	}
 }
 

@@ -47,9 +47,9 @@ func judgeLatency(took []time.Duration, timeout time.Duration) (Severity, string
 	measured := fmt.Sprintf("of %d calls the median took %v and 99 %% at most %v; --backend-timeout is %v",
 		len(took), median.Round(10*time.Microsecond), p99.Round(10*time.Microsecond), timeout)
 	// Twice the 99th percentile leaves room for variation that fifty calls do not show.
-	wanted := (2*p99 + time.Millisecond - 1).Truncate(time.Millisecond)
+	needed := (2*p99 + time.Millisecond - 1).Truncate(time.Millisecond)
 	advice := fmt.Sprintf("set --backend-timeout to %v (RLSIDECAR_BACKEND_TIMEOUT), and the proxy's timeout for the rate limit service to at least %v",
-		wanted, wanted+envoyMargin)
+		needed, needed+envoyMargin)
 	switch {
 	case median >= timeout:
 		return Problem, measured + ": most requests are answered by on_backend_failure; " + advice

@@ -12,19 +12,19 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// still is a clock that stands still.
-type still struct{}
+// fixedClock is a clock that stands still.
+type fixedClock struct{}
 
-func (still) Now() time.Time { return time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC) }
+func (fixedClock) Now() time.Time { return time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC) }
 
-func (still) AfterFunc(time.Duration, func()) outside.Timer { return time.NewTimer(0) }
+func (fixedClock) AfterFunc(time.Duration, func()) outside.Timer { return time.NewTimer(0) }
 
 // A first request may not have enough time to wait for the layout of the Cluster. After the layout has been
 // read in the background, the next request uses it without a further wait.
 func TestALayoutThatWasReadInTheBackgroundNeedsNoWait(t *testing.T) {
 	questions := 0
 	world := &outside.World{
-		Clock: still{}, Go: func(f func()) { f() }, Random: func([]byte) {}, Below: func(int) int { return 0 },
+		Clock: fixedClock{}, Go: func(f func()) { f() }, Random: func([]byte) {}, Below: func(int) int { return 0 },
 		Call: func(_ context.Context, server string, commands []outside.Command) {
 			c := &commands[0]
 			if c.Args[0] != "cluster" {

@@ -45,21 +45,21 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	faulty(t)
 	const timeout, late = 40 * ms, 100 * ms
 	p := startProxy(t, redistest.Start(t).Addr, 0)
-	below := open(t, Config{URL: "redis://" + p.Addr, Timeout: timeout, patience: time.Minute}) // long enough for a busy machine
+	below := open(t, Config{URL: "redis://" + p.Addr, Timeout: timeout, detachedTimeout: time.Minute}) // long enough for a busy machine
 	lease := stores.Lease(below, stores.LeaseConfig{Timeout: time.Minute})
 	s := stores.Deadline(lease, timeout, ms, nil)
 	const limit = 1_000_000
 	c := backend.Charge{Key: []byte("hot"), Limit: limitOf(limit), Terms: algorithms.Charge{Cost: 1}, Owner: "test"}
 	c.Lease = &algorithms.Lease{Most: limit / 20, For: 2 * algorithms.Second}
-	ask := func(s backend.Store, c backend.Charge) backend.Decision {
+	decide := func(s backend.Store, c backend.Charge) backend.Decision {
 		var d [1]backend.Decision
 		backend.Take(context.Background(), s, []backend.Charge{c}, d[:])
 		return d[0]
 	}
 	var admitted, unanswered int64
-	askFor := func(length time.Duration) {
+	requestFor := func(length time.Duration) {
 		for end := time.Now().Add(length); time.Now().Before(end); time.Sleep(ms) {
-			switch d := ask(s, c); {
+			switch d := decide(s, c); {
 			case d.Allowed:
 				admitted++
 			case d.Err != nil:
@@ -69,24 +69,24 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 			}
 		}
 	}
-	askFor(time.Second)
+	requestFor(time.Second)
 	p.do(faults{share: 1, late: late})
-	before, helped := unanswered, p.harmed.Load()
-	askFor(4 * time.Second)
-	t.Logf("%d admitted, %d not answered, %d answers late, %+v", admitted, unanswered-before, p.harmed.Load()-helped, lease.Stats())
+	before, damaged := unanswered, p.damaged.Load()
+	requestFor(4 * time.Second)
+	t.Logf("%d admitted, %d not answered, %d answers late, %+v", admitted, unanswered-before, p.damaged.Load()-damaged, lease.Stats())
 	if unanswered > before {
 		t.Errorf("%d requests for a leased key were not answered; want at most %v", unanswered-before, before)
 	}
 	cold := c
 	cold.Key = []byte("cold")
-	if d := ask(s, cold); d.Err == nil {
+	if d := decide(s, cold); d.Err == nil {
 		t.Errorf("redis was not late for other keys: %+v; want an error", d)
 	}
 	p.do(faults{})
 	lease.Close()
 	c.Terms.Cost = 0
-	redistest.Eventually(t, "redis answers", func() bool { return ask(below, c).Err == nil })
-	if d := ask(below, c); d.Remaining > limit-admitted || d.Remaining < limit-admitted-unanswered {
+	redistest.Eventually(t, "redis answers", func() bool { return decide(below, c).Err == nil })
+	if d := decide(below, c); d.Remaining > limit-admitted || d.Remaining < limit-admitted-unanswered {
 		t.Errorf("%d admitted and %d not answered of %d: %d are left; want remaining at most %v and remaining at least %v", admitted, unanswered, int64(limit), d.Remaining, limit-admitted, limit-admitted-unanswered)
 	}
 }

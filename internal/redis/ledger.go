@@ -160,7 +160,7 @@ func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]st
 
 // Values calls see for each ID and its value. If a value changes meanwhile, see may get the old value or the
 // new one.
-func (l *Ledger) Values(ctx context.Context, see func(id, value string)) error {
+func (l *Ledger) Values(ctx context.Context, visit func(id, value string)) error {
 	const at = 500 // the number of values in a page; together they have some hundred KB
 	for cursor := uint64(0); ; {
 		page, cancel := l.bound(ctx)
@@ -170,7 +170,7 @@ func (l *Ledger) Values(ctx context.Context, see func(id, value string)) error {
 			return l.failed(err)
 		}
 		for i := 0; i+1 < len(pairs); i += 2 {
-			see(pairs[i], pairs[i+1])
+			visit(pairs[i], pairs[i+1])
 		}
 		if cursor = next; cursor == 0 {
 			return nil

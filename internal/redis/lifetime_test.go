@@ -120,9 +120,9 @@ func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	if d := take(charge("used", lower, 11)); d[0].Allowed {
 		t.Errorf("10 of 20 were used: %+v; want denied", d)
 	}
-	look := charge("looked at", none, -5)
-	look.Terms.DryRun = true
-	take(look)
+	peek := charge("looked at", none, -5)
+	peek.Terms.DryRun = true
+	take(peek)
 	if left := livesFor(t, server, "looked at"); left < 24*time.Hour {
 		t.Errorf("it fills in an hour and is kept for a day more; it lives for %v", left)
 	}
@@ -166,7 +166,7 @@ func TestALogLivesAsLongAsTheLongerPeriod(t *testing.T) {
 	var d [1]backend.Decision
 	for _, is := range []struct {
 		period  algorithms.Micros
-		look    bool
+		peek    bool
 		allowed bool
 		least   time.Duration
 		most    time.Duration
@@ -177,7 +177,7 @@ func TestALogLivesAsLongAsTheLongerPeriod(t *testing.T) {
 		{minute, false, false, time.Hour - time.Minute, time.Hour + time.Second},
 	} {
 		l := compiled(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 3, Period: is.period})
-		charge := backend.Charge{Key: []byte("k"), Limit: l, Terms: algorithms.Charge{Cost: 3, DryRun: is.look}}
+		charge := backend.Charge{Key: []byte("k"), Limit: l, Terms: algorithms.Charge{Cost: 3, DryRun: is.peek}}
 		if backend.Take(t.Context(), s, []backend.Charge{charge}, d[:]); d[0].Err != nil || d[0].Allowed != is.allowed {
 			t.Fatalf("%v: got %+v; want no error and allowed %v", is, d[0], is.allowed)
 		}

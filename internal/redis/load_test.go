@@ -64,8 +64,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// leftGoroutines gives goroutines of go-redis time to end: they sleep up to a second before they notice that their
-// client is closed.
+// leftGoroutines gives goroutines of go-redis time to end: they sleep up to a second before they notice that
+// their client is closed.
 func leftGoroutines() (left error) {
 	for range 20 {
 		if left = goleak.Find(goleak.IgnoreTopFunction("github.com/redis/go-redis/v9/internal/pool.startCachedTimeUpdater.func1")); left == nil {
@@ -96,8 +96,8 @@ func limitOf(n int64) *algorithms.Limit {
 	return &limit
 }
 
-// question is a request that a load sends repeatedly: one charge, or two together.
-type question struct {
+// loadRequest is a request that a load sends repeatedly: one charge, or two together.
+type loadRequest struct {
 	charges []backend.Charge
 	limit   int64 // the units of the limit; 0 means that the limit is never reached
 
@@ -112,20 +112,20 @@ const tickLength = 20 * ms
 
 // load has workers that send charges to Stores continuously, as the sidecar does.
 type load struct {
-	t         *testing.T
-	deadline  time.Duration // deadline of each request
-	questions []*question
-	began     time.Time
-	over      chan struct{}
-	stopped   sync.Once
-	workers   sync.WaitGroup
-	slowest   atomic.Int64 // the slowest answer, in ns
-	atOnce    atomic.Int64 // the number of failures within half the deadline
-	slow      atomic.Int64 // the number of answers later than deadline + late
-	overslept atomic.Int64 // the largest delay of a worker's own timer, in ns, which shows how busy the machine is
-	starved   atomic.Int64 // the number of timers that fired later than late
-	took      atomic.Int64 // the sum of all answer times, in ns
-	reasons   sync.Map     // the failures by reason: text -> *atomic.Int64
+	t          *testing.T
+	deadline   time.Duration // deadline of each request
+	requests   []*loadRequest
+	began      time.Time
+	over       chan struct{}
+	stopped    sync.Once
+	workers    sync.WaitGroup
+	slowest    atomic.Int64 // the slowest answer, in ns
+	atOnce     atomic.Int64 // the number of failures within half the deadline
+	slow       atomic.Int64 // the number of answers later than deadline + late
+	timerDelay atomic.Int64 // the largest delay of a worker's own timer, in ns, which shows how busy the machine is
+	lateTimers atomic.Int64 // the number of timers that fired later than late
+	took       atomic.Int64 // the sum of all answer times, in ns
+	reasons    sync.Map     // the failures by reason: text -> *atomic.Int64
 }
 
 // The requests of a load. Requests with the name "counted" are never denied. Those with the name "tight" have
@@ -153,14 +153,14 @@ func startLoad(t *testing.T, workers int, below ...backend.Store) *load {
 func startLoadWithin(t *testing.T, deadline time.Duration, workers int, below ...backend.Store) *load {
 	t.Helper()
 	l := newLoad(t, deadline)
-	much, little := limitOf(1_000_000_000), limitOf(tightLimit)
+	large, small := limitOf(1_000_000_000), limitOf(tightLimit)
 	for i := range counted {
-		l.ask(0, backend.Charge{Key: fmt.Appendf(nil, "counted %d", i), Limit: much})
+		l.addRequest(0, backend.Charge{Key: fmt.Appendf(nil, "counted %d", i), Limit: large})
 	}
 	for i := range tight {
-		l.ask(tightLimit, backend.Charge{Key: fmt.Appendf(nil, "tight %d", i), Limit: little})
+		l.addRequest(tightLimit, backend.Charge{Key: fmt.Appendf(nil, "tight %d", i), Limit: small})
 	}
-	l.ask(0, backend.Charge{Key: []byte("left"), Limit: much, Slot: 1}, backend.Charge{Key: []byte("right"), Limit: much, Slot: 1})
+	l.addRequest(0, backend.Charge{Key: []byte("left"), Limit: large, Slot: 1}, backend.Charge{Key: []byte("right"), Limit: large, Slot: 1})
 	l.start(workers, below...)
 	return l
 }
@@ -180,26 +180,26 @@ func (l *load) start(workers int, below ...backend.Store) {
 	l.t.Cleanup(l.stop)
 }
 
-func (l *load) ask(limit int64, charges ...backend.Charge) {
+func (l *load) addRequest(limit int64, charges ...backend.Charge) {
 	for i := range charges {
 		charges[i].Terms.Cost, charges[i].Owner = 1, "test"
 	}
-	l.questions = append(l.questions, &question{charges: charges, limit: limit})
+	l.requests = append(l.requests, &loadRequest{charges: charges, limit: limit})
 }
 
 func (l *load) work(s backend.Store, first int) {
 	decisions := make([]backend.Decision, 2)
 	for i := first; ; i++ {
-		slept := time.Now()
+		before := time.Now()
 		select {
 		case <-l.over:
 			return
 		case <-time.After(pace):
 		}
-		if oversleep := time.Since(slept) - pace; raise(&l.overslept, oversleep) > late {
-			l.starved.Add(1)
+		if delay := time.Since(before) - pace; updateMax(&l.timerDelay, delay) > late {
+			l.lateTimers.Add(1)
 		}
-		q := l.questions[i%len(l.questions)]
+		q := l.requests[i%len(l.requests)]
 		d := decisions[:len(q.charges)]
 		clear(d)
 		q.attempted.Add(1)
@@ -207,7 +207,7 @@ func (l *load) work(s backend.Store, first int) {
 		backend.Take(l.t.Context(), s, q.charges, d)
 		took := time.Since(start)
 		l.took.Add(int64(took))
-		if raise(&l.slowest, took) > l.deadline+late {
+		if updateMax(&l.slowest, took) > l.deadline+late {
 			l.slow.Add(1)
 		}
 		now := &q.ticks[min(len(q.ticks)-1, int(time.Since(l.began)/tickLength))]
@@ -233,8 +233,8 @@ func (l *load) work(s backend.Store, first int) {
 	}
 }
 
-// raise sets most to d if d is larger, and returns d.
-func raise(most *atomic.Int64, d time.Duration) time.Duration {
+// updateMax sets most to d if d is larger, and returns d.
+func updateMax(most *atomic.Int64, d time.Duration) time.Duration {
 	for was := most.Load(); int64(d) > was && !most.CompareAndSwap(was, int64(d)); was = most.Load() {
 	}
 	return d
@@ -274,10 +274,10 @@ func (l *load) stop() {
 }
 
 // share returns the share of the chosen requests that was answered between two times.
-func (l *load) share(from, to time.Time, of func(q *question) bool) float64 {
+func (l *load) share(from, to time.Time, of func(q *loadRequest) bool) float64 {
 	ok, failed := 0, 0
 	a, b := int(from.Sub(l.began)/tickLength), int(to.Sub(l.began)/tickLength)
-	for _, q := range l.questions {
+	for _, q := range l.requests {
 		if of != nil && !of(q) {
 			continue
 		}
@@ -317,12 +317,12 @@ func (l *load) normal(since time.Time, within time.Duration) time.Duration {
 
 // admitted reports whether each request without a limit was admitted at least once.
 func (l *load) admitted() bool {
-	return !slices.ContainsFunc(l.questions, func(q *question) bool { return q.limit == 0 && q.acked.Load() == 0 })
+	return !slices.ContainsFunc(l.requests, func(q *loadRequest) bool { return q.limit == 0 && q.acked.Load() == 0 })
 }
 
-// acked returns the number of allowed units of questions without a limit.
+// acked returns the number of allowed units of requests without a limit.
 func (l *load) acked() (n int64) {
-	for _, q := range l.questions {
+	for _, q := range l.requests {
 		if q.limit == 0 {
 			n += q.acked.Load()
 		}
@@ -332,7 +332,7 @@ func (l *load) acked() (n int64) {
 
 // slowFailures returns how many requests failed only after a wait, and how many requests failed in total.
 func (l *load) slowFailures() (slow, all int64) {
-	for _, q := range l.questions {
+	for _, q := range l.requests {
 		all += q.failed.Load()
 	}
 	return all - l.atOnce.Load(), all
@@ -362,7 +362,7 @@ func (l *load) check(s backend.Store, lost int64) {
 	}
 	l.stop()
 	var all, failed, unknown int64
-	for _, q := range l.questions {
+	for _, q := range l.requests {
 		acked := q.acked.Load()
 		all, failed, unknown = all+q.attempted.Load(), failed+q.failed.Load(), unknown+q.unknown.Load()
 		if q.limit > 0 && acked > q.limit*(1+lost) {
@@ -387,24 +387,24 @@ func (l *load) check(s backend.Store, lost int64) {
 	if failed > 0 {
 		l.t.Logf("failures:\n\t%s", l.failures())
 	}
-	l.punctual()
-	if slow, starved := l.slow.Load(), l.starved.Load(); slow > all/50+2*starved {
-		l.t.Errorf("%d of %d answers came later than %v after their deadline; %d timers were as late", slow, all, late, starved)
+	l.checkTimes()
+	if slow, lateTimers := l.slow.Load(), l.lateTimers.Load(); slow > all/50+2*lateTimers {
+		l.t.Errorf("%d of %d answers came later than %v after their deadline; %d timers were as late", slow, all, late, lateTimers)
 	}
 }
 
-// punctual checks the slowest answer against its deadline. A worker waits for a timer before each request,
+// checkTimes checks the slowest answer against its deadline. A worker waits for a timer before each request,
 // and for the timer of the deadline during it. On a busy machine both are late.
-func (l *load) punctual() {
+func (l *load) checkTimes() {
 	l.t.Helper()
-	worst, overslept := time.Duration(l.slowest.Load()), time.Duration(l.overslept.Load())
-	if worst > l.deadline+slack+2*overslept {
-		l.t.Errorf("an answer took %v, the deadline is %v, and no timer was later than %v", worst, l.deadline, overslept)
+	worst, timerDelay := time.Duration(l.slowest.Load()), time.Duration(l.timerDelay.Load())
+	if worst > l.deadline+slack+2*timerDelay {
+		l.t.Errorf("an answer took %v, the deadline is %v, and no timer was later than %v", worst, l.deadline, timerDelay)
 	}
 }
 
 // charged returns the units that were consumed from each bucket of q, according to the Store.
-func (l *load) charged(s backend.Store, q *question) (all []int64) {
+func (l *load) charged(s backend.Store, q *loadRequest) (all []int64) {
 	l.t.Helper()
 	for _, c := range q.charges {
 		c.Terms.Cost = 0

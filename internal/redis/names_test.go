@@ -16,9 +16,9 @@ import (
 // algorithmsDir is the package whose functions the script has too.
 const algorithmsDir = "../../pkg/algorithms"
 
-// apart lists functions of package algorithms that have another name in the script. The name "" means that
+// exceptions lists functions of package algorithms that have another name in the script. The name "" means that
 // the script does not have the function.
-var apart = map[string]struct{ name, reason string }{
+var exceptions = map[string]struct{ name, reason string }{
 	"Kind.String":         {"", "text for people"},
 	"NewPeaks":            {"", "for Stores of other modules"},
 	"Limit.TakeAt":        {"", "take without a copy; Lua copies nothing"},
@@ -96,7 +96,7 @@ func TestScriptHasFunctionsOfAlgorithmsInOrder(t *testing.T) {
 		t.Errorf("the sections are in the order %v, not in that of their names", order)
 	}
 	unused := map[string]bool{}
-	for name := range apart {
+	for name := range exceptions {
 		unused[name] = true
 	}
 	for name := range inLua {
@@ -112,7 +112,7 @@ func TestScriptHasFunctionsOfAlgorithmsInOrder(t *testing.T) {
 				short = name
 			}
 			lua := snake(short)
-			if other, ok := apart[name]; ok {
+			if other, ok := exceptions[name]; ok {
 				delete(unused, name)
 				lua = other.name
 			}

@@ -23,15 +23,15 @@ import (
 type node struct {
 	client *goredis.Client
 	keys   keys
-	// elsewhere is set in a cluster. It sends a command to the node that serves its slot, after this node has
+	// redirect is set in a cluster. It sends a command to the node that serves its slot, after this node has
 	// replied that it does not.
-	elsewhere func(ctx context.Context, cmd goredis.Cmder) error
-	now       func() algorithms.Micros // nil means the server's clock
-	wall      func() algorithms.Micros // the time of this machine, which approximates the time of the server's clock
-	clock     outside.Clock
-	replicas  replicas
-	plain     atomic.Bool // the server does not know scripts with a shebang
-	loaded    atomic.Bool // used with replicas: the server had the script at the last call
+	redirect func(ctx context.Context, cmd goredis.Cmder) error
+	now      func() algorithms.Micros // nil means the server's clock
+	wall     func() algorithms.Micros // the time of this machine, which approximates the time of the server's clock
+	clock    outside.Clock
+	replicas replicas
+	plain    atomic.Bool // the server does not know scripts with a shebang
+	loaded   atomic.Bool // used with replicas: the server had the script at the last call
 }
 
 func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *node {
@@ -41,10 +41,10 @@ func newNode(client *goredis.Client, keys keys, now func() algorithms.Micros) *n
 	}
 }
 
-// patient returns a copy of n with another timeout for calls.
-func (n *node) patient(timeout time.Duration) *node {
+// withTimeout returns a copy of n with another timeout for calls.
+func (n *node) withTimeout(timeout time.Duration) *node {
 	p := newNode(n.client.WithTimeout(timeout), n.keys, n.now)
-	p.elsewhere, p.wall, p.clock, p.replicas = n.elsewhere, n.wall, n.clock, n.replicas
+	p.redirect, p.wall, p.clock, p.replicas = n.redirect, n.wall, n.clock, n.replicas
 	p.plain.Store(n.plain.Load())
 	return p
 }
@@ -97,7 +97,7 @@ func (n *node) decide(ctx context.Context, c *call) (failed error) {
 		return failed
 	}
 	n.run(ctx, f, scriptRuns, c.permit == doProbe)
-	if scriptRuns[0].slots && (isElsewhere(scriptRuns[0].err) || isForeign(scriptRuns[0].err)) {
+	if scriptRuns[0].slots && (isRedirect(scriptRuns[0].err) || isForeign(scriptRuns[0].err)) {
 		// After a slot has moved, each run is sent alone, so that go-redis can redirect it.
 		scriptRuns = n.plan(c, true)
 		n.run(ctx, f, scriptRuns, false)
@@ -125,15 +125,15 @@ func (n *node) plan(c *call, bySlot bool) []*scriptRun {
 				continue
 			}
 			slot := 0
-			if n.elsewhere != nil && (bySlot || charge.IdempotencyKey != nil) { // only a cluster has several slots
+			if n.redirect != nil && (bySlot || charge.IdempotencyKey != nil) { // only a cluster has several slots
 				slot = n.keys.slot(charge, f.name)
 			}
 			t := f.find(slot, bySlot, c.charges)
-			t.slots = t.slots || n.elsewhere != nil && !bySlot && t.mayDiffer(charge, f.name)
+			t.slots = t.slots || n.redirect != nil && !bySlot && t.mayDiffer(charge, f.name)
 			if i == r.from || charge.Group != charges[i-1].Group {
 				group++
 				if charge.IdempotencyKey != nil {
-					t.head(charge.IdempotencyKey, backend.GroupLen(charges[i:]), []byte(n.keys.record(charge, slot, n.elsewhere != nil)))
+					t.head(charge.IdempotencyKey, backend.GroupLen(charges[i:]), []byte(n.keys.record(charge, slot, n.redirect != nil)))
 				}
 			}
 			t.add(charge, &decisions[i], f.name, group)
@@ -169,9 +169,9 @@ func (n *node) reset(ctx context.Context, resets []reset) (failed error) {
 	cmds, _ := pipe.Exec(ctx) // each command has its own error
 	for i, r := range resets {
 		err := cmds[i].Err()
-		if n.elsewhere != nil && isElsewhere(err) {
+		if n.redirect != nil && isRedirect(err) {
 			cmd := goredis.NewCmd(ctx, "del", r.name)
-			err = n.elsewhere(ctx, cmd)
+			err = n.redirect(ctx, cmd)
 		}
 		if err != nil {
 			err = unavailable(err)
@@ -213,9 +213,9 @@ func (n *node) run(ctx context.Context, f *payload, scriptRuns []*scriptRun, res
 			n.send(ctx, f, again, old, true)
 		}
 	}
-	if again := failed(scriptRuns, func(t *scriptRun) bool { _, yes := t.elsewhen(); return yes }); len(again) > 0 {
+	if again := failed(scriptRuns, func(t *scriptRun) bool { _, yes := t.outsideCalendar(); return yes }); len(again) > 0 {
 		for _, t := range again {
-			now, _ := t.elsewhen()
+			now, _ := t.outsideCalendar()
 			t.near(now)
 		}
 		n.send(ctx, f, again, old, false)
@@ -244,9 +244,9 @@ func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, ol
 	}
 	for i, t := range scriptRuns {
 		cmd := f.cmds[i]
-		if n.elsewhere != nil && !t.slots && isElsewhere(cmd.Err()) { // this node did not run it
+		if n.redirect != nil && !t.slots && isRedirect(cmd.Err()) { // this node did not run it
 			cmd = once{goredis.NewCmd(ctx, t.by(t.form(old), true)...)}
-			_ = n.elsewhere(ctx, cmd)
+			_ = n.redirect(ctx, cmd)
 			if cmd.Err() == nil && n.replicas.count > 0 {
 				cmd.SetErr(errors.New("charged at another master, whose replicas did not confirm"))
 			}
@@ -326,7 +326,7 @@ func isReply(err error, codes ...string) bool {
 	return slices.ContainsFunc(codes, func(code string) bool { return strings.HasPrefix(reply.Error(), code) })
 }
 
-func isElsewhere(err error) bool { return isReply(err, "MOVED ", "ASK ", "TRYAGAIN ") }
+func isRedirect(err error) bool { return isReply(err, "MOVED ", "ASK ", "TRYAGAIN ") }
 
 // isForeign reports whether the script tried to read a key that another node serves. The script has then
 // written nothing.
@@ -356,7 +356,8 @@ var refusals = []string{
 	"NOSCRIPT ", "OOM ", "READONLY ", "TRYAGAIN ", "WRONGPASS ", "ERR max number of clients",
 }
 
-// neverRan reports whether err means that a call had no effect: there was no connection, or the server refused it.
+// neverRan reports whether err means that a call had no effect: there was no connection, or the server
+// refused it.
 func neverRan(err error) bool {
 	dial, ok := errors.AsType[*net.OpError](err)
 	return ok && dial.Op == "dial" || errors.Is(err, goredis.ErrPoolTimeout) || isReply(err, refusals...)

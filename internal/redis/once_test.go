@@ -59,7 +59,7 @@ func TestLostAnswersAreChargedOnce(t *testing.T) {
 	}
 	wg.Wait()
 	p.do(faults{})
-	if p.harmed.Load() == 0 {
+	if p.damaged.Load() == 0 {
 		t.Error("no answer was lost")
 	}
 	if d := takeOne(t, s, c, algorithms.Charge{DryRun: true}); d.Remaining != 800 {
@@ -89,9 +89,9 @@ func TestClaimsAreMadeOnce(t *testing.T) {
 	b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Terms: algorithms.Charge{Cost: 1}}
 	shards := sharded(t, windowSpec(100), 10, "s")
 	shards.Terms.Cost = 35 // two shards together have fewer units
-	takesClaimed(t, one, other, a, b)
-	takesClaimed(t, one, other, shards)
-	claimsAreTakenOnce(t, one, other, a, b)
+	chargesClaimed(t, one, other, a, b)
+	chargesClaimed(t, one, other, shards)
+	claimsAreChargedOnce(t, one, other, a, b)
 }
 
 // The groups have buckets in two Redis. The claim is in the first Redis, and both are charged.
@@ -118,15 +118,15 @@ func TestAGroupWithBucketsInTwoRedisIsClaimedOnce(t *testing.T) {
 			a := backend.Charge{Key: []byte("a"), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 2}}
 			b := backend.Charge{Key: []byte("b"), Limit: limitOf(4), Terms: algorithms.Charge{Cost: 1}}
 			one, other := divided(), divided()
-			takesClaimed(t, one, other, a, b)
-			claimsAreTakenOnce(t, one, other, a, b)
+			chargesClaimed(t, one, other, a, b)
+			claimsAreChargedOnce(t, one, other, a, b)
 		})
 	}
 }
 
-// takesClaimed charges a group that cannot be charged in one step, first through one and then through
+// chargesClaimed charges a group that cannot be charged in one step, first through one and then through
 // other, which use the same Redis.
-func takesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charge) {
+func chargesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {
 		c.Terms.Cost = 0
@@ -152,9 +152,9 @@ func takesClaimed(t *testing.T, one, other backend.Store, group ...backend.Charg
 	}
 }
 
-// claimsAreTakenOnce charges a (limit 100) and b (limit 4) as a group with ids that cannot be charged in
+// claimsAreChargedOnce charges a (limit 100) and b (limit 4) as a group with ids that cannot be charged in
 // one step. It does so through one and other, which use the same Redis.
-func claimsAreTakenOnce(t *testing.T, one, other backend.Store, a, b backend.Charge) {
+func claimsAreChargedOnce(t *testing.T, one, other backend.Store, a, b backend.Charge) {
 	t.Helper()
 	left := func(c backend.Charge) int64 {
 		c.Terms.Cost = 0

@@ -46,8 +46,8 @@ type Config struct {
 	// otherwise.
 	Outside *outside.World
 
-	connections int           // the largest number of connections to a server; 0 means the number that a sender needs
-	patience    time.Duration // for tests: replaces the constant patience, unless 0
+	connections     int           // the largest number of connections to a server; 0 means the number that a sender needs
+	detachedTimeout time.Duration // for tests: replaces the constant detachedTimeout, unless 0
 }
 
 // LogTo passes the messages of go-redis to log. They help only in debugging. All clients of the process share
@@ -77,7 +77,7 @@ type Store struct {
 
 	sendersMu       sync.Mutex
 	sendersByServer map[string]*serverSenders // by server; guarded by sendersMu
-	waysClosed      bool                      // guarded by sendersMu
+	sendersClosed   bool                      // guarded by sendersMu
 }
 
 // Open makes a Store. It does not wait for Redis: an unreachable server makes the first call fail, not Open.
@@ -106,7 +106,7 @@ func Open(c Config) (*Store, error) {
 		s.clock, s.spawn, s.random = c.Outside.Clock, c.Outside.Go, c.Outside.Random
 	}
 	s.undos = stores.NewUndosBy(s.clock, max(100*time.Millisecond, 4*c.Timeout))
-	s.guardOf, s.starter = s.senderTo, newStarter(s.spawn)
+	s.senderOf, s.starter = s.senderTo, newStarter(s.spawn)
 	o := c.options(u)
 	s.lines = lines{timeout: o.DialTimeout, burst: burst(c.Timeout), all: map[string]*line{}, signOfLife: map[string]func(){}}
 	dial := newDialer(o)
@@ -147,20 +147,20 @@ func (s *Store) sender(server string, n *node) backend.Store {
 		usual.changed = func(open bool) { s.config.Changed(server, open) }
 	}
 	w := &serverSenders{usual, usual}
-	if patience := cmp.Or(s.config.patience, patience); s.config.Timeout < patience {
-		patiently := n.patient(patience)
-		s.simulate(patiently.client)
-		w.patient = newSender(patience, patiently.decide)
-		w.patient.spawn, w.patient.clock = s.spawn, s.clock
-		usual.probe, usual.patience = w.patient.decide, patience
+	if timeout := cmp.Or(s.config.detachedTimeout, detachedTimeout); s.config.Timeout < timeout {
+		detached := n.withTimeout(timeout)
+		s.simulate(detached.client)
+		w.long = newSender(timeout, detached.decide)
+		w.long.spawn, w.long.clock = s.spawn, s.clock
+		usual.probe, usual.probeTimeout = w.long.decide, timeout
 	}
 	if s.config.Panicked != nil {
-		usual.panicked, w.patient.panicked = s.config.Panicked, s.config.Panicked
+		usual.panicked, w.long.panicked = s.config.Panicked, s.config.Panicked
 	}
-	s.lines.hear(server, w.signOfLife)
+	s.lines.notify(server, w.signOfLife)
 	s.sendersMu.Lock()
 	defer s.sendersMu.Unlock()
-	if s.waysClosed {
+	if s.sendersClosed {
 		w.close()
 	}
 	s.sendersByServer[server] = w
@@ -228,7 +228,7 @@ func (s *Store) Close() error {
 		s.cluster.close()
 	}
 	s.sendersMu.Lock()
-	s.waysClosed = true
+	s.sendersClosed = true
 	sendersByServer := slices.Collect(maps.Values(s.sendersByServer))
 	s.sendersMu.Unlock()
 	for _, w := range sendersByServer { // without the lock, because completing batches may need a sender

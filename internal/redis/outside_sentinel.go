@@ -79,7 +79,7 @@ func (m *simulatedMaster) connect(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if is, err := m.sentinels.current(); is != addr || err != nil { // the master has changed during the check
-		return "", errLeft
+		return "", errOutdated
 	}
 	m.addr = addr
 	return addr, nil

@@ -153,10 +153,10 @@ func drawPrefersTheFullerShard(t *testing.T) {
 	}
 	now := 1000 * algorithms.Second
 	m := shardMemory{now: func() algorithms.Micros { return now }, clock: time.Now, random: rand.IntN}
-	sees := func(i int, left int64) {
+	observe := func(i int, left int64) {
 		d := backend.Decision{At: now}
 		d.Value = left * shards[i].Unit()
-		m.saw([]byte("k"), shards, i, &d)
+		m.observe([]byte("k"), shards, i, &d)
 	}
 	draws := func(what string, order ...int) {
 		t.Helper()
@@ -177,19 +177,19 @@ func drawPrefersTheFullerShard(t *testing.T) {
 		}
 	}
 	for i, left := range []int64{3, 9, 0, 6} {
-		sees(i, left)
+		observe(i, left)
 	}
 	draws("as seen", 1, 3, 0, 2)
 	now += algorithms.Second / 2 // five units flow into each shard, so shard 1 is full
-	sees(3, 4)
-	sees(1, 6)
+	observe(3, 4)
+	observe(1, 6)
 	draws("with what has flowed in", 0, 1, 2, 3) // the shards 0 to 3 have 8, 6, 5 and 4 units
 	now += algorithms.Second / 10
-	sees(0, 4)
-	sees(1, 8)
-	sees(2, 3)
+	observe(0, 4)
+	observe(1, 8)
+	observe(2, 3)
 	failed := backend.Decision{Err: backend.ErrUnavailable}
-	m.saw([]byte("k"), shards, 1, &failed)
+	m.observe([]byte("k"), shards, 1, &failed)
 	draws("one that fails", 3, 0, 2, 1) // the shards 3, 0 and 2 have 5, 4 and 3 units; shard 1 has 8, and has failed
 }
 
@@ -216,9 +216,9 @@ type submitFunc func(b *backend.Batch)
 
 func (f submitFunc) Submit(b *backend.Batch) { f(b) }
 
-// robbed returns a Store in which another sidecar consumes 8 units of the first shard that is charged a
+// contended returns a Store in which another sidecar consumes 8 units of the first shard that is charged a
 // part.
-func robbed(next backend.Store, other *sync.Once) backend.Store {
+func contended(next backend.Store, other *sync.Once) backend.Store {
 	return submitFunc(func(b *backend.Batch) {
 		go func() {
 			if c := b.Charges[0]; c.Terms.Scaled && c.Terms.Cost > 0 {
@@ -243,9 +243,9 @@ func takeAllShards(s *Store, c backend.Charge) (d backend.Decision) {
 }
 
 // takeShard charges shard i of c.
-func takeShard(s *Store, c backend.Charge, i int, ask algorithms.Charge) backend.Decision {
+func takeShard(s *Store, c backend.Charge, i int, terms algorithms.Charge) backend.Decision {
 	part := shardOf(&c, i)
-	part.Terms = ask
+	part.Terms = terms
 	return takeAll(s, []backend.Charge{part})[0]
 }
 
@@ -259,7 +259,7 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	tokens := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second}
 	for name, shards := range map[string]int{"slots": 0, "shards": 2} {
 		t.Run(name, func(t *testing.T) {
-			s, clock := patient(t, url)
+			s, clock := openWithFixedClock(t, url)
 			clock.Set(1_000_000_150 * algorithms.Second) // the middle of a window
 			gate := make(chan struct{})
 			sender := s.cluster.sender
@@ -297,13 +297,13 @@ func TestUndoOfShardsInTheNextWindow(t *testing.T) {
 	start := algorithms.Micros(0)
 	for name, want := range map[string]int64{"the same window": 12, "the next window": 14} {
 		t.Run(name, func(t *testing.T) {
-			s, clock := patient(t, url)
+			s, clock := openWithFixedClock(t, url)
 			clock.Set(1_000_000_150 * algorithms.Second) // the middle of a window
 			c := sharded(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 20, Period: 100 * algorithms.Second, Start: &start}, 2, "race "+name)
 			gate, sender := make(chan struct{}), s.cluster.sender
 			var other sync.Once
 			s.cluster.sender = func(addr string, n *node) backend.Store {
-				return robbed(gated{sender(addr, n), gate}, &other)
+				return contended(gated{sender(addr, n), gate}, &other)
 			}
 			c.Terms = algorithms.Charge{Cost: 15}
 			if d := takeAllShards(s, c); d.Allowed || d.Err != nil {

@@ -18,7 +18,7 @@ type proxy struct {
 
 	dials   atomic.Int64 // connections accepted
 	scripts atomic.Int64 // answers of scripts, forwarded or damaged
-	harmed  atomic.Int64 // damaged answers of scripts
+	damaged atomic.Int64 // damaged answers of scripts
 
 	mu     sync.Mutex
 	rng    *rand.Rand
@@ -166,7 +166,7 @@ func (p *proxy) serve(client net.Conn) {
 			p.scripts.Add(1)
 			f := p.fault()
 			if f != (faults{}) {
-				p.harmed.Add(1)
+				p.damaged.Add(1)
 			}
 			switch {
 			case f.close:

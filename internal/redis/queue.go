@@ -40,11 +40,11 @@ type queue struct {
 	maxBatch int
 	maxWait  int // the largest number of waiting charges
 
-	inFlight int
-	departed time.Time // when the last call started
-	armed    bool      // a call of tick is scheduled
-	waiting  int       // the number of charges that wait in places
-	aside    int       // the number of charges that wait until an earlier part of the same batch has been answered
+	inFlight  int
+	started   time.Time // when the last call started
+	armed     bool      // a call of tick is scheduled
+	waiting   int       // the number of charges that wait in places
+	suspended int       // the number of charges that wait until an earlier part of the same batch has been answered
 
 	places      map[*backend.Source]*place
 	first, last *place // the sources in the order of their turns
@@ -62,11 +62,11 @@ type place struct {
 
 // entry is a batch that waits or is in flight. At any time, at most one call carries charges of it.
 type entry struct {
-	batch *backend.Batch
-	at    int  // the first charge that has not been sent
-	in    bool // a call that is being filled or is in flight carries charges of the batch
-	taken bool // that call carries charges of the batch that are not resets
-	next  *entry
+	batch   *backend.Batch
+	at      int  // the first charge that has not been sent
+	in      bool // a call that is being filled or is in flight carries charges of the batch
+	charged bool // that call carries charges of the batch that are not resets
+	next    *entry
 }
 
 // left returns the number of charges that have not been sent.
@@ -97,7 +97,7 @@ func (c *call) add(e *entry, n int) {
 		c.runs = append(c.runs, run{e.batch, e.at, e.at + n})
 	}
 	c.charges += n
-	e.taken = e.taken || !e.batch.Charges[e.at].Reset
+	e.charged = e.charged || !e.batch.Charges[e.at].Reset
 	if !e.in {
 		e.in = true
 		c.entries = append(c.entries, e)
@@ -122,8 +122,8 @@ func (c *call) knows() {
 
 // effects are the actions that the caller must take after an event.
 type effects struct {
-	start bool          // fill and send a call
-	wake  time.Duration // call tick after this time; 0 means never
+	start     bool          // fill and send a call
+	tickAfter time.Duration // call tick after this time; 0 means never
 }
 
 var (
@@ -141,7 +141,7 @@ func (q *queue) idle() bool { return q.inFlight == 0 && q.waiting == 0 }
 
 // submit adds b, which must have charges. If submit returns an error, the queue does not contain b.
 func (q *queue) submit(b *backend.Batch, now time.Time) (effects, error) {
-	if held := q.waiting + q.aside; held > 0 && held+len(b.Charges) > q.maxWait {
+	if queued := q.waiting + q.suspended; queued > 0 && queued+len(b.Charges) > q.maxWait {
 		return effects{}, errFull
 	}
 	e := q.freeEntries
@@ -152,36 +152,36 @@ func (q *queue) submit(b *backend.Batch, now time.Time) (effects, error) {
 	}
 	*e = entry{batch: b}
 	q.enqueue(e)
-	return q.depart(now), nil
+	return q.startDue(now), nil
 }
 
-// tick is called after effects.wake.
+// tick is called after effects.tickAfter.
 func (q *queue) tick(now time.Time) effects {
 	q.armed = false
-	return q.depart(now)
+	return q.startDue(now)
 }
 
 // over records that a call has ended.
 func (q *queue) over(now time.Time) effects {
 	q.inFlight--
-	return q.depart(now)
+	return q.startDue(now)
 }
 
-// depart starts a call if one is due.
-func (q *queue) depart(now time.Time) effects {
+// startDue starts a call if one is due.
+func (q *queue) startDue(now time.Time) effects {
 	long := q.timeout / 2
-	switch out := now.Sub(q.departed); {
+	switch out := now.Sub(q.started); {
 	case q.waiting == 0 || q.inFlight >= q.maxCalls:
 		return effects{}
 	case q.inFlight == 0 || out >= long || q.waiting >= q.maxBatch:
 		q.inFlight++
-		q.departed = now
+		q.started = now
 		return effects{start: true}
 	case q.armed:
 		return effects{}
 	default:
 		q.armed = true
-		return effects{wake: long - out}
+		return effects{tickAfter: long - out}
 	}
 }
 
@@ -239,7 +239,7 @@ func (q *queue) fill(c *call, now time.Time) bool {
 	for !full && q.waiting > 0 {
 		p := q.first
 		if p.first == nil {
-			q.leave()
+			q.removeFirst()
 			continue
 		}
 		room := q.maxBatch - c.charges
@@ -254,11 +254,11 @@ func (q *queue) fill(c *call, now time.Time) bool {
 	}
 	for _, e := range c.entries { // the rest of these batches must wait until the server has answered the part in c
 		if p := q.places[e.batch.Source]; p != nil && p.first == e {
-			q.setAside(p)
+			q.suspend(p)
 		}
 	}
 	for q.first != nil && q.first.first == nil {
-		q.leave()
+		q.removeFirst()
 	}
 	if len(c.runs) == 0 {
 		q.inFlight--
@@ -267,8 +267,8 @@ func (q *queue) fill(c *call, now time.Time) bool {
 	return true
 }
 
-// leave removes the first source, which has no more entries, from the order of turns.
-func (q *queue) leave() {
+// removeFirst removes the first source, which has no more entries, from the order of turns.
+func (q *queue) removeFirst() {
 	p := q.first
 	q.first = p.next
 	q.sources--
@@ -277,12 +277,12 @@ func (q *queue) leave() {
 	q.freePlaces = p
 }
 
-// setAside removes the first entry of p until the server has answered the part of its batch that is in
+// suspend removes the first entry of p until the server has answered the part of its batch that is in
 // flight.
-func (q *queue) setAside(p *place) {
+func (q *queue) suspend(p *place) {
 	n := p.first.left()
 	q.waiting -= n
-	q.aside += n
+	q.suspended += n
 	p.dequeue()
 }
 
@@ -303,8 +303,8 @@ func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 				continue
 			case c.charges > 0 && c.charges+n > q.maxBatch:
 				return false
-			case b.Charges[e.at].Reset && e.taken: // the server runs the resets of a call first, so this reset must wait for the next call
-				q.setAside(p)
+			case b.Charges[e.at].Reset && e.charged: // the server runs the resets of a call first, so this reset must wait for the next call
+				q.suspend(p)
 				return true
 			}
 			c.add(e, n)
@@ -365,12 +365,12 @@ func (q *queue) skip(e *entry, n int, err error) {
 // batches back to the waiting ones. The call is over only when over is called.
 func (q *queue) complete(c *call) {
 	for i, e := range c.entries {
-		e.in, e.taken = false, false
+		e.in, e.charged = false, false
 		if e.left() == 0 {
 			c.ended = append(c.ended, e.batch)
 			q.release(e)
 		} else {
-			q.aside -= e.left()
+			q.suspended -= e.left()
 			q.enqueue(e)
 		}
 		c.entries[i] = nil
@@ -381,7 +381,7 @@ func (q *queue) complete(c *call) {
 
 // drain answers all waiting batches with err. It returns ended with these batches appended.
 func (q *queue) drain(err error, ended []*backend.Batch) []*backend.Batch {
-	for ; q.first != nil; q.leave() {
+	for ; q.first != nil; q.removeFirst() {
 		for p := q.first; p.first != nil; {
 			e := p.first
 			q.skip(e, e.left(), err)

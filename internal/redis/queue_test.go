@@ -76,7 +76,7 @@ func TestQueueStartsCalls(t *testing.T) {
 	}
 	is("idle", submit(t, &q, batchOf(1), at(0)), effects{start: true})
 	first := sent(t, &q, at(0))
-	is("one is in flight", submit(t, &q, batchOf(1), at(2*ms)), effects{wake: 3 * ms})
+	is("one is in flight", submit(t, &q, batchOf(1), at(2*ms)), effects{tickAfter: 3 * ms})
 	is("a tick is awaited", submit(t, &q, batchOf(1), at(3*ms)), effects{})
 	is("the first is late", q.tick(at(5*ms)), effects{start: true})
 	second := sent(t, &q, at(5*ms))
@@ -89,7 +89,7 @@ func TestQueueStartsCalls(t *testing.T) {
 	third := sent(t, &q, at(21*ms))
 	is("enough wait", submit(t, &q, batchOf(1), at(22*ms)), effects{})
 	q.complete(second)
-	is("few wait", q.over(at(22*ms)), effects{wake: 4 * ms})
+	is("few wait", q.over(at(22*ms)), effects{tickAfter: 4 * ms})
 	is("enough wait for another", submit(t, &q, batchOf(ones(255)...), at(23*ms)), effects{start: true})
 	fourth := sent(t, &q, at(23*ms))
 	is("the tick comes for nothing", q.tick(at(26*ms)), effects{})
@@ -105,9 +105,9 @@ func TestQueueStartsCalls(t *testing.T) {
 // A source with many charges delays the charges of another source by at most its own share of a call.
 func TestQueueServesSourcesInTurn(t *testing.T) {
 	q := newQueue(10 * ms)
-	flood, little, some := &backend.Source{}, &backend.Source{}, &backend.Source{}
+	flood, few, some := &backend.Source{}, &backend.Source{}, &backend.Source{}
 	a := in(flood, batchOf(ones(2000)...))
-	b, c, d := in(little, batchOf(2)), in(some, batchOf(ones(100)...)), in(flood, batchOf(3))
+	b, c, d := in(few, batchOf(2)), in(some, batchOf(ones(100)...)), in(flood, batchOf(3))
 	submit(t, &q, a, at(0))
 	submit(t, &q, d, at(0))
 	submit(t, &q, b, at(0))
@@ -376,7 +376,7 @@ func (s *schedule) submit() {
 	if s.rng.IntN(4) == 0 {
 		b.Known = make([]atomic.Bool, len(b.Charges))
 	}
-	held := s.q.waiting + s.q.aside
+	queued := s.q.waiting + s.q.suspended
 	for i := 0; i < len(b.Charges); {
 		n := backend.GroupLen(b.Charges[i:])
 		f := &fate{size: n, known: b.Known != nil && s.rng.IntN(2) == 0}
@@ -391,8 +391,8 @@ func (s *schedule) submit() {
 		i += n
 	}
 	do, err := s.q.submit(b, at(s.now))
-	if refused := held > 0 && held+len(b.Charges) > s.q.maxWait; (err != nil) != refused {
-		s.t.Errorf("%d wait, %d more: %v", held, len(b.Charges), err)
+	if refused := queued > 0 && queued+len(b.Charges) > s.q.maxWait; (err != nil) != refused {
+		s.t.Errorf("%d wait, %d more: %v", queued, len(b.Charges), err)
 	}
 	if err != nil {
 		for i := range b.Charges {
@@ -416,11 +416,11 @@ func (s *schedule) after(do effects) {
 		s.due++
 		s.left = s.now
 	}
-	if do.wake > 0 {
+	if do.tickAfter > 0 {
 		if s.tickAt > 0 {
 			s.t.Error("two ticks")
 		}
-		s.tickAt = s.now + do.wake
+		s.tickAt = s.now + do.tickAfter
 	}
 	if !do.start && s.q.waiting > 0 && inFlight < 2 && (s.tickAt == 0 || s.tickAt > s.left+5*ms && s.tickAt > s.now+5*ms) {
 		s.t.Errorf("no event will start a call for %d waiting charges", s.q.waiting)
@@ -557,7 +557,7 @@ func (s *schedule) finish() {
 		case len(s.batches) > 0:
 			s.t.Fatalf("%d batches do not end", len(s.batches))
 		default:
-			if !s.q.idle() || s.q.aside != 0 || len(s.q.places) > 0 && s.q.waiting > 0 {
+			if !s.q.idle() || s.q.suspended != 0 || len(s.q.places) > 0 && s.q.waiting > 0 {
 				s.t.Errorf("at the end: %+v", s.q)
 			}
 			return

@@ -30,17 +30,17 @@ func TestARepeatedAnswerIsConfirmed(t *testing.T) {
 	open := func(timeout time.Duration) *Store {
 		return open(t, Config{URL: "redis://" + master.Addr, Timeout: timeout, WaitReplicas: 1})
 	}
-	hurried, patient := open(time.Second), open(10*time.Second)
+	short, long := open(time.Second), open(10*time.Second)
 	take := func(s *Store, id byte) backend.Decision {
 		once := &backend.IdempotencyKey{ID: [16]byte{id}, Lifetime: algorithms.Day}
 		return takeAll(s, []backend.Charge{{Key: []byte("k"), Limit: limitOf(10), Terms: algorithms.Charge{Cost: 1}, IdempotencyKey: once}})[0]
 	}
-	if d := take(patient, 1); !d.Allowed { // from now on the server knows the script
+	if d := take(long, 1); !d.Allowed { // from now on the server knows the script
 		t.Fatalf("got %+v; want allowed", d)
 	}
 	replica.Pause()
 	for _, attempt := range []string{"the first attempt", "the second attempt"} {
-		if d := take(hurried, 2); d.Allowed || !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) {
+		if d := take(short, 2); d.Allowed || !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) {
 			t.Errorf("%s, while the replica is paused: %+v; want denied, the error backend.ErrUnavailable and an error other than backend.ErrNotTaken", attempt, d)
 		}
 	}
@@ -49,7 +49,7 @@ func TestARepeatedAnswerIsConfirmed(t *testing.T) {
 		t.Errorf("by another sidecar, while the replica is paused: %+v; want denied and an error", d)
 	}
 	replica.Resume()
-	if d := take(patient, 2); d.Err != nil || !d.Allowed || !d.Replayed || d.Remaining != 8 {
+	if d := take(long, 2); d.Err != nil || !d.Allowed || !d.Replayed || d.Remaining != 8 {
 		t.Errorf("when the replica has resumed: %+v; want no error, allowed, replayed and 8 remaining", d)
 	}
 }

@@ -13,7 +13,7 @@ import (
 func TestResetForgetsAllShards(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 3).Steady()
-	s, _ := patient(t, c.URL())
+	s, _ := openWithFixedClock(t, c.URL())
 	bucket, other := sharded(t, windowSpec(100), 7, "one"), sharded(t, windowSpec(100), 7, "other")
 	for _, b := range []backend.Charge{bucket, other} {
 		if d := takeOne(t, s, b, algorithms.Charge{Cost: 100}); !d.Allowed {

@@ -296,9 +296,9 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 	return dst
 }
 
-// elsewhen reports whether the server's time was outside of the calendar windows that it received. Then
+// outsideCalendar reports whether the server's time was outside of the calendar windows that it received. Then
 // nothing was decided. elsewhen also returns the server's time.
-func (t *scriptRun) elsewhen() (now algorithms.Micros, yes bool) {
+func (t *scriptRun) outsideCalendar() (now algorithms.Micros, yes bool) {
 	if t.err != nil || len(t.reply) != headSize || len(t.of) == 0 {
 		return 0, false
 	}

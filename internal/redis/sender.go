@@ -21,11 +21,11 @@ type sender struct {
 	// backend.ErrUnavailable.
 	decide  func(ctx context.Context, c *call) error
 	timeout time.Duration
-	// probe replaces decide for a call that probes a server, with patience as the timeout. Such a call often
+	// probe replaces decide for a call that probes a server, with probeTimeout as the timeout. Such a call often
 	// prepares a connection first (dial, log in, load the script). A caller still waits no longer than until
 	// its own deadline.
-	probe    func(ctx context.Context, c *call) error
-	patience time.Duration
+	probe        func(ctx context.Context, c *call) error
+	probeTimeout time.Duration
 	// spawn runs f on another goroutine.
 	spawn func(f func())
 	// start arranges that begin is called soon. If start is nil, begin is run by spawn.
@@ -51,7 +51,7 @@ var errClosed = fmt.Errorf("%w: the store is closed", backend.ErrNotTaken)
 
 func newSender(timeout time.Duration, decide func(ctx context.Context, c *call) error) *sender {
 	l := &sender{
-		clock: outside.System, decide: decide, timeout: timeout, probe: decide, patience: timeout, queue: newQueue(timeout),
+		clock: outside.System, decide: decide, timeout: timeout, probe: decide, probeTimeout: timeout, queue: newQueue(timeout),
 		spawn:    func(f func()) { go f() },
 		changed:  func(bool) {},
 		panicked: func(any) {},
@@ -122,11 +122,11 @@ func (l *sender) refuses(now time.Time) error {
 // arm sets the timer for tick if do requires it. mu must be held.
 func (l *sender) arm(do effects) {
 	switch {
-	case do.wake <= 0:
+	case do.tickAfter <= 0:
 	case l.timer == nil:
-		l.timer = l.clock.AfterFunc(do.wake, l.tick)
+		l.timer = l.clock.AfterFunc(do.tickAfter, l.tick)
 	default:
-		l.timer.Reset(do.wake)
+		l.timer.Reset(do.tickAfter)
 	}
 }
 
@@ -161,7 +161,7 @@ const few = 8
 
 // byWire makes the call that is due with the wire. It returns false if the wire cannot make a call now.
 func (l *sender) byWire(now time.Time) bool {
-	if l.wire == nil || !l.wire.take() {
+	if l.wire == nil || !l.wire.reserve() {
 		return false
 	}
 	c := l.calls.Get().(*call)
@@ -170,7 +170,7 @@ func (l *sender) byWire(now time.Time) bool {
 	l.mu.Unlock()
 	if len(c.ended) > 0 || c.permit != doSend || !l.wire.send(c, now.Add(l.timeout)) {
 		l.wire.release()
-		l.spawn(func() { l.carry(c, now) })
+		l.spawn(func() { l.makeCalls(c, now) })
 	}
 	return true
 }
@@ -188,12 +188,12 @@ func (l *sender) work() {
 	l.mu.Lock()
 	l.fill(c, now)
 	l.mu.Unlock()
-	l.carry(c, now)
+	l.makeCalls(c, now)
 }
 
-// carry makes the call c with decide; c was filled at time now. Then it makes the calls that are due
+// makeCalls makes the call c with decide; c was filled at time now. Then it makes the calls that are due
 // meanwhile.
-func (l *sender) carry(c *call, now time.Time) {
+func (l *sender) makeCalls(c *call, now time.Time) {
 	defer l.calls.Put(c)
 	for {
 		if len(c.ended) > few && len(c.runs) > 0 { // these batches ended because they were too late; completing them must not delay the call
@@ -253,7 +253,7 @@ func (l *sender) ended(now time.Time) bool {
 // fill moves waiting charges to c, and makes the circuit decide whether to send c. mu must be held.
 func (l *sender) fill(c *call, now time.Time) {
 	if l.queue.fill(c, now) {
-		c.permit = l.step(callDeparts, now)
+		c.permit = l.step(callStarts, now)
 	}
 }
 
@@ -282,7 +282,7 @@ func (l *sender) signOfLife() {
 func (l *sender) send(c *call, until time.Time) {
 	outcome, decide := callAnswered, l.decide
 	if c.permit == doProbe {
-		decide, until = l.probe, l.clock.Now().Add(l.patience)
+		decide, until = l.probe, l.clock.Now().Add(l.probeTimeout)
 	}
 	if c.permit == doRefuse {
 		c.fail(errOpen)
@@ -319,7 +319,7 @@ func (l *sender) guard(ctx context.Context, do func() error) error {
 	l.mu.Lock()
 	err, permit := l.refuses(now), doRefuse
 	if err == nil {
-		permit = l.step(callDeparts, now)
+		permit = l.step(callStarts, now)
 	}
 	l.mu.Unlock()
 	if permit == doRefuse {

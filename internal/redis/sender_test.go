@@ -109,7 +109,7 @@ func TestAnIdleServerIsCalledAtOnce(t *testing.T) {
 
 func TestBatchesUnderLoadShareCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &server{takes: ms}
+		p := &server{latency: ms}
 		l := newSender(10*ms, p.decide)
 		first := start(l, batchOf(1))
 		synctest.Wait()
@@ -185,7 +185,7 @@ func TestAWaitingCallerMakesTheCallItself(t *testing.T) {
 
 func TestLateBatchesAreNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &server{takes: 30 * ms} // also if its context ends before
+		p := &server{latency: 30 * ms} // also if its context ends before
 		l := newSender(10*ms, p.decide)
 		l.queue.maxCalls = 1
 		first := start(l, batchOf(1))
@@ -202,14 +202,14 @@ func TestLateBatchesAreNotSent(t *testing.T) {
 // Done functions of many batches do not delay the next call, however long they take.
 func TestDoneFunctionsDoNotDelayTheNextCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &server{takes: ms}
+		p := &server{latency: ms}
 		l := newSender(time.Minute, p.decide)
-		var told sync.WaitGroup
+		var notified sync.WaitGroup
 		submit := func(n int) {
 			for range n {
-				told.Add(1)
+				notified.Add(1)
 				b := batchOf(1)
-				b.Done = func(*backend.Batch) { time.Sleep(time.Second); told.Done() }
+				b.Done = func(*backend.Batch) { time.Sleep(time.Second); notified.Done() }
 				l.Submit(b)
 			}
 		}
@@ -226,7 +226,7 @@ func TestDoneFunctionsDoNotDelayTheNextCall(t *testing.T) {
 		if n := p.called.Load(); n != 3 {
 			t.Errorf("%d calls; want 3", n)
 		}
-		told.Wait()
+		notified.Wait()
 	})
 }
 
@@ -272,7 +272,7 @@ func TestAPanicHarmsNoOtherBatch(t *testing.T) {
 // each source.
 func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &server{takes: ms}
+		p := &server{latency: ms}
 		l := newSender(10*ms, p.decide)
 		log := ""
 		a := &backend.Source{Flush: func() { log += "A " }}
@@ -295,7 +295,7 @@ func TestSourcesAreFlushedAfterTheirBatches(t *testing.T) {
 // Close fails the waiting batches and all later ones. A call in flight is not interrupted.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &server{takes: 5 * ms}
+		p := &server{latency: 5 * ms}
 		l := newSender(10*ms, p.decide)
 		large := start(l, batchOf(ones(300)...))
 		synctest.Wait()
@@ -335,7 +335,7 @@ func TestGroupsThatAreTooLargeCostNothing(t *testing.T) {
 				p := &server{}
 				l := newSender(10*ms, p.decide)
 				b := batchOf(sizes...)
-				<-start(&serverSenders{l, newSender(patience, p.decide)}, b).done
+				<-start(&serverSenders{l, newSender(detachedTimeout, p.decide)}, b).done
 				at := 0
 				for _, size := range sizes {
 					for range size {

@@ -105,8 +105,8 @@ type sentinels struct {
 	watched []string      // the addresses of the watched Sentinels; this and the following fields are guarded by mu
 	view    view          //
 	known   chan struct{} // closed as soon as a master is known
-	why     error         // the error of a Sentinel that named no master, or nil
-	whyFrom string        // the address of that Sentinel
+	err     error         // the error of a Sentinel that named no master, or nil
+	errFrom string        // the address of that Sentinel
 	closed  bool
 }
 
@@ -190,7 +190,7 @@ func (w *sentinels) change(event func(view) view) {
 	moved := w.view.master != was.master && was.master != ""
 	starts := w.view.next != was.next && w.view.next != ""
 	if moved || starts {
-		w.line.leave()
+		w.line.invalidate()
 	}
 	if starts {
 		next := w.view.next
@@ -285,7 +285,7 @@ func (w *sentinels) listen(addr string) {
 	poll := time.NewTicker(sentinelPoll)
 	defer poll.Stop()
 	received := messages.ChannelWithSubscriptions()
-	w.ask(client, addr)
+	w.query(client, addr)
 	for {
 		select {
 		case <-w.closing.Done():
@@ -295,17 +295,17 @@ func (w *sentinels) listen(addr string) {
 			case *goredis.Message:
 				w.message(message.Channel, strings.Fields(message.Payload))
 			case *goredis.Subscription: // The subscription is new, so messages may have been missed.
-				w.ask(client, addr)
+				w.query(client, addr)
 				w.discover(client)
 			}
 		case <-poll.C:
-			w.ask(client, addr)
+			w.query(client, addr)
 		}
 	}
 }
 
-// ask requests the address of the master from a Sentinel, whose address is from.
-func (w *sentinels) ask(client *goredis.SentinelClient, from string) {
+// query requests the address of the master from a Sentinel, whose address is from.
+func (w *sentinels) query(client *goredis.SentinelClient, from string) {
 	ctx, cancel := context.WithTimeout(w.closing, sentinelPoll/2)
 	defer cancel()
 	addr, err := client.GetMasterAddrByName(ctx, w.name).Result()

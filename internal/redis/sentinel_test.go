@@ -90,7 +90,7 @@ func TestPlannedFailoverLosesLittle(t *testing.T) {
 	l.normal(at, generous)
 	l.stop()
 	var lost int64
-	for _, q := range l.questions {
+	for _, q := range l.requests {
 		if q.limit == 0 {
 			lost += max(0, q.acked.Load()-l.charged(s, q)[0])
 		}

@@ -22,7 +22,8 @@ import (
 // and the cost is consumed from the shards that have units (combine.go). A charge is denied only if all
 // shards together have too few units.
 
-// shardStore is a Store for charges of sharded buckets. Each charge is a group of its own, without an idempotency key.
+// shardStore is a Store for charges of sharded buckets. Each charge is a group of its own, without an
+// idempotency key.
 type shardStore struct {
 	next   backend.Store // the Store of the shards
 	memory shardMemory
@@ -49,17 +50,17 @@ func (s *shardStore) Submit(b *backend.Batch) {
 	for i := range b.Charges {
 		switch c := &b.Charges[i]; {
 		case c.Reset:
-			d.apart(i, &resetShards{charge: *c, memory: &s.memory})
+			d.runSeparately(i, &resetShards{charge: *c, memory: &s.memory})
 		case c.Terms.Cost > c.Limit.Most(c.Terms.Reserve):
 			b.Decisions[i].Never = true
 			b.SetKnown(i, i+1)
 		case c.Terms.Cost < 0 && !c.Terms.DryRun:
-			d.apart(i, &refund{charge: *c, memory: &s.memory})
+			d.runSeparately(i, &refund{charge: *c, memory: &s.memory})
 		case c.Terms.Cost > 0 && !c.Terms.Reserve && !c.Terms.DryRun && !c.Limit.Overdraw:
 			first, second := s.memory.draw(c.Key, c.Shards, c.Terms.Hash)
 			d.drawn = append(d.drawn, drawn{charge: i, shards: [2]int{first, second}})
 		default:
-			d.apart(i, &combine{charge: *c, memory: &s.memory})
+			d.runSeparately(i, &combine{charge: *c, memory: &s.memory})
 		}
 	}
 	d.steps.Run(b)
@@ -80,31 +81,31 @@ type draws struct {
 
 // drawn is a charge of the batch, with the two shards drawn for it.
 type drawn struct {
-	charge int // in the outer batch
-	shards [2]int
-	asked  int // how many of shards are done: charged, or certain to have too little
-	apart  bool
+	charge   int // in the outer batch
+	shards   [2]int
+	tried    int // how many of shards are done: charged, or certain to have too little
+	separate bool
 }
 
 // step handles the answers of the shards that were charged last. Then it returns the charges of the next
 // ones.
 func (d *draws) step(answers []backend.Decision) ([]backend.Charge, []backend.Decision) {
-	d.settle(answers)
+	d.record(answers)
 	clear(d.charges)
 	d.charges = d.charges[:0]
 	sent := d.drawn[:0]
 	for _, w := range d.drawn {
 		c := &d.outer.Charges[w.charge]
-		for w.asked < len(w.shards) && c.Terms.Cost > c.Shards[w.shards[w.asked]].Capacity {
-			w.asked++
+		for w.tried < len(w.shards) && c.Terms.Cost > c.Shards[w.shards[w.tried]].Capacity {
+			w.tried++
 		}
-		if w.asked == len(w.shards) { // all shards must be read
-			d.apart(w.charge, &combine{charge: *c, memory: &d.memory})
+		if w.tried == len(w.shards) { // all shards must be read
+			d.runSeparately(w.charge, &combine{charge: *c, memory: &d.memory})
 			continue
 		}
-		d.charges = append(d.charges, shardOf(c, w.shards[w.asked]))
+		d.charges = append(d.charges, shardOf(c, w.shards[w.tried]))
 		d.charges[len(d.charges)-1].Group = len(d.charges)
-		w.asked++
+		w.tried++
 		sent = append(sent, w)
 	}
 	d.drawn = sent
@@ -117,19 +118,19 @@ func (d *draws) step(answers []backend.Decision) ([]backend.Charge, []backend.De
 	return d.charges, d.decisions
 }
 
-// settle records the answers of the shards that were charged last. Only charges that were denied stay in
+// record handles the answers of the shards that were charged last. Only charges that were denied stay in
 // drawn.
-func (d *draws) settle(answers []backend.Decision) {
+func (d *draws) record(answers []backend.Decision) {
 	if answers == nil {
 		return
 	}
-	waits := d.drawn[:0]
+	denied := d.drawn[:0]
 	for i, w := range d.drawn {
-		if !w.apart && !d.outer.IsKnown(w.charge) && !d.answer(&w, &answers[i]) {
-			waits = append(waits, w)
+		if !w.separate && !d.outer.IsKnown(w.charge) && !d.answer(&w, &answers[i]) {
+			denied = append(denied, w)
 		}
 	}
-	d.drawn = waits
+	d.drawn = denied
 }
 
 // knows handles the decisions from to to, which are known before those of the other shards. A charge that was
@@ -137,9 +138,9 @@ func (d *draws) settle(answers []backend.Decision) {
 func (d *draws) knows(from, to int) {
 	for i := from; i < to; i++ {
 		if w := &d.drawn[i]; !d.answer(w, &d.decisions[i]) {
-			w.apart = true
+			w.separate = true
 			c := &d.outer.Charges[w.charge]
-			d.apart(w.charge, &redraw{combine: combine{charge: *c, memory: &d.memory}, shards: w.shards[w.asked:]})
+			d.runSeparately(w.charge, &redraw{combine: combine{charge: *c, memory: &d.memory}, shards: w.shards[w.tried:]})
 		}
 	}
 }
@@ -148,7 +149,7 @@ func (d *draws) knows(from, to int) {
 // false instead.
 func (d *draws) answer(w *drawn, answer *backend.Decision) bool {
 	c := &d.outer.Charges[w.charge]
-	is, ok := d.memory.answer(c, w.shards[w.asked-1], *answer)
+	is, ok := d.memory.answer(c, w.shards[w.tried-1], *answer)
 	if !ok {
 		return false
 	}
@@ -163,14 +164,14 @@ func (d *draws) answer(w *drawn, answer *backend.Decision) bool {
 type redraw struct {
 	combine
 
-	shards []int // the drawn shards that have not been charged
-	sent   int   // the shard that was charged last
-	waits  bool  // the decision of sent is outstanding
+	shards  []int // the drawn shards that have not been charged
+	sent    int   // the shard that was charged last
+	waiting bool  // the decision of sent is outstanding
 }
 
 func (m *redraw) step(answers []backend.Decision) (charges []backend.Charge, undo []*refund) {
-	if m.waits {
-		m.waits = false
+	if m.waiting {
+		m.waiting = false
 		var ok bool
 		if m.is, ok = m.memory.answer(&m.charge, m.sent, answers[0]); ok {
 			return nil, nil
@@ -180,15 +181,15 @@ func (m *redraw) step(answers []backend.Decision) (charges []backend.Charge, und
 	for answers == nil && len(m.shards) > 0 {
 		m.sent, m.shards = m.shards[0], m.shards[1:]
 		if m.charge.Terms.Cost <= m.charge.Shards[m.sent].Capacity {
-			m.waits = true
+			m.waiting = true
 			return []backend.Charge{shardOf(&m.charge, m.sent)}, nil
 		}
 	}
 	return m.combine.step(answers)
 }
 
-// apart runs m, which decides charge i, separately from the other charges.
-func (d *draws) apart(i int, m machine) {
+// runSeparately runs m, which decides charge i, separately from the other charges.
+func (d *draws) runSeparately(i int, m machine) {
 	d.pending.Add(1)
 	d.run(m, d.outer, func(is backend.Decision) {
 		is.Value = wholeValue(&d.outer.Charges[i], is.Value)
@@ -246,13 +247,13 @@ type shardMemory struct {
 	clock  func() time.Time
 	random func(n int) int // returns a random number below n
 
-	mu   sync.Mutex
-	seen map[uint64][]sight // for each shard, by the hash of the bucket's key; guarded by mu
+	mu    sync.Mutex
+	known map[uint64][]shardState // for each shard, by the hash of the bucket's key; guarded by mu
 }
 
-// sight is the last known state of a shard. at is when this process learned it, and failed is when the shard
-// last failed, both by this process's clock.
-type sight struct {
+// shardState is the last known state of a shard. at is when this process learned it, and failed is when the
+// shard last failed, both by this process's clock.
+type shardState struct {
 	state      algorithms.State // zero if the shard was never charged
 	at, failed time.Time
 }
@@ -261,19 +262,19 @@ type sight struct {
 // forgotten.
 const maxSharded = 65_536
 
-func (m *shardMemory) of(key []byte, shards []algorithms.Limit, use func(seen []sight)) {
+func (m *shardMemory) of(key []byte, shards []algorithms.Limit, use func(known []shardState)) {
 	hash := xxhash.Sum64(key)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	seen := m.seen[hash]
-	if len(seen) != len(shards) {
-		if m.seen == nil || len(m.seen) >= maxSharded {
-			m.seen = map[uint64][]sight{}
+	known := m.known[hash]
+	if len(known) != len(shards) {
+		if m.known == nil || len(m.known) >= maxSharded {
+			m.known = map[uint64][]shardState{}
 		}
-		seen = make([]sight, len(shards))
-		m.seen[hash] = seen
+		known = make([]shardState, len(shards))
+		m.known[hash] = known
 	}
-	use(seen)
+	use(known)
 }
 
 // draw returns two different shards at random; first is the one with more units. The units that have flowed
@@ -286,7 +287,7 @@ func (m *shardMemory) draw(key []byte, shards []algorithms.Limit, hash uint64) (
 		second++
 	}
 	wall := m.clock()
-	left := func(i int, s *sight) int64 {
+	left := func(i int, s *shardState) int64 {
 		if wall.Sub(s.failed) < reloadPause {
 			return math.MinInt64
 		}
@@ -297,8 +298,8 @@ func (m *shardMemory) draw(key []byte, shards []algorithms.Limit, hash uint64) (
 		_, d := shards[i].Take(s.state, now, algorithms.Charge{Hash: hash, DryRun: true})
 		return d.Value
 	}
-	m.of(key, shards, func(seen []sight) {
-		if left(second, &seen[second]) > left(first, &seen[first]) {
+	m.of(key, shards, func(known []shardState) {
+		if left(second, &known[second]) > left(first, &known[first]) {
 			first, second = second, first
 		}
 	})
@@ -318,21 +319,21 @@ func (m *shardMemory) order(n int) []int {
 	return order
 }
 
-// saw stores the decision of shard i as its last known state. It returns the sum of the last known values of
+// observe stores the decision of shard i as its last known state. It returns the sum of the last known values of
 // all shards. A shard whose state is unknown counts as full.
-func (m *shardMemory) saw(key []byte, shards []algorithms.Limit, i int, d *backend.Decision) (sum int64) {
+func (m *shardMemory) observe(key []byte, shards []algorithms.Limit, i int, d *backend.Decision) (sum int64) {
 	wall := m.clock()
-	m.of(key, shards, func(seen []sight) {
+	m.of(key, shards, func(known []shardState) {
 		if d.Err != nil {
-			seen[i].failed = wall
+			known[i].failed = wall
 			return
 		}
-		seen[i] = sight{state: algorithms.State{By: &shards[i], Value: d.Value, At: d.At}, at: wall}
-		for j := range seen {
-			if seen[j].state.By == nil {
+		known[i] = shardState{state: algorithms.State{By: &shards[i], Value: d.Value, At: d.At}, at: wall}
+		for j := range known {
+			if known[j].state.By == nil {
 				sum += shards[j].Capacity * shards[j].Unit()
 			} else {
-				sum += max(0, seen[j].state.Value)
+				sum += max(0, known[j].state.Value)
 			}
 		}
 	})
@@ -342,7 +343,7 @@ func (m *shardMemory) saw(key []byte, shards []algorithms.Limit, i int, d *backe
 // answer returns the decision on c, made from the decision d of its shard i. Remaining and Value become the
 // sums over all shards. ok is false if the shard denied c: other shards may still allow it.
 func (m *shardMemory) answer(c *backend.Charge, i int, d backend.Decision) (_ backend.Decision, ok bool) {
-	left := m.saw(c.Key, c.Shards, i, &d)
+	left := m.observe(c.Key, c.Shards, i, &d)
 	if d.Err == nil && !d.Allowed {
 		return d, false
 	}
@@ -354,5 +355,5 @@ func (m *shardMemory) answer(c *backend.Charge, i int, d backend.Decision) (_ ba
 func (m *shardMemory) forget(key []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.seen, xxhash.Sum64(key))
+	delete(m.known, xxhash.Sum64(key))
 }

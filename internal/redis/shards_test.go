@@ -41,9 +41,9 @@ func sharded(tb testing.TB, spec algorithms.Spec, n int, key string) backend.Cha
 }
 
 // takeOne makes a charge that must be answered.
-func takeOne(tb testing.TB, s backend.Store, c backend.Charge, ask algorithms.Charge) backend.Decision {
+func takeOne(tb testing.TB, s backend.Store, c backend.Charge, terms algorithms.Charge) backend.Decision {
 	tb.Helper()
-	c.Terms = ask
+	c.Terms = terms
 	var d [1]backend.Decision
 	backend.Take(context.Background(), s, []backend.Charge{c}, d[:])
 	if d[0].Err != nil {
@@ -72,8 +72,8 @@ func sum(all []int64) (n int64) {
 	return n
 }
 
-// patient returns a Store with a long timeout and a clock that stands still.
-func patient(tb testing.TB, url string) (*Store, *storetest.Clock) {
+// openWithFixedClock returns a Store with a long timeout and a clock that stands still.
+func openWithFixedClock(tb testing.TB, url string) (*Store, *storetest.Clock) {
 	tb.Helper()
 	clock := &storetest.Clock{}
 	clock.Set(algorithms.Micros(time.Now().UnixMicro()))
@@ -88,15 +88,15 @@ func TestShards(t *testing.T) {
 	cluster := redistest.StartCluster(t, 3).Steady()
 	url := cluster.URL()
 	t.Run("admit exactly the limit", func(t *testing.T) { shardsAdmitTheLimit(t, url) })
-	t.Run("deny only if units are missing", func(t *testing.T) { shardsDenyOnlyWhatIsNotThere(t, url) })
+	t.Run("deny only if units are missing", func(t *testing.T) { shardsDenyOnlyMissingUnits(t, url) })
 	t.Run("allow a cost larger than each shard", func(t *testing.T) { shardsServeLargeCosts(t, url) })
-	t.Run("get refunds, the emptiest first", func(t *testing.T) { shardsAreGivenBackTo(t, url) })
+	t.Run("get refunds, the emptiest first", func(t *testing.T) { shardsGetRefunds(t, url) })
 	t.Run("lose no concurrent refund", func(t *testing.T) { shardsLoseNothing(t, url) })
 	t.Run("end level after a reservation", func(t *testing.T) { shardsSpreadAReservation(t, url) })
 	t.Run("report the retry time after another sidecar was faster", func(t *testing.T) { shardsLostARace(t, url) })
 	t.Run("are refunded if their group is denied", func(t *testing.T) { shardsInAGroup(t, url) })
 	t.Run("spread a hot key over the masters", func(t *testing.T) { shardsSpreadAHotKey(t, cluster) })
-	t.Run("answer dry runs as one bucket", func(t *testing.T) { shardsAreLookedAtWhole(t, url) })
+	t.Run("answer dry runs as one bucket", func(t *testing.T) { shardsArePeekedAsOne(t, url) })
 	t.Run("admit more than two choices alone", func(t *testing.T) { shardsAdmitMore(t, url) })
 }
 
@@ -144,9 +144,9 @@ func shardsAdmitTheLimit(t *testing.T, url string) {
 
 // While there are no other requests, a request is denied exactly if the sum of all shards is less than its
 // cost. The answer contains that sum. The request is allowed at its retry time, and not before.
-func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
+func shardsDenyOnlyMissingUnits(t *testing.T, url string) {
 	t.Helper()
-	s, clock := patient(t, url)
+	s, clock := openWithFixedClock(t, url)
 	n := seed(t)
 	rng := rand.New(rand.NewPCG(n, 5))
 	capacity := int64(60)
@@ -197,7 +197,7 @@ func shardsDenyOnlyWhatIsNotThere(t *testing.T, url string) {
 
 func shardsServeLargeCosts(t *testing.T, url string) {
 	t.Helper()
-	s, _ := patient(t, url)
+	s, _ := openWithFixedClock(t, url)
 	for _, shards := range []int{2, 5} {
 		const limit = 50
 		c := sharded(t, windowSpec(limit), shards, fmt.Sprintf("large %d", shards))
@@ -220,9 +220,9 @@ func shardsServeLargeCosts(t *testing.T, url string) {
 	}
 }
 
-func shardsAreGivenBackTo(t *testing.T, url string) {
+func shardsGetRefunds(t *testing.T, url string) {
 	t.Helper()
-	s, _ := patient(t, url)
+	s, _ := openWithFixedClock(t, url)
 	c := sharded(t, windowSpec(40), 4, "back")
 	takeOne(t, s, c, algorithms.Charge{Cost: 40})
 	for i, cost := range []int64{-1, -4, -6} { // refund different amounts, so that the shards are not equal
@@ -276,7 +276,7 @@ func shardsLoseNothing(t *testing.T, url string) {
 
 func shardsSpreadAReservation(t *testing.T, url string) {
 	t.Helper()
-	s, clock := patient(t, url)
+	s, clock := openWithFixedClock(t, url)
 	capacity, reserve := int64(12), int64(24)
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 6, Period: algorithms.Second, Capacity: &capacity, MaxReserved: &reserve}, 4, "reserved")
 	one := c.Shards[0].Unit()
@@ -304,11 +304,11 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 // shardsLostARace lets another sidecar charge a shard between the dry runs and the charge.
 func shardsLostARace(t *testing.T, url string) {
 	t.Helper()
-	s, _ := patient(t, url)
+	s, _ := openWithFixedClock(t, url)
 	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: 20 * algorithms.Second}, 2, "race")
 	sender := s.cluster.sender
 	var other sync.Once
-	s.cluster.sender = func(addr string, n *node) backend.Store { return robbed(sender(addr, n), &other) }
+	s.cluster.sender = func(addr string, n *node) backend.Store { return contended(sender(addr, n), &other) }
 	c.Terms = algorithms.Charge{Cost: 15}
 	d := takeAllShards(s, c)
 	if d.Allowed || d.Err != nil {
@@ -324,7 +324,7 @@ func shardsLostARace(t *testing.T, url string) {
 // If the other bucket of the group denies, the charges of the shards are refunded.
 func shardsInAGroup(t *testing.T, url string) {
 	t.Helper()
-	s, _ := patient(t, url)
+	s, _ := openWithFixedClock(t, url)
 	c := sharded(t, windowSpec(30), 3, "grouped")
 	other := backend.Charge{Key: []byte("beside it"), Limit: limitOf(1), Terms: algorithms.Charge{Cost: 1}, Owner: "test"}
 	for i, want := range []bool{true, false, false} {
@@ -347,8 +347,8 @@ func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
 		for _, m := range cluster.Masters {
 			m.Do("CONFIG", "RESETSTAT")
 		}
-		const asks = 3000
-		for range asks {
+		const requests = 3000
+		for range requests {
 			takeOne(t, s, c, algorithms.Charge{Cost: 1})
 		}
 		var calls []float64
@@ -358,7 +358,7 @@ func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
 				t.Fatal("a master got no command")
 			}
 			n, _ := strconv.Atoi(found[1])
-			calls = append(calls, float64(n)/asks)
+			calls = append(calls, float64(n)/requests)
 		}
 		t.Logf("%d shards: shares of a hot key's commands by master: %.3f", shards, calls)
 		// The shards are spread over three masters. With 10 shards, one master has 4.
@@ -374,7 +374,7 @@ func shardsSpreadAHotKey(t *testing.T, cluster *redistest.Cluster) {
 type offered struct {
 	c, shards int
 	load      float64
-	asks      int
+	requests  int
 }
 
 func (o offered) spec() algorithms.Spec {
@@ -387,18 +387,18 @@ func (o offered) spec() algorithms.Spec {
 // them that was admitted after the first sixth.
 func (o offered) run(seed uint64, take func(at algorithms.Micros) bool) float64 {
 	rng := rand.New(rand.NewPCG(seed, 6))
-	moments := make([]float64, o.asks)
+	moments := make([]float64, o.requests)
 	for i := range moments {
-		moments[i] = rng.Float64() * float64(o.asks) * 1000 / o.load // in microseconds; with 1000 charges in a second the load equals the limit
+		moments[i] = rng.Float64() * float64(o.requests) * 1000 / o.load // in microseconds; with 1000 charges in a second the load equals the limit
 	}
 	slices.Sort(moments)
-	admitted, warm := 0, o.asks/6
+	admitted, warm := 0, o.requests/6
 	for i, at := range moments {
 		if take(storetest.Start+algorithms.Micros(at)) && i >= warm {
 			admitted++
 		}
 	}
-	return float64(admitted) / float64(o.asks-warm)
+	return float64(admitted) / float64(o.requests-warm)
 }
 
 // choices returns the share that is admitted if the fullest of a number of random shards is charged, in
@@ -429,15 +429,15 @@ func (o offered) choices(tb testing.TB, seed uint64, of int) float64 {
 // it denies, so it must admit more.
 func shardsAdmitMore(t *testing.T, url string) {
 	t.Helper()
-	s, clock := patient(t, url)
+	s, clock := openWithFixedClock(t, url)
 	n := seed(t)
 	t.Log("share of the requests admitted, by the tokens of a shard and the load offered:")
 	t.Log(" c  load   one shard  two choices  this")
 	for _, c := range []int{5, 10, 20} {
 		for _, load := range []float64{0.8, 1.0, 1.2} {
-			o := offered{c: c, shards: 8, load: load, asks: 1500}
+			o := offered{c: c, shards: 8, load: load, requests: 1500}
 			if testing.Verbose() {
-				o.asks = 4000
+				o.requests = 4000
 			}
 			charge := sharded(t, o.spec(), o.shards, fmt.Sprintf("offered %d %v %d", c, load, n))
 			this := o.run(n, func(at algorithms.Micros) bool {
@@ -453,11 +453,11 @@ func shardsAdmitMore(t *testing.T, url string) {
 	}
 }
 
-// shardsAreLookedAtWhole compares dry runs of sharded buckets in a Cluster with those of one bucket in
+// shardsArePeekedAsOne compares dry runs of sharded buckets in a Cluster with those of one bucket in
 // memory. The result must not depend on which shards were charged.
-func shardsAreLookedAtWhole(t *testing.T, url string) {
+func shardsArePeekedAsOne(t *testing.T, url string) {
 	t.Helper()
-	s, clock := patient(t, url)
+	s, clock := openWithFixedClock(t, url)
 	whole := memory.New(memory.Config{Clock: clock.Time})
 	number := func(n int64) *int64 { return &n }
 	for name, spec := range map[string]algorithms.Spec{
@@ -471,24 +471,24 @@ func shardsAreLookedAtWhole(t *testing.T, url string) {
 		for _, shards := range []int{2, 4, 7} {
 			t.Run(fmt.Sprintf("%s in %d", name, shards), func(t *testing.T) {
 				c := sharded(t, spec, shards, fmt.Sprintf("look %s %d %d", name, shards, seed(t)))
-				look := func() {
+				peek := func() {
 					t.Helper()
 					got, want := takeOne(t, s, c, algorithms.Charge{DryRun: true}), takeOne(t, whole, c, algorithms.Charge{DryRun: true})
 					if got.Value != want.Value || got.Remaining != want.Remaining {
 						t.Errorf("value %d, %d remaining; of one bucket %d, %d", got.Value, got.Remaining, want.Value, want.Remaining)
 					}
 				}
-				look()
+				peek()
 				for _, cost := range []int64{1, 3, 20, -2, 1} {
 					takeOne(t, s, c, algorithms.Charge{Cost: cost})
 					takeOne(t, whole, c, algorithms.Charge{Cost: cost})
-					look()
+					peek()
 				}
 				if spec.MaxReserved != nil {
-					ask := algorithms.Charge{Cost: 100, Reserve: true}
-					takeOne(t, s, c, ask)
-					takeOne(t, whole, c, ask)
-					look()
+					terms := algorithms.Charge{Cost: 100, Reserve: true}
+					takeOne(t, s, c, terms)
+					takeOne(t, whole, c, terms)
+					peek()
 				}
 			})
 		}

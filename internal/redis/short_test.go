@@ -173,9 +173,9 @@ func TestPlainChargesDoNotRunTheGeneralFunction(t *testing.T) {
 	type calls [][]backend.Charge
 	starts := limit(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: s, Initial: n(1)})
 	plan := func(of, then *algorithms.Limit) []backend.Charge {
-		pays := charge(fmt.Sprintf("of %p", of), 0, of)
-		pays.Then = true
-		return []backend.Charge{pays, charge(fmt.Sprintf("then %p", then), 0, then)}
+		first := charge(fmt.Sprintf("of %p", of), 0, of)
+		first.Then = true
+		return []backend.Charge{first, charge(fmt.Sprintf("then %p", then), 0, then)}
 	}
 	one := func(limit *algorithms.Limit, change ...func(*algorithms.Charge)) calls {
 		return calls{{charge("x", 0, limit, change...)}}

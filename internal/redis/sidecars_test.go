@@ -25,9 +25,9 @@ func sidecar(tb testing.TB, url string) backend.Store {
 	return stores.Denied(stores.Deadline(open(tb, Config{URL: url, Timeout: 5 * time.Second}), 10*time.Second, ms, nil), stores.DeniedConfig{})
 }
 
-// hammer sends many charges like c through each of the stores, from several goroutines. It returns how many
-// were admitted.
-func hammer(tb testing.TB, stores []backend.Store, times int, c backend.Charge) int64 {
+// consumeConcurrently sends many charges like c through each of the stores, from several goroutines. It
+// returns how many were admitted.
+func consumeConcurrently(tb testing.TB, stores []backend.Store, times int, c backend.Charge) int64 {
 	tb.Helper()
 	const workers = 4
 	var admitted atomic.Int64
@@ -65,7 +65,7 @@ func TestSidecarsShareALimit(t *testing.T) {
 				}
 				const limit = 2000
 				c := backend.Charge{Key: fmt.Appendf(nil, "%d", n), Limit: limitOf(limit), Terms: algorithms.Charge{Cost: 1}, Owner: "test"}
-				if got := hammer(t, stores, 2*limit/n, c); got != limit {
+				if got := consumeConcurrently(t, stores, 2*limit/n, c); got != limit {
 					t.Errorf("admitted %d, want exactly %d", got, limit)
 				}
 			})
@@ -197,7 +197,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 	}
 	// Exactly the units that the killed sidecar did not consume are available to others.
 	c.Terms.Cost = 1
-	if got := hammer(t, []backend.Store{sidecar(t, url)}, 2*childLimit, c); got != childLimit-charged {
+	if got := consumeConcurrently(t, []backend.Store{sidecar(t, url)}, 2*childLimit, c); got != childLimit-charged {
 		t.Errorf("%d were left, %d admitted", childLimit-charged, got)
 	}
 }

@@ -67,14 +67,14 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 		}
 	}
 	config.TLS = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}
-	stranger, err := Open(config)
+	anonymous, err := Open(config)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer stranger.Close()
+	defer anonymous.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
-	if err := stranger.Ping(ctx); err == nil {
+	if err := anonymous.Ping(ctx); err == nil {
 		t.Error("a client without a certificate was accepted")
 	}
 }

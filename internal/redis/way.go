@@ -7,13 +7,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// patience is the timeout of calls for detached batches. It is long because charges are lost if their answer
-// comes after the timeout.
-const patience = 250 * time.Millisecond
+// detachedTimeout is the timeout of calls for detached batches. It is long because charges are lost if their
+// answer comes after the timeout.
+const detachedTimeout = 250 * time.Millisecond
 
-// serverSenders has the two senders to one server. patient sends detached batches, and groups so large that a
-// healthy server may exceed the timeout. usual sends everything else.
-type serverSenders struct{ usual, patient *sender }
+// serverSenders has the two senders to one server. long has a longer timeout: it sends detached batches, and
+// groups so large that a healthy server may exceed the timeout. usual sends everything else.
+type serverSenders struct{ usual, long *sender }
 
 // Submit implements backend.Store.
 func (w *serverSenders) Submit(b *backend.Batch) {
@@ -21,7 +21,7 @@ func (w *serverSenders) Submit(b *backend.Batch) {
 	case mixed(b.Charges):
 		w.divide(b)
 	case b.Detached || len(b.Charges) > maxBatch && backend.GroupLen(b.Charges) > maxBatch:
-		w.patient.Submit(b)
+		w.long.Submit(b)
 	default:
 		w.usual.Submit(b)
 	}
@@ -29,17 +29,17 @@ func (w *serverSenders) Submit(b *backend.Batch) {
 
 func (w *serverSenders) signOfLife() {
 	w.usual.signOfLife()
-	if w.patient != w.usual {
-		w.patient.signOfLife()
+	if w.long != w.usual {
+		w.long.signOfLife()
 	}
 }
 
 func (w *serverSenders) close() {
 	w.usual.close()
-	w.patient.close()
+	w.long.close()
 }
 
-// mixed reports whether a batch must be divided, because it contains both groups for the patient sender and
+// mixed reports whether a batch must be divided, because it contains both groups for the sender long and
 // other groups, or a group that is too large.
 func mixed(charges []backend.Charge) bool {
 	if len(charges) <= maxBatch {
@@ -56,7 +56,7 @@ func mixed(charges []backend.Charge) bool {
 	return false
 }
 
-// divide submits the groups of b in parts, one after the other. Each group that needs the patient sender is a
+// divide submits the groups of b in parts, one after the other. Each group that needs the sender long is a
 // part, and so are all groups between two of them.
 func (w *serverSenders) divide(b *backend.Batch) {
 	d := &divided{serverSenders: w, whole: b}

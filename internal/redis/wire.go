@@ -53,8 +53,8 @@ type wire struct {
 	out     []byte     // the frame that is being written; guarded by writing
 }
 
-// take reserves the wire for a call.
-func (w *wire) take() bool {
+// reserve reserves the wire for a call.
+func (w *wire) reserve() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.conn == nil || w.busy || w.broken != nil {
@@ -71,7 +71,7 @@ func (w *wire) release() {
 	w.mu.Unlock()
 }
 
-// send writes the call c; take must have reserved the wire for it. It returns false if c was not sent and
+// send writes the call c; reserve must have reserved the wire for it. It returns false if c was not sent and
 // go-redis must send it.
 func (w *wire) send(c *call, until time.Time) bool {
 	w.writing.Lock()
@@ -80,7 +80,7 @@ func (w *wire) send(c *call, until time.Time) bool {
 		return false
 	}
 	w.mu.Lock()
-	if w.conn == nil || w.broken != nil || ended(w.conn) { // broken since take; the reader may not have noticed yet
+	if w.conn == nil || w.broken != nil || ended(w.conn) { // broken since reserve; the reader may not have noticed yet
 		w.mu.Unlock()
 		return false
 	}
@@ -240,10 +240,10 @@ func (w *wire) answered() (c *call, over bool) {
 // the call again.
 func (w *wire) conclude(c *call) {
 	t := c.payload.scriptRuns[0]
-	_, elsewhen := t.elsewhen()
-	if elsewhen || isReply(t.err, "NOSCRIPT") || isElsewhere(t.err) || isForeign(t.err) || isCompileError(t.err) {
+	_, outsideCalendar := t.outsideCalendar()
+	if outsideCalendar || isReply(t.err, "NOSCRIPT") || isRedirect(t.err) || isForeign(t.err) || isCompileError(t.err) {
 		t.reply = ""
-		w.sender.spawn(func() { w.sender.carry(c, w.sender.clock.Now()) })
+		w.sender.spawn(func() { w.sender.makeCalls(c, w.sender.clock.Now()) })
 		return
 	}
 	outcome := callAnswered
@@ -306,7 +306,7 @@ func (w *wire) connect() (conn net.Conn, client *goredis.Client) {
 		return nc, err
 	}
 	client = goredis.NewClient(&o)
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), detachedTimeout)
 	defer cancel()
 	if client.Ping(ctx).Err() != nil {
 		return nil, client

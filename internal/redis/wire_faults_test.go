@@ -58,7 +58,7 @@ func TestAFailedWriteEndsTheWire(t *testing.T) {
 		"answered before": {conn: &badWrites{err: notSent, sends: true}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			fallback := &server{takes: ms}
+			fallback := &server{latency: ms}
 			l, _, conn := wired(fallback, echoed)
 			test.conn.Conn = conn
 			l.by(test.conn)
@@ -88,7 +88,7 @@ func TestAFailedWriteEndsTheWire(t *testing.T) {
 // A probe may take longer than a usual call, so go-redis makes it.
 func TestGoRedisMakesTheProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fallback := &server{takes: ms}
+		fallback := &server{latency: ms}
 		l, p, conn := wired(fallback, echoed)
 		l.by(conn)
 		l.circuit = circuit{open: true, misses: breakerCalls, probeAt: time.Now()}
@@ -157,7 +157,7 @@ func TestAnswersThatCannotBeReadAreFailures(t *testing.T) {
 		"without a meaning": {bulk(append(doubles(nil, 1), 255)), false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			fallback := &server{takes: ms}
+			fallback := &server{latency: ms}
 			var bad atomic.Bool
 			l, _, conn := wired(fallback, func(args []string) string {
 				if bad.Load() {
@@ -189,7 +189,7 @@ func bulk(text []byte) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(text), t
 // sends the call again with other windows.
 func TestACalendarThatEndedIsSentAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fallback := &server{takes: ms}
+		fallback := &server{latency: ms}
 		l, p, conn := wired(fallback, func([]string) string { return bulk(doubles(nil, 1)) })
 		l.by(conn)
 		start(l, limited(1)).is(t, ms)
@@ -204,7 +204,7 @@ func TestACalendarThatEndedIsSentAgain(t *testing.T) {
 // takes calls.
 func TestAWireIsUsedAgainAfterItEndedWithACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fallback := &server{takes: ms}
+		fallback := &server{latency: ms}
 		l, _, conn := wired(fallback, func([]string) string { return "" })
 		l.by(conn)
 		start(l, limited(1)).fails(t, 10*ms, backend.ErrUnavailable)
@@ -265,10 +265,10 @@ func TestTheStatesOfAWire(t *testing.T) {
 		wire     *wire // nil means a new wire
 		err      error
 		goesOn   bool // the reader continues, until the call in flight is late if there is one
-		takes    bool // the wire can be reserved afterwards
+		reusable bool // the wire can be reserved afterwards
 		answered bool // the call in flight gets its answer
 	}{
-		"idle, an old deadline":          {err: os.ErrDeadlineExceeded, goesOn: true, takes: true},
+		"idle, an old deadline":          {err: os.ErrDeadlineExceeded, goesOn: true, reusable: true},
 		"idle, ended":                    {err: net.ErrClosed},
 		"taken, an old deadline":         {wire: &wire{busy: true}, err: os.ErrDeadlineExceeded, goesOn: true},
 		"in flight, an old deadline":     {wire: &wire{busy: true, call: &call{}, until: now.Add(time.Hour)}, err: os.ErrDeadlineExceeded, goesOn: true, answered: true},
@@ -287,11 +287,11 @@ func TestTheStatesOfAWire(t *testing.T) {
 			if !test.goesOn && w.broken == nil {
 				t.Error("the wire ended without an error")
 			}
-			if w.take() != test.takes {
-				t.Errorf("taken: %t; want %v", !test.takes, test.takes)
+			if w.reserve() != test.reusable {
+				t.Errorf("taken: %t; want %v", !test.reusable, test.reusable)
 			}
 			c, _ := w.answered()
-			if (c != nil) != test.answered || c == nil && (w.broken == nil || w.take()) {
+			if (c != nil) != test.answered || c == nil && (w.broken == nil || w.reserve()) {
 				t.Errorf("answered %v, broken by %v", c, w.broken)
 			}
 		})
@@ -341,9 +341,9 @@ func TestTheWireIsDialedOnce(t *testing.T) {
 		d.gate <- struct{}{} // the client itself dials three connections
 	}
 	refused := func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }
-	nobody := goredis.NewClient(&goredis.Options{Dialer: refused}) // go-redis repeats a failed dial by itself
-	defer nobody.Close()
-	w := &wire{node: newNode(nobody, keys{prefix: "rl:"}, nil), sender: newSender(time.Second, nil)}
+	unreachable := goredis.NewClient(&goredis.Options{Dialer: refused}) // go-redis repeats a failed dial by itself
+	defer unreachable.Close()
+	w := &wire{node: newNode(unreachable, keys{prefix: "rl:"}, nil), sender: newSender(time.Second, nil)}
 	is := func(what string, connected bool) {
 		t.Helper()
 		redistest.Eventually(t, what, func() bool {
@@ -420,7 +420,7 @@ func TestAWireThatIsClosedWhileItIsDialed(t *testing.T) {
 	w.close()
 	d.gate <- struct{}{}
 	redistest.Eventually(t, "its connection is closed", func() bool { return d.closed.Load() == 1 })
-	if w.take() {
+	if w.reserve() {
 		t.Error("a closed wire can be taken")
 	}
 }
@@ -432,7 +432,7 @@ func TestStartersStartEverySender(t *testing.T) {
 		s := newStarter(func(f func()) { time.AfterFunc(soon, f) })
 		var senders []*sender
 		for range 8 {
-			l := newSender(10*ms, (&server{takes: ms}).decide)
+			l := newSender(10*ms, (&server{latency: ms}).decide)
 			l.start = s.add
 			senders = append(senders, l)
 		}
@@ -473,7 +473,7 @@ func TestStartersStartEverySender(t *testing.T) {
 // known before the next part is sent.
 func TestPartsOfALargeBatchKeepItsSettings(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var usual, patient int
+		var usual, long int
 		record := func(n *int) *sender {
 			l := newSender(time.Minute, nil)
 			l.decide = func(_ context.Context, c *call) error {
@@ -483,7 +483,7 @@ func TestPartsOfALargeBatchKeepItsSettings(t *testing.T) {
 			}
 			return l
 		}
-		w := &serverSenders{record(&usual), record(&patient)}
+		w := &serverSenders{record(&usual), record(&long)}
 		var flushed atomic.Int32
 		source := &backend.Source{Flush: func() { flushed.Add(1) }}
 		var known []string
@@ -510,8 +510,8 @@ func TestPartsOfALargeBatchKeepItsSettings(t *testing.T) {
 				t.Errorf("charge %d: %+v", i, d)
 			}
 		}
-		if usual != 5 || patient != 300 || flushed.Load() == 0 {
-			t.Errorf("%d charges were sent as usual and %d patiently; the source was flushed %d times", usual, patient, flushed.Load())
+		if usual != 5 || long != 300 || flushed.Load() == 0 {
+			t.Errorf("%d charges were sent by usual and %d by long; the source was flushed %d times", usual, long, flushed.Load())
 		}
 		want := []string{"0-3 after 4ms", "3-303 after 8ms", "303-305 after 12ms"}
 		if len(known) < 3 || !slices.Equal(known[:3], want) {
@@ -520,8 +520,8 @@ func TestPartsOfALargeBatchKeepItsSettings(t *testing.T) {
 		b = large()
 		b.Detached = true
 		<-start(w, b).done
-		if usual != 5 || patient != 300+606 {
-			t.Errorf("Detached: %d charges were sent as usual and %d patiently; want usual 5 and patient %v", usual, patient, 300+606)
+		if usual != 5 || long != 300+606 {
+			t.Errorf("Detached: %d charges were sent by usual and %d by long; want 5 and %d", usual, long, 300+606)
 		}
 	})
 }

@@ -155,7 +155,7 @@ func TestAnAnswerBeforeItsWriteReturns(t *testing.T) {
 // If the server is silent, its call fails at the timeout, and the next call uses go-redis.
 func TestASilentServerEndsTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fallback := &server{takes: ms}
+		fallback := &server{latency: ms}
 		l, p, conn := wired(fallback, func([]string) string { return "" })
 		l.by(conn)
 		start(l, limited(1)).fails(t, 10*ms, backend.ErrUnavailable)
@@ -172,7 +172,7 @@ func TestASilentServerEndsTheWire(t *testing.T) {
 // deadlines of the connection.
 func TestAServerThatDoesNotReadEndsTheWire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fallback := &server{takes: ms}
+		fallback := &server{latency: ms}
 		l := newSender(10*ms, fallback.decide)
 		near, far := net.Pipe()
 		l.by(near)
@@ -209,7 +209,7 @@ func TestTheWireStaysUsableAfterACallIsLate(t *testing.T) {
 // Calls that are submitted after the wire has ended are not lost.
 func TestCallsAfterTheEndOfAWireAreNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, p, conn := wired(&server{takes: ms}, echoed)
+		l, p, conn := wired(&server{latency: ms}, echoed)
 		l.by(conn)
 		start(l, limited(1)).is(t, 0)
 		p.Close()
@@ -224,7 +224,7 @@ func TestAWireThatEndsBeforeItsCallIsWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p, conn := wired(&server{}, echoed)
 		l.by(conn)
-		if !l.wire.take() {
+		if !l.wire.reserve() {
 			t.Fatal("the wire cannot be reserved")
 		}
 		p.Close()
@@ -234,7 +234,7 @@ func TestAWireThatEndsBeforeItsCallIsWritten(t *testing.T) {
 		again := l.wire.conn
 		l.wire.conn = near
 		l.wire.mu.Unlock()
-		if again != nil || l.wire.take() {
+		if again != nil || l.wire.reserve() {
 			t.Errorf("it still has the connection that has ended, or was taken twice: %v", again)
 		}
 		l.wire.conn = nil
@@ -263,12 +263,12 @@ func TestAConnectionThatTheServerHasClosedIsNotWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := newConn(&line{}, near, 0)
-	if c.look.ended == nil {
+	if c.check.ended == nil {
 		t.Skip("on this system only the reader notices the end")
 	}
 	w := &wire{sender: newSender(ms, nil), node: newNode(nil, keys{prefix: "rl:"}, nil), conn: c}
 	send := func() bool {
-		return w.take() && w.send(&call{charges: 1, runs: []run{{limited(1), 0, 1}}}, time.Now().Add(time.Minute))
+		return w.reserve() && w.send(&call{charges: 1, runs: []run{{limited(1), 0, 1}}}, time.Now().Add(time.Minute))
 	}
 	if !send() {
 		t.Error("an open connection is not used")
@@ -306,7 +306,7 @@ func TestGoRedisRepeatsCallsThatHaveNotRun(t *testing.T) {
 		"OOM no memory": false, "BUSY a script runs": false,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			fallback := &server{takes: ms}
+			fallback := &server{latency: ms}
 			l, p, conn := wired(fallback, func([]string) string { return "-" + text + "\r\n" })
 			l.by(conn)
 			if a := start(l, limited(1, 1)); again {

@@ -97,7 +97,7 @@ func (f *firstContact) run(ctx context.Context) {
 			f.refused = true
 			f.server.reportMistake(f.redis.Place(), mistake)
 			f.log.Error("redis refuses this sidecar, which stays not ready until Redis has decided once; requests are answered by on_backend_failure; run rlsidecar doctor to find the cause",
-				zap.String("server", mistake.Server), zap.String("cause", mistake.Says), zap.String("remedy", mistake.Remedy))
+				zap.String("server", mistake.Server), zap.String("cause", mistake.Problem), zap.String("remedy", mistake.Remedy))
 			f.known()
 			pause = laterPause
 		case time.Since(f.began) >= firstAnswer:

@@ -127,7 +127,7 @@ func (s *server) reportMistake(place string, m *redis.Mistake) {
 	s.conditions.Clear(redisAway + place)
 	s.conditions.Set(conditions.Condition{
 		Name: redisRefuses + place, Severity: conditions.Critical,
-		Summary: "Redis at " + m.Server + " " + m.Says + ". This sidecar is not ready until Redis has decided once. " + s.meanwhile(),
+		Summary: "Redis at " + m.Server + " " + m.Problem + ". This sidecar is not ready until Redis has decided once. " + s.meanwhile(),
 		Remedy:  sentence(m.Remedy),
 	})
 }
