@@ -23,6 +23,7 @@ func (doctorCmd) Help() string {
   - the connection, the version and the clock
   - whether the user may run the script and all commands that limits need
   - whether Redis could evict live keys
+  - how long Redis may answer nothing while it removes expired keys
   - whether all slots of a cluster are served
   - the response time, compared with --backend-timeout
 

@@ -19,17 +19,22 @@ import (
 type Severity string
 
 // The severities. A Problem means that limits cannot be enforced, a Warning that they may not be enforced.
+// Advice names a setting under which fewer requests are denied for lack of an answer; only doctor shows it.
 const (
 	Fine    Severity = "ok"
+	Advice  Severity = "advice"
 	Warning Severity = "warning"
 	Problem Severity = "problem"
 )
+
+// Fit reports whether limits can be enforced in spite of a finding of this severity.
+func (s Severity) Fit() bool { return s == Fine || s == Advice }
 
 // Finding is one result of an examination of Redis.
 type Finding struct {
 	Server   string   `json:"server"`
 	Severity Severity `json:"severity"`
-	// Check names the subject of the check: connection, version, eviction, role, script, latency,
+	// Check names the subject of the check: connection, version, eviction, expiry, role, script, latency,
 	// permissions, cluster, coverage or clock.
 	Check string `json:"check"`
 	Text  string `json:"text"`
@@ -79,6 +84,7 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 		found(Warning, "version", "INFO cannot be read (%s); version and eviction were not checked", advice(err, s.where.form))
 	} else {
 		all = append(all, checkInfo(server, fields(info))...)
+		all = append(all, checkExpiry(server, fields(info), timeout)...)
 	}
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
 	if err != nil {
@@ -228,6 +234,27 @@ func checkInfo(server string, info map[string]string) (all []Finding) {
 		found(Problem, "role", "is a replica; point the URL at the master, at Sentinels or at the cluster")
 	}
 	return all
+}
+
+// goodHz is a value of Redis's setting hz with which the removal of expired keys takes at most 2.5 ms at a
+// time. Redis's own documentation advises against larger values.
+const goodHz = 100
+
+// checkExpiry compares the longest time for which Redis removes expired keys, and answers nothing, with the
+// timeout of calls. Redis removes expired keys hz times a second, and uses at most a quarter of the time for
+// it (activeExpireCycle in expire.c, with the default active-expire-effort).
+func checkExpiry(server string, info map[string]string, timeout time.Duration) []Finding {
+	hz, err := strconv.Atoi(info["configured_hz"])
+	if err != nil || hz < 1 {
+		return nil // the server has no such setting
+	}
+	pause := time.Second / 4 / time.Duration(hz)
+	if hz >= goodHz || pause < timeout {
+		return []Finding{{server, Fine, "expiry", fmt.Sprintf("hz is %d: expired keys are removed for at most %v at a time", hz, pause)}}
+	}
+	return []Finding{{server, Advice, "expiry", fmt.Sprintf(
+		"hz is %d: while thousands of keys expire each second, Redis removes them for up to %v at a time and answers nothing meanwhile; --backend-timeout is %v, so some requests are answered by on_backend_failure; set hz to %d",
+		hz, pause, timeout, goodHz)}}
 }
 
 func (s *Store) examineCluster(ctx context.Context) []Finding {

@@ -32,6 +32,13 @@ func TestExamineStandalone(t *testing.T) {
 			t.Errorf("%s: got %q; want a text that starts with %q", check, got, "ok: ")
 		}
 	}
+	if got := said(s.Examine(t.Context(), 10*time.Millisecond), "expiry"); !strings.HasPrefix(got, "advice: hz is 10") || !strings.Contains(got, "up to 25ms") {
+		t.Errorf("removal of expired keys with Redis's defaults and a timeout of 10 ms: %q; want an advice about hz 10 and 25ms", got)
+	}
+	server.Do("CONFIG", "SET", "hz", "100")
+	if got := said(s.Examine(t.Context(), 10*time.Millisecond), "expiry"); got != "ok: hz is 100: expired keys are removed for at most 2.5ms at a time" {
+		t.Errorf("removal of expired keys with hz 100: %q; want it to be ok, with 2.5ms", got)
+	}
 	server.Do("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
 	if got := said(s.Examine(t.Context(), 0), "eviction"); !strings.HasPrefix(got, "warning: ") {
 		t.Errorf("eviction without a bound: %q; want a text that starts with %q", got, "warning: ")

@@ -126,7 +126,7 @@ func (f *firstContact) proven(ctx context.Context) {
 	}
 	found := f.redis.Examine(ctx, 0)
 	for _, finding := range found {
-		s.metrics.Examined(finding.Check, finding.Severity == redis.Fine)
+		s.metrics.Examined(finding.Check, finding.Severity.Fit())
 	}
 	f.open()
 	f.known()
@@ -149,7 +149,7 @@ func (f *firstContact) proven(ctx context.Context) {
 func (s *server) reportFindings(found []redis.Finding, before map[string]bool) map[string]bool {
 	now := map[string]bool{}
 	for _, f := range found {
-		if f.Severity == redis.Fine {
+		if f.Severity.Fit() {
 			continue
 		}
 		name := redisFinding + f.Check + "/" + f.Server
