@@ -13,9 +13,9 @@ import (
 func TestABatchAllocatesNothing(t *testing.T) {
 	p := &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}
 	s, _ := newServer(t, newLimiter(p), Options{})
-	ask := batchOf(s, 16)
-	ask()
-	if allocs := testing.AllocsPerRun(1000, ask); allocs != 0 {
+	run := batchOf(s, 16)
+	run()
+	if allocs := testing.AllocsPerRun(1000, run); allocs != 0 {
 		t.Errorf("%v allocations", allocs)
 	}
 }

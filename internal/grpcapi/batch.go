@@ -84,7 +84,7 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, cance
 	r := b.requests[b.used]
 	b.used++
 	r.state, r.err, r.wire, r.weight = answered, nil, message, 0
-	defer b.weigh(r, b.checks.Charges())
+	defer b.addWeight(r, b.checks.Charges())
 	defer b.deny(r)
 	if err := r.decode(); err != nil {
 		b.server.observer.Refused(Malformed)
@@ -99,7 +99,7 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, cance
 		r.fail(grpcstatus.FromContextError(context.DeadlineExceeded).Err())
 		return
 	}
-	r.call.Request.Hold, r.call.Arrived, r.call.Canceled = b.server.held.LongestFor(left), arrived, canceled
+	r.call.Request.MaxDelay, r.call.Arrived, r.call.Canceled = b.server.delays.LongestFor(left), arrived, canceled
 	planned, err := b.checks.Add(&r.call)
 	if !planned {
 		r.answered(b.server, err)
@@ -108,8 +108,8 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, cance
 	r.state = toFinish
 }
 
-// weigh adds the weight of r to b. charges is the number of charges before r was added.
-func (b *Batch) weigh(r *batched, charges int) {
+// addWeight adds the weight of r to b. charges is the number of charges before r was added.
+func (b *Batch) addWeight(r *batched, charges int) {
 	r.weight = max(len(r.limits), b.checks.Charges()-charges)
 	b.weight += r.weight
 }
@@ -190,15 +190,16 @@ func (b *Batch) Append(to []byte, i int) (_ []byte, err error) {
 	return appendCode(to, responseCode, true), nil
 }
 
-// Hold returns how long the answer to request i must be held back.
-func (b *Batch) Hold(i int) algorithms.Micros {
+// Delay returns how long the answer to request i must be delayed.
+func (b *Batch) Delay(i int) algorithms.Micros {
 	if r := b.requests[i]; r.state == answered {
-		return r.call.Verdict.Hold
+		return r.call.Verdict.Delay
 	}
 	return 0
 }
 
-// Denial returns the RateLimitResponse to a request that exceeds the bounds of its listener, and counts the request.
+// Denial returns the RateLimitResponse to a request that exceeds the bounds of its listener, and counts the
+// request.
 func (s *Server) Denial() []byte {
 	s.tooLarge(BoundBytes)
 	return denial().data
@@ -206,7 +207,7 @@ func (s *Server) Denial() []byte {
 
 // Later calls answer after d, unless stop is called before.
 func (s *Server) Later(d algorithms.Micros, answer func()) (stop func()) {
-	return s.held.Later(d, answer)
+	return s.delays.Later(d, answer)
 }
 
 // Answered reports the duration of a request to Options.Answered, if that is set.

@@ -126,7 +126,7 @@ func TestALargeRequestKeepsNoMemory(t *testing.T) {
 	}
 }
 
-// A client cancels its request while it waits in the store's queue. The store must see this.
+// A client cancels its request while it waits in the store's queue. The store must get to know this.
 func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
 	store := recordingStore{}
 	l := limiter.New(&store, limiter.Config{})
@@ -140,7 +140,7 @@ func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
 		t.Fatalf("%+v", c)
 	}
 	if canceled.Store(true); !store.batch.Charges[0].Canceled.Load() {
-		t.Error("the store does not see that the client canceled the request")
+		t.Error("the store does not know that the client canceled the request")
 	}
 	store.batch.Fail(backend.ErrUnavailable)
 }

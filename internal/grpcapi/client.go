@@ -17,10 +17,10 @@ func appendForClient(b []byte, v *limiter.Verdict) []byte {
 	if d == nil || d.Headers == nil && !v.Denied {
 		return b
 	}
-	quiet := d.Headers != nil && d.Headers.NoRetryAfter
+	noRetryAfter := d.Headers != nil && d.Headers.NoRetryAfter
 	if d.Headers != nil && d.Headers.OpenAI {
-		replies.OpenAIHeaders(v, quiet, func(name string, value []byte) { b = appendHeader(b, name, string(value)) })
-		if v.Denied && !v.Never && !quiet { // Envoy adds no Retry-After of its own in this case
+		replies.OpenAIHeaders(v, noRetryAfter, func(name string, value []byte) { b = appendHeader(b, name, string(value)) })
+		if v.Denied && !v.Never && !noRetryAfter { // Envoy adds no Retry-After of its own in this case
 			b = appendHeader(b, "retry-after", strconv.FormatInt(replies.RetryAfter(v), 10))
 		}
 	}
@@ -29,5 +29,5 @@ func appendForClient(b []byte, v *limiter.Verdict) []byte {
 		return b
 	}
 	b = appendHeader(b, "content-type", replies.ContentType(format))
-	return protowire.AppendBytes(protowire.AppendTag(b, responseBody, protowire.BytesType), replies.AppendBody(nil, format, v, quiet))
+	return protowire.AppendBytes(protowire.AppendTag(b, responseBody, protowire.BytesType), replies.AppendBody(nil, format, v, noRetryAfter))
 }

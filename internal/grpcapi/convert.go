@@ -27,7 +27,7 @@ var units = [...]unit{
 }
 
 // convert copies the cost and the override from a to d. requestHits is the hits_addend of the request.
-func (a *ask) convert(d *limiter.Descriptor, requestHits uint32) {
+func (a *descriptorFields) convert(d *limiter.Descriptor, requestHits uint32) {
 	d.Cost = a.cost(requestHits)
 	d.Explicit, d.Declared = a.hasHits && !a.negative, a.hasHits || requestHits > 0
 	if a.hasLimit {
@@ -39,7 +39,7 @@ func (a *ask) convert(d *limiter.Descriptor, requestHits uint32) {
 // cost returns the descriptor's hits_addend, where 0 means a dry run. If the descriptor has none, it
 // returns that of the request. There 0 means 1, because Envoy sends 0 with every call. is_negative_hits
 // makes the cost a refund.
-func (a *ask) cost(requestHits uint32) int64 {
+func (a *descriptorFields) cost(requestHits uint32) int64 {
 	hits := uint64(max(1, requestHits))
 	if a.hasHits {
 		hits = a.hits
@@ -53,7 +53,7 @@ func (a *ask) cost(requestHits uint32) int64 {
 
 // period returns the length of the override's window. It is 0 if the unit is unknown or the length exceeds
 // the range of Micros.
-func (a *ask) period() algorithms.Micros {
+func (a *descriptorFields) period() algorithms.Micros {
 	for i := range units {
 		if units[i].number != a.unit {
 			continue

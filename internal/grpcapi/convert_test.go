@@ -32,22 +32,22 @@ func TestUnitsHaveTheNumbersOfEnvoy(t *testing.T) {
 func TestCost(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		ask     ask
+		fields  descriptorFields
 		request uint32
 		want    int64
 	}{
-		{"nothing said", ask{}, 0, 1},
-		{"the request's", ask{}, 5, 5},
-		{"the descriptor's wins", ask{hasHits: true, hits: 3}, 5, 3},
-		{"0 of the descriptor looks", ask{hasHits: true}, 5, 0},
-		{"negative", ask{hasHits: true, hits: 3, negative: true}, 0, -3},
-		{"negative of the request's", ask{negative: true}, 4, -4},
-		{"negative of nothing said", ask{negative: true}, 0, -1},
-		{"the most", ask{hasHits: true, hits: math.MaxUint64}, 0, math.MaxInt64},
-		{"the least", ask{hasHits: true, hits: math.MaxUint64, negative: true}, 0, -math.MaxInt64},
-		{"the request's most", ask{}, math.MaxUint32, math.MaxUint32},
+		{"nothing said", descriptorFields{}, 0, 1},
+		{"the request's", descriptorFields{}, 5, 5},
+		{"the descriptor's wins", descriptorFields{hasHits: true, hits: 3}, 5, 3},
+		{"0 of the descriptor looks", descriptorFields{hasHits: true}, 5, 0},
+		{"negative", descriptorFields{hasHits: true, hits: 3, negative: true}, 0, -3},
+		{"negative of the request's", descriptorFields{negative: true}, 4, -4},
+		{"negative of nothing said", descriptorFields{negative: true}, 0, -1},
+		{"the most", descriptorFields{hasHits: true, hits: math.MaxUint64}, 0, math.MaxInt64},
+		{"the least", descriptorFields{hasHits: true, hits: math.MaxUint64, negative: true}, 0, -math.MaxInt64},
+		{"the request's most", descriptorFields{}, math.MaxUint32, math.MaxUint32},
 	} {
-		if got := c.ask.cost(c.request); got != c.want {
+		if got := c.fields.cost(c.request); got != c.want {
 			t.Errorf("%s: %d, want %d", c.name, got, c.want)
 		}
 	}
@@ -64,7 +64,7 @@ func TestOverridePeriod(t *testing.T) {
 		{1, math.MaxUint32, math.MaxUint32 * second},
 		{6, math.MaxUint32, 0}, // exceeds the range of the field
 	} {
-		if got := (&ask{unit: c.unit, multiplier: c.multiplier}).period(); got != c.want {
+		if got := (&descriptorFields{unit: c.unit, multiplier: c.multiplier}).period(); got != c.want {
 			t.Errorf("%d times unit %d: %d, want %d", c.multiplier, c.unit, got, c.want)
 		}
 	}

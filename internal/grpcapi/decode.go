@@ -69,9 +69,9 @@ func (x *exchange) decode() error {
 	return nil
 }
 
-// weigh estimates the weight of m (see Batch.Weight) before it is decoded. The result is between 1 and
+// estimateWeight estimates the weight of m (see Batch.Weight) before it is decoded. The result is between 1 and
 // most.
-func (m *message) weigh(most int) (n int) {
+func (m *message) estimateWeight(most int) (n int) {
 	for b := m.wire; len(b) > 0 && n < most; {
 		tag, _, _, rest := field(b)
 		if b = rest; tag == requestDescriptors<<3|bytesType {
@@ -81,7 +81,7 @@ func (m *message) weigh(most int) (n int) {
 	return max(1, n)
 }
 
-func (x *exchange) decodeDescriptor(b []byte, d *limiter.Descriptor, a *ask) bool {
+func (x *exchange) decodeDescriptor(b []byte, d *limiter.Descriptor, a *descriptorFields) bool {
 	for len(b) > 0 {
 		tag, varint, value, rest := field(b)
 		b = rest
@@ -133,7 +133,7 @@ func decodeEntry(b []byte, e *descriptors.Entry) bool {
 
 // decodeLimit decodes an override. It may be called several times for one descriptor, because protobuf merges
 // repeated messages.
-func (a *ask) decodeLimit(b []byte) bool {
+func (a *descriptorFields) decodeLimit(b []byte) bool {
 	for len(b) > 0 {
 		tag, varint, value, rest := field(b)
 		b = rest

@@ -53,7 +53,7 @@ func agree(t fataler, x *exchange, want *rls.RateLimitRequest) {
 				t.Fatalf("descriptor %d: entry %d is %q, want %q", i, j, d.Entries[j], e)
 			}
 		}
-		wantLimit := ask{
+		wantLimit := descriptorFields{
 			hits: w.HitsAddend.GetValue(), hasHits: w.HitsAddend != nil, negative: w.IsNegativeHits,
 			hasLimit: w.Limit != nil, requests: w.Limit.GetRequestsPerUnit(), unit: int32(w.Limit.GetUnit()),
 			multiplier: w.Limit.GetUnitMultiplier().GetValue(),

@@ -13,7 +13,7 @@ import (
 type exchange struct {
 	call   limiter.Call
 	wire   []byte
-	limits []ask // one for each descriptor in call.Descriptors
+	limits []descriptorFields // one for each descriptor in call.Descriptors
 	// hits is the hits_addend of the request.
 	hits   uint32
 	bounds Bounds
@@ -26,17 +26,17 @@ type exchange struct {
 // message is one RateLimitRequest that is not decoded yet. Messages may wait at the gate. Decoded requests
 // (exchanges) may not, because they need more memory.
 type message struct {
-	wire   []byte
-	pass   pass // valid if the message was admitted
-	inside insideGate
+	wire      []byte
+	pass      pass // valid if the message was admitted
+	gateState gateState
 }
 
-type insideGate uint8
+type gateState uint8
 
 const (
-	outside insideGate = iota
-	inside             // the gate has admitted the message
-	late               // the message was not admitted in time, so its limits answer as if the store had failed
+	outside gateState = iota
+	inside            // the gate has admitted the message
+	late              // the message was not admitted in time, so its limits answer as if the store had failed
 )
 
 var messages = sync.Pool{New: func() any { return &message{} }}
@@ -49,8 +49,8 @@ func (m *message) free() {
 	}
 }
 
-// ask has the fields of a descriptor other than its entries.
-type ask struct {
+// descriptorFields has the fields of a descriptor other than its entries.
+type descriptorFields struct {
 	hits     uint64
 	hasHits  bool
 	negative bool
@@ -85,12 +85,12 @@ func (x *exchange) large() bool {
 }
 
 func (x *exchange) exceeds(descriptors, entries, bytes int) bool {
-	return len(x.call.Descriptors) > descriptors || x.entries > entries || x.call.Held() > bytes
+	return len(x.call.Descriptors) > descriptors || x.entries > entries || x.call.BufferBytes() > bytes
 }
 
 // addDescriptor appends an empty descriptor and returns it.
-func (x *exchange) addDescriptor() (*limiter.Descriptor, *ask) {
-	x.limits = append(x.limits, ask{})
+func (x *exchange) addDescriptor() (*limiter.Descriptor, *descriptorFields) {
+	x.limits = append(x.limits, descriptorFields{})
 	return x.call.AddDescriptor(), &x.limits[len(x.limits)-1]
 }
 

@@ -24,8 +24,8 @@ type Options struct {
 	Metadata bool
 	// Bounds limits the size of requests; the zero Bounds mean the defaults.
 	Bounds Bounds
-	// Patience is how long a request may wait for its turn under overload; 0 means 10 ms.
-	Patience time.Duration
+	// QueueTimeout is how long a request may wait for its turn under overload; 0 means 10 ms.
+	QueueTimeout time.Duration
 	// Answered, if not nil, is called with the duration of each call.
 	Answered func(time.Duration)
 }
@@ -54,8 +54,8 @@ const (
 	missingDescriptor = "missing-descriptor"
 )
 
-// withheld lists headers that would break a response if they were appended to it.
-var withheld = map[string]bool{
+// forbiddenHeaders lists headers that would break a response if they were appended to it.
+var forbiddenHeaders = map[string]bool{
 	"host": true, "connection": true, "content-length": true, "content-type": true, "te": true,
 	"trailer": true, "transfer-encoding": true, "upgrade": true,
 }
@@ -63,7 +63,7 @@ var withheld = map[string]bool{
 // check converts the names to lower case and rejects invalid ones, because Envoy sends them unchecked.
 func (h Headers) check() (Headers, error) {
 	for _, name := range []*string{&h.Limit, &h.Remaining, &h.Reset} {
-		if !isToken(*name) || withheld[strings.ToLower(*name)] {
+		if !isToken(*name) || forbiddenHeaders[strings.ToLower(*name)] {
 			return h, fmt.Errorf("%q cannot be the name of a response header", *name)
 		}
 		*name = strings.ToLower(*name)
@@ -117,8 +117,8 @@ func (s *status) denies() bool { return s.over && !s.policy.Quota }
 // appendHeader appends a HeaderValue. The value must not contain bytes from a client.
 func appendHeader(b []byte, name, value string) []byte {
 	const headerKey, headerValue = 1, 2
-	b, start := open(b, responseHeaders)
-	return shut(appendText(appendText(b, headerKey, name), headerValue, value), start)
+	b, start := openMessage(b, responseHeaders)
+	return closeMessage(appendText(appendText(b, headerKey, name), headerValue, value), start)
 }
 
 // appendMetadata appends the dynamic metadata of the reference server: the request, and under "metadata"
@@ -174,22 +174,22 @@ func appendSettle(b []byte, c *limiter.Call) []byte {
 	var room [512]byte
 	id := c.AppendID(room[:0])
 	text := func(b []byte) []byte {
-		b, field := open(b, structFields)
-		b, value := open(appendText(b, fieldKey, settleField), fieldValue)
+		b, field := openMessage(b, structFields)
+		b, value := openMessage(appendText(b, fieldKey, settleField), fieldValue)
 		b = append(protowire.AppendVarint(protowire.AppendTag(b, valueText, protowire.BytesType), uint64(len(id))), id...)
-		return shut(shut(b, value), field)
+		return closeMessage(closeMessage(b, value), field)
 	}
-	b, all := open(b, responseMetadata)
+	b, all := openMessage(b, responseMetadata)
 	b = text(b)
-	b, field := open(b, structFields)
-	b, value := open(appendText(b, fieldKey, "metadata"), fieldValue)
-	b, nested := open(b, valueStruct)
-	b = shut(shut(shut(text(b), nested), value), field)
-	return shut(b, all)
+	b, field := openMessage(b, structFields)
+	b, value := openMessage(appendText(b, fieldKey, "metadata"), fieldValue)
+	b, nested := openMessage(b, valueStruct)
+	b = closeMessage(closeMessage(closeMessage(text(b), nested), value), field)
+	return closeMessage(b, all)
 }
 
 // describe returns one descriptor in the form of dynamic metadata.
-func describe(d *limiter.Descriptor, a *ask) map[string]any {
+func describe(d *limiter.Descriptor, a *descriptorFields) map[string]any {
 	entries := make([]any, len(d.Entries))
 	for i := range d.Entries {
 		entries[i] = printable(d.Entries[i].Key + "=" + d.Entries[i].Value)
@@ -205,7 +205,7 @@ func describe(d *limiter.Descriptor, a *ask) map[string]any {
 }
 
 // limitText returns the override in protobuf's text form.
-func (a *ask) limitText() string {
+func (a *descriptorFields) limitText() string {
 	name := strconv.Itoa(int(a.unit))
 	for i := range units {
 		if units[i].number == a.unit {

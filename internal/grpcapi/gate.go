@@ -16,7 +16,7 @@ import (
 //
 // Requests of a Batch do not pass the gate, because package h2grpc bounds them.
 type gate struct {
-	overflow chan struct{} // bounds to gateAside the requests that were not admitted; they are answered as failures without waiting
+	overflow chan struct{} // bounds to gateOverflow the requests that were not admitted; they are answered as failures without waiting
 
 	mu      sync.Mutex
 	weight  int                  // the weight of the admitted requests
@@ -43,7 +43,7 @@ type ticket struct {
 type ticketState uint8
 
 const (
-	waits ticketState = iota
+	queued ticketState = iota
 	entered
 	abandoned
 )
@@ -60,26 +60,26 @@ const (
 	gateWeight, gateOwn = 2048, 64
 	// gateBytes bounds the bytes of the waiting requests. Further requests are answered as failures.
 	gateBytes = 16 << 20
-	// gateAside is the number of requests that may be answered concurrently without being admitted.
-	gateAside = 16
-	// gatePatience is the default of Options.Patience.
-	gatePatience = 10 * time.Millisecond
+	// gateOverflow is the number of requests that may be answered concurrently without being admitted.
+	gateOverflow = 16
+	// gateTimeout is the default of Options.QueueTimeout.
+	gateTimeout = 10 * time.Millisecond
 	// gateMargin is the time before a caller's deadline that is reserved for sending the answer.
 	gateMargin = 2 * time.Millisecond
 )
 
 // enter waits until the request of ctx may be decoded. It returns false if that takes too long or if too
 // many requests wait. Otherwise the caller must call leave.
-func (g *gate) enter(ctx context.Context, patience time.Duration, weight, bytes int) (pass, bool) {
+func (g *gate) enter(ctx context.Context, timeout time.Duration, weight, bytes int) (pass, bool) {
 	weight = min(weight, gateWeight)
-	p, t := g.line(clientOf(ctx), weight, bytes)
+	p, t := g.admitOrQueue(clientOf(ctx), weight, bytes)
 	if t == nil {
 		return p, p.client != nil
 	}
 	if deadline, ok := ctx.Deadline(); ok {
-		patience = min(patience, time.Until(deadline)-gateMargin)
+		timeout = min(timeout, time.Until(deadline)-gateMargin)
 	}
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
 	case <-t.in:
@@ -97,9 +97,9 @@ func clientOf(ctx context.Context) net.Addr {
 	return nil
 }
 
-// line admits a request, or makes it wait and returns a ticket. If it can do neither, it returns an empty
-// pass.
-func (g *gate) line(addr net.Addr, weight, bytes int) (pass, *ticket) {
+// admitOrQueue admits a request, or makes it wait and returns a ticket. If it can do neither, it returns an
+// empty pass.
+func (g *gate) admitOrQueue(addr net.Addr, weight, bytes int) (pass, *ticket) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	c := g.client(addr)
@@ -109,7 +109,7 @@ func (g *gate) line(addr net.Addr, weight, bytes int) (pass, *ticket) {
 		g.admit(p)
 		return p, nil
 	case g.waiting+bytes > gateBytes:
-		g.forget(c)
+		g.release(c)
 		return pass{}, nil
 	}
 	t := &ticket{weight: weight, bytes: bytes, in: make(chan struct{})}
@@ -139,8 +139,8 @@ func (g *gate) client(addr net.Addr) *client {
 	return c
 }
 
-// forget removes c if it has neither admitted nor waiting requests. mu is held.
-func (g *gate) forget(c *client) {
+// release removes c if it has neither admitted nor waiting requests. mu is held.
+func (g *gate) release(c *client) {
 	const spare = 64
 	if c.weight > 0 || len(c.waiting) > 0 {
 		return
@@ -175,7 +175,7 @@ func (g *gate) leave(p pass) {
 	defer g.mu.Unlock()
 	g.weight -= p.weight
 	p.client.weight -= p.weight
-	g.forget(p.client)
+	g.release(p.client)
 	for len(g.turns) > 0 {
 		c := g.turns[0]
 		for len(c.waiting) > 0 && c.waiting[0].state == abandoned {
@@ -195,7 +195,7 @@ func (g *gate) leave(p pass) {
 		if g.turns = g.turns[1:]; len(c.waiting) > 0 {
 			g.turns = append(g.turns, c) // the next turn of this connection comes after the others
 		} else {
-			g.forget(c)
+			g.release(c)
 		}
 	}
 }

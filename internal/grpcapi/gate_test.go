@@ -31,7 +31,7 @@ func TestConnectionsPassTheGateInTurn(t *testing.T) {
 		var mu sync.Mutex
 		var order []string
 		var all sync.WaitGroup
-		ask := func(ctx context.Context, weight int) {
+		send := func(ctx context.Context, weight int) {
 			p, ok := g.enter(ctx, time.Hour, weight, 1)
 			if !ok {
 				t.Error("not admitted")
@@ -45,15 +45,15 @@ func TestConnectionsPassTheGateInTurn(t *testing.T) {
 		}
 		greedy, other, small := from(t.Context(), "greedy"), from(t.Context(), "other"), from(t.Context(), "small")
 		for range 10 { // the gate admits two of these at a time
-			all.Go(func() { ask(greedy, gateWeight/2) })
+			all.Go(func() { send(greedy, gateWeight/2) })
 			synctest.Wait()
 		}
 		for range 2 {
-			all.Go(func() { ask(other, gateWeight/2) })
+			all.Go(func() { send(other, gateWeight/2) })
 			synctest.Wait()
 		}
 		start := time.Now()
-		ask(small, gateOwn)
+		send(small, gateOwn)
 		if took := time.Since(start); took != ms {
 			t.Errorf("a small request took %v", took)
 		}
@@ -114,8 +114,8 @@ func TestWaitsForAdmissionAreShort(t *testing.T) {
 func TestARequestThatIsNotLetInIsAnsweredByItsLimit(t *testing.T) {
 	for onFailure, want := range map[descriptors.OnFailure]int32{descriptors.Deny: int32(over), descriptors.Allow: int32(ok)} {
 		synctest.Test(t, func(t *testing.T) {
-			asked := make(chan struct{})
-			s, _ := newServer(t, slowStore(asked).limiter(t, onFailure), Options{Patience: 5 * ms})
+			sent := make(chan struct{})
+			s, _ := newServer(t, slowStore(sent).limiter(t, onFailure), Options{QueueTimeout: 5 * ms})
 			var first sync.WaitGroup
 			ctx := from(t.Context(), "a")
 			for range 21 { // 2,100 charges
@@ -131,7 +131,7 @@ func TestARequestThatIsNotLetInIsAnsweredByItsLimit(t *testing.T) {
 			if err != nil || int32(got.OverallCode) != want || time.Since(start) != 5*ms {
 				t.Errorf("%v, %v after %v", got, err, time.Since(start))
 			}
-			close(asked)
+			close(sent)
 			first.Wait()
 		})
 	}

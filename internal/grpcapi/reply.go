@@ -49,12 +49,12 @@ type status struct {
 
 // report sets s, which must be empty, to the result of descriptor i.
 func (s *status) report(v *limiter.Verdict, i int) {
-	spoken := &v.Statuses[i]
-	s.over = spoken.Denied
-	if spoken.Result < 0 {
+	status := &v.Statuses[i]
+	s.over = status.Denied
+	if status.Result < 0 {
 		return
 	}
-	r := &v.Results[spoken.Result]
+	r := &v.Results[status.Result]
 	switch {
 	case r.Outcome == limiter.Unlimited:
 		s.remaining = math.MaxUint32
@@ -68,13 +68,13 @@ func (s *status) report(v *limiter.Verdict, i int) {
 	}
 	limit := replies.Limit(r)
 	s.policy, s.limit = p, limit
-	if r.Outcome != limiter.Shadowed && !(v.Denied && spoken.Denied) {
+	if r.Outcome != limiter.Shadowed && !(v.Denied && status.Denied) {
 		s.remaining = uint32(min(max(0, r.Decision.Remaining), math.MaxUint32))
 	}
 	switch { // in whole seconds, rounded up, because Envoy copies it to Retry-After and drops fractions
 	case p.Reference && limit.Rate == 0: // as in the reference server, although the next window allows nothing either
 		s.reset = replies.Seconds(limit.WindowEnd(r.Decision.At, 0))
-	case !spoken.Denied:
+	case !status.Denied:
 		s.reset = max(1, replies.Seconds(r.Decision.ResetAfter))
 	case v.Denied && v.Never && !p.Reference: // no wait changes the denial, whatever this limit decided
 	case !r.Decision.Never:
@@ -114,7 +114,7 @@ func appendCode(b []byte, field protowire.Number, over bool) []byte {
 
 // append appends s as one of the statuses of a response.
 func (s *status) append(b []byte, known *knownLimits) []byte {
-	b, start := open(b, responseStatuses)
+	b, start := openMessage(b, responseStatuses)
 	b = appendCode(b, statusCode, s.over)
 	switch {
 	case s.limit == nil:
@@ -126,10 +126,10 @@ func (s *status) append(b []byte, known *knownLimits) []byte {
 	b = appendVarint(b, statusRemaining, uint64(s.remaining))
 	if s.reset > 0 {
 		var at int
-		b, at = open(b, statusReset)
-		b = shut(appendVarint(b, durationSeconds, uint64(s.reset)), at)
+		b, at = openMessage(b, statusReset)
+		b = closeMessage(appendVarint(b, durationSeconds, uint64(s.reset)), at)
 	}
-	return shut(b, start)
+	return closeMessage(b, start)
 }
 
 // knownLimits caches the encoded form of a few limits.
@@ -149,21 +149,21 @@ func (k *knownLimits) encoded(s *status) []byte {
 }
 
 func (s *status) appendLimit(b []byte) []byte {
-	b, start := open(b, statusLimit)
+	b, start := openMessage(b, statusLimit)
 	w := windowOf(s.limit)
 	b = appendVarint(b, rateLimitRequests, uint64(w.requests))
 	b = appendVarint(b, rateLimitUnit, uint64(w.unit))
 	if s.policy.RateName != "" {
 		var at int
-		b, at = open(b, rateLimitName)
-		b = shut(appendName(b, s.policy.RateName), at)
+		b, at = openMessage(b, rateLimitName)
+		b = closeMessage(appendName(b, s.policy.RateName), at)
 	}
 	if w.multiplier > 1 {
 		var at int
-		b, at = open(b, rateLimitMultiplier)
-		b = shut(appendVarint(b, wrapperValue, uint64(w.multiplier)), at)
+		b, at = openMessage(b, rateLimitMultiplier)
+		b = closeMessage(appendVarint(b, wrapperValue, uint64(w.multiplier)), at)
 	}
-	return shut(b, start)
+	return closeMessage(b, start)
 }
 
 // appendName appends name, with the bytes replaced that Envoy does not escape in headers.
@@ -195,15 +195,16 @@ func appendText(b []byte, field protowire.Number, s string) []byte {
 	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
 }
 
-// open begins a nested message or a text. shut ends it. field is at most 15. open reserves one byte for the
-// length.
-func open(b []byte, field protowire.Number) (opened []byte, start int) {
+// openMessage begins a nested message or a text. closeMessage ends it. field is at most 15. openMessage
+// reserves one byte for the length.
+func openMessage(b []byte, field protowire.Number) (opened []byte, start int) {
 	b = append(b, byte(field)<<3|byte(protowire.BytesType), 0)
 	return b, len(b)
 }
 
-// shut writes the length of the message that was opened at start. It moves the message if one byte is not enough.
-func shut(b []byte, start int) []byte {
+// closeMessage writes the length of the message that was opened at start. It moves the message if one byte is
+// not enough.
+func closeMessage(b []byte, start int) []byte {
 	n := len(b) - start
 	if n < 1<<7 {
 		b[start-1] = byte(n)

@@ -240,7 +240,7 @@ func TestMetadata(t *testing.T) {
 	x.call.Request.Domain = "dom"
 	d, a := x.addDescriptor()
 	d.Entries = []descriptors.Entry{{Key: "path", Value: "/é"}, {Key: "raw", Value: "a\xff\r\n\x00b"}}
-	*a = ask{hasLimit: true, requests: 42, unit: 3, multiplier: 2, hasHits: true, hits: 7, negative: true}
+	*a = descriptorFields{hasLimit: true, requests: 42, unit: 3, multiplier: 2, hasHits: true, hits: 7, negative: true}
 	d.Cost = -7
 	for range 4 {
 		x.addDescriptor()

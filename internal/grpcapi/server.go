@@ -59,7 +59,7 @@ type Server struct {
 	observer Observer
 	options  Options
 	panics   *zap.Logger // writes at most one line a second
-	held     delay.Room
+	delays   delay.Room
 	gate     gate
 }
 
@@ -73,9 +73,9 @@ func New(l Checker, observer Observer, o Options, log *zap.Logger) (*Server, err
 		o.Headers = &h
 	}
 	o.Bounds = o.Bounds.withDefaults()
-	o.Patience = cmp.Or(o.Patience, gatePatience)
+	o.QueueTimeout = cmp.Or(o.QueueTimeout, gateTimeout)
 	s := &Server{limiter: l, observer: observer, options: o, panics: logthrottle.Log(log, time.Second)}
-	s.gate.overflow = make(chan struct{}, gateAside)
+	s.gate.overflow = make(chan struct{}, gateOverflow)
 	return s, nil
 }
 
@@ -105,7 +105,7 @@ func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, er
 		defer func() { s.options.Answered(time.Since(start)) }()
 	}
 	m := messages.Get().(*message)
-	m.inside = outside
+	m.gateState = outside
 	defer func() {
 		s.leave(m)
 		if p := recover(); p != nil { // objects that are still in use are not returned to their pools
@@ -123,7 +123,7 @@ func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, er
 		s.observer.Refused(reason)
 		return nil, err
 	}
-	s.enter(ctx, m, m.weigh(s.options.Bounds.Descriptors), len(m.wire))
+	s.enter(ctx, m, m.estimateWeight(s.options.Bounds.Descriptors), len(m.wire))
 	x := exchanges.Get().(*exchange)
 	x.bounds, x.wire = s.options.Bounds, m.wire
 	if err = x.decode(); err != nil {
@@ -139,28 +139,28 @@ func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, er
 // enter waits at the gate until m may be decoded, or until it is late. It does nothing if m was admitted
 // before.
 func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
-	if m.inside != outside {
+	if m.gateState != outside {
 		return
 	}
 	var ok bool
-	if m.pass, ok = s.gate.enter(ctx, s.options.Patience, weight, bytes); ok {
-		m.inside = inside
+	if m.pass, ok = s.gate.enter(ctx, s.options.QueueTimeout, weight, bytes); ok {
+		m.gateState = inside
 		return
 	}
-	m.inside = late
+	m.gateState = late
 	s.gate.overflow <- struct{}{}
 }
 
 // leave tells the gate that m is answered, if the gate has admitted m.
 func (s *Server) leave(m *message) {
-	switch m.inside {
+	switch m.gateState {
 	case inside:
 		s.gate.leave(m.pass)
 	case late:
 		<-s.gate.overflow
 	case outside:
 	}
-	m.inside = outside
+	m.gateState = outside
 }
 
 // Panicked records a panic during a request, which is then denied.
@@ -196,17 +196,17 @@ func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, 
 		return nil, grpcstatus.FromContextError(ctx.Err()).Err()
 	}
 	c := &x.call
-	c.Request.Hold = s.held.Longest(ctx)
-	asking := ctx
-	if m.inside == late {
-		asking = ended
+	c.Request.MaxDelay = s.delays.Longest(ctx)
+	checkCtx := ctx
+	if m.gateState == late {
+		checkCtx = ended
 	}
-	if err := s.failure(c, s.limiter.Check(asking, c)); err != nil {
+	if err := s.failure(c, s.limiter.Check(checkCtx, c)); err != nil {
 		return nil, err
 	}
 	s.leave(m) // measured before the answer is delayed
-	if c.Verdict.Hold > 0 {
-		if err := s.held.Wait(ctx, c.Verdict.Hold); err != nil {
+	if c.Verdict.Delay > 0 {
+		if err := s.delays.Wait(ctx, c.Verdict.Delay); err != nil {
 			return nil, grpcstatus.FromContextError(err).Err()
 		}
 	}

@@ -85,9 +85,9 @@ var senders = map[string]sender{"by gRPC": sendByGRPC, "in a batch": sendInBatch
 // each runs test with each sender, in a synctest bubble of its own.
 func each(t *testing.T, test func(*testing.T, sender)) {
 	t.Helper()
-	for name, ask := range senders {
+	for name, send := range senders {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { test(t, ask) })
+			synctest.Test(t, func(t *testing.T) { test(t, send) })
 		})
 	}
 }
@@ -120,12 +120,12 @@ func sendInBatch(s *Server, ctx context.Context, wire []byte) (*rls.RateLimitRes
 	b.Submit(deadline, nil, func() { close(done) })
 	<-done
 	b.Finish(0)
-	if d := b.Hold(0); d > 0 {
-		turn := make(chan struct{})
-		stop := s.Later(d, func() { close(turn) })
+	if d := b.Delay(0); d > 0 {
+		due := make(chan struct{})
+		stop := s.Later(d, func() { close(due) })
 		defer stop()
 		select {
-		case <-turn:
+		case <-due:
 		case <-ctx.Done():
 			return nil, grpcstatus.FromContextError(ctx.Err()).Err()
 		}
@@ -143,9 +143,9 @@ func response(wire []byte) (*rls.RateLimitResponse, error) {
 }
 
 // must sends a request with key, and fails the test unless it is allowed.
-func (ask sender) must(t *testing.T, s *Server, key string) {
+func (send sender) must(t *testing.T, s *Server, key string) {
 	t.Helper()
-	if got, err := ask(s, t.Context(), request(key)); err != nil || got.OverallCode != ok {
+	if got, err := send(s, t.Context(), request(key)); err != nil || got.OverallCode != ok {
 		t.Errorf("%v, %v", got, err)
 	}
 }
@@ -189,7 +189,7 @@ func (f storeFunc) limiter(tb testing.TB, onFailure descriptors.OnFailure) *limi
 }
 
 func TestWrongRequestsAreErrorsAsOfTheReferenceServer(t *testing.T) {
-	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		s, counted := newServer(t, limiter.New(memory.New(memory.Config{}), limiter.Config{}), Options{})
 		noDomain, _ := proto.Marshal(&rls.RateLimitRequest{Descriptors: []*ratelimit.RateLimitDescriptor{{}}})
 		for _, c := range []struct {
@@ -203,7 +203,7 @@ func TestWrongRequestsAreErrorsAsOfTheReferenceServer(t *testing.T) {
 			{request("k"), "no rate limit configuration loaded", NoConfig},
 		} {
 			before := counted.count(c.why)
-			_, err := ask(s, t.Context(), c.wire)
+			_, err := send(s, t.Context(), c.wire)
 			if got := grpcstatus.Convert(err); got.Code() != codes.Unknown || got.Message() != c.text {
 				t.Errorf("%v, want %q", err, c.text)
 			}
@@ -211,26 +211,26 @@ func TestWrongRequestsAreErrorsAsOfTheReferenceServer(t *testing.T) {
 				t.Errorf("%q is not counted", c.text)
 			}
 		}
-		if _, err := ask(s, t.Context(), []byte{0x0a}); err == nil || counted.count(Malformed) != 1 {
+		if _, err := send(s, t.Context(), []byte{0x0a}); err == nil || counted.count(Malformed) != 1 {
 			t.Errorf("malformed: %v", err)
 		}
 	})
 }
 
 func TestTooMuchIsDenied(t *testing.T) {
-	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		s, counted := newServer(t, newLimiter(), Options{})
 		keys := make([]string, DefaultDescriptors+1)
-		got, err := ask(s, t.Context(), request(keys...))
+		got, err := send(s, t.Context(), request(keys...))
 		if err != nil || got.OverallCode != over || counted.count(TooMuch) != 1 || counted.count("more descriptors") != 1 {
 			t.Errorf("%v, %v", got, err)
 		}
-		if got, err := ask(s, t.Context(), request(keys[1:]...)); err != nil || got.OverallCode != ok {
+		if got, err := send(s, t.Context(), request(keys[1:]...)); err != nil || got.OverallCode != ok {
 			t.Errorf("the most: %v, %v", got.GetOverallCode(), err)
 		}
 		// Without a domain, a request is normally an error. This one must be denied instead, because after an
 		// error the proxy would allow it.
-		got, err = ask(s, t.Context(), request(keys...)[len("\x0a\x01d"):])
+		got, err = send(s, t.Context(), request(keys...)[len("\x0a\x01d"):])
 		if err != nil || got.OverallCode != over || counted.count(TooMuch) != 2 {
 			t.Errorf("without a domain: %v, %v", got, err)
 		}
@@ -238,10 +238,10 @@ func TestTooMuchIsDenied(t *testing.T) {
 }
 
 func TestBoundsOfARequestCanBeRaised(t *testing.T) {
-	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(), Options{Bounds: Bounds{Descriptors: 200, Entries: 1}})
 		for n, want := range map[int]rls.RateLimitResponse_Code{200: ok, 201: over} {
-			if got, err := ask(s, t.Context(), request(make([]string, n)...)); err != nil || got.OverallCode != want {
+			if got, err := send(s, t.Context(), request(make([]string, n)...)); err != nil || got.OverallCode != want {
 				t.Errorf("%d descriptors: %v, %v", n, got.GetOverallCode(), err)
 			}
 		}
@@ -254,7 +254,7 @@ func TestBoundsOfARequestCanBeRaised(t *testing.T) {
 }
 
 func TestPanicIsADenialLoggedOnce(t *testing.T) {
-	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		core, logged := observer.New(zapcore.InfoLevel)
 		var counted refusals
 		s, err := New(storeFunc(func([]backend.Decision) { panic("bug") }).limiter(t, descriptors.Deny), &counted, Options{}, zap.New(core))
@@ -262,7 +262,7 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 10 {
-			got, err := ask(s, t.Context(), request("k"))
+			got, err := send(s, t.Context(), request("k"))
 			if err != nil || got.OverallCode != over {
 				t.Fatalf("%v, %v", got, err)
 			}
@@ -271,7 +271,7 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 			t.Errorf("%d counted, %d logged", counted.count(Panicked), logged.Len())
 		}
 		time.Sleep(time.Second)
-		if _, err := ask(s, t.Context(), request("k")); err != nil {
+		if _, err := send(s, t.Context(), request("k")); err != nil {
 			t.Error(err)
 		}
 		if logged.Len() != 2 {
@@ -281,20 +281,20 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 }
 
 func TestErrorPolicyIsUnavailable(t *testing.T) {
-	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, storeFunc(func(d []backend.Decision) { d[0].Err = backend.ErrUnavailable }).limiter(t, descriptors.Error), Options{})
-		if _, err := ask(s, t.Context(), request("k")); grpcstatus.Code(err) != codes.Unavailable {
+		if _, err := send(s, t.Context(), request("k")); grpcstatus.Code(err) != codes.Unavailable {
 			t.Error(err)
 		}
 	})
 }
 
 func TestACanceledCallIsNotCharged(t *testing.T) {
-	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, storeFunc(func([]backend.Decision) { t.Error("the store was called") }).limiter(t, descriptors.Deny), Options{})
 		ctx, cancel := context.WithTimeout(t.Context(), -1)
 		defer cancel()
-		if _, err := ask(s, ctx, request("k")); grpcstatus.Code(err) != codes.DeadlineExceeded {
+		if _, err := send(s, ctx, request("k")); grpcstatus.Code(err) != codes.DeadlineExceeded {
 			t.Error(err)
 		}
 	})
@@ -309,11 +309,11 @@ func leaky(t *testing.T) *descriptors.Policy {
 }
 
 func TestAnswersAreHeldForTheirTurn(t *testing.T) {
-	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
 		start := time.Now()
 		for i := range 3 {
-			got, err := ask(s, t.Context(), request("jobs"))
+			got, err := send(s, t.Context(), request("jobs"))
 			if err != nil || got.OverallCode != ok {
 				t.Fatalf("%v, %v", got, err)
 			}
@@ -323,46 +323,46 @@ func TestAnswersAreHeldForTheirTurn(t *testing.T) {
 		}
 		// The turns of the leaky bucket are a second apart. The turn after the next one is later than this
 		// caller's deadline.
-		go ask.must(t, s, "jobs")
+		go send.must(t, s, "jobs")
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second+time.Millisecond)
 		defer cancel()
-		if got, err := ask(s, ctx, request("jobs")); err != nil || got.OverallCode != over {
+		if got, err := send(s, ctx, request("jobs")); err != nil || got.OverallCode != over {
 			t.Errorf("too late: %v, %v", got, err)
 		}
 		ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second+3*time.Millisecond)
 		defer cancel()
-		if got, err := ask(s, ctx, request("jobs")); err != nil || got.OverallCode != ok {
+		if got, err := send(s, ctx, request("jobs")); err != nil || got.OverallCode != ok {
 			t.Errorf("in time: %v, %v", got, err)
 		}
 	})
 }
 
 func TestHoldingEndsWithTheCaller(t *testing.T) {
-	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
-		ask.must(t, s, "jobs")
+		send.must(t, s, "jobs")
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
-		if _, err := ask(s, ctx, request("jobs")); grpcstatus.Code(err) != codes.Canceled {
+		if _, err := send(s, ctx, request("jobs")); grpcstatus.Code(err) != codes.Canceled {
 			t.Error(err)
 		}
-		if s.held.Held() != 0 {
-			t.Errorf("%d answers are held", s.held.Held())
+		if s.delays.Held() != 0 {
+			t.Errorf("%d answers are delayed; want 0", s.delays.Held())
 		}
 	})
 }
 
 func TestHeldAnswersAreBounded(t *testing.T) {
-	each(t, func(t *testing.T, ask sender) { //nolint:thelper // it is the test
+	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, newLimiter(leaky(t)), Options{})
-		ask.must(t, s, "jobs")
-		s.held.Most = -1
-		if got, err := ask(s, t.Context(), request("jobs")); err != nil || got.OverallCode != over {
+		send.must(t, s, "jobs")
+		s.delays.Most = -1
+		if got, err := send(s, t.Context(), request("jobs")); err != nil || got.OverallCode != over {
 			t.Errorf("%v, %v", got, err)
 		}
 		time.Sleep(time.Second)
-		if got, err := ask(s, t.Context(), request("jobs")); err != nil || got.OverallCode != ok {
+		if got, err := send(s, t.Context(), request("jobs")); err != nil || got.OverallCode != ok {
 			t.Errorf("whose turn is now: %v, %v", got, err)
 		}
 	})
@@ -491,10 +491,10 @@ func TestBytesOfClientsAreLimitedAndNeverEchoed(t *testing.T) {
 		"empty": "", "half a rune": "\xe2\x82",
 	} {
 		wire := appendText(nil, requestDomain, "d")
-		wire, at := open(wire, requestDescriptors)
-		wire, entry := open(wire, descriptorEntries)
+		wire, at := openMessage(wire, requestDescriptors)
+		wire, entry := openMessage(wire, descriptorEntries)
 		wire = appendText(appendText(wire, entryKey, "k"), entryValue, value)
-		wire = shut(shut(wire, entry), at)
+		wire = closeMessage(closeMessage(wire, entry), at)
 		for i, want := range []rls.RateLimitResponse_Code{ok, over} {
 			var raw []byte
 			err := conn.Invoke(t.Context(), "/"+ServiceName+"/ShouldRateLimit", wire, &raw, grpc.ForceCodecV2(rawCodec{}))
@@ -516,10 +516,10 @@ func BenchmarkBatch(b *testing.B) {
 	const many = 16
 	p := &descriptors.Policy{Name: "k", Limit: compile(b, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1e9, Period: second})}
 	s, _ := newServer(b, newLimiter(p), Options{})
-	ask := batchOf(s, many)
+	send := batchOf(s, many)
 	b.ReportAllocs()
 	for b.Loop() {
-		ask()
+		send()
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*many), "ns/request")
 }
@@ -530,7 +530,7 @@ func submit(b *Batch) {
 }
 
 // batchOf returns a function that sends a batch of n requests and encodes the answers.
-func batchOf(s *Server, n int) (ask func()) {
+func batchOf(s *Server, n int) (send func()) {
 	batch, message, now, room := s.NewBatch(s.limiter.(*limiter.Limiter)), request("k"), time.Now(), make([]byte, 0, 4096)
 	return func() {
 		batch.Reset()

@@ -53,13 +53,13 @@ func entry(key, value string, hits *wrapperspb.UInt64Value) *ratelimit.RateLimit
 }
 
 // sent sends a request that has a hits_addend of its own.
-func sent(t *testing.T, ask sender, s *Server, hits uint32, list ...*ratelimit.RateLimitDescriptor) *rls.RateLimitResponse {
+func sent(t *testing.T, send sender, s *Server, hits uint32, list ...*ratelimit.RateLimitDescriptor) *rls.RateLimitResponse {
 	t.Helper()
 	wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: list, HitsAddend: hits})
 	if err != nil {
 		t.Fatal(err)
 	}
-	reply, err := ask(s, context.Background(), wire)
+	reply, err := send(s, context.Background(), wire)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,15 +79,15 @@ func idOf(t *testing.T, r *rls.RateLimitResponse) string {
 
 func TestTheAnswerHasTheReservationsID(t *testing.T) {
 	for _, o := range []Options{{}, {Metadata: true}} {
-		each(t, func(t *testing.T, ask sender) {
+		each(t, func(t *testing.T, send sender) {
 			s := settleServer(t, o)
 			remaining := func() uint32 {
 				t.Helper()
-				r := sent(t, ask, s, 0, entry("user", "bob", nil)) // this request reserves 100 units
-				sent(t, ask, s, 0, entry("settle", idOf(t, r), hits(0)))
+				r := sent(t, send, s, 0, entry("user", "bob", nil)) // this request reserves 100 units
+				sent(t, send, s, 0, entry("settle", idOf(t, r), hits(0)))
 				return r.GetStatuses()[0].GetLimitRemaining() + 100
 			}
-			first := sent(t, ask, s, 0, entry("user", "bob", nil))
+			first := sent(t, send, s, 0, entry("user", "bob", nil))
 			id := idOf(t, first)
 			if len(id) < 60 || first.GetStatuses()[0].GetLimitRemaining() != 900 {
 				t.Fatalf("%v", first)
@@ -95,7 +95,7 @@ func TestTheAnswerHasTheReservationsID(t *testing.T) {
 			if plan := first.GetDynamicMetadata().GetFields()["metadata"].GetStructValue().GetFields()["plan"]; o.Metadata != (plan.GetStringValue() == "gold") {
 				t.Errorf("the metadata of the limit: %v", plan)
 			}
-			done := sent(t, ask, s, 0, entry("settle", id, hits(37)), entry("settle_end", id, hits(0)))
+			done := sent(t, send, s, 0, entry("settle", id, hits(37)), entry("settle_end", id, hits(0)))
 			if len(done.GetStatuses()) != 2 || done.GetOverallCode() != rls.RateLimitResponse_OK || !o.Metadata && done.GetDynamicMetadata() != nil {
 				t.Errorf("%v", done)
 			}
@@ -104,19 +104,19 @@ func TestTheAnswerHasTheReservationsID(t *testing.T) {
 			}
 			// The cost may be declared by the descriptor or by the request.
 			for _, declared := range []*rls.RateLimitResponse{
-				sent(t, ask, s, 0, entry("user", "carol", hits(300))), sent(t, ask, s, 300, entry("user", "dave", nil)),
+				sent(t, send, s, 0, entry("user", "carol", hits(300))), sent(t, send, s, 300, entry("user", "dave", nil)),
 			} {
 				if left := declared.GetStatuses()[0].GetLimitRemaining(); left != 700 {
 					t.Errorf("%d left, want 700", left)
 				}
 			}
 			// If the descriptor has no hits, the cost is unknown, even if the request has hits.
-			erin := idOf(t, sent(t, ask, s, 0, entry("user", "erin", nil)))
-			sent(t, ask, s, 5, entry("settle", erin, nil))
-			if left := sent(t, ask, s, 0, entry("user", "erin", nil)).GetStatuses()[0].GetLimitRemaining(); left != 800 {
+			erin := idOf(t, sent(t, send, s, 0, entry("user", "erin", nil)))
+			sent(t, send, s, 5, entry("settle", erin, nil))
+			if left := sent(t, send, s, 0, entry("user", "erin", nil)).GetStatuses()[0].GetLimitRemaining(); left != 800 {
 				t.Errorf("%d left, want 800", left)
 			}
-			denied := sent(t, ask, s, 0, entry("user", "bob", hits(1000)))
+			denied := sent(t, send, s, 0, entry("user", "bob", hits(1000)))
 			if denied.GetOverallCode() != rls.RateLimitResponse_OVER_LIMIT || idOf(t, denied) != limiter.None {
 				t.Errorf("%v", denied)
 			}

@@ -17,17 +17,17 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// held returns the size of the arrays of all slices in v, including nested slices.
-func held(v reflect.Value) (n int) {
+// sliceBytes returns the size of the arrays of all slices in v, including nested slices.
+func sliceBytes(v reflect.Value) (n int) {
 	switch v.Kind() { //nolint:exhaustive // the others have none
 	case reflect.Slice:
 		n = v.Cap() * int(v.Type().Elem().Size())
 		for i := range v.Len() {
-			n += held(v.Index(i))
+			n += sliceBytes(v.Index(i))
 		}
 	case reflect.Struct:
 		for i := range v.NumField() {
-			n += held(v.Field(i))
+			n += sliceBytes(v.Field(i))
 		}
 	}
 	return n
@@ -48,8 +48,8 @@ func TestWeightBoundsTheOutstandingWork(t *testing.T) {
 	most := 0.0
 	for range 300 {
 		b := s.NewBatch(s.limiter.(*limiter.Limiter))
-		wire, asked := 0, 1+rng.IntN(50)
-		for range asked {
+		wire, requests := 0, 1+rng.IntN(50)
+		for range requests {
 			request := &rls.RateLimitRequest{Domain: "d"}
 			for range 1 + rng.IntN(1+rng.IntN(DefaultDescriptors)) {
 				d := &ratelimit.RateLimitDescriptor{}
@@ -68,15 +68,15 @@ func TestWeightBoundsTheOutstandingWork(t *testing.T) {
 			b.Add(message, time.Now(), 0, nil)
 		}
 		submit(b)
-		sum := held(reflect.ValueOf(b.checks).Elem())
+		sum := sliceBytes(reflect.ValueOf(b.checks).Elem())
 		for i, r := range b.requests[:b.used] {
 			b.Finish(i)
-			own := held(reflect.ValueOf(&r.call.Request).Elem()) + held(reflect.ValueOf(&r.call.Verdict).Elem()) + cap(r.limits)*int(reflect.TypeFor[ask]().Size())
+			own := sliceBytes(reflect.ValueOf(&r.call.Request).Elem()) + sliceBytes(reflect.ValueOf(&r.call.Verdict).Elem()) + cap(r.limits)*int(reflect.TypeFor[descriptorFields]().Size())
 			sum += own + 2*len(r.wire)
 		}
 		bound := b.Weight()*2<<10 + 4*wire
-		if sum > bound || b.Weight() < asked {
-			t.Fatalf("%d requests of weight %d, %d bytes on the wire, need %d bytes; the bound is %d", asked, b.Weight(), wire, sum, bound)
+		if sum > bound || b.Weight() < requests {
+			t.Fatalf("%d requests of weight %d, %d bytes on the wire, need %d bytes; the bound is %d", requests, b.Weight(), wire, sum, bound)
 		}
 		if bound > 100*sum {
 			t.Errorf("a weight of %d for only %d bytes", b.Weight(), sum)

@@ -149,7 +149,7 @@ func (c *conn) hold(o *operation, i int) {
 		c.open[id] = s
 	}
 	s.state = holding
-	s.stop = c.server.config.Method.Later(o.requests[i].hold, func() {
+	s.stop = c.server.config.Method.Later(o.requests[i].delay, func() {
 		c.mu.Lock()
 		if c.open[id] != s || c.closed {
 			c.mu.Unlock()

@@ -109,7 +109,7 @@ func (s queue) Submit(b *backend.Batch) {
 	time.AfterFunc(time.Until(m.free), b.Finish)
 }
 
-func (b *scaleBatch) Hold(int) algorithms.Micros { return 0 }
+func (b *scaleBatch) Delay(int) algorithms.Micros { return 0 }
 
 func (b *scaleBatch) Append(to []byte, i int) ([]byte, *Status) {
 	if errors.Is(b.late[i], backend.ErrUnavailable) {

@@ -152,7 +152,7 @@ func (b *echoBatch) Append(to []byte, i int) ([]byte, *Status) {
 	return append(to, message...), nil
 }
 
-func (b *echoBatch) Hold(i int) algorithms.Micros {
+func (b *echoBatch) Delay(i int) algorithms.Micros {
 	b.panicIn("Hold", i)
 	if string(b.messages[i]) == "hold" {
 		return algorithms.Second

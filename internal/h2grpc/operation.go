@@ -30,7 +30,7 @@ type request struct {
 	canceled atomic.Bool
 	finished bool              // the Batch has computed the answer
 	answered bool              // the answer was sent, or is about to be sent
-	hold     algorithms.Micros // how long the answer must be held back
+	delay    algorithms.Micros // how long the answer must be held back
 }
 
 // These are the states of an operation. The reader submits it. If the operation is completed before Submit
@@ -108,7 +108,8 @@ func (o *operation) fill(c *conn, list []arrival) (n int) {
 	return n
 }
 
-// together moves the requests with the same deadline as the first to the start of list, and returns their number.
+// together moves the requests with the same deadline as the first to the start of list, and returns their
+// number.
 func together(list []arrival) int {
 	n := 1
 	for i := 1; i < len(list); i++ {
@@ -236,7 +237,8 @@ func (c *conn) release(o *operation) {
 	}
 }
 
-// abandon denies the requests of o after a panic in Submit. o is not reused, because the Store may still refer to it.
+// abandon denies the requests of o after a panic in Submit. o is not reused, because the Store may still
+// refer to it.
 func (c *conn) abandon(o *operation) {
 	o.state.Store(abandoned)
 	c.mu.Lock()
@@ -258,7 +260,7 @@ func (o *operation) finish(early bool) {
 				}
 				r.answered = early
 				o.batch.Finish(i)
-				r.hold, r.finished = o.batch.Hold(i), true
+				r.delay, r.finished = o.batch.Delay(i), true
 			}
 		})
 	}

@@ -40,9 +40,9 @@ type Method interface {
 	Panicked(value any)
 }
 
-// Batch decides many requests together. The server calls Add for each request, Submit once, then Finish and Append for
-// each request, and finally Reset, which empties the Batch. Requests are numbered from 0. Only one goroutine uses a
-// Batch at a time.
+// Batch decides many requests together. The server calls Add for each request, Submit once, then Finish and
+// Append for each request, and finally Reset, which empties the Batch. Requests are numbered from 0. Only one
+// goroutine uses a Batch at a time.
 type Batch interface {
 	Reset()
 	// Add adds a message, which stays unchanged until Reset. left is the time until the caller's deadline;
@@ -62,8 +62,8 @@ type Batch interface {
 	// Weight returns the size of the batch. It is the number of charges, where a descriptor without a
 	// charge counts as one.
 	Weight() int
-	// Hold returns how long the answer to request i must be held back.
-	Hold(i int) algorithms.Micros
+	// Delay returns how long the answer to request i must be delayed.
+	Delay(i int) algorithms.Micros
 }
 
 // Status is a gRPC status that is not OK.

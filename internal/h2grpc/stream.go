@@ -257,7 +257,7 @@ func (c *conn) answer(o *operation, i int) {
 	switch {
 	case !r.finished:
 		c.respond(r.id, r.stream, c.denial)
-	case r.hold > 0:
+	case r.delay > 0:
 		c.hold(o, i)
 		return
 	default:

@@ -55,7 +55,7 @@ func (a *API) inline(what inline) (*descriptors.Policy, error) {
 	if s == nil {
 		return nil, limiter.ErrNoConfig
 	}
-	d, err := s.Home(what.domain, what.name)
+	d, err := s.InlineDomain(what.domain, what.name)
 	if err != nil {
 		return nil, err
 	}

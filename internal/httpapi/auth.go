@@ -143,7 +143,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query st
 	if routing.Fill(c, of.auth, route, &of.Request); len(c.Descriptors) == 0 && !s.Requires(c.Request.Domain) {
 		return d.unrouted(of, NoDescriptor)
 	}
-	c.Request.Hold, c.Arrived = d.held.Longest(r.Context()), time.Now()
+	c.Request.MaxDelay, c.Arrived = d.held.Longest(r.Context()), time.Now()
 	switch err := d.Limiter.Check(r.Context(), c); {
 	case err != nil:
 		return authAnswer{code: http.StatusServiceUnavailable}
@@ -152,7 +152,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query st
 	case c.Err != nil:
 		return authAnswer{code: http.StatusServiceUnavailable, reason: reasonFailure}
 	}
-	if c.Verdict.Hold > 0 && d.held.Wait(r.Context(), c.Verdict.Hold) != nil {
+	if c.Verdict.Delay > 0 && d.held.Wait(r.Context(), c.Verdict.Delay) != nil {
 		return authAnswer{}
 	}
 	return judged(&c.Verdict)

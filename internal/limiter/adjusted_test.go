@@ -38,7 +38,7 @@ func (b *bench) adjust(limit string, changes map[string]adjust.Change) limiter.A
 func (b *bench) allowed(tb testing.TB, n int, text string) (count int) {
 	tb.Helper()
 	for range n {
-		if !b.ask(tb, 1, text).Denied {
+		if !b.send(tb, 1, text).Denied {
 			count++
 		}
 	}
@@ -140,17 +140,17 @@ func TestABlockDeniesInSpiteOfShadowQuotaAndReplaces(t *testing.T) {
 		b := newBench(t, yaml, modes)
 		b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
 		for _, texts := range [][]string{{"user=bob"}, {"shadow=bob"}, {"quota=bob"}, {"user=bob", "vip=1"}, {"quota=bob", "other=1"}, {"user=bob", "free=1"}} {
-			c := b.ask(t, 1, texts...)
+			c := b.send(t, 1, texts...)
 			if !c.Denied || c.RetryAfter != minute || c.Never || !c.Statuses[0].Denied || c.Results[0].Decision.Blocked != minute {
 				t.Errorf("%+v %v: got %+v; want c.Denied true, c.RetryAfter %v, c.Never false, c.Statuses[0].Denied true and c.Results[0].Decision.Blocked %v", modes, texts, c.Verdict, minute, minute)
 			}
 		}
 		b.now += minute - 1
-		if c := b.ask(t, 1, "user=bob"); !c.Denied || c.RetryAfter != 1 {
+		if c := b.send(t, 1, "user=bob"); !c.Denied || c.RetryAfter != 1 {
 			t.Errorf("1 us before its end: %+v; want denied and retry after 1", c.Verdict)
 		}
 		b.now++
-		if b.ask(t, 1, "user=bob").Denied {
+		if b.send(t, 1, "user=bob").Denied {
 			t.Errorf("at its end: denied")
 		}
 	}
@@ -160,23 +160,23 @@ func TestABlockedRequestChargesNothing(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
 	b.allowed(t, 10, "other=1")
-	b.ask(t, -3, "other=1") // 3 units are left
+	b.send(t, -3, "other=1") // 3 units are left
 	for _, texts := range [][]string{{"other=1", "user=bob"}, {"user=bob", "other=1"}, {"other=1", "shadow=bob"}} {
-		if c := b.ask(t, 1, texts...); !c.Denied {
+		if c := b.send(t, 1, texts...); !c.Denied {
 			t.Errorf("%v: allowed", texts)
 		}
 	}
 	if n := b.left(t, "other=1"); n != 3 {
 		t.Errorf("%d are left of other, want 3", n)
 	}
-	if c := b.ask(t, 0, "user=bob"); !c.Denied {
+	if c := b.send(t, 0, "user=bob"); !c.Denied {
 		t.Error("a dry run is allowed")
 	}
-	if c := b.ask(t, -1, "user=bob"); c.Denied {
+	if c := b.send(t, -1, "user=bob"); c.Denied {
 		t.Error("a refund is denied")
 	}
 	b.store.err = backend.ErrUnavailable
-	if c := b.ask(t, 1, "user=bob"); !c.Denied || c.Failed {
+	if c := b.send(t, 1, "user=bob"); !c.Denied || c.Failed {
 		t.Error("a block needs no store")
 	}
 }
@@ -207,10 +207,10 @@ func TestALimitConfiguredUnlimitedCanBeBlocked(t *testing.T) {
 	if got := b.adjust("free", map[string]adjust.Change{"bob": {Block: true}, "ann": {Factor: 2000}}); got.InForce != 1 || got.Ignored != 1 {
 		t.Errorf("got %+v; want in force 1 and ignored 1", got)
 	}
-	if !b.ask(t, 1, "free=bob").Denied {
+	if !b.send(t, 1, "free=bob").Denied {
 		t.Error("bob is allowed")
 	}
-	if c := b.ask(t, 1, "free=ann"); c.Denied || c.Results[0].Outcome != limiter.Unlimited {
+	if c := b.send(t, 1, "free=ann"); c.Denied || c.Results[0].Outcome != limiter.Unlimited {
 		t.Errorf("ann: %+v; want allowed and outcome %v", c.Verdict, limiter.Unlimited)
 	}
 }
@@ -221,14 +221,14 @@ func TestAnUnlimitedAdjustmentChargesAndNeverDenies(t *testing.T) {
 	if n := b.allowed(t, 100, "user=bob"); n != 100 {
 		t.Errorf("got %d of 100; want 100", n)
 	}
-	if r := b.ask(t, 1, "user=bob").Results[0]; !r.Decision.Allowed || r.Decision.RetryAfter != 0 {
+	if r := b.send(t, 1, "user=bob").Results[0]; !r.Decision.Allowed || r.Decision.RetryAfter != 0 {
 		t.Errorf("the bucket is empty, and the answer must not say so: %+v", r.Decision)
 	}
-	if c := b.ask(t, 1000, "user=bob", "other=1"); !c.Denied || c.Statuses[0].Denied || !c.Never {
+	if c := b.send(t, 1000, "user=bob", "other=1"); !c.Denied || c.Statuses[0].Denied || !c.Never {
 		t.Errorf("other must deny 1000, and nothing else: %+v", c.Verdict)
 	}
 	b.store.err = backend.ErrUnavailable
-	if c := b.ask(t, 1, "user=bob"); c.Denied || !c.Failed {
+	if c := b.send(t, 1, "user=bob"); c.Denied || !c.Failed {
 		t.Errorf("while the store fails: %+v; want allowed and failed", c.Verdict)
 	}
 	b.store.err = nil
@@ -240,7 +240,7 @@ func TestAnUnlimitedAdjustmentChargesAndNeverDenies(t *testing.T) {
 
 func TestTheStricterOfAnOverrideAndAnAdjustmentHolds(t *testing.T) {
 	b := newBench(t, adjustable)
-	ask := func(user string) *limiter.Call {
+	send := func(user string) *limiter.Call {
 		c := &limiter.Call{}
 		c.Request.Domain = "d"
 		d := c.AddDescriptor()
@@ -253,7 +253,7 @@ func TestTheStricterOfAnOverrideAndAnAdjustmentHolds(t *testing.T) {
 	}
 	allowed := func(user string) (n int) {
 		for range 50 {
-			if !ask(user).Denied {
+			if !send(user).Denied {
 				n++
 			}
 		}
@@ -298,23 +298,23 @@ descriptors:
 	if n := b.allowed(t, 200, "user=bob"); n != 100 {
 		t.Errorf("bob got %d, want 100", n)
 	}
-	if !b.ask(t, 1, "user=eve").Denied {
+	if !b.send(t, 1, "user=eve").Denied {
 		t.Error("eve is allowed")
 	}
 }
 
 func TestPoliciesThatAreNotAdjustedKeepTheirPointers(t *testing.T) {
 	b := newBench(t, adjustable)
-	before := b.ask(t, 1, "user=ann").Results[0].Policy
+	before := b.send(t, 1, "user=ann").Results[0].Policy
 	b.adjust("calls", map[string]adjust.Change{"bob": {Factor: 2000}})
-	if got := b.ask(t, 1, "user=ann").Results[0].Policy; got != before {
+	if got := b.send(t, 1, "user=ann").Results[0].Policy; got != before {
 		t.Error("ann's limit is another copy")
 	}
-	first := b.ask(t, 1, "user=bob").Results[0].Policy
-	if got := b.ask(t, 1, "user=bob").Results[0].Policy; got == before || got != first {
+	first := b.send(t, 1, "user=bob").Results[0].Policy
+	if got := b.send(t, 1, "user=bob").Results[0].Policy; got == before || got != first {
 		t.Error("bob's limit is not a single copy of its own")
 	}
-	if got := b.ask(t, 1, "shadow=bob").Results[0].Policy; !got.Shadow || got.Limit != first.Limit {
+	if got := b.send(t, 1, "shadow=bob").Results[0].Policy; !got.Shadow || got.Limit != first.Limit {
 		t.Error("at another place the limit is treated as configured there")
 	}
 }
@@ -343,7 +343,7 @@ func TestDisagreeingSidecarsNeverAdmitMoreThanTheLargerLimit(t *testing.T) {
 				other.now = b.now
 			default:
 				cost := rapid.Int64Range(1, 10).Draw(rt, "cost")
-				if !one.ask(t, cost, "user=bob").Denied {
+				if !one.send(t, cost, "user=bob").Denied {
 					count += cost
 				}
 			}
@@ -360,7 +360,7 @@ func TestHostileKeysAreAdjustedByTheirBytes(t *testing.T) {
 	b := newBench(t, adjustable)
 	long := string(slices.Repeat([]byte{0xff, 'x'}, 2000))
 	b.adjust("calls", map[string]adjust.Change{"\xff\x00": {Block: true}, long: {Block: true}})
-	ask := func(value string) bool {
+	send := func(value string) bool {
 		c := &limiter.Call{}
 		c.Request.Domain = "d"
 		d := c.AddDescriptor()
@@ -371,7 +371,7 @@ func TestHostileKeysAreAdjustedByTheirBytes(t *testing.T) {
 		return c.Denied
 	}
 	for value, want := range map[string]bool{"\xff\x00": true, long: true, "\xff": false, "\xff\x00\x00": false, long + "x": false, "\ufffd\x00": false} {
-		if got := ask(value); got != want {
+		if got := send(value); got != want {
 			t.Errorf("%.20q: denied %v; want %v", value, got, want)
 		}
 	}

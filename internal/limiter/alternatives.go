@@ -128,11 +128,11 @@ func (c *Call) foldAlternatives(r *Result) {
 		}
 		f.paid = true
 	case from == to && !r.Decision.Allowed:
-		when := retryOf(&decisions[0].Decision)
+		retryAfter := retryOf(&decisions[0].Decision)
 		for i := range decisions[1:last] {
-			when = when.and(retryOf(&decisions[1+i].Decision))
+			retryAfter = retryAfter.and(retryOf(&decisions[1+i].Decision))
 		}
-		when = when.or(retryOf(&decisions[last].Decision))
-		r.Decision.RetryAfter, r.Decision.Never = when.after, when.never
+		retryAfter = retryAfter.or(retryOf(&decisions[last].Decision))
+		r.Decision.RetryAfter, r.Decision.Never = retryAfter.after, retryAfter.never
 	}
 }

@@ -51,7 +51,7 @@ func TestTheAnswerNamesThePayer(t *testing.T) {
 		{cost: 5, denied: true, payer: "per_minute", left: 4, retry: 6 * algorithms.Second},
 		{cost: 11, denied: true, payer: "per_minute", left: 4, retry: 9 * 3600 * algorithms.Second},
 	} {
-		for _, c := range []*limiter.Call{b.ask(t, step.cost, "user=bob"), b.named(t, "per_minute", step.cost, "eve")} {
+		for _, c := range []*limiter.Call{b.send(t, step.cost, "user=bob"), b.named(t, "per_minute", step.cost, "eve")} {
 			r := &c.Results[0]
 			if c.Denied != step.denied || r.Policy.Name != step.payer || r.Decision.Remaining != step.left || c.RetryAfter != step.retry || c.Never {
 				t.Errorf("step %d: denied %t by %s, %d left, retry after %d, never %t; want %+v", i, c.Denied, r.Policy.Name, r.Decision.Remaining, c.RetryAfter, c.Never, step)
@@ -61,7 +61,7 @@ func TestTheAnswerNamesThePayer(t *testing.T) {
 			}
 		}
 	}
-	if c := b.ask(t, 21, "user=bob"); !c.Denied || !c.Never || c.RetryAfter != 0 {
+	if c := b.send(t, 21, "user=bob"); !c.Denied || !c.Never || c.RetryAfter != 0 {
 		t.Errorf("neither can ever pay 21: %+v; want denied, never and retry after 0", c.Verdict)
 	}
 	for name, want := range map[string]int64{"per_minute": 4, "credits": 2} {
@@ -75,10 +75,10 @@ func TestTheAnswerNamesThePayer(t *testing.T) {
 
 func TestSeveralLimitsOfAPlanArePaidOnce(t *testing.T) {
 	b := newBench(t, plans)
-	if c := b.ask(t, 6, "user=bob,both=x"); c.Denied || len(c.Results) != 3 || c.Results[0].For != nil {
+	if c := b.send(t, 6, "user=bob,both=x"); c.Denied || len(c.Results) != 3 || c.Results[0].For != nil {
 		t.Fatalf("within the plan: %+v; want allowed, 3 elements and for nil", c.Verdict)
 	}
-	c := b.ask(t, 6, "user=bob,both=x") // the limit per minute denies; the limit per day would allow
+	c := b.send(t, 6, "user=bob,both=x") // the limit per minute denies; the limit per day would allow
 	cost := int64(0)
 	for i := range c.Results {
 		if r := &c.Results[i]; r.For != nil {
@@ -91,14 +91,14 @@ func TestSeveralLimitsOfAPlanArePaidOnce(t *testing.T) {
 	if c.Denied || cost != 6 || c.Results[2].For != nil || c.Results[2].Decision.Remaining != 988 {
 		t.Errorf("paid %d, %+v; want allowed, cost 6, for nil and 988 remaining", cost, c.Verdict)
 	}
-	if c := b.ask(t, 15, "user=bob,both=x"); !c.Denied || c.RetryAfter != 3600*algorithms.Second {
+	if c := b.send(t, 15, "user=bob,both=x"); !c.Denied || c.RetryAfter != 3600*algorithms.Second {
 		t.Errorf("the credits have 14, and the plan never allows 15: %+v; want denied and retry after %v", c.Verdict, 3600*algorithms.Second)
 	}
 }
 
 func TestRefundsAndDryRunsConcernTheNamedLimit(t *testing.T) {
 	b := newBench(t, plans)
-	b.ask(t, 10, "user=bob")
+	b.send(t, 10, "user=bob")
 	for cost, denied := range map[int64]bool{0: false, -3: false} {
 		if c := b.named(t, "per_minute", cost, "bob"); c.Denied != denied || c.Results[0].For != nil {
 			t.Errorf("cost %d: %+v; want denied %v and for nil", cost, c.Verdict, denied)
@@ -135,7 +135,7 @@ func TestARepeatedRequestHasTheSamePayer(t *testing.T) {
 func TestAFailingStoreChargesNeither(t *testing.T) {
 	b := newBench(t, plans)
 	b.store.err = backend.ErrUnavailable
-	if c := b.ask(t, 1, "user=bob"); !c.Denied || !c.Failed || !errors.Is(c.Results[0].Decision.Err, backend.ErrUnavailable) {
+	if c := b.send(t, 1, "user=bob"); !c.Denied || !c.Failed || !errors.Is(c.Results[0].Decision.Err, backend.ErrUnavailable) {
 		t.Errorf("got %+v; want denied, failed and the error backend.ErrUnavailable", c.Verdict)
 	}
 }

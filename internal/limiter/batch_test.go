@@ -40,7 +40,7 @@ descriptors:
 func drawCall(t *rapid.T) *limiter.Call {
 	c := &limiter.Call{}
 	c.Request.Domain = rapid.SampledFrom([]string{"d", "d", "d", "elsewhere"}).Draw(t, "domain")
-	c.Request.Hold = rapid.SampledFrom([]algorithms.Micros{0, algorithms.Second}).Draw(t, "hold")
+	c.Request.MaxDelay = rapid.SampledFrom([]algorithms.Micros{0, algorithms.Second}).Draw(t, "max delay")
 	if rapid.IntRange(0, 5).Draw(t, "by name") == 0 {
 		name := rapid.SampledFrom([]string{"jobs", "nowhere"}).Draw(t, "name")
 		c.Limits = []limiter.NamedCharge{{Name: name, Key: []string{"1"}, Count: 1}}
@@ -80,7 +80,7 @@ func described(c *limiter.Call, err error) any {
 		results = append(results, o)
 	}
 	v := c.Verdict
-	return []any{fmt.Sprint(err), results, v.Statuses, v.Denied, v.WouldDeny, v.Failed, fmt.Sprint(v.Err), v.Never, v.RetryAfter, v.Hold}
+	return []any{fmt.Sprint(err), results, v.Statuses, v.Denied, v.WouldDeny, v.Failed, fmt.Sprint(v.Err), v.Never, v.RetryAfter, v.Delay}
 }
 
 // A batch must give the same answers as separate calls, on equal stores with the same clock.
@@ -137,10 +137,10 @@ func submit(t interface{ Fatal(args ...any) }, b *limiter.Batch) {
 	}
 }
 
-// held is a store that keeps batches until the test completes them.
-type held struct{ batches []*backend.Batch }
+// pendingStore is a store that keeps batches until the test completes them.
+type pendingStore struct{ batches []*backend.Batch }
 
-func (s *held) Submit(b *backend.Batch) { s.batches = append(s.batches, b) }
+func (s *pendingStore) Submit(b *backend.Batch) { s.batches = append(s.batches, b) }
 
 // callOf returns a call with one descriptor in domain d.
 func callOf(key string) *limiter.Call {
@@ -165,7 +165,7 @@ func over(t *testing.T, store backend.Store, observer limiter.Observer) *limiter
 
 // The answer of a failed call does not depend on the store's decisions on other calls.
 func TestFailedCallsAreAnsweredByPolicy(t *testing.T) {
-	store := &held{}
+	store := &pendingStore{}
 	batch := over(t, store, nil).NewBatch()
 	var calls []*limiter.Call
 	for _, key := range []string{"a", "f", "l", "e", "s", "u"} {
@@ -195,7 +195,7 @@ func TestFailedCallsAreAnsweredByPolicy(t *testing.T) {
 // A batch contains all charges of its calls, with the deadline and the source. Some calls can be finished
 // before done is called: those without charges, and those whose groups are all decided.
 func TestABatchIsSubmittedOnce(t *testing.T) {
-	store, calls := &held{}, []*limiter.Call{callOf("a"), callOf("b"), callOf("u"), callOf("f")}
+	store, calls := &pendingStore{}, []*limiter.Call{callOf("a"), callOf("b"), callOf("u"), callOf("f")}
 	deadline, source := time.Unix(1, 0), &backend.Source{}
 	known := knownStore{store, map[int]backend.Decision{1: {Decision: algorithms.Decision{Allowed: true}}, 2: {Err: backend.ErrNotTaken}}}
 	batch := over(t, known, nil).NewBatch()
@@ -239,7 +239,7 @@ func (s knownStore) Submit(b *backend.Batch) {
 
 // If the store panics, done must be called once, whether or not the store calls Done later.
 func TestAStoreThatPanicsHasEndedTheBatch(t *testing.T) {
-	store := &held{}
+	store := &pendingStore{}
 	batch := over(t, panics{store}, nil).NewBatch()
 	if _, err := batch.Add(callOf("a")); err != nil {
 		t.Fatal(err)
@@ -272,7 +272,7 @@ func TestACanceledCallIsNotObserved(t *testing.T) {
 	for _, c := range []struct{ canceled, failed, observed bool }{
 		{false, false, true}, {false, true, true}, {true, false, true}, {true, true, false},
 	} {
-		store, o := &held{}, &counts{}
+		store, o := &pendingStore{}, &counts{}
 		batch := over(t, store, o).NewBatch()
 		call := callOf("a")
 		call.Canceled = new(atomic.Bool)

@@ -52,12 +52,12 @@ type Request struct {
 	Inspect bool
 	// Arrived is the time of arrival by this process's clock. It is zero if the listener does not know it.
 	Arrived time.Time
-	// Canceled, if not nil, becomes true when the client no longer waits for the answer. A request that the store has
-	// queued is then not charged.
+	// Canceled, if not nil, becomes true when the client no longer waits for the answer. A request that the
+	// store has queued is then not charged.
 	Canceled *atomic.Bool
-	// Hold is the longest time that the listener can delay the answer until its turn in a leaky bucket. Listeners
-	// that report the wait leave it 0.
-	Hold algorithms.Micros
+	// MaxDelay is the longest time that the listener can delay the answer until its turn in a leaky bucket.
+	// Listeners that report the wait leave it 0.
+	MaxDelay algorithms.Micros
 }
 
 // Descriptor is one descriptor of a Request, with what the request says about it.
@@ -158,8 +158,8 @@ type Verdict struct {
 	Statuses []Status
 	// Settlements has the reservations that the request settles, one for each bucket.
 	Settlements []Settlement
-	// Replayed means that this is the stored answer to an earlier request with the same idempotency key. Nothing was
-	// consumed now.
+	// Replayed means that this is the stored answer to an earlier request with the same idempotency key.
+	// Nothing was consumed now.
 	Replayed bool
 	// WouldDeny means that the request would be Denied without Modes.Shadow.
 	WouldDeny bool
@@ -170,16 +170,16 @@ type Verdict struct {
 	// Never means that no wait can change the denial, because a cost exceeds the most that its limit can
 	// ever allow, or because Missing is set.
 	Never bool
-	// Missing is the Requirement of the Domain that the request does not meet. Such a request is denied and
-	// not charged. It is nil if the request meets all.
+	// Missing is the Requirement of the Domain that the request does not satisfy. Such a request is denied and
+	// not charged. It is nil if the request satisfies all.
 	Missing Requirement
 	// quotasDeny means that all quota limits deny. Quota limits deny a request only together.
 	quotasDeny bool
 	// RetryAfter is the longest retry time of the limits that denied. The same request cannot succeed
 	// earlier.
 	RetryAfter algorithms.Micros
-	// Hold is the time for which the listener must delay its answer. It is at most Request.Hold.
-	Hold algorithms.Micros
+	// Delay is the time for which the listener must delay its answer. It is at most Request.MaxDelay.
+	Delay algorithms.Micros
 }
 
 // Denies reports whether r, one of v's Results, denies the request, by itself or together with all other
@@ -204,9 +204,9 @@ func (c *Call) Reset() {
 	c.config, c.adjusted, c.blocked = nil, nil, false
 }
 
-// Held returns the size of c's buffers in bytes, without the entries of descriptors and without the buffers
-// of the Batch.
-func (c *Call) Held() int {
+// BufferBytes returns the size of c's buffers in bytes, without the entries of descriptors and without the
+// buffers of the Batch.
+func (c *Call) BufferBytes() int {
 	return cap(c.keys) + cap(c.buckets)*int(unsafe.Sizeof(c.buckets[0])) + cap(c.Results)*int(unsafe.Sizeof(Result{})) +
 		cap(c.Statuses)*int(unsafe.Sizeof(Status{})) + cap(c.Descriptors)*int(unsafe.Sizeof(Descriptor{})) +
 		cap(c.candidates)*int(unsafe.Sizeof(candidate{})) + cap(c.instead)*int(unsafe.Sizeof(payer{}))

@@ -30,14 +30,14 @@ func (d *Direct) Reset() {
 }
 
 // Add adds a charge of the bucket of p with a key. Costs of the same bucket are added up; the sum is
-// reserved only if each of them is. Add sets ask.Hash.
-func (d *Direct) Add(p *descriptors.Policy, key []string, ask algorithms.Charge) {
+// reserved only if each of them is. Add sets terms.Hash.
+func (d *Direct) Add(p *descriptors.Policy, key []string, terms algorithms.Charge) {
 	start := len(d.keys)
-	d.keys, ask.Hash = p.AppendKeyOf(d.keys, key)
+	d.keys, terms.Hash = p.AppendKeyOf(d.keys, key)
 	bucket := d.keys[start:]
 	for i := range d.charges {
 		if bytes.Equal(d.charges[i].Key, bucket) {
-			d.charges[i].Terms = sum(d.charges[i].Terms, ask)
+			d.charges[i].Terms = sum(d.charges[i].Terms, terms)
 			d.of = append(d.of, i)
 			return
 		}
@@ -50,7 +50,7 @@ func (d *Direct) Add(p *descriptors.Policy, key []string, ask algorithms.Charge)
 		d.charges, d.decisions = append(d.charges, backend.Charge{}), append(d.decisions, backend.Decision{})
 	}
 	charge := &d.charges[n]
-	charge.Key, charge.Slot, charge.Terms = bucket, p.SlotOfKey(key), ask
+	charge.Key, charge.Slot, charge.Terms = bucket, p.SlotOfKey(key), terms
 	setPolicy(charge, p)
 }
 

@@ -55,14 +55,14 @@ func TestADirectDecidesLikeACall(t *testing.T) {
 			now += algorithms.Micros(rapid.Int64Range(0, 700_000).Draw(t, "after"))
 			var c limiter.Call
 			c.Request.Domain = "d"
-			c.DryRun = rapid.IntRange(0, 4).Draw(t, "look") == 0
+			c.DryRun = rapid.IntRange(0, 4).Draw(t, "dry run") == 0
 			for range rapid.IntRange(1, 4).Draw(t, "limits") {
 				p := named[fmt.Sprint(rapid.IntRange(0, len(named)-1).Draw(t, "limit"))]
-				ask := algorithms.Charge{Cost: rapid.Int64Range(-2, 14).Draw(t, "cost"), DryRun: c.DryRun}
-				ask.Reserve = p.Limit.CanReserve() && rapid.Bool().Draw(t, "reserve")
+				terms := algorithms.Charge{Cost: rapid.Int64Range(-2, 14).Draw(t, "cost"), DryRun: c.DryRun}
+				terms.Reserve = p.Limit.CanReserve() && rapid.Bool().Draw(t, "reserve")
 				key := []string{rapid.SampledFrom([]string{"a", "b"}).Draw(t, "key")}
-				c.Limits = append(c.Limits, limiter.NamedCharge{Name: p.Name, Key: key, Count: ask.Cost, Reserve: ask.Reserve})
-				d.Add(p, key, ask)
+				c.Limits = append(c.Limits, limiter.NamedCharge{Name: p.Name, Key: key, Count: terms.Cost, Reserve: terms.Reserve})
+				d.Add(p, key, terms)
 			}
 			d.Take(context.Background(), store)
 			if err := l.Check(context.Background(), &c); err != nil {

@@ -40,7 +40,7 @@ func (c *Call) fold() {
 		} else if denies {
 			c.Denied = true
 		}
-		c.speak(i)
+		c.updateStatus(i)
 	}
 	if c.config.Modes.Quota {
 		quotas += c.unlimited()
@@ -63,7 +63,7 @@ func (c *Call) fold() {
 	}
 	for i := range c.Results {
 		if r := &c.Results[i]; r.Policy != nil && r.Policy.Extra().MaxDelay > 0 && r.Outcome == Allowed {
-			c.Verdict.Hold = max(c.Verdict.Hold, min(r.Decision.Wait, c.Request.Hold))
+			c.Verdict.Delay = max(c.Verdict.Delay, min(r.Decision.Wait, c.Request.MaxDelay))
 		}
 	}
 }
@@ -152,8 +152,8 @@ func (c *Call) deniedOtherwise(quotas int) bool {
 	quotasDenied := 0
 	for i := range c.Results {
 		r := &c.Results[i]
-		wantsError := r.Decision.Err != nil && r.Policy != nil && r.Policy.OnFailure == descriptors.Error
-		if !r.Outcome.Denies() || wantsError {
+		answersError := r.Decision.Err != nil && r.Policy != nil && r.Policy.OnFailure == descriptors.Error
+		if !r.Outcome.Denies() || answersError {
 			continue
 		}
 		if !c.isQuota(r) {
@@ -164,10 +164,10 @@ func (c *Call) deniedOtherwise(quotas int) bool {
 	return quotas > 0 && quotasDenied == quotas
 }
 
-// speak makes Result i the Status of its descriptor if Result i is more restrictive than the current one. A
-// denial is more restrictive than an allowance. Of two denials, the one with the longer wait is more
+// updateStatus makes Result i the Status of its descriptor if Result i is more restrictive than the current
+// one. A denial is more restrictive than an allowance. Of two denials, the one with the longer wait is more
 // restrictive; of two allowances, the one with fewer remaining units.
-func (c *Call) speak(i int) {
+func (c *Call) updateStatus(i int) {
 	r := &c.Results[i]
 	if r.Outcome == Replaced {
 		return

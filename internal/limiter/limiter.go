@@ -145,11 +145,11 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 // on_backend_failure answered is not reported, because no client gets the answer.
 func (l *Limiter) answer(c *Call) {
 	if len(c.charges) > 0 {
-		c.standIn(l.config.Local)
+		c.decideLocally(l.config.Local)
 	}
 	c.fold()
 	if len(c.Settlements) > 0 && l.config.Estimates != nil {
-		c.learn(l.config.Now())
+		c.updateEstimates(l.config.Now())
 	}
 }
 

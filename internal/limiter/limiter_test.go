@@ -68,8 +68,8 @@ func newBench(tb testing.TB, yaml string, modes ...limiter.Modes) *bench {
 	return b
 }
 
-// ask decides descriptors in text form, each with the same cost.
-func (b *bench) ask(tb testing.TB, cost int64, texts ...string) *limiter.Call {
+// send decides descriptors in text form, each with the same cost.
+func (b *bench) send(tb testing.TB, cost int64, texts ...string) *limiter.Call {
 	tb.Helper()
 	c := &limiter.Call{}
 	c.Request.Domain = "d"
@@ -90,7 +90,7 @@ func (b *bench) ask(tb testing.TB, cost int64, texts ...string) *limiter.Call {
 // left returns the remaining units of the limit that matches a descriptor.
 func (b *bench) left(tb testing.TB, text string) int64 {
 	tb.Helper()
-	return b.ask(tb, 0, text).Results[0].Decision.Remaining
+	return b.send(tb, 0, text).Results[0].Decision.Remaining
 }
 
 func TestConsumeTogetherIsAllOrNone(t *testing.T) {
@@ -101,11 +101,11 @@ descriptors:
   - {key: b, rate_limit: {algorithm: token_bucket, rate: 2, period: 1m}}
 `)
 	for range 2 {
-		if b.ask(t, 1, "a=1", "b=1").Denied {
+		if b.send(t, 1, "a=1", "b=1").Denied {
 			t.Fatal("both have enough")
 		}
 	}
-	c := b.ask(t, 1, "a=1", "b=1")
+	c := b.send(t, 1, "a=1", "b=1")
 	if !c.Denied || c.Statuses[0].Denied || !c.Statuses[1].Denied || c.RetryAfter != 30*algorithms.Second {
 		t.Errorf("b is empty: %+v; want c.Denied true, c.Statuses[0].Denied false, c.Statuses[1].Denied true and c.RetryAfter %v", c.Verdict, 30*algorithms.Second)
 	}
@@ -121,12 +121,12 @@ descriptors:
   - {key: a, rate_limit: {algorithm: token_bucket, rate: 10, period: 1m}}
 `
 	b := newBench(t, yaml)
-	c := b.ask(t, 4, "a=1", "a=1")
+	c := b.send(t, 4, "a=1", "a=1")
 	if c.Denied || c.Results[0].Decision.Remaining != 2 || c.Results[1].Decision.Remaining != 2 {
 		t.Errorf("4 and 4 of 10: %+v; want c.Denied false, c.Results[0].Decision.Remaining 2 and c.Results[1].Decision.Remaining 2", c.Results)
 	}
 	b = newBench(t, yaml)
-	if c := b.ask(t, 6, "a=1", "a=1"); !c.Denied || !c.Never || c.RetryAfter != 0 {
+	if c := b.send(t, 6, "a=1", "a=1"); !c.Denied || !c.Never || c.RetryAfter != 0 {
 		t.Errorf("6 and 6 of 10 can never fit: %+v; want denied, never and retry after 0", c.Verdict)
 	}
 	if n := b.left(t, "a=1"); n != 10 {
@@ -144,7 +144,7 @@ descriptors:
   - {key: q2, quota_mode: true, rate_limit: {algorithm: token_bucket, rate: 2, period: 1m}}
 `)
 	for i := range 3 {
-		c := b.ask(t, 1, "real=1", "dry=1")
+		c := b.send(t, 1, "real=1", "dry=1")
 		want := limiter.Allowed
 		if i > 0 {
 			want = limiter.Shadowed
@@ -153,14 +153,14 @@ descriptors:
 			t.Errorf("request %d: %+v; want c.Denied false, c.Statuses[1].Denied false and c.Results[1].Outcome %v", i+1, c.Verdict, want)
 		}
 	}
-	if c := b.ask(t, 1, "real=1", "dry=2"); !c.Denied || c.Results[1].Outcome != limiter.Allowed {
+	if c := b.send(t, 1, "real=1", "dry=2"); !c.Denied || c.Results[1].Outcome != limiter.Allowed {
 		t.Errorf("the shadow limit is charged although the request is denied: %+v", c.Results)
 	}
-	b.ask(t, 1, "q1=1", "q2=1")
-	if c := b.ask(t, 1, "q1=1", "q2=1"); c.Denied || !c.Statuses[0].Denied || c.Statuses[1].Denied {
+	b.send(t, 1, "q1=1", "q2=1")
+	if c := b.send(t, 1, "q1=1", "q2=1"); c.Denied || !c.Statuses[0].Denied || c.Statuses[1].Denied {
 		t.Errorf("one quota of two is used up: %+v; want c.Denied false, c.Statuses[0].Denied true and c.Statuses[1].Denied false", c.Verdict)
 	}
-	if c := b.ask(t, 1, "q1=1", "q2=1"); !c.Denied {
+	if c := b.send(t, 1, "q1=1", "q2=1"); !c.Denied {
 		t.Errorf("both quotas are used up: %+v; want denied", c.Verdict)
 	}
 }
@@ -174,16 +174,16 @@ limits:
 descriptors:
   - {key: a, limit: [minute, hour]}
 `)
-	if c := b.ask(t, 1, "a=1"); c.Statuses[0].Result != 0 || len(c.Results) != 2 {
+	if c := b.send(t, 1, "a=1"); c.Statuses[0].Result != 0 || len(c.Results) != 2 {
 		t.Errorf("the status must be that of the limit with the fewest units: %+v", c.Statuses)
 	}
-	b.ask(t, 1, "a=1")
-	if c := b.ask(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 0 || c.RetryAfter != 30*algorithms.Second {
+	b.send(t, 1, "a=1")
+	if c := b.send(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 0 || c.RetryAfter != 30*algorithms.Second {
 		t.Errorf("the minute denies: %+v; want denied, result 0 and retry after %v", c.Verdict, 30*algorithms.Second)
 	}
 	b.now += 60 * algorithms.Second
-	b.ask(t, 1, "a=1")
-	if c := b.ask(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 1 || c.RetryAfter != 1140*algorithms.Second {
+	b.send(t, 1, "a=1")
+	if c := b.send(t, 1, "a=1"); !c.Denied || c.Statuses[0].Result != 1 || c.RetryAfter != 1140*algorithms.Second {
 		t.Errorf("the hour denies: %+v; want denied, result 1 and retry after %v", c.Verdict, 1140*algorithms.Second)
 	}
 }
@@ -197,7 +197,7 @@ descriptors:
   - {key: free, rate_limit: {unlimited: true}}
 `)
 	for range 5 {
-		c := b.ask(t, 1, "base=1", "vip=1", "free=1")
+		c := b.send(t, 1, "base=1", "vip=1", "free=1")
 		if c.Denied || c.Results[0].Outcome != limiter.Replaced || c.Results[2].Outcome != limiter.Unlimited || c.Statuses[0].Result != -1 {
 			t.Fatalf("got %+v; want c.Denied false, c.Results[0].Outcome %v, c.Results[2].Outcome %v and c.Statuses[0].Result -1", c.Verdict, limiter.Replaced, limiter.Unlimited)
 		}
@@ -215,7 +215,7 @@ limits:
 descriptors:
   - {key: user, limit: send}
 `)
-	b.ask(t, 2, "user=bob")
+	b.send(t, 2, "user=bob")
 	c := &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "send", Key: []string{"bob"}, Count: 2}}}}
 	if err := b.Check(t.Context(), c); err != nil || c.Denied || c.Results[0].Decision.Remaining != 1 {
 		t.Errorf("got %v %+v; want no error, allowed and 1 remaining", err, c.Results)
@@ -264,21 +264,21 @@ descriptors:
 `)
 	b.store.err = fmt.Errorf("%w: test", backend.ErrUnavailable)
 	for text, denied := range map[string]bool{"deny=1": true, "allow=1": false, "dry=1": false, "local=1": false} {
-		if c := b.ask(t, 1, text); c.Denied != denied || !c.Failed || c.Err != nil {
+		if c := b.send(t, 1, text); c.Denied != denied || !c.Failed || c.Err != nil {
 			t.Errorf("%s: got %+v; want denied %v, failed and no error", text, c.Verdict, denied)
 		}
 	}
-	b.ask(t, 1, "local=1")
-	if c := b.ask(t, 1, "local=1"); !c.Denied || c.Results[0].Outcome != limiter.FailedDenied {
+	b.send(t, 1, "local=1")
+	if c := b.send(t, 1, "local=1"); !c.Denied || c.Results[0].Outcome != limiter.FailedDenied {
 		t.Errorf("a quarter of 9 is 2: %+v; want denied and outcome %v", c.Results, limiter.FailedDenied)
 	}
-	if c := b.ask(t, 1, "error=1"); !errors.Is(c.Err, backend.ErrUnavailable) {
+	if c := b.send(t, 1, "error=1"); !errors.Is(c.Err, backend.ErrUnavailable) {
 		t.Errorf("error: %+v; want the error backend.ErrUnavailable", c.Verdict)
 	}
-	if c := b.ask(t, 1, "error=1", "deny=1"); !c.Denied || c.Err != nil {
+	if c := b.send(t, 1, "error=1", "deny=1"); !c.Denied || c.Err != nil {
 		t.Errorf("an error would allow a request that another limit denies: %+v; want denied and no error", c.Verdict)
 	}
-	if c := b.ask(t, 1, "allow=1", "deny=1"); !c.Denied {
+	if c := b.send(t, 1, "allow=1", "deny=1"); !c.Denied {
 		t.Errorf("one that denies is enough: %+v; want denied", c.Verdict)
 	}
 }
@@ -292,19 +292,19 @@ descriptors:
   - {key: many, quota_mode: true, rate_limit: {algorithm: token_bucket, rate: 9, period: 1h}}
   - {key: unsure, quota_mode: true, rate_limit: {algorithm: token_bucket, rate: 9, period: 1h, on_backend_failure: error}}
 `)
-	b.ask(t, 1, "few=1")
+	b.send(t, 1, "few=1")
 	b.store.err, b.store.of = fmt.Errorf("%w: test", backend.ErrUnavailable), "error"
-	if c := b.ask(t, 1, "error=1", "few=1"); !c.Denied || c.Err != nil {
+	if c := b.send(t, 1, "error=1", "few=1"); !c.Denied || c.Err != nil {
 		t.Errorf("the only quota denies: %+v; want denied and no error", c.Verdict)
 	}
-	if c := b.ask(t, 1, "error=1", "few=1", "many=1"); !c.Denied || c.Err == nil {
+	if c := b.send(t, 1, "error=1", "few=1", "many=1"); !c.Denied || c.Err == nil {
 		t.Errorf("of two quotas one denies: %+v; want denied and an error", c.Verdict)
 	}
 	b.store.of = "unsure"
-	if c := b.ask(t, 1, "unsure=1", "few=1"); !c.Denied || c.Err == nil {
+	if c := b.send(t, 1, "unsure=1", "few=1"); !c.Denied || c.Err == nil {
 		t.Errorf("it is not known whether all quotas deny: %+v; want denied and an error", c.Verdict)
 	}
-	if c := b.ask(t, 1, "unsure=1", "many=1"); c.Denied || c.Err != nil {
+	if c := b.send(t, 1, "unsure=1", "many=1"); c.Denied || c.Err != nil {
 		t.Errorf("a quota allows, whatever the other says: %+v; want allowed and no error", c.Verdict)
 	}
 }
@@ -318,7 +318,7 @@ limits:
   two: {algorithm: token_bucket, rate: 2, period: 1h, on_backend_failure: local, local_share: 100%}
 `)
 	b.store.err = fmt.Errorf("%w: test", backend.ErrUnavailable)
-	ask := func(id string) *limiter.Call {
+	send := func(id string) *limiter.Call {
 		c := &limiter.Call{Request: limiter.Request{
 			Limits:         []limiter.NamedCharge{{Name: "one", Count: 1}, {Name: "two", Count: 1}, {Name: "two", Count: 1}},
 			IdempotencyKey: limiter.IdempotencyKey{ID: id, Lifetime: algorithms.Second},
@@ -329,7 +329,7 @@ limits:
 		return c
 	}
 	for range 2 {
-		c := ask("first")
+		c := send("first")
 		if one, two := c.Results[0].Decision.Remaining, c.Results[1].Decision.Remaining; c.Denied || one != 8 || two != 0 {
 			t.Errorf("denied %t, left %d and %d; want 8 and 0", c.Denied, one, two)
 		}
@@ -337,7 +337,7 @@ limits:
 			t.Errorf("both are decided locally: %+v; want c.Results[1].Outcome %v and c.Results[2].Outcome %v", c.Results, limiter.FailedAllowed, limiter.FailedAllowed)
 		}
 	}
-	if c := ask("second"); !c.Denied {
+	if c := send("second"); !c.Denied {
 		t.Errorf("nothing is left of two: %+v; want denied", c.Results)
 	}
 }
@@ -348,21 +348,21 @@ domain: d
 limits:
   jobs: {algorithm: token_bucket, rate: 2, period: 1h, on_backend_failure: local, local_share: 100%}
 `)
-	ask := func(count int64) *limiter.Call {
+	send := func(count int64) *limiter.Call {
 		c := &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "jobs", Count: count, Reserve: true}}}}
 		if err := b.Check(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 		return c
 	}
-	r, _ := reservedBy(ask(2))
+	r, _ := reservedBy(send(2))
 	b.store.err = fmt.Errorf("%w: test", backend.ErrUnavailable)
-	before := ask(2).Results[0].Decision.Wait
+	before := send(2).Results[0].Decision.Wait
 	settled := &limiter.Call{}
 	if err := b.Settle(t.Context(), settled, limiter.Settle{Reserved: r}); err != nil || !settled.Denied {
 		t.Errorf("the settlement must be denied, so that it can be repeated: %v, %+v", err, settled.Verdict)
 	}
-	if after := ask(2).Results[0].Decision.Wait; before != 0 || after != 3600*algorithms.Second {
+	if after := send(2).Results[0].Decision.Wait; before != 0 || after != 3600*algorithms.Second {
 		t.Errorf("a wait of %d us, then of %d; want 0, then an hour", before, after)
 	}
 }
@@ -373,7 +373,7 @@ domain: d
 descriptors:
   - {key: known, rate_limit: {unit: hour, requests_per_unit: 1}}
 `)
-	ask := func(text string, o limiter.Override) *limiter.Call {
+	send := func(text string, o limiter.Override) *limiter.Call {
 		entries, err := descriptors.Parse(text)
 		if err != nil {
 			t.Fatal(err)
@@ -388,7 +388,7 @@ descriptors:
 	}
 	minute := limiter.Override{Rate: 3, Period: 60 * algorithms.Second}
 	for i := range 3 {
-		if c := ask("known=1", minute); c.Denied || c.Results[0].Decision.Remaining != int64(2-i) {
+		if c := send("known=1", minute); c.Denied || c.Results[0].Decision.Remaining != int64(2-i) {
 			t.Errorf("request %d of 3 a minute: %+v; want allowed and %v remaining", i+1, c.Results, int64(2-i))
 		}
 	}
@@ -396,28 +396,28 @@ descriptors:
 	// must still count.
 	lower, higher := minute, minute
 	lower.Rate, higher.Rate = 1, 4
-	if c := ask("known=1", lower); !c.Denied {
+	if c := send("known=1", lower); !c.Denied {
 		t.Errorf("3 used of 1: %+v; want denied", c.Results)
 	}
-	if c := ask("known=1", higher); c.Denied {
+	if c := send("known=1", higher); c.Denied {
 		t.Errorf("3 used of 4: %+v; want allowed", c.Results)
 	}
-	if c := ask("known=1", higher); !c.Denied {
+	if c := send("known=1", higher); !c.Denied {
 		t.Errorf("4 used of 4: %+v; want denied", c.Results)
 	}
 	unknown := limiter.Override{Rate: 5}
-	if c := ask("known=2", unknown); c.Denied || c.Results[0].Policy.Name != "known" {
+	if c := send("known=2", unknown); c.Denied || c.Results[0].Policy.Name != "known" {
 		t.Errorf("an unknown unit, want the configured limit: %+v", c.Results)
 	}
-	if c := ask("strange=1", unknown); !c.Denied || !c.Never {
+	if c := send("strange=1", unknown); !c.Denied || !c.Never {
 		t.Errorf("an unknown unit without a configured limit, want denied: %+v", c.Verdict)
 	}
-	if c := ask("strange=1", limiter.Override{Period: 60 * algorithms.Second}); !c.Denied || !c.Never {
+	if c := send("strange=1", limiter.Override{Period: 60 * algorithms.Second}); !c.Denied || !c.Never {
 		t.Errorf("an override of 0 never allows: %+v; want denied and never", c.Verdict)
 	}
 }
 
-// Random requests meet a store that fails at times. For all limits, denied requests must not be charged,
+// Random requests use a store that fails at times. For all limits, denied requests must not be charged,
 // shadow mode must change nothing, and failures must deny.
 func TestRandomRequestsKeepTheInvariants(t *testing.T) {
 	const yaml = `
@@ -453,14 +453,14 @@ descriptors:
 				b.store.err = backend.ErrUnavailable
 			}
 			cost := 1 + rng.Int64N(3)
-			c := b.ask(t, cost, append(some, "dry=1")...)
+			c := b.send(t, cost, append(some, "dry=1")...)
 			failed := b.store.err != nil
 			b.store.err = nil
 			switch {
 			case failed && !c.Denied:
 				t.Fatalf("seed %d, step %d: the store failed, and the request was allowed", seed, step)
 			case failed:
-			case reference.ask(t, cost, some...).Denied != c.Denied:
+			case reference.send(t, cost, some...).Denied != c.Denied:
 				t.Fatalf("seed %d, step %d: a shadow changed the verdict", seed, step)
 			}
 			for _, text := range some {
@@ -485,11 +485,11 @@ descriptors:
   - {key: a, rate_limit: {algorithm: token_bucket, rate: 5, period: 1m}}
 `)
 	b.store.err = backend.ErrTooLarge
-	if c := b.ask(t, 1, "a=1"); !c.Denied || !c.Never || c.Failed {
+	if c := b.send(t, 1, "a=1"); !c.Denied || !c.Never || c.Failed {
 		t.Errorf("want denied: %+v", c.Verdict)
 	}
 	b.store.err = backend.ErrUnavailable
-	if c := b.ask(t, 1, "a=1"); c.Denied || !c.Failed {
+	if c := b.send(t, 1, "a=1"); c.Denied || !c.Failed {
 		t.Errorf("got %+v; want allowed and failed", c.Verdict)
 	}
 }
@@ -505,8 +505,8 @@ limits:
 descriptors:
   - {key: a, limit: `+order+`}
 `)
-		b.ask(t, 1, "a=1")
-		c := b.ask(t, 1, "a=1")
+		b.send(t, 1, "a=1")
+		c := b.send(t, 1, "a=1")
 		if status := c.Statuses[0]; !status.Denied || c.Results[status.Result].Policy.Name != "long" {
 			t.Errorf("%s: got %+v; want denied and name %q", order, status, "long")
 		}
@@ -520,9 +520,9 @@ domain: d
 descriptors:
   - {key: a, rate_limit: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 20, max_delay: 10s}}
 `)
-	ask := func(hold algorithms.Micros) *limiter.Call {
+	send := func(maxDelay algorithms.Micros) *limiter.Call {
 		c := &limiter.Call{}
-		c.Request.Domain, c.Request.Hold = "d", hold
+		c.Request.Domain, c.Request.MaxDelay = "d", maxDelay
 		d := c.AddDescriptor()
 		d.Entries, d.Cost = []descriptors.Entry{{Key: "a", Value: "1"}}, 1
 		if err := b.Check(t.Context(), c); err != nil {
@@ -531,15 +531,15 @@ descriptors:
 		return c
 	}
 	for i, want := range []algorithms.Micros{0, algorithms.Second} {
-		if c := ask(algorithms.Second); c.Denied || c.Verdict.Hold != want {
-			t.Errorf("turn %d: denied %v, held for %d, want %d", i, c.Denied, c.Verdict.Hold, want)
+		if c := send(algorithms.Second); c.Denied || c.Verdict.Delay != want {
+			t.Errorf("turn %d: denied %v, delayed by %d, want %d", i, c.Denied, c.Verdict.Delay, want)
 		}
 	}
-	if c := ask(algorithms.Second); !c.Denied || c.RetryAfter != algorithms.Second {
+	if c := send(algorithms.Second); !c.Denied || c.RetryAfter != algorithms.Second {
 		t.Errorf("its turn is in two seconds: %+v; want denied and retry after %v", c.Verdict, algorithms.Second)
 	}
-	if c := ask(20 * algorithms.Second); c.Denied || c.Verdict.Hold != 2*algorithms.Second {
-		t.Errorf("another listener may hold it: %+v; want allowed and hold %v", c.Verdict, 2*algorithms.Second)
+	if c := send(20 * algorithms.Second); c.Denied || c.Verdict.Delay != 2*algorithms.Second {
+		t.Errorf("another listener can delay its answer: %+v; want allowed and a delay of %v", c.Verdict, 2*algorithms.Second)
 	}
 }
 
@@ -550,9 +550,9 @@ domain: d
 descriptors:
   - {key: a, rate_limit: {algorithm: token_bucket, rate: 5, period: 1m, penalty: {after: 1, for: 1m, max: 1h}}}
 `)
-	b.ask(t, 1, "a=1")
-	b.ask(t, 5, "a=1") // denied, 4 units are left
-	r := b.ask(t, 1, "a=1").Results[0]
+	b.send(t, 1, "a=1")
+	b.send(t, 5, "a=1") // denied, 4 units are left
+	r := b.send(t, 1, "a=1").Results[0]
 	if r.Outcome != limiter.Denied || r.Decision.Blocked == 0 || r.Decision.Remaining != 0 {
 		t.Errorf("got %+v; want outcome %v, blocked above 0 and 0 remaining", r.Decision, limiter.Denied)
 	}
@@ -569,7 +569,7 @@ func TestManyLimitsAreReplacedByDifferentOnes(t *testing.T) {
 		texts = append(texts, fmt.Sprintf("low%d=1", i), fmt.Sprintf("high%d=1", i))
 	}
 	b := newBench(t, yaml.String())
-	c := b.ask(t, 5, texts...)
+	c := b.send(t, 5, texts...)
 	if c.Denied {
 		t.Fatalf("denied: %+v", c.Verdict)
 	}

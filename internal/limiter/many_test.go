@@ -28,7 +28,7 @@ func TestCostsOfABucketAreAddedUpHoweverMany(t *testing.T) {
 		b := newBench(t, manyYAML)
 		n, values := 1+rng.IntN(200), 1+rng.IntN(100)
 		sum := map[int]int64{}
-		var asked []int
+		var requested []int
 		c := &limiter.Call{}
 		c.Request.Domain = "d"
 		for range n {
@@ -36,12 +36,12 @@ func TestCostsOfABucketAreAddedUpHoweverMany(t *testing.T) {
 			d := c.AddDescriptor()
 			d.Entries, d.Cost = append(d.Entries, descriptors.Entry{Key: "a", Value: fmt.Sprint(value)}), cost
 			sum[value] += cost
-			asked = append(asked, value)
+			requested = append(requested, value)
 		}
 		if err := b.Check(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
-		for i, value := range asked {
+		for i, value := range requested {
 			if got, want := c.Results[i].Decision.Remaining, 1_000_000-sum[value]; got != want {
 				t.Fatalf("descriptor %d of %d: %d left, want %d", i, n, got, want)
 			}
@@ -56,7 +56,7 @@ func TestALimitIsReplacedHoweverManyThereAre(t *testing.T) {
 		for i := range n {
 			texts = append(texts, fmt.Sprint("named=", i))
 		}
-		c := b.ask(t, 1, texts...)
+		c := b.send(t, 1, texts...)
 		for i, r := range c.Results {
 			if want := i >= 2; (r.Outcome == limiter.Replaced) != want {
 				t.Errorf("%d limits: limit %d: outcome %d; want %v", n, i, r.Outcome, want)

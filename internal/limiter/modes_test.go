@@ -18,14 +18,14 @@ descriptors:
 
 func TestShadowModeDeniesNothingAndReportsDenials(t *testing.T) {
 	b := newBench(t, modesYAML, limiter.Modes{Shadow: true})
-	if c := b.ask(t, 1, "a=1"); c.Denied || c.WouldDeny {
+	if c := b.send(t, 1, "a=1"); c.Denied || c.WouldDeny {
 		t.Errorf("within the limit: %+v; want allowed and not would deny", c.Verdict)
 	}
-	if c := b.ask(t, 1, "a=1"); c.Denied || !c.WouldDeny || !c.Statuses[0].Denied {
+	if c := b.send(t, 1, "a=1"); c.Denied || !c.WouldDeny || !c.Statuses[0].Denied {
 		t.Errorf("over it: %+v; want allowed, would deny and denied", c.Verdict)
 	}
 	b.store.err = errors.New("unreachable")
-	if c := b.ask(t, 1, "a=1"); c.Denied || c.Err != nil || !c.Failed {
+	if c := b.send(t, 1, "a=1"); c.Denied || c.Err != nil || !c.Failed {
 		t.Errorf("the store failed: %+v; want allowed, no error and failed", c.Verdict)
 	}
 }
@@ -44,7 +44,7 @@ func TestQuotaModeDeniesOnlyIfEveryDescriptorIsDenied(t *testing.T) {
 		{[]string{"a=1", "b=1"}, false, true},
 		{[]string{"a=1", "b=1"}, true, true},
 	} {
-		got := b.ask(t, 1, c.descriptors...)
+		got := b.send(t, 1, c.descriptors...)
 		if got.Denied != c.denied || got.Statuses[0].Denied != c.overA {
 			t.Errorf("%v: denied %t, a %t; want %+v", c.descriptors, got.Denied, got.Statuses[0].Denied, c)
 		}

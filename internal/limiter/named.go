@@ -79,9 +79,9 @@ func (s *Snapshot) inspected(domain, name string) (*Domain, *descriptors.Policy,
 	return s.Domains[p.Domain], p, nil
 }
 
-// Home returns the domain of a limit that comes with a request. domain may be empty if there is only one.
-// The error is a *RequestError.
-func (s *Snapshot) Home(domain, name string) (*Domain, error) {
+// InlineDomain returns the domain of a limit that comes with a request. domain may be empty if there is only
+// one. The error is a *RequestError.
+func (s *Snapshot) InlineDomain(domain, name string) (*Domain, error) {
 	if domain == "" && len(s.Domains) == 1 {
 		for only := range s.Domains {
 			domain = only
@@ -153,15 +153,15 @@ func values(n int) string {
 }
 
 // limit returns the domain and the policy of c. The limit may be one that came with the request.
-func (s *Snapshot) limit(domain string, ask *NamedCharge) (*Domain, *descriptors.Policy, error) {
-	if ask.Inline == nil {
-		return s.Limit(domain, ask.Name)
+func (s *Snapshot) limit(domain string, charge *NamedCharge) (*Domain, *descriptors.Policy, error) {
+	if charge.Inline == nil {
+		return s.Limit(domain, charge.Name)
 	}
-	d := s.Domains[ask.Inline.Domain]
+	d := s.Domains[charge.Inline.Domain]
 	if d == nil { // compiling the limit has checked that the domain exists
-		return nil, nil, missing("domain %q is not configured", descriptors.Printable(ask.Inline.Domain))
+		return nil, nil, missing("domain %q is not configured", descriptors.Printable(charge.Inline.Domain))
 	}
-	return d, ask.Inline, nil
+	return d, charge.Inline, nil
 }
 
 // Reset deletes the buckets of c, so that they equal new ones, and lists them in c.Results. The error is a

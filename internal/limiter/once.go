@@ -18,7 +18,7 @@ type IdempotencyKey struct {
 // once gives each group of charges an idempotency key. Groups are charged independently, so each needs an
 // ID of its own.
 func (c *Call) once() {
-	of := c.asked()
+	of := c.requestDigest()
 	for at := 0; at < len(c.charges); {
 		end := at + backend.GroupLen(c.charges[at:])
 		once := &backend.IdempotencyKey{
@@ -32,15 +32,15 @@ func (c *Call) once() {
 	}
 }
 
-// asked returns a digest of the whole request c.
-func (c *Call) asked() [32]byte {
+// requestDigest returns a digest of the whole request c.
+func (c *Call) requestDigest() [32]byte {
 	var parts []string
 	for i := range c.Limits {
-		ask := &c.Limits[i]
-		parts = append(parts, ask.Name, strconv.FormatInt(ask.Count, 10), strconv.FormatBool(ask.Reserve), strconv.Itoa(len(ask.Key)))
-		parts = append(parts, ask.Key...)
-		if ask.Inline != nil {
-			parts = append(parts, fmt.Sprint(ask.Inline.Limit))
+		named := &c.Limits[i]
+		parts = append(parts, named.Name, strconv.FormatInt(named.Count, 10), strconv.FormatBool(named.Reserve), strconv.Itoa(len(named.Key)))
+		parts = append(parts, named.Key...)
+		if named.Inline != nil {
+			parts = append(parts, fmt.Sprint(named.Inline.Limit))
 		}
 	}
 	for i := range c.instead { // a reload may change the payer; an answer that was stored with the former payer must then not be used

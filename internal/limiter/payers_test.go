@@ -38,8 +38,8 @@ func (b *bench) remains(tb testing.TB, key string, want map[string]int64) {
 
 func TestTwoLimitsThatDenyArePaidOnce(t *testing.T) {
 	b := newBench(t, plans)
-	b.ask(t, 6, "user=bob,both=x")
-	c := b.ask(t, 10, "user=bob,both=x") // the limit per minute has 4 units left, the limit per day 9
+	b.send(t, 6, "user=bob,both=x")
+	c := b.send(t, 10, "user=bob,both=x") // the limit per minute has 4 units left, the limit per day 9
 	paid := int64(0)
 	for i := range c.Results[:2] {
 		if r := &c.Results[i]; r.For == nil || r.Policy.Name != "credits" || r.Decision.Remaining != 10 {
@@ -52,13 +52,13 @@ func TestTwoLimitsThatDenyArePaidOnce(t *testing.T) {
 	}
 	// The limit per minute could allow 10 units after 36 s, and the limit per day after 24 h. The credits have
 	// 11 units after one hour.
-	if c := b.ask(t, 11, "user=bob,both=x"); !c.Denied || c.RetryAfter != 3600*algorithms.Second {
+	if c := b.send(t, 11, "user=bob,both=x"); !c.Denied || c.RetryAfter != 3600*algorithms.Second {
 		t.Errorf("retry after %d: %+v; want denied and retry after %v", c.RetryAfter, c.Verdict, 3600*algorithms.Second)
 	}
-	if c := b.ask(t, 10, "user=bob,both=x"); c.Denied {
+	if c := b.send(t, 10, "user=bob,both=x"); c.Denied {
 		t.Errorf("the credits have 10: %+v; want allowed", c.Verdict)
 	}
-	if c := b.ask(t, 10, "user=bob,both=x"); !c.Denied || c.RetryAfter != 10*3600*algorithms.Second {
+	if c := b.send(t, 10, "user=bob,both=x"); !c.Denied || c.RetryAfter != 10*3600*algorithms.Second {
 		t.Errorf("retry after %d, want the time until the credits have 10, which is between those of the minute and the day: %+v", c.RetryAfter, c.Verdict)
 	}
 }
@@ -114,7 +114,7 @@ func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 	b := newBench(t, plans)
 	rec := &recorded{Store: b.store.Store}
 	b.store.Store = rec
-	b.ask(t, 11, "user=bob", "user=eve")
+	b.send(t, 11, "user=bob", "user=eve")
 	b.named(t, "per_minute", 11, "joe")
 	slots := map[string][]backend.Charge{}
 	for _, c := range rec.charges {
@@ -141,7 +141,7 @@ func TestPlanAndPayerShareTheSlotOfTheDomain(t *testing.T) {
 	b := newBench(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")
 	rec := &recorded{Store: b.store.Store}
 	b.store.Store = rec
-	b.ask(t, 200, "user=bob")
+	b.send(t, 200, "user=bob")
 	b.named(t, "plan", 200, "eve")
 	for _, c := range rec.charges {
 		if c.Slot == 0 || c.Slot != rec.charges[0].Slot {
@@ -190,8 +190,8 @@ func TestAdjustmentsOfPlansAndPayers(t *testing.T) {
 			map[string]int64{"per_minute": 0}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			for request, ask := range map[string]func(b *bench, cost int64) *limiter.Call{
-				"met":   func(b *bench, cost int64) *limiter.Call { return b.ask(t, cost, "user=bob") },
+			for request, send := range map[string]func(b *bench, cost int64) *limiter.Call{
+				"met":   func(b *bench, cost int64) *limiter.Call { return b.send(t, cost, "user=bob") },
 				"named": func(b *bench, cost int64) *limiter.Call { return b.named(t, "per_minute", cost, "bob") },
 			} {
 				b := newBench(t, plans)
@@ -199,7 +199,7 @@ func TestAdjustmentsOfPlansAndPayers(t *testing.T) {
 					t.Fatalf("got %+v; want in force 1 and ignored 0", got)
 				}
 				for i, cost := range test.costs {
-					c := ask(b, cost)
+					c := send(b, cost)
 					if payer := c.Results[0].Policy.Name; c.Denied != (test.payers[i] == "") || !c.Denied && payer != test.payers[i] {
 						t.Errorf("%s, request %d for %d: denied %t, by %s", request, i, cost, c.Denied, payer)
 					}

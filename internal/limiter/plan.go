@@ -45,7 +45,7 @@ func (c *Call) plan(s *Snapshot, last *Call) error {
 		}
 		for i := range c.Descriptors {
 			if isDone, _ := c.settling(i); !isDone {
-				c.meet(i)
+				c.applyLimits(i)
 			}
 		}
 	}
@@ -82,33 +82,33 @@ func (c *Call) planLimits(s *Snapshot) error {
 		return ErrNoConfig
 	}
 	for i := range c.Limits {
-		ask := &c.Limits[i]
-		d, p, err := s.limit(c.Request.Domain, ask)
+		named := &c.Limits[i]
+		d, p, err := s.limit(c.Request.Domain, named)
 		if err != nil && c.Inspect {
-			d, p, err = s.inspected(c.Request.Domain, ask.Name)
+			d, p, err = s.inspected(c.Request.Domain, named.Name)
 		}
 		if err != nil {
 			return err
 		}
-		if ask.Costs != nil {
-			if ask.Count, err = weigh(p, ask.Costs); err != nil {
+		if named.Costs != nil {
+			if named.Count, err = weightedCost(p, named.Costs); err != nil {
 				return err
 			}
 		}
 		if c.Inspect {
-			if err := s.reachable(p, ask.Key); err != nil {
+			if err := s.reachable(p, named.Key); err != nil {
 				return err
 			}
 		}
-		if ask.Reserve && !p.Limit.CanReserve() {
+		if named.Reserve && !p.Limit.CanReserve() {
 			return &RequestError{Problem: fmt.Sprintf("limit %q is a %s, which cannot be reserved", descriptors.Printable(p.Name), kindName(p.Limit))}
 		}
 		c.Verdict.Domain = d
-		r := Result{Descriptor: i, Policy: p, Cost: ask.Count, charge: toCharge}
-		r.reserve = ask.Reserve
+		r := Result{Descriptor: i, Policy: p, Cost: named.Count, charge: toCharge}
+		r.reserve = named.Reserve
 		start := len(c.keys)
-		c.keys, r.hash = p.AppendKeyOf(c.keys, ask.Key)
-		r.slot = p.SlotOfKey(ask.Key)
+		c.keys, r.hash = p.AppendKeyOf(c.keys, named.Key)
+		r.slot = p.SlotOfKey(named.Key)
 		r.Key = c.keys[start:]
 		if c.adjusted != nil {
 			c.adjust(&r)
@@ -130,8 +130,8 @@ func kindName(l *algorithms.Limit) string {
 	return l.Kind.String()
 }
 
-// meet adds a Result for each limit that applies to descriptor i.
-func (c *Call) meet(i int) {
+// applyLimits adds a Result for each limit that applies to descriptor i.
+func (c *Call) applyLimits(i int) {
 	d := &c.Descriptors[i]
 	domain := c.Verdict.Domain
 	if d.HasOverride {
@@ -324,11 +324,11 @@ func (c *Call) add(r *Result, group int) {
 	charge.Key, charge.Group, charge.Slot = r.Key, group, r.slot
 	setPolicy(charge, p)
 	charge.Canceled = c.Canceled
-	ask := &charge.Terms
-	ask.Cost, ask.Hash, ask.ChargedAt, ask.Reserve, ask.DryRun = r.Cost, r.hash, r.of, r.reserve, c.DryRun
-	ask.Settle = r.settle
-	if delay := p.Extra().MaxDelay; delay > 0 && c.Request.Hold > 0 {
-		ask.MaxWait = min(delay, c.Request.Hold)
+	terms := &charge.Terms
+	terms.Cost, terms.Hash, terms.ChargedAt, terms.Reserve, terms.DryRun = r.Cost, r.hash, r.of, r.reserve, c.DryRun
+	terms.Settle = r.settle
+	if delay := p.Extra().MaxDelay; delay > 0 && c.Request.MaxDelay > 0 {
+		terms.MaxWait = min(delay, c.Request.MaxDelay)
 	}
 }
 
@@ -362,10 +362,10 @@ func (c *Call) answerMistake() {
 	}
 }
 
-// standIn decides charges in this process's own buckets, if the store could not decide and on_backend_failure
-// is local. Each charge is decided alone, because it is unknown whether the other limits of its group would
-// allow. A refund of units that were reserved in the store does not change local buckets.
-func (c *Call) standIn(local backend.Store) {
+// decideLocally decides charges in this process's own buckets, if the store could not decide and
+// on_backend_failure is local. Each charge is decided alone, because it is unknown whether the other limits
+// of its group would allow. A refund of units that were reserved in the store does not change local buckets.
+func (c *Call) decideLocally(local backend.Store) {
 	var answered []bool // the decision on each charge; nil if none was decided here
 	for i := range c.Results {
 		r := &c.Results[i]

@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// Requirement is a list of keys. A request meets it if an entry in any of its descriptors has one of these
+// Requirement is a list of keys. A request satisfies it if an entry in any of its descriptors has one of these
 // keys, and a value that is not empty.
 type Requirement []string
 
@@ -27,22 +27,22 @@ func (s *Snapshot) Requires(domain string) bool {
 	return d != nil && len(d.Require) > 0
 }
 
-// missing returns the first Requirement of d that the request does not meet, or nil if it meets all of
-// them. Blanks at the ends of values have been removed before. A settle-done request need not meet any,
+// missing returns the first Requirement of d that the request does not satisfy, or nil if it satisfies all of
+// them. Blanks at the ends of values have been removed before. A settle-done request need not satisfy any,
 // because its work is over.
 func (c *Call) missing(d *Domain) Requirement {
 	if c.IsDone() {
 		return nil
 	}
 	for _, r := range d.Require {
-		if !c.meets(r) {
+		if !c.satisfies(r) {
 			return r
 		}
 	}
 	return nil
 }
 
-func (c *Call) meets(r Requirement) bool {
+func (c *Call) satisfies(r Requirement) bool {
 	for i := range c.Descriptors {
 		for _, e := range c.Descriptors[i].Entries {
 			if e.Value != "" && slices.Contains(r, e.Key) {
@@ -53,7 +53,7 @@ func (c *Call) meets(r Requirement) bool {
 	return false
 }
 
-// denyMissing makes the Verdict of a request that does not meet c.Missing. The same request can never
+// denyMissing makes the Verdict of a request that does not satisfy c.Missing. The same request can never
 // succeed.
 func (c *Call) denyMissing() {
 	c.Denied, c.Never = true, true

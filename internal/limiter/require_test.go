@@ -31,7 +31,7 @@ func TestARequestWithoutARequiredEntryIsDeniedAndChargesNothing(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			b := newBench(t, requiring)
-			c := b.ask(t, 1, test.descriptors...)
+			c := b.send(t, 1, test.descriptors...)
 			if got := c.Missing.String(); got != test.missing || c.Denied != (test.missing != "") {
 				t.Errorf("missing %q, denied %t, want %q", got, c.Denied, test.missing)
 			}
@@ -41,7 +41,7 @@ func TestARequestWithoutARequiredEntryIsDeniedAndChargesNothing(t *testing.T) {
 			if c.RetryAfter != 0 || !c.Never || len(c.Results) > 0 || len(c.Statuses) != len(test.descriptors) {
 				t.Errorf("%+v: want a denial for good, of no limit, with a status for each descriptor", c.Verdict)
 			}
-			if left := b.ask(t, 0, "generic_key=always", "user=bob", "model=large").Results[0].Decision.Remaining; left != 10 {
+			if left := b.send(t, 0, "generic_key=always", "user=bob", "model=large").Results[0].Decision.Remaining; left != 10 {
 				t.Errorf("%d left, want 10: a denial costs nothing", left)
 			}
 		})
@@ -50,7 +50,7 @@ func TestARequestWithoutARequiredEntryIsDeniedAndChargesNothing(t *testing.T) {
 
 func TestShadowModeAllowsARequestWithoutARequiredEntryAndCountsIt(t *testing.T) {
 	b := newBench(t, requiring, limiter.Modes{Shadow: true})
-	c := b.ask(t, 1, "generic_key=always")
+	c := b.send(t, 1, "generic_key=always")
 	if c.Denied || !c.WouldDeny || c.Missing == nil || c.Results[0].Decision.Remaining != 9 {
 		t.Errorf("%+v: want an allowed request that is charged, and WouldDeny", c.Verdict)
 	}

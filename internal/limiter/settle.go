@@ -59,11 +59,11 @@ func (l *Limiter) ID(r *Reserved) string {
 // not decide, or units were refunded.
 func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 	r := &c.Results[i]
-	ask := &c.Limits[r.Descriptor]
+	named := &c.Limits[r.Descriptor]
 	if r.Decision.Err != nil || r.local || r.Cost < 0 {
 		return p, false
 	}
-	count, name := r.Cost, ask.Name
+	count, name := r.Cost, named.Name
 	if r.For != nil { // only the bucket that paid is settled
 		if name = r.Policy.Name; count == 0 {
 			return p, false
@@ -72,7 +72,7 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 	if !r.Decision.Allowed { // a shadow limit may have consumed nothing
 		count = 0
 	}
-	return PartOf(r.Policy, ByName{Name: name, Values: ask.Key, Config: config, Wait: r.Decision.Wait}, count, r.Decision.At), true
+	return PartOf(r.Policy, ByName{Name: name, Values: named.Key, Config: config, Wait: r.Decision.Wait}, count, r.Decision.At), true
 }
 
 // PartOf returns a part that reserved count units of p at time at, by the name in by.
@@ -111,7 +111,7 @@ func (p *ReservedPart) expired(now algorithms.Micros) bool {
 // terms returns whether a settlement of p is late, and how long the store must remember the settlement. p is
 // a part of a reservation of limit l. A reservation for a proxy is late after its ttl, and is remembered for
 // another ttl. A settle-done that arrives even later is charged as a late one.
-func (p *ReservedPart) terms(l *descriptors.Policy, now algorithms.Micros) (late bool, remembered algorithms.Micros) {
+func (p *ReservedPart) terms(l *descriptors.Policy, now algorithms.Micros) (late bool, storedFor algorithms.Micros) {
 	if p.Name != "" {
 		return false, p.Due() + Within - now + ClockSlack
 	}
@@ -185,7 +185,7 @@ func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 		}
 		real := t.Real
 		if t.Costs != nil {
-			if real, err = weigh(p, t.Costs); err != nil {
+			if real, err = weightedCost(p, t.Costs); err != nil {
 				return err
 			}
 		}
@@ -196,7 +196,7 @@ func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 	return nil
 }
 
-// undoneFrom returns the Charge.ChargedAt of an undo under l (see package algorithms).
+// undoTime returns the Charge.ChargedAt of an undo under l (see package algorithms).
 //
 // Usually that is at, the time of the charge. If the bucket refilled faster at that time than it does under
 // l, the result is earlier, so that the inflow under l equals the inflow at the faster rate. The store does
@@ -205,7 +205,7 @@ func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 //
 // A limit that settles stores its peaks, which do not depend on the rate. So the result is then the time of
 // the charge itself.
-func undoneFrom(at, now algorithms.Micros, was scaled.Inflow, l *algorithms.Limit) algorithms.Micros {
+func undoTime(at, now algorithms.Micros, was scaled.Inflow, l *algorithms.Limit) algorithms.Micros {
 	if l.Settles {
 		return at
 	}

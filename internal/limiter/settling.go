@@ -17,8 +17,8 @@ import (
 // cost. An application settles in a similar way: it reserves limits by name, and settles the id with its
 // own request (Settle).
 
-// MaxReserved is the largest number of limits with settle that a request may match. A request that matches more is denied,
-// so that its id has a bounded size.
+// MaxReserved is the largest number of limits with settle that a request may match. A request that matches
+// more is denied, so that its id has a bounded size.
 const MaxReserved = 8
 
 // MaxID bounds the id of a reservation for a proxy, in bytes. Applications may use longer keys, so their
@@ -73,8 +73,8 @@ type ByName struct {
 
 // IDs encodes reservations as signed texts, and decodes them.
 type IDs interface {
-	// Append appends the id of r. It sets r.ID if that is zero. It returns dst if ids cannot be signed at present, or if
-	// the id would be too long.
+	// Append appends the id of r. It sets r.ID if that is zero. It returns dst if ids cannot be signed at
+	// present, or if the id would be too long.
 	Append(dst []byte, r *Reserved) []byte
 	// Open decodes id to r, and may reuse the memory of r. It returns false if id is not signed with a
 	// known key.
@@ -214,8 +214,8 @@ func (c *Call) cell(p *descriptors.Policy) uint64 {
 	return number | 1
 }
 
-// learn passes the real costs that c settled to the estimates.
-func (c *Call) learn(now algorithms.Micros) {
+// updateEstimates passes the real costs that c settled to the estimates.
+func (c *Call) updateEstimates(now algorithms.Micros) {
 	for i := range c.Settlements {
 		s := &c.Settlements[i]
 		if s.cell != 0 && !s.Unknown && !s.Repeated && !s.Failed() && s.Policy.Extras.Settle.Learn != nil {
@@ -314,7 +314,7 @@ func (c *Call) Reserves(r *Result) bool {
 func (c *Call) planSettlements(now algorithms.Micros) {
 	for i := range c.Descriptors {
 		isDone, isEnd := c.settling(i)
-		if !isDone || c.settledElsewhere(i, isEnd) {
+		if !isDone || c.settledByOther(i, isEnd) {
 			continue
 		}
 		d := &c.Descriptors[i]
@@ -326,10 +326,10 @@ func (c *Call) planSettlements(now algorithms.Micros) {
 	}
 }
 
-// settledElsewhere reports whether another descriptor of the request settles the id of descriptor i. If
+// settledByOther reports whether another descriptor of the request settles the id of descriptor i. If
 // several descriptors contain the same id, the first one with a real cost settles it. If none of them has a
 // real cost, the first one settles it.
-func (c *Call) settledElsewhere(i int, isEnd bool) bool {
+func (c *Call) settledByOther(i int, isEnd bool) bool {
 	id := c.Descriptors[i].Entries[0].Value
 	explicit := func(j int, end bool) bool { return !end && c.Descriptors[j].Explicit && c.Descriptors[j].Cost >= 0 }
 	for j := range c.Descriptors {
@@ -394,7 +394,7 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 	if c.adjusted != nil {
 		c.adjust(&r)
 	}
-	late, remembered := part.terms(p, now)
+	late, storedFor := part.terms(p, now)
 	s := Settlement{Policy: p, Descriptor: i, Reserved: part.Count, Late: late, charge: len(c.charges)}
 	s.Real, s.Unknown = realCost(p.Extra().Settle, part, real), real < 0
 	s.cell, s.key, s.times = part.Cell, maphash.Bytes(bucketSeed, r.Key), part.Times
@@ -402,13 +402,13 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 		r.Cost = max(0, r.Cost)
 	}
 	if r.Cost < 0 || p.Limit.Settles {
-		r.of = undoneFrom(part.At, now, part.Inflow, r.Policy.Limit)
+		r.of = undoTime(part.At, now, part.Inflow, r.Policy.Limit)
 	}
 	c.groups++
 	c.add(&r, c.groups)
 	once := &backend.IdempotencyKey{
 		ID:       settlementID(c.Verdict.Domain.Name, id, c.partNumber(part, &r)),
-		Lifetime: remembered,
+		Lifetime: storedFor,
 	}
 	copy(once.Digest[:], id[:])
 	binary.BigEndian.PutUint64(once.Digest[len(id):], uint64(s.Real)) // with this, another cost is ErrReused

@@ -16,10 +16,10 @@ func Shown(l *algorithms.Limit) (units, seconds int64) {
 	period := uint64(l.Period())
 	switch l.Kind {
 	case algorithms.TokenBucket, algorithms.LeakyBucket:
-		period = stretch(period, l.Capacity, l.Rate)
+		period = fillTime(period, l.Capacity, l.Rate)
 	case algorithms.FixedWindow:
 		if l.Capacity > l.Rate { // a smaller capacity is still filled once in each period
-			period = stretch(period, l.Capacity, l.Rate)
+			period = fillTime(period, l.Capacity, l.Rate)
 		}
 	case algorithms.Guaranteed: // two rates at the same time cannot be shown as one window
 		period = 0
@@ -31,8 +31,8 @@ func Shown(l *algorithms.Limit) (units, seconds int64) {
 	return l.Capacity, int64(period / uint64(algorithms.Second))
 }
 
-// stretch returns period * capacity / rate, or 0 if that is not a whole number of microseconds.
-func stretch(period uint64, capacity, rate int64) uint64 {
+// fillTime returns period * capacity / rate, or 0 if that is not a whole number of microseconds.
+func fillTime(period uint64, capacity, rate int64) uint64 {
 	if capacity == rate || rate <= 0 {
 		return period
 	}

@@ -6,8 +6,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// weigh returns the cost of costs by the weights of p. The error is a *RequestError.
-func weigh(p *descriptors.Policy, costs map[string]int64) (int64, error) {
+// weightedCost returns the cost of costs by the weights of p. The error is a *RequestError.
+func weightedCost(p *descriptors.Policy, costs map[string]int64) (int64, error) {
 	w := p.Extra().Weights
 	if w == nil {
 		return 0, &RequestError{Problem: fmt.Sprintf("limit %q has no weights, so it cannot take costs; send count, or add weights to the limit", descriptors.Printable(p.Name))}

@@ -155,7 +155,7 @@ func (m *combine) plan(answers []backend.Decision) (charges []backend.Charge) {
 func (m *combine) conclude(answers []backend.Decision) (allAllowed bool, undo []*refund) {
 	allAllowed = true
 	for n := range answers {
-		m.is.Err = stores.Graver(m.is.Err, answers[n].Err)
+		m.is.Err = stores.MoreSevere(m.is.Err, answers[n].Err)
 		allAllowed = allAllowed && answers[n].Allowed && answers[n].Err == nil
 	}
 	if allAllowed {
@@ -334,7 +334,7 @@ func (m *refund) fitted(answers []backend.Decision) (fitted int64, err error) {
 		before, after := &answers[2*n], &answers[2*n+1]
 		m.memory.observe(m.charge.Key, m.charge.Shards, g.shard, after)
 		if after.Err != nil {
-			err = stores.Graver(err, after.Err)
+			err = stores.MoreSevere(err, after.Err)
 			continue
 		}
 		flowed := -g.terms.Cost - refundedUnits(m.charge.Shards[g.shard:g.shard+1], -g.terms.Cost, g.terms.ChargedAt, after.At)

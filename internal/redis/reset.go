@@ -27,7 +27,7 @@ func (m *resetShards) step(answers []backend.Decision) (charges []backend.Charge
 	}
 	m.memory.forget(m.charge.Key)
 	for i := range answers {
-		m.is.Err = stores.Graver(m.is.Err, answers[i].Err)
+		m.is.Err = stores.MoreSevere(m.is.Err, answers[i].Err)
 	}
 	m.is.Decision = algorithms.Decision{Allowed: m.is.Err == nil}
 	return nil, nil

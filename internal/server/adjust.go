@@ -204,19 +204,19 @@ func (a *adjustments) apply(set *adjust.Set) {
 	stack := &a.server.stack
 	if stack.lease != nil {
 		if all {
-			stack.lease.Forget()
+			stack.lease.Clear()
 		}
 		for _, key := range keys {
-			stack.lease.ForgetBucket(key)
+			stack.lease.ClearBucket(key)
 		}
 	}
 	result := a.server.limiter.Adjust(set, a.keeper.Now)
 	if stack.denied != nil {
 		if all {
-			stack.denied.Forget()
+			stack.denied.Clear()
 		}
 		for _, key := range keys {
-			stack.denied.ForgetBucket(key)
+			stack.denied.ClearBucket(key)
 		}
 	}
 	a.next = result.Next

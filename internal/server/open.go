@@ -52,7 +52,7 @@ func (s *server) open() (listeners []listener, running Running, err error) {
 		s.config.Answers.Answered = s.metrics.Answered
 	}
 	if s.config.Redis.URL != "" {
-		s.config.Answers.Patience = s.config.Redis.Timeout
+		s.config.Answers.QueueTimeout = s.config.Redis.Timeout
 	}
 	decide := grpcapi.Checker(s.limiter)
 	if s.tracing != nil {

@@ -9,15 +9,15 @@ import (
 
 // ahead is a request for a lease that is made in the background, before the lease is needed.
 type ahead struct {
-	store  *LeaseStore
-	shard  *leaseShard
-	hotKey *hotKey
-	units  int64
-	asked  time.Duration
-	batch  backend.Batch
-	charge [1]backend.Charge
-	answer [1]backend.Decision
-	then   []func() // called when the request has ended; guarded by the lock of shard
+	store       *LeaseStore
+	shard       *leaseShard
+	hotKey      *hotKey
+	units       int64
+	requestedAt time.Duration
+	batch       backend.Batch
+	charge      [1]backend.Charge
+	answer      [1]backend.Decision
+	then        []func() // called when the request has ended; guarded by the lock of shard
 }
 
 // leaseAhead prepares a request for the next lease of l. The result is nil if no lease is wanted. The caller
@@ -25,7 +25,7 @@ type ahead struct {
 // the result.
 func (s *LeaseStore) leaseAhead(sh *leaseShard, l *hotKey, cost int64, now time.Duration) *ahead {
 	l.low, l.early = -1, never
-	units := l.want(cost, now)
+	units := l.leaseSize(cost, now)
 	if units == 0 || !s.background.Begin() {
 		return nil
 	}
@@ -44,7 +44,7 @@ func (a *ahead) submit() {
 		return
 	}
 	s := a.store
-	a.asked = s.now()
+	a.requestedAt = s.now()
 	a.batch = backend.Batch{Charges: a.charge[:], Decisions: a.answer[:], Deadline: s.config.Clock.Now().Add(s.config.Timeout), Detached: true}
 	a.batch.Done = func(*backend.Batch) {
 		for _, f := range s.grantedAhead(a) {
@@ -72,9 +72,9 @@ func (s *LeaseStore) grantedAhead(a *ahead) (then []func()) {
 		return a.then
 	}
 	l.failed = 0
-	l.see(d, a.asked, now)
+	l.record(d, a.requestedAt, now)
 	if d.Allowed {
-		sh.granted(l, a.units, d, a.asked, now)
+		sh.granted(l, a.units, d, a.requestedAt, now)
 	}
 	l.arm()
 	return a.then

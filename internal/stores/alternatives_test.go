@@ -22,7 +22,7 @@ func instead(plan, credits *algorithms.Limit, cost int64) []backend.Charge {
 
 func TestADenialOfAlternativesIsRememberedUntilEitherCanPay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(stores.DeniedConfig{})
+		s, calls := newDenied(stores.DeniedConfig{})
 		plan, credits := tokens(t, 10, algorithms.Second, 3), tokens(t, 20, algorithms.Second, 2)
 		want := func(cost int64, byPlan, byCredits bool, times int) {
 			t.Helper()
@@ -30,7 +30,7 @@ func TestADenialOfAlternativesIsRememberedUntilEitherCanPay(t *testing.T) {
 			if d[0].Err != nil || d[0].Allowed != byPlan || d[1].Allowed != byCredits {
 				t.Errorf("cost %d: got %+v, want by plan %t, by credits %t", cost, d, byPlan, byCredits)
 			}
-			if n := asked.count(); n != times {
+			if n := calls.count(); n != times {
 				t.Errorf("cost %d: next got %d batches, want %d", cost, n, times)
 			}
 		}
@@ -61,7 +61,7 @@ func TestAnUndoRefundsTheBucketThatPaid(t *testing.T) {
 			day := algorithms.Day
 			group := instead(fixed(t, 10, day), fixed(t, 20, day), c.cost)
 			one := fixed(t, 1, day)
-			d := takeByParts(t, undos, part(recorded, group...), part(other, of(one, "other", 2)))
+			d := chargeInParts(t, undos, part(recorded, group...), part(other, of(one, "other", 2)))
 			if d[2].Allowed || d[0].Err != nil {
 				t.Fatalf("got %+v; want denied and no error", d)
 			}
@@ -75,7 +75,7 @@ func TestAnUndoRefundsTheBucketThatPaid(t *testing.T) {
 					t.Errorf("cost %d: %s has %d left, want %d", c.cost, group[i].Key, left, want)
 				}
 			}
-			d = takeByParts(t, undos, part(recorded, instead(fixed(t, 10, day), fixed(t, 20, day), c.cost)...), part(other, of(one, "other", 1)))
+			d = chargeInParts(t, undos, part(recorded, instead(fixed(t, 10, day), fixed(t, 20, day), c.cost)...), part(other, of(one, "other", 1)))
 			if !d[2].Allowed || d[0].Allowed == d[1].Allowed {
 				t.Errorf("cost %d: both parts allow: got %+v; want allowed and allowed other than %v", c.cost, d, d[1].Allowed)
 			}

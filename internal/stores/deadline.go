@@ -39,8 +39,8 @@ func Deadline(next backend.Store, timeout, margin time.Duration, panicked func(v
 // DeadlineBy does what Deadline does, with a given clock.
 func DeadlineBy(clock outside.Clock, next backend.Store, timeout, margin time.Duration, panicked func(value any)) backend.Store {
 	s := &deadlineStore{clock: clock, next: next, timeout: timeout, margin: margin, panicked: panicked}
-	s.trials.New = func() any {
-		t := &trial{store: s, at: notQueued}
+	s.attempts.New = func() any {
+		t := &attempt{store: s, at: notQueued}
 		t.inner.Done = func(*backend.Batch) { s.ended(t) }
 		return t
 	}
@@ -52,26 +52,26 @@ type deadlineStore struct {
 	next            backend.Store
 	timeout, margin time.Duration
 	panicked        func(value any)
-	trials          sync.Pool
+	attempts        sync.Pool
 
 	mu        sync.Mutex
 	deadlines deadlines     // guarded by mu
 	timer     outside.Timer // calls overdue; guarded by mu
 }
 
-// trial is a Batch whose copy was submitted to next.
-type trial struct {
+// attempt is a Batch whose copy was submitted to next.
+type attempt struct {
 	store *deadlineStore
 	inner backend.Batch // the copy
 	keys  []byte        // the keys of inner's charges
 	until time.Time
-	users atomic.Int32   // 2 at first: the submitting goroutine, and next until it has ended inner; a trial with 0 users is reused
+	users atomic.Int32   // 2 at first: the submitting goroutine, and next until it has ended inner; an attempt with 0 users is reused
 	outer *backend.Batch // the caller's batch, nil if it has ended; guarded by store.mu
 	at    int            // the position in the queue, or notQueued; guarded by store.mu
 }
 
-// maxTrial is the largest number of charges that a trial may have room for if it is kept for reuse.
-const maxTrial = 1024
+// maxReused is the largest number of charges that an attempt may have room for if it is kept for reuse.
+const maxReused = 1024
 
 var (
 	errNoTime   = fmt.Errorf("%w: no time left to call it: %w", backend.ErrNotTaken, context.DeadlineExceeded)
@@ -91,7 +91,7 @@ func (s *deadlineStore) Submit(b *backend.Batch) {
 		b.Fail(errNoTime)
 		return
 	}
-	t := s.trials.Get().(*trial)
+	t := s.attempts.Get().(*attempt)
 	t.load(b, until)
 	s.next.Submit(&t.inner)
 	s.await(t)
@@ -99,7 +99,7 @@ func (s *deadlineStore) Submit(b *backend.Batch) {
 }
 
 // load makes t.inner a copy of b.
-func (t *trial) load(b *backend.Batch, until time.Time) {
+func (t *attempt) load(b *backend.Batch, until time.Time) {
 	t.outer, t.until = b, until
 	t.users.Store(2)
 	in := &t.inner
@@ -121,7 +121,7 @@ func (t *trial) load(b *backend.Batch, until time.Time) {
 
 // await adds t to the deadlines, unless t has ended already. It also copies the decisions that are known
 // already to the caller's batch.
-func (s *deadlineStore) await(t *trial) {
+func (s *deadlineStore) await(t *attempt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := t.outer
@@ -131,11 +131,11 @@ func (s *deadlineStore) await(t *trial) {
 	if b.Known != nil {
 		t.passKnown()
 	}
-	s.wake(s.deadlines.add(t))
+	s.setTimer(s.deadlines.add(t))
 }
 
 // passKnown copies the known decisions to the caller's batch. store.mu must be held.
-func (t *trial) passKnown() {
+func (t *attempt) passKnown() {
 	b := t.outer
 	for at := 0; at < len(b.Charges); {
 		end := at + backend.GroupLen(b.Charges[at:])
@@ -147,9 +147,9 @@ func (t *trial) passKnown() {
 	}
 }
 
-// wake sets the timer, so that it calls overdue at the given time. It does nothing if that time is zero. mu
+// setTimer sets the timer, so that it calls overdue at the given time. It does nothing if that time is zero. mu
 // must be held.
-func (s *deadlineStore) wake(at time.Time) {
+func (s *deadlineStore) setTimer(at time.Time) {
 	switch {
 	case at.IsZero():
 	case s.timer == nil:
@@ -162,10 +162,10 @@ func (s *deadlineStore) wake(at time.Time) {
 // overdue ends the batches whose deadline has passed.
 func (s *deadlineStore) overdue() {
 	s.mu.Lock()
-	trials, wake := s.deadlines.tick(s.clock.Now())
-	s.wake(wake)
-	late := make([]*backend.Batch, len(trials))
-	for i, t := range trials {
+	attempts, next := s.deadlines.tick(s.clock.Now())
+	s.setTimer(next)
+	late := make([]*backend.Batch, len(attempts))
+	for i, t := range attempts {
 		late[i] = t.outer
 		t.failUnknown()
 		t.outer = nil
@@ -174,7 +174,7 @@ func (s *deadlineStore) overdue() {
 	sources := make([]*backend.Source, len(late))
 	for i, b := range late {
 		sources[i] = b.Source
-		s.giveUp(b)
+		s.expire(b)
 	}
 	for _, source := range sources {
 		if source != nil && source.Flush != nil {
@@ -185,7 +185,7 @@ func (s *deadlineStore) overdue() {
 
 // failUnknown writes all decisions of the caller's batch: the known decisions, and errors for all other
 // groups. store.mu must be held, because next may still change the other decisions of t.
-func (t *trial) failUnknown() {
+func (t *attempt) failUnknown() {
 	b := t.outer
 	for at := 0; at < len(b.Charges); {
 		end := at + backend.GroupLen(b.Charges[at:])
@@ -213,9 +213,9 @@ func isKnown(b *backend.Batch, from, to int) bool {
 	return true
 }
 
-// giveUp ends b, whose deadline has passed. It recovers from a panic in Done, so that the other batches are
+// expire ends b, whose deadline has passed. It recovers from a panic in Done, so that the other batches are
 // still ended.
-func (s *deadlineStore) giveUp(b *backend.Batch) {
+func (s *deadlineStore) expire(b *backend.Batch) {
 	defer func() {
 		if p := recover(); p != nil && s.panicked != nil {
 			s.panicked(p)
@@ -225,7 +225,7 @@ func (s *deadlineStore) giveUp(b *backend.Batch) {
 }
 
 // ended is the Done function of t.inner.
-func (s *deadlineStore) ended(t *trial) {
+func (s *deadlineStore) ended(t *attempt) {
 	s.mu.Lock()
 	b := t.outer
 	t.outer = nil
@@ -243,79 +243,80 @@ func (s *deadlineStore) ended(t *trial) {
 }
 
 // release ends one use of t. When t has no more users, it can be reused.
-func (t *trial) release() {
+func (t *attempt) release() {
 	if t.users.Add(-1) > 0 {
 		return
 	}
 	clear(t.inner.Charges) // so that limits of an old configuration can be garbage-collected
 	t.inner.Source = nil
-	if cap(t.inner.Charges) <= maxTrial {
-		t.store.trials.Put(t)
+	if cap(t.inner.Charges) <= maxReused {
+		t.store.attempts.Put(t)
 	}
 }
 
-// deadlines has the trials in flight, ordered by deadline. It is a state machine without clock, lock and timer.
+// deadlines has the attempts in flight, ordered by deadline. It is a state machine without clock, lock and
+// timer.
 type deadlines struct {
-	queue  trialQueue
-	wakeAt time.Time // when tick will be called; zero means never
+	queue  attemptQueue
+	tickAt time.Time // when tick will be called; zero means never
 }
 
-// add adds t. If wake is not zero, the caller must call tick at that time, and need not call it at the time
+// add adds t. If next is not zero, the caller must call tick at that time, and need not call it at the time
 // requested before.
-func (d *deadlines) add(t *trial) (wake time.Time) {
+func (d *deadlines) add(t *attempt) (next time.Time) {
 	heap.Push(&d.queue, t)
-	if d.wakeAt.IsZero() || t.until.Before(d.wakeAt) {
-		d.wakeAt = t.until
-		return d.wakeAt
+	if d.tickAt.IsZero() || t.until.Before(d.tickAt) {
+		d.tickAt = t.until
+		return d.tickAt
 	}
 	return time.Time{}
 }
 
-// remove removes t, which has ended, if t is queued. The time of the next tick stays the same: most trials
-// end long before their deadline, and an unnecessary tick costs less than setting the timer for each trial.
-func (d *deadlines) remove(t *trial) {
+// remove removes t, which has ended, if t is queued. The time of the next tick stays the same: most attempts
+// end long before their deadline, and an unnecessary tick costs less than setting the timer for each attempt.
+func (d *deadlines) remove(t *attempt) {
 	if t.at != notQueued {
 		heap.Remove(&d.queue, t.at)
 	}
 }
 
-// tick removes and returns the trials whose deadline has passed. If wake is not zero, the caller must call
+// tick removes and returns the attempts whose deadline has passed. If next is not zero, the caller must call
 // tick at that time.
-func (d *deadlines) tick(now time.Time) (late []*trial, wake time.Time) {
+func (d *deadlines) tick(now time.Time) (late []*attempt, next time.Time) {
 	for len(d.queue) > 0 && !now.Before(d.queue[0].until) {
-		late = append(late, heap.Pop(&d.queue).(*trial))
+		late = append(late, heap.Pop(&d.queue).(*attempt))
 	}
-	if d.wakeAt = (time.Time{}); len(d.queue) > 0 {
-		d.wakeAt = d.queue[0].until
+	if d.tickAt = (time.Time{}); len(d.queue) > 0 {
+		d.tickAt = d.queue[0].until
 	}
-	return late, d.wakeAt
+	return late, d.tickAt
 }
 
-// trialQueue implements heap.Interface, with the earliest deadline first.
-type trialQueue []*trial
+// attemptQueue implements heap.Interface, with the earliest deadline first.
+type attemptQueue []*attempt
 
 const notQueued = -1
 
 // Len implements heap.Interface.
-func (q trialQueue) Len() int { return len(q) }
+func (q attemptQueue) Len() int { return len(q) }
 
 // Less implements heap.Interface.
-func (q trialQueue) Less(i, j int) bool { return q[i].until.Before(q[j].until) }
+func (q attemptQueue) Less(i, j int) bool { return q[i].until.Before(q[j].until) }
 
 // Swap implements heap.Interface.
-func (q trialQueue) Swap(i, j int) {
+func (q attemptQueue) Swap(i, j int) {
 	q[i], q[j] = q[j], q[i]
 	q[i].at, q[j].at = i, j
 }
 
 // Push implements heap.Interface.
-func (q *trialQueue) Push(t any) {
-	t.(*trial).at = len(*q)
-	*q = append(*q, t.(*trial))
+func (q *attemptQueue) Push(t any) {
+	t.(*attempt).at = len(*q)
+	*q = append(*q, t.(*attempt))
 }
 
 // Pop implements heap.Interface.
-func (q *trialQueue) Pop() any {
+func (q *attemptQueue) Pop() any {
 	last := len(*q) - 1
 	t := (*q)[last]
 	t.at = notQueued

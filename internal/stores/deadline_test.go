@@ -46,8 +46,8 @@ func TestDeadlineIsTheEarlierOne(t *testing.T) {
 						t.Errorf("got %+v; want the error backend.ErrUnavailable", d[i])
 					}
 				}
-				if asked := next.count() == 1; asked != (test.want > 0) {
-					t.Errorf("next was called: %v, with %v left; want asked %v", asked, test.want, test.want > 0)
+				if calls := next.count() == 1; calls != (test.want > 0) {
+					t.Errorf("next was called: %v, with %v left; want %v", calls, test.want, test.want > 0)
 				}
 			})
 		})

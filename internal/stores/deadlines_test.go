@@ -8,17 +8,17 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Trials are added, removed and expire in random order. A tick removes exactly the trials whose deadline has
+// Attempts are added, removed and expire in random order. A tick removes exactly the trials whose deadline has
 // passed, in the order of their deadlines. The next tick is never later than the first deadline that remains.
 func TestDeadlinesAgreeWithASimpleList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var d deadlines
-		var list, ended []*trial
+		var list, ended []*attempt
 		now := time.Unix(0, 0)
-		wake := time.Time{} // the time for which the timer is set
+		tickAt := time.Time{} // the time for which the timer is set
 		set := func(at time.Time) {
 			if !at.IsZero() {
-				wake = at
+				tickAt = at
 			}
 		}
 		later := func(what string) time.Duration {
@@ -26,8 +26,8 @@ func TestDeadlinesAgreeWithASimpleList(t *testing.T) {
 		}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			switch {
-			case rapid.Bool().Draw(t, "a trial begins"):
-				one := &trial{until: now.Add(later("left")), at: notQueued}
+			case rapid.Bool().Draw(t, "an attempt begins"):
+				one := &attempt{until: now.Add(later("left")), at: notQueued}
 				list = append(list, one)
 				set(d.add(one))
 			case len(list) > 0 && rapid.Bool().Draw(t, "one ends"):
@@ -38,26 +38,26 @@ func TestDeadlinesAgreeWithASimpleList(t *testing.T) {
 				list = slices.Delete(list, i, i+1)
 			default:
 				now = now.Add(later("passed"))
-				if wake.IsZero() || now.Before(wake) {
+				if tickAt.IsZero() || now.Before(tickAt) {
 					break
 				}
-				wake = time.Time{}
+				tickAt = time.Time{}
 				late, next := d.tick(now)
 				set(next)
 				for i, one := range late {
 					at := slices.Index(list, one)
 					if at < 0 || one.until.After(now) || i > 0 && one.until.Before(late[i-1].until) {
-						t.Fatalf("trial %d of %v late ones is out of order", i, len(late))
+						t.Fatalf("attempt %d of %v late ones is out of order", i, len(late))
 					}
 					list = slices.Delete(list, at, at+1)
 				}
 			}
 			for _, one := range list {
-				if wake.IsZero() || one.until.Before(wake) {
-					t.Fatalf("a trial has the deadline %v, and the next tick is at %v", one.until, wake)
+				if tickAt.IsZero() || one.until.Before(tickAt) {
+					t.Fatalf("an attempt has the deadline %v, and the next tick is at %v", one.until, tickAt)
 				}
 			}
-			if len(d.queue) != len(list) || slices.ContainsFunc(ended, func(one *trial) bool { return one.at != notQueued }) {
+			if len(d.queue) != len(list) || slices.ContainsFunc(ended, func(one *attempt) bool { return one.at != notQueued }) {
 				t.Fatalf("%d are queued, want %d", len(d.queue), len(list))
 			}
 		}

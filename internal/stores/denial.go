@@ -18,13 +18,13 @@ const unknown algorithms.Micros = -1
 
 // denial is the cached answer to a group.
 type denial struct {
-	hash      uint64 // the hash of its group
-	charges   []backend.Charge
-	decisions []backend.Decision
-	stays     []algorithms.Micros // how long each Remaining stays unchanged; unknown if the decision does not contain the whole state of the bucket
-	at, until time.Time
-	retry     time.Time   // the time at which a retry may succeed
-	asked     atomic.Bool // a caller is revalidating the denial with next
+	hash         uint64 // the hash of its group
+	charges      []backend.Charge
+	decisions    []backend.Decision
+	unchangedFor []algorithms.Micros // how long each Remaining stays unchanged; unknown if the decision does not contain the whole state of the bucket
+	at, until    time.Time
+	retry        time.Time   // the time at which a retry may succeed
+	revalidating atomic.Bool // a caller is revalidating the denial with next
 }
 
 // answerGroup writes the decisions on a group if d is the denial of the same group. It reports whether the
@@ -46,14 +46,14 @@ func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decis
 // It returns false if c is another charge, has a smaller cost, or would no longer be denied.
 func (d *denial) answer(i int, c *backend.Charge, passed algorithms.Micros, answer *backend.Decision) bool {
 	was := &d.charges[i]
-	ask := was.Terms
-	ask.Cost = max(ask.Cost, c.Terms.Cost)
-	if was.Limit != c.Limit || ask != c.Terms || was.Then != c.Then || !bytes.Equal(was.Key, c.Key) {
+	terms := was.Terms
+	terms.Cost = max(terms.Cost, c.Terms.Cost)
+	if was.Limit != c.Limit || terms != c.Terms || was.Then != c.Then || !bytes.Equal(was.Key, c.Key) {
 		return false
 	}
 	*answer = d.decisions[i]
-	switch more := ask.Cost > was.Terms.Cost; {
-	case more && (answer.Allowed || d.stays[i] == unknown):
+	switch more := terms.Cost > was.Terms.Cost; {
+	case more && (answer.Allowed || d.unchangedFor[i] == unknown):
 		return false // a bucket that allowed a cost may not allow a larger one
 	case more:
 		answer.RetryAfter = retryLater(c, answer, passed)
@@ -61,7 +61,7 @@ func (d *denial) answer(i int, c *backend.Charge, passed algorithms.Micros, answ
 		answer.RetryAfter -= passed
 		answer.Blocked = max(0, answer.Blocked-passed)
 	}
-	if stays := d.stays[i]; stays == unknown || passed < stays {
+	if unchangedFor := d.unchangedFor[i]; unchangedFor == unknown || passed < unchangedFor {
 		answer.ResetAfter = max(0, answer.ResetAfter-passed)
 	} else {
 		answer.Remaining, answer.ResetAfter = remainsLater(c, answer, passed)
@@ -75,15 +75,15 @@ func retryLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros
 	return peekLater(c, d, passed, c.Terms).RetryAfter
 }
 
-func peekLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros, ask algorithms.Charge) algorithms.Decision {
-	ask.DryRun = true
-	_, later := c.Limit.Take(algorithms.State{By: c.Limit, Value: d.Value, At: d.At}, d.At+passed, ask)
+func peekLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros, terms algorithms.Charge) algorithms.Decision {
+	terms.DryRun = true
+	_, later := c.Limit.Take(algorithms.State{By: c.Limit, Value: d.Value, At: d.At}, d.At+passed, terms)
 	return later
 }
 
-// seenLater returns the decision of a dry run at time now, for a bucket that held value at time at. c has the
+// peekAt returns the decision of a dry run at time now, for a bucket that held value at time at. c has the
 // limit of the bucket.
-func seenLater(c *backend.Charge, value int64, at, now algorithms.Micros) (d algorithms.Decision) {
+func peekAt(c *backend.Charge, value int64, at, now algorithms.Micros) (d algorithms.Decision) {
 	state := algorithms.State{By: c.Limit, Value: value, At: at}
 	c.Limit.TakeAt(&state, max(now, at), &algorithms.Charge{Hash: c.Terms.Hash, DryRun: true}, &d)
 	return d
@@ -92,7 +92,7 @@ func seenLater(c *backend.Charge, value int64, at, now algorithms.Micros) (d alg
 // remainsLater returns Remaining and ResetAfter, passed microseconds after d. It requires that d.Value is the
 // whole state of the bucket.
 func remainsLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micros) (int64, algorithms.Micros) {
-	later := seenLater(c, d.Value, d.At, d.At+passed)
+	later := peekAt(c, d.Value, d.At, d.At+passed)
 	return later.Remaining, later.ResetAfter
 }
 
@@ -111,9 +111,9 @@ func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	return peekLater(c, d, 0, algorithms.Charge{Cost: d.Remaining + 1, Hash: c.Terms.Hash}).RetryAfter
 }
 
-// denialOf returns the denial of a group, to be cached for at most maxAge. asked is when the group was
+// denialOf returns the denial of a group, to be cached for at most maxAge. submittedAt is when the group was
 // submitted. It returns nil if the group was not denied, or if its denial must not be cached.
-func denialOf(charges []backend.Charge, decisions []backend.Decision, asked time.Time, maxAge time.Duration) *denial {
+func denialOf(charges []backend.Charge, decisions []backend.Decision, submittedAt time.Time, maxAge time.Duration) *denial {
 	lasts, plan, blocked := algorithms.Micros(0), algorithms.Micros(0), algorithms.Micros(math.MaxInt64)
 	for i := range charges {
 		d := &decisions[i]
@@ -141,14 +141,14 @@ func denialOf(charges []backend.Charge, decisions []backend.Decision, asked time
 	if lasts = min(lasts, blocked); lasts == 0 {
 		return nil
 	}
-	d := &denial{hash: groupHash(charges), decisions: slices.Clone(decisions), at: asked}
-	d.retry = asked.Add(time.Duration(lasts) * time.Microsecond)
-	d.until = asked.Add(min(maxAge, d.retry.Sub(asked)))
+	d := &denial{hash: groupHash(charges), decisions: slices.Clone(decisions), at: submittedAt}
+	d.retry = submittedAt.Add(time.Duration(lasts) * time.Microsecond)
+	d.until = submittedAt.Add(min(maxAge, d.retry.Sub(submittedAt)))
 	for i := range charges {
 		c := charges[i]
 		c.Key = bytes.Clone(c.Key)
 		d.charges = append(d.charges, c)
-		d.stays = append(d.stays, unchanged(&c, &decisions[i]))
+		d.unchangedFor = append(d.unchangedFor, unchanged(&c, &decisions[i]))
 	}
 	return d
 }
@@ -182,15 +182,15 @@ func (s *denials) add(d *denial) {
 	s.groups[d.hash] = d
 }
 
-// forget removes d, if it is still cached.
-func (s *denials) forget(d *denial) {
+// remove removes d, if it is still cached.
+func (s *denials) remove(d *denial) {
 	if s.groups[d.hash] == d {
 		delete(s.groups, d.hash)
 	}
 }
 
-// forgetBucket removes the denials of all groups that contain the bucket.
-func (s *denials) forgetBucket(bucket uint64) {
+// removeBucket removes the denials of all groups that contain the bucket.
+func (s *denials) removeBucket(bucket uint64) {
 	for _, group := range s.buckets[bucket] {
 		delete(s.groups, group)
 	}
@@ -216,8 +216,8 @@ func groupHash(charges []backend.Charge) uint64 {
 	return h
 }
 
-// givesBack reports whether charges refund units to a bucket, or reset one.
-func givesBack(charges []backend.Charge) bool {
+// refundsAny reports whether charges refund units to a bucket, or reset one.
+func refundsAny(charges []backend.Charge) bool {
 	for i := range charges {
 		if charges[i].Terms.Cost < 0 || charges[i].Reset {
 			return true

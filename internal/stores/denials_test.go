@@ -12,7 +12,7 @@ import (
 )
 
 // Denials are added and removed in random order. find returns the newest denial of a group, unless one of
-// its buckets was forgotten later. The memory is bounded.
+// its buckets was removed later. The memory is bounded.
 func TestDenialsAgreeWithASimpleMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 6
@@ -27,14 +27,14 @@ func TestDenialsAgreeWithASimpleMap(t *testing.T) {
 				clear(model)
 			case 1, 2:
 				name := key()
-				s.forgetBucket(xxhash.Sum64String(name))
+				s.removeBucket(xxhash.Sum64String(name))
 				maps.DeleteFunc(model, func(_ uint64, d *denial) bool {
 					return slices.ContainsFunc(d.charges, func(c backend.Charge) bool { return string(c.Key) == name })
 				})
 			case 3:
 				if len(all) > 0 {
 					old := rapid.SampledFrom(all).Draw(t, "old")
-					if s.forget(old); model[old.hash] == old { // only the newest denial of a group can be forgotten
+					if s.remove(old); model[old.hash] == old { // only the newest denial of a group can be removed
 						delete(model, old.hash)
 					}
 				}

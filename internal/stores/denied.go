@@ -28,7 +28,7 @@ import (
 // For a limit with a penalty, only denials by a block are cached, until the block ends. Each denial before a
 // block must be counted, so it must reach next.
 //
-// Forget and ForgetBucket remove denials at once.
+// Clear and ClearBucket remove denials at once.
 func Denied(next backend.Store, c DeniedConfig) *DeniedStore {
 	if c.MaxAge <= 0 {
 		c.MaxAge = time.Second
@@ -62,10 +62,10 @@ type DeniedStore struct {
 	config  DeniedConfig
 	batches sync.Pool
 
-	remembered atomic.Int64  // the number of cached groups
-	takes      atomic.Uint64 // the number of batches submitted to next
-	forgotten  atomic.Uint64 // the value of takes when the cache was last emptied
-	// changed has an element for each group of key hashes. It is the value of takes when this process last
+	cached    atomic.Int64  // the number of cached groups
+	submitted atomic.Uint64 // the number of batches submitted to next
+	clearedAt atomic.Uint64 // the value of submitted when the cache was last emptied
+	// changed has an element for each group of key hashes. It is the value of submitted when this process last
 	// changed a bucket with such a hash. A denial from that batch or an earlier one may be outdated.
 	changed [1024]atomic.Uint64
 
@@ -76,13 +76,13 @@ type DeniedStore struct {
 // Submit implements Store.
 func (s *DeniedStore) Submit(b *backend.Batch) {
 	t := s.batches.Get().(*deniedBatch)
-	t.outer, t.changes = b, givesBack(b.Charges)
+	t.outer, t.changes = b, refundsAny(b.Charges)
 	if t.changes {
-		s.forgetChanged(b.Charges)
+		s.clearChanged(b.Charges)
 	}
-	t.asked, t.take = s.config.Clock(), s.takes.Add(1)
-	if s.remembered.Load() > 0 {
-		t.look(b)
+	t.submittedAt, t.number = s.config.Clock(), s.submitted.Add(1)
+	if s.cached.Load() > 0 {
+		t.answerKnown(b)
 	} else {
 		t.whole = true
 	}
@@ -103,26 +103,26 @@ func (s *DeniedStore) Submit(b *backend.Batch) {
 
 // deniedBatch is a Batch in flight, with the part of it that is submitted to next. deniedBatches are reused.
 type deniedBatch struct {
-	store   *DeniedStore
-	outer   *backend.Batch
-	inner   backend.Batch
-	whole   bool // inner is the whole outer batch, and shares its slices
-	changes bool // see givesBack
-	asked   time.Time
-	take    uint64
-	places  []int     // the positions in outer of the groups that are submitted to next
-	again   []*denial // the denials that are revalidated
-	rest    excerpt   // the groups that are submitted to next, unless whole
-	onKnown func(from, to int)
+	store       *DeniedStore
+	outer       *backend.Batch
+	inner       backend.Batch
+	whole       bool // inner is the whole outer batch, and shares its slices
+	changes     bool // see refundsAny
+	submittedAt time.Time
+	number      uint64
+	places      []int     // the positions in outer of the groups that are submitted to next
+	again       []*denial // the denials that are revalidated
+	rest        excerpt   // the groups that are submitted to next, unless whole
+	onKnown     func(from, to int)
 }
 
-// look answers the groups of b whose denials are cached. It records the positions of all other groups in
+// answerKnown answers the groups of b whose denials are cached. It records the positions of all other groups in
 // places.
-func (t *deniedBatch) look(b *backend.Batch) {
+func (t *deniedBatch) answerKnown(b *backend.Batch) {
 	known := 0
 	for at := 0; at < len(b.Charges); {
 		end := at + backend.GroupLen(b.Charges[at:])
-		answered, old := t.store.known(b.Charges[at:end], b.Decisions[at:end], t.asked)
+		answered, old := t.store.known(b.Charges[at:end], b.Decisions[at:end], t.submittedAt)
 		if old != nil {
 			t.again = append(t.again, old)
 		}
@@ -151,21 +151,21 @@ func (t *deniedBatch) gather(b *backend.Batch) {
 // ended is the Done function of inner.
 func (t *deniedBatch) ended(*backend.Batch) {
 	b := t.outer
-	defer b.Done(b) // even if learn panics
+	defer b.Done(b) // even if update panics
 	defer t.release()
 	if !t.whole {
 		t.rest.pass(b, 0, len(t.rest.charges))
 	}
 	for at, n := range t.groups() {
 		if !b.Charges[at].Reset {
-			t.store.learn(b.Charges[at:at+n], b.Decisions[at:at+n], t.asked, t.take)
+			t.store.update(b.Charges[at:at+n], b.Decisions[at:at+n], t.submittedAt, t.number)
 		}
 	}
 	if len(t.again) > 0 {
-		t.store.forgetOld(t.again...)
+		t.store.removeOld(t.again...)
 	}
 	if t.changes {
-		t.store.forgetChanged(b.Charges)
+		t.store.clearChanged(b.Charges)
 	}
 }
 
@@ -204,7 +204,7 @@ func (t *deniedBatch) release() {
 // old to exactly one caller. That caller must revalidate the denial with next, and then remove it.
 func (s *DeniedStore) known(charges []backend.Charge, decisions []backend.Decision, now time.Time) (known bool, old *denial) {
 	d := s.find(charges, decisions, now)
-	if d != nil && !now.Before(d.until) && d.asked.CompareAndSwap(false, true) {
+	if d != nil && !now.Before(d.until) && d.revalidating.CompareAndSwap(false, true) {
 		return false, d
 	}
 	return d != nil, nil
@@ -216,7 +216,7 @@ func (s *DeniedStore) find(charges []backend.Charge, decisions []backend.Decisio
 	if charges[0].Reset || charges[0].IdempotencyKey != nil { // a group with an idempotency key may have been charged before it was denied
 		return nil
 	}
-	if s.remembered.Load() == 0 { // usually the cache is empty, and no hash needs to be computed
+	if s.cached.Load() == 0 { // usually the cache is empty, and no hash needs to be computed
 		return nil
 	}
 	s.mu.RLock()
@@ -228,25 +228,25 @@ func (s *DeniedStore) find(charges []backend.Charge, decisions []backend.Decisio
 	return d
 }
 
-// forgetOld removes denials that were revalidated, if they are still cached.
-func (s *DeniedStore) forgetOld(old ...*denial) {
+// removeOld removes denials that were revalidated, if they are still cached.
+func (s *DeniedStore) removeOld(old ...*denial) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, d := range old {
-		s.denials.forget(d)
+		s.denials.remove(d)
 	}
-	s.remembered.Store(int64(len(s.denials.groups)))
+	s.cached.Store(int64(len(s.denials.groups)))
 }
 
-// learn caches the denial of a group, or removes the denials of the buckets that the group has charged. The
-// group was submitted at the time asked, in batch number take.
-func (s *DeniedStore) learn(charges []backend.Charge, decisions []backend.Decision, asked time.Time, take uint64) {
+// update caches the denial of a group, or removes the denials of the buckets that the group has charged. The
+// group was submitted at submittedAt, in batch number number.
+func (s *DeniedStore) update(charges []backend.Charge, decisions []backend.Decision, submittedAt time.Time, number uint64) {
 	if backend.ConsumedAny(charges, decisions) || allAllowed(charges, decisions) { // a group may have dry runs beside charges
 		s.consumed(charges)
 		return
 	}
-	if d := denialOf(charges, decisions, asked, s.config.MaxAge); d != nil {
-		s.remember(d, take)
+	if d := denialOf(charges, decisions, submittedAt, s.config.MaxAge); d != nil {
+		s.cache(d, number)
 	}
 }
 
@@ -259,27 +259,27 @@ func allAllowed(charges []backend.Charge, decisions []backend.Decision) bool {
 	return backend.Allowed(charges, decisions)
 }
 
-// remember caches d, unless it may be outdated. take is the number of the batch that was denied.
-func (s *DeniedStore) remember(d *denial, take uint64) {
+// cache caches d, unless it may be outdated. take is the number of the batch that was denied.
+func (s *DeniedStore) cache(d *denial, number uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// The count is raised first: a goroutine that changes a bucket from now on sees it, and waits for the
 	// lock.
-	s.remembered.Store(int64(len(s.denials.groups)) + 1)
-	defer func() { s.remembered.Store(int64(len(s.denials.groups))) }()
-	if !s.outdated(d.charges, take) {
+	s.cached.Store(int64(len(s.denials.groups)) + 1)
+	defer func() { s.cached.Store(int64(len(s.denials.groups))) }()
+	if !s.outdated(d.charges, number) {
 		s.denials.add(d)
 	}
 }
 
 // outdated reports whether a denial of charges may be outdated. It is if this process may have changed one of
 // the buckets, or emptied the cache, since batch number take was submitted.
-func (s *DeniedStore) outdated(charges []backend.Charge, take uint64) bool {
-	if s.forgotten.Load() >= take {
+func (s *DeniedStore) outdated(charges []backend.Charge, number uint64) bool {
+	if s.clearedAt.Load() >= number {
 		return true
 	}
 	for i := range charges {
-		if s.changedBy(xxhash.Sum64(charges[i].Key)).Load() >= take {
+		if s.changedBy(xxhash.Sum64(charges[i].Key)).Load() >= number {
 			return true
 		}
 	}
@@ -297,43 +297,43 @@ func (s *DeniedStore) consumed(charges []backend.Charge) {
 		if c.Terms.Cost <= 0 || c.Terms.DryRun {
 			continue
 		}
-		s.ForgetBucket(c.Key)
+		s.ClearBucket(c.Key)
 	}
 }
 
-// forgetChanged removes the denials of buckets that get a refund or are reset.
-func (s *DeniedStore) forgetChanged(charges []backend.Charge) {
+// clearChanged removes the denials of buckets that get a refund or are reset.
+func (s *DeniedStore) clearChanged(charges []backend.Charge) {
 	for i := range charges {
 		if charges[i].Terms.Cost < 0 || charges[i].Reset {
-			s.ForgetBucket(charges[i].Key)
+			s.ClearBucket(charges[i].Key)
 		}
 	}
 }
 
-// ForgetBucket removes the denials of one bucket.
-func (s *DeniedStore) ForgetBucket(key []byte) {
+// ClearBucket removes the denials of one bucket.
+func (s *DeniedStore) ClearBucket(key []byte) {
 	bucket := xxhash.Sum64(key)
-	s.changedBy(bucket).Store(s.takes.Load())
-	if s.remembered.Load() == 0 {
+	s.changedBy(bucket).Store(s.submitted.Load())
+	if s.cached.Load() == 0 {
 		return
 	}
 	s.mu.RLock()
 	listed := len(s.denials.buckets[bucket])
 	s.mu.RUnlock()
-	if listed == 0 { // if another goroutine is caching a denial of the bucket, it will see the change above
+	if listed == 0 { // if another goroutine is caching a denial of the bucket, it will read the change above
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.denials.forgetBucket(bucket)
-	s.remembered.Store(int64(len(s.denials.groups)))
+	s.denials.removeBucket(bucket)
+	s.cached.Store(int64(len(s.denials.groups)))
 }
 
-// Forget removes all denials.
-func (s *DeniedStore) Forget() {
+// Clear removes all denials.
+func (s *DeniedStore) Clear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.forgotten.Store(s.takes.Load())
+	s.clearedAt.Store(s.submitted.Load())
 	s.denials.clear()
-	s.remembered.Store(0)
+	s.cached.Store(0)
 }

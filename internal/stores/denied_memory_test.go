@@ -32,7 +32,7 @@ func TestDeniedMemoryIsBounded(t *testing.T) {
 		}
 		charges = charges[:2+i/10_000] // first the same few groups repeatedly, then always new ones
 		backend.Take(t.Context(), s, charges, decisions[:len(charges)])
-		s.ForgetBucket(charges[len(charges)-1].Key)
+		s.ClearBucket(charges[len(charges)-1].Key)
 		if n := size(); n > 10*most {
 			t.Fatalf("%d entries after %d denials; want at most %v", n, i+1, 10*most)
 		}

@@ -18,11 +18,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// remembering returns a DeniedStore over a memory store with the time of a synctest bubble. asked records
+// newDenied returns a DeniedStore over a memory store with the time of a synctest bubble. calls records
 // the batches that the memory store received.
-func remembering(c stores.DeniedConfig) (s *stores.DeniedStore, asked *recorder) {
-	asked = &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
-	return stores.Denied(asked, c), asked
+func newDenied(c stores.DeniedConfig) (s *stores.DeniedStore, calls *recorder) {
+	calls = &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
+	return stores.Denied(calls, c), calls
 }
 
 // of returns a charge of the bucket named key.
@@ -36,33 +36,33 @@ func tokens(tb testing.TB, rate int64, period algorithms.Micros, capacity int64)
 }
 
 // expect submits a charge. It checks the answer, and the number of batches that next has received.
-func expect(t *testing.T, s backend.Store, asked *recorder, times int, c backend.Charge, allowed bool, retry time.Duration) {
+func expect(t *testing.T, s backend.Store, calls *recorder, times int, c backend.Charge, allowed bool, retry time.Duration) {
 	t.Helper()
 	d := take(t.Context(), s, c)[0]
 	if d.Err != nil || d.Allowed != allowed || d.RetryAfter != algorithms.Micros(retry/time.Microsecond) {
 		t.Errorf("cost %d of %s: got %+v, want allowed %v, retry after %v", c.Terms.Cost, c.Key, d, allowed, retry)
 	}
-	if n := asked.count(); n != times {
+	if n := calls.count(); n != times {
 		t.Errorf("next got %d batches, want %d", n, times)
 	}
 }
 
 func TestADenialIsCachedUntilARetryCanSucceed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(stores.DeniedConfig{})
+		s, calls := newDenied(stores.DeniedConfig{})
 		limit := tokens(t, 10, algorithms.Second, 3) // one unit every 100 ms
-		expect(t, s, asked, 1, of(limit, "a", 3), true, 0)
-		expect(t, s, asked, 2, of(limit, "a", 2), false, 200*ms)
+		expect(t, s, calls, 1, of(limit, "a", 3), true, 0)
+		expect(t, s, calls, 2, of(limit, "a", 2), false, 200*ms)
 		for i := range 10_000 {
 			time.Sleep(time.Microsecond)
-			expect(t, s, asked, 2, of(limit, "a", 2), false, 200*ms-time.Duration(i+1)*time.Microsecond)
+			expect(t, s, calls, 2, of(limit, "a", 2), false, 200*ms-time.Duration(i+1)*time.Microsecond)
 		}
 		time.Sleep(190*ms - time.Microsecond)
-		expect(t, s, asked, 2, of(limit, "a", 2), false, time.Microsecond)
-		expect(t, s, asked, 3, of(limit, "b", 2), true, 0) // another bucket
+		expect(t, s, calls, 2, of(limit, "a", 2), false, time.Microsecond)
+		expect(t, s, calls, 3, of(limit, "b", 2), true, 0) // another bucket
 		time.Sleep(time.Microsecond)
-		expect(t, s, asked, 4, of(limit, "a", 2), true, 0)
-		expect(t, s, asked, 5, of(limit, "a", 1), false, 100*ms)
+		expect(t, s, calls, 4, of(limit, "a", 2), true, 0)
+		expect(t, s, calls, 5, of(limit, "a", 1), false, 100*ms)
 	})
 }
 
@@ -70,8 +70,8 @@ func TestADenialIsCachedUntilARetryCanSucceed(t *testing.T) {
 // denials are cached too.
 func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		asked := &recorder{next: after(ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}
-		s := stores.Denied(asked, stores.DeniedConfig{})
+		calls := &recorder{next: after(ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}
+		s := stores.Denied(calls, stores.DeniedConfig{})
 		limit := tokens(t, 1, algorithms.Second, 3)
 		submit := func(charges ...backend.Charge) (b *backend.Batch, done chan struct{}) {
 			done = make(chan struct{})
@@ -98,8 +98,8 @@ func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 		if <-done; !b.Decisions[0].Allowed || b.Decisions[0].Remaining != 1 || b.Decisions[1].Allowed {
 			t.Errorf("got %+v; want allowed, 1 remaining and denied", b.Decisions)
 		}
-		if got := asked.last(t); asked.count() != 3 || len(got) != 1 || string(got[0].Key) != "b" {
-			t.Errorf("next got %d batches, the last %+v; want 3 batches, 1 element and got[0].Key %q", asked.count(), got, "b")
+		if got := calls.last(t); calls.count() != 3 || len(got) != 1 || string(got[0].Key) != "b" {
+			t.Errorf("next got %d batches, the last %+v; want 3 batches, 1 element and got[0].Key %q", calls.count(), got, "b")
 		}
 		b, done = submit(denied)
 		select {
@@ -107,7 +107,7 @@ func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 		default:
 			t.Error("a cached denial was not answered before Submit returned")
 		}
-		if b.Decisions[0].Allowed || asked.count() != 3 {
+		if b.Decisions[0].Allowed || calls.count() != 3 {
 			t.Errorf("got %+v; want b.Decisions[0] denied and 3 batches", b.Decisions)
 		}
 	})
@@ -125,13 +125,13 @@ func TestALargerCostHasItsOwnRetryTime(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s, asked := remembering(stores.DeniedConfig{})
+				s, calls := newDenied(stores.DeniedConfig{})
 				limit := compile(t, test.spec)
-				expect(t, s, asked, 1, of(limit, "a", 2), true, 0)
-				expect(t, s, asked, 2, of(limit, "a", 2), false, test.two)
+				expect(t, s, calls, 1, of(limit, "a", 2), true, 0)
+				expect(t, s, calls, 2, of(limit, "a", 2), false, test.two)
 				time.Sleep(50 * ms)
-				expect(t, s, asked, 2, of(limit, "a", 3), false, test.larger)
-				expect(t, s, asked, 3, of(limit, "a", 1), true, 0) // a smaller cost is sent to next
+				expect(t, s, calls, 2, of(limit, "a", 3), false, test.larger)
+				expect(t, s, calls, 3, of(limit, "a", 1), true, 0) // a smaller cost is sent to next
 			})
 		})
 	}
@@ -141,18 +141,18 @@ func TestALargerCostHasItsOwnRetryTime(t *testing.T) {
 func TestALargerCostOfOtherKindsGoesToTheStore(t *testing.T) {
 	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
 		synctest.Test(t, func(t *testing.T) {
-			s, asked := remembering(stores.DeniedConfig{})
+			s, calls := newDenied(stores.DeniedConfig{})
 			limit := compile(t, algorithms.Spec{Kind: kind, Rate: 3, Period: algorithms.Second})
 			take(t.Context(), s, of(limit, "a", 2))
-			if d := take(t.Context(), s, of(limit, "a", 2))[0]; d.Allowed || asked.count() != 2 {
+			if d := take(t.Context(), s, of(limit, "a", 2))[0]; d.Allowed || calls.count() != 2 {
 				t.Errorf("%s: got %+v; want denied and 2 batches", kind, d)
 			}
 			take(t.Context(), s, of(limit, "a", 2))
-			if asked.count() != 2 {
+			if calls.count() != 2 {
 				t.Errorf("%s: the same charge was sent to next again; want 2", kind)
 			}
 			take(t.Context(), s, of(limit, "a", 3))
-			if asked.count() != 3 {
+			if calls.count() != 3 {
 				t.Errorf("%s: a larger cost was answered from the cache; want 3", kind)
 			}
 		})
@@ -161,40 +161,40 @@ func TestALargerCostOfOtherKindsGoesToTheStore(t *testing.T) {
 
 func TestACostThatNeverFitsIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(stores.DeniedConfig{})
+		s, calls := newDenied(stores.DeniedConfig{})
 		limit := tokens(t, 1, algorithms.Second, 3)
 		take(t.Context(), s, of(limit, "a", 3))
 		take(t.Context(), s, of(limit, "a", 1)) // denied, and cached
 		d := take(t.Context(), s, of(limit, "a", 4))[0]
-		if d.Allowed || !d.Never || asked.count() != 3 {
-			t.Errorf("got %+v, next got %d batches; want denied, d.Never true and 3 batches", d, asked.count())
+		if d.Allowed || !d.Never || calls.count() != 3 {
+			t.Errorf("got %+v, next got %d batches; want denied, d.Never true and 3 batches", d, calls.count())
 		}
 	})
 }
 
 func TestMaxAgeBoundsRememberedDenials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(stores.DeniedConfig{MaxAge: 300 * ms})
+		s, calls := newDenied(stores.DeniedConfig{MaxAge: 300 * ms})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
-		expect(t, s, asked, 1, of(limit, "a", 1), true, 0)
-		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute)
+		expect(t, s, calls, 1, of(limit, "a", 1), true, 0)
+		expect(t, s, calls, 2, of(limit, "a", 1), false, time.Minute)
 		time.Sleep(299 * ms)
-		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute-299*ms)
+		expect(t, s, calls, 2, of(limit, "a", 1), false, time.Minute-299*ms)
 		time.Sleep(ms)
-		expect(t, s, asked, 3, of(limit, "a", 1), false, time.Minute-300*ms)
-		expect(t, s, asked, 3, of(limit, "a", 1), false, time.Minute-300*ms)
+		expect(t, s, calls, 3, of(limit, "a", 1), false, time.Minute-300*ms)
+		expect(t, s, calls, 3, of(limit, "a", 1), false, time.Minute-300*ms)
 	})
 }
 
 func TestARefundForgetsTheDenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(stores.DeniedConfig{})
+		s, calls := newDenied(stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 2)
-		expect(t, s, asked, 1, of(limit, "a", 2), true, 0)
-		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute)
-		expect(t, s, asked, 3, of(limit, "a", -1), true, 0)
-		expect(t, s, asked, 4, of(limit, "a", 1), true, 0)
-		expect(t, s, asked, 5, of(limit, "a", 1), false, time.Minute)
+		expect(t, s, calls, 1, of(limit, "a", 2), true, 0)
+		expect(t, s, calls, 2, of(limit, "a", 1), false, time.Minute)
+		expect(t, s, calls, 3, of(limit, "a", -1), true, 0)
+		expect(t, s, calls, 4, of(limit, "a", 1), true, 0)
+		expect(t, s, calls, 5, of(limit, "a", 1), false, time.Minute)
 		// The refund is in one Take with other charges, in any order.
 		back, again := of(limit, "a", -1), of(limit, "a", 1)
 		back.Group, again.Group = 1, 2
@@ -230,24 +230,24 @@ func TestADenialFromBeforeARefundIsNotRemembered(t *testing.T) {
 
 func TestForgetRemovesTheDenialsOfABucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(stores.DeniedConfig{})
+		s, calls := newDenied(stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		for _, key := range []string{"a", "b"} {
 			take(t.Context(), s, of(limit, key, 1))
 			take(t.Context(), s, of(limit, key, 1))
 		}
-		s.ForgetBucket([]byte("a"))
-		expect(t, s, asked, 5, of(limit, "a", 1), false, time.Minute)
-		expect(t, s, asked, 5, of(limit, "b", 1), false, time.Minute)
-		s.Forget()
-		expect(t, s, asked, 6, of(limit, "a", 1), false, time.Minute)
-		expect(t, s, asked, 7, of(limit, "b", 1), false, time.Minute)
+		s.ClearBucket([]byte("a"))
+		expect(t, s, calls, 5, of(limit, "a", 1), false, time.Minute)
+		expect(t, s, calls, 5, of(limit, "b", 1), false, time.Minute)
+		s.Clear()
+		expect(t, s, calls, 6, of(limit, "a", 1), false, time.Minute)
+		expect(t, s, calls, 7, of(limit, "b", 1), false, time.Minute)
 	})
 }
 
 func TestDeniedGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(stores.DeniedConfig{})
+		s, calls := newDenied(stores.DeniedConfig{})
 		few, many := tokens(t, 1, algorithms.Second, 1), tokens(t, 100, algorithms.Second, 100)
 		pair := func(a, b int64) []backend.Charge {
 			return []backend.Charge{of(few, "few", a), of(many, "many", b)}
@@ -255,30 +255,30 @@ func TestDeniedGroups(t *testing.T) {
 		take(t.Context(), s, pair(1, 1)...)
 		for i := range 3 {
 			d := take(t.Context(), s, pair(1, 1)...)
-			if d[0].Allowed || !d[1].Allowed || d[1].Remaining != 99 || asked.count() != 2 {
-				t.Errorf("%d: got %+v, next got %d batches; want d[0] denied, d[1] allowed, d[1].Remaining 99 and 2 batches", i, d, asked.count())
+			if d[0].Allowed || !d[1].Allowed || d[1].Remaining != 99 || calls.count() != 2 {
+				t.Errorf("%d: got %+v, next got %d batches; want d[0] denied, d[1] allowed, d[1].Remaining 99 and 2 batches", i, d, calls.count())
 			}
 		}
 		// A limit that allowed may deny a higher cost, so the group is sent to next. A charge of the limit that
 		// denied is also sent to next if it is alone, because that limit was never decided alone.
 		take(t.Context(), s, pair(1, 2)...)
 		take(t.Context(), s, of(few, "few", 1))
-		if asked.count() != 4 {
-			t.Errorf("next got %d batches; want 4", asked.count())
+		if calls.count() != 4 {
+			t.Errorf("next got %d batches; want 4", calls.count())
 		}
 		// A batch has a denied group and another group. Only the other group is sent to next.
 		other := of(many, "other", 5)
 		other.Group = 7
 		d := take(t.Context(), s, append(pair(1, 2), other)...)
-		got := asked.last(t)
+		got := calls.last(t)
 		if d[0].Allowed || !d[2].Allowed || d[2].Remaining != 95 || len(got) != 1 || string(got[0].Key) != "other" {
 			t.Errorf("got %+v, sent %+v; want d[0] denied, d[2] allowed, d[2].Remaining 95, 1 element and got[0].Key %q", d, got, "other")
 		}
 		// A refund to one bucket of the group removes the group's denial.
 		take(t.Context(), s, of(many, "many", -1))
-		n := asked.count()
+		n := calls.count()
 		take(t.Context(), s, pair(1, 2)...)
-		if asked.count() != n+1 {
+		if calls.count() != n+1 {
 			t.Error("the denial of the group is still cached after a refund to one of its buckets")
 		}
 	})
@@ -287,14 +287,14 @@ func TestDeniedGroups(t *testing.T) {
 // Limits that charge denied requests must get every request.
 func TestLimitsThatChargeDenialsAlwaysGoToTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(stores.DeniedConfig{})
+		s, calls := newDenied(stores.DeniedConfig{})
 		most := int64(10)
 		limit := compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second, Overdraw: true, MaxReserved: &most})
 		for range 5 {
 			take(t.Context(), s, of(limit, "a", 1))
 		}
-		if asked.count() != 5 {
-			t.Errorf("next got %d of 5 batches; want 5", asked.count())
+		if calls.count() != 5 {
+			t.Errorf("next got %d of 5 batches; want 5", calls.count())
 		}
 	})
 }
@@ -303,41 +303,41 @@ func TestLimitsThatChargeDenialsAlwaysGoToTheStore(t *testing.T) {
 // its denial is cached, until the block ends.
 func TestOfALimitWithPenaltyOnlyBlocksAreRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(stores.DeniedConfig{MaxAge: time.Hour})
+		s, calls := newDenied(stores.DeniedConfig{MaxAge: time.Hour})
 		limit := compile(t, algorithms.Spec{
 			Kind: algorithms.TokenBucket, Rate: 1, Period: 60 * algorithms.Second,
 			Penalty: &algorithms.Penalty{After: 3, For: 2 * algorithms.Second, Max: 100 * algorithms.Second},
 		})
-		expect(t, s, asked, 1, of(limit, "a", 1), true, 0)
-		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute)
-		expect(t, s, asked, 3, of(limit, "a", 1), false, time.Minute)
-		expect(t, s, asked, 4, of(limit, "a", 1), false, time.Minute) // blocked
+		expect(t, s, calls, 1, of(limit, "a", 1), true, 0)
+		expect(t, s, calls, 2, of(limit, "a", 1), false, time.Minute)
+		expect(t, s, calls, 3, of(limit, "a", 1), false, time.Minute)
+		expect(t, s, calls, 4, of(limit, "a", 1), false, time.Minute) // blocked
 		time.Sleep(2*time.Second - time.Microsecond)
-		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Blocked != 1 || asked.count() != 4 {
-			t.Errorf("during the block: %+v, next got %d batches; want d.Blocked 1 and 4 batches", d, asked.count())
+		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Blocked != 1 || calls.count() != 4 {
+			t.Errorf("during the block: %+v, next got %d batches; want d.Blocked 1 and 4 batches", d, calls.count())
 		}
 		time.Sleep(time.Microsecond)
-		expect(t, s, asked, 5, of(limit, "a", 1), false, 58*time.Second)
-		expect(t, s, asked, 6, of(limit, "a", 1), false, 58*time.Second)
-		expect(t, s, asked, 7, of(limit, "a", 1), false, 58*time.Second)
-		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Blocked != 4*algorithms.Second || asked.count() != 7 {
-			t.Errorf("blocked again: %+v, next got %d batches; want d.Blocked %v and 7 batches", d, asked.count(), 4*algorithms.Second)
+		expect(t, s, calls, 5, of(limit, "a", 1), false, 58*time.Second)
+		expect(t, s, calls, 6, of(limit, "a", 1), false, 58*time.Second)
+		expect(t, s, calls, 7, of(limit, "a", 1), false, 58*time.Second)
+		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Blocked != 4*algorithms.Second || calls.count() != 7 {
+			t.Errorf("blocked again: %+v, next got %d batches; want d.Blocked %v and 7 batches", d, calls.count(), 4*algorithms.Second)
 		}
 		// The group also has a limit that denies. The denial of the group is cached until the block ends.
 		other := tokens(t, 1, algorithms.Day, 1)
-		expect(t, s, asked, 8, of(other, "b", 1), true, 0)
+		expect(t, s, calls, 8, of(other, "b", 1), true, 0)
 		for range 3 {
 			take(t.Context(), s, of(limit, "a", 1), of(other, "b", 1))
 		}
-		if asked.count() != 9 {
-			t.Errorf("a group with a blocked bucket: next got %d batches, want 9", asked.count())
+		if calls.count() != 9 {
+			t.Errorf("a group with a blocked bucket: next got %d batches, want 9", calls.count())
 		}
 		time.Sleep(4 * time.Second)
 		for range 2 {
 			take(t.Context(), s, of(limit, "a", 1), of(other, "b", 1))
 		}
-		if asked.count() != 11 {
-			t.Errorf("after the block: next got %d batches, want 11", asked.count())
+		if calls.count() != 11 {
+			t.Errorf("after the block: next got %d batches, want 11", calls.count())
 		}
 	})
 }
@@ -358,30 +358,30 @@ func TestErrorsAreNotRemembered(t *testing.T) {
 // smaller cost is allowed, the retry time of a larger cost becomes later.
 func TestAnAllowedChargeForgetsADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(stores.DeniedConfig{})
+		s, calls := newDenied(stores.DeniedConfig{})
 		limit := tokens(t, 10, 3600*algorithms.Second, 10) // one unit every 6 minutes
-		expect(t, s, asked, 1, of(limit, "a", 5), true, 0)
-		expect(t, s, asked, 2, of(limit, "a", 8), false, 18*time.Minute)
-		expect(t, s, asked, 2, of(limit, "a", 8), false, 18*time.Minute)
-		expect(t, s, asked, 3, of(limit, "a", 5), true, 0)
-		expect(t, s, asked, 4, of(limit, "a", 8), false, 48*time.Minute)
-		if d := take(t.Context(), s, of(limit, "a", 8))[0]; d.Remaining != 0 || asked.count() != 4 {
-			t.Errorf("%d remain, next got %d batches; want d.Remaining 0 and 4 batches", d.Remaining, asked.count())
+		expect(t, s, calls, 1, of(limit, "a", 5), true, 0)
+		expect(t, s, calls, 2, of(limit, "a", 8), false, 18*time.Minute)
+		expect(t, s, calls, 2, of(limit, "a", 8), false, 18*time.Minute)
+		expect(t, s, calls, 3, of(limit, "a", 5), true, 0)
+		expect(t, s, calls, 4, of(limit, "a", 8), false, 48*time.Minute)
+		if d := take(t.Context(), s, of(limit, "a", 8))[0]; d.Remaining != 0 || calls.count() != 4 {
+			t.Errorf("%d remain, next got %d batches; want d.Remaining 0 and 4 batches", d.Remaining, calls.count())
 		}
 		// The charge is in another group, and in one Take with others.
-		expect(t, s, asked, 5, of(limit, "b", 2), true, 0)
-		expect(t, s, asked, 6, of(limit, "b", 9), false, 6*time.Minute)
+		expect(t, s, calls, 5, of(limit, "b", 2), true, 0)
+		expect(t, s, calls, 6, of(limit, "b", 9), false, 6*time.Minute)
 		one, other := of(limit, "b", 1), of(limit, "c", 1)
 		other.Group = 1
 		take(t.Context(), s, one, other)
-		expect(t, s, asked, 8, of(limit, "b", 9), false, 12*time.Minute)
+		expect(t, s, calls, 8, of(limit, "b", 9), false, 12*time.Minute)
 		// A dry run and a denial consume nothing.
-		look := of(limit, "b", 1)
-		look.Terms.DryRun = true
-		take(t.Context(), s, look)
+		peek := of(limit, "b", 1)
+		peek.Terms.DryRun = true
+		take(t.Context(), s, peek)
 		take(t.Context(), s, of(limit, "b", 8))
-		n := asked.count()
-		expect(t, s, asked, n, of(limit, "b", 9), false, 12*time.Minute)
+		n := calls.count()
+		expect(t, s, calls, n, of(limit, "b", 9), false, 12*time.Minute)
 	})
 }
 
@@ -412,20 +412,20 @@ func TestADenialFromBeforeAChargeIsNotRemembered(t *testing.T) {
 // Remaining of a cached denial grows with the inflow of the bucket.
 func TestARememberedDenialReportsRemainingUnits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(stores.DeniedConfig{})
+		s, calls := newDenied(stores.DeniedConfig{})
 		limit := tokens(t, 10, algorithms.Second, 10)
 		take(t.Context(), s, of(limit, "a", 10))
 		take(t.Context(), s, of(limit, "a", 9))
 		time.Sleep(500 * ms)
 		d := take(t.Context(), s, of(limit, "a", 9))[0]
-		if d.Remaining != 5 || d.RetryAfter != 400_000 || d.ResetAfter != 500_000 || asked.count() != 2 {
-			t.Errorf("next got %d batches: %+v; want d.Remaining 5, d.RetryAfter 400_000, d.ResetAfter 500_000 and 2 batches", asked.count(), d)
+		if d.Remaining != 5 || d.RetryAfter != 400_000 || d.ResetAfter != 500_000 || calls.count() != 2 {
+			t.Errorf("next got %d batches: %+v; want d.Remaining 5, d.RetryAfter 400_000, d.ResetAfter 500_000 and 2 batches", calls.count(), d)
 		}
 	})
 }
 
-// elsewhere reports whether the bucket of a charge is also in another group.
-func elsewhere(charges []backend.Charge, i int) bool {
+// inAnotherGroup reports whether the bucket of a charge is also in another group.
+func inAnotherGroup(charges []backend.Charge, i int) bool {
 	return slices.ContainsFunc(charges, func(c backend.Charge) bool {
 		return c.Group != charges[i].Group && bytes.Equal(c.Key, charges[i].Key)
 	})
@@ -440,7 +440,7 @@ func TestTheDenialCacheAnswersLikeItsStore(t *testing.T) {
 	}
 	for seed := range seeds {
 		synctest.Test(t, func(t *testing.T) {
-			s, asked := remembering(stores.DeniedConfig{MaxGroups: 7})
+			s, calls := newDenied(stores.DeniedConfig{MaxGroups: 7})
 			reference := memory.New(memory.Config{Clock: storetest.Times(wall)})
 			rng := rand.New(rand.NewPCG(seed, 3))
 			specs := storetest.Specs()
@@ -474,7 +474,7 @@ func TestTheDenialCacheAnswersLikeItsStore(t *testing.T) {
 					is, should := backend.Allowed(charges[at:end], got[at:end]), backend.Allowed(charges[at:end], want[at:end])
 					same := is == should && (is || retry == most)
 					for i := at; i < end; i++ {
-						if elsewhere(charges, i) { // the order of the two groups is not defined
+						if inAnotherGroup(charges, i) { // the order of the two groups is not defined
 							same = is == should && (is || retry <= most && retry > 0 == (most > 0))
 							break
 						}
@@ -491,7 +491,7 @@ func TestTheDenialCacheAnswersLikeItsStore(t *testing.T) {
 					at = end
 				}
 			}
-			if asked.count() == total {
+			if calls.count() == total {
 				t.Errorf("seed %d: no answer came from the cache", seed)
 			}
 		})
@@ -516,16 +516,16 @@ func BenchmarkDenied(b *testing.B) {
 // A group with an idempotency key gets its stored answer again, even if its buckets have denied since.
 func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, asked := remembering(stores.DeniedConfig{})
+		s, calls := newDenied(stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		once := of(limit, "a", 1)
 		once.IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: 60 * algorithms.Second}
-		expect(t, s, asked, 1, once, true, 0)
-		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute)
-		expect(t, s, asked, 2, of(limit, "a", 1), false, time.Minute) // denied, and cached
+		expect(t, s, calls, 1, once, true, 0)
+		expect(t, s, calls, 2, of(limit, "a", 1), false, time.Minute)
+		expect(t, s, calls, 2, of(limit, "a", 1), false, time.Minute) // denied, and cached
 		for _, want := range []int{3, 4} {
-			if d := take(t.Context(), s, once)[0]; !d.Allowed || !d.Replayed || asked.count() != want {
-				t.Errorf("next got %d batches: %+v; want allowed, d.Replayed true and %v batches", asked.count(), d, want)
+			if d := take(t.Context(), s, once)[0]; !d.Allowed || !d.Replayed || calls.count() != want {
+				t.Errorf("next got %d batches: %+v; want allowed, d.Replayed true and %v batches", calls.count(), d, want)
 			}
 		}
 		// The same holds in a batch with other groups.
@@ -545,20 +545,20 @@ func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 func TestADenialFromBeforeAllWereForgottenIsNotRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		asked := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		calls := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			backend.Take(ctx, buckets, charges, decisions)
 			time.Sleep(10 * ms)
 		})}
-		s := stores.Denied(asked, stores.DeniedConfig{})
+		s := stores.Denied(calls, stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
 		take(t.Context(), s, of(limit, "a", 1))
 		go take(t.Context(), s, of(limit, "a", 1)) // denied, with the answer 10 ms later
 		synctest.Wait()
 		time.Sleep(ms)
-		s.Forget()
+		s.Clear()
 		time.Sleep(20 * ms)
-		before := asked.count()
-		if take(t.Context(), s, of(limit, "a", 1)); asked.count() != before+1 {
+		before := calls.count()
+		if take(t.Context(), s, of(limit, "a", 1)); calls.count() != before+1 {
 			t.Error("a denial from before the reload was cached")
 		}
 	})

@@ -129,8 +129,8 @@ func TestADividedGroupFailsAsAWhole(t *testing.T) {
 		t.Errorf("got %+v; want the error backend.ErrUnavailable, the error backend.ErrUnavailable and decisions[2].Allowed true", decisions)
 	}
 	for until := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		look := charges(t, "k0", 0)
-		backend.Take(t.Context(), a, look, decisions[:1])
+		peek := charges(t, "k0", 0)
+		backend.Take(t.Context(), a, peek, decisions[:1])
 		if decisions[0].Remaining == 5 {
 			return
 		}

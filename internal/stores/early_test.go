@@ -57,7 +57,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 	}{
 		{"no wrapper", func(_ *testing.T, next backend.Store) backend.Store { return next },
 			groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), []bool{true, false, true, true}},
-		{"a denial that is remembered", func(t *testing.T, next backend.Store) backend.Store {
+		{"a cached denial", func(t *testing.T, next backend.Store) backend.Store {
 			t.Helper()
 			s := stores.Denied(next, stores.DeniedConfig{})
 			denied := of(day, "denied", 3)
@@ -180,17 +180,17 @@ func refusedLease(t *testing.T, next backend.Store) (*stores.LeaseStore, backend
 func TestARefusedLeaseDelaysNoOtherGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		asked := &recorder{next: store}
+		calls := &recorder{next: store}
 		again := 0 // the number of the batch that is answered after 20 ms
 		s, hot := refusedLease(t, submitFunc(func(b *backend.Batch) {
-			if asked.count() == again {
-				time.AfterFunc(20*ms, func() { asked.Submit(b) })
+			if calls.count() == again {
+				time.AfterFunc(20*ms, func() { calls.Submit(b) })
 				again = 0
 				return
 			}
-			asked.Submit(b)
+			calls.Submit(b)
 		}))
-		again = asked.count() + 1
+		again = calls.count() + 1
 		a := of(hot.Limit, "a", 1)
 		a.Group = 1
 		b := backend.Batch{Charges: []backend.Charge{hot, a}, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2)}
@@ -199,9 +199,9 @@ func TestARefusedLeaseDelaysNoOtherGroup(t *testing.T) {
 			t.Errorf("got %+v; want the error backend.ErrUnavailable, no error and allowed", d)
 		}
 		time.Sleep(20 * ms)
-		takes := asked.all()[len(asked.all())-2:]
-		if len(takes[0]) != 2 || takes[0][0].Terms.Cost < 2 || len(takes[1]) != 1 || takes[1][0].Terms.Cost != 1 {
-			t.Errorf("next got %+v; want 2 batches: a cost of at least 2, and a cost of 1", takes)
+		last := calls.all()[len(calls.all())-2:]
+		if len(last[0]) != 2 || last[0][0].Terms.Cost < 2 || len(last[1]) != 1 || last[1][0].Terms.Cost != 1 {
+			t.Errorf("next got %+v; want 2 batches: a cost of at least 2, and a cost of 1", last)
 		}
 		if n := left(t, store, hot); n != 0 {
 			t.Errorf("%d units are left; want 0", n)
@@ -239,7 +239,7 @@ func TestEarlyDecisionsOfSeveralGoroutines(t *testing.T) {
 	var routes [servers]stores.Route
 	for i := range routes {
 		next := memory.New(memory.Config{})
-		routes[i].Store = batchFunc(func(b *backend.Batch) { take2(next, b) })
+		routes[i].Store = batchFunc(func(b *backend.Batch) { submitAndWait(next, b) })
 	}
 	next := stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[group[0].Key[0]%servers] }, nil)
 	undos := stores.NewUndos(time.Second)
@@ -275,7 +275,7 @@ func TestEarlyDecisionsOfSeveralGoroutines(t *testing.T) {
 	clients.Wait()
 }
 
-// take2 submits the charges of b to next and waits for the decisions.
-func take2(next backend.Store, b *backend.Batch) {
+// submitAndWait submits the charges of b to next and waits for the decisions.
+func submitAndWait(next backend.Store, b *backend.Batch) {
 	backend.Wait(next, backend.Batch{Charges: b.Charges, Decisions: b.Decisions})
 }

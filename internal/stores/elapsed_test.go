@@ -79,8 +79,8 @@ func TestLeasesAreServedThoughTheWallClockIsSetBack(t *testing.T) {
 		time.Sleep(300 * ms)
 		served := s.Stats().Served
 		s.ReturnUnits()
-		if lent := s.Stats().Leased; lent != 0 {
-			t.Errorf("%d units are still leased after the lease has expired; want 0", lent)
+		if leased := s.Stats().Leased; leased != 0 {
+			t.Errorf("%d units are still leased after the lease has expired; want 0", leased)
 		}
 		if served < 50 {
 			t.Errorf("served %d of 100 from leases; want at least 50", served)

@@ -10,14 +10,14 @@ import (
 // The caller may use a decision from the moment at which it is known. So it must not be written again, even
 // if its part of the batch ends last.
 func TestAKnownDecisionIsNotWrittenAgain(t *testing.T) {
-	a, b := &held{}, &held{}
+	a, b := &pendingStore{}, &pendingStore{}
 	charges := []backend.Charge{of(nil, "a1", 1), of(nil, "b1", 1), of(nil, "b2", 1)}
 	charges[1].Group, charges[2].Group = 1, 2
 	outer := backend.Batch{
 		Charges: charges, Decisions: make([]backend.Decision, 3), Known: make([]atomic.Bool, 3), Done: func(*backend.Batch) {},
 	}
 	byFirstByte(a, b).Submit(&outer)
-	first, last := a.take(0), b.take(0)
+	first, last := a.remove(0), b.remove(0)
 	first.Done(first)
 	last.Decisions[0].Remaining = 7
 	last.SetKnown(0, 1)

@@ -52,9 +52,9 @@ func (f batchFunc) Submit(b *backend.Batch) {
 type recorder struct {
 	next backend.Store
 
-	mu    sync.Mutex
-	takes [][]backend.Charge
-	ats   []algorithms.Micros // the time of each answer, by the clock of next
+	mu      sync.Mutex
+	batches [][]backend.Charge
+	ats     []algorithms.Micros // the time of each answer, by the clock of next
 }
 
 func (r *recorder) Submit(b *backend.Batch) {
@@ -64,8 +64,8 @@ func (r *recorder) Submit(b *backend.Batch) {
 		copied[i] = c
 	}
 	r.mu.Lock()
-	n := len(r.takes)
-	r.takes, r.ats = append(r.takes, copied), append(r.ats, 0)
+	n := len(r.batches)
+	r.batches, r.ats = append(r.batches, copied), append(r.ats, 0)
 	r.mu.Unlock()
 	inner := *b
 	inner.Done = func(*backend.Batch) {
@@ -81,7 +81,7 @@ func (r *recorder) Submit(b *backend.Batch) {
 func (r *recorder) all() [][]backend.Charge {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return slices.Clone(r.takes)
+	return slices.Clone(r.batches)
 }
 
 // at returns the time of the n-th answer.
@@ -94,7 +94,7 @@ func (r *recorder) at(n int) algorithms.Micros {
 func (r *recorder) count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.takes)
+	return len(r.batches)
 }
 
 // last returns the charges of the last batch.
@@ -102,10 +102,10 @@ func (r *recorder) last(t *testing.T) []backend.Charge {
 	t.Helper()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.takes) == 0 {
+	if len(r.batches) == 0 {
 		t.Fatal("no batch was submitted")
 	}
-	return r.takes[len(r.takes)-1]
+	return r.batches[len(r.batches)-1]
 }
 
 // echo allows everything and returns the cost as Remaining, so that each answer identifies its charge.

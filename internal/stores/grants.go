@@ -23,8 +23,8 @@ const (
 	// leaseShare bounds the size of a lease: at most 1/leaseShare of the remaining units. So leases become
 	// smaller and smaller when a bucket is nearly empty.
 	leaseShare = 8
-	// maxBacks is the largest number of returns that wait in a shard. Units of further returns are lost.
-	maxBacks = 256
+	// maxReturns is the largest number of returns that wait in a shard. Units of further returns are lost.
+	maxReturns = 256
 	// never is a time that is never reached.
 	never = time.Duration(math.MaxInt64)
 )
@@ -34,7 +34,7 @@ type leaseShard struct {
 	mu      sync.Mutex
 	most    int
 	hotKeys map[string]*hotKey // guarded by mu, like the following fields
-	backs   []backend.Charge   // refunds of unused units that wait to be sent
+	returns []backend.Charge   // refunds of unused units that wait to be sent
 	heat    *[256]heat         // request rates of keys that are not hot, by a part of their hash; nil until the first charge that may lease
 	stats   LeaseStats
 	_       [64]byte
@@ -54,9 +54,9 @@ type hotKey struct {
 	// requested in the background, before the first is used up or expires.
 	grants  [2]grant
 	serials int // the number of grants so far
-	gone    bool
+	removed bool
 
-	asking     bool   // a request in flight also requests a lease
+	borrowing  bool   // a request in flight also requests a lease
 	requesting int64  // the units that are being requested, by that request and in the background
 	ahead      *ahead // the lease requested in the background; nil if none is in flight
 	failed     int    // the number of consecutive failures to lease ahead
@@ -64,14 +64,14 @@ type hotKey struct {
 	low   int64
 	early time.Duration
 
-	seen   backend.Decision // the newest decision of next
-	seenAt time.Duration    // when seen arrived
+	last   backend.Decision // the newest decision of next
+	lastAt time.Duration    // when last arrived
 	edge   time.Duration    // when the current fixed window ends; never for a token bucket
 
 	// used is the number of units used since the time since. It determines the rate of this process.
-	used  float64
-	since time.Duration
-	asked time.Duration // the time of the last request
+	used        float64
+	since       time.Duration
+	requestedAt time.Duration // the time of the last request
 }
 
 // grant is one lease.
@@ -129,11 +129,11 @@ func (sh *leaseShard) find(c *backend.Charge) *hotKey {
 	return l
 }
 
-// want returns the number of units to lease, 0 for none. That is what this process needs in half the duration
-// of a lease, or until the end of the window. The number is rounded down to a multiple of cost.
-func (l *hotKey) want(cost int64, now time.Duration) int64 {
+// leaseSize returns the number of units to lease, 0 for none. That is what this process needs in half the
+// duration of a lease, or until the end of the window. The number is rounded down to a multiple of cost.
+func (l *hotKey) leaseSize(cost int64, now time.Duration) int64 {
 	have := l.left()
-	n := min(l.charge.Lease.Most-have-l.requesting, l.seen.Remaining/leaseShare-have, l.charge.Limit.Capacity-cost)
+	n := min(l.charge.Lease.Most-have-l.requesting, l.last.Remaining/leaseShare-have, l.charge.Limit.Capacity-cost)
 	if n < cost {
 		return 0
 	}
@@ -166,34 +166,34 @@ func (sh *leaseShard) warm(c *backend.Charge, hash uint64, now time.Duration) *h
 			return nil
 		}
 	}
-	l := &hotKey{charge: *c, used: hotRequests * float64(c.Terms.Cost), since: h.since, asked: now, edge: never}
+	l := &hotKey{charge: *c, used: hotRequests * float64(c.Terms.Cost), since: h.since, requestedAt: now, edge: never}
 	l.charge.Key, l.charge.Canceled = bytes.Clone(c.Key), nil // these two belong to the request
 	sh.hotKeys[string(c.Key)] = l
 	return l
 }
 
-// takeBack removes the leases of l. It appends the charges that return their unused units to backs.
-func (sh *leaseShard) takeBack(backs []backend.Charge, l *hotKey, now time.Duration) []backend.Charge {
+// returnAll removes the leases of l. It appends the charges that return their unused units to returns.
+func (sh *leaseShard) returnAll(returns []backend.Charge, l *hotKey, now time.Duration) []backend.Charge {
 	for i := range l.grants {
-		if back := sh.back(&l.charge, l.grants[i].left, &l.grants[i], now); back.Terms.Cost < 0 {
-			backs = append(backs, back)
+		if back := sh.returnCharge(&l.charge, l.grants[i].left, &l.grants[i], now); back.Terms.Cost < 0 {
+			returns = append(returns, back)
 		}
 		l.grants[i] = grant{}
 	}
 	l.arm()
-	sh.backs = slices.DeleteFunc(sh.backs, func(back backend.Charge) bool { // returns of earlier grants of this key
+	sh.returns = slices.DeleteFunc(sh.returns, func(back backend.Charge) bool { // returns of earlier grants of this key
 		if !bytes.Equal(back.Key, l.charge.Key) {
 			return false
 		}
-		backs = append(backs, back)
+		returns = append(returns, back)
 		return true
 	})
-	return backs
+	return returns
 }
 
-// back returns the charge that returns unused units of a grant to c's bucket. The cost of the charge is 0 if
-// there is nothing to return.
-func (sh *leaseShard) back(c *backend.Charge, units int64, of *grant, now time.Duration) backend.Charge {
+// returnCharge returns the charge that returns unused units of a grant to c's bucket. The cost of the charge
+// is 0 if there is nothing to return.
+func (sh *leaseShard) returnCharge(c *backend.Charge, units int64, of *grant, now time.Duration) backend.Charge {
 	back := *c
 	back.Lease, back.Terms = nil, algorithms.Charge{Hash: c.Terms.Hash}
 	if units == 0 || len(c.Shards) > 0 && c.Limit.Kind != algorithms.FixedWindow {
@@ -226,54 +226,54 @@ func unused(l *algorithms.Limit, units int64, after algorithms.Micros) int64 {
 	return scaled.Returned(units*n.Q, n.P, n.Ticks(int64(after))) / n.Q
 }
 
-// receive records d, the decision on units that p requested at the time asked. d is nil if the request failed
+// receive records d, the decision on units that p requested at requestedAt. d is nil if the request failed
 // or was denied.
-func (s *LeaseStore) receive(c *backend.Charge, p *leasePart, units int64, d *backend.Decision, asked, now time.Duration) {
+func (s *LeaseStore) receive(c *backend.Charge, p *leasePart, units int64, d *backend.Decision, requestedAt, now time.Duration) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	l := p.hotKey
 	if p.borrow > 0 {
-		l.asking = false
+		l.borrowing = false
 		l.requesting -= p.borrow
 		p.borrow = 0
 	}
 	if d == nil { // next fails, or has fewer units than expected
-		l.seen.Remaining = 0
+		l.last.Remaining = 0
 		return
 	}
-	l.see(d, asked, now)
+	l.record(d, requestedAt, now)
 	if units > 0 {
-		sh.granted(l, units, d, asked, now)
+		sh.granted(l, units, d, requestedAt, now)
 		l.arm()
 	}
 }
 
-// see records d, a decision of next, unless a newer one is known.
-func (l *hotKey) see(d *backend.Decision, asked, now time.Duration) {
-	if older := l.seen.At - d.At; older > 0 && older < algorithms.Second { // a larger difference means that the clock stepped back
+// record records d, a decision of next, unless a newer one is known.
+func (l *hotKey) record(d *backend.Decision, requestedAt, now time.Duration) {
+	if older := l.last.At - d.At; older > 0 && older < algorithms.Second { // a larger difference means that the clock stepped back
 		return
 	}
-	l.seen, l.seenAt = *d, now
-	l.seen.Allowed, l.seen.Never, l.seen.RetryAfter, l.seen.Wait = true, false, 0, 0
+	l.last, l.lastAt = *d, now
+	l.last.Allowed, l.last.Never, l.last.RetryAfter, l.last.Wait = true, false, 0, 0
 	if hash := l.charge.Terms.Hash; l.charge.Limit.Kind == algorithms.FixedWindow {
-		l.edge = asked + time.Duration(l.charge.Limit.WindowEnd(d.At, hash))*time.Microsecond
+		l.edge = requestedAt + time.Duration(l.charge.Limit.WindowEnd(d.At, hash))*time.Microsecond
 	}
 }
 
-// granted adds a lease. Its units were requested at the time asked, and d is the decision of next that
+// granted adds a lease. Its units were requested at requestedAt, and d is the decision of next that
 // granted them.
-func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, asked, now time.Duration) {
+func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, requestedAt, now time.Duration) {
 	sh.stats.Granted += uint64(units)
-	if l.gone {
+	if l.removed {
 		return
 	}
 	// The lease is used for a little less than its duration, because clocks differ in speed.
 	lasts := time.Duration(leaseFor(&l.charge, d.At)) * time.Microsecond
 	l.serials++
-	is := grant{left: units, of: d.At, grantedAt: asked, until: asked + lasts - lasts/1000 - time.Microsecond, serial: l.serials}
+	is := grant{left: units, of: d.At, grantedAt: requestedAt, until: requestedAt + lasts - lasts/1000 - time.Microsecond, serial: l.serials}
 	if l.grants[0].left > 0 && l.grants[1].left > 0 {
-		sh.turn(l, now)
+		sh.rotate(l, now)
 	}
 	switch at := &l.grants; {
 	case at[0].left == 0:
@@ -286,49 +286,49 @@ func (sh *leaseShard) granted(l *hotKey, units int64, d *backend.Decision, asked
 }
 
 // over ends expired leases. It appends the charges that return their unused units, and those that wait, to
-// backs.
-func (sh *leaseShard) over(backs []backend.Charge, now time.Duration) []backend.Charge {
+// returns.
+func (sh *leaseShard) over(returns []backend.Charge, now time.Duration) []backend.Charge {
 	for _, l := range sh.hotKeys {
 		for i := range l.grants {
 			if of := &l.grants[i]; of.left > 0 && now >= of.until {
-				sh.later(sh.back(&l.charge, of.left, of, now))
+				sh.later(sh.returnCharge(&l.charge, of.left, of, now))
 				*of = grant{}
 			}
 		}
 		if l.grants[0].left == 0 && l.grants[1].left > 0 {
-			sh.turn(l, now)
+			sh.rotate(l, now)
 		}
 	}
-	backs = append(backs, sh.backs...)
-	sh.backs = nil
-	return backs
+	returns = append(returns, sh.returns...)
+	sh.returns = nil
+	return returns
 }
 
 // cool removes keys that are no longer hot, because they had no recent requests.
 func (sh *leaseShard) cool(now time.Duration) {
 	for key, l := range sh.hotKeys {
-		if l.left() == 0 && !l.asking && l.ahead == nil && now-l.asked > max(time.Second, l.span()) {
+		if l.left() == 0 && !l.borrowing && l.ahead == nil && now-l.requestedAt > max(time.Second, l.span()) {
 			sh.drop([]byte(key))
 		}
 	}
 }
 
 // drop removes the hot key of a bucket, with its leases and its waiting returns. If a lease of the key is in
-// flight and see is not nil, drop calls see with that lease.
-func (s *LeaseStore) drop(key []byte, see func(*ahead)) {
+// flight and visit is not nil, drop calls visit with that lease.
+func (s *LeaseStore) drop(key []byte, visit func(*ahead)) {
 	sh, _ := s.shard(key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if l := sh.hotKeys[string(key)]; l != nil && l.ahead != nil && see != nil {
-		see(l.ahead)
+	if l := sh.hotKeys[string(key)]; l != nil && l.ahead != nil && visit != nil {
+		visit(l.ahead)
 	}
 	sh.drop(key)
-	sh.backs = slices.DeleteFunc(sh.backs, func(back backend.Charge) bool { return bytes.Equal(back.Key, key) })
+	sh.returns = slices.DeleteFunc(sh.returns, func(back backend.Charge) bool { return bytes.Equal(back.Key, key) })
 }
 
 func (sh *leaseShard) drop(key []byte) {
 	if l := sh.hotKeys[string(key)]; l != nil {
-		l.gone, l.grants = true, [2]grant{}
+		l.removed, l.grants = true, [2]grant{}
 		delete(sh.hotKeys, string(key))
 	}
 }

@@ -17,23 +17,23 @@ import (
 func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		below := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		asked := &recorder{next: below}
-		denied := stores.Denied(asked, stores.DeniedConfig{})
+		calls := &recorder{next: below}
+		denied := stores.Denied(calls, stores.DeniedConfig{})
 		lease := stores.Lease(denied, stores.LeaseConfig{})
 		s := stores.Deadline(lease, 5*ms, ms, nil)
 		submit := func(what string, want bool, charges ...backend.Charge) []backend.Decision {
 			t.Helper()
-			times, done := asked.count(), make(chan struct{})
+			times, done := calls.count(), make(chan struct{})
 			b := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, len(charges)), Done: func(*backend.Batch) { close(done) }}
 			s.Submit(b)
 			got := false
 			select {
 			case <-done:
-				got = asked.count() == times
+				got = calls.count() == times
 			default:
 			}
 			if got != want {
-				t.Errorf("%s: at once %v, want %v; next got %d batches", what, got, want, asked.count()-times)
+				t.Errorf("%s: at once %v, want %v; next got %d batches", what, got, want, calls.count()-times)
 			}
 			<-done
 			return b.Decisions
@@ -62,8 +62,8 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 		time.Sleep(time.Second)
 		submit("an old denial", false, a)
 		submit("a denial heard of again", true, a)
-		denied.Forget()
-		submit("a forgotten one", false, a)
+		denied.Clear()
+		submit("a removed denial", false, a)
 
 		hot := leased(many, "hot", 1, 10_000)
 		n := warm(t, lease, hot)

@@ -112,11 +112,11 @@ func (s *LeaseStore) submitGroups(b *backend.Batch) {
 		}
 		at = end
 	}
-	if len(t.asked) == 0 {
-		t.leave()
+	if len(t.charges) == 0 {
+		t.finishCall()
 		return
 	}
-	t.ask(b.Waits)
+	t.submitCharges(b.Waits)
 }
 
 func (s *LeaseStore) now() time.Duration { return s.elapsed.now() }
@@ -185,29 +185,29 @@ func (s *LeaseStore) reset(b *backend.Batch) {
 	}
 }
 
-// dropReset drops the leases of the buckets that charges reset. If see is not nil, dropReset calls it with
+// dropReset drops the leases of the buckets that charges reset. If visit is not nil, dropReset calls it with
 // each lease in flight, while the lock of the lease's shard is held.
-func (s *LeaseStore) dropReset(charges []backend.Charge, see func(*ahead)) {
+func (s *LeaseStore) dropReset(charges []backend.Charge, visit func(*ahead)) {
 	for i := range charges {
 		if charges[i].Reset {
-			s.drop(charges[i].Key, see)
+			s.drop(charges[i].Key, visit)
 		}
 	}
 }
 
-// turn is the interval at which unused units of expired leases are returned.
-const turn = 50 * time.Millisecond
+// returnInterval is the interval at which unused units of expired leases are returned.
+const returnInterval = 50 * time.Millisecond
 
 // arm sets the timer, unless it is set already. It is called when a key has become hot, and when units must
 // be returned.
 func (s *LeaseStore) arm() {
 	if !s.closed.Load() && s.armed.CompareAndSwap(false, true) {
-		s.config.Clock.AfterFunc(turn, s.turn)
+		s.config.Clock.AfterFunc(returnInterval, s.tick)
 	}
 }
 
-// turn is the function of the timer. After Close it does nothing.
-func (s *LeaseStore) turn() {
+// tick is the function of the timer. After Close it does nothing.
+func (s *LeaseStore) tick() {
 	if s.background.Begin() {
 		s.ReturnUnits()
 		s.background.End()
@@ -222,65 +222,65 @@ func (s *LeaseStore) turn() {
 // remain. The timer calls it.
 func (s *LeaseStore) ReturnUnits() (keys int) {
 	now := s.now()
-	var backs []backend.Charge
+	var returns []backend.Charge
 	for i := range s.shards {
 		sh := &s.shards[i]
 		sh.mu.Lock()
-		backs = sh.over(backs, now)
+		returns = sh.over(returns, now)
 		sh.cool(now)
 		keys += len(sh.hotKeys)
 		sh.mu.Unlock()
 	}
-	s.returnUnits(backs)
+	s.returnUnits(returns)
 	return keys
 }
 
-// Close stops leasing, and returns all leased units. It waits until units that are being returned have arrived, at most
-// LeaseConfig.Timeout.
+// Close stops leasing, and returns all leased units. It waits until units that are being returned have
+// arrived, at most LeaseConfig.Timeout.
 func (s *LeaseStore) Close() {
 	s.closed.Store(true)
 	s.background.Close()
-	s.Forget()
+	s.Clear()
 }
 
-// Forget returns all leased units, and makes all keys cold. Leases in flight are dropped when they arrive.
-func (s *LeaseStore) Forget() {
+// Clear returns all leased units, and makes all keys cold. Leases in flight are dropped when they arrive.
+func (s *LeaseStore) Clear() {
 	now := s.now()
-	var backs []backend.Charge
+	var returns []backend.Charge
 	for i := range s.shards {
 		sh := &s.shards[i]
 		sh.mu.Lock()
-		backs = append(backs, sh.backs...)
-		sh.backs = nil
+		returns = append(returns, sh.returns...)
+		sh.returns = nil
 		for key, l := range sh.hotKeys {
-			backs = sh.takeBack(backs, l, now)
+			returns = sh.returnAll(returns, l, now)
 			sh.drop([]byte(key))
 		}
 		sh.mu.Unlock()
 	}
-	s.returnUnits(backs)
+	s.returnUnits(returns)
 }
 
-// ForgetBucket does for one bucket what Forget does for all.
-func (s *LeaseStore) ForgetBucket(key []byte) {
+// ClearBucket does for one bucket what Clear does for all.
+func (s *LeaseStore) ClearBucket(key []byte) {
 	now := s.now()
 	sh, _ := s.shard(key)
-	var backs []backend.Charge
+	var returns []backend.Charge
 	sh.mu.Lock()
 	if l := sh.hotKeys[string(key)]; l != nil {
-		backs = sh.takeBack(nil, l, now)
+		returns = sh.returnAll(nil, l, now)
 		sh.drop(key)
 	}
 	sh.mu.Unlock()
-	s.returnUnits(backs)
+	s.returnUnits(returns)
 }
 
-// returnUnits submits the charges in backs, and waits for the decisions. A return whose outcome is unknown
+// returnUnits submits the charges in returns, and waits for the decisions. A return whose outcome is unknown
 // is not repeated.
-func (s *LeaseStore) returnUnits(backs []backend.Charge) {
-	slices.SortStableFunc(backs, func(a, b backend.Charge) int { return bytes.Compare(a.Key, b.Key) }) // sorted, because the order of a map is random
+func (s *LeaseStore) returnUnits(returns []backend.Charge) {
+	slices.SortStableFunc(returns, func(a, b backend.Charge) int { return bytes.Compare(a.Key, b.Key) }) // sorted, because the order of a map is random
 	until := s.config.Clock.Now().Add(s.config.Timeout)
-	for part := range slices.Chunk(backs, maxBacks) {
+	for part := range slices.Chunk(returns, maxReturns) {
 		for i := range part {
 			part[i].Group = i
 		}

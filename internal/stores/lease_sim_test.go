@@ -28,10 +28,10 @@ var leaseSeed = flag.Uint64("lease-seed", 0, "plays this seed of the simulation 
 // Together they never admit more than the bound. The units that they admit less are leased or lost: each unit
 // that was charged and not admitted is accounted for.
 func TestSimulationOfLeases(t *testing.T) {
-	for name, play := range map[string]func(w *leaseSim, rng *rand.Rand){
+	for name, run := range map[string]func(w *leaseSim, rng *rand.Rand){
 		"busy":       (*leaseSim).busy,
 		"pulses":     (*leaseSim).pulses,
-		"to and fro": (*leaseSim).toAndFro,
+		"to and fro": (*leaseSim).losslessPulses,
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := 8
@@ -47,7 +47,7 @@ func TestSimulationOfLeases(t *testing.T) {
 			}
 			for _, seed := range seeds {
 				synctest.Test(t, func(t *testing.T) {
-					if playLeases(t, seed, play); t.Failed() {
+					if runLeases(t, seed, run); t.Failed() {
 						t.Fatalf("seed %d (-lease-seed)", seed)
 					}
 				})
@@ -73,13 +73,13 @@ type leaseSim struct {
 	sidecars int64 // the number of sidecars alive at a time
 	calm     bool  // nothing is lost, and no sidecar dies
 
-	mu       sync.Mutex
-	admitted [][]simCharge                       // by key; this and the following fields are guarded by mu
-	denied   [][]simCharge                       // denied costs with their times, by key
-	lost     []algorithms.Micros                 // times at which a lease may have been lost
-	charges  map[string]int64                    // the number of charges that may have granted a lease, by key
-	asked    map[*backend.Source]map[string]bool // the keys submitted to the store, by source
-	gone     map[string]int64                    // units that no sidecar can use, by key: they were charged without an answer, or not returned
+	mu        sync.Mutex
+	admitted  [][]simCharge                       // by key; this and the following fields are guarded by mu
+	denied    [][]simCharge                       // denied costs with their times, by key
+	lost      []algorithms.Micros                 // times at which a lease may have been lost
+	charges   map[string]int64                    // the number of charges that may have granted a lease, by key
+	submitted map[*backend.Source]map[string]bool // the keys submitted to the store, by source
+	unusable  map[string]int64                    // units that no sidecar can use, by key: they were charged without an answer, or not returned
 }
 
 type simKey struct {
@@ -98,15 +98,15 @@ func (w *leaseSim) storeNow() algorithms.Micros {
 	return algorithms.Micros(time.Now().Add(w.skew).UnixMicro())
 }
 
-func playLeases(t *testing.T, seed uint64, play func(*leaseSim, *rand.Rand)) {
+func runLeases(t *testing.T, seed uint64, run func(*leaseSim, *rand.Rand)) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 0))
 	w := &leaseSim{
 		t: t, seed: seed, skew: time.Duration(rng.Int64N(int64(time.Hour))) - 30*time.Minute,
-		charges: map[string]int64{}, gone: map[string]int64{}, asked: map[*backend.Source]map[string]bool{},
+		charges: map[string]int64{}, unusable: map[string]int64{}, submitted: map[*backend.Source]map[string]bool{},
 	}
 	w.store = memory.New(memory.Config{Clock: storetest.Times(w.storeNow)})
-	play(w, rng)
+	run(w, rng)
 	for k := range w.keys {
 		w.check(k)
 	}
@@ -121,7 +121,7 @@ func (w *leaseSim) busy(rng *rand.Rand) {
 	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: s})
 	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 7, Period: s / 100, Capacity: new(200 + rng.Int64N(2000))})
 	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 20, Period: s, Capacity: new(int64(20_000))})
-	w.live(simSidecars, 6*time.Second, w.ask)
+	w.runSidecars(simSidecars, 6*time.Second, w.request)
 }
 
 // pulses simulates sidecars with bursts of requests. Between them they send none until the leases have
@@ -133,9 +133,9 @@ func (w *leaseSim) pulses(rng *rand.Rand) {
 	w.pulse()
 }
 
-// toAndFro is pulses with links that lose nothing and sidecars that do not die. The bucket refills while
+// losslessPulses is pulses with links that lose nothing and sidecars that do not die. The bucket refills while
 // units are leased, so returned units could exceed a full bucket.
-func (w *leaseSim) toAndFro(rng *rand.Rand) {
+func (w *leaseSim) losslessPulses(rng *rand.Rand) {
 	w.calm = true
 	w.add(rng, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 450, Period: algorithms.Second, Capacity: new(int64(4000))})
 	w.pulse()
@@ -143,7 +143,7 @@ func (w *leaseSim) toAndFro(rng *rand.Rand) {
 
 func (w *leaseSim) pulse() {
 	drain := time.Now().Add(6 * time.Second)
-	w.live(14, 7*time.Second, func(worker int, rng *rand.Rand, s backend.Store) {
+	w.runSidecars(14, 7*time.Second, func(worker int, rng *rand.Rand, s backend.Store) {
 		if time.Now().Before(drain) {
 			time.Sleep(min(time.Until(drain), 1100*ms+time.Duration(rng.Int64N(int64(1400*ms)))))
 			for i := 0; i < 10 && worker < len(w.keys); i++ {
@@ -158,13 +158,13 @@ func (w *leaseSim) pulse() {
 	})
 }
 
-// live runs a number of sidecars that repeat an action for a while.
-func (w *leaseSim) live(sidecars int64, length time.Duration, what func(worker int, rng *rand.Rand, s backend.Store)) {
+// runSidecars runs a number of sidecars that repeat an action for a while.
+func (w *leaseSim) runSidecars(sidecars int64, length time.Duration, action func(worker int, rng *rand.Rand, s backend.Store)) {
 	w.sidecars = sidecars
 	var alive sync.WaitGroup
 	end := time.Now().Add(length)
 	for i := range sidecars {
-		alive.Go(func() { w.sidecar(rand.New(rand.NewPCG(w.seed, uint64(i+1))), end, what) })
+		alive.Go(func() { w.sidecar(rand.New(rand.NewPCG(w.seed, uint64(i+1))), end, action) })
 	}
 	alive.Wait()
 	// Close does not wait for a timer that has expired. The function of that timer may still return units
@@ -185,31 +185,31 @@ func (w *leaseSim) add(rng *rand.Rand, spec algorithms.Spec) {
 }
 
 // link returns a sidecar's connection to the store. It drops returned units of a dead sidecar.
-func (w *leaseSim) link(rng *rand.Rand, dead *atomic.Bool) backend.Store {
+func (w *leaseSim) link(rng *rand.Rand, crashed *atomic.Bool) backend.Store {
 	var mu sync.Mutex // guards rng and parted
 	var parted time.Time
 	return batchFunc(func(b *backend.Batch) {
 		charges, decisions := b.Charges, b.Decisions
 		mu.Lock()
-		there, back, fate := rng.Int64N(2000), rng.Int64N(2000), rng.IntN(400)
+		there, back, outcome := rng.Int64N(2000), rng.Int64N(2000), rng.IntN(400)
 		if w.calm {
-			fate = 3
+			outcome = 3
 		}
-		if fate == 0 {
+		if outcome == 0 {
 			parted = time.Now().Add(time.Duration(rng.Int64N(int64(600 * ms))))
 		}
 		if time.Now().Before(parted) {
-			fate = 1
+			outcome = 1
 		}
 		mu.Unlock()
 		time.Sleep(time.Duration(there) * time.Microsecond)
 		w.count(charges, func(_ int, c *backend.Charge) {
-			if keys := w.asked[b.Source]; keys != nil {
+			if keys := w.submitted[b.Source]; keys != nil {
 				keys[string(c.Key)] = true
 			}
 		})
-		if fate <= 1 || dead.Load() && charges[0].Terms.Cost < 0 { // the request is lost
-			w.count(charges, func(_ int, c *backend.Charge) { w.gone[string(c.Key)] += max(0, -c.Terms.Cost) })
+		if outcome <= 1 || crashed.Load() && charges[0].Terms.Cost < 0 { // the request is lost
+			w.count(charges, func(_ int, c *backend.Charge) { w.unusable[string(c.Key)] += max(0, -c.Terms.Cost) })
 			fail(decisions)
 			return
 		}
@@ -218,12 +218,12 @@ func (w *leaseSim) link(rng *rand.Rand, dead *atomic.Bool) backend.Store {
 			if !backend.ConsumedAny(groupOf(charges, decisions, i)) {
 				return
 			}
-			if w.charges[string(c.Key)]++; fate == 2 {
-				w.gone[string(c.Key)] += max(0, c.Terms.Cost)
+			if w.charges[string(c.Key)]++; outcome == 2 {
+				w.unusable[string(c.Key)] += max(0, c.Terms.Cost)
 			}
 		})
-		if time.Sleep(time.Duration(back) * time.Microsecond); fate == 2 { // the answer is lost
-			w.lose()
+		if time.Sleep(time.Duration(back) * time.Microsecond); outcome == 2 { // the answer is lost
+			w.recordLoss()
 			fail(decisions)
 		}
 	})
@@ -249,8 +249,8 @@ func groupOf(charges []backend.Charge, decisions []backend.Decision, i int) ([]b
 	}
 }
 
-// lose records that the leases of one sidecar may be lost.
-func (w *leaseSim) lose() {
+// recordLoss records that the leases of one sidecar may be lost.
+func (w *leaseSim) recordLoss() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.lost = append(w.lost, w.storeNow())
@@ -258,60 +258,60 @@ func (w *leaseSim) lose() {
 
 // sidecar runs what repeatedly until end, on a store with leases. Now and then the sidecar dies, and another
 // one takes its place.
-func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, what func(int, *rand.Rand, backend.Store)) {
+func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, action func(int, *rand.Rand, backend.Store)) {
 	born := time.Now()
 	offset, drift := time.Duration(rng.Int64N(int64(time.Hour))), rng.Int64N(1000)-500 // the drift is in parts per million
 	clocks := func() (monotonic, wall time.Duration) {
 		passed := time.Since(born) * time.Duration(1_000_000+drift) / 1_000_000
 		return passed, offset + passed
 	}
-	var dead atomic.Bool
-	link := w.link(rand.New(rand.NewPCG(rng.Uint64(), 0)), &dead)
+	var crashed atomic.Bool
+	link := w.link(rand.New(rand.NewPCG(rng.Uint64(), 0)), &crashed)
 	for time.Now().Before(end) {
-		life := time.Until(end)
+		lifetime := time.Until(end)
 		if !w.calm {
-			life = min(life, time.Duration(rng.Int64N(int64(4*time.Second))))
+			lifetime = min(lifetime, time.Duration(rng.Int64N(int64(4*time.Second))))
 		}
 		s := stores.Lease(link, stores.LeaseConfig{Clocks: clocks})
-		ctx, cancel := context.WithTimeout(context.Background(), life)
+		ctx, cancel := context.WithTimeout(context.Background(), lifetime)
 		var work sync.WaitGroup
 		for i := range simWorkers {
 			mine := rand.New(rand.NewPCG(rng.Uint64(), uint64(i)))
 			work.Go(func() {
 				for ctx.Err() == nil {
-					what(i, mine, s)
+					action(i, mine, s)
 				}
 			})
 		}
 		work.Wait()
 		cancel()
-		if dead.Store(!w.calm && rng.IntN(2) == 0); dead.Load() {
-			w.lose()
+		if crashed.Store(!w.calm && rng.IntN(2) == 0); crashed.Load() {
+			w.recordLoss()
 		}
 		s.Close() // a sidecar that ends normally returns its units
-		dead.Store(false)
+		crashed.Store(false)
 	}
 }
 
-// ask sends bursts of charges, each for one key or for two together.
-func (w *leaseSim) ask(_ int, rng *rand.Rand, s backend.Store) {
+// request sends bursts of charges, each for one key or for two together.
+func (w *leaseSim) request(_ int, rng *rand.Rand, s backend.Store) {
 	if rng.IntN(300) == 0 {
 		time.Sleep(time.Duration(rng.Int64N(int64(400 * ms))))
 	}
 	time.Sleep(time.Duration(rng.Int64N(400)) * time.Microsecond)
-	which := rng.Perm(len(w.keys))[:1]
+	chosen := rng.Perm(len(w.keys))[:1]
 	if rng.IntN(5) == 0 {
-		which = rng.Perm(len(w.keys))[:2]
+		chosen = rng.Perm(len(w.keys))[:2]
 	}
-	group := make([]backend.Charge, len(which))
-	for i, k := range which {
+	group := make([]backend.Charge, len(chosen))
+	for i, k := range chosen {
 		group[i] = w.keys[k].charge
 		group[i].Terms.Cost = 1
 		if rng.IntN(8) == 0 {
 			group[i].Terms.Cost = 1 + rng.Int64N(simMaxCost)
 		}
 	}
-	w.takeGroup(s, which, group)
+	w.takeGroup(s, chosen, group)
 }
 
 // take charges one key.
@@ -322,33 +322,33 @@ func (w *leaseSim) take(s backend.Store, k int, cost int64) {
 }
 
 // takeGroup charges keys together, and records the result.
-func (w *leaseSim) takeGroup(s backend.Store, which []int, group []backend.Charge) {
+func (w *leaseSim) takeGroup(s backend.Store, chosen []int, group []backend.Charge) {
 	done := make(chan struct{})
 	b := &backend.Batch{
 		Charges: group, Decisions: make([]backend.Decision, len(group)), Deadline: time.Now().Add(10 * ms),
 		Source: &backend.Source{}, Done: func(*backend.Batch) { close(done) },
 	}
-	asked := map[string]bool{}
+	submitted := map[string]bool{}
 	w.mu.Lock()
-	w.asked[b.Source] = asked
+	w.submitted[b.Source] = submitted
 	w.mu.Unlock()
 	s.Submit(b)
 	<-done
-	w.note(which, group, b.Decisions, asked)
+	w.note(chosen, group, b.Decisions, submitted)
 	w.mu.Lock()
-	delete(w.asked, b.Source)
+	delete(w.submitted, b.Source)
 	w.mu.Unlock()
 }
 
 // note records admitted units and the time by the store's clock. If the store decided, it is the time of the
 // decision. If a lease decided, it is the present time.
-func (w *leaseSim) note(which []int, group []backend.Charge, answers []backend.Decision, asked map[string]bool) {
+func (w *leaseSim) note(chosen []int, group []backend.Charge, answers []backend.Decision, submitted map[string]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	all := !slices.ContainsFunc(answers, func(d backend.Decision) bool { return !d.Allowed })
-	for i, k := range which {
+	for i, k := range chosen {
 		at := w.storeNow()
-		if asked[string(group[i].Key)] {
+		if submitted[string(group[i].Key)] {
 			at = answers[i].At
 		}
 		switch {
@@ -405,7 +405,7 @@ func (w *leaseSim) checkWindows(k int, all []simCharge) {
 	}
 	if w.keys[k].window == algorithms.Day {
 		left := take(context.Background(), w.store, c)[0].Remaining
-		if used, lost := admitted[window(w.storeNow())], w.gone[string(c.Key)]; left != c.Limit.Capacity-used-lost {
+		if used, lost := admitted[window(w.storeNow())], w.unusable[string(c.Key)]; left != c.Limit.Capacity-used-lost {
 			w.t.Errorf("key %d: %d admitted and %d lost of %d, but %d left", k, used, lost, c.Limit.Capacity, left)
 		}
 	}
@@ -436,7 +436,7 @@ func (w *leaseSim) checkSpans(k int, all []simCharge) {
 func (w *leaseSim) checkUnder(k int, all []simCharge) {
 	c := w.keys[k].charge
 	l := scaled.Of(c.Limit)
-	lost := w.gone[string(c.Key)] + w.charges[string(c.Key)]*(int64(c.Lease.For)*l.P/l.Q+1)
+	lost := w.unusable[string(c.Key)] + w.charges[string(c.Key)]*(int64(c.Lease.For)*l.P/l.Q+1)
 	granted := w.sidecars * (c.Lease.Most + simWorkers*simMaxCost)
 	value, at := l.V, all[0].at
 	level := func(now algorithms.Micros) int64 {

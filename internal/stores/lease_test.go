@@ -15,12 +15,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// requesting returns a LeaseStore over a memory store with the time of a synctest bubble. asked records the
+// requesting returns a LeaseStore over a memory store with the time of a synctest bubble. calls records the
 // batches that the memory store received.
-func requesting() (s *stores.LeaseStore, below backend.Store, asked *recorder) {
+func requesting() (s *stores.LeaseStore, below backend.Store, calls *recorder) {
 	below = memory.New(memory.Config{Clock: storetest.Times(wall)})
-	asked = &recorder{next: below}
-	return stores.Lease(asked, stores.LeaseConfig{}), below, asked
+	calls = &recorder{next: below}
+	return stores.Lease(calls, stores.LeaseConfig{}), below, calls
 }
 
 // leased returns a charge of a bucket from which most units may be leased for 250 ms.
@@ -61,7 +61,7 @@ func left(t *testing.T, below backend.Store, c backend.Charge) int64 {
 // A hot key is served from leases. The answers equal those of a store without leases.
 func TestAHotKeyIsServedFromLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := requesting()
+		s, _, calls := requesting()
 		exact := memory.New(memory.Config{Clock: storetest.Times(wall)})
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
 		for i := range 100_000 {
@@ -72,7 +72,7 @@ func TestAHotKeyIsServedFromLeases(t *testing.T) {
 			time.Sleep(10 * time.Microsecond)
 		}
 		// 8 charges make the key hot; then leases grow until they last for half of 250 ms.
-		if n := asked.count(); n > 30 {
+		if n := calls.count(); n > 30 {
 			t.Errorf("next got %d batches for 100,000 requests in 1 s; want at most 30", n)
 		}
 		if stats := s.Stats(); stats.Served < 99_000 || stats.Keys != 1 {
@@ -132,10 +132,10 @@ func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 // will need in the rest of the window.
 func TestLeasesFollowTheRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, asked := requesting()
+		s, below, calls := requesting()
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
 		for _, every := range []time.Duration{ms, ms / 10, ms / 2, 5 * ms, 15 * ms} {
-			start, used := asked.count(), left(t, below, c)
+			start, used := calls.count(), left(t, below, c)
 			const length = 2 * time.Second
 			for began := time.Now(); time.Since(began) < length; time.Sleep(every) {
 				take(t.Context(), s, c)
@@ -145,7 +145,7 @@ func TestLeasesFollowTheRate(t *testing.T) {
 			if granted := s.Stats().Leased; granted > 2*half {
 				t.Errorf("a request every %v: %d units are granted, half the duration of a lease needs %d; want at most %v", every, granted, half, 2*half)
 			}
-			if n := asked.count() - start; n > 50 {
+			if n := calls.count() - start; n > 50 {
 				t.Errorf("a request every %v: next got %d batches in 2 s; want at most 50", every, n)
 			}
 			if used -= left(t, below, c); used > requests+2*half {
@@ -216,8 +216,8 @@ func TestLeasesEndInTimeWithASlowClock(t *testing.T) {
 		t.Run(limit.Kind.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				born := time.Now()
-				asked := &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
-				s := stores.Lease(asked, stores.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) { // 500 ppm slow
+				calls := &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
+				s := stores.Lease(calls, stores.LeaseConfig{Clocks: func() (monotonic, wall time.Duration) { // 500 ppm slow
 					slow := time.Since(born) * 9995 / 10_000
 					return slow, slow
 				}})
@@ -225,13 +225,13 @@ func TestLeasesEndInTimeWithASlowClock(t *testing.T) {
 				c.Lease.For = 30 * algorithms.Second
 				time.Sleep(30 * time.Second)
 				warm(t, s, c)
-				end := time.UnixMicro(int64(asked.at(asked.count()-1) + c.Lease.For))
+				end := time.UnixMicro(int64(calls.at(calls.count()-1) + c.Lease.For))
 				if limit.Kind == algorithms.FixedWindow {
 					end = end.Truncate(time.Minute)
 				}
 				time.Sleep(time.Until(end))
-				n := asked.count()
-				if take(t.Context(), s, c); asked.count() == n {
+				n := calls.count()
+				if take(t.Context(), s, c); calls.count() == n {
 					t.Errorf("served from a lease at its end: %+v", s.Stats())
 				}
 			})
@@ -294,25 +294,25 @@ func TestLeasesRequestFewerUnitsDuringAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var down atomic.Bool
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		asked := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		calls := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			if backend.Take(ctx, store, charges, decisions); down.Load() { // the units are charged, and the answer is lost
 				fail(decisions)
 			}
 		})}
-		s := stores.Lease(asked, stores.LeaseConfig{})
+		s := stores.Lease(calls, stores.LeaseConfig{})
 		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
 		for range 1000 {
 			take(t.Context(), s, c)
 			time.Sleep(ms)
 		}
 		down.Store(true)
-		start, before, used := asked.count(), left(t, store, c), s.Stats().Leased
+		start, before, used := calls.count(), left(t, store, c), s.Stats().Leased
 		for s.Stats().Leased > 0 {
 			take(t.Context(), s, c)
 			time.Sleep(ms / 2)
 		}
 		lost := before - left(t, store, c)
-		if n := asked.count() - start; n < 2 || n > 12 || lost > 2*used {
+		if n := calls.count() - start; n < 2 || n > 12 || lost > 2*used {
 			t.Errorf("%d batches, %d units were charged while the last %d were used; want 2 to 12 batches, and at most %v units", n, lost, used, 2*used)
 		}
 	})
@@ -329,7 +329,7 @@ func TestAGroupThatRecordsDenialsLeasesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s, below, asked := requesting()
+				s, below, calls := requesting()
 				beside := of(compile(t, spec), "beside", 1)
 				c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 				warm(t, s, c)
@@ -339,13 +339,13 @@ func TestAGroupThatRecordsDenialsLeasesNothing(t *testing.T) {
 				}
 				// Another sidecar consumes all units but one, which this sidecar does not know.
 				take(t.Context(), below, of(c.Limit, "a", left(t, below, c)-1))
-				from := asked.count()
+				from := calls.count()
 				if d := take(t.Context(), s, c, beside); !d[0].Allowed || !d[1].Allowed {
 					t.Fatalf("both have one unit left, want allowed: %+v", d)
 				}
-				takes := asked.all()[from:]
-				if len(takes) != 1 || takes[0][len(takes[0])-2].Terms.Cost != 1 {
-					t.Errorf("sent %d times: %+v; want 1 element and cost 1", len(takes), takes)
+				last := calls.all()[from:]
+				if len(last) != 1 || last[0][len(last[0])-2].Terms.Cost != 1 {
+					t.Errorf("sent %d times: %+v; want 1 element and cost 1", len(last), last)
 				}
 				if n := left(t, below, beside); n != 99 {
 					t.Errorf("%d of 100 are left: it was charged %d times; want 99", n, 100-n)
@@ -360,17 +360,17 @@ func TestAGroupThatRecordsDenialsLeasesNothing(t *testing.T) {
 func TestReturnedUnitsAreRefundedAtTheTimeOfTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		asked := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+		calls := &recorder{next: storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 			if backend.Take(ctx, store, charges, decisions); string(charges[0].Key) == "other" {
 				time.Sleep(100 * ms)
 			}
 		})}
-		s := stores.Lease(asked, stores.LeaseConfig{})
+		s := stores.Lease(calls, stores.LeaseConfig{})
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
 		none := of(fixed(t, 1, algorithms.Day), "other", 1)
 		take(t.Context(), store, none)
 		warm(t, s, hot)
-		of := asked.at(asked.count() - 1)
+		of := calls.at(calls.count() - 1)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -385,7 +385,7 @@ func TestReturnedUnitsAreRefundedAtTheTimeOfTheLease(t *testing.T) {
 		}
 		<-done
 		s.ReturnUnits()
-		for _, take := range asked.all() {
+		for _, take := range calls.all() {
 			for _, c := range take {
 				if c.Terms.Cost == -1 && c.Terms.ChargedAt == of {
 					return
@@ -399,15 +399,15 @@ func TestReturnedUnitsAreRefundedAtTheTimeOfTheLease(t *testing.T) {
 // Keys with few requests get no lease: next decides them.
 func TestARarelyUsedKeyGetsNoLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := requesting()
+		s, _, calls := requesting()
 		limit := fixed(t, 1_000_000, algorithms.Day)
 		for i := range 1000 {
 			take(t.Context(), s, leased(limit, "slow", 1, 50_000))
 			take(t.Context(), s, leased(limit, fmt.Sprint(i), 1, 50_000))
 			time.Sleep(40 * ms) // 7 requests in 250 ms
 		}
-		if stats := s.Stats(); stats != (stores.LeaseStats{}) || asked.count() != 2000 {
-			t.Errorf("%+v, next got %d batches; want stats %v and 2000 batches", stats, asked.count(), stores.LeaseStats{})
+		if stats := s.Stats(); stats != (stores.LeaseStats{}) || calls.count() != 2000 {
+			t.Errorf("%+v, next got %d batches; want stats %v and 2000 batches", stats, calls.count(), stores.LeaseStats{})
 		}
 	})
 }
@@ -415,7 +415,7 @@ func TestARarelyUsedKeyGetsNoLease(t *testing.T) {
 // When few units are left, nothing is leased. The last unit is admitted.
 func TestLeasesShrinkNearExhaustion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, asked := requesting()
+		s, below, calls := requesting()
 		c := leased(fixed(t, 1000, algorithms.Day), "a", 1, 500)
 		for i := range 1000 {
 			if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != int64(999-i) {
@@ -426,9 +426,9 @@ func TestLeasesShrinkNearExhaustion(t *testing.T) {
 				t.Fatalf("request %d: %d units are leased, %d are left", i, s.Stats().Leased, rest)
 			}
 		}
-		n := asked.count()
+		n := calls.count()
 		d := take(t.Context(), s, c)[0]
-		if d.Allowed || d.Remaining != 0 || asked.count() != n+1 {
+		if d.Allowed || d.Remaining != 0 || calls.count() != n+1 {
 			t.Errorf("request 1001: %+v; want denied, d.Remaining 0 and %v batches", d, n+1)
 		}
 		if at := algorithms.Micros(time.Now().UnixMicro()); d.RetryAfter != algorithms.Day-at%algorithms.Day {
@@ -483,7 +483,7 @@ func TestALeaseOutlivesItsRequest(t *testing.T) {
 // A lease ends with its window: requests of the next window are charged to that window.
 func TestALeaseEndsWithItsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, asked := requesting()
+		s, below, calls := requesting()
 		period := algorithms.Second
 		c := leased(fixed(t, 10_000, period), "a", 1, 500)
 		rest := func() time.Duration {
@@ -492,10 +492,10 @@ func TestALeaseEndsWithItsWindow(t *testing.T) {
 		time.Sleep(rest() - 30*ms)
 		warm(t, s, c)
 		time.Sleep(rest() - time.Microsecond)
-		n := asked.count()
+		n := calls.count()
 		time.Sleep(time.Microsecond) // the edge between the windows
-		if d := take(t.Context(), s, c)[0]; asked.count() != n+1 || d.Remaining != 9999 {
-			t.Errorf("in the next window: %+v, asked %d times; want 1 batch and 9999 remaining", d, asked.count()-n)
+		if d := take(t.Context(), s, c)[0]; calls.count() != n+1 || d.Remaining != 9999 {
+			t.Errorf("in the next window: %+v, next got %d more batches; want 1 batch and 9999 remaining", d, calls.count()-n)
 		}
 		if granted := s.Stats().Leased; left(t, below, c) != 9999-granted { // units that were returned after their window were dropped
 			t.Errorf("%d are left, %d are granted; want %v", left(t, below, c), granted, 9999-granted)
@@ -515,7 +515,7 @@ func TestRefundsSubtractTheInflow(t *testing.T) {
 		take(t.Context(), s, c) // leases units
 		granted, before := s.Stats().Leased, left(t, below, c)
 		time.Sleep(100 * ms) // 10 units flow in
-		s.Forget()
+		s.Clear()
 		if keys := s.Stats().Keys; keys != 0 {
 			t.Errorf("%d keys are still hot; want keys 0", keys)
 		}
@@ -546,7 +546,7 @@ func TestADenialReturnsTheLease(t *testing.T) {
 // In a group, leased units are used only if next allows the rest.
 func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := requesting()
+		s, _, calls := requesting()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
 		other := of(fixed(t, 1, algorithms.Day), "other", 1)
 		requests := warm(t, s, hot)
@@ -557,7 +557,7 @@ func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 || s.Stats().Leased != granted-1 {
 			t.Errorf("both have enough: %+v, %d of %d are granted; want got[0] allowed, got[1] allowed, got[0].Remaining %v and s.Stats().Leased %v", got, s.Stats().Leased, granted, 10_000-requests-1, granted-1)
 		}
-		if last := asked.last(t); len(last) != 1 || string(last[0].Key) != "other" {
+		if last := calls.last(t); len(last) != 1 || string(last[0].Key) != "other" {
 			t.Errorf("next got %+v; want 1 element and last[0].Key %q", last, "other")
 		}
 		got = take(ctx, s, hot, other)
@@ -570,7 +570,7 @@ func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 // A lease that could expire before next answers is not used in a group.
 func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := requesting()
+		s, _, calls := requesting()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
 		other := of(fixed(t, 100, algorithms.Day), "other", 1)
 		requests := warm(t, s, hot)
@@ -581,7 +581,7 @@ func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
 			t.Errorf("got %+v; want got[0].Allowed true, got[1].Allowed true and got[0].Remaining %v", got, 10_000-requests-1)
 		}
 		// Unused units are returned first, in the same batch as the request for a new lease.
-		if last := asked.last(t); len(last) != 3 || last[0].Terms.Cost >= 0 || last[1].Terms.Cost <= 1 {
+		if last := calls.last(t); len(last) != 3 || last[0].Terms.Cost >= 0 || last[1].Terms.Cost <= 1 {
 			t.Errorf("next got %+v; want 3 charges: a refund, and a cost above 1", last)
 		}
 	})
@@ -627,17 +627,17 @@ func TestLeasesOutliveAnOutage(t *testing.T) {
 // Changed numbers drop the lease; the same numbers in a new configuration do not.
 func TestChangedNumbersDropLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := requesting()
+		s, _, calls := requesting()
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		warm(t, s, c)
-		n, granted := asked.count(), s.Stats().Leased
+		n, granted := calls.count(), s.Stats().Leased
 		c = leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
-		if take(t.Context(), s, c); asked.count() != n || s.Stats().Leased != granted-1 {
-			t.Errorf("the same numbers: next got %d batches, %+v; want no batch and %d leased units", asked.count()-n, s.Stats(), granted-1)
+		if take(t.Context(), s, c); calls.count() != n || s.Stats().Leased != granted-1 {
+			t.Errorf("the same numbers: next got %d batches, %+v; want no batch and %d leased units", calls.count()-n, s.Stats(), granted-1)
 		}
 		c.Limit = fixed(t, 9_000, algorithms.Day)
-		if take(t.Context(), s, c); asked.count() != n+1 || s.Stats().Leased != 0 {
-			t.Errorf("other numbers: next got %d batches, %+v; want 1 batch and no leased units", asked.count()-n, s.Stats())
+		if take(t.Context(), s, c); calls.count() != n+1 || s.Stats().Leased != 0 {
+			t.Errorf("other numbers: next got %d batches, %+v; want 1 batch and no leased units", calls.count()-n, s.Stats())
 		}
 	})
 }
@@ -652,7 +652,7 @@ func TestResetDropsTheLease(t *testing.T) {
 		if err := backend.ResetBucket(t.Context(), s, c); err != nil {
 			t.Fatal(err)
 		}
-		s.Forget()
+		s.Clear()
 		if rest := left(t, store, c); rest != 10_000 || s.Stats().Keys != 0 {
 			t.Errorf("%d are left, %+v; want 10_000 left and no keys", rest, s.Stats())
 		}
@@ -730,9 +730,9 @@ func TestDryRunsCountLeasedUnitsAsConsumed(t *testing.T) {
 		c.Terms.DryRun = true
 		for _, cost := range []int64{0, 1, want, want + 1} {
 			c.Terms.Cost = cost
-			for who, d := range map[string]backend.Decision{"the borrower": take(t.Context(), s, c)[0], "another": take(t.Context(), other, c)[0]} {
+			for name, d := range map[string]backend.Decision{"the borrower": take(t.Context(), s, c)[0], "another": take(t.Context(), other, c)[0]} {
 				if d.Allowed != (cost <= want) || d.Allowed && d.Remaining != want-cost {
-					t.Errorf("%s: dry run of %d with %d units left: %+v", who, cost, want, d)
+					t.Errorf("%s: dry run of %d with %d units left: %+v", name, cost, want, d)
 				}
 			}
 		}
@@ -742,23 +742,23 @@ func TestDryRunsCountLeasedUnitsAsConsumed(t *testing.T) {
 // Reservations, refunds and dry runs are never decided from a lease.
 func TestOnlyPlainChargesAreLeased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := requesting()
+		s, _, calls := requesting()
 		c := leased(tokens(t, 10_000, algorithms.Day, 10_000), "a", 1, 500)
 		warm(t, s, c)
 		granted := s.Stats().Leased
 		for _, a := range []algorithms.Charge{{Cost: 0}, {Cost: -1}, {Cost: 1, DryRun: true}, {Cost: 1, Reserve: true}} {
-			n := asked.count()
+			n := calls.count()
 			c.Terms = a
-			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || asked.last(t)[0].Terms != a || s.Stats().Leased != granted {
-				t.Errorf("%+v: %+v, next got %+v, %d of %d are granted", a, d, asked.last(t), s.Stats().Leased, granted)
+			if d := take(t.Context(), s, c)[0]; !d.Allowed || calls.count() != n+1 || calls.last(t)[0].Terms != a || s.Stats().Leased != granted {
+				t.Errorf("%+v: %+v, next got %+v, %d of %d are granted", a, d, calls.last(t), s.Stats().Leased, granted)
 			}
 		}
 		c.Terms = algorithms.Charge{Cost: 1}
 		c.IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{1}, Lifetime: algorithms.Second}
 		for range 2 {
-			n := asked.count()
-			if d := take(t.Context(), s, c)[0]; !d.Allowed || asked.count() != n+1 || s.Stats().Leased != granted {
-				t.Errorf("with an idempotency key: %+v, next got %d batches; want allowed, 1 batch and %d leased units", d, asked.count()-n, granted)
+			n := calls.count()
+			if d := take(t.Context(), s, c)[0]; !d.Allowed || calls.count() != n+1 || s.Stats().Leased != granted {
+				t.Errorf("with an idempotency key: %+v, next got %d batches; want allowed, 1 batch and %d leased units", d, calls.count()-n, granted)
 			}
 		}
 	})
@@ -767,16 +767,16 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 // If next has fewer units than expected, only the cost is requested.
 func TestAMissingLeaseCausesNoError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, asked := requesting()
+		s, below, calls := requesting()
 		limit := fixed(t, 1000, algorithms.Day)
 		c := leased(limit, "a", 1, 500)
 		for range 8 {
 			take(t.Context(), s, c)
 		}
 		take(t.Context(), below, of(limit, "a", 991)) // by another process
-		n := asked.count()
-		if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != 0 || asked.count() != n+2 {
-			t.Errorf("%+v, next got %d batches; want allowed, none remaining and 2 batches", d, asked.count()-n)
+		n := calls.count()
+		if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != 0 || calls.count() != n+2 {
+			t.Errorf("%+v, next got %d batches; want allowed, none remaining and 2 batches", d, calls.count()-n)
 		}
 		if d := take(t.Context(), s, c)[0]; d.Allowed || d.RetryAfter == 0 {
 			t.Errorf("got %+v; want denied and retry after above 0", d)
@@ -787,7 +787,7 @@ func TestAMissingLeaseCausesNoError(t *testing.T) {
 // Several groups in one batch are answered separately, and are sent to next in one batch.
 func TestManyGroupsAreSubmittedInOneBatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := requesting()
+		s, _, calls := requesting()
 		hot := leased(fixed(t, 10_000, algorithms.Day), "hot", 1, 500)
 		requests := warm(t, s, hot)
 		var many []backend.Charge
@@ -799,10 +799,10 @@ func TestManyGroupsAreSubmittedInOneBatch(t *testing.T) {
 			}
 			many = append(many, c)
 		}
-		n := asked.count()
+		n := calls.count()
 		got := take(t.Context(), s, many...)
-		if asked.count() != n+1 || len(asked.last(t)) != 3 {
-			t.Errorf("next got %d batches, last %+v; want 1 batch of 3 charges", asked.count()-n, asked.last(t))
+		if calls.count() != n+1 || len(calls.last(t)) != 3 {
+			t.Errorf("next got %d batches, last %+v; want 1 batch of 3 charges", calls.count()-n, calls.last(t))
 		}
 		for i, want := range []struct {
 			allowed   bool
@@ -841,12 +841,12 @@ func TestLeaseIsBounded(t *testing.T) {
 // A hot key is copied, because callers such as listeners reuse the memory of their keys.
 func TestAHotKeyHasItsOwnMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, below, asked := requesting()
+		s, below, calls := requesting()
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		warm(t, s, c)
 		copy(c.Key, "b")
 		time.Sleep(400 * ms) // the lease expires, and its units are returned
-		for _, charges := range asked.all() {
+		for _, charges := range calls.all() {
 			for i := range charges {
 				if string(charges[i].Key) != "a" {
 					t.Errorf("%d were charged to %q; want %q", charges[i].Terms.Cost, charges[i].Key, "a")
@@ -863,12 +863,12 @@ func TestAHotKeyHasItsOwnMemory(t *testing.T) {
 // since. Therefore no shard gets units back.
 func TestATokenBucketWithShardsGetsNoUnitsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s, _, asked := requesting()
+		s, _, calls := requesting()
 		c := leased(tokens(t, 10_000, 3600*algorithms.Second, 10_000), "a", 1, 500)
 		c.Shards = make([]algorithms.Limit, 2)
 		warm(t, s, c)
 		time.Sleep(400 * ms)
-		for _, charges := range asked.all() {
+		for _, charges := range calls.all() {
 			for i := range charges {
 				if charges[i].Terms.Cost < 0 {
 					t.Errorf("%d units were returned, want 0", -charges[i].Terms.Cost)

@@ -18,16 +18,16 @@ type leaseBatch struct {
 	pending atomic.Int32 // the number of calls in flight: this one, and the calls that repeat some of its groups
 	inner   backend.Batch
 	began   time.Duration
-	sees    *hotKey // set for a Batch of one charge, which next decides as it is
-	seenAt  algorithms.Micros
-	asked   []backend.Charge
+	direct  *hotKey // set for a Batch of one charge, which next decides as it is
+	lastAt  algorithms.Micros
+	charges []backend.Charge
 	answers []backend.Decision
 	known   []atomic.Bool
-	of      []int32 // for each charge in asked: the position of its group in groups, or returned
+	of      []int32 // for each charge in charges: the position of its group in groups, or returned
 	onKnown func(from, to int)
 	groups  []leaseGroup
 	parts   []leasePart      // the charges of all groups, in order
-	backs   []backend.Charge // refunds of unused units, which must be sent before the other charges
+	returns []backend.Charge // refunds of unused units, which must be sent before the other charges
 	number  int              // the number of the last group submitted
 }
 
@@ -45,11 +45,11 @@ type leaseGroup struct {
 
 // leasePart is one charge of a group.
 type leasePart struct {
-	hotKey *hotKey // nil if the key is not hot
-	spent  bool
-	from   [2]spent
-	borrow int64 // units requested beyond the cost
-	asked  int   // the position of this charge in leaseBatch.asked
+	hotKey   *hotKey // nil if the key is not hot
+	leased   bool
+	from     [2]consumedUnits
+	borrow   int64 // units requested beyond the cost
+	position int   // the position of this charge in leaseBatch.charges
 }
 
 func (s *LeaseStore) newBatch(b *backend.Batch, now time.Duration) *leaseBatch {
@@ -59,27 +59,27 @@ func (s *LeaseStore) newBatch(b *backend.Batch, now time.Duration) *leaseBatch {
 	return t
 }
 
-// leave records that one of the calls of t has ended. After the last one it ends the Batch of t.
-func (t *leaseBatch) leave() {
+// finishCall records that one of the calls of t has ended. After the last one it ends the Batch of t.
+func (t *leaseBatch) finishCall() {
 	if t.pending.Add(-1) > 0 {
 		return
 	}
 	b, first := t.outer, t.first
 	t.release()
 	if first != nil {
-		first.leave()
+		first.finishCall()
 		return
 	}
 	b.Done(b)
 }
 
 func (t *leaseBatch) release() {
-	clear(t.asked)
+	clear(t.charges)
 	clear(t.groups)
 	clear(t.parts)
-	clear(t.backs)
-	t.asked, t.of, t.groups, t.parts, t.backs = t.asked[:0], t.of[:0], t.groups[:0], t.parts[:0], t.backs[:0]
-	t.outer, t.first, t.sees = nil, nil, nil
+	clear(t.returns)
+	t.charges, t.of, t.groups, t.parts, t.returns = t.charges[:0], t.of[:0], t.groups[:0], t.parts[:0], t.returns[:0]
+	t.outer, t.first, t.direct = nil, nil, nil
 	t.inner = backend.Batch{Done: t.inner.Done}
 	t.store.batches.Put(t)
 }
@@ -87,9 +87,9 @@ func (t *leaseBatch) release() {
 // add appends c to the last group of the call. group is the position of that group in t.groups, or returned.
 // add returns the position of c.
 func (t *leaseBatch) add(c *backend.Charge, group int) int {
-	t.asked, t.of = append(t.asked, *c), append(t.of, int32(group))
-	t.asked[len(t.asked)-1].Group = t.number
-	return len(t.asked) - 1
+	t.charges, t.of = append(t.charges, *c), append(t.of, int32(group))
+	t.charges[len(t.charges)-1].Group = t.number
+	return len(t.charges) - 1
 }
 
 // plan decides a group from leases if it can, and otherwise adds the group to the call. at and end are
@@ -102,9 +102,9 @@ func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 	for i := range charges {
 		var p leasePart
 		if leases {
-			p = s.spendPart(&charges[i], &decisions[i], now)
+			p = s.consumePart(&charges[i], &decisions[i], now)
 		}
-		whole = whole && p.spent
+		whole = whole && p.leased
 		t.parts = append(t.parts, p)
 	}
 	parts := t.parts[g.parts:]
@@ -119,26 +119,26 @@ func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 	mayBorrow := !recordDenied(charges)
 	for i := range charges {
 		p := &parts[i]
-		ending := p.spent && !p.outlasts(s.config.Clock, t.outer.Deadline, now)
+		ending := p.leased && !p.lastsUntil(s.config.Clock, t.outer.Deadline, now)
 		if ending {
 			s.putBack(&charges[i], p, &decisions[i], now)
 		}
-		if p.spent || !leases || !canLease(&charges[i]) {
+		if p.leased || !leases || !canLease(&charges[i]) {
 			continue
 		}
-		p.hotKey, p.borrow, t.backs = s.borrow(&charges[i], ending, mayBorrow, t.backs[:0], now)
-		for i := range t.backs {
+		p.hotKey, p.borrow, t.returns = s.borrow(&charges[i], ending, mayBorrow, t.returns[:0], now)
+		for i := range t.returns {
 			t.number++
-			t.add(&t.backs[i], returned)
+			t.add(&t.returns[i], returned)
 		}
 	}
 	s.addCharges(t, len(t.groups)-1)
 	return false
 }
 
-// outlasts reports whether the lease that p was charged to lasts until deadline, the latest time at which
+// lastsUntil reports whether the lease that p was charged to lasts until deadline, the latest time at which
 // next answers.
-func (p *leasePart) outlasts(clock outside.Clock, deadline time.Time, now time.Duration) bool {
+func (p *leasePart) lastsUntil(clock outside.Clock, deadline time.Time, now time.Duration) bool {
 	return !deadline.IsZero() && p.from[0].grant.until >= now+outside.Until(clock, deadline)
 }
 
@@ -148,19 +148,19 @@ func (s *LeaseStore) addCharges(t *leaseBatch, n int) {
 	t.number++
 	for i := range g.charges {
 		p := &t.parts[g.parts+i]
-		if p.spent {
+		if p.leased {
 			continue
 		}
-		p.asked = t.add(&g.charges[i], n)
-		t.asked[p.asked].Terms.Cost += p.borrow
+		p.position = t.add(&g.charges[i], n)
+		t.charges[p.position].Terms.Cost += p.borrow
 	}
 }
 
-// ask submits the call to next. waits becomes Batch.Waits.
-func (t *leaseBatch) ask(waits bool) {
-	t.answers, t.known = zeroed(t.answers, len(t.asked)), zeroed(t.known, len(t.asked))
+// submitCharges submits the call to next. waits becomes Batch.Waits.
+func (t *leaseBatch) submitCharges(waits bool) {
+	t.answers, t.known = zeroed(t.answers, len(t.charges)), zeroed(t.known, len(t.charges))
 	t.inner.Known, t.inner.OnKnown = t.known, t.onKnown
-	t.submit(t.asked, t.answers, waits)
+	t.submit(t.charges, t.answers, waits)
 }
 
 func (t *leaseBatch) submit(charges []backend.Charge, decisions []backend.Decision, waits bool) {
@@ -172,12 +172,12 @@ func (t *leaseBatch) submit(charges []backend.Charge, decisions []backend.Decisi
 
 // ended is the Done function of inner.
 func (t *leaseBatch) ended(*backend.Batch) {
-	if t.sees != nil {
-		t.store.saw(t)
+	if t.direct != nil {
+		t.store.recordDecision(t)
 	} else {
 		t.settle()
 	}
-	t.leave()
+	t.finishCall()
 }
 
 // knows answers the groups that next has decided before the end of the call.
@@ -234,7 +234,7 @@ func (t *leaseBatch) conclude(g *leaseGroup, again *leaseBatch, now time.Duratio
 // repeat submits the call t; t may be nil. The call must not wait on this goroutine, which has other work.
 func (t *leaseBatch) repeat() {
 	if t != nil {
-		t.ask(false)
+		t.submitCharges(false)
 	}
 }
 
@@ -245,8 +245,8 @@ func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration
 	var failed error
 	all, again := true, false
 	for i := range parts {
-		if p := &parts[i]; !p.spent {
-			d := &t.answers[p.asked]
+		if p := &parts[i]; !p.leased {
+			d := &t.answers[p.position]
 			failed, all = d.Err, all && d.Allowed
 			again = again || d.Err == nil && !d.Allowed && p.borrow > 0
 		}
@@ -258,12 +258,12 @@ func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration
 	for i := range parts {
 		p, c, d := &parts[i], &g.charges[i], &g.decisions[i]
 		switch {
-		case p.spent && !all:
+		case p.leased && !all:
 			s.putBack(c, p, d, now)
-		case p.spent:
+		case p.leased:
 			s.served(c)
 		default:
-			s.tell(c, p, &t.answers[p.asked], d, all, t.began, now)
+			s.decide(c, p, &t.answers[p.position], d, all, t.began, now)
 		}
 		if failed != nil {
 			*d = backend.Decision{Err: failed}
@@ -272,19 +272,19 @@ func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration
 	return true
 }
 
-// tell computes d, the decision on c, from decided, the decision of next on the charge that was submitted for
+// decide computes d, the decision on c, from decided, the decision of next on the charge that was submitted for
 // c. all reports whether next allowed the whole group.
-func (s *LeaseStore) tell(c *backend.Charge, p *leasePart, decided, d *backend.Decision, all bool, asked, now time.Duration) {
+func (s *LeaseStore) decide(c *backend.Charge, p *leasePart, decided, d *backend.Decision, all bool, requestedAt, now time.Duration) {
 	*d = *decided
 	switch {
 	case p.hotKey == nil:
 	case decided.Err != nil:
-		s.receive(c, p, 0, nil, asked, now)
+		s.receive(c, p, 0, nil, requestedAt, now)
 	case !all:
-		s.receive(c, p, 0, decided, asked, now)
+		s.receive(c, p, 0, decided, requestedAt, now)
 	default:
 		*d = later(c, *decided, p.borrow, 0)
-		s.receive(c, p, p.borrow, decided, asked, now)
+		s.receive(c, p, p.borrow, decided, requestedAt, now)
 	}
 }
 
@@ -302,7 +302,7 @@ func later(c *backend.Charge, d backend.Decision, units int64, passed algorithms
 	}
 	was := d.At
 	d.At += passed
-	there := seenLater(c, d.Value+units*c.Limit.Unit(), was, d.At)
+	there := peekAt(c, d.Value+units*c.Limit.Unit(), was, d.At)
 	d.Value, d.Remaining, d.ResetAfter = there.Value, there.Remaining, there.ResetAfter
 	return d
 }

@@ -26,8 +26,8 @@ import (
 // Groups must not have an idempotency key, and must not be a Reset.
 func Parts(next backend.Store, number func(i int, c *backend.Charge) int, undos *Undos) backend.Store {
 	s := &partsStore{next: next, number: number, undos: undos}
-	s.takes.New = func() any {
-		t := &partsTake{store: s}
+	s.batches.New = func() any {
+		t := &partsBatch{store: s}
 		t.steps.Bind(next, t.step)
 		t.steps.OnKnown(t.knows)
 		return t
@@ -36,14 +36,14 @@ func Parts(next backend.Store, number func(i int, c *backend.Charge) int, undos 
 }
 
 type partsStore struct {
-	next   backend.Store
-	number func(i int, c *backend.Charge) int
-	undos  *Undos
-	takes  sync.Pool
+	next    backend.Store
+	number  func(i int, c *backend.Charge) int
+	undos   *Undos
+	batches sync.Pool
 }
 
-// partsTake is a batch that is charged in parts.
-type partsTake struct {
+// partsBatch is a batch that is charged in parts.
+type partsBatch struct {
 	store *partsStore
 	steps Steps
 	outer *backend.Batch
@@ -52,16 +52,16 @@ type partsTake struct {
 
 // Submit implements Store.
 func (s *partsStore) Submit(b *backend.Batch) {
-	t := s.takes.Get().(*partsTake)
+	t := s.batches.Get().(*partsBatch)
 	t.outer = b
 	t.parts.plan(b.Charges, s.number)
 	t.steps.Run(b)
 }
 
 // knows forwards the decisions of groups that next has decided before the other groups.
-func (t *partsTake) knows(from, to int) { t.parts.knows(from, to, t.outer) }
+func (t *partsBatch) knows(from, to int) { t.parts.knows(from, to, t.outer) }
 
-func (t *partsTake) step([]backend.Decision) ([]backend.Charge, []backend.Decision) {
+func (t *partsBatch) step([]backend.Decision) ([]backend.Charge, []backend.Decision) {
 	if charges, room := t.parts.next(); len(charges) > 0 {
 		return charges, room
 	}
@@ -71,7 +71,7 @@ func (t *partsTake) step([]backend.Decision) ([]backend.Charge, []backend.Decisi
 	}
 	t.outer = nil
 	t.parts.reset()
-	t.store.takes.Put(t)
+	t.store.batches.Put(t)
 	b.Done(b)
 	return nil, nil
 }
@@ -140,7 +140,7 @@ func (p *parted) split(charges []backend.Charge, number func(i int, c *backend.C
 					p.charges[len(p.charges)-1].Group = len(p.parts)
 				}
 			}
-			if givesBack(p.charges[from:]) != waiting {
+			if refundsAny(p.charges[from:]) != waiting {
 				waits = true
 				p.charges, p.of = p.charges[:from], p.of[:from]
 				continue
@@ -161,16 +161,16 @@ func (p *parted) next() ([]backend.Charge, []backend.Decision) {
 	if from >= p.waiting {
 		to = len(p.charges)
 		if from == p.waiting {
-			p.look()
+			p.peekRefused()
 		}
 	}
 	p.sent = to
 	return p.charges[from:to], p.decisions[from:to]
 }
 
-// look runs before the parts that are sent later. If another part of their group was refused, it makes them
-// dry runs.
-func (p *parted) look() {
+// peekRefused runs before the parts that are sent later. If another part of their group was refused, it makes
+// them dry runs.
+func (p *parted) peekRefused() {
 	if p.waiting == len(p.charges) {
 		return
 	}
@@ -239,7 +239,7 @@ func (p *parted) pass(part part, decisions []backend.Decision) {
 	for i := part.from; i < part.to; i++ {
 		decisions[p.of[i]] = p.decisions[i]
 	}
-	if !p.undone(part) {
+	if !p.mustUndo(part) {
 		return
 	}
 	for i := range p.refundable(part) {
@@ -257,14 +257,14 @@ func (p *parted) conclude(whole *backend.Batch) (undo []backend.Charge) {
 		g.refused = g.refused || !p.allowed(part)
 		g.refunded = g.refunded || part.from >= p.waiting && p.charged(part)
 		for i := part.from; i < part.to; i++ {
-			g.failed = Graver(g.failed, p.decisions[i].Err)
+			g.failed = MoreSevere(g.failed, p.decisions[i].Err)
 		}
 	}
 	for n, part := range p.parts {
 		if !whole.IsKnown(p.of[part.from]) {
 			p.pass(part, whole.Decisions)
 		}
-		if p.undone(part) {
+		if p.mustUndo(part) {
 			p.undoPart(part, n)
 		}
 	}
@@ -283,8 +283,8 @@ func (p *parted) conclude(whole *backend.Batch) (undo []backend.Charge) {
 	return p.undo
 }
 
-// undone reports whether part must be undone: it consumed units, and its group is refused.
-func (p *parted) undone(part part) bool {
+// mustUndo reports whether part must be undone: it consumed units, and its group is refused.
+func (p *parted) mustUndo(part part) bool {
 	g := &p.groups[part.group]
 	return g.parts > 1 && g.refused && p.charged(part)
 }
@@ -323,10 +323,10 @@ func (p *parted) reset() {
 	p.sent = 0
 }
 
-// Graver returns the error that takes precedence; a and b may be nil. An error takes precedence over nil, and
-// any other error over ErrNotTaken. For if one of two parts was never sent and the other one got no answer,
-// units may have been consumed.
-func Graver(a, b error) error {
+// MoreSevere returns the error that takes precedence; a and b may be nil. An error takes precedence over nil,
+// and any other error over ErrNotTaken. For if one of two parts was never sent and the other one got no
+// answer, units may have been consumed.
+func MoreSevere(a, b error) error {
 	if b == nil || a != nil && !errors.Is(a, backend.ErrNotTaken) {
 		return a
 	}

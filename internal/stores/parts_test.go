@@ -39,8 +39,8 @@ type testPart struct {
 
 func part(store backend.Store, charges ...backend.Charge) testPart { return testPart{store, charges} }
 
-// takeByParts charges a group in parts.
-func takeByParts(t *testing.T, undos *stores.Undos, parts ...testPart) []backend.Decision {
+// chargeInParts charges a group in parts.
+func chargeInParts(t *testing.T, undos *stores.Undos, parts ...testPart) []backend.Decision {
 	t.Helper()
 	routes, where := make([]stores.Route, len(parts)), map[string]int{}
 	var group []backend.Charge
@@ -70,7 +70,7 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 				store := memory.New(memory.Config{Clock: storetest.Times(wall)})
 				five := fixed(t, 5, algorithms.Second)
 				a, b := of(five, "a", 4), of(five, "b", 6)
-				decisions := takeByParts(t, undos, part(slowUndo(store, late), a), part(store, b))
+				decisions := chargeInParts(t, undos, part(slowUndo(store, late), a), part(store, b))
 				if decisions[0].Err != nil || !decisions[0].Allowed || decisions[1].Allowed || decisions[0].Remaining != 5 {
 					t.Fatalf("got %+v; want no error, allowed, denied and 5 remaining", decisions)
 				}
@@ -104,7 +104,7 @@ func TestALimitWithOverdrawIsChargedIfAnotherPartDenies(t *testing.T) {
 		day.Overdraw = true
 		overdraw := compile(t, day)
 		paid, refunded, denies := of(overdraw, "paid", 3), of(plain, "refunded", 4), of(plain, "denies", 11)
-		decisions := takeByParts(t, undos, part(store, paid, refunded), part(store, denies))
+		decisions := chargeInParts(t, undos, part(store, paid, refunded), part(store, denies))
 		synctest.Wait()
 		if decisions[0].Remaining != 7 || decisions[1].Remaining != 10 || decisions[2].Allowed {
 			t.Errorf("got %+v; want decisions[0].Remaining 7, decisions[1].Remaining 10 and decisions[2].Allowed false", decisions)
@@ -136,7 +136,7 @@ func TestPartsThatCannotBeDecided(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			undos := stores.NewUndos(time.Minute)
 			defer undos.Close()
-			for i, d := range takeByParts(t, undos, c.a, c.b) {
+			for i, d := range chargeInParts(t, undos, c.a, c.b) {
 				if !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) != c.notTaken {
 					t.Errorf("charge %d: %v", i, d.Err)
 				}
@@ -171,12 +171,12 @@ type scriptedParts struct {
 
 func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 	t.Helper()
-	var held [3]*backend.Batch
+	var pending [3]*backend.Batch
 	var undone [3]int
 	var charges []backend.Charge
 	var below []backend.Store
 	undos := stores.NewUndos(time.Minute)
-	for i := range held {
+	for i := range pending {
 		cost := int64(1)
 		if i == p.refund {
 			cost = -1
@@ -184,7 +184,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 		charges = append(charges, of(limit, string(rune('a'+i)), cost))
 		below = append(below, submitFunc(func(b *backend.Batch) {
 			if !b.Detached {
-				held[i] = b
+				pending[i] = b
 				return
 			}
 			if u := b.Charges[0]; u.Terms.Cost != -cost || u.Terms.ChargedAt != 7 || u.Terms.DryRun {
@@ -197,26 +197,26 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 	s := stores.Parts(byFirstByte(below...), func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
 	outer, done := submit(s, charges)
 	answer := func(i int) {
-		held[i].Decisions[0] = p.answers[i]
-		held[i].Done(held[i])
+		pending[i].Decisions[0] = p.answers[i]
+		pending[i].Done(pending[i])
 	}
 	all, failed := true, error(nil)
 	for _, i := range order {
 		if i != p.refund {
-			if p.refund < 3 && held[p.refund] != nil {
+			if p.refund < 3 && pending[p.refund] != nil {
 				t.Error("the refund was sent before the other parts")
 			}
 			answer(i)
 			all = all && p.answers[i].Allowed
-			failed = stores.Graver(failed, p.answers[i].Err)
+			failed = stores.MoreSevere(failed, p.answers[i].Err)
 		}
 	}
 	if p.refund < 3 {
-		if look := held[p.refund].Charges[0].Terms.DryRun; look == all {
-			t.Errorf("all others allowed: %v; the refund is a dry run: %v", all, look)
+		if peek := pending[p.refund].Charges[0].Terms.DryRun; peek == all {
+			t.Errorf("all others allowed: %v; the refund is a dry run: %v", all, peek)
 		}
 		answer(p.refund)
-		failed = stores.Graver(failed, p.answers[p.refund].Err)
+		failed = stores.MoreSevere(failed, p.answers[p.refund].Err)
 	}
 	p.check(t, outer, all, failed, undone)
 	if undos.Close(); *done != 1 {

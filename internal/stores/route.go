@@ -136,8 +136,8 @@ func (d *division) submit() {
 // ended is the Done function of a part's batch.
 func (p *divisionPart) ended(*backend.Batch) {
 	d := p.division
-	if see := d.router.ended; see != nil {
-		see(&p.batch)
+	if ended := d.router.ended; ended != nil {
+		ended(&p.batch)
 	}
 	if d.pending.Load() > 1 {
 		p.inner.pass(d.outer, 0, len(p.inner.charges))

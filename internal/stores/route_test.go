@@ -14,27 +14,27 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// held is a Store that keeps batches until the test decides them.
-type held struct {
+// pendingStore is a Store that keeps batches until the test decides them.
+type pendingStore struct {
 	next    backend.Store
 	waiting []*backend.Batch
 }
 
-func (h *held) Submit(b *backend.Batch) { h.waiting = append(h.waiting, b) }
+func (h *pendingStore) Submit(b *backend.Batch) { h.waiting = append(h.waiting, b) }
 
-// take removes batch i and returns it.
-func (h *held) take(i int) *backend.Batch {
+// remove removes batch i and returns it.
+func (h *pendingStore) remove(i int) *backend.Batch {
 	b := h.waiting[i]
 	h.waiting = slices.Delete(h.waiting, i, i+1)
 	return b
 }
 
 // decide submits batch i to next, which decides it.
-func (h *held) decide(i int) { h.next.Submit(h.take(i)) }
+func (h *pendingStore) decide(i int) { h.next.Submit(h.remove(i)) }
 
-// lose submits batch i to next, and then fails it, as if the answer was lost.
-func (h *held) lose(i int) {
-	b := h.take(i)
+// loseAnswer submits batch i to next, and then fails it, as if the answer was lost.
+func (h *pendingStore) loseAnswer(i int) {
+	b := h.remove(i)
 	h.next.Submit(&backend.Batch{Charges: b.Charges, Decisions: make([]backend.Decision, len(b.Charges)), Done: func(*backend.Batch) {}})
 	b.Fail(backend.ErrUnavailable)
 }
@@ -57,7 +57,7 @@ func submit(s backend.Store, charges []backend.Charge) (b *backend.Batch, done *
 }
 
 func TestABatchOfOneRouteIsNotCopied(t *testing.T) {
-	a, b := &held{}, &held{}
+	a, b := &pendingStore{}, &pendingStore{}
 	charges := []backend.Charge{of(nil, "a1", 1), of(nil, "a2", 1)}
 	charges[1].Group = 1
 	outer, _ := submit(byFirstByte(a, b), charges)
@@ -71,7 +71,7 @@ func TestADividedBatchEndsWithItsLastPart(t *testing.T) {
 	limit := tokens(t, 10, algorithms.Day, 10)
 	for _, order := range [][3]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-		parts := [3]*held{{next: store}, {next: store}, {next: store}}
+		parts := [3]*pendingStore{{next: store}, {next: store}, {next: store}}
 		router := byFirstByte(parts[0], parts[1], parts[2])
 		// Groups that are not adjacent may have the same number. One charge is too large for its bucket.
 		charges := []backend.Charge{of(limit, "a1", 1), of(limit, "b1", 2), of(limit, "a2", 3), of(limit, "a3", 11), of(limit, "c1", 4), of(limit, "b2", 5)}
@@ -104,7 +104,7 @@ func TestADividedBatchEndsWithItsLastPart(t *testing.T) {
 }
 
 func TestThePartsOfABatchKeepItsSettings(t *testing.T) {
-	a, b := &held{}, &held{}
+	a, b := &pendingStore{}, &pendingStore{}
 	router := byFirstByte(a, b)
 	charges := []backend.Charge{of(nil, "a1", 1), of(nil, "b1", 1)}
 	charges[1].Group = 1
@@ -156,7 +156,7 @@ func partsAgainstAModel(t *testing.T, rng *rand.Rand, lossy bool) {
 	undos := stores.NewUndos(time.Minute)
 	now := 1000 * algorithms.Second
 	store := memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(now)) }})
-	h := &held{next: store}
+	h := &pendingStore{next: store}
 	routes := [3]stores.Route{{Store: h}, {Store: h}, {Store: h}}
 	number := func(c *backend.Charge) int { return int(c.Key[0]) % len(routes) }
 	router := stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[number(&group[0])] }, nil)
@@ -168,9 +168,9 @@ func partsAgainstAModel(t *testing.T, rng *rand.Rand, lossy bool) {
 		i := rng.IntN(len(h.waiting))
 		switch {
 		case lossy && rng.IntN(10) == 0:
-			h.lose(i)
+			h.loseAnswer(i)
 		case lossy && rng.IntN(10) == 0:
-			h.take(i).Fail(backend.ErrNotTaken)
+			h.remove(i).Fail(backend.ErrNotTaken)
 		default:
 			h.decide(i)
 		}
@@ -219,7 +219,7 @@ func partsAgainstAModel(t *testing.T, rng *rand.Rand, lossy bool) {
 // At most 1,024 calls are in flight. Close waits for them.
 func TestUndosAreBounded(t *testing.T) {
 	undos := stores.NewUndos(time.Minute)
-	h := &held{next: submitFunc(func(b *backend.Batch) { b.Done(b) })}
+	h := &pendingStore{next: submitFunc(func(b *backend.Batch) { b.Done(b) })}
 	key := []byte("key")
 	for range 1100 {
 		undos.Submit(h, []backend.Charge{{Key: key}})

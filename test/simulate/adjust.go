@@ -67,11 +67,11 @@ func (p *process) keep(url string) {
 		}
 		applied = set
 		for _, key := range keys {
-			p.lease.ForgetBucket(key)
+			p.lease.ClearBucket(key)
 		}
 		p.limiter.Adjust(set, p.keeper.Now)
 		for _, key := range keys {
-			p.denied.ForgetBucket(key)
+			p.denied.ClearBucket(key)
 		}
 	})
 	var poll func()
@@ -169,8 +169,8 @@ func (w *world) change(p *process, o adjust.Operation) {
 	w.judge.changes[o.ID] = said
 }
 
-// late is the longest time that an adjustment may be in force after its expiry, because sidecars estimate the server's
-// clock.
+// late is the longest time that an adjustment may be in force after its expiry, because sidecars estimate the
+// server's clock.
 const late = algorithms.Micros(30_000)
 
 // adjusted checks that a sidecar does not use an adjustment that has expired.
@@ -262,8 +262,8 @@ func (j *judge) knowsAll(p *process) {
 	}
 }
 
-// audited checks the audit log at the end. Its chain must be complete. Each change whose answer confirms it must be in the
-// log once, unless a server lost it. A change whose answer refuses it must not be in the log.
+// audited checks the audit log at the end. Its chain must be complete. Each change whose answer confirms it
+// must be in the log once, unless a server lost it. A change whose answer refuses it must not be in the log.
 func (j *judge) audited() {
 	w := j.w
 	if !w.adjusts {

@@ -159,8 +159,8 @@ func (p *process) outside() *outside.World {
 // reload replaces the configuration, in the same way as the server.
 func (p *process) reload(s *limiter.Snapshot) {
 	p.limiter.Swap(s)
-	p.lease.Forget()
-	p.denied.Forget()
+	p.lease.Clear()
+	p.denied.Clear()
 }
 
 // monotonic returns the reading of the monotonic clock.

@@ -84,7 +84,7 @@ func (r *run) ask(ctx context.Context, s *Step, n int) (where Place, what string
 	}
 	c.DryRun = s.Look
 	if len(s.Limits) == 0 { // As for a proxy, a wait longer than max_delay is a denial.
-		c.Request.Hold = algorithms.MaxTime
+		c.Request.MaxDelay = algorithms.MaxTime
 	}
 	if err := r.limiter.Check(ctx, c); err != nil {
 		return Place{}, err.Error()
@@ -107,8 +107,8 @@ func onlyDomain(s *limiter.Snapshot) string {
 	return only
 }
 
-// addDone adds the descriptors that settle reservation n of the step that s names, as a proxy sends them at the end of
-// the stream. It returns a problem if there is no such reservation.
+// addDone adds the descriptors that settle reservation n of the step that s names, as a proxy sends them at
+// the end of the stream. It returns a problem if there is no such reservation.
 func (r *run) addDone(c *limiter.Call, s *Step, n int) (problem string) {
 	domain := r.limiter.Current().Domains[c.Request.Domain]
 	switch ids := r.ids[s.Done]; {

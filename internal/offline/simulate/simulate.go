@@ -44,7 +44,8 @@ type Config struct {
 	MaxKeys int
 	// Share is the largest share of the clients that a suggested limit may deny a request, in [0, 1).
 	Share float64
-	// HistoryBytes bounds the memory for requests that are kept to find suggestions; 0 means advise.DefaultMemory.
+	// HistoryBytes bounds the memory for requests that are kept to find suggestions; 0 means
+	// advise.DefaultMemory.
 	HistoryBytes int64
 	// Progress is called at intervals with the number of lines read; it may be nil.
 	Progress func(lines int64)
@@ -90,8 +91,8 @@ type replay struct {
 	writes  decisions
 }
 
-// Run replays the whole input. A mistake in a trace is a *LineError and ends the run; the decisions before it have been
-// written.
+// Run replays the whole input. A mistake in a trace is a *LineError and ends the run; the decisions before it
+// have been written.
 func Run(ctx context.Context, c Config) (*Report, error) {
 	r, err := newReplay(c)
 	if err != nil {
@@ -218,7 +219,7 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 	r.now = at
 	if len(c.Limits) == 0 {
 		// As for a proxy, a wait longer than max_delay is a denial.
-		c.Request.Hold = algorithms.MaxTime
+		c.Request.MaxDelay = algorithms.MaxTime
 	}
 	if s := r.Templates.routes; s != nil && s.unrouted && !r.limiter.Current().Requires(c.Request.Domain) {
 		r.tally.unrouted++

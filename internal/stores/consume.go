@@ -26,48 +26,48 @@ func (s *LeaseStore) submitOne(b *backend.Batch) {
 			return
 		}
 		s.arm()
-	} else if enough, next := s.spend(sh, l, c, now); enough {
+	} else if enough, next := s.consume(sh, l, c, now); enough {
 		sh.stats.Served++
 		b.Decisions[0] = l.answer(now)
 		sh.mu.Unlock()
 		next.submit()
 		b.Done(b)
 		return
-	} else if l.left() > 0 || len(sh.backs) > 0 || !l.asking && l.want(c.Terms.Cost, now) > 0 {
+	} else if l.left() > 0 || len(sh.returns) > 0 || !l.borrowing && l.leaseSize(c.Terms.Cost, now) > 0 {
 		sh.mu.Unlock()
 		s.submitGroups(b)
 		return
 	} else {
 		l.count(c.Terms.Cost, now)
 	}
-	was := l.seen.At
+	was := l.last.At
 	sh.mu.Unlock()
 	t := s.newBatch(b, now)
-	t.sees, t.seenAt = l, was
+	t.direct, t.lastAt = l, was
 	t.submit(b.Charges, b.Decisions, b.Waits)
 }
 
-// saw records the decision of next on the one charge of t, which was submitted without a lease.
-func (s *LeaseStore) saw(t *leaseBatch) {
-	c, d, l := &t.outer.Charges[0], &t.outer.Decisions[0], t.sees
-	if !d.Allowed && d.Err == nil && d.At == t.seenAt { // a cached denial is not new information
+// recordDecision records the decision of next on the one charge of t, which was submitted without a lease.
+func (s *LeaseStore) recordDecision(t *leaseBatch) {
+	c, d, l := &t.outer.Charges[0], &t.outer.Decisions[0], t.direct
+	if !d.Allowed && d.Err == nil && d.At == t.lastAt { // a cached denial is not new information
 		return
 	}
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if d.Err != nil {
-		l.seen.Remaining = 0
+		l.last.Remaining = 0
 	} else {
-		l.see(d, t.began, s.now())
+		l.record(d, t.began, s.now())
 	}
 }
 
-// spend charges c to the leases of l, and reports whether they have enough units. The caller must hold the
+// consume charges c to the leases of l, and reports whether they have enough units. The caller must hold the
 // lock of the shard sh. After the caller has released that lock, it must submit next, which may be nil.
-func (s *LeaseStore) spend(sh *leaseShard, l *hotKey, c *backend.Charge, now time.Duration) (enough bool, next *ahead) {
+func (s *LeaseStore) consume(sh *leaseShard, l *hotKey, c *backend.Charge, now time.Duration) (enough bool, next *ahead) {
 	if l.grants[1].left > 0 && (l.grants[0].left == 0 || now >= l.grants[0].until) {
-		sh.turn(l, now)
+		sh.rotate(l, now)
 	}
 	first, second := &l.grants[0], &l.grants[1]
 	if first.left+second.left < c.Terms.Cost || now >= first.until {
@@ -83,23 +83,23 @@ func (s *LeaseStore) spend(sh *leaseShard, l *hotKey, c *backend.Charge, now tim
 	return true, next
 }
 
-// spent is the number of units that a charge took from a grant, with the state of the grant before.
-type spent struct {
+// consumedUnits is the number of units that a charge took from a grant, with the state of the grant before.
+type consumedUnits struct {
 	grant grant
 	units int64
 }
 
-// turn removes the first grant, which has expired or is used up. The second grant becomes the first.
-func (sh *leaseShard) turn(l *hotKey, now time.Duration) {
-	sh.later(sh.back(&l.charge, l.grants[0].left, &l.grants[0], now))
+// rotate removes the first grant, which has expired or is used up. The second grant becomes the first.
+func (sh *leaseShard) rotate(l *hotKey, now time.Duration) {
+	sh.later(sh.returnCharge(&l.charge, l.grants[0].left, &l.grants[0], now))
 	l.grants[0], l.grants[1] = l.grants[1], grant{}
 	l.arm()
 }
 
 // later stores a return of units until the timer sends it. If too many returns wait, the units are lost.
 func (sh *leaseShard) later(back backend.Charge) {
-	if back.Terms.Cost < 0 && len(sh.backs) < maxBacks {
-		sh.backs = append(sh.backs, back)
+	if back.Terms.Cost < 0 && len(sh.returns) < maxReturns {
+		sh.returns = append(sh.returns, back)
 	}
 }
 
@@ -123,7 +123,7 @@ func (l *hotKey) left() int64 { return l.grants[0].left + l.grants[1].left }
 
 // answer returns the decision that next would make on a charge that was made to the lease.
 func (l *hotKey) answer(now time.Duration) backend.Decision {
-	return later(&l.charge, l.seen, l.left(), micros(now-l.seenAt))
+	return later(&l.charge, l.last, l.left(), micros(now-l.lastAt))
 }
 
 // count adds requested units to used, which determines the rate. Units requested before the last duration of
@@ -135,16 +135,16 @@ func (l *hotKey) count(units int64, now time.Duration) {
 		l.since = now - span/2
 	}
 	l.used += float64(units)
-	l.asked = now
+	l.requestedAt = now
 }
 
 func (l *hotKey) span() time.Duration { return time.Duration(l.charge.Lease.For) * time.Microsecond }
 
 func micros(d time.Duration) algorithms.Micros { return algorithms.Micros(d / time.Microsecond) }
 
-// spendPart does for a charge of a group what spend does. If the group is denied, the caller must undo the
+// consumePart does for a charge of a group what consume does. If the group is denied, the caller must undo the
 // charge with putBack.
-func (s *LeaseStore) spendPart(c *backend.Charge, d *backend.Decision, now time.Duration) (p leasePart) {
+func (s *LeaseStore) consumePart(c *backend.Charge, d *backend.Decision, now time.Duration) (p leasePart) {
 	if !canLease(c) {
 		return p
 	}
@@ -158,7 +158,7 @@ func (s *LeaseStore) spendPart(c *backend.Charge, d *backend.Decision, now time.
 		return p
 	}
 	was := l.grants
-	if p.spent, next = s.spend(sh, l, c, now); !p.spent {
+	if p.leased, next = s.consume(sh, l, c, now); !p.leased {
 		return p
 	}
 	if l.grants[0].serial != was[0].serial { // the second grant has become the first
@@ -166,7 +166,7 @@ func (s *LeaseStore) spendPart(c *backend.Charge, d *backend.Decision, now time.
 	}
 	p.hotKey = l
 	for i := range was {
-		p.from[i] = spent{was[i], was[i].left - l.grants[i].left}
+		p.from[i] = consumedUnits{was[i], was[i].left - l.grants[i].left}
 	}
 	*d = l.answer(now)
 	return p
@@ -191,31 +191,31 @@ func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decisio
 		from := &p.from[i]
 		is := slices.IndexFunc(l.grants[:], func(is grant) bool { return is.serial == from.grant.serial })
 		switch {
-		case from.units == 0 || l.gone:
+		case from.units == 0 || l.removed:
 		case is >= 0:
 			l.grants[is].left += from.units
 		default:
-			sh.later(sh.back(&l.charge, from.units, &from.grant, now))
+			sh.later(sh.returnCharge(&l.charge, from.units, &from.grant, now))
 			s.arm()
 		}
 	}
 	*d = l.answer(now)
-	p.spent = false
+	p.leased = false
 }
 
 // borrow determines how many units to request beyond the cost of c. It appends the returns that must be sent
-// before the request to backs.
+// before the request to returns.
 //
 // The hot key l is nil if the key is not hot. Otherwise the caller must pass the decision on the request to
 // receive. ending means that the current leases expire too early for this request. If may is false, nothing
 // is leased.
-func (s *LeaseStore) borrow(c *backend.Charge, ending, may bool, backs []backend.Charge, now time.Duration) (l *hotKey, units int64, _ []backend.Charge) {
+func (s *LeaseStore) borrow(c *backend.Charge, ending, may bool, returns []backend.Charge, now time.Duration) (l *hotKey, units int64, _ []backend.Charge) {
 	sh, hash := s.shard(c.Key)
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if l = sh.find(c); l == nil {
 		if l = sh.warm(c, hash, now); l == nil {
-			return nil, 0, backs
+			return nil, 0, returns
 		}
 		s.arm()
 	} else {
@@ -223,14 +223,14 @@ func (s *LeaseStore) borrow(c *backend.Charge, ending, may bool, backs []backend
 	}
 	// If a lease has arrived since this request found too few units, the lease is kept: each return to a token
 	// bucket loses a fraction of a unit.
-	if l.asking || !ending && l.left() >= c.Terms.Cost && now < l.grants[0].until {
-		return l, 0, backs
+	if l.borrowing || !ending && l.left() >= c.Terms.Cost && now < l.grants[0].until {
+		return l, 0, returns
 	}
-	backs = sh.takeBack(backs, l, now)
+	returns = sh.returnAll(returns, l, now)
 	if may {
-		units = l.want(c.Terms.Cost, now)
+		units = l.leaseSize(c.Terms.Cost, now)
 	}
-	l.asking = units > 0
+	l.borrowing = units > 0
 	l.requesting += units
-	return l, units, backs
+	return l, units, returns
 }
