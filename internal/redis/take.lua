@@ -434,8 +434,8 @@ local function general(now, given, names, stored, lives, answers)
   -- The functions are declared before they are defined, so that they can be in the order of package
   -- algorithms.
   local take, kept_of, keep, begin, fresh, fresh_at, full_at, later, span, give_back, ceil_div, calendar_time,
-    calendar_start, locate, same_scale, adopt, kept_tokens, after, kept_window, outlived, units, of, until_units,
-    until_used, ticks_to, give_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, mul_div, mul_div_ceil,
+    calendar_start, locate, same_scale, adopt, kept_tokens, after, kept_window, outlived, units, of, within, pace, until_units,
+    until_used, ticks_to, give_units, take_kept, decide_kept, decide_kept_turn, take_kept_pair, smallest, mul_div, mul_div_ceil,
     phase_of, window_of, take_window, windows_to_full, take_guaranteed, guaranteed_retry,
     take_turn, unit_of, most_of_windows, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
     beyond, passed, peaks_of, adopt_peaks,
@@ -659,10 +659,11 @@ local function general(now, given, names, stored, lives, answers)
       return locate(l, c)
     end
     local k = kept_tokens(l, s, s.value, s.by.v, s.by.p, t)
-    local bank, sure = units(k, l), 0
-    if l.kind == GUARANTEED then sure = units(kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t), l) end
-    if bank > l.v or sure > l.v1 then return s end
-    c.value, c.prev, c.at, c.peaks = l.v - bank, l.v1 - sure, k.now, adopt_peaks(l, phase, s)
+    local k1 = l.kind == GUARANTEED and kept_tokens(l, s, s.prev, s.by.v1, s.by.p1, t)
+    if units(k, l) > l.v or k1 and units(k1, l) > l.v1 then return s end
+    local fine = floor((t - k.now) / l.tick)
+    c.value, c.peaks = l.v - within(k, l, l.p, fine), adopt_peaks(l, phase, s)
+    if k1 then c.prev = l.v1 - within(k1, l, l.p1, fine) end
     return c
   end
 
@@ -729,13 +730,30 @@ local function general(now, given, names, stored, lives, answers)
     return used
   end
 
+  -- within returns the consumption that a conversion finds the given number of ticks of l after the tick of k
+  -- began, in the unit of l. p flows in with each tick of l.
+  function within(k, l, p, fine)
+    local flown = mul_div(pace(k, l, p), fine, k.tick / l.tick)
+    return max(0, units(k, l) - flown)
+  end
+
+  -- pace returns what flows in during a tick of k if the ticks of l are finer, in the unit of l: the smaller inflow
+  -- of the two limits.
+  function pace(k, l, p)
+    local old, fine = mul_div(k.p, unit_of(l), k.unit), k.tick / l.tick
+    if p <= floor(old / fine) then return p * fine end
+    return old
+  end
+
   -- until_units is the time from t until no more than most, in the unit of l, counts as used.
   function until_units(k, l, t, most)
-    local fine = k.tick and k.tick / l.tick - 1 or 0
-    if fine == 0 or most >= l.v then return until_used(k, l, t, of(k, l, most)) end
-    local n = ticks_to(k, of(k, l, min(l.v, most + fine * l.p)))
+    if not k.tick or most >= l.v then return until_used(k, l, t, of(k, l, most)) end
+    local flow, fine = pace(k, l, l.p), k.tick / l.tick
+    local last = mul_div(flow, fine - 1, fine)
+    local n = ticks_to(k, of(k, l, min(l.v, most + last)))
     local later = { used = after(k, n), unit = k.unit }
-    return max(0, n * k.tick + max(0, ceil_div(units(later, l) - most, l.p)) * l.tick - (t - k.now))
+    local more = mul_div_ceil(max(0, units(later, l) - most), fine, max(1, flow))
+    return max(0, n * k.tick + more * l.tick - (t - k.now))
   end
 
   -- until_used is the time from t until no more than most is used; of a calendar, how many windows.
@@ -853,14 +871,10 @@ local function general(now, given, names, stored, lives, answers)
     else
       local goal = cost == 0 and EXACT or l.v - cost
       if a.max_wait > 0 then
-        local turns = ceil_div(a.max_wait, l.tick)
+        local turns = floor(a.max_wait / l.tick)
         if turns < ceil_div(goal, l.p) then goal = turns * l.p end
       end
       d.retry = until_units(k, l, t, goal)
-      if a.max_wait > 0 and l.tick > 1 then
-        local later = { used = after(k, ticks_to(k, of(k, l, goal))), unit = k.unit }
-        d.retry = d.retry + max(0, ceil_div(units(later, l), l.p) * l.tick - a.max_wait)
-      end
     end
   end
 
@@ -871,29 +885,23 @@ local function general(now, given, names, stored, lives, answers)
     local larger = mul_div(l.capacity, old.q, 1)
     local most = min(max(larger, old.v + old.v1), bank.most * bank.unit)
 
-    -- wait returns the number of ticks of l, after so many ticks, until cost is available, if that is before
-    -- the next start.
-    local function wait(cost, ticks)
-      local used1, used2 = after(sure, ticks), after(bank, ticks)
-      local v1 = l.v1 - mul_div_ceil(used1, l.q, sure.unit)
-      local v2 = l.v - mul_div_ceil(used2, l.q, bank.unit)
-      local c, more = cost * l.q, 0
+    -- has reports whether cost is available so many ticks after now, and then so many ticks of l later.
+    local function has(cost, ticks, fine)
+      local sure2 = { used = after(sure, ticks), unit = sure.unit, tick = sure.tick, p = sure.p }
+      local bank2 = { used = after(bank, ticks), unit = bank.unit, tick = bank.tick, p = bank.p }
+      local v1, v2 = l.v1 - units(sure2, l), l.v - units(bank2, l)
       if v1 >= 0 and v2 >= 0 then
-        if v1 + v2 < c then more = guaranteed_retry(l, v1, v2, c) end
-        return more, more < bank.tick / l.tick
+        return l.v1 - within(sure2, l, l.p1, fine) + l.v - within(bank2, l, l.p, fine) >= cost * l.q
       end
-      return 0, c <= max(0, v1) + max(0, v2) and cost <= floor((most - used1 - used2) / bank.unit)
+      return max(0, v1) + max(0, v2) >= cost * l.q and cost <= floor((most - sure2.used - bank2.used) / bank.unit)
     end
 
     -- enough_in is the time from t until cost is there.
     local function enough_in(cost)
-      local lo, hi = -1, max(ticks_to(sure, 0), ticks_to(bank, 0))
-      while lo + 1 < hi do
-        local mid = lo + floor((hi - lo) / 2)
-        local _, ok = wait(cost, mid)
-        if ok then hi = mid else lo = mid end
-      end
-      return hi * bank.tick + wait(cost, hi) * l.tick - (t - bank.now)
+      local last = bank.tick / l.tick - 1
+      local ticks = smallest(max(ticks_to(sure, 0), ticks_to(bank, 0)), function(n) return has(cost, n, last) end)
+      local fine = smallest(last, function(n) return has(cost, ticks, n) end)
+      return ticks * bank.tick + fine * l.tick - (t - bank.now)
     end
 
     if a.cost < 0 then
@@ -908,8 +916,7 @@ local function general(now, given, names, stored, lives, answers)
     elseif a.cost == 0 then
       d.allowed = true
     else
-      local more, ok = wait(a.cost, 0)
-      d.allowed = ok and more == 0
+      d.allowed = has(a.cost, 0, 0)
       if d.allowed then
         local part = min(max(0, l.v1 - units(sure, l)), a.cost * l.q)
         local paid = min(mul_div_ceil(part, sure.unit, l.q), a.cost * sure.unit)
@@ -925,6 +932,16 @@ local function general(now, given, names, stored, lives, answers)
     end
     d.reset = max(0, enough_in(l.capacity))
     return { by = old, value = old.v - bank.used, prev = old.v1 - sure.used, at = bank.now, phase = 0 }
+  end
+
+  -- smallest returns the smallest number from 0 to most for which yes is true, as it is for most.
+  function smallest(most, yes)
+    local from = -1
+    while from + 1 < most do
+      local mid = from + floor((most - from) / 2)
+      if yes(mid) then most = mid else from = mid end
+    end
+    return most
   end
 
   -- mul_div returns a*b/c, rounded down and limited to 2^53, and the remainder. It stays in the exact range:

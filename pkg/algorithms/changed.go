@@ -58,7 +58,9 @@ func (l *Limit) adopt(s *State, now Micros, hash uint64) {
 			return
 		}
 		s.Peaks = l.adoptPeaks(s, hash)
-		s.By, s.Value, s.Prev, s.At = l, l.v-k.units(l), l.v1-k1.units(l), k.now
+		fine := int64((now - k.now) / l.tick)
+		s.By, s.At = l, l.tickOf(now)
+		s.Value, s.Prev = l.v-k.within(l, l.p, fine), l.v1-k1.within(l, l.p1, fine)
 	}
 }
 
@@ -153,16 +155,36 @@ func (k *kept) of(l *Limit, units int64) int64 {
 	return n
 }
 
+// within returns the consumption that a conversion finds the given number of ticks of l after the tick of k began,
+// in the unit of l. p flows in with each tick of l.
+func (k *kept) within(l *Limit, p, fine int64) int64 {
+	used := k.units(l)
+	flown, _ := mulDiv(k.pace(l, p), fine, int64(k.tick/l.tick))
+	return max(0, used-flown)
+}
+
+// pace returns what flows in during a tick of k if the ticks of l are finer, in the unit of l. This is the smaller
+// inflow of the two limits. At the larger one, the next tick of k could begin with more consumption than this one
+// ended with, and a charge that waited for another limit of its group would be denied.
+func (k *kept) pace(l *Limit, p int64) int64 {
+	old, _ := mulDiv(k.p, l.Unit(), k.unit)
+	if fine := int64(k.tick / l.tick); p <= old/fine {
+		return p * fine
+	}
+	return old
+}
+
 // until returns the time from now until the consumption is at most most. most is in the unit of l.
 func (k *kept) until(l *Limit, now Micros, most int64) Micros {
-	fine := int64(k.tick/l.tick) - 1
-	if k.tick == 0 || fine == 0 || most >= l.v {
+	if k.tick == 0 || most >= l.v {
 		return k.untilUsed(l, now, k.of(l, most))
 	}
-	// After the conversion the bucket refills at the new rate, whose ticks are finer.
-	later, n := *k, k.ticksTo(k.of(l, min(l.v, most+fine*l.p)))
+	later, pace, fine := *k, k.pace(l, l.p), int64(k.tick/l.tick)
+	last, _ := mulDiv(pace, fine-1, fine) // what flows in until the end of a tick
+	n := k.ticksTo(k.of(l, min(l.v, most+last)))
 	later.used = k.after(n)
-	return max(0, k.moment(n)+Micros(max(0, ceilDiv(later.units(l)-most, l.p)))*l.tick-now)
+	more := mulDivCeil(max(0, later.units(l)-most), fine, max(1, pace))
+	return max(0, k.moment(n)+Micros(more)*l.tick-now)
 }
 
 // untilUsed returns the time from now until k.used is at most most.
@@ -304,16 +326,13 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back
 			goal = maxExact
 		}
 		if a.MaxWait > 0 {
-			if hi, lo := bits.Mul64(uint64(ceilDiv(int64(a.MaxWait), int64(l.tick))), uint64(l.p)); hi == 0 && lo < uint64(goal) {
+			// Within a tick the wait becomes shorter, but the next tick may begin with the same wait again. So RetryAfter
+			// ends where a tick begins with a wait that is short enough, which is at most a tick too late.
+			if hi, lo := bits.Mul64(uint64(a.MaxWait/l.tick), uint64(l.p)); hi == 0 && lo < uint64(goal) {
 				goal = int64(lo)
 			}
 		}
 		d.RetryAfter = k.until(l, now, goal)
-		if a.MaxWait > 0 && l.tick > 1 { // add the time within the tick until the wait is at most MaxWait
-			k.used, goal = k.after(k.ticksTo(k.of(l, goal))), k.used
-			d.RetryAfter += max(0, Micros(ceilDiv(k.units(l), l.p))*l.tick-a.MaxWait)
-			k.used = goal
-		}
 	}
 }
 
@@ -334,7 +353,7 @@ func (l *Limit) takeKeptPair(s *State, now Micros, a *Charge, d *Decision) {
 	case a.Cost == 0:
 		d.Allowed = true
 	default:
-		if d.Allowed = pair.has(l, a.Cost, 0); d.Allowed {
+		if d.Allowed = pair.has(l, a.Cost, 0, 0); d.Allowed {
 			pair.pay(l, a.Cost)
 		} else {
 			d.RetryAfter = pair.until(l, a.Cost) - now
@@ -366,25 +385,15 @@ func (p *keptPair) giveBack(l *Limit, a *Charge) {
 	p.bank.used, p.sure.used = p.bank.used-bank, max(0, p.sure.used-(back-bank))
 }
 
-// has reports whether cost is available after ticks.
-func (p *keptPair) has(l *Limit, cost, ticks int64) bool {
-	more, ok := p.wait(l, cost, ticks)
-	return ok && more == 0
-}
-
-// wait reports whether cost becomes available after ticks and before the next tick of the pair. more is the
-// number of finer ticks of l until then.
-func (p *keptPair) wait(l *Limit, cost, ticks int64) (more int64, ok bool) {
-	c, then := cost*l.q, *p
+// has reports whether cost is available the given number of ticks after now, and then so many ticks of l later.
+func (p *keptPair) has(l *Limit, cost, ticks, fine int64) bool {
+	then := *p
 	then.sure.used, then.bank.used = p.sure.after(ticks), p.bank.after(ticks)
-	u1, u2 := then.sure.units(l), then.bank.units(l)
-	if v1, v2 := l.v1-u1, l.v-u2; v1 >= 0 && v2 >= 0 { // the state can be converted by then
-		if v1+v2 < c {
-			more = l.guaranteedRetry(v1, v2, c)
-		}
-		return more, more < int64(p.bank.tick/l.tick)
+	v1, v2 := l.v1-then.sure.units(l), l.v-then.bank.units(l)
+	if v1 >= 0 && v2 >= 0 { // the state can be converted by then
+		return l.v1-then.sure.within(l, l.p1, fine)+l.v-then.bank.within(l, l.p, fine) >= cost*l.q
 	}
-	return 0, c <= max(0, l.v1-u1)+max(0, l.v-u2) && cost <= then.left()
+	return max(0, v1)+max(0, v2) >= cost*l.q && cost <= then.left()
 }
 
 // pay consumes cost, which must be available. The guaranteed part pays first.
@@ -397,17 +406,24 @@ func (p *keptPair) pay(l *Limit, cost int64) {
 
 // until returns the first moment at which cost is available.
 func (p *keptPair) until(l *Limit, cost int64) Micros {
-	lo, hi := int64(-1), max(p.sure.ticksTo(0), p.bank.ticksTo(0))
-	for lo+1 < hi {
-		mid := lo + (hi-lo)/2
-		if _, ok := p.wait(l, cost, mid); ok {
-			hi = mid
+	last := int64(p.bank.tick/l.tick) - 1
+	ticks := smallest(max(p.sure.ticksTo(0), p.bank.ticksTo(0)), func(n int64) bool { return p.has(l, cost, n, last) })
+	fine := smallest(last, func(n int64) bool { return p.has(l, cost, ticks, n) })
+	return p.bank.moment(ticks) + Micros(fine)*l.tick
+}
+
+// smallest returns the smallest number from 0 to most for which yes is true. yes must be true for most, and for
+// all numbers above the smallest one.
+func smallest(most int64, yes func(int64) bool) int64 {
+	from := int64(-1)
+	for from+1 < most {
+		if mid := from + (most-from)/2; yes(mid) {
+			most = mid
 		} else {
-			lo = mid
+			from = mid
 		}
 	}
-	more, _ := p.wait(l, cost, hi)
-	return p.bank.moment(hi) + Micros(more)*l.tick
+	return most
 }
 
 // mulDiv returns a*b/c rounded down, and whether there was a remainder. Requires a, b >= 0 and c > 0. Results

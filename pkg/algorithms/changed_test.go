@@ -17,8 +17,6 @@ type changing struct {
 	used []*big.Rat // one element; a guaranteed bucket has two, the guaranteed part and the bank
 	ts   Micros
 	seen bool
-
-	atTick *changing // for a view: the state to store if nothing is charged
 }
 
 func (m changing) copy() changing {
@@ -75,7 +73,6 @@ func (m *changing) oldEdges(s Spec, hash uint64) edges {
 // view returns m in the numbers of s at time t, or in its own numbers if it cannot be converted (isKept).
 func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept bool) {
 	v = m.copy()
-	v.atTick = nil
 	capacities, flows := parts(s)
 	if !v.seen {
 		v = changing{s: s, tick: tick, ts: t / tick * tick, seen: true}
@@ -130,10 +127,13 @@ func (m changing) view(s Spec, tick, t Micros, hash uint64) (v changing, isKept 
 		v.ts = t / tick * tick
 		return v, false
 	}
-	v.atTick = &changing{s: s, tick: tick, used: slices.Clone(v.used), ts: v.ts, seen: true}
-	at := t / tick * tick // within a tick of the old limit, the inflow is that of the new one
+	at := t / tick * tick // within a tick of the old limit, the inflow is the smaller one of the two limits
+	_, old := parts(m.s)
 	for i := range v.used {
-		v.used[i] = most(whole(0), minus(v.used[i], times(flows[i], whole(int64(at-v.ts)))))
+		pace := times(times(flows[i], whole(int64(coarse))), q)
+		pace = least(pace, new(big.Rat).SetInt(down(times(times(old[i], whole(int64(coarse))), q))))
+		flown := down(times(pace, big.NewRat(int64(at-v.ts), int64(coarse))))
+		v.used[i] = most(whole(0), minus(v.used[i], over(new(big.Rat).SetInt(flown), q)))
 	}
 	v.ts = at
 	return v, false
@@ -366,10 +366,11 @@ func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 		stored := *m
 		if stored = next; !charges && isKept {
 			stored = *m
-		} else if !charges && v.atTick != nil {
-			stored = *v.atTick
 		}
 		yes := func(t Micros) bool { return stored.passes(s, tick, t, a) }
+		if isKept && s.Kind == LeakyBucket { // the wait for a turn must be short enough from the start of a tick on
+			yes = func(t Micros) bool { return stored.passes(s, tick, t/tick*tick, a) }
+		}
 		if late { // a cost above the capacity is never available at once; the rest of it becomes a debt
 			yes = func(t Micros) bool {
 				v, isKept := stored.view(s, tick, t, a.Hash)
@@ -410,12 +411,10 @@ func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 	case a.DryRun, d.Never && !s.TakesDenied, a.Cost < 0 && !m.seen, !m.seen && !charges, !m.seen && a.Cost == 0:
 	case a.Cost == 0 || !charges:
 		if !isKept && !alike(s, tick, m.s, m.tick, a.Hash) { // converted: only the numbers change
-			if *m = v; v.atTick != nil {
-				*m = *v.atTick
-			}
+			*m = v
 		}
 	default:
-		*m, m.atTick = next, nil
+		*m = next
 	}
 	return d
 }

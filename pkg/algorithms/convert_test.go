@@ -159,6 +159,31 @@ func TestChangedNumbersVectors(t *testing.T) {
 	})
 }
 
+// A limit that counts in milliseconds is replaced by a faster one that counts in microseconds. Within a millisecond
+// units flow in at the slower rate, so that the next millisecond takes none of them back.
+func TestATickOfTheOldNumbersGainsNothing(t *testing.T) {
+	slow := mustCompile(t, Spec{Kind: TokenBucket, Rate: 999_983, Period: Day, Capacity: new(int64(1_000_000))}) // a unit in 86.4 ms
+	fast := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1_000_000, Period: sec, Capacity: new(int64(100))})     // a unit in 1 us
+	if slow.tick != 1000 || fast.tick != 1 {
+		t.Fatalf("the limits count in %d and %d us, want 1000 and 1", slow.tick, fast.tick)
+	}
+	used := func(n int64) State { return State{By: slow, Value: slow.v - n*slow.q, At: t0} }
+	for _, at := range []Micros{0, 1, 500, 999} {
+		play(t, fast, used(100), []step{
+			{at: at, cost: 1, left: 0, retry: us},
+			{at: at + us, cost: 1, allowed: true, left: 0}, // after the denial the new rate applies
+		})
+	}
+	// 101 are used, one more than the new numbers can hold. So 99 remain used from the millisecond on in which two
+	// units have flowed in. The request stays allowed in the milliseconds after it.
+	retry := 173 * ms
+	play(t, fast, used(101), []step{{cost: 1, left: -1, retry: retry}})
+	for _, at := range []Micros{retry, retry + 999, retry + 1000, retry + 1001, retry + 5000} {
+		play(t, fast, used(101), []step{{at: at, cost: 1, allowed: true, left: 0}})
+	}
+	play(t, fast, used(101), []step{{at: retry - us, cost: 1, left: 0, retry: us}})
+}
+
 // A limit with a shorter period decides about the counts of a window. The counts must still live as long as
 // the longer period needs.
 func TestSlidingCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {

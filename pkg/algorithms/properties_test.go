@@ -43,16 +43,33 @@ func TestRetryAfterIsExact(t *testing.T) {
 		if m.limit.Overdraw && (m.ask.Cost > m.limit.Capacity && !m.ask.Scaled || m.ask.Cost > m.limit.full()) {
 			return // a cost above the capacity is never available at once, although overdraw allows it
 		}
-		if m.limit.Kind == Guaranteed && m.got.Blocked > 0 && m.after.By != m.limit {
-			return // not exact yet: docs/trust.md describes this weakness
-		}
 		if m.got.RetryAfter <= 0 {
 			t.Fatalf("denied with retry_after %d: %+v of %+v, limit %+v; want more than 0", m.got.RetryAfter, m.ask, m.before, *m.limit)
 		}
 		if at := m.now + m.got.RetryAfter; !m.again(at, m.after, m.ask).Allowed {
 			t.Fatalf("denied after retry_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)
+		} else if m.limit.Kind == LeakyBucket && m.after.By != m.limit && m.ask.MaxWait%m.limit.tick > 0 {
+			return // at most a tick too late: docs/trust.md describes this case
 		} else if m.again(at-1, m.after, m.ask).Allowed {
 			t.Fatalf("allowed 1 us before retry_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)
+		}
+	})
+}
+
+// A charge that a bucket would allow at some moment is allowed at every later one, if no other charge comes
+// first. So the latest retry time of a group, or of a block and the limit, is exact too.
+func TestAnAllowedChargeStaysAllowedLater(t *testing.T) {
+	each(t, 3, 1000, func(t *rapid.T, roll dice, m moment) {
+		if m.got.Allowed || m.got.Never || m.ask.DryRun || m.limit.Overdraw || !m.limit.startsFilled() {
+			return // a bucket that was full for a day starts at initial again
+		}
+		at := m.now + m.got.RetryAfter
+		for range 4 {
+			at += Micros(roll.of(0, 1, roll(1000), 999, 1000, roll(3000), roll(m.limit.period*int64(m.limit.tick))))
+			if d := m.again(at, m.after, m.ask); !d.Allowed {
+				t.Fatalf("allowed after %d, denied %d later: at %d %+v of %+v, limit %+v, got %+v", m.got.RetryAfter,
+					at-m.now-m.got.RetryAfter, m.now, m.ask, m.after, *m.limit, d)
+			}
 		}
 	})
 }
