@@ -17,7 +17,7 @@ import (
 
 // twoServers returns a Store of two servers. The first decides at once. The second has the buckets whose
 // keys start with "s", and answers after 20 ms.
-func twoServers() backend.Store {
+func twoServers() *stores.Router {
 	fast := memory.New(memory.Config{Clock: storetest.Times(wall)})
 	slow := submitFunc(func(b *backend.Batch) { time.AfterFunc(20*ms, func() { fast.Submit(b) }) })
 	routes := [2]stores.Route{{Store: fast}, {Store: slow}}
@@ -51,13 +51,13 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 	}
 	cases := []struct {
 		name   string
-		make   func(t *testing.T, next backend.Store) backend.Store
+		make   func(t *testing.T, next *stores.Router) backend.Store
 		of     []backend.Charge
 		wanted []bool // whether each decision is known at the deadline
 	}{
-		{"no wrapper", func(_ *testing.T, next backend.Store) backend.Store { return next },
+		{"no wrapper", func(_ *testing.T, next *stores.Router) backend.Store { return next },
 			groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), []bool{true, false, true, true}},
-		{"a cached denial", func(t *testing.T, next backend.Store) backend.Store {
+		{"a cached denial", func(t *testing.T, next *stores.Router) backend.Store {
 			t.Helper()
 			s := stores.Denied(next, stores.DeniedConfig{})
 			denied := of(day, "denied", 3)
@@ -68,7 +68,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			return s
 		}, append(groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), backend.Charge{Key: []byte("denied"), Limit: day, Group: 9, Terms: algorithms.Charge{Cost: 3}}),
 			[]bool{true, false, true, true, true}},
-		{"a lease", func(t *testing.T, next backend.Store) backend.Store {
+		{"a lease", func(t *testing.T, next *stores.Router) backend.Store {
 			t.Helper()
 			s := stores.Lease(next, stores.LeaseConfig{})
 			t.Cleanup(s.Close)
@@ -76,7 +76,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			return s
 		}, append(groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000)),
 			[]bool{true, false, true, true, true}},
-		{"a lease above a denial cache", func(t *testing.T, next backend.Store) backend.Store {
+		{"a lease above a denial cache", func(t *testing.T, next *stores.Router) backend.Store {
 			t.Helper()
 			s := stores.Lease(stores.Denied(next, stores.DeniedConfig{}), stores.LeaseConfig{})
 			t.Cleanup(s.Close)
@@ -84,7 +84,7 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			return s
 		}, append(groups([]string{"a"}, []string{"slow"}, []string{"b", "c"}), leased(fixed(t, 1_000_000, algorithms.Day), "hot", 1, 10_000)),
 			[]bool{true, false, true, true, true}},
-		{"a lease that ends", func(t *testing.T, next backend.Store) backend.Store {
+		{"a lease that ends", func(t *testing.T, next *stores.Router) backend.Store {
 			t.Helper()
 			s := stores.Lease(next, stores.LeaseConfig{})
 			t.Cleanup(s.Close)
@@ -94,20 +94,20 @@ func TestEarlyDecisionsSurviveTheDeadline(t *testing.T) {
 			return s
 		}, append(groups([]string{"slow"}, []string{"a"}), leased(fixed(t, 1_000_000, algorithms.Day), "hot", 900_000, 10_000)),
 			[]bool{false, true, true}},
-		{"a lease that is refused", func(t *testing.T, next backend.Store) backend.Store {
+		{"a lease that is refused", func(t *testing.T, next *stores.Router) backend.Store {
 			t.Helper()
 			s, _ := refusedLease(t, next)
 			return s
 		}, append(groups([]string{"slow"}, []string{"a"}), leased(fixed(t, 1000, algorithms.Day), "hot", 1, 500)), []bool{false, true, true}},
-		{"two stores", func(t *testing.T, next backend.Store) backend.Store {
+		{"two stores", func(t *testing.T, next *stores.Router) backend.Store {
 			t.Helper()
 			return stores.Divided(next, memory.New(memory.Config{Clock: storetest.Times(wall)}), func(c *backend.Charge) bool { return c.Key[0] == '2' }, undos)
 		}, groups([]string{"a"}, []string{"slow"}, []string{"2"}, []string{"b", "c"}), []bool{true, false, true, true, true}},
-		{"groups in parts", func(_ *testing.T, next backend.Store) backend.Store {
+		{"groups in parts", func(_ *testing.T, next *stores.Router) backend.Store {
 			return stores.Parts(next, func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
 		}, groups([]string{"a", "slow"}, []string{"b", "c"}, []string{"d", "e"}), []bool{false, false, true, true, true, true}},
-		{"denied groups in parts", func(_ *testing.T, next backend.Store) backend.Store {
-			return stores.Parts(next, func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
+		{"denied groups in parts", func(_ *testing.T, next *stores.Router) backend.Store {
+			return stores.Parts(routed(next), func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
 		}, denied, []bool{true, true, false, false, true}},
 	}
 	for _, c := range cases {

@@ -24,290 +24,282 @@ import (
 //
 // number returns a number for charge i of a group: charges with equal numbers can be charged in one step.
 // Groups must not have an idempotency key, and must not be a Reset.
-func Parts(next backend.Store, number func(i int, c *backend.Charge) int, undos *Undos) backend.Store {
+func Parts(next *Router, number func(i int, c *backend.Charge) int, undos *Undos) backend.Store {
 	s := &partsStore{next: next, number: number, undos: undos}
 	s.batches.New = func() any {
-		t := &partsBatch{store: s}
-		t.steps.Bind(next, t.step)
-		t.steps.OnKnown(t.knows)
+		t := &partsBatch{store: s, now: division{router: next}, later: division{router: next}}
+		t.now.decided, t.now.done = t.decided, t.ended
+		t.later.decided, t.later.done = func(*divisionPart, int, int) {}, t.conclude
 		return t
 	}
 	return s
 }
 
 type partsStore struct {
-	next    backend.Store
+	next    *Router
 	number  func(i int, c *backend.Charge) int
 	undos   *Undos
 	batches sync.Pool
 }
 
-// partsBatch is a batch that is charged in parts.
+// partsBatch is a batch that is charged in parts. In its divisions, the number of a group is a position in parts.
 type partsBatch struct {
-	store *partsStore
-	steps Steps
-	outer *backend.Batch
-	parts parted
+	store      *partsStore
+	outer      *backend.Batch
+	now, later division // later has the parts with refunds of the caller
+	parts      []part
+	groups     []partedGroup
+	undo       []backend.Charge
+	numbers    []int // used by plan
 }
 
 // Submit implements Store.
 func (s *partsStore) Submit(b *backend.Batch) {
 	t := s.batches.Get().(*partsBatch)
-	t.outer = b
-	t.parts.plan(b.Charges, s.number)
-	t.steps.Run(b)
+	t.outer, t.now.outer, t.later.outer = b, b, b
+	t.plan()
+	if t.now.used > 0 {
+		t.now.submit()
+	} else {
+		t.later.submit()
+	}
 }
 
-// knows forwards the decisions of groups that next has decided before the other groups.
-func (t *partsBatch) knows(from, to int) { t.parts.knows(from, to, t.outer) }
-
-func (t *partsBatch) step([]backend.Decision) ([]backend.Charge, []backend.Decision) {
-	if charges, room := t.parts.next(); len(charges) > 0 {
-		return charges, room
+// decided handles the decisions of p from from to to, which are known before the batch ends. Once all parts of
+// a group are decided, it passes the group's decisions on. Groups that failed, or that have parts to send
+// later, are concluded at the end.
+func (t *partsBatch) decided(p *divisionPart, from, to int) {
+	for at := from; at < to; {
+		part := &t.parts[p.inner.charges[at].Group]
+		at = part.to
+		if g := &t.groups[part.group]; g.open.Add(-1) == 0 {
+			t.passDecided(g)
+		}
 	}
-	b := t.outer
-	if undo := t.parts.conclude(b); len(undo) > 0 {
-		t.store.undos.Submit(t.store.next, undo)
-	}
-	t.outer = nil
-	t.parts.reset()
-	t.store.batches.Put(t)
-	b.Done(b)
-	return nil, nil
 }
 
-// parted has groups that are split into parts. It is a state machine: it returns charges, but submits none.
-type parted struct {
-	charges   []backend.Charge   // the charges of the parts, one part after the other; the parts that are sent later come last
-	decisions []backend.Decision // of charges
-	of        []int              // the positions of charges in the whole batch
-	parts     []part
-	groups    []partedGroup
-	waiting   int // the position of the first charge that is sent later
-	sent      int // the number of charges returned by next
-	undo      []backend.Charge
-	numbers   []int // used by split
+// ended is called after the parts that are sent at once.
+func (t *partsBatch) ended() {
+	if t.later.used == 0 {
+		t.conclude()
+		return
+	}
+	t.peekRefused()
+	t.later.submit()
 }
 
 // part has the charges of one group that are charged in one step.
 type part struct {
-	from, to int // in charges
-	group    int // in groups
+	in       *divisionPart
+	from, to int  // in in
+	group    int  // in groups
+	later    bool // in belongs to partsBatch.later
 }
 
 // partedGroup is the state of one group.
 type partedGroup struct {
 	from, to int // positions in the whole batch
-	first    int // the position of its first part; its other parts that are sent at once follow
+	first    int // the position of its first part; its other parts follow
 	parts    int
 	open     atomic.Int32 // the number of parts whose decisions are not known
 	refused  bool         // a part was denied or failed
 	refunded bool         // a part that was sent later consumed or refunded units
-	failed   error        // the error that takes precedence
+	failed   error        // the error that batches precedence
 }
 
-// plan splits charges into parts. number is the one of Parts.
-func (p *parted) plan(charges []backend.Charge, number func(i int, c *backend.Charge) int) {
-	waits := p.split(charges, number, false)
-	p.waiting = len(p.charges)
-	if waits {
-		p.split(charges, number, true)
-	}
-	p.decisions = slices.Grow(p.decisions[:0], len(p.charges))[:len(p.charges)]
-	clear(p.decisions)
-}
-
-// split appends the parts that are sent later (waiting), or the other parts. It reports whether it left out
-// any parts that are sent later.
-func (p *parted) split(charges []backend.Charge, number func(i int, c *backend.Charge) int, waiting bool) (waits bool) {
-	for at, g := 0, 0; at < len(charges); g++ {
+// plan splits the charges into parts.
+func (t *partsBatch) plan() {
+	charges := t.outer.Charges
+	for at := 0; at < len(charges); {
 		group := charges[at:][:backend.GroupLen(charges[at:])]
-		if !waiting {
-			p.groups = append(p.groups, partedGroup{from: at, to: at + len(group), first: len(p.parts)})
-		}
-		p.numbers = p.numbers[:0]
+		t.groups = append(t.groups, partedGroup{from: at, to: at + len(group), first: len(t.parts)})
+		t.numbers = t.numbers[:0]
 		for i := range group {
-			p.numbers = append(p.numbers, number(i, &group[i]))
+			t.numbers = append(t.numbers, t.store.number(i, &group[i]))
 		}
-		for i := range group {
-			if slices.Contains(p.numbers[:i], p.numbers[i]) {
-				continue
+		for i, number := range t.numbers {
+			if !slices.Contains(t.numbers[:i], number) {
+				t.addPart(group, at, i)
 			}
-			from := len(p.charges)
-			for j := i; j < len(group); j++ {
-				if p.numbers[j] == p.numbers[i] {
-					p.charges, p.of = append(p.charges, group[j]), append(p.of, at+j)
-					p.charges[len(p.charges)-1].Group = len(p.parts)
-				}
-			}
-			if refundsAny(p.charges[from:]) != waiting {
-				waits = true
-				p.charges, p.of = p.charges[:from], p.of[:from]
-				continue
-			}
-			p.parts = append(p.parts, part{from, len(p.charges), g})
-			p.groups[g].parts++
-			p.groups[g].open.Add(1)
 		}
+		g := &t.groups[len(t.groups)-1]
+		g.parts = len(t.parts) - g.first
+		g.open.Store(int32(g.parts))
 		at += len(group)
 	}
-	return waits
 }
 
-// next returns the charges to submit now, each part as a group, and room for their decisions. After the last
-// charges it returns none.
-func (p *parted) next() ([]backend.Charge, []backend.Decision) {
-	from, to := p.sent, p.waiting
-	if from >= p.waiting {
-		to = len(p.charges)
-		if from == p.waiting {
-			p.peekRefused()
+// addPart adds the part that starts with charge first of the last group. at is the position of the group in
+// the whole batch.
+func (t *partsBatch) addPart(group []backend.Charge, at, first int) {
+	number, later := t.numbers[first], false
+	for i := first; i < len(group); i++ {
+		later = later || t.numbers[i] == number && refundsAny(group[i:i+1])
+	}
+	d := &t.now
+	if later {
+		d = &t.later
+	}
+	in := d.part(t.store.next.find(group[first : first+1]))
+	e := &in.inner
+	from := len(e.charges)
+	for i := first; i < len(group); i++ {
+		if t.numbers[i] == number {
+			e.charges, e.of = append(e.charges, group[i]), append(e.of, int32(at+i))
+			e.charges[len(e.charges)-1].Group = len(t.parts)
 		}
 	}
-	p.sent = to
-	return p.charges[from:to], p.decisions[from:to]
+	t.parts = append(t.parts, part{in, from, len(e.charges), len(t.groups) - 1, later})
 }
 
-// peekRefused runs before the parts that are sent later. If another part of their group was refused, it makes
-// them dry runs.
-func (p *parted) peekRefused() {
-	if p.waiting == len(p.charges) {
-		return
-	}
-	for _, part := range p.parts {
-		g := &p.groups[part.group]
-		if part.from < p.waiting {
-			g.refused = g.refused || !p.allowed(part)
-			continue
-		}
-		for i := part.from; i < part.to && g.refused; i++ {
-			p.charges[i].Terms.DryRun = true
+// peekRefused runs before the parts that are sent later. It makes those of refused groups dry runs.
+func (t *partsBatch) peekRefused() {
+	for i := range t.parts {
+		if part := &t.parts[i]; !part.later {
+			g := &t.groups[part.group]
+			g.refused = g.refused || !part.allowed()
 		}
 	}
+	for i := range t.parts {
+		if part := &t.parts[i]; part.later && t.groups[part.group].refused {
+			charges := part.charges()
+			for i := range charges {
+				charges[i].Terms.DryRun = true
+			}
+		}
+	}
 }
 
-func (p *parted) allowed(part part) bool {
-	return backend.Allowed(p.charges[part.from:part.to], p.decisions[part.from:part.to])
-}
+func (p *part) charges() []backend.Charge     { return p.in.inner.charges[p.from:p.to] }
+func (p *part) decisions() []backend.Decision { return p.in.inner.decisions[p.from:p.to] }
 
-// charged reports whether part consumed or refunded units.
-func (p *parted) charged(part part) bool {
-	for i := part.from; i < part.to; i++ {
-		if p.decisions[i].Err != nil || p.charges[i].Terms.DryRun {
+func (p *part) allowed() bool { return backend.Allowed(p.charges(), p.decisions()) }
+
+// charged reports whether p consumed or refunded units.
+func (p *part) charged() bool {
+	charges, decisions := p.charges(), p.decisions()
+	for i := range charges {
+		if decisions[i].Err != nil || charges[i].Terms.DryRun {
 			return false
 		}
 	}
-	return p.allowed(part)
+	return p.allowed()
 }
 
-// knows handles the decisions on the charges from from to to, where to is one behind the last. Once all parts
-// of a group are decided, it passes the group's decisions on to whole. Groups that failed, or that have parts
-// to send later, are concluded at the end.
-func (p *parted) knows(from, to int, whole *backend.Batch) {
-	for at := from; at < to && p.sent == p.waiting; {
-		part := p.parts[p.charges[at].Group]
-		at = part.to
-		if g := &p.groups[part.group]; g.open.Add(-1) == 0 {
-			p.passDecided(g, whole)
-		}
-	}
-}
-
-// passDecided passes the decisions of g on to whole, unless a part failed. A denied group needs this as much
+// passDecided passes the decisions of g on to the whole batch, unless a part failed. A denied group needs this as much
 // as an allowed one: if it ended with an error at the deadline, a failure policy could allow it.
-func (p *parted) passDecided(g *partedGroup, whole *backend.Batch) {
-	parts := p.parts[g.first : g.first+g.parts]
+func (t *partsBatch) passDecided(g *partedGroup) {
+	parts := t.parts[g.first : g.first+g.parts]
 	refused := false
-	for _, part := range parts {
-		for i := part.from; i < part.to; i++ {
-			if p.decisions[i].Err != nil {
-				return
-			}
+	for i := range parts {
+		if parts[i].err() != nil {
+			return
 		}
-		refused = refused || !p.allowed(part)
+		refused = refused || !parts[i].allowed()
 	}
 	g.refused = refused
-	for _, part := range parts {
-		p.pass(part, whole.Decisions)
+	for i := range parts {
+		t.pass(&parts[i])
 	}
-	whole.SetKnown(g.from, g.to)
+	t.outer.SetKnown(g.from, g.to)
 }
 
-// pass copies the decisions of part to decisions, which belong to the whole batch. If part will be undone,
-// the copies describe the buckets after the undo.
-func (p *parted) pass(part part, decisions []backend.Decision) {
-	for i := part.from; i < part.to; i++ {
-		decisions[p.of[i]] = p.decisions[i]
+// err returns the error of p that batches precedence, or nil.
+func (p *part) err() (err error) {
+	decisions := p.decisions()
+	for i := range decisions {
+		err = MoreSevere(err, decisions[i].Err)
 	}
-	if !p.mustUndo(part) {
+	return err
+}
+
+// pass copies the decisions of p to the whole batch. If p will be undone, the copies describe the buckets after
+// the undo.
+func (t *partsBatch) pass(p *part) {
+	decisions, e := t.outer.Decisions, &p.in.inner
+	for i := p.from; i < p.to; i++ {
+		decisions[e.of[i]] = e.decisions[i]
+	}
+	if !t.mustUndo(p) {
 		return
 	}
-	for i := range p.refundable(part) {
-		d := &decisions[p.of[i]]
-		d.Remaining = min(d.Remaining+p.charges[i].Terms.Cost, p.charges[i].Limit.Capacity)
+	for i := range p.refundable() {
+		d := &decisions[e.of[i]]
+		d.Remaining = min(d.Remaining+e.charges[i].Terms.Cost, e.charges[i].Limit.Capacity)
 		d.Wait = 0
 	}
 }
 
-// conclude writes all decisions of whole that are not known yet. It returns the charges that undo the
-// consumption of refused groups. Their keys share memory with whole.
-func (p *parted) conclude(whole *backend.Batch) (undo []backend.Charge) {
-	for _, part := range p.parts {
-		g := &p.groups[part.group]
-		g.refused = g.refused || !p.allowed(part)
-		g.refunded = g.refunded || part.from >= p.waiting && p.charged(part)
-		for i := part.from; i < part.to; i++ {
-			g.failed = MoreSevere(g.failed, p.decisions[i].Err)
+// conclude ends the batch. It writes all decisions that are not known yet, and undoes the consumption of
+// refused groups.
+func (t *partsBatch) conclude() {
+	b := t.outer
+	for i := range t.parts {
+		part := &t.parts[i]
+		g := &t.groups[part.group]
+		g.refused = g.refused || !part.allowed()
+		g.refunded = g.refunded || part.later && part.charged()
+		g.failed = MoreSevere(g.failed, part.err())
+	}
+	for i := range t.parts {
+		part := &t.parts[i]
+		if !b.IsKnown(int(part.in.inner.of[part.from])) {
+			t.pass(part)
+		}
+		if t.mustUndo(part) {
+			t.undoPart(part, i)
 		}
 	}
-	for n, part := range p.parts {
-		if !whole.IsKnown(p.of[part.from]) {
-			p.pass(part, whole.Decisions)
-		}
-		if p.mustUndo(part) {
-			p.undoPart(part, n)
-		}
+	for i := range t.groups {
+		t.fail(&t.groups[i])
 	}
-	for i := range p.groups {
-		g := &p.groups[i]
-		if g.failed == nil {
-			continue
-		}
-		if errors.Is(g.failed, backend.ErrNotTaken) && g.refunded {
-			g.failed = MaybeConsumed(g.failed) // a refund was accepted, and undoing it could consume units of others
-		}
-		for i := g.from; i < g.to; i++ {
-			whole.Decisions[i] = backend.Decision{Err: g.failed}
-		}
+	if len(t.undo) > 0 {
+		t.store.undos.Submit(t.store.next, t.undo)
 	}
-	return p.undo
+	t.reset()
+	t.store.batches.Put(t)
+	b.Done(b)
 }
 
-// mustUndo reports whether part must be undone: it consumed units, and its group is refused.
-func (p *parted) mustUndo(part part) bool {
-	g := &p.groups[part.group]
-	return g.parts > 1 && g.refused && p.charged(part)
+// fail writes the error of g, if it has one.
+func (t *partsBatch) fail(g *partedGroup) {
+	if g.failed == nil {
+		return
+	}
+	if errors.Is(g.failed, backend.ErrNotTaken) && g.refunded {
+		g.failed = MaybeConsumed(g.failed) // a refund was accepted, and undoing it could consume units of others
+	}
+	for i := g.from; i < g.to; i++ {
+		t.outer.Decisions[i] = backend.Decision{Err: g.failed}
+	}
 }
 
-// undoPart appends the charges that undo part n.
-func (p *parted) undoPart(part part, n int) {
-	for i := range p.refundable(part) {
-		c := p.charges[i]
-		c.Terms = algorithms.Charge{Cost: -c.Terms.Cost, Hash: c.Terms.Hash, ChargedAt: p.decisions[i].At}
+// mustUndo reports whether p must be undone: it consumed units, and its group is refused.
+func (t *partsBatch) mustUndo(p *part) bool {
+	g := &t.groups[p.group]
+	return g.parts > 1 && g.refused && p.charged()
+}
+
+// undoPart appends the charges that undo p, as group n.
+func (t *partsBatch) undoPart(p *part, n int) {
+	for i := range p.refundable() {
+		c := p.in.inner.charges[i]
+		c.Terms = algorithms.Charge{Cost: -c.Terms.Cost, Hash: c.Terms.Hash, ChargedAt: p.in.inner.decisions[i].At}
 		c.Group, c.Canceled, c.Then = n, nil, false
-		p.undo = append(p.undo, c)
+		t.undo = append(t.undo, c)
 	}
 }
 
-// refundable yields the positions of the charges of part that consumed units, for the undo. It leaves out
-// charges of limits that charge denied requests.
-func (p *parted) refundable(part part) iter.Seq[int] {
+// refundable yields the positions in p.in of the charges of p that consumed units, for the undo. It leaves
+// out charges of limits that charge denied requests.
+func (p *part) refundable() iter.Seq[int] {
 	return func(yield func(int) bool) {
-		for at, size := part.from, 0; at < part.to; at += size {
-			size = backend.Alternatives(p.charges[at:part.to])
-			from, to := backend.Paid(p.decisions[at : at+size])
+		e := &p.in.inner
+		for at, size := p.from, 0; at < p.to; at += size {
+			size = backend.Alternatives(e.charges[at:p.to])
+			from, to := backend.Paid(e.decisions[at : at+size])
 			for i := at + from; i < at+to; i++ {
-				if !p.charges[i].Limit.ChargesDenied() && !yield(i) {
+				if !e.charges[i].Limit.ChargesDenied() && !yield(i) {
 					return
 				}
 			}
@@ -315,17 +307,17 @@ func (p *parted) refundable(part part) iter.Seq[int] {
 	}
 }
 
-// reset empties p for another use.
-func (p *parted) reset() {
-	clear(p.charges) // so that limits of an old configuration can be garbage-collected
-	clear(p.undo)
-	p.charges, p.of, p.parts, p.groups, p.undo = p.charges[:0], p.of[:0], p.parts[:0], p.groups[:0], p.undo[:0]
-	p.sent = 0
+// reset empties t for another use.
+func (t *partsBatch) reset() {
+	t.now.reset()
+	t.later.reset()
+	clear(t.undo) // so that limits of an old configuration can be garbage-collected
+	t.outer, t.parts, t.groups, t.undo = nil, t.parts[:0], t.groups[:0], t.undo[:0]
 }
 
-// MoreSevere returns the error that takes precedence; a and b may be nil. An error takes precedence over nil,
-// and any other error over ErrNotTaken. For if one of two parts was never sent and the other one got no
-// answer, units may have been consumed.
+// MoreSevere returns the error that batches precedence; a and b may be nil. An error batches precedence over nil, and
+// any other error over ErrNotTaken. For if one of two parts was never sent and the other one got no answer,
+// units may have been consumed.
 func MoreSevere(a, b error) error {
 	if b == nil || a != nil && !errors.Is(a, backend.ErrNotTaken) {
 		return a

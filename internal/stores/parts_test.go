@@ -248,7 +248,7 @@ func TestAnUndoIsNotCanceledWithItsRequest(t *testing.T) {
 	undos := stores.NewUndos(time.Second)
 	canceled := &atomic.Bool{}
 	var undone atomic.Int64
-	store := stores.Parts(submitFunc(func(b *backend.Batch) {
+	store := stores.Parts(routed(submitFunc(func(b *backend.Batch) {
 		for i := range b.Charges {
 			c := &b.Charges[i]
 			switch {
@@ -262,7 +262,7 @@ func TestAnUndoIsNotCanceledWithItsRequest(t *testing.T) {
 		}
 		canceled.Store(true)
 		b.Done(b)
-	}), func(i int, _ *backend.Charge) int { return i }, undos)
+	})), func(i int, _ *backend.Charge) int { return i }, undos)
 	limit := tokens(t, 10, algorithms.Second, 10)
 	charges := []backend.Charge{of(limit, "a", 3), of(limit, "b", 1)}
 	for i := range charges {

@@ -22,7 +22,12 @@ type Router struct {
 // Router calls it with each batch that a Store has decided, before the caller of Submit gets the decisions.
 func NewRouter(find func(group []backend.Charge) *Route, ended func(b *backend.Batch)) *Router {
 	r := &Router{find: find, ended: ended}
-	r.divisions.New = func() any { return &division{router: r} }
+	r.divisions.New = func() any {
+		d := &division{router: r}
+		d.decided = func(p *divisionPart, from, to int) { p.inner.pass(d.outer, from, to) }
+		d.done = d.conclude
+		return d
+	}
 	return r
 }
 
@@ -51,7 +56,8 @@ func (r *Router) Submit(b *backend.Batch) {
 	p := d.part(route)
 	p.batch = *b
 	p.batch.Done = p.done
-	d.submit()
+	d.pending.Store(1)
+	route.Store.Submit(&p.batch)
 }
 
 // divide submits b as several batches. The first same charges of b belong to route, and the group that
@@ -74,13 +80,6 @@ func (r *Router) divide(b *backend.Batch, same int, route, other *Route) {
 		d.part(route).inner.add(group, at)
 		at += len(group)
 	}
-	for _, p := range d.parts[:d.used] {
-		p.inner.prepare()
-		p.batch = backend.Batch{
-			Charges: p.inner.charges, Decisions: p.inner.decisions, Known: p.inner.known, OnKnown: p.onKnown,
-			Deadline: b.Deadline, Detached: b.Detached, Waits: b.Waits && d.used == 1, Source: b.Source, Done: p.done,
-		}
-	}
 	d.submit()
 }
 
@@ -92,16 +91,18 @@ type division struct {
 	used    int          // the number of parts in use
 	routes  []*Route     // the routes of the groups; used only by divide
 	pending atomic.Int32 // the number of parts that have not ended
+
+	decided func(p *divisionPart, from, to int) // handles the decisions of p from from to to, which are known before the last part ends
+	done    func()                              // handles the end of the last part
 }
 
-// divisionPart has the groups of a batch that are for one Store.
+// divisionPart has the charges of a batch that are for one Store.
 type divisionPart struct {
-	division *division
-	route    *Route
-	batch    backend.Batch
-	inner    excerpt // empty if the batch shares the slices of the outer one
-	done     func(*backend.Batch)
-	onKnown  func(from, to int)
+	route   *Route
+	batch   backend.Batch
+	inner   excerpt // empty if the batch shares the slices of the outer one
+	done    func(*backend.Batch)
+	onKnown func(from, to int)
 }
 
 // part returns the part for route. It makes the part if there is none.
@@ -112,9 +113,9 @@ func (d *division) part(route *Route) *divisionPart {
 		}
 	}
 	if d.used == len(d.parts) {
-		p := &divisionPart{division: d}
-		p.done = p.ended
-		p.onKnown = func(from, to int) { p.inner.pass(d.outer, from, to) }
+		p := &divisionPart{}
+		p.done = func(*backend.Batch) { d.ended(p) }
+		p.onKnown = func(from, to int) { d.decided(p, from, to) }
 		d.parts = append(d.parts, p)
 	}
 	p := d.parts[d.used]
@@ -125,32 +126,55 @@ func (d *division) part(route *Route) *divisionPart {
 
 // submit submits all parts. When it returns, d may already be reused for another batch.
 func (d *division) submit() {
-	n := d.used
-	d.pending.Store(int32(n))
-	for i := range n {
-		p := d.parts[i]
+	parts, b := d.parts[:d.used], d.outer
+	for _, p := range parts {
+		p.inner.prepare()
+		p.batch = backend.Batch{
+			Charges: p.inner.charges, Decisions: p.inner.decisions, Known: p.inner.known, OnKnown: p.onKnown,
+			Deadline: b.Deadline, Detached: b.Detached, Source: b.Source, Done: p.done,
+		}
+	}
+	d.pending.Store(int32(len(parts)))
+	for _, p := range parts {
 		p.route.Store.Submit(&p.batch)
 	}
 }
 
-// ended is the Done function of a part's batch.
-func (p *divisionPart) ended(*backend.Batch) {
-	d := p.division
+// ended handles the end of p.
+func (d *division) ended(p *divisionPart) {
 	if ended := d.router.ended; ended != nil {
 		ended(&p.batch)
 	}
-	if d.pending.Load() > 1 {
-		p.inner.pass(d.outer, 0, len(p.inner.charges))
-	} else { // no part is left, so the whole batch ends now
-		p.inner.fill(d.outer)
+	if d.pending.Load() > 1 { // otherwise this is the last part
+		for from := 0; from < len(p.inner.charges); {
+			to := from + backend.GroupLen(p.inner.charges[from:])
+			if !p.batch.IsKnown(from) {
+				d.decided(p, from, to)
+			}
+			from = to
+		}
 	}
-	p.inner.reset()
-	p.batch, p.route = backend.Batch{}, nil
-	if d.pending.Add(-1) > 0 {
-		return
+	if d.pending.Add(-1) == 0 {
+		d.done()
 	}
+}
+
+// conclude ends the batch of a Router.
+func (d *division) conclude() {
 	b := d.outer
-	d.outer, d.used = nil, 0
+	for _, p := range d.parts[:d.used] {
+		p.inner.fill(b)
+	}
+	d.reset()
 	d.router.divisions.Put(d)
 	b.Done(b)
+}
+
+// reset empties d for another use.
+func (d *division) reset() {
+	for _, p := range d.parts[:d.used] {
+		p.inner.reset()
+		p.batch, p.route = backend.Batch{}, nil
+	}
+	d.outer, d.used = nil, 0
 }

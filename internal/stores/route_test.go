@@ -48,6 +48,12 @@ func byFirstByte(below ...backend.Store) *stores.Router {
 	return stores.NewRouter(func(group []backend.Charge) *stores.Route { return &routes[group[0].Key[0]-'a'] }, nil)
 }
 
+// routed returns a Router that sends everything to next.
+func routed(next backend.Store) *stores.Router {
+	route := stores.Route{Store: next}
+	return stores.NewRouter(func([]backend.Charge) *stores.Route { return &route }, nil)
+}
+
 // submit submits charges. It returns the batch, and a counter of the calls of Done.
 func submit(s backend.Store, charges []backend.Charge) (b *backend.Batch, done *int) {
 	done = new(int)
@@ -124,7 +130,7 @@ func TestManyPartsInMemory(t *testing.T) {
 	undos := stores.NewUndos(time.Minute)
 	defer undos.Close()
 	store := memory.New(memory.Config{Clock: storetest.Times(wall)})
-	s := stores.Parts(store, func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
+	s := stores.Parts(routed(store), func(_ int, c *backend.Charge) int { return int(c.Key[0]) }, undos)
 	limit := tokens(t, 10_000, algorithms.Day, 10_000)
 	for range 5_000 {
 		b, done := submit(s, []backend.Charge{of(limit, "a", 1), of(limit, "b", -1), of(limit, "c", 1)})

@@ -40,3 +40,38 @@ func BenchmarkWrappers(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkDivided measures the division of requests with a limit in each of two Stores. One answers at once,
+// the other with Flush, as two servers do.
+func BenchmarkDivided(b *testing.B) {
+	var held []*backend.Batch
+	first := submitFunc(func(b *backend.Batch) { held = append(held, b) })
+	second := submitFunc(func(b *backend.Batch) { held = append(held, b) })
+	undos := stores.NewUndos(time.Second)
+	defer undos.Close()
+	s := stores.Divided(first, second, odd, undos)
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second})
+	if err != nil {
+		b.Fatal(err)
+	}
+	const requests = 16
+	batch := backend.Batch{Decisions: make([]backend.Decision, 2*requests), Known: make([]atomic.Bool, 2*requests), Done: func(*backend.Batch) {}}
+	for i := range requests {
+		for _, store := range []byte{0, 1} {
+			batch.Charges = append(batch.Charges, backend.Charge{Key: []byte{byte(i), store}, Limit: &limit, Terms: algorithms.Charge{Cost: 1}, Group: i})
+		}
+	}
+	for b.Loop() {
+		held = held[:0]
+		clear(batch.Known)
+		clear(batch.Decisions)
+		s.Submit(&batch)
+		for _, b := range held {
+			for i := range b.Decisions {
+				b.Decisions[i].Allowed = true
+			}
+			b.Done(b)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/requests, "ns/request")
+}
