@@ -104,7 +104,7 @@ type partedGroup struct {
 	open     atomic.Int32 // the number of parts whose decisions are not known
 	refused  bool         // a part was denied or failed
 	refunded bool         // a part that was sent later consumed or refunded units
-	failed   error        // the error that batches precedence
+	failed   error        // the error that takes precedence
 }
 
 // plan splits the charges into parts.
@@ -204,7 +204,7 @@ func (t *partsBatch) passDecided(g *partedGroup) {
 	t.outer.SetKnown(g.from, g.to)
 }
 
-// err returns the error of p that batches precedence, or nil.
+// err returns the error of p that takes precedence, or nil.
 func (p *part) err() (err error) {
 	decisions := p.decisions()
 	for i := range decisions {
@@ -315,9 +315,9 @@ func (t *partsBatch) reset() {
 	t.outer, t.parts, t.groups, t.undo = nil, t.parts[:0], t.groups[:0], t.undo[:0]
 }
 
-// MoreSevere returns the error that batches precedence; a and b may be nil. An error batches precedence over nil, and
-// any other error over ErrNotTaken. For if one of two parts was never sent and the other one got no answer,
-// units may have been consumed.
+// MoreSevere returns the error that takes precedence; a and b may be nil. An error takes precedence over nil,
+// and any other error over ErrNotTaken. For if one of two parts was never sent and the other one got no
+// answer, units may have been consumed.
 func MoreSevere(a, b error) error {
 	if b == nil || a != nil && !errors.Is(a, backend.ErrNotTaken) {
 		return a
