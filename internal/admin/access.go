@@ -53,7 +53,7 @@ func (a *access) visitor(r *http.Request) visitor {
 		return visitor{mayRead: true, mayWrite: true, csrf: a.socketCSRF}
 	case a.token == nil:
 		return visitor{mayRead: true}
-	case httpauth.Brings(r, a.token), httpauth.Brings(r, a.readToken):
+	case httpauth.HasToken(r, a.token), httpauth.HasToken(r, a.readToken):
 		return visitor{mayRead: true}
 	}
 	cookie, err := r.Cookie(cookieName(r))
@@ -104,9 +104,9 @@ func (a *access) logIn(r *http.Request) (id, problem string) {
 	}
 	given := strings.TrimSpace(r.PostFormValue("token"))
 	switch {
-	case httpauth.Is(given, a.token):
+	case httpauth.IsToken(given, a.token):
 		return a.sessions.begin(given, true), ""
-	case httpauth.Is(given, a.readToken):
+	case httpauth.IsToken(given, a.readToken):
 		return a.sessions.begin(given, false), ""
 	default:
 		return "", "This is not the token."

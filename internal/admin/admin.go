@@ -109,7 +109,7 @@ func (p *pages) handler() http.Handler {
 	mux.HandleFunc("/debug/pprof/", p.plain(p.profiles().ServeHTTP))
 	mux.HandleFunc("/", p.plain(http.NotFound))
 	if p.Token == nil {
-		return httpauth.ThisMachineOnly(mux, "without a token, use an address or localhost as the host name; or start the sidecar with --admin-token-file")
+		return httpauth.LocalHostOnly(mux, "without a token, use an address or localhost as the host name; or start the sidecar with --admin-token-file")
 	}
 	return mux
 }
@@ -164,9 +164,9 @@ func (p *pages) plain(next http.HandlerFunc) http.HandlerFunc {
 func (p *pages) api(w http.ResponseWriter, r *http.Request) {
 	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch {
-	case p.Token == nil, httpauth.Brings(r, p.Token), reads && httpauth.Brings(r, p.ReadToken):
+	case p.Token == nil, httpauth.HasToken(r, p.Token), reads && httpauth.HasToken(r, p.ReadToken):
 		p.API.ServeHTTP(w, r)
-	case httpauth.Brings(r, p.ReadToken):
+	case httpauth.HasToken(r, p.ReadToken):
 		http.Error(w, "this token may only read; changes need the admin token", http.StatusForbidden)
 	default:
 		w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
@@ -185,7 +185,7 @@ func (p *pages) profiles() http.Handler {
 	mux.HandleFunc("POST /debug/pprof/symbol", pprof.Symbol) // the pprof tool uses POST
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if httpauth.FromOtherSite(r) && !httpauth.Brings(r, p.Token) && !httpauth.Brings(r, p.ReadToken) {
+		if httpauth.FromOtherSite(r) && !httpauth.HasToken(r, p.Token) && !httpauth.HasToken(r, p.ReadToken) {
 			http.Error(w, "pages of other sites are refused", http.StatusForbidden)
 			return
 		}

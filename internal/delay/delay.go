@@ -1,4 +1,4 @@
-// Package delay holds answers until their turn in a leaky bucket. The number of held answers and the delay
+// Package delay delays answers until their turn in a leaky bucket. The number of delayed answers and the delay
 // are bounded.
 package delay
 
@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// defaultMost is the default bound on held answers. The number is bounded because each held answer needs a
+	// defaultMost is the default bound on delayed answers. The number is bounded because each delayed answer needs a
 	// goroutine.
 	defaultMost = 10_000
 	// longest is the longest delay if the caller has no deadline.
@@ -23,15 +23,15 @@ const (
 	none = algorithms.Micros(1)
 )
 
-// Room holds answers until their turn. The zero Room has room for 10,000 answers.
+// Room delays answers until their turn. The zero Room has room for 10,000 answers.
 type Room struct {
-	// Most is the largest number of held answers. 0 means the default. A negative number means that no answer
-	// may be held.
-	Most int64
-	held atomic.Int64
+	// Most is the largest number of delayed answers. 0 means the default. A negative number means that no answer
+	// may be delayed.
+	Most    int64
+	waiting atomic.Int64
 }
 
-// Longest returns how long an answer may be held. The result ends shortly before the deadline of ctx. If
+// Longest returns how long an answer may be delayed. The result ends shortly before the deadline of ctx. If
 // there is no room, Longest returns the shortest delay.
 func (r *Room) Longest(ctx context.Context) algorithms.Micros {
 	deadline, ok := ctx.Deadline()
@@ -49,7 +49,7 @@ func (r *Room) LongestFor(left time.Duration) algorithms.Micros {
 		most = defaultMost
 	}
 	switch {
-	case r.held.Load() >= most:
+	case r.waiting.Load() >= most:
 		return none
 	case left == 0:
 		return longest
@@ -60,8 +60,8 @@ func (r *Room) LongestFor(left time.Duration) algorithms.Micros {
 
 // Wait waits for the duration d. It returns the error of ctx if ctx ends first.
 func (r *Room) Wait(ctx context.Context, d algorithms.Micros) error {
-	r.held.Add(1)
-	defer r.held.Add(-1)
+	r.waiting.Add(1)
+	defer r.waiting.Add(-1)
 	return For(ctx, time.Duration(d)*time.Microsecond)
 }
 
@@ -79,18 +79,18 @@ func For(ctx context.Context, d time.Duration) error {
 
 // Later calls answer after the duration d, unless stop is called first.
 func (r *Room) Later(d algorithms.Micros, answer func()) (stop func()) {
-	r.held.Add(1)
-	leave := func() { r.held.Add(-1) }
+	r.waiting.Add(1)
+	done := func() { r.waiting.Add(-1) }
 	timer := time.AfterFunc(time.Duration(d)*time.Microsecond, func() {
-		leave()
+		done()
 		answer()
 	})
 	return func() {
 		if timer.Stop() {
-			leave()
+			done()
 		}
 	}
 }
 
-// Held returns the number of held answers.
-func (r *Room) Held() int64 { return r.held.Load() }
+// Waiting returns the number of delayed answers.
+func (r *Room) Waiting() int64 { return r.waiting.Load() }

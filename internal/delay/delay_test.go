@@ -46,17 +46,17 @@ func TestTheNumberOfHeldAnswersIsBounded(t *testing.T) {
 		}
 		stop := r.Later(7_000_000, func() { t.Error("it was stopped") })
 		synctest.Wait()
-		if r.Held() != 3 || r.LongestFor(0) != 1 {
-			t.Errorf("%d answers held, the next for at most %d", r.Held(), r.LongestFor(0))
+		if r.Waiting() != 3 || r.LongestFor(0) != 1 {
+			t.Errorf("%d answers are delayed, the next by at most %d us", r.Waiting(), r.LongestFor(0))
 		}
 		stop()
 		stop() // a second call has no effect
-		if r.Held() != 2 || r.LongestFor(0) != 60_000_000 {
-			t.Errorf("%d answers held, the next for at most %d", r.Held(), r.LongestFor(0))
+		if r.Waiting() != 2 || r.LongestFor(0) != 60_000_000 {
+			t.Errorf("%d answers are delayed, the next by at most %d us", r.Waiting(), r.LongestFor(0))
 		}
 		time.Sleep(6 * time.Second)
-		if r.Held() != 0 {
-			t.Errorf("%d answers held", r.Held())
+		if r.Waiting() != 0 {
+			t.Errorf("%d answers are delayed; want 0", r.Waiting())
 		}
 		for most, held := range map[int64]algorithms.Micros{0: 60_000_000, -1: 1} {
 			if got := (&Room{Most: most}).LongestFor(0); got != held {
@@ -74,16 +74,16 @@ func TestWaitingEnds(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := r.Wait(ctx, 2_000_000); !errors.Is(err, context.DeadlineExceeded) || r.Held() != 0 {
-			t.Errorf("%v, %d held", err, r.Held())
+		if err := r.Wait(ctx, 2_000_000); !errors.Is(err, context.DeadlineExceeded) || r.Waiting() != 0 {
+			t.Errorf("%v, %d answers are delayed; want 0", err, r.Waiting())
 		}
 		answered := time.Time{}
 		stop := r.Later(1_000_000, func() { answered = time.Now() })
 		from = time.Now()
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		if stop(); answered.Sub(from) != time.Second || r.Held() != 0 {
-			t.Errorf("after %v, %d held", answered.Sub(from), r.Held())
+		if stop(); answered.Sub(from) != time.Second || r.Waiting() != 0 {
+			t.Errorf("after %v, %d answers are delayed; want 0", answered.Sub(from), r.Waiting())
 		}
 	})
 }

@@ -347,8 +347,8 @@ func TestHoldingEndsWithTheCaller(t *testing.T) {
 		if _, err := send(s, ctx, request("jobs")); grpcstatus.Code(err) != codes.Canceled {
 			t.Error(err)
 		}
-		if s.delays.Held() != 0 {
-			t.Errorf("%d answers are delayed; want 0", s.delays.Held())
+		if s.delays.Waiting() != 0 {
+			t.Errorf("%d answers are delayed; want 0", s.delays.Waiting())
 		}
 	})
 }

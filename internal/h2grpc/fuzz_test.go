@@ -197,7 +197,7 @@ func FuzzClients(f *testing.F) {
 			}
 			s.Stop(t.Context())
 			conn.consistent(t)
-			if len(conn.open)+conn.stuck+conn.undead+conn.others+conn.operations+conn.share.weight+s.outstanding.weight > 0 || m.room.Held() > 0 {
+			if len(conn.open)+conn.stuck+conn.undead+conn.others+conn.operations+conn.share.weight+s.outstanding.weight > 0 || m.room.Waiting() > 0 {
 				t.Errorf("left over: %+v", conn)
 			}
 		})

@@ -262,22 +262,22 @@ func TestResetsFreeHeldMemory(t *testing.T) {
 		id := c.ask("hold")
 		c.flush()
 		synctest.Wait()
-		if m.room.Held() != 1 {
-			t.Errorf("%d answers are held", m.room.Held())
+		if m.room.Waiting() != 1 {
+			t.Errorf("%d answers are held", m.room.Waiting())
 		}
 		_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
 		c.flush()
 		c.must("m", "m")
-		if m.room.Held() != 0 {
-			t.Errorf("%d answers are held after the reset", m.room.Held())
+		if m.room.Waiting() != 0 {
+			t.Errorf("%d answers are held after the reset", m.room.Waiting())
 		}
 		other := c.ask("hold")
 		c.flush()
 		synctest.Wait()
 		c.nc.Close()
 		synctest.Wait()
-		if m.room.Held() != 0 || c.reply(other).ended {
-			t.Errorf("%d answers are held after the connection has ended", m.room.Held())
+		if m.room.Waiting() != 0 || c.reply(other).ended {
+			t.Errorf("%d answers are held after the connection has ended", m.room.Waiting())
 		}
 	})
 }

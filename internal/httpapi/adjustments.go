@@ -23,11 +23,11 @@ type Adjustments struct {
 var (
 	refused          = kind{"forbidden", "Changes need the admin token", http.StatusForbidden}
 	noAdjustment     = kind{"unknown-adjustment", "There is no such adjustment", http.StatusNotFound}
-	changedMeanwhile = kind{"conflict", "The adjustments have changed", http.StatusConflict}
+	concurrentChange = kind{"conflict", "The adjustments have changed", http.StatusConflict}
 	wrongAdjustment  = kind{"wrong-adjustment", "The adjustment cannot be made", http.StatusBadRequest}
 )
 
-// An answer lists defaultEntries entries of the audit. A request can ask for up to maxEntries.
+// An answer lists defaultEntries entries of the audit. A request can require up to maxEntries.
 const defaultEntries, maxEntries = 50, 1000
 
 // paths lists the paths and methods.
@@ -205,7 +205,7 @@ func (a *Adjustments) mistake(w http.ResponseWriter, err error) {
 	case errors.Is(err, adjust.ErrNotFound):
 		noAdjustment.write(w, err.Error(), "")
 	case errors.Is(err, adjust.ErrConflict):
-		changedMeanwhile.write(w, err.Error(), "")
+		concurrentChange.write(w, err.Error(), "")
 	default:
 		unavailable.write(w, err.Error(), "")
 	}

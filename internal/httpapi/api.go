@@ -53,7 +53,7 @@ func (a *API) byOwnName(next http.Handler) http.Handler {
 		return next
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !a.Closed && !httpauth.NamesThisMachine(r) {
+		if !a.Closed && !httpauth.HasLocalHost(r) {
 			crossOrigin.write(w, "without a token, use an address or localhost as the host name; or start the sidecar with --api-token-file", "")
 			return
 		}
@@ -85,7 +85,7 @@ func (a *API) guard(methods map[string]http.HandlerFunc) http.Handler {
 		case a.Closed:
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			unauthorized.write(w, "this port can be reached from other machines and has no token; start the sidecar with --api-token-file, or have it listen on 127.0.0.1", "")
-		case a.Token != nil && !httpauth.Brings(r, a.Token):
+		case a.Token != nil && !httpauth.HasToken(r, a.Token):
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			unauthorized.write(w, "", "")
 		case methods == nil:
@@ -110,32 +110,32 @@ func (a *API) decide(w http.ResponseWriter, r *http.Request, dryRun bool) {
 		return
 	}
 	defer a.working.leave()
-	ask, err := parseRequest(body)
+	req, err := parseRequest(body)
 	switch {
 	case err != nil:
 		malformed.write(w, err.Error(), "")
 		return
-	case ask.settles && !dryRun:
-		a.settle(w, r, ask)
+	case req.settles && !dryRun:
+		a.settle(w, r, req)
 		return
-	case ask.settles || ask.id != "" && dryRun:
+	case req.settles || req.id != "" && dryRun:
 		malformed.write(w, "reservation and request_id belong to /v1/limit: a dry run consumes nothing", "")
 		return
 	}
-	if err := a.limit(r, ask, dryRun); err != nil {
+	if err := a.limit(r, req, dryRun); err != nil {
 		mistake(w, err)
 		return
 	}
-	a.answer(w, ask)
+	a.answer(w, req)
 }
 
 // requestLife is how long the answer to a request with a request_id is kept.
 const requestLife = 600 * algorithms.Second
 
 // limit charges the limits, or makes a dry run.
-func (a *API) limit(r *http.Request, ask *apiRequest, dryRun bool) error {
-	c := ask.call
-	if err := a.addInlineLimit(ask); err != nil {
+func (a *API) limit(r *http.Request, req *apiRequest, dryRun bool) error {
+	c := req.call
+	if err := a.addInlineLimit(req); err != nil {
 		return err
 	}
 	for i := range c.Limits {
@@ -144,21 +144,21 @@ func (a *API) limit(r *http.Request, ask *apiRequest, dryRun bool) error {
 		}
 	}
 	c.DryRun = dryRun
-	if ask.id != "" {
-		c.IdempotencyKey = limiter.IdempotencyKey{ID: "request " + ask.id, Lifetime: requestLife}
+	if req.id != "" {
+		c.IdempotencyKey = limiter.IdempotencyKey{ID: "request " + req.id, Lifetime: requestLife}
 	}
 	c.Arrived = time.Now()
 	return a.Limiter.Check(r.Context(), c)
 }
 
 // settle charges or refunds the difference between the real cost of a reservation and the reserved units.
-func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiRequest) {
+func (a *API) settle(w http.ResponseWriter, r *http.Request, req *apiRequest) {
 	var of limiter.Reserved
-	if !a.Limiter.Open(ask.reservation, &of) {
+	if !a.Limiter.Open(req.reservation, &of) {
 		unknownReservation.write(w, "reservation "+reservation.ErrForged.Error(), "")
 		return
 	}
-	err := a.Limiter.Settle(r.Context(), ask.call, limiter.Settle{Reserved: &of, Real: ask.count, Costs: ask.costs, Inline: a.inlineOf})
+	err := a.Limiter.Settle(r.Context(), req.call, limiter.Settle{Reserved: &of, Real: req.count, Costs: req.costs, Inline: a.inlineOf})
 	switch name := of.Parts[0].Name; {
 	case errors.Is(err, backend.ErrReused):
 		settled.write(w, "the reservation was settled with another count before; the first count stays in force", name)
@@ -169,7 +169,7 @@ func (a *API) settle(w http.ResponseWriter, r *http.Request, ask *apiRequest) {
 	case err != nil:
 		mistake(w, err)
 	default:
-		a.answer(w, ask)
+		a.answer(w, req)
 	}
 }
 
@@ -180,12 +180,12 @@ func (a *API) reset(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer a.working.leave()
-	domain, ask, err := parseReset(body)
+	domain, req, err := parseReset(body)
 	if err != nil {
 		malformed.write(w, err.Error(), "")
 		return
 	}
-	c := &limiter.Call{Request: limiter.Request{Domain: domain, Limits: []limiter.NamedCharge{ask}}}
+	c := &limiter.Call{Request: limiter.Request{Domain: domain, Limits: []limiter.NamedCharge{req}}}
 	if err := a.Limiter.Reset(r.Context(), c); err != nil {
 		mistake(w, err)
 		return
@@ -200,7 +200,7 @@ type done struct {
 
 // mistake answers an invalid request with the limiter's error.
 func mistake(w http.ResponseWriter, err error) {
-	ask, ok := errors.AsType[*limiter.RequestError](err)
+	mistake, ok := errors.AsType[*limiter.RequestError](err)
 	switch {
 	case errors.Is(err, backend.ErrReused):
 		reusedID.write(w, "request_id: it was used for another request; use a new one for each request", "")
@@ -210,10 +210,10 @@ func mistake(w http.ResponseWriter, err error) {
 		unavailable.write(w, "the backend did not answer in time; the request may or may not have been charged; repeat it with a request_id", "")
 	case !ok:
 		unavailable.write(w, err.Error(), "")
-	case ask.Missing:
-		unknownLimit.write(w, ask.Problem, "")
+	case mistake.Missing:
+		unknownLimit.write(w, mistake.Problem, "")
 	default:
-		unusable.write(w, ask.Problem, "")
+		unusable.write(w, mistake.Problem, "")
 	}
 }
 

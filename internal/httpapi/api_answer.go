@@ -69,8 +69,8 @@ func (k key) MarshalJSON() ([]byte, error) {
 }
 
 // answer writes the decision on a request.
-func (a *API) answer(w http.ResponseWriter, ask *apiRequest) {
-	c := ask.call
+func (a *API) answer(w http.ResponseWriter, req *apiRequest) {
+	c := req.call
 	if r := neverOf(c); r != nil {
 		name := c.Limits[r.Descriptor].Name
 		cost, most := costOf(c, r)
@@ -85,28 +85,28 @@ func (a *API) answer(w http.ResponseWriter, ask *apiRequest) {
 		unavailable.write(w, detail, "")
 		return
 	}
-	said := a.answerOf(ask)
-	spread := ask.spread()
-	said.later(spread)
-	apiHeaders(w.Header(), a.Headers, c, spread)
+	answer := a.answerOf(req)
+	jitterDelay := req.jitterDelay()
+	answer.later(jitterDelay)
+	apiHeaders(w.Header(), a.Headers, c, jitterDelay)
 	code := http.StatusOK
 	switch {
 	case c.Denied:
 		code = http.StatusTooManyRequests
-	case said.Wait > 0:
+	case answer.Wait > 0:
 		code = http.StatusAccepted
 	}
-	send(w, code, "application/json", said)
+	send(w, code, "application/json", answer)
 }
 
-// spread returns the delay of the times in the answer, in ms, so that clients with the same retry time do not
+// jitterDelay returns the delay of the times in the answer, in ms, so that clients with the same retry time do not
 // all return at once. Times never become earlier. A repeated request with the same id gets the same delay.
-func (ask *apiRequest) spread() int64 {
-	if ask.id == "" || ask.jitter == 0 {
-		return rand.Int64N(ask.jitter + 1)
+func (req *apiRequest) jitterDelay() int64 {
+	if req.id == "" || req.jitter == 0 {
+		return rand.Int64N(req.jitter + 1)
 	}
-	digest := limiter.IdempotencyID("jitter", ask.id)
-	return int64(binary.BigEndian.Uint64(digest[:8]) % uint64(ask.jitter+1))
+	digest := limiter.IdempotencyID("jitter", req.id)
+	return int64(binary.BigEndian.Uint64(digest[:8]) % uint64(req.jitter+1))
 }
 
 // later delays the retry and wait times.
@@ -173,29 +173,29 @@ func undecided(c *limiter.Call) (err error) {
 	return err
 }
 
-func (a *API) answerOf(ask *apiRequest) apiAnswer {
-	c := ask.call
-	said := apiAnswer{OK: !c.Denied, RetryAfter: millis(c.RetryAfter), Limits: make([]limitAnswer, len(c.Results))}
+func (a *API) answerOf(req *apiRequest) apiAnswer {
+	c := req.call
+	answer := apiAnswer{OK: !c.Denied, RetryAfter: millis(c.RetryAfter), Limits: make([]limitAnswer, len(c.Results))}
 	for i := range c.Results {
 		l := answerOfLimit(c, &c.Results[i])
-		said.Degraded = said.Degraded || l.Degraded
-		if ask.settles { // the work is done already, so there is nothing to wait for
+		answer.Degraded = answer.Degraded || l.Degraded
+		if req.settles { // the work is done already, so there is nothing to wait for
 			l.Wait = 0
 		}
-		if said.OK {
-			said.Wait = max(said.Wait, l.Wait)
+		if answer.OK {
+			answer.Wait = max(answer.Wait, l.Wait)
 		}
-		said.Limits[i] = l
+		answer.Limits[i] = l
 	}
-	if said.OK && !ask.settles && !c.DryRun {
-		a.identify(&said, ask)
+	if answer.OK && !req.settles && !c.DryRun {
+		a.identify(&answer, req)
 	}
-	return said
+	return answer
 }
 
 func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
-	ask := &c.Limits[r.Descriptor]
-	l := limitAnswer{Name: ask.Name, Key: ask.Key, Shadow: r.Policy.Shadow, Degraded: failed(r)}
+	named := &c.Limits[r.Descriptor]
+	l := limitAnswer{Name: named.Name, Key: named.Key, Shadow: r.Policy.Shadow, Degraded: failed(r)}
 	if r.For != nil {
 		l.Payer = r.Policy.Name
 	}
@@ -210,18 +210,18 @@ func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
 	reset := millis(d.ResetAfter)
 	l.Remaining, l.ResetAfter = &d.Remaining, &reset
 	l.RetryAfter = millis(d.RetryAfter)
-	if d.Allowed && (ask.Reserve || r.Policy.Limit.Kind == algorithms.LeakyBucket) {
+	if d.Allowed && (named.Reserve || r.Policy.Limit.Kind == algorithms.LeakyBucket) {
 		l.Wait = millis(d.Wait)
 	}
 	return l
 }
 
-// apiHeaders adds the headers for c. spread is the delay of times in ms.
-func apiHeaders(h http.Header, sets HeaderSets, c *limiter.Call, spread int64) {
+// apiHeaders adds the headers for c. jitterDelay is the delay of times, in ms.
+func apiHeaders(h http.Header, sets HeaderSets, c *limiter.Call, jitterDelay int64) {
 	var l lines
 	l.verdict(sets, &c.Verdict)
 	if c.Denied {
-		l.number("Retry-After", max(1, wholeSeconds(c.RetryAfter+algorithms.Micros(spread)*1000)))
+		l.number("Retry-After", max(1, wholeSeconds(c.RetryAfter+algorithms.Micros(jitterDelay)*1000)))
 	}
 	l.write(h)
 	if c.Replayed {

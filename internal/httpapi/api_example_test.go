@@ -50,7 +50,7 @@ func TestTheExamplesAnswerAsDocumented(t *testing.T) {
 type console struct {
 	t     *testing.T
 	clock storetest.Clock
-	ask   func(method, path, body string) string
+	send  func(method, path, body string) string
 	ids   []string // ids of reservations, which examples call R1, R2, …
 	log   string   // the last request
 }
@@ -63,7 +63,7 @@ func newConsole(t *testing.T, snapshot *limiter.Snapshot) *console {
 	l := limiter.New(memory.New(memory.Config{Clock: c.clock.Time}), limiter.Config{IDs: keys, Now: c.clock.Now})
 	l.Swap(snapshot)
 	h := New(Config{API: &API{Limiter: l, Inline: config.Inline}})
-	c.ask = func(method, path, body string) string { return call(h, method, path, body).Body.String() }
+	c.send = func(method, path, body string) string { return call(h, method, path, body).Body.String() }
 	return c
 }
 
@@ -74,8 +74,8 @@ var (
 	ids    = regexp.MustCompile(`"reservation":"([^"]*)"`)
 )
 
-// run runs a command, and compares its answer with the text says.
-func (c *console) run(command, says string) {
+// run runs a command, and compares its answer with the text want.
+func (c *console) run(command, want string) {
 	c.t.Helper()
 	got := ""
 	if m := sleeps.FindStringSubmatch(command); m != nil {
@@ -86,16 +86,16 @@ func (c *console) run(command, says string) {
 		c.clock.Set(c.clock.Now() + algorithms.Micros(seconds*1e6))
 		return
 	} else if m := posts.FindStringSubmatch(command); m != nil {
-		got = c.ask("POST", m[1], c.named(m[2]))
+		got = c.send("POST", m[1], c.named(m[2]))
 	} else if m := gets.FindStringSubmatch(command); m != nil {
-		got = c.ask("GET", m[1], "")
+		got = c.send("GET", m[1], "")
 	} else {
 		c.t.Errorf("unknown command: %s", command)
 		return
 	}
 	c.log += command
-	if got = c.naming(got); got != says {
-		c.t.Errorf("%s\n got %s\nsays %s", command, got, says)
+	if got = c.naming(got); got != want {
+		c.t.Errorf("%s\n got %s\nwant %s", command, got, want)
 	}
 }
 

@@ -25,13 +25,13 @@ type inlines struct {
 type inline struct{ domain, name, text string }
 
 // addInlineLimit compiles the limits that came with the request.
-func (a *API) addInlineLimit(ask *apiRequest) error {
-	for i, text := range ask.configs {
+func (a *API) addInlineLimit(req *apiRequest) error {
+	for i, text := range req.configs {
 		if text == nil {
 			continue
 		}
-		limit := &ask.call.Limits[i]
-		p, err := a.inline(inline{ask.call.Request.Domain, limit.Name, string(text)})
+		limit := &req.call.Limits[i]
+		p, err := a.inline(inline{req.call.Request.Domain, limit.Name, string(text)})
 		if err != nil {
 			return err
 		}

@@ -27,16 +27,16 @@ func onClock(tb testing.TB, edit ...func(*API)) (http.Handler, *storetest.Clock)
 func TestARequestWithAnIDIsChargedOnce(t *testing.T) {
 	h, clock := onClock(t)
 	const (
-		ask  = `{"name":"tokens","key":"bob","count":4,"reserve":true,"request_id":"r1","jitter":5000}`
+		body = `{"name":"tokens","key":"bob","count":4,"reserve":true,"request_id":"r1","jitter":5000}`
 		list = `{"limits":[{"name":"send","key":"bob"},{"name":"few","key":"bob","count":2},{"name":"seen","key":"bob"}],"request_id":"r2"}`
 	)
-	first, firstList := call(h, "POST", "/v1/limit", ask), call(h, "POST", "/v1/limit", list)
+	first, firstList := call(h, "POST", "/v1/limit", body), call(h, "POST", "/v1/limit", list)
 	if first.Code != 200 || firstList.Code != 200 || first.Header().Get("Idempotent-Replayed") != "" {
 		t.Fatalf("%d %s, %d %s", first.Code, first.Body, firstList.Code, firstList.Body)
 	}
 	clock.Set(storetest.Start + 5*algorithms.Second)
 	for range 2 {
-		again, againList := call(h, "POST", "/v1/limit", ask), call(h, "POST", "/v1/limit", list)
+		again, againList := call(h, "POST", "/v1/limit", body), call(h, "POST", "/v1/limit", list)
 		if again.Body.String() != first.Body.String() || again.Code != first.Code || again.Header().Get("Idempotent-Replayed") != "true" {
 			t.Errorf("repeated:\n got %d %s\nwant %d %s", again.Code, again.Body, first.Code, first.Body)
 		}
@@ -74,8 +74,8 @@ func TestAnIDInFlightIsAConflict(t *testing.T) {
 	}
 }
 
-// heard has the parts of an answer that tests read.
-type heard struct {
+// apiReply has the parts of an answer that tests read.
+type apiReply struct {
 	OK          bool
 	Reservation string
 	RetryAfter  int64 `json:"retry_after_ms"`
@@ -90,11 +90,11 @@ type heard struct {
 func reserve(t *testing.T, h http.Handler, body string) string {
 	t.Helper()
 	w := call(h, "POST", "/v1/limit", body)
-	var said heard
-	if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || !said.OK || said.Reservation == "" || said.Limits[0].Reservation != said.Reservation {
+	var answer apiReply
+	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || !answer.OK || answer.Reservation == "" || answer.Limits[0].Reservation != answer.Reservation {
 		t.Fatalf("%s: %d %s (%v)", body, w.Code, w.Body, err)
 	}
-	return said.Reservation
+	return answer.Reservation
 }
 
 func settleBody(id, count string) string { return `{"reservation":"` + id + `","count":` + count + `}` }
@@ -177,32 +177,32 @@ func TestForgedReservationsAreRefused(t *testing.T) {
 	clock.Set(storetest.Start)
 	store := memory.New(memory.Config{Clock: clock.Time})
 	one, other, foreign := apiOver(t, store, with("s3cret")), apiOver(t, store, with("s3cret")), apiOver(t, store, with("else"))
-	ask := func(h http.Handler, token, body string) (int, string) {
+	post := func(h http.Handler, token, body string) (int, string) {
 		w := call(h, "POST", "/v1/limit", body, "Authorization", "Bearer "+token)
 		return w.Code, w.Body.String()
 	}
-	_, text := ask(one, "s3cret", `{"name":"tokens","key":"a","count":5,"reserve":true}`)
-	var said heard
-	if err := json.Unmarshal([]byte(text), &said); err != nil || said.Reservation == "" {
+	_, text := post(one, "s3cret", `{"name":"tokens","key":"a","count":5,"reserve":true}`)
+	var answer apiReply
+	if err := json.Unmarshal([]byte(text), &answer); err != nil || answer.Reservation == "" {
 		t.Fatal(text, err)
 	}
-	id := said.Reservation
+	id := answer.Reservation
 	for i := range id {
 		forged := []byte(id)
 		if forged[i]++; forged[i] == id[i]+1 && i == len(id)-1 {
 			forged[i] = 'A' // the last character of an id has unused bits
 		}
-		if code, text := ask(one, "s3cret", settleBody(string(forged), "1")); code != 404 && string(forged) != id {
+		if code, text := post(one, "s3cret", settleBody(string(forged), "1")); code != 404 && string(forged) != id {
 			t.Fatalf("%s: %d %s", forged, code, text)
 		}
 	}
-	if code, text := ask(foreign, "else", settleBody(id, "1")); code != 404 {
+	if code, text := post(foreign, "else", settleBody(id, "1")); code != 404 {
 		t.Errorf("with another token: %d %s", code, text)
 	}
-	if code, text := ask(other, "s3cret", settleBody(id, "1")); code != 200 || !strings.Contains(text, `"remaining":9`) {
+	if code, text := post(other, "s3cret", settleBody(id, "1")); code != 200 || !strings.Contains(text, `"remaining":9`) {
 		t.Errorf("another sidecar: %d %s", code, text)
 	}
-	if code, text := ask(one, "s3cret", settleBody(id, "1")); code != 200 || !strings.Contains(text, `"remaining":9`) {
+	if code, text := post(one, "s3cret", settleBody(id, "1")); code != 200 || !strings.Contains(text, `"remaining":9`) {
 		t.Errorf("and again: %d %s", code, text)
 	}
 }
@@ -212,14 +212,14 @@ func TestForgedReservationsAreRefused(t *testing.T) {
 func TestSeveralReservedLimits(t *testing.T) {
 	h, clock := onClock(t)
 	const list = `{"limits":[{"name":"tokens","key":"KEY","count":4,"reserve":true},{"name":"send","key":"a"},{"name":"hourly","key":"KEY","count":9,"reserve":true}]}`
-	reserved := func(key string) heard {
+	reserved := func(key string) apiReply {
 		t.Helper()
 		w := call(h, "POST", "/v1/limit", strings.ReplaceAll(list, "KEY", key))
-		var said heard
-		if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || said.Reservation == "" || said.Limits[1].Reservation != "" {
+		var answer apiReply
+		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || answer.Reservation == "" || answer.Limits[1].Reservation != "" {
 			t.Fatal(w.Body, err)
 		}
-		return said
+		return answer
 	}
 	const both = `{"ok":true,"limits":[{"name":"tokens","key":"b","ok":true,"remaining":8,"limit":10,"reset_after_ms":12000},{"name":"hourly","key":"b","ok":true,"remaining":98,"limit":100,"reset_after_ms":3600000}]}`
 	a, b, c := reserved("a"), reserved("b"), reserved("c")
@@ -385,19 +385,19 @@ func TestAReservationIsCancelledAtALowerRate(t *testing.T) {
 func TestLimitsThatComeWithRequests(t *testing.T) {
 	h, clock := onClock(t, func(a *API) { a.Inline = config.Inline })
 	const own = `"config":{"algorithm":"token_bucket","rate":2,"period":"1m","max_reserved":3}`
-	ask := func(rest string) string { return `{"domain":"edge","name":"own","key":"a",` + own + rest + `}` }
+	post := func(rest string) string { return `{"domain":"edge","name":"own","key":"a",` + own + rest + `}` }
 	id := reserve(t, h, `{"domain":"edge","name":"own","key":"b","count":4,"reserve":true,`+own+`}`)
 	script(t, h, clock,
-		exchangeStep{0, "/v1/limit", ask(``), 200, `{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":1,"limit":2,"reset_after_ms":30000}]}`},
-		exchangeStep{0, "/v1/limit", ask(`,"count":2`), 429, `{"ok":false,"retry_after_ms":30000,"limits":[{"name":"own","key":"a","ok":false,"remaining":1,"limit":2,"reset_after_ms":30000,"retry_after_ms":30000}]}`},
-		exchangeStep{0, "/v1/limit", ask(`,"count":6,"reserve":true`), 400, `limit "own": the cost is 6, but the limit can never hold more than 5`},
+		exchangeStep{0, "/v1/limit", post(``), 200, `{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":1,"limit":2,"reset_after_ms":30000}]}`},
+		exchangeStep{0, "/v1/limit", post(`,"count":2`), 429, `{"ok":false,"retry_after_ms":30000,"limits":[{"name":"own","key":"a","ok":false,"remaining":1,"limit":2,"reset_after_ms":30000,"retry_after_ms":30000}]}`},
+		exchangeStep{0, "/v1/limit", post(`,"count":6,"reserve":true`), 400, `limit "own": the cost is 6, but the limit can never hold more than 5`},
 		exchangeStep{0, "/v1/limit", settleBody(id, "1"), 200, `{"ok":true,"limits":[{"name":"own","key":"b","ok":true,"remaining":1,"limit":2,"reset_after_ms":30000}]}`},
 		// If the next request has a limit with other numbers, consumed units must stay consumed, as for limits
 		// in a file.
 		exchangeStep{0, "/v1/limit", `{"domain":"edge","name":"own","key":"a","count":0,"config":{"algorithm":"token_bucket","rate":10,"period":"1m"}}`, 200,
 			`{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":9,"limit":10,"reset_after_ms":6000}]}`},
-		exchangeStep{0, "/v1/limit", ask(`,"request_id":"r"`), 200, `{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":0,"limit":2,"reset_after_ms":60000}]}`},
-		exchangeStep{0, "/v1/limit", strings.Replace(ask(`,"request_id":"r"`), "1m", "2m", 1), 422, `request_id: it was used for another request; use a new one for each request`},
+		exchangeStep{0, "/v1/limit", post(`,"request_id":"r"`), 200, `{"ok":true,"limits":[{"name":"own","key":"a","ok":true,"remaining":0,"limit":2,"reset_after_ms":60000}]}`},
+		exchangeStep{0, "/v1/limit", strings.Replace(post(`,"request_id":"r"`), "1m", "2m", 1), 422, `request_id: it was used for another request; use a new one for each request`},
 	)
 	for config, want := range map[string]string{
 		`{"algorithm":"token_bucket","rate":0,"period":"1m"}`:                    `rate must be at least 1, is 0`,
@@ -431,17 +431,17 @@ func TestJitterIsNeverEarly(t *testing.T) {
 	seen := map[int64]bool{}
 	for range 50 {
 		w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","jitter":2000}`)
-		var said heard
-		if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || w.Code != 429 {
+		var answer apiReply
+		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 429 {
 			t.Fatal(w.Body, err)
 		}
-		if at := said.RetryAfter; at < 6000 || at > 8000 || said.Limits[0].RetryAfter != at {
+		if at := answer.RetryAfter; at < 6000 || at > 8000 || answer.Limits[0].RetryAfter != at {
 			t.Errorf("%s", w.Body)
 		}
 		if header := w.Header().Get("Retry-After"); header < "6" || header > "8" {
 			t.Errorf("Retry-After %s: %s", header, w.Body)
 		}
-		seen[said.RetryAfter] = true
+		seen[answer.RetryAfter] = true
 	}
 	if len(seen) < 10 {
 		t.Errorf("only %d different times", len(seen))
@@ -451,8 +451,8 @@ func TestJitterIsNeverEarly(t *testing.T) {
 		t.Errorf("an answer without a wait was delayed: %d %s", w.Code, w.Body)
 	}
 	w = call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":1,"reserve":true,"jitter":2000}`)
-	var said heard
-	if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || w.Code != 202 || said.Wait < 6000 || said.Wait > 8000 {
+	var answer apiReply
+	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 202 || answer.Wait < 6000 || answer.Wait > 8000 {
 		t.Error(w.Code, w.Body, err)
 	}
 }

@@ -81,7 +81,7 @@ type sample struct {
 	header             []string
 }
 
-func (s sample) ask() *httptest.ResponseRecorder {
+func (s sample) send() *httptest.ResponseRecorder {
 	return call(s.h, s.method, s.path, s.body, s.header...)
 }
 
@@ -118,7 +118,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 		m[413] = sample{h: h, method: "POST", path: path, body: strings.Repeat(" ", maxRequestBody+1)}
 		return m
 	}
-	ask := func(path string) map[int]sample {
+	send := func(path string) map[int]sample {
 		t.Helper()
 		m := post(path, `{"limits":[{"name":"send","key":"x"},{"name":"tokens","count":2,"reserve":true}]}`)
 		if w := call(h, "POST", "/v1/limit", all); w.Code != 200 && w.Code != 429 {
@@ -128,7 +128,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 		m[202] = sample{h: h, method: "POST", path: path, body: `{"name":"tokens","key":"` + path + `","count":20,"reserve":true}`}
 		return m
 	}
-	limit := ask("/v1/limit")
+	limit := send("/v1/limit")
 	for code, body := range map[int]string{
 		409: settleBody(taken, "2"), 410: settleBody(old, "1"), 422: `{"name":"send","request_id":"r","count":2}`,
 	} {
@@ -140,7 +140,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 	list := common("GET", "/v1/limits", "")
 	list[503] = sample{h: New(Config{API: &API{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{})}}), method: "GET", path: "/v1/limits"}
 	return map[string]map[string]map[int]sample{
-		"/v1/limit": {"post": limit}, "/v1/check": {"post": ask("/v1/check")},
+		"/v1/limit": {"post": limit}, "/v1/check": {"post": send("/v1/check")},
 		"/v1/reset":  {"post": post("/v1/reset", `{"name":"few","key":"gone"}`)},
 		"/v1/limits": {"get": list}, "/v1/limits/{name}": {"get": show},
 	}
@@ -196,7 +196,7 @@ func (d *document) checkOperation(path, method string, byCode map[int]sample, el
 				d.t.Errorf("%s: %v", s.body, err)
 			}
 		}
-		w := s.ask()
+		w := s.send()
 		if w.Code != code {
 			d.t.Errorf("%s %s %s: %d %s, want %d", s.method, s.path, s.body, w.Code, w.Body, code)
 			continue

@@ -58,20 +58,20 @@ func parseRequest(body []byte) (*apiRequest, error) {
 	if err != nil {
 		return nil, err
 	}
-	ask := &apiRequest{call: &limiter.Call{}}
+	req := &apiRequest{call: &limiter.Call{}}
 	one, config := limiter.NamedCharge{Count: 1}, []byte(nil)
-	members := p.ask(&one, &config)
-	members["domain"] = p.string(&ask.call.Request.Domain)
-	members["limits"] = func() error { return p.asks(ask) }
-	members["reservation"] = p.string(&ask.reservation)
+	members := p.limitMembers(&one, &config)
+	members["domain"] = p.string(&req.call.Request.Domain)
+	members["limits"] = func() error { return p.limitList(req) }
+	members["reservation"] = p.string(&req.reservation)
 	members["request_id"] = func() (err error) {
-		if ask.id, err = p.text(); err == nil && (ask.id == "" || len(ask.id) > maxID) {
-			err = fmt.Errorf("must have 1 to %d bytes, has %d", maxID, len(ask.id))
+		if req.id, err = p.text(); err == nil && (req.id == "" || len(req.id) > maxID) {
+			err = fmt.Errorf("must have 1 to %d bytes, has %d", maxID, len(req.id))
 		}
 		return err
 	}
 	members["jitter"] = func() (err error) {
-		ask.jitter, err = p.whole(0, maxJitter, "0", "3600000, an hour in milliseconds")
+		req.jitter, err = p.whole(0, maxJitter, "0", "3600000, an hour in milliseconds")
 		return err
 	}
 	seen, err := p.object(members)
@@ -79,18 +79,18 @@ func parseRequest(body []byte) (*apiRequest, error) {
 	case err != nil:
 		return nil, err
 	case seen["reservation"]:
-		ask.settles, ask.count, ask.costs = true, one.Count, one.Costs
-		return ask, onlySettles(seen, ask.count)
+		req.settles, req.count, req.costs = true, one.Count, one.Costs
+		return req, onlySettles(seen, req.count)
 	case !seen["limits"] && !seen["name"]:
 		return nil, errors.New(`names no limit; write {"name": …} or {"limits": [{"name": …}, …]}`)
 	case seen["count"] && seen["costs"]:
 		return nil, errBothCosts
 	case !seen["limits"]:
-		ask.add(one, config)
+		req.add(one, config)
 	case seen["name"] || seen["key"] || seen["count"] || seen["costs"] || seen["reserve"] || seen["config"]:
 		return nil, errors.New("has limits beside a limit; put all of them into the list")
 	}
-	return ask, nil
+	return req, nil
 }
 
 // add adds a limit with its config.
@@ -122,18 +122,18 @@ func onlySettles(seen map[string]bool, count int64) error {
 var errBothCosts = errors.New("has count and costs; send one of them")
 
 // parseReset parses a request to reset a bucket.
-func parseReset(body []byte) (domain string, ask limiter.NamedCharge, err error) {
+func parseReset(body []byte) (domain string, charge limiter.NamedCharge, err error) {
 	p, err := newParser(body)
 	if err != nil {
-		return "", ask, err
+		return "", charge, err
 	}
 	seen, err := p.object(map[string]func() error{
-		"domain": p.string(&domain), "name": p.string(&ask.Name), "key": p.keyOf(&ask),
+		"domain": p.string(&domain), "name": p.string(&charge.Name), "key": p.keyOf(&charge),
 	})
 	if err == nil && !seen["name"] {
 		err = errors.New(`names no limit; write {"name": …}`)
 	}
-	return domain, ask, err
+	return domain, charge, err
 }
 
 // parser parses one well-formed JSON value.
@@ -192,8 +192,8 @@ func (p *parser) object(members map[string]func() error) (seen map[string]bool, 
 	return seen, nil
 }
 
-// ask returns the functions that parse the members of one limit.
-func (p *parser) ask(into *limiter.NamedCharge, config *[]byte) map[string]func() error {
+// limitMembers returns the functions that parse the members of one limit.
+func (p *parser) limitMembers(into *limiter.NamedCharge, config *[]byte) map[string]func() error {
 	return map[string]func() error{
 		"config": func() (err error) {
 			*config, err = p.config()
@@ -220,8 +220,8 @@ func (p *parser) ask(into *limiter.NamedCharge, config *[]byte) map[string]func(
 	}
 }
 
-// asks parses the list of limits in a request.
-func (p *parser) asks(into *apiRequest) error {
+// limitList parses the list of limits in a request.
+func (p *parser) limitList(into *apiRequest) error {
 	if t := p.token(); t != json.Delim('[') {
 		return fmt.Errorf("must be a list, is %s", described(t))
 	}
@@ -230,7 +230,7 @@ func (p *parser) asks(into *apiRequest) error {
 			return fmt.Errorf("has more than %d limits", maxCharges)
 		}
 		one, config := limiter.NamedCharge{Count: 1}, []byte(nil)
-		seen, err := p.object(p.ask(&one, &config))
+		seen, err := p.object(p.limitMembers(&one, &config))
 		switch {
 		case err != nil:
 			return fmt.Errorf("[%d]: %w", n, err)
@@ -265,15 +265,15 @@ func (p *parser) text() (string, error) {
 	}
 	// Half of a surrogate pair is not a character. encoding/json replaces each half by U+FFFD, so different
 	// keys would become equal.
-	if strings.ContainsRune(s, utf8.RuneError) && halfPair(p.body[start:p.dec.InputOffset()]) {
+	if strings.ContainsRune(s, utf8.RuneError) && mayBeHalfPair(p.body[start:p.dec.InputOffset()]) {
 		return "", errors.New("has half of a surrogate pair, which is not a character")
 	}
 	return s, nil
 }
 
-// halfPair reports whether a JSON string may contain half of a surrogate pair. It is called only for
+// mayBeHalfPair reports whether a JSON string may contain half of a surrogate pair. It is called only for
 // strings with a U+FFFD. It also returns true if such a string contains a complete pair.
-func halfPair(text []byte) bool {
+func mayBeHalfPair(text []byte) bool {
 	return bytes.Contains(bytes.ToLower(text), []byte(`\ud`))
 }
 

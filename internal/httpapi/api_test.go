@@ -491,18 +491,18 @@ func FuzzParseRequest(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		ask, err := parseRequest(body)
+		req, err := parseRequest(body)
 		if err != nil {
 			return
 		}
-		if len(ask.id) > maxID || ask.jitter < 0 || ask.jitter > maxJitter || ask.count < 0 {
-			t.Fatalf("%+v", ask)
+		if len(req.id) > maxID || req.jitter < 0 || req.jitter > maxJitter || req.count < 0 {
+			t.Fatalf("%+v", req)
 		}
-		if ask.settles {
+		if req.settles {
 			return
 		}
-		c := ask.call
-		if len(c.Limits) == 0 || len(c.Limits) > maxCharges || len(ask.configs) != len(c.Limits) {
+		c := req.call
+		if len(c.Limits) == 0 || len(c.Limits) > maxCharges || len(req.configs) != len(c.Limits) {
 			t.Fatalf("%d limits", len(c.Limits))
 		}
 		list := make([]map[string]any, len(c.Limits))
@@ -511,20 +511,20 @@ func FuzzParseRequest(f *testing.F) {
 				t.Fatalf("count %d", l.Count)
 			}
 			list[i] = map[string]any{"name": l.Name, "key": key(l.Key), "count": l.Count, "reserve": l.Reserve}
-			if ask.configs[i] != nil {
-				list[i]["config"] = json.RawMessage(ask.configs[i])
+			if req.configs[i] != nil {
+				list[i]["config"] = json.RawMessage(req.configs[i])
 			}
 		}
-		whole := map[string]any{"domain": c.Request.Domain, "limits": list, "jitter": ask.jitter}
-		if ask.id != "" {
-			whole["request_id"] = ask.id
+		whole := map[string]any{"domain": c.Request.Domain, "limits": list, "jitter": req.jitter}
+		if req.id != "" {
+			whole["request_id"] = req.id
 		}
 		again, err := json.Marshal(whole)
 		if err != nil {
 			t.Fatal(err)
 		}
 		d, err := parseRequest(again)
-		if err != nil || d.id != ask.id || d.jitter != ask.jitter || fmt.Sprintf("%+v", d.call.Limits) != fmt.Sprintf("%+v", c.Limits) {
+		if err != nil || d.id != req.id || d.jitter != req.jitter || fmt.Sprintf("%+v", d.call.Limits) != fmt.Sprintf("%+v", c.Limits) {
 			t.Fatalf("%s\nagain %s: %v\n%+v\n%+v", body, again, err, c.Limits, d)
 		}
 	})

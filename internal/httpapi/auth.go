@@ -56,7 +56,7 @@ type Auth struct {
 	Log *zap.Logger
 
 	panics *zap.Logger
-	held   delay.Room
+	delays delay.Room
 }
 
 // before answers requests at or below authPath, and passes others to next.
@@ -105,7 +105,7 @@ func (d *Auth) serve(w http.ResponseWriter, r *http.Request, own, query string) 
 		_ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) // if this fails, net/http only waits longer
 	}
 	x := authExchanges.Get().(*authExchange)
-	if a := d.decide(r, x, &asked{r: r, nginx: nginx}, own, query); a.code != 0 {
+	if a := d.decide(r, x, &clientRequest{r: r, nginx: nginx}, own, query); a.code != 0 {
 		d.reply(w, r, x, a, nginx)
 	}
 	x.call.Reset()
@@ -114,7 +114,7 @@ func (d *Auth) serve(w http.ResponseWriter, r *http.Request, own, query string) 
 }
 
 // decide returns the answer. Its code is 0 if the client has disconnected.
-func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query string) (a authAnswer) {
+func (d *Auth) decide(r *http.Request, x *authExchange, of *clientRequest, own, query string) (a authAnswer) {
 	defer func() {
 		if p := recover(); p != nil {
 			d.panics.Error("panic while answering; the request is denied", zap.Any("panic", p), zap.Stack("stack"))
@@ -143,7 +143,7 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query st
 	if routing.Fill(c, of.auth, route, &of.Request); len(c.Descriptors) == 0 && !s.Requires(c.Request.Domain) {
 		return d.unrouted(of, NoDescriptor)
 	}
-	c.Request.MaxDelay, c.Arrived = d.held.Longest(r.Context()), time.Now()
+	c.Request.MaxDelay, c.Arrived = d.delays.Longest(r.Context()), time.Now()
 	switch err := d.Limiter.Check(r.Context(), c); {
 	case err != nil:
 		return authAnswer{code: http.StatusServiceUnavailable}
@@ -152,14 +152,14 @@ func (d *Auth) decide(r *http.Request, x *authExchange, of *asked, own, query st
 	case c.Err != nil:
 		return authAnswer{code: http.StatusServiceUnavailable, reason: reasonFailure}
 	}
-	if c.Verdict.Delay > 0 && d.held.Wait(r.Context(), c.Verdict.Delay) != nil {
+	if c.Verdict.Delay > 0 && d.delays.Wait(r.Context(), c.Verdict.Delay) != nil {
 		return authAnswer{}
 	}
 	return judged(&c.Verdict)
 }
 
 // unrouted returns the answer if no limit can be evaluated. why is the reason.
-func (d *Auth) unrouted(of *asked, why string) authAnswer {
+func (d *Auth) unrouted(of *clientRequest, why string) authAnswer {
 	d.Observer.Refused(why)
 	if of.auth != nil && of.auth.Allow {
 		return authAnswer{code: http.StatusOK, reason: reasonNoRoute}
@@ -242,13 +242,13 @@ var (
 
 // appendBody appends the body of a denial, by default problem details (RFC 9457). It contains no bytes from
 // the client. quiet omits the retry time.
-func (a *authAnswer) appendBody(b []byte, quiet bool) (body []byte, contentType []string) {
+func (a *authAnswer) appendBody(b []byte, noRetryAfter bool) (body []byte, contentType []string) {
 	switch format := descriptors.ProblemBody; {
 	case a.v != nil:
 		if own := replies.Format(a.v); own != descriptors.NoBody {
 			format = own
 		}
-		return replies.AppendBody(b, format, a.v, quiet), contentTypes[format]
+		return replies.AppendBody(b, format, a.v, noRetryAfter), contentTypes[format]
 	case a.reason == reasonFailure || a.reason == reasonPanic:
 		b = append(b, `{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Too Many Requests","status":429}`+"\n"...)
 	default:

@@ -51,8 +51,8 @@ func authHandler(tb testing.TB, yaml string) (*Auth, *refusals) {
 
 // echo is a limiter that records the call and allows it.
 type echo struct {
-	snapshot *limiter.Snapshot
-	asked    []string
+	snapshot    *limiter.Snapshot
+	descriptors []string
 }
 
 func (e *echo) Current() *limiter.Snapshot { return e.snapshot }
@@ -68,7 +68,7 @@ func (e *echo) Check(_ context.Context, c *limiter.Call) error {
 		for _, entry := range d.Entries {
 			fmt.Fprintf(&text, " %s=%q", entry.Key, entry.Value)
 		}
-		e.asked = append(e.asked, text.String())
+		e.descriptors = append(e.descriptors, text.String())
 	}
 	return nil
 }
@@ -176,7 +176,7 @@ func TestRequestsOfProxiesAreRead(t *testing.T) {
 	} {
 		e := &echo{snapshot: authSnapshot(t, sources)}
 		w := put((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler(), c.peer, c.line, c.headers...)
-		if got, want := strings.Join(e.asked, "\n"), strings.Join(c.want, "\n"); got != want || w.Code != 200 {
+		if got, want := strings.Join(e.descriptors, "\n"), strings.Join(c.want, "\n"); got != want || w.Code != 200 {
 			t.Errorf("%s: %d\n%s\nwant\n%s", c.name, w.Code, got, want)
 		}
 	}
@@ -235,8 +235,8 @@ func TestDecidingHeadersMustNotBeRepeated(t *testing.T) {
 				if w := put(h, proxy, "GET /v1/auth/x", c.headers...); fmt.Sprint(w.Code, " ", reason(w)) != want {
 					t.Errorf("%d %q, want %s", w.Code, reason(w), want)
 				}
-				if c.denied && (len(e.asked) > 0 || len(*refused) != 1 || (*refused)[0] != Repeated) {
-					t.Errorf("asked %q, refused %q", e.asked, *refused)
+				if c.denied && (len(e.descriptors) > 0 || len(*refused) != 1 || (*refused)[0] != Repeated) {
+					t.Errorf("asked %q, refused %q", e.descriptors, *refused)
 				}
 				w := put(h, proxy, "GET /v1/auth/nginx", append(c.headers, "X-Original-URI: /x")...)
 				if c.denied && (w.Code != http.StatusForbidden || w.Body.Len() > 0) {
@@ -302,16 +302,16 @@ auth: {trusted_proxies: [127.0.0.1, 10.0.0.0/8, unix], routes: [{descriptors: [[
 		if c.want == "" {
 			want = "[]"
 		}
-		if got := fmt.Sprint(e.asked); got != want || (c.want == "") == (w.Code == 200) {
+		if got := fmt.Sprint(e.descriptors); got != want || (c.want == "") == (w.Code == 200) {
 			t.Errorf("%s: %d %s, want %s", c.name, w.Code, got, want)
 		}
 	}
 	e := &echo{snapshot: authSnapshot(t, "domain: d\nauth: {ipv6_prefix: 128, routes: [{descriptors: [[{key: ip, from: client_ip}]]}]}")}
-	if put((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler(), "[2001:db8::1]:80", "GET /v1/auth"); fmt.Sprint(e.asked) != `[d 1 ip="2001:db8::1"]` {
-		t.Errorf("%s", e.asked)
+	if put((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler(), "[2001:db8::1]:80", "GET /v1/auth"); fmt.Sprint(e.descriptors) != `[d 1 ip="2001:db8::1"]` {
+		t.Errorf("%s", e.descriptors)
 	}
-	if put((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler(), "@", "GET /v1/auth", "X-Real-IP: 1.2.3.4"); len(e.asked) != 1 {
-		t.Errorf("a socket that is not trusted was trusted: %s", e.asked)
+	if put((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler(), "@", "GET /v1/auth", "X-Real-IP: 1.2.3.4"); len(e.descriptors) != 1 {
+		t.Errorf("a socket that is not trusted was trusted: %s", e.descriptors)
 	}
 }
 
@@ -335,7 +335,7 @@ auth: {routes: [{descriptors: [[{key: m, from: method}, {key: p, from: path}, {k
 			if want != "" {
 				all = append(all, fmt.Sprintf("d 1 ip=%q", want))
 			}
-			if got := strings.Join(e.asked, "\n"); got != strings.Join(all, "\n") {
+			if got := strings.Join(e.descriptors, "\n"); got != strings.Join(all, "\n") {
 				t.Errorf("%s asks %s:\n%s\nwant %s", peer, path, got, all)
 			}
 		}
@@ -595,7 +595,7 @@ func TestRequestsAreHeldUntilTheirTurn(t *testing.T) {
 			go put(d.handler(), proxy, "GET /v1/auth")
 			synctest.Wait()
 		}
-		if n := d.held.Held(); n != 5 {
+		if n := d.delays.Waiting(); n != 5 {
 			t.Errorf("%d answers are held", n)
 		}
 		if w := put(d.handler(), proxy, "GET /v1/auth"); w.Code != 429 || w.Header()["Retry-After"][0] != "1" {
@@ -603,7 +603,7 @@ func TestRequestsAreHeldUntilTheirTurn(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 
-		d.held.Most = -1
+		d.delays.Most = -1
 		put(d.handler(), proxy, "GET /v1/auth")
 		if w := put(d.handler(), proxy, "GET /v1/auth"); w.Code != 429 {
 			t.Errorf("no room to hold: %d", w.Code)
@@ -622,7 +622,7 @@ func TestHoldingEndsWithTheClient(t *testing.T) {
 		synctest.Wait()
 		cancel()
 		<-done
-		if d.held.Held() != 0 {
+		if d.delays.Waiting() != 0 {
 			t.Error("the answer is still held")
 		}
 	})
@@ -694,8 +694,8 @@ func TestUnixSocketsAreRecognized(t *testing.T) {
 	}
 	defer conn.Close()
 	fmt.Fprint(conn, "GET /v1/auth/nginx HTTP/1.1\r\nHost: a\r\nX-Real-IP: 1.2.3.4\r\nConnection: close\r\n\r\n")
-	if _, err := io.ReadAll(conn); err != nil || fmt.Sprint(e.asked) != `[d 1 ip="1.2.3.4"]` {
-		t.Errorf("%v %v", e.asked, err)
+	if _, err := io.ReadAll(conn); err != nil || fmt.Sprint(e.descriptors) != `[d 1 ip="1.2.3.4"]` {
+		t.Errorf("%v %v", e.descriptors, err)
 	}
 }
 

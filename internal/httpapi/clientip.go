@@ -9,7 +9,7 @@ import (
 )
 
 // setPeer sets peer and trusted.
-func (a *asked) setPeer() {
+func (a *clientRequest) setPeer() {
 	if local, ok := a.r.Context().Value(http.LocalAddrContextKey).(net.Addr); ok && local.Network() == "unix" {
 		a.trusted = a.auth.TrustUnix
 		return
@@ -21,17 +21,17 @@ func (a *asked) setPeer() {
 }
 
 // client returns the address of the client. That is the peer, unless a trusted proxy names another address.
-func (a *asked) client() netip.Addr {
+func (a *clientRequest) client() netip.Addr {
 	if !a.trusted {
 		return a.peer
 	}
-	said, hasRealIP := clientip.Hop(a.header("X-Real-Ip"))
+	realIP, hasRealIP := clientip.Hop(a.header("X-Real-Ip"))
 	if a.nginx && hasRealIP {
-		return said
+		return realIP
 	}
 	nearest, untrusted := clientip.Forwarded(a.r.Header["X-Forwarded-For"], a.peer, a.auth.Trusts)
 	if hasRealIP && !untrusted { // with ext_authz, Envoy appends its own address to X-Forwarded-For
-		return said
+		return realIP
 	}
 	return nearest
 }

@@ -32,14 +32,14 @@ func manyLimits(t *testing.T, text string) http.Handler {
 
 // Ten limits are charged, one of them for three keys. Eight must be shown, each once.
 func TestTheHeaderOfPoliciesIsBounded(t *testing.T) {
-	var limits, asked []string
+	var limits, charges []string
 	for i := range 10 {
 		limits = append(limits, fmt.Sprintf("  l%d: {algorithm: token_bucket, rate: %d, period: 1h}\n", i, 100-i))
-		asked = append(asked, fmt.Sprintf(`{"name":"l%d","key":"a"}`, i))
+		charges = append(charges, fmt.Sprintf(`{"name":"l%d","key":"a"}`, i))
 	}
-	asked = append(asked, `{"name":"l0","key":"b"}`, `{"name":"l0","key":"c"}`)
+	charges = append(charges, `{"name":"l0","key":"b"}`, `{"name":"l0","key":"c"}`)
 	h := manyLimits(t, strings.Join(limits, ""))
-	w := call(h, "POST", "/v1/limit", `{"limits":[`+strings.Join(asked, ",")+`]}`)
+	w := call(h, "POST", "/v1/limit", `{"limits":[`+strings.Join(charges, ",")+`]}`)
 	const want = `"l9";q=91;w=3600, "l0";q=100;w=3600, "l1";q=99;w=3600, "l2";q=98;w=3600, "l3";q=97;w=3600, "l4";q=96;w=3600, "l5";q=95;w=3600, "l6";q=94;w=3600`
 	if got := sent(w, "RateLimit-Policy"); w.Code != 200 || got != want {
 		t.Errorf("%d %s\nwant %s", w.Code, got, want)
@@ -67,14 +67,14 @@ func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
 	call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":10}`)
 	retry := func(id string) int64 {
 		w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","jitter":1000000,"request_id":"`+id+`"}`)
-		var said heard
-		if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || w.Code != 429 {
+		var answer apiReply
+		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 429 {
 			t.Fatal(w.Body, err)
 		}
-		if want := fmt.Sprint(int64(math.Ceil(float64(said.RetryAfter) / 1000))); sent(w, "Retry-After") != want {
-			t.Errorf("Retry-After %s, and retry_after_ms %d", sent(w, "Retry-After"), said.RetryAfter)
+		if want := fmt.Sprint(int64(math.Ceil(float64(answer.RetryAfter) / 1000))); sent(w, "Retry-After") != want {
+			t.Errorf("Retry-After %s, and retry_after_ms %d", sent(w, "Retry-After"), answer.RetryAfter)
 		}
-		return said.RetryAfter
+		return answer.RetryAfter
 	}
 	first, other := retry("r1"), retry("r2")
 	for range 5 {
@@ -90,11 +90,11 @@ func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
 // Units of two limits are reserved. Those of the first are available later.
 func TestTheLongestWaitIsReported(t *testing.T) {
 	h := manyLimits(t, "  slow: {algorithm: leaky_bucket, rate: 1, period: 10s, capacity: 9}\n  fast: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 9}\n")
-	const ask = `{"limits":[{"name":"slow","key":"a"},{"name":"fast","key":"a"}]}`
-	call(h, "POST", "/v1/limit", ask)
-	w := call(h, "POST", "/v1/limit", ask)
-	var said heard
-	if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || w.Code != 202 || said.Wait != 10_000 {
+	const body = `{"limits":[{"name":"slow","key":"a"},{"name":"fast","key":"a"}]}`
+	call(h, "POST", "/v1/limit", body)
+	w := call(h, "POST", "/v1/limit", body)
+	var answer apiReply
+	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 202 || answer.Wait != 10_000 {
 		t.Errorf("%d %s %v", w.Code, w.Body, err)
 	}
 }
@@ -121,12 +121,12 @@ func TestADenialIsNotAFailureOfAnotherLimit(t *testing.T) {
 		"  empty: {algorithm: token_bucket, rate: 1, period: 1h}\n"))
 	h := New(Config{API: &API{Limiter: l}})
 	call(h, "POST", "/v1/limit", `{"name":"empty","key":"x"}`)
-	for _, ask := range []string{
+	for _, body := range []string{
 		`{"limits":[{"name":"plain","key":"x"},{"name":"empty","key":"x"}]}`,
 		`{"limits":[{"name":"empty","key":"x"},{"name":"plain","key":"x"}]}`,
 	} {
-		if w := call(h, "POST", "/v1/limit", ask); w.Code != 429 {
-			t.Errorf("%s: %d %s", ask, w.Code, w.Body)
+		if w := call(h, "POST", "/v1/limit", body); w.Code != 429 {
+			t.Errorf("%s: %d %s", body, w.Code, w.Body)
 		}
 	}
 }

@@ -82,7 +82,7 @@ func healthy(w http.ResponseWriter) {
 
 // json serves /json. Only refunds need a token.
 func (c *Config) json(w http.ResponseWriter, r *http.Request) {
-	trusted := httpauth.Brings(r, c.Token)
+	trusted := httpauth.HasToken(r, c.Token)
 	if !trusted && !c.fromProgram(w, r) {
 		return
 	}
@@ -119,7 +119,7 @@ func (c *Config) fromProgram(w http.ResponseWriter, r *http.Request) bool {
 	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	var origin http.CrossOriginProtection
 	switch {
-	case (c.Local || httpauth.FromBrowser(r)) && !httpauth.NamesThisMachine(r):
+	case (c.Local || httpauth.FromBrowser(r)) && !httpauth.HasLocalHost(r):
 		crossOrigin.write(w, "use an address or localhost as the host name, or send the token of --api-token-file", "")
 	case origin.Check(r) != nil:
 		crossOrigin.write(w, "", "")

@@ -39,7 +39,7 @@ type Operator struct {
 	Adjustments *Adjustments
 }
 
-// /api/top lists defaultTop keys. A request can ask for up to maxTop.
+// /api/top lists defaultTop keys. A request can require up to maxTop.
 const defaultTop, maxTop = 20, 1000
 
 // Handler serves all paths below /api/.
@@ -101,7 +101,7 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 // inspected returns a dry run of that many units of the limits that the query selects. It returns nil after
 // it has answered with a problem.
 func (o *Operator) inspected(w http.ResponseWriter, r *http.Request, cost int64) *limiter.Call {
-	c, err := meant(r.URL.RawQuery)
+	c, err := selectedBuckets(r.URL.RawQuery)
 	if err != nil {
 		malformed.write(w, err.Error(), "")
 		return nil
@@ -168,8 +168,8 @@ func (o *Operator) settling(p *descriptors.Policy) *Settling {
 	return s
 }
 
-// forgotten describes a bucket that was reset.
-type forgotten struct {
+// resetBucket describes a bucket that was reset.
+type resetBucket struct {
 	Domain string `json:"domain"`
 	Name   string `json:"name"`
 	Key    key    `json:"key,omitempty"`
@@ -177,7 +177,7 @@ type forgotten struct {
 
 // reset resets the selected buckets.
 func (o *Operator) reset(w http.ResponseWriter, r *http.Request) {
-	c, err := meant(r.URL.RawQuery)
+	c, err := selectedBuckets(r.URL.RawQuery)
 	if err != nil {
 		malformed.write(w, err.Error(), "")
 		return
@@ -186,10 +186,10 @@ func (o *Operator) reset(w http.ResponseWriter, r *http.Request) {
 		mistake(w, err)
 		return
 	}
-	all := []forgotten{}
+	all := []resetBucket{}
 	for i := range c.Results {
 		if result := &c.Results[i]; result.Key != nil {
-			f := forgotten{result.Policy.Domain, result.Policy.Name, c.AppendValues(nil, result)}
+			f := resetBucket{result.Policy.Domain, result.Policy.Name, c.AppendValues(nil, result)}
 			o.Log.Info("a bucket was reset", zap.String("domain", f.Domain), zap.String("limit", f.Name), zap.String("key", printable(f.Key)))
 			all = append(all, f)
 		}
@@ -240,12 +240,12 @@ func (o *Operator) top(w http.ResponseWriter, r *http.Request) {
 	}
 	answer := map[string]any{"since": since.UTC().Truncate(time.Millisecond), "denied": all}
 	if o.Unmatched != nil {
-		met := int64(0)
+		requests := int64(0)
 		_, shapes := o.Unmatched(maxTop)
 		for _, shape := range shapes {
-			met += shape.Requests
+			requests += shape.Requests
 		}
-		answer["unmatched"] = met
+		answer["unmatched"] = requests
 	}
 	send(w, http.StatusOK, "application/json", answer)
 }
@@ -305,9 +305,9 @@ func howMany(raw string) (int, error) {
 	return n, nil
 }
 
-// meant returns a Call for the buckets that the query selects. The query has a limit and its key, or a
+// selectedBuckets returns a Call for the buckets that the query selects. The query has a limit and its key, or a
 // descriptor in its text form. A descriptor selects the buckets of the limits that it matches.
-func meant(raw string) (*limiter.Call, error) {
+func selectedBuckets(raw string) (*limiter.Call, error) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
 		return nil, errors.New("the query cannot be parsed")

@@ -156,22 +156,22 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 	}{{"/half", "2", 429}, {"/nginx/half", "2", 403}} {
 		synctest.Test(t, func(t *testing.T) {
 			d, _ := authHandler(t, quotas)
-			ask := func() (int, string, string) {
+			send := func() (int, string, string) {
 				w := put(d.handler(), proxy, "GET /v1/auth"+c.path, "X-Original-URI: /half")
 				return w.Code, sent(w, "Retry-After"), sent(w, "RateLimit")
 			}
-			if code, _, _ := ask(); code != 200 {
+			if code, _, _ := send(); code != 200 {
 				t.Fatal(code)
 			}
-			if code, retry, limit := ask(); code != c.code || retry != c.want || limit != `"half";r=0;t=`+c.want {
+			if code, retry, limit := send(); code != c.code || retry != c.want || limit != `"half";r=0;t=`+c.want {
 				t.Errorf("%s: %d %s %s", c.path, code, retry, limit)
 			}
 			time.Sleep(1500*time.Millisecond - time.Microsecond)
-			if code, retry, _ := ask(); code != c.code || retry != "1" {
+			if code, retry, _ := send(); code != c.code || retry != "1" {
 				t.Errorf("%s, a microsecond early: %d %s", c.path, code, retry)
 			}
 			time.Sleep(time.Microsecond)
-			if code, _, _ := ask(); code != 200 {
+			if code, _, _ := send(); code != 200 {
 				t.Errorf("%s, in time: %d", c.path, code)
 			}
 		})

@@ -7,18 +7,18 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// identify adds the ids of the reserved units of ask, which was allowed: one id for each limit, and one for
+// identify adds the ids of the reserved units of req, which was allowed: one id for each limit, and one for
 // all. All have the same Reserved.ID, so each limit is settled once, whichever id a client uses.
-func (a *API) identify(said *apiAnswer, ask *apiRequest) {
-	c := ask.call
+func (a *API) identify(answer *apiAnswer, req *apiRequest) {
+	c := req.call
 	all := limiter.Reserved{Domain: descriptors.PrefixNumber(c.Verdict.Domain.Name)}
 	var results []int // the result of each part
 	for i := range c.Results {
-		asked := c.Results[i].Descriptor
-		if !c.Limits[asked].Reserve {
+		descriptor := c.Results[i].Descriptor
+		if !c.Limits[descriptor].Reserve {
 			continue
 		}
-		if part, ok := c.Part(i, string(ask.configs[asked])); ok {
+		if part, ok := c.Part(i, string(req.configs[descriptor])); ok {
 			part.Number = i
 			all.Parts, results = append(all.Parts, part), append(results, i)
 		}
@@ -26,17 +26,17 @@ func (a *API) identify(said *apiAnswer, ask *apiRequest) {
 	if len(results) == 0 {
 		return
 	}
-	if ask.id != "" { // a repeated request must get the same id
-		all.ID = limiter.IdempotencyID("reservation", ask.id, strconv.FormatInt(int64(all.Parts[0].At), 10))
+	if req.id != "" { // a repeated request must get the same id
+		all.ID = limiter.IdempotencyID("reservation", req.id, strconv.FormatInt(int64(all.Parts[0].At), 10))
 	}
 	if len(results) <= limiter.MaxReserved {
-		said.Reservation = a.Limiter.ID(&all)
+		answer.Reservation = a.Limiter.ID(&all)
 	}
 	for n, i := range results {
-		said.Limits[i].Reservation = said.Reservation
+		answer.Limits[i].Reservation = answer.Reservation
 		if len(results) > 1 {
 			one := limiter.Reserved{ID: all.ID, Domain: all.Domain, Parts: all.Parts[n : n+1]}
-			said.Limits[i].Reservation = a.Limiter.ID(&one)
+			answer.Limits[i].Reservation = a.Limiter.ID(&one)
 			all.ID = one.ID
 		}
 	}

@@ -10,20 +10,20 @@ import (
 	"strings"
 )
 
-// Brings reports whether r has the required token in its header "Authorization: Bearer TOKEN". The comparison
+// HasToken reports whether r has the required token in its header "Authorization: Bearer TOKEN". The comparison
 // takes constant time. Brings returns false if required is nil.
-func Brings(r *http.Request, required Token) bool {
-	scheme, given, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	return Is(strings.TrimSpace(given), required) && strings.EqualFold(scheme, "Bearer")
+func HasToken(r *http.Request, required Token) bool {
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	return IsToken(strings.TrimSpace(token), required) && strings.EqualFold(scheme, "Bearer")
 }
 
-// Is reports whether given equals the required token. The comparison takes constant time. Is returns false if
+// IsToken reports whether given equals the required token. The comparison takes constant time. Is returns false if
 // required is nil.
-func Is(given string, required Token) bool {
+func IsToken(token string, required Token) bool {
 	if required == nil {
 		return false
 	}
-	want, got := sha256.Sum256([]byte(required())), sha256.Sum256([]byte(given)) // hashes, because the comparison needs equal lengths
+	want, got := sha256.Sum256([]byte(required())), sha256.Sum256([]byte(token)) // hashes, because the comparison needs equal lengths
 	return subtle.ConstantTimeCompare(want[:], got[:]) == 1
 }
 
@@ -52,11 +52,11 @@ func FromOtherSite(r *http.Request) bool {
 	return site == "cross-site" || site == "same-site"
 }
 
-// ThisMachineOnly returns a handler that passes a request to next if NamesThisMachine returns true. It
+// LocalHostOnly returns a handler that passes a request to next if HasLocalHost returns true. It
 // refuses other requests with the text remedy.
-func ThisMachineOnly(next http.Handler, remedy string) http.Handler {
+func LocalHostOnly(next http.Handler, remedy string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !NamesThisMachine(r) {
+		if !HasLocalHost(r) {
 			http.Error(w, remedy, http.StatusMisdirectedRequest)
 			return
 		}
@@ -64,12 +64,12 @@ func ThisMachineOnly(next http.Handler, remedy string) http.Handler {
 	})
 }
 
-// NamesThisMachine reports whether the host of r is localhost, an IP address or empty.
+// HasLocalHost reports whether the host of r is localhost, an IP address or empty.
 //
 // This protects against DNS rebinding. If the host name of a web page resolves to this machine, the browser
 // regards this listener as the same origin, and the page could send requests that need no token. A browser
 // reaches a Unix socket only through a forwarded port, so the rule applies to browsers there too.
-func NamesThisMachine(r *http.Request) bool {
+func HasLocalHost(r *http.Request) bool {
 	if ThroughUnixSocket(r) && !FromBrowser(r) {
 		return true
 	}

@@ -102,10 +102,10 @@ func TestWithoutATokenNoRequestIsAuthorized(t *testing.T) {
 	for _, header := range []string{"", "Bearer", "Bearer ", "Bearer x"} {
 		r := httptest.NewRequest("GET", "/", nil)
 		r.Header.Set("Authorization", header)
-		if Brings(r, nil) || Brings(r, FixedToken("")) {
+		if HasToken(r, nil) || HasToken(r, FixedToken("")) {
 			t.Errorf("%q", header)
 		}
-		if Brings(r, FixedToken("x")) != (header == "Bearer x") {
+		if HasToken(r, FixedToken("x")) != (header == "Bearer x") {
 			t.Errorf("%q", header)
 		}
 	}

@@ -294,7 +294,7 @@ var (
 // other containers of the pod and pages in a browser have such access too.
 func (s *server) mayChange(r *http.Request) error {
 	switch {
-	case s.adminToken != nil && httpauth.Brings(r, s.adminToken):
+	case s.adminToken != nil && httpauth.HasToken(r, s.adminToken):
 		return nil
 	case s.adminToken != nil:
 		return errReadToken

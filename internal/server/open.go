@@ -175,7 +175,7 @@ func (o *opening) metrics() error {
 	mux.Handle(s.config.MetricsPath, s.metrics.Handler())
 	h := http.Handler(mux)
 	if isLocal(s.config.Metrics) {
-		h = httpauth.ThisMachineOnly(h, "use an address or localhost as the host name")
+		h = httpauth.LocalHostOnly(h, "use an address or localhost as the host name")
 	}
 	d := s.httpListener(&http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute})
 	d.last = true

@@ -37,9 +37,9 @@ type Busiest struct {
 	At                       algorithms.Micros
 }
 
-// Needy is a client, and the smallest number of a limit that denies none of its requests. A Need of 0 means
+// ClientNeed is a client, and the smallest number of a limit that denies none of its requests. A Need of 0 means
 // that no number is large enough.
-type Needy struct {
+type ClientNeed struct {
 	*Client
 	Need int64
 }
@@ -64,17 +64,17 @@ type Advice struct {
 	Share, Error float64
 	// Suggested is the Candidate for Share, or nil if no number is enough.
 	Suggested *Candidate
-	// Neediest are the clients with the largest needs, in descending order.
-	Neediest []Needy
+	// LargestNeeds are the clients with the largest needs, in descending order.
+	LargestNeeds []ClientNeed
 
 	shape   *shape
-	clients []Needy // the clients in ascending order of their needs
+	clients []ClientNeed // the clients in ascending order of their needs
 	first   algorithms.Micros
 	last    algorithms.Micros
 }
 
-// neediest is the length of Advice.Neediest.
-const neediest = 10
+// maxLargestNeeds is the length of Advice.LargestNeeds.
+const maxLargestNeeds = 10
 
 // Advise searches the history of p for limits that deny requests of at most share of the clients. It returns nil if no
 // request matched p.
@@ -90,19 +90,19 @@ func (h *History) Advise(ctx context.Context, p *descriptors.Policy, share float
 	for _, key := range sortedKeys(h.clients) {
 		c := h.clients[key]
 		a.add(c)
-		a.clients = append(a.clients, Needy{c, a.shape.need(c)})
+		a.clients = append(a.clients, ClientNeed{c, a.shape.need(c)})
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 	}
-	slices.SortStableFunc(a.clients, func(x, y Needy) int { return cmp.Compare(x.Need, y.Need) })
+	slices.SortStableFunc(a.clients, func(x, y ClientNeed) int { return cmp.Compare(x.Need, y.Need) })
 	a.percentiles()
-	for i := range min(neediest, len(a.clients)) {
-		needy := a.clients[len(a.clients)-1-i]
-		if needy.Need == none {
-			needy.Need = 0
+	for i := range min(maxLargestNeeds, len(a.clients)) {
+		client := a.clients[len(a.clients)-1-i]
+		if client.Need == none {
+			client.Need = 0
 		}
-		a.Neediest = append(a.Neediest, needy)
+		a.LargestNeeds = append(a.LargestNeeds, client)
 	}
 	a.Configured = a.outcome(ctx, p.Limit, a.clients)
 	a.candidates(ctx)
@@ -254,7 +254,7 @@ func (a *Advice) try(ctx context.Context, n int64) Candidate {
 }
 
 // outcome replays clients with l.
-func (a *Advice) outcome(ctx context.Context, l *algorithms.Limit, clients []Needy) (o Outcome) {
+func (a *Advice) outcome(ctx context.Context, l *algorithms.Limit, clients []ClientNeed) (o Outcome) {
 	for _, c := range clients {
 		if ctx.Err() != nil {
 			return o

@@ -29,8 +29,8 @@ func policyOf(t testing.TB, spec algorithms.Spec) *descriptors.Policy {
 	return &descriptors.Policy{Domain: "edge", Name: "per_client", Limit: &l, Open: []int{0}}
 }
 
-// asks adds n requests of one client at one time.
-func asks(h *History, client string, at algorithms.Micros, n int) {
+// addRequests adds n requests of one client at one time.
+func addRequests(h *History, client string, at algorithms.Micros, n int) {
 	c, added := h.Client([]byte(client))
 	if c == nil {
 		return
@@ -57,25 +57,25 @@ func adviceOn(t testing.TB, h *History, p *descriptors.Policy, share float64) *A
 func TestOneAbuserDoesNotMoveTheSuggestion(t *testing.T) {
 	h := NewMemory(0).New()
 	for i := range 200 {
-		asks(h, fmt.Sprint("client ", i), start+algorithms.Micros(i)*second, 1+i%20)
+		addRequests(h, fmt.Sprint("client ", i), start+algorithms.Micros(i)*second, 1+i%20)
 	}
-	quiet := adviceOn(t, h, policyOf(t, perMinute), 0.01)
-	asks(h, "abuser", start+300*second, 18_334)
-	loud := adviceOn(t, h, policyOf(t, perMinute), 0.01)
+	few := adviceOn(t, h, policyOf(t, perMinute), 0.01)
+	addRequests(h, "abuser", start+300*second, 18_334)
+	many := adviceOn(t, h, policyOf(t, perMinute), 0.01)
 
-	if quiet.Suggested.N != 20 || loud.Suggested.N != 20 {
-		t.Errorf("suggested %d without the abuser and %d with it, want 20", quiet.Suggested.N, loud.Suggested.N)
+	if few.Suggested.N != 20 || many.Suggested.N != 20 {
+		t.Errorf("suggested %d without the abuser and %d with it, want 20", few.Suggested.N, many.Suggested.N)
 	}
-	if got, want := loud.Suggested.Outcome, (Outcome{Clients: 1, Requests: 18_314}); got != want {
+	if got, want := many.Suggested.Outcome, (Outcome{Clients: 1, Requests: 18_314}); got != want {
 		t.Errorf("the suggestion denies %+v, want %+v", got, want)
 	}
-	if o := loud.Outlier(); o == nil || o.Shown != "abuser" || o.Need != 18_334 || o.Next != 20 {
+	if o := many.Outlier(); o == nil || o.Shown != "abuser" || o.Need != 18_334 || o.Next != 20 {
 		t.Errorf("outlier %+v", o)
 	}
-	if o := quiet.Outlier(); o != nil {
+	if o := few.Outlier(); o != nil {
 		t.Errorf("without the abuser %+v stands out", o)
 	}
-	b := loud.Busiest
+	b := many.Busiest
 	if b.P50 != 11 || b.P90 != 19 || b.P95 != 20 || b.P99 != 20 || b.Most != 18_334 || b.By.Shown != "abuser" {
 		t.Errorf("busiest minutes %+v", b)
 	}
@@ -86,9 +86,9 @@ func TestOneAbuserDoesNotMoveTheSuggestion(t *testing.T) {
 func TestFewClientsNamesTheAbuser(t *testing.T) {
 	h := NewMemory(0).New()
 	for i := range 29 {
-		asks(h, fmt.Sprint("client ", i), start, 5)
+		addRequests(h, fmt.Sprint("client ", i), start, 5)
 	}
-	asks(h, "abuser", start, 500)
+	addRequests(h, "abuser", start, 500)
 	a := adviceOn(t, h, policyOf(t, perMinute), 0.01)
 	if a.Suggested.N != 500 || a.Suggested.Clients != 0 {
 		t.Errorf("suggested %+v", a.Suggested)
@@ -162,7 +162,7 @@ func denials(l *algorithms.Limit, c *Client) (denied int) {
 // TestNoNumberIsEnough uses a sliding log, which allows at most 10,000 units.
 func TestNoNumberIsEnough(t *testing.T) {
 	h := NewMemory(0).New()
-	asks(h, "a", start, 10_001)
+	addRequests(h, "a", start, 10_001)
 	a := adviceOn(t, h, policyOf(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: minute}), 0.01)
 	if a.Suggested != nil || len(a.Candidates) != 0 || a.Configured.Requests != 10_000 {
 		t.Errorf("suggested %+v of %+v; configured %+v", a.Suggested, a.Candidates, a.Configured)
@@ -176,14 +176,14 @@ func TestMemoryIsBounded(t *testing.T) {
 	const clients, most = 20_000, 1 << 20
 	memory := NewMemory(most)
 	h, other := memory.New(), memory.New()
-	asks(other, "the only one", start, 3)
+	addRequests(other, "the only one", start, 3)
 	needs := make([]int, clients)
 	for i := range needs {
 		needs[i] = 1 + i*i/(clients*clients/100) // between 1 and 100; high numbers are rarer
-		asks(h, fmt.Sprint("client ", i), start+algorithms.Micros(i)*second, needs[i])
+		addRequests(h, fmt.Sprint("client ", i), start+algorithms.Micros(i)*second, needs[i])
 	}
 	for range 1000 {
-		asks(h, "abuser", start+clients*second, 300)
+		addRequests(h, "abuser", start+clients*second, 300)
 	}
 	if memory.used > most {
 		t.Errorf("%d bytes are used, the most is %d", memory.used, most)
@@ -210,8 +210,8 @@ func TestMemoryIsBounded(t *testing.T) {
 func TestAbuserIsCutOff(t *testing.T) {
 	memory := NewMemory(1 << 16)
 	h := memory.New()
-	asks(h, "a", start, 1)
-	asks(h, "abuser", start, 100_000)
+	addRequests(h, "a", start, 1)
+	addRequests(h, "abuser", start, 100_000)
 	a := adviceOn(t, h, policyOf(t, perMinute), 0.5)
 	if memory.used > 1<<16 || a.Clients != 2 || a.Missed == 0 || a.Requests != 100_001 {
 		t.Errorf("%d bytes; %d clients, %d of %d requests left out", memory.used, a.Clients, a.Missed, a.Requests)

@@ -18,8 +18,8 @@ const (
 // Grid has the outcomes of numbers from the smallest to the largest need, and their denials over time.
 type Grid struct {
 	From, To algorithms.Micros
-	// Asked is the number of requests in each part of the time between From and To.
-	Asked []int64
+	// Requests is the number of requests in each part of the time between From and To.
+	Requests []int64
 	// Points, the smallest number first.
 	Points []Point
 }
@@ -36,21 +36,21 @@ type Point struct {
 
 // Grid replays the clients with each candidate, and with more numbers between 1 and the largest need.
 func (a *Advice) Grid(ctx context.Context) (*Grid, error) {
-	g := &Grid{From: a.first, To: a.last, Asked: make([]int64, Bins)}
+	g := &Grid{From: a.first, To: a.last, Requests: make([]int64, Bins)}
 	for _, c := range a.clients {
 		for r := c.cursor(); ; {
 			at, _, more := r.next()
 			if !more {
 				break
 			}
-			g.Asked[a.bin(at)]++
+			g.Requests[a.bin(at)]++
 		}
 	}
 	for _, n := range a.numbers() {
 		p := Point{Candidate: Candidate{N: n}, Denied: make([]int64, Bins)}
-		needier := a.needier(n)
+		above := a.above(n)
 		// A client that needs no more than n has no denied request: its need was found by a replay.
-		for _, c := range a.clients[needier:] {
+		for _, c := range a.clients[above:] {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
@@ -63,18 +63,18 @@ func (a *Advice) Grid(ctx context.Context) (*Grid, error) {
 				p.Clients++
 			}
 		}
-		p.Need = int64(needier)
+		p.Need = int64(above)
 		if len(g.Points) > 0 {
-			p.Need -= int64(a.needier(g.Points[len(g.Points)-1].N))
+			p.Need -= int64(a.above(g.Points[len(g.Points)-1].N))
 		}
 		g.Points = append(g.Points, p)
 	}
 	return g, ctx.Err()
 }
 
-// needier returns the index of the first client that needs more than n.
-func (a *Advice) needier(n int64) int {
-	i, _ := slices.BinarySearchFunc(a.clients, n, func(c Needy, n int64) int {
+// above returns the index of the first client that needs more than n.
+func (a *Advice) above(n int64) int {
+	i, _ := slices.BinarySearchFunc(a.clients, n, func(c ClientNeed, n int64) int {
 		if c.Need > n {
 			return 1
 		}
@@ -90,7 +90,7 @@ func (a *Advice) bin(at algorithms.Micros) int {
 
 // numbers returns the numbers of a Grid: some with geometric steps, and the candidates.
 func (a *Advice) numbers() []int64 {
-	most := a.clients[max(0, a.needier(none-1)-1)].Need
+	most := a.clients[max(0, a.above(none-1)-1)].Need
 	if most == none {
 		return nil
 	}

@@ -69,7 +69,7 @@ type Client struct {
 	Requests, Missed int64
 
 	first, last algorithms.Micros
-	asked       []byte // for each request the time since the previous one, times two; plus one if a cost other than 1 follows
+	times       []byte // for each request the time since the previous one, times two; plus one if a cost other than 1 follows
 }
 
 // New adds a history.
@@ -102,7 +102,7 @@ func (h *History) Describe(c *Client, shown string, hash uint64) {
 
 // Add stores a request of c for cost. Times must not go back.
 func (h *History) Add(c *Client, now algorithms.Micros, cost int64) {
-	before := cap(c.asked)
+	before := cap(c.times)
 	if int64(before) >= h.memory.most/oneClient {
 		c.Missed++
 		return
@@ -113,12 +113,12 @@ func (h *History) Add(c *Client, now algorithms.Micros, cost int64) {
 	c.Requests++
 	word := uint64(now-c.last) << 1
 	if cost == 1 {
-		c.asked = binary.AppendUvarint(c.asked, word)
+		c.times = binary.AppendUvarint(c.times, word)
 	} else {
-		c.asked = binary.AppendVarint(binary.AppendUvarint(c.asked, word|1), cost)
+		c.times = binary.AppendVarint(binary.AppendUvarint(c.times, word|1), cost)
 	}
 	c.last = now
-	h.grow(int64(cap(c.asked) - before))
+	h.grow(int64(cap(c.times) - before))
 }
 
 // grow counts additional bytes. While there are too many, the largest history drops half of its clients.
@@ -147,7 +147,7 @@ func (h *History) halve() (freed int64) {
 	for key, c := range h.clients {
 		if !h.samples(xxhash.Sum64String(key)) {
 			delete(h.clients, key)
-			freed += clientSize + int64(len(key)+len(c.Shown)+cap(c.asked))
+			freed += clientSize + int64(len(key)+len(c.Shown)+cap(c.times))
 		}
 	}
 	h.bytes -= freed
@@ -163,7 +163,7 @@ type cursor struct {
 	at   algorithms.Micros
 }
 
-func (c *Client) cursor() cursor { return cursor{c.asked, c.first} }
+func (c *Client) cursor() cursor { return cursor{c.times, c.first} }
 
 // next returns the time and the cost of the next request. At the end ok is false.
 func (r *cursor) next() (at algorithms.Micros, cost int64, ok bool) {

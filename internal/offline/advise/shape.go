@@ -66,7 +66,7 @@ func (s *shape) need(c *Client) int64 {
 			}
 			l = s.at(high)
 		}
-		if spares(l, s.policy.Extra().MaxDelay, c) {
+		if allowsAll(l, s.policy.Extra().MaxDelay, c) {
 			break
 		}
 		if low = high; low > math.MaxInt64/2 {
@@ -75,7 +75,7 @@ func (s *shape) need(c *Client) int64 {
 		high *= 2
 	}
 	for low+1 < high {
-		if middle := low + (high-low)/2; spares(s.at(middle), s.policy.Extra().MaxDelay, c) {
+		if middle := low + (high-low)/2; allowsAll(s.at(middle), s.policy.Extra().MaxDelay, c) {
 			high = middle
 		} else {
 			low = middle
@@ -96,14 +96,14 @@ func (s *shape) largest(low, high int64) int64 {
 	return low
 }
 
-// spares reports whether l denies no request of c.
-func spares(l *algorithms.Limit, wait algorithms.Micros, c *Client) bool {
+// allowsAll reports whether l denies no request of c.
+func allowsAll(l *algorithms.Limit, wait algorithms.Micros, c *Client) bool {
 	return replay(l, wait, c, func(algorithms.Micros, bool) {}, true) == 0
 }
 
 // replay answers c's requests with l, starting with a new bucket, and returns the number of denials. It calls
-// see with each answer. If first is true, it stops at the first denial.
-func replay(l *algorithms.Limit, wait algorithms.Micros, c *Client, see func(at algorithms.Micros, denied bool), first bool) (denied int64) {
+// report with each answer. If first is true, it stops at the first denial.
+func replay(l *algorithms.Limit, wait algorithms.Micros, c *Client, report func(at algorithms.Micros, denied bool), first bool) (denied int64) {
 	var state algorithms.State
 	var d algorithms.Decision
 	for r := c.cursor(); ; {
@@ -117,6 +117,6 @@ func replay(l *algorithms.Limit, wait algorithms.Micros, c *Client, see func(at 
 				return denied
 			}
 		}
-		see(at, !d.Allowed)
+		report(at, !d.Allowed)
 	}
 }

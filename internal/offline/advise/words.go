@@ -64,10 +64,10 @@ const outlying = 5
 
 // Outlier returns the one client that needs much more than the next one, or nil.
 func (a *Advice) Outlier() *Outlier {
-	if len(a.Neediest) < 2 {
+	if len(a.LargestNeeds) < 2 {
 		return nil
 	}
-	first, next := a.Neediest[0], a.Neediest[1]
+	first, next := a.LargestNeeds[0], a.LargestNeeds[1]
 	if next.Need == 0 || first.Need > 0 && first.Need/outlying < next.Need {
 		return nil
 	}

@@ -255,7 +255,7 @@ func (c *Change) places(was, is []*descriptors.Policy) {
 		}
 		for _, d := range differences(
 			part{"hash_tag", slot(a), slot(b)}, part{"metadata", fmt.Sprint(a.Extra().Metadata), fmt.Sprint(b.Extra().Metadata)},
-			part{"a bucket for each", form(a), form(b)}, part{"then", payer(a), payer(b)},
+			part{"a bucket for each", form(a), form(b)}, part{"then", payerOf(a), payerOf(b)},
 			part{"shadow_mode", onOff(a.Shadow), onOff(b.Shadow)}, part{"quota_mode", onOff(a.Quota), onOff(b.Quota)},
 			part{"consume", consume(a.Alone), consume(b.Alone)}, part{"on_backend_failure", onFailure(a), onFailure(b)},
 			part{"replaces", list(a.Extra().Replaces), list(b.Extra().Replaces)},
@@ -307,8 +307,8 @@ func list(texts []string) string {
 	return strings.Join(shown, ", ")
 }
 
-// payer returns the name of the limit that pays for requests that p denies.
-func payer(p *descriptors.Policy) string {
+// payerOf returns the name of the limit that pays for requests that p denies.
+func payerOf(p *descriptors.Policy) string {
 	if then := p.Extra().Then; then != nil {
 		return then.Name
 	}

@@ -41,7 +41,7 @@ func TestEveryDescriptorThatMeetsOtherLimitsIsNoticed(t *testing.T) {
 					Key: rapid.SampledFrom([]string{"a", "b"}).Draw(t, "key"), Value: rapid.SampledFrom([]string{"x", "y", "xz", "q"}).Draw(t, "value"),
 				})
 			}
-			before, after := met(was.Domains["edge"].Tree, entries), met(is.Domains["edge"].Tree, entries)
+			before, after := matchedBy(was.Domains["edge"].Tree, entries), matchedBy(is.Domains["edge"].Tree, entries)
 			if slices.Equal(before, after) {
 				continue
 			}

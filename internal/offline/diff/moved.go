@@ -61,7 +61,7 @@ func moved(domain string, was, is *descriptors.Tree) (all []Change) {
 		}
 		tried[p.name()] = true
 		c := Change{Kind: Changed, What: "descriptor", Name: descriptors.Printable(domain) + ": " + p.name()}
-		if old, new := met(was, p.entries), met(is, p.entries); !slices.Equal(old, new) {
+		if old, new := matchedBy(was, p.entries), matchedBy(is, p.entries); !slices.Equal(old, new) {
 			c.Details = append(c.Details, fmt.Sprintf("matched %s, now matches %s", limitList(old), limitList(new)))
 		}
 		c.Details = append(c.Details, differences(part{"max_override", bound(was, p.entries), bound(is, p.entries)})...)
@@ -115,8 +115,8 @@ func combined(short, long []place) (all []place) {
 	return all
 }
 
-// met returns the limits that a descriptor matches.
-func met(t *descriptors.Tree, entries []descriptors.Entry) (names []string) {
+// matchedBy returns the limits that a descriptor matches.
+func matchedBy(t *descriptors.Tree, entries []descriptors.Entry) (names []string) {
 	if node := t.Match(entries); node != nil {
 		for _, p := range node.Policies {
 			names = append(names, title(p))

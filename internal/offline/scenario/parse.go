@@ -116,26 +116,26 @@ func (s *Step) last() algorithms.Micros {
 // step reads a step; now is the time of the last request before it.
 func (d *decoder) step(n *yaml.Node, now algorithms.Micros) Step {
 	s := Step{Place: place(n), At: now, Times: 1, Real: -1}
-	hits, asks := cost{1, false}, (*yaml.Node)(nil)
+	hits, limits := cost{1, false}, (*yaml.Node)(nil)
 	d.mapping(n, "a step", fields{
 		"at":       func(v *yaml.Node) { s.At = d.span(v, "at") },
 		"every":    func(v *yaml.Node) { s.Every = d.span(v, "every") },
 		"times":    func(v *yaml.Node) { s.Times = d.times(v) },
 		"domain":   func(v *yaml.Node) { s.Domain = d.text(v, "domain") },
 		"hits":     func(v *yaml.Node) { hits = cost{d.integer(v, "hits"), true} },
-		"check":    func(v *yaml.Node) { s.Look = d.boolean(v, "check") },
+		"check":    func(v *yaml.Node) { s.DryRun = d.boolean(v, "check") },
 		"reserves": func(v *yaml.Node) { s.Reserves = d.text(v, "reserves") },
 		"done":     func(v *yaml.Node) { s.Done = d.text(v, "done") },
 		"limits": func(v *yaml.Node) {
 			d.list(v, "limits", func(one *yaml.Node) { s.Limits = append(s.Limits, d.limit(one)) })
 		},
-		"descriptors": func(v *yaml.Node) { asks = v },
+		"descriptors": func(v *yaml.Node) { limits = v },
 		"expect":      func(v *yaml.Node) { s.Expect = d.expect(v) },
 	}, "expect")
-	if asks != nil { // the limits of a step need its hits, which may follow them in the file
-		d.list(asks, "descriptors", func(one *yaml.Node) { s.Descriptors = append(s.Descriptors, d.descriptor(one, hits)) })
+	if limits != nil { // the limits of a step need its hits, which may follow them in the file
+		d.list(limits, "descriptors", func(one *yaml.Node) { s.Descriptors = append(s.Descriptors, d.descriptor(one, hits)) })
 	}
-	if hits.given {
+	if hits.isSet {
 		s.Real = hits.units
 	}
 	d.checkStep(n, &s, now)
@@ -157,7 +157,7 @@ func (d *decoder) checkStep(n *yaml.Node, s *Step, now algorithms.Micros) {
 		d.mistake(n, "a step needs descriptors, limits or done: one of the three")
 	case s.Reserves != "" && len(s.Descriptors) == 0:
 		d.mistake(n, "reserves needs descriptors: only the request of a proxy reserves units that done settles")
-	case s.Done != "" && (s.Look || s.Real < -1):
+	case s.Done != "" && (s.DryRun || s.Real < -1):
 		d.mistake(n, "done cannot be combined with check, and its hits are the real cost, 0 or more")
 	}
 }
@@ -165,12 +165,12 @@ func (d *decoder) checkStep(n *yaml.Node, s *Step, now algorithms.Micros) {
 // cost is a number of hits, and whether the file states it.
 type cost struct {
 	units int64
-	given bool
+	isSet bool
 }
 
 // descriptor returns a descriptor of this cost.
 func (c cost) descriptor() limiter.Descriptor {
-	return limiter.Descriptor{Cost: c.units, Explicit: c.given, Declared: c.given}
+	return limiter.Descriptor{Cost: c.units, Explicit: c.isSet, Declared: c.isSet}
 }
 
 func (d *decoder) times(n *yaml.Node) int {
@@ -203,18 +203,18 @@ func (d *decoder) descriptor(n *yaml.Node, hits cost) limiter.Descriptor {
 }
 
 func (d *decoder) limit(n *yaml.Node) limiter.NamedCharge {
-	ask := limiter.NamedCharge{Count: 1}
+	charge := limiter.NamedCharge{Count: 1}
 	d.mapping(n, "an item of limits", fields{
-		"name":    func(v *yaml.Node) { ask.Name = d.text(v, "name") },
-		"key":     func(v *yaml.Node) { ask.Key = d.texts(v, "key") },
-		"count":   func(v *yaml.Node) { ask.Count = d.integer(v, "count") },
-		"costs":   func(v *yaml.Node) { ask.Costs = d.costs(v) },
-		"reserve": func(v *yaml.Node) { ask.Reserve = d.boolean(v, "reserve") },
+		"name":    func(v *yaml.Node) { charge.Name = d.text(v, "name") },
+		"key":     func(v *yaml.Node) { charge.Key = d.texts(v, "key") },
+		"count":   func(v *yaml.Node) { charge.Count = d.integer(v, "count") },
+		"costs":   func(v *yaml.Node) { charge.Costs = d.costs(v) },
+		"reserve": func(v *yaml.Node) { charge.Reserve = d.boolean(v, "reserve") },
 	}, "name")
-	if ask.Costs != nil && ask.Count != 1 {
+	if charge.Costs != nil && charge.Count != 1 {
 		d.mistake(n, "an item of limits has count and costs; write one of them")
 	}
-	return ask
+	return charge
 }
 
 // costs reads a mapping of kinds of units to numbers.

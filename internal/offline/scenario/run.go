@@ -48,7 +48,7 @@ func (r *run) step(ctx context.Context, start algorithms.Micros, s *Step) *Failu
 	for n := range s.Times {
 		at := s.At + algorithms.Micros(n)*s.Every
 		r.now = start + at
-		where, what := r.ask(ctx, s, n)
+		where, what := r.send(ctx, s, n)
 		if what == "" {
 			continue
 		}
@@ -64,9 +64,9 @@ func (r *run) step(ctx context.Context, start algorithms.Micros, s *Step) *Failu
 	return nil
 }
 
-// ask sends request n of s, counted from 0. It describes the difference between the answer and the expected
+// send sends request n of s, counted from 0. It describes the difference between the answer and the expected
 // one, or returns "".
-func (r *run) ask(ctx context.Context, s *Step, n int) (where Place, what string) {
+func (r *run) send(ctx context.Context, s *Step, n int) (where Place, what string) {
 	c := &r.call
 	c.Reset()
 	c.Request.Domain = s.Domain
@@ -82,7 +82,7 @@ func (r *run) ask(ctx context.Context, s *Step, n int) (where Place, what string
 			return Place{}, problem
 		}
 	}
-	c.DryRun = s.Look
+	c.DryRun = s.DryRun
 	if len(s.Limits) == 0 { // As for a proxy, a wait longer than max_delay is a denial.
 		c.Request.MaxDelay = algorithms.MaxTime
 	}

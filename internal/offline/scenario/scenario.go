@@ -32,8 +32,8 @@ type Step struct {
 	Domain      string
 	Descriptors []limiter.Descriptor
 	Limits      []limiter.NamedCharge
-	// Look makes a dry run.
-	Look bool
+	// DryRun makes a dry run.
+	DryRun bool
 	// Reserves, if not empty, is the name for the reservations of the step's requests, in order.
 	Reserves string
 	// Done, if not empty, settles the reservations of the step with this name, one with each request. Real is the real

@@ -56,7 +56,7 @@ func Compare(ctx context.Context, was, is Config) (*Comparison, error) {
 	if err != nil {
 		return nil, err
 	}
-	old.tally.forgets, new.tally.forgets = true, true
+	old.tally.withoutHistory, new.tally.withoutHistory = true, true
 	in, err := newLines(was.Input)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", was.Name, err)

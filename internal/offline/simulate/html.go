@@ -55,7 +55,7 @@ type drawn struct {
 	Configured            advise.Outcome
 	Points                []drawnPoint
 	Suggested, Share, Out string
-	Neediest              []drawnClient
+	LargestNeeds          []drawnClient
 }
 
 type drawnPoint struct {
@@ -69,27 +69,27 @@ type drawnClient struct {
 	Key      string
 	Need     string
 	Requests int64
-	Spared   bool
+	Allowed  bool
 }
 
 // drawing has the values that the script draws.
 type drawing struct {
-	Asked  []int64        `json:"asked"`
-	Denied []int64        `json:"denied"`
-	From   int64          `json:"from"` // ms since 1970
-	To     int64          `json:"to"`
-	Limits []drawingLimit `json:"limits"`
+	Requests []int64        `json:"requests"`
+	Denied   []int64        `json:"denied"`
+	From     int64          `json:"from"` // ms since 1970
+	To       int64          `json:"to"`
+	Limits   []drawingLimit `json:"limits"`
 }
 
 type drawingLimit struct {
-	Field     string         `json:"field"`
-	From      int64          `json:"from"`
-	To        int64          `json:"to"`
-	Clients   int64          `json:"clients"`
-	Requests  int64          `json:"requests"`
-	Asked     []int64        `json:"asked"`
-	Points    []drawingPoint `json:"points"`
-	Suggested int            `json:"suggested"` // -1: none
+	Field         string         `json:"field"`
+	From          int64          `json:"from"`
+	To            int64          `json:"to"`
+	Clients       int64          `json:"clients"`
+	Requests      int64          `json:"requests"`
+	RequestsByBin []int64        `json:"requestsByBin"`
+	Points        []drawingPoint `json:"points"`
+	Suggested     int            `json:"suggested"` // -1: none
 }
 
 type drawingPoint struct {
@@ -110,8 +110,8 @@ func (r *Report) WriteHTML(ctx context.Context, w io.Writer, name string) error 
 		DeniedShare: percent(t.denied, t.requests), Style: htmltemplate.CSS(reportCSS), Script: htmltemplate.JS(reportJS),
 		StyleHash: sourceHash(reportCSS), ScriptHash: sourceHash(reportJS),
 		Data: drawing{
-			Asked: line.asked, Denied: line.denied, Limits: []drawingLimit{},
-			From: millis(line.from), To: millis(line.from + algorithms.Micros(len(line.asked))*line.width),
+			Requests: line.requests, Denied: line.denied, Limits: []drawingLimit{},
+			From: millis(line.from), To: millis(line.from + algorithms.Micros(len(line.requests))*line.width),
 		},
 	}
 	shown := slices.Clone(r.Advice)
@@ -150,7 +150,7 @@ func draw(a *advise.Advice, grid *advise.Grid) (drawn, drawingLimit) {
 	}
 	numbers := drawingLimit{
 		Field: a.Field(), From: millis(grid.From), To: millis(grid.To), Clients: a.Clients, Requests: text.Requests,
-		Asked: grid.Asked, Points: []drawingPoint{}, Suggested: -1,
+		RequestsByBin: grid.Requests, Points: []drawingPoint{}, Suggested: -1,
 	}
 	for i, p := range grid.Points {
 		is := a.Suggested != nil && p.N == a.Suggested.N
@@ -163,13 +163,13 @@ func draw(a *advise.Advice, grid *advise.Grid) (drawn, drawingLimit) {
 	if o := a.Outlier(); o != nil {
 		text.Out = outlierWords(a, o)
 	}
-	for _, c := range a.Neediest {
-		spared := a.Suggested != nil && c.Need > 0 && c.Need <= a.Suggested.N
+	for _, c := range a.LargestNeeds {
+		allowed := a.Suggested != nil && c.Need > 0 && c.Need <= a.Suggested.N
 		needs := fmt.Sprint(c.Need)
 		if c.Need == 0 {
 			needs = "more than any number"
 		}
-		text.Neediest = append(text.Neediest, drawnClient{descriptors.Printable(c.Shown), needs, c.Requests + c.Missed, spared})
+		text.LargestNeeds = append(text.LargestNeeds, drawnClient{descriptors.Printable(c.Shown), needs, c.Requests + c.Missed, allowed})
 	}
 	return text, numbers
 }

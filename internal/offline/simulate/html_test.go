@@ -72,8 +72,8 @@ func TestPageAgreesWithTheReplay(t *testing.T) {
 		}
 		return n
 	}
-	if sum(d.Asked) != r.tally.requests || sum(d.Denied) != r.tally.denied || sum(d.Limits[0].Asked) != r.tally.requests {
-		t.Errorf("drawn %d, %d and %d of %d requests, %d denied", sum(d.Asked), sum(d.Denied), sum(d.Limits[0].Asked), r.tally.requests, r.tally.denied)
+	if sum(d.Requests) != r.tally.requests || sum(d.Denied) != r.tally.denied || sum(d.Limits[0].RequestsByBin) != r.tally.requests {
+		t.Errorf("drawn %d, %d and %d of %d requests, %d denied", sum(d.Requests), sum(d.Denied), sum(d.Limits[0].RequestsByBin), r.tally.requests, r.tally.denied)
 	}
 	above := int64(0)
 	for i := len(points) - 1; i >= 0; i-- {
@@ -102,10 +102,10 @@ func TestPageIsBounded(t *testing.T) {
 		fmt.Fprintf(&log, `192.0.2.1 - user-%d [01/Jan/2026:%02d:%02d:%02d +0000] "GET /%d HTTP/1.1" 200 1`+"\n", i%997, i/3600, i/60%60, i%60, i%30)
 	}
 	r, page, d := htmlOf(t, yaml.String(), "path=%U,user=%u", log.String())
-	if len(d.Limits) != maxDrawn || len(r.Advice) != maxAdvised || len(d.Asked) > maxBins {
-		t.Errorf("%d limits drawn of %d, %d parts of the time", len(d.Limits), len(r.Advice), len(d.Asked))
+	if len(d.Limits) != maxDrawn || len(r.Advice) != maxAdvised || len(d.Requests) > maxBins {
+		t.Errorf("%d limits drawn of %d, %d parts of the time", len(d.Limits), len(r.Advice), len(d.Requests))
 	}
-	if !strings.Contains(page, "20 other limits were asked less often") {
+	if !strings.Contains(page, "20 other limits matched fewer requests") {
 		t.Error("the page does not say that limits are left out")
 	}
 	if len(page) > 300_000 {
@@ -142,11 +142,11 @@ func TestTimelineKeepsItsSums(t *testing.T) {
 	for i := range algorithms.Micros(10_000) {
 		l.add(first+i*i*algorithms.Second, i%3 == 0)
 	}
-	asked, denied := int64(0), int64(0)
-	for i := range l.asked {
-		asked, denied = asked+l.asked[i], denied+l.denied[i]
+	requests, denied := int64(0), int64(0)
+	for i := range l.requests {
+		requests, denied = requests+l.requests[i], denied+l.denied[i]
 	}
-	if asked != 10_000 || denied != 3334 || len(l.asked) > maxBins || len(l.asked) < maxBins/2 {
-		t.Errorf("%d requests, %d denied in %d parts", asked, denied, len(l.asked))
+	if requests != 10_000 || denied != 3334 || len(l.requests) > maxBins || len(l.requests) < maxBins/2 {
+		t.Errorf("%d requests, %d denied in %d parts", requests, denied, len(l.requests))
 	}
 }

@@ -50,9 +50,9 @@ descriptors:
   - {key: clock, rate_limit: {unit: second, requests_per_unit: 4}}
 `
 
-// meets maps the keys of a descriptor to the limits that it matches. The code under test finds them in a
+// limitsByKeys maps the keys of a descriptor to the limits that it matches. The code under test finds them in a
 // tree.
-var meets = map[string][]string{
+var limitsByKeys = map[string][]string{
 	"edge:token": {"token"}, "edge:empty": {"empty"}, "edge:window": {"window"}, "edge:sliding": {"sliding"},
 	"edge:log": {"log"}, "edge:leaky": {"leaky"}, "edge:sure": {"sure"}, "edge:over": {"over"},
 	"edge:both": {"token", "window"}, "edge:shadow": {"log"}, "edge:clock": {"clock"},
@@ -68,11 +68,11 @@ type reference struct {
 	states map[string]algorithms.State
 }
 
-// met is a limit that a request matches, with its answer.
-type met struct {
+// matched is a limit that a request matches, with its answer.
+type matched struct {
 	domain, name string
 	values       []string
-	ask          algorithms.Charge
+	terms        algorithms.Charge
 	alone        bool // the limit is not part of a group
 	shadow       bool
 	wait         bool // the answer contains a waiting time
@@ -89,7 +89,7 @@ func newReference(t *testing.T, s *limiter.Snapshot) *reference {
 	return w
 }
 
-func (m *met) bucket() string { return fmt.Sprintf("%s/%s%q", m.domain, m.name, m.values) }
+func (m *matched) bucket() string { return fmt.Sprintf("%s/%s%q", m.domain, m.name, m.values) }
 
 func hashOf(values []string) uint64 {
 	if len(values) == 1 {
@@ -102,19 +102,19 @@ func hashOf(values []string) uint64 {
 	return xxhash.Sum64String(text.String())
 }
 
-// meets lists the limits that a request matches.
-func (w *reference) meets(c *limiter.Call) (all []*met) {
+// match lists the limits that a request matches.
+func (w *reference) match(c *limiter.Call) (all []*matched) {
 	for _, d := range c.Descriptors {
 		var keys, values []string
 		for _, e := range d.Entries {
 			keys, values = append(keys, e.Key), append(values, e.Value)
 		}
-		for _, name := range meets[c.Request.Domain+":"+strings.Join(keys, ",")] {
-			m := &met{domain: c.Request.Domain, name: name, values: values, shadow: keys[0] == "shadow", wait: name == "leaky"}
+		for _, name := range limitsByKeys[c.Request.Domain+":"+strings.Join(keys, ",")] {
+			m := &matched{domain: c.Request.Domain, name: name, values: values, shadow: keys[0] == "shadow", wait: name == "leaky"}
 			m.alone = m.shadow || m.domain == "each"
-			m.ask = algorithms.Charge{Cost: d.Cost, Hash: hashOf(values)}
+			m.terms = algorithms.Charge{Cost: d.Cost, Hash: hashOf(values)}
 			if name == "leaky" {
-				m.ask.MaxWait = w.delay
+				m.terms.MaxWait = w.delay
 			}
 			all = append(all, m)
 		}
@@ -124,16 +124,16 @@ func (w *reference) meets(c *limiter.Call) (all []*met) {
 		if l.Name == "lone" {
 			domain = "each"
 		}
-		m := &met{domain: domain, name: l.Name, values: l.Key, wait: l.Reserve || l.Name == "leaky"}
-		m.ask = algorithms.Charge{Cost: l.Count, Hash: hashOf(l.Key), Reserve: l.Reserve}
+		m := &matched{domain: domain, name: l.Name, values: l.Key, wait: l.Reserve || l.Name == "leaky"}
+		m.terms = algorithms.Charge{Cost: l.Count, Hash: hashOf(l.Key), Reserve: l.Reserve}
 		all = append(all, m)
 	}
 	return all
 }
 
 // answer decides the limits that a request matches.
-func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*met {
-	all := w.meets(c)
+func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*matched {
+	all := w.match(c)
 	var group []algorithms.Bucket
 	where := map[string]int{}
 	for _, m := range all {
@@ -144,11 +144,11 @@ func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*met {
 		if !twice {
 			limit := w.limits[m.domain+"/"+m.name]
 			where[m.bucket()] = len(group)
-			group = append(group, algorithms.Bucket{Limit: &limit, Charge: m.ask, State: w.states[m.bucket()]})
+			group = append(group, algorithms.Bucket{Limit: &limit, Charge: m.terms, State: w.states[m.bucket()]})
 			continue
 		}
-		group[i].Charge.Cost += m.ask.Cost
-		group[i].Charge.Reserve = group[i].Charge.Reserve && m.ask.Reserve
+		group[i].Charge.Cost += m.terms.Cost
+		group[i].Charge.Reserve = group[i].Charge.Reserve && m.terms.Reserve
 	}
 	// A request by name is a mistake if one of its limits can never allow the cost.
 	mistake := len(c.Limits) > 0 && slices.ContainsFunc(group, func(b algorithms.Bucket) bool {
@@ -169,8 +169,8 @@ func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*met {
 			continue
 		}
 		limit := w.limits[m.domain+"/"+m.name]
-		m.ask.DryRun = mistake
-		w.states[m.bucket()], m.decision = limit.Take(w.states[m.bucket()], now, m.ask)
+		m.terms.DryRun = mistake
+		w.states[m.bucket()], m.decision = limit.Take(w.states[m.bucket()], now, m.terms)
 	}
 	return all
 }
@@ -195,7 +195,7 @@ type decisionLimit struct {
 }
 
 // line returns the expected line of decisions.
-func (w *reference) line(all []*met) decisionLine {
+func (w *reference) line(all []*matched) decisionLine {
 	line := decisionLine{OK: true, Limit: []decisionLimit{}}
 	never, wait := false, (*int64)(nil)
 	for _, m := range all {
@@ -268,7 +268,7 @@ func drawRequest(t *rapid.T, now int64) string {
 	domain := rapid.SampledFrom([]string{"edge", "edge", "each"}).Draw(t, "domain")
 	cost := rapid.OneOf(rapid.Int64Range(0, 4), rapid.Int64Range(-3, 16))
 	value := rapid.SampledFrom([]string{"a", "b"})
-	var asks []string
+	var requests []string
 	if rapid.Bool().Draw(t, "by name") {
 		names := map[string][]string{"edge": {"token", "empty", "window", "sliding", "log", "leaky", "sure", "over"}, "each": {"lone"}}[domain]
 		for range rapid.IntRange(1, 3).Draw(t, "asks") {
@@ -278,9 +278,9 @@ func drawRequest(t *rapid.T, now int64) string {
 			if rapid.IntRange(0, 4).Draw(t, "with key") > 0 {
 				key = fmt.Sprintf(`"key":%q,`, value.Draw(t, "key"))
 			}
-			asks = append(asks, fmt.Sprintf(`{"name":%q,%s"count":%d,"reserve":%v}`, name, key, cost.Draw(t, "count"), reserve))
+			requests = append(requests, fmt.Sprintf(`{"name":%q,%s"count":%d,"reserve":%v}`, name, key, cost.Draw(t, "count"), reserve))
 		}
-		return fmt.Sprintf(`{"time_us":%d,"limits":[%s]}`, now, strings.Join(asks, ","))
+		return fmt.Sprintf(`{"time_us":%d,"limits":[%s]}`, now, strings.Join(requests, ","))
 	}
 	keys := map[string][]string{
 		"edge": {"token", "empty", "window", "sliding", "log", "leaky", "sure", "over", "both", "shadow", "clock", "pair", "none"},
@@ -292,7 +292,7 @@ func drawRequest(t *rapid.T, now int64) string {
 		if key == "pair" {
 			entries += fmt.Sprintf(`,["second",%q]`, value.Draw(t, "value"))
 		}
-		asks = append(asks, fmt.Sprintf(`{"entries":[%s],"hits":%d}`, entries, cost.Draw(t, "hits")))
+		requests = append(requests, fmt.Sprintf(`{"entries":[%s],"hits":%d}`, entries, cost.Draw(t, "hits")))
 	}
-	return fmt.Sprintf(`{"time_us":%d,"domain":%q,"descriptors":[%s]}`, now, domain, strings.Join(asks, ","))
+	return fmt.Sprintf(`{"time_us":%d,"domain":%q,"descriptors":[%s]}`, now, domain, strings.Join(requests, ","))
 }

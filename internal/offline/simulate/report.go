@@ -33,17 +33,17 @@ type Report struct {
 
 // report makes suggestions after the replay.
 func (t *tally) report(ctx context.Context, share float64) (*Report, error) {
-	var asked []*row
+	var used []*row
 	for _, r := range t.rows {
-		if r.asked > 0 {
-			asked = append(asked, r)
+		if r.requests > 0 {
+			used = append(used, r)
 		}
 	}
-	slices.SortStableFunc(asked, func(x, y *row) int { return cmp.Compare(y.asked, x.asked) })
-	r := &Report{tally: t, others: max(0, len(asked)-maxAdvised)}
-	asked = asked[:len(asked)-r.others]
+	slices.SortStableFunc(used, func(x, y *row) int { return cmp.Compare(y.requests, x.requests) })
+	r := &Report{tally: t, others: max(0, len(used)-maxAdvised)}
+	used = used[:len(used)-r.others]
 	for _, row := range t.rows {
-		if !slices.Contains(asked, row) {
+		if !slices.Contains(used, row) {
 			continue
 		}
 		advice, err := row.history.Advise(ctx, row.policy, share)
@@ -71,7 +71,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		out.WriteString("\n")
 		t.limits(out)
 	}
-	t.payers(out)
+	t.writePayers(out)
 	t.settlements(out)
 	for _, a := range r.Advice {
 		writeAdvice(out, a)
@@ -119,7 +119,7 @@ func (t *tally) limits(w io.Writer) {
 		if a := r.advice; a != nil {
 			clients, denied = about(a, a.Clients), about(a, a.Denied)+percent(a.Denied, a.Clients)
 		}
-		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\n", r.title(), r.asked, r.denied, clients, denied)
+		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\n", r.title(), r.requests, r.denied, clients, denied)
 	}
 	_ = table.Flush() // a strings.Builder never returns an error
 }
@@ -141,7 +141,7 @@ func (r *row) title() string {
 
 // keys writes the keys denied most.
 func (t *tally) keys(w io.Writer) {
-	top := t.heavy.Top(topKeys)
+	top := t.topDenied.Top(topKeys)
 	if len(top) == 0 {
 		return
 	}

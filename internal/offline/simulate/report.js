@@ -30,13 +30,13 @@
   }
 
   // overTime draws requests, and the part of them that is denied, over time.
-  function overTime(host, from, to, asked, denied) {
-    const total = asked.reduce((a, b) => a + b, 0), refused = denied.reduce((a, b) => a + b, 0);
+  function overTime(host, from, to, requests, denied) {
+    const total = requests.reduce((a, b) => a + b, 0), refused = denied.reduce((a, b) => a + b, 0);
     const c = canvas(host, 'Requests over time: ' + number(total) + ', of which ' + number(refused) + ' are denied');
-    const most = Math.max(1, ...asked), room = height - top - bottom, step = c.inner / Math.max(1, asked.length);
-    asked.forEach((n, i) => {
+    const most = Math.max(1, ...requests), room = height - top - bottom, step = c.inner / Math.max(1, requests.length);
+    requests.forEach((n, i) => {
       const full = room * n / most, part = room * denied[i] / most, x = left + i * step, w = Math.max(1, step - 1);
-      c.svg.append(node('rect', {class: 'asked', x, width: w, y: top + room - full, height: Math.max(0, full - part)}));
+      c.svg.append(node('rect', {class: 'allowed', x, width: w, y: top + room - full, height: Math.max(0, full - part)}));
       c.svg.append(node('rect', {class: 'denied', x, width: w, y: top + room - part, height: part}));
     });
     scale(c, most);
@@ -52,7 +52,7 @@
     limit.points.forEach((p, i) => {
       // The square root keeps one abuser visible beside a thousand others.
       const h = p.need ? Math.max(4, room * Math.sqrt(p.need / most)) : 0, x = left + i * step;
-      c.svg.append(node('rect', {class: i > at ? 'denied' : 'asked', x: x + 1, width: Math.max(1, step - 2), y: top + room - h, height: h}));
+      c.svg.append(node('rect', {class: i > at ? 'denied' : 'allowed', x: x + 1, width: Math.max(1, step - 2), y: top + room - h, height: h}));
       const text = number(p.n), wide = 8 * text.length + 8;
       if (x - labelled > wide && x + wide / 2 < c.width) {
         labelled = x;
@@ -75,7 +75,7 @@
     function show() {
       const at = Number(slider.value), p = limit.points[at];
       nearest = needs(chart, limit, at);
-      overTime(times, limit.from, limit.to, limit.asked, p.denied);
+      overTime(times, limit.from, limit.to, limit.requestsByBin, p.denied);
       slider.setAttribute('aria-valuetext', limit.field + ' ' + number(p.n) + ': ' + number(p.clients) + ' clients denied');
       section.querySelector('.outcome').textContent = limit.field + ' ' + number(p.n) + ' denies a request of ' + number(p.clients) + ' of ' +
         number(limit.clients) + ' clients (' + percent(p.clients, limit.clients) + '), and ' + number(p.requests) + ' of ' +
@@ -105,7 +105,7 @@
     const show = tryLimit(section, data.limits[section.dataset.limit]);
     if (show) redraw.push(show);
   });
-  redraw.push(() => overTime(document.getElementById('all-chart'), data.from, data.to, data.asked || [], data.denied || []));
+  redraw.push(() => overTime(document.getElementById('all-chart'), data.from, data.to, data.requests || [], data.denied || []));
   let width = 0;
   function all() {
     if (width === window.innerWidth) return;

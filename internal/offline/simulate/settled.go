@@ -123,21 +123,21 @@ func (t *tally) settlements(w io.Writer) {
 	}
 }
 
-// paid counts a request for which the limit of r paid in place of another limit, and that other limit.
-func (t *tally) paid(now algorithms.Micros, c *limiter.Call, r *limiter.Result) {
+// countPaid counts a request for which the limit of r paid in place of another limit, and that other limit.
+func (t *tally) countPaid(now algorithms.Micros, c *limiter.Call, r *limiter.Result) {
 	plan := t.byPolicy[r.For]
-	plan.asked++
+	plan.requests++
 	plan.paidBy, plan.paid = t.byPolicy[r.Policy], plan.paid+1
-	if plan.policy.Limit.Rate > 0 && !t.forgets {
+	if plan.policy.Limit.Rate > 0 && !t.withoutHistory {
 		own := *r
 		own.Policy, own.For, own.Decision.Allowed = r.For, nil, true
 		own.Key, _ = t.keyOf(c, &own)
-		t.remember(now, c, &own, plan)
+		t.addToHistory(now, c, &own, plan)
 	}
 }
 
-// payers writes which limits paid for others.
-func (t *tally) payers(w io.Writer) {
+// writePayers writes which limits paid for others.
+func (t *tally) writePayers(w io.Writer) {
 	for _, r := range t.rows {
 		if r.paid > 0 {
 			fmt.Fprintf(w, "%s paid for %d requests that %s did not allow\n", titleOf(r.paidBy.policy), r.paid, titleOf(r.policy))

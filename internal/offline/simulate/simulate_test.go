@@ -28,22 +28,22 @@ func compiled(tb testing.TB, yaml string) *limiter.Snapshot {
 	return s
 }
 
-// asked is a limiter in virtual time. The test calls it for each line of a trace.
-type asked struct {
+// testLimiter is a limiter in virtual time. The test calls it for each line of a trace.
+type testLimiter struct {
 	limiter *limiter.Limiter
 	now     algorithms.Micros
 	call    limiter.Call
 }
 
-func newAsked(t *testing.T, s *limiter.Snapshot) *asked {
+func newTestLimiter(t *testing.T, s *limiter.Snapshot) *testLimiter {
 	t.Helper()
-	a := &asked{}
+	a := &testLimiter{}
 	a.limiter = limiter.New(memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(a.now)) }}), limiter.Config{})
 	a.limiter.Swap(s)
 	return a
 }
 
-func (a *asked) ask(t *testing.T, now algorithms.Micros, line string) {
+func (a *testLimiter) check(t *testing.T, now algorithms.Micros, line string) {
 	t.Helper()
 	a.now = now
 	a.call.Reset()

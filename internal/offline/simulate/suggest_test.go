@@ -67,7 +67,7 @@ func TestSuggestionHoldsWhenItIsConfigured(t *testing.T) {
 					rt.Fatalf("%s denies %+v, announced %+v", limit, got, first.Suggested.Outcome)
 				}
 				if float64(a.Denied) > share*float64(a.Clients)+1e-6 {
-					rt.Fatalf("%s denies %d of %d clients, asked for at most %v", limit, a.Denied, a.Clients, share)
+					rt.Fatalf("%s denies %d of %d clients, want at most %v", limit, a.Denied, a.Clients, share)
 				}
 				if a.Configured != first.Suggested.Outcome {
 					rt.Fatalf("configured, it denies %+v", a.Configured)

@@ -13,8 +13,8 @@ const (
 	maxUnread = 5
 	// maxShown bounds the part of a key that is stored for display.
 	maxShown = 256
-	// maxHeavy bounds the keys that are counted to find those denied most.
-	maxHeavy = 1000
+	// maxTopDenied bounds the keys that are counted to find those denied most.
+	maxTopDenied = 1000
 )
 
 // tally counts the decisions of a replay.
@@ -33,9 +33,9 @@ type tally struct {
 	early            int64   // calls that were settled before their time, because too many were open
 	expired          int64   // reservations by name that were too old to settle
 	end              outcome // when the request that is being counted ends
-	heavy            *topk.Counter[denied]
+	topDenied        *topk.Counter[denied]
 	timeline         timeline
-	forgets          bool // the replay needs no history of clients
+	withoutHistory   bool // the replay needs no history of clients
 	rows             []*row
 	byPolicy         map[*descriptors.Policy]*row // policies that share buckets share a row
 	owners           []string
@@ -52,19 +52,19 @@ type denied struct {
 // row has the counts of one limit.
 type row struct {
 	policy *descriptors.Policy
-	// asked is the number of requests. denied is the number of requests that this limit alone would have
+	// requests is the number of requests. denied is the number of requests that this limit alone would have
 	// denied.
-	asked, denied int64
-	shadow, quota bool // one of the places that use the limit has this mode
-	open          reservations
-	paidBy        *row // the limits that paid for this one, with the numbers of requests
-	paid          int64
-	history       *advise.History
-	advice        *advise.Advice // set at the end of the replay; nil if there is no advice
+	requests, denied int64
+	shadow, quota    bool // one of the places that use the limit has this mode
+	open             reservations
+	paidBy           *row // the limits that paid for this one, with the numbers of requests
+	paid             int64
+	history          *advise.History
+	advice           *advise.Advice // set at the end of the replay; nil if there is no advice
 }
 
 func newTally(s *limiter.Snapshot, historyBytes int64) *tally {
-	t := &tally{heavy: topk.New[denied](maxHeavy), byPolicy: make(map[*descriptors.Policy]*row, len(s.Policies))}
+	t := &tally{topDenied: topk.New[denied](maxTopDenied), byPolicy: make(map[*descriptors.Policy]*row, len(s.Policies))}
 	memory := advise.NewMemory(historyBytes)
 	byOwner := map[string]*row{}
 	for _, p := range s.Policies {
@@ -121,29 +121,29 @@ func (t *tally) count(now algorithms.Micros, c *limiter.Call, end outcome) {
 func (t *tally) result(now algorithms.Micros, c *limiter.Call, r *limiter.Result) {
 	row := t.byPolicy[r.Policy]
 	if r.For != nil {
-		t.paid(now, c, r)
+		t.countPaid(now, c, r)
 		if r.Cost == 0 {
 			return // the payer has paid once, for several limits
 		}
 	}
-	row.asked++
+	row.requests++
 	row.shadow, row.quota = row.shadow || r.Policy.Shadow, row.quota || r.Policy.Quota
 	if r.Outcome == limiter.Unlimited {
 		return
 	}
 	if !r.Decision.Allowed {
 		row.denied++
-		if d, added := t.heavy.Add(r.Key); added {
+		if d, added := t.topDenied.Add(r.Key); added {
 			d.Value = denied{row, string(t.show(nil, c, r))}
 		}
 	}
-	if r.Policy.Limit.Rate > 0 && !t.forgets {
-		t.remember(now, c, r, row)
+	if r.Policy.Limit.Rate > 0 && !t.withoutHistory {
+		t.addToHistory(now, c, r, row)
 	}
 }
 
-// remember adds the request to the history of its client.
-func (t *tally) remember(now algorithms.Micros, c *limiter.Call, r *limiter.Result, row *row) {
+// addToHistory adds the request to the history of its client.
+func (t *tally) addToHistory(now algorithms.Micros, c *limiter.Call, r *limiter.Result, row *row) {
 	client, added := row.history.Client(r.Key)
 	if client == nil {
 		return // the client is not in the sample

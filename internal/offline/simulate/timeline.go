@@ -8,8 +8,8 @@ const maxBins = 120
 // timeline counts requests and denials over a time whose end is not known. When it is full, neighboring bins are merged
 // in pairs, so that each bin is twice as wide.
 type timeline struct {
-	from, width   algorithms.Micros
-	asked, denied []int64
+	from, width      algorithms.Micros
+	requests, denied []int64
 }
 
 // add counts a request. Times must not go back.
@@ -18,13 +18,13 @@ func (l *timeline) add(at algorithms.Micros, denied bool) {
 		l.from, l.width = at, algorithms.Second
 	}
 	for (at-l.from)/l.width >= maxBins {
-		l.asked, l.denied, l.width = halved(l.asked), halved(l.denied), 2*l.width
+		l.requests, l.denied, l.width = halved(l.requests), halved(l.denied), 2*l.width
 	}
 	i := int((at - l.from) / l.width)
-	for len(l.asked) <= i {
-		l.asked, l.denied = append(l.asked, 0), append(l.denied, 0)
+	for len(l.requests) <= i {
+		l.requests, l.denied = append(l.requests, 0), append(l.denied, 0)
 	}
-	if l.asked[i]++; denied {
+	if l.requests[i]++; denied {
 		l.denied[i]++
 	}
 }

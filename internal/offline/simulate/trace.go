@@ -178,23 +178,23 @@ func (s *scanner) limits(c *limiter.Call) {
 	const hasName, hasKey, hasCount, hasReserve = 1, 2, 4, 8
 	s.open('[')
 	for n := 0; s.more(n, ']'); n++ {
-		ask := addLimit(c)
+		charge := addLimit(c)
 		seen := 0
 		s.open('{')
 		for m := 0; s.more(m, '}'); m++ {
 			switch name := s.name(); name {
 			case "name":
 				s.once(&seen, hasName, name)
-				ask.Name = s.str()
+				charge.Name = s.str()
 			case "key":
 				s.once(&seen, hasKey, name)
-				s.key(ask)
+				s.key(charge)
 			case "count":
 				s.once(&seen, hasCount, name)
-				ask.Count = s.integer()
+				charge.Count = s.integer()
 			case "reserve":
 				s.once(&seen, hasReserve, name)
-				ask.Reserve = s.boolean()
+				charge.Reserve = s.boolean()
 			default:
 				s.unknown(name)
 			}
@@ -206,14 +206,14 @@ func (s *scanner) limits(c *limiter.Call) {
 }
 
 // key reads a text or a list of them.
-func (s *scanner) key(ask *limiter.NamedCharge) {
+func (s *scanner) key(charge *limiter.NamedCharge) {
 	if s.peek() != '[' {
-		ask.Key = append(ask.Key, s.str())
+		charge.Key = append(charge.Key, s.str())
 		return
 	}
 	s.open('[')
 	for n := 0; s.more(n, ']'); n++ {
-		ask.Key = append(ask.Key, s.str())
+		charge.Key = append(charge.Key, s.str())
 	}
 }
 

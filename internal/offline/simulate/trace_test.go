@@ -58,16 +58,16 @@ func readPlain(line string) (at algorithms.Micros, c *limiter.Call, err error) {
 		c.Descriptors = append(c.Descriptors, one)
 	}
 	for _, l := range p.Limits {
-		ask := limiter.NamedCharge{Name: *l.Name, Count: plainCount(l.Count), Reserve: l.Reserve}
+		charge := limiter.NamedCharge{Name: *l.Name, Count: plainCount(l.Count), Reserve: l.Reserve}
 		switch key := l.Key.(type) {
 		case string:
-			ask.Key = []string{key}
+			charge.Key = []string{key}
 		case []any:
 			for _, k := range key {
-				ask.Key = append(ask.Key, k.(string))
+				charge.Key = append(charge.Key, k.(string))
 			}
 		}
-		c.Limits = append(c.Limits, ask)
+		c.Limits = append(c.Limits, charge)
 	}
 	return algorithms.Micros(*p.Time), c, nil
 }

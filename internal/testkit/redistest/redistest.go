@@ -33,8 +33,8 @@ type Server struct {
 	t      testing.TB
 }
 
-// given are the ports that FreePort has returned.
-var given sync.Map
+// usedPorts are the ports that FreePort has returned.
+var usedPorts sync.Map
 
 // FreePort returns a port that is free now. It returns each port only once, because the servers of a Cluster start
 // together: when it looks for the next port, no server listens yet. The port is not in the range that systems use for
@@ -43,7 +43,7 @@ func FreePort(tb testing.TB) int {
 	tb.Helper()
 	for range 100 {
 		port := 10_000 + rand.IntN(20_000)
-		if _, before := given.LoadOrStore(port, true); before {
+		if _, before := usedPorts.LoadOrStore(port, true); before {
 			continue
 		}
 		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {

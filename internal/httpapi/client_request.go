@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// asked is the client's request as a proxy describes it.
-type asked struct {
+// clientRequest is the client's request as a proxy describes it.
+type clientRequest struct {
 	routing.Request
 	r    *http.Request
 	auth *limiter.Auth
@@ -27,15 +27,15 @@ type asked struct {
 
 // read fills in the client's request from a.r. own is the path below /v1/auth: Envoy's ext_authz appends
 // the client's path to it.
-func (a *asked) read(own, ownQuery string) {
+func (a *clientRequest) read(own, ownQuery string) {
 	a.setPeer()
 	a.Method, a.Host, a.Header = a.r.Method, a.r.Host, a.r.Header
 	a.Path, a.Query = own, ownQuery
 	if a.trusted {
-		if uri := a.said("X-Original-Uri", "X-Forwarded-Uri"); uri != "" {
+		if uri := a.firstHeader("X-Original-Uri", "X-Forwarded-Uri"); uri != "" {
 			a.Path, a.Query = target.Split(uri)
 		}
-		if method := a.said("X-Original-Method", "X-Forwarded-Method"); method != "" {
+		if method := a.firstHeader("X-Original-Method", "X-Forwarded-Method"); method != "" {
 			a.Method = method
 		}
 		if host := a.header("X-Forwarded-Host"); host != "" {
@@ -49,9 +49,9 @@ func (a *asked) read(own, ownQuery string) {
 	a.Client = a.client()
 }
 
-// said returns the value of the first of two headers that is present. Behind NGINX, original comes first;
+// firstHeader returns the value of the first of two headers that is present. Behind NGINX, original comes first;
 // behind other proxies, forwarded does.
-func (a *asked) said(original, forwarded string) string {
+func (a *clientRequest) firstHeader(original, forwarded string) string {
 	if !a.nginx {
 		original, forwarded = forwarded, original
 	}
@@ -63,7 +63,7 @@ func (a *asked) said(original, forwarded string) string {
 
 // header returns the last line of a header. A proxy that appends to the client's headers writes the last
 // line.
-func (a *asked) header(name string) string {
+func (a *clientRequest) header(name string) string {
 	if lines := a.r.Header[name]; len(lines) > 0 {
 		return lines[len(lines)-1]
 	}
