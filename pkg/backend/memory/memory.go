@@ -43,7 +43,7 @@ type Store struct {
 	seed    *maphash.Seed // nil if Repeatable
 	stripes [stripeCount]stripe
 	room    room
-	records records
+	records [recordStripes]records
 	next    atomic.Uint32 // the stripe in which the next search for room starts
 	full    atomic.Uint64
 	swept   atomic.Uint64
@@ -68,7 +68,7 @@ func New(c Config) *Store {
 	}
 	c.MaxKeys = min(c.MaxKeys, stripeCount*maxEntries/2) // half of the largest size, because stripes are not filled equally
 	now := func() algorithms.Micros { return algorithms.Micros(c.Clock().UnixMicro()) }
-	s := &Store{clock: now, room: newRoom(c.MaxKeys), records: newRecords()}
+	s := &Store{clock: now, room: newRoom(c.MaxKeys)}
 	if !c.Repeatable {
 		s.seed = new(maphash.MakeSeed())
 	}

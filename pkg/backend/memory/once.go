@@ -2,29 +2,55 @@ package memory
 
 import (
 	"sync"
+	"sync/atomic"
+	"unsafe"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// records has the decisions of groups with idempotency keys. They share the room of the buckets. If there is
-// no room, a new record is refused; no record is deleted before it expires.
+// recordStripes is the number of locks over which the records are spread. When an index grows, its lock is held
+// for about 3 ns for each of its records.
+const recordStripes = 16
+
+// records has the decisions of groups with idempotency keys: those of one stripe. They share the room of the
+// buckets. If there is no room, a new record is refused; no record is deleted before it expires.
+//
+// The records are in chunks, which never move, in the order in which they were made. So writing one needs few
+// cache misses. Only the index is spread over the memory, and touch reads it ahead. In a Go map of records,
+// looking up and writing them took a sixth of the time of a reservation and its settlement. Neither the chunks
+// nor the index have pointers, so that the garbage collector does not visit each record.
 type records struct {
 	mu sync.Mutex
-	// byID has no pointers, so that the garbage collector does not visit each record; guarded by mu.
-	byID   map[[16]byte]record
-	others map[[16]byte][]decision          // the decisions after the first; guarded by mu
-	due    map[algorithms.Micros][][16]byte // ids by the minute in which they expire; guarded by mu
-	minute algorithms.Micros                // the minute of the last sweep; guarded by mu
+	// index is a hash table, probed linearly: for each record the hash of its ID, shifted by 32 bits, and its
+	// ref; 0 means empty. The length is a power of two. It is guarded by mu, like the following fields.
+	index  []uint64
+	seen   atomic.Pointer[[]uint64] // the index, for readers without the lock
+	count  int                      // how many records the index has
+	chunks []*[recordsPerChunk]record
+	used   int                             // how many records of the chunks have ever been used
+	free   recordRef                       // the first unused record, which links the others
+	others map[[16]byte][]decision         // the decisions after the first
+	due    map[algorithms.Micros]recordRef // by the minute in which they are swept: the last record, which links the others
+	minute algorithms.Micros               // the minute of the last sweep
+	_      [64]byte
 }
+
+// recordRef is 1 + the number of a record. 0 means none.
+type recordRef uint32
 
 // record has the first decision of a group, and the number of the group's decisions.
 type record struct {
+	id    [16]byte
 	of    [32]byte
 	until algorithms.Micros
 	first decision
 	n     int32
+	next  recordRef // another record that is swept at the same time, or another unused record
 }
+
+// recordsPerChunk makes a chunk at most 32 KiB long, because the runtime rounds up the size of larger ones.
+const recordsPerChunk = 32 << 10 / unsafe.Sizeof(record{})
 
 // decision is a backend.Decision without an error.
 type decision struct {
@@ -32,30 +58,119 @@ type decision struct {
 	at algorithms.Micros
 }
 
-func newRecords() records {
-	return records{
-		byID: map[[16]byte]record{}, others: map[[16]byte][]decision{}, due: map[algorithms.Micros][][16]byte{},
+// recordsOf returns the stripe of the records with an ID, and the hash by which its index finds the ID.
+func (s *Store) recordsOf(id *[16]byte) (r *records, hash uint32) {
+	h := s.hash(id[:])
+	return &s.records[h>>32%recordStripes], uint32(h)
+}
+
+// find returns the record with an ID, or 0. r.mu must be held.
+func (r *records) find(hash uint32, id *[16]byte) recordRef {
+	if len(r.index) == 0 {
+		return 0
 	}
+	mask := uint32(len(r.index) - 1)
+	for i := hash & mask; r.index[i] != 0; i = (i + 1) & mask {
+		if ref := recordRef(r.index[i]); uint32(r.index[i]>>32) == hash && r.at(ref).id == *id {
+			return ref
+		}
+	}
+	return 0
+}
+
+// peek returns the place of the index where a search starts, as it was recently.
+func (r *records) peek(hash uint32) uint64 {
+	index := r.seen.Load()
+	if index == nil {
+		return 0
+	}
+	return atomic.LoadUint64(&(*index)[hash&uint32(len(*index)-1)])
+}
+
+// enter adds a record to the index. r.mu must be held.
+func (r *records) enter(hash uint32, ref recordRef) {
+	if 4*(r.count+1) > 3*len(r.index) {
+		old := r.index
+		r.index = make([]uint64, max(16, 2*len(old)))
+		for _, place := range old {
+			if place != 0 {
+				r.index[r.empty(uint32(place>>32))] = place
+			}
+		}
+		grown := r.index
+		r.seen.Store(&grown)
+	}
+	r.count++
+	atomic.StoreUint64(&r.index[r.empty(hash)], uint64(hash)<<32|uint64(ref))
+}
+
+// empty returns the first empty place for a hash. r.mu must be held.
+func (r *records) empty(hash uint32) uint32 {
+	mask := uint32(len(r.index) - 1)
+	i := hash & mask
+	for r.index[i] != 0 {
+		i = (i + 1) & mask
+	}
+	return i
+}
+
+// leave removes a record from the index. It moves later places into the gap, so that no search ends too early.
+// r.mu must be held.
+func (r *records) leave(hash uint32, ref recordRef) {
+	mask := uint32(len(r.index) - 1)
+	hole := hash & mask
+	for recordRef(r.index[hole]) != ref {
+		hole = (hole + 1) & mask
+	}
+	for i := (hole + 1) & mask; r.index[i] != 0; i = (i + 1) & mask {
+		if home := uint32(r.index[i]>>32) & mask; (i-home)&mask >= (i-hole)&mask { // a search for it starts at or before the hole
+			atomic.StoreUint64(&r.index[hole], r.index[i])
+			hole = i
+		}
+	}
+	atomic.StoreUint64(&r.index[hole], 0)
+	r.count--
+}
+
+// at returns the record with a ref. r.mu must be held.
+func (r *records) at(ref recordRef) *record {
+	i := uintptr(ref - 1)
+	return &r.chunks[i/recordsPerChunk][i%recordsPerChunk]
+}
+
+// unused returns an unused record. r.mu must be held.
+func (r *records) unused() recordRef {
+	if ref := r.free; ref != 0 {
+		r.free = r.at(ref).next
+		return ref
+	}
+	if r.used == len(r.chunks)*int(recordsPerChunk) {
+		r.chunks = append(r.chunks, new([recordsPerChunk]record))
+	}
+	r.used++
+	return recordRef(r.used)
 }
 
 const minute = 60 * algorithms.Second
 
-// takeOnce decides a group, or repeats its stored decisions. It holds the lock of all records during the
-// decision. That is acceptable because few requests have idempotency keys. hash is the hash of the first key.
+// takeOnce decides a group, or repeats its stored decisions. It holds the lock of a stripe of records during the
+// decision. hash is the hash of the first key.
 func (s *Store) takeOnce(now algorithms.Micros, hash uint64, charges []backend.Charge, decisions []backend.Decision) {
-	r := &s.records
+	once, n := charges[0].IdempotencyKey, len(charges)
+	r, at := s.recordsOf(&once.ID)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	once := charges[0].IdempotencyKey
-	if was, ok := r.byID[once.ID]; ok && now < was.until {
-		r.answer(&was, once, decisions)
-		return
+	s.sweepRecordsOf(r, now)
+	ref, has := r.find(at, &once.ID), 0 // has is the room of an expired record with the same ID
+	if ref != 0 {
+		was := r.at(ref)
+		if now < was.until {
+			r.answer(was, once, decisions)
+			return
+		}
+		has = int(was.n)
 	}
-	n := len(charges)
-	if gone := r.forget(once.ID) + r.sweep(now); gone > 0 {
-		s.room.give(recordsOwner, gone)
-	}
-	if !s.room.take(recordsOwner, n) { // The room is reserved first. A group that consumed units without a stored decision could consume again.
+	if n > has && !s.roomForRecords(n-has, now) { // The room is reserved first. A group that consumed units without a stored decision could consume again.
 		s.full.Add(1)
 		for i := range decisions {
 			decisions[i] = backend.Decision{Err: backend.ErrFull}
@@ -67,25 +182,58 @@ func (s *Store) takeOnce(now algorithms.Micros, hash uint64, charges []backend.C
 	} else {
 		s.takeGroup(now, nil, charges, decisions)
 	}
-	if !backend.ConsumedAny(charges, decisions) {
-		s.room.give(recordsOwner, n)
-		return
+	kept := backend.ConsumedAny(charges, decisions)
+	if kept {
+		if ref == 0 {
+			ref = r.unused()
+			r.enter(at, ref)
+			r.link(ref, now+once.Lifetime)
+		}
+		r.keep(ref, once, now+once.Lifetime, decisions)
 	}
-	r.keep(once, now+once.Lifetime, decisions)
+	if gone := max(n, has) - n; kept && gone > 0 {
+		s.room.give(recordsOwner, gone)
+	} else if !kept && n > has {
+		s.room.give(recordsOwner, n-has)
+	}
 }
 
-// keep stores the decisions of a group. r.mu must be held.
-func (r *records) keep(once *backend.IdempotencyKey, until algorithms.Micros, decisions []backend.Decision) {
+// roomForRecords reserves room for n decisions. If there is none, it first deletes the expired records.
+func (s *Store) roomForRecords(n int, now algorithms.Micros) bool {
+	if s.room.take(recordsOwner, n) {
+		return true
+	}
+	s.sweepRecords(now)
+	return s.room.take(recordsOwner, n)
+}
+
+// keep stores the decisions of a group in a record, which is new or has expired. r.mu must be held.
+func (r *records) keep(ref recordRef, once *backend.IdempotencyKey, until algorithms.Micros, decisions []backend.Decision) {
 	of := func(d *backend.Decision) decision { return decision{d.Decision, d.At} }
-	r.byID[once.ID] = record{once.Digest, until, of(&decisions[0]), int32(len(decisions))}
+	is := r.at(ref)
+	if is.n > 1 {
+		delete(r.others, once.ID)
+	}
+	*is = record{once.ID, once.Digest, until, of(&decisions[0]), int32(len(decisions)), is.next}
 	if len(decisions) > 1 {
+		if r.others == nil {
+			r.others = map[[16]byte][]decision{}
+		}
 		others := make([]decision, 0, len(decisions)-1)
 		for i := range decisions[1:] {
 			others = append(others, of(&decisions[1+i]))
 		}
 		r.others[once.ID] = others
 	}
-	r.due[until/minute+1] = append(r.due[until/minute+1], once.ID)
+}
+
+// link adds a record to those that are swept after until. r.mu must be held.
+func (r *records) link(ref recordRef, until algorithms.Micros) {
+	if r.due == nil {
+		r.due = map[algorithms.Micros]recordRef{}
+	}
+	last := until/minute + 1
+	r.at(ref).next, r.due[last] = r.due[last], ref
 }
 
 // answer writes the stored decisions if the group is the same, and ErrReused otherwise. r.mu must be held.
@@ -102,44 +250,52 @@ func (r *records) answer(was *record, once *backend.IdempotencyKey, decisions []
 	}
 }
 
-// sweepRecords deletes the expired records.
+// sweepRecords deletes the expired records, except for those of stripes that are locked.
 func (s *Store) sweepRecords(now algorithms.Micros) {
-	s.records.mu.Lock()
-	defer s.records.mu.Unlock()
-	if gone := s.records.sweep(now); gone > 0 {
+	for i := range s.records {
+		if r := &s.records[i]; r.mu.TryLock() {
+			s.sweepRecordsOf(r, now)
+			r.mu.Unlock()
+		}
+	}
+}
+
+// sweepRecordsOf deletes the expired records of a stripe, once a minute. r.mu is held.
+func (s *Store) sweepRecordsOf(r *records, now algorithms.Micros) {
+	if r.minute == now/minute {
+		return
+	}
+	r.minute = now / minute
+	gone := 0
+	for last, ref := range r.due {
+		if last > r.minute {
+			continue
+		}
+		for ref != 0 {
+			is := r.at(ref)
+			next := is.next
+			if is.until > now { // a later group had the same ID
+				r.link(ref, is.until)
+			} else {
+				gone += int(is.n)
+				s.forget(r, ref)
+			}
+			ref = next
+		}
+		delete(r.due, last)
+	}
+	if gone > 0 {
 		s.room.give(recordsOwner, gone)
 	}
 }
 
-// sweep deletes expired records once a minute, and returns the room that they used. r.mu is held.
-func (r *records) sweep(now algorithms.Micros) (gone int) {
-	if r.minute == now/minute {
-		return 0
+// forget deletes a record. r.mu is held.
+func (s *Store) forget(r *records, ref recordRef) {
+	is := r.at(ref)
+	_, hash := s.recordsOf(&is.id)
+	r.leave(hash, ref)
+	if is.n > 1 {
+		delete(r.others, is.id)
 	}
-	r.minute = now / minute
-	for at, ids := range r.due {
-		if at > r.minute {
-			continue
-		}
-		for _, id := range ids {
-			if kept, ok := r.byID[id]; ok && kept.until <= now { // otherwise a later record has the same ID, and expires later
-				gone += r.forget(id)
-			}
-		}
-		delete(r.due, at)
-	}
-	return gone
-}
-
-// forget deletes the record with an id, if there is one, and returns the room that it used. r.mu is held.
-func (r *records) forget(id [16]byte) int {
-	kept, ok := r.byID[id]
-	if !ok {
-		return 0
-	}
-	delete(r.byID, id)
-	if kept.n > 1 {
-		delete(r.others, id)
-	}
-	return int(kept.n)
+	is.next, r.free = r.free, ref
 }

@@ -111,3 +111,94 @@ func TestARecordIsACopyOfTheDecisions(t *testing.T) {
 		t.Errorf("the second record is gone: %+v; want replayed", got)
 	}
 }
+
+// A caller may use an ID again and again after its lifetime. That needs the memory of one record.
+func TestAnExpiredRecordIsReplaced(t *testing.T) {
+	clock, s := at(100)
+	l := tokens(t, 5000)
+	take := func(id byte, of int) (d [2]backend.Decision) {
+		charges := make([]backend.Charge, of)
+		once := &backend.IdempotencyKey{ID: [16]byte{id}, Digest: [32]byte{byte(of)}, Lifetime: 1000}
+		for i := range charges {
+			charges[i] = backend.Charge{Key: []byte{'k', byte(i)}, Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}, IdempotencyKey: once}
+		}
+		backend.Take(context.Background(), s, charges, d[:of])
+		return d
+	}
+	for i := range 1000 {
+		clock.Set(storetest.Start + 1000*algorithms.Micros(i))
+		of := 1 + i%2
+		if d := take(1, of); !d[0].Allowed || d[0].Replayed {
+			t.Fatalf("request %d: got %+v; want allowed and not replayed", i, d)
+		}
+		if d := take(1, of); !d[0].Replayed || (of == 2) != d[1].Replayed {
+			t.Fatalf("request %d, repeated: got %+v; want replayed", i, d)
+		}
+		if keys := 2 + of; i > 0 && s.Stats().Keys != keys {
+			t.Fatalf("request %d: %d keys, want 2 buckets and %d decisions", i, s.Stats().Keys, of)
+		}
+	}
+	if used, _, _ := s.recordsInUse(); used != 1 {
+		t.Errorf("%d records are used; want 1", used)
+	}
+	for range 50 { // they get the records that a sweep has freed
+		for id := range byte(50) {
+			take(id, 1+int(id)%2)
+		}
+		clock.Set(s.clock() + 2*minute)
+		s.Sweep()
+		if got := s.Stats().Keys; got != 0 {
+			t.Fatalf("%d kept after their lifetime, want none", got)
+		}
+	}
+	if used, due, others := s.recordsInUse(); used > 50 || due > 0 || others > 0 {
+		t.Errorf("%d records, due in %d minutes, %d with more decisions; want at most 50, none and none", used, due, others)
+	}
+}
+
+// recordsInUse returns how many records were ever used at once, in how many minutes records are swept, and how
+// many records have more than one decision.
+func (s *Store) recordsInUse() (used, due, others int) {
+	for i := range s.records {
+		r := &s.records[i]
+		used, due, others = used+r.used, due+len(r.due), others+len(r.others)
+	}
+	return used, due, others
+}
+
+// The index of records grows and shrinks, and finds each record as long as it is kept.
+func TestEveryRecordIsFound(t *testing.T) {
+	clock, s := at(20_000)
+	l := tokens(t, 1_000_000)
+	const every = 4000
+	ids := func(i int) [16]byte { return [16]byte{byte(i), byte(i >> 8), 15: byte(i)} }
+	ask := func(i int) backend.Decision {
+		d := make([]backend.Decision, 1)
+		backend.Take(context.Background(), s, []backend.Charge{{
+			Key: []byte("k"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1},
+			IdempotencyKey: &backend.IdempotencyKey{ID: ids(i), Lifetime: algorithms.Micros(1+i%7) * minute},
+		}}, d)
+		return d[0]
+	}
+	for i := range every {
+		if d := ask(i); !d.Allowed || d.Replayed {
+			t.Fatalf("request %d: got %+v; want allowed and not replayed", i, d)
+		}
+	}
+	for passed := range algorithms.Micros(9) {
+		clock.Set(storetest.Start + passed*minute)
+		s.Sweep()
+		kept := 0
+		for i := range every {
+			if algorithms.Micros(1+i%7) > passed {
+				kept++
+				if d := ask(i); !d.Replayed || d.Remaining != int64(999_999-i) {
+					t.Fatalf("request %d after %d minutes: got %+v; want replayed, with %d remaining", i, passed, d, 999_999-i)
+				}
+			}
+		}
+		if count := s.Stats().Keys; passed < 7 && (count < kept || count > kept+every/7+2) {
+			t.Errorf("after %d minutes: %d kept, want about %d", passed, count, kept)
+		}
+	}
+}

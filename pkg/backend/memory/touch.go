@@ -13,8 +13,8 @@ const atOnce = 16
 // touch reads the memory that the decisions on charges will need, so that it is in the processor's cache.
 // It also stores the hashes of the keys in hashes.
 //
-// With many buckets, each step from the index to the entry to the key waits for memory. touch does each
-// step for all charges, so the waits overlap. Under the locks they could not overlap, because acquiring a
+// With many buckets, each step from the index to the entry to the key waits for memory, and so does a search
+// for a record. touch does each step for all charges, so the waits overlap. Under the locks they could not overlap, because acquiring a
 // lock waits for earlier reads.
 //
 // The values may change before the decision and are not used. The result only prevents the compiler from
@@ -35,6 +35,12 @@ func (s *Store) touch(charges []backend.Charge, hashes *[atOnce]uint64) (read by
 	for i := range charges {
 		if p := &places[i]; p.view != nil {
 			p.ref = p.view.probe(p.hash)
+		}
+	}
+	for i := range charges {
+		if once := charges[i].IdempotencyKey; once != nil {
+			r, hash := s.recordsOf(&once.ID)
+			read += byte(r.peek(hash))
 		}
 	}
 	for i := range charges {
