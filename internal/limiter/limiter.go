@@ -149,7 +149,7 @@ func (l *Limiter) answer(c *Call) {
 	}
 	c.fold()
 	if len(c.Settlements) > 0 && l.config.Estimates != nil {
-		c.updateEstimates(l.config.Now())
+		c.updateEstimates()
 	}
 }
 

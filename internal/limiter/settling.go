@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/maphash"
-	"strconv"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
@@ -215,11 +214,11 @@ func (c *Call) cell(p *descriptors.Policy) uint64 {
 }
 
 // updateEstimates passes the real costs that c settled to the estimates.
-func (c *Call) updateEstimates(now algorithms.Micros) {
+func (c *Call) updateEstimates() {
 	for i := range c.Settlements {
 		s := &c.Settlements[i]
 		if s.cell != 0 && !s.Unknown && !s.Repeated && !s.Failed() && s.Policy.Extras.Settle.Learn != nil {
-			c.config.Estimates.Learn(s.cell, s.Policy.Extras.Settle.Learn.Quantile, s.key, now, s.Real/s.times)
+			c.config.Estimates.Learn(s.cell, s.Policy.Extras.Settle.Learn.Quantile, s.key, c.config.Now(), s.Real/s.times)
 		}
 	}
 }
@@ -397,7 +396,9 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 	late, storedFor := part.terms(p, now)
 	s := Settlement{Policy: p, Descriptor: i, Reserved: part.Count, Late: late, charge: len(c.charges)}
 	s.Real, s.Unknown = realCost(p.Extra().Settle, part, real), real < 0
-	s.cell, s.key, s.times = part.Cell, maphash.Bytes(bucketSeed, r.Key), part.Times
+	if s.cell, s.times = part.Cell, part.Times; s.cell != 0 {
+		s.key = maphash.Bytes(bucketSeed, r.Key)
+	}
 	if r.Cost = s.Real - s.Reserved; s.Late {
 		r.Cost = max(0, r.Cost)
 	}
@@ -407,7 +408,7 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 	c.groups++
 	c.add(&r, c.groups)
 	once := &backend.IdempotencyKey{
-		ID:       settlementID(c.Verdict.Domain.Name, id, c.partNumber(part, &r)),
+		ID:       c.settlementID(id, part, &r),
 		Lifetime: storedFor,
 	}
 	copy(once.Digest[:], id[:])
@@ -417,23 +418,30 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 	return r
 }
 
-// settlementID returns the IdempotencyID of the settlement of a part of reservation id.
-func settlementID(domain string, id *[16]byte, part int) [16]byte {
-	var name [len("settle ") + len(id)]byte
-	copy(name[copy(name[:], "settle "):], id[:])
-	return IdempotencyID(domain, string(name[:]), strconv.Itoa(part))
+// settlementID returns the IdempotencyID of the settlement of a part of a reservation.
+//
+// The ID of a reservation is unique, and no caller can choose it. So it needs no hash: the domain and the
+// number of the part are added to its first half. Different domains may have reservations with one ID,
+// because it may be a hash of a request_id.
+func (c *Call) settlementID(id *[16]byte, part *ReservedPart, r *Result) (unique [16]byte) {
+	if part.Number < 0 {
+		return c.oldSettlementID(id, r)
+	}
+	const odd = 0x9E3779B97F4A7C15 // a product with an odd number is different for each part
+	unique = *id
+	first := binary.BigEndian.Uint64(id[:8]) ^ descriptors.PrefixNumber(c.Verdict.Domain.Name) ^ odd*uint64(part.Number+1)
+	binary.BigEndian.PutUint64(unique[:8], first)
+	return unique
 }
 
-// partNumber returns the number of part, which r settles. A version that did not number parts used 1 for
-// limits that are not charged in a group with others.
-func (c *Call) partNumber(part *ReservedPart, r *Result) int {
-	if part.Number >= 0 {
-		return part.Number
-	}
+// oldSettlementID returns the IdempotencyID that the version which did not number the parts of reservations
+// used. It used part 1 for limits that are not charged in a group with others.
+func (c *Call) oldSettlementID(id *[16]byte, r *Result) [16]byte {
+	part := "0"
 	if r.Policy.Shadow || r.Policy.Quota || c.config.Modes.Quota || r.isUnlimited() {
-		return 1
+		part = "1"
 	}
-	return 0
+	return IdempotencyID(c.Verdict.Domain.Name, "settle "+string(id[:]), part)
 }
 
 // realCost returns the real cost of a part in units. real is -1 if the proxy did not report it.
