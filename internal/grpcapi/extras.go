@@ -1,6 +1,7 @@
 package grpcapi
 
 import (
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"strconv"
@@ -164,28 +165,40 @@ func appendMetadata(b []byte, x *exchange) []byte {
 // level, and in "metadata" with the metadata of limits.
 const settleField = "settle"
 
-// appendSettle appends dynamic metadata with the id of the reservation that c made.
+// appendSettle appends dynamic metadata with the id of the reservation that c made:
+//
+//	{settle: ID, metadata: {settle: ID}}
+//
+// The id is first appended alone, because the messages around it start with their lengths. With the lengths
+// known, nothing is moved but the end of the message.
 func appendSettle(b []byte, c *limiter.Call) []byte {
 	const (
 		structFields           = 1
 		fieldKey, fieldValue   = 1, 2
 		valueText, valueStruct = 3, 5
+
+		nested = "metadata"
 	)
-	var room [512]byte
-	id := c.AppendID(room[:0])
-	text := func(b []byte) []byte {
-		b, field := openMessage(b, structFields)
-		b, value := openMessage(appendText(b, fieldKey, settleField), fieldValue)
-		b = append(protowire.AppendVarint(protowire.AppendTag(b, valueText, protowire.BytesType), uint64(len(id))), id...)
-		return closeMessage(closeMessage(b, value), field)
+	sizeOf := func(n int) int { return 1 + protowire.SizeBytes(n) } // of a field with n bytes
+	start := func(b []byte, field protowire.Number, n int) []byte {
+		return binary.AppendUvarint(append(b, byte(field)<<3|byte(protowire.BytesType)), uint64(n))
 	}
-	b, all := openMessage(b, responseMetadata)
-	b = text(b)
-	b, field := openMessage(b, structFields)
-	b, value := openMessage(appendText(b, fieldKey, "metadata"), fieldValue)
-	b, nested := openMessage(b, valueStruct)
-	b = closeMessage(closeMessage(closeMessage(text(b), nested), value), field)
-	return closeMessage(b, all)
+	from := len(b)
+	b = c.AppendID(b)
+	message := len(b)
+	id := b[from:message:message]
+	value := sizeOf(len(id))
+	field := sizeOf(len(settleField)) + sizeOf(value)
+	inner := sizeOf(field) // a Struct with this field alone
+	outer := sizeOf(len(nested)) + sizeOf(sizeOf(inner))
+	text := func(b []byte) []byte {
+		b = appendText(start(b, structFields, field), fieldKey, settleField)
+		return append(start(start(b, fieldValue, value), valueText, len(id)), id...)
+	}
+	b = text(start(b, responseMetadata, inner+sizeOf(outer)))
+	b = appendText(start(b, structFields, outer), fieldKey, nested)
+	b = text(start(start(b, fieldValue, sizeOf(inner)), valueStruct, inner))
+	return b[:from+copy(b[from:], b[message:])]
 }
 
 // describe returns one descriptor in the form of dynamic metadata.

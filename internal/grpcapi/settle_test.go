@@ -2,6 +2,7 @@ package grpcapi
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -21,6 +22,11 @@ import (
 // that it declares, or 100.
 func settleServer(t *testing.T, o Options) *Server {
 	t.Helper()
+	return settleServerWith(t, reservation.NewKeys(func() []string { return []string{"secret"} }, nil), o)
+}
+
+func settleServerWith(t *testing.T, ids limiter.IDs, o Options) *Server {
+	t.Helper()
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1000, Period: hour, Settles: true})
 	if err != nil {
 		t.Fatal(err)
@@ -34,7 +40,7 @@ func settleServer(t *testing.T, o Options) *Server {
 	d.Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
 	d.Settling = map[uint64]*descriptors.Policy{descriptors.PrefixNumber(p.Prefix): p}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{
-		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil),
+		IDs: ids,
 		Now: func() algorithms.Micros { return algorithms.Micros(time.Now().UnixMicro()) },
 	})
 	l.Swap(s)
@@ -121,5 +127,23 @@ func TestTheAnswerHasTheReservationsID(t *testing.T) {
 				t.Errorf("%v", denied)
 			}
 		})
+	}
+}
+
+// idOfLength makes ids of one length.
+type idOfLength int
+
+func (n idOfLength) Append(dst []byte, _ *limiter.Reserved) []byte {
+	return append(dst, strings.Repeat("i", int(n))...)
+}
+func (idOfLength) Open(string, *limiter.Reserved) bool { return false }
+
+// The lengths in the answer are numbers of one or more bytes.
+func TestIDsOfEveryLengthAreAnswered(t *testing.T) {
+	for n := 1; n < limiter.MaxID; n += 1 + n/200 {
+		s := settleServerWith(t, idOfLength(n), Options{})
+		if got := idOf(t, sent(t, sendByGRPC, s, 0, entry("user", "bob", nil))); got != strings.Repeat("i", n) {
+			t.Fatalf("an id of %d bytes: got %q", n, got)
+		}
 	}
 }
