@@ -83,8 +83,16 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, cance
 	}
 	r := b.requests[b.used]
 	b.used++
-	r.state, r.err, r.wire, r.weight = answered, nil, message, 0
-	defer b.addWeight(r, b.checks.Charges())
+	r.state, r.err, r.wire = answered, nil, message
+	charges := b.checks.Charges()
+	b.plan(r, arrived, left, canceled)
+	r.weight = max(len(r.limits), b.checks.Charges()-charges)
+	b.weight += r.weight
+}
+
+// plan decodes r and adds it to the checks, unless it can be answered without a decision. left and the other
+// arguments are those of Add.
+func (b *Batch) plan(r *batched, arrived time.Time, left time.Duration, canceled *atomic.Bool) {
 	defer b.deny(r)
 	if err := r.decode(); err != nil {
 		b.server.observer.Refused(Malformed)
@@ -106,12 +114,6 @@ func (b *Batch) Add(message []byte, arrived time.Time, left time.Duration, cance
 		return
 	}
 	r.state = toFinish
-}
-
-// addWeight adds the weight of r to b. charges is the number of charges before r was added.
-func (b *Batch) addWeight(r *batched, charges int) {
-	r.weight = max(len(r.limits), b.checks.Charges()-charges)
-	b.weight += r.weight
 }
 
 // Weight returns the size of the batch: the sum over its requests of the number of charges or the number of

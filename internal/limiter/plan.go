@@ -366,10 +366,20 @@ func (c *Call) answerMistake() {
 // on_backend_failure is local. Each charge is decided alone, because it is unknown whether the other limits
 // of its group would allow. A refund of units that were reserved in the store does not change local buckets.
 func (c *Call) decideLocally(local backend.Store) {
+	for i := range c.decisions {
+		if c.decisions[i].Err != nil && local != nil {
+			c.decideFailed(local)
+			return
+		}
+	}
+}
+
+// decideFailed does what decideLocally describes, for a call with a decision that failed.
+func (c *Call) decideFailed(local backend.Store) {
 	var answered []bool // the decision on each charge; nil if none was decided here
 	for i := range c.Results {
 		r := &c.Results[i]
-		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Extra().Local == nil || local == nil || r.settle {
+		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Extra().Local == nil || r.settle {
 			continue
 		}
 		if errors.Is(c.decisions[r.charge].Err, backend.ErrTooLarge) {
