@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -168,6 +169,13 @@ func (s *Service) List() (all []Shown, version uint64) {
 		}
 	}
 	return all, set.Head.Version
+}
+
+// InForce returns the adjustments that have not expired, sorted by domain, limit and key. Some may have no
+// effect; List and Find say so.
+func (s *Service) InForce() []*Adjustment {
+	now := s.keeper.Now()
+	return slices.DeleteFunc(s.keeper.Set().All(), func(a *Adjustment) bool { return a.Expires <= now })
 }
 
 // Find returns the adjustment with an ID.

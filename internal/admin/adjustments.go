@@ -89,6 +89,47 @@ func auditWords(e *adjust.Entry) string {
 	}
 }
 
+// limitOf identifies a limit.
+type limitOf struct{ domain, name string }
+
+// limitAdjustments are the adjustments of one limit that are in force.
+type limitAdjustments struct {
+	forAll *adjust.Adjustment // nil if only single keys are adjusted
+	keys   int64
+}
+
+// adjustedLimits returns the limits that have adjustments in force.
+func (p *pages) adjustedLimits() map[limitOf]limitAdjustments {
+	if p.Adjust == nil {
+		return nil
+	}
+	limits := map[limitOf]limitAdjustments{}
+	for _, a := range p.Adjust.InForce() {
+		of := limitOf{a.Target.Domain, a.Target.Limit}
+		l := limits[of]
+		if a.Target.AllKeys {
+			l.forAll = a
+		} else {
+			l.keys++
+		}
+		limits[of] = l
+	}
+	return limits
+}
+
+func (p *pages) limitAdjustmentWords(l limitAdjustments) string {
+	var parts []string
+	if l.forAll != nil {
+		if shown, err := p.Adjust.Find(l.forAll.ID); err == nil && shown.Ignored == "" {
+			parts = append(parts, "all keys: "+changeWords(&l.forAll.Change)+", until "+moment(l.forAll.Expires))
+		}
+	}
+	if l.keys > 0 {
+		parts = append(parts, plural(l.keys, "single key"))
+	}
+	return strings.Join(parts, "; ")
+}
+
 // adjustmentWords describes an adjustment without the configured limit.
 func adjustmentWords(a *adjust.Adjustment) string {
 	return a.Target.String() + ": " + changeWords(&a.Change) + ", until " + moment(a.Expires)

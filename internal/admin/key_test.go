@@ -287,6 +287,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 		t.Error("a blocked key is allowed")
 	}
 
+	has(t, d.read(t, "/"), `<span class="badge">adjusted</span> 1 single key`)
 	list := d.read(t, "/adjustments")
 	has(t, list, "every request is denied", "attack", "launch &lt;b&gt;", "set limit send of domain d, key bob: 2 times as much", "replaced by limit send of domain d, key bob: block")
 	has(t, d.read(t, "/limit?domain=d&name=send"), "every request is denied")
@@ -299,6 +300,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 
 	w = d.follow(t, d.click(t, d.read(t, "/limit?domain=d&name=send"), "Block all keys"), "author", "ann", "reason", "attack")
 	has(t, d.read(t, w.Header().Get("Location")), "all keys: every request is denied")
+	has(t, d.read(t, "/"), `<span class="badge">adjusted</span> all keys: block, until 2001-09-09 02:46:40 UTC`)
 	if n := d.request(t, 1, user("carl")); n != 0 {
 		t.Error("a key of a limit that is blocked for all keys is allowed")
 	}

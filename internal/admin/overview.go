@@ -118,6 +118,8 @@ type choice struct {
 // limitRow is a row of the overview about one limit.
 type limitRow struct {
 	Domain, Name, Link, Words, Mode string
+	// Adjusted describes the adjustments of the limit that are in force. It is "" if there are none.
+	Adjusted string
 	// Rate is in requests per second. Denied is the number of requests denied in the last fifteen minutes. In
 	// shadow mode it is the number that would have been denied.
 	Rate, DeniedRate float64
@@ -163,8 +165,11 @@ func (p *pages) overview(w http.ResponseWriter, r *http.Request, v visitor) {
 	number = min(max(number, 1), last)
 	from := (number - 1) * rowsShown
 	shown := found[from:min(from+rowsShown, len(found))]
+	adjusted := p.adjustedLimits()
 	for i := range shown {
-		b.Rows = append(b.Rows, p.limitRow(&shown[i]))
+		row := p.limitRow(&shown[i])
+		row.Adjusted = p.limitAdjustmentWords(adjusted[limitOf{shown[i].limit.Domain, shown[i].limit.Name}])
+		b.Rows = append(b.Rows, row)
 	}
 	b.First, b.Last = count(uint64(min(from+1, len(found)))), count(uint64(from+len(shown)))
 	b.Found, b.All = count(uint64(len(found))), count(uint64(len(all)))

@@ -253,10 +253,7 @@ func (l *Limiter) Adjustable(domain, limit string) (in string, policies []*descr
 	if domain != "" && s.Domains[domain] == nil {
 		return "", nil, missing("domain %q is not configured", descriptors.Printable(domain))
 	}
-	for _, p := range s.Policies {
-		if p.Name != limit || domain != "" && p.Domain != domain {
-			continue
-		}
+	for _, p := range s.withName(domain, limit) {
 		if in != "" && in != p.Domain {
 			return "", nil, &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; add the domain", descriptors.Printable(limit))}
 		}
@@ -284,8 +281,8 @@ func (l *Limiter) Buckets(a *adjust.Adjustment) (keys [][]byte, all bool) {
 		return nil, false
 	}
 	owners := map[string]bool{}
-	for _, p := range s.Policies {
-		if p.Domain != a.Target.Domain || p.Name != a.Target.Limit || owners[p.Owner] {
+	for _, p := range s.withName(a.Target.Domain, a.Target.Limit) {
+		if owners[p.Owner] {
 			continue
 		}
 		owners[p.Owner] = true

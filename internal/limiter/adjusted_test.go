@@ -2,7 +2,10 @@ package limiter_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 const minute = 60 * algorithms.Second
@@ -412,5 +416,47 @@ func BenchmarkPlan(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// manyLimits returns a Limiter with n limits in two domains. The names repeat after 50,000.
+func manyLimits(n int) (l *limiter.Limiter, names []string) {
+	s := &limiter.Snapshot{Domains: map[string]*limiter.Domain{"a": {Name: "a"}, "b": {Name: "b"}}}
+	for i := range n {
+		name := fmt.Sprintf("limit%d", i%50_000)
+		s.Policies = append(s.Policies, &descriptors.Policy{Domain: []string{"a", "b"}[i/50_000%2], Name: name, Index: i, Owner: strconv.Itoa(i)})
+		names = append(names, name)
+	}
+	l = limiter.New(memory.New(memory.Config{}), limiter.Config{})
+	l.Swap(s)
+	return l, names
+}
+
+func TestAdjustableFindsEachUseOfALimit(t *testing.T) {
+	l, names := manyLimits(100_000)
+	for _, domain := range []string{"a", "b"} {
+		for _, name := range names[:50_000] {
+			in, found, err := l.Adjustable(domain, name)
+			if err != nil || in != domain || len(found) != 1 || found[0].Name != name || found[0].Domain != domain {
+				t.Fatalf("limit %s of domain %s: %d policies of domain %q, %v; want its only policy", name, domain, len(found), in, err)
+			}
+		}
+	}
+	if _, _, err := l.Adjustable("", names[7]); err == nil || !strings.Contains(err.Error(), "several domains have a limit named") {
+		t.Errorf("without the domain: %v; want an error about several domains", err)
+	}
+	if _, _, err := l.Adjustable("a", "limit"); err == nil {
+		t.Error("a prefix of a name was found; want an error")
+	}
+}
+
+// BenchmarkAdjustable is the time to find one adjusted limit among 100,000. The admin page does this for each
+// of at most 10,000 adjustments.
+func BenchmarkAdjustable(b *testing.B) {
+	l, names := manyLimits(100_000)
+	for i := 0; b.Loop(); i++ {
+		if _, _, err := l.Adjustable("a", names[i*7919%50_000]); err != nil {
+			b.Fatal(err)
+		}
 	}
 }
