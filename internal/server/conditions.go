@@ -115,7 +115,7 @@ func usesNamed(s *limiter.Snapshot, p *descriptors.Policy) bool {
 }
 
 // meanwhile describes how requests are answered while Redis cannot decide.
-func (s *server) meanwhile() string { return "Until then requests are " + s.answeredBy() }
+func (s *server) meanwhile() string { return "Meanwhile requests are " + s.answeredBy() }
 
 // answeredBy describes how on_backend_failure answers requests. The result is the end of a sentence.
 func (s *server) answeredBy() string {
