@@ -3,6 +3,7 @@ package redis
 import (
 	"errors"
 	"slices"
+	"sync/atomic"
 
 	"github.com/rlsidecar/rlsidecar/internal/scaled"
 	"github.com/rlsidecar/rlsidecar/internal/stores"
@@ -22,18 +23,54 @@ type machine interface {
 
 // run runs m in batches with the deadline and source of b. Then it calls end with the decision of m.
 func (s *shardStore) run(m machine, b *backend.Batch, end func(backend.Decision)) {
-	var steps stores.Steps
-	steps.Bind(s.next, func(answers []backend.Decision) ([]backend.Charge, []backend.Decision) {
-		charges, undo := m.step(answers)
+	r := &running{shardStore: s, machine: m, end: end}
+	r.batch = backend.Batch{Deadline: b.Deadline, Detached: b.Detached, Source: b.Source, Done: r.answered}
+	r.run()
+}
+
+// running is a machine with its batch in flight.
+type running struct {
+	*shardStore
+
+	machine machine
+	end     func(backend.Decision)
+	batch   backend.Batch
+	state   atomic.Int32
+}
+
+// The states of running, from the Submit of a batch until its Done.
+const (
+	submitting = iota
+	submitted  // Submit has returned, Done has not been called
+	completed  // Done was called before Submit returned
+)
+
+// run makes steps until Submit returns before the decisions are known. A loop is used, because with recursion
+// the stack could grow without bound.
+func (r *running) run() {
+	for {
+		charges, undo := r.machine.step(r.batch.Decisions)
 		for _, u := range undo {
-			s.undo(u)
+			r.undo(u)
 		}
 		if len(charges) == 0 {
-			end(m.decision())
+			r.end(r.machine.decision())
+			return
 		}
-		return charges, make([]backend.Decision, len(charges))
-	})
-	steps.Run(b)
+		r.batch.Charges, r.batch.Decisions = charges, make([]backend.Decision, len(charges))
+		r.state.Store(submitting)
+		r.next.Submit(&r.batch)
+		if r.state.CompareAndSwap(submitting, submitted) {
+			return
+		}
+	}
+}
+
+// answered is the Done function of the batch.
+func (r *running) answered(*backend.Batch) {
+	if !r.state.CompareAndSwap(submitting, completed) {
+		r.run()
+	}
 }
 
 // undo submits a refund for which no caller waits.

@@ -35,8 +35,7 @@ func newShardStore(next backend.Store, undos *stores.Undos, now func() algorithm
 	s := &shardStore{next: next, undos: undos, memory: shardMemory{now: now, clock: time.Now, random: rand.IntN}}
 	s.draws.New = func() any {
 		d := &draws{shardStore: s}
-		d.steps.Bind(next, d.step)
-		d.steps.OnKnown(d.knows)
+		d.batch.Done, d.batch.OnKnown = d.answered, d.decided
 		return d
 	}
 	return s
@@ -57,144 +56,127 @@ func (s *shardStore) Submit(b *backend.Batch) {
 		case c.Terms.Cost < 0 && !c.Terms.DryRun:
 			d.runSeparately(i, &refund{charge: *c, memory: &s.memory})
 		case c.Terms.Cost > 0 && !c.Terms.Reserve && !c.Terms.DryRun && !c.Limit.Overdraw:
-			first, second := s.memory.draw(c.Key, c.Shards, c.Terms.Hash)
-			d.drawn = append(d.drawn, drawn{charge: i, shards: [2]int{first, second}})
+			d.draw(i)
 		default:
 			d.runSeparately(i, &combine{charge: *c, memory: &s.memory})
 		}
 	}
-	d.steps.Run(b)
+	d.submit()
 }
 
-// draws is a batch in flight. Each of its steps makes every undecided charge at one of the shards that were
-// drawn for it.
+// draws is a batch in flight. One batch of charges of drawn shards decides most of its charges. The others are
+// decided separately, so that none of them waits for a server that it does not need.
 type draws struct {
 	*shardStore
 
-	outer     *backend.Batch
-	pending   atomic.Int32 // the number of undecided parts of the batch: the draws, and each charge that is decided separately
-	steps     stores.Steps
-	drawn     []drawn
-	charges   []backend.Charge
-	decisions []backend.Decision
+	outer   *backend.Batch
+	pending atomic.Int32 // the number of undecided parts of the outer batch: the charges of drawn shards, and each charge that is decided separately
+	drawn   []drawn
+	batch   backend.Batch // has one charge for each element of drawn
 }
 
-// drawn is a charge of the batch, with the two shards drawn for it.
+// drawn is a charge of the outer batch, with the two shards drawn for it. The first one is charged.
 type drawn struct {
-	charge   int // in the outer batch
-	shards   [2]int
-	tried    int // how many of shards are done: charged, or certain to have too little
-	separate bool
+	charge        int // in the outer batch
+	first, second int
 }
 
-// step handles the answers of the shards that were charged last. Then it returns the charges of the next
-// ones.
-func (d *draws) step(answers []backend.Decision) ([]backend.Charge, []backend.Decision) {
-	d.record(answers)
-	clear(d.charges)
-	d.charges = d.charges[:0]
-	sent := d.drawn[:0]
-	for _, w := range d.drawn {
-		c := &d.outer.Charges[w.charge]
-		for w.tried < len(w.shards) && c.Terms.Cost > c.Shards[w.shards[w.tried]].Capacity {
-			w.tried++
-		}
-		if w.tried == len(w.shards) { // all shards must be read
-			d.runSeparately(w.charge, &combine{charge: *c, memory: &d.memory})
-			continue
-		}
-		d.charges = append(d.charges, shardOf(c, w.shards[w.tried]))
-		d.charges[len(d.charges)-1].Group = len(d.charges)
-		w.tried++
-		sent = append(sent, w)
-	}
-	d.drawn = sent
-	if len(d.charges) == 0 {
-		d.ended()
-		return nil, nil
-	}
-	d.decisions = slices.Grow(d.decisions[:0], len(d.charges))[:len(d.charges)]
-	clear(d.decisions)
-	return d.charges, d.decisions
-}
-
-// record handles the answers of the shards that were charged last. Only charges that were denied stay in
-// drawn.
-func (d *draws) record(answers []backend.Decision) {
-	if answers == nil {
+// draw draws two shards for charge i, and adds the charge of the first one to the batch.
+func (d *draws) draw(i int) {
+	c := &d.outer.Charges[i]
+	first, second := d.memory.draw(c.Key, c.Shards, c.Terms.Hash)
+	if c.Terms.Cost > c.Shards[first].Capacity {
+		d.redraw(i, second)
 		return
 	}
-	denied := d.drawn[:0]
-	for i, w := range d.drawn {
-		if !w.separate && !d.outer.IsKnown(w.charge) && !d.answer(&w, &answers[i]) {
-			denied = append(denied, w)
-		}
-	}
-	d.drawn = denied
+	d.drawn = append(d.drawn, drawn{i, first, second})
+	d.batch.Charges = append(d.batch.Charges, shardOf(c, first))
+	d.batch.Charges[len(d.drawn)-1].Group = len(d.drawn)
 }
 
-// knows handles the decisions from to to, which are known before those of the other shards. A charge that was
-// denied does not wait for the other decisions: its next steps are run separately.
-func (d *draws) knows(from, to int) {
+// submit submits the charges of drawn shards.
+func (d *draws) submit() {
+	n, b := len(d.drawn), d.outer
+	if n == 0 {
+		d.ended()
+		return
+	}
+	d.batch.Decisions = slices.Grow(d.batch.Decisions[:0], n)[:n]
+	clear(d.batch.Decisions)
+	d.batch.Known = slices.Grow(d.batch.Known[:0], n)[:n]
+	clear(d.batch.Known)
+	d.batch.Deadline, d.batch.Detached, d.batch.Source = b.Deadline, b.Detached, b.Source
+	d.next.Submit(&d.batch)
+}
+
+// answered is the Done function of the batch.
+func (d *draws) answered(b *backend.Batch) {
+	for i := range d.drawn {
+		if !b.IsKnown(i) {
+			d.decided(i, i+1)
+		}
+	}
+	d.ended()
+}
+
+// decided handles the decisions of the shards from from to to. A charge that its shard denied is made at other
+// shards.
+func (d *draws) decided(from, to int) {
 	for i := from; i < to; i++ {
-		if w := &d.drawn[i]; !d.answer(w, &d.decisions[i]) {
-			w.separate = true
-			c := &d.outer.Charges[w.charge]
-			d.runSeparately(w.charge, &redraw{combine: combine{charge: *c, memory: &d.memory}, shards: w.shards[w.tried:]})
+		w := d.drawn[i]
+		c := &d.outer.Charges[w.charge]
+		if is, ok := d.memory.answer(c, w.first, d.batch.Decisions[i]); ok {
+			d.conclude(w.charge, is)
+		} else {
+			d.redraw(w.charge, w.second)
 		}
 	}
 }
 
-// answer answers the charge of w with the decision of a shard. If the shard denied the charge, answer returns
-// false instead.
-func (d *draws) answer(w *drawn, answer *backend.Decision) bool {
-	c := &d.outer.Charges[w.charge]
-	is, ok := d.memory.answer(c, w.shards[w.tried-1], *answer)
-	if !ok {
-		return false
-	}
-	is.Value = wholeValue(c, is.Value)
-	d.outer.Decisions[w.charge] = is
-	d.outer.SetKnown(w.charge, w.charge+1)
-	return true
+// conclude stores the decision on charge i. is has the units of the shards.
+func (d *draws) conclude(i int, is backend.Decision) {
+	is.Value = wholeValue(&d.outer.Charges[i], is.Value)
+	d.outer.Decisions[i] = is
+	d.outer.SetKnown(i, i+1)
 }
 
-// redraw makes a charge at the remaining shard that was drawn for it. If that shard denies, too, redraw
-// combines all shards.
+// redraw makes charge i at another shard.
+func (d *draws) redraw(i, shard int) {
+	c := &d.outer.Charges[i]
+	d.runSeparately(i, &redraw{combine: combine{charge: *c, memory: &d.memory}, shard: shard})
+}
+
+// redraw makes a charge at the second shard that was drawn for it. If that shard denies, too, redraw combines
+// all shards.
 type redraw struct {
 	combine
 
-	shards  []int // the drawn shards that have not been charged
-	sent    int   // the shard that was charged last
-	waiting bool  // the decision of sent is outstanding
+	shard int
+	done  bool // the shard is charged, or is certain to have too little
 }
 
 func (m *redraw) step(answers []backend.Decision) (charges []backend.Charge, undo []*refund) {
-	if m.waiting {
-		m.waiting = false
-		var ok bool
-		if m.is, ok = m.memory.answer(&m.charge, m.sent, answers[0]); ok {
+	switch {
+	case m.done:
+		return m.combine.step(answers)
+	case answers == nil && m.charge.Terms.Cost <= m.charge.Shards[m.shard].Capacity:
+		return []backend.Charge{shardOf(&m.charge, m.shard)}, nil
+	}
+	m.done = true
+	if answers != nil {
+		if is, ok := m.memory.answer(&m.charge, m.shard, answers[0]); ok {
+			m.is = is
 			return nil, nil
 		}
-		answers = nil
 	}
-	for answers == nil && len(m.shards) > 0 {
-		m.sent, m.shards = m.shards[0], m.shards[1:]
-		if m.charge.Terms.Cost <= m.charge.Shards[m.sent].Capacity {
-			m.waiting = true
-			return []backend.Charge{shardOf(&m.charge, m.sent)}, nil
-		}
-	}
-	return m.combine.step(answers)
+	return m.combine.step(nil)
 }
 
 // runSeparately runs m, which decides charge i, separately from the other charges.
 func (d *draws) runSeparately(i int, m machine) {
 	d.pending.Add(1)
 	d.run(m, d.outer, func(is backend.Decision) {
-		is.Value = wholeValue(&d.outer.Charges[i], is.Value)
-		d.outer.Decisions[i] = is
-		d.outer.SetKnown(i, i+1)
+		d.conclude(i, is)
 		d.ended()
 	})
 }
@@ -205,8 +187,8 @@ func (d *draws) ended() {
 		return
 	}
 	b := d.outer
-	clear(d.charges)
-	d.outer, d.drawn, d.charges = nil, d.drawn[:0], d.charges[:0]
+	clear(d.batch.Charges)
+	d.outer, d.drawn, d.batch.Charges, d.batch.Source = nil, d.drawn[:0], d.batch.Charges[:0], nil
 	d.shardStore.draws.Put(d)
 	b.Done(b)
 }

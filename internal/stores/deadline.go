@@ -5,8 +5,8 @@
 //   - Denied is a cache of denials.
 //   - Divided keeps some buckets in a second Store.
 //
-// Router, Parts, Steps and Undos are parts of the Redis store. They divide a batch by server, charge a
-// group in several steps, and refund the units that an incomplete group consumed.
+// Router, Parts and Undos are parts of the Redis store. They divide a batch by server, charge a group in
+// several steps, and refund the units that an incomplete group consumed.
 package stores
 
 import (
