@@ -65,12 +65,13 @@ func NewLocal(dir string, chain *Chain, clock func() time.Time) (*Local, error) 
 	return l, nil
 }
 
-// Watch calls see with the present Set, and then with each new one. see must not call l's methods that change it.
-func (l *Local) Watch(see func(*Set)) {
+// Watch calls observe with the present Set, and then with each new one. observe must not call l's methods
+// that change it.
+func (l *Local) Watch(observe func(*Set)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.watch = see
-	see(l.Set())
+	l.watch = observe
+	observe(l.Set())
 }
 
 // Set implements Keeper.
@@ -87,7 +88,7 @@ func (l *Local) Status() Status {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return Status{Place: place, Seen: l.clock(), Lasting: l.dir != "", Err: l.failed}
+	return Status{Place: place, Seen: l.clock(), Persistent: l.dir != "", Err: l.failed}
 }
 
 // Change implements Keeper.

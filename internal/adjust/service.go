@@ -48,10 +48,10 @@ type Keeper interface {
 type Status struct {
 	// Place describes in words where adjustments are kept.
 	Place string
-	// Seen is the time at which the place last answered; it is zero before the first answer. Lasting means that
+	// Seen is the time at which the place last answered; it is zero before the first answer. Persistent means that
 	// adjustments survive a restart.
-	Seen    time.Time
-	Lasting bool
+	Seen       time.Time
+	Persistent bool
 	// Err is the reason for which the place cannot be reached, or for which adjustments are off, or nil.
 	Err error
 	// Errors is the number of failed attempts to reach the place.
@@ -74,12 +74,13 @@ type Operation struct {
 	// Expires if For is more than 0.
 	After *Adjustment
 	For   time.Duration
-	// Expect is the version that the operator has seen. Change fails with ErrConflict if there is a newer one. nil
+	// Expect is the version that the operator knows. Change fails with ErrConflict if there is a newer one. nil
 	// accepts any version.
 	Expect *uint64
 }
 
-// Entry returns the audit entry of o as a change of set at time now. The error is a *Mistake, ErrConflict or ErrNotFound.
+// Entry returns the audit entry of o as a change of set at time now. The error is a *Mistake, ErrConflict or
+// ErrNotFound.
 func (o *Operation) Entry(chain *Chain, set *Set, now algorithms.Micros) (*Entry, error) {
 	e := &Entry{At: now, Operation: o.ID, Author: o.Author, Reason: o.Reason, Target: o.Target, Before: set.Find(o.Target)}
 	if e.Before != nil && e.Before.Expires <= now {

@@ -17,8 +17,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// visitor is the sender of a request, with its permissions.
-type visitor struct {
+// viewer is the sender of a request, with its permissions.
+type viewer struct {
 	mayRead bool
 	// mayWrite permits the forms of the page. Programs send changes to /api/ instead.
 	mayWrite bool
@@ -28,12 +28,12 @@ type visitor struct {
 	session *session
 }
 
-// access decides what visitors may do.
+// access decides what clients may do.
 type access struct {
 	token, readToken httpauth.Token
 	sessions         *sessions
 	attempts         *attempts
-	// socketCSRF is the visitor.csrf of users of the Unix socket, who need no session.
+	// socketCSRF is the viewer.csrf of users of the Unix socket, who need no session.
 	socketCSRF string
 	now        func() time.Time
 }
@@ -45,24 +45,24 @@ func newAccess(c *Config) *access {
 	}
 }
 
-// visitor identifies the sender of r. Without a token every client of the listener may read, but only clients
+// viewer identifies the sender of r. Without a token every client of the listener may read, but only clients
 // of the Unix socket may change anything, because the containers of a pod share their loopback addresses.
-func (a *access) visitor(r *http.Request) visitor {
+func (a *access) viewer(r *http.Request) viewer {
 	switch {
 	case a.token == nil && httpauth.ThroughUnixSocket(r):
-		return visitor{mayRead: true, mayWrite: true, csrf: a.socketCSRF}
+		return viewer{mayRead: true, mayWrite: true, csrf: a.socketCSRF}
 	case a.token == nil:
-		return visitor{mayRead: true}
+		return viewer{mayRead: true}
 	case httpauth.HasToken(r, a.token), httpauth.HasToken(r, a.readToken):
-		return visitor{mayRead: true}
+		return viewer{mayRead: true}
 	}
 	cookie, err := r.Cookie(cookieName(r))
 	if err != nil {
-		return visitor{}
+		return viewer{}
 	}
 	s := a.sessions.find(cookie.Value, r.Header.Get("X-Refresh") == "")
 	if s == nil {
-		return visitor{}
+		return viewer{}
 	}
 	token := a.readToken
 	if s.mayWrite {
@@ -70,14 +70,14 @@ func (a *access) visitor(r *http.Request) visitor {
 	}
 	if token == nil || fingerprint(token()) != s.token { // the token has been replaced since the login
 		a.sessions.end(cookie.Value)
-		return visitor{}
+		return viewer{}
 	}
-	return visitor{mayRead: true, mayWrite: s.mayWrite, csrf: s.csrf, session: s}
+	return viewer{mayRead: true, mayWrite: s.mayWrite, csrf: s.csrf, session: s}
 }
 
 // refusal returns the reason why a form is rejected, or "". A form that changes something needs more
 // permissions than the form that ends a session.
-func (a *access) refusal(r *http.Request, v visitor, changes bool) string {
+func (a *access) refusal(r *http.Request, v viewer, changes bool) string {
 	switch {
 	case !httpauth.FromSamePage(r):
 		return elsewhere

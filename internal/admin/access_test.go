@@ -168,12 +168,12 @@ func TestLoggingInAndOut(t *testing.T) {
 	if w := b.send("GET", "/api/top", nil); w.Code != 401 {
 		t.Errorf("a cookie is accepted by /api/: %d; want status 401", w.Code)
 	}
-	stolen := *b
-	stolen.cookies = map[string]string{"rlsidecar_session_6070": b.cookies["rlsidecar_session_6070"]}
+	copied := *b
+	copied.cookies = map[string]string{"rlsidecar_session_6070": b.cookies["rlsidecar_session_6070"]}
 	if w := b.send("POST", "/logout", url.Values{"csrf": {b.csrf()}}); w.Code != 303 || len(b.cookies) > 0 {
 		t.Errorf("got %d, %v; want status 303 and no cookies", w.Code, b.cookies)
 	}
-	if w := stolen.send("GET", "/", nil); w.Code != 401 {
+	if w := copied.send("GET", "/", nil); w.Code != 401 {
 		t.Errorf("the session goes on after it was ended: %d; want status 401", w.Code)
 	}
 }

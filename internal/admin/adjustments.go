@@ -18,15 +18,15 @@ const auditShown = 50
 type adjustmentsBody struct {
 	// Off means that adjustments are not enabled. Problem is the reason why they cannot be read or changed
 	// now.
-	Off     bool
-	Problem string
-	Done    string
-	Place   string
-	Lasting bool
-	Rows    []adjustedRow
-	More    string
-	Audit   []auditRow
-	Older   string
+	Off        bool
+	Problem    string
+	Done       string
+	Place      string
+	Persistent bool
+	Rows       []adjustedRow
+	More       string
+	Audit      []auditRow
+	Older      string
 	// Fault is the reason why the audit cannot be shown.
 	Fault string
 }
@@ -34,7 +34,7 @@ type adjustmentsBody struct {
 // auditRow is one change in the audit.
 type auditRow struct{ At, Author, Reason, What string }
 
-func (p *pages) adjustments(w http.ResponseWriter, r *http.Request, v visitor) {
+func (p *pages) adjustments(w http.ResponseWriter, r *http.Request, v viewer) {
 	b := adjustmentsBody{Off: p.Adjust == nil, Done: done[r.URL.Query().Get("done")]}
 	if p.Adjust != nil {
 		p.listAdjustments(&b)
@@ -48,7 +48,7 @@ func (p *pages) adjustments(w http.ResponseWriter, r *http.Request, v visitor) {
 
 func (p *pages) listAdjustments(b *adjustmentsBody) {
 	status := p.Adjust.Status()
-	b.Place, b.Lasting = status.Place, status.Lasting
+	b.Place, b.Persistent = status.Place, status.Persistent
 	if status.Err != nil {
 		b.Problem = status.Err.Error()
 	}

@@ -114,13 +114,13 @@ func (p *pages) handler() http.Handler {
 	return mux
 }
 
-// page returns a handler that calls next for visitors with permission to read, and shows the login form to
+// page returns a handler that calls next for clients with permission to read, and shows the login form to
 // others. The form appears at every path, so that a link works after the login.
-func (p *pages) page(next func(http.ResponseWriter, *http.Request, visitor)) http.HandlerFunc {
+func (p *pages) page(next func(http.ResponseWriter, *http.Request, viewer)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		v := p.access.visitor(r)
+		v := p.access.viewer(r)
 		if !v.mayRead {
-			p.askToLogIn(w, r, http.StatusUnauthorized, "")
+			p.showLogin(w, r, http.StatusUnauthorized, "")
 			return
 		}
 		next(w, r, v)
@@ -129,9 +129,9 @@ func (p *pages) page(next func(http.ResponseWriter, *http.Request, visitor)) htt
 
 // form returns a handler that calls next only for a form that a page of this listener has sent. changes means
 // that the form changes something.
-func (p *pages) form(changes bool, next func(http.ResponseWriter, *http.Request, visitor)) http.HandlerFunc {
+func (p *pages) form(changes bool, next func(http.ResponseWriter, *http.Request, viewer)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		v := p.access.visitor(r)
+		v := p.access.viewer(r)
 		r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 		if err := r.ParseForm(); err != nil {
 			p.problem(w, r, v, http.StatusBadRequest, "The form cannot be read.", "")
@@ -148,10 +148,10 @@ func (p *pages) form(changes bool, next func(http.ResponseWriter, *http.Request,
 // maxForm bounds the body of a form.
 const maxForm = 64 << 10
 
-// plain returns a handler that calls next for visitors with permission to read. It is for content other than pages.
+// plain returns a handler that calls next for clients with permission to read. It is for content other than pages.
 func (p *pages) plain(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		if !p.access.visitor(r).mayRead {
+		if !p.access.viewer(r).mayRead {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
 			http.Error(w, "a bearer token is needed", http.StatusUnauthorized)
 			return

@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// change is an action that a visitor requests: reset, raise, block or end.
+// change is an action that a client requests: reset, raise, block or end.
 type change struct {
 	do      string
 	subject subject
@@ -114,7 +114,7 @@ var changeTitles = map[string]string{
 }
 
 // preview shows the effect that a change would have, and a form for its reason.
-func (p *pages) preview(w http.ResponseWriter, r *http.Request, v visitor) {
+func (p *pages) preview(w http.ResponseWriter, r *http.Request, v viewer) {
 	c, err := parseChange(r.URL.Query())
 	if err != nil {
 		p.problem(w, r, v, http.StatusBadRequest, "This cannot be done: "+err.Error()+".", "")
@@ -123,7 +123,7 @@ func (p *pages) preview(w http.ResponseWriter, r *http.Request, v visitor) {
 	p.showChange(w, r, v, http.StatusOK, &c, "", "", "")
 }
 
-func (p *pages) showChange(w http.ResponseWriter, r *http.Request, v visitor, status int, c *change, problem, author, reason string) {
+func (p *pages) showChange(w http.ResponseWriter, r *http.Request, v viewer, status int, c *change, problem, author, reason string) {
 	if author == "" {
 		author = p.access.sessions.author(v.session)
 	}
@@ -191,7 +191,7 @@ func keyWords(s *subject) string {
 }
 
 // change executes a change.
-func (p *pages) change(w http.ResponseWriter, r *http.Request, v visitor) {
+func (p *pages) change(w http.ResponseWriter, r *http.Request, v viewer) {
 	c, err := parseChange(r.PostForm)
 	if err != nil {
 		p.problem(w, r, v, http.StatusBadRequest, "This cannot be done: "+err.Error()+".", "")
@@ -199,14 +199,14 @@ func (p *pages) change(w http.ResponseWriter, r *http.Request, v visitor) {
 	}
 	author, reason := r.PostFormValue("author"), r.PostFormValue("reason")
 	p.access.sessions.setAuthor(v.session, cut(author, 128))
-	if err := p.carryOut(r, &c, author, reason); err != nil {
+	if err := p.apply(r, &c, author, reason); err != nil {
 		p.showChange(w, r, v, http.StatusConflict, &c, "This was not done: "+err.Error()+".", author, reason)
 		return
 	}
 	http.Redirect(w, r, c.back()+"&done="+c.do, http.StatusSeeOther)
 }
 
-func (p *pages) carryOut(r *http.Request, c *change, author, reason string) error {
+func (p *pages) apply(r *http.Request, c *change, author, reason string) error {
 	switch {
 	case strings.TrimSpace(author) == "" || strings.TrimSpace(reason) == "":
 		return errors.New("the name and the reason are missing; they are kept with the change")

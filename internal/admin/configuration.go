@@ -186,7 +186,7 @@ type configurationBody struct {
 	More            string
 }
 
-func (p *pages) configuration(w http.ResponseWriter, r *http.Request, v visitor) {
+func (p *pages) configuration(w http.ResponseWriter, r *http.Request, v viewer) {
 	b := configurationBody{Reload: p.Reload()}
 	b.LoadedAt, b.FailedAt = at(b.Loaded), at(b.Failed)
 	if s := p.Current(); s != nil {

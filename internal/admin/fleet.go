@@ -65,7 +65,7 @@ type memberRow struct {
 	Self, Old, Late                                       bool
 }
 
-func (p *pages) fleet(w http.ResponseWriter, r *http.Request, v visitor) {
+func (p *pages) fleet(w http.ResponseWriter, r *http.Request, v viewer) {
 	b := fleetBody{Off: p.Fleet == nil}
 	if p.Fleet != nil {
 		ctx, cancel := context.WithTimeout(r.Context(), lookupTime)

@@ -97,7 +97,7 @@ type keyBody struct {
 	Limits []keyLimit
 	// Problem is the reason why there is no answer, or "".
 	Problem string
-	// Done confirms the visitor's last action. It is "" if there was none.
+	// Done confirms the client's last action. It is "" if there was none.
 	Done string
 	// Adjustable means that adjustments are enabled.
 	Adjustable bool
@@ -130,7 +130,7 @@ type recentRow struct {
 	Denied               bool
 }
 
-// done maps the values of the parameter done to the texts that confirm the visitor's last action.
+// done maps the values of the parameter done to the texts that confirm the client's last action.
 var done = map[string]string{
 	"reset": "The bucket was reset: it is as one never seen.",
 	"raise": "The limit was raised for this key.",
@@ -139,7 +139,7 @@ var done = map[string]string{
 }
 
 // key shows the page of a key: whether its limits deny it, and why.
-func (p *pages) key(w http.ResponseWriter, r *http.Request, v visitor) {
+func (p *pages) key(w http.ResponseWriter, r *http.Request, v viewer) {
 	q := r.URL.Query()
 	s, found, err := parseSubject(q)
 	if err != nil {
@@ -190,7 +190,7 @@ func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 	if current == nil {
 		return nil, limiter.ErrNoConfig
 	}
-	ask := limiter.NamedCharge{Name: s.Limit, Key: s.Key, Count: cost}
+	charge := limiter.NamedCharge{Name: s.Limit, Key: s.Key, Count: cost}
 	if d := current.Domains[s.Domain]; s.Domain != "" && (d == nil || d.Named[s.Limit] == nil) {
 		limit := p.catalogs.of(current).find(s.Domain, s.Limit)
 		switch {
@@ -201,9 +201,9 @@ func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 		case !limit.Whole && len(limit.Open) != len(s.Key):
 			return nil, fmt.Errorf("the key has %s; a bucket of this limit is identified by %s", plural(int64(len(s.Key)), "value"), openKeys(limit))
 		}
-		ask.Inline = limit // the limit belongs to a descriptor, so that a request cannot name it
+		charge.Inline = limit // the limit belongs to a descriptor, so that a request cannot name it
 	}
-	c.Limits = []limiter.NamedCharge{ask}
+	c.Limits = []limiter.NamedCharge{charge}
 	return c, nil
 }
 
@@ -232,27 +232,27 @@ func (p *pages) explain(ctx context.Context, b *keyBody, s *subject, c *limiter.
 	known := events{now: p.Now()}
 	_, known.denied = p.Denied(maxDenied)
 	_, known.used = p.Used()
-	look, _ := p.inspect(ctx, s, 0) // a dry run of cost 0 shows the remaining units, which may differ for a cost of 1
+	peek, _ := p.inspect(ctx, s, 0) // a dry run of cost 0 shows the remaining units, which may differ for a cost of 1
 	for i := range c.Results {
 		result := &c.Results[i]
 		if result.Policy == nil {
 			continue
 		}
 		state := result
-		if look != nil && i < len(look.Results) && look.Results[i].Decision.Err == nil {
-			state = &look.Results[i]
+		if peek != nil && i < len(peek.Results) && peek.Results[i].Decision.Err == nil {
+			state = &peek.Results[i]
 		}
 		if result.For != nil && state.Policy == result.For { // state is about the limit itself; result is about the limit that pays
 			paid := p.keyLimit(c, state, state, known.now)
 			paid.State = "does not allow it, and limit " + descriptors.Printable(result.Policy.Name) + " pays"
-			p.seen(&paid, c, state, known)
+			p.addDenials(&paid, c, state, known)
 			b.Limits = append(b.Limits, paid)
 			p.payer(ctx, b, c, state, known)
 			continue
 		}
 		l := p.keyLimit(c, result, state, known.now)
 		if result.Key != nil {
-			p.seen(&l, c, result, known)
+			p.addDenials(&l, c, result, known)
 		}
 		b.Limits = append(b.Limits, l)
 		if result.For == nil {
@@ -288,7 +288,7 @@ func (p *pages) payer(ctx context.Context, b *keyBody, c *limiter.Call, result *
 	}
 	l := p.keyLimit(one, next, state, known.now)
 	l.Pays = descriptors.Printable(result.Policy.Name)
-	p.seen(&l, one, next, known)
+	p.addDenials(&l, one, next, known)
 	b.Limits = append(b.Limits, l)
 }
 
@@ -319,7 +319,7 @@ func (p *pages) keyLimit(c *limiter.Call, result, state *limiter.Result, now tim
 		l.State = "is unlimited"
 		return l
 	}
-	l.State, l.Left = stateWords(result, now), leftWords(state)
+	l.State, l.Left = stateWords(result, now), remainingWords(state)
 	l.Adjusted, l.Reserves = p.adjustedBy(limit), p.reserves(limit)
 	q := url.Values{"domain": {limit.Domain}, "limit": {limit.Name}}
 	addKey(q, key)
@@ -362,8 +362,8 @@ func stateWords(result *limiter.Result, now time.Time) string {
 	}
 }
 
-// leftWords describes how much the bucket of r contains.
-func leftWords(r *limiter.Result) string {
+// remainingWords describes how much the bucket of r contains.
+func remainingWords(r *limiter.Result) string {
 	d := &r.Decision
 	if d.Err != nil {
 		return ""
@@ -381,8 +381,8 @@ func leftWords(r *limiter.Result) string {
 // maxRecent bounds the number of decisions that a key page shows.
 const maxRecent = 12
 
-// seen adds the recorded decisions about the key of result to l.
-func (p *pages) seen(l *keyLimit, c *limiter.Call, result *limiter.Result, known events) {
+// addDenials adds the recorded decisions about the key of result to l.
+func (p *pages) addDenials(l *keyLimit, c *limiter.Call, result *limiter.Result, known events) {
 	key := c.AppendValues(nil, result)
 	is := func(domain, limit string, other []string, isCut bool) bool {
 		return !isCut && domain == result.Policy.Domain && limit == result.Policy.Name && slices.Equal(other, key)

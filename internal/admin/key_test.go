@@ -306,7 +306,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	}
 }
 
-// TestOnlyTheAdminTokenAllowsChanges: visitors who may only read see no buttons, and their forms are rejected.
+// TestOnlyTheAdminTokenAllowsChanges: clients that may only read see no buttons, and their forms are rejected.
 func TestOnlyTheAdminTokenAllowsChanges(t *testing.T) {
 	d := newDesk(t)
 	form := url.Values{"do": {"block"}, "domain": {"d"}, "limit": {"send"}, "value": {"bob"}, "author": {"eve"}, "reason": {"x"}, "csrf": {d.csrf()}, "for": {"1h"}}

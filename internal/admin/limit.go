@@ -61,7 +61,7 @@ type minuteRow struct {
 type usedRow struct{ Key, Link, Units string }
 
 // limit shows the page of a limit.
-func (p *pages) limit(w http.ResponseWriter, r *http.Request, v visitor) {
+func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 	q := r.URL.Query()
 	domain, name := q.Get("domain"), q.Get("name")
 	l := p.catalogs.of(p.Current()).find(domain, name)

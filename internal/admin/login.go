@@ -7,8 +7,8 @@ import (
 // loginBody is the data of login.html.
 type loginBody struct{ Next, Problem string }
 
-// askToLogIn answers with the login form.
-func (p *pages) askToLogIn(w http.ResponseWriter, r *http.Request, status int, problem string) {
+// showLogin answers with the login form.
+func (p *pages) showLogin(w http.ResponseWriter, r *http.Request, status int, problem string) {
 	next := local(r.FormValue("next"))
 	if r.URL.Path != "/login" {
 		next = local(r.URL.RequestURI())
@@ -16,14 +16,14 @@ func (p *pages) askToLogIn(w http.ResponseWriter, r *http.Request, status int, p
 	if status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="rlsidecar"`)
 	}
-	p.show(w, r, visitor{}, status, loginPage, frame{Title: "Log in", Body: loginBody{next, problem}})
+	p.show(w, r, viewer{}, status, loginPage, frame{Title: "Log in", Body: loginBody{next, problem}})
 }
 
 // login creates a session and redirects the browser to the requested page.
 func (p *pages) login(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	if err := r.ParseForm(); err != nil {
-		p.askToLogIn(w, r, http.StatusBadRequest, "The form cannot be read.")
+		p.showLogin(w, r, http.StatusBadRequest, "The form cannot be read.")
 		return
 	}
 	next := local(r.FormValue("next"))
@@ -33,20 +33,20 @@ func (p *pages) login(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodPost:
 		id, problem := p.access.logIn(r)
 		if id == "" {
-			p.askToLogIn(w, r, http.StatusForbidden, problem)
+			p.showLogin(w, r, http.StatusForbidden, problem)
 			return
 		}
 		http.SetCookie(w, sessionCookie(r, id))
 		http.Redirect(w, r, next, http.StatusSeeOther)
-	case p.access.visitor(r).mayRead:
+	case p.access.viewer(r).mayRead:
 		http.Redirect(w, r, next, http.StatusSeeOther)
 	default:
-		p.askToLogIn(w, r, http.StatusOK, "")
+		p.showLogin(w, r, http.StatusOK, "")
 	}
 }
 
 // logout ends the session of the cookie.
-func (p *pages) logout(w http.ResponseWriter, r *http.Request, _ visitor) {
+func (p *pages) logout(w http.ResponseWriter, r *http.Request, _ viewer) {
 	if cookie, err := r.Cookie(cookieName(r)); err == nil {
 		p.access.sessions.end(cookie.Value)
 	}

@@ -141,7 +141,7 @@ var sorts = []struct{ key, name string }{{"denied", "denied most"}, {"rate", "bu
 
 var shows = []struct{ key, name string }{{"all", "all"}, {"denying", "denying now"}, {"shadow", "shadow mode"}, {"unused", "matched by no request"}}
 
-func (p *pages) overview(w http.ResponseWriter, r *http.Request, v visitor) {
+func (p *pages) overview(w http.ResponseWriter, r *http.Request, v viewer) {
 	q := r.URL.Query()
 	b := overviewBody{Configured: p.Current() != nil, Query: cut(q.Get("q"), maxQuery), Sort: "denied", Show: "all"}
 	if slices.ContainsFunc(sorts, func(s struct{ key, name string }) bool { return s.key == q.Get("sort") }) {
@@ -270,7 +270,7 @@ func limitLink(domain, name string) string {
 	return "/limit?" + url.Values{"domain": {domain}, "name": {name}}.Encode()
 }
 
-// cut returns at most most bytes of a text that a visitor sent, as valid UTF-8.
+// cut returns at most most bytes of a text that a client sent, as valid UTF-8.
 func cut(text string, most int) string {
 	return strings.ToValidUTF8(text[:min(len(text), most)], "\ufffd")
 }

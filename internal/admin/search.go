@@ -23,10 +23,10 @@ type searchBody struct {
 	Query string
 	// Buckets are the buckets of the key in the tried limits. Seen are the recorded keys that contain the text
 	// of the search.
-	Buckets []foundRow
-	Seen    []foundRow
-	Notes   []string
-	Domains []string
+	Buckets  []foundRow
+	Recorded []foundRow
+	Notes    []string
+	Domains  []string
 }
 
 // foundRow is a row about a key that a search found.
@@ -36,7 +36,7 @@ type foundRow struct {
 }
 
 // search shows the buckets that a text identifies, in all limits.
-func (p *pages) search(w http.ResponseWriter, r *http.Request, v visitor, query string) {
+func (p *pages) search(w http.ResponseWriter, r *http.Request, v viewer, query string) {
 	b := searchBody{Query: query}
 	if s := p.Current(); s != nil {
 		for name := range s.Domains {
@@ -50,7 +50,7 @@ func (p *pages) search(w http.ResponseWriter, r *http.Request, v visitor, query 
 			p.searchDescriptor(ctx, &b, entries)
 		}
 		p.searchKey(ctx, &b, query)
-		p.searchSeen(&b, query)
+		p.searchRecorded(&b, query)
 	}
 	p.show(w, r, v, http.StatusOK, searchPage, frame{Title: "Why is this denied?", Section: "/key", Query: query, Body: b})
 }
@@ -100,15 +100,15 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 		if d := &result.Decision; d.Remaining >= result.Policy.Limit.Capacity && d.Blocked == 0 && result.Policy.Adjusted == nil {
 			continue // a bucket that equals a new one is not in use
 		}
-		row := foundRow{Key: s.String(), Link: s.link(), Limit: descriptors.Printable(l.Name), Domain: descriptors.Printable(l.Domain), State: leftWords(result)}
+		row := foundRow{Key: s.String(), Link: s.link(), Limit: descriptors.Printable(l.Name), Domain: descriptors.Printable(l.Domain), State: remainingWords(result)}
 		row.Denied = result.Decision.Remaining <= 0 || result.Decision.Blocked > 0
 		b.Buckets = append(b.Buckets, row)
 	}
 }
 
-// searchSeen adds to b the keys that contain query, among the most denied keys and the keys that consumed
+// searchRecorded adds to b the keys that contain query, among the most denied keys and the keys that consumed
 // most.
-func (p *pages) searchSeen(b *searchBody, query string) {
+func (p *pages) searchRecorded(b *searchBody, query string) {
 	contains := func(key []string, entries []descriptors.Entry) bool {
 		for _, v := range key {
 			if strings.Contains(v, query) {
@@ -119,15 +119,15 @@ func (p *pages) searchSeen(b *searchBody, query string) {
 	}
 	_, denied := p.Denied(maxDenied)
 	for i := range denied {
-		if d := &denied[i]; len(b.Seen) < maxFound && !d.Cut && contains(d.Key, d.Entries) {
-			b.Seen = append(b.Seen, foundRow{Key: shown(d), Link: deniedLink(d), Limit: descriptors.Printable(d.Limit),
+		if d := &denied[i]; len(b.Recorded) < maxFound && !d.Cut && contains(d.Key, d.Entries) {
+			b.Recorded = append(b.Recorded, foundRow{Key: shown(d), Link: deniedLink(d), Limit: descriptors.Printable(d.Limit),
 				Domain: descriptors.Printable(d.Domain), State: "denied " + plural(d.Times, "time"), Denied: true})
 		}
 	}
 	_, used := p.Used()
 	for i := range used {
-		if u := &used[i]; len(b.Seen) < maxFound && !u.Cut && contains(u.Key, u.Entries) {
-			b.Seen = append(b.Seen, foundRow{Key: printable(u.Key), Link: keyLink(u.Domain, u.Limit, u.Key), Limit: descriptors.Printable(u.Limit),
+		if u := &used[i]; len(b.Recorded) < maxFound && !u.Cut && contains(u.Key, u.Entries) {
+			b.Recorded = append(b.Recorded, foundRow{Key: printable(u.Key), Link: keyLink(u.Domain, u.Limit, u.Key), Limit: descriptors.Printable(u.Limit),
 				Domain: descriptors.Printable(u.Domain), State: "used about " + plural(u.Units, "unit")})
 		}
 	}

@@ -74,9 +74,9 @@ type frame struct {
 	// listener has no token.
 	LoggedIn, MayWrite, NeedsToken bool
 	CSRF                           string
-	// Query is the search text of the visitor.
+	// Query is the search text of the client.
 	Query string
-	// Banner is nil for visitors who may not read.
+	// Banner is nil for clients that may not read.
 	Banner *banner
 	Body   any
 }
@@ -95,7 +95,7 @@ type banner struct {
 }
 
 // show answers with the page that t and f define.
-func (p *pages) show(w http.ResponseWriter, r *http.Request, v visitor, status int, t *template.Template, f frame) {
+func (p *pages) show(w http.ResponseWriter, r *http.Request, v viewer, status int, t *template.Template, f frame) {
 	f.Version, f.Style, f.Script = p.Version, template.CSS(style), template.JS(script) //nolint:gosec // they are embedded
 	f.LoggedIn, f.MayWrite, f.CSRF, f.NeedsToken = v.session != nil, v.mayWrite, v.csrf, p.Token == nil && !v.mayWrite
 	if v.mayRead {
@@ -123,7 +123,7 @@ type problem struct {
 	Back string // the path to return to; "" means the front page
 }
 
-func (p *pages) problem(w http.ResponseWriter, r *http.Request, v visitor, status int, text, back string) {
+func (p *pages) problem(w http.ResponseWriter, r *http.Request, v viewer, status int, text, back string) {
 	p.show(w, r, v, status, problemPage, frame{Title: http.StatusText(status), Body: problem{text, back}})
 }
 

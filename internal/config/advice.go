@@ -28,8 +28,8 @@ var ownWords = map[string]string{
 // wordAdvice suggests the item of known that the author of word probably meant. It returns "" if there is
 // none.
 func wordAdvice(word string, known []string) string {
-	if ours, found := ownWords[strings.ToLower(word)]; found && slices.Contains(known, ours) {
-		return "; write " + ours
+	if own, found := ownWords[strings.ToLower(word)]; found && slices.Contains(known, own) {
+		return "; write " + own
 	}
 	if word == "fail_open" && slices.Contains(known, "allow") {
 		return "; write allow"
@@ -63,8 +63,8 @@ func unknownKey(key string, here *level) string {
 			return fmt.Sprintf("%s; %q belongs %s", message, key, where)
 		}
 	}
-	if ours, known := ownWords[strings.ToLower(key)]; known && slices.Contains(here.keys, ours) {
-		return fmt.Sprintf("%s; write %s", message, ours)
+	if own, known := ownWords[strings.ToLower(key)]; known && slices.Contains(here.keys, own) {
+		return fmt.Sprintf("%s; write %s", message, own)
 	}
 	if guess := didYouMean(key, here.keys); guess != "" {
 		return message + guess

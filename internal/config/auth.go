@@ -74,7 +74,7 @@ func (l *routeList) read(p *parser, key string, n *yaml.Node) {
 	var list []*route
 	p.each(key, n, func(item *yaml.Node) {
 		one := &route{at: p.at(item)}
-		one.doubtful = !p.object(item, "a route", one)
+		one.incomplete = !p.object(item, "a route", one)
 		list = append(list, one)
 	})
 	l.set(p, n, list, true)
@@ -119,7 +119,7 @@ func (l *authDescList) read(p *parser, key string, n *yaml.Node) {
 		var entries []*authEntry
 		p.list("a descriptor", item, func(item *yaml.Node) {
 			e := &authEntry{at: p.at(item)}
-			e.doubtful = !p.object(item, "an entry", e)
+			e.incomplete = !p.object(item, "an entry", e)
 			entries = append(entries, e)
 		})
 		if len(follow(item).Content) == 0 {
@@ -266,7 +266,7 @@ func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 		c.mistake(r.Hits.at, "hits must be from 1 to %d, is %d", uint32(math.MaxUint32), r.Hits.value)
 	}
 	switch n := len(r.Descriptors.value); {
-	case n == 0 && !r.Descriptors.stated() && !r.doubtful || n == 0 && r.Descriptors.ok && c.mistakes == before:
+	case n == 0 && !r.Descriptors.stated() && !r.incomplete || n == 0 && r.Descriptors.ok && c.mistakes == before:
 		c.mistake(r.at, "a route needs descriptors; write descriptors: [[{key: remote_address, from: client_ip}]]")
 	case n > maxRouteDescriptors:
 		c.mistake(r.Descriptors.at, "a route has %d descriptors; the maximum is %d", n, maxRouteDescriptors)
@@ -281,18 +281,18 @@ func (c *compiler) route(a *limiter.Auth, doc *document, r *route) {
 			list[i] = c.authEntry(e)
 		}
 		out.Descriptors = append(out.Descriptors, list)
-		if d != nil && len(list) > 0 && c.mistakes == before && !c.meets(out.Domain, list) {
+		if d != nil && len(list) > 0 && c.mistakes == before && !c.canMatch(out.Domain, list) {
 			c.warn(entries[0].at, "domain %q has no limit for this descriptor, so it limits nothing; add one, or remove the descriptor", out.Domain)
 		}
 	}
 	if d != nil && c.mistakes == before {
-		c.warnUnmet(d, &out, r)
+		c.warnMissingEntries(d, &out, r)
 	}
 	a.Routes = append(a.Routes, out)
 }
 
-// warnUnmet warns of a route none of whose descriptors has an entry that the domain requires.
-func (c *compiler) warnUnmet(d *limiter.Domain, out *limiter.Route, r *route) {
+// warnMissingEntries warns of a route none of whose descriptors has an entry that the domain requires.
+func (c *compiler) warnMissingEntries(d *limiter.Domain, out *limiter.Route, r *route) {
 	for _, required := range d.Require {
 		has := slices.ContainsFunc(out.Descriptors, func(list []limiter.AuthEntry) bool {
 			return slices.ContainsFunc(list, func(e limiter.AuthEntry) bool { return slices.Contains(required, e.Key) })
@@ -337,16 +337,16 @@ func (c *compiler) warnSpelling(all *limiter.Auth, routes []*route) {
 		if r.Path == "" || routes[i].PathIgnores.stated() {
 			continue
 		}
-		var leaving []string
+		var escaping []string
 		for _, path := range respelled(r.Path, r.PathPrefix) {
-			if leaves(all, i, path) {
-				leaving = append(leaving, path)
+			if escapesRoute(all, i, path) {
+				escaping = append(escaping, path)
 			}
 		}
-		if len(leaving) > 0 {
+		if len(escaping) > 0 {
 			c.warn(routes[i].at, "%s %s not match path %s, and the limits of another route apply, or none; write path_ignores: [case, trailing_slash, parameters, backslash] "+
 				"with what your application ignores in paths, or path_ignores: [] if it ignores nothing",
-				strings.Join(leaving, ", "), map[bool]string{true: "does", false: "do"}[len(leaving) == 1], r.Path+strings.Repeat("*", btoi(r.PathPrefix)))
+				strings.Join(escaping, ", "), map[bool]string{true: "does", false: "do"}[len(escaping) == 1], r.Path+strings.Repeat("*", btoi(r.PathPrefix)))
 			return
 		}
 	}
@@ -367,9 +367,9 @@ func respelled(path string, prefix bool) (all []string) {
 	return append(all, folder+";x"+path[len(folder):], `\`+path[1:])
 }
 
-// leaves reports whether path does not match route i, and matches a later route or is allowed without a
+// escapesRoute reports whether path does not match route i, and matches a later route or is allowed without a
 // route.
-func leaves(all *limiter.Auth, i int, path string) bool {
+func escapesRoute(all *limiter.Auth, i int, path string) bool {
 	matches := func(r *limiter.Route) bool { return r.MatchesPath(target.Fold(path, r.Ignore)) }
 	if matches(&all.Routes[i]) {
 		return false
@@ -451,11 +451,11 @@ var forgeable = map[string]string{
 func (c *compiler) authEntry(e *authEntry) (out limiter.AuthEntry) {
 	out = limiter.AuthEntry{Key: e.Key.value, Value: e.Value.value}
 	switch {
-	case e.Key.value == "" && (e.Key.ok || !e.Key.stated() && !e.doubtful):
+	case e.Key.value == "" && (e.Key.ok || !e.Key.stated() && !e.incomplete):
 		c.mistake(e.at, "an entry has an empty key; write {key: NAME, from: SOURCE}")
 	case e.From.stated() && e.Value.stated():
 		c.mistake(e.Value.at, "an entry has from and value; remove one")
-	case e.Value.stated() || e.doubtful || e.From.stated() && !e.From.ok:
+	case e.Value.stated() || e.incomplete || e.From.stated() && !e.From.ok:
 	case !e.From.stated():
 		c.mistake(e.at, "an entry needs from, or value: {key: %s, from: client_ip}", short(e.Key.value))
 	default:
@@ -505,8 +505,8 @@ func isToken(s string) bool {
 	return s != ""
 }
 
-// meets reports whether a descriptor with these entries can match a limit of domain.
-func (c *compiler) meets(domain string, entries []limiter.AuthEntry) bool {
+// canMatch reports whether a descriptor with these entries can match a limit of domain.
+func (c *compiler) canMatch(domain string, entries []limiter.AuthEntry) bool {
 	d := c.snapshot.Domains[domain]
 	if d == nil {
 		return false
@@ -518,5 +518,5 @@ func (c *compiler) meets(domain string, entries []limiter.AuthEntry) bool {
 	for i, e := range entries {
 		possible[i] = descriptors.Possible{Key: e.Key, Value: e.Value, Known: e.From == limiter.FromValue}
 	}
-	return d.Tree.CouldMeet(possible)
+	return d.Tree.CouldMatch(possible)
 }

@@ -110,16 +110,16 @@ func (c *compiler) compile(docs []*document, files []File) (*limiter.Snapshot, P
 	before := c.mistakes
 	c.auth()
 	c.badAuth = c.mistakes > before
-	c.tidy(files)
+	c.sortProblems(files)
 	if c.problems.Bad() {
 		return nil, c.problems
 	}
 	return c.snapshot, c.problems
 }
 
-// tidy sorts the problems by the order of the files and removes duplicates. A mistake inside a YAML anchor is
+// sortProblems sorts the problems by the order of the files and removes duplicates. A mistake inside a YAML anchor is
 // found again at each alias.
-func (c *compiler) tidy(files []File) {
+func (c *compiler) sortProblems(files []File) {
 	order := map[string]int{}
 	for i, f := range files {
 		order[f.Name] = i
@@ -138,16 +138,16 @@ func (c *compiler) tidy(files []File) {
 // domain collects the parts of one domain from all documents.
 type domain struct {
 	*limiter.Domain
-	docs    []*document
-	share   float64 // the domain's default of local_share; 0 means that there is none
-	tag     hashTag
-	require requirements
-	headers headerSets
-	limits  map[string]*named
-	names   []string // the names of the limits, in the order of the files
-	nodes   map[*descriptors.Node]place
-	uses    []use
-	met     []text // the named limits that descriptors refer to
+	docs       []*document
+	share      float64 // the domain's default of local_share; 0 means that there is none
+	tag        hashTag
+	require    requirements
+	headers    headerSets
+	limits     map[string]*named
+	names      []string // the names of the limits, in the order of the files
+	nodes      map[*descriptors.Node]place
+	uses       []use
+	referenced []text // the named limits that descriptors refer to
 	// patterns maps each step that several values match to its place.
 	patterns map[sibling]place
 	// roots are the top-level descriptors of the document that is being compiled. They are recorded only if
@@ -183,7 +183,7 @@ func (c *compiler) domains(docs []*document) (list []*domain) {
 	byName := map[string]*domain{}
 	for _, doc := range docs {
 		name := doc.Domain.value
-		if name == "" && (doc.Domain.ok || !doc.Domain.stated() && !doc.doubtful) {
+		if name == "" && (doc.Domain.ok || !doc.Domain.stated() && !doc.incomplete) {
 			c.mistake(cmp.Or(doc.Domain.at, doc.at), "config file cannot have empty domain; write \"domain: NAME\"")
 		}
 		d := byName[name]
@@ -214,7 +214,7 @@ func (c *compiler) build(d *domain) {
 	if b != nil {
 		c.problems = append(c.problems, b.problems...)
 	} else {
-		b = c.whole(d)
+		b = c.compileDomain(d)
 	}
 	c.use(b)
 	if c.loader != nil && !c.full && d.Name != "" {
@@ -225,8 +225,8 @@ func (c *compiler) build(d *domain) {
 	}
 }
 
-// whole compiles all documents of d.
-func (c *compiler) whole(d *domain) *built {
+// compileDomain compiles all documents of d.
+func (c *compiler) compileDomain(d *domain) *built {
 	if c.loader != nil {
 		c.loader.refill(d.docs)
 	}
@@ -363,13 +363,13 @@ func (c *compiler) maxOverride(d *domain, l *limit, where path) *descriptors.Pol
 	p.Prefix = descriptors.Prefix(d.Name, "path", where.id()+subject, p.Limit.Kind)
 	p.Place = l.at.shown()
 	p.Whole = where == nil
-	c.apart(d, where, &p, false)
+	c.identifyBuckets(d, where, &p, false)
 	d.Bounded = true
 	return c.add(d, &p, l.at, l.Replaces.value)
 }
 
-// apart sets the entries that identify the buckets of p. p belongs to the descriptor at the end of where.
-func (c *compiler) apart(d *domain, where path, p *draft, named bool) {
+// identifyBuckets sets the entries that identify the buckets of p. p belongs to the descriptor at the end of where.
+func (c *compiler) identifyBuckets(d *domain, where path, p *draft, named bool) {
 	for i, s := range where {
 		switch {
 		case s.loose() && !s.shared && !named:

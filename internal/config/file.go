@@ -19,7 +19,7 @@ import (
 // document is a YAML document. It contains a domain, or a part of one.
 type document struct {
 	at          place
-	doubtful    bool           // a key could not be read, so no key counts as missing
+	incomplete  bool           // a key could not be read, so no key counts as missing
 	bad         bool           // the structure of the document has a mistake
 	part        *part          // the part of a Loader that contains the document; nil without a Loader
 	compiled    bool           // the document's limits and descriptors are no longer needed
@@ -50,7 +50,7 @@ type auth struct {
 // route is an item of routes.
 type route struct {
 	at          place
-	doubtful    bool
+	incomplete  bool
 	Match       matchMap     `key:"match"`
 	PathIgnores textList     `key:"path_ignores"`
 	Domain      text         `key:"domain"`
@@ -61,17 +61,17 @@ type route struct {
 
 // authEntry is an entry of a route's descriptor.
 type authEntry struct {
-	at       place
-	doubtful bool
-	Key      text `key:"key"`
-	From     text `key:"from"`
-	Value    text `key:"value"`
+	at         place
+	incomplete bool
+	Key        text `key:"key"`
+	From       text `key:"from"`
+	Value      text `key:"value"`
 }
 
 // descriptor is an item of descriptors.
 type descriptor struct {
 	at             place
-	doubtful       bool
+	incomplete     bool
 	Key            text           `key:"key"`
 	Value          text           `key:"value"`
 	ValuePrefix    text           `key:"value_prefix"`
@@ -92,10 +92,10 @@ type descriptor struct {
 // limit is a rate_limit or a named limit. It has the reference server's form (clock-aligned fixed windows),
 // or the form with an algorithm. A key without a form tag belongs to both forms.
 type limit struct {
-	at       place
-	doubtful bool
-	broken   bool // a mistake in the limit has been reported, so its numbers are not compiled
-	spec     algorithms.Spec
+	at         place
+	incomplete bool
+	broken     bool // a mistake in the limit has been reported, so its numbers are not compiled
+	spec       algorithms.Spec
 
 	Unit            text    `key:"unit" form:"reference"`
 	UnitMultiplier  whole   `key:"unit_multiplier" form:"reference"`
@@ -151,9 +151,9 @@ type penalty struct {
 
 // replacement is an item of replaces.
 type replacement struct {
-	at       place
-	doubtful bool
-	Name     text `key:"name"`
+	at         place
+	incomplete bool
+	Name       text `key:"name"`
 }
 
 // given is a value that a file may state.

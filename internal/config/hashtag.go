@@ -70,13 +70,13 @@ func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 // warnSlots warns of a descriptor whose limits are charged as a group although a Redis Cluster may keep their
 // buckets in different slots.
 func (c *compiler) warnSlots(one *descriptor, where path, node *descriptors.Node) {
-	apart := 0
+	separate := 0
 	for _, p := range node.Policies {
 		if !p.Unlimited && !p.Alone && !p.Shadow && !p.Quota && p.Extra().Slot == (descriptors.Slot{}) {
-			apart++
+			separate++
 		}
 	}
-	if apart < 2 {
+	if separate < 2 {
 		return
 	}
 	add := `"hash_tag: domain"`
@@ -86,5 +86,5 @@ func (c *compiler) warnSlots(one *descriptor, where path, node *descriptors.Node
 			break
 		}
 	}
-	c.warn(one.at, "a Redis Cluster charges the %d limits of this descriptor in several steps, because each has its own slot; add %s to the domain", apart, add)
+	c.warn(one.at, "a Redis Cluster charges the %d limits of this descriptor in several steps, because each has its own slot; add %s to the domain", separate, add)
 }

@@ -27,7 +27,7 @@ func NewKeeper(o Options) *Keeper { return &Keeper{loader: NewLoader(o)} }
 // have a mistake. It is also nil if a mistake may concern any domain and there is no earlier configuration.
 func (k *Keeper) Load(paths []string) (s *limiter.Snapshot, problems Problems, stale []string) {
 	read := k.loader.read(read(paths))
-	defer k.loader.tidy(read)
+	defer k.loader.evict(read)
 	return k.compile(read)
 }
 
@@ -41,7 +41,7 @@ func (k *Keeper) CompileMessages(messages []Message, found Problems) (s *limiter
 }
 
 func (k *Keeper) compile(s *source) (*limiter.Snapshot, Problems, []string) {
-	stale, known := k.touched(s)
+	stale, known := k.affected(s)
 	c := k.loader.compiler(s)
 	snapshot, problems := c.compile(s.docs, s.files)
 	if snapshot != nil && len(stale) == 0 && len(s.lost) == 0 {
@@ -63,7 +63,7 @@ func (k *Keeper) compile(s *source) (*limiter.Snapshot, Problems, []string) {
 		}
 		snapshot, more := c.compile(docs, s.files)
 		switch {
-		case snapshot != nil && !c.leadNowhere() && len(c.built) > 0:
+		case snapshot != nil && !c.routesToUnknownDomain() && len(c.built) > 0:
 			snapshot.Hash += "-partly"
 			k.used, k.auth = c.built, c.authDocs
 			return snapshot, problems, slices.Sorted(maps.Keys(stale))
@@ -86,8 +86,8 @@ func (k *Keeper) compile(s *source) (*limiter.Snapshot, Problems, []string) {
 	}
 }
 
-// touched returns the domains of which a part could not be read. known reports whether there are no others.
-func (k *Keeper) touched(s *source) (stale map[string]bool, known bool) {
+// affected returns the domains of which a part could not be read. known reports whether there are no others.
+func (k *Keeper) affected(s *source) (stale map[string]bool, known bool) {
 	stale, known = map[string]bool{}, true
 	lost := slices.Clone(s.lost)
 	for _, d := range s.docs {
@@ -143,9 +143,9 @@ func (k *Keeper) mixed(c *compiler, read []*document, stale map[string]bool) (do
 	return docs
 }
 
-// leadNowhere reports whether a route names a domain that does not exist, so that the route would limit
+// routesToUnknownDomain reports whether a route names a domain that does not exist, so that the route would limit
 // nothing.
-func (c *compiler) leadNowhere() bool {
+func (c *compiler) routesToUnknownDomain() bool {
 	if c.snapshot.Auth == nil {
 		return false
 	}

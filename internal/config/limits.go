@@ -117,7 +117,7 @@ func (c *compiler) replaces(l *limit, name string) (list []string) {
 	for _, r := range l.Replaces.value {
 		switch r.Name.value {
 		case "":
-			if r.Name.ok || !r.Name.stated() && !r.doubtful {
+			if r.Name.ok || !r.Name.stated() && !r.incomplete {
 				c.mistake(r.at, "should not have an empty replaces entry; write {name: NAME}")
 			}
 		case l.Name.value, name:
@@ -186,7 +186,7 @@ func (c *compiler) reference(d *domain, l *limit, p *draft) {
 	case p.Unlimited && l.Unit.value != "":
 		c.warn(unitAt(), "invalid rate limit unit '%s', which has no meaning with unlimited; remove it", short(l.Unit.value))
 	case p.Unlimited, known:
-	case l.Unit.stated() && !l.Unit.ok, !l.Unit.stated() && l.doubtful: // the mistake has been reported already
+	case l.Unit.stated() && !l.Unit.ok, !l.Unit.stated() && l.incomplete: // the mistake has been reported already
 	default:
 		c.mistake(unitAt(), "invalid rate limit unit '%s'; write one of second, minute, hour, day, week, month, year, or a duration such as 30s%s", short(l.Unit.value), didYouMean(l.Unit.value, sortedKeys(units)))
 	}
@@ -301,7 +301,7 @@ func (l *limit) penalty() *algorithms.Penalty {
 
 // missing reports the required keys of the form with an algorithm that l lacks.
 func (c *compiler) missing(l *limit) {
-	if l.doubtful {
+	if l.incomplete {
 		return
 	}
 	if !l.Algorithm.stated() {

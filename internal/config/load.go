@@ -38,28 +38,28 @@ func read(paths []string) (files []File, problems Problems) {
 	return files, problems
 }
 
-// eachFile calls take with the content of each file that read returns, in the same order. It returns errors
-// of take as problems.
-func eachFile(paths []string, take func(name string, content io.Reader) error) (problems Problems) {
+// eachFile calls use with the content of each file that read returns, in the same order. It returns errors
+// of use as problems.
+func eachFile(paths []string, use func(name string, content io.Reader) error) (problems Problems) {
 	seen := map[string]bool{}
-	trouble := func(name, message string) {
+	report := func(name, message string) {
 		problems = append(problems, Problem{File: name, Message: message})
 	}
 	if len(paths) == 0 {
-		trouble("(no path)", "no configuration file or folder is given; name at least one")
+		report("(no path)", "no configuration file or folder is given; name at least one")
 	}
 	for _, path := range paths {
 		names, err := list(path)
 		if err != nil {
-			trouble(path, err.Error())
+			report(path, err.Error())
 		}
 		for _, name := range names {
 			if seen[filepath.Clean(name)] {
 				continue
 			}
 			seen[filepath.Clean(name)] = true
-			if err := withFile(name, take); err != nil {
-				trouble(name, "cannot be read: "+cause(err).Error())
+			if err := withFile(name, use); err != nil {
+				report(name, "cannot be read: "+cause(err).Error())
 			}
 		}
 	}
@@ -158,15 +158,15 @@ func hasExtension(base string) bool {
 	return extension == ".yaml" || extension == ".yml"
 }
 
-// withFile calls take with the content of a file. Of a file with more than maxFileSize bytes, take receives
+// withFile calls use with the content of a file. Of a file with more than maxFileSize bytes, use receives
 // one byte more than maxFileSize, so that parse rejects it.
-func withFile(name string, take func(name string, content io.Reader) error) error {
+func withFile(name string, use func(name string, content io.Reader) error) error {
 	f, err := os.Open(name)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return take(name, io.LimitReader(f, maxFileSize+1))
+	return use(name, io.LimitReader(f, maxFileSize+1))
 }
 
 // cause returns err without the path, because the Problem already has the path.

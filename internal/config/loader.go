@@ -63,7 +63,7 @@ func NewLoader(o Options) *Loader {
 // Load does what the function Load does, but parses and compiles only changed files and domains.
 func (l *Loader) Load(paths []string) (*limiter.Snapshot, Problems) {
 	s := l.read(read(paths))
-	defer l.tidy(s)
+	defer l.evict(s)
 	return l.compiler(s).compile(s.docs, s.files)
 }
 
@@ -117,7 +117,7 @@ func (l *Loader) read(files []File, problems Problems) *source {
 	}
 	l.parts = make(map[string]*part, len(parts))
 	for _, p := range parts {
-		s.take(p)
+		s.add(p)
 		if s.cached {
 			l.parts[p.file.Name] = p
 		}
@@ -125,8 +125,8 @@ func (l *Loader) read(files []File, problems Problems) *source {
 	return s
 }
 
-// take adds the part p to s.
-func (s *source) take(p *part) {
+// add adds the part p to s.
+func (s *source) add(p *part) {
 	s.problems = append(s.problems, p.problems...)
 	s.mistakes += p.mistakes
 	s.incomplete = s.incomplete || p.incomplete
@@ -261,8 +261,8 @@ func (l *Loader) refill(docs []*document) {
 	}, func(*part) {})
 }
 
-// tidy ends a Load. It releases the memory that only a Load needs.
-func (l *Loader) tidy(s *source) {
+// evict ends a Load. It releases the memory that only a Load needs.
+func (l *Loader) evict(s *source) {
 	there := make(map[string]bool, len(l.built))
 	for _, d := range s.docs {
 		there[d.Domain.value] = true

@@ -78,8 +78,8 @@ func unread(t *rapid.T) Problems {
 	return Problems{{File: "f9.yaml", Message: "cannot be read"}}
 }
 
-// fresh returns the source that a first Load would parse.
-func fresh(files []File, problems Problems, o *Options) *source {
+// compiledAnew returns the source that a first Load would parse.
+func compiledAnew(files []File, problems Problems, o *Options) *source {
 	s := parseAll(files, o)
 	for _, p := range problems {
 		s.incomplete = true
@@ -111,8 +111,8 @@ func TestAPartialLoadEqualsAFullLoad(t *testing.T) {
 			problems := unread(t)
 			read := l.read(files, problems)
 			got, reported := l.compiler(read).compile(read.docs, read.files)
-			l.tidy(read)
-			want, wantReported := fresh(files, problems, &o).compile(o)
+			l.evict(read)
+			want, wantReported := compiledAnew(files, problems, &o).compile(o)
 			same(t, step, got, want, reported, wantReported)
 		}
 	})
@@ -130,8 +130,8 @@ func TestAPartialReloadIsolatesLikeAFullOne(t *testing.T) {
 			problems := unread(t)
 			read := k.loader.read(files, problems)
 			got, reported, stale := k.compile(read)
-			k.loader.tidy(read)
-			want, wantReported, wantStale := plain.compile(fresh(files, problems, &o))
+			k.loader.evict(read)
+			want, wantReported, wantStale := plain.compile(compiledAnew(files, problems, &o))
 			same(t, step, got, want, reported, wantReported)
 			if !slices.Equal(stale, wantStale) {
 				t.Fatalf("step %d: stale %q, want %q", step, stale, wantStale)
@@ -140,8 +140,8 @@ func TestAPartialReloadIsolatesLikeAFullOne(t *testing.T) {
 	})
 }
 
-// TestLargeFilesGiveTheSameConfiguration checks that files too large to be in memory all at once yield the same configuration.
-// Domains are in one file, in several, and have names that are hard to find.
+// TestLargeFilesGiveTheSameConfiguration checks that files too large to be in memory all at once yield the
+// same configuration. Domains are in one file, in several, and have names that are hard to find.
 func TestLargeFilesGiveTheSameConfiguration(t *testing.T) {
 	var files []File
 	for i := range 40 {
@@ -160,7 +160,7 @@ func TestLargeFilesGiveTheSameConfiguration(t *testing.T) {
 		t.Helper()
 		read := l.read(files, nil)
 		got, reported := l.compiler(read).compile(read.docs, read.files)
-		l.tidy(read)
+		l.evict(read)
 		want, wantReported := Compile(files, Options{})
 		if !slices.Equal(reported, wantReported) || !reflect.DeepEqual(got, want) {
 			t.Fatalf("%v, want %v", reported, wantReported)
@@ -196,7 +196,7 @@ func TestAChangedFileIsParsedAlone(t *testing.T) {
 	load := func() *limiter.Snapshot {
 		t.Helper()
 		read := l.read(files, nil)
-		defer l.tidy(read)
+		defer l.evict(read)
 		s, reported := l.compiler(read).compile(read.docs, read.files)
 		if s == nil {
 			t.Fatal(reported)
@@ -238,7 +238,7 @@ func TestAChangedFileOfADomainIsCompiledAlone(t *testing.T) {
 	load := func(parsed int) *limiter.Domain {
 		t.Helper()
 		read := l.read(files, nil)
-		defer l.tidy(read)
+		defer l.evict(read)
 		s, reported := l.compiler(read).compile(read.docs, read.files)
 		want, wantReported := Compile(files, Options{})
 		if s == nil || !slices.Equal(reported, wantReported) || !reflect.DeepEqual(s, want) {
@@ -280,7 +280,7 @@ func TestDomainsThatAreGoneAreNotKept(t *testing.T) {
 		if s, problems := l.compiler(read).compile(read.docs, read.files); s == nil {
 			t.Fatal(problems)
 		}
-		l.tidy(read)
+		l.evict(read)
 	}
 	if len(l.built) != 1 || len(l.parts) != 1 {
 		t.Errorf("%d domains and %d files are kept, want one of each", len(l.built), len(l.parts))

@@ -48,7 +48,7 @@ func (d *document) isPlain() bool {
 
 // merge compiles the new documents of d and combines them with the unchanged blocks of the domain's last
 // version. It returns nil if there is no last version, or if the result could differ from the result of
-// compiler.whole.
+// compiler.compileDomain.
 func (c *compiler) merge(d *domain) *built {
 	if c.loader == nil || c.full || c.incomplete || d.Name == "" {
 		return nil

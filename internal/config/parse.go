@@ -33,9 +33,9 @@ type budget struct {
 	all  *budget      // the larger budget that this one is a part of, or nil
 }
 
-// spend consumes n nodes, and reports whether the budget had that many.
-func (b *budget) spend(n int) bool {
-	there := b.all == nil || b.all.spend(n)
+// consume consumes n nodes, and reports whether the budget had that many.
+func (b *budget) consume(n int) bool {
+	there := b.all == nil || b.all.consume(n)
 	return b.left.Add(-int64(n)) >= 0 && there
 }
 
@@ -97,7 +97,7 @@ func parse(f File, r *report, nodes *budget) (docs []*document) {
 	for _, root := range roots {
 		if !isNull(root) {
 			d, before := &document{at: p.at(root)}, p.mistakes
-			d.doubtful = !p.object(root, "the file", d)
+			d.incomplete = !p.object(root, "the file", d)
 			d.bad = p.mistakes > before || p.nodes.usedUp()
 			docs = append(docs, d)
 		}
@@ -153,19 +153,19 @@ func (p *parser) enter(n *yaml.Node) bool {
 		p.mistake(p.at(n), "nested more than %d levels deep; make it flatter", maxDepth)
 		return false
 	}
-	if !p.spend(n, len(n.Content)+1) {
+	if !p.consume(n, len(n.Content)+1) {
 		return false
 	}
 	p.depth++
 	return true
 }
 
-// spend counts a number of nodes at n against the budget, and reports whether the budget allows them.
-func (p *parser) spend(n *yaml.Node, nodes int) bool {
+// consume counts a number of nodes at n against the budget, and reports whether the budget allows them.
+func (p *parser) consume(n *yaml.Node, nodes int) bool {
 	if p.nodes.usedUp() { // the mistake has been reported already
 		return false
 	}
-	if !p.nodes.spend(nodes) {
+	if !p.nodes.consume(nodes) {
 		p.mistake(p.at(n), "the configuration has more than %d YAML nodes, with aliases followed; make it smaller", p.nodes.most)
 		return false
 	}
@@ -236,7 +236,7 @@ func (p *parser) entries(n *yaml.Node, subject string, anyKey bool) (list []entr
 	}
 	for _, i := range merges {
 		merged := p.merged(n.Content[i+1], anyKey)
-		if !p.spend(n, len(merged)) {
+		if !p.consume(n, len(merged)) {
 			return nil
 		}
 		for _, e := range merged {

@@ -108,13 +108,13 @@ func TestSchemaAcceptsGoodFiles(t *testing.T) {
 func TestSchemaRefusesBadFiles(t *testing.T) {
 	s := compileSchema(t)
 	for _, f := range fixtures(t, ".bad.yaml") {
-		cannotTell := strings.HasPrefix(string(f.Data), "# A schema cannot tell.\n")
+		beyondSchema := strings.HasPrefix(string(f.Data), "# A schema cannot tell.\n")
 		if strings.HasPrefix(f.Name, "alias-") || f.Name == "metadata.bad.yaml" {
 			continue // these have no form in JSON either
 		}
 		err := validate(s, f)
-		if refused := err != nil; refused == cannotTell {
-			t.Errorf("%s: refused %t (%v), but its first line says that a schema cannot tell: %t", f.Name, refused, err, cannotTell)
+		if refused := err != nil; refused == beyondSchema {
+			t.Errorf("%s: refused %t (%v), but its first line says that a schema cannot tell: %t", f.Name, refused, err, beyondSchema)
 		}
 	}
 }

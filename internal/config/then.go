@@ -95,7 +95,7 @@ func (c *compiler) payerAt(d *domain, one *descriptor, where path, name text, l 
 	q := *t.draft
 	q.Place, q.more.Named, q.more.Metadata = name.at.shown(), false, one.Metadata.value
 	q.StatKey = d.Name + "." + where.name() + "#" + q.Name
-	c.apart(d, where, &q, true)
+	c.identifyBuckets(d, where, &q, true)
 	switch {
 	case one.Shadow.value:
 		c.mistake(one.Shadow.at, thenCombination+"shadow_mode: limit %q has then, and here it would deny nothing; remove one", name.value)
@@ -123,7 +123,7 @@ func (c *compiler) checkPayers(d *domain) {
 			c.mistake(l.then.at, "then: no descriptor uses limit %q, so that hash_tag does not determine the slot of its buckets; use \"hash_tag: domain\"", name)
 		}
 	}
-	for _, name := range d.met {
+	for _, name := range d.referenced {
 		if l := pays[name.value]; l != nil {
 			c.mistake(name.at, "limit %q pays for another limit (then at %s), so that a descriptor cannot use it as well: a request could charge it twice; remove one", name.value, l.then.at)
 		}

@@ -85,7 +85,7 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 		if one.Key.stated() {
 			at = one.Key.at
 		}
-		if one.Key.value == "" && (one.Key.ok || !one.Key.stated() && !one.doubtful) {
+		if one.Key.value == "" && (one.Key.ok || !one.Key.stated() && !one.incomplete) {
 			c.mistake(at, "descriptor has empty key; write \"key: NAME\"")
 		}
 		s := c.step(one)
@@ -144,7 +144,7 @@ func (c *compiler) place(d *domain, one *descriptor, where path, node *descripto
 			}
 			c.useAt(d, one, where, node, &p, true, nil)
 			c.sameSlot(d, l, name, &p)
-			d.met = append(d.met, name)
+			d.referenced = append(d.referenced, name)
 		}
 	}
 	if one.MaxOverride.ok {
@@ -205,7 +205,7 @@ func (c *compiler) useAt(d *domain, one *descriptor, where path, node *descripto
 			p.more.StatValues = append(p.more.StatValues, i)
 		}
 	}
-	c.apart(d, where, p, named)
+	c.identifyBuckets(d, where, p, named)
 	if p.Whole && sharedToo {
 		c.warn(one.at, "share_threshold has no effect here: above it is a key with \"*\", which gives each value its own bucket")
 	}

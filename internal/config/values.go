@@ -346,7 +346,7 @@ func (o *oneLimit) read(p *parser, key string, n *yaml.Node) {
 // limit reads a limit. subject is its name in messages.
 func (p *parser) limit(n *yaml.Node, subject string) *limit {
 	l, before := &limit{at: p.at(n)}, p.mistakes
-	l.doubtful = !p.object(n, subject, l)
+	l.incomplete = !p.object(n, subject, l)
 	l.broken = p.mistakes > before
 	return l
 }
@@ -392,7 +392,7 @@ func (d *descriptorList) read(p *parser, key string, n *yaml.Node) {
 	var list []*descriptor
 	p.each(key, n, func(item *yaml.Node) {
 		one := &descriptor{at: p.at(item)}
-		one.doubtful = !p.object(item, "a descriptor", one)
+		one.incomplete = !p.object(item, "a descriptor", one)
 		list = append(list, one)
 	})
 	d.set(p, n, list, true)
@@ -402,7 +402,7 @@ func (r *replacements) read(p *parser, key string, n *yaml.Node) {
 	var list []*replacement
 	p.each(key, n, func(item *yaml.Node) {
 		one := &replacement{at: p.at(item)}
-		one.doubtful = !p.object(item, "an item of "+key, one)
+		one.incomplete = !p.object(item, "an item of "+key, one)
 		list = append(list, one)
 	})
 	r.set(p, n, list, true)

@@ -15,11 +15,11 @@ import (
 )
 
 const (
-	// quiet is how long no event must occur before the files are read. An editor or a kubelet makes several
+	// settleDelay is how long no event must occur before the files are read. An editor or a kubelet makes several
 	// changes for one update.
-	quiet = 100 * time.Millisecond
-	// patience is the longest delay of a read while files keep changing.
-	patience = time.Second
+	settleDelay = 100 * time.Millisecond
+	// maxDelay is the longest delay of a read while files keep changing.
+	maxDelay = time.Second
 	// poll is the interval at which the files are read without an event, because some file systems report no
 	// events.
 	poll = 30 * time.Second
@@ -113,8 +113,8 @@ func concerns(paths []string) func(name string) bool {
 	}
 }
 
-// settle calls check when no event has occurred for the time quiet, when events have continued for the time
-// patience, and at every poll. It returns when ctx ends.
+// settle calls check when no event has occurred for the time settleDelay, when events have continued for the time
+// maxDelay, and at every poll. It returns when ctx ends.
 func settle(ctx context.Context, events <-chan struct{}, check func()) {
 	var first time.Time // when the first unhandled event occurred
 	timer := time.NewTimer(poll)
@@ -127,7 +127,7 @@ func settle(ctx context.Context, events <-chan struct{}, check func()) {
 			if first.IsZero() {
 				first = time.Now()
 			}
-			timer.Reset(min(quiet, patience-time.Since(first)))
+			timer.Reset(min(settleDelay, maxDelay-time.Since(first)))
 		case <-timer.C:
 			first = time.Time{}
 			check()

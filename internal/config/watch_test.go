@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// seen runs Watch on paths. next waits for the next change, and fails the test if none comes in time. none
+// watched runs Watch on paths. next waits for the next change, and fails the test if none comes in time. none
 // fails the test if a change comes.
-func seen(t *testing.T, paths ...string) (next func(subject string), none func(subject string)) {
+func watched(t *testing.T, paths ...string) (next func(subject string), none func(subject string)) {
 	t.Helper()
 	changes := make(chan struct{}, 100)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -41,7 +41,7 @@ func seen(t *testing.T, paths ...string) (next func(subject string), none func(s
 		select {
 		case <-changes:
 			t.Fatalf("%s: counted as a change", subject)
-		case <-time.After(3 * quiet):
+		case <-time.After(3 * settleDelay):
 		}
 	}
 	return next, none
@@ -65,7 +65,7 @@ func TestWatchSeesEditsOfAFolder(t *testing.T) {
 	folder := t.TempDir()
 	a, b := filepath.Join(folder, "a.yaml"), filepath.Join(folder, "b.yaml")
 	write(t, a, "domain: a")
-	next, none := seen(t, folder)
+	next, none := watched(t, folder)
 	write(t, a, "domain: b")
 	next("an edit in place")
 	write(t, a, "domain: b")
@@ -86,7 +86,7 @@ func TestWatchSeesAFileThatIsReplaced(t *testing.T) {
 	folder := t.TempDir()
 	name := filepath.Join(folder, "limits")
 	write(t, name, "domain: a")
-	next, none := seen(t, name)
+	next, none := watched(t, name)
 	for _, content := range []string{"domain: b", "domain: c"} {
 		write(t, name+".new", content)
 		must(t, os.Rename(name+".new", name))
@@ -112,7 +112,7 @@ func TestWatchNoticesAnUpdatedConfigMap(t *testing.T) {
 	must(t, os.Symlink(filepath.Join("..data", "a.yaml"), filepath.Join(folder, "a.yaml")))
 	for name, path := range map[string]string{"folder": folder, "file": filepath.Join(folder, "a.yaml")} {
 		t.Run(name, func(t *testing.T) {
-			next, _ := seen(t, path)
+			next, _ := watched(t, path)
 			version("..2026_02"+name, "domain: b"+name)
 			next("the first turn")
 			must(t, os.RemoveAll(filepath.Join(folder, "..2026_02")))
@@ -135,7 +135,7 @@ func TestWatchSeesAFolderReplaced(t *testing.T) {
 	t.Run("by a link", func(t *testing.T) {
 		link := filepath.Join(root, "current")
 		must(t, os.Symlink("1", link))
-		next, _ := seen(t, filepath.Join(link, "config"))
+		next, _ := watched(t, filepath.Join(link, "config"))
 		must(t, os.Symlink("2", link+".new"))
 		must(t, os.Rename(link+".new", link))
 		next("a link turned above the folder")
@@ -144,7 +144,7 @@ func TestWatchSeesAFolderReplaced(t *testing.T) {
 	})
 	t.Run("by another folder", func(t *testing.T) {
 		folder := filepath.Join(root, "1", "config")
-		next, _ := seen(t, folder)
+		next, _ := watched(t, folder)
 		must(t, os.Rename(folder, folder+".old"))
 		next("a folder moved away")
 		must(t, os.Mkdir(folder, 0o700))
@@ -206,7 +206,7 @@ func TestWatchSeesTheReferenceLayout(t *testing.T) {
 	}
 	current := filepath.Join(root, "current")
 	must(t, os.Symlink("v1", current))
-	next, _ := seen(t, filepath.Join(current, "config", "**"))
+	next, _ := watched(t, filepath.Join(current, "config", "**"))
 	write(t, filepath.Join(current, "config", "sub", "limits"), "domain: edited")
 	next("an edit in place")
 	must(t, os.Symlink("v2", current+".new"))

@@ -9,8 +9,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// planted returns a Tree of paths key[=value],… Paths that end in "!" have a limit.
-func planted(tb fataler, paths ...string) *Tree {
+// treeOf returns a Tree of paths key[=value],… Paths that end in "!" have a limit.
+func treeOf(tb fataler, paths ...string) *Tree {
 	t := &Tree{}
 	for _, path := range paths {
 		path, limited := strings.CutSuffix(path, "!")
@@ -26,7 +26,7 @@ func planted(tb fataler, paths ...string) *Tree {
 }
 
 func TestExplainShowsStepsAndMisses(t *testing.T) {
-	tree := planted(t, "user!", "path=/login!", "path=/login,address!", "path=/signup", "path=/static/*!", "path=*.png!", "path!",
+	tree := treeOf(t, "user!", "path=/login!", "path=/login,address!", "path=/signup", "path=/static/*!", "path=*.png!", "path!",
 		"country,address=1*,port!", "file^=/a/!", "file^=/a/b!", "file$=.png!", "file~=/x/[0-9]+!", "country,port!", "any*!", "dead,end", "dead=*!", "dead=x")
 	for _, test := range []struct{ descriptor, steps, miss string }{
 		{"user=bob", "user any", ""},
@@ -78,7 +78,7 @@ func TestExplainShowsStepsAndMisses(t *testing.T) {
 }
 
 func TestNearestFirstAndAtMostFive(t *testing.T) {
-	tree := planted(t, "path=/login!", "path=/logout", "path=/logs", "path=/a", "path=/b", "path=/lo*in/x", "path=/\xff")
+	tree := treeOf(t, "path=/login!", "path=/logout", "path=/logs", "path=/a", "path=/b", "path=/lo*in/x", "path=/\xff")
 	x := tree.Explain([]Entry{{"path", "/logn"}})
 	const want = `value "/logn" of path: matches no value at this level; the values are /login, /logs, /logout, /\xff, /a and 2 more`
 	if got := x.Miss.String(); got != want {
@@ -106,7 +106,7 @@ func TestExplainAgreesWithMatch(t *testing.T) {
 			}
 			paths = append(paths, path)
 		}
-		tree := planted(t, paths...)
+		tree := treeOf(t, paths...)
 		var entries []Entry
 		for range rapid.IntRange(0, 4).Draw(t, "entries") {
 			entries = append(entries, Entry{key.Draw(t, "key"), value.Draw(t, "value")})

@@ -97,16 +97,16 @@ type Possible struct {
 	Known      bool
 }
 
-// CouldMeet reports whether a descriptor with these entries could match a policy. If the tree has patterns
+// CouldMatch reports whether a descriptor with these entries could match a policy. If the tree has patterns
 // with "*" or regular expressions, it may return true for entries that cannot match.
-func (t *Tree) CouldMeet(entries []Possible) bool {
-	return len(entries) > 0 && t.root.couldMeet(entries)
+func (t *Tree) CouldMatch(entries []Possible) bool {
+	return len(entries) > 0 && t.root.couldMatch(entries)
 }
 
-func (at *level) couldMeet(entries []Possible) bool {
+func (at *level) couldMatch(entries []Possible) bool {
 	e, rest := &entries[0], entries[1:]
 	leads := func(n *Node) bool {
-		return n != nil && (len(rest) == 0 && len(n.Policies) > 0 || len(rest) > 0 && n.next.couldMeet(rest))
+		return n != nil && (len(rest) == 0 && len(n.Policies) > 0 || len(rest) > 0 && n.next.couldMatch(rest))
 	}
 	wild := func(w wildcard) bool { return leads(w.node) }
 	t := at.tables()

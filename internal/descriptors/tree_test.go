@@ -56,8 +56,8 @@ func grow(tb testing.TB, patterns ...string) *Tree {
 	return tree
 }
 
-// met returns the name of the policy that a descriptor matches, or "" for none.
-func met(tb testing.TB, tree *Tree, descriptor string) string {
+// matchedName returns the name of the policy that a descriptor matches, or "" for none.
+func matchedName(tb testing.TB, tree *Tree, descriptor string) string {
 	tb.Helper()
 	entries, err := Parse(descriptor)
 	if err != nil {
@@ -123,7 +123,7 @@ func TestMatch(t *testing.T) {
 	} {
 		tree := grow(t, c.patterns...)
 		for descriptor, want := range c.want {
-			if got := met(t, tree, descriptor); got != want {
+			if got := matchedName(t, tree, descriptor); got != want {
 				t.Errorf("%s: %s matches %s, want %s", c.what, descriptor, got, want)
 			}
 		}
@@ -233,7 +233,8 @@ func (p *plain) match(entries []Entry) *Policy {
 	return nil
 }
 
-// TestEachPatternHasOneNode adds patterns of every kind twice: a configuration that states a place twice must be refused.
+// TestEachPatternHasOneNode adds patterns of every kind twice: a configuration that states a place twice must
+// be refused.
 func TestEachPatternHasOneNode(t *testing.T) {
 	tree := &Tree{}
 	for _, text := range []string{"a", "a=b", "a^=b", "a$=b", "a~=b+", "a=b*", "a*=b"} {

@@ -20,14 +20,14 @@ func TestAnswersWithoutRoomAreForgotten(t *testing.T) {
 		c := dial(t, serve(t, &echo{store: newSlowStore(0)}),
 			http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		for range 2 { // these answers fill all the room
-			c.ask("long " + strconv.Itoa(maxStuck/2-prefixLen))
+			c.send("long " + strconv.Itoa(maxStalled/2-prefixLen))
 			c.flush()
 			synctest.Wait()
 		}
 		for range maxStreams / 1024 {
 			var last uint32
 			for range 1024 {
-				last = c.ask("m")
+				last = c.send("m")
 			}
 			go func() { _ = c.write() }()
 			for id := last - 2*1023; id <= last; id += 2 {
@@ -55,7 +55,7 @@ func TestTooManyPingsEndTheConnection(t *testing.T) {
 				c.must("m", "m")
 				c.ping(0) // pings that are allowed after the answer
 				c.ping(0) // the first ping
-				for range pingStrikes {
+				for range maxEarlyPings {
 					if wait {
 						c.ping(0)
 					} else {
@@ -64,7 +64,7 @@ func TestTooManyPingsEndTheConnection(t *testing.T) {
 				}
 				_ = c.to.WritePing(false, [8]byte{})
 				c.flush()
-				if code := c.ends(); code != http2.ErrCodeEnhanceYourCalm {
+				if code := c.readToEnd(); code != http2.ErrCodeEnhanceYourCalm {
 					t.Errorf("%v", code)
 				}
 			})
@@ -92,7 +92,7 @@ func TestGOAWAYNeverRaisesTheLastStream(t *testing.T) {
 			switch f := f.(type) {
 			case *http2.PingFrame:
 				_ = c.to.WritePing(true, f.Data)
-				c.ask("ignored")
+				c.send("ignored")
 				_ = c.to.WriteData(0, false, nil) // this frame ends the connection with an error
 				c.flush()
 			case *http2.GoAwayFrame:
@@ -120,7 +120,7 @@ func TestAPanicDeniesOneRequest(t *testing.T) {
 					m.store = store()
 					c := dial(t, serve(t, m))
 					for range 5 {
-						before, bad, after := c.ask("before"), c.ask("panic in "+f), c.ask("after")
+						before, bad, after := c.send("before"), c.send("panic in "+f), c.send("after")
 						c.flush()
 						for id, want := range map[uint32]string{before: "before", bad: "denied", after: "after"} {
 							if f == "Submit" {
@@ -146,7 +146,7 @@ func TestAPanicAboutALateRequestDenies(t *testing.T) {
 	slow(t, func(t *testing.T, m *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 		s.delay.Store(int64(20 * ms))
 		for range 4 { // two are in flight, two wait
-			bad, late := c.ask("panic in Finish"), c.ask("late")
+			bad, late := c.send("panic in Finish"), c.send("late")
 			c.flush()
 			synctest.Wait()
 			defer func() {

@@ -42,7 +42,7 @@ func newHandedOver() handedOver {
 func (s handedOver) Submit(b *backend.Batch) { s <- b }
 
 // allocates sends batches of 16 requests, and compares their allocations with most.
-func allocates(t *testing.T, config Config, apart string, most float64) {
+func allocates(t *testing.T, config Config, field string, most float64) {
 	t.Helper()
 	config.Path, config.Others = path, http.HandlerFunc(others)
 	s := New(config)
@@ -54,7 +54,7 @@ func allocates(t *testing.T, config Config, apart string, most float64) {
 	}()
 	c := &client{t: t}
 	c.to = http2.NewFramer(&c.out, nil)
-	c.encoder, c.next, c.apart = hpack.NewEncoder(&c.block), 1, apart
+	c.encoder, c.next, c.notIndexed = hpack.NewEncoder(&c.block), 1, field
 	<-nc.out
 	nc.in <- []byte(http2.ClientPreface)
 	_ = c.to.WriteSettings()
@@ -64,7 +64,7 @@ func allocates(t *testing.T, config Config, apart string, most float64) {
 	c.out.Reset()
 	batch := func() []byte {
 		for range 16 {
-			c.ask("question")
+			c.send("question")
 		}
 		b := append([]byte(nil), c.out.Bytes()...)
 		c.out.Reset()
@@ -75,18 +75,18 @@ func allocates(t *testing.T, config Config, apart string, most float64) {
 	for range runs + 10 {
 		batches = append(batches, batch())
 	}
-	ask := func() int {
+	send := func() int {
 		nc.in <- batches[0]
 		batches = batches[1:]
 		return <-nc.out
 	}
-	first := ask()
+	first := send()
 	for range 5 {
-		if n := ask(); n < 16*9 || n > first {
+		if n := send(); n < 16*9 || n > first {
 			t.Fatalf("answered in %d bytes", n)
 		}
 	}
-	if allocs := testing.AllocsPerRun(runs, func() { ask() }); allocs > most+0.5 { // the goroutine that checks timeouts may run in between
+	if allocs := testing.AllocsPerRun(runs, func() { send() }); allocs > most+0.5 { // the goroutine that checks timeouts may run in between
 		t.Errorf("%v allocations for 16 requests", allocs)
 	}
 }

@@ -52,7 +52,7 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 			s = &stream{id: id, ended: true}
 			c.open[id] = s
 		}
-		c.getStuck(s, rest, plainBlocks.trailers)
+		c.sendOrStall(s, rest, plainBlocks.trailers)
 		return
 	}
 	c.out[data], c.out[data+1], c.out[data+2] = byte(n>>16), byte(n>>8), byte(n)
@@ -69,7 +69,7 @@ func (c *conn) over(s *stream) {
 		return
 	}
 	if s.state != stuck {
-		s.state = coming // drop then has nothing to cancel
+		s.state = incomplete // drop then has nothing to cancel
 	}
 	c.drop(s)
 	if s.ended {
@@ -79,10 +79,10 @@ func (c *conn) over(s *stream) {
 	}
 }
 
-// getStuck keeps DATA that does not fit into one frame and the client's windows. It keeps the trailers, too,
+// sendOrStall keeps DATA that does not fit into one frame and the client's windows. It keeps the trailers, too,
 // until both can be sent.
-func (c *conn) getStuck(s *stream, rest, tail []byte) {
-	if c.stuck += len(rest); c.stuck > min(maxStuck, c.allowance()) {
+func (c *conn) sendOrStall(s *stream, rest, tail []byte) {
+	if c.stuck += len(rest); c.stuck > min(maxStalled, c.allowance()) {
 		c.stuck -= len(rest)
 		c.abort(s.id, http2.ErrCodeEnhanceYourCalm)
 		return
@@ -102,7 +102,7 @@ func (c *conn) enqueue(s *stream) {
 	}
 }
 
-// push sends as much of the stuck answers as the client's windows allow, oldest first.
+// push sends as much of the stalled answers as the client's windows allow, oldest first.
 func (c *conn) push() {
 	for len(c.stalled) > 0 && (c.window > 0 || len(c.stalled[0].rest) == 0) {
 		s := c.stalled[0]
@@ -140,15 +140,15 @@ func (c *conn) dequeue(s *stream) {
 	c.stalled = slices.Delete(c.stalled, at, at+1)
 }
 
-// hold delays the answer to request i of o. c.mu is held.
-func (c *conn) hold(o *operation, i int) {
+// delay delays the answer to request i of o. c.mu is held.
+func (c *conn) delay(o *operation, i int) {
 	answer, status := c.encode(nil, o.batch, i)
 	id, s, arrived := o.requests[i].id, o.requests[i].stream, o.arrived
 	if s == nil {
 		s = &stream{id: id, ended: true}
 		c.open[id] = s
 	}
-	s.state = holding
+	s.state = delayed
 	s.stop = c.server.config.Method.Later(o.requests[i].delay, func() {
 		c.mu.Lock()
 		if c.open[id] != s || c.closed {

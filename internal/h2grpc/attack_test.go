@@ -76,7 +76,7 @@ func TestAttacks(t *testing.T) {
 					}
 				}()
 				start := time.Now()
-				if code := c.ends(); code != http2.ErrCodeEnhanceYourCalm {
+				if code := c.readToEnd(); code != http2.ErrCodeEnhanceYourCalm {
 					t.Errorf("ended with %v", code)
 				}
 				if took := time.Since(start); took > 2*time.Second {
@@ -112,7 +112,7 @@ func TestBrokenFrames(t *testing.T) {
 				x.must("before", "before")
 				c.write(x)
 				x.flush()
-				if code := x.ends(); code != c.code {
+				if code := x.readToEnd(); code != c.code {
 					t.Errorf("%v, want %v", code, c.code)
 				}
 			})
@@ -156,7 +156,7 @@ func TestAClientThatDoesNotReadIsDisconnected(t *testing.T) {
 		go func() {
 			defer close(done)
 			for ; ; sent++ {
-				c.ask("long 10000")
+				c.send("long 10000")
 				_ = c.to.WriteWindowUpdate(0, 20_000)
 				if c.write() != nil {
 					return
@@ -183,14 +183,14 @@ func TestHalfOpenConnectionsAreClosed(t *testing.T) {
 		}
 		start := time.Now()
 		left(silent)
-		if took := time.Since(start); took < greeting || took > greeting+2*time.Second {
+		if took := time.Since(start); took < handshakeTimeout || took > handshakeTimeout+2*time.Second {
 			t.Errorf("a silent client: %v", took)
 		}
 		c := dial(t, l)
 		_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.fields()})
 		c.flush()
 		start = time.Now()
-		if code := c.ends(); code != http2.ErrCodeEnhanceYourCalm {
+		if code := c.readToEnd(); code != http2.ErrCodeEnhanceYourCalm {
 			t.Errorf("an incomplete header block: %v", code)
 		}
 		if took := time.Since(start); took < blockTimeout || took > blockTimeout+2*time.Second {
@@ -251,7 +251,7 @@ func TestTooManyStreamsAreRefused(t *testing.T) {
 				c.flush()
 			}
 		}
-		over := c.ask("m")
+		over := c.send("m")
 		c.flush()
 		if r := c.answer(over); r.reset == nil || *r.reset != http2.ErrCodeRefusedStream {
 			t.Errorf("%+v", r)
@@ -338,17 +338,17 @@ func TestWindowsThatStayShutAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})
 		const size = 1 << 20
-		fit := maxStuck / (size + prefixLen)
+		fit := maxStalled / (size + prefixLen)
 		for range fit {
-			c.ask("long " + strconv.Itoa(size))
+			c.send("long " + strconv.Itoa(size))
 		}
-		over := c.ask("long " + strconv.Itoa(size))
+		over := c.send("long " + strconv.Itoa(size))
 		c.flush()
 		if r := c.answer(over); r.reset == nil || *r.reset != http2.ErrCodeEnhanceYourCalm {
 			t.Errorf("%+v", r)
 		}
 		_ = c.to.WriteRSTStream(1, http2.ErrCodeCancel)
-		again := c.ask("long " + strconv.Itoa(size))
+		again := c.send("long " + strconv.Itoa(size))
 		_ = c.to.WriteWindowUpdate(0, 1<<30)
 		_ = c.to.WriteWindowUpdate(again, 1<<30)
 		c.flush()
@@ -394,7 +394,7 @@ func TestFramesThatConcernAllStreamsCostMore(t *testing.T) {
 			}
 			taken++
 		}
-		if most := 2 * calm * streamsLookedAt / (maxStreams / 2); taken > most {
+		if most := 2 * calm * streamsChecked / (maxStreams / 2); taken > most {
 			t.Errorf("%d frames were accepted", taken)
 		}
 	})

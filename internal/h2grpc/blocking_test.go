@@ -114,14 +114,14 @@ func certificates(t *testing.T) (client, server *tls.Config) {
 // If one client does not read, the server must still serve and check the other connections.
 func TestAClientThatDoesNotReadDelaysNobody(t *testing.T) {
 	eachTransport(t, func(t *testing.T, _ *Server, dial func() *client) { //nolint:thelper // it is the test
-		stubborn := dial() // this client reads nothing from now on
-		stubborn.open(stubborn.fields("grpc-timeout", "1S"))
-		stubborn.flush()
+		notReading := dial() // this client reads nothing from now on
+		notReading.open(notReading.fields("grpc-timeout", "1S"))
+		notReading.flush()
 		began := time.Now()
 		other := dial()
 		_ = other.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: other.fields()})
 		other.flush()
-		if code := other.ends(); code != http2.ErrCodeEnhanceYourCalm {
+		if code := other.readToEnd(); code != http2.ErrCodeEnhanceYourCalm {
 			t.Errorf("an incomplete header block: %v", code)
 		}
 		if took := time.Since(began); took < blockTimeout || took > blockTimeout+2*time.Second {
@@ -129,7 +129,7 @@ func TestAClientThatDoesNotReadDelaysNobody(t *testing.T) {
 		}
 		time.Sleep(writeTimeout)
 		synctest.Wait()
-		if _, err := stubborn.nc.Write([]byte{0}); err == nil {
+		if _, err := notReading.nc.Write([]byte{0}); err == nil {
 			t.Error("the client that does not read is still connected")
 		}
 	})
@@ -205,10 +205,10 @@ func TestAFullSocketDelaysNobody(t *testing.T) {
 		}
 		_ = nc.(*net.TCPConn).SetReadBuffer(1)
 		_ = nc.SetDeadline(time.Now().Add(time.Minute))
-		return greet(t, nc)
+		return handshake(t, nc)
 	}
-	stubborn := connect()
-	stubborn.must("m", "m") // this client reads nothing from now on
+	notReading := connect()
+	notReading.must("m", "m") // this client reads nothing from now on
 	attacked := s.all()[0]
 	full := func() bool {
 		attacked.mu.Lock()
@@ -220,9 +220,9 @@ func TestAFullSocketDelaysNobody(t *testing.T) {
 			t.Fatal("the socket does not become full")
 		}
 		for range 1000 {
-			stubborn.open(stubborn.fields("grpc-timeout", "1n"))
+			notReading.open(notReading.fields("grpc-timeout", "1n"))
 		}
-		stubborn.flush()
+		notReading.flush()
 	}
 	other := connect()
 	for range 3 {

@@ -26,9 +26,9 @@ type scale struct {
 	unit time.Duration // the time for each 256 of weight, rounded up
 
 	mu        sync.Mutex
-	held      int // the weight of all requests that are decoded and not reset
+	decoded   int // the weight of all requests that are decoded and not reset
 	submitted int // the weight of all requests that are submitted and not done
-	most      struct{ held, submitted, batch int }
+	most      struct{ decoded, submitted, batch int }
 	free      time.Time // the time at which the Store will be idle
 	batches   int
 }
@@ -47,13 +47,13 @@ func (b *scaleBatch) Add(message []byte, arrived time.Time, left time.Duration, 
 	b.weight += w
 	b.scale.mu.Lock()
 	defer b.scale.mu.Unlock()
-	b.scale.held += w
-	b.scale.most.held = max(b.scale.most.held, b.scale.held)
+	b.scale.decoded += w
+	b.scale.most.decoded = max(b.scale.most.decoded, b.scale.decoded)
 }
 
 func (b *scaleBatch) Reset() {
 	b.scale.mu.Lock()
-	b.scale.held -= b.weight
+	b.scale.decoded -= b.weight
 	b.scale.mu.Unlock()
 	b.weight = 0
 	b.echoBatch.Reset()
@@ -118,13 +118,13 @@ func (b *scaleBatch) Append(to []byte, i int) ([]byte, *Status) {
 	return append(to, "ok"...), nil
 }
 
-// greedy keeps sending as many requests of a weight as possible, and reads all answers.
-func greedy(t *testing.T, c *client, weight string, requests int) *sync.WaitGroup {
+// sendWithoutPause keeps sending as many requests of a weight as possible, and reads all answers.
+func sendWithoutPause(t *testing.T, c *client, weight string, requests int) *sync.WaitGroup {
 	t.Helper()
 	var wg sync.WaitGroup
 	_ = c.to.WriteWindowUpdate(0, 1<<30)
 	for range requests {
-		c.ask(weight)
+		c.send(weight)
 	}
 	wg.Go(func() {
 		if err := c.write(); err != nil {
@@ -156,10 +156,10 @@ func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 				const weight, requests = 100, 2000
 				m := &scale{unit: 600 * time.Microsecond}
 				m.store = inTime(queue{m}, 10*ms, 2*ms)
-				l := serve(t, &m.echo, func(c *Config) { c.Method, c.Patience = m, 10*ms })
+				l := serve(t, &m.echo, func(c *Config) { c.Method, c.SubmitTimeout = m, 10*ms })
 				var all []*sync.WaitGroup
 				for range many {
-					all = append(all, greedy(t, dial(t, l), strconv.Itoa(weight), requests))
+					all = append(all, sendWithoutPause(t, dial(t, l), strconv.Itoa(weight), requests))
 				}
 				small := dial(t, l)
 				for range 100 {
@@ -179,11 +179,11 @@ func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 				}
 				// In addition to the submitted requests, each connection has one batch that waits for its
 				// turn.
-				if most := maxOutstanding + (many+1)*(ownOutstanding+maxWeight+weight); m.most.held > most {
-					t.Errorf("a weight of %d was decoded, want at most %d", m.most.held, most)
+				if most := maxOutstanding + (many+1)*(ownOutstanding+maxWeight+weight); m.most.decoded > most {
+					t.Errorf("a weight of %d was decoded, want at most %d", m.most.decoded, most)
 				}
-				if m.held != 0 || m.submitted != 0 || m.batches == 0 {
-					t.Errorf("%d is left decoded, %d submitted, of %d batches", m.held, m.submitted, m.batches)
+				if m.decoded != 0 || m.submitted != 0 || m.batches == 0 {
+					t.Errorf("%d is left decoded, %d submitted, of %d batches", m.decoded, m.submitted, m.batches)
 				}
 				t.Logf("most: %+v", m.most)
 			})
@@ -195,11 +195,11 @@ func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 func TestABatchInMemoryIsBounded(t *testing.T) {
 	m := &scale{}
 	c := dial(t, serve(t, &m.echo, func(c *Config) { c.Method = m }))
-	greedy(t, c, "100", 2000).Wait()
+	sendWithoutPause(t, c, "100", 2000).Wait()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.most.held >= maxWeight+100 || m.held != 0 {
-		t.Errorf("%d was decoded, and %d is still", m.most.held, m.held)
+	if m.most.decoded >= maxWeight+100 || m.decoded != 0 {
+		t.Errorf("%d was decoded, and %d is still", m.most.decoded, m.decoded)
 	}
 }
 
@@ -212,7 +212,7 @@ func TestNothingIsDecodedUnderALock(t *testing.T) {
 		nc := &tape{in: make(chan []byte), out: make(chan int, 100)}
 		s.start(nc)
 		c := newClient(t, nil)
-		c.ask("m")
+		c.send("m")
 		nc.in <- c.out.Bytes()[:len(http2.ClientPreface)]
 		nc.in <- c.out.Bytes()[len(http2.ClientPreface):]
 		<-m.at
@@ -279,12 +279,12 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 			}
 			synctest.Wait()
 			small.must("m", "m")
-			if held := s.held.Load(); held > 2*maxHeld {
-				t.Fatalf("%d bytes are held", held)
+			if decoded := s.bufferedBytes.Load(); decoded > 2*maxTotalBuffered {
+				t.Fatalf("%d bytes are held", decoded)
 			}
 		}
-		if held := s.held.Load(); held < maxHeld/2 {
-			t.Errorf("only %d bytes are held: the test proves nothing", held)
+		if decoded := s.bufferedBytes.Load(); decoded < maxTotalBuffered/2 {
+			t.Errorf("only %d bytes are held: the test proves nothing", decoded)
 		}
 	})
 }
@@ -315,7 +315,7 @@ func TestALongHeaderBlockIsDecodedWithoutTheLock(t *testing.T) {
 		c.mu.Lock()
 		h, err := c.readHead(encode.fields(more...), false)
 		c.mu.Unlock()
-		if err != nil || !h.ours || free != long {
+		if err != nil || !h.forMethod || free != long {
 			t.Errorf("long %v: free %v, %+v, %v", long, free, h, err)
 		}
 	}

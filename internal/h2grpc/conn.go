@@ -36,10 +36,10 @@ type conn struct {
 	share  share // this connection's part of Server.outstanding; guarded by outstanding.mu
 	source backend.Source
 
-	mu      sync.Mutex
-	changed *sync.Cond // signals changes of out, windows, streams and operations
-	greeted bool       // frames may be written
-	closed  bool       // nothing is read or written any more
+	mu         sync.Mutex
+	changed    *sync.Cond // signals changes of out, windows, streams and operations
+	handshaken bool       // frames may be written
+	closed     bool       // nothing is read or written any more
 	outgoing
 	flow
 	streams
@@ -49,13 +49,13 @@ type conn struct {
 
 // outgoing has the frames to be written.
 type outgoing struct {
-	table   table
-	out     []byte // to be written
-	spare   []byte // the buffer that replaces out at the next write
-	writing bool
-	writes  uint64    // number of writes
-	seen    uint64    // the value of writes when Server.watch first saw the present write
-	seenAt  time.Time // the time at which seen was set
+	table        table
+	out          []byte // to be written
+	spare        []byte // the buffer that replaces out at the next write
+	writing      bool
+	writes       uint64    // number of writes
+	watchedWrite uint64    // the value of writes when Server.watch first saw the present write
+	watchedAt    time.Time // the time at which watchedWrite was set
 }
 
 // flow is the state of flow control.
@@ -69,50 +69,50 @@ type flow struct {
 
 // streams has the streams of the client.
 type streams struct {
-	fresh  stream // the stream opened last; it moves to open only if another stream is opened before it ends
-	open   map[uint32]*stream
-	free   []*stream  // unused streams
-	last   uint32     // the highest stream number so far
-	others int        // number of streams that Config.Others serves
-	gone   [64]uint32 // streams that this side reset recently; frames sent before the client knew of it are ignored
-	goneAt int        // the next position in gone
+	fresh    stream // the stream opened last; it moves to open only if another stream is opened before it ends
+	open     map[uint32]*stream
+	free     []*stream  // unused streams
+	last     uint32     // the highest stream number so far
+	others   int        // number of streams that Config.Others serves
+	resets   [64]uint32 // streams that this side reset recently; frames sent before the client knew of it are ignored
+	resetsAt int        // the next position in resets
 }
 
 // requests counts the requests that are not answered.
 type requests struct {
-	arrived    []arrival // complete requests; only the reader appends, and submits them before it releases mu
-	taking     int       // requests that the reader is decoding or submitting
-	operations int       // number of operations in the Store
-	undead     int       // the requests in these operations whose streams were reset
+	arrived      []arrival // complete requests; only the reader appends, and submits them before it releases mu
+	inProgress   int       // requests that the reader is decoding or submitting
+	operations   int       // number of operations in the Store
+	resetInStore int       // the requests in these operations whose streams were reset
 	// Bytes of incomplete requests, and of requests in operations.
 	buffered, submitted int
-	counted             int // the part of buffered, submitted and stuck that is counted in Server.held
+	counted             int // the part of buffered, submitted and stalled answers that is counted in Server.bufferedBytes
 }
 
 // life decides when the connection ends.
 type life struct {
-	born     time.Time
-	age      time.Duration // the age at which to drain; 0 means never
-	old      bool          // the reason for draining is its age
-	seenLast uint32        // the value of last at the tick before
-	usedAt   time.Time     // the last tick at which there was a request
+	born       time.Time
+	age        time.Duration // the age at which to drain; 0 means never
+	old        bool          // the reason for draining is its age
+	lastAtTick uint32        // the value of last at the tick before
+	usedAt     time.Time     // the last tick at which there was a request
 
-	heard    time.Time // when the client last sent anything
-	asked    bool      // the client was idle, and a ping was sent to it
-	calm     int       // the number of frames without a request that are still allowed; see the constant
-	pinged   time.Time
-	strikes  int
-	answered bool // a part of an answer was written since the last ping
+	lastReceived time.Time // when the client last sent anything
+	idlePinged   bool      // the client was idle, and a ping was sent to it
+	calm         int       // the number of frames without a request that are still allowed; see the constant
+	pinged       time.Time
+	earlyPings   int
+	answered     bool // a part of an answer was written since the last ping
 
-	reading bool // greet has succeeded
-	resting bool // nothing was read since an idle connection released its buffer
-	roused  bool // tick has set a deadline to end the read, so that the reader calls rest
+	reading        bool // handshake has succeeded
+	bufferReleased bool // nothing was read since an idle connection released its buffer
+	interrupted    bool // tick has set a deadline to end the read, so that the reader calls awaitClient
 
-	draining  bool
-	drained   time.Time // when draining began
-	finalized bool      // the client was sent the number of the last stream that will be answered
-	final     uint32    // the number of that stream
-	leaving   bool      // all streams are answered
+	draining   bool
+	drained    time.Time // when draining began
+	finalized  bool      // the client was sent the number of the last stream that will be answered
+	final      uint32    // the number of that stream
+	halfClosed bool      // all streams are answered
 }
 
 func newConn(s *Server, nc net.Conn) *conn {
@@ -127,7 +127,7 @@ func newConn(s *Server, nc net.Conn) *conn {
 	c.window, c.initial = 65535, 65535
 	c.open = map[uint32]*stream{}
 	c.born, c.calm = time.Now(), calm
-	c.heard, c.usedAt = c.born, c.born
+	c.lastReceived, c.usedAt = c.born, c.born
 	if a := s.config.MaxConnectionAge; a > 0 {
 		c.age = jittered(a)
 	}
@@ -138,23 +138,23 @@ var errNoH2 = errors.New("the client does not support HTTP/2")
 
 // serve is run by the reader.
 func (c *conn) serve() {
-	err := c.greet()
+	err := c.handshake()
 	if err == nil {
 		err = c.read()
 	}
 	if e, is := errors.AsType[*connError](err); is {
 		c.fail(e)
-		c.linger()
+		c.drainAfterGoAway()
 	} else if c.tls != nil && errors.Is(err, io.EOF) { // the client's close_notify must be answered
-		_ = c.nc.SetWriteDeadline(time.Now().Add(lingering))
+		_ = c.nc.SetWriteDeadline(time.Now().Add(goAwayTimeout))
 		c.closeWrite()
 	}
 	c.close()
 }
 
-// greet does the TLS handshake, sends SETTINGS, and reads the client's preface.
-func (c *conn) greet() error {
-	_ = c.nc.SetDeadline(time.Now().Add(greeting))
+// handshake does the TLS handshake, sends SETTINGS, and reads the client's preface.
+func (c *conn) handshake() error {
+	_ = c.nc.SetDeadline(time.Now().Add(handshakeTimeout))
 	if config := c.server.config.TLS; config != nil {
 		t := tls.Server(c.nc, config)
 		if err := t.Handshake(); err != nil {
@@ -169,14 +169,14 @@ func (c *conn) greet() error {
 		c.mu.Unlock()
 	}
 	c.mu.Lock()
-	c.greeted = true
+	c.handshaken = true
 	c.out = appendSettings(c.out,
 		http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: maxStreams},
 		http2.Setting{ID: http2.SettingInitialWindowSize, Val: streamWindow},
 		http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: maxHeaders})
 	c.out = appendWindowUpdate(c.out, 0, connWindow-65535)
 	if c.draining { // the client may have sent requests already, so the connection is not just closed
-		c.sayGoAway()
+		c.sendGoAway()
 	}
 	c.flush()
 	preface := make([]byte, len(http2.ClientPreface))
@@ -206,7 +206,7 @@ func (c *conn) read() error {
 		}
 		n, err := c.nc.Read(c.buffer[have:])
 		if err != nil {
-			if errors.Is(err, os.ErrDeadlineExceeded) && c.rest(have) == nil {
+			if errors.Is(err, os.ErrDeadlineExceeded) && c.awaitClient(have) == nil {
 				continue
 			}
 			return err
@@ -215,11 +215,11 @@ func (c *conn) read() error {
 		have += n
 		c.mu.Lock()
 		c.date(n, began)
-		c.heard, c.asked, c.resting = c.now, false, false
+		c.lastReceived, c.idlePinged, c.bufferReleased = c.now, false, false
 		used, err := c.frames(in[:have])
 		c.answerReady()
 		if c.fresh.id != 0 {
-			c.park()
+			c.moveToOpen()
 		}
 		if err != nil {
 			c.mu.Unlock()
@@ -231,20 +231,20 @@ func (c *conn) read() error {
 	}
 }
 
-// rest waits for the client without a read buffer. tick has set a deadline that ended the read before. An
+// awaitClient waits for the client without a read buffer. tick has set a deadline that ended the read before. An
 // error means that the connection ends.
 //
 // The buffer is kept if it has an incomplete frame, of have > 0 bytes. It is also kept if the client sent
 // something when the deadline was set: then the read returned bytes, and the deadline ended only the next
 // read.
-func (c *conn) rest(have int) error {
+func (c *conn) awaitClient(have int) error {
 	c.mu.Lock()
-	if !c.roused || c.leaving || c.closed {
+	if !c.interrupted || c.halfClosed || c.closed {
 		c.mu.Unlock()
 		return os.ErrDeadlineExceeded
 	}
-	c.roused = false
-	wait := c.resting && have == 0
+	c.interrupted = false
+	wait := c.bufferReleased && have == 0
 	err := c.nc.SetReadDeadline(time.Time{})
 	c.mu.Unlock()
 	if err != nil || !wait {
@@ -295,18 +295,18 @@ func (c *conn) awaitRoom() {
 // count updates Server.held. c.mu is held.
 func (c *conn) count() {
 	if n := c.buffered + c.submitted + c.stuck; n != c.counted {
-		c.server.held.Add(int64(n - c.counted))
+		c.server.bufferedBytes.Add(int64(n - c.counted))
 		c.counted = n
 	}
 }
 
 // allowance returns the number of bytes of each kind that the connection may hold. While all connections
-// together hold too many, it is an equal share, and at least ownHeld.
+// together hold too many, it is an equal share, and at least ownBuffered.
 func (c *conn) allowance() int {
-	if c.server.held.Load() <= maxHeld {
+	if c.server.bufferedBytes.Load() <= maxTotalBuffered {
 		return maxBuffered
 	}
-	return max(ownHeld, maxHeld/int(max(1, c.server.count.Load())))
+	return max(ownBuffered, maxTotalBuffered/int(max(1, c.server.count.Load())))
 }
 
 // frames handles the complete frames at the start of in, and returns their length. c.mu is held.

@@ -20,7 +20,7 @@ func (c *conn) onReset(f frameHeader, payload []byte) error {
 	s := c.find(f.stream)
 	cost := 1
 	if s != nil {
-		if s.state == handed {
+		if s.state == handedToOthers {
 			cost = otherReset
 		}
 		c.drop(s)
@@ -97,7 +97,7 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 	cost := 1
 	if initial != c.initial { // counted once per frame, even if the frame has several values
 		c.initial = initial
-		cost += len(c.open) / streamsLookedAt
+		cost += len(c.open) / streamsChecked
 		for _, s := range c.open {
 			switch {
 			case c.initial+s.window > math.MaxInt32:
@@ -138,12 +138,12 @@ func (c *conn) onPing(f frameHeader, payload []byte) error {
 	c.pinged = c.now
 	switch {
 	case c.answered:
-		c.strikes = 0
+		c.earlyPings = 0
 	case since < pingEvery:
-		c.strikes++
+		c.earlyPings++
 	}
 	c.answered = false
-	if c.strikes > pingStrikes {
+	if c.earlyPings > maxEarlyPings {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "too_many_pings"} // gRPC clients react to this text
 	}
 	return c.idle(1)
@@ -182,16 +182,16 @@ func (c *conn) drain() {
 		return
 	}
 	c.draining, c.drained = true, time.Now()
-	if !c.greeted { // greet sends GOAWAY
+	if !c.handshaken { // handshake sends GOAWAY
 		c.mu.Unlock()
 		return
 	}
-	c.sayGoAway()
+	c.sendGoAway()
 	c.flushSoon()
 }
 
-// sayGoAway asks the client to send no more requests here. Its answer to the PING shows that it knows. mu is held.
-func (c *conn) sayGoAway() {
+// sendGoAway asks the client to send no more requests here. Its answer to the PING shows that it knows. mu is held.
+func (c *conn) sendGoAway() {
 	c.out = appendGoAway(c.out, math.MaxInt32, http2.ErrCodeNo, "")
 	c.out = appendPing(c.out, 0, drainPing)
 }
@@ -209,9 +209,9 @@ func (c *conn) finalize() {
 // never block on a client.
 func (c *conn) tick(now time.Time) {
 	c.mu.Lock()
-	if c.closed || !c.greeted {
+	if c.closed || !c.handshaken {
 		if c.draining && now.Sub(c.drained) > drainAnswer {
-			c.shut()
+			c.closeNow()
 		}
 		c.mu.Unlock()
 		return
@@ -219,13 +219,13 @@ func (c *conn) tick(now time.Time) {
 	c.calm = calm
 	grace := c.server.config.MaxConnectionGrace
 	late := func(since time.Time, d time.Duration) bool { return now.Sub(since) > d }
-	if !c.writing || c.seen != c.writes {
-		c.seen, c.seenAt = c.writes, now
+	if !c.writing || c.watchedWrite != c.writes {
+		c.watchedWrite, c.watchedAt = c.writes, now
 	}
 	switch {
-	case late(c.seenAt, writeTimeout), c.asked && late(c.heard, idlePing+idleAnswer),
+	case late(c.watchedAt, writeTimeout), c.idlePinged && late(c.lastReceived, idlePing+idleAnswer),
 		c.old && grace > 0 && late(c.drained, grace):
-		c.shut()
+		c.closeNow()
 		c.mu.Unlock()
 		return
 	case c.block.stream != 0 && late(c.block.since, blockTimeout):
@@ -238,18 +238,18 @@ func (c *conn) tick(now time.Time) {
 		return
 	case c.draining && !c.finalized && late(c.drained, drainAnswer):
 		c.finalize()
-	case !c.asked && late(c.heard, idlePing):
-		c.asked = true
+	case !c.idlePinged && late(c.lastReceived, idlePing):
+		c.idlePinged = true
 		c.out = appendPing(c.out, 0, [8]byte{})
 	}
 	for id, s := range c.open {
-		if s.state == coming && late(s.opened, comingTimeout(s.head.timeout)) {
+		if s.state == incomplete && late(s.opened, arrivalTimeout(s.head.timeout)) {
 			c.abort(id, http2.ErrCodeCancel) // as grpc-go does
 		}
 	}
-	if c.busy() || c.last != c.seenLast {
-		c.seenLast, c.usedAt = c.last, now
-	} else if late(c.heard, c.server.config.Tick) {
+	if c.busy() || c.last != c.lastAtTick {
+		c.lastAtTick, c.usedAt = c.last, now
+	} else if late(c.lastReceived, c.server.config.Tick) {
 		c.restoreConnWindow()
 	}
 	age, idle := c.age > 0 && late(c.born, c.age), c.server.config.MaxConnectionIdle
@@ -263,19 +263,19 @@ func (c *conn) tick(now time.Time) {
 
 // restoreConnWindow releases the read buffer of a connection that has been idle for a tick. c.mu is held.
 func (c *conn) restoreConnWindow() {
-	if c.resting || !c.reading || c.writing || c.draining {
+	if c.bufferReleased || !c.reading || c.writing || c.draining {
 		return
 	}
-	c.resting = true
+	c.bufferReleased = true
 	c.out, c.spare, c.arrived, c.free = nil, nil, nil, nil
 	if _, can := c.nc.(awaiter); can {
-		c.roused = true
-		_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // ends the present read, after which the reader calls rest
+		c.interrupted = true
+		_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // ends the present read, after which the reader calls awaitClient
 	}
 }
 
-// comingTimeout returns the time in which a request with a grpc-timeout of d must arrive completely.
-func comingTimeout(d time.Duration) time.Duration {
+// arrivalTimeout returns the time in which a request with a grpc-timeout of d must arrive completely.
+func arrivalTimeout(d time.Duration) time.Duration {
 	if d <= 0 {
 		return wholeTimeout
 	}

@@ -22,19 +22,19 @@ import (
 type outcome struct {
 	streams map[uint32]string // the answers, by stream
 	frames  int               // how many frames the client sent
-	end     objection
+	end     rejection
 }
 
-// objection is the reaction of a server to an invalid frame: it resets a stream, answers with 400, or ends
-// the connection. The zero objection means that there was none.
-type objection struct {
+// rejection is the reaction of a server to an invalid frame: it resets a stream, answers with 400, or ends
+// the connection. The zero rejection means that there was none.
+type rejection struct {
 	how  string
 	code http2.ErrCode
 }
 
 // accepted lists pairs of different objections to one frame, of this package and of the library, that are
 // both right. The values are the reasons.
-var accepted = map[[2]objection]string{
+var accepted = map[[2]rejection]string{
 	{{"GOAWAY", http2.ErrCodeProtocol}, {"reset", http2.ErrCodeProtocol}}:      "a frame on a stream that is idle or not a client's, or too much padding: the library is more patient than RFC 9113, 5.1 and 6.2",
 	{{"reset", http2.ErrCodeProtocol}, {"status 400", 0}}:                      "a field that HTTP/2 does not have: RFC 9113, 8.1.1 has a stream error",
 	{{"GOAWAY", http2.ErrCodeProtocol}, {"GOAWAY", http2.ErrCodeFrameSize}}:    "a frame with a wrong length on a wrong stream has two mistakes",
@@ -60,9 +60,9 @@ func exchange(t *testing.T, nc net.Conn, steps []byte) outcome {
 			frame, err := from.ReadFrame()
 			mu.Lock()
 			if err == nil {
-				err = o.see(frame, decoder)
+				err = o.record(frame, decoder)
 			} else {
-				o.object("closed", http2.ErrCodeNo)
+				o.reject("closed", http2.ErrCodeNo)
 			}
 			mu.Unlock()
 			if err != nil {
@@ -72,12 +72,12 @@ func exchange(t *testing.T, nc net.Conn, steps []byte) outcome {
 	}()
 	c := newClient(t, nc)
 	script := script(steps)
-	objected := func() bool {
+	rejected := func() bool {
 		mu.Lock()
 		defer mu.Unlock()
-		return o.end != objection{}
+		return o.end != rejection{}
 	}
-	for !objected() {
+	for !rejected() {
 		if c.write() != nil {
 			break
 		}
@@ -86,7 +86,7 @@ func exchange(t *testing.T, nc net.Conn, steps []byte) outcome {
 			break
 		}
 		o.frames++
-		c.oddStep(&script)
+		c.invalidStep(&script)
 	}
 	mu.Lock()
 	seen := o
@@ -96,16 +96,16 @@ func exchange(t *testing.T, nc net.Conn, steps []byte) outcome {
 	return seen
 }
 
-// object records the first objection.
-func (o *outcome) object(how string, code http2.ErrCode) {
-	if (o.end == objection{}) {
-		o.end = objection{how, code}
+// reject records the first rejection.
+func (o *outcome) reject(how string, code http2.ErrCode) {
+	if (o.end == rejection{}) {
+		o.end = rejection{how, code}
 	}
 }
 
-// see records a frame of the server.
-func (o *outcome) see(frame http2.Frame, decoder *hpack.Decoder) error {
-	if (o.end != objection{}) {
+// record records a frame of the server.
+func (o *outcome) record(frame http2.Frame, decoder *hpack.Decoder) error {
+	if (o.end != rejection{}) {
 		return nil
 	}
 	id := frame.Header().StreamID
@@ -118,9 +118,9 @@ func (o *outcome) see(frame http2.Frame, decoder *hpack.Decoder) error {
 		for _, field := range fields {
 			switch {
 			case field.Name == ":status" && field.Value == "400":
-				o.object("status 400", 0)
+				o.reject("status 400", 0)
 			case field.Name == ":status" && f.StreamEnded():
-				o.object("status 200 without an answer", 0)
+				o.reject("status 200 without an answer", 0)
 			case field.Name == ":status", field.Name == "grpc-status":
 				o.streams[id] += field.Name + "=" + field.Value + " "
 			}
@@ -128,18 +128,18 @@ func (o *outcome) see(frame http2.Frame, decoder *hpack.Decoder) error {
 	case *http2.DataFrame:
 		o.streams[id] += string(f.Data()) + " "
 	case *http2.RSTStreamFrame:
-		o.object("reset", f.ErrCode)
+		o.reject("reset", f.ErrCode)
 	case *http2.GoAwayFrame:
-		o.object("GOAWAY", f.ErrCode)
+		o.reject("GOAWAY", f.ErrCode)
 	}
-	if (o.end == objection{}) && (frame.Header().Type == http2.FrameData || frame.Header().Type == http2.FrameHeaders) && frame.Header().Flags.Has(http2.FlagDataEndStream) {
+	if (o.end == rejection{}) && (frame.Header().Type == http2.FrameData || frame.Header().Type == http2.FrameHeaders) && frame.Header().Flags.Has(http2.FlagDataEndStream) {
 		o.streams[id] += "end "
 	}
 	return nil
 }
 
-// oddStep writes a frame that is valid or invalid.
-func (c *client) oddStep(s *script) {
+// invalidStep writes a frame that is valid or invalid.
+func (c *client) invalidStep(s *script) {
 	stream := func() uint32 { return one(s, 1, 1, 3, 3, 5, c.next, c.next, c.next+2, 0, 2) }
 	end := func() bool { return s.next()%2 == 0 }
 	request := func(more ...string) []byte {
@@ -252,7 +252,7 @@ func FuzzAgainstTheLibrary(f *testing.F) {
 		emptyPools()
 		synctest.Test(t, func(t *testing.T) {
 			own, library := ofThisPackage(t, steps), ofTheLibrary(t, steps)
-			same := own.end == library.end || accepted[[2]objection{own.end, library.end}] != ""
+			same := own.end == library.end || accepted[[2]rejection{own.end, library.end}] != ""
 			if own.frames != library.frames || !maps.Equal(own.streams, library.streams) || !same {
 				t.Errorf("%v\n    this package: %+v\n    the library:  %+v", steps, own, library)
 			}

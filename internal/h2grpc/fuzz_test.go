@@ -20,9 +20,9 @@ func FuzzFrames(f *testing.F) {
 	c.encoder = hpack.NewEncoder(&c.block)
 	c.next = 1
 	_ = c.to.WriteSettings()
-	c.ask("m")
-	c.ask("hold")
-	c.ask("long 20000", "grpc-timeout", "1m")
+	c.send("m")
+	c.send("hold")
+	c.send("long 20000", "grpc-timeout", "1m")
 	_ = c.to.WriteRSTStream(3, http2.ErrCodeCancel)
 	_ = c.to.WriteWindowUpdate(5, 1000)
 	_ = c.to.WritePing(false, [8]byte{})
@@ -68,18 +68,18 @@ func FuzzHeads(f *testing.F) {
 	f.Add(first, again, c.fields("grpc-timeout", "1S"), again)
 	f.Add(first, again, c.encode("x-trailer", "1"), again)
 	f.Add(first, []byte{0x20}, again, append([]byte{0x3f, 0xe1, 0x1f}, again...))
-	c.apart = ":path"
+	c.notIndexed = ":path"
 	first, again = c.fields(), c.fields()
 	f.Add(first, again, c.fields("x-new", "y"), again)
 	f.Add(first, again, slices.Concat(again, []byte{0x10, 0x05, 'x'}), slices.Concat(again, []byte{0x0f, 0x80, 0x80, 0x01, 0x00}))
 	f.Add(c.encode(":method", "POST", "x", strings.Repeat("y", 4000)), c.encode("x", strings.Repeat("y", 4000)), again, first)
 	f.Fuzz(func(t *testing.T, b0, b1, b2, b3 []byte) {
-		remembers, forgets := newHeadReader(path), newHeadReader(path)
+		caching, fresh := newHeadReader(path), newHeadReader(path)
 		for i, block := range [][]byte{b0, b1, b1, b2, b3, b1, b1, b0, b3, b3} {
 			for _, trailers := range []bool{false, i%3 == 0} {
-				forgets.known = nil
-				have, err := remembers.read(block, trailers)
-				want, wantErr := forgets.read(block, trailers)
+				fresh.known = nil
+				have, err := caching.read(block, trailers)
+				want, wantErr := fresh.read(block, trailers)
 				if (err == nil) != (wantErr == nil) || err == nil && *have != *want {
 					t.Fatalf("block %d: %+v %v, want %+v %v", i, have, err, want, wantErr)
 				}
@@ -112,7 +112,7 @@ func (c *client) step(s *script) (pause time.Duration) {
 	end := func() bool { return s.next()%2 == 0 }
 	switch s.next() % 11 {
 	case 0:
-		c.ask(one(s, "m", "", "hold", "fail", "long 20000", "long 300000"), one(s, nil, []string{"grpc-timeout", "9m"}, []string{"x-new", "y"})...)
+		c.send(one(s, "m", "", "hold", "fail", "long 20000", "long 300000"), one(s, nil, []string{"grpc-timeout", "9m"}, []string{"x-new", "y"})...)
 	case 1:
 		c.open(c.fields(one(s, nil, []string{"grpc-encoding", "gzip"}, []string{"content-length", "6"}, []string{"te", "x"})...))
 	case 2:
@@ -153,7 +153,7 @@ func FuzzClients(f *testing.F) {
 			if queued {
 				m.store = inTime(newSlowStore(3*time.Millisecond), 5*time.Millisecond, time.Millisecond)
 			}
-			s, l := start(t, func(c *Config) { c.Method, c.Inline, c.Patience = m, !queued, 5*time.Millisecond })
+			s, l := start(t, func(c *Config) { c.Method, c.Inline, c.SubmitTimeout = m, !queued, 5*time.Millisecond })
 			c := dial(t, l)
 			synctest.Wait()
 			conn := s.all()[0]
@@ -197,7 +197,7 @@ func FuzzClients(f *testing.F) {
 			}
 			s.Stop(t.Context())
 			conn.consistent(t)
-			if len(conn.open)+conn.stuck+conn.undead+conn.others+conn.operations+conn.share.weight+s.outstanding.weight > 0 || m.room.Waiting() > 0 {
+			if len(conn.open)+conn.stuck+conn.resetInStore+conn.others+conn.operations+conn.share.weight+s.outstanding.weight > 0 || m.room.Waiting() > 0 {
 				t.Errorf("left over: %+v", conn)
 			}
 		})

@@ -20,7 +20,7 @@ func TestManyRequestsInOneWrite(t *testing.T) {
 		for round := range 3 {
 			var ids []uint32
 			for i := range 3 * maxBatch {
-				ids = append(ids, c.ask(fmt.Sprint(round, "/", i)))
+				ids = append(ids, c.send(fmt.Sprint(round, "/", i)))
 			}
 			done := make(chan error)
 			go func() { done <- c.write() }()
@@ -41,7 +41,7 @@ func TestManyRequestsInOneWrite(t *testing.T) {
 func TestStatusesArePercentEncoded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
-		id := c.ask("fail")
+		id := c.send("fail")
 		c.flush()
 		if r := c.answer(id); r.fields["grpc-status"] != "2" || r.fields["grpc-message"] != "50%25 of Zo%C3%AB" || r.fields[":status"] != "200" {
 			t.Errorf("%+v", r)
@@ -145,7 +145,7 @@ func TestTrailersEndARequest(t *testing.T) {
 func TestAnswersWaitForTheWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 3})
-		first, second := c.ask("one"), c.ask("two")
+		first, second := c.send("one"), c.send("two")
 		c.flush()
 		synctest.Wait()
 		_ = c.to.WriteWindowUpdate(second, 5)
@@ -161,7 +161,7 @@ func TestAnswersWaitForTheWindow(t *testing.T) {
 		if r := c.answer(first); r.message() != "one" {
 			t.Errorf("%+v", r)
 		}
-		long := c.ask("long 100000") // longer than either window
+		long := c.send("long 100000") // longer than either window
 		c.flush()
 		for range 2 {
 			for r := c.reply(long); len(r.data) < 65_000; {
@@ -190,7 +190,7 @@ func TestTheClientsTableMayChange(t *testing.T) {
 			_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingHeaderTableSize, Val: size})
 			c.decoder.SetAllowedMaxDynamicTableSize(size)
 			c.flush()
-			id := c.ask("fail")
+			id := c.send("fail")
 			c.flush()
 			c.answer(id)
 			for range 3 {
@@ -203,8 +203,8 @@ func TestTheClientsTableMayChange(t *testing.T) {
 func TestUnusualRequestsAreHandedOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
-		for name, ask := range map[string]func() uint32{
-			"POST " + path + " 6": func() uint32 { return c.ask("m", "grpc-encoding", "gzip") },
+		for name, send := range map[string]func() uint32{
+			"POST " + path + " 6": func() uint32 { return c.send("m", "grpc-encoding", "gzip") },
 			"POST /other 5": func() uint32 {
 				id := c.open(c.encode(":method", "POST", ":scheme", "http", ":path", "/other", ":authority", "a", "content-type", "application/grpc"))
 				_ = c.to.WriteData(id, true, framed(""))
@@ -232,7 +232,7 @@ func TestUnusualRequestsAreHandedOver(t *testing.T) {
 				return id
 			},
 		} {
-			id := ask()
+			id := send()
 			c.flush()
 			if r := c.answer(id); string(r.data) != name || r.fields["grpc-status"] != "0" {
 				t.Errorf("%s: %s %+v", name, r.data, r)
@@ -260,9 +260,9 @@ func TestUnusualRequestsAreHandedOver(t *testing.T) {
 
 // A request that is not gRPC must be refused when all of it has arrived, or when it exceeds maxRefused.
 func TestOtherRequestsThanGRPCAreRefused(t *testing.T) {
-	ask := []string{":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc"}
+	fields := []string{":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc"}
 	with := func(name, value string) []string {
-		list := slices.Clone(ask)
+		list := slices.Clone(fields)
 		list[slices.Index(list, name)+1] = value
 		return list
 	}
@@ -270,12 +270,12 @@ func TestOtherRequestsThanGRPCAreRefused(t *testing.T) {
 		"405 13":   with(":method", "GET"),
 		"415 3":    with("content-type", "application/json"),
 		" 415 3":   with("content-type", "application/grpcx"),
-		"  415 3":  ask[:8],
-		"400 13":   append(slices.Clone(ask[:6]), "content-type", "application/grpc+proto"),
+		"  415 3":  fields[:8],
+		"400 13":   append(slices.Clone(fields[:6]), "content-type", "application/grpc+proto"),
 		"431 8":    append(with(":path", "/other"), "x-long", strings.Repeat("x", maxHeaders)),
 		"200 0":    with("content-type", "application/grpc+proto"),
 		" 200 0":   with("content-type", "Application/gRPC;charset=utf-8"),
-		"  200 0":  append(slices.Clone(ask[:6]), "host", "a", "content-type", "application/grpc"),
+		"  200 0":  append(slices.Clone(fields[:6]), "host", "a", "content-type", "application/grpc"),
 		"   200 0": with(":path", "/other"),
 	} {
 		synctest.Test(t, func(t *testing.T) {

@@ -117,7 +117,7 @@ func (b *echoBatch) Submit(deadline time.Time, source *backend.Source, done func
 
 func (b *echoBatch) Known(i int) bool { return b.of[i] < 0 || b.inner.Known[b.of[i]].Load() }
 
-// panicIn panics if request i asks for a panic in f.
+// panicIn panics if request i requests a panic in f.
 func (b *echoBatch) panicIn(f string, i int) {
 	if string(b.messages[i]) == "panic in "+f {
 		panic(f)
@@ -204,18 +204,18 @@ func serve(tb testing.TB, m *echo, edit ...func(*Config)) *bufconn.Listener {
 
 // client sends and receives HTTP/2 frames.
 type client struct {
-	t       testing.TB
-	nc      net.Conn
-	to      *http2.Framer // writes to out
-	out     bytes.Buffer
-	from    *http2.Framer
-	encoder *hpack.Encoder
-	apart   string // the name of a field that the encoder adds to no table
-	block   bytes.Buffer
-	decoder *hpack.Decoder
-	next    uint32
-	answers map[uint32]*reply
-	granted int64 // bytes of the connection's window, if the test counts them
+	t          testing.TB
+	nc         net.Conn
+	to         *http2.Framer // writes to out
+	out        bytes.Buffer
+	from       *http2.Framer
+	encoder    *hpack.Encoder
+	notIndexed string // the name of a field that the encoder adds to no table
+	block      bytes.Buffer
+	decoder    *hpack.Decoder
+	next       uint32
+	answers    map[uint32]*reply
+	granted    int64 // bytes of the connection's window, if the test counts them
 }
 
 // reply has what arrived on a stream.
@@ -242,10 +242,10 @@ func dial(tb testing.TB, l *bufconn.Listener, settings ...http2.Setting) *client
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return greet(tb, nc, settings...)
+	return handshake(tb, nc, settings...)
 }
 
-func greet(tb testing.TB, nc net.Conn, settings ...http2.Setting) *client {
+func handshake(tb testing.TB, nc net.Conn, settings ...http2.Setting) *client {
 	tb.Helper()
 	tb.Cleanup(func() { nc.Close() })
 	c := newClient(tb, nc, settings...)
@@ -289,7 +289,7 @@ func (c *client) fields(more ...string) []byte {
 func (c *client) encode(list ...string) []byte {
 	c.block.Reset()
 	for i := 0; i < len(list); i += 2 {
-		_ = c.encoder.WriteField(hpack.HeaderField{Name: list[i], Value: list[i+1], Sensitive: list[i] == c.apart})
+		_ = c.encoder.WriteField(hpack.HeaderField{Name: list[i], Value: list[i+1], Sensitive: list[i] == c.notIndexed})
 	}
 	return bytes.Clone(c.block.Bytes())
 }
@@ -311,8 +311,8 @@ func framed(message string) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
 }
 
-// ask appends a request; flush sends it.
-func (c *client) ask(message string, more ...string) uint32 {
+// send appends a request; flush sends it.
+func (c *client) send(message string, more ...string) uint32 {
 	id := c.open(c.fields(more...))
 	_ = c.to.WriteData(id, true, framed(message))
 	return id
@@ -371,15 +371,15 @@ func (c *client) answer(id uint32) *reply {
 // must sends a request and compares the answer.
 func (c *client) must(message, want string) {
 	c.t.Helper()
-	id := c.ask(message)
+	id := c.send(message)
 	c.flush()
 	if r := c.answer(id); r.message() != want || r.fields["grpc-status"] != "0" {
 		c.t.Fatalf("%q: %+v", message, r)
 	}
 }
 
-// ends reads until the connection ends, and returns the code of the GOAWAY, or ErrCodeNo if there was none.
-func (c *client) ends() http2.ErrCode {
+// readToEnd reads until the connection ends, and returns the code of the GOAWAY, or ErrCodeNo if there was none.
+func (c *client) readToEnd() http2.ErrCode {
 	c.t.Helper()
 	code := http2.ErrCodeNo
 	for {

@@ -14,9 +14,9 @@ import (
 
 // head is the meaning of the header fields of a request.
 type head struct {
-	// ours means that the request is for the Method and has no unusual fields.
-	ours    bool
-	timeout time.Duration // grpc-timeout; 0 means none
+	// forMethod means that the request is for the Method and has no unusual fields.
+	forMethod bool
+	timeout   time.Duration // grpc-timeout; 0 means none
 	// length is the content-length; -1 means that there is none.
 	length int64
 	// malformed means malformed by RFC 9113, 8.1.1.
@@ -98,7 +98,7 @@ func (r *headReader) read(block []byte, trailers bool) (*head, error) {
 		return &r.other, nil
 	}
 	r.other = r.head()
-	if same && r.other.ours && len(block) <= maxKnown {
+	if same && r.other.forMethod && len(block) <= maxKnown {
 		r.known, r.knownHead = append(r.known[:0], block...), r.other
 	}
 	return &r.other, nil
@@ -160,7 +160,7 @@ func (r *headReader) head() head {
 		}
 	}
 	p.malformed = p.malformed || !p.complete()
-	p.ours = p.usual && !p.malformed && p.method == http.MethodPost && p.path == r.path &&
+	p.forMethod = p.usual && !p.malformed && p.method == http.MethodPost && p.path == r.path &&
 		(p.contentType == typeField.Value || p.contentType == typeField.Value+"+proto")
 	p.refusal = p.refused()
 	return p.head

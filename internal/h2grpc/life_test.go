@@ -39,20 +39,20 @@ func TestStopWaitsForRequestsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, l := start(t)
 		c, idle, silent := dial(t, l), dial(t, l), dial(t, l)
-		held := c.ask("hold")
+		delayed := c.send("hold")
 		half := c.open(c.fields())
 		_ = c.to.WriteData(half, false, framed("half")[:7])
 		c.flush()
 		synctest.Wait()
 		stopped := make(chan struct{})
 		go func() { s.Stop(context.Background()); close(stopped) }()
-		go idle.ends()
+		go idle.readToEnd()
 		synctest.Wait()
 		if _, err := l.Dial(); err == nil {
 			t.Error("the server still listens")
 		}
 		// The client may not have read GOAWAY yet. The server must still answer requests that it sends before.
-		meanwhile := c.ask("meanwhile")
+		meanwhile := c.send("meanwhile")
 		c.flush()
 		pinged := [8]byte{}
 		for c.reply(meanwhile); !c.reply(meanwhile).ended; {
@@ -67,19 +67,19 @@ func TestStopWaitsForRequestsInFlight(t *testing.T) {
 		_ = c.to.WritePing(true, pinged)
 		c.flush()
 		synctest.Wait()
-		late := c.ask("late")
+		late := c.send("late")
 		_ = c.to.WriteData(half, true, framed("half")[7:])
 		c.flush()
-		for _, id := range []uint32{held, half} {
-			if r := c.answer(id); r.message() != map[uint32]string{held: "hold", half: "half"}[id] {
+		for _, id := range []uint32{delayed, half} {
+			if r := c.answer(id); r.message() != map[uint32]string{delayed: "hold", half: "half"}[id] {
 				t.Errorf("%d: %+v", id, r)
 			}
 		}
-		if code := c.ends(); code != http2.ErrCodeNo || c.reply(late).ended {
+		if code := c.readToEnd(); code != http2.ErrCodeNo || c.reply(late).ended {
 			t.Errorf("%v, %+v", code, c.reply(late))
 		}
 		<-stopped // the connection ends even if the client sends nothing
-		silent.ends()
+		silent.readToEnd()
 		s.Stop(context.Background()) // a second call has no effect
 	})
 }
@@ -100,7 +100,7 @@ func TestStopIsBounded(t *testing.T) {
 		if took := time.Since(began); took != 3*time.Second {
 			t.Errorf("took %v", took)
 		}
-		c.ends()
+		c.readToEnd()
 		if c.reply(other).ended {
 			t.Error("an incomplete request was answered")
 		}
@@ -110,24 +110,24 @@ func TestStopIsBounded(t *testing.T) {
 func TestOldConnectionsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := serve(t, &echo{}, func(c *Config) { c.MaxConnectionAge, c.MaxConnectionGrace = time.Minute, 10*time.Second })
-		c, stubborn := dial(t, l), dial(t, l)
+		c, notReading := dial(t, l), dial(t, l)
 		began := time.Now()
-		stubborn.open(stubborn.fields("grpc-timeout", "2M"))
-		stubborn.flush()
+		notReading.open(notReading.fields("grpc-timeout", "2M"))
+		notReading.flush()
 		done := make(chan struct{})
 		defer func() { <-done }()
 		go func() {
 			defer close(done)
 			for range 1000 {
-				_ = stubborn.to.WriteData(1, false, []byte{0})
-				if stubborn.write() != nil {
+				_ = notReading.to.WriteData(1, false, []byte{0})
+				if notReading.write() != nil {
 					return
 				}
 				time.Sleep(time.Second)
 			}
 		}()
 		for gone := false; !gone; {
-			c.ask("m")
+			c.send("m")
 			if c.write() != nil {
 				t.Fatal("closed without a GOAWAY")
 			}
@@ -145,7 +145,7 @@ func TestOldConnectionsEnd(t *testing.T) {
 		if age := time.Since(began); age < 54*time.Second || age > 68*time.Second { // the age varies by a tenth, plus a tick
 			t.Errorf("drained after %v", age)
 		}
-		stubborn.ends()
+		notReading.readToEnd()
 		if age := time.Since(began); age < 60*time.Second || age > 80*time.Second {
 			t.Errorf("closed after %v", age)
 		}
@@ -199,7 +199,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 		began := time.Now()
 		var ended sync.WaitGroup
 		ended.Go(func() {
-			if code := pings.ends(); code != http2.ErrCodeNo {
+			if code := pings.readToEnd(); code != http2.ErrCodeNo {
 				t.Errorf("%v", code)
 			}
 			if took := time.Since(began); took < idle || took > idle+10*time.Second { // the server waits 5 s for a client that does not answer
@@ -230,7 +230,7 @@ func TestPingsAreAnswered(t *testing.T) {
 		}
 		for range 5 { // this many pings are tolerated; each answer allows as many again
 			c.must("m", "m")
-			for i := range 1 + pingStrikes {
+			for i := range 1 + maxEarlyPings {
 				c.ping(byte(i))
 			}
 		}
@@ -259,7 +259,7 @@ func TestResetsFreeHeldMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &echo{}
 		c := dial(t, serve(t, m))
-		id := c.ask("hold")
+		id := c.send("hold")
 		c.flush()
 		synctest.Wait()
 		if m.room.Waiting() != 1 {
@@ -271,7 +271,7 @@ func TestResetsFreeHeldMemory(t *testing.T) {
 		if m.room.Waiting() != 0 {
 			t.Errorf("%d answers are held after the reset", m.room.Waiting())
 		}
-		other := c.ask("hold")
+		other := c.send("hold")
 		c.flush()
 		synctest.Wait()
 		c.nc.Close()
@@ -292,7 +292,7 @@ func slow(t *testing.T, test func(*testing.T, *echo, *slowStore, *client)) {
 		s := newSlowStore(3 * ms)
 		defer s.drain()
 		m := &echo{store: inTime(s, 10*ms, 2*ms)}
-		test(t, m, s, dial(t, serve(t, m, func(c *Config) { c.Patience = 10 * ms })))
+		test(t, m, s, dial(t, serve(t, m, func(c *Config) { c.SubmitTimeout = 10 * ms })))
 	})
 }
 
@@ -302,8 +302,8 @@ func TestKnownAnswersLeaveAtOnce(t *testing.T) {
 		start := time.Now()
 		var slow, now []uint32
 		for i := range 3 { // in one write
-			slow = append(slow, c.ask(fmt.Sprint("slow ", i)))
-			now = append(now, c.ask(fmt.Sprint("now ", i)))
+			slow = append(slow, c.send(fmt.Sprint("slow ", i)))
+			now = append(now, c.send(fmt.Sprint("now ", i)))
 		}
 		c.flush()
 		for i, id := range now {
@@ -318,7 +318,7 @@ func TestKnownAnswersLeaveAtOnce(t *testing.T) {
 		}
 		// A client that resets a request just before its answer must get neither that answer nor the answer to
 		// another request.
-		id := c.ask("now gone")
+		id := c.send("now gone")
 		_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
 		c.must("now after it", "now after it")
 		c.must("then", "then")
@@ -335,7 +335,7 @@ func TestOneReadIsOneBatch(t *testing.T) {
 		want := map[uint32]string{}
 		for i := range 20 {
 			timeout := []string{"20m", "30m"}[i%2]
-			id := c.ask(fmt.Sprint(i), "grpc-timeout", timeout)
+			id := c.send(fmt.Sprint(i), "grpc-timeout", timeout)
 			ids, want[id] = append(ids, id), fmt.Sprint(i)
 		}
 		c.flush()
@@ -348,7 +348,7 @@ func TestOneReadIsOneBatch(t *testing.T) {
 			t.Errorf("submitted %v", n)
 		}
 		for range 3 * maxBatch {
-			c.ask("m")
+			c.send("m")
 		}
 		done := make(chan error)
 		go func() { done <- c.write() }()
@@ -377,7 +377,7 @@ func TestAnswersAreInTime(t *testing.T) {
 			timeout string
 			want    time.Duration
 		}{{"1H", 10 * ms}, {"8m", 6 * ms}, {"2m", 0}, {"12m", 10 * ms}, {"11m", 9 * ms}} { // the store is busy from the third request on
-			id := c.ask("m", "grpc-timeout", test.timeout)
+			id := c.send("m", "grpc-timeout", test.timeout)
 			c.flush()
 			began := time.Now()
 			if r := c.answer(id); r.message() != "late" {
@@ -387,11 +387,11 @@ func TestAnswersAreInTime(t *testing.T) {
 				t.Errorf("%s: after %v, want %v", test.timeout, took, test.want)
 			}
 		}
-		if !slices.Equal(s.taken(), []int{1, 1}) {
-			t.Errorf("%v", s.taken())
+		if !slices.Equal(s.batchSizes(), []int{1, 1}) {
+			t.Errorf("%v", s.batchSizes())
 		}
 		s.delay.Store(0)
-		gone := c.ask("m", "grpc-timeout", "1n")
+		gone := c.send("m", "grpc-timeout", "1n")
 		c.flush()
 		if r := c.answer(gone); r.message() != "late" && r.fields["grpc-status"] != "4" {
 			t.Errorf("%+v", r)
@@ -401,7 +401,7 @@ func TestAnswersAreInTime(t *testing.T) {
 
 // The deadline of a request must count from its headers, not from the end of a slow body.
 func TestADeadlineCountsFromTheHeaders(t *testing.T) {
-	ask := func(c *client, timeout string, slowly time.Duration) *reply {
+	send := func(c *client, timeout string, slowly time.Duration) *reply {
 		id := c.open(c.fields("grpc-timeout", timeout))
 		_ = c.to.WriteData(id, false, framed("m")[:3])
 		c.flush()
@@ -413,22 +413,22 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 		s.delay.Store(int64(time.Second))
 		began := time.Now()
-		if r := ask(c, "9m", 4*ms); r.message() != "late" || time.Since(began) != 7*ms { // 2 ms are reserved for the answer
+		if r := send(c, "9m", 4*ms); r.message() != "late" || time.Since(began) != 7*ms { // 2 ms are reserved for the answer
 			t.Errorf("%+v after %v", r, time.Since(began))
 		}
-		if n := len(s.taken()); n != 1 {
+		if n := len(s.batchSizes()); n != 1 {
 			t.Errorf("%d requests reached the store", n)
 		}
-		if r := ask(c, "9m", 8*ms); r.message() != "late" || len(s.taken()) != 1 {
-			t.Errorf("no time is left: %+v, taken %v", r, s.taken())
+		if r := send(c, "9m", 8*ms); r.message() != "late" || len(s.batchSizes()) != 1 {
+			t.Errorf("no time is left: %+v, taken %v", r, s.batchSizes())
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
-		if r := ask(c, "50m", 49*ms); r.message() != "m" {
+		if r := send(c, "50m", 49*ms); r.message() != "m" {
 			t.Errorf("in time: %+v", r)
 		}
-		if r := ask(c, "50m", 51*ms); r.fields["grpc-status"] != "4" {
+		if r := send(c, "50m", 51*ms); r.fields["grpc-status"] != "4" {
 			t.Errorf("late: %+v", r)
 		}
 	})
@@ -456,7 +456,7 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 
 func TestAShortDeadlineAffectsOneRequestOnly(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
-		short, long := c.ask("short", "grpc-timeout", "3m"), c.ask("long")
+		short, long := c.send("short", "grpc-timeout", "3m"), c.send("long")
 		c.flush()
 		if r := c.answer(short); r.message() != "late" {
 			t.Errorf("%+v", r)
@@ -471,7 +471,7 @@ func TestResetsOfSubmittedRequests(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
 		for range 5 * maxStreams / 1000 { // the server allows fewer requests in flight
 			for range 1000 {
-				_ = c.to.WriteRSTStream(c.ask("m"), http2.ErrCodeCancel)
+				_ = c.to.WriteRSTStream(c.send("m"), http2.ErrCodeCancel)
 			}
 			done := make(chan error)
 			go func() { done <- c.write() }()
@@ -486,7 +486,7 @@ func TestResetsOfSubmittedRequests(t *testing.T) {
 				t.Errorf("%d: %+v", id, r)
 			}
 		}
-		c.ask("m")
+		c.send("m")
 		c.flush()
 		c.nc.Close() // the client no longer waits for the answer
 	})
@@ -507,11 +507,11 @@ func TestCompletingDoesNotWaitForTheClient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := greet(t, nc, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 24})
+	c := handshake(t, nc, http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 24})
 	_ = c.to.WriteWindowUpdate(0, 1<<30)
 	var ids []uint32
 	for range 60 { // the kernel buffers fewer bytes
-		ids = append(ids, c.ask("long 200000"))
+		ids = append(ids, c.send("long 200000"))
 		c.flush()
 		time.Sleep(ms)
 	}

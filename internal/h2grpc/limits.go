@@ -43,9 +43,9 @@ const (
 	// maxBuffered bounds the bytes of incomplete requests, and those of submitted requests. Beyond it, an
 	// incomplete request is denied. While submitted requests exceed it, the connection is not read.
 	maxBuffered = 2 * streamWindow
-	// maxStuck bounds the bytes of answers that wait for the client's windows. Beyond it, streams are
+	// maxStalled bounds the bytes of answers that wait for the client's windows. Beyond it, streams are
 	// reset. A client that reads slowly reaches maxOut first.
-	maxStuck = 2 * streamWindow
+	maxStalled = 2 * streamWindow
 	// maxRefused is the largest part of a request that is not gRPC which is read before the answer.
 	maxRefused = 64 << 10
 	// maxOut is the number of bytes that may wait to be written. While there are more, the connection is not read.
@@ -59,33 +59,33 @@ const (
 	// ownOutstanding.
 	maxOutstanding, ownOutstanding = 2048, 64
 
-	// maxHeld bounds the bytes that all connections together hold, in incomplete and submitted requests and
-	// in answers that wait for clients. Beyond it, each connection may hold an equal share of maxHeld, and
-	// at least ownHeld. So all connections together hold at most twice as many.
-	maxHeld, ownHeld = 32 << 20, 64 << 10
+	// maxTotalBuffered bounds the bytes that all connections together hold, in incomplete and submitted requests and
+	// in answers that wait for clients. Beyond it, each connection may hold an equal share of maxTotalBuffered, and
+	// at least ownBuffered. So all connections together hold at most twice as many.
+	maxTotalBuffered, ownBuffered = 32 << 20, 64 << 10
 
 	// calm is the number of frames without a request that are allowed in each Tick, beyond one for each
 	// answer. More of them end the connection. Such frames are resets, settings, priorities, window
 	// updates, empty frames, and frames of streams that have ended. Each takes about 100 ns.
 	calm = 10_000
-	// streamsLookedAt is the number of open streams for which a frame that visits all of them counts as one
+	// streamsChecked is the number of open streams for which a frame that visits all of them counts as one
 	// more frame.
-	streamsLookedAt = 64
+	streamsChecked = 64
 	// otherReset is the number of frames as which the reset of a stream of Config.Others counts.
 	otherReset = 50
 
-	// greeting is the time for the TLS handshake and the client's preface.
-	greeting = 20 * time.Second
+	// handshakeTimeout is the time for the TLS handshake and the client's preface.
+	handshakeTimeout = 20 * time.Second
 	// blockTimeout is the time for all frames of one header block.
 	blockTimeout = 20 * time.Second
 	// wholeTimeout is the time in which a request without a deadline must arrive completely.
 	wholeTimeout = time.Minute
 	// writeTimeout is the longest time in which a write may make no progress.
 	writeTimeout = 20 * time.Second
-	// lingering is the time that a client has to read the reason why its connection ends.
-	lingering = 250 * time.Millisecond
-	// leaving is the time that a client has to close a connection that has answered all requests.
-	leaving = time.Second
+	// goAwayTimeout is the time that a client has to read the reason why its connection ends.
+	goAwayTimeout = 250 * time.Millisecond
+	// halfCloseTimeout is the time that a client has to close a connection that has answered all requests.
+	halfCloseTimeout = time.Second
 
 	// After idlePing without a frame from the client it gets a ping. It must answer within idleAnswer, as
 	// in grpc-go.
@@ -94,7 +94,7 @@ const (
 	// grpc-go.
 	drainAnswer = 5 * time.Second
 	// pingEvery is the shortest interval between pings with no answer to a request in between. It is the
-	// documented 5 s less a tenth, because clients and networks are not punctual. pingStrikes is the number
+	// documented 5 s less a tenth, because clients and networks are not punctual. maxEarlyPings is the number
 	// of earlier pings that are tolerated.
-	pingEvery, pingStrikes = 4500 * time.Millisecond, 2
+	pingEvery, maxEarlyPings = 4500 * time.Millisecond, 2
 )

@@ -83,7 +83,7 @@ func (c *conn) submit(list []arrival) (n int) {
 func (o *operation) fill(c *conn, list []arrival) (n int) {
 	inline := c.server.config.Inline
 	if !inline {
-		list = list[:together(list)]
+		list = list[:groupByDeadline(list)]
 	}
 	o.conn, o.arrived, o.deadline = c, c.now, time.Time{}
 	if left := list[0].left; left != 0 && !inline {
@@ -108,9 +108,9 @@ func (o *operation) fill(c *conn, list []arrival) (n int) {
 	return n
 }
 
-// together moves the requests with the same deadline as the first to the start of list, and returns their
+// groupByDeadline moves the requests with the same deadline as the first to the start of list, and returns their
 // number.
-func together(list []arrival) int {
+func groupByDeadline(list []arrival) int {
 	n := 1
 	for i := 1; i < len(list); i++ {
 		if list[i].left == list[0].left {
@@ -129,8 +129,8 @@ func (c *conn) enter(o *operation) bool {
 	if !c.behind && all.enter(o, false) {
 		return true
 	}
-	if patience := c.server.config.Patience; patience > 0 {
-		if due := o.arrived.Add(patience); o.deadline.IsZero() || due.Before(o.deadline) {
+	if timeout := c.server.config.SubmitTimeout; timeout > 0 {
+		if due := o.arrived.Add(timeout); o.deadline.IsZero() || due.Before(o.deadline) {
 			o.deadline = due
 		}
 	}
@@ -170,7 +170,7 @@ func (c *conn) awaitTurn(o *operation) {
 	select {
 	case <-c.share.room:
 	case <-late:
-		if c.server.outstanding.withdraw(o) {
+		if c.server.outstanding.cancelWait(o) {
 			o.weight = 0
 		} else {
 			<-c.share.room
@@ -193,7 +193,7 @@ func (c *conn) adopt(o *operation) bool {
 		if r.stream == nil {
 			r.stream = c.keep(r.id)
 		}
-		c.forgetBody(r.stream)
+		c.releaseBody(r.stream)
 		r.stream.canceled = &r.canceled
 	}
 	c.operations++
@@ -276,7 +276,7 @@ func (o *operation) answer() {
 		case r.stream == nil || c.open[r.id] == r.stream:
 			c.answer(o, i)
 		default:
-			c.undead--
+			c.resetInStore--
 		}
 	}
 }

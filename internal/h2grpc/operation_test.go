@@ -16,20 +16,20 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// heldStore keeps batches until the test completes them.
-type heldStore struct {
+// pendingStore keeps batches until the test completes them.
+type pendingStore struct {
 	mu      sync.Mutex
 	batches []*backend.Batch
 }
 
-func (s *heldStore) Submit(b *backend.Batch) {
+func (s *pendingStore) Submit(b *backend.Batch) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.batches = append(s.batches, b)
 }
 
 // requests returns the number of requests that are kept.
-func (s *heldStore) requests() (n int) {
+func (s *pendingStore) requests() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.batches {
@@ -40,7 +40,7 @@ func (s *heldStore) requests() (n int) {
 
 // complete completes all batches as one reply of a server does: first Done of each batch, then Flush of
 // each source.
-func (s *heldStore) complete() {
+func (s *pendingStore) complete() {
 	s.mu.Lock()
 	batches := s.batches
 	s.batches = nil
@@ -58,7 +58,7 @@ func (s *heldStore) complete() {
 // One reply must flush each connection once, however many of its requests it completes.
 func TestOneReplyFlushesEachConnectionOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &heldStore{}
+		store := &pendingStore{}
 		s := New(Config{Path: path, Method: &echo{store: store}, Others: http.HandlerFunc(others)})
 		var tapes []*tape
 		for range 100 {
@@ -71,7 +71,7 @@ func TestOneReplyFlushesEachConnectionOnce(t *testing.T) {
 			for range 2 { // the server reads these requests in two parts
 				c.out.Reset()
 				for range 16 {
-					c.ask("m")
+					c.send("m")
 				}
 				nc.in <- bytes.Clone(c.out.Bytes())
 			}
@@ -102,12 +102,12 @@ func TestOneReplyFlushesEachConnectionOnce(t *testing.T) {
 // charged. It must continue when there is room.
 func TestWaitingForRoomEndsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const patience = 10 * ms
-		store := &heldStore{}
-		l := serve(t, &echo{store: inTime(store, time.Hour, 2*ms)}, func(c *Config) { c.Patience = patience })
+		const timeout = 10 * ms
+		store := &pendingStore{}
+		l := serve(t, &echo{store: inTime(store, time.Hour, 2*ms)}, func(c *Config) { c.SubmitTimeout = timeout })
 		first := dial(t, l)
 		for range maxOutstanding {
-			first.ask("first")
+			first.send("first")
 		}
 		go func() { _ = first.write() }()
 		synctest.Wait()
@@ -116,7 +116,7 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 		}
 		little := dial(t, l)
 		for range ownOutstanding {
-			little.ask("little")
+			little.send("little")
 		}
 		little.flush()
 		synctest.Wait()
@@ -124,28 +124,28 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 			t.Errorf("%d are submitted: a connection with little outstanding had to wait", n)
 		}
 		much := dial(t, l)
-		ask := func(more ...string) (id uint32) {
+		send := func(more ...string) (id uint32) {
 			time.Sleep(ms) // waits until the server has read everything
 			for range ownOutstanding + 1 {
-				id = much.ask("much", more...)
+				id = much.send("much", more...)
 			}
 			much.flush()
 			return id
 		}
-		for timeout, want := range map[string]time.Duration{"8m": 8 * ms, "1S": patience} {
-			id, began := ask("grpc-timeout", timeout), time.Now()
+		for timeout, want := range map[string]time.Duration{"8m": 8 * ms, "1S": timeout} {
+			id, began := send("grpc-timeout", timeout), time.Now()
 			if r := much.answer(id); r.message() != "late" || time.Since(began) != want {
 				t.Errorf("timeout %s: %+v after %v, want %v", timeout, r, time.Since(began), want)
 			}
 		}
-		id, began := ask(), time.Now()
-		if r := much.answer(id); r.message() != "late" || time.Since(began) != patience {
+		id, began := send(), time.Now()
+		if r := much.answer(id); r.message() != "late" || time.Since(began) != timeout {
 			t.Errorf("no timeout: %+v after %v", r, time.Since(began))
 		}
 		if n := store.requests(); n != maxOutstanding+ownOutstanding {
 			t.Errorf("%d are submitted", n)
 		}
-		id = ask()
+		id = send()
 		synctest.Wait()
 		store.complete()
 		synctest.Wait()
@@ -163,24 +163,24 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 // last read, because the requests may have arrived right after it.
 func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &heldStore{}
-		l := serve(t, &echo{store: inTime(store, time.Hour, 0)}, func(c *Config) { c.Patience = 10 * ms })
+		store := &pendingStore{}
+		l := serve(t, &echo{store: inTime(store, time.Hour, 0)}, func(c *Config) { c.SubmitTimeout = 10 * ms })
 		first, second := dial(t, l), dial(t, l)
 		for range maxOutstanding {
-			first.ask("first")
+			first.send("first")
 		}
 		go func() { _ = first.write() }()
 		synctest.Wait()
 		began := time.Now()
 		for range ownOutstanding + 1 {
-			second.ask("m", "grpc-timeout", "8m")
+			second.send("m", "grpc-timeout", "8m")
 		}
 		second.flush()
 		synctest.Wait()
 		var ids []uint32
 		for range 3 { // several reads
 			for range 500 {
-				ids = append(ids, second.ask("m", "grpc-timeout", "8m"))
+				ids = append(ids, second.send("m", "grpc-timeout", "8m"))
 			}
 			time.Sleep(ms)
 			second.flush()
@@ -191,7 +191,7 @@ func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 			}
 		}
 		time.Sleep(ms) // requests that arrive from now on must not be late
-		fresh := second.ask("fresh")
+		fresh := second.send("fresh")
 		second.flush()
 		synctest.Wait()
 		store.complete()
@@ -204,16 +204,16 @@ func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 // A closed connection must not wait for room longer than its requests do, and must then charge nothing.
 func TestAClosedConnectionDoesNotWaitForRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &heldStore{}
-		s, l := start(t, func(c *Config) { c.Method, c.Inline, c.Patience = &echo{store: store}, false, 10*ms })
+		store := &pendingStore{}
+		s, l := start(t, func(c *Config) { c.Method, c.Inline, c.SubmitTimeout = &echo{store: store}, false, 10*ms })
 		first, second := dial(t, l), dial(t, l)
 		for range maxOutstanding {
-			first.ask("first")
+			first.send("first")
 		}
 		go func() { _ = first.write() }()
 		synctest.Wait()
 		for range ownOutstanding + 1 {
-			second.ask("second")
+			second.send("second")
 		}
 		second.flush()
 		synctest.Wait()
@@ -261,7 +261,7 @@ func TestTurns(t *testing.T) {
 	if all.leave(little); !admitted(more) || admitted(third) {
 		t.Error("when its own part became free, it was not admitted, or another one was")
 	}
-	if !all.withdraw(third) || all.withdraw(more) {
+	if !all.cancelWait(third) || all.cancelWait(more) {
 		t.Error("withdraw accepted an operation that does not wait")
 	}
 	all.leave(full)
@@ -306,7 +306,7 @@ func nameOf(message []byte) int64 { return 1 + int64(crc32.ChecksumIEEE(message)
 // the same memory by then. The race detector would report it.
 func TestALateDecisionReachesNoOtherRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := serve(t, &echo{store: inTime(&lateStore{}, 4*ms, 0)}, func(c *Config) { c.Patience = 4 * ms })
+		l := serve(t, &echo{store: inTime(&lateStore{}, 4*ms, 0)}, func(c *Config) { c.SubmitTimeout = 4 * ms })
 		var wg sync.WaitGroup
 		for i := range 4 {
 			wg.Go(func() {
@@ -315,9 +315,9 @@ func TestALateDecisionReachesNoOtherRequest(t *testing.T) {
 					want := map[uint32]string{}
 					for n := range 5 {
 						m := fmt.Sprint(i, "/", round, "/", n)
-						want[c.ask(m)] = m
+						want[c.send(m)] = m
 					}
-					gone := c.ask("gone")
+					gone := c.send("gone")
 					_ = c.to.WriteRSTStream(gone, http2.ErrCodeCancel)
 					c.flush()
 					for id, m := range want {

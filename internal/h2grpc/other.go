@@ -28,8 +28,8 @@ func (o *other) end(cause error) {
 	o.body.end(cause)
 }
 
-// handOver passes s, with its header fields, to Config.Others.
-func (c *conn) handOver(s *stream, fields []hpack.HeaderField) error {
+// handToOthers passes s, with its header fields, to Config.Others.
+func (c *conn) handToOthers(s *stream, fields []hpack.HeaderField) error {
 	if c.others >= maxOthers {
 		c.abort(s.id, http2.ErrCodeRefusedStream)
 		return c.idle(otherReset)
@@ -63,7 +63,7 @@ func (c *conn) handOver(s *stream, fields []hpack.HeaderField) error {
 	var ctx context.Context
 	ctx, s.other.cancel = context.WithCancelCause(context.WithValue(c.server.context, http.LocalAddrContextKey, c.nc.LocalAddr()))
 	r.Body = s.other.body
-	s.state = handed
+	s.state = handedToOthers
 	if s.ended {
 		s.other.body.end(nil)
 	}
@@ -71,14 +71,14 @@ func (c *conn) handOver(s *stream, fields []hpack.HeaderField) error {
 	w := &responseWriter{conn: c, stream: s, header: http.Header{}}
 	c.server.goroutines.Go(func() {
 		w.broken = !c.attempt(func() { c.server.config.Others.ServeHTTP(w, r.WithContext(ctx)) })
-		c.handlerEnds(w)
+		c.handlerEnded(w)
 	})
 	return nil
 }
 
-// handOverBody passes a stream whose message is unusual to Config.Others. The received part of the message
+// handBodyToOthers passes a stream whose message is unusual to Config.Others. The received part of the message
 // is in s.body. Its header fields are the usual ones.
-func (c *conn) handOverBody(s *stream) error {
+func (c *conn) handBodyToOthers(s *stream) error {
 	fields := []hpack.HeaderField{
 		{Name: ":method", Value: "POST"}, {Name: ":path", Value: c.server.config.Path},
 		{Name: ":authority", Value: "localhost"}, {Name: "te", Value: "trailers"}, typeField,
@@ -89,10 +89,10 @@ func (c *conn) handOverBody(s *stream) error {
 		fields = append(fields, hpack.HeaderField{Name: "grpc-timeout", Value: strconv.FormatInt(ms, 10) + "m"})
 	}
 	got := s.body
-	c.forgetBody(s)
+	c.releaseBody(s)
 	ended := s.ended
 	s.ended = false
-	if err := c.handOver(s, fields); err != nil || s.state != handed {
+	if err := c.handToOthers(s, fields); err != nil || s.state != handedToOthers {
 		return err
 	}
 	s.ended = ended
@@ -106,8 +106,8 @@ func (c *conn) handOverBody(s *stream) error {
 	return nil
 }
 
-// handlerEnds ends w's stream after its handler has returned.
-func (c *conn) handlerEnds(w *responseWriter) {
+// handlerEnded ends w's stream after its handler has returned.
+func (c *conn) handlerEnded(w *responseWriter) {
 	if !w.broken {
 		w.finish()
 	}
@@ -208,7 +208,7 @@ type responseWriter struct {
 	broken   bool     // the handler has panicked
 }
 
-var errGone = errors.New("the stream has ended")
+var errStreamEnded = errors.New("the stream has ended")
 
 // Header implements http.ResponseWriter.
 func (w *responseWriter) Header() http.Header { return w.header }
@@ -260,7 +260,7 @@ func (w *responseWriter) Write(p []byte) (written int, err error) {
 		for {
 			if c.open[s.id] != s || c.closed {
 				c.mu.Unlock()
-				return written, errGone
+				return written, errStreamEnded
 			}
 			if n = int(min(int64(len(p)), c.window, c.initial+s.window, maxFrame)); n > 0 && len(c.out) <= maxOut {
 				break

@@ -15,18 +15,18 @@ func (c *conn) flushSoon() {
 	c.count()
 	nc, ok := c.nc.(interface{ WriteOnce(b []byte) (int, error) }) // a nonblock.Conn
 	switch {
-	case c.writing || c.closed || len(c.out) == 0 && !c.mayLeave():
+	case c.writing || c.closed || len(c.out) == 0 && !c.mayHalfClose():
 		c.mu.Unlock()
 	case ok:
 		c.write(nc.WriteOnce)
 	default:
-		c.flushApart()
+		c.flushOnGoroutine()
 		c.mu.Unlock()
 	}
 }
 
-// flushApart flushes on a new goroutine. c.mu is held.
-func (c *conn) flushApart() {
+// flushOnGoroutine flushes on a new goroutine. c.mu is held.
+func (c *conn) flushOnGoroutine() {
 	c.server.goroutines.Go(func() {
 		c.mu.Lock()
 		c.flush()
@@ -51,35 +51,35 @@ func (c *conn) write(to func([]byte) (int, error)) {
 		c.mu.Lock()
 		if err == nil && n < len(b) {
 			c.out = append(b[n:], c.out...)
-			c.flushApart()
+			c.flushOnGoroutine()
 			break
 		}
 		if cap(b) <= maxOut {
 			c.spare = b[:0]
 		}
 		if err != nil {
-			c.shut()
+			c.closeNow()
 		}
 	}
-	if c.mayLeave() {
-		c.leave()
+	if c.mayHalfClose() {
+		c.halfClose()
 	}
 	c.writing = false
 	c.changed.Broadcast()
 	c.mu.Unlock()
 }
 
-// mayLeave reports whether the connection accepts no more requests and has answered all. c.mu is held.
-func (c *conn) mayLeave() bool { return c.finalized && !c.leaving && !c.closed && !c.busy() }
+// mayHalfClose reports whether the connection accepts no more requests and has answered all. c.mu is held.
+func (c *conn) mayHalfClose() bool { return c.finalized && !c.halfClosed && !c.closed && !c.busy() }
 
-// leave closes the write side of a connection that has answered all requests. The client should then close
+// halfClose closes the write side of a connection that has answered all requests. The client should then close
 // the connection. c.writing is set, so that no other goroutine writes. c.mu is held, and released during
 // the call, because TLS writes a close_notify.
-func (c *conn) leave() {
-	c.leaving = true
+func (c *conn) halfClose() {
+	c.halfClosed = true
 	c.mu.Unlock()
 	c.closeWrite()
-	_ = c.nc.SetReadDeadline(time.Now().Add(leaving))
+	_ = c.nc.SetReadDeadline(time.Now().Add(halfCloseTimeout))
 	c.mu.Lock()
 }
 
@@ -96,8 +96,8 @@ func (c *conn) fail(reason *connError) {
 		c.mu.Unlock()
 		return
 	}
-	if reason == nil || !c.greeted {
-		c.shut()
+	if reason == nil || !c.handshaken {
+		c.closeNow()
 		c.mu.Unlock()
 		return
 	}
@@ -106,20 +106,20 @@ func (c *conn) fail(reason *connError) {
 	}
 	c.draining = true
 	c.out = appendGoAway(c.out, c.final, reason.code, reason.text)
-	_ = c.nc.SetWriteDeadline(time.Now().Add(lingering))
+	_ = c.nc.SetWriteDeadline(time.Now().Add(goAwayTimeout))
 	c.flush()
 }
 
-// linger gives the client time to read the GOAWAY. If a socket is closed while it has unread bytes, the
+// drainAfterGoAway gives the client time to read the GOAWAY. If a socket is closed while it has unread bytes, the
 // kernel also discards bytes that the client has not received yet.
-func (c *conn) linger() {
+func (c *conn) drainAfterGoAway() {
 	c.closeWrite()
-	_ = c.nc.SetReadDeadline(time.Now().Add(lingering))
+	_ = c.nc.SetReadDeadline(time.Now().Add(goAwayTimeout))
 	_, _ = io.CopyN(io.Discard, c.nc, 1<<20)
 }
 
-// shut ends the connection at once. c.mu is held.
-func (c *conn) shut() {
+// closeNow ends the connection at once. c.mu is held.
+func (c *conn) closeNow() {
 	if c.closed {
 		return
 	}
@@ -131,15 +131,15 @@ func (c *conn) shut() {
 // close ends all streams and removes the connection from the server. It is the reader's last call.
 func (c *conn) close() {
 	c.mu.Lock()
-	c.shut()
+	c.closeNow()
 	for _, s := range c.open {
 		c.drop(s)
 	}
 	for c.operations > 0 || c.others > 0 { // these end soon, because they are canceled
 		c.changed.Wait()
 	}
-	c.server.held.Add(-int64(c.counted))
+	c.server.bufferedBytes.Add(-int64(c.counted))
 	c.counted = 0
 	c.mu.Unlock()
-	c.server.gone(c)
+	c.server.remove(c)
 }

@@ -16,9 +16,9 @@ type outstanding struct {
 
 // share is one connection's part of outstanding. It is guarded by outstanding.mu.
 type share struct {
-	weight int
-	waits  *operation    // the waiting operation, or nil
-	room   chan struct{} // receives a value when waits is admitted; its capacity is 1
+	weight  int
+	waiting *operation    // the waiting operation, or nil
+	room    chan struct{} // receives a value when waiting is admitted; its capacity is 1
 }
 
 // enter reports whether it admitted o. If there is no room, and wait is true, o waits for its turn.
@@ -30,7 +30,7 @@ func (s *outstanding) enter(o *operation, wait bool) bool {
 		return true
 	}
 	if wait {
-		s.waiting, o.conn.share.waits = append(s.waiting, o), o
+		s.waiting, o.conn.share.waiting = append(s.waiting, o), o
 	}
 	return false
 }
@@ -48,8 +48,8 @@ func (s *outstanding) admit(o *operation) {
 	s.weight += o.weight
 	mine := &o.conn.share
 	mine.weight += o.weight
-	if mine.waits == o {
-		mine.waits = nil
+	if mine.waiting == o {
+		mine.waiting = nil
 		mine.room <- struct{}{}
 	}
 }
@@ -66,20 +66,20 @@ func (s *outstanding) leave(o *operation) {
 		s.admit(s.waiting[n])
 	}
 	s.waiting = slices.Delete(s.waiting, 0, n)
-	if own := o.conn.share.waits; own != nil && own.fitsOwn() {
+	if own := o.conn.share.waiting; own != nil && own.fitsOwn() {
 		s.remove(own)
 		s.admit(own)
 	}
 }
 
-// withdraw ends the wait of o. It returns false if o has been admitted.
-func (s *outstanding) withdraw(o *operation) bool {
+// cancelWait ends the wait of o. It returns false if o has been admitted.
+func (s *outstanding) cancelWait(o *operation) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if o.conn.share.waits != o {
+	if o.conn.share.waiting != o {
 		return false
 	}
-	o.conn.share.waits = nil
+	o.conn.share.waiting = nil
 	s.remove(o)
 	return true
 }

@@ -72,7 +72,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	finalized := c.finalized // readHead releases the lock; meanwhile a GOAWAY may promise the client an answer on this stream
 	c.last = id
 	if c.fresh.id != 0 {
-		c.park()
+		c.moveToOpen()
 	}
 	h, err := c.readHead(block, false)
 	if err != nil {
@@ -80,26 +80,26 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	}
 	switch {
 	case finalized: // the client knows that this stream is not answered
-		c.forget(id)
+		c.recordReset(id)
 		return nil
 	case h.malformed:
 		c.abort(id, http2.ErrCodeProtocol)
 		return c.idle(1)
-	case len(c.open)+c.undead+len(c.arrived) >= maxStreams:
+	case len(c.open)+c.resetInStore+len(c.arrived) >= maxStreams:
 		c.abort(id, http2.ErrCodeRefusedStream)
 		return c.idle(1)
 	}
 	c.fresh.id, c.fresh.head, c.fresh.opened, c.fresh.ended = id, *h, c.now, end
 	switch {
-	case h.tooLong && h.ours:
+	case h.tooLong && h.forMethod:
 		c.denyUnread(&c.fresh)
 	case h.refusal != nil && end:
 		return c.refuse(&c.fresh)
 	case h.refusal != nil: // refused after the rest has arrived, which may be malformed
-	case !h.ours:
-		return c.handOver(c.park(), c.heads.fields)
+	case !h.forMethod:
+		return c.handToOthers(c.moveToOpen(), c.heads.fields)
 	case end: // a request without a message
-		return c.handOverBody(c.park())
+		return c.handBodyToOthers(c.moveToOpen())
 	}
 	return nil
 }
@@ -110,11 +110,11 @@ func (c *conn) readHead(block []byte, trailers bool) (*head, error) {
 	if len(block) <= shortBlock {
 		return c.heads.read(block, trailers)
 	}
-	c.taking++ // keeps the connection busy
+	c.inProgress++ // keeps the connection busy
 	c.mu.Unlock()
 	h, err := c.heads.read(block, trailers)
 	c.mu.Lock()
-	c.taking--
+	c.inProgress--
 	return h, err
 }
 
@@ -126,7 +126,7 @@ func (c *conn) trailers(id uint32, block []byte, end bool) error {
 	}
 	s := c.find(id)
 	switch {
-	case s == nil && c.forgotten(id):
+	case s == nil && c.wasReset(id):
 		return c.idle(1)
 	case s == nil:
 		return &connError{http2.ErrCodeStreamClosed, "HEADERS on a stream that is over"}
@@ -137,7 +137,7 @@ func (c *conn) trailers(id uint32, block []byte, end bool) error {
 		c.abort(id, http2.ErrCodeProtocol)
 		return c.idle(1)
 	}
-	return c.whole(s, nil)
+	return c.complete(s, nil)
 }
 
 func (c *conn) onData(f frameHeader, payload []byte) error {
@@ -159,7 +159,7 @@ func (c *conn) onData(f frameHeader, payload []byte) error {
 		switch {
 		case f.stream > c.last:
 			return protocolError("DATA on a stream that is not open")
-		case !c.forgotten(f.stream):
+		case !c.wasReset(f.stream):
 			c.abort(f.stream, http2.ErrCodeStreamClosed)
 		}
 		return c.idle(1)
@@ -176,7 +176,7 @@ func (c *conn) onData(f frameHeader, payload []byte) error {
 	}
 	s.length += int64(len(data))
 	if end {
-		return c.whole(s, data)
+		return c.complete(s, data)
 	}
 	return c.part(c.kept(s), data)
 }
@@ -191,13 +191,13 @@ func (c *conn) part(s *stream, data []byte) error {
 	case s.head.refusal != nil:
 		return nil
 	}
-	if s.state != handed {
+	if s.state != handedToOthers {
 		s.body = append(s.body, data...)
 		s.buffered += len(data)
 		c.buffered += len(data)
 		switch {
 		case unusual(s.body):
-			return c.handOverBody(s)
+			return c.handBodyToOthers(s)
 		case c.buffered > c.allowance():
 			c.denyUnread(s)
 		}
@@ -213,8 +213,8 @@ func (c *conn) part(s *stream, data []byte) error {
 	return nil
 }
 
-// whole handles the last data of a request. The data before it is in s.body.
-func (c *conn) whole(s *stream, data []byte) error {
+// complete handles the last data of a request. The data before it is in s.body.
+func (c *conn) complete(s *stream, data []byte) error {
 	s.ended = true
 	if s.head.length >= 0 && s.head.length != s.length {
 		c.abort(s.id, http2.ErrCodeProtocol)
@@ -226,7 +226,7 @@ func (c *conn) whole(s *stream, data []byte) error {
 	case s.head.refusal != nil:
 		return c.refuse(s)
 	}
-	if s.state == handed {
+	if s.state == handedToOthers {
 		if len(data) > 0 {
 			s.ended = false // part expects an open stream
 			if err := c.part(s, data); err != nil {
@@ -245,7 +245,7 @@ func (c *conn) whole(s *stream, data []byte) error {
 	if unusual(message) || len(message) < prefixLen || len(message)-prefixLen != int(binary.BigEndian.Uint32(message[1:])) {
 		s = c.kept(s)
 		s.body = append(s.body[:0], message...)
-		return c.handOverBody(s)
+		return c.handBodyToOthers(s)
 	}
 	c.request(s, message[prefixLen:])
 	return nil

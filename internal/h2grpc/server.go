@@ -83,9 +83,9 @@ type Config struct {
 	// Inline means that Batch.Submit always calls done before it returns. The server then does not copy
 	// messages, and leaves deadlines to the Method.
 	Inline bool
-	// Patience is how long a request may wait to be submitted while too much is outstanding. 0 means until
+	// SubmitTimeout is how long a request may wait to be submitted while too much is outstanding. 0 means until
 	// the caller's deadline.
-	Patience time.Duration
+	SubmitTimeout time.Duration
 
 	// TLS is the TLS configuration of the listeners; nil means no TLS.
 	TLS *tls.Config
@@ -106,10 +106,10 @@ type Server struct {
 	context context.Context // parent of the contexts of Config.Others
 	cancel  context.CancelFunc
 
-	operations  sync.Pool
-	outstanding outstanding
-	held        atomic.Int64 // the bytes of requests and answers that connections hold, which is the sum of conn.counted
-	count       atomic.Int64 // the number of open connections
+	operations    sync.Pool
+	outstanding   outstanding
+	bufferedBytes atomic.Int64 // the bytes of requests and answers that connections hold, which is the sum of conn.counted
+	count         atomic.Int64 // the number of open connections
 
 	goroutines sync.WaitGroup
 	closing    chan struct{} // closed when the listeners are
@@ -193,7 +193,7 @@ func (s *Server) start(nc net.Conn) {
 	s.goroutines.Go(c.serve)
 }
 
-func (s *Server) gone(c *conn) {
+func (s *Server) remove(c *conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.conns, c)

@@ -21,7 +21,7 @@ type slowStore struct {
 	mu    sync.Mutex
 	busy  int
 	queue []*backend.Batch
-	takes []int // the number of charges of each call
+	sizes []int // the number of charges of each call
 }
 
 func newSlowStore(delay time.Duration) *slowStore {
@@ -30,11 +30,11 @@ func newSlowStore(delay time.Duration) *slowStore {
 	return s
 }
 
-// taken returns the number of charges of each call so far.
-func (s *slowStore) taken() []int {
+// batchSizes returns the number of charges of each call so far.
+func (s *slowStore) batchSizes() []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Clone(s.takes)
+	return slices.Clone(s.sizes)
 }
 
 func (s *slowStore) Submit(b *backend.Batch) {
@@ -62,7 +62,7 @@ func (s *slowStore) next() {
 			continue
 		}
 		s.busy++
-		s.takes = append(s.takes, n)
+		s.sizes = append(s.sizes, n)
 		go func() {
 			time.Sleep(time.Duration(s.delay.Load()))
 			s.mu.Lock()

@@ -28,7 +28,7 @@ type stream struct {
 	tail []byte // the trailers after rest
 	// queued means that the stream is in conn.stalled.
 	queued bool
-	stop   func() // stops the timer of a held answer
+	stop   func() // stops the timer of a delayed answer
 	// canceled tells the Store, while it decides, that the client has canceled the request.
 	canceled *atomic.Bool
 	// other is set if Config.Others serves the stream.
@@ -38,11 +38,11 @@ type stream struct {
 type streamState uint8
 
 const (
-	coming  streamState = iota // the request is incomplete
-	waiting                    // the Store is deciding
-	holding                    // the answer is held back
-	stuck                      // the answer waits for the client's windows
-	handed                     // Config.Others serves it
+	incomplete     streamState = iota // the request is incomplete
+	waiting                           // the Store is deciding
+	delayed                           // the answer is held back
+	stuck                             // the answer waits for the client's windows
+	handedToOthers                    // Config.Others serves it
 )
 
 // find returns an open stream, or nil.
@@ -53,8 +53,8 @@ func (c *conn) find(id uint32) *stream {
 	return c.open[id]
 }
 
-// park moves c.fresh to c.open.
-func (c *conn) park() *stream {
+// moveToOpen moves c.fresh to c.open.
+func (c *conn) moveToOpen() *stream {
 	s := c.unused()
 	*s = c.fresh
 	c.fresh = stream{}
@@ -91,7 +91,7 @@ func (c *conn) recycle(s *stream) {
 // kept returns s, after moving it to c.open if it is c.fresh.
 func (c *conn) kept(s *stream) *stream {
 	if s == &c.fresh {
-		return c.park()
+		return c.moveToOpen()
 	}
 	return s
 }
@@ -107,24 +107,24 @@ func (c *conn) drop(s *stream) {
 	s.buffered = 0
 	switch s.state {
 	case waiting:
-		c.undead++ // it counts until its operation is completed
+		c.resetInStore++ // it counts until its operation is completed
 		if s.canceled != nil {
 			s.canceled.Store(true)
 		}
-	case holding:
+	case delayed:
 		s.stop()
-	case handed:
+	case handedToOthers:
 		s.other.end(context.Canceled)
 	case stuck:
 		c.stuck -= len(s.rest)
 		c.dequeue(s)
-	case coming:
+	case incomplete:
 	}
 }
 
 // busy reports whether the connection still has requests, or bytes to write.
 func (c *conn) busy() bool {
-	return len(c.open) > 0 || c.fresh.id != 0 || len(c.arrived)+c.taking > 0 || c.others > 0 || len(c.out) > 0
+	return len(c.open) > 0 || c.fresh.id != 0 || len(c.arrived)+c.inProgress > 0 || c.others > 0 || len(c.out) > 0
 }
 
 // abort resets a stream, which may be one of c.arrived. Frames that the client sends before it knows of the
@@ -134,19 +134,19 @@ func (c *conn) abort(id uint32, code http2.ErrCode) {
 	if s := c.find(id); s != nil {
 		c.drop(s)
 	}
-	c.forget(id)
+	c.recordReset(id)
 	c.out = appendReset(c.out, id, code)
 }
 
-// forget records that a stream was reset and that frames may still arrive on it.
-func (c *conn) forget(id uint32) {
-	c.gone[c.goneAt] = id
-	c.goneAt = (c.goneAt + 1) % len(c.gone)
+// recordReset records that a stream was reset and that frames may still arrive on it.
+func (c *conn) recordReset(id uint32) {
+	c.resets[c.resetsAt] = id
+	c.resetsAt = (c.resetsAt + 1) % len(c.resets)
 }
 
-func (c *conn) forgotten(id uint32) bool {
-	for _, gone := range c.gone {
-		if gone == id {
+func (c *conn) wasReset(id uint32) bool {
+	for _, reset := range c.resets {
+		if reset == id {
 			return true
 		}
 	}
@@ -161,14 +161,14 @@ func (c *conn) refuse(s *stream) error {
 	block = appendField(block, ":status", strconv.Itoa(r.httpStatus))
 	block = appendField(block, typeField.Name, "text/plain")
 	c.out = appendHeaders(c.out, s.id, false, block)
-	c.getStuck(s, []byte(r.status.Message), appendField(nil, statusField.Name, strconv.Itoa(int(r.status.Code))))
+	c.sendOrStall(s, []byte(r.status.Message), appendField(nil, statusField.Name, strconv.Itoa(int(r.status.Code))))
 	return c.idle(1)
 }
 
 // denyUnread denies a request that exceeds a bound, without decoding it.
 func (c *conn) denyUnread(s *stream) {
 	s = c.kept(s)
-	c.forgetBody(s)
+	c.releaseBody(s)
 	c.respond(s.id, s, c.denial)
 }
 
@@ -188,8 +188,8 @@ func (c *conn) attempt(f func()) (returned bool) {
 	return true
 }
 
-// forgetBody releases the received part of a request.
-func (c *conn) forgetBody(s *stream) {
+// releaseBody releases the received part of a request.
+func (c *conn) releaseBody(s *stream) {
 	c.buffered -= s.buffered
 	s.buffered, s.body = 0, nil
 }
@@ -234,15 +234,15 @@ func (c *conn) answerReady() {
 	c.arrived = nil // abort calls this function again
 	rest := list
 	for len(rest) > 0 && !c.closed {
-		c.taking = len(rest)
+		c.inProgress = len(rest)
 		rest = rest[c.submit(rest):]
 	}
 	for i := range rest { // these were not submitted, because the connection was closed
 		if s := rest[i].stream; s != nil {
-			s.state = coming
+			s.state = incomplete
 		}
 	}
-	c.taking = 0
+	c.inProgress = 0
 	clear(list)
 	c.arrived = list[:0]
 }
@@ -251,14 +251,14 @@ func (c *conn) answerReady() {
 func (c *conn) answer(o *operation, i int) {
 	r := &o.requests[i]
 	if s := r.stream; s != nil {
-		c.forgetBody(s)
-		s.state = coming // so that drop does not add it to conn.undead
+		c.releaseBody(s)
+		s.state = incomplete // so that drop does not add it to conn.resetInStore
 	}
 	switch {
 	case !r.finished:
 		c.respond(r.id, r.stream, c.denial)
 	case r.delay > 0:
-		c.hold(o, i)
+		c.delay(o, i)
 		return
 	default:
 		c.respond(r.id, r.stream, func(to []byte) ([]byte, *Status) { return c.encode(to, o.batch, i) })

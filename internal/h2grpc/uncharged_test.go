@@ -15,16 +15,16 @@ import (
 func TestWithoutTimeNothingIsCharged(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 		for _, timeout := range []string{"2m", "1m", "1u", "1n"} {
-			alone := c.ask("m", "grpc-timeout", timeout)
+			alone := c.send("m", "grpc-timeout", timeout)
 			c.flush()
 			if r := c.answer(alone); r.message() != "late" {
 				t.Errorf("%s: %+v", timeout, r)
 			}
 		}
-		if n := s.taken(); len(n) > 0 {
+		if n := s.batchSizes(); len(n) > 0 {
 			t.Errorf("charges %v", n)
 		}
-		short, long := c.ask("short", "grpc-timeout", "1m"), c.ask("long", "grpc-timeout", "1S")
+		short, long := c.send("short", "grpc-timeout", "1m"), c.send("long", "grpc-timeout", "1S")
 		c.flush()
 		if r := c.answer(short); r.message() != "late" {
 			t.Errorf("%+v", r)
@@ -32,7 +32,7 @@ func TestWithoutTimeNothingIsCharged(t *testing.T) {
 		if r := c.answer(long); r.message() != "long" {
 			t.Errorf("%+v", r)
 		}
-		if n := s.taken(); !slices.Equal(n, []int{1}) {
+		if n := s.batchSizes(); !slices.Equal(n, []int{1}) {
 			t.Errorf("charges %v", n)
 		}
 	})
@@ -52,16 +52,16 @@ func TestAbandonedRequestsAreNotCharged(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			slow(t, func(t *testing.T, _ *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
-				ask := func() (id uint32) {
-					id = c.ask("m")
+				send := func() (id uint32) {
+					id = c.send("m")
 					c.flush()
 					synctest.Wait()
 					return id
 				}
-				sent := []uint32{ask(), ask()}
+				sent := []uint32{send(), send()}
 				var waiting []uint32
 				for range 2*maxBatch + 1 { // three batches
-					waiting = append(waiting, c.ask(fmt.Sprint("waits ", len(waiting))))
+					waiting = append(waiting, c.send(fmt.Sprint("waits ", len(waiting))))
 				}
 				c.flush()
 				synctest.Wait()
@@ -75,7 +75,7 @@ func TestAbandonedRequestsAreNotCharged(t *testing.T) {
 				}
 				want := map[string][]int{"reset": {1, 1, 1}, "connection ended": {1, 1}}[name]
 				time.Sleep(time.Second) // waits until everything has ended
-				if n := s.taken(); !slices.Equal(n, want) {
+				if n := s.batchSizes(); !slices.Equal(n, want) {
 					t.Errorf("charges %v, want %v", n, want)
 				}
 			})

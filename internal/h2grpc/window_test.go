@@ -12,7 +12,7 @@ import (
 func TestNoMoreBytesThanGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}), http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 20})
-		first, second := c.ask("long 100000"), c.ask("long 100000")
+		first, second := c.send("long 100000"), c.send("long 100000")
 		granted := 65_535 // RFC 9113, 6.9.2
 		for _, more := range []int{0, 1, 1000, 20_000} {
 			if granted += more; more > 0 {

@@ -64,7 +64,7 @@ func (a *Adjustments) list(w http.ResponseWriter, _ *http.Request) {
 		all = []adjust.Shown{}
 	}
 	status := a.Service.Status()
-	answer := map[string]any{"version": version, "adjustments": all, "kept_in": status.Place, "lasting": status.Lasting}
+	answer := map[string]any{"version": version, "adjustments": all, "kept_in": status.Place, "lasting": status.Persistent}
 	if status.Err != nil {
 		answer["problem"] = status.Err.Error()
 	}

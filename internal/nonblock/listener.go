@@ -15,7 +15,7 @@ func (l listener) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	if c := Wrap(nc); c != nil {
-		c.takeTurns()
+		c.enableYield()
 		return c, nil
 	}
 	return nc, nil

@@ -19,16 +19,16 @@ type Conn struct {
 	one     [1]byte // the buffer of peek
 	polled  [1]unix.PollFd
 
-	wake     chan struct{} // not nil if the connection yields regularly
-	unwaited int           // bytes read since the connection last waited or yielded
+	wake           chan struct{} // not nil if the connection yields regularly
+	readSinceYield int           // bytes read since the connection last waited or yielded
 
 	// These functions are arguments of raw. They are stored, so that a call does not allocate them.
 	read, write, writeOnce, peek func(fd uintptr) bool
 	poll                         func(fd uintptr)
 }
 
-// takeTurns makes c yield to other goroutines each time it has read a certain amount without waiting.
-func (c *Conn) takeTurns() { c.wake = make(chan struct{}, 1) }
+// enableYield makes c yield to other goroutines each time it has read a certain amount without waiting.
+func (c *Conn) enableYield() { c.wake = make(chan struct{}, 1) }
 
 // Wrap returns a Conn for a TCP or Unix socket connection. For other connections it returns nil.
 func Wrap(nc net.Conn) *Conn {
@@ -48,7 +48,7 @@ func Wrap(nc net.Conn) *Conn {
 	c := &Conn{Conn: nc, raw: raw}
 	c.read = func(fd uintptr) bool {
 		if !c.in.do(syscall.SYS_READ, fd) {
-			c.unwaited = 0
+			c.readSinceYield = 0
 			return false
 		}
 		return true
@@ -80,14 +80,14 @@ func (c *Conn) Read(b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
 	}
-	if c.unwaited >= share && c.wake != nil {
-		c.unwaited = 0
-		turns.pass(c.wake)
+	if c.readSinceYield >= share && c.wake != nil {
+		c.readSinceYield = 0
+		yields.pass(c.wake)
 	}
 	c.in = call{b: b}
 	err := c.raw.Read(c.read)
 	c.in.b = nil
-	c.unwaited += c.in.n
+	c.readSinceYield += c.in.n
 	switch {
 	case err != nil:
 		return 0, err

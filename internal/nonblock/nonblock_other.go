@@ -13,7 +13,7 @@ type Conn struct{ net.Conn }
 // Wrap returns nil.
 func Wrap(net.Conn) *Conn { return nil }
 
-func (*Conn) takeTurns() {}
+func (*Conn) enableYield() {}
 
 // Await is never called on this system.
 func (*Conn) Await() error { return net.ErrClosed }

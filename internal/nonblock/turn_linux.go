@@ -9,15 +9,15 @@ import (
 // yields.
 const share = 32 << 10
 
-// turns makes goroutines that never wait go through the poller. A goroutine whose socket always has data
+// yields makes goroutines that never wait go through the poller. A goroutine whose socket always has data
 // keeps its processor until the runtime preempts it, after ten milliseconds. runtime.Gosched does not help.
 // It runs only goroutines that are ready, and a goroutine that waits for a socket becomes ready only when the
 // poller is called.
-var turns turnstile
+var yields yielder
 
-// turnstile is an eventfd that one goroutine at a time makes ready and then waits for. Goroutines that arrive
+// yielder is an eventfd that one goroutine at a time makes ready and then waits for. Goroutines that arrive
 // meanwhile wait for that one.
-type turnstile struct {
+type yielder struct {
 	mu      sync.Mutex
 	opened  bool            // whether an attempt was made to open event; guarded by mu, like the following fields
 	event   *worker         // nil if it could not be opened
@@ -28,7 +28,7 @@ type turnstile struct {
 }
 
 // pass yields to other goroutines. wake is a channel of the caller with a capacity of 1.
-func (t *turnstile) pass(wake chan struct{}) {
+func (t *yielder) pass(wake chan struct{}) {
 	t.mu.Lock()
 	if !t.opened {
 		t.open()
@@ -58,7 +58,7 @@ func (t *turnstile) pass(wake chan struct{}) {
 }
 
 // open opens the event, which is never closed. mu is held.
-func (t *turnstile) open() {
+func (t *yielder) open() {
 	t.opened = true
 	h, err := newWorker()
 	if err != nil { // too many open files

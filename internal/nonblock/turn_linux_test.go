@@ -66,18 +66,18 @@ func fill(t *testing.T, c *Conn) (sum int) {
 
 // All goroutines must get their turn, even if many call pass at the same time.
 func TestEveryoneGetsTheirTurn(t *testing.T) {
-	var turns turnstile
+	var yields yielder
 	var all sync.WaitGroup
 	for range 50 {
 		all.Go(func() {
 			wake := make(chan struct{}, 1)
 			for range 200 {
-				turns.pass(wake)
+				yields.pass(wake)
 			}
 		})
 	}
 	all.Wait()
-	if turns.busy || len(turns.waiting) > 0 {
-		t.Errorf("%+v", &turns)
+	if yields.busy || len(yields.waiting) > 0 {
+		t.Errorf("%+v", &yields)
 	}
 }

@@ -27,8 +27,8 @@ type denial struct {
 	wait int64
 }
 
-// explain returns the content of the body for v. v must be a denial. quiet omits the retry time.
-func explain(v *limiter.Verdict, quiet bool) denial {
+// explain returns the content of the body for v. v must be a denial. noRetryAfter omits the retry time.
+func explain(v *limiter.Verdict, noRetryAfter bool) denial {
 	var d denial
 	d.result = denier(v)
 	switch {
@@ -39,7 +39,7 @@ func explain(v *limiter.Verdict, quiet bool) denial {
 	case d.result == nil:
 		d.cause = failed
 	}
-	if !quiet {
+	if !noRetryAfter {
 		d.wait = RetryAfter(v)
 	}
 	return d
@@ -79,9 +79,9 @@ func ContentType(f descriptors.Body) string {
 	return "text/plain; charset=utf-8"
 }
 
-// AppendBody appends to b the body for v in format f. v must be a denial. quiet omits the retry time.
-func AppendBody(b []byte, f descriptors.Body, v *limiter.Verdict, quiet bool) []byte {
-	d := explain(v, quiet)
+// AppendBody appends to b the body for v in format f. v must be a denial. noRetryAfter omits the retry time.
+func AppendBody(b []byte, f descriptors.Body, v *limiter.Verdict, noRetryAfter bool) []byte {
+	d := explain(v, noRetryAfter)
 	switch f {
 	case descriptors.OpenAIBody:
 		return d.appendOpenAI(b)

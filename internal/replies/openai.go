@@ -28,9 +28,9 @@ const longestWait = 120
 const MaxHeaders = 3*len(unitHeaders) + 2
 
 // OpenAIHeaders calls add with each header of the set openai for v. For each unit it adds the headers of the
-// most restrictive limit. For a denial it also adds headers for the retry time, unless quiet is true. The
+// most restrictive limit. For a denial it also adds headers for the retry time, unless noRetryAfter is true. The
 // slice value is valid only during the call.
-func OpenAIHeaders(v *limiter.Verdict, quiet bool, add func(name string, value []byte)) {
+func OpenAIHeaders(v *limiter.Verdict, noRetryAfter bool, add func(name string, value []byte)) {
 	var room [32]byte
 	for i := range unitHeaders {
 		u := &unitHeaders[i]
@@ -47,7 +47,7 @@ func OpenAIHeaders(v *limiter.Verdict, quiet bool, add func(name string, value [
 	if !v.Denied {
 		return
 	}
-	if !v.Never && !quiet {
+	if !v.Never && !noRetryAfter {
 		wait := (v.RetryAfter + 999) / 1000
 		if wait == 0 { // the store could not decide, so that no retry time is known
 			wait = 1000

@@ -52,10 +52,10 @@ func TestBodies(t *testing.T) {
 		return v
 	}
 	for _, c := range []struct {
-		name  string
-		v     *limiter.Verdict
-		quiet bool
-		want  string
+		name         string
+		v            *limiter.Verdict
+		noRetryAfter bool
+		want         string
 	}{
 		{"openai", denied(descriptors.OpenAIBody, 359_100*ms, tokens), false,
 			`{"error":{"message":"Rate limit reached for \"tokens\". Please try again in 6m0s.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`},
@@ -87,7 +87,7 @@ func TestBodies(t *testing.T) {
 			`{"error":{"message":"Rate limit reached for \"a\\\"\\\\___{\". Please try again in 1s.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}`},
 	} {
 		f := Format(c.v)
-		got := string(AppendBody(nil, f, c.v, c.quiet))
+		got := string(AppendBody(nil, f, c.v, c.noRetryAfter))
 		if got != c.want+"\n" {
 			t.Errorf("%s: %s\n%swant\n%s", c.name, f, got, c.want)
 		}

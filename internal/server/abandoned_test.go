@@ -40,7 +40,7 @@ func TestAbortedCallsAreNotCountedAsRedisFailures(t *testing.T) {
 	concurrent(t)
 	redis := redistest.Start(t)
 	x := start(t, shared, onRedis("redis://"+redis.Addr), func(c *Config) { c.Redis.Timeout = time.Minute })
-	x.ask(t, "all=1")
+	x.send(t, "all=1")
 	redis.Pause()
 	var wg sync.WaitGroup
 	for range 50 {
@@ -65,7 +65,7 @@ func TestAbortedCallsAreNotCountedAsRedisFailures(t *testing.T) {
 	}
 	wg.Wait()
 	redis.Resume() // the clients of the waiting calls have disconnected
-	eventually(t, "Redis answers", func() bool { return x.ask(t, "all=1").OverallCode == rls.RateLimitResponse_OK })
+	eventually(t, "Redis answers", func() bool { return x.send(t, "all=1").OverallCode == rls.RateLimitResponse_OK })
 	for _, pattern := range []string{"rlsidecar_backend_failures_total", failedOutcomes, `rlsidecar_backend_breaker_open\{.*\}`} {
 		if n := x.metric(t, pattern); n > 0 {
 			t.Errorf("%s: got %v; want 0", pattern, n)
@@ -79,7 +79,7 @@ func TestSilentRedisIsNoticedUnderShortDeadlines(t *testing.T) {
 	concurrent(t)
 	redis := redistest.Start(t)
 	x := start(t, shared, onRedis("redis://"+redis.Addr), func(c *Config) { c.Redis.Timeout = 100 * time.Millisecond })
-	x.ask(t, "all=1")
+	x.send(t, "all=1")
 	redis.Pause()
 	defer redis.Resume()
 	eventually(t, "the breaker is open, and Redis counted as failing", func() bool {

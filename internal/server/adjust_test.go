@@ -78,7 +78,7 @@ func (x *instance) adjust(t *testing.T, change string) (id string) {
 func (x *instance) allowed(t *testing.T, n int, user string) (count int) {
 	t.Helper()
 	for range n {
-		if x.ask(t, "user="+user).OverallCode == rls.RateLimitResponse_OK {
+		if x.send(t, "user="+user).OverallCode == rls.RateLimitResponse_OK {
 			count++
 		}
 	}

@@ -57,45 +57,45 @@ func expect(t *testing.T, got *rls.RateLimitResponse, code rls.RateLimitResponse
 
 func TestAnswersAreThoseOfTheReferenceServer(t *testing.T) {
 	x := start(t, answers)
-	expect(t, x.ask(t, "plain=a"), ok, "OK left 1 of 2/YEAR yearly reset")
-	expect(t, x.ask(t, "plain=a"), ok, "OK left 0 of 2/YEAR yearly reset")
-	expect(t, x.ask(t, "plain=a"), over, "OVER_LIMIT left 0 of 2/YEAR yearly reset")
-	expect(t, x.ask(t, "plain=b"), ok, "OK left 1 of 2/YEAR yearly reset")
+	expect(t, x.send(t, "plain=a"), ok, "OK left 1 of 2/YEAR yearly reset")
+	expect(t, x.send(t, "plain=a"), ok, "OK left 0 of 2/YEAR yearly reset")
+	expect(t, x.send(t, "plain=a"), over, "OVER_LIMIT left 0 of 2/YEAR yearly reset")
+	expect(t, x.send(t, "plain=b"), ok, "OK left 1 of 2/YEAR yearly reset")
 
-	expect(t, x.ask(t, "shadow=a"), ok, "OK left 0 of 1/YEAR reset")
-	expect(t, x.ask(t, "shadow=a"), ok, "OK left 0 of 1/YEAR reset")
+	expect(t, x.send(t, "shadow=a"), ok, "OK left 0 of 1/YEAR reset")
+	expect(t, x.send(t, "shadow=a"), ok, "OK left 0 of 1/YEAR reset")
 
 	unlimited := fmt.Sprint("OK left ", uint32(math.MaxUint32))
-	expect(t, x.ask(t, "free=a"), ok, unlimited)
-	expect(t, x.ask(t, "bare=a", "nowhere=a", "plain=b,deeper=c"), ok, "OK left 0", "OK left 0", "OK left 0")
-	expect(t, x.ask(t, "zero=a"), over, "OVER_LIMIT left 0 of 0/YEAR reset")
+	expect(t, x.send(t, "free=a"), ok, unlimited)
+	expect(t, x.send(t, "bare=a", "nowhere=a", "plain=b,deeper=c"), ok, "OK left 0", "OK left 0", "OK left 0")
+	expect(t, x.send(t, "zero=a"), over, "OVER_LIMIT left 0 of 0/YEAR reset")
 	expect(t, x.put(t, request("elsewhere", descriptor("plain=a"))), ok, "OK left 0")
 
 	// A request that another limit denies is not charged.
-	expect(t, x.ask(t, "free=a", "plain=c", "bare=a", "plain=a"), over,
+	expect(t, x.send(t, "free=a", "plain=c", "bare=a", "plain=a"), over,
 		unlimited, "OK left 2 of 2/YEAR yearly reset", "OK left 0", "OVER_LIMIT left 0 of 2/YEAR yearly reset")
 }
 
 func TestQuotaModeDeniesOnlyIfAllDescriptorsAreDenied(t *testing.T) {
 	x := start(t, answers)
-	expect(t, x.ask(t, "q1=a", "q2=a"), ok, "OK left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR reset")
-	expect(t, x.ask(t, "q1=a", "q2=a"), ok, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 0 of 2/YEAR reset")
-	expect(t, x.ask(t, "q1=a", "q2=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 2/YEAR reset")
+	expect(t, x.send(t, "q1=a", "q2=a"), ok, "OK left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR reset")
+	expect(t, x.send(t, "q1=a", "q2=a"), ok, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 0 of 2/YEAR reset")
+	expect(t, x.send(t, "q1=a", "q2=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 2/YEAR reset")
 	// Limits without quota mode count separately. A descriptor without a limit does not count as a quota
 	// limit.
-	expect(t, x.ask(t, "q1=a", "plain=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR yearly reset")
-	expect(t, x.ask(t, "q1=b", "zero=a"), over, "OK left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 0/YEAR reset")
+	expect(t, x.send(t, "q1=a", "plain=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR yearly reset")
+	expect(t, x.send(t, "q1=b", "zero=a"), over, "OK left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 0/YEAR reset")
 }
 
 func TestReplacedLimitsAreNotCharged(t *testing.T) {
 	x := start(t, answers)
 	for range 3 {
-		got := x.ask(t, "plain=a", "replacing=a")
+		got := x.send(t, "plain=a", "replacing=a")
 		if got.OverallCode != ok || described(got.Statuses[0]) != "OK left 0" {
 			t.Errorf("got %v; want OK and described(got.Statuses[0]) %q", got, "OK left 0")
 		}
 	}
-	expect(t, x.ask(t, "plain=a"), ok, "OK left 1 of 2/YEAR yearly reset")
+	expect(t, x.send(t, "plain=a"), ok, "OK left 1 of 2/YEAR yearly reset")
 }
 
 // TestOverridesAreBounded runs examples/recipes/overrides.yaml.
@@ -105,7 +105,7 @@ func TestOverridesAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	x := start(t, string(recipe))
-	ask := func(text string, unit typev3.RateLimitUnit, requests, multiplier, hits uint32) *rls.RateLimitResponse {
+	send := func(text string, unit typev3.RateLimitUnit, requests, multiplier, hits uint32) *rls.RateLimitResponse {
 		d := descriptor(text)
 		d.Limit = &ratelimit.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: requests, Unit: unit}
 		if multiplier > 1 {
@@ -117,20 +117,20 @@ func TestOverridesAreBounded(t *testing.T) {
 	const year, month = typev3.RateLimitUnit_YEAR, typev3.RateLimitUnit_MONTH
 
 	// Below the bound, the override applies.
-	expect(t, ask("tenant=small", year, 5, 1, 5), ok, "OK left 0 of 5/YEAR reset")
-	expect(t, ask("tenant=small", year, 5, 1, 1), over, "OVER_LIMIT left 0 of 5/YEAR reset")
+	expect(t, send("tenant=small", year, 5, 1, 5), ok, "OK left 0 of 5/YEAR reset")
+	expect(t, send("tenant=small", year, 5, 1, 1), over, "OVER_LIMIT left 0 of 5/YEAR reset")
 	// Above the bound, the bound applies. A denial reports 0 remaining, although units are left that the
 	// request did not get.
-	expect(t, ask("tenant=greedy", year, 5000, 1, 999), ok, "OK left 1 of 1000/YEAR most reset")
-	expect(t, ask("tenant=greedy", year, 5000, 1, 2), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
-	expect(t, ask("tenant=greedy", year, 5000, 1, 1), ok, "OK left 0 of 1000/YEAR most reset")
+	expect(t, send("tenant=greedy", year, 5000, 1, 999), ok, "OK left 1 of 1000/YEAR most reset")
+	expect(t, send("tenant=greedy", year, 5000, 1, 2), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
+	expect(t, send("tenant=greedy", year, 5000, 1, 1), ok, "OK left 0 of 1000/YEAR most reset")
 	// An override with another unit of time has its own buckets, and the same bound.
-	expect(t, ask("tenant=greedy", month, 5000, 1, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
-	expect(t, ask("tenant=greedy", month, 5000, 3, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
+	expect(t, send("tenant=greedy", month, 5000, 1, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
+	expect(t, send("tenant=greedy", month, 5000, 3, 1), over, "OVER_LIMIT left 0 of 1000/YEAR most reset")
 	// If a descriptor has no bound, or matches nothing, the bound of the domain applies.
 	for _, text := range []string{"path=/a", "nobody=knows"} {
-		expect(t, ask(text, year, 50, 1, 10), ok, "OK left 10 of 20/YEAR reset")
-		expect(t, ask(text, year, 50, 1, 11), over, "OVER_LIMIT left 0 of 20/YEAR reset")
+		expect(t, send(text, year, 50, 1, 10), ok, "OK left 10 of 20/YEAR reset")
+		expect(t, send(text, year, 50, 1, 11), over, "OVER_LIMIT left 0 of 20/YEAR reset")
 	}
 	// A request without an override is not affected.
 	expect(t, x.put(t, request("tenants", descriptor("tenant=greedy"))), ok, "OK left 99 of 100/YEAR reset")
@@ -215,18 +215,18 @@ func TestADenialChargesNothingUnlessConsumeIsEach(t *testing.T) {
 	} {
 		x := start(t, c.yaml, func(o *Config) { o.Defaults.ConsumeEach = c.each })
 		for range 4 { // plain has 2 units, so two of the requests are allowed
-			x.ask(t, "plain=a", "big=a")
+			x.send(t, "plain=a", "big=a")
 		}
-		look := descriptor("big=a")
-		look.HitsAddend = wrapperspb.UInt64(0)
-		if got := x.put(t, request("d", look)).Statuses[0].LimitRemaining; int(got) != c.left {
+		peek := descriptor("big=a")
+		peek.HitsAddend = wrapperspb.UInt64(0)
+		if got := x.put(t, request("d", peek)).Statuses[0].LimitRemaining; int(got) != c.left {
 			t.Errorf("%s: %d left, want %d", c.name, got, c.left)
 		}
 		// A request with too high a cost consumes the rest, or nothing.
 		r := request("d", descriptor("big=a"))
 		r.HitsAddend = 99
 		x.put(t, r)
-		if got := x.put(t, request("d", look)).Statuses[0].LimitRemaining; (got == 0) != c.denied {
+		if got := x.put(t, request("d", peek)).Statuses[0].LimitRemaining; (got == 0) != c.denied {
 			t.Errorf("%s: %d left after a request with too high a cost; want %v", c.name, got, c.denied)
 		}
 	}
@@ -265,14 +265,14 @@ descriptors:
 
 func TestHeadersAndMetadataAreSentIfConfigured(t *testing.T) {
 	yaml := answers + "  - {key: meta, metadata: {tier: gold}, rate_limit: {unit: year, requests_per_unit: 3}}\n"
-	if got := start(t, yaml).ask(t, "meta=a"); got.ResponseHeadersToAdd != nil || got.DynamicMetadata != nil {
+	if got := start(t, yaml).send(t, "meta=a"); got.ResponseHeadersToAdd != nil || got.DynamicMetadata != nil {
 		t.Errorf("not configured: %v; want response headers to add nil and dynamic metadata nil", got)
 	}
 	x := start(t, yaml, func(c *Config) {
 		c.Answers.Metadata = true
 		c.Answers.Headers = &grpcapi.Headers{Limit: "RateLimit-Limit", Remaining: "RateLimit-Remaining", Reset: "RateLimit-Reset"}
 	})
-	got := x.ask(t, "meta=a")
+	got := x.send(t, "meta=a")
 	for i, want := range []string{"ratelimit-limit=3", "ratelimit-remaining=2"} {
 		if h := got.ResponseHeadersToAdd[i]; h.Key+"="+h.Value != want {
 			t.Errorf("%v, want %s", h, want)

@@ -30,7 +30,7 @@ func TestSidecarsChargeOnceAndSettleForEachOther(t *testing.T) {
 	for range 3 {
 		all = append(all, start(t, tokens, onRedis("redis://"+redis.Addr), token))
 	}
-	ask := func(i int, body string) (int, string) {
+	post := func(i int, body string) (int, string) {
 		return post(t, all[i%3].HTTP, "/v1/limit", body, "Authorization", "Bearer s3cret")
 	}
 	var wg sync.WaitGroup
@@ -38,7 +38,7 @@ func TestSidecarsChargeOnceAndSettleForEachOther(t *testing.T) {
 	for worker := range 6 {
 		wg.Go(func() {
 			for id := range 10 {
-				code, answer := ask(worker+id, fmt.Sprintf(`{"name":"tokens","count":10,"request_id":"%d"}`, id))
+				code, answer := post(worker+id, fmt.Sprintf(`{"name":"tokens","count":10,"request_id":"%d"}`, id))
 				if code != 200 {
 					t.Errorf("got %d %s; want code 200", code, answer)
 				}
@@ -56,18 +56,18 @@ func TestSidecarsChargeOnceAndSettleForEachOther(t *testing.T) {
 	}
 	left := func(want string) {
 		t.Helper()
-		if _, answer := ask(0, `{"name":"tokens","count":0}`); !strings.Contains(answer, `"remaining":`+want+`,`) {
+		if _, answer := post(0, `{"name":"tokens","count":0}`); !strings.Contains(answer, `"remaining":`+want+`,`) {
 			t.Errorf("%s, want %s remaining", answer, want)
 		}
 	}
 	left("900")
-	_, answer := ask(0, `{"name":"tokens","count":800,"reserve":true,"request_id":"work"}`)
-	var said struct{ Reservation string }
-	if err := json.Unmarshal([]byte(answer), &said); err != nil || said.Reservation == "" {
+	_, answer := post(0, `{"name":"tokens","count":800,"reserve":true,"request_id":"work"}`)
+	var parsed struct{ Reservation string }
+	if err := json.Unmarshal([]byte(answer), &parsed); err != nil || parsed.Reservation == "" {
 		t.Fatalf("got %v %v; want no error and reservation other than none", answer, err)
 	}
 	for i := range 6 {
-		if code, answer := ask(i, `{"reservation":"`+said.Reservation+`","count":300}`); code != 200 {
+		if code, answer := post(i, `{"reservation":"`+parsed.Reservation+`","count":300}`); code != 200 {
 			t.Errorf("got %d %s; want code 200", code, answer)
 		}
 	}
@@ -83,7 +83,7 @@ func TestASlowRedisIsNotWaitedFor(t *testing.T) {
 		code, _ := post(t, x.HTTP, "/v1/limit", `{"name":"tokens","key":"a"}`)
 		return code == 200
 	})
-	slow.held.Store(true)
+	slow.blocked.Store(true)
 	for body, want := range map[string]int{
 		`{"name":"tokens","key":"a"}`: 503, `{"name":"tokens","key":"a","request_id":"r"}`: 503,
 		`{"name":"tokens","key":"a","count":2,"reserve":true}`: 503, `{"name":"pass"}`: 200,
@@ -95,17 +95,17 @@ func TestASlowRedisIsNotWaitedFor(t *testing.T) {
 	}
 	// The deadline of these requests ended before Redis answered, so their ids may have reached it or not. A
 	// repeated request must be answered in both cases.
-	slow.held.Store(false)
+	slow.blocked.Store(false)
 	eventually(t, "it answers again", func() bool {
 		code, _ := post(t, x.HTTP, "/v1/limit", `{"name":"tokens","key":"a","request_id":"r"}`)
 		return code == 200
 	})
 }
 
-// slowly is a proxy to a server. It delays the server's answers while held is true.
+// slowly is a proxy to a server. It delays the server's answers while blocked is true.
 type slowly struct {
-	addr string
-	held atomic.Bool
+	addr    string
+	blocked atomic.Bool
 }
 
 func startSlow(t *testing.T, server string) *slowly {
@@ -116,7 +116,7 @@ func startSlow(t *testing.T, server string) *slowly {
 	}
 	s := &slowly{addr: l.Addr().String()}
 	var wg sync.WaitGroup
-	t.Cleanup(func() { s.held.Store(false); l.Close(); wg.Wait() })
+	t.Cleanup(func() { s.blocked.Store(false); l.Close(); wg.Wait() })
 	wg.Go(func() {
 		for {
 			client, err := l.Accept()
@@ -139,7 +139,7 @@ func (s *slowly) pass(client net.Conn, server string) {
 	buf := make([]byte, 64<<10)
 	for {
 		n, err := up.Read(buf)
-		for s.held.Load() {
+		for s.blocked.Load() {
 			time.Sleep(time.Millisecond)
 		}
 		if _, failed := client.Write(buf[:n]); err != nil || failed != nil {

@@ -40,7 +40,7 @@ func TestProxiesAndApplicationsShareABucket(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			x := start(t, named, edit)
 			const one = `{"name":"send","key":"bob"}`
-			if got := x.ask(t, "user=bob").OverallCode; got != rls.RateLimitResponse_OK {
+			if got := x.send(t, "user=bob").OverallCode; got != rls.RateLimitResponse_OK {
 				t.Fatalf("got %v; want rls.RateLimitResponse_OK", got)
 			}
 			for i, want := range []int{200, 200, 429, 429} {
@@ -48,13 +48,13 @@ func TestProxiesAndApplicationsShareABucket(t *testing.T) {
 					t.Errorf("request %d: %d %s, want %d", i, code, answer, want)
 				}
 			}
-			if got := x.ask(t, "user=bob").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
+			if got := x.send(t, "user=bob").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
 				t.Errorf("got %v; want rls.RateLimitResponse_OVER_LIMIT", got)
 			}
 			if code, answer := post(t, x.HTTP, "/v1/reset", one); code != 200 {
 				t.Errorf("reset: %d %s; want code 200", code, answer)
 			}
-			if got := x.ask(t, "user=bob"); got.OverallCode != rls.RateLimitResponse_OK || got.Statuses[0].LimitRemaining != 2 {
+			if got := x.send(t, "user=bob"); got.OverallCode != rls.RateLimitResponse_OK || got.Statuses[0].LimitRemaining != 2 {
 				t.Errorf("after the reset: %v; want overall code rls.RateLimitResponse_OK and limit remaining 2", got)
 			}
 			if name == "redis" {

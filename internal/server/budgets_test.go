@@ -76,7 +76,7 @@ func (x *instance) beside(t *testing.T, attack func()) {
 			over = true
 		default:
 		}
-		answer := x.ask(t, fmt.Sprint("small=", answered))
+		answer := x.send(t, fmt.Sprint("small=", answered))
 		if s := answer.Statuses; answer.OverallCode != rls.RateLimitResponse_OK || len(s) != 1 || s[0].CurrentLimit == nil {
 			t.Errorf("small request %d: %v; want overall code rls.RateLimitResponse_OK, 1 element and current limit not nil", answered, answer)
 		}

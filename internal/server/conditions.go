@@ -114,8 +114,8 @@ func usesNamed(s *limiter.Snapshot, p *descriptors.Policy) bool {
 	return d != nil && d.Named[p.Name] != nil && d.Named[p.Name].Owner == p.Owner
 }
 
-// meanwhile describes how requests are answered while Redis cannot decide.
-func (s *server) meanwhile() string { return "Meanwhile requests are " + s.answeredBy() }
+// answeredMeanwhile describes how requests are answered while Redis cannot decide.
+func (s *server) answeredMeanwhile() string { return "Meanwhile requests are " + s.answeredBy() }
 
 // answeredBy describes how on_backend_failure answers requests. The result is the end of a sentence.
 func (s *server) answeredBy() string {

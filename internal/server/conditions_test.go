@@ -67,17 +67,17 @@ func TestAnOpenBreakerIsACondition(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	x := start(t, policies, onRedis("redis://"+redis.Addr))
-	x.ask(t, "deny=1")
+	x.send(t, "deny=1")
 	redis.Kill()
 	eventually(t, "the condition is reported", func() bool {
-		x.ask(t, "deny=1")
+		x.send(t, "deny=1")
 		got := x.conditions(t)
 		return strings.Contains(got, "critical redis-breaker-open/"+redis.Addr) &&
 			strings.Contains(got, "deny (2 limits), allow (1 limit), local (1 limit), error (1 limit)")
 	})
 	redis.Restart()
 	eventually(t, "the condition is over", func() bool {
-		x.ask(t, "deny=1")
+		x.send(t, "deny=1")
 		return x.conditions(t) == ""
 	})
 }
@@ -89,10 +89,10 @@ func TestASlowRedisIsACondition(t *testing.T) {
 	x := start(t, policies, onRedis("redis://"+redis.Addr), func(c *Config) { c.Redis.Timeout = 300 * time.Millisecond })
 	eventually(t, "the condition is reported", func() bool {
 		redis.Pause()
-		x.ask(t, "deny=1") // one late answer does not open the circuit breaker
+		x.send(t, "deny=1") // one late answer does not open the circuit breaker
 		redis.Resume()
 		redis.Wait()
-		x.ask(t, "deny=1")
+		x.send(t, "deny=1")
 		got := x.conditions(t)
 		return strings.Contains(got, "degraded redis-slow: Redis could not decide") && strings.Contains(got, "deny (2 limits)")
 	})
@@ -119,7 +119,7 @@ func TestMetricsThatOverflowAreACondition(t *testing.T) {
 		for i := first; i < min(first+100, limits); i++ {
 			texts = append(texts, fmt.Sprintf("k=v%d", i))
 		}
-		x.ask(t, texts...)
+		x.send(t, texts...)
 	}
 	eventually(t, "the condition is reported", func() bool {
 		return strings.HasPrefix(x.conditions(t), "warning metrics-overflow: More than 10,000 limits")
@@ -146,7 +146,7 @@ descriptors:
 	}
 	s := &server{limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{})}
 	s.limiter.Swap(snapshot)
-	if got := s.meanwhile(); !strings.Contains(got, "deny (2 limits).") {
+	if got := s.answeredMeanwhile(); !strings.Contains(got, "deny (2 limits).") {
 		t.Errorf("got %v; want a text that contains %q", got, "deny (2 limits).")
 	}
 }

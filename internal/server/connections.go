@@ -32,14 +32,14 @@ const (
 	// healthConnections is the number of connections that the HTTP listener accepts beyond its bound. They
 	// serve only health checks.
 	healthConnections = 16
-	// mostVictims is the number of connections that one pass over all connections selects for closing.
+	// maxToClose is the number of connections that one pass over all connections selects for closing.
 	// choosing is the time between two passes.
-	mostVictims, choosing = 64, 100 * time.Millisecond
+	maxToClose, choosing = 64, 100 * time.Millisecond
 )
 
-// silence is how long a connection must have sent nothing before the listener may close it to make room for a
-// new one. Tests change silence.
-var silence = time.Second
+// evictAfter is how long a connection must have sent nothing before the listener may close it to make room for a
+// new one. Tests change evictAfter.
+var evictAfter = time.Second
 
 // connectionBounds returns the default bounds: traffic for each of the gRPC and HTTP listeners, admin for
 // each of the admin and metrics listeners. files is the number of files that this process may open (0 if
@@ -75,7 +75,7 @@ func (s *server) boundListeners(listeners []listener) {
 		case "grpc":
 			l.max = cmp.Or(s.config.GRPCMaxConnections, each)
 		case "http":
-			l.max, l.spare = cmp.Or(s.config.HTTPMaxConnections, each), healthConnections
+			l.max, l.extra = cmp.Or(s.config.HTTPMaxConnections, each), healthConnections
 		default:
 			l.max = admin
 		}
@@ -110,12 +110,12 @@ func (b *bounds) makeRoom() bool {
 }
 
 // boundedListener accepts at most max connections at a time. At the bound it closes the connection that has
-// been silent for longest, if that silence has lasted for at least silence. Otherwise it closes the new
+// been silent for longest, if that silence has lasted for at least evictAfter. Otherwise it closes the new
 // connection.
 type boundedListener struct {
 	net.Listener
 	all        *bounds
-	max, spare int
+	max, extra int
 	log        *zap.Logger // logs each message at most once a second
 	start      time.Time
 
@@ -123,7 +123,7 @@ type boundedListener struct {
 
 	mu      sync.Mutex
 	open    map[*boundedConn]struct{} // guarded by mu
-	victims []*boundedConn            // connections to close; the one that has been silent for longest is last; guarded by mu
+	toClose []*boundedConn            // connections to close; the one that has been silent for longest is last; guarded by mu
 	chosen  time.Duration             // the time of the last pass; guarded by mu
 }
 
@@ -169,13 +169,13 @@ func (l *boundedListener) admit(nc net.Conn) net.Conn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	full := len(l.open) >= l.max && !l.evict()
-	if full && len(l.open) >= l.max+l.spare {
+	if full && len(l.open) >= l.max+l.extra {
 		l.refused.Add(1)
 		l.log.Warn("connections are refused, because all that are allowed are in use; --grpc-max-connections and --http-max-connections set the number", zap.Int("max", l.max))
 		return nil
 	}
 	c := &boundedConn{Conn: nc, listener: l, reservedForHealth: full}
-	c.heard.Store(int64(l.now()))
+	c.lastReceived.Store(int64(l.now()))
 	l.open[c] = struct{}{}
 	if socket, ok := nc.(*nonblock.Conn); ok {
 		return &boundedSocket{c, socket}
@@ -187,14 +187,14 @@ func (l *boundedListener) admit(nc net.Conn) net.Conn {
 // closed. The caller holds mu.
 func (l *boundedListener) evict() bool {
 	now := l.now()
-	if len(l.victims) == 0 && (l.chosen == 0 || now-l.chosen >= choosing) {
+	if len(l.toClose) == 0 && (l.chosen == 0 || now-l.chosen >= choosing) {
 		l.choose(now)
 	}
-	for len(l.victims) > 0 {
-		last := len(l.victims) - 1
-		c := l.victims[last]
-		l.victims = l.victims[:last]
-		if _, open := l.open[c]; open && c.silentAt(now) {
+	for len(l.toClose) > 0 {
+		last := len(l.toClose) - 1
+		c := l.toClose[last]
+		l.toClose = l.toClose[:last]
+		if _, open := l.open[c]; open && c.idleAt(now) {
 			delete(l.open, c)
 			l.evicted.Add(1)
 			l.log.Warn("idle connections are closed to make room for new ones; --grpc-max-connections and --http-max-connections set the number", zap.Int("max", l.max))
@@ -209,13 +209,13 @@ func (l *boundedListener) evict() bool {
 func (l *boundedListener) choose(now time.Duration) {
 	l.chosen = now
 	for c := range l.open {
-		if c.silentAt(now) {
-			l.victims = append(l.victims, c)
+		if c.idleAt(now) {
+			l.toClose = append(l.toClose, c)
 		}
 	}
-	slices.SortFunc(l.victims, func(a, b *boundedConn) int { return cmp.Compare(b.heard.Load(), a.heard.Load()) })
-	if most := len(l.victims) - mostVictims; most > 0 {
-		l.victims = slices.Delete(l.victims, 0, most)
+	slices.SortFunc(l.toClose, func(a, b *boundedConn) int { return cmp.Compare(b.lastReceived.Load(), a.lastReceived.Load()) })
+	if most := len(l.toClose) - maxToClose; most > 0 {
+		l.toClose = slices.Delete(l.toClose, 0, most)
 	}
 }
 
@@ -231,20 +231,20 @@ type boundedConn struct {
 	firstRequest
 	listener          *boundedListener
 	reservedForHealth bool         // this connection serves only health checks
-	heard             atomic.Int64 // when bytes were last received, on the listener's clock
+	lastReceived      atomic.Int64 // when bytes were last received, on the listener's clock
 }
 
-func (c *boundedConn) silentAt(now time.Duration) bool {
-	return now-time.Duration(c.heard.Load()) >= silence
+func (c *boundedConn) idleAt(now time.Duration) bool {
+	return now-time.Duration(c.lastReceived.Load()) >= evictAfter
 }
 
-func (c *boundedConn) spare() bool { return c.reservedForHealth }
+func (c *boundedConn) forHealth() bool { return c.reservedForHealth }
 
 // Read implements net.Conn.
 func (c *boundedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if n > 0 {
-		c.heard.Store(int64(c.listener.now()))
+		c.lastReceived.Store(int64(c.listener.now()))
 	}
 	return n, err
 }
@@ -283,7 +283,7 @@ func markReserved(ctx context.Context, nc net.Conn) context.Context {
 	if p, ok := nc.(*proxyproto.Conn); ok {
 		nc = p.Raw()
 	}
-	if c, ok := nc.(interface{ spare() bool }); ok && c.spare() {
+	if c, ok := nc.(interface{ forHealth() bool }); ok && c.forHealth() {
 		return context.WithValue(ctx, reservedKey{}, true)
 	}
 	return ctx

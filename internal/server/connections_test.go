@@ -84,12 +84,12 @@ func TestIdleConnectionsAreClosedForNewOnes(t *testing.T) {
 
 // Health checks are answered while all allowed connections are in use.
 func TestHealthIsServedBeyondTheBound(t *testing.T) {
-	usual := silence
-	t.Cleanup(func() { silence = usual })
-	silence = time.Hour // no connection counts as silent, even on a slow machine
+	usual := evictAfter
+	t.Cleanup(func() { evictAfter = usual })
+	evictAfter = time.Hour // no connection counts as silent, even on a slow machine
 	const most = 3
 	x := start(t, admitAll, func(c *Config) { c.HTTPMaxConnections = most })
-	ask := func(nc net.Conn) {
+	send := func(nc net.Conn) {
 		_, _ = io.WriteString(nc, "GET /v1/auth HTTP/1.1\r\nHost: h\r\n\r\n")
 		r, err := http.ReadResponse(bufio.NewReader(nc), nil)
 		if err != nil || r.StatusCode != 200 {
@@ -104,7 +104,7 @@ func TestHealthIsServedBeyondTheBound(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer nc.Close()
-		ask(nc)
+		send(nc)
 		inUse = append(inUse, nc)
 	}
 	for range 2 * healthConnections {
@@ -115,7 +115,7 @@ func TestHealthIsServedBeyondTheBound(t *testing.T) {
 		}
 	}
 	for _, nc := range inUse {
-		ask(nc)
+		send(nc)
 	}
 }
 
@@ -164,7 +164,7 @@ func TestAnIdleConnectionIsClosedWhenFileDescriptorsRunOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc.(*boundedSocket).heard.Store(0) // as if an hour ago
+	nc.(*boundedSocket).lastReceived.Store(0) // as if an hour ago
 	other.Listener = outOfFiles{other.Listener, func() int { return full.stats().Open }}
 	dial(other)
 	accepted := make(chan error, 1)
@@ -199,7 +199,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	concurrent(t)
 	const idle = 100 * time.Millisecond
 	x := start(t, admitAll, func(c *Config) { c.MaxConnectionIdle, c.HTTPIdleTimeout = idle, idle })
-	x.ask(t, "k=v")
+	x.send(t, "k=v")
 	nc, err := net.Dial("tcp", x.HTTP.String())
 	if err != nil {
 		t.Fatal(err)
@@ -213,5 +213,5 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	eventually(t, "the gRPC connection has ended", func() bool {
 		return strings.Contains(body(t, get(t, x.Admin, "/metrics")), `rlsidecar_connections{listener="grpc"} 0`)
 	})
-	x.ask(t, "k=v") // on a new connection
+	x.send(t, "k=v") // on a new connection
 }

@@ -69,12 +69,12 @@ func TestCreditsPayThroughEveryListener(t *testing.T) {
 			// A reservation is settled in the bucket that paid.
 			limit(`{"name":"estimated","key":"ai","count":90}`, 200, `"remaining":10`)
 			answer := limit(`{"name":"estimated","key":"ai","count":400,"reserve":true}`, 200, `"payer":"prepaid"`)
-			var said struct{ Reservation string }
-			if err := json.Unmarshal([]byte(answer), &said); err != nil || said.Reservation == "" {
+			var answered struct{ Reservation string }
+			if err := json.Unmarshal([]byte(answer), &answered); err != nil || answered.Reservation == "" {
 				t.Fatalf("got %v %v; want no error and reservation other than none", answer, err)
 			}
 			for range 2 {
-				limit(`{"reservation":"`+said.Reservation+`","count":50}`, 200, `"remaining":450`)
+				limit(`{"reservation":"`+answered.Reservation+`","count":50}`, 200, `"remaining":450`)
 			}
 			limit(`{"name":"estimated","key":"ai","count":0}`, 200, `"remaining":10`)
 			limit(`{"name":"prepaid","key":"ai","count":0}`, 200, `"remaining":450`)
@@ -124,12 +124,12 @@ func TestCreditsAreChargedOnceThoughRedisIsKilled(t *testing.T) {
 	}
 	wg.Wait()
 	left := func(name string) (n int64) {
-		var said struct{ Limits []struct{ Remaining int64 } }
+		var answered struct{ Limits []struct{ Remaining int64 } }
 		_, answer := post(t, x.HTTP, "/v1/limit", `{"name":"`+name+`","key":"bob","count":0}`)
-		if err := json.Unmarshal([]byte(answer), &said); err != nil || len(said.Limits) != 1 {
+		if err := json.Unmarshal([]byte(answer), &answered); err != nil || len(answered.Limits) != 1 {
 			t.Fatalf("got %v %v; want no error and 1 element", answer, err)
 		}
-		return said.Limits[0].Remaining
+		return answered.Limits[0].Remaining
 	}
 	if plan, credits := left("plan"), left("credits"); plan != 1 || credits != 500-3*(requests-3) {
 		t.Errorf("%d of the plan and %d credits are left, want 1 and %d", plan, credits, 500-3*(requests-3))

@@ -38,8 +38,8 @@ func paidBy(payer string) string {
 	return fmt.Sprintf(plansYAML, ", then: "+payer, ", then: settled_"+payer)
 }
 
-// wants sends a request for named limits, and fails the test unless the answer has this code and text.
-func (x *instance) wants(t *testing.T, body string, code int, text string) (answer string) {
+// expect sends a request for named limits, and fails the test unless the answer has this code and text.
+func (x *instance) expect(t *testing.T, body string, code int, text string) (answer string) {
 	t.Helper()
 	got, answer := post(t, x.HTTP, "/v1/limit", body)
 	if got != code || !strings.Contains(answer, text) {
@@ -51,22 +51,22 @@ func (x *instance) wants(t *testing.T, body string, code int, text string) (answ
 // remaining returns the units left in a bucket.
 func (x *instance) remaining(t *testing.T, limit, key string) (n int64) {
 	t.Helper()
-	var said struct{ Limits []struct{ Remaining int64 } }
+	var answered struct{ Limits []struct{ Remaining int64 } }
 	code, answer := post(t, x.HTTP, "/v1/limit", fmt.Sprintf(`{"name":%q,"key":%q,"count":0}`, limit, key))
-	if err := json.Unmarshal([]byte(answer), &said); err != nil || len(said.Limits) != 1 {
+	if err := json.Unmarshal([]byte(answer), &answered); err != nil || len(answered.Limits) != 1 {
 		t.Fatalf("got %v %v %v; want a JSON answer about one limit", code, answer, err)
 	}
-	return said.Limits[0].Remaining
+	return answered.Limits[0].Remaining
 }
 
 // reserved returns the id of the reservation in answer.
 func reserved(t *testing.T, answer string) string {
 	t.Helper()
-	var said struct{ Reservation string }
-	if err := json.Unmarshal([]byte(answer), &said); err != nil || said.Reservation == "" {
+	var answered struct{ Reservation string }
+	if err := json.Unmarshal([]byte(answer), &answered); err != nil || answered.Reservation == "" {
 		t.Fatalf("got %v %v; want no error and reservation other than none", answer, err)
 	}
-	return said.Reservation
+	return answered.Reservation
 }
 
 // Reloads add a payer, replace it by another one, and remove it. The new payer pays for all later requests.
@@ -78,43 +78,43 @@ func TestAReloadChangesThePayer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := start(t, paidBy(""), onRedis(store()))
-			pays := func(payer string) {
+			expectPayer := func(payer string) {
 				t.Helper()
 				x.write(t, paidBy(payer))
 				x.reload(t)
 			}
 			const again = `{"name":"plan","key":"bob","count":10,"request_id":"within the plan"}`
-			x.wants(t, again, 200, `"remaining":0`)
-			x.wants(t, `{"name":"plan","key":"bob","count":5}`, 429, `"remaining":0`)
-			x.ask(t, "service=ai,user=bob") // reserves 90 of 100
+			x.expect(t, again, 200, `"remaining":0`)
+			x.expect(t, `{"name":"plan","key":"bob","count":5}`, 429, `"remaining":0`)
+			x.send(t, "service=ai,user=bob") // reserves 90 of 100
 
-			pays("a")
+			expectPayer("a")
 			const byA = `{"name":"plan","key":"bob","count":5,"request_id":"r"}`
-			x.wants(t, byA, 200, `"payer":"a"`)
-			x.wants(t, byA, 200, `"payer":"a"`)
-			byProxy := x.ask(t, "service=ai,user=bob").DynamicMetadata.Fields["settle"].GetStringValue()
+			x.expect(t, byA, 200, `"payer":"a"`)
+			x.expect(t, byA, 200, `"payer":"a"`)
+			byProxy := x.send(t, "service=ai,user=bob").DynamicMetadata.Fields["settle"].GetStringValue()
 			const estimated = `{"name":"estimated","key":"bob","count":90,"reserve":true,"request_id":"e"}`
-			byProgram := reserved(t, x.wants(t, estimated, 200, `"payer":"settled_a"`))
-			if again := reserved(t, x.wants(t, estimated, 200, `"payer":"settled_a"`)); again != byProgram {
+			byProgram := reserved(t, x.expect(t, estimated, 200, `"payer":"settled_a"`))
+			if again := reserved(t, x.expect(t, estimated, 200, `"payer":"settled_a"`)); again != byProgram {
 				t.Error("the repeated reservation has another id")
 			}
 
-			pays("b")
-			x.wants(t, `{"name":"plan","key":"bob","count":7}`, 200, `"payer":"b"`)
+			expectPayer("b")
+			x.expect(t, `{"name":"plan","key":"bob","count":7}`, 200, `"payer":"b"`)
 			// A stored answer may name another payer than the current configuration. Then the repeated request
 			// must be refused, because its answer would name the wrong bucket.
-			x.wants(t, byA, 422, "reused-id")
-			x.wants(t, estimated, 422, "reused-id")
+			x.expect(t, byA, 422, "reused-id")
+			x.expect(t, estimated, 422, "reused-id")
 			if x.remaining(t, "a", "bob") != 95 || x.remaining(t, "b", "bob") != 193 || x.remaining(t, "settled_a", "bob") != 500-2*90 {
 				t.Errorf("left: a %d, b %d, settled_a %d; want 95, 193 and 320", x.remaining(t, "a", "bob"), x.remaining(t, "b", "bob"), x.remaining(t, "settled_a", "bob"))
 			}
 
-			pays("")
-			x.wants(t, `{"name":"plan","key":"bob","count":1}`, 429, `"remaining":0`)
-			x.wants(t, again, 200, `"remaining":0`)
+			expectPayer("")
+			x.expect(t, `{"name":"plan","key":"bob","count":1}`, 429, `"remaining":0`)
+			x.expect(t, again, 200, `"remaining":0`)
 			for range 2 {
-				x.ask(t, "settle="+byProxy+";hits=30", "settle_end="+byProxy+";hits=0")
-				x.wants(t, `{"reservation":"`+byProgram+`","count":40}`, 200, "")
+				x.send(t, "settle="+byProxy+";hits=30", "settle_end="+byProxy+";hits=0")
+				x.expect(t, `{"reservation":"`+byProgram+`","count":40}`, 200, "")
 			}
 			if x.remaining(t, "settled_a", "bob") != 500-30-40 || x.remaining(t, "settled_b", "bob") != 600 || x.remaining(t, "estimated", "bob") != 10 {
 				t.Errorf("left: settled_a %d, settled_b %d, estimated %d; want 430, 600 and 10",
@@ -131,11 +131,11 @@ func TestARemovedPayerIsSettledInItsBucket(t *testing.T) {
 		return strings.Replace(paidBy(payer), "hash_tag: domain", "hash_tag: entry:user", 1)
 	}
 	x := start(t, entry("a"), onRedis("redis://"+redistest.Start(t).Addr))
-	held := reserved(t, x.wants(t, `{"name":"estimated","key":"bob","count":200,"reserve":true}`, 200, `"payer":"settled_a"`))
+	reservation := reserved(t, x.expect(t, `{"name":"estimated","key":"bob","count":200,"reserve":true}`, 200, `"payer":"settled_a"`))
 	for _, payer := range []string{"", "a"} {
 		x.write(t, entry(payer))
 		x.reload(t)
-		x.wants(t, `{"reservation":"`+held+`","count":40}`, 200, "")
+		x.expect(t, `{"reservation":"`+reservation+`","count":40}`, 200, "")
 	}
 	if left := x.remaining(t, "settled_a", "bob"); left != 460 {
 		t.Errorf("%d are left, want 460", left)
@@ -204,49 +204,49 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 					t.Errorf("got %d %v; want code 200", code, answer)
 				}
 			}
-			ask := func(key string, count int, code int, text string) {
+			send := func(key string, count int, code int, text string) {
 				t.Helper()
-				x.wants(t, fmt.Sprintf(`{"name":"plan","key":%q,"count":%d}`, key, count), code, text)
+				x.expect(t, fmt.Sprintf(`{"name":"plan","key":%q,"count":%d}`, key, count), code, text)
 			}
 
 			// First the numbers of the credits and of the plan are adjusted.
 			id := adjust("a", "bob", `"capacity":1000`)
-			ask("bob", 600, 200, `"payer":"a"`)
-			ask("bob", 600, 429, `"remaining":10`)
-			ask("eve", 600, 400, "never-fits")
+			send("bob", 600, 200, `"payer":"a"`)
+			send("bob", 600, 429, `"remaining":10`)
+			send("eve", 600, 400, "never-fits")
 			end(id)
 			if left := x.remaining(t, "a", "bob"); left != 0 { // 600 of 100 are consumed
 				t.Errorf("%d credits are left; want 0 left", left)
 			}
-			ask("bob", 11, 429, `"remaining":10`)
-			ask("bob", 10, 200, `"remaining":0`)
+			send("bob", 11, 429, `"remaining":10`)
+			send("bob", 10, 200, `"remaining":0`)
 			id = adjust("plan", "eve", `"factor":5`)
-			ask("eve", 50, 200, `"remaining":0`)
-			ask("eve", 1, 200, `"payer":"a"`)
+			send("eve", 50, 200, `"remaining":0`)
+			send("eve", 1, 200, `"payer":"a"`)
 			end(id)
 
 			// A blocked plan denies, however many credits are left. Blocked credits pay nothing.
 			id = adjust("plan", "joe", `"block":true`)
-			ask("joe", 1, 429, `"remaining":0`)
+			send("joe", 1, 429, `"remaining":0`)
 			end(id)
 			id = adjust("a", "joe", `"block":true`)
-			ask("joe", 8, 200, `"remaining":2`)
-			ask("joe", 8, 429, `"remaining":2`)
+			send("joe", 8, 200, `"remaining":2`)
+			send("joe", 8, 429, `"remaining":2`)
 			end(id)
-			ask("joe", 8, 200, `"payer":"a"`)
+			send("joe", 8, 200, `"payer":"a"`)
 			if x.remaining(t, "plan", "joe") != 2 || x.remaining(t, "a", "joe") != 92 {
 				t.Errorf("joe has %d and %d credits left, want 2 and 92", x.remaining(t, "plan", "joe"), x.remaining(t, "a", "joe"))
 			}
 
 			// If the plan or the payer is unlimited, everything is allowed, and the other bucket is not charged.
 			id = adjust("plan", "joe", `"unlimited":true`)
-			ask("joe", 10, 200, "")
+			send("joe", 10, 200, "")
 			end(id)
 			id = adjust("a", "kim", `"unlimited":true`)
-			ask("kim", 9, 200, `"remaining":1`)
-			ask("kim", 9, 200, "")
+			send("kim", 9, 200, `"remaining":1`)
+			send("kim", 9, 200, "")
 			end(id)
-			ask("kim", 9, 200, `"payer":"a"`)
+			send("kim", 9, 200, `"payer":"a"`)
 			if x.remaining(t, "a", "joe") != 92 || x.remaining(t, "a", "kim") != 91 {
 				t.Errorf("joe has %d and kim %d credits left, want 92 and 91", x.remaining(t, "a", "joe"), x.remaining(t, "a", "kim"))
 			}
@@ -254,14 +254,14 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 			// Reservations made under adjusted numbers of the credits are settled in their bucket, whatever
 			// the numbers are by then.
 			id = adjust("settled_a", "kim", `"capacity":5000`)
-			held := reserved(t, x.wants(t, `{"name":"estimated","key":"kim","count":3000,"reserve":true}`, 200, `"payer":"settled_a"`))
-			x.wants(t, `{"reservation":"`+held+`","count":1000}`, 200, `"remaining":4000`)
-			held = reserved(t, x.wants(t, `{"name":"estimated","key":"kim","count":3000,"reserve":true}`, 200, `"payer":"settled_a"`))
+			reservation := reserved(t, x.expect(t, `{"name":"estimated","key":"kim","count":3000,"reserve":true}`, 200, `"payer":"settled_a"`))
+			x.expect(t, `{"reservation":"`+reservation+`","count":1000}`, 200, `"remaining":4000`)
+			reservation = reserved(t, x.expect(t, `{"name":"estimated","key":"kim","count":3000,"reserve":true}`, 200, `"payer":"settled_a"`))
 			end(id)
 			for range 2 {
-				x.wants(t, `{"reservation":"`+held+`","count":0}`, 200, "")
+				x.expect(t, `{"reservation":"`+reservation+`","count":0}`, 200, "")
 			}
-			x.wants(t, `{"name":"estimated","key":"kim","count":400,"reserve":true}`, 429, "") // 1,000 of 500 are used
+			x.expect(t, `{"name":"estimated","key":"kim","count":400,"reserve":true}`, 429, "") // 1,000 of 500 are used
 			if left := x.remaining(t, "estimated", "kim"); left != 100 {
 				t.Errorf("the plan was charged: %d left; want 100 left", left)
 			}
@@ -287,9 +287,9 @@ func TestOperatorsSeeThePayer(t *testing.T) {
 // The settled reservation was made by name, and credits paid for it.
 func TestSettlementsOverHTTPAreCounted(t *testing.T) {
 	x := start(t, paidBy("a"))
-	held := reserved(t, x.wants(t, `{"name":"estimated","key":"bob","count":200,"reserve":true}`, 200, `"payer":"settled_a"`))
+	reservation := reserved(t, x.expect(t, `{"name":"estimated","key":"bob","count":200,"reserve":true}`, 200, `"payer":"settled_a"`))
 	for range 2 {
-		x.wants(t, `{"reservation":"`+held+`","count":50}`, 200, "")
+		x.expect(t, `{"reservation":"`+reservation+`","count":50}`, 200, "")
 	}
 	text := metricsOf(t, x)
 	for _, want := range []string{

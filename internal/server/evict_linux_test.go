@@ -32,7 +32,7 @@ func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 		if !ok {
 			return nil, far
 		}
-		c.heard.Store(int64(l.now() - silent))
+		c.lastReceived.Store(int64(l.now() - silent))
 		return c, far
 	}
 	isOpen := func(c *boundedConn) bool {
@@ -50,7 +50,7 @@ func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 		closed   []*boundedConn
 	}{
 		{func() {}, true, []*boundedConn{short, middle, busy}, []*boundedConn{long}},
-		{func() { middle.heard.Store(int64(l.now())) }, true, []*boundedConn{middle, busy}, []*boundedConn{short, long}},
+		{func() { middle.lastReceived.Store(int64(l.now())) }, true, []*boundedConn{middle, busy}, []*boundedConn{short, long}},
 		{func() {}, false, []*boundedConn{middle, busy}, []*boundedConn{short, long}},
 	} {
 		step.before()

@@ -17,7 +17,7 @@ func (s *server) fastServer(api *grpcapi.Server, others *grpc.Server, tls *tls.C
 	return h2grpc.New(h2grpc.Config{
 		Path: "/" + grpcapi.ServiceName + "/ShouldRateLimit", Method: fastMethod{api, s.limiter}, Others: others, TLS: tls,
 		Inline:           s.stack.redis == nil, // the memory store decides before Submit returns
-		Patience:         s.config.Redis.Timeout,
+		SubmitTimeout:    s.config.Redis.Timeout,
 		MaxConnectionAge: s.config.MaxConnectionAge, MaxConnectionGrace: s.config.MaxConnectionGrace, MaxConnectionIdle: s.config.MaxConnectionIdle,
 	})
 }

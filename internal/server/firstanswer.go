@@ -64,7 +64,7 @@ func (s *server) followRedis(ctx, background context.Context, wg *sync.WaitGroup
 		wg.Go(func() { f.run(background) })
 	}
 	if len(s.stack.redis) > 0 {
-		wg.Go(func() { s.watchTrouble(background) })
+		wg.Go(func() { s.watchFailures(background) })
 	}
 	select {
 	case <-known.opened:

@@ -15,7 +15,7 @@ func TestForeignValuesInRedisAffectOneBucketOnly(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	x := start(t, "domain: d\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 1000000}}]\n", onRedis("redis://"+redis.Addr))
-	x.ask(t, "k=bad")
+	x.send(t, "k=bad")
 	key := strings.Trim(redis.Do("KEYS", "rl:*bad*"), "[]")
 	if key == "" || strings.Contains(key, " ") {
 		t.Fatalf("keys: %q; want key other than none and no %q", key, " ")
@@ -36,18 +36,18 @@ func TestForeignValuesInRedisAffectOneBucketOnly(t *testing.T) {
 		redis.Do("DEL", key)
 		redis.Do(write...)
 		for range 10 { // five failures in a row would open the circuit breaker
-			answer := x.ask(t, "k=bad")
+			answer := x.send(t, "k=bad")
 			if decided := answer.Statuses[0].CurrentLimit != nil; !decided && answer.OverallCode != rls.RateLimitResponse_OVER_LIMIT {
 				t.Errorf("%s: got %v; want overall code rls.RateLimitResponse_OVER_LIMIT", name, answer)
 			}
-			if good := x.ask(t, "k=good"); good.OverallCode != rls.RateLimitResponse_OK || good.Statuses[0].CurrentLimit == nil {
+			if good := x.send(t, "k=good"); good.OverallCode != rls.RateLimitResponse_OK || good.Statuses[0].CurrentLimit == nil {
 				t.Errorf("%s harms another bucket: %v; want overall code rls.RateLimitResponse_OK and current limit not nil", name, good)
 			}
 		}
-		t.Logf("%s: %v", name, x.ask(t, "k=bad").OverallCode)
+		t.Logf("%s: %v", name, x.send(t, "k=bad").OverallCode)
 	}
 	redis.Do("DEL", key)
-	if answer := x.ask(t, "k=bad"); answer.OverallCode != rls.RateLimitResponse_OK {
+	if answer := x.send(t, "k=bad"); answer.OverallCode != rls.RateLimitResponse_OK {
 		t.Errorf("afterwards: %v; want overall code rls.RateLimitResponse_OK", answer)
 	}
 }

@@ -155,8 +155,8 @@ var (
 	request    = rlstest.Request
 )
 
-// ask sends a request to domain "d".
-func (x *instance) ask(tb testing.TB, texts ...string) *rls.RateLimitResponse {
+// send sends a request to domain "d".
+func (x *instance) send(tb testing.TB, texts ...string) *rls.RateLimitResponse {
 	tb.Helper()
 	r := request("d")
 	for _, text := range texts {

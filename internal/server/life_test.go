@@ -100,13 +100,13 @@ func TestUnixSockets(t *testing.T) {
 	stale.(*net.UnixListener).SetUnlinkOnClose(false)
 	stale.Close()
 	x := start(t, small, func(c *Config) { c.GRPC, c.HTTP, c.Admin = "unix://"+path, "", "" })
-	if got := x.ask(t, "k=v"); got.OverallCode != ok || x.HTTP != nil || x.Admin != nil {
+	if got := x.send(t, "k=v"); got.OverallCode != ok || x.HTTP != nil || x.Admin != nil {
 		t.Errorf("%v", got)
 	}
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "unix://" + path}); err == nil {
 		t.Error("a socket in use was replaced")
 	}
-	if got := x.ask(t, "k=v"); got.OverallCode != ok {
+	if got := x.send(t, "k=v"); got.OverallCode != ok {
 		t.Errorf("got %v; want OK", got)
 	}
 	if err := x.stop(); err != nil {
@@ -129,7 +129,7 @@ func TestUnixSockets(t *testing.T) {
 	}
 	name := fmt.Sprintf("@rlsidecar-test-%d", os.Getpid())
 	abstract := start(t, small, func(c *Config) { c.GRPC = "unix://" + name })
-	if got := abstract.ask(t, "k=v"); got.OverallCode != ok {
+	if got := abstract.send(t, "k=v"); got.OverallCode != ok {
 		t.Errorf("got %v; want OK", got)
 	}
 }
@@ -250,7 +250,7 @@ func TestDrainAnswersEveryRequest(t *testing.T) {
 	}
 	// Like Envoy, clients send requests until the server reports that it is not ready.
 	var going atomic.Bool
-	var asked atomic.Int64
+	var requests atomic.Int64
 	var clients sync.WaitGroup
 	for range 16 {
 		clients.Go(func() {
@@ -258,18 +258,18 @@ func TestDrainAnswersEveryRequest(t *testing.T) {
 				if _, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("k=v"))); err != nil {
 					t.Error(err)
 				}
-				asked.Add(1)
+				requests.Add(1)
 			}
 		})
 	}
-	x.ask(t, "job=1")
+	x.send(t, "job=1")
 	clients.Go(func() { // the leaky bucket delays this request by 6 s, to the end of the drain delay
 		if r, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("job=1"))); err != nil || r.OverallCode != ok {
 			t.Errorf("held: %v, %v; want no error and OK", r, err)
 		}
 	})
 	x.awaitJobs(t, 2)
-	eventually(t, "load", func() bool { return asked.Load() > 100 })
+	eventually(t, "load", func() bool { return requests.Load() > 100 })
 	stopped := make(chan error)
 	go func() { stopped <- x.stop() }()
 	if r, err := watch.Recv(); err != nil || r.Status != healthpb.HealthCheckResponse_NOT_SERVING {
@@ -293,7 +293,7 @@ func TestDrainIsBounded(t *testing.T) {
 	failed := make(chan error)
 	for client := range 10 {
 		job := fmt.Sprintf("job=%d", client)
-		x.ask(t, job)
+		x.send(t, job)
 		for range 2 {
 			go func() {
 				_, err := x.rls.ShouldRateLimit(context.Background(), request("d", descriptor(job)))
@@ -322,10 +322,10 @@ func TestReloadUnderLoad(t *testing.T) {
 	x := start(t, config(0))
 	var clients sync.WaitGroup
 	var done atomic.Bool
-	var asked atomic.Int64
+	var requests atomic.Int64
 	for range 8 {
 		clients.Go(func() {
-			for last := uint32(0); !done.Load(); asked.Add(1) {
+			for last := uint32(0); !done.Load(); requests.Add(1) {
 				r, err := x.rls.ShouldRateLimit(t.Context(), request("d", descriptor("k=v")))
 				if err != nil {
 					t.Error(err)
@@ -347,13 +347,13 @@ func TestReloadUnderLoad(t *testing.T) {
 		}
 		x.write(t, text)
 		x.reload(t)
-		before := asked.Load()
-		eventually(t, "load", func() bool { return asked.Load() > before+20 })
+		before := requests.Load()
+		eventually(t, "load", func() bool { return requests.Load() > before+20 })
 		want := n
 		if n%10 == 9 {
 			want--
 		}
-		if got := x.ask(t, "k=v").Statuses[0].CurrentLimit.RequestsPerUnit; got != uint32(1_000_000+want) {
+		if got := x.send(t, "k=v").Statuses[0].CurrentLimit.RequestsPerUnit; got != uint32(1_000_000+want) {
 			t.Errorf("reload %d: the limit is %d", n, got)
 		}
 		page := body(t, get(t, x.Admin, "/"))
@@ -372,8 +372,8 @@ func TestReloadUnderLoad(t *testing.T) {
 		t.Error("the metric shows no success")
 	}
 	// Consumption survives all reloads.
-	if left := x.ask(t, "k=v").Statuses[0].LimitRemaining; int64(1_000_000+reloads-left) < asked.Load() {
-		t.Errorf("%d left after %d requests", left, asked.Load())
+	if left := x.send(t, "k=v").Statuses[0].LimitRemaining; int64(1_000_000+reloads-left) < requests.Load() {
+		t.Errorf("%d left after %d requests", left, requests.Load())
 	}
 }
 
@@ -387,7 +387,7 @@ func TestReloadIsolates(t *testing.T) {
 	x := start(t, two(five, five), isolate)
 	x.write(t, two(nine, wrong))
 	x.reload(t)
-	expect(t, x.ask(t, "k=v"), ok, "OK left 8 of 9/YEAR reset")
+	expect(t, x.send(t, "k=v"), ok, "OK left 8 of 9/YEAR reset")
 	expect(t, x.put(t, request("e", descriptor("k=v"))), ok, "OK left 4 of 5/YEAR reset")
 	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "was rejected for the domains e") {
 		t.Errorf("the front page does not show it:\n%s; want a text that contains %q", page, "was rejected for the domains e")
@@ -407,22 +407,22 @@ func TestReloadIsolates(t *testing.T) {
 
 	// A domain that was never valid denies, because its limits are unknown.
 	y := start(t, two(five, wrong), isolate)
-	expect(t, y.ask(t, "k=v"), ok, "OK left 4 of 5/YEAR reset")
+	expect(t, y.send(t, "k=v"), ok, "OK left 4 of 5/YEAR reset")
 	expect(t, y.put(t, request("e", descriptor("k=v"))), over, "OVER_LIMIT left 0")
-	asked, err := http.Post("http://"+y.HTTP.String()+"/v1/limit", "application/json", strings.NewReader(`{"domain": "e", "name": "x"}`))
+	requests, err := http.Post("http://"+y.HTTP.String()+"/v1/limit", "application/json", strings.NewReader(`{"domain": "e", "name": "x"}`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer http.DefaultClient.CloseIdleConnections()
-	if asked.Body.Close(); asked.StatusCode != http.StatusServiceUnavailable {
-		t.Errorf("the API answers %d; want status 503", asked.StatusCode)
+	if requests.Body.Close(); requests.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("the API answers %d; want status 503", requests.StatusCode)
 	}
 	y.write(t, two(nine, nine))
 	y.reload(t)
 	expect(t, y.put(t, request("e", descriptor("k=v"))), ok, "OK left 8 of 9/YEAR reset")
 	y.write(t, two(wrong, five)) // d keeps the second configuration, not the first
 	y.reload(t)
-	expect(t, y.ask(t, "k=v"), ok, "OK left 7 of 9/YEAR reset")
+	expect(t, y.send(t, "k=v"), ok, "OK left 7 of 9/YEAR reset")
 	expect(t, y.put(t, request("e", descriptor("k=v"))), ok, "OK left 3 of 5/YEAR reset")
 
 	if _, is := errors.AsType[config.Problems](run(t, Config{Paths: []string{x.file + ".gone"}, GRPC: "127.0.0.1:0", Isolate: true})); !is {
@@ -485,11 +485,11 @@ func TestUnlimitedLimitsReserveNoRoom(t *testing.T) {
 	x := start(t, "domain: d\ndescriptors:\n  - {key: flood, rate_limit: {unit: year, requests_per_unit: 5}}\n"+
 		"  - {key: k, rate_limit: {unit: year, requests_per_unit: 5}}\n"+unlimited.String(), func(c *Config) { c.MemoryMaxKeys = 1000 })
 	for i := range 1000 {
-		x.ask(t, fmt.Sprintf("flood=%d", i))
+		x.send(t, fmt.Sprintf("flood=%d", i))
 	}
 	allowed := 0
 	for i := range 300 {
-		if x.ask(t, fmt.Sprintf("k=%d", i)).OverallCode == ok {
+		if x.send(t, fmt.Sprintf("k=%d", i)).OverallCode == ok {
 			allowed++
 		}
 	}
@@ -505,7 +505,7 @@ func TestChangedFilesAreReloaded(t *testing.T) {
 		n++ // the first change may come before the watch begins, so the test makes several
 		x.write(t, strings.ReplaceAll(small, "1000000", fmt.Sprint(n)))
 		time.Sleep(200 * time.Millisecond)
-		return x.ask(t, "k=v").Statuses[0].CurrentLimit.RequestsPerUnit > 1_000_000
+		return x.send(t, "k=v").Statuses[0].CurrentLimit.RequestsPerUnit > 1_000_000
 	})
 }
 
@@ -549,7 +549,7 @@ func answersCloseWhileDraining(t *testing.T, delay time.Duration) (answered bool
 	}
 	defer kept.Close()
 	in := bufio.NewReader(kept)
-	ask := func() (*http.Response, error) {
+	get := func() (*http.Response, error) {
 		_, _ = io.WriteString(kept, "GET /livez HTTP/1.1\r\nHost: h\r\n\r\n")
 		r, err := http.ReadResponse(in, nil)
 		if err == nil {
@@ -557,7 +557,7 @@ func answersCloseWhileDraining(t *testing.T, delay time.Duration) (answered bool
 		}
 		return r, err
 	}
-	if r, err := ask(); err != nil || r.Close {
+	if r, err := get(); err != nil || r.Close {
 		t.Fatalf("before: %v, %v; want no error and not close", r, err)
 	}
 	stopped := make(chan error)
@@ -580,7 +580,7 @@ func answersCloseWhileDraining(t *testing.T, delay time.Duration) (answered bool
 		}
 		ready = r.StatusCode == http.StatusOK
 	}
-	r, err := ask()
+	r, err := get()
 	if err != nil {
 		return false
 	}

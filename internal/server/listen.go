@@ -53,7 +53,7 @@ func listen(address string, reuse bool) (net.Listener, error) {
 type sharedSocket struct {
 	*net.UnixListener
 	path  string
-	taken bool
+	moved bool
 }
 
 // nextSuffix is the suffix of the name to which a shared socket is bound. A process that connects to the
@@ -78,11 +78,11 @@ func listenBeside(path string) (net.Listener, error) {
 
 // shares returns an error if there is a socket at path that must not be replaced.
 func shares(path string) error {
-	holder, err := dialSocket(path)
+	owner, err := dialSocket(path)
 	switch {
-	case err != nil || holder == nil:
+	case err != nil || owner == nil:
 		return err
-	case holder.String() != path+nextSuffix:
+	case owner.String() != path+nextSuffix:
 		return fmt.Errorf("another process listens at %s, and runs without --reuse-port; stop it, or give it that flag", path)
 	default:
 		return nil
@@ -92,7 +92,7 @@ func shares(path string) error {
 // takeOver moves the socket to path, so that new connections arrive here. The move is one atomic step, so
 // there is always a process that listens at path. Connections in the queue of the old process stay there.
 func (l *sharedSocket) takeOver() error {
-	l.taken = true
+	l.moved = true
 	return os.Rename(l.path+nextSuffix, l.path)
 }
 
@@ -102,7 +102,7 @@ func (l *sharedSocket) Addr() net.Addr { return &net.UnixAddr{Net: "unix", Name:
 // Close stops listening. It removes the file unless takeOver has moved it.
 func (l *sharedSocket) Close() error {
 	err := l.UnixListener.Close()
-	if !l.taken {
+	if !l.moved {
 		err = errors.Join(err, os.Remove(l.path+nextSuffix))
 	}
 	return err
@@ -123,10 +123,10 @@ func takeOver(listeners []listener) error {
 
 // removeStale removes the socket at path if no process listens there.
 func removeStale(path string) error {
-	switch holder, err := dialSocket(path); {
+	switch owner, err := dialSocket(path); {
 	case err != nil:
 		return err
-	case holder != nil:
+	case owner != nil:
 		return fmt.Errorf("another process listens at %s; stop it, or use another path", path)
 	}
 	if err := os.Remove(path); !errors.Is(err, os.ErrNotExist) {
@@ -137,7 +137,7 @@ func removeStale(path string) error {
 
 // dialSocket returns the address to which the socket at path is bound, or nil if no process listens there.
 // It returns an error if path is not a socket.
-func dialSocket(path string) (holder net.Addr, err error) {
+func dialSocket(path string) (owner net.Addr, err error) {
 	info, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, os.ErrNotExist):

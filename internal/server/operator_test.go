@@ -25,9 +25,9 @@ descriptors:
 `, onRedis("redis://"+redis.Addr)))
 	}
 	const bucket = "?domain=d&descriptor=path%3D/login,ip%3D::1"
-	asks := func(i int, want rls.RateLimitResponse_Code) {
+	expect := func(i int, want rls.RateLimitResponse_Code) {
 		t.Helper()
-		if got := all[i].ask(t, "path=/login,ip=::1").OverallCode; got != want {
+		if got := all[i].send(t, "path=/login,ip=::1").OverallCode; got != want {
 			t.Errorf("sidecar %d answers %v, want %v", i, got, want)
 		}
 	}
@@ -38,13 +38,13 @@ descriptors:
 		}
 	}
 	left(1, 3)
-	asks(0, rls.RateLimitResponse_OK)
-	asks(1, rls.RateLimitResponse_OK)
+	expect(0, rls.RateLimitResponse_OK)
+	expect(1, rls.RateLimitResponse_OK)
 	left(0, 1)
 	left(1, 1)
-	asks(0, rls.RateLimitResponse_OK)
-	asks(0, rls.RateLimitResponse_OVER_LIMIT)
-	asks(0, rls.RateLimitResponse_OVER_LIMIT) // this sidecar has a cached denial
+	expect(0, rls.RateLimitResponse_OK)
+	expect(0, rls.RateLimitResponse_OVER_LIMIT)
+	expect(0, rls.RateLimitResponse_OVER_LIMIT) // this sidecar has a cached denial
 	left(0, 0)
 	for i, want := range []string{`"why":"limit","key":"::1","descriptor":[["path","/login"],["ip","::1"]],"denied":2,"exact":true,`, `"denied":[],`} {
 		if got := body(t, get(t, all[i].Admin, "/api/top")); !strings.Contains(got, want) {
@@ -56,8 +56,8 @@ descriptors:
 	}
 	left(0, 3)
 	left(1, 3)
-	asks(0, rls.RateLimitResponse_OK)
-	asks(1, rls.RateLimitResponse_OK)
+	expect(0, rls.RateLimitResponse_OK)
+	expect(1, rls.RateLimitResponse_OK)
 	left(1, 1)
 }
 

@@ -66,47 +66,47 @@ func TestProxyProtocol(t *testing.T) {
 	x := start(t, fmt.Sprintf(byAddress, "[127.0.0.1, 10.0.0.0/8]"), on)
 	v1 := func(address string) string { return header(t, 1, proxyproto.PROXY, at(address)) }
 	v2 := func(address string) string { return header(t, 2, proxyproto.PROXY, at(address)) }
-	ask := func(want int, start string, headers ...string) {
+	send := func(want int, start string, headers ...string) {
 		t.Helper()
 		if got := sendAuth(t, x.HTTP, start, headers...); got != want {
 			t.Errorf("%q: %d, want %d", start, got, want)
 		}
 	}
 	// Version 1 and version 2 of the header identify the same client.
-	ask(200, v1("192.0.2.1:1000"))
-	ask(200, v2("192.0.2.1:1001"))
-	ask(429, v1("192.0.2.1:1002"))
+	send(200, v1("192.0.2.1:1000"))
+	send(200, v2("192.0.2.1:1001"))
+	send(429, v1("192.0.2.1:1002"))
 	// A client's own X-Forwarded-For is not trusted, because the client is not a proxy.
-	ask(429, v2("192.0.2.1:1003"), "X-Forwarded-For: 192.0.2.9")
+	send(429, v2("192.0.2.1:1003"), "X-Forwarded-For: 192.0.2.9")
 	// The X-Forwarded-For of a proxy behind the load balancer is trusted.
-	ask(200, v2("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
-	ask(200, v1("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
-	ask(429, v1("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
+	send(200, v2("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
+	send(200, v1("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
+	send(429, v1("10.1.1.1:1000"), "X-Forwarded-For: 192.0.2.2")
 	// With IPv6, a /64 network is one client.
-	ask(200, v1("[2001:db8::1]:1000"))
-	ask(200, v2("[2001:db8::2]:1000"))
-	ask(429, v2("[2001:db8::3]:1000"))
+	send(200, v1("[2001:db8::1]:1000"))
+	send(200, v2("[2001:db8::2]:1000"))
+	send(429, v2("[2001:db8::3]:1000"))
 	// Without a header, or with a header that contains no address, the address of the load balancer is used.
-	ask(200, "")
-	ask(200, "PROXY UNKNOWN\r\n")
-	ask(429, header(t, 2, proxyproto.LOCAL, at("192.0.2.7:1")))
+	send(200, "")
+	send(200, "PROXY UNKNOWN\r\n")
+	send(429, header(t, 2, proxyproto.LOCAL, at("192.0.2.7:1")))
 	// A malformed header is rejected.
-	ask(0, "PROXY TCP4 nobody 192.0.2.1 1 1\r\n")
-	ask(0, "PROXY TCP4 192.0.2.1 192.0.2.1 1 1"+strings.Repeat(" ", 200)+"\r\n")
-	ask(0, header(t, 2, proxyproto.PROXY, &net.UnixAddr{Net: "unix", Name: "/x"}))
+	send(0, "PROXY TCP4 nobody 192.0.2.1 1 1\r\n")
+	send(0, "PROXY TCP4 192.0.2.1 192.0.2.1 1 1"+strings.Repeat(" ", 200)+"\r\n")
+	send(0, header(t, 2, proxyproto.PROXY, &net.UnixAddr{Net: "unix", Name: "/x"}))
 	// Only the first header of a connection counts. A second header comes from the client, so it is invalid
 	// HTTP.
-	ask(400, v1("192.0.2.3:1")+v1("192.0.2.4:1"))
+	send(400, v1("192.0.2.3:1")+v1("192.0.2.4:1"))
 }
 
 func TestProxyProtocolIsOnlyForTheTrusted(t *testing.T) {
-	const said = "PROXY TCP4 192.0.2.1 192.0.2.1 1 1\r\n"
+	const header = "PROXY TCP4 192.0.2.1 192.0.2.1 1 1\r\n"
 	on := func(c *Config) { c.HTTPProxyProtocol = true }
 	for name, x := range map[string]*instance{
 		"a stranger":            start(t, fmt.Sprintf(byAddress, "[10.0.0.0/8]"), on),
 		"it is not switched on": start(t, fmt.Sprintf(byAddress, "[127.0.0.1]")),
 	} {
-		if got := sendAuth(t, x.HTTP, said); got != 400 {
+		if got := sendAuth(t, x.HTTP, header); got != 400 {
 			t.Errorf("%s: %d, want 400", name, got)
 		}
 		if got := sendAuth(t, x.HTTP, ""); got != 200 {
@@ -116,12 +116,12 @@ func TestProxyProtocolIsOnlyForTheTrusted(t *testing.T) {
 	// The configuration determines which peers are trusted. That includes peers on a Unix socket.
 	socket := filepath.Join(t.TempDir(), "http.sock")
 	x := start(t, fmt.Sprintf(byAddress, "[10.0.0.0/8]"), on, func(c *Config) { c.HTTP = "unix://" + socket })
-	if got := sendAuth(t, x.HTTP, said); got != 400 {
+	if got := sendAuth(t, x.HTTP, header); got != 400 {
 		t.Errorf("a socket that is not trusted: %d, want 400", got)
 	}
 	x.write(t, fmt.Sprintf(byAddress, "[unix]"))
 	x.reload(t)
-	if got := sendAuth(t, x.HTTP, said); got != 200 {
+	if got := sendAuth(t, x.HTTP, header); got != 200 {
 		t.Errorf("one that is: %d, want 200", got)
 	}
 }

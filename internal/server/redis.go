@@ -138,7 +138,7 @@ func (s *server) storePanicked(value any) {
 func (s *server) backendFailed() func(error) {
 	log := logthrottle.Log(s.log, time.Second)
 	return func(err error) {
-		s.redisTrouble.failed(err)
+		s.redisFailures.failed(err)
 		fields := []zap.Field{zap.Error(err)}
 		if isLate(err) {
 			fields = append(fields, zap.Duration("--backend-timeout", s.config.Redis.Timeout), zap.String("hint", "rlsidecar doctor measures the time that Redis needs"))

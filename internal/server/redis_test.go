@@ -45,7 +45,7 @@ func TestSidecarsOnOneRedisShareALimit(t *testing.T) {
 			for range 4 {
 				wg.Go(func() {
 					for range 600 / n {
-						if x.ask(t, "all=1").OverallCode == rls.RateLimitResponse_OK {
+						if x.send(t, "all=1").OverallCode == rls.RateLimitResponse_OK {
 							admitted.Add(1)
 						}
 					}
@@ -75,7 +75,7 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 	redis := redistest.Start(t)
 	x := start(t, policies, onRedis("redis://"+redis.Addr))
 	for _, d := range []string{"deny=1", "allow=1", "local=1", "error=1", "shadow=1"} {
-		if got := x.ask(t, d).OverallCode; got != rls.RateLimitResponse_OK {
+		if got := x.send(t, d).OverallCode; got != rls.RateLimitResponse_OK {
 			t.Fatalf("%s: got %v; want rls.RateLimitResponse_OK", d, got)
 		}
 	}
@@ -87,7 +87,7 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 			t.Fatal("the breaker does not open")
 		}
 		for d, want := range map[string]rls.RateLimitResponse_Code{"deny=1": over, "allow=1": ok, "shadow=1": ok} {
-			if got := x.ask(t, d).OverallCode; got != want {
+			if got := x.send(t, d).OverallCode; got != want {
 				t.Fatalf("%s: %v, want %v", d, got, want)
 			}
 		}
@@ -100,7 +100,7 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 		if i >= 4 {
 			want = over
 		}
-		if got := x.ask(t, "local=2").OverallCode; got != want {
+		if got := x.send(t, "local=2").OverallCode; got != want {
 			t.Errorf("local, ask %d: %v, want %v", i+1, got, want)
 		}
 	}
@@ -118,7 +118,7 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 	}
 	redis.Restart()
 	eventually(t, "limits are kept in Redis again", func() bool {
-		return x.ask(t, "deny=3").OverallCode == ok
+		return x.send(t, "deny=3").OverallCode == ok
 	})
 }
 
@@ -141,7 +141,7 @@ descriptors:
 	for range 16 {
 		wg.Go(func() {
 			for !over.Load() {
-				if x.ask(t, "all=1").OverallCode == rls.RateLimitResponse_OK {
+				if x.send(t, "all=1").OverallCode == rls.RateLimitResponse_OK {
 					admitted.Add(1)
 				} else {
 					denied.Add(1)
@@ -163,11 +163,11 @@ descriptors:
 	}
 	over.Store(true)
 	wg.Wait()
-	look := descriptor("all=1")
-	look.HitsAddend = wrapperspb.UInt64(0)
+	peek := descriptor("all=1")
+	peek.HitsAddend = wrapperspb.UInt64(0)
 	var charged int64
 	eventually(t, "Redis gets calls again", func() bool {
-		a := x.put(t, request("d", look)).Statuses[0]
+		a := x.put(t, request("d", peek)).Statuses[0]
 		charged = limit - int64(a.LimitRemaining)
 		return a.CurrentLimit != nil
 	})
@@ -185,7 +185,7 @@ func TestStartsWithoutRedis(t *testing.T) {
 	if took := time.Since(before); took > 10*time.Second { // the start waits for 3 s
 		t.Errorf("took %v to start; want at most %v", took, 10*time.Second)
 	}
-	if got := x.ask(t, "deny=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
+	if got := x.send(t, "deny=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
 		t.Errorf("without Redis: %v; want rls.RateLimitResponse_OVER_LIMIT", got)
 	}
 	if r := get(t, x.HTTP, "/readyz"); r.StatusCode != 200 {
@@ -193,7 +193,7 @@ func TestStartsWithoutRedis(t *testing.T) {
 	}
 	redis.Restart()
 	eventually(t, "it answers once Redis is there", func() bool {
-		return x.ask(t, "deny=1").OverallCode == rls.RateLimitResponse_OK
+		return x.send(t, "deny=1").OverallCode == rls.RateLimitResponse_OK
 	})
 }
 
@@ -201,19 +201,19 @@ func TestARaisedLimitAppliesAtOnce(t *testing.T) {
 	redis := redistest.Start(t)
 	x := start(t, shared, onRedis("redis://"+redis.Addr))
 	for range 300 {
-		x.ask(t, "all=1")
+		x.send(t, "all=1")
 	}
 	for range 3 { // the denial is cached
-		if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
+		if got := x.send(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
 			t.Fatalf("got %v; want rls.RateLimitResponse_OVER_LIMIT", got)
 		}
 	}
 	x.write(t, strings.Replace(shared, "rate: 300", "rate: 301", 1))
 	x.reload(t)
-	if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OK {
+	if got := x.send(t, "all=1").OverallCode; got != rls.RateLimitResponse_OK {
 		t.Errorf("with one more: %v; want rls.RateLimitResponse_OK", got)
 	}
-	if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
+	if got := x.send(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
 		t.Errorf("consumed units stay consumed: %v; want rls.RateLimitResponse_OVER_LIMIT", got)
 	}
 }
@@ -232,7 +232,7 @@ func TestTwoSidecarsWithDifferentNumbers(t *testing.T) {
 			sidecars := [...]*instance{sidecar(100), sidecar(10)}
 			began, admitted := time.Now(), 0
 			for i := range 600 {
-				if sidecars[i%2].ask(t, "all=1").OverallCode == rls.RateLimitResponse_OK {
+				if sidecars[i%2].send(t, "all=1").OverallCode == rls.RateLimitResponse_OK {
 					admitted++
 				}
 			}
@@ -263,37 +263,37 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	x := start(t, twoPeriods, onRedis("redis://"+main.Addr), func(c *Config) { c.Redis.PerSecondURL = "redis://" + second.Addr })
 	buckets := regexp.MustCompile(`rl:\{\}1`) // buckets only, without the key that the server writes when it examines Redis
 	keys := func(s *redistest.Server) int { return len(buckets.FindAllString(s.Do("keys", "*"), -1)) }
-	ask := func(want rls.RateLimitResponse_Code, texts ...string) *rls.RateLimitResponse {
+	send := func(want rls.RateLimitResponse_Code, texts ...string) *rls.RateLimitResponse {
 		t.Helper()
-		a := x.ask(t, texts...)
+		a := x.send(t, texts...)
 		if a.OverallCode != want {
 			t.Errorf("%v: %v, want %v", texts, a, want)
 		}
 		return a
 	}
-	ask(ok, "second=a")
+	send(ok, "second=a")
 	eventually(t, "a bucket, which lives for a second, is in the Redis for seconds", func() bool {
-		x.ask(t, "second=z")
+		x.send(t, "second=z")
 		return keys(second) > 0
 	})
 	if keys(main) != 0 {
 		t.Errorf("%d buckets in the main Redis; want 0", keys(main))
 	}
-	ask(ok, "year=a")
+	send(ok, "year=a")
 	if keys(main) != 1 {
 		t.Errorf("%d buckets in the main Redis; want 1", keys(main))
 	}
-	ask(ok, "second=b", "year=a")
+	send(ok, "second=b", "year=a")
 
 	// If a limit in one Redis denies, the charge in the other Redis is refunded.
 	left := func(text string) uint32 {
 		t.Helper()
-		look := descriptor(text)
-		look.HitsAddend = wrapperspb.UInt64(0)
-		return x.put(t, request("d", look)).Statuses[0].LimitRemaining
+		peek := descriptor(text)
+		peek.HitsAddend = wrapperspb.UInt64(0)
+		return x.put(t, request("d", peek)).Statuses[0].LimitRemaining
 	}
 	for range 3 {
-		ask(over, "never=a", "year=q")
+		send(over, "never=a", "year=q")
 		redistest.Eventually(t, "the charge is refunded", func() bool { return left("year=q") == 2 })
 	}
 
@@ -308,9 +308,9 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	// While one Redis is unreachable, the limits in the other one still apply.
 	second.Pause()
 	defer second.Resume()
-	ask(over, "second=z")
-	ask(ok, "year=z")
-	ask(over, "second=z", "year=z")
+	send(over, "second=z")
+	send(ok, "year=z")
+	send(over, "second=z", "year=z")
 	x.shows(t, `rlsidecar_backend_failures_total 2`)
 	redistest.Eventually(t, "the charge is refunded", func() bool { return left("year=z") == 1 })
 }
@@ -355,7 +355,7 @@ func TestSidecarsWithLeasesStayWithinTheLimit(t *testing.T) {
 	a, b := start(t, leased, onRedis("redis://"+redis.Addr)), start(t, leased, onRedis("redis://"+redis.Addr))
 	for range 300 {
 		for _, x := range []*instance{a, b} {
-			if got := x.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OK {
+			if got := x.send(t, "all=1").OverallCode; got != rls.RateLimitResponse_OK {
 				t.Fatalf("got %v; want rls.RateLimitResponse_OK", got)
 			}
 		}
@@ -388,7 +388,7 @@ func TestSidecarsWithLeasesStayWithinTheLimit(t *testing.T) {
 		t.Errorf("%d are left after 600 of %d, all leases are returned; want %v", n, limit, limit-600)
 	}
 	for range 300 {
-		a.ask(t, "all=1")
+		a.send(t, "all=1")
 	}
 	if code, answer := post(t, a.HTTP, "/v1/reset", `{"name":"all","key":"1"}`); code != 200 {
 		t.Fatalf("got %d %s; want code 200", code, answer)
@@ -399,7 +399,7 @@ func TestSidecarsWithLeasesStayWithinTheLimit(t *testing.T) {
 	if code, answer := post(t, a.HTTP, "/v1/limit", fmt.Sprintf(`{"name":"all","key":"1","count":%d}`, limit)); code != 200 {
 		t.Errorf("the whole limit: %d %s; want code 200", code, answer)
 	}
-	if got := a.ask(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
+	if got := a.send(t, "all=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
 		t.Errorf("one more: %v; want rls.RateLimitResponse_OVER_LIMIT", got)
 	}
 }
@@ -412,7 +412,7 @@ func TestRequestsWithoutTimeAreNotCharged(t *testing.T) {
 		_, _ = x.rls.ShouldRateLimit(ctx, request("d", descriptor("all=1"))) // most requests have passed their deadline when they arrive
 		cancel()
 	}
-	if left := x.ask(t, "all=1").Statuses[0].LimitRemaining; left != 299 {
+	if left := x.send(t, "all=1").Statuses[0].LimitRemaining; left != 299 {
 		t.Errorf("%d are left of 300 after one request that was charged; want 299 left", left)
 	}
 }
@@ -445,7 +445,7 @@ descriptors:
 			t.Fatalf("512 descriptors of two limits each: %v; want rls.RateLimitResponse_OK", got)
 		}
 	}
-	if got := x.ask(t, "user=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
+	if got := x.send(t, "user=1").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
 		t.Errorf("the fourth: %v; want rls.RateLimitResponse_OVER_LIMIT", got)
 	}
 	metrics := body(t, get(t, x.Admin, "/metrics"))

@@ -74,11 +74,11 @@ func (s *server) load() config.Problems {
 	start := time.Now()
 	if s.keeper != nil {
 		snapshot, problems, stale := s.keeper.Load(s.config.Paths)
-		s.take(snapshot, problems, stale, s.config.Paths, start)
+		s.apply(snapshot, problems, stale, s.config.Paths, start)
 		return problems
 	}
 	snapshot, problems := s.loader.Load(s.config.Paths)
-	s.take(snapshot, problems, nil, s.config.Paths, start)
+	s.apply(snapshot, problems, nil, s.config.Paths, start)
 	return problems
 }
 
@@ -109,10 +109,10 @@ func (s *server) tightly() (end func()) {
 	}
 }
 
-// take puts snapshot in use. sources are the places from which it was read, and start is when reading began.
+// apply puts snapshot in use. sources are the places from which it was read, and start is when reading began.
 // snapshot is nil if the configuration is not valid. stale lists the domains whose earlier version stays in
 // use.
-func (s *server) take(snapshot *limiter.Snapshot, problems config.Problems, stale, sources []string, start time.Time) {
+func (s *server) apply(snapshot *limiter.Snapshot, problems config.Problems, stale, sources []string, start time.Time) {
 	now := time.Now()
 	for _, p := range problems {
 		if p.Warning {

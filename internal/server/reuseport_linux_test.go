@@ -29,7 +29,7 @@ func TestNewProcessTakesOverThePorts(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
 	var grpcAddress, httpAddress, adminAddress string
-	takesOver(t, &grpcAddress, &httpAddress, &adminAddress, func() *instance {
+	expectTakeover(t, &grpcAddress, &httpAddress, &adminAddress, func() *instance {
 		t.Helper()
 		x := start(t, small, func(c *Config) {
 			c.ReusePort, c.DrainDelay = true, time.Second
@@ -53,7 +53,7 @@ func TestNewProcessTakesOverWithRedis(t *testing.T) {
 	redis := onRedis("redis://" + redistest.Start(t).Addr)
 	var grpcAddress, httpAddress string
 	var running *instance
-	asked := takesOver(t, &grpcAddress, &httpAddress, new(string), func() *instance {
+	allowed := expectTakeover(t, &grpcAddress, &httpAddress, new(string), func() *instance {
 		t.Helper()
 		running = start(t, small, redis, func(c *Config) {
 			c.ReusePort, c.DrainDelay, c.Redis.Timeout = true, time.Second, time.Minute
@@ -68,8 +68,8 @@ func TestNewProcessTakesOverWithRedis(t *testing.T) {
 	})
 	look := descriptor("k=v")
 	look.HitsAddend = wrapperspb.UInt64(0)
-	if charged := 1_000_000 - int64(running.put(t, request("d", look)).Statuses[0].LimitRemaining); charged != asked {
-		t.Errorf("%d requests were allowed, %d were charged", asked, charged)
+	if charged := 1_000_000 - int64(running.put(t, request("d", look)).Statuses[0].LimitRemaining); charged != allowed {
+		t.Errorf("%d requests were allowed, %d were charged", allowed, charged)
 	}
 }
 
@@ -77,7 +77,7 @@ func TestNewProcessTakesOverTheSockets(t *testing.T) {
 	concurrent(t)
 	t.Parallel()
 	grpcAddress, httpAddress := "unix://"+filepath.Join(t.TempDir(), "grpc"), "unix://"+filepath.Join(t.TempDir(), "http")
-	takesOver(t, &grpcAddress, &httpAddress, new(string), func() *instance {
+	expectTakeover(t, &grpcAddress, &httpAddress, new(string), func() *instance {
 		t.Helper()
 		return start(t, small, func(c *Config) {
 			c.ReusePort, c.DrainDelay, c.GRPC, c.HTTP = true, time.Second, grpcAddress, httpAddress
@@ -91,23 +91,23 @@ func TestNewProcessTakesOverTheSockets(t *testing.T) {
 	}
 }
 
-// takesOver starts servers one after the other. next starts one, and sets the addresses. Meanwhile clients
-// send requests, and all of them must be allowed. takesOver returns the number of requests that were allowed
+// expectTakeover starts servers one after the other. next starts one, and sets the addresses. Meanwhile clients
+// send requests, and all of them must be allowed. expectTakeover returns the number of requests that were allowed
 // over gRPC.
-func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, next func() *instance) (allowed int64) {
+func expectTakeover(t *testing.T, grpcAddress, httpAddress, adminAddress *string, next func() *instance) (allowed int64) {
 	t.Helper()
 	running := next()
 
 	var done atomic.Bool
 	var clients sync.WaitGroup
-	asked := map[string]*atomic.Int64{}
-	repeat := func(condition string, many int, ask func() error) {
+	requests := map[string]*atomic.Int64{}
+	repeat := func(condition string, many int, send func() error) {
 		n := new(atomic.Int64)
-		asked[condition] = n
+		requests[condition] = n
 		for range many {
 			clients.Go(func() {
 				for ; !done.Load(); n.Add(1) {
-					if err := ask(); err != nil {
+					if err := send(); err != nil {
 						t.Errorf("%s: %v", condition, err)
 					}
 				}
@@ -166,12 +166,12 @@ func takesOver(t *testing.T, grpcAddress, httpAddress, adminAddress *string, nex
 		if err := old.stop(); err != nil {
 			t.Error(err)
 		}
-		before := asked["gRPC"].Load()
-		eventually(t, "load", func() bool { return asked["gRPC"].Load() > before+100 })
+		before := requests["gRPC"].Load()
+		eventually(t, "load", func() bool { return requests["gRPC"].Load() > before+100 })
 	}
 	done.Store(true)
 	clients.Wait()
-	for condition, n := range asked {
+	for condition, n := range requests {
 		if t.Logf("%s: %d requests", condition, n.Load()); n.Load() == 0 {
 			t.Errorf("%s: no request was sent", condition)
 		}
@@ -194,19 +194,19 @@ func TestPortsAreSharedOnlyIfBothShareThem(t *testing.T) {
 		if err := run(t, Config{Paths: []string{x.file}, GRPC: socket, ReusePort: !mine}); err == nil || !strings.Contains(err.Error(), "another process listens") {
 			t.Errorf("got %v; want an error that contains %q", err, "another process listens")
 		}
-		holder.ask(t, "k=v")
+		holder.send(t, "k=v")
 		if mine { // a server that fails to start must leave the socket to the old one
 			if err := run(t, Config{Paths: []string{x.file}, GRPC: socket, HTTP: x.HTTP.String(), ReusePort: true}); !errors.Is(err, syscall.EADDRINUSE) {
 				t.Errorf("got %v; want the error syscall.EADDRINUSE", err)
 			}
-			holder.ask(t, "k=v")
+			holder.send(t, "k=v")
 		}
 		if err := holder.stop(); err != nil {
 			t.Error(err)
 		}
 	}
 	again := start(t, small, func(c *Config) { c.GRPC = socket }) // the file of the socket still exists, because the server that shared it did not delete it
-	again.ask(t, "k=v")
+	again.send(t, "k=v")
 	shares := start(t, small, func(c *Config) { c.ReusePort = true })
 	if l, err := net.Listen("tcp", shares.GRPC.String()); err == nil {
 		l.Close()

@@ -60,7 +60,7 @@ type server struct {
 	apiToken, adminToken, adminReadToken httpauth.Token
 	ready, draining                      atomic.Bool
 	noAuthLogged                         atomic.Bool
-	redisTrouble                         redisTrouble
+	redisFailures                        redisFailures
 	redisReadiness                       *readiness
 	// configured is closed when the first configuration is in use.
 	configured   chan struct{}
@@ -319,9 +319,9 @@ func emptyQueues(ctx context.Context, listeners []listener) {
 	}
 }
 
-// serve serves on the listeners. When asked ends or a listener fails, serve closes the listeners in order.
-func (s *server) serve(asked context.Context, listeners []listener, started func()) error {
-	ctx, fail := context.WithCancelCause(asked)
+// serve serves on the listeners. When running ends or a listener fails, serve closes the listeners in order.
+func (s *server) serve(running context.Context, listeners []listener, started func()) error {
+	ctx, fail := context.WithCancelCause(running)
 	defer fail(nil)
 	var serving sync.WaitGroup
 	for _, d := range listeners {
@@ -356,7 +356,7 @@ func (s *server) serve(asked context.Context, listeners []listener, started func
 		}
 	}
 	var failure error
-	if asked.Err() == nil {
+	if running.Err() == nil {
 		failure = context.Cause(ctx)
 	} else {
 		s.log.Info("draining", zap.Duration("delay", s.config.DrainDelay), zap.Duration("timeout", s.config.DrainTimeout))

@@ -134,15 +134,15 @@ func (k *settleKeys) run(ctx context.Context, ledger *redis.Ledger) {
 	tick := time.NewTicker(settleKeySoon)
 	defer tick.Stop()
 	var of *limiter.Snapshot
-	var asked time.Time
+	var readAt time.Time
 	settles, byName := false, false
 	for {
 		if now := k.server.limiter.Current(); now != of {
 			of = now
 			settles, byName = k.isNeeded()
 		}
-		if isKnown := len(*k.random.Load()) > 0; (settles || byName) && (!isKnown || time.Since(asked) >= settleKeyLater) {
-			asked = time.Now()
+		if isKnown := len(*k.random.Load()) > 0; (settles || byName) && (!isKnown || time.Since(readAt) >= settleKeyLater) {
+			readAt = time.Now()
 			if err := k.get(ctx, ledger); ctx.Err() == nil && (settles || k.used.Load()) {
 				k.report(err)
 			}

@@ -21,14 +21,14 @@ descriptors: [{key: user, limit: tokens}]
 func TestOperatorsSeeReservations(t *testing.T) {
 	x := start(t, settles)
 	id := func() string {
-		return x.ask(t, "user=bob").GetDynamicMetadata().GetFields()["settle"].GetStringValue()
+		return x.send(t, "user=bob").GetDynamicMetadata().GetFields()["settle"].GetStringValue()
 	}
 	one, two := id(), id()
 	done := request("d")
 	done.Descriptors = append(done.Descriptors, descriptor("settle="+one), descriptor("settle_end="+one))
 	done.Descriptors[0].HitsAddend, done.Descriptors[1].HitsAddend = wrapperspb.UInt64(1200), wrapperspb.UInt64(0)
 	x.put(t, done)
-	x.ask(t, "settle_end="+two)
+	x.send(t, "settle_end="+two)
 
 	buckets := body(t, get(t, x.Admin, "/api/buckets?limit=tokens&key=bob"))
 	for _, want := range []string{

@@ -34,7 +34,7 @@ func TestStatsdIsSentTheReferenceServersMetrics(t *testing.T) {
 	x.put(t, r)
 	r.HitsAddend = 5 // 2 of them are near the limit, 3 are over it
 	x.put(t, r)
-	x.ask(t, "path=/ab,user=bob\n,third=x", "all=1,deep=2,deeper=3")
+	x.send(t, "path=/ab,user=bob\n,third=x", "all=1,deep=2,deeper=3")
 	x.put(t, request("elsewhere", descriptor("a=b")))
 	ended := make(chan error, 1)
 	go func() { ended <- x.stop() }()
@@ -87,7 +87,7 @@ func TestDeadStatsdDelaysNobody(t *testing.T) {
 		c.Statsd = statsd.Config{Address: there.Addr().String(), Network: "tcp", Every: time.Millisecond}
 	})
 	for range 100 {
-		if a := x.ask(t, "free=v"); a.OverallCode != ok {
+		if a := x.send(t, "free=v"); a.OverallCode != ok {
 			t.Fatalf("got %v; want OK", a)
 		}
 	}

@@ -35,7 +35,7 @@ func (f TLSFiles) check() error {
 
 // server returns the configuration of a server with these files.
 func (f TLSFiles) server(log *zap.Logger) (*tls.Config, error) {
-	k := &keeper{files: f, log: log}
+	k := &reloadingTLS{files: f, log: log}
 	k.seen = f.stamps()
 	var err error
 	if k.config, err = f.load(); err != nil {
@@ -83,9 +83,9 @@ func (f TLSFiles) stamps() (s [3]stamp) {
 	return s
 }
 
-// keeper holds the TLS configuration from the last time that the files matched each other. An update writes
+// reloadingTLS holds the TLS configuration from the last time that the files matched each other. An update writes
 // the files one after the other, so they do not match until it is complete.
-type keeper struct {
+type reloadingTLS struct {
 	files TLSFiles
 	log   *zap.Logger
 
@@ -94,7 +94,7 @@ type keeper struct {
 	config *tls.Config // guarded by mu
 }
 
-func (k *keeper) current() *tls.Config {
+func (k *reloadingTLS) current() *tls.Config {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	now := k.files.stamps()

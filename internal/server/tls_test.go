@@ -15,7 +15,7 @@ import (
 )
 
 func TestTLSFilesAreReadAgain(t *testing.T) {
-	ca, stranger := certtest.New(t), certtest.New(t)
+	ca, otherCA := certtest.New(t), certtest.New(t)
 	folder := t.TempDir()
 	files := TLSFiles{Cert: filepath.Join(folder, "cert"), Key: filepath.Join(folder, "key"), ClientCA: filepath.Join(folder, "ca")}
 	write := func(name string, data []byte) {
@@ -56,7 +56,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	if n, err := serial(ca); err != nil || n != 1 {
 		t.Fatalf("got %d, %v; want no error and 1", n, err)
 	}
-	for name, by := range map[string]*certtest.Authority{"no certificate": nil, "of another CA": stranger} {
+	for name, by := range map[string]*certtest.Authority{"no certificate": nil, "of another CA": otherCA} {
 		if _, err := serial(by); err == nil {
 			t.Errorf("%s: accepted", name)
 		}
@@ -70,8 +70,8 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	if n, err := serial(ca); err != nil || n != 2 {
 		t.Errorf("got %d, %v; want no error and 2", n, err)
 	}
-	write(files.ClientCA, stranger.PEM)
-	if n, err := serial(stranger); err != nil || n != 2 {
+	write(files.ClientCA, otherCA.PEM)
+	if n, err := serial(otherCA); err != nil || n != 2 {
 		t.Errorf("got %d, %v; want no error and 2", n, err)
 	}
 	if x.logs.FilterMessageSnippet("the previous ones stay in use").Len() != 1 {

@@ -38,12 +38,12 @@ func TestClientNameIsRequired(t *testing.T) {
 	}
 	roots := x509.NewCertPool()
 	roots.AddCert(ca.Cert)
-	for name, welcome := range map[string]bool{"127.0.0.1": true, "envoy": false} {
+	for name, accepted := range map[string]bool{"127.0.0.1": true, "envoy": false} {
 		files.ClientName = name
 		x := start(t, small, func(c *Config) { c.TLS = files })
 		conn := dial(t, x.GRPC, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: roots, ServerName: "127.0.0.1", Certificates: []tls.Certificate{pair}})))
-		if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("d", descriptor("k=v"))); (err == nil) != welcome {
-			t.Errorf("%s: got %v; want %v", name, err, welcome)
+		if _, err := rls.NewRateLimitServiceClient(conn).ShouldRateLimit(t.Context(), request("d", descriptor("k=v"))); (err == nil) != accepted {
+			t.Errorf("%s: got %v; want %v", name, err, accepted)
 		}
 	}
 	if err := (TLSFiles{Cert: "c", Key: "k", ClientName: "n"}).check(); err == nil {
@@ -52,7 +52,7 @@ func TestClientNameIsRequired(t *testing.T) {
 }
 
 func TestRedisOfAnyNameIsStillSigned(t *testing.T) {
-	ca, stranger := certtest.New(t), certtest.New(t)
+	ca, otherCA := certtest.New(t), certtest.New(t)
 	files := filesOf(t, ca)
 	pair, err := tls.LoadX509KeyPair(files.Cert, files.Key)
 	if err != nil {
@@ -76,12 +76,12 @@ func TestRedisOfAnyNameIsStillSigned(t *testing.T) {
 	}()
 	defer func() { listener.Close(); <-served }()
 	for name, c := range map[string]struct {
-		redis   Redis
-		welcome bool
+		redis    Redis
+		accepted bool
 	}{
 		"the name counts":  {Redis{CA: files.ClientCA}, false},
 		"any name":         {Redis{CA: files.ClientCA, SkipHostname: true}, true},
-		"of another CA":    {Redis{CA: filesOf(t, stranger).ClientCA, SkipHostname: true}, false},
+		"of another CA":    {Redis{CA: filesOf(t, otherCA).ClientCA, SkipHostname: true}, false},
 		"the system's CAs": {Redis{SkipHostname: true}, false},
 	} {
 		conf, err := c.redis.tls()
@@ -94,8 +94,8 @@ func TestRedisOfAnyNameIsStillSigned(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := tls.Client(raw, conf).HandshakeContext(t.Context()); (err == nil) != c.welcome {
-			t.Errorf("%s: got %v; want %v", name, err, c.welcome)
+		if err := tls.Client(raw, conf).HandshakeContext(t.Context()); (err == nil) != c.accepted {
+			t.Errorf("%s: got %v; want %v", name, err, c.accepted)
 		}
 		raw.Close()
 	}

@@ -101,7 +101,7 @@ func TestDecisionsAreTraced(t *testing.T) {
 				c.Tracing = &tracing.Config{Protocol: protocol, Share: 1, Service: "RateLimit", Namespace: "edge", Instance: "i1"}
 			})
 			const marker, caller, callerSpan = "zq7client", "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-			ask := func(headers ...string) {
+			send := func(headers ...string) {
 				t.Helper()
 				ctx := metadata.AppendToOutgoingContext(t.Context(), headers...)
 				r := request("d", descriptor("zero="+marker), descriptor(marker+"="+marker), descriptor("plain="+marker))
@@ -109,9 +109,9 @@ func TestDecisionsAreTraced(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			ask("traceparent", "00-"+caller+"-"+callerSpan+"-01")
-			ask("b3", caller+"-"+callerSpan+"-1")
-			ask("traceparent", "00-"+caller+"-"+callerSpan+"-00") // the caller's trace is not sampled
+			send("traceparent", "00-"+caller+"-"+callerSpan+"-01")
+			send("b3", caller+"-"+callerSpan+"-1")
+			send("traceparent", "00-"+caller+"-"+callerSpan+"-00") // the caller's trace is not sampled
 			x.put(t, request(marker, descriptor("a="+marker)))
 			if _, err := x.rls.ShouldRateLimit(t.Context(), request("")); err == nil {
 				t.Error("want an error")
@@ -163,7 +163,7 @@ func TestDeadCollectorDelaysNobody(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+listener.Addr().String())
 	x := start(t, answers, func(c *Config) { c.Tracing = &tracing.Config{Protocol: "http", Share: 1} })
 	for range 3000 { // more than the queue can hold
-		if a := x.ask(t, "free=v"); a.OverallCode != ok {
+		if a := x.send(t, "free=v"); a.OverallCode != ok {
 			t.Fatalf("got %v; want OK", a)
 		}
 	}

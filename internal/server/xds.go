@@ -120,7 +120,7 @@ func (s *server) useMessages(messages []config.Message, problems config.Problems
 			snapshot = nil
 		}
 	}
-	s.take(snapshot, problems, stale, []string{"xds:" + s.config.XDS.Server}, start)
+	s.apply(snapshot, problems, stale, []string{"xds:" + s.config.XDS.Server}, start)
 	if problems.Bad() {
 		s.refused(problems)
 		return slices.DeleteFunc(problems, func(p config.Problem) bool { return p.Warning })

@@ -64,7 +64,7 @@ func (x *instance) shows(t *testing.T, line string) {
 // left returns the remaining units of a descriptor after one more request, if it is limited.
 func (x *instance) left(t *testing.T, text string) (rest uint32, limited bool) {
 	t.Helper()
-	s := x.ask(t, text).Statuses[0]
+	s := x.send(t, text).Statuses[0]
 	return s.LimitRemaining, s.CurrentLimit != nil
 }
 
@@ -76,12 +76,12 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 	x := start(t, "", from(p))
 	var got []rls.RateLimitResponse_Code
 	for range 3 {
-		got = append(got, x.ask(t, "k=v").OverallCode)
+		got = append(got, x.send(t, "k=v").OverallCode)
 	}
 	if !slices.Equal(got, []rls.RateLimitResponse_Code{ok, ok, over}) {
 		t.Errorf("got %v; want %v", got, []rls.RateLimitResponse_Code{ok, ok, over})
 	}
-	a := x.ask(t, "w=v", "quota=v")
+	a := x.send(t, "w=v", "quota=v")
 	if a.OverallCode != over || a.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 5 || a.Statuses[1].Code != over {
 		t.Errorf("%v", a) // a denial needs all quota limits of the request; here there is only one
 	}
@@ -113,7 +113,7 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 		}
 	}
 	x.shows(t, "rlsidecar_config_last_reload_successful 0")
-	if a := x.ask(t, "k=v"); a.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 4 {
+	if a := x.send(t, "k=v"); a.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 4 {
 		t.Errorf("got %v; want 4", a)
 	}
 	if x.logs.FilterMessageSnippet("configuration refused").Len() == 0 {
@@ -149,13 +149,13 @@ func TestLimitsOutliveTheControlPlane(t *testing.T) {
 	eventually(t, "the condition", func() bool {
 		return strings.HasPrefix(x.conditions(t), "degraded control-plane-away: There is no stream from the xDS server "+p.Address)
 	})
-	if first, second := x.ask(t, "k=v").OverallCode, x.ask(t, "k=v").OverallCode; first != ok || second != over {
+	if first, second := x.send(t, "k=v").OverallCode, x.send(t, "k=v").OverallCode; first != ok || second != over {
 		t.Errorf("got %v, %v; want OK and OVER_LIMIT", first, second)
 	}
 	p = newPlane(t, p.Address)
 	p.set(t, "1", perUnit("k", 7, year))
 	eventually(t, "the new limit", func() bool {
-		return x.ask(t, "k=v").Statuses[0].CurrentLimit.GetRequestsPerUnit() == 7
+		return x.send(t, "k=v").Statuses[0].CurrentLimit.GetRequestsPerUnit() == 7
 	})
 	eventually(t, "no condition when the control plane is back", func() bool { return x.conditions(t) == "" })
 }
@@ -183,7 +183,7 @@ func TestStartWithoutConfiguration(t *testing.T) {
 			t.Errorf("%s: %d, want %d", path, r.StatusCode, code)
 		}
 	}
-	if a := x.ask(t, "k=v", "other=v"); a.OverallCode != over || len(a.Statuses) != 2 || a.Statuses[0].Code != over || a.Statuses[0].CurrentLimit != nil {
+	if a := x.send(t, "k=v", "other=v"); a.OverallCode != over || len(a.Statuses) != 2 || a.Statuses[0].Code != over || a.Statuses[0].CurrentLimit != nil {
 		t.Errorf("%v", a)
 	}
 	x.shows(t, `rlsidecar_requests_refused_total{reason="no_config"} 1`)
@@ -194,12 +194,12 @@ func TestStartWithoutConfiguration(t *testing.T) {
 	// An invalid configuration changes nothing.
 	p.set(t, "1", perUnit("", 1, year))
 	receive(t, p.Refused)
-	if a := x.ask(t, "k=v"); a.OverallCode != over || health("") != healthpb.HealthCheckResponse_NOT_SERVING {
+	if a := x.send(t, "k=v"); a.OverallCode != over || health("") != healthpb.HealthCheckResponse_NOT_SERVING {
 		t.Errorf("got %v; want OVER_LIMIT and health(\"\") %v", a, healthpb.HealthCheckResponse_NOT_SERVING)
 	}
 	p.set(t, "2", perUnit("k", 1, year))
 	eventually(t, "ready", func() bool { return health("ratelimit") == healthpb.HealthCheckResponse_SERVING })
-	if a := x.ask(t, "k=v"); a.OverallCode != ok || get(t, x.HTTP, "/healthcheck").StatusCode != 200 || health("") != healthpb.HealthCheckResponse_SERVING {
+	if a := x.send(t, "k=v"); a.OverallCode != ok || get(t, x.HTTP, "/healthcheck").StatusCode != 200 || health("") != healthpb.HealthCheckResponse_SERVING {
 		t.Errorf("%v", a)
 	}
 }
@@ -207,7 +207,7 @@ func TestStartWithoutConfiguration(t *testing.T) {
 func TestStartWithoutConfigurationMayAllow(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	x := start(t, "", from(p, startWithout), func(c *Config) { c.Defaults.OnFailure = descriptors.Allow })
-	if a := x.ask(t, "k=v"); a.OverallCode != ok {
+	if a := x.send(t, "k=v"); a.OverallCode != ok {
 		t.Errorf("got %v; want OK", a)
 	}
 	if err := x.stop(); err != nil { // the server must report this, although it was never ready

@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// lose sets the ledger back to head, as a failover to a replica without the later entries does.
-func lose(server *redistest.Server, head adjust.Head, entries ...*adjust.Entry) {
+// loseEntries sets the ledger back to head, as a failover to a replica without the later entries does.
+func loseEntries(server *redistest.Server, head adjust.Head, entries ...*adjust.Entry) {
 	server.Do("HSET", "rl:{adjustments}head", "version", fmt.Sprint(head.Version), "mac", head.MAC)
 	for _, e := range entries {
 		server.Do("HDEL", "rl:{adjustments}values", e.Target)
@@ -48,7 +48,7 @@ func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 	lostEntries := []*adjust.Entry{change(t, a, block("bob", "op"))}
 	poll(t, b)
 	lostEntries = append(lostEntries, change(t, a, block("eve", "op")))
-	lose(server, head, lostEntries...)
+	loseEntries(server, head, lostEntries...)
 	poll(t, b) // now b knows the change of bob's key
 	poll(t, a)
 	poll(t, b)
@@ -72,7 +72,7 @@ func TestAChangeAfterALossComesAfterTheLostOnes(t *testing.T) {
 	t.Parallel()
 	server, _, a := ledgerOfAnn(t)
 	head := a.Set().Head
-	lose(server, head, change(t, a, block("bob", "op")))
+	loseEntries(server, head, change(t, a, block("bob", "op")))
 	if e := change(t, a, block("eve", "op")); e.Version != 3 {
 		t.Errorf("version %d, want 3", e.Version)
 	}
@@ -90,7 +90,7 @@ func TestLostChangesThatCannotBeJoinedAreListed(t *testing.T) {
 	head, set := a.Set().Head, a.Set().All()[0]
 	one, two := change(t, a, block("bob", "op")), change(t, a, block("eve", "op"))
 	over := change(t, a, adjust.Operation{ID: "x", Author: "op", Reason: "over", Target: set.ID})
-	lose(server, head, one, two, over)
+	loseEntries(server, head, one, two, over)
 	server.Do("HSET", "rl:{adjustments}values", set.ID, mustJSON(t, set))
 	b := keeper(t, url, "") // b starts after the failover
 	change(t, b, block("zoe", "op"))
@@ -149,7 +149,7 @@ func TestAllLostChangesAreMadeAgainAtOnce(t *testing.T) {
 		for _, k := range keepers {
 			poll(t, k)
 		}
-		lose(server, head, entries...)
+		loseEntries(server, head, entries...)
 		server.Do("CONFIG", "SET", "min-replicas-to-write", "1")
 		if err := a.Poll(t.Context()); err == nil || a.Status().Err == nil {
 			t.Errorf("round %d: Redis writes nothing, and the poll succeeded", round)
@@ -190,7 +190,7 @@ func TestALedgerThatWentOnWithoutTheLostChanges(t *testing.T) {
 	soon := block("soon", "op")
 	soon.For = 2 * time.Second
 	entries = append(entries, change(t, a, soon))
-	lose(server, head, entries...)
+	loseEntries(server, head, entries...)
 	b := keeper(t, url, "")
 	for _, key := range []string{"zoe", "bob", "brief", "yan", "xen", "wim"} { // more entries than a knows
 		change(t, b, block(key, "op"))
@@ -212,7 +212,7 @@ func TestTheListOfLostAdjustmentsIsBounded(t *testing.T) {
 	for i := range 25 {
 		entries = append(entries, change(t, a, block(fmt.Sprintf("k%02d", 24-i), "op")))
 	}
-	lose(server, head, entries...)
+	loseEntries(server, head, entries...)
 	change(t, keeper(t, url, ""), block("zoe", "op"))
 	poll(t, a)
 	if got := strings.Fields(lost(a)); len(got) != 20 || got[0] != "k00" || got[19] != "k19" {

@@ -90,12 +90,12 @@ func New(c Config) (*Keeper, error) {
 	return k, nil
 }
 
-// Watch calls see with the present Set, and then with each new one.
-func (k *Keeper) Watch(see func(*adjust.Set)) {
+// Watch calls observe with the present Set, and then with each new one.
+func (k *Keeper) Watch(observe func(*adjust.Set)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.watch = see
-	see(k.Set())
+	k.watch = observe
+	observe(k.Set())
 }
 
 // Set implements adjust.Keeper.
@@ -118,7 +118,7 @@ func (k *Keeper) Status() adjust.Status {
 	k.statusMu.Lock()
 	defer k.statusMu.Unlock()
 	return adjust.Status{
-		Place: k.config.Place, Seen: k.seen, Lasting: true, Err: k.err, Errors: k.errors.Load(),
+		Place: k.config.Place, Seen: k.seen, Persistent: true, Err: k.err, Errors: k.errors.Load(),
 		Rewritten: k.rewritten.Load(), Lost: k.stillLost(),
 	}
 }

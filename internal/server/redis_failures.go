@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	// troubleTick is the time between two checks for failures of Redis.
-	troubleTick = 5 * time.Second
-	// troubleTicks is the number of ticks without a failure after which Redis counts as healthy again.
-	troubleTicks = 12
+	// failureTick is the time between two checks for failures of Redis.
+	failureTick = 5 * time.Second
+	// healthyTicks is the number of ticks without a failure after which Redis counts as healthy again.
+	healthyTicks = 12
 )
 
-// redisTrouble counts calls to Redis that failed.
-type redisTrouble struct {
+// redisFailures counts calls to Redis that failed.
+type redisFailures struct {
 	count atomic.Uint64
 	last  atomic.Pointer[error]
 	open  atomic.Int32 // the number of open circuit breakers
@@ -32,7 +32,7 @@ type redisTrouble struct {
 // recent returns the number of failures since the last call of recent. It returns 0 if a circuit breaker was
 // open in that time. The condition of the circuit breaker describes such failures, and they do not mean that
 // a server which answers again is slow.
-func (t *redisTrouble) recent() uint64 {
+func (t *redisFailures) recent() uint64 {
 	count := t.count.Load()
 	failed := count - t.seen
 	t.seen = count
@@ -42,13 +42,13 @@ func (t *redisTrouble) recent() uint64 {
 	return failed
 }
 
-func (t *redisTrouble) failed(err error) {
+func (t *redisFailures) failed(err error) {
 	t.count.Add(1)
 	t.last.Store(&err)
 }
 
 // changed records that a circuit breaker has opened or closed.
-func (t *redisTrouble) changed(open bool) {
+func (t *redisFailures) changed(open bool) {
 	if !open {
 		t.open.Add(-1)
 		return
@@ -58,7 +58,7 @@ func (t *redisTrouble) changed(open bool) {
 }
 
 // cause returns the last failure in parentheses, as the end of a sentence, or "" if there was none.
-func (t *redisTrouble) cause() string {
+func (t *redisFailures) cause() string {
 	if last := t.last.Load(); last != nil {
 		return " (" + (*last).Error() + ")"
 	}
@@ -71,14 +71,14 @@ func isLate(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || ok && timeout.Timeout()
 }
 
-// watchTrouble reports occasional failures of Redis, until ctx ends. The circuit breakers report permanent
+// watchFailures reports occasional failures of Redis, until ctx ends. The circuit breakers report permanent
 // failures.
-func (s *server) watchTrouble(ctx context.Context) {
-	for quiet := 0; sleep(ctx, troubleTick); {
-		if failed := s.redisTrouble.recent(); failed > 0 {
+func (s *server) watchFailures(ctx context.Context) {
+	for quiet := 0; sleep(ctx, failureTick); {
+		if failed := s.redisFailures.recent(); failed > 0 {
 			quiet = 0
 			s.reportSlow(failed)
-		} else if quiet++; quiet == troubleTicks {
+		} else if quiet++; quiet == healthyTicks {
 			s.conditions.Clear(redisSlow)
 		}
 	}
@@ -89,10 +89,10 @@ func (s *server) reportSlow(failed uint64) {
 	c := conditions.Condition{
 		Name: redisSlow, Severity: conditions.Degraded,
 		Summary: fmt.Sprintf("Redis could not decide %s of requests in the %v before %s%s. They were %s",
-			batches(failed), troubleTick, time.Now().UTC().Format("15:04:05 UTC"), s.redisTrouble.cause(), s.answeredBy()),
+			batches(failed), failureTick, time.Now().UTC().Format("15:04:05 UTC"), s.redisFailures.cause(), s.answeredBy()),
 		Remedy: "Look at Redis: rlsidecar doctor says what is wrong with it.",
 	}
-	if last := s.redisTrouble.last.Load(); last != nil && isLate(*last) {
+	if last := s.redisFailures.last.Load(); last != nil && isLate(*last) {
 		c.Remedy = fmt.Sprintf("Its answers take longer than --backend-timeout (%v). rlsidecar doctor measures how long they take, and suggests a value.",
 			s.config.Redis.Timeout)
 	}
@@ -109,7 +109,7 @@ func batches(n uint64) string {
 
 // breakerChanged reports that the circuit breaker of a Redis server has opened or closed.
 func (s *server) breakerChanged(server string, open bool) {
-	s.redisTrouble.changed(open)
+	s.redisFailures.changed(open)
 	if !open {
 		s.conditions.Clear(breakerOpen + server)
 		return
@@ -117,7 +117,7 @@ func (s *server) breakerChanged(server string, open bool) {
 	s.conditions.Clear(redisSlow) // the condition that follows is more severe
 	s.conditions.Set(conditions.Condition{
 		Name: breakerOpen + server, Severity: conditions.Critical,
-		Summary: "Redis at " + server + " gives no answer" + s.redisTrouble.cause() + ", and its circuit breaker is open. " + s.meanwhile(),
+		Summary: "Redis at " + server + " gives no answer" + s.redisFailures.cause() + ", and its circuit breaker is open. " + s.answeredMeanwhile(),
 		Remedy:  "Check that Redis runs and can be reached; rlsidecar doctor says what is wrong with it. The circuit closes with its first answer.",
 	})
 }
@@ -127,7 +127,7 @@ func (s *server) reportMistake(place string, m *redis.Mistake) {
 	s.conditions.Clear(redisAway + place)
 	s.conditions.Set(conditions.Condition{
 		Name: redisRefuses + place, Severity: conditions.Critical,
-		Summary: "Redis at " + m.Server + " " + m.Problem + ". This sidecar is not ready until Redis has decided once. " + s.meanwhile(),
+		Summary: "Redis at " + m.Server + " " + m.Problem + ". This sidecar is not ready until Redis has decided once. " + s.answeredMeanwhile(),
 		Remedy:  sentence(m.Remedy),
 	})
 }
@@ -136,7 +136,7 @@ func (s *server) reportMistake(place string, m *redis.Mistake) {
 func (s *server) reportAway(place string, err error) {
 	s.conditions.Set(conditions.Condition{
 		Name: redisAway + place, Severity: conditions.Critical,
-		Summary: "Redis at " + place + " has not answered since the start (" + err.Error() + "). " + s.meanwhile(),
+		Summary: "Redis at " + place + " has not answered since the start (" + err.Error() + "). " + s.answeredMeanwhile(),
 		Remedy:  "Check the address, and that Redis runs and can be reached; rlsidecar doctor says what is wrong with it.",
 	})
 }

@@ -24,7 +24,7 @@ func TestRequestsAtTheMomentOfRestAreAnswered(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = nc.SetDeadline(time.Now().Add(time.Minute))
-	c := greet(t, nc)
+	c := handshake(t, nc)
 	for range 500 {
 		c.must("m", "m")
 		time.Sleep(110 * time.Microsecond) // waits for about a tick, so that the next request arrives when the connection releases its buffer

@@ -8,15 +8,15 @@ import (
 // Redis was unreachable and answers again. The admin page must not report for a minute that Redis is slow and
 // that the timeout should be raised.
 func TestFailuresAroundAnOpenBreakerAreNotSlowness(t *testing.T) {
-	var trouble redisTrouble
+	var failures redisFailures
 	fail := func(n int) {
 		for range n {
-			trouble.failed(errors.New("late"))
+			failures.failed(errors.New("late"))
 		}
 	}
 	next := func(step string, want uint64) {
 		t.Helper()
-		if got := trouble.recent(); got != want {
+		if got := failures.recent(); got != want {
 			t.Errorf("%s: %d failures, want %d", step, got, want)
 		}
 	}
@@ -25,18 +25,18 @@ func TestFailuresAroundAnOpenBreakerAreNotSlowness(t *testing.T) {
 	next("two late answers", 2)
 	next("none since", 0)
 	fail(5)
-	trouble.changed(true)
+	failures.changed(true)
 	fail(3)
 	next("the breaker is open", 0)
 	fail(4)
 	next("the breaker is still open", 0)
 	fail(1)
-	trouble.changed(false)
+	failures.changed(false)
 	next("the breaker closed meanwhile", 0)
 	fail(1)
 	next("one late answer after that", 1)
-	trouble.changed(true)
+	failures.changed(true)
 	fail(7)
-	trouble.changed(false)
+	failures.changed(false)
 	next("the breaker opened and closed meanwhile", 0)
 }
