@@ -510,6 +510,27 @@ descriptors:
 		if status := c.Statuses[0]; !status.Denied || c.Results[status.Result].Policy.Name != "long" {
 			t.Errorf("%s: got %+v; want denied and name %q", order, status, "long")
 		}
+		if c.RetryAfter != 3600*algorithms.Second {
+			t.Errorf("%s: retry after %d us, want %d", order, c.RetryAfter, 3600*algorithms.Second)
+		}
+	}
+}
+
+// One limit can never allow the cost. The request then has no retry time, although another limit has one.
+func TestARequestThatNeverFitsHasNoRetryTime(t *testing.T) {
+	for _, order := range []string{"[never, later]", "[later, never]"} {
+		b := newBench(t, `
+domain: d
+limits:
+  never: {algorithm: token_bucket, rate: 1, period: 1s}
+  later: {algorithm: token_bucket, rate: 2, period: 1h}
+descriptors:
+  - {key: a, limit: `+order+`}
+`)
+		b.send(t, 1, "a=1")
+		if c := b.send(t, 2, "a=1"); !c.Denied || !c.Never || c.RetryAfter != 0 {
+			t.Errorf("%s: got %+v; want denied, never and retry after 0", order, c.Verdict)
+		}
 	}
 }
 

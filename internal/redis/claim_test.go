@@ -145,6 +145,23 @@ func TestUnansweredClaimsAreDropped(t *testing.T) {
 	})
 }
 
+// It is unknown whether a group was charged. Its claim must stay, or the same request would be charged again.
+func TestGroupsWithoutAnAnswerKeepTheirClaim(t *testing.T) {
+	server := redistest.Start(t)
+	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
+	group := underID(1, backend.Charge{Key: []byte("k"), Limit: limitOf(9), Terms: algorithms.Charge{Cost: 1}})
+	charged := 0
+	lost := submitFunc(func(b *backend.Batch) {
+		charged++
+		b.Fail(backend.ErrUnavailable)
+	})
+	for i, want := range []error{backend.ErrUnavailable, backend.ErrPending, backend.ErrPending} {
+		if d := chargeClaimed(s, group, lost); !errors.Is(d[0].Err, want) || charged != 1 {
+			t.Errorf("request %d: got %+v, submitted %d times; want the error %v, and 1", i, d, charged, want)
+		}
+	}
+}
+
 // A group has buckets in two Redis, one of which cannot be reached. It was certainly not charged there, so
 // the same ID is decided as soon as that Redis can be reached.
 func TestUnsentGroupsLeaveNoClaim(t *testing.T) {

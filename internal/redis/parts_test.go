@@ -115,6 +115,47 @@ func TestMovedSlots(t *testing.T) {
 	})
 }
 
+// A slot has moved since the layout was last read. WAIT at its former master confirms nothing about the charge at the
+// new one.
+func TestAChargeAtAnotherMasterIsUnconfirmed(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 3)
+	s := open(t, Config{URL: cluster.URL(), Timeout: 5 * time.Second, WaitReplicas: 1})
+	charges, numbers := slotsOf(s, "unconfirmed")
+	if err := s.cluster.client.ForEachMaster(t.Context(), func(_ context.Context, c *goredis.Client) error {
+		c.AddHook(confirming{})
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if d := takeAll(s, charges[1:]); !d[0].Allowed {
+		t.Fatalf("before the move: got %+v; want allowed, because the hook confirms it", d)
+	}
+	moved(t, cluster, numbers[0])
+	if d := takeAll(s, charges[:1]); !errors.Is(d[0].Err, backend.ErrUnavailable) || errors.Is(d[0].Err, backend.ErrNotTaken) {
+		t.Errorf("got %+v; want the error backend.ErrUnavailable and an error other than backend.ErrNotTaken", d)
+	}
+}
+
+// confirming is a hook with which WAIT returns that one replica has confirmed the writes.
+type confirming struct{}
+
+func (confirming) DialHook(next goredis.DialHook) goredis.DialHook          { return next }
+func (confirming) ProcessHook(next goredis.ProcessHook) goredis.ProcessHook { return next }
+
+func (confirming) ProcessPipelineHook(next goredis.ProcessPipelineHook) goredis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []goredis.Cmder) error {
+		err := next(ctx, cmds)
+		for _, cmd := range cmds {
+			if wait, ok := cmd.(once); ok && cmd.Name() == "wait" {
+				wait.SetErr(nil)
+				wait.SetVal(int64(1))
+			}
+		}
+		return err
+	}
+}
+
 // lostAnswers is a hook that loses the answers of scripts after they have run.
 type lostAnswers struct {
 	lost atomic.Int32

@@ -190,7 +190,7 @@ func firstFailure(lines io.Reader) (by string, passed int, text string) {
 	scanner := bufio.NewScanner(lines)
 	scanner.Buffer(nil, 16<<20)
 	var outside strings.Builder
-	timedOut := false
+	timedOut, panicked := false, "" // panicked: the test that was running when a goroutine panicked
 	for scanner.Scan() {
 		var e event
 		if json.Unmarshal(scanner.Bytes(), &e) != nil {
@@ -203,6 +203,11 @@ func firstFailure(lines io.Reader) (by string, passed int, text string) {
 		case e.Action == "fail" && e.Test != "":
 			by, _, _ = strings.Cut(e.Test, "/")
 			return by, passed, outside.String()
+		case e.Action == "fail" && panicked != "":
+			by, _, _ = strings.Cut(panicked, "/")
+			return by, passed, outside.String()
+		case e.Action == "output" && e.Test != "" && strings.HasPrefix(e.Output, "panic: "):
+			panicked = e.Test
 		case e.Action == "pass" && e.Test != "":
 			passed++
 		case (e.Action == "output" || e.Action == "build-output") && e.Test == "" && outside.Len() < 4096:
