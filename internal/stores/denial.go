@@ -23,7 +23,8 @@ type denial struct {
 	decisions    []backend.Decision
 	unchangedFor []algorithms.Micros // how long each Remaining stays unchanged; unknown if the decision does not contain the whole state of the bucket
 	at, until    time.Time
-	retry        time.Time   // the time at which a retry may succeed
+	retry        time.Time   // the earliest time at which a retry may succeed: it counts from at
+	arrived      time.Time   // when the decisions arrived
 	revalidating atomic.Bool // a caller is revalidating the denial with next
 }
 
@@ -33,18 +34,22 @@ func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decis
 	if !now.Before(d.retry) || len(charges) != len(d.charges) {
 		return false
 	}
-	passed := algorithms.Micros(now.Sub(d.at) / time.Microsecond)
+	passed, since := algorithms.Micros(now.Sub(d.at)/time.Microsecond), algorithms.Micros(max(0, now.Sub(d.arrived))/time.Microsecond)
 	for i := range charges {
-		if !d.answer(i, &charges[i], passed, &decisions[i]) {
+		if !d.answer(i, &charges[i], passed, since, &decisions[i]) {
 			return false
 		}
 	}
 	return !backend.Allowed(charges, decisions)
 }
 
-// answer computes the decision on c from charge i of the denied group. passed is the time since the denial.
-// It returns false if c is another charge, has a smaller cost, or would no longer be denied.
-func (d *denial) answer(i int, c *backend.Charge, passed algorithms.Micros, answer *backend.Decision) bool {
+// answer computes the decision on c from charge i of the denied group. It returns false if c is another charge, has a
+// smaller cost, or would no longer be denied.
+//
+// next decided between the submission of the group, passed microseconds ago, and the arrival of its decision, since
+// microseconds ago. Retry times count from the arrival, so that none is too early: all callers get the same moment as
+// the first one.
+func (d *denial) answer(i int, c *backend.Charge, passed, since algorithms.Micros, answer *backend.Decision) bool {
 	was := &d.charges[i]
 	terms := was.Terms
 	terms.Cost = max(terms.Cost, c.Terms.Cost)
@@ -56,10 +61,10 @@ func (d *denial) answer(i int, c *backend.Charge, passed algorithms.Micros, answ
 	case more && (answer.Allowed || d.unchangedFor[i] == unknown):
 		return false // a bucket that allowed a cost may not allow a larger one
 	case more:
-		answer.RetryAfter = retryLater(c, answer, passed)
+		answer.RetryAfter = retryLater(c, answer, since)
 	case !answer.Allowed:
-		answer.RetryAfter -= passed
-		answer.Blocked = max(0, answer.Blocked-passed)
+		answer.RetryAfter -= since
+		answer.Blocked = max(0, answer.Blocked-since)
 	}
 	if unchangedFor := d.unchangedFor[i]; unchangedFor == unknown || passed < unchangedFor {
 		answer.ResetAfter = max(0, answer.ResetAfter-passed)
@@ -111,9 +116,10 @@ func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	return peekLater(c, d, 0, algorithms.Charge{Cost: d.Remaining + 1, Hash: c.Terms.Hash}).RetryAfter
 }
 
-// denialOf returns the denial of a group, to be cached for at most maxAge. submittedAt is when the group was
-// submitted. It returns nil if the group was not denied, or if its denial must not be cached.
-func denialOf(charges []backend.Charge, decisions []backend.Decision, submittedAt time.Time, maxAge time.Duration) *denial {
+// denialOf returns the denial of a group, to be cached for at most maxAge. The group was submitted at submittedAt, and
+// its decisions arrived at arrived. denialOf returns nil if the group was not denied, or if its denial must not be
+// cached.
+func denialOf(charges []backend.Charge, decisions []backend.Decision, submittedAt, arrived time.Time, maxAge time.Duration) *denial {
 	lasts, plan, blocked := algorithms.Micros(0), algorithms.Micros(0), algorithms.Micros(math.MaxInt64)
 	for i := range charges {
 		d := &decisions[i]
@@ -141,7 +147,7 @@ func denialOf(charges []backend.Charge, decisions []backend.Decision, submittedA
 	if lasts = min(lasts, blocked); lasts == 0 {
 		return nil
 	}
-	d := &denial{hash: groupHash(charges), decisions: slices.Clone(decisions), at: submittedAt}
+	d := &denial{hash: groupHash(charges), decisions: slices.Clone(decisions), at: submittedAt, arrived: arrived}
 	d.retry = submittedAt.Add(time.Duration(lasts) * time.Microsecond)
 	d.until = submittedAt.Add(min(maxAge, d.retry.Sub(submittedAt)))
 	for i := range charges {

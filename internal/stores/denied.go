@@ -245,7 +245,7 @@ func (s *DeniedStore) update(charges []backend.Charge, decisions []backend.Decis
 		s.consumed(charges)
 		return
 	}
-	if d := denialOf(charges, decisions, submittedAt, s.config.MaxAge); d != nil {
+	if d := denialOf(charges, decisions, submittedAt, s.config.Clock(), s.config.MaxAge); d != nil {
 		s.cache(d, number)
 	}
 }
