@@ -55,6 +55,7 @@ type sending struct {
 	answered bool
 	passes   bool  // the servers had enough units when it was sent
 	epochs   int64 // the sum of the epochs of its buckets when it was sent; judge.peek explains epochs
+	retries  []retry
 	snapshot *limiter.Snapshot
 }
 
@@ -81,6 +82,9 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 	pays := !hot && rng.IntN(6) == 0
 	if hot {
 		left, key = 10+rng.IntN(40), hotNames[rng.IntN(len(hotNames))]
+		if rng.IntN(3) == 0 {
+			key = coldNames[rng.IntN(len(coldNames))]
+		}
 	}
 	next = func() {
 		if left--; left < 0 || w.now > int64(w.length) {
@@ -110,7 +114,11 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 	w.after(time.Duration(rng.Int64N(int64(length/2))), nil, next)
 }
 
-var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket", "sharded"}, []string{"day", "window", "bucket", "slide", "log", "queue", "sharded"}
+// common is the value of keys that are charged by requests without a witness. These are denied again and again, so
+// that sidecars remember it.
+const common = "h"
+
+var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket", "sharded", "shardday"}, []string{"day", "window", "bucket", "slide", "log", "queue", "sharded"}
 
 // otherNames are limits whose on_backend_failure is not deny.
 var otherNames = []string{"lenient", "strict", "share"}
@@ -123,7 +131,7 @@ func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 		if rng.IntN(8) == 0 {
 			hot = hotNames[rng.IntN(len(hotNames))]
 		}
-		r.costs = append(r.costs, cost{hot, "h", 1 + rng.Int64N(2)*rng.Int64N(3)})
+		r.costs = append(r.costs, cost{hot, common, 1 + rng.Int64N(2)*rng.Int64N(3)})
 		if rng.IntN(4) > 0 {
 			r.witness = ""
 			return r
@@ -187,7 +195,8 @@ func (p *process) deliver(rng *rand.Rand, requests []*request, within time.Durat
 		w.judge.planned(p, r, c)
 		s := d.sent[i]
 		s.snapshot = c.Snapshot
-		s.passes, s.epochs = w.judge.peeks(c)
+		s.passes, s.epochs = w.judge.peeks(s, c)
+		s.retries = w.judge.retriesOf(s.retries[:0], c)
 	}
 	deadline := time.Time{}
 	if within > 0 {

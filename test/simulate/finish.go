@@ -5,18 +5,22 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
 // The judge makes these checks at the end of a run, after the last fault.
 
-// live sends each process a request that must be allowed. lived checks the answers.
+// live sends each process a request that must be allowed, and repeats it. lived checks the answers.
 func (j *judge) live() {
 	w := j.w
 	for _, p := range w.processes {
-		r := &request{id: "live " + p.name, witness: "witness", costs: []cost{{"witness", "live " + p.name, 1}}}
+		l := &living{request: &request{id: "live " + p.name, witness: "witness", costs: []cost{{"witness", "live " + p.name, 1}}}, process: p}
+		r := l.request
+		r.allowedWith = func(*limiter.Call) { l.answers++ }
 		w.after(0, p, func() {
 			p.deliver(w.rng, []*request{r}, 0, nil)
 		})
@@ -25,16 +29,49 @@ func (j *judge) live() {
 		if w.layout != nil || w.watched != nil {
 			w.after(20*time.Millisecond, p, func() { p.deliver(w.rng, []*request{r}, 0, nil) })
 		}
-		j.probes = append(j.probes, &sending{request: r, process: p})
+		j.alive = append(j.alive, l)
 	}
+	w.run(w.now + int64(aWhile))
+	for _, l := range j.alive {
+		if !l.request.allowed {
+			j.fail("%s: a request does not pass though no fault is left", l.process.name)
+		}
+		l.answers, l.process.settled = 0, true
+		for n := range repeats {
+			w.after(time.Duration(n)*(timeout+2*time.Millisecond), l.process, func() { l.process.deliver(w.rng, []*request{l.request}, 0, nil) })
+		}
+	}
+}
+
+const (
+	// repeats is the number of requests that a process must all allow after it has allowed one.
+	repeats = 3
+	// aWhile is longer than it takes a process to learn the layout of a Cluster after it was redirected: it reads the
+	// layout at most every 200 ms.
+	aWhile = 250 * time.Millisecond
+)
+
+// living is the request of live to one process.
+type living struct {
+	request *request
+	process *process
+	answers int // the number of answers that allowed it
 }
 
 // lived checks that the requests of live were allowed.
 func (j *judge) lived() {
-	for _, s := range j.probes {
-		if !s.allowed {
-			j.fail("%s: a request does not pass though no fault is left", s.process.name)
+	for _, l := range j.alive {
+		if l.answers < repeats {
+			j.fail("%s: of %d requests only %d pass though no fault is left", l.process.name, repeats, l.answers)
 		}
+	}
+}
+
+// redirected checks the reply of a server to p. Once no slot moves any more, a process that was redirected reads the
+// layout again, and then calls the right masters.
+func (j *judge) redirected(p *process, err error) {
+	if p.settled && err != nil && strings.HasPrefix(err.Error(), "MOVED") {
+		j.fail("%s is redirected, though it had the time to read the layout: %v", p.name, err)
 	}
 }
 
@@ -85,7 +122,16 @@ func (j *judge) finish() {
 		case "lenient", "strict", "share", "sharded":
 			j.shared(b)
 			j.bounded(b)
+		case "shardday":
+			j.shared(b)
+			j.bounded(b)
+			j.refunded(b)
 		default:
+			if b.value == common && b.leased == 0 {
+				j.shared(b)
+				j.bounded(b)
+				break
+			}
 			j.conserved(key, b, truth)
 			j.bounded(b)
 		}
@@ -196,6 +242,17 @@ func (j *judge) shared(b *bucket) {
 		if units > share {
 			j.fail("%s: %s allowed %d without the store, its share is %d", b.limit, p.name, units, share)
 		}
+	}
+}
+
+// refunded checks that shards got back what they were charged for denied requests.
+func (j *judge) refunded(b *bucket) {
+	admitted := int64(0)
+	for _, a := range b.admitted {
+		admitted += a.units
+	}
+	if j.w.quiet && !j.unclean && b.charged != admitted {
+		j.fail("%s: %d admitted, but %d charged, and no refund was lost", b.limit, admitted, b.charged)
 	}
 }
 

@@ -23,7 +23,7 @@ type judge struct {
 	requests     []*request
 	reservations []*reserving
 	open         map[*sending]bool
-	probes       []*sending
+	alive        []*living
 	buckets      map[string]*bucket // by key
 	named        map[cost]*bucket   // by limit and value
 	failovers    int
@@ -53,7 +53,8 @@ type bucket struct {
 	last     algorithms.Micros
 	local    map[*process]int64 // units that each sidecar allowed without the servers
 	turns    int64              // the number of refunds, and of denials by a server; a part of the epoch in peek
-	payments [][]payment        // for the witness of a request with credits: the charges of each execution
+	refunds  int64
+	payments [][]payment // for the witness of a request with credits: the charges of each execution
 }
 
 // admission is a number of admitted units, and the time of the admission by the server's clock. It is a range
@@ -108,6 +109,7 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 	}
 	if units < 0 || c.ask.Settle { // a refund never fills a bucket beyond its capacity
 		of.turns++
+		of.refunds++
 		_, was := c.limit.Take(*before, s.now(), algorithms.Charge{Hash: c.ask.Hash, DryRun: true})
 		units = -(b.Decision.Value - was.Value) / c.limit.Unit()
 	}
@@ -194,6 +196,7 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 		}
 		s.denied = true
 		j.falseDenial(s, c)
+		j.retryTimes(s, c)
 		if !c.Never && c.RetryAfter <= 0 {
 			j.fail("request %s is denied without a time to retry", s.id)
 		}
@@ -318,21 +321,19 @@ func (j *judge) result(s *sending, r *limiter.Result) {
 // whole request charges cost units to the bucket. The epoch grows with each new window, each refund, and each
 // denial by the server. If peek returns true twice with the same epoch, the units were available all the time
 // in between.
-func (j *judge) peek(r *limiter.Result, cost int64) (allowed bool, epoch int64) {
+//
+// If the request has no witness, a sidecar may remember its denial. It does so by its own clock, and it does not know
+// the refunds of others. So the units must have been available for a millisecond, and there must have been no refund.
+func (j *judge) peek(r *limiter.Result, cost int64, remembered bool) (allowed bool, epoch int64) {
 	b, l := j.bucket(string(r.Key)), r.Policy.Limit
-	s, now := b.server, b.server.now()
-	switch {
-	case j.w.layout != nil:
-		s = j.w.masterOf("rl:{}" + string(r.Key))
-	case j.w.watched != nil:
-		s = j.w.watched.master
+	state, now := j.stateOf(r), b.server.now()
+	if j.adjustable(b) {
+		return false, 0
 	}
-	var state algorithms.State
-	if v := s.get("rl:{}" + string(r.Key)); v != nil {
-		state = v.state
-	}
-	if b.limit == "plan" || b.limit == "pace" || b.limit == "tuned" {
-		return false, 0 // credits may pay for a plan; adjustments may change the numbers of "tuned"
+	if remembered {
+		if now -= 1000; b.refunds > 0 || state.At > now {
+			return false, 0
+		}
 	}
 	if b.leased != 0 || b.sharded || l.Kind == algorithms.SlidingLog || l.Kind == algorithms.SlidingWindow {
 		return false, 0 // another sidecar may have leased the units; a sliding window can be full between two times at which it is not
@@ -345,30 +346,110 @@ func (j *judge) peek(r *limiter.Result, cost int64) (allowed bool, epoch int64) 
 	return d.Allowed, (int64(now)-b.phase)/int64(l.Period()) + b.turns
 }
 
+// stateOf returns the state of a bucket in the present master.
+func (j *judge) stateOf(r *limiter.Result) (state algorithms.State) {
+	s := j.bucket(string(r.Key)).server
+	switch {
+	case j.w.layout != nil:
+		s = j.w.masterOf("rl:{}" + string(r.Key))
+	case j.w.watched != nil:
+		s = j.w.watched.master
+	}
+	if v := s.get("rl:{}" + string(r.Key)); v != nil {
+		state = v.state
+	}
+	return state
+}
+
+// adjustable reports whether more than the limit decides about b: credits may pay for a plan, and adjustments may
+// change the numbers of "tuned".
+func (j *judge) adjustable(b *bucket) bool {
+	return b.limit == "plan" || b.limit == "pace" || b.limit == "tuned"
+}
+
+// costOf returns the number of units that all limits of c together charge to the bucket of r.
+func costOf(c *limiter.Call, r *limiter.Result) (cost int64) {
+	for i := range c.Results {
+		if string(c.Results[i].Key) == string(r.Key) {
+			cost += c.Results[i].Cost
+		}
+	}
+	return cost
+}
+
 // peeks reports whether the servers would allow a request, and returns the sum of the epochs of its buckets.
-func (j *judge) peeks(c *limiter.Call) (passes bool, epochs int64) {
+func (j *judge) peeks(s *sending, c *limiter.Call) (passes bool, epochs int64) {
 	passes = true
 	for i := range c.Results {
-		r, cost := &c.Results[i], int64(0)
-		for k := range c.Results {
-			if string(c.Results[k].Key) == string(r.Key) {
-				cost += c.Results[k].Cost
-			}
-		}
-		is, epoch := j.peek(r, cost)
+		r := &c.Results[i]
+		is, epoch := j.peek(r, costOf(c, r), s.witness == "")
 		passes, epochs = passes && is, epochs+epoch
 	}
 	return passes, epochs
+}
+
+// retry is what the judge knows of the retry time of one limit of a request.
+type retry struct {
+	after            algorithms.Micros // -1: unknown, or the servers would allow the request
+	charged, refunds int64             // what the bucket was charged before
+}
+
+// retriesOf appends the retry times that the servers would return now for each limit of c.
+func (j *judge) retriesOf(all []retry, c *limiter.Call) []retry {
+	for i := range c.Results {
+		r := &c.Results[i]
+		b := j.bucket(string(r.Key))
+		is := retry{-1, b.charged, b.refunds}
+		if !j.adjustable(b) && b.leased == 0 && !b.sharded && len(b.numbers) == 1 && costOf(c, r) == r.Cost {
+			_, d := r.Policy.Limit.Take(j.stateOf(r), b.server.now(), algorithms.Charge{Cost: r.Cost, Hash: uint64(b.phase), DryRun: true})
+			if !d.Allowed {
+				is.after = d.RetryAfter
+			}
+		}
+		all = append(all, is)
+	}
+	return all
+}
+
+// retryTimes checks the retry times of a denial. If a bucket was not charged between the request and its answer, its
+// retry time is at most that at the first moment, and at least that at the second one. Clocks differ, so a
+// millisecond is allowed. A remembered denial counts from the moment at which it arrived. It does not know what other
+// sidecars have charged or refunded since, nor charges whose answers have not arrived.
+func (j *judge) retryTimes(s *sending, c *limiter.Call) {
+	if j.stepped || j.losses > 0 || j.failovers > 0 || s.process.suspended > 0 || s.snapshot != c.Snapshot {
+		return
+	}
+	const slack = 1000
+	for i, now := range j.retriesOf(nil, c) {
+		r, was := &c.Results[i], s.retries[i]
+		d := &r.Decision
+		b := j.bucket(string(r.Key))
+		if d.Err != nil || d.Allowed || d.Never || was.after < 0 || was.charged != now.charged || was.refunds != now.refunds || s.witness == "" && now.refunds > 0 {
+			continue
+		}
+		j.w.seen(sawRetry)
+		late := algorithms.Micros(slack)
+		if s.witness == "" {
+			late += algorithms.Micros(timeout / time.Microsecond)
+		}
+		if d.RetryAfter > was.after+late && (s.witness != "" || s.process.pausedUntil == 0) { // an answer arrives late at a paused process
+			j.fail("request %s: retry %s after %d us; the server said at most %d us", s.id, b.limit, d.RetryAfter, was.after)
+		}
+		current := s.witness != "" || len(j.w.started) == 1 && !j.unclean && b.server.now()-b.last > algorithms.Micros(timeout/time.Microsecond)+slack
+		if current && now.after >= 0 && d.RetryAfter < now.after-slack {
+			j.fail("request %s: retry %s after %d us; the server would say at least %d us", s.id, b.limit, d.RetryAfter, now.after)
+		}
+	}
 }
 
 // falseDenial reports a denial as false if the servers had plenty of units when the request was sent, and
 // have plenty now, in the same epoch. Cached denials remain after a loss of data, and while the clock of the
 // sidecar stands still, so these cases are not checked.
 func (j *judge) falseDenial(s *sending, c *limiter.Call) {
-	if !s.passes || j.stepped || j.losses > 0 || s.process.suspended > 0 {
+	if !s.passes || j.stepped || j.losses > 0 || s.process.suspended > 0 || s.witness == "" && j.failovers > 0 {
 		return
 	}
-	if passes, epochs := j.peeks(c); passes && epochs == s.epochs && s.snapshot == c.Snapshot {
+	if passes, epochs := j.peeks(s, c); passes && epochs == s.epochs && s.snapshot == c.Snapshot {
 		j.fail("request %s is denied, though there is plenty of all that it asks for", s.id)
 	}
 }

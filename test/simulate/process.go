@@ -34,6 +34,7 @@ type process struct {
 	rng         *rand.Rand
 	dead        bool
 	closing     bool // no more requests are sent to it
+	settled     bool // no fault is left, and it had the time to read the layout of the Cluster
 	pausedUntil int64
 
 	born      int64
@@ -341,6 +342,7 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 				return
 			}
 			s.execute(answers)
+			w.judge.redirected(p, answers[0].Err)
 			back, epoch := back+s.waits(answers), s.epoch
 			switch {
 			case fate == faultLostAnswer, link.cutUntil > w.now:
