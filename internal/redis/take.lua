@@ -1078,7 +1078,7 @@ local function general(now, given, names, stored, lives, answers)
       local retry = wait - a.max_wait
       if not d.allowed then retry = max(retry, d.retry) end
       d.allowed, d.retry, d.wait = false, retry, 0
-      d.value, d.remaining, d.reset = value, floor(value / l.q), wait
+      d.value, d.remaining, d.reset = value, max(0, floor(value / l.q)), wait
       return s
     end
     if d.allowed then d.wait = wait end

@@ -18,7 +18,7 @@ func (l *Limit) takeTurn(s *State, now Micros, a *Charge, d *Decision, back Micr
 	switch {
 	case a.Cost < 0 || d.Never:
 	case a.MaxWait > 0 && wait > 0 && wait+back > a.MaxWait:
-		late := Decision{Value: value, Remaining: value / l.q, RetryAfter: wait - a.MaxWait, ResetAfter: wait}
+		late := Decision{Value: value, Remaining: max(0, value/l.q), RetryAfter: wait - a.MaxWait, ResetAfter: wait}
 		if !d.Allowed {
 			late.RetryAfter = max(late.RetryAfter, d.RetryAfter)
 		}

@@ -226,6 +226,25 @@ func TestLeakyBucketWaitsNoLongerThanMaxWait(t *testing.T) {
 	})
 }
 
+// A queue that counts in microseconds is full when a limit that counts in milliseconds refunds a unit of it. The state
+// then counts from the start of the millisecond, at which more places were taken than there are. Then the clock steps
+// back to that moment.
+func TestMoreTurnsThanPlacesLeaveNothing(t *testing.T) {
+	fine := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 7000, Period: sec, Capacity: new(int64(1_000_000))})
+	coarse := mustCompile(t, Spec{Kind: LeakyBucket, Rate: 999_979, Period: Day, Capacity: new(int64(900_000))})
+	if fine.tick != 1 || coarse.tick != 1000 {
+		t.Fatalf("the limits count in %d and %d us, want 1 and 1000", fine.tick, coarse.tick)
+	}
+	s, _ := fine.Take(State{}, t0+999, Charge{Cost: 1_000_001})
+	s, _ = coarse.Take(s, t0+999, Charge{Cost: -1})
+	if s.By != fine || s.Value != 1000-999*7 {
+		t.Fatalf("got %+v; want the value %d in the numbers of the first limit", s, 1000-999*7)
+	}
+	if _, d := fine.Take(s, t0, Charge{Cost: 1, MaxWait: 1}); d.Allowed || d.Remaining != 0 {
+		t.Errorf("got %+v; want denied and 0 remaining", d)
+	}
+}
+
 func TestLeakyBucketWithoutAQueueDeniesEarlyRequests(t *testing.T) {
 	run(t, Spec{Kind: LeakyBucket, Rate: 4, Period: sec}, nil, []step{
 		{cost: 1, allowed: true, left: 0},
