@@ -269,13 +269,13 @@ func applied(call *limiter.Call, i int) limitApplied {
 
 // bucket returns the entries that identify the bucket of p.
 func bucket(p *descriptors.Policy, entries []descriptors.Entry) []string {
-	apart := []string{}
+	identifying := []string{}
 	for i, e := range entries {
 		if p.Whole || slices.Contains(p.Open, i) {
-			apart = append(apart, entryText(e))
+			identifying = append(identifying, entryText(e))
 		}
 	}
-	return apart
+	return identifying
 }
 
 // together reports whether the charge of r belongs to a group.

@@ -62,8 +62,8 @@ type explainedRequest struct {
 	LeftOut []leftOut `json:"left_out,omitempty"`
 	// Repeated is a source with several values in the request. The request is denied for that reason.
 	Repeated string `json:"repeated,omitempty"`
-	// Unasked is the answer if no limit applies: allow or deny.
-	Unasked     string      `json:"unasked,omitempty"`
+	// Default is the answer if no limit applies: allow or deny.
+	Default     string      `json:"unasked,omitempty"`
 	Descriptors []explained `json:"descriptors"`
 }
 
@@ -105,9 +105,9 @@ func (c *explainCmd) explainRequest(a *app, s *limiter.Snapshot, set *adjust.Set
 		}
 	}
 	if len(x.Descriptors) == 0 {
-		x.Unasked = "deny"
+		x.Default = "deny"
 		if s.Auth.Allow && x.Repeated == "" && (route == nil || !s.Requires(route.Domain)) {
-			x.Unasked = "allow"
+			x.Default = "allow"
 		}
 	}
 	if c.Format == "json" {
@@ -161,8 +161,8 @@ func (x *explainedRequest) write(w io.Writer) error {
 	switch {
 	case x.Repeated != "":
 		fmt.Fprintf(&out, "  denied, because the request has %s more than once\n", x.Repeated)
-	case x.Unasked != "":
-		fmt.Fprintf(&out, "  no limit applies; answer: %s\n", x.Unasked)
+	case x.Default != "":
+		fmt.Fprintf(&out, "  no limit applies; answer: %s\n", x.Default)
 	}
 	if _, err := io.WriteString(w, out.String()); err != nil || len(x.Descriptors) == 0 {
 		return err

@@ -247,7 +247,7 @@ func TestMessagesSuggestTheRightText(t *testing.T) {
 			t.Errorf("exit %d; want %q:\n%s%s", code, c.want, c.config, out.String())
 		}
 	}
-	taken := startServe(t, "--config", write(t, counted))
+	running := startServe(t, "--config", write(t, counted))
 	file := write(t, counted)
 	for _, c := range []struct {
 		args []string
@@ -257,8 +257,8 @@ func TestMessagesSuggestTheRightText(t *testing.T) {
 		{[]string{"serve", file}, exitUsage, "a configuration is given by --config: rlsidecar serve --config " + file},
 		{[]string{"serve", "limits.yaml"}, exitUsage, "rlsidecar serve --config limits.yaml"},
 		{[]string{"serve", "--config", file, "--http-listen", "8080"}, exitUsage, "--http-listen 8080 is a port without an address: write 127.0.0.1:8080"},
-		{[]string{"serve", "--config", file, "--grpc-listen", taken.grpc}, exitFailed, "another process listens there; stop it, or give another address with --grpc-listen"},
-		{[]string{"serve", "--config", file, "--grpc-listen", "127.0.0.1:0", "--http-listen", taken.http}, exitFailed, "with --http-listen"},
+		{[]string{"serve", "--config", file, "--grpc-listen", running.grpc}, exitFailed, "another process listens there; stop it, or give another address with --grpc-listen"},
+		{[]string{"serve", "--config", file, "--grpc-listen", "127.0.0.1:0", "--http-listen", running.http}, exitFailed, "with --http-listen"},
 	} {
 		var out output
 		if code := run(t.Context(), c.args, nil, &out, &out); code != c.code || !strings.Contains(out.String(), c.want) {

@@ -508,10 +508,10 @@ func TestDeletingNeedsAReason(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, who := range [][2]string{{"", "over"}, {"ann", ""}, {"ann", " "}} {
+	for _, author := range [][2]string{{"", "over"}, {"ann", ""}, {"ann", " "}} {
 		var mistake *Mistake
-		if _, err := s.Delete(context.Background(), set.ID, who[0], who[1], nil); !errors.As(err, &mistake) {
-			t.Errorf("author %q, reason %q: %v", who[0], who[1], err)
+		if _, err := s.Delete(context.Background(), set.ID, author[0], author[1], nil); !errors.As(err, &mistake) {
+			t.Errorf("author %q, reason %q: %v", author[0], author[1], err)
 		}
 	}
 }

@@ -440,7 +440,7 @@ local function general(now, given, names, stored, lives, answers)
     take_turn, unit_of, most_of_windows, block, denials_at, forgotten_at, counted, take_counted, time_of, seen,
     beyond, passed, peaks_of, adopt_peaks,
     blocked, with, full_of, take_sliding, window_counts, sliding_retry, take_log, expired, take_all, alternatives, allow,
-    look_at, charge_if, take_one,
+    peek, charge_if, take_one,
     elapsed, flow, cost_in, back, returned, take_tokens, log_load, log_size, log_at, log_clamp, log_cut, log_write,
     log_outlive, load, remember, save, lifetime, pack_denials, unpack_denials, pack_peaks, unpack_peaks
 
@@ -1356,8 +1356,8 @@ local function general(now, given, names, stored, lives, answers)
     local all, never, at = true, false, first
     while at <= last do
       local to = alternatives(charges, at, last)
-      local allowed, hopeless = look_at(charges, at, to)
-      all, never, at = all and allowed, never or hopeless, to + 1
+      local allowed, is_never = peek(charges, at, to)
+      all, never, at = all and allowed, never or is_never, to + 1
     end
     at = first
     while at <= last do
@@ -1390,9 +1390,9 @@ local function general(now, given, names, stored, lives, answers)
     return true
   end
 
-  -- look_at tests the alternatives charges[first..last]. It returns whether one can be charged, and whether
+  -- peek tests the alternatives charges[first..last]. It returns whether one can be charged, and whether
   -- none can ever be.
-  function look_at(charges, first, last)
+  function peek(charges, first, last)
     local never = false
     for i = first, last - 1 do
       local c = charges[i]

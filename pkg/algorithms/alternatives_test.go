@@ -107,7 +107,7 @@ func TestCreditsAreKeptIfAnotherLimitDenies(t *testing.T) {
 func TestRetryOfAlternativesIsExact(t *testing.T) {
 	denied, byPlan, byCredits := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
-		roll := throw(t)
+		roll := newDice(t)
 		group := make([]Bucket, 2+roll(3))
 		for i := range group {
 			s := Spec{Kind: Kind(roll.of(int64(TokenBucket), int64(FixedWindow), int64(SlidingWindow), int64(SlidingLog))), Rate: roll.between(1, 20)}

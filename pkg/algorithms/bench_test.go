@@ -46,11 +46,11 @@ func (l *Limit) steps() (allowed, denied func() bool) {
 func BenchmarkTake(b *testing.B) {
 	for _, s := range speeds {
 		allowed, denied := mustCompile(b, s.spec).steps()
-		for name, ask := range map[string]func() bool{"allowed": allowed, "denied": denied} {
+		for name, run := range map[string]func() bool{"allowed": allowed, "denied": denied} {
 			b.Run(s.name+"/"+name, func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
-					if !ask() {
+					if !run() {
 						b.Fatal("unexpected decision")
 					}
 				}
@@ -89,12 +89,12 @@ func TestDecisionsAllocateNothing(t *testing.T) {
 		t.Run(s.name, func(t *testing.T) {
 			l := mustCompile(t, s.spec)
 			allowed, denied := l.steps()
-			for name, ask := range map[string]func() bool{"allowed": allowed, "denied": denied} {
-				asks := 0
+			for name, run := range map[string]func() bool{"allowed": allowed, "denied": denied} {
+				charges := 0
 				perRun := testing.AllocsPerRun(10, func() {
 					for range 1000 {
-						if asks++; !ask() {
-							t.Fatalf("%s: unexpected decision on charge %d", name, asks)
+						if charges++; !run() {
+							t.Fatalf("%s: unexpected decision on charge %d", name, charges)
 						}
 					}
 				})

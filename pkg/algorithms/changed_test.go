@@ -29,12 +29,12 @@ func parts(s Spec) (capacities, flows []*big.Rat) {
 	flow := big.NewRat(s.Rate, int64(s.Period))
 	switch {
 	case s.Minimum != nil:
-		return []*big.Rat{whole(s.Minimum.Units), whole(orElse(s.Capacity, s.Rate))},
+		return []*big.Rat{whole(s.Minimum.Units), whole(valueOr(s.Capacity, s.Rate))},
 			[]*big.Rat{big.NewRat(s.Minimum.Units, int64(s.Minimum.Period)), flow}
 	case s.Kind == LeakyBucket:
-		return []*big.Rat{whole(orElse(s.Capacity, 0) + 1)}, []*big.Rat{flow}
+		return []*big.Rat{whole(valueOr(s.Capacity, 0) + 1)}, []*big.Rat{flow}
 	default:
-		return []*big.Rat{whole(orElse(s.Capacity, s.Rate))}, []*big.Rat{flow}
+		return []*big.Rat{whole(valueOr(s.Capacity, s.Rate))}, []*big.Rat{flow}
 	}
 }
 
@@ -159,7 +159,7 @@ func alike(a Spec, tickA Micros, b Spec, tickB Micros, hash uint64) bool {
 
 // reserved returns max_reserved of s.
 func reserved(s Spec, tick Micros) int64 {
-	switch capacity := orElse(s.Capacity, s.Rate); {
+	switch capacity := valueOr(s.Capacity, s.Rate); {
 	case s.Minimum != nil || s.Kind == LeakyBucket:
 		return 0
 	case s.MaxReserved != nil:
@@ -229,7 +229,7 @@ func (m changing) passes(s Spec, tick, t Micros, a Charge) bool {
 		return false
 	case cost.Sign() == 0 && isKept && (s.Minimum != nil || s.Kind == LeakyBucket):
 		return true
-	case cost.Sign() == 0 && isKept && !less(orElseSum(m.s), sum(v.used)):
+	case cost.Sign() == 0 && isKept && !less(capacityOrSum(m.s), sum(v.used)):
 		return true // lowering the limit makes no debt
 	}
 	r := whole(0)
@@ -242,7 +242,7 @@ func (m changing) passes(s Spec, tick, t Micros, a Charge) bool {
 	return !isKept || cost.Sign() == 0 || !less(whole(max(holds(m.s, m.tick), 0)), plus(sum(v.used), cost)) || s.Kind == LeakyBucket
 }
 
-func orElseSum(s Spec) *big.Rat {
+func capacityOrSum(s Spec) *big.Rat {
 	capacities, _ := parts(s)
 	return sum(capacities)
 }
@@ -282,8 +282,8 @@ func first(now, tick Micros, yes func(t Micros) bool) Micros {
 	return search(start, start/tick*tick+2*tick-1, yes) - now
 }
 
-// ask decides charge a under the limit s at time now, and stores the new state.
-func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
+// decide decides charge a under the limit s at time now, and stores the new state.
+func (m *changing) decide(s Spec, now Micros, a Charge) (d Decision) {
 	tick := tickOf(s)
 	v, isKept := m.view(s, tick, now, a.Hash)
 	capacities, flows := parts(s)
@@ -346,7 +346,7 @@ func (m *changing) ask(s Spec, now Micros, a Charge) (d Decision) {
 	case (s.Overdraw || s.TakesDenied) && a.Cost > 0:
 		bottom := plus(capacity, deepest)
 		if isKept {
-			bottom = least(bottom, whole(max(holds(m.s, m.tick), orElse(s.Capacity, s.Rate))))
+			bottom = least(bottom, whole(max(holds(m.s, m.tick), valueOr(s.Capacity, s.Rate))))
 		}
 		bottom = most(bottom, sum(v.used))
 		take(cost)
@@ -452,9 +452,9 @@ func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 		}
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
-			asks, stayed, denied := 0, 0, 0
+			charges, stayed, denied := 0, 0, 0
 			rapid.Check(t, func(t *rapid.T) {
-				roll := throw(t)
+				roll := newDice(t)
 				specs, limits := make([]Spec, 3), make([]*Limit, 3)
 				for i := range specs {
 					specs[i], limits[i] = roll.changeable(k.kind)
@@ -471,16 +471,16 @@ func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 						i = int(roll(3))
 					}
 					l := limits[i]
-					a := roll.ask(l, now, hash)
+					a := roll.charge(l, now, hash)
 					if a.Cost < -l.Most(true) {
 						a.Cost = -l.Most(true)
 					}
 					before := s
 					wasModel := model.copy()
 					next, got := l.Take(s, now, a)
-					want := model.ask(specs[i], now, a)
+					want := model.decide(specs[i], now, a)
 					s = next
-					asks++
+					charges++
 					if s.By != nil && s.By != l {
 						stayed++
 					}
@@ -511,7 +511,7 @@ func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 					}
 				}
 			})
-			t.Logf("%d charges, %d %% of them to a state in other numbers, %d %% denied", asks, 100*stayed/asks, 100*denied/asks)
+			t.Logf("%d charges, %d %% of them to a state in other numbers, %d %% denied", charges, 100*stayed/charges, 100*denied/charges)
 		})
 	}
 }

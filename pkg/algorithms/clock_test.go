@@ -40,14 +40,14 @@ func TestWaitCountsAClockThatIsBehind(t *testing.T) {
 // state is stored at once, even by a denial.
 func TestClockIsCorrectedAfterAMinute(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})
-	s := play(t, l, State{}, []step{
+	s := runSteps(t, l, State{}, []step{
 		{at: hour, cost: 99, allowed: true, left: 1},
 		{at: hour - minute - us, cost: 2, left: 1, retry: sec},
 	})
 	if want := t0 + hour - minute - us; s.At != want || s.Value != l.q {
 		t.Fatalf("the clock was not corrected: %+v; want At %v and value %v", s, want, l.q)
 	}
-	play(t, l, s, []step{
+	runSteps(t, l, s, []step{
 		{at: hour - minute - us + sec, cost: 2, allowed: true, left: 0},
 		{at: hour, cost: 60, left: 59, retry: sec - us}, // tokens flow in from the corrected time on, so the minute of the step back counts twice
 	})
@@ -90,7 +90,7 @@ func TestCorrectedWindowsKeepTheirValue(t *testing.T) {
 // longer than with a correct clock.
 func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		roll := throw(t)
+		roll := newDice(t)
 		spec, l := roll.limit(TokenBucket)
 		if l.Overdraw || spec.Penalty != nil {
 			return
@@ -127,7 +127,7 @@ func TestTheFirstChargeStartsTheClock(t *testing.T) {
 	for name, first := range map[string]step{
 		"denied":    {cost: 2, left: 0, retry: 2 * sec},
 		"looked at": {cost: 0, allowed: true, left: 0, reset: 5 * sec},
-		"checked":   {cost: 2, look: true, left: 0, retry: 2 * sec},
+		"checked":   {cost: 2, dryRun: true, left: 0, retry: 2 * sec},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, spec, nil, []step{first, {at: 2 * sec, cost: 2, allowed: true, left: 0}})

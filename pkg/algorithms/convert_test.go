@@ -48,8 +48,8 @@ func TestConsumedUnitsStayConsumedWhenNumbersChange(t *testing.T) {
 func TestANewRateAppliesFromTheChangeOn(t *testing.T) {
 	fast := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec, Capacity: new(int64(100))})
 	slow := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(100))})
-	s := play(t, fast, State{}, []step{{cost: 100, allowed: true, left: 0}})
-	play(t, slow, s, []step{
+	s := runSteps(t, fast, State{}, []step{{cost: 100, allowed: true, left: 0}})
+	runSteps(t, slow, s, []step{
 		{at: sec, cost: 11, left: 10, retry: sec}, // a denial stores the tokens that have flowed in too
 		{at: 2 * sec, cost: 11, allowed: true, left: 0},
 	})
@@ -57,28 +57,28 @@ func TestANewRateAppliesFromTheChangeOn(t *testing.T) {
 
 func TestSlidingWindowCountsSurviveChangedNumbers(t *testing.T) {
 	old := mustCompile(t, Spec{Kind: SlidingWindow, Rate: 4, Period: sec})
-	s := play(t, old, State{}, []step{{cost: 4, allowed: true, left: 0}})
-	play(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 6, Period: sec}), s, []step{
+	s := runSteps(t, old, State{}, []step{{cost: 4, allowed: true, left: 0}})
+	runSteps(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 6, Period: sec}), s, []step{
 		{at: 500 * ms, cost: 2, allowed: true, left: 0},
 		{at: 500 * ms, cost: 1, left: 0, retry: 666_667 * us}, // all 6 units are used: a sixth of them must leave the window first
 	})
-	play(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 2, Period: sec}), s, []step{
+	runSteps(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 2, Period: sec}), s, []step{
 		{at: 500 * ms, cost: 0, left: 0, retry: 1000 * ms}, // 4 units count, which is 2 more than the limit
 		{at: 1500 * ms, cost: 0, allowed: true, left: 0},
 		{at: 1500 * ms, cost: 1, left: 0, retry: 250 * ms},
 	})
-	play(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 4, Period: minute}), s, []step{
+	runSteps(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 4, Period: minute}), s, []step{
 		{at: 30 * sec, cost: 1, left: 0, retry: 45 * sec}, // the retry time is in the window of the last charge
 	})
 }
 
 func TestLogEntriesSurviveChangedNumbers(t *testing.T) {
 	old := mustCompile(t, Spec{Kind: SlidingLog, Rate: 3, Period: minute})
-	s := play(t, old, State{}, []step{{cost: 1, allowed: true, left: 2}, {at: sec, cost: 2, allowed: true, left: 0}})
-	play(t, mustCompile(t, Spec{Kind: SlidingLog, Rate: 1, Period: minute}), s, []step{
+	s := runSteps(t, old, State{}, []step{{cost: 1, allowed: true, left: 2}, {at: sec, cost: 2, allowed: true, left: 0}})
+	runSteps(t, mustCompile(t, Spec{Kind: SlidingLog, Rate: 1, Period: minute}), s, []step{
 		{at: 2 * sec, cost: 1, left: 0, retry: 59 * sec},
 	})
-	play(t, mustCompile(t, Spec{Kind: SlidingLog, Rate: 3, Period: 10 * sec}), s, []step{
+	runSteps(t, mustCompile(t, Spec{Kind: SlidingLog, Rate: 3, Period: 10 * sec}), s, []step{
 		{at: 10 * sec, cost: 1, allowed: true, left: 0},
 		{at: 10 * sec, cost: 1, left: 0, retry: sec},
 	})
@@ -86,9 +86,9 @@ func TestLogEntriesSurviveChangedNumbers(t *testing.T) {
 
 func TestAnotherAlgorithmStartsWithANewBucket(t *testing.T) {
 	old := mustCompile(t, Spec{Kind: TokenBucket, Rate: 5, Period: minute})
-	s := play(t, old, State{}, []step{{cost: 5, allowed: true, left: 0}})
+	s := runSteps(t, old, State{}, []step{{cost: 5, allowed: true, left: 0}})
 	for _, k := range []Kind{FixedWindow, SlidingWindow, SlidingLog} {
-		play(t, mustCompile(t, Spec{Kind: k, Rate: 5, Period: minute}), s, []step{{cost: 5, allowed: true, left: 0}})
+		runSteps(t, mustCompile(t, Spec{Kind: k, Rate: 5, Period: minute}), s, []step{{cost: 5, allowed: true, left: 0}})
 	}
 }
 
@@ -124,9 +124,9 @@ func TestALowerLimitForgetsNothing(t *testing.T) {
 		admitted := 0
 		for i := range 1000 { // 100 an hour by the first limit, 10 by the second, in turn
 			l := []*Limit{l1, l2}[i/7%2]
-			for _, look := range []bool{true, false} {
+			for _, dryRun := range []bool{true, false} {
 				var d Decision
-				if s, d = l.Take(s, t0, Charge{Cost: 1, DryRun: look}); d.Allowed && !look {
+				if s, d = l.Take(s, t0, Charge{Cost: 1, DryRun: dryRun}); d.Allowed && !dryRun {
 					admitted++
 				}
 			}
@@ -143,14 +143,14 @@ func TestChangedNumbersVectors(t *testing.T) {
 	reserving := hourly(10, TokenBucket)
 	reserving.MaxReserved = new(int64(5))
 	before := holding(5)(high)
-	if s := play(t, low, before, []step{{cost: 1, left: -85, retry: 3096 * sec}}); !same(s, before) {
+	if s := runSteps(t, low, before, []step{{cost: 1, left: -85, retry: 3096 * sec}}); !same(s, before) {
 		t.Errorf("a denial stored %+v", s)
 	}
-	play(t, high, before, []step{{cost: 5, allowed: true, left: 0}})
-	if s := play(t, high, holding(0)(low), []step{{cost: 1, allowed: true, left: 89}}); s.By != high {
+	runSteps(t, high, before, []step{{cost: 5, allowed: true, left: 0}})
+	if s := runSteps(t, high, holding(0)(low), []step{{cost: 1, allowed: true, left: 89}}); s.By != high {
 		t.Errorf("not converted to the new numbers: %+v; want By %v", s, high)
 	}
-	play(t, mustCompile(t, reserving), before, []step{
+	runSteps(t, mustCompile(t, reserving), before, []step{
 		{cost: 0, allowed: true, left: -85},
 		{cost: 3, reserve: true, left: -85, retry: 2988 * sec},
 		{at: 2988*sec - us, cost: 3, reserve: true, left: -3, retry: us},
@@ -169,7 +169,7 @@ func TestATickOfTheOldNumbersGainsNothing(t *testing.T) {
 	}
 	used := func(n int64) State { return State{By: slow, Value: slow.v - n*slow.q, At: t0} }
 	for _, at := range []Micros{0, 1, 500, 999} {
-		play(t, fast, used(100), []step{
+		runSteps(t, fast, used(100), []step{
 			{at: at, cost: 1, left: 0, retry: us},
 			{at: at + us, cost: 1, allowed: true, left: 0}, // after the denial the new rate applies
 		})
@@ -177,11 +177,11 @@ func TestATickOfTheOldNumbersGainsNothing(t *testing.T) {
 	// 101 are used, one more than the new numbers can hold. So 99 remain used from the millisecond on in which two
 	// units have flowed in. The request stays allowed in the milliseconds after it.
 	retry := 173 * ms
-	play(t, fast, used(101), []step{{cost: 1, left: -1, retry: retry}})
+	runSteps(t, fast, used(101), []step{{cost: 1, left: -1, retry: retry}})
 	for _, at := range []Micros{retry, retry + 999, retry + 1000, retry + 1001, retry + 5000} {
-		play(t, fast, used(101), []step{{at: at, cost: 1, allowed: true, left: 0}})
+		runSteps(t, fast, used(101), []step{{at: at, cost: 1, allowed: true, left: 0}})
 	}
-	play(t, fast, used(101), []step{{at: retry - us, cost: 1, left: 0, retry: us}})
+	runSteps(t, fast, used(101), []step{{at: retry - us, cost: 1, left: 0, retry: us}})
 }
 
 // A limit with a shorter period decides about the counts of a window. The counts must still live as long as
@@ -190,9 +190,9 @@ func TestSlidingCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 	for _, kind := range []Kind{SlidingWindow, SlidingLog} {
 		short, long := mustCompile(t, Spec{Kind: kind, Rate: 5, Period: sec}), mustCompile(t, Spec{Kind: kind, Rate: 5, Period: hour})
 		s, _ := short.Take(State{}, t0, Charge{Cost: 5})
-		for name, asks := range map[string][]*Limit{"longer": {long}, "longer, shorter": {long, short}} {
+		for name, charges := range map[string][]*Limit{"longer": {long}, "longer, shorter": {long, short}} {
 			is := clone(s)
-			for _, l := range asks {
+			for _, l := range charges {
 				is, _ = l.Take(is, t0+sec/2, Charge{Cost: 1})
 			}
 			if at := is.FreshAt(); at < t0+hour {

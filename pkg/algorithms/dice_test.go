@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 // number. rapid draws only the length of the trace, so a failure shrinks to the shortest trace that shows it.
 type dice func(n int64) int64
 
-func throw(t *rapid.T) dice {
+func newDice(t *rapid.T) dice {
 	return rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0)).Int64N
 }
 
@@ -111,8 +111,8 @@ func (roll dice) limit(kind Kind) (Spec, *Limit) {
 	}
 }
 
-// ask returns a random charge of l at time now. One in ten is a dry run.
-func (roll dice) ask(l *Limit, now Micros, hash uint64) Charge {
+// charge returns a random charge of l at time now. One in ten is a dry run.
+func (roll dice) charge(l *Limit, now Micros, hash uint64) Charge {
 	most := l.Capacity
 	a := Charge{Hash: hash, DryRun: roll.once(10)}
 	if l.CanReserve() && !l.Overdraw && !l.TakesDenied && !l.PerRequest && roll.once(3) {
@@ -175,14 +175,14 @@ func (roll dice) next(l *Limit, now Micros, d Decision) Micros {
 type moment struct {
 	limit         *Limit
 	now           Micros
-	ask           Charge
+	charge        Charge
 	before, after State
 	got           Decision
 }
 
 // walk decides n random charges of one bucket and passes each to see. If several limits are given, the
 // numbers change now and then.
-func (roll dice) walk(n int, limits []*Limit, see func(moment)) {
+func (roll dice) walk(n int, limits []*Limit, visit func(moment)) {
 	hash := uint64(roll(math.MaxInt64)) * 2
 	now := Micros(roll.of(int64(t0), int64(t0)+roll(int64(30*Day))))
 	at := moment{limit: limits[0]}
@@ -190,9 +190,9 @@ func (roll dice) walk(n int, limits []*Limit, see func(moment)) {
 		if len(limits) > 1 && roll.once(15) {
 			at.limit = limits[roll(int64(len(limits)))]
 		}
-		at.now, at.ask, at.before = now, roll.ask(at.limit, now, hash), clone(at.after)
-		at.after, at.got = at.limit.Take(at.after, at.now, at.ask)
-		see(at)
+		at.now, at.charge, at.before = now, roll.charge(at.limit, now, hash), clone(at.after)
+		at.after, at.got = at.limit.Take(at.after, at.now, at.charge)
+		visit(at)
 		if now = roll.next(at.limit, now, at.got); now > MaxTime {
 			return
 		}

@@ -105,7 +105,7 @@ func TestCompiledNumbersAreExact(t *testing.T) {
 	named := regexp.MustCompile(`the largest that fits is (\d+)$`)
 	refused := 0
 	rapid.Check(t, func(t *rapid.T) {
-		roll := throw(t)
+		roll := newDice(t)
 		for range length(t, 300) {
 			s := roll.spec(kinds[roll(int64(len(kinds)))].kind)
 			if roll.once(2) && s.Capacity != nil {

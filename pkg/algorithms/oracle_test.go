@@ -13,14 +13,14 @@ func TestAgreesWithReferenceImplementation(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
-			asks, us, denied := 0, 0, 0
+			charges, us, denied := 0, 0, 0
 			rapid.Check(t, func(t *rapid.T) {
-				roll := throw(t)
+				roll := newDice(t)
 				s, l := roll.limit(k.kind)
 				reference := referenceOf(s)
 				var last [6]moment // the charges before the first difference
 				roll.walk(length(t, 20_000), []*Limit{l}, func(m moment) {
-					asks++
+					charges++
 					if m.limit.tick == 1 {
 						us++
 					}
@@ -29,15 +29,15 @@ func TestAgreesWithReferenceImplementation(t *testing.T) {
 					}
 					copy(last[:], last[1:])
 					last[len(last)-1] = m
-					if want := reference.ask(m.now, m.ask); m.got != want {
+					if want := reference.decide(m.now, m.charge); m.got != want {
 						for _, m := range last {
-							t.Logf("at %d %+v of %+v: %+v", m.now, m.ask, m.before, m.got)
+							t.Logf("at %d %+v of %+v: %+v", m.now, m.charge, m.before, m.got)
 						}
 						t.Fatalf("%s\n got %+v\nwant %+v", show(s), m.got, want)
 					}
 				})
 			})
-			t.Logf("%d charges, %d %% of them in us, %d %% denied", asks, 100*us/asks, 100*denied/asks)
+			t.Logf("%d charges, %d %% of them in us, %d %% denied", charges, 100*us/charges, 100*denied/charges)
 		})
 	}
 }

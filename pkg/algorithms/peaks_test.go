@@ -58,7 +58,7 @@ func (p *allPeaks) room(of Micros, room int64) int64 {
 func TestRefundsAgainstAllPeaks(t *testing.T) {
 	exact, less, merged := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
-		roll := throw(t)
+		roll := newDice(t)
 		capacity := roll.between(10, 1000)
 		s := Spec{Kind: TokenBucket, Rate: roll.between(1, 300), Period: Micros(roll.of(1000, 1e6, 60e6)), Capacity: &capacity, Settles: true}
 		l := mustCompileRapid(t, s)

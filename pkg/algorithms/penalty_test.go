@@ -52,20 +52,20 @@ func (b *penaltyReference) remembered(now Micros) penaltyReference {
 
 func (b *penaltyReference) face() *watch { return b.bucket.face() }
 
-func (b *penaltyReference) ask(now Micros, a Charge) Decision {
+func (b *penaltyReference) decide(now Micros, a Charge) Decision {
 	is := b.remembered(now)
-	b.face().held = is.blocks > 0 || len(is.denied) > 0
+	b.face().denialsStored = is.blocks > 0 || len(is.denied) > 0
 	clock := *b.face()
 	at, behind := clock.read(now)
 	var d Decision
 	if a.Cost >= 0 && at < is.until {
-		d = b.askBlocked(now, a)
+		d = b.decideBlocked(now, a)
 		if !d.Never {
 			d.Allowed, d.Wait, d.Blocked = false, 0, is.until-at+behind
 			d.RetryAfter = max(d.RetryAfter, d.Blocked)
 		}
 	} else {
-		d = b.bucket.ask(now, a)
+		d = b.bucket.decide(now, a)
 		if !d.Allowed && !d.Never && a.Cost > 0 && !a.DryRun {
 			is.count(at)
 			if at < is.until {
@@ -81,18 +81,18 @@ func (b *penaltyReference) ask(now Micros, a Charge) Decision {
 	return d
 }
 
-// askBlocked returns the decision of a bucket during a block.
-func (b *penaltyReference) askBlocked(now Micros, a Charge) Decision {
-	look := a
-	look.DryRun = true
-	own := b.bucket.ask(now, look)
+// decideBlocked returns the decision of a bucket during a block.
+func (b *penaltyReference) decideBlocked(now Micros, a Charge) Decision {
+	dryRun := a
+	dryRun.DryRun = true
+	own := b.bucket.decide(now, dryRun)
 	if own.Never {
 		return own
 	}
-	d := b.bucket.ask(now, Charge{Hash: a.Hash, DryRun: true})
+	d := b.bucket.decide(now, Charge{Hash: a.Hash, DryRun: true})
 	d.RetryAfter = own.RetryAfter
 	if !a.DryRun {
-		b.bucket.ask(now, Charge{Hash: a.Hash})
+		b.bucket.decide(now, Charge{Hash: a.Hash})
 	}
 	return d
 }
@@ -120,14 +120,14 @@ func penalized(after int64, first, longest Micros) Spec {
 func TestEachBlockLastsTwiceAsLong(t *testing.T) {
 	l := mustCompile(t, penalized(3, minute, 4*minute))
 	var s State
-	ask := func(at Micros, cost int64) Decision {
+	decide := func(at Micros, cost int64) Decision {
 		var d Decision
 		s, d = l.Take(s, t0+at, Charge{Cost: cost})
 		return d
 	}
 	check := func(at Micros, cost int64, allowed bool, retry, blocked Micros) {
 		t.Helper()
-		if d := ask(at, cost); d.Allowed != allowed || d.RetryAfter != retry || d.Blocked != blocked {
+		if d := decide(at, cost); d.Allowed != allowed || d.RetryAfter != retry || d.Blocked != blocked {
 			t.Errorf("at %d us, cost %d: got %+v, want allowed %t, retry after %d, blocked %d", at, cost, d, allowed, retry, blocked)
 		}
 	}
@@ -232,17 +232,17 @@ func TestAGroupCountsDenialsOnlyOfLimitsThatDeny(t *testing.T) {
 func TestABlockAdmitsNothing(t *testing.T) {
 	each(t, 1, 2000, func(t *rapid.T, _ dice, m moment) {
 		d := m.before.Denials
-		if d == nil || m.now >= d.Until || m.now < m.before.At || m.ask.Cost < 0 {
+		if d == nil || m.now >= d.Until || m.now < m.before.At || m.charge.Cost < 0 {
 			return
 		}
 		if moved := m.limit.denialsAt(&m.before, m.now); moved == nil || m.now >= moved.Until {
 			return // the clock stepped back to a time after the end of a block
 		}
 		if m.got.Allowed {
-			t.Fatalf("at %d %+v of %+v, blocked until %d: %+v; want denied", m.now, m.ask, m.before, d.Until, m.got)
+			t.Fatalf("at %d %+v of %+v, blocked until %d: %+v; want denied", m.now, m.charge, m.before, d.Until, m.got)
 		}
 		if is := m.after.Denials; is == nil || is.Blocks != d.Blocks || is.Until > d.Until || len(is.Times) > len(d.Times) {
-			t.Fatalf("at %d %+v, blocked: %+v was %+v; want is not nil, is.Blocks %v, is.Until at most %v and len(is.Times) at most %v", m.now, m.ask, is, d, d.Blocks, d.Until, len(d.Times))
+			t.Fatalf("at %d %+v, blocked: %+v was %+v; want is not nil, is.Blocks %v, is.Until at most %v and len(is.Times) at most %v", m.now, m.charge, is, d, d.Blocks, d.Until, len(d.Times))
 		}
 	})
 }

@@ -9,19 +9,19 @@ import (
 
 // each plays random walks through random limits of every kind. If limits is above 1, the numbers change
 // during a walk.
-func each(t *testing.T, limits, steps int, see func(*rapid.T, dice, moment)) {
+func each(t *testing.T, limits, steps int, visit func(*rapid.T, dice, moment)) {
 	t.Helper()
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
 			rapid.Check(t, func(t *rapid.T) {
-				roll := throw(t)
+				roll := newDice(t)
 				var numbers []*Limit
 				for range limits {
 					_, l := roll.limit(k.kind)
 					numbers = append(numbers, l)
 				}
-				roll.walk(length(t, steps), numbers, func(m moment) { see(t, roll, m) })
+				roll.walk(length(t, steps), numbers, func(m moment) { visit(t, roll, m) })
 			})
 		})
 	}
@@ -37,21 +37,21 @@ func (m moment) again(at Micros, s State, a Charge) Decision {
 // microseconds, in milliseconds, with a clock that stepped back, and after the numbers have changed.
 func TestRetryAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
-		if m.got.Allowed || m.got.Never || m.ask.DryRun {
+		if m.got.Allowed || m.got.Never || m.charge.DryRun {
 			return
 		}
-		if m.limit.Overdraw && (m.ask.Cost > m.limit.Capacity && !m.ask.Scaled || m.ask.Cost > m.limit.full()) {
+		if m.limit.Overdraw && (m.charge.Cost > m.limit.Capacity && !m.charge.Scaled || m.charge.Cost > m.limit.full()) {
 			return // a cost above the capacity is never available at once, although overdraw allows it
 		}
 		if m.got.RetryAfter <= 0 {
-			t.Fatalf("denied with retry_after %d: %+v of %+v, limit %+v; want more than 0", m.got.RetryAfter, m.ask, m.before, *m.limit)
+			t.Fatalf("denied with retry_after %d: %+v of %+v, limit %+v; want more than 0", m.got.RetryAfter, m.charge, m.before, *m.limit)
 		}
-		if at := m.now + m.got.RetryAfter; !m.again(at, m.after, m.ask).Allowed {
-			t.Fatalf("denied after retry_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)
-		} else if m.limit.Kind == LeakyBucket && m.after.By != m.limit && m.ask.MaxWait%m.limit.tick > 0 {
+		if at := m.now + m.got.RetryAfter; !m.again(at, m.after, m.charge).Allowed {
+			t.Fatalf("denied after retry_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.charge, m.before, *m.limit, m.got)
+		} else if m.limit.Kind == LeakyBucket && m.after.By != m.limit && m.charge.MaxWait%m.limit.tick > 0 {
 			return // at most a tick too late: docs/trust.md describes this case
-		} else if m.again(at-1, m.after, m.ask).Allowed {
-			t.Fatalf("allowed 1 us before retry_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)
+		} else if m.again(at-1, m.after, m.charge).Allowed {
+			t.Fatalf("allowed 1 us before retry_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.charge, m.before, *m.limit, m.got)
 		}
 	})
 }
@@ -60,15 +60,15 @@ func TestRetryAfterIsExact(t *testing.T) {
 // first. So the latest retry time of a group, or of a block and the limit, is exact too.
 func TestAnAllowedChargeStaysAllowedLater(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, roll dice, m moment) {
-		if m.got.Allowed || m.got.Never || m.ask.DryRun || m.limit.Overdraw || !m.limit.startsFilled() {
+		if m.got.Allowed || m.got.Never || m.charge.DryRun || m.limit.Overdraw || !m.limit.startsFilled() {
 			return // a bucket that was full for a day starts at initial again
 		}
 		at := m.now + m.got.RetryAfter
 		for range 4 {
 			at += Micros(roll.of(0, 1, roll(1000), 999, 1000, roll(3000), roll(m.limit.period*int64(m.limit.tick))))
-			if d := m.again(at, m.after, m.ask); !d.Allowed {
+			if d := m.again(at, m.after, m.charge); !d.Allowed {
 				t.Fatalf("allowed after %d, denied %d later: at %d %+v of %+v, limit %+v, got %+v", m.got.RetryAfter,
-					at-m.now-m.got.RetryAfter, m.now, m.ask, m.after, *m.limit, d)
+					at-m.now-m.got.RetryAfter, m.now, m.charge, m.after, *m.limit, d)
 			}
 		}
 	})
@@ -77,22 +77,22 @@ func TestAnAllowedChargeStaysAllowedLater(t *testing.T) {
 // The bucket is full after reset_after, and not one microsecond before.
 func TestResetAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
-		if m.ask.DryRun || m.got.Never || m.got.Remaining == m.limit.Capacity || m.after.Denials != nil {
+		if m.charge.DryRun || m.got.Never || m.got.Remaining == m.limit.Capacity || m.after.Denials != nil {
 			return // ResetAfter cannot be checked: a state with new numbers or a corrected clock is not stored, and a full or blocked bucket does not change
 		}
-		if m.ask.Cost < 0 && m.before.By != nil && m.before.By.tick > m.limit.tick {
+		if m.charge.Cost < 0 && m.before.By != nil && m.before.By.tick > m.limit.tick {
 			return // ResetAfter counts from the start of the tick, so the bucket may be full already
 		}
 		full := func(at Micros) bool {
-			d := m.again(at, m.after, Charge{Hash: m.ask.Hash, DryRun: true})
-			return m.limit.isFull(d) && m.again(at, m.after, Charge{Hash: m.ask.Hash, Cost: m.limit.Capacity, DryRun: true}).Allowed
+			d := m.again(at, m.after, Charge{Hash: m.charge.Hash, DryRun: true})
+			return m.limit.isFull(d) && m.again(at, m.after, Charge{Hash: m.charge.Hash, Cost: m.limit.Capacity, DryRun: true}).Allowed
 		}
 		at := m.now + m.got.ResetAfter
 		if !full(at) {
-			t.Fatalf("not full after reset_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)
+			t.Fatalf("not full after reset_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.charge, m.before, *m.limit, m.got)
 		}
 		if full(at - 1) {
-			t.Fatalf("full 1 us before reset_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)
+			t.Fatalf("full 1 us before reset_after: at %d %+v of %+v, limit %+v, got %+v", m.now, m.charge, m.before, *m.limit, m.got)
 		}
 	})
 }
@@ -103,12 +103,12 @@ func (l *Limit) isFull(d Decision) bool { return d.Remaining == l.Capacity }
 // before.
 func TestWaitIsExact(t *testing.T) {
 	each(t, 1, 1000, func(t *rapid.T, _ dice, m moment) {
-		if m.got.Wait == 0 || m.ask.DryRun || m.limit.Kind == LeakyBucket {
+		if m.got.Wait == 0 || m.charge.DryRun || m.limit.Kind == LeakyBucket {
 			return
 		}
-		look := Charge{Hash: m.ask.Hash, DryRun: true} // cost 0 is denied while the bucket is in debt
-		if at := m.now + m.got.Wait; !m.again(at, m.after, look).Allowed || m.again(at-1, m.after, look).Allowed {
-			t.Fatalf("wait is not exact: at %d %+v of %+v, limit %+v, got %+v", m.now, m.ask, m.before, *m.limit, m.got)
+		dryRun := Charge{Hash: m.charge.Hash, DryRun: true} // cost 0 is denied while the bucket is in debt
+		if at := m.now + m.got.Wait; !m.again(at, m.after, dryRun).Allowed || m.again(at-1, m.after, dryRun).Allowed {
+			t.Fatalf("wait is not exact: at %d %+v of %+v, limit %+v, got %+v", m.now, m.charge, m.before, *m.limit, m.got)
 		}
 	})
 }
@@ -120,31 +120,31 @@ func TestDenialAndDryRunChangeNothing(t *testing.T) {
 	each(t, 1, 3000, func(t *rapid.T, _ dice, m moment) {
 		l, s := m.limit, m.before
 		charges := l.Overdraw || l.TakesDenied
-		if !m.ask.DryRun && m.ask.Cost != 0 && (m.got.Allowed || charges) {
+		if !m.charge.DryRun && m.charge.Cost != 0 && (m.got.Allowed || charges) {
 			return
 		}
 		starts := l.Initial < l.Capacity && !m.got.Never && (s.By == nil || m.now >= s.FreshAt()-Micros(l.period)*l.tick)
-		mends := !m.ask.DryRun && !m.got.Never && m.now < s.At-minute && (l.Kind != SlidingLog || len(s.Log) > 0)
-		mended := clone(s)
-		mended.At = l.tickOf(m.now)
-		for i := range mended.Log {
-			mended.Log[i] = min(mended.Log[i], m.now)
+		corrects := !m.charge.DryRun && !m.got.Never && m.now < s.At-minute && (l.Kind != SlidingLog || len(s.Log) > 0)
+		corrected := clone(s)
+		corrected.At = l.tickOf(m.now)
+		for i := range corrected.Log {
+			corrected.Log[i] = min(corrected.Log[i], m.now)
 		}
-		counts := l.Penalty.After > 0 && !m.ask.DryRun && m.ask.Cost > 0 && !m.got.Never
+		counts := l.Penalty.After > 0 && !m.charge.DryRun && m.charge.Cost > 0 && !m.got.Never
 		if is := m.after.Denials; !counts && !sameDenials(is, s.Denials) && (s.Denials == nil || !sameDenials(is, l.denialsAt(&s, m.now))) {
-			t.Fatalf("at %d %+v changed the denials %+v to %+v, limit %+v", m.now, m.ask, s.Denials, is, *l)
+			t.Fatalf("at %d %+v changed the denials %+v to %+v, limit %+v", m.now, m.charge, s.Denials, is, *l)
 		}
 		m.after.Denials = m.before.Denials
 		switch {
 		case same(m.before, m.after):
-			if mends {
-				t.Fatalf("the clock was not corrected: at %d %+v of %+v, limit %+v", m.now, m.ask, m.before, *l)
+			if corrects {
+				t.Fatalf("the clock was not corrected: at %d %+v of %+v, limit %+v", m.now, m.charge, m.before, *l)
 			}
 		case starts && sameButDenials(m.after, l.fresh(m.now)):
 		case l.Kind == SlidingLog && len(s.Log) == 0 && len(m.after.Log) == 0:
-		case mends && same(m.after, mended):
+		case corrects && same(m.after, corrected):
 		default:
-			t.Fatalf("at %d %+v stored\n%+v in place of\n%+v, limit %+v", m.now, m.ask, m.after, m.before, *l)
+			t.Fatalf("at %d %+v stored\n%+v in place of\n%+v, limit %+v", m.now, m.charge, m.after, m.before, *l)
 		}
 	})
 }
@@ -152,18 +152,18 @@ func TestDenialAndDryRunChangeNothing(t *testing.T) {
 // A dry run gets the decision of the real charge, except for the block that the charge would begin.
 func TestADryRunAnswersAsTheChargeWould(t *testing.T) {
 	each(t, 2, 1000, func(t *rapid.T, _ dice, m moment) {
-		a := m.ask
+		a := m.charge
 		a.DryRun = !a.DryRun
 		d := m.again(m.now, m.before, a)
-		look, took := d, m.got
+		dryRun, took := d, m.got
 		if !a.DryRun {
-			look, took = took, look
+			dryRun, took = took, dryRun
 		}
-		if look.Blocked == 0 && took.Blocked > 0 {
-			look.Blocked, look.RetryAfter = took.Blocked, max(look.RetryAfter, took.Blocked)
+		if dryRun.Blocked == 0 && took.Blocked > 0 {
+			dryRun.Blocked, dryRun.RetryAfter = took.Blocked, max(dryRun.RetryAfter, took.Blocked)
 		}
-		if look != took {
-			t.Fatalf("at %d %+v of %+v: %+v, but with DryRun %t %+v", m.now, m.ask, m.before, m.got, a.DryRun, d)
+		if dryRun != took {
+			t.Fatalf("at %d %+v of %+v: %+v, but with DryRun %t %+v", m.now, m.charge, m.before, m.got, a.DryRun, d)
 		}
 	})
 }
@@ -175,7 +175,7 @@ func TestABucketDeletedAtFreshAtDecidesLikeAKeptOne(t *testing.T) {
 		kept, dropped := clone(m.after), State{}
 		at := max(m.now, m.after.FreshAt()) + Micros(roll.of(0, 0, 1, roll(1000), l.period*int64(l.tick)))
 		for range 4 {
-			a := roll.ask(l, at, m.ask.Hash)
+			a := roll.charge(l, at, m.charge.Hash)
 			var d1, d2 Decision
 			s := kept
 			kept, d1 = l.Take(kept, at, a)
@@ -206,7 +206,7 @@ func TestABucketNeverHoldsMoreThanItsCapacity(t *testing.T) {
 		case SlidingLog:
 		}
 		if over || m.got.Remaining > l.Capacity || m.got.Remaining < 0 {
-			t.Fatalf("at %d %+v of %+v left %+v, limit %+v, got %+v", m.now, m.ask, m.before, s, *l, m.got)
+			t.Fatalf("at %d %+v of %+v left %+v, limit %+v, got %+v", m.now, m.charge, m.before, s, *l, m.got)
 		}
 	})
 }
@@ -242,7 +242,7 @@ func TestNeverAdmitsMoreThanTheBound(t *testing.T) {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
 			rapid.Check(t, func(t *rapid.T) {
-				roll := throw(t)
+				roll := newDice(t)
 				s, l := roll.limit(k.kind)
 				if l.Overdraw || l.Kind == SlidingWindow { // no bound applies: Overdraw consumes units that are not available, and a sliding window estimates
 					return
@@ -294,8 +294,8 @@ func bound(s Spec, l *Limit, from, to Micros) *big.Int {
 	return big.NewInt(l.Capacity)
 }
 
-// eachLent checks a property for all limits that can be leased.
-func eachLent(t *testing.T, property func(*rapid.T, dice, Spec, *Limit)) {
+// eachLeasable checks a property for all limits that can be leased.
+func eachLeasable(t *testing.T, property func(*rapid.T, dice, Spec, *Limit)) {
 	t.Helper()
 	for _, k := range kinds {
 		if k.kind != TokenBucket && k.kind != FixedWindow {
@@ -304,7 +304,7 @@ func eachLent(t *testing.T, property func(*rapid.T, dice, Spec, *Limit)) {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
 			rapid.Check(t, func(t *rapid.T) {
-				roll := throw(t)
+				roll := newDice(t)
 				s, l := roll.limit(k.kind)
 				property(t, roll, s, l)
 			})
@@ -316,7 +316,7 @@ func eachLent(t *testing.T, property func(*rapid.T, dice, Spec, *Limit)) {
 // whatever was consumed and refunded in between. Within the window of the lease, a fixed window gets all of
 // them back.
 func TestReturnedUnitsLeaveTheBucketNoFuller(t *testing.T) {
-	eachLent(t, func(t *rapid.T, roll dice, s Spec, l *Limit) {
+	eachLeasable(t, func(t *rapid.T, roll dice, s Spec, l *Limit) {
 		if l.Overdraw || l.TakesDenied || l.PerRequest || l.Capacity == 0 || !l.startsFilled() {
 			return // a bucket that was full for a day starts at initial again, so it may hold less than an emptier one
 		}
@@ -336,12 +336,12 @@ func TestReturnedUnitsLeaveTheBucketNoFuller(t *testing.T) {
 		for range length(t, 30) {
 			charge(now, roll.between(1, l.Capacity+1))
 			of, k := now, roll.between(1, l.Capacity+1)
-			loan, d := l.Take(with, now, Charge{Hash: hash, Cost: k})
+			lease, d := l.Take(with, now, Charge{Hash: hash, Cost: k})
 			if !d.Allowed {
 				now += Micros(roll.of(1, int64(d.RetryAfter), l.period))
 				continue
 			}
-			with = loan
+			with = lease
 			for range roll(4) {
 				now += Micros(roll.of(0, 1, roll(1000), l.period/l.Rate, roll(l.period)))
 				charge(now, roll.between(1, l.Capacity+1))

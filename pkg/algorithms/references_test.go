@@ -8,7 +8,7 @@ import "math/big"
 
 // reference is one bucket of a reference implementation.
 type reference interface {
-	ask(now Micros, a Charge) Decision
+	decide(now Micros, a Charge) Decision
 	face() *watch
 }
 
@@ -38,10 +38,10 @@ func referenceOf(s Spec) reference {
 
 // watch is a bucket's clock. It counts ticks, and defines what happens if the machine's clock steps back.
 type watch struct {
-	tick Micros
-	seen bool
-	ts   Micros
-	held bool // whether denials are stored, so that the bucket does not start at initial again
+	tick          Micros
+	seen          bool
+	ts            Micros
+	denialsStored bool // whether denials are stored, so that the bucket does not start at initial again
 }
 
 // read returns the bucket's time, and how far the machine's clock is behind it.
@@ -126,7 +126,7 @@ func (w *watch) flow(units int64, period Micros) *big.Rat {
 	return big.NewRat(units, int64(period/w.tick))
 }
 
-func orElse(p *int64, v int64) int64 {
+func valueOr(p *int64, v int64) int64 {
 	if p != nil {
 		return *p
 	}
@@ -149,11 +149,11 @@ func undo(back, flowed *big.Rat) *big.Rat {
 	return most(whole(0), minus(back, flowed))
 }
 
-func (b *tokenReference) ask(now Micros, a Charge) (d Decision) {
+func (b *tokenReference) decide(now Micros, a Charge) (d Decision) {
 	kept := *b // the state after a denial
-	capacity := whole(orElse(b.s.Capacity, b.s.Rate))
-	initial := whole(orElse(b.s.Initial, orElse(b.s.Capacity, b.s.Rate)))
-	reserved := whole(orElse(b.s.MaxReserved, 0))
+	capacity := whole(valueOr(b.s.Capacity, b.s.Rate))
+	initial := whole(valueOr(b.s.Initial, valueOr(b.s.Capacity, b.s.Rate)))
+	reserved := whole(valueOr(b.s.MaxReserved, 0))
 	if b.s.MaxReserved == nil {
 		reserved = minus(whole(mostTokens(b.s, b.tick)), capacity)
 	}
@@ -161,7 +161,7 @@ func (b *tokenReference) ask(now Micros, a Charge) (d Decision) {
 	toFull := func(level *big.Rat) *big.Int { return up(over(minus(capacity, level), flow)) }
 
 	at, behind := kept.read(now)
-	if kept.seen && !kept.held && less(initial, capacity) && at >= kept.ts+kept.after(kept.ts, toFull(kept.level))+Day {
+	if kept.seen && !kept.denialsStored && less(initial, capacity) && at >= kept.ts+kept.after(kept.ts, toFull(kept.level))+Day {
 		kept.seen = false // the bucket was full for a day, so it starts at initial again
 	}
 	if !kept.seen {
@@ -225,9 +225,9 @@ type leakyReference struct {
 	queue *big.Rat
 }
 
-func (b *leakyReference) ask(now Micros, a Charge) (d Decision) {
+func (b *leakyReference) decide(now Micros, a Charge) (d Decision) {
 	kept := *b
-	places := whole(orElse(b.s.Capacity, 0) + 1)
+	places := whole(valueOr(b.s.Capacity, 0) + 1)
 	drain := b.flow(b.s.Rate, b.s.Period)
 	at, behind := kept.read(now)
 	if !kept.seen {
@@ -280,17 +280,17 @@ type guaranteedReference struct {
 	sure, bank *big.Rat
 }
 
-func (b *guaranteedReference) ask(now Micros, a Charge) (d Decision) {
+func (b *guaranteedReference) decide(now Micros, a Charge) (d Decision) {
 	kept := *b
-	capacity1, capacity2 := whole(b.s.Minimum.Units), whole(orElse(b.s.Capacity, b.s.Rate))
-	initial := whole(orElse(b.s.Initial, orElse(b.s.Capacity, b.s.Rate)))
+	capacity1, capacity2 := whole(b.s.Minimum.Units), whole(valueOr(b.s.Capacity, b.s.Rate))
+	initial := whole(valueOr(b.s.Initial, valueOr(b.s.Capacity, b.s.Rate)))
 	flow1, flow2 := b.flow(b.s.Minimum.Units, b.s.Minimum.Period), b.flow(b.s.Rate, b.s.Period)
 	toFull := func(sure, bank *big.Rat) *big.Rat {
 		return most(over(minus(capacity1, sure), flow1), over(minus(capacity2, bank), flow2))
 	}
 	at, behind := kept.read(now)
 	restarted := false
-	if kept.seen && !kept.held && less(initial, capacity2) && at >= kept.ts+kept.after(kept.ts, up(toFull(kept.sure, kept.bank)))+Day {
+	if kept.seen && !kept.denialsStored && less(initial, capacity2) && at >= kept.ts+kept.after(kept.ts, up(toFull(kept.sure, kept.bank)))+Day {
 		kept.seen, restarted = false, true
 	}
 	if !kept.seen {

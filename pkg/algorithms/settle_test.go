@@ -20,7 +20,7 @@ type work struct {
 func TestChargesNeverExceedTheBoundWithSettlements(t *testing.T) {
 	settled, returned := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
-		roll := throw(t)
+		roll := newDice(t)
 		capacity := roll.between(1, 30)
 		s := Spec{Kind: TokenBucket, Rate: roll.between(1, 30), Period: Micros(roll.of(1000, 1e6, 60e6)), Capacity: &capacity}
 		l := mustCompileRapid(t, s)

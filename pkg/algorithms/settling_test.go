@@ -22,7 +22,7 @@ type call struct {
 func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 	settled, full, less := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
-		roll := throw(t)
+		roll := newDice(t)
 		capacity := roll.between(1, 1000)
 		s := Spec{Kind: TokenBucket, Rate: roll.between(1, 300), Period: Micros(roll.of(1000, 1e6, 60e6)), Capacity: &capacity, Settles: true}
 		if roll.once(2) {
@@ -136,7 +136,7 @@ func (m *settlingModel) refund(of, now Micros, units int64) *big.Rat {
 func TestSettlementsByAClockThatSteps(t *testing.T) {
 	refunded, nothing := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
-		roll := throw(t)
+		roll := newDice(t)
 		capacity := roll.between(2, 1000)
 		s := Spec{Kind: TokenBucket, Rate: roll.between(1, 300), Period: Micros(roll.of(1e6, 60e6)), Capacity: &capacity, Settles: true}
 		if roll.once(4) { // count in milliseconds

@@ -11,7 +11,7 @@ import (
 func TestAWindowThatSettlesCountsAsIfKnownAtTheStart(t *testing.T) {
 	refunded, late, changed := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
-		roll := throw(t)
+		roll := newDice(t)
 		period, start := Micros(roll.of(1000, int64(Second), int64(Day))), Micros(0)
 		numbers := func() *Limit {
 			rate := roll.between(1, 1000)
@@ -90,7 +90,7 @@ func TestAWindowThatSettlesCountsAsIfKnownAtTheStart(t *testing.T) {
 func TestSettlementsUnderChangedNumbers(t *testing.T) {
 	refunded, changed := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
-		roll := throw(t)
+		roll := newDice(t)
 		period := Micros(roll.of(int64(Second), 60e6))
 		numbers := func() (l, known *Limit) {
 			capacity := roll.between(2, 1000)

@@ -49,7 +49,7 @@ func oneASecond(capacity int64) Spec {
 func TestShards(t *testing.T) {
 	for name, c := range map[string]struct {
 		before []int64
-		ask    Charge
+		charge Charge
 		want   Decision
 		after  []int64
 	}{
@@ -74,7 +74,7 @@ func TestShards(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			shards := mustSplit(t, oneASecond(int64(10*len(c.before))), len(c.before))
 			fill(shards, c.before...)
-			got := TakeShards(t0, shards, c.ask)
+			got := TakeShards(t0, shards, c.charge)
 			got.ResetAfter, got.Value = 0, 0
 			after := tokens(t0, shards)
 			for i := range after {
@@ -169,7 +169,7 @@ func (roll dice) sharded() (Spec, *Limit, []Bucket) {
 
 func TestTheShardsAddUpToTheLimit(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s, whole, shards := throw(t).sharded()
+		s, whole, shards := newDice(t).sharded()
 		var capacity, initial, reserved int64
 		flow := new(big.Rat)
 		for i, b := range shards {

@@ -10,8 +10,8 @@ import (
 
 func copies(shards []Bucket) []Bucket { return slices.Clone(shards) }
 
-// askAgain charges copies of all shards at another time, and changes nothing.
-func askAgain(at Micros, shards []Bucket, a Charge) Decision {
+// decideAgain charges copies of all shards at another time, and changes nothing.
+func decideAgain(at Micros, shards []Bucket, a Charge) Decision {
 	return TakeShards(at, copies(shards), a)
 }
 
@@ -36,9 +36,9 @@ func (roll dice) chosen(now Micros, shards []Bucket, a Charge) Decision {
 // All shards together admit no more than the limit that was split. A denial means that the requested units
 // are not available.
 func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
-	asks, denied := 0, 0
+	charges, denied := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
-		roll := throw(t)
+		roll := newDice(t)
 		s, l, shards := roll.sharded()
 		hash, now := uint64(roll(1<<40)), Micros(int64(t0)+roll(1e12))
 		var all []charge
@@ -50,7 +50,7 @@ func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 				sum += b.Limit.leftAt(kept, now, hash)
 			}
 			d := roll.chosen(now, shards, a)
-			asks++
+			charges++
 			if there := a.Cost*shards[0].Limit.Unit() <= sum; d.Allowed != there && a.Cost > 0 {
 				t.Fatalf("%s: denied %d of %d/%d available, %+v; want a denial only if fewer units are available", show(s), a.Cost, sum, shards[0].Limit.Unit(), d)
 			}
@@ -81,19 +81,19 @@ func TestShardsNeverAdmitMoreThanTheBound(t *testing.T) {
 			}
 		}
 	})
-	t.Logf("%d charges, %d %% denied", asks, 100*denied/max(1, asks))
+	t.Logf("%d charges, %d %% denied", charges, 100*denied/max(1, charges))
 }
 
 // All shards are charged. retry_after, wait and the units left in each shard must be exact.
 func TestShardsAnswerExactly(t *testing.T) {
-	asks, denied := 0, 0
+	charges, denied := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
-		roll := throw(t)
+		roll := newDice(t)
 		s, l, shards := roll.sharded()
 		hash, now := uint64(roll(1<<40)), t0
 		unit := shards[0].Limit.Unit()
 		for range length(t, 5000) {
-			a := roll.ask(l, now, hash)
+			a := roll.charge(l, now, hash)
 			a.ChargedAt, a.Scaled = 0, false
 			before := copies(shards)
 			d := TakeShards(now, shards, a)
@@ -102,7 +102,7 @@ func TestShardsAnswerExactly(t *testing.T) {
 				t.Fatalf("%s: at %d %+v of %s: %+v\nbefore %+v\nafter %+v", what, now, a, show(s), d, before, shards)
 			}
 			had, has := lefts(now, before, hash), lefts(now, shards, hash)
-			asks++
+			charges++
 			switch {
 			case d.Never:
 			case !d.Allowed:
@@ -111,7 +111,7 @@ func TestShardsAnswerExactly(t *testing.T) {
 				for _, b := range shards {
 					restarts = restarts || l.Initial < l.Capacity && b.State.FreshAt()-s.Period <= now+d.RetryAfter
 				}
-				if !a.DryRun && !restarts && (!askAgain(now+d.RetryAfter, shards, a).Allowed || askAgain(now+d.RetryAfter-1, shards, a).Allowed) {
+				if !a.DryRun && !restarts && (!decideAgain(now+d.RetryAfter, shards, a).Allowed || decideAgain(now+d.RetryAfter-1, shards, a).Allowed) {
 					fail("retry_after is not exact")
 				}
 				fallthrough
@@ -127,9 +127,9 @@ func TestShardsAnswerExactly(t *testing.T) {
 					fail("not level")
 				}
 			default:
-				if gave := total(has) - total(had); gave > 0 && !raised(had, has, shards) {
+				if refunded := total(has) - total(had); refunded > 0 && !raised(had, has, shards) {
 					fail("not to the emptiest first")
-				} else if full(has, shards) != (gave != clipped(-a.Cost, unit)) && gave != clipped(-a.Cost, unit) {
+				} else if full(has, shards) != (refunded != clipped(-a.Cost, unit)) && refunded != clipped(-a.Cost, unit) {
 					fail("another amount than the cost was refunded")
 				}
 			}
@@ -144,7 +144,7 @@ func TestShardsAnswerExactly(t *testing.T) {
 			}
 		}
 	})
-	t.Logf("%d charges, %d %% denied", asks, 100*denied/max(1, asks))
+	t.Logf("%d charges, %d %% denied", charges, 100*denied/max(1, charges))
 }
 
 func lefts(now Micros, shards []Bucket, hash uint64) (all []int64) {
@@ -241,11 +241,11 @@ func longest(now Micros, shards []Bucket, has []int64, hash uint64, a Charge, d 
 	}
 	for lo < hi { // the first moment without a debt
 		mid := lo + (hi-lo)/2
-		owed := false
+		inDebt := false
 		for _, n := range lefts(now+mid, shards, hash) {
-			owed = owed || n < 0
+			inDebt = inDebt || n < 0
 		}
-		if owed {
+		if inDebt {
 			lo = mid + 1
 		} else {
 			hi = mid
@@ -257,7 +257,7 @@ func longest(now Micros, shards []Bucket, has []int64, hash uint64, a Charge, d 
 // Of two drawn shards, the one with more units left is charged. The others do not change.
 func TestTwoChoicePicksTheFullerShard(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		roll := throw(t)
+		roll := newDice(t)
 		s, l, shards := roll.sharded()
 		now := t0
 		for range length(t, 300) {

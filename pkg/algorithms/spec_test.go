@@ -11,7 +11,7 @@ func TestSpecOfLimitCompilesToIt(t *testing.T) {
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
-				_, l := throw(t).limit(k.kind)
+				_, l := newDice(t).limit(k.kind)
 				again, err := Compile(l.Spec())
 				if err != nil {
 					t.Fatalf("spec %+v of %+v: %v", l.Spec(), *l, err)

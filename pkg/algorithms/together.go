@@ -32,8 +32,8 @@ func TakeAll(now Micros, buckets []Bucket) bool {
 	all, never := true, false
 	for at, n := 0, 0; at < len(buckets); at += n {
 		n = alternatives(buckets[at:])
-		allowed, hopeless := lookAt(now, buckets[at:at+n])
-		all, never = all && allowed, never || hopeless
+		allowed, isNever := peek(now, buckets[at:at+n])
+		all, never = all && allowed, never || isNever
 	}
 	for at, n := 0, 0; at < len(buckets); at += n {
 		n = alternatives(buckets[at:])
@@ -71,9 +71,9 @@ func allow(buckets []Bucket) bool {
 	return true
 }
 
-// lookAt decides a row with Then and its alternative as a dry run. It reports whether either of them can be
+// peek decides a row with Then and its alternative as a dry run. It reports whether either of them can be
 // charged now, and whether neither can ever be charged. A bucket without Then comes alone.
-func lookAt(now Micros, one []Bucket) (allowed, never bool) {
+func peek(now Micros, one []Bucket) (allowed, never bool) {
 	last := len(one) - 1
 	for i := range one {
 		b := &one[i]
@@ -81,15 +81,15 @@ func lookAt(now Micros, one []Bucket) (allowed, never bool) {
 			b.Decision = Decision{}
 			return true, false
 		}
-		state, look := b.State, b.Charge
-		look.DryRun = true
-		b.Limit.TakeAt(&state, now, &look, &b.Decision)
-		hopeless := b.Decision.Never && !b.Limit.TakesDenied
+		state, dryRun := b.State, b.Charge
+		dryRun.DryRun = true
+		b.Limit.TakeAt(&state, now, &dryRun, &b.Decision)
+		isNever := b.Decision.Never && !b.Limit.TakesDenied
 		if i < last {
-			never = never || hopeless
+			never = never || isNever
 			continue
 		}
-		allowed, never = b.Decision.Allowed, hopeless && (never || last == 0)
+		allowed, never = b.Decision.Allowed, isNever && (never || last == 0)
 	}
 	return allowed, never
 }

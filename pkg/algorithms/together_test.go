@@ -17,9 +17,9 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 	from, fits, hopeless := 0, true, false // of the current row of alternatives: its first charge, whether its charges are allowed, and whether one never can be
 	for i := range buckets {
 		b := &buckets[i]
-		look := b.Charge
-		look.DryRun = true
-		_, first[i] = b.Limit.Take(clone(b.State), now, look)
+		dryRun := b.Charge
+		dryRun.DryRun = true
+		_, first[i] = b.Limit.Take(clone(b.State), now, dryRun)
 		tried[i], b.Decision = b.Limit.Take(clone(b.State), now, b.Charge)
 		no := b.Decision.Never && !b.Limit.TakesDenied
 		if b.Then && i+1 < len(buckets) {
@@ -41,8 +41,8 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 			b.Decision = Decision{}
 			continue
 		}
-		asked := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun} // a charge of 0 units, which is always allowed
-		kept, is := b.Limit.Take(clone(b.State), now, asked)
+		zero := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun} // a charge of 0 units, which is always allowed
+		kept, is := b.Limit.Take(clone(b.State), now, zero)
 		switch {
 		case b.Decision.Never && !b.Limit.TakesDenied && !never: // this charge can never be allowed, but an alternative can pay
 			b.State = kept
@@ -65,7 +65,7 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 func TestTakeAllAgreesWithReferenceImplementation(t *testing.T) {
 	groups, allowed := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
-		roll := throw(t)
+		roll := newDice(t)
 		one := make([]Bucket, 1+roll(4))
 		for i := range one {
 			s, l := roll.limit(kinds[roll(int64(len(kinds)))].kind)
@@ -82,7 +82,7 @@ func TestTakeAllAgreesWithReferenceImplementation(t *testing.T) {
 		now, hash := t0, uint64(roll(1<<40))
 		for range length(t, 5000) {
 			for i := range one {
-				one[i].Charge = roll.ask(one[i].Limit, now, hash)
+				one[i].Charge = roll.charge(one[i].Limit, now, hash)
 				if !roll.once(8) {
 					one[i].Charge = Charge{Hash: hash, Cost: roll.of(0, 1, 1, 2), DryRun: roll.once(10)}
 				}

@@ -30,7 +30,7 @@ type step struct {
 	at      Micros // time after t0
 	cost    int64
 	reserve bool
-	look    bool
+	dryRun  bool
 	maxWait Micros
 
 	allowed bool
@@ -50,16 +50,16 @@ func run(t *testing.T, s Spec, before func(*Limit) State, steps []step) {
 	if before != nil {
 		state = before(l)
 	}
-	play(t, l, state, steps)
+	runSteps(t, l, state, steps)
 }
 
-func play(t *testing.T, l *Limit, state State, steps []step) State {
+func runSteps(t *testing.T, l *Limit, state State, steps []step) State {
 	t.Helper()
 	t.Helper()
 	for i, is := range steps {
 		var got Decision
 		now := t0 + is.at
-		state, got = l.Take(state, now, Charge{Cost: is.cost, Reserve: is.reserve, DryRun: is.look, MaxWait: is.maxWait})
+		state, got = l.Take(state, now, Charge{Cost: is.cost, Reserve: is.reserve, DryRun: is.dryRun, MaxWait: is.maxWait})
 		want := Decision{Allowed: is.allowed, Never: is.never, Remaining: max(0, is.left), RetryAfter: is.retry, Wait: is.wait}
 		want.ResetAfter, want.Value = is.reset, got.Value
 		if is.reset == 0 {

@@ -65,11 +65,11 @@ type windowReference struct {
 	value int64
 }
 
-func (b *windowReference) ask(now Micros, a Charge) (d Decision) {
+func (b *windowReference) decide(now Micros, a Charge) (d Decision) {
 	kept := *b
-	rate, capacity := b.s.Rate, orElse(b.s.Capacity, b.s.Rate)
-	initial := orElse(b.s.Initial, capacity)
-	reserved := orElse(b.s.MaxReserved, mostWindow(b.s, b.tick)-capacity)
+	rate, capacity := b.s.Rate, valueOr(b.s.Capacity, b.s.Rate)
+	initial := valueOr(b.s.Initial, capacity)
+	reserved := valueOr(b.s.MaxReserved, mostWindow(b.s, b.tick)-capacity)
 	e := edgesOf(b.s, b.tick, a.Hash)
 	// grants returns how many edges must pass until missing units are granted.
 	grants := func(missing int64) Micros {
@@ -77,7 +77,7 @@ func (b *windowReference) ask(now Micros, a Charge) (d Decision) {
 	}
 	at, behind := kept.read(now)
 	restarted := false
-	if kept.seen && !kept.held && initial < capacity {
+	if kept.seen && !kept.denialsStored && initial < capacity {
 		full := kept.ts
 		if kept.value < capacity {
 			full = e.step(kept.ts, grants(capacity-kept.value))
@@ -142,10 +142,10 @@ type counterReference struct {
 	count int64
 }
 
-func (b *counterReference) ask(now Micros, a Charge) (d Decision) {
+func (b *counterReference) decide(now Micros, a Charge) (d Decision) {
 	kept := *b
-	capacity := orElse(b.s.Capacity, b.s.Rate)
-	reserved := orElse(b.s.MaxReserved, mostWindow(b.s, b.tick)-capacity)
+	capacity := valueOr(b.s.Capacity, b.s.Rate)
+	reserved := valueOr(b.s.MaxReserved, mostWindow(b.s, b.tick)-capacity)
 	e := edgesOf(b.s, b.tick, a.Hash)
 	at, behind := kept.read(now)
 	count := kept.count
@@ -190,7 +190,7 @@ type logReference struct {
 	admitted []Micros
 }
 
-func (b *logReference) ask(now Micros, a Charge) (d Decision) {
+func (b *logReference) decide(now Micros, a Charge) (d Decision) {
 	kept := *b
 	at, behind := kept.read(now)
 	kept.admitted = nil
@@ -256,7 +256,7 @@ type slidingReference struct {
 	cur, prev int64
 }
 
-func (b *slidingReference) ask(now Micros, a Charge) (d Decision) {
+func (b *slidingReference) decide(now Micros, a Charge) (d Decision) {
 	kept := *b
 	period := int64(b.s.Period / b.tick)
 	at, behind := kept.read(now)
@@ -356,14 +356,14 @@ func mostWindow(s Spec, tick Micros) int64 {
 
 // tickOf returns 1 us if the numbers of s fit the exact range in microseconds, else 1 ms.
 func tickOf(s Spec) Micros {
-	capacity := orElse(s.Capacity, s.Rate)
-	reserved := orElse(s.MaxReserved, 0)
+	capacity := valueOr(s.Capacity, s.Rate)
+	reserved := valueOr(s.MaxReserved, 0)
 	fits := true
 	switch {
 	case s.Minimum != nil:
 		fits = fitsGuaranteed(s)
 	case s.Kind == LeakyBucket:
-		fits = orElse(s.Capacity, 0)+1 <= mostTokens(s, 1)
+		fits = valueOr(s.Capacity, 0)+1 <= mostTokens(s, 1)
 	case s.Kind == TokenBucket:
 		fits = capacity+reserved <= mostTokens(s, 1)
 	case s.Kind == FixedWindow:
@@ -384,6 +384,6 @@ func fitsGuaranteed(s Spec) bool {
 	f1, f2 := big.NewRat(s.Minimum.Units, int64(s.Minimum.Period)), big.NewRat(s.Rate, int64(s.Period))
 	q := lcm(f1.Denom(), f2.Denom())
 	most := new(big.Rat).Add(f1, f2)
-	most.Add(most, whole(s.Minimum.Units+orElse(s.Capacity, s.Rate)))
+	most.Add(most, whole(s.Minimum.Units+valueOr(s.Capacity, s.Rate)))
 	return most.Mul(most, new(big.Rat).SetInt(q)).Cmp(new(big.Rat).SetInt(exact)) <= 0
 }

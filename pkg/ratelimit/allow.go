@@ -17,8 +17,8 @@ func (l *Limiter) Allow(ctx context.Context, name string, key ...string) (Result
 	return l.one(ctx, name, key, algorithms.Charge{Cost: 1})
 }
 
-// AllowN consumes n units, all or none; n must be at least 1. The error is ErrDenied, ErrNeverFits, ErrUnits, ErrUnknown,
-// or one of the Store's.
+// AllowN consumes n units, all or none; n must be at least 1. The error is ErrDenied, ErrNeverFits, ErrUnits,
+// ErrUnknown, or one of the Store's.
 func (l *Limiter) AllowN(ctx context.Context, n int64, name string, key ...string) (Result, error) {
 	if n < 1 {
 		return Result{}, unitsError(name, n)
@@ -57,21 +57,21 @@ func (l *Limiter) Reset(ctx context.Context, name string, key ...string) error {
 }
 
 // one decides one limit.
-func (l *Limiter) one(ctx context.Context, name string, key []string, ask algorithms.Charge) (Result, error) {
+func (l *Limiter) one(ctx context.Context, name string, key []string, terms algorithms.Charge) (Result, error) {
 	m := l.named[name]
 	if m == nil {
 		return Result{}, unknown(name)
 	}
-	if ask.Cost > 0 && m.then() != nil {
-		return l.oneOrPayer(ctx, m, key, ask)
+	if terms.Cost > 0 && m.then() != nil {
+		return l.oneOrPayer(ctx, m, key, terms)
 	}
-	return l.charge(ctx, m, key, ask)
+	return l.charge(ctx, m, key, terms)
 }
 
 // charge decides limit m, without the limit that pays in its place.
-func (l *Limiter) charge(ctx context.Context, m *limit, key []string, ask algorithms.Charge) (Result, error) {
+func (l *Limiter) charge(ctx context.Context, m *limit, key []string, terms algorithms.Charge) (Result, error) {
 	d := l.direct.Get().(*limiter.Direct)
-	d.Add(&m.policy, key, ask)
+	d.Add(&m.policy, key, terms)
 	d.Take(ctx, l.store)
 	result, err := m.decided(d, 0)
 	d.Reset()
@@ -203,7 +203,7 @@ func (l *Limiter) decide(ctx context.Context, requests []Request, dryRun bool) e
 		var err error
 		r.Result, err = m.decided(d, i)
 		err = m.naming(err)
-		worst = worse(worst, err)
+		worst = moreSevere(worst, err)
 		decision, _ := d.Decision(i)
 		r.cost, r.at, r.payer = r.N, decision.At, nil
 		if r.Reserve && decision.Allowed && !dryRun {
@@ -216,7 +216,7 @@ func (l *Limiter) decide(ctx context.Context, requests []Request, dryRun bool) e
 // conclude returns the error of requests, worst, and removes the reservations of a call that consumed nothing.
 func conclude(requests []Request, worst error) error {
 	if worst != nil {
-		forget(requests)
+		clearReservations(requests)
 	}
 	if worst == ErrDenied { //nolint:errorlint // decided returns it unwrapped
 		return denied(requests)
@@ -274,16 +274,16 @@ func (m *limit) naming(err error) error {
 	return err
 }
 
-// forget removes the reservations of a call that consumed nothing.
-func forget(requests []Request) {
+// clearReservations removes the reservations of a call that consumed nothing.
+func clearReservations(requests []Request) {
 	for i := range requests {
 		requests[i].Reservation = Reservation{}
 	}
 }
 
-// worse returns the error that takes precedence: first an error of the Store, then ErrNeverFits, then
+// moreSevere returns the error that takes precedence: first an error of the Store, then ErrNeverFits, then
 // ErrDenied.
-func worse(a, b error) error {
+func moreSevere(a, b error) error {
 	rank := func(err error) int {
 		switch {
 		case err == nil:

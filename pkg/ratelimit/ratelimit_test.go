@@ -624,8 +624,8 @@ func TestALimitThatComesWithTheRequest(t *testing.T) {
 	}
 	config := `{"algorithm":"token_bucket","rate":50,"period":"1h"}`
 	h := httpAPI(t, store, "test")
-	if said := h(`{"name":"tenant","key":"acme","config":` + config + `}`); !strings.Contains(said, `"remaining":43,"limit":50`) {
-		t.Errorf("the HTTP API: %s; want a text that contains %q", said, `"remaining":43,"limit":50`)
+	if answer := h(`{"name":"tenant","key":"acme","config":` + config + `}`); !strings.Contains(answer, `"remaining":43,"limit":50`) {
+		t.Errorf("the HTTP API: %s; want a text that contains %q", answer, `"remaining":43,"limit":50`)
 	}
 
 	own := ratelimit.TokenBucket(5, time.Hour)

@@ -171,7 +171,7 @@ func (l *Limiter) WaitN(ctx context.Context, n int64, name string, key ...string
 		return l.retry(ctx, &r)
 	}
 	r.Reserve = true
-	if err := l.reserve(ctx, &r, l.patience(ctx)); err != nil {
+	if err := l.reserve(ctx, &r, l.longestWait(ctx)); err != nil {
 		return err
 	}
 	if err := r.Reservation.Wait(ctx); err != nil {
@@ -187,7 +187,7 @@ func (l *Limiter) retry(ctx context.Context, r *Request) error {
 		if !errors.Is(err, ErrDenied) {
 			return err
 		}
-		if longest := l.patience(ctx); longest > 0 && result.RetryAfter > longest {
+		if longest := l.longestWait(ctx); longest > 0 && result.RetryAfter > longest {
 			return &DeniedError{result}
 		}
 		if err := sleep(ctx, result.RetryAfter); err != nil {
@@ -196,8 +196,8 @@ func (l *Limiter) retry(ctx context.Context, r *Request) error {
 	}
 }
 
-// patience returns the longest wait that ctx and the configuration allow. 0 means no bound.
-func (l *Limiter) patience(ctx context.Context) time.Duration {
+// longestWait returns the longest wait that ctx and the configuration allow. 0 means no bound.
+func (l *Limiter) longestWait(ctx context.Context) time.Duration {
 	end, ok := ctx.Deadline()
 	if !ok {
 		return l.maxWait
@@ -287,8 +287,8 @@ func (l *Limiter) settled(c *limiter.Call) (result Result, worst error) {
 		if d.Err != nil {
 			err = fmt.Errorf("settle %w", err)
 		}
-		if i == 0 || worse(worst, err) != worst { //nolint:errorlint // one of the two
-			result, worst = one, worse(worst, err)
+		if i == 0 || moreSevere(worst, err) != worst { //nolint:errorlint // one of the two
+			result, worst = one, moreSevere(worst, err)
 		}
 	}
 	return result, worst
@@ -333,12 +333,12 @@ func (l *Limiter) call(ctx context.Context, id *string, requests []Request, dryR
 	}
 	for i := range requests {
 		r, m := &requests[i], requests[i].limit
-		ask := limiter.NamedCharge{Name: m.policy.Name, Key: clone(r.Key), Count: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()}
+		named := limiter.NamedCharge{Name: m.policy.Name, Key: clone(r.Key), Count: r.N, Reserve: r.Reserve && m.policy.Limit.CanReserve()}
 		if m.inline {
 			inline := m.policy // copied, so that the caller's key stays on the stack (see clone)
-			ask.Inline = &inline
+			named.Inline = &inline
 		}
-		c.Limits = append(c.Limits, ask)
+		c.Limits = append(c.Limits, named)
 	}
 	if err := l.limiter.Check(ctx, &c); err != nil {
 		return err
@@ -347,7 +347,7 @@ func (l *Limiter) call(ctx context.Context, id *string, requests []Request, dryR
 	for i := range requests {
 		r, of := &requests[i], &c.Results[i]
 		m, result, err := l.outcomeOf(requests[i].limit, of)
-		r.Result, worst = result, worse(worst, m.naming(err))
+		r.Result, worst = result, moreSevere(worst, m.naming(err))
 		if r.cost, r.at, r.payer = of.Cost, of.Decision.At, nil; of.For != nil {
 			r.payer = l.named[of.Policy.Name]
 		}

@@ -41,10 +41,10 @@ func bindPayers(named map[string]*limit) (problems []error) {
 func (m *limit) then() *descriptors.Policy { return m.policy.Extra().Then }
 
 // oneOrPayer decides limit m, for which another may pay.
-func (l *Limiter) oneOrPayer(ctx context.Context, m *limit, key []string, ask algorithms.Charge) (Result, error) {
+func (l *Limiter) oneOrPayer(ctx context.Context, m *limit, key []string, terms algorithms.Charge) (Result, error) {
 	c := limiter.Call{Request: limiter.Request{
-		Domain: l.domain, DryRun: ask.DryRun,
-		Limits: []limiter.NamedCharge{{Name: m.policy.Name, Key: clone(key), Count: ask.Cost, Reserve: ask.Reserve}},
+		Domain: l.domain, DryRun: terms.DryRun,
+		Limits: []limiter.NamedCharge{{Name: m.policy.Name, Key: clone(key), Count: terms.Cost, Reserve: terms.Reserve}},
 	}}
 	if err := l.limiter.Check(ctx, &c); err != nil {
 		return Result{}, err

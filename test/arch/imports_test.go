@@ -136,7 +136,7 @@ func TestPureCore(t *testing.T) {
 func TestForbiddenImports(t *testing.T) {
 	for e, why := range forbidden {
 		exists(t, e.from)
-		if ours(e.to) {
+		if isOwn(e.to) {
 			exists(t, e.to)
 		}
 		for _, p := range packages(t) {
@@ -235,13 +235,13 @@ func exists(t *testing.T, folder string) {
 	}
 }
 
-func ours(path string) bool {
+func isOwn(path string) bool {
 	return within(path, "pkg") || within(path, "internal") || within(path, "cmd")
 }
 
 func standard(path string) bool {
 	first, _, _ := strings.Cut(path, "/")
-	return !ours(path) && !strings.Contains(first, ".")
+	return !isOwn(path) && !strings.Contains(first, ".")
 }
 
 // within reports whether path is folder or under it.

@@ -23,7 +23,7 @@ import (
 const (
 	root      = "../.."
 	documents = root + "/internal/httpapi/"
-	patience  = 2 * time.Minute // bounds every wait for another process on a busy machine
+	maxWait   = 2 * time.Minute // bounds every wait for another process on a busy machine
 	token     = "s3cret"
 )
 
@@ -47,7 +47,7 @@ func TestMain(m *testing.M) {
 // run returns the output of a program, without the standard error.
 func run(t *testing.T, dir, program string, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "RLSIDECAR_API_TOKEN="+token)
@@ -65,10 +65,10 @@ var addresses = regexp.MustCompile(`(?s)is ready.* HTTP +(http://\S+).* admin +(
 // serve starts a sidecar with limits and returns the addresses of its listeners.
 func serve(t *testing.T, limits string) (api, admin string) {
 	t.Helper()
-	var said lockedBuffer
+	var output lockedBuffer
 	cmd := exec.Command(sidecarProgram, "serve", "--config", limits, "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0",
 		"--admin-listen", "127.0.0.1:0", "--api-token", token, "--drain-delay", "0s")
-	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.Stdout, cmd.Stderr = &output, &output
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -77,15 +77,15 @@ func serve(t *testing.T, limits string) (api, admin string) {
 	t.Cleanup(func() {
 		_ = cmd.Process.Signal(os.Interrupt)
 		if err := <-exited; err != nil {
-			t.Errorf("the sidecar ended with %v:\n%s", err, said.String())
+			t.Errorf("the sidecar ended with %v:\n%s", err, output.String())
 		}
 	})
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		if found := addresses.FindStringSubmatch(said.String()); found != nil {
+	for deadline := time.Now().Add(maxWait); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if found := addresses.FindStringSubmatch(output.String()); found != nil {
 			return found[1], found[2]
 		}
 	}
-	t.Fatalf("the sidecar is not ready:\n%s", said.String())
+	t.Fatalf("the sidecar is not ready:\n%s", output.String())
 	return "", ""
 }
 
@@ -138,8 +138,8 @@ var names = map[string]string{"rlsidecar": "openapi.json", "operators": "openapi
 func TestTheDocumentsAreValid(t *testing.T) {
 	python := tooltest.Path(t, "python-openapi")
 	for _, file := range names {
-		if said := run(t, documents, python, "-m", "openapi_spec_validator", file); !strings.HasSuffix(said, ": OK\n") {
-			t.Errorf("%s: %s", file, said)
+		if output := run(t, documents, python, "-m", "openapi_spec_validator", file); !strings.HasSuffix(output, ": OK\n") {
+			t.Errorf("%s: %s", file, output)
 		}
 	}
 }
@@ -178,8 +178,8 @@ func TestAGeneratedPythonClient(t *testing.T) {
 	}
 	copyTo(t, dir, "testdata/generated.py")
 	api, admin := serve(t, "testdata/limits.yaml")
-	if said := run(t, dir, python, "generated.py", api, admin); said != generated {
-		t.Errorf("it printed\n%s, want\n%s", said, generated)
+	if output := run(t, dir, python, "generated.py", api, admin); output != generated {
+		t.Errorf("it printed\n%s, want\n%s", output, generated)
 	}
 }
 
@@ -209,8 +209,8 @@ func TestAGeneratedTypeScriptClient(t *testing.T) {
 		}
 	})
 	api, admin := serve(t, "testdata/limits.yaml")
-	if said := run(t, dir, "node", "generated.js", api, admin); said != generated {
-		t.Errorf("it printed\n%s, want\n%s", said, generated)
+	if output := run(t, dir, "node", "generated.js", api, admin); output != generated {
+		t.Errorf("it printed\n%s, want\n%s", output, generated)
 	}
 }
 
@@ -280,9 +280,9 @@ limits:
 			for _, step := range []struct{ estimate, real, want string }{
 				{"1500", "900", "settled, 9100 left"}, {"1500", "2000", "settled, 7100 left"}, {"7100", "0", "settled, 7100 left"},
 			} {
-				said := run(t, "", command[0], append(command[1:len(command):len(command)], s.URL, "tokens", language, step.estimate, step.real)...)
-				if strings.TrimSpace(said) != step.want {
-					t.Errorf("%+v: %s", step, said)
+				output := run(t, "", command[0], append(command[1:len(command):len(command)], s.URL, "tokens", language, step.estimate, step.real)...)
+				if strings.TrimSpace(output) != step.want {
+					t.Errorf("%+v: %s", step, output)
 				}
 			}
 			if len(u.attempts) != 12 {
@@ -306,27 +306,27 @@ func TestTheExampleClients(t *testing.T) {
 	forward := httputil.NewSingleHostReverseProxy(to)
 	for language, command := range exampleClients(t) {
 		t.Run(language, func(t *testing.T) {
-			call := func(spoil, wait, limit string) (said string, attempts []time.Time) {
+			call := func(spoil, wait, limit string) (output string, attempts []time.Time) {
 				u := &unreliable{forward: forward, spoil: spoil}
 				s := httptest.NewServer(u)
 				defer s.Close()
-				said = run(t, "", command[0], append(command[1:len(command):len(command)], s.URL, wait, limit, language)...)
-				return strings.TrimSpace(said), u.attempts
+				output = run(t, "", command[0], append(command[1:len(command):len(command)], s.URL, wait, limit, language)...)
+				return strings.TrimSpace(output), u.attempts
 			}
-			if said, _ := call("", "0", "few"); said != "allowed, 1 left" {
-				t.Errorf("the first unit: %s", said)
+			if output, _ := call("", "0", "few"); output != "allowed, 1 left" {
+				t.Errorf("the first unit: %s", output)
 			}
-			if said, n := call("answer lost", "60", "few"); said != "allowed, 0 left" || len(n) != 2 {
-				t.Errorf("the answer was lost, and the repetition consumed a unit again: %s, in %d attempts", said, len(n))
+			if output, n := call("answer lost", "60", "few"); output != "allowed, 0 left" || len(n) != 2 {
+				t.Errorf("the answer was lost, and the repetition consumed a unit again: %s, in %d attempts", output, len(n))
 			}
-			if said, n := call("", "60", "few"); !regexp.MustCompile(`^denied, retry after 1\d{6} ms$`).MatchString(said) || len(n) != 1 {
-				t.Errorf("Retry-After is half an hour, more than the client may wait: %s, in %d attempts", said, len(n))
+			if output, n := call("", "60", "few"); !regexp.MustCompile(`^denied, retry after 1\d{6} ms$`).MatchString(output) || len(n) != 1 {
+				t.Errorf("Retry-After is half an hour, more than the client may wait: %s, in %d attempts", output, len(n))
 			}
-			if said, n := call("unavailable", "60", "fast"); said != "allowed, 0 left" || len(n) != 2 || n[1].Sub(n[0]) < time.Second {
-				t.Errorf("the client must wait 1 s, as Retry-After requires: %s, attempts at %v", said, n)
+			if output, n := call("unavailable", "60", "fast"); output != "allowed, 0 left" || len(n) != 2 || n[1].Sub(n[0]) < time.Second {
+				t.Errorf("the client must wait 1 s, as Retry-After requires: %s, attempts at %v", output, n)
 			}
-			if said, n := call("", "60", "fast"); said != "allowed, 0 left" || len(n) > 1 && n[1].Sub(n[0]) < time.Second {
-				t.Errorf("the client must wait less than a second: %s, attempts at %v", said, n)
+			if output, n := call("", "60", "fast"); output != "allowed, 0 left" || len(n) > 1 && n[1].Sub(n[0]) < time.Second {
+				t.Errorf("the client must wait less than a second: %s, attempts at %v", output, n)
 			}
 		})
 	}

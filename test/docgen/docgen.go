@@ -13,9 +13,10 @@ import (
 	"unicode/utf8"
 )
 
-// Hold fails the test unless the file name below docs/ contains text. If the environment variable UPDATE_DOCS is set, it
-// writes the file first. root is the path from the test's package to the top of the module.
-func Hold(t *testing.T, root, name, text string) {
+// Check fails the test unless the file name below docs/ contains text. If the environment variable
+// UPDATE_DOCS is set, it writes the file first. root is the path from the test's package to the top of the
+// module.
+func Check(t *testing.T, root, name, text string) {
 	t.Helper()
 	path := filepath.Join(root, "docs", name)
 	if os.Getenv("UPDATE_DOCS") != "" {

@@ -9,15 +9,15 @@ import (
 )
 
 func TestConfigReference(t *testing.T) {
-	holds(t, "config", "../../internal/config/schema.json", docgen.Config)
+	check(t, "config", "../../internal/config/schema.json", docgen.Config)
 }
 
 func TestHTTPReference(t *testing.T) {
-	holds(t, "http", "../../internal/httpapi/openapi.json", docgen.HTTP)
-	holds(t, "operators-api", "../../internal/httpapi/openapi-operators.json", docgen.Operators)
+	check(t, "http", "../../internal/httpapi/openapi.json", docgen.HTTP)
+	check(t, "operators-api", "../../internal/httpapi/openapi-operators.json", docgen.Operators)
 }
 
-func holds(t *testing.T, name, source string, of func([]byte) (string, error)) {
+func check(t *testing.T, name, source string, of func([]byte) (string, error)) {
 	t.Helper()
 	data, err := os.ReadFile(source)
 	if err != nil {
@@ -27,7 +27,7 @@ func holds(t *testing.T, name, source string, of func([]byte) (string, error)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	docgen.Hold(t, "../..", "reference/"+name+".md", text)
+	docgen.Check(t, "../..", "reference/"+name+".md", text)
 }
 
 func TestPictures(t *testing.T) {
@@ -39,6 +39,6 @@ func TestPictures(t *testing.T) {
 		if err := xml.Unmarshal([]byte(text), new(any)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		docgen.Hold(t, "../..", "pictures/"+name, text)
+		docgen.Check(t, "../..", "pictures/"+name, text)
 	}
 }

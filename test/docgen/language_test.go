@@ -89,7 +89,7 @@ func goFolders(t *testing.T) (folders []string) {
 		switch name := d.Name(); {
 		case err != nil:
 			return err
-		case d.IsDir() && path != "../.." && (name == "testdata" || notOurs(name)):
+		case d.IsDir() && path != "../.." && (name == "testdata" || isForeign(name)):
 			return filepath.SkipDir
 		case strings.HasSuffix(name, ".go"):
 			if folder := filepath.Dir(path); !slices.Contains(folders, folder) {
@@ -107,8 +107,8 @@ func goFolders(t *testing.T) (folders []string) {
 	return folders
 }
 
-// notOurs reports whether the files of a folder are generated, or written by others.
-func notOurs(name string) bool {
+// isForeign reports whether the files of a folder are generated, or written by others.
+func isForeign(name string) bool {
 	return name == "dist" || name == "node_modules" || strings.HasPrefix(name, ".")
 }
 
@@ -152,7 +152,7 @@ func TestLanguage(t *testing.T) {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && path != "../.." && notOurs(d.Name()):
+		case d.IsDir() && path != "../.." && isForeign(d.Name()):
 			return filepath.SkipDir
 		case !d.IsDir() && otherProse.MatchString(d.Name()):
 			data, err := os.ReadFile(path)

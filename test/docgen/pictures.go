@@ -10,14 +10,14 @@ import (
 
 // picture shows the decisions of a limit: the level of its bucket over time, and below it the requests.
 type picture struct {
-	name  string // the name of the picture's file
-	title string
-	spec  algorithms.Spec
-	until algorithms.Micros
-	asks  []ask
+	name     string // the name of the picture's file
+	title    string
+	spec     algorithms.Spec
+	until    algorithms.Micros
+	requests []request
 }
 
-type ask struct {
+type request struct {
 	at      algorithms.Micros
 	cost    int64
 	reserve bool
@@ -26,11 +26,11 @@ type ask struct {
 const second = algorithms.Second
 
 // every returns requests for 1 unit from one time to another, one each step.
-func every(step, from, to algorithms.Micros) (asks []ask) {
+func every(step, from, to algorithms.Micros) (requests []request) {
 	for at := from; at <= to; at += step {
-		asks = append(asks, ask{at: at, cost: 1})
+		requests = append(requests, request{at: at, cost: 1})
 	}
-	return asks
+	return requests
 }
 
 // pictures returns all pictures. The three kinds of window show the same requests, most of them near the edge
@@ -54,7 +54,7 @@ func pictures() []picture {
 		{"leaky-bucket", "leaky_bucket, 1 in 5 s, a queue of 3", algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 1, Period: 5 * second, Capacity: new(int64(3))},
 			60 * second, append(every(second, 4*second, 11*second), every(10*second, 35*second, 55*second)...)},
 		{"reserving", "token_bucket, 10 a minute, reserving", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: 60 * second, MaxReserved: new(int64(10))},
-			120 * second, []ask{{10 * second, 6, true}, {20 * second, 9, true}, {30 * second, 4, true}, {40 * second, 8, true}, {90 * second, 2, false}, {110 * second, 2, false}}},
+			120 * second, []request{{10 * second, 6, true}, {20 * second, 9, true}, {30 * second, 4, true}, {40 * second, 8, true}, {90 * second, 2, false}, {110 * second, 2, false}}},
 	}
 }
 
@@ -63,7 +63,7 @@ const (
 	width, height    = 760, 260
 	left, right      = 40, 740
 	top, bottom      = 40, 170 // the top and the bottom of the level
-	asked            = 200     // the height of the line with the requests
+	requestsHeight   = 200     // the height of the line with the requests
 	white, ink, grey = "#ffffff", "#24292f", "#8c959f"
 	green, red, blue = "#1a7f37", "#cf222e", "#0969da"
 )
@@ -74,13 +74,13 @@ func (p picture) SVG() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	look := func(s algorithms.State, at algorithms.Micros) float64 {
+	levelAt := func(s algorithms.State, at algorithms.Micros) float64 {
 		_, now := limit.Take(s, at, algorithms.Charge{DryRun: true})
 		_, fresh := limit.Take(algorithms.State{}, at, algorithms.Charge{DryRun: true})
 		return float64(limit.Capacity) * float64(now.Value) / float64(fresh.Value)
 	}
 	type mark struct {
-		ask
+		request
 		algorithms.Decision
 	}
 	var levels []float64
@@ -89,13 +89,13 @@ func (p picture) SVG() (string, error) {
 	const step = second / 10
 	next, most, least := 0, float64(limit.Capacity), 0.0
 	for at := algorithms.Micros(0); at <= p.until; at += step {
-		levels = append(levels, look(state, at))
-		for ; next < len(p.asks) && p.asks[next].at <= at; next++ {
-			a := p.asks[next]
+		levels = append(levels, levelAt(state, at))
+		for ; next < len(p.requests) && p.requests[next].at <= at; next++ {
+			a := p.requests[next]
 			var d algorithms.Decision
 			state, d = limit.Take(state, a.at, algorithms.Charge{Cost: a.cost, Reserve: a.reserve})
 			marks = append(marks, mark{a, d})
-			levels = append(levels[:len(levels)-1], look(state, at))
+			levels = append(levels[:len(levels)-1], levelAt(state, at))
 		}
 		least = min(least, levels[len(levels)-1])
 	}
@@ -115,8 +115,8 @@ func (p picture) SVG() (string, error) {
 		draw(`<text x="%d" y="%.1f" text-anchor="end">%.0f</text>`, left-6, y(level)+4, level)
 	}
 	for at := algorithms.Micros(0); at <= p.until; at += p.until / 6 {
-		draw(`<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="%s" stroke-width="0.5"/>`, x(at), x(at), top, asked+14, grey)
-		draw(`<text x="%.1f" y="%d" text-anchor="middle">%d s</text>`, x(at), asked+30, at/second)
+		draw(`<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="%s" stroke-width="0.5"/>`, x(at), x(at), top, requestsHeight+14, grey)
+		draw(`<text x="%.1f" y="%d" text-anchor="middle">%d s</text>`, x(at), requestsHeight+30, at/second)
 	}
 	b.WriteString(`<polyline fill="none" stroke="` + blue + `" stroke-width="2" points="`)
 	for i, level := range levels {
@@ -130,16 +130,16 @@ func (p picture) SVG() (string, error) {
 		at := x(m.at)
 		switch {
 		case !m.Allowed:
-			draw(`<path d="M%.1f %d l8 8 m0 -8 l-8 8" stroke="%s" stroke-width="2"/>`, at-4, asked-4, red)
+			draw(`<path d="M%.1f %d l8 8 m0 -8 l-8 8" stroke="%s" stroke-width="2"/>`, at-4, requestsHeight-4, red)
 		case m.Wait > 0: // a line from the request to the time at which its turn comes
-			draw(`<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="%s" stroke-width="1.5" stroke-dasharray="3 2"/>`, at, x(m.at+m.Wait), asked, asked+10, green)
-			draw(`<circle cx="%.1f" cy="%d" r="4" fill="%s" stroke="%s" stroke-width="1.5"/>`, at, asked, white, green)
-			draw(`<circle cx="%.1f" cy="%d" r="4" fill="%s"/>`, x(m.at+m.Wait), asked+10, green)
+			draw(`<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="%s" stroke-width="1.5" stroke-dasharray="3 2"/>`, at, x(m.at+m.Wait), requestsHeight, requestsHeight+10, green)
+			draw(`<circle cx="%.1f" cy="%d" r="4" fill="%s" stroke="%s" stroke-width="1.5"/>`, at, requestsHeight, white, green)
+			draw(`<circle cx="%.1f" cy="%d" r="4" fill="%s"/>`, x(m.at+m.Wait), requestsHeight+10, green)
 		default:
-			draw(`<circle cx="%.1f" cy="%d" r="4" fill="%s"/>`, at, asked, green)
+			draw(`<circle cx="%.1f" cy="%d" r="4" fill="%s"/>`, at, requestsHeight, green)
 		}
 		if m.cost != 1 {
-			draw(`<text x="%.1f" y="%d" text-anchor="middle" font-size="10">%d</text>`, at, asked-10, m.cost)
+			draw(`<text x="%.1f" y="%d" text-anchor="middle" font-size="10">%d</text>`, at, requestsHeight-10, m.cost)
 		}
 	}
 	draw(`<circle cx="%d" cy="%d" r="4" fill="%s"/><text x="%d" y="%d">allowed</text>`, left+4, height-12, green, left+12, height-8)

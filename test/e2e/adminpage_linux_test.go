@@ -97,8 +97,8 @@ func (p *adminPage) deny(t *testing.T, limit, key string) {
 	t.Fatalf("limit %s, key %q: no request was denied", limit, key)
 }
 
-// looks sets the width and the color scheme of b.
-func (b *browser) looks(width int64, scheme string) {
+// check sets the width and the color scheme of b.
+func (b *browser) check(width int64, scheme string) {
 	b.t.Helper()
 	media := emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}
 	if _, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, media); err != nil {
@@ -139,9 +139,9 @@ func (b *browser) enter() {
 // until waits until a script returns true.
 func (b *browser) until(what, script string) {
 	b.t.Helper()
-	for deadline := time.Now().Add(patience); !in[bool](b, script); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(maxWait); !in[bool](b, script); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			b.t.Fatalf("%s: not within %v; the page is\n%s", what, patience, in[string](b, `document.body.innerText`))
+			b.t.Fatalf("%s: not within %v; the page is\n%s", what, maxWait, in[string](b, `document.body.innerText`))
 		}
 	}
 }
@@ -188,7 +188,7 @@ func TestAdminPageInABrowser(t *testing.T) {
 	}
 	for _, scheme := range []string{"light", "dark"} {
 		for _, width := range []int64{390, 1440} {
-			b.looks(width, scheme)
+			b.check(width, scheme)
 			for _, page := range []string{"login", "overview", "limit", "hostile-limit", "search", "key", "hostile-key", "raise", "adjustments", "configuration", "fleet", "problem"} {
 				t.Run(fmt.Sprintf("%s %s %d", page, scheme, width), func(t *testing.T) {
 					b := &browser{t: t, ctx: b.ctx}
@@ -207,9 +207,9 @@ func TestAdminPageInABrowser(t *testing.T) {
 			}
 		}
 	}
-	for _, said := range b.console() {
-		if !strings.Contains(said, "401") && !strings.Contains(said, "404") { // pages that a link does not reach: the answers to a login, and to a limit that does not exist
-			t.Errorf("the console of the browser reports %q", said)
+	for _, output := range b.console() {
+		if !strings.Contains(output, "401") && !strings.Contains(output, "404") { // pages that a link does not reach: the answers to a login, and to a limit that does not exist
+			t.Errorf("the console of the browser reports %q", output)
 		}
 	}
 }
@@ -242,7 +242,7 @@ func TestAnOperatorAtNight(t *testing.T) {
 		t.Run(scripts, func(t *testing.T) {
 			p := startAdminPage(t)
 			b := newBrowser(t)
-			b.looks(1440, "dark")
+			b.check(1440, "dark")
 			if scripts == "without scripts" {
 				if _, err := chromedp.Call(b.ctx, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true}); err != nil {
 					t.Fatal(err)
@@ -292,7 +292,7 @@ func TestThePageRefreshesItself(t *testing.T) {
 	t.Parallel()
 	p := startAdminPage(t)
 	b := newBrowser(t)
-	b.looks(390, "light")
+	b.check(390, "light")
 	b.logIn(p)
 	b.shows("All is well")
 	in[bool](b, `window.before = true`)
@@ -311,19 +311,19 @@ func TestThePageRefreshesItself(t *testing.T) {
 // keys, and it reports content that a Content-Security-Policy blocks.
 func TestThisBrowserShowsAttacks(t *testing.T) {
 	t.Parallel()
-	careless := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/" {
 			w.Header().Set("Content-Security-Policy", "default-src 'none'; script-src 'unsafe-inline'")
 			fmt.Fprint(w, "<!doctype html><title>x</title><style>p{color:red}</style>", hostileKeys[0])
 		}
 	}))
-	defer careless.Close()
+	defer evil.Close()
 	b := newBrowser(t)
-	b.do(chromedp.Navigate(careless.URL + "/"))
+	b.do(chromedp.Navigate(evil.URL + "/"))
 	if title := in[string](b, `document.title`); title != "pwned" {
 		t.Errorf("the title is %q", title)
 	}
-	if said := strings.Join(b.console(), "\n"); !strings.Contains(said, "style") {
-		t.Errorf("the console of the browser reports %q", said)
+	if output := strings.Join(b.console(), "\n"); !strings.Contains(output, "style") {
+		t.Errorf("the console of the browser reports %q", output)
 	}
 }

@@ -230,7 +230,7 @@ func serveAnything(t *testing.T, address string) {
 			}
 			serving.Go(func() {
 				defer conn.Close()
-				_ = conn.SetDeadline(time.Now().Add(patience))
+				_ = conn.SetDeadline(time.Now().Add(maxWait))
 				var request []byte
 				for buf := make([]byte, 4<<10); !bytes.Contains(request, []byte("\r\n\r\n")); {
 					n, err := conn.Read(buf)
@@ -263,14 +263,14 @@ func (g gateway) pathsCannotBeRespelled(t *testing.T, network int) {
 	for i, path := range pathAttacks {
 		t.Run(path, func(t *testing.T) {
 			sameMinute(t, func(attempt int) bool {
-				guesser := fmt.Sprintf("127.66.%d.%d", 100+network, 3*i+attempt)
+				client := fmt.Sprintf("127.66.%d.%d", 100+network, 3*i+attempt)
 				for range 5 {
-					if g.http1(t, g.port, guesser, "/login").code != http.StatusOK {
+					if g.http1(t, g.port, client, "/login").code != http.StatusOK {
 						return false
 					}
 				}
 				g.last.Store(nil)
-				code := g.http1(t, g.port, guesser, path).code
+				code := g.http1(t, g.port, client, path).code
 				got := g.last.Load()
 				if code == http.StatusOK && got != nil && sameApplicationPath(got.path) == "/login" {
 					t.Logf("the application received %q", got.path)
@@ -312,13 +312,13 @@ func (g gateway) headersDoNotLiftLimits(t *testing.T, network int) {
 		name := fmt.Sprintf("%.80q", headers)
 		t.Run(name, func(t *testing.T) {
 			sameMinute(t, func(attempt int) bool {
-				guesser := fmt.Sprintf("127.68.%d.%d", 100+network, 3*i+attempt)
+				client := fmt.Sprintf("127.68.%d.%d", 100+network, 3*i+attempt)
 				for range 5 {
-					if g.http1(t, g.port, guesser, "/login").code != http.StatusOK {
+					if g.http1(t, g.port, client, "/login").code != http.StatusOK {
 						return false
 					}
 				}
-				if code := g.http1(t, g.port, guesser, "/login", headers...).code; code == http.StatusOK || code == http.StatusSwitchingProtocols {
+				if code := g.http1(t, g.port, client, "/login", headers...).code; code == http.StatusOK || code == http.StatusSwitchingProtocols {
 					t.Logf("the sixth login: status %d, want 429", code)
 					return false
 				}
@@ -390,18 +390,18 @@ func (g gateway) dial(t *testing.T, port, from string) net.Conn {
 	if from != "" {
 		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(g.addr, port))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = conn.SetDeadline(time.Now().Add(patience))
+	_ = conn.SetDeadline(time.Now().Add(maxWait))
 	return conn
 }
 
-// overHTTP2 sends GET path over HTTP/2, with values that Go's net/http client refuses to send. It returns the status, or 0
-// if the proxy refused the stream or the connection.
+// overHTTP2 sends GET path over HTTP/2, with values that Go's net/http client refuses to send. It returns the
+// status, or 0 if the proxy refused the stream or the connection.
 func (g gateway) overHTTP2(t *testing.T, path string, headers ...header) int {
 	t.Helper()
 	conn := g.dial(t, g.http2, "")

@@ -70,7 +70,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 		}
 	}
 	p := start(t, sidecarProgram, args...)
-	client := &http.Client{Timeout: patience}
+	client := &http.Client{Timeout: maxWait}
 	request := func(port, token, line, body string) (code int, text string) {
 		t.Helper()
 		method, path, _ := strings.Cut(line, " ")

@@ -67,7 +67,7 @@ func eachListener(t *testing.T, test func(request)) {
 }
 
 // run starts a client and returns its output when it has ended.
-func run(t *testing.T, program string, args ...string) (said string) {
+func run(t *testing.T, program string, args ...string) (output string) {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), program, args...).CombinedOutput()
 	if err != nil {
@@ -105,8 +105,8 @@ connections: 1
 		if t.ca != "" {
 			args = append(args, t.ca)
 		}
-		if said := run(t.T, python, args...); said != want {
-			t.Errorf("the client printed\n%swant\n%s", said, want)
+		if output := run(t.T, python, args...); output != want {
+			t.Errorf("the client printed\n%swant\n%s", output, want)
 		}
 	})
 }
@@ -139,16 +139,16 @@ func TestNghttp2(t *testing.T) {
 			url = "https://" + t.addr + shouldRateLimit
 		}
 		headers := []string{"-H", ":method: POST", "-H", "content-type: application/grpc", "-H", "te: trailers", "--data", file}
-		said := run(t.T, nghttp, append(headers, "--verbose", "--null-out", url)...)
+		output := run(t.T, nghttp, append(headers, "--verbose", "--null-out", url)...)
 		for _, want := range []string{":status: 200", "content-type: application/grpc", "grpc-status: 0"} {
-			if !strings.Contains(said, want) {
-				t.Errorf("the output lacks %q:\n%s", want, said)
+			if !strings.Contains(output, want) {
+				t.Errorf("the output lacks %q:\n%s", want, output)
 			}
 		}
 		load := append(headers, "-n", "20000", "-c", "4", "-m", "100", url)
-		if said := run(t.T, h2load, load...); !strings.Contains(said, "20000 succeeded, 0 failed, 0 errored, 0 timeout") ||
-			!strings.Contains(said, "20000 2xx") {
-			t.Errorf("%s", said)
+		if output := run(t.T, h2load, load...); !strings.Contains(output, "20000 succeeded, 0 failed, 0 errored, 0 timeout") ||
+			!strings.Contains(output, "20000 2xx") {
+			t.Errorf("%s", output)
 		}
 	})
 }
@@ -169,13 +169,13 @@ func TestCurl(t *testing.T) {
 		}
 		file := question(t.T, "once=a")
 		for range 2 {
-			said := run(t.T, curl, append(args, "-H", "content-type: application/grpc", "-H", "te: trailers", "--data-binary", "@"+file, base+shouldRateLimit)...)
-			if !strings.HasPrefix(said, "HTTP/2 200") || !strings.Contains(said, "grpc-status: 0") {
-				t.Errorf("%s", said)
+			output := run(t.T, curl, append(args, "-H", "content-type: application/grpc", "-H", "te: trailers", "--data-binary", "@"+file, base+shouldRateLimit)...)
+			if !strings.HasPrefix(output, "HTTP/2 200") || !strings.Contains(output, "grpc-status: 0") {
+				t.Errorf("%s", output)
 			}
 		}
-		if said := run(t.T, curl, append(args, base+"/")...); !strings.HasPrefix(said, "HTTP/2 4") {
-			t.Errorf("GET: %s", said)
+		if output := run(t.T, curl, append(args, base+"/")...); !strings.HasPrefix(output, "HTTP/2 4") {
+			t.Errorf("GET: %s", output)
 		}
 	})
 }
@@ -194,8 +194,8 @@ func TestH2spec(t *testing.T) {
 			args = append(args, "--tls", "--insecure")
 		}
 		for range 5 {
-			if said := run(t.T, h2spec, args...); !strings.Contains(said, "146 tests, 146 passed, 0 skipped, 0 failed") {
-				_, failures, _ := strings.Cut(said, "Failures:")
+			if output := run(t.T, h2spec, args...); !strings.Contains(output, "146 tests, 146 passed, 0 skipped, 0 failed") {
+				_, failures, _ := strings.Cut(output, "Failures:")
 				t.Errorf("%s", failures)
 			}
 		}

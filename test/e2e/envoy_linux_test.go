@@ -24,11 +24,11 @@ var (
 
 // drain sends requests until one is denied, and returns the denial. It checks that b.capacity requests were
 // allowed, or one more if a unit has refilled meanwhile.
-func (b bucket) drain(t *testing.T, ask func() answer) answer {
+func (b bucket) drain(t *testing.T, send func() answer) answer {
 	t.Helper()
 	from := time.Now()
 	for admitted := 0; ; admitted++ {
-		a := ask()
+		a := send()
 		most := b.capacity + int(time.Since(from)/b.each)
 		switch {
 		case a.code == http.StatusOK && admitted < most:
@@ -83,16 +83,16 @@ func TestEnvoy(t *testing.T) {
 
 	t.Run("a path is limited in every spelling", func(t *testing.T) {
 		login := func(from, path string) int { return s.get(t, from, path).code }
-		var guesser string
+		var client string
 		sameMinute(t, func(attempt int) bool { // windows of a minute start with the minute
-			guesser = fmt.Sprintf("127.66.1.%d", attempt)
+			client = fmt.Sprintf("127.66.1.%d", attempt)
 			for range 5 {
-				if login(guesser, "/login") != http.StatusOK {
+				if login(client, "/login") != http.StatusOK {
 					return false
 				}
 			}
 			for _, path := range []string{"/login", "/login?next=1", "//login", "/x/../login", "/./login", "/%6cogin"} {
-				if login(guesser, path) != http.StatusTooManyRequests {
+				if login(client, path) != http.StatusTooManyRequests {
 					t.Logf("%s was allowed", path)
 					return false
 				}
@@ -102,7 +102,7 @@ func TestEnvoy(t *testing.T) {
 		if code := login("127.66.0.1", "/login"); code != http.StatusOK {
 			t.Errorf("another address: %d, want 200", code)
 		}
-		if code := login(guesser, "/"); code != http.StatusOK {
+		if code := login(client, "/"); code != http.StatusOK {
 			t.Errorf("another path: %d, want 200", code)
 		}
 	})
@@ -177,7 +177,7 @@ func hostileValues(t *testing.T, s *stack) {
 	}
 	for _, c := range []struct {
 		name  string
-		ask   func() answer
+		send  func() answer
 		limit bucket
 	}{
 		{"a byte that is not UTF-8", header("\xff"), perKey},
@@ -192,7 +192,7 @@ func hostileValues(t *testing.T, s *stack) {
 		t.Run(c.name, func(t *testing.T) {
 			errors := max(0, s.stat("cluster.app.ratelimit.error"))
 			denial := c.limit.drain(t, func() answer {
-				a := c.ask()
+				a := c.send()
 				if strings.Contains(a.raw, marker) {
 					t.Errorf("the answer contains bytes of the request:\n%.500q", a.raw)
 				}

@@ -221,7 +221,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	defer conn.Close()
 	service, health := rls.NewRateLimitServiceClient(conn), healthpb.NewHealthClient(conn)
 	domain, path := r.Limits["domain"].(string), "httproute/default/shop/rule/0/match/0/shop_example_com"
-	ask := func(key string) string {
+	send := func(key string) string {
 		t.Helper()
 		answer, err := service.ShouldRateLimit(t.Context(), rlstest.Request(domain, rlstest.Descriptor(path+"="+path+",rule-0-match-0="+key)), grpc.WaitForReady(true))
 		if err != nil {
@@ -239,7 +239,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	}
 
 	// Before the control plane starts, the sidecar answers by on_backend_failure and is not ready.
-	if got := ask("early"); got != "OVER_LIMIT | OVER_LIMIT left 0" {
+	if got := send("early"); got != "OVER_LIMIT | OVER_LIMIT left 0" {
 		t.Errorf("without a configuration: %s", got)
 	}
 	for name, p := range map[string]probe{"startup": c.StartupProbe, "readiness": c.ReadinessProbe, "liveness": c.LivenessProbe} {
@@ -327,7 +327,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		_, page := (&reference{client: s.client}).fetch("http://127.0.0.1:19001/metrics")
 		return strings.Contains(page, "\nrlsidecar_xds_connected 0")
 	})
-	if got := ask("bob"); !strings.HasPrefix(got, "OK | OK left 4 of 5/MINUTE") {
+	if got := send("bob"); !strings.HasPrefix(got, "OK | OK left 4 of 5/MINUTE") {
 		t.Errorf("while its control plane is unreachable: %s", got)
 	}
 	if !c.LivenessProbe.passes(t) || !c.ReadinessProbe.passes(t) {
@@ -344,7 +344,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	eventually(t, "readiness fails before the end", func() bool { return !c.ReadinessProbe.passes(t) })
 	select {
 	case <-sidecar.exited:
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Error("the process does not end")
 	}
 }

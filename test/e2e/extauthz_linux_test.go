@@ -50,14 +50,14 @@ func TestEnvoyExtAuthzAppendingPaths(t *testing.T) {
 func loginOverExtAuthz(t *testing.T, s *stack) {
 	t.Helper()
 	sameMinute(t, func(attempt int) bool {
-		guesser := fmt.Sprintf("127.66.3.%d", attempt+1)
+		client := fmt.Sprintf("127.66.3.%d", attempt+1)
 		for range 5 {
-			if s.get(t, guesser, "/login").code != 200 {
+			if s.get(t, client, "/login").code != 200 {
 				return false
 			}
 		}
 		for _, path := range []string{"/login", "/login?next=1", "//login", "/x/../login", "/./login", "/%6cogin", "/x/%2e%2e/login", "/../../login", "/nginx/../login", "/json/../../login"} {
-			if code := s.get(t, guesser, path, "x-real-ip: 9.9.9.9", "x-forwarded-for: 9.9.9.9", "x-original-uri: /", "x-forwarded-uri: /").code; code != 429 {
+			if code := s.get(t, client, path, "x-real-ip: 9.9.9.9", "x-forwarded-for: 9.9.9.9", "x-original-uri: /", "x-forwarded-uri: /").code; code != 429 {
 				t.Logf("%s: %d", path, code)
 				return false
 			}

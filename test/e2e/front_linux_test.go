@@ -123,14 +123,14 @@ func (s *front) try(t *testing.T, from, request string) (answer, error) {
 	if from != "" {
 		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	conn, err := dialer.DialContext(ctx, "tcp", s.addr+":8000")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(patience))
+	_ = conn.SetDeadline(time.Now().Add(maxWait))
 	if _, err := io.WriteString(conn, request); err != nil {
 		return answer{}, err
 	}
@@ -146,8 +146,8 @@ func (s *front) try(t *testing.T, from, request string) (answer, error) {
 	return answer{resp.StatusCode, resp.Header, string(raw)}, nil
 }
 
-// ask sends GET path with headers ("name: value").
-func (s *front) ask(t *testing.T, from, path string, headers ...string) answer {
+// send sends GET path with headers ("name: value").
+func (s *front) send(t *testing.T, from, path string, headers ...string) answer {
 	t.Helper()
 	lines := append([]string{"GET " + path + " HTTP/1.1", "Host: shop.test", "Connection: close"}, headers...)
 	return s.do(t, from, strings.Join(lines, "\r\n")+"\r\n\r\n")
@@ -156,7 +156,7 @@ func (s *front) ask(t *testing.T, from, path string, headers ...string) answer {
 // asKey returns a function that sends a request with an X-Api-Key header.
 func (s *front) asKey(t *testing.T, value string) func() answer {
 	t.Helper()
-	return func() answer { t.Helper(); return s.ask(t, "", "/", "X-Api-Key: "+value) }
+	return func() answer { t.Helper(); return s.send(t, "", "/", "X-Api-Key: "+value) }
 }
 
 // decisions returns the number of decisions of a limit with this outcome, from the sidecar's metrics.
@@ -206,7 +206,7 @@ func (s *front) keysAreLimited(t *testing.T, firstAnswer map[string]string) {
 	if a := s.asKey(t, "bob")(); a.code != http.StatusOK {
 		t.Errorf("another key: %d", a.code)
 	}
-	if a := s.ask(t, "", "/"); a.code != http.StatusOK {
+	if a := s.send(t, "", "/"); a.code != http.StatusOK {
 		t.Errorf("no key: %d", a.code)
 	}
 }
@@ -218,11 +218,11 @@ var forged = []string{"X-Real-IP: 9.9.9.9", "X-Forwarded-For: 9.9.9.9", "X-Origi
 // spelling, but must not allow one.
 func (s *front) loginIsLimited(t *testing.T, network int) {
 	t.Helper()
-	var guesser string
+	var client string
 	sameMinute(t, func(attempt int) bool {
-		guesser = fmt.Sprintf("127.66.%d.%d", network, attempt)
+		client = fmt.Sprintf("127.66.%d.%d", network, attempt)
 		for range 5 {
-			if s.ask(t, guesser, "/login").code != 200 {
+			if s.send(t, client, "/login").code != 200 {
 				return false
 			}
 		}
@@ -230,7 +230,7 @@ func (s *front) loginIsLimited(t *testing.T, network int) {
 			"/login", "/login?next=1", "//login", "/x/../login", "/./login", "/%6cogin", "/x/%2e%2e/login", "/login#x", "/login?a=b#c",
 			"http://shop.test/login", "/nginx/../login",
 		} {
-			code := s.ask(t, guesser, path, forged...).code
+			code := s.send(t, client, path, forged...).code
 			if got, _ := s.lastPath.Load().(string); code == 200 && got != "/login" {
 				continue // the application gets another path, as for "/login%23x"
 			}
@@ -241,13 +241,13 @@ func (s *front) loginIsLimited(t *testing.T, network int) {
 		}
 		// Proxies drop the hop-by-hop headers that Connection names. They must not drop the headers from which
 		// rlsidecar knows the client.
-		hops := s.ask(t, guesser, "/login", "Connection: X-Forwarded-For, X-Forwarded-Uri, X-Forwarded-Method, X-Original-URI, X-Real-IP")
+		hops := s.send(t, client, "/login", "Connection: X-Forwarded-For, X-Forwarded-Uri, X-Forwarded-Method, X-Original-URI, X-Real-IP")
 		return hops.code == 429
 	})
-	if code := s.ask(t, fmt.Sprintf("127.66.%d.99", network), "/login").code; code != 200 {
+	if code := s.send(t, fmt.Sprintf("127.66.%d.99", network), "/login").code; code != 200 {
 		t.Errorf("another address: %d", code)
 	}
-	if code := s.ask(t, guesser, "/").code; code != 200 {
+	if code := s.send(t, client, "/").code; code != 200 {
 		t.Errorf("another path: %d", code)
 	}
 }
@@ -274,7 +274,7 @@ func (s *front) bodiesPass(t *testing.T) {
 func (s *front) answersPass(t *testing.T) {
 	t.Helper()
 	for path, code := range map[string]int{"/forbidden": 403, "/broken": 500} {
-		if a := s.ask(t, "", path); a.code != code || !strings.HasSuffix(a.raw, "application") {
+		if a := s.send(t, "", path); a.code != code || !strings.HasSuffix(a.raw, "application") {
 			t.Errorf("%s: %d", path, a.code)
 		}
 	}
@@ -286,7 +286,7 @@ func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) 
 	s.sidecar.kill()
 	before := s.request.Load()
 	for range 20 {
-		if a := s.ask(t, "", "/"); a.code != code || a.header.Get("Retry-After") != retryAfter {
+		if a := s.send(t, "", "/"); a.code != code || a.header.Get("Retry-After") != retryAfter {
 			t.Fatalf("%d %v, want %d", a.code, a.header, code)
 		}
 	}
@@ -294,7 +294,7 @@ func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) 
 		t.Error("a request reached the application")
 	}
 	s.startFrontSidecar(t)
-	eventually(t, "it is found again", func() bool { return s.ask(t, "", "/").code == 200 })
+	eventually(t, "it is found again", func() bool { return s.send(t, "", "/").code == 200 })
 	perKey.drain(t, s.asKey(t, "back"))
 }
 
@@ -344,11 +344,11 @@ func refusedByApp(a answer) answer {
 func (s *front) hostileRequestsAreLimited(t *testing.T) {
 	t.Helper()
 	get := func(path string, headers ...string) func() answer {
-		return func() answer { t.Helper(); return s.ask(t, "", path, headers...) }
+		return func() answer { t.Helper(); return s.send(t, "", path, headers...) }
 	}
 	for _, c := range []struct {
 		name  string
-		ask   func() answer
+		send  func() answer
 		limit bucket
 	}{
 		{"a key that is not UTF-8", get("/", "X-Api-Key: "+marker+"\xff"), perKey},
@@ -384,9 +384,9 @@ func (s *front) hostileRequestsAreLimited(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			refused := func(code int) bool { return code == 400 || code == 414 || code == 431 || code == 501 }
-			if a := c.ask(); refused(a.code) { // the proxy itself refuses it
+			if a := c.send(); refused(a.code) { // the proxy itself refuses it
 				for range 2 * c.limit.capacity {
-					if a := c.ask(); a.code < 400 {
+					if a := c.send(); a.code < 400 {
 						t.Errorf("now %d", a.code)
 					}
 				}
@@ -394,7 +394,7 @@ func (s *front) hostileRequestsAreLimited(t *testing.T) {
 				return
 			}
 			bucket{c.limit.capacity - 1, c.limit.each}.drain(t, func() answer {
-				a := c.ask()
+				a := c.send()
 				if strings.Contains(a.raw, marker) {
 					t.Errorf("the answer contains bytes of the request:\n%.500q", a.raw)
 				}

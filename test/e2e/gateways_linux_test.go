@@ -33,7 +33,7 @@ func (s *front) everything(t *testing.T, firstAnswer map[string]string, network,
 // one that reaches the application.
 func (s *front) countsRequestsThatReachTheApplication(t *testing.T) {
 	t.Helper()
-	perKey.drain(t, func() answer { return s.ask(t, "", "/", "X-Api-Key: one", "X-Api-Key: two") })
+	perKey.drain(t, func() answer { return s.send(t, "", "/", "X-Api-Key: one", "X-Api-Key: two") })
 	got, _ := s.lastKey.Load().(string)
 	if strings.Contains(got, "|") {
 		t.Fatalf("the application got %q", got)
@@ -84,7 +84,7 @@ func newTraefik(t *testing.T, changes ...change) *front {
 	s.write(t, "traefik/traefik.yaml", changes...)
 	s.write(t, "traefik/dynamic.yaml")
 	s.run(t, program, "--configFile=traefik.yaml")
-	eventually(t, "it has its routes", func() bool { return s.ask(t, "", "/").code == 200 })
+	eventually(t, "it has its routes", func() bool { return s.send(t, "", "/").code == 200 })
 	return s
 }
 
@@ -181,11 +181,11 @@ func TestAPISIXQuestions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		said := map[string]string{"X-Forwarded-Proto": "http", "X-Forwarded-Method": "POST", "X-Forwarded-Host": "shop.test", "X-Forwarded-Uri": "/x?y=1", "X-Forwarded-For": "192.0.2.1"}
+		output := map[string]string{"X-Forwarded-Proto": "http", "X-Forwarded-Method": "POST", "X-Forwarded-Host": "shop.test", "X-Forwarded-Uri": "/x?y=1", "X-Forwarded-For": "192.0.2.1"}
 		for _, name := range plugin.RequestHeaders {
-			said[name] = "alice"
+			output[name] = "alice"
 		}
-		for name, value := range said {
+		for name, value := range output {
 			req.Header.Set(name, value)
 		}
 		resp, err := http.DefaultClient.Do(req)

@@ -233,8 +233,9 @@ var (
 	perMinute  = bucket{5, 0}
 )
 
-// startRecipe starts a recipe with a real Envoy, with these listener filters. render is nil if the gateway's own code has
-// made the Envoy's configuration. ofGateway reports whether the limits are the gateway's, not those of rlsidecar.yaml.
+// startRecipe starts a recipe with a real Envoy, with these listener filters. render is nil if the gateway's
+// own code has made the Envoy's configuration. ofGateway reports whether the limits are the gateway's, not
+// those of rlsidecar.yaml.
 func startRecipe(t *testing.T, name string, render func(*testing.T) rendered, filters ...any) (s *stack, ofGateway bool) {
 	t.Helper()
 	if render == nil {
@@ -308,7 +309,7 @@ func TestKubernetesEnvoysUnderAttack(t *testing.T) {
 		keys      bucket   // the buckets of keys in the recipe; zero if it does not count keys
 		gaps      []string // names of keyAttacks that are known to succeed
 		addresses bool     // the recipe counts addresses
-		apart     bool     // each address of a network has a bucket of its own
+		separate  bool     // each address of a network has a bucket of its own
 	}{
 		{"istio", istioRenders, perKey, nil, true, false},
 		{"contour", nil, perKey, ofLines, true, true},
@@ -331,7 +332,7 @@ func TestKubernetesEnvoysUnderAttack(t *testing.T) {
 				g.keysCannotBeRespelled(t)
 			}
 			if c.addresses {
-				g.networkHasOneBucket(t, c.apart)
+				g.networkHasOneBucket(t, c.separate)
 			}
 		})
 	}
@@ -353,9 +354,9 @@ func inAYear(t *testing.T, r rendered) rendered {
 	return r
 }
 
-// networkHasOneBucket sends requests from more addresses of one /64 than its bucket has units. With apart, each address has a
-// bucket of its own.
-func (g gateway) networkHasOneBucket(t *testing.T, apart bool) {
+// networkHasOneBucket sends requests from more addresses of one /64 than its bucket has units. With apart,
+// each address has a bucket of its own.
+func (g gateway) networkHasOneBucket(t *testing.T, separate bool) {
 	t.Helper()
 	from, passed, tries := time.Now(), 0, perAddress.capacity+10
 	for i := range tries {
@@ -365,9 +366,9 @@ func (g gateway) networkHasOneBucket(t *testing.T, apart bool) {
 	}
 	most := perAddress.capacity + int(time.Since(from)/perAddress.each)
 	switch {
-	case apart && passed < tries && most < tries:
+	case separate && passed < tries && most < tries:
 		t.Errorf("%d of %d addresses of one /64 passed: the README says that each has a bucket of its own", passed, tries)
-	case !apart && passed > most:
+	case !separate && passed > most:
 		t.Errorf("%d addresses of one /64 passed, want at most %d", passed, most)
 	}
 	if code := g.http1(t, g.proxied, "", "/", header{"PROXY", "2001:db8:1:8::1"}).code; code != http.StatusOK {
@@ -421,7 +422,7 @@ func TestKubernetesIngressNginx(t *testing.T) {
 	perAddress.drain(t, func() answer {
 		// Another user's name or another path does not avoid the limit.
 		address++
-		return f.ask(t, "127.66.7.3", "/"+strconv.Itoa(address), append(forged, "X-Original-URL: http://a/")...)
+		return f.send(t, "127.66.7.3", "/"+strconv.Itoa(address), append(forged, "X-Original-URL: http://a/")...)
 	})
 	s.sidecar.kill()
 	if a := f.asKey(t, "bob")(); a.code != http.StatusServiceUnavailable {

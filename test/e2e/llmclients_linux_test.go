@@ -66,10 +66,10 @@ func TestOpenAIPackage(t *testing.T) {
 	p := start(t, envoy, "-c", filepath.Join(dir, "envoy.yaml"), "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn")
 	awaitPort(t, p, "tcp", addr+":10000")
 
-	said := run(t, python, "testdata/openai_client.py", "http://"+addr+":10000/v1")
-	lines := strings.Split(said, "\n")
+	output := run(t, python, "testdata/openai_client.py", "http://"+addr+":10000/v1")
+	lines := strings.Split(output, "\n")
 	if len(lines) < 7 {
-		t.Fatalf("the client printed\n%s", said)
+		t.Fatalf("the client printed\n%s", output)
 	}
 	for i, left := range []int{98500, 97000, 95500} {
 		if want := fmt.Sprintf("bob: hello x-ratelimit-limit-tokens=100000 x-ratelimit-remaining-tokens=%d x-ratelimit-limit-requests=3", left); lines[i] != want {
@@ -86,8 +86,8 @@ func TestOpenAIPackage(t *testing.T) {
 		}
 	}
 	// After a denial the package waits and sends one more request. It sends none if the request can never be
-	// allowed.
-	// On a slow machine the time until the fifth call was enough for a unit to refill, and none of its requests was denied.
+	// allowed. On a slow machine the time until the fifth call was enough for a unit to refill, and none of
+	// its requests was denied.
 	denials := "3"
 	if lines[6] == "late" {
 		denials = "[23]"

@@ -87,8 +87,8 @@ func TestNginx(t *testing.T) {
 	t.Run("answers of the application are not changed", s.answersPass)
 
 	t.Run("the key that reaches the application is charged", func(t *testing.T) {
-		ask := func() answer { return s.ask(t, "", "/", "X-Api-Key: twice", "X-Api-Key: other") }
-		perKey.drain(t, ask)
+		send := func() answer { return s.send(t, "", "/", "X-Api-Key: twice", "X-Api-Key: other") }
+		perKey.drain(t, send)
 		if key := s.lastKey.Load(); key == "twice|other" {
 			t.Errorf("the application gets %q", key)
 		} else if key == "twice" { // NGINX < 1.23 uses the first line, later versions join the lines
@@ -104,7 +104,7 @@ func TestNginx(t *testing.T) {
 			body string
 		}{"/static/a.txt": {200, "a file"}, "/static/folder": {200, "an index"}, "/static/none": {404, ""}, "/static/": {404, ""}} {
 			before := s.decisions(t, "address", "allowed")
-			if a := s.ask(t, "", path); a.code != want.code || !strings.HasSuffix(a.raw, want.body) {
+			if a := s.send(t, "", path); a.code != want.code || !strings.HasSuffix(a.raw, want.body) {
 				t.Errorf("%s: %d %q", path, a.code, a.raw)
 			}
 			if n := s.decisions(t, "address", "allowed") - before; n != 1 {
@@ -205,15 +205,15 @@ func onSlowRedis(t *testing.T, args ...string) (*front, *atomic.Int64) {
 }
 
 // burst sends n requests at the same time. It returns the number of answers by status, and the longest wait.
-func (s *front) burst(t *testing.T, n int, ask func() answer) (codes map[int]int, longest time.Duration) {
+func (s *front) burst(t *testing.T, n int, send func() answer) (codes map[int]int, longest time.Duration) {
 	t.Helper()
 	codes = map[int]int{}
 	var mu sync.Mutex // guards codes and longest
-	var asking sync.WaitGroup
+	var sending sync.WaitGroup
 	for range n {
-		asking.Go(func() {
+		sending.Go(func() {
 			from := time.Now()
-			a := ask()
+			a := send()
 			waited := time.Since(from)
 			mu.Lock()
 			defer mu.Unlock()
@@ -221,7 +221,7 @@ func (s *front) burst(t *testing.T, n int, ask func() answer) (codes map[int]int
 			longest = max(longest, waited)
 		})
 	}
-	asking.Wait()
+	sending.Wait()
 	return codes, longest
 }
 

@@ -38,8 +38,8 @@ func TestTheOperatorsAPIIsAsDescribed(t *testing.T) {
 		"--exclude-checks", "positive_data_acceptance")...)
 	cmd.Dir = t.TempDir() // Schemathesis writes reports into its working folder
 	out, err := cmd.CombinedOutput()
-	if said := string(out); err != nil || !strings.Contains(said, "Tested: 12") {
-		t.Errorf("%v\n%s", err, said)
+	if output := string(out); err != nil || !strings.Contains(output, "Tested: 12") {
+		t.Errorf("%v\n%s", err, output)
 	}
 }
 
@@ -63,7 +63,7 @@ func TestTheAPIIsAsDescribed(t *testing.T) {
 		"--exclude-checks", "positive_data_acceptance")...)
 	cmd.Dir = t.TempDir() // Schemathesis writes reports into its working folder
 	out, err := cmd.CombinedOutput()
-	if said := string(out); err != nil || !strings.Contains(said, "Tested: 11") {
-		t.Errorf("%v\n%s", err, said)
+	if output := string(out); err != nil || !strings.Contains(output, "Tested: 11") {
+		t.Errorf("%v\n%s", err, output)
 	}
 }

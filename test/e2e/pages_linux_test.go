@@ -92,7 +92,7 @@ var (
 
 // parsePage returns the steps of a page, and the blocks that are neither run nor marked.
 func parsePage(text string) (steps []pageStep, problems []string) {
-	problem := func(line int, say string) { problems = append(problems, fmt.Sprintf("%d: %s", line, say)) }
+	problem := func(line int, text string) { problems = append(problems, fmt.Sprintf("%d: %s", line, text)) }
 	if all := allRunBy.FindStringSubmatch(text); all != nil {
 		if !testExists(all[1]) {
 			problem(1, "there is no test "+all[1])
@@ -132,10 +132,10 @@ func parsePage(text string) (steps []pageStep, problems []string) {
 		case name != nil:
 			steps = append(steps, pageStep{line: start, file: name[1], content: strings.Join(block, "\n") + "\n"})
 		case kind == "console":
-			found, say := commands(block, start)
+			found, text := commands(block, start)
 			steps = append(steps, found...)
-			if say != "" {
-				problem(start, say)
+			if text != "" {
+				problem(start, text)
 			}
 		case isCommand:
 			problem(start, "write commands into a console block, each after \"$ \", or mark the block <!-- not run: why -->")

@@ -141,9 +141,9 @@ descriptors:
 			}
 		}
 	}
-	// spend starts calls until one is denied. It settles each call at once, or all after the denial. It
+	// charge starts calls until one is denied. It settles each call at once, or all after the denial. It
 	// returns the tokens that were charged at the time of the denial, and the tokens that the calls used.
-	spend := func(descriptor, limit, user string, atOnce bool) (charged, used int) {
+	charge := func(descriptor, limit, user string, atOnce bool) (charged, used int) {
 		type call struct {
 			id     string
 			tokens int
@@ -173,7 +173,7 @@ descriptors:
 	meanUsed := func(limit string, atOnce bool) int {
 		sum := 0
 		for user := range users {
-			charged, used := spend(limit, limit, fmt.Sprintf("user%d-%t", user, atOnce), atOnce)
+			charged, used := charge(limit, limit, fmt.Sprintf("user%d-%t", user, atOnce), atOnce)
 			if charged < budget*95/100 {
 				t.Errorf("%s, user %d, all calls at once %t: %d of %d tokens were charged at the first denial", limit, user, atOnce, charged, budget)
 			}

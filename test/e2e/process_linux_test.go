@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// patience bounds every wait for another process. It is long because CI machines are slow. A test that passes
+// maxWait bounds every wait for another process. It is long because CI machines are slow. A test that passes
 // does not wait that long.
-const patience = time.Minute
+const maxWait = time.Minute
 
 // process is a program that ends with its test.
 type process struct {
@@ -78,9 +78,9 @@ func (p *process) stop() error {
 			return nil // HAProxy ends by the signal, without an exit code
 		}
 		return p.err
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		p.kill()
-		return fmt.Errorf("the process still ran %v after SIGTERM and was killed", patience)
+		return fmt.Errorf("the process still ran %v after SIGTERM and was killed", maxWait)
 	}
 }
 
@@ -97,7 +97,7 @@ func (p *process) refuses(t *testing.T, code int, why string) {
 	p.killed = true
 	select {
 	case <-p.exited:
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Fatal("the process runs, want that it ends with an error")
 	}
 	if got := p.cmd.ProcessState.ExitCode(); got != code || !strings.Contains(p.output.tail(), why) {
@@ -139,12 +139,12 @@ func (p *process) running() bool {
 	}
 }
 
-// eventually waits until ok returns true. It fails the test after patience.
+// eventually waits until ok returns true. It fails the test after maxWait.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(maxWait); !ok(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("after %v this is still not true: %s", patience, what)
+			t.Fatalf("after %v this is still not true: %s", maxWait, what)
 		}
 	}
 }

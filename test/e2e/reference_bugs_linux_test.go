@@ -197,15 +197,15 @@ domain: d
 descriptors:
   - {key: user, detailed_metric: true, rate_limit: {unit: year, requests_per_unit: 10}}
 `)
-	ask := func(request *rls.RateLimitRequest) {
+	send := func(request *rls.RateLimitRequest) {
 		if _, err := r.rls.ShouldRateLimit(t.Context(), request); err != nil {
 			t.Fatal(err)
 		}
 	}
 	flood := func(from, to int) {
 		for i := from; i < to; i++ {
-			ask(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("any=%d;limit=1/YEAR", i))))
-			ask(rlstest.Request(fmt.Sprintf("nowhere%d", i), rlstest.Descriptor("a=b")))
+			send(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("any=%d;limit=1/YEAR", i))))
+			send(rlstest.Request(fmt.Sprintf("nowhere%d", i), rlstest.Descriptor("a=b")))
 		}
 	}
 	flood(0, 1) // The first requests of each kind create the series.
@@ -216,7 +216,7 @@ descriptors:
 	}
 	// detailed_metric adds series by value on purpose, up to 10,000.
 	for i := range 10_050 {
-		ask(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("user=%d", i))))
+		send(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("user=%d", i))))
 	}
 	if n := strings.Count(r.metrics(), "ratelimit_service_rate_limit_total_hits{"); n < 10_000 || n > 10_010 {
 		t.Errorf("%d series", n)
@@ -250,7 +250,7 @@ func TestBugHealthWatchBlocksTheEnd(t *testing.T) {
 	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a") // Requests are still answered while the server drains.
 	select {
 	case <-r.exited:
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Error("the process does not end")
 	}
 }
@@ -309,7 +309,7 @@ func TestBugBadFirstConfigurationRunsWithoutLimits(t *testing.T) {
 	r.killed = true // rlsidecar ends with an error
 	select {
 	case <-r.exited:
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Fatal("the process runs, want that it ends with an error")
 	}
 	if out := r.output.tail(); r.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "limits.yaml:2:") || !strings.Contains(out, "invalid rate limit unit 'fortnight'") {
@@ -330,7 +330,7 @@ func TestBugCallsHangWhileRedisStalls(t *testing.T) {
 	r, redis := onRedis(t, plain, "REDIS_TIMEOUT=60s", "RLSIDECAR_BACKEND_TIMEOUT=50ms")
 	redis.Pause()
 	defer redis.Resume()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	for range 50 {
 		answer, err := r.rls.ShouldRateLimit(ctx, rlstest.Request("d", rlstest.Descriptor("two=a")))
@@ -604,7 +604,7 @@ func TestBugHTTPWithoutTimeouts(t *testing.T) {
 	if _, err := fmt.Fprintf(conn, "POST /json HTTP/1.1\r\n"); err != nil { // the rest of the request is not sent
 		t.Fatal(err)
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	_ = conn.SetReadDeadline(time.Now().Add(maxWait))
 	if _, err := conn.Read(make([]byte, 1)); err == nil {
 		t.Error("an incomplete request was answered")
 	} else if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {

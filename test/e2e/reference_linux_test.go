@@ -69,7 +69,7 @@ func launchReference(t *testing.T, files map[string]string, env ...string) *refe
 	data := t.TempDir()
 	r := &reference{
 		addr: loopback(), files: filepath.Join(data, "ratelimit", "config"),
-		client: &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}},
+		client: &http.Client{Timeout: maxWait, Transport: &http.Transport{DisableKeepAlives: true}},
 	}
 	port := redistest.FreePort(t)
 	r.debug = fmt.Sprintf("127.0.0.1:%d", port) // open to local processes only
@@ -234,9 +234,9 @@ func play(t *testing.T, archive *txtar.Archive, place, authAddress string) {
 		}
 	}
 	r := newReference(t, files, env...)
-	s := &script{T: t, r: r, ask: r.overGRPC, later: aside, lines: strings.Split(string(archive.Comment), "\n")}
+	s := &script{T: t, r: r, send: r.overGRPC, later: aside, lines: strings.Split(string(archive.Comment), "\n")}
 	if authAddress == "http" {
-		s.ask = r.overHTTP
+		s.send = r.overHTTP
 	}
 	s.run()
 }
@@ -245,7 +245,7 @@ func play(t *testing.T, archive *txtar.Archive, place, authAddress string) {
 type script struct {
 	*testing.T
 	r     *reference
-	ask   sender
+	send  sender
 	later map[string]string
 	lines []string
 	at    int
@@ -298,7 +298,7 @@ func (s *script) question(text string) {
 			request.Descriptors = append(request.Descriptors, rlstest.Descriptor(w))
 		}
 	}
-	answer, problem := s.ask(s.T, request)
+	answer, problem := s.send(s.T, request)
 	s.last = answer
 	got := "error " + problem
 	if answer != nil {

@@ -70,8 +70,8 @@ type browser struct {
 	t   *testing.T
 	ctx context.Context
 
-	mu   sync.Mutex
-	said []string // messages, exceptions and policy violations in the console
+	mu     sync.Mutex
+	output []string // messages, exceptions and policy violations in the console
 }
 
 func newBrowser(t *testing.T) *browser {
@@ -86,34 +86,34 @@ func newBrowser(t *testing.T) *browser {
 	ctx, end := chromedp.NewContext(allocated)
 	t.Cleanup(end)
 	b := &browser{t: t, ctx: ctx}
-	if err := chromedp.Listen(ctx, b.hear); err != nil {
+	if err := chromedp.Listen(ctx, b.record); err != nil {
 		t.Fatal(err)
 	}
 	return b
 }
 
-func (b *browser) hear(event any) {
+func (b *browser) record(event any) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch e := event.(type) {
 	case *runtime.EventConsoleAPICalled:
-		b.said = append(b.said, fmt.Sprint(e.Type))
+		b.output = append(b.output, fmt.Sprint(e.Type))
 	case *runtime.EventExceptionThrown:
-		b.said = append(b.said, e.ExceptionDetails.Text)
+		b.output = append(b.output, e.ExceptionDetails.Text)
 	case *log.EventEntryAdded:
-		b.said = append(b.said, e.Entry.Text)
+		b.output = append(b.output, e.Entry.Text)
 	}
 }
 
 func (b *browser) console() []string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return slices.Clone(b.said)
+	return slices.Clone(b.output)
 }
 
 func (b *browser) do(steps ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, 2*patience)
+	ctx, cancel := context.WithTimeout(b.ctx, 2*maxWait)
 	defer cancel()
 	if err := chromedp.Do(ctx, steps...); err != nil {
 		b.t.Fatal(err)
@@ -123,7 +123,7 @@ func (b *browser) do(steps ...chromedp.Action[chromedp.Void]) {
 // in runs a script in the page, and returns its result.
 func in[T any](b *browser, script string) T {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, 2*patience)
+	ctx, cancel := context.WithTimeout(b.ctx, 2*maxWait)
 	defer cancel()
 	value, err := chromedp.Run(ctx, chromedp.Evaluate[T](script, chromedp.EvalAwaitPromise))
 	if err != nil {
@@ -163,8 +163,8 @@ func TestReportInABrowser(t *testing.T) {
 				if n := in[int](b, `document.querySelectorAll('img, main script').length`); n != 0 {
 					t.Errorf("keys added %d elements to the page, want 0", n)
 				}
-				if said := b.console(); len(said) > 0 {
-					t.Errorf("the console of the browser reports %q", said)
+				if output := b.console(); len(output) > 0 {
+					t.Errorf("the console of the browser reports %q", output)
 				}
 				picture, err := chromedp.Run(b.ctx, chromedp.FullScreenshot(100))
 				if err != nil {

@@ -64,7 +64,7 @@ func fileOf(t *testing.T, name, text string) string {
 
 func startSettler(t *testing.T, args ...string) *settler {
 	t.Helper()
-	s := &settler{t: t, addr: loopback(), client: &http.Client{Timeout: patience}}
+	s := &settler{t: t, addr: loopback(), client: &http.Client{Timeout: maxWait}}
 	s.process = start(t, sidecarProgram, append([]string{
 		"serve", "--config", budgetFile(t), "--drain-delay", "0s",
 		"--grpc-listen", s.addr + ":8081", "--http-listen", s.addr + ":8080", "--admin-listen", s.addr + ":6070",
@@ -138,11 +138,11 @@ func (s *settler) post(path, body string) (code int, answer string) {
 func (s *settler) reserve(limit, key string, count int) string {
 	s.t.Helper()
 	code, text := s.post("/v1/limit", fmt.Sprintf(`{"name":%q,"key":%q,"count":%d,"reserve":true}`, limit, key, count))
-	var said struct{ Reservation string }
-	if err := json.Unmarshal([]byte(text), &said); err != nil || code != 200 || said.Reservation == "" {
+	var output struct{ Reservation string }
+	if err := json.Unmarshal([]byte(text), &output); err != nil || code != 200 || output.Reservation == "" {
 		s.t.Fatalf("%d %s", code, text)
 	}
-	return said.Reservation
+	return output.Reservation
 }
 
 func (s *settler) settle(id string, count int) (code int, answer string) {
@@ -162,11 +162,11 @@ func (s *settler) left(limit, key string) int {
 	left := -1
 	eventually(s.t, "the bucket can be read", func() bool {
 		code, text := s.post("/v1/check", fmt.Sprintf(`{"name":%q,"key":%q,"count":0}`, limit, key))
-		var said struct{ Limits []struct{ Remaining *int } }
-		if err := json.Unmarshal([]byte(text), &said); err != nil || code != 200 && code != 429 || len(said.Limits) != 1 || said.Limits[0].Remaining == nil {
+		var output struct{ Limits []struct{ Remaining *int } }
+		if err := json.Unmarshal([]byte(text), &output); err != nil || code != 200 && code != 429 || len(output.Limits) != 1 || output.Limits[0].Remaining == nil {
 			return false
 		}
-		left = *said.Limits[0].Remaining
+		left = *output.Limits[0].Remaining
 		return true
 	})
 	return left
@@ -381,7 +381,7 @@ func TestSidecarsSettleWhileRedisFails(t *testing.T) {
 				for side, s := range sidecars {
 					byProxy := random.IntN(2) == 0
 					both.Go(func() {
-						for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+						for deadline := time.Now().Add(maxWait); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 							if byProxy {
 								if s.done(id, cost) == nil {
 									return

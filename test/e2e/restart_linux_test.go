@@ -76,7 +76,7 @@ func (s *restarts) serve(t *testing.T, port string, more ...string) *process {
 func (s *restarts) load(t *testing.T) {
 	t.Helper()
 	const clients, pause = 50, 50 * time.Millisecond
-	client := &http.Client{Timeout: patience, Transport: &http.Transport{MaxIdleConnsPerHost: clients}}
+	client := &http.Client{Timeout: maxWait, Transport: &http.Transport{MaxIdleConnsPerHost: clients}}
 	var done atomic.Bool
 	var group sync.WaitGroup
 	once := func(key string) {

@@ -29,7 +29,7 @@ func TestNoPageShowsASecret(t *testing.T) {
 		"--api-token", apiSecret, "--admin-token", adminSecret,
 		"--redis-url", fmt.Sprintf("redis://bob:%s@127.0.0.1:%d/0", secret, redistest.FreePort(t)), // no server listens there
 	)
-	client := &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}}
+	client := &http.Client{Timeout: maxWait, Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}}
 	read := func(port, token, line, body string) (code int, page string) {
 		method, path, _ := strings.Cut(line, " ")
 		r, err := http.NewRequestWithContext(t.Context(), method, "http://"+at+":"+port+path, strings.NewReader(body))

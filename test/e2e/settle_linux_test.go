@@ -64,21 +64,21 @@ func settleStack(t *testing.T) *stack {
 // a key.
 func (s *stack) tokensLeft(t *testing.T, limit, user string) (left int) {
 	t.Helper()
-	ask := map[string]any{"domain": "ai", "name": limit, "count": 0}
+	send := map[string]any{"domain": "ai", "name": limit, "count": 0}
 	if user != "" {
-		ask["key"] = user
+		send["key"] = user
 	}
-	body, _ := json.Marshal(ask)
+	body, _ := json.Marshal(send)
 	resp, err := s.client.Post("http://"+s.addr+":8080/v1/check", "application/json", strings.NewReader(string(body)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	var said struct{ Limits []struct{ Remaining int } }
-	if err := json.NewDecoder(resp.Body).Decode(&said); err != nil || len(said.Limits) != 1 {
+	var output struct{ Limits []struct{ Remaining int } }
+	if err := json.NewDecoder(resp.Body).Decode(&output); err != nil || len(output.Limits) != 1 {
 		t.Fatalf("%s %v", resp.Status, err)
 	}
-	return said.Limits[0].Remaining
+	return output.Limits[0].Remaining
 }
 
 // wantLeft waits until a user has this number of tokens left, because Envoy sends the settle-done after the
@@ -157,7 +157,7 @@ func TestEnvoySettles(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, _ = io.WriteString(conn, "GET /slow/30 HTTP/1.1\r\nhost: shop.test\r\nx-user: frank\r\n\r\n")
-		_ = conn.SetReadDeadline(time.Now().Add(patience))
+		_ = conn.SetReadDeadline(time.Now().Add(maxWait))
 		if _, err := http.ReadResponse(bufio.NewReader(conn), nil); err != nil {
 			t.Fatal(err)
 		}

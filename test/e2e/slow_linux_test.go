@@ -83,7 +83,7 @@ func TestOversizedRequestsAreRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			_ = conn.SetDeadline(time.Now().Add(patience))
+			_ = conn.SetDeadline(time.Now().Add(maxWait))
 			go func() {
 				_, err := io.WriteString(conn, c.request)
 				for sent := 0; err == nil && c.more != "" && sent < 64<<20; sent += len(c.more) {
@@ -113,7 +113,7 @@ type api struct {
 
 func startAPI(t *testing.T) *api {
 	t.Helper()
-	a := &api{addr: loopback() + ":8080", client: http.Client{Timeout: patience}}
+	a := &api{addr: loopback() + ":8080", client: http.Client{Timeout: maxWait}}
 	a.url = "http://" + a.addr
 	a.process = start(t, sidecarProgram, "serve", "--config", root+"/examples/http-api/limits.yaml",
 		"--grpc-listen", strings.TrimSuffix(a.addr, "0")+"1", "--http-listen", a.addr, "--admin-listen", "", "--drain-delay", "0s")

@@ -99,7 +99,7 @@ func sidecarStack(t *testing.T, socket string) *stack {
 		owner:  t,
 		addr:   loopback(),
 		socket: socket,
-		client: &http.Client{Timeout: patience, Transport: &http.Transport{}},
+		client: &http.Client{Timeout: maxWait, Transport: &http.Transport{}},
 	}
 	t.Cleanup(s.client.CloseIdleConnections)
 	return s
@@ -193,7 +193,7 @@ func serveAt(t *testing.T, address string, handler http.HandlerFunc) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := &http.Server{ReadHeaderTimeout: patience, MaxHeaderBytes: 1 << 20, Handler: handler}
+	server := &http.Server{ReadHeaderTimeout: maxWait, MaxHeaderBytes: 1 << 20, Handler: handler}
 	served := make(chan struct{})
 	go func() { defer close(served); _ = server.Serve(listener) }()
 	t.Cleanup(func() { _ = server.Close(); <-served })
@@ -252,14 +252,14 @@ func (s *stack) exchange(t *testing.T, from, port, path string, headers ...strin
 	if from != "" {
 		dialer.LocalAddr = &net.TCPAddr{IP: net.ParseIP(from)}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(s.addr, port))
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(patience))
+	_ = conn.SetDeadline(time.Now().Add(maxWait))
 	lines := append([]string{"GET " + path + " HTTP/1.1", "host: shop.test", "connection: close"}, headers...)
 	if _, err := io.WriteString(conn, strings.Join(lines, "\r\n")+"\r\n\r\n"); err != nil {
 		return nil, err

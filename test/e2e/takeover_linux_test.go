@@ -129,7 +129,7 @@ func dialAt(t *testing.T, network, address string) net.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(maxWait)); err != nil {
 		t.Fatal(err)
 	}
 	return c
@@ -145,17 +145,17 @@ func TestTakeoverLosesNoConnection(t *testing.T) {
 	var opened, lost atomic.Int64
 	var done atomic.Bool
 	var clients sync.WaitGroup
-	repeat := func(ask func() error) {
+	repeat := func(send func() error) {
 		clients.Go(func() {
 			for !done.Load() {
 				opened.Add(1)
-				if err := ask(); err != nil && lost.Add(1) < 5 {
+				if err := send(); err != nil && lost.Add(1) < 5 {
 					t.Error(err)
 				}
 			}
 		})
 	}
-	fresh := &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	fresh := &http.Client{Timeout: maxWait, Transport: &http.Transport{DisableKeepAlives: true}}
 	for range 4 {
 		repeat(func() error {
 			answer, err := fresh.Get("http://" + httpAt + "/livez")

@@ -73,7 +73,7 @@ func (s *stack) translatedFile(t *testing.T, r translated, filters ...any) strin
 		return object{"socket_address": object{"address": s.addr, "port_value": port}}
 	}
 	l, manager := r.listener(t)
-	asked := at[string](t, r.filter(t), "rate_limit_service", "grpc_service", "envoy_grpc", "cluster_name")
+	cluster := at[string](t, r.filter(t), "rate_limit_service", "grpc_service", "envoy_grpc", "cluster_name")
 	l["address"] = address(10000)
 	name := at[string](t, manager, "rds", "route_config_name")
 	which := slices.IndexFunc(r.Routes, func(o object) bool { return o["name"] == name })
@@ -98,7 +98,7 @@ func (s *stack) translatedFile(t *testing.T, r translated, filters ...any) strin
 			continue // of Envoy's own ports
 		}
 		port := 9000
-		if c["name"] == asked {
+		if c["name"] == cluster {
 			port = 8081
 		}
 		delete(c, "eds_cluster_config")

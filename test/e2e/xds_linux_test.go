@@ -15,12 +15,12 @@ func TestXDSExample(t *testing.T) {
 	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", program, root+"/examples/xds").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	addr, client := loopback(), &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
+	addr, client := loopback(), &http.Client{Timeout: maxWait, Transport: &http.Transport{DisableKeepAlives: true}}
 	plane := start(t, program, "-listen", addr+":18001")
 	sidecar := start(t, sidecarProgram, "serve", "--xds-server", addr+":18001", "--xds-node-id", "edge", "--xds-backoff", "10ms", "--xds-max-backoff", "100ms",
 		"--grpc-listen", addr+":8081", "--http-listen", addr+":8080", "--admin-listen", addr+":6070", "--admin-token", "t", "--metrics-listen", addr+":9090", "--drain-delay", "0s")
 	awaitPort(t, sidecar, "tcp", addr+":8080")
-	ask := func(key string) int {
+	send := func(key string) int {
 		t.Helper()
 		resp, err := client.Post("http://"+addr+":8080/json", "application/json",
 			strings.NewReader(`{"domain": "edge", "descriptors": [{"entries": [{"key": "api_key", "value": "`+key+`"}]}]}`))
@@ -36,7 +36,7 @@ func TestXDSExample(t *testing.T) {
 		key := "bob" + strings.Repeat("b", attempt)
 		count := func(n int) (allowed int) {
 			for range n {
-				if ask(key) == http.StatusOK {
+				if send(key) == http.StatusOK {
 					allowed++
 				}
 			}

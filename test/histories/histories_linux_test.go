@@ -86,7 +86,7 @@ func TestLeases(t *testing.T) {
 func TestAChargeAppliedTwiceIsFound(t *testing.T) {
 	redis := redistest.Start(t)
 	w := newWorld(t, 2, "--redis-url", "redis://"+redis.Addr)
-	w.twice.Store(true)
+	w.doubleCharge.Store(true)
 	w.run(4, func() {
 		redistest.Eventually(t, "ten charges have been applied twice", func() bool { return w.doubled.Load() >= 10 })
 	})

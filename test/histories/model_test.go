@@ -18,7 +18,7 @@ type kind int
 const (
 	charge kind = iota
 	refund      // a refund: the opposite of a charge of the same cost
-	look        // a dry run of cost 0
+	dryRun      // a dry run of cost 0
 	beyond      // a settlement to twice the reserved units, which is always accepted
 )
 
@@ -82,7 +82,7 @@ func (b *buckets) take(s state, k kind) (state, answer) {
 	switch k {
 	case refund:
 		ask.Cost = -b.cost
-	case look:
+	case dryRun:
 		ask = algorithms.Charge{DryRun: true}
 	case beyond:
 		ask.Settle = true
@@ -104,7 +104,7 @@ func steps(s state, q question, a answer) (next []any) {
 	if q.of.leased {
 		return leasedSteps(s, q, a)
 	}
-	for _, n := range guesses(s, q, a) {
+	for _, n := range possibleStates(s, q, a) {
 		is, possible := q.of.others(s, n)
 		is.charges += max(0, n)
 		is.refunds += max(0, -n)
@@ -124,7 +124,7 @@ func steps(s state, q question, a answer) (next []any) {
 // capacity less this sum.
 func leasedSteps(s state, q question, a answer) []any {
 	switch after, would := q.of.take(s, q.kind); {
-	case q.kind == look && a.left[0] <= would.left[0]:
+	case q.kind == dryRun && a.left[0] <= would.left[0]:
 		return []any{s}
 	case q.kind == charge && !a.ok:
 		return []any{s}
@@ -151,9 +151,9 @@ func (b *buckets) others(s state, n int64) (_ state, possible bool) {
 	return s, true
 }
 
-// guesses returns the numbers of requests without an answer that, if executed since s, make this answer correct.
-func guesses(s state, q question, a answer) []int64 {
-	_, now := q.of.take(s, look)
+// possibleStates returns the numbers of requests without an answer that, if executed since s, make this answer correct.
+func possibleStates(s state, q question, a answer) []int64 {
+	_, now := q.of.take(s, dryRun)
 	left := a.left[0] // the units that were left before the request
 	switch {
 	case q.kind == beyond && left == 0: // any of the charges may have brought the bucket below zero

@@ -16,7 +16,7 @@ func TestWrongHistoriesAreRefused(t *testing.T) {
 	lent := &buckets{name: "lent", limits: []*algorithms.Limit{yearly(algorithms.FixedWindow, 3)}, cost: 1, leased: true}
 	plan := &buckets{name: "plan", limits: []*algorithms.Limit{settling(3)}, cost: 1}
 	two := &buckets{name: "two", cost: 1, limits: []*algorithms.Limit{yearly(algorithms.TokenBucket, 3), yearly(algorithms.FixedWindow, 2)}}
-	said := func(b *buckets, from, to int64, k kind, ok bool, left ...int64) record {
+	recordOf := func(b *buckets, from, to int64, k kind, ok bool, left ...int64) record {
 		r := record{question: question{of: b, kind: k}, answered: true, answer: answer{ok: ok}, from: from * s, to: to * s}
 		copy(r.answer.left[:], left)
 		return r
@@ -28,38 +28,38 @@ func TestWrongHistoriesAreRefused(t *testing.T) {
 		records []record
 		right   bool
 	}{
-		"one after the other":                {[]record{said(one, 0, 1, charge, true, 2), said(one, 2, 3, charge, true, 1)}, true},
-		"a charge applied twice":             {[]record{said(one, 0, 1, charge, true, 1)}, false},
-		"a charge that was lost":             {[]record{said(one, 0, 1, charge, true, 2), said(one, 2, 3, charge, true, 2)}, false},
-		"at the same time, in another order": {[]record{said(one, 0, 5, charge, true, 1), said(one, 0, 5, charge, true, 2)}, true},
-		"in another order":                   {[]record{said(one, 0, 1, charge, true, 1), said(one, 2, 3, charge, true, 2)}, false},
-		"denied though there was room":       {[]record{said(one, 0, 1, charge, true, 2), said(one, 9, 9, charge, false, 2)}, false},
-		"allowed though there was none": {[]record{said(one, 0, 1, charge, true, 2), said(one, 2, 3, charge, true, 1), said(one, 4, 5, charge, true, 0),
-			said(one, 6, 7, charge, true, 0)}, false},
-		"an answer that was lost":                             {[]record{unanswered(one, 0, charge), said(one, 2, 3, charge, true, 1)}, true},
-		"it was not charged":                                  {[]record{unanswered(one, 0, charge), said(one, 2, 3, charge, true, 2)}, true},
-		"it was charged twice":                                {[]record{unanswered(one, 0, charge), said(one, 2, 3, charge, true, 0)}, false},
-		"it was charged before it was sent":                   {[]record{said(one, 0, 1, look, true, 2), unanswered(one, 2, charge)}, false},
-		"charged, and then not":                               {[]record{unanswered(one, 0, charge), said(one, 2, 3, look, true, 2), said(one, 4, 5, look, true, 3)}, false},
-		"refunded":                                            {[]record{said(one, 0, 1, charge, true, 2), said(one, 2, 3, refund, true, 3), said(one, 4, 5, look, true, 3)}, true},
-		"refunded twice":                                      {[]record{said(one, 0, 1, charge, true, 2), said(one, 2, 3, charge, true, 1), said(one, 4, 5, refund, true, 3)}, false},
-		"a denial remembered for a second":                    {[]record{said(two, 0, 1, charge, true, 2, 1), said(two, 1, 2, charge, true, 1, 0), said(two, 3, 4, refund, true, 2, 1), said(two, 4, 5, charge, false, 1, 0)}, true},
-		"a denial remembered for three":                       {[]record{said(two, 0, 1, charge, true, 2, 1), said(two, 1, 2, charge, true, 1, 0), said(two, 3, 4, refund, true, 2, 1), said(two, 7, 7, charge, false, 1, 0)}, false},
-		"a denial while another sidecar has leased the units": {[]record{said(lent, 0, 1, charge, true, 0), said(lent, 2, 3, charge, false, 0), said(lent, 4, 5, charge, true, 0)}, true},
-		"more than the limit by leases": {[]record{said(lent, 0, 1, charge, true, 0), said(lent, 2, 3, charge, true, 0), said(lent, 4, 5, charge, true, 0),
-			said(lent, 6, 7, charge, true, 0)}, false},
-		"leased units that were lost":           {[]record{said(lent, 0, 1, charge, true, 0), said(lent, 2, 3, look, true, 1)}, true},
-		"leased units that were returned twice": {[]record{said(lent, 0, 1, charge, true, 0), said(lent, 2, 3, look, true, 3)}, false},
-		"settled to twice the reservation":      {[]record{said(plan, 0, 1, charge, true, 2), said(plan, 2, 3, beyond, true, 1), said(plan, 4, 5, look, true, 1)}, true},
-		"settled beyond the limit": {[]record{said(plan, 0, 1, charge, true, 2), said(plan, 0, 1, charge, true, 1), said(plan, 0, 1, charge, true, 0),
-			said(plan, 2, 3, beyond, true, 0), said(plan, 4, 5, refund, true, 0), said(plan, 6, 7, refund, true, 1)}, true},
-		"what was settled beyond the limit is forgotten": {[]record{said(plan, 0, 1, charge, true, 2), said(plan, 0, 1, charge, true, 1), said(plan, 0, 1, charge, true, 0),
-			said(plan, 2, 3, beyond, true, 0), said(plan, 4, 5, refund, true, 1)}, false},
-		"a settlement that took effect twice": {[]record{said(plan, 0, 1, charge, true, 2), said(plan, 2, 3, beyond, true, 0)}, false},
-		"a group is denied whole":             {[]record{said(two, 0, 1, charge, true, 2, 1), said(two, 2, 3, charge, true, 1, 0), said(two, 4, 5, charge, false, 1, 0)}, true},
-		"a denied group was charged by half":  {[]record{said(two, 0, 1, charge, true, 2, 1), said(two, 2, 3, charge, true, 1, 0), said(two, 4, 5, charge, false, 0, 0)}, false},
-		"a lost group was charged by half":    {[]record{unanswered(two, 0, charge), said(two, 2, 3, look, true, 2, 2)}, false},
-		"a lost group was charged whole":      {[]record{unanswered(two, 0, charge), said(two, 2, 3, look, true, 2, 1)}, true},
+		"one after the other":                {[]record{recordOf(one, 0, 1, charge, true, 2), recordOf(one, 2, 3, charge, true, 1)}, true},
+		"a charge applied twice":             {[]record{recordOf(one, 0, 1, charge, true, 1)}, false},
+		"a charge that was lost":             {[]record{recordOf(one, 0, 1, charge, true, 2), recordOf(one, 2, 3, charge, true, 2)}, false},
+		"at the same time, in another order": {[]record{recordOf(one, 0, 5, charge, true, 1), recordOf(one, 0, 5, charge, true, 2)}, true},
+		"in another order":                   {[]record{recordOf(one, 0, 1, charge, true, 1), recordOf(one, 2, 3, charge, true, 2)}, false},
+		"denied though there was room":       {[]record{recordOf(one, 0, 1, charge, true, 2), recordOf(one, 9, 9, charge, false, 2)}, false},
+		"allowed though there was none": {[]record{recordOf(one, 0, 1, charge, true, 2), recordOf(one, 2, 3, charge, true, 1), recordOf(one, 4, 5, charge, true, 0),
+			recordOf(one, 6, 7, charge, true, 0)}, false},
+		"an answer that was lost":                             {[]record{unanswered(one, 0, charge), recordOf(one, 2, 3, charge, true, 1)}, true},
+		"it was not charged":                                  {[]record{unanswered(one, 0, charge), recordOf(one, 2, 3, charge, true, 2)}, true},
+		"it was charged twice":                                {[]record{unanswered(one, 0, charge), recordOf(one, 2, 3, charge, true, 0)}, false},
+		"it was charged before it was sent":                   {[]record{recordOf(one, 0, 1, dryRun, true, 2), unanswered(one, 2, charge)}, false},
+		"charged, and then not":                               {[]record{unanswered(one, 0, charge), recordOf(one, 2, 3, dryRun, true, 2), recordOf(one, 4, 5, dryRun, true, 3)}, false},
+		"refunded":                                            {[]record{recordOf(one, 0, 1, charge, true, 2), recordOf(one, 2, 3, refund, true, 3), recordOf(one, 4, 5, dryRun, true, 3)}, true},
+		"refunded twice":                                      {[]record{recordOf(one, 0, 1, charge, true, 2), recordOf(one, 2, 3, charge, true, 1), recordOf(one, 4, 5, refund, true, 3)}, false},
+		"a denial remembered for a second":                    {[]record{recordOf(two, 0, 1, charge, true, 2, 1), recordOf(two, 1, 2, charge, true, 1, 0), recordOf(two, 3, 4, refund, true, 2, 1), recordOf(two, 4, 5, charge, false, 1, 0)}, true},
+		"a denial remembered for three":                       {[]record{recordOf(two, 0, 1, charge, true, 2, 1), recordOf(two, 1, 2, charge, true, 1, 0), recordOf(two, 3, 4, refund, true, 2, 1), recordOf(two, 7, 7, charge, false, 1, 0)}, false},
+		"a denial while another sidecar has leased the units": {[]record{recordOf(lent, 0, 1, charge, true, 0), recordOf(lent, 2, 3, charge, false, 0), recordOf(lent, 4, 5, charge, true, 0)}, true},
+		"more than the limit by leases": {[]record{recordOf(lent, 0, 1, charge, true, 0), recordOf(lent, 2, 3, charge, true, 0), recordOf(lent, 4, 5, charge, true, 0),
+			recordOf(lent, 6, 7, charge, true, 0)}, false},
+		"leased units that were lost":           {[]record{recordOf(lent, 0, 1, charge, true, 0), recordOf(lent, 2, 3, dryRun, true, 1)}, true},
+		"leased units that were returned twice": {[]record{recordOf(lent, 0, 1, charge, true, 0), recordOf(lent, 2, 3, dryRun, true, 3)}, false},
+		"settled to twice the reservation":      {[]record{recordOf(plan, 0, 1, charge, true, 2), recordOf(plan, 2, 3, beyond, true, 1), recordOf(plan, 4, 5, dryRun, true, 1)}, true},
+		"settled beyond the limit": {[]record{recordOf(plan, 0, 1, charge, true, 2), recordOf(plan, 0, 1, charge, true, 1), recordOf(plan, 0, 1, charge, true, 0),
+			recordOf(plan, 2, 3, beyond, true, 0), recordOf(plan, 4, 5, refund, true, 0), recordOf(plan, 6, 7, refund, true, 1)}, true},
+		"what was settled beyond the limit is forgotten": {[]record{recordOf(plan, 0, 1, charge, true, 2), recordOf(plan, 0, 1, charge, true, 1), recordOf(plan, 0, 1, charge, true, 0),
+			recordOf(plan, 2, 3, beyond, true, 0), recordOf(plan, 4, 5, refund, true, 1)}, false},
+		"a settlement that took effect twice": {[]record{recordOf(plan, 0, 1, charge, true, 2), recordOf(plan, 2, 3, beyond, true, 0)}, false},
+		"a group is denied whole":             {[]record{recordOf(two, 0, 1, charge, true, 2, 1), recordOf(two, 2, 3, charge, true, 1, 0), recordOf(two, 4, 5, charge, false, 1, 0)}, true},
+		"a denied group was charged by half":  {[]record{recordOf(two, 0, 1, charge, true, 2, 1), recordOf(two, 2, 3, charge, true, 1, 0), recordOf(two, 4, 5, charge, false, 0, 0)}, false},
+		"a lost group was charged by half":    {[]record{unanswered(two, 0, charge), recordOf(two, 2, 3, dryRun, true, 2, 2)}, false},
+		"a lost group was charged whole":      {[]record{unanswered(two, 0, charge), recordOf(two, 2, 3, dryRun, true, 2, 1)}, true},
 	} {
 		if got := porcupine.CheckOperations(model.ToModel(), operations(c.records, nothingLost)); got != c.right {
 			t.Errorf("%s: linearizable is %t, want %t", name, got, c.right)

@@ -128,18 +128,18 @@ func (s *sidecar) kill() {
 
 // world is several sidecars, their clients, and the history of their answers.
 type world struct {
-	t        *testing.T
-	sidecars []*sidecar
-	http     http.Client
-	began    time.Time
-	slice    time.Duration // the time for which clients use the same buckets
-	kinds    []string      // the kinds of buckets in use
-	twice    atomic.Bool   // plants a fault: clients send some charges twice but log them once
-	doubled  atomic.Int64  // charges that were allowed twice by that fault
-	byGRPC   atomic.Int64  // number of answers over gRPC
-	settled  atomic.Int64  // number of settled reservations
-	stop     chan struct{}
-	clients  sync.WaitGroup
+	t            *testing.T
+	sidecars     []*sidecar
+	http         http.Client
+	began        time.Time
+	slice        time.Duration // the time for which clients use the same buckets
+	kinds        []string      // the kinds of buckets in use
+	doubleCharge atomic.Bool   // plants a fault: clients send some charges twice but log them once
+	doubled      atomic.Int64  // charges that were allowed twice by that fault
+	byGRPC       atomic.Int64  // number of answers over gRPC
+	settled      atomic.Int64  // number of settled reservations
+	stop         chan struct{}
+	clients      sync.WaitGroup
 
 	mu      sync.Mutex
 	all     map[string]*buckets // guarded by mu
@@ -186,7 +186,7 @@ func (w *world) client(random *rand.Rand) {
 			w.settle(random, b)
 			continue
 		case n == 0 && !b.leased:
-			k = look
+			k = dryRun
 		case n < 3 && b.refunded():
 			k = refund
 		}
@@ -195,7 +195,7 @@ func (w *world) client(random *rand.Rand) {
 			continue
 		}
 		w.log(w.sendAny(random, b, k))
-		if k == charge && w.twice.Load() && random.IntN(20) == 0 && w.send(random, b, k, "").answer.ok {
+		if k == charge && w.doubleCharge.Load() && random.IntN(20) == 0 && w.send(random, b, k, "").answer.ok {
 			w.doubled.Add(1)
 		}
 	}
@@ -234,7 +234,7 @@ func (b *buckets) refunded() bool { return b.limits[0] == large }
 
 // sendAny sends one request by HTTP or gRPC.
 func (w *world) sendAny(random *rand.Rand, b *buckets, k kind) record {
-	if k != look && random.IntN(2) == 0 {
+	if k != dryRun && random.IntN(2) == 0 {
 		return w.sendGRPC(random, b, k)
 	}
 	return w.send(random, b, k, "")
@@ -253,7 +253,7 @@ func (w *world) send(random *rand.Rand, b *buckets, k kind, id string) (r record
 		ID     string  `json:"request_id,omitempty"`
 	}{ID: id}
 	for _, l := range b.limits {
-		count := [...]int64{charge: b.cost, refund: -b.cost, look: 0}[k]
+		count := [...]int64{charge: b.cost, refund: -b.cost, dryRun: 0}[k]
 		question.Limits = append(question.Limits, limit{nameOf[l], b.name, count, l == budget && k == charge})
 	}
 	r = record{from: w.now(), to: never}
@@ -334,7 +334,7 @@ func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, b := range w.all {
 		redistest.Eventually(w.t, "the sidecars answer again", func() bool {
-			r := w.send(random, b, look, "")
+			r := w.send(random, b, dryRun, "")
 			if r.answered {
 				w.log(r)
 			}
@@ -345,7 +345,7 @@ func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 	result, info := porcupine.CheckOperationsVerbose(model.ToModel(), history, time.Minute)
 	w.t.Logf("%d requests, %d answered, %d by gRPC, %d reservations settled, %d buckets or groups: %s",
 		len(w.records), len(history), w.byGRPC.Load(), w.settled.Load(), len(w.all), result)
-	if result != porcupine.Ok && !w.twice.Load() {
+	if result != porcupine.Ok && !w.doubleCharge.Load() {
 		if file, err := os.CreateTemp("", "history-*.html"); err == nil {
 			_ = porcupine.Visualize(model.ToModel(), info, file)
 			file.Close()

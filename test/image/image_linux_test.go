@@ -260,7 +260,7 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	for range 3 {
 		c.decide(t, request("path", "/login"))
 	}
-	var asked atomic.Int64
+	var requests atomic.Int64
 	var wg sync.WaitGroup
 	filler := strings.Repeat("x", 200)
 	for worker := range 4 {
@@ -274,13 +274,13 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				asked.Add(int64(len(values)))
+				requests.Add(int64(len(values)))
 			}
 		})
 	}
 	wg.Wait()
 	if s := c.state(t); !s.Running || s.OOMKilled {
-		t.Fatalf("after %d keys: %+v", asked.Load(), s)
+		t.Fatalf("after %d keys: %+v", requests.Load(), s)
 	}
 	if got := c.decide(t, request("path", "/login")); got != over {
 		t.Errorf("after many keys, the denied key of /login is allowed again: %v", got)
@@ -445,9 +445,9 @@ func TestImageForAnotherProcessor(t *testing.T) {
 	if err := serve.Start(); err != nil {
 		t.Fatal(err)
 	}
-	asked := connect(t, socket)
+	requests := connect(t, socket)
 	for i, want := range []rls.RateLimitResponse_Code{ok, ok, over} {
-		if got := asked.decide(t, request("path", "/login")); got != want {
+		if got := requests.decide(t, request("path", "/login")); got != want {
 			t.Errorf("request %d to /login: %v, want %v", i+1, got, want)
 		}
 	}

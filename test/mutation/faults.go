@@ -77,12 +77,12 @@ func load(folder string) (all []fault, err error) {
 	return all, nil
 }
 
-var errGone = errors.New("the text to replace is not there, or more than once: change the fault as the code has changed")
+var errNotFound = errors.New("the text to replace is not there, or more than once: change the fault as the code has changed")
 
 // apply returns data with the fault in it.
 func (f *fault) apply(data []byte) ([]byte, error) {
 	if bytes.Count(data, []byte(f.Old)) != 1 {
-		return nil, fmt.Errorf("%s: %w", f.File, errGone)
+		return nil, fmt.Errorf("%s: %w", f.File, errNotFound)
 	}
 	return bytes.Replace(data, []byte(f.Old), []byte(f.New), 1), nil
 }

@@ -154,8 +154,8 @@ func test(ctx context.Context, tree string, packages []string, pattern string, t
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "TMPDIR="+filepath.Join(tree, "..", "tmp")) // removed with the copy of the tree
 	end := ownGroup(cmd)
 	cmd.Cancel = end
-	var trouble bytes.Buffer
-	cmd.Stderr = &trouble
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
 	lines, err := cmd.StdoutPipe()
 	if err != nil {
 		return "", 0, err
@@ -174,7 +174,7 @@ func test(ctx context.Context, tree string, packages []string, pattern string, t
 	case by != "":
 		return by, after, nil
 	case err != nil:
-		return "", after, fmt.Errorf("%w\n%s%s", err, text, trouble.Bytes())
+		return "", after, fmt.Errorf("%w\n%s%s", err, text, stderr.Bytes())
 	case passed == 0:
 		return "", after, fmt.Errorf("no test matches %q", pattern)
 	}

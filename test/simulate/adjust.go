@@ -76,7 +76,7 @@ func (p *process) keep(url string) {
 	})
 	var poll func()
 	poll = func() {
-		if p.dead || p.closing || p.w.lastPoll > 0 && p.w.now > p.w.lastPoll {
+		if p.crashed || p.closing || p.w.lastPoll > 0 && p.w.now > p.w.lastPoll {
 			return
 		}
 		p.useKeeper(func() {
@@ -107,7 +107,7 @@ func (p *process) useKeeper(f func()) {
 
 // pause suspends the coroutine for d.
 func (p *process) pause(d time.Duration) {
-	p.w.wait(func(wake func()) { p.w.afterPlain(d, p, wake) })
+	p.w.wait(func(resume func()) { p.w.afterPlain(d, p, resume) })
 }
 
 // operate starts operators that change adjustments.
@@ -148,25 +148,25 @@ func (w *world) operate(rng *rand.Rand) {
 
 // change makes a change through p, and records the answer.
 func (w *world) change(p *process, o adjust.Operation) {
-	if p.dead {
+	if p.crashed {
 		return
 	}
 	e, err := p.keeper.Change(context.Background(), o)
-	said := "made"
+	outcome := "made"
 	switch {
 	case err != nil && strings.Contains(err.Error(), "the outcome of the change is unknown"):
 		w.seen(sawUnknownChange)
-		said = "not known"
+		outcome = "not known"
 	case err != nil:
-		said = "not made"
+		outcome = "not made"
 	case e.Operation != o.ID:
 		w.judge.fail("operation %s was answered with the entry of %s", o.ID, e.Operation)
 	}
-	if p.dead { // the process has died, so the operator gets no answer
-		said = "not known"
+	if p.crashed { // the process has died, so the operator gets no answer
+		outcome = "not known"
 	}
-	w.note("%s: operation %s: %s, %v", p.name, o.ID, said, err)
-	w.judge.changes[o.ID] = said
+	w.note("%s: operation %s: %s, %v", p.name, o.ID, outcome, err)
+	w.judge.changes[o.ID] = outcome
 }
 
 // late is the longest time that an adjustment may be in force after its expiry, because sidecars estimate the
@@ -294,9 +294,9 @@ func (j *judge) audited() {
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(j.changes)) {
-		switch said, n := j.changes[id], count[id]; {
-		case n > 1, said == "not made" && n > 0, said == "made" && n == 0 && j.losses+j.failovers == 0:
-			j.fail("operation %s was answered as %s, the audit has it %d times", id, said, n)
+		switch outcome, n := j.changes[id], count[id]; {
+		case n > 1, outcome == "not made" && n > 0, outcome == "made" && n == 0 && j.losses+j.failovers == 0:
+			j.fail("operation %s was answered as %s, the audit has it %d times", id, outcome, n)
 		}
 	}
 }

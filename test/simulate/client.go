@@ -95,7 +95,7 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 		switch {
 		case !hot && !pays && rng.IntN(4) == 0:
 			sent++
-			w.askOnce(rng, fmt.Sprintf("o%d.%d", n, sent), p, within)
+			w.sendOnce(rng, fmt.Sprintf("o%d.%d", n, sent), p, within)
 		case !hot && !pays && rng.IntN(4) == 0:
 			sent++
 			w.reserve(rng, fmt.Sprintf("v%d.%d", n, sent), p, within)
@@ -245,8 +245,8 @@ func (w *world) send1(p *process, r *request, within time.Duration) *sending {
 	return s
 }
 
-// askOnce sends a request with an ID for named limits. It may send the request again.
-func (w *world) askOnce(rng *rand.Rand, id string, p *process, within time.Duration) {
+// sendOnce sends a request with an ID for named limits. It may send the request again.
+func (w *world) sendOnce(rng *rand.Rand, id string, p *process, within time.Duration) {
 	r := &request{id: id, witness: "once", once: true}
 	w.requests++
 	r.costs = []cost{{"once", r.id, 1}, {"reserved", strconv.Itoa(rng.IntN(2)), 1 + rng.Int64N(3)}}
@@ -268,7 +268,7 @@ func (w *world) checkSome(rng *rand.Rand, r *request, p *process, within time.Du
 
 // check makes a process answer a request under its ID, in the same way as the HTTP API.
 func (p *process) check(r *request, within time.Duration) {
-	if p.dead {
+	if p.crashed {
 		return
 	}
 	c := &limiter.Call{}

@@ -14,7 +14,7 @@ import (
 
 // The judge makes these checks at the end of a run, after the last fault.
 
-// live sends each process a request that must be allowed, and repeats it. lived checks the answers.
+// live sends each process a request that must be allowed, and repeats it. checkProbes checks the answers.
 func (j *judge) live() {
 	w := j.w
 	for _, p := range w.processes {
@@ -58,8 +58,8 @@ type living struct {
 	answers int // the number of answers that allowed it
 }
 
-// lived checks that the requests of live were allowed.
-func (j *judge) lived() {
+// checkProbes checks that the requests of live were allowed.
+func (j *judge) checkProbes() {
 	for _, l := range j.alive {
 		if l.answers < repeats {
 			j.fail("%s: of %d requests only %d pass though no fault is left", l.process.name, repeats, l.answers)
@@ -79,7 +79,7 @@ func (j *judge) redirected(p *process, err error) {
 func (j *judge) finish() {
 	w := j.w
 	for s := range j.open {
-		if !s.process.dead {
+		if !s.process.crashed {
 			j.fail("request %s has no answer", s.id)
 		}
 		s.unknown = true
@@ -100,9 +100,9 @@ func (j *judge) finish() {
 		}
 	}
 	j.audited()
-	truth := map[cost]int64{}
+	charged := map[cost]int64{}
 	for _, r := range j.requests {
-		j.request(r, truth)
+		j.request(r, charged)
 	}
 	keys := make([]string, 0, len(j.buckets))
 	for key := range j.buckets {
@@ -116,7 +116,7 @@ func (j *judge) finish() {
 		switch b := j.buckets[key]; b.limit {
 		case "":
 		case "own", "tokens", "budget":
-			j.spent(b)
+			j.consumed(b)
 		case "plan", "pace", "credits":
 			j.bounded(b)
 		case "lenient", "strict", "share", "sharded":
@@ -132,7 +132,7 @@ func (j *judge) finish() {
 				j.bounded(b)
 				break
 			}
-			j.conserved(key, b, truth)
+			j.conserved(key, b, charged)
 			j.bounded(b)
 		}
 	}
@@ -143,7 +143,7 @@ func (r *request) String() string {
 }
 
 // request compares the answers to a request with the number of times that it was charged.
-func (j *judge) request(r *request, truth map[cost]int64) {
+func (j *judge) request(r *request, charged map[cost]int64) {
 	if r.witness == "" || r.witness == "own" {
 		return
 	}
@@ -152,7 +152,7 @@ func (j *judge) request(r *request, truth map[cost]int64) {
 		times = b.charged
 	}
 	for i := range r.costs {
-		truth[*r.costs[i].bucket()] += times * r.costs[i].units
+		charged[*r.costs[i].bucket()] += times * r.costs[i].units
 	}
 	if r.witness == "seen" {
 		j.paid(r)
@@ -197,13 +197,13 @@ func (j *judge) kept(r *request) {
 }
 
 // conserved checks that a bucket was charged exactly the admitted units.
-func (j *judge) conserved(key string, b *bucket, truth map[cost]int64) {
+func (j *judge) conserved(key string, b *bucket, charged map[cost]int64) {
 	admitted := int64(0)
 	for _, a := range b.admitted {
 		admitted += a.units
 	}
 	if b.leased == 0 {
-		want := truth[cost{limit: b.limit, value: b.value}]
+		want := charged[cost{limit: b.limit, value: b.value}]
 		// If a group over two servers is denied, a refund may be lost, or smaller because the bucket has
 		// refilled meanwhile. But no refund may happen twice.
 		if b.parted && (!j.w.quiet || j.unclean || b.numbers[0].Period() != algorithms.Day) {

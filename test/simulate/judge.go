@@ -94,9 +94,9 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 	key := bucketOf(c.key)
 	j.w.mix(uint64(b.Decision.Value))
 	if j.w.log != nil {
-		j.w.note("%s: %q cost %d: charged %v, value %d", s.name, key, c.ask.Cost, took, b.Decision.Value)
+		j.w.note("%s: %q cost %d: charged %v, value %d", s.name, key, c.terms.Cost, took, b.Decision.Value)
 	}
-	units, of := c.ask.Cost, j.bucket(key)
+	units, of := c.terms.Cost, j.bucket(key)
 	if !b.Decision.Allowed {
 		of.turns++
 	}
@@ -107,10 +107,10 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 	if of.last = s.now(); of.first == 0 {
 		of.first = of.last
 	}
-	if units < 0 || c.ask.Settle { // a refund never fills a bucket beyond its capacity
+	if units < 0 || c.terms.Settle { // a refund never fills a bucket beyond its capacity
 		of.turns++
 		of.refunds++
-		_, was := c.limit.Take(*before, s.now(), algorithms.Charge{Hash: c.ask.Hash, DryRun: true})
+		_, was := c.limit.Take(*before, s.now(), algorithms.Charge{Hash: c.terms.Hash, DryRun: true})
 		units = -(b.Decision.Value - was.Value) / c.limit.Unit()
 	}
 	if of.charged += units; of.sharded {
@@ -144,7 +144,7 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 	s.answered = true
 	delete(j.open, s)
 	j.planned(nil, s.request, c)
-	if s.process.dead { // the process has died, so the answer is lost
+	if s.process.crashed { // the process has died, so the answer is lost
 		s.unknown = true
 		return
 	}

@@ -149,17 +149,17 @@ func (l *loop) enter(c *coroutine) {
 
 // wait calls start with a function, and suspends the coroutine until that function is called. Only a
 // coroutine may call wait.
-func (l *loop) wait(start func(wake func())) {
-	c, woken, waits := l.running, false, false
+func (l *loop) wait(start func(resume func())) {
+	c, resumed, waits := l.running, false, false
 	start(func() {
-		if woken {
+		if resumed {
 			panic("simulate: woken twice")
 		}
-		if woken = true; waits {
+		if resumed = true; waits {
 			l.afterPlain(0, nil, func() { l.enter(c) })
 		}
 	})
-	if !woken {
+	if !resumed {
 		waits = true
 		c.yield(struct{}{})
 	}

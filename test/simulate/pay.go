@@ -49,13 +49,13 @@ func (w *world) pay(rng *rand.Rand, id string, p *process, within time.Duration)
 // nothing is charged.
 func (j *judge) pays(s *server, group []charge, before []algorithms.State, buckets []algorithms.Bucket, took bool) {
 	left := func(i int, state algorithms.State) int64 {
-		_, d := group[i].limit.Take(state, s.now(), algorithms.Charge{Hash: group[i].ask.Hash, DryRun: true})
+		_, d := group[i].limit.Take(state, s.now(), algorithms.Charge{Hash: group[i].terms.Hash, DryRun: true})
 		return d.Value / group[i].limit.Unit()
 	}
 	within, largest := true, int64(0)
 	for i := range group {
 		if c := &group[i]; c.then {
-			within, largest = within && left(i, before[i]) >= c.ask.Cost, max(largest, c.ask.Cost)
+			within, largest = within && left(i, before[i]) >= c.terms.Cost, max(largest, c.terms.Cost)
 		}
 	}
 	var paid []payment
@@ -68,7 +68,7 @@ func (j *judge) pays(s *server, group []charge, before []algorithms.State, bucke
 		of.decidedBy(c.limit)
 		switch {
 		case took && c.then && within, took && !c.then && !instead:
-			want = c.ask.Cost
+			want = c.terms.Cost
 		case took && instead && !within:
 			want = largest
 		}
@@ -87,7 +87,7 @@ func (j *judge) pays(s *server, group []charge, before []algorithms.State, bucke
 		}
 		j.w.mix(uint64(units))
 		if j.w.log != nil {
-			j.w.note("%s: %q cost %d: charged %d of %d", s.name, key, c.ask.Cost, units, had)
+			j.w.note("%s: %q cost %d: charged %d of %d", s.name, key, c.terms.Cost, units, had)
 		}
 	}
 	switch {

@@ -32,7 +32,7 @@ type process struct {
 	w           *world
 	name        string
 	rng         *rand.Rand
-	dead        bool
+	crashed     bool
 	closing     bool // no more requests are sent to it
 	settled     bool // no fault is left, and it had the time to read the layout of the Cluster
 	pausedUntil int64
@@ -247,8 +247,8 @@ func (s waiting) Submit(b *backend.Batch) {
 		return
 	}
 	done, l := b.Done, s.process.w.loop
-	l.wait(func(wake func()) {
-		b.Done = func(*backend.Batch) { wake() }
+	l.wait(func(resume func()) {
+		b.Done = func(*backend.Batch) { resume() }
 		s.next.Submit(b)
 	})
 	b.Done = done
@@ -257,7 +257,7 @@ func (s waiting) Submit(b *backend.Batch) {
 
 // call implements outside.World.Call.
 func (p *process) call(ctx context.Context, server string, commands []outside.Command) {
-	if p.dead {
+	if p.crashed {
 		failAll(commands, refused)
 		return
 	}
@@ -265,8 +265,8 @@ func (p *process) call(ctx context.Context, server string, commands []outside.Co
 		commands[i].Args = copied(commands[i].Args)
 	}
 	end, _ := ctx.Deadline()
-	p.w.wait(func(wake func()) {
-		p.w.send(p, server, commands, p.real(end.Sub(p.Now())), wake)
+	p.w.wait(func(resume func()) {
+		p.w.send(p, server, commands, p.real(end.Sub(p.Now())), resume)
 	})
 }
 
@@ -301,15 +301,15 @@ func failAll(commands []outside.Command, err error) {
 }
 
 // send sends commands to a server. It calls wake when all have replies or errors, at the latest after d.
-func (w *world) send(p *process, to string, commands []outside.Command, d time.Duration, wake func()) {
+func (w *world) send(p *process, to string, commands []outside.Command, d time.Duration, resume func()) {
 	s, link := w.node(to), w.linkOf(p)
 	if w.log != nil {
 		w.note("%s: calls %s: %s, within %v", p.name, s.name, commands[0].Args[0], d)
 	}
-	w.judge.obeys(p, s, commands[0].Args[0].(string))
+	w.judge.checkMaster(p, s, commands[0].Args[0].(string))
 	if d <= 0 {
 		failAll(commands, context.DeadlineExceeded)
-		wake()
+		resume()
 		return
 	}
 	ended := false
@@ -319,7 +319,7 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 			ended = true
 			deadline.canceled = true
 			set()
-			wake()
+			resume()
 		}
 	}
 	answers := make([]outside.Command, len(commands)) // a server does not read the commands of a call that has ended

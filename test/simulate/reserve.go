@@ -93,7 +93,7 @@ func (w *world) settleLater(rng *rand.Rand, v *reserving, work time.Duration, re
 // settle makes p settle v, as Envoy does at the end of a stream. It reports whether the answer confirms the
 // settlement.
 func (p *process) settle(v *reserving, id string, real int64, forged bool, within time.Duration) (settled bool) {
-	if p.dead {
+	if p.crashed {
 		return false
 	}
 	w := p.w
@@ -113,7 +113,7 @@ func (p *process) settle(v *reserving, id string, real int64, forged bool, withi
 		ctx = end
 	}
 	err := p.limiter.Check(ctx, c)
-	if p.dead { // the process has died, so the answer is lost
+	if p.crashed { // the process has died, so the answer is lost
 		return false
 	}
 	return w.judge.settlement(p, v, c, err, forged)
@@ -182,9 +182,9 @@ func (j *judge) reserved(v *reserving) {
 	}
 }
 
-// spent checks the buckets of reservations. Each may be charged its limit, plus the amounts by which real
+// consumed checks the buckets of reservations. Each may be charged its limit, plus the amounts by which real
 // costs exceed their estimates.
-func (j *judge) spent(b *bucket) {
+func (j *judge) consumed(b *bucket) {
 	capacity, beyond := int64(0), int64(0)
 	for _, l := range b.numbers {
 		capacity = max(capacity, l.Capacity)

@@ -25,9 +25,9 @@ func Run(p Plan, log func(format string, args ...any)) (r Result) {
 			w.judge.fail("panic: %v\n%s", v, debug.Stack())
 		}
 		r = Result{Problems: w.judge.problems, Counts: w.counts, Steps: w.steps, Requests: len(w.judge.requests), Hash: w.hash}
-		w.forget()
+		w.releaseEnded()
 	}()
-	w.play()
+	w.runPlan()
 	return r
 }
 
@@ -49,7 +49,7 @@ func Shrink(p Plan) Plan {
 	w := newWorld(p, nil)
 	func() {
 		defer func() { _ = recover() }() // Run reports a panic as a problem
-		w.play()
+		w.runPlan()
 	}()
 	for _, part := range w.parts() {
 		less := p

@@ -18,7 +18,7 @@ type watched struct {
 	master, replica *server
 	named           [sentinelCount]string // the master's address according to each Sentinel
 	moving          bool                  // a failover is in progress
-	deaf            *process              // this process misses all messages of the failover
+	missesMessages  *process              // this process misses all messages of the failover
 }
 
 // watcher has the callbacks of a store that follows the Sentinels.
@@ -53,7 +53,7 @@ func (p *process) watch(_ string, named func(master string), message func(channe
 	p.watchers = append(p.watchers, watcher{named, message})
 	var poll func()
 	poll = func() {
-		if p.dead || w.lastPoll > 0 && w.now > w.lastPoll {
+		if p.crashed || w.lastPoll > 0 && w.now > w.lastPoll {
 			return
 		}
 		for _, master := range w.watched.named {
@@ -71,13 +71,13 @@ func (p *process) watch(_ string, named func(master string), message func(channe
 	w.after(0, p, poll)
 }
 
-// tell sends a message of a Sentinel to all processes. For a while, a process that gets it must not call the server at
-// the address avoids, because its replica replaces it.
-func (w *world) tell(sentinel int, channel, payload, avoids string, avoid time.Duration) {
+// publish sends a message of a Sentinel to all processes. For a while, a process that gets it must not call
+// the server at the address avoids, because its replica replaces it.
+func (w *world) publish(sentinel int, channel, payload, avoids string, avoid time.Duration) {
 	w.note("Sentinel %d: %s %s", sentinel, channel, payload)
 	for _, p := range w.started {
 		link := w.linkOf(p)
-		if p.dead || p == w.watched.deaf || link.cutUntil > w.now || link.loss > 0 && !w.calm && link.rng.IntN(4) == 0 {
+		if p.crashed || p == w.watched.missesMessages || link.cutUntil > w.now || link.loss > 0 && !w.calm && link.rng.IntN(4) == 0 {
 			w.seen(faultLostMessage)
 			continue
 		}
@@ -102,8 +102,8 @@ const (
 	stale    = 4900 * time.Millisecond
 )
 
-// obeys checks that p does not call a server that the Sentinels replace.
-func (j *judge) obeys(p *process, s *server, command string) {
+// checkMaster checks that p does not call a server that the Sentinels replace.
+func (j *judge) checkMaster(p *process, s *server, command string) {
 	if w := j.w; command != "info" && p.avoids == s.name+":6379" && w.now < p.avoidsUntil {
 		j.fail("%s calls %s, though the Sentinels have reported that it is replaced", p.name, s.name)
 	}
@@ -121,13 +121,13 @@ func (w *world) fail(rng *rand.Rand, span time.Duration) {
 	if t.moving || !t.replica.up {
 		return
 	}
-	t.moving, t.deaf = true, nil
+	t.moving, t.missesMessages = true, nil
 	if rng.IntN(3) == 0 {
-		t.deaf = w.processes[rng.IntN(len(w.processes))]
+		t.missesMessages = w.processes[rng.IntN(len(w.processes))]
 	}
-	old, next, died := t.master, t.replica, rng.IntN(2) == 0
-	w.note("the Sentinels replace %s in %v; it died: %v", old.name, span, died)
-	if died {
+	old, next, crashed := t.master, t.replica, rng.IntN(2) == 0
+	w.note("the Sentinels replace %s in %v; it died: %v", old.name, span, crashed)
+	if crashed {
 		old.up = false
 		w.afterPlain(span+time.Duration(rng.Int64N(int64(60*time.Millisecond))), nil, func() { old.up = true })
 	}
@@ -140,11 +140,11 @@ func (w *world) fail(rng *rand.Rand, span time.Duration) {
 	}
 	avoids, switched := old.name+":6379", fmt.Sprintf("%s %s 6379 %s 6379", sentinelName, old.name, next.name)
 	w.afterPlain(span, nil, func() {
-		w.tell(leader, "+failover-state-send-slaveof-noone", t.about(next), avoids, promotes)
+		w.publish(leader, "+failover-state-send-slaveof-noone", t.about(next), avoids, promotes)
 		if aborts {
 			later(30, func() {
 				w.seen(faultAborted)
-				w.tell(leader, "-failover-abort-slave-timeout", t.about(next), "", 0)
+				w.publish(leader, "-failover-abort-slave-timeout", t.about(next), "", 0)
 				t.moving = false
 			})
 			return
@@ -152,13 +152,13 @@ func (w *world) fail(rng *rand.Rand, span time.Duration) {
 		later(10, func() {
 			w.promote(old, next)
 			later(20, func() {
-				w.tell(leader, "+promoted-slave", t.about(next), avoids, stale)
+				w.publish(leader, "+promoted-slave", t.about(next), avoids, stale)
 				later(20, func() {
 					t.named[1-leader] = next.name + ":6379"
-					w.tell(1-leader, "+switch-master", switched, avoids, stale)
+					w.publish(1-leader, "+switch-master", switched, avoids, stale)
 					later(20, func() {
 						t.master, t.replica, t.named[leader] = next, old, next.name+":6379"
-						w.tell(leader, "+switch-master", switched, avoids, stale)
+						w.publish(leader, "+switch-master", switched, avoids, stale)
 						later(60, func() { w.demote(old, next) })
 					})
 				})

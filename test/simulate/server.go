@@ -319,8 +319,8 @@ func (s *server) take(keys, args []any) (any, error) {
 	}
 }
 
-// taking is one run of take.lua. It is reused.
-type taking struct {
+// batchCharging is one run of take.lua. It is reused.
+type batchCharging struct {
 	server *server
 	now    algorithms.Micros
 	keys   []string
@@ -336,7 +336,7 @@ type taking struct {
 type charge struct {
 	key   string
 	limit *algorithms.Limit
-	ask   algorithms.Charge
+	terms algorithms.Charge
 	more  bool
 	then  bool
 	life  int64  // in ms; only in a head
@@ -344,7 +344,7 @@ type charge struct {
 }
 
 // read returns the next charge, and false at the end.
-func (t *taking) read(r *reader) (c charge, ok bool) {
+func (t *batchCharging) read(r *reader) (c charge, ok bool) {
 	key, what := r.number(), r.number()
 	if key == 0 {
 		return c, false
@@ -357,17 +357,17 @@ func (t *taking) read(r *reader) (c charge, ok bool) {
 		return c, true
 	}
 	c.limit, c.more, c.then = t.limits[number-1], flags&1 != 0, flags&64 != 0
-	c.ask = algorithms.Charge{
+	c.terms = algorithms.Charge{
 		Cost: cost, Hash: uint64(phase), Reserve: flags&4 != 0, DryRun: flags&8 != 0, Scaled: flags&16 != 0, Settle: flags&32 != 0,
 	}
 	if flags&2 != 0 {
-		c.ask.MaxWait, c.ask.ChargedAt = algorithms.Micros(r.number()), algorithms.Micros(r.number())
+		c.terms.MaxWait, c.terms.ChargedAt = algorithms.Micros(r.number()), algorithms.Micros(r.number())
 	}
 	return c, true
 }
 
 // decide decides the group that starts with c.
-func (t *taking) decide(r *reader, c charge) {
+func (t *batchCharging) decide(r *reader, c charge) {
 	var head *charge
 	if c.limit == nil {
 		own := c
@@ -401,11 +401,11 @@ func (t *taking) decide(r *reader, c charge) {
 }
 
 // charge decides a group, and reports whether it consumed anything.
-func (t *taking) charge(group []charge) (took bool) {
+func (t *batchCharging) charge(group []charge) (took bool) {
 	s := t.server
 	buckets, before := t.buckets[:0], t.before[:0]
 	for i := range group {
-		b := algorithms.Bucket{Limit: group[i].limit, Charge: group[i].ask, Then: group[i].then}
+		b := algorithms.Bucket{Limit: group[i].limit, Charge: group[i].terms, Then: group[i].then}
 		if v := s.get(group[i].key); v != nil {
 			b.State = v.state
 		}

@@ -49,7 +49,7 @@ func TestSimulation(t *testing.T) {
 		return
 	}
 	start := time.Now()
-	all, played, failed := playAll(t, start)
+	all, played, failed := runAll(t, start)
 	took, found := time.Since(start), "no problem"
 	slices.Sort(failed)
 	for i, s := range failed {
@@ -75,9 +75,9 @@ const (
 	mostShrunk = 3
 )
 
-// playAll plays the seeds, as many in parallel as there are processors. It returns the sum of their results,
+// runAll plays the seeds, as many in parallel as there are processors. It returns the sum of their results,
 // the number of seeds played, and the failed seeds.
-func playAll(t *testing.T, start time.Time) (all Result, played int, failed []uint64) {
+func runAll(t *testing.T, start time.Time) (all Result, played int, failed []uint64) {
 	t.Helper()
 	var next atomic.Uint64
 	next.Store(*first)

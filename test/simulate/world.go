@@ -130,31 +130,31 @@ type Plan struct {
 type world struct {
 	*loop
 
-	plan         Plan
-	calm         bool // no fault happens from now on
-	quiet        bool // no fault happens in the whole run
-	stepsBack    bool // the server's clock may step back
-	waitReplicas int
-	lossy        bool  // a server may lose its data
-	adjusts      bool  // operators adjust limits
-	lastPoll     int64 // sidecars stop reading adjustments at this time; 0 means never
-	counts       Counts
-	log          func(format string, args ...any) // nil if there is no log
-	judge        *judge
-	servers      []*server
-	layout       *layout  // nil if Redis is not a Cluster
-	watched      *watched // nil if there are no Sentinels
-	processes    []*process
-	started      []*process // all processes, including those that have ended
-	links        [8]link
-	configs      []*limiter.Snapshot
-	snapshot     *limiter.Snapshot
-	length       time.Duration
-	clients      int
-	mishaps      int // the number of planned faults
-	requests     int
-	boots        int
-	taking       taking
+	plan          Plan
+	calm          bool // no fault happens from now on
+	quiet         bool // no fault happens in the whole run
+	stepsBack     bool // the server's clock may step back
+	waitReplicas  int
+	lossy         bool  // a server may lose its data
+	adjusts       bool  // operators adjust limits
+	lastPoll      int64 // sidecars stop reading adjustments at this time; 0 means never
+	counts        Counts
+	log           func(format string, args ...any) // nil if there is no log
+	judge         *judge
+	servers       []*server
+	layout        *layout  // nil if Redis is not a Cluster
+	watched       *watched // nil if there are no Sentinels
+	processes     []*process
+	started       []*process // all processes, including those that have ended
+	links         [8]link
+	configs       []*limiter.Snapshot
+	snapshot      *limiter.Snapshot
+	length        time.Duration
+	clients       int
+	plannedFaults int // the number of planned faults
+	requests      int
+	boots         int
+	taking        batchCharging
 }
 
 // seen counts an event.
@@ -339,7 +339,7 @@ func (w *world) parts() (names []string) {
 	if w.adjusts {
 		names = append(names, "a")
 	}
-	for n := range w.mishaps {
+	for n := range w.plannedFaults {
 		names = append(names, fmt.Sprintf("f%d", n))
 	}
 	return names
@@ -347,11 +347,11 @@ func (w *world) parts() (names []string) {
 
 func (w *world) left(out string) bool { return slices.Contains(w.plan.Without, out) }
 
-// play runs the world to its end. The judge then reports problems.
-func (w *world) play() {
+// runPlan runs the world to its end. The judge then reports problems.
+func (w *world) runPlan() {
 	w.clients = 1 + w.rng.IntN(2)
 	if !w.calm {
-		w.mishaps = 1 + w.rng.IntN(3)
+		w.plannedFaults = 1 + w.rng.IntN(3)
 	}
 	whole := w.length
 	if w.plan.Until > 0 {
@@ -362,7 +362,7 @@ func (w *world) play() {
 			w.client(n, rng, whole)
 		}
 	}
-	for n := range w.mishaps {
+	for n := range w.plannedFaults {
 		if rng := w.stream('f', n); !w.left(fmt.Sprintf("f%d", n)) {
 			w.after(time.Duration(rng.Int64N(int64(whole))), nil, func() { w.fault(rng) })
 		}
@@ -371,7 +371,7 @@ func (w *world) play() {
 		w.operate(w.stream('a', 0))
 	}
 	w.run(int64(w.length))
-	w.heal()
+	w.repair()
 	w.run(w.now + int64(400*time.Millisecond)) // circuit breakers probe at least every 200 ms
 	switch {
 	case w.watched != nil: // for 5 s after a switch, sidecars ignore polls that name an old master; a lost poll is repeated after 1 s
@@ -383,7 +383,7 @@ func (w *world) play() {
 	w.judge.converged()
 	w.judge.live()
 	w.run(w.now + int64(50*time.Millisecond))
-	w.judge.lived()
+	w.judge.checkProbes()
 	if !w.run(w.now + int64(20*time.Second)) {
 		w.judge.fail("20 s after the end something still happens")
 	}
@@ -400,17 +400,17 @@ func (w *world) play() {
 	}
 }
 
-// forget releases the memory of the run. Pools of the code under test keep some of it until the next garbage
+// releaseEnded releases the memory of the run. Pools of the code under test keep some of it until the next garbage
 // collection. Through that part, the processes would keep the rest.
-func (w *world) forget() {
+func (w *world) releaseEnded() {
 	for _, p := range w.started {
 		*p = process{}
 	}
 	*w = world{}
 }
 
-// heal ends all faults.
-func (w *world) heal() {
+// repair ends all faults.
+func (w *world) repair() {
 	w.calm = true
 	for i := range w.links {
 		w.links[i].cutUntil, w.links[i].slowUntil = 0, 0
@@ -553,7 +553,7 @@ func (w *world) crash(i int) {
 	w.seen(faultCrash)
 	p := w.processes[i]
 	w.note("%s crashes", p.name)
-	p.dead = true
+	p.crashed = true
 	w.judge.crashed()
 	w.boots++
 	w.processes[i] = w.start(p.name[:1] + strings.Repeat("'", w.boots))

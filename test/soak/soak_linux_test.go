@@ -87,8 +87,8 @@ type world struct {
 	calls, work, fewer count
 }
 
-// count bounds the units that a limit has consumed: at least sure, and at most sure plus unsure.
-type count struct{ sure, unsure atomic.Int64 }
+// count bounds the units that a limit has consumed: at least sure, and at most sure plus unknown.
+type count struct{ sure, unknown atomic.Int64 }
 
 // sidecar is a running process.
 type sidecar struct {
@@ -97,26 +97,27 @@ type sidecar struct {
 	output            bytes.Buffer
 }
 
-// TestSoak sends gRPC and HTTP traffic, reservations and adjustments to two sidecars. Meanwhile the configuration is
-// reloaded every second, Redis is paused, restarted and loses its scripts, and passwords and certificates change. Memory,
-// goroutines and open files must not grow, and every consumed unit must be counted once.
+// TestSoak sends gRPC and HTTP traffic, reservations and adjustments to two sidecars. Meanwhile the
+// configuration is reloaded every second, Redis is paused, restarted and loses its scripts, and passwords and
+// certificates change. Memory, goroutines and open files must not grow, and every consumed unit must be
+// counted once.
 func TestSoak(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the soak takes ten seconds; run the tests without -short")
 	}
 	w := start(t)
 	lasts := duration(t)
-	var traffic, trouble sync.WaitGroup
+	var traffic, faults sync.WaitGroup
 	for i := range 4 {
 		s := w.sidecars[i%len(w.sidecars)]
 		traffic.Go(func() { w.rpc(s) })
 		traffic.Go(func() { w.apply(s) })
 	}
 	traffic.Go(func() { w.proxy(w.sidecars[0]) })
-	trouble.Go(func() { w.every(time.Second, w.reload) })
-	trouble.Go(func() { w.every(time.Second, w.adjust) })
-	trouble.Go(func() { w.every(1500*time.Millisecond, w.rotate) })
-	trouble.Go(func() { w.every(700*time.Millisecond, w.fault) })
+	faults.Go(func() { w.every(time.Second, w.reload) })
+	faults.Go(func() { w.every(time.Second, w.adjust) })
+	faults.Go(func() { w.every(1500*time.Millisecond, w.rotate) })
+	faults.Go(func() { w.every(700*time.Millisecond, w.fault) })
 	slack := 4 << 10
 	if lasts < time.Minute {
 		slack = 16 << 10 // in a short run the heap is still growing to its final size
@@ -130,7 +131,7 @@ func TestSoak(t *testing.T) {
 		usages = append(usages, now)
 	}
 	close(w.over)
-	trouble.Wait()
+	faults.Wait()
 	traffic.Wait()
 	w.counts()
 	w.happened()
@@ -266,11 +267,11 @@ func (w *world) rpc(s *sidecar) {
 			switch {
 			case err != nil:
 				w.t.Errorf("an RPC failed, so Envoy would have allowed the request: %v", err)
-				of.unsure.Add(1)
+				of.unknown.Add(1)
 			case answer.OverallCode == rls.RateLimitResponse_OK:
 				of.sure.Add(1)
 			case answer.Statuses[0].CurrentLimit == nil: // on_backend_failure decided
-				of.unsure.Add(1)
+				of.unknown.Add(1)
 				w.failures.Add(1)
 			}
 			time.Sleep(time.Millisecond)
@@ -307,7 +308,7 @@ func (w *world) apply(s *sidecar) {
 	for !w.isOver() {
 		code, answer := w.post(s.http+"/v1/limit", "api", `{"domain":"soak","name":"work","key":"1","count":5,"reserve":true}`)
 		if code != http.StatusOK || answer.Reservation == "" {
-			w.work.unsure.Add(5)
+			w.work.unknown.Add(5)
 			w.failures.Add(1)
 			time.Sleep(5 * time.Millisecond)
 			continue
@@ -434,14 +435,14 @@ func (w *world) consumed(which string, rate int64) (n int64) {
 // counts compares the admitted units with the units in the buckets.
 func (w *world) counts() {
 	for which, c := range map[string]*count{"call=1": &w.calls, "work=1": &w.work} {
-		n, sure, unsure := w.consumed(which, much), c.sure.Load(), c.unsure.Load()
-		w.t.Logf("%s: %d consumed, %d admitted, %d answered by the failure policy", which, n, sure, unsure)
-		if sure == 0 || n < sure || n > sure+unsure {
-			w.t.Errorf("%s: %d consumed, want %d to %d", which, n, sure, sure+unsure)
+		n, sure, unknown := w.consumed(which, much), c.sure.Load(), c.unknown.Load()
+		w.t.Logf("%s: %d consumed, %d admitted, %d answered by the failure policy", which, n, sure, unknown)
+		if sure == 0 || n < sure || n > sure+unknown {
+			w.t.Errorf("%s: %d consumed, want %d to %d", which, n, sure, sure+unknown)
 		}
 	}
-	if sure, unsure := w.fewer.sure.Load(), w.fewer.unsure.Load(); sure > few || w.consumed("few=1", few) == few && sure+unsure < few {
-		w.t.Errorf("few: %d admitted of %d, %d answered by the failure policy", sure, few, unsure)
+	if sure, unknown := w.fewer.sure.Load(), w.fewer.unknown.Load(); sure > few || w.consumed("few=1", few) == few && sure+unknown < few {
+		w.t.Errorf("few: %d admitted of %d, %d answered by the failure policy", sure, few, unknown)
 	}
 }
 

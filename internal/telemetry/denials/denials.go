@@ -93,9 +93,9 @@ const (
 	// shards is the number of shards. Each has its own lock, so that denied requests rarely wait for each
 	// other.
 	shards = 8
-	// kept bounds the number of keys in each shard. All shards together contain every key with more than about
+	// maxKept bounds the number of keys in each shard. All shards together contain every key with more than about
 	// a thousandth of a window's denials.
-	kept = 128
+	maxKept = 128
 	// maxShown bounds how many bytes of a key are stored for display.
 	maxShown = 256
 )
@@ -118,7 +118,7 @@ type shard struct {
 func New(now func() time.Time) *Recorder {
 	r := &Recorder{now: now, began: now(), seed: maphash.MakeSeed()}
 	for i := range r.shards {
-		r.shards[i].keys = topk.NewWindows[counted](kept)
+		r.shards[i].keys = topk.NewWindows[counted](maxKept)
 	}
 	return r
 }
@@ -139,12 +139,12 @@ func (r *Recorder) Observe(c *limiter.Call) {
 	}
 	for i := range c.Results {
 		if result := &c.Results[i]; c.Denies(result) {
-			r.count(now, c, result, why(result))
+			r.count(now, c, result, reasonOf(result))
 		}
 	}
 }
 
-func why(r *limiter.Result) string {
+func reasonOf(r *limiter.Result) string {
 	switch {
 	case r.Outcome == limiter.FailedDenied && errors.Is(r.Decision.Err, backend.ErrFull):
 		return Full

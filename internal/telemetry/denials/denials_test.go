@@ -52,8 +52,8 @@ func newRequester(tb testing.TB, store backend.Store) *requester {
 	return a
 }
 
-// ask charges a descriptor, key=value,…, or a limit by name if text is "NAME KEY".
-func (a *requester) ask(tb testing.TB, text string, cost int64) {
+// send charges a descriptor, key=value,…, or a limit by name if text is "NAME KEY".
+func (a *requester) send(tb testing.TB, text string, cost int64) {
 	tb.Helper()
 	c := &limiter.Call{Request: limiter.Request{Domain: "d"}}
 	if name, key, ok := strings.Cut(text, " "); ok {
@@ -98,17 +98,17 @@ func TestTopListsDenials(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	a.want(t, "nothing asked")
 	for range 4 {
-		a.ask(t, "user=bob", 1)
+		a.send(t, "user=bob", 1)
 	}
-	a.ask(t, "user=eve", 1) // allowed
-	a.ask(t, "user=eve", 0) // a dry run
-	a.ask(t, "path=/login,ip=192.0.2.1", 1)
+	a.send(t, "user=eve", 1) // allowed
+	a.send(t, "user=eve", 0) // a dry run
+	a.send(t, "path=/login,ip=192.0.2.1", 1)
 	a.clock = a.clock.Add(time.Second)
-	a.ask(t, "path=/login,ip=192.0.2.1", 1)
-	a.ask(t, "user=eve", 1)
+	a.send(t, "path=/login,ip=192.0.2.1", 1)
+	a.send(t, "user=eve", 1)
 	a.clock = a.clock.Add(time.Second)
-	a.ask(t, "user=bob", 2) // 2 units can never be allowed
-	a.ask(t, "send bob", 1) // a request by name, for the same bucket
+	a.send(t, "user=bob", 2) // 2 units can never be allowed
+	a.send(t, "send bob", 1) // a request by name, for the same bucket
 	bob := `4 d/send limit ["bob"] [{"user" "bob"}] false`
 	rest := []string{
 		`1 d/send never ["bob"] [{"user" "bob"}] false`,
@@ -125,7 +125,7 @@ func TestTopListsDenials(t *testing.T) {
 	}
 
 	a.clock = a.clock.Add(5 * time.Minute) // the next window of counts; the list adds up both windows
-	a.ask(t, "user=bob", 1)
+	a.send(t, "user=bob", 1)
 	a.want(t, "over two windows", append([]string{`5 d/send limit ["bob"] [{"user" "bob"}] false`}, rest...)...)
 	a.clock = a.clock.Add(5 * time.Minute)
 	a.want(t, "one later", `1 d/send limit ["bob"] [{"user" "bob"}] false`)
@@ -133,7 +133,7 @@ func TestTopListsDenials(t *testing.T) {
 		t.Errorf("since %v", since)
 	}
 	a.clock = a.clock.Add(-time.Hour) // a clock that steps back loses nothing
-	a.ask(t, "user=bob", 1)
+	a.send(t, "user=bob", 1)
 	a.clock = a.clock.Add(2 * time.Hour)
 	a.want(t, "long after")
 }
@@ -153,9 +153,9 @@ func TestADenialHasTheTimeOfTheRequest(t *testing.T) {
 func TestLongKeysAreTruncated(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	long := strings.Repeat("x", 16<<10)
-	a.ask(t, "anyone=\xff<b>\r\n\x00", 1)
-	a.ask(t, "anybody="+long, 1)
-	a.ask(t, "anybody="+long+"y", 1)
+	a.send(t, "anyone=\xff<b>\r\n\x00", 1)
+	a.send(t, "anybody="+long, 1)
+	a.send(t, "anybody="+long+"y", 1)
 	_, top := a.Top(10)
 	if len(top) != 3 {
 		t.Fatalf("%d keys; want 3", len(top))
@@ -179,32 +179,32 @@ func TestFailuresAreCountedByLimit(t *testing.T) {
 	for err, why := range map[error]string{backend.ErrUnavailable: Backend, fmt.Errorf("x: %w", backend.ErrFull): Full, errors.New("x"): Backend} {
 		a := newRequester(t, away{err})
 		for i := range 100 {
-			a.ask(t, fmt.Sprint("user=", i), 1)
+			a.send(t, fmt.Sprint("user=", i), 1)
 		}
 		a.want(t, err.Error(), fmt.Sprintf("100 d/send %s [] [] false", why))
 	}
 	a := newRequester(t, away{})
 	a.limiter = limiter.New(away{}, limiter.Config{NoConfig: new(descriptors.Deny)})
-	a.ask(t, "user=bob", 1)
+	a.send(t, "user=bob", 1)
 	a.want(t, "no configuration", "1 d/ no-config [] [] false")
 	a.Unrouted(NoRoute)
 	a.Unrouted(NoRoute)
 	a.want(t, "no route", "2 / no-route [] [] false", "1 d/ no-config [] [] false")
 }
 
-// TestMemoryForDenialsIsBounded checks that memory is bounded, and that the key with the most denials is found, however many keys
-// are denied.
+// TestMemoryForDenialsIsBounded checks that memory is bounded, and that the key with the most denials is
+// found, however many keys are denied.
 func TestMemoryForDenialsIsBounded(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	for i := range 20_000 {
-		a.ask(t, fmt.Sprintf("any%d=x", i), 1)
+		a.send(t, fmt.Sprintf("any%d=x", i), 1)
 		if i%20 == 0 {
-			a.ask(t, "anyone=often", 1)
+			a.send(t, "anyone=often", 1)
 		}
 	}
 	_, top := a.Top(1 << 20)
-	if len(top) != shards*kept {
-		t.Errorf("%d keys are kept, want %d", len(top), shards*kept)
+	if len(top) != shards*maxKept {
+		t.Errorf("%d keys are kept, want %d", len(top), shards*maxKept)
 	}
 	if d := top[0]; d.Entries[0].Value != "often" || d.Times > 1000 || d.Times < 500 {
 		t.Errorf("got %+v; want value %q, times at most 1000 and times at least 500", top[0], "often")
@@ -213,19 +213,19 @@ func TestMemoryForDenialsIsBounded(t *testing.T) {
 
 func TestConcurrentDenialsAreAllCounted(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
-	a.ask(t, "user=bob", 1)
-	var asking sync.WaitGroup
+	a.send(t, "user=bob", 1)
+	var sending sync.WaitGroup
 	for range 8 {
-		asking.Go(func() {
+		sending.Go(func() {
 			for range 1000 {
-				a.ask(t, "user=bob", 1)
+				a.send(t, "user=bob", 1)
 				if rand.IntN(100) == 0 {
 					a.Top(3)
 				}
 			}
 		})
 	}
-	asking.Wait()
+	sending.Wait()
 	a.want(t, "all", `8000 d/send limit ["bob"] [{"user" "bob"}] false`)
 }
 
@@ -277,10 +277,10 @@ func BenchmarkObserve(b *testing.B) {
 // TestTheLastDenialsOfAKey denies a key twelve times, a minute apart, so that several windows count it.
 func TestTheLastDenialsOfAKey(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
-	a.ask(t, "user=bob", 1)
+	a.send(t, "user=bob", 1)
 	first := a.clock
 	for range 8 {
-		a.ask(t, "user=bob", 1)
+		a.send(t, "user=bob", 1)
 		a.clock = a.clock.Add(time.Minute)
 	}
 	a.clock = a.clock.Add(-time.Minute)
@@ -294,7 +294,7 @@ func TestTheLastDenialsOfAKey(t *testing.T) {
 		}
 	}
 	for range 20 {
-		a.ask(t, "user=bob", 1)
+		a.send(t, "user=bob", 1)
 	}
 	if _, top = a.Top(1); len(top[0].Recent) > 16 || !top[0].First.Equal(first) {
 		t.Errorf("%d decisions are kept, the first at %v", len(top[0].Recent), top[0].First)

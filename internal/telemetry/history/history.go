@@ -109,7 +109,7 @@ func (r *Recorder) Sample(now time.Time, requests Totals, limits func(visit func
 	limits(func(key Key, totals Totals) { r.limit(step, key, totals) })
 	for hash, e := range r.limits {
 		if e.sequence != r.sequence { // the sample did not contain the limit, so it was removed
-			r.forget(&e)
+			r.remove(&e)
 			delete(r.limits, hash)
 		}
 	}
@@ -135,14 +135,14 @@ func (r *Recorder) limit(step int64, key Key, totals Totals) {
 	default:
 		e.series.add(step, moved)
 		if step-e.series.moved >= Steps {
-			r.forget(&e)
+			r.remove(&e)
 		}
 	}
 	r.limits[hash] = e
 }
 
-// forget removes the series of e. The caller holds r.mu.
-func (r *Recorder) forget(e *entry) {
+// remove removes the series of e. The caller holds r.mu.
+func (r *Recorder) remove(e *entry) {
 	if e.series != nil {
 		e.series = nil
 		r.kept--

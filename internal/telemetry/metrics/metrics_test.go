@@ -51,8 +51,8 @@ func snapshot(policies ...*descriptors.Policy) *limiter.Snapshot {
 	return &limiter.Snapshot{Domains: map[string]*limiter.Domain{"d": d}, Policies: policies}
 }
 
-// ask charges cost to key=value of domain.
-func ask(tb testing.TB, l *limiter.Limiter, domain, key, value string, cost int64) {
+// send charges cost to key=value of domain.
+func send(tb testing.TB, l *limiter.Limiter, domain, key, value string, cost int64) {
 	tb.Helper()
 	c := &limiter.Call{}
 	c.Request.Domain = domain
@@ -114,17 +114,17 @@ func TestDecisionsAreCounted(t *testing.T) {
 		&descriptors.Policy{Name: "penalty", Limit: &penalized},
 	))
 	for range 3 {
-		ask(t, l, "d", "plain", "v", 1)
+		send(t, l, "d", "plain", "v", 1)
 	}
 	for range 6 { // 2 allowed, 2 denied; the second denial blocks
-		ask(t, l, "d", "penalty", "v", 1)
+		send(t, l, "d", "penalty", "v", 1)
 	}
-	ask(t, l, "d", "plain", "v", 9)
-	ask(t, l, "d", "shadow", "v", 1)
-	ask(t, l, "d", "shadow", "v", 1)
-	ask(t, l, "d", "free", "v", 1)
-	ask(t, l, "d", "unknown", "v", 1)
-	ask(t, l, "elsewhere", "plain", "v", 1)
+	send(t, l, "d", "plain", "v", 9)
+	send(t, l, "d", "shadow", "v", 1)
+	send(t, l, "d", "shadow", "v", 1)
+	send(t, l, "d", "free", "v", 1)
+	send(t, l, "d", "unknown", "v", 1)
+	send(t, l, "elsewhere", "plain", "v", 1)
 	want(t, scrape(t, m, "rlsidecar_decisions_total"), map[string]string{
 		`rlsidecar_decisions_total{domain="d",limit="plain",outcome="allowed"}`:   "2",
 		`rlsidecar_decisions_total{domain="d",limit="plain",outcome="denied"}`:    "1",
@@ -168,7 +168,7 @@ func TestFailuresAreCounted(t *testing.T) {
 		&descriptors.Policy{Name: "error", Limit: limit(t, 2), OnFailure: descriptors.Error},
 	))
 	for _, key := range []string{"deny", "allow", "error"} {
-		ask(t, l, "d", key, "v", 3)
+		send(t, l, "d", key, "v", 3)
 	}
 	got := scrape(t, m, "rl")
 	for name, n := range map[string]string{
@@ -197,13 +197,13 @@ func TestHitsAreCountedAsInTheReferenceServer(t *testing.T) {
 		&descriptors.Policy{Name: "l", Limit: limit(t, 1), Shadow: true, StatKey: "d.k_v.k2.k4"}, // the first two levels are the same as those of k
 		&descriptors.Policy{Name: "ip", Limit: limit(t, 10), StatKey: "d.ip_10.0.0.1:80"},
 	))
-	ask(t, l, "d", "k", "v", 9) // one hit is near the limit
-	ask(t, l, "d", "k", "v", 1) // the hit is near the limit
-	ask(t, l, "d", "k", "v", 5) // the hits are over the limit
-	ask(t, l, "d", "k", "v", 0)
-	ask(t, l, "d", "k", "v", -1)
-	ask(t, l, "d", "l", "v", 2) // one hit is near the limit, and one is over it
-	ask(t, l, "d", "ip", "v", 1)
+	send(t, l, "d", "k", "v", 9) // one hit is near the limit
+	send(t, l, "d", "k", "v", 1) // the hit is near the limit
+	send(t, l, "d", "k", "v", 5) // the hits are over the limit
+	send(t, l, "d", "k", "v", 0)
+	send(t, l, "d", "k", "v", -1)
+	send(t, l, "d", "l", "v", 2) // one hit is near the limit, and one is over it
+	send(t, l, "d", "ip", "v", 1)
 	samples := map[string]string{}
 	for name, n := range map[string]int{"total_hits": 17, "within_limit": 10, "near_limit": 3, "over_limit": 6, "shadow_mode": 2} {
 		samples[fmt.Sprintf(`ratelimit_service_rate_limit_%s{domain="d",key1="k_v",key2="k2"}`, name)] = fmt.Sprint(n)
@@ -216,7 +216,8 @@ func TestHitsAreCountedAsInTheReferenceServer(t *testing.T) {
 	want(t, scrape(t, m, "ratelimit_service_rate_limit"), samples)
 }
 
-// TestHitsAreCountedWithinAndOverTheLimit compares with a simple counter that denials increment, as in the reference server.
+// TestHitsAreCountedWithinAndOverTheLimit compares with a simple counter that denials increment, as in the
+// reference server.
 func TestHitsAreCountedWithinAndOverTheLimit(t *testing.T) {
 	epoch := algorithms.Micros(0)
 	rapid.Check(t, func(rt *rapid.T) {
@@ -232,7 +233,7 @@ func TestHitsAreCountedWithinAndOverTheLimit(t *testing.T) {
 		nearest := int64(float32(capacity) * 0.8)
 		var count, near, over, within int64
 		for _, hits := range rapid.SliceOfN(rapid.Int64Range(1, 15), 1, 8).Draw(rt, "hits") {
-			ask(t, l, "d", "k", "v", hits)
+			send(t, l, "d", "k", "v", hits)
 			after := count + hits
 			over += max(0, after-max(capacity, count))
 			near += max(0, min(after, capacity)-max(nearest, count))
@@ -263,10 +264,10 @@ func TestRuntimeSeriesAreBounded(t *testing.T) {
 		}
 	}
 	l.Swap(snapshot(policies()...))
-	ask(t, l, "d", "k", "bob\xff", 1)
-	ask(t, l, "d", "k", "bob\xff", 1)
-	ask(t, l, "d", "all", "x", 1)
-	ask(t, l, "d", "k", strings.Repeat("long", 100), 1)
+	send(t, l, "d", "k", "bob\xff", 1)
+	send(t, l, "d", "k", "bob\xff", 1)
+	send(t, l, "d", "all", "x", 1)
+	send(t, l, "d", "k", strings.Repeat("long", 100), 1)
 	total := func(key1 string) string {
 		return scrape(t, m, "ratelimit_service_rate_limit_total_hits")[fmt.Sprintf(`ratelimit_service_rate_limit_total_hits{domain="d",key1=%q,key2=""}`, key1)]
 	}
@@ -278,7 +279,7 @@ func TestRuntimeSeriesAreBounded(t *testing.T) {
 		t.Error("a reload removed a series that it must keep")
 	}
 	for i := range m.series.most + 5 {
-		ask(t, l, "d", "k", fmt.Sprint("v", i), 1)
+		send(t, l, "d", "k", fmt.Sprint("v", i), 1)
 	}
 	if n := len(m.series.runtime); n != m.series.most {
 		t.Errorf("%d series; want %v", n, m.series.most)
@@ -297,10 +298,10 @@ func TestCountersSurviveReloads(t *testing.T) {
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 	first := snapshot(&descriptors.Policy{Name: "a", Limit: limit(t, 9)}, &descriptors.Policy{Name: "b", Limit: limit(t, 9)})
 	l.Swap(first)
-	ask(t, l, "d", "a", "v", 1)
-	ask(t, l, "d", "b", "v", 1)
+	send(t, l, "d", "a", "v", 1)
+	send(t, l, "d", "b", "v", 1)
 	l.Swap(snapshot(&descriptors.Policy{Name: "b", Limit: limit(t, 3)}, &descriptors.Policy{Name: "c", Limit: limit(t, 9)}))
-	ask(t, l, "d", "b", "v", 1)
+	send(t, l, "d", "b", "v", 1)
 	// This call was in flight when the configuration changed.
 	late := &limiter.Call{}
 	late.Snapshot, late.Verdict.Domain = first, first.Domains["d"]
@@ -382,7 +383,7 @@ func TestConcurrentDecisionsAreAllCounted(t *testing.T) {
 	for i := range 8 {
 		wg.Go(func() {
 			for range 500 {
-				ask(t, l, "d", "k", fmt.Sprint(i%3), 1)
+				send(t, l, "d", "k", fmt.Sprint(i%3), 1)
 			}
 		})
 	}

@@ -17,7 +17,7 @@ type service struct {
 	answered              prometheus.Observer // the histogram of ShouldRateLimit, in seconds
 	calls                 atomic.Uint64
 	loaded, refused       atomic.Uint64
-	spared                atomic.Uint64
+	unlimited             atomic.Uint64
 	badRequests, failures atomic.Uint64
 
 	times *timings // nil without StatsD
@@ -63,7 +63,7 @@ func (s *service) refuse(reason string) {
 // observe counts the outcome of c.
 func (s *service) observe(c *limiter.Call) {
 	if c.WouldDeny {
-		s.spared.Add(1)
+		s.unlimited.Add(1)
 	}
 	if c.Failed || c.Err != nil {
 		s.failures.Add(1)
@@ -89,5 +89,5 @@ func (s *service) collect(send func(*prometheus.Desc, uint64, ...string)) {
 	send(errorsDesc, s.failures.Load(), "redis_error")
 	send(loadedDesc, s.loaded.Load())
 	send(refusedDesc, s.refused.Load())
-	send(sparedDesc, s.spared.Load())
+	send(sparedDesc, s.unlimited.Load())
 }

@@ -21,8 +21,8 @@ func TestTheReferenceServersOwnCounters(t *testing.T) {
 	}
 	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m, Modes: limiter.Modes{Shadow: true}})
 	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 1)}))
-	ask(t, l, "d", "k", "v", 1)
-	ask(t, l, "d", "k", "v", 1)
+	send(t, l, "d", "k", "v", 1)
+	send(t, l, "d", "k", "v", 1)
 	m.Observe(&limiter.Call{Verdict: limiter.Verdict{Snapshot: l.Current(), Failed: true}})
 	m.Observe(&limiter.Call{Verdict: limiter.Verdict{Snapshot: l.Current(), Err: errors.New("away")}})
 	got := scrape(t, m, "ratelimit_service_")
@@ -49,7 +49,7 @@ func TestNearLimitRatio(t *testing.T) {
 		m.SetNearLimit(ratio)
 		l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
 		l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10)}))
-		ask(t, l, "d", "k", "v", 10)
+		send(t, l, "d", "k", "v", 10)
 		name := `ratelimit_service_rate_limit_near_limit{domain="d",key1="k",key2=""}`
 		if got := scrape(t, m, name)[name]; got != want {
 			t.Errorf("%g: %s, want %s", ratio, got, want)

@@ -42,7 +42,7 @@ func TestALimitHasSeriesFromItsFirstDecisionOn(t *testing.T) {
 	if n := ofLimits(t, m); n != 0 {
 		t.Errorf("%d samples before the first request; want 0", n)
 	}
-	ask(t, l, "d", "k7", "v", 1)
+	send(t, l, "d", "k7", "v", 1)
 	want(t, scrape(t, m, "rlsidecar_decisions_total"), map[string]string{
 		`rlsidecar_decisions_total{domain="d",limit="k7",outcome="allowed"}`: "1",
 		`rlsidecar_decisions_total{domain="d",limit="k7",outcome="denied"}`:  "0",
@@ -53,7 +53,7 @@ func TestALimitHasSeriesFromItsFirstDecisionOn(t *testing.T) {
 	if again := ofLimits(t, m); again != n {
 		t.Errorf("%d samples after a reload, %d before", again, n)
 	}
-	ask(t, l, "d", "k7", "v", 1)
+	send(t, l, "d", "k7", "v", 1)
 	if got := m.Tally(&descriptors.Policy{Domain: "d", Name: "k7"}); got.Allowed != 2 {
 		t.Errorf("got %+v; want 2 allowed", got)
 	}
@@ -61,10 +61,10 @@ func TestALimitHasSeriesFromItsFirstDecisionOn(t *testing.T) {
 
 func TestKeysMakeNoSeries(t *testing.T) {
 	m, l := started(t, 3)
-	ask(t, l, "d", "k1", "v", 1)
+	send(t, l, "d", "k1", "v", 1)
 	before := ofLimits(t, m)
 	for i := range 100_000 {
-		ask(t, l, "d", "k1", fmt.Sprint(i), 1)
+		send(t, l, "d", "k1", fmt.Sprint(i), 1)
 	}
 	if n := ofLimits(t, m); n != before {
 		t.Errorf("%d samples after 100,000 keys, %d before", n, before)
@@ -78,8 +78,8 @@ func TestLimitsBeyondTheBoundShareOverflow(t *testing.T) {
 		t.Error("folding at the start")
 	}
 	for i := range 30 {
-		ask(t, l, "d", fmt.Sprint("k", i), "v", 1)
-		ask(t, l, "d", fmt.Sprint("k", i), "w", 1)
+		send(t, l, "d", fmt.Sprint("k", i), "v", 1)
+		send(t, l, "d", fmt.Sprint("k", i), "w", 1)
 	}
 	got := scrape(t, m, "rlsidecar_")
 	for name, n := range map[string]string{
@@ -113,7 +113,7 @@ func TestLimitsBeyondTheBoundShareOverflow(t *testing.T) {
 	// With fewer limits there is room again, and removed limits have no counters.
 	l.Swap(snapshot(manyLimits(t, 12)[8:]...))
 	for i := 8; i < 12; i++ {
-		ask(t, l, "d", fmt.Sprint("k", i), "v", 1)
+		send(t, l, "d", fmt.Sprint("k", i), "v", 1)
 	}
 	got = scrape(t, m, "rlsidecar_")
 	for name, n := range map[string]string{
@@ -139,7 +139,7 @@ func TestDomainsBeyondTheBoundShareOverflow(t *testing.T) {
 	}
 	l.Swap(s)
 	for i := range 5 {
-		ask(t, l, fmt.Sprint("d", i), "k", "v", 1)
+		send(t, l, fmt.Sprint("d", i), "k", "v", 1)
 	}
 	want(t, scrape(t, m, `rlsidecar_requests_total{code="ok"`), map[string]string{
 		`rlsidecar_requests_total{code="ok",domain="d0"}`: "1", `rlsidecar_requests_total{code="ok",domain="d1"}`: "1",
@@ -153,7 +153,7 @@ func TestDomainsBeyondTheBoundShareOverflow(t *testing.T) {
 // TestCountingAllocatesOnce checks that counting allocates nothing after a limit's first decision.
 func TestCountingAllocatesOnce(t *testing.T) {
 	m, l := started(t, 2)
-	ask(t, l, "d", "k1", "v", 1)
+	send(t, l, "d", "k1", "v", 1)
 	s := l.Current()
 	c := &limiter.Call{}
 	c.Snapshot, c.Verdict.Domain = s, s.Domains["d"]

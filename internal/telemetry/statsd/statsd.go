@@ -75,8 +75,8 @@ type Rewrite struct {
 }
 
 const (
-	// patience bounds the duration of a flush.
-	patience = 5 * time.Second
+	// timeout bounds the duration of a flush.
+	timeout = 5 * time.Second
 	// payload is the number of bytes that fit into one packet on every network.
 	payload = 1432
 	// atOnce bounds the number of metrics that are passed to the client before it has sent them. The client
@@ -132,7 +132,7 @@ func (s *sink) report(err error) {
 // flush sends the differences since the last successful flush. It opens a new connection, because the first
 // write to an idle connection may be lost.
 func (s *sink) flush(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, s.config.Network, s.config.Address)
 	if err != nil {

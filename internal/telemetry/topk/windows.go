@@ -26,7 +26,7 @@ func (w *Windows[V]) AddN(now time.Time, key []byte, n int64) (c *Counted[V], ad
 // Each calls see for each item of both windows at the time now, with the items of the current window first.
 // at is the number of the item's key, counted from 0. If both windows contain a key, its number is the same
 // in both calls.
-func (w *Windows[V]) Each(now time.Time, see func(at int, c *Counted[V])) {
+func (w *Windows[V]) Each(now time.Time, visit func(at int, c *Counted[V])) {
 	w.turn(now)
 	at := map[string]int{}
 	for _, counter := range []*Counter[V]{w.recent, w.before} {
@@ -37,7 +37,7 @@ func (w *Windows[V]) Each(now time.Time, see func(at int, c *Counted[V])) {
 			if _, seen := at[c.key]; !seen {
 				at[c.key] = len(at)
 			}
-			see(at[c.key], c)
+			visit(at[c.key], c)
 		}
 	}
 }

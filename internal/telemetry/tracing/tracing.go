@@ -64,17 +64,17 @@ type Tracing struct {
 	tracer     api.Tracer
 }
 
-// patience bounds each attempt to reach the collector, and the duration of Stop.
-const patience = 5 * time.Second
+// timeout bounds each attempt to reach the collector, and the duration of Stop.
+const timeout = 5 * time.Second
 
 // Start returns a Tracing. It does not wait for the collector. Later errors are logged, at most once a
 // minute. Start returns an error if an environment variable is not valid.
 func Start(ctx context.Context, c Config, log *zap.Logger) (*Tracing, error) {
 	var client otlptrace.Client
 	if c.Protocol == "grpc" {
-		client = otlptracegrpc.NewClient(otlptracegrpc.WithTimeout(patience))
+		client = otlptracegrpc.NewClient(otlptracegrpc.WithTimeout(timeout))
 	} else {
-		client = otlptracehttp.NewClient(otlptracehttp.WithTimeout(patience))
+		client = otlptracehttp.NewClient(otlptracehttp.WithTimeout(timeout))
 	}
 	exporter, err := otlptrace.New(ctx, client)
 	if err != nil {
@@ -123,9 +123,9 @@ func (c *Config) resource(ctx context.Context) (*resource.Resource, error) {
 	return resource.Merge(known, resource.NewSchemaless(own...))
 }
 
-// Stop sends the queued spans. It waits at most for the time patience.
+// Stop sends the queued spans. It waits at most for the time timeout.
 func (t *Tracing) Stop() {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	_ = t.provider.Shutdown(ctx) // the error handler logs errors
 }

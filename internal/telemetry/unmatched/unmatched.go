@@ -32,8 +32,8 @@ type Shape struct {
 }
 
 const (
-	// kept bounds the number of shapes in a window.
-	kept = 64
+	// maxKept bounds the number of shapes in a window.
+	maxKept = 64
 	// maxText bounds how many bytes of a shape are stored.
 	maxText = 512
 	// warnPause is the minimum time between two warnings. warnAgain is the minimum time between two warnings
@@ -58,7 +58,7 @@ type Recorder struct {
 
 // New returns a Recorder. now returns the time. log receives warnings.
 func New(now func() time.Time, log *zap.Logger) *Recorder {
-	return &Recorder{now: now, log: log, began: now(), shapes: topk.NewWindows[Shape](kept), warned: map[string]time.Time{}}
+	return &Recorder{now: now, log: log, began: now(), shapes: topk.NewWindows[Shape](maxKept), warned: map[string]time.Time{}}
 }
 
 // Is reports whether no limit matched c, although there was a configuration.

@@ -89,15 +89,15 @@ func TestMemoryForShapesIsBounded(t *testing.T) {
 		r.Observe(long)
 	}
 	_, top := r.Top(1 << 20)
-	if len(top) > kept {
-		t.Errorf("%d shapes; want at most %v", len(top), kept)
+	if len(top) > maxKept {
+		t.Errorf("%d shapes; want at most %v", len(top), maxKept)
 	}
 	size := 0
 	for _, s := range top {
 		size += len(s.Domain) + len(s.Text())
 	}
-	if size > 4*kept*maxText || len(r.key) > 4*maxText || len(r.warned) > maxWarned {
-		t.Errorf("%d bytes, a key of %d bytes, %d warnings; want size at most %v, len(r.key) at most %v and len(r.warned) at most %v", size, len(r.key), len(r.warned), 4*kept*maxText, 4*maxText, maxWarned)
+	if size > 4*maxKept*maxText || len(r.key) > 4*maxText || len(r.warned) > maxWarned {
+		t.Errorf("%d bytes, a key of %d bytes, %d warnings; want size at most %v, len(r.key) at most %v and len(r.warned) at most %v", size, len(r.key), len(r.warned), 4*maxKept*maxText, 4*maxText, maxWarned)
 	}
 	if !strings.HasPrefix(top[0].Domain, "ddd") || !top[0].Cut {
 		t.Errorf("got %+v; want a text that starts with %q and cut", top[0], "ddd")

@@ -27,9 +27,9 @@ type Used struct {
 	Recent []denials.Event
 }
 
-// kept is the maximum number of keys in a window. They include every key that consumed more than one
+// maxKept is the maximum number of keys in a window. They include every key that consumed more than one
 // five-hundredth of all units.
-const kept = 512
+const maxKept = 512
 
 // Recorder estimates usage. It is safe for concurrent use.
 type Recorder struct {
@@ -48,7 +48,7 @@ type counted struct {
 
 // New returns a Recorder that observes one of so many requests as every says.
 func New(now func() time.Time, every int64) *Recorder {
-	return &Recorder{now: now, began: now(), weight: every, keys: topk.NewWindows[counted](kept)}
+	return &Recorder{now: now, began: now(), weight: every, keys: topk.NewWindows[counted](maxKept)}
 }
 
 // Observe counts the units that c consumed. If another goroutine is in Observe, Observe returns without

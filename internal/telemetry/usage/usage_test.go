@@ -61,8 +61,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	_, top := r.Top()
-	if len(top) > 2*kept || top[0].Key[0] != "bob" {
-		t.Errorf("%d keys, the first is %+v; want len(top) at most %v and top[0].Key[0] %q", len(top), top[0], 2*kept, "bob")
+	if len(top) > 2*maxKept || top[0].Key[0] != "bob" {
+		t.Errorf("%d keys, the first is %+v; want len(top) at most %v and top[0].Key[0] %q", len(top), top[0], 2*maxKept, "bob")
 	}
 	if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > 4<<20 {
 		t.Errorf("%d KiB are used; want at most %v", used>>10, 4<<20)

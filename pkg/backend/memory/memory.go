@@ -52,10 +52,10 @@ type Store struct {
 // stripe is a part of the buckets with its own lock. A goroutine that locks several stripes locks them in
 // ascending order.
 type stripe struct {
-	mu    sync.Mutex
-	table table // guarded by mu
-	hand  int   // where the next sweep starts; guarded by mu
-	_     [64]byte
+	mu        sync.Mutex
+	table     table // guarded by mu
+	nextSweep int   // where the next sweep starts; guarded by mu
+	_         [64]byte
 }
 
 // New makes an empty Store.
@@ -298,13 +298,13 @@ func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool
 	if s.sweep(st, now, part, keep) > 0 {
 		return true
 	}
-	for looked := part; looked < few; looked += part/4 + 1 {
+	for visited := part; visited < few; visited += part/4 + 1 {
 		other := &s.stripes[s.next.Add(1)%stripeCount]
 		if other == st || !other.mu.TryLock() { // waiting for the lock could deadlock, because locks are acquired in ascending order
 			continue
 		}
 		swept := s.sweep(other, now, part, keep)
-		looked += min(part, other.table.size())
+		visited += min(part, other.table.size())
 		other.mu.Unlock()
 		if swept > 0 {
 			return true
@@ -317,11 +317,11 @@ func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool
 // that equal new buckets, except the entries in keep. It returns the number of deleted entries.
 func (s *Store) sweep(st *stripe, now algorithms.Micros, n int, keep []*entry) (swept int) {
 	for range min(n, st.table.size()) {
-		if st.hand >= st.table.size() {
-			st.hand = 0
+		if st.nextSweep >= st.table.size() {
+			st.nextSweep = 0
 		}
-		e := st.table.entry(st.hand)
-		st.hand++
+		e := st.table.entry(st.nextSweep)
+		st.nextSweep++
 		if e.by == nil || now < e.state().FreshAt() || slices.Contains(keep, e) {
 			continue
 		}

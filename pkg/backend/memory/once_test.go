@@ -72,14 +72,14 @@ func TestDeniedIDsKeepNoRoom(t *testing.T) {
 			t.Fatalf("%d: got %+v; want allowed", id, d)
 		}
 	}
-	held := s.Stats().Keys
+	keys := s.Stats().Keys
 	for id := 5; id < 1000; id++ {
 		if d := take(id); d.Err != nil || d.Allowed {
 			t.Fatalf("denied id %d: %+v; want no error and denied", id, d)
 		}
 	}
-	if got := s.Stats().Keys; got != held {
-		t.Errorf("holds %d after 995 denied ids, %d before", got, held)
+	if got := s.Stats().Keys; got != keys {
+		t.Errorf("holds %d after 995 denied ids, %d before", got, keys)
 	}
 }
 
@@ -172,7 +172,7 @@ func TestEveryRecordIsFound(t *testing.T) {
 	l := tokens(t, 1_000_000)
 	const every = 4000
 	ids := func(i int) [16]byte { return [16]byte{byte(i), byte(i >> 8), 15: byte(i)} }
-	ask := func(i int) backend.Decision {
+	take := func(i int) backend.Decision {
 		d := make([]backend.Decision, 1)
 		backend.Take(context.Background(), s, []backend.Charge{{
 			Key: []byte("k"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1},
@@ -181,7 +181,7 @@ func TestEveryRecordIsFound(t *testing.T) {
 		return d[0]
 	}
 	for i := range every {
-		if d := ask(i); !d.Allowed || d.Replayed {
+		if d := take(i); !d.Allowed || d.Replayed {
 			t.Fatalf("request %d: got %+v; want allowed and not replayed", i, d)
 		}
 	}
@@ -192,7 +192,7 @@ func TestEveryRecordIsFound(t *testing.T) {
 		for i := range every {
 			if algorithms.Micros(1+i%7) > passed {
 				kept++
-				if d := ask(i); !d.Replayed || d.Remaining != int64(999_999-i) {
+				if d := take(i); !d.Replayed || d.Remaining != int64(999_999-i) {
 					t.Fatalf("request %d after %d minutes: got %+v; want replayed, with %d remaining", i, passed, d, 999_999-i)
 				}
 			}

@@ -58,7 +58,7 @@ func (r *room) add(name string, listed bool) (i uint32) {
 	return i
 }
 
-// forget forgets an owner that holds nothing, unless setOwners named it. mu is held.
+// forget removes an owner that holds nothing, unless setOwners named it. mu is held.
 func (r *room) forget(owner uint32) {
 	if r.held[owner] != 0 || owner == recordsOwner || r.divided && r.listed[owner] {
 		return

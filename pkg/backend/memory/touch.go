@@ -6,7 +6,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// atOnce is the number of charges that touch looks up together. A processor core can have about a dozen
+// atOnce is the number of charges that touch reads together. A processor core can have about a dozen
 // memory reads in flight.
 const atOnce = 16
 
@@ -14,8 +14,8 @@ const atOnce = 16
 // It also stores the hashes of the keys in hashes.
 //
 // With many buckets, each step from the index to the entry to the key waits for memory, and so does a search
-// for a record. touch does each step for all charges, so the waits overlap. Under the locks they could not overlap, because acquiring a
-// lock waits for earlier reads.
+// for a record. touch does each step for all charges, so the waits overlap. Under the locks they could not
+// overlap, because acquiring a lock waits for earlier reads.
 //
 // The values may change before the decision and are not used. The result only prevents the compiler from
 // removing the reads.

@@ -26,17 +26,17 @@ func TestTouchWhileBucketsAreAddedAndDeleted(t *testing.T) {
 			random := rand.New(rand.NewPCG(uint64(w), 1))
 			for range 2 * each * keys / workers / atOnce {
 				charges, d := make([]backend.Charge, 2*atOnce), make([]backend.Decision, 2*atOnce)
-				var asked [2 * atOnce]int
+				var reads [2 * atOnce]int
 				for i := range charges {
-					asked[i] = random.IntN(keys)
-					key := fmt.Append(nil, asked[i])
+					reads[i] = random.IntN(keys)
+					key := fmt.Append(nil, reads[i])
 					if i%4 == 3 { // these buckets are deleted again
-						asked[i], key = -1, fmt.Append(nil, "gone", w, i)
+						reads[i], key = -1, fmt.Append(nil, "gone", w, i)
 					}
 					charges[i] = backend.Charge{Key: key, Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}, Group: i}
 				}
 				backend.Take(t.Context(), s, charges, d)
-				for i, n := range asked {
+				for i, n := range reads {
 					switch {
 					case n < 0:
 						if !d[i].Allowed || d[i].Remaining != each-1 {

@@ -7,10 +7,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// paysInstead checks a plan, and credits that are charged for requests that the plan does not allow. It
+// alternativesPay checks a plan, and credits that are charged for requests that the plan does not allow. It
 // does so for charges alone, beside another limit, under an idempotency key, as a dry run, and by many
 // workers at once.
-func paysInstead(t *testing.T, clock *Clock, store backend.Store) {
+func alternativesPay(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
 	plan, credits := token(10, minute, 10), window(20, algorithms.Day)
 	plan.Key, credits.Key, plan.Then = []byte("plan"), []byte("credits"), true
@@ -74,8 +74,8 @@ func paysInstead(t *testing.T, clock *Clock, store backend.Store) {
 	if d := take(store, dry...); d[0].Allowed || !d[1].Allowed {
 		t.Errorf("a dry run: got %+v", d)
 	}
-	ask(t, store, plan, 0, true, 10, 0)
-	ask(t, store, credits, 0, true, 8, 0)
+	expect(t, store, plan, 0, true, 10, 0)
+	expect(t, store, credits, 0, true, 8, 0)
 
 	first := take(store, once(60, request(6)...)...)
 	if !first[0].Allowed || first[0].Remaining != 4 {
@@ -89,7 +89,7 @@ func paysInstead(t *testing.T, clock *Clock, store backend.Store) {
 			t.Errorf("the repeat of id %d: got %+v, want the first decision, %+v", id, again, was)
 		}
 	}
-	ask(t, store, credits, 0, true, 3, 0)
+	expect(t, store, credits, 0, true, 3, 0)
 
 	plan, credits = window(300, algorithms.Day), window(200, algorithms.Day)
 	plan.Key, credits.Key, plan.Then = []byte("crowded plan"), []byte("crowded credits"), true

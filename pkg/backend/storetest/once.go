@@ -35,7 +35,7 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 			t.Errorf("repeated: got %+v, want the first decision, %+v", again[0], want)
 		}
 	}
-	ask(t, store, a, 0, true, 1, 0)
+	expect(t, store, a, 0, true, 1, 0)
 
 	more := a
 	more.Terms.Cost = 2
@@ -85,20 +85,20 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 		t.Errorf("a denial that consumed units must be stored: got %+v, first %+v", d[0], first[0])
 	}
 
-	crowd := window(1000, algorithms.Day)
-	crowd.Key = []byte("once crowd")
+	full := window(1000, algorithms.Day)
+	full.Key = []byte("once crowd")
 	var wg sync.WaitGroup
 	for range 16 {
 		wg.Go(func() {
 			for id := range byte(20) {
-				if d := take(store, once(100+id, crowd)...); !d[0].Allowed {
+				if d := take(store, once(100+id, full)...); !d[0].Allowed {
 					t.Errorf("got %+v", d[0])
 				}
 			}
 		})
 	}
 	wg.Wait()
-	ask(t, store, crowd, 0, true, 980, 0)
+	expect(t, store, full, 0, true, 980, 0)
 }
 
 // settles starts a request of two limits that settle, on two servers, and settles each once, however often
@@ -111,7 +111,7 @@ func settles(t *testing.T, clock *Clock, store backend.Store) {
 	daily.Key, perMinute.Key, daily.Slot, perMinute.Slot = []byte("daily"), []byte("per minute"), 1, 2
 	of := clock.Now()
 	for _, c := range []backend.Charge{daily, perMinute} {
-		ask(t, store, c, 60, true, c.Limit.Capacity-60, 0)
+		expect(t, store, c, 60, true, c.Limit.Capacity-60, 0)
 	}
 	settlement := func(c backend.Charge, id byte, cost int64) backend.Charge {
 		c.Terms = algorithms.Charge{Cost: cost, ChargedAt: of, Settle: true}
@@ -126,12 +126,12 @@ func settles(t *testing.T, clock *Clock, store backend.Store) {
 			}
 		}
 	}
-	ask(t, store, daily, 0, true, 980, 0)
+	expect(t, store, daily, 0, true, 980, 0)
 	for n, c := range []backend.Charge{daily, perMinute} {
 		if err := backend.ResetBucket(t.Context(), store, c); err != nil {
 			t.Fatal(err)
 		}
-		ask(t, store, c, 50, true, c.Limit.Capacity-50, 0)
+		expect(t, store, c, 50, true, c.Limit.Capacity-50, 0)
 		if d := take(store, settlement(c, byte(110+n), -20))[0]; d.Remaining != c.Limit.Capacity-50 {
 			t.Errorf("%s was reset, and a refund for an earlier charge was accepted: %+v", c.Key, d)
 		}

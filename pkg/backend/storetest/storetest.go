@@ -57,20 +57,20 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 	t.Run("a denial charges nothing", func(t *testing.T) {
 		clock, store := start(t)
 		bucket := token(10, algorithms.Second, 3)
-		ask(t, store, bucket, 2, true, 1, 0)
-		ask(t, store, bucket, 2, false, 1, 100_000)
+		expect(t, store, bucket, 2, true, 1, 0)
+		expect(t, store, bucket, 2, false, 1, 100_000)
 		clock.Set(Start + 99_999)
-		ask(t, store, bucket, 2, false, 1, 1)
+		expect(t, store, bucket, 2, false, 1, 1)
 		clock.Set(Start + 100_000)
-		ask(t, store, bucket, 2, true, 0, 0)
+		expect(t, store, bucket, 2, true, 0, 0)
 	})
 	t.Run("keys are bytes", func(t *testing.T) {
 		_, store := start(t)
 		for _, key := range []string{"", "\x00", "\xff", "a", "a\x00", "a\r\nb", string(make([]byte, 4096))} {
 			bucket := token(1, algorithms.Second, 1)
 			bucket.Key = []byte("k" + key)
-			ask(t, store, bucket, 1, true, 0, 0)
-			ask(t, store, bucket, 1, false, 0, algorithms.Second)
+			expect(t, store, bucket, 1, true, 0, 0)
+			expect(t, store, bucket, 1, false, 0, algorithms.Second)
 		}
 	})
 	t.Run("a group is charged as a whole or not at all", func(t *testing.T) {
@@ -85,7 +85,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		if got = take(store, a, b); !got[0].Allowed || got[1].Allowed || got[0].Remaining != 3 {
 			t.Fatalf("b has 1 left: got %+v", got)
 		}
-		ask(t, store, a, 3, true, 0, 0)
+		expect(t, store, a, 3, true, 0, 0)
 	})
 	t.Run("repeated denials block for longer each time", func(t *testing.T) {
 		clock, store := start(t)
@@ -116,7 +116,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 	})
 	t.Run("credits pay what a plan does not allow", func(t *testing.T) {
 		clock, store := start(t)
-		paysInstead(t, clock, store)
+		alternativesPay(t, clock, store)
 	})
 	t.Run("64 workers on one bucket admit the limit", func(t *testing.T) {
 		_, store := start(t)
@@ -144,7 +144,7 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		if n := admitted.Load(); n != 500 {
 			t.Errorf("admitted %d groups, want exactly 500", n)
 		}
-		ask(t, store, b, 200, true, 0, 0)
+		expect(t, store, b, 200, true, 0, 0)
 	})
 }
 
@@ -182,12 +182,12 @@ func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() a
 			rng := rand.New(rand.NewPCG(uint64(worker), 2))
 			for range 100 {
 				var group []backend.Charge
-				which := rng.Perm(keys)[:1+rng.IntN(3)]
-				for _, i := range which {
+				chosen := rng.Perm(keys)[:1+rng.IntN(3)]
+				for _, i := range chosen {
 					group = append(group, all[i])
 				}
 				if hammer(store, 1, 1, group...) == 1 {
-					for _, i := range which {
+					for _, i := range chosen {
 						taken[i].Add(1)
 					}
 				}
@@ -272,7 +272,7 @@ func blocks(t *testing.T, clock *Clock, store backend.Store) {
 // resets empties a bucket of each kind and another bucket of the same limit, and resets the first.
 func resets(t *testing.T, store backend.Store) {
 	t.Helper()
-	forget := func(c backend.Charge) {
+	expire := func(c backend.Charge) {
 		t.Helper()
 		if err := backend.ResetBucket(t.Context(), store, c); err != nil {
 			t.Fatal(err)
@@ -283,10 +283,10 @@ func resets(t *testing.T, store backend.Store) {
 		one.Key = fmt.Appendf(nil, "reset %d", i)
 		other := one
 		other.Key = fmt.Appendf(nil, "beside %d", i)
-		forget(one) // a reset of a bucket that was never charged
+		expire(one) // a reset of a bucket that was never charged
 		fresh := take(store, one, other)
 		used := take(store, other)
-		forget(one)
+		expire(one)
 		if got := take(store, one); got[0] != fresh[0] {
 			t.Errorf("%+v:\n after a reset %+v\n new            %+v", spec, got[0], fresh[0])
 		}
@@ -320,7 +320,7 @@ func take(store backend.Store, charges ...backend.Charge) []backend.Decision {
 	return decisions
 }
 
-func ask(t *testing.T, store backend.Store, c backend.Charge, cost int64, allowed bool, remaining int64, retry algorithms.Micros) {
+func expect(t *testing.T, store backend.Store, c backend.Charge, cost int64, allowed bool, remaining int64, retry algorithms.Micros) {
 	t.Helper()
 	c.Terms.Cost = cost
 	d := take(store, c)[0]

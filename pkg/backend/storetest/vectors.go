@@ -29,7 +29,7 @@ type step struct {
 	retry   algorithms.Micros
 	wait    algorithms.Micros
 	lost    int64
-	brings  bool // only prepares the state of the row; of its decision only Allowed and the units left are checked
+	setsUp  bool // only prepares the state of the row; of its decision only Allowed and the units left are checked
 }
 
 // Vectors checks the worked examples that define the algorithms. newStore makes an empty Store whose clock
@@ -54,7 +54,7 @@ func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Mic
 					c.Terms.ChargedAt = Start + s.of
 				}
 				d := take(store, c)[0]
-				if s.brings {
+				if s.setsUp {
 					s.retry, s.wait = d.RetryAfter, d.Wait
 				}
 				if d.Err != nil || d.Allowed != s.allowed || d.Never != s.never || d.RetryAfter != s.retry || d.Wait != s.wait || d.Lost != s.lost || d.Remaining != max(0, s.left) {
@@ -109,11 +109,11 @@ func vectors() []vector {
 	plain := func(*algorithms.Spec) {}
 	tenPerMinute := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute}
 	window := algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute, Start: new(algorithms.Micros)}
-	half := step{cost: 5, allowed: true, left: 5, brings: true}
+	half := step{cost: 5, allowed: true, left: 5, setsUp: true}
 	hourly := func(n int64) algorithms.Spec {
 		return algorithms.Spec{Kind: algorithms.TokenBucket, Rate: n, Period: 60 * minute}
 	}
-	used95 := step{cost: 95, allowed: true, left: 5, brings: true}
+	used95 := step{cost: 95, allowed: true, left: 5, setsUp: true}
 	reserving := hourly(10)
 	reserving.MaxReserved = n(5)
 	settling := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10_000, Period: minute, Settles: true, MaxDebt: n(3000)}
@@ -128,11 +128,11 @@ func vectors() []vector {
 	return []vector{
 		{"1 one is there", perSecond(plain), []step{{cost: 1, allowed: true}}},
 		{"2 none is there", perSecond(plain), []step{
-			{cost: 1, allowed: true, brings: true},
+			{cost: 1, allowed: true, setsUp: true},
 			{cost: 1, retry: 1000 * ms},
 		}},
 		{"3 one is owed", perSecond(plain), []step{
-			{cost: 2, reserve: true, allowed: true, left: -1, brings: true},
+			{cost: 2, reserve: true, allowed: true, left: -1, setsUp: true},
 			{cost: 1, left: -1, retry: 2000 * ms},
 		}},
 		{"4 capacity", perSecond(func(s *algorithms.Spec) { s.Capacity = n(3) }), []step{{cost: 3, allowed: true}}},
@@ -165,12 +165,12 @@ func vectors() []vector {
 			{cost: 4, reserve: true, never: true, left: 1},
 		}},
 		{"11 capped before the charge", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: s, Capacity: n(100)}, []step{
-			{cost: 5, allowed: true, left: 95, brings: true},
+			{cost: 5, allowed: true, left: 95, setsUp: true},
 			{at: 5 * s, cost: 1, allowed: true, left: 99},
 		}},
 		{"12 sliding window", algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 4, Period: s}, []step{
-			{cost: 1, allowed: true, left: 3, brings: true},
-			{at: 1500 * ms, cost: 2, allowed: true, left: 1, brings: true},
+			{cost: 1, allowed: true, left: 3, setsUp: true},
+			{at: 1500 * ms, cost: 2, allowed: true, left: 1, setsUp: true},
 			{at: 1500 * ms, cost: 1, allowed: true}, // 3.5 of 4 units are used
 		}},
 		{"13 initial", perSecond(func(s *algorithms.Spec) { s.Capacity, s.Initial = n(5), n(0) }), []step{
@@ -188,11 +188,11 @@ func vectors() []vector {
 		{"16 guaranteed", perSecond(func(spec *algorithms.Spec) {
 			spec.Capacity, spec.Minimum = n(100), &algorithms.Rate{Units: 10, Period: s}
 		}), []step{
-			{cost: 110, allowed: true, brings: true},
+			{cost: 110, allowed: true, setsUp: true},
 			{cost: 5, retry: 454_546},
 		}},
 		{"17 overdraw", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: 60 * minute, Overdraw: true}, []step{
-			{cost: 700, allowed: true, left: 300, brings: true},
+			{cost: 700, allowed: true, left: 300, setsUp: true},
 			{cost: 700, left: -400, retry: (700 + 400) * 3600 * ms},
 			{cost: 0, left: -400, retry: 400 * 3600 * ms},
 		}},
@@ -203,7 +203,7 @@ func vectors() []vector {
 			{cost: 5, allowed: true},
 		}},
 		{"19 a higher limit", hourly(100), []step{
-			{by: hourly(10), cost: 10, allowed: true, brings: true},
+			{by: hourly(10), cost: 10, allowed: true, setsUp: true},
 			{cost: 1, allowed: true, left: 89},
 		}},
 		{"20 reserve of a lower limit", hourly(100), []step{
@@ -215,15 +215,15 @@ func vectors() []vector {
 		}},
 		{"21 two limits in turn", hourly(100), inTurn(hourly, s)},
 		{"undone late", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: s}, []step{
-			{at: 1 * s, cost: 10, allowed: true, brings: true},
+			{at: 1 * s, cost: 10, allowed: true, setsUp: true},
 			{at: 1500 * ms, cost: -10, of: 1 * s, allowed: true, left: 10}, // 5 tokens flowed in, so 5 of 10 are refunded
-			{at: 1500 * ms, cost: 10, allowed: true, brings: true},
+			{at: 1500 * ms, cost: 10, allowed: true, setsUp: true},
 			{at: 1700 * ms, cost: -10, of: 1 * s, allowed: true, left: 5}, // 2 tokens flowed in since the last charge, and 7 since the undone one
-			{at: 1700 * ms, cost: 5, allowed: true, brings: true},
+			{at: 1700 * ms, cost: 5, allowed: true, setsUp: true},
 			{at: 1700 * ms, cost: -10, of: 1, allowed: true}, // all 10 tokens flowed in since the undone charge
 		}},
 		{"undone by a clock that stepped back", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: s}, []step{
-			{at: 100 * s, cost: 10, allowed: true, brings: true},
+			{at: 100 * s, cost: 10, allowed: true, setsUp: true},
 			{at: 40 * s, cost: -4, of: 100 * s, allowed: true, left: 4}, // the bucket's clock stands still, so nothing flowed in
 			{at: 39 * s, cost: -4, of: 100 * s, allowed: true, left: 4}, // the inflow is unknown
 			{at: 39 * s, cost: -4, of: 38800 * ms, allowed: true, left: 6},
@@ -303,7 +303,7 @@ func vectors() []vector {
 			{at: 13 * s, by: slowSettling, cost: -5000, of: 1 * s, settle: true, allowed: true, left: 10000},
 		}},
 		{"a settlement without a difference", blocked, []step{
-			{cost: 10, allowed: true, brings: true},
+			{cost: 10, allowed: true, setsUp: true},
 			{cost: 1, retry: minute},
 			{cost: 0, retry: minute},
 			{cost: 0, settle: true, allowed: true},
