@@ -74,7 +74,7 @@ func newDesk(t *testing.T) *desk {
 	micros := func() algorithms.Micros { return algorithms.Micros(d.now.UnixMicro()) }
 	d.limiter = limiter.New(memory.New(memory.Config{Clock: storetest.Times(micros)}), limiter.Config{})
 	d.limiter.Swap(s)
-	d.denials, d.usage = denials.New(clock), usage.New(clock, 1)
+	d.denials, d.usage = denials.New(clock), usage.New(clock)
 	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), clock)
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func (d *desk) request(t *testing.T, n int, entries ...descriptors.Entry) (allow
 		} else {
 			allowed++
 		}
-		d.usage.Observe(c)
+		d.usage.Observe(c, 1)
 	}
 	return allowed
 }

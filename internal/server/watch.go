@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/admin"
@@ -22,6 +23,9 @@ type watch struct {
 	history *history.Recorder
 	times   history.Times
 	usage   *usage.Recorder
+	// thin means that usage records one of so many timed decisions. It is a power of two.
+	thin     atomic.Uint32
+	requests uint64 // the number of requests at the last sample
 
 	fleet *fleet // nil if no other process can share a Redis
 	// full is the number of charges for which memory had no room, at the last sample. fullAt is when that
@@ -36,12 +40,31 @@ type watch struct {
 type swap struct{ before, after *limiter.Snapshot }
 
 func newWatch(now time.Time) *watch {
-	return &watch{started: now, history: history.New(now), usage: usage.New(time.Now, sampleEvery), swapped: make(chan swap, 1)}
+	w := &watch{started: now, history: history.New(now), usage: usage.New(time.Now), swapped: make(chan swap, 1)}
+	w.thin.Store(1)
+	return w
 }
 
 // sampleEvery means that one of so many decisions is timed. Timing all of them would cost a tenth of a
 // decision's time.
 const sampleEvery = 64
+
+// usageSamples is about the largest number of decisions per second that usage records. Recording one takes a
+// microsecond, because it reads memory that is in no cache, so at a million requests per second all timed
+// decisions would take a sixtieth of the processor time. A window of usage has 300 times as many samples, and
+// keeps 512 keys.
+const usageSamples = 1000
+
+// thinned returns how many timed decisions there must be for each one that usage records, if requests
+// requests arrive in a step of history.
+func thinned(requests uint64) uint32 {
+	const most = 1 << 10 // random has so many values beside those that sampleEvery uses
+	thin := uint32(1)
+	for thin < most && requests/sampleEvery/uint64(thin) > usageSamples*uint64(history.Step/time.Second) {
+		thin *= 2
+	}
+	return thin
+}
 
 // observers counts every answer, and records the data of the admin page. For an allowed request that costs a
 // random number and a comparison.
@@ -66,16 +89,18 @@ func (o observers) Observe(c *limiter.Call) {
 		o.denials.Observe(c)
 	}
 	if random>>16%sampleEvery == 0 { // metrics uses the low bits of random
-		o.watch.sample(c)
+		o.watch.sample(c, random>>16/sampleEvery)
 	}
 }
 
-// sample records c, which is one of sampleEvery decisions.
-func (w *watch) sample(c *limiter.Call) {
+// sample records c, which is one of sampleEvery decisions. random is a number from 0 to 1023.
+func (w *watch) sample(c *limiter.Call, random uint32) {
 	if !c.Arrived.IsZero() {
 		w.times.Add(time.Since(c.Arrived))
 	}
-	w.usage.Observe(c)
+	if thin := w.thin.Load(); random%thin == 0 {
+		w.usage.Observe(c, sampleEvery*int64(thin))
+	}
 }
 
 // runWatch samples the counters at each step and compares configurations, until ctx ends.
@@ -104,6 +129,9 @@ func (s *server) runWatch(ctx context.Context) {
 func (w *watch) read(now time.Time, m *metrics.Metrics) {
 	w.times.Turn()
 	allowed, denied := m.Requests()
+	requests := allowed + denied
+	w.thin.Store(thinned(max(requests, w.requests) - w.requests))
+	w.requests = requests
 	w.history.Sample(now, history.Totals{Allowed: allowed, Denied: denied}, func(visit func(history.Key, history.Totals)) {
 		m.Tallies(func(domain, limit string, t metrics.Tally) {
 			visit(history.Key{Domain: domain, Limit: limit}, history.Totals{Allowed: t.Allowed, Denied: t.Denied + t.Shadowed})

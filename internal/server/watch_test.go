@@ -8,6 +8,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/conditions"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
@@ -81,5 +83,32 @@ func TestSidecarsOfOneRedisKnowEachOther(t *testing.T) {
 	}
 	if page := body(t, get(t, start(t, oneLimit).Admin, "/fleet")); !strings.Contains(page, "in its own memory") {
 		t.Errorf("in memory:\n%s; want a text that contains %q", page, "in its own memory")
+	}
+}
+
+// At a high rate of requests fewer decisions are recorded, and each counts for more. So the estimate of the units
+// stays right.
+func TestUsageIsEstimatedAtAnyRate(t *testing.T) {
+	for requests, want := range map[uint64]uint32{0: 1, 640_000: 1, 640_001 + 64: 2, 10_000_000: 16, 1 << 60: 1024} {
+		if got := thinned(requests); got != want {
+			t.Errorf("after %d requests in a step, one of %d timed decisions is recorded; want %d", requests, got, want)
+		}
+	}
+	const calls = 1_000_000
+	for _, thin := range []uint32{1, 16} {
+		w := newWatch(time.Now())
+		w.thin.Store(thin)
+		o := observers{Metrics: metrics.New("", ""), watch: w}
+		policy := &descriptors.Policy{Domain: "d", Name: "send", Open: []int{0}}
+		c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{{Entries: []descriptors.Entry{{Key: "user", Value: "bob"}}}}}}
+		c.Verdict.Domain = &limiter.Domain{Name: "d"}
+		c.Results = []limiter.Result{{Policy: policy, Key: []byte("bob"), Cost: 2}}
+		for range calls {
+			o.Observe(c)
+		}
+		_, top := w.usage.Top()
+		if len(top) != 1 || top[0].Units < calls || top[0].Units > 3*calls {
+			t.Errorf("with one of %d timed decisions: %+v; want bob with about %d units", thin, top, 2*calls)
+		}
 	}
 }

@@ -33,9 +33,8 @@ const maxKept = 512
 
 // Recorder estimates usage. It is safe for concurrent use.
 type Recorder struct {
-	now    func() time.Time
-	began  time.Time
-	weight int64
+	now   func() time.Time
+	began time.Time
 
 	mu   sync.Mutex
 	keys topk.Windows[counted] // guarded by mu
@@ -46,14 +45,14 @@ type counted struct {
 	events denials.Events
 }
 
-// New returns a Recorder that observes one of so many requests as every says.
-func New(now func() time.Time, every int64) *Recorder {
-	return &Recorder{now: now, began: now(), weight: every, keys: topk.NewWindows[counted](maxKept)}
+// New returns a Recorder.
+func New(now func() time.Time) *Recorder {
+	return &Recorder{now: now, began: now(), keys: topk.NewWindows[counted](maxKept)}
 }
 
-// Observe counts the units that c consumed. If another goroutine is in Observe, Observe returns without
-// counting c.
-func (r *Recorder) Observe(c *limiter.Call) {
+// Observe counts the units that c consumed. c is one of every requests, so its units count that many times. If
+// another goroutine is in Observe, Observe returns without counting c.
+func (r *Recorder) Observe(c *limiter.Call, every int64) {
 	if c.DryRun || c.Replayed || len(c.Results) == 0 || !r.mu.TryLock() {
 		return
 	}
@@ -64,14 +63,14 @@ func (r *Recorder) Observe(c *limiter.Call) {
 	}
 	for i := range c.Results {
 		if result := &c.Results[i]; result.Key != nil && result.Cost > 0 && !result.Outcome.Denies() {
-			r.add(now, c, result)
+			r.add(now, c, result, every)
 		}
 	}
 }
 
-// add counts the units that result consumed. The caller holds r.mu.
-func (r *Recorder) add(now time.Time, c *limiter.Call, result *limiter.Result) {
-	one, added := r.keys.AddN(now, result.Key, min(result.Cost, math.MaxInt32)*r.weight)
+// add counts the units that result consumed, every times. The caller holds r.mu.
+func (r *Recorder) add(now time.Time, c *limiter.Call, result *limiter.Result, every int64) {
+	one, added := r.keys.AddN(now, result.Key, min(result.Cost, math.MaxInt32)*every)
 	if added {
 		d := denials.Describe(c, result)
 		one.Value = counted{Used: Used{Domain: d.Domain, Limit: d.Limit, Key: d.Key, Entries: d.Entries, Cut: d.Cut}}

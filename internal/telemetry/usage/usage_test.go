@@ -21,18 +21,18 @@ func call(key string, cost int64, outcome limiter.Outcome) *limiter.Call {
 
 func TestTopListsTheKeysThatConsumedMost(t *testing.T) {
 	now := time.Unix(1e9, 0)
-	r := New(func() time.Time { return now }, 64)
+	r := New(func() time.Time { return now })
 	for range 10 {
-		r.Observe(call("bob", 3, limiter.Allowed))
+		r.Observe(call("bob", 3, limiter.Allowed), 64)
 	}
-	r.Observe(call("ann", 5, limiter.Shadowed))
-	r.Observe(call("eve", 5, limiter.Denied)) // consumed nothing
-	r.Observe(call("carl", 0, limiter.Allowed))
+	r.Observe(call("ann", 5, limiter.Shadowed), 64)
+	r.Observe(call("eve", 5, limiter.Denied), 64) // consumed nothing
+	r.Observe(call("carl", 0, limiter.Allowed), 64)
 	peeked := call("dora", 5, limiter.Allowed)
 	peeked.DryRun = true
-	r.Observe(peeked)
+	r.Observe(peeked, 64)
 	now = now.Add(topk.Window)
-	r.Observe(call("bob", 1, limiter.Allowed))
+	r.Observe(call("bob", 1, limiter.Allowed), 64)
 	since, top := r.Top()
 	if len(top) != 2 || top[0].Key[0] != "bob" || top[0].Units != 31*64 || top[1].Key[0] != "ann" || top[1].Units != 5*64 || !since.Equal(time.Unix(1e9, 0)) {
 		t.Fatalf("since %v: %+v", since, top)
@@ -48,14 +48,14 @@ func TestTopListsTheKeysThatConsumedMost(t *testing.T) {
 
 // TestMemoryIsBounded checks that the number of keys is bounded, and that the key that consumes most is among them.
 func TestMemoryIsBounded(t *testing.T) {
-	r := New(time.Now, 64)
+	r := New(time.Now)
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	for i := range 100_000 {
-		r.Observe(call(fmt.Sprint("key", i), 1, limiter.Allowed))
+		r.Observe(call(fmt.Sprint("key", i), 1, limiter.Allowed), 64)
 		if i%10 == 0 {
-			r.Observe(call("bob", 1, limiter.Allowed))
+			r.Observe(call("bob", 1, limiter.Allowed), 64)
 		}
 	}
 	runtime.GC()
