@@ -68,7 +68,8 @@ type Result struct {
 	// CPU is the processor time that the server used for a request, in microseconds of user and system mode.
 	// It equals the CPU seconds for a million requests. 0 means that it was not measured.
 	CPU float64 `json:"cpu_us,omitempty"`
-	// RSS and PeakRSS are the server's resident memory at the end, in bytes. 0 means that it was not measured.
+	// RSS is the server's resident memory at the end, and PeakRSS is the most since the server started, in bytes.
+	// 0 means that it was not measured.
 	RSS     int64 `json:"rss_bytes,omitempty"`
 	PeakRSS int64 `json:"peak_rss_bytes,omitempty"`
 

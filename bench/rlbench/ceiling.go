@@ -15,7 +15,7 @@ import (
 // It works directly on HTTP/2 frames (h2), or on grpc-go with generated code and without options.
 type ceilingCmd struct {
 	Kind   string `enum:"h2,grpc-go" default:"h2" help:"h2: HTTP/2 frames. grpc-go: the generated code on grpc-go."`
-	Listen string `required:"" placeholder:"ADDR" help:"host:port or unix:///path."`
+	Listen string `required:"" placeholder:"ADDR" help:"Address of the server: host:port or unix:///path."`
 }
 
 func (c *ceilingCmd) Run(a *app) error {

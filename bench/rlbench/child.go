@@ -92,8 +92,8 @@ func startCeiling(ctx context.Context, kind string) (*child, error) {
 // sidecar has the flags that describe how to run rlsidecar.
 type sidecar struct {
 	Sidecar    string   `required:"" xor:"server" type:"existingfile" placeholder:"FILE" help:"The rlsidecar program."`
-	SidecarArg []string `sep:"none" placeholder:"ARG" help:"One more argument for it; may be repeated."`
-	Admin      string   `placeholder:"ADDR" help:"Where its admin port listens, to profile it meanwhile; otherwise anywhere."`
+	SidecarArg []string `sep:"none" placeholder:"ARG" help:"Additional argument of that program. May be repeated."`
+	Admin      string   `placeholder:"ADDR" help:"Address of its admin listener, for profiles during the run (a free port)."`
 }
 
 // limits maps the keys of descriptors to limits. The limit of user_id is never reached. The limit of hot_id

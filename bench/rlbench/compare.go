@@ -16,18 +16,18 @@ type compareCmd struct {
 	sidecar
 
 	Target     string `required:"" xor:"server" placeholder:"ADDR" help:"A running server to measure in place of rlsidecar: host:port or unix:///path. Scenarios of denials are left out."`
-	PID        int    `name:"pid" help:"Process of the server at --target. Required to measure its CPU time."`
-	Domain     string `default:"bench" help:"To ask it about."`
-	Descriptor string `default:"user_id={}" placeholder:"KEY=VALUE,…" help:"To ask it about; {} becomes the number of the key."`
-	Ceiling    string `enum:"h2,grpc-go" default:"h2" help:"What is the least it can cost: an empty server on HTTP/2 frames, or on grpc-go."`
+	PID        int    `name:"pid" help:"Process ID of the server at --target. Required to measure its CPU time."`
+	Domain     string `default:"bench" help:"Domain of the requests."`
+	Descriptor string `default:"user_id={}" placeholder:"KEY=VALUE,…" help:"Descriptor of the requests; {} becomes the number of the key."`
+	Ceiling    string `enum:"h2,grpc-go" default:"h2" help:"The server to compare with: an empty server on HTTP/2 frames, or on grpc-go."`
 
-	Repeats     int           `default:"5" help:"How often each of the two is measured, in turn."`
-	Duration    time.Duration `default:"1s" help:"Of one measurement."`
+	Repeats     int           `default:"5" help:"Number of measurements of each of the two, in turn."`
+	Duration    time.Duration `default:"1s" help:"Duration of one measurement."`
 	Connections int           `default:"4"`
-	Outstanding int           `default:"16" help:"Requests of one connection that wait for their answers."`
+	Outstanding int           `default:"16" help:"Number of requests in flight on one connection."`
 	Client      []string      `enum:"grpc,raw" default:"grpc,raw"`
-	Only        []string      `placeholder:"NAME" help:"Scenarios: ${scenarios}. Otherwise all."`
-	Most        float64       `placeholder:"RATIO" help:"Fail if a closed loop's ratio exceeds it."`
+	Only        []string      `placeholder:"NAME" help:"Scenarios to measure: ${scenarios} (all)."`
+	Most        float64       `placeholder:"RATIO" help:"Exit with 1 if the ratio of a closed loop exceeds this number."`
 	JSON        bool          `name:"json" help:"Print JSON: a line for each row of the table, with all its measurements."`
 }
 

@@ -43,13 +43,13 @@ func (c *httpCeilingCmd) Run(a *app) error {
 // httpCmd measures requests as NGINX sends them.
 type httpCmd struct {
 	Sidecar     string        `required:"" type:"existingfile" placeholder:"FILE" help:"The rlsidecar program."`
-	NginxConf   string        `required:"" type:"existingfile" placeholder:"FILE" help:"examples/nginx/nginx.conf."`
+	NginxConf   string        `required:"" type:"existingfile" placeholder:"FILE" help:"The file examples/nginx/nginx.conf."`
 	Nginx       string        `default:"nginx" help:"The NGINX program."`
 	Wrk         string        `default:"wrk" help:"The wrk program."`
-	Repeats     int           `default:"5" help:"How often each is measured, in turn."`
-	Duration    time.Duration `default:"2s" help:"Of one measurement."`
+	Repeats     int           `default:"5" help:"Number of measurements of each, in turn."`
+	Duration    time.Duration `default:"2s" help:"Duration of one measurement."`
 	Connections int           `default:"16"`
-	Admin       string        `placeholder:"ADDR" help:"Where the sidecar's admin port listens, to profile it meanwhile; otherwise anywhere."`
+	Admin       string        `placeholder:"ADDR" help:"Address of the sidecar's admin listener, for profiles during the run (a free port)."`
 }
 
 // httpLimits is a configuration for the requests of examples/nginx/rlsidecar.yaml. Its limits are never

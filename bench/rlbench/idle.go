@@ -12,8 +12,8 @@ import (
 type idleCmd struct {
 	sidecar
 
-	Connections int           `short:"c" default:"10000" help:"How many to open."`
-	Settle      time.Duration `default:"3s" help:"How long to wait before memory is measured."`
+	Connections int           `short:"c" default:"10000" help:"Number of connections."`
+	Settle      time.Duration `default:"3s" help:"Time to wait before memory is measured."`
 }
 
 // Run measures the cost of idle connections. It measures connections that have never sent a request, and

@@ -18,10 +18,10 @@ type keysCmd struct {
 	sidecar
 
 	Redis    string        `default:"redis-server" placeholder:"FILE" help:"The redis-server program."`
-	Only     []string      `enum:"allowed,denied,full,redis,redis-denied" default:"allowed,denied,full,redis,redis-denied" help:"What happens to the keys: allowed, denied, full (in memory, more keys than buckets), redis, redis-denied."`
+	Only     []string      `enum:"allowed,denied,full,redis,redis-denied" default:"allowed,denied,full,redis,redis-denied" help:"Outcome of the requests: allowed, denied, full (in memory, with more keys than buckets), redis, redis-denied."`
 	Rate     float64       `default:"100000" help:"Distinct keys per second."`
-	Duration time.Duration `short:"d" default:"1m" help:"Of one run."`
-	Step     time.Duration `default:"10s" help:"How often memory and series are read."`
+	Duration time.Duration `short:"d" default:"1m" help:"Duration of one run."`
+	Step     time.Duration `default:"10s" help:"Interval at which memory and the number of series are read."`
 }
 
 // flooded maps each run to its limit. A limit has a bucket for each key.

@@ -20,16 +20,16 @@ import (
 
 type commands struct {
 	Load        loadCmd        `cmd:"" default:"withargs" help:"Send requests to a server and measure. This is the default command."`
-	Ceiling     ceilingCmd     `cmd:"" help:"Serve an empty RateLimitService: it says OK."`
+	Ceiling     ceilingCmd     `cmd:"" help:"Serve an empty RateLimitService, which answers OK."`
 	Compare     compareCmd     `cmd:"" help:"Measure rlsidecar, or any server (--target), and an empty one in turn, and print the ratios."`
-	Targets     targetsCmd     `cmd:"" help:"Measure rlsidecar beside the least that each thing can cost, and print how far it is from its targets."`
-	HTTP        httpCmd        `cmd:"" name:"http" help:"Measure the requests that NGINX sends, beside a bare handler, and NGINX with and without them. Needs wrk and NGINX."`
-	HTTPCeiling httpCeilingCmd `cmd:"" name:"http-ceiling" help:"Serve HTTP with a handler that says 200."`
-	Memory      memoryCmd      `cmd:"" help:"Fill rlsidecar with keys, more than it may hold, and print its memory."`
+	Targets     targetsCmd     `cmd:"" help:"Compare rlsidecar with the lowest possible cost of each operation, and print the distance from the targets."`
+	HTTP        httpCmd        `cmd:"" name:"http" help:"Compare auth requests with a minimal HTTP handler, and NGINX with and without auth requests. Requires wrk and NGINX."`
+	HTTPCeiling httpCeilingCmd `cmd:"" name:"http-ceiling" help:"Serve HTTP with a handler that answers 200."`
+	Memory      memoryCmd      `cmd:"" help:"Send more keys than rlsidecar may keep, and print its memory."`
 	Size        sizeCmd        `cmd:"" help:"Measure what a configuration of 100,000 limits costs: start, memory, a reload, metrics."`
 	Keys        keysCmd        `cmd:"" help:"Send 100,000 distinct keys a second for a minute, and print memory and the number of series."`
 	Idle        idleCmd        `cmd:"" help:"Measure the memory of idle connections."`
-	Overload    overloadCmd    `cmd:"" help:"Send more than rlsidecar can decide, and measure how much of it is decided in time."`
+	Overload    overloadCmd    `cmd:"" help:"Send more requests than rlsidecar can decide, and measure how many are decided in time."`
 }
 
 // app is what a command uses: a context and the output streams.
@@ -59,20 +59,20 @@ func options() []kong.Option {
 
 type loadCmd struct {
 	Target      string        `required:"" placeholder:"ADDR" help:"The server: host:port or unix:///path."`
-	Client      string        `enum:"grpc,raw" default:"grpc" help:"grpc: grpc-go, one write for each request. raw: HTTP/2 frames, many requests a write."`
+	Client      string        `enum:"grpc,raw" default:"grpc" help:"grpc: grpc-go, with one write for each request. raw: HTTP/2 frames, with many requests in one write."`
 	Connections int           `short:"c" default:"4"`
-	Outstanding int           `short:"o" default:"16" help:"Requests of one connection that wait for their answers."`
+	Outstanding int           `short:"o" default:"16" help:"Number of requests in flight on one connection."`
 	Domain      string        `default:"bench"`
 	Descriptor  []string      `default:"user_id={}" sep:"none" placeholder:"KEY=VALUE,…" help:"A descriptor; {} becomes the number of the key. May be repeated."`
-	Keys        int           `short:"k" default:"1" help:"How many keys to ask about."`
-	FirstKey    int           `help:"Number of the first of them."`
-	InTurn      bool          `help:"Ask about one key after the other, not about any."`
-	Settle      bool          `help:"Every second request settles what the answer to the one before reserved. The domain must have settle: {key: settle, end: settle_end}. With --client raw."`
-	Rate        float64       `help:"Open loop: requests per second, with latencies from when each was due."`
-	Requests    int64         `short:"n" help:"Stop after so many, not after a time."`
+	Keys        int           `short:"k" default:"1" help:"Number of different keys."`
+	FirstKey    int           `help:"Number of the first connection."`
+	InTurn      bool          `help:"Use the keys one after the other instead of at random."`
+	Settle      bool          `help:"Every second request settles the reservation of the request before it. The domain must have settle: {key: settle, end: settle_end}. Requires --client raw."`
+	Rate        float64       `help:"Open loop: requests per second. Latencies count from the time at which a request was due."`
+	Requests    int64         `short:"n" help:"Number of requests after which to stop, in place of a duration."`
 	Duration    time.Duration `short:"d" default:"3s"`
-	Warmup      time.Duration `help:"Ask for so long before measuring."`
-	PID         int           `name:"pid" help:"The server's process: report its CPU time and memory."`
+	Warmup      time.Duration `help:"Time for which requests are sent before the measurement."`
+	PID         int           `name:"pid" help:"Process ID of the server, to report its CPU time and memory."`
 	JSON        bool          `name:"json" help:"Print JSON."`
 }
 

@@ -11,7 +11,7 @@ import (
 type memoryCmd struct {
 	sidecar
 
-	Keys []int `default:"0,100000,1000000,2000000,10000000" help:"Print the memory when so many distinct keys have been asked about."`
+	Keys []int `default:"0,100000,1000000,2000000,10000000" help:"Numbers of distinct keys after which the memory is printed."`
 }
 
 // Run sends each key once. rlsidecar keeps a bounded number of buckets. It denies further keys, and its

@@ -21,14 +21,14 @@ import (
 type overloadCmd struct {
 	sidecar
 
-	Redis       string        `default:"redis-server" placeholder:"FILE" help:"The redis-server program. Not found: nothing is measured on Redis."`
-	Only        []string      `enum:"memory,redis" default:"memory,redis" help:"Where the buckets are: memory, redis."`
-	Connections []int         `default:"1,500" help:"How many connections send too much."`
-	Times       []float64     `default:"2,5" help:"How many times its capacity a server is sent."`
-	Descriptors int           `default:"20" help:"Descriptors of a request. With more of them, the server needs more processor time beside this program."`
-	Deadline    time.Duration `default:"20ms" help:"An answer after this time is worthless; Envoy's default is 20ms."`
-	Duration    time.Duration `short:"d" default:"2s" help:"Of one measurement."`
-	Repeats     int           `default:"3" help:"How often each is measured."`
+	Redis       string        `default:"redis-server" placeholder:"FILE" help:"The redis-server program. If it is not found, nothing is measured on Redis."`
+	Only        []string      `enum:"memory,redis" default:"memory,redis" help:"Store of the buckets: memory or redis."`
+	Connections []int         `default:"1,500" help:"Number of connections that send more than the server can decide."`
+	Times       []float64     `default:"2,5" help:"Load, as a multiple of the server's capacity."`
+	Descriptors int           `default:"20" help:"Number of descriptors of a request. With more descriptors, the server's share of the processor time is larger."`
+	Deadline    time.Duration `default:"20ms" help:"Deadline of a request; a later answer counts as failed. Envoy's default is 20ms."`
+	Duration    time.Duration `short:"d" default:"2s" help:"Duration of one measurement."`
+	Repeats     int           `default:"3" help:"Number of measurements of each."`
 }
 
 // Run measures a server that receives more requests than it can decide: the share of decisions in time,

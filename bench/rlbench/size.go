@@ -16,8 +16,8 @@ import (
 type sizeCmd struct {
 	sidecar
 
-	Limits int    `default:"100000" help:"Limits of the configuration."`
-	Files  int    `default:"200" help:"Files of the configuration."`
+	Limits int    `default:"100000" help:"Number of limits of the configuration."`
+	Files  int    `default:"200" help:"Number of files of the configuration."`
 	Shape  string `default:"flat" enum:"flat,deep,domain" help:"flat: one level of descriptors and a domain in each file; deep: trees of four levels; domain: flat, one domain over all files."`
 }
 

@@ -21,16 +21,16 @@ import (
 type targetsCmd struct {
 	sidecar
 
-	Before   string        `type:"existingfile" placeholder:"FILE" help:"Another rlsidecar program, from before a change: each row is measured for both, in turn."`
-	Engine   []string      `enum:"fast,grpc-go" default:"fast,grpc-go" help:"What serves gRPC in rlsidecar (--grpc-engine)."`
-	Redis    string        `default:"redis-server" placeholder:"FILE" help:"The redis-server program. Not found: nothing is measured on Redis."`
-	Envoy    string        `default:"envoy" placeholder:"FILE" help:"The Envoy program. Not found: nothing is measured behind Envoy."`
-	Wrk      string        `default:"wrk" placeholder:"FILE" help:"The wrk program, which asks Envoy. Not found: nothing is measured behind it."`
-	Repeats  int           `default:"7" help:"How often each is measured, in turn."`
-	Duration time.Duration `default:"1s" help:"Of one measurement."`
-	Only     []string      `placeholder:"NAME" help:"Rows: ${lineups}. Otherwise all."`
+	Before   string        `type:"existingfile" placeholder:"FILE" help:"An rlsidecar program from before a change. Each row is measured for both programs, in turn."`
+	Engine   []string      `enum:"fast,grpc-go" default:"fast,grpc-go" help:"gRPC engine of rlsidecar (--grpc-engine)."`
+	Redis    string        `default:"redis-server" placeholder:"FILE" help:"The redis-server program. If it is not found, nothing is measured on Redis."`
+	Envoy    string        `default:"envoy" placeholder:"FILE" help:"The Envoy program. If it is not found, nothing is measured behind Envoy."`
+	Wrk      string        `default:"wrk" placeholder:"FILE" help:"The wrk program, which sends requests to Envoy. If it is not found, nothing is measured behind Envoy."`
+	Repeats  int           `default:"7" help:"Number of measurements of each, in turn."`
+	Duration time.Duration `default:"1s" help:"Duration of one measurement."`
+	Only     []string      `placeholder:"NAME" help:"Rows to measure: ${lineups} (all)."`
 	JSON     bool          `name:"json" help:"Print JSON: a line for each row of the table, with all its measurements."`
-	Quick    bool          `help:"Only see that everything can be measured: once, for a moment, with few keys. The figures mean nothing."`
+	Quick    bool          `help:"Only test that everything can be measured: one short measurement with few keys. The figures mean nothing."`
 }
 
 // keysMany is the number of keys of the rows with many keys.

@@ -99,7 +99,7 @@ func within(t *testing.T, condition string, ok func() bool) {
 	}
 }
 
-// TestServeRefusesImpossibleBounds checks the bounds of connections.
+// A negative number of connections, and a negative idle time, are rejected at the start.
 func TestServeRefusesImpossibleBounds(t *testing.T) {
 	for _, flag := range []string{"--grpc-max-connections=-1", "--http-max-connections=-1", "--grpc-max-connection-idle=-1s", "--http-idle-timeout=-1s"} {
 		var stderr output

@@ -332,7 +332,7 @@ func (c *compiler) numbers(l *limit, p *draft, s algorithms.Spec) {
 	}
 }
 
-// shards splits the limit s, and reports why it cannot be split.
+// shards splits the limit s. If s cannot be split, it reports the reasons as mistakes.
 func (c *compiler) shards(l *limit, p *draft, s algorithms.Spec) {
 	var err error
 	p.more.Shards, err = algorithms.Split(s, int(min(l.Shards.value, math.MaxInt32)))

@@ -12,7 +12,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// head is the meaning of the header fields of a request.
+// head is what the header fields of a request say: where the request goes, its timeout and its length, or why
+// it is refused.
 type head struct {
 	// forMethod means that the request is for the Method and has no unusual fields.
 	forMethod bool

@@ -40,9 +40,9 @@ type apiRequest struct {
 	call *limiter.Call
 	// id is the idempotency key; "" means none.
 	id string
-	// jitter is the maximum of the random delay added to times in the answer, in ms.
+	// jitter bounds the random delay, in ms, that is added to the retry and wait times in the answer.
 	jitter int64
-	// configs has an element for each element of call.Limits: the limit that came with the request, or nil.
+	// configs has an element for each element of call.Limits: the text of its member config, or nil.
 	configs [][]byte
 	// settles means that the request settles the reservation, with the real cost count.
 	settles     bool

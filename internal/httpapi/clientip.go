@@ -30,7 +30,7 @@ func (a *clientRequest) client() netip.Addr {
 		return realIP
 	}
 	nearest, untrusted := clientip.Forwarded(a.r.Header["X-Forwarded-For"], a.peer, a.auth.Trusts)
-	if hasRealIP && !untrusted { // with ext_authz, Envoy appends its own address to X-Forwarded-For
+	if hasRealIP && !untrusted { // with ext_authz, Envoy appends its own address to X-Forwarded-For, so nearest would be Envoy
 		return realIP
 	}
 	return nearest

@@ -43,8 +43,8 @@ type World struct {
 	Below  func(n int) int
 	// Pause waits for d.
 	Pause func(d time.Duration)
-	// Watch has named called with each address that the Sentinel at addr gives for the master, and message with each
-	// message of it.
+	// Watch watches the Sentinel at addr. It calls named with each address of the master that the Sentinel
+	// reports, and message with each message that the Sentinel publishes.
 	Watch func(addr string, named func(master string), message func(channel, payload string))
 	// Call sends commands to a server in one write, and waits for the replies until ctx ends.
 	Call func(ctx context.Context, server string, commands []Command)

@@ -37,8 +37,9 @@ type Member struct {
 // ErrNotPermitted means that the Redis user lacks the permission for a command that Report or Fleet needs.
 var ErrNotPermitted = errors.New("the Redis user may not run it")
 
-// Report stores the report of the process with this id. It replaces the previous report of that process. The
-// Redis user needs TIME, HSET and PEXPIRE.
+// Report stores the report of the process with this id. It replaces the previous report of that process. id and
+// report must not exceed maxReport bytes together. The Redis user needs TIME, HSET and PEXPIRE; without one of
+// these permissions the error is ErrNotPermitted.
 func (s *Store) Report(ctx context.Context, id, report string) error {
 	if len(id)+len(report) > maxReport {
 		return fmt.Errorf("the report has %d bytes; the maximum is %d", len(id)+len(report), maxReport)

@@ -102,7 +102,8 @@ func TestQueueStartsCalls(t *testing.T) {
 	}
 }
 
-// A source with many charges delays the charges of another source by at most its own share of a call.
+// A call has room for 256 charges. While several sources have waiting charges, each gets an equal share of that
+// room, in turn. So a source with thousands of charges does not delay the others.
 func TestQueueServesSourcesInTurn(t *testing.T) {
 	q := newQueue(10 * ms)
 	flood, few, some := &backend.Source{}, &backend.Source{}, &backend.Source{}

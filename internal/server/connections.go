@@ -263,7 +263,7 @@ func (c *boundedConn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// boundedSocket is a boundedConn with the methods of nonblock.Conn.
+// boundedSocket is a boundedConn that also has the methods WriteOnce and Await of its nonblock.Conn.
 type boundedSocket struct {
 	*boundedConn
 	socket *nonblock.Conn

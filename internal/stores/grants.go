@@ -79,7 +79,7 @@ type grant struct {
 	left      int64 // units
 	until     time.Duration
 	of        algorithms.Micros // the time of the grant, by the clock of next
-	grantedAt time.Duration     // at, by the clock of this process, or a little earlier
+	grantedAt time.Duration     // the time of the grant, by the clock of this process, or a little earlier
 	serial    int               // the number of the grant, from 1
 }
 

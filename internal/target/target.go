@@ -61,7 +61,8 @@ const (
 	IgnoreBackslash
 )
 
-// Fold returns path without the differences in ignore. path must be a result of Path.
+// Fold returns the same text for all paths that differ only in the ways that ignore names. path must be a
+// result of Path.
 func Fold(path string, ignore Ignore) string {
 	if ignore&IgnoreBackslash != 0 {
 		path = strings.ReplaceAll(path, `\`, "/")

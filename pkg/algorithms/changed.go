@@ -187,7 +187,8 @@ func (k *kept) until(l *Limit, now Micros, most int64) Micros {
 	return max(0, k.moment(n)+Micros(more)*l.tick-now)
 }
 
-// untilUsed returns the time from now until k.used is at most most.
+// untilUsed returns the time from now until k.used, without further charges, is at most most. most is in the
+// unit of k.used, and must be below k.used.
 func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
 	if l.Kind != FixedWindow {
 		return max(0, k.moment(k.ticksTo(most))-now)

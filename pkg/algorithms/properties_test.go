@@ -188,7 +188,8 @@ func TestABucketDeletedAtFreshAtDecidesLikeAKeptOne(t *testing.T) {
 	})
 }
 
-// No operation makes a bucket hold more than its capacity.
+// After any charge, refund or dry run, a bucket holds at most its capacity, and so does Remaining. A state in
+// the numbers of another limit is left out, because its fields have another unit.
 func TestABucketNeverHoldsMoreThanItsCapacity(t *testing.T) {
 	each(t, 3, 3000, func(t *rapid.T, _ dice, m moment) {
 		l, s := m.limit, m.after
