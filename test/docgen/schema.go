@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -88,6 +89,19 @@ func (all schemas) of(s *schema) schema {
 	return merged
 }
 
+// whole returns s with the keys of all schemas that it combines (allOf).
+func (all schemas) whole(s schema) schema {
+	for i := range s.AllOf {
+		part := all.whole(all.of(&s.AllOf[i]))
+		s.Required = slices.Concat(s.Required, part.Required)
+		s.Properties.keys = slices.Concat(s.Properties.keys, part.Properties.keys)
+		of := maps.Clone(part.Properties.of)
+		maps.Copy(of, s.Properties.of)
+		s.Properties.of = of
+	}
+	return s
+}
+
 // kind describes the values that a schema allows. link returns a link to the section of an object, or "".
 func (all schemas) kind(s *schema, link func(name string) string) string {
 	if s.Ref != "" && link != nil {
@@ -127,7 +141,10 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 	}
 	text := strings.Join(words, " or ")
 	if of.Items != nil && (text == "array" || text == "") {
-		text = "list of " + all.kind(of.Items, link)
+		if text = all.kind(of.Items, link); strings.Contains(text, " or ") {
+			text = "(" + text + ")"
+		}
+		text = "list of " + text
 	}
 	switch {
 	case of.Minimum != "" && of.Maximum != "":
@@ -273,15 +290,17 @@ func last(ref string) string { return ref[strings.LastIndexByte(ref, '/')+1:] }
 // HTTP returns docs/reference/http.md. text is the OpenAPI document.
 func HTTP(text []byte) (string, error) {
 	return reference(text, "The HTTP API: every field", "[`openapi.json`](../../internal/httpapi/openapi.json), which `GET /openapi.json` returns",
-		"The calls are explained in [the HTTP API for applications](../http-api.md) and",
-		"[the HTTP interface for proxies](../nginx.md).")
+		"The HTTP listener serves these calls, by default at `http://127.0.0.1:8080`.",
+		"[The HTTP API for applications](../http-api.md) and [the HTTP interface for proxies](../nginx.md) explain them.",
+		"[Who may call](../http-api.md#who-may-call) says which of them need a token.")
 }
 
 // Operators returns docs/reference/operators-api.md. text is the OpenAPI document.
 func Operators(text []byte) (string, error) {
 	return reference(text, "The operators' API: every field", "[`openapi-operators.json`](../../internal/httpapi/openapi-operators.json), which `GET /api/openapi.json` returns",
-		"The admin listener serves it. The calls are explained in [operations](../operations.md#admin) and",
-		"[change a limit for a while](../howto/change-a-limit-for-a-while.md).")
+		"The admin listener serves these calls, by default at `http://127.0.0.1:6070`.",
+		"If the listener has a token, they require `Authorization: Bearer TOKEN`.",
+		"[Operations](../operations.md#admin) and [change a limit for a while](../howto/change-a-limit-for-a-while.md) explain them.")
 }
 
 // reference returns a page with all paths and objects of an OpenAPI document.
@@ -292,7 +311,7 @@ func reference(text []byte, title, source string, introduction ...string) (strin
 	}
 	all := schemas(api.Components.Schemas.of)
 	link := func(name string) string {
-		if s := all[name]; s != nil && len(s.Properties.keys) > 0 {
+		if s := all[name]; s != nil && len(all.whole(*s).Properties.keys) > 0 {
 			return "[" + name + "](#" + anchor(name) + ")"
 		}
 		return ""
@@ -307,20 +326,20 @@ func reference(text []byte, title, source string, introduction ...string) (strin
 			p.operation(&api, all, link, strings.ToUpper(method)+" "+path, methods.of[method])
 		}
 	}
-	p.line("# Objects")
+	p.line("## Objects")
 	p.line()
 	for _, name := range api.Components.Schemas.keys {
-		s := all[name]
+		s := all.whole(*all[name])
 		if len(s.Properties.keys) == 0 {
 			continue
 		}
-		p.line("## ", name)
+		p.line("### ", name)
 		p.line()
 		if s.Description != "" {
 			p.prose("", s.Description)
 			p.line()
 		}
-		p.properties(all, s, link)
+		p.properties(all, &s, link)
 	}
 	return strings.TrimSuffix(p.String(), "\n"), nil
 }
