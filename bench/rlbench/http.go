@@ -20,7 +20,7 @@ import (
 
 // httpCeilingCmd runs the cheapest HTTP server in Go: net/http with an empty handler.
 type httpCeilingCmd struct {
-	Listen string `required:"" placeholder:"ADDR" help:"host:port."`
+	Listen string `required:"" placeholder:"ADDR" help:"Address to listen on: host:port."`
 }
 
 func (c *httpCeilingCmd) Run(a *app) error {

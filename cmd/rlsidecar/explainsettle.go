@@ -10,8 +10,8 @@ import (
 
 // reservation describes what a request reserves of a limit with settle.
 type reservation struct {
-	// Units is what this request reserves. Only a running sidecar knows a learned estimate; for others Units
-	// is the first estimate.
+	// Units is what this request reserves. Only a running sidecar knows a learned estimate. In its place, Units
+	// is the configured first estimate.
 	Units int64    `json:"units"`
 	Words []string `json:"words"`
 }

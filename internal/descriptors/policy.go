@@ -121,7 +121,7 @@ type Settle struct {
 	// TrustDeclared means that a request reserves the number that it declares, even if that number is less
 	// than Estimate.
 	TrustDeclared bool
-	// Unknown is the cost of a request whose real cost nobody reports. -1 means the units that the request
+	// Unknown is the cost of a request whose real cost is not reported. -1 means the units that the request
 	// reserved.
 	Unknown int64
 	// TTL is how long a reservation can be refunded.

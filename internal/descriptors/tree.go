@@ -356,7 +356,7 @@ type joined struct {
 	both       bool
 }
 
-// matches reports whether pattern matches all of j.
+// matches reports whether pattern, in which each "*" stands for any number of bytes, matches all of j.
 func (j joined) matches(pattern string) bool {
 	// The usual two-pointer algorithm: after a mismatch, the last "*" matches one more byte.
 	p, s, star, mark := 0, 0, -1, 0

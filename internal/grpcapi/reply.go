@@ -166,7 +166,8 @@ func (s *status) appendLimit(b []byte) []byte {
 	return closeMessage(b, start)
 }
 
-// appendName appends name, with the bytes replaced that Envoy does not escape in headers.
+// appendName appends name. Bytes other than ASCII letters, digits, "_", ".", "-" and "/" become "_", because Envoy
+// copies the name into a header without escaping it.
 func appendName(b []byte, name string) []byte {
 	for i := 0; i < len(name); i++ {
 		c := name[i]

@@ -112,7 +112,7 @@ type life struct {
 	drained    time.Time // when draining began
 	finalized  bool      // the client was sent the number of the last stream that will be answered
 	final      uint32    // the number of that stream
-	halfClosed bool      // all streams are answered
+	halfClosed bool      // this side has closed its write side, because all streams are answered
 }
 
 func newConn(s *Server, nc net.Conn) *conn {

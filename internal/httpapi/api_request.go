@@ -44,7 +44,7 @@ type apiRequest struct {
 	jitter int64
 	// configs has an element for each element of call.Limits: the text of its member config, or nil.
 	configs [][]byte
-	// settles means that the request settles the reservation, with the real cost count.
+	// settles means that the request settles the reservation. The real cost is costs or, if costs is nil, count.
 	settles     bool
 	reservation string
 	count       int64

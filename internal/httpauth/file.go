@@ -16,7 +16,7 @@ const (
 	reread = time.Second
 )
 
-// file describes a file with secrets by the functions that handle it.
+// file has the functions that read a file with secrets and report its changes.
 type file[T any] struct {
 	read    func() (T, error)
 	equal   func(a, b T) bool

@@ -73,7 +73,8 @@ func (l *Limiter) Adjust(set *adjust.Set, now func() algorithms.Micros) Adjusted
 	return l.use(l.Current())
 }
 
-// use makes s, with its adjustments, decide requests from now on. l.mu must be held.
+// use makes s, with its adjustments, decide requests from now on, and returns the effect of the adjustments. If s
+// is nil, it does nothing. l.mu must be held.
 func (l *Limiter) use(s *Snapshot) (result Adjusted) {
 	if s == nil {
 		return result

@@ -24,7 +24,7 @@ func (r retry) and(o retry) retry {
 	return retry{after: max(r.after, o.after)}
 }
 
-// or returns when one of the two can succeed. It combines alternatives.
+// or returns the earlier of r and o. It combines alternatives, of which one must succeed.
 func (r retry) or(o retry) retry {
 	if r.never || !o.never && o.after < r.after {
 		return o

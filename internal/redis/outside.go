@@ -28,7 +28,8 @@ func (c Config) simulate(client *goredis.Client) {
 	}
 }
 
-// simulate does for a client of s what Config.simulate does.
+// simulate makes client call simulated servers if s belongs to a simulation. With Sentinels, the client calls
+// the current master.
 func (s *Store) simulate(client *goredis.Client) {
 	if s.sentinels != nil && s.config.Outside != nil {
 		client.AddHook(&simulatedMaster{sentinels: s.sentinels})

@@ -76,8 +76,9 @@
 -- three numbers of ticks or window starts, until a retry succeeds, until the bucket is full, and until the
 -- reserved units are there.
 
--- charge_tokens consumes cost, in the unit of value, from a token bucket that had value so many ticks ago,
--- down to least. If given is above 0, it refunds given.
+-- charge_tokens computes a charge of a token bucket. value is what the bucket held the given number of ticks
+-- ago; value, cost, least and given are in 1/q unit. The charge is allowed if it leaves at least least. If
+-- given is not nil, it is added to the bucket, and cost is ignored: that is a refund.
 local function charge_tokens(l, value, ticks, cost, least, given)
   local p, v = l.p, l.v
   local flags, retry, wait = 1, 0, 0
@@ -110,8 +111,9 @@ local function charge_tokens(l, value, ticks, cost, least, given)
   return flags, value, remaining > 0 and remaining - remaining % 1 or 0, retry, reset + -reset % 1, wait
 end
 
--- charge_window consumes cost from a fixed window that had value so many window starts ago, down to -reserve.
--- If given is above 0, it refunds given.
+-- charge_window computes a charge of a fixed window. value is what the bucket held the given number of window
+-- starts ago; value, cost, reserve and given are in units. The charge is allowed if it leaves at least
+-- -reserve. If given is not nil, it is added to the bucket, and cost is ignored: that is a refund.
 local function charge_window(l, value, starts, cost, reserve, given)
   local rate, capacity, clears = l.rate, l.capacity, l.clears
   local flags, retry, wait = 1, 0, 0
@@ -168,8 +170,9 @@ local function with_peaks()
 
   -- Peaks are a list of moments and rooms in turn, of at most four peaks, oldest first; nil: they are unknown.
 
-  -- peaked updates peaks, the peaks of a bucket of l, after a charge or a refund at time t: the bucket lacked
-  -- room before it, and lacks left now.
+  -- peaked returns peaks, those of a bucket of l, after a charge or a refund at time t. room is what the
+  -- bucket lacked to be full before it, and left is what it lacks now. since is the time of the charge that a
+  -- refund undoes, or 0.
   function peaked(l, peaks, t, room, left, since)
     t = t - t % l.tick
     if room == left then return peaks end
@@ -188,7 +191,8 @@ local function with_peaks()
     return push(peaks, t, room)
   end
 
-  -- push adds a peak to peaks, which it returns.
+  -- push adds the peak (till, room) to peaks, and returns peaks. It removes peaks that the new one makes
+  -- superfluous. A fifth peak is merged with the closest one.
   function push(peaks, till, room)
     local n = #peaks
     if n > 0 and peaks[n - 1] >= till then
@@ -209,8 +213,8 @@ local function with_peaks()
     return peaks
   end
 
-  -- lower changes peaks as if units that were consumed at time since had never been consumed. Each later peak
-  -- has room for them.
+  -- lower changes peaks as if units, consumed at time since, had never been consumed: the room of each later
+  -- peak becomes smaller by units.
   function lower(peaks, since, units)
     local n, i = #peaks, 1
     while i < n and peaks[i] <= since do i = i + 2 end
@@ -224,7 +228,8 @@ local function with_peaks()
     end
   end
 
-  -- closest returns the position of the peak, of five, that is merged with the next one.
+  -- closest returns the index of the peak, of five, that is merged with the next one: the two with the
+  -- smallest ratio of their rooms.
   function closest(peaks)
     local at, least = 0, huge
     for i = 1, 7, 2 do
@@ -234,14 +239,16 @@ local function with_peaks()
     return at
   end
 
-  -- charged is value less a cost that is charged down to -max_debt, and how many units are lost beyond that.
+  -- charged returns value after a cost that is charged even if it is not available, and the number of units
+  -- that are lost. The value never goes below -max_debt; the cost beyond that is lost. value is in 1/unit
+  -- unit, the cost in units.
   function charged(l, value, unit, cost)
     local to = max(min(value, -l.max_debt * unit), value - min(cost, l.capacity + l.max_debt) * unit)
     return to, cost - floor((value - to) / unit)
   end
 
-  -- room_since returns the least room that a bucket with these peaks, last charged at a time, has had since
-  -- another time.
+  -- room_since returns the smallest room that a bucket has had since the time since. at is the time of its
+  -- last charge, peaks are its peaks, and room is its room now. The result is 0 if it is not known.
   function room_since(l, at, peaks, since, room)
     since = since - since % l.tick
     if since > at or not peaks or #peaks == 0 then return 0 end
@@ -453,8 +460,9 @@ local function general(now, given, names, stored, lives, answers)
 
   -- algorithms.go ------------------------------------------------------------------------------------
 
-  -- take decides a and returns the next state. It stores the decision in d (allowed, never, remaining, retry,
-  -- reset, wait, blocked). It ignores the denials of a penalty.
+  -- take decides the charge a of a bucket in state s at the time now, and returns the next state. It stores
+  -- the decision in d: allowed, never, remaining, retry, reset, wait, blocked. look means a dry run. take
+  -- ignores penalties; take_counted adds them.
   function take(l, phase, s, a, d, look)
     d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
     d.blocked, d.lost, d.timed = 0, 0, not l.edges
@@ -601,13 +609,17 @@ local function general(now, given, names, stored, lives, answers)
     return (floor(t / l.tick) + ticks) * l.tick - t
   end
 
+  -- give_back returns the units that a refund of cost, which is negative, adds: at most a full bucket with
+  -- its reservations.
   function give_back(l, cost) return min(-cost, l.capacity + l.max_reserved) end
 
+  -- ceil_div returns a/b, rounded up.
   function ceil_div(a, b) return -floor(-a / b) end
 
   -- calendar.go --------------------------------------------------------------------------------------
 
-  -- calendar_time is the time until the n-th window start from now on, or more.
+  -- calendar_time returns the time from now until the n-th window start. If the script did not receive that
+  -- window, the result may be too long, but never too short.
   function calendar_time(l, n)
     local start = calendar_start(l, l.window + n)
     if start < math.huge then return start - now end
@@ -633,6 +645,8 @@ local function general(now, given, names, stored, lives, answers)
 
   -- changed.go ---------------------------------------------------------------------------------------
 
+  -- same_scale reports whether the numbers of l and those under which s was written differ in nothing that
+  -- gives the values of s another meaning. Then s needs no conversion.
   function same_scale(l, phase, s)
     local old = s.by
     if l.kind == WINDOW then
@@ -668,8 +682,8 @@ local function general(now, given, names, stored, lives, answers)
   end
 
   -- kept_tokens returns the consumption of a token bucket, or of one part of a guaranteed bucket, at time t.
-  -- value is what the bucket holds and full is what it can hold; p flows in with each tick. All three are in
-  -- the numbers of s.by. If one of the two limits counts in us and the other in ms, the result counts in ms.
+  -- value is what the bucket held at s.at, full is what it can hold, and p flows in with each tick; all three
+  -- are in the numbers of s.by. The result counts in ms if l or s.by counts in ms, and otherwise in us.
   function kept_tokens(l, s, value, full, p, t)
     local old = s.by
     local k = {
@@ -685,7 +699,7 @@ local function general(now, given, names, stored, lives, answers)
     return k
   end
 
-  -- after returns the used units so many ticks later.
+  -- after returns the consumption k.used after the given number of ticks.
   function after(k, ticks)
     if ticks >= ceil_div(k.used, k.p) then return 0 end
     return k.used - ticks * k.p
@@ -724,7 +738,7 @@ local function general(now, given, names, stored, lives, answers)
   -- units returns the used units, in the unit of l, rounded up.
   function units(k, l) return mul_div_ceil(k.used, unit_of(l), k.unit) end
 
-  -- of converts an amount to the unit of l, rounded down.
+  -- of converts n, in the unit of l, to the unit of k, rounded down.
   function of(k, l, n)
     local used = mul_div(n, k.unit, unit_of(l))
     return used
@@ -745,7 +759,7 @@ local function general(now, given, names, stored, lives, answers)
     return old
   end
 
-  -- until_units is the time from t until no more than most, in the unit of l, counts as used.
+  -- until_units returns the time from t until at most most counts as used. most is in the unit of l.
   function until_units(k, l, t, most)
     if not k.tick or most >= l.v then return until_used(k, l, t, of(k, l, most)) end
     local flow, fine = pace(k, l, l.p), k.tick / l.tick
@@ -756,7 +770,8 @@ local function general(now, given, names, stored, lives, answers)
     return max(0, n * k.tick + more * l.tick - (t - k.now))
   end
 
-  -- until_used is the time from t until no more than most is used; of a calendar, how many windows.
+  -- until_used returns the time from t until at most most is used. most is in the unit of k.used. If k has a
+  -- calendar, the result is a number of windows.
   function until_used(k, l, t, most)
     if l.kind ~= WINDOW then return max(0, ticks_to(k, most) * k.tick - (t - k.now)) end
     local n = ceil_div(k.used - most, k.old.rate)
@@ -766,10 +781,11 @@ local function general(now, given, names, stored, lives, answers)
     return (k.phase + (k.window + n) * k.old.period) * k.old.tick - t
   end
 
-  -- ticks_to returns the number of ticks until no more than most is used.
+  -- ticks_to returns the number of ticks until at most most is used.
   function ticks_to(k, most) return max(0, ceil_div(k.used - most, k.p)) end
 
-  -- give_units subtracts units of l from the used units, less the units that have flowed in since.
+  -- give_units refunds n units of l: it subtracts them from k.used, except those that have flowed in since
+  -- the charge of a.
   function give_units(k, l, n, p, a)
     local given = of(k, l, n)
     if a.of > 0 and l.settles then
@@ -885,7 +901,8 @@ local function general(now, given, names, stored, lives, answers)
     local larger = mul_div(l.capacity, old.q, 1)
     local most = min(max(larger, old.v + old.v1), bank.most * bank.unit)
 
-    -- has reports whether cost is available so many ticks after now, and then so many ticks of l later.
+    -- has reports whether cost is available at a later time: the given number of ticks of the old numbers
+    -- after now, and then fine ticks of l.
     local function has(cost, ticks, fine)
       local sure2 = { used = after(sure, ticks), unit = sure.unit, tick = sure.tick, p = sure.p }
       local bank2 = { used = after(bank, ticks), unit = bank.unit, tick = bank.tick, p = bank.p }
@@ -896,7 +913,7 @@ local function general(now, given, names, stored, lives, answers)
       return max(0, v1) + max(0, v2) >= cost * l.q and cost <= floor((most - sure2.used - bank2.used) / bank.unit)
     end
 
-    -- enough_in is the time from t until cost is there.
+    -- enough_in returns the time from t until cost is available.
     local function enough_in(cost)
       local last = bank.tick / l.tick - 1
       local ticks = smallest(max(ticks_to(sure, 0), ticks_to(bank, 0)), function(n) return has(cost, n, last) end)
@@ -934,7 +951,8 @@ local function general(now, given, names, stored, lives, answers)
     return { by = old, value = old.v - bank.used, prev = old.v1 - sure.used, at = bank.now, phase = 0 }
   end
 
-  -- smallest returns the smallest number from 0 to most for which yes is true, as it is for most.
+  -- smallest returns the smallest number from 0 to most for which yes returns true. yes(most) must be true,
+  -- and yes must not become false again for larger numbers.
   function smallest(most, yes)
     local from = -1
     while from + 1 < most do
@@ -971,14 +989,14 @@ local function general(now, given, names, stored, lives, answers)
     return product + quotient, rest
   end
 
+  -- mul_div_ceil returns a*b/c, rounded up. Results above 2^53 become 2^53.
   function mul_div_ceil(a, b, c)
     local n, rest = mul_div(a, b, c)
     if rest > 0 then n = n + 1 end
     return n
   end
 
-  -- phase_of returns the phase with which s was written. A limit has none: the phase of a charge is that of
-  -- its key.
+  -- phase_of returns the phase with which s was written: that of its numbers if they have one, or else s.phase.
   function phase_of(s) return s.by.phase or s.phase end
 
   -- fixed_window.go ----------------------------------------------------------------------------------
@@ -992,6 +1010,7 @@ local function general(now, given, names, stored, lives, answers)
     return l.first + n - 1
   end
 
+  -- take_window is take for a fixed window.
   function take_window(l, phase, s, t, a, d)
     local window, given = window_of(l, phase, t)
     if a.cost < 0 then
@@ -1017,7 +1036,8 @@ local function general(now, given, names, stored, lives, answers)
       if beyond(l, a) then wait = 0 end
     end
     d.allowed, d.never, d.value, d.remaining = flags == 1, flags == 2, value, remaining
-    -- starts_in is the time until the n-th window start; of a calendar, how many windows that is from now.
+    -- starts_in returns the time from t until the n-th window start. If the calendar is not known, it returns
+    -- n.
     local function starts_in(n)
       if n == 0 then return 0 end
       if l.edges then return window - l.window + n end
@@ -1027,7 +1047,7 @@ local function general(now, given, names, stored, lives, answers)
     return locate(l, { by = l, value = value, prev = 0, at = t - t % l.tick, phase = 0, peaks = peaks })
   end
 
-  -- windows_to_full returns the number of window starts that fill a bucket with value.
+  -- windows_to_full returns the number of window starts that fill a bucket which holds value units.
   function windows_to_full(l, value)
     local n = ceil_div(l.capacity - value, l.rate)
     if l.clears then n = min(n, 1) end
@@ -1036,6 +1056,7 @@ local function general(now, given, names, stored, lives, answers)
 
   -- guaranteed.go ------------------------------------------------------------------------------------
 
+  -- take_guaranteed is take for a guaranteed bucket.
   function take_guaranteed(l, s, t, a, d)
     local e = elapsed(l, s.at, t)
     local v1, v2 = flow(s.prev, l.v1, l.p1, e), flow(s.value, l.v, l.p, e)
@@ -1061,14 +1082,16 @@ local function general(now, given, names, stored, lives, answers)
     return { by = l, value = v2, prev = v1, at = t - t % l.tick, phase = 0 }
   end
 
-  -- guaranteed_retry returns the number of ticks until v1 and v2, which are now too few, are c together.
+  -- guaranteed_retry returns the number of ticks after which v1 and v2 together can pay c, which they cannot
+  -- now. All three are in 1/q unit.
   function guaranteed_retry(l, v1, v2, c)
     return max(ceil_div(c - v1 - v2, l.p1 + l.p), ceil_div(c - l.v1 - v2, l.p), ceil_div(c - v1 - l.v, l.p1))
   end
 
   -- leaky_bucket.go ----------------------------------------------------------------------------------
 
-  -- take_turn takes a turn at time t; a clock that stepped back is behind by back.
+  -- take_turn is take for a leaky bucket. back is how far the clock has stepped back; each request waits that
+  -- much longer.
   function take_turn(l, s, t, a, d, back)
     local value = flow(s.value, l.v, l.p, elapsed(l, s.at, t))
     local wait = span(l, t, ceil_div(l.v - value, l.p))
@@ -1093,7 +1116,8 @@ local function general(now, given, names, stored, lives, answers)
 
   -- limit.go -----------------------------------------------------------------------------------------
 
-  -- most_of_windows is the largest capacity + max_reserved of a fixed window.
+  -- most_of_windows returns the largest exact capacity + max_reserved of a fixed window with this rate.
+  -- longest is the length of its longest window.
   function most_of_windows(rate, longest)
     local windows, most = floor((EXACT - MAX_TIME) / longest) - 1, EXACT - rate
     if windows <= floor(most / rate) then return windows * rate end
@@ -1122,7 +1146,7 @@ local function general(now, given, names, stored, lives, answers)
     return s.peaks
   end
 
-  -- adopt_peaks are the peaks of s in the numbers of l.
+  -- adopt_peaks returns the peaks of s, converted to the numbers of l.
   function adopt_peaks(l, phase, s)
     local peaks = peaks_of(l, phase, s)
     if not peaks or l.kind == WINDOW then return peaks end
@@ -1139,7 +1163,8 @@ local function general(now, given, names, stored, lives, answers)
   -- Denials are a table with the times of the denials since the last block, oldest first, the number of
   -- blocks in a row, and the end of the last one. A table is replaced, never changed.
 
-  -- block returns the duration of the k-th block in a row.
+  -- block returns the duration of the k-th block in a row, in us: each is twice as long as the one before, up
+  -- to longest_block.
   function block(l, k)
     local span = l.block
     while k > 1 and span < l.longest_block do
@@ -1173,7 +1198,7 @@ local function general(now, given, names, stored, lives, answers)
     return at
   end
 
-  -- counted returns the denials after one more at time t.
+  -- counted returns the denials was, with one more denial at time t.
   function counted(l, was, t)
     local d = { blocks = 0, till = 0 }
     if was then
@@ -1215,6 +1240,8 @@ local function general(now, given, names, stored, lives, answers)
     return with(next, denials)
   end
 
+  -- time_of returns the time of a decision on s: now, or s.at if the clock has stepped back by at most a
+  -- minute.
   function time_of(l, s)
     if seen(l, s) and now < s.at and s.at - now <= STEP_BACK then return s.at end
     return now
@@ -1223,7 +1250,8 @@ local function general(now, given, names, stored, lives, answers)
   -- seen reports whether s has a clock.
   function seen(l, s) return s and (l.kind ~= LOG or log_size(s.log) > 0) end
 
-  -- blocked answers a of s, which is blocked until till.
+  -- blocked decides a on s, which a penalty blocks until till: the charge is denied, and the amounts in d are
+  -- those of the bucket without it.
   function blocked(l, phase, s, till, a, d)
     take(l, phase, s, a, d, true)
     if d.never then return end
@@ -1233,7 +1261,7 @@ local function general(now, given, names, stored, lives, answers)
     d.retry = d.timed and max(own, d.blocked) or own
   end
 
-  -- with is s with other denials.
+  -- with returns a copy of s with other denials; s itself if it has these already.
   function with(s, denials)
     if not s or s.denials == denials then return s end
     return {
@@ -1244,10 +1272,12 @@ local function general(now, given, names, stored, lives, answers)
 
   -- shards.go ----------------------------------------------------------------------------------------
 
+  -- full_of returns the value of a full bucket, in the unit of a state's value.
   function full_of(l) return l.kind == WINDOW and l.capacity or l.v end
 
   -- sliding_counter.go -------------------------------------------------------------------------------
 
+  -- take_sliding is take for a sliding window.
   function take_sliding(l, s, t, a, d)
     local own, last = s.value, s.prev
     local tick = floor(t / l.tick)
@@ -1293,6 +1323,8 @@ local function general(now, given, names, stored, lives, answers)
     return min(cur, most), min(prev, most)
   end
 
+  -- sliding_retry returns the number of ticks until cost is allowed. cur and prev are the counts of the
+  -- current and the previous window, and e is the number of ticks since the current one began.
   function sliding_retry(l, cur, prev, cost, e)
     local a = l.rate - cur - cost
     if a >= 0 and prev > 0 then
@@ -1306,6 +1338,7 @@ local function general(now, given, names, stored, lives, answers)
 
   -- sliding_log.go -----------------------------------------------------------------------------------
 
+  -- take_log is take for a sliding log. look means a dry run.
   function take_log(l, s, t, a, d, look)
     local log, cost, out = s.log, a.cost, expired(l, s.log, t)
     local n = log_size(log) - out
@@ -1350,8 +1383,8 @@ local function general(now, given, names, stored, lives, answers)
 
   -- together.go --------------------------------------------------------------------------------------
 
-  -- take_all charges all of charges[first..last] or none of them. Of alternatives it charges those that pay.
-  -- It returns whether it charged them.
+  -- take_all decides the group charges[first..last]: it charges all of them, or none. Of alternatives it
+  -- charges only those that pay. It returns whether the group was charged.
   function take_all(charges, first, last)
     local all, never, at = true, false, first
     while at <= last do
@@ -1375,8 +1408,8 @@ local function general(now, given, names, stored, lives, answers)
     return all
   end
 
-  -- alternatives returns the end of the alternatives that start at charges[at]; if there are none, it returns
-  -- at.
+  -- alternatives returns the index of the last of the alternatives that start at charges[at], or at if
+  -- charges[at] has no alternative.
   function alternatives(charges, at, last)
     while at < last and charges[at].instead do at = at + 1 end
     return at
@@ -1390,8 +1423,8 @@ local function general(now, given, names, stored, lives, answers)
     return true
   end
 
-  -- peek tests the alternatives charges[first..last]. It returns whether one can be charged, and whether
-  -- none can ever be.
+  -- peek decides the alternatives charges[first..last] as dry runs. It returns whether one of them can be
+  -- charged now, and whether none of them can ever be charged.
   function peek(charges, first, last)
     local never = false
     for i = first, last - 1 do
@@ -1409,8 +1442,9 @@ local function general(now, given, names, stored, lives, answers)
     return c.allowed, c.never and not c.limit.takes_denied and (never or first == last)
   end
 
-  -- charge_if charges c if pays says that the group consumes it. Otherwise c consumes nothing: its state may get
-  -- a clock, or count a denial.
+  -- charge_if charges c if pays is true, or if its limit charges denied requests. Otherwise it changes only
+  -- the clock of the state, and the denials that a penalty counts. never means that the group can never be
+  -- charged; such a denial does not count.
   function charge_if(c, pays, never)
     local l = c.limit
     if pays or l.charges_denied or (not never and l.after > 0 and not c.allowed and not c.never) then
@@ -1426,24 +1460,27 @@ local function general(now, given, names, stored, lives, answers)
     end
   end
 
+  -- take_one decides the charge c alone, stores the decision in c, and keeps the next state for writing.
   function take_one(c)
     remember(c, take_counted(c.limit, c.phase, load(c.key, c.limit, c.phase), c, c, c.look))
   end
 
   -- token_bucket.go ----------------------------------------------------------------------------------
 
+  -- elapsed returns the number of ticks of l between two times in us. It is negative if t is before at.
   function elapsed(l, at, t)
     if l.tick == 1 then return t - at end
     return floor(t / l.tick) - floor(at / l.tick)
   end
 
+  -- flow returns value after e ticks, in each of which p flows in, up to full.
   function flow(value, full, p, e)
     if e >= -floor((value - full) / p) then return full end
     return value + e * p
   end
 
-  -- cost_in returns the cost of a in units of which so many make one unit of the limit. It is limited to just
-  -- above the largest cost that can ever be consumed.
+  -- cost_in returns the cost of a in 1/unit unit of the limit. It is limited to a little more than the
+  -- largest cost that can ever be allowed, so that later computations stay exact.
   function cost_in(l, unit, a)
     local most = l.capacity + l.max_reserved
     if a.raw then return max(-most * unit, min(a.cost, most * unit + 1)) end
@@ -1451,17 +1488,21 @@ local function general(now, given, names, stored, lives, answers)
     return max(a.cost, -most) * unit
   end
 
+  -- back returns how much of given is refunded at time t: given, less what has flowed in since the charge
+  -- that a undoes (a.of; 0 means that it is unknown, and then all is refunded). given is in 1/q unit.
   function back(l, given, t, a)
     if a.of <= 0 then return given end
     return returned(given, l.p + l.p1, elapsed(l, a.of, t))
   end
 
-  -- returned returns the rest of given, less the units that have flowed in during so many ticks.
+  -- returned returns given less what flows in during the given number of ticks, at least 0. It is 0 if ticks
+  -- is below 0.
   function returned(given, p, ticks)
     if ticks < 0 or ticks >= ceil_div(given, p) then return 0 end
     return given - ticks * p
   end
 
+  -- take_tokens is take for a token bucket.
   function take_tokens(l, s, t, a, d)
     local cost, ticks = cost_in(l, l.q, a), elapsed(l, s.at, t)
     local least, given, peaks, had = a.reserve and -l.max_reserved * l.q or 0, nil, l.settles and s.peaks or nil
@@ -1500,8 +1541,11 @@ local function general(now, given, names, stored, lives, answers)
     }
   end
 
+  -- log_size returns the number of units in log.
   function log_size(log) return log.stored + #log.added - log.first end
 
+  -- log_at returns the time of the i-th unit in log, the oldest first. It reads that time from Redis if
+  -- necessary.
   function log_at(log, i)
     i = i + log.first
     if i > log.stored then return log.added[i - log.stored] end
@@ -1509,13 +1553,14 @@ local function general(now, given, names, stored, lives, answers)
     return tonumber(call('LINDEX', log.key, log.head + i - 1))
   end
 
-  -- log_clamp changes units with a time after t to t.
+  -- log_clamp changes the times after t in log to t. It is needed after a clock has stepped back.
   function log_clamp(log, t)
     local all = {}
     for i = 1, log_size(log) do all[i] = min(log_at(log, i), t) end
     log.first, log.stored, log.added = 0, 0, all
   end
 
+  -- log_cut removes the n newest units from log.
   function log_cut(log, n)
     local added = #log.added
     for _ = 1, min(n, added) do log.added[#log.added] = nil end
@@ -1621,6 +1666,7 @@ local function general(now, given, names, stored, lives, answers)
     return s
   end
 
+  -- remember keeps s, the next state of the bucket of c, for later charges of the same call and for writing.
   function remember(c, s)
     if s and s ~= state[c.key] then
       if s.by == c.limit then s.phase = c.phase end -- else it is kept in the windows of another limit
@@ -1677,6 +1723,7 @@ local function general(now, given, names, stored, lives, answers)
     return table.concat(parts)
   end
 
+  -- unpack_denials reads denials from the bytes b, from position at on.
   function unpack_denials(b, at)
     local d = {}
     d.blocks, d.till, at = unpack_at('<dd', b, at)
@@ -1692,6 +1739,7 @@ local function general(now, given, names, stored, lives, answers)
     return b
   end
 
+  -- unpack_peaks reads peaks from the bytes b, from position at on.
   function unpack_peaks(b, at)
     local peaks = {}
     at = at + 8
@@ -1744,6 +1792,7 @@ local function general(now, given, names, stored, lives, answers)
 
   local n -- the number of answers
 
+  -- answer appends the decision on c to answers, in the form that the sidecar reads: flags and five doubles.
   local function answer(c)
     n = n + 1
     local flags = (c.allowed and 1 or 0) + (c.never and 2 or 0) + (c.timed and 0 or 16)
@@ -1770,7 +1819,8 @@ local function general(now, given, names, stored, lives, answers)
     return pos
   end
 
-  -- took reports whether group, which was charged or not, consumed anything, so that it is remembered.
+  -- took reports whether the answer of group must be stored under its idempotency key, because something was
+  -- consumed. all is whether the group was charged.
   local function took(group, all)
     for i = 1, #group do
       local g = group[i]
@@ -1825,6 +1875,7 @@ local function general(now, given, names, stored, lives, answers)
     end
   end
 
+  -- write_logs writes the sliding logs that were changed. Of logs that only denied, it extends the lifetime.
   local function write_logs()
     for k in pairs(dirty) do
       local s = state[k]

@@ -12,7 +12,8 @@ type Numbers struct {
 
 	// Token buckets count in 1/Q unit: P flow in with each tick, up to V.
 	P, Q, V int64
-	// P1 and V1 belong to the guaranteed part of a guaranteed bucket. P and V then belong to the bank.
+	// P1 and V1 belong to the guaranteed part of a guaranteed bucket. P and V then belong to the bank, the
+	// part that supplies bursts.
 	P1, V1 int64
 }
 

@@ -27,7 +27,7 @@ import (
 type adjustKeeper interface {
 	adjust.Keeper
 	// Watch calls see with the current Set, and then with each new Set. It makes one call at a time.
-	Watch(see func(*adjust.Set))
+	Watch(observe func(*adjust.Set))
 }
 
 // adjustments applies the adjustments of a keeper to the limiter.

@@ -12,7 +12,7 @@ var units = map[algorithms.Micros]string{
 	algorithms.Second: "second", 60 * algorithms.Second: "minute", 3600 * algorithms.Second: "hour", algorithms.Day: "day",
 }
 
-// Period describes the period of the limit in words.
+// Period returns the period of the limit as a configuration states it, such as 1h30m, day or month.
 func (a *Advice) Period() string {
 	l := a.Policy.Limit
 	if l.Calendar != nil {

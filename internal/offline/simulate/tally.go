@@ -57,8 +57,8 @@ type row struct {
 	requests, denied int64
 	shadow, quota    bool // one of the places that use the limit has this mode
 	open             reservations
-	paidBy           *row // the limits that paid for this one, with the numbers of requests
-	paid             int64
+	paidBy           *row  // the limit that paid in place of this one (then), or nil
+	paid             int64 // the number of requests for which paidBy paid
 	history          *advise.History
 	advice           *advise.Advice // set at the end of the replay; nil if there is no advice
 }

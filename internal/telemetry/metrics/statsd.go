@@ -9,8 +9,9 @@ import (
 )
 
 // Statsd returns the source of the counters that a StatsD server receives. They are the reference server's
-// counters, with their StatsD names. Call Statsd once, before the first request. It makes all levels of a
-// descriptor part of a series, not only the levels that have a label.
+// counters, with their StatsD names. Call Statsd once, before the first request. From then on, the
+// series of two limits differ if any level of their descriptors differs. Without Statsd, only the first two levels
+// count, because the metrics of Prometheus have labels for two levels.
 func (m *Metrics) Statsd() statsd.Source {
 	m.series.levels = maxLevels
 	m.service.times = &timings{}
