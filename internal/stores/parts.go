@@ -17,7 +17,7 @@ import (
 // It charges the parts of a group at the same time, each as its own group. If one part is denied or fails,
 // Parts refunds what the other parts consumed. So a limit never admits too much. Until the refund arrives,
 // the limit admits too little. If the process dies before the refund, the limit admits too little until as
-// many tokens have flowed in again.
+// many tokens have refilled.
 //
 // Parts that contain a refund of the caller are sent after the other parts, because such a refund could not
 // be undone. The answer does not wait for the refunds that undo charges; these are sent through undos.

@@ -212,7 +212,7 @@ func (c *Change) numbers(was, is *descriptors.Policy) {
 	case was.Words() != is.Words():
 		c.Details = append(c.Details, fmt.Sprintf("numbers: %s -> %s", was.Words(), is.Words()), kept)
 		if is.Limit.CanReserve() && is.Limit.Capacity < was.Limit.Capacity {
-			c.Details = append(c.Details, "A client that has used more than the new limit holds is denied until that has flowed in again.")
+			c.Details = append(c.Details, "A client that has used more than the new limit holds is denied until the excess has refilled.")
 		}
 	}
 	if title(was) != title(is) {
