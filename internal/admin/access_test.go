@@ -149,7 +149,7 @@ func TestLoggingInAndOut(t *testing.T) {
 	}
 	w := b.logIn(" secret\n")
 	if w.Code != 303 || w.Header().Get("Location") != "/?q=x" {
-		t.Fatalf("%d to %s; want status 303 and w.Header().Get(\"Location\") %q", w.Code, w.Header().Get("Location"), "/?q=x")
+		t.Fatalf("%d to %s; want 303 to %q", w.Code, w.Header().Get("Location"), "/?q=x")
 	}
 	cookie := w.Header().Get("Set-Cookie")
 	for _, want := range []string{"rlsidecar_session_6070=", "HttpOnly", "SameSite=Strict", "Path=/"} {

@@ -189,7 +189,7 @@ func TestHundredThousandLimits(t *testing.T) {
 	a, b := fastest(few), fastest(lots)
 	t.Logf("1,000 limits: %v; 100,000: %v", a, b)
 	if b > 60*a {
-		t.Errorf("1,000 limits take %v, 100,000 take %v; want at most %v", a, b, 60*a)
+		t.Errorf("the page takes %v with 1,000 limits, and %v with 100,000; want at most %v", a, b, 60*a)
 	}
 }
 

@@ -102,7 +102,7 @@ func TestOrderOfMessagesDoesNotMatter(t *testing.T) {
 		t.Error("the parts of a domain were not put together")
 	}
 	if got := one.Policies[2].Limit; got.Rate != 3 || got.Period() != 60*algorithms.Second {
-		t.Errorf("got %+v; want got.Rate 3 and got.Period() %v", got, 60*algorithms.Second)
+		t.Errorf("got %+v; want a rate of 3 in %d us", got, 60*algorithms.Second)
 	}
 }
 

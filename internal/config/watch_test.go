@@ -230,6 +230,6 @@ func TestAPollNeedsLittleMemory(t *testing.T) {
 	digest([]string{folder})
 	runtime.ReadMemStats(&after)
 	if is := after.TotalAlloc - before.TotalAlloc; is > 1<<20 {
-		t.Errorf("a poll of 8 MiB of files allocated %d KiB; want at most %v", is>>10, 1<<20)
+		t.Errorf("a poll of 8 MiB of files allocated %d KiB; want at most %d KiB", is>>10, 1<<10)
 	}
 }

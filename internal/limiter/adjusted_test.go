@@ -146,7 +146,7 @@ func TestABlockDeniesInSpiteOfShadowQuotaAndReplaces(t *testing.T) {
 		for _, texts := range [][]string{{"user=bob"}, {"shadow=bob"}, {"quota=bob"}, {"user=bob", "vip=1"}, {"quota=bob", "other=1"}, {"user=bob", "free=1"}} {
 			c := b.send(t, 1, texts...)
 			if !c.Denied || c.RetryAfter != minute || c.Never || !c.Statuses[0].Denied || c.Results[0].Decision.Blocked != minute {
-				t.Errorf("%+v %v: got %+v; want c.Denied true, c.RetryAfter %v, c.Never false, c.Statuses[0].Denied true and c.Results[0].Decision.Blocked %v", modes, texts, c.Verdict, minute, minute)
+				t.Errorf("%+v %v: got %+v; want a denial, with a retry after %d us and a block of %d us", modes, texts, c.Verdict, minute, minute)
 			}
 		}
 		b.now += minute - 1
@@ -274,7 +274,7 @@ func TestTheStricterOfAnOverrideAndAnAdjustmentHolds(t *testing.T) {
 func TestAdjustmentsThatDoNotApplyAreCountedAndChangeNothing(t *testing.T) {
 	b := newBench(t, adjustable)
 	if got := b.adjust("gone", map[string]adjust.Change{"bob": {Block: true}}); got.Ignored != 1 || got.InForce != 0 {
-		t.Errorf("got %+v; want ignored 1 and in force 0", got)
+		t.Errorf("got %+v; want one ignored adjustment, and none in force", got)
 	}
 	if got := b.adjust("calls", map[string]adjust.Change{"bob": {Capacity: number(1 << 52)}}); got.Ignored != 1 {
 		t.Errorf("got %+v; want ignored 1", got)

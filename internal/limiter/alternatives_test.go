@@ -101,7 +101,7 @@ func TestRefundsAndDryRunsConcernTheNamedLimit(t *testing.T) {
 	b.send(t, 10, "user=bob")
 	for cost, denied := range map[int64]bool{0: false, -3: false} {
 		if c := b.named(t, "per_minute", cost, "bob"); c.Denied != denied || c.Results[0].For != nil {
-			t.Errorf("cost %d: %+v; want denied %v and for nil", cost, c.Verdict, denied)
+			t.Errorf("cost %d: %+v; want denied %v, and no limit that pays for another", cost, c.Verdict, denied)
 		}
 	}
 	dry := &limiter.Call{}

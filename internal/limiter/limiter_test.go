@@ -107,7 +107,7 @@ descriptors:
 	}
 	c := b.send(t, 1, "a=1", "b=1")
 	if !c.Denied || c.Statuses[0].Denied || !c.Statuses[1].Denied || c.RetryAfter != 30*algorithms.Second {
-		t.Errorf("b is empty: %+v; want c.Denied true, c.Statuses[0].Denied false, c.Statuses[1].Denied true and c.RetryAfter %v", c.Verdict, 30*algorithms.Second)
+		t.Errorf("b is empty: %+v; want a denial by the second status only, with a retry after %d us", c.Verdict, 30*algorithms.Second)
 	}
 	if n := b.left(t, "a=1"); n != 3 {
 		t.Errorf("a has %d left, want 3: a denial costs nothing", n)
@@ -123,7 +123,7 @@ descriptors:
 	b := newBench(t, yaml)
 	c := b.send(t, 4, "a=1", "a=1")
 	if c.Denied || c.Results[0].Decision.Remaining != 2 || c.Results[1].Decision.Remaining != 2 {
-		t.Errorf("4 and 4 of 10: %+v; want c.Denied false, c.Results[0].Decision.Remaining 2 and c.Results[1].Decision.Remaining 2", c.Results)
+		t.Errorf("4 and 4 of 10: %+v; want it allowed, with 2 remaining in both results", c.Results)
 	}
 	b = newBench(t, yaml)
 	if c := b.send(t, 6, "a=1", "a=1"); !c.Denied || !c.Never || c.RetryAfter != 0 {
@@ -150,7 +150,7 @@ descriptors:
 			want = limiter.Shadowed
 		}
 		if c.Denied || c.Statuses[1].Denied || c.Results[1].Outcome != want {
-			t.Errorf("request %d: %+v; want c.Denied false, c.Statuses[1].Denied false and c.Results[1].Outcome %v", i+1, c.Verdict, want)
+			t.Errorf("request %d: %+v; want it allowed, and the second result with the outcome %v", i+1, c.Verdict, want)
 		}
 	}
 	if c := b.send(t, 1, "real=1", "dry=2"); !c.Denied || c.Results[1].Outcome != limiter.Allowed {
@@ -158,7 +158,7 @@ descriptors:
 	}
 	b.send(t, 1, "q1=1", "q2=1")
 	if c := b.send(t, 1, "q1=1", "q2=1"); c.Denied || !c.Statuses[0].Denied || c.Statuses[1].Denied {
-		t.Errorf("one quota of two is used up: %+v; want c.Denied false, c.Statuses[0].Denied true and c.Statuses[1].Denied false", c.Verdict)
+		t.Errorf("one quota of two is used up: %+v; want the request allowed, and only the first status denied", c.Verdict)
 	}
 	if c := b.send(t, 1, "q1=1", "q2=1"); !c.Denied {
 		t.Errorf("both quotas are used up: %+v; want denied", c.Verdict)
@@ -199,7 +199,7 @@ descriptors:
 	for range 5 {
 		c := b.send(t, 1, "base=1", "vip=1", "free=1")
 		if c.Denied || c.Results[0].Outcome != limiter.Replaced || c.Results[2].Outcome != limiter.Unlimited || c.Statuses[0].Result != -1 {
-			t.Fatalf("got %+v; want c.Denied false, c.Results[0].Outcome %v, c.Results[2].Outcome %v and c.Statuses[0].Result -1", c.Verdict, limiter.Replaced, limiter.Unlimited)
+			t.Fatalf("got %+v; want it allowed, the outcomes %v and %v of the first and the third result, and no result in the first status", c.Verdict, limiter.Replaced, limiter.Unlimited)
 		}
 	}
 	if n := b.left(t, "base=1"); n != 1 {
@@ -334,7 +334,7 @@ limits:
 			t.Errorf("denied %t, left %d and %d; want 8 and 0", c.Denied, one, two)
 		}
 		if c.Results[1].Outcome != limiter.FailedAllowed || c.Results[2].Outcome != limiter.FailedAllowed {
-			t.Errorf("both are decided locally: %+v; want c.Results[1].Outcome %v and c.Results[2].Outcome %v", c.Results, limiter.FailedAllowed, limiter.FailedAllowed)
+			t.Errorf("both are decided locally: %+v; want the outcomes %v and %v of the second and the third result", c.Results, limiter.FailedAllowed, limiter.FailedAllowed)
 		}
 	}
 	if c := send("second"); !c.Denied {

@@ -179,7 +179,7 @@ func TestAChargeDrawnAgainIsChargedOnce(t *testing.T) {
 		b := backend.Batch{Charges: []backend.Charge{a, slow}, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2)}
 		backend.Wait(s, b)
 		if d := b.Decisions; !d[0].Allowed || !d[1].Allowed || d[0].Remaining != 17 || time.Since(start) != 40*ms {
-			t.Errorf("after %v: %+v; want d[0] allowed, d[1] allowed, d[0].Remaining 17 and time.Since(start) %v", time.Since(start), d, 40*ms)
+			t.Errorf("after %v: %+v; want both allowed after %v, with 17 remaining in the first", time.Since(start), d, 40*ms)
 		}
 		if sent[full.Slot] != 1 || sent[second.Slot] != 1 {
 			t.Errorf("charges by slot: %v; want one of %d and one of %d", sent, full.Slot, second.Slot)

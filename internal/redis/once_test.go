@@ -172,7 +172,7 @@ func claimsAreChargedOnce(t *testing.T, one, other backend.Store, a, b backend.C
 		takeAll(one, []backend.Charge{full})
 		full.Terms.Cost = 4
 		if d := takeAll(other, underID(10, a, full)); !d[0].Allowed || !d[1].Allowed || d[0].Replayed {
-			t.Errorf("4 left of 4: got %+v; want d[0].Allowed true, d[1].Allowed true and d[0].Replayed false", d)
+			t.Errorf("4 left of 4: got %+v; want both allowed, and the first not replayed", d)
 		}
 	})
 	t.Run("concurrently", func(t *testing.T) {

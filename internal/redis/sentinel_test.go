@@ -97,7 +97,7 @@ func TestPlannedFailoverLosesLittle(t *testing.T) {
 	}
 	t.Logf("%d lost at %.0f a second", lost, rate)
 	if float64(lost) > rate/2 {
-		t.Errorf("%d lost at %.0f a second; want at most %v", lost, rate, rate/2)
+		t.Errorf("a failover lost %d units at %.0f requests a second; want at most %.0f", lost, rate, rate/2)
 	}
 }
 

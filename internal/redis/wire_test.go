@@ -315,7 +315,7 @@ func TestGoRedisRepeatsCallsThatHaveNotRun(t *testing.T) {
 				a.fails(t, 0, backend.ErrNotTaken)
 			}
 			if calls, others := p.calls.Load(), fallback.called.Load(); calls != 1 || again != (others == 1) {
-				t.Errorf("%s: %d calls by the wire and %d others; want calls 1 and again %v", text, calls, others, others == 1)
+				t.Errorf("%s: %d calls by the wire and %d others; want 1 by the wire, and another one: %v", text, calls, others, others == 1)
 			}
 			l.close()
 		})

@@ -69,7 +69,7 @@ func (x *instance) adjust(t *testing.T, change string) (id string) {
 	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"limit":"calls","author":"ann","reason":"test",`+change+`}`)
 	adjustment, _ := answer["adjustment"].(map[string]any)
 	if code != 200 || adjustment == nil {
-		t.Fatalf("%s: got %d %v; want status 200 and adjustment not nil", change, code, answer)
+		t.Fatalf("%s: got %d %v; want 200 and an adjustment", change, code, answer)
 	}
 	return adjustment["id"].(string)
 }

@@ -84,7 +84,7 @@ func (x *instance) beside(t *testing.T, attack func()) {
 	}
 	t.Logf("%d small requests; the heap grew by up to %d MiB", answered, (max(most, before)-before)>>20)
 	if most > before+128<<20 {
-		t.Errorf("the heap grew from %d to %d bytes; want at most %v", before, most, before+128<<20)
+		t.Errorf("the heap grew from %d to %d bytes; want at most %d", before, most, before+128<<20)
 	}
 }
 

@@ -30,7 +30,7 @@ func (x *instance) conditions(tb testing.TB) string {
 	var b strings.Builder
 	for _, c := range answer.Conditions {
 		if c.Since.IsZero() || c.Remedy == "" {
-			tb.Errorf("%s has no time or no remedy; want c.Since.IsZero() false and remedy not empty", c.Name)
+			tb.Errorf("%s has no time or no remedy; want both", c.Name)
 		}
 		fmt.Fprintf(&b, "%s %s: %s\n", c.Severity, c.Name, c.Summary)
 	}

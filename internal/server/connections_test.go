@@ -37,7 +37,7 @@ func TestConnectionBoundsFollowFilesAndMemory(t *testing.T) {
 		{1 << 20, 1 << 20, 2, fewestConnections, 64}, // almost no memory
 	} {
 		if traffic, admin := connectionBounds(c.files, c.memory, c.listeners); traffic != c.traffic || admin != c.admin {
-			t.Errorf("%+v: got %d, %d; want traffic %v and admin %v", c, traffic, admin, c.traffic, c.admin)
+			t.Errorf("%+v: %d connections for traffic and %d for admin; want %d and %d", c, traffic, admin, c.traffic, c.admin)
 		}
 	}
 }
@@ -110,7 +110,7 @@ func TestHealthIsServedBeyondTheBound(t *testing.T) {
 	for range 2 * healthConnections {
 		for path, want := range map[string]int{"/livez": 200, "/readyz": 200, "/healthcheck": 200, "/v1/auth": 503, "/json": 503} {
 			if r := get(t, x.HTTP, path); r.StatusCode != want || !r.Close {
-				t.Errorf("%s: %d, closes %t; want status %v and close", path, r.StatusCode, r.Close, want)
+				t.Errorf("%s: %d, closes the connection: %t; want %d and a closed connection", path, r.StatusCode, r.Close, want)
 			}
 		}
 	}

@@ -194,7 +194,7 @@ func TestAnOperatorAdjustsThePlanAndItsCredits(t *testing.T) {
 				code, answer := x.asAdmin(t, "POST", "/api/adjustments", body)
 				adjustment, _ := answer["adjustment"].(map[string]any)
 				if code != 200 || adjustment == nil {
-					t.Fatalf("%s: got %d %v; want status 200 and adjustment not nil", body, code, answer)
+					t.Fatalf("%s: got %d %v; want 200 and an adjustment", body, code, answer)
 				}
 				return adjustment["id"].(string)
 			}

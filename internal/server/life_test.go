@@ -585,7 +585,7 @@ func answersCloseWhileDraining(t *testing.T, delay time.Duration) (answered bool
 		return false
 	}
 	if r.StatusCode != http.StatusOK || !r.Close {
-		t.Errorf("once readiness has failed: %d, closes %t; want status 200 and close", r.StatusCode, r.Close)
+		t.Errorf("once readiness has failed: %d, closes the connection: %t; want 200 and a closed connection", r.StatusCode, r.Close)
 	}
 	if n, err := in.Read(make([]byte, 1)); n > 0 || err == nil {
 		t.Errorf("the connection is still open: %v; want an error", err)

@@ -98,7 +98,7 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 	p.set(t, "2", perUnit("k", 4, year))
 	x.shows(t, `rlsidecar_config_reloads_total{result="success"} 2`)
 	if rest, limited := x.left(t, "k=v"); rest != 1 || !limited {
-		t.Errorf("%d left, limited %t; want rest 1 and limited", rest, limited)
+		t.Errorf("%d left, limited %t; want 1 left, and limited", rest, limited)
 	}
 
 	// A configuration with a mistake is rejected, and the previous one stays in use.
@@ -266,7 +266,7 @@ func TestControlPlaneIsIsolated(t *testing.T) {
 		return x.put(t, request(domain, descriptor("k=v"))).Statuses[0].LimitRemaining
 	}
 	if d, e := left("d"), left("e"); d != 8 || e != 4 {
-		t.Errorf("%d left in d, %d in e; want d 8 and e 4", d, e)
+		t.Errorf("%d left in d, %d in e; want 8 and 4", d, e)
 	}
 	if why := <-p.Refused; !strings.Contains(why, "xds:e") {
 		t.Errorf("refused for %s; want a text that contains %q", why, "xds:e")

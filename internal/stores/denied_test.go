@@ -199,7 +199,7 @@ func TestARefundForgetsTheDenial(t *testing.T) {
 		back, again := of(limit, "a", -1), of(limit, "a", 1)
 		back.Group, again.Group = 1, 2
 		if d := take(t.Context(), s, back, again); !d[0].Allowed || !d[1].Allowed {
-			t.Errorf("got %+v; want d[0].Allowed true and d[1].Allowed true", d)
+			t.Errorf("got %+v; want both allowed", d)
 		}
 	})
 }
@@ -256,7 +256,7 @@ func TestDeniedGroups(t *testing.T) {
 		for i := range 3 {
 			d := take(t.Context(), s, pair(1, 1)...)
 			if d[0].Allowed || !d[1].Allowed || d[1].Remaining != 99 || calls.count() != 2 {
-				t.Errorf("%d: got %+v, next got %d batches; want d[0] denied, d[1] allowed, d[1].Remaining 99 and 2 batches", i, d, calls.count())
+				t.Errorf("%d: got %+v, next got %d batches; want the first denied, the second allowed with 99 remaining, and 2 batches", i, d, calls.count())
 			}
 		}
 		// A limit that allowed may deny a higher cost, so the group is sent to next. A charge of the limit that
@@ -272,7 +272,7 @@ func TestDeniedGroups(t *testing.T) {
 		d := take(t.Context(), s, append(pair(1, 2), other)...)
 		got := calls.last(t)
 		if d[0].Allowed || !d[2].Allowed || d[2].Remaining != 95 || len(got) != 1 || string(got[0].Key) != "other" {
-			t.Errorf("got %+v, sent %+v; want d[0] denied, d[2] allowed, d[2].Remaining 95, 1 element and got[0].Key %q", d, got, "other")
+			t.Errorf("got %+v, sent %+v; want the first denied, the third allowed with 95 remaining, and one charge sent, of the key %q", d, got, "other")
 		}
 		// A refund to one bucket of the group removes the group's denial.
 		take(t.Context(), s, of(many, "many", -1))
@@ -314,14 +314,14 @@ func TestOfALimitWithPenaltyOnlyBlocksAreRemembered(t *testing.T) {
 		expect(t, s, calls, 4, of(limit, "a", 1), false, time.Minute) // blocked
 		time.Sleep(2*time.Second - time.Microsecond)
 		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Blocked != 1 || calls.count() != 4 {
-			t.Errorf("during the block: %+v, next got %d batches; want d.Blocked 1 and 4 batches", d, calls.count())
+			t.Errorf("during the block: %+v, next got %d batches; want a block of 1 us, and 4 batches", d, calls.count())
 		}
 		time.Sleep(time.Microsecond)
 		expect(t, s, calls, 5, of(limit, "a", 1), false, 58*time.Second)
 		expect(t, s, calls, 6, of(limit, "a", 1), false, 58*time.Second)
 		expect(t, s, calls, 7, of(limit, "a", 1), false, 58*time.Second)
 		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Blocked != 4*algorithms.Second || calls.count() != 7 {
-			t.Errorf("blocked again: %+v, next got %d batches; want d.Blocked %v and 7 batches", d, calls.count(), 4*algorithms.Second)
+			t.Errorf("blocked again: %+v, next got %d batches; want a block of %d us, and 7 batches", d, calls.count(), 4*algorithms.Second)
 		}
 		// The group also has a limit that denies. The denial of the group is cached until the block ends.
 		other := tokens(t, 1, algorithms.Day, 1)
@@ -366,7 +366,7 @@ func TestAnAllowedChargeForgetsADenial(t *testing.T) {
 		expect(t, s, calls, 3, of(limit, "a", 5), true, 0)
 		expect(t, s, calls, 4, of(limit, "a", 8), false, 48*time.Minute)
 		if d := take(t.Context(), s, of(limit, "a", 8))[0]; d.Remaining != 0 || calls.count() != 4 {
-			t.Errorf("%d remain, next got %d batches; want d.Remaining 0 and 4 batches", d.Remaining, calls.count())
+			t.Errorf("%d remain, next got %d batches; want 0 and 4", d.Remaining, calls.count())
 		}
 		// The charge is in another group, and in one Take with others.
 		expect(t, s, calls, 5, of(limit, "b", 2), true, 0)
@@ -419,7 +419,7 @@ func TestARememberedDenialReportsRemainingUnits(t *testing.T) {
 		time.Sleep(500 * ms)
 		d := take(t.Context(), s, of(limit, "a", 9))[0]
 		if d.Remaining != 5 || d.RetryAfter != 400_000 || d.ResetAfter != 500_000 || calls.count() != 2 {
-			t.Errorf("next got %d batches: %+v; want d.Remaining 5, d.RetryAfter 400_000, d.ResetAfter 500_000 and 2 batches", calls.count(), d)
+			t.Errorf("next got %d batches: %+v; want 5 remaining, a retry after 400 ms, a reset after 500 ms, and 2 batches", calls.count(), d)
 		}
 	})
 }
@@ -532,7 +532,7 @@ func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 		other := of(limit, "b", 1)
 		other.Group = 1
 		if d := take(t.Context(), s, once, other); !d[0].Allowed || !d[0].Replayed || !d[1].Allowed {
-			t.Errorf("got %+v; want d[0].Allowed true, d[0].Replayed true and d[1].Allowed true", d)
+			t.Errorf("got %+v; want both allowed, and the first replayed", d)
 		}
 		b := &backend.Batch{Charges: []backend.Charge{once}, Decisions: make([]backend.Decision, 1), Known: make([]atomic.Bool, 1), Done: func(*backend.Batch) {}}
 		if s.Submit(b); b.Known[0].Load() {

@@ -74,7 +74,7 @@ func TestAGroupOverTwoStoresIsAllOrNone(t *testing.T) {
 	}
 	// Keys whose last byte is even are in the first store.
 	if d := take("k0", 2, "k1", 4); !d[0].Allowed || !d[1].Allowed || d[0].Remaining != 3 || d[1].Remaining != 1 {
-		t.Fatalf("got %+v; want d[0].Allowed true, d[1].Allowed true, d[0].Remaining 3 and d[1].Remaining 1", d)
+		t.Fatalf("got %+v; want both allowed, with 3 and 1 remaining", d)
 	}
 	if d := take("k0", 2, "k1", 2); !d[0].Allowed || d[1].Allowed || d[0].Remaining != 3 {
 		t.Fatalf("got %+v; want allowed, denied and 3 remaining", d)
@@ -84,7 +84,7 @@ func TestAGroupOverTwoStoresIsAllOrNone(t *testing.T) {
 	// Each store gets one batch, however many groups the batch has.
 	before := submits.Load()
 	if d := take("k2", 1, "|", "k3", 2, "|", "k2", 1, "k4", 1, "|", "k5", 3); d[0].Remaining != 4 || d[1].Remaining != 3 || d[2].Remaining != 3 || d[4].Remaining != 2 {
-		t.Errorf("got %+v; want d[0].Remaining 4, d[1].Remaining 3, d[2].Remaining 3 and d[4].Remaining 2", d)
+		t.Errorf("got %+v; want 4, 3 and 3 remaining in the first three, and 2 in the fifth", d)
 	}
 	if n := submits.Load() - before; n != 2 {
 		t.Errorf("%d batches; want 2", n)

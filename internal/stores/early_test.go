@@ -149,7 +149,7 @@ func TestADeniedGroupInPartsIsRefunded(t *testing.T) {
 		batch := &backend.Batch{Charges: []backend.Charge{a, b, slow}, Decisions: make([]backend.Decision, 3), Known: known, Done: func(*backend.Batch) {}}
 		s.Submit(batch)
 		if d := batch.Decisions[0]; !known[0].Load() || !known[1].Load() || d.Remaining != 3 || batch.Decisions[1].Allowed {
-			t.Errorf("before the batch ends: %v, %+v; want known[0].Load() true, known[1].Load() true, d.Remaining 3 and batch.Decisions[1] denied", known[0].Load(), batch.Decisions)
+			t.Errorf("before the batch ends: %v, %+v; want both decisions known: 3 remaining in the first, the second denied", known[0].Load(), batch.Decisions)
 		}
 		time.Sleep(21 * ms)
 		synctest.Wait()
@@ -169,7 +169,7 @@ func refusedLease(t *testing.T, next backend.Store) (*stores.LeaseStore, backend
 	warm(t, s, hot)
 	time.Sleep(300 * ms)
 	if s.ReturnUnits(); s.Stats().Leased != 0 || s.Stats().Keys != 1 {
-		t.Fatalf("the lease has not expired: %+v; want leased 0 and keys 1", s.Stats())
+		t.Fatalf("the lease has not expired: %+v; want no leased units and one hot key", s.Stats())
 	}
 	take(t.Context(), next, of(hot.Limit, "hot", left(t, next, hot)-1))
 	return s, hot
@@ -224,7 +224,7 @@ func TestARefusedLeaseIsAnsweredOnce(t *testing.T) {
 		}
 		backend.Wait(s, b)
 		if d := b.Decisions; !d[0].Allowed || !d[1].Allowed {
-			t.Errorf("got %+v; want d[0].Allowed true and d[1].Allowed true", d)
+			t.Errorf("got %+v; want both allowed", d)
 		}
 		if a, b := known[0].Load(), known[1].Load(); a != 1 || b != 1 {
 			t.Errorf("the groups were known %d and %d times; want once each", a, b)

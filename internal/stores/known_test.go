@@ -47,7 +47,7 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 		if d := submit("a denied one and a new one", false, a, b); d[0] != want || !d[1].Allowed {
-			t.Errorf("got %+v; want d[0] %v and d[1] allowed", d, want)
+			t.Errorf("got %+v; want the first decision %v, and the second one allowed", d, want)
 		}
 		if d := submit("a denied one of a limit that may be leased", true, leased(few, "a", 2, 1))[0]; d != want {
 			t.Errorf("got %+v, want %+v", d, want)

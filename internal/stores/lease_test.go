@@ -335,7 +335,7 @@ func TestAGroupThatRecordsDenialsLeasesNothing(t *testing.T) {
 				warm(t, s, c)
 				time.Sleep(300 * ms) // the lease expires, and the key stays hot
 				if s.ReturnUnits(); s.Stats().Leased != 0 || s.Stats().Keys != 1 {
-					t.Fatalf("got %+v; want leased 0 and keys 1", s.Stats())
+					t.Fatalf("got %+v; want no leased units and one hot key", s.Stats())
 				}
 				// Another sidecar consumes all units but one, which this sidecar does not know.
 				take(t.Context(), below, of(c.Limit, "a", left(t, below, c)-1))
@@ -555,7 +555,7 @@ func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 		granted := s.Stats().Leased
 		got := take(ctx, s, hot, other)
 		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 || s.Stats().Leased != granted-1 {
-			t.Errorf("both have enough: %+v, %d of %d are granted; want got[0] allowed, got[1] allowed, got[0].Remaining %v and s.Stats().Leased %v", got, s.Stats().Leased, granted, 10_000-requests-1, granted-1)
+			t.Errorf("both buckets have enough: %+v, %d of %d granted units are left; want both allowed, %d remaining in the first, and %d units left", got, s.Stats().Leased, granted, 10_000-requests-1, granted-1)
 		}
 		if last := calls.last(t); len(last) != 1 || string(last[0].Key) != "other" {
 			t.Errorf("next got %+v; want 1 element and last[0].Key %q", last, "other")
@@ -578,7 +578,7 @@ func TestALeaseAboutToEndIsNotUsedInAGroup(t *testing.T) {
 		defer cancel()
 		got := take(ctx, s, hot, other)
 		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 {
-			t.Errorf("got %+v; want got[0].Allowed true, got[1].Allowed true and got[0].Remaining %v", got, 10_000-requests-1)
+			t.Errorf("got %+v; want both allowed, and %d remaining in the first", got, 10_000-requests-1)
 		}
 		// Unused units are returned first, in the same batch as the request for a new lease.
 		if last := calls.last(t); len(last) != 3 || last[0].Terms.Cost >= 0 || last[1].Terms.Cost <= 1 {

@@ -107,7 +107,7 @@ func TestALimitWithOverdrawIsChargedIfAnotherPartDenies(t *testing.T) {
 		decisions := chargeInParts(t, undos, part(store, paid, refunded), part(store, denies))
 		synctest.Wait()
 		if decisions[0].Remaining != 7 || decisions[1].Remaining != 10 || decisions[2].Allowed {
-			t.Errorf("got %+v; want decisions[0].Remaining 7, decisions[1].Remaining 10 and decisions[2].Allowed false", decisions)
+			t.Errorf("got %+v; want 7 and 10 remaining in the first two, and the third denied", decisions)
 		}
 		if a, b, c := left(t, store, paid), left(t, store, refunded), left(t, store, denies); a != 7 || b != 10 || c != 10 {
 			t.Errorf("%d, %d and %d left, want 7, 10 and 10", a, b, c)

@@ -196,7 +196,7 @@ func TestSlidingCountsLiveAsLongAsTheLongerPeriod(t *testing.T) {
 				is, _ = l.Take(is, t0+sec/2, Charge{Cost: 1})
 			}
 			if at := is.FreshAt(); at < t0+hour {
-				t.Errorf("%v, charged by %s: forgotten after %d s; want at least %v", kind, name, (at-t0)/sec, t0+hour)
+				t.Errorf("%v, charged by %s: forgotten after %d s; want at least %d s", kind, name, (at-t0)/sec, hour/sec)
 			}
 		}
 	}

@@ -209,7 +209,7 @@ func TestMaxWaitAppliesToAllowAll(t *testing.T) {
 		t.Errorf("a wait of 30 s, which is 20 s in 10 s: %v", err)
 	}
 	if late[0].Result.Allowed || !late[1].Result.Allowed || late[0].Reservation.Name() != "" || late[1].Reservation.Name() != "" {
-		t.Errorf("only bob's limit denies, and nothing is reserved: %+v; want late[0].Result denied, late[1].Result allowed, no late[0].Reservation and no late[1].Reservation", late)
+		t.Errorf("only bob's limit denies, and nothing is reserved: %+v; want the first denied, the second allowed, and no reservations", late)
 	}
 	for _, key := range []string{"bob", "carol"} {
 		if r, err := l.Peek(t.Context(), 0, "l", key); err != nil || r.Remaining != 1 {

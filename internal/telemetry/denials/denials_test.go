@@ -166,7 +166,7 @@ func TestLongKeysAreTruncated(t *testing.T) {
 			kept += len(e.Key) + len(e.Value)
 		}
 		if d.Cut != (kept > 500) || kept > 4*maxShown {
-			t.Errorf("%d bytes kept, cut %t; want cut %v and kept at most %v", kept, d.Cut, kept > 500, 4*maxShown)
+			t.Errorf("%d bytes kept, cut %t; want cut %t, and at most %d bytes", kept, d.Cut, kept > 500, 4*maxShown)
 		}
 		if !d.Cut && d.Entries[0].Value != "\xff<b>\r\n\x00" {
 			t.Errorf("got %q; want value %q", d.Entries, "\xff<b>\r\n\x00")

@@ -29,10 +29,10 @@ func TestPointsCountOneStepEach(t *testing.T) {
 		}
 	}
 	if sum := p.Sum(); sum != (Totals{26, 10}) || r.All() != p {
-		t.Errorf("%v, of all requests %v; want sum %v and r.All() %v", sum, r.All(), Totals{26, 10}, p)
+		t.Errorf("the sum of all points is %v, the total is %v; want %v and %v", sum, r.All(), Totals{26, 10}, p)
 	}
 	if allowed, denied := p.Rate(); allowed != 26./60 || denied != 10./60 {
-		t.Errorf("%v and %v a second; want allowed %v and denied %v", allowed, denied, 26./60, 10./60)
+		t.Errorf("%v allowed and %v denied a second; want %v and %v", allowed, denied, 26./60, 10./60)
 	}
 }
 
@@ -93,10 +93,10 @@ func TestMemoryIsBounded(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	if r.kept != MaxSeries || r.Dropped() != limits-MaxSeries {
-		t.Errorf("%d series, %d limits without; want r.kept %v and r.Dropped() %v", r.kept, r.Dropped(), MaxSeries, limits-MaxSeries)
+		t.Errorf("%d limits have a series, %d have none; want %d and %d", r.kept, r.Dropped(), MaxSeries, limits-MaxSeries)
 	}
 	if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > 20<<20 {
-		t.Errorf("%d limits use %d KiB; want at most %v", limits, used>>10, 20<<20)
+		t.Errorf("%d limits use %d KiB; want at most %d KiB", limits, used>>10, 20<<10)
 	}
 	sample(6, 1)
 	if len(r.limits) != 1 || r.kept > 1 {

@@ -155,7 +155,7 @@ func TestDecisionsAreCounted(t *testing.T) {
 		}
 	}
 	if allowed, denied := m.Requests(); allowed != 8+1 || denied != 6 {
-		t.Errorf("%d requests allowed, %d denied; want allowed %v and denied 6", allowed, denied, 8+1)
+		t.Errorf("%d requests allowed, %d denied; want %d and 6", allowed, denied, 8+1)
 	}
 }
 

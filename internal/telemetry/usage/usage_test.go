@@ -38,7 +38,7 @@ func TestTopListsTheKeysThatConsumedMost(t *testing.T) {
 		t.Fatalf("since %v: %+v", since, top)
 	}
 	if d := top[0]; d.Domain != "d" || d.Limit != "send" || d.Entries[0].Value != "bob" || len(d.Recent) != 9 || d.Recent[0].Cost != 1 || d.Recent[1].Cost != 3 {
-		t.Errorf("got %+v; want d.Domain %q, d.Limit %q, d.Entries[0].Value %q, 9 elements, d.Recent[0].Cost 1 and d.Recent[1].Cost 3", d, "d", "send", "bob")
+		t.Errorf("got %+v; want domain %q, limit %q, first value %q, and 9 recent decisions, of which the newest two have the costs 1 and 3", d, "d", "send", "bob")
 	}
 	now = now.Add(2 * topk.Window)
 	if _, top := r.Top(); len(top) != 0 {
@@ -65,6 +65,6 @@ func TestMemoryIsBounded(t *testing.T) {
 		t.Errorf("%d keys, the first is %+v; want len(top) at most %v and top[0].Key[0] %q", len(top), top[0], 2*maxKept, "bob")
 	}
 	if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > 4<<20 {
-		t.Errorf("%d KiB are used; want at most %v", used>>10, 4<<20)
+		t.Errorf("%d KiB are used; want at most %d KiB", used>>10, 4<<10)
 	}
 }

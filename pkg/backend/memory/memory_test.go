@@ -71,7 +71,7 @@ func TestAFullStoreRefusesNewKeysAndKeepsAllOthers(t *testing.T) {
 		}
 	}
 	if st := s.Stats(); st.Keys != 100 || st.Full != 1000 {
-		t.Errorf("stats %+v; want keys 100 and full 1000", st)
+		t.Errorf("stats %+v; want 100 keys, and 1000 requests without room", st)
 	}
 	clock.Set(storetest.Start + algorithms.Second) // now all buckets equal new ones, so they can be deleted for others
 	s.Sweep()
@@ -79,7 +79,7 @@ func TestAFullStoreRefusesNewKeysAndKeepsAllOthers(t *testing.T) {
 		t.Errorf("after the sweep: %+v; want allowed", d)
 	}
 	if st := s.Stats(); st.Keys != 1 || st.Swept != 100 {
-		t.Errorf("stats after the sweep %+v; want keys 1 and swept 100", st)
+		t.Errorf("stats after the sweep %+v; want 1 key, and 100 swept", st)
 	}
 }
 
