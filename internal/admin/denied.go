@@ -32,8 +32,8 @@ type deniedRow struct {
 	Now                                             time.Time
 }
 
-// denied returns rows for the n most denied keys for which match returns true. If match is nil, all keys
-// match.
+// denied returns rows for the n most denied keys for which match returns true. If match is nil, all keys match.
+// since is the text of the time at which counting began.
 func (p *pages) denied(n int, match func(*denials.Denied) bool) (since string, rows []deniedRow) {
 	now := p.Now()
 	from, top := p.Denied(maxDenied)

@@ -33,7 +33,8 @@ type Estimates struct {
 	last  [slots]atomic.Int64 // by hash of the key: the second of the last sample
 }
 
-// cell learns the costs of one limit, or of one value that it distinguishes.
+// cell learns the costs of one limit or, if the estimates of the limit distinguish values of an entry (per), of the
+// requests with one of these values.
 type cell struct {
 	estimate atomic.Int64 // 0 means that there are too few samples
 

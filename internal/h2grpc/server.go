@@ -59,8 +59,8 @@ type Batch interface {
 	Finish(i int)
 	// Append appends the answer to request i. If it returns a Status, it has appended nothing.
 	Append(to []byte, i int) ([]byte, *Status)
-	// Weight returns the size of the batch. It is the number of charges, where a descriptor without a
-	// charge counts as one.
+	// Weight returns the size of the batch: the sum over its requests of the number of charges or the number of
+	// descriptors, whichever is larger.
 	Weight() int
 	// Delay returns how long the answer to request i must be delayed.
 	Delay(i int) algorithms.Micros

@@ -275,7 +275,8 @@ func (c *cluster) submitUnknown(b *backend.Batch) {
 	}
 }
 
-// readLayout reads the layout and then submits b.
+// readLayout reads the layout and then submits b. If the layout cannot be read before the deadline of b, b fails,
+// and the layout is read again in the background.
 func (c *cluster) readLayout(b *backend.Batch) {
 	end := c.clock.Now().Add(c.timeout)
 	if !b.Deadline.IsZero() {

@@ -92,8 +92,8 @@ func (s *server) boundListeners(listeners []listener) {
 // bounds lists the bounded listeners of a process.
 type bounds struct{ listeners []*boundedListener }
 
-// makeRoom closes a connection of the listener that has the most, because this process cannot open more
-// files. It reports whether it closed a connection.
+// makeRoom closes a connection, because this process cannot open more files. It tries the listeners in turn, the
+// one with the most connections first. It reports whether it closed a connection.
 func (b *bounds) makeRoom() bool {
 	byOpen := slices.SortedFunc(slices.Values(b.listeners), func(x, y *boundedListener) int {
 		return cmp.Compare(y.stats().Open, x.stats().Open)
