@@ -115,6 +115,21 @@ func TestMovedSlots(t *testing.T) {
 	})
 }
 
+// A record is in the slot of its group. So the same ID with a bucket in another slot is another call, not an error.
+func TestTheSameIDInAnotherSlotIsAnotherCall(t *testing.T) {
+	t.Parallel()
+	s := open(t, Config{URL: redistest.StartCluster(t, 3).URL(), Timeout: 5 * time.Second})
+	charges, _ := slotsOf(s, "id")
+	for i, c := range charges {
+		if d := takeAll(s, underID(1, c)); !d[0].Allowed || d[0].Replayed {
+			t.Errorf("slot %d: got %+v; want allowed, and not an earlier answer", i, d[0])
+		}
+	}
+	if d := takeAll(s, underID(1, charges[0])); !d[0].Allowed || !d[0].Replayed {
+		t.Errorf("repeated: got %+v; want the earlier answer", d[0])
+	}
+}
+
 // A slot has moved since the layout was last read. WAIT at its former master confirms nothing about the charge at the
 // new one.
 func TestAChargeAtAnotherMasterIsUnconfirmed(t *testing.T) {

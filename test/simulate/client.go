@@ -50,6 +50,7 @@ type sending struct {
 
 	process  *process
 	at       time.Duration // when it was sent, by the process's clock
+	moment   int64         // the same, by the loop
 	within   time.Duration // the time within which the answer must arrive
 	pause    int64         // process.pausedUntil when it was sent
 	answered bool
@@ -236,7 +237,7 @@ func (d *delivery) finish(i int) {
 
 // send1 records that a request is sent to a process.
 func (w *world) send1(p *process, r *request, within time.Duration) *sending {
-	s := &sending{request: r, process: p, at: p.monotonic(), within: timeout, pause: p.pausedUntil}
+	s := &sending{request: r, process: p, at: p.monotonic(), moment: w.now, within: timeout, pause: p.pausedUntil}
 	if within > 0 {
 		s.within = min(timeout, max(0, within-margin))
 	}

@@ -204,7 +204,7 @@ descriptors:
   - {key: strict, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h, on_backend_failure: error}}
   - {key: share, rate_limit: {algorithm: fixed_window, rate: %[2]d, period: 24h, on_backend_failure: local, local_share: 25%%}}
   - {key: sharded, rate_limit: {algorithm: token_bucket, rate: %[3]d, period: 1s, capacity: %[2]d, shards: 3}}
-  - {key: shardday, rate_limit: {algorithm: fixed_window, rate: %[1]d, period: 24h, shards: 3}}
+  - {key: shardday, rate_limit: {algorithm: fixed_window, rate: %[2]d, period: 24h, shards: 3}}
   - {key: hotday, rate_limit: {algorithm: fixed_window, rate: %[4]d, period: 24h, lease: {max: 10%%, for: 100ms}}}
   - {key: hotwindow, rate_limit: {algorithm: fixed_window, rate: %[3]d, period: 40ms, lease: {max: 50%%, for: 30ms}}}
   - {key: hotbucket, rate_limit: {algorithm: token_bucket, rate: %[4]d, period: 1s, capacity: %[1]d, lease: {max: 10%%, for: 50ms}}}
