@@ -36,7 +36,7 @@ type serveCmd struct {
 	APITokenFile      tokenFile `name:"api-token-file" placeholder:"FILE" env:"RLSIDECAR_API_TOKEN_FILE" help:"File that contains this token. Unlike --api-token, the process list does not show it. Read again when it changes."`
 	SettleKeyFile     tokenFile `placeholder:"FILE" env:"RLSIDECAR_SETTLE_KEY_FILE" help:"File with the key that signs the ids of reservations. All sidecars need the same key. To change the key, write the new one in the first line and the old one in the second: both are accepted (the API token, or else a random key, kept in Redis)."`
 	HTTPJSON          string    `name:"http-json" enum:"on,off" default:"on" env:"RLSIDECAR_HTTP_JSON" help:"Whether the HTTP listener serves POST /json, the reference server's format, which needs no token: on or off (${default})."`
-	APIInlineConfig   bool      `name:"api-inline-config" env:"RLSIDECAR_API_INLINE_CONFIG" help:"Let requests to the HTTP API bring their own limits, in the field config. Use it only if the callers may choose their limits."`
+	APIInlineConfig   bool      `name:"api-inline-config" env:"RLSIDECAR_API_INLINE_CONFIG" help:"Let requests to the HTTP API contain their own limits, in the field config. Use it only if the callers may choose their limits."`
 	AdminListen       string    `default:"127.0.0.1:6070" placeholder:"ADDR" env:"RLSIDECAR_ADMIN_LISTEN" help:"Address of the admin listener: admin page, metrics and profiles. Empty: no admin listener (${default})."`
 	AdminToken        string    `placeholder:"TOKEN" env:"RLSIDECAR_ADMIN_TOKEN" help:"Bearer token of the admin listener. Required unless it is a Unix socket or a loopback address."`
 	AdminTokenFile    tokenFile `placeholder:"FILE" env:"RLSIDECAR_ADMIN_TOKEN_FILE" help:"File that contains this token. Unlike --admin-token, the process list does not show it. Read again when it changes."`
@@ -53,7 +53,7 @@ type serveCmd struct {
 	TLSClientCA   string `name:"tls-client-ca" placeholder:"FILE" env:"RLSIDECAR_TLS_CLIENT_CA" help:"Require client certificates signed by this CA."`
 	TLSClientName string `name:"tls-client-name" placeholder:"NAME" env:"RLSIDECAR_TLS_CLIENT_NAME" help:"Require client certificates for this DNS name."`
 
-	MaxConnectionAge      time.Duration `name:"grpc-max-connection-age" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE" help:"Tell clients to open a new connection after this time, so that they find new instances (never)."`
+	MaxConnectionAge      time.Duration `name:"grpc-max-connection-age" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE" help:"Ask clients to open a new connection after this time, so that they find new instances (never)."`
 	MaxConnectionAgeGrace time.Duration `name:"grpc-max-connection-age-grace" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE_GRACE" help:"After --grpc-max-connection-age, wait this long for requests in flight, and then close the connection (never)."`
 	MaxConnectionIdle     time.Duration `name:"grpc-max-connection-idle" default:"15m" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_IDLE" help:"Close gRPC connections that had no request for this time; 0 means never (${default})."`
 	GRPCMaxConnections    int           `name:"grpc-max-connections" placeholder:"N" env:"RLSIDECAR_GRPC_MAX_CONNECTIONS" help:"Maximum number of gRPC connections. Idle ones are closed to make room for new ones (as many as the limits of open files and memory allow)."`
