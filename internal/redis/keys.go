@@ -55,14 +55,15 @@ func (k keys) slotOf(c *backend.Charge, sum uint16) int {
 // sum returns the CRC16 of the part of a name before the key, for a name without a tag.
 func (k keys) sum() uint16 { return crc(crc(0, k.prefix), "{}") }
 
-// record returns the name under which the answer to c's group is stored. The group has an idempotency key. In
-// a cluster the record is in the slot of the group's buckets, so that one script can use both.
-func (k keys) record(c *backend.Charge, slot int, inCluster bool) string {
-	tag := ""
+// appendRecord appends to dst the name under which the answer to c's group is stored. The group has an
+// idempotency key. In a cluster the record is in the slot of the group's buckets, so that one script can use
+// both.
+func (k keys) appendRecord(dst []byte, c *backend.Charge, slot int, inCluster bool) []byte {
+	dst = append(append(dst, k.prefix...), '{')
 	if inCluster {
-		tag = strconv.FormatUint(tags()[slot], 36)
+		dst = strconv.AppendUint(dst, tags()[slot], 36)
 	}
-	return k.prefix + "{" + tag + "}" + recordPrefix + string(c.IdempotencyKey.ID[:])
+	return append(append(append(dst, '}'), recordPrefix...), c.IdempotencyKey.ID[:]...)
 }
 
 // recordPrefix follows the tag in the name of a record. In the name of a bucket, a digit follows there: the

@@ -130,13 +130,15 @@ func (n *node) plan(c *call, bySlot bool) []*scriptRun {
 			}
 			t := f.find(slot, bySlot, c.charges)
 			t.slots = t.slots || n.redirect != nil && !bySlot && t.mayDiffer(charge, f.name)
+			end := len(f.name) // the name of a record follows
 			if i == r.from || charge.Group != charges[i-1].Group {
 				group++
 				if charge.IdempotencyKey != nil {
-					t.head(charge.IdempotencyKey, backend.GroupLen(charges[i:]), []byte(n.keys.record(charge, slot, n.redirect != nil)))
+					f.name = n.keys.appendRecord(f.name, charge, slot, n.redirect != nil)
+					t.head(charge.IdempotencyKey, backend.GroupLen(charges[i:]), f.name[end:])
 				}
 			}
-			t.add(charge, &decisions[i], f.name, group)
+			t.add(charge, &decisions[i], f.name[:end], group)
 		}
 	}
 	now := algorithms.Micros(0)
