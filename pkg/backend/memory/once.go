@@ -191,8 +191,8 @@ func (s *Store) takeOnce(now algorithms.Micros, hash uint64, charges []backend.C
 		}
 		r.keep(ref, once, now+once.Lifetime, decisions)
 	}
-	if tooFew := max(n, has) - n; kept && tooFew > 0 {
-		s.room.give(recordsOwner, tooFew)
+	if gone := max(n, has) - n; kept && gone > 0 {
+		s.room.give(recordsOwner, gone)
 	} else if !kept && n > has {
 		s.room.give(recordsOwner, n-has)
 	}
@@ -266,7 +266,7 @@ func (s *Store) sweepRecordsOf(r *records, now algorithms.Micros) {
 		return
 	}
 	r.minute = now / minute
-	tooFew := 0
+	gone := 0
 	for last, ref := range r.due {
 		if last > r.minute {
 			continue
@@ -277,15 +277,15 @@ func (s *Store) sweepRecordsOf(r *records, now algorithms.Micros) {
 			if is.until > now { // a later group had the same ID
 				r.link(ref, is.until)
 			} else {
-				tooFew += int(is.n)
+				gone += int(is.n)
 				s.forget(r, ref)
 			}
 			ref = next
 		}
 		delete(r.due, last)
 	}
-	if tooFew > 0 {
-		s.room.give(recordsOwner, tooFew)
+	if gone > 0 {
+		s.room.give(recordsOwner, gone)
 	}
 }
 
