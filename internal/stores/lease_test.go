@@ -457,6 +457,19 @@ func TestUnusedUnitsAreReturned(t *testing.T) {
 	})
 }
 
+// A token bucket refills so fast that nothing of an unused lease can be returned.
+func TestUnitsThatHaveRefilledDoNotCountAsReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _, _ := requesting()
+		c := leased(compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1_000_000, Period: algorithms.Second}), "a", 1, 500)
+		warm(t, s, c)
+		time.Sleep(400 * ms)
+		if stats := s.Stats(); stats.Leased != 0 || stats.Granted == 0 || stats.Returned != 0 {
+			t.Errorf("after the lease: %+v; want leased 0, granted above 0 and returned 0", stats)
+		}
+	})
+}
+
 // A request makes a key hot, and is canceled after its answer. The units that were leased for the key must be
 // returned nevertheless.
 func TestALeaseOutlivesItsRequest(t *testing.T) {
