@@ -79,8 +79,8 @@ func (c *conn) over(s *stream) {
 	}
 }
 
-// sendOrStall keeps DATA that does not fit into one frame and the client's windows. It keeps the trailers, too,
-// until both can be sent.
+// sendOrStall sends as much of the DATA in rest as the client's windows allow, and then the trailers in tail. It
+// keeps what cannot be sent yet. If too many bytes wait already, it resets the stream.
 func (c *conn) sendOrStall(s *stream, rest, tail []byte) {
 	if c.stuck += len(rest); c.stuck > min(maxStalled, c.allowance()) {
 		c.stuck -= len(rest)

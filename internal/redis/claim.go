@@ -130,14 +130,15 @@ func (g *claimedGroup) run() {
 	default:
 		g.inner = backend.Batch{
 			Charges: g.charges, Decisions: g.decisions, Deadline: g.outer.Deadline, Detached: g.outer.Detached,
-			Done: g.charged,
+			Done: g.decided,
 		}
 		g.next.Submit(&g.inner)
 	}
 }
 
-// charged is the Done function of inner. It is called when the group has been charged.
-func (g *claimedGroup) charged(*backend.Batch) {
+// decided is the Done function of inner. If the group consumed units, it stores the answer in place of the claim.
+// If the group certainly consumed nothing, it deletes the claim. Otherwise the claim stays.
+func (g *claimedGroup) decided(*backend.Batch) {
 	switch err := g.decisions[0].Err; {
 	case backend.ConsumedAny(g.charges, g.decisions):
 		answer := answerOf(g.once, g.decisions)

@@ -23,7 +23,7 @@ type watch struct {
 	history *history.Recorder
 	times   history.Times
 	usage   *usage.Recorder
-	// thin means that usage records one of so many timed decisions. It is a power of two.
+	// thin determines how many of the timed decisions usage records: one of every thin. It is a power of two.
 	thin     atomic.Uint32
 	requests uint64 // the number of requests at the last sample
 
