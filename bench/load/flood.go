@@ -123,10 +123,10 @@ type floodConnection struct {
 	conn     net.Conn
 	question question // the message, after room for the frame's header and gRPC's prefix
 
-	keys  keys
-	every time.Duration
-	next  time.Duration // when the next request is due
-	wake  time.Duration // how long the writer sleeps between two checks
+	keys     keys
+	every    time.Duration
+	next     time.Duration // when the next request is due
+	interval time.Duration // how long the writer sleeps between two checks
 
 	out    []byte
 	head   uint32   // half of the next stream's number; used by the writer only
@@ -159,12 +159,12 @@ func (f *flood) connect(ctx context.Context, q question, i int) (*floodConnectio
 		size *= 2
 	}
 	c := &floodConnection{
-		flood: f, conn: conn, slots: make([]uint64, size), wake: time.Millisecond,
+		flood: f, conn: conn, slots: make([]uint64, size), interval: time.Millisecond,
 		keys:  newKeys(&run{Config: Config{Keys: f.Keys}}),
 		every: time.Duration(float64(f.Connections) / f.Rate * float64(time.Second)),
 	}
 	if f.Connections > 16 {
-		c.wake = f.Deadline / 4
+		c.interval = f.Deadline / 4
 	}
 	c.next = c.every * time.Duration(i) / time.Duration(f.Connections)
 	n := len(q.message)
@@ -183,7 +183,7 @@ func (f *flood) connect(ctx context.Context, q question, i int) (*floodConnectio
 func (c *floodConnection) write() {
 	defer c.conn.Close()
 	for {
-		time.Sleep(c.wake)
+		time.Sleep(c.interval)
 		now := c.now()
 		c.out = c.out[:0]
 		for range c.acks.Swap(0) {

@@ -44,7 +44,7 @@ func Idle(ctx context.Context, target, protocol string, n int, used bool) (conne
 		if len(hello) == 0 {
 			continue
 		}
-		_ = c.SetDeadline(time.Now().Add(patience))
+		_ = c.SetDeadline(time.Now().Add(answerTimeout))
 		if _, err := c.Write(hello); err != nil {
 			return connections, err
 		}

@@ -24,8 +24,8 @@ const (
 	Raw  = "raw"  // HTTP/2 frames; it makes one write for all requests that can be sent, as a proxy under load does
 )
 
-// patience is how long to wait for the last answers. Tests shorten it.
-var patience = 30 * time.Second
+// answerTimeout is how long to wait for the last answers. Tests shorten it.
+var answerTimeout = 30 * time.Second
 
 // Config describes a run. Run replaces zero fields by their defaults.
 type Config struct {
@@ -197,11 +197,11 @@ func (r *run) measure(send func() (answered <-chan struct{}), cancel func()) (re
 		to, err = r.sample()
 	case r.Rate > 0:
 		wait(r.Duration)
-		if inTime = wait(patience); !inTime {
+		if inTime = wait(answerTimeout); !inTime {
 			// The machine is too slow for the rate. The Result shows this, because its rate is lower than
 			// requested. An error would hide the Result.
 			r.over.Store(true)
-			inTime = wait(patience)
+			inTime = wait(answerTimeout)
 		}
 		to, err = r.sample()
 	default:
@@ -209,13 +209,13 @@ func (r *run) measure(send func() (answered <-chan struct{}), cancel func()) (re
 		r.measuring.Store(false)
 		to, err = r.sample()
 		r.over.Store(true)
-		inTime = wait(patience)
+		inTime = wait(answerTimeout)
 	}
 	switch {
 	case err != nil:
 		return Result{}, err
 	case !inTime:
-		return Result{}, fmt.Errorf("requests were still unanswered after %v", patience)
+		return Result{}, fmt.Errorf("requests were still unanswered after %v", answerTimeout)
 	}
 	return Result{Seconds: (to.at - from.at).Seconds(), cpu: to.cpu - from.cpu}, nil
 }

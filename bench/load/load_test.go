@@ -198,9 +198,9 @@ func TestOpenLoopChargesAStallToAllItWouldHaveMet(t *testing.T) {
 
 // A rate that the server cannot reach ends with the rate that it reached, and not with an error.
 func TestOpenLoopThatFallsBehindEnds(t *testing.T) {
-	before := patience
-	t.Cleanup(func() { patience = before })
-	patience = 2 * time.Second
+	before := answerTimeout
+	t.Cleanup(func() { answerTimeout = before })
+	answerTimeout = 2 * time.Second
 	for _, client := range clients {
 		t.Run(client, func(t *testing.T) {
 			_, address := serve(t, func(string) (rls.RateLimitResponse_Code, error) {

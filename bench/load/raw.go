@@ -38,7 +38,7 @@ type rawConnection struct {
 	pending map[uint32]*pendingRequest // by stream; guarded by mu
 	idle    []*pendingRequest          // guarded by mu
 	window  int64                      // number of bytes that the server accepts; guarded by mu
-	wake    chan struct{}              // receives a value when pending, idle or window has changed
+	changed chan struct{}              // receives a value when pending, idle or window has changed
 	broken  chan struct{}              // closed when the reader has ended
 }
 
@@ -73,7 +73,7 @@ func dialRaw(ctx context.Context, r *run, q question) (*rawConnection, error) {
 		stream:   1,
 		pending:  map[uint32]*pendingRequest{},
 		window:   firstWindow,
-		wake:     make(chan struct{}, 1),
+		changed:  make(chan struct{}, 1),
 		broken:   make(chan struct{}),
 	}
 	for range r.Outstanding {
@@ -87,7 +87,7 @@ func dialRaw(ctx context.Context, r *run, q question) (*rawConnection, error) {
 			c.status = f.Value
 		}
 	})
-	if err := c.greet(); err != nil {
+	if err := c.handshake(); err != nil {
 		_ = conn.Close()
 		return nil, err
 	}
@@ -96,16 +96,16 @@ func dialRaw(ctx context.Context, r *run, q question) (*rawConnection, error) {
 
 func (c *rawConnection) close() { _ = c.conn.Close() }
 
-// greet exchanges settings with the server. It returns an error if the server permits fewer requests at a
+// handshake exchanges settings with the server. It returns an error if the server permits fewer requests at a
 // time than configured.
-func (c *rawConnection) greet() error {
+func (c *rawConnection) handshake() error {
 	_, _ = c.out.WriteString(http2.ClientPreface)
 	_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingEnablePush, Val: 0})
 	_ = c.to.WriteWindowUpdate(0, bigWindow)
 	if err := c.out.Flush(); err != nil {
 		return err
 	}
-	_ = c.conn.SetReadDeadline(time.Now().Add(patience))
+	_ = c.conn.SetReadDeadline(time.Now().Add(answerTimeout))
 	frame, err := c.from.ReadFrame()
 	if err != nil {
 		return err
@@ -227,7 +227,7 @@ func (c *rawConnection) takeRequest(wait bool) *pendingRequest {
 			return nil
 		}
 		select {
-		case <-c.wake:
+		case <-c.changed:
 		case <-c.broken:
 			return nil
 		}
@@ -264,7 +264,7 @@ func (c *rawConnection) allIdle() bool {
 			return true
 		}
 		select {
-		case <-c.wake:
+		case <-c.changed:
 		case <-c.broken:
 			return false
 		}
@@ -283,7 +283,7 @@ func (c *rawConnection) read(answers *recorder) error {
 		}
 		if c.in.Buffered() == 0 { // wake the sender only when all received answers are handled
 			select {
-			case c.wake <- struct{}{}:
+			case c.changed <- struct{}{}:
 			default:
 			}
 		}

@@ -16,8 +16,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// patience is the longest time that a server may need to start or to stop.
-const patience = 2 * time.Minute
+// maxWait is the longest time that a server may need to start or to stop.
+const maxWait = 2 * time.Minute
 
 // child is a server that runs while it is measured.
 type child struct {
@@ -45,7 +45,7 @@ func startChild(ctx context.Context, name, address, program string, args ...stri
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	go func() { _ = c.command.Wait(); close(c.exited) }()
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(maxWait); ; time.Sleep(20 * time.Millisecond) {
 		conn, err := load.Dial(ctx, address)
 		if err == nil {
 			_ = conn.Close()
@@ -70,7 +70,7 @@ func (c *child) stop() {
 	_ = c.command.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-c.exited:
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		_ = c.command.Process.Kill()
 		<-c.exited
 	}

@@ -191,13 +191,13 @@ func (c *httpCmd) measure(a *app, dir string, targets []target) error {
 	for i := range targets {
 		costs[i] = make([][]float64, len(targets[i].of))
 	}
-	asks := wrk{program: c.Wrk, connections: c.Connections, duration: c.Duration, script: filepath.Join(dir, "script.lua")}
+	client := wrk{program: c.Wrk, connections: c.Connections, duration: c.Duration, script: filepath.Join(dir, "script.lua")}
 	for round := range c.Repeats {
 		for i := range targets {
 			if round%2 == 1 { // reverses the order in every second round, because the order may affect the result
 				i = len(targets) - 1 - i
 			}
-			rate, cost, err := asks.run(a, targets[i])
+			rate, cost, err := client.run(a, targets[i])
 			if err != nil {
 				return fmt.Errorf("%s: %w", targets[i].name, err)
 			}

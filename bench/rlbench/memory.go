@@ -32,18 +32,18 @@ func (c *memoryCmd) Run(a *app) error {
 	fmt.Fprintln(w, "distinct keys\tOK\tOVER_LIMIT\tRSS MiB\tpeak MiB\tCPU us/req\t")
 	var all load.Result
 	for _, keys := range c.Keys {
-		asked := int(all.Answers())
+		sent := int(all.Answers())
 		var cost float64
-		if n := keys - asked; n > 0 {
+		if n := keys - sent; n > 0 {
 			r, err := load.Run(a, load.Config{
 				Target: server.address, PID: server.pid(), Client: load.Raw,
-				Descriptors: []string{"hot_id={}"}, FirstKey: asked, Keys: n, InTurn: true, Requests: int64(n),
+				Descriptors: []string{"hot_id={}"}, FirstKey: sent, Keys: n, InTurn: true, Requests: int64(n),
 			})
 			switch {
 			case err != nil:
-				return fmt.Errorf("after %d keys: %w", asked, err)
+				return fmt.Errorf("after %d keys: %w", sent, err)
 			case r.Failed() > 0:
-				return fmt.Errorf("after %d keys: errors: %v", asked, &r)
+				return fmt.Errorf("after %d keys: errors: %v", sent, &r)
 			}
 			all.OK += r.OK
 			all.OverLimit += r.OverLimit

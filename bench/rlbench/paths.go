@@ -261,7 +261,7 @@ func clusterFormed(ctx context.Context, s *child, n int) error {
 		return err
 	}
 	defer c.Close()
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(maxWait); ; time.Sleep(20 * time.Millisecond) {
 		info, err := c.Text("CLUSTER", "INFO")
 		if err != nil {
 			return err

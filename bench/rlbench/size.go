@@ -75,7 +75,7 @@ func (c *sizeCmd) Run(a *app) error {
 		return err
 	}
 	// Each query costs the sidecar a millisecond or two, which counts as CPU time of the reload.
-	for end := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(maxWait); ; time.Sleep(100 * time.Millisecond) {
 		now, err := loadedAt(admin)
 		if err != nil {
 			return err
@@ -84,7 +84,7 @@ func (c *sizeCmd) Run(a *app) error {
 			break
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("the change of a file was not loaded within %s", patience)
+			return fmt.Errorf("the change of a file was not loaded within %s", maxWait)
 		}
 	}
 	took := time.Since(start)

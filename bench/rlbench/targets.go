@@ -194,8 +194,8 @@ func (f *finding) bound() string {
 	return fmt.Sprintf("at most %g", f.target)
 }
 
-// met reports whether the median, rounded to the digits of the target, meets the target.
-func (f *finding) met() bool {
+// isMet reports whether the median, rounded to the digits of the target, meets the target.
+func (f *finding) isMet() bool {
 	m := median(f.judged())
 	if f.atLeast {
 		return m >= f.target
@@ -223,7 +223,7 @@ func (c *targetsCmd) print(a *app, findings []finding) error {
 		switch {
 		case f.target == 0:
 			mark = ""
-		case f.met():
+		case f.isMet():
 			mark = "met"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t"+f.format+"\t%s\t%s\t%s\n", f.name, f.engine, ceiling, median(f.ours), f.ratio(), f.bound(), mark)
