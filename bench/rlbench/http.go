@@ -157,8 +157,9 @@ func (c *httpCmd) Run(a *app) error {
 	return c.measure(a, dir, targets)
 }
 
-// nginxFolder writes the example configuration of NGINX to folder. It replaces the addresses, and configures
-// one process.
+// nginxFolder writes the example configuration of NGINX to folder, for a measurement: with these addresses, one
+// process, no access log, timeouts of 10 s, and change[0] replaced by change[1]. It fails if the example no
+// longer contains a text that must be replaced.
 func (c *httpCmd) nginxFolder(folder, listen, sidecar, app string, change [2]string) error {
 	text, err := os.ReadFile(c.NginxConf)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// alike must notice a change of any field except the index and the place.
+// alike must notice a change of any field except Index and Place.
 func TestAChangeOfAnyFieldIsNoticed(t *testing.T) {
 	a := &descriptors.Policy{Limit: &algorithms.Limit{}}
 	for i := range reflect.TypeFor[descriptors.Policy]().NumField() {

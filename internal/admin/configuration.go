@@ -137,7 +137,7 @@ func changed(d, other *limiter.Domain) (list []*descriptors.Policy) {
 	return list
 }
 
-// alike reports whether a and b are equal except for their places. The comparison saves memory: if one file
+// alike reports whether a and b are equal except for Place and Index. The comparison saves memory: if one file
 // of a large domain changes, all limits of the domain may be compiled again, and the descriptions of 100,000
 // limits occupy tens of MiB.
 func alike(a, b *descriptors.Policy) bool {

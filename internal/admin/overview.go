@@ -246,7 +246,7 @@ func (p *pages) limitRow(r *ranked) limitRow {
 	}
 }
 
-// deniedWord describes what the counter of denials means for l.
+// deniedWord returns the words for the requests that the counter of denials of l counts.
 func deniedWord(l *descriptors.Policy) string {
 	if l.Shadow {
 		return "would have been denied"

@@ -106,8 +106,8 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 	}
 }
 
-// searchRecorded adds to b the keys that contain query, among the most denied keys and the keys that consumed
-// most.
+// searchRecorded adds to b at most maxFound keys that contain query. It searches the most denied keys, and then
+// the keys that consumed most.
 func (p *pages) searchRecorded(b *searchBody, query string) {
 	contains := func(key []string, entries []descriptors.Entry) bool {
 		for _, v := range key {

@@ -221,8 +221,8 @@ func (c *compiler) reference(d *domain, l *limit, p *draft) {
 	c.numbers(l, p, s)
 }
 
-// zoned checks that only a unit or period of the calendar has a time_zone, and that a period of the calendar
-// has one.
+// zoned reports a time_zone without a unit or period of day, week, month or year, and a period of the calendar
+// without a time_zone.
 func (c *compiler) zoned(l *limit, isReference bool) {
 	unit, period := strings.ToLower(l.Unit.value), l.Period.value
 	_, ofCalendar := calendarUnits[unit]

@@ -40,7 +40,8 @@ func (a *API) addInlineLimit(req *apiRequest) error {
 	return nil
 }
 
-// inlineOf compiles a limit that a reservation contains.
+// inlineOf compiles text, the configuration of the limit name, which a reservation contains. Its errors are
+// those of inline.
 func (a *API) inlineOf(domain, name, text string) (*descriptors.Policy, error) {
 	return a.inline(inline{domain, name, text})
 }

@@ -33,8 +33,9 @@ type Config struct {
 	// returns.
 	Local backend.Store
 	Modes Modes
-	// NoConfig decides requests with descriptors before a configuration was loaded, as on_backend_failure does
-	// for a limit. With Local they are denied, because no bucket is known. nil means ErrNoConfig.
+	// NoConfig is the on_backend_failure for requests with descriptors that arrive before a configuration is
+	// loaded. Local denies them, because no bucket is known. nil means that they get ErrNoConfig, as all other
+	// requests do.
 	NoConfig *descriptors.OnFailure
 	// IDs encodes reservations. nil means that no reservation can be settled, and that all ids count as
 	// forged.

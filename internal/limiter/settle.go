@@ -41,7 +41,8 @@ type Settle struct {
 	Inline func(domain, name, config string) (*descriptors.Policy, error)
 }
 
-// Open decodes an id to r. It returns false if the id is not signed with a known key.
+// Open decodes id to r. It returns false if id is malformed or not signed with a known key, or if Config.IDs is
+// nil.
 func (l *Limiter) Open(id string, r *Reserved) bool {
 	return l.config.IDs != nil && l.config.IDs.Open(id, r)
 }

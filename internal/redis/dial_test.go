@@ -199,11 +199,11 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 		c := l.connect(t.Context()).(*conn)
 		l.invalidate()
 		if _, err := c.Write([]byte("x")); !errors.Is(err, errOutdated) {
-			t.Errorf("got %v; want the error errLeft", err)
+			t.Errorf("got %v; want errOutdated", err)
 		}
 		raw, _ := c.SyscallConn()
 		if err := raw.Read(func(uintptr) bool { return true }); !errors.Is(err, errOutdated) {
-			t.Errorf("go-redis would use the connection: %v; want the error errLeft", err)
+			t.Errorf("go-redis would use the connection: %v; want errOutdated", err)
 		}
 		begun := l.connect(t.Context())
 		if !works(begun) || d.dials.Load() != 2 || signOfLife.Load() != 1 {
@@ -226,8 +226,8 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 	})
 }
 
-// An answer that arrives after its call has ended is a sign of life. If several connections expect such an
-// answer, only one waits for it.
+// An answer that arrives after its call has ended closes the circuit breaker. A line keeps only one connection
+// open for such an answer: the newest one.
 func TestALateAnswerClosesTheBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, signOfLife := lineTo(t)
@@ -251,7 +251,7 @@ func TestALateAnswerClosesTheBreaker(t *testing.T) {
 		for i, server := range ends {
 			_, err := server.Write([]byte("+"))
 			if last := i == 2; (err == nil) != last {
-				t.Errorf("connection %d: %v; want %v", i, err, last)
+				t.Errorf("connection %d of 3: writing a late answer gives the error %v; want success only on the last", i+1, err)
 			}
 		}
 		synctest.Wait()

@@ -452,7 +452,7 @@ func TestFaultNoServerAtStart(t *testing.T) {
 	l.check(s, 0)
 }
 
-// No caller waits longer than its deadline, whatever the server and its state.
+// No caller waits longer than its deadline, even if a server accepts connections and never answers.
 func TestFaultServersWithoutAnswersAtStart(t *testing.T) {
 	faulty(t)
 	hole, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and never answers

@@ -45,7 +45,7 @@ func TestAChargeThatTooFewReplicasConfirmIsNotAllowed(t *testing.T) {
 	}
 }
 
-// slotsOf returns two Charges, in different slots, of the first master of three.
+// slotsOf returns two Charges whose slots belong to the first of three masters, and the numbers of these slots.
 func slotsOf(store *Store, name string) (charges []backend.Charge, numbers []int) {
 	for i := 0; len(charges) < 2; i++ {
 		c := backend.Charge{Key: fmt.Appendf(nil, "%s %d", name, i), Limit: limitOf(100), Terms: algorithms.Charge{Cost: 1}, Group: i}
@@ -344,9 +344,9 @@ func TestUndoOfAWindowThatIsOver(t *testing.T) {
 	}
 }
 
-// A charge over several shards fails, because other processes have used up one of them. The charges of the
-// other shards are refunded, but only during their window. Here the undo arrives after the next window was
-// charged, so it refunds nothing.
+// A charge over several shards is denied, because other processes have used up one of them. The charges of the
+// other shards are refunded if the undo arrives in the window that was charged. An undo that arrives in the
+// next window refunds nothing.
 func TestUndoOfShardsInTheNextWindow(t *testing.T) {
 	t.Parallel()
 	url := redistest.StartCluster(t, 3).URL()

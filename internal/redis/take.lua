@@ -512,8 +512,9 @@ local function general(now, given, names, stored, lives, answers)
     return kept
   end
 
-  -- begin converts s to a state of l at time t and corrects its clock. It returns that state, the time
-  -- of the decision, and whether the bucket was stored before.
+  -- begin prepares s, the stored state or nil, for a decision of l at time t. It returns a state of l, the time
+  -- at which to decide, and whether the bucket was stored before. If the clock was set back, the returned time
+  -- or the state is adjusted, as by Limit.start.
   function begin(l, phase, s, t)
     if not s or (l.kind == LOG and log_size(s.log) == 0) then return fresh(l, t, s and s.log), t, false end
     local at = t

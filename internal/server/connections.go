@@ -289,8 +289,8 @@ func markReserved(ctx context.Context, nc net.Conn) context.Context {
 	return ctx
 }
 
-// onlyHealth handles a request on a connection that serves only health checks. It refuses the request unless
-// it is a health check, and reports whether it refused. The connection is closed after either answer.
+// onlyHealth reports whether it has refused the request. It refuses requests other than health checks on a
+// connection that serves only these. After any answer on such a connection, the connection is closed.
 func onlyHealth(w http.ResponseWriter, r *http.Request) bool {
 	if r.Context().Value(reservedKey{}) == nil {
 		return false

@@ -83,7 +83,7 @@ func (s *LeaseStore) consume(sh *leaseShard, l *hotKey, c *backend.Charge, now t
 	return true, next
 }
 
-// consumedUnits is the number of units that a charge took from a grant, with the state of the grant before.
+// consumedUnits is the number of units that a charge consumed from a grant, with the state of the grant before.
 type consumedUnits struct {
 	grant grant
 	units int64
@@ -142,8 +142,9 @@ func (l *hotKey) span() time.Duration { return time.Duration(l.charge.Lease.For)
 
 func micros(d time.Duration) algorithms.Micros { return algorithms.Micros(d / time.Microsecond) }
 
-// consumePart does for a charge of a group what consume does. If the group is denied, the caller must undo the
-// charge with putBack.
+// consumePart charges c, which is part of a group, to the leases of its key, and writes the decision to d. If
+// there are no leases or too few units in them, it consumes nothing and returns a part with leased false. If
+// the group is denied, the caller must undo the charge with putBack.
 func (s *LeaseStore) consumePart(c *backend.Charge, d *backend.Decision, now time.Duration) (p leasePart) {
 	if !canLease(c) {
 		return p

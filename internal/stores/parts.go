@@ -274,7 +274,8 @@ func (t *partsBatch) fail(g *partedGroup) {
 	}
 }
 
-// mustUndo reports whether p must be undone: it consumed units, and its group is refused.
+// mustUndo reports whether p must be undone: it consumed units, its group has other parts, and the group is
+// refused.
 func (t *partsBatch) mustUndo(p *part) bool {
 	g := &t.groups[p.group]
 	return g.parts > 1 && g.refused && p.charged()

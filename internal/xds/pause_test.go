@@ -50,7 +50,7 @@ func TestPausesGrowUntilAStreamWorks(t *testing.T) {
 	}
 }
 
-// pauseCore is a log that sends the pauses to a channel.
+// pauseCore is a zapcore.Core that sends the field again_in of each entry to pauses.
 type pauseCore struct {
 	zapcore.Core
 	pauses chan time.Duration

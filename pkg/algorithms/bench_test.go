@@ -4,7 +4,7 @@ import (
 	"testing"
 )
 
-// speeds has one limit for each algorithm, with numbers that are usual in production.
+// speeds has at least one limit for each algorithm, with numbers that are usual in production.
 var speeds = []struct {
 	name string
 	spec Spec

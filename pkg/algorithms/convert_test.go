@@ -174,8 +174,9 @@ func TestATickOfTheOldNumbersGainsNothing(t *testing.T) {
 			{at: at + us, cost: 1, allowed: true, left: 0}, // after the denial the new rate applies
 		})
 	}
-	// 101 are used, one more than the new numbers can hold. So 99 remain used from the millisecond on in which two
-	// units have flowed in. The request stays allowed in the milliseconds after it.
+	// 101 units are used, one more than the new limit can hold. So a request for one unit must wait until two
+	// units have flowed in at the old rate: 172.8 ms, rounded up to a millisecond. From then on it stays
+	// allowed.
 	retry := 173 * ms
 	runSteps(t, fast, used(101), []step{{cost: 1, left: -1, retry: retry}})
 	for _, at := range []Micros{retry, retry + 999, retry + 1000, retry + 1001, retry + 5000} {

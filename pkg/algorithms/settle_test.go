@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// work is a charge, and the cost that is known when the work ends.
+// work is an allowed charge. When it has been settled, cost is the final cost.
 type work struct {
 	at     Micros
 	cost   int64

@@ -92,7 +92,7 @@ func TestACanceledWaitRefundsLessTheInflow(t *testing.T) {
 	}
 }
 
-// after is a Store that signals each call that has consumed or refunded units.
+// after is a Store that sends to done after each call, except dry runs.
 type after struct {
 	backend.Store
 	done chan<- struct{}

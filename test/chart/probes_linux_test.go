@@ -172,7 +172,8 @@ func startRedis(t *testing.T, args ...string) {
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 }
 
-// valuesFile writes a file of values: the file base, if any, and then more.
+// valuesFile writes a file with the values of more and, where more has none, those of the file base. base may
+// be "".
 func valuesFile(t *testing.T, base, more string) string {
 	t.Helper()
 	values, err := chartutil.ReadValues([]byte(more))

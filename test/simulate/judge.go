@@ -210,8 +210,9 @@ var policies = map[string]descriptors.OnFailure{
 	"lenient": descriptors.Allow, "strict": descriptors.Error, "share": descriptors.Local,
 }
 
-// failedAs checks the answer to a request that the store could not decide. Each undecided limit must answer
-// by its on_backend_failure. With "local", a sidecar must allow no more than its share of the limit.
+// failedAs checks the answer to a request that the store could not decide. Each undecided limit must answer by
+// its on_backend_failure. failedAs also counts what each sidecar allows by "local"; shared compares it with the
+// sidecar's share.
 func (j *judge) failedAs(s *sending, c *limiter.Call) {
 	mustDeny, mayDeny, mustErr := false, false, false
 	for i := range c.Results {

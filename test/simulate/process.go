@@ -233,7 +233,8 @@ func (p *process) spawn(f func()) {
 	p.w.after(time.Duration(p.rng.Int64N(20_000)), p, f)
 }
 
-// waiting is a Store that runs other coroutines while a caller waits.
+// waiting is a Store whose Submit suspends the calling coroutine until the batch is answered, if the batch has
+// Waits set. Other coroutines run meanwhile.
 type waiting struct {
 	process  *process
 	next     backend.Store

@@ -400,8 +400,8 @@ func (w *world) runPlan() {
 	}
 }
 
-// releaseEnded releases the memory of the run. Pools of the code under test keep some of it until the next garbage
-// collection. Through that part, the processes would keep the rest.
+// releaseEnded clears w and its processes. Pools of the code under test still refer to them until the next
+// garbage collection. Unless they are cleared, all memory of the run stays in use until then.
 func (w *world) releaseEnded() {
 	for _, p := range w.started {
 		*p = process{}

@@ -27,7 +27,7 @@ func (d *decoder) mistake(n *yaml.Node, format string, args ...any) {
 	})
 }
 
-// fields has a function for each key of a mapping that reads its value.
+// fields maps each key of a mapping to the function that reads the value of that key.
 type fields map[string]func(value *yaml.Node)
 
 // mapping reads a mapping that may have only the keys in known, and must have those in required.

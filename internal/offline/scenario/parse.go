@@ -280,7 +280,8 @@ func (d *decoder) answer(e *Expectation) fields {
 	}
 }
 
-// settlements are the ways in which a reservation is settled, and the reasons for which it is not.
+// settlements are the values that the key settlement of an expectation accepts: "settled", or the reason why
+// the request settled nothing.
 var settlements = []string{"settled", "unknown", "late", "repeated", "none", "forged", "foreign", "changed"}
 
 func (d *decoder) settlement(n *yaml.Node) string {

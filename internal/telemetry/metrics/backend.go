@@ -12,8 +12,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Backend returns a Store that counts and times the answers of next. It calls failed with the reason whenever
-// next could not decide. timeout is the deadline of next. Call Backend once.
+// Backend returns a Store that counts and times the answers of next. When next could not decide, the Store
+// calls failed with the reason, unless the caller canceled the request or had a clearly shorter deadline than
+// timeout. timeout is the deadline of next. Call Backend once.
 func (m *Metrics) Backend(next backend.Store, timeout time.Duration, failed func(error)) backend.Store {
 	b := &timed{
 		next: next, timeout: timeout, failed: failed,

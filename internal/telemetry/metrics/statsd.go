@@ -8,10 +8,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/statsd"
 )
 
-// Statsd returns the source of the counters that a StatsD server receives. They are the reference server's
-// counters, with their StatsD names. Call Statsd once, before the first request. From then on, the
-// series of two limits differ if any level of their descriptors differs. Without Statsd, only the first two levels
-// count, because the metrics of Prometheus have labels for two levels.
+// Statsd returns the source of the counters and response times that a StatsD server receives. They are the
+// reference server's, with their StatsD names. Call Statsd once, before the first request. From then on, two
+// limits share a counter only if all levels of their descriptors are equal. Without Statsd, equality of the
+// first two levels is enough, because the metrics of Prometheus have labels for two levels.
 func (m *Metrics) Statsd() statsd.Source {
 	m.series.levels = maxLevels
 	m.service.times = &timings{}

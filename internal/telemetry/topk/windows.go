@@ -52,7 +52,8 @@ func (w *Windows[V]) Most(key string) (n int64) {
 	return n
 }
 
-// turn makes recent the counter of the window that contains now.
+// turn starts a new counter if the window of recent has ended before now. It keeps the old counter as before if
+// its window was the previous one. If the clock was set back, recent stays.
 func (w *Windows[V]) turn(now time.Time) {
 	current := number(now)
 	switch {
