@@ -163,7 +163,7 @@ type run struct {
 func (r *run) now() time.Duration { return time.Since(r.start) }
 
 // measure calls send, which sends requests, and returns the duration and the cost of the measured part. It
-// stops a closed loop after Duration. An open loop ends with the last answer, but if it is late by patience
+// stops a closed loop after Duration. An open loop ends with the last answer, but if it is late by answerTimeout
 // it sends no further requests. measure returns when no request is sent any more.
 func (r *run) measure(send func() (answered <-chan struct{}), cancel func()) (result Result, err error) {
 	var from, to sample

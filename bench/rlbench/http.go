@@ -322,13 +322,13 @@ func httpLineup(b *bench) ([]finding, error) {
 		return nil, err
 	}
 	w := wrk{program: b.Wrk, connections: 16, duration: max(time.Second, b.Duration.Round(time.Second)), script: filepath.Join(b.dir, "script.lua")}
-	asked := func(s *child, err error) (contestant, error) {
+	descriptorClient := func(s *child, err error) (contestant, error) {
 		if s, err = b.started(s, err); err != nil {
 			return contestant{}, err
 		}
 		return w.contestant(b, target{s.name, s.address, fmt.Sprintf(script, "/v1/auth/nginx", nginxHeaders), []*child{s}}), nil
 	}
-	handler, err := asked(startChild(b, "a bare handler", address, self, "http-ceiling", "--listen", address))
+	handler, err := descriptorClient(startChild(b, "a bare handler", address, self, "http-ceiling", "--listen", address))
 	if err != nil {
 		return nil, err
 	}
@@ -340,7 +340,7 @@ func httpLineup(b *bench) ([]finding, error) {
 			if err != nil {
 				return nil, err
 			}
-			c, err := asked(b.sidecarOf(v).serve(b, b.dir, httpLimits, address, append(flags, "--http-listen", address)...))
+			c, err := descriptorClient(b.sidecarOf(v).serve(b, b.dir, httpLimits, address, append(flags, "--http-listen", address)...))
 			if err != nil {
 				return nil, err
 			}
