@@ -26,7 +26,7 @@ func TestEveryRequestIsAnswered(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r.OK != 50_000 || r.Failed() > 0 {
-			t.Errorf("%v", &r)
+			t.Errorf("got %v; want 50000 allowed answers and no failure", &r)
 		}
 	}
 	listener.Close()

@@ -76,7 +76,7 @@ func TestEveryKeyIsSentOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			if r.OK != 500 || r.OverLimit != 0 || r.Failed() != 0 || r.CPU <= 0 || r.RSS <= 0 || r.P50 <= 0 || r.Max < r.P99 {
-				t.Errorf("%v", &r)
+				t.Errorf("got %v; want 500 allowed answers, no other answer, and CPU, memory and times above 0", &r)
 			}
 			s.mu.Lock()
 			defer s.mu.Unlock()
@@ -107,7 +107,7 @@ func TestAnswersAreDistinguished(t *testing.T) {
 				t.Fatal(err)
 			}
 			if r.OverLimit != 10 || r.OK != 70 || r.Failed() != 20 || r.Errors["the answer cannot be decoded, or its code is unknown"] != 10 {
-				t.Errorf("%v", &r)
+				t.Errorf("got %v; want 70 allowed, 10 denied, and 20 failed, half of which cannot be decoded", &r)
 			}
 		})
 	}
@@ -136,7 +136,7 @@ func TestHalfOfTheRequestsSettle(t *testing.T) {
 	}))
 	r, err := Run(t.Context(), Config{Target: address, Client: Raw, Domain: "ai", Settle: true, Requests: 1000})
 	if err != nil || r.OK != 1000 || r.Failed() != 0 {
-		t.Fatal(&r, err)
+		t.Fatalf("got %v, %v; want 1000 allowed answers and no failure", &r, err)
 	}
 	mu.Lock()
 	defer mu.Unlock()
@@ -154,7 +154,7 @@ func TestAnAnswerWithoutAReservationIsAnError(t *testing.T) {
 	_, address := serve(t, allow)
 	r, err := Run(t.Context(), Config{Target: address, Client: Raw, Settle: true, Requests: 10})
 	if err != nil || r.Errors["answer without a reservation"] != 10 {
-		t.Error(&r, err)
+		t.Errorf("got %v, %v; want 10 answers without a reservation", &r, err)
 	}
 }
 
@@ -214,7 +214,7 @@ func TestOpenLoopThatFallsBehindEnds(t *testing.T) {
 			}
 			// 1,000 requests take 10 seconds, of which the run waits for 2.
 			if r.Failed() > 0 || r.OK == 0 || r.OK > 500 || r.PerSecond > 200 {
-				t.Errorf("want as many answers as there were in time: %v", &r)
+				t.Errorf("got %v; want only the answers that arrived in time: 1 to 500, at most 200 per second, no failure", &r)
 			}
 		})
 	}
@@ -235,7 +235,7 @@ func TestServerThatGoesAwayIsAnError(t *testing.T) {
 			time.AfterFunc(50*time.Millisecond, g.Stop)
 			r, err := Run(t.Context(), Config{Target: address, Client: client, Duration: 200 * time.Millisecond})
 			if err == nil && r.Failed() == 0 {
-				t.Errorf("no errors: %v", &r)
+				t.Errorf("got %v; want failed requests or an error", &r)
 			}
 		})
 	}

@@ -43,7 +43,7 @@ func TestEveryDurationHasASlot(t *testing.T) {
 		h.add(d)
 	}
 	if h.total != 7 {
-		t.Error(h.total)
+		t.Errorf("got %v; want a total of 7", h.total)
 	}
 }
 

@@ -20,7 +20,7 @@ func TestRequirementsOfCompare(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := parser.Parse(append([]string{"compare"}, strings.Fields(args)...)); (err == nil) != ok {
-			t.Errorf("%q: %v", args, err)
+			t.Errorf("%q: got %v; want valid %t", args, err, ok)
 		}
 	}
 }
@@ -31,9 +31,9 @@ func TestRatiosAreOfNeighbours(t *testing.T) {
 		Sidecar: []load.Result{{CPU: 11}, {CPU: 22}, {CPU: 12}, {CPU: 30}},
 	}
 	if got := median(r.ratios()); math.Abs(got-1.15) > 1e-9 { // 1.1 1.1 1.2 3.0
-		t.Error(got)
+		t.Errorf("got %v; want 1.15, the median", got)
 	}
 	if got := medianOf(r.Sidecar[:3], cpu); got != 12 {
-		t.Error(got)
+		t.Errorf("got %v; want 12, the median", got)
 	}
 }

@@ -127,8 +127,8 @@ func (p path) bare(b *bench, kept buckets) (all []contestant) {
 	return all
 }
 
-// least returns the least possible cost of p. It is the cost on one plain Redis, plus the additional cost
-// that several servers have for a bare program.
+// least returns a finding that compares two costs: that on one plain Redis as the ceiling, and an estimate of
+// the least possible cost of p. The estimate adds what several servers cost a bare program more than one.
 func (p path) least(v variant, onPlain, one, several rounds) finding {
 	f := finding{
 		name: p.what + ": the least beside one plain Redis", engine: v.label,

@@ -59,14 +59,14 @@ func TestFindingsAsJSONHaveAllMeasurements(t *testing.T) {
 func TestFindingsAreJudgedByTheirRatios(t *testing.T) {
 	f := finding{ceiling: []float64{1, 2, 10}, ours: []float64{2, 2, 12}, target: 1.25} // 2, 1, 1.2
 	if !f.isMet() {
-		t.Error(f.ratio())
+		t.Errorf("got %v; want a ratio that meets the target", f.ratio())
 	}
 	f.target = 1.1
 	if f.isMet() {
-		t.Error(f.ratio())
+		t.Errorf("got %v; want a ratio that misses the target", f.ratio())
 	}
 	f.ceiling, f.atLeast, f.target = nil, true, 3
 	if f.isMet() {
-		t.Error(f.ratio())
+		t.Errorf("got %v; want a ratio that misses the target", f.ratio())
 	}
 }

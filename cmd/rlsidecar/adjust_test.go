@@ -54,7 +54,7 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 		"--limit", "send", "--key", "bob", "--factor", "10", "--for", "2h", "--reason", "launch")
 	id := regexp.MustCompile(`adjust delete (\w+)`).FindStringSubmatch(text)
 	if id == nil {
-		t.Fatal(text)
+		t.Fatalf("got %v; want a text with the id of the adjustment", text)
 	}
 	command(exitDone, "key acme,red: token bucket: 7 per 365d, up to 9 at once", "set", "--limit", "team", "--key", "acme", "--key", "red", "--rate", "7",
 		"--capacity", "9", "--until", time.Now().Add(time.Hour).UTC().Format(time.RFC3339), "--reason", "launch")
@@ -121,7 +121,7 @@ func TestAChangeNeedsAnAuthor(t *testing.T) {
 	} {
 		var out output
 		if code := run(t.Context(), args, nil, &out, &out); code != exitUsage || !strings.Contains(out.String(), "$USER is not set; add --author NAME") {
-			t.Errorf("%v: exit %d\n%s", args, code, out.String())
+			t.Errorf("%v: got exit %d\n%s; want exit code 2 and advice to add --author", args, code, out.String())
 		}
 	}
 }

@@ -39,7 +39,7 @@ func limited(t *testing.T, url, domain string) bool {
 	defer r.Body.Close()
 	body, err := io.ReadAll(r.Body)
 	if err != nil || r.StatusCode != http.StatusOK {
-		t.Fatalf("%d %s, %v", r.StatusCode, body, err)
+		t.Fatalf("got %d %s, %v; want status 200", r.StatusCode, body, err)
 	}
 	return strings.Contains(string(body), "currentLimit")
 }
@@ -84,7 +84,7 @@ func TestStartsAsTheReferenceServer(t *testing.T) {
 	body, _ := io.ReadAll(r.Body)
 	r.Body.Close()
 	if !strings.Contains(string(body), `ratelimit_service_rate_limit_total_hits{domain="v1",key1="k",key2=""} 1`) {
-		t.Errorf("%s", body)
+		t.Errorf("got %s; want the counter total_hits of key1 \"k\" at 1", body)
 	}
 	if err := os.Symlink("v2", current+".new"); err != nil {
 		t.Fatal(err)

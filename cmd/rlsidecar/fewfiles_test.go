@@ -105,7 +105,7 @@ func TestServeRefusesImpossibleBounds(t *testing.T) {
 		var stderr output
 		code := run(t.Context(), []string{"serve", "--config", write(t, limits), flag}, strings.NewReader(""), io.Discard, &stderr)
 		if code != exitUsage || !strings.Contains(stderr.String(), "negative") {
-			t.Errorf("%s: %d, %s", flag, code, &stderr)
+			t.Errorf("%s: got %d, %s; want a usage error that mentions \"negative\"", flag, code, &stderr)
 		}
 	}
 }

@@ -228,10 +228,10 @@ func TestAnUnreachableRedisDoesNotPreventReadiness(t *testing.T) {
 	redis.Kill()
 	x := startServe(t, "--config", write(t, counted), "--redis-url", "redis://"+redis.Addr)
 	if code, why := x.get(t, x.http, "/readyz"); code != 200 {
-		t.Errorf("%d: %s", code, why)
+		t.Errorf("/readyz: got %d %s; want status 200", code, why)
 	}
 	if _, text := x.get(t, x.admin, "/api/conditions"); !strings.Contains(text, `"redis-away/`+redis.Addr) {
-		t.Errorf("%s", text)
+		t.Errorf("got %s; want the condition redis-away", text)
 	}
 	redis.Restart()
 	redistest.Eventually(t, "it decides", func() bool { return x.decide(t, "deny") == 200 })

@@ -60,7 +60,7 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 func TestRecipes(t *testing.T) {
 	files, err := filepath.Glob("../../examples/*/*.scenarios.yaml")
 	if err != nil || len(files) == 0 {
-		t.Fatalf("%v, %v", files, err)
+		t.Fatalf("got %v, %v; want at least one file", files, err)
 	}
 	var out strings.Builder
 	if code := run(t.Context(), append([]string{"test"}, files...), strings.NewReader(""), &out, &out); code != 0 {

@@ -80,7 +80,7 @@ func TestServePrintsACommandToTry(t *testing.T) {
 		Statuses []struct{ LimitRemaining int }
 	}
 	if err := json.NewDecoder(r.Body).Decode(&answer); err != nil || len(answer.Statuses) != 1 || answer.Statuses[0].LimitRemaining != 4 {
-		t.Errorf("%d, %v, %v", r.StatusCode, answer, err)
+		t.Errorf("got %d, %v, %v; want one status with 4 remaining", r.StatusCode, answer, err)
 	}
 	cancel()
 	if got := <-code; got != exitDone {
@@ -173,7 +173,7 @@ func TestNoCommandToTryWithoutLimits(t *testing.T) {
 			t.Fatal(problems)
 		}
 		if domain, entries, ok := example(s); ok {
-			t.Errorf("%s: %v", domain, entries)
+			t.Errorf("got the example %s: %v; want none", domain, entries)
 		}
 	}
 }

@@ -31,7 +31,7 @@ func TestControlPlaneOfTheReferenceServersEnvironment(t *testing.T) {
 		MaxMessage: 77, MinBackoff: 2 * time.Second, MaxBackoff: 3 * time.Second, StartWithout: true,
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("got %+v, %v; want %+v", got, err, want)
 	}
 	settings.XDS.UseTLS = false
 	if got, _ := (&serveCmd{}).controlPlane(r); got.CA != "" || got.Cert != "" || got.Key != "" || got.ServerName != "" {
@@ -51,7 +51,7 @@ func TestControlPlaneOfTheReferenceServersEnvironment(t *testing.T) {
 func TestPairsDoNotShowSecrets(t *testing.T) {
 	for _, f := range []xdsFlags{{XDSHeader: []string{"secret"}}, {XDSHeader: []string{":secret"}}, {XDSNodeMetadata: []string{"secret"}}} {
 		if _, err := f.xds(); err == nil || strings.Contains(err.Error(), "secret") {
-			t.Errorf("%+v: %v", f, err)
+			t.Errorf("%+v: got %v; want an error that does not contain the secret", f, err)
 		}
 	}
 }

@@ -151,7 +151,7 @@ func TestOfTwoOperatorsTheLastWinsUnlessAVersionIsExpected(t *testing.T) {
 	}
 	late.Expect = nil
 	if got, _, err := s.Set(ctx, late); err != nil || got.Change.Factor != 3000 {
-		t.Errorf("%+v, %v", got, err)
+		t.Errorf("got %+v, %v; want the factor 3000", got, err)
 	}
 	if entries, _ := s.Audit(ctx, 0, 10); len(entries) != 2 || entries[0].Before.Change.Factor != 2000 {
 		t.Errorf("both are in the audit: %+v", entries)
@@ -186,7 +186,7 @@ func TestMistakesNameTheRemedy(t *testing.T) {
 		change(&p)
 		_, err := s.Preview(p)
 		if _, ok := errors.AsType[*Mistake](err); !ok || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v", want, err)
+			t.Errorf("%q: got %v; want a *Mistake that contains the quoted text", want, err)
 		}
 		if _, _, err := s.Set(context.Background(), p); err == nil {
 			t.Errorf("%q was set", want)
@@ -238,7 +238,7 @@ func TestAFolderKeepsAdjustmentsAndTheirAudit(t *testing.T) {
 	}
 	for _, name := range []string{setFile, auditFile} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o600 {
-			t.Errorf("%s: %v, %v", name, info.Mode(), err)
+			t.Errorf("%s: got %v, %v; want a file that only its owner may read and write (0600)", name, info.Mode(), err)
 		}
 	}
 }
@@ -348,7 +348,7 @@ func TestAdjustmentsAreReadAsTheyWereWritten(t *testing.T) {
 		}
 		var b Adjustment
 		if err := b.UnmarshalJSON(text); err != nil || !a.equal(&b) {
-			t.Fatalf("%s: %+v, %v", text, b, err)
+			t.Fatalf("%s: got %+v, %v; want an equal change", text, b, err)
 		}
 	})
 }
@@ -421,7 +421,7 @@ func TestAnAdjustmentOfAnotherAlgorithmIsIgnoredAndReported(t *testing.T) {
 	window := policy(t, algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 10, Period: minute})
 	a := &Adjustment{Change: Change{Factor: 2000}, Algorithm: algorithms.TokenBucket}
 	if _, err := a.Apply(window); err == nil || err.Error() != "the limit is a sliding_window now; the adjustment was made for a token_bucket" {
-		t.Errorf("%v", err)
+		t.Errorf("got %v; want an error about the other algorithm", err)
 	}
 	a.Change = Change{Block: true}
 	if got, err := a.Apply(window); err != nil || !got.Adjusted.Block {
@@ -437,10 +437,10 @@ func TestAnAdjustmentOfAnotherAlgorithmIsIgnoredAndReported(t *testing.T) {
 func TestTheCalendarKeepsItsPeriod(t *testing.T) {
 	day := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendar.Day.In(time.UTC)})
 	if _, err := (&Adjustment{Change: Change{Period: minute}}).Apply(day); err == nil || !strings.Contains(err.Error(), "the calendar sets the period") {
-		t.Errorf("%v", err)
+		t.Errorf("got %v; want an error that contains \"the calendar sets the period\"", err)
 	}
 	if got, err := (&Adjustment{Change: Change{Rate: number(20)}}).Apply(day); err != nil || got.Limit.Calendar == nil || got.Limit.Rate != 20 {
-		t.Errorf("%v", err)
+		t.Errorf("got %+v, %v; want no error, and the rate 20 in calendar windows", got, err)
 	}
 }
 
@@ -458,7 +458,7 @@ func TestEachDifferenceOfTwoSetsIsFound(t *testing.T) {
 		}
 		slices.Sort(ids)
 		if !slices.Equal(ids, []string{"added", "changed", "deleted"}) {
-			t.Errorf("%v", ids)
+			t.Errorf("got %v; want added, changed, deleted", ids)
 		}
 	}
 }
@@ -466,7 +466,7 @@ func TestEachDifferenceOfTwoSetsIsFound(t *testing.T) {
 func TestFactors(t *testing.T) {
 	for text, want := range map[string]Factor{"10": 10_000, "0.5": 500, "1.001": 1001, "1000000": maxFactor, "0.001": 1} {
 		if f, err := ParseFactor(text); f != want || err != nil || f.String() != text {
-			t.Errorf("%s: %d, %v, %s", text, f, err, f)
+			t.Errorf("%s: got %d, %v, %s; want %d and the same text", text, f, err, f, want)
 		}
 	}
 	for _, text := range []string{"", "0", "-1", "1.", ".5", "0.0001", "1e3", "1000000.001", "99999999999999999999", "NaN"} {
@@ -479,11 +479,11 @@ func TestFactors(t *testing.T) {
 func TestProposalsAreReadFromJSON(t *testing.T) {
 	p, err := ParseProposal([]byte(`{"limit":"send_message","key_b64":["/wA="],"rate":100,"period":"1m30s","for":"2h","author":"ann","reason":"launch","version":7}`))
 	if err != nil || p.Target.Key[0] != "\xff\x00" || *p.Change.Rate != 100 || p.Change.Period != 90*algorithms.Second || p.For != 2*time.Hour || *p.Expect != 7 {
-		t.Errorf("%+v, %v", p, err)
+		t.Errorf("got %+v, %v; want the values of the text", p, err)
 	}
 	text, err := p.MarshalJSON()
 	if again, wrong := ParseProposal(text); err != nil || wrong != nil || again.Target.ID() != p.Target.ID() || again.For != p.For {
-		t.Errorf("%s: %v, %v", text, err, wrong)
+		t.Errorf("%s: got %v, %v; want an equal proposal", text, err, wrong)
 	}
 	for _, bad := range []string{`{"factr":2}`, `{"factor":0.0001}`, `{"period":"1"}`, `{"key":["a"],"key_b64":["YQ=="]}`, `{} {}`, `[]`, `{"for":"soon"}`, `{"period":"9223372036854775807w"}`} {
 		if _, err := ParseProposal([]byte(bad)); err == nil {

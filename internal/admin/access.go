@@ -45,8 +45,10 @@ func newAccess(c *Config) *access {
 	}
 }
 
-// viewer identifies the sender of r. Without a token every client of the listener may read, but only clients
-// of the Unix socket may change anything, because the containers of a pod share their loopback addresses.
+// viewer returns the permissions of the sender of r. If a token is configured, a request with a token in its
+// header may only read, and a session may do what its login permits. Without a token every client of the
+// listener may read, but only clients of the Unix socket may change anything, because the containers of a pod
+// share their loopback addresses.
 func (a *access) viewer(r *http.Request) viewer {
 	switch {
 	case a.token == nil && httpauth.ThroughUnixSocket(r):

@@ -223,7 +223,7 @@ func TestSearchingAKey(t *testing.T) {
 	body := d.read(t, "/key?q=bob")
 	has(t, body, `href="/key?domain=d&amp;limit=send&amp;value=bob">bob</a>`, `href="/key?domain=d&amp;limit=quiet&amp;value=bob">bob</a>`, "0 of 20 left", "denied 5 times")
 	if strings.Contains(body, "limit=login") {
-		t.Error("it shows a bucket that equals a new one")
+		t.Error("the page shows a bucket of limit login; want none, because the bucket equals a new one")
 	}
 	has(t, d.read(t, "/key?q=user%3Dbob"), "denied now", "1 limit")
 	has(t, d.read(t, "/key?q=nobody"), "None.")
@@ -348,7 +348,7 @@ func TestOnlyTheAdminTokenAllowsChanges(t *testing.T) {
 		wrong.Set("factor", "2")
 		wrong.Set(field, value)
 		if w := d.send("POST", "/change", wrong); (w.Code != 409) != (field == "do") {
-			t.Errorf("%s %s: got %d; want %v", field, value, w.Code, field == "do")
+			t.Errorf("the form with %s %s: got status %d; want 409, except for the field do", field, value, w.Code)
 		}
 	}
 }

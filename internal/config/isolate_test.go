@@ -163,7 +163,7 @@ func TestAMistakeAffectsOnlyItsDomain(t *testing.T) {
 					t.Errorf("%s: %q, stale %q; want %q, %q\n%v", s.subject, domains, stale, s.domains, s.stale, problems)
 				}
 				if fine := s.stale == "" && s.domains != "" && s.subject != "to no domain"; fine == problems.Bad() {
-					t.Errorf("%s: %v", s.subject, problems)
+					t.Errorf("%s: got %v; want mistakes: %t", s.subject, problems, !fine)
 				}
 			}
 		})

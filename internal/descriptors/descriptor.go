@@ -83,8 +83,9 @@ func Format(entries []Entry) string {
 
 var formatKey = strings.NewReplacer(",", `\,`, "=", `\=`)
 
-// Printable returns bytes from a client in a form that is safe to display. Plain text stays as it is, other
-// bytes are escaped, and at most 128 bytes of s are shown.
+// Printable returns bytes from a client in a form that is safe to display. Printable ASCII stays as it is,
+// except quotes and backslashes. These and all other bytes are escaped. If s is longer than 128 bytes, "…"
+// replaces the rest.
 func Printable(s string) string {
 	const most = 128
 	cut := ""

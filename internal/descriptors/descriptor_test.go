@@ -74,7 +74,7 @@ func TestPrintableIsShortAndPlain(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := raw(t, "text")
 		if got := Printable(text); !utf8.ValidString(got) || len(got) > 10*128+len("…") || strings.ContainsFunc(got, func(r rune) bool { return r < ' ' }) {
-			t.Errorf("%q: %q", text, got)
+			t.Errorf("%q: got %q; want at most 128 characters of valid text without control characters", text, got)
 		}
 	})
 }
@@ -91,14 +91,14 @@ func TestParseReadsThePlainFormat(t *testing.T) {
 		}
 		got := Format(entries)
 		if !utf8.ValidString(got) || strings.ContainsFunc(got, func(r rune) bool { return r < ' ' }) {
-			t.Errorf("%q: %q", entries, got)
+			t.Errorf("%q: got %q; want valid text without control characters", entries, got)
 		}
 		if back, err := Parse(got); plain && (err != nil || !slices.Equal(back, entries)) {
 			t.Errorf("%q: %q is read as %q, %v", entries, got, back, err)
 		}
 	})
 	if got := Format([]Entry{{"a=,b", "c=,d\\"}, {"é", "\n\xff"}}); got != `a\=\,b=c=\,d\\,\u00e9=\n\xff` {
-		t.Error(got)
+		t.Errorf("got %v; want the separators and other bytes escaped", got)
 	}
 }
 
@@ -109,7 +109,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		entries, err := Parse(text)
 		if (err == nil) != (len(entries) > 0) {
-			t.Fatalf("%q, %v", entries, err)
+			t.Fatalf("got %q, %v; want an error only without entries", entries, err)
 		}
 		if err != nil {
 			return

@@ -202,7 +202,7 @@ func TestKeyText(t *testing.T) {
 		whole := key(&p, string(text))
 		for _, k := range [][]byte{text, whole[:rapid.IntRange(0, len(whole)).Draw(t, "length")]} {
 			if s := KeyText(k); len(s) > 4096 || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' }) {
-				t.Fatalf("%q: %q", k, s)
+				t.Fatalf("%q: got %q; want at most 4096 bytes without control characters", k, s)
 			}
 		}
 	})

@@ -29,8 +29,8 @@ type level struct {
 	many      *tables
 }
 
-// tables hold the patterns of a level that has several patterns. They also hold a single pattern that is
-// neither an exact value nor any value.
+// tables hold the patterns that a level cannot hold itself: several patterns, or one that matches neither a
+// single value nor every value.
 type tables struct {
 	keys table[values]
 	wildKeys

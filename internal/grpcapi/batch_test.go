@@ -137,7 +137,7 @@ func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
 	batch.Add(request("k"), time.Now(), 0, &canceled)
 	batch.Submit(time.Time{}, nil, func() {})
 	if c := &store.batch.Charges[0]; c.Canceled == nil || c.Canceled.Load() {
-		t.Fatalf("%+v", c)
+		t.Fatalf("got %+v; want a charge with Canceled set and false", c)
 	}
 	if canceled.Store(true); !store.batch.Charges[0].Canceled.Load() {
 		t.Error("the store does not know that the client canceled the request")
@@ -167,7 +167,7 @@ func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 	}
 	batch.Finish(1)
 	if data, err := batch.Append(nil, 1); err != nil || len(data) == 0 {
-		t.Errorf("%x %v", data, err)
+		t.Errorf("got %x %v; want an encoded answer", data, err)
 	}
 	store.batch.Decisions[0].Allowed = true
 	store.batch.Finish()

@@ -168,7 +168,7 @@ func TestLongNestedMessagesAreMoved(t *testing.T) {
 		p := &descriptors.Policy{RateName: strings.Repeat("n", n), Limit: compile(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 7, Period: minute})}
 		got := reread(t, appendVerdict(nil, verdict(false, result(p, limiter.Allowed, algorithms.Decision{Remaining: 6})), nil))
 		if s := got.Statuses[0]; s.CurrentLimit.Name != p.RateName || s.LimitRemaining != 6 || s.DurationUntilReset.Seconds != 1 {
-			t.Errorf("%d: %v", n, s)
+			t.Errorf("%d: got %v; want the name of the limit, 6 remaining and a reset after 1 s", n, s)
 		}
 	}
 }

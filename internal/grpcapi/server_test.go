@@ -146,7 +146,7 @@ func response(wire []byte) (*rls.RateLimitResponse, error) {
 func (send sender) must(t *testing.T, s *Server, key string) {
 	t.Helper()
 	if got, err := send(s, t.Context(), request(key)); err != nil || got.OverallCode != ok {
-		t.Errorf("%v, %v", got, err)
+		t.Errorf("got %v, %v; want OK", got, err)
 	}
 }
 
@@ -223,7 +223,7 @@ func TestTooMuchIsDenied(t *testing.T) {
 		keys := make([]string, DefaultDescriptors+1)
 		got, err := send(s, t.Context(), request(keys...))
 		if err != nil || got.OverallCode != over || counted.count(TooMuch) != 1 || counted.count("more descriptors") != 1 {
-			t.Errorf("%v, %v", got, err)
+			t.Errorf("got %v, %v; want OVER_LIMIT, counted as too much", got, err)
 		}
 		if got, err := send(s, t.Context(), request(keys[1:]...)); err != nil || got.OverallCode != ok {
 			t.Errorf("the most: %v, %v", got.GetOverallCode(), err)
@@ -264,7 +264,7 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 		for range 10 {
 			got, err := send(s, t.Context(), request("k"))
 			if err != nil || got.OverallCode != over {
-				t.Fatalf("%v, %v", got, err)
+				t.Fatalf("got %v, %v; want OVER_LIMIT", got, err)
 			}
 		}
 		if counted.count(Panicked) != 10 || logged.Len() != 1 {
@@ -315,7 +315,7 @@ func TestAnswersAreHeldForTheirTurn(t *testing.T) {
 		for i := range 3 {
 			got, err := send(s, t.Context(), request("jobs"))
 			if err != nil || got.OverallCode != ok {
-				t.Fatalf("%v, %v", got, err)
+				t.Fatalf("got %v, %v; want OK", got, err)
 			}
 			if waited := time.Since(start).Round(time.Millisecond); waited != time.Duration(i)*time.Second {
 				t.Errorf("answer %d after %v", i, waited)
@@ -359,7 +359,7 @@ func TestHeldAnswersAreBounded(t *testing.T) {
 		send.must(t, s, "jobs")
 		s.delays.Most = -1
 		if got, err := send(s, t.Context(), request("jobs")); err != nil || got.OverallCode != over {
-			t.Errorf("%v, %v", got, err)
+			t.Errorf("got %v, %v; want OVER_LIMIT", got, err)
 		}
 		time.Sleep(time.Second)
 		if got, err := send(s, t.Context(), request("jobs")); err != nil || got.OverallCode != ok {
@@ -386,15 +386,15 @@ func TestJSON(t *testing.T) {
 	} {
 		code, got := s.AnswerJSON(t.Context(), []byte(c.body), false)
 		if code != c.code {
-			t.Errorf("%s: %d %s", c.body, code, got)
+			t.Errorf("%s: got %d %s; want status %d", c.body, code, got, c.code)
 		}
 		var a, b any
 		if json.Unmarshal([]byte(c.want), &a) == nil {
 			if err := json.Unmarshal(got, &b); err != nil || !equalJSON(a, b) {
-				t.Errorf("%s: %s", c.body, got)
+				t.Errorf("%s: got %s; want JSON that equals %v", c.body, got, b)
 			}
 		} else if c.want != "" && string(got) != c.want {
-			t.Errorf("%s: %s", c.body, got)
+			t.Errorf("%s: got %s; want %s", c.body, got, c.want)
 		}
 	}
 	for name, body := range map[string]string{
@@ -405,7 +405,7 @@ func TestJSON(t *testing.T) {
 		was := counted.count(TooMuch)
 		code, got := s.AnswerJSON(t.Context(), []byte(body), false)
 		if code != 429 || !equalAsJSON(t, got, `{"overallCode":"OVER_LIMIT"}`) || counted.count(TooMuch) != was+1 {
-			t.Errorf("%s: %d %s", name, code, got)
+			t.Errorf("%s: got %d %s; want status 429 with OVER_LIMIT, counted as too much", name, code, got)
 		}
 	}
 	const refund = `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}],"hitsAddend":"1","isNegativeHits":true}]}`
@@ -433,7 +433,7 @@ func TestJSON(t *testing.T) {
 	}
 	s.limiter = storeFunc(func(d []backend.Decision) { d[0].Err = errors.New("unreachable") }).limiter(t, descriptors.Error)
 	if code, got := s.AnswerJSON(t.Context(), []byte(body), false); code != 503 || string(got) != "unreachable\n" {
-		t.Errorf("%d %s", code, got)
+		t.Errorf("got %d %s; want status 503 and \"unreachable\"", code, got)
 	}
 }
 

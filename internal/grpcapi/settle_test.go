@@ -96,14 +96,14 @@ func TestTheAnswerHasTheReservationsID(t *testing.T) {
 			first := sent(t, send, s, 0, entry("user", "bob", nil))
 			id := idOf(t, first)
 			if len(id) < 60 || first.GetStatuses()[0].GetLimitRemaining() != 900 {
-				t.Fatalf("%v", first)
+				t.Fatalf("got %v; want 900 remaining and the id of a reservation", first)
 			}
 			if plan := first.GetDynamicMetadata().GetFields()["metadata"].GetStructValue().GetFields()["plan"]; o.Metadata != (plan.GetStringValue() == "gold") {
 				t.Errorf("the metadata of the limit: %v", plan)
 			}
 			done := sent(t, send, s, 0, entry("settle", id, hits(37)), entry("settle_end", id, hits(0)))
 			if len(done.GetStatuses()) != 2 || done.GetOverallCode() != rls.RateLimitResponse_OK || !o.Metadata && done.GetDynamicMetadata() != nil {
-				t.Errorf("%v", done)
+				t.Errorf("got %v; want OK with two statuses, and metadata only if they are enabled", done)
 			}
 			if left := remaining(); left != 963 {
 				t.Errorf("%d left, want 963", left)
@@ -124,7 +124,7 @@ func TestTheAnswerHasTheReservationsID(t *testing.T) {
 			}
 			denied := sent(t, send, s, 0, entry("user", "bob", hits(1000)))
 			if denied.GetOverallCode() != rls.RateLimitResponse_OVER_LIMIT || idOf(t, denied) != limiter.None {
-				t.Errorf("%v", denied)
+				t.Errorf("got %v; want OVER_LIMIT and no reservation", denied)
 			}
 		})
 	}

@@ -32,7 +32,7 @@ func TestAnswersWithoutRoomAreForgotten(t *testing.T) {
 			go func() { _ = c.write() }()
 			for id := last - 2*1023; id <= last; id += 2 {
 				if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeEnhanceYourCalm {
-					t.Fatalf("%d: %+v", id, r)
+					t.Fatalf("%d: got %+v; want a reset with ENHANCE_YOUR_CALM", id, r)
 				}
 			}
 			synctest.Wait()
@@ -65,7 +65,7 @@ func TestTooManyPingsEndTheConnection(t *testing.T) {
 				_ = c.to.WritePing(false, [8]byte{})
 				c.flush()
 				if code := c.readToEnd(); code != http2.ErrCodeEnhanceYourCalm {
-					t.Errorf("%v", code)
+					t.Errorf("got %v; want ENHANCE_YOUR_CALM", code)
 				}
 			})
 		})
@@ -100,7 +100,7 @@ func TestGOAWAYNeverRaisesTheLastStream(t *testing.T) {
 			}
 		}
 		if len(last) != 3 || last[0] != 1<<31-1 || last[1] != half || last[2] != half {
-			t.Errorf("%v", last)
+			t.Errorf("got %v; want GOAWAY with the last streams 2^31-1, %d, %d", last, half, half)
 		}
 		<-stopped
 	})
@@ -151,10 +151,10 @@ func TestAPanicAboutALateRequestDenies(t *testing.T) {
 			synctest.Wait()
 			defer func() {
 				if r := c.answer(bad); r.message() != "denied" {
-					t.Errorf("%+v", r)
+					t.Errorf("got %+v; want the message \"denied\"", r)
 				}
 				if r := c.answer(late); r.message() != "late" {
-					t.Errorf("%+v", r)
+					t.Errorf("got %+v; want the message \"late\"", r)
 				}
 			}()
 		}
@@ -172,7 +172,7 @@ func TestAPanicInAHandlerResetsItsStream(t *testing.T) {
 			id := c.open(c.fields("grpc-encoding", "gzip"))
 			c.flush()
 			if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeInternal {
-				t.Fatalf("%+v", r)
+				t.Fatalf("got %+v; want a reset with INTERNAL_ERROR", r)
 			}
 		}
 		c.must("m", "m")

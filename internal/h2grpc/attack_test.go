@@ -139,7 +139,7 @@ func TestAnHPACKBomb(t *testing.T) {
 			r := c.answer(id)
 			runtime.ReadMemStats(&after)
 			if path == "/other" && r.fields[":status"] != "431" || path != "/other" && r.message() != "denied" {
-				t.Errorf("%s: %+v", name, r)
+				t.Errorf("%s: got %+v; want status 431 at /other, or else the message \"denied\"", name, r)
 			}
 			if n := after.TotalAlloc - before.TotalAlloc; n > 4<<20 {
 				t.Errorf("%s: %d bytes", name, n)
@@ -232,7 +232,7 @@ func TestIncompleteRequestsAreReset(t *testing.T) {
 			c.flush()
 			start := time.Now()
 			if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeCancel {
-				t.Errorf("%+v", r)
+				t.Errorf("got %+v; want a reset with CANCEL", r)
 			}
 			if took := time.Since(start); took < test.want || took > test.want+2*time.Second {
 				t.Errorf("after %v, want %v", took, test.want)
@@ -254,12 +254,12 @@ func TestTooManyStreamsAreRefused(t *testing.T) {
 		over := c.send("m")
 		c.flush()
 		if r := c.answer(over); r.reset == nil || *r.reset != http2.ErrCodeRefusedStream {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want a reset with REFUSED_STREAM", r)
 		}
 		_ = c.to.WriteData(1, true, framed("first"))
 		c.flush()
 		if r := c.answer(1); r.message() != "first" {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want the message \"first\"", r)
 		}
 		c.must("room", "room")
 	})
@@ -287,7 +287,7 @@ func TestTooManyIncompleteBytesAreDenied(t *testing.T) {
 			for id, r := range c.answers {
 				if r.ended {
 					if r.message() != "denied" {
-						t.Errorf("%d: %+v", id, r)
+						t.Errorf("%d: got %+v; want the message \"denied\"", id, r)
 					}
 					return
 				}
@@ -325,7 +325,7 @@ func TestAStreamsWindowHolds(t *testing.T) {
 		}
 		// The data of two streams is as much as one connection may hold.
 		if codes[http2.ErrCodeFlowControl] == 0 || codes[http2.ErrCodeEnhanceYourCalm] == 0 || len(codes) > 2 {
-			t.Errorf("%v", codes)
+			t.Errorf("got %v; want only FLOW_CONTROL_ERROR and ENHANCE_YOUR_CALM, and both of them", codes)
 		}
 		sent.Wait()
 		c.must("still", "still")
@@ -345,7 +345,7 @@ func TestWindowsThatStayShutAreBounded(t *testing.T) {
 		over := c.send("long " + strconv.Itoa(size))
 		c.flush()
 		if r := c.answer(over); r.reset == nil || *r.reset != http2.ErrCodeEnhanceYourCalm {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want a reset with ENHANCE_YOUR_CALM", r)
 		}
 		_ = c.to.WriteRSTStream(1, http2.ErrCodeCancel)
 		again := c.send("long " + strconv.Itoa(size))
@@ -388,7 +388,7 @@ func TestFramesThatConcernAllStreamsCostMore(t *testing.T) {
 			}
 			if g, ok := f.(*http2.GoAwayFrame); ok {
 				if g.ErrCode != http2.ErrCodeEnhanceYourCalm {
-					t.Errorf("%v", g.ErrCode)
+					t.Errorf("got %v; want ENHANCE_YOUR_CALM", g.ErrCode)
 				}
 				break
 			}
@@ -414,15 +414,15 @@ func TestADenialWaitsForTheWindow(t *testing.T) {
 		c.flush()
 		synctest.Wait()
 		if r := c.reply(id); r.ended || r.reset != nil {
-			t.Fatalf("%+v", r)
+			t.Fatalf("got %+v; want an open stream", r)
 		}
 		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1000})
 		c.flush()
 		if r := c.answer(id); r.message() != "denied" || r.fields["grpc-status"] != "0" || !r.ended {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want the message \"denied\", grpc-status 0 and the end of the stream", r)
 		}
 		if r := c.answer(refused); r.fields[":status"] != "415" || !r.ended {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want status 415 and the end of the stream", r)
 		}
 		for c.reply(id).reset == nil || c.reply(refused).reset == nil { // the client need not send the rest
 			if _, err := c.read(); err != nil {
@@ -430,7 +430,7 @@ func TestADenialWaitsForTheWindow(t *testing.T) {
 			}
 		}
 		if *c.reply(id).reset != http2.ErrCodeNo || *c.reply(refused).reset != http2.ErrCodeNo {
-			t.Errorf("%v %v", c.reply(id).reset, c.reply(refused).reset)
+			t.Errorf("got %v %v; want resets with NO_ERROR", c.reply(id).reset, c.reply(refused).reset)
 		}
 		c.must("m", "m")
 	})

@@ -67,7 +67,7 @@ func (l *pipes) dial(t *testing.T, config *tls.Config) *client {
 		t.Fatal(err)
 	}
 	if f, err := c.read(); err != nil || f.Header().Type != http2.FrameSettings {
-		t.Fatal(f, err)
+		t.Fatalf("got %v, %v; want a SETTINGS frame", f, err)
 	}
 	return c
 }
@@ -229,7 +229,7 @@ func TestAFullSocketDelaysNobody(t *testing.T) {
 		id := other.open(other.fields("grpc-timeout", "1n"))
 		other.flush()
 		if r := other.answer(id); r.reset == nil || *r.reset != http2.ErrCodeCancel {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want a reset with CANCEL", r)
 		}
 	}
 	now, cancel := context.WithCancel(t.Context())

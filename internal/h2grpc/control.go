@@ -190,7 +190,8 @@ func (c *conn) drain() {
 	c.flushSoon()
 }
 
-// sendGoAway asks the client to send no more requests here. Its answer to the PING shows that it knows. mu is held.
+// sendGoAway requests that the client opens no more streams on c. The client's answer to the PING shows that it
+// has received the GOAWAY. mu is held.
 func (c *conn) sendGoAway() {
 	c.out = appendGoAway(c.out, math.MaxInt32, http2.ErrCodeNo, "")
 	c.out = appendPing(c.out, 0, drainPing)

@@ -44,7 +44,7 @@ func TestStatusesArePercentEncoded(t *testing.T) {
 		id := c.send("fail")
 		c.flush()
 		if r := c.answer(id); r.fields["grpc-status"] != "2" || r.fields["grpc-message"] != "50%25 of Zo%C3%AB" || r.fields[":status"] != "200" {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want grpc-status 2 with the escaped message", r)
 		}
 		c.must("still", "still")
 	})
@@ -122,7 +122,7 @@ func TestBothContentTypesAreUsual(t *testing.T) {
 				_ = c.to.WriteData(id, true, framed("m"))
 				c.flush()
 				if r := c.answer(id); r.message() != "m" || r.fields["content-type"] != "application/grpc" {
-					t.Errorf("%s: %+v", kind, r)
+					t.Errorf("%s: got %+v; want the message \"m\" as application/grpc", kind, r)
 				}
 			}
 		})
@@ -137,7 +137,7 @@ func TestTrailersEndARequest(t *testing.T) {
 		_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: c.encode("x-sum", "1"), EndHeaders: true, EndStream: true})
 		c.flush()
 		if r := c.answer(id); r.message() != "m" {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want the message \"m\"", r)
 		}
 	})
 }
@@ -151,7 +151,7 @@ func TestAnswersWaitForTheWindow(t *testing.T) {
 		_ = c.to.WriteWindowUpdate(second, 5)
 		c.flush()
 		if r := c.answer(second); r.message() != "two" || c.reply(first).ended {
-			t.Errorf("%+v, %+v", r, c.reply(first))
+			t.Errorf("got %+v, %+v; want the message \"two\", while the first request is not answered", r, c.reply(first))
 		}
 		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 7})
 		c.flush()
@@ -159,7 +159,7 @@ func TestAnswersWaitForTheWindow(t *testing.T) {
 		_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 70_000})
 		c.flush()
 		if r := c.answer(first); r.message() != "one" {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want the message \"one\"", r)
 		}
 		long := c.send("long 100000") // longer than either window
 		c.flush()
@@ -235,7 +235,7 @@ func TestUnusualRequestsAreHandedOver(t *testing.T) {
 			id := send()
 			c.flush()
 			if r := c.answer(id); string(r.data) != name || r.fields["grpc-status"] != "0" {
-				t.Errorf("%s: %s %+v", name, r.data, r)
+				t.Errorf("%s: got %s %+v; want the name of the method and grpc-status 0", name, r.data, r)
 			}
 			c.must("usual", "usual")
 		}
@@ -253,7 +253,7 @@ func TestUnusualRequestsAreHandedOver(t *testing.T) {
 			_ = c.write()
 		}()
 		if r := c.answer(id); string(r.data) != fmt.Sprint("POST /other ", long/16_000*16_000) {
-			t.Errorf("%s", r.data)
+			t.Errorf("got %s; want the number of all bytes of the body", r.data)
 		}
 	})
 }
@@ -301,7 +301,7 @@ func TestTimeouts(t *testing.T) {
 	} {
 		d, ok := parseTimeout(text)
 		if want < 0 && ok || want >= 0 && (!ok || int64(d) != want) {
-			t.Errorf("%q: %v %v", text, d, ok)
+			t.Errorf("%q: got %v %v; want %d", text, d, ok, want)
 		}
 	}
 }

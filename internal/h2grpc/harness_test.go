@@ -374,7 +374,7 @@ func (c *client) must(message, want string) {
 	id := c.send(message)
 	c.flush()
 	if r := c.answer(id); r.message() != want || r.fields["grpc-status"] != "0" {
-		c.t.Fatalf("%q: %+v", message, r)
+		c.t.Fatalf("%q: got %+v; want the message %q and grpc-status 0", message, r, want)
 	}
 }
 

@@ -72,11 +72,11 @@ func TestStopWaitsForRequestsInFlight(t *testing.T) {
 		c.flush()
 		for _, id := range []uint32{delayed, half} {
 			if r := c.answer(id); r.message() != map[uint32]string{delayed: "hold", half: "half"}[id] {
-				t.Errorf("%d: %+v", id, r)
+				t.Errorf("%d: got %+v; want the message that belongs to the stream", id, r)
 			}
 		}
 		if code := c.readToEnd(); code != http2.ErrCodeNo || c.reply(late).ended {
-			t.Errorf("%v, %+v", code, c.reply(late))
+			t.Errorf("got %v, %+v; want NO_ERROR, and no answer to the late request", code, c.reply(late))
 		}
 		<-stopped // the connection ends even if the client sends nothing
 		silent.readToEnd()
@@ -200,7 +200,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 		var ended sync.WaitGroup
 		ended.Go(func() {
 			if code := pings.readToEnd(); code != http2.ErrCodeNo {
-				t.Errorf("%v", code)
+				t.Errorf("got %v; want NO_ERROR", code)
 			}
 			if took := time.Since(began); took < idle || took > idle+10*time.Second { // the server waits 5 s for a client that does not answer
 				t.Errorf("ended after %v", took)
@@ -248,7 +248,7 @@ func (c *client) ping(data byte) {
 		}
 		if p, ok := f.(*http2.PingFrame); ok && p.IsAck() {
 			if p.Data[0] != data {
-				c.t.Errorf("%v", p.Data)
+				c.t.Errorf("got %v; want the data %v", p.Data, data)
 			}
 			return
 		}
@@ -341,7 +341,7 @@ func TestOneReadIsOneBatch(t *testing.T) {
 		c.flush()
 		for _, id := range ids {
 			if r := c.answer(id); r.message() != want[id] {
-				t.Errorf("%+v", r)
+				t.Errorf("got %+v; want the message %q", r, want[id])
 			}
 		}
 		if n := m.submitted(); !slices.Equal(n, []int{10, 10}) {
@@ -381,20 +381,20 @@ func TestAnswersAreInTime(t *testing.T) {
 			c.flush()
 			began := time.Now()
 			if r := c.answer(id); r.message() != "late" {
-				t.Errorf("%s: %+v", test.timeout, r)
+				t.Errorf("%s: got %+v; want the message \"late\"", test.timeout, r)
 			}
 			if took := time.Since(began); took != test.want {
 				t.Errorf("%s: after %v, want %v", test.timeout, took, test.want)
 			}
 		}
 		if !slices.Equal(s.batchSizes(), []int{1, 1}) {
-			t.Errorf("%v", s.batchSizes())
+			t.Errorf("got %v; want two batches of one request", s.batchSizes())
 		}
 		s.delay.Store(0)
 		gone := c.send("m", "grpc-timeout", "1n")
 		c.flush()
 		if r := c.answer(gone); r.message() != "late" && r.fields["grpc-status"] != "4" {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want the message \"late\" or grpc-status 4", r)
 		}
 	})
 }
@@ -459,10 +459,10 @@ func TestAShortDeadlineAffectsOneRequestOnly(t *testing.T) {
 		short, long := c.send("short", "grpc-timeout", "3m"), c.send("long")
 		c.flush()
 		if r := c.answer(short); r.message() != "late" {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want the message \"late\"", r)
 		}
 		if r := c.answer(long); r.message() != "long" {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want the message \"long\"", r)
 		}
 	})
 }
@@ -483,7 +483,7 @@ func TestResetsOfSubmittedRequests(t *testing.T) {
 		c.must("still", "still")
 		for id, r := range c.answers {
 			if id != c.next-2 && (r.ended || r.reset != nil) {
-				t.Errorf("%d: %+v", id, r)
+				t.Errorf("%d: got %+v; want an open stream", id, r)
 			}
 		}
 		c.send("m")

@@ -68,8 +68,8 @@ const (
 	// answer. More of them end the connection. Such frames are resets, settings, priorities, window
 	// updates, empty frames, and frames of streams that have ended. Each takes about 100 ns.
 	calm = 10_000
-	// streamsChecked is the number of open streams for which a frame that visits all of them counts as one
-	// more frame.
+	// streamsChecked limits frames that visit all open streams: for every streamsChecked streams, such a frame
+	// counts as one more frame.
 	streamsChecked = 64
 	// otherReset is the number of frames as which the reset of a stream of Config.Others counts.
 	otherReset = 50

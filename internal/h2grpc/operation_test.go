@@ -154,7 +154,7 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 		}
 		store.complete()
 		if r := much.answer(id); r.message() != "much" {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want the message \"much\"", r)
 		}
 	})
 }
@@ -196,7 +196,7 @@ func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 		synctest.Wait()
 		store.complete()
 		if r := second.answer(fresh); r.message() != "fresh" {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want the message \"fresh\"", r)
 		}
 	})
 }
@@ -247,7 +247,7 @@ func TestTurns(t *testing.T) {
 	full, little, third, fourth, more := ops[0], ops[1], ops[2], ops[3], ops[4]
 	for i, want := range []bool{true, true, false, false, false} {
 		if got := all.enter(ops[i], true); got != want {
-			t.Fatalf("%d: %v", i, got)
+			t.Fatalf("%d: got %v; want %v", i, got, want)
 		}
 	}
 	admitted := func(o *operation) bool {

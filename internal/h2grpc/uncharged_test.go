@@ -18,7 +18,7 @@ func TestWithoutTimeNothingIsCharged(t *testing.T) {
 			alone := c.send("m", "grpc-timeout", timeout)
 			c.flush()
 			if r := c.answer(alone); r.message() != "late" {
-				t.Errorf("%s: %+v", timeout, r)
+				t.Errorf("%s: got %+v; want the message \"late\"", timeout, r)
 			}
 		}
 		if n := s.batchSizes(); len(n) > 0 {
@@ -27,13 +27,13 @@ func TestWithoutTimeNothingIsCharged(t *testing.T) {
 		short, long := c.send("short", "grpc-timeout", "1m"), c.send("long", "grpc-timeout", "1S")
 		c.flush()
 		if r := c.answer(short); r.message() != "late" {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want the message \"late\"", r)
 		}
 		if r := c.answer(long); r.message() != "long" {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want the message \"long\"", r)
 		}
 		if n := s.batchSizes(); !slices.Equal(n, []int{1}) {
-			t.Errorf("charges %v", n)
+			t.Errorf("batches of the sizes %v; want one batch of one charge", n)
 		}
 	})
 }

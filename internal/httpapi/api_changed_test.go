@@ -93,7 +93,7 @@ func TestLateCancellationsLiftNothing(t *testing.T) {
 		}
 	}
 	if admitted != 10 {
-		t.Errorf("admitted %d at one moment, capacity 10", admitted)
+		t.Errorf("%d admitted at one moment; want 10, the capacity", admitted)
 	}
 }
 
@@ -113,11 +113,11 @@ limits:
 	for _, name := range []string{"blocked", "in_debt"} {
 		id := reserve(t, h, `{"name":"`+name+`","count":5,"reserve":true}`)
 		if w := call(h, "POST", "/v1/limit", `{"name":"`+name+`","count":9}`); w.Code != 429 {
-			t.Fatalf("%s: %d %s", name, w.Code, w.Body)
+			t.Fatalf("%s: got %d %s; want status 429", name, w.Code, w.Body)
 		}
 		for range 2 {
 			if w := call(h, "POST", "/v1/limit", settleBody(id, "5")); w.Code != 200 {
-				t.Errorf("%s: %d %s", name, w.Code, w.Body)
+				t.Errorf("%s: got %d %s; want status 200", name, w.Code, w.Body)
 			}
 		}
 		if w := call(h, "POST", "/v1/limit", settleBody(id, "6")); w.Code != 409 || !strings.Contains(w.Body.String(), "settled with another count") {

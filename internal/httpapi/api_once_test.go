@@ -32,7 +32,7 @@ func TestARequestWithAnIDIsChargedOnce(t *testing.T) {
 	)
 	first, firstList := call(h, "POST", "/v1/limit", body), call(h, "POST", "/v1/limit", list)
 	if first.Code != 200 || firstList.Code != 200 || first.Header().Get("Idempotent-Replayed") != "" {
-		t.Fatalf("%d %s, %d %s", first.Code, first.Body, firstList.Code, firstList.Body)
+		t.Fatalf("got %d %s, %d %s; want status 200 twice, and no replay", first.Code, first.Body, firstList.Code, firstList.Body)
 	}
 	clock.Set(storetest.Start + 5*algorithms.Second)
 	for range 2 {
@@ -70,7 +70,7 @@ func TestARequestWithAnIDIsChargedOnce(t *testing.T) {
 func TestAnIDInFlightIsAConflict(t *testing.T) {
 	w := call(apiOver(t, broken{backend.ErrPending}), "POST", "/v1/limit", `{"name":"pass","request_id":"r"}`)
 	if w.Code != 409 || w.Header().Get("Retry-After") != "1" || !strings.Contains(w.Body.String(), "problem:under-way") {
-		t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
+		t.Errorf("got %d %v %s; want status 409 under-way with Retry-After 1", w.Code, w.Header(), w.Body)
 	}
 }
 
@@ -92,7 +92,7 @@ func reserve(t *testing.T, h http.Handler, body string) string {
 	w := call(h, "POST", "/v1/limit", body)
 	var answer apiReply
 	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || !answer.OK || answer.Reservation == "" || answer.Limits[0].Reservation != answer.Reservation {
-		t.Fatalf("%s: %d %s (%v)", body, w.Code, w.Body, err)
+		t.Fatalf("%s: got %d %s (%v); want one reservation, also in the limit", body, w.Code, w.Body, err)
 	}
 	return answer.Reservation
 }
@@ -184,7 +184,7 @@ func TestForgedReservationsAreRefused(t *testing.T) {
 	_, text := post(one, "s3cret", `{"name":"tokens","key":"a","count":5,"reserve":true}`)
 	var answer apiReply
 	if err := json.Unmarshal([]byte(text), &answer); err != nil || answer.Reservation == "" {
-		t.Fatal(text, err)
+		t.Fatalf("got %v, %v; want a reservation", text, err)
 	}
 	id := answer.Reservation
 	for i := range id {
@@ -193,7 +193,7 @@ func TestForgedReservationsAreRefused(t *testing.T) {
 			forged[i] = 'A' // the last character of an id has unused bits
 		}
 		if code, text := post(one, "s3cret", settleBody(string(forged), "1")); code != 404 && string(forged) != id {
-			t.Fatalf("%s: %d %s", forged, code, text)
+			t.Fatalf("%s: got %d %s; want status 404", forged, code, text)
 		}
 	}
 	if code, text := post(foreign, "else", settleBody(id, "1")); code != 404 {
@@ -217,7 +217,7 @@ func TestSeveralReservedLimits(t *testing.T) {
 		w := call(h, "POST", "/v1/limit", strings.ReplaceAll(list, "KEY", key))
 		var answer apiReply
 		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || answer.Reservation == "" || answer.Limits[1].Reservation != "" {
-			t.Fatal(w.Body, err)
+			t.Fatalf("got %v, %v; want one reservation, not in the limits", w.Body, err)
 		}
 		return answer
 	}
@@ -256,7 +256,7 @@ func TestIDsFromBeforeAnUpgrade(t *testing.T) {
 	h := apiAt(t, store, clock.Now, func(a *API) { l = a.Limiter })
 	for _, key := range []string{"a", "b"} {
 		if w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"`+key+`","count":8}`); w.Code != 200 {
-			t.Fatal(w.Body)
+			t.Fatalf("got %d %s; want status 200", w.Code, w.Body)
 		}
 	}
 	p := l.Current().Domains["edge"].Named["tokens"]
@@ -326,7 +326,7 @@ descriptors:
 func TestASettlementWhileTheStoreFails(t *testing.T) {
 	id := reserve(t, apiOver(t, memory.New(memory.Config{})), `{"name":"pass","count":1,"reserve":true}`)
 	if w := call(apiOver(t, broken{backend.ErrUnavailable}), "POST", "/v1/limit", settleBody(id, "0")); w.Code != 503 {
-		t.Errorf("%d %s", w.Code, w.Body)
+		t.Errorf("got %d %s; want status 503", w.Code, w.Body)
 	}
 }
 
@@ -336,7 +336,7 @@ func TestRequestsThatReserveNothing(t *testing.T) {
 		`{"name":"tokens","key":"b","count":-4,"reserve":true}`, `{"name":"tokens","key":"b"}`,
 	} {
 		if w := call(h, "POST", "/v1/limit", body); w.Code != 200 || strings.Contains(w.Body.String(), "reservation") {
-			t.Errorf("%s: %s", body, w.Body)
+			t.Errorf("%s: got %s; want status 200 without a reservation", body, w.Body)
 		}
 	}
 	if w := call(h, "POST", "/v1/check", `{"name":"tokens","key":"b","reserve":true}`); strings.Contains(w.Body.String(), "reservation") {
@@ -419,7 +419,7 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 		`{"domain":"edge","name":"send",` + own + `}`: `limit "send" is in the configuration, and a request cannot replace it; leave out config, or choose another name`,
 	} {
 		if w := call(h, "POST", "/v1/limit", body); !strings.Contains(w.Body.String(), strings.ReplaceAll(want, `"`, `\"`)) {
-			t.Errorf("%s: %d %s", body, w.Code, w.Body)
+			t.Errorf("%s: got %d %s; want the text %s", body, w.Code, w.Body, want)
 		}
 	}
 }
@@ -433,10 +433,10 @@ func TestJitterIsNeverEarly(t *testing.T) {
 		w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","jitter":2000}`)
 		var answer apiReply
 		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 429 {
-			t.Fatal(w.Body, err)
+			t.Fatalf("got %d %s, %v; want status 429", w.Code, w.Body, err)
 		}
 		if at := answer.RetryAfter; at < 6000 || at > 8000 || answer.Limits[0].RetryAfter != at {
-			t.Errorf("%s", w.Body)
+			t.Errorf("got %s; want a retry time of 6 to 8 s, also in the limit", w.Body)
 		}
 		if header := w.Header().Get("Retry-After"); header < "6" || header > "8" {
 			t.Errorf("Retry-After %s: %s", header, w.Body)
@@ -453,6 +453,6 @@ func TestJitterIsNeverEarly(t *testing.T) {
 	w = call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":1,"reserve":true,"jitter":2000}`)
 	var answer apiReply
 	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 202 || answer.Wait < 6000 || answer.Wait > 8000 {
-		t.Error(w.Code, w.Body, err)
+		t.Errorf("got %v, %v, %v; want status 202 and a wait of 6 to 8 s", w.Code, w.Body, err)
 	}
 }

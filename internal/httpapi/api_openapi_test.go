@@ -94,7 +94,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 	taken := reserve(t, h, `{"name":"tokens","key":"taken","reserve":true}`)
 	for _, body := range []string{settleBody(taken, "1"), `{"name":"send","request_id":"r"}`} {
 		if w := call(h, "POST", "/v1/limit", body); w.Code != 200 {
-			t.Fatalf("%s: %d %s", body, w.Code, w.Body)
+			t.Fatalf("%s: got %d %s; want status 200", body, w.Code, w.Body)
 		}
 	}
 	away := apiOver(t, broken{backend.ErrUnavailable})
@@ -122,7 +122,7 @@ func samples(t *testing.T) map[string]map[string]map[int]sample {
 		t.Helper()
 		m := post(path, `{"limits":[{"name":"send","key":"x"},{"name":"tokens","count":2,"reserve":true}]}`)
 		if w := call(h, "POST", "/v1/limit", all); w.Code != 200 && w.Code != 429 {
-			t.Fatalf("%d %s", w.Code, w.Body)
+			t.Fatalf("got %d %s; want status 200 or 429", w.Code, w.Body)
 		}
 		m[429] = sample{h: h, method: "POST", path: path, body: all}
 		m[202] = sample{h: h, method: "POST", path: path, body: `{"name":"tokens","key":"` + path + `","count":20,"reserve":true}`}
@@ -151,7 +151,7 @@ func TestTheDescriptionIsOfTheseHandlers(t *testing.T) {
 	h, _ := apiInMemory(t)
 	w := call(h, "GET", "/openapi.json", "")
 	if w.Code != 200 || w.Header().Get("Content-Type") != "application/json" {
-		t.Fatalf("%d %v", w.Code, w.Header())
+		t.Fatalf("got %d %v; want status 200 and application/json", w.Code, w.Header())
 	}
 	d := openDocument(t, w.Body.Bytes())
 	for path, methods := range samples(t) {

@@ -262,7 +262,7 @@ func TestKeysAreBytes(t *testing.T) {
 	for _, k := range []string{`""`, `"\u0000"`, `"a\r\nb"`, `"a"`, `["a",""]`, `["",  "a"]`, `{"base64":"/w=="}`, `{"base64":"/wA="}`, `"\ufffd"`, `"😀"`} {
 		body := `{"name":"few","count":3,"key":` + k + `}`
 		if w := call(h, "POST", "/v1/limit", body); w.Code != 200 {
-			t.Errorf("%s: %d %s", k, w.Code, w.Body)
+			t.Errorf("%s: got %d %s; want status 200", k, w.Code, w.Body)
 		}
 		if w := call(h, "POST", "/v1/limit", body); w.Code != 429 {
 			t.Errorf("%s again: %d %s", k, w.Code, w.Body)
@@ -282,7 +282,7 @@ func TestLimitsAreListedAndShown(t *testing.T) {
 	w := call(h, "GET", "/v1/limits", "")
 	var list struct{ Limits []description }
 	if err := json.Unmarshal(w.Body.Bytes(), &list); err != nil || w.Code != 200 || len(list.Limits) != 13 {
-		t.Fatalf("%d %s", w.Code, w.Body)
+		t.Fatalf("got %d %s; want status 200 and 13 limits", w.Code, w.Body)
 	}
 	if got := list.Limits[0]; got.Domain != "edge" || got.Name != "both" || list.Limits[12].Domain != "other" {
 		t.Errorf("not in order: %s", w.Body)
@@ -496,7 +496,7 @@ func FuzzParseRequest(f *testing.F) {
 			return
 		}
 		if len(req.id) > maxID || req.jitter < 0 || req.jitter > maxJitter || req.count < 0 {
-			t.Fatalf("%+v", req)
+			t.Fatalf("got %+v; want values within their bounds", req)
 		}
 		if req.settles {
 			return
@@ -582,7 +582,7 @@ func TestAReservationIsSettledWithRealCostsByKind(t *testing.T) {
 		}
 		w := call(h, http.MethodPost, "/v1/limit", `{"name":"llm","key":"eve","costs":{"input":100,"output":100},"reserve":true}`)
 		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 200 || answer.Reservation == "" {
-			t.Fatalf("%d %s", w.Code, w.Body)
+			t.Fatalf("got %d %s; want status 200 and a reservation", w.Code, w.Body)
 		}
 		return answer.Reservation
 	}

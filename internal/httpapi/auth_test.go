@@ -308,10 +308,10 @@ auth: {trusted_proxies: [127.0.0.1, 10.0.0.0/8, unix], routes: [{descriptors: [[
 	}
 	e := &echo{snapshot: authSnapshot(t, "domain: d\nauth: {ipv6_prefix: 128, routes: [{descriptors: [[{key: ip, from: client_ip}]]}]}")}
 	if put((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler(), "[2001:db8::1]:80", "GET /v1/auth"); fmt.Sprint(e.descriptors) != `[d 1 ip="2001:db8::1"]` {
-		t.Errorf("%s", e.descriptors)
+		t.Errorf("got %s; want the address 2001:db8::1", e.descriptors)
 	}
 	if put((&Auth{Limiter: e, Observer: &refusals{}, Log: zap.NewNop()}).handler(), "@", "GET /v1/auth", "X-Real-IP: 1.2.3.4"); len(e.descriptors) != 1 {
-		t.Errorf("a socket that is not trusted was trusted: %s", e.descriptors)
+		t.Errorf("X-Real-IP from a socket that is not trusted was used: %s; want no descriptor with it", e.descriptors)
 	}
 }
 
@@ -423,13 +423,13 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("no descriptor is left: %d %v", w.Code, w.Header())
 		}
 		if got := fmt.Sprint(*refused); got != "[auth_no_route auth_no_descriptor]" {
-			t.Error(got)
+			t.Errorf("got %v; want [auth_no_route auth_no_descriptor]", got)
 		}
 
 		// Under /nginx a denial is 403, always without a body.
 		w := put(h, foreign, "GET /v1/auth/nginx")
 		if w.Code != 403 || w.Body.Len() > 0 || outcomeOf(w) != "X-RateLimit-Reason=no-route Content-Length=0" {
-			t.Errorf("%d %s", w.Code, outcomeOf(w))
+			t.Errorf("got %d %s; want status 403 with the reason no-route, without a body", w.Code, outcomeOf(w))
 		}
 		if w := put(h, foreign, "GET /v1/auth/nginx/x", "X-Original-URI: /"); w.Code != 403 {
 			t.Errorf("a longer path: %d", w.Code)
@@ -448,7 +448,7 @@ func TestNginxIsDeniedWith403(t *testing.T) {
 			w = put(d.handler(), proxy, "GET /v1/auth/nginx", "X-Original-URI: /a", "X-Key: k")
 		}
 		if w.Code != 403 || w.Body.Len() > 0 || w.Header()["Retry-After"][0] != "30" || w.Header()["Content-Length"][0] != "0" {
-			t.Errorf("%d %s", w.Code, outcomeOf(w))
+			t.Errorf("got %d %s; want status 403 with Retry-After 30, without a body", w.Code, outcomeOf(w))
 		}
 	})
 }
@@ -477,7 +477,7 @@ auth: {routes: [{hits: 2, descriptors: [[{key: a, value: x}]]}]}
 			put(d.handler(), proxy, "GET /v1/auth/nginx")
 			time.Sleep(30 * time.Second)
 			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); w.Code != 403 || outcomeOf(w) != want+"X-RateLimit-Reason=limit Content-Length=0" {
-				t.Errorf("%s: %d %s", sets, w.Code, outcomeOf(w))
+				t.Errorf("%s: got %d %s; want status 403 with %sX-RateLimit-Reason=limit", sets, w.Code, outcomeOf(w), want)
 			}
 			d, _ = authHandler(t, strings.Replace(fmt.Sprintf(file, sets), "http_headers", "# ", 1)) // the default of the listener applies
 			d.Headers = HeaderSets{X: true, NoRetryAfter: true}
@@ -511,7 +511,7 @@ auth: {routes: [{descriptors: [[{key: a, value: b}]]}]}
 			d := &Auth{Limiter: l, Observer: &refusals{}, Headers: HeaderSets{IETF: true, X: true}, Log: zap.NewNop()}
 			w := put(d.handler(), proxy, "GET /v1/auth")
 			if got := fmt.Sprint(w.Code, " ", outcomeOf(w)); got != want {
-				t.Errorf("%s: %s", policy, got)
+				t.Errorf("%s: got %s; want %s", policy, got, want)
 			}
 			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); policy == "deny" && w.Code != 403 {
 				t.Errorf("under nginx: %d", w.Code)
@@ -560,14 +560,14 @@ func TestWithoutLimits(t *testing.T) {
 		for range 2 { // the second time with reused buffers
 			w := put(d.handler(), proxy, "GET /v1/auth"+c.path)
 			if w.Code != c.code || reason(w) != c.reason {
-				t.Errorf("%s: %d %q", c.name, w.Code, reason(w))
+				t.Errorf("%s: got %d %q; want %d %q", c.name, w.Code, reason(w), c.code, c.reason)
 			}
 		}
 		if len(*refused) > 0 {
 			*refused = (*refused)[1:]
 		}
 		if got := fmt.Sprint(*refused); got != c.refused {
-			t.Errorf("%s: %s", c.name, got)
+			t.Errorf("%s: got %s; want %s", c.name, got, c.refused)
 		}
 	}
 }
@@ -585,7 +585,7 @@ func TestRequestsAreHeldUntilTheirTurn(t *testing.T) {
 		start := time.Now()
 		for i := range 3 {
 			if w := put(d.handler(), proxy, "GET /v1/auth"); w.Code != 200 {
-				t.Fatal(w.Code)
+				t.Fatalf("got %v; want status 200", w.Code)
 			}
 			if waited := time.Since(start); waited.Round(time.Millisecond) != time.Duration(i)*time.Second {
 				t.Errorf("answer %d after %v", i, waited)
@@ -695,7 +695,7 @@ func TestUnixSocketsAreRecognized(t *testing.T) {
 	defer conn.Close()
 	fmt.Fprint(conn, "GET /v1/auth/nginx HTTP/1.1\r\nHost: a\r\nX-Real-IP: 1.2.3.4\r\nConnection: close\r\n\r\n")
 	if _, err := io.ReadAll(conn); err != nil || fmt.Sprint(e.descriptors) != `[d 1 ip="1.2.3.4"]` {
-		t.Errorf("%v %v", e.descriptors, err)
+		t.Errorf("got %v %v; want the address 1.2.3.4", e.descriptors, err)
 	}
 }
 
@@ -724,7 +724,7 @@ auth:
 			w := put(d.handler(), "127.0.0.1:1", "GET "+path, "X-Original-URI: "+uri+marker, "X-Forwarded-Uri: "+uri, "X-User: "+user+marker,
 				"X-Forwarded-For: "+forwarded, "X-Real-IP: "+forwarded, "Cookie: "+cookies, "Authorization: "+token, "Host: "+host+marker)
 			if w.Code != 200 && w.Code != 429 && w.Code != 403 {
-				t.Errorf("%d", w.Code)
+				t.Errorf("got %d; want status 200, 403 or 429", w.Code)
 			}
 			if w.Code == 200 && sent(w, "RateLimit") == "" {
 				t.Errorf("allowed without a limit: %v", w.Header())

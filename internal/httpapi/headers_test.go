@@ -46,7 +46,7 @@ func TestTheHeaderOfPoliciesIsBounded(t *testing.T) {
 	}
 	w = call(h, "POST", "/v1/limit", `{"limits":[{"name":"l1","key":"x"},{"name":"l0","key":"b"},{"name":"l0","key":"c"}]}`)
 	if got := sent(w, "RateLimit-Policy"); got != `"l1";q=99;w=3600, "l0";q=100;w=3600` {
-		t.Errorf("%d %s", w.Code, got)
+		t.Errorf("got %d %s; want the policies of l1 and l0", w.Code, got)
 	}
 }
 
@@ -56,7 +56,7 @@ func TestNumbersInHeadersAreOfTheFormat(t *testing.T) {
 	w := call(h, "POST", "/v1/limit", `{"name":"huge","key":"a"}`)
 	const most = "999999999999999"
 	if sent(w, "X-RateLimit-Limit") != most || sent(w, "X-RateLimit-Remaining") != most || !strings.Contains(sent(w, "RateLimit"), "r="+most+";") {
-		t.Errorf("%d %v", w.Code, w.Header())
+		t.Errorf("got %d %v; want %s as the limit and as remaining", w.Code, w.Header(), most)
 	}
 }
 
@@ -69,7 +69,7 @@ func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
 		w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","jitter":1000000,"request_id":"`+id+`"}`)
 		var answer apiReply
 		if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 429 {
-			t.Fatal(w.Body, err)
+			t.Fatalf("got %d %s, %v; want status 429", w.Code, w.Body, err)
 		}
 		if want := fmt.Sprint(int64(math.Ceil(float64(answer.RetryAfter) / 1000))); sent(w, "Retry-After") != want {
 			t.Errorf("Retry-After %s, and retry_after_ms %d", sent(w, "Retry-After"), answer.RetryAfter)
@@ -95,7 +95,7 @@ func TestTheLongestWaitIsReported(t *testing.T) {
 	w := call(h, "POST", "/v1/limit", body)
 	var answer apiReply
 	if err := json.Unmarshal(w.Body.Bytes(), &answer); err != nil || w.Code != 202 || answer.Wait != 10_000 {
-		t.Errorf("%d %s %v", w.Code, w.Body, err)
+		t.Errorf("got %d %s %v; want status 202 and a wait of 10 s", w.Code, w.Body, err)
 	}
 }
 
@@ -126,7 +126,7 @@ func TestADenialIsNotAFailureOfAnotherLimit(t *testing.T) {
 		`{"limits":[{"name":"empty","key":"x"},{"name":"plain","key":"x"}]}`,
 	} {
 		if w := call(h, "POST", "/v1/limit", body); w.Code != 429 {
-			t.Errorf("%s: %d %s", body, w.Code, w.Body)
+			t.Errorf("%s: got %d %s; want status 429", body, w.Code, w.Body)
 		}
 	}
 }

@@ -51,7 +51,7 @@ func TestPaths(t *testing.T) {
 			body = ""
 		}
 		if w.Code != c.code || body != c.want || w.Header().Get("Content-Type") != c.kind {
-			t.Errorf("%s %s: %d %q %q", c.method, c.path, w.Code, w.Header().Get("Content-Type"), body)
+			t.Errorf("%s %s: got %d %q %q; want %d %q %q", c.method, c.path, w.Code, w.Header().Get("Content-Type"), body, c.code, c.kind, c.want)
 		}
 	}
 }

@@ -84,6 +84,6 @@ func TestJSONCanBeSwitchedOff(t *testing.T) {
 	w := httptest.NewRecorder()
 	New(Config{}).ServeHTTP(w, httptest.NewRequest("POST", "/json", strings.NewReader("{}")))
 	if w.Code != 404 {
-		t.Errorf("%d", w.Code)
+		t.Errorf("got %d; want status 404", w.Code)
 	}
 }

@@ -121,13 +121,13 @@ func TestOperatorsTop(t *testing.T) {
 	first := `{"domain":"edge","name":"send","why":"limit","key":{"base64":"PGI+/w=="},"descriptor":[["user",{"base64":"PGI+/w=="}]],"denied":7,"exact":true,"last":"`
 	w := call(h, "GET", "/api/top", "")
 	if got := w.Body.String(); w.Code != 200 || !strings.Contains(got, first) || !strings.Contains(got, `{"domain":"edge","name":"send","why":"backend-failure","cut":true,"denied":3,"exact":false,`) {
-		t.Errorf("%d %s", w.Code, got)
+		t.Errorf("got %d %s; want status 200 with the most denied key and 3 backend failures", w.Code, got)
 	}
 	if got := call(h, "GET", "/api/top?n=1", "").Body.String(); strings.Contains(got, "backend-failure") || !strings.Contains(got, `"since":"`) {
-		t.Error(got)
+		t.Errorf("got %v; want the time since, and no backend failures", got)
 	}
 	if w.Header().Get("Content-Type") != "application/json" || w.Header().Get("X-Content-Type-Options") != "nosniff" || w.Header().Get("Cache-Control") != "no-store" {
-		t.Errorf("%v", w.Header())
+		t.Errorf("got %v; want application/json, nosniff and no-store", w.Header())
 	}
 }
 
@@ -190,7 +190,7 @@ func TestOperatorsGet503WhileTheStoreFails(t *testing.T) {
 	for _, line := range []string{"GET /api/buckets?limit=send&key=bob", "GET /api/buckets?domain=edge&descriptor=user%3Dbob", "POST /api/reset?limit=send&key=bob"} {
 		method, path, _ := strings.Cut(line, " ")
 		if w := call(h, method, path, ""); w.Code != 503 {
-			t.Errorf("%s: %d %s", line, w.Code, w.Body)
+			t.Errorf("%s: got %d %s; want status 503", line, w.Code, w.Body)
 		}
 	}
 }
@@ -234,7 +234,7 @@ func FuzzOperator(f *testing.F) {
 			r.URL.RawQuery = query
 			w := httptest.NewRecorder()
 			if h.ServeHTTP(w, r); w.Code != 200 && w.Code != 400 && w.Code != 404 || !json.Valid(w.Body.Bytes()) {
-				t.Errorf("%s?%q: %d %s", path, query, w.Code, w.Body)
+				t.Errorf("%s?%q: got %d %s; want status 200, 400 or 404, and valid JSON", path, query, w.Code, w.Body)
 			}
 		}
 	})

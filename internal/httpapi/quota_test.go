@@ -96,11 +96,11 @@ func TestAQuotaThatDoesNotDenyIsNotReportedToApplications(t *testing.T) {
 		h := New(Config{API: &API{Limiter: l, Headers: HeaderSets{IETF: true, X: true}}})
 		const all = `{"limits":[{"name":"slow","key":"x"},{"name":"plain","key":"x"},{"name":"other","key":"x"}]}`
 		if w := call(h, "POST", "/v1/limit", all); w.Code != 200 {
-			t.Fatal(w.Body)
+			t.Fatalf("got %d %s; want status 200", w.Code, w.Body)
 		}
 		w := call(h, "POST", "/v1/limit", all)
 		if w.Code != 429 || !strings.HasPrefix(w.Body.String(), `{"ok":false,"retry_after_ms":10000,`) || sent(w, "RateLimit") != `"plain";r=0;t=10` || sent(w, "Retry-After") != "10" {
-			t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
+			t.Errorf("got %d %v %s; want status 429 by plain, with a retry after 10 s", w.Code, w.Header(), w.Body)
 		}
 		// A cost above the capacity of one quota limit must not be a mistake while other quota limits allow it.
 		w = call(h, "POST", "/v1/limit", `{"limits":[{"name":"slow","key":"y","count":5},{"name":"other","key":"y"},{"name":"plain","key":"x"}]}`)
@@ -119,12 +119,12 @@ func TestAQuotaThatDoesNotDenyHidesNoFailure(t *testing.T) {
 		d.Limiter = l
 		for range 2 {
 			if w := put(d.handler(), foreign, "GET /v1/auth"); w.Code != 429 || reason(w) != "backend-failure" {
-				t.Errorf("%d %s", w.Code, outcomeOf(w))
+				t.Errorf("got %d %s; want status 429 with the reason backend-failure", w.Code, outcomeOf(w))
 			}
 		}
 		h := New(Config{API: &API{Limiter: l}})
 		if w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"slow","key":"x"},{"name":"plain","key":"x"},{"name":"other","key":"x"}]}`); w.Code != 503 {
-			t.Errorf("%d %s", w.Code, w.Body)
+			t.Errorf("got %d %s; want status 503", w.Code, w.Body)
 		}
 	})
 }
@@ -161,10 +161,10 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 				return w.Code, sent(w, "Retry-After"), sent(w, "RateLimit")
 			}
 			if code, _, _ := send(); code != 200 {
-				t.Fatal(code)
+				t.Fatalf("got %v; want status 200", code)
 			}
 			if code, retry, limit := send(); code != c.code || retry != c.want || limit != `"half";r=0;t=`+c.want {
-				t.Errorf("%s: %d %s %s", c.path, code, retry, limit)
+				t.Errorf("%s: got %d %s %s; want %d %s", c.path, code, retry, limit, c.code, c.want)
 			}
 			time.Sleep(1500*time.Millisecond - time.Microsecond)
 			if code, retry, _ := send(); code != c.code || retry != "1" {

@@ -32,7 +32,7 @@ func TestFilesWithoutATokenAreRefused(t *testing.T) {
 	for _, path := range []string{"empty", "blank", "two-lines", "two-words", "null", "large", "none", "."} {
 		token, err := FileToken(filepath.Join(dir, path), zap.NewNop())
 		if err == nil || token != nil || !strings.Contains(err.Error(), filepath.Join(dir, path)) || strings.Contains(err.Error(), "xxx") {
-			t.Errorf("%s: %v", path, err)
+			t.Errorf("%s: got %v; want an error with the path and without the content", path, err)
 		}
 	}
 	if token, err := FileToken("", zap.NewNop()); err == nil || token != nil {
@@ -103,10 +103,10 @@ func TestWithoutATokenNoRequestIsAuthorized(t *testing.T) {
 		r := httptest.NewRequest("GET", "/", nil)
 		r.Header.Set("Authorization", header)
 		if HasToken(r, nil) || HasToken(r, FixedToken("")) {
-			t.Errorf("%q", header)
+			t.Errorf("the header %q is accepted although no token is configured; want it refused", header)
 		}
 		if HasToken(r, FixedToken("x")) != (header == "Bearer x") {
-			t.Errorf("%q", header)
+			t.Errorf("the header %q: accepted %t; want %t", header, HasToken(r, FixedToken("x")), header == "Bearer x")
 		}
 	}
 }

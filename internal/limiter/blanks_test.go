@@ -16,7 +16,7 @@ func TestTrimBlanksIsStringsTrim(t *testing.T) {
 		entries := []descriptors.Entry{{Key: " k ", Value: value}, {Key: "", Value: "left alone"}}
 		trimBlanks(entries)
 		if entries[0] != (descriptors.Entry{Key: " k ", Value: strings.Trim(value, " \t")}) || entries[1].Value != "left alone" {
-			t.Fatalf("%q: %q", value, entries)
+			t.Fatalf("%q: got %q; want the value without blanks around it, and the others unchanged", value, entries)
 		}
 	})
 }

@@ -201,7 +201,7 @@ func TestAdjustmentsOfPlansAndPayers(t *testing.T) {
 				for i, cost := range test.costs {
 					c := send(b, cost)
 					if payer := c.Results[0].Policy.Name; c.Denied != (test.payers[i] == "") || !c.Denied && payer != test.payers[i] {
-						t.Errorf("%s, request %d for %d: denied %t, by %s", request, i, cost, c.Denied, payer)
+						t.Errorf("%s, request %d for %d: denied %t, by %s; want paid by %q (\"\" is a denial)", request, i, cost, c.Denied, payer, test.payers[i])
 					}
 				}
 				b.remains(t, "bob", test.left)
@@ -229,7 +229,7 @@ func reserveAndSettle(t *testing.T, b *bench, count int64) (payer string, settle
 	c := b.together(t, "bob", limiter.NamedCharge{Name: "plan", Count: count, Reserve: true})
 	part, ok := c.Part(0, "")
 	if c.Denied || !ok {
-		t.Fatalf("%d: %+v", count, c.Verdict)
+		t.Fatalf("%d: got %+v; want allowed and reserved", count, c.Verdict)
 	}
 	r := &limiter.Reserved{Domain: descriptors.PrefixNumber(c.Verdict.Domain.Name), Parts: []limiter.ReservedPart{part}}
 	b.ID(r)

@@ -33,7 +33,7 @@ func TestARequestWithoutARequiredEntryIsDeniedAndChargesNothing(t *testing.T) {
 			b := newBench(t, requiring)
 			c := b.send(t, 1, test.descriptors...)
 			if got := c.Missing.String(); got != test.missing || c.Denied != (test.missing != "") {
-				t.Errorf("missing %q, denied %t, want %q", got, c.Denied, test.missing)
+				t.Errorf("missing %q, denied %t; want missing %q, denied %t", got, c.Denied, test.missing, test.missing != "")
 			}
 			if !c.Denied {
 				return

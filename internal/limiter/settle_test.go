@@ -186,7 +186,7 @@ func TestChangedShardsCannotBeSettled(t *testing.T) {
 		b.jobs(t, form+c.is)
 		err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: r})
 		if errors.Is(err, limiter.ErrChanged) != c.changed || !c.changed && err != nil {
-			t.Errorf("%s: %v", c.name, err)
+			t.Errorf("%s: got %v; want limiter.ErrChanged: %t", c.name, err, c.changed)
 		}
 	}
 }

@@ -232,7 +232,7 @@ func TestAwait(t *testing.T) {
 		}
 		b := make([]byte, 4)
 		if n, err := c.Read(b); n != 2 || err != nil || string(b[:2]) != "ab" {
-			t.Errorf("%q, %v", b[:n], err)
+			t.Errorf("got %q, %v; want \"ab\" and no error", b[:n], err)
 		}
 		peer.Close()
 		if err := c.Await(); err != nil {

@@ -78,6 +78,6 @@ func TestEveryoneGetsTheirTurn(t *testing.T) {
 	}
 	all.Wait()
 	if yields.busy || len(yields.waiting) > 0 {
-		t.Errorf("%+v", &yields)
+		t.Errorf("got %+v; want idle, with no goroutine waiting", &yields)
 	}
 }

@@ -8,7 +8,7 @@ func TestTheLayoutKnowsTheSenderOfEachSlot(t *testing.T) {
 	l, senders := &layout{}, make([]senderTo, 300)
 	for slot := range slots {
 		if got := l.sender(slot); got != nil {
-			t.Fatalf("slot %d has a sender before it was noted", slot)
+			t.Fatalf("slot %d has a sender; want none before one is stored", slot)
 		}
 		l.note(slot, &senders[slot%len(senders)])
 		if l.sender(slot) != nil {

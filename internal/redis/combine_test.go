@@ -144,7 +144,7 @@ func shardsAgainstAModel(t *testing.T, rng *rand.Rand, mode string) {
 	undos.Close()
 	n := h.left(c)
 	if pending != 0 || taken > limit || n > limit-taken || mode != "lossy" && n != limit-taken {
-		t.Errorf("%d batches pending; %d of %d taken, %d left", pending, taken, limit, n)
+		t.Errorf("%d batches pending, %d units allowed, %d left; want none pending, and the limit of %d never exceeded", pending, taken, n, limit)
 	}
 }
 

@@ -58,7 +58,7 @@ func TestDenialsAreNotReadAsPeaks(t *testing.T) {
 						}
 					}
 					if d := decide(settling, a); !d.Allowed || step == "refund" && d.Remaining != 1 {
-						t.Fatalf("with settle %+v gets %+v, want it allowed, and nothing refunded", a, d)
+						t.Fatalf("the settlement %+v: got %+v; want it allowed, and 1 remaining after a refund", a, d)
 					}
 					decide(settling, algorithms.Charge{Cost: 1, Settle: true, ChargedAt: storetest.Start})
 					for range 3 {

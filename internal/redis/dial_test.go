@@ -256,7 +256,7 @@ func TestALateAnswerClosesTheBreaker(t *testing.T) {
 		}
 		synctest.Wait()
 		if signOfLife.Load() != 1 {
-			t.Errorf("%d signs of life; want sign of life 1", signOfLife.Load())
+			t.Errorf("%d signs of life; want 1", signOfLife.Load())
 		}
 	})
 }

@@ -117,7 +117,7 @@ func TestOpenRefusesContradictions(t *testing.T) {
 		"has one database only": {URL: "redis+cluster://h/3"},
 	} {
 		if s, err := Open(c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", want, err)
+			t.Errorf("%s: got %v; want an error that contains the text before the colon", want, err)
 			if err == nil {
 				s.Close()
 			}

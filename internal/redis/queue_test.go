@@ -279,18 +279,18 @@ func TestQueueIsBounded(t *testing.T) {
 	submit(t, &q, batchOf(ones(70_000)...), at(0)) // a single batch is accepted whatever its size
 	c := sent(t, &q, at(0))
 	if _, err := q.submit(batchOf(1), at(0)); !errors.Is(err, backend.ErrNotTaken) {
-		t.Errorf("one too many: %v; want the error backend.ErrNotTaken", err)
+		t.Errorf("one charge too many: %v; want the error backend.ErrNotTaken", err)
 	}
 	q.complete(c)
 	ended := q.drain(errClosed, nil)
 	if len(ended) != 1 || !errors.Is(ended[0].Decisions[69_999].Err, backend.ErrNotTaken) || ended[0].Decisions[0].Err != nil {
-		t.Errorf("%d were drained; want 1 with the error backend.ErrNotTaken and no other error", len(ended))
+		t.Errorf("%d batches were drained; want 1, with backend.ErrNotTaken for the last charge and no error for the first", len(ended))
 	}
 	for range maxWaiting {
 		submit(t, &q, batchOf(1), at(0))
 	}
 	if _, err := q.submit(batchOf(1), at(0)); !errors.Is(err, backend.ErrNotTaken) {
-		t.Errorf("one too many: %v; want the error backend.ErrNotTaken", err)
+		t.Errorf("one charge too many: %v; want the error backend.ErrNotTaken", err)
 	}
 }
 
@@ -535,12 +535,12 @@ func (s *schedule) answered(c *call) {
 			}
 			switch {
 			case f.known && (d.Err != nil || d.Remaining != 0 || f.sent != 0):
-				s.t.Errorf("known: %+v", d)
+				s.t.Errorf("known: %+v, sent %d times; want no error, 0 remaining and not sent", d, f.sent)
 			case f.known:
 			case f.sent == 1 && (d.Err != nil || d.Remaining != b.Charges[i].Terms.Cost):
-				s.t.Errorf("sent: %+v", d)
+				s.t.Errorf("sent: %+v; want no error and %d remaining", d, b.Charges[i].Terms.Cost)
 			case f.sent == 0 && !errors.Is(d.Err, backend.ErrNotTaken):
-				s.t.Errorf("not sent: %+v", d)
+				s.t.Errorf("not sent: %+v; want an error that is backend.ErrNotTaken", d)
 			}
 		}
 	}

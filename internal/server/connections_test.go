@@ -78,7 +78,7 @@ func TestIdleConnectionsAreClosedForNewOnes(t *testing.T) {
 		}
 	}
 	if x.logs.FilterLevelExact(zapcore.WarnLevel).FilterMessageSnippet("connections").Len() == 0 {
-		t.Error("the log has no warning")
+		t.Error("the log has no warning that contains \"connections\"")
 	}
 }
 

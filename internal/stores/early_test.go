@@ -149,7 +149,7 @@ func TestADeniedGroupInPartsIsRefunded(t *testing.T) {
 		batch := &backend.Batch{Charges: []backend.Charge{a, b, slow}, Decisions: make([]backend.Decision, 3), Known: known, Done: func(*backend.Batch) {}}
 		s.Submit(batch)
 		if d := batch.Decisions[0]; !known[0].Load() || !known[1].Load() || d.Remaining != 3 || batch.Decisions[1].Allowed {
-			t.Errorf("before the batch ends: %v, %+v; want both decisions known: 3 remaining in the first, the second denied", known[0].Load(), batch.Decisions)
+			t.Errorf("before the batch ends: known %t and %t, %+v; want both decisions known: 3 remaining in the first, the second denied", known[0].Load(), known[1].Load(), batch.Decisions)
 		}
 		time.Sleep(21 * ms)
 		synctest.Wait()

@@ -44,7 +44,7 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 		submit("a new bucket", false, a)
 		want := submit("a first denial", false, a)[0]
 		if got := submit("a denied one", true, a)[0]; got != want || got.Allowed {
-			t.Errorf("got %+v, want %+v", got, want)
+			t.Errorf("a denied key: got %+v; want the earlier denial %+v", got, want)
 		}
 		if d := submit("a denied one and a new one", false, a, b); d[0] != want || !d[1].Allowed {
 			t.Errorf("got %+v; want the first decision %v, and the second one allowed", d, want)

@@ -44,7 +44,7 @@ func warm(t *testing.T, s *stores.LeaseStore, c backend.Charge) (requests int64)
 			t.Fatal("no lease was granted for 100 requests")
 		}
 		if d := take(t.Context(), s, c)[0]; !d.Allowed {
-			t.Fatalf("denied: %+v", d)
+			t.Fatalf("request %d was denied: %+v; want it allowed", requests, d)
 		}
 		time.Sleep(ms)
 	}
@@ -118,7 +118,7 @@ func TestNoRequestWaitsForTheNextLease(t *testing.T) {
 							t.Fatalf("after %v: %+v; want no error and allowed", start.Sub(began), d)
 						}
 						if time.Since(start) > 0 && !starts(time.Now()) {
-							t.Fatalf("a request waited for next after %v: %+v", start.Sub(began), s.Stats())
+							t.Fatalf("a request waited for next, %v after the first; want it answered from the lease: %+v", start.Sub(began), s.Stats())
 						}
 					}
 					s.Close()
@@ -146,7 +146,7 @@ func TestLeasesFollowTheRate(t *testing.T) {
 				t.Errorf("a request every %v: %d units are granted, half the duration of a lease needs %d; want at most %v", every, granted, half, 2*half)
 			}
 			if n := calls.count() - start; n > 50 {
-				t.Errorf("a request every %v: next got %d batches in 2 s; want at most 50", every, n)
+				t.Errorf("a request every %v: the store next got %d batches in 2 s; want at most 50", every, n)
 			}
 			if used -= left(t, below, c); used > requests+2*half {
 				t.Errorf("a request every %v: %d units were charged for %d requests; want at most %v", every, used, requests, requests+2*half)
@@ -189,7 +189,7 @@ func TestLeasedUnitsAreBounded(t *testing.T) {
 			start := time.Now()
 			d := take(t.Context(), s, c)[0]
 			if !d.Allowed {
-				t.Fatalf("denied: %+v", d)
+				t.Fatalf("denied: %+v; want it allowed", d)
 			}
 			was := still && time.Now().Equal(start)
 			still = 1_000_000-left(t, store, c)-(i+1) == s.Stats().Leased // no charge is in flight

@@ -182,7 +182,7 @@ func TestServerAwayAndBack(t *testing.T) {
 	receive(t, "a configuration", uses)
 	p.Stop()
 	if up, down := receive(t, "up", connected), receive(t, "down", connected); !up || down {
-		t.Errorf("up %t, down %t", up, down)
+		t.Errorf("Connected was called with %t, then %t; want true, then false", up, down)
 	}
 	time.Sleep(50 * time.Millisecond) // time for some failed attempts
 	p = newPlane(t, p.Address)

@@ -175,7 +175,7 @@ func TestAllowAllConsumesAllOrNone(t *testing.T) {
 		t.Errorf("the denial consumed nothing: %+v %v; want no error and 0 remaining", r, err)
 	}
 	if err := l.AllowAll(ctx, nil); err != nil {
-		t.Errorf("no requests: %v", err)
+		t.Errorf("AllowAll without requests: %v; want no error", err)
 	}
 	requests = []ratelimit.Request{{Name: "burst", N: 1, Reserve: true}, {Name: "send", N: 9}}
 	if err := l.AllowAll(ctx, requests); !errors.Is(err, ratelimit.ErrDenied) || requests[0].Reservation.Name() != "" {
@@ -199,7 +199,7 @@ func TestReservationsReportTheirTime(t *testing.T) {
 			t.Fatalf("%d of %s: %v", c.n, c.name, err)
 		}
 		if due := r.Due().Sub(time.UnixMicro(int64(storetest.Start))); due != c.after || r.N() != c.n || r.Name() != c.name {
-			t.Errorf("%d of %s: due after %v, want %v", c.n, c.name, due, c.after)
+			t.Errorf("%d of %s: reserved %d of %s, due after %v; want the requested units, due after %v", c.n, c.name, r.N(), r.Name(), due, c.after)
 		}
 		if d := r.Delay(); d > c.after || c.after > 0 && d < c.after-time.Minute/2 {
 			t.Errorf("%d of %s: a delay of %v, want nearly %v", c.n, c.name, d, c.after)

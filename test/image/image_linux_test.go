@@ -455,7 +455,7 @@ func TestImageForAnotherProcessor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := serve.Wait(); err != nil {
-		t.Errorf("it ended with %v\n%s", err, output.String())
+		t.Errorf("after SIGTERM the server ended with %v; want exit code 0\n%s", err, output.String())
 	}
 }
 

@@ -60,10 +60,10 @@ func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 		}
 	}
 	if n, err := fresh.Verify(t.Context()); n != 3 || err != nil {
-		t.Errorf("verified %d, %v", n, err)
+		t.Errorf("verified %d entries, %v; want 3 and no error", n, err)
 	}
 	if x, y := a.Status().Rewritten, b.Status().Rewritten; x != 1 || y != 1 {
-		t.Errorf("a made %d changes again, b %d; want 1 each", x, y)
+		t.Errorf("keeper a wrote %d changes again, keeper b %d; want 1 each", x, y)
 	}
 }
 

@@ -90,7 +90,9 @@ func New(c Config) (*Keeper, error) {
 	return k, nil
 }
 
-// Watch calls observe with the present Set, and then with each new one.
+// Watch calls observe with the present Set, and then with each new one. It replaces the function of an earlier
+// call. k's lock is held during the call, so observe must not call methods of k that change or poll
+// adjustments.
 func (k *Keeper) Watch(observe func(*adjust.Set)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

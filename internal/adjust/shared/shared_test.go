@@ -306,7 +306,7 @@ func TestMissingPermissionsAreReported(t *testing.T) {
 	k := keeper(t, "redis://limited:pw@"+server.Addr, "")
 	redistest.Eventually(t, "an answer", func() bool { return errors.Is(k.Poll(t.Context()), redis.ErrForbidden) })
 	if err := k.Status().Err; err == nil || !strings.Contains(err.Error(), "+hscan") {
-		t.Errorf("%v", err)
+		t.Errorf("got %v; want an error that contains \"+hscan\"", err)
 	}
 	server.Do("ACL", "SETUSER", "whole", "on", ">pw", "~rl:*", "+evalsha", "+eval", "+time", "+hmget", "+hset", "+hdel", "+hscan", "+exists", "+xadd", "+xrange", "+xrevrange", "+xtrim", "+ping")
 	whole := keeper(t, "redis://whole:pw@"+server.Addr, "")

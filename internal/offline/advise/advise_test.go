@@ -17,7 +17,7 @@ const (
 	start  = algorithms.Micros(1_767_225_600_000_000)
 )
 
-// perMinute is a limit that denies every client with more than one request.
+// perMinute is a limit that denies every client with more than one request in a minute.
 var perMinute = algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: minute}
 
 func policyOf(t testing.TB, spec algorithms.Spec) *descriptors.Policy {

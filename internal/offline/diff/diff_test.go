@@ -92,7 +92,7 @@ func TestNoChangeIsNoDifference(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		yaml := drawConfig(t, "both")
 		if changes := Compare(compiled(t, yaml), compiled(t, yaml)); len(changes) > 0 {
-			t.Fatalf("%+v", changes)
+			t.Fatalf("got %+v; want no changes", changes)
 		}
 	})
 }
@@ -178,7 +178,7 @@ descriptors:
 `
 	changes := Compare(compiled(t, with), compiled(t, strings.Replace(with, ", then: credits", "", 1)))
 	if text := fmt.Sprint(changes); len(changes) != 2 || !strings.Contains(text, "then: credits -> none") || !changes[0].Fresh {
-		t.Errorf("%+v", changes)
+		t.Errorf("got %+v; want two changes, the first one fresh with then: credits -> none", changes)
 	}
 	domain := strings.Replace(with, "entry:user", "domain", 1)
 	changes = Compare(compiled(t, domain), compiled(t, strings.Replace(domain, ", then: credits", "", 1)))

@@ -86,7 +86,7 @@ func TestFailedSettlementsAreDescribed(t *testing.T) {
 		`{done: a, expect: {settlement: paid}}`:          "settlement must be one of settled, unknown, late, repeated, none, forged, foreign, changed",
 	} {
 		if _, problems := Parse("s.yaml", []byte("config: c\nscenarios:\n- name: n\n  steps:\n  - "+step)); !strings.Contains(problems.Error(), want) {
-			t.Errorf("%s: %v", step, problems)
+			t.Errorf("%s: got %v; want %s", step, problems, want)
 		}
 	}
 }

@@ -64,7 +64,7 @@ func TestPageAgreesWithTheReplay(t *testing.T) {
 	r, _, d := htmlOf(t, perAddress("{algorithm: token_bucket, rate: 3, period: 1m, capacity: 5}"), "remote_address=%h", log)
 	points := d.Limits[0].Points
 	if len(points) < 20 {
-		t.Fatalf("only %d points", len(points))
+		t.Fatalf("the page has %d points; want at least 20", len(points))
 	}
 	sum := func(counts []int64) (n int64) {
 		for _, c := range counts {

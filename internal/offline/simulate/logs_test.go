@@ -28,7 +28,7 @@ func (test logTest) run(t *testing.T, format Format) {
 	at, err := r.read(test.line, &c)
 	if err != nil {
 		if test.want != "error" {
-			t.Errorf("%s: %v", test.name, err)
+			t.Errorf("%s: got %v; want %s", test.name, err, test.want)
 		}
 		return
 	}

@@ -93,7 +93,7 @@ func TestEstimatesLearnInAReplay(t *testing.T) {
 	}
 	got := run(t, compiled(t, strings.Replace(estimated, "estimate: 300", "estimate: {learn: p90, first: 300}", 1)), trace.String(), 0)
 	if lines := strings.Split(got, "\n"); !strings.Contains(lines[19], `"remaining":320`) || !strings.Contains(lines[20], `"remaining":580`) {
-		t.Errorf("%s", got)
+		t.Errorf("got %s; want 320 remaining in line 20 and 580 in line 21", got)
 	}
 }
 
