@@ -28,6 +28,9 @@ type FloodConfig struct {
 	Deadline time.Duration
 	Resets   bool // resets a request whose deadline has passed, as Envoy does
 	Duration time.Duration
+	// InFlight bounds the requests that wait for an answer, of all connections together. Further requests are
+	// not sent, as with Envoy's circuit breaker. 0 means no bound.
+	InFlight int
 }
 
 // FloodResult counts the outcomes of the requests that were due.
@@ -35,7 +38,7 @@ type FloodResult struct {
 	Seconds float64 `json:"seconds"`
 	Due     int64   `json:"due"`
 	// Unsent is the number of requests that could not be sent before their deadline, because the server did
-	// not read or this process was too slow.
+	// not read or this process was too slow, or that were not sent because of InFlight.
 	Unsent int64  `json:"unsent"`
 	OK     int64  `json:"ok"`               // answered OK before the deadline
 	Denied int64  `json:"denied"`           // answered OVER_LIMIT before the deadline
@@ -94,6 +97,7 @@ type flood struct {
 	start   time.Time
 
 	due, unsent, ok, denied, late, failed atomic.Int64
+	pending                               atomic.Int64 // requests that wait for an answer
 }
 
 func (f *flood) now() time.Duration { return time.Since(f.start) }
@@ -207,6 +211,10 @@ func (c *floodConnection) write() {
 func (c *floodConnection) send(now time.Duration) {
 	for ; c.next < now; c.next += c.every {
 		c.due.Add(1)
+		if c.InFlight > 0 && c.pending.Load() >= int64(c.InFlight) {
+			c.unsent.Add(1)
+			continue
+		}
 		full := c.head-c.tail >= uint32(len(c.slots)) || c.window.Load() < int64(len(c.question.message)) || len(c.out) > 4<<20
 		if full && now-c.next <= c.Deadline && !c.broken.Load() && now < c.Duration {
 			c.due.Add(-1) // counted again at the next check, when there may be room
@@ -218,6 +226,7 @@ func (c *floodConnection) send(now time.Duration) {
 		}
 		n := c.head
 		c.head++
+		c.pending.Add(1)
 		c.window.Add(-int64(len(c.question.message)))
 		atomic.StoreUint64(&c.slots[n%uint32(len(c.slots))], slotOf(n, c.next))
 		block := c.headers[min(n, 1)]
@@ -246,6 +255,7 @@ func (c *floodConnection) expire(now time.Duration) {
 			return
 		}
 		if atomic.CompareAndSwapUint64(slot, v, 0) {
+			c.pending.Add(-1)
 			c.late.Add(1)
 			if c.Resets {
 				c.frame(4, http2.FrameRSTStream, 0, 2*c.tail+1)
@@ -321,6 +331,7 @@ func (c *floodConnection) answered(stream uint32, v verdict, now time.Duration) 
 	if was>>dueBits != uint64(n+1)&(1<<(64-dueBits)-1) || !atomic.CompareAndSwapUint64(slot, was, 0) {
 		return
 	}
+	c.pending.Add(-1)
 	due := time.Duration(was&(1<<dueBits-1)) * time.Microsecond
 	switch {
 	case v == senseless:

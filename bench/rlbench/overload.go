@@ -21,6 +21,7 @@ import (
 type overloadCmd struct {
 	sidecar
 
+	InFlight    int           `default:"0" help:"Largest number of requests without an answer, of all connections together; 0 is no bound. Envoy's circuit breaker max_requests is such a bound, 1024 by default."`
 	Redis       string        `default:"redis-server" placeholder:"FILE" help:"The redis-server program. If it is not found, nothing is measured on Redis."`
 	Only        []string      `enum:"memory,redis" default:"memory,redis" help:"Store of the buckets: memory or redis."`
 	Connections []int         `default:"1,500" help:"Number of connections that send more than the server can decide."`
@@ -155,9 +156,10 @@ func (o *overloaded) capacity(a *app) (float64, error) {
 func (o *overloaded) measure(ctx context.Context, rate float64) (m overload, err error) {
 	flood := load.FloodConfig{
 		Target: o.address, Connections: o.connections, Descriptors: o.descriptors(), Keys: 1000,
-		Rate: rate, Deadline: o.Deadline, Resets: true, Duration: o.Duration,
+		Rate: rate, Deadline: o.Deadline, Resets: true, Duration: o.Duration, InFlight: o.InFlight,
 	}
 	quiet := flood
+	quiet.InFlight = 0
 	quiet.Connections, quiet.Rate, quiet.Descriptors = 1, 200, []string{"user_id=quiet{}"}
 	done := make(chan error, 1)
 	go func() {
