@@ -4,7 +4,7 @@
 #             explains the figures. It takes about fifteen minutes. With --quick it takes half a minute, but its figures
 #             mean nothing.
 #   overload  sends two and five times as many requests as rlsidecar can decide, over one connection and over 500. It
-#             takes about four minutes. It needs two processors without other work; otherwise its figures mean nothing.
+#             takes about eight minutes. It needs two processors without other work; otherwise its figures mean nothing.
 #   keys      sends 100,000 distinct keys a second for a minute, in five runs: in memory, keys that are allowed, that are
 #             denied, and for which there is no room; on Redis, keys that are allowed and that are denied. It fails if the
 #             number of series or the memory grows with the keys.

@@ -21,12 +21,12 @@ import (
 type overloadCmd struct {
 	sidecar
 
-	InFlight    int           `default:"0" help:"Largest number of requests without an answer, of all connections together; 0 is no bound. Envoy's circuit breaker max_requests is such a bound, 1024 by default."`
 	Redis       string        `default:"redis-server" placeholder:"FILE" help:"The redis-server program. If it is not found, nothing is measured on Redis."`
 	Only        []string      `enum:"memory,redis" default:"memory,redis" help:"Store of the buckets: memory or redis."`
 	Connections []int         `default:"1,500" help:"Number of connections that send more than the server can decide."`
 	Times       []float64     `default:"2,5" help:"Load, as a multiple of the server's capacity."`
 	Descriptors int           `default:"20" help:"Number of descriptors of a request. With more descriptors, the server's share of the processor time is larger."`
+	InFlight    []int         `default:"0,1024" help:"Largest numbers of requests without an answer, of all connections together; 0 is no bound. Envoy's circuit breaker max_requests is such a bound, 1024 by default."`
 	Deadline    time.Duration `default:"20ms" help:"Deadline of a request; a later answer counts as failed. Envoy's default is 20ms."`
 	Duration    time.Duration `short:"d" default:"2s" help:"Duration of one measurement."`
 	Repeats     int           `default:"3" help:"Number of measurements of each."`
@@ -46,13 +46,15 @@ func (c *overloadCmd) Run(a *app) error {
 	defer os.RemoveAll(dir)
 	fmt.Fprintf(a.stdout, "%s; load average %s\n", machine(), loadAverage())
 	w := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "store, connections\tsent a second\tof the capacity\tdecided in time\tof the peak\tdenied in time\tlate\tnot sent\tbroken\tCPU us\tRSS MiB\tquiet: decided\trecovered after ms\t")
+	fmt.Fprintln(w, "store, connections, in flight\tsent a second\tof the capacity\tdecided in time\tof the peak\tdenied in time\tlate\tnot sent\tbroken\tCPU us\tRSS MiB\tquiet: decided\trecovered after ms\t")
 	for _, store := range c.Only {
 		for _, n := range c.Connections {
-			if err := c.rows(a, w, dir, store, n); err != nil {
-				return err
+			for _, inFlight := range c.InFlight {
+				if err := c.rows(a, w, dir, store, n, inFlight); err != nil {
+					return err
+				}
+				w.Flush()
 			}
-			w.Flush()
 		}
 	}
 	return nil
@@ -63,9 +65,10 @@ type overloaded struct {
 	*overloadCmd
 	*child
 	connections int
+	inFlight    int // the largest number of requests without an answer; 0 is no bound
 }
 
-func (c *overloadCmd) rows(a *app, w *tabwriter.Writer, dir, store string, connections int) error {
+func (c *overloadCmd) rows(a *app, w *tabwriter.Writer, dir, store string, connections, inFlight int) error {
 	var more []string
 	if store == "redis" {
 		if err := find(c.Redis); err != nil {
@@ -97,12 +100,15 @@ func (c *overloadCmd) rows(a *app, w *tabwriter.Writer, dir, store string, conne
 	if err := errors.Join(pin(server.pid(), 0), pin(os.Getpid(), 1)); err != nil {
 		return err
 	}
-	o := &overloaded{c, server, connections}
+	o := &overloaded{c, server, connections, inFlight}
 	capacity, err := o.capacity(a)
 	if err != nil {
 		return err
 	}
-	peak := 0.0
+	peak, bound := 0.0, "any"
+	if inFlight > 0 {
+		bound = strconv.Itoa(inFlight)
+	}
 	for _, times := range append([]float64{0.8, 1}, c.Times...) {
 		var all []overload
 		for range c.Repeats {
@@ -118,7 +124,7 @@ func (c *overloadCmd) rows(a *app, w *tabwriter.Writer, dir, store string, conne
 			fmt.Fprintf(a.stderr, "a connection was ended by the server: %s\n", m.Reason)
 		}
 		peak = max(peak, m.Goodput())
-		fmt.Fprintf(w, "%s, %d\t%.0f\t%.1f\t%.0f\t%.2f\t%.0f\t%.0f\t%.0f\t%d\t%.1f\t%d\t%.0f %%\t%.0f\t\n", store, connections,
+		fmt.Fprintf(w, "%s, %d, %s\t%.0f\t%.1f\t%.0f\t%.2f\t%.0f\t%.0f\t%.0f\t%d\t%.1f\t%d\t%.0f %%\t%.0f\t\n", store, connections, bound,
 			float64(m.Due-m.Unsent)/m.Seconds, times, m.Goodput(), m.Goodput()/peak, float64(m.Denied)/m.Seconds, float64(m.Late)/m.Seconds,
 			float64(m.Unsent)/m.Seconds, m.Broken, m.cpu.Seconds()*1e6/float64(m.OK+m.Denied+1), m.rss>>20,
 			100*float64(m.quiet.OK)/float64(max(1, m.quiet.Due)), float64(m.recovered.Microseconds())/1000)
@@ -156,7 +162,7 @@ func (o *overloaded) capacity(a *app) (float64, error) {
 func (o *overloaded) measure(ctx context.Context, rate float64) (m overload, err error) {
 	flood := load.FloodConfig{
 		Target: o.address, Connections: o.connections, Descriptors: o.descriptors(), Keys: 1000,
-		Rate: rate, Deadline: o.Deadline, Resets: true, Duration: o.Duration, InFlight: o.InFlight,
+		Rate: rate, Deadline: o.Deadline, Resets: true, Duration: o.Duration, InFlight: o.inFlight,
 	}
 	quiet := flood
 	quiet.InFlight = 0
