@@ -25,7 +25,7 @@ type adjustCmd struct {
 	Audit  adjustAuditCmd  `cmd:"" help:"List who changed what and why, or verify that no entry was changed."`
 }
 
-// by states who makes a change, and why.
+// by has the author of a change and the reason for it.
 type by struct {
 	Author string `env:"USER" placeholder:"NAME" help:"Your name, for the audit ($USER)."`
 	Reason string `required:"" placeholder:"TEXT" help:"The reason, for the audit."`

@@ -50,7 +50,7 @@ func (r reference) resolve(_ *kong.Context, parent *kong.Path, flag *kong.Flag) 
 	return from.Value, nil
 }
 
-// ownValue returns the value of the flag's rlsidecar variable. ok is false if no such variable is set.
+// ownValue returns the value of the flag's rlsidecar variable, or false if no such variable is set.
 func ownValue(flag *kong.Flag) (string, bool) {
 	for _, name := range flag.Tag.Envs {
 		if value := os.Getenv(name); value != "" {

@@ -173,7 +173,7 @@ func (s *Service) List() (all []Shown, version uint64) {
 }
 
 // InForce returns the adjustments that have not expired, sorted by domain, limit and key. Some may have no
-// effect; List and Find say so.
+// effect; List and Find report this.
 func (s *Service) InForce() []*Adjustment {
 	now := s.keeper.Now()
 	return slices.DeleteFunc(s.keeper.Set().All(), func(a *Adjustment) bool { return a.Expires <= now })
@@ -244,7 +244,8 @@ func (s *Service) Set(ctx context.Context, p Proposal) (Shown, uint64, error) {
 	return s.show(e.After, now).replacing(e.Before, now), e.Version, nil
 }
 
-// replacing says in s that it replaces before, which another operator may have set; nil: it replaces nothing.
+// replacing adds to the words of s that it replaces before, which another operator may have set. It changes
+// nothing if before is nil or has expired.
 func (s Shown) replacing(before *Adjustment, now algorithms.Micros) Shown {
 	if before != nil && before.Expires > now {
 		s.Words += fmt.Sprintf("; replaces the adjustment %q by %s (%s), which would have ended at %s", before.Change.String(),

@@ -104,7 +104,7 @@ func TestSchemaAcceptsGoodFiles(t *testing.T) {
 }
 
 // The schema must refuse each bad file. If a schema cannot detect the mistake, the first line of the file
-// says so.
+// states this.
 func TestSchemaRefusesBadFiles(t *testing.T) {
 	s := compileSchema(t)
 	for _, f := range fixtures(t, ".bad.yaml") {

@@ -151,7 +151,7 @@ func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
 	s.gate.overflow <- struct{}{}
 }
 
-// leave tells the gate that m is answered, if the gate has admitted m.
+// leave reports to the gate that m is answered, if the gate has admitted m.
 func (s *Server) leave(m *message) {
 	switch m.gateState {
 	case inside:

@@ -29,7 +29,7 @@ type stream struct {
 	// queued means that the stream is in conn.stalled.
 	queued bool
 	stop   func() // stops the timer of a delayed answer
-	// canceled tells the Store, while it decides, that the client has canceled the request.
+	// canceled becomes true when the client cancels the request. The Store reads it while it decides.
 	canceled *atomic.Bool
 	// other is set if Config.Others serves the stream.
 	other *other
@@ -223,9 +223,9 @@ func (c *conn) request(s *stream, message []byte) {
 	}
 }
 
-// answerReady submits c.arrived, which is empty unless the reader calls it. c.mu is held, but released
-// while requests are decoded and submitted, because goroutines that serve other connections may wait for
-// it.
+// answerReady submits the requests in c.arrived. Only the reader collects requests there. c.mu must be held. It
+// is released while requests are decoded and submitted, because goroutines that serve other connections may
+// wait for it.
 func (c *conn) answerReady() {
 	if len(c.arrived) == 0 {
 		return

@@ -240,8 +240,8 @@ var (
 	}()
 )
 
-// appendBody appends the body of a denial, by default problem details (RFC 9457). It contains no bytes from
-// the client. quiet omits the retry time.
+// appendBody appends the body of a denial, by default problem details (RFC 9457). It contains no bytes from the
+// client. noRetryAfter omits the retry time.
 func (a *authAnswer) appendBody(b []byte, noRetryAfter bool) (body []byte, contentType []string) {
 	switch format := descriptors.ProblemBody; {
 	case a.v != nil:

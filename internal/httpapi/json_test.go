@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 )
 
-// jsonHandler serves only /json. Its answer says whether a request is trusted.
+// jsonHandler serves only /json. Its answer states whether a request is trusted.
 func jsonHandler(local bool) http.Handler {
 	return New(Config{Token: httpauth.FixedToken("s3cret"), Local: local, AnswerJSON: func(_ context.Context, _ []byte, trusted bool) (int, []byte) {
 		if trusted {

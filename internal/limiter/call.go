@@ -60,7 +60,7 @@ type Request struct {
 	MaxDelay algorithms.Micros
 }
 
-// Descriptor is one descriptor of a Request, with what the request says about it.
+// Descriptor is one descriptor of a Request, with the settings that the request has for it.
 type Descriptor struct {
 	Entries []descriptors.Entry
 	// Cost is in units. 0 is a dry run, a negative cost is a refund.

@@ -58,7 +58,7 @@ type masters interface {
 	ForEachMaster(ctx context.Context, f func(ctx context.Context, client *goredis.Client) error) error
 }
 
-// senderTo has the senders to one master. client tells whether they are outdated: go-redis makes a new client
+// senderTo has the senders to one master. client shows whether they are outdated: go-redis makes a new client
 // when a node leaves the cluster and joins again.
 type senderTo struct {
 	stores.Route

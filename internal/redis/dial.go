@@ -253,9 +253,9 @@ func (l *line) reach(ctx context.Context) (net.Conn, error) {
 	return nc, nil
 }
 
-// ping sends a PING and waits for the answer. Most error replies show that the server works, such as the
-// reply that asks for a login. Replies with ERR and DENIED do not: the server has too many clients, or admits
-// no other machines, and closes the connection.
+// ping sends a PING and waits for the answer. Most error replies show that the server works, such as the reply
+// that requires a login. Replies with ERR and DENIED do not: the server has too many clients, or admits no
+// other machines, and closes the connection.
 func ping(ctx context.Context, nc net.Conn) error {
 	end, _ := ctx.Deadline()
 	_ = nc.SetDeadline(end)

@@ -158,8 +158,8 @@ func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]st
 	return n == 1, l.failed(err)
 }
 
-// Values calls see for each ID and its value. If a value changes meanwhile, see may get the old value or the
-// new one.
+// Values calls visit for each ID and its value. If a value changes meanwhile, visit may get the old value or
+// the new one.
 func (l *Ledger) Values(ctx context.Context, visit func(id, value string)) error {
 	const at = 500 // the number of values in a page; together they have some hundred KB
 	for cursor := uint64(0); ; {

@@ -296,8 +296,8 @@ func appendLimit(dst []byte, l *algorithms.Limit, now algorithms.Micros) []byte 
 	return dst
 }
 
-// outsideCalendar reports whether the server's time was outside of the calendar windows that it received. Then
-// nothing was decided. elsewhen also returns the server's time.
+// outsideCalendar reports whether the server's time was outside of the calendar windows that it received, and
+// returns that time. Nothing was decided then.
 func (t *scriptRun) outsideCalendar() (now algorithms.Micros, yes bool) {
 	if t.err != nil || len(t.reply) != headSize || len(t.of) == 0 {
 		return 0, false

@@ -745,8 +745,8 @@ local function general(now, given, names, stored, lives, answers)
     return used
   end
 
-  -- within returns the consumption that a conversion finds the given number of ticks of l after the tick of k
-  -- began, in the unit of l. p flows in with each tick of l.
+  -- within returns the consumption that remains, in the unit of l, when fine ticks of l have passed since the
+  -- start of a tick of k. p flows in with each tick of l.
   function within(k, l, p, fine)
     local flown = mul_div(pace(k, l, p), fine, k.tick / l.tick)
     return max(0, units(k, l) - flown)
@@ -1468,7 +1468,8 @@ local function general(now, given, names, stored, lives, answers)
 
   -- token_bucket.go ----------------------------------------------------------------------------------
 
-  -- elapsed returns the number of ticks of l between two times in us. It is negative if t is before at.
+  -- elapsed returns the number of ticks of l from time at to time t, both in microseconds. It is negative if t
+  -- is before at.
   function elapsed(l, at, t)
     if l.tick == 1 then return t - at end
     return floor(t / l.tick) - floor(at / l.tick)

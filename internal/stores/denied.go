@@ -259,7 +259,7 @@ func allAllowed(charges []backend.Charge, decisions []backend.Decision) bool {
 	return backend.Allowed(charges, decisions)
 }
 
-// cache caches d, unless it may be outdated. take is the number of the batch that was denied.
+// cache caches d, unless it may be outdated. number is the number of the batch that was denied.
 func (s *DeniedStore) cache(d *denial, number uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -273,7 +273,7 @@ func (s *DeniedStore) cache(d *denial, number uint64) {
 }
 
 // outdated reports whether a denial of charges may be outdated. It is if this process may have changed one of
-// the buckets, or emptied the cache, since batch number take was submitted.
+// the buckets, or emptied the cache, since the batch with this number was submitted.
 func (s *DeniedStore) outdated(charges []backend.Charge, number uint64) bool {
 	if s.clearedAt.Load() >= number {
 		return true

@@ -256,7 +256,7 @@ func (w *leaseSim) recordLoss() {
 	w.lost = append(w.lost, w.storeNow())
 }
 
-// sidecar runs what repeatedly until end, on a store with leases. Now and then the sidecar dies, and another
+// sidecar calls action repeatedly until end, on a store with leases. Now and then the sidecar dies, and another
 // one takes its place.
 func (w *leaseSim) sidecar(rng *rand.Rand, end time.Time, action func(int, *rand.Rand, backend.Store)) {
 	born := time.Now()

@@ -267,7 +267,7 @@ func (l *Limit) afterDenial(s State, now Micros, a Charge) State {
 }
 
 // keep returns the state to store after a decision that charges nothing: s, or kept. kept is s with its clock
-// started or corrected by start. For look see stays.
+// started or corrected by start. seen and dryRun are those of stays.
 func (l *Limit) keep(s, kept State, seen, dryRun bool) State {
 	if l.stays(seen, dryRun) {
 		return s
@@ -275,8 +275,8 @@ func (l *Limit) keep(s, kept State, seen, dryRun bool) State {
 	return kept
 }
 
-// stays reports whether a decision that charges nothing leaves the stored state untouched. look marks a dry
-// run. A bucket that starts full is not stored before its first charge.
+// stays reports whether a decision that charges nothing leaves the stored state untouched. seen reports whether
+// the bucket is stored. A bucket that starts full is not stored before its first charge.
 func (l *Limit) stays(seen, dryRun bool) bool { return seen && dryRun || !seen && l.startsFilled() }
 
 // start prepares s for a decision of l. It returns the time of the decision, and whether s was stored before.

@@ -155,17 +155,18 @@ func (k *kept) of(l *Limit, units int64) int64 {
 	return n
 }
 
-// within returns the consumption that a conversion finds the given number of ticks of l after the tick of k began,
-// in the unit of l. p flows in with each tick of l.
+// within returns the consumption that remains, in the unit of l, when fine ticks of l have passed since the
+// start of a tick of k. p flows in with each tick of l. It is for limits with finer ticks than k: within a tick
+// of k, consumption falls at the speed of pace.
 func (k *kept) within(l *Limit, p, fine int64) int64 {
 	used := k.units(l)
 	flown, _ := mulDiv(k.pace(l, p), fine, int64(k.tick/l.tick))
 	return max(0, used-flown)
 }
 
-// pace returns what flows in during a tick of k if the ticks of l are finer, in the unit of l. This is the smaller
-// inflow of the two limits. At the larger one, the next tick of k could begin with more consumption than this one
-// ended with, and a charge that waited for another limit of its group would be denied.
+// pace returns what flows in during a tick of k if the ticks of l are finer, in the unit of l. It is the
+// smaller inflow of the two limits. With the larger one, the next tick of k could begin with more consumption
+// than this one ended with. A charge that waited for another limit of its group would then be denied.
 func (k *kept) pace(l *Limit, p int64) int64 {
 	old, _ := mulDiv(k.p, l.Unit(), k.unit)
 	if fine := int64(k.tick / l.tick); p <= old/fine {

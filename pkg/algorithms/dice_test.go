@@ -180,7 +180,7 @@ type moment struct {
 	got           Decision
 }
 
-// walk decides n random charges of one bucket and passes each to see. If several limits are given, the
+// walk decides n random charges of one bucket and passes each to visit. If several limits are given, the
 // numbers change now and then.
 func (roll dice) walk(n int, limits []*Limit, visit func(moment)) {
 	hash := uint64(roll(math.MaxInt64)) * 2

@@ -354,8 +354,8 @@ func inAYear(t *testing.T, r rendered) rendered {
 	return r
 }
 
-// networkHasOneBucket sends requests from more addresses of one /64 than its bucket has units. With apart,
-// each address has a bucket of its own.
+// networkHasOneBucket sends requests from more addresses of one /64 than its bucket has units. If separate is
+// true, each address has a bucket of its own.
 func (g gateway) networkHasOneBucket(t *testing.T, separate bool) {
 	t.Helper()
 	from, passed, tries := time.Now(), 0, perAddress.capacity+10

@@ -301,7 +301,7 @@ func failAll(commands []outside.Command, err error) {
 	}
 }
 
-// send sends commands to a server. It calls wake when all have replies or errors, at the latest after d.
+// send sends commands to a server. It calls resume when all have replies or errors, at the latest after d.
 func (w *world) send(p *process, to string, commands []outside.Command, d time.Duration, resume func()) {
 	s, link := w.node(to), w.linkOf(p)
 	if w.log != nil {

@@ -15,7 +15,8 @@ const (
 	Bins = 60
 )
 
-// Grid has the outcomes of numbers from the smallest to the largest need, and their denials over time.
+// Grid has the outcome of each number from 1 to the largest need of a client that was tried, and the denials
+// over time.
 type Grid struct {
 	From, To algorithms.Micros
 	// Requests is the number of requests in each part of the time between From and To.

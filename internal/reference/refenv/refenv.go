@@ -169,8 +169,9 @@ func (r *reader) listeners() {
 	}
 }
 
-// listen sets an address. Without a host, the reference server listens on all addresses, and this program otherwise
-// only on loopback.
+// listen sets the flag of a listener from a host and a port. If both variables are unset, it sets nothing.
+// Without a host the address has all interfaces if the flags are those of the reference server, and otherwise
+// only loopback.
 func (r *reader) listen(flag, host, portName string) {
 	if host == "" && !r.counts(portName) {
 		return

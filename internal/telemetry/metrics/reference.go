@@ -165,8 +165,8 @@ func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, stati
 	return one
 }
 
-// appendRuntimeKey appends the key of p's runtime series: the stat key of p, and the values of the request
-// that are part of the name. ok is false if the key is longer than maxRuntimeKey.
+// appendRuntimeKey appends the key of p's runtime series: the stat key of p, and the values of the request that
+// are part of the name. It returns false if the key is longer than maxRuntimeKey.
 func appendRuntimeKey(b []byte, p *descriptors.Policy, entries []descriptors.Entry) ([]byte, bool) {
 	if len(p.StatKey) > cap(b) {
 		return b, false

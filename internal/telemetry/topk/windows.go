@@ -23,9 +23,9 @@ func (w *Windows[V]) AddN(now time.Time, key []byte, n int64) (c *Counted[V], ad
 	return w.recent.AddN(key, n)
 }
 
-// Each calls see for each item of both windows at the time now, with the items of the current window first.
-// at is the number of the item's key, counted from 0. If both windows contain a key, its number is the same
-// in both calls.
+// Each calls visit for each item of both windows at the time now, with the items of the current window first.
+// at is the number of the item's key, counted from 0. If both windows contain a key, its number is the same in
+// both calls.
 func (w *Windows[V]) Each(now time.Time, visit func(at int, c *Counted[V])) {
 	w.turn(now)
 	at := map[string]int{}
