@@ -21,7 +21,7 @@ var ErrConflict = errors.New("another operator has changed the adjustments meanw
 // ErrNotFound is returned if no adjustment has the ID.
 var ErrNotFound = errors.New("there is no such adjustment; it may have expired")
 
-// Mistake is an error in a proposal. Its text tells the operator what to change.
+// Mistake is an error in a proposal. Its text describes to the operator what to change.
 type Mistake struct{ Problem string }
 
 // Error returns the Problem.

@@ -37,9 +37,9 @@ func wordAdvice(word string, known []string) string {
 	return didYouMean(word, known)
 }
 
-// adviseAt reports whether advice may say that a key written at level here belongs to l. A section settle has
-// keys with common names, such as most, which people also write elsewhere by mistake. So advice names l only
-// if l is a section of the level here.
+// adviseAt reports whether advice may state that a key written at level here belongs to l. A section settle has
+// keys with common names, such as most, which people also write elsewhere by mistake. So advice names l only if
+// l is a section of the level here.
 func (l *level) adviseAt(here *level) bool {
 	switch l {
 	case levelOf(reflect.TypeFor[settleTerms]()):

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// head is what the header fields of a request say: where the request goes, its timeout and its length, or why
+// head is the content of a request's header fields: where the request goes, its timeout and its length, or why
 // it is refused.
 type head struct {
 	// forMethod means that the request is for the Method and has no unusual fields.

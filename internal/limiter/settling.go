@@ -91,7 +91,7 @@ type Estimates interface {
 
 // Settlement is the settlement of one reserved bucket, or of an id that settles nothing.
 type Settlement struct {
-	// Policy is nil if nothing is settled; then Reason says why.
+	// Policy is nil if nothing is settled; then Reason is the cause.
 	Policy *descriptors.Policy
 	Reason Unsettled
 	// Descriptor is the index of the descriptor with the id.

@@ -18,7 +18,7 @@ type diagnosis struct {
 	// problem describes the error as a clause whose subject is the server, such as "refuses the password". It is
 	// "" if the text of the error is clear enough.
 	problem string
-	// remedy says what to do, as a clause. It is "" if that is unknown.
+	// remedy describes what to do, as a clause. It is "" if that is unknown.
 	remedy string
 	// lasting means that waiting does not help: the settings of this program or of the server must change.
 	lasting bool

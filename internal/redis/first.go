@@ -20,7 +20,7 @@ import (
 // the URL names.
 type Mistake struct {
 	// Server is the address of the server. Problem describes the mistake as a clause whose subject is the
-	// server, and may quote the server. Remedy says what to do, as a clause.
+	// server, and may quote the server. Remedy describes what to do, as a clause.
 	Server, Problem, Remedy string
 }
 

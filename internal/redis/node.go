@@ -313,7 +313,7 @@ func failed(scriptRuns []*scriptRun, so func(*scriptRun) bool) []*scriptRun {
 // been consumed.
 type once struct{ *goredis.Cmd }
 
-// NoRetry tells go-redis not to repeat the command.
+// NoRetry makes go-redis send the command only once.
 func (once) NoRetry() bool { return true }
 
 // isReply reports whether err is an error reply of the server that starts with one of codes.

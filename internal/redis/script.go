@@ -73,8 +73,8 @@ type record struct {
 	life int64 // in ms
 }
 
-// target says where a part of an answer belongs. Usually it is the decision on a charge. For the head of a
-// group with an idempotency key, heads is the number of charges in the group.
+// target identifies where a part of an answer belongs. Usually it is the decision on a charge. For the head of
+// a group with an idempotency key, heads is the number of charges in the group.
 type target struct {
 	charge   *backend.Charge
 	decision *backend.Decision

@@ -202,7 +202,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 	}
 }
 
-// If Redis gives no answer, the error says so; it is never a plain denial.
+// If Redis gives no answer, the decision has an error. It is never a plain denial.
 func TestAFailureIsAnErrorAndNoDenial(t *testing.T) {
 	t.Parallel()
 	s, err := Open(Config{URL: fmt.Sprintf("redis://127.0.0.1:%d", redistest.FreePort(t))})

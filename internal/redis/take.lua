@@ -59,7 +59,7 @@
 --            guaranteed                  value, prev, at, p, q, v, p1, v1                         65
 --   then     nothing; or the denials of a penalty: blocks, till, and the time of each denial; or the peaks
 --            of a limit that settles: -1, and the time and room of each, at most four. The first double
---            tells which: it is below 0 for peaks only
+--            shows which: it is below 0 for peaks only
 --
 -- The script first reads everything and then writes everything, so an error in between leaves no changes. The
 -- first write has the flag denyoom: a server without free memory refuses it before anything is changed.
@@ -290,7 +290,7 @@ local function settling()
       till, last = unpack_at('<dd', b, size - 15)
     end
     if size < head + 72 then return sub(b, head + 1, size) .. pack('<dd', at, room) end
-    -- There would be five. Of two neighbours, the time of the later and the room of the earlier stay; closest says
+    -- There would be five. Of two neighbours, the time of the later and the room of the earlier stay; closest shows
     -- which ones.
     local _, u1, r1, u2, r2, u3, r3, u4, r4 = unpack_at('<ddddddddd', b, head + 1)
     local least, i = r2 / r1, 1

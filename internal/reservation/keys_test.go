@@ -64,7 +64,7 @@ func TestIDsOfThisFormStayValid(t *testing.T) {
 	const id = "AwEAAAAAAAAAAAAAAAAAAAIAAAAAAAAAAQIAAAAAAAAAAgUAAAAAAAAACwAAAAAAAAANZAIFCjwFdgNib2IAAAAAAAAACQoAAAAAAAAADICAgICAgIAIAQUKgI7OHAMeBnRva2Vucwp7InJhdGUiOjF9AwNib2IC_wAAuDeGh05Kx16i31raD7f_yQ"
 	r := limiter.Reserved{Parts: make([]limiter.ReservedPart, 5)} // left over from another request
 	if !keysOf("other", "secret").Open(id, &r) || !reflect.DeepEqual(r, *fixed()) {
-		t.Errorf("%+v", r)
+		t.Errorf("got %+v; want the reservation that was encoded", r)
 	}
 	if got := string(keysOf("secret").Append(nil, fixed())); got != id {
 		t.Errorf("made %s", got)
@@ -236,7 +236,7 @@ func TestIDsOfTheOldFormAreAccepted(t *testing.T) {
 			ByName: limiter.ByName{Name: "tokens", Values: []string{"bob", "\xff\x00", ""}, Config: config, Wait: 30 * algorithms.Second},
 		}
 		if string(r.ID[:]) != "0123456789abcdef" || r.Domain != descriptors.PrefixNumber("ai") || len(r.Parts) != 1 || !reflect.DeepEqual(p, want) {
-			t.Errorf("%+v", r)
+			t.Errorf("got %+v; want the reservation of an older version, decoded", r)
 		}
 		for i := range id {
 			if old.Open(id[:i]+"A"+id[i+1:], &r) && id[i] != 'A' || old.Open(id[:i], &r) {
@@ -269,7 +269,7 @@ func TestImpossibleIDsOfTheOldFormAreRefused(t *testing.T) {
 	const id = "0123456789abcdef"
 	var r limiter.Reserved
 	if !old.Open(encode(id, 1000, 5, "tokens"), &r) || r.Parts[0].Count != 5 || r.Parts[0].Wait != 0 {
-		t.Fatalf("%+v", r)
+		t.Fatalf("got %+v; want 5 reserved units, without a wait", r)
 	}
 	for name, text := range map[string]string{
 		"an ID that is too long": encode(id+"0", 1000, 5, "tokens"), "due before it was made": encode(id, 999, 5, "tokens"),

@@ -386,7 +386,7 @@ func FuzzCookie(f *testing.F) {
 	f.Fuzz(func(t *testing.T, line string) {
 		value, ok := cookie([]string{line}, "sid")
 		if strings.ContainsAny(value, ";") || !ok && value != "" {
-			t.Errorf("%q: %q %t", line, value, ok)
+			t.Errorf("%q: got %q %t; want a value without \";\", and \"\" if there is none", line, value, ok)
 		}
 		reference, err := (&http.Request{Header: http.Header{"Cookie": {line}}}).Cookie("sid")
 		if err == nil && !strings.ContainsAny(line, " \t\r\n\v\f\"") && reference.Value != "" && (!ok || len(value) == len(reference.Value) && value != reference.Value) {

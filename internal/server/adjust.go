@@ -26,7 +26,7 @@ import (
 // adjustKeeper keeps adjustments, and reports their changes.
 type adjustKeeper interface {
 	adjust.Keeper
-	// Watch calls see with the current Set, and then with each new Set. It makes one call at a time.
+	// Watch calls observe with the current Set, and then with each new Set. It makes one call at a time.
 	Watch(observe func(*adjust.Set))
 }
 

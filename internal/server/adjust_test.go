@@ -142,7 +142,7 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 	}
 }
 
-// The error says why, and what to do instead.
+// The error states the reason, and what to do instead.
 func TestALimitThatComesWithRequestsCannotBeAdjusted(t *testing.T) {
 	x := start(t, oneLimit, withTokens(t), func(c *Config) { c.APIInlineConfig = true })
 	inline := `{"name":"tenant_calls","key":"acme","config":{"algorithm":"token_bucket","rate":5,"period":"1m"}}`

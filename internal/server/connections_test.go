@@ -132,7 +132,7 @@ func (l outOfFiles) Accept() (net.Conn, error) {
 	return l.Listener.Accept()
 }
 
-// When no more files can be opened, a silent connection of any listener is closed, and a log line says so.
+// When no more files can be opened, a silent connection of any listener is closed, and a log line reports this.
 // Then health checks are answered.
 func TestAnIdleConnectionIsClosedWhenFileDescriptorsRunOut(t *testing.T) {
 	core, logs := observer.New(zapcore.WarnLevel)

@@ -50,7 +50,7 @@ func TestBadConfigurationDoesNotStart(t *testing.T) {
 	}
 	problems, is := errors.AsType[config.Problems](run(t, Config{Paths: []string{file}, GRPC: "127.0.0.1:0"}))
 	if !is || len(problems) != 1 || problems[0].Line != 3 {
-		t.Errorf("%v", problems)
+		t.Errorf("got %v; want one mistake, in line 3", problems)
 	}
 }
 
@@ -69,7 +69,7 @@ func TestWrongSettingsDoNotStart(t *testing.T) {
 	}
 	for _, c := range []Config{{Admin: "127.0.0.1:0"}, {Admin: "[::1]:0"}, {Admin: "localhost:0"}, {Admin: "unix:///x"}, {Admin: ":0", AdminToken: "x"}, {}} {
 		if err := c.Check(); err != nil {
-			t.Errorf("%v", err)
+			t.Errorf("got %v; want a healthy server", err)
 		}
 	}
 }
@@ -78,7 +78,7 @@ func TestPortInUseDoesNotStart(t *testing.T) {
 	x := start(t, small)
 	err := run(t, Config{Paths: []string{x.file}, GRPC: x.GRPC.String()})
 	if err == nil || !strings.Contains(err.Error(), x.GRPC.String()) {
-		t.Errorf("%v", err)
+		t.Errorf("got %v; want an error with the address of the gRPC listener", err)
 	}
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "127.0.0.1:0", HTTP: x.HTTP.String()}); err == nil {
 		t.Error("HTTP: no error")
@@ -101,7 +101,7 @@ func TestUnixSockets(t *testing.T) {
 	stale.Close()
 	x := start(t, small, func(c *Config) { c.GRPC, c.HTTP, c.Admin = "unix://"+path, "", "" })
 	if got := x.send(t, "k=v"); got.OverallCode != ok || x.HTTP != nil || x.Admin != nil {
-		t.Errorf("%v", got)
+		t.Errorf("got %v; want OK, without HTTP and admin listeners", got)
 	}
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "unix://" + path}); err == nil {
 		t.Error("a socket in use was replaced")

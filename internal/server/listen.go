@@ -56,9 +56,9 @@ type sharedSocket struct {
 	moved bool
 }
 
-// nextSuffix is the suffix of the name to which a shared socket is bound. A process that connects to the
-// socket reads this name, even after the file has been renamed. The suffix says that the owner of the socket
-// allows other processes to take over.
+// nextSuffix is the suffix of the name to which a shared socket is bound. A process that connects to the socket
+// reads this name, even after the file has been renamed. The suffix means that the owner of the socket allows
+// other processes to take over.
 const nextSuffix = ".next"
 
 func listenBeside(path string) (net.Listener, error) {

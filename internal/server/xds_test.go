@@ -83,7 +83,7 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 	}
 	a := x.send(t, "w=v", "quota=v")
 	if a.OverallCode != over || a.Statuses[0].CurrentLimit.GetRequestsPerUnit() != 5 || a.Statuses[1].Code != over {
-		t.Errorf("%v", a) // a denial needs all quota limits of the request; here there is only one
+		t.Errorf("got %v; want OVER_LIMIT by both limits, the first with 5 requests per unit", a) // a denial needs all quota limits of the request; here there is only one
 	}
 	if page := body(t, get(t, x.Admin, "/configuration")); !strings.Contains(page, "xds:"+p.Address) {
 		t.Errorf("the page does not show the control plane:\n%s; want a text that contains %q", page, "xds:"+p.Address)
@@ -184,7 +184,7 @@ func TestStartWithoutConfiguration(t *testing.T) {
 		}
 	}
 	if a := x.send(t, "k=v", "other=v"); a.OverallCode != over || len(a.Statuses) != 2 || a.Statuses[0].Code != over || a.Statuses[0].CurrentLimit != nil {
-		t.Errorf("%v", a)
+		t.Errorf("got %v; want OVER_LIMIT with two statuses, the first without a limit", a)
 	}
 	x.shows(t, `rlsidecar_requests_refused_total{reason="no_config"} 1`)
 	if page := body(t, get(t, x.Admin, "/")); !strings.Contains(page, "There is no configuration yet") {
@@ -200,7 +200,7 @@ func TestStartWithoutConfiguration(t *testing.T) {
 	p.set(t, "2", perUnit("k", 1, year))
 	eventually(t, "ready", func() bool { return health("ratelimit") == healthpb.HealthCheckResponse_SERVING })
 	if a := x.send(t, "k=v"); a.OverallCode != ok || get(t, x.HTTP, "/healthcheck").StatusCode != 200 || health("") != healthpb.HealthCheckResponse_SERVING {
-		t.Errorf("%v", a)
+		t.Errorf("got %v; want OK, and a healthy server", a)
 	}
 }
 

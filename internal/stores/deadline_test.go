@@ -181,7 +181,7 @@ func TestDeadlineFailsOnlyUndecidedGroups(t *testing.T) {
 		}
 		for i, d := range b.Decisions {
 			if decided := i%2 == 0; decided && (!d.Allowed || d.Remaining != int64(i+1)) || !decided && !errors.Is(d.Err, backend.ErrUnavailable) {
-				t.Errorf("%d: %+v", i, d)
+				t.Errorf("%d: got %+v; want %d remaining for even numbers, and backend.ErrUnavailable for odd ones", i, d, i+1)
 			}
 		}
 		time.Sleep(time.Hour) // until the late batches have ended, too

@@ -81,7 +81,7 @@ func TestQueryIsTheFirstValue(t *testing.T) {
 		{"a=k=v", "", false}, {"K=v", "", false}, {"kk=v", "", false}, {"", "", false}, {"&&", "", false}, {"&k=v", "v", true},
 	} {
 		if value, ok := Query(c.query, "k"); value != c.value || ok != c.ok {
-			t.Errorf("%q: %q %t", c.query, value, ok)
+			t.Errorf("%q: got %q %t; want %q %t", c.query, value, ok, c.value, c.ok)
 		}
 	}
 }

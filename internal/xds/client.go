@@ -76,7 +76,7 @@ type Config struct {
 	Connected func(bool)
 }
 
-// Use applies a complete configuration, or returns an error that says why it cannot. problems has the
+// Use applies a complete configuration, or returns an error with the reason why it cannot. problems has the
 // mistakes found so far.
 type Use func(messages []config.Message, problems config.Problems) error
 

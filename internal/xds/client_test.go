@@ -149,12 +149,12 @@ func TestARefusalNamesItsCause(t *testing.T) {
 	p.set(t, "2", domain("a", "bad"))
 	receive(t, "a configuration", uses)
 	if nack := p.next(t); nack.VersionInfo != "1" || nack.ResponseNonce == "" || nack.ErrorDetail.GetMessage() != "a is bad" {
-		t.Errorf("%v", nack)
+		t.Errorf("got %v; want a rejection (NACK) with version 1 and the error \"a is bad\"", nack)
 	}
 	p.set(t, "3", domain("a", "y"))
 	for ack := p.next(t); ack.VersionInfo != "3"; ack = p.next(t) { // until then the server sends version 2 repeatedly
 		if ack.VersionInfo != "1" || ack.ErrorDetail == nil {
-			t.Errorf("%v", ack)
+			t.Errorf("got %v; want a rejection (NACK) with version 1", ack)
 		}
 	}
 }
@@ -188,10 +188,10 @@ func TestServerAwayAndBack(t *testing.T) {
 	p = newPlane(t, p.Address)
 	p.set(t, "1", domain("a", "y"))
 	if got := receive(t, "a configuration", uses); got.messages[0].Descriptors[0].Key != "y" {
-		t.Errorf("%v", got)
+		t.Errorf("got %v; want the key y", got)
 	}
 	if first := p.next(t); first.VersionInfo != "" || first.ResponseNonce != "" {
-		t.Errorf("%v", first)
+		t.Errorf("got %v; want a first request without version and nonce", first)
 	}
 }
 
@@ -203,7 +203,7 @@ func TestResponseTooLarge(t *testing.T) {
 	receive(t, "another", p.Opened)
 	p.set(t, "2", domain("a", "x"))
 	if got := receive(t, "a configuration", uses); got.messages[0].Descriptors[0].Key != "x" {
-		t.Errorf("%v", got)
+		t.Errorf("got %v; want the key x", got)
 	}
 }
 
@@ -214,7 +214,7 @@ func TestForeignTypeIsRefused(t *testing.T) {
 	}
 	r := answer(&discovery.DiscoveryResponse{TypeUrl: resource.ClusterType, VersionInfo: "2", Nonce: "n"}, "1", used)
 	if r.VersionInfo != "1" || r.ResponseNonce != "n" || !strings.Contains(r.ErrorDetail.GetMessage(), TypeURL) {
-		t.Errorf("%v", r)
+		t.Errorf("got %v; want a rejection (NACK) with version 1, nonce n and the type's URL in the error", r)
 	}
 }
 
@@ -243,7 +243,7 @@ func TestPauseGrowsUpToItsBound(t *testing.T) {
 func TestHeadersThatCannotBeSent(t *testing.T) {
 	for name, value := range map[string]string{"": "x", "a b": "x", ":path": "x", "grpc-timeout": "1S", "a": "x\n", "b": "é"} {
 		if err := CheckHeader(name, value); err == nil {
-			t.Errorf("%q: %q", name, value)
+			t.Errorf("%q: got %q; want an error from CheckHeader", name, value)
 		}
 		if _, err := New(Config{Server: "localhost:1", Headers: map[string]string{name: value}}); err == nil {
 			t.Errorf("%q: %q: no error", name, value)

@@ -42,7 +42,7 @@ func TestDecode(t *testing.T) {
 		{Key: "free", Limit: &config.MessageLimit{Unlimited: true}, Descriptors: []config.MessageDescriptor{}},
 	}}, {Name: "m", Descriptors: []config.MessageDescriptor{}}}
 	if len(problems) > 0 || !reflect.DeepEqual(got, want) {
-		t.Errorf("%+v, %v", got, problems)
+		t.Errorf("got %+v, %v; want %+v", got, problems, want)
 	}
 }
 
@@ -50,7 +50,7 @@ func TestUnits(t *testing.T) {
 	for number, want := range map[ratelimit.RateLimitUnit]string{0: "UNKNOWN", 1: "second", 2: "minute", 3: "hour", 4: "day", 5: "month", 6: "year", 7: "week", 8: "8", -1: "-1"} {
 		got, problems := decode(resources(t, &ratelimit.RateLimitConfig{Descriptors: []*ratelimit.RateLimitDescriptor{{RateLimit: &ratelimit.RateLimitPolicy{Unit: number}}}}))
 		if len(problems) > 0 || got[0].Descriptors[0].Limit.Unit != want {
-			t.Errorf("%d: %v, %v", number, got, problems)
+			t.Errorf("%d: got %v, %v; want the unit %v", number, got, problems, want)
 		}
 	}
 }
@@ -81,18 +81,18 @@ func TestLaterFields(t *testing.T) {
 	}
 	d := got[0].Descriptors[0]
 	if !d.Quota || !reflect.DeepEqual(d.Metadata, meta.AsMap()) || !reflect.DeepEqual(d.Unknown, []int32{99}) {
-		t.Errorf("%+v", d)
+		t.Errorf("got %+v; want quota mode, the metadata and the unknown field 99", d)
 	}
 	// A field with the number of quota_mode but another type is reported and ignored.
 	got, _ = decode(resources(t, with(protowire.AppendString(protowire.AppendTag(nil, fieldQuotaMode, protowire.BytesType), "x"))))
 	if d := got[0].Descriptors[0]; d.Quota || !reflect.DeepEqual(d.Unknown, []int32{fieldQuotaMode}) {
-		t.Errorf("%+v", d)
+		t.Errorf("got %+v; want no quota mode, and its field among the unknown ones", d)
 	}
 	policy := &ratelimit.RateLimitPolicy{}
 	policy.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 6, protowire.VarintType), 1))
 	got, _ = decode(resources(t, &ratelimit.RateLimitConfig{Descriptors: []*ratelimit.RateLimitDescriptor{{RateLimit: policy}}}))
 	if l := got[0].Descriptors[0].Limit; !reflect.DeepEqual(l.Unknown, []int32{6}) {
-		t.Errorf("%+v", l)
+		t.Errorf("got %+v; want the unknown field 6", l)
 	}
 }
 
@@ -130,13 +130,13 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		messages, problems := decode([]*anypb.Any{{TypeUrl: TypeURL, Value: data}})
 		if len(messages) != 1 || messages[0].Unreadable != (len(problems) == 1) {
-			t.Errorf("%v, %v", messages, problems)
+			t.Errorf("got %v, %v; want one message, unreadable only if a problem is reported", messages, problems)
 		}
 		if messages[0].Unreadable {
 			return
 		}
 		if snapshot, mistakes := config.CompileMessages(messages, config.Options{}); snapshot == nil != mistakes.Bad() {
-			t.Errorf("%v, %v", snapshot, mistakes)
+			t.Errorf("got %v, %v; want a snapshot only if there is no mistake", snapshot, mistakes)
 		}
 	})
 }

@@ -57,13 +57,13 @@ func TestTLS(t *testing.T) {
 	p.set(t, "1", domain("a", "x"))
 	receive(t, "a configuration", uses)
 	if got := receive(t, "a client", seen); got != "client-1" {
-		t.Errorf("%s", got)
+		t.Errorf("got %s; want client-1", got)
 	}
 	p.Stop()
 	issue(t, a, "client-2", file("client.pem"), file("client.key"))
 	p = newServer(p.Address)
 	if got := receive(t, "a client", seen); got != "client-2" {
-		t.Errorf("%s", got)
+		t.Errorf("got %s; want client-2", got)
 	}
 
 	wrong := *files

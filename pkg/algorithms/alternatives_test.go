@@ -154,7 +154,7 @@ func TestRetryOfAlternativesIsExact(t *testing.T) {
 	}
 }
 
-// retry says when a denied request can succeed: after a time, or never.
+// retry is the time when a denied request can succeed: after a time, or never.
 type retry struct {
 	after Micros
 	never bool

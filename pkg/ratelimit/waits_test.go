@@ -61,7 +61,7 @@ func TestAWaitThatBecomesTooLongIsReturned(t *testing.T) {
 	_, err := l.ReserveN(t.Context(), 5, "l") // 5 of 10 units are available now; after the charge of the other call they will be in 60 s
 	denied, ok := errors.AsType[*ratelimit.DeniedError](err)
 	if !ok || denied.Result.RetryAfter != 30*time.Second {
-		t.Errorf("%v", err)
+		t.Errorf("got %v; want a denial with a retry after 30 s", err)
 	}
 	if r, err := l.Peek(t.Context(), 0, "l"); !errors.Is(err, ratelimit.ErrDenied) || r.ResetAfter != 90*time.Second {
 		t.Errorf("the denied request consumed units: %+v %v; want the 15 of the other call", r, err)

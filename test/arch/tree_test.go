@@ -41,7 +41,7 @@ func TestNoPathsOfOneMachine(t *testing.T) {
 		for line := range strings.Lines(read(t, path)) {
 			n++
 			if ofOneMachine.MatchString(line) {
-				t.Errorf("%s:%d: %s", path, n, strings.TrimSpace(line))
+				t.Errorf("%s:%d: %s; want no path of one machine", path, n, strings.TrimSpace(line))
 			}
 		}
 	}

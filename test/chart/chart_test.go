@@ -274,7 +274,7 @@ func TestRlsidecarAcceptsTheFlags(t *testing.T) {
 				containers++
 				command := append(words(at(c, "command")), words(at(c, "args"))...)
 				if command[0] != "/bin/rlsidecar" {
-					t.Fatalf("%s: %v", name, command)
+					t.Fatalf("%s: got %v; want /bin/rlsidecar", name, command)
 				}
 				cmd := exec.Command(program, command[1:]...)
 				for _, variable := range list(at(c, "env")) {

@@ -139,7 +139,7 @@ func TestTheDocumentsAreValid(t *testing.T) {
 	python := tooltest.Path(t, "python-openapi")
 	for _, file := range names {
 		if output := run(t, documents, python, "-m", "openapi_spec_validator", file); !strings.HasSuffix(output, ": OK\n") {
-			t.Errorf("%s: %s", file, output)
+			t.Errorf("%s: got %s; want the text \": OK\" at the end", file, output)
 		}
 	}
 }
@@ -282,7 +282,7 @@ limits:
 			} {
 				output := run(t, "", command[0], append(command[1:len(command):len(command)], s.URL, "tokens", language, step.estimate, step.real)...)
 				if strings.TrimSpace(output) != step.want {
-					t.Errorf("%+v: %s", step, output)
+					t.Errorf("%+v: got %s; want %s", step, output, step.want)
 				}
 			}
 			if len(u.attempts) != 12 {

@@ -280,7 +280,7 @@ func TestAnOperatorAtNight(t *testing.T) {
 			b.enter()
 			b.shows("Log in")
 			if answer, err := http.Get(p.admin + "/"); err != nil || answer.StatusCode != http.StatusUnauthorized {
-				t.Errorf("%v %v", answer, err)
+				t.Errorf("got %v %v; want status 401", answer, err)
 			}
 		})
 	}

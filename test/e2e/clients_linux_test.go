@@ -148,7 +148,7 @@ func TestNghttp2(t *testing.T) {
 		load := append(headers, "-n", "20000", "-c", "4", "-m", "100", url)
 		if output := run(t.T, h2load, load...); !strings.Contains(output, "20000 succeeded, 0 failed, 0 errored, 0 timeout") ||
 			!strings.Contains(output, "20000 2xx") {
-			t.Errorf("%s", output)
+			t.Errorf("got %s; want 20000 requests with status 2xx", output)
 		}
 	})
 }
@@ -171,7 +171,7 @@ func TestCurl(t *testing.T) {
 		for range 2 {
 			output := run(t.T, curl, append(args, "-H", "content-type: application/grpc", "-H", "te: trailers", "--data-binary", "@"+file, base+shouldRateLimit)...)
 			if !strings.HasPrefix(output, "HTTP/2 200") || !strings.Contains(output, "grpc-status: 0") {
-				t.Errorf("%s", output)
+				t.Errorf("got %s; want HTTP/2 200 and grpc-status 0", output)
 			}
 		}
 		if output := run(t.T, curl, append(args, base+"/")...); !strings.HasPrefix(output, "HTTP/2 4") {
@@ -196,7 +196,7 @@ func TestH2spec(t *testing.T) {
 		for range 5 {
 			if output := run(t.T, h2spec, args...); !strings.Contains(output, "146 tests, 146 passed, 0 skipped, 0 failed") {
 				_, failures, _ := strings.Cut(output, "Failures:")
-				t.Errorf("%s", failures)
+				t.Errorf("got %s; want 146 tests passed", failures)
 			}
 		}
 	})

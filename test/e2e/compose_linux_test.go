@@ -64,6 +64,6 @@ func TestCompose(t *testing.T) {
 	}
 	command := compose.Services["rlsidecar"].Command
 	if strings.Join(command[:4], " ") != "/bin/rlsidecar serve --config /example/rlsidecar.yaml" {
-		t.Errorf("%q", command)
+		t.Errorf("got %q; want /bin/rlsidecar serve --config /example/rlsidecar.yaml", command)
 	}
 }

@@ -300,7 +300,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		return codes[200] == perMinute.capacity && codes[429] == perMinute.capacity
 	})
 	if last.header.Get("x-ratelimit-limit") == "" || last.header.Get("x-envoy-ratelimited") != "" {
-		t.Errorf("%v", last.header)
+		t.Errorf("got %v; want the header x-ratelimit-limit, and not x-envoy-ratelimited", last.header)
 	}
 	if n := strings.Count(redis.Do("keys", "*"), "alice"); n == 0 {
 		t.Error("Redis has no bucket")

@@ -16,11 +16,11 @@ func TestEnvoyExtAuthz(t *testing.T) {
 	s := newExtAuthzStack(t)
 	first := s.key(t, "alice")()
 	if got := first.header.Get("RateLimit"); first.code != http.StatusOK || got != `"per_key";r=4;t=6` {
-		t.Errorf("%d %q", first.code, got)
+		t.Errorf("got %d %q; want status 200 and \"per_key\";r=4;t=6", first.code, got)
 	}
 	denial := bucket{perKey.capacity - 1, perKey.each}.drain(t, s.key(t, "alice"))
 	if got, err := strconv.Atoi(denial.header.Get("Retry-After")); err != nil || got < 1 || got > 6 || !strings.Contains(denial.raw, `"violated-policies":["per_key"]`) {
-		t.Errorf("%q", denial.raw)
+		t.Errorf("got %q; want a Retry-After of 1 to 6 s, and the violated policy per_key", denial.raw)
 	}
 	loginOverExtAuthz(t, s)
 	for _, value := range []string{"\xff", "\xe2\x82", strings.Repeat("x", 40<<10)} {
@@ -42,7 +42,7 @@ func TestEnvoyExtAuthzAppendingPaths(t *testing.T) {
 		change{"failure_mode_allow: false", "failure_mode_allow: true"})
 	loginOverExtAuthz(t, s)
 	if a := s.get(t, "", "/nginx/x?y=/v1/auth"); a.code != http.StatusOK {
-		t.Errorf("%d", a.code)
+		t.Errorf("got %d; want status 200", a.code)
 	}
 }
 

@@ -195,7 +195,7 @@ func (s *front) keysAreLimited(t *testing.T, firstAnswer map[string]string) {
 	}
 	denial := bucket{perKey.capacity - 1, perKey.each}.drain(t, s.asKey(t, "alice"))
 	if got := denial.header.Get("Content-Type"); got != "application/problem+json" || !strings.Contains(denial.raw, `"status":429`) {
-		t.Errorf("%s: %s", got, denial.raw)
+		t.Errorf("%s: got %s; want application/problem+json with status 429", got, denial.raw)
 	}
 	if got, err := strconv.Atoi(denial.header.Get("Retry-After")); err != nil || got < 1 || got > 6 || len(denial.header.Values("Retry-After")) != 1 {
 		t.Errorf("Retry-After %q, want 1 to 6 s, once", denial.header.Values("Retry-After"))
@@ -260,11 +260,11 @@ func (s *front) bodiesPass(t *testing.T) {
 		return s.do(t, "", "POST /form HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-Api-Key: poster\r\nContent-Length: 7\r\n\r\na=b&c=d")
 	}
 	if a := post(); a.code != 200 || s.body.Load() != "a=b&c=d" {
-		t.Errorf("%d %v", a.code, s.body.Load())
+		t.Errorf("got %d %v; want status 200 and the body a=b&c=d", a.code, s.body.Load())
 	}
 	chunked := s.do(t, "", "POST /form HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
 	if chunked.code != 200 || s.body.Load() != "abc" {
-		t.Errorf("%d %v", chunked.code, s.body.Load())
+		t.Errorf("got %d %v; want status 200 and the body abc", chunked.code, s.body.Load())
 	}
 	bucket{perKey.capacity - 1, perKey.each}.drain(t, post)
 }
@@ -275,7 +275,7 @@ func (s *front) answersPass(t *testing.T) {
 	t.Helper()
 	for path, code := range map[string]int{"/forbidden": 403, "/broken": 500} {
 		if a := s.send(t, "", path); a.code != code || !strings.HasSuffix(a.raw, "application") {
-			t.Errorf("%s: %d", path, a.code)
+			t.Errorf("%s: got %d; want status %d", path, a.code, code)
 		}
 	}
 }

@@ -105,7 +105,7 @@ func TestNginx(t *testing.T) {
 		}{"/static/a.txt": {200, "a file"}, "/static/folder": {200, "an index"}, "/static/none": {404, ""}, "/static/": {404, ""}} {
 			before := s.decisions(t, "address", "allowed")
 			if a := s.send(t, "", path); a.code != want.code || !strings.HasSuffix(a.raw, want.body) {
-				t.Errorf("%s: %d %q", path, a.code, a.raw)
+				t.Errorf("%s: got %d %q; want %d and a body that ends with %q", path, a.code, a.raw, want.code, want.body)
 			}
 			if n := s.decisions(t, "address", "allowed") - before; n != 1 {
 				t.Errorf("%s: %d requests reached rlsidecar", path, n)
@@ -162,18 +162,18 @@ func TestNginxRemembersDenials(t *testing.T) {
 		before := s.decisions(t, "per_key", "denied")
 		for range 10 {
 			if a := s.asKey(t, "alice")(); a.code != 429 || a.header.Get("Retry-After") == "" {
-				t.Fatalf("%d %v", a.code, a.header)
+				t.Fatalf("got %d %v; want status 429 and Retry-After", a.code, a.header)
 			}
 		}
 		return before > 0 && s.decisions(t, "per_key", "denied")-before <= 5
 	})
 	for range perKey.capacity { // NGINX must not cache allowed requests.
 		if a := s.asKey(t, "bob")(); a.code != 200 {
-			t.Fatal(a.code)
+			t.Fatalf("got %v; want status 200", a.code)
 		}
 	}
 	if a := s.asKey(t, "bob")(); a.code != 429 {
-		t.Error(a.code)
+		t.Errorf("got %v; want status 429", a.code)
 	}
 }
 

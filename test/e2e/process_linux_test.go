@@ -101,7 +101,7 @@ func (p *process) refuses(t *testing.T, code int, why string) {
 		t.Fatal("the process runs, want that it ends with an error")
 	}
 	if got := p.cmd.ProcessState.ExitCode(); got != code || !strings.Contains(p.output.tail(), why) {
-		t.Errorf("%d: %s", got, p.output.tail())
+		t.Errorf("%d: got %s; want exit code %d and an output with %q", got, p.output.tail(), code, why)
 	}
 }
 

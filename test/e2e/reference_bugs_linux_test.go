@@ -90,7 +90,7 @@ descriptors:
 	for _, text := range []string{"a=1", "b=1"} {
 		answer, problem := r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor(text)))
 		if got := answer.GetDynamicMetadata().AsMap()["metadata"]; fmt.Sprint(got) != "map[tier:gold]" {
-			t.Errorf("%s: %v %s", text, got, problem)
+			t.Errorf("%s: got %v %s; want the metadata tier: gold", text, got, problem)
 		}
 	}
 }
@@ -185,7 +185,7 @@ func TestBugDebugPageHasNoLimits(t *testing.T) {
 	r := inMemory(t, plain)
 	r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a")))
 	if _, page := r.fetch("http://" + r.debug + "/metrics"); !strings.Contains(page, `ratelimit_service_rate_limit_total_hits{domain="d",key1="two"`) {
-		t.Errorf("%.300s", page)
+		t.Errorf("got %.300s; want the counter total_hits of key1 \"two\"", page)
 	}
 }
 
@@ -239,13 +239,13 @@ func TestBugHealthWatchBlocksTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	if first, err := watch.Recv(); err != nil || first.Status != healthpb.HealthCheckResponse_SERVING {
-		t.Fatal(first, err)
+		t.Fatalf("got %v, %v; want SERVING", first, err)
 	}
 	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	if next, err := watch.Recv(); err != nil || next.Status != healthpb.HealthCheckResponse_NOT_SERVING {
-		t.Fatal(next, err)
+		t.Fatalf("got %v, %v; want NOT_SERVING", next, err)
 	}
 	r.expect(t, "OK | OK left 1 of 2/YEAR reset", "two=a") // Requests are still answered while the server drains.
 	select {
@@ -313,7 +313,7 @@ func TestBugBadFirstConfigurationRunsWithoutLimits(t *testing.T) {
 		t.Fatal("the process runs, want that it ends with an error")
 	}
 	if out := r.output.tail(); r.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "limits.yaml:2:") || !strings.Contains(out, "invalid rate limit unit 'fortnight'") {
-		t.Errorf("%d: %s", r.cmd.ProcessState.ExitCode(), out)
+		t.Errorf("%d: got %s; want exit code 1 and the mistake in limits.yaml:2", r.cmd.ProcessState.ExitCode(), out)
 	}
 }
 
@@ -335,7 +335,7 @@ func TestBugCallsHangWhileRedisStalls(t *testing.T) {
 	for range 50 {
 		answer, err := r.rls.ShouldRateLimit(ctx, rlstest.Request("d", rlstest.Descriptor("two=a")))
 		if err != nil || answer.OverallCode != rls.RateLimitResponse_OVER_LIMIT {
-			t.Fatal(answer, err)
+			t.Fatalf("got %v, %v; want OVER_LIMIT", answer, err)
 		}
 	}
 }
@@ -506,7 +506,7 @@ descriptors:
 func TestBugPrometheusNeedsStatsdOff(t *testing.T) {
 	r := inMemory(t, plain, "USE_STATSD=")
 	if r.metric("ratelimit_service_config_load_success") != "1" {
-		t.Error(r.output.tail())
+		t.Errorf("got %v; want a configuration that was loaded once", r.output.tail())
 	}
 }
 
@@ -582,7 +582,7 @@ func TestBugConfigCheckPanics(t *testing.T) {
 	out, err := exec.Command(sidecarProgram, "check", folder).CombinedOutput()
 	exit, ok := errors.AsType[*exec.ExitError](err)
 	if !ok || exit.ExitCode() != 1 || strings.Contains(string(out), "goroutine") || !strings.Contains(string(out), "a.yaml:2:1") || !strings.Contains(string(out), "b.yaml:") {
-		t.Errorf("%v: %s", err, out)
+		t.Errorf("%v: got %s; want exit code 1 and mistakes in both files, without a stack trace", err, out)
 	}
 }
 
@@ -617,7 +617,7 @@ func TestBugErrorsAreNotLogged(t *testing.T) {
 	t.Parallel()
 	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1")
 	if code, _ := r.get("/healthcheck"); code != http.StatusOK {
-		t.Error(code)
+		t.Errorf("got %v; want status 200", code)
 	}
 	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "two=a")
 	eventually(t, "the log says so", func() bool { return strings.Contains(r.output.tail(), "redis could not decide") })

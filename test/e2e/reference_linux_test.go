@@ -185,7 +185,7 @@ func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.
 	}
 	codes := map[int]rls.RateLimitResponse_Code{http.StatusOK: rls.RateLimitResponse_OK, http.StatusTooManyRequests: rls.RateLimitResponse_OVER_LIMIT}
 	if want, ok := codes[resp.StatusCode]; !ok || want != answer.OverallCode {
-		t.Errorf("%d: %s", resp.StatusCode, text)
+		t.Errorf("%d: got %s; want the code that belongs to the status", resp.StatusCode, text)
 	}
 	if got := resp.Header.Get("Content-Type"); got != "application/json" {
 		t.Errorf("Content-Type %q", got)

@@ -140,7 +140,7 @@ func (s *settler) reserve(limit, key string, count int) string {
 	code, text := s.post("/v1/limit", fmt.Sprintf(`{"name":%q,"key":%q,"count":%d,"reserve":true}`, limit, key, count))
 	var output struct{ Reservation string }
 	if err := json.Unmarshal([]byte(text), &output); err != nil || code != 200 || output.Reservation == "" {
-		s.t.Fatalf("%d %s", code, text)
+		s.t.Fatalf("got %d %s; want status 200 and a reservation", code, text)
 	}
 	return output.Reservation
 }
@@ -466,7 +466,7 @@ func TestClientsThatAbuseReservations(t *testing.T) {
 					t.Error(err)
 				}
 				if code, answer := s.settle(byProgram, 50); code != 200 && code != http.StatusConflict {
-					t.Errorf("%d %s", code, answer)
+					t.Errorf("got %d %s; want status 200 or 409", code, answer)
 				}
 			})
 		}
@@ -475,7 +475,7 @@ func TestClientsThatAbuseReservations(t *testing.T) {
 		_ = s.done(byProxy, 0)
 		_ = s.done(byProgram, 0)
 		if code, answer := s.settle(byProgram, 0); code != http.StatusConflict {
-			t.Errorf("%d %s", code, answer)
+			t.Errorf("got %d %s; want status 409", code, answer)
 		}
 		s.want("tokens", "repeats", 1_000_000-80)
 	})
@@ -489,7 +489,7 @@ func TestClientsThatAbuseReservations(t *testing.T) {
 		id := s.reserve("few", "tiny program", 1)
 		s.mustSettle(id, 1100) // the cost beyond the limit becomes a debt, which denies later requests
 		if code, answer := s.post("/v1/limit", `{"name":"few","key":"tiny program"}`); code != http.StatusTooManyRequests {
-			t.Errorf("%d %s", code, answer)
+			t.Errorf("got %d %s; want status 429", code, answer)
 		}
 	})
 	t.Run("disconnects before the cost is known", func(t *testing.T) {

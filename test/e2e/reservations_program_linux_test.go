@@ -78,7 +78,7 @@ func TestAGoProgramSettlesWithTheSidecars(t *testing.T) {
 			}
 		}
 		if result, err := program.Settle(t.Context(), r, 7); err != nil || result.Remaining != 1_000_000-7*int64(n+1) {
-			t.Errorf("%+v %v", result, err)
+			t.Errorf("got %+v %v; want %d remaining", result, err, 1_000_000-7*int64(n+1))
 		}
 		s.want("tokens", "eve", 1_000_000-7*(n+1))
 	}

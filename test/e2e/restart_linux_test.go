@@ -96,7 +96,7 @@ func (s *restarts) load(t *testing.T) {
 		case code == http.StatusOK && key == "bounded":
 			s.admitted.Add(1)
 		case code != http.StatusOK && (code != http.StatusTooManyRequests || key != "bounded"):
-			t.Errorf("%s: %d", key, code)
+			t.Errorf("%s: got %d; want status 200, or 429 for the key \"bounded\"", key, code)
 		}
 		s.request.Add(1)
 	}

@@ -76,7 +76,7 @@ func (s *stack) tokensLeft(t *testing.T, limit, user string) (left int) {
 	defer resp.Body.Close()
 	var output struct{ Limits []struct{ Remaining int } }
 	if err := json.NewDecoder(resp.Body).Decode(&output); err != nil || len(output.Limits) != 1 {
-		t.Fatalf("%s %v", resp.Status, err)
+		t.Fatalf("got %s %v; want one limit", resp.Status, err)
 	}
 	return output.Limits[0].Remaining
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // judge checks a run. It compares the requests and answers of clients with the charges of servers. It
-// calculates by itself, and sees nothing of the code under test.
+// calculates by itself, and uses nothing of the code under test.
 type judge struct {
 	w            *world
 	problems     []string

@@ -65,7 +65,7 @@ func TestTheJudgeNoticesALeak(t *testing.T) {
 		"series":     {func(i int) usage { return usage{50_000, 60, 40, 900 + 10*float64(i)} }, 1},
 	} {
 		if wrong := judge(series(c.of), 4<<10); len(wrong) != c.want {
-			t.Errorf("%s: %q", name, wrong)
+			t.Errorf("%s: got %q; want %d faults", name, wrong, c.want)
 		}
 	}
 	if len(judge(series(func(int) usage { return steady })[:3], 0)) == 0 {

@@ -81,8 +81,8 @@ func TestOneAbuserDoesNotMoveTheSuggestion(t *testing.T) {
 	}
 }
 
-// TestFewClientsNamesTheAbuser replays 30 clients. 1 % of them is less than one client, so the suggestion
-// does not deny the abuser. The report says so, and gives the number that denies only the abuser.
+// TestFewClientsNamesTheAbuser replays 30 clients. 1 % of them is less than one client, so the suggestion does
+// not deny the abuser. The report states this, and suggests the number that denies only the abuser.
 func TestFewClientsNamesTheAbuser(t *testing.T) {
 	h := NewMemory(0).New()
 	for i := range 29 {

@@ -49,7 +49,7 @@ func TestNothingSetMeansNothing(t *testing.T) {
 	}
 	s, err := Read(empty, false)
 	if err != nil || len(s.Flags) > 0 || s.XDS != nil || len(s.Warnings) > 0 {
-		t.Errorf("%+v, %v", s, err)
+		t.Errorf("got %+v, %v; want no flags, control plane or warnings", s, err)
 	}
 }
 
@@ -94,7 +94,7 @@ func TestEveryVariableOfTheReferenceServerIsListed(t *testing.T) {
 func TestDefaultsOfTheReferenceServer(t *testing.T) {
 	s, err := Read(nil, true)
 	if err != nil || !maps.Equal(values(s), defaults()) || len(s.Warnings) != 1 || !strings.HasPrefix(s.Warnings[0], "REDIS_URL is not set") {
-		t.Errorf("%v, %v, %v", values(s), s.Warnings, err)
+		t.Errorf("got %v, %v, %v; want the defaults, and one warning about REDIS_URL", values(s), s.Warnings, err)
 	}
 }
 
@@ -203,7 +203,7 @@ func TestStoppingToCountMeansConsumingTogether(t *testing.T) {
 		for _, asServer := range []bool{false, true} {
 			s, err := Read(map[string]string{"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT": value}, asServer)
 			if err != nil || s.ConsumeTogether != want {
-				t.Errorf("%q: %t, %v", value, s.ConsumeTogether, err)
+				t.Errorf("%q: got %t, %v; want %t", value, s.ConsumeTogether, err, want)
 			}
 		}
 	}
@@ -255,7 +255,7 @@ func TestMissingFunctionsAreWarnings(t *testing.T) {
 	} {
 		s, err := Read(with(text), false)
 		if err != nil || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], want) {
-			t.Errorf("%s: %q, %v", text, s.Warnings, err)
+			t.Errorf("%s: got %q, %v; want one warning that contains %q", text, s.Warnings, err, want)
 		}
 	}
 }
@@ -286,7 +286,7 @@ func TestEnvoyGateway(t *testing.T) {
 		"metrics-listen": ":19001", "metrics-path": "/metrics",
 	})
 	if err != nil || !maps.Equal(values(s), expected) || len(s.Warnings) > 0 {
-		t.Errorf("%v %q %v", values(s), s.Warnings, err)
+		t.Errorf("got %v %q %v; want %v and no warnings", values(s), s.Warnings, err, expected)
 	}
 	want := &XDS{
 		Server: "envoy-gateway:18001", NodeID: "envoy-ratelimit", NodeMetadata: map[string]string{}, Headers: map[string]string{},
@@ -294,7 +294,7 @@ func TestEnvoyGateway(t *testing.T) {
 		BackoffInitial: 10 * time.Second, BackoffMax: time.Minute, StartWithoutInitial: true,
 	}
 	if !reflect.DeepEqual(s.XDS, want) {
-		t.Errorf("%+v", s.XDS)
+		t.Errorf("got %+v; want %+v", s.XDS, want)
 	}
 	known := map[string]bool{"OTEL_EXPORTER_OTLP_ENDPOINT": true}
 	for _, v := range Variables() {
@@ -310,7 +310,7 @@ func TestEnvoyGateway(t *testing.T) {
 func TestPairs(t *testing.T) {
 	s, err := Read(with("CONFIG_TYPE=grpc_xds_sotw", "CONFIG_GRPC_XDS_NODE_METADATA=a=b, c:d", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS=x-a:1,x-b:2:3"), false)
 	if err != nil || !maps.Equal(s.XDS.NodeMetadata, map[string]string{"a": "b", "c": "d"}) || !maps.Equal(s.XDS.Headers, map[string]string{"x-a": "1", "x-b": "2:3"}) {
-		t.Errorf("%+v, %v", s.XDS, err)
+		t.Errorf("got %+v, %v; want the node metadata a, c and the headers x-a, x-b", s.XDS, err)
 	}
 }
 
@@ -320,7 +320,7 @@ func TestRewritesAreInTheirOrder(t *testing.T) {
 		"DOG_STATSD_MOGRIFIER_B_PATTERN=^b(.)$", "DOG_STATSD_MOGRIFIER_B_NAME=y", "DOG_STATSD_MOGRIFIER_B_TAGS=t:$1,u:v"), false)
 	if err != nil || len(s.Rewrites) != 2 || s.Rewrites[0].Name != "y" || s.Rewrites[1].Pattern.String() != "^a$" ||
 		!maps.Equal(s.Rewrites[0].Tags, map[string]string{"t": "$1", "u": "v"}) {
-		t.Errorf("%+v, %v", s.Rewrites, err)
+		t.Errorf("got %+v, %v; want the rewrite y with the tags t and u, and the rewrite ^a$", s.Rewrites, err)
 	}
 }
 

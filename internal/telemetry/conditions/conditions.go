@@ -49,8 +49,8 @@ type Condition struct {
 	Severity Severity `json:"severity"`
 	// Since is when the condition was first set.
 	Since time.Time `json:"since"`
-	// Summary describes the problem, and how requests are answered while it lasts. Remedy tells the operator
-	// what to do. Both are printable sentences, and may quote texts from the network.
+	// Summary describes the problem, and how requests are answered while it lasts. Remedy describes what the
+	// operator can do. Both are printable sentences, and may quote texts from the network.
 	Summary string `json:"summary"`
 	Remedy  string `json:"remedy"`
 }

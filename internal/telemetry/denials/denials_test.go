@@ -286,11 +286,11 @@ func TestTheLastDenialsOfAKey(t *testing.T) {
 	a.clock = a.clock.Add(-time.Minute)
 	_, top := a.Top(1)
 	if d := top[0]; d.Times != 8 || !d.First.Equal(first) || !d.Last.Equal(a.clock) || len(d.Recent) != 8 {
-		t.Fatalf("%+v", d)
+		t.Fatalf("got %+v; want 8 denials, all of them recent, and the times of the first and the last", d)
 	}
 	for i, e := range top[0].Recent {
 		if !e.At.Equal(a.clock.Add(-time.Duration(i)*time.Minute)) || e.Cost != 1 || e.Outcome != limiter.Denied || e.RetryAfter <= 0 {
-			t.Errorf("%d: %+v", i, e)
+			t.Errorf("%d: got %+v; want a denial with cost 1 and a retry time, one minute before the next one", i, e)
 		}
 	}
 	for range 20 {

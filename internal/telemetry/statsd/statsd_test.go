@@ -210,7 +210,7 @@ func TestRunFlushesOnceMoreWhenItEnds(t *testing.T) {
 func TestWrongConfigs(t *testing.T) {
 	for _, c := range []Config{{Address: "host", Network: "udp"}, {Address: "host:", Network: "udp"}, {Address: "h:1", Network: "unix"}} {
 		if c.Check() == nil {
-			t.Errorf("%+v", c)
+			t.Errorf("got %+v; want an error from Check", c)
 		}
 	}
 }
