@@ -145,7 +145,7 @@ func TestHalfOfTheRequestsSettle(t *testing.T) {
 	}
 	for id, n := range settled {
 		if n != 1 {
-			t.Errorf("%s was settled %d times", id, n)
+			t.Errorf("%s was settled %d times; want once", id, n)
 		}
 	}
 }
@@ -254,7 +254,7 @@ func TestMistakesAreRefused(t *testing.T) {
 		"two beginnings": {Target: "x:1", Requests: 1, Warmup: 1},
 	} {
 		if r, err := Run(t.Context(), c); err == nil {
-			t.Errorf("%s: no error: %v", name, &r)
+			t.Errorf("%s: no error, %v; want an error", name, &r)
 		}
 	}
 }

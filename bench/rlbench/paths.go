@@ -128,7 +128,8 @@ func (p path) bare(b *bench, kept buckets) (all []contestant) {
 }
 
 // least returns a finding that compares two costs: that on one plain Redis as the ceiling, and an estimate of
-// the least possible cost of p. The estimate adds what several servers cost a bare program more than one.
+// the least possible cost of p. The estimate is the cost on one plain Redis plus the cost that a bare program
+// has on several servers beyond that on one.
 func (p path) least(v variant, onPlain, one, several rounds) finding {
 	f := finding{
 		name: p.what + ": the least beside one plain Redis", engine: v.label,

@@ -27,7 +27,7 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 	defer func() {
 		cancel()
 		if code := <-served; code != exitDone {
-			t.Errorf("serve: exit %d", code)
+			t.Errorf("serve: exit code %d, want %d", code, exitDone)
 		}
 	}()
 	run := func(args ...string) (int, string) {
@@ -99,7 +99,7 @@ func explainAdjusted(t *testing.T, file, adminAt, dir string) {
 			var out output
 			args := append([]string{"explain", "--config", file, "--domain", "edge", entries}, from...)
 			if code := run(t.Context(), args, nil, &out, &out); code != exitDone {
-				t.Errorf("%v: exit %d", args, code)
+				t.Errorf("%v: exit code %d, want %d", args, code, exitDone)
 			}
 			for _, want := range wants {
 				contains(t, strings.Join(args, " "), out.String(), want)
@@ -108,7 +108,7 @@ func explainAdjusted(t *testing.T, file, adminAt, dir string) {
 	}
 	var out output
 	if code := run(t.Context(), []string{"explain", "--config", file, "--adjusted", "--state-dir", dir, "user=bob"}, nil, &out, &out); code != exitUsage {
-		t.Errorf("both sources: exit %d", code)
+		t.Errorf("both sources: exit code %d, want %d", code, exitUsage)
 	}
 }
 

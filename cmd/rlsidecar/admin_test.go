@@ -41,7 +41,7 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 	defer func() {
 		cancel()
 		if code := <-served; code != exitDone {
-			t.Errorf("serve: exit %d", code)
+			t.Errorf("serve: exit code %d, want %d", code, exitDone)
 		}
 		if !strings.Contains(log.String(), `a bucket was reset	{"domain": "edge", "limit": "send", "key": "a,b\\x1b"}`) {
 			t.Errorf("the log lacks the reset:\n%s", log.String())
@@ -123,13 +123,13 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 		t.Helper()
 		var out output
 		if code := run(t.Context(), args, nil, &out, &out); code != exitFailed || !strings.Contains(out.String(), want) {
-			t.Errorf("%v: exit %d\n%s", args, code, out.String())
+			t.Errorf("%v: exit code %d, want %d\n%s", args, code, exitFailed, out.String())
 		}
 	}
 	file := write(t, "s3cret\n")
 	var listed output
 	if code := run(t.Context(), []string{"top", "--admin-listen", adminAt, "--admin-token-file", file}, nil, &listed, &listed); code != exitDone || !strings.HasPrefix(listed.String(), "since ") {
-		t.Errorf("a token from a file: exit %d\n%s", code, listed.String())
+		t.Errorf("a token from a file: exit code %d, want %d\n%s", code, exitDone, listed.String())
 	}
 	command(exitUsage, "two tokens are given", "top", "--admin-token-file", file)
 	wrong("is empty", "top", "--admin-listen", adminAt, "--admin-token-file", write(t, ""))
@@ -138,6 +138,6 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 	wrong("is a sidecar running there?", "top", "--admin-listen", "unix://"+filepath.Join(dir, "none"))
 	var out output
 	if code := run(t.Context(), []string{"top", "--admin-listen", ""}, nil, &out, &out); code != exitUsage {
-		t.Errorf("exit %d\n%s", code, out.String())
+		t.Errorf("exit code %d, want %d\n%s", code, exitUsage, out.String())
 	}
 }

@@ -17,7 +17,7 @@ func printed(t *testing.T, args ...string) (file string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
 	if code := run(t.Context(), args, nil, &stdout, &stderr); code != exitDone {
-		t.Fatalf("%v: exit %d: %s", args, code, stderr.String())
+		t.Fatalf("%v: exit code %d, want %d: %s", args, code, exitDone, stderr.String())
 	}
 	return write(t, stdout.String())
 }

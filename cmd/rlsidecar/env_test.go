@@ -75,7 +75,7 @@ func TestStartsAsTheReferenceServer(t *testing.T) {
 	go func() { code <- runAs(ctx, []string{"/bin/ratelimit"}, nil, io.Discard, &stderr) }()
 	url := await(t, &stderr, `HTTP +(http://\S+)`)[1]
 	if !limited(t, url, "v1") || limited(t, url, "v2") {
-		t.Error("the configuration is not in use")
+		t.Error("the configuration is not in use; want key v1 limited and key v2 not")
 	}
 	r, err := http.Get("http://" + await(t, &stderr, `"metrics": "([^"]+)"`)[1] + "/metrics")
 	if err != nil {
@@ -107,7 +107,7 @@ func TestStartsAsTheReferenceServer(t *testing.T) {
 func TestOnlyThePlainNameStartsTheReferenceServer(t *testing.T) {
 	var out, stderr output
 	if code := runAs(t.Context(), []string{"/bin/ratelimit", "version"}, nil, &out, &stderr); code != exitDone || !strings.HasPrefix(out.String(), "rlsidecar ") {
-		t.Errorf("exit %d: %s%s", code, out.String(), stderr.String())
+		t.Errorf("exit code %d, want %d: %s%s", code, exitDone, out.String(), stderr.String())
 	}
 }
 
@@ -120,7 +120,7 @@ func TestReferenceMistakesEndTheStart(t *testing.T) {
 			t.Setenv(c.name, c.value)
 			var stderr output
 			if code := runAs(t.Context(), []string{"ratelimit"}, nil, io.Discard, &stderr); code != exitUsage || !strings.Contains(stderr.String(), c.want) {
-				t.Errorf("exit %d: %s", code, stderr.String())
+				t.Errorf("exit code %d, want %d: %s", code, exitUsage, stderr.String())
 			}
 		})
 	}
@@ -139,7 +139,7 @@ func TestOwnSettingsCountMoreThanTheReferenceServers(t *testing.T) {
 	} {
 		var stderr output
 		if code := run(t.Context(), args, nil, io.Discard, &stderr); code != exitFailed && code != exitNo || !strings.Contains(stderr.String(), want) {
-			t.Errorf("%v: exit %d:\n%s", args, code, stderr.String())
+			t.Errorf("%v: exit code %d, want %d:\n%s", args, code, exitNo, stderr.String())
 		}
 	}
 }

@@ -42,7 +42,7 @@ func TestHealthOutOfFiles(t *testing.T) {
 			t.Cleanup(func() {
 				_ = serve.Process.Signal(syscall.SIGINT)
 				if err := serve.Wait(); err != nil {
-					t.Errorf("%v\n%s", err, &stderr)
+					t.Errorf("got %v\n%s; want an end without error", err, &stderr)
 				}
 			})
 			within(t, "it is ready", func() bool { return requestHealth(http, "/readyz") == nil })

@@ -44,7 +44,7 @@ func contains(t *testing.T, condition, text string, wants ...string) {
 func TestRequestsThatMeetNoLimitAreSeen(t *testing.T) {
 	x := startServe(t, "--config", write(t, counted))
 	if code, out := x.tool(t, "top", "--unmatched"); code != exitDone || !strings.HasPrefix(out, "every request matched a limit since ") {
-		t.Errorf("before: exit %d: %s", code, out)
+		t.Errorf("before: exit code %d, want %d: %s", code, exitDone, out)
 	}
 	for i := range 3 {
 		if code := x.send(t, "d", fmt.Sprintf("dany=secret%d", i)); code != 200 {
@@ -115,7 +115,7 @@ func TestAPenaltyIsNamed(t *testing.T) {
 			}
 			code, out := x.tool(t, "get", "send", "bob")
 			if code != exitDone {
-				t.Errorf("get: exit %d", code)
+				t.Errorf("get: exit code %d, want %d", code, exitDone)
 			}
 			contains(t, "get", out, "the bucket of bob of limit send is blocked for 4m5", "until 20", "by its penalty")
 			if !strings.Contains(out, "0          1   4m5") {
@@ -126,7 +126,7 @@ func TestAPenaltyIsNamed(t *testing.T) {
 			_, top := x.tool(t, "top")
 			contains(t, "top", top, "penalty  d       send   user=bob", "limit    d       send   user=bob")
 			if code, out := x.tool(t, "reset", "send", "bob"); code != exitDone {
-				t.Errorf("reset: exit %d: %s", code, out)
+				t.Errorf("reset: exit code %d, want %d: %s", code, exitDone, out)
 			}
 			if _, out := x.tool(t, "get", "send", "bob"); strings.Contains(out, "blocked") {
 				t.Errorf("after the reset:\n%s", out)
@@ -141,7 +141,7 @@ func TestABucketNeedsItsKey(t *testing.T) {
 	for _, verb := range []string{"get", "reset"} {
 		code, out := x.tool(t, verb, "send")
 		if code != exitUsage {
-			t.Errorf("%s: exit %d", verb, code)
+			t.Errorf("%s: exit code %d, want %d", verb, code, exitUsage)
 		}
 		contains(t, verb, out, "the key has no value; a bucket of this limit is identified by 1 value (user)")
 	}
@@ -175,21 +175,21 @@ func TestAConfiguredNameIsUsedEverywhere(t *testing.T) {
 	code, get := x.tool(t, "get", "login_address", "::1")
 	contains(t, "get", get, "edge    login_address  ::1  0          1")
 	if code != exitDone {
-		t.Errorf("get: exit %d", code)
+		t.Errorf("get: exit code %d, want %d", code, exitDone)
 	}
 	code, get = x.tool(t, "get", "login_address")
 	contains(t, "get without a key", get, "the key has no value; a bucket of this limit is identified by 1 value (remote_address)")
 	if code != exitUsage {
-		t.Errorf("get without a key: exit %d", code)
+		t.Errorf("get without a key: exit code %d, want %d", code, exitUsage)
 	}
 	if code, out := x.tool(t, "reset", "login_address", "::1"); code != exitDone || !strings.Contains(out, "of limit login_address in domain edge") {
-		t.Errorf("reset: exit %d: %s", code, out)
+		t.Errorf("reset: exit code %d, want %d: %s", code, exitDone, out)
 	}
 	if code := x.send(t, "edge", "path=/login", "remote_address=::1"); code != 200 {
 		t.Errorf("after the reset: %d", code)
 	}
 	if code, out := x.tool(t, "get", "user", "bob"); code != exitDone || !strings.Contains(out, "edge    user   bob  0          1") {
-		t.Errorf("a limit without a name, by its place: exit %d: %s", code, out)
+		t.Errorf("a limit without a name, by its place: exit code %d, want %d: %s", code, exitDone, out)
 	}
 	_, api := x.get(t, x.admin, "/api/buckets?limit=login_address&key=::1")
 	contains(t, "/api/buckets", api, `"name":"login_address"`)
@@ -200,7 +200,7 @@ func TestAConfiguredNameIsUsedEverywhere(t *testing.T) {
 	contains(t, "/rlconfig", config, "edge.path_/login.remote_address: unit=YEAR")
 	var out output
 	if code := run(t.Context(), []string{"explain", "--config", file, "path=/login,remote_address=::1"}, nil, &out, &out); code != exitDone {
-		t.Errorf("explain: exit %d", code)
+		t.Errorf("explain: exit code %d, want %d", code, exitDone)
 	}
 	contains(t, "explain, of the only domain", out.String(), "limit login_address (")
 }
@@ -209,7 +209,7 @@ func TestExplainNeedsADomainOnlyIfThereAreSeveral(t *testing.T) {
 	var out output
 	code := run(t.Context(), []string{"explain", "--config", write(t, counted), "--config", write(t, login), "user=bob"}, nil, &out, &out)
 	if code != exitUsage {
-		t.Errorf("exit %d", code)
+		t.Errorf("exit code %d, want %d", code, exitUsage)
 	}
 	contains(t, "explain", out.String(), "--domain", "d, edge")
 }
@@ -217,10 +217,10 @@ func TestExplainNeedsADomainOnlyIfThereAreSeveral(t *testing.T) {
 func TestVersionFlag(t *testing.T) {
 	var flag, command output
 	if code := run(t.Context(), []string{"--version"}, nil, &flag, &flag); code != exitDone {
-		t.Errorf("exit %d", code)
+		t.Errorf("exit code %d, want %d", code, exitDone)
 	}
 	if code := run(t.Context(), []string{"version"}, nil, &command, &command); code != exitDone || flag.String() != command.String() {
-		t.Errorf("exit %d: %q, but --version prints %q", code, command.String(), flag.String())
+		t.Errorf("exit code %d, want %d: %q, but --version prints %q", code, exitDone, command.String(), flag.String())
 	}
 }
 

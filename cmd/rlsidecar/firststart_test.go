@@ -170,14 +170,14 @@ func TestRefusalsOfRedisKeepReadinessFalse(t *testing.T) {
 			}
 			var out output
 			if code := run(t.Context(), []string{"healthcheck", "--http-listen", x.http}, nil, &out, &out); code != exitNo || !strings.Contains(out.String(), c.cause) {
-				t.Errorf("healthcheck: exit %d: %s", code, out.String())
+				t.Errorf("healthcheck: exit code %d, want %d: %s", code, exitNo, out.String())
 			}
 			out = output{}
 			if code := run(t.Context(), []string{"healthcheck", "--http-listen", "", "--grpc-listen", x.grpc}, nil, &out, &out); code != exitNo {
-				t.Errorf("healthcheck over gRPC: exit %d: %s", code, out.String())
+				t.Errorf("healthcheck over gRPC: exit code %d, want %d: %s", code, exitNo, out.String())
 			}
 			if code := x.stop(); code != exitDone {
-				t.Errorf("exit %d", code)
+				t.Errorf("exit code %d, want %d", code, exitDone)
 			}
 		})
 	}

@@ -146,10 +146,10 @@ func TestServeReadsTheEnvironment(t *testing.T) {
 	}
 	var stderr output
 	if code := run(t.Context(), []string{"serve"}, nil, io.Discard, &stderr); code != exitUsage || !strings.Contains(stderr.String(), `"a b"`) {
-		t.Errorf("exit %d:\n%s", code, stderr.String())
+		t.Errorf("exit code %d, want %d:\n%s", code, exitUsage, stderr.String())
 	}
 	if code := run(t.Context(), []string{"serve", "--limit-header", "x"}, nil, io.Discard, &stderr); code != exitFailed || !strings.Contains(stderr.String(), "nonsense") {
-		t.Errorf("exit %d:\n%s", code, stderr.String())
+		t.Errorf("exit code %d, want %d:\n%s", code, exitFailed, stderr.String())
 	}
 }
 

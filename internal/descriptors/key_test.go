@@ -93,7 +93,7 @@ func TestKeysDoNotJoin(t *testing.T) {
 	} {
 		key, _ := p.AppendKey(nil, entries)
 		if other, twice := seen[string(key)]; twice {
-			t.Errorf("%q and %q have one key", entries, other)
+			t.Errorf("%q and %q have the same key; want different keys", entries, other)
 		}
 		seen[string(key)] = entries
 	}

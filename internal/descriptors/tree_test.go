@@ -297,7 +297,7 @@ func TestMatchAllocatesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := testing.AllocsPerRun(100, func() { tree.Match(entries) }); n > 0 {
-			t.Errorf("%s: %v allocations", descriptor, n)
+			t.Errorf("%s: got %v allocations; want 0", descriptor, n)
 		}
 	}
 }

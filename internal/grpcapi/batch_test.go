@@ -81,7 +81,7 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 		batch.Finish(i)
 		data, err := batch.Append(nil, i)
 		if r, _ := response(data); err != nil || r.GetOverallCode() != over || !known {
-			t.Errorf("%d: %v, %v, known %t", i, r, err, known)
+			t.Errorf("%d: got %v, %v, known %t; want OVER_LIMIT and known true", i, r, err, known)
 		}
 	}
 	if done != 1 || counted.count(Panicked) != 3 {
@@ -95,7 +95,7 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 	batch.Reset()
 	batch.Add(request("k"), time.Now(), 0, nil)
 	if kept.Fail(backend.ErrUnavailable); done != 2 || batch.Len() != 1 {
-		t.Errorf("done was called %d times", done)
+		t.Errorf("done was called %d times; want 2 calls, and a batch of 1 request", done)
 	}
 	next := 0
 	batch.Submit(time.Time{}, nil, func() { next++ })

@@ -268,7 +268,7 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 			}
 		}
 		if counted.count(Panicked) != 10 || logged.Len() != 1 {
-			t.Errorf("%d counted, %d logged", counted.count(Panicked), logged.Len())
+			t.Errorf("got %d counted, %d logged; want 10 panics counted and 1 logged", counted.count(Panicked), logged.Len())
 		}
 		time.Sleep(time.Second)
 		if _, err := send(s, t.Context(), request("k")); err != nil {

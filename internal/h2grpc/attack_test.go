@@ -77,7 +77,7 @@ func TestAttacks(t *testing.T) {
 				}()
 				start := time.Now()
 				if code := c.readToEnd(); code != http2.ErrCodeEnhanceYourCalm {
-					t.Errorf("ended with %v", code)
+					t.Errorf("ended with %v; want ENHANCE_YOUR_CALM", code)
 				}
 				if took := time.Since(start); took > 2*time.Second {
 					t.Errorf("took %v", took)

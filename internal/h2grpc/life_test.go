@@ -49,7 +49,7 @@ func TestStopWaitsForRequestsInFlight(t *testing.T) {
 		go idle.readToEnd()
 		synctest.Wait()
 		if _, err := l.Dial(); err == nil {
-			t.Error("the server still listens")
+			t.Error("the server accepts a connection after its listener was closed; want an error")
 		}
 		// The client may not have read GOAWAY yet. The server must still answer requests that it sends before.
 		meanwhile := c.send("meanwhile")

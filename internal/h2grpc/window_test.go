@@ -30,7 +30,7 @@ func TestNoMoreBytesThanGranted(t *testing.T) {
 			}
 			_ = c.nc.SetReadDeadline(time.Time{})
 			if have() != granted {
-				t.Fatalf("%d bytes arrived, %d were granted", have(), granted)
+				t.Fatalf("%d bytes arrived, %d were granted; want equal numbers", have(), granted)
 			}
 		}
 	})

@@ -341,7 +341,7 @@ func TestBackendFailureIsAnsweredByPolicy(t *testing.T) {
 		s.check(t, away)
 	}
 	if w := call(away, "POST", "/v1/limit", `{"name":"send"}`); w.Header().Get("Retry-After") != "1" {
-		t.Errorf("headers %v", w.Header())
+		t.Errorf("headers %v; want Retry-After 1", w.Header())
 	}
 	if w := call(away, "POST", "/v1/limit", `{"name":"share"}`); w.Code != 200 || !strings.Contains(w.Body.String(), `"remaining":0,"limit":1,`) {
 		t.Errorf("its own share: %d %s", w.Code, w.Body)

@@ -72,7 +72,7 @@ func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
 			t.Fatalf("got %d %s, %v; want status 429", w.Code, w.Body, err)
 		}
 		if want := fmt.Sprint(int64(math.Ceil(float64(answer.RetryAfter) / 1000))); sent(w, "Retry-After") != want {
-			t.Errorf("Retry-After %s, and retry_after_ms %d", sent(w, "Retry-After"), answer.RetryAfter)
+			t.Errorf("Retry-After %s, and retry_after_ms %d; want Retry-After %s", sent(w, "Retry-After"), answer.RetryAfter, want)
 		}
 		return answer.RetryAfter
 	}

@@ -303,7 +303,7 @@ descriptors:
 		t.Errorf("bob got %d, want 100", n)
 	}
 	if !b.send(t, 1, "user=eve").Denied {
-		t.Error("eve is allowed")
+		t.Error("the request of eve is allowed; want a denial")
 	}
 }
 

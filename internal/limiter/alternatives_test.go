@@ -57,7 +57,7 @@ func TestTheAnswerNamesThePayer(t *testing.T) {
 				t.Errorf("step %d: denied %t by %s, %d left, retry after %d, never %t; want %+v", i, c.Denied, r.Policy.Name, r.Decision.Remaining, c.RetryAfter, c.Never, step)
 			}
 			if paid := step.payer == "credits"; paid != (r.For != nil) || paid && r.For.Name != "per_minute" {
-				t.Errorf("step %d: paid for %v", i, r.For)
+				t.Errorf("step %d: paid for %v; want paid for per_minute: %t", i, r.For, paid)
 			}
 		}
 	}

@@ -70,7 +70,7 @@ func TestADirectDecidesLikeACall(t *testing.T) {
 			}
 			for i := range c.Results {
 				if got, _ := d.Decision(i); *got != c.Results[i].Decision {
-					t.Fatalf("%d of %+v: a Direct decides %+v, a Call %+v", i, c.Limits, *got, c.Results[i].Decision)
+					t.Fatalf("charge %d of %+v: a Direct decides %+v, a Call %+v; want the same decision", i, c.Limits, *got, c.Results[i].Decision)
 				}
 			}
 			d.Reset()

@@ -76,7 +76,8 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 	return PartOf(r.Policy, ByName{Name: name, Values: named.Key, Config: config, Wait: r.Decision.Wait}, count, r.Decision.At), true
 }
 
-// PartOf returns a part that reserved count units of p at time at, by the name in by.
+// PartOf returns the part for count units of p that an application reserved at time at. by has the name and the
+// key that it used.
 func PartOf(p *descriptors.Policy, by ByName, count int64, at algorithms.Micros) ReservedPart {
 	return ReservedPart{
 		Limit: limitNumber(p), Slot: p.SlotOfKey(by.Values), Count: count, Times: 1, At: at, Inflow: inflow(p.Limit), ByName: by,

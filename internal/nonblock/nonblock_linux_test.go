@@ -111,7 +111,7 @@ func TestWriteOnceDoesNotWait(t *testing.T) {
 			t.Errorf("%d of %d bytes have come, %v", n, sum, err)
 		}
 		if n, err := c.Write([]byte("x")); n != 1 || err != nil { // waits until the kernel has noticed that there is room
-			t.Errorf("%d written, %v", n, err)
+			t.Errorf("%d bytes written, %v; want 1 and no error", n, err)
 		}
 	})
 }

@@ -61,7 +61,7 @@ func TestAWorkerPoolIsKeptAndBounded(t *testing.T) {
 	<-done
 	time.Sleep(10 * time.Millisecond)
 	if idle() != 0 {
-		t.Error("a worker was kept after Close")
+		t.Error("a worker was kept after Close; want none")
 	}
 }
 

@@ -54,7 +54,7 @@ func TestDenialsAreNotReadAsPeaks(t *testing.T) {
 					decide(counting, algorithms.Charge{Cost: 4})
 					for range denials {
 						if decide(counting, algorithms.Charge{Cost: 3}).Allowed {
-							t.Fatal("3 of the 1 unit that is left were allowed")
+							t.Fatal("a charge of 3 units was allowed, although 1 unit is left; want a denial")
 						}
 					}
 					if d := decide(settling, a); !d.Allowed || step == "refund" && d.Remaining != 1 {

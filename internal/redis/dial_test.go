@@ -329,7 +329,7 @@ func TestAProbeSendsTheScript(t *testing.T) {
 		}
 		stats := client.Info(t.Context(), "commandstats").Val()
 		if twice := strings.Contains(stats, "cmdstat_evalsha"); twice == probe || !strings.Contains(stats, "cmdstat_eval:calls=1") {
-			t.Errorf("a probe: %v; the server got %s", probe, stats)
+			t.Errorf("a probe: %v; the server got %s; want one EVAL, and an EVALSHA only without a probe", probe, stats)
 		}
 	}
 }

@@ -1,6 +1,7 @@
--- Writes a ledger that a process has in memory into a server that has none. KEYS  head, values ARGV  1 version,
--- 2 mac, 3 checkpoint, 4 its mac, 5 its signature; then pairs of an ID and a value Returns 1, or 0 if the
--- server has a ledger.
+-- Writes a ledger that a process has in memory into a server that has none.
+-- KEYS  head, values
+-- ARGV  1 version, 2 mac, 3 checkpoint, 4 its mac, 5 its signature; then pairs of an ID and a value
+-- Returns 1, or 0 if the server has a ledger.
 if redis.call('EXISTS', KEYS[1]) == 1 then
   return 0
 end

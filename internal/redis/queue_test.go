@@ -449,10 +449,10 @@ func (s *schedule) fill() {
 			first := &r.batch.Charges[i]
 			f := s.groups[first]
 			if f == nil || i+f.size > r.to {
-				s.t.Fatal("a part of a group is sent")
+				s.t.Fatal("a call contains only a part of a group; want whole groups")
 			}
 			if f.sent++; f.sent > 1 {
-				s.t.Error("a group is sent twice")
+				s.t.Error("a group is sent twice; want once")
 			}
 			if f.known || f.canceled.Load() || !r.batch.Deadline.IsZero() && at(s.now).After(r.batch.Deadline) {
 				s.t.Error("a group without a waiting caller is sent")

@@ -286,7 +286,7 @@ func shardsSpreadAReservation(t *testing.T, url string) {
 	d := takeOne(t, s, c, algorithms.Charge{Cost: 14, Reserve: true}) // this leaves a debt of 8 units, two in each shard
 	left := values(t, s, c)
 	if !d.Allowed || sum(left) != -8*one || slices.Max(left)-slices.Min(left) > 1 {
-		t.Errorf("got %+v, left %v of a unit of %d", d, left, one)
+		t.Errorf("got %+v, left %v of a unit of %d; want allowed, and a debt of 8 units, equal in all shards", d, left, one)
 	}
 	// Each shard gets 6/4 tokens a second, so two flow in within 4/3 s.
 	if d.Wait < 1_333_333 || d.Wait > 1_333_334 {

@@ -94,7 +94,7 @@ func TestCloseUnderLoad(t *testing.T) {
 			closed := time.Now()
 			time.Sleep(500 * ms)
 			if share := l.share(closed.Add(100*ms), time.Now(), nil); share > 0 {
-				t.Errorf("%.1f %% were answered by a closed Store", 100*share)
+				t.Errorf("%.1f %% of the charges were answered by a closed Store; want 0 %%", 100*share)
 			}
 			if err := s.Close(); err != nil && !strings.Contains(err.Error(), "closed") {
 				t.Errorf("close again: %v; want an error that contains %q", err, "closed")
@@ -198,7 +198,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 	// Exactly the units that the killed sidecar did not consume are available to others.
 	c.Terms.Cost = 1
 	if got := consumeConcurrently(t, []backend.Store{sidecar(t, url)}, 2*childLimit, c); got != childLimit-charged {
-		t.Errorf("%d were left, %d admitted", childLimit-charged, got)
+		t.Errorf("%d units were left, %d admitted; want equal numbers", childLimit-charged, got)
 	}
 }
 

@@ -75,7 +75,7 @@ func TestTLSWithClientCertificateAndUser(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	if err := anonymous.Ping(ctx); err == nil {
-		t.Error("a client without a certificate was accepted")
+		t.Error("a client without a certificate was accepted; want an error")
 	}
 }
 

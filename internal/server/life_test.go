@@ -81,10 +81,10 @@ func TestPortInUseDoesNotStart(t *testing.T) {
 		t.Errorf("got %v; want an error with the address of the gRPC listener", err)
 	}
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "127.0.0.1:0", HTTP: x.HTTP.String()}); err == nil {
-		t.Error("HTTP: no error")
+		t.Error("HTTP: no error; want an error, because the address is in use")
 	}
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "127.0.0.1:0", Admin: x.Admin.String()}); err == nil {
-		t.Error("admin: no error")
+		t.Error("admin: no error; want an error, because the address is in use")
 	}
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "nonsense"}); err == nil {
 		t.Error("nonsense: no error")

@@ -121,7 +121,7 @@ descriptors:
 		t.Errorf("got %d %s; want code 200", code, answer)
 	}
 	if after := counters(); after != before {
-		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		t.Errorf("before:\n%s\nafter:\n%s; want equal counters", before, after)
 	}
 	// A check by an application counts.
 	if code, answer := post(t, x.HTTP, "/v1/check", `{"name": "credit", "key": "bob"}`); code != 429 {

@@ -57,7 +57,7 @@ func TestWeightedCosts(t *testing.T) {
 func TestWeightsThatAreRefused(t *testing.T) {
 	for _, text := range []string{"", "-1", "+1", "1e3", "1/0", "1/", "/2", "1/2/3", ".", "1.", "0.1234567891", "1000000001", "1/1000000001", "99999999999999999999", "0x1", " 1", "1_0"} {
 		if w, err := Parse(text); err == nil {
-			t.Errorf("%q is %+v", text, w)
+			t.Errorf("%q is parsed as %+v; want an error", text, w)
 		}
 	}
 	for want, byName := range map[string]map[string]Weight{

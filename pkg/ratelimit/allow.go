@@ -213,7 +213,9 @@ func (l *Limiter) decide(ctx context.Context, requests []Request, dryRun bool) e
 	return conclude(requests, worst)
 }
 
-// conclude returns the error of requests, worst, and removes the reservations of a call that consumed nothing.
+// conclude returns the error of a call with these requests. worst is the most serious error of one of them, or
+// nil. If there is an error, conclude removes the reservations from the requests, because nothing stays
+// consumed.
 func conclude(requests []Request, worst error) error {
 	if worst != nil {
 		clearReservations(requests)

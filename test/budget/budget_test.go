@@ -63,7 +63,7 @@ func (l *load) send(sidecar int, explicit bool, hits int64, entries ...descripto
 		d.Entries, d.Cost, d.Explicit = []descriptors.Entry{e}, hits, explicit
 	}
 	if err := l.sidecars[sidecar].Check(l.t.Context(), c); err != nil || c.Failed {
-		l.t.Fatalf("%v, failed %t", err, c.Failed)
+		l.t.Fatalf("got %v, failed %t; want no error and no failure", err, c.Failed)
 	}
 	return c
 }

@@ -77,7 +77,7 @@ func TestAChangeAfterALossComesAfterTheLostOnes(t *testing.T) {
 		t.Errorf("version %d, want 3", e.Version)
 	}
 	if n, err := a.Verify(t.Context()); n != 3 || err != nil || blocked(a) != "ann bob eve " {
-		t.Errorf("verified %d, %v; %s are blocked", n, err, blocked(a))
+		t.Errorf("verified %d, %v; %s are blocked; want 3 entries, no error, and ann, bob and eve blocked", n, err, blocked(a))
 	}
 }
 

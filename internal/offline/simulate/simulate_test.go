@@ -282,6 +282,6 @@ func TestRunStopsWhenItsContextEnds(t *testing.T) {
 	input := strings.Repeat(`{"time_us":5,"limits":[{"name":"send"}]}`+"\n", progressEvery+1)
 	_, err := Run(ctx, Config{Snapshot: compiled(t, small), Name: "trace", Input: strings.NewReader(input), Format: JSONL})
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v; want context.Canceled", err)
 	}
 }

@@ -108,7 +108,7 @@ func TestLimitsBeyondTheBoundShareOverflow(t *testing.T) {
 		}
 	}
 	if overflows != 1 {
-		t.Error("StatsD does not get the overflow")
+		t.Error("StatsD does not get the overflow; want one counter of it")
 	}
 	// With fewer limits there is room again, and removed limits have no counters.
 	l.Swap(snapshot(manyLimits(t, 12)[8:]...))
