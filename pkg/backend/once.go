@@ -26,8 +26,8 @@ type IdempotencyKey struct {
 	Lifetime algorithms.Micros
 }
 
-// ConsumedAny is for Stores. It reports whether a decided group may have consumed units: the group is allowed,
-// or one of its limits charges denied requests. If it may have, the Store must keep its decisions.
+// ConsumedAny is for Stores. It reports whether a decided group may have consumed units: it is not a dry run,
+// and it is allowed or one of its limits charges denied requests. If so, the Store must keep its decisions.
 func ConsumedAny(charges []Charge, decisions []Decision) bool {
 	for i := range charges {
 		d := &decisions[i]

@@ -15,7 +15,7 @@ const (
 	Bins = 60
 )
 
-// Grid has the outcome of each number from 1 to the largest need of a client that was tried, and the denials
+// Grid has the outcome of each number that was tried, from 1 to the largest need of a client, and the denials
 // over time.
 type Grid struct {
 	From, To algorithms.Micros

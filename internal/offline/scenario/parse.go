@@ -280,8 +280,8 @@ func (d *decoder) answer(e *Expectation) fields {
 	}
 }
 
-// settlements are the values that the key settlement of an expectation accepts: "settled", or the reason why
-// the request settled nothing.
+// settlements are the values that the key settlement of an expectation accepts: how a reservation was settled,
+// or why it was not.
 var settlements = []string{"settled", "unknown", "late", "repeated", "none", "forged", "foreign", "changed"}
 
 func (d *decoder) settlement(n *yaml.Node) string {

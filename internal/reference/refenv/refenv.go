@@ -169,9 +169,9 @@ func (r *reader) listeners() {
 	}
 }
 
-// listen sets the flag of a listener from a host and a port. If both variables are unset, it sets nothing.
-// Without a host the address has all interfaces if the flags are those of the reference server, and otherwise
-// only loopback.
+// listen sets the flag of a listener from a host and a port. If neither is given, it sets nothing. Without a
+// host the listener is open on all interfaces if the program replaces the reference server, and otherwise only
+// on loopback.
 func (r *reader) listen(flag, host, portName string) {
 	if host == "" && !r.counts(portName) {
 		return
