@@ -189,9 +189,10 @@ func (j *judge) adjusted(p *process, r *limiter.Result) {
 	}
 }
 
-// unadjusted checks that p knows no adjustment of r, which has the configured numbers.
+// unadjusted checks that p knows no adjustment of r, which has the configured numbers. An adjustment that has
+// expired is not used again if the server's clock then steps back.
 func (j *judge) unadjusted(p *process, r *limiter.Result) {
-	if p.keeper == nil || r.Policy.Name != "tuned" || p.busy {
+	if p.keeper == nil || r.Policy.Name != "tuned" || p.busy || j.stepped {
 		return
 	}
 	for _, a := range p.keeper.Set().All() {

@@ -430,8 +430,8 @@ func (j *judge) retryTimes(s *sending, c *limiter.Call) {
 		}
 		j.w.seen(sawRetry)
 		late := algorithms.Micros(slack)
-		if s.witness == "" && j.w.quiet {
-			late += algorithms.Micros(timeout / time.Microsecond)
+		if s.witness == "" && j.w.quiet { // the denial arrives with its batch, which waits for room, and then for its slowest server
+			late += 2 * algorithms.Micros(timeout/time.Microsecond)
 		} else if s.witness == "" {
 			late += 250_000 // the longest timeout of a call
 		}
