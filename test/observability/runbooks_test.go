@@ -85,8 +85,8 @@ func TestAdjustCommandsOfTheRunbooks(t *testing.T) {
 	if len(commands) != 2 {
 		t.Errorf("%d commands found", len(commands))
 	}
-	s.send(t, 1, "edge", "user_id", "bob")
+	s.send(t, 1, "edge", "user_id", "eve")
 	if !s.exports(t, `rlsidecar_requests_total{code="over_limit"`) {
-		t.Error("bob is not blocked")
+		t.Error("the request of eve was not denied; want it blocked")
 	}
 }
