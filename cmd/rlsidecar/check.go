@@ -11,7 +11,7 @@ import (
 )
 
 type checkCmd struct {
-	Paths    []string `arg:"" name:"path" help:"File, or folder of *.yaml files."`
+	Paths    []string `arg:"" name:"path" help:"File, folder of *.yaml and *.yml files, or folder/**."`
 	Format   string   `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 	RedisURL string   `name:"redis-url" placeholder:"URL" env:"RLSIDECAR_REDIS_URL" help:"The URL that serve will use. check does not connect to it. With redis+cluster://, check warns about descriptors whose limits a cluster charges in several steps."`
 	configFlags

@@ -14,8 +14,8 @@ import (
 )
 
 type diffCmd struct {
-	Old           string `arg:"" placeholder:"OLD" help:"File, or folder of *.yaml files."`
-	New           string `arg:"" placeholder:"NEW" help:"File, or folder of *.yaml files."`
+	Old           string `arg:"" placeholder:"OLD" help:"File, folder of *.yaml and *.yml files, or folder/**."`
+	New           string `arg:"" placeholder:"NEW" help:"File, folder of *.yaml and *.yml files, or folder/**."`
 	Log           string `placeholder:"FILE" help:"Trace or access log to replay with both configurations, optionally compressed with gzip; - is standard input."`
 	JSON          bool   `name:"json" help:"Print JSON."`
 	ExitCode      bool   `help:"Exit with 1 if there are differences."`

@@ -17,7 +17,7 @@ import (
 )
 
 type explainCmd struct {
-	Config      []string `required:"" placeholder:"PATH" help:"File, or folder of *.yaml files; may be repeated."`
+	Config      []string `required:"" placeholder:"PATH" help:"File, folder of *.yaml and *.yml files, or folder/**; may be repeated."`
 	Domain      string   `help:"Domain of the request. Required if the configuration has several."`
 	Descriptors []string `arg:"" optional:"" name:"descriptor" help:"Descriptor as key=value[,key=value]…; several belong to one request."`
 	Hits        *int64   `placeholder:"N" help:"Hits that the request declares, for limits with settle."`

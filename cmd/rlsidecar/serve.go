@@ -23,7 +23,7 @@ import (
 
 // serveCmd has one field for each flag, because kong requires that.
 type serveCmd struct {
-	Config []string `placeholder:"PATH" env:"RLSIDECAR_CONFIG" help:"File, folder of *.yaml files, or folder/** for all files below it. May be repeated; in the variable, separate several by commas. Required without --xds-server."`
+	Config []string `placeholder:"PATH" env:"RLSIDECAR_CONFIG" help:"File, folder of *.yaml and *.yml files, or folder/** for all files below it. May be repeated; in the variable, separate several by commas. Required without --xds-server."`
 	Reload string   `enum:"all,isolate" default:"all" env:"RLSIDECAR_RELOAD" help:"Effect of a mistake in the configuration. all: the whole new configuration is rejected. isolate: only the domains with a mistake are rejected."`
 	configFlags
 	xdsFlags
@@ -53,7 +53,7 @@ type serveCmd struct {
 	TLSClientCA   string `name:"tls-client-ca" placeholder:"FILE" env:"RLSIDECAR_TLS_CLIENT_CA" help:"Require client certificates signed by this CA."`
 	TLSClientName string `name:"tls-client-name" placeholder:"NAME" env:"RLSIDECAR_TLS_CLIENT_NAME" help:"Require client certificates for this DNS name."`
 
-	MaxConnectionAge      time.Duration `name:"grpc-max-connection-age" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE" help:"Ask clients to open a new connection after this time, so that they find new instances (never)."`
+	MaxConnectionAge      time.Duration `name:"grpc-max-connection-age" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE" help:"Make clients open a new connection after this time, so that they find new instances (never)."`
 	MaxConnectionAgeGrace time.Duration `name:"grpc-max-connection-age-grace" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_AGE_GRACE" help:"After --grpc-max-connection-age, wait this long for requests in flight, and then close the connection (never)."`
 	MaxConnectionIdle     time.Duration `name:"grpc-max-connection-idle" default:"15m" placeholder:"TIME" env:"RLSIDECAR_GRPC_MAX_CONNECTION_IDLE" help:"Close gRPC connections that had no request for this time; 0 means never (${default})."`
 	GRPCMaxConnections    int           `name:"grpc-max-connections" placeholder:"N" env:"RLSIDECAR_GRPC_MAX_CONNECTIONS" help:"Maximum number of gRPC connections. Idle ones are closed to make room for new ones (as many as the limits of open files and memory allow)."`
@@ -62,7 +62,7 @@ type serveCmd struct {
 
 	MetricsListen  string  `placeholder:"ADDR" env:"RLSIDECAR_METRICS_LISTEN" help:"Address of a listener for metrics only, without a token (none)."`
 	MetricsPath    string  `default:"/metrics" placeholder:"PATH" env:"RLSIDECAR_METRICS_PATH" help:"Path of the metrics at --metrics-listen (${default})."`
-	NearLimitRatio float64 `default:"0.8" placeholder:"SHARE" env:"RLSIDECAR_NEAR_LIMIT_RATIO" help:"Share of a limit above which hits count as near_limit in the metrics (${default})."`
+	NearLimitRatio float64 `default:"0.8" placeholder:"SHARE" env:"RLSIDECAR_NEAR_LIMIT_RATIO" help:"Share of a limit above which hits that fit count as near_limit in the metrics (${default})."`
 
 	statsdFlags
 	tracingFlags
@@ -94,8 +94,10 @@ type serveCmd struct {
 func (serveCmd) Help() string {
 	return `Buckets are kept in memory, or in Redis if --redis-url is given. The configuration is
 loaded again when its files change, and on SIGHUP. A configuration with a mistake is
-rejected, and the last valid one stays in use. SIGTERM makes the sidecar not ready; it
-stops after --drain-delay and --drain-timeout.
+rejected, and the last valid one stays in use.
+
+After SIGTERM the sidecar is not ready, but serves for --drain-delay. Then it waits up to
+--drain-timeout for the requests in flight, and stops.
 
 Example:
 

@@ -13,7 +13,7 @@ import (
 )
 
 type simulateCmd struct {
-	Config []string `required:"" placeholder:"PATH" help:"File, or folder of *.yaml files; may be repeated."`
+	Config []string `required:"" placeholder:"PATH" help:"File, folder of *.yaml and *.yml files, or folder/**; may be repeated."`
 	File   string   `arg:"" optional:"" help:"Trace or access log, optionally compressed with gzip. Default: standard input."`
 	logFlags
 	Decisions     string `placeholder:"FILE" help:"Write one line of JSON for each request to this file. With -, they go to standard output and the report to standard error."`

@@ -75,6 +75,11 @@ func (p *page) prose(head, text string) {
 
 // item writes an item of a list: a name, short facts, and its meaning. It leaves out empty facts.
 func (p *page) item(name, meaning string, facts ...string) {
+	p.itemAfter("- ", name, meaning, facts...)
+}
+
+// itemAfter writes an item as item does. head starts the item: the marker of a list, which may be nested.
+func (p *page) itemAfter(head, name, meaning string, facts ...string) {
 	facts = slices.DeleteFunc(facts, func(fact string) bool { return fact == "" })
 	if len(facts) > 0 {
 		name += " (" + strings.Join(facts, "; ") + ")"
@@ -82,7 +87,7 @@ func (p *page) item(name, meaning string, facts ...string) {
 	if meaning != "" {
 		name += ": " + meaning
 	}
-	p.prose("- ", name)
+	p.prose(head, name)
 }
 
 func code(s string) string { return "`" + s + "`" }

@@ -163,8 +163,9 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 	return text
 }
 
-// properties lists the keys of an object.
-func (p *page) properties(all schemas, s *schema, link func(string) string) {
+// properties lists the keys of an object. head starts each item. If inner is not nil, it returns the object
+// that a value contains, and the keys of this object follow in a nested list.
+func (p *page) properties(all schemas, s *schema, link func(string) string, head string, inner func(*schema) *schema) {
 	for _, key := range s.Properties.keys {
 		value := &s.Properties.of[key].schema
 		of := all.of(value)
@@ -175,9 +176,35 @@ func (p *page) properties(all schemas, s *schema, link func(string) string) {
 		case of.Default != nil:
 			standard = "default " + code(strings.Trim(string(of.Default), `"`))
 		}
-		p.item(code(key), of.Description, all.kind(value, link), standard)
+		p.itemAfter(head, code(key), of.Description, all.kind(value, link), standard)
+		if inner == nil {
+			continue
+		}
+		if object := inner(value); object != nil {
+			p.properties(all, object, link, "  "+head, inner)
+		}
 	}
-	p.line()
+}
+
+// object returns the object with keys that s is, lists, or allows as one form. It returns nil if there is
+// none, and for objects that link links to.
+func (all schemas) object(s *schema, link func(string) string) *schema {
+	if s.Ref != "" && link(s.Ref[strings.LastIndexByte(s.Ref, '/')+1:]) != "" {
+		return nil
+	}
+	of := all.of(s)
+	if len(of.Properties.keys) > 0 {
+		return &of
+	}
+	if of.Items != nil {
+		return all.object(of.Items, link)
+	}
+	for i := range of.OneOf {
+		if object := all.object(&of.OneOf[i], link); object != nil {
+			return object
+		}
+	}
+	return nil
 }
 
 // Config returns docs/reference/config.md. text is the JSON Schema of configuration files.
@@ -216,7 +243,8 @@ func Config(text []byte) (string, error) {
 			p.prose("", of.Description)
 			p.line()
 		}
-		p.properties(root.Defs.of, of, link)
+		p.properties(root.Defs.of, of, link, "- ", func(value *schema) *schema { return schemas(root.Defs.of).object(value, link) })
+		p.line()
 	}
 	return strings.TrimSuffix(p.String(), "\n"), nil
 }
@@ -339,7 +367,8 @@ func reference(text []byte, title, source string, introduction ...string) (strin
 			p.prose("", s.Description)
 			p.line()
 		}
-		p.properties(all, &s, link)
+		p.properties(all, &s, link, "- ", nil)
+		p.line()
 	}
 	return strings.TrimSuffix(p.String(), "\n"), nil
 }

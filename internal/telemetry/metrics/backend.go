@@ -25,7 +25,7 @@ func (m *Metrics) Backend(next backend.Store, timeout time.Duration, failed func
 		}),
 		failures: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "rlsidecar_backend_failures_total",
-			Help: "Batches that the backend did not decide in time. It is not known whether the ones that were sent have been charged.",
+			Help: "Batches of requests that the backend did not decide in time. If a batch was sent, it is unknown whether it was charged.",
 		}),
 		abandoned: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "rlsidecar_backend_abandoned_total",
@@ -134,7 +134,7 @@ func (m *Metrics) WatchLeases(stats func() stores.LeaseStats) {
 	m.registry.MustRegister(
 		total("rlsidecar_lease_served_total", "Charges decided from leased units, without a call to the backend.", func(s stores.LeaseStats) float64 { return float64(s.Served) }),
 		total("rlsidecar_lease_borrowed_units_total", "Units leased from the store.", func(s stores.LeaseStats) float64 { return float64(s.Granted) }),
-		total("rlsidecar_lease_returned_units_total", "Leased units returned to the store, less those that were added to the bucket meanwhile.", func(s stores.LeaseStats) float64 { return float64(s.Returned) }),
+		total("rlsidecar_lease_returned_units_total", "Unused leased units that were returned to the store. Units that became available in the bucket during the lease are subtracted.", func(s stores.LeaseStats) float64 { return float64(s.Returned) }),
 		gauge("rlsidecar_lease_units", "Units that are leased to this process now.", func(s stores.LeaseStats) float64 { return float64(s.Leased) }),
 		gauge("rlsidecar_lease_keys", "Hot keys: those with enough requests to have a lease.", func(s stores.LeaseStats) float64 { return float64(s.Keys) }),
 	)
@@ -144,7 +144,7 @@ func (m *Metrics) WatchLeases(stats func() stores.LeaseStats) {
 func (m *Metrics) WatchUndos(dropped func() int64) {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Name: "rlsidecar_backend_undos_dropped_total",
-		Help: "Undos that were not sent because 1,024 were in flight: refunds of a part of a request whose other part was denied, and deletions of idempotency keys. Limits then admit less than they could, never more.",
+		Help: "Refunds and deletions of idempotency keys that were not sent, because 1,024 were in flight. They undo the charged part of a request whose other part was denied. Without them limits admit less than they could, never more.",
 	}, func() float64 { return float64(dropped()) }))
 }
 
@@ -176,7 +176,7 @@ func (m *Metrics) Examined(check string, fine bool) {
 func (m *Metrics) WatchControlPlane() (connected func(bool)) {
 	up := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "rlsidecar_xds_connected",
-		Help: "1 while a stream to the xDS server is open. Without one the configuration does not change.",
+		Help: "1 while a stream to the xDS server is open. While it is 0, the configuration does not change.",
 	})
 	m.registry.MustRegister(up)
 	return func(is bool) {

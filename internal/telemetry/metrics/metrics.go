@@ -60,7 +60,7 @@ func New(version, revision string) *Metrics {
 		stripes:  stripesFor(runtime.GOMAXPROCS(0)),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rlsidecar_requests_refused_total",
-			Help: "Requests that were answered without any limit. Reasons too_much, panic, auth_repeated and auth_not_configured (there is no auth section) are answered with a denial, auth_no_route and auth_no_descriptor as the configuration says, no_config by on_backend_failure with --start-without-config, others with an error.",
+			Help: "Requests that were answered before any limit was applied. The answer is a denial for reasons too_much, panic, auth_repeated and auth_not_configured (there is no auth section), the default of the auth section for auth_no_route and auth_no_descriptor, that of on_backend_failure for no_config (with --start-without-config), and an error for others.",
 		}, []string{"reason"}),
 		tooLarge: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rlsidecar_requests_too_large_total",
@@ -133,9 +133,9 @@ func (m *Metrics) WatchMemory(stats func() memory.Stats) {
 	}
 	m.registry.MustRegister(
 		gauge("rlsidecar_memory_keys", "Buckets and entries of sliding logs in memory.", func(s memory.Stats) float64 { return float64(s.Keys) }),
-		gauge("rlsidecar_memory_keys_max", "Bound of buckets and entries of sliding logs in memory.", func(s memory.Stats) float64 { return float64(s.MaxKeys) }),
+		gauge("rlsidecar_memory_keys_max", "Maximum number of buckets and entries of sliding logs in memory.", func(s memory.Stats) float64 { return float64(s.MaxKeys) }),
 		total("rlsidecar_memory_full_total", "Charges refused because memory had no room for a new bucket.", func(s memory.Stats) float64 { return float64(s.Full) }),
-		total("rlsidecar_memory_swept_total", "Buckets deleted because they equalled new ones.", func(s memory.Stats) float64 { return float64(s.Swept) }),
+		total("rlsidecar_memory_swept_total", "Buckets deleted from memory because they were equal to new ones.", func(s memory.Stats) float64 { return float64(s.Swept) }),
 	)
 }
 
@@ -156,9 +156,9 @@ func (m *Metrics) WatchConnections(listener string, stats func() ConnectionStats
 	}
 	m.registry.MustRegister(
 		gauge("rlsidecar_connections", "Open connections.", func(s ConnectionStats) float64 { return float64(s.Open) }),
-		gauge("rlsidecar_connections_max", "Bound of open connections.", func(s ConnectionStats) float64 { return float64(s.Max) }),
+		gauge("rlsidecar_connections_max", "Maximum number of open connections.", func(s ConnectionStats) float64 { return float64(s.Max) }),
 		total("rlsidecar_connections_evicted_total", "Idle connections closed to make room for new ones.", func(s ConnectionStats) float64 { return float64(s.Evicted) }),
-		total("rlsidecar_connections_refused_total", "Connections refused because the bound was reached.", func(s ConnectionStats) float64 { return float64(s.Refused) }),
+		total("rlsidecar_connections_refused_total", "Connections refused because the maximum was reached.", func(s ConnectionStats) float64 { return float64(s.Refused) }),
 	)
 }
 

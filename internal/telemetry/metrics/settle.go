@@ -47,7 +47,7 @@ func newSettleMetrics() *settleMetrics {
 			"Units of limits with settle: reserved by requests, real costs that were settled, and lost, because the debt would have exceeded max_debt.",
 			append(of, "kind")...),
 		settlements: counter("rlsidecar_settlements_total",
-			"Settlements by result: with the real cost (settled), without one (unknown), after the ttl (late), without effect because the reservation was settled before (repeated), or failed because the store failed (failed).",
+			"Settlements by result: with the real cost (settled), without it (unknown), after the ttl (late), of a reservation that was settled before, without effect (repeated), or not made because the store failed (failed).",
 			append(of, "result")...),
 		ignored: counter("rlsidecar_settle_ignored_total",
 			"Ids of reservations that settle nothing: none was reserved, the signature is forged, the id is foreign (of another domain), or the limit has changed.",
