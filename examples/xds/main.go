@@ -29,10 +29,10 @@ func limits(perMinute uint32) []types.Resource {
 }
 
 func main() {
-	listen := flag.String("listen", "127.0.0.1:18001", "where rlsidecar asks")
-	node := flag.String("node", "edge", "what rlsidecar says it is (--xds-node-id); others get no answer")
-	perMinute := flag.Uint("per-minute", 5, "requests of each key")
-	version := flag.String("version", "1", "a new one is sent, one that rlsidecar has is not")
+	listen := flag.String("listen", "127.0.0.1:18001", "address to listen on")
+	node := flag.String("node", "edge", "node ID of the sidecars that receive the limits (--xds-node-id); others receive none")
+	perMinute := flag.Uint("per-minute", 5, "requests a minute of each key")
+	version := flag.String("version", "1", "version of the limits; a version that rlsidecar has is not sent again")
 	flag.Parse()
 
 	snapshot, err := cache.NewSnapshot(*version, map[resource.Type][]types.Resource{
