@@ -45,7 +45,8 @@ func Metrics(text string) string {
 	p := &page{}
 	p.begin("Metrics", "the answer of `/metrics`")
 	p.prose("", "[Monitor rlsidecar](../howto/monitor-and-alert.md) names the metrics to watch, and "+
-		"[operations](../operations.md#metrics) explains outcomes and reasons. The usual `go_*` and `process_*` exist too.")
+		"[operations](../operations.md#metrics) explains outcomes and reasons. The metrics `ratelimit_service_*` have the names and labels of "+
+		"[envoyproxy/ratelimit](../migrating.md#metrics). The usual `go_*` and `process_*` exist too.")
 	p.line()
 	for _, name := range names {
 		labelled := ""
