@@ -1,10 +1,10 @@
--- Requests a decision from rlsidecar. The answer is in txn.rl: allowed, denied, malformed where
--- no valid question could be made of the request, or nothing where there was no answer in time.
+-- Requests a decision from rlsidecar. Its result is in txn.rl: allowed, denied, or malformed if the
+-- request cannot be passed on. txn.rl is not set if there was no answer in time.
 core.register_action("rlsidecar", { "http-req" }, function(txn)
   local headers = {
     ["host"]               = { "rlsidecar" },
     ["x-forwarded-method"] = { txn.sf:method() },
-    ["x-forwarded-uri"]    = { txn.sf:url() },      -- as the client sent it: rlsidecar brings it to one form
+    ["x-forwarded-uri"]    = { txn.sf:url() },      -- as the client sent it: rlsidecar normalizes it
     ["x-forwarded-host"]   = { txn.sf:req_hdr("host") },
     ["x-forwarded-for"]    = { txn.sf:src() },
   }
@@ -15,7 +15,7 @@ core.register_action("rlsidecar", { "http-req" }, function(txn)
   local ok, answer = pcall(function()
     return core.httpclient():get{ url = "http://rlsidecar/v1/auth", dst = "abns@rlsidecar-ask", headers = headers }
   end)
-  -- A control byte in a key, which HAProxy accepts over HTTP/2, makes the question malformed. That is no
+  -- A control byte in a key, which HAProxy accepts over HTTP/2, makes the request malformed. That is no
   -- failure of the sidecar: if it counted as one, such a request would pass where HAProxy fails open.
   local outcome = "malformed"
   if ok then
@@ -24,11 +24,11 @@ core.register_action("rlsidecar", { "http-req" }, function(txn)
   end
   if not outcome then return end
   txn:set_var("txn.rl", outcome)
-  local function tell(var, name)
+  local function set(var, name)
     local values = answer.headers and answer.headers[name]
     if values and values[0] then txn:set_var(var, values[0]) end
   end
-  tell("txn.rl_retry", "retry-after")
-  tell("txn.rl_policy", "ratelimit-policy")
-  tell("txn.rl_limit", "ratelimit")
+  set("txn.rl_retry", "retry-after")
+  set("txn.rl_policy", "ratelimit-policy")
+  set("txn.rl_limit", "ratelimit")
 end)

@@ -157,7 +157,7 @@ func choices(list []string, chosen string) (all []choice) {
 func (p *pages) previewWords(c *change, author, reason string) (string, error) {
 	switch {
 	case c.do == "reset":
-		return "The bucket of " + keyWords(&c.subject) + " is forgotten: what was consumed, debts and penalties. The next request finds it as one never seen.", nil
+		return "The bucket of " + keyWords(&c.subject) + " is forgotten: what was consumed, debts and penalties. For the next request it is a new bucket.", nil
 	case p.Adjust == nil:
 		return "", errors.New("adjustments are off")
 	case c.do == "end":

@@ -132,7 +132,7 @@ type recentRow struct {
 
 // done maps the values of the parameter done to the texts that confirm the client's last action.
 var done = map[string]string{
-	"reset": "The bucket was reset: it is as one never seen.",
+	"reset": "The bucket was reset. It is like a new bucket.",
 	"raise": "The limit was raised for this key.",
 	"block": "The key is blocked.",
 	"end":   "The adjustment was ended.",
