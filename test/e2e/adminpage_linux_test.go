@@ -136,11 +136,18 @@ func (b *browser) enter() {
 	b.until("another page", `window.before === undefined && document.readyState === 'complete'`)
 }
 
-// until waits until a script returns true.
+// until waits until a script returns true. The browser may leave the page while the script runs; then the
+// script runs again on the next page.
 func (b *browser) until(what, script string) {
 	b.t.Helper()
-	for deadline := time.Now().Add(maxWait); !in[bool](b, script); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
+	for deadline := time.Now().Add(maxWait); ; time.Sleep(50 * time.Millisecond) {
+		done, err := evaluate[bool](b, script)
+		switch {
+		case err == nil && done:
+			return
+		case err != nil && !strings.Contains(err.Error(), "Inspected target navigated or closed"):
+			b.t.Fatalf("%s: %v", what, err)
+		case time.Now().After(deadline):
 			b.t.Fatalf("%s: not within %v; the page is\n%s", what, maxWait, in[string](b, `document.body.innerText`))
 		}
 	}

@@ -123,13 +123,19 @@ func (b *browser) do(steps ...chromedp.Action[chromedp.Void]) {
 // in runs a script in the page, and returns its result.
 func in[T any](b *browser, script string) T {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, 2*maxWait)
-	defer cancel()
-	value, err := chromedp.Run(ctx, chromedp.Evaluate[T](script, chromedp.EvalAwaitPromise))
+	value, err := evaluate[T](b, script)
 	if err != nil {
 		b.t.Fatalf("%s: %v", script[:min(len(script), 200)], err)
 	}
 	return value
+}
+
+// evaluate returns the value of a script, or an error. The browser returns an error if it leaves the page
+// meanwhile.
+func evaluate[T any](b *browser, script string) (T, error) {
+	ctx, cancel := context.WithTimeout(b.ctx, 2*maxWait)
+	defer cancel()
+	return chromedp.Run(ctx, chromedp.Evaluate[T](script, chromedp.EvalAwaitPromise))
 }
 
 // outcome is a script that returns the page's text about the selected rate.
