@@ -164,19 +164,18 @@ func (s *Service) Status() Status { return s.keeper.Status() }
 // List returns the adjustments in force, sorted by domain, limit and key, and the version of their Set.
 func (s *Service) List() (all []Shown, version uint64) {
 	set, now := s.keeper.Set(), s.keeper.Now()
-	for _, a := range set.All() {
-		if a.Expires > now {
-			all = append(all, s.show(a, now))
-		}
+	for _, a := range inForce(set, now) {
+		all = append(all, s.show(a, now))
 	}
 	return all, set.Head.Version
 }
 
 // InForce returns the adjustments that have not expired, sorted by domain, limit and key. Some may have no
 // effect; List and Find report this.
-func (s *Service) InForce() []*Adjustment {
-	now := s.keeper.Now()
-	return slices.DeleteFunc(s.keeper.Set().All(), func(a *Adjustment) bool { return a.Expires <= now })
+func (s *Service) InForce() []*Adjustment { return inForce(s.keeper.Set(), s.keeper.Now()) }
+
+func inForce(set *Set, now algorithms.Micros) []*Adjustment {
+	return slices.DeleteFunc(set.All(), func(a *Adjustment) bool { return a.Expires <= now })
 }
 
 // Find returns the adjustment with an ID.

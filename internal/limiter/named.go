@@ -62,9 +62,9 @@ func (s *Snapshot) inspected(domain, name string) (*Domain, *descriptors.Policy,
 	if missing, ok := errors.AsType[*RequestError](err); !ok || !missing.Missing || domain != "" && s.Domains[domain] == nil {
 		return d, p, err
 	}
-	for _, use := range s.Policies {
+	for _, use := range s.withName(domain, name) {
 		switch {
-		case use.Name != name || use.Unlimited || domain != "" && use.Domain != domain:
+		case use.Unlimited:
 		case p != nil && p.Domain != use.Domain:
 			return nil, nil, &RequestError{Problem: fmt.Sprintf("several domains have a limit named %q; add the domain", descriptors.Printable(name))}
 		case use.Whole:

@@ -31,7 +31,7 @@ type Snapshot struct {
 }
 
 // withName returns the policies with this name, and in this domain unless domain is "", in the order of
-// Policies. Operators may adjust 10,000 of 100,000 limits, and each is found by its name.
+// Policies. Only operators search limits by their names: they may adjust 10,000 of 100,000.
 func (s *Snapshot) withName(domain, name string) (policies []*descriptors.Policy) {
 	s.byName.made.Do(func() {
 		list := make([]int32, len(s.Policies))

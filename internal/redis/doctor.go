@@ -83,8 +83,9 @@ func (s *Store) examine(ctx context.Context, server string, client *goredis.Clie
 	if err != nil {
 		found(Warning, "version", "INFO cannot be read (%s); version and eviction were not checked", advice(err, s.where.form))
 	} else {
-		all = append(all, checkInfo(server, fields(info))...)
-		all = append(all, checkExpiry(server, fields(info), timeout)...)
+		values := fields(info)
+		all = append(all, checkInfo(server, values)...)
+		all = append(all, checkExpiry(server, values, timeout)...)
 	}
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
 	if err != nil {
