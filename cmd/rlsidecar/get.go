@@ -38,61 +38,69 @@ func (c *getCmd) Run(a *app) error {
 		return err
 	}
 	var answer struct {
-		Buckets []struct {
-			Domain     string            `json:"domain"`
-			Name       string            `json:"name"`
-			Key        shownKey          `json:"key"`
-			Remaining  int64             `json:"remaining"`
-			Capacity   int64             `json:"capacity"`
-			RetryAfter int64             `json:"retry_after_ms"`
-			ResetAfter int64             `json:"reset_after_ms"`
-			BlockedFor int64             `json:"blocked_for_ms"`
-			BlockedBy  string            `json:"blocked_by"`
-			Value      int64             `json:"value"`
-			Scale      int64             `json:"value_scale"`
-			Then       string            `json:"then"`
-			Settle     *httpapi.Settling `json:"settle"`
-		} `json:"buckets"`
+		Buckets []gotBucket `json:"buckets"`
 	}
 	if err := c.request(a, http.MethodGet, "buckets", query, &answer); err != nil {
 		return err
 	}
-	if c.Format == "text" && len(answer.Buckets) > 0 {
-		table := tabwriter.NewWriter(a.stdout, 0, 0, 2, ' ', 0)
-		fmt.Fprint(table, "DOMAIN\tLIMIT\tKEY\tREMAINING\tOF\tNEXT IN\tFULL IN\n")
-		for _, b := range answer.Buckets {
-			next := duration(b.RetryAfter)
-			switch {
-			case b.Capacity == 0:
-				next = "never"
-			case b.RetryAfter == 0:
-				next = "now"
-			}
-			full := duration(max(b.ResetAfter, b.BlockedFor)) // a blocked key is not full before the block ends
-			fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key,
-				b.Remaining, b.Capacity, next, full)
-		}
-		if err := table.Flush(); err != nil {
-			return err
-		}
-		for _, b := range answer.Buckets {
-			if b.Settle != nil {
-				writeSettling(a.stdout, b.Settle, whole(b.Key), descriptors.Printable(b.Name), b.Value, b.Scale)
-			}
-			if b.Then != "" {
-				fmt.Fprintf(a.stdout, "limit %s pays for what limit %s does not allow; get shows its bucket by that name\n",
-					descriptors.Printable(b.Then), descriptors.Printable(b.Name))
-			}
-			if b.BlockedFor == 0 {
-				continue
-			}
-			left := time.Duration(b.BlockedFor) * time.Millisecond
-			fmt.Fprintf(a.stdout, "%s of limit %s is blocked for %v, until %s, %s\n", whole(b.Key), descriptors.Printable(b.Name), left,
-				time.Now().Add(left).UTC().Format("2006-01-02 15:04:05 UTC"), blockers[b.BlockedBy])
-		}
-	}
 	if len(answer.Buckets) == 0 {
 		return exitError{exitNo, errNoBucket}
+	}
+	if c.Format == "text" {
+		return writeBuckets(a.stdout, answer.Buckets)
+	}
+	return nil
+}
+
+// gotBucket is a bucket in the answer of the API. Times are in milliseconds.
+type gotBucket struct {
+	Domain     string            `json:"domain"`
+	Name       string            `json:"name"`
+	Key        shownKey          `json:"key"`
+	Remaining  int64             `json:"remaining"`
+	Capacity   int64             `json:"capacity"`
+	RetryAfter int64             `json:"retry_after_ms"`
+	ResetAfter int64             `json:"reset_after_ms"`
+	BlockedFor int64             `json:"blocked_for_ms"`
+	BlockedBy  string            `json:"blocked_by"`
+	Value      int64             `json:"value"`
+	Scale      int64             `json:"value_scale"`
+	Then       string            `json:"then"`
+	Settle     *httpapi.Settling `json:"settle"`
+}
+
+// writeBuckets writes a table of the buckets, and then what the table has no columns for.
+func writeBuckets(out io.Writer, buckets []gotBucket) error {
+	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprint(table, "DOMAIN\tLIMIT\tKEY\tREMAINING\tOF\tNEXT IN\tFULL IN\n")
+	for _, b := range buckets {
+		next := duration(b.RetryAfter)
+		switch {
+		case b.Capacity == 0:
+			next = "never"
+		case b.RetryAfter == 0:
+			next = "now"
+		}
+		full := duration(max(b.ResetAfter, b.BlockedFor)) // a blocked key is not full before the block ends
+		fmt.Fprintf(table, "%s\t%s\t%s\t%d\t%d\t%s\t%s\n", descriptors.Printable(b.Domain), descriptors.Printable(b.Name), b.Key,
+			b.Remaining, b.Capacity, next, full)
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	for _, b := range buckets {
+		if b.Settle != nil {
+			writeSettling(out, b.Settle, whole(b.Key), descriptors.Printable(b.Name), b.Value, b.Scale)
+		}
+		if b.Then != "" {
+			fmt.Fprintf(out, "limit %s pays for what limit %s does not allow; get shows its bucket by that name\n",
+				descriptors.Printable(b.Then), descriptors.Printable(b.Name))
+		}
+		if b.BlockedFor > 0 {
+			left := time.Duration(b.BlockedFor) * time.Millisecond
+			fmt.Fprintf(out, "%s of limit %s is blocked for %v, until %s, %s\n", whole(b.Key), descriptors.Printable(b.Name), left,
+				time.Now().Add(left).UTC().Format("2006-01-02 15:04:05 UTC"), blockers[b.BlockedBy])
+		}
 	}
 	return nil
 }

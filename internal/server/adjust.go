@@ -294,9 +294,9 @@ var (
 // other containers of the pod and pages in a browser have such access too.
 func (s *server) mayChange(r *http.Request) error {
 	switch {
-	case s.adminToken != nil && httpauth.HasToken(r, s.adminToken):
+	case s.tokens.admin != nil && httpauth.HasToken(r, s.tokens.admin):
 		return nil
-	case s.adminToken != nil:
+	case s.tokens.admin != nil:
 		return errReadToken
 	case httpauth.ThroughUnixSocket(r):
 		return nil

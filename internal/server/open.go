@@ -126,7 +126,7 @@ func (o *opening) http() error {
 		return nil
 	}
 	c := httpapi.Config{
-		AnswerJSON: o.api.AnswerJSON, Token: s.apiToken, Local: isLocal(s.config.HTTP),
+		AnswerJSON: o.api.AnswerJSON, Token: s.tokens.api, Local: isLocal(s.config.HTTP),
 		Ready: s.ready.Load, NotReady: s.notReady, API: s.httpAPI(), Auth: s.authHandler(),
 	}
 	if s.config.NoJSON {
@@ -156,7 +156,7 @@ func (o *opening) admin() error {
 	}
 	h := admin.New(admin.Config{
 		Fleet: fleet,
-		Token: s.adminToken, ReadToken: s.adminReadToken, Version: s.config.Version, Started: s.watch.started, Now: time.Now, Metrics: s.metrics.Handler(),
+		Token: s.tokens.admin, ReadToken: s.tokens.adminRead, Version: s.config.Version, Started: s.watch.started, Now: time.Now, Metrics: s.metrics.Handler(),
 		Current: s.limiter.Current, Reload: s.lastReload, Tally: s.metrics.Tally, Settling: s.metrics.SettleTally, EstimateNow: s.limiter.EstimateNow, Denied: s.denials.Top,
 		Limiter: s.limiter, Log: s.log, Adjust: s.adjust.service, Used: s.watch.usage.Top, Unmatched: s.unmatched.Top, History: s.watch.history, Times: &s.watch.times, Conditions: s.conditions.List,
 		API: (&httpapi.Operator{Limiter: s.limiter, Denied: s.denials.Top, Unmatched: s.unmatched.Top, Conditions: s.conditions.List, Settling: s.metrics.SettleTally, Log: s.log, Adjustments: s.adjust.api()}).Handler(),
@@ -184,11 +184,11 @@ func (o *opening) metrics() error {
 
 // httpAPI returns the API for applications.
 func (s *server) httpAPI() *httpapi.API {
-	closed := s.apiToken == nil && !isLocal(s.config.HTTP)
+	closed := s.tokens.api == nil && !isLocal(s.config.HTTP)
 	if closed {
 		s.log.Warn("the HTTP API is off, because other machines can reach --http-listen and there is no token; give --api-token-file", zap.String("http", s.config.HTTP))
 	}
-	api := &httpapi.API{Limiter: s.limiter, Token: s.apiToken, Closed: closed, Headers: s.config.HTTPHeaders}
+	api := &httpapi.API{Limiter: s.limiter, Token: s.tokens.api, Closed: closed, Headers: s.config.HTTPHeaders}
 	if s.config.APIInlineConfig {
 		api.Inline = config.Inline
 	}

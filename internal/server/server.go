@@ -41,6 +41,9 @@ type Running struct {
 	NotReady string
 }
 
+// accessTokens are the tokens of Config. A token that is not configured is nil.
+type accessTokens struct{ api, admin, adminRead httpauth.Token }
+
 // server holds the parts of a running server.
 type server struct {
 	config    Config
@@ -55,13 +58,12 @@ type server struct {
 	tracing   *tracing.Tracing // nil without tracing
 	unmatched *unmatched.Recorder
 	// conditions are the current problems.
-	conditions *conditions.Registry
-	// These tokens come from Config. A token that is not configured is nil.
-	apiToken, adminToken, adminReadToken httpauth.Token
-	ready, draining                      atomic.Bool
-	noAuthLogged                         atomic.Bool
-	redisFailures                        redisFailures
-	redisReadiness                       *readiness
+	conditions      *conditions.Registry
+	tokens          accessTokens
+	ready, draining atomic.Bool
+	noAuthLogged    atomic.Bool // so that the warning about a missing token is logged once
+	redisFailures   redisFailures
+	redisReadiness  *readiness
 	// configured is closed when the first configuration is in use.
 	configured   chan struct{}
 	isConfigured func()
@@ -188,13 +190,13 @@ func (s *server) runBackground(ctx context.Context, wg *sync.WaitGroup) {
 
 // readTokens reads the tokens of Config.
 func (s *server) readTokens() (err error) {
-	if s.apiToken, err = s.token(s.config.APIToken, s.config.APITokenFile); err != nil {
+	if s.tokens.api, err = s.token(s.config.APIToken, s.config.APITokenFile); err != nil {
 		return err
 	}
-	if s.adminToken, err = s.token(s.config.AdminToken, s.config.AdminTokenFile); err != nil {
+	if s.tokens.admin, err = s.token(s.config.AdminToken, s.config.AdminTokenFile); err != nil {
 		return err
 	}
-	s.adminReadToken, err = s.token("", s.config.AdminReadTokenFile)
+	s.tokens.adminRead, err = s.token("", s.config.AdminReadTokenFile)
 	return err
 }
 

@@ -58,10 +58,10 @@ func (s *server) newSettleKeys() (*settleKeys, error) {
 // old returns the secrets that sign ids in the older form: the current and the previous token of the HTTP
 // API, or "" if there is no token.
 func (k *settleKeys) old() []string {
-	if k.server.apiToken == nil {
+	if k.server.tokens.api == nil {
 		return []string{""}
 	}
-	return k.ofToken(k.server.apiToken())
+	return k.ofToken(k.server.tokens.api())
 }
 
 func randomSecret() string {
@@ -75,8 +75,8 @@ func (k *settleKeys) secrets() []string {
 	switch {
 	case k.file != nil:
 		return k.file()
-	case k.server.apiToken != nil:
-		return k.ofToken(k.server.apiToken())
+	case k.server.tokens.api != nil:
+		return k.ofToken(k.server.tokens.api())
 	default:
 		if !k.used.Load() {
 			k.used.Store(true)
@@ -102,7 +102,7 @@ func (k *settleKeys) ofToken(token string) []string {
 
 // isShared reports whether the secret is kept in Redis.
 func (k *settleKeys) isShared() bool {
-	return k.file == nil && k.server.apiToken == nil && k.server.config.Redis.URL != ""
+	return k.file == nil && k.server.tokens.api == nil && k.server.config.Redis.URL != ""
 }
 
 // first reads the secret before the first request, if the configuration needs a secret from Redis. ctx bounds

@@ -365,21 +365,11 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 	case Guaranteed:
 		return l.scaleGuaranteed(s)
 	case FixedWindow:
-		// Times as late as MaxTime plus this number of periods must stay exact: 1 + ceil((capacity +
-		// max_reserved)/rate).
-		longest := l.period
-		if l.Calendar != nil {
-			longest = int64(l.Calendar.Longest)
-		}
-		if most = mostOfWindows(l.Rate, longest); most < 0 {
+		if most = l.scaleWindow(s); most < 0 {
 			return false, "capacity", 0
 		}
 		if l.Capacity > most-reserved {
 			return false, "capacity", most - reserved
-		}
-		if l.phaseFromKey = s.Start == nil && s.Calendar == nil; s.Start != nil {
-			start := floorDiv(int64(*s.Start), int64(l.tick))
-			l.phase = start - floorDiv(start, l.period)*l.period
 		}
 	case SlidingWindow:
 		if hi, lo := bits.Mul64(uint64(l.Rate)*3, uint64(l.period)); hi > 0 || lo > maxExact || l.Rate > maxExact {
@@ -406,6 +396,22 @@ func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 		}
 	}
 	return true, "", 0
+}
+
+// scaleWindow sets the phase of a fixed window. It returns the largest capacity + max_reserved that is computed
+// exactly, in units, or a negative number if none is.
+func (l *Limit) scaleWindow(s Spec) (most int64) {
+	if l.phaseFromKey = s.Start == nil && s.Calendar == nil; s.Start != nil {
+		start := floorDiv(int64(*s.Start), int64(l.tick))
+		l.phase = start - floorDiv(start, l.period)*l.period
+	}
+	// Times as late as MaxTime plus this number of periods must stay exact: 1 + ceil((capacity +
+	// max_reserved)/rate).
+	longest := l.period
+	if l.Calendar != nil {
+		longest = int64(l.Calendar.Longest)
+	}
+	return mostOfWindows(l.Rate, longest)
 }
 
 // mostOfWindows returns the largest capacity + max_reserved of a fixed window that is computed exactly.

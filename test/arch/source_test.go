@@ -60,6 +60,57 @@ func TestPackageComments(t *testing.T) {
 	}
 }
 
+// A function longer than maxLines, or a struct with more than maxFields, needs an entry in long.
+const maxLines, maxFields = 60, 25
+
+// long lists the functions and structs that may exceed the bounds, with the reason.
+var long = map[string]string{
+	"pkg/algorithms.TakeShards": "its parts share the slices and sums of its first loop",
+	"cmd/rlsidecar.serveCmd":    "has one field for each flag",
+	"internal/server.Config":    "has one field for each flag, or group of flags",
+	"internal/config.limit":     "has one field for each key of a limit",
+}
+
+// TestFunctionsAndStructsAreShort bounds the functions and structs of the program and the library. The suite for Stores
+// consists of tests, and is not bounded.
+func TestFunctionsAndStructsAreShort(t *testing.T) {
+	seen := map[string]bool{}
+	for _, p := range packages(t) {
+		if p.name() == "pkg/backend/storetest" || !within(p.name(), "cmd") && !within(p.name(), "internal") && !within(p.name(), "pkg") {
+			continue
+		}
+		fset := token.NewFileSet()
+		check := func(name string, is, most int, unit string, n ast.Node) {
+			name = p.name() + "." + name
+			if is <= most {
+				return
+			}
+			seen[name] = true
+			if long[name] == "" {
+				t.Errorf("%s: %s has %d %s, want at most %d", fset.Position(n.Pos()), name, is, unit, most)
+			}
+		}
+		for _, path := range p.files(p.GoFiles) {
+			ast.Inspect(parse(t, fset, path), func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.FuncDecl:
+					check(n.Name.Name, fset.Position(n.End()).Line-fset.Position(n.Pos()).Line+1, maxLines, "lines", n)
+				case *ast.TypeSpec:
+					if s, ok := n.Type.(*ast.StructType); ok {
+						check(n.Name.Name, s.Fields.NumFields(), maxFields, "fields", n)
+					}
+				}
+				return true
+			})
+		}
+	}
+	for name := range long {
+		if !seen[name] {
+			t.Errorf("%s is in the list of long functions and structs, but is within the bounds", name)
+		}
+	}
+}
+
 // TestEveryFileIsBuilt rejects build constraints that exclude a file from every build: no compiler or test
 // would check it.
 func TestEveryFileIsBuilt(t *testing.T) {
