@@ -42,7 +42,7 @@ descriptors:
   - {key: region, limit: quiet, shadow_mode: true}
 `
 
-// adminPage starts a sidecar that has limits, and keys that were allowed and denied.
+// adminPage is a running sidecar that has denied requests of each of hostileKeys and of two other keys.
 type adminPage struct {
 	*process
 	http, admin, config string
@@ -97,8 +97,8 @@ func (p *adminPage) deny(t *testing.T, limit, key string) {
 	t.Fatalf("limit %s, key %q: no request was denied", limit, key)
 }
 
-// check sets the width and the color scheme of b.
-func (b *browser) check(width int64, scheme string) {
+// emulate sets the width and the color scheme of b.
+func (b *browser) emulate(width int64, scheme string) {
 	b.t.Helper()
 	media := emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}
 	if _, err := chromedp.Call(b.ctx, emulation.SetEmulatedMedia, media); err != nil {
@@ -125,7 +125,7 @@ func (b *browser) tabTo(text string) {
 		}
 		passed = append(passed, at)
 	}
-	b.t.Fatalf("the Tab key never reaches %q; it reached %q", text, passed[:min(len(passed), 40)])
+	b.t.Fatalf("200 Tab keys do not reach %q; the first of them reached %q", text, passed[:min(len(passed), 40)])
 }
 
 // enter presses Enter and waits until the browser has loaded the next page.
@@ -195,7 +195,7 @@ func TestAdminPageInABrowser(t *testing.T) {
 	}
 	for _, scheme := range []string{"light", "dark"} {
 		for _, width := range []int64{390, 1440} {
-			b.check(width, scheme)
+			b.emulate(width, scheme)
 			for _, page := range []string{"login", "overview", "limit", "hostile-limit", "search", "key", "hostile-key", "raise", "adjustments", "configuration", "fleet", "problem"} {
 				t.Run(fmt.Sprintf("%s %s %d", page, scheme, width), func(t *testing.T) {
 					b := &browser{t: t, ctx: b.ctx}
@@ -215,7 +215,8 @@ func TestAdminPageInABrowser(t *testing.T) {
 		}
 	}
 	for _, output := range b.console() {
-		if !strings.Contains(output, "401") && !strings.Contains(output, "404") { // pages that a link does not reach: the answers to a login, and to a limit that does not exist
+		// The test opens two pages that are errors: 401 before it logs in, and 404 for a limit that does not exist.
+		if !strings.Contains(output, "401") && !strings.Contains(output, "404") {
 			t.Errorf("the console of the browser reports %q", output)
 		}
 	}
@@ -225,13 +226,13 @@ func TestAdminPageInABrowser(t *testing.T) {
 func (b *browser) wellMade(width int64, scheme string) {
 	b.t.Helper()
 	if title := in[string](b, `document.title`); !strings.HasSuffix(title, "· rlsidecar") {
-		b.t.Errorf("the title is %q", title)
+		b.t.Errorf("the title is %q, want the suffix %q", title, "· rlsidecar")
 	}
 	if got := in[int64](b, `document.documentElement.scrollWidth`); got > width {
-		b.t.Errorf("the page is %d px wide", got)
+		b.t.Errorf("the page is %d px wide, want at most %d", got, width)
 	}
 	if dark := in[string](b, `getComputedStyle(document.body).backgroundColor`) == "rgb(13, 17, 23)"; dark != (scheme == "dark") {
-		b.t.Errorf("the dark color scheme is in use: %t", dark)
+		b.t.Errorf("the dark color scheme is in use: %t, want the %s one", dark, scheme)
 	}
 	if n := in[int](b, `document.querySelectorAll('img, base, iframe, main script, main style, main svg[onload], [href^="javascript"], meta[http-equiv]').length`); n != 0 {
 		b.t.Errorf("keys or names added %d elements to the page, want 0", n)
@@ -241,15 +242,15 @@ func (b *browser) wellMade(width int64, scheme string) {
 	}
 }
 
-// TestAnOperatorAtNight finds the reason for bob's denials, raises his limit and blocks another key. It uses
+// TestAdminPageByKeyboard finds the reason for bob's denials, raises his limit and blocks another key. It uses
 // only the keyboard, with JavaScript and without.
-func TestAnOperatorAtNight(t *testing.T) {
+func TestAdminPageByKeyboard(t *testing.T) {
 	t.Parallel()
 	for _, scripts := range []string{"with scripts", "without scripts"} {
 		t.Run(scripts, func(t *testing.T) {
 			p := startAdminPage(t)
 			b := newBrowser(t)
-			b.check(1440, "dark")
+			b.emulate(1440, "dark")
 			if scripts == "without scripts" {
 				if _, err := chromedp.Call(b.ctx, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true}); err != nil {
 					t.Fatal(err)
@@ -294,12 +295,12 @@ func TestAnOperatorAtNight(t *testing.T) {
 }
 
 // TestThePageRefreshesItself keeps the page open while a key is denied and while a configuration is refused.
-// Both must appear.
+// The page must show both without a reload.
 func TestThePageRefreshesItself(t *testing.T) {
 	t.Parallel()
 	p := startAdminPage(t)
 	b := newBrowser(t)
-	b.check(390, "light")
+	b.emulate(390, "light")
 	b.logIn(p)
 	b.shows("All is well")
 	in[bool](b, `window.before = true`)
@@ -328,9 +329,9 @@ func TestThisBrowserShowsAttacks(t *testing.T) {
 	b := newBrowser(t)
 	b.do(chromedp.Navigate(evil.URL + "/"))
 	if title := in[string](b, `document.title`); title != "pwned" {
-		t.Errorf("the title is %q", title)
+		t.Errorf("the title is %q, want %q", title, "pwned")
 	}
 	if output := strings.Join(b.console(), "\n"); !strings.Contains(output, "style") {
-		t.Errorf("the console of the browser reports %q", output)
+		t.Errorf("the console of the browser reports %q, want a blocked style", output)
 	}
 }

@@ -22,12 +22,12 @@ import (
 // aiNode is the xDS node id of the rate limit service in Envoy AI Gateway.
 const aiNode = "envoy-ai-gateway-ratelimit"
 
-// aiQuota is the configuration that Envoy AI Gateway sends for a QuotaPolicy of one backend. It has a quota
-// for each model, and one for each tenant of the first model.
+// aiQuota returns the configuration that Envoy AI Gateway sends for a QuotaPolicy of one backend. The model
+// small has one quota. The model large has a quota for each tenant, and one for requests without a tenant.
 func aiQuota(perHour uint32) *conf.RateLimitConfig {
 	quota := func(key, value string, hourly uint32) *conf.RateLimitDescriptor {
 		d := &conf.RateLimitDescriptor{Key: key, Value: value, RateLimit: &conf.RateLimitPolicy{Unit: conf.RateLimitUnit_HOUR, RequestsPerUnit: hourly}}
-		d.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 7, protowire.VarintType), 1)) // the value of quota_mode
+		d.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 7, protowire.VarintType), 1)) // quota_mode: true; the Go type lacks this field
 		return d
 	}
 	const rest = "rule-1-match--1"
@@ -43,8 +43,8 @@ func aiQuota(perHour uint32) *conf.RateLimitConfig {
 }
 
 // TestEnvoyAIGatewayDeployment starts the program with the environment of Envoy AI Gateway's rate limit
-// deployment. The test acts as its configuration server and as its proxies: 1 hit when a request starts, and
-// the tokens of the answer at its end.
+// deployment. The test acts as its configuration server and as its proxies. A proxy sends 1 hit when a
+// request starts, and as many hits as the answer has tokens when it ends.
 func TestEnvoyAIGatewayDeployment(t *testing.T) {
 	t.Parallel()
 	addr := loopback()
@@ -103,9 +103,9 @@ func TestEnvoyAIGatewayDeployment(t *testing.T) {
 		}
 	}
 
-	// An update of the policy keeps the charges of a quota that does not change.
+	// An update of the policy applies to a tenant that has used up the old quota.
 	plane.Set(t, aiNode, "2", aiQuota(100))
-	eventually(t, "ann has 100 an hour, of which 21 are gone", func() bool { return send(large+",rule-0-x-tenant-match-0=ann", 0) == "OK" })
+	eventually(t, "ann has units of the new quota left", func() bool { return send(large+",rule-0-x-tenant-match-0=ann", 0) == "OK" })
 	if keys := redis.Do("keys", "*"); !strings.Contains(keys, "ann") {
 		t.Errorf("the quotas are not in Redis: %s", keys)
 	}

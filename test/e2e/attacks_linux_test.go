@@ -22,12 +22,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// Each table of this file lists spellings of the same request of one client. All of them must be charged to
-// one bucket. Each recipe that runs a real proxy has a test that sends all of them.
+// The tables of this file list requests that a client could send to avoid its limit. The functions below send
+// them through a proxy and check that the limit still applies.
 
 // received is a request that the application received.
 type received struct {
-	// keys returns the values of all headers that an application might treat as X-Api-Key. CGI and its
+	// keys has the values of all headers that an application might treat as X-Api-Key. CGI and its
 	// successors, such as WSGI, do not distinguish "-" from "_".
 	keys []string
 	path string
@@ -50,7 +50,7 @@ type gateway struct {
 	http2   string   // the port for HTTP/2 without TLS; "" if the proxy does not support it
 	proxied string   // the port for HTTP/1 after a PROXY protocol header
 	client  string   // the address of the client; "" means any
-	keys    bucket   // the numbers of the limit for each key
+	keys    bucket   // the numbers of the limit for each key; zero means perKey
 	gaps    []string // names of keyAttacks that are known to succeed
 }
 
@@ -60,7 +60,7 @@ type header struct{ name, value string }
 // keyAttack sends a key in a spelling that some application accepts as that key.
 type keyAttack struct {
 	name  string
-	http2 bool
+	http2 bool // the attack is sent over HTTP/2
 	lines func(key string) []header
 }
 
@@ -184,8 +184,9 @@ var malformed = []header{
 	{apiKey, "key\x01"}, {apiKey, "key\x1f\x7f"}, {apiKey, "\v"}, {apiKey, "a\tb"}, {apiKey, "\xff"},
 }
 
-// malformedRequestsAreLimited requires a proxy that fails open, and an application that accepts malformed
-// requests.
+// malformedRequestsAreLimited sends each of malformed more often than its limit allows. The proxy must refuse
+// the request, or limit it. This holds only if the proxy fails open and the application accepts malformed
+// requests, as with serveAnything.
 func (g gateway) malformedRequestsAreLimited(t *testing.T) {
 	t.Helper()
 	if code := g.overHTTP2(t, "/"); code != http.StatusOK {
@@ -202,12 +203,12 @@ func (g gateway) malformedRequestsAreLimited(t *testing.T) {
 				if code == http.StatusOK {
 					passed++
 				} else if code != http.StatusTooManyRequests {
-					t.Logf("the proxy: %d", code)
+					t.Logf("the proxy refused the request with status %d", code)
 					return
 				}
 			}
 			if most := limit.capacity + int(time.Since(from)/limit.each); passed > most {
-				t.Errorf("%d requests passed a limit of %d", passed, most)
+				t.Errorf("%d requests were allowed, want at most %d", passed, most)
 			}
 		})
 	}
@@ -251,13 +252,14 @@ var pathAttacks = []string{
 	`/\login`, `\login`, "/%5clogin", "/a%5c..%5clogin", "/login%3bx", "/login/.", "/%4cogin/",
 }
 
-// sameApplicationPath returns the path that such an application would serve.
+// sameApplicationPath returns the path that an application serves if it ignores case, trailing slashes and
+// path parameters, and treats backslashes as slashes.
 func sameApplicationPath(path string) string {
 	return target.Fold(target.Path(path), target.IgnoreCase|target.IgnoreTrailingSlash|target.IgnoreParameters|target.IgnoreBackslash)
 }
 
-// pathsCannotBeRespelled sends logins until the address is denied, and then requests other spellings of the
-// path.
+// pathsCannotBeRespelled sends the five logins that an address may send in a minute, and then one with another
+// spelling of the path. network is a part of the client's address that no other test uses.
 func (g gateway) pathsCannotBeRespelled(t *testing.T, network int) {
 	t.Helper()
 	for i, path := range pathAttacks {
@@ -282,8 +284,8 @@ func (g gateway) pathsCannotBeRespelled(t *testing.T, network int) {
 	}
 }
 
-// connectionAttacks returns headers that make some proxies change a request before they call rlsidecar. Such
-// proxies remove the headers that Connection names, and treat an upgrade differently.
+// connectionAttacks returns headers that make some proxies change a request before they call rlsidecar. For
+// example, they remove the headers that Connection names, or treat an upgrade differently.
 func connectionAttacks() (attacks [][]header) {
 	for _, name := range []string{
 		"X-Forwarded-For", "X-Real-IP", "X-Forwarded-Uri", "X-Forwarded-Method", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Original-URI",
@@ -304,8 +306,8 @@ func connectionAttacks() (attacks [][]header) {
 	)
 }
 
-// headersDoNotLiftLimits sends logins until the address is denied, and then sends headers about the
-// connection.
+// headersDoNotLiftLimits sends the five logins that an address may send in a minute, and then one with the
+// headers of a connection attack. network is a part of the client's address that no other test uses.
 func (g gateway) headersDoNotLiftLimits(t *testing.T, network int) {
 	t.Helper()
 	for i, headers := range connectionAttacks() {
@@ -345,15 +347,16 @@ func (g gateway) ipv6NetworksAreOneClient(t *testing.T) {
 			return false
 		}
 		if code := login(fmt.Sprintf("2001:db8:%d:8::1", attempt)); code != http.StatusOK {
-			t.Logf("another /64: %d", code)
+			t.Logf("another /64: status %d, want 200", code)
 			return false
 		}
 		return true
 	})
 }
 
-// http1 sends GET path over a new connection, byte for byte. A from that is not empty is the client's address; a header
-// PROXY is the address in a PROXY protocol header.
+// http1 sends GET path over a new connection, byte for byte. from is the client's address; "" means g.client.
+// If the first header has the name PROXY, its value is sent as the client's address in a PROXY protocol
+// header. The answer is zero if the proxy closes the connection without one.
 func (g gateway) http1(t *testing.T, port, from, path string, headers ...header) answer {
 	t.Helper()
 	var request bytes.Buffer
@@ -371,7 +374,7 @@ func (g gateway) http1(t *testing.T, port, from, path string, headers ...header)
 	if _, err := conn.Write(request.Bytes()); err != nil {
 		t.Fatal(err)
 	}
-	resp, err := http.ReadResponse(bufio.NewReader(conn), nil) // Envoy closes the connection a second after an error.
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		t.Logf("%q: no answer: %v", request.String(), err)
 		return answer{}

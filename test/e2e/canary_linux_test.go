@@ -100,7 +100,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 	}
 	eventually(t, "it is ready", func() bool { code, _ := request("8080", "", "GET /readyz", ""); return code == http.StatusOK })
 
-	// The test sends each secret, and a wrong guess of it.
+	// A reservation uses the settle key, and an adjustment the audit key. pages sends both admin tokens and a wrong one.
 	code, reserved := request("8080", secret("api-token"), "POST /v1/limit", `{"name":"send","key":"bob","count":2,"reserve":true}`)
 	if id := regexp.MustCompile(`"reservation":"([^"]+)"`).FindStringSubmatch(reserved); code != http.StatusOK || id == nil {
 		t.Errorf("a reservation: %d %s", code, reserved)
@@ -112,7 +112,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 	}
 	pages := func() {
 		for _, line := range []string{
-			"GET /", "GET /limit?domain=d&limit=send", "GET /key?domain=d&limit=send&key=bob", "GET /adjustments", "GET /configuration", "GET /fleet", "GET /login", "GET /metrics", "GET /rlconfig",
+			"GET /", "GET /limit?domain=d&name=send", "GET /key?domain=d&limit=send&value=bob", "GET /adjustments", "GET /configuration", "GET /fleet", "GET /login", "GET /metrics", "GET /rlconfig",
 			"GET /api/conditions", "GET /api/top", "GET /api/adjustments", "GET /api/adjustments/audit", "GET /api/adjustments/audit/verify", "GET /api/buckets?limit=send&key=bob",
 			"GET /debug/pprof/", "GET /debug/pprof/cmdline", "GET /debug/pprof/heap?debug=1", "GET /debug/pprof/goroutine?debug=2", "GET /debug/pprof/allocs?debug=1",
 		} {
@@ -167,7 +167,6 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 	}
 	clean("env", string(out))
 
-	// The files of the state folder contain no secret.
 	if err := filepath.WalkDir(state, func(path string, d os.DirEntry, err error) error {
 		if err == nil && !d.IsDir() {
 			text, err := os.ReadFile(path)
@@ -179,7 +178,6 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 		t.Error(err)
 	}
 
-	// The output of a crash contains no secret.
 	p.killed = true // this test kills the process
 	_ = p.cmd.Process.Signal(syscall.SIGABRT)
 	<-p.exited

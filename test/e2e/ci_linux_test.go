@@ -19,8 +19,7 @@ type workflow struct {
 }
 
 // TestWorkflowOfTheExample runs the steps of examples/ci as they are written, except the installation. They
-// run in a repository with a main branch and a branch that changes the limits, in the same way as on a runner
-// of GitHub.
+// run as on a runner of GitHub, in a clone whose limits differ from those of the branch main.
 func TestWorkflowOfTheExample(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(root + "/examples/ci/github-actions.yaml")
@@ -43,11 +42,11 @@ func TestWorkflowOfTheExample(t *testing.T) {
 		}
 	}
 	if len(steps) != 4 || !strings.Contains(steps["Install"], "go install github.com/rlsidecar/rlsidecar/cmd/rlsidecar@") {
-		t.Fatalf("steps %q", steps)
+		t.Fatalf("got the steps %q; want four, of which one installs rlsidecar with go install", steps)
 	}
 	for _, test := range []struct {
 		name, from, to string
-		fails          string // the step of the workflow
+		fails          string // the step that must fail; "" if none
 		want           string
 	}{
 		{"no change", "", "", "", "no difference"},
@@ -62,7 +61,7 @@ func TestWorkflowOfTheExample(t *testing.T) {
 			for _, step := range []string{"Check", "Test", "Describe the change"} {
 				out, err := r.bash(steps[step])
 				if failed := step == test.fails; failed != (err != nil) {
-					t.Fatalf("%s: %v\n%s", step, err, out)
+					t.Fatalf("%s: got error %v, want that the step fails: %t\n%s", step, err, step == test.fails, out)
 				}
 				if step == test.fails || test.fails == "" && step == "Describe the change" {
 					if !strings.Contains(out, test.want) {
@@ -75,7 +74,7 @@ func TestWorkflowOfTheExample(t *testing.T) {
 			}
 			summary, err := os.ReadFile(filepath.Join(r.temp, "summary.md"))
 			if err != nil || !strings.Contains(string(summary), test.want) || !strings.Contains(string(summary), "565 requests replayed with both") {
-				t.Errorf("%v; the summary is\n%s", err, summary)
+				t.Errorf("%v; want a summary with %q and the number of replayed requests, got\n%s", err, test.want, summary)
 			}
 		})
 	}
@@ -111,7 +110,7 @@ func newRunner(t *testing.T) *runner {
 	return r
 }
 
-// change replaces text in a file of the pull request's branch.
+// change replaces text in a file of the clone, as a pull request would.
 func (r *runner) change(t *testing.T, name, from, to string) {
 	t.Helper()
 	path := filepath.Join(r.folder, name)

@@ -111,15 +111,15 @@ connections: 1
 	})
 }
 
-// question writes the body of a request to a file, and returns its name.
-func question(t *testing.T, descriptor string) string {
+// requestFile writes the body of a request to a file, and returns its name.
+func requestFile(t *testing.T, descriptor string) string {
 	t.Helper()
 	r := rlstest.Request("clients", rlstest.Descriptor(descriptor))
 	message, err := proto.Marshal(r)
 	if err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(t.TempDir(), "question")
+	file := filepath.Join(t.TempDir(), "request")
 	if err := os.WriteFile(file, append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestNghttp2(t *testing.T) {
 	t.Parallel()
 	nghttp, h2load := tooltest.Path(t, "nghttp"), tooltest.Path(t, "h2load")
 	eachListener(t, func(t request) {
-		url, file := "http://"+t.addr+shouldRateLimit, question(t.T, "user=a")
+		url, file := "http://"+t.addr+shouldRateLimit, requestFile(t.T, "user=a")
 		switch {
 		case t.socket != "":
 			t.Skip("nghttp and h2load do not support Unix sockets")
@@ -153,7 +153,7 @@ func TestNghttp2(t *testing.T) {
 	})
 }
 
-// TestCurl sends requests as a person does with curl, and requires readable answers.
+// TestCurl sends gRPC requests and a GET with curl. The GET must be refused with a status, not with a reset.
 func TestCurl(t *testing.T) {
 	t.Parallel()
 	curl := tooltest.Path(t, "curl")
@@ -167,7 +167,7 @@ func TestCurl(t *testing.T) {
 			base = "https://sidecar"
 			args = append(args, "--cacert", t.ca, "--connect-to", "::"+t.addr)
 		}
-		file := question(t.T, "once=a")
+		file := requestFile(t.T, "once=a")
 		for range 2 {
 			output := run(t.T, curl, append(args, "-H", "content-type: application/grpc", "-H", "te: trailers", "--data-binary", "@"+file, base+shouldRateLimit)...)
 			if !strings.HasPrefix(output, "HTTP/2 200") || !strings.Contains(output, "grpc-status: 0") {
@@ -175,7 +175,7 @@ func TestCurl(t *testing.T) {
 			}
 		}
 		if output := run(t.T, curl, append(args, base+"/")...); !strings.HasPrefix(output, "HTTP/2 4") {
-			t.Errorf("GET: %s", output)
+			t.Errorf("GET: got %s; want a 4xx status", output)
 		}
 	})
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// TestCompose does not run examples/compose, because Docker may be missing. It checks that the files which
-// the containers mount exist, and that Envoy accepts its configuration. TestEnvoy runs the same configuration
-// of Envoy.
+// TestCompose does not run examples/compose, because Docker may be missing. It checks that the containers
+// mount only examples/envoy, and that Envoy accepts the configuration which its container makes from
+// envoy.yaml. TestEnvoy runs envoy.yaml itself.
 func TestCompose(t *testing.T) {
 	t.Parallel()
 	envoy := tooltest.Path(t, "envoy") // skips the test if Envoy is missing
@@ -53,7 +53,7 @@ func TestCompose(t *testing.T) {
 		t.Fatal(err)
 	}
 	if strings.Count(string(edited), "0.0.0.0, port_value: 10000") != 1 || strings.Count(string(edited), "0.0.0.0, port_value: 10001") != 1 || strings.Count(string(edited), "0.0.0.0") != 2 {
-		t.Errorf("published listeners:\n%s", edited)
+		t.Errorf("want exactly two addresses 0.0.0.0, of the ports 10000 and 10001, in\n%s", edited)
 	}
 	path := filepath.Join(t.TempDir(), "envoy.yaml")
 	if err := os.WriteFile(path, edited, 0o600); err != nil {

@@ -10,12 +10,13 @@ import (
 	"time"
 )
 
-// bucket has the numbers of a token bucket in examples/envoy/rlsidecar.yaml.
+// bucket has the numbers of a token bucket.
 type bucket struct {
 	capacity int
 	each     time.Duration // the time in which one unit refills
 }
 
+// These are the limits in examples/envoy/rlsidecar.yaml.
 var (
 	perKey      = bucket{5, 6 * time.Second}
 	perTenant   = bucket{10, 3 * time.Second}
@@ -23,7 +24,7 @@ var (
 )
 
 // drain sends requests until one is denied, and returns the denial. It checks that b.capacity requests were
-// allowed, or one more if a unit has refilled meanwhile.
+// allowed, and at most one more for each unit that has refilled meanwhile.
 func (b bucket) drain(t *testing.T, send func() answer) answer {
 	t.Helper()
 	from := time.Now()
@@ -35,7 +36,7 @@ func (b bucket) drain(t *testing.T, send func() answer) answer {
 		case a.code == http.StatusTooManyRequests && admitted >= b.capacity:
 			return a
 		default:
-			t.Fatalf("answer %d is %d; the bucket has %d to %d\n%.500s", admitted+1, a.code, b.capacity, most, a.raw)
+			t.Fatalf("request %d: status %d, want 200 for the first %d to %d requests and then 429\n%.500s", admitted+1, a.code, b.capacity, most, a.raw)
 		}
 	}
 }
@@ -60,8 +61,7 @@ func TestEnvoy(t *testing.T) {
 		if got := denial.header.Get("x-ratelimit-remaining"); got != "0" {
 			t.Errorf("x-ratelimit-remaining %q, want 0", got)
 		}
-		// The headers describe the bucket of 5, which fills in 30 s, because the other limits of the request
-		// reset later.
+		// The headers describe the limit that denies: a bucket of 5, which fills in 30 s.
 		if got := denial.header.Get("x-ratelimit-limit"); !strings.HasPrefix(got, "5, ") || !strings.Contains(got, `5;w=30;name="per_key"`) {
 			t.Errorf("x-ratelimit-limit %q, want 5, and that it is per_key's", got)
 		}
@@ -212,7 +212,8 @@ func hostileValues(t *testing.T, s *stack) {
 	}
 }
 
-// connect sends a request through the TCP listener; 429 means that the connection was closed without an answer.
+// connect sends a request through the TCP listener. It returns status 429 if the connection was closed without
+// an answer, and 0 if there was another answer than 200.
 func (s *stack) connect(t *testing.T, from string) answer {
 	t.Helper()
 	raw, err := s.exchange(t, from, "10001", "/")

@@ -102,7 +102,7 @@ func (p probe) passes(t *testing.T) bool {
 	defer resp.Body.Close()
 	body, _ := io.ReadAll(resp.Body)
 	if resp.StatusCode == http.StatusOK && string(body) != "OK" {
-		t.Errorf("%s says %q", p.HTTPGet.Path, body)
+		t.Errorf("%s: got the body %q, want OK", p.HTTPGet.Path, body)
 	}
 	return resp.StatusCode >= 200 && resp.StatusCode < 400
 }
@@ -138,7 +138,7 @@ func pod(t *testing.T, c container, ca *certtest.Authority) (folder string) {
 			ca.Secret(t, at, 1, "envoy-ratelimit", "envoy-ratelimit.envoy-gateway-system", "envoy-ratelimit.envoy-gateway-system.svc.cluster.local")
 		}
 	}
-	// Only the test's user can read the folders above.
+	// The container's user must be able to read the folders above, which t.TempDir creates for the test's user only.
 	for at := folder; at != os.TempDir() && at != "/"; at = filepath.Dir(at) {
 		if err := os.Chmod(at, 0o755); err != nil {
 			t.Fatal(err)
@@ -147,27 +147,26 @@ func pod(t *testing.T, c container, ca *certtest.Authority) (folder string) {
 	return folder
 }
 
-// startPod starts c with only its command and environment. It runs as the user of the image, and sees only
-// the files of the pod.
+// startPod starts c with its command, its environment and a longer timeout for Redis. The process sees only
+// the files of the pod. It runs as the user of the image, unless the test has only one user id.
 func startPod(t *testing.T, c container, folder string) *process {
 	t.Helper()
 	// exec.Command would search for the program outside of the pod.
 	cmd := &exec.Cmd{Path: c.Command[0], Args: c.Command, Dir: "/", Env: []string{
 		"PATH=/bin", "HOSTNAME=envoy-ratelimit-0",
-		"RLSIDECAR_BACKEND_TIMEOUT=1s", // longer than the default, because the machine may be busy
+		"RLSIDECAR_BACKEND_TIMEOUT=1s", // the default of 10 ms may be too short on a busy machine
 	}}
 	for _, e := range c.Env {
 		cmd.Env = append(cmd.Env, e.Name+"="+e.Value)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: folder}
-	if uids, err := os.ReadFile("/proc/self/uid_map"); err == nil && strings.Fields(string(uids))[2] != "1" { // the process needs several user ids
+	if uids, err := os.ReadFile("/proc/self/uid_map"); err == nil && strings.Fields(string(uids))[2] != "1" {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 65534, Gid: 65534}
 	}
 	return startCommand(t, cmd)
 }
 
-// egLimits returns the configuration that Envoy Gateway streams. It has the limits of
-// rendered/envoy-gateway.yaml.
+// egLimits converts the descriptors of rendered/envoy-gateway.yaml to those that Envoy Gateway streams.
 func egLimits(t *testing.T, list []any) (out []*conf.RateLimitDescriptor) {
 	t.Helper()
 	for _, one := range list {
@@ -213,7 +212,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	redis := redistest.StartAt(t, 6379)
 	sidecar := startPod(t, c, folder)
 
-	// Clients configured by Envoy Gateway send a certificate, although the listener does not require one.
+	// This client sends no certificate, because the listener does not require one.
 	conn, err := grpc.NewClient("127.0.0.1:8081", grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: ca.Pool()})))
 	if err != nil {
 		t.Fatal(err)
@@ -240,7 +239,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 
 	// Before the control plane starts, the sidecar answers by on_backend_failure and is not ready.
 	if got := send("early"); got != "OVER_LIMIT | OVER_LIMIT left 0" {
-		t.Errorf("without a configuration: %s", got)
+		t.Errorf("without a configuration: got %s, want a denial", got)
 	}
 	for name, p := range map[string]probe{"startup": c.StartupProbe, "readiness": c.ReadinessProbe, "liveness": c.LivenessProbe} {
 		if p.passes(t) {
@@ -248,7 +247,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		}
 	}
 	if got := serving(); got != healthpb.HealthCheckResponse_NOT_SERVING {
-		t.Errorf("without a configuration: %v", got)
+		t.Errorf("without a configuration: got %v, want NOT_SERVING", got)
 	}
 
 	// When the control plane starts, the sidecar becomes ready.
@@ -306,7 +305,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		t.Error("Redis has no bucket")
 	}
 
-	// The metrics have the path that Envoy Gateway's dashboard reads.
+	// The metrics have the names and labels that Envoy Gateway's dashboard reads.
 	_, page := (&reference{client: s.client}).fetch("http://127.0.0.1:19001/metrics")
 	for _, name := range []string{
 		"rate_limit_total_hits", "rate_limit_over_limit", "rate_limit_near_limit", "rate_limit_within_limit", "rate_limit_shadow_mode",
@@ -328,7 +327,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		return strings.Contains(page, "\nrlsidecar_xds_connected 0")
 	})
 	if got := send("bob"); !strings.HasPrefix(got, "OK | OK left 4 of 5/MINUTE") {
-		t.Errorf("while its control plane is unreachable: %s", got)
+		t.Errorf("while its control plane is unreachable: got %s, want the last limit of 5/MINUTE", got)
 	}
 	if !c.LivenessProbe.passes(t) || !c.ReadinessProbe.passes(t) {
 		t.Error("a probe fails while the control plane is unreachable")

@@ -28,12 +28,12 @@ func TestEnvoyExtAuthz(t *testing.T) {
 	}
 	s.sidecar.kill()
 	if a := s.get(t, "", "/"); a.code != http.StatusServiceUnavailable {
-		t.Errorf("without a sidecar: %d", a.code)
+		t.Errorf("without a sidecar: status %d, want 503", a.code)
 	}
 }
 
-// TestEnvoyExtAuthzAppendingPaths configures Envoy to append the path of its client's request to /v1/auth, and to allow
-// requests without an answer.
+// TestEnvoyExtAuthzAppendingPaths configures Envoy to append the path of its client's request to /v1/auth, and
+// to allow requests if rlsidecar does not answer.
 func TestEnvoyExtAuthzAppendingPaths(t *testing.T) {
 	t.Parallel()
 	s := newExtAuthzStack(t,
@@ -46,7 +46,8 @@ func TestEnvoyExtAuthzAppendingPaths(t *testing.T) {
 	}
 }
 
-// loginOverExtAuthz sends logins until one is denied, and then logins with other spellings of the path.
+// loginOverExtAuthz sends the five logins that an address may send in a minute. Then it sends logins with
+// other spellings of the path and with forged headers, of which each must be denied.
 func loginOverExtAuthz(t *testing.T, s *stack) {
 	t.Helper()
 	sameMinute(t, func(attempt int) bool {

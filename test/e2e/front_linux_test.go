@@ -45,7 +45,7 @@ func newFront(t *testing.T, socket string, args ...string) *front {
 	return s
 }
 
-// write copies a file of examples/ into the proxy's folder, and makes the changes.
+// write copies a file of examples/ into the proxy's folder, with the changes and the address of s.
 func (s *front) write(t *testing.T, name string, changes ...change) {
 	t.Helper()
 	text := strings.ReplaceAll(example(t, name, changes...), "127.0.0.1", s.addr)
@@ -76,7 +76,8 @@ func awaitPort(t *testing.T, p *process, network, address string) {
 	})
 }
 
-// serveApp starts an application that answers 200. Its answers contain no byte of the request.
+// serveApp starts an application that answers 403 to /forbidden, 500 to /broken, and 200 to all other
+// requests. Its answers contain no byte of the request.
 func (s *front) serveApp(t *testing.T) {
 	t.Helper()
 	serveAt(t, s.addr+":9000", func(w http.ResponseWriter, r *http.Request) {
@@ -116,7 +117,7 @@ func (s *front) do(t *testing.T, from, request string) answer {
 	return a
 }
 
-// try is like do, but returns an error if the connection ends without an answer.
+// try is like do, but returns an error if the connection ends without a valid answer.
 func (s *front) try(t *testing.T, from, request string) (answer, error) {
 	t.Helper()
 	var dialer net.Dialer
@@ -180,13 +181,13 @@ func (s *front) decisions(t *testing.T, limit, outcome string) int {
 	return 0
 }
 
-// keysAreLimited empties the bucket of a key and checks the denial. names are headers that must report the
-// remaining units in every answer.
+// keysAreLimited empties the bucket of a key and checks the denial. firstAnswer has headers of the answer to
+// the first request of the key; "" means that the answer must not have the header.
 func (s *front) keysAreLimited(t *testing.T, firstAnswer map[string]string) {
 	t.Helper()
 	first := s.asKey(t, "alice")()
 	if first.code != http.StatusOK {
-		t.Fatalf("first answer: %d", first.code)
+		t.Fatalf("first answer: status %d, want 200", first.code)
 	}
 	for name, want := range firstAnswer {
 		if got := strings.Join(first.header.Values(name), "|"); got != want {
@@ -201,21 +202,22 @@ func (s *front) keysAreLimited(t *testing.T, firstAnswer map[string]string) {
 		t.Errorf("Retry-After %q, want 1 to 6 s, once", denial.header.Values("Retry-After"))
 	}
 	if got := denial.header.Values("RateLimit"); len(got) != 1 || !strings.HasPrefix(got[0], `"per_key";r=0;t=`) {
-		t.Errorf("RateLimit %q", got)
+		t.Errorf("got RateLimit %q, want one that begins with %q", got, `"per_key";r=0;t=`)
 	}
 	if a := s.asKey(t, "bob")(); a.code != http.StatusOK {
-		t.Errorf("another key: %d", a.code)
+		t.Errorf("another key: status %d, want 200", a.code)
 	}
 	if a := s.send(t, "", "/"); a.code != http.StatusOK {
-		t.Errorf("no key: %d", a.code)
+		t.Errorf("no key: status %d, want 200", a.code)
 	}
 }
 
 // forged are headers with which a client could claim another address or another path.
 var forged = []string{"X-Real-IP: 9.9.9.9", "X-Forwarded-For: 9.9.9.9", "X-Original-URI: /", "X-Forwarded-Uri: /", "X-Original-Method: PUT", "X-Forwarded-Method: PUT"}
 
-// loginIsLimited sends logins until one is denied, and then other spellings of the path. A proxy may refuse a
-// spelling, but must not allow one.
+// loginIsLimited sends the five logins that an address may send in a minute, and then other spellings of the
+// path. A proxy may refuse a spelling, but must not allow one. network is a part of the client's address that
+// no other test uses.
 func (s *front) loginIsLimited(t *testing.T, network int) {
 	t.Helper()
 	var client string
@@ -232,28 +234,28 @@ func (s *front) loginIsLimited(t *testing.T, network int) {
 		} {
 			code := s.send(t, client, path, forged...).code
 			if got, _ := s.lastPath.Load().(string); code == 200 && got != "/login" {
-				continue // the application gets another path, as for "/login%23x"
+				continue // the proxy sent another path to the application, such as /login%23x for /login#x
 			}
 			if code != 429 && code != 400 {
 				t.Logf("%s: %d", path, code)
 				return false
 			}
 		}
-		// Proxies drop the hop-by-hop headers that Connection names. They must not drop the headers from which
-		// rlsidecar knows the client.
+		// Proxies drop the headers that Connection names. They must not drop those that describe the client and its
+		// request to rlsidecar.
 		hops := s.send(t, client, "/login", "Connection: X-Forwarded-For, X-Forwarded-Uri, X-Forwarded-Method, X-Original-URI, X-Real-IP")
 		return hops.code == 429
 	})
 	if code := s.send(t, fmt.Sprintf("127.66.%d.99", network), "/login").code; code != 200 {
-		t.Errorf("another address: %d", code)
+		t.Errorf("another address: status %d, want 200", code)
 	}
 	if code := s.send(t, client, "/").code; code != 200 {
-		t.Errorf("another path: %d", code)
+		t.Errorf("another path: status %d, want 200", code)
 	}
 }
 
-// bodiesPass sends requests with bodies. The body must reach the application, and must not be in the auth
-// request.
+// bodiesPass sends requests with bodies. The bodies must reach the application, and the requests must be
+// limited like those without a body.
 func (s *front) bodiesPass(t *testing.T) {
 	t.Helper()
 	post := func() answer {
@@ -269,8 +271,8 @@ func (s *front) bodiesPass(t *testing.T) {
 	bucket{perKey.capacity - 1, perKey.each}.drain(t, post)
 }
 
-// answersPass checks that answers of the application arrive unchanged, even if they contain the headers that
-// the proxy itself uses for denials and failures.
+// answersPass checks that answers of the application arrive unchanged, even with a status that rlsidecar or
+// the proxy uses for denials and failures.
 func (s *front) answersPass(t *testing.T) {
 	t.Helper()
 	for path, code := range map[string]int{"/forbidden": 403, "/broken": 500} {
@@ -287,7 +289,7 @@ func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) 
 	before := s.request.Load()
 	for range 20 {
 		if a := s.send(t, "", "/"); a.code != code || a.header.Get("Retry-After") != retryAfter {
-			t.Fatalf("%d %v, want %d", a.code, a.header, code)
+			t.Fatalf("got %d %v; want status %d and Retry-After %q", a.code, a.header, code, retryAfter)
 		}
 	}
 	if s.request.Load() != before {
@@ -305,11 +307,11 @@ func (s *front) opensWithoutSidecar(t *testing.T) {
 	s.sidecar.kill()
 	for range 20 {
 		if a := s.asKey(t, "anybody")(); a.code != 200 {
-			t.Fatalf("failing open: %d", a.code)
+			t.Fatalf("failing open: status %d, want 200", a.code)
 		}
 	}
 	if n := s.request.Load() - before; n != 20 {
-		t.Errorf("%d requests reached the application", n)
+		t.Errorf("%d requests reached the application, want 20", n)
 	}
 }
 
@@ -321,7 +323,7 @@ func (s *front) waitsNoLonger(t *testing.T) {
 	from := time.Now()
 	a := s.asKey(t, "alice")()
 	if waited := time.Since(from); a.code != 503 || waited < 90*time.Millisecond || waited > 5*time.Second {
-		t.Errorf("%d after %v", a.code, waited)
+		t.Errorf("got status %d after %v; want 503 after about 100 ms", a.code, waited)
 	}
 	s.sidecar.thaw(t)
 	eventually(t, "it answers again", func() bool { return s.asKey(t, "bob")().code == 200 })
@@ -339,8 +341,8 @@ func refusedByApp(a answer) answer {
 	return a
 }
 
-// hostileRequestsAreLimited sends requests that could make rlsidecar answer with an error. If the proxy can
-// fail open it should do so here, because such a request would then avoid its limit.
+// hostileRequestsAreLimited sends requests that could make rlsidecar answer with an error. A proxy that can
+// fail open should do so in this test, because then such an error lets a request avoid its limit.
 func (s *front) hostileRequestsAreLimited(t *testing.T) {
 	t.Helper()
 	get := func(path string, headers ...string) func() answer {
@@ -355,17 +357,17 @@ func (s *front) hostileRequestsAreLimited(t *testing.T) {
 		{"a key of UTF-8", get("/", "X-Api-Key: "+marker+"ключ"), perKey},
 		{"a cut-off rune", get("/", "X-Api-Key: "+marker+"\xe2\x82"), perKey},
 		{"control bytes", get("/", "X-Api-Key: "+marker+"\x01\x1b[31m\x7f"), perKey},
-		{"what looks like another entry", get("/", "X-Api-Key: "+marker+",remote_address=1.2.3.4_api_key"), perKey},
-		{"16 KiB", get("/", "X-Api-Key: "+marker+strings.Repeat("x", 16<<10)), perKey},
-		{"CR LF", get("/?tenant=" + marker + "%0d%0aX-Injected:%20yes%0d%0a%0d%0a"), perTenant},
+		{"a key that contains the name of another entry", get("/", "X-Api-Key: "+marker+",remote_address=1.2.3.4_api_key"), perKey},
+		{"a key of 16 KiB", get("/", "X-Api-Key: "+marker+strings.Repeat("x", 16<<10)), perKey},
+		{"CR LF in a query", get("/?tenant=" + marker + "%0d%0aX-Injected:%20yes%0d%0a%0d%0a"), perTenant},
 		{"CR LF in a path", get("/%0d%0aX-Api-Key:%20x?tenant=" + marker + "crlf"), perTenant},
 		{"ampersands and equals signs", get("/?a=b&tenant=" + marker + "%26tenant%3Dx&tenant=2"), perTenant},
-		{"the same, spelled otherwise", get("/?a=b&%74enant=" + marker + "%26tenant%3dy&tenant=2"), perTenant},
-		{"bytes that are not UTF-8", get("/?tenant=" + marker + "%ff%fe%00%7f"), perTenant},
-		{"raw ones", get("/?tenant=" + marker + "\xff\xfe"), perTenant},
+		{"an escaped name in the query", get("/?a=b&%74enant=" + marker + "%26tenant%3dy&tenant=2"), perTenant},
+		{"escaped bytes that are not UTF-8 in a query", get("/?tenant=" + marker + "%ff%fe%00%7f"), perTenant},
+		{"raw bytes that are not UTF-8 in a query", get("/?tenant=" + marker + "\xff\xfe"), perTenant},
 		{"a target of 16 KiB", get("/" + strings.Repeat("x", 16<<10) + "?tenant=" + marker + "long"), perTenant},
 		{"dots", get("/a//b/../../v1/auth/../x?tenant=" + marker + "dots"), perTenant},
-		{"a host that is none", func() answer {
+		{"a malformed host", func() answer {
 			return refusedByApp(s.do(t, "", "GET /?tenant="+marker+"host HTTP/1.1\r\nHost: a\"b<c>\r\nConnection: close\r\n\r\n"))
 		}, perTenant},
 		{"a host that is not UTF-8", func() answer {
@@ -380,17 +382,17 @@ func (s *front) hostileRequestsAreLimited(t *testing.T) {
 		{"a tab in the host", func() answer {
 			return refusedByApp(s.do(t, "", "GET /?tenant="+marker+"host5 HTTP/1.1\r\nHost: a\tb\r\nConnection: close\r\n\r\n"))
 		}, perTenant},
-		{"headers of the question", get("/?tenant="+marker+"head", append(forged, "X-Forwarded-Host: a,b")...), perTenant},
+		{"forged headers of an auth request", get("/?tenant="+marker+"head", append(forged, "X-Forwarded-Host: a,b")...), perTenant},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			refused := func(code int) bool { return code == 400 || code == 414 || code == 431 || code == 501 }
 			if a := c.send(); refused(a.code) { // the proxy itself refuses it
 				for range 2 * c.limit.capacity {
 					if a := c.send(); a.code < 400 {
-						t.Errorf("now %d", a.code)
+						t.Errorf("the proxy refused the request once, and then allowed it with status %d", a.code)
 					}
 				}
-				t.Logf("the proxy: %d", a.code)
+				t.Logf("the proxy refused the request with status %d", a.code)
 				return
 			}
 			bucket{c.limit.capacity - 1, c.limit.each}.drain(t, func() answer {
@@ -404,13 +406,13 @@ func (s *front) hostileRequestsAreLimited(t *testing.T) {
 	}
 	// Each value had a bucket of its own.
 	if a := s.asKey(t, marker)(); a.code != 200 {
-		t.Errorf("a key that none of these sent: %d", a.code)
+		t.Errorf("a key that none of the requests above sent: status %d, want 200", a.code)
 	}
 }
 
-// everyBodySizeIsLimited sends paths and keys of all sizes. Everything that the proxy accepts must fit into
-// the auth request. An allowed answer without a RateLimit header was not limited.
-func (s *front) everyBodySizeIsLimited(t *testing.T) {
+// everyHeaderSizeIsLimited sends keys and paths from 1 KiB to 600 KiB. If the proxy accepts one, it must fit
+// into the auth request. An allowed answer without a RateLimit header was not limited.
+func (s *front) everyHeaderSizeIsLimited(t *testing.T) {
 	t.Helper()
 	for n := 1 << 10; n < 600<<10; n += n/64 + 1 {
 		big := strings.Repeat("x", n)
@@ -423,7 +425,7 @@ func (s *front) everyBodySizeIsLimited(t *testing.T) {
 				continue // the proxy refused the request before it had read all of it
 			}
 			if err != nil || a.code < 400 && a.header.Get("RateLimit") == "" {
-				t.Errorf("%d bytes: %v %d %v", n, err, a.code, a.header)
+				t.Errorf("%d bytes: got %v %d %v; want an error status or a RateLimit header", n, err, a.code, a.header)
 			}
 		}
 	}

@@ -36,10 +36,10 @@ func (s *front) countsRequestsThatReachTheApplication(t *testing.T) {
 	perKey.drain(t, func() answer { return s.send(t, "", "/", "X-Api-Key: one", "X-Api-Key: two") })
 	got, _ := s.lastKey.Load().(string)
 	if strings.Contains(got, "|") {
-		t.Fatalf("the application got %q", got)
+		t.Fatalf("the application got %q, want one key", got)
 	}
 	if a := s.asKey(t, got)(); a.code != http.StatusTooManyRequests {
-		t.Errorf("%q alone: %d", got, a.code)
+		t.Errorf("%q alone: status %d, want 429", got, a.code)
 	}
 }
 
@@ -68,7 +68,7 @@ func TestCaddyHostileRequests(t *testing.T) {
 	t.Parallel()
 	s := newCaddy(t, append(longCaddyTimeouts, caddyFailsOpen...)...)
 	s.hostileRequestsAreLimited(t)
-	s.everyBodySizeIsLimited(t)
+	s.everyHeaderSizeIsLimited(t)
 	s.opensWithoutSidecar(t)
 }
 
@@ -119,7 +119,7 @@ func TestHAProxyHostileRequests(t *testing.T) {
 	t.Parallel()
 	s := newHAProxy(t, append(longHAProxyTimeouts, haproxyFailsOpen)...)
 	s.hostileRequestsAreLimited(t)
-	s.everyBodySizeIsLimited(t)
+	s.everyHeaderSizeIsLimited(t)
 	s.opensWithoutSidecar(t)
 }
 
@@ -128,8 +128,8 @@ func TestHAProxyDoesNotWaitForLong(t *testing.T) {
 	newHAProxy(t).waitsNoLonger(t)
 }
 
-// apisix is the part of apisix.yaml that the example uses. The keys of the plugin are those of the plugin's
-// schema.
+// apisix is the part of APISIX's configuration that the example uses. The fields of the plugin are those of
+// its schema, so that a misspelled field in the example is an error.
 type apisix struct {
 	Routes []struct {
 		ID      string `yaml:"id"`
@@ -157,9 +157,9 @@ type apisix struct {
 	} `yaml:"routes"`
 }
 
-// TestAPISIXQuestions sends the requests that the plugin forward-auth makes from the configuration of the
+// TestAPISIXAuthRequests sends the requests that the plugin forward-auth makes from the configuration of the
 // example. APISIX itself does not run.
-func TestAPISIXQuestions(t *testing.T) {
+func TestAPISIXAuthRequests(t *testing.T) {
 	t.Parallel()
 	s := newFront(t, "")
 	s.write(t, "apisix/apisix.yaml")
@@ -198,10 +198,10 @@ func TestAPISIXQuestions(t *testing.T) {
 	})
 	for _, name := range plugin.ClientHeaders {
 		if denial.Get(name) == "" {
-			t.Errorf("the example passes on the header %s, which the plugin does not send", name)
+			t.Errorf("the example passes on the header %s, which a denial of rlsidecar lacks", name)
 		}
 	}
 	if n := s.decisions(t, "per_key", "denied"); n != 1 {
-		t.Errorf("%d denials", n)
+		t.Errorf("%d denials are counted, want 1", n)
 	}
 }

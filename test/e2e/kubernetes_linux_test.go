@@ -75,7 +75,8 @@ func at[T any](t *testing.T, o object, keys ...string) T {
 	return found
 }
 
-// rendered is the configuration that a gateway makes from a recipe, written after its sources.
+// rendered is the configuration that a gateway makes from a recipe. The files in rendered/ were written by
+// hand from the gateways' source code.
 type rendered struct {
 	Filter      object `yaml:"filter"`
 	Before      []any  `yaml:"-"`            // HTTP filters before the rate limit filter
@@ -227,15 +228,14 @@ func newRecipe(t *testing.T, limits object) *stack {
 	return s
 }
 
-// Buckets of examples/kubernetes/rlsidecar.yaml, and of envoy-gateway.yaml.
 var (
-	perAddress = bucket{20, time.Second}
-	perMinute  = bucket{5, 0}
+	perAddress = bucket{20, time.Second} // the limit of addresses in examples/kubernetes/rlsidecar.yaml
+	perMinute  = bucket{5, 0}            // the fixed window in envoy-gateway.yaml; it cannot be drained, because each is 0
 )
 
-// startRecipe starts a recipe with a real Envoy, with these listener filters. render is nil if the gateway's
-// own code has made the Envoy's configuration. ofGateway reports whether the limits are the gateway's, not
-// those of rlsidecar.yaml.
+// startRecipe starts a recipe with a real Envoy, with these listener filters. If render is nil, Envoy's
+// configuration is the one that the gateway's own code has made. ofGateway reports whether the limits are the
+// gateway's, not those of rlsidecar.yaml.
 func startRecipe(t *testing.T, name string, render func(*testing.T) rendered, filters ...any) (s *stack, ofGateway bool) {
 	t.Helper()
 	if render == nil {
@@ -260,7 +260,7 @@ func TestKubernetesEnvoys(t *testing.T) {
 		name   string
 		render func(*testing.T) rendered // nil: what the gateway's own code makes of the recipe
 		keys   bucket                    // the bucket of a value of x-api-key; zero if the recipe does not send that header
-		gone   int
+		gone   int                       // the status of an answer while the sidecar does not run
 	}{
 		{"istio", istioRenders, perKey, 503},
 		{"contour", nil, perKey, 500},
@@ -284,7 +284,7 @@ func TestKubernetesEnvoys(t *testing.T) {
 				c.keys.drain(t, s.key(t, "alice"))
 			}
 			if a := s.key(t, "bob")(); a.code != http.StatusOK {
-				t.Errorf("another key: %d", a.code)
+				t.Errorf("another key: status %d, want 200", a.code)
 			}
 			if !ofGateway {
 				perAddress.drain(t, func() answer { return s.get(t, "127.66.7.1", "/") })
@@ -297,9 +297,9 @@ func TestKubernetesEnvoys(t *testing.T) {
 	}
 }
 
-// TestKubernetesEnvoysUnderAttack sends the table of keys, and requests from the addresses of one network,
-// through each recipe. The README of the recipes lists known gaps. The test also fails if a listed gap no
-// longer exists.
+// TestKubernetesEnvoysUnderAttack sends keyAttacks, and requests from the addresses of one network, through
+// each recipe. The README of the recipes lists known gaps. The test also fails if a listed gap no longer
+// exists.
 func TestKubernetesEnvoysUnderAttack(t *testing.T) {
 	t.Parallel()
 	perYear := bucket{perMinute.capacity, 365 * 24 * time.Hour} // The windows are so long that none ends during the test.
@@ -338,8 +338,8 @@ func TestKubernetesEnvoysUnderAttack(t *testing.T) {
 	}
 }
 
-// ofLines names the keyAttacks that succeed on a gateway that counts the first of several lines of a header but forwards
-// all of them, and that forwards names with underscores.
+// ofLines names the keyAttacks that succeed on a gateway that counts the first of several lines of a header
+// but forwards all of them, and that forwards names with underscores.
 var ofLines = []string{
 	"junk in a first line", "an empty first line", "names of another case", "junk in a first line of HTTP/2",
 	"underscores in the name", "underscores in a second name", "one underscore in a second name",
@@ -354,8 +354,8 @@ func inAYear(t *testing.T, r rendered) rendered {
 	return r
 }
 
-// networkHasOneBucket sends requests from more addresses of one /64 than its bucket has units. If separate is
-// true, each address has a bucket of its own.
+// networkHasOneBucket sends requests from more addresses of one /64 than a bucket has units. The addresses
+// must share a bucket, or, if separate is true, each must have a bucket of its own.
 func (g gateway) networkHasOneBucket(t *testing.T, separate bool) {
 	t.Helper()
 	from, passed, tries := time.Now(), 0, perAddress.capacity+10
@@ -372,7 +372,7 @@ func (g gateway) networkHasOneBucket(t *testing.T, separate bool) {
 		t.Errorf("%d addresses of one /64 passed, want at most %d", passed, most)
 	}
 	if code := g.http1(t, g.proxied, "", "/", header{"PROXY", "2001:db8:1:8::1"}).code; code != http.StatusOK {
-		t.Errorf("another /64: %d", code)
+		t.Errorf("another /64: status %d, want 200", code)
 	}
 }
 
@@ -415,28 +415,28 @@ func TestKubernetesIngressNginx(t *testing.T) {
 
 	denial := perKey.drain(t, f.asKey(t, "alice"))
 	if got, err := strconv.Atoi(denial.header.Get("Retry-After")); err != nil || got < 1 || got > 6 {
-		t.Errorf("Retry-After %q", denial.header.Get("Retry-After"))
+		t.Errorf("Retry-After %q, want 1 to 6 s", denial.header.Get("Retry-After"))
 	}
 	gateway{stack: s, port: "8000"}.keysCannotBeRespelled(t)
-	address := 0
+	path := 0
 	perAddress.drain(t, func() answer {
-		// Another user's name or another path does not avoid the limit.
-		address++
-		return f.send(t, "127.66.7.3", "/"+strconv.Itoa(address), append(forged, "X-Original-URL: http://a/")...)
+		// Forged headers or another path do not avoid the limit.
+		path++
+		return f.send(t, "127.66.7.3", "/"+strconv.Itoa(path), append(forged, "X-Original-URL: http://a/")...)
 	})
 	s.sidecar.kill()
 	if a := f.asKey(t, "bob")(); a.code != http.StatusServiceUnavailable {
-		t.Errorf("without rlsidecar: %d", a.code)
+		t.Errorf("without rlsidecar: status %d, want 503", a.code)
 	}
 }
 
-// TestKubernetesManifestsAgree compares recipes with their rendered forms.
+// TestKubernetesManifestsAgree compares the recipes of kgateway and Envoy Gateway with their rendered forms.
 func TestKubernetesManifestsAgree(t *testing.T) {
 	t.Parallel()
 	k := at[object](t, manifest(t, "kgateway.yaml", "GatewayExtension"), "spec", "rateLimit")
 	config := at[object](t, readRendered(t, "kgateway.yaml").Filter, "typed_config")
 	if config["domain"] != k["domain"] || config["failure_mode_deny"] == k["failOpen"] {
-		t.Errorf("kgateway: %v and %v", k, config)
+		t.Errorf("kgateway: the domain or the failure mode of the recipe %v differs from the rendered filter %v", k, config)
 	}
 	var eg object
 	for _, one := range manifests(t, "envoy-gateway.yaml") {
@@ -447,13 +447,13 @@ func TestKubernetesManifestsAgree(t *testing.T) {
 	rule := at[[]any](t, eg, "spec", "rateLimit", "global", "rules")[0].(object)
 	limit := readRendered(t, "envoy-gateway.yaml").Limits["descriptors"].([]any)[0].(object)["descriptors"].([]any)[0].(object)
 	if got, want := at[int](t, limit, "rate_limit", "requests_per_unit"), at[int](t, rule, "limit", "requests"); got != want {
-		t.Errorf("Envoy Gateway: %d and %d", got, want)
+		t.Errorf("Envoy Gateway: the rendered limit allows %d requests, the recipe %d", got, want)
 	}
 	headers := at[object](t, manifest(t, "envoy-gateway.yaml", "ClientTrafficPolicy"), "spec", "headers")
 	set := at[[]any](t, headers, "earlyRequestHeaders", "set")[0].(object)
 	early := readRendered(t, "envoy-gateway.yaml").Manager["early_header_mutation_extensions"].([]any)[0].(object)
 	mutation := at[[]any](t, early, "typed_config", "mutations")[0].(object)
 	if got := at[object](t, mutation, "append", "header"); got["key"] != set["name"] || got["value"] != set["value"] {
-		t.Errorf("Envoy Gateway: %v and %v", got, set)
+		t.Errorf("Envoy Gateway: the rendered header mutation is %v, the recipe sets %v", got, set)
 	}
 }

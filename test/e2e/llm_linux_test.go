@@ -35,7 +35,7 @@ func newModel(t *testing.T, delay string) *model {
 }
 
 // complete sends a prompt of one word as user, requests an answer with this number of words, and returns the
-// status.
+// status. options are further JSON fields of the request.
 func (m *model) complete(t *testing.T, user, options string, words int) int {
 	t.Helper()
 	body := fmt.Sprintf(`{"model": "demo", %s "max_tokens": %d, "messages": [{"content": "hello"}]}`, options, words)
@@ -92,7 +92,8 @@ const (
 	unmetered = `"stream": true,` // the answer does not report its tokens
 )
 
-// TestLanguageModelExample runs the commands of examples/llm/README.md.
+// TestLanguageModelExample runs the programs of examples/llm/README.md, and sends the requests that it
+// describes.
 func TestLanguageModelExample(t *testing.T) {
 	t.Parallel()
 	m := newModel(t, "0s")
@@ -115,7 +116,7 @@ func TestLanguageModelExample(t *testing.T) {
 		t.Errorf("a request without a user: %d", code)
 	}
 
-	// Parallel requests of alice never use more than her budget, and do not affect bob.
+	// After parallel requests of alice, the tokens of the allowed ones are charged to her, and none to bob.
 	var codes sync.Map
 	var requests sync.WaitGroup
 	for i := range 20 {
@@ -126,7 +127,7 @@ func TestLanguageModelExample(t *testing.T) {
 	codes.Range(func(_, code any) bool { counts[code]++; return true })
 	admitted := counts[http.StatusOK]
 	if admitted == 0 || admitted+counts[http.StatusTooManyRequests] != 20 {
-		t.Errorf("20 requests at once: %v", counts)
+		t.Errorf("20 requests at once: got the statuses %v; want some 200, and 429 for the others", counts)
 	}
 	m.settles(t, "alice", max(0, budget-admitted*3001))
 	if m.remaining(t, "bob") != budget-41-21-estimate {

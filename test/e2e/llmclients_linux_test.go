@@ -40,14 +40,15 @@ func replaced(t *testing.T, text, from, to string) string {
 }
 
 // TestOpenAIPackage runs the Python package openai with the configuration of
-// docs/howto/answer-llm-clients.md. Only the refill time differs: 12 s instead of 20 s.
+// docs/howto/answer-llm-clients.md. To suit a test, a request refills in 12 s instead of 20 s, tokens do not
+// refill, and Envoy's timeout is longer.
 func TestOpenAIPackage(t *testing.T) {
 	t.Parallel()
 	envoy, python := tooltest.Path(t, "envoy"), tooltest.Path(t, "python-openai")
 	files := pageFiles(t, "docs/howto/answer-llm-clients.md")
 	addr, dir := loopback(), t.TempDir()
 	limits := replaced(t, files["limits.yaml"], "rate: 3, period: 1m", "rate: 3, period: 36s")
-	limits = replaced(t, limits, "rate: 100000, period: 1m", "rate: 100000, period: 30d") // no unit refills during the test
+	limits = replaced(t, limits, "rate: 100000, period: 1m", "rate: 100000, period: 30d")
 	proxy := replaced(t, replaced(t, files["envoy.yaml"], "127.0.0.1", addr), "timeout: 0.05s", "timeout: 10s")
 	for name, text := range map[string]string{"limits.yaml": limits, "envoy.yaml": proxy} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
@@ -85,9 +86,9 @@ func TestOpenAIPackage(t *testing.T) {
 			t.Errorf("%s\nwant %s", lines[i], want)
 		}
 	}
-	// After a denial the package waits and sends one more request. It sends none if the request can never be
-	// allowed. On a slow machine the time until the fifth call was enough for a unit to refill, and none of
-	// its requests was denied.
+	// The package repeats a denied request once, after a wait. It does not repeat a request that can never be
+	// allowed. The client prints "late" if a unit has refilled before the fifth call, as on a slow machine. Then
+	// the first request of that call may have been allowed.
 	denials := "3"
 	if lines[6] == "late" {
 		denials = "[23]"

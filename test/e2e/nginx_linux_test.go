@@ -15,7 +15,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// These are the changes that tests make to examples/nginx/nginx.conf. Every test makes the first one, because
+// These are the changes that tests make to examples/nginx/nginx.conf. Most tests make longTimeouts, because
 // 50 ms may be too short on a busy machine.
 var (
 	longNginxTimeout   = change{"_timeout 50ms", "_timeout 10s"}
@@ -79,7 +79,7 @@ func TestNginx(t *testing.T) {
 			"Retry-After": "",
 		})
 		if a := s.asKey(t, "alice")(); a.header.Get("X-RateLimit-Remaining") != "0" || a.header.Get("X-RateLimit-Reset") != a.header.Get("Retry-After") {
-			t.Errorf("a denial: %v", a.header)
+			t.Errorf("a denial: got %v; want 0 remaining, and a reset equal to Retry-After", a.header)
 		}
 	})
 	t.Run("a path is limited in every spelling", func(t *testing.T) { s.loginIsLimited(t, 2) })
@@ -90,10 +90,10 @@ func TestNginx(t *testing.T) {
 		send := func() answer { return s.send(t, "", "/", "X-Api-Key: twice", "X-Api-Key: other") }
 		perKey.drain(t, send)
 		if key := s.lastKey.Load(); key == "twice|other" {
-			t.Errorf("the application gets %q", key)
+			t.Errorf("the application gets %q, want one key or none", key)
 		} else if key == "twice" { // NGINX < 1.23 uses the first line, later versions join the lines
 			if a := s.asKey(t, "twice")(); a.code != 429 {
-				t.Errorf("alone: %d", a.code)
+				t.Errorf("the first key alone: status %d, want 429", a.code)
 			}
 		}
 	})
@@ -108,7 +108,7 @@ func TestNginx(t *testing.T) {
 				t.Errorf("%s: got %d %q; want %d and a body that ends with %q", path, a.code, a.raw, want.code, want.body)
 			}
 			if n := s.decisions(t, "address", "allowed") - before; n != 1 {
-				t.Errorf("%s: %d requests reached rlsidecar", path, n)
+				t.Errorf("%s: %d requests reached rlsidecar, want 1", path, n)
 			}
 		}
 	})
@@ -116,8 +116,8 @@ func TestNginx(t *testing.T) {
 	t.Run("without a sidecar no request is allowed", func(t *testing.T) { s.closesWithoutSidecar(t, 503, "1") })
 }
 
-// TestNginxHostileRequests also configures NGINX to allow requests that get no answer. A client could then
-// avoid its limit with any request that makes rlsidecar answer with an error.
+// TestNginxHostileRequests configures NGINX to allow requests if rlsidecar does not answer. A client could
+// then avoid its limit with any request that makes rlsidecar answer with an error.
 func TestNginxHostileRequests(t *testing.T) {
 	t.Parallel()
 	s := newNginxStack(t, "", append(longTimeouts, nginxFailsOpen, longTargets)...)
@@ -128,10 +128,10 @@ func TestNginxHostileRequests(t *testing.T) {
 	}
 	for line := range strings.Lines(string(log)) {
 		if !strings.Contains(line, "rl=200") && !strings.Contains(line, "rl=403") && !strings.Contains(line, "rl=-") {
-			t.Errorf("not an answer: %.300s", line)
+			t.Errorf("want a line with rl=200, rl=403 or rl=-, which means that rlsidecar decided or was not called: %.300s", line)
 		}
 	}
-	s.everyBodySizeIsLimited(t)
+	s.everyHeaderSizeIsLimited(t)
 	s.opensWithoutSidecar(t)
 }
 
@@ -143,7 +143,7 @@ func TestNginxOverUnixSocket(t *testing.T) {
 
 	s.sidecar.kill() // the file of the socket remains, and the next start must replace it
 	if a := s.asKey(t, "alice")(); a.code != 503 {
-		t.Errorf("without a sidecar: %d", a.code)
+		t.Errorf("without a sidecar: status %d, want 503", a.code)
 	}
 	s.startFrontSidecar(t)
 	perKey.drain(t, s.asKey(t, "alice"))
@@ -190,14 +190,14 @@ func TestNginxKeepsItsConnection(t *testing.T) {
 		codes[s.do(t, "", "POST /form HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-Api-Key: poster\r\nContent-Length: 3\r\n\r\na=b").code]++
 	}
 	if codes[200] < 2*perKey.capacity || codes[429] == 0 || codes[200]+codes[429] != 100 {
-		t.Errorf("answers: %v", codes)
+		t.Errorf("got the statuses %v of 100 answers; want 200 at least %d times, and otherwise 429", codes, 2*perKey.capacity)
 	}
-	if n := between.opened.Load(); n != 1 { // one connection of NGINX's only worker process
-		t.Errorf("100 requests used %d connections", n)
+	if n := between.opened.Load(); n != 1 { // NGINX has one worker process
+		t.Errorf("100 requests used %d connections, want 1", n)
 	}
 }
 
-// onSlowRedis is a front whose Redis delays each answer by the duration stored in late.
+// onSlowRedis starts a front whose Redis delays each answer by the returned duration, in ns. It is 0 at first.
 func onSlowRedis(t *testing.T, args ...string) (*front, *atomic.Int64) {
 	t.Helper()
 	between := startRelay(t, "127.0.0.1", redistest.Start(t).Addr)
@@ -247,12 +247,12 @@ func TestNginxWithASlowRedis(t *testing.T) {
 		t.Error("a request reached the application")
 	}
 	late.Store(0)
-	eventually(t, "bob is let through", func() bool { return s.asKey(t, "bob")().code == 200 })
+	eventually(t, "bob is allowed", func() bool { return s.asKey(t, "bob")().code == 200 })
 }
 
-// TestNginxAsShippedWithASlowRedis uses the default timeouts: NGINX waits 100 ms, and rlsidecar 10 ms. No
-// client waits longer, whichever timeout expires first. Redis answers too late, unless the machine stopped
-// the waiting process for so long that the answer arrived first. Only then is a request allowed.
+// TestNginxAsShippedWithASlowRedis uses the default timeouts: NGINX waits 100 ms, and rlsidecar 10 ms. Redis
+// answers after 50 ms, so requests are denied, and no client waits for long. A request is allowed only if the
+// machine stopped rlsidecar for so long that the answer of Redis was there before the timer fired.
 func TestNginxAsShippedWithASlowRedis(t *testing.T) {
 	t.Parallel()
 	s, late := onSlowRedis(t)
@@ -284,9 +284,9 @@ func TestNginxWithALateRedis(t *testing.T) {
 
 // relay forwards TCP connections to an address.
 type relay struct {
-	addr string
-	// late is the delay of answers, in ns; opened counts connections.
-	late, opened atomic.Int64
+	addr   string
+	late   atomic.Int64 // the delay of answers, in ns
+	opened atomic.Int64 // counts connections
 }
 
 // startRelay listens on a free port of host, and forwards to address.

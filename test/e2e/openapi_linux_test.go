@@ -10,9 +10,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// generated returns the options with which Schemathesis generates requests. The environment variable EXAMPLES
-// sets the number of requests for each operation, in all phases. Without it there are only a few random
-// requests, because all phases take half a minute of processor time.
+// generated returns options, and those with which Schemathesis generates requests. The environment variable
+// EXAMPLES enables all phases, and sets the number of requests for each operation. Without it there are only a
+// few random requests, because all phases take half a minute of processor time.
 func generated(options ...string) []string {
 	options = append(options, "--seed", "1", "--generation-database", "none", "--suppress-health-check", "too_slow", "--no-color")
 	if n := os.Getenv("EXAMPLES"); n != "" {

@@ -52,7 +52,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// pages lists the Markdown pages of the project. Those of docs/reference are generated.
+// pages lists the Markdown pages of the project, except those of docs/reference, which are generated.
 func pages(t *testing.T) (paths []string) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -90,7 +90,8 @@ var (
 	looksRun   = regexp.MustCompile(`^ {4,}(\$ |(?:rlsidecar|curl|make|go|docker|helm|kubectl|python3) )`)
 )
 
-// parsePage returns the steps of a page, and the blocks that are neither run nor marked.
+// parsePage returns the steps of a page, and its problems with their line numbers. A problem is a command that
+// is neither run nor marked, or the name of a test that does not exist.
 func parsePage(text string) (steps []pageStep, problems []string) {
 	problem := func(line int, text string) { problems = append(problems, fmt.Sprintf("%d: %s", line, text)) }
 	if all := allRunBy.FindStringSubmatch(text); all != nil {
@@ -252,7 +253,8 @@ func (r *reader) clone(t *testing.T) {
 	}
 }
 
-// write writes a file of a page. It replaces 127.0.0.1 by the address of the page.
+// write writes a file of a page. It replaces 127.0.0.1 by the address of the page and lengthens short
+// timeouts. If the test runs as root, it makes NGINX run as root.
 func (r *reader) write(t *testing.T, name, text string) {
 	t.Helper()
 	text = strings.ReplaceAll(text, "127.0.0.1", r.addr)
@@ -271,14 +273,14 @@ func (r *reader) write(t *testing.T, name, text string) {
 
 var servers = regexp.MustCompile(`^(cd \S+ && )?(\S*/)?(rlsidecar serve|redis-server|nginx|envoy|caddy run|haproxy|traefik|python3 -m http\.server)\b`)
 
-// run runs a command and compares its output with the page, where "…" stands for any text. It does not wait
-// for the end of a server.
+// run runs a command and compares its output with the page, where "…" stands for any text. It starts a server
+// without waiting for its end.
 func (r *reader) run(t *testing.T, step pageStep) {
 	t.Helper()
 	command := strings.ReplaceAll(step.command, "127.0.0.1", r.addr)
 	command = strings.ReplaceAll(command, "go run ./cmd/rlsidecar", "rlsidecar")
 	command = strings.ReplaceAll(command, ".tools/bin/", "")
-	if strings.HasPrefix(command, "envoy ") { // long enough for several commands at once on a busy machine
+	if strings.HasPrefix(command, "envoy ") { // with hot restart, the Envoys of parallel pages would collide
 		command += " --disable-hot-restart --concurrency 1"
 	}
 	want := strings.TrimSpace(strings.ReplaceAll(step.want, "127.0.0.1", r.addr))

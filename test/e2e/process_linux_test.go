@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// maxWait bounds every wait for another process. It is long because CI machines are slow. A test that passes
-// does not wait that long.
+// maxWait bounds a wait for another process. It is long because CI machines are slow. A test that passes does
+// not wait that long.
 const maxWait = time.Minute
 
 // process is a program that ends with its test.
@@ -65,8 +65,8 @@ func startCommand(t *testing.T, cmd *exec.Cmd) *process {
 	return p
 }
 
-// stop sends SIGTERM to a process that still runs. It returns an error if the process did not exit with code
-// 0.
+// stop sends SIGTERM, and waits for the end of the process. It returns an error if the sidecar did not exit
+// with code 0. Other programs may also end by the signal. If the test killed the process, stop does nothing.
 func (p *process) stop() error {
 	if p.killed {
 		return nil
@@ -101,7 +101,7 @@ func (p *process) refuses(t *testing.T, code int, why string) {
 		t.Fatal("the process runs, want that it ends with an error")
 	}
 	if got := p.cmd.ProcessState.ExitCode(); got != code || !strings.Contains(p.output.tail(), why) {
-		t.Errorf("%d: got %s; want exit code %d and an output with %q", got, p.output.tail(), code, why)
+		t.Errorf("got exit code %d and %s; want exit code %d and an output with %q", got, p.output.tail(), code, why)
 	}
 }
 

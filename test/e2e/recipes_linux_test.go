@@ -2,7 +2,7 @@ package e2e
 
 import "testing"
 
-// These changes make a recipe accept PROXY protocol headers, so that a test can send an IPv6 address.
+// envoyAcceptsProxyProtocol makes Envoy accept PROXY protocol headers, so that a test can send an IPv6 address.
 var envoyAcceptsProxyProtocol = change{
 	"    address: { socket_address: { address: 127.0.0.1, port_value: 10000 } }\n",
 	"    address: { socket_address: { address: 127.0.0.1, port_value: 10000 } }\n" +
@@ -10,8 +10,8 @@ var envoyAcceptsProxyProtocol = change{
 		"\"@type\": type.googleapis.com/envoy.extensions.filters.listener.proxy_protocol.v3.ProxyProtocol, allow_requests_without_proxy_protocol: true } } ]\n",
 }
 
-// attack sends the attacks of all tables. network is a part of the clients' addresses that no other test
-// uses.
+// attack sends the attacks of all tables except malformed. network is a part of the clients' addresses that no
+// other test uses.
 func (g gateway) attack(t *testing.T, network int) {
 	t.Helper()
 	t.Run("a key", g.keysCannotBeRespelled)

@@ -28,14 +28,15 @@ import (
 // the name of a bug, and uses that server's environment and files. Its comment describes the reference
 // server, unless it mentions rlsidecar. Numbers like #785 are issues of envoyproxy/ratelimit.
 
-// inMemory starts a reference with these limits that keeps its buckets in memory.
+// inMemory starts a reference with these limits that keeps its buckets in memory. It makes the test parallel.
 func inMemory(t *testing.T, limits string, env ...string) *reference {
 	t.Helper()
 	t.Parallel()
 	return newReference(t, map[string]string{"limits.yaml": limits}, append([]string{"BACKEND_TYPE=memory"}, env...)...)
 }
 
-// onRedis starts a reference with these limits that keeps its buckets in a Redis of its own.
+// onRedis starts a reference with these limits that keeps its buckets in a Redis of its own. It makes the test
+// parallel.
 func onRedis(t *testing.T, limits string, env ...string) (*reference, *redistest.Server) {
 	t.Helper()
 	t.Parallel()
@@ -120,14 +121,14 @@ descriptors:
 		all.Go(func() {
 			for range 100 {
 				if got := metadata("a=1", "b=1"); got != "map[info:map[a:1 b:2]]" {
-					t.Errorf("both: %s", got)
+					t.Errorf("a request for both limits: got %s, want the metadata of both", got)
 				}
 			}
 		})
 	}
 	all.Wait()
 	if a, b := metadata("a=1"), metadata("b=1"); a != "map[info:map[a:1]]" || b != "map[info:map[b:2]]" {
-		t.Errorf("alone: %s, %s", a, b)
+		t.Errorf("requests for one limit each: got %s and %s, want the metadata of that limit only", a, b)
 	}
 }
 
@@ -159,7 +160,7 @@ descriptors:
 		t.Errorf("%s over the limit, want 4", got)
 	}
 	if strings.Contains(r.metrics(), "local_cache") {
-		t.Error("there are series for one limit each")
+		t.Error("the metrics contain local_cache, want no such series")
 	}
 }
 
@@ -170,17 +171,17 @@ func TestBugMetricsAreLateAndAbsent(t *testing.T) {
 	const over = `ratelimit_service_rate_limit_over_limit{domain="d",key1="two",key2=""}`
 	r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a")))
 	if got := r.metric(over); got != "0" {
-		t.Errorf("after the first request, which is allowed: %q", got)
+		t.Errorf("after the first request, which is allowed: %q hits over the limit, want 0", got)
 	}
 	for range 2 {
 		r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a")))
 	}
 	if got := r.metric(over); got != "1" {
-		t.Errorf("at once: %q", got)
+		t.Errorf("directly after a denial: %q hits over the limit, want 1", got)
 	}
 }
 
-// The page with the statistics on the debug port contained no rate limit.
+// The page with the statistics on the debug port contained no statistics of limits.
 func TestBugDebugPageHasNoLimits(t *testing.T) {
 	r := inMemory(t, plain)
 	r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a")))
@@ -189,8 +190,8 @@ func TestBugDebugPageHasNoLimits(t *testing.T) {
 	}
 }
 
-// #275, #1132: Each value of an override or of a detailed limit, and each domain that was not configured,
-// added one series that was never removed.
+// #275, #1132: Each value of a descriptor with an override or with detailed_metric, and each domain that was
+// not configured, added one series that was never removed.
 func TestBugMetricsGrowWithoutBound(t *testing.T) {
 	r := inMemory(t, `
 domain: d
@@ -212,14 +213,14 @@ descriptors:
 	before := strings.Count(r.metrics(), "\n")
 	flood(1, 300)
 	if grown := strings.Count(r.metrics(), "\n") - before; grown > 20 {
-		t.Errorf("%d more lines", grown)
+		t.Errorf("300 requests of each kind added %d lines to the metrics, want at most 20", grown)
 	}
 	// detailed_metric adds series by value on purpose, up to 10,000.
 	for i := range 10_050 {
 		send(rlstest.Request("d", rlstest.Descriptor(fmt.Sprintf("user=%d", i))))
 	}
 	if n := strings.Count(r.metrics(), "ratelimit_service_rate_limit_total_hits{"); n < 10_000 || n > 10_010 {
-		t.Errorf("%d series", n)
+		t.Errorf("%d series, want 10,000 to 10,010", n)
 	}
 }
 
@@ -270,7 +271,7 @@ func TestBugHealthWithoutANameIsAlwaysServing(t *testing.T) {
 	}
 }
 
-// SIGHUP ended the process. It makes other programs read their files again.
+// SIGHUP ended the process, although it makes other servers read their files again.
 func TestBugHangupEndsTheProcess(t *testing.T) {
 	r := inMemory(t, plain)
 	before := r.metric("ratelimit_service_config_load_success")
@@ -345,7 +346,7 @@ func TestBugJSONReportsBadRequestForRedisErrors(t *testing.T) {
 	t.Parallel()
 	r := newReference(t, map[string]string{"limits.yaml": plain}, "REDIS_SOCKET_TYPE=tcp", "REDIS_URL=127.0.0.1:1", "RLSIDECAR_ON_BACKEND_FAILURE=error")
 	if _, problem := r.overHTTP(t, rlstest.Request("d", rlstest.Descriptor("two=a"))); !strings.HasPrefix(problem, "Unavailable: ") {
-		t.Error(problem)
+		t.Errorf("got %q, want the code Unavailable", problem)
 	}
 }
 
@@ -401,12 +402,17 @@ func TestBugKeysThatNeverExpire(t *testing.T) {
 	r, redis := onRedis(t, plain+"  - {key: quick, rate_limit: {unit: second, requests_per_unit: 5}}\n", "EXPIRATION_JITTER_MAX_SECONDS=300")
 	r.expect(t, "OK | OK left 4 of 5/SECOND reset", "quick=a")
 	r.expect(t, "OK | OK left 9 of 10/YEAR reset", "ten=a")
+	found := 0
 	for key := range strings.FieldsSeq(strings.Trim(redis.Do("keys", "rl:{}1*"), "[]")) {
+		found++
 		if ttl := redis.Do("pttl", key); strings.HasPrefix(ttl, "-1") {
 			t.Errorf("%q never expires", key)
 		}
 	}
-	eventually(t, "one of a second is gone", func() bool { return !strings.Contains(redis.Do("keys", "*"), "quick") })
+	if found == 0 {
+		t.Error("Redis has no bucket, want at least that of ten")
+	}
+	eventually(t, "the bucket with a window of a second is gone", func() bool { return !strings.Contains(redis.Do("keys", "*"), "quick") })
 }
 
 // With the local cache, a raised limit had no effect before the next window.
@@ -416,7 +422,7 @@ func TestBugRaisedLimitIsNotSeen(t *testing.T) {
 		r.overGRPC(t, rlstest.Request("d", rlstest.Descriptor("two=a")))
 	}
 	r.write(t, "limits.yaml", strings.Replace(plain, "requests_per_unit: 2", "requests_per_unit: 5", 1))
-	eventually(t, "it is read", func() bool { return r.metric("ratelimit_service_config_load_success") == "2" })
+	eventually(t, "the changed file is loaded", func() bool { return r.metric("ratelimit_service_config_load_success") == "2" })
 	r.expect(t, "OK | OK left 2 of 5/YEAR reset", "two=a")
 }
 
@@ -483,7 +489,7 @@ descriptors:
 		}
 		limit, left := answer.Statuses[0].CurrentLimit, answer.Statuses[0].DurationUntilReset.AsDuration()
 		if limit.Unit.String() != "DAY" || limit.UnitMultiplier.GetValue() != 45 || left <= 0 || left > 45*24*time.Hour {
-			t.Errorf("%s: %v, resets in %v", key, limit, left)
+			t.Errorf("%s: got %v, which resets in %v; want 45 days", key, limit, left)
 		}
 	}
 }
@@ -547,7 +553,7 @@ func TestBugOtherFilesBreakTheLoad(t *testing.T) {
 		return answer.Statuses[0].CurrentLimit.GetRequestsPerUnit() == 5
 	})
 	if got := r.metric("ratelimit_service_config_load_error"); got != "0" {
-		t.Errorf("%s loads failed", got)
+		t.Errorf("%s loads failed, want 0", got)
 	}
 }
 
@@ -620,5 +626,5 @@ func TestBugErrorsAreNotLogged(t *testing.T) {
 		t.Errorf("got %v; want status 200", code)
 	}
 	r.expect(t, "OVER_LIMIT | OVER_LIMIT left 0", "two=a")
-	eventually(t, "the log says so", func() bool { return strings.Contains(r.output.tail(), "redis could not decide") })
+	eventually(t, "the error is in the log", func() bool { return strings.Contains(r.output.tail(), "redis could not decide") })
 }

@@ -108,7 +108,7 @@ func (r *reference) write(t *testing.T, name, text string) {
 	}
 }
 
-// get sends a request to the HTTP port; the code is 0 if it does not answer.
+// get sends a request to the HTTP port. The code is 0 if there is no answer.
 func (r *reference) get(path string) (code int, body string) {
 	return r.fetch("http://" + r.addr + ":8080" + path)
 }
@@ -158,13 +158,13 @@ func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.
 	if err != nil {
 		t.Fatal(err)
 	}
-	question, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+r.addr+":8080/json", bytes.NewReader(body))
+	post, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+r.addr+":8080/json", bytes.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
-	question.Header.Set("Content-Type", "application/json")
-	question.Header.Set("Authorization", "Bearer "+apiToken) // a negative number of hits is a refund
-	resp, err := r.client.Do(question)
+	post.Header.Set("Content-Type", "application/json")
+	post.Header.Set("Authorization", "Bearer "+apiToken) // /json accepts refunds only with the token
+	resp, err := r.client.Do(post)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.
 		t.Errorf("%d: got %s; want the code that belongs to the status", resp.StatusCode, text)
 	}
 	if got := resp.Header.Get("Content-Type"); got != "application/json" {
-		t.Errorf("Content-Type %q", got)
+		t.Errorf("Content-Type %q, want application/json", got)
 	}
 	return answer, ""
 }
@@ -207,17 +207,17 @@ func TestReference(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, place := range []string{"memory", "redis"} {
-			for _, authAddress := range []string{"grpc", "http"} {
-				t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar")+"/"+place+"/"+authAddress, func(t *testing.T) {
+			for _, listener := range []string{"grpc", "http"} {
+				t.Run(strings.TrimSuffix(filepath.Base(path), ".txtar")+"/"+place+"/"+listener, func(t *testing.T) {
 					t.Parallel()
-					play(t, archive, place, authAddress)
+					play(t, archive, place, listener)
 				})
 			}
 		}
 	}
 }
 
-func play(t *testing.T, archive *txtar.Archive, place, authAddress string) {
+func play(t *testing.T, archive *txtar.Archive, place, listener string) {
 	t.Helper()
 	files, aside, env := map[string]string{}, map[string]string{}, []string{"BACKEND_TYPE=memory"}
 	if place == "redis" {
@@ -235,7 +235,7 @@ func play(t *testing.T, archive *txtar.Archive, place, authAddress string) {
 	}
 	r := newReference(t, files, env...)
 	s := &script{T: t, r: r, send: r.overGRPC, later: aside, lines: strings.Split(string(archive.Comment), "\n")}
-	if authAddress == "http" {
+	if listener == "http" {
 		s.send = r.overHTTP
 	}
 	s.run()
@@ -261,7 +261,7 @@ func (s *script) run() {
 		switch word {
 		case "", "#":
 		case ">":
-			s.question(rest)
+			s.request(rest)
 		case "+":
 			s.extra(rest)
 		case "metric":
@@ -277,7 +277,7 @@ func (s *script) run() {
 		case "reload":
 			s.reload(rest)
 		default:
-			s.Fatalf("line %d: what is %q?", s.at+1, word)
+			s.Fatalf("line %d: unknown word %q", s.at+1, word)
 		}
 	}
 }
@@ -288,8 +288,8 @@ func (s *script) wrong(got string) {
 	s.Errorf("line %d: %s\n got: %s", s.at+1, strings.TrimSpace(s.lines[s.at]), got)
 }
 
-// question sends a request, and compares the answer with the next line.
-func (s *script) question(text string) {
+// request sends a request, and compares the answer with the next line.
+func (s *script) request(text string) {
 	s.Helper()
 	words := strings.Fields(text)
 	request := rlstest.Request(strings.Trim(words[0], `"`))
@@ -354,7 +354,7 @@ func (s *script) reload(name string) {
 	}
 	before := seen()
 	s.r.write(s.T, name, text)
-	eventually(s.T, "it has been read again", func() bool { return seen() != before })
+	eventually(s.T, "the sidecar has loaded or refused "+name, func() bool { return seen() != before })
 }
 
 // cutLast splits text at its last space.

@@ -24,8 +24,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// reportLog returns an access log of 204 clients: 200 people, most of whom load a page with images, one
-// abuser, and clients that try to run a script in the report.
+// reportLog returns an access log of 1,000 seconds with 204 paths, which writeReport makes the keys of a
+// limit. Each of 200 users sends 1 to 7 requests a second for 5 seconds. One abuser sends a request in each
+// second. The other three paths try to run a script in the report.
 func reportLog() string {
 	var log strings.Builder
 	line := func(second int, path string) {
@@ -45,7 +46,7 @@ func reportLog() string {
 	return log.String()
 }
 
-// writeReport runs simulate --html, and returns the URL of the file.
+// writeReport runs simulate --html with a limit for each path, and returns the URL of the report.
 func writeReport(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -71,7 +72,7 @@ type browser struct {
 	ctx context.Context
 
 	mu     sync.Mutex
-	output []string // messages, exceptions and policy violations in the console
+	output []string // messages, exceptions and policy violations in the console; guarded by mu
 }
 
 func newBrowser(t *testing.T) *browser {
@@ -156,13 +157,13 @@ func TestReportInABrowser(t *testing.T) {
 				}
 				b.do(chromedp.EmulateViewport(width, 900), chromedp.Navigate(address))
 				if title := in[string](b, `document.title`); title != "Limits for access.log" {
-					t.Errorf("the title is %q", title)
+					t.Errorf("the title is %q, want %q", title, "Limits for access.log")
 				}
 				if got := in[int64](b, `document.documentElement.scrollWidth`); got > width {
-					t.Errorf("the page is %d px wide", got)
+					t.Errorf("the page is %d px wide, want at most %d", got, width)
 				}
 				if dark := in[string](b, `getComputedStyle(document.body).backgroundColor`) == "rgb(13, 17, 23)"; dark != (scheme == "dark") {
-					t.Errorf("the dark color scheme is in use: %t", dark)
+					t.Errorf("the dark color scheme is in use: %t, want the %s one", dark, scheme)
 				}
 				followsTheKeyboard(t, b)
 				followsTheMouse(t, b)
@@ -183,13 +184,13 @@ func TestReportInABrowser(t *testing.T) {
 	}
 }
 
-// followsTheKeyboard moves the line with the arrow keys, and compares each number with the table that the
-// replay wrote.
+// followsTheKeyboard moves the line to its first three positions with the arrow keys, and compares the text of
+// each with the table in the report. Then it presses the button that selects the suggested rate again.
 func followsTheKeyboard(t *testing.T, b *browser) {
 	t.Helper()
 	const suggested = "rate 24 denies a request of 1 of 204 clients"
 	if got := in[string](b, outcome); !strings.HasPrefix(got, suggested) {
-		t.Errorf("at first the page says %q", got)
+		t.Errorf("at first the page shows %q, want %q", got, suggested)
 	}
 	in[bool](b, `document.querySelector('input[type=range]').focus(), true`)
 	b.do(chromedp.KeyEvent(kb.Home))
@@ -198,20 +199,21 @@ func followsTheKeyboard(t *testing.T, b *browser) {
 		limit, clients := in[string](b, row+`.children[0].textContent`), in[string](b, row+`.children[1].textContent.split(' ')[0]`)
 		got := in[string](b, outcome)
 		if want := fmt.Sprintf("%s denies a request of %s of ", strings.Replace(limit, ":", "", 1), clients); !strings.HasPrefix(got, want) {
-			t.Errorf("at step %d the page says %q, want %q", i, got, want)
+			t.Errorf("at step %d the page shows %q, want %q", i, got, want)
 		}
 		b.do(chromedp.KeyEvent(kb.ArrowRight))
 	}
 	if got := in[string](b, `document.querySelector('input').getAttribute('aria-valuetext')`); !strings.Contains(got, "rate 4") {
-		t.Errorf("the text for screen readers is %q", got)
+		t.Errorf("the text for screen readers is %q, want one with %q", got, "rate 4")
 	}
 	b.do(chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter)) // the button
 	if got := in[string](b, outcome); !strings.HasPrefix(got, suggested) {
-		t.Errorf("back at the suggestion the page says %q", got)
+		t.Errorf("after the button the page shows %q, want %q", got, suggested)
 	}
 }
 
-// followsTheMouse drags the line to the right end and to the left end.
+// followsTheMouse drags the line to the right end and to the left end. After the button is released, the line
+// must not follow the mouse.
 func followsTheMouse(t *testing.T, b *browser) {
 	t.Helper()
 	in[bool](b, `document.querySelector('.needs svg').scrollIntoView({block: 'center'}), true`)
@@ -227,11 +229,11 @@ func followsTheMouse(t *testing.T, b *browser) {
 	middle := in[string](b, outcome)
 	move(chromedp.MouseMoved, box.Right-2)
 	if got := in[string](b, outcome); !strings.Contains(got, "denies a request of 0 of 204 clients (0.00 %), and 0 of ") {
-		t.Errorf("dragged to the right end, the page says %q", got)
+		t.Errorf("dragged to the right end, the page shows %q, want no denial", got)
 	}
 	move(chromedp.MouseMoved, box.Left)
 	if got := in[string](b, outcome); !strings.HasPrefix(got, "rate 1 denies ") || got == middle {
-		t.Errorf("dragged to the left end, the page says %q, and in the middle %q", got, middle)
+		t.Errorf("dragged to the left end, the page shows %q, and in the middle %q; want rate 1 at the left end only", got, middle)
 	}
 	move(chromedp.MouseReleased, box.Left)
 	move(chromedp.MouseMoved, box.Right)
@@ -240,7 +242,8 @@ func followsTheMouse(t *testing.T, b *browser) {
 	}
 }
 
-// axe requires that the tool axe finds no accessibility problem in the page.
+// axe requires that the tool axe finds no accessibility problem in the page. Without axe in .tools, it fails in
+// CI and does nothing elsewhere.
 func axe(t *testing.T, b *browser) {
 	t.Helper()
 	files, err := filepath.Glob(root + "/.tools/axe-core*/axe.min.js")

@@ -19,13 +19,13 @@ type ended struct {
 }
 
 // TestSidecarsSettleThroughAFailover sends requests through two sidecars on a master with replicas. The
-// replicas lose their connection, so that they miss the last writes. Then the master is killed, and a replica
-// becomes master.
+// replicas lose their connection, so that they miss the writes after that. Then the master is killed, and a
+// replica becomes master.
 //
-// The new master must lack only the starts and settlements of this time. So the charged units are those of
-// all recorded reservations, less the units of lost starts, plus the estimates of starts without an answer.
-// Then both sidecars settle each reservation again: a lost settlement takes effect once, and no refund is
-// repeated.
+// The new master must lack only those writes. Both sidecars settle each reservation again: a lost settlement
+// takes effect once, and no refund is repeated. In the end the charged units are those of all recorded
+// reservations, less at most the estimates of lost starts, plus at most the estimates of starts without an
+// answer.
 func TestSidecarsSettleThroughAFailover(t *testing.T) {
 	t.Parallel()
 	servers := redistest.StartSentinels(t)
@@ -36,7 +36,7 @@ func TestSidecarsSettleThroughAFailover(t *testing.T) {
 	}
 	var mu sync.Mutex
 	var all []ended
-	unknown := 0 // starts without an answer; guarded by mu, as are the fields above
+	unknown := 0 // starts without an answer or without a reservation; guarded by mu, as is all
 	var made atomic.Int64
 	stop := make(chan struct{})
 	var callers sync.WaitGroup

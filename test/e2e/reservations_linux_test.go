@@ -23,8 +23,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// budgets is a configuration with a limit whose requests reserve 100 units, and a limit that applications
-// reserve by name.
+// budgets is a configuration whose limits reserve an estimate: 100 units, 100 units with a maximum debt, a
+// learned number of units, and 1,500 units.
 const budgets = `
 domain: ai
 limits:
@@ -123,7 +123,7 @@ func (s *settler) done(id string, cost int) error {
 	return err
 }
 
-// post sends a request as an application does.
+// post sends a request as an application does. The code is 0 if there is no answer.
 func (s *settler) post(path, body string) (code int, answer string) {
 	resp, err := s.client.Post("http://"+s.addr+":8080"+path, "application/json", strings.NewReader(body))
 	if err != nil {
@@ -156,7 +156,7 @@ func (s *settler) mustSettle(id string, count int) {
 	}
 }
 
-// left returns the remaining units of a bucket.
+// left returns the remaining units of a bucket. It waits until the sidecar can read the bucket.
 func (s *settler) left(limit, key string) int {
 	s.t.Helper()
 	left := -1
@@ -202,7 +202,7 @@ const firstKey, secondKey, thirdKey = "the first key of reservations", "the seco
 // keyLine returns the line of a key file for one key. It replaces the blanks in key, because blanks separate keys.
 func keyLine(key string) string { return strings.ReplaceAll(key, " ", "-") + "\n" }
 
-func TestTheKeyFileOfReservations(t *testing.T) {
+func TestAChangedKeyFileKeepsReservations(t *testing.T) {
 	t.Parallel()
 	path := fileOf(t, "keys", keyLine(firstKey))
 	write := func(keys ...string) {
@@ -240,7 +240,7 @@ func TestTheKeyFileOfReservations(t *testing.T) {
 		t.Errorf("a forged id must have no effect and be no error: %v", err)
 	}
 	if code, answer := s.settle(string(forged), 0); code != http.StatusNotFound {
-		t.Errorf("forged: %d %s", code, answer)
+		t.Errorf("settlement with a forged id: got %d %s; want status 404", code, answer)
 	}
 	s.want("tokens", "forged", 1_000_000-100)
 
@@ -312,7 +312,7 @@ func TestSidecarsShareAKeyThroughRedis(t *testing.T) {
 	b.want("tokens", "flushed", 1_000_000-100) // The new bucket was never charged, so it gets no refund.
 }
 
-func TestAUserOfRedisWithoutPermissionForTheKey(t *testing.T) {
+func TestReservationsWithoutPermissionForTheSharedKey(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
 	redis.Do("ACL", "SETUSER", "limited", "on", ">pw", "~*", "&*", "+@all", "-hmget", "-hset")
@@ -330,7 +330,7 @@ func TestAUserOfRedisWithoutPermissionForTheKey(t *testing.T) {
 		text, _ := io.ReadAll(resp.Body)
 		return strings.Contains(string(text), "settle-key-not-shared") && strings.Contains(string(text), "--settle-key-file")
 	})
-	for range 12 { // Requests are still limited.
+	for range 12 { // the limit of 1000 allows only 10 estimates of 100
 		_, _ = s.start("poor=eve")
 	}
 	s.want("few", "eve", 0)
@@ -338,8 +338,8 @@ func TestAUserOfRedisWithoutPermissionForTheKey(t *testing.T) {
 
 // TestSidecarsSettleWhileRedisFails sends requests through two sidecars on one Redis, which stops several
 // times. Proxies and applications settle each reservation through both sidecars, until both have answered. At
-// the end the bucket in Redis must contain the units that the test has counted. Only the reservations of
-// starts without an answer may be missing.
+// the end the bucket in Redis must be charged with the units that the test has counted. Each start without an
+// answer may add its estimate.
 func TestSidecarsSettleWhileRedisFails(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -363,7 +363,7 @@ func TestSidecarsSettleWhileRedisFails(t *testing.T) {
 		}
 	})
 	var mu sync.Mutex
-	real, unknown, settled := 0, 0, 0 // guarded by mu
+	real, unknown, settled := 0, 0, 0 // settled units, starts without an answer, settled reservations; guarded by mu
 	var callers sync.WaitGroup
 	for caller := range 4 {
 		callers.Go(func() {
@@ -408,7 +408,7 @@ func TestSidecarsSettleWhileRedisFails(t *testing.T) {
 	t.Logf("%d pauses, %d settlements failed at first; %d reservations of %d units are settled; %d starts without an answer; %d used",
 		pauses.Load(), failed.Load(), settled, real, unknown, used)
 	if used < real || used > real+100*unknown || (used-real)%100 != 0 {
-		t.Errorf("used %d, want %d and at most %d times 100", used, real, unknown)
+		t.Errorf("used %d, want %d plus 100 for each of up to %d starts without an answer", used, real, unknown)
 	}
 	if settled == 0 || failed.Load() == 0 && unknown == 0 {
 		t.Error("nothing was settled, or nothing failed")
@@ -437,8 +437,8 @@ func TestSidecarsSettleWhileRedisFails(t *testing.T) {
 	b.want("tokens", "eve", had+100)
 }
 
-// TestClientsThatAbuseReservations sends everything that a hostile client of a proxy or of an application can
-// send.
+// TestClientsThatAbuseReservations sends what a hostile client of a proxy or of an application can send to
+// avoid its limit, to change the bucket of another client or to change the learned estimates.
 func TestClientsThatAbuseReservations(t *testing.T) {
 	t.Parallel()
 	s := startSettler(t)
@@ -448,10 +448,10 @@ func TestClientsThatAbuseReservations(t *testing.T) {
 		theirs[60] ^= 3
 		for _, id := range []string{"", "none", "mine", mine + "A", mine[:len(mine)-4], string(theirs), strings.Repeat("A", 3000)} {
 			if err := s.done(id, 0); err != nil {
-				t.Errorf("proxy, %.20q: %v", id, err)
+				t.Errorf("a proxy settles %.20q: %v, want no error", id, err)
 			}
 			if code, answer := s.settle(id, 0); code != http.StatusNotFound {
-				t.Errorf("application, %.20q: %d %s", id, code, answer)
+				t.Errorf("an application settles %.20q: got %d %s; want status 404", id, code, answer)
 			}
 		}
 		s.want("tokens", "mine", 1_000_000-100)
@@ -518,7 +518,7 @@ func TestClientsThatAbuseReservations(t *testing.T) {
 		}
 		all.Wait()
 		if allowed != 10 {
-			t.Errorf("%d reservations of 100 are open at once, of 1000", allowed)
+			t.Errorf("%d reservations of 100 units are open in a bucket of 1000, want 10", allowed)
 		}
 		if more := s.metric("rlsidecar_memory_keys ") - buckets; more > 10 {
 			t.Errorf("unsettled reservations use %g buckets, want at most 10", more)

@@ -50,7 +50,7 @@ func TestAGoProgramSettlesWithTheSidecars(t *testing.T) {
 			t.Error(err)
 		}
 		if _, err := program.Settle(t.Context(), r, 31); !errors.Is(err, ratelimit.ErrReused) {
-			t.Errorf("reservation %d, another cost: %v", i, err)
+			t.Errorf("reservation %d, another cost: got %v, want %v", i, err, ratelimit.ErrReused)
 		}
 	}
 	s.want("tokens", "bob", 1_000_000-60)

@@ -40,8 +40,8 @@ type restarts struct {
 	*stack
 	limits, redis string
 	admitted      atomic.Int64 // units admitted for the key "bounded"
-	request       atomic.Int64
-	stop          func()
+	request       atomic.Int64 // answered requests
+	stop          func()       // stops the clients of load and waits for them
 }
 
 func newRestarts(t *testing.T) *restarts {
@@ -55,7 +55,7 @@ func newRestarts(t *testing.T) *restarts {
 	return s
 }
 
-// serve starts a sidecar and waits until it listens. It drains for two intervals of the health check.
+// serve starts a sidecar and waits until it listens. Its drain delay is two intervals of Envoy's health check.
 func (s *restarts) serve(t *testing.T, port string, more ...string) *process {
 	t.Helper()
 	p := start(t, sidecarProgram, append([]string{
@@ -158,7 +158,7 @@ func TestRollingRestart(t *testing.T) {
 		}
 		s.awaitSidecars(t, 1)
 		if !old.running() {
-			t.Error("the sidecar ended before Envoy knew that it was draining")
+			t.Error("the sidecar ended before Envoy had noticed that it was draining")
 		}
 		eventually(t, "it stops", func() bool { return !old.running() })
 		s.during(t, 200) // requests while only one of the sidecars runs

@@ -17,7 +17,7 @@ import (
 // TestNoPageShowsASecret passes secrets on the command line, and then searches all answers and logs of the
 // program for them.
 func TestNoPageShowsASecret(t *testing.T) {
-	const secret, apiSecret, adminSecret = "hunter2", "hunter2api", "hunter2admin"
+	const secret, apiSecret, adminSecret = "hunter2", "hunter2api", "hunter2admin" // a search for the first finds all three
 	limits := filepath.Join(t.TempDir(), "limits.yaml")
 	text := "domain: d\nlimits: {send: {algorithm: token_bucket, rate: 3, period: 1h}}\ndescriptors: [{key: user, limit: send}]\n"
 	if err := os.WriteFile(limits, []byte(text), 0o600); err != nil {
@@ -93,13 +93,13 @@ func TestNoPageShowsASecret(t *testing.T) {
 	} {
 		code, page := read(c.port, c.token, c.line, c.body)
 		if code == 0 || strings.Contains(page, secret) {
-			t.Errorf("%s: %d, and it shows a secret: %.2000s", c.line, code, page)
+			t.Errorf("%s: got status %d; want an answer without a secret: %.2000s", c.line, code, page)
 		}
 	}
 	if err := p.stop(); err != nil {
 		t.Error(err)
 	}
 	if log := p.output.String(); strings.Contains(log, secret) || !strings.Contains(log, "redis") {
-		t.Errorf("the log shows a secret, or nothing:\n%s", log)
+		t.Errorf("the log shows a secret, or lacks the error of Redis:\n%s", log)
 	}
 }

@@ -16,11 +16,13 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// settleStack is an unmodified Envoy that settles reservations. The path of a request selects the answer of
-// the application behind it: /cost/N reports the cost N, /nothing reports none, /slow sends a part of an
-// answer and waits until the client has disconnected, and /die closes the connection in the middle of the
-// answer. /silent and /dead do the same as /slow and /die before any byte of the answer, so that no cost is
-// known.
+// settleStack starts an unmodified Envoy that settles reservations. The path of a request selects the answer
+// of the application behind it:
+//
+//   - /cost/N reports the cost N, and /nothing reports none.
+//   - /slow/N reports the cost N, sends a part of the answer, and waits until the client has disconnected.
+//   - /die/N reports the cost N, sends a part of the answer, and closes the connection.
+//   - /silent waits and /dead closes the connection before any byte of the answer, so that no cost is known.
 func settleStack(t *testing.T) *stack {
 	t.Helper()
 	tooltest.Path(t, "envoy") // skips the test if Envoy is missing
@@ -95,10 +97,11 @@ func (s *stack) wantLeft(t *testing.T, limit, user string, want int) {
 	}
 }
 
-// wantUnknown waits until more settlements without a real cost have arrived, in addition to those of earlier tests.
+// wantUnknown waits until this number of settlements without a real cost have arrived, in addition to those of
+// the users carol and careful.
 func (s *stack) wantUnknown(t *testing.T, more int) {
 	t.Helper()
-	const before = 2 // the settlements of the users carol and careful, in earlier tests
+	const before = 2 // one of carol and one of careful, in the subtests before
 	eventually(t, "the settlement without a real cost arrives", func() bool {
 		resp, err := s.client.Get("http://" + s.addr + ":6070/metrics")
 		if err != nil {
@@ -191,6 +194,6 @@ func TestEnvoySettles(t *testing.T) {
 		s.wantLeft(t, "tokens", "heidi", 995)
 	})
 	if n := s.stat("cluster.models.ratelimit.error"); n > 0 {
-		t.Errorf("Envoy counts %d errors of the service", n)
+		t.Errorf("Envoy counts %d errors of the service, want 0", n)
 	}
 }

@@ -42,22 +42,22 @@ func TestSlowClientsBlockNoOtherClient(t *testing.T) {
 	for request := 0; ; request++ {
 		code, err := s.post(`{"name":"bytes_sent","key":"` + strconv.Itoa(request) + `"}`)
 		if err != nil || code != 200 {
-			t.Errorf("another client: %d %v", code, err)
+			t.Errorf("another client: got %d %v; want status 200", code, err)
 		}
 		select {
 		case <-done:
 			if more := s.memory(t) - before; more > 64<<10 {
-				t.Errorf("900 slow clients used %d KiB of memory", more)
+				t.Errorf("900 slow clients used %d KiB of memory, want at most %d", more, 64<<10)
 			}
-			t.Logf("%d others were answered meanwhile; %d KiB more", request, s.memory(t)-before)
+			t.Logf("%d requests of another client were answered; the sidecar used %d KiB more", request+1, s.memory(t)-before)
 			return
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }
 
-// TestOversizedRequestsAreRefused checks that each such request gets an answer other than 5xx, or that its
-// connection is closed.
+// TestOversizedRequestsAreRefused checks that each oversized request is answered with its 4xx status, and that
+// the sidecar uses little memory.
 func TestOversizedRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := startAPI(t)
@@ -66,7 +66,7 @@ func TestOversizedRequestsAreRefused(t *testing.T) {
 	chunk := "1000\r\n" + strings.Repeat(" ", 4096) + "\r\n"
 	for name, c := range map[string]struct {
 		request string
-		more    string // the test sends this until the connection is closed
+		more    string // the test repeats this until the connection is closed, or 64 MiB are sent
 		want    string
 	}{
 		"announced": {"POST /v1/limit HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n", "xxxxxxxxxxxxxxxx", "413"},
@@ -97,10 +97,10 @@ func TestOversizedRequestsAreRefused(t *testing.T) {
 		})
 	}
 	if code, err := s.post(`{"name":"bytes_sent"}`); code != 200 {
-		t.Errorf("afterwards: %d %v", code, err)
+		t.Errorf("a small request afterwards: got %d %v; want status 200", code, err)
 	}
 	if more := s.memory(t) - before; more > 64<<10 {
-		t.Errorf("oversized requests used %d KiB of memory", more)
+		t.Errorf("oversized requests used %d KiB of memory, want at most %d", more, 64<<10)
 	}
 }
 
@@ -131,14 +131,14 @@ func (a *api) post(body string) (code int, err error) {
 	return answer.StatusCode, err
 }
 
-// memory returns the resident memory of the sidecar, in KiB.
+// memory returns the largest resident memory of the sidecar so far, in KiB.
 func (a *api) memory(t *testing.T) (kib int) {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.cmd.Process.Pid))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(status), "VmHWM:") // the largest resident memory so far
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
 	if _, err := fmt.Sscan(rest, &kib); err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 		log.Fatal(err)
 	}
 	sidecarProgram = filepath.Join(dir, "rlsidecar")
-	// Without the commit, because git may refuse to print it in a container. Static, as in the image.
+	// -buildvcs=false, because git may refuse to work in a container. CGO_ENABLED=0, as in the image.
 	build := exec.Command("go", "build", "-buildvcs=false", "-o", sidecarProgram, root+"/cmd/rlsidecar")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -43,8 +43,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// stack is an application behind Envoy, which calls rlsidecar. Configurations and ports are those of examples/envoy, but
-// on a loopback address that no other test uses.
+// stack is an application behind Envoy, which calls rlsidecar. Configurations and ports are those of
+// examples/envoy, but on a loopback address that no other test uses.
 type stack struct {
 	owner   *testing.T // the end of this test stops the processes
 	addr    string
@@ -58,8 +58,8 @@ type stack struct {
 // change replaces a part of an example's configuration.
 type change struct{ old, new string }
 
-// These are the changes that tests make. Every test makes the first one, because 50 ms may be too short on a
-// busy machine.
+// These are changes to examples/envoy/envoy.yaml. startEnvoy makes the first one for every test, because 50 ms
+// may be too short on a busy machine.
 var (
 	longTimeout = change{"timeout: 0.05s", "timeout: 10s"}
 	failOpen    = change{"failure_mode_deny: true", "failure_mode_deny: false"}
@@ -75,7 +75,8 @@ func overSocket(path string) change {
 
 var stacks atomic.Int32
 
-// loopback returns a loopback address that no other test and no other process uses, from 127.100.0.1 on.
+// loopback returns a loopback address between 127.100.0.1 and 127.227.255.255. No other test of this process
+// uses it. The process id is a part of it, so that test processes at the same time use different addresses.
 func loopback() string {
 	pid := os.Getpid()
 	return fmt.Sprintf("127.%d.%d.%d", 100+pid>>8&0x7f, pid&0xff, stacks.Add(1))
@@ -229,8 +230,8 @@ type answer struct {
 	raw    string
 }
 
-// get requests path from Envoy, with headers ("name: value"), byte for byte. from is the client's address; ""
-// means any.
+// get sends GET path to Envoy's port 10000, with headers ("name: value"), byte for byte. from is the client's
+// address; "" means any.
 func (s *stack) get(t *testing.T, from, path string, headers ...string) answer {
 	t.Helper()
 	raw, err := s.exchange(t, from, "10000", path, headers...)
@@ -245,7 +246,8 @@ func (s *stack) get(t *testing.T, from, path string, headers ...string) answer {
 	return answer{resp.StatusCode, resp.Header, string(raw)}
 }
 
-// exchange opens a connection, requests path and reads until the connection ends.
+// exchange opens a connection, sends GET path and returns all bytes until the connection ends. The parameters
+// are those of get.
 func (s *stack) exchange(t *testing.T, from, port, path string, headers ...string) ([]byte, error) {
 	t.Helper()
 	var dialer net.Dialer

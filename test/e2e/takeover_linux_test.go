@@ -20,7 +20,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// shared starts a sidecar that shares its ports and sockets, with a drain delay.
+// shared starts a sidecar with --reuse-port and a drain delay, and waits until it is ready.
 func (s *stack) shared(t *testing.T, grpcAt, httpAt, delay string) *process {
 	t.Helper()
 	p := start(t, sidecarProgram, "serve", "--config", root+"/examples/quickstart.yaml", "--reuse-port",
@@ -34,8 +34,9 @@ func (s *stack) shared(t *testing.T, grpcAt, httpAt, delay string) *process {
 	return p
 }
 
-// TestTakeoverEmptiesTheQueue stops a sidecar that has not accepted 300 connections yet, which the kernel has
-// completed, and whose clients have sent a request. Each is answered, although there is no drain delay.
+// TestTakeoverEmptiesTheQueue stops a sidecar while 300 connections wait in the kernel until it accepts them.
+// Their clients have already sent a request or the HTTP/2 preface. Each gets an answer, although there is no
+// drain delay.
 func TestTakeoverEmptiesTheQueue(t *testing.T) {
 	t.Parallel()
 	const many = 150
@@ -72,7 +73,7 @@ func TestTakeoverEmptiesTheQueue(t *testing.T) {
 			if lost > 0 {
 				t.Errorf("%d of %d connections were lost", lost, len(waiting))
 			}
-			eventually(t, "the old one ends", func() bool { return !old.running() })
+			eventually(t, "the old sidecar ends", func() bool { return !old.running() })
 		})
 	}
 }
@@ -97,8 +98,9 @@ func overHTTP(t *testing.T, network, address string) func() error {
 	}
 }
 
-// overGRPC connects and sends the preface. The returned function waits for the server's SETTINGS, and for the PING that
-// follows its GOAWAY: the connection is not reset, so the client sends its requests on another one.
+// overGRPC connects and sends the preface. The returned function waits for the server's SETTINGS (frame type
+// 4), GOAWAY (7), and the PING (6) after it. With these, and without a reset, a client knows that it must send
+// its requests on another connection.
 func overGRPC(t *testing.T, network, address string) func() error {
 	t.Helper()
 	c := dialAt(t, network, address)
@@ -135,8 +137,8 @@ func dialAt(t *testing.T, network, address string) net.Conn {
 	return c
 }
 
-// TestTakeoverLosesNoConnection replaces a sidecar several times, without a drain delay, while clients open connections
-// without a pause. Each gets its answer.
+// TestTakeoverLosesNoConnection replaces a sidecar several times, without a drain delay, while clients open
+// connections without a pause. Each connection gets its answer.
 func TestTakeoverLosesNoConnection(t *testing.T) {
 	t.Parallel()
 	s := sidecarStack(t, "")

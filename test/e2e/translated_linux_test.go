@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// translated is what a gateway's own code makes of a recipe: the resources that it sends to Envoy.
+// translated has the resources that a gateway's own code makes from a recipe and sends to Envoy.
 type translated struct{ Listeners, Routes, Clusters []object }
 
 func readTranslated(t *testing.T, name string) translated {
@@ -65,8 +65,8 @@ func (r translated) filter(t *testing.T) object {
 	return nil
 }
 
-// translatedFile writes r for an Envoy without a control plane: the listener gets its routes, and clusters their
-// addresses, from the file. Requests may have any host name. Further listener filters can be added.
+// translatedFile writes r for an Envoy without a control plane. The listener gets its routes, and clusters
+// their addresses, from the file. Requests may have any host name. filters replace the listener filters of r.
 func (s *stack) translatedFile(t *testing.T, r translated, filters ...any) string {
 	t.Helper()
 	address := func(port int) object {
@@ -95,7 +95,7 @@ func (s *stack) translatedFile(t *testing.T, r translated, filters ...any) strin
 	var clusters []any
 	for _, c := range r.Clusters {
 		if !strings.Contains(string(used), fmt.Sprint(": ", c["name"], "\n")) {
-			continue // of Envoy's own ports
+			continue // a cluster that only Envoy's own ports use
 		}
 		port := 9000
 		if c["name"] == cluster {

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestXDSExample runs the commands of examples/xds/README.md.
+// TestXDSExample follows examples/xds/README.md, on a loopback address that no other test uses.
 func TestXDSExample(t *testing.T) {
 	t.Parallel()
 	program := filepath.Join(t.TempDir(), "xds")
@@ -31,7 +31,7 @@ func TestXDSExample(t *testing.T) {
 		return resp.StatusCode
 	}
 	r := &reference{client: client, addr: addr}
-	// All of this must happen in one minute. If not, it is repeated with another key.
+	// All steps must happen in one minute. A second attempt uses another key, and only checks the last limit.
 	sameMinute(t, func(attempt int) bool {
 		key := "bob" + strings.Repeat("b", attempt)
 		count := func(n int) (allowed int) {
@@ -52,7 +52,7 @@ func TestXDSExample(t *testing.T) {
 		eventually(t, "the second version is in use", func() bool { return r.metric("ratelimit_service_config_load_success") == "2" })
 		after := count(4)
 		if first != 5 || while != 0 || after != 3 {
-			t.Logf("%d, %d and %d are allowed", first, while, after)
+			t.Logf("%d, %d and %d requests are allowed, want 5, 0 and 3", first, while, after)
 			return false
 		}
 		return true

@@ -1,4 +1,4 @@
-"""Asks a sidecar as a Python gRPC client does, and prints what it hears: client.py TARGET [CA_FILE]."""
+"""Sends requests to a sidecar with a Python gRPC client, and prints the answers: client.py TARGET [CA_FILE]."""
 import sys, time
 import grpc
 
@@ -33,7 +33,7 @@ def request(*entries, domain=b"clients"):
 
 
 def call(name, message, **more):
-    """The overall code of an answer, or the status."""
+    """The overall code of an answer, or the gRPC status of an error."""
     try:
         answer = unary[name](message, timeout=more.pop("timeout", 30), **more)
     except grpc.RpcError as e:
@@ -41,43 +41,43 @@ def call(name, message, **more):
     return {b"\x08\x01": "OK", b"\x08\x02": "OVER_LIMIT"}.get(answer[:2], answer)
 
 
-def ask(*entries, **more):
+def decide(*entries, **more):
     return call(SERVICE + "ShouldRateLimit", request(*entries), **more)
 
 
-def say(what, *heard):
-    print(what + ":", *heard, flush=True)
+def report(what, *results):
+    print(what + ":", *results, flush=True)
 
 
-once = [ask(("once", "a")) for _ in range(2)]
-say("once", *once)
+once = [decide(("once", "a")) for _ in range(2)]
+report("once", *once)
 
 futures = [unary[SERVICE + "ShouldRateLimit"].future(request(("thousand", "a")), timeout=30) for _ in range(1500)]
-heard = [f.result()[:2] for f in futures]
-say("1500 at once", heard.count(b"\x08\x01"), "OK,", heard.count(b"\x08\x02"), "OVER_LIMIT")
+codes = [f.result()[:2] for f in futures]
+report("1500 at once", codes.count(b"\x08\x01"), "OK,", codes.count(b"\x08\x02"), "OVER_LIMIT")
 
-say("gzip", ask(("user", "a" * 5000), compression=grpc.Compression.Gzip))
-say("deflate", ask(("user", "a" * 5000), compression=grpc.Compression.Deflate))
-say("long metadata", ask(("user", "a"), metadata=[("x-long", "x" * 40_000), ("x-more-bin", b"\x00\xff" * 10_000)]))
+report("gzip", decide(("user", "a" * 5000), compression=grpc.Compression.Gzip))
+report("deflate", decide(("user", "a" * 5000), compression=grpc.Compression.Deflate))
+report("long metadata", decide(("user", "a"), metadata=[("x-long", "x" * 40_000), ("x-more-bin", b"\x00\xff" * 10_000)]))
 answer = unary[SERVICE + "ShouldRateLimit"](request(*[("user", str(i)) for i in range(1000)]), timeout=30)
-say("an answer of more than a frame", len(answer) > 16384)
+report("an answer of more than a frame", len(answer) > 16384)
 
-say("held", ask(("held", "a")), ask(("held", "a")))
-say("held longer than its deadline", ask(("held", "b")), ask(("held", "b"), timeout=0.8))
+report("held", decide(("held", "a")), decide(("held", "a")))
+report("held longer than its deadline", decide(("held", "b")), decide(("held", "b"), timeout=0.8))
 
-say("not a message", call(SERVICE + "ShouldRateLimit", b"\xff\xff\xff"))
-say("no domain", call(SERVICE + "ShouldRateLimit", request(("user", "a"), domain=b"")))
-say("empty", call(SERVICE + "ShouldRateLimit", b""))
-say("no such method", call(SERVICE + "Nonsense", b""))
+report("not a message", call(SERVICE + "ShouldRateLimit", b"\xff\xff\xff"))
+report("no domain", call(SERVICE + "ShouldRateLimit", request(("user", "a"), domain=b"")))
+report("empty", call(SERVICE + "ShouldRateLimit", b""))
+report("no such method", call(SERVICE + "Nonsense", b""))
 
-say("health", unary["/grpc.health.v1.Health/Check"](b"", timeout=30))
+report("health", unary["/grpc.health.v1.Health/Check"](b"", timeout=30))
 watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"", timeout=30)
-say("watched health", next(watch))
+report("watched health", next(watch))
 reflection = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")(iter([field(7, b"")]), timeout=30)
-say("reflection", SERVICE.strip("/").encode() in next(reflection))
+report("reflection", SERVICE.strip("/").encode() in next(reflection))
 
-time.sleep(2.5)  # pings
-say("still", ask(("user", "a")))
+time.sleep(2.5)  # the client sends keepalive pings once a second
+report("still", decide(("user", "a")))
 watch.cancel()
-say("connections", states.count(grpc.ChannelConnectivity.READY))
+report("connections", states.count(grpc.ChannelConnectivity.READY))
 channel.close()

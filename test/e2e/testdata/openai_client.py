@@ -1,4 +1,4 @@
-"""Calls a model through a proxy with the openai package, and prints what the caller sees: openai_client.py URL."""
+"""Calls a model through a proxy with the openai package, and prints the answers and errors: openai_client.py URL."""
 import sys
 import time
 import openai
