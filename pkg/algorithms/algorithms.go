@@ -2,21 +2,24 @@
 //
 // A decision is a pure function of a Limit, the bucket's State, the time and the cost. It returns
 // the next State and a Decision. The package reads no clock, uses no randomness and does no I/O.
-// Every Store, and the Lua script of the Redis store, computes exactly the same decisions.
+// The Stores of this module, including the Lua script of the Redis store, compute exactly the same decisions.
 //
-// All arithmetic is on integers, so that two implementations agree to the last digit. Values are
-// scaled so that refilling never rounds: with a rate of p tokens in q microseconds (p/q in lowest
-// terms), a token bucket counts in units of 1/q token. Method Limit.Unit returns q. Compile refuses
-// numbers whose products would exceed 2^53, because Redis scripts compute in doubles.
+// All amounts and times are integers, so that two implementations agree to the last digit. Values are
+// scaled so that refilling never rounds: with a rate of p tokens in q ticks (p/q in lowest terms), a token
+// bucket counts in units of 1/q token. A tick is a microsecond, or a millisecond if the numbers would be too
+// large in microseconds. Method Limit.Unit returns q. Compile refuses numbers whose products would exceed
+// 2^53, because Redis scripts compute in doubles.
 //
 // Compile a Spec once, then call Take for each request:
 //
 //	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second})
+//	…
+//	var state algorithms.State // a new bucket
 //	state, decision := limit.Take(state, now, algorithms.Charge{Cost: 1})
 //
-// Take does not modify the State it gets. However, for a sliding log and a limit with a Penalty the next
-// State shares memory with it: use each State for one charge only. Dry runs do not count. To branch, copy
-// Log and Denials.Times with slices.Clone.
+// Take does not modify the State it gets. However, the next State of a sliding log, or of a limit with a
+// Penalty, shares memory with it. So use each State for one charge only; dry runs are not limited. To use a
+// State for several charges, copy Log and Denials.Times with slices.Clone.
 package algorithms
 
 import "slices"
@@ -40,8 +43,8 @@ const (
 
 	// maxExact is 2^53. A double represents every integer up to it exactly.
 	maxExact = 1 << 53
-	// maxStepBack is the longest step back of a clock during which a bucket waits for the clock. After a
-	// longer step, time counts from the new time.
+	// maxStepBack is the longest step back of a clock that a bucket waits out: no units flow in until the clock
+	// has caught up. After a longer step, time counts from the new time.
 	maxStepBack = 60 * Second
 	// MaxLogRate is the largest rate of a sliding log, which stores the time of every admitted unit.
 	MaxLogRate = 10_000
@@ -94,7 +97,8 @@ type State struct {
 	// Prev is the count of the previous window (sliding window), or the remaining guaranteed part
 	// (guaranteed bucket).
 	Prev int64
-	// At is the time of the last charge. For a sliding log it is the time of the newest entry of Log.
+	// At is the time of the last charge, or of the creation of a bucket that has not been charged. For a sliding
+	// log it is the time of the newest entry of Log.
 	At Micros
 	// Log has the time of each admitted unit of a sliding log, oldest first. The next State shares this array.
 	// So derive at most one State from each State (see the package documentation).
@@ -122,9 +126,11 @@ type Charge struct {
 	//
 	// An undo never leaves more units than there would be without the charge:
 	//
-	//  - Once the window of the charge has ended, an undo returns nothing.
-	//  - A token bucket returns the refund less the tokens that have flowed in since ChargedAt. Without the charge
-	//    the bucket might have been full, and these tokens would have been lost.
+	//  - Once the window of the charge has ended, an undo returns nothing. This applies to fixed windows, sliding
+	//    windows and sliding logs.
+	//  - A token bucket or a leaky bucket gets back the refund less the units that have flowed in since ChargedAt.
+	//    Without the charge the bucket might have been full, and these units would have been lost.
+	//  - A limit with Spec.Settles refunds as described at Settle.
 	ChargedAt Micros
 	// Scaled is for Stores. It means that Cost is in the unit of State.Value (see Limit.Unit). A Store sets
 	// Scaled when it charges parts of one cost to several shards.
@@ -162,10 +168,12 @@ type Decision struct {
 	// Value is the remaining amount in the unit of State.Value. For a guaranteed bucket it is the sum of
 	// both parts; for the sliding algorithms it equals Remaining.
 	Value int64
-	// RetryAfter is set for a denial. It is the exact time until the same Charge would be allowed if no
-	// other request came first.
+	// RetryAfter is set for a denial, unless Never is set. It is the exact time until the same Charge would be
+	// allowed if no other request came first. A limit with Overdraw never allows a cost above Capacity; there
+	// it is the time until the bucket is full.
 	RetryAfter Micros
-	// ResetAfter is the time until the bucket is full again if no more units are consumed.
+	// ResetAfter is the time until the bucket is full again if no more units are consumed. For a fixed window
+	// it is at least the time until the next window starts, even if the bucket is full.
 	ResetAfter Micros
 	// Blocked is the time until the end of a block by a Penalty. It is set only for a denial; 0 means that no
 	// Penalty blocks the bucket.
@@ -181,7 +189,9 @@ type Decision struct {
 //
 // A denial returns s unchanged, with these exceptions:
 //
-//   - If s is new and Initial is below Capacity, the next state contains the time from which units flow in.
+//   - If s is new and Initial is below Capacity, the next state contains the time from which units flow in. The
+//     same applies if such a bucket has been full for a day: it is then new again.
+//   - If s was written under another Limit, the next state may be in the numbers of l.
 //   - If a clock has stepped back, so that now is more than a minute before s.At, time counts from now.
 //   - The limit may charge denied requests (Overdraw, TakesDenied) or count denials (Penalty).
 func (l *Limit) Take(s State, now Micros, a Charge) (State, Decision) {
@@ -249,7 +259,7 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 }
 
 // afterDenial returns the state of a bucket after another bucket of its group denied a. The result equals s,
-// except that its clock may have been started or corrected, and that outdated Denials are removed.
+// except for what start changes, and that outdated Denials are removed.
 func (l *Limit) afterDenial(s State, now Micros, a Charge) State {
 	if l.Rate == 0 {
 		return s
@@ -266,8 +276,8 @@ func (l *Limit) afterDenial(s State, now Micros, a Charge) State {
 	return kept
 }
 
-// keep returns the state to store after a decision that charges nothing: s, or kept. kept is s with its clock
-// started or corrected by start. seen and dryRun are those of stays.
+// keep returns the state to store after a decision that charges nothing: s, or kept, which is s as start
+// prepared it. seen and dryRun are those of stays.
 func (l *Limit) keep(s, kept State, seen, dryRun bool) State {
 	if l.stays(seen, dryRun) {
 		return s
@@ -282,6 +292,7 @@ func (l *Limit) stays(seen, dryRun bool) bool { return seen && dryRun || !seen &
 // start prepares s for a decision of l. It returns the time of the decision, and whether s was stored before.
 //
 //   - A new bucket gets its initial units.
+//   - A bucket whose Initial is below its Capacity is new again after it was full for a day.
 //   - Numbers of another Limit are converted if that loses no consumption. Otherwise s.By stays that Limit.
 //   - If the clock stepped back by up to a minute, at is the time of the last charge, so that no units flow in
 //     until the clock has caught up. If it stepped back further, the value is kept and time counts from now.
@@ -352,8 +363,8 @@ func (l *Limit) fresh(now Micros) State {
 // FreshAt returns a moment from which s equals a new State. A Store may delete s then without changing any
 // decision.
 //
-// For a fixed window whose phase comes from the key, the moment may be up to a period later than necessary.
-// If Initial is below Capacity, a full bucket is kept for one more day.
+// For a fixed window without a Calendar, the moment may be up to a period later than necessary. If Initial is
+// below Capacity, a full bucket is kept for one more day.
 func (s State) FreshAt() Micros {
 	l := s.By
 	if l == nil || l.Rate == 0 {

@@ -58,7 +58,7 @@ func TestCreditsPayOnceThePlanIsUsedUp(t *testing.T) {
 			}
 		}
 		if paysItself := group[0].Decision.Allowed; paysItself != (group[1].Decision == Decision{}) {
-			t.Errorf("%+v: allowed by the plan: %t, decision of the credits %+v", step, paysItself, group[1].Decision)
+			t.Errorf("%+v: allowed by the plan: %t, decision of the credits %+v; want a zero decision of the credits exactly if the plan allows", step, paysItself, group[1].Decision)
 		}
 	}
 }
@@ -86,7 +86,7 @@ func TestCreditsAreKeptIfAnotherLimitDenies(t *testing.T) {
 	other := bucket(t, Spec{Kind: TokenBucket, Rate: 1, Period: sec}, 1)
 	group := append(either(t, 10, 20, 11), other)
 	if !TakeAll(t0, group) || left(group[1].Limit, group[1].State, t0) != 9 {
-		t.Fatalf("first: %+v", group)
+		t.Fatalf("first: %+v; want allowed and 9 credits left", group)
 	}
 	for i := range group[:2] {
 		group[i].Charge.Cost = 5
@@ -98,12 +98,11 @@ func TestCreditsAreKeptIfAnotherLimitDenies(t *testing.T) {
 		t.Fatalf("the last limit has nothing left: %+v; want denied", group)
 	}
 	if !same(before, group[1].State) || left(group[0].Limit, group[0].State, t0+sec) != 5 {
-		t.Errorf("charged: %+v", group)
+		t.Errorf("the denied group was charged: %+v; want the credits as before and 5 units left of the plan", group)
 	}
 }
 
-// For random limits and states, neither bucket admits more than it would alone. A denied request is allowed
-// at its retry time, and not 1 us before it.
+// For random limits and states, a denied request is allowed at its retry time, and not 1 us before it.
 func TestRetryOfAlternativesIsExact(t *testing.T) {
 	denied, byPlan, byCredits := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {

@@ -73,8 +73,9 @@ type kept struct {
 	used int64
 	room int64 // for a limit that settles: the most that a refund with ChargedAt returns
 
-	// The next fields are for token buckets. A tick is the longer of the two limits' ticks. now is the start of
-	// the tick that contains the request. p flows in with each tick.
+	// For token buckets, tick is the longer of the two limits' ticks, now is the start of the tick that contains
+	// the request, and p flows in with each tick. For fixed windows, now is the time of the request, and tick
+	// and p are 0.
 	now  Micros
 	tick Micros
 	p    int64
@@ -189,7 +190,7 @@ func (k *kept) until(l *Limit, now Micros, most int64) Micros {
 }
 
 // untilUsed returns the time from now until k.used, without further charges, is at most most. most is in the
-// unit of k.used, and must be below k.used.
+// unit of k.used. For a fixed window, the result is at least the time until the next window starts.
 func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
 	if l.Kind != FixedWindow {
 		return max(0, k.moment(k.ticksTo(most))-now)
@@ -387,7 +388,7 @@ func (p *keptPair) giveBack(l *Limit, a *Charge) {
 	p.bank.used, p.sure.used = p.bank.used-bank, max(0, p.sure.used-(back-bank))
 }
 
-// has reports whether cost is available the given number of ticks after now, and then so many ticks of l later.
+// has reports whether cost is available after the given number of ticks of p and then fine more ticks of l.
 func (p *keptPair) has(l *Limit, cost, ticks, fine int64) bool {
 	then := *p
 	then.sure.used, then.bank.used = p.sure.after(ticks), p.bank.after(ticks)

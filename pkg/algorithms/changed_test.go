@@ -9,8 +9,8 @@ import (
 )
 
 // changing is the reference model of a bucket whose limit changes. It stores the consumption as fractions of
-// units, and the numbers of the limit that last wrote the bucket. It finds each time by trying moments, not
-// by a formula. Its clock never steps back.
+// units, and the numbers of the limit that last wrote the bucket. It finds retry_after, and most other times,
+// by trying moments, not by a formula. Its clock never steps back.
 type changing struct {
 	s    Spec // the Spec that was last stored
 	tick Micros
@@ -186,7 +186,7 @@ func holds(s Spec, tick Micros) int64 {
 	}
 }
 
-// shown returns the consumption of v in the unit of s, rounded up.
+// shown returns the consumption of m in the unit of s, rounded up.
 func (m *changing) shown(s Spec, tick Micros) (all []*big.Rat) {
 	q := new(big.Rat).SetInt(scale(s, tick))
 	for _, used := range m.used {
@@ -195,8 +195,8 @@ func (m *changing) shown(s Spec, tick Micros) (all []*big.Rat) {
 	return all
 }
 
-// there returns the largest amount that the view v has left at time t. A guaranteed bucket that is kept
-// counts its parts separately.
+// there returns the amount that m, a result of view for s, has left. A guaranteed bucket that stays in the
+// numbers of another limit (isKept) counts its parts separately.
 func (m *changing) there(s Spec, tick Micros, isKept bool) *big.Rat {
 	capacities, _ := parts(s)
 	used := m.shown(s, tick)
@@ -255,8 +255,9 @@ func (m *changing) cost(s Spec, tick Micros, a Charge) *big.Rat {
 	return cost
 }
 
-// first returns the time from now until yes becomes true. yes must be false now. If yes is true at the end of
-// a tick, it is true at the end of all later ticks, and from some moment on within a tick.
+// first returns the time from now until yes becomes true, or -1 if that is later than it searches. yes must be
+// false now. If yes is true at the end of a tick, it must be true at the end of all later ticks, and from some
+// moment on within a tick.
 func first(now, tick Micros, yes func(t Micros) bool) Micros {
 	search := func(lo, hi Micros, yes func(n Micros) bool) Micros { // yes is false at lo and true at hi
 		for lo+1 < hi {
@@ -424,7 +425,7 @@ func (roll dice) changeable(kind Kind) (Spec, *Limit) {
 	for {
 		s, l := roll.limit(kind)
 		s.Penalty, s.Initial = nil, nil
-		if s.Calendar != nil || roll.once(2) { // mostly of similar size; otherwise neither limit could hold the units that the other allowed
+		if s.Calendar != nil || roll.once(2) { // a size like that of the other limits, so that each limit can hold the units that another one allowed
 			s.Rate, s.Period = roll.between(1, 100), Micros(roll.of(1000, 3000, 1e6, 1e6, 7e6, 60e6))
 			s.Capacity, s.MaxReserved = new(roll.between(0, 100)), nil
 			if s.Calendar != nil {
@@ -444,7 +445,7 @@ func (roll dice) changeable(kind Kind) (Spec, *Limit) {
 }
 
 // Limits with different numbers charge one bucket in turn, like processes that read their configurations at
-// different times. The answers equal those of the reference model exactly.
+// different times. The decisions equal those of the reference model.
 func TestChangedNumbersAgreeWithTheModel(t *testing.T) {
 	for _, k := range kinds {
 		if k.kind == SlidingWindow || k.kind == SlidingLog {

@@ -121,13 +121,13 @@ func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 	})
 }
 
-// A bucket that does not start full is created by its first charge, even if that is denied.
+// A bucket that does not start full is created by its first charge, even if that is denied or a dry run.
 func TestTheFirstChargeStartsTheClock(t *testing.T) {
 	spec := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(0))}
 	for name, first := range map[string]step{
 		"denied":    {cost: 2, left: 0, retry: 2 * sec},
-		"looked at": {cost: 0, allowed: true, left: 0, reset: 5 * sec},
-		"checked":   {cost: 2, dryRun: true, left: 0, retry: 2 * sec},
+		"of cost 0": {cost: 0, allowed: true, left: 0, reset: 5 * sec},
+		"a dry run": {cost: 2, dryRun: true, left: 0, retry: 2 * sec},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, spec, nil, []step{first, {at: 2 * sec, cost: 2, allowed: true, left: 0}})

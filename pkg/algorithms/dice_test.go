@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 // dice makes the random limits, times and charges of the property tests: 0 <= dice(n) < n.
 //
 // All numbers of a trace come from one seed. That is some fifty times faster than one rapid draw for each
-// number. rapid draws only the length of the trace, so a failure shrinks to the shortest trace that shows it.
+// number. rapid draws only the seed and the length of the trace, so a failure shrinks to a short trace.
 type dice func(n int64) int64
 
 func newDice(t *rapid.T) dice {
@@ -37,7 +37,7 @@ func (roll dice) of(values ...int64) int64 { return values[roll(int64(len(values
 
 func (roll dice) once(in int64) bool { return roll(in) == 0 }
 
-// kinds has all algorithms, each as a Spec and a name for tests.
+// kinds has every algorithm and its name in tests.
 var kinds = []struct {
 	name string
 	kind Kind
@@ -83,7 +83,7 @@ func (roll dice) spec(kind Kind) Spec {
 		if roll.once(2) {
 			s.Start = new(Micros(roll.of(0, -1, int64(t0)+1, roll.between(-1e12, 1e15))))
 		}
-		if !s.Overdraw && roll.once(4) { // the form of the reference server
+		if !s.Overdraw && roll.once(4) { // as for envoyproxy/ratelimit and the overrides of Envoy
 			s.TakesDenied, s.Initial, s.Start = roll.once(2), nil, new(Micros(0))
 			s.PerRequest = !s.TakesDenied
 		}
@@ -99,7 +99,7 @@ func (roll dice) spec(kind Kind) Spec {
 	return s
 }
 
-// limit returns a random limit that compiles. If the algorithm supports it, one in four counts in
+// limit returns a random limit that compiles. Except for sliding logs, at least one in four counts in
 // milliseconds.
 func (roll dice) limit(kind Kind) (Spec, *Limit) {
 	coarse := kind != SlidingLog && roll.once(4)
@@ -199,7 +199,7 @@ func (roll dice) walk(n int, limits []*Limit, visit func(moment)) {
 	}
 }
 
-// clone copies a State with its log, because Take appends to the log in place.
+// clone copies a State with its log and its denials, because Take appends to their arrays in place.
 func clone(s State) State {
 	s.Log = slices.Clone(s.Log)
 	if d := s.Denials; d != nil {

@@ -10,7 +10,7 @@ package algorithms
 //	allow:  value'' = min(capacity, value' - cost);  if below zero, wait until the window start that pays it
 //	reset_after = phase + (window + max(1, ceil((capacity - value'')/rate)))*period - now
 //
-// Most admitted in one window: capacity.
+// Most admitted in one window, without reservations and refunds: capacity.
 //
 //  - With TakesDenied, denied requests count, too. The next window starts at capacity, so no debt carries over.
 //  - With PerRequest, the next window starts at capacity as well. Until then, the consumption of earlier requests

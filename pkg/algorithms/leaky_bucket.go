@@ -5,11 +5,11 @@ package algorithms
 //
 //	wait = ceil((V - value') / p)    before the charge, so 0 for the first request
 //
-// If the queue is full, the request is denied. If its turn is further away than MaxWait, the request is denied
-// with retry_after = wait - MaxWait.
+// If the queue is full, the request is denied. If MaxWait is set and the turn is further away, the request is
+// denied with retry_after = wait - MaxWait.
 
-// takeTurn reserves a turn at time now. After a clock stepped back, now is the time of the last charge, and
-// back is how far the clock is behind now.
+// takeTurn decides a at time now. After a clock stepped back, now is the time of the last charge, and back is
+// how far the clock is behind now.
 func (l *Limit) takeTurn(s *State, now Micros, a *Charge, d *Decision, back Micros) {
 	value := l.flow(s.Value, l.v, l.p, l.elapsed(s.At, now))
 	wait := l.span(now, ceilDiv(l.v-value, l.p))

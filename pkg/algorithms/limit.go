@@ -10,7 +10,8 @@ import (
 type Spec struct {
 	Kind Kind
 	// Rate is the number of units per Period. A token bucket gains Rate units in each Period, a fixed window
-	// is granted them, and a sliding window admits them. A limit with a Rate of 0 never allows.
+	// is granted them, a sliding window or log admits them, and a leaky bucket drains them. A limit with a Rate
+	// of 0 allows only costs of 0 and refunds.
 	Rate   int64
 	Period Micros
 	// Capacity is the most units that a token bucket or a fixed window can hold; nil means Rate. For a leaky
@@ -38,7 +39,7 @@ type Spec struct {
 	// Penalty, if not nil, blocks a bucket after a number of denials.
 	Penalty *Penalty
 	// Minimum, if not nil, adds a guaranteed rate to a token bucket. The token bucket then serves as a bank
-	// for bursts.
+	// for bursts. Capacity and Initial are those of the bank.
 	Minimum *Rate
 	// Settles is for requests whose costs are known only afterwards. Each request consumes an estimate, and
 	// Charge.Settle corrects it. Token buckets support Settles, and so do fixed windows without rollover.
@@ -117,7 +118,8 @@ func (e SpecErrors) Error() string {
 // ticks are the units of time that a Limit can use, the finest first.
 var ticks = [...]Micros{1, 1000}
 
-// Compile checks and scales s. Its errors are of type SpecErrors and list every mistake.
+// Compile checks and scales s. Its errors are of type SpecErrors. They list every mistake, except that numbers
+// too large to be computed exactly are reported one at a time, and only if there is no other mistake.
 func Compile(s Spec) (Limit, error) {
 	fine, err := compile(s, ticks[0])
 	if err == nil {

@@ -99,8 +99,8 @@ func TestTheErrorReportsTheLargestAcceptedNumber(t *testing.T) {
 	}
 }
 
-// Every limit that compiles keeps its numbers in the exact range of doubles. For a limit that does not
-// compile, the error contains a number that does.
+// Every limit that compiles keeps its numbers in the exact range of doubles. If the capacity or max_reserved is
+// too large, the error contains the largest number that compiles.
 func TestCompiledNumbersAreExact(t *testing.T) {
 	named := regexp.MustCompile(`the largest that fits is (\d+)$`)
 	refused := 0
@@ -234,7 +234,7 @@ func TestInvalidSpecsAreRefused(t *testing.T) {
 			_, err := Compile(s)
 			var errs SpecErrors
 			if !errors.As(err, &errs) {
-				t.Fatalf("error %v", err)
+				t.Fatalf("error %v; want a SpecErrors", err)
 			}
 			var fields []string
 			for _, e := range errs {
@@ -258,7 +258,7 @@ func TestTheErrorNamesMaxReserved(t *testing.T) {
 func TestTakesDeniedIsForFixedWindows(t *testing.T) {
 	for _, k := range []Kind{TokenBucket, SlidingWindow, SlidingLog, LeakyBucket} {
 		if _, err := Compile(Spec{Kind: k, Rate: 1, Period: sec, TakesDenied: true}); err == nil {
-			t.Errorf("%v compiles with TakesDenied", k)
+			t.Errorf("%v compiles with TakesDenied; want an error", k)
 		}
 	}
 }

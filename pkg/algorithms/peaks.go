@@ -21,8 +21,8 @@ import "math"
 // together get back at most 60 units, not 100.
 //
 // A new bucket, and a bucket that was reset, counts as full at its first charge, because the charges before
-// it are unknown. For the same reason, a bucket counts as full if a limit that does not settle charged it, if
-// it counted in other units of time, or if its clock stepped back.
+// it are unknown. For the same reason, a bucket counts as full after a limit that does not settle charged it,
+// after its unit of time changed, and after its clock stepped back by more than a minute.
 //
 // A fixed window gains nothing until it ends, and refunds nothing afterwards. So the bucket of a fixed window
 // stores one peak: the time since which its charges are known.
@@ -40,8 +40,8 @@ type Peak struct {
 	// Until is the moment. The peak reduces the refunds of charges that were made before Until.
 	//
 	// It is the start of a tick: the unit of time in which the limit counts, a microsecond or a millisecond.
-	// For the peak after a refund it is the start of the next tick, because a charge in the same tick may have
-	// come before the refund.
+	// A peak that comes after a charge, such as that of a refund, has the start of the next tick, because a
+	// charge in the same tick may have come before it.
 	Until Micros
 	// Room is the amount by which the bucket was below full, in the unit of State.Value.
 	Room int64

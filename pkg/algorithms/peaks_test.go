@@ -54,7 +54,7 @@ func (p *allPeaks) room(of Micros, room int64) int64 {
 }
 
 // TestRefundsAgainstAllPeaks compares refunds with a reference implementation that forgets no peak. A
-// bucket that had to merge peaks refunds less, never more. All others refund the same amount.
+// bucket that had to merge peaks may refund less, but never more. All others refund the same amount.
 func TestRefundsAgainstAllPeaks(t *testing.T) {
 	exact, less, merged := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -170,7 +170,7 @@ func TestPeaksAreRoundedDownWhenNumbersChange(t *testing.T) {
 	thirds := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 3, Capacity: &capacity, Settles: true})
 	sevenths := mustCompile(t, Spec{Kind: TokenBucket, Rate: 1, Period: 7, Capacity: &capacity, Settles: true})
 	s, _ := thirds.Take(State{}, t0, Charge{Cost: 4})
-	s, _ = thirds.Take(s, t0+1, Charge{Cost: 4}) // the bucket lacks 11/3
+	s, _ = thirds.Take(s, t0+1, Charge{Cost: 4}) // just before this charge, the bucket lacks 11/3
 	s, _ = sevenths.Take(s, t0+1, Charge{Cost: 1})
 	had := left1(sevenths, s, t0+1)
 	s, _ = sevenths.Take(s, t0+1, Charge{Cost: -4, ChargedAt: t0, Settle: true})

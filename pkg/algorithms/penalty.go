@@ -10,9 +10,9 @@ package algorithms
 //	for the k-th block in a row
 //	blocked: denied, retry_after = max(rest of the block, retry_after without the penalty)
 //
-// Requests denied by a block are neither counted as denials nor charged (TakesDenied). Dry runs, costs of 0
-// and costs that can never fit do not count as denials. Refunds are allowed during a block and do not end
-// it.
+// Requests denied by a block do not count as denials, and even a limit with TakesDenied does not charge them.
+// Dry runs, costs of 0 and costs that can never fit do not count as denials. Refunds are allowed during a
+// block and do not end it.
 type Penalty struct {
 	// After is the number of denials within a period that starts a block; 0 means no penalty.
 	After int64

@@ -147,7 +147,7 @@ func TestEachBlockLastsTwiceAsLong(t *testing.T) {
 	}
 	check(at, 10, true, 0, 0)
 	check(at, 1, false, sec, 0)
-	at += 4 * minute // a block counts until the longest block would be over
+	at += 4 * minute // Max after the end of the last block, the next block has the length of the first again
 	check(at, 10, true, 0, 0)
 	check(at, 1, false, sec, 0)
 	check(at, 1, false, sec, 0)
@@ -162,7 +162,7 @@ func TestDenialsCountWithinAPeriodOnly(t *testing.T) {
 			var d Decision
 			s, d = l.Take(s, t0+at, Charge{Cost: 10})
 			if d.Allowed && at < 10*sec || d.Blocked > 0 != (blocks && i == 2) {
-				t.Errorf("denial %d, the last after %d us: %+v", i, last, d)
+				t.Errorf("charge %d, the last one after %d us: %+v; want the last one blocked: %t, and no other", i, last, d, blocks)
 			}
 			if i == 2 {
 				continue
@@ -257,10 +257,10 @@ func TestPenaltySpecs(t *testing.T) {
 	s := penalized(1, sec, sec)
 	s.Overdraw = true
 	if _, err := Compile(s); err == nil {
-		t.Error("TakesDenied and a penalty compile together")
+		t.Error("Overdraw and a penalty compile together; want an error")
 	}
 	if _, err := Split(penalized(1, sec, sec), 2); err == nil {
-		t.Error("a limit with a penalty was split")
+		t.Error("a limit with a penalty was split; want an error")
 	}
 }
 

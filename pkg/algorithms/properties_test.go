@@ -99,8 +99,8 @@ func TestResetAfterIsExact(t *testing.T) {
 
 func (l *Limit) isFull(d Decision) bool { return d.Remaining == l.Capacity }
 
-// Reserved units, and a turn in a leaky bucket, are available after wait. The debt is paid then, and not
-// before.
+// The debt of a reservation is paid after wait, and not one microsecond before. The waits of leaky buckets are
+// compared with the reference implementation only.
 func TestWaitIsExact(t *testing.T) {
 	each(t, 1, 1000, func(t *rapid.T, _ dice, m moment) {
 		if m.got.Wait == 0 || m.charge.DryRun || m.limit.Kind == LeakyBucket {
@@ -114,8 +114,8 @@ func TestWaitIsExact(t *testing.T) {
 }
 
 // A denial leaves the state unchanged, with these exceptions: a clock that had to be started or corrected,
-// changed numbers, limits that charge denied requests, and the count of denials of a penalty. A dry run
-// does not even correct the clock.
+// limits that charge denied requests, and the count of denials of a penalty. A dry run does not even correct
+// the clock.
 func TestDenialAndDryRunChangeNothing(t *testing.T) {
 	each(t, 1, 3000, func(t *rapid.T, _ dice, m moment) {
 		l, s := m.limit, m.before

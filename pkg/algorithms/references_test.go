@@ -3,8 +3,8 @@ package algorithms
 import "math/big"
 
 // The reference implementations compute every algorithm from its written definition: in fractions of tokens
-// instead of scaled integers, or by counting events. They are slow and allocate freely. They share only the
-// types Spec, Charge, Decision and Micros with the code.
+// instead of scaled integers, or by counting events. They are slow and allocate freely. They share only types
+// and constants with the code, such as Spec, Charge and Decision.
 
 // reference is one bucket of a reference implementation.
 type reference interface {

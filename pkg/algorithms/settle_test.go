@@ -15,8 +15,8 @@ type work struct {
 }
 
 // Random charges are reserved, settled and canceled, early or late. The final costs of the charges that begin
-// in any span never add up to more than the bound of the limit. Here reservations wait for their turn, so the
-// bucket never goes below zero.
+// in any span never add up to more than the bound of the limit. Charges are allowed only if their units are
+// available, and settlements only refund, so the bucket never goes below zero.
 func TestChargesNeverExceedTheBoundWithSettlements(t *testing.T) {
 	settled, returned := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -66,11 +66,12 @@ func TestChargesNeverExceedTheBoundWithSettlements(t *testing.T) {
 	})
 	t.Logf("%d settled, %d of them returned something", settled, returned)
 	if settled > 1000 && returned < settled/10 {
-		t.Error("too few settlements returned units")
+		t.Errorf("%d of %d settlements returned units; want at least a tenth", returned, settled)
 	}
 }
 
-// With 10 tokens a second and a capacity of 10, eight cancelled reservations must not leave 90.
+// All 10 tokens of a full bucket are charged, and the charge is canceled later. The tokens that have flowed in
+// since the charge are not refunded again.
 func TestALateCancellationRefundsLessTheInflow(t *testing.T) {
 	l := mustCompile(t, Spec{Kind: TokenBucket, Rate: 10, Period: sec})
 	for _, c := range []struct {

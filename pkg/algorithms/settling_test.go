@@ -130,9 +130,10 @@ func (m *settlingModel) refund(of, now Micros, units int64) *big.Rat {
 	return least(room, minus(m.capacity, least(m.capacity, plus(m.after[last], times(m.flow, whole(int64(now-m.at[last])))))))
 }
 
-// This is the previous test with three changes: the clock steps back and forth, limits count in microseconds
-// or milliseconds, and buckets are deleted as soon as they may be. The bucket with known costs charges every
-// cost, even if it is not available, and reads the same clock at the same moments.
+// This is TestSettledCountsAsIfKnownAtTheStart with three changes: the clock steps back and forth, limits count
+// in microseconds or milliseconds, and, if no estimate is too low, buckets are deleted as soon as they may be.
+// The bucket with known costs charges every cost, even if it is not available, and reads the same clock at the
+// same moments.
 func TestSettlementsByAClockThatSteps(t *testing.T) {
 	refunded, nothing := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -142,8 +143,8 @@ func TestSettlementsByAClockThatSteps(t *testing.T) {
 		if roll.once(4) { // count in milliseconds
 			s.Rate, s.Period, capacity = 1000, 365*Day, 200_000_000
 		}
-		// If estimates are too low, the bucket with known costs is full later, so it would also be deleted
-		// later.
+		// If estimates are too low, the bucket with known costs is full later than the other one. It would also
+		// be deleted later, so no bucket is deleted then.
 		low := roll.once(2)
 		l := mustCompileRapid(t, s)
 		all := s

@@ -80,7 +80,7 @@ func TestAWindowThatSettlesCountsAsIfKnownAtTheStart(t *testing.T) {
 	})
 	t.Logf("%d refunds, %d that came after the window, %d changes of numbers", refunded, late, changed)
 	if refunded == 0 || late == 0 || changed == 0 {
-		t.Error("a case never occurred")
+		t.Errorf("%d refunds, %d after the window and %d changes; want some of each", refunded, late, changed)
 	}
 }
 
@@ -157,6 +157,6 @@ func TestSettlementsUnderChangedNumbers(t *testing.T) {
 	})
 	t.Logf("%d refunds, %d changes of numbers", refunded, changed)
 	if refunded == 0 || changed == 0 {
-		t.Error("a case never occurred")
+		t.Errorf("%d refunds and %d changes; want some of each", refunded, changed)
 	}
 }

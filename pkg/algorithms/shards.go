@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// MaxShards is for Stores. It is the largest number of shards of a limit. Sums over all shards, even doubled,
-// stay within an int64.
+// MaxShards is for Stores. It is the largest number of shards of a limit. With this number, twice the sum of the
+// values of all shards still fits an int64.
 const MaxShards = 256
 
 // A sharded limit is split into n smaller buckets, called shards, so that the load of one busy key spreads
@@ -241,7 +241,8 @@ func shardsRetry(now Micros, shards []Bucket, kept []State, a Charge, want int64
 }
 
 // lower subtracts cost from the elements of left, the fullest shards first. All shards that it changes end
-// with equal amounts, give or take one.
+// with equal amounts, give or take one, except those that end at their floor: 0, or -MaxReserved if reserve
+// is true.
 func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 	floor := func(i int) int64 {
 		if reserve {
@@ -255,7 +256,8 @@ func lower(shards []Bucket, left []int64, cost int64, reserve bool) {
 		}
 		return sum
 	}
-	// Find the highest level that frees at least cost. Below, shards get back the surplus, one each.
+	// Find the highest level that frees at least cost. The last loop returns the surplus to the shards, one
+	// each.
 	lo, hi := int64(0), slices.Max(left)
 	for i := range left {
 		lo = min(lo, floor(i))

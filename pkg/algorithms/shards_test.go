@@ -40,8 +40,7 @@ func tokens(now Micros, shards []Bucket) (all []int64) {
 	return all
 }
 
-// oneASecond returns a limit of 1 token a second. The tests below split it into two or three shards of ten
-// tokens each.
+// oneASecond returns a limit of 1 token a second. Most tests below split it into shards of ten tokens each.
 func oneASecond(capacity int64) Spec {
 	return Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: &capacity}
 }
@@ -61,7 +60,7 @@ func TestShards(t *testing.T) {
 		"not there":                   {[]int64{5, 7}, Charge{Cost: 13}, Decision{Remaining: 12, RetryAfter: sec}, []int64{5, 7}},
 		"the whole capacity":          {[]int64{10, 10}, Charge{Cost: 20}, Decision{Allowed: true}, []int64{0, 0}},
 		"more than the capacity":      {[]int64{10, 10}, Charge{Cost: 21}, Decision{Never: true}, []int64{10, 10}},
-		"a look takes nothing":        {[]int64{5, 7}, Charge{Cost: 8, DryRun: true}, Decision{Allowed: true, Remaining: 4}, []int64{5, 7}},
+		"a dry run consumes nothing":  {[]int64{5, 7}, Charge{Cost: 8, DryRun: true}, Decision{Allowed: true, Remaining: 4}, []int64{5, 7}},
 		"cost 0":                      {[]int64{5, 7}, Charge{}, Decision{Allowed: true, Remaining: 12}, []int64{5, 7}},
 		"cost 0 in debt":              {[]int64{-1, -1}, Charge{}, Decision{RetryAfter: 2 * sec}, []int64{-1, -1}},
 		"to the emptiest first":       {[]int64{5, 7}, Charge{Cost: -2}, Decision{Allowed: true, Remaining: 14}, []int64{7, 7}},
@@ -148,7 +147,7 @@ func TestSplitRefusesInvalidSplits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var errs SpecErrors
 			if _, err := Split(c.spec, c.n); !errors.As(err, &errs) {
-				t.Errorf("error %v", err)
+				t.Errorf("error %v; want a SpecErrors", err)
 			}
 		})
 	}

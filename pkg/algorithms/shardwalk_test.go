@@ -22,7 +22,8 @@ func (roll dice) pair(shards []Bucket) (pair []Bucket, i, j int64) {
 	return []Bucket{shards[i], shards[j]}, i, j
 }
 
-// chosen charges shards as a Store does: two at random, and all of them if the two deny.
+// chosen charges shards as a Store does: two at random, and all of them if the two deny. A reservation charges
+// all of them.
 func (roll dice) chosen(now Micros, shards []Bucket, a Charge) Decision {
 	if pair, i, j := roll.pair(shards); !a.Reserve {
 		if d := TakeShards(now, pair, a); d.Allowed {
@@ -117,18 +118,18 @@ func TestShardsAnswerExactly(t *testing.T) {
 				fallthrough
 			case a.DryRun || a.Cost == 0:
 				if total(had) != total(has) {
-					fail("something was taken")
+					fail("units were consumed; want none")
 				}
 			case a.Cost > 0:
 				if total(had)-total(has) != a.Cost*unit {
-					fail("not the cost was taken")
+					fail("the consumption differs from the cost")
 				}
 				if !levelled(had, has, shards, a.Reserve) {
-					fail("not level")
+					fail("the charged shards do not end level")
 				}
 			default:
 				if refunded := total(has) - total(had); refunded > 0 && !raised(had, has, shards) {
-					fail("not to the emptiest first")
+					fail("the refund did not go to the emptiest shards first")
 				} else if full(has, shards) != (refunded != clipped(-a.Cost, unit)) && refunded != clipped(-a.Cost, unit) {
 					fail("another amount than the cost was refunded")
 				}
@@ -254,7 +255,8 @@ func longest(now Micros, shards []Bucket, has []int64, hash uint64, a Charge, d 
 	return lo
 }
 
-// Of two drawn shards, the one with more units left is charged. The others do not change.
+// Of two drawn shards, the one with more units left is charged if it alone has enough. The other one does not
+// change.
 func TestTwoChoicePicksTheFullerShard(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		roll := newDice(t)

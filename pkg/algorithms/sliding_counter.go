@@ -51,9 +51,9 @@ func (l *Limit) takeSliding(s *State, now Micros, a *Charge, d *Decision) {
 	}
 }
 
-// windowCounts returns the counts of the current window and of the previous one. Larger numbers may have
-// allowed counts above the rate, so counts are reduced to a maximum that keeps products in the exact range.
-// The stored counts stay as they are.
+// windowCounts returns the counts of the current window and of the previous one. Counts made under another
+// Limit may be above the rate of l. They are reduced to a maximum that keeps products in the exact range. The
+// stored counts stay as they are.
 func (l *Limit) windowCounts(s *State) (cur, prev int64) {
 	if s.Value <= l.Rate && s.Prev <= l.Rate {
 		return s.Value, s.Prev

@@ -18,7 +18,10 @@ type Bucket struct {
 //
 // Each Decision describes its own bucket. If one bucket denies, each bucket that would have allowed its cost
 // still has a Decision with Allowed set. The units in that Decision are those without the charge. If one cost
-// can never fit, no state changes. Limits that charge denied requests do so whatever the other buckets decide.
+// can never fit, no state changes, and no denial is counted for a Penalty.
+//
+// A limit that charges denied requests (Limit.ChargesDenied) is an exception: it charges its bucket whatever
+// the other buckets decide.
 //
 // A row of buckets with Then has an alternative: the bucket behind the row. TakeAll charges either the row or
 // the alternative. If the row allows its costs, the alternative gets a zero Decision, and its State is not

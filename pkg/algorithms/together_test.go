@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// takeEach is the reference implementation of TakeAll. It tries every charge on a copy. A row is
-// a charge and its alternatives. If each row has a bucket that can pay, it stores the copies of these buckets.
+// takeEach is the reference implementation of TakeAll. It tries every charge on a copy. If each row with Then, or
+// the alternative behind it, allows its costs, takeEach stores the copies of the buckets that pay.
 func takeEach(now Micros, buckets []Bucket) (all bool) {
 	all = true
 	never := false
@@ -123,10 +123,10 @@ func TestOneDenialDeniesTheGroup(t *testing.T) {
 	}
 	before := group[0].State
 	if TakeAll(t0, group) {
-		t.Fatal("allowed more than the small bucket has")
+		t.Fatal("the group was allowed although the small bucket is empty")
 	}
 	if d := group[0].Decision; !same(group[0].State, before) || d.Remaining != 8 || d.ResetAfter != 200*ms {
-		t.Errorf("the large one was charged: %+v, %+v", group[0].State, d)
+		t.Errorf("the large one was charged: %+v, %+v; want its state unchanged, 8 remaining and reset after %v", group[0].State, d, 200*ms)
 	}
 	if d := group[1].Decision; d.Allowed || d.RetryAfter != sec {
 		t.Errorf("the small one: %+v; want denied and retry after %v", d, sec)
@@ -171,7 +171,7 @@ func TestOverdrawIsChargedIfOthersDeny(t *testing.T) {
 	}
 	for i, want := range []int64{6, 2, 0} {
 		if all := TakeAll(t0, group); all != (i == 0) || group[0].Decision.Remaining != want {
-			t.Errorf("charge %d: all %t, %+v", i, all, group[0].Decision)
+			t.Errorf("charge %d: all %t, %+v; want all %t and %d remaining", i, all, group[0].Decision, i == 0, want)
 		}
 	}
 	if left := left(group[0].Limit, group[0].State, t0); left != -2 {
@@ -181,6 +181,6 @@ func TestOverdrawIsChargedIfOthersDeny(t *testing.T) {
 
 func TestEmptyGroupIsAllowed(t *testing.T) {
 	if !TakeAll(t0, nil) {
-		t.Error("denied")
+		t.Error("an empty group was denied")
 	}
 }

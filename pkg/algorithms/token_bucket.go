@@ -13,14 +13,15 @@ import "math/bits"
 //	allow:  value'' = min(V, value' - cost*q);  wait = ceil(-value''/p) below zero
 //	reset_after = ceil((V - value'') / p)
 //
-// Most admitted in any span T: capacity + floor(T*rate/period). For limits that settle, see Peaks.
+// Most admitted in any span T, without reservations and refunds: capacity + floor(T*rate/period). For limits
+// that settle, see Peaks.
 
 func (l *Limit) elapsed(at, now Micros) int64 {
 	return l.ticks(now) - l.ticks(at)
 }
 
-// flow returns value after the inflow of elapsed ticks, at most full. It avoids the product of p and elapsed,
-// which may exceed an int64.
+// flow returns value after the inflow of elapsed ticks, at most full. It computes the product of p and elapsed
+// in 128 bits, because the product may exceed an int64.
 func (l *Limit) flow(value, full, p, elapsed int64) int64 {
 	if elapsed <= 0 {
 		return min(full, value+elapsed*p)

@@ -44,7 +44,6 @@ type step struct {
 // run plays steps against a bucket of s. before returns the bucket's state at t0; nil means a new bucket.
 func run(t *testing.T, s Spec, before func(*Limit) State, steps []step) {
 	t.Helper()
-	t.Helper()
 	l := mustCompile(t, s)
 	var state State
 	if before != nil {
@@ -54,7 +53,6 @@ func run(t *testing.T, s Spec, before func(*Limit) State, steps []step) {
 }
 
 func runSteps(t *testing.T, l *Limit, state State, steps []step) State {
-	t.Helper()
 	t.Helper()
 	for i, is := range steps {
 		var got Decision
@@ -185,8 +183,6 @@ func TestMostReturnsTheLargestCost(t *testing.T) {
 	}
 }
 
-// A worked example of the sliding log.
-
 func TestSlidingLogExample(t *testing.T) {
 	run(t, Spec{Kind: SlidingLog, Rate: 2, Period: sec}, nil, []step{
 		{at: 0 * ms, cost: 1, allowed: true, left: 1, reset: 1000 * ms},
@@ -253,7 +249,7 @@ func TestLeakyBucketWithoutAQueueDeniesEarlyRequests(t *testing.T) {
 	})
 }
 
-// Like the reference server, the limit counts denials, but only within their window.
+// Like envoyproxy/ratelimit, the limit counts denials, but only within their window.
 func TestTakesDenied(t *testing.T) {
 	run(t, Spec{Kind: FixedWindow, Rate: 5, Period: minute, Start: new(t0), TakesDenied: true}, nil, []step{
 		{cost: 4, allowed: true, left: 1, reset: minute},

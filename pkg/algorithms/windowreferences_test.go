@@ -134,7 +134,7 @@ func (b *windowReference) decide(now Micros, a Charge) (d Decision) {
 	return delay(d, behind)
 }
 
-// counterReference is the counter of the reference server: one per window, from 0 up to the limit. With
+// counterReference is the counter of envoyproxy/ratelimit: one per window, from 0 up to the limit. With
 // TakesDenied it counts denials too.
 type counterReference struct {
 	s Spec
@@ -327,7 +327,6 @@ func (b *slidingReference) decide(now Micros, a Charge) (d Decision) {
 }
 
 // exact is 2^53, the end of the range of integers that doubles represent exactly.
-
 var exact = new(big.Int).Lsh(big.NewInt(1), 53)
 
 // mostTokens returns the largest capacity + max_reserved of a token bucket that counts in the given tick.
