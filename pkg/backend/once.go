@@ -5,8 +5,8 @@ import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 // IdempotencyKey identifies a group of charges that may be submitted again.
 //
 // The Store keeps the decisions of the group, in the same step in which it charges the group, and answers a
-// repeated group with them. So a caller that got no answer can repeat the group. Groups that consumed
-// nothing are not kept: a repeated denial is decided again.
+// repeated group with them. So a caller that got no answer can repeat the group. Decisions of groups that
+// consumed nothing are not kept: a repeated denial is decided again.
 //
 // A settlement (algorithms.Charge.Settle) of several buckets should be one group per bucket, each with its
 // own ID. The groups need not be charged together, because limits that settle allow every settlement. A group of
@@ -14,7 +14,7 @@ import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 // was lost can be repeated, and takes effect once. If the settlement were one group over several nodes, a lost
 // answer would leave its outcome unknown (ErrPending).
 //
-// Each kept group counts like a bucket towards the bounds of the Store.
+// Each kept decision counts like a bucket towards the bounds of the Store.
 type IdempotencyKey struct {
 	// ID is unique for the group.
 	ID [16]byte

@@ -109,7 +109,8 @@ func (b *Batch) Finish() {
 	source.flush()
 }
 
-// Fail is for Stores. It sets the error of all decisions that are not final (IsKnown) to err, and calls Done.
+// Fail is for Stores. It sets the error of all decisions that are not final (IsKnown) to err, and calls Done. Unlike
+// Finish, it does not call Flush.
 func (b *Batch) Fail(err error) {
 	for i := range b.Decisions {
 		if !b.IsKnown(i) {
@@ -120,7 +121,8 @@ func (b *Batch) Fail(err error) {
 }
 
 // Take submits charges to s and waits for the decisions. The deadline of ctx becomes the Deadline of the
-// Batch. Take still waits if ctx is canceled, because a Store answers within its own timeout.
+// Batch. If ctx has already ended, the Deadline is the current time. Take still waits if ctx is canceled later,
+// because a Store answers within its own timeout.
 func Take(ctx context.Context, s Store, charges []Charge, decisions []Decision) {
 	b := Batch{Charges: charges, Decisions: decisions}
 	if end, ok := ctx.Deadline(); ok {
@@ -205,8 +207,8 @@ type Charge struct {
 	Canceled *atomic.Bool
 }
 
-// NeverFits reports whether the bucket can never hold the cost of c. It is false for a limit with overdraw,
-// which accepts any cost.
+// NeverFits reports whether the bucket can never hold the cost of c. It is false for a limit with Overdraw,
+// which charges every cost, even if it denies.
 func (c *Charge) NeverFits() bool {
 	return !c.Limit.Overdraw && c.Terms.Cost > c.Limit.Most(c.Terms.Reserve)
 }
@@ -268,10 +270,10 @@ func Allowed(group []Charge, decisions []Decision) bool {
 }
 
 // Decision is the answer to one Charge. If a row of alternatives did not need its last charge, that
-// charge's Decision is zero except for At.
+// charge's Decision is zero except for At and Replayed.
 type Decision struct {
 	algorithms.Decision
-	// At is the time of the decision by the Store's clock. An undo passes it as Charge.ChargedAt.
+	// At is the time of the decision by the Store's clock. An undo passes it as Terms.ChargedAt.
 	At algorithms.Micros
 	// Replayed means that this is the stored decision of an earlier group with the same idempotency key. At
 	// is then the time of the earlier decision.

@@ -27,9 +27,9 @@ const (
 // String returns "day", "week", "month" or "year".
 func (u Unit) String() string { return [...]string{"day", "week", "month", "year"}[u] }
 
-// In returns the calendar of u in zone; nil means UTC. The nominal length (Usual) of a day is 24 hours, of a month 30 days
-// and of a year 365 days. Longest is two hours longer than the longest unit, because since 1970 no clock
-// has been set back by more than two hours within one unit.
+// In returns the calendar of u in zone; nil means UTC. The nominal length (Usual) of a day is 24 hours, of a week
+// 7 days, of a month 30 days and of a year 365 days. Longest is two hours longer than the longest unit, because
+// since 1970 no clock has been set back by more than two hours within one unit.
 func (u Unit) In(zone *time.Location) *algorithms.Calendar {
 	const day = algorithms.Day
 	if zone == nil {

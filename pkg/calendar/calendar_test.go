@@ -95,7 +95,7 @@ func TestAgreesWithBruteForce(t *testing.T) {
 				n := c.Window(now)
 				first, next := c.Start(n), c.Start(n+1)
 				if first > now || now >= next || next-first > c.Longest {
-					t.Fatalf("%s %s: %d is in window %d, from %d to %d", u, zone, now, n, first, next)
+					t.Fatalf("%s %s: %d is in window %d, from %d to %d; want a window around it, of at most %d", u, zone, now, n, first, next, c.Longest)
 				}
 				day := firstDay(u, time.UnixMicro(int64(first)).In(place))
 				if want := firstShown(place, day); first != want {
@@ -144,7 +144,7 @@ func TestResultsDoNotDependOnEarlierCalls(t *testing.T) {
 			now := at(t, "2026-01-01T00:00:00Z") + algorithms.Micros(rng.Int64N(int64(800*algorithms.Day)))
 			other := in(t, u, "Europe/Berlin")
 			if n := other.Window(now); one.Window(now) != n || one.Start(n+1) != other.Start(n+1) || one.Start(n-3) != other.Start(n-3) {
-				t.Fatalf("%s: at %d: window %d and %d", u, now, one.Window(now), n)
+				t.Fatalf("%s: at %d: a used calendar has window %d, a new one %d; want equal windows and starts", u, now, one.Window(now), n)
 			}
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Allow consumes one unit. The error is ErrDenied, ErrUnknown, or one of the Store's.
+// Allow consumes one unit. The error is ErrDenied, ErrNeverFits, ErrUnknown, or one of the Store's.
 func (l *Limiter) Allow(ctx context.Context, name string, key ...string) (Result, error) {
 	return l.one(ctx, name, key, algorithms.Charge{Cost: 1})
 }
@@ -28,8 +28,8 @@ func (l *Limiter) AllowN(ctx context.Context, n int64, name string, key ...strin
 
 // Peek returns the result that AllowN would return, and consumes nothing. With n = 0 it returns the state
 // of the bucket. The error is that of AllowN. The Result is also valid with ErrNeverFits and ErrDenied. With
-// n = 0, ErrDenied means that the bucket is in debt. Other requests may consume units between Peek and
-// AllowN, so do not use Peek to decide: call AllowN alone.
+// n = 0, ErrDenied means that the bucket is in debt, or blocked by a Penalty. Other requests may consume units
+// between Peek and AllowN, so do not use Peek to decide: call AllowN alone.
 func (l *Limiter) Peek(ctx context.Context, n int64, name string, key ...string) (Result, error) {
 	if n < 0 {
 		return Result{}, unitsError(name, n)
@@ -37,8 +37,9 @@ func (l *Limiter) Peek(ctx context.Context, n int64, name string, key ...string)
 	return l.one(ctx, name, key, algorithms.Charge{Cost: n, DryRun: true})
 }
 
-// Refund returns n units to a bucket, which never holds more than its capacity; n must be at least 1. To return units of
-// a particular request exactly, reserve them and use Settle.
+// Refund returns n units to a bucket, which never holds more than its capacity; n must be at least 1. The error is
+// ErrUnits, ErrUnknown, or one of the Store's. To return units of a particular request exactly, reserve them and use
+// Settle.
 func (l *Limiter) Refund(ctx context.Context, n int64, name string, key ...string) (Result, error) {
 	if n < 1 {
 		return Result{}, unitsError(name, n)
@@ -118,7 +119,7 @@ type Request struct {
 	// Limit, if not nil, is the limit itself. It is for numbers that the program keeps elsewhere, such as
 	// those of a tenant in a database. If the numbers under a Name change, the bucket keeps its consumption.
 	// Name must not be in Config.Limits, and such a request cannot Reserve. A request to a sidecar's HTTP API
-	// with the same name, key and `config` charges the same bucket.
+	// with the same domain, name and key, and a `config` of the same algorithm, charges the same bucket.
 	Limit *Limit
 
 	// Result is set by the call.
@@ -143,7 +144,8 @@ type Request struct {
 // Each request with Reserve gets a Reservation of its own. Pass each to Settle. If one of them would have
 // to wait longer than Config.MaxWait, the call is denied.
 //
-// In a Redis Cluster, limits in different slots may be charged for a short time before they are refunded.
+// In a Redis Cluster, limits in different slots are charged in separate steps. If one of them denies, the units
+// of the others are consumed for a short time before they are refunded.
 func (l *Limiter) AllowAll(ctx context.Context, requests []Request) error {
 	return l.all(ctx, requests, l.maxWait)
 }
@@ -226,7 +228,7 @@ func conclude(requests []Request, worst error) error {
 	return worst
 }
 
-// denyLate makes the results of reservations that would have to wait longer than longest denials. It
+// denyLate turns the results of reservations that would have to wait longer than longest into denials. It
 // reports whether there is one.
 func denyLate(requests []Request, longest time.Duration) (late bool) {
 	for i := range requests {
@@ -304,7 +306,7 @@ func moreSevere(a, b error) error {
 	return a
 }
 
-// find sets the limit of r, and returns an error if r is invalid.
+// find sets the limit of r, and N if r has Costs. It returns an error if r is invalid.
 func (l *Limiter) find(r *Request) (err error) {
 	r.limit = l.named[r.Name]
 	if r.Limit != nil {

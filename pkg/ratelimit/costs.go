@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/weights"
 )
 
-// ErrNoWeights is returned by Cost for a limit without Weights.
+// ErrNoWeights means that costs by kind were passed (Limiter.Cost, Request.Costs) for a limit without Weights.
 var ErrNoWeights = errors.New("the limit has no weights")
 
 // Cost returns the units that a request costs, by the Weights of a limit. costs has numbers of units by

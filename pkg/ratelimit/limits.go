@@ -34,6 +34,7 @@ type Limit struct {
 	MaxReserved *int64
 	// Settles makes reservations of a token bucket or a fixed window exact. Settle then refunds what would
 	// be left if the real cost had been known at the start, and always accepts a real cost that is larger.
+	// Limiter.Settle describes when it refunds less.
 	//
 	// With MaxReserved 0, a reservation that does not fit now is denied. So concurrent calls never exceed
 	// the limit by more than the error of their estimates.
@@ -41,8 +42,8 @@ type Limit struct {
 	// Settles cannot be combined with Overdraw, Penalty or Guaranteed, nor with a fixed window whose
 	// Capacity is above its Rate.
 	Settles bool
-	// MaxDebt is how many units below zero Settle may charge a limit with Settles. Units beyond that are
-	// lost. nil means Capacity.
+	// MaxDebt is how many units below zero Settle may charge a limit with Settles. Units beyond that are not
+	// charged. nil means Capacity, or less if the numbers would not stay exact.
 	MaxDebt *int64
 	// Start is a moment at which a fixed window starts. With the zero Time, the windows of each key start
 	// at a time derived from the key, so that not all buckets are refilled at once.
@@ -50,7 +51,8 @@ type Limit struct {
 	// Calendar, if not nil, makes the windows of a fixed window those of a calendar, such as days in a time
 	// zone. See package calendar. Period and Start must then be zero.
 	Calendar *algorithms.Calendar
-	// Overdraw charges the cost even if it is not available, and denies while the bucket is below zero.
+	// Overdraw charges the cost of every request, below zero if necessary. A request is denied if its cost was
+	// not available.
 	Overdraw bool
 	// Penalty, if not nil, blocks a key after repeated denials.
 	Penalty *Penalty

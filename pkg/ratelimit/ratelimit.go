@@ -13,15 +13,15 @@
 //	case errors.Is(err, ratelimit.ErrDenied):
 //		// try again after result.RetryAfter
 //	case err != nil:
-//		// the Store could not decide: deny, unless the limit is only a courtesy
+//		// the Store could not decide: deny, unless availability matters more than the limit
 //	}
 //
 // A key identifies a bucket of a limit: one value or several, such as a user and a path. Values may be any bytes. A limit
 // without a key has one bucket.
 //
-// The deadline of a ctx is the time by which the Store must decide. A canceled ctx has the same effect as a
-// deadline that has passed: the Redis store sends nothing and returns ErrUnavailable, but the memory store
-// still decides. Only Wait and WaitN end when ctx is canceled.
+// The deadline of a ctx is the time by which the Store must decide. A ctx that is canceled before the call has
+// the same effect as a deadline that has passed: the Redis store sends nothing and returns ErrUnavailable, but
+// the memory store still decides. Only Wait and WaitN end when ctx is canceled during the call.
 //
 // A Limiter logs nothing and starts no goroutine. It is safe for concurrent use. Package httplimit has middleware for
 // net/http, package grpclimit interceptors for gRPC, and package limitsfile reads limits from YAML files.
@@ -47,15 +47,16 @@ var (
 	// Result.RetryAfter is the time until the call can be repeated.
 	ErrDenied = errors.New("the rate limit was reached")
 	// ErrNeverFits means that the request needs more units than the limit can ever supply: more than Capacity,
-	// or for reservations and Wait more than Capacity plus MaxReserved. Nothing was consumed, and trying again
-	// is useless. It is not an ErrDenied.
+	// or for reservations and Wait more than Capacity plus MaxReserved. It also means that a reservation of a
+	// token bucket would have to wait longer than Config.MaxWait even if the bucket were full. Nothing was
+	// consumed, and trying again is useless. It is not an ErrDenied.
 	ErrNeverFits = errors.New("the request needs more units than the rate limit can ever hold")
 	// ErrUnknown means that there is no limit with this name.
 	ErrUnknown = errors.New("no such limit")
 	// ErrUnits means that a number of units is not positive.
 	ErrUnits = errors.New("the number of units must be at least 1")
-	// ErrCannotReserve means that the algorithm of the limit does not support reservations. Token buckets, fixed windows
-	// and leaky buckets do.
+	// ErrCannotReserve means that the limit does not support reservations. Token buckets without Guaranteed, fixed
+	// windows and leaky buckets do. Settle does not support leaky buckets.
 	ErrCannotReserve = errors.New("a limit of this algorithm cannot be reserved")
 	// ErrReservation means that a Reservation is invalid: it was made with another Secret, or it belongs to
 	// another domain.
@@ -101,8 +102,8 @@ type Config struct {
 	// Limits has the limits by name.
 	Limits Limits
 	// Secret signs reservations. Limiters and sidecars with the same secret can settle each other's
-	// reservations. The secret of a sidecar is the first line of --settle-key-file, or else its API token.
-	// Without a secret, a Limiter accepts forged reservations.
+	// reservations. The secret of a sidecar is the first line of --settle-key-file, or else its API token. A
+	// sidecar without either has a random secret. Without a secret, a Limiter accepts forged reservations.
 	Secret string
 	// FormerSecret, if not empty, is accepted too, but does not sign. To replace a secret, set the old one
 	// as FormerSecret for an hour plus the longest Delay of your reservations.
@@ -209,14 +210,15 @@ type Result struct {
 	Remaining int64
 	// RetryAfter is set for a denial. It is the exact time until the same request can succeed.
 	RetryAfter time.Duration
-	// ResetAfter is the time until the bucket is full again.
+	// ResetAfter is the time until the bucket is full again. For a fixed window it is at least the time until
+	// the next window starts.
 	ResetAfter time.Duration
 	// Wait is the time until reserved units are available, or until the turn in a leaky bucket. It is 0 if this
 	// limit denies.
 	Wait time.Duration
-	// Payer is the name of the limit that paid, if the requested one did not allow the units and names
-	// another limit in the file from which package limitsfile loaded it (then). The other fields are then
-	// those of the payer.
+	// Payer is the name of the limit that was charged in place of the requested one, which did not allow the
+	// units; "" if there is none. The other fields then describe the payer. Only limits that package limitsfile
+	// has loaded can have a payer: the file names it with the key then.
 	Payer string
 }
 

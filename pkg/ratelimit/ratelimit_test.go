@@ -81,8 +81,8 @@ func TestResultsHaveTheValuesForHeaders(t *testing.T) {
 	}
 	clock.Set(storetest.Start + 6*algorithms.Second)
 	for range 2 {
-		if r, err := l.Peek(ctx, 1, "send", "bob"); err != nil || r.Remaining != 0 && r.Remaining != 1 {
-			t.Errorf("peek consumes nothing: %+v %v", r, err)
+		if r, err := l.Peek(ctx, 1, "send", "bob"); err != nil || r.Remaining != 0 {
+			t.Errorf("peek consumes nothing: %+v %v; want no error and, as after the charge, 0 remaining", r, err)
 		}
 	}
 	if _, err := l.Allow(ctx, "send", "bob"); err != nil {
@@ -125,7 +125,7 @@ func TestInvalidCountsAreErrors(t *testing.T) {
 		t.Errorf("refunded: %+v %v; want no error and 9 remaining", r, err)
 	}
 	if r, err := l.Refund(ctx, 30, "send"); err != nil || r.Remaining != 10 {
-		t.Errorf("never more than the capacity: %+v %v", r, err)
+		t.Errorf("never more than the capacity: %+v %v; want no error and 10 remaining", r, err)
 	}
 }
 
@@ -236,7 +236,7 @@ func TestMaxWaitDeniesWithoutConsuming(t *testing.T) {
 		t.Errorf("15 of 10 take 30 s: %v; want no error and r.Delay().Round(time.Second) %v", err, 30*time.Second)
 	}
 	if r, err := l.Peek(t.Context(), 0, "burst"); err != nil && !errors.Is(err, ratelimit.ErrDenied) || r.ResetAfter != time.Minute {
-		t.Errorf("the denial consumed nothing: %+v %v", r, err)
+		t.Errorf("the denial consumed nothing: %+v %v; want reset after %v", r, err, time.Minute)
 	}
 }
 
@@ -270,7 +270,7 @@ func TestWaitWaitsAndConsumes(t *testing.T) {
 		err := l.Wait(ctx, name)
 		denied, ok := errors.AsType[*ratelimit.DeniedError](err)
 		if !ok || denied.Result.RetryAfter < 50*time.Minute || !errors.Is(err, ratelimit.ErrDenied) {
-			t.Errorf("%s: its turn is after the deadline: %v", name, err)
+			t.Errorf("%s: its turn is after the deadline: %v; want a ratelimit.DeniedError and retry after at least 50 minutes", name, err)
 		}
 		cancel()
 		ctx, cancel = context.WithCancel(t.Context())
@@ -301,13 +301,13 @@ func TestAllowOnceConsumesOnce(t *testing.T) {
 		t.Errorf("again: %+v %v, want %+v", again, err, first)
 	}
 	if a, b := text(t, first[0].Reservation), text(t, again[0].Reservation); a != b {
-		t.Errorf("the same reservation: %s and %s", a, b)
+		t.Errorf("the repeated call has the reservation %s; want that of the first call, %s", b, a)
 	}
 	if err := l.AllowOnce(ctx, "call 1", call()[1:]); !errors.Is(err, ratelimit.ErrReused) {
 		t.Errorf("another call: %v; want the error ratelimit.ErrReused", err)
 	}
 	if other := call()[1:]; l.AllowOnce(ctx, "call 2", other) != nil || other[0].Result.Remaining != 8 {
-		t.Errorf("another id: %+v", other)
+		t.Errorf("another id: %+v; want allowed and 8 remaining", other)
 	}
 	late := []ratelimit.Request{{Name: "send", Key: []string{"bob"}, N: 9}}
 	err := l.AllowOnce(ctx, "call 3", late)
@@ -316,7 +316,7 @@ func TestAllowOnceConsumesOnce(t *testing.T) {
 	}
 	clock.Set(storetest.Start + 11*algorithms.Second)
 	if err := l.AllowOnce(ctx, "call 3", late); err != nil {
-		t.Errorf("a denial is decided again: %v", err)
+		t.Errorf("a denial is decided again: %v; want no error", err)
 	}
 }
 

@@ -41,7 +41,7 @@ func (r *Reservation) part() *limiter.ReservedPart {
 // proxy.
 func (r *Reservation) Name() string { return r.part().Name }
 
-// N returns the number of reserved units.
+// N returns the number of reserved units. If there are several limits, it is that of the first.
 func (r *Reservation) N() int64 { return r.part().Count }
 
 // Due returns the time at which the units are available, by the clock of the Store. For the zero Reservation
@@ -49,7 +49,7 @@ func (r *Reservation) N() int64 { return r.part().Count }
 func (r *Reservation) Due() time.Time { return time.UnixMicro(int64(r.part().Due())) }
 
 // Expires returns the time until which the Reservation can be settled: an hour after Due. Config.Clock decides
-// whether it has passed.
+// whether it has passed. A Reservation made for a proxy does not expire.
 func (r *Reservation) Expires() time.Time {
 	return time.UnixMicro(int64(r.part().Due() + limiter.Within))
 }
@@ -209,7 +209,7 @@ func (l *Limiter) longestWait(ctx context.Context) time.Duration {
 	return left
 }
 
-// sleep waits for d, or until ctx ends, whose error it returns.
+// sleep waits for d. If ctx ends before, sleep returns the error of ctx.
 func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return ctx.Err()
@@ -234,16 +234,17 @@ func (l *Limiter) reservation(m *limit, values []string, n int64, d *backend.Dec
 //
 // A refund is reduced by the units that have flowed in since the reservation, because without the
 // reservation the bucket might have overflowed. Once the fixed window of the reservation has ended, nothing
-// is refunded. A limit with Settles refunds exactly what would be left if the cost had been n from the
-// start.
+// is refunded. A limit with Settles subtracts no inflow: it refunds what would be left if the cost had been n
+// from the start. A bucket with many charges and refunds since the reservation may get back less than that.
 //
 // A Reservation is settled once. Until it expires, a repeated call with the same n returns the same result,
 // and another n is ErrReused. If the difference is denied (ErrDenied), the call can be tried again.
 // ErrReservation means that the reservation belongs to another Secret or domain, ErrExpired that it is too
-// old.
+// old, and ErrCannotReserve that its limit is a leaky bucket.
 //
-// A Reservation made by a sidecar can have several limits. Settle then settles each of them to n, and returns
-// the Result of the first limit that denies, or else of the first limit.
+// A Reservation made by a sidecar can have several limits. Settle then settles each of them to n. It returns the
+// most serious error with the Result of its limit: an error of the Store, then ErrNeverFits, then ErrDenied.
+// Without an error, it returns the Result of the first limit.
 func (l *Limiter) Settle(ctx context.Context, r Reservation, n int64) (Result, error) {
 	name := r.Name()
 	if n < 0 {
@@ -305,7 +306,8 @@ const Remembered = 10 * time.Minute
 //
 // The id is an idempotency key: calls with the same id and requests consume units once, and return the
 // result of the first call for as long as Remembered. It must not be empty, and must be different for each
-// call of the same Config.Domain, such as a random UUID. A denial consumes nothing, so it is decided again.
+// call of the same Config.Domain, such as a random UUID. A denied call is decided again when it is repeated, unless
+// one of its limits has Overdraw, which consumes units even for denied requests.
 //
 // If id was used for another call, the error is ErrReused. If the first call is in progress, or its outcome
 // is unknown, the error is ErrPending.

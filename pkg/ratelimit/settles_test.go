@@ -40,7 +40,7 @@ func TestRefundsWithSettlesAreExact(t *testing.T) {
 	}
 	clock.Set(storetest.Start + 54*algorithms.Second)
 	if _, err := l.Allow(t.Context(), "bounded"); err != nil {
-		t.Errorf("a unit after the debt of 3: %v", err)
+		t.Errorf("a unit after the debt of 3: %v; want no error", err)
 	}
 }
 

@@ -61,8 +61,8 @@ func clone(key []string) (copied []string) {
 	return copied
 }
 
-// outcomeOf returns the limit that decided r, which is of limit m: m, or the limit that paid in its place. The Result
-// and the error are those of that limit.
+// outcomeOf converts r, the result of a request for limit m. It returns the limit that was charged: m, or its payer.
+// The Result and the error are those of that limit.
 func (l *Limiter) outcomeOf(m *limit, r *limiter.Result) (*limit, Result, error) {
 	if r.For == nil {
 		result, err := m.outcome(&r.Decision)

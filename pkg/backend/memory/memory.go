@@ -1,8 +1,8 @@
 // Package memory keeps buckets in this process.
 //
-// Its size is bounded. Buckets that equal new ones are deleted regularly. If all buckets are still in use,
-// the Store refuses a new bucket rather than delete one. So a flood of invented keys neither exhausts
-// memory nor resets the buckets of other keys.
+// The size of a Store is bounded. Method Run regularly deletes buckets that equal new ones. If all buckets are
+// still in use, the Store refuses a new bucket rather than delete one. So a flood of invented keys neither
+// exhausts memory nor resets the buckets of other keys.
 package memory
 
 import (
@@ -29,8 +29,10 @@ const stripeCount = 128
 type Config struct {
 	// Clock returns the time; nil means time.Now. A test can set it.
 	Clock func() time.Time
-	// MaxKeys bounds the memory. Each bucket, each entry of a sliding log and each denial counted by a
-	// penalty counts as one. A bucket of a limit with Settles counts as three. 0 means DefaultMaxKeys.
+	// MaxKeys bounds the memory. Each bucket counts as one, and so do each entry of a sliding log and each
+	// decision stored for an idempotency key. The denials that a penalty counts need one each, and one more for
+	// their bucket. A bucket of a limit with Settles counts as three. 0 means DefaultMaxKeys. The largest value
+	// is about a billion.
 	MaxKeys int
 	// Repeatable is for replays of recorded requests. The Store then deletes the same buckets whenever it gets
 	// the same requests. Its hash seed is fixed, so an attacker could construct keys that collide.
@@ -196,7 +198,7 @@ func (s *Store) takeGroup(now algorithms.Micros, hashes []uint64, cs []backend.C
 			s.fail(g, cs[:i], decisions)
 			return
 		}
-		b.State = algorithms.State{} // there is no room to start the clock, so the bucket stays new
+		b.State = algorithms.State{} // there is no room to start the clock or to count a denial, so put stores nothing
 	}
 	for i := range cs {
 		s.put(s.stripe(g.hashes[i]), g.hashes[i], &cs[i], g.entries[i], &g.buckets[i].State)
@@ -258,8 +260,8 @@ func growth(e *entry, next *algorithms.State) int {
 	}
 }
 
-// makeRoom reserves the room for storing next. If there is no room, it first deletes a few entries that equal
-// new buckets, except the entries in keep.
+// makeRoom reserves the room for storing next, and reports whether there is room. If there is none, it first
+// deletes a few entries that equal new buckets, except the entries in keep.
 func (s *Store) makeRoom(st *stripe, c *backend.Charge, e *entry, next *algorithms.State, now algorithms.Micros, keep ...*entry) bool {
 	n := growth(e, next)
 	if n <= 0 {
@@ -333,7 +335,8 @@ func (s *Store) sweep(st *stripe, now algorithms.Micros, n int, keep []*entry) (
 	return swept
 }
 
-// Sweep deletes every bucket that equals a new one.
+// Sweep deletes every bucket that equals a new one. It also deletes expired results of idempotency keys, at most
+// once a minute.
 func (s *Store) Sweep() {
 	now := s.clock()
 	for i := range s.stripes {
@@ -353,9 +356,9 @@ func (s *Store) sweepStripe(st *stripe, now algorithms.Micros) {
 	}
 }
 
-// Run sweeps all buckets (see Sweep) every ten seconds until ctx ends, and every second while the Store is nearly
-// full. Without Run, the Store sweeps only when a new bucket needs room, and so may use all the memory that
-// MaxKeys allows.
+// Run sweeps all buckets (see Sweep) at least every ten seconds until ctx ends, and every second while the Store is
+// nearly full. Without Run, the Store sweeps only when a new bucket needs room, and so may use all the memory
+// that MaxKeys allows.
 func (s *Store) Run(ctx context.Context) {
 	const turn = 100 * time.Millisecond
 	tick := time.NewTicker(turn)
@@ -382,7 +385,7 @@ func (s *Store) Run(ctx context.Context) {
 // SetOwners sets the limits that share the room for MaxKeys entries. Half of the room is divided equally
 // among these limits, so that a flood of keys of one limit leaves room for new keys of the other limits. The
 // other half is shared by all limits, and by the results stored for idempotency keys. A limit that is not
-// listed has no part of its own.
+// listed has no part of its own. Before the first call of SetOwners, each limit with buckets has an equal part.
 //
 // An owner is the value of Charge.Owner. For a limit of package ratelimit it is the domain, a slash and the
 // name of the limit, such as "edge/send". Without a domain it is "/send".
@@ -390,9 +393,9 @@ func (s *Store) SetOwners(owners []string) { s.room.setOwners(owners) }
 
 // Stats describes the content of a Store.
 type Stats struct {
-	Keys    int    // buckets, log entries and results kept for idempotency keys
+	Keys    int    // how much of MaxKeys is used; Config.MaxKeys describes what counts
 	MaxKeys int    // the bound of Keys
-	Full    uint64 // charges refused because the Store was full
+	Full    uint64 // groups of charges refused because the Store was full
 	Swept   uint64 // buckets deleted because they equalled new ones
 }
 

@@ -43,7 +43,7 @@ func tokens(tb testing.TB, rate int64) *algorithms.Limit {
 	return limit(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: rate, Period: algorithms.Second})
 }
 
-func ask(s *Store, owner, key string, l *algorithms.Limit, cost int64) backend.Decision {
+func consume(s *Store, owner, key string, l *algorithms.Limit, cost int64) backend.Decision {
 	d := make([]backend.Decision, 1)
 	backend.Take(context.Background(), s, []backend.Charge{{
 		Key: []byte(owner + "/" + key), Limit: l, Owner: owner, Terms: algorithms.Charge{Cost: cost},
@@ -56,17 +56,17 @@ func TestAFullStoreRefusesNewKeysAndKeepsAllOthers(t *testing.T) {
 	l := tokens(t, 1)
 	s.SetOwners([]string{"a"})
 	for i := range 100 {
-		if d := ask(s, "a", fmt.Sprint(i), l, 1); !d.Allowed {
+		if d := consume(s, "a", fmt.Sprint(i), l, 1); !d.Allowed {
 			t.Fatalf("key %d: %+v; want allowed", i, d)
 		}
 	}
 	for i := range 1000 {
-		if d := ask(s, "a", fmt.Sprint("new", i), l, 1); !errors.Is(d.Err, backend.ErrFull) {
+		if d := consume(s, "a", fmt.Sprint("new", i), l, 1); !errors.Is(d.Err, backend.ErrFull) {
 			t.Fatalf("new key %d: %+v, want ErrFull", i, d)
 		}
 	}
 	for i := range 100 {
-		if d := ask(s, "a", fmt.Sprint(i), l, 1); d.Allowed || d.Err != nil {
+		if d := consume(s, "a", fmt.Sprint(i), l, 1); d.Allowed || d.Err != nil {
 			t.Fatalf("key %d is in debt and was deleted: %+v; want denied and no error", i, d)
 		}
 	}
@@ -75,7 +75,7 @@ func TestAFullStoreRefusesNewKeysAndKeepsAllOthers(t *testing.T) {
 	}
 	clock.Set(storetest.Start + algorithms.Second) // now all buckets equal new ones, so they can be deleted for others
 	s.Sweep()
-	if d := ask(s, "a", "new", l, 1); !d.Allowed {
+	if d := consume(s, "a", "new", l, 1); !d.Allowed {
 		t.Errorf("after the sweep: %+v; want allowed", d)
 	}
 	if st := s.Stats(); st.Keys != 1 || st.Swept != 100 {
@@ -90,12 +90,12 @@ func TestNewKeysFindRoomWithoutTheSweeper(t *testing.T) {
 		clock.Set(storetest.Start + algorithms.Micros(round)*algorithms.Second)
 		refused := 0
 		for i := range 500 {
-			if d := ask(s, "a", fmt.Sprint(round, "/", i), l, 1); d.Err != nil {
+			if d := consume(s, "a", fmt.Sprint(round, "/", i), l, 1); d.Err != nil {
 				refused++
 			}
 		}
 		if refused > 5 { // a charge visits only some entries, so it rarely finds no room
-			t.Errorf("round %d: %d of 500 new keys refused although half the buckets equal new ones", round, refused)
+			t.Errorf("round %d: %d of 500 new keys refused although half the buckets equal new ones; want at most 5", round, refused)
 		}
 	}
 }
@@ -105,11 +105,11 @@ func TestFloodOnOneLimitLeavesRoomForOthers(t *testing.T) {
 	l := tokens(t, 1)
 	s.SetOwners([]string{"flooded", "calm", "late"})
 	for i := range 5000 {
-		ask(s, "flooded", fmt.Sprint(i), l, 1)
+		consume(s, "flooded", fmt.Sprint(i), l, 1)
 	}
 	for _, owner := range []string{"calm", "late"} {
 		for i := range 166 { // three limits share half of the bound
-			if d := ask(s, owner, fmt.Sprint(i), l, 1); !d.Allowed {
+			if d := consume(s, owner, fmt.Sprint(i), l, 1); !d.Allowed {
 				t.Fatalf("%s key %d: %+v; want allowed", owner, i, d)
 			}
 		}
@@ -122,26 +122,26 @@ func TestFloodOnOneLimitLeavesRoomForOthers(t *testing.T) {
 func TestLogEntriesCountAgainstTheBound(t *testing.T) {
 	clock, s := at(100)
 	log := limit(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 60, Period: algorithms.Second})
-	if d := ask(s, "a", "x", log, 60); !d.Allowed {
+	if d := consume(s, "a", "x", log, 60); !d.Allowed {
 		t.Fatalf("got %v; want allowed", d)
 	}
-	if d := ask(s, "a", "y", log, 40); !errors.Is(d.Err, backend.ErrFull) {
-		t.Fatalf("61 + 41 are more than 100: %+v", d)
+	if d := consume(s, "a", "y", log, 40); !errors.Is(d.Err, backend.ErrFull) {
+		t.Fatalf("61 + 41 are more than 100: %+v; want ErrFull", d)
 	}
-	if d := ask(s, "a", "y", log, 38); !d.Allowed {
+	if d := consume(s, "a", "y", log, 38); !d.Allowed {
 		t.Fatalf("61 + 39 fit: %+v; want allowed", d)
 	}
 	if n := s.Stats().Keys; n != 100 {
 		t.Errorf("holds %d, want 100", n)
 	}
 	clock.Set(storetest.Start + algorithms.Second)
-	if d := ask(s, "a", "x", log, 1); !d.Allowed {
+	if d := consume(s, "a", "x", log, 1); !d.Allowed {
 		t.Fatalf("got %v; want allowed", d)
 	}
 	if n := s.Stats().Keys; n != 2+39 {
 		t.Errorf("holds %d after the entries of x's log have expired, want 41", n)
 	}
-	if d := ask(s, "a", "x", log, -1); !d.Allowed {
+	if d := consume(s, "a", "x", log, -1); !d.Allowed {
 		t.Fatalf("got %v; want allowed", d)
 	}
 	if n := s.Stats().Keys; n != 1+39 {
@@ -154,7 +154,7 @@ func TestAGroupWithoutRoomConsumesNothing(t *testing.T) {
 	l := tokens(t, 5)
 	s.SetOwners([]string{"a", "b"})
 	for i := range 3 {
-		ask(s, "a", fmt.Sprint(i), l, 1)
+		consume(s, "a", fmt.Sprint(i), l, 1)
 	}
 	charges := []backend.Charge{
 		{Key: []byte("a/0"), Limit: l, Owner: "a", Terms: algorithms.Charge{Cost: 1}},
@@ -171,7 +171,7 @@ func TestAGroupWithoutRoomConsumesNothing(t *testing.T) {
 	if stats := s.Stats(); stats.Keys != 3 || stats.Full != 1 {
 		t.Errorf("%+v, want 3 keys, and one refusal", stats)
 	}
-	if d := ask(s, "a", "0", l, 0); d.Remaining != 4 {
+	if d := consume(s, "a", "0", l, 0); d.Remaining != 4 {
 		t.Errorf("a/0 has %d left, want 4: a group without room consumes nothing", d.Remaining)
 	}
 }
@@ -183,14 +183,14 @@ func TestCountedDenialsUseRoom(t *testing.T) {
 		Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second,
 		Penalty: &algorithms.Penalty{After: 100, For: algorithms.Second, Max: algorithms.Second},
 	})
-	ask(s, "a", "0", l, 1)
+	consume(s, "a", "0", l, 1)
 	for i, want := range []int{3, 4, 5} {
-		if d := ask(s, "a", "0", l, 1); d.Allowed || s.Stats().Keys != want {
+		if d := consume(s, "a", "0", l, 1); d.Allowed || s.Stats().Keys != want {
 			t.Fatalf("denial %d: %+v, holds %d, want %d", i, d, s.Stats().Keys, want)
 		}
 	}
 	for range 200 { // there is no room to count more denials; the charge must be denied nevertheless
-		if d := ask(s, "a", "0", l, 1); d.Err != nil || d.Allowed {
+		if d := consume(s, "a", "0", l, 1); d.Err != nil || d.Allowed {
 			t.Fatalf("got %v; want no error and denied", d)
 		}
 	}
@@ -213,7 +213,7 @@ func TestBucketsWithPeaksUseTheRoomOfThree(t *testing.T) {
 	for step := range 5 { // more charges than the number of peaks that a bucket keeps
 		clock.Set(storetest.Start + algorithms.Micros(step)*algorithms.Second)
 		for i := range n {
-			if d := ask(s, "a", fmt.Sprintf("%08d", i), l, 2); d.Err != nil || !d.Allowed {
+			if d := consume(s, "a", fmt.Sprintf("%08d", i), l, 2); d.Err != nil || !d.Allowed {
 				t.Fatalf("charge %d of bucket %d: %+v; want no error and allowed", step, i, d)
 			}
 		}
@@ -224,7 +224,7 @@ func TestBucketsWithPeaksUseTheRoomOfThree(t *testing.T) {
 	if per := float64(heap()-before)/n - 16; per > 300 {
 		t.Errorf("%.0f bytes a bucket beyond its key, want at most 300", per)
 	}
-	if d := ask(s, "a", "new", l, 1); !errors.Is(d.Err, backend.ErrFull) {
+	if d := consume(s, "a", "new", l, 1); !errors.Is(d.Err, backend.ErrFull) {
 		t.Errorf("one more bucket: got %+v, want ErrFull", d)
 	}
 	clock.Set(storetest.Start + 200*algorithms.Second)
@@ -236,7 +236,7 @@ func TestBucketsWithPeaksUseTheRoomOfThree(t *testing.T) {
 func TestRefundsToNewBucketsUseNoRoom(t *testing.T) {
 	_, s := at(10)
 	for i := range 100 {
-		if d := ask(s, "a", fmt.Sprint(i), tokens(t, 5), -1); !d.Allowed {
+		if d := consume(s, "a", fmt.Sprint(i), tokens(t, 5), -1); !d.Allowed {
 			t.Fatalf("got %v; want allowed", d)
 		}
 	}
@@ -249,7 +249,7 @@ func TestRunSweeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(Config{})
 		for i := range 1000 {
-			ask(s, "a", fmt.Sprint(i), tokens(t, 1), 1)
+			consume(s, "a", fmt.Sprint(i), tokens(t, 1), 1)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
@@ -271,7 +271,7 @@ func TestBytesPerBucket(t *testing.T) {
 	l := tokens(t, 1)
 	before := heap()
 	for i := range n {
-		if d := ask(s, "a", fmt.Sprintf("%08d", i), l, 1); !d.Allowed {
+		if d := consume(s, "a", fmt.Sprintf("%08d", i), l, 1); !d.Allowed {
 			t.Fatalf("got %v; want allowed", d)
 		}
 	}
@@ -343,10 +343,10 @@ func TestResetFreesRoom(t *testing.T) {
 	_, s := at(100)
 	log := limit(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 60, Period: algorithms.Second})
 	for range 3 {
-		if d := ask(s, "a", "x", log, 60); !d.Allowed {
+		if d := consume(s, "a", "x", log, 60); !d.Allowed {
 			t.Fatalf("got %v; want allowed", d)
 		}
-		ask(s, "a", "y", tokens(t, 1), 1)
+		consume(s, "a", "y", tokens(t, 1), 1)
 		if err := backend.ResetBucket(t.Context(), s, backend.Charge{Key: []byte("a/x")}); err != nil {
 			t.Fatal(err)
 		}
@@ -359,7 +359,7 @@ func TestResetFreesRoom(t *testing.T) {
 func TestChargesAfterAResetAreDecided(t *testing.T) {
 	_, s := at(10)
 	l := tokens(t, 5)
-	ask(s, "a", "0", l, 5)
+	consume(s, "a", "0", l, 5)
 	d := make([]backend.Decision, 2)
 	backend.Take(context.Background(), s, []backend.Charge{
 		{Key: []byte("a/0"), Limit: l, Owner: "a", Reset: true},
@@ -378,10 +378,10 @@ func TestAFullStoreKeepsTheBucketThatIsCharged(t *testing.T) {
 			clock, s := at(20)
 			log := limit(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 3, Period: algorithms.Second})
 			slow := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Day})
-			ask(s, "a", "log", log, 1)
+			consume(s, "a", "log", log, 1)
 			clock.Set(storetest.Start + algorithms.Second) // the log now equals a new one
 			for i := range 18 {
-				ask(s, "a", fmt.Sprint("live ", i), slow, 1)
+				consume(s, "a", fmt.Sprint("live ", i), slow, 1)
 			}
 			if st := s.Stats(); st.Keys != st.MaxKeys {
 				t.Fatalf("%+v: the store is not full; want keys %v", st, st.MaxKeys)
@@ -417,8 +417,8 @@ func TestAFullStoreAnswersDryRuns(t *testing.T) {
 	s.SetOwners([]string{"a", "b"})
 	l := tokens(t, 5)
 	fills := limit(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: algorithms.Second, Initial: new(int64(1))})
-	for i := range 8 { // fills the room of owner a, and the half of the room that all owners share
-		if d := ask(s, "a", fmt.Sprint(i), l, 5); !d.Allowed {
+	for i := range 8 { // fills the part of owner a, which is 2, and the 6 that all owners share
+		if d := consume(s, "a", fmt.Sprint(i), l, 5); !d.Allowed {
 			t.Fatalf("key %d: %+v; want allowed", i, d)
 		}
 	}
@@ -428,7 +428,7 @@ func TestAFullStoreAnswersDryRuns(t *testing.T) {
 	d := make([]backend.Decision, 2)
 	for _, group := range [][]backend.Charge{
 		{charge("empty", fills, algorithms.Charge{Cost: 1, DryRun: true})},
-		{charge("empty", fills, algorithms.Charge{Cost: 2})}, // denied: the bucket starts empty
+		{charge("empty", fills, algorithms.Charge{Cost: 2})}, // denied: the bucket starts with 1 unit
 		{charge("0", l, algorithms.Charge{Cost: 1}), charge("empty", fills, algorithms.Charge{Cost: 1})},
 		{charge("new", l, algorithms.Charge{Cost: 1}), charge("0", l, algorithms.Charge{Cost: 1})},
 	} {

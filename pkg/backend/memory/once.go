@@ -13,8 +13,8 @@ import (
 // for about 3 ns for each of its records.
 const recordStripes = 16
 
-// records has the decisions of groups with idempotency keys: those of one stripe. They share the room of the
-// buckets. If there is no room, a new record is refused; no record is deleted before it expires.
+// records has one stripe of the records: the decisions of groups with idempotency keys. They share the room of
+// the buckets. If there is no room, a new record is refused; no record is deleted before it expires.
 //
 // The records are in chunks, which never move, in the order in which they were made. So writing one needs few
 // cache misses. Only the index is spread over the memory, and touch reads it ahead. In a Go map of records,
@@ -78,7 +78,8 @@ func (r *records) find(hash uint32, id *[16]byte) recordRef {
 	return 0
 }
 
-// peek returns the place of the index where a search starts, as it was recently.
+// peek reads the element of the index at which a search for hash starts. It needs no lock, so the element may be
+// outdated. touch calls it only to load the element into the processor's cache.
 func (r *records) peek(hash uint32) uint64 {
 	index := r.seen.Load()
 	if index == nil {

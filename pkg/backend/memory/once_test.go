@@ -31,7 +31,7 @@ func TestRecordsAreBounded(t *testing.T) {
 	if d := take(5); !errors.Is(d.Err, backend.ErrFull) {
 		t.Errorf("sixth record, want ErrFull: got %+v", d)
 	}
-	if d := ask(s, "a/x", "other", limit, 1); !d.Allowed {
+	if d := consume(s, "a/x", "other", limit, 1); !d.Allowed {
 		t.Errorf("buckets have room of their own: got %+v; want allowed", d)
 	}
 	if d := take(0); !d.Replayed || d.Remaining != 99 {

@@ -32,10 +32,10 @@ func TestOwnersWithoutBucketsAreDeleted(t *testing.T) {
 			}
 		}
 		if n := len(s.room.held); n > most+2 {
-			t.Errorf("configured %v: %d owners have a number, more than there is room for buckets", configured, n)
+			t.Errorf("configured %v: %d owners have a number; want at most %d, the room for buckets and two more", configured, n, most+2)
 		}
 		if n := len(s.room.names) + len(s.room.free) + 1; n != len(s.room.held) {
-			t.Errorf("configured %v: %d owners are in use or free, of %d", configured, n, len(s.room.held))
+			t.Errorf("configured %v: %d owners are in use or free; want all %d", configured, n, len(s.room.held))
 		}
 	}
 }
@@ -48,10 +48,10 @@ func TestOwnersOfAnOldConfigurationAreDeletedOnceTheyHaveNoBuckets(t *testing.T)
 	}
 	r.setOwners([]string{"c"})
 	if _, ok := r.names["b"]; ok || len(r.names) != 2 {
-		t.Errorf("b holds nothing, a holds 1, c is new: %v", r.names)
+		t.Errorf("b holds nothing, a holds 1, c is new: got the owners %v; want a and c", r.names)
 	}
 	r.give(r.owner("a"), 1)
 	if len(r.names) != 1 {
-		t.Errorf("only c is left: %v; want 1", r.names)
+		t.Errorf("got the owners %v; want only c", r.names)
 	}
 }

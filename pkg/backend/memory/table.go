@@ -107,8 +107,8 @@ func (e *entry) set(s *algorithms.State) {
 	}
 }
 
-// peaksRoom is the number of entries that Peaks count as. They need 136 bytes; a bucket without Peaks needs
-// about 70.
+// peaksRoom is the number of entries that Peaks count as. They need 128 bytes; a bucket without Peaks needs
+// about 70, plus its key.
 const peaksRoom = 2
 
 // extra returns the room that s needs beyond that of one bucket.

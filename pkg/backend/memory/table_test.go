@@ -34,7 +34,7 @@ func TestTheTableBehavesLikeAMap(t *testing.T) {
 		}
 		for key, i := range have {
 			if e := table.find(hash(i), []byte(key)); e == nil || e.name() != key || e.value != int64(i) {
-				t.Fatalf("%s is lost", key)
+				t.Fatalf("%s: got %+v; want an entry with the value %d", key, e, i)
 			}
 		}
 		if table.count != len(have) {

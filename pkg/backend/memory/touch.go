@@ -56,7 +56,8 @@ func (s *Store) touch(charges []backend.Charge, hashes *[atOnce]uint64) (read by
 	return read
 }
 
-// probe returns the ref that a search by find would compare first, or 0 if there is none.
+// probe returns the ref that a search by find would compare first, or 0 if there is none. It searches only the
+// first 8 places.
 func (v *view) probe(h uint32) uint32 {
 	mask := uint32(len(v.index) - 1)
 	for i := range uint32(8) {

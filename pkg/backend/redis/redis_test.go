@@ -37,11 +37,11 @@ func TestConfig(t *testing.T) {
 	}{{0, nil, 0}, {59 * time.Minute, ratelimit.ErrDenied, time.Minute}, {time.Minute, nil, 0}} {
 		now = now.Add(step.after)
 		if r, err := limiter.Allow(ctx, "send", "bob"); !errors.Is(err, step.err) || r.RetryAfter != step.retry {
-			t.Errorf("at %v: %v, %v; want the error step.err and retry after %v", now, r, err, step.retry)
+			t.Errorf("at %v: %v, %v; want the error %v and retry after %v", now, r, err, step.err, step.retry)
 		}
 	}
 	if all, ours := server.Do("KEYS", "*"), server.Do("KEYS", "test:*"); ours == "[]" || all != ours {
-		t.Errorf("keys %s, of which with the prefix: %s", all, ours)
+		t.Errorf("keys %s, of which with the prefix: %s; want all, and at least one", all, ours)
 	}
 	if err := store.Close(); err != nil {
 		t.Error(err)

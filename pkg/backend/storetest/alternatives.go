@@ -52,7 +52,7 @@ func alternativesPay(t *testing.T, clock *Clock, store backend.Store) {
 	}
 	clock.Set(clock.Now() + 18*algorithms.Second)
 	if d := take(store, request(3)...); !d[0].Allowed {
-		t.Errorf("at the time of the retry: got %+v", d)
+		t.Errorf("at the time of the retry: got %+v, want the plan to allow", d)
 	}
 
 	for _, key := range []*[]byte{&plan.Key, &credits.Key} {
@@ -61,25 +61,25 @@ func alternativesPay(t *testing.T, clock *Clock, store backend.Store) {
 	other := token(1, minute, 1)
 	other.Key = []byte("beside credits")
 	if d := take(store, request(12, other)...); d[0].Allowed || !d[1].Allowed || !d[2].Allowed {
-		t.Errorf("beside another limit: got %+v", d)
+		t.Errorf("beside another limit: got %+v, want the plan to deny, and the credits and the other limit to allow", d)
 	}
 	if d := take(store, request(8, other)...); !d[0].Allowed || d[2].Allowed || d[1].Decision != (algorithms.Decision{}) {
-		t.Errorf("the other limit denies: got %+v", d)
+		t.Errorf("the other limit denies: got %+v, want the plan to allow, and a zero decision of the credits", d)
 	}
 	if d := take(store, request(11, other)...); !d[0].Never || d[1].Allowed || d[1].Remaining != 8 {
-		t.Errorf("both deny: got %+v", d)
+		t.Errorf("both deny: got %+v, want Never from the plan, and credits that deny with 8 left", d)
 	}
 	dry := request(5)
 	dry[0].Terms.Cost, dry[1].Terms.Cost, dry[0].Terms.DryRun, dry[1].Terms.DryRun = 11, 5, true, true
 	if d := take(store, dry...); d[0].Allowed || !d[1].Allowed {
-		t.Errorf("a dry run: got %+v", d)
+		t.Errorf("a dry run: got %+v, want the plan to deny and the credits to allow", d)
 	}
 	expect(t, store, plan, 0, true, 10, 0)
 	expect(t, store, credits, 0, true, 8, 0)
 
 	first := take(store, once(60, request(6)...)...)
 	if !first[0].Allowed || first[0].Remaining != 4 {
-		t.Fatalf("under an id: got %+v", first)
+		t.Fatalf("under an id: got %+v, want the plan to allow with 4 left", first)
 	}
 	second := take(store, once(61, request(5)...)...)
 	clock.Set(clock.Now() + minute)

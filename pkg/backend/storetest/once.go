@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// once makes charges one group with an idempotency key.
+// once makes charges one group with an idempotency key, whose ID is id.
 func once(id byte, charges ...backend.Charge) []backend.Charge {
 	o := &backend.IdempotencyKey{ID: [16]byte{id}, Lifetime: 10 * minute}
 	for i := range charges {
@@ -43,30 +43,30 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 		t.Errorf("the id of another group, want ErrReused: got %+v", d[0])
 	}
 	if d := take(store, once(2, more)...); d[0].Allowed || d[0].RetryAfter == 0 {
-		t.Errorf("2 of 1: got %+v", d[0])
+		t.Errorf("2 units where 1 is left: got %+v, want a denial with RetryAfter", d[0])
 	}
 	clock.Set(Start + 30*algorithms.Second)
 	if d := take(store, once(2, more)...); !d[0].Allowed || d[0].Replayed {
-		t.Errorf("a denial must not be stored: got %+v", d[0])
+		t.Errorf("a denial must not be stored: got %+v, want a new decision that allows", d[0])
 	}
 
 	// Repeated and new groups are decided in one Take.
 	group := append(once(3, a, b), token(1, minute, 1))
 	group[2].Group = 1
 	if d := take(store, group...); d[0].Allowed || !d[1].Allowed || !d[2].Allowed {
-		t.Errorf("a is empty: got %+v", d)
+		t.Errorf("a is empty: got %+v, want a to deny and the others to allow", d)
 	}
 	clock.Set(Start + 60*algorithms.Second)
 	group[2].Key = []byte("once c")
 	if d := take(store, group...); !d[0].Allowed || !d[1].Allowed || d[1].Remaining != 2 || d[0].Replayed || !d[2].Allowed {
-		t.Errorf("a has 1: got %+v", d)
+		t.Errorf("a has 1: got %+v, want all allowed, b with 2 left, and none replayed", d)
 	}
 	again := append(once(3, a, b), group[2])
 	again[2].Group = 1
 	again = append(again, once(4, b)...)
 	again[3].Group = 2
 	if d := take(store, again...); !d[0].Replayed || !d[1].Replayed || d[1].Remaining != 2 || d[2].Allowed || d[2].Replayed || d[3].Remaining != 1 || d[3].Replayed || d[3].At != Start+60*algorithms.Second {
-		t.Errorf("repeated together with others: got %+v", d)
+		t.Errorf("repeated together with others: got %+v, want only the first group replayed, the second denied, and the third with 1 left", d)
 	}
 
 	day := charge(algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Calendar: calendars[0]})
@@ -74,7 +74,7 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	first = take(store, once(6, day)...)
 	clock.Set(clock.Now() + minute)
 	if d := take(store, once(6, day)...); !first[0].Allowed || !d[0].Replayed || d[0].Decision != first[0].Decision {
-		t.Errorf("of a calendar: first %+v, again %+v", first[0], d[0])
+		t.Errorf("of a calendar: first %+v, again %+v; want allowed, and the same decision replayed", first[0], d[0])
 	}
 
 	debt := charge(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Overdraw: true})
@@ -82,7 +82,7 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	first = take(store, once(5, debt)...)
 	clock.Set(Start + 61*algorithms.Second)
 	if d := take(store, once(5, debt)...); first[0].Allowed || !d[0].Replayed || d[0].Decision != first[0].Decision {
-		t.Errorf("a denial that consumed units must be stored: got %+v, first %+v", d[0], first[0])
+		t.Errorf("a denial that consumed units must be stored: got %+v, first %+v; want a denial, and the same decision replayed", d[0], first[0])
 	}
 
 	full := window(1000, algorithms.Day)
@@ -92,7 +92,7 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 		wg.Go(func() {
 			for id := range byte(20) {
 				if d := take(store, once(100+id, full)...); !d[0].Allowed {
-					t.Errorf("got %+v", d[0])
+					t.Errorf("id %d: got %+v, want allowed", 100+id, d[0])
 				}
 			}
 		})
@@ -101,8 +101,8 @@ func takesOnce(t *testing.T, clock *Clock, store backend.Store) {
 	expect(t, store, full, 0, true, 980, 0)
 }
 
-// settles starts a request of two limits that settle, on two servers, and settles each once, however often
-// the settlement is repeated. A bucket that is reset before its settlement has nothing to refund.
+// settles charges two limits that settle, whose buckets have different Slots. It checks that a settlement takes
+// effect once, however often it is repeated, and that a bucket that was reset since the charge refunds nothing.
 func settles(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
 	const s = algorithms.Second
@@ -133,7 +133,7 @@ func settles(t *testing.T, clock *Clock, store backend.Store) {
 		}
 		expect(t, store, c, 50, true, c.Limit.Capacity-50, 0)
 		if d := take(store, settlement(c, byte(110+n), -20))[0]; d.Remaining != c.Limit.Capacity-50 {
-			t.Errorf("%s was reset, and a refund for an earlier charge was accepted: %+v", c.Key, d)
+			t.Errorf("%s was reset, and a refund for an earlier charge was accepted: %+v, want %d left", c.Key, d, c.Limit.Capacity-50)
 		}
 	}
 }

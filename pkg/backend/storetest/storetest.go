@@ -92,14 +92,14 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 		blocks(t, clock, store)
 	})
 	t.Run("vectors", func(t *testing.T) { Vectors(t, newStore) })
-	t.Run("random traces equal the core", func(t *testing.T) {
+	t.Run("random traces equal package algorithms", func(t *testing.T) {
 		clock, store := start(t)
 		blocked := 0
 		for seed := range uint64(24) {
 			blocked += traces(t, seed, clock, store)
 		}
 		if blocked < 100 {
-			t.Errorf("only %d decisions were made by blocked buckets, want more", blocked)
+			t.Errorf("%d decisions were made by blocked buckets, want at least 100", blocked)
 		}
 	})
 	t.Run("a bucket that was reset equals a new one", func(t *testing.T) {
@@ -222,7 +222,8 @@ func Bounded(t *testing.T, slack int64, newStore func(t *testing.T, now func() a
 }
 
 // blocks denies requests of buckets of several kinds twice in a row. That blocks the bucket for one minute,
-// then for two, then for the maximum of three. Three minutes after the last block it is forgotten.
+// then for two, then for the maximum of three. If no block follows within three minutes after the end of the
+// last one, the next block lasts one minute again.
 func blocks(t *testing.T, clock *Clock, store backend.Store) {
 	t.Helper()
 	const minute = 60 * algorithms.Second
@@ -329,7 +330,7 @@ func expect(t *testing.T, store backend.Store, c backend.Charge, cost int64, all
 	}
 }
 
-// hammer sends charges n times from each worker and counts the admitted units.
+// hammer submits charges as one group, n times from each worker, and returns the number of allowed groups.
 func hammer(store backend.Store, workers, n int, charges ...backend.Charge) int64 {
 	var wg sync.WaitGroup
 	var admitted atomic.Int64

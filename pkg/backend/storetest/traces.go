@@ -125,7 +125,7 @@ func traces(t *testing.T, seed uint64, clock *Clock, store backend.Store) (block
 				}
 				settle := rng.IntN(4) == 0
 				switch {
-				case limit.Overdraw && limit.MaxReserved > 1e6: // doubles cannot express exactly the end of a debt of centuries
+				case limit.Overdraw && limit.MaxReserved > 1e6: // doubles cannot express exactly the end of a debt that lasts centuries
 					cost = min(cost, 1e6)
 				case !limit.Settles:
 				case scaled.Of(limit).Tick > 1 && cost > 8:

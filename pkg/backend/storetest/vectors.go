@@ -80,7 +80,7 @@ func inTurn(hourly func(n int64) algorithms.Spec, s algorithms.Micros) (steps []
 		is := step{by: hourly(limit), cost: 1, allowed: used < limit}
 		if is.allowed {
 			used++
-		} else { // under 100 an hour
+		} else { // units flow in at 100 an hour, one in 36 s, because the state is in the numbers of the higher limit
 			is.retry = algorithms.Micros(used+1-limit) * 36 * s
 		}
 		is.left = limit - used
@@ -209,7 +209,7 @@ func vectors() []vector {
 		{"20 reserve of a lower limit", hourly(100), []step{
 			used95,
 			{by: reserving, cost: 0, allowed: true, left: -85},
-			{by: reserving, cost: 3, reserve: true, left: -85, retry: 2988 * s}, // at most 12 may be used
+			{by: reserving, cost: 3, reserve: true, left: -85, retry: 2988 * s}, // allowed once at most 12 = 10 + 5 - 3 units are used
 			{at: 2988*s - 1, by: reserving, cost: 3, reserve: true, left: -3, retry: 1},
 			{at: 2988 * s, by: reserving, cost: 3, reserve: true, allowed: true, left: -5, wait: 180 * s},
 		}},
@@ -277,7 +277,7 @@ func vectors() []vector {
 		{"a bucket never seen refunds nothing", settling, []step{
 			{at: 1 * s, cost: -5000, of: 500 * ms, settle: true, allowed: true, left: 10000},
 			{at: 1 * s, cost: 10000, allowed: true},
-			{at: 1 * s, cost: -5000, of: 500 * ms, settle: true, allowed: true}, // a fixed window ignores a charge of an earlier window
+			{at: 1 * s, cost: -5000, of: 500 * ms, settle: true, allowed: true}, // the bucket counts as full before its first charge, at 1 s
 		}},
 		{"settled after the clock stepped back", settling, []step{
 			{at: 100 * s, cost: 10000, allowed: true},

@@ -44,7 +44,7 @@ type Config struct {
 	// all calls share one bucket.
 	Key KeyFunc
 	// FailOpen allows calls that the Store cannot decide (ErrUnavailable, ErrFull). The default is to deny
-	// them. Other errors, such as those of Key, fail with UNAVAILABLE in any case.
+	// them. Calls fail in any case after other errors, such as those of Key.
 	FailOpen bool
 	// OnError, if not nil, is called with errors other than denials, for logging.
 	OnError func(ctx context.Context, err error)
@@ -54,6 +54,7 @@ type Config struct {
 var ErrNoKey = errors.New("the call has no key for the rate limit")
 
 // KeyFunc appends the key of a call's bucket to key and returns it. method is the full name: /package.Service/Method.
+// If the error is ErrNoKey, the call fails with INVALID_ARGUMENT; after other errors it fails with UNAVAILABLE.
 type KeyFunc func(ctx context.Context, method string, key []string) ([]string, error)
 
 // By combines KeyFuncs: the key has the values of all of them.
@@ -126,7 +127,8 @@ func New(limiter *ratelimit.Limiter, c Config) (grpc.UnaryServerInterceptor, grp
 	return unary, stream, nil
 }
 
-// decide returns the status for a call that is not allowed, and the trailer for it.
+// decide returns the status for a call that is not allowed, and the trailer for it. It waits for the turn of a call
+// in a leaky bucket.
 func (c *Config) decide(ctx context.Context, limiter *ratelimit.Limiter, method string) (metadata.MD, error) {
 	var values [4]string
 	key := values[:0]

@@ -43,7 +43,8 @@ type Config struct {
 	// Cost returns the units that a request consumes, at least 1; nil means 1.
 	Cost func(r *http.Request) int64
 	// FailOpen allows requests that the Store cannot decide (ErrUnavailable, ErrFull). The default is to
-	// deny them. Other errors, such as those of Key and a Cost below 1, are answered with 503 in any case.
+	// deny them. Other errors, such as a Cost below 1 and errors of Key except ErrNoKey, are answered with 503
+	// in any case.
 	FailOpen bool
 	// OnError, if not nil, is called with errors other than denials, for logging.
 	OnError func(r *http.Request, err error)
@@ -119,8 +120,7 @@ func (h *handler) failed(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 // headers adds an item to RateLimit-Policy and one to RateLimit (draft-ietf-httpapi-ratelimit-headers).
-// Both are lists, because a request may pass several limits. reset is the time after which more units are
-// available.
+// Both are lists, because a request may pass several limits. reset is the parameter t of RateLimit.
 func (h *handler) headers(header http.Header, result *ratelimit.Result, reset time.Duration) {
 	name := quoted(h.config.Limit)
 	policy := name + ";q=" + strconv.FormatInt(clamp(result.Limit), 10)

@@ -244,7 +244,7 @@ func TestCosts(t *testing.T) {
 	}
 	cost = 3
 	if w := get(h, "192.0.2.1:1"); w.Code != 413 || w.Header().Get("Retry-After") != "" {
-		t.Errorf("more than the limit can ever give: %d %v", w.Code, w.Header())
+		t.Errorf("more than the limit can ever supply: %d %v; want status 413 and no Retry-After", w.Code, w.Header())
 	}
 	cost = 0
 	if w := get(h, "192.0.2.1:1"); w.Code != 503 {

@@ -16,7 +16,7 @@ import (
 var ErrNoKey = errors.New("the request has no key for the rate limit")
 
 // KeyFunc appends the key of a request's bucket to key and returns it. If the error is ErrNoKey, the
-// request is answered with 400.
+// request is answered with 400, after other errors with 503.
 type KeyFunc func(r *http.Request, key []string) ([]string, error)
 
 // By combines KeyFuncs: the key has the values of all of them.

@@ -74,7 +74,7 @@ func TestLoadedLimitsUseTheBucketsOfTheSidecar(t *testing.T) {
 		t.Errorf("February begins in Berlin in 11 hours: %+v, %v; want no error and reset after %v", result, err, 11*time.Hour)
 	}
 	if l.Has("path") {
-		t.Error("a limit at a descriptor has a name")
+		t.Error("the limit at descriptor path was loaded; want only limits with a name")
 	}
 }
 
@@ -96,7 +96,7 @@ func TestFilesThatCannotBeLoaded(t *testing.T) {
 		}
 	}
 	if _, err := limitsfile.Load(""); err == nil {
-		t.Error("nothing was loaded without an error")
+		t.Error("Load without a path returned no error")
 	}
 	c, err := limitsfile.Parse("", "limits.yaml", []byte("domain: d"+limits))
 	if err != nil {
