@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// defaultMost is the default bound on delayed answers. The number is bounded because each delayed answer needs a
-	// goroutine.
+	// defaultMost is the default bound on delayed answers. The number is bounded because each delayed answer needs
+	// memory for its request, and often a goroutine.
 	defaultMost = 10_000
-	// longest is the longest delay if the caller has no deadline.
+	// longest is the longest delay, even if the caller's deadline is later.
 	longest = 60 * algorithms.Second
 	// margin is the part of the caller's deadline that is reserved for sending the answer.
 	margin = 2 * time.Millisecond
@@ -41,8 +41,8 @@ func (r *Room) Longest(ctx context.Context) algorithms.Micros {
 	return r.LongestFor(max(1, time.Until(deadline)))
 }
 
-// LongestFor does what Longest does, for a caller whose deadline ends when the time left has passed. If left
-// is 0, there is no deadline.
+// LongestFor does what Longest does, for a caller whose deadline is the duration left from now. 0 means that the
+// caller has no deadline.
 func (r *Room) LongestFor(left time.Duration) algorithms.Micros {
 	most := r.Most
 	if most == 0 {

@@ -15,14 +15,15 @@ import (
 )
 
 const (
-	// MaxCells bounds the number of sketches. Costs beyond it are not learned.
+	// MaxCells bounds the number of cells, each with one sketch. The costs for further cells are not learned.
 	MaxCells = 4096
 	// enough is the number of samples that a sketch needs before it has an estimate.
 	enough = 20
 	// renew is the number of samples after which a new sketch replaces the old one, so that estimates follow
 	// changes. The estimate of the old sketch stays until the new one has enough samples.
 	renew = 2000
-	// slots is the size of the table that finds several samples of one key in a second.
+	// slots is the size of the table that finds several samples of one key in a second. A sample is also dropped if
+	// another key has the same slot and a sample in this second.
 	slots = 4096
 )
 
@@ -50,8 +51,9 @@ func (e *Estimates) Estimate(number uint64) int64 {
 	return 0
 }
 
-// Learn adds the real cost of a request. The parameter key is a hash of its bucket: a bucket counts once a second, so
-// that one client cannot steer the estimate for others. All calls for a cell have the same quantile q, in (0, 1).
+// Learn adds the real cost of a request to the cell with this number. The parameter key is a hash of the request's
+// bucket: a bucket counts once a second, so that one client cannot steer the estimate for others. All calls for a cell
+// have the same quantile q, in (0, 1).
 func (e *Estimates) Learn(number uint64, q float64, key uint64, now algorithms.Micros, real int64) {
 	second := int64(now / algorithms.Second)
 	if e.last[(key^number)%slots].Swap(second) == second {

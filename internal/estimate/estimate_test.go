@@ -57,7 +57,7 @@ func TestUntilEnoughIsKnownThereIsNoEstimate(t *testing.T) {
 		t.Errorf("%d, want 5", got)
 	}
 	if got := e.Estimate(2); got != 0 {
-		t.Errorf("another cell has %d", got)
+		t.Errorf("another cell has the estimate %d; want 0", got)
 	}
 }
 

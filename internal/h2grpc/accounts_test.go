@@ -53,8 +53,8 @@ func TestTooManyPingsEndTheConnection(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := dial(t, serve(t, &echo{}))
 				c.must("m", "m")
-				c.ping(0) // pings that are allowed after the answer
-				c.ping(0) // the first ping
+				c.ping(0) // allowed, because it follows an answer
+				c.ping(0) // the first early ping
 				for range maxEarlyPings {
 					if wait {
 						c.ping(0)
@@ -113,7 +113,7 @@ func TestAPanicDeniesOneRequest(t *testing.T) {
 		"answered at once": func() backend.Store { return nil },
 		"submitted":        func() backend.Store { return newSlowStore(ms) },
 	} {
-		for _, f := range []string{"Submit", "Finish", "Hold", "Append"} {
+		for _, f := range []string{"Submit", "Finish", "Delay", "Append"} {
 			t.Run(name+", "+f, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					m := &echo{}
@@ -127,13 +127,13 @@ func TestAPanicDeniesOneRequest(t *testing.T) {
 								want = "denied"
 							}
 							if r := c.answer(id); r.message() != want || r.fields["grpc-status"] != "0" {
-								t.Errorf("%+v, want %q", r, want)
+								t.Errorf("got %+v; want the message %q and grpc-status 0", r, want)
 							}
 						}
 						c.must("next", "next")
 					}
 					if want := []any{f, f, f, f, f}; !slices.Equal(m.panicked, want) {
-						t.Errorf("reported: %v", m.panicked)
+						t.Errorf("panics reported: %v; want %v", m.panicked, want)
 					}
 				})
 			})
@@ -141,7 +141,7 @@ func TestAPanicDeniesOneRequest(t *testing.T) {
 	}
 }
 
-// A panic of a late request must deny only that request.
+// A panic in Finish of a request that the Store decided too late must deny only that request.
 func TestAPanicAboutALateRequestDenies(t *testing.T) {
 	slow(t, func(t *testing.T, m *echo, s *slowStore, c *client) { //nolint:thelper // it is the test
 		s.delay.Store(int64(20 * ms))
@@ -177,7 +177,7 @@ func TestAPanicInAHandlerResetsItsStream(t *testing.T) {
 		}
 		c.must("m", "m")
 		if len(m.panicked) != maxOthers+1 || m.panicked[0] != "in the handler" {
-			t.Errorf("reported: %v", m.panicked)
+			t.Errorf("%d panics reported: %v; want %d of the handler", len(m.panicked), m.panicked, maxOthers+1)
 		}
 	})
 }

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// respond appends the answer to a stream (headers, a message, trailers) to c.out and ends the stream. s is
-// nil if the request has no stream. c.mu is held.
+// respond appends the answer to a request (headers, a message, trailers) to c.out and ends stream id. s is
+// nil if the request is not in c.open. c.mu is held.
 func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Status)) {
 	report, filled := c.table.report, c.table.filled
 	start := len(c.out)
@@ -43,8 +43,8 @@ func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Stat
 		rest := append([]byte(nil), c.out[data+frameHeaderLen:]...)
 		c.out = c.out[:data]
 		if c.table.filled && !filled {
-			// The trailers add fields to the table, so they must follow the headers without another block
-			// in between.
+			// The blocks would add fields to the table, so no other block may come between them. But these
+			// trailers are sent later, so the answer uses blocks that add nothing.
 			c.table.filled = false
 			c.out = appendHeaders(c.out[:start], id, false, plainBlocks.headers)
 		}
@@ -80,7 +80,8 @@ func (c *conn) over(s *stream) {
 }
 
 // sendOrStall sends as much of the DATA in rest as the client's windows allow, and then the trailers in tail. It
-// keeps what cannot be sent yet. If too many bytes wait already, it resets the stream.
+// keeps the bytes that cannot be sent yet. If c.stuck with all of rest would exceed its bound, sendOrStall
+// resets the stream instead.
 func (c *conn) sendOrStall(s *stream, rest, tail []byte) {
 	if c.stuck += len(rest); c.stuck > min(maxStalled, c.allowance()) {
 		c.stuck -= len(rest)
@@ -102,7 +103,7 @@ func (c *conn) enqueue(s *stream) {
 	}
 }
 
-// push sends as much of the stalled answers as the client's windows allow, oldest first.
+// push sends as much of the stalled answers as the client's windows allow, in the order of c.stalled.
 func (c *conn) push() {
 	for len(c.stalled) > 0 && (c.window > 0 || len(c.stalled[0].rest) == 0) {
 		s := c.stalled[0]

@@ -40,8 +40,8 @@ func (l *pipes) Accept() (net.Conn, error) {
 
 func (l *pipes) Close() error { l.close(); return nil }
 
-// dial connects a client, with TLS unless config is nil, and exchanges one request with the server. The
-// client's reads fail after five minutes.
+// dial connects a client, with TLS unless config is nil, and exchanges the prefaces and SETTINGS. The client's
+// reads fail after five minutes.
 func (l *pipes) dial(t *testing.T, config *tls.Config) *client {
 	t.Helper()
 	near, far := net.Pipe()
@@ -122,10 +122,10 @@ func TestAClientThatDoesNotReadDelaysNobody(t *testing.T) {
 		_ = other.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: other.fields()})
 		other.flush()
 		if code := other.readToEnd(); code != http2.ErrCodeEnhanceYourCalm {
-			t.Errorf("an incomplete header block: %v", code)
+			t.Errorf("with an incomplete header block, the connection ended with %v; want ENHANCE_YOUR_CALM", code)
 		}
 		if took := time.Since(began); took < blockTimeout || took > blockTimeout+2*time.Second {
-			t.Errorf("an incomplete header block: after %v", took)
+			t.Errorf("with an incomplete header block, the connection ended after %v; want about %v", took, blockTimeout)
 		}
 		time.Sleep(writeTimeout)
 		synctest.Wait()
@@ -135,12 +135,13 @@ func TestAClientThatDoesNotReadDelaysNobody(t *testing.T) {
 	})
 }
 
-// Stop must not wait for clients that do not read, neither to write GOAWAY nor to close their connections.
+// Stop must not block on clients that do not read, neither when it writes GOAWAY nor when it closes their
+// connections. It must return when its context ends.
 func TestStopDoesNotWaitForClients(t *testing.T) {
 	const bound = time.Second
 	for name, prepare := range map[string]func(c *client){
 		"reads nothing": func(*client) {},
-		"reads that the server goes away, and no more": func(c *client) {
+		"reads the GOAWAY, and no more": func(c *client) {
 			go func() {
 				for {
 					if f, err := c.read(); err != nil || f.Header().Type == http2.FramePing {
@@ -154,7 +155,7 @@ func TestStopDoesNotWaitForClients(t *testing.T) {
 			eachTransport(t, func(t *testing.T, s *Server, dial func() *client) { //nolint:thelper // it is the test
 				for range 3 {
 					c := dial()
-					c.open(c.fields()) // the handler never ends
+					c.open(c.fields()) // a request that is never complete
 					c.flush()
 					prepare(c)
 				}
@@ -163,7 +164,7 @@ func TestStopDoesNotWaitForClients(t *testing.T) {
 				began := time.Now()
 				s.Stop(ctx)
 				if took := time.Since(began); took != bound {
-					t.Errorf("took %v", took)
+					t.Errorf("Stop took %v; want %v", took, bound)
 				}
 			})
 		})
@@ -183,7 +184,7 @@ func TestNoLockIsHeldWhileTLSCloses(t *testing.T) {
 		if conn.mu.TryLock() {
 			conn.mu.Unlock()
 		} else {
-			t.Error("the lock is held")
+			t.Error("conn.mu is held; want it free")
 		}
 	})
 }

@@ -51,8 +51,8 @@ type table struct {
 	report bool
 }
 
-// resize handles SETTINGS_HEADER_TABLE_SIZE. A table that was made smaller stays small. The size update
-// must contain the smallest size (RFC 7541, 4.2), and two fields need no more.
+// resize handles SETTINGS_HEADER_TABLE_SIZE. It ignores sizes that are not smaller than the present one: two
+// fields need no more room, and an encoder must report the smallest size of several (RFC 7541, 4.2).
 func (t *table) resize(size uint32) {
 	if size >= t.size {
 		return
@@ -80,7 +80,8 @@ func (t *table) appendSize(b []byte) []byte {
 	return append(b, byte(n))
 }
 
-// next returns the blocks for the next answer. Both blocks must be sent.
+// next returns the blocks for the next answer. The caller sends both, with no other block in between, or
+// restores t.filled.
 func (t *table) next() *blocks {
 	switch {
 	case t.filled:

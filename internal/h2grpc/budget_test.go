@@ -20,7 +20,7 @@ import (
 )
 
 // scale is a Method whose messages are numbers, which are their weight. Its Store decides one batch after
-// the other, in the order of Submit, each for a time given by its weight, like a single Redis.
+// the other, in the order of Submit, like a single Redis. Each batch takes a time in proportion to its weight.
 type scale struct {
 	echo
 	unit time.Duration // the time for each 256 of weight, rounded up
@@ -118,7 +118,7 @@ func (b *scaleBatch) Append(to []byte, i int) ([]byte, *Status) {
 	return append(to, "ok"...), nil
 }
 
-// sendWithoutPause keeps sending as many requests of a weight as possible, and reads all answers.
+// sendWithoutPause sends this number of requests of this weight without a pause, and reads all answers.
 func sendWithoutPause(t *testing.T, c *client, weight string, requests int) *sync.WaitGroup {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -146,9 +146,8 @@ func sendWithoutPause(t *testing.T, c *client, weight string, requests int) *syn
 	return &wg
 }
 
-// Some connections send much more than the Store can decide. Requests beyond that must be denied as late. The
-// decoded and submitted weight must be bounded, and a client with small requests must get each answer in
-// time.
+// Some connections send much more than the Store can decide. All their requests must be answered. The decoded
+// and submitted weight must be bounded, and a client with small requests must get each answer in time.
 func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 	for _, many := range []int{1, 20} {
 		t.Run(strconv.Itoa(many), func(t *testing.T) {
@@ -172,7 +171,7 @@ func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 				m.mu.Lock()
 				defer m.mu.Unlock()
 				if m.most.batch >= maxWeight+weight {
-					t.Errorf("a call of the Store has a weight of %d", m.most.batch)
+					t.Errorf("a batch has a weight of %d; want less than %d", m.most.batch, maxWeight+weight)
 				}
 				if most := maxOutstanding + ownOutstanding*(many+1); m.most.submitted > most {
 					t.Errorf("a weight of %d was submitted, want at most %d", m.most.submitted, most)
@@ -183,7 +182,7 @@ func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 					t.Errorf("a weight of %d was decoded, want at most %d", m.most.decoded, most)
 				}
 				if m.decoded != 0 || m.submitted != 0 || m.batches == 0 {
-					t.Errorf("%d is left decoded, %d submitted, of %d batches", m.decoded, m.submitted, m.batches)
+					t.Errorf("after %d batches, weights of %d decoded and %d submitted are left; want 0", m.batches, m.decoded, m.submitted)
 				}
 				t.Logf("most: %+v", m.most)
 			})
@@ -191,7 +190,7 @@ func TestGreedyConnectionsHarmOnlyThemselves(t *testing.T) {
 	}
 }
 
-// The bound must also hold if the Method answers at once.
+// The weight of a batch must also be bounded if the Method answers at once.
 func TestABatchInMemoryIsBounded(t *testing.T) {
 	m := &scale{}
 	c := dial(t, serve(t, &m.echo, func(c *Config) { c.Method = m }))
@@ -199,7 +198,7 @@ func TestABatchInMemoryIsBounded(t *testing.T) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.most.decoded >= maxWeight+100 || m.decoded != 0 {
-		t.Errorf("%d was decoded, and %d is still", m.most.decoded, m.decoded)
+		t.Errorf("weights of up to %d were decoded, and %d is left; want less than %d, and 0", m.most.decoded, m.decoded, maxWeight+100)
 	}
 }
 
@@ -269,7 +268,7 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 				}
 			}()
 			block := c.fields()
-			for range 2 { // each connection has sent 4 MB
+			for range 2 { // two requests of 4 MB each
 				id := c.open(block)
 				_ = c.to.WriteData(id, false, prefix)
 				for range 250 {
@@ -280,7 +279,7 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 			synctest.Wait()
 			small.must("m", "m")
 			if decoded := s.bufferedBytes.Load(); decoded > 2*maxTotalBuffered {
-				t.Fatalf("%d bytes are held", decoded)
+				t.Fatalf("%d bytes are held; want at most %d", decoded, 2*maxTotalBuffered)
 			}
 		}
 		if decoded := s.bufferedBytes.Load(); decoded < maxTotalBuffered/2 {
@@ -289,8 +288,8 @@ func TestTheProcessHoldsABoundedNumberOfBytes(t *testing.T) {
 	})
 }
 
-// While a long header block is decoded, another goroutine must be able to acquire the lock. The connection is
-// draining, and must not end before the request is answered.
+// While a long header block is decoded, another goroutine must be able to acquire the lock. The connection must be
+// busy then, because a connection that is drained ends as soon as it is not busy.
 func TestALongHeaderBlockIsDecodedWithoutTheLock(t *testing.T) {
 	s := New(Config{Path: path, Method: &echo{}, Others: http.HandlerFunc(others), Inline: true})
 	c := newConn(s, &tape{out: make(chan int, 100)})
@@ -316,8 +315,33 @@ func TestALongHeaderBlockIsDecodedWithoutTheLock(t *testing.T) {
 		h, err := c.readHead(encode.fields(more...), false)
 		c.mu.Unlock()
 		if err != nil || !h.forMethod || free != long {
-			t.Errorf("long %v: free %v, %+v, %v", long, free, h, err)
+			t.Errorf("long block: %v; the lock was free: %v, want %v; got %+v, %v, want a request for the Method", long, free, long, h, err)
 		}
+	}
+	s.Stop(t.Context())
+}
+
+// Before the lock is released for a long header block, the requests that have arrived must be submitted. Otherwise
+// another goroutine that resets a stream would submit them, while the reader overwrites their messages.
+func TestRequestsAreSubmittedBeforeALongHeaderBlock(t *testing.T) {
+	s := New(Config{Path: path, Method: &echo{}, Others: http.HandlerFunc(others), Inline: true})
+	c := newConn(s, &tape{out: make(chan int, 100)})
+	c.mu.Lock()
+	c.arrived = append(c.arrived, arrival{id: 1, message: []byte("m")})
+	c.heads.decoder.SetEmitFunc(func(f hpack.HeaderField) {
+		c.heads.field(f)
+		if c.mu.TryLock() {
+			if len(c.arrived) != 0 || len(c.out) == 0 {
+				t.Errorf("%d requests are not submitted, %d bytes are answered; want none and some", len(c.arrived), len(c.out))
+			}
+			c.mu.Unlock()
+		} else {
+			t.Error("the lock is held")
+		}
+	})
+	_, err := c.readHead(newClient(t, nil).fields("x-long", strings.Repeat("~", 2*shortBlock)), false)
+	if c.mu.Unlock(); err != nil {
+		t.Error(err)
 	}
 	s.Stop(t.Context())
 }

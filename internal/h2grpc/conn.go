@@ -15,9 +15,9 @@ import (
 )
 
 // conn is a connection. One goroutine, the reader, reads from the connection and does most of the work. Other
-// goroutines only append to out, and write it if no other goroutine is writing. These are the goroutines that
-// complete operations, the handlers, the timers of delayed answers, and Server.watch. All fields are guarded
-// by mu, except those that belong to the reader.
+// goroutines append answers and control frames to out, and write out if no other goroutine is writing. These
+// are the goroutines that complete operations, the handlers, the timers of delayed answers, Server.watch and
+// Server.Stop. Fields that change are guarded by mu, unless their comments say otherwise.
 type conn struct {
 	server *Server
 	socket net.Conn             // closed directly, which never blocks; closing TLS would write
@@ -30,7 +30,7 @@ type conn struct {
 	settled bool      // the client's first SETTINGS have arrived
 	now     time.Time // the earliest time at which the bytes of the last read can have arrived
 	empty   time.Time // the last time at which the socket had no more bytes to read
-	behind  bool      // the reader has paused since then, so that bytes may have waited in the socket
+	behind  bool      // the reader has paused since empty, so that bytes may have waited in the socket
 	buffer  *[readBuffer]byte
 
 	share  share // this connection's part of Server.outstanding; guarded by outstanding.mu
@@ -63,49 +63,50 @@ type flow struct {
 	received int       // bytes received whose connection window was not returned yet; belongs to the reader
 	window   int64     // the client's window of the connection
 	initial  int64     // the client's initial window of a stream
-	stalled  []*stream // streams that wait for window
-	stuck    int       // bytes of answers that wait for windows
+	stalled  []*stream // streams whose answers wait for the connection's window only; see enqueue
+	stuck    int       // bytes of answers that wait for the client's windows
 }
 
 // streams has the streams of the client.
 type streams struct {
-	fresh    stream // the stream opened last; it moves to open only if another stream is opened before it ends
+	fresh    stream // the stream opened last, until its request is complete or it moves to open
 	open     map[uint32]*stream
 	free     []*stream  // unused streams
 	last     uint32     // the highest stream number so far
 	others   int        // number of streams that Config.Others serves
-	resets   [64]uint32 // streams that this side reset recently; frames sent before the client knew of it are ignored
+	resets   [64]uint32 // streams that this side reset recently; frames that the client sent before it knew of the reset are ignored
 	resetsAt int        // the next position in resets
 }
 
 // requests counts the requests that are not answered.
 type requests struct {
 	arrived      []arrival // complete requests; only the reader appends, and submits them before it releases mu
-	inProgress   int       // requests that the reader is decoding or submitting
+	inProgress   int       // requests that the reader is submitting, or whose long header block it is decoding
 	operations   int       // number of operations in the Store
 	resetInStore int       // the requests in these operations whose streams were reset
-	// Bytes of incomplete requests, and of requests in operations.
+	// buffered is the number of bytes of requests that are incomplete or that their handler has not read.
+	// submitted is the number of bytes of requests in operations.
 	buffered, submitted int
-	counted             int // the part of buffered, submitted and stalled answers that is counted in Server.bufferedBytes
+	counted             int // the sum of buffered, submitted and stuck that Server.bufferedBytes contains
 }
 
 // life decides when the connection ends.
 type life struct {
 	born       time.Time
 	age        time.Duration // the age at which to drain; 0 means never
-	old        bool          // the reason for draining is its age
-	lastAtTick uint32        // the value of last at the tick before
-	usedAt     time.Time     // the last tick at which there was a request
+	old        bool          // the connection is drained because of its age
+	lastAtTick uint32        // the value of streams.last at the last tick
+	usedAt     time.Time     // the last tick at which there was a request, or bytes to write
 
 	lastReceived time.Time // when the client last sent anything
 	idlePinged   bool      // the client was idle, and a ping was sent to it
 	calm         int       // the number of frames without a request that are still allowed; see the constant
-	pinged       time.Time
+	pinged       time.Time // when the client's last ping arrived
 	earlyPings   int
-	answered     bool // a part of an answer was written since the last ping
+	answered     bool // a part of an answer was appended to out since the client's last ping
 
 	reading        bool // handshake has succeeded
-	bufferReleased bool // nothing was read since an idle connection released its buffer
+	bufferReleased bool // nothing was read since tick found the connection idle and called releaseBuffers
 	interrupted    bool // tick has set a deadline to end the read, so that the reader calls awaitClient
 
 	draining   bool
@@ -175,7 +176,7 @@ func (c *conn) handshake() error {
 		http2.Setting{ID: http2.SettingInitialWindowSize, Val: streamWindow},
 		http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: maxHeaders})
 	c.out = appendWindowUpdate(c.out, 0, connWindow-65535)
-	if c.draining { // the client may have sent requests already, so the connection is not just closed
+	if c.draining { // the connection is not just closed, because the client may have sent requests already
 		c.sendGoAway()
 	}
 	c.flush()
@@ -231,12 +232,12 @@ func (c *conn) read() error {
 	}
 }
 
-// awaitClient waits for the client without a read buffer. tick has set a deadline that ended the read before. An
-// error means that the connection ends.
+// awaitClient is called when a deadline has ended a read. If tick set the deadline, because the connection is
+// idle, awaitClient waits for the client without a read buffer. An error means that the connection ends.
 //
-// The buffer is kept if it has an incomplete frame, of have > 0 bytes. It is also kept if the client sent
-// something when the deadline was set: then the read returned bytes, and the deadline ended only the next
-// read.
+// awaitClient returns at once, and keeps the buffer, in two cases. The buffer has an incomplete frame, of
+// have > 0 bytes. Or the client sent bytes when tick set the deadline: then a read returned these bytes, and
+// the deadline ended only the next read.
 func (c *conn) awaitClient(have int) error {
 	c.mu.Lock()
 	if !c.interrupted || c.halfClosed || c.closed {
@@ -260,12 +261,12 @@ func (c *conn) awaitClient(have int) error {
 // awaiter is a connection that can wait for its client without a buffer, such as a nonblock.Conn.
 type awaiter interface{ Await() error }
 
-// date sets c.now to the earliest time at which the n bytes of a read, which began at began, can have
-// arrived. The deadlines of requests count from that time. With a later time, a request that has waited
-// unread would be answered too late.
+// date sets c.now to the earliest time at which the n bytes of a read can have arrived. began is the start of
+// the read if c.behind is set. The deadlines of requests count from c.now. With a later time, a request that
+// has waited unread would be answered too late.
 //
-// Usually it is the present time. After the reader has paused, the bytes may have arrived as early as
-// c.empty. The same holds for the next reads, until a read returns less than backlog bytes or has to wait.
+// Usually c.now is the present time. After the reader has paused, the bytes may have arrived as early as
+// c.empty. The same holds for the next reads, until a read returns fewer than backlog bytes or has to wait.
 func (c *conn) date(n int, began time.Time) {
 	now := time.Now()
 	c.now = now
@@ -292,7 +293,7 @@ func (c *conn) awaitRoom() {
 	}
 }
 
-// count updates Server.held. c.mu is held.
+// count updates Server.bufferedBytes. c.mu is held.
 func (c *conn) count() {
 	if n := c.buffered + c.submitted + c.stuck; n != c.counted {
 		c.server.bufferedBytes.Add(int64(n - c.counted))
@@ -300,8 +301,9 @@ func (c *conn) count() {
 	}
 }
 
-// allowance returns the number of bytes of each kind that the connection may hold. While all connections
-// together hold too many, it is an equal share, and at least ownBuffered.
+// allowance returns the number of bytes of each kind (buffered, submitted, stuck) that the connection may hold.
+// While all connections together hold more than maxTotalBuffered, it is an equal share of that, and at least
+// ownBuffered.
 func (c *conn) allowance() int {
 	if c.server.bufferedBytes.Load() <= maxTotalBuffered {
 		return maxBuffered
@@ -309,7 +311,7 @@ func (c *conn) allowance() int {
 	return max(ownBuffered, maxTotalBuffered/int(max(1, c.server.count.Load())))
 }
 
-// frames handles the complete frames at the start of in, and returns their length. c.mu is held.
+// frames handles the complete frames at the start of in, and returns their total length. c.mu is held.
 func (c *conn) frames(in []byte) (used int, err error) {
 	for !c.closed && len(in)-used >= frameHeaderLen {
 		f := readFrameHeader(in[used:])
@@ -355,7 +357,7 @@ var handlers = [...]func(c *conn, f frameHeader, payload []byte) error{
 	http2.FrameContinuation: (*conn).onContinuation,
 }
 
-// idle counts n frames without a request. Too many of them are an attack.
+// idle counts n frames without a request. It returns an error if there are too many, because that is an attack.
 func (c *conn) idle(n int) error {
 	if c.calm -= n; c.calm < 0 {
 		return &connError{http2.ErrCodeEnhanceYourCalm, "too many frames without a request"}

@@ -95,7 +95,7 @@ func (c *conn) onSettings(f frameHeader, payload []byte) error {
 		}
 	}
 	cost := 1
-	if initial != c.initial { // counted once per frame, even if the frame has several values
+	if initial != c.initial { // the streams are visited once per frame, even if the frame has several values
 		c.initial = initial
 		cost += len(c.open) / streamsChecked
 		for _, s := range c.open {
@@ -132,8 +132,8 @@ func (c *conn) onPing(f frameHeader, payload []byte) error {
 		return c.idle(1)
 	}
 	c.out = appendPing(c.out, http2.FlagPingAck, data)
-	// As in grpc-go, a strike is a ping that comes too early, if no request was answered since the last
-	// one.
+	// As in grpc-go, a ping is early if it comes less than pingEvery after the ping before, and no part of an
+	// answer was sent between them.
 	since := c.now.Sub(c.pinged)
 	c.pinged = c.now
 	switch {
@@ -190,8 +190,7 @@ func (c *conn) drain() {
 	c.flushSoon()
 }
 
-// sendGoAway requests that the client opens no more streams on c. The client's answer to the PING shows that it
-// has received the GOAWAY. mu is held.
+// sendGoAway requests that the client open no more streams on c. c.mu is held.
 func (c *conn) sendGoAway() {
 	c.out = appendGoAway(c.out, math.MaxInt32, http2.ErrCodeNo, "")
 	c.out = appendPing(c.out, 0, drainPing)
@@ -251,7 +250,7 @@ func (c *conn) tick(now time.Time) {
 	if c.busy() || c.last != c.lastAtTick {
 		c.lastAtTick, c.usedAt = c.last, now
 	} else if late(c.lastReceived, c.server.config.Tick) {
-		c.restoreConnWindow()
+		c.releaseBuffers()
 	}
 	age, idle := c.age > 0 && late(c.born, c.age), c.server.config.MaxConnectionIdle
 	end := !c.draining && (age || idle > 0 && late(c.usedAt, idle))
@@ -262,8 +261,9 @@ func (c *conn) tick(now time.Time) {
 	}
 }
 
-// restoreConnWindow releases the read buffer of a connection that has been idle for a tick. c.mu is held.
-func (c *conn) restoreConnWindow() {
+// releaseBuffers releases the buffers of a connection that has been idle for a tick. The reader releases its read
+// buffer itself, in awaitClient. c.mu is held.
+func (c *conn) releaseBuffers() {
 	if c.bufferReleased || !c.reading || c.writing || c.draining {
 		return
 	}

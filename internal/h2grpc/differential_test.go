@@ -32,8 +32,8 @@ type rejection struct {
 	code http2.ErrCode
 }
 
-// accepted lists pairs of different objections to one frame, of this package and of the library, that are
-// both right. The values are the reasons.
+// accepted lists pairs of different objections to one frame, of this package and of the library, that the test
+// accepts. The values are the reasons.
 var accepted = map[[2]rejection]string{
 	{{"GOAWAY", http2.ErrCodeProtocol}, {"reset", http2.ErrCodeProtocol}}:      "a frame on a stream that is idle or not a client's, or too much padding: the library is more patient than RFC 9113, 5.1 and 6.2",
 	{{"reset", http2.ErrCodeProtocol}, {"status 400", 0}}:                      "a field that HTTP/2 does not have: RFC 9113, 8.1.1 has a stream error",
@@ -43,7 +43,7 @@ var accepted = map[[2]rejection]string{
 	{{"reset", http2.ErrCodeStreamClosed}, {"GOAWAY", http2.ErrCodeProtocol}}:  "DATA on a stream that a later one has closed: RFC 9113, 5.1 has STREAM_CLOSED",
 	{{"GOAWAY", http2.ErrCodeProtocol}, {"GOAWAY", http2.ErrCodeCompression}}:  "a header block that cannot be read, on a wrong stream, has two mistakes",
 	{{"GOAWAY", http2.ErrCodeFrameSize}, {"reset", http2.ErrCodeProtocol}}:     "a frame with two mistakes",
-	{{"reset", http2.ErrCodeProtocol}, {"status 200 without an answer", 0}}:    "a body that is not as long as content-length: RFC 9113, 8.1.1 has a stream error; the library tells only the handler",
+	{{"reset", http2.ErrCodeProtocol}, {"status 200 without an answer", 0}}:    "a body that is not as long as content-length: RFC 9113, 8.1.1 has a stream error; the library reports it only to the handler",
 }
 
 // exchange sends the frames of a script to a server, one by one. After each frame it waits until the server
@@ -234,7 +234,8 @@ func ofTheLibrary(t *testing.T, steps []byte) outcome {
 }
 
 // FuzzAgainstTheLibrary sends the same frames to this package and to golang.org/x/net/http2, with the same
-// handler. Both must answer the same streams in the same way, and end the connection for the same reason.
+// handler. Both must answer the same streams in the same way, and object to the same frame, with the same
+// rejection or with a pair of accepted.
 func FuzzAgainstTheLibrary(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 1, 3, 0, 0, 2, 0, 0})
 	random := rand.New(rand.NewPCG(1, 2))

@@ -27,7 +27,7 @@ func TestManyRequestsInOneWrite(t *testing.T) {
 			for i, id := range ids {
 				r := c.answer(id)
 				if r.message() != fmt.Sprint(round, "/", i) || r.fields[":status"] != "200" || r.fields["grpc-status"] != "0" || r.fields["content-type"] != "application/grpc" {
-					t.Fatalf("request %d: %+v", i, r)
+					t.Fatalf("request %d: got %+v; want the message \"%d/%d\", status 200 and grpc-status 0", i, r, round, i)
 				}
 				delete(c.answers, id)
 			}
@@ -80,14 +80,14 @@ func TestHoweverARequestIsCut(t *testing.T) {
 			}()
 			for id, message := range want {
 				if r := c.answer(id); r.message() != message || r.fields["grpc-status"] != "0" {
-					rt.Fatalf("stream %d: %+v", id, r)
+					rt.Fatalf("stream %d: got %+v; want a message of %d bytes and grpc-status 0", id, r, len(message))
 				}
 			}
 		})
 	})
 }
 
-// cut writes a request in frames of any kind.
+// cut writes a request that is divided into frames at random.
 func (c *client) cut(rt *rapid.T, message string, more []string) uint32 {
 	id := c.next
 	c.next += 2
@@ -174,9 +174,9 @@ func TestAnswersWaitForTheWindow(t *testing.T) {
 		_ = c.to.WriteWindowUpdate(long, 1<<20)
 		c.flush()
 		if r := c.answer(long); len(r.message()) != 100_000 {
-			t.Errorf("%d bytes", len(r.message()))
+			t.Errorf("the long answer has %d bytes; want 100000", len(r.message()))
 		}
-		for i := range 10 { // the windows must be the same as at the start
+		for i := range 10 { // later answers must not wait for a window
 			c.must(fmt.Sprint(i), fmt.Sprint(i))
 		}
 	})
@@ -235,7 +235,7 @@ func TestUnusualRequestsAreHandedOver(t *testing.T) {
 			id := send()
 			c.flush()
 			if r := c.answer(id); string(r.data) != name || r.fields["grpc-status"] != "0" {
-				t.Errorf("%s: got %s %+v; want the name of the method and grpc-status 0", name, r.data, r)
+				t.Errorf("got %s %+v; want the body %q and grpc-status 0", r.data, r, name)
 			}
 			c.must("usual", "usual")
 		}
@@ -288,14 +288,14 @@ func TestOtherRequestsThanGRPCAreRefused(t *testing.T) {
 			c.flush()
 			r := c.answer(id)
 			if got := r.fields[":status"] + " " + r.fields["grpc-status"]; got != strings.TrimSpace(want) || r.reset != nil {
-				t.Errorf("%v: %+v, want %s", fields, r, want)
+				t.Errorf("%v: got %+v; want the status and the grpc-status %s", fields, r, want)
 			}
 		})
 	}
 }
 
 func TestTimeouts(t *testing.T) {
-	for text, want := range map[string]int64{
+	for text, want := range map[string]int64{ // -1 means invalid
 		"1n": 1, "0m": 1, "20m": 20e6, "99999999H": math.MaxInt64, "1S": 1e9, "2M": 120e9, "7u": 7000,
 		"": -1, "m": -1, "1": -1, "-1m": -1, "123456789m": -1, "1x": -1, "+1m": -1,
 	} {

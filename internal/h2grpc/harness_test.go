@@ -27,8 +27,8 @@ import (
 const path = "/echo.Echo/Echo"
 
 // echo is a Method that answers with the message. A message may select another behavior: "fail", "hold"
-// (for a second), "long N" (N bytes), or "panic in F" (where F is a method of the Batch). A late request is
-// answered "late".
+// (for a second), "long N" (N bytes), or "panic in F" (where F is Submit, Finish, Delay or Append). A request that
+// the Store could not decide is answered "late".
 type echo struct {
 	room  delay.Room
 	store backend.Store // decides all requests except those that start with "now"; if nil, all requests are known at once
@@ -153,14 +153,15 @@ func (b *echoBatch) Append(to []byte, i int) ([]byte, *Status) {
 }
 
 func (b *echoBatch) Delay(i int) algorithms.Micros {
-	b.panicIn("Hold", i)
+	b.panicIn("Delay", i)
 	if string(b.messages[i]) == "hold" {
 		return algorithms.Second
 	}
 	return 0
 }
 
-// others is the handler of Config.Others. It answers with the path, after it has read the whole request.
+// others is the handler of Config.Others. It answers with the method, the path and the length of the body, after it
+// has read the whole request.
 func others(w http.ResponseWriter, r *http.Request) {
 	n, err := io.Copy(io.Discard, r.Body)
 	if err != nil {
@@ -235,7 +236,7 @@ func (r *reply) message() string {
 	return string(r.data[prefixLen:])
 }
 
-// dial connects, and exchanges the prefaces.
+// dial connects, and sends the preface.
 func dial(tb testing.TB, l *bufconn.Listener, settings ...http2.Setting) *client {
 	tb.Helper()
 	nc, err := l.Dial()
@@ -325,7 +326,7 @@ func (c *client) reply(id uint32) *reply {
 	return c.answers[id]
 }
 
-// read reads one frame. The error may be an *http2.GoAwayError.
+// read reads one frame, and adds its content to the reply of its stream.
 func (c *client) read() (http2.Frame, error) {
 	f, err := c.from.ReadFrame()
 	if err != nil {
@@ -352,7 +353,7 @@ func (c *client) read() (http2.Frame, error) {
 	return f, nil
 }
 
-// answer reads until stream id has ended.
+// answer reads until stream id has ended or was reset.
 func (c *client) answer(id uint32) *reply {
 	c.t.Helper()
 	r := c.reply(id)

@@ -45,12 +45,12 @@ var (
 )
 
 // headReader decodes header blocks. Proxies send the same block for each request, because all its fields
-// are in the dynamic table, except fields that they never add (Envoy: the path). Such a block is decoded
-// once only.
+// are in the dynamic table, except fields that they never add (Envoy: the path). While the table does not
+// change, such a block is decoded only once.
 type headReader struct {
 	path    string
 	decoder *hpack.Decoder
-	fields  []hpack.HeaderField // the fields of the last block; valid until the next one
+	fields  []hpack.HeaderField // the fields of the last block, or none if the block was known; valid until the next block
 	size    int
 	tooLong bool
 
@@ -105,7 +105,7 @@ func (r *headReader) read(block []byte, trailers bool) (*head, error) {
 	return &r.other, nil
 }
 
-// leavesTable reports whether a valid block does not change the dynamic table. That is so if all its fields
+// leavesTable reports whether a valid block leaves the dynamic table unchanged. That is so if all its fields
 // are references to the table (RFC 7541, 6.1) or literals that are not added to it (6.2.2, 6.2.3).
 func leavesTable(block []byte) bool {
 	for len(block) > 0 {

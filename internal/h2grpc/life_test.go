@@ -98,7 +98,7 @@ func TestStopIsBounded(t *testing.T) {
 		began := time.Now()
 		s.Stop(ctx)
 		if took := time.Since(began); took != 3*time.Second {
-			t.Errorf("took %v", took)
+			t.Errorf("Stop took %v; want 3 s", took)
 		}
 		c.readToEnd()
 		if c.reply(other).ended {
@@ -143,11 +143,11 @@ func TestOldConnectionsEnd(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		if age := time.Since(began); age < 54*time.Second || age > 68*time.Second { // the age varies by a tenth, plus a tick
-			t.Errorf("drained after %v", age)
+			t.Errorf("drained after %v; want 54 s to 68 s", age)
 		}
 		notReading.readToEnd()
 		if age := time.Since(began); age < 60*time.Second || age > 80*time.Second {
-			t.Errorf("closed after %v", age)
+			t.Errorf("closed after %v; want 60 s to 80 s", age)
 		}
 	})
 }
@@ -174,7 +174,7 @@ func TestTheGraceOfOldConnectionsStartsWithGOAWAY(t *testing.T) {
 				}
 			}
 			if took := time.Since(going); took < grace || took > grace+2*time.Second {
-				t.Errorf("closed %v after GOAWAY", took)
+				t.Errorf("closed %v after GOAWAY; want about %v", took, grace)
 			}
 		})
 	}
@@ -202,8 +202,8 @@ func TestIdleConnectionsEnd(t *testing.T) {
 			if code := pings.readToEnd(); code != http2.ErrCodeNo {
 				t.Errorf("got %v; want NO_ERROR", code)
 			}
-			if took := time.Since(began); took < idle || took > idle+10*time.Second { // the server waits 5 s for a client that does not answer
-				t.Errorf("ended after %v", took)
+			if took := time.Since(began); took < idle || took > idle+10*time.Second { // the server waits 5 s for the answer to its ping
+				t.Errorf("ended after %v; want about %v", took, idle)
 			}
 		})
 		for range 10 {
@@ -263,13 +263,13 @@ func TestResetsFreeHeldMemory(t *testing.T) {
 		c.flush()
 		synctest.Wait()
 		if m.room.Waiting() != 1 {
-			t.Errorf("%d answers are held", m.room.Waiting())
+			t.Errorf("%d answers are held; want 1", m.room.Waiting())
 		}
 		_ = c.to.WriteRSTStream(id, http2.ErrCodeCancel)
 		c.flush()
 		c.must("m", "m")
 		if m.room.Waiting() != 0 {
-			t.Errorf("%d answers are held after the reset", m.room.Waiting())
+			t.Errorf("%d answers are held after the reset; want 0", m.room.Waiting())
 		}
 		other := c.send("hold")
 		c.flush()
@@ -277,7 +277,7 @@ func TestResetsFreeHeldMemory(t *testing.T) {
 		c.nc.Close()
 		synctest.Wait()
 		if m.room.Waiting() != 0 || c.reply(other).ended {
-			t.Errorf("%d answers are held after the connection has ended", m.room.Waiting())
+			t.Errorf("%d answers are held after the connection has ended; want 0", m.room.Waiting())
 		}
 	})
 }
@@ -308,12 +308,12 @@ func TestKnownAnswersLeaveAtOnce(t *testing.T) {
 		c.flush()
 		for i, id := range now {
 			if r := c.answer(id); r.message() != fmt.Sprint("now ", i) || time.Since(start) > 0 {
-				t.Errorf("now %d, after %v: %+v", i, time.Since(start), r)
+				t.Errorf("now %d: got %+v after %v; want the message, at once", i, r, time.Since(start))
 			}
 		}
 		for i, id := range slow {
 			if r := c.answer(id); r.message() != fmt.Sprint("slow ", i) || time.Since(start) != 3*ms {
-				t.Errorf("slow %d, after %v: %+v", i, time.Since(start), r)
+				t.Errorf("slow %d: got %+v after %v; want the message after 3 ms", i, r, time.Since(start))
 			}
 		}
 		// A client that resets a request just before its answer must get neither that answer nor the answer to
@@ -323,7 +323,7 @@ func TestKnownAnswersLeaveAtOnce(t *testing.T) {
 		c.must("now after it", "now after it")
 		c.must("then", "then")
 		if n := m.submitted(); !slices.Equal(n, []int{3, 1}) {
-			t.Errorf("submitted %v", n)
+			t.Errorf("batches of %v requests were submitted; want [3 1]", n)
 		}
 	})
 }
@@ -345,7 +345,7 @@ func TestOneReadIsOneBatch(t *testing.T) {
 			}
 		}
 		if n := m.submitted(); !slices.Equal(n, []int{10, 10}) {
-			t.Errorf("submitted %v", n)
+			t.Errorf("batches of %v requests were submitted; want [10 10]", n)
 		}
 		for range 3 * maxBatch {
 			c.send("m")
@@ -363,7 +363,7 @@ func TestOneReadIsOneBatch(t *testing.T) {
 			}
 		}
 		if most := slices.Max(m.submitted()); most != maxBatch {
-			t.Errorf("%d in one batch", most)
+			t.Errorf("the largest batch has %d requests; want %d", most, maxBatch)
 		}
 	})
 }
@@ -384,7 +384,7 @@ func TestAnswersAreInTime(t *testing.T) {
 				t.Errorf("%s: got %+v; want the message \"late\"", test.timeout, r)
 			}
 			if took := time.Since(began); took != test.want {
-				t.Errorf("%s: after %v, want %v", test.timeout, took, test.want)
+				t.Errorf("%s: answered after %v; want %v", test.timeout, took, test.want)
 			}
 		}
 		if !slices.Equal(s.batchSizes(), []int{1, 1}) {
@@ -414,22 +414,22 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 		s.delay.Store(int64(time.Second))
 		began := time.Now()
 		if r := send(c, "9m", 4*ms); r.message() != "late" || time.Since(began) != 7*ms { // 2 ms are reserved for the answer
-			t.Errorf("%+v after %v", r, time.Since(began))
+			t.Errorf("got %+v after %v; want the message \"late\" after 7 ms", r, time.Since(began))
 		}
 		if n := len(s.batchSizes()); n != 1 {
-			t.Errorf("%d requests reached the store", n)
+			t.Errorf("%d requests reached the store; want 1", n)
 		}
 		if r := send(c, "9m", 8*ms); r.message() != "late" || len(s.batchSizes()) != 1 {
-			t.Errorf("no time is left: %+v, taken %v", r, s.batchSizes())
+			t.Errorf("no time is left: got %+v, and batches of %v requests; want the message \"late\" and [1]", r, s.batchSizes())
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
 		if r := send(c, "50m", 49*ms); r.message() != "m" {
-			t.Errorf("in time: %+v", r)
+			t.Errorf("in time: got %+v; want the message \"m\"", r)
 		}
 		if r := send(c, "50m", 51*ms); r.fields["grpc-status"] != "4" {
-			t.Errorf("late: %+v", r)
+			t.Errorf("late: got %+v; want grpc-status 4", r)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) { // Config.Others serves these requests
@@ -449,7 +449,7 @@ func TestADeadlineCountsFromTheHeaders(t *testing.T) {
 			c.answer(id)
 		}
 		if want := []string{"51m", "21m", "1m"}; !slices.Equal(reported, want) {
-			t.Errorf("handed over with %v, want %v", reported, want)
+			t.Errorf("passed to Config.Others with the timeouts %v; want %v", reported, want)
 		}
 	})
 }
@@ -469,7 +469,7 @@ func TestAShortDeadlineAffectsOneRequestOnly(t *testing.T) {
 
 func TestResetsOfSubmittedRequests(t *testing.T) {
 	slow(t, func(t *testing.T, _ *echo, _ *slowStore, c *client) { //nolint:thelper // it is the test
-		for range 5 * maxStreams / 1000 { // the server allows fewer requests in flight
+		for range 5 * maxStreams / 1000 { // in total five times as many requests as may be in flight
 			for range 1000 {
 				_ = c.to.WriteRSTStream(c.send("m"), http2.ErrCodeCancel)
 			}
@@ -520,11 +520,11 @@ func TestCompletingDoesNotWaitForTheClient(t *testing.T) {
 		time.Sleep(ms)
 	}
 	if !settled() {
-		t.Errorf("%d have ended of %d", store.ended.Load(), len(m.submitted()))
+		t.Errorf("%d of %d batches have ended; want all, and more than one", store.ended.Load(), len(m.submitted()))
 	}
 	for i, id := range ids {
 		if n := len(c.answer(id).message()); n != 200_000 {
-			t.Errorf("answer %d has %d bytes", i, n)
+			t.Errorf("answer %d has %d bytes; want 200000", i, n)
 		}
 	}
 }

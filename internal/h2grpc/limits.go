@@ -2,14 +2,14 @@ package h2grpc
 
 import "time"
 
-// The bounds of one connection. Proxies stay far below all of them.
+// These are the bounds of each connection. Only maxOutstanding and maxTotalBuffered bound all connections together.
 const (
 	// maxFrame is the longest frame received and sent: the size that every HTTP/2 implementation supports.
 	maxFrame = 16 << 10
-	// readBuffer is the size of the read buffer: a frame of the greatest length, and some more.
+	// readBuffer is the size of the read buffer. A frame of the greatest length fits.
 	readBuffer = 32 << 10
-	// backlog is the smallest number of bytes that a read returns if the socket has more bytes to read. It
-	// is half a TLS record.
+	// backlog is the number of bytes that a read is assumed to return if the socket has more bytes: half of the
+	// longest TLS record. A read that returns fewer bytes has emptied the socket.
 	backlog = 8 << 10
 	// reading is the longest duration of a read that does not have to wait for the client.
 	reading = 100 * time.Microsecond
@@ -23,8 +23,8 @@ const (
 	// maxOthers is the number of streams that Config.Others serves at a time, because each costs goroutines.
 	maxOthers = 256
 
-	// maxHeaders bounds the size of the header fields of a request (RFC 9113, 6.5.2), maxHeaderBlock their encoded
-	// form, and maxContinuations the number of its frames.
+	// maxHeaders bounds the size of the header fields of a request (RFC 9113, 6.5.2), maxHeaderBlock the bytes of
+	// their encoded form, and maxContinuations the number of its CONTINUATION frames.
 	maxHeaders       = 256 << 10
 	maxHeaderBlock   = 256 << 10
 	maxContinuations = 64
@@ -36,65 +36,70 @@ const (
 	maxKnown = 1 << 10
 	// maxMessage is the longest message, the default of grpc-go.
 	maxMessage = 4 << 20
-	// streamWindow is the window of a stream: a message of the greatest length.
+	// streamWindow is the window of a stream: a message of the greatest length, and 64 KiB for its prefix and padding.
 	streamWindow = maxMessage + 64<<10
 	// connWindow is the window of a connection.
 	connWindow = 4 * streamWindow
-	// maxBuffered bounds the bytes of incomplete requests, and those of submitted requests. Beyond it, an
-	// incomplete request is denied. While submitted requests exceed it, the connection is not read.
+	// maxBuffered bounds the bytes of incomplete requests, and separately those of submitted requests. An
+	// incomplete request that exceeds it is denied, or reset if Config.Others serves it. While the submitted
+	// requests exceed it, the connection is not read.
 	maxBuffered = 2 * streamWindow
 	// maxStalled bounds the bytes of answers that wait for the client's windows. Beyond it, streams are
 	// reset. A client that reads slowly reaches maxOut first.
 	maxStalled = 2 * streamWindow
-	// maxRefused is the largest part of a request that is not gRPC which is read before the answer.
+	// maxRefused is the number of body bytes after which a request that is not gRPC is answered, although it is
+	// incomplete.
 	maxRefused = 64 << 10
 	// maxOut is the number of bytes that may wait to be written. While there are more, the connection is not read.
 	maxOut = 256 << 10
 
-	// maxBatch bounds the number of requests in one batch, and maxWeight their weight; a single request may
-	// weigh more. A Store accepts as many charges in one call. Decoded requests need about 1 KiB each.
+	// maxBatch bounds the number of requests in one batch. A batch is full when its weight reaches maxWeight; its
+	// last request may exceed that. One call of Redis has at most as many charges. Decoded requests need about
+	// 1 KiB each.
 	maxBatch, maxWeight = 256, 256
 	// maxOutstanding bounds the weight of all requests that are submitted and not answered. It is enough
-	// for a few calls of the Store, where further requests would only wait. A connection may always have
-	// ownOutstanding.
+	// for a few calls of the Store, where further requests would only wait. A connection may have a weight of
+	// ownOutstanding even beyond that.
 	maxOutstanding, ownOutstanding = 2048, 64
 
-	// maxTotalBuffered bounds the bytes that all connections together hold, in incomplete and submitted requests and
-	// in answers that wait for clients. Beyond it, each connection may hold an equal share of maxTotalBuffered, and
-	// at least ownBuffered. So all connections together hold at most twice as many.
+	// maxTotalBuffered is the number of bytes beyond which connections may hold less. It counts the bytes that all
+	// connections hold in incomplete requests, in submitted requests, and in answers that wait for the client's
+	// windows. Beyond it, each connection may hold an equal share of maxTotalBuffered of each of the three, and at
+	// least ownBuffered.
 	maxTotalBuffered, ownBuffered = 32 << 20, 64 << 10
 
-	// calm is the number of frames without a request that are allowed in each Tick, beyond one for each
-	// answer. More of them end the connection. Such frames are resets, settings, priorities, window
-	// updates, empty frames, and frames of streams that have ended. Each takes about 100 ns.
+	// calm is the number of frames without a request that are allowed in each Tick, in addition to one for each
+	// answer. More of them end the connection. Such frames are resets, settings, priorities, pings, window
+	// updates, empty DATA, frames of streams that have ended, and frames of unknown types. Each takes about 100 ns.
 	calm = 10_000
 	// streamsChecked limits frames that visit all open streams: for every streamsChecked streams, such a frame
 	// counts as one more frame.
 	streamsChecked = 64
-	// otherReset is the number of frames as which the reset of a stream of Config.Others counts.
+	// otherReset is the number of frames that the reset of a stream of Config.Others counts as.
 	otherReset = 50
 
 	// handshakeTimeout is the time for the TLS handshake and the client's preface.
 	handshakeTimeout = 20 * time.Second
 	// blockTimeout is the time for all frames of one header block.
 	blockTimeout = 20 * time.Second
-	// wholeTimeout is the time in which a request without a deadline must arrive completely.
+	// wholeTimeout is the time in which a request must arrive completely. An earlier deadline of the request
+	// shortens it.
 	wholeTimeout = time.Minute
-	// writeTimeout is the longest time in which a write may make no progress.
+	// writeTimeout is the longest duration of one write.
 	writeTimeout = 20 * time.Second
 	// goAwayTimeout is the time that a client has to read the reason why its connection ends.
 	goAwayTimeout = 250 * time.Millisecond
-	// halfCloseTimeout is the time that a client has to close a connection that has answered all requests.
+	// halfCloseTimeout is the time that a client has to close a drained connection after the last answer.
 	halfCloseTimeout = time.Second
 
-	// After idlePing without a frame from the client it gets a ping. It must answer within idleAnswer, as
-	// in grpc-go.
+	// A client that has sent nothing for idlePing gets a ping. It must answer within idleAnswer. Both are the
+	// values of grpc-go.
 	idlePing, idleAnswer = 2 * time.Hour, 20 * time.Second
 	// drainAnswer is the time that a client has to answer the ping that follows the first GOAWAY, as in
 	// grpc-go.
 	drainAnswer = 5 * time.Second
-	// pingEvery is the shortest interval between pings with no answer to a request in between. It is the
-	// documented 5 s less a tenth, because clients and networks are not punctual. maxEarlyPings is the number
+	// pingEvery is the shortest interval between pings with no answer to a request in between. It is a tenth less
+	// than the 5 s of docs/envoy.md, because clients and networks are not punctual. maxEarlyPings is the number
 	// of earlier pings that are tolerated.
 	pingEvery, maxEarlyPings = 4500 * time.Millisecond, 2
 )

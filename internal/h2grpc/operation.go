@@ -8,33 +8,34 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// operation is a Batch of requests of one connection, which arrived in one read and have the same deadline.
+// operation is a Batch of requests of one connection, which arrived in one read. They have the same deadline,
+// unless Config.Inline is set.
 type operation struct {
 	conn     *conn
 	batch    Batch
 	messages []byte    // copies of the messages, unless Config.Inline
 	requests []request // not reallocated while batch uses them
 	arrived  time.Time
-	deadline time.Time // the deadline of the callers; zero means none
+	deadline time.Time // the deadline of the callers, or an earlier one by Config.SubmitTimeout; zero means none
 	weight   int       // the weight that is counted in outstanding
 	size     int       // the size that is counted in conn.submitted
 
 	state atomic.Int32
-	done  func() // the method completed
+	done  func() // the method value of completed, made once because making it allocates
 }
 
 // request is one request of an operation.
 type request struct {
 	id       uint32
-	stream   *stream // nil if it has no stream
+	stream   *stream // nil if the request is not in conn.open
 	canceled atomic.Bool
 	finished bool              // the Batch has computed the answer
 	answered bool              // the answer was sent, or is about to be sent
 	delay    algorithms.Micros // how long the answer must be held back
 }
 
-// These are the states of an operation. The reader submits it. If the operation is completed before Submit
-// has returned, the reader sends the answers. Otherwise the completing goroutine does.
+// These are the states of an operation. The reader submits it. If the Store completes the operation before the
+// reader sets waitingForStore, the reader sends the answers. Otherwise the completing goroutine does.
 const (
 	submitting int32 = iota
 	waitingForStore
@@ -52,7 +53,7 @@ func newOperation(b Batch) *operation {
 }
 
 // submit submits an operation with requests of list. It moves these requests to the start of list and
-// returns their number. c.mu is held, and released during the call.
+// returns their number, or 0 if the connection was closed. c.mu is held, and released during the call.
 func (c *conn) submit(list []arrival) (n int) {
 	o := c.server.operations.Get().(*operation)
 	c.mu.Unlock()
@@ -79,7 +80,8 @@ func (c *conn) submit(list []arrival) (n int) {
 	return n
 }
 
-// fill adds requests of list that have the same deadline to o, and returns their number.
+// fill adds requests of list to o until its weight reaches maxWeight, and returns their number. Without
+// Config.Inline it adds only requests that have the same deadline.
 func (o *operation) fill(c *conn, list []arrival) (n int) {
 	inline := c.server.config.Inline
 	if !inline {
@@ -99,7 +101,7 @@ func (o *operation) fill(c *conn, list []arrival) (n int) {
 		message, canceled := a.message, (*atomic.Bool)(nil)
 		if !inline {
 			from := len(o.messages)
-			o.messages = append(o.messages, a.message...) // batch may still use the former array
+			o.messages = append(o.messages, a.message...) // if this reallocates, the batch still uses the former array
 			message, canceled = o.messages[from:len(o.messages):len(o.messages)], &r.canceled
 		}
 		o.batch.Add(message, o.arrived, a.left, canceled)
@@ -150,7 +152,8 @@ func (c *conn) enter(o *operation) bool {
 	return !c.closed
 }
 
-// late reports whether the deadline of o has passed. If so, o is not charged and counts with no weight.
+// late reports whether the deadline of o has passed. If so, it sets the weight of o to 0, because its requests
+// will not be charged.
 func (o *operation) late() bool {
 	if o.deadline.IsZero() || time.Now().Before(o.deadline) {
 		return false
@@ -178,9 +181,9 @@ func (c *conn) awaitTurn(o *operation) {
 	}
 }
 
-// adopt answers the requests of o, which was submitted, that are already decided, and makes streams for the
-// others. Afterwards o belongs to the goroutine that completes it. It returns false if all requests of o
-// are decided and answered. When it returns, c.mu is held.
+// adopt answers those requests of o that are already decided, and makes streams for the others. o was submitted.
+// If adopt returns true, o belongs to the goroutine that completes it. If it returns false, the Store has
+// completed o meanwhile, and all requests are answered. When it returns, c.mu is held.
 func (c *conn) adopt(o *operation) bool {
 	o.finish(true)
 	c.mu.Lock()
@@ -208,7 +211,8 @@ func (c *conn) adopt(o *operation) bool {
 	return false
 }
 
-// completed is the done function of the Batch.
+// completed is the done function of Batch.Submit. If the reader has adopted o, completed answers the requests.
+// Otherwise it leaves that to the reader.
 func (o *operation) completed() {
 	if o.state.CompareAndSwap(submitting, decided) || !o.state.CompareAndSwap(waitingForStore, decided) {
 		return
@@ -266,7 +270,7 @@ func (o *operation) finish(early bool) {
 	}
 }
 
-// answer answers the requests that are not answered yet. conn.mu is held.
+// answer answers the requests that are not answered yet, except those whose stream was reset. conn.mu is held.
 func (o *operation) answer() {
 	c := o.conn
 	for i := range o.requests {
@@ -281,7 +285,7 @@ func (o *operation) answer() {
 	}
 }
 
-// recycle keeps o, whose requests are all answered, for other requests.
+// recycle keeps o for other requests. No Store uses it any more.
 func (o *operation) recycle() {
 	const large = 64 << 10
 	if cap(o.messages) > large {
@@ -291,7 +295,7 @@ func (o *operation) recycle() {
 		r := &o.requests[i]
 		r.stream, r.finished, r.answered = nil, false, false
 		if r.canceled.Load() {
-			r.canceled.Store(false) // atomic, because a Store may still read it
+			r.canceled.Store(false) // by an atomic store, because a Store may still read it
 		}
 	}
 	o.messages, o.requests = o.messages[:0], o.requests[:0]

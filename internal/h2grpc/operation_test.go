@@ -89,7 +89,7 @@ func TestOneReplyFlushesEachConnectionOnce(t *testing.T) {
 		synctest.Wait()
 		for i, nc := range tapes {
 			if n := len(nc.out); n != 1 {
-				t.Errorf("connection %d: %d writes", i, n)
+				t.Errorf("connection %d: %d writes; want 1", i, n)
 			}
 			close(nc.in)
 		}
@@ -112,7 +112,7 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 		go func() { _ = first.write() }()
 		synctest.Wait()
 		if n := store.requests(); n != maxOutstanding {
-			t.Fatalf("%d are submitted", n)
+			t.Fatalf("%d requests are submitted; want %d", n, maxOutstanding)
 		}
 		little := dial(t, l)
 		for range ownOutstanding {
@@ -121,7 +121,7 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 		little.flush()
 		synctest.Wait()
 		if n := store.requests(); n != maxOutstanding+ownOutstanding {
-			t.Errorf("%d are submitted: a connection with little outstanding had to wait", n)
+			t.Errorf("%d requests are submitted; want %d, because a connection with little weight does not wait", n, maxOutstanding+ownOutstanding)
 		}
 		much := dial(t, l)
 		send := func(more ...string) (id uint32) {
@@ -135,22 +135,22 @@ func TestWaitingForRoomEndsInTime(t *testing.T) {
 		for timeout, want := range map[string]time.Duration{"8m": 8 * ms, "1S": timeout} {
 			id, began := send("grpc-timeout", timeout), time.Now()
 			if r := much.answer(id); r.message() != "late" || time.Since(began) != want {
-				t.Errorf("timeout %s: %+v after %v, want %v", timeout, r, time.Since(began), want)
+				t.Errorf("timeout %s: got %+v after %v; want the message \"late\" after %v", timeout, r, time.Since(began), want)
 			}
 		}
 		id, began := send(), time.Now()
 		if r := much.answer(id); r.message() != "late" || time.Since(began) != timeout {
-			t.Errorf("no timeout: %+v after %v", r, time.Since(began))
+			t.Errorf("no timeout: got %+v after %v; want the message \"late\" after %v", r, time.Since(began), timeout)
 		}
 		if n := store.requests(); n != maxOutstanding+ownOutstanding {
-			t.Errorf("%d are submitted", n)
+			t.Errorf("%d requests are submitted; want %d, because late requests are not", n, maxOutstanding+ownOutstanding)
 		}
 		id = send()
 		synctest.Wait()
 		store.complete()
 		synctest.Wait()
 		if n := store.requests(); n != ownOutstanding+1 {
-			t.Errorf("%d are submitted when there is room", n)
+			t.Errorf("%d requests are submitted when there is room; want %d", n, ownOutstanding+1)
 		}
 		store.complete()
 		if r := much.answer(id); r.message() != "much" {
@@ -187,7 +187,7 @@ func TestRequestsDuringAFailureAreAnsweredInTime(t *testing.T) {
 		}
 		for _, id := range ids {
 			if r := second.answer(id); r.message() != "late" || time.Since(began) > 8*ms {
-				t.Fatalf("%d: %+v after %v", id, r, time.Since(began))
+				t.Fatalf("%d: got %+v after %v; want the message \"late\" within 8 ms", id, r, time.Since(began))
 			}
 		}
 		time.Sleep(ms) // requests that arrive from now on must not be late
@@ -223,7 +223,7 @@ func TestAClosedConnectionDoesNotWaitForRoom(t *testing.T) {
 		}
 		time.Sleep(20 * ms)
 		if n := store.requests(); n != maxOutstanding {
-			t.Errorf("%d are submitted", n)
+			t.Errorf("%d requests are submitted; want %d, because the connection was closed", n, maxOutstanding)
 		}
 		store.complete()
 		s.Stop(t.Context())
@@ -247,7 +247,7 @@ func TestTurns(t *testing.T) {
 	full, little, third, fourth, more := ops[0], ops[1], ops[2], ops[3], ops[4]
 	for i, want := range []bool{true, true, false, false, false} {
 		if got := all.enter(ops[i], true); got != want {
-			t.Fatalf("%d: got %v; want %v", i, got, want)
+			t.Fatalf("enter of operation %d: got %v; want %v", i, got, want)
 		}
 	}
 	admitted := func(o *operation) bool {
@@ -259,14 +259,14 @@ func TestTurns(t *testing.T) {
 		}
 	}
 	if all.leave(little); !admitted(more) || admitted(third) {
-		t.Error("when its own part became free, it was not admitted, or another one was")
+		t.Error("when the connection's own part became free, its operation was not admitted, or another one was")
 	}
 	if !all.cancelWait(third) || all.cancelWait(more) {
-		t.Error("withdraw accepted an operation that does not wait")
+		t.Error("cancelWait: want true for the waiting operation and false for the admitted one")
 	}
 	all.leave(full)
 	if admitted(third) || !admitted(fourth) {
-		t.Error("the withdrawn operation was admitted, or the next one was not")
+		t.Error("the operation whose wait was canceled was admitted, or the next one was not")
 	}
 	all.leave(fourth)
 	all.leave(more)
@@ -326,12 +326,12 @@ func TestALateDecisionReachesNoOtherRequest(t *testing.T) {
 							late++
 						case m:
 						default:
-							t.Errorf("%q, want %q", got, m)
+							t.Errorf("got %q; want %q or \"late\"", got, m)
 						}
 					}
 				}
 				if late == 0 || late == 250 {
-					t.Errorf("only %d of 250 were late, so the case was not tested", late)
+					t.Errorf("%d of 250 answers were late; want some, and not all, or the test proves nothing", late)
 				}
 			})
 		}

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// other is the http.Request of a stream that Config.Others serves.
+// other has the body and the context of a request that Config.Others serves.
 type other struct {
 	body   *body
 	cancel context.CancelCauseFunc
@@ -76,8 +76,9 @@ func (c *conn) handToOthers(s *stream, fields []hpack.HeaderField) error {
 	return nil
 }
 
-// handBodyToOthers passes a stream whose message is unusual to Config.Others. The received part of the message
-// is in s.body. Its header fields are the usual ones.
+// handBodyToOthers passes a stream of the Method to Config.Others because its message is missing or unusual. The
+// received part of the message is in s.body. The client's header fields are no longer known, so the handler gets
+// the usual ones.
 func (c *conn) handBodyToOthers(s *stream) error {
 	fields := []hpack.HeaderField{
 		{Name: ":method", Value: "POST"}, {Name: ":path", Value: c.server.config.Path},
@@ -182,7 +183,8 @@ func (b *body) Close() error {
 	return nil
 }
 
-// consumed returns the window of n bytes to the client.
+// consumed is called when a handler has read n bytes. It returns their window to the client as soon as half of
+// the stream's window is used up.
 func (c *conn) consumed(s *stream, n int) {
 	c.mu.Lock()
 	if c.open[s.id] != s {
@@ -250,7 +252,7 @@ func (w *responseWriter) headers(block []byte, end bool) {
 	c.flush()
 }
 
-// Write implements http.ResponseWriter. It blocks until the client's windows allow the write.
+// Write implements http.ResponseWriter. It blocks until the client's windows and maxOut allow the write.
 func (w *responseWriter) Write(p []byte) (written int, err error) {
 	w.WriteHeader(http.StatusOK)
 	c, s := w.conn, w.stream
@@ -280,7 +282,7 @@ func (w *responseWriter) Write(p []byte) (written int, err error) {
 // Flush implements http.Flusher.
 func (w *responseWriter) Flush() { w.WriteHeader(http.StatusOK) }
 
-// finish writes the trailers.
+// finish writes the trailers, or an empty DATA frame if there are none, and ends the stream.
 func (w *responseWriter) finish() {
 	w.WriteHeader(http.StatusOK)
 	var block []byte

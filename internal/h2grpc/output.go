@@ -33,8 +33,8 @@ func (c *conn) flushOnGoroutine() {
 	})
 }
 
-// write passes c.out to the function to, unless another goroutine is writing. The function may write only a
-// part without an error; a new goroutine then writes the rest. c.mu is held, and released.
+// write writes c.out by calling to, unless another goroutine is writing. If to writes only a part without an
+// error, a new goroutine writes the rest. c.mu is held, and released.
 func (c *conn) write(to func([]byte) (int, error)) {
 	c.count()
 	if c.writing || c.closed {
@@ -89,7 +89,8 @@ func (c *conn) closeWrite() {
 	}
 }
 
-// fail ends the connection. If there is a reason, it first sends a GOAWAY with the reason.
+// fail closes the connection at once if reason is nil or no frame may be written yet. Otherwise it only sends a
+// GOAWAY with the reason, and the caller then ends the connection.
 func (c *conn) fail(reason *connError) {
 	c.mu.Lock()
 	if c.closed {

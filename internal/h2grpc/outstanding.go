@@ -21,7 +21,7 @@ type share struct {
 	room    chan struct{} // receives a value when waiting is admitted; its capacity is 1
 }
 
-// enter reports whether it admitted o. If there is no room, and wait is true, o waits for its turn.
+// enter admits o if there is room, and reports whether it did. Otherwise, if wait is true, it adds o to waiting.
 func (s *outstanding) enter(o *operation, wait bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

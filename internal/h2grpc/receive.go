@@ -69,7 +69,7 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	if id <= c.last {
 		return c.trailers(id, block, end)
 	}
-	finalized := c.finalized // readHead releases the lock; meanwhile a GOAWAY may promise the client an answer on this stream
+	finalized := c.finalized // read now, because finalize includes this stream if it is called while readHead releases the lock
 	c.last = id
 	if c.fresh.id != 0 {
 		c.moveToOpen()
@@ -104,13 +104,14 @@ func (c *conn) headers(id uint32, block []byte, end bool) error {
 	return nil
 }
 
-// readHead decodes a header block. c.mu is held, but released while a long block is decoded, because
+// readHead decodes a header block. c.mu is held. It is released while a long block is decoded, because
 // goroutines that serve other connections may wait for it.
 func (c *conn) readHead(block []byte, trailers bool) (*head, error) {
 	if len(block) <= shortBlock {
 		return c.heads.read(block, trailers)
 	}
-	c.inProgress++ // keeps the connection busy
+	c.answerReady() // otherwise abort, on another goroutine, would submit the requests
+	c.inProgress++  // keeps the connection busy
 	c.mu.Unlock()
 	h, err := c.heads.read(block, trailers)
 	c.mu.Lock()
@@ -213,7 +214,7 @@ func (c *conn) part(s *stream, data []byte) error {
 	return nil
 }
 
-// complete handles the last data of a request. The data before it is in s.body.
+// complete handles the last data of a request. The data before it is in s.body, or was passed to Config.Others.
 func (c *conn) complete(s *stream, data []byte) error {
 	s.ended = true
 	if s.head.length >= 0 && s.head.length != s.length {
@@ -254,8 +255,8 @@ func (c *conn) complete(s *stream, data []byte) error {
 // prefixLen is the length of gRPC's message prefix: a compression flag and the length of the message.
 const prefixLen = 5
 
-// unusual reports whether body cannot be the beginning of one uncompressed message. Config.Others answers
-// such requests.
+// unusual reports whether a request whose received bytes are body must be served by Config.Others: its message is
+// compressed or longer than maxMessage, or bytes follow the message.
 func unusual(body []byte) bool {
 	if len(body) == 0 {
 		return false

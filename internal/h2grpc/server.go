@@ -1,9 +1,9 @@
 // Package h2grpc is a gRPC server for one unary method, implemented directly on HTTP/2 frames.
 //
-// All requests that one read of a connection returns form one batch, and their answers are sent in one
-// write. A gRPC library uses goroutines, channels, contexts and header maps for each request, which would
-// cost more than a cheap method itself. If the method answers at once, a request needs no goroutine and no
-// allocation.
+// The requests that one read of a connection returns form one batch (up to 256 of them, with one deadline), and
+// their answers are sent in one write. A gRPC library uses goroutines, channels, contexts and header maps for
+// each request, which would cost more than a cheap method itself. If the method answers at once, a request needs
+// no goroutine and no allocation.
 //
 // Other methods, and unusual requests for this one (compression, other content types, malformed messages),
 // are passed to an http.Handler stream by stream. That handler is a grpc.Server.
@@ -89,8 +89,8 @@ type Config struct {
 
 	// TLS is the TLS configuration of the listeners; nil means no TLS.
 	TLS *tls.Config
-	// MaxConnectionAge is the age at which connections are drained. MaxConnectionGrace is the time after
-	// which drained connections are closed. 0 means never.
+	// MaxConnectionAge is the age at which connections are drained. MaxConnectionGrace is the time after which
+	// a connection that is drained because of its age is closed. 0 means never.
 	MaxConnectionAge, MaxConnectionGrace time.Duration
 	// MaxConnectionIdle is the time after which connections without requests are drained; 0 means never.
 	MaxConnectionIdle time.Duration
@@ -112,7 +112,7 @@ type Server struct {
 	count         atomic.Int64 // the number of open connections
 
 	goroutines sync.WaitGroup
-	closing    chan struct{} // closed when the listeners are
+	closing    chan struct{} // closed when Stop begins
 	stopped    chan struct{}
 	end        func() // closes stopped
 
@@ -147,8 +147,8 @@ func New(c Config) *Server {
 	return s
 }
 
-// Serve serves the connections that l accepts until l fails. After Stop it returns nil. Connections of type
-// nonblock.Conn are the most efficient.
+// Serve serves the connections that l accepts, until Accept returns an error that is not temporary. After Stop it
+// returns nil. Connections of type nonblock.Conn are the most efficient.
 func (s *Server) Serve(l net.Listener) error {
 	s.mu.Lock()
 	if s.draining {
@@ -172,7 +172,7 @@ func (s *Server) Serve(l net.Listener) error {
 		if ending {
 			return nil
 		}
-		//nolint:staticcheck // for Accept it means that a retry may help, as with too many open files
+		//nolint:staticcheck // Temporary is deprecated, but for Accept it means that a retry may help, as with too many open files
 		if t, ok := errors.AsType[net.Error](err); !ok || !t.Temporary() {
 			return err
 		}

@@ -15,8 +15,7 @@ import (
 // past their deadline.
 type slowStore struct {
 	delay atomic.Int64
-	ended atomic.Int64 // batches in progress
-	known func(key []byte) bool
+	ended atomic.Int64 // the number of batches that have ended
 
 	mu    sync.Mutex
 	busy  int
@@ -94,8 +93,8 @@ func (s *slowStore) end(b *backend.Batch) {
 	s.ended.Add(1)
 }
 
-// inTime ends the batches of s early, as the outermost wrapper of the server does: after timeout, and margin
-// before the caller's deadline.
+// inTime ends the batches of s early, as the outermost wrapper of the server does: after timeout, or margin
+// before the deadline of the batch if that is earlier.
 func inTime(s backend.Store, timeout, margin time.Duration) backend.Store {
 	return stores.Deadline(s, timeout, margin, func(value any) { panic(value) })
 }

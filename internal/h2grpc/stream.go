@@ -9,8 +9,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// stream is a request that is not completely answered. A request that arrives in one read and is answered
-// at once stays in conn.fresh.
+// stream is a request that is not completely answered. A request that arrives in one read uses conn.fresh until
+// it is complete. It gets an entry in conn.open only if it is not answered at once.
 type stream struct {
 	id    uint32
 	state streamState
@@ -62,7 +62,7 @@ func (c *conn) moveToOpen() *stream {
 	return s
 }
 
-// keep makes a stream for a whole request that has none.
+// keep makes a stream for a complete request that is not in c.open.
 func (c *conn) keep(id uint32) *stream {
 	s := c.unused()
 	s.id, s.ended, s.state = id, true, waiting
@@ -80,7 +80,8 @@ func (c *conn) unused() (s *stream) {
 	return s
 }
 
-// recycle keeps s, which has ended, for another request, unless a timer or a handler may still refer to it.
+// recycle keeps s, which has ended, for another request. It does not if a timer or a handler may still refer to
+// s, or if the answer was stalled.
 func (c *conn) recycle(s *stream) {
 	if s.stop == nil && s.other == nil && s.tail == nil && len(c.free) < maxFree {
 		*s = stream{}
@@ -96,7 +97,7 @@ func (c *conn) kept(s *stream) *stream {
 	return s
 }
 
-// drop removes s, and cancels whatever it waits for.
+// drop removes s from the connection, and cancels the timer, the handler or the Store's work that s waits for.
 func (c *conn) drop(s *stream) {
 	if s == &c.fresh {
 		c.fresh = stream{}
@@ -127,8 +128,8 @@ func (c *conn) busy() bool {
 	return len(c.open) > 0 || c.fresh.id != 0 || len(c.arrived)+c.inProgress > 0 || c.others > 0 || len(c.out) > 0
 }
 
-// abort resets a stream, which may be one of c.arrived. Frames that the client sends before it knows of the
-// reset are ignored.
+// abort resets a stream. It first submits c.arrived, because the stream may belong to one of these requests.
+// Frames that the client sends before it knows of the reset are ignored.
 func (c *conn) abort(id uint32, code http2.ErrCode) {
 	c.answerReady()
 	if s := c.find(id); s != nil {
@@ -138,7 +139,7 @@ func (c *conn) abort(id uint32, code http2.ErrCode) {
 	c.out = appendReset(c.out, id, code)
 }
 
-// recordReset records that a stream was reset and that frames may still arrive on it.
+// recordReset records that frames may still arrive on a stream that was reset, or that follows a final GOAWAY.
 func (c *conn) recordReset(id uint32) {
 	c.resets[c.resetsAt] = id
 	c.resetsAt = (c.resetsAt + 1) % len(c.resets)
@@ -176,8 +177,8 @@ func (c *conn) denial(to []byte) ([]byte, *Status) {
 	return append(to, c.server.config.Method.Denial()...), nil
 }
 
-// attempt calls f and reports whether it returned without a panic. A panic caused by one request must not
-// affect others.
+// attempt calls f and reports whether it returned without a panic. A panic is reported to the Method, so that one
+// request cannot affect others.
 func (c *conn) attempt(f func()) (returned bool) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -188,7 +189,7 @@ func (c *conn) attempt(f func()) (returned bool) {
 	return true
 }
 
-// releaseBody releases the received part of a request.
+// releaseBody releases the received part of a request, and its count in c.buffered.
 func (c *conn) releaseBody(s *stream) {
 	c.buffered -= s.buffered
 	s.buffered, s.body = 0, nil
@@ -197,12 +198,12 @@ func (c *conn) releaseBody(s *stream) {
 // arrival is a complete request that is not submitted yet.
 type arrival struct {
 	id      uint32
-	stream  *stream       // nil if it has no stream
+	stream  *stream       // nil if the request is not in conn.open
 	message []byte        // a part of the read buffer, or of the stream's body
 	left    time.Duration // see Batch.Add
 }
 
-// request appends a whole request to c.arrived.
+// request appends a complete request to c.arrived.
 func (c *conn) request(s *stream, message []byte) {
 	left := s.head.timeout
 	if left > 0 {
@@ -223,9 +224,9 @@ func (c *conn) request(s *stream, message []byte) {
 	}
 }
 
-// answerReady submits the requests in c.arrived. Only the reader collects requests there. c.mu must be held. It
-// is released while requests are decoded and submitted, because goroutines that serve other connections may
-// wait for it.
+// answerReady submits the requests in c.arrived. c.mu is held. It is released while requests are decoded and
+// submitted, because goroutines that serve other connections may wait for it. Goroutines other than the reader
+// always find c.arrived empty, because the reader calls answerReady before it releases c.mu.
 func (c *conn) answerReady() {
 	if len(c.arrived) == 0 {
 		return
@@ -247,7 +248,7 @@ func (c *conn) answerReady() {
 	c.arrived = list[:0]
 }
 
-// answer answers request i of o. A request that is not finished is denied. c.mu is held.
+// answer answers request i of o. A request that is not finished, because of a panic, is denied. c.mu is held.
 func (c *conn) answer(o *operation, i int) {
 	r := &o.requests[i]
 	if s := r.stream; s != nil {
@@ -267,7 +268,7 @@ func (c *conn) answer(o *operation, i int) {
 	c.server.config.Method.Answered(o.arrived)
 }
 
-// encode appends the answer to request i of b, which is finished.
+// encode appends the answer to request i of b, which is finished. After a panic it appends a denial.
 func (c *conn) encode(to []byte, b Batch, i int) (out []byte, status *Status) {
 	if !c.attempt(func() { out, status = b.Append(to, i) }) {
 		return c.denial(to)

@@ -22,7 +22,7 @@ func TestWithoutTimeNothingIsCharged(t *testing.T) {
 			}
 		}
 		if n := s.batchSizes(); len(n) > 0 {
-			t.Errorf("charges %v", n)
+			t.Errorf("the store decided batches of %v charges; want none", n)
 		}
 		short, long := c.send("short", "grpc-timeout", "1m"), c.send("long", "grpc-timeout", "1S")
 		c.flush()
@@ -76,7 +76,7 @@ func TestAbandonedRequestsAreNotCharged(t *testing.T) {
 				want := map[string][]int{"reset": {1, 1, 1}, "connection ended": {1, 1}}[name]
 				time.Sleep(time.Second) // waits until everything has ended
 				if n := s.batchSizes(); !slices.Equal(n, want) {
-					t.Errorf("charges %v, want %v", n, want)
+					t.Errorf("the store decided batches of %v charges; want %v", n, want)
 				}
 			})
 		})

@@ -16,7 +16,7 @@ type Conn struct {
 	net.Conn
 	raw     syscall.RawConn
 	in, out call
-	one     [1]byte // the buffer of peek
+	one     [1]byte // the buffer of Await and Quiet
 	polled  [1]unix.PollFd
 
 	wake           chan struct{} // not nil if the connection yields regularly
@@ -117,8 +117,8 @@ func (c *Conn) Quiet() bool {
 	return err == nil && c.in.err == syscall.EAGAIN
 }
 
-// Ended reports whether the peer has closed its end of the connection, even if bytes before the end are unread. It may
-// be called during a Read or a Write, but not during another call of Ended.
+// Ended reports whether c is closed or the peer has closed its end of the connection, even if bytes before the end are
+// unread. It may be called during a Read or a Write, but not during another call of Ended.
 func (c *Conn) Ended() bool {
 	c.polled[0] = unix.PollFd{Events: unix.POLLRDHUP}
 	err := c.raw.Control(c.poll)
@@ -126,7 +126,7 @@ func (c *Conn) Ended() bool {
 }
 
 // ppoll polls without waiting. unix.Poll would announce a system call to the scheduler, which wakes the
-// monitor thread. After an interrupted call the result is the same as if nothing had happened.
+// monitor thread. An interrupted call leaves Revents at 0, as if there were no event.
 func (c *Conn) ppoll() {
 	var timeout unix.Timespec
 	_, _, _ = syscall.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(&c.polled)), 1, uintptr(unsafe.Pointer(&timeout)), 0, 0, 0)

@@ -51,16 +51,16 @@ func TestAllThatIsWrittenArrives(t *testing.T) {
 	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
 		go func() {
 			if n, err := c.Write(sent); n != len(sent) || err != nil {
-				t.Errorf("%d written, %v", n, err)
+				t.Errorf("wrote %d bytes, %v; want %d and no error", n, err, len(sent))
 			}
 			if err := c.CloseWrite(); err != nil {
 				t.Error(err)
 			}
 		}()
-		time.Sleep(10 * time.Millisecond) // the write waits for room in the socket
+		time.Sleep(10 * time.Millisecond) // by then the write waits for room in the socket
 		have, err := io.ReadAll(peer)
 		if !bytes.Equal(have, sent) || err != nil {
-			t.Errorf("%d bytes have come, %v", len(have), err)
+			t.Errorf("the peer read %d bytes, %v; want the %d bytes that were written", len(have), err, len(sent))
 		}
 		go func() {
 			_, _ = peer.Write(sent)
@@ -68,12 +68,12 @@ func TestAllThatIsWrittenArrives(t *testing.T) {
 		}()
 		have, err = io.ReadAll(c)
 		if !bytes.Equal(have, sent) || err != nil {
-			t.Errorf("%d bytes came back, %v", len(have), err)
+			t.Errorf("read %d bytes, %v; want the %d bytes that the peer wrote", len(have), err, len(sent))
 		}
 	})
 }
 
-func TestEndIsSeenBehindBytes(t *testing.T) {
+func TestEndedSeesACloseBehindUnreadBytes(t *testing.T) {
 	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
 		if _, err := peer.Write([]byte("x")); err != nil {
 			t.Fatal(err)
@@ -82,7 +82,7 @@ func TestEndIsSeenBehindBytes(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		if c.Ended() {
-			t.Error("ended, and the peer has not closed")
+			t.Error("Ended is true although the peer has not closed")
 		}
 		peer.Close()
 		for !c.Ended() {
@@ -90,7 +90,7 @@ func TestEndIsSeenBehindBytes(t *testing.T) {
 		}
 		c.Close()
 		if !c.Ended() {
-			t.Error("closed, and not ended")
+			t.Error("Ended is false although c is closed")
 		}
 	})
 }
@@ -108,7 +108,7 @@ func TestWriteOnceDoesNotWait(t *testing.T) {
 			}
 		}
 		if n, err := io.ReadFull(peer, make([]byte, sum)); err != nil {
-			t.Errorf("%d of %d bytes have come, %v", n, sum, err)
+			t.Errorf("the peer read %d of %d bytes, %v", n, sum, err)
 		}
 		if n, err := c.Write([]byte("x")); n != 1 || err != nil { // waits until the kernel has noticed that there is room
 			t.Errorf("%d bytes written, %v; want 1 and no error", n, err)
@@ -125,22 +125,22 @@ func TestQuiet(t *testing.T) {
 		b := make([]byte, 1)
 		for _, want := range []string{"a", "b"} {
 			if c.Quiet() {
-				t.Errorf("%s has come", want)
+				t.Errorf("Quiet is true although %q is unread", want)
 			}
 			if _, err := c.Read(b); string(b) != want || err != nil {
-				t.Errorf("read %q, %v", b, err)
+				t.Errorf("read %q, %v; want %q", b, err, want)
 			}
 		}
 		if !c.Quiet() {
-			t.Error("all has been read")
+			t.Error("Quiet is false although all bytes have been read")
 		}
 		peer.Close()
 		if _, err := c.Read(b); !errors.Is(err, io.EOF) || c.Quiet() {
-			t.Errorf("it has ended: %v", err)
+			t.Errorf("after the peer has closed: read error %v, Quiet %v; want EOF and false", err, c.Quiet())
 		}
 		c.Close()
 		if c.Quiet() {
-			t.Error("it is closed")
+			t.Error("Quiet is true although c is closed")
 		}
 	})
 }
@@ -149,14 +149,14 @@ func TestErrors(t *testing.T) {
 	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
 		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("after the deadline: %v", err)
+			t.Errorf("after the deadline: got %v; want ErrDeadlineExceeded", err)
 		}
 		_ = c.SetDeadline(time.Time{})
 		b := make([]byte, 30<<20)
 		_ = c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
 		n, err := c.Write(b)
 		if n <= 0 || n >= len(b) || !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("the peer does not read: %d, %v", n, err)
+			t.Errorf("the peer does not read: wrote %d bytes, %v; want a part and ErrDeadlineExceeded", n, err)
 		}
 		_ = c.SetDeadline(time.Time{})
 		peer.Close()
@@ -164,16 +164,16 @@ func TestErrors(t *testing.T) {
 		for err = nil; err == nil; _, err = c.Write([]byte("x")) {
 		}
 		if !errors.As(err, &failed) || !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
-			t.Errorf("the peer has closed the connection: %v", err)
+			t.Errorf("the peer has closed the connection: got %v; want EPIPE or ECONNRESET in a net.OpError", err)
 		}
 	})
 	eachPair(t, func(t *testing.T, c *Conn, _ net.Conn) { //nolint:thelper // it is the test
 		time.AfterFunc(10*time.Millisecond, func() { c.Close() })
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("closed while it reads: %v", err)
+			t.Errorf("closed during a Read: got %v; want net.ErrClosed", err)
 		}
 		if _, err := c.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("closed before it writes: %v", err)
+			t.Errorf("closed before a Write: got %v; want net.ErrClosed", err)
 		}
 	})
 }
@@ -188,7 +188,7 @@ func TestNothingIsAllocated(t *testing.T) {
 			_, _ = c.Read(b)
 			_ = c.Quiet()
 		}); n > 0 {
-			t.Errorf("%v allocations", n)
+			t.Errorf("%v allocations for a Write, a Read and a Quiet; want 0", n)
 		}
 	})
 }
@@ -201,7 +201,7 @@ func TestListener(t *testing.T) {
 	l := Listener(plain)
 	nc, _ := connect(t, l)
 	if _, is := nc.(*Conn); !is {
-		t.Errorf("a %T", nc)
+		t.Errorf("Accept returned a %T; want a *Conn", nc)
 	}
 	l.Close()
 	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
@@ -214,7 +214,7 @@ func TestOtherConnectionsAreNotWrapped(t *testing.T) {
 	defer a.Close()
 	defer b.Close()
 	if Wrap(a) != nil {
-		t.Error("a pipe")
+		t.Error("Wrap of a pipe returned a Conn; want nil")
 	}
 }
 
@@ -223,7 +223,7 @@ func TestAwait(t *testing.T) {
 	eachPair(t, func(t *testing.T, c *Conn, peer net.Conn) { //nolint:thelper // it is the test
 		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
 		if err := c.Await(); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("after the deadline: %v", err)
+			t.Errorf("after the deadline: got %v; want ErrDeadlineExceeded", err)
 		}
 		_ = c.SetReadDeadline(time.Time{})
 		time.AfterFunc(10*time.Millisecond, func() { _, _ = peer.Write([]byte("ab")) })
@@ -236,7 +236,7 @@ func TestAwait(t *testing.T) {
 		}
 		peer.Close()
 		if err := c.Await(); err != nil {
-			t.Errorf("it has ended: %v", err)
+			t.Errorf("after the peer has closed: got %v; want no error", err)
 		}
 	})
 }

@@ -130,7 +130,7 @@ func newWorker() (*worker, error) {
 		w.event.Close()
 		return nil, err
 	}
-	one := uint64(1) // the counter of an eventfd overflows only after far more writes
+	one := uint64(1) // a Pool never reads its eventfds, but their counters overflow only after 2^64 writes
 	w.write = func(fd uintptr) {
 		_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(&one)), unsafe.Sizeof(one))
 	}

@@ -25,7 +25,7 @@ func TestAWorkerPoolRunsAllTasks(t *testing.T) {
 			}
 			wg.Wait()
 			if n := ran.Load() - before; n != int64(at) {
-				t.Fatalf("%d of %d ran", n, at)
+				t.Fatalf("%d of %d functions ran", n, at)
 			}
 		}
 	}
@@ -52,7 +52,7 @@ func TestAWorkerPoolIsKeptAndBounded(t *testing.T) {
 		eventually(t, func() bool { return idle() == maxIdle })
 	}
 	if n := openFiles(t); n > files {
-		t.Errorf("%d more files are open", n-files)
+		t.Errorf("%d more files are open after 100 functions; want none", n-files)
 	}
 	c.Close()
 	eventually(t, func() bool { return openFiles(t) <= files-maxIdle })
@@ -65,8 +65,8 @@ func TestAWorkerPoolIsKeptAndBounded(t *testing.T) {
 	}
 }
 
-// unusable is the name of the file that workers open in place of an eventfd; nil means an eventfd. A pool
-// that outlives its test reads it too.
+// unusable is the name of the file that workers open in place of an eventfd; nil means an eventfd. It is atomic,
+// because a pool that outlives its test reads it too.
 var unusable atomic.Pointer[string]
 
 func init() {
@@ -79,7 +79,8 @@ func init() {
 	}
 }
 
-// The poller rejects the file of a worker, as it does when a process watches too many files.
+// The poller rejects the file of a worker, as it does when a process watches too many files. Each function must
+// still run, and no file may stay open.
 func TestAWorkerThatCannotWaitLosesNoJob(t *testing.T) {
 	refused := filepath.Join(t.TempDir(), "file") // epoll rejects regular files, and a write-only file cannot be read
 	unusable.Store(&refused)
@@ -112,7 +113,7 @@ func eventually(t *testing.T, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatal("not within ten seconds")
+			t.Fatal("the condition is still false after a minute")
 		}
 	}
 }

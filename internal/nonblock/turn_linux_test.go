@@ -34,7 +34,7 @@ func TestAConnectionThatAlwaysHasDataTakesTurns(t *testing.T) {
 			_, _ = other.Read(make([]byte, 1))
 			at <- read.Load()
 		}()
-		time.Sleep(time.Millisecond) // by now it probably waits, but the test does not depend on that
+		time.Sleep(time.Millisecond) // by then the goroutine probably waits in Read, but the test does not depend on that
 		_, _ = Wrap(otherPeer).WriteOnce([]byte("x"))
 		for b := make([]byte, 1<<10); have > 0; {
 			n, err := full.Read(b)
@@ -45,7 +45,7 @@ func TestAConnectionThatAlwaysHasDataTakesTurns(t *testing.T) {
 			read.Add(int64(n))
 		}
 		if n := <-at; n > 3*share {
-			t.Errorf("the other waited until %d bytes were read", n)
+			t.Errorf("the second connection waited until the first had read %d bytes; want at most %d", n, 3*share)
 		}
 	}
 }
