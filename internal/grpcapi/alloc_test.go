@@ -16,6 +16,6 @@ func TestABatchAllocatesNothing(t *testing.T) {
 	run := batchOf(s, 16)
 	run()
 	if allocs := testing.AllocsPerRun(1000, run); allocs != 0 {
-		t.Errorf("%v allocations", allocs)
+		t.Errorf("%v allocations for a batch; want 0", allocs)
 	}
 }

@@ -85,7 +85,7 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 		}
 	}
 	if done != 1 || counted.count(Panicked) != 3 {
-		t.Errorf("done was called %d times, %d panics counted", done, counted.count(Panicked))
+		t.Errorf("done was called %d times, %d panics were counted; want 1 and 3", done, counted.count(Panicked))
 	}
 	batch.Reset()
 	batch.Add(request("k"), time.Now(), 0, nil)
@@ -100,7 +100,7 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 	next := 0
 	batch.Submit(time.Time{}, nil, func() { next++ })
 	if store.kept == kept || next != 1 {
-		t.Errorf("the store got the same batch: %t; done was called %d times", store.kept == kept, next)
+		t.Errorf("the store got the same batch: %t, done was called %d times; want another batch and 1 call", store.kept == kept, next)
 	}
 }
 
@@ -126,7 +126,7 @@ func TestALargeRequestKeepsNoMemory(t *testing.T) {
 	}
 }
 
-// A client cancels its request while it waits in the store's queue. The store must get to know this.
+// A client cancels its request while it waits in the store's queue. The charge in the queue must show this.
 func TestTheStoreSeesThatARequestIsCanceled(t *testing.T) {
 	store := recordingStore{}
 	l := limiter.New(&store, limiter.Config{})
@@ -163,7 +163,7 @@ func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 		known = append(known, batch.Known(i))
 	}
 	if want := []bool{false, true, true, true}; !slices.Equal(known, want) || done != 0 || len(store.batch.Charges) != 1 {
-		t.Errorf("%v, want %v; done was called %d times", known, want, done)
+		t.Errorf("known: got %v, want %v; done was called %d times, want 0; %d charges, want 1", known, want, done, len(store.batch.Charges))
 	}
 	batch.Finish(1)
 	if data, err := batch.Append(nil, 1); err != nil || len(data) == 0 {
@@ -174,7 +174,7 @@ func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 	batch.Finish(0)
 	data, err := batch.Append(nil, 0)
 	if r, _ := response(data); err != nil || r.GetOverallCode() != ok || done != 1 {
-		t.Errorf("%v, %v; done was called %d times", r, err, done)
+		t.Errorf("got %v, %v, done called %d times; want OK and 1 call", r, err, done)
 	}
 }
 

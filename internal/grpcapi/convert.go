@@ -37,8 +37,8 @@ func (a *descriptorFields) convert(d *limiter.Descriptor, requestHits uint32) {
 }
 
 // cost returns the descriptor's hits_addend, where 0 means a dry run. If the descriptor has none, it
-// returns that of the request. There 0 means 1, because Envoy sends 0 with every call. is_negative_hits
-// makes the cost a refund.
+// returns that of the request. In the request 0 means 1, because Envoy sends 0 if no cost is configured.
+// is_negative_hits makes the cost a refund.
 func (a *descriptorFields) cost(requestHits uint32) int64 {
 	hits := uint64(max(1, requestHits))
 	if a.hasHits {

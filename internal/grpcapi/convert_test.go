@@ -36,13 +36,13 @@ func TestCost(t *testing.T) {
 		request uint32
 		want    int64
 	}{
-		{"nothing said", descriptorFields{}, 0, 1},
+		{"no cost", descriptorFields{}, 0, 1},
 		{"the request's", descriptorFields{}, 5, 5},
 		{"the descriptor's wins", descriptorFields{hasHits: true, hits: 3}, 5, 3},
-		{"0 of the descriptor looks", descriptorFields{hasHits: true}, 5, 0},
+		{"0 of the descriptor is a dry run", descriptorFields{hasHits: true}, 5, 0},
 		{"negative", descriptorFields{hasHits: true, hits: 3, negative: true}, 0, -3},
 		{"negative of the request's", descriptorFields{negative: true}, 4, -4},
-		{"negative of nothing said", descriptorFields{negative: true}, 0, -1},
+		{"negative without a cost", descriptorFields{negative: true}, 0, -1},
 		{"the most", descriptorFields{hasHits: true, hits: math.MaxUint64}, 0, math.MaxInt64},
 		{"the least", descriptorFields{hasHits: true, hits: math.MaxUint64, negative: true}, 0, -math.MaxInt64},
 		{"the request's most", descriptorFields{}, math.MaxUint32, math.MaxUint32},

@@ -9,7 +9,7 @@ import (
 )
 
 // exchange is one decoded RateLimitRequest, with the buffers for its answer. The strings in call point into
-// wire, so nothing may keep them after free.
+// wire, so nothing may keep them after free or Batch.Reset.
 type exchange struct {
 	call   limiter.Call
 	wire   []byte
@@ -36,12 +36,12 @@ type gateState uint8
 const (
 	outside gateState = iota
 	inside            // the gate has admitted the message
-	late              // the message was not admitted in time, so its limits answer as if the store had failed
+	late              // the message was not admitted in time, or too many bytes wait; it must not wait for the store either
 )
 
 var messages = sync.Pool{New: func() any { return &message{} }}
 
-// free returns m to the pool.
+// free returns m to the pool, unless its buffer is large.
 func (m *message) free() {
 	const large = 16 << 10
 	if cap(m.wire) <= large {

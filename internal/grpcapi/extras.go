@@ -169,8 +169,8 @@ const settleField = "settle"
 //
 //	{settle: ID, metadata: {settle: ID}}
 //
-// The id is first appended alone, because the messages around it start with their lengths. With the lengths
-// known, nothing is moved but the end of the message.
+// The id is first appended alone, because the lengths at the start of the messages around it depend on its
+// length. The metadata is appended after it and then moved to its place.
 func appendSettle(b []byte, c *limiter.Call) []byte {
 	const (
 		structFields           = 1

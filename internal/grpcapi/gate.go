@@ -16,7 +16,7 @@ import (
 //
 // Requests of a Batch do not pass the gate, because package h2grpc bounds them.
 type gate struct {
-	overflow chan struct{} // bounds to gateOverflow the requests that were not admitted; they are answered as failures without waiting
+	overflow chan struct{} // has an element for each request that is answered without being admitted; the capacity is gateOverflow
 
 	mu      sync.Mutex
 	weight  int                  // the weight of the admitted requests
@@ -68,8 +68,9 @@ const (
 	gateMargin = 2 * time.Millisecond
 )
 
-// enter waits until the request of ctx may be decoded. It returns false if that takes too long or if too
-// many requests wait. Otherwise the caller must call leave.
+// enter waits until the request of ctx may be decoded. It returns false if that takes longer than timeout or
+// leaves less than gateMargin before the deadline of ctx, if ctx ends, or if too many bytes wait. Otherwise the
+// caller must call leave.
 func (g *gate) enter(ctx context.Context, timeout time.Duration, weight, bytes int) (pass, bool) {
 	weight = min(weight, gateWeight)
 	p, t := g.admitOrQueue(clientOf(ctx), weight, bytes)

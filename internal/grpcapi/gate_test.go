@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -55,7 +56,7 @@ func TestConnectionsPassTheGateInTurn(t *testing.T) {
 		start := time.Now()
 		send(small, gateOwn)
 		if took := time.Since(start); took != ms {
-			t.Errorf("a small request took %v", took)
+			t.Errorf("a small request took %v; want 1 ms, without a wait at the gate", took)
 		}
 		all.Wait()
 		// The greedy connection has two admitted requests when the requests of the other one arrive. From then
@@ -66,7 +67,7 @@ func TestConnectionsPassTheGateInTurn(t *testing.T) {
 		slices.Sort(want[3:5])
 		slices.Sort(want[5:7])
 		if !slices.Equal(order, want) {
-			t.Errorf("%v\nwant %v", order, want)
+			t.Errorf("admitted in the order\n%v\nwant\n%v", order, want)
 		}
 		if g.weight != 0 || g.waiting != 0 || len(g.conns) != 0 || len(g.turns) != 0 {
 			t.Errorf("still at the gate: %+v", g)
@@ -84,12 +85,12 @@ func TestWaitsForAdmissionAreShort(t *testing.T) {
 		wait := func(ctx context.Context, want time.Duration) {
 			start := time.Now()
 			if _, ok := g.enter(ctx, 10*ms, gateOwn+1, gateBytes); ok || time.Since(start) != want {
-				t.Errorf("%v after %v, want %v", ok, time.Since(start), want)
+				t.Errorf("admitted: %v, after %v; want false after %v", ok, time.Since(start), want)
 			}
 		}
 		b := from(t.Context(), "b")
 		wait(b, 10*ms)
-		soon, cancel := context.WithTimeout(b, 6*ms) // a part of the time is reserved for the answer
+		soon, cancel := context.WithTimeout(b, 6*ms) // of which 2 ms are reserved for the answer
 		defer cancel()
 		wait(soon, 4*ms)
 		var one sync.WaitGroup
@@ -99,7 +100,7 @@ func TestWaitsForAdmissionAreShort(t *testing.T) {
 		one.Wait()
 		g.leave(inside)
 		if p, ok := g.enter(b, 0, gateOwn+1, 1); !ok {
-			t.Error("requests that gave up still wait")
+			t.Error("not admitted after the other requests have left or given up")
 		} else {
 			g.leave(p)
 		}
@@ -109,16 +110,16 @@ func TestWaitsForAdmissionAreShort(t *testing.T) {
 	})
 }
 
-// A request that is not admitted must be answered by the on_backend_failure of its limit. A request whose
-// answer is delayed for a leaky bucket must not count as admitted.
-func TestARequestThatIsNotLetInIsAnsweredByItsLimit(t *testing.T) {
+// A request that is not admitted must be answered by the on_backend_failure of its limit, and reported like other
+// requests.
+func TestARequestThatIsNotAdmittedIsAnsweredByItsLimit(t *testing.T) {
 	for onFailure, want := range map[descriptors.OnFailure]int32{descriptors.Deny: int32(over), descriptors.Allow: int32(ok)} {
 		synctest.Test(t, func(t *testing.T) {
-			sent := make(chan struct{})
-			s, _ := newServer(t, slowStore(sent).limiter(t, onFailure), Options{QueueTimeout: 5 * ms})
+			sent, observed := make(chan struct{}), &observed{}
+			s, _ := newServer(t, slowStore(sent).limiter(t, onFailure, observed), Options{QueueTimeout: 5 * ms})
 			var first sync.WaitGroup
 			ctx := from(t.Context(), "a")
-			for range 21 { // 2,100 charges
+			for range 21 { // 2,100 descriptors, so the gate is full
 				first.Go(func() {
 					if _, err := sendByGRPC(s, ctx, request(slices.Repeat([]string{"k"}, 100)...)); err != nil {
 						t.Error(err)
@@ -129,7 +130,10 @@ func TestARequestThatIsNotLetInIsAnsweredByItsLimit(t *testing.T) {
 			start := time.Now()
 			got, err := sendByGRPC(s, ctx, request("k"))
 			if err != nil || int32(got.OverallCode) != want || time.Since(start) != 5*ms {
-				t.Errorf("%v, %v after %v", got, err, time.Since(start))
+				t.Errorf("got %v, %v after %v; want the code %v after 5 ms", got, err, time.Since(start), want)
+			}
+			if n := observed.Load(); n != 1 {
+				t.Errorf("%d requests were reported; want 1, the request that was not admitted", n)
 			}
 			close(sent)
 			first.Wait()
@@ -137,7 +141,13 @@ func TestARequestThatIsNotLetInIsAnsweredByItsLimit(t *testing.T) {
 	}
 }
 
-// slowStore answers when the channel is closed, or at once if no time is left. The goroutine that submits
+// observed is a limiter.Observer that counts the requests.
+type observed struct{ atomic.Int64 }
+
+func (*observed) Swapped(*limiter.Snapshot) {}
+func (o *observed) Observe(*limiter.Call)   { o.Add(1) }
+
+// slowStore answers when the channel is closed, or at once if the deadline has passed. The goroutine that submits
 // waits.
 type slowStore chan struct{}
 
@@ -150,9 +160,9 @@ func (s slowStore) Submit(b *backend.Batch) {
 	b.Done(b)
 }
 
-func (s slowStore) limiter(tb testing.TB, onFailure descriptors.OnFailure) *limiter.Limiter {
+func (s slowStore) limiter(tb testing.TB, onFailure descriptors.OnFailure, o limiter.Observer) *limiter.Limiter {
 	tb.Helper()
-	l := limiter.New(s, limiter.Config{})
+	l := limiter.New(s, limiter.Config{Observer: o})
 	l.Swap(snapshot(&descriptors.Policy{
 		Name: "k", OnFailure: onFailure, Limit: compile(tb, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: second}),
 	}))

@@ -27,8 +27,8 @@ func (e *refusedJSON) Error() string { return e.text }
 var deniedJSON = []byte(`{"overallCode":"OVER_LIMIT"}`)
 
 // AnswerJSON is ShouldRateLimit in protobuf's JSON form. With code 200 or 429 the response is a
-// RateLimitResponse. Otherwise it is a text: 400 if the request is invalid, 403 if it has a refund and is
-// not trusted, and 503 if the RPC would fail for another reason.
+// RateLimitResponse. Otherwise it is a text: 400 if the request is invalid or no configuration is loaded, 403
+// if it has a refund and is not trusted, and 503 if the RPC would fail for another reason.
 func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (code int, response []byte) {
 	objects := jsonObjects(body)
 	if objects > s.options.Bounds.mostObjects() {
@@ -37,7 +37,7 @@ func (s *Server) AnswerJSON(ctx context.Context, body []byte, trusted bool) (cod
 	}
 	a, err := s.serve(ctx, func(v any) (err error) {
 		m := v.(*message)
-		s.enter(ctx, m, max(1, objects/2), len(body)) // each unit of weight allows a descriptor with at least two objects
+		s.enter(ctx, m, max(1, objects/2), len(body)) // a descriptor with one entry weighs 1, and is two objects
 		var request rls.RateLimitRequest
 		if err := protojson.Unmarshal(body, &request); err != nil {
 			return &refusedJSON{http.StatusBadRequest, Malformed, "not a RateLimitRequest: " + err.Error() + "\n"}

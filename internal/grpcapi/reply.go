@@ -64,14 +64,14 @@ func (s *status) report(v *limiter.Verdict, i int) {
 	}
 	p := r.Policy
 	if v.Denied && !p.Reference && !v.Denies(r) {
-		return // Envoy makes its headers from a limit that denied, but the reference server shows every limit
+		return // not shown, so that Envoy makes its headers from a limit that denies; the reference server shows every limit
 	}
 	limit := replies.Limit(r)
 	s.policy, s.limit = p, limit
 	if r.Outcome != limiter.Shadowed && !(v.Denied && status.Denied) {
 		s.remaining = uint32(min(max(0, r.Decision.Remaining), math.MaxUint32))
 	}
-	switch { // in whole seconds, rounded up, because Envoy copies it to Retry-After and drops fractions
+	switch { // the reset time is in whole seconds, rounded up, because Envoy copies it to Retry-After and drops fractions
 	case p.Reference && limit.Rate == 0: // as in the reference server, although the next window allows nothing either
 		s.reset = replies.Seconds(limit.WindowEnd(r.Decision.At, 0))
 	case !status.Denied:

@@ -173,7 +173,7 @@ func TestLongNestedMessagesAreMoved(t *testing.T) {
 	}
 }
 
-// The limits are those of the reference server. Requests must be charged as they are there.
+// The limits are in the reference form. The headers must describe the limit that the reference server chooses.
 func TestHeadersAreOfTheMostRestrictiveLimit(t *testing.T) {
 	limit := func(rate int64) *descriptors.Policy {
 		return &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: minute}), Alone: true, Reference: true}
@@ -221,7 +221,7 @@ func TestHeadersAreOfTheMostRestrictiveLimit(t *testing.T) {
 func TestHeaderNamesAreChecked(t *testing.T) {
 	for _, name := range []string{"", ":status", "a b", "a\r\nb", "é", "Host", "content-length", "Content-Type", "connection", "a,b", "\x00"} {
 		if _, err := (Headers{name, "b", "c"}).check(); err == nil {
-			t.Errorf("%q is taken for a header name", name)
+			t.Errorf("%q is accepted as a header name; want an error", name)
 		}
 	}
 	if _, err := usual.check(); err != nil {
@@ -271,6 +271,6 @@ func TestMetadata(t *testing.T) {
 	}
 	x.call.Results[0].Policy.Extras = &descriptors.Extras{Metadata: map[string]any{"not": make(chan int)}}
 	if got := reread(t, appendMetadata(nil, x)).DynamicMetadata; got.Fields["domain"].GetStringValue() != "dom" || got.Fields["metadata"] != nil {
-		t.Errorf("metadata that is not JSON: %v", got)
+		t.Errorf("metadata that is not JSON: got %v; want the domain, and no metadata", got)
 	}
 }

@@ -6,7 +6,8 @@
 // library would be the larger part of the cost of a call.
 //
 // Because Envoy allows requests after an error, nearly all requests get an answer. Errors are returned only
-// for requests that no proxy sends, and for limits whose on_backend_failure is error.
+// for requests that no proxy sends, for limits whose on_backend_failure is error, for callers that no longer
+// wait, and while no configuration is loaded.
 package grpcapi
 
 import (
@@ -28,8 +29,8 @@ import (
 // ServiceName is the full name of the gRPC service.
 const ServiceName = "envoy.service.ratelimit.v3.RateLimitService"
 
-// These are the reasons for which a request is not passed to the limiter. TooMuch and Panicked are answered
-// with OVER_LIMIT, the others with an RPC error.
+// These are the reasons for which a request gets no verdict from the limiter. TooMuch and Panicked are answered
+// with OVER_LIMIT, the others with an error.
 const (
 	Malformed     = "malformed"
 	NoDomain      = "no_domain"
@@ -40,7 +41,7 @@ const (
 	Panicked      = "panic"
 )
 
-// Observer receives events about requests that are not passed to the limiter.
+// Observer receives events about requests that get no verdict from the limiter.
 type Observer interface {
 	// Refused is called with one of the reasons above.
 	Refused(reason string)
@@ -136,7 +137,7 @@ func (s *Server) serve(ctx context.Context, read func(any) error) (a *answer, er
 	return a, err
 }
 
-// enter waits at the gate until m may be decoded, or until it is late. It does nothing if m was admitted
+// enter waits at the gate until m may be decoded, or until it is late. It does nothing if m has been at the gate
 // before.
 func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
 	if m.gateState != outside {
@@ -151,7 +152,7 @@ func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
 	s.gate.overflow <- struct{}{}
 }
 
-// leave reports to the gate that m is answered, if the gate has admitted m.
+// leave ends the part of m in the bounds of the gate, if m has been there.
 func (s *Server) leave(m *message) {
 	switch m.gateState {
 	case inside:
@@ -177,9 +178,10 @@ var (
 	errNoDescriptors = grpcstatus.Error(codes.Unknown, "rate limit descriptor list must not be empty")
 )
 
-// ended is a context whose deadline has passed. With it, a store that would have to wait fails at once.
+// ended is a context whose deadline has passed. With it, a store that would have to wait fails at once. It is not
+// canceled, because the limiter does not report the failures of canceled requests.
 var ended = func() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithDeadline(context.Background(), time.Unix(0, 0))
 	cancel()
 	return ctx
 }()
@@ -204,7 +206,7 @@ func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, 
 	if err := s.failure(c, s.limiter.Check(checkCtx, c)); err != nil {
 		return nil, err
 	}
-	s.leave(m) // measured before the answer is delayed
+	s.leave(m) // a delayed answer does not count at the gate
 	if c.Verdict.Delay > 0 {
 		if err := s.delays.Wait(ctx, c.Verdict.Delay); err != nil {
 			return nil, grpcstatus.FromContextError(err).Err()

@@ -205,14 +205,14 @@ func TestWrongRequestsAreErrorsAsOfTheReferenceServer(t *testing.T) {
 			before := counted.count(c.why)
 			_, err := send(s, t.Context(), c.wire)
 			if got := grpcstatus.Convert(err); got.Code() != codes.Unknown || got.Message() != c.text {
-				t.Errorf("%v, want %q", err, c.text)
+				t.Errorf("got %v; want the code Unknown and the message %q", err, c.text)
 			}
 			if counted.count(c.why) != before+1 {
 				t.Errorf("%q is not counted", c.text)
 			}
 		}
 		if _, err := send(s, t.Context(), []byte{0x0a}); err == nil || counted.count(Malformed) != 1 {
-			t.Errorf("malformed: %v", err)
+			t.Errorf("malformed: got %v, counted %d times; want an error that is counted once", err, counted.count(Malformed))
 		}
 	})
 }
@@ -226,13 +226,13 @@ func TestTooMuchIsDenied(t *testing.T) {
 			t.Errorf("got %v, %v; want OVER_LIMIT, counted as too much", got, err)
 		}
 		if got, err := send(s, t.Context(), request(keys[1:]...)); err != nil || got.OverallCode != ok {
-			t.Errorf("the most: %v, %v", got.GetOverallCode(), err)
+			t.Errorf("as many descriptors as are allowed: got %v, %v; want OK", got.GetOverallCode(), err)
 		}
 		// Without a domain, a request is normally an error. This one must be denied instead, because after an
 		// error the proxy would allow it.
 		got, err = send(s, t.Context(), request(keys...)[len("\x0a\x01d"):])
 		if err != nil || got.OverallCode != over || counted.count(TooMuch) != 2 {
-			t.Errorf("without a domain: %v, %v", got, err)
+			t.Errorf("without a domain: got %v, %v; want OVER_LIMIT, counted as too much", got, err)
 		}
 	})
 }
@@ -242,13 +242,13 @@ func TestBoundsOfARequestCanBeRaised(t *testing.T) {
 		s, _ := newServer(t, newLimiter(), Options{Bounds: Bounds{Descriptors: 200, Entries: 1}})
 		for n, want := range map[int]rls.RateLimitResponse_Code{200: ok, 201: over} {
 			if got, err := send(s, t.Context(), request(make([]string, n)...)); err != nil || got.OverallCode != want {
-				t.Errorf("%d descriptors: %v, %v", n, got.GetOverallCode(), err)
+				t.Errorf("%d descriptors: got %v, %v; want %v", n, got.GetOverallCode(), err, want)
 			}
 		}
 	})
 	for _, b := range []Bounds{{Descriptors: 1001}, {Descriptors: -1}, {Entries: 101}, {Entries: -1}} {
 		if err := (Options{Bounds: b}).Check(); err == nil {
-			t.Errorf("%+v: no error", b)
+			t.Errorf("%+v: got no error; want one, because a bound is out of range", b)
 		}
 	}
 }
@@ -275,7 +275,7 @@ func TestPanicIsADenialLoggedOnce(t *testing.T) {
 			t.Error(err)
 		}
 		if logged.Len() != 2 {
-			t.Errorf("%d logged a second later", logged.Len())
+			t.Errorf("%d panics logged a second later; want 2", logged.Len())
 		}
 	})
 }
@@ -289,7 +289,7 @@ func TestErrorPolicyIsUnavailable(t *testing.T) {
 	})
 }
 
-func TestACanceledCallIsNotCharged(t *testing.T) {
+func TestACallAfterItsDeadlineIsNotCharged(t *testing.T) {
 	each(t, func(t *testing.T, send sender) { //nolint:thelper // it is the test
 		s, _ := newServer(t, storeFunc(func([]backend.Decision) { t.Error("the store was called") }).limiter(t, descriptors.Deny), Options{})
 		ctx, cancel := context.WithTimeout(t.Context(), -1)
@@ -318,22 +318,22 @@ func TestAnswersAreHeldForTheirTurn(t *testing.T) {
 				t.Fatalf("got %v, %v; want OK", got, err)
 			}
 			if waited := time.Since(start).Round(time.Millisecond); waited != time.Duration(i)*time.Second {
-				t.Errorf("answer %d after %v", i, waited)
+				t.Errorf("answer %d after %v; want %d s", i, waited, i)
 			}
 		}
-		// The turns of the leaky bucket are a second apart. The turn after the next one is later than this
-		// caller's deadline.
+		// The turns of the leaky bucket are a second apart. The turn after the next one is less than 2 ms
+		// before this caller's deadline, so no time is left for sending the answer.
 		go send.must(t, s, "jobs")
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second+time.Millisecond)
 		defer cancel()
 		if got, err := send(s, ctx, request("jobs")); err != nil || got.OverallCode != over {
-			t.Errorf("too late: %v, %v", got, err)
+			t.Errorf("too late: got %v, %v; want OVER_LIMIT", got, err)
 		}
 		ctx, cancel = context.WithTimeout(t.Context(), 2*time.Second+3*time.Millisecond)
 		defer cancel()
 		if got, err := send(s, ctx, request("jobs")); err != nil || got.OverallCode != ok {
-			t.Errorf("in time: %v, %v", got, err)
+			t.Errorf("in time: got %v, %v; want OK", got, err)
 		}
 	})
 }
@@ -363,7 +363,7 @@ func TestHeldAnswersAreBounded(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		if got, err := send(s, t.Context(), request("jobs")); err != nil || got.OverallCode != ok {
-			t.Errorf("whose turn is now: %v, %v", got, err)
+			t.Errorf("without a delay: got %v, %v; want OK", got, err)
 		}
 	})
 }
@@ -391,7 +391,7 @@ func TestJSON(t *testing.T) {
 		var a, b any
 		if json.Unmarshal([]byte(c.want), &a) == nil {
 			if err := json.Unmarshal(got, &b); err != nil || !equalJSON(a, b) {
-				t.Errorf("%s: got %s; want JSON that equals %v", c.body, got, b)
+				t.Errorf("%s: got %s; want JSON that equals %s", c.body, got, c.want)
 			}
 		} else if c.want != "" && string(got) != c.want {
 			t.Errorf("%s: got %s; want %s", c.body, got, c.want)
@@ -410,10 +410,10 @@ func TestJSON(t *testing.T) {
 	}
 	const refund = `{"domain":"d","descriptors":[{"entries":[{"key":"k","value":"v"}],"hitsAddend":"1","isNegativeHits":true}]}`
 	if code, got := s.AnswerJSON(t.Context(), []byte(refund), false); code != 403 || counted.count(Untrusted) != 1 {
-		t.Errorf("a refund without the token: %d %s", code, got)
+		t.Errorf("a refund without the token: got %d %s; want status 403, counted as untrusted", code, got)
 	}
 	if code, got := s.AnswerJSON(t.Context(), []byte(body), false); code != 429 {
-		t.Errorf("after it: %d %s", code, got)
+		t.Errorf("after the refused refund: got %d %s; want status 429", code, got)
 	}
 	for _, c := range []struct {
 		body string
@@ -426,10 +426,10 @@ func TestJSON(t *testing.T) {
 	// Braces in a text are not objects.
 	braces := strings.Replace(body, `"v"`, `"`+strings.Repeat(`{\"{\\`, 1000)+`"`, 1)
 	if code, got := s.AnswerJSON(t.Context(), []byte(braces), false); code != 200 {
-		t.Errorf("braces in a text: %d %s", code, got)
+		t.Errorf("braces in a text: got %d %s; want status 200", code, got)
 	}
 	if counted.count(Malformed) != 3 {
-		t.Errorf("%d malformed", counted.count(Malformed))
+		t.Errorf("%d requests were counted as malformed; want 3", counted.count(Malformed))
 	}
 	s.limiter = storeFunc(func(d []backend.Decision) { d[0].Err = errors.New("unreachable") }).limiter(t, descriptors.Error)
 	if code, got := s.AnswerJSON(t.Context(), []byte(body), false); code != 503 || string(got) != "unreachable\n" {
@@ -505,7 +505,7 @@ func TestBytesOfClientsAreLimitedAndNeverEchoed(t *testing.T) {
 				t.Errorf("%s: request %d: %v, want %v", name, i, got.OverallCode, want)
 			}
 			if len(value) > 1 && strings.Contains(string(raw), value) {
-				t.Errorf("%s: echoed", name)
+				t.Errorf("%s: the answer contains the value of the client", name)
 			}
 		}
 	}

@@ -48,7 +48,7 @@ func settleServerWith(t *testing.T, ids limiter.IDs, o Options) *Server {
 	return server
 }
 
-// hits returns a descriptor's hits_addend. nil stands for none.
+// hits returns a descriptor's hits_addend.
 func hits(n uint64) *wrapperspb.UInt64Value { return wrapperspb.UInt64(n) }
 
 // entry returns a descriptor with one entry.
@@ -58,7 +58,7 @@ func entry(key, value string, hits *wrapperspb.UInt64Value) *ratelimit.RateLimit
 	}
 }
 
-// sent sends a request that has a hits_addend of its own.
+// sent sends a request with a hits_addend, and returns the answer.
 func sent(t *testing.T, send sender, s *Server, hits uint32, list ...*ratelimit.RateLimitDescriptor) *rls.RateLimitResponse {
 	t.Helper()
 	wire, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: list, HitsAddend: hits})
@@ -78,7 +78,7 @@ func idOf(t *testing.T, r *rls.RateLimitResponse) string {
 	fields := r.GetDynamicMetadata().GetFields()
 	id := fields["settle"].GetStringValue()
 	if nested := fields["metadata"].GetStructValue().GetFields()["settle"].GetStringValue(); nested != id {
-		t.Errorf("settle is %q, metadata.settle %q", id, nested)
+		t.Errorf("settle is %q, metadata.settle is %q; want equal ids", id, nested)
 	}
 	return id
 }
@@ -99,7 +99,7 @@ func TestTheAnswerHasTheReservationsID(t *testing.T) {
 				t.Fatalf("got %v; want 900 remaining and the id of a reservation", first)
 			}
 			if plan := first.GetDynamicMetadata().GetFields()["metadata"].GetStructValue().GetFields()["plan"]; o.Metadata != (plan.GetStringValue() == "gold") {
-				t.Errorf("the metadata of the limit: %v", plan)
+				t.Errorf("plan in the metadata: got %v; want gold only if metadata is enabled", plan)
 			}
 			done := sent(t, send, s, 0, entry("settle", id, hits(37)), entry("settle_end", id, hits(0)))
 			if len(done.GetStatuses()) != 2 || done.GetOverallCode() != rls.RateLimitResponse_OK || !o.Metadata && done.GetDynamicMetadata() != nil {
@@ -130,7 +130,7 @@ func TestTheAnswerHasTheReservationsID(t *testing.T) {
 	}
 }
 
-// idOfLength makes ids of one length.
+// idOfLength makes ids of this many bytes.
 type idOfLength int
 
 func (n idOfLength) Append(dst []byte, _ *limiter.Reserved) []byte {
@@ -138,7 +138,7 @@ func (n idOfLength) Append(dst []byte, _ *limiter.Reserved) []byte {
 }
 func (idOfLength) Open(string, *limiter.Reserved) bool { return false }
 
-// The lengths in the answer are numbers of one or more bytes.
+// The id's length decides how many bytes the lengths of the messages around it need.
 func TestIDsOfEveryLengthAreAnswered(t *testing.T) {
 	for n := 1; n < limiter.MaxID; n += 1 + n/200 {
 		s := settleServerWith(t, idOfLength(n), Options{})
