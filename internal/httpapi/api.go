@@ -198,7 +198,7 @@ type done struct {
 	OK bool `json:"ok"`
 }
 
-// mistake answers an invalid request with the limiter's error.
+// mistake answers with an error of the limiter.
 func mistake(w http.ResponseWriter, err error) {
 	mistake, ok := errors.AsType[*limiter.RequestError](err)
 	switch {

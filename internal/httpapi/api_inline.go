@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// maxInline bounds a limit that comes with a request.
+	// maxInline bounds the configuration of a limit that comes with a request, in bytes of compact JSON.
 	maxInline = 2 << 10
 	// maxInlines bounds the number of compiled limits in the cache.
 	maxInlines = 4096
@@ -40,8 +40,8 @@ func (a *API) addInlineLimit(req *apiRequest) error {
 	return nil
 }
 
-// inlineOf compiles text, the configuration of the limit name, which a reservation contains. Its errors are
-// those of inline.
+// inlineOf compiles text, which a reservation contains as the configuration of the limit called name. Its errors
+// are those of inline.
 func (a *API) inlineOf(domain, name, text string) (*descriptors.Policy, error) {
 	return a.inline(inline{domain, name, text})
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// description has the exact numbers of a limit: rate units flow in per period_us.
+// description has the exact numbers of a limit: rate units become available in each period of period_us microseconds.
 type description struct {
 	Domain      string `json:"domain"`
 	Name        string `json:"name"`

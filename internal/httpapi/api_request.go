@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// maxCharges is the largest number of limits in one request, because a Store charges them in one step.
+	// maxCharges is the largest number of limits in one request. It is bounded, because a Store charges them in one
+	// step.
 	maxCharges = 100
 	// maxCount is the largest absolute count. All whole numbers up to it are exact in every JSON
 	// implementation.

@@ -29,13 +29,13 @@ type AuthLimiter interface {
 	Check(context.Context, *limiter.Call) error
 }
 
-// AuthObserver receives events about requests that are not passed to the limiter.
+// AuthObserver receives events about requests that get no verdict from the limiter.
 type AuthObserver interface {
 	// Refused is called with one of the reasons below.
 	Refused(reason string)
 }
 
-// These are the reasons for which a request is not passed to the limiter.
+// These are the reasons for which a request gets no verdict from the limiter.
 const (
 	NoRoute       = "auth_no_route"       // no route matched
 	NoDescriptor  = "auth_no_descriptor"  // a route matched, but each of its descriptors had a missing value
@@ -44,8 +44,8 @@ const (
 	Panicked      = "panic"
 )
 
-// Auth decides requests that proxies describe over HTTP. It answers with 200 and an empty body, or with a
-// denial. It never reads a body, because NGINX may announce a body that it does not send.
+// Auth decides requests that proxies describe over HTTP. It answers with 200 and an empty body, with a denial, or
+// with 503 if there is no decision. It never reads a body, because NGINX may announce a body that it does not send.
 type Auth struct {
 	// Limiter decides, with the auth section of its Snapshot.
 	Limiter  AuthLimiter

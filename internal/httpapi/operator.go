@@ -20,8 +20,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 )
 
-// Operator serves operators, with the paths below /api/ of the admin port. It shows buckets and the keys
-// denied most, and deletes buckets. Its caller checks the authorization.
+// Operator serves operators, with the paths below /api/ of the admin port. It shows buckets, the keys denied most,
+// unmatched requests and conditions, and it resets buckets and serves Adjustments. Its caller checks the
+// authorization.
 type Operator struct {
 	Limiter *limiter.Limiter
 	// Denied returns the keys denied most, and the time since which they are counted. It is
@@ -98,8 +99,8 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", map[string]any{"buckets": all})
 }
 
-// inspected returns a dry run of that many units of the limits that the query selects. It returns nil after
-// it has answered with a problem.
+// inspected makes a dry run of cost units at the limits that the query selects, and returns the Call. It returns
+// nil after it has answered with a problem.
 func (o *Operator) inspected(w http.ResponseWriter, r *http.Request, cost int64) *limiter.Call {
 	c, err := selectedBuckets(r.URL.RawQuery)
 	if err != nil {

@@ -7,8 +7,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// identify adds the ids of the reserved units of req, which was allowed: one id for each limit, and one for
-// all. All have the same Reserved.ID, so each limit is settled once, whichever id a client uses.
+// identify adds the ids of the reserved units of req, which was allowed: one id for each limit, and one for all
+// limits unless there are more than limiter.MaxReserved. All have the same Reserved.ID, so each limit is settled
+// once, whichever id a client uses.
 func (a *API) identify(answer *apiAnswer, req *apiRequest) {
 	c := req.call
 	all := limiter.Reserved{Domain: descriptors.PrefixNumber(c.Verdict.Domain.Name)}
