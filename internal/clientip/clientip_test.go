@@ -34,7 +34,7 @@ func TestForwarded(t *testing.T) {
 	}
 }
 
-// All addresses of one IPv6 network belong to one client.
+// TestNetworks checks that an IPv4 client is identified by its address, and an IPv6 client by its /64 network.
 func TestNetworks(t *testing.T) {
 	for _, c := range []struct{ addr, key, network string }{
 		{"192.0.2.7", "192.0.2.7", "192.0.2.7/32"},
@@ -44,11 +44,11 @@ func TestNetworks(t *testing.T) {
 		key, _ := Key(addr, 64)
 		network, _ := Network(addr, 64)
 		if key != c.key || network != c.network {
-			t.Errorf("%s: %s %s, want %s %s", addr, key, network, c.key, c.network)
+			t.Errorf("%s: key %s, network %s; want %s, %s", addr, key, network, c.key, c.network)
 		}
 	}
 	if key, ok := Key(netip.Addr{}, 64); ok {
-		t.Errorf("no address has the key %q", key)
+		t.Errorf("the zero Addr has the key %q; want none", key)
 	}
 }
 

@@ -11,14 +11,14 @@ import (
 )
 
 // HasToken reports whether r has the required token in its header "Authorization: Bearer TOKEN". The comparison
-// takes constant time. Brings returns false if required is nil.
+// takes constant time. HasToken returns false if required is nil.
 func HasToken(r *http.Request, required Token) bool {
 	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
 	return IsToken(strings.TrimSpace(token), required) && strings.EqualFold(scheme, "Bearer")
 }
 
-// IsToken reports whether given equals the required token. The comparison takes constant time. Is returns false if
-// required is nil.
+// IsToken reports whether token is the required token. The comparison takes constant time. IsToken returns
+// false if required is nil.
 func IsToken(token string, required Token) bool {
 	if required == nil {
 		return false
@@ -27,8 +27,9 @@ func IsToken(token string, required Token) bool {
 	return subtle.ConstantTimeCompare(want[:], got[:]) == 1
 }
 
-// FromSamePage reports whether a browser sent r for a page of exactly the same origin. It returns false for
-// programs, because they send no Origin.
+// FromSamePage reports whether a browser sent r for a page that has the same host name and port as r. The
+// scheme of the page can be http or https. FromSamePage returns false for requests without an Origin, so also
+// for most programs.
 func FromSamePage(r *http.Request) bool {
 	origin, site := r.Header.Get("Origin"), r.Header.Get("Sec-Fetch-Site")
 	return r.Host != "" && (origin == "http://"+r.Host || origin == "https://"+r.Host) && (site == "" || site == "same-origin")
@@ -40,20 +41,21 @@ func ThroughUnixSocket(r *http.Request) bool {
 	return ok && local.Network() == "unix"
 }
 
-// FromBrowser reports whether a browser sent r. r must be a POST, because every browser sends the origin of
-// the page with a POST.
+// FromBrowser reports whether r has a header that only browsers send. With a POST every browser sends the
+// origin of the page. With a GET, browsers may send neither of the headers, so FromBrowser can return false.
 func FromBrowser(r *http.Request) bool {
 	return r.Header["Origin"] != nil || r.Header["Sec-Fetch-Site"] != nil
 }
 
-// FromOtherSite reports whether a browser sent r for a page of another site, or of another port of this machine.
+// FromOtherSite reports whether a browser states that it sent r for a page of another origin: of another site,
+// or of another host or port of the same site. Browsers state it only to an https origin or to localhost.
 func FromOtherSite(r *http.Request) bool {
 	site := r.Header.Get("Sec-Fetch-Site")
 	return site == "cross-site" || site == "same-site"
 }
 
-// LocalHostOnly returns a handler that passes a request to next if HasLocalHost returns true. It
-// refuses other requests with the text remedy.
+// LocalHostOnly returns a handler that passes a request to next if HasLocalHost returns true. It answers other
+// requests with status 421 and the text remedy.
 func LocalHostOnly(next http.Handler, remedy string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !HasLocalHost(r) {
@@ -64,11 +66,12 @@ func LocalHostOnly(next http.Handler, remedy string) http.Handler {
 	})
 }
 
-// HasLocalHost reports whether the host of r is localhost, an IP address or empty.
+// HasLocalHost reports whether the host of r is localhost, an IP address or empty. It returns true also for a
+// request that arrived through a Unix socket, unless FromBrowser returns true for it.
 //
 // This protects against DNS rebinding. If the host name of a web page resolves to this machine, the browser
-// regards this listener as the same origin, and the page could send requests that need no token. A browser
-// reaches a Unix socket only through a forwarded port, so the rule applies to browsers there too.
+// regards this listener as the same origin, and the page could send requests that need no token. A browser can
+// reach a Unix socket through a forwarded port, so the rule applies to its requests there too.
 func HasLocalHost(r *http.Request) bool {
 	if ThroughUnixSocket(r) && !FromBrowser(r) {
 		return true

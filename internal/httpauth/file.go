@@ -20,7 +20,7 @@ const (
 type file[T any] struct {
 	read    func() (T, error)
 	equal   func(a, b T) bool
-	failed  func(err error) // logs a problem with a later read; called once for each problem
+	failed  func(err error) // logs the error of a read after the first; called once while the error stays the same
 	changed func(value T)   // logs that there is a new value
 }
 
@@ -31,7 +31,7 @@ type followed[T any] struct {
 
 	mu      sync.Mutex // held by the request that reads the file; other requests use value without waiting
 	at      time.Time  // when the file was last read; guarded by mu
-	problem string     // the last problem with the file; guarded by mu
+	problem string     // the error of the last read, or ""; guarded by mu
 }
 
 // follow returns a function that returns the current value of f. The function reads the file again, at most

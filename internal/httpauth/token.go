@@ -8,7 +8,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// Token returns the secret that a request must currently have. A nil Token means that no secret is required.
+// Token returns the secret that a request must currently have. A nil Token means that no secret is configured.
+// HasToken and IsToken then return false.
 type Token func() string
 
 // FixedToken returns a Token that never changes, or nil if secret is empty.

@@ -36,7 +36,7 @@ func TestFilesWithoutATokenAreRefused(t *testing.T) {
 		}
 	}
 	if token, err := FileToken("", zap.NewNop()); err == nil || token != nil {
-		t.Error("a file without a name was read")
+		t.Errorf("FileToken without a file name: token is nil: %t, error %v; want no token and an error", token == nil, err)
 	}
 }
 
@@ -59,7 +59,7 @@ func TestTokensAreReadAgain(t *testing.T) {
 			{"-", "third"}, // removed
 			{"third", "third"},
 			{"fourth", "fourth"},
-			{"-", "fourth"}, // the same problem, after the file was in order
+			{"-", "fourth"}, // logged again, because the file could be read in between
 		} {
 			if step.text == "-" {
 				if err := os.Remove(path); err != nil {
@@ -71,7 +71,7 @@ func TestTokensAreReadAgain(t *testing.T) {
 			time.Sleep(reread)
 			for range 3 {
 				if got := token(); got != step.want {
-					t.Errorf("%q: %q, want %q", step.text, got, step.want)
+					t.Errorf("file %q: token %q, want %q", step.text, got, step.want)
 				}
 			}
 		}
@@ -86,14 +86,14 @@ func TestTokensAreReadAgain(t *testing.T) {
 	})
 }
 
-// A request without a Host is of no page, not even of one without a name.
+// FromSamePage returns false for a request without a Host, even if its Origin has no host either.
 func TestARequestWithoutAHostIsOfNoPage(t *testing.T) {
 	for host, want := range map[string]bool{"": false, "sidecar": true} {
 		r := httptest.NewRequest("POST", "/", nil)
 		r.Host = host
 		r.Header.Set("Origin", "http://"+host)
 		if got := FromSamePage(r); got != want {
-			t.Errorf("%q: %t, want %t", host, got, want)
+			t.Errorf("Host %q: FromSamePage returned %t, want %t", host, got, want)
 		}
 	}
 }
@@ -147,6 +147,6 @@ func TestKeysOfReservationsAreReadAgain(t *testing.T) {
 		}
 	})
 	if secrets, err := FileSecrets(filepath.Join(t.TempDir(), "none"), zap.NewNop()); err == nil || secrets != nil {
-		t.Error("a file that does not exist was read")
+		t.Errorf("FileSecrets of a file that does not exist: secrets are nil: %t, error %v; want no secrets and an error", secrets == nil, err)
 	}
 }

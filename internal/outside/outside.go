@@ -11,7 +11,7 @@ import (
 // Clock returns the time and calls functions later.
 type Clock interface {
 	Now() time.Time
-	// AfterFunc calls f on another goroutine, d from now.
+	// AfterFunc calls f after d. It returns at once.
 	AfterFunc(d time.Duration, f func()) Timer
 }
 
@@ -43,10 +43,11 @@ type World struct {
 	Below  func(n int) int
 	// Pause waits for d.
 	Pause func(d time.Duration)
-	// Watch watches the Sentinel at addr. It calls named with each address of the master that the Sentinel
-	// reports, and message with each message that the Sentinel publishes.
+	// Watch starts to watch the Sentinel at addr, and returns. From then on it calls named with each address
+	// of the master that the Sentinel reports, and message with each message that the Sentinel publishes.
 	Watch func(addr string, named func(master string), message func(channel, payload string))
-	// Call sends commands to a server in one write, and waits for the replies until ctx ends.
+	// Call sends commands to a server in one write, and waits for the replies until ctx ends. It sets Reply or
+	// Err of each command.
 	Call func(ctx context.Context, server string, commands []Command)
 }
 

@@ -45,8 +45,8 @@ func explain(v *limiter.Verdict, noRetryAfter bool) denial {
 	return d
 }
 
-// denier returns the Result that explains v. It considers only limits that deny alone, and returns nil if
-// there is none.
+// denier returns the Result that explains v: the most restrictive one of the limits that a store has decided
+// and that deny the request. It returns nil if there is none, for example if the store failed.
 func denier(v *limiter.Verdict) *limiter.Result {
 	at := mostRestrictive(v, func(r *limiter.Result) bool { return r.Outcome == limiter.Denied && v.Denies(r) })
 	if at < 0 {
@@ -94,7 +94,8 @@ func AppendBody(b []byte, f descriptors.Body, v *limiter.Verdict, noRetryAfter b
 	return append(d.appendMessage(b), '\n')
 }
 
-// appendMessage appends a sentence that explains the denial, in printable ASCII.
+// appendMessage appends the explanation of the denial, in printable ASCII: a sentence and, unless d.wait is 0, a
+// second one with the retry time.
 func (d *denial) appendMessage(b []byte) []byte {
 	switch d.cause {
 	case missing:
@@ -152,7 +153,8 @@ func (d *denial) appendAnthropic(b []byte) []byte {
 	return append(b, "}}\n"...)
 }
 
-// appendProblem appends problem details (RFC 9457) with the types of draft-ietf-httpapi-ratelimit-headers.
+// appendProblem appends problem details (RFC 9457). The types are those of
+// draft-ietf-httpapi-ratelimit-headers, which has none for a missing descriptor.
 func (d *denial) appendProblem(b []byte, v *limiter.Verdict) []byte {
 	kind, title := "https://iana.org/assignments/http-problem-types#quota-exceeded", "Too Many Requests"
 	switch d.cause {
@@ -184,7 +186,7 @@ func (d *denial) appendProblem(b []byte, v *limiter.Verdict) []byte {
 	return append(b, "}\n"...)
 }
 
-// appendQuoted appends the sentence of appendMessage as a JSON string.
+// appendQuoted appends the text of appendMessage as a JSON string.
 func (d *denial) appendQuoted(b []byte) []byte {
 	var room [256]byte
 	return strconv.AppendQuoteToASCII(b, string(d.appendMessage(room[:0]))) // for printable ASCII, quoting in Go and in JSON is the same

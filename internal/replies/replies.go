@@ -15,7 +15,8 @@ import (
 // MaxName bounds the bytes of a limit's name in headers and bodies.
 const MaxName = 128
 
-// Describes reports whether headers may describe r. They do not describe shadow limits and failures.
+// Describes reports whether headers may describe r. They do not describe shadow limits, unlimited limits, limits
+// that another limit replaces, and decisions with an error.
 func Describes(r *limiter.Result) bool {
 	return r.Policy != nil && !r.Policy.Shadow && r.Outcome != limiter.Shadowed && !r.Policy.Unlimited && r.Outcome != limiter.Replaced && r.Decision.Err == nil
 }
@@ -29,9 +30,9 @@ func Limit(r *limiter.Result) *algorithms.Limit {
 	return r.Policy.Limit
 }
 
-// MostRestrictive returns the index of the most restrictive Result of v, or -1. If limits deny, it chooses a
-// limit that can never allow the cost, or else the one with the longest retry time. If none denies, it
-// chooses the one with the fewest units left.
+// MostRestrictive returns the index of the most restrictive Result of v for which Describes returns true, or -1.
+// If limits deny, it chooses a limit that can never allow the cost, or else the one with the longest retry time.
+// If none denies, it chooses the one with the fewest units left.
 func MostRestrictive(v *limiter.Verdict) int {
 	return mostRestrictive(v, func(*limiter.Result) bool { return true })
 }

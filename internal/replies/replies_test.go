@@ -92,14 +92,14 @@ func TestBodies(t *testing.T) {
 			t.Errorf("%s: %s\n%swant\n%s", c.name, f, got, c.want)
 		}
 		if strings.HasSuffix(ContentType(f), "json") && !json.Valid([]byte(got)) {
-			t.Errorf("%s: not JSON: %s", c.name, got)
+			t.Errorf("%s: %s; want valid JSON", c.name, got)
 		}
 	}
 	if f := Format(&limiter.Verdict{Domain: &limiter.Domain{DenyBody: descriptors.TextBody}}); f != descriptors.NoBody {
-		t.Errorf("an allowed request has a body: %s", f)
+		t.Errorf("the format for an allowed request is %s; want none", f)
 	}
 	if f := Format(denied(descriptors.NoBody, second, tokens)); f != descriptors.NoBody {
-		t.Errorf("nothing is configured, and there is a body: %s", f)
+		t.Errorf("the format for a denial is %s although none is configured; want none", f)
 	}
 }
 
@@ -135,5 +135,5 @@ func TestOpenAIHeaders(t *testing.T) {
 			t.Errorf("%s: %s\nwant %s", c.name, s, c.want)
 		}
 	}
-	OpenAIHeaders(&limiter.Verdict{Denied: true, RetryAfter: second}, true, func(name string, _ []byte) { t.Errorf("quiet, and there is %s", name) })
+	OpenAIHeaders(&limiter.Verdict{Denied: true, RetryAfter: second}, true, func(name string, _ []byte) { t.Errorf("a denial with noRetryAfter has the header %s; want none", name) })
 }

@@ -32,11 +32,11 @@ func (n *Numbers) PhaseOf(hash uint64) int64 {
 	return n.Phase
 }
 
-// Inflow is the speed at which a bucket refills: Units in each Span of microseconds. It is zero for a limit
-// with windows.
+// Inflow is the speed at which a bucket refills: Units units of the limit in each Span of microseconds. It is
+// the zero Inflow for a limit with windows.
 type Inflow struct{ Units, Span int64 }
 
-// Inflow returns the speed at which a bucket refills.
+// Inflow returns the speed at which a bucket refills. For a guaranteed bucket it is the sum of both parts.
 func (n *Numbers) Inflow() Inflow {
 	if n.Q == 0 {
 		return Inflow{}
@@ -47,7 +47,7 @@ func (n *Numbers) Inflow() Inflow {
 // Ticks returns the number of whole ticks in t microseconds.
 func (n *Numbers) Ticks(t int64) int64 { return t / max(1, n.Tick) }
 
-// Returned returns given, a refund in 1/Q unit, less p for each of ticks, at least 0. It is the amount that
-// an undo refunds if p have flowed in with each tick since the charge. Package algorithms sets this
-// variable.
+// Returned returns the amount that an undo refunds, in 1/Q unit: given, the amount of the charge, less the
+// inflow since the charge, which is p for each of ticks. The result is at least 0. It is 0 for negative ticks.
+// Package algorithms sets this variable.
 var Returned func(given, p, ticks int64) int64

@@ -19,11 +19,12 @@ func Split(target string) (path, query string) {
 	return path, query
 }
 
-// Path returns the normalized form of path, which conditions are compared with and which becomes part of
-// keys. It decodes percent escapes once, and resolves "//", "." and "..". Invalid escapes stay unchanged.
+// Path returns the normalized form of path. Conditions are compared with this form, and it becomes part of keys.
+// Path decodes percent escapes once. Invalid escapes stay unchanged. If the result starts with "/", Path also
+// resolves "//", "." and "..".
 func Path(path string) string { return resolve(Unescape(path)) }
 
-// resolve resolves empty segments, "." and "..".
+// resolve resolves empty segments, "." and ".." in a path that starts with "/". It returns other paths unchanged.
 func resolve(path string) string {
 	if !strings.HasPrefix(path, "/") || !strings.Contains(path, "//") && !strings.Contains(path, "/.") {
 		return path
@@ -72,7 +73,8 @@ func Fold(path string, ignore Ignore) string {
 	}
 	path = resolve(path) // the steps above may have created segments such as ".."
 	if ignore&IgnoreCase != 0 {
-		path = Lower(strings.ReplaceAll(strings.ReplaceAll(path, kelvin, "k"), longS, "s"))
+		path = strings.ReplaceAll(strings.ReplaceAll(path, kelvin, "k"), longS, "s")
+		path = Lower(strings.ReplaceAll(strings.ReplaceAll(path, dottedI, "i"), dotlessI, "i"))
 	}
 	if ignore&IgnoreTrailingSlash != 0 {
 		for len(path) > 1 && path[len(path)-1] == '/' { // several slashes can remain only if the path does not start with "/"
@@ -82,8 +84,9 @@ func Fold(path string, ignore Ignore) string {
 	return path
 }
 
-// kelvin and longS are the only letters outside ASCII that have an ASCII letter as their lower or upper case.
-const kelvin, longS = "\u212a", "\u017f"
+// These are the only letters outside ASCII whose lower or upper case, by Unicode's simple mappings, is an ASCII
+// letter. Applications that ignore case may treat them as that letter.
+const kelvin, longS, dottedI, dotlessI = "\u212a", "\u017f", "\u0130", "\u0131"
 
 // withoutParameters removes from each segment of path the first ";" and what follows.
 func withoutParameters(path string) string {

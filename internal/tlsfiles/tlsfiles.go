@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-// Pool returns the certificates in a file.
+// Pool returns the certificates in a file, which must have at least one.
 func Pool(file string) (*x509.CertPool, error) {
 	pem, err := os.ReadFile(file)
 	if err != nil {
@@ -22,9 +22,9 @@ func Pool(file string) (*x509.CertPool, error) {
 }
 
 // Client returns the configuration of a TLS client. The client trusts the certificate authorities in the file
-// ca, or those of the system if ca is "". It presents the certificate in the file cert, which is read again
-// for each connection, or no certificate if cert is "". Errors contain what, which describes the purpose of
-// the connection.
+// ca, or those of the system if ca is "". If a server requests a certificate, the client presents the one in
+// the files cert and key, which it reads again for each connection. If both are "", it has no certificate.
+// Errors contain what, which describes the purpose of the connection.
 func Client(what, ca, cert, key string) (*tls.Config, error) {
 	if (cert == "") != (key == "") {
 		return nil, fmt.Errorf("a client certificate for %s needs both a certificate and its key", what)

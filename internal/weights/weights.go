@@ -108,7 +108,7 @@ func (w *Weights) String() string {
 }
 
 // Cost returns the sum of costs multiplied by their weights. It rounds the sum up once. A name that is not in
-// costs adds nothing.
+// costs adds nothing. A name without a weight is an error, and so is a cost below 0, or a cost or sum above 2^53.
 func (w *Weights) Cost(costs map[string]int64) (int64, error) {
 	var high, low uint64
 	names := make([]string, 0, len(costs))
