@@ -19,7 +19,7 @@ func textOf(entries []Entry) string {
 	return strings.Join(parts, ",")
 }
 
-func TestParseReadsItsOwnOutput(t *testing.T) {
+func TestParseReadsEscapedEntries(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := append([]Entry{{"k" + raw(t, "key"), raw(t, "value")}}, rawEntries(t, "more")...)
 		for i := range want {
@@ -94,7 +94,7 @@ func TestParseReadsThePlainFormat(t *testing.T) {
 			t.Errorf("%q: got %q; want valid text without control characters", entries, got)
 		}
 		if back, err := Parse(got); plain && (err != nil || !slices.Equal(back, entries)) {
-			t.Errorf("%q: %q is read as %q, %v", entries, got, back, err)
+			t.Errorf("the format %q is parsed as %q, %v; want %q", got, back, err, entries)
 		}
 	})
 	if got := Format([]Entry{{"a=,b", "c=,d\\"}, {"é", "\n\xff"}}); got != `a\=\,b=c=\,d\\,\u00e9=\n\xff` {
@@ -115,7 +115,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if again, err := Parse(textOf(entries)); err != nil || !slices.Equal(again, entries) {
-			t.Errorf("%q: %q, then %q, %v", text, entries, again, err)
+			t.Errorf("%q is parsed as %q; their escaped form is parsed as %q, %v; want the same entries", text, entries, again, err)
 		}
 	})
 }

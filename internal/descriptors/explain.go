@@ -20,7 +20,7 @@ type Explanation struct {
 // Step is one entry and the pattern that it matched.
 type Step struct {
 	Entry Entry
-	// Pattern is the pattern in the configuration's notation: key, or key=value.
+	// Pattern is the pattern as Pattern.Shown returns it, such as key or key=value.
 	Pattern string
 	How     How
 	// Over lists the other patterns that match the entry. Pattern takes precedence over them.
@@ -30,7 +30,7 @@ type Step struct {
 // Reason is the reason why no limit applies to a descriptor.
 type Reason uint8
 
-// These are the reasons. NoKey and NoValue concern one entry.
+// These are the reasons.
 const (
 	NoKey     Reason = iota // no pattern has the key
 	NoValue                 // patterns have the key, but none has the value
@@ -50,8 +50,8 @@ const maxNear = 5
 // Miss describes where a match failed, and what the configuration has at that level.
 type Miss struct {
 	Reason Reason
-	// At is the index of the entry that matched nothing. If the descriptor is too short, it is the number of
-	// entries.
+	// At is the index of the entry that matched nothing, and Entry is that entry. If all entries matched, At is
+	// the number of entries, and Entry is empty.
 	At    int
 	Entry Entry
 	// Near lists the most similar texts in the configuration: keys, values or, for a descriptor that is too
@@ -59,8 +59,8 @@ type Miss struct {
 	Near []string
 	// More is the number of candidates that are not in Near.
 	More int
-	// Shorter is the number of leading entries that would match a limit if the other entries were missing. 0
-	// means that no such number exists.
+	// Shorter is the largest number of leading entries that would match a limit if the other entries were
+	// missing. 0 means that no such number exists.
 	Shorter int
 }
 
@@ -261,14 +261,14 @@ func (v *values) patterns(key string, visit func(Pattern, *Node)) {
 	}
 }
 
-// names returns the values that the patterns of a key match.
+// names returns the values in the patterns of a key, for display.
 func (v *values) names() []string {
 	var names []string
 	v.patterns("", func(p Pattern, _ *Node) { names = append(names, p.value()) })
 	return names
 }
 
-// names returns the keys of a level.
+// names returns the keys of a level, for display.
 func (t *tables) names() []string {
 	var names []string
 	for key := range t.keys.all() {

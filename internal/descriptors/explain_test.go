@@ -9,7 +9,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// treeOf returns a Tree of paths key[=value],… Paths that end in "!" have a limit.
+// treeOf returns a Tree of paths. A path is a list of patterns (see patternOf) with commas between them. Paths
+// that end in "!" have a limit.
 func treeOf(tb fataler, paths ...string) *Tree {
 	t := &Tree{}
 	for _, path := range paths {
@@ -86,7 +87,7 @@ func TestNearestFirstAndAtMostFive(t *testing.T) {
 	}
 }
 
-// The trees and descriptors are random.
+// TestExplainAgreesWithMatch uses random trees and descriptors.
 func TestExplainAgreesWithMatch(t *testing.T) {
 	key := rapid.SampledFrom([]string{"a", "ab", "b"})
 	value := rapid.SampledFrom([]string{"x", "xy", "y", "xyx"})
@@ -115,15 +116,15 @@ func TestExplainAgreesWithMatch(t *testing.T) {
 		limited := node != nil && len(node.Policies) > 0
 		switch {
 		case x.Node != node:
-			t.Fatalf("%v, %v: explains another node than matches", paths, entries)
+			t.Fatalf("%v, %v: Explain and Match return different nodes; want the same", paths, entries)
 		case limited != (x.Miss == nil):
-			t.Fatalf("%v, %v: has a limit: %v, but the miss is %v", paths, entries, limited, x.Miss)
+			t.Fatalf("%v, %v: has a limit: %v, the miss is %v; want a miss exactly if there is no limit", paths, entries, limited, x.Miss)
 		case node != nil && len(x.Steps) != len(entries):
-			t.Fatalf("%v, %v: %d steps", paths, entries, len(x.Steps))
+			t.Fatalf("%v, %v: %d steps, want %d", paths, entries, len(x.Steps), len(entries))
 		}
 		for _, s := range x.Steps {
 			if s.Pattern == "" {
-				t.Fatalf("%v, %v: no pattern in %v", paths, entries, x.Steps)
+				t.Fatalf("%v, %v: got steps %v; want a pattern in each", paths, entries, x.Steps)
 			}
 		}
 		if x.Miss == nil {
@@ -131,7 +132,7 @@ func TestExplainAgreesWithMatch(t *testing.T) {
 		}
 		if n := x.Miss.Shorter; n > 0 {
 			if shorter := tree.Match(entries[:n]); n >= len(entries) || shorter == nil || len(shorter.Policies) == 0 {
-				t.Fatalf("%v, %v: the first %d match no limit", paths, entries, n)
+				t.Fatalf("%v, %v: Shorter is %d; want fewer than all entries, and a limit for them", paths, entries, n)
 			}
 		}
 	})
@@ -168,7 +169,7 @@ func TestWords(t *testing.T) {
 		}
 	}
 	if got := (&Policy{Unlimited: true}).Words(); got != "unlimited" {
-		t.Errorf("got %s", got)
+		t.Errorf("got %s, want unlimited", got)
 	}
 }
 

@@ -25,16 +25,16 @@ func FuzzKey(f *testing.F) {
 		keyA, hashA := p.AppendKeyOf(nil, one)
 		keyB, hashB := p.AppendKeyOf(nil, other)
 		if same := slices.Equal(one, other); same != (string(keyA) == string(keyB)) || same && hashA != hashB {
-			t.Errorf("%q and %q: keys %q and %q", one, other, keyA, keyB)
+			t.Errorf("%q and %q: keys %q and %q, hashes %d and %d; want equal ones: %t", one, other, keyA, keyB, hashA, hashB, same)
 		}
 		if len(keyA) > len(p.Prefix)+1+maxValues {
-			t.Errorf("%q: the key has %d bytes", one, len(keyA))
+			t.Errorf("%q: the key has %d bytes, want at most %d", one, len(keyA), len(p.Prefix)+1+maxValues)
 		}
 	})
 }
 
-// FuzzSpan checks that ParseSpan parses what Span writes, and agrees with package time for units that both
-// know.
+// FuzzSpan checks that ParseSpan parses what Span writes up to algorithms.MaxTime, and agrees with package time
+// for units that both know.
 func FuzzSpan(f *testing.F) {
 	for _, text := range []string{"500ms", "1h30m", "2d", "1w", "9223372036854775807us", "1us1us", "", "1", "s", "-1s", "1h0m"} {
 		f.Add(text)
@@ -45,10 +45,10 @@ func FuzzSpan(f *testing.F) {
 			return
 		}
 		if again, err := ParseSpan(Span(span)); span <= algorithms.MaxTime && (err != nil || again != span) {
-			t.Errorf("%q is %d us, written %q, read again %d us, %v", text, span, Span(span), again, err)
+			t.Errorf("%q is %d us, written %q, read again %d us, %v; want the same number", text, span, Span(span), again, err)
 		}
 		if d, err := time.ParseDuration(text); err == nil && d/time.Microsecond != time.Duration(span) {
-			t.Errorf("%q is %d us, and by package time %s", text, span, d)
+			t.Errorf("ParseSpan(%q) is %d us, want %s as in package time", text, span, d)
 		}
 	})
 }

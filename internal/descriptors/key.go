@@ -12,8 +12,8 @@ import (
 
 // A key consists of a prefix, which identifies the limit, and of the values that identify the bucket. Each
 // value is preceded by its length. So equal descriptors have equal keys, and different descriptors have
-// different keys. If the values have more than maxValues bytes, their SHA-256 replaces them, so that clients
-// cannot exhaust memory with long values.
+// different keys. If the values with their lengths have more than maxValues bytes, their SHA-256 replaces them,
+// so that clients cannot exhaust memory with long values.
 const maxValues = 128
 
 const (
@@ -22,9 +22,9 @@ const (
 )
 
 // Prefix returns the prefix of the keys of one limit. what is a namespace: "limit" for named limits, "path"
-// for limits inside a descriptor, "override" for limits that come with a request. id identifies the limit
-// within the namespace. The algorithm is part of the prefix, because a bucket cannot be converted to another
-// algorithm.
+// for limits inside a descriptor, "override" for limits that a descriptor of a request contains, and "inline"
+// for limits that an application defines in its call. id identifies the limit within the namespace. The
+// algorithm is part of the prefix, because a bucket cannot be converted to another algorithm.
 func Prefix(domain, what, id string, kind algorithms.Kind) string {
 	key := []byte{'1', 'a' + byte(kind)} // the version of this layout, and the algorithm
 	for _, s := range []string{domain, what, id} {
@@ -34,8 +34,8 @@ func Prefix(domain, what, id string, kind algorithms.Kind) string {
 }
 
 // AppendKey appends to dst the key of p's bucket for a descriptor. It also returns the hash from which a
-// fixed window derives its phase: the hash of the value or, for several values, of the length-prefixed
-// values. For other algorithms it returns 0.
+// fixed window derives its phase: the hash of a single value, or else of the values with their lengths. For a
+// policy that is Whole, these are the keys and values. For other algorithms it returns 0.
 func (p *Policy) AppendKey(dst []byte, entries []Entry) (key []byte, hash uint64) {
 	if p.Whole {
 		return p.appendWhole(dst, entries)

@@ -46,7 +46,8 @@ func valuesOf(entries []Entry) []string {
 	return list
 }
 
-// Equal descriptors have equal keys, and different descriptors different keys.
+// TestKeysAreEqualExactlyIfTheValuesAre also compares descriptors that differ only in the keys of their entries.
+// These have equal keys of buckets, because the prefix stands for the keys of the entries.
 func TestKeysAreEqualExactlyIfTheValuesAre(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a, b := rawEntries(t, "a"), rawEntries(t, "b")
@@ -60,10 +61,10 @@ func TestKeysAreEqualExactlyIfTheValuesAre(t *testing.T) {
 		keyB, hashB := all(len(b)).AppendKey(nil, b)
 		same := slices.Equal(valuesOf(a), valuesOf(b))
 		if bytes.Equal(keyA, keyB) != same || same && hashA != hashB {
-			t.Errorf("%q and %q: same values %t, keys %q and %q", a, b, same, keyA, keyB)
+			t.Errorf("%q and %q: same values %t, keys %q and %q; want equal keys and hashes exactly for the same values", a, b, same, keyA, keyB)
 		}
 		if again, hash := all(len(a)).AppendKeyOf([]byte("before"), valuesOf(a)); string(again) != "before"+string(keyA) || hash != hashA {
-			t.Errorf("%q: an API client has another key", a)
+			t.Errorf("%q: AppendKeyOf returned %q, %d; want the key %q after the prefix, and %d", a, again, hash, keyA, hashA)
 		}
 	})
 }
@@ -78,7 +79,7 @@ func TestKeysOfWholeDescriptorsAreEqualExactlyIfTheyAre(t *testing.T) {
 		keyA, hashA := p.AppendKey(nil, a)
 		keyB, hashB := p.AppendKey(nil, b)
 		if same := slices.Equal(a, b); bytes.Equal(keyA, keyB) != same || same && hashA != hashB {
-			t.Errorf("%q and %q: same %t, keys %q and %q", a, b, same, keyA, keyB)
+			t.Errorf("%q and %q: same %t, keys %q and %q; want equal keys and hashes exactly for the same entries", a, b, same, keyA, keyB)
 		}
 	})
 }
@@ -120,7 +121,7 @@ func TestPrefixesKeepLimitsApart(t *testing.T) {
 			return k
 		}
 		if a != b && bytes.Equal(key(a, entriesA), key(b, entriesB)) {
-			t.Errorf("%+v %q and %+v %q have one key", a, entriesA, b, entriesB)
+			t.Errorf("%+v %q and %+v %q have the same key; want different keys", a, entriesA, b, entriesB)
 		}
 	})
 }
@@ -130,7 +131,7 @@ func TestLongValuesDoNotMakeLongKeys(t *testing.T) {
 	for _, n := range []int{0, 126, 127, 128, 129, 1 << 20} {
 		key, _ := p.AppendKey(nil, []Entry{{"k", strings.Repeat("x", n)}})
 		if most := len(p.Prefix) + 1 + maxValues; len(key) > most {
-			t.Errorf("a value of %d bytes makes a key of %d, at most %d are allowed", n, len(key), most)
+			t.Errorf("a value of %d bytes makes a key of %d bytes, want at most %d", n, len(key), most)
 		}
 	}
 }
@@ -140,16 +141,16 @@ func TestAppendKeyAllocatesNothing(t *testing.T) {
 	entries := []Entry{{"user", "bob"}, {"path", strings.Repeat("/x", 200)}, {"k", "v"}}
 	for name, p := range map[string]*Policy{
 		"one":   {Prefix: all(0).Prefix, Limit: all(0).Limit, Open: []int{0}},
-		"all":   all(3), // so long that a digest replaces the values
+		"all":   all(3), // a digest replaces the values, because they are long
 		"whole": {Prefix: all(0).Prefix, Limit: all(0).Limit, Whole: true},
 	} {
 		if n := testing.AllocsPerRun(100, func() { p.AppendKey(dst, entries) }); n > 0 {
-			t.Errorf("%s: %v allocations", name, n)
+			t.Errorf("%s: AppendKey: %v allocations, want 0", name, n)
 		}
 	}
 	p, key := all(0), []string{"bob", "eve"}
 	if n := testing.AllocsPerRun(100, func() { p.AppendKeyOf(dst, key) }); n > 0 {
-		t.Errorf("%v allocations for an API client", n)
+		t.Errorf("AppendKeyOf: %v allocations, want 0", n)
 	}
 }
 

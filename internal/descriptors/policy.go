@@ -15,7 +15,8 @@ import (
 //
 // A configuration may have 100,000 policies. So the fields that most limits do not need are in Extras.
 type Policy struct {
-	// Index numbers the policies of one domain from 0, so that their counters can be an array.
+	// Index numbers the policies of one domain from 0, so that their counters can be an array. It is -1 for a
+	// limit that comes with a request.
 	Index int
 	// Domain and Name identify the limit for display. Name is the name of a named limit. For a limit inside a
 	// descriptor it is the path of descriptors.
@@ -112,7 +113,7 @@ type Extras struct {
 }
 
 // Settle describes how a request reserves units of a limit, for work whose cost is known only when the work
-// is done. Values can be compared with ==.
+// is done.
 type Settle struct {
 	// Estimate is the number of units that a request reserves if it declares less.
 	Estimate int64

@@ -8,8 +8,8 @@ func PartOf(n int64, share float64) int64 {
 	return min(n, int64(float64(n)*(share+grain)))
 }
 
-// Part returns s with all amounts multiplied by share (0 to 1) and rounded down. Rate and capacity stay at
-// least 1.
+// Part returns s with all amounts multiplied by share (0 to 1) and rounded down. A rate or capacity above 0 stays
+// at least 1.
 func Part(s algorithms.Spec, share float64) algorithms.Spec {
 	part := func(n *int64, least int64) *int64 {
 		if n == nil {

@@ -53,7 +53,8 @@ func ParseSpan(text string) (sum algorithms.Micros, err error) {
 	return sum, nil
 }
 
-// Span formats a duration in the configuration's notation: 1d, 1h, 1m30s, 1s500ms, 200ms.
+// Span formats a duration in the configuration's notation: 1d, 1h, 1m30s, 1s500ms, 200ms. If d is above
+// algorithms.MaxTime and not a whole number of days, Span omits the fraction of a second.
 func Span(d algorithms.Micros) string {
 	if d >= algorithms.Day && d%algorithms.Day == 0 {
 		return fmt.Sprintf("%dd", d/algorithms.Day)

@@ -29,22 +29,25 @@ type level struct {
 	many      *tables
 }
 
-// tables hold the patterns that a level cannot hold itself: several patterns, or one that matches neither a
-// single value nor every value.
+// tables hold the patterns that a level cannot hold itself: several patterns, one for which isOnly returns
+// false, or one with a "*" in the key.
 type tables struct {
 	keys table[values]
 	wildKeys
 }
 
-// wildKeys holds the patterns of a level that are tried one after the other.
+// wildKeys holds the patterns of a level that have a "*" in the key.
 type wildKeys struct {
 	// loose has the patterns with a "*" in the key. As in the reference server, such a pattern is matched
 	// against key_value as one text.
 	loose []wildcard
-	count int // the number of wildcards and regular expressions in the level, including those below exact keys
+	// count is the number of wildcards and regular expressions in the level, including those for the values of
+	// keys without a "*". It numbers the next one, because all are tried in the order of declaration.
+	count int
 }
 
-// tables returns the patterns of the level as tables. The caller must not change the result.
+// tables returns the patterns of the level as tables. It returns at.many if the level has tables, which only put
+// may change, or else new tables.
 func (at *level) tables() *tables {
 	if at.many != nil {
 		return at.many
@@ -56,7 +59,7 @@ func (at *level) tables() *tables {
 	return t
 }
 
-// isOnly reports whether a level can store p without tables.
+// isOnly reports whether a level can store p without tables, if p has no "*" in the key.
 func (p *Pattern) isOnly() bool { return p.How == Any || p.How == Exact && p.Text != "" }
 
 // values holds the patterns of one key.
@@ -97,8 +100,8 @@ type Possible struct {
 	Known      bool
 }
 
-// CouldMatch reports whether a descriptor with these entries could match a policy. If the tree has patterns
-// with "*" or regular expressions, it may return true for entries that cannot match.
+// CouldMatch reports whether a descriptor with these entries could match a policy. It may return true although
+// no such descriptor matches, because it ignores precedence and compares values only with exact patterns.
 func (t *Tree) CouldMatch(entries []Possible) bool {
 	return len(entries) > 0 && t.root.couldMatch(entries)
 }

@@ -35,8 +35,8 @@ type fataler interface {
 	Fatal(args ...any)
 }
 
-// grow returns a tree of patterns. Each is written as key or key=value, with levels separated by commas.
-// The policy of a node has the pattern as its name.
+// grow returns a tree of patterns. Each is a list of levels in the form of patternOf, with commas between them.
+// The policy of a node has the list as its name.
 func grow(tb testing.TB, patterns ...string) *Tree {
 	tb.Helper()
 	tree := &Tree{}
@@ -47,7 +47,7 @@ func grow(tb testing.TB, patterns ...string) *Tree {
 			path += "," + step
 			node, added := tree.Add(parent, patternOf(tb, step))
 			if known := nodes[path]; (known == nil) != added || known != nil && known != node {
-				tb.Fatalf("%s: added %t, known %t", path, added, known != nil)
+				tb.Fatalf("%s: Add returned added %t; want %t, and the same node if false", path, added, known == nil)
 			}
 			nodes[path], parent = node, node
 		}
@@ -56,7 +56,8 @@ func grow(tb testing.TB, patterns ...string) *Tree {
 	return tree
 }
 
-// matchedName returns the name of the policy that a descriptor matches, or "" for none.
+// matchedName returns the name of the policy that a descriptor matches. It returns "no limit" if the descriptor
+// matches a node without policies, and "nothing" if it matches no node.
 func matchedName(tb testing.TB, tree *Tree, descriptor string) string {
 	tb.Helper()
 	entries, err := Parse(descriptor)
@@ -88,7 +89,7 @@ func TestMatch(t *testing.T) {
 			"k=/api/7/items": "k=/api/*/items", "k=/api//items": "k=/api/*/items", "k=/api/items": "nothing", "k=x.png": "k=*.png",
 			"k=.png": "k=*.png", "k=x.png2": "nothing", "k=abc": "k=a*b*c*", "k=axxbxxcxx": "k=a*b*c*", "k=acb": "nothing",
 		}},
-		{"no backtracking: what was chosen is never taken back", []string{"k=a,x", "k=*,y", "k,z"}, map[string]string{
+		{"no backtracking", []string{"k=a,x", "k=*,y", "k,z"}, map[string]string{
 			"k=a,x=1": "k=a,x", "k=a,y=1": "nothing", "k=b,y=1": "k=*,y", "k=b,z=1": "nothing",
 		}},
 		{"an exact value without a limit whitelists", []string{"k", "k=free,deeper"}, map[string]string{"k=free": "no limit", "k=other": "k"}},
@@ -101,7 +102,7 @@ func TestMatch(t *testing.T) {
 		{"wildcards of keys and of values, in the order of declaration", []string{"k=a*", "k*", "j*", "j=a*", "j=ab"}, map[string]string{
 			"k=ab": "k=a*", "k=b": "k*", "j=ax": "j*", "j=ab": "j=ab",
 		}},
-		{"the _ of the reference server's keys joins nothing", []string{"a_b", "a=b_c", "a_b=c"}, map[string]string{
+		{"keys without a * and their values are compared separately, not as key_value", []string{"a_b", "a=b_c", "a_b=c"}, map[string]string{
 			"a=b": "nothing", "a=b_c": "a=b_c", "a_b=c": "a_b=c", "a_b=x": "a_b", "a_b_c=": "nothing",
 		}},
 		{"an exact value, the longest prefix, the longest suffix, patterns in order, any",
@@ -114,11 +115,11 @@ func TestMatch(t *testing.T) {
 		{"an expression matches the whole value", []string{"k~=a|b+", "k~=(?m)^x$"}, map[string]string{
 			"k=a": "k~=a|b+", "k=bb": "k~=a|b+", "k=ax": "nothing", "k=xbb": "nothing", "k=x": "k~=(?m)^x$", "k=x\nx": "nothing", "k=x\n": "nothing",
 		}},
-		{"bytes that are no text slip by nothing", []string{"k~=/u/.+", "j~=[^/]*", "p^=/a", "s$=.png"}, map[string]string{
+		{"patterns match values that are not valid UTF-8", []string{"k~=/u/.+", "j~=[^/]*", "p^=/a", "s$=.png"}, map[string]string{
 			"k=/u/\xff": "k~=/u/.+", "k=/u/\n": "k~=/u/.+", "k=/u/\x00\r": "k~=/u/.+", "j=\xc3\x28": "j~=[^/]*",
 			"p=/a\xff": "p^=/a", "s=\xff.png": "s$=.png", "s=.png": "s$=.png", "s=png": "nothing",
 		}},
-		{"a prefix and a suffix are taken as they are", []string{"k^=a*", "k$=*b"}, map[string]string{"k=a*x": "k^=a*", "k=ax": "nothing", "k=x*b": "k$=*b", "k=xb": "nothing"}},
+		{"a * in a prefix or a suffix matches only a *", []string{"k^=a*", "k$=*b"}, map[string]string{"k=a*x": "k^=a*", "k=ax": "nothing", "k=x*b": "k$=*b", "k=xb": "nothing"}},
 		{"an entry without a key", []string{"a*", "b"}, map[string]string{"b=1": "b"}},
 	} {
 		tree := grow(t, c.patterns...)
@@ -129,14 +130,14 @@ func TestMatch(t *testing.T) {
 		}
 	}
 	if node := grow(t, "a*").Match([]Entry{{"", "abc"}}); node != nil {
-		t.Error("a value without a key is taken for a key")
+		t.Error("the key a* matches an entry with an empty key; want no match")
 	}
 	if node := grow(t, "a").Match(nil); node != nil {
-		t.Error("a descriptor without entries matches a policy")
+		t.Error("a descriptor without entries matches a node; want no match")
 	}
 }
 
-// matches is a simple recursive definition of glob.
+// matches is a simple recursive definition of glob without a key.
 func matches(pattern, text string) bool {
 	switch {
 	case pattern == "":
@@ -182,7 +183,7 @@ func TestExpressionsAreBounded(t *testing.T) {
 	}
 }
 
-// plain is a tree in the simplest form, without regard for speed.
+// plain is the reference implementation of Tree, without regard for speed.
 type plain struct {
 	Pattern
 	policy *Policy
@@ -233,15 +234,15 @@ func (p *plain) match(entries []Entry) *Policy {
 	return nil
 }
 
-// TestEachPatternHasOneNode adds patterns of every kind twice: a configuration that states a place twice must
-// be refused.
+// TestEachPatternHasOneNode adds patterns of every kind twice. The second Add must return the node of the first.
+// From that, package config notices that a configuration states a place twice.
 func TestEachPatternHasOneNode(t *testing.T) {
 	tree := &Tree{}
 	for _, text := range []string{"a", "a=b", "a^=b", "a$=b", "a~=b+", "a=b*", "a*=b"} {
 		first, added := tree.Add(nil, patternOf(t, text))
 		again, addedAgain := tree.Add(nil, patternOf(t, text))
 		if !added || addedAgain || first != again {
-			t.Errorf("%s: added %t, then %t; the same node: %t", text, added, addedAgain, first == again)
+			t.Errorf("%s: added %t, then %t; the same node: %t; want true, false, true", text, added, addedAgain, first == again)
 		}
 	}
 }

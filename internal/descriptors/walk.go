@@ -9,7 +9,8 @@ import (
 )
 
 // All iterates over each node of the tree with the patterns that lead to it. The order depends only on the
-// patterns. The slice of patterns is reused for the next node.
+// patterns and, for keys with a "*", on the order in which they were added. The loop must not change the slice
+// of patterns.
 func (t *Tree) All() iter.Seq2[[]Pattern, *Node] {
 	return func(yield func([]Pattern, *Node) bool) { t.root.all(nil, yield) }
 }
@@ -45,7 +46,7 @@ func (at *level) all(above []Pattern, yield func([]Pattern, *Node) bool) bool {
 	return true
 }
 
-// anything is a value for which no configuration has an exact pattern.
+// anything is a value that hardly any configuration has in an exact pattern.
 const anything = "\x00any"
 
 // Sample returns an entry that p matches, and that patterns for other values probably do not match. ok is
