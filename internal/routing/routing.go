@@ -85,10 +85,11 @@ func matchesTarget(r *limiter.Route, q *Request) bool {
 	return (r.Path == "" || r.MatchesPath(q.path(r.Ignore))) && (r.Method == "" || r.Method == q.Method) && (r.Host == "" || r.Host == q.Host)
 }
 
-// Repeated returns a source that has several values in q and affects which limits apply. Such a source is a
-// condition of a route up to r, or a source of a value in r. r is the result of Find. Repeated returns "" if
-// there is no such source. Applications differ in which of several values they use, so a limit could count
-// one value while the application uses another.
+// Repeated returns a header or cookie that has several values in q and affects which limits apply. Such a header
+// is a condition of a route up to r whose other conditions hold, or a source of a value in r. r is the result of
+// Find; if it is nil, the conditions of all routes count. Repeated returns "" if there is no such source.
+// Applications differ in which of several values they use, so a limit could count one value while the
+// application uses another. Parameters of the query are not examined: Value uses the first.
 func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	for i := range a.Routes {
 		one := &a.Routes[i]
@@ -114,10 +115,10 @@ func Repeated(a *limiter.Auth, r *limiter.Route, q *Request) string {
 	return ""
 }
 
-// repeats reports whether the source of e has several values in q. A cookie may be repeated with the same
-// value, because browsers send cookies of one name for several paths.
+// repeats reports whether e reads a header or cookie that has several values in q. A cookie may be repeated with
+// the same value, because browsers send cookies of one name for several paths.
 func repeats(e *limiter.AuthEntry, q *Request) bool {
-	switch e.From { //nolint:exhaustive // the other sources have one value
+	switch e.From { //nolint:exhaustive // the other sources are neither headers nor cookies
 	case limiter.FromHeader:
 		return len(q.Header[e.Name]) > 1
 	case limiter.FromJWT:
@@ -129,7 +130,8 @@ func repeats(e *limiter.AuthEntry, q *Request) bool {
 	}
 }
 
-// Fill adds to c the descriptors of r with the values of q. It omits a descriptor if a value is missing.
+// Fill sets the domain of c and whether it is a dry run, and adds the descriptors of r with the values of q. It
+// omits a descriptor if a value is missing.
 func Fill(c *limiter.Call, a *limiter.Auth, r *limiter.Route, q *Request) {
 	c.Request.Domain, c.DryRun = r.Domain, r.DryRun
 	for _, entries := range r.Descriptors {

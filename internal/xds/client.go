@@ -70,14 +70,14 @@ type Config struct {
 	MinBackoff, MaxBackoff time.Duration
 	// Version is the version of the program.
 	Version string
-	// Log receives an entry when a stream opens or ends.
+	// Log receives an entry when a stream opens, ends or cannot be opened.
 	Log *zap.Logger
-	// Connected, if not nil, is called when a stream opens or ends.
+	// Connected, if not nil, is called with true when a stream opens, and with false when it ends.
 	Connected func(bool)
 }
 
 // Use applies a complete configuration, or returns an error with the reason why it cannot. problems has the
-// mistakes found so far.
+// mistakes that were found while the messages were decoded.
 type Use func(messages []config.Message, problems config.Problems) error
 
 // Client receives configurations from a control plane.
@@ -221,7 +221,7 @@ func (c *Client) stream(ctx context.Context, use Use) (answered bool, err error)
 	refused, again := "", 0 // the last rejected version, and how often it was received again
 	for {
 		next.TypeUrl, next.Node = TypeURL, c.node
-		// the caller gets the cause from Recv
+		// If Send fails, Recv returns the cause.
 		_ = s.Send(next)
 		response, err := s.Recv()
 		if err != nil {
@@ -250,7 +250,7 @@ func answer(r *discovery.DiscoveryResponse, last string, use Use) *discovery.Dis
 	if r.GetTypeUrl() == TypeURL {
 		err = use(decode(r.GetResources()))
 	} else {
-		err = errors.New("asked for " + TypeURL)
+		err = errors.New("this client requests only " + TypeURL)
 	}
 	if err == nil {
 		return &discovery.DiscoveryRequest{VersionInfo: r.GetVersionInfo(), ResponseNonce: r.GetNonce()}

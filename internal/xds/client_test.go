@@ -49,7 +49,7 @@ func receive[T any](t *testing.T, what string, from <-chan T) (value T) {
 	select {
 	case value = <-from:
 	case <-time.After(time.Minute):
-		t.Fatalf("%s: not in 10 s", what)
+		t.Fatalf("%s: none within a minute", what)
 	}
 	return value
 }
@@ -116,24 +116,24 @@ func TestEveryResponseIsTheWholeConfiguration(t *testing.T) {
 		Server: p.Address, Version: "1.2.3", NodeMetadata: map[string]string{"zone": "a"}, Headers: map[string]string{"X-Team": "edge"},
 	})
 	if got := receive(t, "a stream", p.Opened); len(got["x-team"]) != 1 || got["x-team"][0] != "edge" {
-		t.Errorf("headers %v", got)
+		t.Errorf("got the headers %v; want x-team: edge", got)
 	}
 	first := p.next(t)
 	n := first.GetNode()
 	if first.TypeUrl != TypeURL || len(first.ResourceNames) > 0 || first.VersionInfo != "" || first.ResponseNonce != "" ||
 		n.GetId() != node || n.GetUserAgentName() != "rlsidecar" || n.GetUserAgentVersion() != "1.2.3" || n.GetMetadata().AsMap()["zone"] != "a" {
-		t.Errorf("first request %v", first)
+		t.Errorf("got the first request %v; want one with the node and the type, and without version and nonce", first)
 	}
 	nonces := map[string]bool{}
 	for version, configs := range [][]*ratelimit.RateLimitConfig{{domain("a", "x"), domain("b", "y")}, {domain("b", "y", "z")}, {}} {
 		version := fmt.Sprint(version)
 		p.set(t, version, configs...)
 		if got := receive(t, "a configuration", uses); len(got.messages) != len(configs) || len(got.problems) > 0 {
-			t.Errorf("version %s: %v", version, got)
+			t.Errorf("version %s: got %v; want %d messages without problems", version, got, len(configs))
 		}
 		ack := p.next(t)
 		if ack.VersionInfo != version || ack.ResponseNonce == "" || nonces[ack.ResponseNonce] || ack.ErrorDetail != nil || ack.TypeUrl != TypeURL {
-			t.Errorf("version %s: acknowledged by %v", version, ack)
+			t.Errorf("version %s: got the answer %v; want an ACK of the version with a new nonce", version, ack)
 		}
 		nonces[ack.ResponseNonce] = true
 	}
@@ -159,7 +159,7 @@ func TestARefusalNamesItsCause(t *testing.T) {
 	}
 }
 
-// This server sends a rejected version again at once.
+// The control plane sends a rejected version again at once. The client rejects it again only after a pause.
 func TestRefusedAgainIsAnsweredLater(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	p.set(t, "1", domain("a", "bad"))
@@ -168,12 +168,12 @@ func TestRefusedAgainIsAnsweredLater(t *testing.T) {
 	receive(t, "the same again", uses)
 	select {
 	case <-uses:
-		t.Error("it came a third time at once")
+		t.Error("the rejected version arrived a third time within 200 ms; want a pause")
 	case <-time.After(200 * time.Millisecond):
 	}
 }
 
-// When the server is back, it counts its versions from the beginning.
+// The restarted server counts its versions from the beginning, so version 1 is another configuration.
 func TestServerAwayAndBack(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	connected := make(chan bool, 100)
@@ -209,7 +209,7 @@ func TestResponseTooLarge(t *testing.T) {
 
 func TestForeignTypeIsRefused(t *testing.T) {
 	used := func([]config.Message, config.Problems) error {
-		t.Error("used")
+		t.Error("the configuration was used; want it rejected")
 		return nil
 	}
 	r := answer(&discovery.DiscoveryResponse{TypeUrl: resource.ClusterType, VersionInfo: "2", Nonce: "n"}, "1", used)
@@ -222,7 +222,7 @@ func TestLongRefusalIsCut(t *testing.T) {
 	why := errors.New("éx" + strings.Repeat("éa", maxRefusal)) // the bound is in the middle of the two bytes of an é
 	r := answer(&discovery.DiscoveryResponse{TypeUrl: TypeURL}, "", func([]config.Message, config.Problems) error { return why })
 	if text := r.ErrorDetail.GetMessage(); len(text) < maxRefusal || len(text) > maxRefusal+10 || !utf8.ValidString(text) {
-		t.Errorf("%d bytes, ends in %q", len(text), text[len(text)-10:])
+		t.Errorf("got %d bytes that end in %q; want valid UTF-8 of about %d bytes", len(text), text[len(text)-10:], maxRefusal)
 	}
 }
 
@@ -246,7 +246,7 @@ func TestHeadersThatCannotBeSent(t *testing.T) {
 			t.Errorf("%q: got %q; want an error from CheckHeader", name, value)
 		}
 		if _, err := New(Config{Server: "localhost:1", Headers: map[string]string{name: value}}); err == nil {
-			t.Errorf("%q: %q: no error", name, value)
+			t.Errorf("%q: got %q; want an error from New", name, value)
 		}
 	}
 	if err := CheckHeader("Authorization", "Bearer x y"); err != nil {

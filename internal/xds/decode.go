@@ -27,7 +27,8 @@ const (
 	fieldMetadata  = 8 // google.protobuf.Struct
 )
 
-// maxNesting bounds the nesting of messages. Descriptors have a lower bound.
+// maxNesting bounds the nesting of messages while they are decoded. Package config has a lower bound for
+// descriptors.
 const maxNesting = 256
 
 // decode decodes resources. A resource that cannot be decoded becomes a Problem and an Unreadable message.
@@ -139,7 +140,7 @@ func later(unknown []byte, d *config.MessageDescriptor) error {
 	return nil
 }
 
-// field is the encoded value of a field.
+// field is the encoded value of a field, and its wire type.
 type field struct {
 	kind  protowire.Type
 	value []byte

@@ -55,7 +55,7 @@ func TestUnits(t *testing.T) {
 	}
 }
 
-// with returns a descriptor with fields that the published Go module lacks.
+// with returns a configuration of a descriptor with these encoded fields, which the published Go module lacks.
 func with(fields []byte) *ratelimit.RateLimitConfig {
 	d := &ratelimit.RateLimitDescriptor{Key: "k"}
 	d.ProtoReflect().SetUnknown(fields)
@@ -70,7 +70,7 @@ func TestLaterFields(t *testing.T) {
 	one, _ := proto.Marshal(&structpb.Struct{Fields: map[string]*structpb.Value{"team": meta.Fields["team"]}})
 	other, _ := proto.Marshal(&structpb.Struct{Fields: map[string]*structpb.Value{"deep": meta.Fields["deep"]}})
 	b := protowire.AppendVarint(protowire.AppendTag(nil, fieldQuotaMode, protowire.VarintType), 1)
-	for _, data := range [][]byte{one, other} { // the parts of a repeated message are merged
+	for _, data := range [][]byte{one, other} { // if a field of a message type occurs twice, the messages are merged
 		b = protowire.AppendBytes(protowire.AppendTag(b, fieldMetadata, protowire.BytesType), data)
 	}
 	b = protowire.AppendVarint(protowire.AppendTag(b, 99, protowire.VarintType), 1)
@@ -119,7 +119,7 @@ func TestUndecodableMessages(t *testing.T) {
 			t.Errorf("%s: %v, want %s", name, problems, c.want)
 		}
 		if len(got) != 2 || !got[0].Unreadable || got[1].Domain != "good" || got[1].Unreadable {
-			t.Errorf("%s: the other resource was not decoded: %v", name, got)
+			t.Errorf("%s: got %v; want an unreadable message, and the domain good", name, got)
 		}
 	}
 }

@@ -35,7 +35,7 @@ func TestPausesGrowUntilAStreamWorks(t *testing.T) {
 	defer func() { cancel(); <-done }()
 	for n := 0; receive(t, "a pause", pauses) < 100*time.Microsecond; n++ {
 		if n == 100 {
-			t.Fatal("after 100 failures the pauses are still short")
+			t.Fatal("after 100 failures the pauses are below 100 µs; want them to grow")
 		}
 	}
 	p = newPlane(t, p.Address)
@@ -46,7 +46,7 @@ func TestPausesGrowUntilAStreamWorks(t *testing.T) {
 	}
 	p.Stop()
 	if d := receive(t, "a pause", pauses); d > time.Nanosecond {
-		t.Errorf("the first pause after a stream that worked is %s", d)
+		t.Errorf("the first pause after a stream that worked is %s; want at most 1 ns", d)
 	}
 }
 
