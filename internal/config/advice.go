@@ -197,7 +197,8 @@ func largest(key string) string {
 	}
 }
 
-// isTooLarge reports whether n is a whole number that exceeds every key's maximum.
+// isTooLarge reports whether n, which could not be read as an int64, is a whole number above the maximum of every
+// key.
 func isTooLarge(n *yaml.Node) bool {
 	digits := strings.ReplaceAll(strings.TrimPrefix(n.Value, "+"), "_", "")
 	return n.Kind == yaml.ScalarNode && n.Style&quoted == 0 && len(digits) > 18 && strings.Trim(digits, "0123456789") == ""

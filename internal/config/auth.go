@@ -131,7 +131,7 @@ func (l *authDescList) read(p *parser, key string, n *yaml.Node) {
 }
 
 // auth compiles the sections auth of all documents. The routes are in the order of the files. Settings that
-// several sections have must be equal.
+// several sections have must be equal, and only one section may have trusted_proxies.
 func (c *compiler) auth() {
 	var trusted textList
 	var bits whole
@@ -199,7 +199,7 @@ func agreeAuth[T comparable](c *compiler, key string, all, one *given[T]) {
 	}
 }
 
-// trustedSources returns the first source that needs trusted_proxies.
+// trustedSources returns the first source that needs trusted_proxies, or the zero text.
 func (c *compiler) trustedSources() text {
 	for _, doc := range c.authDocs {
 		if doc.Auth.value == nil {
@@ -441,7 +441,7 @@ var namedSources = map[string]limiter.AuthSource{
 	"header": limiter.FromHeader, "query": limiter.FromQuery, "cookie": limiter.FromCookie, "jwt": limiter.FromJWT,
 }
 
-// forgeable maps a header that states the origin of a request to the source to use in its place. A client can
+// forgeable maps a header with which proxies describe a request to the source to use in its place. A client can
 // send such headers too.
 var forgeable = map[string]string{
 	"X-Forwarded-For": "client_ip", "X-Real-Ip": "client_ip", "Forwarded": "client_ip", "X-Original-Uri": "path",

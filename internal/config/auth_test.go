@@ -16,7 +16,7 @@ func TestAuthSettingsAreCompiled(t *testing.T) {
 	must(t, err)
 	s, problems := Compile([]File{{"auth.yaml", data}}, Options{})
 	if len(problems) > 0 {
-		t.Fatalf("got %v; want 0", problems)
+		t.Fatalf("got the problems %v; want none", problems)
 	}
 	from := func(key string, source limiter.AuthSource, name string) limiter.AuthEntry {
 		return limiter.AuthEntry{Key: key, From: source, Name: name}
@@ -54,12 +54,12 @@ func TestAuthSettingsAreCompiled(t *testing.T) {
 	}
 	same := cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })
 	if diff := cmp.Diff(want, s.Auth, same); diff != "" {
-		t.Errorf("got %v; want no difference", diff)
+		t.Errorf("the settings differ (-want +got):\n%s", diff)
 	}
 	if s, _ := Compile([]File{{"a.yaml", []byte("domain: a")}}, Options{}); s.Auth != nil {
-		t.Error("a file without auth has one")
+		t.Errorf("got %+v for a file without the section auth; want nil", s.Auth)
 	}
 	if s, problems := Compile([]File{{"a.yaml", []byte("domain: a\nauth: {}")}}, Options{}); s.Auth == nil || s.Auth.Allow || s.Auth.IPv6Prefix != 64 || len(s.Auth.Trusted) > 0 || s.Auth.TrustUnix {
-		t.Errorf("defaults: %+v %v; want s.Auth not nil, s.Auth.Allow false, s.Auth.IPv6Prefix 64, no s.Auth.Trusted and s.Auth.TrustUnix false", s.Auth, problems)
+		t.Errorf("an empty section auth: got %+v, %v; want Allow false, IPv6Prefix 64, and no trusted proxies", s.Auth, problems)
 	}
 }

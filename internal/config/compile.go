@@ -282,7 +282,7 @@ func (c *compiler) domain(d *domain) []*block {
 }
 
 // settings sets the settings of the domain from its documents. Settings that several documents have must be
-// equal.
+// equal, and only one document may have max_override or require.
 func (c *compiler) settings(d *domain) {
 	var each consume
 	var answer failure

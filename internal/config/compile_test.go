@@ -19,7 +19,7 @@ func good(t *testing.T, o Options, contents ...string) *limiter.Snapshot {
 	t.Helper()
 	s, problems := Compile(numbered(contents), o)
 	if s == nil || problems.Bad() {
-		t.Fatalf("refused:\n%v; want no mistakes", problems)
+		t.Fatalf("got the problems\n%v\nwant no mistakes", problems)
 	}
 	return s
 }
@@ -29,7 +29,7 @@ func bad(t *testing.T, o Options, contents ...string) string {
 	t.Helper()
 	s, problems := Compile(numbered(contents), o)
 	if s != nil || !problems.Bad() {
-		t.Fatalf("accepted:\n%v", problems)
+		t.Fatalf("got a snapshot: %t, problems\n%v\nwant no snapshot, and a mistake", s != nil, problems)
 	}
 	return problems.Error()
 }
@@ -83,11 +83,11 @@ descriptors:
 	var got []string
 	for i, p := range s.Policies {
 		if p.Index != i {
-			t.Errorf("policy %d has Index %d", i, p.Index)
+			t.Errorf("the policy at %d has Index %d; want %[1]d", i, p.Index)
 		}
 		got = append(got, strings.Join([]string{p.Place.String(), p.Name, p.StatKey, p.RateName}, " "))
 		if shares := p.Owner == s.Domains["d"].Named["named"].Owner; shares != (p.Name == "named") {
-			t.Errorf("policy %d, %s, has the owner %q", i, p.Name, p.Owner)
+			t.Errorf("policy %d, %s, has the owner %q; want that of the named limit: %t", i, p.Name, p.Owner, p.Name == "named")
 		}
 	}
 	want := []string{
@@ -102,7 +102,7 @@ descriptors:
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	if p := s.Domains["d"].Named["named"]; p != s.Policies[0] || len(p.Open) != 0 {
-		t.Errorf("the named limit is %+v", p)
+		t.Errorf("the named limit is %+v; want the first policy, without open entries", p)
 	}
 }
 
@@ -124,14 +124,14 @@ func TestANamedLimitHasTheSameBucketsWhereverItIsMet(t *testing.T) {
 	}
 	api, _ := s.Domains["d"].Named["n"].AppendKeyOf(nil, []string{"bob"})
 	if !bytes.Equal(key("user=bob"), api) || !bytes.Equal(key("path=/a,user=bob"), api) {
-		t.Error("not the same bucket")
+		t.Error("user=bob, path=/a,user=bob and the API have different keys; want one key")
 	}
 	if bytes.Equal(key("user=eve"), api) || bytes.Equal(key("any=bob"), api) {
-		t.Error("the same bucket for another user or limit")
+		t.Error("another user or limit has the same key as bob; want another key")
 	}
 	pair, _ := s.Domains["d"].Named["n"].AppendKeyOf(nil, []string{"/b", "bob"})
 	if !bytes.Equal(key("path=/b,user=bob"), pair) {
-		t.Error("a value that a wildcard matches is part of the key")
+		t.Error("the key of path=/b,user=bob has not both values; want the value that the wildcard matches, and the user")
 	}
 }
 
@@ -156,7 +156,7 @@ descriptors:
 		must(t, err)
 		got, _ := one(t, s, "d", descriptor).AppendKey(nil, entries)
 		if want, _ := named.AppendKeyOf(nil, value); !bytes.Equal(got, want) {
-			t.Errorf("%s: another bucket than that of %q", descriptor, value)
+			t.Errorf("%s: got the key %q; want %q, that of the values %q in the API", descriptor, got, want, value)
 		}
 	}
 }
@@ -205,10 +205,10 @@ descriptors:
 	owners, prefixes := map[string]descriptors.Place{}, map[string]descriptors.Place{}
 	for _, p := range s.Policies {
 		if other, have := owners[p.Owner]; have {
-			t.Errorf("%s has the owner of %s: %q", p.Place, other, p.Owner)
+			t.Errorf("%s and %s have the owner %q; want different owners", p.Place, other, p.Owner)
 		}
 		if other, have := prefixes[p.Prefix]; have {
-			t.Errorf("%s has the prefix of %s: %q", p.Place, other, p.Prefix)
+			t.Errorf("%s and %s have the prefix %q; want different prefixes", p.Place, other, p.Prefix)
 		}
 		owners[p.Owner], prefixes[p.Prefix] = p.Place, p.Place
 	}
@@ -286,7 +286,7 @@ descriptors:
 			found = found || fmt.Sprintf("%s %v %t", p.StatKey, p.Extra().StatValues, p.Detailed) == want
 		}
 		if !found {
-			t.Errorf("no policy with %s", want)
+			t.Errorf("no policy has the StatKey, StatValues and Detailed %s; want one", want)
 		}
 	}
 }
@@ -331,7 +331,7 @@ descriptors:
 	case !reflect.DeepEqual(a.Extra().Metadata, map[string]any{"plan": "gold"}):
 		t.Errorf("a: %v", a.Extra().Metadata)
 	case a.Limit.TakesDenied || !b[0].Limit.TakesDenied || b[1].Limit.TakesDenied:
-		t.Error("of a domain that consumes each, the limits in the reference form charge denied requests")
+		t.Errorf("TakesDenied is %t, %t, %t; want it only for the limit in the reference form", a.Limit.TakesDenied, b[0].Limit.TakesDenied, b[1].Limit.TakesDenied)
 	case !b[0].Quota || b[0].Shadow || !b[1].Quota || !b[1].Shadow || b[0].OnFailure != descriptors.Local || b[0].Extra().Local == nil:
 		t.Errorf("b: %+v", b[0])
 	case !reflect.DeepEqual(b[0].Extra().Replaces, []string{"other"}) || b[1].Extra().MaxDelay != 250_000:
@@ -345,7 +345,7 @@ descriptors:
 	}
 	reported := bad(t, Options{OnFailure: descriptors.Local}, file)
 	if !strings.HasPrefix(reported, "a.yaml:12:9: on_backend_failure local needs a local_share") {
-		t.Errorf("said:\n%s; want a text that starts with %q", reported, "a.yaml:12:9: on_backend_failure local needs a local_share")
+		t.Errorf("got the problems\n%s\nwant a text that starts with %q", reported, "a.yaml:12:9: on_backend_failure local needs a local_share")
 	}
 }
 
@@ -367,13 +367,13 @@ func TestADomainMaySpanFiles(t *testing.T) {
 	}
 	s := good(t, Options{}, files...)
 	if one(t, s, "d", "a=1").Owner != one(t, s, "d", "b=1").Owner || len(match(t, s, "e", "a=1")) != 0 || len(s.Domains) != 2 {
-		t.Error("wrongly merged")
+		t.Errorf("got %d domains; want 2, one owner for both uses of limit x, and no limit in domain e", len(s.Domains))
 	}
 	reported := bad(t, Options{}, files[0], files[1], "{domain: d, limits: {x: {algorithm: token_bucket, rate: 6, period: 1s}}, descriptors: [{key: a}]}")
 	want := `c.yaml:1:22: domain "d" already has a limit named "x", at b.yaml:1; rename or remove one
 c.yaml:1:94: duplicate descriptor composite key 'd.a'; it is first at a.yaml:1: merge the two`
 	if reported != want {
-		t.Errorf("said:\n%s\nwant:\n%s", reported, want)
+		t.Errorf("got the problems\n%s\nwant\n%s", reported, want)
 	}
 }
 
@@ -381,11 +381,11 @@ func TestMistakesOfAllFilesAreReported(t *testing.T) {
 	reported := bad(t, Options{}, "domain: a\n  b: c", "domain: b\nx: y", "domain: [", "domain: d\ndescriptors: [{key: a, limit: perhaps_in_a_broken_file}]")
 	for _, want := range []string{"a.yaml:2:", "b.yaml:2:1: config error, unknown key 'x'", "c.yaml:1:"} {
 		if !strings.Contains(reported, want) {
-			t.Errorf("no %q in\n%s", want, reported)
+			t.Errorf("got the problems\n%[2]s\nwant %[1]q among them", want, reported)
 		}
 	}
 	if strings.Contains(reported, "perhaps") {
-		t.Errorf("what may be in an unreadable file counts as missing:\n%s; want no %q", reported, "perhaps")
+		t.Errorf("got the problems\n%s\nwant none about the limit that may be in an unreadable file", reported)
 	}
 }
 
@@ -397,13 +397,13 @@ func TestScalarsAreReadAsTheReferenceServerDoes(t *testing.T) {
 	} {
 		s := good(t, Options{}, "domain: d\ndescriptors:\n- key: a\n  rate_limit: {unlimited: true}\n  value: "+written+"\n")
 		if s.Domains["d"].Tree.Match([]descriptors.Entry{{Key: "a", Value: want}}) == nil {
-			t.Errorf("%s is not %q", written, want)
+			t.Errorf("%s does not match the value %q; want a match", written, want)
 		}
 	}
 	for written, want := range words {
 		s := good(t, Options{}, "{domain: d, descriptors: [{key: a, shadow_mode: "+written+", rate_limit: {unlimited: true}}]}")
 		if s.Policies[0].Shadow != want {
-			t.Errorf("%s is not %t", written, want)
+			t.Errorf("%s is read as %t, want %t", written, !want, want)
 		}
 	}
 	for written, want := range map[string]int64{"7": 7, "0x10": 16, "1_000": 1000, "0b11": 3, "0o17": 15, "017": 15, "+5": 5} {
@@ -426,7 +426,7 @@ func TestDurations(t *testing.T) {
 	}
 	for _, text := range []string{"", "0s", "s", "5", "1h30", "-1s", "1 s", "1y", "1.5s", "1e3s", "9223372036854775807us1us", "106751991d1w1w"} {
 		if got, err := parseSpan(text); err == nil {
-			t.Errorf("%q: accepted as %d", text, got)
+			t.Errorf("%q is parsed as %d; want an error", text, got)
 		}
 	}
 }
@@ -465,7 +465,7 @@ func TestHashIdentifiesAConfiguration(t *testing.T) {
 		s, _ := Compile([]File{{"x", []byte("domain: a")}, {"y", []byte("domain: b")}}, Options{})
 		return s.Hash
 	}(); again != first || renamed != first {
-		t.Error("different for the same content")
+		t.Errorf("hashes %s, %s, and %s with other file names; want equal ones", first, again, renamed)
 	}
 	for _, other := range []string{
 		good(t, Options{}, "domain: a", "domain: c").Hash,
@@ -475,7 +475,7 @@ func TestHashIdentifiesAConfiguration(t *testing.T) {
 		good(t, Options{OnFailure: descriptors.Allow}, "domain: a", "domain: b").Hash,
 	} {
 		if other == first {
-			t.Error("the same for different content")
+			t.Errorf("hash %s for another configuration too; want another hash", other)
 		}
 	}
 }
@@ -518,14 +518,14 @@ func FuzzCompile(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte, each bool) {
 		s, problems := Compile([]File{{"a.yaml", data}, {"b.yaml", []byte("domain: b")}}, Options{ConsumeEach: each})
 		if (s == nil) != problems.Bad() {
-			t.Fatalf("%v with\n%v", s, problems)
+			t.Fatalf("got a snapshot: %t, problems\n%v\nwant a snapshot exactly if there is no mistake", s != nil, problems)
 		}
 		if s == nil {
 			return
 		}
 		for i, p := range s.Policies {
 			if s.Domains[p.Domain].Policies[p.Index] != p || p.Prefix == "" || p.Owner == "" || p.Place.File == "" {
-				t.Errorf("policy %d: %+v", i, p)
+				t.Errorf("policy %d: %+v; want it at its Index, with a prefix, an owner and a file", i, p)
 			}
 		}
 	})

@@ -1,4 +1,4 @@
-// Package config reads and compiles configuration files. Parsing is strict: the package reports all mistakes
+// Package config reads and compiles configurations: files, and messages of a control plane. Parsing is strict: the package reports all mistakes
 // at once, each with its place, and does not use a configuration that contains a mistake.
 //
 // The format is a superset of the format of envoyproxy/ratelimit. If that server has a message for a mistake,
@@ -30,7 +30,7 @@ type Options struct {
 	OnFailure descriptors.OnFailure
 	// LocalShare is the default of local_share for limits whose on_backend_failure is local.
 	LocalShare float64
-	// KeepBlanks keeps spaces and tabs at the ends of descriptor values.
+	// KeepBlanks keeps spaces and tabs at the ends of the descriptor values in requests.
 	KeepBlanks bool
 	// MaxLimits bounds the number of limits. A limit counts at each place that uses it. 0 means
 	// DefaultMaxLimits.
@@ -54,13 +54,13 @@ type File struct {
 type Problem struct {
 	File    string `json:"file"`
 	Line    int    `json:"line"`   // counted from 1; 0 means the whole file
-	Column  int    `json:"column"` // counted from 1
+	Column  int    `json:"column"` // counted from 1; 0 means the whole file
 	Message string `json:"message"`
 	// Warning means that the configuration can be used in spite of the problem.
 	Warning bool `json:"warning,omitempty"`
 }
 
-// String returns file:line:column: message.
+// String returns file:line:column: message. A warning has "warning: " before the message.
 func (p Problem) String() string {
 	place := p.File
 	if p.Line > 0 {

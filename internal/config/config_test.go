@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write what is said of testdata/*.yaml into the *.txt beside them")
+var update = flag.Bool("update", false, "write the problems of testdata/*.yaml to the *.txt files beside them")
 
 // fixtures returns the files in testdata whose names end in suffix, by name. Problems contain the names
 // without the folder.
@@ -16,7 +16,7 @@ func fixtures(tb testing.TB, suffix string) (files []File) {
 	tb.Helper()
 	names, err := filepath.Glob(filepath.Join("testdata", "*"+suffix))
 	if err != nil || len(names) == 0 {
-		tb.Fatalf("no testdata/*%s (%v); want no error and len(names) above 0", suffix, err)
+		tb.Fatalf("found no testdata/*%s (%v); want at least one", suffix, err)
 	}
 	for _, name := range names {
 		data, err := os.ReadFile(name)
@@ -26,7 +26,7 @@ func fixtures(tb testing.TB, suffix string) (files []File) {
 	return files
 }
 
-// golden compares the problems of a file with the .txt beside it; without one there must be no problem.
+// golden compares the problems of a file with the .txt beside it. If there is no .txt, there must be no problem.
 func golden(t *testing.T, f File, problems Problems) {
 	t.Helper()
 	name := filepath.Join("testdata", strings.TrimSuffix(f.Name, ".yaml")+".txt")
@@ -42,10 +42,10 @@ func golden(t *testing.T, f File, problems Problems) {
 	}
 	want, err := os.ReadFile(name)
 	if err != nil && !os.IsNotExist(err) {
-		t.Fatalf("got %v; want os.IsNotExist(err) true", err)
+		t.Fatalf("read %s: %v; want its content, or that it does not exist", name, err)
 	}
 	if got != string(want) {
-		t.Errorf("said:\n%s\nwant (go test -update writes it):\n%s", got, want)
+		t.Errorf("got the problems\n%s\nwant (go test -update writes them)\n%s", got, want)
 	}
 }
 
@@ -54,7 +54,7 @@ func TestGoodFilesAreAccepted(t *testing.T) {
 		t.Run(f.Name, func(t *testing.T) {
 			s, problems := Compile([]File{f}, Options{})
 			if s == nil || problems.Bad() {
-				t.Fatalf("refused:\n%v; want no mistakes", problems)
+				t.Fatalf("got the problems\n%v\nwant no mistakes", problems)
 			}
 			golden(t, f, problems)
 		})
@@ -66,7 +66,7 @@ func TestBadFilesAreRefusedWithEveryMistake(t *testing.T) {
 		t.Run(f.Name, func(t *testing.T) {
 			s, problems := Compile([]File{f}, Options{})
 			if s != nil || !problems.Bad() {
-				t.Fatalf("accepted:\n%v", problems)
+				t.Fatalf("got a snapshot: %t, problems\n%v\nwant no snapshot, and a mistake", s != nil, problems)
 			}
 			golden(t, f, problems)
 		})

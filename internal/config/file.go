@@ -14,7 +14,7 @@ import (
 
 // This file defines the structure of a configuration file: a struct for each level, with a field for each
 // key. The type of a field determines how its value is read (values.go). The parser, the advice on misplaced
-// keys and the test of schema.json use these structs, so a new field is enough to add a key.
+// keys and the test of schema.json use these structs, so they know a new key as soon as it has a field.
 
 // document is a YAML document. It contains a domain, or a part of one.
 type document struct {
@@ -250,7 +250,8 @@ type level struct {
 	ofForm  map[string][]string // maps a form to its keys, in the order of the struct
 }
 
-// levels lists the levels of a file. Advice on a misplaced key names the first level that has the key.
+// levels lists the levels of a file. Advice on a misplaced key names the first level that has the key and for
+// which adviseAt returns true.
 var levels = []*level{
 	newLevel[descriptor]("a descriptor", "in an item of descriptors"),
 	newLevel[limit]("a limit", "inside rate_limit or a named limit"),

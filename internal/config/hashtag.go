@@ -55,7 +55,7 @@ func (t hashTag) slot(domain string, where path, whole bool) descriptors.Slot {
 }
 
 // sameSlot reports a mistake if the slot of a named limit's buckets differs between the places that use the
-// limit.
+// limit. The first of these places determines the slot.
 func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 	switch {
 	case l.used == place{}:

@@ -34,19 +34,20 @@ descriptors:
 	}
 	a, b := slot("tenant=a"), slot("tenant=b")
 	if a == 0 || a == b || slot("tenant=a,user=x") != a || slot("tenant=a,user=y") != a {
-		t.Errorf("slots %d %d %d", a, b, slot("tenant=a,user=x"))
+		t.Errorf("slots of tenant=a %d, tenant=b %d, tenant=a,user=x %d, tenant=a,user=y %d; want one slot above 0 for tenant a, and another for b",
+			a, b, slot("tenant=a,user=x"), slot("tenant=a,user=y"))
 	}
 	if got := s.Domains["edge"].Named["send"].SlotOfKey([]string{"a", "x"}); got != a {
-		t.Errorf("by its name the bucket is in slot %d, want %d", got, a)
+		t.Errorf("SlotOfKey of the named limit returned %d, want %d", got, a)
 	}
 	const other = "domain: shop\nhash_tag: domain\nlimits: {byName: {rate: 1, period: 1m, algorithm: token_bucket}, used: {rate: 1, period: 1m, algorithm: token_bucket}}\n" +
 		"descriptors: [{key: user, limit: used}]\n"
 	for name, p := range good(t, Options{}, other).Domains["shop"].Named {
 		if p.SlotOfKey([]string{"x"}) != descriptors.SlotNumber("shop") {
-			t.Errorf("limit %s is not in the slot of the domain", name)
+			t.Errorf("limit %s: slot %d, want %d, that of the domain", name, p.SlotOfKey([]string{"x"}), descriptors.SlotNumber("shop"))
 		}
 	}
 	if slot("tenant=gold") != descriptors.SlotNumber("gold") || slot("path=/") != 0 {
-		t.Errorf("gold %d, path %d", slot("tenant=gold"), slot("path=/"))
+		t.Errorf("slots of tenant=gold %d, path=/ %d; want %d, that of the text gold, and 0", slot("tenant=gold"), slot("path=/"), descriptors.SlotNumber("gold"))
 	}
 }

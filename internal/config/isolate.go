@@ -23,8 +23,11 @@ type Keeper struct {
 func NewKeeper(o Options) *Keeper { return &Keeper{loader: NewLoader(o)} }
 
 // Load does what Loader.Load does, for each domain on its own. stale lists the domains with a mistake. They
-// keep their last valid version; a domain that never had one is Broken. The Snapshot is nil if all domains
-// have a mistake. It is also nil if a mistake may concern any domain and there is no earlier configuration.
+// keep their last valid version; a domain that never had one is Broken. The Snapshot is nil if
+//
+//   - no domain has a valid version,
+//   - there is no earlier configuration, and a mistake may concern any domain or is in a section auth, or
+//   - a route would name a domain that does not exist.
 func (k *Keeper) Load(paths []string) (s *limiter.Snapshot, problems Problems, stale []string) {
 	read := k.loader.read(read(paths))
 	defer k.loader.evict(read)
@@ -49,7 +52,7 @@ func (k *Keeper) compile(s *source) (*limiter.Snapshot, Problems, []string) {
 		return snapshot, problems, nil
 	}
 	keepAuth := c.badAuth
-	for { // each round marks more domains as stale, so the loop ends
+	for { // each round marks more domains as stale or starts to keep the routes, so the loop ends
 		if k.used == nil && (!known || keepAuth) {
 			return nil, problems, nil
 		}

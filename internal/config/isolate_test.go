@@ -170,8 +170,8 @@ func TestAMistakeAffectsOnlyItsDomain(t *testing.T) {
 	}
 }
 
-// TestTheLastGoodRoutesAreKept checks that routes are kept like limits: those of the second configuration, not of the
-// first.
+// TestTheLastGoodRoutesAreKept checks that after a mistake the routes of the last valid configuration stay in use, not
+// those of an earlier one.
 func TestTheLastGoodRoutesAreKept(t *testing.T) {
 	route := func(path string) string {
 		return fmt.Sprintf("auth: {routes: [{match: {path: %s}, descriptors: [[{key: k1, from: path}]]}]}\n", path)
@@ -195,7 +195,7 @@ func TestTheLastGoodRoutesAreKept(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(k.folder, "b.yaml"), []byte(of("b", step.b)), 0o600))
 		s, problems, stale := k.Load([]string{k.folder})
 		if s == nil || len(s.Auth.Routes) != 1 || s.Auth.Routes[0].Path != step.want {
-			t.Errorf("%s: %+v, stale %v\n%v; want a configuration, 1 element and s.Auth.Routes[0].Path %v", step.subject, s, stale, problems, step.want)
+			t.Errorf("%s: %+v, stale %v\n%v\nwant a configuration with one route, for the path %s", step.subject, s, stale, problems, step.want)
 		}
 	}
 }
@@ -216,20 +216,20 @@ func TestRoutesToADomainThatIsGoneAreNotKept(t *testing.T) {
 	write(b, of("b", 1))
 	whole, problems, stale := k.Load([]string{k.folder})
 	if whole == nil || strings.HasSuffix(whole.Hash, "-partly") {
-		t.Fatalf("%v, stale %v; want whole not nil and strings.HasSuffix(whole.Hash, \"-partly\") false", problems, stale)
+		t.Fatalf("got %+v, %v, stale %v; want a configuration whose hash does not end in -partly", whole, problems, stale)
 	}
 	write(b, of("b", -1))
 	if s, _, _ := k.Load([]string{k.folder}); s == nil || !strings.HasSuffix(s.Hash, "-partly") {
-		t.Errorf("beside a bad domain: %+v; want a configuration whose hash ends with %q", s, "-partly")
+		t.Errorf("with a mistake in domain b: %+v; want a configuration whose hash ends in -partly", s)
 	}
 	must(t, os.Remove(a))
 	write(b, of("b", 1)+route("b")) // the route of b is wrong, so the previous routes would be kept; one of them is to a, which was removed
 	if s, problems, stale := k.Load([]string{k.folder}); s != nil {
-		t.Errorf("used with %d routes, %d domains, stale %v\n%v", len(s.Auth.Routes), len(s.Domains), stale, problems)
+		t.Errorf("got a configuration with %d routes, %d domains, stale %v\n%v\nwant none, because a route names a removed domain", len(s.Auth.Routes), len(s.Domains), stale, problems)
 	}
 	write(b, of("b", 1)+route("/b"))
 	if s, problems, _ := k.Load([]string{k.folder}); s == nil || strings.HasSuffix(s.Hash, "-partly") || len(s.Auth.Routes) != 1 {
-		t.Errorf("good again: %v; want a configuration, strings.HasSuffix(s.Hash, \"-partly\") false and 1 element", problems)
+		t.Errorf("without a mistake: got %+v, %v; want a configuration with one route, whose hash does not end in -partly", s, problems)
 	}
 }
 
@@ -258,7 +258,7 @@ func TestAMistakeAffectsOnlyItsMessage(t *testing.T) {
 			t.Errorf("%s: %q, stale %q; want %q, %q\n%v", s.subject, got, stale, s.domains, s.stale, problems)
 		}
 		if problems.Bad() != (s.stale != "") {
-			t.Errorf("%s: got %v; want %v", s.subject, problems, s.stale != "")
+			t.Errorf("%s: got the problems %v; want mistakes: %t", s.subject, problems, s.stale != "")
 		}
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/calendar"
 )
 
-// units are the units of the reference form. A month has 30 days, a year has 365. All windows start at a
-// multiple of their length since 1970, so a week starts on a Thursday.
+// units are the units of the reference form. A month has 30 days, a year has 365. Without a time_zone, windows
+// start at multiples of their length since 1970, so a week starts on a Thursday.
 var units = map[string]algorithms.Micros{
 	"second": algorithms.Second,
 	"minute": 60 * algorithms.Second,
@@ -26,7 +26,7 @@ var units = map[string]algorithms.Micros{
 }
 
 // window returns the length of l's window in the reference form: unit_multiplier times the unit. The unit may
-// be a duration.
+// be a duration. known is false if it is neither a unit nor a duration.
 func (l *limit) window() (period algorithms.Micros, known bool) {
 	period, known = units[strings.ToLower(l.Unit.value)]
 	if !known {
@@ -129,8 +129,8 @@ func (c *compiler) replaces(l *limit, name string) (list []string) {
 	return list
 }
 
-// form reports whether l has the reference form. If l mixes both forms, form reports a mistake and returns
-// false for ok.
+// form reports whether l has the reference form. If l mixes both forms, or is a named limit with keys of the
+// reference form, form reports a mistake and returns false for ok.
 func (c *compiler) form(l *limit, isNamed bool) (isReference, ok bool) {
 	reference, atReference := l.stated("reference")
 	own, atOwn := l.stated("algorithm")
@@ -174,7 +174,8 @@ func (l *limit) rewritten() string {
 	return fmt.Sprintf("{algorithm: %s, rate: %s, period: %s}", kind, rate, period)
 }
 
-// reference compiles the reference form: a fixed window whose start and end are multiples of its length.
+// reference compiles the reference form: a fixed window whose start and end are multiples of its length or, with a
+// time_zone, those of a day, week, month or year.
 func (c *compiler) reference(d *domain, l *limit, p *draft) {
 	p.Reference, p.Unlimited = true, l.Unlimited.value
 	before := c.mistakes
@@ -221,8 +222,8 @@ func (c *compiler) reference(d *domain, l *limit, p *draft) {
 	c.numbers(l, p, s)
 }
 
-// zoned reports a time_zone without a unit or period of day, week, month or year, and a period of the calendar
-// without a time_zone.
+// zoned reports a time_zone that cannot be combined with the other keys of l, and a period of the calendar without
+// a time_zone.
 func (c *compiler) zoned(l *limit, isReference bool) {
 	unit, period := strings.ToLower(l.Unit.value), l.Period.value
 	_, ofCalendar := calendarUnits[unit]
@@ -445,8 +446,9 @@ func (c *compiler) checkReplaces(d *domain) {
 }
 
 // assignNames uses the name of a rate_limit as the name of the limit everywhere. The reference server allows
-// several limits with one name. Such limits keep names made of their places, and so does a limit whose name
-// also occurs under limits. Buckets and the reference server's counters depend only on the place.
+// several limits with one name. Such limits keep names made of their places. So does a limit whose name also
+// occurs under limits, or is not permitted there (badName). Buckets and the reference server's counters depend only
+// on the place.
 func (d *domain) assignNames() {
 	named := map[string]bool{} // the Owners of the named limits
 	for _, p := range d.Named {

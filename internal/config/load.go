@@ -38,8 +38,8 @@ func read(paths []string) (files []File, problems Problems) {
 	return files, problems
 }
 
-// eachFile calls use with the content of each file that read returns, in the same order. It returns errors
-// of use as problems.
+// eachFile calls use with the content of each file that read returns, in the same order. It returns a problem for
+// each path or file that cannot be read, and for each error of use.
 func eachFile(paths []string, use func(name string, content io.Reader) error) (problems Problems) {
 	seen := map[string]bool{}
 	report := func(name, message string) {

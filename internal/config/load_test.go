@@ -17,7 +17,7 @@ func loaded(t *testing.T, folder string, names ...string) (domains []string, rep
 	}
 	s, problems := Load(paths, Options{})
 	if (s == nil) != problems.Bad() {
-		t.Fatalf("%v with %v", s, problems)
+		t.Fatalf("got a snapshot: %t, problems %v; want a snapshot exactly if there is no mistake", s != nil, problems)
 	}
 	if s != nil {
 		domains = sortedKeys(s.Domains)
@@ -40,7 +40,7 @@ func TestLoadReadsFilesAndFolders(t *testing.T) {
 		write(t, filepath.Join(folder, "deep", name), content)
 	}
 	must(t, os.Symlink("..", filepath.Join(folder, "deep", "er", ".circle")))
-	for _, name := range []string{"one", "two", "three"} { // 3^16 paths
+	for _, name := range []string{"one", "two", "three"} { // following all these links would find 3^16 paths
 		must(t, os.Symlink("..", filepath.Join(folder, "deep", "er", name)))
 	}
 	for _, c := range []struct {

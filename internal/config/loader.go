@@ -9,8 +9,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Loader compiles successive configurations. It parses only changed files. It reuses the compiled form of a
-// domain whose files have not changed, so that pointers stay the same. The result equals the result of Load.
+// Loader compiles successive configurations. It parses only changed files, and the other files of their domains if
+// it needs them. It reuses the compiled form of a domain whose files have not changed, so that pointers stay the same. The result equals the result of Load.
 // A Loader is not safe for concurrent use.
 type Loader struct {
 	o      Options
@@ -51,8 +51,9 @@ type built struct {
 	blocks []*block
 }
 
-// lightly is how many bytes of files may be in memory in parsed form at a time, besides the files that one
-// domain needs.
+// lightly is the total size of changed files, in bytes, up to which a Load parses all of them before it compiles
+// domains. If they are larger, it compiles domains while it parses, so that fewer files are in memory in parsed
+// form.
 const lightly = 1 << 20
 
 // NewLoader returns a Loader without a configuration.
@@ -74,7 +75,7 @@ func (l *Loader) Parsed() int { return l.parsed }
 // Bytes returns the number of bytes that the last Load read.
 func (l *Loader) Bytes() int { return l.bytes }
 
-// compiler returns a compiler for s that reuses the domains that l has compiled.
+// compiler returns a compiler for s. It reuses the domains that l has compiled, if s is cached.
 func (l *Loader) compiler(s *source) *compiler {
 	c := newCompiler(l.o, s)
 	if l != nil && s.cached {
@@ -148,9 +149,8 @@ func (p *part) parse(nodes *budget) {
 	}
 }
 
-// parse parses the changed parts, as many at a time as there are CPUs. It compiles a domain as soon as the
-// last file that probably has a part of the domain is parsed, so that not all files are in memory in parsed
-// form.
+// parse parses the changed parts, several at a time. If they are larger than lightly, it compiles a domain as soon
+// as the last file that probably has a part of the domain is parsed.
 func (l *Loader) parse(all, changed []*part, nodes *budget) {
 	l.parsed += len(changed)
 	size := 0

@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// pieces are documents: valid ones, parts of domains, and one for every kind of mistake. %d is a number that
-// may change without any other change.
+// pieces are documents: valid ones, parts of domains, and some with a mistake. %d is a number that may change without
+// any other change.
 var pieces = []string{
 	"domain: a\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: %d}}]\n",
 	"domain: a\ndescriptors: [{key: other, value: x*, rate_limit: {unit: day, requests_per_unit: %d}}]\n",
@@ -93,14 +93,14 @@ func compiledAnew(files []File, problems Problems, o *Options) *source {
 func same(t *rapid.T, step int, got, want *limiter.Snapshot, reported, wantReported Problems) {
 	t.Helper()
 	if !slices.Equal(reported, wantReported) {
-		t.Fatalf("step %d: it says\n%v\nwant\n%v", step, reported, wantReported)
+		t.Fatalf("step %d: got the problems\n%v\nwant\n%v", step, reported, wantReported)
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Fatalf("step %d: got %+v, want %+v", step, got, want)
 	}
 }
 
-// TestAPartialLoadEqualsAFullLoad compares Loader with Load over any sequence of edits.
+// TestAPartialLoadEqualsAFullLoad compares a Loader with a first Load, over random sequences of edits.
 func TestAPartialLoadEqualsAFullLoad(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := Options{MaxLimits: rapid.SampledFrom([]int{0, 3, 6}).Draw(t, "max limits")}
@@ -119,7 +119,7 @@ func TestAPartialLoadEqualsAFullLoad(t *testing.T) {
 }
 
 // TestAPartialReloadIsolatesLikeAFullOne compares a Keeper that reloads changed files with one that reloads
-// all files, over any sequence of edits.
+// all files, over random sequences of edits.
 func TestAPartialReloadIsolatesLikeAFullOne(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		o := Options{MaxLimits: rapid.SampledFrom([]int{0, 3, 6}).Draw(t, "max limits")}
@@ -140,8 +140,8 @@ func TestAPartialReloadIsolatesLikeAFullOne(t *testing.T) {
 	})
 }
 
-// TestLargeFilesGiveTheSameConfiguration checks that files too large to be in memory all at once yield the
-// same configuration. Domains are in one file, in several, and have names that are hard to find.
+// TestLargeFilesGiveTheSameConfiguration checks that files larger than lightly, whose domains are compiled while they
+// are parsed, yield the same configuration. Some domains are in two files, and likelyDomains misses some.
 func TestLargeFilesGiveTheSameConfiguration(t *testing.T) {
 	var files []File
 	for i := range 40 {
@@ -223,8 +223,8 @@ func TestAChangedFileIsParsedAlone(t *testing.T) {
 	}
 }
 
-// TestAChangedFileOfADomainIsCompiledAlone changes one of three files of one domain. Limits of the other files stay
-// the same, or get another number, and those of the file before the changed one keep their pointers.
+// TestAChangedFileOfADomainIsCompiledAlone changes one of three files of one domain. The limits of the file before the
+// changed one keep their pointers. Those of the file after it are copied only if their Index changes.
 func TestAChangedFileOfADomainIsCompiledAlone(t *testing.T) {
 	file := func(i int, values ...string) File {
 		text := "domain: edge\ndescriptors:\n"
@@ -256,14 +256,15 @@ func TestAChangedFileOfADomainIsCompiledAlone(t *testing.T) {
 	third := load(1)
 	for i, p := range first.Policies[:2] {
 		if second.Policies[i] != p || third.Policies[i] != p {
-			t.Errorf("the limit at %s of an earlier file was compiled again; want second.Policies[i] %v and third.Policies[i] %v", p.Name, p, p)
+			t.Errorf("limit %s of the file before the changed one: got other pointers after the changes; want the same", p.Name)
 		}
 	}
 	if first.Policies[3].Index != 3 || second.Policies[4].Index != 4 || first.Policies[3].Name != second.Policies[4].Name {
-		t.Error("the limits of the later file have wrong numbers in one of the two configurations")
+		t.Errorf("limits %s and %s of the later file have the Index %d and %d; want one limit, with 3 and 4",
+			first.Policies[3].Name, second.Policies[4].Name, first.Policies[3].Index, second.Policies[4].Index)
 	}
 	if third.Policies[4] != second.Policies[4] {
-		t.Error("a limit with the same number was copied")
+		t.Error("a limit whose Index stays the same was copied; want the same pointer")
 	}
 	files = slices.Delete(files, 0, 1)
 	load(0)
@@ -271,8 +272,7 @@ func TestAChangedFileOfADomainIsCompiledAlone(t *testing.T) {
 	load(1)
 }
 
-// A control plane may send a domain with a new name in each version. The Loader must not keep the domains of
-// former versions.
+// Each version of a file may have a domain with a new name. The Loader must not keep the domains of former versions.
 func TestDomainsThatAreGoneAreNotKept(t *testing.T) {
 	l := NewLoader(Options{})
 	for i := range 10 {

@@ -7,7 +7,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// A domain may be spread over many files. When some of the files change, this file compiles only their
+// A domain may be spread over many files. When some of the files change, the functions below compile only their
 // descriptors again. That is correct if the documents do not refer to each other: no two documents have the
 // same top-level descriptor, so the compiled domain is the sum of its documents. All other domains, and all
 // mistakes, are left to compiler.domain.

@@ -81,7 +81,8 @@ func TestMistakesInMessagesHaveTheirPlace(t *testing.T) {
 	}
 }
 
-// TestOrderOfMessagesDoesNotMatter: a control plane that sends the same messages in another order changes nothing.
+// TestOrderOfMessagesDoesNotMatter checks that the hash is the same if a control plane sends the same messages in
+// another order.
 func TestOrderOfMessagesDoesNotMatter(t *testing.T) {
 	a := Message{Name: "1", Domain: "a", Descriptors: []MessageDescriptor{{Key: "x", Limit: perMinute(1)}}}
 	more := Message{Name: "2", Domain: "a", Descriptors: []MessageDescriptor{{Key: "y", Limit: perMinute(2)}}}
@@ -92,14 +93,14 @@ func TestOrderOfMessagesDoesNotMatter(t *testing.T) {
 	}
 	other, _ := CompileMessages([]Message{a, b, more}, Options{})
 	if one.Hash != other.Hash {
-		t.Error("the hash differs")
+		t.Errorf("hashes %s and %s of the same messages; want equal ones", one.Hash, other.Hash)
 	}
 	b.Descriptors[0].Limit = perMinute(4)
 	if other, _ = CompileMessages([]Message{a, b, more}, Options{}); one.Hash == other.Hash {
-		t.Error("other limits, the same hash")
+		t.Errorf("hash %s for messages with other limits too; want another", other.Hash)
 	}
 	if len(one.Domains) != 2 || one.Domains["a"].Tree.Match([]descriptors.Entry{{Key: "y"}}) == nil {
-		t.Error("the parts of a domain were not put together")
+		t.Errorf("got %d domains; want 2, and both descriptors of domain a in one tree", len(one.Domains))
 	}
 	if got := one.Policies[2].Limit; got.Rate != 3 || got.Period() != 60*algorithms.Second {
 		t.Errorf("got %+v; want a rate of 3 in %d us", got, 60*algorithms.Second)

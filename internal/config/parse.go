@@ -15,7 +15,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// These constants bound the memory that any file can use.
+// These constants bound the memory that files can use.
 const (
 	maxFileSize = 16 << 20 // in bytes
 	// maxDepth bounds the nesting of mappings and lists. A descriptor needs two levels.
@@ -180,7 +180,8 @@ type field interface {
 }
 
 // object reads the mapping n into the struct that into points to. subject is the name of n in messages. A
-// null value counts as missing. object reports whether all keys could be read, even if some values could not.
+// null value counts as missing, except for limit (names). object reports whether all keys could be read, even if
+// some values could not.
 func (p *parser) object(n *yaml.Node, subject string, into any) bool {
 	v := reflect.ValueOf(into).Elem()
 	level := levelOf(v.Type())
@@ -302,7 +303,7 @@ func isNull(n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && n.ShortTag() == "!!null"
 }
 
-// describe returns the kind of a node, for messages.
+// describe describes a node for messages, such as "a list" or "the number 7".
 func describe(n *yaml.Node) string {
 	n = follow(n)
 	switch tag := n.ShortTag(); {

@@ -16,8 +16,8 @@ type step struct {
 	name, id string
 }
 
-// composite returns the reference server's name for the step. The reference server does not support regular
-// expressions.
+// composite returns the reference server's name for the step. The form for a regular expression is this program's,
+// because the reference server has none.
 func (s step) composite() string {
 	switch s.How {
 	case descriptors.Any:
@@ -36,7 +36,7 @@ func (s step) composite() string {
 // loose reports whether the key contains a wildcard.
 func (s step) loose() bool { return strings.Contains(s.Key, "*") }
 
-// pattern reports whether several keys or values match the step. It returns false if all values match.
+// pattern reports whether the step matches several keys, or several but not all values.
 func (s step) pattern() bool {
 	return s.loose() || s.How != descriptors.Exact && s.How != descriptors.Any
 }

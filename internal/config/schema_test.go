@@ -114,12 +114,12 @@ func TestSchemaRefusesBadFiles(t *testing.T) {
 		}
 		err := validate(s, f)
 		if refused := err != nil; refused == beyondSchema {
-			t.Errorf("%s: refused %t (%v), but its first line says that a schema cannot tell: %t", f.Name, refused, err, beyondSchema)
+			t.Errorf("%s: refused %t (%v), want %t, according to the first line of the file", f.Name, refused, err, !beyondSchema)
 		}
 	}
 }
 
-// schemaAt returns the part of the schema at $defs/name, or the whole schema. It follows references.
+// schemaAt returns the part of the schema at $defs/name, or the whole schema if name is "".
 func schemaAt(t *testing.T, name string) map[string]any {
 	t.Helper()
 	var whole map[string]any
@@ -166,7 +166,7 @@ func TestSchemaHasTheKeysOfTheParser(t *testing.T) {
 		level := schemaAt(t, name)
 		want := slices.Sorted(slices.Values(keys))
 		if got := slices.Sorted(maps.Keys(level["properties"].(map[string]any))); !slices.Equal(got, want) {
-			t.Errorf("%q has keys\n%v, the parser\n%v", name, got, want)
+			t.Errorf("%q has the keys\n%v\nwant those of the parser\n%v", name, got, want)
 		}
 		if level["additionalProperties"] != false {
 			t.Errorf("%q allows other keys; want false", name)
@@ -179,6 +179,25 @@ func TestSchemaHasTheKeysOfTheParser(t *testing.T) {
 	}
 }
 
+// TestEveryKeyOfTheSchemaHasADescription examines all objects, also those inside of others.
+func TestEveryKeyOfTheSchemaHasADescription(t *testing.T) {
+	var check func(path string, s map[string]any)
+	check = func(path string, s map[string]any) {
+		keys, _ := s["properties"].(map[string]any)
+		for key, value := range keys {
+			if p, is := value.(map[string]any); is && p["description"] == nil && property(t, s, key)["description"] == nil && s["additionalProperties"] == false {
+				t.Errorf("%s/%s has no description; want one", path, key)
+			}
+		}
+		for key, value := range s {
+			if part, is := value.(map[string]any); is {
+				check(path+"/"+key, part)
+			}
+		}
+	}
+	check("", schemaAt(t, ""))
+}
+
 func TestSchemaHasTheWordsOfTheParser(t *testing.T) {
 	words := func(v any) (list []string) {
 		for _, w := range v.([]any) {
@@ -189,7 +208,7 @@ func TestSchemaHasTheWordsOfTheParser(t *testing.T) {
 	same := func(subject string, got, want []string) {
 		t.Helper()
 		if !slices.Equal(got, want) {
-			t.Errorf("%s: %v in the schema, %v for the parser", subject, got, want)
+			t.Errorf("%s: the schema has %v, want %v as in the parser", subject, got, want)
 		}
 	}
 	same("algorithm", words(schemaAt(t, "algorithm")["enum"]), sortedKeys(algorithmNames))
@@ -206,7 +225,7 @@ func TestSchemaHasTheWordsOfTheParser(t *testing.T) {
 		}
 	}
 	if most := property(t, schemaAt(t, "rate_limit"), "shards")["maximum"]; most != float64(algorithms.MaxShards) {
-		t.Errorf("at most %v shards in the schema", most)
+		t.Errorf("the schema has at most %v shards, want %d", most, algorithms.MaxShards)
 	}
 }
 
@@ -265,7 +284,7 @@ func TestSchemaDefaultsAreThoseOfTheCode(t *testing.T) {
 			case !has && fixed:
 				t.Errorf("%q: %q has no default in the schema", name, key)
 			case has && !reflect.DeepEqual(policies(bases[name](key, value)), policies(bases[name](key, nil))):
-				t.Errorf("%q: stating %q: %v, the default, changes something", name, key, value)
+				t.Errorf("%q: stating %q: %v, which the schema calls the default, changes the compiled limits; want no change", name, key, value)
 			}
 		}
 	}

@@ -62,8 +62,8 @@ type unknownUnits struct {
 // defaultSettle has the keys of the entries for domains that state no keys.
 var defaultSettle = limiter.SettleEntries{Key: "settle", End: "settle_end"}
 
-// These constants bound the sections settle, and contain the texts of their messages. A reservation is
-// settled late after its TTL.
+// These constants bound the sections settle, and contain the texts of their messages. A TTL is how long unused units
+// of a reservation can be refunded.
 const (
 	defaultSettleTTL           = 600 * algorithms.Second
 	minSettleTTL, maxSettleTTL = algorithms.Second, algorithms.Day
@@ -198,8 +198,8 @@ func (c *compiler) settles(l *limit, p *draft, s algorithms.Spec) {
 	p.more.Settle = settle
 }
 
-// learnValues collects the values that have estimates of their own. They are the values in the descriptors of
-// d.
+// learnValues collects the values that have estimates of their own. They are the values without a "*" that the
+// descriptors of d have for the keys in per.
 func (d *domain) learnValues() {
 	var add func(learn *descriptors.Learn, list []*descriptor)
 	add = func(learn *descriptors.Learn, list []*descriptor) {
@@ -276,7 +276,7 @@ func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 }
 
 // settleEntries sets the entries with which proxies return ids, if a limit of d has settle. It reports
-// descriptors with the keys of these entries, because no request matches such descriptors.
+// top-level descriptors with the keys of these entries, because no request matches such descriptors.
 func (c *compiler) settleEntries(d *domain) {
 	var stated settleDomain
 	for _, doc := range d.docs {

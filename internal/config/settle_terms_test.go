@@ -25,8 +25,8 @@ func TestSettleSettingsAreCompiled(t *testing.T) {
 	}
 }
 
-// TestTheLargestAcceptedValues lists the largest values that are accepted, and the next ones, which are
-// refused.
+// TestTheLargestAcceptedValues checks the largest accepted values, the smallest percentile and number of shards, and
+// the next values, which are refused.
 func TestTheLargestAcceptedValues(t *testing.T) {
 	limit := func(name, more string) string {
 		return "domain: d\nlimits:\n  " + name + ": {algorithm: fixed_window, rate: 100, period: 1h" + more + "}\n"
@@ -87,7 +87,7 @@ func TestTheLargestAcceptedValues(t *testing.T) {
 	} {
 		_, problems := Compile([]File{{Name: "a.yaml", Data: []byte(c.text)}}, Options{})
 		if problems.Bad() != c.bad {
-			t.Errorf("%s: %.300v; want %v", name, problems, c.bad)
+			t.Errorf("%s: got the problems %.300v; want mistakes: %t", name, problems, c.bad)
 		}
 	}
 }
@@ -106,6 +106,6 @@ descriptors:
 		names = append(names, p.Name)
 	}
 	if got := strings.Join(names, " "); got == "" || strings.Contains(got, "same") || !strings.Contains(got, "other") {
-		t.Errorf("the names of the limits are %q; want got not empty, no %q and a text that contains %q", got, "same", "other")
+		t.Errorf("the names of the limits are %q; want other, and two without same", got)
 	}
 }

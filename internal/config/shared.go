@@ -38,8 +38,8 @@ type chunks struct {
 	sizeNode int                  // the size of the last chunk of nodes
 }
 
-// mostInChunk and textPerPolicy bound the memory that a chunk leaves unused. Small documents have small
-// chunks.
+// A chunk has at most mostInChunk policies or nodes, and a chunk of texts has about textPerPolicy bytes for each
+// policy in a chunk. This bounds the memory that chunks leave unused.
 const mostInChunk, textPerPolicy = 32, 128
 
 // newDocument starts new chunks. Documents share no chunk, so that a changed document's memory can be freed.
@@ -55,7 +55,8 @@ func (c *chunks) kept(p *descriptors.Policy) *descriptors.Policy {
 // node returns an empty node.
 func (c *chunks) node() *descriptors.Node { return nextOf(&c.nodes, &c.sizeNode) }
 
-// nextOf returns an item of a chunk. If the chunk is used up, nextOf allocates one of twice the size.
+// nextOf returns an item of a chunk. If the chunk is used up, nextOf allocates one of twice the size, up to
+// mostInChunk. So small documents have small chunks.
 func nextOf[T any](free *[]T, size *int) *T {
 	if len(*free) == 0 {
 		*size = min(max(1, 2**size), mostInChunk)
@@ -178,7 +179,8 @@ func (s *shared) extras(d *draft) *descriptors.Extras {
 	return oneOf(s.extra, key, func() *descriptors.Extras { own := *m; return &own })
 }
 
-// positions encodes list as text. A descriptor has at most 255 entries.
+// positions encodes list as text, one byte for each number. The numbers are below the depth of a tree, which is at
+// most maxMessageDepth.
 func positions(list []int) string {
 	b := make([]byte, len(list))
 	for i, n := range list {

@@ -114,7 +114,7 @@ func concerns(paths []string) func(name string) bool {
 }
 
 // settle calls check when no event has occurred for the time settleDelay, when events have continued for the time
-// maxDelay, and at every poll. It returns when ctx ends.
+// maxDelay, and when the time poll has passed without an event. It returns when ctx ends.
 func settle(ctx context.Context, events <-chan struct{}, check func()) {
 	var first time.Time // when the first unhandled event occurred
 	timer := time.NewTimer(poll)
@@ -151,7 +151,8 @@ func digest(paths []string) [sha256.Size]byte {
 }
 
 // folders returns the folders in which a change can affect paths: the folder of each file, each folder and
-// its parent, all folders below a **, and the folders that contain symbolic links of these paths.
+// its parent, all folders below a ** that contain files, and the folders that contain symbolic links of these
+// paths.
 func folders(paths []string) (list []string) {
 	add := func(folder string) {
 		if real, err := filepath.EvalSymlinks(folder); err == nil && !slices.Contains(list, real) {

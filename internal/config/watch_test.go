@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// watched runs Watch on paths. next waits for the next change, and fails the test if none comes in time. none
-// fails the test if a change comes.
+// watched runs a Watcher of paths. next waits for the next change, and fails the test if there is none within a
+// minute. none fails the test if there is a change within three times settleDelay.
 func watched(t *testing.T, paths ...string) (next func(subject string), none func(subject string)) {
 	t.Helper()
 	changes := make(chan struct{}, 100)
@@ -33,14 +33,14 @@ func watched(t *testing.T, paths ...string) (next func(subject string), none fun
 		select {
 		case <-changes:
 		case <-time.After(time.Minute):
-			t.Fatalf("%s: not noticed", subject)
+			t.Fatalf("%s: changed was not called within a minute; want a call", subject)
 		}
 	}
 	none = func(subject string) {
 		t.Helper()
 		select {
 		case <-changes:
-			t.Fatalf("%s: counted as a change", subject)
+			t.Fatalf("%s: changed was called; want no call", subject)
 		case <-time.After(3 * settleDelay):
 		}
 	}
@@ -159,14 +159,14 @@ func TestWatchEndsWithItsContext(t *testing.T) {
 	before := runtime.NumGoroutine()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	NewWatcher([]string{t.TempDir(), "nowhere"}).Run(ctx, func() { t.Error("nothing has changed") })
+	NewWatcher([]string{t.TempDir(), "nowhere"}).Run(ctx, func() { t.Error("changed was called; want no call, because nothing has changed") })
 	for range 100 {
 		if runtime.NumGoroutine() <= before {
 			return
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	t.Errorf("%d goroutines, %d before", runtime.NumGoroutine(), before)
+	t.Errorf("%d goroutines after Run, want at most %d as before", runtime.NumGoroutine(), before)
 }
 
 func TestSettleWaitsUntilChangesStopOrTheLongestWaitEnds(t *testing.T) {

@@ -42,8 +42,8 @@ func (w *weightMap) read(p *parser, key string, n *yaml.Node) {
 	w.set(p, n, compiled, err == nil)
 }
 
-// mostEnvoyHits is the largest number of hits in a descriptor that Envoy sends. It omits descriptors with
-// more.
+// mostEnvoyHits is the largest number of hits in a descriptor that Envoy sends. Envoy omits descriptors with
+// more hits.
 const mostEnvoyHits = 1e9
 
 // warnHits warns of a limit with units so small that one request may cost more than Envoy can send.
