@@ -22,7 +22,7 @@ type adjustCmd struct {
 	List   adjustListCmd   `cmd:"" help:"List the adjustments in force."`
 	Show   adjustShowCmd   `cmd:"" help:"Show one adjustment."`
 	Delete adjustDeleteCmd `cmd:"" help:"End an adjustment before it expires."`
-	Audit  adjustAuditCmd  `cmd:"" help:"List who changed what and why, or verify that no entry was changed."`
+	Audit  adjustAuditCmd  `cmd:"" help:"List all changes with author and reason, or verify that no entry was changed or removed."`
 }
 
 // by has the author of a change and the reason for it.
@@ -34,7 +34,7 @@ type by struct {
 // check returns an error if the flags and $USER name no author. Shells in containers often have no $USER.
 func (b *by) check() error {
 	if strings.TrimSpace(b.Author) == "" {
-		return exitError{exitUsage, errors.New("the audit names who changed a limit, and $USER is not set; add --author NAME")}
+		return exitError{exitUsage, errors.New("the audit needs the author of a change, and $USER is not set; add --author NAME")}
 	}
 	return nil
 }

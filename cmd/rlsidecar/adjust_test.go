@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// TestOperatorsAdjustARunningSidecar runs the commands of the guide against a sidecar on Unix sockets.
+// TestOperatorsAdjustARunningSidecar runs every adjust command, and explain, against a sidecar that keeps its
+// adjustments in a folder.
 func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 	t.Setenv("USER", "ann")
 	dir := t.TempDir()
@@ -39,7 +40,7 @@ func TestOperatorsAdjustARunningSidecar(t *testing.T) {
 		t.Helper()
 		got, text := run(args...)
 		if got != code || !strings.Contains(text, want) {
-			t.Errorf("adjust %v: exit %d\n%s\nwant %d\n%s", args, got, text, code, want)
+			t.Errorf("adjust %v: exit code %d, output:\n%s\nwant exit code %d and:\n%s", args, got, text, code, want)
 		}
 		return text
 	}
@@ -112,7 +113,7 @@ func explainAdjusted(t *testing.T, file, adminAt, dir string) {
 	}
 }
 
-// TestAChangeNeedsAnAuthor: shells in containers often have no $USER, so the message names the flag.
+// TestAChangeNeedsAnAuthor checks that the message names --author if $USER is not set, as often in containers.
 func TestAChangeNeedsAnAuthor(t *testing.T) {
 	t.Setenv("USER", "")
 	for _, args := range [][]string{

@@ -25,7 +25,7 @@ descriptors:
     descriptors: [{key: ip, rate_limit: {unit: year, requests_per_unit: 1}}]
 `
 
-// TestOperatorsQueryARunningSidecar denies keys at a sidecar on Unix sockets and runs the commands.
+// TestOperatorsQueryARunningSidecar runs top, get and reset against a sidecar that has denied requests of two keys.
 func TestOperatorsQueryARunningSidecar(t *testing.T) {
 	dir := t.TempDir()
 	httpAt, adminAt := "unix://"+filepath.Join(dir, "http"), "unix://"+filepath.Join(dir, "admin")
@@ -71,7 +71,7 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 			}
 		}
 		if text := strings.Join(lines, "\n"); got != code || !strings.Contains(text, want) {
-			t.Errorf("%v: exit %d\n%s\nwant %d\n%s", args, got, text, code, want)
+			t.Errorf("%v: exit code %d, output:\n%s\nwant exit code %d and:\n%s", args, got, text, code, want)
 		}
 	}
 	command(exitDone, "no request was denied since 2", "top")
@@ -93,19 +93,19 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 	command(exitDone, `reset the bucket of a,b\x1b of limit send in domain edge`, "reset", "send", "a,b\x1b")
 	command(exitDone, "edge    send   a,b\\x1b  2          2   now      0s", "get", "--domain", "edge", "send", "a,b\x1b")
 	if code := decide(user); code != 200 {
-		t.Errorf("after the reset: status %d", code)
+		t.Errorf("after the reset: status %d, want 200", code)
 	}
 	command(exitDone, "edge    path_/login.ip  ::1  0          1   ", "get", "--domain", "edge", "--descriptor", "path=/login,ip=::1")
 	command(exitDone, "reset the bucket of ::1 of limit path_/login.ip", "reset", "--domain", "edge", "--descriptor", "path=/login,ip=::1")
 	if code := decide(login); code != 200 {
-		t.Errorf("after the reset: status %d", code)
+		t.Errorf("after the reset: status %d, want 200", code)
 	}
 
 	command(exitNo, "no limit has a bucket for this descriptor", "get", "--domain", "edge", "--descriptor", "path=/x")
 	command(exitNo, "no limit has a bucket for this descriptor", "reset", "--domain", "edge", "--descriptor", "path=/x")
 	command(exitNo, `no limit is named "sned"`, "get", "sned")
 
-	for _, verb := range []string{"get", "reset"} { // a bucket that no descriptor matches
+	for _, verb := range []string{"get", "reset"} { // the number of values of a key must fit a descriptor; no descriptor uses apps, so any number fits
 		const send, team = "a bucket of this limit is identified by 1 value (user)", "a bucket of this limit is identified by 1 value (org) or by 2 values (org, team)"
 		command(exitUsage, `limit "send": the key has no value; `+send, verb, "send")
 		command(exitUsage, `limit "send": the key has 2 values; `+send, verb, "send", "bob", "eve")
@@ -123,7 +123,7 @@ func TestOperatorsQueryARunningSidecar(t *testing.T) {
 		t.Helper()
 		var out output
 		if code := run(t.Context(), args, nil, &out, &out); code != exitFailed || !strings.Contains(out.String(), want) {
-			t.Errorf("%v: exit code %d, want %d\n%s", args, code, exitFailed, out.String())
+			t.Errorf("%v: exit code %d, want %d and %q:\n%s", args, code, exitFailed, want, out.String())
 		}
 	}
 	file := write(t, "s3cret\n")

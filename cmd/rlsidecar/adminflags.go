@@ -32,8 +32,8 @@ type adminFlags struct {
 // maxAnswer bounds the size of an answer.
 const maxAnswer = 16 << 20
 
-// request sends a request for a path below /api/, and decodes the answer into into. With --format json it
-// prints the answer unchanged, and does not decode it.
+// request sends a request for a path below /api/, and decodes the answer into into. With --format json it also
+// prints the answer, indented.
 func (f *adminFlags) request(a *app, method, path string, query url.Values, into any) error {
 	return f.send(a, method, path, query, nil, into)
 }
@@ -95,7 +95,7 @@ func (f *adminFlags) token() (httpauth.Token, error) {
 	}
 }
 
-// refused returns the error for an answer whose status is not the expected one.
+// refused returns the error for an answer whose status is not 200.
 func (f *adminFlags) refused(answer *http.Response, body []byte) error {
 	var problem struct{ Title, Detail string }
 	switch {

@@ -54,8 +54,8 @@ func (c *checkCmd) Run(a *app) error {
 	}
 }
 
-// writeProblems writes one line for each problem. If there is none, it writes the numbers of domains and
-// limits.
+// writeProblems writes one line for each problem. If the configuration is valid, which means that s is not nil,
+// it then writes the numbers of domains and limits.
 func writeProblems(w io.Writer, problems config.Problems, s *limiter.Snapshot) error {
 	for _, p := range problems {
 		if _, err := fmt.Fprintln(w, p); err != nil {

@@ -41,7 +41,7 @@ func choices(v *kong.Value) []string {
 	return strings.Split(v.Enum, ",")
 }
 
-// argument returns the first argument that a command takes, or nil if it takes none.
+// argument returns the first positional argument of a command, or nil if it has none.
 func argument(command *kong.Node) *kong.Value {
 	if len(command.Positional) == 0 {
 		return nil

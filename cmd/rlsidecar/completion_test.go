@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/tooltest"
 )
 
-// printed writes the output of a command to a file.
+// printed runs rlsidecar with args, writes its output to a file and returns the name of the file.
 func printed(t *testing.T, args ...string) (file string) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -22,7 +22,7 @@ func printed(t *testing.T, args ...string) (file string) {
 	return write(t, stdout.String())
 }
 
-// outputOf runs a shell and returns the lines it prints.
+// outputOf runs program and returns the lines that it prints to stdout and stderr.
 func outputOf(t *testing.T, program string, args ...string) []string {
 	t.Helper()
 	out, err := exec.Command(program, args...).CombinedOutput()
@@ -34,7 +34,7 @@ func outputOf(t *testing.T, program string, args ...string) []string {
 
 // completions are command lines, and words that each shell must offer for them.
 var completions = []struct {
-	line []string // the last is the typed part of the word
+	line []string // the last is the part of a word that is typed so far
 	want []string
 }{
 	{[]string{"rlsidecar", "se"}, []string{"serve"}},
@@ -56,7 +56,7 @@ func TestBashCompletes(t *testing.T) {
 	// bash treats = as a word of its own.
 	words := []string{"-c", `source "$0"; COMP_WORDS=(rlsidecar serve --log-level = w); COMP_CWORD=4; _rlsidecar; printf '%s\n' "${COMPREPLY[@]}"`, script}
 	if got := outputOf(t, bash, words...); !slices.Equal(got, []string{"warn"}) {
-		t.Errorf("--log-level=w: %q", got)
+		t.Errorf("--log-level=w: got %q, want [\"warn\"]", got)
 	}
 }
 
@@ -76,19 +76,20 @@ func TestFishCompletes(t *testing.T) {
 	}
 }
 
-// TestZshTakesItsCompletion loads the script both ways. What zsh offers can only be seen in a terminal.
-func TestZshTakesItsCompletion(t *testing.T) {
+// TestZshLoadsItsCompletion loads the script with source, and from a folder of fpath. It does not check the words
+// that zsh offers, because zsh shows them only in a terminal.
+func TestZshLoadsItsCompletion(t *testing.T) {
 	zsh, script := tooltest.Path(t, "zsh"), printed(t, "completion", "zsh")
 	const setup = "autoload -U compinit; compinit -u -D; "
 	if got := outputOf(t, zsh, "-fc", setup+"source "+script+"; print $_comps[rlsidecar]; whence -w _rlsidecar"); !slices.Equal(got, []string{"_rlsidecar", "_rlsidecar: function"}) {
-		t.Errorf("sourced: %q", got)
+		t.Errorf("sourced: got %q; want the function _rlsidecar, registered for rlsidecar", got)
 	}
 	folder := t.TempDir()
 	if err := os.Rename(script, filepath.Join(folder, "_rlsidecar")); err != nil {
 		t.Fatal(err)
 	}
 	if got := outputOf(t, zsh, "-fc", "fpath=("+folder+" $fpath); "+setup+"print $_comps[rlsidecar]; autoload +X _rlsidecar && print loaded"); !slices.Equal(got, []string{"_rlsidecar", "loaded"}) {
-		t.Errorf("loaded from a folder: %q", got)
+		t.Errorf("loaded from a folder: got %q; want the function _rlsidecar, registered for rlsidecar", got)
 	}
 }
 
@@ -102,7 +103,7 @@ func TestManualPageIsWellFormed(t *testing.T) {
 	}
 	text := strings.Join(outputOf(t, mandoc, "-T", "ascii", page), "\n")
 	for strip := strings.Index(text, "\b"); strip >= 0; strip = strings.Index(text, "\b") {
-		text = text[:strip-1] + text[strip+1:] // bold, as printers write it
+		text = text[:strip-1] + text[strip+1:] // mandoc writes a bold letter as the letter, a backspace and the letter
 	}
 	for _, want := range []string{"--on-backend-failure", "RLSIDECAR_REDIS_URL", "rlsidecar serve --config limits.yaml"} {
 		if !strings.Contains(text, want) {

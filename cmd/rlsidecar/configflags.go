@@ -10,8 +10,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// configFlags are defaults of settings that the files of a configuration do not contain. serve has the same
-// flags, so that a command checks what serve will use.
+// configFlags are the flags that affect how a configuration is read: defaults of keys that its files may omit,
+// --max-limits and --keep-blanks. serve and the commands that read a configuration have the same flags, so that
+// the commands check what serve uses.
 type configFlags struct {
 	Consume          string  `enum:"auto,together,each" default:"auto" env:"RLSIDECAR_CONSUME" help:"How a denied request is charged, in domains without the key consume. together: it consumes nothing. each: the limits that allow it are charged, as in envoyproxy/ratelimit. auto: together for files, each for limits that a control plane sends."`
 	OnBackendFailure string  `enum:"deny,allow,local,error" default:"deny" env:"RLSIDECAR_ON_BACKEND_FAILURE" help:"Answer when Redis does not decide in time, for limits without the key on_backend_failure: deny, allow, local (decide in memory with --local-share of the limit) or error (the proxy decides)."`
@@ -52,7 +53,8 @@ func (f configFlags) load(a *app, paths []string) (*limiter.Snapshot, error) {
 	return snapshot, nil
 }
 
-// readable returns an error if a path does not exist. A missing path is not a mistake in the configuration.
+// readable returns an error if a path cannot be found. The exit code is exitFailed and not exitNo, because that is
+// not a mistake in the configuration.
 func readable(paths []string) error {
 	var missing []error
 	for _, path := range paths {

@@ -71,11 +71,11 @@ type bound struct {
 type stepTaken struct {
 	Entry   string   `json:"entry"`
 	Pattern string   `json:"pattern"`
-	Match   string   `json:"match"` // exact, prefix, suffix, wildcard, regex or any
-	Over    []string `json:"over,omitempty"`
+	Match   string   `json:"match"`          // exact, prefix, suffix, wildcard, regex or any
+	Over    []string `json:"over,omitempty"` // the patterns of lower precedence that match too
 }
 
-// nearMiss explains why no limit applies.
+// nearMiss explains why no limit applies. descriptors.Miss documents Near, More and Shorter.
 type nearMiss struct {
 	Reason  string   `json:"reason"`
 	Entry   int      `json:"entry"` // index of the entry, counted from 0
@@ -90,7 +90,7 @@ type limitApplied struct {
 	Name   string   `json:"name"`
 	Place  string   `json:"place"`
 	Words  string   `json:"words"`
-	Bucket []string `json:"bucket"` // the entries that identify the bucket; nil if nothing is charged
+	Bucket []string `json:"bucket"` // the entries that identify the bucket; empty if all values share it, nil if nothing is charged
 	Notes  []string `json:"notes,omitempty"`
 	With   []string `json:"with,omitempty"` // other limits of the same group
 	// Reserves is nil for a limit without settle.
@@ -139,7 +139,7 @@ func (c *explainCmd) Run(a *app) error {
 	return writeExplained(a.stdout, all)
 }
 
-// question returns what the flags request to explain: descriptors of a domain, or an HTTP request.
+// question returns the descriptors or the HTTP request that the flags describe. The other result is nil.
 func (c *explainCmd) question() ([]limiter.Descriptor, *routing.Request, error) {
 	switch {
 	case c.Request != "" && (c.Domain != "" || len(c.Descriptors) > 0):
@@ -217,7 +217,8 @@ func explain(ctx context.Context, s *limiter.Snapshot, set *adjust.Set, domain s
 	return all, nil
 }
 
-// described explains which patterns the entries of one descriptor match. It does not describe limits.
+// described explains which patterns the entries of one descriptor match, or which reservation it settles. It does
+// not describe limits.
 func described(d *limiter.Domain, entries []descriptors.Entry) explained {
 	if text := settlement(d, entries); text != "" {
 		return explained{Steps: []stepTaken{}, Limits: []limitApplied{}, Settles: text}
@@ -346,7 +347,7 @@ var matchWords = map[string]string{
 	descriptors.Any.String():       "any value",
 }
 
-// overText lists the patterns that match too, but have lower precedence.
+// overText lists over, the patterns that match too but have lower precedence.
 func overText(over []string) string {
 	if len(over) == 0 {
 		return ""

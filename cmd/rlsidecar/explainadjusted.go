@@ -31,7 +31,7 @@ func (f *adjustedFlags) adjustments(a *app) (*adjust.Set, error) {
 		return nil, nil
 	}
 	query := f.adminFlags
-	query.Format = "text" // so that send decodes the answer, and does not print it
+	query.Format = "text" // so that send does not print the answer
 	var answer struct {
 		Version     uint64
 		Adjustments []*adjust.Adjustment
@@ -56,8 +56,8 @@ type appliedAdjustment struct {
 	Reason string `json:"reason"`
 }
 
-// adjusted lists the adjustments that concern the limit and key of result i of call. configured is the
-// limit's policy without adjustments.
+// adjusted lists the adjustments of the limit and key of result i of call that have not expired. configured is
+// the limit's policy without adjustments.
 func adjusted(set *adjust.Set, call *limiter.Call, i int, configured *descriptors.Policy, now algorithms.Micros) (list []appliedAdjustment) {
 	r := &call.Results[i]
 	key := call.AppendValues(nil, r)

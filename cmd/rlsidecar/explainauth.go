@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/target"
 )
 
-// requestToExplain is a request that a proxy would send to /v1/auth.
+// requestToExplain describes a client's request, about which a proxy would call /v1/auth.
 type requestToExplain struct {
 	Request  string   `placeholder:"'METHOD TARGET'" help:"Instead of descriptors: explain how /v1/auth handles a request, such as 'POST /login?next=1'."`
 	Header   []string `short:"H" sep:"none" placeholder:"'NAME: VALUE'" help:"Header of the request. May be repeated."`
@@ -60,7 +60,8 @@ type explainedRequest struct {
 	Route   *routeTaken `json:"route,omitempty"`
 	// LeftOut lists the descriptors that are omitted because a value is missing.
 	LeftOut []leftOut `json:"left_out,omitempty"`
-	// Repeated is a source with several values in the request. The request is denied for that reason.
+	// Repeated is a source of values, such as a header, that the request has more than once. The request is
+	// denied for that reason.
 	Repeated string `json:"repeated,omitempty"`
 	// Default is the answer if no limit applies: allow or deny.
 	Default     string      `json:"unasked,omitempty"`

@@ -10,13 +10,14 @@ import (
 
 // reservation describes what a request reserves of a limit with settle.
 type reservation struct {
-	// Units is what this request reserves. Only a running sidecar knows a learned estimate. In its place, Units
-	// is the configured first estimate.
+	// Units is the number of units that this request reserves. If the estimate is learned, which only a running
+	// sidecar knows, Units is based on the configured first estimate.
 	Units int64    `json:"units"`
 	Words []string `json:"words"`
 }
 
-// reserves describes what r reserves. It returns nil if the limit of r has no settle.
+// reserves describes what r reserves. It returns nil if the limit of r has no settle, or if another limit of the
+// request replaces it.
 func reserves(r *limiter.Result) *reservation {
 	s := r.Policy.Extra().Settle
 	if s == nil || r.Outcome == limiter.Replaced {
@@ -44,7 +45,7 @@ func settlement(d *limiter.Domain, entries []descriptors.Entry) string {
 	}
 }
 
-// unsettled corrects x for a request to /v1/auth. Its answer has no id, so the reservation cannot be settled.
+// unsettled corrects x for a request to /v1/auth. The answer has no id, so the reservation cannot be settled.
 func (x *explained) unsettled() {
 	for i := range x.Limits {
 		if r := x.Limits[i].Reserves; r != nil {

@@ -42,7 +42,7 @@ func TestHealthOutOfFiles(t *testing.T) {
 			t.Cleanup(func() {
 				_ = serve.Process.Signal(syscall.SIGINT)
 				if err := serve.Wait(); err != nil {
-					t.Errorf("got %v\n%s; want an end without error", err, &stderr)
+					t.Errorf("serve ended with %v; want no error:\n%s", err, &stderr)
 				}
 			})
 			within(t, "it is ready", func() bool { return requestHealth(http, "/readyz") == nil })
@@ -58,10 +58,10 @@ func TestHealthOutOfFiles(t *testing.T) {
 			within(t, "/livez", func() bool { return requestHealth(http, "/livez") == nil })
 			within(t, "the log says "+c.log, func() bool { return strings.Contains(stderr.String(), c.log) })
 			if above := strings.Contains(stderr.String(), "more connections than this process may open files"); above != (c.flags != nil) {
-				t.Errorf("the log has the warning about the bounds: %t", above)
+				t.Errorf("the log has the warning about the bounds: %t, want %t", above, !above)
 			}
 			if !strings.Contains(stderr.String(), "WARN") {
-				t.Errorf("the warning about the bounds is not at level WARN:\n%s", &stderr)
+				t.Errorf("the log has no line at level WARN:\n%s", &stderr)
 			}
 		})
 	}
@@ -99,7 +99,8 @@ func within(t *testing.T, condition string, ok func() bool) {
 	}
 }
 
-// A negative number of connections, and a negative idle time, are rejected at the start.
+// TestServeRefusesImpossibleBounds checks that serve rejects a negative number of connections and a negative idle
+// time.
 func TestServeRefusesImpossibleBounds(t *testing.T) {
 	for _, flag := range []string{"--grpc-max-connections=-1", "--http-max-connections=-1", "--grpc-max-connection-idle=-1s", "--http-idle-timeout=-1s"} {
 		var stderr output

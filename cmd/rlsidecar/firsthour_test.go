@@ -17,7 +17,7 @@ func (x *started) tool(t *testing.T, args ...string) (int, string) {
 	return code, out.String()
 }
 
-// send posts one descriptor to /json of domain, with entries key, value, key, value…, and returns the status.
+// send posts one descriptor of domain to /json and returns the status. entries have the form key=value.
 func (x *started) send(t *testing.T, domain string, entries ...string) int {
 	t.Helper()
 	var list []string
@@ -39,23 +39,23 @@ func contains(t *testing.T, condition, text string, wants ...string) {
 	}
 }
 
-// TestRequestsThatMeetNoLimitAreSeen has typos in a domain and in a key, which allow everything. A command, the log
-// and the metrics show them, but no values.
+// TestRequestsThatMeetNoLimitAreSeen sends requests with a typo in the key or in the domain, which no limit matches.
+// top, the admin API, the log and the metrics show them, but no values.
 func TestRequestsThatMeetNoLimitAreSeen(t *testing.T) {
 	x := startServe(t, "--config", write(t, counted))
 	if code, out := x.tool(t, "top", "--unmatched"); code != exitDone || !strings.HasPrefix(out, "every request matched a limit since ") {
-		t.Errorf("before: exit code %d, want %d: %s", code, exitDone, out)
+		t.Errorf("before the first request: exit code %d, want %d and no unmatched request: %s", code, exitDone, out)
 	}
 	for i := range 3 {
 		if code := x.send(t, "d", fmt.Sprintf("dany=secret%d", i)); code != 200 {
-			t.Fatalf("a typo in a key: %d", code)
+			t.Fatalf("a typo in a key: status %d, want 200", code)
 		}
 	}
 	if code := x.send(t, "c", "deny=secret"); code != 200 {
-		t.Fatalf("a typo in a domain: %d", code)
+		t.Fatalf("a typo in a domain: status %d, want 200", code)
 	}
 	if code := x.send(t, "d", "deny=1"); code != 200 {
-		t.Fatalf("no typo: %d", code)
+		t.Fatalf("no typo: status %d, want 200", code)
 	}
 	_, out := x.tool(t, "top", "--unmatched")
 	contains(t, "top --unmatched", out, "at least 3  no limit matches  d       dany", "at least 1  no such domain    c       deny")
@@ -73,7 +73,7 @@ func TestRequestsThatMeetNoLimitAreSeen(t *testing.T) {
 	}
 }
 
-// TestAuthWithoutAnAuthSection checks that requests are denied, and that the log states the reason once.
+// TestAuthWithoutAnAuthSection checks that requests to /v1/auth are denied, and that the log states the reason once.
 func TestAuthWithoutAnAuthSection(t *testing.T) {
 	x := startServe(t, "--config", write(t, counted))
 	contains(t, "the log at the start", x.log.String(), "WARN", "no auth section: /v1/auth")
@@ -82,11 +82,11 @@ func TestAuthWithoutAnAuthSection(t *testing.T) {
 	}
 	for range 2 {
 		if code, _ := x.get(t, x.http, "/v1/auth/nginx"); code != 403 {
-			t.Errorf("%d, want 403", code)
+			t.Errorf("/v1/auth/nginx: status %d, want 403", code)
 		}
 	}
 	if n := strings.Count(x.log.String(), "a proxy calls /v1/auth, and the configuration has no auth section"); n != 1 {
-		t.Errorf("the log has the reason %d times:\n%s", n, x.log)
+		t.Errorf("the log has the reason %d times, want 1:\n%s", n, x.log)
 	}
 	_, out := x.get(t, x.admin, "/api/conditions")
 	contains(t, "/api/conditions", out, "auth-not-configured", "every such request is denied")
@@ -101,8 +101,8 @@ descriptors:
   - {key: user, limit: send}
 `
 
-// TestAPenaltyIsNamed checks that get and top show that a penalty denies a key, and until when, in memory and in
-// Redis.
+// TestAPenaltyIsNamed checks that get and top show that a penalty denies a key, in memory and in Redis. get also
+// shows until when.
 func TestAPenaltyIsNamed(t *testing.T) {
 	redis := redistest.Start(t)
 	for where, args := range map[string][]string{"memory": nil, "redis": {"--redis-url", "redis://" + redis.Addr, "--backend-timeout", "3s"}} {
@@ -129,13 +129,13 @@ func TestAPenaltyIsNamed(t *testing.T) {
 				t.Errorf("reset: exit code %d, want %d: %s", code, exitDone, out)
 			}
 			if _, out := x.tool(t, "get", "send", "bob"); strings.Contains(out, "blocked") {
-				t.Errorf("after the reset:\n%s", out)
+				t.Errorf("after the reset, want no blocked bucket:\n%s", out)
 			}
 		})
 	}
 }
 
-// TestABucketNeedsItsKey checks that get and reset report the missing key, and change nothing.
+// TestABucketNeedsItsKey checks that get and reset report that the key is missing.
 func TestABucketNeedsItsKey(t *testing.T) {
 	x := startServe(t, "--config", write(t, penalized))
 	for _, verb := range []string{"get", "reset"} {
@@ -158,8 +158,9 @@ descriptors:
   - {key: user, rate_limit: {unit: year, requests_per_unit: 1}}
 `
 
-// TestAConfiguredNameIsUsedEverywhere includes all output except the metrics with the reference server's names. A
-// name that several limits share, which the reference server allows, identifies none of them.
+// TestAConfiguredNameIsUsedEverywhere checks that the commands, the admin API and the metrics use the configured name
+// of a limit. Only the reference server's metrics and /rlconfig use its place in the configuration. If several limits
+// share a name, as the reference server allows, each is known by its place.
 func TestAConfiguredNameIsUsedEverywhere(t *testing.T) {
 	file := write(t, login)
 	x := startServe(t, "--config", file)
@@ -186,7 +187,7 @@ func TestAConfiguredNameIsUsedEverywhere(t *testing.T) {
 		t.Errorf("reset: exit code %d, want %d: %s", code, exitDone, out)
 	}
 	if code := x.send(t, "edge", "path=/login", "remote_address=::1"); code != 200 {
-		t.Errorf("after the reset: %d", code)
+		t.Errorf("after the reset: status %d, want 200", code)
 	}
 	if code, out := x.tool(t, "get", "user", "bob"); code != exitDone || !strings.Contains(out, "edge    user   bob  0          1") {
 		t.Errorf("a limit without a name, by its place: exit code %d, want %d: %s", code, exitDone, out)
@@ -202,7 +203,7 @@ func TestAConfiguredNameIsUsedEverywhere(t *testing.T) {
 	if code := run(t.Context(), []string{"explain", "--config", file, "path=/login,remote_address=::1"}, nil, &out, &out); code != exitDone {
 		t.Errorf("explain: exit code %d, want %d", code, exitDone)
 	}
-	contains(t, "explain, of the only domain", out.String(), "limit login_address (")
+	contains(t, "explain without --domain", out.String(), "limit login_address (")
 }
 
 func TestExplainNeedsADomainOnlyIfThereAreSeveral(t *testing.T) {
@@ -224,8 +225,8 @@ func TestVersionFlag(t *testing.T) {
 	}
 }
 
-// TestMessagesSuggestTheRightText configures limits in the words of other rate limiters. The messages name the right
-// words.
+// TestMessagesSuggestTheRightText checks messages about limits in the words of other rate limiters, about numbers that
+// are too large, and about wrong arguments of serve. The messages state the right words and numbers.
 func TestMessagesSuggestTheRightText(t *testing.T) {
 	const limit = "domain: d\nlimits: {a: {algorithm: %s, rate: %s, period: %s%s}}\n"
 	for _, c := range []struct{ config, want string }{
@@ -244,7 +245,7 @@ func TestMessagesSuggestTheRightText(t *testing.T) {
 	} {
 		var out output
 		if code := run(t.Context(), []string{"check", write(t, c.config)}, nil, &out, &out); code != exitNo || !strings.Contains(out.String(), c.want) {
-			t.Errorf("exit %d; want %q:\n%s%s", code, c.want, c.config, out.String())
+			t.Errorf("exit code %d, want %d and %q:\n%s%s", code, exitNo, c.want, c.config, out.String())
 		}
 	}
 	running := startServe(t, "--config", write(t, counted))

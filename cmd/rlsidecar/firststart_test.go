@@ -21,14 +21,14 @@ descriptors:
   - {key: allow, rate_limit: {unit: year, requests_per_unit: 5, on_backend_failure: allow}}
 `
 
-// started is a sidecar that runs in this process, started by the command line.
+// started is a sidecar that runs in this process. log has its stderr. stop ends it and returns its exit code.
 type started struct {
 	log               *output
 	http, admin, grpc string // host:port
 	stop              func() int
 }
 
-// startServe runs serve with args until the test ends.
+// startServe runs serve with args until the test ends. It returns once the listeners have their addresses.
 func startServe(t *testing.T, args ...string) *started {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -51,7 +51,7 @@ func startServe(t *testing.T, args ...string) *started {
 		select {
 		case got := <-code:
 			code <- got
-			t.Fatalf("exit %d:\n%s", got, x.log)
+			t.Fatalf("serve ended with exit code %d; want it to listen:\n%s", got, x.log)
 		default:
 		}
 		if found := at.FindStringSubmatch(x.log.String()); found != nil {
@@ -94,23 +94,23 @@ func fetch(t *testing.T, method, url, body string) (int, string) {
 	return answer.StatusCode, string(text)
 }
 
-// TestLocalMistakesAboutRedisEndTheStart checks the exit code 1, the cause and the remedy. The sidecar does not
-// connect to Redis.
+// TestLocalMistakesAboutRedisEndTheStart checks mistakes that need no connection to Redis. serve exits with 1 and
+// prints the cause and the remedy.
 func TestLocalMistakesAboutRedisEndTheStart(t *testing.T) {
 	file, none := write(t, counted), filepath.Join(t.TempDir(), "none")
 	for name, c := range map[string]struct {
 		args []string
 		want []string
 	}{
-		"no password file":      {[]string{"--redis-url", "redis://h", "--redis-password-file", none}, []string{none, "write the password"}},
-		"an empty one":          {[]string{"--redis-url", "redis://h", "--redis-password-file", write(t, "\n")}, []string{"is empty"}},
-		"the password twice":    {[]string{"--redis-url", "redis://:x@h", "--redis-password-file", file}, []string{"given twice", "remove one"}},
-		"no CA file":            {[]string{"--redis-url", "rediss://h", "--redis-tls-ca", none}, []string{none}},
-		"a CA without TLS":      {[]string{"--redis-url", "redis://h", "--redis-tls-ca", file}, []string{"is not encrypted", "write rediss://"}},
-		"a URL without scheme":  {[]string{"--redis-url", "h:6379"}, []string{"has no scheme", "redis://host:port"}},
-		"a cluster's database":  {[]string{"--redis-url", "redis+cluster://h/1"}, []string{"one database only"}},
-		"a prefix with a brace": {[]string{"--redis-url", "redis://h", "--redis-key-prefix", "{x}"}, []string{"braces"}},
-		"only by the second":    {[]string{"--redis-per-second-url", "redis://h"}, []string{"needs --redis-url"}},
+		"no password file":        {[]string{"--redis-url", "redis://h", "--redis-password-file", none}, []string{none, "write the password"}},
+		"an empty password file":  {[]string{"--redis-url", "redis://h", "--redis-password-file", write(t, "\n")}, []string{"is empty"}},
+		"two passwords":           {[]string{"--redis-url", "redis://:x@h", "--redis-password-file", file}, []string{"given twice", "remove one"}},
+		"no CA file":              {[]string{"--redis-url", "rediss://h", "--redis-tls-ca", none}, []string{none}},
+		"a CA without TLS":        {[]string{"--redis-url", "redis://h", "--redis-tls-ca", file}, []string{"is not encrypted", "write rediss://"}},
+		"a URL without scheme":    {[]string{"--redis-url", "h:6379"}, []string{"has no scheme", "redis://host:port"}},
+		"a database of a cluster": {[]string{"--redis-url", "redis+cluster://h/1"}, []string{"one database only"}},
+		"a prefix with a brace":   {[]string{"--redis-url", "redis://h", "--redis-key-prefix", "{x}"}, []string{"braces"}},
+		"only a second Redis":     {[]string{"--redis-per-second-url", "redis://h"}, []string{"needs --redis-url"}},
 	} {
 		var stderr output
 		args := append([]string{"serve", "--config", file, "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"}, c.args...)
@@ -124,8 +124,7 @@ func TestLocalMistakesAboutRedisEndTheStart(t *testing.T) {
 }
 
 // TestRefusalsOfRedisKeepReadinessFalse starts sidecars with wrong settings. They run, decide by
-// on_backend_failure, and show the mistake and its remedy in /readyz, in the log and among the conditions. When the
-// setting is corrected they become ready.
+// on_backend_failure, and show the mistake and its remedy in /readyz, in the log and in /api/conditions.
 func TestRefusalsOfRedisKeepReadinessFalse(t *testing.T) {
 	ca, dir := certtest.New(t), t.TempDir()
 	ca.Secret(t, dir, 2, "redis")
@@ -154,10 +153,10 @@ func TestRefusalsOfRedisKeepReadinessFalse(t *testing.T) {
 				"the log":         func() (int, string) { return 0, x.log.String() },
 			} {
 				// A busy machine may need several attempts to detect the mistake.
-				redistest.Eventually(t, where+" says what is wrong, and what to do", func() bool {
+				redistest.Eventually(t, where+" states the mistake and the remedy", func() bool {
 					code, text := read()
 					if where == "/readyz" && code != http.StatusServiceUnavailable {
-						t.Fatalf("/readyz: %d", code)
+						t.Fatalf("/readyz: status %d, want 503", code)
 					}
 					return strings.Contains(text, c.cause) && strings.Contains(text, c.remedy)
 				})
@@ -183,7 +182,8 @@ func TestRefusalsOfRedisKeepReadinessFalse(t *testing.T) {
 	}
 }
 
-// TestReadinessDependsOnRedisUntilItHasDecidedOnce follows a sidecar whose Secret is corrected.
+// TestReadinessDependsOnRedisUntilItHasDecidedOnce starts a sidecar with a wrong password, and then corrects the
+// password file. Once Redis has decided, neither a refusal nor an outage makes the sidecar unready.
 func TestReadinessDependsOnRedisUntilItHasDecidedOnce(t *testing.T) {
 	redis := redistest.Start(t)
 	redis.Do("ACL", "SETUSER", "one", "on", ">right", "~rl:*", "+@all")
@@ -191,14 +191,14 @@ func TestReadinessDependsOnRedisUntilItHasDecidedOnce(t *testing.T) {
 	x := startServe(t, "--config", write(t, counted), "--redis-url", "redis://"+redis.Addr, "--redis-password-file", password)
 	ready := func() int { code, _ := x.get(t, x.http, "/readyz"); return code }
 	if code := ready(); code != 503 {
-		t.Fatalf("with a wrong password: %d", code)
+		t.Fatalf("with a wrong password: status %d, want 503", code)
 	}
 	redis.Kill()
-	redistest.Eventually(t, "readiness would not wait any longer for a Redis that is merely away", func() bool {
+	redistest.Eventually(t, "the log states that Redis does not answer", func() bool {
 		return strings.Contains(x.log.String(), "redis does not answer")
 	})
 	if code := ready(); code != 503 {
-		t.Errorf("refused, then unreachable: %d", code)
+		t.Errorf("refused, then unreachable: status %d, want 503", code)
 	}
 	redis.Restart()
 	redis.Wait()
@@ -206,23 +206,24 @@ func TestReadinessDependsOnRedisUntilItHasDecidedOnce(t *testing.T) {
 	if err := os.WriteFile(password, []byte("one:right"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	redistest.Eventually(t, "it is ready once the password is right", func() bool { return ready() == 200 })
-	redistest.Eventually(t, "limits hold", func() bool { return x.decide(t, "deny") == 200 })
+	redistest.Eventually(t, "it is ready after the password is corrected", func() bool { return ready() == 200 })
+	redistest.Eventually(t, "Redis allows a request", func() bool { return x.decide(t, "deny") == 200 })
 	redistest.Eventually(t, "Redis answers and does not refuse", func() bool {
 		_, text := x.get(t, x.admin, "/api/conditions") // a busy machine may also report that Redis is slow
 		return !strings.Contains(text, "redis-refuses/") && !strings.Contains(text, "redis-away/") && !strings.Contains(text, "redis-breaker-open/")
 	})
 	redis.Do("ACL", "SETUSER", "one", "resetpass", ">other")
 	redis.Do("CLIENT", "KILL", "TYPE", "normal")
-	redistest.Eventually(t, "Redis refuses it again", func() bool { return x.decide(t, "deny") == 429 })
+	redistest.Eventually(t, "a request is denied after the password has changed again", func() bool { return x.decide(t, "deny") == 429 })
 	redis.Kill()
 	x.decide(t, "deny")
 	if code := ready(); code != 200 {
-		t.Errorf("readiness depends on Redis after it has decided once: %d", code)
+		t.Errorf("Redis has decided once and then fails: status %d, want 200", code)
 	}
 }
 
-// TestAnUnreachableRedisDoesNotPreventReadiness, because Redis may start later.
+// TestAnUnreachableRedisDoesNotPreventReadiness starts a sidecar before its Redis. The sidecar is ready, reports the
+// condition, and decides once Redis runs.
 func TestAnUnreachableRedisDoesNotPreventReadiness(t *testing.T) {
 	redis := redistest.Start(t)
 	redis.Kill()

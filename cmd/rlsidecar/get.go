@@ -93,7 +93,7 @@ func writeBuckets(out io.Writer, buckets []gotBucket) error {
 			writeSettling(out, b.Settle, whole(b.Key), descriptors.Printable(b.Name), b.Value, b.Scale)
 		}
 		if b.Then != "" {
-			fmt.Fprintf(out, "limit %s pays for what limit %s does not allow; get shows its bucket by that name\n",
+			fmt.Fprintf(out, "limit %s pays for requests that limit %s does not allow; get shows its bucket by that name\n",
 				descriptors.Printable(b.Then), descriptors.Printable(b.Name))
 		}
 		if b.BlockedFor > 0 {
@@ -105,8 +105,8 @@ func writeBuckets(out io.Writer, buckets []gotBucket) error {
 	return nil
 }
 
-// duration formats a number of milliseconds. A time.Duration ends at 292 years, so it formats long times in
-// days, rounded up.
+// duration formats ms milliseconds. Times of 100 days and more become days, rounded up, because a time.Duration
+// holds at most 292 years.
 func duration(ms int64) string {
 	const day, many = 24 * int64(time.Hour/time.Millisecond), 100
 	if ms >= many*day {

@@ -16,7 +16,8 @@ limits:
 descriptors: [{key: user, limit: tokens}]
 `
 
-// TestGetDescribesReservations runs get against a sidecar on Unix sockets.
+// TestGetDescribesReservations checks that get prints the estimate of a limit with settle, and the numbers of its
+// reservations.
 func TestGetDescribesReservations(t *testing.T) {
 	dir := t.TempDir()
 	adminAt := "unix://" + filepath.Join(dir, "admin")

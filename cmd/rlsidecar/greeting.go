@@ -13,7 +13,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
-// greeting returns the addresses of the listeners. If json is true, it adds a command to try.
+// greeting returns the state of the sidecar and the addresses of its listeners. json states whether the HTTP
+// listener serves /json. If it does and the sidecar is ready, greeting adds a curl command with a descriptor
+// that matches a limit.
 func greeting(r server.Running, json bool) string {
 	var b strings.Builder
 	state := "ready"
@@ -91,7 +93,7 @@ func question(domain string, entries []descriptors.Entry) string {
 // quote quotes s as one word of a shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// example returns a descriptor that matches a limit.
+// example returns a descriptor that matches a limit. ok is false if it finds none.
 func example(s *limiter.Snapshot) (domain string, entries []descriptors.Entry, ok bool) {
 	for _, name := range slices.Sorted(maps.Keys(s.Domains)) {
 		tree := s.Domains[name].Tree

@@ -13,7 +13,7 @@ import (
 func TestHealthcheckReportsReadiness(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	// As in the image: without flags, under the reference server's name.
+	// The program runs without flags and under the reference server's name, as in the container image.
 	socket := filepath.Join(t.TempDir(), "grpc")
 	t.Setenv("RLSIDECAR_CONFIG", write(t, limits))
 	t.Setenv("GRPC_UDS", socket)
@@ -42,21 +42,21 @@ func TestHealthcheckReportsReadiness(t *testing.T) {
 	}
 	for name, args := range map[string][]string{"HTTP": nil, "gRPC": {"--http-listen", ""}} {
 		if code, outputOf := decide(args...); code != exitDone {
-			t.Errorf("%s: exit code %d: %s", name, code, outputOf)
+			t.Errorf("%s: exit code %d, want %d: %s", name, code, exitDone, outputOf)
 		}
 	}
 	if code, outputOf := decide("--http-listen", "", "--grpc-listen", ""); code != exitUsage {
-		t.Errorf("without a listener: exit code %d: %s", code, outputOf)
+		t.Errorf("without a listener: exit code %d, want %d: %s", code, exitUsage, outputOf)
 	}
 	cancel()
 	<-ended
 	if code, outputOf := decide(); code != exitNo || !strings.Contains(outputOf, "refused") {
-		t.Errorf("after the end of the sidecar: exit code %d: %s", code, outputOf)
+		t.Errorf("after the end of the sidecar: exit code %d, want %d and \"refused\": %s", code, exitNo, outputOf)
 	}
 }
 
-// TestLiveIsNotReady checks that a startup probe with --live does not restart a sidecar that has no configuration
-// yet.
+// TestLiveIsNotReady checks that healthcheck --live succeeds for a sidecar that waits for its first configuration, so
+// that a startup probe does not restart it. Without --live, healthcheck fails.
 func TestLiveIsNotReady(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	socket := filepath.Join(t.TempDir(), "http")
@@ -76,7 +76,7 @@ func TestLiveIsNotReady(t *testing.T) {
 		t.Errorf("--live reports that the sidecar is not alive:\n%s", log.String())
 	}
 	if code := decide(); code != exitNo {
-		t.Errorf("the sidecar is not ready, but the exit code is %d", code)
+		t.Errorf("the sidecar is not ready: exit code %d, want %d", code, exitNo)
 	}
 	cancel()
 	<-ended

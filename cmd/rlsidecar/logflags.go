@@ -16,7 +16,8 @@ type logFlags struct {
 	Domain     string   `help:"Domain of the requests. Required for an access log if several domains are configured."`
 }
 
-// templates parses the values of --descriptor.
+// templates parses the values of --descriptor. It returns an error if --format, --descriptor and --auth do not fit
+// together.
 func (c *logFlags) templates() (simulate.Templates, error) {
 	isLog := simulate.Format(c.Format) != simulate.JSONL
 	switch {
@@ -34,7 +35,9 @@ func (c *logFlags) templates() (simulate.Templates, error) {
 	return simulate.ParseTemplates(simulate.Format(c.Format), c.Descriptor)
 }
 
-// domain returns the domain of the requests, because an access log does not contain it.
+// domain returns the domain of the requests, which an access log does not contain: --domain, or else the only
+// configured domain. For a trace it returns --domain, the domain of lines that have none. With --auth it returns
+// "", because the routes state the domain.
 func (c *logFlags) domain(domains map[string]*limiter.Domain) (string, error) {
 	switch names := sortedKeys(domains); {
 	case c.Domain != "" && domains[c.Domain] == nil:

@@ -49,7 +49,8 @@ type commands struct {
 	Man         manCmd         `cmd:"" help:"Print the manual page."`
 }
 
-// app is what a command uses: its streams, its context, and the reference server's settings.
+// app is what a command uses: its streams, its context, and the settings from the variables of the reference
+// server (envoyproxy/ratelimit).
 type app struct {
 	ctx            context.Context
 	stdin          io.Reader
@@ -57,7 +58,7 @@ type app struct {
 	reference      reference
 }
 
-// exitError ends the program with exit code code. If err is not nil, it is printed to stderr.
+// exitError is an error of a command. The program prints err to stderr, unless it is nil, and exits with code.
 type exitError struct {
 	code int
 	err  error
@@ -78,8 +79,9 @@ func main() {
 	os.Exit(runAs(ctx, os.Args, os.Stdin, os.Stdout, os.Stderr))
 }
 
-// runAs runs the program according to the name in argv. If the name is ratelimit and there are no arguments,
-// the program replaces the reference server. "ratelimit healthcheck" checks such a server.
+// runAs runs the program according to the name in argv[0]. Under the name ratelimit and without arguments, it
+// runs serve with the reference server's defaults. "ratelimit healthcheck" uses these defaults too. In all
+// other cases the name has no effect.
 func runAs(ctx context.Context, argv []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	args := argv[1:]
 	asReference := filepath.Base(argv[0]) == "ratelimit"
@@ -99,7 +101,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 
 func start(ctx context.Context, asReference bool, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	reference := readEnvironment(asReference)
-	done := -1 // the exit code after --help has been printed, or -1
+	done := -1 // the exit code after --help or --version, or -1
 	parser, err := kong.New(&commands{},
 		kong.Name("rlsidecar"),
 		kong.Description("A rate limiter that proxies call before every request."),
@@ -150,7 +152,7 @@ func commandOf(parser *kong.Kong, args []string) string {
 	return ""
 }
 
-// usageAdvice suggests a correction for a command line that cannot be parsed.
+// usageAdvice suggests a correction for a command line that cannot be parsed. It returns "" if it has none.
 func usageAdvice(args []string, err error) string {
 	if len(args) == 0 {
 		return ""

@@ -21,9 +21,10 @@ func TestLessMemoryAllowsFewerBuckets(t *testing.T) {
 }
 
 func TestAMemoryLimitThatIsSetCounts(t *testing.T) {
-	t.Setenv("GOMEMLIMIT", "64MiB") // the runtime reads the variable at the start; this has the same effect
+	t.Setenv("GOMEMLIMIT", "64MiB")
+	// The runtime has read the variable at the start of the process. SetMemoryLimit has the same effect.
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(64 << 20))
 	if got := fitMemory(zap.NewNop()); got != 131072 {
-		t.Errorf("%d buckets", got)
+		t.Errorf("got %d buckets, want 131072", got)
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 type migrateCmd struct {
 	Files  []string `arg:"" name:"file" help:"Configuration file of the reference server."`
-	Write  bool     `help:"Rewrite the files so that rlsidecar behaves as the reference server does. Defaults that differ are written out."`
+	Write  bool     `help:"Rewrite the files so that rlsidecar accepts them. Defaults that differ are written out, with the reference server's values in comments."`
 	Print  bool     `help:"Print the file that --write would write, and change nothing."`
 	Format string   `enum:"text,json" default:"text" help:"Format of the notes: text or json."`
 }

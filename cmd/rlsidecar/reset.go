@@ -56,7 +56,7 @@ func (c *resetCmd) Run(a *app) error {
 	return nil
 }
 
-// whole describes a bucket with its key as text.
+// whole returns words for the bucket of k, for messages.
 func whole(k shownKey) string {
 	if len(k) == 0 {
 		return "the bucket"

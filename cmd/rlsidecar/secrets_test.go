@@ -11,8 +11,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// TestPasswordsOfRedisAreNotPrinted checks that no command prints the password of a Redis URL, whatever is wrong with
-// the URL or the Redis.
+// TestPasswordsOfRedisAreNotPrinted checks that doctor, serve and env do not print the password of a Redis URL. The
+// URL is malformed, or its Redis does not answer or has another password.
 func TestPasswordsOfRedisAreNotPrinted(t *testing.T) {
 	closed := fmt.Sprintf("127.0.0.1:%d", redistest.FreePort(t))
 	locked := redistest.Start(t, "--requirepass", "other").Addr
@@ -33,7 +33,7 @@ func TestPasswordsOfRedisAreNotPrinted(t *testing.T) {
 			var out bytes.Buffer
 			code := run(t.Context(), args, nil, &out, &out)
 			if text := out.String(); code == exitDone && args[0] != "env" || strings.Contains(text, "secret@") || strings.Contains(text, ":secret") || strings.Contains(text, `"secret`) {
-				t.Errorf("%v: exit code %d: %s", args, code, text)
+				t.Errorf("%v: exit code %d; want no password in the output, and 0 only for env:\n%s", args, code, text)
 			}
 		}
 		t.Run(url, func(t *testing.T) {
@@ -41,7 +41,7 @@ func TestPasswordsOfRedisAreNotPrinted(t *testing.T) {
 			prints(t, append(doctor, "--redis-url", "redis://"+closed, "--redis-per-second-url", url)...)
 			prints(t, append(doctor, url)...)
 			prints(t, append(doctor, "--redis-wait-replicas", url)...)
-			if !strings.Contains(url, closed) && !strings.Contains(url, locked) { // otherwise the URL is valid and serve would run
+			if !strings.Contains(url, closed) && !strings.Contains(url, locked) { // otherwise the URL may be valid, and serve would run
 				prints(t, append(serve, "--redis-url", url)...)
 			}
 			t.Setenv("RLSIDECAR_REDIS_URL", url)

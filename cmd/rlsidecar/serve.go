@@ -139,7 +139,7 @@ func (c *serveCmd) Run(a *app) error {
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
 	settings.Hangup = hangup
-	// From now on a second signal kills the process, which an operator who sends it expects.
+	// After the first signal, the second one must end the process at once.
 	defer context.AfterFunc(a.ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })()
 
 	log := newLogger(a.stderr, c.LogLevel, c.LogFormat)
@@ -212,8 +212,8 @@ func (h *httpHeaders) UnmarshalText(text []byte) error {
 	return err
 }
 
-// tokenFile is the name of a file with a token. An empty name is rejected, because it may come from an unset
-// variable in a script, and without a file no token would be required.
+// tokenFile is the name of a file with a token or a key. An empty name is rejected, because it may come from an
+// unset variable in a script, and without a file no token would be required.
 type tokenFile string
 
 // UnmarshalText implements encoding.TextUnmarshaler.

@@ -84,7 +84,7 @@ func TestServePrintsACommandToTry(t *testing.T) {
 	}
 	cancel()
 	if got := <-code; got != exitDone {
-		t.Errorf("exit %d:\n%s", got, stderr.String())
+		t.Errorf("exit code %d, want %d:\n%s", got, exitDone, stderr.String())
 	}
 }
 
@@ -100,24 +100,24 @@ func TestServeExitCodes(t *testing.T) {
 		code int
 		want string
 	}{
-		"bad configuration": {[]string{"--config", bad, "--grpc-listen", "127.0.0.1:0"}, exitNo, bad + ":2:1: "},
-		"no configuration":  {nil, exitUsage, "--config PATH or --xds-server"},
-		"two of them":       {[]string{"--config", good, "--xds-server", "x:1"}, exitUsage, "cannot be combined"},
-		"half a header":     {[]string{"--xds-server", "x:1", "--xds-header", "secret"}, exitUsage, "--xds-header must be NAME:VALUE"},
-		"TLS files alone":   {[]string{"--xds-server", "x:1", "--xds-tls-ca", "f"}, exitUsage, "--xds-tls"},
-		"no such file":      {[]string{"--config", "/nowhere/at/all"}, exitFailed, "/nowhere/at/all"},
-		"port taken":        {[]string{"--config", good, "--grpc-listen", taken.Addr().String()}, exitFailed, taken.Addr().String()},
-		"admin for all":     {[]string{"--config", good, "--admin-listen", ":0"}, exitUsage, "token"},
-		"no header":         {[]string{"--config", good, "--response-headers", "--limit-header", "a b"}, exitUsage, "a b"},
-		"no token's file":   {[]string{"--config", good, "--api-token-file", "/nowhere/token"}, exitFailed, "/nowhere/token"},
-		"an empty file":     {[]string{"--config", good, "--admin-token-file", write(t, " \n")}, exitFailed, "is empty"},
-		"a file of no name": {[]string{"--config", good, "--api-token-file="}, exitUsage, "the name of the token file is empty"},
-		"the token twice":   {[]string{"--config", good, "--api-token", "x", "--api-token-file", good}, exitUsage, "two API tokens"},
-		"no such level":     {[]string{"--config", good, "--log-level", "loud"}, exitUsage, "loud"},
+		"bad configuration":   {[]string{"--config", bad, "--grpc-listen", "127.0.0.1:0"}, exitNo, bad + ":2:1: "},
+		"no configuration":    {nil, exitUsage, "--config PATH or --xds-server"},
+		"two sources":         {[]string{"--config", good, "--xds-server", "x:1"}, exitUsage, "cannot be combined"},
+		"no header value":     {[]string{"--xds-server", "x:1", "--xds-header", "secret"}, exitUsage, "--xds-header must be NAME:VALUE"},
+		"TLS files alone":     {[]string{"--xds-server", "x:1", "--xds-tls-ca", "f"}, exitUsage, "--xds-tls"},
+		"no such file":        {[]string{"--config", "/nowhere/at/all"}, exitFailed, "/nowhere/at/all"},
+		"port taken":          {[]string{"--config", good, "--grpc-listen", taken.Addr().String()}, exitFailed, taken.Addr().String()},
+		"no admin token":      {[]string{"--config", good, "--admin-listen", ":0"}, exitUsage, "token"},
+		"a bad header name":   {[]string{"--config", good, "--response-headers", "--limit-header", "a b"}, exitUsage, "a b"},
+		"no token file":       {[]string{"--config", good, "--api-token-file", "/nowhere/token"}, exitFailed, "/nowhere/token"},
+		"an empty token file": {[]string{"--config", good, "--admin-token-file", write(t, " \n")}, exitFailed, "is empty"},
+		"an empty file name":  {[]string{"--config", good, "--api-token-file="}, exitUsage, "the name of the token file is empty"},
+		"two tokens":          {[]string{"--config", good, "--api-token", "x", "--api-token-file", good}, exitUsage, "two API tokens"},
+		"no such level":       {[]string{"--config", good, "--log-level", "loud"}, exitUsage, "loud"},
 	} {
 		var stderr output
 		if code := run(t.Context(), append([]string{"serve"}, c.args...), nil, io.Discard, &stderr); code != c.code || !strings.Contains(stderr.String(), c.want) {
-			t.Errorf("%s: exit %d:\n%s", name, code, stderr.String())
+			t.Errorf("%s: exit code %d, want %d and %q:\n%s", name, code, c.code, c.want, stderr.String())
 		}
 	}
 }
@@ -131,7 +131,7 @@ func TestNoCommandToTryWithoutJSON(t *testing.T) {
 	for json, want := range map[bool]bool{true: true, false: false} {
 		text := greeting(server.Running{GRPC: at, HTTP: at, Snapshot: s}, json)
 		if strings.Contains(text, "curl") != want || !strings.Contains(text, "http://127.0.0.1:8080") {
-			t.Errorf("json %t:\n%s", json, text)
+			t.Errorf("json %t: want the address, and a curl command only with json:\n%s", json, text)
 		}
 	}
 }
@@ -182,6 +182,6 @@ func TestVersion(t *testing.T) {
 	var stdout output
 	if code := run(t.Context(), []string{"version"}, nil, &stdout, io.Discard); code != exitDone ||
 		!regexp.MustCompile(`^rlsidecar \S+\ncommit .+\ngo\S+ \w+/\w+\n$`).MatchString(stdout.String()) {
-		t.Errorf("exit %d: %q", code, stdout.String())
+		t.Errorf("exit code %d, want %d; the output is %q, want version, commit and Go version", code, exitDone, stdout.String())
 	}
 }

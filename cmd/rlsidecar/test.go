@@ -101,8 +101,8 @@ func (t *testRun) file(name string) error {
 	return nil
 }
 
-// load loads the configuration at paths, which the scenario file called name states. It returns nil if the
-// configuration has mistakes.
+// load loads the configuration of the scenario file name. Its paths are relative to that file. If the
+// configuration has mistakes, load prints and counts them, and returns nil.
 func (t *testRun) load(name string, paths []string) (*limiter.Snapshot, error) {
 	var full []string
 	for _, path := range paths {

@@ -102,7 +102,7 @@ func (c *topCmd) Run(a *app) error {
 	return table.Flush()
 }
 
-// unmatched lists the shapes of requests that matched no limit.
+// unmatched lists the requests that matched no limit, by their domain and the keys of their descriptors.
 func (c *topCmd) unmatched(a *app) error {
 	var answer struct {
 		Since     time.Time `json:"since"`

@@ -10,7 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/server"
 )
 
-// TestControlPlaneOfTheReferenceServersEnvironment uses the variables that Envoy Gateway sets, and others.
+// TestControlPlaneOfTheReferenceServersEnvironment checks the control plane that the reference server's variables
+// describe, and that flags take precedence over it.
 func TestControlPlaneOfTheReferenceServersEnvironment(t *testing.T) {
 	env := map[string]string{
 		"CONFIG_TYPE": "GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL": "envoy-gateway:18001", "CONFIG_GRPC_XDS_NODE_ID": "envoy-ratelimit",
@@ -35,16 +36,15 @@ func TestControlPlaneOfTheReferenceServersEnvironment(t *testing.T) {
 	}
 	settings.XDS.UseTLS = false
 	if got, _ := (&serveCmd{}).controlPlane(r); got.CA != "" || got.Cert != "" || got.Key != "" || got.ServerName != "" {
-		t.Errorf("without TLS the TLS files must be ignored: %+v", got)
+		t.Errorf("got %+v; want no TLS files without TLS", got)
 	}
-	// rlsidecar's own flags take precedence.
 	if got, err := (&serveCmd{Config: []string{"f"}}).controlPlane(r); err != nil || got.Server != "" {
-		t.Errorf("with files: %+v, %v", got, err)
+		t.Errorf("with files: got %+v, %v; want no control plane", got, err)
 	}
 	own := &serveCmd{xdsFlags: xdsFlags{XDSServer: "x:1", XDSNodeMetadata: []string{"a=b=c", " d = e"}, XDSHeader: []string{"h:1:2"}}}
 	got, err = own.controlPlane(r)
 	if err != nil || got.Server != "x:1" || got.NodeMetadata["a"] != "b=c" || got.NodeMetadata["d"] != "e" || got.Headers["h"] != "1:2" || got.StartWithout {
-		t.Errorf("with --xds-server: %+v, %v", got, err)
+		t.Errorf("with --xds-server: got %+v, %v; want only the values of the flags", got, err)
 	}
 }
 

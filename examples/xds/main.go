@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// limits are one resource for each domain. Together they are the whole configuration.
+// limits returns one resource for each domain. Together they are the whole configuration.
 func limits(perMinute uint32) []types.Resource {
 	return []types.Resource{&ratelimit.RateLimitConfig{
 		Name: "edge", Domain: "edge",
@@ -54,7 +54,7 @@ func main() {
 	discovery.RegisterAggregatedDiscoveryServiceServer(s, server.NewServer(ctx, snapshots, server.CallbackFuncs{
 		StreamRequestFunc: func(_ int64, r *discovery.DiscoveryRequest) error {
 			switch {
-			case r.ErrorDetail != nil: // all mistakes in it; the limits before stay in use
+			case r.ErrorDetail != nil: // it lists all mistakes; the previous limits stay in use
 				log.Printf("%s refuses: %s", r.Node.GetId(), r.ErrorDetail.Message)
 			case r.VersionInfo != "":
 				log.Printf("version %s is in use", r.VersionInfo)

@@ -1,4 +1,5 @@
-// Command limit consumes one unit of a limit: go run limit.go URL WAIT NAME [KEY…]. The token is in RLSIDECAR_API_TOKEN.
+// Command limit consumes one unit of a limit: go run limit.go URL WAIT NAME [KEY…]. WAIT is in seconds. The token is in
+// RLSIDECAR_API_TOKEN.
 package main
 
 import (
@@ -30,7 +31,7 @@ type decision struct {
 	} `json:"limits"`
 }
 
-// limit returns the decision. Until deadline it repeats a request whose answer was lost, or states a time to retry.
+// limit returns the decision. Until deadline, it repeats the request if the answer was lost or has a Retry-After header.
 func limit(ctx context.Context, url string, r request, deadline time.Time) (decision, error) {
 	r.ID = rand.Text()
 	for {
@@ -49,7 +50,7 @@ func limit(ctx context.Context, url string, r request, deadline time.Time) (deci
 // never is a time to retry that no deadline allows.
 const never = 100 * 365 * 24 * time.Hour
 
-// attempt sends the request once; retry is the time after which a repetition can have another answer.
+// attempt sends the request once. retry is the time after which a repetition can have another answer.
 func attempt(ctx context.Context, url string, r request) (d decision, retry time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -68,7 +69,7 @@ func attempt(ctx context.Context, url string, r request) (d decision, retry time
 	}
 	defer answer.Body.Close()
 	retry = never
-	if seconds, err := strconv.Atoi(answer.Header.Get("Retry-After")); err == nil { // 429, 503, and 409 in flight
+	if seconds, err := strconv.Atoi(answer.Header.Get("Retry-After")); err == nil { // 429, 503, and 409 while a repetition is in flight
 		retry = time.Duration(seconds) * time.Second
 	}
 	switch answer.StatusCode {

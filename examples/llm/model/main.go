@@ -34,7 +34,7 @@ func main() {
 	log.Fatal(http.ListenAndServe(*listen, nil))
 }
 
-// complete answers with max_tokens words, of one token each.
+// complete answers with max_tokens words of one token each, at least 1 and at most 100,000.
 func complete(w http.ResponseWriter, r *http.Request, delay time.Duration) {
 	var incoming request
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(&incoming); err != nil {

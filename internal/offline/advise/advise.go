@@ -11,9 +11,6 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// DefaultShare is the largest share of the clients that a suggested limit may deny at least one request.
-const DefaultShare = 0.01
-
 // otherShares are examined in addition to the share that the caller wants.
 var otherShares = []float64{0.1, 0.05, 0.001}
 
@@ -29,8 +26,8 @@ type Candidate struct {
 	Outcome
 }
 
-// Busiest summarizes the units that each client requested in its busiest period. P90 is the smallest number that 90 % of
-// the clients did not exceed (nearest rank), and so on.
+// Busiest summarizes the units that each client requested in its busiest period. P90 is the smallest number that at least
+// 90 % of the clients did not exceed (nearest rank), and so on.
 type Busiest struct {
 	P50, P90, P95, P99, Most int64
 	By                       *Client // the client of Most; nil: there are no clients
@@ -49,7 +46,8 @@ type Advice struct {
 	Policy *descriptors.Policy
 	// Clients is the number of clients kept: 1 of each Every. About is the estimated number of all clients.
 	Clients, About, Every int64
-	// Denied is the number of clients that the replay of the whole configuration denied.
+	// Denied is the number of these clients of which the limit denied a request in the replay of the whole
+	// configuration.
 	Denied int64
 	// Requests is the number of requests of the clients kept. Missed of them were not kept.
 	Requests, Missed int64
@@ -57,7 +55,7 @@ type Advice struct {
 	Busiest Busiest
 	// Configured is the outcome of the limit as it is configured.
 	Configured Outcome
-	// Candidates, the smallest number first.
+	// Candidates are in ascending order of their numbers.
 	Candidates []Candidate
 	// Share is the share that the caller requested. Error is the largest difference, with a probability of 95 %, between
 	// the share of all clients and the share in the sample. It is 0 if all clients are kept.
@@ -76,8 +74,8 @@ type Advice struct {
 // maxLargestNeeds is the length of Advice.LargestNeeds.
 const maxLargestNeeds = 10
 
-// Advise searches the history of p for limits that deny requests of at most share of the clients. It returns nil if no
-// request matched p.
+// Advise searches the history of p for limits that deny requests of at most share of the clients. It returns nil if
+// the history is empty, or if p has the rate 0.
 func (h *History) Advise(ctx context.Context, p *descriptors.Policy, share float64) (*Advice, error) {
 	a := &Advice{
 		Policy: p, Share: share, Clients: int64(len(h.clients)), Every: 1 << h.level,
@@ -131,7 +129,7 @@ func (a *Advice) add(c *Client) {
 	}
 }
 
-// percentiles finds the busiest periods.
+// percentiles sets a.Busiest.
 func (a *Advice) percentiles() {
 	most := make([]int64, 0, len(a.clients))
 	for _, c := range a.clients {
@@ -150,8 +148,8 @@ func percentile(sorted []int64, share float64) int64 {
 	return sorted[int64(len(sorted))-1-allowed(int64(len(sorted)), 1-share)]
 }
 
-// allowed returns the number of clients in a share of n clients, rounded down. 1 % of 300 is 3, even if
-// 0.01*300 is slightly less than 3.
+// allowed returns the number of clients in a share of n clients, rounded down, but at most n-1. 1 % of 300 is 3, even
+// if 0.01*300 is slightly less than 3.
 func allowed(n int64, share float64) int64 {
 	const grain = 1e-9
 	return min(n-1, int64(math.Floor(float64(n)*(share+grain))))
@@ -253,7 +251,7 @@ func (a *Advice) try(ctx context.Context, n int64) Candidate {
 	return Candidate{n, a.outcome(ctx, a.shape.at(n), a.clients)}
 }
 
-// outcome replays clients with l.
+// outcome replays clients with l, and counts the denials.
 func (a *Advice) outcome(ctx context.Context, l *algorithms.Limit, clients []ClientNeed) (o Outcome) {
 	for _, c := range clients {
 		if ctx.Err() != nil {

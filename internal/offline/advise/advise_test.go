@@ -70,19 +70,19 @@ func TestOneAbuserDoesNotMoveTheSuggestion(t *testing.T) {
 		t.Errorf("the suggestion denies %+v, want %+v", got, want)
 	}
 	if o := many.Outlier(); o == nil || o.Shown != "abuser" || o.Need != 18_334 || o.Next != 20 {
-		t.Errorf("outlier %+v", o)
+		t.Errorf("got the outlier %+v; want the abuser with 18334, next 20", o)
 	}
 	if o := few.Outlier(); o != nil {
-		t.Errorf("without the abuser %+v stands out", o)
+		t.Errorf("got the outlier %+v without the abuser, want none", o)
 	}
 	b := many.Busiest
 	if b.P50 != 11 || b.P90 != 19 || b.P95 != 20 || b.P99 != 20 || b.Most != 18_334 || b.By.Shown != "abuser" {
-		t.Errorf("busiest minutes %+v", b)
+		t.Errorf("got the busiest minutes %+v; want 11, 19, 20, 20 and 18334 of the abuser", b)
 	}
 }
 
-// TestFewClientsNamesTheAbuser replays 30 clients. 1 % of them is less than one client, so the suggestion does
-// not deny the abuser. The report states this, and suggests the number that denies only the abuser.
+// TestFewClientsNamesTheAbuser replays 30 clients. 1 % of them is less than one client, so the suggestion does not deny
+// the abuser. Outlier returns the abuser, and the first candidate denies only the abuser.
 func TestFewClientsNamesTheAbuser(t *testing.T) {
 	h := NewMemory(0).New()
 	for i := range 29 {
@@ -91,17 +91,17 @@ func TestFewClientsNamesTheAbuser(t *testing.T) {
 	addRequests(h, "abuser", start, 500)
 	a := adviceOn(t, h, policyOf(t, perMinute), 0.01)
 	if a.Suggested.N != 500 || a.Suggested.Clients != 0 {
-		t.Errorf("suggested %+v", a.Suggested)
+		t.Errorf("suggested %+v, want 500, which denies no client", a.Suggested)
 	}
 	if o := a.Outlier(); o == nil || o.Shown != "abuser" || o.Next != 5 {
-		t.Errorf("outlier %+v", o)
+		t.Errorf("got the outlier %+v, want the abuser, next 5", o)
 	}
 	if first := a.Candidates[0]; first.N != 5 || first.Clients != 1 || first.Requests != 495 {
 		t.Errorf("the first candidate is %+v, want one that denies the abuser alone", first)
 	}
 }
 
-// shapes has a limit of each kind for which the package suggests numbers.
+// shapes has limits of every algorithm, some with options that a suggestion must keep.
 var shapes = map[string]algorithms.Spec{
 	"token bucket":             {Kind: algorithms.TokenBucket, Rate: 7, Period: 60_000},
 	"fixed window":             {Kind: algorithms.FixedWindow, Rate: 7, Period: 60_000},
@@ -159,19 +159,18 @@ func denials(l *algorithms.Limit, c *Client) (denied int) {
 	}
 }
 
-// TestNoNumberIsEnough uses a sliding log, which allows at most 10,000 units.
+// TestNoNumberIsEnough sends 10,001 requests to a sliding log, which holds at most 10,000 units. Nothing is suggested.
 func TestNoNumberIsEnough(t *testing.T) {
 	h := NewMemory(0).New()
 	addRequests(h, "a", start, 10_001)
 	a := adviceOn(t, h, policyOf(t, algorithms.Spec{Kind: algorithms.SlidingLog, Rate: 1, Period: minute}), 0.01)
 	if a.Suggested != nil || len(a.Candidates) != 0 || a.Configured.Requests != 10_000 {
-		t.Errorf("suggested %+v of %+v; configured %+v", a.Suggested, a.Candidates, a.Configured)
+		t.Errorf("suggested %+v of %+v, configured %+v; want no suggestion and 10000 denied requests", a.Suggested, a.Candidates, a.Configured)
 	}
 }
 
-// TestMemoryIsBounded checks that of too many clients a sample is kept, and that its suggestion denies at
-// most the requested share of all clients. Only a part of the requests is kept of a client with many
-// requests, so that it does not displace others.
+// TestMemoryIsBounded checks that a sample is kept if there are too many clients, and that its suggestion denies at
+// most the requested share of all clients. An abuser does not displace the client of another limit.
 func TestMemoryIsBounded(t *testing.T) {
 	const clients, most = 20_000, 1 << 20
 	memory := NewMemory(most)
@@ -190,7 +189,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 	a := adviceOn(t, h, policyOf(t, perMinute), 0.05)
 	if a.Every == 1 || a.Clients < 1000 || math.Abs(float64(a.About)/clients-1) > 0.1 {
-		t.Errorf("%d clients are kept, 1 of %d: about %d of %d", a.Clients, a.Every, a.About, clients)
+		t.Errorf("%d clients are kept, 1 of %d, about %d in total; want a sample of at least 1000, and about %d in total", a.Clients, a.Every, a.About, clients)
 	}
 	denied := 0
 	for _, n := range needs {
@@ -199,14 +198,15 @@ func TestMemoryIsBounded(t *testing.T) {
 		}
 	}
 	if share := float64(denied) / clients; share > 0.05 || share < 0.05-2*a.Error-0.01 || a.Error == 0 {
-		t.Errorf("%d denies something to %.4f of all clients, want at most 0.05; the error is %.4f", a.Suggested.N, share, a.Error)
+		t.Errorf("%d denies requests of %.4f of all clients; want at most 0.05, and not much less; the error is %.4f", a.Suggested.N, share, a.Error)
 	}
 	if len(other.clients) != 1 {
-		t.Error("the client of another limit is forgotten")
+		t.Error("the history of the other limit lost its client")
 	}
 }
 
-// TestAbuserIsCutOff checks that the requests of one client use only their part of the memory.
+// TestAbuserIsCutOff checks that the requests of one client use only one eighth of the memory. Further ones are only
+// counted.
 func TestAbuserIsCutOff(t *testing.T) {
 	memory := NewMemory(1 << 16)
 	h := memory.New()
@@ -214,9 +214,9 @@ func TestAbuserIsCutOff(t *testing.T) {
 	addRequests(h, "abuser", start, 100_000)
 	a := adviceOn(t, h, policyOf(t, perMinute), 0.5)
 	if memory.used > 1<<16 || a.Clients != 2 || a.Missed == 0 || a.Requests != 100_001 {
-		t.Errorf("%d bytes; %d clients, %d of %d requests left out", memory.used, a.Clients, a.Missed, a.Requests)
+		t.Errorf("%d bytes, %d clients, %d of %d requests left out; want at most %d bytes, 2 clients, some left out of 100001", memory.used, a.Clients, a.Missed, a.Requests, 1<<16)
 	}
 	if a.Suggested.N != 1 || a.Suggested.Clients != 1 {
-		t.Errorf("suggested %+v", a.Suggested)
+		t.Errorf("suggested %+v; want 1, which denies one client", a.Suggested)
 	}
 }

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// ladder is the number of numbers that a Grid has in addition to the candidates.
+	// ladder bounds the numbers that a Grid has in addition to the candidates and the largest need.
 	ladder = 32
 	// Bins is the number of parts into which a Grid divides the time of the log.
 	Bins = 60
@@ -21,7 +21,7 @@ type Grid struct {
 	From, To algorithms.Micros
 	// Requests is the number of requests in each part of the time between From and To.
 	Requests []int64
-	// Points, the smallest number first.
+	// Points are in ascending order of their numbers.
 	Points []Point
 }
 
@@ -50,7 +50,7 @@ func (a *Advice) Grid(ctx context.Context) (*Grid, error) {
 	for _, n := range a.numbers() {
 		p := Point{Candidate: Candidate{N: n}, Denied: make([]int64, Bins)}
 		above := a.above(n)
-		// A client that needs no more than n has no denied request: its need was found by a replay.
+		// A client that needs at most n has no denied request, so only the others are replayed.
 		for _, c := range a.clients[above:] {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
@@ -89,7 +89,8 @@ func (a *Advice) bin(at algorithms.Micros) int {
 	return int(float64(at-a.first) / float64(a.last-a.first+1) * Bins)
 }
 
-// numbers returns the numbers of a Grid: some with geometric steps, and the candidates.
+// numbers returns the numbers of a Grid in ascending order: the candidates, the largest need of a client, and numbers
+// below it in geometric steps.
 func (a *Advice) numbers() []int64 {
 	most := a.clients[max(0, a.above(none-1)-1)].Need
 	if most == none {

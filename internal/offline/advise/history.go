@@ -3,10 +3,10 @@
 // and requests each number would have denied.
 //
 // A client needs n if n is the smallest number with which the limit denies none of its requests. A
-// limit of n denies something to exactly the clients that need more than n. So the smallest limit
-// that denies something to at most the share s of K clients is the need of the client at rank
-// K - floor(s*K), counted from the client that needs least: an order statistic, which one client
-// cannot move by more than one rank, however much it requests.
+// limit of n denies requests of exactly the clients that need more than n. The smallest limit that
+// denies requests of at most the share s of K clients is therefore the need of the client at rank
+// K - floor(s*K), counted from the client that needs least. Such an order statistic is robust: one
+// client cannot move it by more than one rank, however much it requests.
 //
 // The need of a token bucket is the burstiness of R. L. Cruz, "A calculus for network delay, part I"
 // (IEEE Transactions on Information Theory 37, 1991): no span of a client's requests exceeds a burst
@@ -27,8 +27,8 @@ const (
 	// clientSize is the memory of a client in addition to its key, its name and its requests: the Client, its place in
 	// the map, and the rounding of the allocator.
 	clientSize = 220
-	// oneClient is the part of the memory that the requests of one client may use. Without a bound, one abuser
-	// would displace all others.
+	// The requests of one client may use 1/oneClient of the memory. Without a bound, one abuser would displace all
+	// other clients.
 	oneClient = 8
 )
 
@@ -62,7 +62,7 @@ type Client struct {
 	Shown string
 	// Hash is the hash of the key, from which fixed windows take their phase.
 	Hash uint64
-	// Denied reports whether the replayed configuration denied one of its requests.
+	// Denied reports whether the limit denied one of the client's requests in the replay of the whole configuration.
 	Denied bool
 	// Requests is the number of requests kept. Missed is the number of those dropped because the client has used its
 	// part of the memory.
@@ -72,15 +72,15 @@ type Client struct {
 	times       []byte // for each request the time since the previous one, times two; plus one if a cost other than 1 follows
 }
 
-// New adds a history.
+// New returns a new history that m bounds.
 func (m *Memory) New() *History {
 	h := &History{memory: m, clients: map[string]*Client{}}
 	m.histories = append(m.histories, h)
 	return h
 }
 
-// Client returns the client with a key, and whether it is new: then the caller must set its Shown and Hash with
-// Describe. It returns nil if the client is not in the sample.
+// Client returns the client with a key, and reports whether it is new. The caller must call Describe for a new client.
+// Client returns nil if the client is not in the sample.
 func (h *History) Client(key []byte) (c *Client, added bool) {
 	if h.level > 0 && !h.samples(xxhash.Sum64(key)) {
 		return nil, false
@@ -154,7 +154,7 @@ func (h *History) halve() (freed int64) {
 	return freed
 }
 
-// samples reports whether the sample has the keys of a hash.
+// samples reports whether keys with this hash are in the sample.
 func (h *History) samples(hash uint64) bool { return hash&(1<<h.level-1) == 0 }
 
 // cursor reads the requests of a client.

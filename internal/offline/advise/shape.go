@@ -10,8 +10,8 @@ import (
 // none is the need of a client if no number of the limit is large enough for its requests.
 const none = math.MaxInt64
 
-// shape makes limits that differ from a configured one in a number n: the rate, and the capacity if there is one; for a
-// guaranteed minimum the capacity of the burst bucket.
+// shape makes limits that differ from a configured one in a number n. n is the rate and the capacity. For a limit with
+// a guaranteed minimum, n is the capacity of the burst bucket.
 type shape struct {
 	policy *descriptors.Policy
 	limits map[int64]*algorithms.Limit // limits that were made before; nil if the number is out of range
@@ -57,7 +57,7 @@ func (s *shape) spec(n int64) algorithms.Spec {
 
 // need returns the smallest n with which none of c's requests is denied, or none.
 func (s *shape) need(c *Client) int64 {
-	low, high := int64(0), int64(1) // the limit low denies a request, the limit high none
+	low, high := int64(0), int64(1) // the limit with low denies a request; after the first loop, the limit with high denies none
 	for {
 		l := s.at(high)
 		if l == nil {

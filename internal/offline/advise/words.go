@@ -56,13 +56,14 @@ func (a *Advice) Candidate(n int64) string { return fmt.Sprintf("%s: %d", a.Fiel
 // Outlier is a client that needs much more than any other.
 type Outlier struct {
 	*Client
-	Need, Next int64 // 0 means that no number is enough
+	Need int64 // 0 means that no number is enough
+	Next int64 // the need of the next client
 }
 
-// outlying is the factor by which the need of an Outlier exceeds the need of every other client.
+// outlying is the least factor between the need of an Outlier and the largest need of the other clients.
 const outlying = 5
 
-// Outlier returns the one client that needs much more than the next one, or nil.
+// Outlier returns the client that needs much more than every other client, or nil if there is none.
 func (a *Advice) Outlier() *Outlier {
 	if len(a.LargestNeeds) < 2 {
 		return nil

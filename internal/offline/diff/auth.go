@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// auth compares the routes of the HTTP listener.
+// auth compares the sections auth of two configurations.
 func auth(was, is *limiter.Auth) []Change {
 	c := Change{Kind: Changed, What: "section", Name: "auth"}
 	switch {

@@ -27,7 +27,7 @@ type Change struct {
 	Kind Kind `json:"change"`
 	// What is the kind of item: "domain", "limit", "descriptor", "section" (auth) or "configuration".
 	What string `json:"what"`
-	// Name is the limit, with its domain, or the descriptor.
+	// Name identifies the item. A limit and a descriptor have their domain before their name.
 	Name string `json:"name"`
 	// Place is file:line, in the new configuration if it is there.
 	Place string `json:"place,omitempty"`
@@ -43,8 +43,8 @@ const (
 	kept  = "Consumption is kept: what was used stays used."
 )
 
-// Compare lists the changes from one configuration to another: domains first, then limits, descriptors, and the
-// section auth.
+// Compare lists the changes from one configuration to another, in this order: --keep-blanks, domains, limits,
+// descriptors, and the section auth.
 func Compare(was, is *limiter.Snapshot) []Change {
 	all := []Change{}
 	if was.KeepBlanks != is.KeepBlanks {
@@ -271,13 +271,13 @@ func (c *Change) places(was, is []*descriptors.Policy) {
 	}
 }
 
-// byPlace identifies a policy of a limit.
+// byPlace returns the policies of a limit by the places that use it.
 func byPlace(policies []*descriptors.Policy) map[string]*descriptors.Policy {
 	all := map[string]*descriptors.Policy{}
 	for _, p := range policies {
 		place := "descriptor " + p.StatKey
 		if p.Extra().Named {
-			place = "asked by name"
+			place = "requested by name"
 		}
 		all[place] = p
 	}

@@ -28,8 +28,8 @@ func compiled(t fataler, yaml string) *limiter.Snapshot {
 	return s
 }
 
-// TestEveryDescriptorThatMeetsOtherLimitsIsNoticed draws two configurations and a descriptor. If the
-// descriptor matches other limits in the new configuration, one of the changes must name such descriptors.
+// TestEveryDescriptorThatMeetsOtherLimitsIsNoticed draws two configurations and descriptors. If a descriptor matches
+// other limits in the new configuration, a change must state the former and the new limits.
 func TestEveryDescriptorThatMeetsOtherLimitsIsNoticed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		was, is := compiled(t, drawConfig(t, "was")), compiled(t, drawConfig(t, "is"))
@@ -122,10 +122,10 @@ func TestEachPartOfALimitIsCompared(t *testing.T) {
 			}
 			changes := Compare(of(test.was), of(test.is))
 			if len(changes) != 1 || changes[0].What != "limit" || changes[0].Name != "edge/user" || changes[0].Fresh != test.fresh {
-				t.Fatalf("got %+v", changes)
+				t.Fatalf("got %+v; want one change of the limit edge/user, with Fresh %t", changes, test.fresh)
 			}
 			if text := strings.Join(changes[0].Details, "\n"); !strings.Contains(text, test.want) || strings.Contains(text, fresh) != test.fresh {
-				t.Errorf("got %s", text)
+				t.Errorf("got %s; want %q, and a sentence about new buckets: %t", text, test.want, test.fresh)
 			}
 		})
 	}
@@ -158,14 +158,14 @@ func TestSettingsOutsideOfLimitsAreCompared(t *testing.T) {
 				got = append(got, fmt.Sprintf("%s %s %s: %s", c.What, c.Name, c.Kind, strings.Join(c.Details, "; ")))
 			}
 			if !slices.Contains(got, test.want) {
-				t.Errorf("got %q", got)
+				t.Errorf("got %q; want %q", got, test.want)
 			}
 		})
 	}
 }
 
-// TestAChangeOfThePayerIsShown changes the limit that pays. With "hash_tag: entry:KEY", the former payer has
-// other keys in Redis.
+// TestAChangeOfThePayerIsShown removes the limit that pays from a plan. With "hash_tag: entry:KEY", the keys of the
+// former payer in Redis change, so its buckets start anew.
 func TestAChangeOfThePayerIsShown(t *testing.T) {
 	const with = `
 domain: d
@@ -183,6 +183,6 @@ descriptors:
 	domain := strings.Replace(with, "entry:user", "domain", 1)
 	changes = Compare(compiled(t, domain), compiled(t, strings.Replace(domain, ", then: credits", "", 1)))
 	if len(changes) != 1 || changes[0].Fresh {
-		t.Errorf("with hash_tag: domain: %+v", changes)
+		t.Errorf("with hash_tag: domain: got %+v; want one change that is not fresh", changes)
 	}
 }

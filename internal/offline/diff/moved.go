@@ -49,9 +49,9 @@ func (p *place) keys(n int) string {
 	return strings.Join(keys, "\x00")
 }
 
-// moved lists descriptors that now match other limits. It tries an example descriptor for each place in
-// either configuration. It also tries longer descriptors: a new, more specific place matches them instead of
-// a less specific one, with everything below it.
+// moved lists descriptors that now match other limits or have another max_override. It tries an example descriptor for
+// each place in either configuration. A place that only one configuration has may hide the places below a less specific
+// one. moved therefore also tries each such place with the ends of the other configuration's longer descriptors.
 func moved(domain string, was, is *descriptors.Tree) (all []Change) {
 	before, after := placesOf(was), placesOf(is)
 	tried := map[string]bool{}

@@ -118,7 +118,8 @@ func (a answer) String() string {
 	return strings.Join(words, ", ")
 }
 
-// compare describes the differences between c and the expectation.
+// compare describes the differences between c and the expectation, or returns "". where is the place of the expected
+// limit that differs, or the zero Place for the answer to the request.
 func (e *Expectation) compare(c *limiter.Call) (where Place, what string) {
 	got := verdict(c)
 	if what = e.difference(got); what != "" {
@@ -135,7 +136,7 @@ func (e *Expectation) compare(c *limiter.Call) (where Place, what string) {
 	return Place{}, ""
 }
 
-// compare describes the differences between the limit's answer and the expectation.
+// compare describes the differences between the limit's answer and the expectation, or returns "".
 func (e *LimitExpectation) compare(c *limiter.Call) string {
 	for i := range c.Results {
 		r := &c.Results[i]
@@ -170,7 +171,7 @@ func names(c *limiter.Call) (all []string) {
 	return all
 }
 
-// difference describes a value that is not the expected one.
+// difference describes all values of got that are not the expected ones, or returns "".
 func (e *Expectation) difference(got answer) string {
 	var want []string
 	wrong := func(is bool, format string, args ...any) {

@@ -85,7 +85,7 @@ func (d *decoder) list(n *yaml.Node, what string, item func(*yaml.Node)) {
 	}
 }
 
-// texts reads a text or a list of them.
+// texts reads a text or a list of texts.
 func (d *decoder) texts(n *yaml.Node, what string) (all []string) {
 	if n.Kind != yaml.SequenceNode {
 		return []string{d.text(n, what)}
@@ -115,7 +115,7 @@ func (d *decoder) boolean(n *yaml.Node, what string) bool {
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!bool" {
 		d.mistake(n, "%s must be true or false", what)
 	}
-	return n.Value == "true"
+	return strings.EqualFold(n.Value, "true") // YAML also has True and TRUE
 }
 
 // span reads a length of time: 6s, 1m30s, 200ms, 1d.

@@ -104,7 +104,8 @@ func (d *decoder) scenario(n *yaml.Node) Scenario {
 	return s
 }
 
-// last returns the time of a step's last request, or just more than the largest time that is computed exactly.
+// last returns the time of a step's last request. If decisions at that time cannot be exact, it returns a time after
+// algorithms.MaxTime.
 func (s *Step) last() algorithms.Micros {
 	const most = algorithms.MaxTime + 1
 	if between := algorithms.Micros(s.Times - 1); between > 0 && s.Every > most/between {
@@ -116,7 +117,7 @@ func (s *Step) last() algorithms.Micros {
 // step reads a step; now is the time of the last request before it.
 func (d *decoder) step(n *yaml.Node, now algorithms.Micros) Step {
 	s := Step{Place: place(n), At: now, Times: 1, Real: -1}
-	hits, limits := cost{1, false}, (*yaml.Node)(nil)
+	hits, described := cost{1, false}, (*yaml.Node)(nil)
 	d.mapping(n, "a step", fields{
 		"at":       func(v *yaml.Node) { s.At = d.span(v, "at") },
 		"every":    func(v *yaml.Node) { s.Every = d.span(v, "every") },
@@ -129,11 +130,11 @@ func (d *decoder) step(n *yaml.Node, now algorithms.Micros) Step {
 		"limits": func(v *yaml.Node) {
 			d.list(v, "limits", func(one *yaml.Node) { s.Limits = append(s.Limits, d.limit(one)) })
 		},
-		"descriptors": func(v *yaml.Node) { limits = v },
+		"descriptors": func(v *yaml.Node) { described = v },
 		"expect":      func(v *yaml.Node) { s.Expect = d.expect(v) },
 	}, "expect")
-	if limits != nil { // the limits of a step need its hits, which may follow them in the file
-		d.list(limits, "descriptors", func(one *yaml.Node) { s.Descriptors = append(s.Descriptors, d.descriptor(one, hits)) })
+	if described != nil { // descriptors inherit the hits of the step, which may follow them in the file
+		d.list(described, "descriptors", func(one *yaml.Node) { s.Descriptors = append(s.Descriptors, d.descriptor(one, hits)) })
 	}
 	if hits.isSet {
 		s.Real = hits.units
@@ -265,7 +266,7 @@ func (d *decoder) expectLimit(n *yaml.Node) LimitExpectation {
 	return e
 }
 
-// answer are the keys of an expected answer, of a request or of one limit.
+// answer returns the keys that the expected answer to a request and that of one limit have in common.
 func (d *decoder) answer(e *Expectation) fields {
 	return fields{
 		"reserved":    func(v *yaml.Node) { e.Reserved = new(d.integer(v, "reserved")) },

@@ -83,7 +83,7 @@ func (r *run) send(ctx context.Context, s *Step, n int) (where Place, what strin
 		}
 	}
 	c.DryRun = s.DryRun
-	if len(s.Limits) == 0 { // As for a proxy, a wait longer than max_delay is a denial.
+	if len(s.Limits) == 0 { // such a request may wait up to the max_delay of a leaky bucket, like a request of a proxy
 		c.Request.MaxDelay = algorithms.MaxTime
 	}
 	if err := r.limiter.Check(ctx, c); err != nil {
@@ -108,7 +108,7 @@ func onlyDomain(s *limiter.Snapshot) string {
 }
 
 // addDone adds the descriptors that settle reservation n of the step that s names, as a proxy sends them at
-// the end of the stream. It returns a problem if there is no such reservation.
+// the end of the stream. It returns a problem if there is no such reservation, or "".
 func (r *run) addDone(c *limiter.Call, s *Step, n int) (problem string) {
 	domain := r.limiter.Current().Domains[c.Request.Domain]
 	switch ids := r.ids[s.Done]; {

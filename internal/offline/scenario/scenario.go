@@ -32,12 +32,12 @@ type Step struct {
 	Domain      string
 	Descriptors []limiter.Descriptor
 	Limits      []limiter.NamedCharge
-	// DryRun makes a dry run.
+	// DryRun makes the requests dry runs.
 	DryRun bool
 	// Reserves, if not empty, is the name for the reservations of the step's requests, in order.
 	Reserves string
-	// Done, if not empty, settles the reservations of the step with this name, one with each request. Real is the real
-	// cost; -1 means that it is not known.
+	// Done, if not empty, settles the reservations of the step whose Reserves is this name, one with each request. Real
+	// is the real cost. -1 means that it is not known.
 	Done   string
 	Real   int64
 	Expect Expectation

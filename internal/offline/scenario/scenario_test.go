@@ -59,6 +59,8 @@ func TestExpectedAnswersPass(t *testing.T) {
 			`{at: 174s, descriptors: ["user=bob"], expect: ok}`},
 		{`{domain: nowhere, descriptors: ["user=bob"], expect: not_limited}`,
 			`{descriptors: ["usr=bob"], expect: not_limited}`},
+		{`{descriptors: ["user=bob"], check: TRUE, expect: {ok: True, never: False, remaining: 19}}`,
+			`{descriptors: ["user=bob"], expect: {ok: true, remaining: 19}}`},
 		{`{descriptors: ["free=x"], expect: {ok: true, limits: [{name: free, ok: true}]}}`},
 		{`{descriptors: ["seen=x"], expect: ok}`,
 			`{descriptors: ["seen=x"], expect: {ok: true, limits: [{name: seen, key: x, ok: false, retry_after: 1s, remaining: 0}]}}`},
@@ -99,7 +101,7 @@ func TestUnexpectedAnswersAreReported(t *testing.T) {
 	}
 	const two = "{domain: a, descriptors: [{key: k}]}\n---\n{domain: b, descriptors: [{key: k}]}"
 	if got := strings.Join(failures(t, two, `{descriptors: ["k=v"], expect: ok}`), "\n"); got != "5:7: at 0s: no domain is named, and several are configured" {
-		t.Errorf("no domain: got %s", got)
+		t.Errorf("no domain: got %s; want the failure that several domains are configured", got)
 	}
 }
 
@@ -122,7 +124,7 @@ scenarios:
 	}
 	one, two := f.Scenarios[0], f.Scenarios[1]
 	if one.Steps[0].Domain != "inner" || one.Steps[1].Domain != "own" || two.Steps[0].Domain != "outer" || one.Start != defaultStart {
-		t.Errorf("got %+v", f)
+		t.Errorf("got %+v; want the domains inner, own and outer, and the start %d", f, defaultStart)
 	}
 }
 
@@ -165,12 +167,13 @@ func TestMistakesHaveTheirPlace(t *testing.T) {
 	}
 }
 
+// FuzzParse requires that Parse returns either a file or problems, without a panic.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("config: c\nscenarios:\n- name: n\n  steps:\n  - {at: 1s, times: 2, every: 1s, descriptors: [\"a=b\"], expect: {limits: [{name: x, key: [a]}]}}"))
 	f.Add([]byte("config: &a [*a]"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if file, problems := Parse("s.yaml", data); (file == nil) == (len(problems) == 0) {
-			t.Errorf("got %v and %v", file, problems)
+			t.Errorf("got %v and %v; want either a file or problems", file, problems)
 		}
 	})
 }

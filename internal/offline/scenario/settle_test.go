@@ -48,7 +48,7 @@ func TestScenariosReserveAndSettle(t *testing.T) {
 			`{descriptors: ["user=bob"], reserves: call, expect: {ok: false, reserved: 0}}`,
 			`{done: call, hits: 900, expect: {ok: true, settlement: none, cost: 0}}`,
 		},
-		"ids that nobody has signed": {
+		"forged ids": {
 			`{descriptors: ["settle=made-up", "settle_end=made-up"], hits: 900, expect: {ok: true, settlement: forged}}`,
 			`{descriptors: ["user=bob"], expect: {remaining: 900}}`,
 		},

@@ -88,12 +88,13 @@ func clients(n int64) string {
 	return fmt.Sprintf("%d clients", n)
 }
 
-// share formats a share as a percentage, with as many digits as it needs: 1 %, 0.25 %.
+// share formats a share as a percentage with at most two decimals: 1 %, 0.25 %.
 func share(s float64) string {
 	return fmt.Sprintf("%g %%", math.Round(s*1e4)/100)
 }
 
-// about formats a number of clients; for a sample it adds the estimated number of all.
+// about formats n, a number of clients. If a is based on a sample, it formats the estimated number for all clients
+// instead.
 func about(a *advise.Advice, n int64) string {
 	if a.Every > 1 {
 		return fmt.Sprintf("about %d", n*a.Every)

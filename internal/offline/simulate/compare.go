@@ -28,7 +28,8 @@ type Comparison struct {
 // Changes describes the requests whose answer changed in one direction.
 type Changes struct {
 	Requests int64 `json:"requests"`
-	// Clients is the number of keys of limits; AtLeast means that there are more than can be counted.
+	// Clients is the number of different keys that were denied. AtLeast means that there may be more, because only
+	// maxChanged are counted.
 	Clients int64 `json:"clients"`
 	AtLeast bool  `json:"clients_at_least"`
 	// Limits are the limits that denied the requests, in descending order of their requests.

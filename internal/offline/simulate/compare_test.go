@@ -8,8 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestComparisonIsThatOfTwoReplays replays a log twice, and counts the decisions that differ. Compare must
-// return the same counts.
+// TestComparisonIsThatOfTwoReplays replays a log with two configurations, and counts the decisions that differ.
+// Compare must return the same counts.
 func TestComparisonIsThatOfTwoReplays(t *testing.T) {
 	templates := func() Templates {
 		parsed, err := ParseTemplates(Nginx, []string{"remote_address=%h"})
@@ -65,11 +65,11 @@ func TestComparisonIsThatOfTwoReplays(t *testing.T) {
 		}{"denied": {got.Denied, before, after}, "allowed": {got.Allowed, after, before}} {
 			requests, clients := newly(c.from, c.to)
 			if c.got.Requests != requests || c.got.Clients != clients || c.got.AtLeast {
-				rt.Fatalf("newly %s: %d of %d clients, want %d of %d", name, c.got.Requests, c.got.Clients, requests, clients)
+				rt.Fatalf("newly %s: %d requests of %d clients, want %d of %d", name, c.got.Requests, c.got.Clients, requests, clients)
 			}
 		}
 		if got.Requests != int64(len(before)) {
-			rt.Fatalf("%d requests of %d", got.Requests, len(before))
+			rt.Fatalf("Compare counts %d requests, want %d", got.Requests, len(before))
 		}
 	})
 }

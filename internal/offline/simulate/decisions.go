@@ -14,17 +14,17 @@ import (
 // unlimitedRemaining is the remaining number of an unlimited policy, as in the reference server.
 const unlimitedRemaining = 1<<32 - 1
 
-// decisions writes answers.
+// decisions formats decisions as JSON.
 type decisions struct {
 	values []string // the buffer for the key of one limit
 }
 
-// append writes the answer to c as one line of JSON. Members are in this order, and those that do not apply are left
-// out:
+// append appends the answer to c to dst, as one line of JSON. Members are in this order. Members that do not apply are
+// left out.
 //
-// \t{"ok","retry_after_us","error","wait_us","limits":[{"name","payer","key","ok","remaining","retry_after_us","error","wait_us","blocked_us"}]}
+//	{"ok","retry_after_us","error","wait_us","limits":[{"name","payer","key","ok","remaining","retry_after_us","error","wait_us","blocked_us"}]}
 //
-// A limit's ok is its own answer, also that of a shadow limit.
+// The ok of a limit is its own decision, even in shadow mode, in which it does not deny the request.
 func (d *decisions) append(dst []byte, c *limiter.Call) []byte {
 	dst = append(dst, `{"ok":`...)
 	dst = strconv.AppendBool(dst, !c.Denied)
@@ -105,7 +105,7 @@ func waits(c *limiter.Call, r *limiter.Result) bool {
 	return r.Policy.Limit.Kind == algorithms.LeakyBucket || len(c.Limits) > 0 && c.Limits[r.Descriptor].Reserve
 }
 
-// verdictWait is the longest wait of all.
+// verdictWait returns the longest wait of the results. any reports whether a result has a waiting time.
 func verdictWait(c *limiter.Call) (wait algorithms.Micros, any bool) {
 	for i := range c.Results {
 		if r := &c.Results[i]; waits(c, r) {

@@ -17,8 +17,8 @@ import (
 //	%RESP(X-ENVOY-UPSTREAM-SERVICE-TIME)% "%REQ(X-FORWARDED-FOR)%" "%REQ(USER-AGENT)%"
 //	"%REQ(X-REQUEST-ID)%" "%REQ(:AUTHORITY)%" "%UPSTREAM_HOST%"
 //
-// and lines of JSON with the usual names (start_time, method, path, …), of which any other may be
-// used as if it were a header.
+// and lines of JSON with the usual names (start_time, method, path, …). Members with other names count as request
+// headers.
 type envoy struct {
 	templates Templates
 	domain    string
@@ -32,7 +32,7 @@ func newEnvoy(t Templates, domain string) *envoy {
 
 var errNotEnvoy = errors.New("not in Envoy's default format, nor JSON with start_time")
 
-// maxNames bounds envoy.names; a log with more different members is not of one format.
+// maxNames bounds envoy.names. The lines of one log format have far fewer different members.
 const maxNames = 1000
 
 func (p *envoy) read(line string, c *limiter.Call) (at algorithms.Micros, err error) {
@@ -59,7 +59,8 @@ func (p *envoy) readText(line string) (algorithms.Micros, error) {
 	if err != nil {
 		return 0, err
 	}
-	// Envoy escapes nothing, so the request line ends with its protocol.
+	// Envoy does not escape quotes, so a quote does not mark the end of the path. The protocol does: HTTP/… or, if it
+	// is not known, "-".
 	end := strings.Index(rest, ` HTTP/`)
 	if end < 0 {
 		end = strings.Index(rest, ` -"`)
@@ -138,8 +139,8 @@ func (p *envoy) member(name, value string) {
 	}
 }
 
-// header stores a request header. The client's address is the last one in X-Forwarded-For, because Envoy itself has
-// added it.
+// header stores a request header. If the line has no downstream address, the client's address is the last one in
+// X-Forwarded-For, because Envoy itself has added it.
 func (p *envoy) header(name, value string) {
 	value = present(value)
 	p.templates.set(p.record, name, value)

@@ -16,7 +16,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// maxDrawn bounds the limits in an HTML report. It has those with the most requests.
+// maxDrawn bounds the limits in an HTML report. The report has the limits with the most requests.
 const maxDrawn = 10
 
 var (

@@ -73,7 +73,7 @@ func TestPageAgreesWithTheReplay(t *testing.T) {
 		return n
 	}
 	if sum(d.Requests) != r.tally.requests || sum(d.Denied) != r.tally.denied || sum(d.Limits[0].RequestsByBin) != r.tally.requests {
-		t.Errorf("drawn %d, %d and %d of %d requests, %d denied", sum(d.Requests), sum(d.Denied), sum(d.Limits[0].RequestsByBin), r.tally.requests, r.tally.denied)
+		t.Errorf("the page draws %d requests, %d denied and %d of the limit; want %d, %d and %d", sum(d.Requests), sum(d.Denied), sum(d.Limits[0].RequestsByBin), r.tally.requests, r.tally.denied, r.tally.requests)
 	}
 	above := int64(0)
 	for i := len(points) - 1; i >= 0; i-- {
@@ -86,7 +86,7 @@ func TestPageAgreesWithTheReplay(t *testing.T) {
 		above += p.Need
 	}
 	if above != r.Advice[0].Clients {
-		t.Errorf("the bars are %d clients of %d", above, r.Advice[0].Clients)
+		t.Errorf("the bars add up to %d clients, want %d", above, r.Advice[0].Clients)
 	}
 }
 
@@ -103,13 +103,13 @@ func TestPageIsBounded(t *testing.T) {
 	}
 	r, page, d := htmlOf(t, yaml.String(), "path=%U,user=%u", log.String())
 	if len(d.Limits) != maxDrawn || len(r.Advice) != maxAdvised || len(d.Requests) > maxBins {
-		t.Errorf("%d limits drawn of %d, %d parts of the time", len(d.Limits), len(r.Advice), len(d.Requests))
+		t.Errorf("the page has %d limits of %d and %d bins; want %d, %d and at most %d", len(d.Limits), len(r.Advice), len(d.Requests), maxDrawn, maxAdvised, maxBins)
 	}
 	if !strings.Contains(page, "20 other limits matched fewer requests") {
-		t.Error("the page does not say that limits are left out")
+		t.Error("the page lacks the number of limits that are left out")
 	}
 	if len(page) > 300_000 {
-		t.Errorf("the page has %d bytes", len(page))
+		t.Errorf("the page has %d bytes, want at most 300,000", len(page))
 	}
 }
 
@@ -121,7 +121,7 @@ func TestPageEscapesHostileKeys(t *testing.T) {
 	}
 	_, page, d := htmlOf(t, "{domain: edge, descriptors: [{key: path, rate_limit: {algorithm: sliding_log, rate: 1, period: 1m}}]}", "path=%U", log)
 	if d.Limits[0].Clients != 4 {
-		t.Errorf("%d clients", d.Limits[0].Clients)
+		t.Errorf("%d clients, want 4", d.Limits[0].Clients)
 	}
 	if n := strings.Count(page, "<script"); n != 2 {
 		t.Errorf("%d scripts, want the data and the one of the page", n)
@@ -132,7 +132,7 @@ func TestPageEscapesHostileKeys(t *testing.T) {
 		}
 	}
 	if !strings.Contains(page, "&lt;img/src=x/onerror=alert(1)&gt;") {
-		t.Error("the key is not shown as it is")
+		t.Error("the page lacks a key as escaped text")
 	}
 }
 
@@ -147,6 +147,6 @@ func TestTimelineKeepsItsSums(t *testing.T) {
 		requests, denied = requests+l.requests[i], denied+l.denied[i]
 	}
 	if requests != 10_000 || denied != 3334 || len(l.requests) > maxBins || len(l.requests) < maxBins/2 {
-		t.Errorf("%d requests, %d denied in %d parts", requests, denied, len(l.requests))
+		t.Errorf("%d requests, %d denied in %d bins; want 10000, 3334 and %d to %d bins", requests, denied, len(l.requests), maxBins/2, maxBins)
 	}
 }

@@ -70,7 +70,7 @@ func (l *lines) next() (string, error) {
 	}
 }
 
-// fill reads until block has a whole line, or the last one.
+// fill reads until block has a whole line. At the end of the input, block gets the rest, which may lack a newline.
 func (l *lines) fill() error {
 	for {
 		if len(l.buf) == cap(l.buf) {

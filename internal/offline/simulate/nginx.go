@@ -10,11 +10,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// nginx reads the combined format, and the common one, which ends earlier:
+// nginx reads the combined format, and the common format, which ends after $bytes:
 //
 //	$remote_addr - $remote_user [$time_local] "$request" $status $bytes "$referer" "$user_agent"
 //
-// nginx and Apache write bytes that are not plain text as \xHH; they become those bytes again.
+// nginx and Apache write bytes that are not plain text as \xHH. The reader decodes them.
 type nginx struct {
 	templates Templates
 	domain    string
@@ -44,7 +44,7 @@ func (p *nginx) read(line string, c *limiter.Call) (algorithms.Micros, error) {
 	}
 	p.record.reset()
 	p.record[host] = address
-	_, name, _ := strings.Cut(before, " ") // the first field is the identd name, which nobody uses
+	_, name, _ := strings.Cut(before, " ") // skips the identd name, which is not used
 	p.record[user] = present(unescape(name))
 	p.record.request(unescape(request))
 	p.record[path] = target.Path(p.record[path])
@@ -62,8 +62,8 @@ func (p *nginx) read(line string, c *limiter.Call) (algorithms.Micros, error) {
 	return at, nil
 }
 
-// request divides a request line into METHOD target PROTOCOL. Method and path are empty for other content:
-// the log has "-" for an empty connection, and binary bytes for TLS on a port without TLS.
+// request stores the parts of a request line, which has the form METHOD target PROTOCOL. It stores nothing for other
+// content: the log has "-" for a connection without a request, and binary bytes for TLS on a port without TLS.
 func (r record) request(line string) {
 	verb, rest, ok := strings.Cut(line, " ")
 	if !ok {
@@ -77,10 +77,10 @@ func (r record) request(line string) {
 	r.target(rest[:i])
 }
 
-// target is a path with its query.
+// target stores the path and the query of text.
 func (r record) target(text string) { r[path], r[query] = target.Split(text) }
 
-// quoted returns the text before the quote that ends it, and the rest.
+// quoted returns the text up to the first quote that has no backslash before it, and the text after that quote.
 func quoted(text string) (inside, rest string, ok bool) {
 	for i := 0; i < len(text); i++ {
 		switch text[i] {

@@ -18,19 +18,19 @@ const maxOpen = 1 << 20
 
 // outcome is the part of a line of a trace that describes the end of its call.
 type outcome struct {
-	later bool              // the call is settled
+	later bool              // the line has an outcome, so the call is settled later
 	real  int64             // its real cost; -1 means that it is unknown
 	after algorithms.Micros // the time from the request to its settlement
 }
 
 // openCall is a call that has reserved units and is settled later.
 type openCall struct {
-	at     algorithms.Micros
-	number int64 // decides the order of calls with the same time
+	at     algorithms.Micros // the time of its settlement
+	number int64             // decides the order of calls with the same time
 	id     string
 	domain string
-	named  bool // an application reserved its limits by name
-	real   int64
+	named  bool  // an application reserved its limits by name
+	real   int64 // -1 means that it is unknown
 	over   []excess
 }
 
@@ -63,13 +63,13 @@ func newIDs() limiter.IDs {
 	return reservation.NewKeys(func() []string { return []string{"of this run"} }, nil)
 }
 
-// estimates learns from samples as a sidecar does, but without chance: each key counts once a second, and a
-// hash collision does not hide a key.
+// estimates learns from samples as a sidecar does: each key counts once a second. A sidecar ignores a sample if
+// another key uses the same slot of its table. estimates has no such table and ignores none.
 type estimates struct {
 	estimate.Estimates
 	second  algorithms.Micros
-	counted map[uint64]bool // the cells and keys that have a sample in this second
-	samples algorithms.Micros
+	counted map[uint64]bool   // the cells and keys that have a sample in this second
+	samples algorithms.Micros // the number of samples; each gets a second of its own, so that Estimates ignores none
 }
 
 // Learn implements limiter.Estimates.

@@ -21,14 +21,14 @@ func callOf(second int, end string) string {
 	return fmt.Sprintf(`{"time_us":%d,"domain":"ai","descriptors":[{"entries":[["user","bob"]]}]%s}`, second*1_000_000, end)
 }
 
-// TestCallsAreSettledWhenTheyEnd lets three calls reserve 300 of 1,000 units each. The units left for the
-// next call depend on the times at which these calls end, and on their real costs.
+// TestCallsAreSettledWhenTheyEnd replays calls that reserve 300 of 1,000 units each, or other numbers if a case states
+// them. The units left for the last call depend on the times at which the earlier calls end, and on their real costs.
 func TestCallsAreSettledWhenTheyEnd(t *testing.T) {
 	s := compiled(t, estimated)
 	for _, test := range []struct {
 		name  string
 		lines []string
-		want  []string // the decision for the last line, and texts in the report
+		want  []string // a part of the decision for the last line, and then texts in the report
 	}{
 		{"before their end", []string{callOf(0, `,"real":100,"settle_after_us":9000000`), callOf(8, "")}, []string{`"remaining":400`}},
 		{"after it", []string{callOf(0, `,"real":100,"settle_after_us":9000000`), callOf(9, "")}, []string{
@@ -72,15 +72,15 @@ func TestCallsAreSettledWhenTheyEnd(t *testing.T) {
 	}
 }
 
-// TestTheBudgetIsSuggestedForRealCosts replays ten calls, one after the other. Each reserves 300 units and
-// costs 10.
+// TestTheBudgetIsSuggestedForRealCosts replays ten calls, one after the other. Each reserves 300 units and costs 10.
+// The busiest hour must have 100 units and not 3,000.
 func TestTheBudgetIsSuggestedForRealCosts(t *testing.T) {
 	var trace strings.Builder
 	for i := range 10 {
 		trace.WriteString(callOf(i, `,"real":10,"settle_after_us":500000`) + "\n")
 	}
 	if got := run(t, compiled(t, estimated), trace.String(), 0); !strings.Contains(got, "most 100 by bob") {
-		t.Errorf("the busiest hour is not that of real costs:\n%s", got)
+		t.Errorf("got %s; want 100 units in the busiest hour", got)
 	}
 }
 
@@ -114,7 +114,8 @@ func TestMistakesInTheEndOfACall(t *testing.T) {
 	}
 }
 
-// TestCreditsPayInAReplay has a plan that allows 10 units. Credits pay for the rest.
+// TestCreditsPayInAReplay sends five requests of 6 units to a plan that allows 10 units. Credits of 20 units pay for
+// three of the requests, and the last request is denied.
 func TestCreditsPayInAReplay(t *testing.T) {
 	s := compiled(t, `
 domain: shop

@@ -50,8 +50,8 @@ descriptors:
   - {key: clock, rate_limit: {unit: second, requests_per_unit: 4}}
 `
 
-// limitsByKeys maps the keys of a descriptor to the limits that it matches. The code under test finds them in a
-// tree.
+// limitsByKeys maps a domain and the keys of a descriptor to the limits that the descriptor matches. The code under
+// test finds them in a tree.
 var limitsByKeys = map[string][]string{
 	"edge:token": {"token"}, "edge:empty": {"empty"}, "edge:window": {"window"}, "edge:sliding": {"sliding"},
 	"edge:log": {"log"}, "edge:leaky": {"leaky"}, "edge:sure": {"sure"}, "edge:over": {"over"},
@@ -64,7 +64,7 @@ var limitsByKeys = map[string][]string{
 // charges and groups.
 type reference struct {
 	limits map[string]algorithms.Limit // by domain/name
-	delay  algorithms.Micros
+	delay  algorithms.Micros           // the largest max_delay
 	states map[string]algorithms.State
 }
 
@@ -97,7 +97,7 @@ func hashOf(values []string) uint64 {
 	}
 	var text strings.Builder
 	for _, v := range values {
-		text.WriteString(string(rune(len(v))) + v) // short periods
+		text.WriteString(string(rune(len(v))) + v) // as in the real key, in which lengths below 128 take one byte
 	}
 	return xxhash.Sum64String(text.String())
 }
@@ -150,7 +150,7 @@ func (w *reference) answer(now algorithms.Micros, c *limiter.Call) []*matched {
 		group[i].Charge.Cost += m.terms.Cost
 		group[i].Charge.Reserve = group[i].Charge.Reserve && m.terms.Reserve
 	}
-	// A request by name is a mistake if one of its limits can never allow the cost.
+	// If one limit of a request by name can never allow the cost, the request is a mistake and consumes nothing.
 	mistake := len(c.Limits) > 0 && slices.ContainsFunc(group, func(b algorithms.Bucket) bool {
 		return !b.Limit.Overdraw && b.Charge.Cost > b.Limit.Most(b.Charge.Reserve)
 	})

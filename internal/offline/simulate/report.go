@@ -27,7 +27,7 @@ type Report struct {
 	tally *tally
 	// Advice is about the limits with the most requests, in the order of the configuration.
 	Advice []*advise.Advice
-	// others is the number of limits with requests that are not in Advice.
+	// others is the number of limits with requests beyond the first maxAdvised.
 	others int
 }
 

@@ -15,8 +15,8 @@ type routes struct {
 	asWritten bool // the paths in the log are unchanged, as the client sent them
 	request   routing.Request
 	headers   []string // canonical names, indexed by field - firstHeader
-	// unrouted means that no route matched the last line, or none of its descriptors could be made. It is denied, unless
-	// auth configures otherwise.
+	// unrouted means that the last line matched no route, or that none of the route's descriptors could be made. The
+	// default of auth then decides.
 	unrouted bool
 	// leftOut counts descriptors for which a line had no value.
 	leftOut int64
@@ -55,7 +55,7 @@ func RouteTemplates(format Format, auth *limiter.Auth) Templates {
 	return t
 }
 
-// apply fills c with the limits of r's route. A line that is not a request matches no limit.
+// apply adds the descriptors of r's route to c. It adds none for a line that is not a request.
 func (s *routes) apply(r record, c *limiter.Call) {
 	if s.unrouted = false; r[method] == "" {
 		return

@@ -10,7 +10,8 @@ import (
 
 // scanner reads one JSON value from a line, strictly. After a mistake its methods do nothing, so that the
 // caller checks for mistakes only once, at the end. encoding/json would take ten times as long for traces of
-// millions of lines. The scanner uses it only for strings with escapes, which are rare.
+// millions of lines. The scanner uses it for strings with escapes or invalid UTF-8, which are rare, and to validate
+// the values that it skips.
 type scanner struct {
 	text  string
 	pos   int
@@ -53,8 +54,8 @@ func (s *scanner) open(bracket byte) {
 	s.pos++
 }
 
-// more reports whether another element follows after n elements. If not, it reads the last character of the
-// object or list.
+// more reports whether another element follows after n elements. If not, it reads bracket, which ends the object or
+// list.
 func (s *scanner) more(n int, bracket byte) bool {
 	switch c := s.peek(); {
 	case s.err != nil:

@@ -22,7 +22,7 @@ type reservations struct {
 	costs                  *quantile.Stream
 	most                   int64            // the largest real cost
 	over                   map[string]int64 // by key: units by which the open calls will exceed their reservations
-	mostOver               int64            // the largest such sum at any time
+	mostOver               int64            // the largest value in over at any time
 }
 
 // isReservation reports whether r, one of c's Results, belongs to a limit with settle, or to a limit that was
@@ -54,7 +54,8 @@ func (t *tally) opened(c *limiter.Call, real int64) (list []excess) {
 	return list
 }
 
-// closed subtracts from the counts of opened when the call is settled.
+// closed subtracts list, which opened returned for a call, from the sums of the open calls. The call is being
+// settled.
 func (t *tally) closed(list []excess) {
 	for _, e := range list {
 		if e.row.open.over[e.key] -= e.units; e.row.open.over[e.key] == 0 {
@@ -123,7 +124,8 @@ func (t *tally) settlements(w io.Writer) {
 	}
 }
 
-// countPaid counts a request for which the limit of r paid in place of another limit, and that other limit.
+// countPaid counts a request for r.For, a limit that did not allow it, so that the limit of r paid. The caller counts
+// the request for the limit of r.
 func (t *tally) countPaid(now algorithms.Micros, c *limiter.Call, r *limiter.Result) {
 	plan := t.byPolicy[r.For]
 	plan.requests++

@@ -1,7 +1,7 @@
 // Package simulate replays a trace or an access log in virtual time, and reports the requests that would have
 // been denied. The limits, the arithmetic and the store are those of the sidecar. The time is that of the
-// trace. Equal input gives equal output, except if the store is full: then it chooses the buckets to delete
-// at random. Memory is bounded, whatever the length of the input.
+// trace. Equal input gives equal output, even if the store is full. Memory is bounded, whatever the length of the
+// input.
 package simulate
 
 import (
@@ -84,7 +84,7 @@ type replay struct {
 	trace   *trace       // reads a trace; nil for an access log
 	done    limiter.Call // reused for calls that settle other calls
 	open    openCalls
-	number  int64 // how many calls were settled later
+	number  int64 // the number of calls that were kept open to be settled later
 	tally   *tally
 	out     *bufio.Writer // nil if no decisions are written
 	line    []byte        // the buffer for one decision
@@ -174,8 +174,8 @@ func (r *replay) all(ctx context.Context) error {
 	}
 }
 
-// sweep deletes the buckets that equal new ones, if the store is half full. It visits all buckets, so it runs
-// only once in many lines.
+// sweep deletes the buckets that equal new ones, if the store is more than half full. It visits all buckets, so it
+// runs at most once in MaxKeys/4 lines.
 func (r *replay) sweep(line int64) {
 	stats := r.store.Stats()
 	if stats.Keys <= stats.MaxKeys/2 || line-r.swept < int64(stats.MaxKeys/4) {
@@ -218,7 +218,7 @@ func (r *replay) one(ctx context.Context, line string, number int64) error {
 	}
 	r.now = at
 	if len(c.Limits) == 0 {
-		// As for a proxy, a wait longer than max_delay is a denial.
+		// A request with descriptors may wait up to the max_delay of a leaky bucket, like a request of a proxy.
 		c.Request.MaxDelay = algorithms.MaxTime
 	}
 	if s := r.Templates.routes; s != nil && s.unrouted && !r.limiter.Current().Requires(c.Request.Domain) {

@@ -10,12 +10,9 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
-	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
-	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
 // compiled returns the Snapshot of one file.
@@ -26,33 +23,6 @@ func compiled(tb testing.TB, yaml string) *limiter.Snapshot {
 		tb.Fatal(problems)
 	}
 	return s
-}
-
-// testLimiter is a limiter in virtual time. The test calls it for each line of a trace.
-type testLimiter struct {
-	limiter *limiter.Limiter
-	now     algorithms.Micros
-	call    limiter.Call
-}
-
-func newTestLimiter(t *testing.T, s *limiter.Snapshot) *testLimiter {
-	t.Helper()
-	a := &testLimiter{}
-	a.limiter = limiter.New(memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(a.now)) }}), limiter.Config{})
-	a.limiter.Swap(s)
-	return a
-}
-
-func (a *testLimiter) check(t *testing.T, now algorithms.Micros, line string) {
-	t.Helper()
-	a.now = now
-	a.call.Reset()
-	if _, err := (&trace{}).read(line, &a.call); err != nil {
-		t.Fatal(err)
-	}
-	if err := a.limiter.Check(t.Context(), &a.call); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // decide replays a trace and returns the decisions.
@@ -84,7 +54,7 @@ descriptors:
   - {key: "any*", rate_limit: {algorithm: sliding_log, rate: 2, period: 1s}}
 `
 
-// TestDecisions shows the decision for each kind of answer.
+// TestDecisions checks the JSON of the last decision for each kind of answer.
 func TestDecisions(t *testing.T) {
 	s := compiled(t, small)
 	descriptor := func(key, value string) string {
@@ -115,7 +85,7 @@ func TestDecisions(t *testing.T) {
 			`{"ok":true,"retry_after_us":0,"limits":[{"name":"log","key":["é\"","<"],"ok":true,"remaining":1,"retry_after_us":0}]}`},
 		{"the whole descriptor", descriptor("anyone", "x"), `{"ok":true,"retry_after_us":0,"limits":[{"name":"any*","key":["anyone","x"],"ok":true,"remaining":1,"retry_after_us":0}]}`},
 		{"a list of one", limit(`"name":"send","key":["bob"]`), `{"ok":true,"retry_after_us":0,"limits":[{"name":"send","key":"bob","ok":true,"remaining":19,"retry_after_us":0}]}`},
-		{"a look", limit(`"name":"send","count":0`), `{"ok":true,"retry_after_us":0,"limits":[{"name":"send","ok":true,"remaining":20,"retry_after_us":0}]}`},
+		{"a dry run", limit(`"name":"send","count":0`), `{"ok":true,"retry_after_us":0,"limits":[{"name":"send","ok":true,"remaining":20,"retry_after_us":0}]}`},
 		{"a refund", limit(`"name":"send","count":5`) + "\n" + limit(`"name":"send","count":-9223372036854775809`),
 			`{"ok":true,"retry_after_us":0,"limits":[{"name":"send","ok":true,"remaining":20,"retry_after_us":0}]}`},
 	} {
@@ -133,7 +103,7 @@ func TestAFullStoreIsReported(t *testing.T) {
 `, 2)
 	const want = `{"ok":false,"retry_after_us":0,"error":"full","limits":[{"name":"send","key":"c","ok":false,"remaining":0,"retry_after_us":0,"error":"full"}]}`
 	if lines := strings.Split(strings.TrimSpace(got), "\n"); lines[len(lines)-1] != want {
-		t.Errorf("got %s", got)
+		t.Errorf("got %s; want the last line to be %s", got, want)
 	}
 }
 
@@ -145,7 +115,7 @@ func TestMistakesEndTheRun(t *testing.T) {
 		{"time going back", `{"time_us":4,"limits":[{"name":"send"}]}`, "trace:3: time goes back: time_us is 4, and was 5 before"},
 		{"unknown limit", `{"time_us":5,"limits":[{"name":"nope"}]}`, `trace:3: no limit is named "nope"`},
 		{"unknown domain of a limit", `{"time_us":5,"domain":"x","limits":[{"name":"send"}]}`, `trace:3: domain "x" is not configured`},
-		{"what cannot be reserved", `{"time_us":5,"limits":[{"name":"log","reserve":true}]}`, `trace:3: limit "log" is a sliding_log, which cannot be reserved`},
+		{"a limit without reservations", `{"time_us":5,"limits":[{"name":"log","reserve":true}]}`, `trace:3: limit "log" is a sliding_log, which cannot be reserved`},
 		{"a long line", `"` + strings.Repeat("x", maxLine), "trace:3: line is longer than 1 MiB"},
 	} {
 		var decisions strings.Builder
@@ -165,7 +135,7 @@ func TestReadErrorIsNotTheInputsFault(t *testing.T) {
 	broken := io.MultiReader(strings.NewReader(`{"time_us":5,`), brokenReader{})
 	_, err := Run(t.Context(), Config{Snapshot: compiled(t, small), Name: "trace", Input: broken, Format: JSONL})
 	if _, ok := errors.AsType[*LineError](err); ok || !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v; want io.ErrUnexpectedEOF without a line", err)
 	}
 }
 
@@ -197,7 +167,7 @@ func TestLogIsReadLeniently(t *testing.T) {
 {"ok":true,"retry_after_us":0,"limits":[{"name":"send","key":"1.1.1.1","ok":true,"remaining":18,"retry_after_us":0}]}
 `
 	if got := decisions.String(); got != want {
-		t.Errorf("decisions:\n%s", got)
+		t.Errorf("decisions:\n%s\nwant\n%s", got, want)
 	}
 	for _, part := range []string{"requests  2,", "not read  1, first at line 2: not in the combined format", "order     1 earlier than a line before"} {
 		if !strings.Contains(text.String(), part) {
@@ -213,7 +183,7 @@ func TestLogOfAnotherFormatIsAMistake(t *testing.T) {
 	}
 	_, err = Run(t.Context(), Config{Snapshot: compiled(t, small), Name: "log", Format: Envoy, Templates: templates, Input: strings.NewReader("\nwhat?\nis it\n")})
 	if err == nil || err.Error() != "log:2: not in Envoy's default format, nor JSON with start_time; no line of 3 is" {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v; want the format as an error in line 2", err)
 	}
 }
 
@@ -235,7 +205,7 @@ func TestCompressedInput(t *testing.T) {
 	}
 }
 
-// TestSameInputSameOutput replays the same input twice, also with a full store.
+// TestSameInputSameOutput replays the same input four times. The output must be the same, even with a full store.
 func TestSameInputSameOutput(t *testing.T) {
 	s := compiled(t, small)
 	random := rand.New(rand.NewPCG(1, 2))
@@ -250,11 +220,11 @@ func TestSameInputSameOutput(t *testing.T) {
 	for name, test := range map[string]struct {
 		s       *limiter.Snapshot
 		maxKeys int
-	}{"room for all": {s, 0}, "full": {full, 300}, "room for those that are found to forget": {tight, 100}} {
+	}{"room for all": {s, 0}, "full": {full, 300}, "room after old buckets are deleted": {tight, 100}} {
 		first := run(t, test.s, input.String(), test.maxKeys)
 		for range 3 {
 			if run(t, test.s, input.String(), test.maxKeys) != first {
-				t.Fatalf("%s: the same input gave another output", name)
+				t.Fatalf("%s: the same input gave a different output", name)
 			}
 		}
 	}

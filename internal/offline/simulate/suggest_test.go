@@ -58,7 +58,7 @@ func TestSuggestionHoldsWhenItIsConfigured(t *testing.T) {
 				}
 				first := replay("{" + form.limit + stays + "}").Advice[0]
 				if first.Suggested == nil {
-					rt.Fatal("nothing is suggested")
+					rt.Fatal("got no suggestion")
 				}
 				limit := strings.TrimSuffix(first.Of(first.Suggested.N), "}") + stays + "}"
 				then := replay(limit)
@@ -70,7 +70,7 @@ func TestSuggestionHoldsWhenItIsConfigured(t *testing.T) {
 					rt.Fatalf("%s denies %d of %d clients, want at most %v", limit, a.Denied, a.Clients, share)
 				}
 				if a.Configured != first.Suggested.Outcome {
-					rt.Fatalf("configured, it denies %+v", a.Configured)
+					rt.Fatalf("the advice for %s states that it denies %+v, want %+v", limit, a.Configured, first.Suggested.Outcome)
 				}
 			})
 		})
@@ -93,9 +93,9 @@ func drawLog(t *rapid.T) string {
 	return log.String()
 }
 
-// TestSuggestionInCompany replays with other limits beside the suggested one. The suggested limit must not
-// deny more, because requests that another limit denies consume nothing.
-func TestSuggestionInCompany(t *testing.T) {
+// TestSuggestionBesideAnotherLimit configures the suggestions for two limits of the same requests. Neither limit may
+// deny more clients than announced, because requests that the other limit denies consume nothing.
+func TestSuggestionBesideAnotherLimit(t *testing.T) {
 	const both = `{domain: edge, descriptors: [{key: user, limit: a}, {key: user_too, limit: b}],
 limits: {a: {algorithm: token_bucket, rate: %d, period: 1m}, b: {algorithm: sliding_log, rate: %d, period: 10s}}}`
 	templates, err := ParseTemplates(Nginx, []string{"user=%h", "user_too=%h"})
@@ -117,7 +117,7 @@ limits: {a: {algorithm: token_bucket, rate: %d, period: 1m}, b: {algorithm: slid
 		first := replay(1, 1).Advice
 		for i, a := range replay(first[0].Suggested.N, first[1].Suggested.N).Advice {
 			if a.Denied > first[i].Suggested.Clients {
-				rt.Fatalf("%s denies something to %d clients, announced %d", a.Policy.Name, a.Denied, first[i].Suggested.Clients)
+				rt.Fatalf("%s denies requests of %d clients, announced %d", a.Policy.Name, a.Denied, first[i].Suggested.Clients)
 			}
 		}
 	})

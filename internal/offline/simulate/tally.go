@@ -11,7 +11,7 @@ import (
 const (
 	// maxUnread bounds how many numbers of unreadable lines are kept.
 	maxUnread = 5
-	// maxShown bounds the part of a key that is stored for display.
+	// maxShown bounds the bytes of each value of a key that are stored for display.
 	maxShown = 256
 	// maxTopDenied bounds the keys that are counted to find those denied most.
 	maxTopDenied = 1000
@@ -55,7 +55,7 @@ type row struct {
 	// requests is the number of requests. denied is the number of requests that this limit alone would have
 	// denied.
 	requests, denied int64
-	shadow, quota    bool // one of the places that use the limit has this mode
+	shadow, quota    bool // a place that uses the limit, and that a request matched, has this mode
 	open             reservations
 	paidBy           *row  // the limit that paid in place of this one (then), or nil
 	paid             int64 // the number of requests for which paidBy paid
@@ -155,7 +155,7 @@ func (t *tally) addToHistory(now algorithms.Micros, c *limiter.Call, r *limiter.
 	client.Denied = client.Denied || !r.Decision.Allowed && r.Decision.Err == nil
 }
 
-// hash returns the hash of the key, from which a fixed window may take its phase.
+// hash returns the hash of the key, from which a fixed window may take its phase. It returns 0 for other algorithms.
 func (t *tally) hash(c *limiter.Call, r *limiter.Result) (hash uint64) {
 	if r.Policy.Limit.Kind == algorithms.FixedWindow {
 		_, hash = t.keyOf(c, r)

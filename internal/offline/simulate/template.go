@@ -111,7 +111,7 @@ func (t *Templates) parts(value string) (parts []part, err error) {
 
 // directive reads the directive at the start of text, and returns the rest.
 func (t *Templates) directive(text string) (f field, rest string, err error) {
-	letter := strings.TrimPrefix(text[1:], ">") // of several statuses %>s is the last, but a log has only one
+	letter := strings.TrimPrefix(text[1:], ">") // in Apache, %>s is the last of several statuses; a log has only one
 	if name, after, ok := strings.Cut(letter, "}i"); ok && strings.HasPrefix(name, "{") && len(name) > 1 {
 		f, err = t.header(name[1:])
 		return f, after, err
@@ -139,7 +139,8 @@ func (t *Templates) header(name string) (field, error) {
 	return firstHeader + field(len(t.headers)-1), nil
 }
 
-// headerName returns the normalized name of a header: JSON logs write user_agent.
+// headerName returns the normalized name of a header, in lower case and with - in place of _, because JSON logs write
+// user_agent.
 func headerName(name string) string {
 	return strings.ReplaceAll(strings.ToLower(name), "_", "-")
 }
@@ -180,7 +181,7 @@ next:
 	}
 }
 
-// fill joins the parts; a single part is returned without a copy.
+// fill joins the values of parts. It returns the value of a single part without a copy.
 func (r record) fill(parts []part) string {
 	if len(parts) == 1 {
 		return r.value(parts[0])

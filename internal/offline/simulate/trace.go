@@ -12,21 +12,22 @@ import (
 
 // trace reads lines of a trace. Each line is a JSON object in one of two forms:
 //
-// \t{"time_us": 0, "domain": "edge", "descriptors": [{"entries": [["user_id","bob"]], "hits": 1}]}
-// \t{"time_us": 0, "limits": [{"name": "send_message", "key": "bob", "count": 1, "reserve": false}]}
+//	{"time_us": 0, "domain": "edge", "descriptors": [{"entries": [["user_id","bob"]], "hits": 1}]}
+//	{"time_us": 0, "limits": [{"name": "send_message", "key": "bob", "count": 1, "reserve": false}]}
 //
-// The cost of a call that is known later follows in its line (outcome):
+// If the cost of a call is known only later, its line also has the outcome:
 //
-// \t{…, "real": 812, "settle_after_us": 4200000}
+//	{…, "real": 812, "settle_after_us": 4200000}
 //
-// hits and count are 1 by default; 0 is a dry run, a negative value is a refund. key is a string or a list of strings.
+// hits and count are 1 by default. A value of 0 is a dry run, a negative value is a refund. key is a string or a list
+// of strings. A call with real and without settle_after_us is settled at once.
 // Unknown members, repeated members and wrong types are mistakes.
 type trace struct {
 	domain string  // the domain for lines without one
 	end    outcome // the outcome of the last line
 }
 
-// The members of a line have bits, to detect repeated members.
+// Each member of a line has a bit. A set of bits detects repeated and missing members.
 const (
 	hasTime = 1 << iota
 	hasDomain
@@ -89,7 +90,7 @@ func (t *trace) read(line string, c *limiter.Call) (at algorithms.Micros, err er
 	return at, t.checkEnd(at, c, seen)
 }
 
-// checkEnd returns an error if the end of the call is not valid. at is the time of the call.
+// checkEnd returns an error if the outcome of c is not valid. at is the time of the call, seen the set of its members.
 func (t *trace) checkEnd(at algorithms.Micros, c *limiter.Call, seen int) error {
 	switch {
 	case seen&hasReal != 0 && t.end.real < 0:
@@ -205,7 +206,7 @@ func (s *scanner) limits(c *limiter.Call) {
 	}
 }
 
-// key reads a text or a list of them.
+// key reads a string or a list of strings.
 func (s *scanner) key(charge *limiter.NamedCharge) {
 	if s.peek() != '[' {
 		charge.Key = append(charge.Key, s.str())
@@ -217,7 +218,7 @@ func (s *scanner) key(charge *limiter.NamedCharge) {
 	}
 }
 
-// addLimit returns a new element for one more limit, whose Key may be reused.
+// addLimit adds a charge with a count of 1 to c.Limits and returns it. It reuses the memory of former keys.
 func addLimit(c *limiter.Call) *limiter.NamedCharge {
 	n := len(c.Limits)
 	if n == cap(c.Limits) {

@@ -103,7 +103,8 @@ func same(a, b *limiter.Call) bool {
 	return reflect.DeepEqual(normal(a), normal(b))
 }
 
-// TestTraceAgreesWithEncodingJSON writes random requests in random ways.
+// TestTraceAgreesWithEncodingJSON writes random requests with random spacing, order and escapes. trace.read must read
+// what encoding/json reads.
 func TestTraceAgreesWithEncodingJSON(t *testing.T) {
 	reader, call := &trace{}, &limiter.Call{}
 	rapid.Check(t, func(t *rapid.T) {
@@ -219,11 +220,11 @@ func FuzzTrace(f *testing.F) {
 			return
 		}
 		if !json.Valid([]byte(line)) {
-			t.Fatalf("accepted what is not JSON: %q", line)
+			t.Fatalf("accepted %q, which is not JSON", line)
 		}
 		wantAt, want, err := readPlain(line)
 		if err != nil {
-			t.Fatalf("accepted %q, of which encoding/json says %v", line, err)
+			t.Fatalf("accepted %q, which encoding/json rejects: %v", line, err)
 		}
 		if at != wantAt || !same(&c, want) {
 			t.Fatalf("%q:\ngot  %+v\nwant %+v", line, c.Request, want.Request)
@@ -289,12 +290,12 @@ func TestTraceDefaults(t *testing.T) {
 	var c limiter.Call
 	at, err := (&trace{domain: "edge"}).read(`{"descriptors":[{"entries":[["a","\ud83d\ude00\ud800"]]}],"time_us":0}`, &c)
 	if err != nil || at != 0 || c.Request.Domain != "edge" || c.Descriptors[0].Cost != 1 {
-		t.Errorf("got %v, %v, %+v", at, err, c.Request)
+		t.Errorf("got %v, %v, %+v; want time 0, domain edge and a cost of 1", at, err, c.Request)
 	}
 	if got := c.Descriptors[0].Entries[0].Value; got != "😀\ufffd" {
-		t.Errorf("half a pair of surrogates: got %q", got)
+		t.Errorf("a lone surrogate: got %q, want U+FFFD in its place", got)
 	}
 	if len(c.Limits) > 0 {
-		t.Errorf("limits from nowhere: %v", c.Limits)
+		t.Errorf("got the limits %v, want none", c.Limits)
 	}
 }

@@ -1,6 +1,6 @@
 // Package migrate reports what rlsidecar does differently for a configuration of the reference server,
-// envoyproxy/ratelimit. It can also rewrite a file so that rlsidecar behaves in the same way. Both are functions of
-// the file's text.
+// envoyproxy/ratelimit. It can also rewrite a file: it removes keys that the reference server ignores and rlsidecar
+// rejects, and states the defaults that differ. Both are functions of the file's text.
 package migrate
 
 import (
@@ -22,11 +22,11 @@ type Kind string
 
 // The kinds.
 const (
-	Refused Kind = "refused" // this server rejects it, or both servers do
-	Differs Kind = "differs" // this server accepts it, with another effect
+	Refused Kind = "refused" // rlsidecar rejects it, or both servers do
+	Differs Kind = "differs" // rlsidecar accepts it, with another effect
 )
 
-// Note is a difference that an operator should know before the move.
+// Note is a difference that an operator should know before the migration.
 type Note struct {
 	File    string `json:"file"`
 	Line    int    `json:"line"`
@@ -35,7 +35,7 @@ type Note struct {
 	Message string `json:"message"`
 }
 
-// String is file:line:column: kind: message.
+// String returns file:line:column: kind: message.
 func (n Note) String() string {
 	return fmt.Sprintf("%s:%d:%d: %s: %s", n.File, n.Line, n.Column, n.Kind, n.Message)
 }
@@ -53,7 +53,7 @@ func Review(files []config.File) []Note {
 	}
 	_, problems := config.Compile(files, config.Options{})
 	for _, p := range problems {
-		// A key that the reference server ignores has a more detailed note already.
+		// Some mistakes already have a more detailed note at the same place.
 		noted := slices.ContainsFunc(notes, func(n Note) bool {
 			return n.Kind == Refused && n.File == p.File && n.Line == p.Line && n.Column == p.Column
 		})
@@ -71,8 +71,9 @@ func Review(files []config.File) []Note {
 	return notes
 }
 
-// Write returns the file with two changes. Defaults that differ between the servers are stated explicitly,
-// and keys that the reference server ignores are removed.
+// Write returns the file with three changes. The defaults of rlsidecar that differ from the reference server's are
+// stated, with the reference server's values in comments. Keys that the reference server ignores are removed. So are
+// all documents but the first, which the reference server ignores too.
 func Write(f config.File) ([]byte, error) {
 	docs, err := documents(f.Data)
 	if err != nil {
@@ -107,7 +108,7 @@ func Write(f config.File) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// documents returns the roots of data, up to the first mistake in the syntax.
+// documents returns the documents of data that are mappings, up to the first mistake in the syntax.
 func documents(data []byte) (roots []*yaml.Node, err error) {
 	for d := yaml.NewDecoder(bytes.NewReader(data)); ; {
 		var n yaml.Node
@@ -195,7 +196,7 @@ func prune(n *yaml.Node, l *level) {
 	}
 }
 
-// again reports whether the key at i occurs again later in n.
+// again reports whether the key at i occurs again later in n. It reports false for <<, which may occur repeatedly.
 func again(n *yaml.Node, i int) bool {
 	for j := i + 2; j+1 < len(n.Content); j += 2 {
 		if n.Content[j].Value == n.Content[i].Value && n.Content[i].Value != "<<" {
@@ -205,7 +206,7 @@ func again(n *yaml.Node, i int) bool {
 	return false
 }
 
-// names returns the keys of a list of descriptors.
+// names returns the values of key in a list of descriptors.
 func names(list *yaml.Node) (keys []string) {
 	each(list, func(n *yaml.Node) {
 		if key := find(n, "key"); key != nil {
@@ -216,7 +217,7 @@ func names(list *yaml.Node) (keys []string) {
 }
 
 // splits returns one of keys that, joined with a value by "_", the reference server cannot distinguish from
-// key.
+// key. ok is false if there is none.
 func splits(key string, keys []string) (other string, ok bool) {
 	for _, k := range keys {
 		if k != "" && strings.HasPrefix(key, k+"_") {

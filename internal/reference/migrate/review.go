@@ -6,11 +6,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// review walks through one file.
+// review collects the notes about one file.
 type review struct {
 	file   string
 	notes  []Note
-	limits int
+	limits int // the number of limits in the current document that can deny
 }
 
 func (r *review) note(at *yaml.Node, kind Kind, format string, args ...any) {

@@ -95,7 +95,7 @@ type location struct {
 	userinfo string // "user:password@", or ""
 }
 
-// userinfo returns "password" or "user:password" in the form of a URL.
+// userinfo returns auth, which is "password" or "user:password", in the form of a URL, with an "@" at the end.
 func userinfo(auth string) string {
 	switch user, password, both := strings.Cut(auth, ":"); {
 	case auth == "":
@@ -107,7 +107,8 @@ func userinfo(auth string) string {
 	}
 }
 
-// take removes the scheme, and any credentials, from an address. These credentials take precedence over REDIS_AUTH.
+// take returns address without its scheme and credentials. It stores the credentials in l, because they take precedence
+// over REDIS_AUTH, and the scheme if it is rediss.
 func (l *location) take(address string) string {
 	scheme, rest, ok := strings.Cut(strings.TrimSpace(address), "://")
 	if !ok {

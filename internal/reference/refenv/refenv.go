@@ -84,7 +84,7 @@ func (r *reader) counts(name string) bool { return r.asServer || r.given(name) !
 
 func (r *reader) set(flag, value, from string) { r.Flags[flag] = Flag{value, from} }
 
-// copy sets flag to the value of the variable.
+// copy sets flag to the value of the variable, or to its default if that counts. It never sets an empty value.
 func (r *reader) copy(flag, name string) {
 	if v := r.value(name); v != "" && r.counts(name) {
 		r.set(flag, v, name)
@@ -145,13 +145,13 @@ func (r *reader) files() {
 		return
 	}
 	folder := path.Join(r.value("RUNTIME_ROOT"), r.value("RUNTIME_SUBDIRECTORY"), r.value("RUNTIME_APPDIRECTORY"))
-	// The flag is a list separated by commas, so this path would become two.
+	// The flag is a list separated by commas, so a comma in the path needs a backslash.
 	r.set("config", strings.ReplaceAll(path.Join(folder, "**"), ",", `\,`), "RUNTIME_ROOT")
 }
 
 func (r *reader) listeners() {
 	host := ""
-	if r.asServer { // some shells set HOST, so it counts only in place of the reference server
+	if r.asServer { // some shells set HOST, so it has an effect only if the program replaces the reference server
 		host = r.given("HOST")
 	}
 	r.listen("http-listen", host, "PORT")
@@ -169,7 +169,7 @@ func (r *reader) listeners() {
 	}
 }
 
-// listen sets the flag of a listener from a host and a port. If neither is given, it sets nothing. Without a
+// listen sets the flag of a listener from a host and a port. If neither has an effect, it sets nothing. Without a
 // host the listener is open on all interfaces if the program replaces the reference server, and otherwise only
 // on loopback.
 func (r *reader) listen(flag, host, portName string) {
@@ -185,8 +185,8 @@ func (r *reader) listen(flag, host, portName string) {
 
 const loopback = "127.0.0.1"
 
-// admin sets the address of the debug port. The reference server shows memory profiles to everybody there. Here,
-// other machines need a token; if none is set, the port listens only on loopback.
+// admin sets the address of the debug port. The reference server serves memory profiles there without authentication.
+// Here, other machines need a token. If no token is set, the port listens only on loopback.
 func (r *reader) admin() {
 	if !r.counts("DEBUG_PORT") && r.given("DEBUG_HOST") == "" {
 		return
@@ -250,8 +250,7 @@ func (r *reader) metrics() {
 	}
 }
 
-// tracing sets the flags for traces. Other variables, which are not special to the reference server, set the
-// destination.
+// tracing sets the flags for traces. OpenTelemetry's own variables, which both servers read, set the destination.
 func (r *reader) tracing() {
 	rate, err := strconv.ParseFloat(r.value("TRACING_SAMPLING_RATE"), 64)
 	if err != nil || rate < 0 || rate > 1 {
@@ -271,7 +270,7 @@ func (r *reader) tracing() {
 	r.copy("tracing-service-instance-id", "TRACING_SERVICE_INSTANCE_ID")
 }
 
-// levels are the levels of logrus. The two above error differ only in how the reference server exits.
+// levels maps the levels of logrus to those of --log-level, which has none above error.
 var levels = map[string]string{
 	"panic": "error", "fatal": "error", "error": "error", "warn": "warn", "warning": "warn", "info": "info", "debug": "debug", "trace": "debug",
 }

@@ -27,7 +27,7 @@ func values(s Settings) map[string]string {
 	return m
 }
 
-// defaults are the flags if no variable of the reference server is set.
+// defaults returns the flags of a program that replaces the reference server, if no variable is set.
 func defaults() map[string]string {
 	return map[string]string{
 		"config":      "/srv/runtime_data/current/config/**",
@@ -53,7 +53,8 @@ func TestNothingSetMeansNothing(t *testing.T) {
 	}
 }
 
-// TestEveryVariableOfTheReferenceServerIsListed also checks that the list describes the effect of each.
+// TestEveryVariableOfTheReferenceServerIsListed checks that Variables has each variable of the reference server, with
+// a description of its effect.
 func TestEveryVariableOfTheReferenceServerIsListed(t *testing.T) {
 	redis := "SOCKET_TYPE TYPE URL POOL_SIZE AUTH TLS SENTINEL_AUTH PIPELINE_WINDOW PIPELINE_LIMIT CLUSTER_PIPELINE_PARALLELISM TIMEOUT POOL_ON_EMPTY_BEHAVIOR"
 	listed := map[string]bool{}
@@ -98,7 +99,8 @@ func TestDefaultsOfTheReferenceServer(t *testing.T) {
 	}
 }
 
-// TestMeaningOfSettings lists the flags that differ from the defaults. "" means that the flag is not set.
+// TestMeaningOfSettings checks the flags that each environment sets. The expected flags are those that differ from
+// defaults. "" means that the flag is not set.
 func TestMeaningOfSettings(t *testing.T) {
 	for text, want := range map[string]map[string]string{
 		"RUNTIME_ROOT=/data RUNTIME_SUBDIRECTORY=ratelimit":          {"config": "/data/ratelimit/config/**"},
@@ -171,7 +173,7 @@ func TestMeaningOfSettings(t *testing.T) {
 		maps.Copy(expected, want)
 		maps.DeleteFunc(expected, func(_, value string) bool { return value == "" })
 		if got := values(s); err != nil || !maps.Equal(got, expected) {
-			t.Errorf("%s: %v\n got %v\nwant %v", text, err, got, expected)
+			t.Errorf("%s: error %v, want none\n got %v\nwant %v", text, err, got, expected)
 		}
 	}
 }
@@ -193,7 +195,7 @@ func TestServeUsesOnlyVariablesThatAreSet(t *testing.T) {
 	} {
 		s, err := Read(with(strings.Fields(text)...), false)
 		if got := values(s); err != nil || !maps.Equal(got, want) || len(s.Warnings) > 0 {
-			t.Errorf("%s: %v, %v %v; want %v", text, err, got, s.Warnings, want)
+			t.Errorf("%s: error %v, flags %v, warnings %v; want only the flags %v", text, err, got, s.Warnings, want)
 		}
 	}
 }
@@ -260,7 +262,7 @@ func TestMissingFunctionsAreWarnings(t *testing.T) {
 	}
 }
 
-// envoyGateway has all variables that Envoy Gateway v1.9 sets, with every option on.
+// envoyGateway has all variables that Envoy Gateway v1.9 sets if all of its options are on.
 var envoyGateway = []string{
 	"RUNTIME_ROOT=/data", "RUNTIME_SUBDIRECTORY=ratelimit", "RUNTIME_IGNOREDOTFILES=true", "RUNTIME_WATCH_ROOT=false",
 	"LOG_LEVEL=info", "USE_STATSD=false", "CONFIG_TYPE=GRPC_XDS_SOTW", "CONFIG_GRPC_XDS_SERVER_URL=envoy-gateway:18001",
@@ -302,7 +304,7 @@ func TestEnvoyGateway(t *testing.T) {
 	}
 	for _, word := range envoyGateway {
 		if name, _, _ := strings.Cut(word, "="); !known[name] {
-			t.Errorf("%s is not in the table", name)
+			t.Errorf("Variables lacks %s", name)
 		}
 	}
 }

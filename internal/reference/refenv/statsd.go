@@ -52,8 +52,8 @@ func (r *reader) statsd() {
 	}
 }
 
-// rewrites reads USE_DOG_STATSD_MOGRIFIERS, a list of names of rewrites, which have variables of their own. The
-// reference server tries them in no particular order; here the order is that of the list.
+// rewrites reads USE_DOG_STATSD_MOGRIFIERS, a list of names of rewrites. Each rewrite has variables of its own. The
+// reference server tries the rewrites in no particular order. Here, their order is that of the list.
 func (r *reader) rewrites() {
 	for name := range strings.SplitSeq(r.given("USE_DOG_STATSD_MOGRIFIERS"), ",") {
 		if name = strings.TrimSpace(name); name == "" {

@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Variable is a variable that the reference server reads.
+// Variable is a variable that a deployment of the reference server can set.
 type Variable struct {
 	Name string
-	// Default is the default of the reference server. It applies if the program replaces it.
+	// Default is the default of the reference server. It applies if the program replaces that server.
 	Default string
 	// Effect describes what the variable does here.
 	Effect string
@@ -35,7 +35,8 @@ var (
 )
 
 // Masked hides the credentials in a URL or in a list of URLs. A password may contain any character, so everything
-// before the last "@" is masked. A value that is not a URL is masked as a whole.
+// before the last "@" is masked. A value without "://" and "@" has no credentials and stays as it is. A URL with an
+// invalid scheme is masked as a whole.
 func Masked(value string) string {
 	var units []string // a comma only separates two values if a URL follows it
 	for i, part := range strings.Split(value, ",") {

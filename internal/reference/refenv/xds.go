@@ -14,15 +14,15 @@ type XDS struct {
 	NodeMetadata map[string]string
 	// Headers are sent when the stream is opened.
 	Headers map[string]string
-	// UseTLS enables TLS. CA, Cert and Key are PEM files; without CA the system's are trusted, and without Cert no
-	// client certificate is sent. ServerName is the expected name in the control plane's certificate; "" means the
-	// host of Server.
+	// UseTLS enables TLS. CA, Cert and Key are names of PEM files. Without CA, the system's CAs are trusted. Without
+	// Cert, no client certificate is sent. ServerName is the expected name in the control plane's certificate. ""
+	// means the host of Server.
 	UseTLS              bool
 	CA, Cert, Key       string
 	ServerName          string
 	BackoffInitial      time.Duration
 	BackoffMax          time.Duration
-	MaxMessageSize      int // 0 means the default of configuration files
+	MaxMessageSize      int // in bytes; 0 means the default of --xds-max-message
 	StartWithoutInitial bool
 }
 
@@ -51,7 +51,8 @@ func (r *reader) readXDS() {
 	}
 }
 
-// pairs parses a list of names and values that are separated by one of separators.
+// pairs parses a list of pairs, with commas between them. One of separators stands between the name and the value of a
+// pair.
 func (r *reader) pairs(name, separators string) map[string]string {
 	pairs := map[string]string{}
 	for pair := range strings.SplitSeq(r.value(name), ",") {

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// Authority signs certificates.
+// Authority signs certificates. Cert is its own certificate, PEM the same in PEM.
 type Authority struct {
 	Cert *x509.Certificate
 	PEM  []byte
@@ -84,7 +84,7 @@ func (a *Authority) Secret(tb testing.TB, folder string, serial int64, names ...
 	tb.Helper()
 	cert, key := a.Issue(tb, serial, names...)
 	for name, data := range map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.crt": a.PEM} {
-		if err := os.WriteFile(filepath.Join(folder, name), data, 0o644); err != nil { //nolint:gosec // as it is mounted; the key is of no use beyond the test
+		if err := os.WriteFile(filepath.Join(folder, name), data, 0o644); err != nil { //nolint:gosec // Kubernetes mounts secrets with this mode, and the key is useless after the test
 			tb.Fatal(err)
 		}
 	}

@@ -1,5 +1,5 @@
 // Package cputest measures processor time for tests. Unlike elapsed time, it does not depend on the load of
-// the machine.
+// the machine. On systems other than Linux, the package measures elapsed time.
 package cputest
 
 import (
@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Time returns the processor time that f takes on its goroutine. On systems other than Linux it is the time by the clock.
+// Time returns the processor time that f takes on its goroutine. On systems other than Linux it returns the elapsed
+// time.
 func Time(f func()) time.Duration {
 	runtime.LockOSThread() // the time is that of the thread
 	defer runtime.UnlockOSThread()

@@ -4,7 +4,7 @@ package cputest
 
 import "time"
 
-// Time returns the time by the clock that f takes.
+// Time returns the elapsed time that f takes.
 func Time(f func()) time.Duration {
 	start := time.Now()
 	f()

@@ -1,6 +1,6 @@
 package redistest
 
-// Pause skips the test: no signal of Windows stops a process.
+// Pause skips the test, because Windows has no signal that pauses a process.
 func (s *Server) Pause() { s.t.Skip("needs SIGSTOP, which Windows does not have") }
 
 // Resume does nothing, because Pause skips the test.

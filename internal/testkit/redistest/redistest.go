@@ -1,5 +1,5 @@
-// Package redistest starts real Redis servers for tests: one, a master with replicas and Sentinels,
-// or a Cluster, on loopback. Each is stopped when its test ends.
+// Package redistest starts real Redis servers on loopback for tests: a single server, a master with replicas
+// and Sentinels, or a Cluster. They are stopped when their test ends.
 package redistest
 
 import (
@@ -36,9 +36,9 @@ type Server struct {
 // usedPorts are the ports that FreePort has returned.
 var usedPorts sync.Map
 
-// FreePort returns a port that is free now. It returns each port only once, because the servers of a Cluster start
-// together: when it looks for the next port, no server listens yet. The port is not in the range that systems use for
-// outgoing connections, so no connection can occupy it before the server starts.
+// FreePort returns a port that is free now. It returns each port only once, because a test may choose several ports
+// before the first server listens. The port is not in the range that systems use for outgoing connections, so no
+// connection can occupy it before the server starts.
 func FreePort(tb testing.TB) int {
 	tb.Helper()
 	for range 100 {
@@ -69,7 +69,7 @@ func StartAt(tb testing.TB, port int, args ...string) *Server {
 	return s
 }
 
-// StartBinary starts the server program at path, with the environment env.
+// StartBinary starts the server program at path, with env added to the environment, and waits until it answers.
 func StartBinary(tb testing.TB, path string, env []string, args ...string) *Server {
 	tb.Helper()
 	s := prepare(tb, FreePort(tb), args...)
@@ -95,7 +95,7 @@ func (s *Server) launch() {
 
 func prepare(tb testing.TB, port int, args ...string) *Server {
 	tb.Helper()
-	// A short path: Unix sockets allow about a hundred bytes.
+	// The path must be short, because the path of a Unix socket has at most about a hundred bytes.
 	dir, err := os.MkdirTemp("", "rl") //nolint:usetesting // t.TempDir is too long for a Unix socket
 	if err != nil {
 		tb.Fatal(err)
@@ -109,8 +109,8 @@ func prepare(tb testing.TB, port int, args ...string) *Server {
 	return s
 }
 
-// Restart starts a killed process again, with the data that it had saved (usually none). The arguments are in
-// addition, for this run.
+// Restart starts a killed process again, with the data that it had saved (usually none). args are additional arguments
+// for this run.
 func (s *Server) Restart(args ...string) {
 	s.t.Helper()
 	path := s.binary
@@ -132,7 +132,7 @@ func (s *Server) Kill() {
 	}
 }
 
-// Client returns a client of s only, with default options.
+// Client returns a client that connects only to s. The end of the test closes it.
 func (s *Server) Client() *goredis.Client {
 	c := goredis.NewClient(&goredis.Options{Addr: s.Addr, Protocol: 2, DisableIdentity: true})
 	s.t.Cleanup(func() { c.Close() })
@@ -208,10 +208,10 @@ func StartCluster(tb testing.TB, n int, args ...string) *Cluster {
 	for i, s := range c.Replicas {
 		s.Do("CLUSTER", "REPLICATE", c.Masters[i].Do("CLUSTER", "MYID"))
 	}
-	for i, s := range c.Replicas {
+	for _, s := range c.Replicas {
 		Eventually(tb, "the replica follows", func() bool {
 			info := s.Do("INFO", "replication")
-			return strings.Contains(info, "master_link_status:up") && strings.Contains(info, "role:slave") && i >= 0
+			return strings.Contains(info, "master_link_status:up") && strings.Contains(info, "role:slave")
 		})
 	}
 	Eventually(tb, "every node knows the roles", func() bool {
@@ -225,7 +225,8 @@ func StartCluster(tb testing.TB, n int, args ...string) *Cluster {
 	return c
 }
 
-// steady is the node timeout of Steady. It is longer than a busy machine can keep a server from running.
+// steady is the time without an answer after which a server counts as failed, after Steady. It is longer than a busy
+// machine keeps a server from running.
 const steady = 10 * time.Minute
 
 // Steady prevents failovers: no node regards another one as failed, however busy the machine is.

@@ -1,5 +1,5 @@
-// Package rlstest writes requests and answers of RateLimitService v3 as lines, for tests that read as
-// scripts.
+// Package rlstest parses requests of RateLimitService v3 from text, and formats answers as text, for tests
+// that compare lines.
 package rlstest
 
 import (
@@ -58,8 +58,9 @@ func Request(domain string, descriptors ...*ratelimit.RateLimitDescriptor) *rls.
 	return &rls.RateLimitRequest{Domain: domain, Descriptors: descriptors}
 }
 
-// Status formats one status as a line: its code, the remaining units, and the limit if there is one. Of the time to wait
-// it shows only that there is one, because its length depends on the clock.
+// Status formats one status as a line: its code, the remaining units, and the limit if there is one. The duration until
+// the reset depends on the clock, so Status writes only the word reset for whole seconds from 1 s to 365 days. It writes
+// other durations in full, because an answer must not have them.
 func Status(s *rls.RateLimitResponse_DescriptorStatus) string {
 	text := fmt.Sprintf("%s left %d", s.Code, s.LimitRemaining)
 	if l := s.CurrentLimit; l != nil {
