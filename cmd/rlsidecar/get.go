@@ -69,7 +69,7 @@ type gotBucket struct {
 	Settle     *httpapi.Settling `json:"settle"`
 }
 
-// writeBuckets writes a table of the buckets, and then what the table has no columns for.
+// writeBuckets writes a table of the buckets, and then sentences about reservations, payers and blocks.
 func writeBuckets(out io.Writer, buckets []gotBucket) error {
 	table := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprint(table, "DOMAIN\tLIMIT\tKEY\tREMAINING\tOF\tNEXT IN\tFULL IN\n")
