@@ -181,9 +181,9 @@ func (c *Call) adjust(r *Result) {
 	}
 }
 
-// adjustOverridden is about limits that the override of descriptor i replaces. If an adjustment is in force
-// for such a limit and the key, adjustOverridden adds a Result for the limit. So the stricter of the limit
-// and the override decides.
+// adjustOverridden adds a Result for each limit that the override of descriptor i replaces, if an adjustment of
+// the limit is in force for the key and does not make it unlimited. So the stricter of the adjusted limit and
+// the override decides.
 func (c *Call) adjustOverridden(i int) {
 	d := &c.Descriptors[i]
 	node := c.Verdict.Domain.Tree.Match(d.Entries)
@@ -270,8 +270,8 @@ func (l *Limiter) Adjustable(domain, limit string) (in string, policies []*descr
 	}
 }
 
-// notAdjustable returns the error for a limit that is not configured. Limits that come with requests are
-// known only from requests. So such a limit cannot be distinguished from a misspelled name.
+// notAdjustable ends the error for a limit that is not configured. A limit that comes with requests cannot be
+// distinguished from a misspelled name, because it is known only from requests. So the error explains both.
 const notAdjustable = " in the configuration; a limit that comes with requests (config) cannot be adjusted: configure it under this name, and leave out config in the requests"
 
 // Buckets returns the keys of the buckets that a affects. Each key occurs once. all means that a may affect

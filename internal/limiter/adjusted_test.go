@@ -125,7 +125,7 @@ func TestAdjustmentsKeepConsumedUnits(t *testing.T) {
 	}
 	b.now += 10 * algorithms.Second
 	if n := b.allowed(t, 200, "user=bob"); n == 0 || n > 20 {
-		t.Errorf("when at most 20 are consumed: got %d", n)
+		t.Errorf("when at most 20 are consumed: got %d, want 1 to 20", n)
 	}
 	b.now += 10 * minute
 	b.allowed(t, 5, "user=ann")
@@ -167,7 +167,7 @@ func TestABlockedRequestChargesNothing(t *testing.T) {
 	b.send(t, -3, "other=1") // 3 units are left
 	for _, texts := range [][]string{{"other=1", "user=bob"}, {"user=bob", "other=1"}, {"other=1", "shadow=bob"}} {
 		if c := b.send(t, 1, texts...); !c.Denied {
-			t.Errorf("%v: allowed", texts)
+			t.Errorf("%v: allowed; want denied", texts)
 		}
 	}
 	if n := b.left(t, "other=1"); n != 3 {
@@ -181,7 +181,7 @@ func TestABlockedRequestChargesNothing(t *testing.T) {
 	}
 	b.store.err = backend.ErrUnavailable
 	if c := b.send(t, 1, "user=bob"); !c.Denied || c.Failed {
-		t.Error("a block needs no store")
+		t.Errorf("a block needs no store: %+v; want denied and not failed", c.Verdict)
 	}
 }
 
@@ -226,10 +226,10 @@ func TestAnUnlimitedAdjustmentChargesAndNeverDenies(t *testing.T) {
 		t.Errorf("got %d of 100; want 100", n)
 	}
 	if r := b.send(t, 1, "user=bob").Results[0]; !r.Decision.Allowed || r.Decision.RetryAfter != 0 {
-		t.Errorf("the bucket is empty, and the answer must not say so: %+v", r.Decision)
+		t.Errorf("the bucket is empty: %+v; want allowed and retry after 0", r.Decision)
 	}
 	if c := b.send(t, 1000, "user=bob", "other=1"); !c.Denied || c.Statuses[0].Denied || !c.Never {
-		t.Errorf("other must deny 1000, and nothing else: %+v", c.Verdict)
+		t.Errorf("only other denies 1000: %+v; want denied, never, and the first status not denied", c.Verdict)
 	}
 	b.store.err = backend.ErrUnavailable
 	if c := b.send(t, 1, "user=bob"); c.Denied || !c.Failed {
@@ -319,7 +319,7 @@ func TestPoliciesThatAreNotAdjustedKeepTheirPointers(t *testing.T) {
 		t.Error("bob's limit is not a single copy of its own")
 	}
 	if got := b.send(t, 1, "shadow=bob").Results[0].Policy; !got.Shadow || got.Limit != first.Limit {
-		t.Error("at another place the limit is treated as configured there")
+		t.Errorf("the same limit at a descriptor in shadow mode: shadow %t, Limit %p; want shadow mode and the Limit %p", got.Shadow, got.Limit, first.Limit)
 	}
 }
 

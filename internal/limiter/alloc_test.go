@@ -55,7 +55,7 @@ descriptors:
 				d := c.AddDescriptor()
 				d.Entries, d.Cost = append(d.Entries, descriptors.Entry{Key: "user", Value: "bob"}), 2
 				if err := b.Check(context.Background(), c); err != nil || c.Denied != (capacity == 1 && credits == 1) || !c.Denied && (c.Results[0].For != nil) != (capacity == 1) {
-					t.Fatal(err, c.Denied, c.Results[0].For)
+					t.Fatalf("%s, of %d: %v, denied %t, paid for %v; want a denial only if both have too few units", name, credits, err, c.Denied, c.Results[0].For)
 				}
 			}
 			check()

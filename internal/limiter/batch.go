@@ -7,8 +7,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Batch answers many Calls with one Batch of the store, in the order in which they were added. Each gets
-// the same answer as from Check. It is not safe for concurrent use. It can be reused:
+// Batch answers many Calls with one Batch of the store, in the order in which they were added. A Call with
+// Descriptors gets the same answer as from Check. A Call with Limits should use Check, which also handles
+// idempotency keys and costs that can never fit. A Batch is not safe for concurrent use. It can be reused:
 //
 //	b.Reset()
 //	b.Add(c) for each c

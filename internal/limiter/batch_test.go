@@ -163,7 +163,7 @@ func over(t *testing.T, store backend.Store, observer limiter.Observer) *limiter
 	return l
 }
 
-// The answer of a failed call does not depend on the store's decisions on other calls.
+// If the store fails, each call of a batch is answered by the on_backend_failure of its own limit.
 func TestFailedCallsAreAnsweredByPolicy(t *testing.T) {
 	store := &pendingStore{}
 	batch := over(t, store, nil).NewBatch()
@@ -208,7 +208,7 @@ func TestABatchIsSubmittedOnce(t *testing.T) {
 	batch.Submit(deadline, source, func() {})
 	b := store.batches[0]
 	if len(store.batches) != 1 || len(b.Charges) != 3 || !b.Deadline.Equal(deadline) || b.Source != source || b.Charges[2].Canceled != calls[3].Canceled {
-		t.Errorf("%d batches, %+v", len(store.batches), b)
+		t.Errorf("%d batches, %+v; want one, with 3 charges, the deadline, the source, and Canceled of the last call", len(store.batches), b)
 	}
 	var finished []bool
 	for _, c := range calls {

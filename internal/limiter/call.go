@@ -28,7 +28,7 @@ type Call struct {
 	candidates []candidate // Results for which another limit may pay
 	instead    []payer     // the limits that may pay for others
 
-	reserved Reserved // the text from which an ID is made; its memory is reused
+	reserved Reserved // the content of an id that is made or opened; its memory is reused
 	reserves int      // how many Results reserve units
 	done     int      // how many Descriptors settle reservations
 	groups   int      // how many groups of charges there are so far
@@ -120,7 +120,8 @@ type Result struct {
 	// Policy is nil for an override that could not be parsed and replaces no configured limit. Such a
 	// Result is denied.
 	Policy *descriptors.Policy
-	// Key identifies the bucket; its bytes are opaque. It is nil if nothing was charged.
+	// Key identifies the bucket; its bytes are opaque. It is nil if the request has no bucket: the Policy is
+	// unlimited or nil.
 	Key []byte
 	// Cost is the cost of this Result. A bucket that occurs twice in a request is charged the sum.
 	Cost     int64
@@ -129,14 +130,14 @@ type Result struct {
 
 	hash    uint64 // the hash of the key
 	slot    uint64
-	cell    uint64 // the number of the estimate; 0 means that no estimate is learned
-	of      algorithms.Micros
+	cell    uint64            // the number of the estimate; 0 means that no estimate is learned
+	of      algorithms.Micros // Charge.ChargedAt of a settlement; 0 for other charges
 	reserve bool
 	settle  bool
 	local   bool // this process's own bucket decided
 	freed   bool // an operator has made its payer unlimited
 	instead int  // 1 + the index of its payer in Call.instead; 0 means none
-	charge  int  // index into Call.charges, or a value in plan.go
+	charge  int  // index into Call.charges, or noCharge or toCharge
 }
 
 // Status is the answer to one descriptor, which is the answer of its most restrictive limit.
@@ -154,7 +155,7 @@ type Verdict struct {
 	Domain  *Domain
 	Denied  bool
 	Results []Result
-	// Statuses has one Status for each descriptor, in order.
+	// Statuses has one Status for each descriptor or named limit, in order.
 	Statuses []Status
 	// Settlements has the reservations that the request settles, one for each bucket.
 	Settlements []Settlement
@@ -204,8 +205,8 @@ func (c *Call) Reset() {
 	c.config, c.adjusted, c.blocked = nil, nil, false
 }
 
-// BufferBytes returns the size of c's buffers in bytes, without the entries of descriptors and without the
-// buffers of the Batch.
+// BufferBytes returns the size in bytes of the buffers that grow with the number of descriptors. It leaves out the
+// entries of descriptors and the buffers of a Batch.
 func (c *Call) BufferBytes() int {
 	return cap(c.keys) + cap(c.buckets)*int(unsafe.Sizeof(c.buckets[0])) + cap(c.Results)*int(unsafe.Sizeof(Result{})) +
 		cap(c.Statuses)*int(unsafe.Sizeof(Status{})) + cap(c.Descriptors)*int(unsafe.Sizeof(Descriptor{})) +

@@ -11,8 +11,8 @@ import (
 
 // Direct decides named limits as one group, as Limiter.Check decides a Call with Limits. It is for programs
 // that decide requests themselves. It makes no Verdict, keeps none of its arguments, and allocates nothing
-// once its buffers have grown. Modes, adjustments and on_backend_failure do not apply. It is not safe for
-// concurrent use.
+// once its buffers have grown. Modes, adjustments, on_backend_failure and payers (Extras.Then) do not apply. It
+// is not safe for concurrent use.
 //
 // Call Reset, Add for each limit, and Take.
 type Direct struct {

@@ -50,6 +50,6 @@ func TestBeforeTheFirstConfiguration(t *testing.T) {
 	l = with(limiter.Config{NoConfig: new(descriptors.Deny)})
 	l.Swap(&limiter.Snapshot{})
 	if c := call(); l.Check(t.Context(), c) != nil || c.Denied {
-		t.Error("an empty configuration denies")
+		t.Error("an empty configuration denies; want allowed")
 	}
 }

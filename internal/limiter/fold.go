@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// fold turns the store's decisions into the Verdict. Only this file defines the meaning of a denial.
+// fold turns the store's decisions into the Verdict.
 func (c *Call) fold() {
 	for range max(len(c.Descriptors), len(c.Limits)) {
 		c.Statuses = append(c.Statuses, Status{Result: -1})
@@ -141,7 +141,7 @@ func (c *Call) failed(r *Result, d *backend.Decision) Outcome {
 	case p.OnFailure == descriptors.Error:
 		c.Err = d.Err
 		return FailedDenied
-	default: // on_backend_failure is local, but the local bucket could not decide either
+	default: // on_backend_failure is deny, or it is local and the local bucket could not decide either
 		return FailedDenied
 	}
 }
@@ -192,7 +192,8 @@ func (c *Call) updateStatus(i int) {
 	s.Result, s.Denied = i, denies
 }
 
-// retry sets RetryAfter to the longest retry time of the limits that deny.
+// retry sets RetryAfter to the longest retry time of the limits that deny, and Never if one of them can never
+// allow its cost.
 func (c *Call) retry() {
 	for i := range c.Results {
 		if r := &c.Results[i]; c.Denies(r) {

@@ -1,6 +1,6 @@
 // Package limiter answers requests. It plans the charges, submits them to a store, and folds the store's
-// decisions into a verdict. Planning and folding are functions of the request, the configuration and the
-// decisions; the store is the only side effect.
+// decisions into a verdict. Planning and folding do no I/O. They depend only on the request, the configuration
+// with its adjustments and learned estimates, the time, and the decisions.
 package limiter
 
 import (
@@ -20,9 +20,12 @@ import (
 // Config.NoConfig and Domain.Broken.
 var ErrNoConfig = errors.New("no rate limit configuration loaded")
 
-// Observer receives every answered Call, and every configuration before it is used.
+// Observer receives answered Calls and configurations.
 type Observer interface {
+	// Swapped receives each configuration before it is used.
 	Swapped(*Snapshot)
+	// Observe receives each answered Call, with three exceptions: a Call with Inspect, a Replayed one, and a
+	// Failed one whose client no longer waits.
 	Observe(*Call)
 }
 
@@ -49,7 +52,8 @@ type Config struct {
 
 // Modes change the outcome of denials, whatever the configuration is.
 type Modes struct {
-	// Shadow allows every request. The answers to single descriptors do not change.
+	// Shadow allows every request, unless an operator blocks its key. The answers to single descriptors do not
+	// change.
 	Shadow bool
 	// Quota makes every limit a quota limit: a request is denied only if all its descriptors are. A
 	// descriptor without a limit is never denied.
@@ -121,7 +125,7 @@ func (l *Limiter) Check(ctx context.Context, c *Call) error {
 // answer. last is the call that was planned before c, or nil.
 func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	c.config = &l.config
-	u := l.current.Load() // both are loaded once, so that one configuration decides the whole request
+	u := l.current.Load() // loaded once, so that one configuration and its adjustments decide the whole request
 	if u == nil {
 		return false, l.withoutConfig(c, l.config.NoConfig)
 	}
@@ -142,8 +146,8 @@ func (l *Limiter) plan(c, last *Call) (planned bool, err error) {
 	return true, nil
 }
 
-// answer completes c from its decisions, and reports c to the Observer. A canceled call that
-// on_backend_failure answered is not reported, because no client gets the answer.
+// answer completes c from its decisions. The caller then reports c to the Observer (observe), unless c was
+// canceled and on_backend_failure answered it: no client gets that answer.
 func (l *Limiter) answer(c *Call) {
 	if len(c.charges) > 0 {
 		c.decideLocally(l.config.Local)
@@ -154,7 +158,7 @@ func (l *Limiter) answer(c *Call) {
 	}
 }
 
-// observe reports c to the observer, unless c was reported before or comes from an operator.
+// observe reports c to the Observer, unless c repeats an earlier request or comes from an operator.
 func (l *Limiter) observe(c *Call) {
 	if l.config.Observer != nil && !c.Replayed && !c.Inspect {
 		l.config.Observer.Observe(c)

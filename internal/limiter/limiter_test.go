@@ -102,7 +102,7 @@ descriptors:
 `)
 	for range 2 {
 		if b.send(t, 1, "a=1", "b=1").Denied {
-			t.Fatal("both have enough")
+			t.Fatal("denied, although both have enough")
 		}
 	}
 	c := b.send(t, 1, "a=1", "b=1")
@@ -154,7 +154,7 @@ descriptors:
 		}
 	}
 	if c := b.send(t, 1, "real=1", "dry=2"); !c.Denied || c.Results[1].Outcome != limiter.Allowed {
-		t.Errorf("the shadow limit is charged although the request is denied: %+v", c.Results)
+		t.Errorf("the shadow limit is charged although the request is denied: %+v; want denied, and the outcome %v of the second result", c.Results, limiter.Allowed)
 	}
 	b.send(t, 1, "q1=1", "q2=1")
 	if c := b.send(t, 1, "q1=1", "q2=1"); c.Denied || !c.Statuses[0].Denied || c.Statuses[1].Denied {
@@ -222,7 +222,7 @@ descriptors:
 	}
 	c = &limiter.Call{Request: limiter.Request{Limits: []limiter.NamedCharge{{Name: "sent"}}}}
 	if err := b.Check(t.Context(), c); err == nil {
-		t.Error("a missing limit was found")
+		t.Error("a limit that does not exist was found; want an error")
 	}
 }
 
@@ -305,7 +305,7 @@ descriptors:
 		t.Errorf("it is not known whether all quotas deny: %+v; want denied and an error", c.Verdict)
 	}
 	if c := b.send(t, 1, "unsure=1", "many=1"); c.Denied || c.Err != nil {
-		t.Errorf("a quota allows, whatever the other says: %+v; want allowed and no error", c.Verdict)
+		t.Errorf("one quota allows, so the failure of the other does not matter: %+v; want allowed and no error", c.Verdict)
 	}
 }
 
@@ -486,7 +486,7 @@ descriptors:
 `)
 	b.store.err = backend.ErrTooLarge
 	if c := b.send(t, 1, "a=1"); !c.Denied || !c.Never || c.Failed {
-		t.Errorf("want denied: %+v", c.Verdict)
+		t.Errorf("got %+v; want denied, never and not failed", c.Verdict)
 	}
 	b.store.err = backend.ErrUnavailable
 	if c := b.send(t, 1, "a=1"); c.Denied || !c.Failed {

@@ -158,7 +158,7 @@ func (s *Snapshot) limit(domain string, charge *NamedCharge) (*Domain, *descript
 		return s.Limit(domain, charge.Name)
 	}
 	d := s.Domains[charge.Inline.Domain]
-	if d == nil { // compiling the limit has checked that the domain exists
+	if d == nil { // a reload has removed the domain since the limit was compiled
 		return nil, nil, missing("domain %q is not configured", descriptors.Printable(charge.Inline.Domain))
 	}
 	return d, charge.Inline, nil

@@ -32,7 +32,7 @@ func (c *Call) once() {
 	}
 }
 
-// requestDigest returns a digest of the whole request c.
+// requestDigest returns a digest of the named limits of c: their names, units, keys and payers.
 func (c *Call) requestDigest() [32]byte {
 	var parts []string
 	for i := range c.Limits {

@@ -127,7 +127,7 @@ func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 	for i, plan := range slots["plan"] {
 		payer := slots["credits"][i]
 		if plan.Slot == 0 || plan.Slot != payer.Slot || i > 0 && plan.Slot == slots["plan"][i-1].Slot {
-			t.Errorf("%q is in slot %x, and its payer %q in slot %x", plan.Key, plan.Slot, payer.Key, payer.Slot)
+			t.Errorf("%q is in slot %x, and its payer %q in slot %x; want the same slot for both, and another for each key", plan.Key, plan.Slot, payer.Key, payer.Slot)
 		}
 	}
 	for _, key := range []string{"bob", "eve", "joe"} {
@@ -145,7 +145,7 @@ func TestPlanAndPayerShareTheSlotOfTheDomain(t *testing.T) {
 	b.named(t, "plan", 200, "eve")
 	for _, c := range rec.charges {
 		if c.Slot == 0 || c.Slot != rec.charges[0].Slot {
-			t.Errorf("%q is in slot %x, %q in slot %x", rec.charges[0].Key, rec.charges[0].Slot, c.Key, c.Slot)
+			t.Errorf("%q is in slot %x, %q in slot %x; want the same slot", rec.charges[0].Key, rec.charges[0].Slot, c.Key, c.Slot)
 		}
 	}
 	if len(rec.charges) != 4 {
@@ -165,7 +165,7 @@ func (r *recorded) Submit(b *backend.Batch) {
 	r.Store.Submit(b)
 }
 
-// An operator's change of the plan or of the payer affects only the bucket that it names.
+// An operator changes the plan or the payer of bob. Requests of ann are not affected.
 func TestAdjustmentsOfPlansAndPayers(t *testing.T) {
 	for name, test := range map[string]struct {
 		limit  string
@@ -287,7 +287,7 @@ limits:
 	}
 	b.remains(t, "bob", map[string]int64{"plan": 0, "prepaid": 440})
 	if c := b.named(t, "plan", 1, "bob"); payer != "prepaid" || !c.Denied {
-		t.Errorf("paid by %s; after the reload nothing pays: %+v", payer, c.Verdict)
+		t.Errorf("paid by %s; after the reload nothing pays: %+v; want prepaid, and then denied", payer, c.Verdict)
 	}
 	b.named(t, "plan", -60, "bob")
 	b.remains(t, "bob", map[string]int64{"plan": 10, "prepaid": 440})

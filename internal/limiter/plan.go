@@ -17,8 +17,8 @@ import (
 
 // These values of Result.charge mean that the Result has no charge.
 const (
-	noCharge = -1
-	toCharge = -2
+	noCharge = -1 // it gets none
+	toCharge = -2 // it does not have one yet
 )
 
 // plan turns the request into Results without answers, and into charges for a store. Limits that are charged
@@ -187,8 +187,8 @@ func (c *Call) apply(i int, p *descriptors.Policy) {
 // table replaces the comparisons, so that the time grows linearly.
 const few = 16
 
-// replace removes the Results of limits that another limit of the request replaces. This also applies if
-// another limit replaces that limit itself.
+// replace marks the Results of limits that another limit of the request replaces. They are not charged. A limit
+// replaces others even if it is replaced itself.
 func (c *Call) replace() {
 	if len(c.Results) > few {
 		c.replaceMany()
@@ -231,8 +231,8 @@ func (c *Call) replaceMany() {
 	}
 }
 
-// named reports whether other limits can replace the limit of r. As in the reference server, an unlimited
-// limit cannot be replaced.
+// named reports whether other limits can replace the limit of r. As in envoyproxy/ratelimit, an unlimited limit
+// cannot be replaced. Neither can a limit that denies because an operator blocks the key.
 func (r *Result) named() bool {
 	return r.Policy != nil && r.Policy.RateName != "" && !r.Policy.Unlimited && !r.isBlocked()
 }
@@ -263,7 +263,7 @@ func (c *Call) charge() {
 }
 
 // together reports whether r is charged in one group with other limits of the request. Named limits always
-// are, whatever the domain's consume is, because the API promises all or none. (The reference server has no
+// are, whatever the domain's consume is, because the API promises all or none. (envoyproxy/ratelimit has no
 // such requests.)
 func (c *Call) together(r *Result) bool {
 	p := r.Policy

@@ -28,8 +28,8 @@ func (s *Snapshot) Requires(domain string) bool {
 }
 
 // missing returns the first Requirement of d that the request does not satisfy, or nil if it satisfies all of
-// them. Blanks at the ends of values have been removed before. A settle-done request need not satisfy any,
-// because its work is over.
+// them. Blanks at the ends of values have been removed before, unless Snapshot.KeepBlanks is set. A settle-done
+// request need not satisfy any, because its work is over.
 func (c *Call) missing(d *Domain) Requirement {
 	if c.IsDone() {
 		return nil

@@ -22,7 +22,8 @@ const (
 )
 
 var (
-	// ErrChanged means that the limit of a reservation has changed its algorithm or its shards since.
+	// ErrChanged means that the limit of a reservation has changed its algorithm or its shards since, or that a
+	// proxy made the reservation and the limit no longer has settle.
 	ErrChanged = errors.New("the limit has another algorithm or number of shards now, so its bucket is new and nothing can be settled")
 	// ErrExpired means that a reservation is too old.
 	ErrExpired = errors.New("the reservation is too old; settle within an hour after its units are available")

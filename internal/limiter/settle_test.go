@@ -58,9 +58,9 @@ func (b *bench) remaining(tb testing.TB) int64 {
 	return c.Results[0].Decision.Remaining
 }
 
-// A reservation is made while 10 units flow in every second. Then the rate is lowered to 1 a second. In the 5
-// seconds at the old rate, 50 units have flowed in and were consumed. So canceling 100 units may refund at
-// most 50. The refund is smaller still, because the store's clock may be a minute ahead.
+// In the case "lower", a reservation is made while 10 units flow in every second. Then the rate is lowered to 1 a
+// second. In the 5 seconds at the old rate, 50 units have flowed in and were consumed. So canceling 100 units may
+// refund at most 50. The refund is smaller still, because the store's clock may be a minute ahead.
 func TestARefundAfterTheRateWasLowered(t *testing.T) {
 	for _, c := range []struct {
 		name, then, now string
@@ -202,7 +202,7 @@ func TestADenialInShadowModeReservesNothing(t *testing.T) {
 	c, allowed := b.consume(t, 5, true)
 	r, ok := reservedBy(c)
 	if !allowed || !ok || c.Results[0].Decision.Allowed || r.Parts[0].Count != 0 {
-		t.Fatalf("allowed %t, reserved %t %+v", allowed, ok, r.Parts)
+		t.Fatalf("allowed %t, reserved %t %+v; want an allowed request with a reservation of 0 units, because the limit denied it", allowed, ok, r.Parts)
 	}
 	if b.cancel(t, r); b.remaining(t) != 0 {
 		t.Errorf("%d units are left after a refund of units that were not consumed; want 0", b.remaining(t))

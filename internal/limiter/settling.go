@@ -43,7 +43,7 @@ type ReservedPart struct {
 	Limit uint64
 	// Key is the bucket's key without the prefix of the limit. It is empty if Name is set. Hash and Slot
 	// are those of the charge (algorithms.Charge, backend.Charge). The Slot is stored because a reload may
-	// change that of the limit, and the reservation is settled in the bucket that made it.
+	// change that of the limit, and the reservation is settled in the bucket that was charged.
 	Key        []byte
 	Hash, Slot uint64
 	// Cell is the number of the estimate; 0 means that no estimate is learned.
@@ -123,7 +123,7 @@ const (
 	NoneReserved           // the settle-start reserved nothing
 	Forged                 // the id is not signed with a known key
 	Foreign                // it belongs to another domain
-	Changed                // the limit was removed, no longer has settle, or has another algorithm
+	Changed                // the limit was removed, no longer has settle, or has another algorithm or number of shards
 	Expired                // an application made the reservation, and it has expired
 )
 
@@ -180,8 +180,8 @@ func (c *Call) reserve(r *Result) {
 }
 
 // EstimateNow returns the number of units of p, a limit with settle, that a request reserves if it declares
-// no cost. If p has several estimates, it is the one for all other values. learned reports whether the
-// estimate was learned.
+// no cost. If p has an estimate for each of several values, it is that for all values not listed. learned reports
+// whether the estimate was learned.
 func (l *Limiter) EstimateNow(p *descriptors.Policy) (units int64, learned bool) {
 	s := p.Extra().Settle
 	units = s.Estimate
@@ -270,8 +270,8 @@ func (c *Call) AppendID(dst []byte) []byte {
 	return append(dst, None...)
 }
 
-// collectReserved adds a part to r for each bucket of which c has reserved units. shadow selects the shadow
-// limits instead of the others, because there may be no room for them.
+// collectReserved adds a part to r for each bucket of which c has reserved units: those of shadow limits, or
+// those of all other limits. Shadow limits must come last, because parts beyond MaxReserved are left out.
 func (c *Call) collectReserved(r *Reserved, shadow bool) {
 	for i := range c.Results {
 		one := &c.Results[i]
@@ -420,9 +420,9 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 
 // settlementID returns the IdempotencyID of the settlement of a part of a reservation.
 //
-// The ID of a reservation is unique, and no caller can choose it. So it needs no hash: the domain and the
-// number of the part are added to its first half. Different domains may have reservations with one ID,
-// because it may be a hash of a request_id.
+// The ID of a reservation is unique, and no caller can choose it. So no hash is needed: the first half of the ID
+// is combined with the domain and the number of the part. Reservations of different domains may have the same
+// ID, because it may be a hash of a request_id.
 func (c *Call) settlementID(id *[16]byte, part *ReservedPart, r *Result) (unique [16]byte) {
 	if part.Number < 0 {
 		return c.oldSettlementID(id, r)

@@ -105,8 +105,8 @@ func (p *proxy) start(cost int64, texts ...string) (id string) {
 	return string(c.AppendID(nil))
 }
 
-// done sends the two descriptors that Envoy sends at the end of a stream. One has the id and the real cost.
-// The other has the id alone, as in every request.
+// done sends the two descriptors that Envoy sends at the end of a stream. One has the id and the real cost. The
+// other has only the id; Envoy sends it even if the cost is unknown.
 func (p *proxy) done(id string, cost int64) *limiter.Call {
 	p.t.Helper()
 	return p.send("d", []int64{cost, 0}, "settle="+id, "settle_end="+id)
@@ -158,7 +158,7 @@ func TestASettleDoneSettlesToTheRealCost(t *testing.T) {
 		id := p.start(absent, "user=bob")
 		c := p.done(id, cost)
 		if s := c.Settlements; len(s) != 1 || s[0].Reserved != 100 || s[0].Real != cost || s[0].Unknown || c.Denied || len(c.Results) > 0 {
-			t.Errorf("cost %d: %+v", cost, c.Verdict)
+			t.Errorf("cost %d: %+v; want allowed without Results, and one settlement of 100 units to this cost", cost, c.Verdict)
 		}
 		p.want("tokens", "bob", 1000-cost)
 	}

@@ -31,7 +31,8 @@ type Snapshot struct {
 }
 
 // withName returns the policies with this name, and in this domain unless domain is "", in the order of
-// Policies. Only operators search limits by their names: they may adjust 10,000 of 100,000.
+// Policies. It uses an index, because an operator may have 10,000 adjustments in a configuration of 100,000
+// limits. The index is made at the first call, because requests do not need it.
 func (s *Snapshot) withName(domain, name string) (policies []*descriptors.Policy) {
 	s.byName.made.Do(func() {
 		list := make([]int32, len(s.Policies))
@@ -153,6 +154,6 @@ type SettleEntries struct {
 	Key, End string
 }
 
-// SetLoaded makes limit, a *ratelimit.Limit, the limit p of a configuration file. Package ratelimit sets
-// this variable. Package limitsfile uses it, because this is not part of the exported API.
+// SetLoaded makes limit, a *ratelimit.Limit, the limit p of a configuration file. Package ratelimit sets this
+// variable for package limitsfile, so that the exported API of ratelimit needs no such function.
 var SetLoaded func(limit any, p *descriptors.Policy)
