@@ -59,7 +59,7 @@ type hotKey struct {
 	borrowing  bool   // a request in flight also requests a lease
 	requesting int64  // the units that are being requested, by that request and in the background
 	ahead      *ahead // the lease requested in the background; nil if none is in flight
-	failed     int    // the number of consecutive failures to lease ahead
+	failed     int    // how often leasing ahead has failed, less the decisions of next since
 	// The next lease is requested when at most low units are left, or at the time early.
 	low   int64
 	early time.Duration
@@ -251,6 +251,7 @@ func (s *LeaseStore) receive(c *backend.Charge, p *leasePart, units int64, d *ba
 
 // record records d, a decision of next, unless a newer one is known.
 func (l *hotKey) record(d *backend.Decision, requestedAt, now time.Duration) {
+	l.failed = max(0, l.failed-1)                                          // otherwise, after many failures, leaseSize would stay 0
 	if older := l.last.At - d.At; older > 0 && older < algorithms.Second { // a larger difference means that the clock stepped back
 		return
 	}

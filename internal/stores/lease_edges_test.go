@@ -1,0 +1,157 @@
+package stores_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/stores"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// aheadFails is a Store that fails leases which are requested in the background, after a pause, while down is set.
+type aheadFails struct {
+	*memory.Store
+
+	down  atomic.Bool
+	pause time.Duration
+}
+
+func (s *aheadFails) Submit(b *backend.Batch) {
+	if !b.Detached || b.Waits || !s.down.Load() {
+		s.Store.Submit(b)
+		return
+	}
+	time.AfterFunc(s.pause, func() { b.Fail(backend.ErrUnavailable) })
+}
+
+// Units that were requested without success can be requested again.
+func TestLeasesAreGrantedAgainAfterAnOutage(t *testing.T) {
+	for _, every := range []time.Duration{ms, 8 * ms} {
+		synctest.Test(t, func(t *testing.T) {
+			store := &aheadFails{Store: memory.New(memory.Config{Clock: storetest.Times(wall)}), pause: ms}
+			s := stores.Lease(store, stores.LeaseConfig{})
+			c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 200)
+			send := func(n int) (served uint64) {
+				before := s.Stats().Served
+				for range n {
+					take(t.Context(), s, c)
+					time.Sleep(every)
+				}
+				return s.Stats().Served - before
+			}
+			send(1000)
+			store.down.Store(true)
+			send(10_000)
+			store.down.Store(false)
+			send(1000)
+			if served := send(1000); served < 900 {
+				t.Errorf("a request every %v: after the outage, %d of 1,000 were decided from leases; want at least 900", every, served)
+			}
+			s.Close()
+		})
+	}
+}
+
+// While the circuit breaker is open, calls fail at once. A hot key whose leases are small gets leases again after such
+// an outage.
+func TestSmallLeasesAreGrantedAgainAfterAnOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var down atomic.Bool
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
+		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			if down.Load() {
+				fail(decisions)
+				return
+			}
+			backend.Take(ctx, store, charges, decisions)
+		}), stores.LeaseConfig{})
+		c := leased(fixed(t, 1_000_000, algorithms.Day), "a", 1, 50_000)
+		for second := range 4 {
+			down.Store(second == 1)
+			before := s.Stats().Served
+			for range 125 {
+				take(t.Context(), s, c)
+				time.Sleep(8 * ms)
+			}
+			if served := s.Stats().Served - before; second != 1 && served < 100 {
+				t.Errorf("second %d: %d of 125 requests were decided from leases; want at least 100", second, served)
+			}
+		}
+		s.Close()
+	})
+}
+
+// A reset waits for a lease in flight, also if that lease fails.
+func TestResetFollowsALeaseThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &aheadFails{Store: memory.New(memory.Config{Clock: storetest.Times(wall)}), pause: 20 * ms}
+		s := stores.Lease(store, stores.LeaseConfig{})
+		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		store.down.Store(true)
+		for range warm(t, s, c) * 30 {
+			take(t.Context(), s, c)
+		}
+		began := time.Now()
+		if err := backend.ResetBucket(t.Context(), s, c); err != nil {
+			t.Fatal(err)
+		}
+		if time.Since(began) == 0 {
+			t.Fatal("no lease was in flight")
+		}
+		if rest := left(t, store.Store, c); rest != 10_000 {
+			t.Errorf("%d are left, want 10,000", rest)
+		}
+		s.Close()
+	})
+}
+
+// A lease whose answer is very late is returned, although its key had no requests meanwhile.
+func TestALateLeaseOfAKeyWithoutRequestsIsReturned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
+		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			backend.Take(ctx, store, charges, decisions)
+			if detached(ctx) && charges[0].Terms.Cost > 0 {
+				time.Sleep(1500 * ms)
+			}
+		}), stores.LeaseConfig{})
+		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		requests := warm(t, s, c)
+		for s.Stats().Leased > 0 {
+			take(t.Context(), s, c)
+			requests++
+		}
+		if synctest.Wait(); left(t, store, c) == 10_000-requests {
+			t.Fatal("no lease is in flight")
+		}
+		time.Sleep(3 * time.Second)
+		if rest := left(t, store, c); rest != 10_000-requests {
+			t.Errorf("%d are left after %d requests, want %d", rest, requests, 10_000-requests)
+		}
+		s.Close()
+	})
+}
+
+// A lease is used only under the terms that it was granted under.
+func TestChangedTermsDropLeases(t *testing.T) {
+	for name, terms := range map[string]algorithms.Lease{"fewer units": {Most: 10, For: 250_000}, "a shorter time": {Most: 500, For: 50_000}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, _, _ := requesting()
+				c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+				warm(t, s, c)
+				c.Limit, c.Lease = fixed(t, 10_000, algorithms.Day), &terms // a new configuration
+				if take(t.Context(), s, c); s.Stats().Leased != 0 {
+					t.Errorf("got %+v, want no leased units", s.Stats())
+				}
+				s.Close()
+			})
+		})
+	}
+}
