@@ -5,8 +5,10 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cespare/xxhash/v2"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"pgregory.net/rapid"
 )
@@ -59,4 +61,21 @@ func TestDenialsAgreeWithASimpleMap(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Two groups can have the same hash, so a denial compares the keys.
+func TestADenialOfAnotherKeyAnswersNothing(t *testing.T) {
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	charge := func(key string) []backend.Charge {
+		return []backend.Charge{{Key: []byte(key), Limit: &limit, Terms: algorithms.Charge{Cost: 1}}}
+	}
+	now, decisions := time.Now(), make([]backend.Decision, 1)
+	denied := []backend.Decision{{Decision: algorithms.Decision{RetryAfter: algorithms.Second}}}
+	d := denialOf(charge("a"), denied, now, now, time.Second)
+	if !d.answerGroup(charge("a"), decisions, now) || d.answerGroup(charge("b"), decisions, now) {
+		t.Error("the denial of a answers b, or does not answer a")
+	}
 }

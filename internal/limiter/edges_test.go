@@ -1,0 +1,198 @@
+package limiter_test
+
+import (
+	"errors"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/internal/reservation"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// Of two limits that are equally restrictive, the first one is reported.
+func TestTheFirstOfTwoEqualLimitsIsReported(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  one: {algorithm: fixed_window, rate: 2, period: 1d}
+  two: {algorithm: fixed_window, rate: 2, period: 1d}
+descriptors:
+  - {key: a, limit: [one, two]}
+`)
+	for _, denied := range []bool{false, false, true} {
+		c := b.send(t, 1, "a=1")
+		if first, second := c.Results[0].Decision, c.Results[1].Decision; first.Remaining != second.Remaining || first.RetryAfter != second.RetryAfter {
+			t.Fatalf("the two limits differ: %+v and %+v", first, second)
+		}
+		if s := c.Statuses[0]; s.Denied != denied || s.Result != 0 {
+			t.Errorf("denied %v, result %d is reported; want denied %v and result 0", s.Denied, s.Result, denied)
+		}
+	}
+}
+
+func TestARequestWaitsForTheLastOfItsTurns(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: slow, rate_limit: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 20, max_delay: 10s}}
+  - {key: fast, rate_limit: {algorithm: leaky_bucket, rate: 10, period: 1s, capacity: 20, max_delay: 10s}}
+`)
+	for turn := range algorithms.Micros(3) {
+		c := &limiter.Call{}
+		c.Request.Domain, c.Request.MaxDelay = "d", 10*sec
+		for _, key := range []string{"slow", "fast"} {
+			d := c.AddDescriptor()
+			d.Entries, d.Cost = []descriptors.Entry{{Key: key, Value: "1"}}, 1
+		}
+		if err := b.Check(t.Context(), c); err != nil || c.Denied || c.Verdict.Delay != turn*sec {
+			t.Errorf("turn %d: error %v, denied %v, delayed by %d us; want %d us", turn, err, c.Denied, c.Verdict.Delay, turn*sec)
+		}
+	}
+}
+
+// A Store may decide the charges of one request in several steps. The cancelation of the request applies to all.
+func TestEachChargeKnowsTheCancelation(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: a, rate_limit: {algorithm: fixed_window, rate: 2, period: 1d}}
+  - {key: b, rate_limit: {algorithm: fixed_window, rate: 2, period: 1d}}
+  - {key: c, shadow_mode: true, rate_limit: {algorithm: fixed_window, rate: 2, period: 1d}}
+`)
+	store, canceled := &recorded{Store: b.store}, new(atomic.Bool)
+	l := limiter.New(store, limiter.Config{})
+	l.Swap(b.Current())
+	c := &limiter.Call{Request: limiter.Request{Domain: "d", Canceled: canceled}}
+	for _, key := range []string{"a", "b", "c"} {
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: key, Value: "1"}}, 1
+	}
+	if err := l.Check(t.Context(), c); err != nil || len(store.charges) != 3 {
+		t.Fatalf("error %v, %d charges; want no error and 3 charges", err, len(store.charges))
+	}
+	for i := range store.charges {
+		if store.charges[i].Canceled != canceled {
+			t.Errorf("charge %d does not know the cancelation", i)
+		}
+	}
+}
+
+// A settlement consists of a group for each of its buckets. It is repeated if one of them was settled before.
+func TestAnAnswerIsRepeatedIfOneOfItsGroupsIs(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  one: {algorithm: token_bucket, rate: 100, period: 1d}
+  two: {algorithm: token_bucket, rate: 100, period: 1d}
+`)
+	parts := func(names ...string) *limiter.Reserved {
+		r := &limiter.Reserved{ID: [16]byte{1}, Domain: descriptors.PrefixNumber("d")}
+		for _, name := range []string{"one", "two"} {
+			part := limiter.PartOf(b.Current().Domains["d"].Named[name], limiter.ByName{Name: name}, 10, b.now)
+			part.Number = len(r.Parts)
+			r.Parts = append(r.Parts, part)
+		}
+		r.Parts = slices.DeleteFunc(r.Parts, func(p limiter.ReservedPart) bool { return !slices.Contains(names, p.Name) })
+		return r
+	}
+	settle := func(names ...string) *limiter.Call {
+		c := &limiter.Call{}
+		if err := b.Settle(t.Context(), c, limiter.Settle{Reserved: parts(names...), Real: 12}); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	if c := settle("one"); c.Replayed {
+		t.Error("the first settlement counts as repeated")
+	}
+	if c := settle("one", "two"); !c.Replayed {
+		t.Error("a settlement of which one part was settled before does not count as repeated")
+	}
+}
+
+func TestAReservationExpiresExactly(t *testing.T) {
+	for wait, want := range map[algorithms.Micros]error{limiter.Within - 1: nil, limiter.Within: limiter.ErrExpired} {
+		b := newBench(t, "domain: d\ndescriptors: []\n")
+		b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1d")
+		call, _ := b.consume(t, 5, false)
+		r, _ := reservedBy(call)
+		b.now += wait
+		if err := b.Settle(t.Context(), &limiter.Call{}, limiter.Settle{Reserved: r}); !errors.Is(err, want) {
+			t.Errorf("after %d us: got the error %v, want %v", wait, err, want)
+		}
+	}
+}
+
+// The settlement of a limit that came with its request uses the numbers that came with it, also if the configuration
+// now has a limit of that name.
+func TestALimitThatCameWithItsRequestIsSettledByItself(t *testing.T) {
+	b := newBench(t, "domain: d\ndescriptors: []\n")
+	b.jobs(t, "algorithm: token_bucket, rate: 10, period: 1d")
+	configured := b.Current().Domains["d"].Named["jobs"]
+	own := *configured
+	part := limiter.PartOf(&own, limiter.ByName{Name: "jobs", Config: "its configuration"}, 5, b.now)
+	r, c := &limiter.Reserved{ID: [16]byte{1}, Domain: descriptors.PrefixNumber("d"), Parts: []limiter.ReservedPart{part}}, &limiter.Call{}
+	inline := func(_, _, _ string) (*descriptors.Policy, error) { return &own, nil }
+	if err := b.Settle(t.Context(), c, limiter.Settle{Reserved: r, Real: 5, Inline: inline}); err != nil || c.Results[0].Policy != &own {
+		t.Errorf("error %v; want the limit that came with the request", err)
+	}
+}
+
+// A settlement is remembered for the time in which it could be repeated: the ttl, and another one.
+func TestASettlementIsRememberedForTwiceItsTTL(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	p.done(id, 37)
+	p.now += 2*60*sec + limiter.ClockSlack - 1
+	if c := p.done(id, 900); !c.Settlements[0].Repeated {
+		t.Errorf("again after two minutes: %+v; want repeated", c.Settlements)
+	}
+	p.want("tokens", "bob", 963)
+}
+
+func TestTheFirstRealCostOfAnIDSettles(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	c := p.send("d", []int64{0, absent, 5, 9}, "settle_end="+id, "settle="+id, "settle="+id, "settle="+id)
+	if s := c.Settlements; len(s) != 1 || s[0].Real != 5 || s[0].Descriptor != 2 {
+		t.Errorf("got %+v, want the cost 5 of descriptor 2", s)
+	}
+	p.want("tokens", "bob", 995)
+}
+
+// learned records the costs from which estimates are learned.
+type learned struct{ costs []int64 }
+
+func (l *learned) Estimate(uint64) int64 { return 0 }
+
+func (l *learned) Learn(_ uint64, _ float64, _ uint64, _ algorithms.Micros, real int64) {
+	l.costs = append(l.costs, real)
+}
+
+// An estimate learns the cost of one request, once. A request may reserve from one bucket several times.
+func TestEstimatesLearnTheCostOfOneRequest(t *testing.T) {
+	p, costs := newProxy(t), &learned{}
+	p.Limiter = limiter.New(p.store, limiter.Config{
+		IDs: reservation.NewKeys(func() []string { return []string{"secret"} }, nil), Now: func() algorithms.Micros { return p.now }, Estimates: costs,
+	})
+	p.swap(t, `
+domain: d
+limits:
+  tokens: {algorithm: fixed_window, rate: 1000, period: 1d, settle: {estimate: {learn: p90, first: 100}, unknown_cost: 7}}
+descriptors:
+  - {key: user, limit: tokens}
+`)
+	id := p.start(absent, "user=bob", "user=bob")
+	p.want("tokens", "bob", 800)
+	p.done(id, 30)
+	p.done(id, 30)
+	if p.want("tokens", "bob", 940); !slices.Equal(costs.costs, []int64{30}) {
+		t.Errorf("learned %v, want 30 once", costs.costs)
+	}
+	id = p.start(absent, "user=joe", "user=joe")
+	p.done(id, absent)
+	p.want("tokens", "joe", 986)
+}

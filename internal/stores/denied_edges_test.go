@@ -1,0 +1,154 @@
+package stores_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/stores"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
+	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
+)
+
+// While a refund is in flight, its Store may deny a charge before it makes the refund. Such a denial must not
+// outlast the refund.
+func TestADenialDuringARefundEndsWithTheRefund(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
+		s := stores.Denied(batchFunc(func(b *backend.Batch) {
+			if b.Charges[0].Terms.Cost < 0 {
+				time.Sleep(10 * ms)
+			}
+			backend.Take(t.Context(), buckets, b.Charges, b.Decisions)
+		}), stores.DeniedConfig{})
+		limit := tokens(t, 1, algorithms.Second, 3)
+		take(t.Context(), s, of(limit, "a", 3))
+		refunded := make(chan struct{})
+		go func() {
+			defer close(refunded)
+			take(t.Context(), s, of(limit, "a", -3))
+		}()
+		time.Sleep(5 * ms)
+		if d := take(t.Context(), s, of(limit, "a", 1))[0]; d.Allowed {
+			t.Fatalf("before the refund: got %+v, want denied", d)
+		}
+		<-refunded
+		if d := take(t.Context(), s, of(limit, "a", 1))[0]; !d.Allowed {
+			t.Errorf("after the refund: got %+v, want allowed", d)
+		}
+	})
+}
+
+// A Store decides a denial before its answer arrives. The cached denial ends, and its units change, at the times of the
+// Store.
+func TestCachedDenialsKeepTheTimesOfTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := &recorder{next: memory.New(memory.Config{Clock: storetest.Times(wall)})}
+		slow := batchFunc(func(b *backend.Batch) {
+			backend.Take(t.Context(), calls, b.Charges, b.Decisions)
+			time.Sleep(20 * ms)
+		})
+		s := stores.Denied(slow, stores.DeniedConfig{})
+		limit := tokens(t, 10, algorithms.Second, 3)
+		start := time.Now()
+		take(t.Context(), s, of(limit, "a", 3))
+		take(t.Context(), s, of(limit, "a", 3)) // denied at 20 ms; the answer arrives at 40 ms
+		time.Sleep(110*ms - time.Since(start))
+		d := take(t.Context(), s, of(limit, "a", 3))[0]
+		if n := calls.count(); n != 2 || d.Allowed || d.Remaining != 1 || d.ResetAfter != 190_000 {
+			t.Errorf("after 110 ms: got %+v from batch %d; want denied from the cache, 1 remaining, reset after 190 ms", d, n)
+		}
+		time.Sleep(300*ms - time.Since(start))
+		if d := take(t.Context(), s, of(limit, "a", 3))[0]; !d.Allowed {
+			t.Errorf("after 300 ms: got %+v; want allowed", d)
+		}
+	})
+}
+
+// The decisions of a batch are zero when the next Store gets it, also if the cache has a denial of other charges of
+// the same buckets.
+func TestAGroupThatIsNotCachedHasNoDecisions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		buckets := memory.New(memory.Config{Clock: storetest.Times(wall)})
+		s := stores.Denied(batchFunc(func(b *backend.Batch) {
+			for i, d := range b.Decisions {
+				if d != (backend.Decision{}) {
+					t.Errorf("decision %d is %+v before the group is decided", i, d)
+				}
+			}
+			backend.Take(t.Context(), buckets, b.Charges, b.Decisions)
+		}), stores.DeniedConfig{})
+		limit := tokens(t, 1, 10*algorithms.Second, 3)
+		empty := of(limit, "b", 3)
+		take(t.Context(), s, empty)
+		take(t.Context(), s, of(limit, "a", 1), empty) // denied
+		empty.Terms.Reserve = true
+		take(t.Context(), s, of(limit, "a", 1), empty)
+	})
+}
+
+func TestOneCallerRevalidatesAnOldDenial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		calls := &recorder{next: after(10*ms, memory.New(memory.Config{Clock: storetest.Times(wall)}))}
+		s := stores.Denied(calls, stores.DeniedConfig{MaxAge: time.Second})
+		limit := tokens(t, 1, 60*algorithms.Second, 1)
+		take(t.Context(), s, of(limit, "a", 1))
+		take(t.Context(), s, of(limit, "a", 1)) // denied for a minute
+		time.Sleep(time.Second)
+		go take(t.Context(), s, of(limit, "a", 1))
+		time.Sleep(5 * ms)
+		start := time.Now()
+		d := take(t.Context(), s, of(limit, "a", 1))[0]
+		if took := time.Since(start); d.Allowed || took > 0 || calls.count() != 3 {
+			t.Errorf("got %+v after %v and %d calls; want the cached denial at once, and one call that revalidates it", d, took, calls.count())
+		}
+		time.Sleep(10 * ms)
+	})
+}
+
+// A group with alternatives is denied until one of them can be charged. A plan counts only for its own payer.
+func TestADenialOfAPlanEndsWithTheEarliestAlternative(t *testing.T) {
+	soon, late, never := tokens(t, 10, algorithms.Second, 1), tokens(t, 2, algorithms.Second, 1), tokens(t, 1, 60*algorithms.Second, 1)
+	plan := func(limit *algorithms.Limit, key string) backend.Charge {
+		c := of(limit, key, 1)
+		c.Then = true
+		return c
+	}
+	for name, test := range map[string]struct{ group, empty []backend.Charge }{
+		"the plan comes first": {
+			group: []backend.Charge{plan(soon, "plan"), of(late, "payer", 1)},
+			empty: []backend.Charge{of(soon, "plan", 1), of(late, "payer", 1)},
+		},
+		"the payer comes first": {
+			group: []backend.Charge{plan(late, "plan"), of(soon, "payer", 1)},
+			empty: []backend.Charge{of(late, "plan", 1), of(soon, "payer", 1)},
+		},
+		"another plan has a payer": {
+			group: []backend.Charge{plan(never, "paid plan"), of(never, "paying", 1), plan(soon, "plan"), of(late, "payer", 1)},
+			empty: []backend.Charge{of(never, "paid plan", 1), of(soon, "plan", 1), of(late, "payer", 1)},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, calls := newDenied(stores.DeniedConfig{})
+				for _, c := range test.empty {
+					take(t.Context(), s, c)
+				}
+				take(t.Context(), s, test.group...)
+				before := calls.count()
+				time.Sleep(100*ms - time.Microsecond)
+				take(t.Context(), s, test.group...)
+				if n := calls.count() - before; n != 0 {
+					t.Errorf("next got %d batches before 100 ms, want none", n)
+				}
+				time.Sleep(time.Microsecond)
+				d := take(t.Context(), s, test.group...)
+				if !backend.Allowed(test.group, d) {
+					t.Errorf("after 100 ms: got %+v, want allowed", d)
+				}
+			})
+		})
+	}
+}

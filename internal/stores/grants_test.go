@@ -1,0 +1,25 @@
+package stores
+
+import (
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// Answers can arrive in another order than their requests were sent. The lease that expires first is used first.
+func TestTheLeaseThatExpiresFirstComesFirst(t *testing.T) {
+	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1000, Period: algorithms.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sh := &leaseShard{}
+	l := &hotKey{charge: backend.Charge{Key: []byte("a"), Limit: &limit, Lease: &algorithms.Lease{Most: 100, For: 50_000}}, edge: never}
+	decision := &backend.Decision{}
+	sh.granted(l, 5, decision, 20*time.Millisecond, 30*time.Millisecond)
+	sh.granted(l, 7, decision, 10*time.Millisecond, 31*time.Millisecond)
+	if l.grants[0].left != 7 || l.grants[1].left != 5 || l.grants[0].until >= l.grants[1].until {
+		t.Errorf("got %+v; want the lease of 7 units first, which expires first", l.grants)
+	}
+}
