@@ -38,7 +38,8 @@ type Config struct {
 	Duration    time.Duration
 }
 
-// Run sends charges as fast as possible. It returns the number of decisions, and how long they took.
+// Run sends charges as fast as possible for c.Duration. It returns the number of decisions, and the exact time
+// in which they were made.
 func Run(ctx context.Context, c Config) (decisions int64, took time.Duration, err error) {
 	var count atomic.Int64
 	var over atomic.Bool

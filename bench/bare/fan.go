@@ -14,19 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answers is a script that reads and writes its keys. Its reply has the same number of bytes as the reply of
-// rlsidecar's script.
+// answers is a script that reads and writes its keys. Its reply has as many bytes as the reply of rlsidecar's
+// script if it allows all charges.
 const answers = `
 redis.call('MGET', unpack(KEYS))
 for i = 1, #KEYS do redis.call('PSETEX', KEYS[i], 60000, 'a state of twenty bytes') end
 return string.rep('x', 8 + 33 * #KEYS)`
 
-// chargeSize is the number of bytes of one charge in rlsidecar's calls.
+// chargeSize is the number of bytes of one charge in rlsidecar's calls, without a longest wait and a time.
 const chargeSize = 32
 
-// Fan sends charges to several servers with as few system calls as possible. In each round it sends each
-// server one call with an equal share of the charges, and then waits for all replies. It returns the
-// processor time of its thread for one charge.
+// Fan sends charges to several servers for the time d, with as few system calls as possible. In each round it
+// sends each server one call with an equal share of the charges, and then waits for all replies. It returns
+// the processor time of its thread for one charge.
 func Fan(ctx context.Context, addresses []string, charges int, d time.Duration) (cpu time.Duration, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

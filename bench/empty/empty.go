@@ -4,8 +4,8 @@
 // once. A request allocates nothing.
 //
 // Use the package for measurements only. It observes the client's window for the connection, but has no
-// bounds and no timeouts. It answers only one method: it closes the connection of a client that calls
-// another.
+// timeouts, and does not bound the number of connections or requests. It answers only one method, and closes
+// the connection of a client that calls another method.
 package empty
 
 import (
@@ -172,7 +172,7 @@ func (c *conn) handle(kind http2.FrameType, flags http2.Flags, stream uint32, pa
 			c.out = append(c.out, payload...)
 		}
 	case http2.FrameContinuation:
-		return errors.New("a header block in parts is more than is needed here")
+		return errors.New("a header block in several frames is not supported")
 	case http2.FramePriority, http2.FrameRSTStream, http2.FramePushPromise, http2.FrameGoAway, http2.FramePriorityUpdate:
 	}
 	return nil
@@ -189,7 +189,7 @@ func (c *conn) request(flags http2.Flags, block []byte) error {
 	}
 	if flags.Has(http2.FlagHeadersPriority) {
 		if len(block) < 5 {
-			return errors.New("no priority where there should be")
+			return errors.New("a HEADERS frame is too short for its priority")
 		}
 		block = block[5:]
 	}
@@ -197,7 +197,7 @@ func (c *conn) request(flags http2.Flags, block []byte) error {
 		return nil
 	}
 	if !flags.Has(http2.FlagHeadersEndHeaders) {
-		return errors.New("a header block in parts is more than is needed here")
+		return errors.New("a header block in several frames is not supported")
 	}
 	c.path = ""
 	if _, err := c.decoder.Write(block); err != nil {

@@ -1,16 +1,23 @@
 package empty_test
 
 import (
+	"context"
 	"net"
 	"testing"
 	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/rlsidecar/rlsidecar/bench/empty"
 	"github.com/rlsidecar/rlsidecar/bench/load"
 )
 
-// The server must answer the clients that measure with it: one that writes many frames at once, grpc-go, and one whose
-// window is full while requests are unanswered.
+// TestEveryRequestIsAnswered sends 50,000 requests with each client of package load. Their answers need several times
+// the initial window of a connection.
 func TestEveryRequestIsAnswered(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -42,6 +49,25 @@ func TestConnectionsThatCallOtherMethodsAreClosed(t *testing.T) {
 	}
 	defer listener.Close()
 	go func() { _ = empty.Serve(listener) }()
+	conn, err := grpc.NewClient(listener.Addr().String(), grpc.WithNoProxy(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := conn.Invoke(ctx, "/other.Service/Method", &emptypb.Empty{}, &emptypb.Empty{}); status.Code(err) != codes.Unavailable {
+		t.Errorf("got %v; want the connection to be closed", err)
+	}
+}
+
+func TestConnectionsWithoutHTTP2AreClosed(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() { _ = empty.Serve(listener) }()
 	nc, err := net.Dial("tcp", listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -52,6 +78,6 @@ func TestConnectionsThatCallOtherMethodsAreClosed(t *testing.T) {
 	}
 	_ = nc.SetReadDeadline(time.Now().Add(time.Minute))
 	if n, err := nc.Read(make([]byte, 1)); n > 0 || err == nil {
-		t.Errorf("answered %d bytes, %v", n, err)
+		t.Errorf("read %d bytes, %v; want the connection to be closed", n, err)
 	}
 }

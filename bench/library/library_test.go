@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	// plenty is a rate that no benchmark reaches; scarce allows one request a day.
+	// plenty is a rate per second that no benchmark reaches.
 	plenty = 1_000_000_000
 	keys   = 10_000
 )
@@ -30,8 +30,8 @@ var names = func() (list [keys]string) {
 	return list
 }()
 
-// makers make a function that consumes one unit of a key and reports whether it was allowed. The limit is plenty per
-// second, or one per day.
+// makers make a function that consumes one unit of a key and reports whether it was allowed. If open is true, the limit is
+// plenty per second, otherwise one per day.
 var makers = []struct {
 	name string
 	make func(b *testing.B, open bool) func(key string) bool
@@ -49,7 +49,7 @@ var makers = []struct {
 		return func(key string) bool { _, err := limiter.Allow(ctx, "requests", key); return err == nil }
 	}},
 	{"x/time/rate", func(_ *testing.B, open bool) func(string) bool {
-		// It has one bucket; a map with a lock is what programs put around it. Nothing is ever deleted.
+		// A rate.Limiter is one bucket, so programs use a map with a lock. This map never deletes a bucket.
 		var mu sync.Mutex
 		buckets := map[string]*rate.Limiter{}
 		return func(key string) bool {
@@ -97,7 +97,8 @@ var makers = []struct {
 	}},
 }
 
-// BenchmarkLibraries consumes one unit: of one key and of 10,000 keys in turn, allowed and denied.
+// BenchmarkLibraries consumes one unit per call: of one key that is allowed, of one key that is denied, and of 10,000
+// allowed keys in turn.
 func BenchmarkLibraries(b *testing.B) {
 	for _, m := range makers {
 		for _, c := range []struct {
@@ -106,17 +107,17 @@ func BenchmarkLibraries(b *testing.B) {
 			keys int
 		}{{"allowed", true, 1}, {"denied", false, 1}, {"allowed,10000keys", true, keys}} {
 			b.Run(m.name+"/"+c.name, func(b *testing.B) {
-				ask := m.make(b, c.open)
+				allow := m.make(b, c.open)
 				for i := range c.keys {
-					ask(names[i])
+					allow(names[i])
 				}
-				if got := ask(names[0]); got != c.open {
-					b.Fatalf("allowed: %v", got)
+				if got := allow(names[0]); got != c.open {
+					b.Fatalf("allowed: %t, want %t", got, c.open)
 				}
 				b.ReportAllocs()
 				i := 0
 				for b.Loop() {
-					ask(names[i])
+					allow(names[i])
 					if i++; i == c.keys {
 						i = 0
 					}

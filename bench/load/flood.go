@@ -44,7 +44,7 @@ type FloodResult struct {
 	Denied int64  `json:"denied"`           // answered OVER_LIMIT before the deadline
 	Late   int64  `json:"late"`             // sent, and not answered before the deadline
 	Failed int64  `json:"failed"`           // answered with an error
-	Broken int64  `json:"broken"`           // connections that the server closed
+	Broken int64  `json:"broken"`           // connections that failed, most often because the server closed them
 	Reason string `json:"reason,omitempty"` // why the server closed one of them
 }
 
@@ -125,7 +125,7 @@ func floodHeaders(deadline time.Duration) (blocks [2][]byte) {
 type floodConnection struct {
 	*flood
 	conn     net.Conn
-	question question // the message, after room for the frame's header and gRPC's prefix
+	question question // the message, after the five bytes with which gRPC starts a message
 
 	keys     keys
 	every    time.Duration
@@ -135,7 +135,7 @@ type floodConnection struct {
 	out    []byte
 	head   uint32   // half of the next stream's number; used by the writer only
 	tail   uint32   // half of the oldest stream whose deadline has not passed; used by the writer only
-	slots  []uint64 // slotOf each pending request, by stream number; 0 if none is pending; accessed atomically
+	slots  []uint64 // slotOf each pending request, at half of the stream's number modulo the length; 0 if none is pending; accessed atomically
 	window atomic.Int64
 	acks   atomic.Int64 // number of SETTINGS frames to acknowledge
 	broken atomic.Bool
@@ -148,7 +148,7 @@ const (
 	frameHead = 9
 )
 
-// slotOf encodes the number of a stream and the time at which its request was due.
+// slotOf encodes n, half of the number of a stream, and the time at which its request was due.
 func slotOf(n uint32, due time.Duration) uint64 {
 	return uint64(n+1)<<dueBits | uint64(max(1, due.Microseconds()))
 }

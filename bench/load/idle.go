@@ -10,8 +10,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// Idle opens n connections. If used is true, it sends a request on each and waits for the answers. protocol
-// is "grpc" or "http". The caller closes the connections.
+// Idle opens n connections. protocol is "grpc" or "http". If used is true, Idle sends a request on each. If it has
+// sent anything, it waits for the first bytes from the server. The caller closes the connections.
 func Idle(ctx context.Context, target, protocol string, n int, used bool) (connections []net.Conn, err error) {
 	var hello []byte
 	switch protocol {

@@ -37,16 +37,16 @@ type Config struct {
 	Domain      string   // the default is "bench"
 	Descriptors []string // key=value[,key=value]…, where the number of the key replaces "{}"; the default is "user_id={}"
 	Keys        int      // number of keys; the default is 1
-	FirstKey    int
-	InTurn      bool // uses the keys one after the other, not at random
+	FirstKey    int      // the lowest number of a key
+	InTurn      bool     // uses the keys one after the other, not at random
 
-	// Settle makes half of the requests settlements. Each settles the reservation in the answer to the request
-	// before. An answer without a reservation is an error. Settle works only with Raw.
+	// Settle makes about half of the requests settlements. Each settles the reservation in the answer to an
+	// earlier request. An answer without a reservation is an error. Settle works only with Raw.
 	Settle bool
 
 	Rate     float64       // requests a second in an open loop; 0 means a closed loop
 	Requests int64         // stop after this many requests; 0 means after Duration
-	Warmup   time.Duration // time in which requests are sent but not measured; not used with Requests
+	Warmup   time.Duration // time in which requests are sent but not measured; cannot be combined with Requests
 	Duration time.Duration // the default is 3s
 
 	PID int // the server's process, whose CPU time is measured; 0 means that it is not measured
@@ -86,7 +86,7 @@ func (c *Config) check() error {
 	case c.Keys < 1 || c.FirstKey < 0 || c.FirstKey+c.Keys > maxKeys:
 		return fmt.Errorf("keys must be numbers from 0 to %d", maxKeys-1)
 	case c.Requests > 0 && c.Warmup > 0:
-		return errors.New("a number of requests goes without a warm-up")
+		return errors.New("a number of requests and a warm-up cannot be combined")
 	}
 	return nil
 }
@@ -163,8 +163,8 @@ type run struct {
 func (r *run) now() time.Duration { return time.Since(r.start) }
 
 // measure calls send, which sends requests, and returns the duration and the cost of the measured part. It
-// stops a closed loop after Duration. An open loop ends with the last answer, but if it is late by answerTimeout
-// it sends no further requests. measure returns when no request is sent any more.
+// stops a closed loop after Duration. An open loop ends with its last answer. If that has not arrived
+// answerTimeout after Duration, measure stops the loop. measure returns when no request is sent any more.
 func (r *run) measure(send func() (answered <-chan struct{}), cancel func()) (result Result, err error) {
 	var from, to sample
 	begin := func() { from, err = r.sample(); r.measuring.Store(true) }

@@ -81,7 +81,7 @@ func TestEveryKeyIsSentOnce(t *testing.T) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if len(s.started) != 500 || s.started["00000007"] != 1 || s.started["00000506"] != 1 {
-				t.Errorf("requests for %d different keys", len(s.started))
+				t.Errorf("the server received %d different keys; want 500, and each of them once", len(s.started))
 			}
 		})
 	}
@@ -113,7 +113,8 @@ func TestAnswersAreDistinguished(t *testing.T) {
 	}
 }
 
-// Each answer to a request reserves, and the next request settles it with its id.
+// TestHalfOfTheRequestsSettle runs a server that answers each request with a reservation. A later request must settle
+// it with its id.
 func TestHalfOfTheRequestsSettle(t *testing.T) {
 	var mu sync.Mutex
 	reserved, settled := 0, map[string]int{}
@@ -130,7 +131,7 @@ func TestHalfOfTheRequestsSettle(t *testing.T) {
 		settled[first.Entries[0].Value]++
 		if r.Domain != "ai" || first.HitsAddend.GetValue() != realCost || len(r.Descriptors) != 2 || r.Descriptors[1].HitsAddend == nil ||
 			r.Descriptors[1].HitsAddend.Value != 0 || r.Descriptors[1].Entries[0].Key != "settle_end" || r.Descriptors[1].Entries[0].Value != first.Entries[0].Value {
-			t.Errorf("no settlement: %v", r)
+			t.Errorf("got the settlement %v; want the real cost, and the end of the same reservation", r)
 		}
 		return response
 	}))
@@ -141,7 +142,7 @@ func TestHalfOfTheRequestsSettle(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	if n := len(settled); n+reserved != 1000 || n < 500-64 || n > 500 {
-		t.Errorf("%d requests reserved, %d settled", reserved, n)
+		t.Errorf("%d requests reserved, %d settled; want 1000 in total, and 436 to 500 that settle", reserved, n)
 	}
 	for id, n := range settled {
 		if n != 1 {
@@ -167,14 +168,15 @@ func TestOpenLoopKeepsItsRate(t *testing.T) {
 				t.Fatal(err)
 			}
 			if r.OK != 200 || r.Failed() != 0 {
-				t.Errorf("want 200 answers: %v", &r)
+				t.Errorf("got %v; want 200 allowed answers and no failure", &r)
 			}
 		})
 	}
 }
 
-// A server stalls once. All requests that were due during the stall are late, not only those that were sent before it.
-func TestOpenLoopChargesAStallToAllItWouldHaveMet(t *testing.T) {
+// TestAStallDelaysAllRequestsThatWereDue runs a server that stalls once. All requests that were due during the stall are
+// late, not only those that were sent before it.
+func TestAStallDelaysAllRequestsThatWereDue(t *testing.T) {
 	for _, client := range clients {
 		t.Run(client, func(t *testing.T) {
 			var once sync.Once
@@ -190,13 +192,14 @@ func TestOpenLoopChargesAStallToAllItWouldHaveMet(t *testing.T) {
 			// Half of the requests were due during the stall. If latency were measured from the time of sending, only one
 			// would be late.
 			if r.Failed() > 0 || r.P99 < 100 || r.Max < 200 {
-				t.Errorf("want many of them to be late: %v", &r)
+				t.Errorf("got %v; want no failure, p99 of at least 100 ms and a maximum of at least 200 ms", &r)
 			}
 		})
 	}
 }
 
-// A rate that the server cannot reach ends with the rate that it reached, and not with an error.
+// TestOpenLoopThatFallsBehindEnds requests a rate that the server cannot reach. The run ends with the rate that the
+// server reached, and not with an error.
 func TestOpenLoopThatFallsBehindEnds(t *testing.T) {
 	before := answerTimeout
 	t.Cleanup(func() { answerTimeout = before })
@@ -243,15 +246,15 @@ func TestServerThatGoesAwayIsAnError(t *testing.T) {
 
 func TestMistakesAreRefused(t *testing.T) {
 	for name, c := range map[string]Config{
-		"no target":      {},
-		"client":         {Target: "x:1", Client: "curl"},
-		"keys":           {Target: "x:1", FirstKey: maxKeys},
-		"descriptor":     {Target: "x:1", Descriptors: []string{"key"}},
-		"no server":      {Target: "unix:///nowhere/s", Client: Raw},
-		"no such PID":    {Target: "x:1", PID: 1 << 22, Requests: 1},
-		"negative":       {Target: "x:1", Rate: -1},
-		"settlements":    {Target: "x:1", Settle: true},
-		"two beginnings": {Target: "x:1", Requests: 1, Warmup: 1},
+		"no target":              {},
+		"client":                 {Target: "x:1", Client: "curl"},
+		"keys":                   {Target: "x:1", FirstKey: maxKeys},
+		"descriptor":             {Target: "x:1", Descriptors: []string{"key"}},
+		"no server":              {Target: "unix:///nowhere/s", Client: Raw},
+		"no such PID":            {Target: "x:1", PID: 1 << 22, Requests: 1},
+		"negative":               {Target: "x:1", Rate: -1},
+		"settlements":            {Target: "x:1", Settle: true},
+		"requests and a warm-up": {Target: "x:1", Requests: 1, Warmup: 1},
 	} {
 		if r, err := Run(t.Context(), c); err == nil {
 			t.Errorf("%s: no error, %v; want an error", name, &r)

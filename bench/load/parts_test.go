@@ -89,7 +89,7 @@ func TestVerdict(t *testing.T) {
 			t.Errorf("%v: %v, want %v", c.code, got, c.want)
 		}
 		if got := verdictOf(message[:len(message)-1]); got != senseless {
-			t.Errorf("%v, cut off: %v", c.code, got)
+			t.Errorf("%v, cut off: %v, want %v", c.code, got, senseless)
 		}
 	}
 }
@@ -105,11 +105,11 @@ func TestTurnsOfConnectionsMakeTheRate(t *testing.T) {
 	}
 	slices.Sort(all)
 	if len(all) != 1000 {
-		t.Fatalf("%d questions", len(all))
+		t.Fatalf("got %d requests, want 1000", len(all))
 	}
 	for i, at := range all {
 		if at != time.Duration(i)*time.Millisecond {
-			t.Fatalf("question %d is due at %v", i, at)
+			t.Fatalf("request %d is due at %v, want %v", i, at, time.Duration(i)*time.Millisecond)
 		}
 	}
 }

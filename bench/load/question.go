@@ -57,8 +57,8 @@ func newQuestion(domain string, descriptors []string) (question, error) {
 	return q, nil
 }
 
-// clone returns a copy of q that starts with prefix. Another goroutine can use it, or a larger message can
-// contain it.
+// clone returns a copy of q whose message starts with prefix. The copy shares no memory with q, so another
+// goroutine can use it.
 func (q question) clone(prefix ...byte) question {
 	c := question{message: slices.Concat(prefix, q.message)}
 	for _, i := range q.digits {
@@ -82,7 +82,7 @@ func (q question) about(key int) {
 type verdict int
 
 const (
-	senseless verdict = iota // the answer is not a RateLimitResponse, or has no code
+	senseless verdict = iota // the answer is not a RateLimitResponse, or its code is neither OK nor OVER_LIMIT
 	ok
 	overLimit
 )

@@ -36,13 +36,13 @@ type rawConnection struct {
 
 	mu      sync.Mutex
 	pending map[uint32]*pendingRequest // by stream; guarded by mu
-	idle    []*pendingRequest          // guarded by mu
+	idle    []*pendingRequest          // for reuse; guarded by mu
 	window  int64                      // number of bytes that the server accepts; guarded by mu
 	changed chan struct{}              // receives a value when pending, idle or window has changed
 	broken  chan struct{}              // closed when the reader has ended
 }
 
-// pendingRequest is a request that has no complete answer yet.
+// pendingRequest is a request that has no complete answer yet or, in rawConnection.idle, the memory for one.
 type pendingRequest struct {
 	due    time.Duration
 	answer []byte // the received part of the answer, including its prefix
@@ -97,7 +97,7 @@ func dialRaw(ctx context.Context, r *run, q question) (*rawConnection, error) {
 func (c *rawConnection) close() { _ = c.conn.Close() }
 
 // handshake exchanges settings with the server. It returns an error if the server permits fewer requests at a
-// time than configured.
+// time than configured, or if a request is too long for one frame.
 func (c *rawConnection) handshake() error {
 	_, _ = c.out.WriteString(http2.ClientPreface)
 	_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingEnablePush, Val: 0})
@@ -306,7 +306,7 @@ func (c *rawConnection) handle(frame http2.Frame, answers *recorder) error {
 	case *http2.ContinuationFrame: // continues trailers; servers hardly ever send it
 		return c.header(id, f.HeaderBlockFragment(), f.HeadersEnded(), true, answers)
 	case *http2.RSTStreamFrame:
-		c.land(id, answers, f.ErrCode.String())
+		c.complete(id, answers, f.ErrCode.String())
 	case *http2.WindowUpdateFrame:
 		if id == 0 {
 			c.mu.Lock()
@@ -340,13 +340,14 @@ func (c *rawConnection) header(id uint32, fragment []byte, ended, last bool, ans
 	if last {
 		status := c.status
 		c.status = ""
-		c.land(id, answers, status)
+		c.complete(id, answers, status)
 	}
 	return nil
 }
 
-// land ends the request of stream id. status is its grpc-status, or the error.
-func (c *rawConnection) land(id uint32, answers *recorder, status string) {
+// complete counts the outcome of the request of stream id, and makes its pendingRequest idle. status is the
+// request's grpc-status, or the error.
+func (c *rawConnection) complete(id uint32, answers *recorder, status string) {
 	c.mu.Lock()
 	f := c.pending[id]
 	delete(c.pending, id)
@@ -387,7 +388,8 @@ func (c *rawConnection) settleNext(f *pendingRequest, answers *recorder) {
 	binary.BigEndian.PutUint32(f.done[1:], uint32(len(f.done)-prefixLen))
 }
 
-// received counts n received bytes. From time to time it enlarges the server's window by the counted bytes.
+// received counts n received bytes. When they are half of bigWindow, it enlarges the server's window by the
+// counted bytes.
 func (c *rawConnection) received(n uint32) error {
 	c.unacked += n
 	if c.unacked < bigWindow/2 {
@@ -397,7 +399,7 @@ func (c *rawConnection) received(n uint32) error {
 	return c.write(func() error { return c.to.WriteWindowUpdate(0, n) })
 }
 
-// write writes a frame of the reader and flushes it.
+// write calls frame, which writes a frame of the reader, and flushes.
 func (c *rawConnection) write(frame func() error) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()

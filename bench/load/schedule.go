@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// schedule determines the times and keys of the requests of one connection. In a closed loop several
+// schedule determines the times of the requests of one connection. In a closed loop several
 // goroutines may use it; in an open loop only one may.
 type schedule struct {
 	*run

@@ -54,7 +54,7 @@ func field(message []byte, wanted protowire.Number) []byte {
 }
 
 // appendDone appends the request that a proxy sends at the end of a stream. It contains the real cost of
-// reservation id, and the entry that is part of every request.
+// reservation id, and the descriptor that ends the reservation.
 func appendDone(b []byte, domain string, id []byte) []byte {
 	const requestDomain, requestDescriptors, entries, key, value, hits = 1, 2, 1, 1, 2, 3
 	text := func(b []byte, number protowire.Number, s string) []byte {

@@ -36,7 +36,7 @@ func (c *child) pid() int {
 	return c.command.Process.Pid
 }
 
-// startChild starts a server and waits until it answers at address.
+// startChild starts a server and waits until it accepts connections at address.
 func startChild(ctx context.Context, name, address, program string, args ...string) (*child, error) {
 	c := &child{name: name, address: address, command: exec.Command(program, args...), exited: make(chan struct{})}
 	c.command.Stdout, c.command.Stderr = &c.output, &c.output
@@ -129,7 +129,8 @@ func (s *sidecar) start(ctx context.Context, dir string, c load.Config, more ...
 	return s.serve(ctx, dir, configured(c.Descriptors), listen, append(more, "--grpc-listen", listen)...)
 }
 
-// serve starts rlsidecar with a configuration and the flags in more, and waits until it answers at address.
+// serve starts rlsidecar with a configuration and the flags in more, and waits until it accepts connections at
+// address.
 func (s *sidecar) serve(ctx context.Context, dir, config, address string, more ...string) (*child, error) {
 	file, err := os.CreateTemp(dir, "*.yaml")
 	if err != nil {

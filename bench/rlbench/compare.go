@@ -31,11 +31,11 @@ type compareCmd struct {
 	JSON        bool          `name:"json" help:"Print JSON: a line for each row of the table, with all its measurements."`
 }
 
-// Validate returns an error unless --target and --pid are given together. kong calls it. kong's tag "and"
-// cannot express the rule, because it would make --target required.
+// Validate returns an error if only one of --target and --pid is given. kong calls it. kong's tag "and" cannot
+// express the rule, because it would make --target required.
 func (c *compareCmd) Validate() error {
 	if (c.Target == "") != (c.PID == 0) {
-		return errors.New("--target and --pid go together")
+		return errors.New("--target needs --pid, and the other way round")
 	}
 	return nil
 }
@@ -205,7 +205,7 @@ func (c *compareCmd) print(a *app, rows []row) error {
 	return w.Flush()
 }
 
-// ratios returns the ratio between rlsidecar and the ceiling in each round.
+// ratios returns the ratio between the CPU times of rlsidecar and of the ceiling in each round.
 func (r *row) ratios() (ratios []float64) {
 	for i := range r.Sidecar {
 		ratios = append(ratios, r.Sidecar[i].CPU/r.Ceiling[i].CPU)

@@ -25,7 +25,7 @@ func TestRequirementsOfCompare(t *testing.T) {
 	}
 }
 
-func TestRatiosAreOfNeighbours(t *testing.T) {
+func TestRatiosAreOfTheSameRound(t *testing.T) {
 	r := row{
 		Ceiling: []load.Result{{CPU: 10}, {CPU: 20}, {CPU: 10}, {CPU: 10}},
 		Sidecar: []load.Result{{CPU: 11}, {CPU: 22}, {CPU: 12}, {CPU: 30}},

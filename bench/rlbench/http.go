@@ -40,7 +40,7 @@ func (c *httpCeilingCmd) Run(a *app) error {
 	return nil
 }
 
-// httpCmd measures requests as NGINX sends them.
+// httpCmd measures rlsidecar with the requests that NGINX sends, and NGINX with and without rlsidecar.
 type httpCmd struct {
 	Sidecar     string        `required:"" type:"existingfile" placeholder:"FILE" help:"The rlsidecar program."`
 	NginxConf   string        `required:"" type:"existingfile" placeholder:"FILE" help:"The file examples/nginx/nginx.conf."`
@@ -52,7 +52,7 @@ type httpCmd struct {
 	Admin       string        `placeholder:"ADDR" help:"Address of the sidecar's admin listener, for profiles during the run (a free port)."`
 }
 
-// httpLimits is a configuration for the requests of examples/nginx/rlsidecar.yaml. Its limits are never
+// httpLimits is a configuration with routes like those of examples/nginx/rlsidecar.yaml. Its limits are never
 // reached.
 const httpLimits = `
 domain: bench
@@ -186,7 +186,8 @@ func (c *httpCmd) nginxFolder(folder, listen, sidecar, app string, change [2]str
 	return os.WriteFile(filepath.Join(folder, "nginx.conf"), []byte(conf), 0o600)
 }
 
-// measure loads each target in turn. It prints the medians, and the ratios between successive targets.
+// measure loads each target in turn. It prints the medians, and the ratios of the second target to the first and of
+// the fourth to the third.
 func (c *httpCmd) measure(a *app, dir string, targets []target) error {
 	rates, costs := make([][]float64, len(targets)), make([][][]float64, len(targets))
 	for i := range targets {

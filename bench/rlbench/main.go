@@ -65,9 +65,9 @@ type loadCmd struct {
 	Domain      string        `default:"bench"`
 	Descriptor  []string      `default:"user_id={}" sep:"none" placeholder:"KEY=VALUE,…" help:"A descriptor; {} becomes the number of the key. May be repeated."`
 	Keys        int           `short:"k" default:"1" help:"Number of different keys."`
-	FirstKey    int           `help:"Number of the first connection."`
+	FirstKey    int           `help:"Number of the first key."`
 	InTurn      bool          `help:"Use the keys one after the other instead of at random."`
-	Settle      bool          `help:"Every second request settles the reservation of the request before it. The domain must have settle: {key: settle, end: settle_end}. Requires --client raw."`
+	Settle      bool          `help:"About half of the requests settle reservations of earlier requests. The domain must have settle: {key: settle, end: settle_end}. Requires --client raw."`
 	Rate        float64       `help:"Open loop: requests per second. Latencies count from the time at which a request was due."`
 	Requests    int64         `short:"n" help:"Number of requests after which to stop, in place of a duration."`
 	Duration    time.Duration `short:"d" default:"3s"`

@@ -21,7 +21,7 @@ import (
 type overloadCmd struct {
 	sidecar
 
-	Redis       string        `default:"redis-server" placeholder:"FILE" help:"The redis-server program. If it is not found, nothing is measured on Redis."`
+	Redis       string        `default:"redis-server" placeholder:"FILE" help:"The redis-server program. Required unless --only memory is given."`
 	Only        []string      `enum:"memory,redis" default:"memory,redis" help:"Store of the buckets: memory or redis."`
 	Connections []int         `default:"1,500" help:"Number of connections that send more than the server can decide."`
 	Times       []float64     `default:"2,5" help:"Load, as a multiple of the server's capacity."`
@@ -32,9 +32,11 @@ type overloadCmd struct {
 	Repeats     int           `default:"3" help:"Number of measurements of each."`
 }
 
-// Run measures a server that receives more requests than it can decide: the share of decisions in time,
-// compared with its best rate; the latency of another connection with few requests; and the time until the
-// server works normally again.
+// Run measures a server that receives more requests than it can decide:
+//
+//   - the decisions in time per second, compared with the best such rate
+//   - the share of decisions in time on another connection with few requests
+//   - the time until the server works normally again
 //
 // The server and Redis run on one processor, and rlbench on the others, so that rlbench uses no time of the
 // server's processor.
@@ -121,7 +123,7 @@ func (c *overloadCmd) rows(a *app, w *tabwriter.Writer, dir, store string, conne
 		slices.SortFunc(all, func(x, y overload) int { return int(x.Goodput() - y.Goodput()) })
 		m := all[len(all)/2]
 		if m.Broken > 0 {
-			fmt.Fprintf(a.stderr, "a connection was ended by the server: %s\n", m.Reason)
+			fmt.Fprintf(a.stderr, "connections failed: %d; the reason of the server: %s\n", m.Broken, m.Reason)
 		}
 		peak = max(peak, m.Goodput())
 		fmt.Fprintf(w, "%s, %d, %s\t%.0f\t%.1f\t%.0f\t%.2f\t%.0f\t%.0f\t%.0f\t%d\t%.1f\t%d\t%.0f %%\t%.0f\t\n", store, connections, bound,
@@ -135,10 +137,10 @@ func (c *overloadCmd) rows(a *app, w *tabwriter.Writer, dir, store string, conne
 // overload is one measurement.
 type overload struct {
 	load.FloodResult
-	quiet     load.FloodResult
+	quiet     load.FloodResult // of another connection with few requests
 	cpu       time.Duration
-	rss       int64
-	recovered time.Duration
+	rss       int64         // in bytes
+	recovered time.Duration // the time after which the quiet connection is no longer disturbed
 }
 
 func (o *overloaded) descriptors() []string {

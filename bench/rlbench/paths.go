@@ -47,8 +47,9 @@ func pathLineups() (all []lineup) {
 	return all
 }
 
-// measure measures in turn an empty server, a sidecar on one plain Redis, and a sidecar on this path. It uses
-// only the first engine, because the higher cost of the other would hide the difference.
+// measure measures in turn an empty server, a sidecar on one plain Redis, a sidecar on this path and, if a request
+// needs several servers, programs that only call Redis. It uses only the first engine, because the higher cost of
+// the other would hide the difference.
 func (p path) measure(b *bench) ([]finding, error) {
 	plainRedis, err := b.redis()
 	if err != nil {

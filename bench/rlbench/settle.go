@@ -66,8 +66,8 @@ func settleLineup(b *bench) (found []finding, err error) {
 	return found, nil
 }
 
-// settling measures one sidecar, which keeps its buckets in kept. Before each measurement it empties redis,
-// so that all measurements have the same number of keys.
+// settling measures one sidecar, which keeps its buckets in kept. Afterwards it empties redis, so that the next
+// sidecar starts with no keys there.
 func (b *bench) settling(v variant, kept buckets, redis *child) (found []finding, err error) {
 	listen, err := freeAddress()
 	if err != nil {
@@ -122,7 +122,7 @@ type settleWay struct {
 }
 
 // settleWays returns three ways: a closed loop, in which the server reads many requests at once; an open
-// loop, in which it reads them one by one; and HTTP.
+// loop, in which it reads them one by one; and HTTP, if wrk is installed.
 func (b *bench) settleWays(s *child, kept buckets, http string) (all []settleWay) {
 	closed := b.loadConfig("user_id", 10_000)
 	open := closed

@@ -25,7 +25,7 @@ type targetsCmd struct {
 	Engine   []string      `enum:"fast,grpc-go" default:"fast,grpc-go" help:"gRPC engine of rlsidecar (--grpc-engine)."`
 	Redis    string        `default:"redis-server" placeholder:"FILE" help:"The redis-server program. If it is not found, nothing is measured on Redis."`
 	Envoy    string        `default:"envoy" placeholder:"FILE" help:"The Envoy program. If it is not found, nothing is measured behind Envoy."`
-	Wrk      string        `default:"wrk" placeholder:"FILE" help:"The wrk program, which sends requests to Envoy. If it is not found, nothing is measured behind Envoy."`
+	Wrk      string        `default:"wrk" placeholder:"FILE" help:"The wrk program, which sends HTTP requests. If it is not found, nothing is measured behind Envoy and over HTTP."`
 	Repeats  int           `default:"7" help:"Number of measurements of each, in turn."`
 	Duration time.Duration `default:"1s" help:"Duration of one measurement."`
 	Only     []string      `placeholder:"NAME" help:"Rows to measure: ${lineups} (all)."`
@@ -194,7 +194,7 @@ func (f *finding) bound() string {
 	return fmt.Sprintf("at most %g", f.target)
 }
 
-// isMet reports whether the median, rounded to the digits of the target, meets the target.
+// isMet reports whether the median meets the target.
 func (f *finding) isMet() bool {
 	m := median(f.judged())
 	if f.atLeast {
@@ -284,7 +284,7 @@ func (r rounds) of(value func(sample) float64) (values []float64) {
 }
 
 // inTurn measures all contestants in each round. The first round does not count, because connections are
-// opened and scripts loaded in it. The order is reversed in every second round.
+// opened and scripts loaded in it, except with --quick. The order is reversed in every second round.
 func (b *bench) inTurn(contestants ...contestant) ([]rounds, error) {
 	all := make([]rounds, len(contestants))
 	uncounted := 1
