@@ -25,13 +25,13 @@ func (b *bench) redis(more ...string) (*child, error) {
 	}, more)...))
 }
 
-// redisUse is what Redis servers used during a measurement.
+// redisUse is the work of Redis servers during a measurement.
 type redisUse struct {
 	cpu   time.Duration
 	calls int64 // number of calls of scripts
 }
 
-// metered calls run, and returns what these Redis servers used in that time. servers may be empty.
+// metered calls run, and returns the work of these Redis servers during run. servers may be empty.
 func metered(b *bench, servers []*child, run func() error) (redisUse, error) {
 	before, err := usedBy(b, servers)
 	if err != nil {
@@ -47,7 +47,7 @@ func metered(b *bench, servers []*child, run func() error) (redisUse, error) {
 // callsOfScripts matches the lines of INFO commandstats that count calls of scripts.
 var callsOfScripts = regexp.MustCompile(`(?m)^cmdstat_(?:evalsha|fcall):calls=(\d+)`)
 
-// usedBy returns what Redis servers have used since they started.
+// usedBy returns the work of Redis servers since they started.
 func usedBy(b *bench, servers []*child) (u redisUse, err error) {
 	for _, s := range servers {
 		c, err := bare.Dial(b, s.address)

@@ -329,7 +329,7 @@ func startSentinel(tb testing.TB, host, port string) *Server {
 	return s
 }
 
-// URL returns the --redis-url that names the master by its Sentinels.
+// URL returns the --redis-url that finds the master through the Sentinels.
 func (s *Sentinels) URL() string {
 	var addrs []string
 	for _, one := range s.Sentinels {
