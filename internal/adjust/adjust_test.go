@@ -71,7 +71,7 @@ func TestAnAdjustmentIsSetListedReplacedAndDeleted(t *testing.T) {
 	s, _ := service(t, "", c)
 	set, version, err := s.Set(ctx, bob(Change{Rate: number(100), Capacity: number(200)}))
 	if err != nil || version != 1 {
-		t.Fatalf("version %d, %v", version, err)
+		t.Fatalf("version %d, %v; want version 1 and no error", version, err)
 	}
 	want := "limit send_message of domain edge, key bob: token bucket: 100 per 1m, up to 200 at once, until 2026-03-01 18:00:00 UTC" +
 		" (configured: token bucket: 10 per 1m, up to 20 at once); consumed units stay consumed"
@@ -80,34 +80,34 @@ func TestAnAdjustmentIsSetListedReplacedAndDeleted(t *testing.T) {
 	}
 	const replaces = `; replaces the adjustment "rate 100, capacity 200" by ann (launch), which would have ended at 2026-03-01 18:00:00 UTC`
 	if p, err := s.Preview(bob(Change{Factor: 10_000})); err != nil || !strings.HasSuffix(p.Words, replaces) {
-		t.Errorf("a preview of the same target: %s, %v", p.Words, err)
+		t.Errorf("a preview of the same target: %s, %v; want no error, and the end %s", p.Words, err, replaces)
 	}
 	set, _, err = s.Set(ctx, bob(Change{Factor: 10_000}))
 	if err != nil || !strings.HasSuffix(set.Words, replaces) {
-		t.Fatalf("the same target: %s, %v", set.Words, err)
+		t.Fatalf("the same target: %s, %v; want no error, and the end %s", set.Words, err, replaces)
 	}
 	all, version := s.List()
 	if len(all) != 1 || version != 2 || all[0].Change.Factor != 10_000 || all[0].Left != 2*time.Hour {
-		t.Fatalf("version %d, %+v", version, all)
+		t.Fatalf("version %d, %+v; want version 2, and only the factor 10, for two hours", version, all)
 	}
 	if _, err := s.Delete(ctx, all[0].ID, "ann", "over", nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Delete(ctx, all[0].ID, "ann", "over", nil); !errors.Is(err, ErrNotFound) {
-		t.Errorf("deleted twice: %v", err)
+		t.Errorf("deleted twice: %v; want ErrNotFound", err)
 	}
 	entries, err := s.Audit(ctx, 0, 10)
 	if err != nil || len(entries) != 3 {
-		t.Fatalf("%d entries, %v", len(entries), err)
+		t.Fatalf("%d entries, %v; want 3 and no error", len(entries), err)
 	}
 	if last := entries[0]; last.After != nil || last.Before.Change.Factor != 10_000 || last.Author != "ann" || last.Reason != "over" || last.Version != 3 {
-		t.Errorf("the newest entry is %+v", last)
+		t.Errorf("the newest entry is %+v; want the deletion of the factor 10 by ann, version 3", last)
 	}
 	if page, _ := s.Audit(ctx, 3, 1); len(page) != 1 || page[0].Version != 2 {
-		t.Errorf("before version 3: %+v", page)
+		t.Errorf("before version 3: %+v; want version 2 only", page)
 	}
 	if n, err := s.Verify(ctx); n != 3 || err != nil {
-		t.Errorf("verified %d, %v", n, err)
+		t.Errorf("verified %d, %v; want 3 and no error", n, err)
 	}
 }
 
@@ -120,20 +120,20 @@ func TestAnAdjustmentExpiresByItself(t *testing.T) {
 	}
 	c.now = c.now.Add(2*time.Hour - time.Microsecond)
 	if _, err := s.Find(set.ID); err != nil {
-		t.Errorf("1 us before its end: %v", err)
+		t.Errorf("1 us before its end: %v; want no error", err)
 	}
 	c.now = c.now.Add(time.Microsecond)
 	if _, err := s.Find(set.ID); !errors.Is(err, ErrNotFound) {
-		t.Errorf("at its end: %v", err)
+		t.Errorf("at its end: %v; want ErrNotFound", err)
 	}
 	if all, _ := s.List(); len(all) != 0 {
-		t.Errorf("listed: %+v", all)
+		t.Errorf("listed: %+v; want none", all)
 	}
 	if _, err := s.Delete(context.Background(), set.ID, "ann", "late", nil); !errors.Is(err, ErrNotFound) {
-		t.Errorf("deleted: %v", err)
+		t.Errorf("deleted: %v; want ErrNotFound", err)
 	}
 	if _, _, err := s.Set(context.Background(), bob(Change{Unlimited: true})); err != nil || k.Set().Len() != 1 {
-		t.Errorf("%d kept, %v", k.Set().Len(), err)
+		t.Errorf("%d kept, %v; want only the new one, and no error", k.Set().Len(), err)
 	}
 }
 
@@ -147,14 +147,14 @@ func TestOfTwoOperatorsTheLastWinsUnlessAVersionIsExpected(t *testing.T) {
 	late := bob(Change{Factor: 3000})
 	late.Expect = &seen
 	if _, _, err := s.Set(ctx, late); !errors.Is(err, ErrConflict) {
-		t.Errorf("with a version that is gone: %v", err)
+		t.Errorf("with an old version: %v; want ErrConflict", err)
 	}
 	late.Expect = nil
 	if got, _, err := s.Set(ctx, late); err != nil || got.Change.Factor != 3000 {
 		t.Errorf("got %+v, %v; want the factor 3000", got, err)
 	}
 	if entries, _ := s.Audit(ctx, 0, 10); len(entries) != 2 || entries[0].Before.Change.Factor != 2000 {
-		t.Errorf("both are in the audit: %+v", entries)
+		t.Errorf("the audit: %+v; want both changes, the second with the factor 2 before it", entries)
 	}
 }
 
@@ -193,7 +193,7 @@ func TestMistakesNameTheRemedy(t *testing.T) {
 		}
 	}
 	if s.Version() != 0 {
-		t.Errorf("version %d", s.Version())
+		t.Errorf("version %d; want 0", s.Version())
 	}
 }
 
@@ -213,10 +213,10 @@ func TestAFolderKeepsAdjustmentsAndTheirAudit(t *testing.T) {
 	}
 	again, k := service(t, dir, c)
 	if d := Differences(s.keeper.Set(), k.Set()); len(d) > 0 || k.Set().Len() != 3 || k.Set().Head != s.keeper.Set().Head {
-		t.Fatalf("after a restart: %+v", d)
+		t.Fatalf("after a restart: %d adjustments, of which %+v differ; want 3, and none", k.Set().Len(), d)
 	}
 	if n, err := again.Verify(ctx); n != 3 || err != nil {
-		t.Errorf("verified %d, %v", n, err)
+		t.Errorf("verified %d, %v; want 3 and no error", n, err)
 	}
 	// The process crashes between the writes of the audit and of the adjustments, or in the middle of a line
 	// of the audit.
@@ -228,13 +228,13 @@ func TestAFolderKeepsAdjustmentsAndTheirAudit(t *testing.T) {
 	}
 	again, k = service(t, dir, c)
 	if k.Set().Len() != 3 {
-		t.Errorf("after a crash: %+v", k.Set().All())
+		t.Errorf("after a crash: %+v; want 3 adjustments", k.Set().All())
 	}
 	if _, _, err := again.Set(ctx, bob(Change{Block: true})); err != nil {
 		t.Fatal(err)
 	}
 	if n, err := again.Verify(ctx); n != 4 || err != nil {
-		t.Errorf("verified %d, %v", n, err)
+		t.Errorf("verified %d, %v; want 4 and no error", n, err)
 	}
 	for _, name := range []string{setFile, auditFile} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o600 {
@@ -258,7 +258,7 @@ func TestTheChainShowsTampering(t *testing.T) {
 	}
 	trimmed := chain.Checkpoint(Head{entries[1].Version, entries[1].MAC})
 	if err := chain.Broken(trimmed, entries[2:], head); err != nil {
-		t.Errorf("after trimming: %v", err)
+		t.Errorf("after trimming: %v; want no error", err)
 	}
 	changed := *entries[3]
 	changed.Body = []byte(strings.Replace(string(changed.Body), "ann", "bob", 1))
@@ -273,7 +273,7 @@ func TestTheChainShowsTampering(t *testing.T) {
 		"a false checkpoint":   chain.Broken(unsigned, entries[2:], head),
 	} {
 		if got == nil {
-			t.Errorf("%s: not noticed", name)
+			t.Errorf("%s: not noticed; want an error", name)
 		}
 	}
 }
@@ -290,7 +290,7 @@ func TestTheAuditIsBounded(t *testing.T) {
 		}
 	}
 	if n, err := k.Verify(ctx); err != nil || n > MaxEntries+trimBy || n < MaxEntries {
-		t.Errorf("%d entries, %v", n, err)
+		t.Errorf("%d entries, %v; want %d to %d and no error", n, err, MaxEntries, MaxEntries+trimBy)
 	}
 }
 
@@ -307,15 +307,15 @@ func TestThereIsABoundOnAdjustments(t *testing.T) {
 	one.ID = one.Target.ID()
 	o := Operation{Target: one.ID, After: one, For: time.Hour, Author: "a", Reason: "r"}
 	if _, err := o.Entry(chain, set, now); err == nil || !strings.Contains(err.Error(), "10000 adjustments") {
-		t.Errorf("one more: %v", err)
+		t.Errorf("one more: %v; want an error that contains \"10000 adjustments\"", err)
 	}
 	if _, err := o.Entry(chain, set, 10); err != nil {
-		t.Errorf("after they have expired: %v", err)
+		t.Errorf("after they have expired: %v; want no error", err)
 	}
 	same := *all[0]
 	same.Change, same.Author, same.Reason = one.Change, "a", "r"
 	if _, err := (&Operation{Target: same.ID, After: &same, For: time.Hour, Author: "a", Reason: "r"}).Entry(chain, set, now); err != nil {
-		t.Errorf("in the place of another: %v", err)
+		t.Errorf("in the place of another: %v; want no error", err)
 	}
 }
 
@@ -410,10 +410,10 @@ func TestShardsLeaseAndLocalShareFollowTheNumbers(t *testing.T) {
 		sum += s.Capacity
 	}
 	if len(got.Extras.Shards) != 4 || sum != 1000 || got.Extras.Lease.Most != 100 || got.Extras.Local.Rate != 200 || p.Extras.Lease.Most != 10 {
-		t.Errorf("shards hold %d, lease %+v, local %+v", sum, got.Extras.Lease, got.Extras.Local)
+		t.Errorf("shards hold %d, lease %+v, local %+v; want 4 shards of 1000 together, a lease of 100, and a local rate of 200", sum, got.Extras.Lease, got.Extras.Local)
 	}
 	if _, err := (&Adjustment{Change: Change{Rate: number(3)}}).Apply(p); err == nil || !strings.Contains(err.Error(), "4 shards") {
-		t.Errorf("3 units on 4 shards: %v", err)
+		t.Errorf("3 units on 4 shards: %v; want an error that contains \"4 shards\"", err)
 	}
 }
 
@@ -425,10 +425,10 @@ func TestAnAdjustmentOfAnotherAlgorithmIsIgnoredAndReported(t *testing.T) {
 	}
 	a.Change = Change{Block: true}
 	if got, err := a.Apply(window); err != nil || !got.Adjusted.Block {
-		t.Errorf("a block applies to any: %v", err)
+		t.Errorf("a block applies to any algorithm: %v; want no error, and a block", err)
 	}
 	if _, err := (&Adjustment{Change: Change{Capacity: number(3)}}).Apply(window); err == nil {
-		t.Error("a sliding window has no capacity")
+		t.Error("a sliding window got a capacity; want an error")
 	}
 }
 
@@ -471,7 +471,7 @@ func TestFactors(t *testing.T) {
 	}
 	for _, text := range []string{"", "0", "-1", "1.", ".5", "0.0001", "1e3", "1000000.001", "99999999999999999999", "NaN"} {
 		if f, err := ParseFactor(text); err == nil {
-			t.Errorf("%q is %d", text, f)
+			t.Errorf("%q is %d; want an error", text, f)
 		}
 	}
 }
@@ -487,7 +487,7 @@ func TestProposalsAreReadFromJSON(t *testing.T) {
 	}
 	for _, bad := range []string{`{"factr":2}`, `{"factor":0.0001}`, `{"period":"1"}`, `{"key":["a"],"key_b64":["YQ=="]}`, `{} {}`, `[]`, `{"for":"soon"}`, `{"period":"9223372036854775807w"}`} {
 		if _, err := ParseProposal([]byte(bad)); err == nil {
-			t.Errorf("%s was read", bad)
+			t.Errorf("%s was read; want an error", bad)
 		}
 	}
 }
@@ -511,7 +511,7 @@ func TestDeletingNeedsAReason(t *testing.T) {
 	for _, author := range [][2]string{{"", "over"}, {"ann", ""}, {"ann", " "}} {
 		var mistake *Mistake
 		if _, err := s.Delete(context.Background(), set.ID, author[0], author[1], nil); !errors.As(err, &mistake) {
-			t.Errorf("author %q, reason %q: %v", author[0], author[1], err)
+			t.Errorf("author %q, reason %q: %v; want a *Mistake", author[0], author[1], err)
 		}
 	}
 }
@@ -521,7 +521,7 @@ func TestDeletingNeedsAReason(t *testing.T) {
 func TestTheSweepOfExpiredAdjustmentsLeavesTheSetInUse(t *testing.T) {
 	was := NewSet(Head{Version: 1}, []*Adjustment{{ID: "a"}, {ID: "b"}})
 	if is := was.Without([]string{"a"}); is.Len() != 1 || is.Find("b") == nil || was.Len() != 2 {
-		t.Errorf("%d are left, and %d in the set before", is.Len(), was.Len())
+		t.Errorf("%d are left, and %d in the set before; want b, and 2", is.Len(), was.Len())
 	}
 }
 

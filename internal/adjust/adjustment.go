@@ -45,7 +45,7 @@ type Adjustment struct {
 	Target Target
 	Change Change
 	// Algorithm is that of the limit when the adjustment was made. Numbers and factors apply only while the limit has
-	// this algorithm.
+	// this algorithm. 0 means any algorithm.
 	Algorithm algorithms.Kind
 	// Expires and Created are times of the Keeper's clock.
 	Expires, Created algorithms.Micros
@@ -62,8 +62,8 @@ type Target struct {
 	AllKeys bool
 }
 
-// Change has exactly one of: other numbers (Rate, Capacity, Period; nil or 0 keeps the configured one), a Factor,
-// Unlimited, Block.
+// Change has exactly one of: other numbers (Rate, Capacity, Period), a Factor, Unlimited, Block. nil or 0 keeps the
+// configured number. However, a Rate without a Capacity also changes a capacity that equals the configured rate.
 type Change struct {
 	Rate, Capacity *int64
 	Period         algorithms.Micros
@@ -74,8 +74,8 @@ type Change struct {
 	Block bool
 }
 
-// Factor multiplies the configured numbers. It is in thousandths, so that every sidecar computes equal numbers. 0 means
-// that there is no factor.
+// Factor multiplies the configured rates and capacity. It is in thousandths, so that every sidecar computes equal
+// numbers. 0 means that there is no factor.
 type Factor int64
 
 const (

@@ -18,7 +18,7 @@ type adjustmentJSON struct {
 	ID     string `json:"id,omitempty"`
 	Domain string `json:"domain"`
 	Limit  string `json:"limit"`
-	// Key is for readers, and absent if a value is not text. KeyB64 is always present, unless AllKeys is set.
+	// Key is for people, and absent if a value is not text. UnmarshalJSON reads KeyB64, which has all values.
 	Key       []string `json:"key,omitempty"`
 	KeyB64    [][]byte `json:"key_b64,omitempty"`
 	AllKeys   bool     `json:"all_keys,omitempty"`

@@ -65,8 +65,8 @@ func NewLocal(dir string, chain *Chain, clock func() time.Time) (*Local, error) 
 	return l, nil
 }
 
-// Watch calls observe with the present Set, and then with each new one. observe must not call l's methods
-// that change it.
+// Watch calls observe with the present Set, and then with each new one. It replaces the function of an earlier call.
+// l.mu is held during the call, so observe may call only Set and Now.
 func (l *Local) Watch(observe func(*Set)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -271,7 +271,7 @@ func writeFile(dir, name string, text []byte) error {
 	return os.Rename(f.Name(), filepath.Join(dir, name))
 }
 
-// appendFile adds text to a file that only its owner reads: keys may be personal data.
+// appendFile adds text to a file that only its owner may read, because keys may be personal data.
 func appendFile(path string, text []byte) error {
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {

@@ -269,7 +269,7 @@ func (s *Service) Delete(ctx context.Context, id, author, reason string, expect 
 
 func (s *Service) change(ctx context.Context, o Operation) (*Entry, error) {
 	var id [16]byte
-	_, _ = rand.Read(id[:]) // reading from a strings.Reader cannot fail
+	_, _ = rand.Read(id[:]) // never fails
 	o.ID = hex.EncodeToString(id[:])
 	e, err := s.keeper.Change(ctx, o)
 	if err == nil && s.changed != nil {
@@ -309,8 +309,8 @@ func (s *Service) operation(p Proposal) (Operation, error) {
 	return Operation{Author: p.Author, Reason: p.Reason, Target: a.ID, After: a, For: min(p.For, 2*MaxFor), Expect: p.Expect}, nil
 }
 
-// reaches returns a *Mistake if no request has a key with as many values as t's. If no descriptor uses the limit, any
-// key is accepted, because applications choose the keys.
+// reaches returns a *Mistake if no request has a key with as many values as t.Key. policies are those of the limit. If
+// no descriptor uses the limit, any key is accepted, because applications choose the keys.
 func reaches(t *Target, policies []*descriptors.Policy) error {
 	if t.AllKeys {
 		return nil

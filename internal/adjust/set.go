@@ -81,7 +81,8 @@ func (s *Set) Without(ids []string) *Set {
 	return next
 }
 
-// Differences returns the adjustments that are in only one of two Sets, or that are not equal in both.
+// Differences returns the adjustments that are in only one of two Sets, or that are not equal in both. For the
+// latter it returns those of a.
 func Differences(a, b *Set) (changed []*Adjustment) {
 	for id, x := range a.byID {
 		if y := b.byID[id]; x != y && !x.equal(y) {

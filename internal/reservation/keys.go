@@ -40,7 +40,8 @@ type Keys struct {
 }
 
 const (
-	// MaxKey bounds the length of a key that is reserved by name, in bytes.
+	// MaxKey is the length in bytes of the longest key that the HTTP API reserves by name. Its id is shorter
+	// than maxText.
 	MaxKey = 16 << 10
 	// maxText bounds the length of an id, in bytes. A body with an id may have at most 64 KiB.
 	maxText = 48 << 10
@@ -68,7 +69,7 @@ type ring struct {
 	macs    []*sync.Pool // for each secret, a pool of hash.Hash
 }
 
-// ring returns the current secrets.
+// ring returns the ring of the current secrets. It makes a new one only if the secrets have changed.
 func (k *Keys) ring() *ring {
 	secrets, r := k.secrets(), k.current.Load()
 	if r != nil && slices.Equal(r.secrets, secrets) {

@@ -67,7 +67,7 @@ func TestIDsOfThisFormStayValid(t *testing.T) {
 		t.Errorf("got %+v; want the reservation that was encoded", r)
 	}
 	if got := string(keysOf("secret").Append(nil, fixed())); got != id {
-		t.Errorf("made %s", got)
+		t.Errorf("made %s; want %s", got, id)
 	}
 }
 
@@ -81,8 +81,8 @@ func fixed() *limiter.Reserved {
 	return &limiter.Reserved{ID: [16]byte{1, 15: 2}, Domain: 1, Parts: []limiter.ReservedPart{byProxy, byName}}
 }
 
-// The first secret signs, and all are accepted, as soon as they change. The list of secrets belongs to its
-// owner.
+// The first secret signs, and all are accepted, as soon as they change. The function that returns the list of
+// secrets may overwrite the list later.
 func TestKeysFollowTheirSecrets(t *testing.T) {
 	secrets := []string{"first"}
 	k := NewKeys(func() []string { return secrets }, nil)
@@ -106,24 +106,24 @@ func TestKeysFollowTheirSecrets(t *testing.T) {
 	} {
 		secrets = step.secrets
 		if id := made(); !signedBy(id, step.signs) || !k.Open(id, &r) || k.Open(old, &r) != step.accepts {
-			t.Errorf("%q: signed by the first %t, the old id is accepted %t", secrets, signedBy(id, step.signs), k.Open(old, &r))
+			t.Errorf("%q: signed by %s %t, the old id is accepted %t; want signed, and accepted %t", secrets, step.signs, signedBy(id, step.signs), k.Open(old, &r), step.accepts)
 		}
 	}
 	if secrets[0] = "fourth"; !signedBy(made(), "fourth") || k.Open(old, &r) {
 		t.Error("a secret that was overwritten is still used")
 	}
 	if secrets = nil; string(k.Append([]byte("x"), largest())) != "x" || k.Open(old, &r) {
-		t.Error("without a secret an id is made or accepted")
+		t.Error("without a secret an id is made or accepted; want neither")
 	}
 }
 
-// Signed content may be impossible too, because another version may have made it.
+// An id with a valid signature may have impossible content, because another version may have made it.
 func TestSignedIDsWithImpossibleContentsAreRefused(t *testing.T) {
 	k := keysOf("secret")
 	signed := func(b []byte) string { return base64.RawURLEncoding.EncodeToString(k.ring().sign(b, 0, b)) }
 	var r limiter.Reserved
 	if !k.Open(signed(appendReserved(nil, named())), &r) {
-		t.Fatal("refused")
+		t.Fatal("a valid id is refused")
 	}
 	for name, change := range map[string]func(r *limiter.Reserved){
 		"a negative count":  func(r *limiter.Reserved) { r.Parts[1].Count = -1 },
@@ -155,7 +155,7 @@ func TestIDsDiffer(t *testing.T) {
 		ids[made(k)] = true
 	}
 	if len(ids) != 10 {
-		t.Errorf("10 requests have %d ids", len(ids))
+		t.Errorf("10 requests have %d ids; want 10", len(ids))
 	}
 	if made(keysOf("secret")) == made(keysOf("secret")) {
 		t.Error("requests of two processes have one id")
@@ -165,13 +165,13 @@ func TestIDsDiffer(t *testing.T) {
 	}
 }
 
-// A body that settles has at most 64 KiB.
+// An id must fit a body of the HTTP API, which has at most 64 KiB.
 func TestAnIDThatWouldBeTooLongIsNotMade(t *testing.T) {
 	r := named()
 	for n, made := range map[int]bool{MaxKey: true, 2 * MaxKey: true, 3 * MaxKey: false} {
 		r.Parts[0].Values = []string{strings.Repeat("k", n)}
 		if id := keysOf("secret").Append(nil, r); (len(id) > 0) != made || len(id) > maxText {
-			t.Errorf("a key of %d bytes: the id has %d", n, len(id))
+			t.Errorf("a key of %d bytes: the id has %d; want an id of at most %d bytes: %t", n, len(id), maxText, made)
 		}
 	}
 }
@@ -228,7 +228,7 @@ func TestIDsOfTheOldFormAreAccepted(t *testing.T) {
 	}
 	for id, config := range map[string]string{inline: `{"rate":1}`, plain: ""} {
 		if !old.Open(id, &r) || Decode(id, &r) != nil {
-			t.Fatal("refused")
+			t.Fatalf("the id %s is refused", id)
 		}
 		p := r.Parts[0]
 		want := limiter.ReservedPart{
@@ -281,8 +281,8 @@ func TestImpossibleIDsOfTheOldFormAreRefused(t *testing.T) {
 	}
 }
 
-// Signed content must not cause a panic either, because an older version may have made it. Decode reads
-// unsigned content: a text that announces a huge number of values is refused at once.
+// No content of an id may cause a panic, and Decode reads content without a valid signature. A text that announces
+// a huge number of values must be refused at once.
 func FuzzOpen(f *testing.F) {
 	f.Add(appendReserved(nil, largest()))
 	f.Add(appendReserved(nil, named()))

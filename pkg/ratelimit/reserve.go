@@ -70,7 +70,7 @@ func (r *Reservation) Wait(ctx context.Context) error { return sleep(ctx, r.Dela
 
 // MarshalText implements encoding.TextMarshaler. The text has only characters that are safe in URLs and headers.
 // It has about 100 characters and four for every three bytes of the key. The error is ErrReservation for the zero
-// Reservation, and for a key of more than 16 KiB.
+// Reservation, and for a text that would have more than 48 KiB. With a key of at most 16 KiB the text is shorter.
 func (r Reservation) MarshalText() ([]byte, error) {
 	switch {
 	case r.text != "":

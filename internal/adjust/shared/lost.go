@@ -54,9 +54,9 @@ func (r *recent) deleted(id string) bool {
 
 func headOf(e *adjust.Entry) adjust.Head { return adjust.Head{Version: e.Version, MAC: e.MAC} }
 
-// rewrite appends the entries that the ledger has lost, if k remembers the ledger's head. It reports whether k does; k's
-// Set is then newer than head. Another Keeper may do the same at this moment; each entry is appended once. The caller
-// holds k.mu.
+// rewrite appends the entries that the ledger has lost, if k remembers that they follow head, the ledger's head. It
+// reports whether there are such entries; k's Set is then newer than head. Another Keeper may do the same at this
+// moment; each entry is appended once. The caller holds k.mu.
 func (k *Keeper) rewrite(ctx context.Context, head redis.LedgerHead) (bool, error) {
 	missing, known := k.recent.after(adjust.Head{Version: head.Version, MAC: head.MAC})
 	if !known || len(missing) == 0 {
@@ -99,8 +99,8 @@ func (k *Keeper) hasForked(ctx context.Context, head adjust.Head) (bool, error) 
 	return found[0].MAC != known.MAC, nil
 }
 
-// notice records as lost the adjustments of k that next lacks, the Set of a ledger that has forked. The caller holds
-// k.mu.
+// notice records the lost adjustments. next is the Set of a ledger that has forked. Lost are the adjustments of k that
+// next lacks or has in another form, and those of next that k knows as deleted. The caller holds k.mu.
 func (k *Keeper) notice(next *adjust.Set) {
 	was, now := k.Set(), k.Now()
 	var lost []*adjust.Adjustment

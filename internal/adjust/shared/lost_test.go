@@ -56,7 +56,7 @@ func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 	poll(t, fresh)
 	for name, k := range map[string]*shared.Keeper{"a": a, "b": b, "fresh": fresh} {
 		if got := blocked(k); got != "ann bob eve " || lost(k) != "" {
-			t.Errorf("%s: %s are blocked, lost are %s", name, got, lost(k))
+			t.Errorf("%s: %s are blocked, lost are %s; want ann, bob and eve blocked, and none lost", name, got, lost(k))
 		}
 	}
 	if n, err := fresh.Verify(t.Context()); n != 3 || err != nil {
@@ -96,18 +96,18 @@ func TestLostChangesThatCannotBeJoinedAreListed(t *testing.T) {
 	change(t, b, block("zoe", "op"))
 	poll(t, a)
 	if blocked(a) != "ann zoe " || lost(a) != "ann bob eve " || lost(b) != "" {
-		t.Fatalf("%s are blocked; a lists %s, b %s; ann's block had been deleted", blocked(a), lost(a), lost(b))
+		t.Fatalf("%s are blocked; a lists %s, b %s; want ann and zoe blocked, and only a to list ann (whose block had been deleted), bob and eve", blocked(a), lost(a), lost(b))
 	}
 	change(t, a, block("bob", "op"))
 	change(t, b, adjust.Operation{ID: "y", Author: "op", Reason: "over", Target: set.ID})
 	poll(t, a)
 	if blocked(a) != "bob zoe " || lost(a) != "eve " {
-		t.Errorf("%s are blocked; a lists %s", blocked(a), lost(a))
+		t.Errorf("%s are blocked; a lists %s; want bob and zoe blocked, and a to list eve", blocked(a), lost(a))
 	}
 }
 
-// TestASidecarFarBehindReportsNoLoss has a sidecar that misses too many entries. It must fetch the values
-// instead, and report no loss.
+// TestASidecarFarBehindReportsNoLoss has two sidecars: one misses too many entries, and the newest entry that the
+// other one knows was trimmed. They must fetch the values instead, and report no loss.
 func TestASidecarFarBehindReportsNoLoss(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)
@@ -124,7 +124,7 @@ func TestASidecarFarBehindReportsNoLoss(t *testing.T) {
 	poll(t, c)
 	for _, k := range []*shared.Keeper{b, c} {
 		if blocked(k) != "bob " || lost(k) != "" || k.Set().Head != a.Set().Head {
-			t.Errorf("%s are blocked, lost are %s", blocked(k), lost(k))
+			t.Errorf("%s are blocked, lost are %s; want bob blocked, none lost, and the newest version", blocked(k), lost(k))
 		}
 	}
 }
@@ -165,12 +165,12 @@ func TestAllLostChangesAreMadeAgainAtOnce(t *testing.T) {
 			rewritten += k.Status().Rewritten
 		}
 		if n, err := a.Verify(t.Context()); n != 1+5*(round+1) || err != nil || rewritten != 5 {
-			t.Errorf("round %d: %d entries, %v; %d written again, want 5", round, n, err, rewritten)
+			t.Errorf("round %d: %d entries, %v; %d written again; want %d entries, no error, and 5 written again", round, n, err, rewritten, 1+5*(round+1))
 		}
 		for _, k := range keepers {
 			poll(t, k)
 			if blocked(k) != "ann k0 k1 k2 k3 k4 " || lost(k) != "" {
-				t.Errorf("round %d: %s are blocked, lost are %s", round, blocked(k), lost(k))
+				t.Errorf("round %d: %s are blocked, lost are %s; want ann and k0 to k4 blocked, and none lost", round, blocked(k), lost(k))
 			}
 		}
 	}
@@ -197,10 +197,10 @@ func TestALedgerThatWentOnWithoutTheLostChanges(t *testing.T) {
 	}
 	poll(t, a)
 	if got := lost(a); got != "eve soon " && got != "eve " || blocked(a) != "ann bob brief wim xen yan zoe " {
-		t.Errorf("%s are blocked, lost are %s", blocked(a), got)
+		t.Errorf("%s are blocked, lost are %s; want ann, bob, brief, wim, xen, yan and zoe blocked, and eve lost, and soon until it expires", blocked(a), got)
 	}
 	a.Status().Lost[0] = nil // a copy
-	redistest.Eventually(t, "what expired is no longer lost", func() bool { return lost(a) == "eve " })
+	redistest.Eventually(t, "the expired adjustment is no longer listed as lost", func() bool { return lost(a) == "eve " })
 }
 
 // TestTheListOfLostAdjustmentsIsBounded checks that the list has only the first lost adjustments.
@@ -216,7 +216,7 @@ func TestTheListOfLostAdjustmentsIsBounded(t *testing.T) {
 	change(t, keeper(t, url, ""), block("zoe", "op"))
 	poll(t, a)
 	if got := strings.Fields(lost(a)); len(got) != 20 || got[0] != "k00" || got[19] != "k19" {
-		t.Errorf("lost are %s", got)
+		t.Errorf("lost are %s; want k00 to k19", got)
 	}
 }
 

@@ -190,8 +190,8 @@ func (k *Keeper) sync(ctx context.Context) (redis.LedgerHead, error) {
 	return head, nil
 }
 
-// reload returns the Set of the ledger's values, and records which adjustments of the present Set it lacks. The caller
-// holds k.mu.
+// reload returns the Set of the ledger's values. If the ledger has forked, reload records the lost adjustments (notice).
+// The caller holds k.mu.
 func (k *Keeper) reload(ctx context.Context, at adjust.Head) (*adjust.Set, error) {
 	forked, err := k.hasForked(ctx, at)
 	if err != nil {
@@ -234,7 +234,8 @@ func (k *Keeper) use(set *adjust.Set) error {
 	return nil
 }
 
-// follow returns set with the entries up to head. It returns nil if they do not follow set, or are too many.
+// follow returns set with the entries up to head. It returns nil if the entries do not follow set, are too many, or one
+// of them has no valid adjustment.
 func (k *Keeper) follow(ctx context.Context, set *adjust.Set, head adjust.Head) (*adjust.Set, error) {
 	if set.Head.Version == 0 || head.Version <= set.Head.Version || head.Version-set.Head.Version >= page {
 		return nil, nil
@@ -289,8 +290,8 @@ func (k *Keeper) load(ctx context.Context, head adjust.Head) (*adjust.Set, error
 	return nil, errors.New("the adjustments change faster than they can be read")
 }
 
-// values reads all values. If some are not adjustments, it counts an error and leaves them out. The values are those of
-// head, unless the ledger changes meanwhile.
+// values reads all values. If some are not valid adjustments, or there are more than MaxAdjustments, it counts an error
+// and leaves them out. The values are those of head, unless the ledger changes meanwhile.
 func (k *Keeper) values(ctx context.Context, head adjust.Head) (*adjust.Set, error) {
 	var all []*adjust.Adjustment
 	bad := false
@@ -372,7 +373,8 @@ func (k *Keeper) Change(ctx context.Context, o adjust.Operation) (*adjust.Entry,
 	return nil, errors.New("nothing was changed, because other sidecars changed adjustments at the same time; try again")
 }
 
-// ledgerChange converts e to the form of the ledger.
+// ledgerChange converts e to the form of the ledger. It adds what the ledger removes with this change: some expired
+// adjustments, and old entries of the audit when it is time to trim them.
 func (k *Keeper) ledgerChange(ctx context.Context, head redis.LedgerHead, set *adjust.Set, e *adjust.Entry) (*redis.LedgerChange, error) {
 	const expiredAtOnce = 500
 	c := &redis.LedgerChange{

@@ -74,7 +74,7 @@ func follows(t *testing.T, url string) {
 	change(t, a, hostile)
 	poll(t, b)
 	if n := b.Set().Len(); n != 1 || b.Set().Head != a.Set().Head || len(adjust.Differences(a.Set(), b.Set())) > 0 {
-		t.Fatalf("the other one knows %d", n)
+		t.Fatalf("the other one knows %d adjustments; want 1, and an equal set", n)
 	}
 	for i := range 5 {
 		change(t, b, block(fmt.Sprint(i), "bob"))
@@ -85,21 +85,21 @@ func follows(t *testing.T, url string) {
 	poll(t, fresh) // this poll reads the values
 	for _, k := range []*shared.Keeper{a, fresh} {
 		if d := adjust.Differences(b.Set(), k.Set()); len(d) > 0 || k.Set().Len() != 5 || k.Set().Head.Version != 7 {
-			t.Errorf("version %d, %d adjustments, %d differ", k.Set().Head.Version, k.Set().Len(), len(d))
+			t.Errorf("version %d, %d adjustments, %d differ; want version 7, 5 adjustments, none of which differs", k.Set().Head.Version, k.Set().Len(), len(d))
 		}
 	}
 	entries, err := fresh.Audit(t.Context(), 0, 3)
 	if err != nil || len(entries) != 3 || entries[0].After != nil || entries[0].Before == nil || entries[0].Reason != "over" {
-		t.Errorf("the audit: %v, %v", entries, err)
+		t.Errorf("the audit: %v, %v; want 3 entries, the deletion first", entries, err)
 	}
 	if page, err := fresh.Audit(t.Context(), 2, 3); err != nil || len(page) != 1 || page[0].Version != 1 {
-		t.Errorf("before version 2: %v, %v", page, err)
+		t.Errorf("before version 2: %v, %v; want version 1 only", page, err)
 	}
 	if n, err := fresh.Verify(t.Context()); n != 7 || err != nil {
-		t.Errorf("verified %d, %v", n, err)
+		t.Errorf("verified %d, %v; want 7 and no error", n, err)
 	}
 	if drift := time.UnixMicro(int64(a.Now())).Sub(time.Now()).Abs(); drift > time.Minute {
-		t.Errorf("the clock is off by %v", drift)
+		t.Errorf("the clock is off by %v; want at most a minute", drift)
 	}
 }
 
@@ -156,7 +156,7 @@ func TestASidecarStartsWhileAdjustmentsChange(t *testing.T) {
 	for _, k := range started {
 		poll(t, k)
 		if d := adjust.Differences(k.Set(), last.Set()); len(d) != 0 || k.Set().Len() != 4 {
-			t.Fatalf("a sidecar that started between changes has %d adjustments, and lacks %v", k.Set().Len(), d)
+			t.Fatalf("a sidecar that started between changes has %d adjustments, of which %v differ; want 4, and none", k.Set().Len(), d)
 		}
 	}
 }
@@ -218,7 +218,7 @@ func TestSimultaneousChangesAreAllAudited(t *testing.T) {
 	k := keeper(t, url, "")
 	poll(t, k)
 	if n, err := k.Verify(t.Context()); n != operators*changes || err != nil {
-		t.Errorf("verified %d, %v", n, err)
+		t.Errorf("verified %d, %v; want %d and no error", n, err, operators*changes)
 	}
 	entries, err := k.Audit(t.Context(), 0, 1000)
 	if err != nil {
@@ -232,13 +232,13 @@ func TestSimultaneousChangesAreAllAudited(t *testing.T) {
 		}
 	}
 	if all := k.Set().All(); len(authors) != operators*changes || len(all) != 1 || all[0].Author != entries[0].Author {
-		t.Errorf("%d authors; in force is %v", len(authors), all)
+		t.Errorf("%d authors; in force is %v; want %d authors, and the newest change in force", len(authors), all, operators*changes)
 	}
 	late := block("bob", "late")
 	seen := uint64(3)
 	late.Expect = &seen
 	if _, err := k.Change(t.Context(), late); !errors.Is(err, adjust.ErrConflict) {
-		t.Errorf("a change that expects an old version: %v", err)
+		t.Errorf("a change that expects an old version: %v; want adjust.ErrConflict", err)
 	}
 }
 
@@ -252,10 +252,10 @@ func TestRedisKilledAndRestarted(t *testing.T) {
 	change(t, a, block("bob", "ann"))
 	server.Kill()
 	if err := a.Poll(t.Context()); err == nil || a.Set().Len() != 1 || a.Status().Err == nil {
-		t.Errorf("%v, %d known, status %v", err, a.Set().Len(), a.Status().Err)
+		t.Errorf("%v, %d known, status %v; want an error, 1 known, and an error in the status", err, a.Set().Len(), a.Status().Err)
 	}
 	if _, err := a.Change(t.Context(), block("eve", "ann")); err == nil || !strings.Contains(err.Error(), "nothing was changed") {
-		t.Errorf("a change while Redis is unreachable: %v", err)
+		t.Errorf("a change while Redis is unreachable: %v; want an error that contains \"nothing was changed\"", err)
 	}
 	alone := keeper(t, url, dir) // this sidecar starts while Redis is unreachable
 	if alone.Set().Len() != 1 || alone.Set().All()[0].Target.Key[0] != "bob" {
@@ -266,12 +266,12 @@ func TestRedisKilledAndRestarted(t *testing.T) {
 	fresh := keeper(t, url, "")
 	poll(t, fresh)
 	if fresh.Set().Len() != 1 || fresh.Set().Head.Version != 1 {
-		t.Errorf("after Redis lost its data: version %d, %d known", fresh.Set().Head.Version, fresh.Set().Len())
+		t.Errorf("after Redis lost its data: version %d, %d known; want version 1, and 1 known", fresh.Set().Head.Version, fresh.Set().Len())
 	}
 	change(t, fresh, block("eve", "bob"))
 	poll(t, alone)
 	if n, err := alone.Verify(t.Context()); n != 1 || err != nil || alone.Set().Len() != 2 {
-		t.Errorf("verified %d, %v; %d known", n, err, alone.Set().Len())
+		t.Errorf("verified %d, %v; %d known; want 1 entry after the checkpoint, no error, and 2 known", n, err, alone.Set().Len())
 	}
 }
 
@@ -291,11 +291,11 @@ func TestValuesThatAreNotSoundAreLeftOut(t *testing.T) {
 	b := keeper(t, url, "")
 	poll(t, b)
 	if b.Set().Len() != 1 || b.Set().Find(good.Target) == nil || b.Status().Errors == 0 {
-		t.Errorf("%d known", b.Set().Len())
+		t.Errorf("%d known, %d errors; want only the valid one, and an error", b.Set().Len(), b.Status().Errors)
 	}
 	server.Do("XADD", "rl:{adjustments}log", "9-0", "body", "{}", "mac", "x")
 	if _, err := b.Verify(t.Context()); err != nil {
-		t.Errorf("an entry beyond the head is none yet: %v", err)
+		t.Errorf("an entry beyond the head does not count yet: %v; want no error", err)
 	}
 }
 
@@ -313,6 +313,6 @@ func TestMissingPermissionsAreReported(t *testing.T) {
 	poll(t, whole)
 	change(t, whole, block("bob", "ann"))
 	if n, err := whole.Verify(context.Background()); n != 1 || err != nil {
-		t.Errorf("verified %d, %v", n, err)
+		t.Errorf("verified %d, %v; want 1 and no error", n, err)
 	}
 }
