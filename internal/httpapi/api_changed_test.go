@@ -69,8 +69,8 @@ func TestALimitPutBackForgetsNothing(t *testing.T) {
 	}
 }
 
-// The bucket has refilled before a late refund, so the refund is smaller. Late cancelations must not raise
-// the number of units that any span of time admits.
+// Eight reservations are canceled late, when their bucket has refilled. The refunds must not admit more units at one
+// moment than the capacity.
 func TestLateCancellationsLiftNothing(t *testing.T) {
 	h, clock := onClock(t, func(a *API) { a.Inline = config.Inline })
 	const own = `{"domain":"edge","name":"own","config":{"algorithm":"token_bucket","rate":10,"period":"1s","max_reserved":10}`
@@ -121,7 +121,7 @@ limits:
 			}
 		}
 		if w := call(h, "POST", "/v1/limit", settleBody(id, "6")); w.Code != 409 || !strings.Contains(w.Body.String(), "settled with another count") {
-			t.Errorf("%s, with another count: %d %s", name, w.Code, w.Body)
+			t.Errorf("%s, with another count: got %d %s; want status 409", name, w.Code, w.Body)
 		}
 	}
 }
@@ -141,6 +141,6 @@ func TestACostThatNeverFitsChargesNothing(t *testing.T) {
 	var p problem
 	w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"credit","key":"b"},{"name":"few","key":"b","count":2},{"name":"few","key":"b","count":2}]}`)
 	if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 400 || p.Detail != `limit "few": the cost is 4, but the limit can never hold more than 3` {
-		t.Errorf("named twice: %d %s", w.Code, w.Body)
+		t.Errorf("a limit named twice: got %d %s; want status 400 with the sum of the costs", w.Code, w.Body)
 	}
 }

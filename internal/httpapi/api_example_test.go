@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// The test runs the console blocks of the examples.
+// The test runs the commands of the examples' READMEs, and compares the answers with the lines below the commands.
 func TestTheExamplesAnswerAsDocumented(t *testing.T) {
 	for _, name := range []string{"http-api", "convex"} {
 		t.Run(name, func(t *testing.T) {
@@ -52,7 +52,7 @@ type console struct {
 	clock storetest.Clock
 	send  func(method, path, body string) string
 	ids   []string // ids of reservations, which examples call R1, R2, …
-	log   string   // the last request
+	log   string   // all requests so far
 }
 
 func newConsole(t *testing.T, snapshot *limiter.Snapshot) *console {

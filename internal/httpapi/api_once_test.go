@@ -197,13 +197,13 @@ func TestForgedReservationsAreRefused(t *testing.T) {
 		}
 	}
 	if code, text := post(foreign, "else", settleBody(id, "1")); code != 404 {
-		t.Errorf("with another token: %d %s", code, text)
+		t.Errorf("with another token: got %d %s; want status 404", code, text)
 	}
 	if code, text := post(other, "s3cret", settleBody(id, "1")); code != 200 || !strings.Contains(text, `"remaining":9`) {
-		t.Errorf("another sidecar: %d %s", code, text)
+		t.Errorf("another sidecar: got %d %s; want status 200 and 9 remaining", code, text)
 	}
 	if code, text := post(one, "s3cret", settleBody(id, "1")); code != 200 || !strings.Contains(text, `"remaining":9`) {
-		t.Errorf("and again: %d %s", code, text)
+		t.Errorf("a repeated settlement: got %d %s; want status 200 and 9 remaining", code, text)
 	}
 }
 
@@ -242,7 +242,7 @@ func TestSeveralReservedLimits(t *testing.T) {
 	)
 }
 
-// The previous version made these ids, for 5 and 3 units of tokens.
+// An earlier version made these ids, for 5 and 3 units of the limit tokens.
 const oldA, oldB = "ARAwMTIzNDU2Nzg5YWJjZGVmgICBsYTpkQOAgIGxhOmRAwEABQRlZGdlBnRva2VucwABAWEKgI7OHISytzCup8A2qTUXJTpRcXU",
 	"ARAwMTIzNDU2Nzg5YWJjZGVngICBsYTpkQOAgIGxhOmRAwEAAwRlZGdlBnRva2VucwABAWIKgI7OHOc1h5sLA9IZqf09aBXums8"
 
@@ -317,7 +317,7 @@ descriptors:
 			`{"ok":true,"limits":[{"name":"llm","key":"eve","ok":true,"remaining":975,"limit":1000,"reset_after_ms":2160000}]}`},
 	)
 	if s := send("settle", byProxy, 0).Settlements; len(s) != 1 || !s[0].Repeated {
-		t.Errorf("the proxy's own settlement: %+v", s)
+		t.Errorf("the proxy's own settlement: got %+v; want one that is repeated", s)
 	}
 }
 
@@ -340,7 +340,7 @@ func TestRequestsThatReserveNothing(t *testing.T) {
 		}
 	}
 	if w := call(h, "POST", "/v1/check", `{"name":"tokens","key":"b","reserve":true}`); strings.Contains(w.Body.String(), "reservation") {
-		t.Errorf("a dry run reserves nothing: %s", w.Body)
+		t.Errorf("a dry run: got %s; want no reservation", w.Body)
 	}
 }
 
@@ -361,8 +361,8 @@ func TestALimitThatStartedAfreshIsNotSettled(t *testing.T) {
 }
 
 // The id contains the refill rate at the time of the reservation. Ten units were reserved at 10 a minute. 5
-// units have flowed in since, and were consumed. Then the rate falls to less than 1. Canceling must still
-// refund at most 5 units.
+// units have flowed in since, and were consumed. Then the rate falls to 1 a minute. Canceling must still refund at
+// most 5 units. It refunds none here, because the clock of the store might be ahead by limiter.ClockSlack.
 func TestAReservationIsCancelledAtALowerRate(t *testing.T) {
 	var l *limiter.Limiter
 	h, clock := onClock(t, func(a *API) { l = a.Limiter })
@@ -424,7 +424,7 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 	}
 }
 
-// Jitter delays the times in the answer, by at most the requested share.
+// Jitter delays the times in the answer, by at most the requested number of milliseconds.
 func TestJitterIsNeverEarly(t *testing.T) {
 	h, _ := onClock(t)
 	call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":10}`)
@@ -439,16 +439,16 @@ func TestJitterIsNeverEarly(t *testing.T) {
 			t.Errorf("got %s; want a retry time of 6 to 8 s, also in the limit", w.Body)
 		}
 		if header := w.Header().Get("Retry-After"); header < "6" || header > "8" {
-			t.Errorf("Retry-After %s: %s", header, w.Body)
+			t.Errorf("got Retry-After %s with %s; want 6 to 8", header, w.Body)
 		}
 		seen[answer.RetryAfter] = true
 	}
 	if len(seen) < 10 {
-		t.Errorf("only %d different times", len(seen))
+		t.Errorf("50 answers have %d different times; want at least 10", len(seen))
 	}
 	w := call(h, "POST", "/v1/limit", `{"name":"tokens","key":"b","jitter":2000}`)
 	if w.Code != 200 || strings.Contains(w.Body.String(), "wait") {
-		t.Errorf("an answer without a wait was delayed: %d %s", w.Code, w.Body)
+		t.Errorf("an answer without a wait: got %d %s; want status 200 and no wait", w.Code, w.Body)
 	}
 	w = call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":1,"reserve":true,"jitter":2000}`)
 	var answer apiReply

@@ -46,7 +46,7 @@ limits:
   both:   {algorithm: token_bucket, rate: 1, period: 1s}
 `
 
-// apiOver returns the API over a store, with a clock that the test sets.
+// apiOver returns the API over a store. The clock for reservations stands at storetest.Start.
 func apiOver(tb testing.TB, store backend.Store, edit ...func(*API)) http.Handler {
 	tb.Helper()
 	return apiAt(tb, store, func() algorithms.Micros { return storetest.Start }, edit...)
@@ -265,7 +265,7 @@ func TestKeysAreBytes(t *testing.T) {
 			t.Errorf("%s: got %d %s; want status 200", k, w.Code, w.Body)
 		}
 		if w := call(h, "POST", "/v1/limit", body); w.Code != 429 {
-			t.Errorf("%s again: %d %s", k, w.Code, w.Body)
+			t.Errorf("%s again: got %d %s; want status 429", k, w.Code, w.Body)
 		}
 	}
 	script(t, h, clock,
@@ -285,7 +285,7 @@ func TestLimitsAreListedAndShown(t *testing.T) {
 		t.Fatalf("got %d %s; want status 200 and 13 limits", w.Code, w.Body)
 	}
 	if got := list.Limits[0]; got.Domain != "edge" || got.Name != "both" || list.Limits[12].Domain != "other" {
-		t.Errorf("not in order: %s", w.Body)
+		t.Errorf("got %s; want the limits in the order of domain and name", w.Body)
 	}
 	call(h, "POST", "/v1/limit", `{"name":"tokens","key":["a","b"],"count":15,"reserve":true}`)
 	clock.Set(storetest.Start + 1)
@@ -344,10 +344,10 @@ func TestBackendFailureIsAnsweredByPolicy(t *testing.T) {
 		t.Errorf("headers %v; want Retry-After 1", w.Header())
 	}
 	if w := call(away, "POST", "/v1/limit", `{"name":"share"}`); w.Code != 200 || !strings.Contains(w.Body.String(), `"remaining":0,"limit":1,`) {
-		t.Errorf("its own share: %d %s", w.Code, w.Body)
+		t.Errorf("within local_share: got %d %s; want status 200, with the limit 1 and 0 remaining", w.Code, w.Body)
 	}
 	if w := call(away, "POST", "/v1/limit", `{"name":"share"}`); w.Code != 429 || !strings.Contains(w.Body.String(), `"degraded":true`) {
-		t.Errorf("its own share is used up: %d %s", w.Code, w.Body)
+		t.Errorf("beyond local_share: got %d %s; want status 429, degraded", w.Code, w.Body)
 	}
 	exchangeStep{0, "/v1/limit", `{"name":"send"}`, 503, "there is no room for another bucket"}.check(t, apiOver(t, broken{backend.ErrFull}))
 }
@@ -356,11 +356,11 @@ func TestHeadersDescribeTheMostRestrictiveLimit(t *testing.T) {
 	h, _ := apiInMemory(t)
 	w := call(h, "POST", "/v1/limit", `{"limits":[{"name":"send","count":5},{"name":"few","count":3}]}`)
 	if sent(w, "X-RateLimit-Limit") != "3" || sent(w, "X-RateLimit-Remaining") != "0" || sent(w, "X-RateLimit-Reset") != "3" || sent(w, "Retry-After") != "" {
-		t.Errorf("allowed: %v", w.Header())
+		t.Errorf("allowed: got %v; want the numbers of the limit few, and no Retry-After", w.Header())
 	}
 	w = call(h, "POST", "/v1/limit", `{"limits":[{"name":"send","count":10},{"name":"few","count":3}]}`)
 	if sent(w, "X-RateLimit-Limit") != "10" || sent(w, "X-RateLimit-Reset") != "30" || sent(w, "Retry-After") != "30" {
-		t.Errorf("denied: %v", w.Header())
+		t.Errorf("denied: got %v; want the numbers of the limit send, and Retry-After 30", w.Header())
 	}
 }
 
@@ -402,11 +402,11 @@ func TestCallersNeedPermission(t *testing.T) {
 			t.Errorf("%s %s %v: %d %s, want %d", c.method, c.path, c.header, w.Code, w.Body, c.code)
 		}
 		if challenge := w.Header().Get("WWW-Authenticate"); (challenge != "") != (w.Code == 401) {
-			t.Errorf("%s %s: %d with challenge %q", c.method, c.path, w.Code, challenge)
+			t.Errorf("%s %s: got %d with WWW-Authenticate %q; want the header only with 401", c.method, c.path, w.Code, challenge)
 		}
 	}
 	if w := call(open, "DELETE", "/v1/limit", ""); w.Header().Get("Allow") != "POST" {
-		t.Errorf("Allow: %q", w.Header().Get("Allow"))
+		t.Errorf("Allow: got %q; want POST", w.Header().Get("Allow"))
 	}
 }
 
@@ -414,16 +414,16 @@ func TestBodiesAreBounded(t *testing.T) {
 	h, _ := apiInMemory(t)
 	pad := func(n int) string { return `{"name":"send"` + strings.Repeat(" ", n-len(`{"name":"send"}`)) + `}` }
 	if w := call(h, "POST", "/v1/limit", pad(maxRequestBody)); w.Code != 200 {
-		t.Errorf("64 KiB: %d %s", w.Code, w.Body)
+		t.Errorf("64 KiB: got %d %s; want status 200", w.Code, w.Body)
 	}
 	if w := call(h, "POST", "/v1/limit", pad(maxRequestBody+1)); w.Code != 413 {
-		t.Errorf("a byte more: %d %s", w.Code, w.Body)
+		t.Errorf("a byte more: got %d %s; want status 413", w.Code, w.Body)
 	}
 	r := httptest.NewRequest("POST", "/v1/limit", io.MultiReader(strings.NewReader(`{"name"`), breaking{}))
 	r.Host = ""
 	w := httptest.NewRecorder()
 	if h.ServeHTTP(w, r); w.Code != 400 {
-		t.Errorf("a body that breaks off: %d %s", w.Code, w.Body)
+		t.Errorf("a body that breaks off: got %d %s; want status 400", w.Code, w.Body)
 	}
 }
 
@@ -446,7 +446,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 	}
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusRequestTimeout || !answer.Close {
-		t.Errorf("%s, close %v", answer.Status, answer.Close)
+		t.Errorf("got %s, close %v; want status 408, and that the connection closes", answer.Status, answer.Close)
 	}
 }
 
@@ -503,12 +503,12 @@ func FuzzParseRequest(f *testing.F) {
 		}
 		c := req.call
 		if len(c.Limits) == 0 || len(c.Limits) > maxCharges || len(req.configs) != len(c.Limits) {
-			t.Fatalf("%d limits", len(c.Limits))
+			t.Fatalf("%d limits and %d configs; want equal numbers from 1 to %d", len(c.Limits), len(req.configs), maxCharges)
 		}
 		list := make([]map[string]any, len(c.Limits))
 		for i, l := range c.Limits {
 			if l.Count > maxCount || l.Count < -maxCount {
-				t.Fatalf("count %d", l.Count)
+				t.Fatalf("count %d; want at most %d, positive or negative", l.Count, int64(maxCount))
 			}
 			list[i] = map[string]any{"name": l.Name, "key": key(l.Key), "count": l.Count, "reserve": l.Reserve}
 			if req.configs[i] != nil {
@@ -525,7 +525,7 @@ func FuzzParseRequest(f *testing.F) {
 		}
 		d, err := parseRequest(again)
 		if err != nil || d.id != req.id || d.jitter != req.jitter || fmt.Sprintf("%+v", d.call.Limits) != fmt.Sprintf("%+v", c.Limits) {
-			t.Fatalf("%s\nagain %s: %v\n%+v\n%+v", body, again, err, c.Limits, d)
+			t.Fatalf("%s, written again as %s: error %v; the limits are\n%+v, want those of\n%+v", body, again, err, d, c.Limits)
 		}
 	})
 }

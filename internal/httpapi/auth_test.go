@@ -132,7 +132,7 @@ func TestRequestsOfProxiesAreRead(t *testing.T) {
 		headers          []string
 		want             []string
 	}{
-		{"nothing said", proxy, "GET /v1/auth", nil, []string{nothing("GET", "/", "example.com")}},
+		{"no headers", proxy, "GET /v1/auth", nil, []string{nothing("GET", "/", "example.com")}},
 		{"nginx", proxy, "GET /v1/auth/nginx", []string{"X-Original-URI: /x?y", "X-Original-Method: PUT", "X-Forwarded-Host: A.test:80"}, []string{nothing("PUT", "/x", "a.test")}},
 		{"forwarded", proxy, "GET /v1/auth?evil=1", []string{"X-Forwarded-Uri: /x", "X-Forwarded-Method: PUT"}, []string{nothing("PUT", "/x", "example.com")}},
 		{"a proxy that passes on what its client sent as X-Original", proxy, "GET /v1/auth", []string{"X-Forwarded-Uri: /x", "X-Original-URI: /y", "X-Forwarded-Method: GET", "X-Original-Method: PUT"}, []string{plain}},
@@ -204,7 +204,7 @@ auth:
 		{429, []string{"X-Plan: paid", "X-Plan: free"}},
 	} {
 		if w := put(d.handler(), proxy, "GET /v1/auth/x", c.headers...); w.Code != c.want {
-			t.Errorf("%q: %d, want %d", c.headers, w.Code, c.want)
+			t.Errorf("%q: got %d; want status %d", c.headers, w.Code, c.want)
 		}
 	}
 }
@@ -233,14 +233,14 @@ func TestDecidingHeadersMustNotBeRepeated(t *testing.T) {
 				e.snapshot.Auth.Allow = allow
 				h := (&Auth{Limiter: e, Observer: refused, Log: zap.NewNop()}).handler()
 				if w := put(h, proxy, "GET /v1/auth/x", c.headers...); fmt.Sprint(w.Code, " ", reason(w)) != want {
-					t.Errorf("%d %q, want %s", w.Code, reason(w), want)
+					t.Errorf("got %d %q; want %s", w.Code, reason(w), want)
 				}
 				if c.denied && (len(e.descriptors) > 0 || len(*refused) != 1 || (*refused)[0] != Repeated) {
-					t.Errorf("asked %q, refused %q", e.descriptors, *refused)
+					t.Errorf("the limiter got %q, refused %q; want no call, and one refusal as repeated", e.descriptors, *refused)
 				}
 				w := put(h, proxy, "GET /v1/auth/nginx", append(c.headers, "X-Original-URI: /x")...)
 				if c.denied && (w.Code != http.StatusForbidden || w.Body.Len() > 0) {
-					t.Errorf("NGINX: %d", w.Code)
+					t.Errorf("NGINX: got %d %s; want status 403 without a body", w.Code, w.Body)
 				}
 			}
 		})
@@ -268,8 +268,8 @@ func TestClientIP(t *testing.T) {
 		headers          []string
 		want             string
 	}{
-		{"nobody says", nginx, proxy, nil, "127.0.0.1"},
-		{"a stranger is himself", nginx, foreign, []string{"X-Real-IP: 1.2.3.4", "X-Forwarded-For: 1.2.3.4"}, "203.0.113.9"},
+		{"no headers", nginx, proxy, nil, "127.0.0.1"},
+		{"a peer that is not trusted is the client", nginx, foreign, []string{"X-Real-IP: 1.2.3.4", "X-Forwarded-For: 1.2.3.4"}, "203.0.113.9"},
 		{"X-Real-IP", nginx, proxy, []string{"X-Real-IP: 1.2.3.4"}, "1.2.3.4"},
 		{"nginx sets it, its client the other", nginx, proxy, []string{"X-Real-IP: 1.2.3.4", "X-Forwarded-For: 6.6.6.6"}, "1.2.3.4"},
 		{"Caddy sets the other, its client this", other, proxy, []string{"X-Real-IP: 6.6.6.6", "X-Forwarded-For: 1.2.3.4"}, "1.2.3.4"},
@@ -290,7 +290,7 @@ func TestClientIP(t *testing.T) {
 		{"a peer of IPv4 in IPv6", nginx, "[::ffff:127.0.0.1]:80", []string{"X-Real-IP: 1.2.3.4"}, "1.2.3.4"},
 		{"through a socket", nginx, "@", []string{"X-Real-IP: 1.2.3.4"}, "1.2.3.4"},
 		{"through a socket, hops", other, "@", []string{"X-Forwarded-For: 6.6.6.6, 1.2.3.4"}, "1.2.3.4"},
-		{"through a socket, not said", nginx, "@", nil, ""},
+		{"through a socket, no headers", nginx, "@", nil, ""},
 		{"control bytes", nginx, proxy, []string{"X-Real-IP: 1.2.3.4\r\n"}, "127.0.0.1"},
 	} {
 		e := &echo{snapshot: authSnapshot(t, `
@@ -336,7 +336,7 @@ auth: {routes: [{descriptors: [[{key: m, from: method}, {key: p, from: path}, {k
 				all = append(all, fmt.Sprintf("d 1 ip=%q", want))
 			}
 			if got := strings.Join(e.descriptors, "\n"); got != strings.Join(all, "\n") {
-				t.Errorf("%s asks %s:\n%s\nwant %s", peer, path, got, all)
+				t.Errorf("%s sends %s: got\n%s\nwant %s", peer, path, got, all)
 			}
 		}
 	}
@@ -365,7 +365,8 @@ auth:
     - {match: {path: /unlimited}, descriptors: [[{key: nobody, value: x}]]}
 `
 
-// outcomeOf returns the headers of an answer, except those of every HTTP answer.
+// outcomeOf returns the headers of an answer, in a fixed order. If the answer has other headers too, it adds all
+// headers once more.
 func outcomeOf(w *httptest.ResponseRecorder) string {
 	var list []string
 	for _, name := range []string{"RateLimit-Policy", "RateLimit", "X-RateLimit-Limit", "X-RateLimit-Remaining", "X-RateLimit-Reset", "Retry-After", "X-RateLimit-Reason", "Content-Length", "Content-Type"} {
@@ -420,7 +421,7 @@ func TestAnswers(t *testing.T) {
 			}
 		}
 		if w := put(h, foreign, "GET /v1/auth/a"); w.Code != 429 || reason(w) != "no-route" {
-			t.Errorf("no descriptor is left: %d %v", w.Code, w.Header())
+			t.Errorf("no descriptor is left: got %d %v; want status 429 with the reason no-route", w.Code, w.Header())
 		}
 		if got := fmt.Sprint(*refused); got != "[auth_no_route auth_no_descriptor]" {
 			t.Errorf("got %v; want [auth_no_route auth_no_descriptor]", got)
@@ -432,10 +433,10 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("got %d %s; want status 403 with the reason no-route, without a body", w.Code, outcomeOf(w))
 		}
 		if w := put(h, foreign, "GET /v1/auth/nginx/x", "X-Original-URI: /"); w.Code != 403 {
-			t.Errorf("a longer path: %d", w.Code)
+			t.Errorf("a longer path: got %d; want status 403", w.Code)
 		}
 		if w := put(h, foreign, "GET /v1/auth/nginx/x"); w.Code != 429 {
-			t.Errorf("a client's path: %d", w.Code)
+			t.Errorf("a client's path: got %d; want status 429", w.Code)
 		}
 	})
 }
@@ -482,7 +483,7 @@ auth: {routes: [{hits: 2, descriptors: [[{key: a, value: x}]]}]}
 			d, _ = authHandler(t, strings.Replace(fmt.Sprintf(file, sets), "http_headers", "# ", 1)) // the default of the listener applies
 			d.Headers = HeaderSets{X: true, NoRetryAfter: true}
 			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); outcomeOf(w) != "X-RateLimit-Limit=2 X-RateLimit-Remaining=0 X-RateLimit-Reset=60 Content-Length=0" {
-				t.Errorf("no sets: %s", outcomeOf(w))
+				t.Errorf("the domain has no http_headers: got %s; want the headers of Auth.Headers", outcomeOf(w))
 			}
 		})
 	}
@@ -514,7 +515,7 @@ auth: {routes: [{descriptors: [[{key: a, value: b}]]}]}
 				t.Errorf("%s: got %s; want %s", policy, got, want)
 			}
 			if w := put(d.handler(), proxy, "GET /v1/auth/nginx"); policy == "deny" && w.Code != 403 {
-				t.Errorf("under nginx: %d", w.Code)
+				t.Errorf("under nginx: got %d; want status 403", w.Code)
 			}
 		})
 	}
@@ -546,9 +547,9 @@ func TestWithoutLimits(t *testing.T) {
 		refused  string
 	}{
 		{"no configuration", nil, "/x", nil, 503, "", "[]"},
-		{"none any more", allow, "/x", func(*limiter.Call) error { return limiter.ErrNoConfig }, 503, "", "[]"},
+		{"no configuration any more", allow, "/x", func(*limiter.Call) error { return limiter.ErrNoConfig }, 503, "", "[]"},
 		{"no auth", authSnapshot(t, "domain: d"), "/x", nil, 429, "no-route", "[auth_not_configured]"},
-		{"nothing to ask is allowed where the configuration says so", allow, "/y", nil, 200, "no-route", "[auth_no_route]"},
+		{"no route, with default allow", allow, "/y", nil, 200, "no-route", "[auth_no_route]"},
 		{"the domain is gone", allow, "/x", func(*limiter.Call) error { return nil }, 200, "no-route", "[auth_no_route]"},
 		{"a panic denies", allow, "/x", func(*limiter.Call) error { panic("oops") }, 429, "internal-error", "[panic]"},
 		{"an error", allow, "/x", func(c *limiter.Call) error {
@@ -588,7 +589,7 @@ func TestRequestsAreHeldUntilTheirTurn(t *testing.T) {
 				t.Fatalf("got %v; want status 200", w.Code)
 			}
 			if waited := time.Since(start); waited.Round(time.Millisecond) != time.Duration(i)*time.Second {
-				t.Errorf("answer %d after %v", i, waited)
+				t.Errorf("answer %d after %v; want %d s", i, waited, i)
 			}
 		}
 		for range 5 {
@@ -596,17 +597,17 @@ func TestRequestsAreHeldUntilTheirTurn(t *testing.T) {
 			synctest.Wait()
 		}
 		if n := d.delays.Waiting(); n != 5 {
-			t.Errorf("%d answers are held", n)
+			t.Errorf("%d answers are held; want 5", n)
 		}
 		if w := put(d.handler(), proxy, "GET /v1/auth"); w.Code != 429 || w.Header()["Retry-After"][0] != "1" {
-			t.Errorf("a turn beyond max_delay: %d %s", w.Code, outcomeOf(w))
+			t.Errorf("a turn beyond max_delay: got %d %s; want status 429 with Retry-After 1", w.Code, outcomeOf(w))
 		}
 		time.Sleep(10 * time.Second)
 
 		d.delays.Most = -1
 		put(d.handler(), proxy, "GET /v1/auth")
 		if w := put(d.handler(), proxy, "GET /v1/auth"); w.Code != 429 {
-			t.Errorf("no room to hold: %d", w.Code)
+			t.Errorf("no room for a delayed answer: got %d; want status 429", w.Code)
 		}
 	})
 }
@@ -642,7 +643,8 @@ func wire(t *testing.T, d *Auth) (*httptest.Server, net.Conn, *bufio.Reader) {
 	return server, conn, bufio.NewReader(conn)
 }
 
-// Requests announce bodies that never arrive, as NGINX does by default.
+// Requests announce bodies that never arrive, as those of NGINX do by default. They must be answered at once, and
+// their connection must be closed.
 func TestBodiesAreNotWaitedFor(t *testing.T) {
 	d, _ := authHandler(t, limits)
 	for _, header := range []string{"Content-Length: 7", "Content-Length: 7\r\nExpect: 100-continue", "Transfer-Encoding: chunked"} {
@@ -654,10 +656,10 @@ func TestBodiesAreNotWaitedFor(t *testing.T) {
 			continue
 		}
 		if resp.StatusCode != 200 || !resp.Close {
-			t.Errorf("%s: %d, closes: %t", header, resp.StatusCode, resp.Close)
+			t.Errorf("%s: got %d, closes: %t; want status 200 and true", header, resp.StatusCode, resp.Close)
 		}
 		if rest, err := io.ReadAll(reader); err != nil || len(rest) > 0 {
-			t.Errorf("%s: then %q %v", header, rest, err)
+			t.Errorf("%s: after the answer: got %q, %v; want the end of the connection", header, rest, err)
 		}
 	}
 }
@@ -672,7 +674,7 @@ func TestConnectionsAreKept(t *testing.T) {
 			t.Fatal(method, err)
 		}
 		if _, err := io.Copy(io.Discard, resp.Body); err != nil || resp.Close {
-			t.Fatalf("%s: %v, closes: %t", method, err, resp.Close)
+			t.Fatalf("%s: got %v, closes: %t; want no error and false", method, err, resp.Close)
 		}
 	}
 }
@@ -735,7 +737,7 @@ auth:
 				t.Errorf("the answer contains bytes of the client: %s %s", all.String(), w.Body)
 			}
 			if reason(w) == reasonPanic {
-				t.Error("panic")
+				t.Error("the handler panicked")
 			}
 		}
 	})
@@ -845,7 +847,7 @@ auth:
 		}
 	}
 	if len(*refused) > 0 {
-		t.Errorf("the limiter was not called: %v", *refused)
+		t.Errorf("refused %v; want nothing, because the limiter answers these requests", *refused)
 	}
 	if w := put(d.handler(), proxy, "GET /v1/auth/nginx", "X-Original-Method: GET", "X-Original-URI: /one"); w.Code != 403 {
 		t.Errorf("for NGINX: %d, want 403", w.Code)

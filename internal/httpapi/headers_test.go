@@ -42,7 +42,7 @@ func TestTheHeaderOfPoliciesIsBounded(t *testing.T) {
 	w := call(h, "POST", "/v1/limit", `{"limits":[`+strings.Join(charges, ",")+`]}`)
 	const want = `"l9";q=91;w=3600, "l0";q=100;w=3600, "l1";q=99;w=3600, "l2";q=98;w=3600, "l3";q=97;w=3600, "l4";q=96;w=3600, "l5";q=95;w=3600, "l6";q=94;w=3600`
 	if got := sent(w, "RateLimit-Policy"); w.Code != 200 || got != want {
-		t.Errorf("%d %s\nwant %s", w.Code, got, want)
+		t.Errorf("got %d %s\nwant 200 %s", w.Code, got, want)
 	}
 	w = call(h, "POST", "/v1/limit", `{"limits":[{"name":"l1","key":"x"},{"name":"l0","key":"b"},{"name":"l0","key":"c"}]}`)
 	if got := sent(w, "RateLimit-Policy"); got != `"l1";q=99;w=3600, "l0";q=100;w=3600` {
@@ -79,7 +79,7 @@ func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
 	first, other := retry("r1"), retry("r2")
 	for range 5 {
 		if again := retry("r1"); again != first {
-			t.Errorf("%d, before %d", again, first)
+			t.Errorf("got the retry time %d; want %d as before", again, first)
 		}
 	}
 	if first == other {
@@ -87,7 +87,7 @@ func TestJitterOfARequestWithAnIDIsTheSame(t *testing.T) {
 	}
 }
 
-// Units of two limits are reserved. Those of the first are available later.
+// The turn in one leaky bucket is later than in the other. The answer must report the longer wait.
 func TestTheLongestWaitIsReported(t *testing.T) {
 	h := manyLimits(t, "  slow: {algorithm: leaky_bucket, rate: 1, period: 10s, capacity: 9}\n  fast: {algorithm: leaky_bucket, rate: 1, period: 1s, capacity: 9}\n")
 	const body = `{"limits":[{"name":"slow","key":"a"},{"name":"fast","key":"a"}]}`

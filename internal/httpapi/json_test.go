@@ -21,8 +21,8 @@ func jsonHandler(local bool) http.Handler {
 	}})
 }
 
-// Each line is a request. Programs must get an answer: on the loopback interface, on others or on both. Web
-// pages in a browser must not.
+// Each line is a request, with its status if only this machine can reach the port (local) and if others can too
+// (remote). Programs must get an answer in at least one of the cases. Web pages of other sites must not.
 func TestPagesOfOtherSitesCannotUseJSON(t *testing.T) {
 	const json, form = "Content-Type: application/json", "Content-Type: application/x-www-form-urlencoded"
 	for _, c := range []struct {
@@ -67,7 +67,7 @@ func TestPagesOfOtherSitesCannotUseJSON(t *testing.T) {
 				t.Errorf("%s, local %t: %d %s, want %d", c.what, local, w.Code, w.Body, want)
 			}
 			if trusted := w.Body.String() == "trusted"; trusted != strings.Contains(c.headers, "s3cret") {
-				t.Errorf("%s: trusted %t", c.what, trusted)
+				t.Errorf("%s: trusted is %t; want true only with the token", c.what, trusted)
 			}
 		}
 	}
@@ -76,7 +76,7 @@ func TestPagesOfOtherSitesCannotUseJSON(t *testing.T) {
 	r = r.WithContext(context.WithValue(t.Context(), http.LocalAddrContextKey, net.Addr(&net.UnixAddr{Name: "/s", Net: "unix"})))
 	w := httptest.NewRecorder()
 	if jsonHandler(true).ServeHTTP(w, r); w.Code != 200 {
-		t.Errorf("a Unix socket: %d", w.Code)
+		t.Errorf("a Unix socket: got %d; want status 200", w.Code)
 	}
 }
 

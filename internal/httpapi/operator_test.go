@@ -105,14 +105,14 @@ func TestOperatorsReadAndResetBuckets(t *testing.T) {
 	}
 	for _, query := range []string{"limit=send&key=bob", "limit=send&key=" + url.QueryEscape("a&b\xff\r\n"), "domain=edge&descriptor=path%3D/login,ip%3D::1"} {
 		if got := get(query); !strings.Contains(got, `"remaining":10,`) && !strings.Contains(got, `"remaining":3,`) {
-			t.Errorf("%s after a reset: %s", query, got)
+			t.Errorf("%s after a reset: got %s; want a full bucket", query, got)
 		}
 	}
 	if n := logs.Len(); n != 3 {
-		t.Errorf("%d lines in the log", n)
+		t.Errorf("%d lines in the log; want 3, one for each bucket", n)
 	}
 	if got := logs.All()[1].ContextMap()["key"]; got != `a&b\xff\r\n` {
-		t.Errorf("the log has %q", got)
+		t.Errorf("the log has the key %q; want it escaped", got)
 	}
 }
 
@@ -174,13 +174,13 @@ func TestOperatorsMistakes(t *testing.T) {
 		}
 	}
 	if w := call(h, "POST", "/api/reset?limit=send&key=bob", "", "Sec-Fetch-Site", "cross-site"); w.Code != 403 {
-		t.Errorf("a page of another site: %d", w.Code)
+		t.Errorf("a page of another site: got %d; want status 403", w.Code)
 	}
 	h = (&Operator{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{}), Log: zap.NewNop()}).Handler()
 	for _, line := range []string{"GET /api/buckets?limit=send", "POST /api/reset?limit=send"} {
 		method, path, _ := strings.Cut(line, " ")
 		if w := call(h, method, path, ""); w.Code != 503 {
-			t.Errorf("%s without a configuration: %d", line, w.Code)
+			t.Errorf("%s without a configuration: got %d; want status 503", line, w.Code)
 		}
 	}
 }
@@ -195,8 +195,8 @@ func TestOperatorsGet503WhileTheStoreFails(t *testing.T) {
 	}
 }
 
-// The paths for applications give similar answers to reads and resets. But there the applications choose the
-// keys.
+// Reads and resets by applications must refuse a key with a wrong number of values, like those by operators. A charge
+// may have any key, because the applications choose the keys.
 func TestApplicationsReadOnlyBucketsThatExist(t *testing.T) {
 	_, l, _ := operator(t, memory.New(memory.Config{}))
 	h := New(Config{API: &API{Limiter: l}})
@@ -221,7 +221,7 @@ func TestApplicationsReadOnlyBucketsThatExist(t *testing.T) {
 	}
 }
 
-// FuzzOperator checks that any request of an operator gets an answer and consumes nothing.
+// FuzzOperator checks that every request of an operator gets an answer, which is JSON.
 func FuzzOperator(f *testing.F) {
 	for _, query := range []string{"limit=send&key=bob", "domain=edge&descriptor=user%3Dbob,a%5C%3D%3Db", "n=7", "limit=%zz", "key=%ff&limit=", "domain=edge&descriptor=%5C"} {
 		f.Add(query)

@@ -45,9 +45,9 @@ func TestAQuotaThatDoesNotDenyIsNotReported(t *testing.T) {
 		h := d.handler()
 		for i, want := range []string{
 			"200 ",
-			// In the window of plain, slow is empty for 100 s, and other has 2 units left, then 1.
+			// plain denies for 10 s. slow is empty for 100 s. other has 2 units, and consumes one.
 			`429 retry 10, "plain";r=0;t=10, reset 10, violated "plain"`,
-			// plain and both quota limits are empty; other is empty for 100 s.
+			// plain and both quota limits are empty. slow and other are empty for 100 s.
 			`429 retry 100, "slow";r=0;t=100, reset 100, violated "slow","plain","other"`,
 		} {
 			if i == 2 { // other consumes the last of its three units
@@ -64,7 +64,7 @@ func TestAQuotaThatDoesNotDenyIsNotReported(t *testing.T) {
 				got += fmt.Sprintf("retry %s, %s, reset %s, violated %s", sent(w, "Retry-After"), sent(w, "RateLimit"), sent(w, "X-RateLimit-Reset"), violated)
 			}
 			if got != want {
-				t.Errorf("%d: %s\nwant %s", i, got, want)
+				t.Errorf("%d: got %s\nwant %s", i, got, want)
 			}
 		}
 		var outcomeOf []string
@@ -73,7 +73,7 @@ func TestAQuotaThatDoesNotDenyIsNotReported(t *testing.T) {
 			outcomeOf = append(outcomeOf, fmt.Sprint(d.Limit, " ", d.Times))
 		}
 		if got := strings.Join(outcomeOf, ", "); got != "plain 2, other 1, slow 1" {
-			t.Errorf("top: %s", got)
+			t.Errorf("the keys denied most: got %s; want plain 2, other 1, slow 1", got)
 		}
 	})
 }
@@ -88,7 +88,7 @@ func (o observers) Observe(c *limiter.Call) {
 	}
 }
 
-// The API for applications must answer in the same way.
+// The API for applications must answer in the same way as /v1/auth.
 func TestAQuotaThatDoesNotDenyIsNotReportedToApplications(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := limiter.New(memory.New(memory.Config{}), limiter.Config{})
@@ -105,12 +105,13 @@ func TestAQuotaThatDoesNotDenyIsNotReportedToApplications(t *testing.T) {
 		// A cost above the capacity of one quota limit must not be a mistake while other quota limits allow it.
 		w = call(h, "POST", "/v1/limit", `{"limits":[{"name":"slow","key":"y","count":5},{"name":"other","key":"y"},{"name":"plain","key":"x"}]}`)
 		if w.Code != 429 || sent(w, "Retry-After") != "10" {
-			t.Errorf("a cost that a quota limit can never hold: %d %v %s", w.Code, w.Header(), w.Body)
+			t.Errorf("a cost that a quota limit can never hold: got %d %v %s; want status 429 with Retry-After 10", w.Code, w.Header(), w.Body)
 		}
 	})
 }
 
-// The failure of the store is the reason for the denial, whatever one quota limit decides.
+// If the store cannot decide the plain limit, its failure is the reason for the denial, whatever one quota limit
+// decides.
 func TestAQuotaThatDoesNotDenyHidesNoFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _ := authHandler(t, quotas)
@@ -168,11 +169,11 @@ func TestRetryAfterIsRoundedUp(t *testing.T) {
 			}
 			time.Sleep(1500*time.Millisecond - time.Microsecond)
 			if code, retry, _ := send(); code != c.code || retry != "1" {
-				t.Errorf("%s, a microsecond early: %d %s", c.path, code, retry)
+				t.Errorf("%s, a microsecond early: got %d, Retry-After %s; want %d and 1", c.path, code, retry, c.code)
 			}
 			time.Sleep(time.Microsecond)
 			if code, _, _ := send(); code != 200 {
-				t.Errorf("%s, in time: %d", c.path, code)
+				t.Errorf("%s, in time: got %d; want status 200", c.path, code)
 			}
 		})
 	}

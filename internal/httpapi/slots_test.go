@@ -40,7 +40,7 @@ func TestBodiesAreWorkedAtInTurn(t *testing.T) {
 		start := time.Now()
 		all.Wait()
 		if took := time.Since(start); most != maxWorking || took.Round(time.Second) != 3*time.Second {
-			t.Errorf("%d at once, %v", most, took)
+			t.Errorf("%d requests had a slot at the same time, for %v in total; want %d and 3 s", most, took, maxWorking)
 		}
 	})
 }
