@@ -130,7 +130,7 @@ func (p *pages) limitAdjustmentWords(l limitAdjustments) string {
 	return strings.Join(parts, "; ")
 }
 
-// adjustmentWords describes an adjustment without the configured limit.
+// adjustmentWords describes an adjustment. It does not use the configured limit, which may have changed since.
 func adjustmentWords(a *adjust.Adjustment) string {
 	return a.Target.String() + ": " + changeWords(&a.Change) + ", until " + moment(a.Expires)
 }

@@ -225,7 +225,7 @@ func numbers(p *descriptors.Policy) string {
 	}
 }
 
-// unit returns the name of period in the reference server.
+// unit returns the name of period in the reference server, or its length if it has no name.
 func unit(period algorithms.Micros) string {
 	for name, length := range map[string]algorithms.Micros{
 		"SECOND": algorithms.Second, "MINUTE": 60 * algorithms.Second, "HOUR": 3600 * algorithms.Second,

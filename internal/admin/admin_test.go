@@ -154,8 +154,7 @@ func TestPagesOfOtherSitesStartNoProfile(t *testing.T) {
 	}
 }
 
-// The command line contains secrets. A person with the token may see metrics, but need not know these
-// secrets.
+// The command line may contain secrets. Clients with the token must not get them either.
 func TestTheCommandLineIsNotExposed(t *testing.T) {
 	c := fixture(t)
 	c.Token = httpauth.FixedToken("secret")

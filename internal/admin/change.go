@@ -157,7 +157,7 @@ func choices(list []string, chosen string) (all []choice) {
 func (p *pages) previewWords(c *change, author, reason string) (string, error) {
 	switch {
 	case c.do == "reset":
-		return "The bucket of " + keyWords(&c.subject) + " is forgotten: what was consumed, debts and penalties. For the next request it is a new bucket.", nil
+		return "The bucket of " + keyWords(&c.subject) + " is deleted, with its consumed units, debt and penalty. The next request starts a new bucket.", nil
 	case p.Adjust == nil:
 		return "", errors.New("adjustments are off")
 	case c.do == "end":
@@ -209,7 +209,7 @@ func (p *pages) change(w http.ResponseWriter, r *http.Request, v viewer) {
 func (p *pages) apply(r *http.Request, c *change, author, reason string) error {
 	switch {
 	case strings.TrimSpace(author) == "" || strings.TrimSpace(reason) == "":
-		return errors.New("the name and the reason are missing; they are kept with the change")
+		return errors.New("the name and the reason are missing; they are stored with the change")
 	case c.do == "reset":
 		return p.reset(r, &c.subject, author, reason)
 	case p.Adjust == nil:

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 )
 
-// A reload of one file keeps all other limits of its domain. The comparison leaves those out.
+// A reload of one file keeps all other limits of its domain. The comparison must count only the limits that differ.
 func TestComparisonAfterAReloadOfOneFile(t *testing.T) {
 	folder := t.TempDir()
 	write := func(file string, rate int, more string) {
@@ -46,7 +46,7 @@ func TestComparisonAfterAReloadOfOneFile(t *testing.T) {
 			t.Fatalf("got %v; want no mistakes", problems)
 		}
 		if c := Compare(first, next); c.Added != step.added || c.Removed != step.removed || c.Edited != step.edited {
-			t.Errorf("%s: %d added, %d removed, %d edited; rows %+v", step.what, c.Added, c.Removed, c.Edited, c.Rows)
+			t.Errorf("%s: %d added, %d removed, %d edited, with the rows %+v; want %d, %d and %d", step.what, c.Added, c.Removed, c.Edited, c.Rows, step.added, step.removed, step.edited)
 		}
 		first = next
 	}

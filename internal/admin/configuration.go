@@ -137,9 +137,9 @@ func changed(d, other *limiter.Domain) (list []*descriptors.Policy) {
 	return list
 }
 
-// alike reports whether a and b are equal except for Place and Index. The comparison saves memory: if one file
-// of a large domain changes, all limits of the domain may be compiled again, and the descriptions of 100,000
-// limits occupy tens of MiB.
+// alike reports whether a and b are certainly equal, except for Place and Index. It may return false for equal limits,
+// for example if they have Extras of their own. The comparison saves memory: if one file of a large domain changes,
+// all limits of the domain may be compiled again, and the descriptions of 100,000 limits occupy tens of MiB.
 func alike(a, b *descriptors.Policy) bool {
 	return a == b || a.Domain == b.Domain && a.Name == b.Name && a.Owner == b.Owner && *a.Limit == *b.Limit && a.Prefix == b.Prefix &&
 		slices.Equal(a.Open, b.Open) && a.Whole == b.Whole && a.Unlimited == b.Unlimited && a.Reference == b.Reference &&

@@ -17,7 +17,7 @@ var reasons = map[string]string{
 	denials.Penalty:  "the penalty of the limit blocks this key",
 	denials.Blocked:  "an operator blocks this key",
 	denials.NoAuth:   "the configuration has no auth section",
-	denials.Never:    "the cost is more than the limit can ever give",
+	denials.Never:    "the cost is more than the limit can ever hold",
 	denials.Backend:  "the store could not decide",
 	denials.Full:     "no room for another bucket in memory",
 	denials.NoConfig: "no configuration of the domain yet",

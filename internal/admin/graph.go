@@ -20,7 +20,7 @@ type graph struct {
 
 const graphHeight = 24
 
-// sparkline draws one column for each group of width steps.
+// sparkline draws one column for each group of width steps. denied is the word for denied requests in the text.
 func sparkline(p *history.Points, width int, denied string) graph {
 	columns := make([]history.Totals, 0, history.Steps/width)
 	most := uint64(0)

@@ -201,13 +201,13 @@ func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 		case !limit.Whole && len(limit.Open) != len(s.Key):
 			return nil, fmt.Errorf("the key has %s; a bucket of this limit is identified by %s", plural(int64(len(s.Key)), "value"), openKeys(limit))
 		}
-		charge.Inline = limit // the limit belongs to a descriptor, so that a request cannot name it
+		charge.Inline = limit // the limit belongs to a descriptor, so a request cannot name it
 	}
 	c.Limits = []limiter.NamedCharge{charge}
 	return c, nil
 }
 
-// openKeys returns the names of the values that identify a bucket of l.
+// openKeys describes the values that identify a bucket of l: their number and their names.
 func openKeys(l *descriptors.Policy) string {
 	if len(l.Open) == 0 {
 		return "no value"
@@ -356,7 +356,7 @@ func stateWords(result *limiter.Result, now time.Time) string {
 	case d.Blocked > 0:
 		return denies + " " + until() + ", because a penalty blocks the key"
 	case d.Never:
-		return denies + " for good: it can never give so much"
+		return denies + " for good: it can never hold so much"
 	default:
 		return denies + " " + until() + ", because it is used up"
 	}
@@ -422,7 +422,7 @@ func recent(e denials.Event) recentRow {
 	return row
 }
 
-// adjustedRow is a row about a current or past adjustment.
+// adjustedRow is a row about an adjustment.
 type adjustedRow struct {
 	Words, Ignored, Author, Reason, Left, Expires, End string
 	Link                                               string // the page of the key; "" if the adjustment applies to all keys

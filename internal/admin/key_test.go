@@ -230,7 +230,8 @@ func TestSearchingAKey(t *testing.T) {
 	has(t, d.read(t, "/key?q="+url.QueryEscape(strings.Repeat("é\xff<b>", 1000))), "None.")
 }
 
-// TestKeysOfAnyBytes: keys are arbitrary bytes. Each has its own page, which shows the same bytes.
+// Keys are arbitrary bytes. The links and forms of the page must reach exactly the bucket of each key, and show its
+// bytes escaped.
 func TestKeysOfAnyBytes(t *testing.T) {
 	d := newDesk(t)
 	for _, key := range []string{"", "\xff\x00", "<script>alert(1)</script>", `"><svg/onload=alert(1)>`, "a,b=c\\", "\u202egnp.exe", "&value=x", strings.Repeat("k", 200)} {
@@ -246,7 +247,7 @@ func TestKeysOfAnyBytes(t *testing.T) {
 	body := d.read(t, "/")
 	for _, no := range []string{"<script>alert", "<svg/", "\u202e", "\xff"} {
 		if strings.Contains(body, no) {
-			t.Errorf("the page has %q", no)
+			t.Errorf("the page has %q; want it escaped", no)
 		}
 	}
 	if n := d.logs.FilterMessage("a bucket was reset").Len(); n != 8 {
@@ -272,10 +273,10 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	page = d.read(t, w.Header().Get("Location"))
 	has(t, page, "The limit was raised for this key.", "By ann: “launch &lt;b&gt;”", "20 of 40 left", "Allowed now")
 	if n := d.request(t, 30, user("bob")); n != 20 {
-		t.Errorf("%d are allowed, want 20", n)
+		t.Errorf("%d requests are allowed, want 20", n)
 	}
 	if n := d.request(t, 30, user("eve")); n != 20 {
-		t.Errorf("another key has %d; want 20", n)
+		t.Errorf("%d requests of another key are allowed; want 20", n)
 	}
 
 	preview = d.click(t, page, "Block")
@@ -306,7 +307,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	}
 }
 
-// TestOnlyTheAdminTokenAllowsChanges: clients that may only read see no buttons, and their forms are rejected.
+// Clients that may only read must see no buttons, and their forms must be rejected.
 func TestOnlyTheAdminTokenAllowsChanges(t *testing.T) {
 	d := newDesk(t)
 	form := url.Values{"do": {"block"}, "domain": {"d"}, "limit": {"send"}, "value": {"bob"}, "author": {"eve"}, "reason": {"x"}, "csrf": {d.csrf()}, "for": {"1h"}}
@@ -360,7 +361,7 @@ func TestALimitsPage(t *testing.T) {
 	has(t, page, "<h1>send <small>d</small>", "token bucket: 10 per 1m, up to 20 at once.", d.file+":3", "3    send:  {algorithm: token_bucket, rate: 10, period: 1m, capacity: 20}",
 		"on_backend_failure", "user=bob", "about 20", `<label for="value0">user</label>`, "The graph in numbers")
 	if strings.Contains(page, "login:") {
-		t.Error("it shows the lines of another limit")
+		t.Error("the page shows the lines of another limit")
 	}
 	has(t, d.read(t, "/limit?domain=d&name=path_/login.country"), "14        - key: country\n15          rate_limit:\n16            unit: hour\n17            requests_per_unit: 3\n</pre>")
 	has(t, d.read(t, "/limit?domain=d&name=free"), "unlimited")

@@ -36,10 +36,8 @@ type limitBody struct {
 	Since, UsedSince string
 	Denied           []deniedRow
 	Used             []usedRow
-	// Values describes the values that identify a bucket. It is empty if the limit has only one bucket. Free
-	// means that applications choose the values.
+	// Values has the names of the values that identify a bucket. It is empty if the limit has only one bucket.
 	Values      []string
-	Free        bool
 	Unlimited   bool
 	Adjustments []adjustedRow
 	// Settling describes the reservations. It is empty for a limit without settle.
@@ -83,7 +81,7 @@ func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 		b.Values = append(b.Values, descriptors.Printable(key))
 	}
 	if l.Extra().Named {
-		b.Free, b.Values = true, []string{"key"}
+		b.Values = []string{"key"} // applications choose the values
 	}
 	if p.Adjust != nil {
 		b.Adjustments = p.adjustmentsOf(domain, name)
@@ -218,9 +216,9 @@ func (p *pages) source(l *descriptors.Policy) source {
 	return s
 }
 
-// block returns the lines of a YAML file that belong to the limit at line. In the block style that is the
-// line of the limit's first key. The line above it with less indentation contains the limit's name. A
-// rate_limit belongs to the descriptor above it.
+// block returns the lines of a YAML file that belong to the limit at line. In the block style, line is the line of
+// the limit's first key, so the result starts at the nearest line above it with less indentation, which has the
+// limit's name. If that is the line of rate_limit, the result starts at the descriptor above it.
 func block(name string, line int) (lines []sourceLine) {
 	var text []string
 	readLines(name, func(n int, one string) bool {

@@ -270,7 +270,7 @@ func limitLink(domain, name string) string {
 	return "/limit?" + url.Values{"domain": {domain}, "name": {name}}.Encode()
 }
 
-// cut returns at most most bytes of a text that a client sent, as valid UTF-8.
+// cut truncates a text that a client sent to most bytes, and replaces what is not UTF-8.
 func cut(text string, most int) string {
 	return strings.ToValidUTF8(text[:min(len(text), most)], "\ufffd")
 }

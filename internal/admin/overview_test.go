@@ -90,11 +90,11 @@ func TestDeniedKeysAreShownAsText(t *testing.T) {
 	body := w.Body.String()
 	has(t, body, "since 1970-01-01 12:00:00 UTC",
 		`<td class="n">77</td>`, `>user=&lt;script&gt;alert(1)&lt;/script&gt;,ip=::1</a>`, "the limit was reached",
-		`<td class="n">8 or more</td>`, `a\r\n,\xff\&#34;&#39;&amp;…`, "the cost is more than the limit can ever give",
+		`<td class="n">8 or more</td>`, `a\r\n,\xff\&#34;&#39;&amp;…`, "the cost is more than the limit can ever hold",
 		`<td class="n">9</td>`, "the store could not decide", "(all keys)")
 	for _, no := range []string{"<script>alert", "\xff", "alert(1)<"} {
 		if strings.Contains(body, no) {
-			t.Errorf("it has %q", no)
+			t.Errorf("the page has %q; want it escaped", no)
 		}
 	}
 	c := fixture(t)
@@ -166,7 +166,7 @@ func TestPagesOfAHundredLimits(t *testing.T) {
 			t.Errorf("%q: %d limits, from %s to %s; want %v elements, names[0] %v, names[len(names)-1] %v and a text that contains %q", page, len(names), names[0], names[len(names)-1], want.n, want.first, want.last, want.text)
 		}
 		if strings.Contains(body, `rel="next"`) != (page == "" || page == "&page=2" || page == "&q=00001") || strings.Contains(body, `rel="prev"`) != (page != "" && page != "&q=00001") {
-			t.Errorf("%q: links", page)
+			t.Errorf("%q: got %s; want a link to the previous and the next page only if there is one", page, body)
 		}
 	}
 }

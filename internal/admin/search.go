@@ -21,7 +21,7 @@ const (
 // searchBody is the data of search.html.
 type searchBody struct {
 	Query string
-	// Buckets are the buckets of the key in the tried limits. Seen are the recorded keys that contain the text
+	// Buckets are the buckets of the key in the tried limits. Recorded are the recorded keys that contain the text
 	// of the search.
 	Buckets  []foundRow
 	Recorded []foundRow
@@ -35,7 +35,7 @@ type foundRow struct {
 	Denied                          bool
 }
 
-// search shows the buckets that a text identifies, in all limits.
+// search shows the buckets that a text identifies, in at most maxTried limits, and the recorded keys that contain it.
 func (p *pages) search(w http.ResponseWriter, r *http.Request, v viewer, query string) {
 	b := searchBody{Query: query}
 	if s := p.Current(); s != nil {
@@ -80,7 +80,7 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 			continue
 		}
 		if tried++; tried > maxTried || len(b.Buckets) == maxFound {
-			b.Notes = append(b.Notes, fmt.Sprintf("Only %s were tried. Open the page of a limit to look into that one.", plural(maxTried, "limit")))
+			b.Notes = append(b.Notes, fmt.Sprintf("Only %s were tried. To search another limit, open its page.", plural(maxTried, "limit")))
 			return
 		}
 		s := subject{Domain: l.Domain, Limit: l.Name, Key: []string{value}}

@@ -65,8 +65,8 @@ func (s *sessions) dropOldest() {
 	delete(s.all, oldest)
 }
 
-// find returns the session with this id, or nil if it does not exist or has ended. If person is true, the
-// request prolongs the session.
+// find returns the session with this id, or nil if it does not exist or has ended. person means that a person, not
+// the script of the page, has sent the request. Then the request prolongs the session.
 func (s *sessions) find(id string, person bool) *session {
 	now, hash := s.now(), fingerprint(id)
 	s.mu.Lock()

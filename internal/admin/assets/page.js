@@ -11,7 +11,7 @@
     try { sessionStorage.setItem('live', box.checked ? 'on' : 'off'); } catch { /* storage is off */ }
   });
   const say = text => { if (state.textContent !== text) state.textContent = text; };
-  // A part that a person is using stays as it is.
+  // A part that a person is using is not replaced.
   const busy = part => part.contains(document.activeElement) || part.querySelector('details[open]');
   const refresh = async () => {
     if (!box.checked || document.hidden) return;
@@ -19,7 +19,7 @@
     try {
       answer = await fetch(location.href, { credentials: 'same-origin', headers: { 'X-Refresh': '1' } });
     } catch {
-      return say('The sidecar does not answer. What you see is old.');
+      return say('The sidecar does not answer. The page shows an earlier state.');
     }
     if (!answer.ok) return say(answer.status === 401 ? 'You are logged out. Load the page again.' : 'The page cannot be refreshed.');
     const fresh = new DOMParser().parseFromString(await answer.text(), 'text/html');
