@@ -173,7 +173,7 @@ func (w *world) change(p *process, o adjust.Operation) {
 // server's clock.
 const late = algorithms.Micros(30_000)
 
-// adjusted checks that a sidecar does not use an adjustment that has expired.
+// adjusted checks that a sidecar uses the adjustments that it knows, and none that has expired.
 func (j *judge) adjusted(p *process, r *limiter.Result) {
 	a := r.Policy.Adjusted
 	if p == nil {
@@ -189,8 +189,8 @@ func (j *judge) adjusted(p *process, r *limiter.Result) {
 	}
 }
 
-// unadjusted checks that p knows no adjustment of r, which has the configured numbers. An adjustment that has
-// expired is not used again if the server's clock then steps back.
+// unadjusted checks that p knows no adjustment of r, which has the configured numbers. It checks nothing after
+// a clock has stepped: an adjustment that has expired is not used again if the server's clock steps back.
 func (j *judge) unadjusted(p *process, r *limiter.Result) {
 	if p.keeper == nil || r.Policy.Name != "tuned" || p.busy || j.stepped {
 		return
@@ -202,7 +202,7 @@ func (j *judge) unadjusted(p *process, r *limiter.Result) {
 	}
 }
 
-// ledgerKeys are the names of the ledger's keys.
+// These are the names of the ledger's keys.
 const ledgerHeadKey, ledgerLogKey, ledgerValuesKey = "rl:{adjustments}head", "rl:{adjustments}log", "rl:{adjustments}values"
 
 // ledgerServer returns the server that has the ledger.
@@ -240,7 +240,8 @@ func (j *judge) converged() {
 	}
 }
 
-// knowsAll checks that p has the adjustments that the server has. Both may lack those that have expired.
+// knowsAll checks that p has the adjustments that the server has, and no others. Either may lack adjustments
+// that have expired or soon will.
 func (j *judge) knowsAll(p *process) {
 	set, fields, soon := p.keeper.Set(), j.w.ledgerServer().fields(ledgerValuesKey), p.keeper.Now()+late
 	if p.keeper.Status().Err != nil || p.pausedUntil >= j.w.lastPoll-int64(200*time.Millisecond) {
@@ -253,12 +254,12 @@ func (j *judge) knowsAll(p *process) {
 			return
 		}
 		if is := set.Find(id); a.Expires > soon && (is == nil || *is.Change.Rate != *a.Change.Rate || is.Expires != a.Expires) {
-			j.fail("%s has not the adjustment %s that the server has", p.name, id)
+			j.fail("%s lacks the adjustment %s, which the server has", p.name, id)
 		}
 	}
 	for _, a := range set.All() {
 		if a.Expires > soon && fields[a.ID] == "" {
-			j.fail("%s has the adjustment %s, which the server has not", p.name, a.ID)
+			j.fail("%s has the adjustment %s, which the server lacks", p.name, a.ID)
 		}
 	}
 }
@@ -277,7 +278,7 @@ func (j *judge) audited() {
 		for _, f := range v.log {
 			e, err := adjust.ParseEntry([]byte(f.Body), f.MAC)
 			if err != nil {
-				j.fail("the audit: %v", err)
+				j.fail("the audit log: %v", err)
 				return
 			}
 			entries = append(entries, e)
@@ -291,13 +292,13 @@ func (j *judge) audited() {
 		}
 		from := adjust.Checkpoint{Head: adjust.Head{Version: number("checkpoint"), MAC: v.fields["checkpoint_mac"]}, Signature: v.fields["signature"]}
 		if err := chain.Broken(from, entries, adjust.Head{Version: number("version"), MAC: v.fields["mac"]}); err != nil {
-			j.fail("the audit: %v", err)
+			j.fail("the audit log: %v", err)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(j.changes)) {
 		switch outcome, n := j.changes[id], count[id]; {
 		case n > 1, outcome == "not made" && n > 0, outcome == "made" && n == 0 && j.losses+j.failovers == 0:
-			j.fail("operation %s was answered as %s, the audit has it %d times", id, outcome, n)
+			j.fail("operation %s was answered as %s, the audit log has it %d times", id, outcome, n)
 		}
 	}
 }

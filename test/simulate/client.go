@@ -20,15 +20,15 @@ type request struct {
 	id       string
 	domain   string // "" means the domain sim
 	costs    []cost
-	witness  string // the name of a limit that only this request uses
-	once     bool
+	witness  string // the limit that has a bucket for this request only; "" means none
+	once     bool   // it is sent under its ID
 	canceled atomic.Bool
 
-	parted    bool // its limits are on two servers
+	parted    bool // its charges are on two servers, in two slots, or sharded
 	attempts  int
 	allowed   bool // an answer allowed it
-	denied    bool // an answer denied it, and none allowed it
-	untouched int  // the number of answers that certainly nothing was charged
+	denied    bool // an answer denied it
+	untouched int  // the number of answers which state that nothing was charged
 	unknown   bool // an attempt has no answer, or its answer does not state whether it was charged
 
 	paid        [][]payment           // the payments according to each answer that allowed the request
@@ -115,8 +115,7 @@ func (w *world) client(n int, rng *rand.Rand, length time.Duration) {
 	w.after(time.Duration(rng.Int64N(int64(length/2))), nil, next)
 }
 
-// common is the value of keys that are charged by requests without a witness. These are denied again and again, so
-// that sidecars remember it.
+// common is the key of the hot clients. They charge it so often that sidecars remember its denials.
 const common = "h"
 
 var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket", "sharded", "shardday"}, []string{"day", "window", "bucket", "slide", "log", "queue", "sharded"}
@@ -227,7 +226,7 @@ func (p *process) deliver(rng *rand.Rand, requests []*request, within time.Durat
 	}
 }
 
-// finish answers request i, unless it already has an answer.
+// finish answers request i, unless it already has an answer or could not be added to the batch.
 func (d *delivery) finish(i int) {
 	if s := d.sent[i]; !s.answered && d.planned[i] {
 		d.batch.Finish(d.calls[i])

@@ -137,7 +137,7 @@ func keysOf(args []any) (keys []string) {
 	return keys
 }
 
-// masterOf returns the node that has a key.
+// masterOf returns the node that has a key, or the owner of its block if no node has the key.
 func (w *world) masterOf(key string) *server {
 	b := slotOf(key) / ofBlock
 	if t := w.layout.target[b]; t != nil && t.get(key) != nil {

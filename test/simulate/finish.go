@@ -34,7 +34,7 @@ func (j *judge) live() {
 	w.run(w.now + int64(aWhile))
 	for _, l := range j.alive {
 		if !l.request.allowed {
-			j.fail("%s: a request does not pass though no fault is left", l.process.name)
+			j.fail("%s: a request is not allowed, though no fault is left", l.process.name)
 		}
 		l.answers, l.process.settled = 0, true
 		for n := range repeats {
@@ -62,7 +62,7 @@ type living struct {
 func (j *judge) checkProbes() {
 	for _, l := range j.alive {
 		if l.answers < repeats {
-			j.fail("%s: of %d requests only %d pass though no fault is left", l.process.name, repeats, l.answers)
+			j.fail("%s: of %d requests only %d are allowed, though no fault is left", l.process.name, repeats, l.answers)
 		}
 	}
 }
@@ -186,7 +186,7 @@ func (j *judge) kept(r *request) {
 	}
 	window := func(at algorithms.Micros) int64 { return (int64(at) - b.phase) / int64(b.numbers[0].Period()) }
 	if window(b.first) != window(s.now()) {
-		return // forgotten
+		return // the window has ended, so the bucket may be gone
 	}
 	if j.failovers > 0 {
 		w.seen(sawKept)
@@ -196,7 +196,8 @@ func (j *judge) kept(r *request) {
 	}
 }
 
-// conserved checks that a bucket was charged exactly the admitted units.
+// conserved checks that a bucket was charged exactly the costs of the requests whose witness was charged. A
+// bucket with leases must be charged at least the admitted units.
 func (j *judge) conserved(key string, b *bucket, charged map[cost]int64) {
 	admitted := int64(0)
 	for _, a := range b.admitted {
@@ -213,7 +214,7 @@ func (j *judge) conserved(key string, b *bucket, charged map[cost]int64) {
 			return
 		}
 		if b.charged != want {
-			j.fail("%s %q: %d charged, the requests that were charged make %d", b.limit, key, b.charged, want)
+			j.fail("%s %q: %d charged, want %d, the costs of the requests whose witness was charged", b.limit, key, b.charged, want)
 		}
 		return
 	}
@@ -225,8 +226,8 @@ func (j *judge) conserved(key string, b *bucket, charged map[cost]int64) {
 	}
 }
 
-// shared checks a bucket whose limit has another on_backend_failure than deny. The servers must have charged
-// the units that they allowed. A sidecar may allow a quarter of the limit without the servers.
+// shared checks a bucket whose requests may have no witness. The servers must have charged at least the units
+// that they allowed. If on_backend_failure is local, each sidecar may allow a quarter of the limit without them.
 func (j *judge) shared(b *bucket) {
 	admitted, share := int64(0), int64(0)
 	for _, a := range b.admitted {
@@ -245,7 +246,8 @@ func (j *judge) shared(b *bucket) {
 	}
 }
 
-// refunded checks that shards got back what they were charged for denied requests.
+// refunded checks that shards got back what they were charged for denied requests. It checks only runs in which
+// no refund can be lost.
 func (j *judge) refunded(b *bucket) {
 	admitted := int64(0)
 	for _, a := range b.admitted {

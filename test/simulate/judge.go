@@ -15,8 +15,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// judge checks a run. It compares the requests and answers of clients with the charges of servers. It
-// calculates by itself, and uses nothing of the code under test.
+// judge checks a run. It compares the requests and answers of clients with the charges of servers. It computes
+// with package algorithms what the servers would decide, and does not use the limiter, the wrappers or the
+// Redis store for that.
 type judge struct {
 	w            *world
 	problems     []string
@@ -180,7 +181,7 @@ func (j *judge) answered(s *sending, c *limiter.Call, err error) {
 		}
 		isOver := s.process.over && s.at > s.process.overAt // for requests that were sent since then
 		if err := firstErr(c); isOver && s.pause == s.process.pausedUntil && err != nil && strings.Contains(err.Error(), "are replacing the master") {
-			j.fail("request %s: %v, though they have reported that they do not", s.id, err)
+			j.fail("request %s: %v, though the Sentinels have reported the end of the failover", s.id, err)
 		}
 		j.failedAs(s, c)
 		if untouched {
@@ -238,9 +239,9 @@ func (j *judge) failedAs(s *sending, c *limiter.Call) {
 	}
 	switch {
 	case mustDeny && !c.Denied:
-		j.fail("request %s passes though the store failed", s.id)
+		j.fail("request %s is allowed, though the store failed", s.id)
 	case mustErr && !mustDeny && c.Err == nil:
-		j.fail("request %s is answered without an error, as its limit demands", s.id)
+		j.fail("request %s is answered without the error that its limit demands", s.id)
 	case !mayDeny && !mustErr && (c.Denied || c.Err != nil):
 		j.fail("request %s is denied (%v) or fails (%v), though no limit denies", s.id, c.Denied, c.Err)
 	case !mustDeny:
@@ -362,8 +363,8 @@ func (j *judge) stateOf(r *limiter.Result) (state algorithms.State) {
 	return state
 }
 
-// adjustable reports whether more than the limit decides about b: credits may pay for a plan, and adjustments may
-// change the numbers of "tuned".
+// adjustable reports whether the configured numbers alone do not decide about b: credits may pay for "plan" and
+// "pace", and adjustments may change the numbers of "tuned".
 func (j *judge) adjustable(b *bucket) bool {
 	return b.limit == "plan" || b.limit == "pace" || b.limit == "tuned"
 }
@@ -392,7 +393,7 @@ func (j *judge) peeks(s *sending, c *limiter.Call) (passes bool, epochs int64) {
 // retry is what the judge knows of the retry time of one limit of a request.
 type retry struct {
 	after            algorithms.Micros // -1: unknown, or the servers would allow the request
-	charged, refunds int64             // what the bucket was charged before
+	charged, refunds int64             // the bucket's charged units and the number of its refunds at that time
 }
 
 // retriesOf appends the retry times that the servers would return now for each limit of c.
@@ -436,11 +437,11 @@ func (j *judge) retryTimes(s *sending, c *limiter.Call) {
 			late += 250_000 // the longest timeout of a call
 		}
 		if d.RetryAfter > was.after+late && (s.witness != "" || s.process.pausedUntil == 0) { // an answer arrives late at a paused process
-			j.fail("request %s: retry %s after %d us; the server said at most %d us", s.id, b.limit, d.RetryAfter, was.after)
+			j.fail("request %s: retry %s after %d us, want at most the %d us that the server would have returned before", s.id, b.limit, d.RetryAfter, was.after)
 		}
 		current := s.witness != "" || len(j.w.started) == 1 && !j.unclean && b.server.now()-b.last > algorithms.Micros(timeout/time.Microsecond)+slack
 		if current && now.after >= 0 && d.RetryAfter < now.after-slack {
-			j.fail("request %s: retry %s after %d us; the server would say at least %d us", s.id, b.limit, d.RetryAfter, now.after)
+			j.fail("request %s: retry %s after %d us, want at least the %d us that the server would return now", s.id, b.limit, d.RetryAfter, now.after)
 		}
 	}
 }
@@ -453,7 +454,7 @@ func (j *judge) falseDenial(s *sending, c *limiter.Call) {
 		return
 	}
 	if passes, epochs := j.peeks(s, c); passes && epochs == s.epochs && s.snapshot == c.Snapshot {
-		j.fail("request %s is denied, though there is plenty of all that it asks for", s.id)
+		j.fail("request %s is denied, though each of its buckets has more units than it costs", s.id)
 	}
 }
 

@@ -1,7 +1,7 @@
 // Package simulate runs the client side of the program on one seeded loop: the limiter, the wrappers of
 // Stores, and the Redis store, all unchanged. The network, Redis itself, clocks and random numbers are
-// simulated. A judge that shares no code with them checks the results. The same seed always gives the same
-// run.
+// simulated. A judge compares the answers with the charges of the simulated servers. The same seed always
+// gives the same run.
 //
 // Code that waits runs on a coroutine (iter.Pull). Exactly one coroutine runs at a time, and the loop decides
 // which one, so that Go's scheduler decides nothing.
@@ -65,7 +65,7 @@ func (l *loop) afterPlain(d time.Duration, p *process, f func()) *event {
 	return e
 }
 
-// run runs all events until a time. It reports whether no event is left.
+// run runs all events up to and including the time until. It reports whether no event is left.
 func (l *loop) run(until int64) (ended bool) {
 	for len(l.events) > 0 && l.events[0].at <= until {
 		e := l.events.pop()

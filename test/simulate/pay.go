@@ -73,7 +73,7 @@ func (j *judge) pays(s *server, group []charge, before []algorithms.State, bucke
 			want = largest
 		}
 		if units != want {
-			j.fail("%q was charged %d, it is to pay %d: the group was allowed %v, the plan has enough %v", key, units, want, took, within)
+			j.fail("%q was charged %d, want %d: the group was allowed %v, the plan has enough %v", key, units, want, took, within)
 		}
 		of.name = c.key
 		if of.charged += units; of.first == 0 {

@@ -122,7 +122,8 @@ func bySecond(l *algorithms.Limit) bool {
 	return l.Period() <= algorithms.Second
 }
 
-// serverOf returns the server that has the buckets of l.
+// serverOf returns the server that has the buckets of l. With a Cluster or Sentinels it is the first one, which
+// has the clock of all.
 func (w *world) serverOf(l *algorithms.Limit) *server {
 	if w.layout == nil && w.watched == nil && len(w.servers) > 1 && bySecond(l) {
 		return w.servers[1]
@@ -238,7 +239,7 @@ func (p *process) spawn(f func()) {
 type waiting struct {
 	process  *process
 	next     backend.Store
-	detached bool // only detached batches call it later: other callers wait in Submit
+	detached bool // only detached batches wait here; other callers wait in the outermost Store
 }
 
 // Submit implements backend.Store.
@@ -301,7 +302,8 @@ func failAll(commands []outside.Command, err error) {
 	}
 }
 
-// send sends commands to a server. It calls resume when all have replies or errors, at the latest after d.
+// send sends commands to a server. It calls resume when all have replies or errors, at the latest after the
+// real time d.
 func (w *world) send(p *process, to string, commands []outside.Command, d time.Duration, resume func()) {
 	s, link := w.node(to), w.linkOf(p)
 	if w.log != nil {
@@ -323,7 +325,7 @@ func (w *world) send(p *process, to string, commands []outside.Command, d time.D
 			resume()
 		}
 	}
-	answers := make([]outside.Command, len(commands)) // a server does not read the commands of a call that has ended
+	answers := make([]outside.Command, len(commands)) // a copy, because the caller reuses commands when the call has ended
 	copy(answers, commands)
 	deadline = w.afterPlain(d, p, func() { end(func() { failAll(commands, context.DeadlineExceeded) }) })
 	there, back := link.delay(w), link.delay(w)
@@ -390,7 +392,7 @@ func (w *world) arrive(s *server, f func()) {
 type link struct {
 	least, most time.Duration
 	rng         *rand.Rand
-	loss        int   // of 1,000 messages, how many are lost
+	loss        int   // of 1,000 calls, how many have a fault
 	cutUntil    int64 // no message arrives before this time
 	slowUntil   int64
 }

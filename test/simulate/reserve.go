@@ -12,8 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// estimate is the number of units that a reservation charges in each of its buckets. most is the largest real
-// cost.
+// estimate is the number of units that a reservation charges in each of its buckets. Real costs are below most.
 const (
 	estimate = 20
 	most     = 60
@@ -25,7 +24,7 @@ type reserving struct {
 	*request
 
 	id      string  // the id of the reservation; "" before the answer
-	sent    []int64 // the real costs in all settlements; a settlement with an unknown cost keeps the estimate
+	sent    []int64 // the real costs in all settlements whose id is not forged
 	settled bool    // an answer confirmed a settlement
 	late    bool    // the reservation had expired before a settlement, by the clock of its sidecar
 }
@@ -135,7 +134,7 @@ func (j *judge) settlement(p *process, v *reserving, c *limiter.Call, err error,
 		return false
 	}
 	if len(c.Settlements) != len(v.costs) {
-		j.fail("a settlement of %s settles %d buckets, it reserved of %d", v.request.id, len(c.Settlements), len(v.costs))
+		j.fail("a settlement of %s settles %d buckets, want %d", v.request.id, len(c.Settlements), len(v.costs))
 		return false
 	}
 	settled = true
@@ -158,7 +157,8 @@ func (j *judge) settlement(p *process, v *reserving, c *limiter.Call, err error,
 	return settled
 }
 
-// reserved checks at the end how much v's own bucket was charged: the estimate, or one of the real costs, once.
+// reserved checks at the end how much v's own bucket was charged: the estimate or one of the real costs, once,
+// or nothing if the request was not allowed.
 func (j *judge) reserved(v *reserving) {
 	b := j.named[cost{limit: "own", value: v.request.id}]
 	if b == nil || j.losses+j.failovers > 0 {

@@ -118,9 +118,9 @@ func (s *server) failover() {
 	clear(s.scripts)
 }
 
-// waits returns how long the last command's answer waits for replicas. WAIT counts the replicas that have the last write
-// of its own connection. After commands that wrote nothing, it does not wait for writes of other connections (since
-// Redis 7.2).
+// waits returns how long the last command's answer waits for replicas, and sets its reply if it is WAIT. WAIT
+// counts the replicas that have the last write of its own connection. After commands that wrote nothing, it
+// does not wait for writes of other connections (since Redis 7.2).
 func (s *server) waits(commands []outside.Command) time.Duration {
 	last := &commands[len(commands)-1]
 	if last.Args[0] != "wait" || last.Err != nil {
@@ -150,7 +150,7 @@ func (s *server) get(key string) *value {
 	return v
 }
 
-// execute runs commands one after the other. It replaces each command by its reply.
+// execute runs commands one after the other, and sets the reply or the error of each.
 func (s *server) execute(commands []outside.Command) {
 	asking := false
 	s.wrote = false

@@ -49,7 +49,7 @@ const (
 	faultPromoted
 	faultAborted
 	faultLostMessage
-	// These are effects of faults.
+	// These are events that faults or the plan cause.
 	sawBreakerOpen
 	sawLease
 	sawDenied
@@ -88,7 +88,7 @@ const (
 )
 
 var faultNames = [faults]string{
-	none: "none", faultSlow: "slow link", faultLostQuestion: "question lost", faultLostAnswer: "answer lost",
+	none: "none", faultSlow: "slow link", faultLostQuestion: "call lost", faultLostAnswer: "answer lost",
 	faultResetBefore: "connection reset before execution", faultResetAfter: "connection reset after execution",
 	faultCut: "link cut", faultDown: "call of a server that is down", faultRestart: "server restarted",
 	faultDataLost: "server restarted empty", faultStuck: "server stuck", faultRefuses: "server refuses commands",
@@ -97,7 +97,7 @@ var faultNames = [faults]string{
 	faultPause: "sidecar paused", faultSuspend: "sidecar's machine suspended", faultWallStep: "sidecar's wall clock steps",
 	faultReload: "configuration reloaded", faultRepeat: "request repeated under its ID", faultCancel: "request canceled",
 	sawBreakerOpen: "circuit breaker opened", sawLease: "answered from a lease", sawDenied: "request denied",
-	sawFailed: "answered by the failure policy", sawNotTaken: "certainly not charged", sawReplayed: "answer repeated",
+	sawFailed: "answered by on_backend_failure", sawNotTaken: "certainly not charged", sawReplayed: "answer repeated",
 	sawPending: "outcome of an ID not known", sawUnconfirmed: "charge not confirmed by the replica", faultFailover: "replica takes over", sawParts: "group of limits on two servers",
 	sawGroupDenied: "group denied by one of its limits", sawOtherPolicy: "store failed, and no policy denied",
 	sawLocal: "allowed by the sidecar's own bucket", sawReserved: "units reserved", sawSettledBefore: "settled before",
@@ -226,7 +226,7 @@ descriptors:
   - {key: seen, limit: seen}
 `
 
-// variants are the configurations.
+// variants are the numbers of limits and plans in each configuration.
 var variants = [][4]int{{80, 12, 40, 300}, {200, 5, 100, 1000}, {60, 20, 300, 200}, {120, 8, 20, 600}}
 
 var compiled = func() (all []*limiter.Snapshot) {
@@ -385,7 +385,7 @@ func (w *world) runPlan() {
 	w.run(w.now + int64(50*time.Millisecond))
 	w.judge.checkProbes()
 	if !w.run(w.now + int64(20*time.Second)) {
-		w.judge.fail("20 s after the end something still happens")
+		w.judge.fail("20 s after the end there are still events")
 	}
 	for _, p := range w.processes {
 		w.do(p.lease.Close)
@@ -570,7 +570,7 @@ func (w *world) graceful(i int) {
 	w.processes[i] = w.start(p.name[:1] + strings.Repeat("'", w.boots))
 }
 
-// pause stops a process for a while, alone or together with its machine.
+// pause stops a process for span. runs reports whether its machine, and so its monotonic clock, runs meanwhile.
 func (w *world) pause(p *process, span time.Duration, runs bool) {
 	if p.pausedUntil > w.now {
 		return
@@ -583,6 +583,6 @@ func (w *world) pause(p *process, span time.Duration, runs bool) {
 	}
 	w.seen(faultSuspend)
 	w.note("%s suspended for %v", p.name, span)
-	p.suspended += span // the process reads no clock during this time
+	p.suspended += span // a paused process reads no clock, so the whole span can be added now
 	p.wall += span
 }
