@@ -25,7 +25,7 @@ func TestDecidingReadsNoClock(t *testing.T) {
 		p := find(t, name)
 		for _, imported := range p.Imports {
 			if slices.Contains(outsidePackages, imported) {
-				t.Errorf("%s imports %s", name, imported)
+				t.Errorf("%s imports %s, want decisions that depend on arguments only", name, imported)
 			}
 		}
 		fset := token.NewFileSet()

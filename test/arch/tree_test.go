@@ -60,7 +60,7 @@ func TestNothingLargeIsTracked(t *testing.T) {
 func TestReadmeIsAFrontPage(t *testing.T) {
 	const most = 150
 	if n := strings.Count(read(t, "README.md"), "\n"); n >= most {
-		t.Errorf("README.md has %d lines, at most %d are allowed: move the rest to docs/", n, most)
+		t.Errorf("README.md has %d lines, want fewer than %d: move the rest to docs/", n, most)
 	}
 }
 

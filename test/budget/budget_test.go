@@ -19,7 +19,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/redis"
 )
 
-// Each user has a budget of 100,000 tokens. Estimates are learned from the calls of other users.
+// Each user has a budget of 100,000 tokens, and up to 100 calls in flight. Sidecars learn estimates from the
+// calls of other users.
 const (
 	budget   = 100_000
 	parallel = 100
@@ -39,7 +40,7 @@ type call struct {
 	sidecar          int
 }
 
-// load sends calls to sidecars. Its seed decides the order of starts and ends.
+// load sends calls to sidecars. random decides the order of starts and ends, and the costs.
 type load struct {
 	t        *testing.T
 	random   *rand.Rand
@@ -146,7 +147,8 @@ func TestParallelCallsKeepTheBudget(t *testing.T) {
 func testBudget(t *testing.T, seed uint64, stores []backend.Store) {
 	t.Helper()
 	l := &load{t: t, random: rand.New(rand.NewPCG(seed, 20))}
-	// Settlements are a second apart, as real calls are. Each one then counts as a sample for the estimate.
+	// The clock advances by 20 ms each time the sidecars read it. In each second, the first settlement of a bucket is a
+	// sample for the estimate.
 	now := algorithms.Micros(time.Now().UnixMicro())
 	ticking := func() algorithms.Micros { now += algorithms.Second / 50; return now }
 	for _, store := range stores {
@@ -172,13 +174,13 @@ func testBudget(t *testing.T, seed uint64, stores []backend.Store) {
 		t.Errorf("seed %d: %d tokens used, more than %d and the %d above the estimates of open calls", seed, used, budget, excess)
 	}
 	if atDenial < budget*95/100 {
-		t.Errorf("seed %d: the first denial was at %d of %d", seed, atDenial, budget)
+		t.Errorf("seed %d: %d of %d tokens were consumed at the first denial, want at least 95 %%", seed, atDenial, budget)
 	}
 }
 
 var redisServer = map[*testing.T]*redistest.Server{}
 
-// onRedis opens a store with its own prefix on the test's Redis.
+// onRedis opens a store on the test's Redis, which it starts at the first call.
 func onRedis(t *testing.T) backend.Store {
 	t.Helper()
 	if redisServer[t] == nil {

@@ -1,2 +1,2 @@
-// Package budget tests how exactly parallel requests keep a budget of units whose costs are known only afterwards.
+// Package budget tests how exactly parallel requests keep a budget, if their costs are known only at their end.
 package budget

@@ -139,7 +139,8 @@ func render(t *testing.T, c *chart.Chart, file string) []object {
 	return objects
 }
 
-// cases are the files of values in ci/, and an application with a sidecar.
+// cases returns the objects that the chart renders with each file of values in ci/, and those of an
+// application with a sidecar, by the name of the file or "app".
 func cases(t *testing.T) map[string][]object {
 	t.Helper()
 	files, err := filepath.Glob(ours + "/ci/*-values.yaml")
@@ -255,8 +256,8 @@ func kubernetesValidate(t *testing.T) func(args ...string) *exec.Cmd {
 	return command
 }
 
-// TestRlsidecarAcceptsTheFlags starts the program with the flags of the pods. It must fail only because files
-// are missing here: that has another exit code than a wrong flag.
+// TestRlsidecarAcceptsTheFlags starts the program with the flags of the pods. It must end with exit code 3,
+// because the files of limits are missing here. A wrong flag has another exit code.
 func TestRlsidecarAcceptsTheFlags(t *testing.T) {
 	program := build(t)
 	known, err := exec.Command(program, "env").Output()
@@ -290,7 +291,7 @@ func TestRlsidecarAcceptsTheFlags(t *testing.T) {
 				}
 				out, err := cmd.CombinedOutput()
 				if cmd.ProcessState.ExitCode() != 3 || !bytes.Contains(out, []byte(limit)) {
-					t.Errorf("%s: %v: %v\n%s", name, command, err, out)
+					t.Errorf("%s: %v: got %v, want exit code 3 and a message about %s\n%s", name, command, err, limit, out)
 				}
 			}
 			if o["kind"] == "ConfigMap" && !strings.HasSuffix(at(o, "metadata", "name").(string), "-dashboard") {

@@ -63,8 +63,8 @@ func TestPodsAnswerTheirProbes(t *testing.T) {
 	}
 	program, all := build(t), cases(t)
 	for name, pod := range map[string]struct {
-		metrics string // the port of the metrics
-		open    bool   // must be reachable from other pods
+		metrics string // the name of the port of the metrics
+		open    bool   // the HTTP listener is reachable from other pods
 	}{"minimal-values.yaml": {"metrics", true}, "app": {"rl-metrics", false}} {
 		c, configMap := podOf(t, all[name])
 		folder := t.TempDir()
@@ -90,7 +90,7 @@ func TestPodsAnswerTheirProbes(t *testing.T) {
 			t.Errorf("%s: metrics: %v\n%s", name, err, text)
 		}
 		if _, err := get(podIP, 8080, "/readyz"); (err == nil) != pod.open {
-			t.Errorf("%s: HTTP from outside: %v", name, err)
+			t.Errorf("%s: the HTTP listener from another pod: got error %v, want reachable: %t", name, err, pod.open)
 		}
 
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -141,7 +141,7 @@ func TestWrongPasswordStopsTheRollout(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, name+" has started", func() bool { return p.probe("startupProbe") == nil })
-		eventually(t, name+" says why it is not ready", func() bool { return bytes.Contains(output.Bytes(), []byte("redis refuses this sidecar")) })
+		eventually(t, name+" logs why it is not ready", func() bool { return bytes.Contains(output.Bytes(), []byte("redis refuses this sidecar")) })
 		if err := p.probe("readinessProbe"); err == nil {
 			t.Errorf("%s is ready, although Redis refuses its password", name)
 		}

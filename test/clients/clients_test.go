@@ -214,12 +214,13 @@ func TestAGeneratedTypeScriptClient(t *testing.T) {
 	}
 }
 
-// unreliable forwards requests to a sidecar, and makes the first one fail. Either it closes the connection
-// after the sidecar has answered, or it answers that the sidecar is unavailable. It can also make every
-// second request fail.
+// unreliable forwards requests to a sidecar, and makes some of them fail. To lose an answer, it closes the
+// connection after the sidecar has answered.
 type unreliable struct {
 	forward http.Handler
-	spoil   string
+	// spoil selects the failure. With "answer lost" or "unavailable" the first request fails, with "each first
+	// answer lost" every second one from the first on, with "" none.
+	spoil string
 
 	mu       sync.Mutex
 	attempts []time.Time // guarded by mu
@@ -314,19 +315,19 @@ func TestTheExampleClients(t *testing.T) {
 				return strings.TrimSpace(output), u.attempts
 			}
 			if output, _ := call("", "0", "few"); output != "allowed, 1 left" {
-				t.Errorf("the first unit: %s", output)
+				t.Errorf("the first unit: got %s, want allowed, 1 left", output)
 			}
 			if output, n := call("answer lost", "60", "few"); output != "allowed, 0 left" || len(n) != 2 {
-				t.Errorf("the answer was lost, and the repetition consumed a unit again: %s, in %d attempts", output, len(n))
+				t.Errorf("after a lost answer: got %s in %d attempts; want 2 attempts that consume one unit", output, len(n))
 			}
 			if output, n := call("", "60", "few"); !regexp.MustCompile(`^denied, retry after 1\d{6} ms$`).MatchString(output) || len(n) != 1 {
-				t.Errorf("Retry-After is half an hour, more than the client may wait: %s, in %d attempts", output, len(n))
+				t.Errorf("a Retry-After of half an hour, more than the client may wait: got %s in %d attempts; want one denial", output, len(n))
 			}
 			if output, n := call("unavailable", "60", "fast"); output != "allowed, 0 left" || len(n) != 2 || n[1].Sub(n[0]) < time.Second {
 				t.Errorf("the client must wait 1 s, as Retry-After requires: %s, attempts at %v", output, n)
 			}
 			if output, n := call("", "60", "fast"); output != "allowed, 0 left" || len(n) > 1 && n[1].Sub(n[0]) < time.Second {
-				t.Errorf("the client must wait less than a second: %s, attempts at %v", output, n)
+				t.Errorf("a denied client must wait 1 s, as Retry-After requires: %s, attempts at %v", output, n)
 			}
 		})
 	}

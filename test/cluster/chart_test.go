@@ -58,7 +58,8 @@ func installsTheChart(t *testing.T, c *cluster) {
 	}
 }
 
-// cases are the inputs for Helm: the chart with each file of ci/, and the application with a sidecar.
+// cases returns arguments for Helm, by name: the chart with each file of ci/, and the application with a
+// sidecar.
 func cases(t *testing.T, c *cluster, major int) map[string][]string {
 	t.Helper()
 	files, err := filepath.Glob(ours + "/ci/*-values.yaml")
@@ -106,7 +107,7 @@ func (c *cluster) installed(t *testing.T, namespace string, major int, args []st
 	c.helm(t, major, append([]string{"install", "x", "--namespace", namespace}, args...)...)
 	all := objects(t, c.helm(t, major, "get", "manifest", "x", "--namespace", namespace))
 	if there := c.left(t, all, namespace); len(there) != len(all) {
-		t.Errorf("the release has only %v", there)
+		t.Errorf("the release has %v, want %d objects", there, len(all))
 	}
 	c.helm(t, major, append([]string{"upgrade", "x", "--namespace", namespace, "--set", "podAnnotations.again=yes"}, args...)...)
 	for _, o := range all {
@@ -122,11 +123,11 @@ func (c *cluster) installed(t *testing.T, namespace string, major int, args []st
 			t.Fatal(err)
 		}
 		if got, _, err := unstructured.NestedString(now.Object, "spec", "template", "metadata", "annotations", "again"); got != "yes" || err != nil {
-			t.Errorf("after the upgrade the annotation is %q, %v", got, err)
+			t.Errorf("after the upgrade the annotation is %q, %v; want yes", got, err)
 		}
 	}
 	c.helm(t, major, "uninstall", "x", "--namespace", namespace)
 	if there := c.left(t, all, namespace); len(there) != 0 {
-		t.Errorf("left behind: %v", there)
+		t.Errorf("after the uninstallation %v still exist", there)
 	}
 }

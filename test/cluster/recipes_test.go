@@ -16,8 +16,8 @@ const (
 	itsKinds     = "charts/gateway-helm/charts/crds/crds/"
 )
 
-// unknown are kinds that this API server does not know: a file that Envoy Gateway reads, and those of kgateway, whose
-// module is not available everywhere.
+// unknown are kinds that this API server does not know. EnvoyGateway is only in a file that Envoy Gateway
+// reads. The others are kinds of kgateway, whose module is not available everywhere.
 var unknown = []string{"EnvoyGateway", "GatewayExtension", "TrafficPolicy"}
 
 // appliesTheRecipes applies examples/kubernetes.

@@ -50,7 +50,7 @@ func startEtcd(t *testing.T) string {
 	config := embed.NewConfig()
 	config.Dir = t.TempDir()
 	config.LogLevel = "fatal"
-	config.UnsafeNoFsync = true // a crash may lose the data, because the test needs it only once
+	config.UnsafeNoFsync = true // faster; a crash may lose the data, but no test reads it after one
 	local := func() []url.URL {
 		return []url.URL{{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", freePort(t))}}
 	}

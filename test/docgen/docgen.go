@@ -13,7 +13,7 @@ import (
 	"unicode/utf8"
 )
 
-// Check fails the test unless the file name below docs/ contains text. If the environment variable
+// Check fails the test unless text is the content of the file name below docs/. If the environment variable
 // UPDATE_DOCS is set, it writes the file first. root is the path from the test's package to the top of the
 // module.
 func Check(t *testing.T, root, name, text string) {

@@ -14,8 +14,8 @@ import (
 	"unicode/utf8"
 )
 
-// phrases are words that readers outside of the project do not understand, with their replacements. docs/glossary.md
-// defines the words that are used.
+// phrases are words that readers outside of the project do not understand, with their replacements.
+// docs/glossary.md defines the words to use.
 var phrases = []struct{ pattern, instead string }{
 	{`doors?`, "listener"},
 	{`flights?`, "batch"}, // an exception allows "in flight"
@@ -102,7 +102,7 @@ func goFolders(t *testing.T) (folders []string) {
 		t.Fatal(err)
 	}
 	if len(folders) < 60 {
-		t.Errorf("only %d folders with Go files have been found", len(folders))
+		t.Errorf("only %d folders with Go files have been found, want at least 60", len(folders))
 	}
 	return folders
 }
@@ -165,7 +165,7 @@ func TestLanguage(t *testing.T) {
 		return nil
 	})
 	if err != nil || others < 100 {
-		t.Errorf("%d files other than pages and Go files have been found, %v", others, err)
+		t.Errorf("%d files other than pages and Go files have been found, want at least 100; %v", others, err)
 	}
 	for _, folder := range goFolders(t) {
 		for path, groups := range proseOf(t, folder) {
@@ -238,11 +238,11 @@ func checkPages(t *testing.T, check func(path string, line int, text string)) {
 		}
 	})
 	if pages < 30 {
-		t.Errorf("only %d pages have been found", pages)
+		t.Errorf("only %d pages have been found, want at least 30", pages)
 	}
 }
 
-// Names in code and the targets of links are not prose.
+// notProse matches inline code, targets of links, HTML comments and URLs.
 var notProse = regexp.MustCompile("`[^`]*`|\\]\\([^)]*\\)|<!--.*?-->|https?://\\S+")
 
 // blank replaces each character that the expressions match by an x, so that line numbers stay the same.

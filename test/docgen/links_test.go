@@ -75,13 +75,13 @@ func TestLinks(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !fragments(string(page))[fragment] {
-				t.Errorf("%s: %s has no such heading", path, found[1])
+				t.Errorf("%s: the link %s has no heading of that name", path, found[1])
 			}
 		}
 	})
 }
 
-// TestSiteHasEveryPage: the navigation of the site (mkdocs.yml) has every page of docs/.
+// TestSiteHasEveryPage checks that the navigation of the site (mkdocs.yml) has every page of docs/.
 func TestSiteHasEveryPage(t *testing.T) {
 	site, err := os.ReadFile("../../mkdocs.yml")
 	if err != nil {

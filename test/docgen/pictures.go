@@ -33,7 +33,7 @@ func every(step, from, to algorithms.Micros) (requests []request) {
 	return requests
 }
 
-// pictures returns all pictures. The three kinds of window show the same requests, most of them near the edge
+// pictures returns all pictures. The three kinds of window show the same requests, 11 of them around the edge
 // of the window at 30 s.
 func pictures() []picture {
 	epoch := algorithms.Micros(0)
@@ -48,7 +48,7 @@ func pictures() []picture {
 	return []picture{
 		{"token-bucket", "token_bucket, 10 a minute, capacity 5", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: 60 * second, Capacity: new(int64(5))},
 			60 * second, append(every(second, 5*second, 14*second), every(7*second, 25*second, 60*second)...)},
-		{"fixed-window", "fixed_window, 6 in 30 s: nine of them within 11 s around the edge", window(algorithms.FixedWindow), 90 * second, around},
+		{"fixed-window", "fixed_window, 6 in 30 s: nine are allowed within 11 s around the edge of a window", window(algorithms.FixedWindow), 90 * second, around},
 		{"sliding-window", "sliding_window, 6 in 30 s, the same requests", window(algorithms.SlidingWindow), 90 * second, around},
 		{"sliding-log", "sliding_log, 6 in 30 s, the same requests", window(algorithms.SlidingLog), 90 * second, around},
 		{"leaky-bucket", "leaky_bucket, 1 in 5 s, a queue of 3", algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 1, Period: 5 * second, Capacity: new(int64(3))},
@@ -63,12 +63,12 @@ const (
 	width, height    = 760, 260
 	left, right      = 40, 740
 	top, bottom      = 40, 170 // the top and the bottom of the level
-	requestsHeight   = 200     // the height of the line with the requests
+	requestsHeight   = 200     // the y coordinate of the requests
 	white, ink, grey = "#ffffff", "#24292f", "#8c959f"
 	green, red, blue = "#1a7f37", "#cf222e", "#0969da"
 )
 
-// SVG draws p. It calls package algorithms for the answers.
+// SVG draws p. Package algorithms decides the requests.
 func (p picture) SVG() (string, error) {
 	limit, err := algorithms.Compile(p.spec)
 	if err != nil {
@@ -144,8 +144,8 @@ func (p picture) SVG() (string, error) {
 	}
 	draw(`<circle cx="%d" cy="%d" r="4" fill="%s"/><text x="%d" y="%d">allowed</text>`, left+4, height-12, green, left+12, height-8)
 	draw(`<path d="M%d %d l8 8 m0 -8 l-8 8" stroke="%s" stroke-width="2"/><text x="%d" y="%d">denied</text>`, left+80, height-16, red, left+92, height-8)
-	draw(`<circle cx="%d" cy="%d" r="4" fill="%s" stroke="%s" stroke-width="1.5"/><text x="%d" y="%d">allowed, for later: the dashes lead to when</text>`, left+164, height-12, white, green, left+172, height-8)
-	draw(`<line x1="%d" x2="%d" y1="%d" y2="%d" stroke="%s" stroke-width="2"/><text x="%d" y="%d">what is left</text>`, left+440, left+460, height-12, height-12, blue, left+466, height-8)
+	draw(`<circle cx="%d" cy="%d" r="4" fill="%s" stroke="%s" stroke-width="1.5"/><text x="%d" y="%d">allowed after a wait, which the dashes show</text>`, left+164, height-12, white, green, left+172, height-8)
+	draw(`<line x1="%d" x2="%d" y1="%d" y2="%d" stroke="%s" stroke-width="2"/><text x="%d" y="%d">units left</text>`, left+440, left+460, height-12, height-12, blue, left+466, height-8)
 	b.WriteString("</svg>\n")
 	return b.String(), nil
 }

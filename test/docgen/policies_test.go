@@ -10,11 +10,11 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 )
 
-// block is a YAML block of a page, with its indentation.
+// block matches a YAML block of a page. Its groups are the indentation and the text.
 var block = regexp.MustCompile("(?ms)^( *)```yaml\n(.*?)^ *```")
 
-// policy completes a part of a policy file to a whole file. It returns false if text is no such part.
-func policy(text string) (string, bool) {
+// whole completes a part of a configuration file to a whole file. It returns false if text is no such part.
+func whole(text string) (string, bool) {
 	switch first, _, _ := strings.Cut(text, ":"); first {
 	case "domain":
 		return text, true
@@ -27,12 +27,12 @@ func policy(text string) (string, bool) {
 	}
 }
 
-// TestPoliciesOnPages loads every policy that a page shows.
+// TestPoliciesOnPages loads every configuration that a page shows.
 func TestPoliciesOnPages(t *testing.T) {
 	loaded := 0
 	eachPage(t, func(path, page string) {
 		for _, found := range block.FindAllStringSubmatch(page, -1) {
-			text, ok := policy(strings.ReplaceAll("\n"+found[2], "\n"+found[1], "\n")[1:])
+			text, ok := whole(strings.ReplaceAll("\n"+found[2], "\n"+found[1], "\n")[1:])
 			if !ok {
 				continue
 			}
@@ -47,6 +47,6 @@ func TestPoliciesOnPages(t *testing.T) {
 		}
 	})
 	if loaded < 8 {
-		t.Errorf("only %d policies have been found", loaded)
+		t.Errorf("only %d configurations have been found, want at least 8", loaded)
 	}
 }

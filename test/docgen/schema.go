@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// schema is the part of a JSON Schema that the pages describe. Its keys keep their order.
+// schema is the part of a JSON Schema that the pages describe. Properties and definitions keep their order.
 type schema struct {
 	Ref         string            `json:"$ref"`
 	Description string            `json:"description"`
@@ -70,7 +70,8 @@ func (o *ordered[T]) UnmarshalJSON(text []byte) error {
 // schemas are the definitions of a document, by name.
 type schemas map[string]*schema
 
-// of follows references. Fields beside a reference take precedence over those of its target.
+// of follows references. A description or a default beside a reference takes precedence over that of its
+// target.
 func (all schemas) of(s *schema) schema {
 	if s.Ref == "" {
 		return *s

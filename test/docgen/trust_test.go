@@ -37,7 +37,7 @@ func TestEvidenceExists(t *testing.T) {
 	}
 	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*)`").FindAllSubmatch(page, -1)
 	if len(named) < 50 {
-		t.Errorf("the page names %d tests, too few: is the pattern still right?", len(named))
+		t.Errorf("the page names %d tests, want at least 50: does the pattern still match?", len(named))
 	}
 	for _, name := range named {
 		if !defined[string(name[1])] && string(name[1]) != "TestName" {

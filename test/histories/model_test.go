@@ -24,7 +24,7 @@ const (
 
 // buckets are one bucket, or two that are charged as a group.
 type buckets struct {
-	name   string // the configured limit of both buckets
+	name   string // the key of both buckets
 	limits []*algorithms.Limit
 	cost   int64 // the cost of each charge and refund; a divisor of the capacities
 	leased bool  // sidecars lease units of this bucket
@@ -200,7 +200,7 @@ var model = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{nil} },
 	DescribeOperation: func(input, output any) string {
 		q, a := input.(question), output.(answer)
-		return fmt.Sprintf("%s %s -> ok %t, left %v", []string{"charge", "refund", "look at", "charge beyond"}[q.kind], q.of.name, a.ok, a.left[:len(q.of.limits)])
+		return fmt.Sprintf("%s of %s -> ok %t, left %v", []string{"charge", "refund", "dry run", "settlement to twice the reservation"}[q.kind], q.of.name, a.ok, a.left[:len(q.of.limits)])
 	},
 	DescribeState: func(s any) string { return fmt.Sprint(s) },
 }

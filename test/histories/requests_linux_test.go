@@ -33,8 +33,8 @@ func newGRPC(t *testing.T, address string) rls.RateLimitServiceClient {
 }
 
 // sendGRPC sends one request to the gRPC listener of any sidecar, as Envoy does. If an answer lacks the
-// numbers of a limit, the store could not decide. A denial counts as 0 units left, because the costs divide
-// the capacities.
+// numbers of a limit, the store could not decide. The status of a limit that denies has 0 units left. That is
+// exact, because the costs divide the capacities.
 func (w *world) sendGRPC(random *rand.Rand, b *buckets, k kind) (r record) {
 	var list []*ratelimit.RateLimitDescriptor
 	for _, l := range b.limits {

@@ -132,7 +132,7 @@ type world struct {
 	sidecars     []*sidecar
 	http         http.Client
 	began        time.Time
-	slice        time.Duration // the time for which clients use the same buckets
+	slice        time.Duration // how long clients use the same buckets
 	kinds        []string      // the kinds of buckets in use
 	doubleCharge atomic.Bool   // plants a fault: clients send some charges twice but log them once
 	doubled      atomic.Int64  // charges that were allowed twice by that fault
@@ -261,7 +261,8 @@ func (w *world) send(random *rand.Rand, b *buckets, k kind, id string) (r record
 	return w.post(random, question, r)
 }
 
-// post sends a question to any sidecar by HTTP, and records the answer in r.
+// post sends a request body to any sidecar by HTTP, and records the answer in r. Without an answer, or if the
+// store could not decide, r stays unanswered.
 func (w *world) post(random *rand.Rand, question any, r record) record {
 	body, err := json.Marshal(question)
 	if err != nil {
@@ -301,7 +302,7 @@ func (w *world) post(random *rand.Rand, question any, r record) record {
 	return r
 }
 
-// once sends a charge with a request id again, until it is answered.
+// once sends a charge with a request id again until it is answered, or until the clients stop.
 func (w *world) once(random *rand.Rand, b *buckets) {
 	id := fmt.Sprint("id-", random.Uint64())
 	first := w.send(random, b, charge, id)
@@ -328,7 +329,8 @@ func (w *world) log(r record) {
 	w.records = append(w.records, r)
 }
 
-// check reads every bucket once more. Then it logs the history, and returns whether it is linearizable.
+// check reads every bucket once more, and reports whether the history is linearizable. If not, it stores a
+// picture of the history and logs one bucket.
 func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 	w.t.Helper()
 	random := rand.New(rand.NewPCG(1, 2))
@@ -356,8 +358,8 @@ func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 	return result == porcupine.Ok
 }
 
-// lostUnits returns the number of available units that clients have been charged, so that Redis must have
-// lost the charges.
+// lostUnits returns the number of charged units that are available again at the end, because Redis has lost
+// their charges.
 func (w *world) lostUnits() (units int64) {
 	for name, b := range w.all {
 		var charged, left int64

@@ -106,9 +106,9 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// remove removes everything: first the mounts, then the files.
+// remove removes containers, mounts and images, and then all files.
 func (e *engine) remove() error {
-	_, _ = e.try("podman", "rm", "--all", "--force", "--time", "0") // the exit code of the last step shows whether the steps before have succeeded
+	_, _ = e.try("podman", "rm", "--all", "--force", "--time", "0") // os.RemoveAll fails if one of these steps has failed
 	_, _ = e.try("podman", "image", "unmount", "--all")
 	_, _ = e.try("buildah", "rm", "--all")
 	_, _ = e.try("buildah", "rmi", "--all", "--force")
@@ -199,7 +199,7 @@ func (e *engine) build(t *testing.T, tag string, args ...string) {
 	e.run(t, "buildah", append(args, source)...)
 }
 
-// files lists the files in an image, with their kinds.
+// files mounts an image in folder, and returns the modes of its files by path.
 func (e *engine) files(t *testing.T, tag string) (folder string, found map[string]fs.FileMode) {
 	t.Helper()
 	folder, found = e.run(t, "podman", "image", "mount", tag), map[string]fs.FileMode{}

@@ -253,8 +253,8 @@ func TestImageHasNoRights(t *testing.T) {
 	}
 }
 
-// The kernel must not kill a process that gets more keys than fit into its memory: its buckets would be full
-// again.
+// TestFloodOfKeysInLittleMemory sends more keys than fit into the memory of the container. The kernel must not
+// kill the process, because a restart would refill all buckets.
 func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	c := asReference(t, "flood")
 	for range 3 {
@@ -290,8 +290,9 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	}
 }
 
-// The container gets SIGTERM while clients send requests over gRPC and HTTP. Each client stops some time
-// after the sidecar has become not ready, as a proxy does. Every request must get an answer.
+// TestStopUnderLoadLosesNoAnswer sends SIGTERM to the container while clients send requests over gRPC and
+// HTTP. The clients stop a second after the sidecar has become not ready, as a proxy does. Every request must
+// get an answer.
 func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 	c := asReference(t, "stop", "--env=RLSIDECAR_HTTP_LISTEN=unix:///sock/http")
 	watch, err := c.probe.Watch(t.Context(), &healthpb.HealthCheckRequest{})
@@ -312,7 +313,7 @@ func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 			}
 		}
 	}()
-	late := make(chan struct{}) // closed some time after the sidecar has become not ready
+	late := make(chan struct{}) // closed a second after the sidecar has become not ready
 	go func() { defer close(late); <-unready; time.Sleep(time.Second) }()
 	var wg sync.WaitGroup
 	load := func(decide func(context.Context) error) *atomic.Int64 {
@@ -343,17 +344,17 @@ func TestStopUnderLoadLosesNoAnswer(t *testing.T) {
 		return err
 	})
 	byHTTP := load(c.requestByHTTP(t))
-	c.eventually(t, "clients ask", func() bool { return byGRPC.Load() > 1000 && byHTTP.Load() > 1000 })
+	c.eventually(t, "clients get answers", func() bool { return byGRPC.Load() > 1000 && byHTTP.Load() > 1000 })
 	c.run(t, "podman", "kill", "--signal=TERM", c.name)
 	wg.Wait()
 	c.run(t, "podman", "wait", c.name)
 	if s := c.state(t); s.ExitCode != 0 || s.OOMKilled {
-		t.Errorf("it ended with %+v", s)
+		t.Errorf("the container ended with %+v, want exit code 0", s)
 	}
 	t.Logf("%d answers by gRPC, %d by HTTP", byGRPC.Load(), byHTTP.Load())
 }
 
-// requestByHTTP sends a request that is allowed through /sock/http.
+// requestByHTTP returns a function that sends a request through /sock/http. The request must be allowed.
 func (c *container) requestByHTTP(t *testing.T) func(context.Context) error {
 	t.Helper()
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -395,7 +396,7 @@ func TestImageRunsCommands(t *testing.T) {
 	c.run(t, "podman", "exec", c.name, "rlsidecar", "check", "/data/config")
 	c.run(t, "podman", "stop", "--time=20", c.name)
 	if s := c.state(t); s.ExitCode != 0 {
-		t.Errorf("it ended with %+v", s)
+		t.Errorf("the container ended with %+v, want exit code 0", s)
 	}
 	if _, err := e.try("podman", "healthcheck", "run", c.name); err == nil {
 		t.Error("healthcheck succeeds after the sidecar has ended")
@@ -459,7 +460,8 @@ func TestImageForAnotherProcessor(t *testing.T) {
 	}
 }
 
-// TestAbandonedContainersAreRemoved leaves containers behind, as a killed test does.
+// TestAbandonedContainersAreRemoved leaves a container behind, as a killed test does. The next test must remove
+// it, but no container that is in use.
 func TestAbandonedContainersAreRemoved(t *testing.T) {
 	archive := filepath.Join(t.TempDir(), "image.tar")
 	image(t).run(t, "podman", "save", "--output", archive, tag)

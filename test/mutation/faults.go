@@ -18,8 +18,8 @@ type fault struct {
 	File  string `yaml:"file"`
 	Old   string `yaml:"old"` // the text to replace, which occurs exactly once in File
 	New   string `yaml:"new"`
-	// Tests are packages. Run is the pattern of the tests that run in them. Empty fields mean those of the
-	// area.
+	// Tests are packages, and Run is the pattern of the tests that run in them. Without Tests, those of the area
+	// run. Then an empty Run means that of the area, too.
 	Tests []string `yaml:"tests"`
 	Run   string   `yaml:"run"`
 	// Timeout is for faults that make a test hang. 0 means the value of the command line.
@@ -77,7 +77,7 @@ func load(folder string) (all []fault, err error) {
 	return all, nil
 }
 
-var errNotFound = errors.New("the text to replace is not there, or more than once: change the fault as the code has changed")
+var errNotFound = errors.New("the text to replace is not there, or more than once: adapt the fault to the code")
 
 // apply returns data with the fault in it.
 func (f *fault) apply(data []byte) ([]byte, error) {

@@ -1,11 +1,12 @@
-// Command mutation tests the tests: it plants the faults of faults/*.yaml one at a time into a copy of the tree, runs
-// the tests that should notice, and reports which test did and after how long. It fails if a fault is not noticed, if
-// the text that a fault replaces is not there any more, or if the tests fail without a fault.
+// Command mutation tests the tests. It plants the faults of faults/*.yaml, one at a time, into a copy of the
+// tree. For each it runs the tests that should notice the fault, and reports which test failed first and after
+// how long. The command fails if a fault is not noticed, if a file does not contain the text that a fault
+// replaces exactly once, or if a test fails without a fault.
 //
 //	go run ./test/mutation              all faults (an hour and more)
-//	go run ./test/mutation -run lease   those whose area, description or file matches
-//	go run ./test/mutation -new         those without a row in docs/trust.md
-//	go run ./test/mutation -write       writes the rows of the faults it planted in docs/trust.md, also when interrupted
+//	go run ./test/mutation -run lease   only faults whose area, description or file matches
+//	go run ./test/mutation -new         only faults without a row in docs/trust.md
+//	go run ./test/mutation -write       also write the rows of the planted faults to docs/trust.md, even if interrupted
 package main
 
 import (
@@ -27,8 +28,8 @@ import (
 func main() {
 	pattern := flag.String("run", "", "plant only the faults whose area, description or file matches this `pattern`")
 	fresh := flag.Bool("new", false, "plant only the faults without a row in docs/trust.md")
-	write := flag.Bool("write", false, "write what was found to the table in docs/trust.md")
-	timeout := flag.Duration("timeout", 5*time.Minute, "how long the tests of one fault may take; a longer run counts as noticed")
+	write := flag.Bool("write", false, "write the results to the table in docs/trust.md")
+	timeout := flag.Duration("timeout", 5*time.Minute, "how long the tests of one fault may take; a test that hangs for longer counts as one that notices the fault")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -89,12 +90,12 @@ func run(ctx context.Context, root string, out io.Writer, opts options) (err err
 	}
 	fmt.Fprintf(out, "%d faults planted, %d noticed\n", len(results), len(results)-len(wrong))
 	if len(wrong) > 0 {
-		return fmt.Errorf("NOT NOTICED, or not planted:\n  %s", strings.Join(wrong, "\n  "))
+		return fmt.Errorf("these faults were not noticed or not planted:\n  %s", strings.Join(wrong, "\n  "))
 	}
 	return nil
 }
 
-// choose returns the faults that match pattern.
+// choose returns the faults whose area, description or file matches pattern. Case does not matter.
 func choose(all []fault, pattern string) ([]fault, error) {
 	re, err := regexp.Compile("(?i)" + pattern)
 	if err != nil {

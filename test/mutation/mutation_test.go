@@ -40,7 +40,7 @@ func tree(t *testing.T, faults string) string {
 	return root
 }
 
-// TestOutcomesOfFaults plants faults into a small module.
+// TestOutcomesOfFaults plants faults into a small module, and checks the result that is reported for each.
 func TestOutcomesOfFaults(t *testing.T) {
 	t.Parallel()
 	root := tree(t, `
@@ -55,7 +55,7 @@ func TestOutcomesOfFaults(t *testing.T) {
 	var out bytes.Buffer
 	err := run(context.Background(), root, &out, options{write: true, timeout: time.Minute})
 	if err == nil || !strings.Contains(err.Error(), "sums are large") || strings.Contains(err.Error(), "subtracts") {
-		t.Errorf("the error must list what was not noticed, and only that: %v", err)
+		t.Errorf("got the error %v, want one that lists the faults which were not noticed, and no others", err)
 	}
 	text := out.String()
 	for fault, want := range map[string]string{
@@ -69,7 +69,7 @@ func TestOutcomesOfFaults(t *testing.T) {
 		}
 	}
 	if is, _ := os.ReadFile(filepath.Join(root, "sum.go")); !bytes.Equal(was, is) {
-		t.Error("the user's own file changed")
+		t.Error("the run changed sum.go in the original tree, want changes only in the copy")
 	}
 	page, _ := os.ReadFile(filepath.Join(root, "docs/trust.md"))
 	if !bytes.Contains(page, []byte("2 of 6 faults have a row")) || bytes.Contains(page, []byte("sums are large")) {
@@ -112,12 +112,12 @@ func TestAPatternWithoutTestsIsAnError(t *testing.T) {
 	root := tree(t, "- {fault: subtracts, file: sum.go, old: a + b, new: a - b, tests: [.], run: TestOther}")
 	err := run(context.Background(), root, &bytes.Buffer{}, options{timeout: time.Minute})
 	if err == nil || !strings.Contains(err.Error(), `no test matches "TestOther"`) {
-		t.Error(err)
+		t.Errorf("got the error %v, want one that no test matches TestOther", err)
 	}
 }
 
-// TestFaultsOfTheTree checks the faults of this repository: there are at least 60, each is complete, its file contains
-// the text that it replaces, and its pattern matches a test.
+// TestFaultsOfTheTree checks the faults of this repository: there are at least 60, each is complete, its file
+// contains the text that it replaces once, and its pattern matches a test.
 func TestFaultsOfTheTree(t *testing.T) {
 	all, err := load("faults")
 	if err != nil {
@@ -125,7 +125,7 @@ func TestFaultsOfTheTree(t *testing.T) {
 	}
 	tests := map[string][]string{} // the names of the tests, by package
 	if len(all) < 60 {
-		t.Errorf("only %d faults", len(all))
+		t.Errorf("only %d faults, want at least 60", len(all))
 	}
 	for _, f := range all {
 		data, err := os.ReadFile(filepath.Join("../..", f.File))

@@ -33,7 +33,7 @@ func writeTable(page string, all []fault, results []result, now time.Time) error
 	return os.WriteFile(page, []byte(before+tableStart+table(all, rows, now)+tableEnd+behind), 0o644)
 }
 
-// divide returns the parts of a page before the table, the table, and the part after it.
+// divide returns the part of a page before the table, the table, and the part after it.
 func divide(page string) (before, in, behind string, err error) {
 	text, err := os.ReadFile(page)
 	if err != nil {

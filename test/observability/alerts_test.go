@@ -50,8 +50,8 @@ func TestAlertsFireOnRecordings(t *testing.T) {
 	all := recordings(t)
 	cases := []struct {
 		name  string
-		early string // alerts that fire within 5 minutes
-		late  string // alerts that fire after 30 minutes
+		early string // the alerts that fire 5 minutes after the problem began
+		late  string // the alerts that fire 30 minutes after the problem began
 	}{
 		{"healthy", "", ""},
 		{"attack on one key", "RlsidecarManyDenied", "RlsidecarLimitDeniesMost RlsidecarManyDenied"},
@@ -66,7 +66,7 @@ func TestAlertsFireOnRecordings(t *testing.T) {
 		{"no connection left", "RlsidecarConnectionsRefused", "RlsidecarConnectionsNearlyFull RlsidecarConnectionsRefused"},
 		{"no control plane", "", "RlsidecarControlPlaneAway"},
 	}
-	used := map[string]bool{} // only the metrics that alerts use, because promtool is slow with many series
+	used := map[string]bool{} // the metrics that the rules use; promtool is slow with many series
 	for _, r := range rules(t) {
 		for _, matchers := range selectors(t, r.Expr) {
 			for _, m := range matchers {
@@ -102,7 +102,7 @@ func TestAlertsFireOnRecordings(t *testing.T) {
 	promtool(t, "test", "rules", path)
 }
 
-// writeTimeline writes the series of a promtool test.
+// writeTimeline writes the series of a promtool test: healthyPoints points with good, then badPoints with bad.
 func writeTimeline(file *bytes.Buffer, name string, good, bad recording, used map[string]bool) {
 	fmt.Fprintf(file, "- name: %q\n  interval: 1m\n  input_series:\n", name)
 	fmt.Fprintf(file, "  - series: 'up{instance=\"10.0.0.1:9090\", job=\"rlsidecar\", namespace=\"edge\"}'\n    values: '1x%d'\n", healthyPoints+badPoints)
@@ -144,8 +144,8 @@ func writeTimeline(file *bytes.Buffer, name string, good, bad recording, used ma
 	}
 }
 
-// writeFiring writes the expectation that exactly these alerts fire at a point. It ignores the alerts about
-// late answers, because they depend on the load of this machine.
+// writeFiring writes the expectation that exactly these alerts fire at a point. It ignores the alert about
+// late answers, because that depends on the load of this machine.
 func writeFiring(file *bytes.Buffer, point int, alerts string) {
 	fmt.Fprintf(file, "  - expr: count by (alertname) (ALERTS{alertstate=\"firing\", alertname!=\"RlsidecarAnswersLate\"})\n    eval_time: %dm\n    exp_samples:", point-1)
 	for _, alert := range strings.Fields(alerts) {

@@ -33,7 +33,7 @@ func TestDashboardFitsGrafana(t *testing.T) {
 	out, _ := typeCheck(t, data)
 	for _, found := range []string{"showLegends", `"lines"`, `"plain"`} {
 		if !bytes.Contains(out, []byte(found)) {
-			t.Errorf("%s is accepted: %s", found, out)
+			t.Errorf("the check misses the mistake %s: %s", found, out)
 		}
 	}
 }
@@ -92,7 +92,7 @@ func TestDashboardLayout(t *testing.T) {
 		}
 	}
 	if got := strings.Join(first, ", "); got != "Block ratio, Store errors, Denied by limit, p99, Used share" {
-		t.Errorf("the first row: %s", got)
+		t.Errorf("the first row has the panels %q, or has them in another order", got)
 	}
 }
 

@@ -170,7 +170,7 @@ func TestExpressionsUseExportedMetrics(t *testing.T) {
 		}
 	}
 	if len(all) < 80 {
-		t.Errorf("only %d expressions found", len(all))
+		t.Errorf("only %d expressions found, want at least 80", len(all))
 	}
 }
 

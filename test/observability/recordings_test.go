@@ -33,7 +33,7 @@ limits:
 descriptors: [{key: user, limit: tokens}]
 `
 
-// recording is the metrics of a sidecar before and after an event.
+// recording has the metrics of a sidecar before and after an event.
 type recording struct{ before, after map[string]sample }
 
 func (s *sidecar) record(t *testing.T, happens func()) recording {
@@ -43,8 +43,8 @@ func (s *sidecar) record(t *testing.T, happens func()) recording {
 	return recording{before, s.scrape(t)}
 }
 
-// recordings returns recordings of real sidecars, by name: "healthy" is without a problem, the others have
-// one each. All tests share them.
+// recordings returns recordings of real sidecars, by name. "healthy" has no problem, and each of the others
+// shows one problem or feature. All tests share them.
 func recordings(t *testing.T) map[string]recording {
 	t.Helper()
 	tooltest.Path(t, "redis-server") // skips the test if Redis is missing
@@ -76,7 +76,7 @@ func withRedis(t *testing.T, made map[string]recording) {
 		}
 		s.send(t, 2, "edge", "client", "curl")
 	}
-	normal := func() { server.Do("flushall"); traffic(s) } // empties all buckets of Redis, so that they are full of units
+	normal := func() { server.Do("flushall"); traffic(s) } // deletes all buckets first, so that new ones have all their units
 	made["healthy"] = s.record(t, normal)
 	made["attack on one key"] = s.record(t, func() { normal(); s.send(t, 300, "edge", "user_id", "eve") })
 	made["a limit that is too low"] = s.record(t, func() {

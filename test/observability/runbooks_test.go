@@ -44,7 +44,7 @@ func TestRunbooksAnswerEachAlert(t *testing.T) {
 			t.Errorf("%s: runbook_url is %s, want %s", alert.Alert, alert.Annotations["runbook_url"], want)
 		}
 		if severity := alert.Labels["severity"]; severity != "critical" && severity != "warning" {
-			t.Errorf("%s: severity %q", alert.Alert, severity)
+			t.Errorf("%s: severity %q, want critical or warning", alert.Alert, severity)
 		}
 		if alert.Annotations["summary"] == "" || alert.Annotations["description"] == "" {
 			t.Errorf("%s has no summary or no description", alert.Alert)
@@ -83,7 +83,7 @@ func TestAdjustCommandsOfTheRunbooks(t *testing.T) {
 		}
 	}
 	if len(commands) != 2 {
-		t.Errorf("%d commands found", len(commands))
+		t.Errorf("%d commands found, want 2", len(commands))
 	}
 	s.send(t, 1, "edge", "user_id", "eve")
 	if !s.exports(t, `rlsidecar_requests_total{code="over_limit"`) {

@@ -24,7 +24,7 @@ const (
 	version = "v0.0.0-test"
 )
 
-// source copies the sources of a release, each time to another folder.
+// source copies the sources of a release to a folder of this name in a new temporary folder.
 func source(t *testing.T, folder string) string {
 	t.Helper()
 	folder = filepath.Join(t.TempDir(), folder)
@@ -45,7 +45,7 @@ func source(t *testing.T, folder string) string {
 	return folder
 }
 
-// release makes a release, and returns its files.
+// release makes a release in a folder of this name, checks its SHA256SUMS, and returns its files.
 func release(t *testing.T, folder, umask, zone string) map[string][]byte {
 	t.Helper()
 	cmd := exec.Command("bash", "-c", "umask "+umask+"; exec scripts/release.sh")
@@ -128,7 +128,7 @@ func unpack(t *testing.T, data []byte, prefix string) map[string][]byte {
 	}
 }
 
-// versionOf writes the program to a file, and runs it to check its version.
+// versionOf writes the program to a file, checks the version that it prints, and returns the file's path.
 func versionOf(t *testing.T, program []byte) (path string) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "rlsidecar")
@@ -145,7 +145,7 @@ func versionOf(t *testing.T, program []byte) (path string) {
 // unit checks the systemd unit with systemd's own tools, which also rate the rights of the process.
 func unit(t *testing.T, text, program string) {
 	t.Helper()
-	const installed, mostExposed = "/usr/local/bin/rlsidecar", "15" // systemd's rating in tenths of a point, of 100; the documentation states 12
+	const installed, mostExposed = "/usr/local/bin/rlsidecar", "15" // systemd's rating times ten; docs/packaging.md states 1.2 of 10
 	if !strings.Contains(text, "ExecStart="+installed+" serve") {
 		t.Errorf("the unit does not run %s", installed)
 	}
@@ -179,7 +179,7 @@ func bom(t *testing.T, data []byte) {
 		t.Fatal(err)
 	}
 	if d.BOMFormat != "CycloneDX" || d.Metadata.Component.Version != version {
-		t.Errorf("%s of version %s", d.BOMFormat, d.Metadata.Component.Version)
+		t.Errorf("got %s of version %s, want CycloneDX of version %s", d.BOMFormat, d.Metadata.Component.Version, version)
 	}
 	for _, c := range d.Components {
 		if c.Version == "" || c.PURL == "" || len(c.Licenses) != 1 || c.Licenses[0].License.ID == "" {
@@ -188,7 +188,7 @@ func bom(t *testing.T, data []byte) {
 	}
 	for _, name := range []string{"std", "github.com/alecthomas/kong", "github.com/redis/go-redis/v9", "google.golang.org/grpc"} {
 		if !slices.ContainsFunc(d.Components, func(c component) bool { return c.Name == name }) {
-			t.Errorf("%s is missing", name)
+			t.Errorf("the list of modules lacks %s", name)
 		}
 	}
 }

@@ -10,8 +10,8 @@ import (
 type usage struct{ KiB, Goroutines, Files, Series float64 }
 
 // judge reports growth. It compares the smallest value of the last quarter with the largest value of the
-// second quarter. By then a bounded value has reached its bound, and sometimes falls. Memory may grow by a
-// tenth plus slack KiB.
+// second quarter. By then a bounded value has reached its bound, and sometimes falls. A value may grow by a
+// tenth and a small number, which is slack KiB for memory.
 func judge(all []usage, slack float64) (wrong []string) {
 	for _, c := range []struct {
 		what  string
@@ -65,10 +65,10 @@ func TestTheJudgeNoticesALeak(t *testing.T) {
 		"series":     {func(i int) usage { return usage{50_000, 60, 40, 900 + 10*float64(i)} }, 1},
 	} {
 		if wrong := judge(series(c.of), 4<<10); len(wrong) != c.want {
-			t.Errorf("%s: got %q; want %d faults", name, wrong, c.want)
+			t.Errorf("%s: the judge reports %q; want %d reports", name, wrong, c.want)
 		}
 	}
 	if len(judge(series(func(int) usage { return steady })[:3], 0)) == 0 {
-		t.Error("three measurements are enough")
+		t.Error("the judge accepts three measurements, want a report that they are too few")
 	}
 }

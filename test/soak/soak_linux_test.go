@@ -79,7 +79,7 @@ type world struct {
 	over     chan struct{}
 
 	password atomic.Pointer[string]
-	// These count events. At the end each event must have happened.
+	// These count events. At the end each kind of event must have happened.
 	reloads, pauses, flushes, kills, restarts, passwords, certificates, adjustments atomic.Int64
 	failures                                                                        atomic.Int64 // answers from on_backend_failure
 	serials                                                                         sync.Map     // serial numbers of the certificates that clients received
@@ -436,13 +436,13 @@ func (w *world) consumed(which string, rate int64) (n int64) {
 func (w *world) counts() {
 	for which, c := range map[string]*count{"call=1": &w.calls, "work=1": &w.work} {
 		n, sure, unknown := w.consumed(which, much), c.sure.Load(), c.unknown.Load()
-		w.t.Logf("%s: %d consumed, %d admitted, %d answered by the failure policy", which, n, sure, unknown)
+		w.t.Logf("%s: %d consumed, %d admitted, %d answered by on_backend_failure", which, n, sure, unknown)
 		if sure == 0 || n < sure || n > sure+unknown {
 			w.t.Errorf("%s: %d consumed, want %d to %d", which, n, sure, sure+unknown)
 		}
 	}
 	if sure, unknown := w.fewer.sure.Load(), w.fewer.unknown.Load(); sure > few || w.consumed("few=1", few) == few && sure+unknown < few {
-		w.t.Errorf("few: %d admitted of %d, %d answered by the failure policy", sure, few, unknown)
+		w.t.Errorf("few: %d admitted of %d, %d answered by on_backend_failure", sure, few, unknown)
 	}
 }
 

@@ -1,6 +1,6 @@
-// The types that Grafana gives a dashboard, its panels and their options, for JSON text: an enum of
-// strings is any of its strings. TestDashboardFitsGrafana appends the dashboard as a literal, so that
-// the compiler refuses keys that Grafana does not know.
+// Grafana's types of a dashboard, its panels and their options, changed to fit JSON: an enum of strings
+// accepts its strings. TestDashboardFitsGrafana appends the dashboard as a literal, so that the compiler
+// refuses keys that Grafana does not know.
 import type * as grafana from '@grafana/schema';
 import type * as barGauge from './node_modules/@grafana/schema/dist/types/raw/composable/bargauge/panelcfg/x/types.gen';
 import type * as heatmap from './node_modules/@grafana/schema/dist/types/raw/composable/heatmap/panelcfg/x/types.gen';
@@ -9,7 +9,7 @@ import type * as timeSeries from './node_modules/@grafana/schema/dist/types/raw/
 
 type JSONOf<T> = T extends string ? `${T}` : T extends object ? {[K in keyof T]: JSONOf<T[K]>} : T;
 
-// What the Prometheus data source reads of a query; its types are not published.
+// The fields of a query that the Prometheus data source reads. Its types are not published.
 interface Query {
   refId: string;
   datasource: {type: 'prometheus'; uid: '${datasource}'};
@@ -30,7 +30,7 @@ interface Variable extends grafana.VariableModel {
   definition?: string;
 }
 
-// Declared again without their index signatures, under which every key would do.
+// Grafana's types without their index signatures, which would allow every key.
 type Field<Custom> = Omit<grafana.FieldConfig, 'custom' | 'thresholds'> & {
   custom?: Custom;
   thresholds?: {mode: grafana.ThresholdsMode; steps: {color: string; value: number | null}[]};

@@ -1,4 +1,5 @@
-// Package contour has Contour's own code turn examples/kubernetes/contour.yaml into the configuration of Envoy.
+// Package contour translates examples/kubernetes/contour.yaml to the configuration of Envoy with Contour's own
+// code.
 package contour
 
 import (
@@ -50,7 +51,8 @@ metadata: {name: shop, namespace: default}
 spec: {ports: [{port: 80}]}
 `
 
-// TestRendered compares what Contour makes of the recipe with examples/kubernetes/rendered/contour.yaml.
+// TestRendered compares the configuration that Contour makes from the recipe with
+// examples/kubernetes/rendered/contour.yaml.
 func TestRendered(t *testing.T) {
 	objects := read(t)
 	spec := settings(t, objects)
@@ -58,7 +60,7 @@ func TestRendered(t *testing.T) {
 	log.SetOutput(t.Output())
 	builder := &dag.Builder{
 		Source: dag.KubernetesCache{FieldLogger: log},
-		Processors: []dag.Processor{ // as getDAGBuilder in cmd/contour/serve.go
+		Processors: []dag.Processor{ // the processors of getDAGBuilder in cmd/contour/serve.go that the recipe needs
 			&dag.ListenerProcessor{HTTPAddress: spec.Envoy.HTTPListener.Address, HTTPPort: spec.Envoy.HTTPListener.Port, HTTPSAddress: spec.Envoy.HTTPSListener.Address, HTTPSPort: spec.Envoy.HTTPSListener.Port},
 			&dag.ExtensionServiceProcessor{FieldLogger: log},
 			&dag.HTTPProxyProcessor{GlobalRateLimitService: spec.RateLimitService, SetSourceMetadataOnRoutes: true, DNSLookupFamily: spec.Envoy.Cluster.DNSLookupFamily},
@@ -122,7 +124,8 @@ func read(t *testing.T) (objects []runtime.Object) {
 	}
 }
 
-// settings reads Contour's configuration file as convertToContourConfigurationSpec in cmd/contour/servecontext.go.
+// settings reads Contour's configuration file, as convertToContourConfigurationSpec in
+// cmd/contour/servecontext.go does.
 func settings(t *testing.T, objects []runtime.Object) v1alpha1.ContourConfigurationSpec {
 	t.Helper()
 	file := find[*core.ConfigMap](t, objects).Data["contour.yaml"]
@@ -143,7 +146,7 @@ func settings(t *testing.T, objects []runtime.Object) v1alpha1.ContourConfigurat
 	return spec
 }
 
-// listener returns the listener's part of spec, as doServe and setupRateLimitService in cmd/contour/serve.go.
+// listener returns the listener's part of spec, as doServe and setupRateLimitService in cmd/contour/serve.go do.
 func listener(t *testing.T, spec v1alpha1.ContourConfigurationSpec, objects []runtime.Object) xds.ListenerConfig {
 	t.Helper()
 	service := find[*v1alpha1.ExtensionService](t, objects)
@@ -196,20 +199,21 @@ func plain(t *testing.T, m proto.Message) (value any) {
 	return value
 }
 
-// compare compares out with the file, or with UPDATE_RENDERED writes it.
+// compare compares out with the rendered file. If the environment variable UPDATE_RENDERED is set, it writes
+// the file first.
 func compare(t *testing.T, out map[string][]any) {
 	t.Helper()
 	text, err := yaml.Marshal(out)
 	if err != nil {
 		t.Fatal(err)
 	}
-	text = append([]byte("# What the code of Contour makes of ../contour.yaml; tests run it. test/cluster/gateways/contour writes it.\n"), text...)
+	text = append([]byte("# The configuration of Envoy that Contour's own code makes from ../contour.yaml. test/cluster/gateways/contour writes\n# this file, and test/e2e runs it.\n"), text...)
 	if os.Getenv("UPDATE_RENDERED") != "" {
 		if err := os.WriteFile(rendered, text, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if have, err := os.ReadFile(rendered); err != nil || !bytes.Equal(have, text) {
-		t.Errorf("%s is not what Contour makes of the recipe (%v); UPDATE_RENDERED=1 go test writes it:\n%s", rendered, err, text)
+		t.Errorf("%s differs from the configuration that Contour makes from the recipe (%v); UPDATE_RENDERED=1 go test writes it:\n%s", rendered, err, text)
 	}
 }
