@@ -76,8 +76,8 @@ func (c *compiler) merge(d *domain) *built {
 	return merged
 }
 
-// renewed returns a block for each document of d. It compiles the documents that have no block in b. It
-// returns nil if such a document contains more than descriptors.
+// renewed returns a block for each document of d. It compiles the documents that have no block in b. It returns nil
+// if such a document contains more than descriptors, or if its limits depend on other documents.
 func (c *compiler) renewed(d *domain, b *built) []*block {
 	blocks := make([]*block, len(d.docs))
 	before := make(map[*document]*block, len(b.docs))

@@ -240,7 +240,7 @@ func (c *compiler) tooMany(at place) {
 	c.full = true
 }
 
-// owner returns the start of the Owners of a domain's limits. The start ends in "/", so each "/" in the
+// owner returns the start of the Owner of a domain's inline limits. The start ends in "/", so each "/" in the
 // domain is replaced.
 func owner(domain string) string { return slashes.Replace(domain) + "/" }
 

@@ -35,7 +35,7 @@ func (x *instance) metric(t *testing.T, pattern string) (sum float64) {
 
 const failedOutcomes = `rlsidecar_decisions_total\{.*outcome="failed_[a-z]*".*\}`
 
-// Callers abort their calls while Redis is slow. These calls are counted separately from failures of Redis.
+// Callers abort their calls while Redis is slow. These calls must not count as failures of Redis.
 func TestAbortedCallsAreNotCountedAsRedisFailures(t *testing.T) {
 	concurrent(t)
 	redis := redistest.Start(t)
@@ -82,7 +82,7 @@ func TestSilentRedisIsNoticedUnderShortDeadlines(t *testing.T) {
 	x.send(t, "all=1")
 	redis.Pause()
 	defer redis.Resume()
-	eventually(t, "the breaker is open, and Redis counted as failing", func() bool {
+	eventually(t, "the circuit breaker is open, and failures of Redis are counted", func() bool {
 		var wg sync.WaitGroup
 		for range 20 {
 			wg.Go(func() {

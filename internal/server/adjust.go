@@ -50,7 +50,7 @@ type adjustments struct {
 // are dropped. Finding the buckets of so many adjustments would take longer.
 const manyChanges = 100
 
-// newAdjustments opens the keeper and reads the adjustments.
+// newAdjustments opens the keeper and applies the adjustments that it knows. first reads those in Redis.
 func (s *server) newAdjustments() (*adjustments, error) {
 	key, err := s.auditKey()
 	if err != nil {
@@ -122,7 +122,7 @@ const (
 	stale = 10 * time.Second
 )
 
-// report reports the state of the keeper as a condition.
+// report reports the problems of the keeper as conditions.
 func (a *adjustments) report() {
 	status, registry := a.keeper.Status(), a.server.conditions
 	a.reportLost(&status)

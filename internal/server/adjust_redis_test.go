@@ -35,7 +35,7 @@ func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 		t.Fatalf("got %d %v; want code 200", code, answer)
 	}
 	if n := b.allowed(t, 1, "bob"); n != 1 {
-		t.Error("at the sidecar that deleted the adjustment, bob is denied")
+		t.Error("at the sidecar that deleted the adjustment, bob is denied; want bob allowed")
 	}
 	eventually(t, "the block is over at the first sidecar", func() bool { return a.allowed(t, 1, "bob") == 1 })
 
@@ -76,7 +76,7 @@ func TestAStartWithoutRedisBlocksBlockedKeys(t *testing.T) {
 		t.Errorf("a change while Redis is unreachable: %d %v; want code 503 and a text that contains %q", code, answer, "nothing was changed")
 	}
 	redis.Restart() // with an empty database
-	eventually(t, "Redis has it again", func() bool { return redis.Do("HLEN", "rl:{adjustments}values") == "1" })
+	eventually(t, "Redis has the adjustment again", func() bool { return redis.Do("HLEN", "rl:{adjustments}values") == "1" })
 }
 
 func TestAnAdjustmentEndsByItselfAtEverySidecar(t *testing.T) {
@@ -111,7 +111,7 @@ func TestAdjustmentsAreOffWithoutThePermissions(t *testing.T) {
 	if n := x.allowed(t, 5, "bob"); n != 2 {
 		t.Errorf("bob gets %d, want 2", n)
 	}
-	eventually(t, "the condition", func() bool {
+	eventually(t, "the condition is reported", func() bool {
 		return strings.Contains(x.conditions(t), "warning "+adjustmentsOff+": ")
 	})
 	redis.Do("ACL", "SETUSER", "limits", "+hmget", "+hset", "+hdel", "+hscan", "+exists", "+xadd", "+xrange", "+xrevrange", "+xtrim")
@@ -131,7 +131,7 @@ func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
 	a.adjust(t, `"key":["bob"],"block":true,"for":"1h"`)
 	eventually(t, "the block is in force at the other sidecar", func() bool { return b.allowed(t, 1, "bob") == 0 })
 	for _, replica := range servers.Replicas {
-		eventually(t, "the replica has it", func() bool { return replica.Do("HLEN", "rl:{adjustments}values") == "1" })
+		eventually(t, "the replica has the block", func() bool { return replica.Do("HLEN", "rl:{adjustments}values") == "1" })
 	}
 	servers.Master.Do("ACL", "SETUSER", "default", "-psync", "-sync")
 	servers.Master.Do("CLIENT", "KILL", "TYPE", "replica")
@@ -159,7 +159,7 @@ func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
 		t.Errorf("got %d %v; want status 200, answer[\"whole\"] true and answer[\"entries\"] 2.0", code, answer)
 	}
 	if n := a.logs.FilterMessageSnippet("has written them again").Len() + b.logs.FilterMessageSnippet("has written them again").Len(); n == 0 {
-		t.Error("the log has no line about the lost adjustment")
+		t.Error("no log has a line about the lost adjustment; want one")
 	}
 }
 

@@ -85,7 +85,8 @@ func (x *instance) allowed(t *testing.T, n int, user string) (count int) {
 	return count
 }
 
-// An operator raises and blocks a limit, lists the adjustments and deletes them, without a restart.
+// An operator raises a limit for one key and blocks another key, lists the adjustments and deletes one, without a
+// restart.
 func TestAnOperatorAdjustsALimit(t *testing.T) {
 	x := start(t, oneLimit, withTokens(t))
 	if n := x.allowed(t, 5, "bob"); n != 2 {
@@ -134,7 +135,7 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 			t.Fatal(err)
 		}
 		if text := body(t, metrics); !strings.Contains(text, line+"\n") {
-			t.Errorf("metrics have no %q; want a text that contains %q", line, line+"\n")
+			t.Errorf("the metrics lack the line %q", line)
 		}
 	}
 	if n := x.logs.FilterMessage("adjustment").Len(); n != 3 {

@@ -227,7 +227,7 @@ func TestADenialChargesNothingUnlessConsumeIsEach(t *testing.T) {
 		r.HitsAddend = 99
 		x.put(t, r)
 		if got := x.put(t, request("d", peek)).Statuses[0].LimitRemaining; (got == 0) != c.denied {
-			t.Errorf("%s: %d left after a request with too high a cost; want %v", c.name, got, c.denied)
+			t.Errorf("%s: %d left after a request with too high a cost; want 0 left: %t", c.name, got, c.denied)
 		}
 	}
 }
@@ -259,7 +259,7 @@ descriptors:
 	}
 	wg.Wait()
 	if allowed.Load() != 1000 {
-		t.Errorf("%d allowed; want allowed 1000", allowed.Load())
+		t.Errorf("%d allowed; want 1000", allowed.Load())
 	}
 }
 
@@ -283,6 +283,6 @@ func TestHeadersAndMetadataAreSentIfConfigured(t *testing.T) {
 		"descriptors": []any{map[string]any{"entries": []any{"meta=a"}}},
 	}
 	if diff := cmp.Diff(want, got.DynamicMetadata.AsMap(), protocmp.Transform()); diff != "" {
-		t.Errorf("got %v; want no difference", diff)
+		t.Errorf("the dynamic metadata differs (-want +got):\n%s", diff)
 	}
 }

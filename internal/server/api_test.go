@@ -90,8 +90,8 @@ func TestTheAPIIsClosedToOtherMachinesWithoutAToken(t *testing.T) {
 	}
 }
 
-// value and value_scale of a sharded limit are the same on one Redis, which has one bucket, and on a
-// Cluster, which has ten shards.
+// On one Redis a sharded limit has one bucket, and on a Cluster ten shards. On both, remaining, and value divided by
+// value_scale, are the units left in the whole limit.
 func TestShardedLimitsAreShownWhole(t *testing.T) {
 	t.Parallel()
 	for name, url := range map[string]string{

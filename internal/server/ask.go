@@ -68,8 +68,8 @@ func Client(address string) *http.Client {
 	}
 }
 
-// CheckGRPC checks the gRPC listener, over TLS if secure is true. It has no client certificate, so a server
-// that requires one rejects the connection.
+// CheckGRPC does what CheckHTTP does, for the gRPC listener at address, over TLS if secure is true. It has no client
+// certificate, so a server that requires one rejects the connection.
 func CheckGRPC(ctx context.Context, address string, secure bool) error {
 	transport := insecure.NewCredentials()
 	if secure {

@@ -55,10 +55,10 @@ func TestTheRequestCommand(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := CheckHTTP(t.Context(), hostOf(x.HTTP)); err == nil || errors.Is(err, ErrNotReady) {
-				t.Error("HTTP, when it has stopped:", err)
+				t.Errorf("HTTP, after the server has stopped: got %v; want an error other than ErrNotReady", err)
 			}
 			if err := CheckGRPC(t.Context(), hostOf(x.GRPC), test.secure); err == nil || errors.Is(err, ErrNotReady) {
-				t.Error("gRPC, when it has stopped:", err)
+				t.Errorf("gRPC, after the server has stopped: got %v; want an error other than ErrNotReady", err)
 			}
 		})
 	}
@@ -69,7 +69,7 @@ func TestRequestsToADrainingServer(t *testing.T) {
 	x := start(t, "domain: d", func(c *Config) { c.DrainDelay = 5 * time.Second })
 	stopped := make(chan struct{})
 	go func() { defer close(stopped); _ = x.stop() }()
-	eventually(t, "it says that it is not ready", func() bool {
+	eventually(t, "both checks return ErrNotReady", func() bool {
 		return errors.Is(CheckHTTP(t.Context(), hostOf(x.HTTP)), ErrNotReady) &&
 			errors.Is(CheckGRPC(t.Context(), hostOf(x.GRPC), false), ErrNotReady)
 	})
@@ -92,7 +92,7 @@ func TestRequestsToAnotherService(t *testing.T) {
 		"HTTP": CheckHTTP(ctx, hostOf(silent.Addr())), "gRPC": CheckGRPC(ctx, hostOf(silent.Addr()), false),
 	} {
 		if err == nil {
-			t.Errorf("got %v %v; want an error", name, "succeeds without an answer")
+			t.Errorf("%s: the check of a silent listener returned no error; want one", name)
 		}
 	}
 }

@@ -88,9 +88,9 @@ func (x *instance) beside(t *testing.T, attack func()) {
 	}
 }
 
-// 500 concurrent requests with 1,000 descriptors each are sent on one connection. They must be denied without
-// being decoded. The same test sends 3,000 requests with the allowed number of descriptors. The store is in
-// memory, or in Redis.
+// 500 concurrent requests with 1,000 descriptors each, which is more than allowed, are sent on one connection. Then
+// 3,000 requests with the allowed number of descriptors are sent. Other clients must be served meanwhile. The store
+// is in memory, or in Redis.
 func TestManyDescriptorsAffectNoOtherClient(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes under the race detector")
@@ -130,7 +130,7 @@ func TestManyDescriptorsAffectNoOtherClient(t *testing.T) {
 			}
 			if text := metricsOf(t, x); !strings.Contains(text, `rlsidecar_requests_too_large_total{bound="descriptors"} 500`) ||
 				!strings.Contains(text, `rlsidecar_requests_refused_total{reason="too_much"} 500`) {
-				t.Error("the requests that were too large are not counted")
+				t.Error("the metrics do not count 500 requests that were too large; want both counters at 500")
 			}
 		})
 	}
@@ -145,7 +145,8 @@ func metricsOf(t *testing.T, x *instance) string {
 	return string(body)
 }
 
-// Clients repeatedly post bodies with as many empty objects as fit, 32 bodies at a time.
+// Clients repeatedly post large bodies, 32 at a time: two with as many empty objects as fit, and one with the largest
+// allowed number of descriptors.
 func TestLargeBodiesOfJSONAffectNoOtherClient(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes minutes under the race detector")

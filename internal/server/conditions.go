@@ -88,7 +88,7 @@ func (s *server) reportNoAuth() {
 	}
 }
 
-// checkAuth runs at the start and after each load. It logs a warning if /v1/auth denies everything.
+// checkAuth runs at the start and after each load. If /v1/auth denies everything, it logs a warning, once.
 func (s *server) checkAuth(snapshot *limiter.Snapshot) {
 	if snapshot.Auth != nil {
 		s.conditions.Clear(authMissing)

@@ -40,7 +40,7 @@ func (x *instance) conditions(tb testing.TB) string {
 func TestARefusedConfigurationIsACondition(t *testing.T) {
 	x := start(t, shared)
 	if got := x.conditions(t); got != "" {
-		t.Fatalf("a condition, although nothing is wrong: %s", got)
+		t.Fatalf("got the conditions %s; want none", got)
 	}
 	x.write(t, "domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n")
 	x.reload(t)
@@ -113,7 +113,7 @@ func TestMetricsThatOverflowAreACondition(t *testing.T) {
 	x := start(t, b.String())
 	for first := 0; first < limits; first += 100 {
 		if got := x.conditions(t); first < limits-100 && got != "" {
-			t.Fatalf("a condition, although nothing is wrong, after %d limits: %s", first, got)
+			t.Fatalf("after %d limits got the conditions %s; want none", first, got)
 		}
 		var texts []string
 		for i := first; i < min(first+100, limits); i++ {
@@ -126,7 +126,7 @@ func TestMetricsThatOverflowAreACondition(t *testing.T) {
 	})
 }
 
-// Operators count it as one limit, although two descriptors use it.
+// The texts for operators count a named limit once, although two descriptors use it.
 func TestALimitThatSeveralDescriptorsUseIsCountedOnce(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "limits.yaml")

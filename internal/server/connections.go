@@ -23,11 +23,11 @@ import (
 )
 
 const (
-	// mostConnections bounds the sum of all listeners' default bounds.
+	// mostConnections bounds the sum of the default bounds of the gRPC and HTTP listeners.
 	mostConnections = 16 << 10
 	// connectionBytes is the memory of an idle connection: its read buffer, and the stack of a goroutine.
 	connectionBytes = 64 << 10
-	// fewestConnections is the smallest default bound of a listener.
+	// fewestConnections is the smallest default bound of the gRPC and HTTP listeners.
 	fewestConnections = 8
 	// healthConnections is the number of connections that the HTTP listener accepts beyond its bound. They
 	// serve only health checks.
@@ -109,9 +109,9 @@ func (b *bounds) makeRoom() bool {
 	return false
 }
 
-// boundedListener accepts at most max connections at a time. At the bound it closes the connection that has
-// been silent for longest, if that silence has lasted for at least evictAfter. Otherwise it closes the new
-// connection.
+// boundedListener accepts at most max connections at a time, and at most extra further ones that serve only health
+// checks. At the bound max it closes the connection that has been silent for longest, if that silence has lasted
+// for at least evictAfter. Otherwise the new connection is one of the extra ones, or is closed.
 type boundedListener struct {
 	net.Listener
 	all        *bounds

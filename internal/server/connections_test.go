@@ -74,7 +74,7 @@ func TestIdleConnectionsAreClosedForNewOnes(t *testing.T) {
 	metrics := body(t, get(t, x.Admin, "/metrics"))
 	for _, want := range []string{`rlsidecar_connections_max{listener="grpc"} 5`, `rlsidecar_connections_max{listener="http"} 5`} {
 		if !strings.Contains(metrics, want) {
-			t.Errorf("no %s", want)
+			t.Errorf("the metrics lack %s", want)
 		}
 	}
 	if x.logs.FilterLevelExact(zapcore.WarnLevel).FilterMessageSnippet("connections").Len() == 0 {
@@ -187,14 +187,14 @@ func TestAnIdleConnectionIsClosedWhenFileDescriptorsRunOut(t *testing.T) {
 		t.Errorf("the silent connection: %v; want an error other than net.ErrClosed", err)
 	}
 	if logs.FilterMessageSnippet("connections cannot be accepted").Len() != 1 {
-		t.Errorf("got %+v; want 1", logs.All())
+		t.Errorf("got the log %+v; want one line about connections that cannot be accepted", logs.All())
 	}
 	if full, other := full.stats(), other.stats(); full.Evicted != 1 || full.Open != 0 || other.Open != 0 {
 		t.Errorf("got %+v, %+v; want full.Evicted 1, full.Open 0 and other.Open 0", full, other)
 	}
 }
 
-// The test covers gRPC and HTTP.
+// TestIdleConnectionsEnd checks connections of the gRPC and of the HTTP listener.
 func TestIdleConnectionsEnd(t *testing.T) {
 	concurrent(t)
 	const idle = 100 * time.Millisecond
@@ -208,7 +208,7 @@ func TestIdleConnectionsEnd(t *testing.T) {
 	_, _ = io.WriteString(nc, "GET /v1/auth HTTP/1.1\r\nHost: h\r\n\r\n")
 	_ = nc.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := io.Copy(io.Discard, nc); err != nil {
-		t.Errorf("the HTTP connection is still open: %v", err)
+		t.Errorf("the HTTP connection after the idle timeout: %v; want it closed", err)
 	}
 	eventually(t, "the gRPC connection has ended", func() bool {
 		return strings.Contains(body(t, get(t, x.Admin, "/metrics")), `rlsidecar_connections{listener="grpc"} 0`)

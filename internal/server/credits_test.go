@@ -81,7 +81,7 @@ func TestCreditsPayThroughEveryListener(t *testing.T) {
 
 			if name == "memory" {
 				if metrics := metricsOf(t, x); !strings.Contains(metrics, `limit="credits"`) {
-					t.Error("the metrics do not name the credits")
+					t.Error("the metrics lack the label limit=\"credits\"")
 				}
 			}
 		})

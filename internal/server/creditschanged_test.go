@@ -13,8 +13,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// plansYAML has two plans, each with a payer (then). With hash_tag: domain, the keys of payers do not depend
-// on the limits that use them.
+// plansYAML has two plans, plan and estimated, to which paidBy adds payers (then). With hash_tag: domain, the keys of
+// payers do not depend on the limits that use them.
 const plansYAML = `
 domain: d
 hash_tag: domain
@@ -96,7 +96,7 @@ func TestAReloadChangesThePayer(t *testing.T) {
 			const estimated = `{"name":"estimated","key":"bob","count":90,"reserve":true,"request_id":"e"}`
 			byProgram := reserved(t, x.expect(t, estimated, 200, `"payer":"settled_a"`))
 			if again := reserved(t, x.expect(t, estimated, 200, `"payer":"settled_a"`)); again != byProgram {
-				t.Error("the repeated reservation has another id")
+				t.Errorf("the repeated reservation has the id %s; want %s", again, byProgram)
 			}
 
 			expectPayer("b")
@@ -124,8 +124,8 @@ func TestAReloadChangesThePayer(t *testing.T) {
 	}
 }
 
-// With hash_tag: entry:KEY the key of a payer in Redis depends on then. A reservation is settled in the
-// bucket that made it.
+// With hash_tag: entry:KEY the key of a payer in Redis depends on then. A reservation is settled in the bucket that
+// paid for it, even if then was removed and added again since.
 func TestARemovedPayerIsSettledInItsBucket(t *testing.T) {
 	entry := func(payer string) string {
 		return strings.Replace(paidBy(payer), "hash_tag: domain", "hash_tag: entry:user", 1)
@@ -176,7 +176,7 @@ func TestReloadsOfThePayerUnderLoad(t *testing.T) {
 	close(stop)
 	wg.Wait()
 	if lost := 3010 - x.remaining(t, "plan", "bob") - x.remaining(t, "a", "bob") - x.remaining(t, "b", "bob"); lost != allowed.Load() {
-		t.Errorf("the allowed requests cost %d, and the buckets have lost %d", allowed.Load(), lost)
+		t.Errorf("the allowed requests cost %d, and the buckets have lost %d; want equal numbers", allowed.Load(), lost)
 	}
 }
 
@@ -279,12 +279,12 @@ func TestOperatorsSeeThePayer(t *testing.T) {
 		body(t, get(t, x.Admin, "/api/buckets?domain=d&descriptor=user=b")): `"then":"a"`,
 	} {
 		if !strings.Contains(where, want) {
-			t.Errorf("no %s in %s", want, where)
+			t.Errorf("got %s; want a text that contains %s", where, want)
 		}
 	}
 }
 
-// The settled reservation was made by name, and credits paid for it.
+// A reservation that was made by name, and paid by the payer, is settled twice. It must count once, for the payer.
 func TestSettlementsOverHTTPAreCounted(t *testing.T) {
 	x := start(t, paidBy("a"))
 	reservation := reserved(t, x.expect(t, `{"name":"estimated","key":"bob","count":200,"reserve":true}`, 200, `"payer":"settled_a"`))
@@ -298,10 +298,10 @@ func TestSettlementsOverHTTPAreCounted(t *testing.T) {
 		`rlsidecar_settle_units_total{domain="d",kind="real",limit="settled_a"} 50`,
 	} {
 		if !strings.Contains(text, want+"\n") {
-			t.Errorf("no %s; want a text that contains %q", want, want+"\n")
+			t.Errorf("the metrics lack the line %s", want)
 		}
 	}
 	if strings.Contains(text, `"no_config"} 1`) {
-		t.Error("a settlement counts as a request without a configuration")
+		t.Error("the metrics count a settlement as a request without a configuration; want no such request")
 	}
 }

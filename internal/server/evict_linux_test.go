@@ -59,12 +59,12 @@ func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 		}
 		for _, c := range step.open {
 			if !isOpen(c) {
-				t.Error("a connection was closed that was silent for less time")
+				t.Error("a connection that was silent for less time is closed; want it open")
 			}
 		}
 		for _, c := range step.closed {
 			if isOpen(c) {
-				t.Error("a connection that was silent for longest is still open")
+				t.Error("the connection that was silent for longest is still open; want it closed")
 			}
 		}
 	}

@@ -115,8 +115,8 @@ func (f *firstContact) run(ctx context.Context) {
 	}
 }
 
-// proven opens the gate, and then examines Redis until all checks pass. After that it checks only the clocks,
-// at intervals.
+// proven examines Redis, opens the gate, and repeats the examination until all checks pass. After that it checks
+// only the clocks, at intervals.
 func (f *firstContact) proven(ctx context.Context) {
 	s := f.server
 	for _, name := range []string{redisRefuses, redisAway} {

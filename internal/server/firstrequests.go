@@ -38,7 +38,7 @@ func (f *firstRequest) await(awaited bool) (changed bool) {
 // mayWait is how long stop waits for a connection that sends nothing. net/http's Shutdown waits as long.
 const mayWait = 5 * time.Second
 
-// changed is called by the ConnState of the http.Server.
+// changed counts in waiting a connection whose state has changed. The ConnState of the http.Server calls it.
 func (f *firstRequests) changed(nc net.Conn, state http.ConnState) {
 	if p, ok := nc.(*proxyproto.Conn); ok {
 		nc = p.Raw()

@@ -13,7 +13,7 @@ import (
 // A client has connected before the sidecar ends, and sends its first request when the port is closed already.
 func TestTheFirstRequestIsAnsweredAfterThePortIsClosed(t *testing.T) {
 	t.Parallel()
-	for _, proxyProtocol := range []bool{false, true} { // such connections are wrapped
+	for _, proxyProtocol := range []bool{false, true} { // with the PROXY protocol, net/http has connections of another type
 		t.Run(fmt.Sprintf("PROXY protocol %t", proxyProtocol), func(t *testing.T) {
 			t.Parallel()
 			x := start(t, shared, func(c *Config) { c.HTTPProxyProtocol = proxyProtocol })
@@ -41,7 +41,7 @@ func TestTheFirstRequestIsAnsweredAfterThePortIsClosed(t *testing.T) {
 				}
 			}
 			first := connect()
-			answer(connect()) // so the connection before is accepted too
+			answer(connect()) // connections are accepted in order, so first is accepted too
 			ended := make(chan error, 1)
 			go func() { ended <- x.stop() }()
 			eventually(t, "the port is closed", func() bool {

@@ -17,7 +17,7 @@ import (
 
 const (
 	// reportEvery is the interval at which a sidecar stores its report for the others. The interval varies
-	// randomly by a tenth.
+	// randomly, by up to 5 % in each direction.
 	reportEvery = 10 * time.Second
 	// tidyEvery is the number of reports after which the reports of stopped sidecars are removed.
 	tidyEvery = 30

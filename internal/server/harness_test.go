@@ -28,8 +28,7 @@ import (
 var engine Engine
 
 // bothEngines runs all tests with each engine, because both must behave in the same way. With -short, which
-// the race detector uses, the second engine runs only the tests that call concurrent, and the first engine
-// runs the others.
+// the race detector uses, the engine grpc-go skips tests that call start and not concurrent.
 type bothEngines struct{ *testing.M }
 
 func (m bothEngines) Run() (code int) {
@@ -146,8 +145,8 @@ func (x *instance) write(tb testing.TB, yaml string) {
 // reload makes the server read the configuration again, and waits until it has done so.
 func (x *instance) reload(tb testing.TB) {
 	tb.Helper()
-	x.hangup <- os.Interrupt // any signal; the server receives this second one only after it has completed the reload
-	x.hangup <- os.Interrupt
+	x.hangup <- os.Interrupt // any signal requests a reload
+	x.hangup <- os.Interrupt // the server receives it after the first reload
 }
 
 var (

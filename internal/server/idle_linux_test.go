@@ -60,7 +60,7 @@ func TestIdleConnectionsCostLittle(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			eventually(t, "they take at most 12 KiB each", func() bool { return inUse() < before+connections*most })
+			eventually(t, "the connections take at most 12 KiB each", func() bool { return inUse() < before+connections*most })
 			t.Logf("%d bytes each", (inUse()-before)/connections)
 		})
 	}
@@ -101,7 +101,7 @@ func TestAParkedConnectionAnswersTheNextRequest(t *testing.T) {
 	for range 3 {
 		exchange(nc, r, request)
 	}
-	exchange(nc, r, request[:1], request[1:]) // less than net/http waits for
+	exchange(nc, r, request[:1], request[1:]) // net/http regards the connection as idle until it has 4 bytes
 	exchange(nc, r, request[:3], request[3:])
 	exchange(nc, r, request+request[:2], request[2:]) // a part of the next request is in net/http's buffer
 	exchange(nc, r)

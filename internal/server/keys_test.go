@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// 12,000 distinct keys are sent to three limits. The first limit allows them, the second denies them, and the
-// buckets of the third fill the memory. No key adds a metrics series, and the memory for keys is bounded.
+// About 4,000 different keys are sent to each of three limits. The first limit allows them, the second denies them,
+// and the buckets of the third fill the memory. No key adds a metrics series, and the memory for keys is bounded.
 // `rlbench keys` does the same for a minute at 100,000 keys a second.
 func TestKeysMakeNoSeries(t *testing.T) {
 	const room = 2000
@@ -42,16 +42,16 @@ descriptors:
 	metrics := body(t, get(t, x.Admin, "/metrics"))
 	for name := range seriesOf(metrics) {
 		if !before[name] {
-			t.Errorf("more keys made the series %s", name)
+			t.Errorf("more keys added the series %s; want none added", name)
 		}
 	}
 	if keys := regexp.MustCompile(`(?m)^rlsidecar_memory_keys (\S+)$`).FindStringSubmatch(metrics); keys == nil {
-		t.Error("no number of buckets in /metrics")
+		t.Error("the metrics lack rlsidecar_memory_keys")
 	} else if n, err := strconv.ParseFloat(keys[1], 64); err != nil || n > room {
-		t.Errorf("%s buckets in memory, at most %d may be: %v", keys[1], room, err)
+		t.Errorf("%s buckets in memory (%v), want at most %d", keys[1], err, room)
 	}
 	if strings.Contains(metrics, "made-up") {
-		t.Error("a client's key is in /metrics")
+		t.Error("/metrics contains a client's key; want none")
 	}
 	for _, path := range []string{"/api/top", "/"} {
 		const most = 100 << 10

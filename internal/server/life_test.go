@@ -38,7 +38,7 @@ func run(t *testing.T, c Config) error {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	return Run(ctx, c, zap.NewNop(), func(Running) {
-		t.Error("started")
+		t.Error("the server started; want an error")
 		cancel()
 	})
 }
@@ -64,12 +64,12 @@ func TestWrongSettingsDoNotStart(t *testing.T) {
 		"a header that cannot be sent": {Answers: grpcapi.Options{Headers: &grpcapi.Headers{Limit: "a b", Remaining: "b", Reset: "c"}}},
 	} {
 		if err := run(t, c); err == nil {
-			t.Errorf("%s: no error", name)
+			t.Errorf("%s: Run returned no error; want one", name)
 		}
 	}
 	for _, c := range []Config{{Admin: "127.0.0.1:0"}, {Admin: "[::1]:0"}, {Admin: "localhost:0"}, {Admin: "unix:///x"}, {Admin: ":0", AdminToken: "x"}, {}} {
 		if err := c.Check(); err != nil {
-			t.Errorf("got %v; want a healthy server", err)
+			t.Errorf("%+v: Check returned %v; want no error", c, err)
 		}
 	}
 }
@@ -87,7 +87,7 @@ func TestPortInUseDoesNotStart(t *testing.T) {
 		t.Error("admin: no error; want an error, because the address is in use")
 	}
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "nonsense"}); err == nil {
-		t.Error("nonsense: no error")
+		t.Error("the address nonsense: Run returned no error; want one")
 	}
 }
 
@@ -104,7 +104,7 @@ func TestUnixSockets(t *testing.T) {
 		t.Errorf("got %v; want OK, without HTTP and admin listeners", got)
 	}
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "unix://" + path}); err == nil {
-		t.Error("a socket in use was replaced")
+		t.Error("a socket in use: Run returned no error; want one")
 	}
 	if got := x.send(t, "k=v"); got.OverallCode != ok {
 		t.Errorf("got %v; want OK", got)
@@ -119,13 +119,13 @@ func TestUnixSockets(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "unix://" + path}); err == nil {
-		t.Error("a file was treated as a socket")
+		t.Error("a file that is no socket: Run returned no error; want one")
 	}
 	if data, _ := os.ReadFile(path); string(data) != "precious" {
-		t.Error("a file was removed")
+		t.Errorf("the file contains %q; want its content unchanged", data)
 	}
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "unix://"}); err == nil {
-		t.Error("no path: no error")
+		t.Error("a socket without a path: Run returned no error; want one")
 	}
 	name := fmt.Sprintf("@rlsidecar-test-%d", os.Getpid())
 	abstract := start(t, small, func(c *Config) { c.GRPC = "unix://" + name })
@@ -173,7 +173,7 @@ func TestHTTPAndAdmin(t *testing.T) {
 		"/metrics":  `rlsidecar_decisions_total{domain="d",limit="k",outcome="allowed"} 1`,
 	} {
 		if text := body(t, get(t, x.Admin, path, "Authorization", "Bearer secret")); !strings.Contains(text, want) {
-			t.Errorf("%s has no %q:\n%s", path, want, text)
+			t.Errorf("%s lacks %q:\n%s", path, want, text)
 		}
 	}
 }
@@ -231,7 +231,7 @@ descriptors:
 // awaitJobs waits until n jobs have been allowed. Their answers may still be held.
 func (x *instance) awaitJobs(t *testing.T, n int) {
 	t.Helper()
-	eventually(t, "jobs", func() bool {
+	eventually(t, fmt.Sprintf("%d jobs are allowed", n), func() bool {
 		return strings.Contains(body(t, get(t, x.Admin, "/metrics")), fmt.Sprintf(`limit="jobs",outcome="allowed"} %d`, n))
 	})
 }
@@ -269,7 +269,7 @@ func TestDrainAnswersEveryRequest(t *testing.T) {
 		}
 	})
 	x.awaitJobs(t, 2)
-	eventually(t, "load", func() bool { return requests.Load() > 100 })
+	eventually(t, "100 requests are answered", func() bool { return requests.Load() > 100 })
 	stopped := make(chan error)
 	go func() { stopped <- x.stop() }()
 	if r, err := watch.Recv(); err != nil || r.Status != healthpb.HealthCheckResponse_NOT_SERVING {
@@ -333,7 +333,7 @@ func TestReloadUnderLoad(t *testing.T) {
 				}
 				n := r.Statuses[0].CurrentLimit.GetRequestsPerUnit()
 				if r.OverallCode != ok || n < last || n%10 == 9 {
-					t.Errorf("limit %d after %d: %v", n, last, r)
+					t.Errorf("got limit %d after %d: %v; want OK, a limit that is not lower, and none of a refused configuration", n, last, r)
 				}
 				last = n
 			}
@@ -348,13 +348,13 @@ func TestReloadUnderLoad(t *testing.T) {
 		x.write(t, text)
 		x.reload(t)
 		before := requests.Load()
-		eventually(t, "load", func() bool { return requests.Load() > before+20 })
+		eventually(t, "20 more requests are answered", func() bool { return requests.Load() > before+20 })
 		want := n
 		if n%10 == 9 {
 			want--
 		}
 		if got := x.send(t, "k=v").Statuses[0].CurrentLimit.RequestsPerUnit; got != uint32(1_000_000+want) {
-			t.Errorf("reload %d: the limit is %d", n, got)
+			t.Errorf("reload %d: the limit is %d, want %d", n, got, 1_000_000+want)
 		}
 		page := body(t, get(t, x.Admin, "/"))
 		if refused := strings.Contains(page, "nonsense"); refused != (n%10 == 9) {
@@ -365,15 +365,15 @@ func TestReloadUnderLoad(t *testing.T) {
 	clients.Wait()
 	refused := x.logs.FilterMessageSnippet("refused").Len()
 	if refused < reloads/10 {
-		t.Errorf("%d refusals logged; want at least %v", refused, reloads/10)
+		t.Errorf("%d refusals in the log; want at least %d", refused, reloads/10)
 	}
 	metrics := body(t, get(t, x.Admin, "/metrics"))
 	if !strings.Contains(metrics, "rlsidecar_config_last_reload_successful 1") {
-		t.Error("the metric shows no success")
+		t.Error("the metrics lack rlsidecar_config_last_reload_successful 1")
 	}
 	// Consumption survives all reloads.
 	if left := x.send(t, "k=v").Statuses[0].LimitRemaining; int64(1_000_000+reloads-left) < requests.Load() {
-		t.Errorf("%d left after %d requests", left, requests.Load())
+		t.Errorf("%d of %d left after %d requests; want less", left, 1_000_000+reloads, requests.Load())
 	}
 }
 
@@ -398,11 +398,11 @@ func TestReloadIsolates(t *testing.T) {
 	metrics := body(t, get(t, x.Admin, "/metrics"))
 	for _, line := range []string{`rlsidecar_config_stale{domain="e"} 1`, "rlsidecar_config_last_reload_successful 0"} {
 		if !strings.Contains(metrics, "\n"+line+"\n") {
-			t.Errorf("the metrics have no %s; want a text that contains %q", line, "\n"+line+"\n")
+			t.Errorf("the metrics lack the line %s", line)
 		}
 	}
 	if x.logs.FilterMessageSnippet("refused in part").Len() == 0 || x.logs.FilterMessageSnippet("these domains").Len() == 0 {
-		t.Error("the log has no error")
+		t.Error("the log lacks the lines about the refused configuration and its domains; want both")
 	}
 
 	// A domain that was never valid denies, because its limits are unknown.
@@ -426,7 +426,7 @@ func TestReloadIsolates(t *testing.T) {
 	expect(t, y.put(t, request("e", descriptor("k=v"))), ok, "OK left 3 of 5/YEAR reset")
 
 	if _, is := errors.AsType[config.Problems](run(t, Config{Paths: []string{x.file + ".gone"}, GRPC: "127.0.0.1:0", Isolate: true})); !is {
-		t.Error("the server started although the names of the domains are unknown")
+		t.Error("the configuration file is missing: got another error; want config.Problems")
 	}
 }
 
@@ -536,7 +536,7 @@ func TestDrainingAnswersCloseTheirConnections(t *testing.T) {
 		}
 		t.Logf("this machine needs longer than %v; trying a longer delay", delay)
 	}
-	t.Error("no answer while the server drained")
+	t.Error("no answer arrived while the server drained; want one")
 }
 
 // answersCloseWhileDraining reports whether there was an answer before the delay ended.

@@ -48,7 +48,7 @@ type listener struct {
 
 // open opens the listeners. After an error none of them stays open.
 func (s *server) open() (listeners []listener, running Running, err error) {
-	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // the time is measured only if the metrics can be read
+	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // Counting and timing calls has a cost. The admin listener alone, which usually runs, is no reason for it.
 		s.config.Answers.Answered = s.metrics.Answered
 	}
 	if s.config.Redis.URL != "" {
@@ -214,7 +214,7 @@ func (s *server) httpListener(h *http.Server) listener {
 		parkIdle(nc, state)
 		ending.changed(nc, state)
 	}
-	h.MaxHeaderBytes = 128 << 10                           // twice Envoy's maximum, because a path may occur twice
+	h.MaxHeaderBytes = 128 << 10                           // about twice Envoy's default, because a path may occur twice
 	h.ErrorLog, _ = zap.NewStdLogAt(s.log, zap.DebugLevel) // the errors are mistakes of clients
 	var leaving atomic.Bool
 	handler := h.Handler

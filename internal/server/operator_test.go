@@ -93,7 +93,7 @@ descriptors:
 	before := counters()
 	for _, want := range []string{`code="over_limit",domain="d"} 2`, `"name":"credit","why":"limit","key":"bob"`, `"name":"login"`} {
 		if !strings.Contains(before, want) {
-			t.Fatalf("no %s in\n%s", want, before)
+			t.Fatalf("the counters lack %s:\n%s", want, before)
 		}
 	}
 	for path, want := range map[string]string{

@@ -104,7 +104,7 @@ func (l *parkingListener) pass(a acceptance) bool {
 	return false
 }
 
-// park keeps a socket open until its client sends something, or until timeout.
+// park keeps a socket open until its client sends something, until timeout, or until l is closed.
 func (l *parkingListener) park(socket *boundedSocket, timeout time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -57,7 +57,8 @@ func (t *redisFailures) changed(open bool) {
 	t.broken.Store(true)
 }
 
-// cause returns the last failure in parentheses, as the end of a sentence, or "" if there was none.
+// cause returns a space and the last failure in parentheses, to be part of a sentence. If there was no failure, it
+// returns "".
 func (t *redisFailures) cause() string {
 	if last := t.last.Load(); last != nil {
 		return " (" + (*last).Error() + ")"
@@ -84,7 +85,7 @@ func (s *server) watchFailures(ctx context.Context) {
 	}
 }
 
-// reportSlow reports that Redis failed to decide so many batches within a tick.
+// reportSlow reports that Redis could not decide a number of batches within a tick.
 func (s *server) reportSlow(failed uint64) {
 	c := conditions.Condition{
 		Name: redisSlow, Severity: conditions.Degraded,

@@ -84,7 +84,7 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 	open := func() bool { return x.metric(t, `rlsidecar_backend_breaker_open\{.*\}`) == 1 }
 	for until := time.Now().Add(10 * time.Second); !open(); { // requests are answered by on_backend_failure before and after the breaker opens
 		if time.Now().After(until) {
-			t.Fatal("the breaker does not open")
+			t.Fatal("the circuit breaker is closed after 10 s; want it open")
 		}
 		for d, want := range map[string]rls.RateLimitResponse_Code{"deny=1": over, "allow=1": ok, "shadow=1": ok} {
 			if got := x.send(t, d).OverallCode; got != want {
@@ -101,7 +101,7 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 			want = over
 		}
 		if got := x.send(t, "local=2").OverallCode; got != want {
-			t.Errorf("local, ask %d: %v, want %v", i+1, got, want)
+			t.Errorf("local, request %d: %v, want %v", i+1, got, want)
 		}
 	}
 	page, err := io.ReadAll(get(t, x.Admin, "/metrics").Body)
@@ -113,7 +113,7 @@ func TestAnUnreachableRedisIsAnsweredByOnBackendFailure(t *testing.T) {
 		`outcome="failed_denied"`, `outcome="failed_allowed"`, "rlsidecar_backend_failures_total",
 	} {
 		if !strings.Contains(string(page), line) {
-			t.Errorf("metrics lack %s", line)
+			t.Errorf("the metrics lack %s", line)
 		}
 	}
 	redis.Restart()
@@ -150,7 +150,7 @@ descriptors:
 		})
 	}
 	begin := time.Now()
-	both := func() bool { return admitted.Load() > 0 && denied.Load() > 0 } // on a busy machine more answers are late
+	both := func() bool { return admitted.Load() > 0 && denied.Load() > 0 } // on a slow machine this may take more than 20 rounds
 	for round := 0; round < 20 || !both() && time.Since(begin) < time.Minute; round++ {
 		redis.Pause()
 		time.Sleep(40 * time.Millisecond)
@@ -172,7 +172,7 @@ descriptors:
 		return a.CurrentLimit != nil
 	})
 	if a, d := admitted.Load(), denied.Load(); a == 0 || d == 0 || a > charged || charged > a+d {
-		t.Errorf("%d admitted, %d denied, %d charged", a, d, charged)
+		t.Errorf("%d admitted, %d denied, %d charged; want some of both, and from %[1]d to %[4]d charged", a, d, charged, a+d)
 	}
 }
 
@@ -189,7 +189,7 @@ func TestStartsWithoutRedis(t *testing.T) {
 		t.Errorf("without Redis: %v; want rls.RateLimitResponse_OVER_LIMIT", got)
 	}
 	if r := get(t, x.HTTP, "/readyz"); r.StatusCode != 200 {
-		t.Errorf("readiness depends on Redis: %s; want status 200", r.Status)
+		t.Errorf("/readyz without Redis: %s; want status 200", r.Status)
 	}
 	redis.Restart()
 	eventually(t, "it answers once Redis is there", func() bool {
@@ -241,7 +241,7 @@ func TestTwoSidecarsWithDifferentNumbers(t *testing.T) {
 				most++
 			}
 			if admitted < 100 || admitted > most {
-				t.Errorf("admitted %d, want 100", admitted)
+				t.Errorf("admitted %d, want 100 to %d", admitted, most)
 			}
 		})
 	}
@@ -272,7 +272,7 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 		return a
 	}
 	send(ok, "second=a")
-	eventually(t, "a bucket, which lives for a second, is in the Redis for seconds", func() bool {
+	eventually(t, "a bucket, which exists for a second, is in the Redis for limits per second", func() bool {
 		x.send(t, "second=z")
 		return keys(second) > 0
 	})
@@ -302,7 +302,7 @@ func TestLimitsPerSecondHaveTheirOwnRedis(t *testing.T) {
 	o.Descriptors[0].Limit = &ratelimit.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 5, Unit: typev3.RateLimitUnit_SECOND}
 	before := keys(main)
 	if a := x.put(t, o); a.OverallCode != ok || keys(main) > before { // Redis may have deleted a full bucket meanwhile
-		t.Errorf("%v, and %d buckets in the main Redis, before %d", a, keys(main), before)
+		t.Errorf("got %v, and %d buckets in the main Redis; want OK, and at most %d as before", a, keys(main), before)
 	}
 
 	// While one Redis is unreachable, the limits in the other one still apply.
@@ -373,11 +373,11 @@ func TestSidecarsWithLeasesStayWithinTheLimit(t *testing.T) {
 	}
 	for _, series := range []string{"rlsidecar_lease_served_total", "rlsidecar_lease_borrowed_units_total", "rlsidecar_lease_units", "rlsidecar_lease_keys"} {
 		if text := body(t, get(t, a.Admin, "/metrics")); !regexp.MustCompile(`(?m)^` + series + ` [1-9]`).MatchString(text) {
-			t.Errorf("no %s", series)
+			t.Errorf("the metric %s is missing or 0; want more", series)
 		}
 	}
 	if text := body(t, get(t, a.Admin, "/metrics")); !strings.Contains(text, "\nrlsidecar_backend_undos_dropped_total 0\n") {
-		t.Error("dropped undos are not counted")
+		t.Error("the metrics lack the line rlsidecar_backend_undos_dropped_total 0")
 	}
 	a.write(t, leased+"# changed\n")
 	a.reload(t)
@@ -451,7 +451,7 @@ descriptors:
 	metrics := body(t, get(t, x.Admin, "/metrics"))
 	for _, want := range []string{"rlsidecar_backend_failures_total 0\n"} {
 		if !strings.Contains(metrics, want) {
-			t.Errorf("no %q in\n%s", want, metrics)
+			t.Errorf("the metrics lack %q:\n%s", want, metrics)
 		}
 	}
 }

@@ -87,7 +87,8 @@ func (s *server) load() config.Problems {
 const manyBytes = 1 << 20
 
 // tightly reduces the memory that loading a large configuration, or the first one, needs. Until end is
-// called, the garbage collector runs more often. end also returns unused memory to the system.
+// called, the garbage collector runs more often. If the configuration is large, end also returns unused memory
+// to the system.
 func (s *server) tightly() (end func()) {
 	bytes := s.loader.Bytes
 	if s.keeper != nil {
@@ -149,7 +150,7 @@ func (s *server) apply(snapshot *limiter.Snapshot, problems config.Problems, sta
 	}
 }
 
-// owners returns the Owners of all limits. The limits share the room in the store.
+// owners returns the Owners of all limits that have buckets. These limits share the room in the memory store.
 func owners(s *limiter.Snapshot) []string {
 	var list []string
 	for _, p := range s.Policies {

@@ -69,7 +69,7 @@ func TestNewProcessTakesOverWithRedis(t *testing.T) {
 	look := descriptor("k=v")
 	look.HitsAddend = wrapperspb.UInt64(0)
 	if charged := 1_000_000 - int64(running.put(t, request("d", look)).Statuses[0].LimitRemaining); charged != allowed {
-		t.Errorf("%d requests were allowed, %d were charged", allowed, charged)
+		t.Errorf("%d requests were allowed, and %d units were charged; want equal numbers", allowed, charged)
 	}
 }
 
@@ -86,7 +86,7 @@ func TestNewProcessTakesOverTheSockets(t *testing.T) {
 	for _, address := range []string{grpcAddress, httpAddress} {
 		path := strings.TrimPrefix(address, "unix://")
 		if _, err := os.Lstat(path + nextSuffix); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("files left behind: %v; want the error os.ErrNotExist", err)
+			t.Errorf("the file %s is left behind (%v); want os.ErrNotExist", path+nextSuffix, err)
 		}
 	}
 }
@@ -167,7 +167,7 @@ func expectTakeover(t *testing.T, grpcAddress, httpAddress, adminAddress *string
 			t.Error(err)
 		}
 		before := requests["gRPC"].Load()
-		eventually(t, "load", func() bool { return requests["gRPC"].Load() > before+100 })
+		eventually(t, "100 more requests are answered", func() bool { return requests["gRPC"].Load() > before+100 })
 	}
 	done.Store(true)
 	clients.Wait()
@@ -210,6 +210,6 @@ func TestPortsAreSharedOnlyIfBothShareThem(t *testing.T) {
 	shares := start(t, small, func(c *Config) { c.ReusePort = true })
 	if l, err := net.Listen("tcp", shares.GRPC.String()); err == nil {
 		l.Close()
-		t.Error("a server without --reuse-port listens at a shared port")
+		t.Error("a socket without SO_REUSEPORT listens at a shared port; want an error")
 	}
 }

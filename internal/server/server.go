@@ -61,7 +61,7 @@ type server struct {
 	conditions      *conditions.Registry
 	tokens          accessTokens
 	ready, draining atomic.Bool
-	noAuthLogged    atomic.Bool // so that the warning about a missing token is logged once
+	noAuthLogged    atomic.Bool // so that the warning about a missing auth section is logged once
 	redisFailures   redisFailures
 	redisReadiness  *readiness
 	// configured is closed when the first configuration is in use.
@@ -79,7 +79,7 @@ type server struct {
 // ballast is never written, so it occupies no memory, but the garbage collector counts it as a part of the
 // heap. Without ballast, the garbage collector would run constantly for the few megabytes of the real heap.
 // Those runs would take an eighth of a call's time.
-var ballast []byte //nolint:unused // being there is its use
+var ballast []byte //nolint:unused // only its size matters
 
 const ballastSize = 16 << 20
 
@@ -87,7 +87,8 @@ const ballastSize = 16 << 20
 var ballasted sync.Once
 
 // Run serves until ctx ends or a listener fails, and then drains. It calls started when all listeners are
-// open. The error has type config.Problems if the configuration cannot be used at the start.
+// open. The error has type config.Problems if the configuration cannot be used at the start, and type UnusableRedis
+// if the settings of Redis cannot.
 func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) error {
 	if err := c.Check(); err != nil {
 		return err
@@ -349,7 +350,7 @@ func (s *server) serve(running context.Context, listeners []listener, started fu
 			d.unready()
 		}
 	}
-	s.ready.Store(false) // from now on each HTTP answer closes its connection
+	s.ready.Store(false) // after unready, so that an answer that is not ready closes its connection
 	for _, d := range listeners {
 		if s.config.ReusePort {
 			if err := leavePort(d.socket); err != nil {

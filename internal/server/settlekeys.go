@@ -19,7 +19,8 @@ import (
 )
 
 // settleKeys holds the secrets that sign reservations. They come from --settle-key-file, or else from the
-// token of the HTTP API. Without either, all sidecars on one Redis share a random secret.
+// token of the HTTP API. Without either, all sidecars on one Redis share a random secret. A sidecar without Redis
+// has a random secret of its own.
 type settleKeys struct {
 	server *server
 	file   func() []string          // nil without --settle-key-file
@@ -37,7 +38,7 @@ const (
 	settleKeyLater = 30 * time.Second
 )
 
-// newSettleKeys reads the file, if there is one.
+// newSettleKeys returns the settleKeys of s. It returns an error if the file cannot be used.
 func (s *server) newSettleKeys() (*settleKeys, error) {
 	k := &settleKeys{server: s, own: randomSecret()}
 	if path := s.config.SettleKeyFile; path != "" {
@@ -70,7 +71,7 @@ func randomSecret() string {
 	return hex.EncodeToString(b[:])
 }
 
-// secrets returns the current secrets. It returns none until Redis has answered.
+// secrets returns the current secrets. If Redis has the secret, it returns none until Redis has answered.
 func (k *settleKeys) secrets() []string {
 	switch {
 	case k.file != nil:
@@ -178,7 +179,8 @@ func (k *settleKeys) report(err error) {
 	}
 }
 
-// get puts the secret from Redis in use. It still accepts the previous secret.
+// get puts the secret from Redis in use. It still accepts the previous secret. If the user of Redis may not read
+// the secret, get puts k.own in use, and returns the error.
 func (k *settleKeys) get(ctx context.Context, ledger *redis.Ledger) error {
 	have := *k.random.Load()
 	propose := k.own

@@ -35,7 +35,7 @@ func TestOperatorsSeeReservations(t *testing.T) {
 		`"settle":{"estimate":100,"learned":false,"max_debt":500,"reserved":2,"settled":1,"unknown":1,"late":0,"reserved_units":200,"real_units":1250,"lost_units":0}`,
 	} {
 		if !strings.Contains(buckets, want) {
-			t.Errorf("no %s in %s", want, buckets)
+			t.Errorf("got %s; want a text that contains %s", buckets, want)
 		}
 	}
 	for path, wants := range map[string][]string{
@@ -51,7 +51,7 @@ func TestOperatorsSeeReservations(t *testing.T) {
 		page := body(t, get(t, x.Admin, path))
 		for _, want := range wants {
 			if !strings.Contains(page, want) {
-				t.Errorf("%s: no %s", path, want)
+				t.Errorf("the page %s lacks %s", path, want)
 			}
 		}
 	}

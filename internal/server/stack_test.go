@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// Each Undos of the stack is closed, so that it drops a refund. All drops must be counted.
+// The Undos of two Redis servers is closed, so it drops the refunds that it gets. The metric must count them.
 func TestDroppedUndosAreCounted(t *testing.T) {
 	r, err := redis.Open(redis.Config{URL: "redis://127.0.0.1:1"})
 	if err != nil {
@@ -29,6 +29,6 @@ func TestDroppedUndosAreCounted(t *testing.T) {
 	w := httptest.NewRecorder()
 	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	if want := "rlsidecar_backend_undos_dropped_total 3"; !strings.Contains(w.Body.String(), want) {
-		t.Errorf("no %s", want)
+		t.Errorf("the metrics lack %s", want)
 	}
 }

@@ -72,7 +72,7 @@ func TestStatsdIsSentTheReferenceServersMetrics(t *testing.T) {
 		"ratelimit_server.ShouldRateLimit.total_requests:4|c\n",
 	}
 	if !slices.Equal(lines, want) || times != 4 {
-		t.Errorf("%d response times, and\n%s", times, strings.Join(lines, ""))
+		t.Errorf("got %d response times, and\n%swant 4, and\n%s", times, strings.Join(lines, ""), strings.Join(want, ""))
 	}
 }
 

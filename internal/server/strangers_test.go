@@ -37,8 +37,8 @@ func requestAs(t *testing.T, a net.Addr, host, line, text string, headers ...str
 
 const bobRequest = `{"domain":"d","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}`
 
-// The test requests every path of every listener under the host name of another site. The paths that answer
-// show only whether the program is ready, or how to use it.
+// The test requests paths of the admin, metrics and HTTP listeners under the host name of another site. Only paths
+// answer that show whether the program is ready, or how to use it.
 func TestOtherSitesCanReadNothing(t *testing.T) {
 	x := start(t, named, func(c *Config) { c.Metrics, c.MetricsPath = "127.0.0.1:0", "/metrics" })
 	for _, c := range []struct {
@@ -143,7 +143,7 @@ func TestTokensComeFromFiles(t *testing.T) {
 	if err := os.Remove(admin); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the log says so", func() bool {
+	eventually(t, "the log reports both files", func() bool {
 		codes("2")
 		return x.logs.FilterMessageSnippet("the token file cannot be read").Len() == 2
 	})

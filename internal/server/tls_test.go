@@ -58,7 +58,7 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 	}
 	for name, by := range map[string]*certtest.Authority{"no certificate": nil, "of another CA": otherCA} {
 		if _, err := serial(by); err == nil {
-			t.Errorf("%s: accepted", name)
+			t.Errorf("%s: the client was accepted; want an error", name)
 		}
 	}
 	cert, key = ca.Issue(t, 2)
@@ -75,15 +75,15 @@ func TestTLSFilesAreReadAgain(t *testing.T) {
 		t.Errorf("got %d, %v; want no error and 2", n, err)
 	}
 	if x.logs.FilterMessageSnippet("the previous ones stay in use").Len() != 1 {
-		t.Error("not logged exactly once")
+		t.Errorf("%d lines in the log about files that cannot be used; want 1", x.logs.FilterMessageSnippet("the previous ones stay in use").Len())
 	}
 	write(files.Key, nil)
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "127.0.0.1:0", TLS: files}); err == nil {
-		t.Error("started without a key")
+		t.Error("Run with an empty key file: no error; want one")
 	}
 	write(files.Key, key)
 	write(files.ClientCA, []byte("nothing"))
 	if err := run(t, Config{Paths: []string{x.file}, GRPC: "127.0.0.1:0", TLS: files}); err == nil {
-		t.Error("started without a CA")
+		t.Error("Run with a CA file without a certificate: no error; want one")
 	}
 }

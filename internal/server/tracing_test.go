@@ -114,7 +114,7 @@ func TestDecisionsAreTraced(t *testing.T) {
 			send("traceparent", "00-"+caller+"-"+callerSpan+"-00") // the caller's trace is not sampled
 			x.put(t, request(marker, descriptor("a="+marker)))
 			if _, err := x.rls.ShouldRateLimit(t.Context(), request("")); err == nil {
-				t.Error("want an error")
+				t.Error("a request without a domain: no error; want one")
 			}
 			if err := x.stop(); err != nil {
 				t.Fatal(err)
@@ -122,7 +122,7 @@ func TestDecisionsAreTraced(t *testing.T) {
 			spans, process := s.spans(t)
 			for _, want := range []string{"RateLimit", "edge", "i1", "eu"} {
 				if !strings.Contains(process, `string_value:"`+want+`"`) {
-					t.Errorf("%s is not in %s; want a text that contains %q", want, process, `string_value:"`+want+`"`)
+					t.Errorf("the process %s lacks the value %s", process, want)
 				}
 			}
 			calls, decided := spans["envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"], spans["decide"]
@@ -137,18 +137,18 @@ func TestDecisionsAreTraced(t *testing.T) {
 			for _, span := range of {
 				call := slices.IndexFunc(calls, func(c *trace.Span) bool { return slices.Equal(c.SpanId, span.ParentSpanId) })
 				if call < 0 || hex.EncodeToString(calls[call].TraceId) != caller || hex.EncodeToString(calls[call].ParentSpanId) != callerSpan {
-					t.Errorf("not below its caller: %v of %v", span, calls)
+					t.Errorf("the decision %v has no call as its parent that belongs to the caller's span; calls: %v", span, calls)
 				}
 			}
 			text := of[0].String()
 			for _, want := range []string{"OVER_LIMIT", `"ratelimit.domain"`, `"d"`, `"ratelimit.denied_by"`, `"zero"`} {
 				if !strings.Contains(text, want) {
-					t.Errorf("%s is not in %s", want, text)
+					t.Errorf("the span %s lacks %s", text, want)
 				}
 			}
 			for _, span := range slices.Concat(calls, decided) {
 				if strings.Contains(span.String(), marker) {
-					t.Errorf("the client's bytes are in %s; want no %q", span, marker)
+					t.Errorf("the span %s contains the client's text %q; want none of its text", span, marker)
 				}
 			}
 		})
@@ -173,7 +173,7 @@ func TestDeadCollectorDelaysNobody(t *testing.T) {
 func TestWrongTracingDoesNotStart(t *testing.T) {
 	for _, c := range []tracing.Config{{Protocol: "zipkin"}, {Protocol: "http", Share: 1.5}, {Protocol: "http", Share: -1}} {
 		if err := run(t, Config{GRPC: "127.0.0.1:0", Tracing: &c}); err == nil {
-			t.Errorf("%+v: no error", c)
+			t.Errorf("%+v: Run returned no error; want one", c)
 		}
 	}
 }

@@ -27,7 +27,7 @@ type watch struct {
 	thin     atomic.Uint32
 	requests uint64 // the number of requests at the last sample
 
-	fleet *fleet // nil if no other process can share a Redis
+	fleet *fleet // nil without Redis
 	// full is the number of charges for which memory had no room, at the last sample. fullAt is when that
 	// number last increased.
 	full   uint64
@@ -186,8 +186,8 @@ func (s *server) reportMemory(now time.Time) {
 	}
 }
 
-// reportControlPlane returns the function to call when the stream to the control plane at server opens or
-// ends. That function also calls next.
+// reportControlPlane reports that there is no stream to the control plane at server. It returns the function to call
+// when the stream opens or ends. That function also calls next.
 func (s *server) reportControlPlane(server string, next func(bool)) func(bool) {
 	away := conditions.Condition{
 		Name: controlPlaneAway, Severity: conditions.Degraded,

@@ -51,12 +51,12 @@ func TestFullMemoryIsReported(t *testing.T) {
 	}
 	use(950, 1100)
 	if got := wrong(); !strings.HasPrefix(got, "critical: Memory has no room") {
-		t.Errorf("with more than there is room for: %q", got)
+		t.Errorf("with 1,100 of 1,000: %q; want a text that starts with %q", got, "critical: Memory has no room")
 	}
 	now = now.Add(2 * time.Minute) // by now all buckets equal new ones
 	use(5000, 5001)
 	if got := wrong(); strings.HasPrefix(got, "critical") {
-		t.Errorf("later: %q; want strings.HasPrefix(got, \"critical\") false", got)
+		t.Errorf("two minutes later: %q; want no critical condition", got)
 	}
 }
 
@@ -69,7 +69,7 @@ func TestSidecarsOfOneRedisKnowEachOther(t *testing.T) {
 	page := body(t, get(t, b.Admin, "/fleet"))
 	for _, want := range []string{"this one", "nothing"} {
 		if !strings.Contains(page, want) {
-			t.Errorf("no %q in\n%s", want, page)
+			t.Errorf("the page lacks %q:\n%s", want, page)
 		}
 	}
 	b.write(t, strings.Replace(oneLimit, "capacity: 2", "capacity: 3", 1))

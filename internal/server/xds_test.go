@@ -109,7 +109,7 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 		"xds:d: descriptors[2](z).rate_limit: invalid rate limit unit '99'",
 	} {
 		if !strings.Contains(why, want) || !strings.Contains(body(t, get(t, x.Admin, "/configuration")), strings.SplitN(want, "'", 2)[0]) {
-			t.Errorf("%s\nwant %s", why, want)
+			t.Errorf("got the rejection\n%s\nwant it, and the page, to contain %s", why, want)
 		}
 	}
 	x.shows(t, "rlsidecar_config_last_reload_successful 0")
@@ -117,16 +117,16 @@ func TestControlPlaneSetsLimits(t *testing.T) {
 		t.Errorf("got %v; want 4", a)
 	}
 	if x.logs.FilterMessageSnippet("configuration refused").Len() == 0 {
-		t.Error("the log has no error")
+		t.Error("the log has no line about the refused configuration; want one")
 	}
 
 	// An empty configuration is valid too.
 	p.set(t, "4")
 	x.shows(t, "rlsidecar_config_last_reload_successful 1")
 	if _, limited := x.left(t, "k=v"); limited {
-		t.Error("the descriptor is still limited")
+		t.Error("the descriptor is still limited; want no limit")
 	}
-	eventually(t, "the log", func() bool { return x.logs.FilterMessageSnippet("NO REQUEST IS LIMITED").Len() == 1 })
+	eventually(t, "the log reports the empty configuration", func() bool { return x.logs.FilterMessageSnippet("NO REQUEST IS LIMITED").Len() == 1 })
 }
 
 func receive(t *testing.T, from <-chan string) string {
@@ -135,7 +135,7 @@ func receive(t *testing.T, from <-chan string) string {
 	case s := <-from:
 		return s
 	case <-time.After(time.Minute):
-		t.Fatal("nothing received within 10 s")
+		t.Fatal("nothing received within a minute")
 		return ""
 	}
 }
@@ -146,7 +146,7 @@ func TestLimitsOutliveTheControlPlane(t *testing.T) {
 	x := start(t, "", from(p))
 	p.Stop()
 	x.shows(t, "rlsidecar_xds_connected 0")
-	eventually(t, "the condition", func() bool {
+	eventually(t, "the condition is reported", func() bool {
 		return strings.HasPrefix(x.conditions(t), "degraded control-plane-away: There is no stream from the xDS server "+p.Address)
 	})
 	if first, second := x.send(t, "k=v").OverallCode, x.send(t, "k=v").OverallCode; first != ok || second != over {
@@ -210,7 +210,7 @@ func TestStartWithoutConfigurationMayAllow(t *testing.T) {
 	if a := x.send(t, "k=v"); a.OverallCode != ok {
 		t.Errorf("got %v; want OK", a)
 	}
-	if err := x.stop(); err != nil { // the server must report this, although it was never ready
+	if err := x.stop(); err != nil { // a server that was never ready must stop without an error, too
 		t.Error(err)
 	}
 }
@@ -223,15 +223,15 @@ func TestStartWaitsForTheFirstConfiguration(t *testing.T) {
 	started, ended := make(chan struct{}), make(chan error, 1)
 	go func() { ended <- Run(ctx, c, zap.NewNop(), func(Running) { close(started) }) }()
 	p.set(t, "1", perUnit("", 1, year))
-	receive(t, p.Refused) // the control plane has answered, and the server still waits
+	receive(t, p.Refused) // the server has rejected the first configuration, and must wait for another
 	select {
 	case <-started:
-		t.Error("started without")
+		t.Error("the server started without a configuration; want it to wait")
 	default:
 	}
 	cancel()
 	if err := <-ended; err != nil {
-		t.Errorf("stopped while it waits: %v", err)
+		t.Errorf("Run, stopped while it waited: %v; want no error", err)
 	}
 }
 
@@ -246,7 +246,7 @@ func TestWrongControlPlaneDoesNotStart(t *testing.T) {
 	} {
 		c.GRPC = "127.0.0.1:0"
 		if err := run(t, c); err == nil {
-			t.Errorf("%s: no error", name)
+			t.Errorf("%s: Run returned no error; want one", name)
 		}
 	}
 }
@@ -274,6 +274,6 @@ func TestControlPlaneIsIsolated(t *testing.T) {
 	p.Set(t, "n", "3", domain("d", perUnit("k", 9, year)), domain("e", perUnit("k", 7, year)))
 	x.shows(t, "rlsidecar_config_last_reload_successful 1")
 	if e := left("e"); e != 5 || strings.Contains(body(t, get(t, x.Admin, "/metrics")), "rlsidecar_config_stale{") {
-		t.Errorf("%d left in e; it is still stale", e)
+		t.Errorf("%d left in e, want 5, and no stale domain in the metrics", e)
 	}
 }
