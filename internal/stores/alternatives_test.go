@@ -77,7 +77,7 @@ func TestAnUndoRefundsTheBucketThatPaid(t *testing.T) {
 			}
 			d = chargeInParts(t, undos, part(recorded, instead(fixed(t, 10, day), fixed(t, 20, day), c.cost)...), part(other, of(one, "other", 1)))
 			if !d[2].Allowed || d[0].Allowed == d[1].Allowed {
-				t.Errorf("cost %d: both parts allow: got %+v; want allowed and allowed other than %v", c.cost, d, d[1].Allowed)
+				t.Errorf("cost %d: both parts allow: got %+v; want exactly one alternative and the other limit allowed", c.cost, d)
 			}
 		})
 	}

@@ -126,8 +126,8 @@ func (l *hotKey) answer(now time.Duration) backend.Decision {
 	return later(&l.charge, l.last, l.left(), micros(now-l.lastAt))
 }
 
-// count adds requested units to used, which determines the rate. Units requested before the last duration of
-// a lease count less and less.
+// count adds requested units to used, which determines the rate. When used covers more than the duration of a
+// lease, count scales it down to half that duration, so that older units count less and less.
 func (l *hotKey) count(units int64, now time.Duration) {
 	span := l.span()
 	if t := now - l.since; t > span {

@@ -5,8 +5,8 @@
 //   - Denied is a cache of denials.
 //   - Divided keeps some buckets in a second Store.
 //
-// Router, Parts and Undos are parts of the Redis store. They divide a batch by server, charge a group in
-// several steps, and refund the units that an incomplete group consumed.
+// The Redis store and Divided use Router, Parts and Undos. Router divides a batch by server, Parts charges a group
+// in several steps, and Undos refunds the units that an incomplete group consumed.
 package stores
 
 import (
@@ -202,8 +202,8 @@ func (t *attempt) failUnknown() {
 	}
 }
 
-// isKnown reports whether all decisions from from to to, which belong to one group, are known. The elements
-// of Known are set one after the other, so only some of them may be set.
+// isKnown reports whether all decisions with the positions from <= i < to, which belong to one group, are known.
+// The elements of Known are set one after the other, so only some of them may be set.
 func isKnown(b *backend.Batch, from, to int) bool {
 	for i := from; i < to; i++ {
 		if !b.IsKnown(i) {

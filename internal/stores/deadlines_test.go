@@ -48,18 +48,18 @@ func TestDeadlinesAgreeWithASimpleList(t *testing.T) {
 				for i, one := range late {
 					at := slices.Index(list, one)
 					if at < 0 || one.until.After(now) || i > 0 && one.until.Before(late[i-1].until) {
-						t.Fatalf("attempt %d of %v late ones is out of order", i, len(late))
+						t.Fatalf("tick returned attempt %d of %d, which had ended, has time left, or is out of order", i, len(late))
 					}
 					list = slices.Delete(list, at, at+1)
 				}
 			}
 			for _, one := range list {
 				if tickAt.IsZero() || one.until.Before(tickAt) {
-					t.Fatalf("an attempt has the deadline %v, and the next tick is at %v", one.until, tickAt)
+					t.Fatalf("an attempt has the deadline %v, and the next tick is at %v; want the tick no later", one.until, tickAt)
 				}
 			}
 			if len(d.queue) != len(list) || slices.ContainsFunc(ended, func(one *attempt) bool { return one.at != notQueued }) {
-				t.Fatalf("%d are queued, want %d", len(d.queue), len(list))
+				t.Fatalf("%d are queued, want %d, and none that has ended", len(d.queue), len(list))
 			}
 		}
 	})

@@ -22,10 +22,11 @@ type denial struct {
 	charges      []backend.Charge
 	decisions    []backend.Decision
 	unchangedFor []algorithms.Micros // how long each Remaining stays unchanged; unknown if the decision does not contain the whole state of the bucket
-	at, until    time.Time
-	retry        time.Time   // the earliest time at which a retry may succeed: it counts from at
-	arrived      time.Time   // when the decisions arrived
-	revalidating atomic.Bool // a caller is revalidating the denial with next
+	at           time.Time           // when the group was submitted to next
+	until        time.Time           // from this time on, one caller revalidates the denial
+	retry        time.Time           // the earliest time at which a retry may succeed: at plus the retry time of the group
+	arrived      time.Time           // when the decisions arrived
+	revalidating atomic.Bool         // a caller is revalidating the denial with next
 }
 
 // answerGroup writes the decisions on a group if d is the denial of the same group. It reports whether the
@@ -43,12 +44,12 @@ func (d *denial) answerGroup(charges []backend.Charge, decisions []backend.Decis
 	return !backend.Allowed(charges, decisions)
 }
 
-// answer computes the decision on c from charge i of the denied group. It returns false if c is another charge, has a
-// smaller cost, or would no longer be denied.
+// answer computes the decision on c from charge i of the denied group. It returns false if c is another charge, if its
+// cost is smaller, if the decision on a larger cost is unknown, or if a denied charge would now be allowed.
 //
-// next decided between the submission of the group, passed microseconds ago, and the arrival of its decision, since
-// microseconds ago. Retry times count from the arrival, so that none is too early: all callers get the same moment as
-// the first one.
+// next decided after the submission of the group, passed microseconds ago, and before the arrival of its decision, since
+// microseconds ago. Retry times count from the arrival, so that none is too early. All callers get the moment that
+// the first caller got.
 func (d *denial) answer(i int, c *backend.Charge, passed, since algorithms.Micros, answer *backend.Decision) bool {
 	was := &d.charges[i]
 	terms := was.Terms
@@ -101,9 +102,9 @@ func remainsLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micr
 	return later.Remaining, later.ResetAfter
 }
 
-// unchanged returns how long Remaining of d, the decision on c, stays unchanged. It returns unknown if
-// d.Value is not the whole state of the bucket. Examples are a bucket with several parts, a state in the
-// numbers of another limit, and a clock that stepped back.
+// unchanged returns how long Remaining of d, the decision on c, stays unchanged. It returns unknown for a limit
+// with a Rate of 0, and if d.Value is not the whole state of the bucket. Examples are a bucket with shards, a
+// state in the numbers of another limit, and a clock that stepped back.
 func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	kind := c.Limit.Kind
 	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 {
@@ -174,7 +175,8 @@ func newDenials(most int) denials {
 // add adds d, and replaces an older denial of the same group. If there is no room, it removes all other
 // denials first.
 func (s *denials) add(d *denial) {
-	// A group that was removed because of one bucket is still listed under its other buckets.
+	// The lists in buckets have their own bound: a group that was removed because of one bucket is still listed
+	// under its other buckets.
 	if len(s.groups) >= s.most || s.listed >= 8*s.most {
 		s.clear()
 	}

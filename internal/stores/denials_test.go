@@ -13,13 +13,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Denials are added and removed in random order. find returns the newest denial of a group, unless one of
-// its buckets was removed later. The memory is bounded.
+// Denials are added and removed in random order. groups has the newest denial of each group, unless that denial or
+// one of its buckets was removed later, or the set was full. The memory is bounded.
 func TestDenialsAgreeWithASimpleMap(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 6
 		s := newDenials(most)
-		model := map[uint64]*denial{} // the denials that find may return
+		model := map[uint64]*denial{} // the expected groups
 		var all []*denial
 		key := func() string { return fmt.Sprint("bucket ", rapid.IntRange(0, 4).Draw(t, "bucket")) }
 		for range rapid.IntRange(1, 80).Draw(t, "steps") {
@@ -43,21 +43,21 @@ func TestDenialsAgreeWithASimpleMap(t *testing.T) {
 			default:
 				d := &denial{charges: []backend.Charge{{Key: []byte(key())}, {Key: []byte(key())}}}
 				d.hash = groupHash(d.charges)
-				if s.add(d); len(s.groups) == 1 { // the others may have been dropped for lack of room
+				if s.add(d); len(s.groups) == 1 { // add may have removed the others, because there was no room
 					clear(model)
 				}
 				model[d.hash] = d
 				all = append(all, d)
 			}
 			if !maps.Equal(s.groups, model) {
-				t.Fatalf("%d denials are found, want %d", len(s.groups), len(model))
+				t.Fatalf("got the denials %v, want %v", s.groups, model)
 			}
 			listed := 0
 			for _, groups := range s.buckets {
 				listed += len(groups)
 			}
 			if len(s.groups) > most || s.listed != listed || listed > 8*most+2 {
-				t.Fatalf("%d denials, %d listed, counted as %d", len(s.groups), listed, s.listed)
+				t.Fatalf("%d denials, %d listed, counted as %d; want at most %d denials, and at most %d listed, counted correctly", len(s.groups), listed, s.listed, most, 8*most+2)
 			}
 		}
 	})

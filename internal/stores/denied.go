@@ -14,19 +14,20 @@ import (
 // Denied returns a Store with a denial cache, so that requests for a key that is over its limit cost next
 // almost nothing.
 //
-// After a denial, the same group with the same or larger costs is denied from the cache. This ends when a
-// retry could succeed, or after MaxAge. The cache never allows a group. It may deny for up to MaxAge longer
-// than next would, if another process refunds units or resets the bucket. If a retry cannot succeed yet when
-// MaxAge has passed, exactly one caller revalidates the denial with next. The other callers still get the
-// cached denial.
+// After a denial, the same group with the same costs is denied from the cache until a retry could succeed. So
+// are larger costs of a token bucket or fixed window that denied. If the denial is older than MaxAge, exactly one caller
+// revalidates it with next. Until next answers, the other callers still get the cached denial.
 //
-// A denial is removed as soon as this process consumes or refunds units of one of its buckets. So a cached
-// decision differs from the decision of next only if other processes changed a bucket. For token buckets and
-// fixed windows, Remaining and ResetAfter are computed for the current time. For other algorithms, for shards
-// and for limits with a penalty they keep the values that they had when the denial was cached.
+// The cache never allows a group. If another process refunds units or resets a bucket, the cache denies for up
+// to MaxAge, and the time of one call of next, longer than next would.
 //
-// For a limit with a penalty, only denials by a block are cached, until the block ends. Each denial before a
-// block must be counted, so it must reach next.
+// A denial is removed as soon as this process consumes or refunds units of one of its buckets. So only other
+// processes can make a cached denial differ from the denial by next. For token buckets and fixed windows,
+// Remaining and ResetAfter are computed for the current time. For other algorithms, for shards and for limits
+// with a penalty, Remaining keeps its value and ResetAfter counts down.
+//
+// For a group that contains a limit with a penalty, only denials during a block are cached, until the block ends.
+// Each denial before a block must be counted, so it must reach next.
 //
 // Clear and ClearBucket remove denials at once.
 func Denied(next backend.Store, c DeniedConfig) *DeniedStore {
@@ -63,10 +64,10 @@ type DeniedStore struct {
 	batches sync.Pool
 
 	cached    atomic.Int64  // the number of cached groups
-	submitted atomic.Uint64 // the number of batches submitted to next
-	clearedAt atomic.Uint64 // the value of submitted when the cache was last emptied
-	// changed has an element for each group of key hashes. It is the value of submitted when this process last
-	// changed a bucket with such a hash. A denial from that batch or an earlier one may be outdated.
+	submitted atomic.Uint64 // the number of batches so far; it numbers them
+	clearedAt atomic.Uint64 // the value of submitted at the last Clear
+	// changed has an element for each remainder of key hashes. The element is the value of submitted when this
+	// process last changed a bucket with such a hash. A denial from that batch or an earlier one may be outdated.
 	changed [1024]atomic.Uint64
 
 	mu      sync.RWMutex
@@ -169,7 +170,7 @@ func (t *deniedBatch) ended(*backend.Batch) {
 	}
 }
 
-// groups yields the position and the length of each group that was submitted. Positions are those in outer.
+// groups yields the position in outer and the length of each group that was submitted to next.
 func (t *deniedBatch) groups() iter.Seq2[int, int] {
 	return func(yield func(int, int) bool) {
 		charges := t.outer.Charges
@@ -213,7 +214,7 @@ func (s *DeniedStore) known(charges []backend.Charge, decisions []backend.Decisi
 // find answers a group from its cached denial, and returns the denial, whatever its age. It returns nil if
 // the cache cannot answer the group.
 func (s *DeniedStore) find(charges []backend.Charge, decisions []backend.Decision, now time.Time) *denial {
-	if charges[0].Reset || charges[0].IdempotencyKey != nil { // a group with an idempotency key may have been charged before it was denied
+	if charges[0].Reset || charges[0].IdempotencyKey != nil { // next may have stored an allowed decision for the idempotency key
 		return nil
 	}
 	if s.cached.Load() == 0 { // usually the cache is empty, and no hash needs to be computed
@@ -241,7 +242,7 @@ func (s *DeniedStore) removeOld(old ...*denial) {
 // update caches the denial of a group, or removes the denials of the buckets that the group has charged. The
 // group was submitted at submittedAt, in batch number number.
 func (s *DeniedStore) update(charges []backend.Charge, decisions []backend.Decision, submittedAt time.Time, number uint64) {
-	if backend.ConsumedAny(charges, decisions) || allAllowed(charges, decisions) { // a group may have dry runs beside charges
+	if backend.ConsumedAny(charges, decisions) || allAllowed(charges, decisions) { // ConsumedAny is false for a group that has both a dry run and a charge
 		s.consumed(charges)
 		return
 	}
@@ -263,8 +264,8 @@ func allAllowed(charges []backend.Charge, decisions []backend.Decision) bool {
 func (s *DeniedStore) cache(d *denial, number uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// The count is raised first: a goroutine that changes a bucket from now on sees it, and waits for the
-	// lock.
+	// The count is raised before outdated reads changed. ClearBucket writes changed before it reads the count.
+	// So either outdated sees the change, or ClearBucket sees the count and removes d.
 	s.cached.Store(int64(len(s.denials.groups)) + 1)
 	defer func() { s.cached.Store(int64(len(s.denials.groups))) }()
 	if !s.outdated(d.charges, number) {
@@ -272,8 +273,8 @@ func (s *DeniedStore) cache(d *denial, number uint64) {
 	}
 }
 
-// outdated reports whether a denial of charges may be outdated. It is if this process may have changed one of
-// the buckets, or emptied the cache, since the batch with this number was submitted.
+// outdated reports whether a denial of charges may be outdated, because this process may have changed one of the
+// buckets, or emptied the cache, since the batch with this number was submitted.
 func (s *DeniedStore) outdated(charges []backend.Charge, number uint64) bool {
 	if s.clearedAt.Load() >= number {
 		return true
@@ -320,7 +321,7 @@ func (s *DeniedStore) ClearBucket(key []byte) {
 	s.mu.RLock()
 	listed := len(s.denials.buckets[bucket])
 	s.mu.RUnlock()
-	if listed == 0 { // if another goroutine is caching a denial of the bucket, it will read the change above
+	if listed == 0 { // a goroutine that caches a denial of the bucket from now on reads the change above
 		return
 	}
 	s.mu.Lock()

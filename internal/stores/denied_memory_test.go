@@ -8,7 +8,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// The memory of cached denials is bounded, in any order of denials and forgetting.
+// The memory of cached denials is bounded when each denial is removed again by one of its buckets.
 func TestDeniedMemoryIsBounded(t *testing.T) {
 	const most = 100
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})

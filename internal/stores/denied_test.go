@@ -93,13 +93,13 @@ func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 		}
 		b, done = submit(other, denied)
 		if b.Known[0].Load() || !b.Known[1].Load() || b.Decisions[1].Allowed || b.Decisions[1].RetryAfter == 0 {
-			t.Errorf("known %v and %v, %+v; want b.Known[0].Load() false, b.Known[1].Load() true, denied and retry after above 0", b.Known[0].Load(), b.Known[1].Load(), b.Decisions)
+			t.Errorf("known %v and %v, %+v; want only the second one known, denied with a retry time", b.Known[0].Load(), b.Known[1].Load(), b.Decisions)
 		}
 		if <-done; !b.Decisions[0].Allowed || b.Decisions[0].Remaining != 1 || b.Decisions[1].Allowed {
 			t.Errorf("got %+v; want allowed, 1 remaining and denied", b.Decisions)
 		}
 		if got := calls.last(t); calls.count() != 3 || len(got) != 1 || string(got[0].Key) != "b" {
-			t.Errorf("next got %d batches, the last %+v; want 3 batches, 1 element and got[0].Key %q", calls.count(), got, "b")
+			t.Errorf("next got %d batches, the last %+v; want 3 batches, and one charge of the key %q in the last", calls.count(), got, "b")
 		}
 		b, done = submit(denied)
 		select {
@@ -108,7 +108,7 @@ func TestKnownDenialsDoNotWaitForOthers(t *testing.T) {
 			t.Error("a cached denial was not answered before Submit returned")
 		}
 		if b.Decisions[0].Allowed || calls.count() != 3 {
-			t.Errorf("got %+v; want b.Decisions[0] denied and 3 batches", b.Decisions)
+			t.Errorf("got %+v, next got %d batches; want a denial and 3 batches", b.Decisions, calls.count())
 		}
 	})
 }
@@ -137,7 +137,7 @@ func TestALargerCostHasItsOwnRetryTime(t *testing.T) {
 	}
 }
 
-// If Value does not describe the whole bucket, the charge is sent to next again.
+// If Value does not describe the whole bucket, a larger cost is sent to next.
 func TestALargerCostOfOtherKindsGoesToTheStore(t *testing.T) {
 	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
 		synctest.Test(t, func(t *testing.T) {
@@ -145,15 +145,15 @@ func TestALargerCostOfOtherKindsGoesToTheStore(t *testing.T) {
 			limit := compile(t, algorithms.Spec{Kind: kind, Rate: 3, Period: algorithms.Second})
 			take(t.Context(), s, of(limit, "a", 2))
 			if d := take(t.Context(), s, of(limit, "a", 2))[0]; d.Allowed || calls.count() != 2 {
-				t.Errorf("%s: got %+v; want denied and 2 batches", kind, d)
+				t.Errorf("%s: got %+v, next got %d batches; want denied and 2 batches", kind, d, calls.count())
 			}
 			take(t.Context(), s, of(limit, "a", 2))
 			if calls.count() != 2 {
-				t.Errorf("%s: the same charge was sent to next again; want 2", kind)
+				t.Errorf("%s: the same charge was sent to next again; want it answered from the cache", kind)
 			}
 			take(t.Context(), s, of(limit, "a", 3))
 			if calls.count() != 3 {
-				t.Errorf("%s: a larger cost was answered from the cache; want 3", kind)
+				t.Errorf("%s: a larger cost was answered from the cache; want it sent to next", kind)
 			}
 		})
 	}
@@ -167,7 +167,7 @@ func TestACostThatNeverFitsIsNotRemembered(t *testing.T) {
 		take(t.Context(), s, of(limit, "a", 1)) // denied, and cached
 		d := take(t.Context(), s, of(limit, "a", 4))[0]
 		if d.Allowed || !d.Never || calls.count() != 3 {
-			t.Errorf("got %+v, next got %d batches; want denied, d.Never true and 3 batches", d, calls.count())
+			t.Errorf("got %+v, next got %d batches; want a denial with Never, and 3 batches", d, calls.count())
 		}
 	})
 }
@@ -228,7 +228,7 @@ func TestADenialFromBeforeARefundIsNotRemembered(t *testing.T) {
 	})
 }
 
-func TestForgetRemovesTheDenialsOfABucket(t *testing.T) {
+func TestClearBucketRemovesTheDenialsOfABucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, calls := newDenied(stores.DeniedConfig{})
 		limit := tokens(t, 1, 60*algorithms.Second, 1)
@@ -259,8 +259,8 @@ func TestDeniedGroups(t *testing.T) {
 				t.Errorf("%d: got %+v, next got %d batches; want the first denied, the second allowed with 99 remaining, and 2 batches", i, d, calls.count())
 			}
 		}
-		// A limit that allowed may deny a higher cost, so the group is sent to next. A charge of the limit that
-		// denied is also sent to next if it is alone, because that limit was never decided alone.
+		// A limit that allowed may deny a higher cost, so the group is sent to next. A group with only the limit that
+		// denied is another group, so it is sent to next, too.
 		take(t.Context(), s, pair(1, 2)...)
 		take(t.Context(), s, of(few, "few", 1))
 		if calls.count() != 4 {
@@ -431,8 +431,8 @@ func inAnotherGroup(charges []backend.Charge, i int) bool {
 	})
 }
 
-// With random requests, a DeniedStore gives the same answers as its next. There is one exception: if an
-// answer does not describe a bucket completely, Remaining and ResetAfter may be those of the cached denial.
+// With random requests, a DeniedStore gives the same answers as its next. There is one exception: if the cached
+// decision does not contain the whole state of a bucket, Remaining and ResetAfter may be outdated.
 func TestTheDenialCacheAnswersLikeItsStore(t *testing.T) {
 	seeds := uint64(30)
 	if testing.Short() {
@@ -525,7 +525,7 @@ func TestAUsedIDIsAnsweredAgainAfterADenial(t *testing.T) {
 		expect(t, s, calls, 2, of(limit, "a", 1), false, time.Minute) // denied, and cached
 		for _, want := range []int{3, 4} {
 			if d := take(t.Context(), s, once)[0]; !d.Allowed || !d.Replayed || calls.count() != want {
-				t.Errorf("next got %d batches: %+v; want allowed, d.Replayed true and %v batches", calls.count(), d, want)
+				t.Errorf("next got %d batches: %+v; want an allowed decision that is Replayed, and %d batches", calls.count(), d, want)
 			}
 		}
 		// The same holds in a batch with other groups.

@@ -8,8 +8,8 @@ import (
 
 // Divided returns a Store that consists of two Stores. A bucket is in second if isSecond returns true for it,
 // and otherwise in first. isSecond must depend on the bucket only. A group with buckets in both Stores is
-// charged in parts (see Parts). If such a group has an idempotency key, first must be a Claimer. Otherwise
-// the group gets ErrNotTaken.
+// charged in parts (see Parts). If such a group has an idempotency key, first must be a Claimer: with any other
+// Store the group gets ErrNotTaken.
 func Divided(first, second backend.Store, isSecond func(*backend.Charge) bool, undos *Undos) backend.Store {
 	place := func(_ int, c *backend.Charge) int {
 		if isSecond(c) {

@@ -79,7 +79,7 @@ func TestAGroupOverTwoStoresIsAllOrNone(t *testing.T) {
 	if d := take("k0", 2, "k1", 2); !d[0].Allowed || d[1].Allowed || d[0].Remaining != 3 {
 		t.Fatalf("got %+v; want allowed, denied and 3 remaining", d)
 	}
-	eventually("what a denial took", 3, "k0", 0)
+	eventually("after the refund of a denied group", 3, "k0", 0)
 
 	// Each store gets one batch, however many groups the batch has.
 	before := submits.Load()
@@ -109,12 +109,12 @@ func TestAGroupOverTwoStoresIsAllOrNone(t *testing.T) {
 	answers := make([]backend.Decision, 3)
 	backend.Take(t.Context(), store, once, answers)
 	if !errors.Is(answers[0].Err, backend.ErrUnavailable) || !errors.Is(answers[1].Err, backend.ErrUnavailable) || !answers[2].Allowed {
-		t.Errorf("got %+v; want the error backend.ErrUnavailable, the error backend.ErrUnavailable and answers[2].Allowed true", answers)
+		t.Errorf("got %+v; want ErrUnavailable for the two charges of the first group, and the second group allowed", answers)
 	}
 
 	list := charges(t, "k1", 0)
 	if err := backend.ResetBucket(t.Context(), store, list[0]); err != nil || left("k1", 0) != 5 {
-		t.Errorf("%v, %d left", err, left("k1", 0))
+		t.Errorf("reset: error %v, %d left; want no error and 5 left", err, left("k1", 0))
 	}
 }
 
@@ -126,7 +126,7 @@ func TestADividedGroupFailsAsAWhole(t *testing.T) {
 	decisions := make([]backend.Decision, 3)
 	backend.Take(t.Context(), store, list, decisions)
 	if !errors.Is(decisions[0].Err, backend.ErrUnavailable) || !errors.Is(decisions[1].Err, backend.ErrUnavailable) || !decisions[2].Allowed {
-		t.Errorf("got %+v; want the error backend.ErrUnavailable, the error backend.ErrUnavailable and decisions[2].Allowed true", decisions)
+		t.Errorf("got %+v; want ErrUnavailable for the two charges of the first group, and the second group allowed", decisions)
 	}
 	for until := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		peek := charges(t, "k0", 0)
@@ -135,7 +135,7 @@ func TestADividedGroupFailsAsAWhole(t *testing.T) {
 			return
 		}
 		if time.Now().After(until) {
-			t.Fatalf("%+v", decisions[0])
+			t.Fatalf("the first store has %+v; want 5 remaining, because the failed group is refunded", decisions[0])
 		}
 	}
 }

@@ -159,8 +159,8 @@ func TestADeniedGroupInPartsIsRefunded(t *testing.T) {
 	})
 }
 
-// refusedLease returns a Store with a hot key that has no lease. When it requests units ahead for that key,
-// next refuses them, because another sidecar has consumed all units but one.
+// refusedLease returns a Store with a hot key that has no lease. When it requests a lease with the next charge of
+// that key, next denies the request, because another sidecar has consumed all units but one.
 func refusedLease(t *testing.T, next backend.Store) (*stores.LeaseStore, backend.Charge) {
 	t.Helper()
 	s := stores.Lease(next, stores.LeaseConfig{})
@@ -201,7 +201,7 @@ func TestARefusedLeaseDelaysNoOtherGroup(t *testing.T) {
 		time.Sleep(20 * ms)
 		last := calls.all()[len(calls.all())-2:]
 		if len(last[0]) != 2 || last[0][0].Terms.Cost < 2 || len(last[1]) != 1 || last[1][0].Terms.Cost != 1 {
-			t.Errorf("next got %+v; want 2 batches: a cost of at least 2, and a cost of 1", last)
+			t.Errorf("the last two batches of next: %+v; want two charges, the first with a cost of at least 2, and then one charge with a cost of 1", last)
 		}
 		if n := left(t, store, hot); n != 0 {
 			t.Errorf("%d units are left; want 0", n)

@@ -12,16 +12,17 @@ import (
 // measured time never decreases.
 type elapsed struct {
 	read  func() (monotonic, wall time.Duration)
-	start time.Duration // what the monotonic clock showed when e was made
+	start time.Duration // what the monotonic clock showed at the start
 
-	gap  atomic.Int64 // how far the wall clock is ahead of the monotonic clock
-	lost atomic.Int64 // the sum of the forward steps
+	gap  atomic.Int64 // ns by which the wall clock is ahead of the monotonic clock
+	lost atomic.Int64 // ns, the sum of the forward steps
 
 	mu sync.Mutex // held to change gap and lost
 }
 
-// clockStep is the smallest change of the gap between the clocks that counts as a step. It is larger than
-// the time between two readings in a row, and smaller than the margin of a lease.
+// clockStep is the largest change of the gap between the clocks that does not count as a step. It is larger than
+// the time between the readings of the two clocks. Smaller steps add up until they count, so the measured time is
+// at most clockStep too short.
 const clockStep = 100 * time.Microsecond
 
 // newElapsed makes an elapsed. read must return what both clocks show; each clock counts from an arbitrary

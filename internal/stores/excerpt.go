@@ -33,8 +33,8 @@ func (e *excerpt) prepare() {
 	e.decisions, e.known = zeroed(e.decisions, len(e.charges)), zeroed(e.known, len(e.charges))
 }
 
-// pass copies the decisions from from to to, which belong to whole groups, to the whole batch. Decisions that
-// are already known there stay.
+// pass copies the decisions with the positions from <= i < to, which belong to whole groups, to the whole batch,
+// and marks them there as known. It does not overwrite known decisions.
 func (e *excerpt) pass(whole *backend.Batch, from, to int) {
 	for from < to {
 		n, at := backend.GroupLen(e.charges[from:to]), int(e.of[from])

@@ -115,7 +115,7 @@ var echo = storeFunc(func(_ context.Context, charges []backend.Charge, decisions
 	}
 })
 
-// after returns a Store that answers like next, but d later, or when ctx ends.
+// after returns a Store that answers like next, but d later. If ctx ends earlier, the Store fails at that time.
 func after(d time.Duration, next backend.Store) storeFunc {
 	return storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
 		select {

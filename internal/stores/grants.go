@@ -23,7 +23,8 @@ const (
 	// leaseShare bounds the size of a lease: at most 1/leaseShare of the remaining units. So leases become
 	// smaller and smaller when a bucket is nearly empty.
 	leaseShare = 8
-	// maxReturns is the largest number of returns that wait in a shard. Units of further returns are lost.
+	// maxReturns is the largest number of returns that wait in a shard, and of returns in one call. The units of
+	// further waiting returns are lost.
 	maxReturns = 256
 	// never is a time that is never reached.
 	never = time.Duration(math.MaxInt64)
@@ -40,8 +41,8 @@ type leaseShard struct {
 	_       [64]byte
 }
 
-// heat counts the requests for all keys whose hashes share one value. So such a key may become hot too early,
-// which only needs room among the leases.
+// heat counts the requests for all cold keys that share an element of leaseShard.heat. So a key may become hot too
+// early. The only cost is an unnecessary element of hotKeys.
 type heat struct {
 	since    time.Duration
 	requests int
@@ -60,7 +61,7 @@ type hotKey struct {
 	requesting int64  // the units that are being requested, by that request and in the background
 	ahead      *ahead // the lease requested in the background; nil if none is in flight
 	failed     int    // how often leasing ahead has failed, less the decisions of next since
-	// The next lease is requested when at most low units are left, or at the time early.
+	// The next lease is requested when the first grant has at most low units left, or at the time early.
 	low   int64
 	early time.Duration
 
@@ -68,7 +69,7 @@ type hotKey struct {
 	lastAt time.Duration    // when last arrived
 	edge   time.Duration    // when the current fixed window ends; never for a token bucket
 
-	// used is the number of units used since the time since. It determines the rate of this process.
+	// used/(now-since) is the rate at which this process requests units.
 	used        float64
 	since       time.Duration
 	requestedAt time.Duration // the time of the last request
@@ -130,7 +131,8 @@ func (sh *leaseShard) find(c *backend.Charge) *hotKey {
 }
 
 // leaseSize returns the number of units to lease, 0 for none. That is what this process needs in half the
-// duration of a lease, or until the end of the window. The number is rounded down to a multiple of cost.
+// duration of a lease, or until the end of the window, within the bounds of the lease terms and leaseShare. Each
+// consecutive failure halves the number. It is rounded down to a multiple of cost.
 func (l *hotKey) leaseSize(cost int64, now time.Duration) int64 {
 	have := l.left()
 	n := min(l.charge.Lease.Most-have-l.requesting, l.last.Remaining/leaseShare-have, l.charge.Limit.Capacity-cost)
@@ -226,8 +228,9 @@ func unused(l *algorithms.Limit, units int64, after algorithms.Micros) int64 {
 	return scaled.Returned(units*n.Q, n.P, n.Ticks(int64(after))) / n.Q
 }
 
-// receive records d, the decision on units that p requested at requestedAt. d is nil if the request failed
-// or was denied.
+// receive records d, the decision of next on the charge of p, which was requested at requestedAt. units is the
+// number of units granted beyond the cost. d is nil if the request failed, or if it will be repeated with the cost
+// alone.
 func (s *LeaseStore) receive(c *backend.Charge, p *leasePart, units int64, d *backend.Decision, requestedAt, now time.Duration) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()

@@ -54,14 +54,14 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 		}
 		refund := of(few, "a", -1)
 		submit("a refund", false, refund)
-		submit("what was refunded", false, of(few, "a", 1))
-		submit("denied anew", false, a)
+		submit("the refunded unit", false, of(few, "a", 1))
+		submit("a new denial", false, a)
 		submit("a denied one", true, a)
 
 		// A denial that has become too old is sent to next again.
 		time.Sleep(time.Second)
 		submit("an old denial", false, a)
-		submit("a denial heard of again", true, a)
+		submit("a renewed denial", true, a)
 		denied.Clear()
 		submit("a removed denial", false, a)
 
@@ -74,11 +74,11 @@ func TestDenialsAndLeasesAreAnsweredAtOnce(t *testing.T) {
 			}
 		}
 		if got, granted := left(t, below, hot), lease.Stats().Leased; got+granted != 1_000_000-n {
-			t.Errorf("%d left and %d leased after %d; want %v", got, granted, n, 1_000_000-n)
+			t.Errorf("%d left and %d leased after %d requests; want a sum of %d", got, granted, n, 1_000_000-n)
 		}
 		submit("more than is leased", false, leased(many, "hot", 500_000, 10_000))
 		time.Sleep(250 * ms)
-		submit("a lease whose time is over", false, hot)
+		submit("an expired lease", false, hot)
 		for lease.ReturnUnits() > 0 {
 			time.Sleep(250 * ms)
 		}

@@ -12,8 +12,8 @@ import (
 )
 
 // Lease returns a Store that decides charges of hot keys locally, from units leased from next. So a key
-// with a hundred thousand requests per second costs next a few charges per second. Only charges with lease
-// terms (Charge.Lease) are leased, and only for keys with many requests.
+// with a hundred thousand requests per second causes only a few calls of next per second. Leases serve only
+// charges with lease terms (Charge.Lease), and only keys with many requests.
 //
 // When such a key has no lease, the Store charges next more than the cost of the request. The additional units
 // are a lease: they serve later requests until they are used up or the lease expires. Then unused units are
@@ -21,12 +21,12 @@ import (
 // consequences are:
 //
 //   - A fixed window never admits more than it holds. Its units are never used after its end, by the clock of next.
-//   - A token bucket admits at most capacity + floor((T + For)*rate/period) in any span T.
-//   - For each other process that has a lease, requests are denied up to Most units too early. The leased units of a
-//     process that dies are lost, and so are requested units without an answer. A token bucket gets unused units back
-//     less those that have flowed in since the grant (Charge.ChargedAt).
+//   - A token bucket admits at most capacity + floor((T + Lease.For)*rate/period) in any span T.
+//   - For each other process that has a lease, requests are denied up to Lease.Most units too early. The leased units
+//     of a process that dies are lost, and so are requested units without an answer. A token bucket gets unused units
+//     back less those that have flowed in since the grant (Charge.ChargedAt). A token bucket with shards gets none back.
 //
-// A lease never denies. Every denial comes from next, for the cost alone. Before it, the process returns its
+// A lease never denies. Every denial comes from next, for the cost alone. Before a denial, the process returns its
 // leased units of the bucket, except units that it is requesting at that moment. A decision from a lease is the
 // one that next would make if no other process had charged the bucket since the last decision of next.
 //
@@ -166,7 +166,9 @@ func (s *LeaseStore) reset(b *backend.Batch) {
 		s.dropReset(b.Charges, nil) // drops leases that were granted after the first drop
 		b.Done(b)
 	}
-	var waits atomic.Int32 // counts this call and the leases in flight; units of a lease that was charged after the reset would be lost
+	// The reset is sent after the leases in flight have ended. A lease that next charges after the reset would be
+	// dropped, and the new bucket would lose its units.
+	var waits atomic.Int32 // counts this call and the leases in flight
 	waits.Store(1)
 	s.dropReset(b.Charges, func(a *ahead) {
 		waits.Add(1)
@@ -235,15 +237,16 @@ func (s *LeaseStore) ReturnUnits() (keys int) {
 	return keys
 }
 
-// Close stops leasing, and returns all leased units. It waits until units that are being returned have
-// arrived, at most LeaseConfig.Timeout.
+// Close stops the timer and the leasing in the background, and returns all leased units. It waits for the calls in
+// flight, and for the decisions on the returns. Each call has LeaseConfig.Timeout.
 func (s *LeaseStore) Close() {
 	s.closed.Store(true)
 	s.background.Close()
 	s.Clear()
 }
 
-// Clear returns all leased units, and makes all keys cold. Leases in flight are dropped when they arrive.
+// Clear returns all leased units, and makes all keys cold. Leases in flight are dropped when they arrive, and their
+// units are lost.
 func (s *LeaseStore) Clear() {
 	now := s.now()
 	var returns []backend.Charge
@@ -278,7 +281,7 @@ func (s *LeaseStore) ClearBucket(key []byte) {
 // returnUnits submits the charges in returns, and waits for the decisions. A return whose outcome is unknown
 // is not repeated.
 func (s *LeaseStore) returnUnits(returns []backend.Charge) {
-	slices.SortStableFunc(returns, func(a, b backend.Charge) int { return bytes.Compare(a.Key, b.Key) }) // sorted, because the order of a map is random
+	slices.SortStableFunc(returns, func(a, b backend.Charge) int { return bytes.Compare(a.Key, b.Key) }) // makes simulations reproducible: the order of a map is random
 	until := s.config.Clock.Now().Add(s.config.Timeout)
 	for part := range slices.Chunk(returns, maxReturns) {
 		for i := range part {

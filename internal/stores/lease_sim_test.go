@@ -20,12 +20,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-var leaseSeed = flag.Uint64("lease-seed", 0, "plays this seed of the simulation of leases alone")
+var leaseSeed = flag.Uint64("lease-seed", 0, "runs the simulation of leases with this seed only")
 
 // Many sidecars lease from one store. Their clocks differ from the store's clock and from each other. Their
 // links are slow, lose requests and answers, and break. Sidecars die.
 //
-// Together they never admit more than the bound. The units that they admit less are leased or lost: each unit
+// Together they never admit more than the bound. If they admit less, the missing units are leased or lost: each unit
 // that was charged and not admitted is accounted for.
 func TestSimulationOfLeases(t *testing.T) {
 	for name, run := range map[string]func(w *leaseSim, rng *rand.Rand){
@@ -67,7 +67,7 @@ type leaseSim struct {
 	t     *testing.T
 	seed  uint64
 	store *memory.Store
-	skew  time.Duration // the difference from the store's clock
+	skew  time.Duration // how far the store's clock is ahead of the time of the synctest bubble
 	keys  []simKey
 
 	sidecars int64 // the number of sidecars alive at a time
@@ -167,9 +167,6 @@ func (w *leaseSim) runSidecars(sidecars int64, length time.Duration, action func
 		alive.Go(func() { w.sidecar(rand.New(rand.NewPCG(w.seed, uint64(i+1))), end, action) })
 	}
 	alive.Wait()
-	// Close does not wait for a timer that has expired. The function of that timer may still return units
-	// over a link, and in the bubble no time passes after this test has ended.
-	time.Sleep(time.Second)
 }
 
 // add adds a key whose limit may be leased.
@@ -184,7 +181,8 @@ func (w *leaseSim) add(rng *rand.Rand, spec algorithms.Spec) {
 	w.admitted, w.denied = append(w.admitted, nil), append(w.denied, nil)
 }
 
-// link returns a sidecar's connection to the store. It drops returned units of a dead sidecar.
+// link returns a sidecar's connection to the store. It delays, breaks, and loses requests and answers. It drops
+// returned units of a dead sidecar.
 func (w *leaseSim) link(rng *rand.Rand, crashed *atomic.Bool) backend.Store {
 	var mu sync.Mutex // guards rng and parted
 	var parted time.Time
@@ -229,7 +227,7 @@ func (w *leaseSim) link(rng *rand.Rand, crashed *atomic.Bool) backend.Store {
 	})
 }
 
-// count calls note for each charge, and records it.
+// count calls note for each charge, with w.mu held.
 func (w *leaseSim) count(charges []backend.Charge, note func(i int, c *backend.Charge)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -340,8 +338,8 @@ func (w *leaseSim) takeGroup(s backend.Store, chosen []int, group []backend.Char
 	w.mu.Unlock()
 }
 
-// note records admitted units and the time by the store's clock. If the store decided, it is the time of the
-// decision. If a lease decided, it is the present time.
+// note records admitted and denied units with a time of the store's clock. If the store decided, that is the time of
+// the decision. If a lease decided, it is the present time.
 func (w *leaseSim) note(chosen []int, group []backend.Charge, answers []backend.Decision, submitted map[string]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -411,7 +409,7 @@ func (w *leaseSim) checkWindows(k int, all []simCharge) {
 	}
 }
 
-// checkSpans checks for every span T that admitted*period <= capacity*period + (T + for)*rate.
+// checkSpans checks for every span T that admitted*period <= capacity*period + (T + Lease.For)*rate.
 func (w *leaseSim) checkSpans(k int, all []simCharge) {
 	c := w.keys[k].charge
 	l := scaled.Of(c.Limit)
@@ -426,12 +424,12 @@ func (w *leaseSim) checkSpans(k int, all []simCharge) {
 		over = max(over, sum*l.Q-flowed-least-most)
 	}
 	if over > 0 {
-		w.t.Errorf("key %d: %d/%d of a unit over the bound", k, over, l.Q)
+		w.t.Errorf("key %d: in some span %d/%d units more than the bound were admitted", k, over, l.Q)
 	}
 }
 
 // checkUnder compares a token bucket, at every denial and at the end, with a bucket that was charged only
-// the admitted units. The first may have fewer units by three amounts: the leased units, the lost units,
+// the admitted units. The token bucket may have fewer units by three amounts: the leased units, the lost units,
 // and for each lease the inflow during the lease.
 func (w *leaseSim) checkUnder(k int, all []simCharge) {
 	c := w.keys[k].charge

@@ -146,7 +146,7 @@ func TestLeasesFollowTheRate(t *testing.T) {
 				t.Errorf("a request every %v: %d units are granted, half the duration of a lease needs %d; want at most %v", every, granted, half, 2*half)
 			}
 			if n := calls.count() - start; n > 50 {
-				t.Errorf("a request every %v: the store next got %d batches in 2 s; want at most 50", every, n)
+				t.Errorf("a request every %v: next got %d batches in 2 s; want at most 50", every, n)
 			}
 			if used -= left(t, below, c); used > requests+2*half {
 				t.Errorf("a request every %v: %d units were charged for %d requests; want at most %v", every, used, requests, requests+2*half)
@@ -163,7 +163,7 @@ func TestLeasesFollowTheRate(t *testing.T) {
 				requests++
 			}
 			if rest := left(t, below, c); rest < 10_000-requests-20 {
-				t.Errorf("at the end of the window: %d units requested, %d charged; want at least %v", requests, 10_000-rest, 10_000-requests-20)
+				t.Errorf("at the end of the window: %d units requested, %d charged; want at most %d", requests, 10_000-rest, requests+20)
 			}
 			time.Sleep(ms)
 		}
@@ -203,7 +203,7 @@ func TestLeasedUnitsAreBounded(t *testing.T) {
 			}
 		}
 		if reached < most {
-			t.Errorf("at most %d units were leased at a time, want more", reached)
+			t.Errorf("at most %d units were leased at a time, want %d", reached, most)
 		}
 		s.Close()
 	})
@@ -259,7 +259,7 @@ func TestADenialEndsWhenUnitsAreReturned(t *testing.T) {
 		all.Terms.Cost--
 		time.Sleep(350 * ms)
 		if d := take(t.Context(), s, all)[0]; !d.Allowed {
-			t.Errorf("no units are leased any more, %d are left: %+v; want allowed", left(t, store, c), d)
+			t.Errorf("no units are leased, %d are left: %+v; want allowed", left(t, store, c), d)
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
@@ -345,10 +345,10 @@ func TestAGroupThatRecordsDenialsLeasesNothing(t *testing.T) {
 				}
 				last := calls.all()[from:]
 				if len(last) != 1 || last[0][len(last[0])-2].Terms.Cost != 1 {
-					t.Errorf("sent %d times: %+v; want 1 element and cost 1", len(last), last)
+					t.Errorf("sent %d times: %+v; want once, with cost 1", len(last), last)
 				}
 				if n := left(t, below, beside); n != 99 {
-					t.Errorf("%d of 100 are left: it was charged %d times; want 99", n, 100-n)
+					t.Errorf("%d of 100 are left; want 99", n)
 				}
 			})
 		})
@@ -392,7 +392,7 @@ func TestReturnedUnitsAreRefundedAtTheTimeOfTheLease(t *testing.T) {
 				}
 			}
 		}
-		t.Errorf("the units of the denied group were not returned: %+v", s.Stats())
+		t.Errorf("next got no refund of the denied group's unit with the time of its lease: %+v", s.Stats())
 	})
 }
 
@@ -423,16 +423,16 @@ func TestLeasesShrinkNearExhaustion(t *testing.T) {
 			}
 			time.Sleep(100 * time.Microsecond)
 			if rest := left(t, below, c); s.Stats().Leased > (rest+s.Stats().Leased)/8+1 {
-				t.Fatalf("request %d: %d units are leased, %d are left", i, s.Stats().Leased, rest)
+				t.Fatalf("request %d: %d units are leased, %d are left; want at most one eighth of the sum leased", i, s.Stats().Leased, rest)
 			}
 		}
 		n := calls.count()
 		d := take(t.Context(), s, c)[0]
 		if d.Allowed || d.Remaining != 0 || calls.count() != n+1 {
-			t.Errorf("request 1001: %+v; want denied, d.Remaining 0 and %v batches", d, n+1)
+			t.Errorf("request 1001: %+v, next got %d batches; want denied, 0 remaining and %d batches", d, calls.count(), n+1)
 		}
 		if at := algorithms.Micros(time.Now().UnixMicro()); d.RetryAfter != algorithms.Day-at%algorithms.Day {
-			t.Errorf("retry after %d, the window ends in %d", d.RetryAfter, algorithms.Day-at%algorithms.Day)
+			t.Errorf("retry after %d us; want %d us, the end of the window", d.RetryAfter, algorithms.Day-at%algorithms.Day)
 		}
 	})
 }
@@ -444,15 +444,15 @@ func TestUnusedUnitsAreReturned(t *testing.T) {
 		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
 		requests := warm(t, s, c)
 		if granted := s.Stats().Leased; left(t, below, c) != 10_000-requests-granted {
-			t.Errorf("%d of 10000 were requested and %d are leased, but %d are left", requests, granted, left(t, below, c))
+			t.Errorf("%d of 10000 were requested, %d are leased and %d are left; want a sum of 10000", requests, granted, left(t, below, c))
 		}
 		time.Sleep(400 * ms)
 		if stats := s.Stats(); stats.Leased != 0 || left(t, below, c) != 10_000-requests {
-			t.Errorf("%d were used, %d are left: %+v", requests, left(t, below, c), stats)
+			t.Errorf("%d of 10000 were used, %d are left: %+v; want all others left, and none leased", requests, left(t, below, c), stats)
 		}
 		time.Sleep(2 * time.Second)
 		if stats := s.Stats(); stats.Keys != 0 || stats.Granted == 0 || stats.Granted != stats.Returned+stats.Served {
-			t.Errorf("after all requests have ended: %+v; want keys 0, granted above 0 and granted %v", stats, stats.Returned+stats.Served)
+			t.Errorf("after all requests have ended: %+v; want no keys, and Granted = Returned + Served above 0", stats)
 		}
 	})
 }
@@ -510,7 +510,7 @@ func TestALeaseEndsWithItsWindow(t *testing.T) {
 		if d := take(t.Context(), s, c)[0]; calls.count() != n+1 || d.Remaining != 9999 {
 			t.Errorf("in the next window: %+v, next got %d more batches; want 1 batch and 9999 remaining", d, calls.count()-n)
 		}
-		if granted := s.Stats().Leased; left(t, below, c) != 9999-granted { // units that were returned after their window were dropped
+		if granted := s.Stats().Leased; left(t, below, c) != 9999-granted { // units of the previous window must not refill this one
 			t.Errorf("%d are left, %d are granted; want %v", left(t, below, c), granted, 9999-granted)
 		}
 	})
@@ -533,7 +533,7 @@ func TestRefundsSubtractTheInflow(t *testing.T) {
 			t.Errorf("%d keys are still hot; want keys 0", keys)
 		}
 		if granted < 11 || left(t, below, c) != min(10_000, before+10+granted-10) {
-			t.Errorf("%d were granted, %d left: after 100 ms %d are left", granted, before, left(t, below, c))
+			t.Errorf("%d units were granted; %d were left before the return, and %d after it; want at least 11 granted, and their return without the 10 that flowed in", granted, before, left(t, below, c))
 		}
 	})
 }
@@ -548,7 +548,7 @@ func TestADenialReturnsTheLease(t *testing.T) {
 		all := c
 		all.Terms.Cost++
 		if d := take(t.Context(), s, all)[0]; d.Allowed || d.Remaining != 1000-requests {
-			t.Errorf("requested one unit more than the limit: %+v", d)
+			t.Errorf("requested one unit more than the limit: %+v; want denied and %d remaining", d, 1000-requests)
 		}
 		if d := take(t.Context(), s, c)[0]; !d.Allowed || d.Remaining != 0 {
 			t.Errorf("requested all units: %+v; want allowed and 0 remaining", d)
@@ -568,14 +568,14 @@ func TestALeaseIsRestoredWhereAnotherLimitDenies(t *testing.T) {
 		granted := s.Stats().Leased
 		got := take(ctx, s, hot, other)
 		if !got[0].Allowed || !got[1].Allowed || got[0].Remaining != 10_000-requests-1 || s.Stats().Leased != granted-1 {
-			t.Errorf("both buckets have enough: %+v, %d of %d granted units are left; want both allowed, %d remaining in the first, and %d units left", got, s.Stats().Leased, granted, 10_000-requests-1, granted-1)
+			t.Errorf("both buckets have enough: %+v, %d of %d granted units are left; want both allowed, %d remaining in the first, and %d granted units left", got, s.Stats().Leased, granted, 10_000-requests-1, granted-1)
 		}
 		if last := calls.last(t); len(last) != 1 || string(last[0].Key) != "other" {
-			t.Errorf("next got %+v; want 1 element and last[0].Key %q", last, "other")
+			t.Errorf("next got %+v; want one charge, of the key %q", last, "other")
 		}
 		got = take(ctx, s, hot, other)
 		if !got[0].Allowed || got[1].Allowed || got[1].RetryAfter == 0 || got[0].Remaining != 10_000-requests-1 || s.Stats().Leased != granted-1 {
-			t.Errorf("the other has nothing left: %+v, %d of %d are granted; want allowed, denied, retry after above 0, %v remaining and leased %v", got, s.Stats().Leased, granted, 10_000-requests-1, granted-1)
+			t.Errorf("the other has nothing left: %+v, %d units are leased; want the first allowed with %d remaining, the second denied with a retry time, and %d leased", got, s.Stats().Leased, 10_000-requests-1, granted-1)
 		}
 	})
 }
@@ -672,7 +672,8 @@ func TestResetDropsTheLease(t *testing.T) {
 	})
 }
 
-// lateAhead is a Store that answers Detached batches late.
+// lateAhead is a Store that answers requests for a lease in the background late. These are Detached, and no goroutine
+// waits for them in Submit.
 type lateAhead struct{ *memory.Store }
 
 func (s lateAhead) Submit(b *backend.Batch) {
@@ -683,7 +684,8 @@ func (s lateAhead) Submit(b *backend.Batch) {
 	time.AfterFunc(40*ms, func() { s.Store.Submit(b) })
 }
 
-// Units in flight when a bucket is reset, granted or to be returned, do not belong to the new bucket.
+// A reset is sent after the leases in flight. So neither their grant nor the return of their units changes the new
+// bucket.
 func TestResetWaitsForLeasesInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
@@ -700,11 +702,11 @@ func TestResetWaitsForLeasesInFlight(t *testing.T) {
 			t.Fatal("no lease was in flight")
 		}
 		if rest := left(t, store, c); rest != 10_000 {
-			t.Errorf("%d are left; want rest 10_000", rest)
+			t.Errorf("%d are left; want 10_000", rest)
 		}
 		s.Close()
 		if rest := left(t, store, c); rest != 10_000 {
-			t.Errorf("%d are left in the end; want rest 10_000", rest)
+			t.Errorf("%d are left in the end; want 10_000", rest)
 		}
 	})
 }
@@ -745,7 +747,7 @@ func TestDryRunsCountLeasedUnitsAsConsumed(t *testing.T) {
 			c.Terms.Cost = cost
 			for name, d := range map[string]backend.Decision{"the borrower": take(t.Context(), s, c)[0], "another": take(t.Context(), other, c)[0]} {
 				if d.Allowed != (cost <= want) || d.Allowed && d.Remaining != want-cost {
-					t.Errorf("%s: dry run of %d with %d units left: %+v", name, cost, want, d)
+					t.Errorf("%s: dry run of %d with %d units left: %+v; want it allowed if the units suffice, with the difference remaining", name, cost, want, d)
 				}
 			}
 		}
@@ -763,7 +765,7 @@ func TestOnlyPlainChargesAreLeased(t *testing.T) {
 			n := calls.count()
 			c.Terms = a
 			if d := take(t.Context(), s, c)[0]; !d.Allowed || calls.count() != n+1 || calls.last(t)[0].Terms != a || s.Stats().Leased != granted {
-				t.Errorf("%+v: %+v, next got %+v, %d of %d are granted", a, d, calls.last(t), s.Stats().Leased, granted)
+				t.Errorf("%+v: %+v, next got %+v, %d units are leased; want allowed by one batch of next with the same terms, and %d leased", a, d, calls.last(t), s.Stats().Leased, granted)
 			}
 		}
 		c.Terms = algorithms.Charge{Cost: 1}
@@ -842,7 +844,7 @@ func TestLeaseAllocatesNothing(t *testing.T) {
 	}
 }
 
-// The leases of a LeaseStore bound how much less it may admit than its next, and for how long.
+// With leases of at most 20 units, a LeaseStore never exceeds a limit, and at most 20 units of a bucket are unused.
 func TestLeaseIsBounded(t *testing.T) {
 	storetest.Bounded(t, 20, func(t *testing.T, now func() algorithms.Micros) backend.Store {
 		t.Helper()
@@ -867,7 +869,7 @@ func TestAHotKeyHasItsOwnMemory(t *testing.T) {
 			}
 		}
 		if is := left(t, below, leased(c.Limit, "b", 0, 500)); is != 10_000 {
-			t.Errorf("%d of 10000 are left of another key; want 10_000", is)
+			t.Errorf("%d of 10000 are left of another key; want 10000", is)
 		}
 	})
 }
@@ -926,7 +928,7 @@ func TestKeysWithLeasesAreBounded(t *testing.T) {
 			}
 		}
 		if keys := s.Stats().Keys; keys < 64 || keys > 128 {
-			t.Errorf("%d keys have leases, the bound is 128; want keys at least 64 and keys at most 128", keys)
+			t.Errorf("%d keys are hot; want 64 to 128", keys)
 		}
 	})
 }

@@ -18,8 +18,8 @@ type leaseBatch struct {
 	pending atomic.Int32 // the number of calls in flight: this one, and the calls that repeat some of its groups
 	inner   backend.Batch
 	began   time.Duration
-	direct  *hotKey // set for a Batch of one charge, which next decides as it is
-	lastAt  algorithms.Micros
+	direct  *hotKey           // set for a Batch of one charge, which next decides as it is
+	lastAt  algorithms.Micros // with direct: the time of the decision of next that was last known
 	charges []backend.Charge
 	answers []backend.Decision
 	known   []atomic.Bool
@@ -45,11 +45,11 @@ type leaseGroup struct {
 
 // leasePart is one charge of a group.
 type leasePart struct {
-	hotKey   *hotKey // nil if the key is not hot
-	leased   bool
-	from     [2]consumedUnits
-	borrow   int64 // units requested beyond the cost
-	position int   // the position of this charge in leaseBatch.charges
+	hotKey   *hotKey          // nil if the key is not hot
+	leased   bool             // the charge was made to leases, and is not submitted to next
+	from     [2]consumedUnits // if leased: the units from each grant
+	borrow   int64            // units requested beyond the cost
+	position int              // the position of this charge in leaseBatch.charges
 }
 
 func (s *LeaseStore) newBatch(b *backend.Batch, now time.Duration) *leaseBatch {
@@ -137,7 +137,7 @@ func (s *LeaseStore) plan(t *leaseBatch, at, end int) (answered bool) {
 }
 
 // lastsUntil reports whether the lease that p was charged to lasts until deadline, the latest time at which
-// next answers.
+// next answers. It returns false if deadline is zero, which means that there is none.
 func (p *leasePart) lastsUntil(clock outside.Clock, deadline time.Time, now time.Duration) bool {
 	return !deadline.IsZero() && p.from[0].grant.until >= now+outside.Until(clock, deadline)
 }
@@ -204,10 +204,12 @@ func (t *leaseBatch) settle() {
 	again.repeat()
 }
 
-// conclude answers g with the decisions of next. If next denied g only because of the units requested beyond
-// its cost, conclude adds g to the call again, with the cost alone. If again is nil, conclude makes that call
-// first. So g does not wait for the other groups of the batch: these may need several calls, and g could miss
-// its deadline.
+// conclude answers g with the decisions of next. There is one exception: if next denied g although g requested
+// units beyond its cost, conclude adds g, with the cost alone, to another call. That call is the parameter again,
+// or a new one if again is nil, and conclude returns it for repeat.
+//
+// conclude may be called before the other groups of the batch are decided. These may need more time than g has
+// until its deadline.
 func (t *leaseBatch) conclude(g *leaseGroup, again *leaseBatch, now time.Duration) *leaseBatch {
 	if t.store.settleGroup(t, g, now) {
 		t.outer.SetKnown(g.at, g.at+len(g.charges))
@@ -231,15 +233,16 @@ func (t *leaseBatch) conclude(g *leaseGroup, again *leaseBatch, now time.Duratio
 	return again
 }
 
-// repeat submits the call t; t may be nil. The call must not wait on this goroutine, which has other work.
+// repeat submits the call t, which may be nil. Batch.Waits must be false, because repeat runs in Done or OnKnown,
+// which must not block.
 func (t *leaseBatch) repeat() {
 	if t != nil {
 		t.submitCharges(false)
 	}
 }
 
-// settleGroup answers g with the decisions of next. It returns false if next denied g and some of its charges
-// requested units beyond their cost.
+// settleGroup answers g with the decisions of next. If next denied a charge that requested units beyond its cost,
+// settleGroup changes nothing and returns false.
 func (s *LeaseStore) settleGroup(t *leaseBatch, g *leaseGroup, now time.Duration) (done bool) {
 	parts := t.parts[g.parts : g.parts+len(g.charges)]
 	var failed error
@@ -288,8 +291,8 @@ func (s *LeaseStore) decide(c *backend.Charge, p *leasePart, decided, d *backend
 	}
 }
 
-// later returns the decision d on c, changed as if the bucket had units more, and as if the time passed had
-// gone by since.
+// later returns d, the decision on c, as it would be if the bucket had units more, and if d were made passed
+// microseconds later.
 func later(c *backend.Charge, d backend.Decision, units int64, passed algorithms.Micros) backend.Decision {
 	if units == 0 && passed == 0 {
 		return d

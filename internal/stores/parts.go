@@ -17,7 +17,7 @@ import (
 // It charges the parts of a group at the same time, each as its own group. If one part is denied or fails,
 // Parts refunds what the other parts consumed. So a limit never admits too much. Until the refund arrives,
 // the limit admits too little. If the process dies before the refund, the limit admits too little until as
-// many tokens have refilled.
+// many units have flowed in, or until its window ends.
 //
 // Parts that contain a refund of the caller are sent after the other parts, because such a refund could not
 // be undone. The answer does not wait for the refunds that undo charges; these are sent through undos.
@@ -65,9 +65,9 @@ func (s *partsStore) Submit(b *backend.Batch) {
 	}
 }
 
-// decided handles the decisions of p from from to to, which are known before the batch ends. Once all parts of
-// a group are decided, it passes the group's decisions on. Groups that failed, or that have parts to send
-// later, are concluded at the end.
+// decided handles the decisions of p with the positions from <= i < to, which are known before the batch ends. Once
+// all parts of a group are decided, it passes the group's decisions on. Groups that failed, or that have parts to
+// send later, are concluded at the end.
 func (t *partsBatch) decided(p *divisionPart, from, to int) {
 	for at := from; at < to; {
 		part := &t.parts[p.inner.charges[at].Group]
@@ -91,8 +91,8 @@ func (t *partsBatch) ended() {
 // part has the charges of one group that are charged in one step.
 type part struct {
 	in       *divisionPart
-	from, to int  // in in
-	group    int  // in groups
+	from, to int  // positions in in.inner
+	group    int  // a position in partsBatch.groups
 	later    bool // in belongs to partsBatch.later
 }
 
@@ -213,8 +213,8 @@ func (p *part) err() (err error) {
 	return err
 }
 
-// pass copies the decisions of p to the whole batch. If p will be undone, the copies describe the buckets after
-// the undo.
+// pass copies the decisions of p to the whole batch. If p will be undone, Remaining and Wait of the copies are those
+// after the undo.
 func (t *partsBatch) pass(p *part) {
 	decisions, e := t.outer.Decisions, &p.in.inner
 	for i := p.from; i < p.to; i++ {
@@ -267,7 +267,7 @@ func (t *partsBatch) fail(g *partedGroup) {
 		return
 	}
 	if errors.Is(g.failed, backend.ErrNotTaken) && g.refunded {
-		g.failed = MaybeConsumed(g.failed) // a refund was accepted, and undoing it could consume units of others
+		g.failed = MaybeConsumed(g.failed) // the refund of another part stays: its undo could consume units of other requests
 	}
 	for i := g.from; i < g.to; i++ {
 		t.outer.Decisions[i] = backend.Decision{Err: g.failed}

@@ -138,7 +138,7 @@ func TestPartsThatCannotBeDecided(t *testing.T) {
 			defer undos.Close()
 			for i, d := range chargeInParts(t, undos, c.a, c.b) {
 				if !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) != c.notTaken {
-					t.Errorf("charge %d: %v", i, d.Err)
+					t.Errorf("charge %d: %v; want an ErrUnavailable, which is an ErrNotTaken: %v", i, d.Err, c.notTaken)
 				}
 			}
 		})
@@ -213,7 +213,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 	}
 	if p.refund < 3 {
 		if peek := pending[p.refund].Charges[0].Terms.DryRun; peek == all {
-			t.Errorf("all others allowed: %v; the refund is a dry run: %v", all, peek)
+			t.Errorf("all others allowed: %v; the refund is a dry run: %v; want a dry run unless all others are allowed", all, peek)
 		}
 		answer(p.refund)
 		failed = stores.MoreSevere(failed, p.answers[p.refund].Err)
@@ -225,7 +225,7 @@ func (p scriptedParts) run(t *testing.T, limit *algorithms.Limit, order []int) {
 }
 
 // check checks the decisions and the undos. all means that everything except the refund was allowed. undone
-// has the expected undos.
+// has the number of undos of each part.
 func (p scriptedParts) check(t *testing.T, outer *backend.Batch, all bool, failed error, undone [3]int) {
 	t.Helper()
 	whole := all && (p.refund == 3 || p.answers[p.refund].Allowed)
@@ -271,6 +271,6 @@ func TestAnUndoIsNotCanceledWithItsRequest(t *testing.T) {
 	take(t.Context(), store, charges...)
 	undos.Close()
 	if undone.Load() != 3 {
-		t.Errorf("%d of 3 units are returned; want undone 3", undone.Load())
+		t.Errorf("%d of 3 units were refunded; want 3", undone.Load())
 	}
 }

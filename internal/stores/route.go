@@ -19,7 +19,7 @@ type Router struct {
 }
 
 // NewRouter makes a Router. find returns the Route of a group, and must not block. If ended is not nil, the
-// Router calls it with each batch that a Store has decided, before the caller of Submit gets the decisions.
+// Router calls it with each batch that a Store has decided, before Done of the batch that was submitted.
 func NewRouter(find func(group []backend.Charge) *Route, ended func(b *backend.Batch)) *Router {
 	r := &Router{find: find, ended: ended}
 	r.divisions.New = func() any {
@@ -92,7 +92,7 @@ type division struct {
 	routes  []*Route     // the routes of the groups; used only by divide
 	pending atomic.Int32 // the number of parts that have not ended
 
-	decided func(p *divisionPart, from, to int) // handles the decisions of p from from to to, which are known before the last part ends
+	decided func(p *divisionPart, from, to int) // handles the decisions of p with the positions from <= i < to, which are known before the last part ends
 	done    func()                              // handles the end of the last part
 }
 
@@ -159,7 +159,7 @@ func (d *division) ended(p *divisionPart) {
 	}
 }
 
-// conclude ends the batch of a Router.
+// conclude ends the batch that a Router divided. Parts has its own done function.
 func (d *division) conclude() {
 	b := d.outer
 	for _, p := range d.parts[:d.used] {

@@ -68,7 +68,7 @@ func TestABatchOfOneRouteIsNotCopied(t *testing.T) {
 	charges[1].Group = 1
 	outer, _ := submit(byFirstByte(a, b), charges)
 	if len(a.waiting) != 1 || len(b.waiting) != 0 || a.waiting[0] != outer {
-		t.Errorf("%d and %d batches; want 1 and 0, and the first is %v", len(a.waiting), len(b.waiting), outer)
+		t.Errorf("%d and %d batches; want 1 and 0, and the first to be the caller's Batch itself", len(a.waiting), len(b.waiting))
 	}
 }
 
@@ -135,7 +135,7 @@ func TestManyPartsInMemory(t *testing.T) {
 	for range 5_000 {
 		b, done := submit(s, []backend.Charge{of(limit, "a", 1), of(limit, "b", -1), of(limit, "c", 1)})
 		if *done != 1 || !b.Decisions[0].Allowed || !b.Decisions[1].Allowed {
-			t.Fatalf("done %d times, %+v; want *done 1, b.Decisions[0].Allowed true and b.Decisions[1].Allowed true", *done, b.Decisions)
+			t.Fatalf("done %d times, %+v; want once, and the first two charges allowed", *done, b.Decisions)
 		}
 	}
 	if n := left(t, store, of(limit, "a", 0)); n != 5_000 {
@@ -217,7 +217,7 @@ func partsAgainstAModel(t *testing.T, rng *rand.Rand, lossy bool) {
 	for k := range keys {
 		n := left(t, store, of(limit, string(rune('a'+k)), 0))
 		if taken[k] > limited || n > limited-taken[k] || !lossy && n != limited-taken[k] {
-			t.Errorf("bucket %c: groups took %d of %d, %d left", 'a'+k, taken[k], limited, n)
+			t.Errorf("bucket %c: allowed groups consumed %d of %d, %d left; want a sum of %d, or less after lost answers", 'a'+k, taken[k], limited, n, limited)
 		}
 	}
 }
@@ -235,7 +235,7 @@ func TestUndosAreBounded(t *testing.T) {
 		t.Errorf("%d calls, %d dropped; want 1024 and 76", n, undos.Dropped())
 	}
 	if b := h.waiting[0]; !b.Detached || string(b.Charges[0].Key) != "key" || b.Deadline.IsZero() {
-		t.Errorf("got %+v; want b.Detached true, b.Charges[0].Key %q and b.Deadline.IsZero() false", b, "key")
+		t.Errorf("got %+v; want a Detached batch with a deadline and the key %q", b, "key")
 	}
 	closed := make(chan struct{})
 	go func() { undos.Close(); close(closed) }()
@@ -244,7 +244,7 @@ func TestUndosAreBounded(t *testing.T) {
 	}
 	select {
 	case <-closed:
-		t.Error("Close has not waited")
+		t.Error("Close returned while a call was in flight")
 	default:
 	}
 	h.decide(0)

@@ -12,8 +12,8 @@ import (
 // maxUndos is the largest number of calls in flight that an Undos allows.
 const maxUndos = 1024
 
-// Undos submits charges whose decisions no caller needs, such as refunds. It bounds the number and the duration
-// of these calls.
+// Undos submits charges whose decisions no caller needs, such as refunds. It bounds the number of these calls in
+// flight, and the time until each is sent.
 type Undos struct {
 	clock   outside.Clock
 	timeout time.Duration
@@ -21,11 +21,11 @@ type Undos struct {
 	running sync.WaitGroup
 
 	mu     sync.Mutex
-	under  int  // guarded by mu, like the following fields
+	under  int  // the number of calls in flight; guarded by mu, like closed
 	closed bool // Begin returns false
 }
 
-// NewUndos makes an Undos. A call is dropped if it cannot be sent within timeout.
+// NewUndos makes an Undos. A call that cannot be sent within timeout is never sent.
 func NewUndos(timeout time.Duration) *Undos { return NewUndosBy(outside.System, timeout) }
 
 // NewUndosBy does what NewUndos does, with a given clock.
@@ -34,8 +34,8 @@ func NewUndosBy(clock outside.Clock, timeout time.Duration) *Undos {
 }
 
 // Submit submits charges to store as a Detached batch. It copies the charges and their keys first. If
-// maxUndos calls are in flight, or u is closed, Submit drops the charges. Limits then admit less than they
-// could, never more.
+// maxUndos calls are in flight, or u is closed, Submit drops the charges. A limit whose refund is dropped admits
+// less than it could, never more.
 func (u *Undos) Submit(store backend.Store, charges []backend.Charge) {
 	if !u.Begin() {
 		return
