@@ -25,10 +25,11 @@ var errOpen = fmt.Errorf("%w: the circuit breaker is open", backend.ErrNotTaken)
 
 // circuit is the state of a circuit breaker, which stops calls to a server that fails.
 //
-// When the server has given no answer for 100 ms, the circuit opens: groups are then answered ErrNotTaken at
-// once. Single calls are sent as probes, the first one immediately and the others at intervals that grow from
-// 10 ms to 200 ms. One answer closes the circuit. After a sign of life the next call is a probe, even if
-// another probe is in flight, because the earlier probe may be on a dead connection.
+// When at least five calls have failed without an answer in between, the first of them at least 100 ms ago, the
+// circuit opens: groups are then answered ErrNotTaken at once. Single calls are sent as probes, the first one
+// immediately and the others at intervals that grow from 10 ms to 200 ms. One answer closes the circuit. After a
+// sign of life the next call is a probe, even if another probe is in flight, because the earlier probe may be on a
+// dead connection.
 //
 // The zero circuit is closed.
 type circuit struct {
@@ -56,12 +57,12 @@ const (
 type effect int
 
 const (
-	doNothing    effect = iota
-	doSend              // send the call
-	doProbe             // send the call as the probe
-	doRefuse            // answer the call with errOpen, without sending it
-	doReportOpen        // report that the circuit has opened or closed
-	doReportClosed
+	doNothing      effect = iota
+	doSend                // send the call
+	doProbe               // send the call as the probe
+	doRefuse              // answer the call with errOpen, without sending it
+	doReportOpen          // report that the circuit has opened
+	doReportClosed        // report that the circuit has closed
 )
 
 // pausing reports whether the circuit is open and no probe is in flight or due.

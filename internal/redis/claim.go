@@ -40,7 +40,7 @@ type claims struct {
 	panicked func(value any)
 	clock    outside.Clock
 	random   func(p []byte)
-	underway *atomic.Int64
+	underway *atomic.Int64 // the number of groups that are being charged with a claim
 	// senderOf returns the sender to the server of a bucket, or nil if the server is unknown. The circuit
 	// breaker of that sender also applies to claims.
 	senderOf func(bucket *backend.Charge) *sender
@@ -150,8 +150,8 @@ func (g *claimedGroup) decided(*backend.Batch) {
 	}
 }
 
-// store replaces the claim by the answer. If there is no time left, it does so in the background. If that
-// fails, too, the claim stays: then a repeated request is not charged.
+// store replaces the claim by the answer. If that fails, for example because there is no time left, store tries once
+// more in the background. If that fails, too, the claim stays: then a repeated request is not charged.
 func (g *claimedGroup) store(answer []byte) {
 	ctx, cancel := g.bound()
 	defer cancel()
@@ -271,18 +271,18 @@ func lasting(once *backend.IdempotencyKey) time.Duration {
 	return time.Duration(lifetime(once)) * time.Millisecond
 }
 
-// claim returns the Redis key of a claim. The key contains its slot, so every command finds it in the same
-// slot.
+// claim returns the Redis key of a claim. Its slot depends only on the ID, so all processes find the claim.
 func (k keys) claim(once *backend.IdempotencyKey) string {
 	return string(k.append(nil, k.claimCharge(once)))
 }
 
-// claimCharge returns a charge whose bucket has the same Redis key as a claim.
+// claimCharge returns a charge whose bucket has the Redis key of the claim of once.
 func (keys) claimCharge(once *backend.IdempotencyKey) *backend.Charge {
 	return &backend.Charge{Key: append([]byte(claimPrefix), once.ID[:]...)}
 }
 
-// claimPrefix starts the part of a claim's Redis key that follows the tag.
+// claimPrefix starts the part of a claim's Redis key that follows the braces. In the name of a bucket, a digit
+// follows there.
 const claimPrefix = "c"
 
 func fail(decisions []backend.Decision, err error) {

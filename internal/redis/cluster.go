@@ -44,7 +44,7 @@ type cluster struct {
 
 	layout    atomic.Pointer[layout]
 	known     atomic.Bool             // the layout has been read at least once
-	unknown   atomic.Pointer[unknown] // the error of the last attempt; nil if the layout is known, or if no attempt was made
+	unknown   atomic.Pointer[unknown] // the last failed attempt to read the layout; nil if the layout is known, or if no attempt was made
 	reloading atomic.Bool
 	work      sync.WaitGroup
 	open      context.Context // canceled when the Store is closed
@@ -109,8 +109,8 @@ func (l *layout) note(slot int, sender *senderTo) {
 }
 
 const (
-	// reloadPause is the shortest time between two reloads of the cluster's layout. The store reloads after
-	// errors, because go-redis by itself notices a failover only after a minute.
+	// reloadPause is the shortest time between two reloads of the cluster's layout. The store itself reloads after
+	// errors: it calls the clients of single nodes, so the ClusterClient of go-redis does not see the errors.
 	reloadPause = 200 * time.Millisecond
 	// layoutAge is the age at which the layout is reloaded even if no server fails.
 	layoutAge = 10 * time.Second
@@ -295,7 +295,8 @@ func (c *cluster) readLayout(b *backend.Batch) {
 	c.Submit(b)
 }
 
-// reloadAfterFailure is called with an answered batch. It reloads the layout if a node did not answer.
+// reloadAfterFailure is called with a batch that one sender has answered. It reloads the layout if the first group
+// failed with ErrUnavailable.
 func (c *cluster) reloadAfterFailure(b *backend.Batch) {
 	if errors.Is(b.Decisions[0].Err, backend.ErrUnavailable) {
 		c.reload()
@@ -312,7 +313,7 @@ func (c *cluster) reload() {
 		defer cancel()
 		// ReloadState returns before the layout has been read; ForEachMaster returns afterwards.
 		if c.masters.ForEachMaster(ctx, func(context.Context, *goredis.Client) error { return nil }) == nil {
-			c.known.Store(true) // no batch may have had enough time to read the layout
+			c.known.Store(true) // needed if every batch had too little time to read the layout itself
 		}
 		c.layout.Store(&layout{made: c.clock.Now()})
 		c.clock.AfterFunc(reloadPause, func() { c.reloading.Store(false) })

@@ -133,8 +133,8 @@ func partOf(l *algorithms.Limit, terms *algorithms.Charge) algorithms.Micros {
 }
 
 // combine reads all shards, makes a decision, and charges each shard its part. If meanwhile other sidecars
-// have consumed units that a part needs, combine refunds the other parts and starts again, at most three
-// times. If all attempts fail, it denies until the shards have enough units again.
+// have consumed units that a part needs, combine refunds the other parts and starts again. It makes at most three
+// attempts. If all fail, it denies the charge; the retry time is that of the shards after the refunds.
 type combine struct {
 	charge backend.Charge
 	memory *shardMemory

@@ -12,7 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/nonblock"
 )
 
-// conn is a connection that a line made. go-redis uses it on one goroutine at a time.
+// conn is a connection that a line made. go-redis uses it on one goroutine at a time. The wire reads it on one
+// goroutine and writes it on others.
 type conn struct {
 	net.Conn
 	inner    net.Conn // the connection below nonblock

@@ -24,7 +24,7 @@ type diagnosis struct {
 	lasting bool
 }
 
-// permissions lists everything that the Redis user needs.
+// permissions lists everything that the Redis user needs for limits.
 const permissions = "+evalsha +eval +mget +get +psetex +llen +lindex +rpush +lpush +lset +lpop +ltrim +del +pexpire +time +ping (in a cluster +set +asking +cluster; with --redis-wait-replicas +wait; for doctor +info) and the keys of the prefix"
 
 const (

@@ -168,7 +168,7 @@ func (l *line) connect(ctx context.Context) net.Conn {
 
 var errTooManyDials = notSent("dialed too often without an answer")
 
-// notSent returns an error. It means that the server has not received a byte of the call.
+// notSent returns an error which means that the server has not received a byte of the call.
 func notSent(text string) error { return &net.OpError{Op: "dial", Net: "tcp", Err: errors.New(text)} }
 
 func (l *line) acquire(ctx context.Context) (net.Conn, error) {
@@ -205,8 +205,8 @@ func (l *line) acquire(ctx context.Context) (net.Conn, error) {
 	return nc, err
 }
 
-// failed records a failed dial. From then on, only redial dials the server. callerTimedOut means that the dial
-// failed because its caller had no time left. Then redial starts at once, with a longer timeout.
+// failed records a failed dial. Until one succeeds, only redial dials the server. callerTimedOut means that the dial
+// failed because its caller had no time left. Then redial starts at once, with the timeout of the line.
 func (l *line) failed(err error, took time.Duration, callerTimedOut bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -316,7 +316,8 @@ func (l *line) keep(nc net.Conn) {
 	l.spare, l.spareAt = nc, time.Now()
 }
 
-// invalidate makes all existing connections outdated: each of them is replaced before it is used again.
+// invalidate makes all existing connections outdated: each of them is replaced before it is used again. It counts as
+// a sign of life, because another server is the master now.
 func (l *line) invalidate() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -19,7 +19,7 @@ import (
 type Severity string
 
 // The severities. A Problem means that limits cannot be enforced, a Warning that they may not be enforced.
-// Advice names a setting under which fewer requests are denied for lack of an answer; only doctor shows it.
+// Advice names a setting with which fewer requests are answered by on_backend_failure; only doctor shows it.
 const (
 	Fine    Severity = "ok"
 	Advice  Severity = "advice"
@@ -34,8 +34,8 @@ func (s Severity) Fit() bool { return s == Fine || s == Advice }
 type Finding struct {
 	Server   string   `json:"server"`
 	Severity Severity `json:"severity"`
-	// Check names the subject of the check: connection, version, eviction, expiry, role, script, latency,
-	// permissions, cluster, coverage or clock.
+	// Check names the subject of the check: connection, clock, version, eviction, expiry, role, script, permissions,
+	// adjustments, latency, cluster or coverage.
 	Check string `json:"check"`
 	Text  string `json:"text"`
 }
@@ -164,9 +164,10 @@ func (s *Store) ExamineClocks(ctx context.Context) (all []Finding) {
 	return all
 }
 
-// refused returns the commands that the user may not run. It tests the commands that a token bucket does not
-// need: those for sliding logs (lists), and in a Cluster those for requests over several slots and for slots
-// that move. The key must contain a string. So every command for lists fails, and changes nothing.
+// refused returns the commands that the user may not run. It tests the commands that a plain charge of a token
+// bucket does not need. Examples are those for sliding logs (lists), and in a Cluster those for groups over several
+// slots and for slots that move. The key must contain a string: then every command for lists fails, and changes
+// nothing. At the end refused deletes the key.
 func (s *Store) refused(ctx context.Context, client *goredis.Client, key string) (names []string) {
 	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each command has its own error
 		pipe.Get(ctx, key)
@@ -193,7 +194,7 @@ func (s *Store) refused(ctx context.Context, client *goredis.Client, key string)
 	return names
 }
 
-// slotAt returns a slot that client's server serves, if there is one.
+// slotAt returns the Charge.Slot of a slot that client's server serves, if there is one.
 func (s *Store) slotAt(ctx context.Context, client *goredis.Client) (slot uint64, has bool) {
 	for _, tag := range tags() {
 		key := s.config.KeyPrefix + "{" + strconv.FormatUint(tag, 36) + "}"

@@ -38,7 +38,8 @@ const (
 )
 
 // Prove tests once whether every master runs the script for this user. The error is a *Mistake if a setting
-// must change. Any other error means that the server is unavailable. Prove writes two keys, and removes them.
+// must change. Any other error means that the server is unavailable. Prove writes up to two keys to each master,
+// and removes them.
 func (s *Store) Prove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, proveTimeout)
 	defer cancel()
@@ -60,7 +61,8 @@ func (s *Store) decides(ctx context.Context) error {
 }
 
 // decidesAt returns an error unless the server of client decides a group of two charges. The two keys are in
-// different slots. So a node of a Cluster refuses the group if the URL names a single server.
+// different slots. So a node of a Cluster refuses the group if the URL names a single server. If the URL names a
+// Cluster, the group has one charge.
 func (s *Store) decidesAt(ctx context.Context, client *goredis.Client) error {
 	limit, err := algorithms.Compile(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: algorithms.Second})
 	if err != nil {
@@ -180,7 +182,7 @@ func (s *Store) explain(err error) string {
 func (s *Store) Place() string { return s.where.String() }
 
 // unnamed returns the reason why no Sentinel has named a master yet, and the address of the Sentinel that
-// gave this reason. The error is nil if a Sentinel has named a master, or if none has answered.
+// gave this reason. The error is nil if a Sentinel has named a master, or if waiting may help (diagnosis.lasting).
 func (w *sentinels) unnamed() (err error, sentinel string) { //nolint:revive // the error is the result
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -193,7 +195,8 @@ func (w *sentinels) unnamed() (err error, sentinel string) { //nolint:revive // 
 // errNoMaster is the error for a Sentinel that does not know the master.
 var errNoMaster = errors.New("a Sentinel knows no master of this name")
 
-// refused stores the error of the Sentinel at addr, which did not return the master's address.
+// refused stores the error of the Sentinel at addr, which did not return the master's address. It ignores errors for
+// which waiting may help.
 func (w *sentinels) refused(err error, addr string) {
 	switch {
 	case errors.Is(err, goredis.Nil):

@@ -55,8 +55,8 @@ func (s *Store) Report(ctx context.Context, id, report string) error {
 	return s.fleetError("PEXPIRE", s.client.PExpire(ctx, key, fleetLifetime).Err())
 }
 
-// Fleet returns all reports, in random order, and removes reports that are older than reportExpiry. The
-// Redis user needs TIME, HSCAN and HDEL.
+// Fleet returns the reports, about maxMembers at most, in random order. It removes reports that are older than
+// reportExpiry; if that fails, it returns the reports and the error. The Redis user needs TIME, HSCAN and HDEL.
 func (s *Store) Fleet(ctx context.Context) (all []Member, err error) {
 	key := s.fleetKey()
 	now, err := s.timeAt(ctx, key)

@@ -44,7 +44,7 @@ func (k keys) of(c *backend.Charge) (key string, slot int) {
 	return string(name), k.slot(c, name)
 }
 
-// slotOf returns the slot of c's bucket without making its name. sum is the result of sum.
+// slotOf returns the slot of c's bucket without making its name. sum is k.sum().
 func (k keys) slotOf(c *backend.Charge, sum uint16) int {
 	if c.Slot != 0 {
 		return k.slot(c, nil)
@@ -78,7 +78,7 @@ func shardSlot(key []byte, i, n int) uint64 {
 	return tags()[(first+i*slots/n)%slots]
 }
 
-// tags returns, for each slot, a number whose decimal form is a tag of that slot.
+// tags returns, for each slot, a number whose form in base 36 is a tag of that slot.
 var tags = sync.OnceValue(func() []uint64 {
 	found := make([]uint64, slots)
 	for n, left := uint64(1), slots; left > 0; n++ {

@@ -15,7 +15,8 @@ import (
 )
 
 // Ledger stores a few thousand values that all processes share, with a version and a log of changes. The
-// caller defines the meaning of the values. All keys are in one slot, so one script can make a change:
+// caller defines the meaning of the values. All keys are in one slot, so one script can make a change. After the
+// key prefix, the names are:
 //
 //	{NAME}head    a hash with the fields version, mac, checkpoint, checkpoint_mac and signature
 //	{NAME}values  a hash with a field for each ID
@@ -241,8 +242,8 @@ func (l *Ledger) failed(err error) error {
 	return err
 }
 
-// refusedOfLedger returns the commands of a Ledger that the user may not run. key must contain a string, so
-// each of the commands fails or changes nothing.
+// refusedOfLedger returns the commands of a Ledger that the user may not run. key must contain a string: then each
+// of the commands fails or changes nothing.
 func refusedOfLedger(ctx context.Context, client *goredis.Client, key string) (names []string) {
 	cmds, _ := client.Pipelined(ctx, func(pipe goredis.Pipeliner) error { // each command has its own error
 		pipe.Exists(ctx, key)

@@ -1,4 +1,4 @@
--- Appends an entry to a ledger and changes its value, if the head is the expected one.
+-- Appends an entry to a ledger and changes the values, if the head is the expected one.
 -- KEYS  head, values, log
 -- ARGV  1 expected version, 2 expected mac, 3 version, 4 mac, 5 body, 6 ID, 7 value ('': remove it), 8
 -- checkpoint ('': trim nothing), 9 its mac, 10 its signature, 11… IDs that have expired

@@ -1,4 +1,4 @@
--- Returns the secret that all processes share. KEYS: the hash. ARGV: the secret, if there is none.
+-- Returns the secret that all processes share. KEYS: the hash. ARGV: the secret to store if there is none.
 local have = redis.call('HMGET', KEYS[1], 'secret')[1]
 if have then
   return have

@@ -18,8 +18,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// node makes the calls to one Redis server, or to the current master. In each call one run of the script
-// decides all charges.
+// node makes the calls to one Redis server, or to the current master. Usually one run of the script decides all
+// charges of a call.
 type node struct {
 	client *goredis.Client
 	keys   keys
@@ -108,8 +108,9 @@ func (n *node) decide(ctx context.Context, c *call) (failed error) {
 	return failed
 }
 
-// plan fills f with the runs of the script that the charges of c need: one for all, or one for each slot.
-// Resets need no run of the script. A group is never divided, because all its buckets are in one slot.
+// plan fills c.payload with the runs of the script that the charges of c need: one for all, or, with bySlot, one
+// for each slot. Resets need no run of the script. A group is never divided, because all its buckets are in one
+// slot.
 func (n *node) plan(c *call, bySlot bool) []*scriptRun {
 	f, group := &c.payload, 0
 	f.used = 0
@@ -259,7 +260,7 @@ func (n *node) send(ctx context.Context, f *payload, scriptRuns []*scriptRun, ol
 	return unconfirmed
 }
 
-// replicas has the number of replicas that must confirm writes, and how long a call waits for them. That is
+// replicas has the number of replicas that must confirm writes, and how long a call waits for them. The wait is
 // three quarters of the timeout of a call, so that the server's answer arrives before the call ends. If a
 // call ended without an answer, its connection would have to be closed.
 type replicas struct {

@@ -46,7 +46,7 @@ type Config struct {
 	// otherwise.
 	Outside *outside.World
 
-	connections     int           // the largest number of connections to a server; 0 means the number that a sender needs
+	connections     int           // the largest number of connections to a server; 0 means as many as the senders need
 	detachedTimeout time.Duration // for tests: replaces the constant detachedTimeout, unless 0
 }
 
@@ -81,7 +81,7 @@ type Store struct {
 }
 
 // Open makes a Store. It does not wait for Redis: an unreachable server makes the first call fail, not Open.
-// An error means a mistake in the Config.
+// An error means a mistake in the Config, or a password file that cannot be read.
 func Open(c Config) (*Store, error) {
 	if c.Timeout <= 0 {
 		c.Timeout = 10 * time.Millisecond

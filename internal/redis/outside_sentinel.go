@@ -55,7 +55,7 @@ func (m *simulatedMaster) run(ctx context.Context, cmds []goredis.Cmder) (first 
 		}
 	}
 	var reply goredis.Error
-	if first != nil && (!errors.As(first, &reply) || strings.HasPrefix(first.Error(), "READONLY")) { // as go-redis does
+	if first != nil && (!errors.As(first, &reply) || strings.HasPrefix(first.Error(), "READONLY")) { // go-redis closes a connection after such an error
 		m.addr = ""
 	}
 	return first

@@ -17,7 +17,8 @@ const (
 	// maxGroup is the largest number of charges in one group. A group is never divided, so a larger one is
 	// answered ErrTooLarge.
 	maxGroup = 1024
-	// maxWaiting is the largest number of charges that may wait for one server.
+	// maxWaiting is the largest number of charges that may wait for one server. A larger batch is accepted if no
+	// other charges wait.
 	maxWaiting = 65_536
 	// maxCalls is the largest number of calls in flight to one server. With two, the server works on one while
 	// the other is on the network. With more, each call would carry fewer charges, so each charge would cost
@@ -28,9 +29,9 @@ const (
 // queue decides when a call to one server starts, and which groups the call carries. It is a state machine
 // without a clock, a lock, a timer or a goroutine.
 //
-// If the queue is idle, the first batch starts a call at once. While calls are in flight, batches wait.
-// Another call starts when the last one has been in flight for half of timeout, or when enough charges wait
-// to fill a call. Large calls cost less for each charge, but one late call must not delay all other charges.
+// If no call is in flight, the first batch starts a call at once. While one is in flight, batches wait. The next
+// call starts when it has ended, when it has been in flight for half of timeout, or when enough charges wait to
+// fill a call. Large calls cost less for each charge, but one late call must not delay all other charges.
 //
 // fill takes charges from the sources in turn. A batch with more charges than fit into a call is sent in
 // several calls, one after the other, so that its groups are decided in their order.

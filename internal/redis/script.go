@@ -25,8 +25,8 @@ var source string
 type script struct{ text, sha string }
 
 // With a shebang, servers of version 7.0 and later refuse the whole script before its first command when they
-// are out of memory, read-only or short of replicas. Without a shebang, a server refuses only the first
-// write. So take.lua makes all its writes at the end, and the first one is a write that a server can refuse.
+// are out of memory, read-only or short of replicas. Without a shebang, a server without memory can refuse only
+// the first write of a script. So take.lua makes all its writes at the end.
 var (
 	plain   = newScript(source)
 	shebang = newScript("#!lua\n" + source)
@@ -44,9 +44,9 @@ func newScript(text string) script {
 // scriptRun is one run of the script: its charges as the script reads them, and its answer. scriptRuns are
 // reused.
 type scriptRun struct {
-	slot    int      // the slot of the first key
+	slot    int      // the slot of the keys, if each slot has its own run (node.find)
 	slots   bool     // in a cluster: the keys may be in several slots
-	tag     uint64   // Charge.Slot of the first charge
+	tag     uint64   // Charge.Slot of the first charge; see mayDiffer
 	of      []target // the target of each part of the answer
 	args    []any    // evalsha, hash, number of keys, keys, time, limits, charges, keys of other slots
 	names   []byte   // the names of the keys, one after the other

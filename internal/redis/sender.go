@@ -28,7 +28,7 @@ type sender struct {
 	probeTimeout time.Duration
 	// spawn runs f on another goroutine.
 	spawn func(f func())
-	// start arranges that begin is called soon. If start is nil, begin is run by spawn.
+	// start arranges that the call that is due is made soon. If start is nil, spawn runs worker for it.
 	start func(l *sender)
 	wire  *wire // nil if decide makes all calls
 	// changed is called with true when the circuit opens, and with false when it closes. It must not block.
@@ -41,8 +41,8 @@ type sender struct {
 	calls  sync.Pool
 
 	mu      sync.Mutex
-	queue   queue         // this and the following fields are guarded by mu
-	circuit circuit       //
+	queue   queue // this and the following fields are guarded by mu
+	circuit circuit
 	timer   outside.Timer // calls tick
 	closed  bool
 }
@@ -159,7 +159,8 @@ func (l *sender) callHere(c *call, b *backend.Batch, now time.Time) {
 // than letting another goroutine start the call.
 const few = 8
 
-// byWire makes the call that is due with the wire. It returns false if the wire cannot make a call now.
+// byWire makes the call that is due. It returns false, and makes no call, if the wire is not free. If the wire
+// cannot send this call, another goroutine makes it with decide.
 func (l *sender) byWire(now time.Time) bool {
 	if l.wire == nil || !l.wire.reserve() {
 		return false
@@ -196,7 +197,7 @@ func (l *sender) work() {
 func (l *sender) makeCalls(c *call, now time.Time) {
 	defer l.calls.Put(c)
 	for {
-		if len(c.ended) > few && len(c.runs) > 0 { // these batches ended because they were too late; completing them must not delay the call
+		if len(c.ended) > few && len(c.runs) > 0 { // these batches are not sent (too late, canceled); completing them must not delay the call
 			late := &call{ended: c.ended}
 			c.ended = nil
 			l.spawn(func() { l.completeBatches(late) })

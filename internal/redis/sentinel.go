@@ -55,8 +55,9 @@ func (v view) named(addr string, now time.Time) view {
 }
 
 // of returns v after a message of a Sentinel that names master, the one that the failover replaces. If v has
-// another master, or none, it has missed an earlier failover, and master becomes the current one. When the
-// failover ends, master is the old one, and v ignores Sentinels that still name it.
+// another master, it has missed an earlier failover or already has the new master. In any case master becomes the
+// current one. When the caller applies the rest of the message, master becomes the old one, and v ignores Sentinels
+// that still name it.
 func (v view) of(master string, now time.Time) view { return v.switched(master, now) }
 
 // promotes returns v after a Sentinel has reported that it promotes the replica at addr.
@@ -102,8 +103,8 @@ type sentinels struct {
 	outside *outside.World // nil outside of simulations
 
 	mu      sync.Mutex
-	watched []string      // the addresses of the watched Sentinels; this and the following fields are guarded by mu
-	view    view          //
+	watched []string // the addresses of the watched Sentinels; this and the following fields are guarded by mu
+	view    view
 	known   chan struct{} // closed as soon as a master is known
 	err     error         // the error of a Sentinel that named no master, or nil
 	errFrom string        // the address of that Sentinel
@@ -131,8 +132,8 @@ func (s *Store) newFailoverClient(o *goredis.Options, dial dialFunc, l location)
 	return goredis.NewClient(o)
 }
 
-// checkMaster returns an error if the server reports that it is a replica. If the user may not run the
-// command, the server counts as the master.
+// checkMaster returns an error if the server reports that it is a replica, or does not answer. If the reply is an
+// error, for example because the user may not run INFO, the server counts as the master.
 func checkMaster(ctx context.Context, client goredis.Cmdable) error {
 	info, err := client.Info(ctx, "replication").Result()
 	var reply goredis.Error

@@ -20,7 +20,7 @@ import (
 // shards are drawn at random. The one with more units, by its last known state, is charged, and usually
 // allows the charge. If it denies, the other one is charged. If that one denies, too, all shards are read,
 // and the cost is consumed from the shards that have units (combine.go). A charge is denied only if all
-// shards together have too few units.
+// shards together have too few units, or if other sidecars have changed the shards during three attempts.
 
 // shardStore is a Store for charges of sharded buckets. Each charge is a group of its own, without an
 // idempotency key.
@@ -119,8 +119,8 @@ func (d *draws) answered(b *backend.Batch) {
 	d.ended()
 }
 
-// decided handles the decisions of the shards from from to to. A charge that its shard denied is made at other
-// shards.
+// decided handles the decisions on the charges with the positions from <= i < to. A charge that its shard denied is
+// made at other shards.
 func (d *draws) decided(from, to int) {
 	for i := from; i < to; i++ {
 		w := d.drawn[i]
@@ -133,7 +133,7 @@ func (d *draws) decided(from, to int) {
 	}
 }
 
-// conclude stores the decision on charge i. is has the units of the shards.
+// conclude stores the decision on charge i. is.Value is in the unit of the shards.
 func (d *draws) conclude(i int, is backend.Decision) {
 	is.Value = wholeValue(&d.outer.Charges[i], is.Value)
 	d.outer.Decisions[i] = is
@@ -152,7 +152,7 @@ type redraw struct {
 	combine
 
 	shard int
-	done  bool // the shard is charged, or is certain to have too little
+	done  bool // the shard has decided, or can never hold the cost
 }
 
 func (m *redraw) step(answers []backend.Decision) (charges []backend.Charge, undo []*refund) {
@@ -222,8 +222,8 @@ func shardOf(c *backend.Charge, i int) backend.Charge {
 	return part
 }
 
-// shardMemory remembers the last known states of shards, so that a charge can choose between two shards. A
-// wrong state costs an extra call, but never makes an answer wrong.
+// shardMemory stores the last known states of shards, so that a charge can choose between two shards. An outdated
+// state costs an extra call, or makes Remaining inexact. It never makes a limit admit too much.
 type shardMemory struct {
 	now    func() algorithms.Micros // nil means the clocks of the shards
 	clock  func() time.Time
@@ -240,8 +240,7 @@ type shardState struct {
 	at, failed time.Time
 }
 
-// maxSharded is the largest number of buckets whose shards are remembered. When there would be more, all are
-// forgotten.
+// maxSharded is the largest number of buckets whose shards are stored. When there would be more, all are removed.
 const maxSharded = 65_536
 
 func (m *shardMemory) of(key []byte, shards []algorithms.Limit, use func(known []shardState)) {

@@ -2,8 +2,9 @@ package redis
 
 import "sync"
 
-// starter starts the calls of several senders together, after a small delay. Requests that arrive on several
-// connections during the delay share the calls. Only one goroutine is woken for the calls to several servers.
+// starter starts the calls of several senders on one goroutine. Until that goroutine runs, requests of other
+// connections can join the calls. The goroutine writes each call to the wire of its sender. Calls that no wire can
+// send need more goroutines.
 type starter struct {
 	spawn func(f func())
 

@@ -7,7 +7,7 @@
 --            checks when they are read
 --   ARGV[1]  the time in us, packed as a double; 0: the server's own time
 --   ARGV[2]  the limits, 13 doubles each: kind, flags, capacity, max_reserved, rate, period, p, q, v, tick,
---            initial, p1, v1. They are the fields of algorithms.Limit; period is in ticks of so many us
+--            initial, p1, v1. They are the fields of algorithms.Limit; tick is in us, period in ticks
 --
 --            flag 1   overdraw
 --            flag 2   denied requests are charged too (takes_denied)
@@ -31,11 +31,11 @@
 --            flag 64  then: if this charge is not allowed, the next charge without this flag is made
 --
 --            A charge with limit 0 is the head of a group with an idempotency key. Its key is the key of
---            the record, its cost is the time in ms for which the record is remembered, and 32 more bytes
+--            the record, its cost is the time in ms for which the record is kept, and 32 more bytes
 --            identify the request
---   returns  the time by which it decided, a double, and for each charge a byte of flags and up to five
---            doubles: value, remaining, retry, reset, and wait. An answer of the time alone means that it is
---            outside of the given windows of a calendar, and that nothing was charged
+--   returns  the time of the decision, a double, and for each charge a byte of flags and up to five
+--            doubles: value, remaining, retry, reset, and wait. An answer of the time alone means that this
+--            time is outside of the given windows of a calendar, and that nothing was charged
 --
 --            flag 1   allowed
 --            flag 2   never: the cost is more than the bucket can ever hold
@@ -61,14 +61,15 @@
 --            of a limit that settles: -1, and the time and room of each, at most four. The first double
 --            shows which: it is below 0 for peaks only
 --
--- The script first reads everything and then writes everything, so an error in between leaves no changes. The
--- first write has the flag denyoom: a server without free memory refuses it before anything is changed.
+-- The script first reads everything and then writes everything, so an error in between leaves no changes. A server
+-- without free memory refuses a write with the flag denyoom only if it is the first write of the script. So either
+-- nothing is written, or everything.
 --
 -- Redis creates the functions of a script again for each EVALSHA. For the hundred functions below that costs
--- more than ten decisions. So all but two of them are inside of general, which is called only when a charge
--- needs it. A loop at the end decides plain charges. It reads and writes their states without tables, and
--- calls the same charge_tokens and charge_window as general. It uses no locals of general and calls nothing
--- else.
+-- more than ten decisions. So most of them are inside of with_peaks, settling and general, which are called only
+-- when a charge needs them. A loop at the end decides plain charges. It reads and writes their states without
+-- tables, and calls the same charge_tokens and charge_window as general. It calls functions of settling only for
+-- limits that settle, and functions of general only for charges that it cannot decide.
 
 -- charge_tokens and charge_window contain all arithmetic of take_tokens and take_window. They use no locals
 -- from outside, because each would cost time in each call: x - x % 1 is floor(x), and x + -x % 1 is the
@@ -77,8 +78,8 @@
 -- reserved units are there.
 
 -- charge_tokens computes a charge of a token bucket. value is what the bucket held the given number of ticks
--- ago; value, cost, least and given are in 1/q unit. The charge is allowed if it leaves at least least. If
--- given is not nil, it is added to the bucket, and cost is ignored: that is a refund.
+-- ago; value, cost, least and given are in 1/q unit. The charge is allowed if the value after it is not below
+-- least. If given is not nil, it is added to the bucket, and cost is ignored: that is a refund.
 local function charge_tokens(l, value, ticks, cost, least, given)
   local p, v = l.p, l.v
   local flags, retry, wait = 1, 0, 0
@@ -112,8 +113,8 @@ local function charge_tokens(l, value, ticks, cost, least, given)
 end
 
 -- charge_window computes a charge of a fixed window. value is what the bucket held the given number of window
--- starts ago; value, cost, reserve and given are in units. The charge is allowed if it leaves at least
--- -reserve. If given is not nil, it is added to the bucket, and cost is ignored: that is a refund.
+-- starts ago; value, cost, reserve and given are in units. The charge is allowed if the value after it is not
+-- below -reserve. If given is not nil, it is added to the bucket, and cost is ignored: that is a refund.
 local function charge_window(l, value, starts, cost, reserve, given)
   local rate, capacity, clears = l.rate, l.capacity, l.clears
   local flags, retry, wait = 1, 0, 0
@@ -240,7 +241,7 @@ local function with_peaks()
   end
 
   -- charged returns value after a cost that is charged even if it is not available, and the number of units
-  -- that are lost. The value never goes below -max_debt; the cost beyond that is lost. value is in 1/unit
+  -- that are lost. The cost lowers the value to -max_debt at most; the rest of the cost is lost. value is in 1/unit
   -- unit, the cost in units.
   function charged(l, value, unit, cost)
     local to = max(min(value, -l.max_debt * unit), value - min(cost, l.capacity + l.max_debt) * unit)
@@ -309,7 +310,8 @@ local function settling()
     return pack('<ddddddddd', -1, u1, r1, u2, r2, u3, r3, u4, r4)
   end
 
-  -- peaks_in returns the peaks of state b, which follow head bytes; false if general must decide.
+  -- peaks_in returns the peaks of state b, which follow head bytes. It returns nil if they are unknown, and false if
+  -- general must decide.
   local function peaks_in(b, head, now)
     local n = #b - head
     if n == 0 then return nil end
@@ -453,16 +455,16 @@ local function general(now, given, names, stored, lives, answers)
 
   local peaked, charged, room_since, push = with_peaks()
 
-  -- A state is created with room for all of its fields, because a table that grows is copied. phase and reset
-  -- are those of the last charge of the state.
+  -- A state is created with room for all of its fields, because a table that grows is copied. Its phase is that of
+  -- the last charge.
   local state, dirty = {}, {} -- by key: the current state; whether it must be written
   local denied_logs = {} -- by key: the limit that denied last
 
   -- algorithms.go ------------------------------------------------------------------------------------
 
   -- take decides the charge a of a bucket in state s at the time now, and returns the next state. It stores
-  -- the decision in d: allowed, never, remaining, retry, reset, wait, blocked. look means a dry run. take
-  -- ignores penalties; take_counted adds them.
+  -- the decision in d: allowed, never, value, remaining, retry, reset, wait, blocked, lost, and timed, which is false
+  -- if the times are counted in windows. look means a dry run. take ignores penalties; take_counted adds them.
   function take(l, phase, s, a, d, look)
     d.allowed, d.never, d.retry, d.wait, d.value, d.remaining, d.reset = false, false, 0, 0, 0, 0, 0
     d.blocked, d.lost, d.timed = 0, 0, not l.edges
@@ -495,7 +497,8 @@ local function general(now, given, names, stored, lives, answers)
     return keep(l, s, kept, seen, look)
   end
 
-  -- kept_of returns the state to store in place of s after another bucket of the group has denied.
+  -- kept_of returns the state to store in place of s if the charge a is not made: another bucket of the group has
+  -- denied, or a penalty blocks this one.
   function kept_of(l, phase, s, a)
     if l.rate == 0 then return s end
     local is = with(s, denials_at(l, s))
@@ -726,8 +729,8 @@ local function general(now, given, names, stored, lives, answers)
     return k
   end
 
-  -- outlived returns the windows of s, whose calendar l does not have: the next start is known, and the
-  -- longest possible window.
+  -- outlived returns numbers for s if the calendar of s is unknown: its windows have the length of the longest
+  -- possible window, and one of them starts at s.next.
   function outlived(s)
     local old, longest = s.by, s.by.longest
     return {
@@ -785,8 +788,8 @@ local function general(now, given, names, stored, lives, answers)
   -- ticks_to returns the number of ticks until at most most is used.
   function ticks_to(k, most) return max(0, ceil_div(k.used - most, k.p)) end
 
-  -- give_units refunds n units of l: it subtracts them from k.used, except those that have flowed in since
-  -- the charge of a.
+  -- give_units refunds n, which is in the unit of l: it subtracts it from k.used, except what has flowed in since
+  -- the charge that a undoes. If l settles, the refund is at most k.room instead.
   function give_units(k, l, n, p, a)
     local given = of(k, l, n)
     if a.of > 0 and l.settles then
@@ -797,8 +800,8 @@ local function general(now, given, names, stored, lives, answers)
     k.used = max(0, k.used - given)
   end
 
-  -- take_kept decides a on s, which has other numbers than l, at time t. A clock that stepped back is behind
-  -- by that much. For a calendar that l does not have it returns times instead of windows.
+  -- take_kept decides a on s, which has other numbers than l, at time t. behind is how far the clock has stepped
+  -- back. If l does not have the calendar of s, the decision has times instead of numbers of windows.
   function take_kept(l, phase, s, t, a, d, behind)
     if l.kind == GUARANTEED then return take_kept_pair(l, s, t, a, d) end
     local k
@@ -1037,8 +1040,8 @@ local function general(now, given, names, stored, lives, answers)
       if beyond(l, a) then wait = 0 end
     end
     d.allowed, d.never, d.value, d.remaining = flags == 1, flags == 2, value, remaining
-    -- starts_in returns the time from t until the n-th window start. If the calendar is not known, it returns
-    -- n.
+    -- starts_in returns the time from t until the n-th window start. For a calendar it returns a number of windows,
+    -- which the sidecar converts to a time.
     local function starts_in(n)
       if n == 0 then return 0 end
       if l.edges then return window - l.window + n end
@@ -1111,8 +1114,7 @@ local function general(now, given, names, stored, lives, answers)
 
   -- lease.go -----------------------------------------------------------------------------------------
 
-  -- unit_of returns the part of a state's value that makes one unit. full_of returns the value of a full
-  -- bucket.
+  -- unit_of returns the part of a state's value that makes one unit.
   function unit_of(l) return l.kind == WINDOW and 1 or l.q end
 
   -- limit.go -----------------------------------------------------------------------------------------
@@ -1127,10 +1129,10 @@ local function general(now, given, names, stored, lives, answers)
 
   -- peaks.go -----------------------------------------------------------------------------------------
 
-  -- beyond reports whether a, in a settlement, charges the units beyond the estimate.
+  -- beyond reports whether a is a settlement that charges units beyond the estimate.
   function beyond(l, a) return l.settles and a.settle and a.cost > 0 and not a.raw end
 
-  -- passed returns the peaks of a bucket that was last charged at a time, after its clock has stepped back to
+  -- passed returns the peaks of a bucket of l that was last charged at time at, after the clock has stepped back to
   -- t.
   function passed(l, at, t)
     t = t + HOUR
@@ -1219,7 +1221,7 @@ local function general(now, given, names, stored, lives, answers)
     return { blocks = blocks, till = t + block(l, blocks) }
   end
 
-  -- take_counted is take for limits with a penalty, or if the bucket was charged by such a limit before.
+  -- take_counted is take for a limit with a penalty, and for a bucket that such a limit has charged before.
   function take_counted(l, phase, s, a, d, look)
     if l.after == 0 and not (s and s.denials) then return take(l, phase, s, a, d, look) end
     local denials = denials_at(l, s)
@@ -1370,7 +1372,7 @@ local function general(now, given, names, stored, lives, answers)
     return { by = l, value = 0, prev = 0, at = newest or s.at, log = log, phase = 0 }
   end
 
-  -- expired returns the number of units at the head of log that are one period old at time t.
+  -- expired returns the number of units at the head of log that are at least one period old at time t.
   function expired(l, log, t)
     local size, before = log_size(log), t - l.period
     if size == 0 or log_at(log, 1) > before then return 0 end
@@ -1529,9 +1531,10 @@ local function general(now, given, names, stored, lives, answers)
 
   -- The log ------------------------------------------------------------------------------------------
 
-  -- A log is a list of times, oldest first. It is read only where necessary and written at the end: the first
-  -- units at the head are removed, those after stored are removed too, and added ones are appended. Denials
-  -- of a penalty are stored before the times, as bytes that start with 'd'; head is then 1, else 0.
+  -- A log is a list of times, oldest first. It is read only where necessary and written at the end: the oldest
+  -- log.first units are removed, of the others in Redis those after number log.stored are removed, and the units in
+  -- log.added are appended. Denials of a penalty are stored before the times, as bytes that start with 'd';
+  -- log.head is then 1, else 0.
   function log_load(key)
     local n = call('LLEN', key)
     local oldest = n > 0 and call('LINDEX', key, 0)
@@ -1569,8 +1572,7 @@ local function general(now, given, names, stored, lives, answers)
     log.stored = log.stored - max(0, n - added)
   end
 
-  -- log_write writes log after the denials, if there are any. If it adds units, its first write is one that a
-  -- server can refuse.
+  -- log_write writes the denials, if there are any, and log after them.
   function log_write(log, ttl, denials)
     local key, head = log.key, denials and 1 or 0
     if denials and log.head == 0 then
@@ -1691,7 +1693,8 @@ local function general(now, given, names, stored, lives, answers)
     if kind == TOKEN or kind == LEAKY then
       b = pack('<Bddddd', ms, s.value, s.at, l.p, l.q, l.v)
     elseif l.calendar then
-      -- A window starts with a second: so the length of the longest, in hours, has room in its microseconds.
+      -- Calendar windows start at whole seconds. So the microseconds of the next start have room for the length of
+      -- the longest window in hours.
       local hours = ceil_div(l.longest, HOUR)
       b = pack('<Bddddddd', 2, s.value, s.at, l.rate, l.capacity, l.calendar, s.window, s.next + hours)
     elseif kind == WINDOW then
@@ -1718,7 +1721,7 @@ local function general(now, given, names, stored, lives, answers)
     return ttl
   end
 
-  -- pack_denials converts denials to bytes; unpack_denials reads them from b at a position.
+  -- pack_denials converts denials to bytes.
   function pack_denials(denials)
     local parts = { pack('<dd', denials.blocks, denials.till) }
     for i = 1, #denials do parts[i + 1] = pack('<d', denials[i]) end
@@ -1733,8 +1736,7 @@ local function general(now, given, names, stored, lives, answers)
     return d
   end
 
-  -- pack_peaks converts peaks to bytes; unpack_peaks reads them from b at a position. The first double is
-  -- below 0; that of denials never is.
+  -- pack_peaks converts peaks to bytes. The first double is below 0; that of denials never is.
   function pack_peaks(peaks)
     local b = pack('<d', -1)
     for i = 1, #peaks, 2 do b = b .. pack('<dd', peaks[i], peaks[i + 1]) end
@@ -1905,7 +1907,7 @@ else
 end
 
 -- usual has the usual limits by number, and false for each other one. A usual limit is a token bucket or a fixed
--- window in us, without overdraw, calendar and penalty. One that settles has max_debt.
+-- window in us with a rate above 0, without overdraw, calendar and penalty. One that settles has max_debt.
 local usual, settles = {}, false -- settles: one of them settles
 do
   local limits = ARGV[2]
@@ -1955,9 +1957,10 @@ else
   for k = 1, #names do stored[k] = call('MGET', names[k])[1] end
 end
 
--- The loop decides a plain charge of a usual limit: a cost from 1 to the capacity, alone or in a group of such
--- charges, possibly with reserve, of a bucket that is new or was last charged under the same numbers. It leaves
--- all others to general, which reads the states that the loop has left in stored.
+-- The loop decides plain charges of usual limits: a cost from 1 to the capacity, of a bucket that is new or was last
+-- charged under the same numbers. The charge is alone, possibly with reserve, or in a group of such charges, possibly
+-- with an alternative. The loop leaves all others to general, which reads the states that the loop has left in
+-- stored.
 local lives, answers, n = {}, { pack('<d', now) }, 1
 local state, decide, settle, write_logs = false
 
@@ -1966,9 +1969,9 @@ if settles then behind, settle_alone = settling() end
 
 local blob = ARGV[3]
 local pos, k, what = 1, unpack_at('<dd', blob) -- k and what of the charge at pos
--- The current group: its start, the number of answers at that point, and its m keys, states and lifetimes to
--- write. If one of its charges is denied, all are decided again, and the answers of those that would be
--- allowed state the units that are left.
+-- The current group: its start, the number of answers at that point, and what to write for it: held has a key, a
+-- state and a lifetime in turn, m values in all. If one of its charges is denied, all are decided again, and the
+-- answers of those that would be allowed state the units that are left.
 local first, before, held
 local m, denied, again = 0, false, false
 local plan -- whether the charge before was allowed, if this one is its alternative; else nil
@@ -2074,7 +2077,7 @@ while k > 0 do
         break
       end
       for i = 1, m, 3 do
-        if held[i] == k then reset = nil end -- the bucket is read before a charge of it was made
+        if held[i] == k then reset = nil end -- stored does not have this group's earlier charge of the bucket yet
       end
       if not reset then break end
     end

@@ -79,7 +79,7 @@ func parse(text string) (location, error) {
 	return l, nil
 }
 
-// The problems that a URL can have.
+// Texts of the errors of parse.
 const (
 	noScheme  = "has no scheme; write redis://host:port, rediss://, unix:///path, redis+sentinel://h1:p,h2:p/master or redis+cluster://h1:p,h2:p"
 	badScheme = "the scheme is not known; it is redis, rediss, unix, redis+sentinel or redis+cluster"

@@ -29,10 +29,11 @@ const maxFrame = 32 << 10
 // without waiting, and another goroutine reads the answers.
 //
 // With go-redis, each call waits on another goroutine, takes a connection from the pool, checks it, and sets
-// timers. In a Cluster, where calls are small, this was most of the price of a call.
+// timers. In a Cluster, where calls are small, this is most of the cost of a call.
 //
-// go-redis connects the wire and logs in. It also makes all unusual calls: the first calls, probes, resets,
-// scripts that the server does not know, slots that have moved, and calls while the wire is broken or busy.
+// go-redis connects the wire and logs in. It also makes all other calls: the first calls, probes, resets, large
+// calls (maxFrame), calls with a script that the server does not know or with slots that have moved, and calls while
+// the wire is broken or busy.
 type wire struct {
 	node   *node
 	sender *sender
@@ -201,7 +202,7 @@ func (w *wire) read(conn net.Conn, client io.Closer) {
 }
 
 // goesOn reports whether conn can still be used after a Read has failed with err. It can if the deadline was
-// set for an earlier call. goesOn then sets the next deadline.
+// set for an earlier call. goesOn then sets the next deadline. Otherwise it marks the wire as broken.
 func (w *wire) goesOn(conn net.Conn, err error) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
