@@ -263,7 +263,7 @@ func BenchmarkHotKey(b *testing.B) {
 }
 
 // compareHot runs ours and a store in memory in turn. It reports the CPU time of this process for each
-// decision, and the number of commands that ours sent to Redis.
+// decision, and the CPU time and the script calls of Redis that ours causes.
 func compareHot(b *testing.B, server *redistest.Server, ours, inMemory workload) {
 	b.Helper()
 	const each = 1_000_000

@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// server is the Store that a sender calls in these tests. It counts calls, and fails while broken is true.
+// server decides the calls of a sender in these tests. It counts calls, and fails while broken is true.
 type server struct {
 	broken       atomic.Bool
 	latency      time.Duration
@@ -65,7 +65,7 @@ func (c *changes) record(open bool) {
 	}
 }
 
-// guarding returns a sender whose circuit breaker guards p.
+// guarding returns a sender to s, whose circuit breaker reports to reported.
 func guarding(s *server, reported *changes) *sender {
 	l := newSender(10*ms, s.decide)
 	l.changed = reported.record
@@ -98,10 +98,10 @@ func TestAStallDeniesOnlyTheRequestsDuringIt(t *testing.T) {
 					}
 					denied := int(steady(s, 50*ms+stall+100*ms, every, timeout))
 					if most := int((stall + 20*ms) / every); denied > most {
-						t.Errorf("%d denied, and %d arrived in the stall and 20 ms more", denied, most)
+						t.Errorf("%d failed; want at most the %d that arrived in the stall and 20 ms more", denied, most)
 					}
 					if stall <= timeout-ms && denied > 0 {
-						t.Errorf("%d denied by a stall shorter than the timeout", denied)
+						t.Errorf("%d failed because of a stall shorter than the timeout; want none", denied)
 					}
 				})
 			})
@@ -163,7 +163,7 @@ func TestBreakerOpensAfter100msWithoutAnAnswer(t *testing.T) {
 			}
 		}
 		if n := p.called.Load(); n != 63 || reported.all != "" {
-			t.Fatalf("%d calls, reported %q", n, reported.all)
+			t.Fatalf("%d calls, reported %q; want 63 and no report", n, reported.all)
 		}
 		p.broken.Store(true)
 		first := time.Now().Add(5 * ms)
@@ -171,7 +171,7 @@ func TestBreakerOpensAfter100msWithoutAnAnswer(t *testing.T) {
 			ok(t, s)
 		}
 		if took := time.Since(first); took != 100*ms || reported.all != "open " {
-			t.Errorf("reported %q after %v", reported.all, took)
+			t.Errorf("reported %q after %v; want %q after 100ms", reported.all, took, "open ")
 		}
 	})
 }
@@ -191,7 +191,7 @@ func TestBreakerNeedsFiveFailures(t *testing.T) {
 			ok(t, s)
 		}
 		if reported.all != "" || p.called.Load() != 15 {
-			t.Errorf("reported %q, %d calls", reported.all, p.called.Load())
+			t.Errorf("reported %q, %d calls; want no report and 15 calls", reported.all, p.called.Load())
 		}
 	})
 }
@@ -363,7 +363,7 @@ func TestBreakerDoesNotCountShortDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, reported := &server{latency: 8 * ms}, &changes{}
 		if failed := steady(guarding(p, reported), 2*time.Second, 4*ms, 3*ms); reported.all != "" || failed > 400 {
-			t.Errorf("reported %q, %d failed", reported.all, failed)
+			t.Errorf("reported %q, %d failed; want no report, and at most 400 failures", reported.all, failed)
 		}
 	})
 }
@@ -388,7 +388,7 @@ func TestBreakerSurvivesPanics(t *testing.T) {
 		broken = false
 		time.Sleep(200 * ms)
 		if !ok(t, s) || reported.all != "open closed " {
-			t.Errorf("a probe that panicked is still in flight; reported %q", reported.all)
+			t.Errorf("not answered after probes that panicked, or reported %q; want %q", reported.all, "open closed ")
 		}
 	})
 }

@@ -30,8 +30,8 @@ func days(tb testing.TB, rate, capacity int64) *algorithms.Limit {
 }
 
 // The arguments of the script contain some windows of the calendar. If the server's time is outside of them,
-// the script requests other windows. So the answer follows the server's clock, whatever time this process
-// assumes.
+// the script returns that time only, and the call is sent again with other windows. So the answer follows the
+// server's clock, whatever time this process assumes.
 func TestCalendarUsesTheServersClock(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -61,7 +61,7 @@ func TestCalendarUsesTheServersClock(t *testing.T) {
 }
 
 // A day ends between two charges. It ends by the server's clock, to the microsecond, even if that day the
-// clocks change to daylight saving time. Reserved units are available that many days later.
+// clocks change to daylight saving time. A wait for reserved units ends at the start of a day.
 func TestCalendarEdgesInRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -18,8 +18,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// lostThenLate is a client for calls that settle a claim. The first call reaches Redis and gets no answer.
-// The second call arrives late.
+// lostThenLate is a hook for the calls that replace or delete a claim. The first call reaches Redis, and its answer is
+// lost. The second call, a repetition of the first, arrives late.
 type lostThenLate struct {
 	calls   atomic.Int32
 	late    chan struct{} // closed when the second call may continue
@@ -102,13 +102,13 @@ func TestALateCallKeepsTheClaimOfAnotherCaller(t *testing.T) {
 				decidedAs(true).Submit(b)
 			}))
 			if d := chargeClaimed(other, group, decidedAs(true)); !d[0].Replayed || charged != 1 {
-				t.Errorf("charged %d times; then got %+v", charged, d)
+				t.Errorf("charged %d times; then got %+v; want once, and a replayed answer", charged, d)
 			}
 		})
 	}
 }
 
-// unanswered is a client whose first pipeline reaches Redis but gets no answer.
+// unanswered is a hook. The first pipeline of its client reaches Redis but gets no answer.
 type unanswered struct {
 	calls atomic.Int32
 }
@@ -199,8 +199,8 @@ func TestUnsentGroupsLeaveNoClaim(t *testing.T) {
 	})
 }
 
-// While Redis does not answer, a claim fails at once, with the error that nothing was consumed. After that,
-// groups are charged again.
+// When Redis does not answer, the circuit breaker opens. Then a claim fails at once, with the error that nothing was
+// consumed. When Redis answers again, groups are charged again.
 func TestClaimsPassTheBreaker(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"one server", "a Cluster"} {
@@ -231,7 +231,7 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 			for _, server := range servers {
 				server.Resume()
 			}
-			redistest.Eventually(t, "groups are taken again", func() bool {
+			redistest.Eventually(t, "groups are charged again", func() bool {
 				group[0].IdempotencyKey.ID[0]++ // a new ID, because a claim that got no answer may stay until it is deleted
 				return chargeClaimed(s, group, decidedAs(true))[0].Err == nil
 			})
@@ -239,7 +239,8 @@ func TestClaimsPassTheBreaker(t *testing.T) {
 	}
 }
 
-// TestErrNotConsumed lists the errors which mean that a call certainly had no effect.
+// A refused call, and a call without a connection, certainly had no effect: the error is ErrNotTaken. After a lost
+// answer it is not.
 func TestErrNotConsumed(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: time.Second})
@@ -256,7 +257,7 @@ func TestErrNotConsumed(t *testing.T) {
 	tampered := open(t, Config{URL: "redis://" + p.Addr, Timeout: time.Second})
 	p.do(faults{share: 1, close: true})
 	if err := submit(tampered); !errors.Is(err, backend.ErrUnavailable) || errors.Is(err, backend.ErrNotTaken) {
-		t.Errorf("no answer: %v; want the error backend.ErrUnavailable and an error other than backend.ErrNotTaken", err)
+		t.Errorf("no answer: %v; want an ErrUnavailable that is not an ErrNotTaken", err)
 	}
 	server.Kill()
 	redistest.Eventually(t, "no connection can be made", func() bool {

@@ -35,7 +35,7 @@ func TestFaultClockSteps(t *testing.T) {
 	})
 }
 
-// serverWithClock starts a server. The returned function sets the server's clock ahead.
+// serverWithClock starts a server. The returned function sets the server's clock ahead, or back if by is negative.
 func serverWithClock(t *testing.T) (*redistest.Server, func(by time.Duration)) {
 	t.Helper()
 	binary := tooltest.Path(t, "valkey-server-libc") // libfaketime hangs servers that use jemalloc
@@ -71,7 +71,7 @@ func TestAWrongClockIsReported(t *testing.T) {
 		{0, ""},
 	} {
 		step(c.offset)
-		redistest.Eventually(t, "the server's clock is seen to be off by "+c.offset.String(), func() bool {
+		redistest.Eventually(t, "the findings for an offset of "+c.offset.String(), func() bool {
 			return said(s.ExamineClocks(t.Context()), "clock") == c.want && said(s.Examine(t.Context(), 0), "clock") == c.want
 		})
 	}
@@ -109,7 +109,7 @@ func clockSteps(t *testing.T, s backend.Store, step func(offset time.Duration)) 
 				case d[0].Allowed:
 					admitted[i]++
 				case d[0].RetryAfter <= 0 || d[0].RetryAfter > 61*60*algorithms.Second:
-					t.Errorf("%s: retry after %d us", name, d[0].RetryAfter)
+					t.Errorf("%s: retry after %d us; want above 0 and at most 61 min", name, d[0].RetryAfter)
 				}
 				if d[0].Remaining < 0 || d[0].ResetAfter < 0 || d[0].ResetAfter > 62*60*algorithms.Second {
 					t.Errorf("%s: got %+v; want remaining at least 0, reset after at least 0 and reset after at most %v", name, d[0], 62*60*algorithms.Second)

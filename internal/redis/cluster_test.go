@@ -2,8 +2,8 @@ package redis
 
 import "testing"
 
-// The layout knows the sender of each slot, for any number of masters. Only 255 senders have a number. Slots of
-// other senders are unknown and are looked up each time.
+// The layout stores the senders of all slots for up to 255 senders. For slots of further senders it returns nil, so
+// that they are looked up each time.
 func TestTheLayoutKnowsTheSenderOfEachSlot(t *testing.T) {
 	l, senders := &layout{}, make([]senderTo, 300)
 	for slot := range slots {
@@ -12,7 +12,7 @@ func TestTheLayoutKnowsTheSenderOfEachSlot(t *testing.T) {
 		}
 		l.note(slot, &senders[slot%len(senders)])
 		if l.sender(slot) != nil {
-			l.note(slot, &senders[0]) // like another goroutine that received an older layout
+			l.note(slot, &senders[0]) // as by another goroutine with an older answer; the first sender stays
 		}
 	}
 	for slot := range slots {
@@ -21,7 +21,7 @@ func TestTheLayoutKnowsTheSenderOfEachSlot(t *testing.T) {
 			want = nil
 		}
 		if l.sender(slot) != want {
-			t.Errorf("slot %d has another sender; want %v", slot, want)
+			t.Errorf("slot %d has another sender than the one stored first, or one although the layout is full", slot)
 		}
 	}
 }

@@ -127,7 +127,7 @@ func shardsAgainstAModel(t *testing.T, rng *rand.Rand, mode string) {
 					taken += cost
 				}
 				if mode == "alone" && (d.Err != nil || cost > 0 && d.Allowed != (cost <= there)) {
-					t.Errorf("%d of %d: got %+v", cost, there, d)
+					t.Errorf("a cost of %d with %d units left: got %+v; want it allowed exactly if the units suffice", cost, there, d)
 				}
 			}
 		}})
@@ -183,6 +183,6 @@ func TestResetOfShards(t *testing.T) {
 	inner.Decisions[2].Err = backend.ErrUnavailable
 	inner.Done(inner)
 	if !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) || d.Allowed {
-		t.Errorf("got %+v; want the error backend.ErrUnavailable, an error other than backend.ErrNotTaken and denied", d)
+		t.Errorf("got %+v; want an ErrUnavailable that is not an ErrNotTaken", d)
 	}
 }

@@ -82,7 +82,7 @@ func TestAnUnreachableServerIsDialed16TimesASecond(t *testing.T) {
 				before, dials := signOfLife.Load(), d.dials.Load()
 				for start := time.Now(); time.Since(start) < time.Second+phase*ms; time.Sleep(ms) {
 					if works(l.connect(t.Context())) {
-						t.Fatal("connected")
+						t.Fatal("connected, although the server is away")
 					}
 				}
 				if n := d.dials.Load() - dials; n < 12 || n > 19 {
@@ -145,7 +145,7 @@ func TestAServerIsNotDialedWithoutACaller(t *testing.T) {
 		l.connect(t.Context()) // connect also makes redial dial at once
 		synctest.Wait()
 		if !works(l.connect(t.Context())) || signOfLife.Load() != 1 {
-			t.Errorf("not reached; %d signs of life", signOfLife.Load())
+			t.Errorf("not connected, or %d signs of life; want a connection and one sign of life", signOfLife.Load())
 		}
 	})
 }
@@ -207,7 +207,7 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 		}
 		begun := l.connect(t.Context())
 		if !works(begun) || d.dials.Load() != 2 || signOfLife.Load() != 1 {
-			t.Errorf("%d dials, %d signs of life; want works(begun) true, dials 2 and sign of life 1", d.dials.Load(), signOfLife.Load())
+			t.Errorf("%d dials, %d signs of life; want a new connection, 2 dials and 1 sign of life", d.dials.Load(), signOfLife.Load())
 		}
 		(<-d.ends).Close()
 		c.Close()
@@ -217,7 +217,7 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 		go func() { _, _ = io.Copy(io.Discard, server) }()
 		for _, part := range []string{"one ", "call"} {
 			if _, err := begun.Write([]byte(part)); err != nil {
-				t.Errorf("%q: %v", part, err)
+				t.Errorf("%q: %v; want no error", part, err)
 			}
 			l.invalidate()
 		}
@@ -226,9 +226,9 @@ func TestNothingIsSentToAMasterThatWasLeft(t *testing.T) {
 	})
 }
 
-// An answer that arrives after its call has ended closes the circuit breaker. A line keeps only one connection
-// open for such an answer: the newest one.
-func TestALateAnswerClosesTheBreaker(t *testing.T) {
+// An answer that arrives after its call has ended is a sign of life. A line keeps only one connection open for such
+// an answer: the newest one.
+func TestALateAnswerIsASignOfLife(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, signOfLife := lineTo(t)
 		defer l.close()
@@ -275,7 +275,7 @@ func TestAnOutageEndsWithALateAnswer(t *testing.T) {
 		backend.Take(t.Context(), s, []backend.Charge{{Key: []byte("k"), Limit: limit}}, d[:])
 		return d[0].Err
 	}
-	redistest.Eventually(t, "it answers", func() bool { return call() == nil })
+	redistest.Eventually(t, "Redis answers", func() bool { return call() == nil })
 	quick := 0
 	for range 10 {
 		p.do(faults{hole: true})

@@ -34,7 +34,7 @@ func knownAfter(t *testing.T, s backend.Store, charges []backend.Charge) (known 
 	<-done
 	for i := range charges {
 		if known[i] && b.Decisions[i] != early[i] {
-			t.Errorf("charge %d: early %+v, at the end %+v", i, early[i], b.Decisions[i])
+			t.Errorf("charge %d: early %+v, at the end %+v; want no change", i, early[i], b.Decisions[i])
 		}
 	}
 	return known
@@ -130,7 +130,7 @@ func TestAnswersOfEarlierCallsAreKnown(t *testing.T) {
 		for i := range after {
 			after[i].Group += 10 // another group than that of the charges before
 		}
-		check("a way", &serverSenders{l, l}, slices.Concat(many(300, 300), after), 300)
+		check("two senders", &serverSenders{l, l}, slices.Concat(many(300, 300), after), 300)
 	})
 }
 
@@ -146,7 +146,7 @@ func TestClaimedGroupsThatHaveEndedAreKnown(t *testing.T) {
 	b := &backend.Batch{Charges: charges, Decisions: make([]backend.Decision, 2), Known: make([]atomic.Bool, 2), Done: func(*backend.Batch) { t.Error("it has ended") }}
 	c.Claimed(decidedAs(true)).Submit(b)
 	if b.IsKnown(0) || !b.IsKnown(1) || b.Decisions[1].Err == nil {
-		t.Errorf("known %v and %v, %+v; want b.IsKnown(0) false, b.IsKnown(1) true and an error", b.IsKnown(0), b.IsKnown(1), b.Decisions)
+		t.Errorf("known %v and %v, %+v; want only the second one known, with an error", b.IsKnown(0), b.IsKnown(1), b.Decisions)
 	}
 }
 

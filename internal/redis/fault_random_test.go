@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// temporaryFault is a temporary fault of a server.
+// temporaryFault is a temporary fault of the network or of a server.
 type temporaryFault struct {
 	name       string
 	start, end func()
@@ -44,7 +44,7 @@ func TestFaultRandomSchedule(t *testing.T) {
 	}
 	inTheNetwork := []temporaryFault{
 		network("nothing", faults{}),
-		network("an answer in three is lost and sent again", faults{share: 0.3, late: 200 * ms}),
+		network("three answers in ten are 200 ms late", faults{share: 0.3, late: 200 * ms}),
 		network("each answer is late", faults{share: 1, late: deadline / 2}),
 		network("each answer is too late", faults{share: 1, late: 2 * deadline}),
 		network("connections are closed", faults{share: 0.2, close: true}),

@@ -72,10 +72,10 @@ func (f fault) run(t *testing.T) {
 	if f.served {
 		t.Logf("during the fault %.1f %% were answered", 100*during)
 		if during < 0.8 { // one damaged answer fails the requests of all clients in that call; one answer in twenty is damaged
-			t.Errorf("%.1f %% answered during the fault, by: %s", 100*during, l.failures())
+			t.Errorf("%.1f %% were answered during the fault; want at least 80 %%; failures: %s", 100*during, l.failures())
 		}
 	} else if most := f.most(); during > most {
-		t.Errorf("%.1f %% were answered during the fault, so the fault did not occur", 100*during)
+		t.Errorf("%.1f %% were answered during the fault, so the fault did not occur; want at most %.0f %%", 100*during, 100*most)
 	}
 	f.repair(t, server, admin)
 	healed := time.Now()
@@ -416,7 +416,7 @@ func TestFaultPreparingAConnectionIsSlowerThanACall(t *testing.T) {
 	const timeout = 60 * ms
 	s := open(t, Config{URL: "redis://" + p.Addr, Timeout: timeout, Changed: func(_ string, open bool) { changed <- open }})
 	l := startLoadWithin(t, timeout, 4, s)
-	redistest.Eventually(t, "it is served", l.admitted)
+	redistest.Eventually(t, "each request is admitted", l.admitted)
 	server.Kill()
 	if !<-changed {
 		t.Fatal("the breaker closed before it opened")
@@ -445,7 +445,7 @@ func TestFaultNoServerAtStart(t *testing.T) {
 	l := startLoad(t, 4, s)
 	time.Sleep(2 * time.Second)
 	if got := l.share(l.began, time.Now(), nil); got > 0 {
-		t.Errorf("%.1f %% answered without a server", 100*got)
+		t.Errorf("%.1f %% were answered without a server; want none", 100*got)
 	}
 	redistest.StartAt(t, port)
 	l.normal(time.Now(), generous)
@@ -474,7 +474,7 @@ func TestFaultServersWithoutAnswersAtStart(t *testing.T) {
 			t.Logf("slowest %v; %s", worst, l.failures())
 			l.checkTimes()
 			if share := l.share(l.began, time.Now(), nil); share > 0 {
-				t.Errorf("%.1f %% answered without a server", 100*share)
+				t.Errorf("%.1f %% were answered without a server; want none", 100*share)
 			}
 			// Until the breaker opens, each of the four workers waits a few times. Afterwards one worker waits
 			// for each probe.

@@ -21,7 +21,7 @@ func members(tb testing.TB, s *Store) (all []string) {
 	}
 	for _, m := range list {
 		if m.Age < 0 || m.Age > time.Minute {
-			tb.Errorf("%s is %v old; want age at least 0 and age at most %v", m.ID, m.Age, time.Minute)
+			tb.Errorf("the report of %s is %v old; want 0 to %v", m.ID, m.Age, time.Minute)
 		}
 		all = append(all, m.ID+"="+m.Report)
 	}
@@ -51,7 +51,7 @@ func TestProcessesReportToEachOther(t *testing.T) {
 				t.Errorf("%q, want %q", got, want)
 			}
 			if err := a.Report(t.Context(), "a", strings.Repeat("x", maxReport)); err == nil {
-				t.Error("a report of any length is accepted")
+				t.Errorf("a report of %d bytes is accepted; want an error", maxReport)
 			}
 		})
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // Whatever a server returns in place of the script's answer, each charge is decided or failed, without a
-// panic. A well-formed answer has the same meaning after it is encoded again.
+// panic.
 func FuzzAnswer(f *testing.F) {
 	allowed := encode(nil, &backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: 3, Value: 3, ResetAfter: 5}})
 	denied := encode(nil, &backend.Decision{Decision: algorithms.Decision{RetryAfter: 7, ResetAfter: 9}})

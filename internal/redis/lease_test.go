@@ -65,7 +65,7 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 			case d.Err != nil:
 				unanswered++
 			default:
-				t.Fatalf("denied: %+v", d)
+				t.Fatalf("a leased key was denied: %+v", d)
 			}
 		}
 	}
@@ -87,7 +87,7 @@ func TestSlowRedisDeniesNoLeasedKey(t *testing.T) {
 	c.Terms.Cost = 0
 	redistest.Eventually(t, "redis answers", func() bool { return decide(below, c).Err == nil })
 	if d := decide(below, c); d.Remaining > limit-admitted || d.Remaining < limit-admitted-unanswered {
-		t.Errorf("%d admitted and %d not answered of %d: %d are left; want remaining at most %v and remaining at least %v", admitted, unanswered, int64(limit), d.Remaining, limit-admitted, limit-admitted-unanswered)
+		t.Errorf("%d admitted and %d not answered of %d: %d are left; want %d to %d", admitted, unanswered, int64(limit), d.Remaining, limit-admitted-unanswered, limit-admitted)
 	}
 }
 

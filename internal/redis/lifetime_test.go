@@ -115,7 +115,7 @@ func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 		t.Fatalf("got %+v; want allowed and denied", d)
 	}
 	if left := livesFor(t, server, "used"); left < 20*time.Minute {
-		t.Errorf("10 are used, which takes half an hour; it lives for %v", left)
+		t.Errorf("10 units are used, which refill in half an hour; the bucket lives for %v, want at least 20 min", left)
 	}
 	if d := take(charge("used", lower, 11)); d[0].Allowed {
 		t.Errorf("10 of 20 were used: %+v; want denied", d)
@@ -124,7 +124,7 @@ func TestADeniedRefundLivesAsLongAsItsState(t *testing.T) {
 	peek.Terms.DryRun = true
 	take(peek)
 	if left := livesFor(t, server, "looked at"); left < 24*time.Hour {
-		t.Errorf("it fills in an hour and is kept for a day more; it lives for %v", left)
+		t.Errorf("the bucket fills in an hour, and is kept for a day more; it lives for %v, want at least 24 h", left)
 	}
 }
 
@@ -182,7 +182,7 @@ func TestALogLivesAsLongAsTheLongerPeriod(t *testing.T) {
 			t.Fatalf("%v: got %+v; want no error and allowed %v", is, d[0], is.allowed)
 		}
 		if left := livesFor(t, server, "k"); left < is.least || left > is.most {
-			t.Errorf("%v: lives for %v; want left at least %v and left at most %v", is, left, is.least, is.most)
+			t.Errorf("%v: the log lives for %v; want %v to %v", is, left, is.least, is.most)
 		}
 	}
 }

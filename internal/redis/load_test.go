@@ -29,7 +29,7 @@ const (
 	// machines.
 	deadline = 200 * ms
 	// slack is how much later than its deadline an answer may arrive, in addition to the delays of the
-	// machine itself. Without a deadline, an answer would take five seconds, or as long as a fault.
+	// machine itself. If deadlines had no effect, an answer would take as long as the fault.
 	slack = 2800 * ms
 	// late is a delay after the deadline that a few answers, and a few timers, may have.
 	late = 100 * ms
@@ -128,8 +128,9 @@ type load struct {
 	reasons    sync.Map     // the failures by reason: text -> *atomic.Int64
 }
 
-// The requests of a load. Requests with the name "counted" are never denied. Those with the name "tight" have
-// a limit that is soon used up. The two buckets of a "pair" are in one slot, and must stay equal.
+// The numbers of requests of a load. Requests with the name "counted" are never denied. Those with the name "tight"
+// have a limit that is soon used up. One more request charges the buckets "left" and "right" together: they are in
+// one slot, and must stay equal.
 const (
 	counted    = 9
 	tight      = 6
@@ -168,11 +169,7 @@ func startLoadWithin(t *testing.T, deadline time.Duration, workers int, below ..
 // start starts the workers.
 func (l *load) start(workers int, below ...backend.Store) {
 	for n, store := range below {
-		next, ok := store.(backend.Store)
-		if !ok {
-			next = store
-		}
-		s := stores.Deadline(next, l.deadline, ms, nil)
+		s := stores.Deadline(store, l.deadline, ms, nil)
 		for w := range workers {
 			l.workers.Go(func() { l.work(s, n*workers+w) })
 		}
@@ -371,10 +368,10 @@ func (l *load) check(s backend.Store, lost int64) {
 		charged := l.charged(s, q)
 		for _, n := range charged {
 			if n > acked+q.unknown.Load() || n < acked && lost == 0 {
-				l.t.Errorf("%s: %d charged, %d acknowledged, %d unknown", q.charges[0].Key, n, acked, q.unknown.Load())
+				l.t.Errorf("%s: %d charged, %d acknowledged, %d unknown; want between the acknowledged ones and the sum", q.charges[0].Key, n, acked, q.unknown.Load())
 			}
 			if n != charged[0] {
-				l.t.Errorf("%s: charged together, and apart: %v", q.charges[0].Key, charged)
+				l.t.Errorf("%s: the buckets of a group were charged %v units; want equal numbers", q.charges[0].Key, charged)
 			}
 		}
 		if q.limit == 0 && acked == 0 {
@@ -382,14 +379,14 @@ func (l *load) check(s backend.Store, lost int64) {
 		}
 	}
 	worst := time.Duration(l.slowest.Load())
-	l.t.Logf("%d asked, %d not answered (%d of them maybe charged), slowest answer %v, mean %v", all, failed, unknown,
+	l.t.Logf("%d requests, %d not answered (%d of them maybe charged), slowest answer %v, mean %v", all, failed, unknown,
 		worst.Round(ms), (time.Duration(l.took.Load()) / time.Duration(all)).Round(10*time.Microsecond))
 	if failed > 0 {
 		l.t.Logf("failures:\n\t%s", l.failures())
 	}
 	l.checkTimes()
 	if slow, lateTimers := l.slow.Load(), l.lateTimers.Load(); slow > all/50+2*lateTimers {
-		l.t.Errorf("%d of %d answers came later than %v after their deadline; %d timers were as late", slow, all, late, lateTimers)
+		l.t.Errorf("%d of %d answers came later than %v after their deadline; %d timers were as late; want at most %d", slow, all, late, lateTimers, all/50+2*lateTimers)
 	}
 }
 

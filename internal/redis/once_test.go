@@ -189,14 +189,14 @@ func claimsAreChargedOnce(t *testing.T, one, other backend.Store, a, b backend.C
 					case got[0].Allowed && !got[0].Replayed:
 						taken.Add(1)
 					case !got[0].Replayed && !errors.Is(got[0].Err, backend.ErrPending):
-						t.Errorf("got %+v", got)
+						t.Errorf("got %+v; want it allowed, replayed, or the error backend.ErrPending", got)
 					}
 				}
 			})
 		}
 		wg.Wait()
 		if n := taken.Load(); n != 10 || left(c) != 80 || left(d) != 80 {
-			t.Errorf("10 ids were charged %d times; %d and %d left, want 80", n, left(c), left(d))
+			t.Errorf("10 ids were charged %d times; %d and %d left; want 10 times, and 80 left in both", n, left(c), left(d))
 		}
 	})
 }

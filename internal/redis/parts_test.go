@@ -38,10 +38,10 @@ func TestAChargeThatTooFewReplicasConfirmIsNotAllowed(t *testing.T) {
 		t.Fatalf("got %+v; want allowed", d)
 	}
 	if d := take(2, time.Second); !errors.Is(d.Err, backend.ErrUnavailable) || errors.Is(d.Err, backend.ErrNotTaken) || d.Allowed || !strings.Contains(d.Err.Error(), "1 of 2 replicas") {
-		t.Errorf("two must confirm: %+v", d)
+		t.Errorf("two must confirm: %+v; want an ErrUnavailable that is not an ErrNotTaken, with %q", d, "1 of 2 replicas")
 	}
 	if d := take(1, 10*time.Second); d.Err != nil || !d.Allowed || d.Remaining != 7 {
-		t.Errorf("one must confirm: %+v", d)
+		t.Errorf("one must confirm: %+v; want allowed and 7 remaining", d)
 	}
 }
 
@@ -103,7 +103,7 @@ func TestMovedSlots(t *testing.T) {
 			t.Fatal(err)
 		}
 		if d := takeAll(s, charges[:1]); !errors.Is(d[0].Err, backend.ErrUnavailable) || errors.Is(d[0].Err, backend.ErrNotTaken) {
-			t.Errorf("got %+v; want the error backend.ErrUnavailable and an error other than backend.ErrNotTaken", d)
+			t.Errorf("got %+v; want an ErrUnavailable that is not an ErrNotTaken", d)
 		}
 		if n := hook.lost.Load(); n != 1 {
 			t.Errorf("%d answers were lost; want 1", n)
@@ -148,7 +148,7 @@ func TestAChargeAtAnotherMasterIsUnconfirmed(t *testing.T) {
 	}
 	moved(t, cluster, numbers[0])
 	if d := takeAll(s, charges[:1]); !errors.Is(d[0].Err, backend.ErrUnavailable) || errors.Is(d[0].Err, backend.ErrNotTaken) {
-		t.Errorf("got %+v; want the error backend.ErrUnavailable and an error other than backend.ErrNotTaken", d)
+		t.Errorf("got %+v; want an ErrUnavailable that is not an ErrNotTaken", d)
 	}
 }
 
@@ -288,8 +288,8 @@ func contended(next backend.Store, other *sync.Once) backend.Store {
 	})
 }
 
-// takeAllShards makes one dry run of all shards of c and one charge of each. Then it refunds charges that
-// were not needed.
+// takeAllShards runs the last attempt of combine for c: it reads all shards and charges their parts. If one part is
+// denied, it refunds the others and denies c.
 func takeAllShards(s *Store, c backend.Charge) (d backend.Decision) {
 	done := make(chan struct{})
 	m := &combine{charge: c, memory: &s.cluster.shards.memory, tries: 2}

@@ -182,11 +182,11 @@ func TestQueueSpreadsLargeBatches(t *testing.T) {
 			for next < len(b.Charges) {
 				c := sent(t, &q, at(0))
 				if len(c.runs) != 1 || c.runs[0].from != next {
-					t.Fatalf("got %s after %d", c.text(b), next)
+					t.Fatalf("got %s after %d charges; want one run that continues there", c.text(b), next)
 				}
 				to := c.runs[0].to
 				if to < len(b.Charges) && b.Charges[to].Group == b.Charges[to-1].Group || to-next > 256 && len(sizes) > 1 {
-					t.Fatalf("got %s", c.text(b))
+					t.Fatalf("got %s; want whole groups, and at most 256 charges", c.text(b))
 				}
 				if q.waiting != 0 || len(c.ended) > 0 {
 					t.Fatal("the rest was sent before the first part was answered")
@@ -237,7 +237,7 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 	late.Decisions = make([]backend.Decision, 2)
 	submit(t, &q, late, at(6*ms))
 	if c := (&call{}); q.fill(c, at(6*ms)) || len(c.ended) != 1 || !q.idle() {
-		t.Errorf("%d have ended; want q.fill(c, at(6*ms)) false, 1 element and q.idle() true", len(c.ended))
+		t.Errorf("%d have ended; want nothing to send, 1 batch ended and the queue idle", len(c.ended))
 	}
 	// The deadline of a batch passes while its first part is in flight. The rest is not sent.
 	long := batchOf(ones(300)...)
@@ -393,7 +393,7 @@ func (s *schedule) submit() {
 	}
 	do, err := s.q.submit(b, at(s.now))
 	if refused := queued > 0 && queued+len(b.Charges) > s.q.maxWait; (err != nil) != refused {
-		s.t.Errorf("%d wait, %d more: %v", queued, len(b.Charges), err)
+		s.t.Errorf("%d charges wait, %d more are submitted: %v; want an error only if they exceed %d", queued, len(b.Charges), err, s.q.maxWait)
 	}
 	if err != nil {
 		for i := range b.Charges {
@@ -405,13 +405,13 @@ func (s *schedule) submit() {
 	s.after(do)
 }
 
-// after checks that the state of the queue follows from an event.
+// after checks the effects of an event, and records them.
 func (s *schedule) after(do effects) {
 	inFlight := len(s.calls) + s.due
 	late := s.now-s.left >= 5*ms
 	want := s.q.waiting > 0 && inFlight < 2 && (inFlight == 0 || late || s.q.waiting >= s.q.maxBatch)
 	if do.start != want {
-		s.t.Errorf("start %v, with %d in flight, the last since %v, and %d waiting", do.start, inFlight, s.now-s.left, s.q.waiting)
+		s.t.Errorf("start %v, want %v, with %d calls in flight, the last since %v, and %d charges waiting", do.start, want, inFlight, s.now-s.left, s.q.waiting)
 	}
 	if do.start {
 		s.due++
@@ -419,7 +419,7 @@ func (s *schedule) after(do effects) {
 	}
 	if do.tickAfter > 0 {
 		if s.tickAt > 0 {
-			s.t.Error("two ticks")
+			s.t.Error("a second tick is requested before the first; want one at a time")
 		}
 		s.tickAt = s.now + do.tickAfter
 	}
@@ -472,7 +472,7 @@ func (s *schedule) fill() {
 		}
 	}
 	if total > s.q.maxBatch && groups > 1 || total != c.charges {
-		s.t.Errorf("%d charges of %d groups", total, groups)
+		s.t.Errorf("a call has %d charges of %d groups, and counts %d; want at most %d, unless it is a single group", total, groups, c.charges, s.q.maxBatch)
 	}
 	s.fair(c, waiting)
 	s.calls = append(s.calls, c)
@@ -492,7 +492,7 @@ func (s *schedule) fair(c *call, waiting map[*backend.Source]bool) {
 		}
 		for other, n := range turns {
 			if n > 1 {
-				s.t.Errorf("%p had %d turns, %p none", other, n, source)
+				s.t.Errorf("source %p had %d turns, and source %p none; want one turn for each first", other, n, source)
 			}
 		}
 	}
@@ -559,7 +559,7 @@ func (s *schedule) finish() {
 			s.t.Fatalf("%d batches do not end", len(s.batches))
 		default:
 			if !s.q.idle() || s.q.suspended != 0 || len(s.q.places) > 0 && s.q.waiting > 0 {
-				s.t.Errorf("at the end: %+v", s.q)
+				s.t.Errorf("at the end: %+v; want an idle queue without charges", s.q)
 			}
 			return
 		}

@@ -58,7 +58,7 @@ func TestResetsAndChargesOfABatchKeepTheirOrder(t *testing.T) {
 		want := []int64{0, 0, 1, -1, 0, 0, 2} // the units left; -1 means denied
 		for i, d := range takeAll(s, charges) {
 			if d.Err != nil || d.Allowed != (want[i] >= 0) || d.Allowed && d.Remaining != want[i] {
-				t.Errorf("%s, charge %d: got %+v", name, i, d)
+				t.Errorf("%s, charge %d: got %+v; want %d remaining (-1: denied)", name, i, d, want[i])
 			}
 		}
 	}

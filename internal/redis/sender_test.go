@@ -177,7 +177,7 @@ func TestAWaitingCallerMakesTheCallItself(t *testing.T) {
 			backend.Take(ctx, l, b.Charges, b.Decisions)
 			cancel()
 			if took := time.Since(began); own != test.own || took != test.want {
-				t.Errorf("with %v: %v, on another goroutine: %v", test.within, took, own)
+				t.Errorf("with %v left: %v, on another goroutine: %v; want %v, %v", test.within, took, own, test.want, test.own)
 			}
 		}
 	})
@@ -215,7 +215,7 @@ func TestDoneFunctionsDoNotDelayTheNextCall(t *testing.T) {
 		}
 		submit(1)
 		synctest.Wait()
-		submit(20) // the first of these make a call, and the others wait for it and for its Done functions
+		submit(20) // these wait until the first call and its Done function have ended
 		time.Sleep(time.Second + ms/2)
 		if n := p.called.Load(); n != 1 {
 			t.Errorf("%d calls; want 1", n)
@@ -306,7 +306,7 @@ func TestClose(t *testing.T) {
 		start(l, batchOf(1)).fails(t, 0, backend.ErrNotTaken)
 		<-large.done
 		if first, last := large.Decisions[0].Err, large.Decisions[299].Err; large.after != 5*ms || first != nil || !errors.Is(last, backend.ErrNotTaken) {
-			t.Errorf("after %v: %v, %v; want after %v, first nil and the error backend.ErrNotTaken", large.after, first, last, 5*ms)
+			t.Errorf("after %v: first %v, last %v; want after %v no error for the first charge, and backend.ErrNotTaken for the last", large.after, first, last, 5*ms)
 		}
 		time.Sleep(time.Second)
 		if n := p.called.Load(); n != 1 {
@@ -341,9 +341,9 @@ func TestGroupsThatAreTooLargeCostNothing(t *testing.T) {
 					for range size {
 						switch d := b.Decisions[at]; {
 						case size <= maxGroup && (d.Err != nil || d.Remaining != int64(at+1)):
-							t.Fatalf("charge %d of a group of %d: got %+v", at, size, d)
+							t.Fatalf("charge %d of a group of %d: got %+v; want no error and %d remaining", at, size, d, at+1)
 						case size > maxGroup && (!errors.Is(d.Err, backend.ErrTooLarge) || errors.Is(d.Err, backend.ErrUnavailable)):
-							t.Fatalf("charge %d of a group of %d: got %+v", at, size, d)
+							t.Fatalf("charge %d of a group of %d: got %+v; want an ErrTooLarge that is not an ErrUnavailable", at, size, d)
 						}
 						at++
 					}

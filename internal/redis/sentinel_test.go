@@ -13,12 +13,12 @@ func TestSentinelMessagesChangeTheMaster(t *testing.T) {
 	const s = time.Second
 	type step struct {
 		at     time.Duration
-		event  string // the message of a Sentinel
+		event  string // the method of view that handles an answer or a message of a Sentinel
 		addr   string
 		master string // the master that the Store uses after the event; "" means none
 	}
 	for name, steps := range map[string][]step{
-		"it is named": {{0, "named", "a", "a"}, {1 * s, "named", "b", "b"}, {10 * s, "named", "a", "a"}},
+		"the master is named": {{0, "named", "a", "a"}, {1 * s, "named", "b", "b"}, {10 * s, "named", "a", "a"}},
 		"a planned failover": {
 			{0, "named", "a", "a"}, {10 * s, "promotes", "b", ""}, {10 * s, "named", "a", ""}, {11 * s, "switched", "b", "b"},
 			{12 * s, "named", "a", "b"}, // by a Sentinel that does not know the new master yet
@@ -37,12 +37,12 @@ func TestSentinelMessagesChangeTheMaster(t *testing.T) {
 		"the promoted replica was the master before its Sentinel said so": {
 			{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {1 * s, "switched", "b", "b"}, {2 * s, "of", "a", "a"}, {2 * s, "switched", "b", "b"}, {3 * s, "named", "a", "b"},
 		},
-		"it is taken back":             {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {2 * s, "aborted", "", "a"}},
-		"nobody is promoted":           {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {3 * s, "named", "a", ""}, {5 * s, "named", "a", "a"}},
-		"there and back":               {{0, "named", "a", "a"}, {1 * s, "switched", "b", "b"}, {2 * s, "promotes", "a", ""}, {2 * s, "switched", "a", "a"}, {3 * s, "named", "b", "a"}},
-		"the messages were missed":     {{0, "named", "a", "a"}, {1 * s, "named", "b", "b"}, {2 * s, "named", "a", "b"}, {3 * s, "named", "b", "b"}},
-		"the new one fails soon after": {{0, "named", "a", "a"}, {1 * s, "switched", "b", "b"}, {7 * s, "named", "a", "a"}},
-		"one promotes what is master":  {{0, "named", "a", "a"}, {1 * s, "promotes", "a", "a"}},
+		"the failover is aborted":            {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {2 * s, "aborted", "", "a"}},
+		"the promotion does not end":         {{0, "named", "a", "a"}, {1 * s, "promotes", "b", ""}, {3 * s, "named", "a", ""}, {5 * s, "named", "a", "a"}},
+		"the first master is promoted again": {{0, "named", "a", "a"}, {1 * s, "switched", "b", "b"}, {2 * s, "promotes", "a", ""}, {2 * s, "switched", "a", "a"}, {3 * s, "named", "b", "a"}},
+		"the messages were missed":           {{0, "named", "a", "a"}, {1 * s, "named", "b", "b"}, {2 * s, "named", "a", "b"}, {3 * s, "named", "b", "b"}},
+		"the new master fails soon after":    {{0, "named", "a", "a"}, {1 * s, "switched", "b", "b"}, {7 * s, "named", "a", "a"}},
+		"the current master is promoted":     {{0, "named", "a", "a"}, {1 * s, "promotes", "a", "a"}},
 	} {
 		var v view
 		start := time.Now()
@@ -71,8 +71,8 @@ func TestSentinelMessagesChangeTheMaster(t *testing.T) {
 	}
 }
 
-// As soon as the replica is promoted, nothing is charged on the old master any more. So less than half a
-// second of traffic is lost. If only +switch-master were used, one to two seconds would be lost.
+// When a Sentinel reports that it is about to promote a replica, the Store stops charging the old master. So less
+// than half a second of traffic is lost. If only +switch-master were used, one to two seconds would be lost.
 func TestPlannedFailoverLosesLittle(t *testing.T) {
 	faulty(t)
 	servers := redistest.StartSentinels(t)

@@ -127,12 +127,13 @@ func loopEqualsMemory(t *testing.T, seed uint64, specs [][]algorithms.Spec, jump
 		}
 	}
 	if denied < 1000 {
-		t.Errorf("only %d were denied, want more", denied)
+		t.Errorf("%d charges were denied; want at least 1000", denied)
 	}
 }
 
-// The script decides plain charges in a loop, without running its function general. Creating the functions
-// inside general would cost more than the rest of a call. All other charges need general.
+// The script decides plain charges in a loop, and most settlements of usual limits in the function settling. It does
+// so without running its function general: creating the functions inside general would cost more than the rest of a
+// call. All other charges need general.
 func TestPlainChargesDoNotRunTheGeneralFunction(t *testing.T) {
 	t.Parallel()
 	const head = "local function general(now, given, names, stored, lives, answers)\n"
@@ -204,7 +205,7 @@ func TestPlainChargesDoNotRunTheGeneralFunction(t *testing.T) {
 
 		"start of a request":    {calls: calls{{charge("a", 0, settling)}, {charge("a", 0, settling), charge("b", 0, window)}}},
 		"settlement":            {calls: calls{{charge("a", 0, settling)}, {charge("a", 0, settling, refund)}, {charge("a", 0, settling, more)}}},
-		"settlement taken once": {calls: calls{{charge("a", 0, settling)}, {once(charge("a", 0, settling, refund))}}},
+		"settlement with an ID": {calls: calls{{charge("a", 0, settling)}, {once(charge("a", 0, settling, refund))}}},
 		"settlement of a window": {calls: calls{
 			{charge("a", 0, settlingWindow)}, {once(charge("a", 0, settlingWindow, more))}, {charge("a", 0, settlingWindow, refund)},
 		}},
@@ -279,7 +280,7 @@ func TestAnswerOfWrongLength(t *testing.T) {
 		got, err := decide(reply[:end])
 		for _, d := range got {
 			if err == nil || !errors.Is(d.Err, backend.ErrUnavailable) || d.Allowed {
-				t.Fatalf("%d of %d bytes: %v, %+v; want an error, the error backend.ErrUnavailable and denied", end, len(reply), err, d)
+				t.Fatalf("%d of %d bytes: %v, %+v; want an error, and backend.ErrUnavailable in each decision", end, len(reply), err, d)
 			}
 		}
 	}

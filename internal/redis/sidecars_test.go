@@ -87,7 +87,7 @@ func TestCloseUnderLoad(t *testing.T) {
 			}
 			l := startLoad(t, 4, s)
 			l.normal(l.began, generous)
-			redistest.Eventually(t, "each question is admitted", l.admitted)
+			redistest.Eventually(t, "each request is admitted", l.admitted)
 			if err := s.Close(); err != nil {
 				t.Errorf("close: %v", err)
 			}
@@ -193,7 +193,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 	charged := childLimit - d[0].Remaining
 	t.Logf("%d attempted, %d charged, %d admitted", attempted.Load(), charged, acked.Load())
 	if charged < acked.Load() || charged > attempted.Load() || charged > childLimit {
-		t.Errorf("%d attempted, %d charged, %d admitted", attempted.Load(), charged, acked.Load())
+		t.Errorf("%d attempted, %d charged, %d admitted; want charged units between the admitted and the attempted ones, and at most %d", attempted.Load(), charged, acked.Load(), childLimit)
 	}
 	// Exactly the units that the killed sidecar did not consume are available to others.
 	c.Terms.Cost = 1

@@ -66,7 +66,7 @@ func TestAFailedWriteEndsTheWire(t *testing.T) {
 				a.fails(t, 0, test.fails)
 				for _, d := range a.Decisions {
 					if errors.Is(d.Err, backend.ErrNotTaken) {
-						t.Errorf("%s: reported as certainly not run: %v; want an error other than backend.ErrNotTaken", name, d.Err)
+						t.Errorf("%s: reported as certainly not run: %v; want an ErrUnavailable that is not an ErrNotTaken", name, d.Err)
 					}
 				}
 			} else {
@@ -78,7 +78,7 @@ func TestAFailedWriteEndsTheWire(t *testing.T) {
 			}
 			start(l, limited(1)).is(t, ms)
 			if n := fallback.called.Load(); n != test.again+1 {
-				t.Errorf("%s: the next call used the wire; want %v", name, test.again+1)
+				t.Errorf("%s: go-redis made %d calls; want %d, because the wire has ended", name, n, test.again+1)
 			}
 			l.close()
 		})
@@ -95,7 +95,7 @@ func TestGoRedisMakesTheProbes(t *testing.T) {
 		start(l, limited(1)).is(t, ms)
 		start(l, limited(1)).is(t, 0)
 		if calls, others := p.calls.Load(), fallback.called.Load(); calls != 1 || others != 1 {
-			t.Errorf("%d calls by the wire and %d others, want the probe and the call after it", calls, others)
+			t.Errorf("%d calls by the wire and %d others; want the probe by go-redis, and the call after it by the wire", calls, others)
 		}
 		l.close()
 	})
@@ -171,7 +171,7 @@ func TestAnswersThatCannotBeReadAreFailures(t *testing.T) {
 			start(l, limited(1)).fails(t, 0, backend.ErrUnavailable)
 			l.mu.Lock()
 			if l.circuit.misses != 1 {
-				t.Errorf("%s: %d failures count; want misses 1", name, l.circuit.misses)
+				t.Errorf("%s: %d failures count; want 1", name, l.circuit.misses)
 			}
 			l.mu.Unlock()
 			bad.Store(false)
@@ -201,7 +201,7 @@ func TestACalendarThatEndedIsSentAgain(t *testing.T) {
 }
 
 // When the wire ends during a call, the lost call is a failure for the circuit breaker. The next connection
-// takes calls.
+// serves calls.
 func TestAWireIsUsedAgainAfterItEndedWithACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{latency: ms}
@@ -211,7 +211,7 @@ func TestAWireIsUsedAgainAfterItEndedWithACall(t *testing.T) {
 		synctest.Wait()
 		l.mu.Lock()
 		if l.circuit.misses != 1 {
-			t.Errorf("%d failures count; want misses 1", l.circuit.misses)
+			t.Errorf("%d failures count; want 1", l.circuit.misses)
 		}
 		l.mu.Unlock()
 		near, far := net.Pipe()
@@ -241,7 +241,7 @@ func TestClosingWaitsForTheCallInFlight(t *testing.T) {
 		l.close()
 		a.is(t, 3*ms)
 		if _, err := p.Read(make([]byte, 1)); err == nil || time.Since(began) != 3*ms {
-			t.Errorf("the connection ended %v after its call began, with %v; want an error and time.Since(began) %v", time.Since(began), err, 3*ms)
+			t.Errorf("the connection ended %v after its call began, with %v; want an error after %v", time.Since(began), err, 3*ms)
 		}
 	})
 }
@@ -270,7 +270,7 @@ func TestTheStatesOfAWire(t *testing.T) {
 	}{
 		"idle, an old deadline":          {err: os.ErrDeadlineExceeded, goesOn: true, reusable: true},
 		"idle, ended":                    {err: net.ErrClosed},
-		"taken, an old deadline":         {wire: &wire{busy: true}, err: os.ErrDeadlineExceeded, goesOn: true},
+		"reserved, an old deadline":      {wire: &wire{busy: true}, err: os.ErrDeadlineExceeded, goesOn: true},
 		"in flight, an old deadline":     {wire: &wire{busy: true, call: &call{}, until: now.Add(time.Hour)}, err: os.ErrDeadlineExceeded, goesOn: true, answered: true},
 		"in flight, late":                {wire: &wire{busy: true, call: &call{}, until: now}, err: os.ErrDeadlineExceeded, answered: true},
 		"in flight, ended":               {wire: &wire{busy: true, call: &call{}, until: now.Add(time.Hour)}, err: net.ErrClosed, answered: true},
@@ -282,23 +282,23 @@ func TestTheStatesOfAWire(t *testing.T) {
 			conn, w := &deadlines{read: now.Add(-time.Hour)}, cmp.Or(test.wire, &wire{})
 			w.conn = conn
 			if w.goesOn(conn, test.err) != test.goesOn || test.goesOn && !conn.read.Equal(w.until) {
-				t.Errorf("goes on: %t, until %v", !test.goesOn, conn.read)
+				t.Errorf("the reader continues, or its deadline is %v; want it to continue: %t, until %v", conn.read, test.goesOn, w.until)
 			}
 			if !test.goesOn && w.broken == nil {
 				t.Error("the wire ended without an error")
 			}
 			if w.reserve() != test.reusable {
-				t.Errorf("taken: %t; want %v", !test.reusable, test.reusable)
+				t.Errorf("the wire can be reserved: %t; want %v", !test.reusable, test.reusable)
 			}
 			c, _ := w.answered()
 			if (c != nil) != test.answered || c == nil && (w.broken == nil || w.reserve()) {
-				t.Errorf("answered %v, broken by %v", c, w.broken)
+				t.Errorf("answered %v, broken by %v; want a call in flight: %t, and otherwise a broken wire", c, w.broken, test.answered)
 			}
 		})
 	}
 	w := &wire{node: newNode(nil, keys{prefix: "rl:"}, nil), conn: &deadlines{}, broken: net.ErrClosed}
 	if w.send(&call{charges: 1, runs: []run{{limited(1), 0, 1}}}, now) {
-		t.Error("a call was written to a wire that broke since it was taken")
+		t.Error("a call was written to a wire that broke after it was reserved")
 	}
 }
 
@@ -421,7 +421,7 @@ func TestAWireThatIsClosedWhileItIsDialed(t *testing.T) {
 	d.gate <- struct{}{}
 	redistest.Eventually(t, "its connection is closed", func() bool { return d.closed.Load() == 1 })
 	if w.reserve() {
-		t.Error("a closed wire can be taken")
+		t.Error("a closed wire can be reserved")
 	}
 }
 
@@ -505,13 +505,13 @@ func TestPartsOfALargeBatchKeepItsSettings(t *testing.T) {
 		for i, d := range b.Decisions {
 			switch late := i >= 305; {
 			case late && !errors.Is(d.Err, context.DeadlineExceeded):
-				t.Errorf("charge %d of a part after the deadline: %+v", i, d)
+				t.Errorf("charge %d of a part after the deadline: %+v; want the error context.DeadlineExceeded", i, d)
 			case !late && d.Remaining != b.Charges[i].Terms.Cost:
-				t.Errorf("charge %d: %+v", i, d)
+				t.Errorf("charge %d: %+v; want %d remaining", i, d, b.Charges[i].Terms.Cost)
 			}
 		}
 		if usual != 5 || long != 300 || flushed.Load() == 0 {
-			t.Errorf("%d charges were sent by usual and %d by long; the source was flushed %d times", usual, long, flushed.Load())
+			t.Errorf("%d charges were sent by usual and %d by long; the source was flushed %d times; want 5, 300 and at least once", usual, long, flushed.Load())
 		}
 		want := []string{"0-3 after 4ms", "3-303 after 8ms", "303-305 after 12ms"}
 		if len(known) < 3 || !slices.Equal(known[:3], want) {

@@ -76,7 +76,8 @@ func echoed(args []string) string {
 	return fmt.Sprintf("$%d\r\n%s\r\n", len(text), text)
 }
 
-// wired returns a sender with a wire to a peer. Other calls go to fallback.
+// wired returns a sender whose calls go to fallback, and a connection to a peer. The caller can make that connection
+// the wire of the sender (by).
 func wired(fallback *server, reply func(args []string) string) (*sender, *peer, net.Conn) {
 	l := newSender(10*ms, fallback.decide)
 	near, far := net.Pipe()
@@ -235,7 +236,7 @@ func TestAWireThatEndsBeforeItsCallIsWritten(t *testing.T) {
 		l.wire.conn = near
 		l.wire.mu.Unlock()
 		if again != nil || l.wire.reserve() {
-			t.Errorf("it still has the connection that has ended, or was taken twice: %v", again)
+			t.Errorf("the wire still has the connection that has ended (%v), or was reserved twice", again)
 		}
 		l.wire.conn = nil
 		if c := (&call{charges: 1, runs: []run{{limited(1), 0, 1}}}); l.wire.send(c, time.Now()) {
@@ -315,7 +316,7 @@ func TestGoRedisRepeatsCallsThatHaveNotRun(t *testing.T) {
 				a.fails(t, 0, backend.ErrNotTaken)
 			}
 			if calls, others := p.calls.Load(), fallback.called.Load(); calls != 1 || again != (others == 1) {
-				t.Errorf("%s: %d calls by the wire and %d others; want 1 by the wire, and another one: %v", text, calls, others, others == 1)
+				t.Errorf("%s: %d calls by the wire and %d others; want 1 by the wire, and another one: %v", text, calls, others, again)
 			}
 			l.close()
 		})
@@ -328,11 +329,11 @@ func TestRepliesInPieces(t *testing.T) {
 		for n := range len(whole) + 1 {
 			text, refused, done, err := parseReply([]byte(whole[:n]))
 			if err != nil || done != (n == len(whole)) || done && (string(text) != want || refused != (whole[0] == '-')) {
-				t.Errorf("%q: got %q, %v, %v, %v", whole[:n], text, refused, done, err)
+				t.Errorf("%q: got %q, refused %v, whole %v, %v; want %q only if nothing is missing", whole[:n], text, refused, done, err, want)
 			}
 		}
 		if _, _, _, err := parseReply([]byte(whole + "+")); err == nil {
-			t.Errorf("%q and more: no error", whole)
+			t.Errorf("%q and one more byte: no error, want one", whole)
 		}
 	}
 	for _, text := range []string{"+OK\r\n", ":1\r\n", "$-1\r\n", "$x\r\n", "\r\n", "*1\r\n"} {
@@ -371,7 +372,7 @@ func TestUsualCallsUseTheWire(t *testing.T) {
 			decide()
 		}
 		if got := s.client.PoolStats().Hits; got != before {
-			t.Errorf("%d of 100 calls went by the pool; want none", got-before)
+			t.Errorf("%d of 100 calls used the pool; want none", got-before)
 		}
 		was := conn()
 		closeUsed(r)
