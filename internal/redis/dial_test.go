@@ -82,7 +82,7 @@ func TestAnUnreachableServerIsDialed16TimesASecond(t *testing.T) {
 				before, dials := signOfLife.Load(), d.dials.Load()
 				for start := time.Now(); time.Since(start) < time.Second+phase*ms; time.Sleep(ms) {
 					if works(l.connect(t.Context())) {
-						t.Fatal("connected, although the server is away")
+						t.Fatal("connected, although the server is unreachable")
 					}
 				}
 				if n := d.dials.Load() - dials; n < 12 || n > 19 {
