@@ -58,7 +58,7 @@ func TestCachedDenialsKeepTheTimesOfTheStore(t *testing.T) {
 		time.Sleep(110*ms - time.Since(start))
 		d := take(t.Context(), s, of(limit, "a", 3))[0]
 		if n := calls.count(); n != 2 || d.Allowed || d.Remaining != 1 || d.ResetAfter != 190_000 {
-			t.Errorf("after 110 ms: got %+v from batch %d; want denied from the cache, 1 remaining, reset after 190 ms", d, n)
+			t.Errorf("after 110 ms: got %+v, next got %d batches; want a denial from the cache, 1 remaining, a reset after 190 ms, and 2 batches", d, n)
 		}
 		time.Sleep(300*ms - time.Since(start))
 		if d := take(t.Context(), s, of(limit, "a", 3))[0]; !d.Allowed {
@@ -108,7 +108,8 @@ func TestOneCallerRevalidatesAnOldDenial(t *testing.T) {
 	})
 }
 
-// A group with alternatives is denied until one of them can be charged. A plan counts only for its own payer.
+// A group with alternatives is denied until one of them can be charged. The retry time of a charge with Then counts
+// only for the charge that is its own alternative.
 func TestADenialOfAPlanEndsWithTheEarliestAlternative(t *testing.T) {
 	soon, late, never := tokens(t, 10, algorithms.Second, 1), tokens(t, 2, algorithms.Second, 1), tokens(t, 1, 60*algorithms.Second, 1)
 	plan := func(limit *algorithms.Limit, key string) backend.Charge {

@@ -60,7 +60,7 @@ type hotKey struct {
 	borrowing  bool   // a request in flight also requests a lease
 	requesting int64  // the units that are being requested, by that request and in the background
 	ahead      *ahead // the lease requested in the background; nil if none is in flight
-	failed     int    // how often leasing ahead has failed, less the decisions of next since
+	failed     int    // how often leasing ahead has failed, less the decisions of next since then
 	// The next lease is requested when the first grant has at most low units left, or at the time early.
 	low   int64
 	early time.Duration
@@ -131,8 +131,8 @@ func (sh *leaseShard) find(c *backend.Charge) *hotKey {
 }
 
 // leaseSize returns the number of units to lease, 0 for none. That is what this process needs in half the
-// duration of a lease, or until the end of the window, within the bounds of the lease terms and leaseShare. Each
-// consecutive failure halves the number. It is rounded down to a multiple of cost.
+// duration of a lease, or until the end of the window, within the bounds of the lease terms and leaseShare. The
+// number is halved failed times, and rounded down to a multiple of cost.
 func (l *hotKey) leaseSize(cost int64, now time.Duration) int64 {
 	have := l.left()
 	n := min(l.charge.Lease.Most-have-l.requesting, l.last.Remaining/leaseShare-have, l.charge.Limit.Capacity-cost)
@@ -254,7 +254,7 @@ func (s *LeaseStore) receive(c *backend.Charge, p *leasePart, units int64, d *ba
 
 // record records d, a decision of next, unless a newer one is known.
 func (l *hotKey) record(d *backend.Decision, requestedAt, now time.Duration) {
-	l.failed = max(0, l.failed-1)                                          // otherwise, after many failures, leaseSize would stay 0
+	l.failed = max(0, l.failed-1)                                          // without this, leaseSize could stay 0 after many failures
 	if older := l.last.At - d.At; older > 0 && older < algorithms.Second { // a larger difference means that the clock stepped back
 		return
 	}
