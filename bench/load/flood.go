@@ -243,7 +243,7 @@ func (c *floodConnection) frame(n int, kind http2.FrameType, flags http2.Flags, 
 	c.out = binary.BigEndian.AppendUint32(c.out, stream)
 }
 
-// expire marks the requests as late whose deadline has passed at the time now.
+// expire counts the requests as late whose deadline has passed at the time now. If Resets is true, it resets them.
 func (c *floodConnection) expire(now time.Duration) {
 	for ; c.tail != c.head; c.tail++ {
 		slot := &c.slots[c.tail%uint32(len(c.slots))]

@@ -297,9 +297,12 @@ func openLineup(b *bench) ([]finding, error) {
 	})
 }
 
-// benchKey is the length of a bucket's key in bytes. The key consists of the version and the algorithm; of the
-// domain, the namespace and the id of the limit, each after its length; of a byte for the form of the values; and
-// of the value after its length.
+// benchKey is the length of a bucket's key in bytes. The parts of a key are:
+//
+//   - the version and the algorithm, one byte each
+//   - the domain, the namespace and the id of the limit, each after its length
+//   - a byte for the form of the values
+//   - the value after its length
 const benchKey = 2 + len("\x05bench\x04path\x07user_id") + 1 + len("\x0800000000")
 
 // sizeLineup measures the memory of buckets. For each variant it starts a new server and sends it many keys,

@@ -113,7 +113,8 @@ func explainAdjusted(t *testing.T, file, adminAt, dir string) {
 	}
 }
 
-// TestAChangeNeedsAnAuthor checks that the message names --author if $USER is not set, as often in containers.
+// TestAChangeNeedsAnAuthor checks that the message names --author if $USER is not set. Shells in containers often have
+// no $USER.
 func TestAChangeNeedsAnAuthor(t *testing.T) {
 	t.Setenv("USER", "")
 	for _, args := range [][]string{

@@ -25,7 +25,7 @@ func await(t *testing.T, out *output, pattern string) []string {
 			return found
 		}
 	}
-	t.Fatalf("no %s in:\n%s", pattern, out.String())
+	t.Fatalf("the output does not match %s:\n%s", pattern, out.String())
 	return nil
 }
 

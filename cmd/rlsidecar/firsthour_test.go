@@ -78,7 +78,7 @@ func TestAuthWithoutAnAuthSection(t *testing.T) {
 	x := startServe(t, "--config", write(t, counted))
 	contains(t, "the log at the start", x.log.String(), "WARN", "no auth section: /v1/auth")
 	if strings.Contains(x.log.String(), "ERROR") {
-		t.Errorf("an error before the first request:\n%s", x.log)
+		t.Errorf("the log has an ERROR before the first request; want only a warning:\n%s", x.log)
 	}
 	for range 2 {
 		if code, _ := x.get(t, x.http, "/v1/auth/nginx"); code != 403 {
@@ -119,7 +119,7 @@ func TestAPenaltyIsNamed(t *testing.T) {
 			}
 			contains(t, "get", out, "the bucket of bob of limit send is blocked for 4m5", "until 20", "by its penalty")
 			if !strings.Contains(out, "0          1   4m5") {
-				t.Errorf("FULL IN is not the end of the block:\n%s", out)
+				t.Errorf("want the end of the block, 4m5…, as FULL IN:\n%s", out)
 			}
 			_, api := x.get(t, x.admin, "/api/buckets?limit=send&key=bob")
 			contains(t, "/api/buckets", api, `"blocked_by":"penalty"`, `"blocked_for_ms":29`)

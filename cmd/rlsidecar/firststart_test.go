@@ -145,7 +145,7 @@ func TestRefusalsOfRedisKeepReadinessFalse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			x := startServe(t, "--config", write(t, counted), "--redis-url", c.url)
 			if log := x.log.String(); strings.Contains(log, "rlsidecar is ready") {
-				t.Errorf("the log reports that the sidecar is ready:\n%s", log)
+				t.Errorf("the log reports that the sidecar is ready; want no such line:\n%s", log)
 			}
 			for where, read := range map[string]func() (int, string){
 				"/readyz":         func() (int, string) { return x.get(t, x.http, "/readyz") },
@@ -161,7 +161,7 @@ func TestRefusalsOfRedisKeepReadinessFalse(t *testing.T) {
 					return strings.Contains(text, c.cause) && strings.Contains(text, c.remedy)
 				})
 				if _, text := read(); strings.Contains(text, "wrong@") || strings.Contains(text, ":wrong") {
-					t.Errorf("%s shows the password:\n%s", where, text)
+					t.Errorf("%s shows the password; want it masked:\n%s", where, text)
 				}
 			}
 			if deny, allow := x.decide(t, "deny"), x.decide(t, "allow"); deny != 429 || allow != 200 {

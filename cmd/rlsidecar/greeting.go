@@ -14,8 +14,8 @@ import (
 )
 
 // greeting returns the state of the sidecar and the addresses of its listeners. json states whether the HTTP
-// listener serves /json. If it does and the sidecar is ready, greeting adds a curl command with a descriptor
-// that matches a limit.
+// listener serves /json. If it does and the sidecar is ready, greeting adds a curl command for a descriptor
+// that matches a limit, if example finds one.
 func greeting(r server.Running, json bool) string {
 	var b strings.Builder
 	state := "ready"

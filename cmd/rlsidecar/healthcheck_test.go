@@ -73,7 +73,7 @@ func TestLiveIsNotReady(t *testing.T) {
 	for deadline := time.Now().Add(time.Minute); !alive() && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 	}
 	if !alive() {
-		t.Errorf("--live reports that the sidecar is not alive:\n%s", log.String())
+		t.Errorf("healthcheck --live fails; want exit code %d:\n%s", exitDone, log.String())
 	}
 	if code := decide(); code != exitNo {
 		t.Errorf("the sidecar is not ready: exit code %d, want %d", code, exitNo)
@@ -81,6 +81,6 @@ func TestLiveIsNotReady(t *testing.T) {
 	cancel()
 	<-ended
 	if alive() {
-		t.Error("--live succeeds after the sidecar has ended")
+		t.Error("healthcheck --live succeeds after the sidecar has ended; want a failure")
 	}
 }

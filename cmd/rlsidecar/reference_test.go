@@ -21,7 +21,7 @@ func TestReference(t *testing.T) {
 	section := func(args ...string) {
 		var out bytes.Buffer
 		if code := run(t.Context(), append(args, "--help"), nil, &out, &out); code != exitDone {
-			t.Fatalf("%q: exit code %d\n%s", args, code, out.String())
+			t.Fatalf("%q --help: exit code %d, want %d\n%s", args, code, exitDone, out.String())
 		}
 		page.WriteString("\n## `" + strings.TrimSpace("rlsidecar "+strings.Join(args, " ")) + "`\n\n```\n" + strings.TrimSpace(out.String()) + "\n```\n")
 	}

@@ -64,6 +64,6 @@ func TestRecipes(t *testing.T) {
 	}
 	var out strings.Builder
 	if code := run(t.Context(), append([]string{"test"}, files...), strings.NewReader(""), &out, &out); code != 0 {
-		t.Errorf("exit code %d\n%s", code, &out)
+		t.Errorf("exit code %d, want 0\n%s", code, &out)
 	}
 }

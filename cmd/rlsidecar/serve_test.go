@@ -68,7 +68,7 @@ func TestServePrintsACommandToTry(t *testing.T) {
 		found = command.FindStringSubmatch(stderr.String())
 	}
 	if found == nil {
-		t.Fatalf("no command in:\n%s", stderr.String())
+		t.Fatalf("want a curl command in:\n%s", stderr.String())
 	}
 	r, err := http.Post(found[1], "", strings.NewReader(strings.ReplaceAll(found[2], `'\''`, "'")))
 	if err != nil {

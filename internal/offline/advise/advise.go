@@ -243,7 +243,7 @@ func (a *Advice) room(share float64) int64 {
 	return allowed(a.Clients, max(0, share-e))
 }
 
-// smallest returns the smallest number that denies at most n clients, or none.
+// smallest returns the smallest number that denies requests of at most n clients, or the constant none.
 func (a *Advice) smallest(n int64) int64 { return a.clients[a.Clients-1-n].Need }
 
 // try replays all clients with the limit of n.

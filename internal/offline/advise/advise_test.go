@@ -134,10 +134,10 @@ func TestNeedIsTheLeastThatDeniesNothing(t *testing.T) {
 				s := newShape(policy)
 				n := s.need(c)
 				if denied := denials(s.at(n), c); denied > 0 {
-					t.Fatalf("%d denied with %d", denied, n)
+					t.Fatalf("the need is %d, but a limit with it denies %d requests, want 0", n, denied)
 				}
 				if n > 1 && denials(s.at(n-1), c) == 0 {
-					t.Fatalf("nothing is denied with %d, one less than %d", n-1, n)
+					t.Fatalf("the need is %d, but a limit with %d denies no request either", n, n-1)
 				}
 			})
 		})
@@ -185,7 +185,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		addRequests(h, "abuser", start+clients*second, 300)
 	}
 	if memory.used > most {
-		t.Errorf("%d bytes are used, the most is %d", memory.used, most)
+		t.Errorf("%d bytes are used, want at most %d", memory.used, most)
 	}
 	a := adviceOn(t, h, policyOf(t, perMinute), 0.05)
 	if a.Every == 1 || a.Clients < 1000 || math.Abs(float64(a.About)/clients-1) > 0.1 {

@@ -55,7 +55,7 @@ func (s *shape) spec(n int64) algorithms.Spec {
 	return spec
 }
 
-// need returns the smallest n with which none of c's requests is denied, or none.
+// need returns the smallest n with which no request of c is denied, or the constant none if there is no such n.
 func (s *shape) need(c *Client) int64 {
 	low, high := int64(0), int64(1) // the limit with low denies a request; after the first loop, the limit with high denies none
 	for {

@@ -70,7 +70,7 @@ func TestExpectedAnswersPass(t *testing.T) {
 			`{limits: [{name: pace, key: x}], expect: {ok: true, wait: 2s}}`},
 	} {
 		if got := failures(t, limits, steps...); len(got) > 0 {
-			t.Errorf("%s:\n%s", strings.Join(steps, "\n"), strings.Join(got, "\n"))
+			t.Errorf("%s:\ngot the failures\n%s\nwant none", strings.Join(steps, "\n"), strings.Join(got, "\n"))
 		}
 	}
 }

@@ -60,7 +60,7 @@ func TestScenariosReserveAndSettle(t *testing.T) {
 		},
 	} {
 		if got := failures(t, budgets, steps...); len(got) > 0 {
-			t.Errorf("%s:\n%s", name, strings.Join(got, "\n"))
+			t.Errorf("%s: got the failures\n%s\nwant none", name, strings.Join(got, "\n"))
 		}
 	}
 }

@@ -97,7 +97,7 @@ func full(c *limiter.Call) bool {
 	return false
 }
 
-// waits reports whether r has a waiting time, as reservations and turns in a leaky bucket have.
+// waits reports whether r was allowed and has a waiting time, as reservations and turns in a leaky bucket have.
 func waits(c *limiter.Call, r *limiter.Result) bool {
 	if r.Policy == nil || !r.Decision.Allowed {
 		return false

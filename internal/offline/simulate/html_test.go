@@ -80,7 +80,7 @@ func TestPageAgreesWithTheReplay(t *testing.T) {
 		p := points[i]
 		then, _, _ := htmlOf(t, perAddress(p.Limit), "remote_address=%h", log)
 		if a := then.Advice[0]; a.Denied != p.Clients || then.tally.denied != p.Requests || sum(p.Denied) != p.Requests || above != p.Clients {
-			t.Errorf("%s denies %d requests of %d clients; the page has %d (%d drawn) of %d (%d to the right)",
+			t.Errorf("%s denies %d requests of %d clients; the page states %d requests (%d in the timeline) of %d clients (%d need more)",
 				p.Limit, then.tally.denied, a.Denied, p.Requests, sum(p.Denied), p.Clients, above)
 		}
 		above += p.Need
@@ -128,7 +128,7 @@ func TestPageEscapesHostileKeys(t *testing.T) {
 	}
 	for _, no := range []string{"<img", "<svg", "\u2028", "http://", "https://"} {
 		if body := strings.ReplaceAll(page, "http://www.w3.org/2000/svg", ""); strings.Contains(body, no) {
-			t.Errorf("the page has %q", no)
+			t.Errorf("the page has %q; want it escaped or absent", no)
 		}
 	}
 	if !strings.Contains(page, "&lt;img/src=x/onerror=alert(1)&gt;") {

@@ -64,7 +64,7 @@ func newIDs() limiter.IDs {
 }
 
 // estimates learns from samples as a sidecar does: each key counts once a second. A sidecar ignores a sample if
-// another key uses the same slot of its table. estimates has no such table and ignores none.
+// another key has used the same slot of its table in the same second. estimates has no such table and ignores none.
 type estimates struct {
 	estimate.Estimates
 	second  algorithms.Micros

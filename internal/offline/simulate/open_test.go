@@ -67,7 +67,7 @@ func TestCallsAreSettledWhenTheyEnd(t *testing.T) {
 			}
 		}
 		if again := run(t, s, strings.Join(test.lines, "\n")+"\n", 0); again != got {
-			t.Errorf("%s: the second run reports\n%s\nthe first one\n%s", test.name, again, got)
+			t.Errorf("%s: the second run reports\n%s\nwant the report of the first run:\n%s", test.name, again, got)
 		}
 	}
 }

@@ -232,9 +232,9 @@ func (w *reference) line(all []*matched) decisionLine {
 	return line
 }
 
-// TestReplayIsThePlainOne replays random traces. The simulation must decide as the reference implementation
+// TestReplayAgreesWithTheReference replays random traces. The simulation must decide as the reference implementation
 // does.
-func TestReplayIsThePlainOne(t *testing.T) {
+func TestReplayAgreesWithTheReference(t *testing.T) {
 	s := compiled(t, every)
 	rapid.Check(t, func(rt *rapid.T) {
 		var input []string

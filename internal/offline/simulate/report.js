@@ -44,7 +44,8 @@
     c.svg.append(node('text', {x: c.width - 4, y: height - 6, 'text-anchor': 'end'}, moment(to) + ' UTC'));
   }
 
-  // needs draws how many clients need each number, and the line. It returns where the points are.
+  // needs draws how many clients need each number, and a line after point at. It returns a function that maps a
+  // horizontal position to the nearest point.
   function needs(host, limit, at) {
     const c = canvas(host, 'Clients by the ' + limit.field + ' that they need');
     const most = Math.max(1, ...limit.points.map(p => p.need)), room = height - top - bottom, step = c.inner / limit.points.length;

@@ -32,7 +32,7 @@ type tally struct {
 	full             int64   // requests for which the store had no room
 	early            int64   // calls that were settled before their time, because too many were open
 	expired          int64   // reservations by name that were too old to settle
-	end              outcome // when the request that is being counted ends
+	end              outcome // the outcome of the request that is being counted
 	topDenied        *topk.Counter[denied]
 	timeline         timeline
 	withoutHistory   bool // the replay needs no history of clients

@@ -111,12 +111,12 @@ func TestTraceAgreesWithEncodingJSON(t *testing.T) {
 		line := drawLine(t)
 		wantAt, want, err := readPlain(line)
 		if err != nil {
-			t.Fatalf("the test wrote %s: %v", line, err)
+			t.Fatalf("encoding/json rejects %s, which the test has written: %v", line, err)
 		}
 		call.Reset()
 		at, err := reader.read(line, call)
 		if err != nil {
-			t.Fatalf("%s: %v", line, err)
+			t.Fatalf("%s: got %v; want the line to be accepted", line, err)
 		}
 		if at != wantAt || !same(call, want) {
 			t.Fatalf("%s:\ngot  %+v\nwant %+v", line, call.Request, want.Request)
@@ -244,7 +244,7 @@ func FuzzSkip(f *testing.F) {
 		}
 		var raw json.RawMessage
 		if err := json.NewDecoder(strings.NewReader(text)).Decode(&raw); err != nil || !bytes.Equal(bytes.TrimSpace(raw), []byte(value)) {
-			t.Fatalf("%q: skipped %q; encoding/json: %q, %v", text, value, raw, err)
+			t.Fatalf("%q: skipped %q; want what encoding/json reads: %q, %v", text, value, raw, err)
 		}
 	})
 }

@@ -60,7 +60,7 @@ func TestEveryVariableOfTheReferenceServerIsListed(t *testing.T) {
 	listed := map[string]bool{}
 	for _, v := range Variables() {
 		if listed[v.Name] = true; v.Effect == "" {
-			t.Errorf("%s: its effect is not stated", v.Name)
+			t.Errorf("%s has no Effect", v.Name)
 		}
 	}
 	for prefix, names := range map[string]string{
@@ -86,7 +86,7 @@ func TestEveryVariableOfTheReferenceServerIsListed(t *testing.T) {
 	} {
 		for name := range strings.FieldsSeq(names) {
 			if !listed[prefix+name] {
-				t.Errorf("%s%s is not listed", prefix, name)
+				t.Errorf("Variables lacks %s%s", prefix, name)
 			}
 		}
 	}
