@@ -1,6 +1,7 @@
 // Package conditions holds the current problems of the program. Parts of the program report problems to a
 // Registry. The admin page, /readyz and the log read them. A condition stays until the part that set it
-// clears it. It describes in words the problem, its start and its remedy.
+// clears it, or until a more severe one needs its room. It has the start of the problem, and describes the
+// problem and its remedy in words.
 package conditions
 
 import (

@@ -42,7 +42,7 @@ type Denied struct {
 	// contain bytes that a client chose.
 	Key     []string
 	Entries []descriptors.Entry
-	// Cut means that Key and Entries were too long and are incomplete.
+	// Cut means that Key or Entries were too long and are incomplete.
 	Cut bool
 	// Times is the number of denials if Exact is true. Otherwise it is a lower bound.
 	Times int64
@@ -93,8 +93,8 @@ const (
 	// shards is the number of shards. Each has its own lock, so that denied requests rarely wait for each
 	// other.
 	shards = 8
-	// maxKept bounds the number of keys in each shard. All shards together contain every key with more than about
-	// a thousandth of a window's denials.
+	// maxKept bounds the number of keys in each shard. A shard contains every key with more than 1/maxKept of the
+	// shard's denials in a window. If the shards have equal numbers of denials, that is about a thousandth of all.
 	maxKept = 128
 	// maxShown bounds how many bytes of a key are stored for display.
 	maxShown = 256

@@ -121,7 +121,7 @@ func TestTopListsDenials(t *testing.T) {
 	}
 	since, top := a.Top(1)
 	if !since.Equal(a.clock.Add(-2*time.Second)) || !top[0].Last.Equal(a.clock) {
-		t.Errorf("since %v, last %v", since, top[0].Last)
+		t.Errorf("since %v, last %v; want %v and %v", since, top[0].Last, a.clock.Add(-2*time.Second), a.clock)
 	}
 
 	a.clock = a.clock.Add(5 * time.Minute) // the next window of counts; the list adds up both windows
@@ -130,7 +130,7 @@ func TestTopListsDenials(t *testing.T) {
 	a.clock = a.clock.Add(5 * time.Minute)
 	a.want(t, "one later", `1 d/send limit ["bob"] [{"user" "bob"}] false`)
 	if since, _ := a.Top(1); !since.Equal(time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC)) {
-		t.Errorf("since %v", since)
+		t.Errorf("since %v; want 03:05, when the previous window began", since)
 	}
 	a.clock = a.clock.Add(-time.Hour) // a clock that steps back loses nothing
 	a.send(t, "user=bob", 1)
@@ -207,7 +207,7 @@ func TestMemoryForDenialsIsBounded(t *testing.T) {
 		t.Errorf("%d keys are kept, want %d", len(top), shards*maxKept)
 	}
 	if d := top[0]; d.Entries[0].Value != "often" || d.Times > 1000 || d.Times < 500 {
-		t.Errorf("got %+v; want value %q, times at most 1000 and times at least 500", top[0], "often")
+		t.Errorf("got %+v; want value %q, and between 500 and 1000 denials", top[0], "often")
 	}
 }
 
@@ -274,7 +274,7 @@ func BenchmarkObserve(b *testing.B) {
 	})
 }
 
-// TestTheLastDenialsOfAKey denies a key twelve times, a minute apart, so that several windows count it.
+// TestTheLastDenialsOfAKey denies a key eight times, a minute apart, so that two windows count it.
 func TestTheLastDenialsOfAKey(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
 	a.send(t, "user=bob", 1)
@@ -297,6 +297,6 @@ func TestTheLastDenialsOfAKey(t *testing.T) {
 		a.send(t, "user=bob", 1)
 	}
 	if _, top = a.Top(1); len(top[0].Recent) > 16 || !top[0].First.Equal(first) {
-		t.Errorf("%d decisions are kept, the first at %v", len(top[0].Recent), top[0].First)
+		t.Errorf("%d decisions are kept, and the first denial was at %v; want at most 16, and %v", len(top[0].Recent), top[0].First, first)
 	}
 }

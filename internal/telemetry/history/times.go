@@ -14,8 +14,8 @@ const (
 	timeBuckets = perDoubling * doublings
 )
 
-// Times measures the durations of decisions. Add takes a few atomic operations and does not allocate. If the
-// caller adds a random sample, the quantiles are those of all decisions.
+// Times counts decisions by their durations. Add needs one atomic operation and does not allocate. A caller may
+// add a random sample of the decisions, from which Quantiles estimates the quantiles of all decisions.
 type Times struct {
 	current [timeBuckets]atomic.Uint32
 
@@ -37,8 +37,8 @@ func (t *Times) Turn() {
 	t.next = (t.next + 1) % recent
 }
 
-// Quantiles returns, for each share, the duration within which that share of the last minute's decisions was
-// made. of is the number of these decisions.
+// Quantiles returns, for each share, the duration within which that share of the decisions of about the last
+// minute was made. of is the number of decisions of that time that were added.
 func (t *Times) Quantiles(shares ...float64) (times []time.Duration, of uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 )
 
 // outcomes are the indexes of a limit's counters: the values of limiter.Outcome, and never, for a denial that
-// waiting cannot change. Denials by a penalty have a separate counter, because a stripe has no room for
-// another index.
+// waiting cannot change. Denials of a key that a penalty or an adjustment blocks have a separate counter,
+// because a stripe has no room for another index.
 type outcomes uint8
 
 const (
@@ -46,11 +46,11 @@ var requestCodes = [...]string{requestOK: "ok", requestOver: "over_limit", reque
 // same.
 type limitCounts struct {
 	counter
-	blocked       atomic.Pointer[counter] // only index 0 is used; nil until a penalty blocks a key
+	blocked       atomic.Pointer[counter] // denials of blocked keys; only index 0 is used; nil until the first one
 	domain, limit string
 }
 
-// block counts a denial by a penalty.
+// block counts a denial of a blocked key.
 func (l *limitCounts) block(at, stripes int) {
 	c := l.blocked.Load()
 	if c == nil {
@@ -61,7 +61,7 @@ func (l *limitCounts) block(at, stripes int) {
 	(*c)[at][0].Add(1)
 }
 
-// blockedSum returns the number of denials by a penalty.
+// blockedSum returns the number of denials of blocked keys.
 func (l *limitCounts) blockedSum() uint64 {
 	if c := l.blocked.Load(); c != nil {
 		return c.sum(0)

@@ -41,7 +41,7 @@ const (
 	// maxRuntimeSeries bounds the number of series with labels from requests. Further hits count under the
 	// labels of the configuration.
 	maxRuntimeSeries = 10_000
-	// maxRuntimeKey bounds the length of labels from requests.
+	// maxRuntimeKey bounds the key of a runtime series, in bytes. It contains the texts from the request.
 	maxRuntimeKey = 256
 )
 
@@ -283,9 +283,9 @@ func split(r *limiter.Result, nearRatio float32) parts {
 	}
 	limit := r.Policy.Limit.Capacity
 	near := int64(float32(limit) * nearRatio)
-	left := r.Decision.Remaining // the remaining units before these hits
+	left := r.Decision.Remaining // will be the units that remained before these hits
 	switch {
-	case r.Outcome == limiter.Allowed:
+	case r.Outcome == limiter.Allowed: // Remaining does not include these hits
 		left += r.Cost
 	case r.Policy.Limit.TakesDenied: // Value may be below zero
 		left = r.Decision.Value + r.Cost

@@ -17,7 +17,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// away is a Store whose settlements fail while it is unavailable.
+// away is a Store whose decisions fail while is is true.
 type away struct {
 	backend.Store
 	is bool
@@ -34,8 +34,8 @@ func (a *away) Submit(b *backend.Batch) {
 	b.Done(b)
 }
 
-// settling returns a limiter that has reserved and settled units in all ways. The limit "tokens" has 1,000
-// units, an estimate of 100 and max_debt 0. The configuration also has the domains in also.
+// settling reserves and settles units in all ways, with a limiter that reports to m. The limit "tokens" has
+// 1,000 units, an estimate of 100 and max_debt 0. The configuration also has the domains of also.
 func settling(t *testing.T, m *Metrics, also *limiter.Snapshot) {
 	t.Helper()
 	none := int64(0)
@@ -107,7 +107,7 @@ func TestSettlementsAreCounted(t *testing.T) {
 		`rlsidecar_settle_cost_ratio_count{domain="ai",limit="tokens"} 3`,
 	} {
 		if !strings.Contains(w.Body.String(), want+"\n") {
-			t.Errorf("%s is missing; want a text that contains %q", want, want+"\n")
+			t.Errorf("%s is missing in\n%s", want, w.Body)
 		}
 	}
 	m.Swapped(snapshot())

@@ -10,7 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// started has a limiter with n limits, k0 to kn-1, each for one key and any value.
+// started returns a limiter with n limits, k0 to kn-1, each for one key and any value, and the Metrics to which
+// it reports.
 func started(t *testing.T, n int) (*Metrics, *limiter.Limiter) {
 	t.Helper()
 	m := New("", "")
@@ -47,11 +48,11 @@ func TestALimitHasSeriesFromItsFirstDecisionOn(t *testing.T) {
 		`rlsidecar_decisions_total{domain="d",limit="k7",outcome="allowed"}`: "1",
 		`rlsidecar_decisions_total{domain="d",limit="k7",outcome="denied"}`:  "0",
 	})
-	// A reload of another domain, or of this one, keeps the counters and adds none.
+	// A reload keeps the counters of a limit that stays, and adds none for new limits.
 	n := ofLimits(t, m)
 	l.Swap(snapshot(manyLimits(t, 2000)...))
 	if again := ofLimits(t, m); again != n {
-		t.Errorf("%d samples after a reload, %d before", again, n)
+		t.Errorf("%d samples after a reload; want %d as before", again, n)
 	}
 	send(t, l, "d", "k7", "v", 1)
 	if got := m.Tally(&descriptors.Policy{Domain: "d", Name: "k7"}); got.Allowed != 2 {
@@ -67,7 +68,7 @@ func TestKeysMakeNoSeries(t *testing.T) {
 		send(t, l, "d", "k1", fmt.Sprint(i), 1)
 	}
 	if n := ofLimits(t, m); n != before {
-		t.Errorf("%d samples after 100,000 keys, %d before", n, before)
+		t.Errorf("%d samples after 100,000 keys; want %d as before", n, before)
 	}
 }
 
@@ -99,7 +100,7 @@ func TestLimitsBeyondTheBoundShareOverflow(t *testing.T) {
 		t.Errorf("%s hits of overflow; want %q", n, "40")
 	}
 	if !m.Folding() {
-		t.Error("Folding does not report it")
+		t.Error("got Folding false; want true")
 	}
 	overflows := 0
 	for _, c := range m.Statsd().Counters() {

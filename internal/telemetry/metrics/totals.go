@@ -52,8 +52,8 @@ func (m *Metrics) Tallies(visit func(domain, limit string, t Tally)) {
 	}
 }
 
-// Requests returns the numbers of requests that were allowed and denied since the program started. Failed requests
-// count as denied.
+// Requests returns the numbers of requests that were allowed and denied since the program started. Requests that
+// were answered with an error count as denied.
 func (m *Metrics) Requests() (allowed, denied uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,7 +1,7 @@
 // Package statsd periodically sends counters to a StatsD server, in the plain format or in the DogStatsD
 // format. It reads totals and sends the differences, so counting has no additional cost, and a server that
-// does not answer delays nothing. Over TCP, differences that could not be sent are sent later. Differences
-// that were in transit when a connection failed are not sent twice.
+// does not answer delays nothing. Over TCP, if no connection can be opened, the differences are sent later. If
+// an open connection fails, the differences of that flush may be lost. They are never sent twice.
 package statsd
 
 import (
@@ -129,8 +129,8 @@ func (s *sink) report(err error) {
 	s.failed = err != nil
 }
 
-// flush sends the differences since the last successful flush. It opens a new connection, because the first
-// write to an idle connection may be lost.
+// flush sends the differences since the last flush that opened a connection. It opens a new connection, because
+// the first write to an idle connection may be lost.
 func (s *sink) flush(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -7,7 +7,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The estimates are compared with an exact count.
+// TestEstimatesBoundTheExactCount checks the bounds and the order of the items after random additions.
 func TestEstimatesBoundTheExactCount(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const most = 100

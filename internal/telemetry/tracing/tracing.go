@@ -123,7 +123,7 @@ func (c *Config) resource(ctx context.Context) (*resource.Resource, error) {
 	return resource.Merge(known, resource.NewSchemaless(own...))
 }
 
-// Stop sends the queued spans. It waits at most for the time timeout.
+// Stop sends the queued spans. It waits at most for timeout.
 func (t *Tracing) Stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -138,7 +138,8 @@ func (t *Tracing) Handler(methods ...string) stats.Handler {
 	}
 	return otelgrpc.NewServerHandler(
 		otelgrpc.WithTracerProvider(t.provider), otelgrpc.WithPropagators(t.propagator), otelgrpc.WithMeterProvider(metricnoop.NewMeterProvider()),
-		otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool { return known[info.FullMethodName] })) // a client can send any name of another method
+		// Without the filter, a client could put any text into a span, as the name of a method.
+		otelgrpc.WithFilter(func(info *stats.RPCTagInfo) bool { return known[info.FullMethodName] }))
 }
 
 // Checker is implemented by limiter.Limiter.

@@ -24,7 +24,7 @@ type Shape struct {
 	Configured bool
 	// Keys has the keys of the entries of each descriptor. They are bytes that a client may have chosen.
 	Keys [][]string
-	// Cut means that Domain and Keys were too long and are incomplete.
+	// Cut means that Domain or Keys were too long and are incomplete.
 	Cut bool
 	// Requests is a lower bound of the number of requests.
 	Requests int64

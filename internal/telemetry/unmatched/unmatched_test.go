@@ -74,7 +74,7 @@ func TestShapesAreCountedWithoutValues(t *testing.T) {
 		texts += fmt.Sprintln(entry.Message, entry.ContextMap()["domain"], entry.ContextMap()["descriptors"])
 	}
 	if logs.Len() != 2 || !strings.Contains(texts, "edge path,remote_addres | user") || !strings.Contains(texts, "not configured") || strings.Contains(texts, "192.0.2") {
-		t.Errorf("got %s; want logs.Len() 2, a text that contains %q, a text that contains %q and no %q", texts, "edge path,remote_addres | user", "not configured", "192.0.2")
+		t.Errorf("the log has\n%s\nwant 2 lines, with %q and %q, and without %q", texts, "edge path,remote_addres | user", "not configured", "192.0.2")
 	}
 }
 
@@ -97,10 +97,10 @@ func TestMemoryForShapesIsBounded(t *testing.T) {
 		size += len(s.Domain) + len(s.Text())
 	}
 	if size > 4*maxKept*maxText || len(r.key) > 4*maxText || len(r.warned) > maxWarned {
-		t.Errorf("%d bytes, a key of %d bytes, %d warnings; want size at most %v, len(r.key) at most %v and len(r.warned) at most %v", size, len(r.key), len(r.warned), 4*maxKept*maxText, 4*maxText, maxWarned)
+		t.Errorf("%d bytes, a key of %d bytes, %d warnings; want at most %d, %d and %d", size, len(r.key), len(r.warned), 4*maxKept*maxText, 4*maxText, maxWarned)
 	}
 	if !strings.HasPrefix(top[0].Domain, "ddd") || !top[0].Cut {
-		t.Errorf("got %+v; want a text that starts with %q and cut", top[0], "ddd")
+		t.Errorf("the first shape is %+v; want a domain that starts with %q, and Cut", top[0], "ddd")
 	}
 }
 

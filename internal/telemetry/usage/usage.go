@@ -27,8 +27,8 @@ type Used struct {
 	Recent []denials.Event
 }
 
-// maxKept is the maximum number of keys in a window. They include every key that consumed more than one
-// five-hundredth of all units.
+// maxKept is the maximum number of keys in a window. They include every key that consumed more than 1/maxKept
+// of the units in the sample.
 const maxKept = 512
 
 // Recorder estimates usage. It is safe for concurrent use.
@@ -50,8 +50,9 @@ func New(now func() time.Time) *Recorder {
 	return &Recorder{now: now, began: now(), keys: topk.NewWindows[counted](maxKept)}
 }
 
-// Observe counts the units that c consumed. c is one of every requests, so its units count that many times. If
-// another goroutine is in Observe, Observe returns without counting c.
+// Observe counts the units that c consumed. The caller observes a random sample of the requests. every is the
+// number of requests for each one in the sample, so the units of c count that many times. If another goroutine
+// is in Observe, Observe returns without counting c.
 func (r *Recorder) Observe(c *limiter.Call, every int64) {
 	if c.DryRun || c.Replayed || len(c.Results) == 0 || !r.mu.TryLock() {
 		return
@@ -68,7 +69,7 @@ func (r *Recorder) Observe(c *limiter.Call, every int64) {
 	}
 }
 
-// add counts the units that result consumed, every times. The caller holds r.mu.
+// add counts the units that result consumed, multiplied by every. The caller holds r.mu.
 func (r *Recorder) add(now time.Time, c *limiter.Call, result *limiter.Result, every int64) {
 	one, added := r.keys.AddN(now, result.Key, min(result.Cost, math.MaxInt32)*every)
 	if added {

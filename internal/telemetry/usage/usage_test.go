@@ -35,14 +35,14 @@ func TestTopListsTheKeysThatConsumedMost(t *testing.T) {
 	r.Observe(call("bob", 1, limiter.Allowed), 64)
 	since, top := r.Top()
 	if len(top) != 2 || top[0].Key[0] != "bob" || top[0].Units != 31*64 || top[1].Key[0] != "ann" || top[1].Units != 5*64 || !since.Equal(time.Unix(1e9, 0)) {
-		t.Fatalf("since %v: %+v", since, top)
+		t.Fatalf("since %v: got %+v; want %d units of bob and %d of ann, since %v", since, top, 31*64, 5*64, time.Unix(1e9, 0))
 	}
 	if d := top[0]; d.Domain != "d" || d.Limit != "send" || d.Entries[0].Value != "bob" || len(d.Recent) != 9 || d.Recent[0].Cost != 1 || d.Recent[1].Cost != 3 {
 		t.Errorf("got %+v; want domain %q, limit %q, first value %q, and 9 recent decisions, of which the newest two have the costs 1 and 3", d, "d", "send", "bob")
 	}
 	now = now.Add(2 * topk.Window)
 	if _, top := r.Top(); len(top) != 0 {
-		t.Errorf("after ten minutes there is %+v; want 0", top)
+		t.Errorf("after ten minutes there is %+v; want nothing", top)
 	}
 }
 
@@ -62,7 +62,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	_, top := r.Top()
 	if len(top) > 2*maxKept || top[0].Key[0] != "bob" {
-		t.Errorf("%d keys, the first is %+v; want len(top) at most %v and top[0].Key[0] %q", len(top), top[0], 2*maxKept, "bob")
+		t.Errorf("%d keys, the first is %+v; want at most %d keys, and bob first", len(top), top[0], 2*maxKept)
 	}
 	if used := int64(after.HeapAlloc) - int64(before.HeapAlloc); used > 4<<20 {
 		t.Errorf("%d KiB are used; want at most %d KiB", used>>10, 4<<10)
