@@ -212,18 +212,18 @@ func TestAnswersAtTheDeadlineAreSent(t *testing.T) {
 	})
 }
 
-// After Done the batch belongs to its caller again, who may already use it for another source.
+// After Done the batch belongs to its caller again, and may already have another source.
 func TestTheSourceOfALateBatchIsFlushed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		flushed := ""
-		s := stores.Deadline(after(time.Hour, echo), 5*ms, ms, nil)
+		s := stores.Deadline(batchFunc(func(*backend.Batch) { time.Sleep(time.Hour) }), 5*ms, ms, nil)
 		s.Submit(&backend.Batch{
 			Charges: costs(true, 1), Decisions: make([]backend.Decision, 1), Source: &backend.Source{Flush: func() { flushed += "own " }},
 			Done: func(b *backend.Batch) { b.Source = &backend.Source{Flush: func() { flushed += "other " }} },
 		})
 		time.Sleep(6 * ms)
 		if synctest.Wait(); flushed != "own " {
-			t.Errorf("flushed %q, want the source of the late batch", flushed)
+			t.Errorf("flushed %q; want the source of the late batch, once", flushed)
 		}
 		time.Sleep(time.Hour)
 	})
