@@ -30,7 +30,8 @@ type explainCmd struct {
 func (explainCmd) Help() string {
 	return `For each descriptor, prints which pattern each entry matched, which limits apply and
 which bucket is charged. If nothing matched, it prints the nearest pattern. For a limit
-with settle, it prints what the request reserves. It does not read any bucket. In a key or value, write \, for a comma and \= for an equals sign.
+with settle, it prints what the request reserves. It does not read any bucket. In a key or
+value, write \, for a comma and \= for an equals sign.
 
 With --request, it first prints the matching route of the section auth and the
 descriptors that the route makes. Headers and address are trusted, as if a trusted proxy
@@ -292,9 +293,9 @@ func notes(p *descriptors.Policy) (notes []string) {
 			notes = append(notes, text)
 		}
 	}
-	add(p.Shadow, "shadow mode: never denies; what it would have denied is counted")
+	add(p.Shadow, "shadow mode: never denies; the metrics count the requests that it would have denied")
 	add(p.Quota, "quota mode: denies only together with all other quota limits of the request")
-	add(p.Alone, "charged on its own, whatever the others answer (consume: each)")
+	add(p.Alone, "charged on its own, whatever the other limits decide (consume: each)")
 	add(len(p.Extra().Replaces) > 0, "replaces "+strings.Join(p.Extra().Replaces, ", "))
 	add(len(p.Extra().Shards) > 0, fmt.Sprintf("split into %d shards where the store has several nodes", len(p.Extra().Shards)))
 	if l := p.Extra().Lease; l != nil {

@@ -20,7 +20,7 @@ type migrateCmd struct {
 // Help returns the text for migrate --help.
 func (migrateCmd) Help() string {
 	return `Reads configuration files of envoyproxy/ratelimit. It prints one line for each thing that
-rlsidecar rejects or does differently, with what to do about it:
+rlsidecar rejects or does differently, with the remedy:
 file:line:column: refused|differs: text. Exits with 1 if something is refused.
 
 With --write, it rewrites the files: it writes out defaults that differ, and removes what
