@@ -100,8 +100,8 @@ type Settlement struct {
 	// that the ttl of the limit has passed.
 	Reserved, Real int64
 	Unknown, Late  bool
-	// Decision is that of the store. Repeated means that the bucket was settled before, so nothing was
-	// charged now.
+	// Decision is that of the store. Repeated means that the bucket was settled before, or that a settlement is
+	// in flight, so nothing was charged now.
 	Decision backend.Decision
 	Repeated bool
 

@@ -169,8 +169,8 @@ type Decision struct {
 	// both parts; for the sliding algorithms it equals Remaining.
 	Value int64
 	// RetryAfter is set for a denial, unless Never is set. It is the exact time until the same Charge would be
-	// allowed if no other request came first. A limit with Overdraw never allows a cost above Capacity; there
-	// it is the time until the bucket is full.
+	// allowed if no other request came first. A limit with Overdraw also sets it for a cost that is never allowed
+	// because the bucket cannot hold it. It is then the time until the bucket is full.
 	RetryAfter Micros
 	// ResetAfter is the time until the bucket is full again if no more units are consumed. For a fixed window
 	// it is at least the time until the next window starts, even if the bucket is full.

@@ -37,8 +37,8 @@ func lost(k *shared.Keeper) (keys string) {
 	return keys
 }
 
-// TestChangesThatRedisLostAreMadeAgain has two sidecars that know different numbers of the lost changes.
-// Whichever polls first, all changes must be made again, each once, and the audit must be one chain.
+// TestChangesThatRedisLostAreMadeAgain has two sidecars, which know different numbers of the lost changes. The one
+// that knows fewer polls first. All changes must be made again, each once, and the audit must be one chain.
 func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)

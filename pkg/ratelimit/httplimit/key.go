@@ -10,9 +10,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/clientip"
 )
 
-// ErrNoKey means that a request has no usable key: a header is missing or repeated, or the address is
-// unknown. Such requests are answered with 400. If they were allowed, they would share one bucket or have
-// no limit.
+// ErrNoKey means that a request has no usable key: for example, a header is missing or repeated, or the address
+// is unknown. Such requests are answered with 400. If they were allowed, they would share one bucket or have no
+// limit.
 var ErrNoKey = errors.New("the request has no key for the rate limit")
 
 // KeyFunc appends the key of a request's bucket to key and returns it. If the error is ErrNoKey, the
