@@ -34,8 +34,8 @@ type Local struct {
 	watch   func(*Set) // guarded by mu
 }
 
-// The files of a folder. The audit is written before the adjustments and contains all changes: after a crash between
-// the two writes it completes the adjustments.
+// The files of a folder. The audit is written before the adjustments. So after a crash between the two writes, its
+// newest entry completes the adjustments.
 const (
 	setFile   = "adjustments.json"
 	auditFile = "adjustments-audit.jsonl"

@@ -75,12 +75,13 @@ descriptors:
 	}
 	for i := range store.charges {
 		if store.charges[i].Canceled != canceled {
-			t.Errorf("charge %d does not know the cancelation", i)
+			t.Errorf("charge %d does not have the Canceled of the request", i)
 		}
 	}
 }
 
-// A settlement consists of a group for each of its buckets. It is repeated if one of them was settled before.
+// A settlement consists of a group for each of its buckets. It counts as repeated (Replayed) if one of them was settled
+// before.
 func TestAnAnswerIsRepeatedIfOneOfItsGroupsIs(t *testing.T) {
 	b := newBench(t, `
 domain: d

@@ -57,8 +57,8 @@ func (l *Limiter) ID(r *Reserved) string {
 }
 
 // Part returns the part that result i of c, an answered request for Limits, has reserved. config is the
-// limit that came with the request, or "". It returns false if there is nothing to settle: the store did
-// not decide, or units were refunded.
+// limit that came with the request, or "". It returns false if there is nothing to settle: the store did not
+// decide, units were refunded, or the Part of another result has the units of a common payer.
 func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 	r := &c.Results[i]
 	named := &c.Limits[r.Descriptor]

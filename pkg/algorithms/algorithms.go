@@ -113,7 +113,8 @@ type State struct {
 // Charge is a request for units of one bucket.
 type Charge struct {
 	// Cost is the number of units. A negative cost is a refund. A cost of 0 consumes nothing and returns the
-	// state of the bucket; set DryRun to learn whether a cost would be allowed.
+	// state of the bucket; it is denied while the bucket is in debt or blocked. Set DryRun to learn whether a
+	// cost would be allowed.
 	Cost int64
 	// Hash identifies the bucket's key; any hash function will do, but each charge of a bucket must use the
 	// same one. A fixed window without a Start derives from Hash when the windows of this key start.
@@ -135,7 +136,8 @@ type Charge struct {
 	// Scaled is for Stores. It means that Cost is in the unit of State.Value (see Limit.Unit). A Store sets
 	// Scaled when it charges parts of one cost to several shards.
 	Scaled bool
-	// Reserve allows the charge to take the bucket below zero, down to -MaxReserved.
+	// Reserve allows the charge to take the bucket below zero, down to -MaxReserved. It has an effect only on token
+	// buckets and fixed windows (Limit.CanReserve).
 	Reserve bool
 	// DryRun makes Take return the Decision without consuming anything. The returned State need not be stored,
 	// except for a new bucket that does not start full: without a stored State its time of creation is

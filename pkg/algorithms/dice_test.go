@@ -89,7 +89,7 @@ func (roll dice) spec(kind Kind) Spec {
 		}
 		if roll.once(4) {
 			s.Calendar, s.Start = calendars[roll(int64(len(calendars)))], nil
-			s.Period = s.Calendar.Usual // the compiler ignores Period if there is a Calendar, but the tests need a number
+			s.Period = s.Calendar.Usual // Compile ignores Period if there is a Calendar, but the tests need a number
 		}
 	}
 	if !s.Overdraw && roll.once(5) {

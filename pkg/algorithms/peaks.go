@@ -40,8 +40,8 @@ type Peak struct {
 	// Until is the moment. The peak reduces the refunds of charges that were made before Until.
 	//
 	// It is the start of a tick: the unit of time in which the limit counts, a microsecond or a millisecond.
-	// A peak that comes after a charge, such as that of a refund, has the start of the next tick, because a
-	// charge in the same tick may have come before it.
+	// The peak before a charge has the tick of the charge. The peak after a refund, or after charges that are
+	// unknown, has the next tick, because a charge in the same tick may have come first.
 	Until Micros
 	// Room is the amount by which the bucket was below full, in the unit of State.Value.
 	Room int64

@@ -41,7 +41,7 @@ func takeEach(now Micros, buckets []Bucket) (all bool) {
 			b.Decision = Decision{}
 			continue
 		}
-		zero := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun} // a charge of 0 units, which is always allowed
+		zero := Charge{Hash: b.Charge.Hash, DryRun: b.Charge.DryRun} // a charge of 0 units, which consumes nothing
 		kept, is := b.Limit.Take(clone(b.State), now, zero)
 		switch {
 		case b.Decision.Never && !b.Limit.TakesDenied && !never: // this charge can never be allowed, but an alternative can pay

@@ -53,7 +53,7 @@ type Batch struct {
 	OnKnown func(from, to int)
 	// Deadline is the time by which the caller needs the decisions; the zero Time means none. A group that
 	// has not been sent by then is never sent; its error is ErrNotTaken. A Store may call Done after the
-	// Deadline.
+	// Deadline. A Store that decides in this process may ignore the Deadline.
 	Deadline time.Time
 	// Detached means that no caller waits for the decisions. They may be late, but the Store should still
 	// find out the outcome.

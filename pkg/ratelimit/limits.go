@@ -56,7 +56,8 @@ type Limit struct {
 	Overdraw bool
 	// Penalty, if not nil, blocks a key after repeated denials.
 	Penalty *Penalty
-	// Guaranteed, if not nil, is a guaranteed minimum rate, beside the rate of a token bucket.
+	// Guaranteed, if not nil, is a guaranteed minimum rate, beside the rate of a token bucket. The bucket can then
+	// hold its Units in addition to Capacity.
 	Guaranteed *Rate
 	// Weights, if not nil, has the cost of one unit of each kind: a whole number, a decimal fraction or a
 	// fraction, such as {"input": "1", "cached": "1/10"}. Limiter.Cost and Request.Costs use them.

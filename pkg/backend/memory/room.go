@@ -19,7 +19,7 @@ type room struct {
 	names   map[string]uint32 // guarded by mu, like the following fields
 	name    []string          // the name of each owner, by its number
 	held    []int             // the room that each owner uses, by its number
-	listed  []bool            // whether setOwners named the owner, by its number
+	listed  []bool            // whether the owner has its own part, by its number
 	free    []uint32          // numbers of forgotten owners
 	divided bool              // setOwners was called: only the owners that it names have their own part
 	reserve int               // the part of each listed owner

@@ -270,7 +270,8 @@ func blocks(t *testing.T, clock *Clock, store backend.Store) {
 	}
 }
 
-// resets empties a bucket of each kind and another bucket of the same limit, and resets the first.
+// resets charges two buckets of each limit, and resets the first one. This one must then decide like a new bucket,
+// and the other one must keep its consumption.
 func resets(t *testing.T, store backend.Store) {
 	t.Helper()
 	expire := func(c backend.Charge) {
