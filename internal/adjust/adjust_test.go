@@ -218,8 +218,8 @@ func TestAFolderKeepsAdjustmentsAndTheirAudit(t *testing.T) {
 	if n, err := again.Verify(ctx); n != 3 || err != nil {
 		t.Errorf("verified %d, %v; want 3 and no error", n, err)
 	}
-	// The process crashes between the writes of the audit and of the adjustments, or in the middle of a line
-	// of the audit.
+	// These are the files after crashes: the adjustments were not written, and the last line of the audit is
+	// incomplete.
 	if err := os.Remove(filepath.Join(dir, setFile)); err != nil {
 		t.Fatal(err)
 	}

@@ -65,7 +65,7 @@ type Adjusted struct {
 }
 
 // Adjust applies set to all Calls that start from now on, with the current configuration and later ones. now
-// returns the time that decides whether an adjustment has expired.
+// returns the time that decides whether an adjustment has expired. The result is that of Adjusted.
 func (l *Limiter) Adjust(set *adjust.Set, now func() algorithms.Micros) Adjusted {
 	l.mu.Lock()
 	defer l.mu.Unlock()

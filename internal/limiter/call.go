@@ -140,7 +140,7 @@ type Result struct {
 	charge  int  // index into Call.charges, or noCharge or toCharge
 }
 
-// Status is the answer to one descriptor, which is the answer of its most restrictive limit.
+// Status is the answer to one descriptor or named limit. For a descriptor it is that of its most restrictive limit.
 type Status struct {
 	// Result is the index of that limit's Result. It is -1 if no limit applies, or if none is known yet.
 	Result int
@@ -157,14 +157,16 @@ type Verdict struct {
 	Results []Result
 	// Statuses has one Status for each descriptor or named limit, in order.
 	Statuses []Status
-	// Settlements has the reservations that the request settles, one for each bucket.
+	// Settlements has one Settlement for each reserved bucket that the request settles, and one for each id that
+	// settles nothing.
 	Settlements []Settlement
-	// Replayed means that this is the stored answer to an earlier request with the same idempotency key.
-	// Nothing was consumed now.
+	// Replayed means that the answer, or a part of it, is the stored answer to an earlier request with the same
+	// idempotency key. That part consumed nothing now.
 	Replayed bool
 	// WouldDeny means that the request would be Denied without Modes.Shadow.
 	WouldDeny bool
-	// Failed means that a store could not decide, and on_backend_failure did.
+	// Failed means that a store could not decide. Then on_backend_failure decides, except that settlements are
+	// denied.
 	Failed bool
 	// Err makes the listener fail the call: OnFailure is error.
 	Err error
@@ -177,7 +179,7 @@ type Verdict struct {
 	// quotasDeny means that all quota limits deny. Quota limits deny a request only together.
 	quotasDeny bool
 	// RetryAfter is the longest retry time of the limits that denied. The same request cannot succeed
-	// earlier.
+	// earlier. It is 0 if Never is set.
 	RetryAfter algorithms.Micros
 	// Delay is the time for which the listener must delay its answer. It is at most Request.MaxDelay.
 	Delay algorithms.Micros

@@ -152,7 +152,7 @@ func values(n int) string {
 	}
 }
 
-// limit returns the domain and the policy of c. The limit may be one that came with the request.
+// limit returns the domain and the policy of charge. The limit may be one that came with the request.
 func (s *Snapshot) limit(domain string, charge *NamedCharge) (*Domain, *descriptors.Policy, error) {
 	if charge.Inline == nil {
 		return s.Limit(domain, charge.Name)
@@ -194,7 +194,7 @@ func (l *Limiter) Reset(ctx context.Context, c *Call) error {
 }
 
 func (l *Limiter) reset(ctx context.Context, name string, charge backend.Charge) error {
-	if local := l.config.Local; local != nil { // these cannot fail, so they are reset before buckets in stores that may be unreachable
+	if local := l.config.Local; local != nil { // resetting a local bucket cannot fail, so it comes before the bucket in the store, which may be unreachable
 		if err := backend.ResetBucket(ctx, local, charge); err != nil {
 			return fmt.Errorf("reset the local bucket of limit %q: %w", name, err)
 		}

@@ -108,8 +108,8 @@ limits:
 	}
 }
 
-// Each customer has a payer bucket with the key of the plan's bucket. Other customers must have other
-// buckets, even if keys are long and similar.
+// Each customer has a payer bucket with the key of the plan's bucket. Both buckets are in one slot. Other customers
+// have other buckets, in other slots.
 func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 	b := newBench(t, plans)
 	rec := &recorded{Store: b.store.Store}

@@ -20,8 +20,8 @@ func (r Requirement) String() string {
 	return strings.Join(keys, " or ")
 }
 
-// Requires reports whether requests to d must have certain entries. If so, a request without descriptors is
-// denied.
+// Requires reports whether requests to a domain must have certain entries. If so, a request without descriptors
+// is denied.
 func (s *Snapshot) Requires(domain string) bool {
 	d := s.Domains[domain]
 	return d != nil && len(d.Require) > 0

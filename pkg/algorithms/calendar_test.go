@@ -86,7 +86,7 @@ func at(tb testing.TB, text string) Micros {
 	return Micros(t.UnixMicro())
 }
 
-// The reported spans are those of local clocks, which jump at daylight saving time.
+// Windows follow local clocks, so the day on which daylight saving time begins lasts 23 hours.
 func TestCalendarWindowOverDaylightSaving(t *testing.T) {
 	s := Spec{Kind: FixedWindow, Rate: 10, Capacity: new(int64(25)), Calendar: calendars[2]}
 	l := mustCompile(t, s)

@@ -144,7 +144,7 @@ func TestChangedNumbersVectors(t *testing.T) {
 	reserving.MaxReserved = new(int64(5))
 	before := holding(5)(high)
 	if s := runSteps(t, low, before, []step{{cost: 1, left: -85, retry: 3096 * sec}}); !same(s, before) {
-		t.Errorf("a denial stored %+v", s)
+		t.Errorf("a denial stored %+v; want %+v", s, before)
 	}
 	runSteps(t, high, before, []step{{cost: 5, allowed: true, left: 0}})
 	if s := runSteps(t, high, holding(0)(low), []step{{cost: 1, allowed: true, left: 89}}); s.By != high {

@@ -28,8 +28,8 @@ func (b *penaltyReference) lasts(k int64) Micros {
 	return Micros(span.Int64())
 }
 
-// remembered returns b at time now. If the clock stepped back, the times of b move back with it. Denials that
-// no longer count are removed.
+// remembered returns b at time now. If the clock stepped back by more than a minute, the times of b move back with
+// it. Denials and blocks are removed when none of them counts any longer.
 func (b *penaltyReference) remembered(now Micros) penaltyReference {
 	is := *b
 	is.denied = slices.Clone(b.denied)
@@ -172,7 +172,7 @@ func TestDenialsCountWithinAPeriodOnly(t *testing.T) {
 	}
 }
 
-// A refund is accepted during a block and does not end it. Its units are available after the block.
+// A refund is accepted during a block and does not end it.
 func TestARefundIsAcceptedDuringABlock(t *testing.T) {
 	l := mustCompile(t, penalized(1, minute, minute))
 	s, _ := l.Take(State{}, t0, Charge{Cost: 10})

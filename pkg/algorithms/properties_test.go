@@ -218,8 +218,8 @@ type charge struct {
 	cost int64
 }
 
-// admitted plays a walk without reservations, with a clock that never steps back. Most costs are close to
-// the units left.
+// admitted plays a walk without reservations, with a clock that never steps back. It returns the admitted charges
+// and refunds.
 func (roll dice) admitted(l *Limit, hash uint64, n int) (all []charge) {
 	var s State
 	now := t0 + Micros(roll(1e12))

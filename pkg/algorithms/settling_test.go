@@ -17,8 +17,8 @@ type call struct {
 
 // Two buckets get the same requests. In the first, requests consume estimates that are settled later. In the
 // second, the costs are known when the requests start. After all settlements, the first bucket holds at most
-// as much as the second, plus the units lost. The reference model stores all peaks, and computes exactly how
-// much the first bucket holds.
+// as much as the second, plus the units lost. The reference model stores the whole history of the first bucket, and
+// computes exactly how much each settlement may refund.
 func TestSettledCountsAsIfKnownAtTheStart(t *testing.T) {
 	settled, full, less := 0, 0, 0
 	rapid.Check(t, func(t *rapid.T) {
