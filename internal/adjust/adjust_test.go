@@ -243,7 +243,8 @@ func TestAFolderKeepsAdjustmentsAndTheirAudit(t *testing.T) {
 	}
 }
 
-// An entry of the audit that was changed, removed or added without the key must be detected.
+// Changed and removed entries of the audit must be detected, and so must entries and checkpoints that were signed with
+// another key.
 func TestTheChainShowsTampering(t *testing.T) {
 	chain, entries, head := NewChain([]byte("secret")), []*Entry(nil), Head{}
 	for i := range 6 {
@@ -500,8 +501,8 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// TestDeletingNeedsAReason checks that a deletion without a reason is refused, because the audit must have
-// the reason of every change.
+// TestDeletingNeedsAReason checks that a deletion without an author or a reason is refused, because the audit must
+// have both for every change.
 func TestDeletingNeedsAReason(t *testing.T) {
 	s, _ := service(t, "", newClock())
 	set, _, err := s.Set(context.Background(), bob(Change{Block: true}))

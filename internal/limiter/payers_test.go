@@ -50,8 +50,7 @@ func TestTwoLimitsThatDenyArePaidOnce(t *testing.T) {
 	if c.Denied || paid != 10 {
 		t.Errorf("paid %d, want 10: %+v", paid, c.Verdict)
 	}
-	// The limit per minute could allow 10 units after 36 s, and the limit per day after 24 h. The credits have
-	// 11 units after one hour.
+	// The limit per minute can never allow 11 units. The credits have 11 units after one hour.
 	if c := b.send(t, 11, "user=bob,both=x"); !c.Denied || c.RetryAfter != 3600*algorithms.Second {
 		t.Errorf("retry after %d: %+v; want denied and retry after %v", c.RetryAfter, c.Verdict, 3600*algorithms.Second)
 	}

@@ -2,8 +2,8 @@ package algorithms
 
 import "testing"
 
-// When the numbers of a limit change, consumption stays. If a lower limit cannot hold the consumption, the
-// bucket is below 0 until enough has flowed in at the old rate.
+// When the numbers of a limit change, consumption stays. If a lower limit cannot hold the consumption, less than 0
+// units are left.
 func TestConsumedUnitsStayConsumedWhenNumbersChange(t *testing.T) {
 	perMinute := func(rate int64) Spec { return Spec{Kind: TokenBucket, Rate: rate, Period: minute} }
 	capacity := func(c int64) Spec { return Spec{Kind: TokenBucket, Rate: 1, Period: minute, Capacity: &c} }
@@ -68,7 +68,7 @@ func TestSlidingWindowCountsSurviveChangedNumbers(t *testing.T) {
 		{at: 1500 * ms, cost: 1, left: 0, retry: 250 * ms},
 	})
 	runSteps(t, mustCompile(t, Spec{Kind: SlidingWindow, Rate: 4, Period: minute}), s, []step{
-		{at: 30 * sec, cost: 1, left: 0, retry: 45 * sec}, // the retry time is in the window of the last charge
+		{at: 30 * sec, cost: 1, left: 0, retry: 45 * sec}, // a quarter of the 4 units must leave the window first
 	})
 }
 
@@ -111,8 +111,8 @@ func TestHugeDebtUnderASlowerLimit(t *testing.T) {
 // hourly returns a limit of n units an hour.
 func hourly(n int64, kind Kind) Spec { return Spec{Kind: kind, Rate: n, Period: hour} }
 
-// A denial or a dry run under a lower limit stores nothing. When the limit is raised again, all consumption
-// is still there.
+// A limit of 100 an hour and a lower limit decide in turn. A denial or a dry run under the lower limit must lose no
+// consumption, so 100 units are admitted altogether.
 func TestALowerLimitForgetsNothing(t *testing.T) {
 	for _, kind := range []Kind{TokenBucket, FixedWindow, LeakyBucket} {
 		high, low := hourly(100, kind), hourly(10, kind)

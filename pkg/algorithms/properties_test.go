@@ -314,7 +314,7 @@ func eachLeasable(t *testing.T, property func(*rapid.T, dice, Spec, *Limit)) {
 }
 
 // Leased units that are returned unused leave the bucket no fuller than if they had never been leased,
-// whatever was consumed and refunded in between. Within the window of the lease, a fixed window gets all of
+// whatever was consumed in between. Within the window of the lease, a fixed window gets all of
 // them back.
 func TestReturnedUnitsLeaveTheBucketNoFuller(t *testing.T) {
 	eachLeasable(t, func(t *rapid.T, roll dice, s Spec, l *Limit) {

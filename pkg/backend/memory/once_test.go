@@ -166,7 +166,7 @@ func (s *Store) recordsInUse() (used, due, others int) {
 	return used, due, others
 }
 
-// The index of records grows and shrinks, and finds each record as long as it is kept.
+// Records are added and deleted. The index must find each record as long as it is kept.
 func TestEveryRecordIsFound(t *testing.T) {
 	clock, s := at(20_000)
 	l := tokens(t, 1_000_000)

@@ -22,7 +22,7 @@ func TestOwnersWithoutBucketsAreDeleted(t *testing.T) {
 			s.SetOwners(configured)
 		}
 		charge := backend.Charge{Limit: &limit, Terms: algorithms.Charge{Cost: 1}}
-		for i := range 50 * most { // from the 101st request on the store is full
+		for i := range 50 * most { // after at most 200 requests the store is full
 			charge.Key, charge.Owner = fmt.Append(nil, i), fmt.Sprint("limit ", i)
 			backend.Take(t.Context(), s, []backend.Charge{charge}, make([]backend.Decision, 1))
 			if i%2 == 0 {
