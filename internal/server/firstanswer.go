@@ -157,7 +157,7 @@ func (s *server) reportFindings(found []redis.Finding, before map[string]bool) m
 		c := conditions.Condition{
 			Name: name, Severity: conditions.Warning,
 			Summary: "Redis at " + f.Server + ", " + f.Check + ": " + f.Text + ".",
-			Remedy:  "rlsidecar doctor says the same; it is examined again every minute until it is fine.",
+			Remedy:  "rlsidecar doctor reports it too. The check is repeated every minute until it passes.",
 		}
 		if f.Severity == redis.Problem {
 			c.Severity = conditions.Degraded

@@ -91,7 +91,7 @@ func (s *server) reportSlow(failed uint64) {
 		Name: redisSlow, Severity: conditions.Degraded,
 		Summary: fmt.Sprintf("Redis could not decide %s of requests in the %v before %s%s. They were %s",
 			batches(failed), failureTick, time.Now().UTC().Format("15:04:05 UTC"), s.redisFailures.cause(), s.answeredBy()),
-		Remedy: "Look at Redis: rlsidecar doctor says what is wrong with it.",
+		Remedy: "Run rlsidecar doctor to find the cause.",
 	}
 	if last := s.redisFailures.last.Load(); last != nil && isLate(*last) {
 		c.Remedy = fmt.Sprintf("Its answers take longer than --backend-timeout (%v). rlsidecar doctor measures how long they take, and suggests a value.",
@@ -119,7 +119,7 @@ func (s *server) breakerChanged(server string, open bool) {
 	s.conditions.Set(conditions.Condition{
 		Name: breakerOpen + server, Severity: conditions.Critical,
 		Summary: "Redis at " + server + " gives no answer" + s.redisFailures.cause() + ", and its circuit breaker is open. " + s.answeredMeanwhile(),
-		Remedy:  "Check that Redis runs and can be reached; rlsidecar doctor says what is wrong with it. The circuit closes with its first answer.",
+		Remedy:  "Check that Redis runs and can be reached; rlsidecar doctor finds the cause. The circuit breaker closes with the first answer.",
 	})
 }
 
@@ -138,6 +138,6 @@ func (s *server) reportAway(place string, err error) {
 	s.conditions.Set(conditions.Condition{
 		Name: redisAway + place, Severity: conditions.Critical,
 		Summary: "Redis at " + place + " has not answered since the start (" + err.Error() + "). " + s.answeredMeanwhile(),
-		Remedy:  "Check the address, and that Redis runs and can be reached; rlsidecar doctor says what is wrong with it.",
+		Remedy:  "Check the address, and that Redis runs and can be reached; rlsidecar doctor finds the cause.",
 	})
 }

@@ -26,7 +26,7 @@ type service struct {
 func newService() *service {
 	s := &service{seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "ratelimit_service_response_time_seconds",
-		Help: "Duration of gRPC calls.",
+		Help: "Duration of gRPC calls. Measured only with --metrics-listen or StatsD, because measuring takes time.",
 		// Envoy's default timeout is 20 ms. It ignores later answers.
 		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .02, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 	}, []string{"grpc_method"})}
@@ -73,7 +73,7 @@ func (s *service) observe(c *limiter.Call) {
 
 var (
 	callsDesc = prometheus.NewDesc("ratelimit_service_total_requests",
-		"gRPC calls answered.", []string{"grpc_method"}, nil)
+		"gRPC calls answered. Counted only with --metrics-listen or StatsD.", []string{"grpc_method"}, nil)
 	errorsDesc = prometheus.NewDesc("ratelimit_service_should_rate_limit_error",
 		"Requests that were rejected (service_error), and those that the backend could not decide (redis_error), whatever their answer was.", []string{"err_type"}, nil)
 	loadedDesc = prometheus.NewDesc("ratelimit_service_config_load_success",
