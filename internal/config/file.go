@@ -22,7 +22,7 @@ type document struct {
 	incomplete  bool           // a key could not be read, so no key counts as missing
 	bad         bool           // the structure of the document has a mistake
 	part        *part          // the part of a Loader that contains the document; nil without a Loader
-	compiled    bool           // the document's limits and descriptors are no longer needed
+	compiled    bool           // the domain is compiled, so that the limits and descriptors may be dropped
 	Domain      text           `key:"domain"`
 	Consume     consume        `key:"consume"`
 	OnFailure   failure        `key:"on_backend_failure"`

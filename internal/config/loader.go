@@ -68,8 +68,8 @@ func (l *Loader) Load(paths []string) (*limiter.Snapshot, Problems) {
 	return l.compiler(s).compile(s.docs, s.files)
 }
 
-// Parsed returns the number of files that the last Load parsed: the changed files, and the files with other
-// parts of the same domains.
+// Parsed returns the number of files that the last Load parsed: the changed files and, if it needed them, the files
+// with other parts of the same domains.
 func (l *Loader) Parsed() int { return l.parsed }
 
 // Bytes returns the number of bytes that the last Load read.

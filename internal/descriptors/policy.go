@@ -115,7 +115,8 @@ type Extras struct {
 // Settle describes how a request reserves units of a limit, for work whose cost is known only when the work
 // is done.
 type Settle struct {
-	// Estimate is the number of units that a request reserves if it declares less.
+	// Estimate is the number of units that a request reserves if it declares nothing, or less without
+	// TrustDeclared.
 	Estimate int64
 	// Least and Most bound the number of units that a request reserves.
 	Least, Most int64

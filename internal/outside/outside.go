@@ -55,7 +55,7 @@ type World struct {
 // ErrorReply.
 type Command struct {
 	Args  []any
-	Reply any // string, int64, []any, []string of HSCAN, []Entry, []Slots, or nil
+	Reply any // string, int64, []any, []string (for HSCAN), []Entry, []Slots, or nil
 	Err   error
 }
 

@@ -62,8 +62,8 @@ func (x *instance) as(t *testing.T, token, method, path, body string) (code int,
 	return response.StatusCode, answer
 }
 
-// adjust creates an adjustment of the limit calls, and returns its ID. change is its JSON without the
-// reason.
+// adjust creates an adjustment of the limit calls, and returns its ID. change has its keys and its numbers, as the
+// inside of a JSON object.
 func (x *instance) adjust(t *testing.T, change string) (id string) {
 	t.Helper()
 	code, answer := x.asAdmin(t, "POST", "/api/adjustments", `{"limit":"calls","author":"ann","reason":"test",`+change+`}`)

@@ -81,8 +81,7 @@ func TestQuotaModeDeniesOnlyIfAllDescriptorsAreDenied(t *testing.T) {
 	expect(t, x.send(t, "q1=a", "q2=a"), ok, "OK left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR reset")
 	expect(t, x.send(t, "q1=a", "q2=a"), ok, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 0 of 2/YEAR reset")
 	expect(t, x.send(t, "q1=a", "q2=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 2/YEAR reset")
-	// Limits without quota mode count separately. A descriptor without a limit does not count as a quota
-	// limit.
+	// A limit without quota mode does not count among the quota limits, all of which must deny. It denies alone.
 	expect(t, x.send(t, "q1=a", "plain=a"), over, "OVER_LIMIT left 0 of 1/YEAR reset", "OK left 1 of 2/YEAR yearly reset")
 	expect(t, x.send(t, "q1=b", "zero=a"), over, "OK left 0 of 1/YEAR reset", "OVER_LIMIT left 0 of 0/YEAR reset")
 }

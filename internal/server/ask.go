@@ -17,11 +17,13 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// ErrNotReady is the error of CheckHTTP and CheckGRPC for a server that is not ready, or no longer ready.
+// ErrNotReady is the cause of the errors of CheckHTTP and CheckGRPC for a server that is not ready, or no longer
+// ready.
 var ErrNotReady = errors.New("not ready")
 
 // CheckHTTP checks whether the server whose HTTP listener is at address is ready. address has the form of
-// Config.HTTP. CheckHTTP returns ErrNotReady, or the reason why no answer came before ctx ended.
+// Config.HTTP. CheckHTTP returns an error that wraps ErrNotReady if the server is not ready. It returns another error
+// if a listener of another kind answers, or if there is no answer before ctx ends.
 func CheckHTTP(ctx context.Context, address string) error {
 	client := Client(address)
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/readyz", nil)

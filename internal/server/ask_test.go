@@ -21,7 +21,7 @@ func hostOf(a net.Addr) string {
 	return a.String()
 }
 
-func TestTheRequestCommand(t *testing.T) {
+func TestChecksReachEveryKindOfAddress(t *testing.T) {
 	cert, key := certtest.New(t).Issue(t, 1)
 	files := t.TempDir()
 	certFile, keyFile := filepath.Join(files, "cert"), filepath.Join(files, "key")
@@ -64,7 +64,7 @@ func TestTheRequestCommand(t *testing.T) {
 	}
 }
 
-func TestRequestsToADrainingServer(t *testing.T) {
+func TestChecksReportADrainingServer(t *testing.T) {
 	t.Parallel()
 	x := start(t, "domain: d", func(c *Config) { c.DrainDelay = 5 * time.Second })
 	stopped := make(chan struct{})
@@ -76,7 +76,7 @@ func TestRequestsToADrainingServer(t *testing.T) {
 	<-stopped
 }
 
-func TestRequestsToAnotherService(t *testing.T) {
+func TestChecksOfAnotherServiceFail(t *testing.T) {
 	x := start(t, "domain: d")
 	if err := CheckHTTP(t.Context(), hostOf(x.Admin)); err == nil || !strings.Contains(err.Error(), "is this rlsidecar's HTTP listener?") {
 		t.Errorf("got %v; want an error that contains %q", err, "is this rlsidecar's HTTP listener?")

@@ -21,7 +21,8 @@ func bounded(inner net.Listener, most int) *boundedListener {
 	return l
 }
 
-// A connection is chosen to be closed. If it has sent something since, it must stay open.
+// The listener chooses several connections to be closed, one after the other. If one of them has sent something since,
+// it must stay open.
 func TestTheConnectionThatWasSilentForLongestIsClosed(t *testing.T) {
 	l := bounded(nil, 4)
 	admit := func(silent time.Duration) (*boundedConn, net.Conn) {

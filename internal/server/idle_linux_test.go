@@ -36,7 +36,7 @@ func TestIdleConnectionsCostLittle(t *testing.T) {
 	call.WriteString(http2.ClientPreface)
 	to := http2.NewFramer(&call, nil)
 	_ = to.WriteSettings()
-	for range 800 { // together more than half of the read buffer
+	for range 800 { // 7 KiB of frames, before the connection is idle
 		_ = to.WriteSettings()
 	}
 	get := []byte("GET /v1/auth HTTP/1.1\r\nHost: h\r\nX-Long: " + string(bytes.Repeat([]byte("x"), 3000)) + "\r\n\r\n")

@@ -48,7 +48,7 @@ type listener struct {
 
 // open opens the listeners. After an error none of them stays open.
 func (s *server) open() (listeners []listener, running Running, err error) {
-	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // Counting and timing calls has a cost. The admin listener alone, which usually runs, is no reason for it.
+	if s.config.Metrics != "" || s.config.Statsd.Address != "" { // not for the admin listener alone, which usually runs, because measuring takes time
 		s.config.Answers.Answered = s.metrics.Answered
 	}
 	if s.config.Redis.URL != "" {

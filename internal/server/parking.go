@@ -97,7 +97,7 @@ func (l *parkingListener) pass(a acceptance) bool {
 		return false
 	}
 	select {
-	case l.accepted <- a: // a client that is waiting for an answer gets one
+	case l.accepted <- a: // the client may be waiting for an answer
 	case <-time.After(lastPass): // Accept is no longer called
 		a.conn.Close()
 	}

@@ -111,8 +111,8 @@ func (s *server) tightly() (end func()) {
 }
 
 // apply puts snapshot in use. sources are the places from which it was read, and start is when reading began.
-// snapshot is nil if the configuration is not valid. stale lists the domains whose earlier version stays in
-// use.
+// snapshot is nil if the configuration is not valid. stale lists the domains with a mistake, whose earlier
+// version, if there is one, stays in use.
 func (s *server) apply(snapshot *limiter.Snapshot, problems config.Problems, stale, sources []string, start time.Time) {
 	now := time.Now()
 	for _, p := range problems {

@@ -58,7 +58,7 @@ const usageSamples = 1000
 // thinned returns how many timed decisions there must be for each one that usage records, if requests
 // requests arrive in a step of history.
 func thinned(requests uint64) uint32 {
-	const most = 1 << 10 // random has so many values beside those that sampleEvery uses
+	const most = 1 << 10 // sample divides a random number from 0 to 1023 by thin
 	thin := uint32(1)
 	for thin < most && requests/sampleEvery/uint64(thin) > usageSamples*uint64(history.Step/time.Second) {
 		thin *= 2
