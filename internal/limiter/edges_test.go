@@ -6,10 +6,12 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/reservation"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
 // Of two limits that are equally restrictive, the first one is reported.
@@ -196,4 +198,166 @@ descriptors:
 	id = p.start(absent, "user=joe", "user=joe")
 	p.done(id, absent)
 	p.want("tokens", "joe", 986)
+}
+
+// A settlement that fails is denied at the descriptor that has its id.
+func TestAFailedSettlementIsDeniedAtItsDescriptor(t *testing.T) {
+	p := newProxy(t)
+	id := p.start(absent, "user=bob")
+	p.store.err = backend.ErrUnavailable
+	c := p.send("d", []int64{1, 30}, "settle="+limiter.None, "settle="+id)
+	if s := c.Statuses; !c.Denied || s[0].Denied || !s[1].Denied {
+		t.Errorf("got %+v, want the second status denied", c.Verdict)
+	}
+}
+
+func TestAnAdjustmentAppliesToItsDomain(t *testing.T) {
+	const limits = "limits:\n  jobs: {algorithm: fixed_window, rate: 10, period: 1d}\ndescriptors:\n  - {key: a, limit: jobs}\n"
+	b := newBench(t, "domain: other\n"+limits+"---\ndomain: d\n"+limits)
+	b.adjust("jobs", map[string]adjust.Change{"1": {Rate: number(3)}})
+	if n := b.allowed(t, 20, "a=1"); n != 3 {
+		t.Errorf("%d allowed in the adjusted domain, want 3", n)
+	}
+	c := &limiter.Call{}
+	c.Request.Domain = "other"
+	d := c.AddDescriptor()
+	d.Entries, d.Cost = []descriptors.Entry{{Key: "a", Value: "1"}}, 10
+	if err := b.Check(t.Context(), c); err != nil || c.Denied {
+		t.Errorf("the other domain: error %v, denied %v; want allowed", err, c.Denied)
+	}
+}
+
+// once decides named limits under an ID.
+func (b *bench) once(t *testing.T, domain, id string, limits ...limiter.NamedCharge) (*limiter.Call, error) {
+	t.Helper()
+	c := &limiter.Call{Request: limiter.Request{Domain: domain, Limits: limits, IdempotencyKey: limiter.IdempotencyKey{ID: id, Lifetime: sec}}}
+	err := b.Check(t.Context(), c)
+	return c, err
+}
+
+func TestAnIDIsOfOneDomainAndOneRequest(t *testing.T) {
+	const limits = `
+limits:
+  one: {algorithm: fixed_window, rate: 10, period: 1d}
+  two: {algorithm: fixed_window, rate: 10, period: 1d}
+  watched: {algorithm: fixed_window, rate: 10, period: 1d, shadow_mode: true}
+`
+	b := newBench(t, "domain: d"+limits+"---\ndomain: other"+limits)
+	remaining := func(domain, limit string, key ...string) int64 {
+		c := &limiter.Call{Request: limiter.Request{Domain: domain, DryRun: true, Limits: []limiter.NamedCharge{{Name: limit, Key: key}}}}
+		if err := b.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		return c.Results[0].Decision.Remaining
+	}
+	for _, domain := range []string{"d", "other"} {
+		if c, err := b.once(t, domain, "id", limiter.NamedCharge{Name: "one", Count: 2}, limiter.NamedCharge{Name: "watched", Count: 3}); err != nil || c.Denied || c.Replayed {
+			t.Errorf("%s: error %v, denied %v, repeated %v; want allowed", domain, err, c.Denied, c.Replayed)
+		}
+		if one, watched := remaining(domain, "one"), remaining(domain, "watched"); one != 8 || watched != 7 {
+			t.Errorf("%s: %d and %d are left; want 8 and 7", domain, one, watched)
+		}
+	}
+	for name, pair := range map[string][2][]limiter.NamedCharge{
+		"a reservation":     {{{Name: "one", Count: 1}}, {{Name: "one", Count: 1, Reserve: true}}},
+		"another number":    {{{Name: "one", Count: 1}}, {{Name: "one", Count: 2}}},
+		"another limit":     {{{Name: "one", Count: 1}}, {{Name: "two", Count: 1}}},
+		"keys of two forms": {{{Name: "one", Key: []string{"two", "1", "false"}, Count: 1}, {Name: "two", Count: 1}}, {{Name: "one", Count: 1}, {Name: "two", Key: []string{"two", "1", "false"}, Count: 1}}},
+	} {
+		if _, err := b.once(t, "d", name, pair[0]...); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.once(t, "d", name, pair[1]...); !errors.Is(err, backend.ErrReused) {
+			t.Errorf("%s: got the error %v, want backend.ErrReused", name, err)
+		}
+	}
+}
+
+// A listener uses one Call for many requests.
+func TestAReusedCallAnswersLikeANewOne(t *testing.T) {
+	p, c := newProxy(t), &limiter.Call{}
+	check := func(hits int64, texts ...string) {
+		t.Helper()
+		c.Reset()
+		c.Request.Domain = "d"
+		for _, text := range texts {
+			entries, err := descriptors.Parse(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d := c.AddDescriptor()
+			d.Entries, d.Cost, d.Explicit, d.Declared = entries, hits, true, true
+		}
+		if err := p.Check(t.Context(), c); err != nil || c.Denied {
+			t.Fatalf("%v: error %v, denied %v; want allowed", texts, err, c.Denied)
+		}
+	}
+	for range 2 * limiter.MaxReserved {
+		check(100, "user=bob", "careful=bob")
+		if !c.Started() || c.IsDone() {
+			t.Fatal("a request is not answered as a settle-start")
+		}
+		id := string(c.AppendID(nil))
+		if check(1, "settle="+id); c.Started() || !c.IsDone() || len(c.Settlements) != 2 {
+			t.Fatalf("a settle-done settles %d buckets, want 2", len(c.Settlements))
+		}
+		p.swap(t, tokens)
+	}
+	p.want("tokens", "bob", 1000-2*limiter.MaxReserved)
+}
+
+func TestABlockEndsWithItsRequest(t *testing.T) {
+	b := newBench(t, adjustable, limiter.Modes{Shadow: true})
+	b.adjust("calls", map[string]adjust.Change{"bad": {Block: true}})
+	c := &limiter.Call{}
+	for _, user := range []string{"bad", "good"} {
+		c.Reset()
+		c.Request.Domain = "d"
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: "user", Value: user}}, 1000
+		if err := b.Check(t.Context(), c); err != nil || c.Denied != (user == "bad") {
+			t.Errorf("%s: error %v, denied %v; want only the blocked user denied", user, err, c.Denied)
+		}
+	}
+}
+
+// A Call keeps its buffers, and a payer's key is in one of them. Each request has the payer of its own key.
+func TestAReusedCallHasThePayerOfItsKey(t *testing.T) {
+	b, c := newBench(t, plans), &limiter.Call{}
+	left := map[string]int64{}
+	for _, user := range []string{"a user with a long name", "bob", "a user with a long name", "eve", "bob"} {
+		c.Reset()
+		c.Request.Domain = "d"
+		d := c.AddDescriptor()
+		d.Entries, d.Cost = []descriptors.Entry{{Key: "user", Value: user}}, 11 // more than the plan holds
+		if left[user] == 0 {
+			left[user] = 20
+		}
+		err := b.Check(t.Context(), c)
+		if denied := left[user] < 11; err != nil || c.Denied != denied {
+			t.Errorf("%s: error %v, denied %v; want denied %v", user, err, c.Denied, denied)
+		}
+		if !c.Denied {
+			left[user] -= 11
+		}
+		if got := b.named(t, "credits", 0, user).Results[0].Decision.Remaining; got != left[user] {
+			t.Errorf("%s has %d credits left, want %d", user, got, left[user])
+		}
+	}
+}
+
+// A Store may leave parts of a decision as they are, which are zero at first.
+func TestAReusedDirectForgetsErrors(t *testing.T) {
+	b := newBench(t, plans)
+	p := b.Current().Domains["d"].Named["burst"]
+	var d limiter.Direct
+	for _, failure := range []error{backend.ErrUnavailable, nil} {
+		b.store.err = failure
+		d.Reset()
+		d.Add(p, []string{"bob"}, algorithms.Charge{Cost: 1})
+		d.Take(t.Context(), b.store)
+		if got, _ := d.Decision(0); !errors.Is(got.Err, failure) || got.Allowed != (failure == nil) {
+			t.Errorf("got %+v, want the error %v", *got, failure)
+		}
+	}
 }

@@ -23,3 +23,18 @@ func TestTheLeaseThatExpiresFirstComesFirst(t *testing.T) {
 		t.Errorf("got %+v; want the lease of 7 units first, which expires first", l.grants)
 	}
 }
+
+// A denial from the denial cache has the time of the decision that is known already. It says nothing new about the
+// bucket.
+func TestACachedDenialIsNoNewDecision(t *testing.T) {
+	for _, at := range []algorithms.Micros{5, 6} {
+		s, l := Lease(nil, LeaseConfig{}), &hotKey{last: backend.Decision{At: 5}, lastAt: -1}
+		l.charge.Limit = &algorithms.Limit{Kind: algorithms.TokenBucket}
+		s.recordDecision(&leaseBatch{
+			store: s, direct: l, lastAt: 5, outer: &backend.Batch{Charges: []backend.Charge{{Key: []byte("a")}}, Decisions: []backend.Decision{{At: at}}},
+		})
+		if isNew := l.lastAt != -1; isNew != (at == 6) {
+			t.Errorf("a denial of time %d: recorded %v, the decision of time 5 is known", at, isNew)
+		}
+	}
+}

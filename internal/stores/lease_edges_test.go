@@ -155,3 +155,36 @@ func TestChangedTermsDropLeases(t *testing.T) {
 		})
 	}
 }
+
+// Leased units that a group consumed before a reset do not belong to the new bucket when the group is denied.
+func TestUnitsOfADroppedLeaseAreNotPutBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
+		s := stores.Lease(storeFunc(func(ctx context.Context, charges []backend.Charge, decisions []backend.Decision) {
+			if string(charges[0].Key) == "b" {
+				time.Sleep(20 * ms)
+			}
+			backend.Take(ctx, store, charges, decisions)
+		}), stores.LeaseConfig{})
+		a, b := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500), of(fixed(t, 1, algorithms.Day), "b", 1)
+		take(t.Context(), store, b)
+		warm(t, s, a)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if d := take(t.Context(), s, a, b); d[1].Allowed {
+				t.Errorf("got %+v, want denied", d)
+			}
+		}()
+		time.Sleep(10 * ms)
+		if err := backend.ResetBucket(t.Context(), s, a); err != nil {
+			t.Fatal(err)
+		}
+		take(t.Context(), store, of(a.Limit, "a", 100))
+		<-done
+		s.Close()
+		if rest := left(t, store, a); rest != 9_900 {
+			t.Errorf("%d are left, want 9,900", rest)
+		}
+	})
+}
