@@ -3,6 +3,7 @@ package redis
 import (
 	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -67,6 +68,30 @@ func TestSentinelMessagesChangeTheMaster(t *testing.T) {
 			if master != step.master {
 				t.Errorf("%s, step %d: the master is %q, want %q", name, i, master, step.master)
 			}
+		}
+	}
+}
+
+// Sentinels may watch several masters. Messages about the others change nothing.
+func TestMessagesOfSentinels(t *testing.T) {
+	const promotion, abort = "+failover-state-send-slaveof-noone", "-failover-abort-slave-timeout"
+	for name, test := range map[string]struct{ channel, text, master, next string }{
+		"a switch":                            {"+switch-master", "main 10.0.0.1 1 10.0.0.2 2", "10.0.0.2:2", ""},
+		"a switch of another master":          {"+switch-master", "other 10.0.0.1 1 10.0.0.2 2", "10.0.0.1:1", "10.0.0.3:3"},
+		"the promotion starts":                {promotion, "slave r 10.0.0.2 2 @ main 10.0.0.1 1", "10.0.0.1:1", "10.0.0.2:2"},
+		"a promotion for another master":      {promotion, "slave r 10.0.0.2 2 @ other 10.0.0.1 1", "10.0.0.1:1", "10.0.0.3:3"},
+		"the promotion has ended":             {"+promoted-slave", "slave r 10.0.0.3 3 @ main 10.0.0.1 1", "10.0.0.3:3", ""},
+		"the failover is aborted":             {abort, "slave r 10.0.0.3 3 @ main 10.0.0.1 1", "10.0.0.1:1", ""},
+		"another failover is aborted":         {abort, "slave r 10.0.0.3 3 @ other 10.0.0.1 1", "10.0.0.1:1", "10.0.0.3:3"},
+		"an earlier failover was not noticed": {promotion, "slave r 10.0.0.5 5 @ main 10.0.0.4 4", "10.0.0.4:4", "10.0.0.5:5"},
+		"a text of another form":              {"+switch-master", "main 10.0.0.1 1", "10.0.0.1:1", "10.0.0.3:3"},
+	} {
+		now := time.Now()
+		w := &sentinels{name: "main", now: func() time.Time { return now }, closed: true} // closed: no connection is made
+		w.view = view{master: "10.0.0.1:1", next: "10.0.0.3:3", nextAt: now}
+		w.message(test.channel, strings.Fields(test.text))
+		if w.view.master != test.master || w.view.next != test.next {
+			t.Errorf("%s: the master is %s, and %q is promoted; want %s and %q", name, w.view.master, w.view.next, test.master, test.next)
 		}
 	}
 }

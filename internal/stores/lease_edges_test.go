@@ -188,3 +188,33 @@ func TestUnitsOfADroppedLeaseAreNotPutBack(t *testing.T) {
 		}
 	})
 }
+
+// A lease that was granted while a reset was under way is dropped: its units were charged to the old bucket.
+func TestALeaseGrantedDuringAResetIsDropped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
+		s := stores.Lease(batchFunc(func(b *backend.Batch) {
+			if b.Charges[0].Reset {
+				time.Sleep(50 * ms)
+			}
+			backend.Take(t.Context(), store, b.Charges, b.Decisions)
+		}), stores.LeaseConfig{})
+		c := leased(fixed(t, 10_000, algorithms.Day), "a", 1, 500)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if err := backend.ResetBucket(t.Context(), s, c); err != nil {
+				t.Error(err)
+			}
+		}()
+		time.Sleep(ms)
+		warm(t, s, c)
+		if <-done; s.Stats().Leased != 0 {
+			t.Errorf("after the reset: %+v, want no leased units", s.Stats())
+		}
+		s.Close()
+		if rest := left(t, store, c); rest != 10_000 {
+			t.Errorf("%d are left, want 10,000", rest)
+		}
+	})
+}

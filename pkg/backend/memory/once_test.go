@@ -202,3 +202,26 @@ func TestEveryRecordIsFound(t *testing.T) {
 		}
 	}
 }
+
+// A sweep in the minute in which a record expires, but before it does, keeps the record for a later sweep.
+func TestARecordThatExpiresWithinAMinuteIsSwept(t *testing.T) {
+	clock, s := at(100)
+	limit := tokens(t, 100)
+	for id := range byte(10) {
+		clock.Set(storetest.Start - storetest.Start%minute + algorithms.Micros(id)*25*algorithms.Second)
+		d := make([]backend.Decision, 1)
+		backend.Take(context.Background(), s, []backend.Charge{{
+			Key: []byte("k"), Limit: limit, Owner: "a/x", Terms: algorithms.Charge{Cost: 1},
+			IdempotencyKey: &backend.IdempotencyKey{ID: [16]byte{id}, Lifetime: minute},
+		}}, d)
+		if !d[0].Allowed || d[0].Replayed {
+			t.Fatalf("%d: got %+v, want allowed", id, d[0])
+		}
+		s.Sweep()
+	}
+	clock.Set(storetest.Start + 60*minute)
+	s.Sweep()
+	if got := s.Stats().Keys; got != 0 {
+		t.Errorf("%d kept, want none", got)
+	}
+}
