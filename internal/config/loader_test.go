@@ -9,6 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
@@ -284,5 +285,44 @@ func TestDomainsThatAreGoneAreNotKept(t *testing.T) {
 	}
 	if len(l.built) != 1 || len(l.parts) != 1 {
 		t.Errorf("%d domains and %d files are kept, want one of each", len(l.built), len(l.parts))
+	}
+}
+
+// A domain has settings in one file, and descriptors in others. When one of the others changes, its limits have the
+// settings of the domain. When a setting is added to one of them, or removed, it applies to all limits.
+func TestAChangedFileHasTheSettingsOfItsDomain(t *testing.T) {
+	for _, settings := range []string{
+		"on_backend_failure: allow", "on_backend_failure: local\nlocal_share: 20%", "on_backend_failure: error", "consume: each",
+		"hash_tag: domain", "hash_tag: entry:k1", "deny_body: openai", "local_share: 50%",
+	} {
+		l := NewLoader(Options{LocalShare: 0.1, OnFailure: descriptors.Deny})
+		descriptorsOf := func(key string, rate int) string {
+			return fmt.Sprintf("domain: d\ndescriptors:\n- {key: %s, rate_limit: {algorithm: token_bucket, rate: %d, period: 1s}}\n"+
+				"- {key: %s, value: x, rate_limit: {algorithm: token_bucket, rate: %d, period: 1s, on_backend_failure: local}}\n", key, rate, key, rate+1)
+		}
+		for step, texts := range [][]string{
+			{"domain: d\n" + settings + "\n", descriptorsOf("k1", 1), descriptorsOf("k2", 1)},
+			{"domain: d\n" + settings + "\n", descriptorsOf("k1", 1), descriptorsOf("k2", 3)},
+			{"domain: d\n" + settings + "\n", descriptorsOf("k1", 4) + descriptorsOf("k3", 4)[len("domain: d\ndescriptors:\n"):], descriptorsOf("k2", 3)},
+			{"domain: d\n", descriptorsOf("k1", 4), descriptorsOf("k2", 3)},
+			{"domain: d\n", descriptorsOf("k1", 4) + settings + "\n", descriptorsOf("k2", 3)},
+			{"domain: d\n", descriptorsOf("k1", 4) + settings + "\n", descriptorsOf("k2", 5)},
+			{"domain: d\n", descriptorsOf("k1", 4), descriptorsOf("k2", 5)},
+		} {
+			var files []File
+			for i, text := range texts {
+				files = append(files, File{fmt.Sprintf("f%d.yaml", i), []byte(text)})
+			}
+			read := l.read(files, nil)
+			got, reported := l.compiler(read).compile(read.docs, read.files)
+			l.evict(read)
+			want, wantReported := Compile(files, l.o)
+			if !slices.Equal(reported, wantReported) || !reflect.DeepEqual(got, want) {
+				t.Errorf("%s, step %d: %v, want %v; the configurations are equal: %v", settings, step, reported, wantReported, reflect.DeepEqual(got, want))
+			}
+			if want == nil {
+				t.Errorf("%s, step %d: %v", settings, step, wantReported)
+			}
+		}
 	}
 }

@@ -361,3 +361,46 @@ func TestAReusedDirectForgetsErrors(t *testing.T) {
 		}
 	}
 }
+
+// Programs that use package ratelimit see a blocked bucket as empty, like clients of the sidecar.
+func TestADirectShowsABlockedBucketAsEmpty(t *testing.T) {
+	b := newBench(t, `
+domain: d
+limits:
+  jobs: {algorithm: token_bucket, rate: 5, period: 1m, penalty: {after: 1, for: 1m, max: 1h}}
+`)
+	var d limiter.Direct
+	for _, step := range []struct{ cost, remaining int64 }{{1, 4}, {5, 0}, {1, 0}} { // 5 units are denied, and start the block
+		d.Reset()
+		d.Add(b.Current().Domains["d"].Named["jobs"], nil, algorithms.Charge{Cost: step.cost})
+		d.Take(t.Context(), b.store)
+		if got, _ := d.Decision(0); got.Remaining != step.remaining || got.Allowed != (step.remaining > 0) {
+			t.Errorf("cost %d: got %+v, want %d remaining", step.cost, *got, step.remaining)
+		}
+	}
+}
+
+// The window of a limit in headers is the time in which its capacity is filled.
+func TestLimitsAreShownAsWindows(t *testing.T) {
+	five, twenty := int64(5), int64(20)
+	for _, test := range []struct {
+		spec           algorithms.Spec
+		units, seconds int64
+	}{
+		{algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: 60 * sec}, 10, 60},
+		{algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: 60 * sec, Capacity: &twenty}, 20, 120},
+		{algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: 60 * sec, Capacity: &five}, 5, 60}, // each window starts with 5
+		{algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: 60 * sec, Capacity: &five}, 5, 30},
+		{algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: 60 * sec, Capacity: &twenty}, 20, 120},
+		{algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 3, Period: sec, Capacity: &five}, 5, 0}, // not a whole number of seconds
+		{algorithms.Spec{Kind: algorithms.SlidingWindow, Rate: 10, Period: 60 * sec}, 10, 60},
+	} {
+		l, err := algorithms.Compile(test.spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if units, seconds := limiter.Shown(&l); units != test.units || seconds != test.seconds {
+			t.Errorf("%+v: shown as %d in %d s, want %d in %d s", test.spec, units, seconds, test.units, test.seconds)
+		}
+	}
+}

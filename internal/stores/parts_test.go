@@ -274,3 +274,18 @@ func TestAnUndoIsNotCanceledWithItsRequest(t *testing.T) {
 		t.Errorf("%d of 3 units were refunded; want 3", undone.Load())
 	}
 }
+
+// A request that another part denies does not wait for the units that its own part had reserved.
+func TestAChargeThatIsUndoneDoesNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		undos := stores.NewUndos(time.Minute)
+		defer undos.Close()
+		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
+		reserved := of(tokens(t, 1, algorithms.Second, 5), "a", 8)
+		reserved.Terms.Reserve = true
+		d := chargeInParts(t, undos, part(store, reserved), part(store, of(fixed(t, 5, algorithms.Day), "b", 6)))
+		if !d[0].Allowed || d[1].Allowed || d[0].Wait != 0 || d[0].Remaining != 5 {
+			t.Errorf("got %+v; want the first charge allowed, 5 units left and no wait; the second denied", d)
+		}
+	})
+}
