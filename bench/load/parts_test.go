@@ -47,7 +47,7 @@ func TestEveryDurationHasASlot(t *testing.T) {
 	}
 }
 
-func TestQuestionNamesItsKeyWhereverItIsWanted(t *testing.T) {
+func TestAQuestionHasItsKeyAtEachPlaceholder(t *testing.T) {
 	q, err := newQuestion("d", []string{"a={},b=x", "c=u{}"})
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +94,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-func TestTurnsOfConnectionsMakeTheRate(t *testing.T) {
+func TestConnectionsSendInTurnAtTheRate(t *testing.T) {
 	r := &run{Config: Config{Connections: 4, Rate: 1000, Duration: time.Second}, start: time.Now()}
 	var all []time.Duration
 	for i := range 4 {

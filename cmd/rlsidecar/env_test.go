@@ -104,7 +104,7 @@ func TestStartsAsTheReferenceServer(t *testing.T) {
 	}
 }
 
-func TestOnlyThePlainNameStartsTheReferenceServer(t *testing.T) {
+func TestArgumentsDoNotStartTheReferenceServer(t *testing.T) {
 	var out, stderr output
 	if code := runAs(t.Context(), []string{"/bin/ratelimit", "version"}, nil, &out, &stderr); code != exitDone || !strings.HasPrefix(out.String(), "rlsidecar ") {
 		t.Errorf("exit code %d, want %d: %s%s", code, exitDone, out.String(), stderr.String())
@@ -126,7 +126,7 @@ func TestReferenceMistakesEndTheStart(t *testing.T) {
 	}
 }
 
-func TestOwnSettingsCountMoreThanTheReferenceServers(t *testing.T) {
+func TestOwnSettingsTakePrecedence(t *testing.T) {
 	file := write(t, limits)
 	t.Setenv("RUNTIME_ROOT", "/nowhere")
 	t.Setenv("LOG_LEVEL", "trace")

@@ -39,9 +39,9 @@ func contains(t *testing.T, condition, text string, wants ...string) {
 	}
 }
 
-// TestRequestsThatMeetNoLimitAreSeen sends requests with a typo in the key or in the domain, which no limit matches.
+// TestRequestsThatMatchNoLimitAreReported sends requests with a typo in the key or in the domain, which no limit matches.
 // top, the admin API, the log and the metrics show them, but no values.
-func TestRequestsThatMeetNoLimitAreSeen(t *testing.T) {
+func TestRequestsThatMatchNoLimitAreReported(t *testing.T) {
 	x := startServe(t, "--config", write(t, counted))
 	if code, out := x.tool(t, "top", "--unmatched"); code != exitDone || !strings.HasPrefix(out, "every request matched a limit since ") {
 		t.Errorf("before the first request: exit code %d, want %d and no unmatched request: %s", code, exitDone, out)

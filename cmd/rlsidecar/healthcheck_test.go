@@ -55,9 +55,9 @@ func TestHealthcheckReportsReadiness(t *testing.T) {
 	}
 }
 
-// TestLiveIsNotReady checks that healthcheck --live succeeds for a sidecar that waits for its first configuration, so
+// TestLiveSucceedsBeforeReadiness checks that healthcheck --live succeeds for a sidecar that waits for its first configuration, so
 // that a startup probe does not restart it. Without --live, healthcheck fails.
-func TestLiveIsNotReady(t *testing.T) {
+func TestLiveSucceedsBeforeReadiness(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	socket := filepath.Join(t.TempDir(), "http")
 	var log output

@@ -20,7 +20,7 @@ func TestLessMemoryAllowsFewerBuckets(t *testing.T) {
 	}
 }
 
-func TestAMemoryLimitThatIsSetCounts(t *testing.T) {
+func TestGOMEMLIMITBoundsTheBuckets(t *testing.T) {
 	t.Setenv("GOMEMLIMIT", "64MiB")
 	// The runtime has read the variable at the start of the process. SetMemoryLimit has the same effect.
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(64 << 20))

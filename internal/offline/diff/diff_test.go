@@ -28,9 +28,9 @@ func compiled(t fataler, yaml string) *limiter.Snapshot {
 	return s
 }
 
-// TestEveryDescriptorThatMeetsOtherLimitsIsNoticed draws two configurations and descriptors. If a descriptor matches
+// TestEveryDescriptorThatMatchesOtherLimitsIsReported draws two configurations and descriptors. If a descriptor matches
 // other limits in the new configuration, a change must state the former and the new limits.
-func TestEveryDescriptorThatMeetsOtherLimitsIsNoticed(t *testing.T) {
+func TestEveryDescriptorThatMatchesOtherLimitsIsReported(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		was, is := compiled(t, drawConfig(t, "was")), compiled(t, drawConfig(t, "is"))
 		changes := Compare(was, is)

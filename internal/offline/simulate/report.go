@@ -98,7 +98,7 @@ func (t *tally) notes(w io.Writer) {
 	note(t.unread, "not read", ", first at line %s: %v", t.unreadLines(), t.unreadErr)
 	note(t.steppedBack, "order", " earlier than a line before, and replayed at the time of that line")
 	note(t.early, "early", " calls were settled too early, because more than %d were open", maxOpen)
-	note(t.expired, "too late", " reservations by name were more than an hour old, and stay charged")
+	note(t.expired, "too late", " reservations by name were too old to settle, and stay charged")
 	note(t.full, "no room", " needed a new bucket, but --memory-max-keys were in use")
 }
 

@@ -131,7 +131,7 @@ func TestMistakesEndTheRun(t *testing.T) {
 	}
 }
 
-func TestReadErrorIsNotTheInputsFault(t *testing.T) {
+func TestAReadErrorIsNoLineError(t *testing.T) {
 	broken := io.MultiReader(strings.NewReader(`{"time_us":5,`), brokenReader{})
 	_, err := Run(t.Context(), Config{Snapshot: compiled(t, small), Name: "trace", Input: broken, Format: JSONL})
 	if _, ok := errors.AsType[*LineError](err); ok || !errors.Is(err, io.ErrUnexpectedEOF) {

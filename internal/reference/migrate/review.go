@@ -74,7 +74,7 @@ func (r *review) key(key, value *yaml.Node, l *level) {
 	}
 }
 
-// descriptor adds a note about a key that matches more in the reference server.
+// descriptor adds a note about a key that matches more entries in the reference server.
 func (r *review) descriptor(n *yaml.Node, siblings []string) {
 	key := find(n, "key")
 	if key == nil || find(n, "value") != nil {
