@@ -20,8 +20,8 @@ import (
 // group, this process first claims the ID: it stores a claim under the ID. Then it charges the group. Finally
 // it replaces the claim by the answer, or deletes the claim if nothing was consumed.
 //
-// So the group is charged at most once. If a step gets no answer, or the process dies, the claim stays. A
-// repeated group then gets ErrPending until the claim expires.
+// So the group is charged at most once. If the outcome of the charge is unknown, or the process dies, the claim stays.
+// A repeated group then gets ErrPending until the claim expires.
 //
 // A claim consists of one byte, 32 bytes that identify the request, and 16 bytes that identify the claiming
 // call. An answer consists of one byte, the same 32 bytes, and the time and the decision of each charge.
@@ -237,7 +237,7 @@ func (c claims) claim(ctx context.Context, once *backend.IdempotencyKey, mine st
 	return get.Val(), nil
 }
 
-// answerOf returns the record to store for a group that was charged.
+// answerOf returns the answer to store for a group that was charged.
 func answerOf(once *backend.IdempotencyKey, decisions []backend.Decision) []byte {
 	b := append([]byte{answered}, once.Digest[:]...)
 	for i := range decisions {

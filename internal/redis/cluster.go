@@ -136,7 +136,7 @@ func newCluster(client *goredis.ClusterClient, k keys, c Config, sender func(add
 	return s
 }
 
-// close waits for the background goroutines.
+// close cancels the work in the background, and waits until it has ended.
 func (c *cluster) close() {
 	c.mu.Lock()
 	c.closed = true

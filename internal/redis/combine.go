@@ -45,8 +45,8 @@ const (
 	completed  // Done was called before Submit returned
 )
 
-// run makes steps until Submit returns before the decisions are known. A loop is used, because with recursion
-// the stack could grow without bound.
+// run makes steps until the machine has ended, or until Submit returns before the decisions are known. A loop is
+// used, because with recursion the stack could grow without bound.
 func (r *running) run() {
 	for {
 		charges, undo := r.machine.step(r.batch.Decisions)
@@ -142,7 +142,7 @@ type combine struct {
 	tries    int
 	is       backend.Decision
 	now      algorithms.Micros
-	buckets  []algorithms.Bucket // the states as last read; nil while they are being read
+	buckets  []algorithms.Bucket // the states as last read; nil until they are read for the first time
 	parts    []algorithms.Charge // for each shard, its part of the charge
 	charging bool
 }
@@ -248,9 +248,9 @@ type refund struct {
 	first  *shardCharge // a refund to one shard that is tried before all shards are read, or nil
 
 	is    backend.Decision
-	sent  []shardCharge // the refunds in flight; empty while all shards are being read
-	rest  int64         // units that have not fitted yet
-	whole int64         // all units to refund
+	sent  []shardCharge // the refunds that were sent last
+	rest  int64         // what has not fitted yet, in the unit of State.Value
+	whole int64         // all that is to be refunded, in the unit of State.Value
 	order []int         // the shards to which the rest is offered, in this order
 }
 
@@ -275,7 +275,8 @@ func (m *refund) step(answers []backend.Decision) ([]backend.Charge, []*refund) 
 	return m.offer(), nil
 }
 
-// afterFirst ends the refund if it fitted into the first shard. Otherwise it returns dry runs of all shards.
+// afterFirst ends the refund if it fitted into the first shard, or failed. Otherwise it returns dry runs of all
+// shards.
 func (m *refund) afterFirst(answers []backend.Decision) []backend.Charge {
 	fitted, err := m.fitted(answers)
 	terms := m.first.terms

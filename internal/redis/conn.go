@@ -104,8 +104,9 @@ type idleCheck struct {
 
 var errEnded = notSent("the server has closed the connection")
 
-// Read calls f only if there is something to read, which is enough for go-redis. Usually there is nothing to
-// read. Then a call of f would announce a system call to the scheduler unnecessarily.
+// Read does not call f if it knows that nothing has arrived, which is enough for go-redis. Usually nothing has
+// arrived, and a call of f would announce a system call to the scheduler unnecessarily. Read returns an error if the
+// connection must not be used.
 func (l *idleCheck) Read(f func(fd uintptr) bool) error {
 	switch {
 	case l.conn.age != l.conn.line.age.Load():

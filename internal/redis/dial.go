@@ -47,7 +47,7 @@ type line struct {
 	mu         sync.Mutex
 	closed     bool      // this and the following fields are guarded by mu
 	budget     budget    // how many dials are allowed
-	down       error     // the error of the last dial; nil if it succeeded
+	down       error     // the error of the last attempt to reach the server; nil if the server can be dialed
 	redialing  bool      // a goroutine is dialing
 	lastDemand time.Time // the time of the last call that needed a connection while down was set
 	spare      net.Conn  // a connection that redial made

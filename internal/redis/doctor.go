@@ -140,7 +140,8 @@ func checkClock(server string, there, before time.Time, took time.Duration) []Fi
 	return []Finding{{server, Warning, "clock", fmt.Sprintf("is %v %s this machine's; limits use the server's clock", off.Abs().Round(time.Second), direction)}}
 }
 
-// ExamineClocks checks only the clocks, and returns only problems. It ignores servers that do not answer.
+// ExamineClocks checks only the clocks, and returns a finding only for a wrong one. It ignores servers that do not
+// answer.
 func (s *Store) ExamineClocks(ctx context.Context) (all []Finding) {
 	examine := func(server string, client *goredis.Client) []Finding {
 		before := time.Now()

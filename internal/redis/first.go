@@ -19,8 +19,9 @@ import (
 // Examples are a wrong password, a missing permission, TLS on one side only, and another kind of server than
 // the URL names.
 type Mistake struct {
-	// Server is the address of the server. Problem describes the mistake as a clause whose subject is the
-	// server, and may quote the server. Remedy describes what to do, as a clause.
+	// Server is the address of the server, or several addresses with commas between them. Problem describes the
+	// mistake as a clause whose subject is the server, and may quote the server. Remedy describes what to do, as a
+	// clause.
 	Server, Problem, Remedy string
 }
 
@@ -182,7 +183,8 @@ func (s *Store) explain(err error) string {
 func (s *Store) Place() string { return s.where.String() }
 
 // unnamed returns the reason why no Sentinel has named a master yet, and the address of the Sentinel that
-// gave this reason. The error is nil if a Sentinel has named a master, or if waiting may help (diagnosis.lasting).
+// gave this reason. The error is nil if a Sentinel has named a master, or if no Sentinel gave a lasting reason (see
+// diagnosis).
 func (w *sentinels) unnamed() (err error, sentinel string) { //nolint:revive // the error is the result
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -195,8 +197,8 @@ func (w *sentinels) unnamed() (err error, sentinel string) { //nolint:revive // 
 // errNoMaster is the error for a Sentinel that does not know the master.
 var errNoMaster = errors.New("a Sentinel knows no master of this name")
 
-// refused stores the error of the Sentinel at addr, which did not return the master's address. It ignores errors for
-// which waiting may help.
+// refused stores the error of the Sentinel at addr, which did not return the master's address. It ignores errors that
+// are not lasting (see diagnosis).
 func (w *sentinels) refused(err error, addr string) {
 	switch {
 	case errors.Is(err, goredis.Nil):

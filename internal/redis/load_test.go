@@ -128,9 +128,9 @@ type load struct {
 	reasons    sync.Map     // the failures by reason: text -> *atomic.Int64
 }
 
-// The numbers of requests of a load. Requests with the name "counted" are never denied. Those with the name "tight"
-// have a limit that is soon used up. One more request charges the buckets "left" and "right" together: they are in
-// one slot, and must stay equal.
+// counted and tight are numbers of requests of a load. The requests with the name "counted" are never denied. Those
+// with the name "tight" have a limit that is soon used up, tightLimit. One more request charges the buckets "left" and
+// "right" together: they are in one slot, and must stay equal.
 const (
 	counted    = 9
 	tight      = 6

@@ -23,8 +23,8 @@ import (
 type node struct {
 	client *goredis.Client
 	keys   keys
-	// redirect is set in a cluster. It sends a command to the node that serves its slot, after this node has
-	// replied that it does not.
+	// redirect is set in a cluster. After this node has replied that it does not serve the slot of a command,
+	// redirect sends the command to the node that does.
 	redirect func(ctx context.Context, cmd goredis.Cmder) error
 	now      func() algorithms.Micros // nil means the server's clock
 	wall     func() algorithms.Micros // the time of this machine, which approximates the time of the server's clock
@@ -268,7 +268,7 @@ type replicas struct {
 	wait  time.Duration
 }
 
-// touch adds a write to each record of an idempotency key to pipe. Since Redis 7.2, WAIT waits only for the
+// touch adds to pipe a write of each record of an idempotency key. Since Redis 7.2, WAIT waits only for the
 // writes of its own connection. If the script only reads an answer from a record, it writes nothing. WAIT
 // would then also count replicas that have neither the record nor the charge.
 func (r replicas) touch(ctx context.Context, pipe goredis.Pipeliner, scriptRuns []*scriptRun) {

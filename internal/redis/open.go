@@ -188,7 +188,7 @@ func (c Config) replicas() replicas { return replicas{c.WaitReplicas, c.Timeout 
 // Submit implements backend.Store.
 func (s *Store) Submit(b *backend.Batch) { s.store.Submit(b) }
 
-// Ping waits for a first answer from Redis, at most until ctx ends.
+// Ping waits for a first answer from Redis (in a Cluster, from every master), at most until ctx ends.
 func (s *Store) Ping(ctx context.Context) error {
 	for {
 		err := s.ping(ctx)

@@ -362,8 +362,8 @@ func (q *queue) skip(e *entry, n int, err error) {
 	q.waiting -= n
 }
 
-// complete receives c after the call was answered. It moves completed batches to c.ended, and the other
-// batches back to the waiting ones. The call is over only when over is called.
+// complete receives c after the call was answered or has failed. It moves completed batches to c.ended, and the
+// other batches back to the waiting ones. The call still counts as in flight until over is called.
 func (q *queue) complete(c *call) {
 	for i, e := range c.entries {
 		e.in, e.charged = false, false

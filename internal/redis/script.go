@@ -262,8 +262,8 @@ func (t *scriptRun) text(i int, b []byte) *string {
 	return &t.texts[i]
 }
 
-// usual reports whether l is a usual limit (see take.lua). The script decides its plain charges in a fast
-// loop, and all other charges in a general form.
+// usual reports whether l is a usual limit (see take.lua). The script decides plain charges of such limits in a fast
+// loop.
 func usual(l *algorithms.Limit, tick int64) bool {
 	return (l.Kind == algorithms.TokenBucket || l.Kind == algorithms.FixedWindow) && tick == 1 && l.Rate > 0 &&
 		!l.Overdraw && l.Calendar == nil && l.Penalty.After == 0

@@ -12,7 +12,7 @@ import (
 )
 
 // sender sends the calls to one server. Batches that are submitted at the same time go into one call (queue).
-// A server that fails gets no calls (circuit).
+// A server that fails gets no calls except probes (circuit).
 //
 // Each call has the timeout of the sender, whatever the deadlines of its batches are. So a batch with little
 // time does not end a call that other batches need.
@@ -192,8 +192,8 @@ func (l *sender) work() {
 	l.makeCalls(c, now)
 }
 
-// makeCalls makes the call c with decide; c was filled at time now. Then it makes the calls that are due
-// meanwhile.
+// makeCalls makes the call c with decide; c was filled at time now. Then it makes the calls that have become due,
+// until the wire can make them or none is due.
 func (l *sender) makeCalls(c *call, now time.Time) {
 	defer l.calls.Put(c)
 	for {

@@ -165,7 +165,8 @@ func (w *sentinels) connect(ctx context.Context) (net.Conn, error) {
 	return w.dial(ctx, "tcp", addr)
 }
 
-// current returns the address of the master. The address is "" if no Sentinel has named the master yet.
+// current returns the address of the master. The address is "" if no Sentinel has named the master yet. While a
+// replica is being promoted, the error is errPromoting.
 func (w *sentinels) current() (string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -175,8 +176,8 @@ func (w *sentinels) current() (string, error) {
 	return w.view.master, nil
 }
 
-// change applies an event to the view, and acts on the result: it ends connections to a former master, and
-// polls a replica that is being promoted.
+// change applies an event to the view, and acts on the result: it makes the connections to a former master outdated,
+// and starts to poll a replica that is being promoted.
 func (w *sentinels) change(event func(view) view) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

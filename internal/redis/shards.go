@@ -81,7 +81,8 @@ type drawn struct {
 	first, second int
 }
 
-// draw draws two shards for charge i, and adds the charge of the first one to the batch.
+// draw draws two shards for charge i, and adds the charge of the first one to the batch. If the first one can never
+// hold the cost, the charge is made at the second one.
 func (d *draws) draw(i int) {
 	c := &d.outer.Charges[i]
 	first, second := d.memory.draw(c.Key, c.Shards, c.Terms.Hash)
@@ -236,7 +237,7 @@ type shardMemory struct {
 // shardState is the last known state of a shard. at is when this process learned it, and failed is when the
 // shard last failed, both by this process's clock.
 type shardState struct {
-	state      algorithms.State // zero if the shard was never charged
+	state      algorithms.State // zero if it is unknown; then the shard counts as full
 	at, failed time.Time
 }
 

@@ -1133,7 +1133,7 @@ local function general(now, given, names, stored, lives, answers)
   function beyond(l, a) return l.settles and a.settle and a.cost > 0 and not a.raw end
 
   -- passed returns the peaks of a bucket of l that was last charged at time at, after the clock has stepped back to
-  -- t.
+  -- t. They state that the bucket was full after all charges until then, so these charges get no refund.
   function passed(l, at, t)
     t = t + HOUR
     return push({}, min(at, t - t % l.tick) + l.tick, 0)

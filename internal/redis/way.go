@@ -12,7 +12,8 @@ import (
 const detachedTimeout = 250 * time.Millisecond
 
 // serverSenders has the two senders to one server. long has a longer timeout: it sends detached batches, and
-// groups so large that a healthy server may exceed the timeout. usual sends everything else.
+// groups so large that a healthy server may exceed the timeout. usual sends everything else. If usual has a timeout
+// of detachedTimeout or more, long is the same sender.
 type serverSenders struct{ usual, long *sender }
 
 // Submit implements backend.Store.

@@ -40,7 +40,7 @@ type wire struct {
 
 	mu      sync.Mutex
 	conn    net.Conn // nil if not connected; this and the following fields are guarded by mu
-	busy    bool     // a call is being written, or in flight
+	busy    bool     // the wire is reserved: a call is about to be written, being written, or in flight
 	call    *call    // the call in flight, or nil
 	until   time.Time
 	readBy  time.Time // the read deadline of conn, which may have been set for an earlier call; zero means none
@@ -267,8 +267,8 @@ func (w *wire) answer(c *call, t *scriptRun) (err error) {
 	return t.answer()
 }
 
-// dial connects the wire in the background. It does nothing if the wire is connected, or if the last attempt
-// was less than dialPause ago.
+// dial connects the wire in the background. It does nothing if the wire is connected, being dialed or closed, or if
+// the last attempt was less than dialPause ago.
 func (w *wire) dial() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

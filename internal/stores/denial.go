@@ -103,8 +103,8 @@ func remainsLater(c *backend.Charge, d *backend.Decision, passed algorithms.Micr
 }
 
 // unchanged returns how long Remaining of d, the decision on c, stays unchanged. It returns unknown for a limit
-// with a Rate of 0, and if d.Value is not the whole state of the bucket. Examples are a bucket with shards, a
-// state in the numbers of another limit, and a clock that stepped back.
+// with a Rate of 0, and if d.Value may not be the whole state of the bucket. Examples are a sliding window, a bucket
+// with shards or a penalty, a state in the numbers of another limit, and a clock that stepped back.
 func unchanged(c *backend.Charge, d *backend.Decision) algorithms.Micros {
 	kind := c.Limit.Kind
 	if kind != algorithms.TokenBucket && kind != algorithms.FixedWindow || c.Limit.Rate == 0 || len(c.Shards) > 0 || c.Limit.Penalty.After > 0 {
@@ -132,7 +132,7 @@ func denialOf(charges []backend.Charge, decisions []backend.Decision, submittedA
 		case d.Err != nil || charges[i].Limit.ChargesDenied() || charges[i].Terms.Cost < 0:
 			return nil
 		case d.Never:
-			return nil // next denies such a cost without a call
+			return nil // no retry can succeed, so the denial has no retry time
 		case charges[i].Then:
 			plan = max(plan, d.RetryAfter)
 			continue

@@ -50,7 +50,7 @@ type heat struct {
 
 // hotKey has the leases of a bucket whose key is hot. It is guarded by the lock of its shard.
 type hotKey struct {
-	charge backend.Charge // identifies the bucket when units are returned
+	charge backend.Charge // the bucket, its limit and its lease terms; the pattern of charges that lease ahead and that return units
 	// grants has at most two leases. The first one expires first, and is used first. The second one is
 	// requested in the background, before the first is used up or expires.
 	grants  [2]grant
@@ -116,7 +116,8 @@ func (s *LeaseStore) shard(key []byte) (*leaseShard, uint64) {
 	return &s.shards[hash%leaseShards], hash / leaseShards
 }
 
-// find returns the hot key of c's bucket, or nil. It drops a hot key whose limit has other numbers.
+// find returns the hot key of c's bucket, or nil. It drops a hot key whose limit, lease terms, shards or slot have
+// changed.
 func (sh *leaseShard) find(c *backend.Charge) *hotKey {
 	l := sh.hotKeys[string(c.Key)]
 	if l == nil || l.charge.Limit == c.Limit {
@@ -210,7 +211,7 @@ func (sh *leaseShard) returnCharge(c *backend.Charge, units int64, of *grant, no
 
 // leaseFor returns how long leased units of c's bucket may be used after the grant at time at. A lease of a
 // fixed window ends with the window, so that a window never admits more than its capacity. A token bucket
-// admits at most capacity + floor((T + for)*rate/period) in any span T.
+// admits at most capacity + floor((T + Lease.For)*rate/period) in any span T.
 func leaseFor(c *backend.Charge, at algorithms.Micros) algorithms.Micros {
 	if c.Limit.Kind != algorithms.FixedWindow {
 		return c.Lease.For

@@ -34,8 +34,8 @@ import (
 // idempotency keys, and these cannot use leased units. A group uses leased units if next allows its other
 // charges. A group with a bucket that a denial changes (overdraw, penalty) leases nothing.
 //
-// A change of the limit's numbers and a Reset drop the lease. While there are hot keys, a timer returns the
-// unused units of expired leases. Close stops the timer.
+// A change of the limit's numbers or of the lease terms drops the lease, and its unused units are lost. A Reset drops
+// the lease, too. While there are hot keys, a timer returns the unused units of expired leases. Close stops the timer.
 func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 	if c.Timeout <= 0 {
 		c.Timeout = time.Second

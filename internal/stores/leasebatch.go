@@ -45,7 +45,7 @@ type leaseGroup struct {
 
 // leasePart is one charge of a group.
 type leasePart struct {
-	hotKey   *hotKey          // nil if the key is not hot
+	hotKey   *hotKey          // nil if the key is not hot, or if the charge cannot be leased
 	leased   bool             // the charge was made to leases, and is not submitted to next
 	from     [2]consumedUnits // if leased: the units from each grant
 	borrow   int64            // units requested beyond the cost

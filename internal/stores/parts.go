@@ -19,8 +19,8 @@ import (
 // the limit admits too little. If the process dies before the refund, the limit admits too little until as
 // many units have flowed in, or until its window ends.
 //
-// Parts that contain a refund of the caller are sent after the other parts, because such a refund could not
-// be undone. The answer does not wait for the refunds that undo charges; these are sent through undos.
+// Parts that contain a refund of the caller are sent after the other parts, because such a refund cannot be undone
+// reliably. The answer does not wait for the charges that undo a part; these are sent through undos.
 //
 // number returns a number for charge i of a group: charges with equal numbers can be charged in one step.
 // Groups must not have an idempotency key, and must not be a Reset.
@@ -78,7 +78,7 @@ func (t *partsBatch) decided(p *divisionPart, from, to int) {
 	}
 }
 
-// ended is called after the parts that are sent at once.
+// ended is called when the parts that are sent at once have been decided. It sends the other parts, if there are any.
 func (t *partsBatch) ended() {
 	if t.later.used == 0 {
 		t.conclude()
@@ -267,7 +267,7 @@ func (t *partsBatch) fail(g *partedGroup) {
 		return
 	}
 	if errors.Is(g.failed, backend.ErrNotTaken) && g.refunded {
-		g.failed = MaybeConsumed(g.failed) // the refund of another part stays: its undo could consume units of other requests
+		g.failed = MaybeConsumed(g.failed) // another part made a refund; its undo is a charge, which may be denied or consume units of other requests
 	}
 	for i := g.from; i < g.to; i++ {
 		t.outer.Decisions[i] = backend.Decision{Err: g.failed}
