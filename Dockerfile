@@ -1,5 +1,6 @@
-# rlsidecar in an image: one static program, certificates, and nothing else. docs/packaging.md says how
-# to run it. Where other registries are to be used, give their images: --build-arg GO_IMAGE=…
+# The image of rlsidecar: one static program, certificates, licences, and the names of its user and group.
+# docs/packaging.md describes how to run it. To take the base images from another registry, set GO_IMAGE
+# and RUNTIME_IMAGE with --build-arg.
 ARG GO_IMAGE=golang:1.26.8@sha256:0f063af2d465d8dcae54cce04278ada488b96f77b42449c8d071e47d016cc65a
 ARG RUNTIME_IMAGE=scratch
 
@@ -8,13 +9,13 @@ WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-# Set by the builder with --platform; else that of this machine.
+# The builder sets TARGETARCH. Without it, the program is for the architecture of the machine that builds it.
 ARG TARGETARCH
-# Of the release; the source comes without its history.
+# The version and the commit, because the build context has no Git history.
 ARG VERSION=(unknown)
 ARG REVISION=(unknown)
-# The link is for where envoyproxy/ratelimit's image is replaced: rlsidecar behaves as that server when
-# it is started by that name.
+# /bin/ratelimit is the program's path in envoyproxy/ratelimit's image. Started by this name, rlsidecar
+# behaves as that server.
 RUN mkdir -p /out/bin /out/etc/ssl/certs /out/usr/share/licenses/rlsidecar && \
     GOARCH=${TARGETARCH} VERSION=${VERSION} REVISION=${REVISION} scripts/build.sh /out/bin/rlsidecar && \
     ln -s rlsidecar /out/bin/ratelimit && \
@@ -28,7 +29,7 @@ FROM ${RUNTIME_IMAGE}
 ARG VERSION=(unknown)
 ARG REVISION=(unknown)
 LABEL org.opencontainers.image.title="rlsidecar" \
-      org.opencontainers.image.description="A rate limiter that proxies ask before every request" \
+      org.opencontainers.image.description="A rate limiter that proxies call before every request" \
       org.opencontainers.image.source="https://github.com/rlsidecar/rlsidecar" \
       org.opencontainers.image.documentation="https://github.com/rlsidecar/rlsidecar/blob/main/docs/packaging.md" \
       org.opencontainers.image.licenses="Apache-2.0" \
@@ -38,8 +39,8 @@ COPY --from=build /out/bin/ /bin/
 COPY --from=build /out/etc/ /etc/
 COPY --from=build /out/usr/ /usr/
 USER 65534:65534
-# gRPC and HTTP. Metrics and profiles (6070) are on loopback, unless RLSIDECAR_ADMIN_TOKEN is set.
+# gRPC and HTTP. The admin port (6070) is on loopback, unless RLSIDECAR_ADMIN_TOKEN is set.
 EXPOSE 8081 8080
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s CMD ["/bin/ratelimit", "healthcheck"]
-# No ENTRYPOINT: that server's image has none, and Compose files say "command: /bin/ratelimit".
+# No ENTRYPOINT, as in envoyproxy/ratelimit's image: Compose files contain "command: /bin/ratelimit".
 CMD ["/bin/ratelimit"]

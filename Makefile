@@ -37,7 +37,7 @@ bench-compare: ## measure the targets of docs/performance.md, each compared with
 	@scripts/rlbench.sh targets
 keys: ## send 100,000 distinct keys a second for a minute, in memory and on Redis; memory and series must not grow
 	@scripts/rlbench.sh keys
-overload: ## send five times as many requests as a server can decide
+overload: ## send two and five times as many requests as a server can decide
 	@scripts/rlbench.sh overload
 soak: ## run traffic, reloads, faults and rotations for FOR (default 5m); memory must not grow, and counts must be exact
 	@FOR=$${FOR:-5m} go test -vet=off -count=1 -timeout 0 -v ./test/soak

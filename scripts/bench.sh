@@ -46,6 +46,6 @@ if command -v wrk >/dev/null && command -v nginx >/dev/null; then
   echo
   "$dir/rlbench" http --sidecar "$dir/rlsidecar" --nginx-conf examples/nginx/nginx.conf || code=1
 else
-  echo "no wrk, or no nginx: what NGINX asks is not measured"
+  echo "wrk or nginx is missing: the HTTP listener is not measured"
 fi
 exit $code

@@ -1,7 +1,7 @@
-"""Lets the site contain what pages of docs/ link to outside of it, below repository/ (mkdocs.yml).
+"""A hook of MkDocs (mkdocs.yml). It adds files outside of docs/ to the site, below repository/, if pages link to them.
 
-A Markdown page outside of docs/ becomes a page of the site, and another file a page that shows it. A link
-to a folder leads to its README.md, or else to the repository.
+A Markdown file becomes a page of the site. Another file becomes a page that shows its text. A link to a folder
+leads to its README.md, or to the repository if it has none.
 """
 import os
 import posixpath
@@ -71,7 +71,7 @@ def _page(path, repository):
 
 
 def on_files(files, config):
-    """Adds the files that pages link to, and those that these link to."""
+    """Adds the files outside of docs/ that pages link to, directly or through other such files."""
     repository = config.repo_url.rstrip("/")
     waiting = re.findall(re.escape(PREFIX) + r"(\S+\.md)", str(config.nav).replace("'", " "))
     for file in files.documentation_pages():
@@ -91,7 +91,7 @@ def on_files(files, config):
 
 
 def _indent(markdown):
-    """What belongs to a list item, indented by four: Python-Markdown takes no less for a part of it."""
+    """Indents the parts of list items by four spaces. With fewer, Python-Markdown ends the item."""
     out, width, fence, blank = [], 0, False, False
     for line in markdown.split("\n"):
         marker = None if fence else re.match(r"(\d+\.|[-*]) +", line)
@@ -109,7 +109,7 @@ def _indent(markdown):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Rewrites the links of the pages in docs/; those of generated pages are done."""
+    """Rewrites the links of the pages in docs/. Those of generated pages are rewritten already."""
     if not page.file.src_uri.startswith(PREFIX):
         markdown = _rewrite(markdown, "docs/" + page.file.src_uri, config.repo_url.rstrip("/"))[0]
     return _indent(markdown)

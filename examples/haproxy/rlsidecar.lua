@@ -8,15 +8,15 @@ core.register_action("rlsidecar", { "http-req" }, function(txn)
     ["x-forwarded-host"]   = { txn.sf:req_hdr("host") },
     ["x-forwarded-for"]    = { txn.sf:src() },
   }
-  -- The headers that rlsidecar.yaml makes keys of. One that is missing is not sent.
+  -- The headers that rlsidecar.yaml uses as keys. If the request lacks one, it is not sent.
   for _, name in ipairs({ "x-api-key" }) do
     if txn.f:req_fhdr_cnt(name) > 0 then headers[name] = { txn.sf:req_fhdr(name) } end
   end
   local ok, answer = pcall(function()
     return core.httpclient():get{ url = "http://rlsidecar/v1/auth", dst = "abns@rlsidecar-ask", headers = headers }
   end)
-  -- A control byte in a key, which HAProxy accepts over HTTP/2, makes the request malformed. That is no
-  -- failure of the sidecar: if it counted as one, such a request would pass where HAProxy fails open.
+  -- A control byte in a key, which HAProxy accepts over HTTP/2, makes the request malformed. It must not count as a
+  -- failure of rlsidecar: if HAProxy fails open, it would then allow such a request.
   local outcome = "malformed"
   if ok then
     local status = answer and answer.status or 0

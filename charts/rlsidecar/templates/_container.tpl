@@ -1,4 +1,7 @@
-{{- /* The container; args: those that say where it listens, probes: its probes, extra: fields of a sidecar. */ -}}
+{{- /*
+The container. Its context: root: the chart's context, args: the flags of its listeners, ports: its ports,
+probes: its probes, extra: further fields, as text.
+*/ -}}
 {{- define "rlsidecar.container" -}}
 {{- $v := .root.Values -}}
 name: rlsidecar
@@ -90,7 +93,10 @@ volumeMounts:
   {{- end }}
 {{- end }}
 
-{{- /* The Secrets that are mounted: {at, secret}. Whole folders, so that what changes is seen. */ -}}
+{{- /*
+The Secrets to mount: a list of {at: the folder below /etc/rlsidecar, secret: its name}. They are mounted as folders,
+because Kubernetes does not update files that are mounted one by one (subPath).
+*/ -}}
 {{- define "rlsidecar.secrets" -}}
 {{- $v := .Values }}
 {{- $all := list }}
@@ -115,8 +121,9 @@ volumeMounts:
 {{- end }}
 
 {{- /*
-The container for a pod of yours, asked at 127.0.0.1:8081 (gRPC) and 127.0.0.1:8080 (HTTP): a list of one, for
-initContainers (sidecar.native) or containers. Its context is this chart's: .Subcharts.rlsidecar.
+The container for a pod of your own chart, as a list of one. With sidecar.native it is for initContainers, otherwise
+for containers. It listens at 127.0.0.1:8081 (gRPC) and 127.0.0.1:8080 (HTTP). Pass the context of this chart:
+.Subcharts.rlsidecar.
 */ -}}
 {{- define "rlsidecar.sidecar" -}}
 {{- $v := .Values -}}
@@ -129,7 +136,7 @@ initContainers (sidecar.native) or containers. Its context is this chart's: .Sub
 {{- list (include "rlsidecar.container" (dict "root" . "args" list "ports" $ports "probes" $probes "extra" $extra) | fromYaml) | toYaml }}
 {{- end }}
 
-{{- /* Exec, as only the pod itself can reach what listens on loopback. */ -}}
+{{- /* Probes of type exec, because the kubelet cannot reach listeners on loopback. */ -}}
 {{- define "rlsidecar.execProbes" -}}
 startupProbe: # not readiness: a sidecar that waits for a password that Redis accepts must not be restarted
   exec:

@@ -42,14 +42,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- .Values.limits.existingConfigMap | default (printf "%s-limits" (include "rlsidecar.fullname" . | trunc 56 | trimSuffix "-")) }}
 {{- end }}
 
-{{- /* What the schema cannot say. */ -}}
+{{- /* Checks that the schema cannot express. */ -}}
 {{- define "rlsidecar.check" -}}
 {{- $v := .Values }}
 {{- if and $v.redis.url $v.redis.urlSecret.name }}
 {{- fail "redis.url and redis.urlSecret are both given; give one" }}
 {{- end }}
 {{- if and $v.redis.url (contains "@" $v.redis.url) }}
-{{- fail "redis.url has credentials, which everybody can read who may look at the pod; put the URL into a Secret (redis.urlSecret), or the password (redis.passwordSecret)" }}
+{{- fail "redis.url has credentials, which everyone who may read the pod can see; put the URL into a Secret (redis.urlSecret), or the password (redis.passwordSecret)" }}
 {{- end }}
 {{- if and $v.limits.files $v.limits.existingConfigMap }}
 {{- fail "limits.files and limits.existingConfigMap are both given; give one" }}
@@ -61,7 +61,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail "without Redis each pod counts for itself, so that N pods admit N times the limit: give redis.url or redis.urlSecret, or accept it with perReplicaLimits=true" }}
 {{- end }}
 {{- if and (eq $v.onBackendFailure "local") (not $v.localShare) }}
-{{- fail "onBackendFailure local needs localShare, each pod's share of a limit while Redis is away, such as 0.25 for four pods" }}
+{{- fail "onBackendFailure local needs localShare, each pod's share of a limit while Redis is unreachable, such as 0.25 for four pods" }}
 {{- end }}
 {{- if and (or $v.tls.clientCertificates $v.tls.clientName) (not $v.tls.secret) }}
 {{- fail "tls.clientCertificates and tls.clientName need tls.secret" }}

@@ -1,4 +1,4 @@
-"""Does work whose cost is known afterwards: python3 budget.py URL NAME KEY ESTIMATE REAL."""
+"""Reserves units for work, and settles its real cost: python3 budget.py URL NAME KEY ESTIMATE REAL."""
 
 import sys
 
@@ -6,7 +6,7 @@ from limit import reserve, settle
 
 
 def work(real):
-    """Stands for a call of a language model. It returns the tokens that the call used."""
+    """Stands for a call to a language model, and returns the number of tokens that the call used."""
     return real
 
 

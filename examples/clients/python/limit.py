@@ -1,4 +1,4 @@
-"""Consumes units of a limit: python3 limit.py URL WAIT NAME [KEY…]. The token is in RLSIDECAR_API_TOKEN."""
+"""Consumes a unit of a limit: python3 limit.py URL WAIT NAME [KEY…]. The token is in RLSIDECAR_API_TOKEN."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def settle(url, reservation, real, wait=60.0):
 
 
 def call(url, request, wait):
-    """Returns the decision. Repeats the request while its answer is lost, or names a time to retry, within wait seconds."""
+    """Returns the decision. Repeats the request after a lost answer or after its Retry-After, for up to wait seconds."""
     body = json.dumps(request).encode()
     headers = {"Content-Type": "application/json", "Authorization": "Bearer " + os.environ.get("RLSIDECAR_API_TOKEN", "")}
     deadline = time.monotonic() + wait

@@ -1,7 +1,7 @@
-// Does work whose cost is known afterwards: node budget.js URL NAME KEY ESTIMATE REAL.
+// Reserves units for work, and settles its real cost: node budget.js URL NAME KEY ESTIMATE REAL.
 import { reserve, settle } from "./limit.js";
 
-/** Stands for a call of a language model. It returns the tokens that the call used. */
+/** Stands for a call to a language model, and returns the number of tokens that the call used. */
 async function work(real: number): Promise<number> {
   return real;
 }

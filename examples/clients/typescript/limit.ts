@@ -1,4 +1,4 @@
-// Consumes units of a limit: node limit.js URL WAIT NAME [KEY…]. The token is in RLSIDECAR_API_TOKEN.
+// Consumes a unit of a limit: node limit.js URL WAIT NAME [KEY…]. The token is in RLSIDECAR_API_TOKEN.
 import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 
@@ -25,7 +25,7 @@ export function settle(url: string, reservation: string, real: number, wait = 60
   return call(url, { reservation, count: real }, wait);
 }
 
-/** Returns the decision. Repeats the request while its answer is lost, or names a time to retry, within wait seconds. */
+/** Returns the decision. Repeats the request after a lost answer or after its Retry-After, for up to wait seconds. */
 async function call(url: string, body: object, wait: number): Promise<Decision> {
   const request = {
     method: "POST",
@@ -36,7 +36,7 @@ async function call(url: string, body: object, wait: number): Promise<Decision> 
   for (;;) {
     const answer = await fetch(url + "/v1/limit", { ...request, signal: AbortSignal.timeout(2000) }).catch((e: Error) => e);
     if (answer instanceof Response && answer.ok) return (await answer.json()) as Decision;
-    // Seconds: 429, 503, and 409 while another repetition runs, name a time; there may also be no answer at all.
+    // In seconds. 429, 503, and 409 while another repetition runs, have a Retry-After. A lost answer has none.
     const retry = answer instanceof Response ? Number(answer.headers.get("Retry-After") ?? Infinity) : 0.2;
     if (performance.now() + retry * 1000 > deadline) {
       if (answer instanceof Error) throw answer;
