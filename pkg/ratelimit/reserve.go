@@ -180,7 +180,8 @@ func (l *Limiter) WaitN(ctx context.Context, n int64, name string, key ...string
 	return nil
 }
 
-// retry repeats the charge of r until it is allowed.
+// retry repeats the charge of r until it is allowed. It returns an error if the charge fails, if the next wait would be
+// too long, or if ctx ends.
 func (l *Limiter) retry(ctx context.Context, r *Request) error {
 	for {
 		result, err := l.AllowN(ctx, r.N, r.Name, r.Key...)
