@@ -27,7 +27,7 @@ type adjustCmd struct {
 
 // by has the author of a change and the reason for it.
 type by struct {
-	Author string `env:"USER" placeholder:"NAME" help:"Your name, for the audit ($USER)."`
+	Author string `env:"USER" placeholder:"NAME" help:"Your name, for the audit."`
 	Reason string `required:"" placeholder:"TEXT" help:"The reason, for the audit."`
 }
 
@@ -49,8 +49,8 @@ type adjustSetCmd struct {
 	Capacity  *int64 `placeholder:"N" help:"Largest burst: the units that a full bucket holds."`
 	Period    string `placeholder:"TIME" help:"Length of the period, such as 1m or 1d."`
 	Factor    string `placeholder:"X" help:"Multiply the configured numbers by this factor, such as 10 or 0.5."`
-	Unlimited bool   `help:"Deny nothing, and still count."`
-	Block     bool   `help:"Deny everything."`
+	Unlimited bool   `help:"Allow every request, and still count."`
+	Block     bool   `help:"Deny every request."`
 
 	For           string    `placeholder:"TIME" help:"Duration: 30m, 2h, 7d; at most 30 days."`
 	Until         time.Time `placeholder:"TIME" help:"Or the time at which it ends: 2026-03-01T18:00:00Z."`

@@ -12,7 +12,7 @@ import (
 
 type doctorCmd struct {
 	redisFlags
-	Wait   time.Duration `default:"5s" help:"How long to wait for answers (${default})."`
+	Wait   time.Duration `default:"5s" help:"Maximum duration of the whole check (${default})."`
 	Format string        `enum:"text,json" default:"text" help:"Format of the output: text or json."`
 }
 

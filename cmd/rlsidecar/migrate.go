@@ -19,12 +19,12 @@ type migrateCmd struct {
 
 // Help returns the text for migrate --help.
 func (migrateCmd) Help() string {
-	return `Reads configuration files of envoyproxy/ratelimit. It prints one line for each thing that
-rlsidecar rejects or does differently, with the remedy:
-file:line:column: refused|differs: text. Exits with 1 if something is refused.
+	return `Reads configuration files of envoyproxy/ratelimit. It prints one line for each setting
+that rlsidecar refuses or that has another effect in rlsidecar, with the remedy:
+file:line:column: refused|differs: text. Exits with 1 if a setting is refused.
 
-With --write, it rewrites the files: it writes out defaults that differ, and removes what
-has no effect in the reference server. With --print, it prints the new file instead.
+With --write, it rewrites the files: it writes out defaults that differ, and removes keys
+that have no effect in the reference server. With --print, it prints the new file instead.
 
 Example:
 

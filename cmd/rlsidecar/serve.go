@@ -70,7 +70,7 @@ type serveCmd struct {
 	ShadowMode bool `env:"RLSIDECAR_SHADOW_MODE" help:"Allow every request. Statuses and metrics show which requests would have been denied."`
 	QuotaMode  bool `env:"RLSIDECAR_QUOTA_MODE" help:"Deny a request only if each of its descriptors is over its limit. A descriptor without a limit is never over it."`
 
-	MemoryMaxKeys int `placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"Maximum number of buckets in memory (1000000, or as many as fit into half of the container's memory)."`
+	MemoryMaxKeys int `placeholder:"N" env:"RLSIDECAR_MEMORY_MAX_KEYS" help:"Maximum number of buckets in memory (1000000, or fewer in a container with little memory)."`
 
 	redisFlags
 

@@ -140,9 +140,12 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 			}
 		}
 	}
+	if slices.Equal(words, []string{"string", "integer", "boolean"}) { // what a person would call a text in YAML
+		words = []string{"text"}
+	}
 	text := strings.Join(words, " or ")
 	if of.Items != nil && (text == "array" || text == "") {
-		if text = all.kind(of.Items, link); strings.Contains(text, " or ") {
+		if text = all.kind(of.Items, link); strings.Contains(text, " or ") || strings.Contains(text, ", at most") {
 			text = "(" + text + ")"
 		}
 		text = "list of " + text
@@ -229,7 +232,8 @@ func Config(text []byte) (string, error) {
 	p := &page{}
 	p.begin("Configuration files: every key", "[`schema.json`](../../internal/config/schema.json)")
 	p.prose("", "[Configuration files](../config.md) and [algorithms](../algorithms.md) explain the keys together, "+
-		"with examples. `rlsidecar check FILE` reports mistakes in a file.")
+		"with examples. `rlsidecar check FILE` reports mistakes in a file. A *text* is a word, a number or a boolean of YAML, which is "+
+		"used as it is written.")
 	p.line()
 	for _, s := range sections {
 		of := &root

@@ -60,7 +60,7 @@ func New(version, revision string) *Metrics {
 		stripes:  stripesFor(runtime.GOMAXPROCS(0)),
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rlsidecar_requests_refused_total",
-			Help: "Requests that were answered before any limit was applied. The answer is a denial for reasons too_much, panic, auth_repeated and auth_not_configured (there is no auth section), the default of the auth section for auth_no_route and auth_no_descriptor, that of on_backend_failure for no_config (with --start-without-config), and an error for others.",
+			Help: "Requests that were answered before any limit was applied. The reason decides the answer. too_much, panic, auth_repeated and auth_not_configured: a denial. auth_no_route and auth_no_descriptor: the default of the section auth. no_config: that of on_backend_failure. malformed, no_domain and no_descriptors: an error.",
 		}, []string{"reason"}),
 		tooLarge: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "rlsidecar_requests_too_large_total",

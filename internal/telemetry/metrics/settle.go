@@ -50,7 +50,7 @@ func newSettleMetrics() *settleMetrics {
 			"Settlements by result: with the real cost (settled), without it (unknown), after the ttl (late), of a reservation that was settled before, without effect (repeated), or not made because the store failed (failed).",
 			append(of, "result")...),
 		ignored: counter("rlsidecar_settle_ignored_total",
-			"Ids of reservations that settle nothing: none was reserved, the signature is forged, the id is foreign (of another domain), or the limit has changed.",
+			"Ids of reservations that settled nothing, by reason. none: nothing was reserved. forged: the signature is wrong. foreign: the id is of another domain. changed: the limit was removed, no longer has settle, or has another algorithm. expired: the reservation of an application has expired.",
 			"domain", "reason"),
 		error: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "rlsidecar_settle_cost_ratio", Help: "Real cost of a request divided by what it reserved. Above 1, the estimate was too low.",
