@@ -115,8 +115,8 @@ func (a *access) logIn(r *http.Request) (id, problem string) {
 	}
 }
 
-// cookieName returns a name that contains the port. Browsers send a cookie to all ports of a host, and one
-// browser may show several sidecars through forwarded ports of one host.
+// cookieName returns a name that contains the port, if the host of r has one. Browsers send a cookie to all ports
+// of a host, and one browser may show several sidecars through forwarded ports of one host.
 func cookieName(r *http.Request) string {
 	const name = "rlsidecar_session"
 	_, port, err := net.SplitHostPort(r.Host)

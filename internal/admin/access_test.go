@@ -132,7 +132,7 @@ func TestSessionsOfATLSProxyStayOnTLS(t *testing.T) {
 	for origin, secure := range map[string]bool{"http://" + host: false, "https://" + host: true} {
 		w := newBrowser(guarded(t)).send("POST", "/login", url.Values{"token": {"secret"}}, "Origin", origin)
 		if cookies := w.Result().Cookies(); w.Code != 303 || len(cookies) != 1 || cookies[0].Secure != secure {
-			t.Errorf("from %s: %d, %v; want status 303, 1 element and secure %v", origin, w.Code, cookies, secure)
+			t.Errorf("from %s: %d, %v; want status 303, and 1 cookie with Secure %v", origin, w.Code, cookies, secure)
 		}
 	}
 }
@@ -185,7 +185,7 @@ func TestFormsOfOtherPagesAreRefused(t *testing.T) {
 	b.logIn("secret")
 	csrf := b.csrf()
 	if len(csrf) < 20 {
-		t.Fatalf("the token of forms is %q; want at least 20", csrf)
+		t.Fatalf("the token of forms is %q; want at least 20 characters", csrf)
 	}
 	other := newBrowser(b.h)
 	other.logIn("secret")

@@ -121,7 +121,7 @@ func TestALargeRequestKeepsNoMemory(t *testing.T) {
 		batch.Add(message, time.Now(), 0, nil)
 		batch.Reset()
 		if n := cap(batch.requests[0].limits); (n > 0) != (c.kept > 0) || n > 32 {
-			t.Errorf("after a request with %d descriptors there is room for %d", c.descriptors, n)
+			t.Errorf("after a request with %d descriptors there is room for %d; want room for at most 32, and none after a large request", c.descriptors, n)
 		}
 	}
 }

@@ -146,7 +146,7 @@ func TestRepeatedMessagesAreMerged(t *testing.T) {
 	}
 	agree(t, x, &want)
 	if d := x.call.Descriptors[1]; d.Cost != 7 || d.Override.Rate != 9 || d.Override.Period != 2*3600e6 {
-		t.Errorf("merged to %+v", d)
+		t.Errorf("merged to %+v; want cost 7, and an override of 9 in 2 hours", d)
 	}
 }
 

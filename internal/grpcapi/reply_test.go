@@ -98,7 +98,7 @@ func TestStatus(t *testing.T) {
 		for i, known := range []*knownLimits{nil, &known, &known} {
 			got := reread(t, appendVerdict(nil, v, known))
 			if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
-				t.Errorf("%s: %d:\n%s", c.name, i, diff)
+				t.Errorf("%s: %d: (-want +got)\n%s", c.name, i, diff)
 			}
 		}
 	}
@@ -135,7 +135,7 @@ func TestADenialShowsOnlyTheLimitsThatDeny(t *testing.T) {
 		v.Never = c.never
 		got := reread(t, appendVerdict(nil, v, nil))
 		if diff := cmp.Diff(&rls.RateLimitResponse{OverallCode: over, Statuses: c.want}, got, protocmp.Transform()); diff != "" {
-			t.Errorf("%s:\n%s", c.name, diff)
+			t.Errorf("%s: (-want +got)\n%s", c.name, diff)
 		}
 	}
 }

@@ -183,7 +183,7 @@ func FuzzClients(f *testing.F) {
 				}
 				if r := c.reply(frame.Header().StreamID); r.over {
 					if _, reset := frame.(*http2.RSTStreamFrame); !reset {
-						t.Errorf("%v after the end of its stream", frame)
+						t.Errorf("%v arrived after the end of its stream; want no frame but RST_STREAM", frame)
 					}
 				} else if r.ended || r.reset != nil {
 					r.over = true
@@ -193,12 +193,12 @@ func FuzzClients(f *testing.F) {
 			}
 			<-done
 			if received > 65_535+c.granted {
-				t.Errorf("%d bytes arrived, %d were granted", received, c.granted)
+				t.Errorf("%d bytes arrived; want at most the %d of the first window and of updates", received, 65_535+c.granted)
 			}
 			s.Stop(t.Context())
 			conn.consistent(t)
 			if len(conn.open)+conn.stuck+conn.resetInStore+conn.others+conn.operations+conn.share.weight+s.outstanding.weight > 0 || m.room.Waiting() > 0 {
-				t.Errorf("left over: %+v", conn)
+				t.Errorf("after the end of all requests their counters are not 0: %+v", conn)
 			}
 		})
 	})
@@ -220,7 +220,7 @@ func (c *conn) consistent(t *testing.T) {
 		}
 	}
 	if c.buffered != buffered || c.stuck != stuckBytes || len(c.stalled) != queued || c.submitted != 0 {
-		t.Errorf("%d of %d bytes buffered, %d of %d stuck, %d of %d queued, %d submitted",
-			c.buffered, buffered, c.stuck, stuckBytes, len(c.stalled), queued, c.submitted)
+		t.Errorf("buffered %d, stuck %d, %d streams stalled, submitted %d; want %d, %d, %d and 0, as the streams have",
+			c.buffered, c.stuck, len(c.stalled), c.submitted, buffered, stuckBytes, queued)
 	}
 }

@@ -54,8 +54,8 @@ const (
 	maxOut = 256 << 10
 
 	// maxBatch bounds the number of requests in one batch. A batch is full when its weight reaches maxWeight; its
-	// last request may exceed that. One call of Redis has at most as many charges. Decoded requests need about
-	// 1 KiB each.
+	// last request may exceed that. maxWeight is also the number of charges that package redis sends in one call.
+	// Decoded requests need about 1 KiB each.
 	maxBatch, maxWeight = 256, 256
 	// maxOutstanding bounds the weight of all requests that are submitted and not answered. It is enough
 	// for a few calls of the Store, where further requests would only wait. A connection may have a weight of

@@ -25,7 +25,7 @@ func TestNoMoreBytesThanGranted(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			_ = c.nc.SetReadDeadline(time.Now().Add(time.Second)) // any surplus bytes would have arrived by now
+			_ = c.nc.SetReadDeadline(time.Now().Add(time.Second)) // any surplus bytes arrive before then
 			for _, err := c.read(); err == nil; _, err = c.read() {
 			}
 			_ = c.nc.SetReadDeadline(time.Time{})

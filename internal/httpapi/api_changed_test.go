@@ -89,7 +89,7 @@ func TestLateCancellationsLiftNothing(t *testing.T) {
 			break
 		}
 		if w := call(h, "POST", "/v1/limit", settleBody(ids[i], "0")); w.Code != 200 {
-			t.Fatalf("cancel: %d %s", w.Code, w.Body)
+			t.Fatalf("cancel: %d %s; want status 200", w.Code, w.Body)
 		}
 	}
 	if admitted != 10 {

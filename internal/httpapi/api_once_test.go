@@ -360,8 +360,8 @@ func TestALimitThatStartedAfreshIsNotSettled(t *testing.T) {
 		`limit "tokens": the limit has another algorithm or number of shards now, so its bucket is new and nothing can be settled`}.check(t, h)
 }
 
-// The id contains the refill rate at the time of the reservation. Ten units were reserved at 10 a minute. 5
-// units have flowed in since, and were consumed. Then the rate falls to 1 a minute. Canceling must still refund at
+// The id contains the refill rate at the time of the reservation. Ten units were reserved at 10 a minute. Since
+// then 5 units have refilled, and were consumed. Then the rate falls to 1 a minute. Canceling must still refund at
 // most 5 units. It refunds none here, because the clock of the store might be ahead by limiter.ClockSlack.
 func TestAReservationIsCancelledAtALowerRate(t *testing.T) {
 	var l *limiter.Limiter

@@ -256,7 +256,7 @@ func TestOnlyPathsBelowThePrefixAreServed(t *testing.T) {
 		next := false
 		h := d.before(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { next = true }))
 		if put(h, proxy, "GET "+target); next == mine {
-			t.Errorf("%s: passed to the next handler: %t", target, next)
+			t.Errorf("%s: passed to the next handler: %t, want %t", target, next, !mine)
 		}
 	}
 }
@@ -750,7 +750,8 @@ func (w *nothingWriter) Header() http.Header         { return w.header }
 func (w *nothingWriter) WriteHeader(int)             {}
 func (w *nothingWriter) Write(b []byte) (int, error) { return len(b), nil }
 
-// BenchmarkAuth compares the handler with one that does nothing. The rest of the cost is that of net/http.
+// BenchmarkAuth measures the handler, and one that does nothing. The cost of the latter is that of the benchmark
+// and of net/http.
 func BenchmarkAuth(b *testing.B) {
 	d, _ := authHandler(b, `
 domain: d
@@ -843,7 +844,8 @@ auth:
 		reason, after := w.Header()["X-RateLimit-Reason"], w.Header()["Retry-After"]
 		missing := len(reason) == 1 && reason[0] == "missing-descriptor"
 		if w.Code != step.code || w.Body.String() != step.body || (step.code == 429) != missing || len(after) > 0 {
-			t.Errorf("%s for user %q: %d, reason %q, Retry-After %q\n%s", step.path, step.user, w.Code, reason, after, w.Body)
+			t.Errorf("%s for user %q: %d, reason %q, Retry-After %q\n%s\nwant %d, the reason missing-descriptor if that is 429, no Retry-After, and\n%s",
+				step.path, step.user, w.Code, reason, after, w.Body, step.code, step.body)
 		}
 	}
 	if len(*refused) > 0 {
@@ -901,7 +903,7 @@ auth:
 				t.Errorf("%d: %d\n%s\n%s\nwant %d\n%s\n%s", i, w.Code, got, w.Body, step.code, step.headers, step.body)
 			}
 			if step.code == 429 && w.Header().Get("Content-Type") != "application/json" {
-				t.Errorf("%d: content type %q", i, w.Header().Get("Content-Type"))
+				t.Errorf("%d: content type %q, want application/json", i, w.Header().Get("Content-Type"))
 			}
 		}
 	})

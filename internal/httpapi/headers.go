@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// HeaderSets selects the headers that describe limits. It applies to domains that do not configure headers.
-// X-RateLimit-Reason is always sent.
+// HeaderSets selects the headers that describe limits. It applies to domains that do not configure headers. It
+// does not affect X-RateLimit-Reason.
 type HeaderSets = limiter.HeaderSets
 
 // The reasons for a decision.

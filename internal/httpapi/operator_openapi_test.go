@@ -81,7 +81,7 @@ func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
 		_, id, _ = strings.Cut(w.Body.String(), `"id":"`)
 		id, _, ok := strings.Cut(id, `"`)
 		if !ok {
-			t.Fatalf("%s: %d %s", proposal, w.Code, w.Body)
+			t.Fatalf("%s: %d %s; want an id", proposal, w.Code, w.Body)
 		}
 		return id
 	}

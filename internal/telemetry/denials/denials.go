@@ -179,7 +179,7 @@ func (r *Recorder) count(now time.Time, c *limiter.Call, result *limiter.Result,
 	r.add(key, event, func() Denied { return describe(c, result, why, aboutKey) })
 }
 
-// Unrouted counts a request that was denied because there is no auth section, or because no route matched.
+// Unrouted counts a request that was denied before any limit was evaluated. why is NoRoute or NoAuth.
 func (r *Recorder) Unrouted(why string) {
 	r.add([]byte(why), Event{At: r.now(), Outcome: limiter.Denied}, func() Denied { return Denied{Why: why} })
 }

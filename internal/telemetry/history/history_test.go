@@ -100,7 +100,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 	sample(6, 1)
 	if len(r.limits) != 1 || r.kept > 1 {
-		t.Errorf("%d limits and %d series are left; want 1 element and kept at most 1", len(r.limits), r.kept)
+		t.Errorf("%d limits and %d series are left; want 1 limit and at most 1 series", len(r.limits), r.kept)
 	}
 }
 
@@ -126,12 +126,12 @@ func TestQuantiles(t *testing.T) {
 		times.Turn()
 	}
 	if got, of := times.Quantiles(.5); of != 0 || got[0] != 0 {
-		t.Errorf("after a minute: %v of %d; want of 0 and got[0] 0", got, of)
+		t.Errorf("after a minute: %v of %d decisions; want 0 of 0", got, of)
 	}
 	for range 1000 {
 		d := time.Duration(rand.Int64N(int64(4 * time.Minute)))
 		if edge := upperEdge(bucketOf(d)); edge <= d || bucketOf(d) > 8 && edge > d+d/4+time.Microsecond {
-			t.Errorf("%v is in the bucket up to %v", d, edge)
+			t.Errorf("%v is in the bucket up to %v; want an edge above it, by at most a quarter", d, edge)
 		}
 	}
 	times.Add(-time.Second)

@@ -13,7 +13,7 @@ func TestConditionsAreCountedByName(t *testing.T) {
 	m, registry := New("v", "r"), conditions.New(time.Now)
 	m.WatchConditions(registry.List)
 	if got := scrape(t, m, "rlsidecar_conditions"); len(got) != 0 {
-		t.Errorf("without conditions: %v; want 0", got)
+		t.Errorf("without conditions: %v; want no series", got)
 	}
 	registry.Set(conditions.Condition{Name: "redis-away/10.0.0.1:6379", Severity: conditions.Critical})
 	registry.Set(conditions.Condition{Name: "redis-away/10.0.0.2:6379", Severity: conditions.Critical})

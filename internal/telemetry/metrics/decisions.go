@@ -135,7 +135,7 @@ func (m *Metrics) ObserveAt(c *limiter.Call, random uint32) {
 		if c.Settle != nil && r.Policy.Extra().Settle != nil {
 			continue // counted as a settlement, not as a decision
 		}
-		place := &t.overrides // an override that could not be parsed has no policy, and is counted here too
+		place := &t.overrides // for limits that came with requests; an override that could not be parsed has no policy
 		if r.Policy != nil && r.Policy.Index >= 0 {
 			if place = t.place(r.Policy); place == nil {
 				continue // the limit has been removed since then

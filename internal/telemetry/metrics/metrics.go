@@ -2,8 +2,8 @@
 // that rarely contend: the number of a policy is the index of its counters, and each counter has several
 // stripes, so that CPUs rarely share a cache line.
 //
-// Label values come from the configuration. The only exceptions are limits with value_to_metric or
-// detailed_metric. The number of their series is bounded.
+// Only the series of limits with value_to_metric or detailed_metric have label values from requests. The number of
+// these series is bounded.
 package metrics
 
 import (

@@ -74,7 +74,7 @@ type seriesSet struct {
 
 	mu      sync.RWMutex
 	all     map[string]*series // guarded by mu
-	runtime map[string]*series // by the unescaped keys of requests; guarded by mu
+	runtime map[string]*series // by the keys that appendRuntimeKey makes; guarded by mu
 }
 
 // static returns the series with this name, or the overflow series if there is no room. It creates the series

@@ -52,8 +52,9 @@ func (w *Windows[V]) Most(key string) (n int64) {
 	return n
 }
 
-// turn starts a new counter if the window of w.recent has ended before now. The old counter becomes w.before if
-// its window was the previous one; otherwise w.before becomes nil. If the clock was set back, nothing changes.
+// turn starts a new counter if there is none yet, or if the window of w.recent has ended before now. The old
+// counter becomes w.before if its window was the previous one; otherwise w.before becomes nil. If the clock was set
+// back, nothing changes.
 func (w *Windows[V]) turn(now time.Time) {
 	current := number(now)
 	switch {

@@ -1,7 +1,8 @@
-// Package tracing sends a span for each decision to an OpenTelemetry collector. Spans continue the trace of the
-// caller (W3C or B3 headers). The standard OTEL_… environment variables configure the exporter and the resource.
+// Package tracing sends spans to an OpenTelemetry collector: one for each decision that package grpcapi requests.
+// The spans of gRPC calls continue the trace of the caller (W3C or B3 headers). The standard OTEL_… environment
+// variables configure the exporter and the resource.
 //
-// Spans contain no bytes from clients: no keys, no values, and only configured domains.
+// Spans contain no texts from requests: no keys, no values, and only configured domains.
 package tracing
 
 import (

@@ -1,6 +1,6 @@
 // Package unmatched records which requests matched no limit, so that operators notice a typo in a domain or
 // in the key of a descriptor. It stores only the keys of descriptors, without the values. It covers the last
-// five to ten minutes in bounded memory (package topk). It never delays a request.
+// five to ten minutes in bounded memory (package topk). No request waits for another one here.
 package unmatched
 
 import (
