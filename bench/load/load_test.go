@@ -113,8 +113,8 @@ func TestAnswersAreDistinguished(t *testing.T) {
 	}
 }
 
-// TestHalfOfTheRequestsSettle runs a server that answers each request with a reservation. A later request must settle
-// it with its id.
+// TestHalfOfTheRequestsSettle runs a server that answers each request with a reservation, except settlements. A later
+// request must settle the reservation with its id.
 func TestHalfOfTheRequestsSettle(t *testing.T) {
 	var mu sync.Mutex
 	reserved, settled := 0, map[string]int{}

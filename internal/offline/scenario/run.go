@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// Failure is a step whose answer differs from the expected one.
+// Failure describes an answer that differs from the expected one.
 type Failure struct {
 	Place   Place
 	Message string
@@ -24,7 +24,7 @@ type run struct {
 	limiter *limiter.Limiter
 	now     algorithms.Micros
 	call    limiter.Call
-	ids     map[string][]string // the ids of reservations, by the names of their steps
+	ids     map[string][]string // the ids of reservations, by the Reserves of their steps
 }
 
 // Run runs s with a configuration and new buckets. A step ends at its first unexpected answer. The steps

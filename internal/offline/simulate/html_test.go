@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// busyLog returns a log of many clients whose requests come in bursts, and of one abuser.
+// busyLog returns a log of random requests of many clients, and of one abuser.
 func busyLog(clients int) string {
 	random := rand.New(rand.NewPCG(1, 2))
 	var log strings.Builder
