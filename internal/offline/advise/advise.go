@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// otherShares are examined in addition to the share that the caller wants.
+// otherShares are examined in addition to the share that the caller requests.
 var otherShares = []float64{0.1, 0.05, 0.001}
 
 // Outcome counts the clients that a limit denied at least once, and the requests that it denied.

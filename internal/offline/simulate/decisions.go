@@ -11,7 +11,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// unlimitedRemaining is the remaining number of an unlimited policy, as in the reference server.
+// unlimitedRemaining is reported as the remaining units of an unlimited limit, as by the reference server.
 const unlimitedRemaining = 1<<32 - 1
 
 // decisions formats decisions as JSON.

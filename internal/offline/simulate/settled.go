@@ -35,7 +35,7 @@ func isReservation(c *limiter.Call, r *limiter.Result) bool {
 }
 
 // opened counts a call that has reserved units and whose real cost is real. For each reservation that the
-// real cost will exceed, it returns the excess; closed gets this list when the call is settled.
+// real cost will exceed, it returns the excess. The caller passes this list to closed when the call is settled.
 func (t *tally) opened(c *limiter.Call, real int64) (list []excess) {
 	for i := range c.Results {
 		r := &c.Results[i]

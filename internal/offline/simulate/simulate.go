@@ -38,7 +38,7 @@ type Config struct {
 	Templates Templates
 	// Domain is the domain for access logs, and for lines of a trace that name none.
 	Domain string
-	// Decisions gets a line for each request. It may be nil.
+	// Decisions receives one line of JSON for each request, and for each unreadable line of a log. It may be nil.
 	Decisions io.Writer
 	// MaxKeys bounds the buckets kept; 0 means memory.DefaultMaxKeys.
 	MaxKeys int

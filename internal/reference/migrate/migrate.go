@@ -125,7 +125,7 @@ func documents(data []byte) (roots []*yaml.Node, err error) {
 
 // level describes the keys at one level of the file.
 type level struct {
-	keys  []string          // keys to which the reference server gives a meaning at this level
+	keys  []string          // the keys that have a meaning for the reference server at this level
 	below map[string]*level // the levels below a key
 }
 

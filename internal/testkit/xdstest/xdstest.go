@@ -17,10 +17,10 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// Plane is a control plane. It answers the nodes for which Set was called.
+// Plane is a control plane. It sends configurations to the nodes for which Set was called.
 type Plane struct {
 	Address string
-	// Opened gets the headers of each stream, Requests all requests and acknowledgements, and Refused the
+	// Opened receives the headers of each stream, Requests all requests and acknowledgements, and Refused the
 	// reasons for rejections. Each holds up to 1,000 items that the test has not received. Further items are
 	// dropped.
 	Opened   chan metadata.MD
