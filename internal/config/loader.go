@@ -30,7 +30,7 @@ type part struct {
 	docs []*document
 	lost bool // a part of the file could not be read
 	at   int  // the index of the file in the current Load
-	// bare means that docs no longer contain limits and descriptors. They occupy a hundred times the size of
+	// bare means that docs no longer contain limits and descriptors. These take about twenty times the size of
 	// the file, and a domain without changed files does not need them.
 	bare bool
 }

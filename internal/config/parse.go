@@ -21,8 +21,8 @@ const (
 	// maxDepth bounds the nesting of mappings and lists. A descriptor needs two levels.
 	maxDepth = 2*32 + 4
 	// leastNodes and nodesPerLimit bound the number of YAML nodes in all files, where each use of an alias
-	// counts. The bound is sufficient for Options.MaxLimits limits. It stops files whose nested aliases expand
-	// to huge structures.
+	// counts. The bound is sufficient for Options.MaxLimits limits with 41 nodes each. It stops files whose
+	// nested aliases expand to huge structures.
 	leastNodes, nodesPerLimit = 4 << 20, 41
 )
 

@@ -108,7 +108,7 @@ func TestSchemaAcceptsGoodFiles(t *testing.T) {
 func TestSchemaRefusesBadFiles(t *testing.T) {
 	s := compileSchema(t)
 	for _, f := range fixtures(t, ".bad.yaml") {
-		beyondSchema := strings.HasPrefix(string(f.Data), "# A schema cannot tell.\n")
+		beyondSchema := strings.HasPrefix(string(f.Data), "# A schema cannot detect this mistake.\n")
 		if strings.HasPrefix(f.Name, "alias-") || f.Name == "metadata.bad.yaml" {
 			continue // these have no form in JSON either
 		}

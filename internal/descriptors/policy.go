@@ -32,8 +32,8 @@ type Policy struct {
 	// Open lists the positions of the entries whose values identify a bucket.
 	Open []int
 
-	// Whole means that all keys and values of the descriptor identify a bucket, not only the entries in
-	// Open. It is set for patterns with a "*" in a key.
+	// Whole means that all keys and values of the descriptor identify a bucket, not only the entries in Open.
+	// It is set for most limits at or below a key with a "*", and for overrides.
 	Whole bool
 	// Unlimited means that the policy always allows and charges nothing.
 	Unlimited bool

@@ -25,7 +25,7 @@ import (
 const (
 	// mostConnections bounds the sum of the default bounds of the gRPC and HTTP listeners.
 	mostConnections = 16 << 10
-	// connectionBytes is the memory of an idle connection: its read buffer, and the stack of a goroutine.
+	// connectionBytes is about the memory of a connection in use: its read buffer, and the stack of a goroutine.
 	connectionBytes = 64 << 10
 	// fewestConnections is the smallest default bound of the gRPC and HTTP listeners.
 	fewestConnections = 8

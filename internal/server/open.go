@@ -29,7 +29,8 @@ func address(name string, a net.Addr) zap.Field {
 	return zap.Stringer(name, a)
 }
 
-// defaultHTTPIdle is longer than the idle timeouts of proxies that keep connections.
+// defaultHTTPIdle is longer than the default idle timeouts of NGINX, Traefik and Caddy. If the sidecar closed an idle
+// connection first, the proxy might be sending a request on it.
 const defaultHTTPIdle = 5 * time.Minute
 
 // listener is a socket with the server that serves it.

@@ -82,8 +82,8 @@ func (s *server) load() config.Problems {
 	return problems
 }
 
-// manyBytes is the size above which a configuration counts as large. The parsed form of a configuration takes
-// several times its size.
+// manyBytes is the size, in bytes, from which on a configuration counts as large. Its parsed form takes about twenty
+// times as much memory.
 const manyBytes = 1 << 20
 
 // tightly reduces the memory that loading a large configuration, or the first one, needs. Until end is

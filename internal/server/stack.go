@@ -10,8 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// answerMargin is the part of a caller's deadline that is reserved for sending the answer. Envoy allows the
-// request if the answer is late.
+// answerMargin is the part of a caller's deadline that is reserved for sending the answer. By default, Envoy allows
+// the request if the answer is late.
 const answerMargin = 2 * time.Millisecond
 
 // stack holds the Stores, from the one that the limiter calls down to the Redis servers.
