@@ -94,9 +94,9 @@ func (p Problems) Bad() bool {
 	return false
 }
 
-// Load reads and compiles paths. Each path is a file, a folder of *.yaml and *.yml files, or folder/** for
-// all files below the folder. The Snapshot is nil if a Problem is not a warning. A file that cannot be read
-// is such a Problem.
+// Load reads and compiles paths. Each path is a file, a folder of *.yaml and *.yml files, or folder/** for all files
+// below the folder that are not hidden. The Snapshot is nil if a Problem is not a warning. A file that cannot be
+// read is such a Problem.
 func Load(paths []string, o Options) (*limiter.Snapshot, Problems) {
 	return readAll(paths, &o).compile(o)
 }

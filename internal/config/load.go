@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// below, as the last element of a path, means all files below a folder, at any depth and with any extension.
+// below, as the last element of a path, means all files below a folder that are not hidden, with any extension.
 const below = "**"
 
 // Root returns the file or folder that path names, without "/**".
@@ -24,7 +24,8 @@ func Root(path string) string {
 }
 
 // read reads the files of paths, sorted by name within each folder. A path is a file, a folder of *.yaml and
-// *.yml files, or folder/** for all files below the folder. A file that is named twice is read once.
+// *.yml files, or folder/** for all files below the folder that are not hidden. A file that is named twice is read
+// once.
 func read(paths []string) (files []File, problems Problems) {
 	var whole bytes.Buffer // used for all files, so that each file is copied only once
 	problems = eachFile(paths, func(name string, content io.Reader) error {
@@ -98,7 +99,7 @@ func list(path string) ([]string, error) {
 	return names, nil
 }
 
-// maxFolders bounds the depth of the folders that walk descends into.
+// maxFolders bounds the depth of the folders that walk descends into. It ignores deeper folders.
 const maxFolders = 16
 
 // walk returns the files below folder that are not hidden, sorted by name. above are the folders that contain

@@ -66,8 +66,8 @@ func Parse(text string) ([]Entry, error) {
 	return entries, nil
 }
 
-// Format returns the text form of entries for display. Printable formats each key and value. Parse can parse
-// the result if all keys and values are plain text of at most 128 bytes.
+// Format returns the text form of entries for display. Printable formats each key and value. Parse can parse the
+// result if no key is empty, and all keys and values are printable ASCII of at most 128 bytes.
 func Format(entries []Entry) string {
 	var b strings.Builder
 	for i, e := range entries {

@@ -25,7 +25,7 @@ type Policy struct {
 	Owner string
 	// Place is where the configuration uses the limit.
 	Place Place
-	// Limit has the numbers. Policies with equal numbers share one Limit, so replace it, and never change it.
+	// Limit has the numbers. Policies with equal numbers may share one Limit, so replace it, and never change it.
 	Limit *algorithms.Limit
 	// Prefix is the start of the keys of the policy's buckets.
 	Prefix string
@@ -61,7 +61,7 @@ type Policy struct {
 	StatKey string
 
 	// Extras has the fields that most limits do not need. nil means that all of them are zero. Read them with
-	// Extra. Policies share Extras, so replace them, and never change them.
+	// Extra. Policies may share Extras, so replace them, and never change them.
 	Extras *Extras
 }
 

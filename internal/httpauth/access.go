@@ -67,13 +67,15 @@ func LocalHostOnly(next http.Handler, remedy string) http.Handler {
 }
 
 // HasLocalHost reports whether the host of r is localhost, an IP address or empty. It returns true also for a
-// request that arrived through a Unix socket, unless FromBrowser returns true for it.
+// request that a program sent through a Unix socket.
 //
 // This protects against DNS rebinding. If the host name of a web page resolves to this machine, the browser
 // regards this listener as the same origin, and the page could send requests that need no token. A browser can
-// reach a Unix socket through a forwarded port, so the rule applies to its requests there too.
+// reach a Unix socket through a forwarded port, so the rule applies to its requests there too. Every browser sends
+// Accept-Language, and a page cannot prevent that. With a GET, browsers may send no other header that programs
+// do not send.
 func HasLocalHost(r *http.Request) bool {
-	if ThroughUnixSocket(r) && !FromBrowser(r) {
+	if ThroughUnixSocket(r) && !FromBrowser(r) && r.Header["Accept-Language"] == nil {
 		return true
 	}
 	host := r.Host

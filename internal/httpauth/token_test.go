@@ -1,7 +1,10 @@
 package httpauth
 
 import (
+	"context"
 	"fmt"
+	"net"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -94,6 +97,32 @@ func TestARequestWithoutAHostIsOfNoPage(t *testing.T) {
 		r.Header.Set("Origin", "http://"+host)
 		if got := FromSamePage(r); got != want {
 			t.Errorf("Host %q: FromSamePage returned %t, want %t", host, got, want)
+		}
+	}
+}
+
+// A page of a web site whose host name resolves to this machine reaches a Unix socket through a forwarded port. Its
+// GET may have neither of the headers that FromBrowser examines.
+func TestHostsOfRequestsThroughAUnixSocket(t *testing.T) {
+	for _, c := range []struct {
+		host, header string
+		want         bool
+	}{
+		{"sidecar", "", true}, // a program
+		{"evil.example:6070", "Accept-Language", false},
+		{"evil.example:6070", "Origin", false},
+		{"evil.example:6070", "Sec-Fetch-Site", false},
+		{"localhost:6070", "Accept-Language", true},
+		{"127.0.0.1:6070", "Origin", true},
+	} {
+		r := httptest.NewRequest("GET", "/", nil)
+		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.UnixAddr{Net: "unix", Name: "/admin.sock"}))
+		r.Host = c.host
+		if c.header != "" {
+			r.Header.Set(c.header, "x")
+		}
+		if got := HasLocalHost(r); got != c.want {
+			t.Errorf("Host %s with the header %q: HasLocalHost returned %t, want %t", c.host, c.header, got, c.want)
 		}
 	}
 }
