@@ -162,7 +162,7 @@ func PerSecond(l *algorithms.Limit) bool {
 // PrefixNumber returns a number that identifies a limit by the prefix of its keys (Policy.Prefix).
 func PrefixNumber(prefix string) uint64 { return xxhash.Sum64String(prefix) }
 
-// Adjusted describes what an operator's adjustment changed in a policy besides its numbers.
+// Adjusted describes the adjustment of a policy by an operator, except the adjusted numbers.
 type Adjusted struct {
 	// ID is the ID of the adjustment.
 	ID string

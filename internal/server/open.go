@@ -41,7 +41,8 @@ type listener struct {
 	serve   func(net.Listener) error
 	// stop ends serve. It waits for requests in flight, and aborts them when ctx ends.
 	stop func(ctx context.Context)
-	// ready and unready, if not nil, report to clients that watch the health whether to send requests.
+	// ready and unready, if not nil, report to the clients whether to send requests: over the health service of
+	// gRPC, or by closing HTTP connections.
 	ready, unready func()
 	// last means that this listener is closed after all others.
 	last bool

@@ -235,7 +235,7 @@ func (s *server) Refused(reason string) {
 	}
 }
 
-// sendMetrics sends metrics to StatsD, if it is configured, until ctx ends.
+// sendMetrics starts to send metrics to StatsD, if it is configured, until ctx ends.
 func (s *server) sendMetrics(ctx context.Context, wg *sync.WaitGroup) {
 	if s.config.Statsd.Address == "" {
 		return

@@ -95,7 +95,8 @@ func TestWeightedCostsAreExact(t *testing.T) {
 	})
 }
 
-// TestWeightedCostsOfManyBitsAreExact compares sums that need more than 64 bits with those of package math/big.
+// TestWeightedCostsOfManyBitsAreExact compares sums, most of which need more than 64 bits, with those of package
+// math/big.
 func TestWeightedCostsOfManyBitsAreExact(t *testing.T) {
 	texts := map[string]string{"large": "1000000000", "larger": "999999999", "fine": "1/1000000000"}
 	w := compiled(t, texts)
