@@ -77,7 +77,7 @@ func FuzzForwarded(f *testing.F) {
 			t.Errorf("%q: %s, want %s", lines, got, want)
 		}
 		if got, _ := Forwarded(lines, peer, trusts); got.Zone() != "" || got.Is4In6() {
-			t.Errorf("%q: %s is not normalized", lines, got)
+			t.Errorf("%q: got %s; want no zone, and no IPv4 inside IPv6", lines, got)
 		}
 	})
 }

@@ -299,7 +299,7 @@ func TestUnitsAreClockAlignedWindows(t *testing.T) {
 		p := one(t, s, "d", "a=1")
 		l := p.Limit
 		if l.Kind != algorithms.FixedWindow || int64(l.Period()) != seconds*1e6 || *l.Spec().Start != 0 || l.Rate != 4294967295 || l.Capacity != l.Rate || !p.Reference {
-			t.Errorf("%s: got %+v; want l.Kind %v, int64(l.Period()) %v, *l.Spec().Start 0, l.Rate 4294967295, l.Capacity %v and p.Reference true", unit, p, algorithms.FixedWindow, seconds*1e6, l.Rate)
+			t.Errorf("%s: got %+v with the limit %+v; want a fixed window of %d s in the reference form that starts at 0, with rate and capacity 4294967295", unit, p, l, seconds)
 		}
 	}
 }
@@ -327,21 +327,21 @@ descriptors:
 	b := match(t, s, "d", "b=1")
 	switch {
 	case !a.Shadow || a.Quota || a.OnFailure != descriptors.Allow || a.RateName != "other" || a.Name != "n" || !a.Alone || a.Reference:
-		t.Errorf("a: %+v", a)
+		t.Errorf("a: got %+v; want the named limit n with the name other in shadow mode, charged alone, allowed on failure", a)
 	case !reflect.DeepEqual(a.Extra().Metadata, map[string]any{"plan": "gold"}):
-		t.Errorf("a: %v", a.Extra().Metadata)
+		t.Errorf("a: got the metadata %v; want plan: gold", a.Extra().Metadata)
 	case a.Limit.TakesDenied || !b[0].Limit.TakesDenied || b[1].Limit.TakesDenied:
 		t.Errorf("TakesDenied is %t, %t, %t; want it only for the limit in the reference form", a.Limit.TakesDenied, b[0].Limit.TakesDenied, b[1].Limit.TakesDenied)
 	case !b[0].Quota || b[0].Shadow || !b[1].Quota || !b[1].Shadow || b[0].OnFailure != descriptors.Local || b[0].Extra().Local == nil:
-		t.Errorf("b: %+v", b[0])
+		t.Errorf("b: got %+v and %+v; want both in quota mode, only the second in shadow mode, and a local share", b[0], b[1])
 	case !reflect.DeepEqual(b[0].Extra().Replaces, []string{"other"}) || b[1].Extra().MaxDelay != 250_000:
-		t.Errorf("b: %+v %+v", b[0], b[1])
+		t.Errorf("b: got the replaced limits %v and the delay %d us; want other and 250000 us", b[0].Extra().Replaces, b[1].Extra().MaxDelay)
 	case !c.Unlimited || !c.Shadow || c.RateName != "":
-		t.Errorf("c: %+v", c)
+		t.Errorf("c: got %+v; want an unlimited limit in shadow mode, without a name", c)
 	}
 	s = good(t, Options{}, file)
 	if b := match(t, s, "d", "b=1")[0]; b.Alone || b.Limit.TakesDenied || b.OnFailure != descriptors.Deny || s.Domains["d"].Alone {
-		t.Errorf("by default: %+v; want b.Alone false, b.Limit.TakesDenied false, b.OnFailure %v and s.Domains[\"d\"].Alone false", b, descriptors.Deny)
+		t.Errorf("by default: %+v; want it charged together with others, without TakesDenied, denying on failure", b)
 	}
 	reported := bad(t, Options{OnFailure: descriptors.Local}, file)
 	if !strings.HasPrefix(reported, "a.yaml:12:9: on_backend_failure local needs a local_share") {
@@ -550,7 +550,7 @@ func TestLimitsThatDifferShareNothing(t *testing.T) {
 				return p.Extras
 			}
 		}
-		t.Fatalf("no limit below %s", value)
+		t.Fatalf("found no limit below x=%s; want one", value)
 		return nil
 	}
 	if a, b := of("a").Lease.Most, of("b").Lease.Most; a != 10 || b != 20 {

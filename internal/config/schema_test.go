@@ -129,7 +129,7 @@ func schemaAt(t *testing.T, name string) map[string]any {
 	}
 	part, ok := whole["$defs"].(map[string]any)[name].(map[string]any)
 	if !ok {
-		t.Fatalf("the schema has no $defs/%s", name)
+		t.Fatalf("the schema lacks $defs/%s; want it", name)
 	}
 	return part
 }
@@ -173,7 +173,7 @@ func TestSchemaHasTheKeysOfTheParser(t *testing.T) {
 		}
 		for _, key := range keys {
 			if p := property(t, level, key); p["description"] == nil {
-				t.Errorf("%q: %q has no description", name, key)
+				t.Errorf("%q: %q has no description; want one", name, key)
 			}
 		}
 	}
@@ -282,7 +282,7 @@ func TestSchemaDefaultsAreThoseOfTheCode(t *testing.T) {
 			field := levelField(name, key)
 			switch fixed := field == reflect.TypeFor[boolean]() || field == reflect.TypeFor[authDefault]() || field == reflect.TypeFor[consume]() || field == reflect.TypeFor[failure](); {
 			case !has && fixed:
-				t.Errorf("%q: %q has no default in the schema", name, key)
+				t.Errorf("%q: %q has no default in the schema; want one", name, key)
 			case has && !reflect.DeepEqual(policies(bases[name](key, value)), policies(bases[name](key, nil))):
 				t.Errorf("%q: stating %q: %v, which the schema calls the default, changes the compiled limits; want no change", name, key, value)
 			}

@@ -120,7 +120,7 @@ func TestWatchNoticesAnUpdatedConfigMap(t *testing.T) {
 			next("the second turn")
 			s, problems := Load([]string{path}, Options{})
 			if problems.Bad() || s.Domains["c"+name] == nil {
-				t.Fatalf("loaded %v, %v; want no mistakes and s.Domains[\"c\"+name] not nil", s, problems)
+				t.Fatalf("loaded %v, %v; want no mistakes, and the domain c%s", s, problems, name)
 			}
 		})
 	}

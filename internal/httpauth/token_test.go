@@ -80,7 +80,7 @@ func TestTokensAreReadAgain(t *testing.T) {
 		}
 		for _, entry := range logs.All() {
 			if strings.Contains(entry.Message, "hird") || strings.Contains(fmt.Sprint(entry.ContextMap()), "hird") {
-				t.Errorf("the log shows a token: %v", entry)
+				t.Errorf("the log entry %v contains a token; want none", entry)
 			}
 		}
 		if n := logs.FilterMessageSnippet("cannot be read").Len(); n != 4 {
@@ -168,7 +168,7 @@ func TestKeysOfReservationsAreReadAgain(t *testing.T) {
 		}
 		for _, entry := range logs.All() {
 			if text := entry.Message + fmt.Sprint(entry.ContextMap()); strings.Contains(text, "aaa") || strings.Contains(text, "bbb") || strings.Contains(text, "ccc") {
-				t.Errorf("the log shows a key: %v", entry)
+				t.Errorf("the log entry %v contains a key; want none", entry)
 			}
 		}
 		if problems, changes := logs.FilterMessageSnippet("cannot be read").Len(), logs.FilterMessageSnippet("were read again").Len(); problems != 3 || changes != 2 {

@@ -47,7 +47,7 @@ func TestSidecarsSeeAdjustmentsOfEachOther(t *testing.T) {
 	eventually(t, "the raised limit is in force at both", func() bool { return a.allowed(t, 1, "eve") == 1 && b.allowed(t, 1, "eve") == 1 })
 	code, answer := b.asAdmin(t, "GET", "/api/adjustments/audit/verify", "")
 	if code != 200 || answer["whole"] != true || answer["entries"] != 3.0 {
-		t.Errorf("got %d %v; want status 200, answer[\"whole\"] true and answer[\"entries\"] 3.0", code, answer)
+		t.Errorf("got %d %v; want status 200, a whole audit and 3 entries", code, answer)
 	}
 }
 
@@ -156,7 +156,7 @@ func TestAFailoverThatLosesAnAdjustment(t *testing.T) {
 		return len(list) == 2 && b.allowed(t, 1, "eve") == 0
 	})
 	if code, answer := b.asAdmin(t, "GET", "/api/adjustments/audit/verify", ""); code != 200 || answer["whole"] != true || answer["entries"] != 2.0 {
-		t.Errorf("got %d %v; want status 200, answer[\"whole\"] true and answer[\"entries\"] 2.0", code, answer)
+		t.Errorf("got %d %v; want status 200, a whole audit and 2 entries", code, answer)
 	}
 	if n := a.logs.FilterMessageSnippet("has written them again").Len() + b.logs.FilterMessageSnippet("has written them again").Len(); n == 0 {
 		t.Error("no log has a line about the lost adjustment; want one")
@@ -199,6 +199,6 @@ func (x *instance) idOf(t *testing.T, key string) string {
 			return fmt.Sprint(a["id"])
 		}
 	}
-	t.Fatalf("no adjustment of %s: %v", key, answer)
+	t.Fatalf("got the adjustments %v; want one of the key %s", answer, key)
 	return ""
 }

@@ -102,7 +102,7 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 	}
 	code, answer := x.asAdmin(t, "GET", "/api/adjustments", "")
 	if list, _ := answer["adjustments"].([]any); code != 200 || len(list) != 2 || answer["version"] != 2.0 {
-		t.Errorf("got %d %v; want status 200, 2 elements and answer[\"version\"] 2.0", code, answer)
+		t.Errorf("got %d %v; want status 200, 2 adjustments and version 2", code, answer)
 	}
 	for _, wrong := range []string{`{"author":"ann","reason":"over","key":["bob"]}`, `{"author":"ann","reason":"over"} {}`, `[]`} {
 		if code, answer := x.asAdmin(t, "DELETE", "/api/adjustments/"+id, wrong); code != 400 {
@@ -121,10 +121,10 @@ func TestAnOperatorAdjustsALimit(t *testing.T) {
 	code, answer = x.asAdmin(t, "GET", "/api/adjustments/audit?n=2", "")
 	entries, _ := answer["entries"].([]any)
 	if code != 200 || len(entries) != 2 || entries[0].(map[string]any)["reason"] != "over" {
-		t.Errorf("got %d %v; want status 200, 2 elements and entries[0].(map[string]any)[\"reason\"] %q", code, answer, "over")
+		t.Errorf("got %d %v; want status 200 and 2 entries, the first with the reason %q", code, answer, "over")
 	}
 	if code, answer = x.asAdmin(t, "GET", "/api/adjustments/audit/verify", ""); code != 200 || answer["whole"] != true || answer["entries"] != 3.0 {
-		t.Errorf("got %d %v; want status 200, answer[\"whole\"] true and answer[\"entries\"] 3.0", code, answer)
+		t.Errorf("got %d %v; want status 200, a whole audit and 3 entries", code, answer)
 	}
 	for _, line := range []string{`rlsidecar_adjustments{state="applied"} 1`, "rlsidecar_adjustments_version 3"} {
 		r, _ := http.NewRequest("GET", "http://"+x.Admin.String()+"/metrics", nil)

@@ -91,7 +91,7 @@ func TestReplacedLimitsAreNotCharged(t *testing.T) {
 	for range 3 {
 		got := x.send(t, "plain=a", "replacing=a")
 		if got.OverallCode != ok || described(got.Statuses[0]) != "OK left 0" {
-			t.Errorf("got %v; want OK and described(got.Statuses[0]) %q", got, "OK left 0")
+			t.Errorf("got %v; want OK, and the first status without a limit", got)
 		}
 	}
 	expect(t, x.send(t, "plain=a"), ok, "OK left 1 of 2/YEAR yearly reset")
@@ -150,7 +150,7 @@ func TestOverridesComeWithTheRequest(t *testing.T) {
 	expect(t, x.put(t, with("any=a", 1, 6, 0)), over, "OVER_LIMIT left 0 of 1/YEAR reset")
 	expect(t, x.put(t, with("any=b", 1, 7, 0)), ok, "OK left 0 of 1/WEEK reset")
 	if l := x.put(t, with("any=c", 9, 5, 3)).Statuses[0].CurrentLimit; l.UnitMultiplier.GetValue() != 3 || l.Unit.String() != "MONTH" {
-		t.Errorf("got %v; want l.UnitMultiplier.GetValue() 3 and l.Unit.String() %q", l, "MONTH")
+		t.Errorf("got the limit %v; want 3 times the unit MONTH", l)
 	}
 	// If the unit is unknown, the configured limit applies. Without a configured limit the descriptor is
 	// denied.
@@ -265,7 +265,7 @@ descriptors:
 func TestHeadersAndMetadataAreSentIfConfigured(t *testing.T) {
 	yaml := answers + "  - {key: meta, metadata: {tier: gold}, rate_limit: {unit: year, requests_per_unit: 3}}\n"
 	if got := start(t, yaml).send(t, "meta=a"); got.ResponseHeadersToAdd != nil || got.DynamicMetadata != nil {
-		t.Errorf("not configured: %v; want response headers to add nil and dynamic metadata nil", got)
+		t.Errorf("without configuration: %v; want neither headers nor dynamic metadata", got)
 	}
 	x := start(t, yaml, func(c *Config) {
 		c.Answers.Metadata = true

@@ -64,7 +64,7 @@ func TestSidecarsChargeOnceAndSettleForEachOther(t *testing.T) {
 	_, answer := post(0, `{"name":"tokens","count":800,"reserve":true,"request_id":"work"}`)
 	var parsed struct{ Reservation string }
 	if err := json.Unmarshal([]byte(answer), &parsed); err != nil || parsed.Reservation == "" {
-		t.Fatalf("got %v %v; want no error and reservation other than none", answer, err)
+		t.Fatalf("got %s (%v); want JSON with the id of a reservation", answer, err)
 	}
 	for i := range 6 {
 		if code, answer := post(i, `{"reservation":"`+parsed.Reservation+`","count":300}`); code != 200 {

@@ -41,7 +41,7 @@ func TestProxiesAndApplicationsShareABucket(t *testing.T) {
 			x := start(t, named, edit)
 			const one = `{"name":"send","key":"bob"}`
 			if got := x.send(t, "user=bob").OverallCode; got != rls.RateLimitResponse_OK {
-				t.Fatalf("got %v; want rls.RateLimitResponse_OK", got)
+				t.Fatalf("got %v; want OK", got)
 			}
 			for i, want := range []int{200, 200, 429, 429} {
 				if code, answer := post(t, x.HTTP, "/v1/limit", one); code != want {
@@ -49,13 +49,13 @@ func TestProxiesAndApplicationsShareABucket(t *testing.T) {
 				}
 			}
 			if got := x.send(t, "user=bob").OverallCode; got != rls.RateLimitResponse_OVER_LIMIT {
-				t.Errorf("got %v; want rls.RateLimitResponse_OVER_LIMIT", got)
+				t.Errorf("got %v; want OVER_LIMIT", got)
 			}
 			if code, answer := post(t, x.HTTP, "/v1/reset", one); code != 200 {
 				t.Errorf("reset: %d %s; want code 200", code, answer)
 			}
 			if got := x.send(t, "user=bob"); got.OverallCode != rls.RateLimitResponse_OK || got.Statuses[0].LimitRemaining != 2 {
-				t.Errorf("after the reset: %v; want overall code rls.RateLimitResponse_OK and limit remaining 2", got)
+				t.Errorf("after the reset: %v; want OK with 2 units left", got)
 			}
 			if name == "redis" {
 				redis.Kill()

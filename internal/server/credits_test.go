@@ -71,7 +71,7 @@ func TestCreditsPayThroughEveryListener(t *testing.T) {
 			answer := limit(`{"name":"estimated","key":"ai","count":400,"reserve":true}`, 200, `"payer":"prepaid"`)
 			var answered struct{ Reservation string }
 			if err := json.Unmarshal([]byte(answer), &answered); err != nil || answered.Reservation == "" {
-				t.Fatalf("got %v %v; want no error and reservation other than none", answer, err)
+				t.Fatalf("got %s (%v); want JSON with the id of a reservation", answer, err)
 			}
 			for range 2 {
 				limit(`{"reservation":"`+answered.Reservation+`","count":50}`, 200, `"remaining":450`)
@@ -127,7 +127,7 @@ func TestCreditsAreChargedOnceThoughRedisIsKilled(t *testing.T) {
 		var answered struct{ Limits []struct{ Remaining int64 } }
 		_, answer := post(t, x.HTTP, "/v1/limit", `{"name":"`+name+`","key":"bob","count":0}`)
 		if err := json.Unmarshal([]byte(answer), &answered); err != nil || len(answered.Limits) != 1 {
-			t.Fatalf("got %v %v; want no error and 1 element", answer, err)
+			t.Fatalf("got %s (%v); want JSON with one limit", answer, err)
 		}
 		return answered.Limits[0].Remaining
 	}

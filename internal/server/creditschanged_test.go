@@ -64,7 +64,7 @@ func reserved(t *testing.T, answer string) string {
 	t.Helper()
 	var answered struct{ Reservation string }
 	if err := json.Unmarshal([]byte(answer), &answered); err != nil || answered.Reservation == "" {
-		t.Fatalf("got %v %v; want no error and reservation other than none", answer, err)
+		t.Fatalf("got %s (%v); want JSON with the id of a reservation", answer, err)
 	}
 	return answered.Reservation
 }

@@ -48,6 +48,6 @@ func TestForeignValuesInRedisAffectOneBucketOnly(t *testing.T) {
 	}
 	redis.Do("DEL", key)
 	if answer := x.send(t, "k=bad"); answer.OverallCode != rls.RateLimitResponse_OK {
-		t.Errorf("afterwards: %v; want overall code rls.RateLimitResponse_OK", answer)
+		t.Errorf("afterwards: %v; want OK", answer)
 	}
 }

@@ -206,7 +206,7 @@ func eventually(tb testing.TB, condition string, ok func() bool) {
 	tb.Helper()
 	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			tb.Fatalf("%s: not in a minute", condition)
+			tb.Fatalf("%s: not true within a minute; want it true", condition)
 		}
 	}
 }

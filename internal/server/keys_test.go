@@ -46,7 +46,7 @@ descriptors:
 		}
 	}
 	if keys := regexp.MustCompile(`(?m)^rlsidecar_memory_keys (\S+)$`).FindStringSubmatch(metrics); keys == nil {
-		t.Error("the metrics lack rlsidecar_memory_keys")
+		t.Error("the metrics lack rlsidecar_memory_keys; want it")
 	} else if n, err := strconv.ParseFloat(keys[1], 64); err != nil || n > room {
 		t.Errorf("%s buckets in memory (%v), want at most %d", keys[1], err, room)
 	}

@@ -440,7 +440,7 @@ func TestTheAdminPageShowsTheLastReload(t *testing.T) {
 			x.write(t, "domain: d\ndescriptors: [{key: a, rate_limit: {}}]\n")
 			x.reload(t)
 			if got := page(); !strings.Contains(got, refused) || strings.Contains(got, stale) != isolate {
-				t.Errorf("isolate %v, after a mistake, the page must have the time and the domains:\n%s", isolate, got)
+				t.Errorf("after a mistake: the page is\n%s\nwant the time of the refusal, and stale domains: %t", got, isolate)
 			}
 			x.write(t, small)
 			x.reload(t)
@@ -451,7 +451,7 @@ func TestTheAdminPageShowsTheLastReload(t *testing.T) {
 		x.write(t, small+"auth:\n  routes: [{domain: nowhere, descriptors: [[{key: k, value: v}]]}]\n")
 		x.reload(t)
 		if got := page(); !strings.Contains(got, refused) || strings.Contains(got, stale) {
-			t.Errorf("isolate %v, after a mistake in auth, the page must not name a domain:\n%s", isolate, got)
+			t.Errorf("isolate %t, after a mistake in auth: the page is\n%s\nwant the time of the refusal, and no stale domain", isolate, got)
 		}
 	}
 }
@@ -494,7 +494,7 @@ func TestUnlimitedLimitsReserveNoRoom(t *testing.T) {
 		}
 	}
 	if allowed < 240 { // a quarter of 1,000; the memory is divided into parts that are not exactly equal
-		t.Errorf("%d of 300 new keys have room beside a flood; with two limits it is for 250", allowed)
+		t.Errorf("%d of 300 new keys have room beside a flood of other keys; want at least 240", allowed)
 	}
 }
 
@@ -523,7 +523,7 @@ func TestAFailingListenerEndsTheServer(t *testing.T) {
 		{socket: l, serve: func(net.Listener) error { <-stopped; return nil }, stop: func(context.Context) { close(stopped) }},
 	}, func() {})
 	if !errors.Is(err, broken) || s.ready.Load() {
-		t.Errorf("got %v; want the error broken and s.ready.Load() false", err)
+		t.Errorf("got %v, ready %t; want the error broken, and not ready", err, s.ready.Load())
 	}
 }
 

@@ -135,7 +135,7 @@ func receive(t *testing.T, from <-chan string) string {
 	case s := <-from:
 		return s
 	case <-time.After(time.Minute):
-		t.Fatal("nothing received within a minute")
+		t.Fatal("no rejection was received within a minute; want one")
 		return ""
 	}
 }
@@ -164,7 +164,7 @@ func TestStartWithoutConfiguration(t *testing.T) {
 	p := newPlane(t, "127.0.0.1:0")
 	x := start(t, "", from(p, startWithout))
 	if x.Snapshot != nil {
-		t.Error("there is a snapshot")
+		t.Error("Running has a snapshot before the first configuration; want nil")
 	}
 	health := func(service string) healthpb.HealthCheckResponse_ServingStatus {
 		r, err := x.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: service})

@@ -112,7 +112,7 @@ func FuzzTarget(f *testing.F) {
 		value, ok := Query(query, "k")
 		reference, err := url.ParseQuery(query)
 		if err == nil && (ok != reference.Has("k") || value != reference.Get("k")) {
-			t.Errorf("%q: %q %t, by net/url %q %t", query, value, ok, reference.Get("k"), reference.Has("k"))
+			t.Errorf("%q: got %q %t, want %q %t as in net/url", query, value, ok, reference.Get("k"), reference.Has("k"))
 		}
 	})
 }

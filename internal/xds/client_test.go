@@ -49,7 +49,7 @@ func receive[T any](t *testing.T, what string, from <-chan T) (value T) {
 	select {
 	case value = <-from:
 	case <-time.After(time.Minute):
-		t.Fatalf("%s: none within a minute", what)
+		t.Fatalf("%s did not arrive within a minute; want it", what)
 	}
 	return value
 }
