@@ -129,7 +129,7 @@ func TestAServerThatRefusesClientsIsNotCountedAsReached(t *testing.T) {
 	}
 }
 
-// If no call needs a connection, the server is not dialed.
+// Soon after the last call that needed a connection, the server is no longer dialed.
 func TestAServerIsNotDialedWithoutACaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, d, signOfLife := lineTo(t)

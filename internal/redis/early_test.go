@@ -41,7 +41,7 @@ func knownAfter(t *testing.T, s backend.Store, charges []backend.Charge) (known 
 }
 
 // A batch has several sharded buckets. The decisions of those whose shards have answered are known before the
-// others. That holds in every round of a charge.
+// others, whether the first shard, the second one or all shards together decide.
 func TestShardsThatHaveAnsweredAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fast := memory.New(memory.Config{Clock: time.Now})

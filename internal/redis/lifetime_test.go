@@ -49,8 +49,8 @@ func writes(t *testing.T, server *redistest.Server, do func()) (all [][2]string)
 
 var psetex = regexp.MustCompile(`(?i)lua\] "psetex" "([^"]*)" "([^"]*)"`)
 
-// Each key gets its own lifetime, also in one call: the time until it is full again plus 2 ms. It is
-// rounded up by at most an eighth, so that one text serves several keys.
+// Each key gets its own lifetime, also in one call: the time until its bucket is full again, plus 2 ms. The lifetime
+// is rounded up by at most an eighth, so that one text serves several keys.
 func TestLifetimesAreWrittenExactly(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})

@@ -56,8 +56,8 @@ var exceptions = map[string]struct{ name, reason string }{
 	"Limit.raw":           {"", "cost_in with the unit of the limit"},
 }
 
-// inGo lists files whose functions run before or after the script. Their other functions are not in the
-// script.
+// inGo lists files of package algorithms whose functions the sidecar calls before or after the script. The script has
+// only some of these functions.
 var inGo = map[string]string{
 	"internals.go": "other packages read the numbers of a limit",
 	"lease.go":     "the sidecar decides about leases; the script sees charges and refunds",

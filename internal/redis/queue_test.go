@@ -39,7 +39,7 @@ func in(s *backend.Source, b *backend.Batch) *backend.Batch {
 	return b
 }
 
-// text lists the charges of c: the batch and the costs of each run.
+// text lists the runs of c: the letter of the batch, and the costs of the first and the last charge.
 func (c *call) text(batches ...*backend.Batch) (s string) {
 	for _, r := range c.runs {
 		s += fmt.Sprintf("%c%d-%d ", 'a'+slices.Index(batches, r.batch), r.from+1, r.to)

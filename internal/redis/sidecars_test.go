@@ -195,7 +195,7 @@ func TestFaultSidecarKilled(t *testing.T) {
 	if charged < acked.Load() || charged > attempted.Load() || charged > childLimit {
 		t.Errorf("%d attempted, %d charged, %d admitted; want charged units between the admitted and the attempted ones, and at most %d", attempted.Load(), charged, acked.Load(), childLimit)
 	}
-	// Exactly the units that the killed sidecar did not consume are available to others.
+	// Exactly the units that the killed sidecars did not consume are available to others.
 	c.Terms.Cost = 1
 	if got := consumeConcurrently(t, []backend.Store{sidecar(t, url)}, 2*childLimit, c); got != childLimit-charged {
 		t.Errorf("%d units were left, %d admitted; want equal numbers", childLimit-charged, got)

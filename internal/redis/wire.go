@@ -237,8 +237,8 @@ func (w *wire) answered() (c *call, over bool) {
 	return c, over
 }
 
-// conclude ends the call c with its answer. If the answer shows that the script has not run, go-redis makes
-// the call again.
+// conclude ends the call c with its answer. If the server lacks the script, cannot compile it, does not serve a slot,
+// or needs other windows of a calendar, the script has not run, and go-redis makes the call again.
 func (w *wire) conclude(c *call) {
 	t := c.payload.scriptRuns[0]
 	_, outsideCalendar := t.outsideCalendar()

@@ -298,8 +298,8 @@ func TestGoRedisMakesLargeCalls(t *testing.T) {
 	})
 }
 
-// If an error means that a call has certainly not run, go-redis sends the call again. Other errors are final
-// answers.
+// If an error reply means that the server lacks the script or does not serve a slot, go-redis sends the call again.
+// Other error replies are final answers, even if the call has certainly not run.
 func TestGoRedisRepeatsCallsThatHaveNotRun(t *testing.T) {
 	for text, again := range map[string]bool{
 		"NOSCRIPT No matching script": true, "MOVED 1 127.0.0.1:7001": true, "TRYAGAIN later": true,

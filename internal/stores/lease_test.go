@@ -530,7 +530,7 @@ func TestRefundsSubtractTheInflow(t *testing.T) {
 		time.Sleep(100 * ms) // 10 units flow in
 		s.Clear()
 		if keys := s.Stats().Keys; keys != 0 {
-			t.Errorf("%d keys are still hot; want keys 0", keys)
+			t.Errorf("%d keys are still hot; want none", keys)
 		}
 		if granted < 11 || left(t, below, c) != min(10_000, before+10+granted-10) {
 			t.Errorf("%d units were granted; %d were left before the return, and %d after it; want at least 11 granted, and their return without the 10 that flowed in", granted, before, left(t, below, c))
