@@ -457,7 +457,7 @@ local function general(now, given, names, stored, lives, answers)
 
   -- A state is created with room for all of its fields, because a table that grows is copied. Its phase is that of
   -- the last charge.
-  local state, dirty = {}, {} -- by key: the current state; whether it must be written
+  local state, dirty = {}, {} -- by key: the current state; if it must be written, the limit that changed it last
   local denied_logs = {} -- by key: the limit that denied last
 
   -- algorithms.go ------------------------------------------------------------------------------------
@@ -598,7 +598,7 @@ local function general(now, given, names, stored, lives, answers)
     return at * l.tick
   end
 
-  -- later adds back to every waiting time in d: the time that a clock needs to catch up after it stepped back.
+  -- later makes every waiting time in d longer by back, the time that a clock needs to catch up after it stepped back.
   function later(d, back)
     if not d.allowed and not d.never then d.retry = d.retry + back end
     if d.reset > 0 then d.reset = d.reset + back end
@@ -788,8 +788,8 @@ local function general(now, given, names, stored, lives, answers)
   -- ticks_to returns the number of ticks until at most most is used.
   function ticks_to(k, most) return max(0, ceil_div(k.used - most, k.p)) end
 
-  -- give_units refunds n, which is in the unit of l: it subtracts it from k.used, except what has flowed in since
-  -- the charge that a undoes. If l settles, the refund is at most k.room instead.
+  -- give_units subtracts a refund of n, in the unit of l, from k.used. If a undoes a charge, what has flowed in since
+  -- that charge is not refunded; if l settles, the refund is at most k.room instead.
   function give_units(k, l, n, p, a)
     local given = of(k, l, n)
     if a.of > 0 and l.settles then
@@ -1834,8 +1834,8 @@ local function general(now, given, names, stored, lives, answers)
     return all
   end
 
-  -- decide answers the charge or the group at pos. It returns the position of the next one and the number of
-  -- answers.
+  -- decide answers the charge or the group at pos. answered is the number of answers so far. It returns the position
+  -- of the next charge, and the number of answers then.
   local c = {}
   local function decide(pos, answered)
     n, pos = answered, read(c, pos)
@@ -1959,8 +1959,8 @@ end
 
 -- The loop decides plain charges of usual limits: a cost from 1 to the capacity, of a bucket that is new or was last
 -- charged under the same numbers. The charge is alone, possibly with reserve, or in a group of such charges, possibly
--- with an alternative. The loop leaves all others to general, which reads the states that the loop has left in
--- stored.
+-- with an alternative. The loop leaves most settlements to settling, and all others to general, which reads the
+-- states that the loop has left in stored.
 local lives, answers, n = {}, { pack('<d', now) }, 1
 local state, decide, settle, write_logs = false
 
