@@ -76,8 +76,8 @@ type layout struct {
 	of [slots / 4]atomic.Uint32
 }
 
-// maxIndexed is the largest number of senders that a byte of layout.of can distinguish. If there are more,
-// their slots are looked up for each request.
+// maxIndexed is the largest number of senders that a byte of layout.of can distinguish. The slots of further senders
+// are looked up for each request.
 const maxIndexed = 255
 
 // sender returns the sender of a slot, or nil if none is stored.

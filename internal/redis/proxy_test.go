@@ -31,11 +31,11 @@ type proxy struct {
 
 // faults describes the faults of connections, and of the answers to scripts.
 type faults struct {
-	share float64       // the share of the answers to which one of the following happens
-	close bool          // the connection is closed
-	reset bool          // the connection is reset
+	share float64       // the share of the answers to scripts that close, reset or late damages
+	close bool          // the connection is closed in place of the answer
+	reset bool          // the connection is reset in place of the answer
 	late  time.Duration // the delay of the answer
-	hole  bool          // no bytes pass, in either direction
+	hole  bool          // no bytes pass on any connection, in either direction
 	far   time.Duration // the delay of every answer, also to logins
 }
 

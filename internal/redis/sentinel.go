@@ -60,7 +60,8 @@ func (v view) named(addr string, now time.Time) view {
 // that still name it.
 func (v view) of(master string, now time.Time) view { return v.switched(master, now) }
 
-// promotes returns v after a Sentinel has reported that it promotes the replica at addr.
+// promotes returns v after a Sentinel has reported that it promotes the replica at addr. The report is ignored if that
+// server is already the master.
 func (v view) promotes(addr string, now time.Time) view {
 	if addr != v.master {
 		v.next, v.nextAt = addr, now

@@ -425,9 +425,9 @@ func (o offered) choices(tb testing.TB, seed uint64, of int) float64 {
 	})
 }
 
-// The offered load equals the limit. If a charge goes to the fuller of two random shards, about 1 - 0.33/c of
-// the load is admitted, where c is the number of tokens in a shard. The Store tries the other shards before
-// it denies, so it must admit more.
+// If the offered load equals the limit, and each charge goes to the fuller of two random shards, about 1 - 0.33/c of
+// the load is admitted, where c is the number of tokens in a shard. The Store tries the other shards before it denies,
+// so it must admit at least as much at this load, and at least as much as two choices at any load.
 func shardsAdmitMore(t *testing.T, url string) {
 	t.Helper()
 	s, clock := openWithFixedClock(t, url)
