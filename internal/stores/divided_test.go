@@ -101,7 +101,7 @@ func TestAGroupOverTwoStoresIsAllOrNone(t *testing.T) {
 		t.Errorf("got %+v; want allowed and 4 remaining", d)
 	}
 
-	// A group with an idempotency key may use the buckets of one store only.
+	// The first store is no Claimer, so a group with an idempotency key may use the buckets of one store only.
 	once := charges(t, "k7", 1, "k8", 1, "|", "k9", 1)
 	for i := range once {
 		once[i].IdempotencyKey = &backend.IdempotencyKey{ID: [16]byte{byte(once[i].Group)}, Lifetime: algorithms.Second}

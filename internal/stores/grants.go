@@ -309,7 +309,7 @@ func (sh *leaseShard) over(returns []backend.Charge, now time.Duration) []backen
 	return returns
 }
 
-// cool removes keys that are no longer hot, because they had no recent requests.
+// cool removes keys that are no longer hot: they had no recent requests, and no units are leased or being requested.
 func (sh *leaseShard) cool(now time.Duration) {
 	for key, l := range sh.hotKeys {
 		if l.left() == 0 && !l.borrowing && l.ahead == nil && now-l.requestedAt > max(time.Second, l.span()) {
