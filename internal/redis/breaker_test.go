@@ -254,11 +254,11 @@ func TestBreakerProbes(t *testing.T) {
 		}
 		for range 10 {
 			if !ok(t, s) {
-				t.Error("not closed")
+				t.Error("a call failed after the circuit closed; want an answer")
 			}
 		}
-		if reported.all != "open closed " {
-			t.Errorf("reported %q", reported.all)
+		if want := "open closed "; reported.all != want {
+			t.Errorf("reported %q, want %q", reported.all, want)
 		}
 	})
 }
@@ -278,14 +278,14 @@ func TestBreakerMakesTheNextCallAProbeAfterASignOfLife(t *testing.T) {
 		}
 		p.broken.Store(false)
 		if ok(t, s) {
-			t.Fatal("not open")
+			t.Fatal("a call during a pause was answered, want it refused")
 		}
 		s.signOfLife()
-		if reported.all != "open " {
-			t.Errorf("reported %q", reported.all)
+		if want := "open "; reported.all != want {
+			t.Errorf("after the sign of life: reported %q, want %q", reported.all, want)
 		}
-		if !ok(t, s) || reported.all != "open closed " {
-			t.Errorf("reported %q", reported.all)
+		if answered, want := ok(t, s), "open closed "; !answered || reported.all != want {
+			t.Errorf("next call: answered %v, reported %q; want true, %q", answered, reported.all, want)
 		}
 	})
 }
@@ -320,8 +320,8 @@ func TestBreakerGivesProbesTime(t *testing.T) {
 			}
 			time.Sleep(ms)
 		}
-		if reported.all != "open closed " {
-			t.Errorf("reported %q", reported.all)
+		if want := "open closed "; reported.all != want {
+			t.Errorf("reported %q, want %q", reported.all, want)
 		}
 		synctest.Wait()
 	})
@@ -381,7 +381,7 @@ func TestBreakerSurvivesPanics(t *testing.T) {
 		s.changed = reported.record
 		for range 30 {
 			if ok(t, s) {
-				t.Error("answered")
+				t.Error("a call whose decide panicked was answered, want an error")
 			}
 			time.Sleep(5 * ms)
 		}

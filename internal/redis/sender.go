@@ -141,7 +141,8 @@ func (l *sender) tick() {
 }
 
 // callHere makes the call c, which carries only b, on the goroutine that submitted b. That goroutine waits
-// anyway, and waking another goroutine takes longer than the rest of a call. The call ends by b's deadline.
+// anyway, and waking another goroutine takes longer than the rest of a call. The call ends by b's deadline
+// at the latest, unless it is a probe.
 func (l *sender) callHere(c *call, b *backend.Batch, now time.Time) {
 	until := now.Add(l.timeout)
 	if !b.Deadline.IsZero() && b.Deadline.Before(until) {
@@ -278,8 +279,8 @@ func (l *sender) signOfLife() {
 	l.step(serverHeard, l.clock.Now())
 }
 
-// send makes the call c, which must end by until. If the circuit refuses the call, send answers it with an
-// error. Afterwards c.ended has the completed batches.
+// send makes the call c, which must end by until, or by probeTimeout if it is a probe. If the circuit refuses
+// the call, send answers it with an error. Afterwards c.ended has the completed batches.
 func (l *sender) send(c *call, until time.Time) {
 	outcome, decide := callAnswered, l.decide
 	if c.permit == doProbe {
