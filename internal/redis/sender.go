@@ -279,7 +279,7 @@ func (l *sender) signOfLife() {
 	l.step(serverHeard, l.clock.Now())
 }
 
-// send makes the call c, which must end by until, or by probeTimeout if it is a probe. If the circuit refuses
+// send makes the call c, which must end by until, or within probeTimeout if it is a probe. If the circuit refuses
 // the call, send answers it with an error. Afterwards c.ended has the completed batches.
 func (l *sender) send(c *call, until time.Time) {
 	outcome, decide := callAnswered, l.decide

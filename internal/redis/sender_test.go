@@ -62,7 +62,8 @@ func start(s backend.Store, b *backend.Batch) *answer {
 	return a
 }
 
-// is checks that all charges were answered after the given time.
+// is waits for the answer. It checks that it came exactly the given time after the charges were submitted, and
+// that the decision on each charge has its cost as Remaining.
 func (a *answer) is(t *testing.T, after time.Duration) {
 	t.Helper()
 	<-a.done

@@ -1201,7 +1201,8 @@ local function general(now, given, names, stored, lives, answers)
     return at
   end
 
-  -- counted returns the denials was, with one more denial at time t.
+  -- counted returns the denials of was that still count at time t, and one more at t. If they are then as many
+  -- as start a block, it returns that block in their place, which begins at t.
   function counted(l, was, t)
     local d = { blocks = 0, till = 0 }
     if was then

@@ -189,7 +189,7 @@ func TestUnitsOfADroppedLeaseAreNotPutBack(t *testing.T) {
 	})
 }
 
-// A lease that was granted while a reset was under way is dropped: its units were charged to the old bucket.
+// A lease that was granted while a reset was in flight is dropped: its units were charged to the old bucket.
 func TestALeaseGrantedDuringAResetIsDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := memory.New(memory.Config{Clock: storetest.Times(wall)})
