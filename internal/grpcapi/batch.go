@@ -56,7 +56,7 @@ func (s *Server) newBatched() *batched {
 	return &batched{exchange: exchange{bounds: s.options.Bounds}}
 }
 
-// Reset empties b. It no longer refers to the messages that were added.
+// Reset empties b. The messages that were added may change from then on. b keeps no large message in memory.
 func (b *Batch) Reset() {
 	if b.panicked != nil { // the store may still use parts of it, so it is not reused
 		*b = *b.server.NewBatch(b.limiter)

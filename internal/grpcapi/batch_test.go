@@ -104,15 +104,18 @@ func TestAPanicOfTheStoreDeniesTheBatch(t *testing.T) {
 	}
 }
 
-// One request has many descriptors. The batch must not keep the memory for it.
+// A request has many descriptors, or one long value. The batch must not keep the memory for it.
 func TestALargeRequestKeepsNoMemory(t *testing.T) {
 	l := newLimiter(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})})
 	s, _ := newServer(t, l, Options{})
 	batch := s.NewBatch(l)
-	for _, c := range []struct{ descriptors, kept int }{{40, 0}, {2, 2}, {40, 0}} {
+	for _, c := range []struct {
+		descriptors, length int
+		kept                bool
+	}{{40, 1000, false}, {2, 1000, true}, {40, 1000, false}, {1, 1000, true}, {1, 100_000, false}} {
 		var list []*ratelimit.RateLimitDescriptor
 		for range c.descriptors {
-			list = append(list, rlstest.Descriptor("none="+strings.Repeat("v", 1000)))
+			list = append(list, rlstest.Descriptor("none="+strings.Repeat("v", c.length)))
 		}
 		message, err := proto.Marshal(rlstest.Request("d", list...))
 		if err != nil {
@@ -120,8 +123,8 @@ func TestALargeRequestKeepsNoMemory(t *testing.T) {
 		}
 		batch.Add(message, time.Now(), 0, nil)
 		batch.Reset()
-		if n := cap(batch.requests[0].limits); (n > 0) != (c.kept > 0) || n > 32 {
-			t.Errorf("after a request with %d descriptors there is room for %d; want room for at most 32, and none after a large request", c.descriptors, n)
+		if n := cap(batch.requests[0].limits); (n > 0) != c.kept || n > 32 {
+			t.Errorf("after a request with %d descriptors of %d bytes there is room for %d; want room for at most 32, and none after a large request", c.descriptors, c.length, n)
 		}
 	}
 }

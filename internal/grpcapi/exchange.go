@@ -69,23 +69,25 @@ func (x *exchange) reset() {
 	x.hits, x.excess, x.entries = 0, "", 0
 }
 
-// free returns x to the pool, unless its buffers have grown too large. The gate bounds the number of exchanges.
+// free returns x to the pool, unless it keeps too much memory. The gate bounds the number of exchanges.
 func (x *exchange) free() {
 	const manyDescriptors, manyEntries, manyBytes = 128, 2048, 256 << 10
-	if x.wire = nil; !x.exceeds(manyDescriptors, manyEntries, manyBytes) {
+	if !x.exceeds(manyDescriptors, manyEntries, manyBytes) {
+		x.wire = nil
 		exchanges.Put(x)
 	}
 }
 
-// large reports whether the buffers of x exceed the needs of most requests. A Batch keeps at most 256
-// exchanges.
+// large reports whether x keeps more memory than most requests need. A Batch keeps at most 256 exchanges.
 func (x *exchange) large() bool {
 	const manyDescriptors, manyEntries, manyBytes = 32, 256, 32 << 10
 	return x.exceeds(manyDescriptors, manyEntries, manyBytes)
 }
 
+// exceeds reports whether x keeps more than one of these bounds. x keeps wire as long as its strings point into it,
+// even if wire is nil.
 func (x *exchange) exceeds(descriptors, entries, bytes int) bool {
-	return len(x.call.Descriptors) > descriptors || x.entries > entries || x.call.BufferBytes() > bytes
+	return len(x.call.Descriptors) > descriptors || x.entries > entries || len(x.wire) > bytes || x.call.BufferBytes() > bytes
 }
 
 // addDescriptor appends an empty descriptor and returns it.
