@@ -127,8 +127,8 @@ func (p *pages) page(next func(http.ResponseWriter, *http.Request, viewer)) http
 	}
 }
 
-// form returns a handler that calls next only for a form that a page of this listener has sent. changes means
-// that the form changes something.
+// form returns a handler that calls next only for a form that a page of this listener has sent, for a client with the
+// permissions that the form needs. changes means that the form changes something.
 func (p *pages) form(changes bool, next func(http.ResponseWriter, *http.Request, viewer)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		v := p.access.viewer(r)

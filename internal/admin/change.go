@@ -71,7 +71,7 @@ func (c *change) query() url.Values {
 	return q
 }
 
-// back returns the page from which the change was started.
+// back returns the link to the page that is shown after the change. The caller can append parameters to it.
 func (c *change) back() string {
 	switch {
 	case c.do == "end":

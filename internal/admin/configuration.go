@@ -123,8 +123,9 @@ func differing(before, after *limiter.Snapshot) (old, now *limiter.Snapshot) {
 }
 
 // changed returns the policies of d, except policies that other has at the same position. other is another
-// version of the domain, or nil. If a version has named limits, changed returns all policies, because several
-// uses of a named limit count as one limit.
+// version of the domain, or nil. It returns all policies if there is no other version, or if it has another number
+// of policies. It does so too if a version has named limits, because several uses of a named limit count as one
+// limit.
 func changed(d, other *limiter.Domain) (list []*descriptors.Policy) {
 	if other == nil || len(d.Policies) != len(other.Policies) || len(d.Named) > 0 || len(other.Named) > 0 {
 		return d.Policies

@@ -22,7 +22,7 @@ var reasons = map[string]string{
 	denials.Full:     "no room for another bucket in memory",
 	denials.NoConfig: "no configuration of the domain yet",
 	denials.Missing:  "no descriptor has an entry that the domain requires",
-	denials.NoRoute:  "no route of auth matched, or no descriptor was left",
+	denials.NoRoute:  "no route of auth matched, or the request lacks a value for every descriptor of its route",
 }
 
 // deniedRow is a row of the page about a key that was denied.

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// maxValues and maxValueBytes bound the key in a link.
+	// maxValues and maxValueBytes bound the key or the descriptor in a link.
 	maxValues, maxValueBytes = 64, 16 << 10
 	// lookupTime bounds how long one page waits for the store.
 	lookupTime = 2 * time.Second
@@ -37,7 +37,9 @@ type subject struct {
 func parseSubject(q url.Values) (s subject, found bool, err error) {
 	s.Domain, s.Limit = q.Get("domain"), q.Get("limit")
 	if text := q.Get("descriptor"); text != "" {
-		s.Entries, err = descriptors.Parse(text)
+		if s.Entries, err = descriptors.Parse(text); err == nil {
+			err = s.checkSize()
+		}
 		return s, true, err
 	}
 	coded := q["entry64"]
@@ -66,10 +68,19 @@ func parseSubject(q url.Values) (s subject, found bool, err error) {
 	default:
 		return s, false, nil
 	}
-	if len(s.Key)+len(s.Entries) > maxValues || len(strings.Join(s.Key, ""))+len(values) > maxValueBytes {
-		return s, true, errors.New("the key is too long for this page")
+	return s, true, s.checkSize()
+}
+
+// checkSize returns an error if s exceeds maxValues or maxValueBytes.
+func (s *subject) checkSize() error {
+	size := len(strings.Join(s.Key, ""))
+	for _, e := range s.Entries {
+		size += len(e.Key) + len(e.Value)
 	}
-	return s, true, nil
+	if len(s.Key)+len(s.Entries) > maxValues || size > maxValueBytes {
+		return errors.New("the key is too long for this page")
+	}
+	return nil
 }
 
 // String returns the subject as printable text.
@@ -106,7 +117,7 @@ type keyBody struct {
 // keyLimit describes one limit that the subject matches.
 type keyLimit struct {
 	Domain, Limit, Link, Key, Words, Mode string
-	// State describes the remaining units, or why and until when the key is denied.
+	// State describes how the limit would answer the next request, and why. Left describes what the bucket contains.
 	State  string
 	Denied bool
 	Left   string
@@ -130,12 +141,18 @@ type recentRow struct {
 	Denied               bool
 }
 
-// done maps the values of the parameter done to the texts that confirm the client's last action.
+// done maps the values of the parameter done to the texts that confirm the client's last action. doneForAll has the
+// texts on the page of a limit, for actions that affect all keys.
 var done = map[string]string{
 	"reset": "The bucket was reset. It is like a new bucket.",
 	"raise": "The limit was raised for this key.",
 	"block": "The key is blocked.",
 	"end":   "The adjustment was ended.",
+}
+
+var doneForAll = map[string]string{
+	"raise": "The limit was raised for all keys.",
+	"block": "All keys are blocked.",
 }
 
 // key shows the page of a key: whether its limits deny it, and why.

@@ -175,7 +175,8 @@ func TestThePageExplainsWhyAKeyIsDenied(t *testing.T) {
 	} {
 		has(t, d.read(t, path), want)
 	}
-	for _, path := range []string{"/key?domain=d&limit=send&value64=%21", "/key?domain=d&entry64=YQ", "/key?domain=d&descriptor=x", "/key?domain=d&limit=send" + strings.Repeat("&value=x", 100)} {
+	for _, path := range []string{"/key?domain=d&limit=send&value64=%21", "/key?domain=d&entry64=YQ", "/key?domain=d&descriptor=x", "/key?domain=d&limit=send" + strings.Repeat("&value=x", 100),
+		"/key?domain=d&descriptor=k%3D" + strings.Repeat("x", maxValueBytes), descriptorLink("d", []descriptors.Entry{user(strings.Repeat("x", maxValueBytes))})} {
 		if w := d.send("GET", path, nil); w.Code != 400 {
 			t.Errorf("%s: got %d; want status 400", path, w.Code)
 		}
@@ -300,7 +301,7 @@ func TestRaisingAndBlockingAKey(t *testing.T) {
 	has(t, d.read(t, "/change?do=end&id=x"), "there is no such adjustment")
 
 	w = d.follow(t, d.click(t, d.read(t, "/limit?domain=d&name=send"), "Block all keys"), "author", "ann", "reason", "attack")
-	has(t, d.read(t, w.Header().Get("Location")), "all keys: every request is denied")
+	has(t, d.read(t, w.Header().Get("Location")), "All keys are blocked.", "all keys: every request is denied")
 	has(t, d.read(t, "/"), `<span class="badge">adjusted</span> all keys: block, until 2001-09-09 02:46:40 UTC`)
 	if n := d.request(t, 1, user("carl")); n != 0 {
 		t.Error("a key of a limit that is blocked for all keys is allowed")

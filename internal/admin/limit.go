@@ -19,7 +19,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// keysShown is how many keys the page of a limit lists.
+// keysShown is the largest number of rows in each list on the page of a limit: denied keys, used keys, adjustments.
 const keysShown = 20
 
 // limitBody is the data of limit.html.
@@ -70,7 +70,7 @@ func (p *pages) limit(w http.ResponseWriter, r *http.Request, v viewer) {
 	points := p.History.Limit(history.Key{Domain: domain, Limit: name})
 	b := limitBody{
 		ID:     history.Key{Domain: domain, Limit: name},
-		Domain: descriptors.Printable(domain), Name: descriptors.Printable(name), Words: l.Words(), Mode: modes(l), Done: done[q.Get("done")],
+		Domain: descriptors.Printable(domain), Name: descriptors.Printable(name), Words: l.Words(), Mode: modes(l), Done: doneForAll[q.Get("done")],
 		Facts: facts(l), Source: p.source(l), Graph: sparkline(&points, 1, deniedWord(l)), Legend: deniedWord(l),
 		Minutes: minutes(&points), Total: p.Tally(l), Unlimited: l.Unlimited,
 		Settling: p.settling(l),

@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// rowsShown is the number of limits on a page of the overview.
+	// rowsShown is the largest number of limits on a page of the overview, and of adjustments on their page.
 	rowsShown = 100
-	// deniedShown is the number of keys that the overview lists.
+	// deniedShown is the largest number of denied keys that the overview lists.
 	deniedShown = 20
 	// maxQuery bounds the bytes of a search text.
 	maxQuery = 256
@@ -120,8 +120,9 @@ type limitRow struct {
 	Domain, Name, Link, Words, Mode string
 	// Adjusted describes the adjustments of the limit that are in force. It is "" if there are none.
 	Adjusted string
-	// Rate is in requests per second. Denied is the number of requests denied in the last fifteen minutes. In
-	// shadow mode it is the number that would have been denied.
+	// Rate and DeniedRate are requests per second, averaged over the last minute. Denied is the number of requests
+	// denied in the last fifteen minutes. In shadow mode, DeniedRate and Denied count requests that would have been
+	// denied.
 	Rate, DeniedRate float64
 	Denied           uint64
 	Total            metrics.Tally

@@ -12,17 +12,17 @@ import (
 )
 
 const (
-	// maxTried bounds how many limits a search tries.
+	// maxTried bounds how many limits a search tries, and how many domains it tries for a descriptor.
 	maxTried = 200
-	// maxFound bounds how many rows a search shows.
+	// maxFound bounds the rows in each of the two lists of a search.
 	maxFound = 50
 )
 
 // searchBody is the data of search.html.
 type searchBody struct {
 	Query string
-	// Buckets are the buckets of the key in the tried limits. Recorded are the recorded keys that contain the text
-	// of the search.
+	// Buckets has a row for each domain in which the text, as a descriptor, matches limits, and a row for each bucket
+	// in use whose key is the text. Recorded are the recorded keys that contain the text.
 	Buckets  []foundRow
 	Recorded []foundRow
 	Notes    []string
@@ -35,7 +35,7 @@ type foundRow struct {
 	Denied                          bool
 }
 
-// search shows the buckets that a text identifies, in at most maxTried limits, and the recorded keys that contain it.
+// search shows the page about the keys that a text identifies or is a part of.
 func (p *pages) search(w http.ResponseWriter, r *http.Request, v viewer, query string) {
 	b := searchBody{Query: query}
 	if s := p.Current(); s != nil {
@@ -80,7 +80,7 @@ func (p *pages) searchKey(ctx context.Context, b *searchBody, value string) {
 			continue
 		}
 		if tried++; tried > maxTried || len(b.Buckets) == maxFound {
-			b.Notes = append(b.Notes, fmt.Sprintf("Only %s were tried. To search another limit, open its page.", plural(maxTried, "limit")))
+			b.Notes = append(b.Notes, fmt.Sprintf("Only %s were tried. To search another limit, open its page.", plural(int64(tried-1), "limit")))
 			return
 		}
 		s := subject{Domain: l.Domain, Limit: l.Name, Key: []string{value}}
@@ -120,8 +120,12 @@ func (p *pages) searchRecorded(b *searchBody, query string) {
 	_, denied := p.Denied(maxDenied)
 	for i := range denied {
 		if d := &denied[i]; len(b.Recorded) < maxFound && !d.Cut && contains(d.Key, d.Entries) {
+			times := plural(d.Times, "time")
+			if !d.Exact {
+				times = "at least " + times
+			}
 			b.Recorded = append(b.Recorded, foundRow{Key: shown(d), Link: deniedLink(d), Limit: descriptors.Printable(d.Limit),
-				Domain: descriptors.Printable(d.Domain), State: "denied " + plural(d.Times, "time"), Denied: true})
+				Domain: descriptors.Printable(d.Domain), State: "denied " + times, Denied: true})
 		}
 	}
 	_, used := p.Used()

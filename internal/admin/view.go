@@ -141,7 +141,7 @@ func (p *pages) banner() *banner {
 	return b
 }
 
-// short formats a duration with about two digits.
+// short formats a duration with few digits.
 func short(d time.Duration) string {
 	switch {
 	case d < 10*time.Microsecond:
