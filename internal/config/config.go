@@ -1,5 +1,6 @@
-// Package config reads and compiles configurations: files, and messages of a control plane. Parsing is strict: the package reports all mistakes
-// at once, each with its place, and does not use a configuration that contains a mistake.
+// Package config reads and compiles configurations: files, and messages of a control plane. Parsing is strict:
+// the package reports all mistakes at once, each with its place, and does not use a configuration that contains
+// a mistake. A Keeper rejects only the domains that contain mistakes.
 //
 // The format is a superset of the format of envoyproxy/ratelimit. If that server has a message for a mistake,
 // the message here starts with the same text.

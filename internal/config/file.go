@@ -211,7 +211,7 @@ type (
 	blocking       struct{ given[*penalty] }
 	metadata       struct{ given[map[string]any] }
 	oneLimit       struct{ given[*limit] }
-	limitList      struct{ given[[]*limit] } // a map or a list of maps
+	limitList      struct{ given[[]*limit] } // a mapping or a list of mappings
 	descriptorList struct{ given[[]*descriptor] }
 	replacements   struct{ given[[]*replacement] }
 	namedLimits    struct{ given[[]namedLimit] } // in the order of the file
@@ -219,9 +219,9 @@ type (
 	authSection  struct{ given[*auth] }
 	authDefault  struct{ given[bool] }     // allow (stored as true) or deny
 	textList     struct{ given[[]text] }   // a list of texts
-	routeList    struct{ given[[]*route] } // a list of maps
+	routeList    struct{ given[[]*route] } // a list of mappings
 	matchMap     struct{ given[[]matchItem] }
-	authDescList struct{ given[[][]*authEntry] } // a list of lists of maps
+	authDescList struct{ given[[][]*authEntry] } // a list of lists of mappings
 )
 
 // cycle is a period: a duration or a unit of the calendar.

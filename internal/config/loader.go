@@ -9,9 +9,9 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Loader compiles successive configurations. It parses only changed files, and the other files of their domains if
-// it needs them. It reuses the compiled form of a domain whose files have not changed, so that pointers stay the same. The result equals the result of Load.
-// A Loader is not safe for concurrent use.
+// Loader compiles successive configurations. It parses only changed files, and the other files of their domains
+// if it needs them. It reuses the compiled form of a domain whose files have not changed, so that pointers stay
+// the same. The result equals the result of Load. A Loader is not safe for concurrent use.
 type Loader struct {
 	o      Options
 	shared *shared

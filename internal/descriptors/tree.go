@@ -12,7 +12,8 @@ type Tree struct {
 
 // Node is a place in a Tree. It applies to descriptors that end at this place.
 type Node struct {
-	// Policies are the limits at this place. If there are none, descriptors that end here have no limit.
+	// Policies are the limits at this place. If there are none, the configuration does not
+	// limit descriptors that end here.
 	Policies []*Policy
 	// MaxOverride bounds the limits that come with requests for this place. nil means that the place sets no
 	// bound.

@@ -17,8 +17,8 @@ const (
 )
 
 // FileSecrets returns a function that returns the secrets in a file, which are the keys of reservations. The
-// file has one or two lines with a secret each, the current one first. It is read again at most once a second. While it cannot be read, the previous
-// secrets stay in use. FileSecrets returns an error if the first read fails.
+// file has one or two lines with a secret each, the current one first. It is read again at most once a second.
+// While it cannot be read, the previous secrets stay in use. FileSecrets returns an error if the first read fails.
 func FileSecrets(path string, log *zap.Logger) (func() []string, error) {
 	return follow(file[[]string]{
 		read:  func() ([]string, error) { return readSecrets(path) },

@@ -17,7 +17,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/tracing"
 )
 
-// Config configures Run. Each field corresponds to a flag of serve, or to a group of flags.
+// Config configures Run. The fields correspond to flags of serve, or to groups of flags, except Hangup, Version
+// and Revision.
 type Config struct {
 	// Paths are the configuration files and folders.
 	Paths []string

@@ -131,12 +131,14 @@ func (l *parkingListener) park(socket *boundedSocket, timeout time.Time) error {
 // parkable is a connection that can be parked. net/http reads it on one goroutine at a time.
 type parkable struct {
 	*boundedSocket
-	firstRequest // its own: a socket that was parked becomes a new connection before net/http has finished with the old one
-	listener     *parkingListener
-	buffer       int       // the length of net/http's buffer
-	idle         bool      // net/http waits for the next request
-	timeout      time.Time // the end of that wait
-	parked       atomic.Bool
+	// firstRequest is not part of boundedSocket, because a parked socket becomes a new parkable before net/http has
+	// finished with the old one.
+	firstRequest
+	listener *parkingListener
+	buffer   int       // the length of net/http's buffer
+	idle     bool      // net/http waits for the next request
+	timeout  time.Time // the end of that wait
+	parked   atomic.Bool
 }
 
 // parkIdle is the ConnState function of an http.Server. It records whether the connection is idle.

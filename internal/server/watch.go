@@ -51,7 +51,7 @@ const sampleEvery = 64
 
 // usageSamples is about the largest number of decisions per second that usage records. Recording one takes a
 // microsecond, because it reads memory that is in no cache, so at a million requests per second all timed
-// decisions would take a sixtieth of the processor time. A window of usage has 300 times as many samples, and
+// decisions would take a sixtieth of the time of a core. A window of usage has 300 times as many samples, and
 // keeps 512 keys.
 const usageSamples = 1000
 
