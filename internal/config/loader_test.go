@@ -326,3 +326,90 @@ func TestAChangedFileHasTheSettingsOfItsDomain(t *testing.T) {
 		}
 	}
 }
+
+// Limits with equal settings share memory. Limits that differ in one setting do not.
+func TestLimitsThatDifferInOneSettingShareNothing(t *testing.T) {
+	for _, pair := range [][2]string{
+		{"unit_name: tokens", "unit_name: requests"},
+		{"weights: {in: 1}", "weights: {in: 2}"},
+		{"max_delay: 1s", "max_delay: 2s"},
+		{"deny_body: openai", "deny_body: anthropic"},
+		{"lease: {max: 10%, for: 100ms}", "lease: {max: 10%, for: 200ms}"},
+		{"on_backend_failure: local, local_share: 20%", "on_backend_failure: local, local_share: 40%"},
+		{"settle: {estimate: 2}", "settle: {estimate: 3}"},
+		{"settle: {estimate: 2, ttl: 1m}", "settle: {estimate: 2, ttl: 2m}"},
+		{"shards: 2", "shards: 3"},
+	} {
+		text := "domain: d\ndescriptors:\n"
+		for i, setting := range pair {
+			algorithm := "token_bucket"
+			if strings.HasPrefix(setting, "max_delay") {
+				algorithm = "leaky_bucket"
+			}
+			text += fmt.Sprintf("- {key: k%d, value: x, rate_limit: {algorithm: %s, rate: 100, period: 1s, %s}}\n", i, algorithm, setting)
+		}
+		s, problems := Compile([]File{{"f.yaml", []byte(text)}}, Options{})
+		if s == nil {
+			t.Fatalf("%v: %v", pair, problems)
+		}
+		if one, two := s.Policies[0].Extra(), s.Policies[1].Extra(); reflect.DeepEqual(one, two) {
+			t.Errorf("%v: both have the settings %+v", pair, *one)
+		}
+	}
+}
+
+// A part of a file that moves to another file may have another meaning there.
+func TestTheHashDependsOnTheFilesOfAConfiguration(t *testing.T) {
+	const first, moved, second = "domain: d\ndescriptors: []\n", "# a comment\n", "domain: e\ndescriptors: []\n"
+	one, _ := Compile([]File{{"a.yaml", []byte(first + moved)}, {"b.yaml", []byte(second)}}, Options{})
+	two, _ := Compile([]File{{"a.yaml", []byte(first)}, {"b.yaml", []byte(moved + second)}}, Options{})
+	if one.Hash == two.Hash {
+		t.Error("two configurations with the same bytes in other files have one hash")
+	}
+	three, _ := Compile([]File{{"a.yaml", []byte(first)}, {"b.yaml", []byte(moved + second)}}, Options{OnFailure: descriptors.Allow})
+	if two.Hash == three.Hash {
+		t.Error("two configurations with other defaults for failures have one hash")
+	}
+}
+
+// A value can be matched by patterns of several forms. If two files have the same one, the domain cannot be compiled
+// file by file.
+func TestAChangedFileMayHaveThePatternOfAnother(t *testing.T) {
+	l := NewLoader(Options{})
+	for step, second := range []string{"value: 'w*'", "value_prefix: v", "value: 'v*'", "value_regex: 'v.*'", "value: 'v*'"} {
+		files := []File{
+			{"a.yaml", []byte("domain: d\ndescriptors:\n- {key: k, value: 'v*', rate_limit: {unit: day, requests_per_unit: 1}}\n")},
+			{"b.yaml", []byte("domain: d\ndescriptors:\n- {key: k, " + second + ", rate_limit: {unit: day, requests_per_unit: 2}}\n")},
+		}
+		read := l.read(files, nil)
+		got, reported := l.compiler(read).compile(read.docs, read.files)
+		l.evict(read)
+		if want, wantReported := Compile(files, Options{}); !slices.Equal(reported, wantReported) || !reflect.DeepEqual(got, want) {
+			t.Errorf("step %d: %v, want %v", step, reported, wantReported)
+		}
+	}
+}
+
+func TestListsOfNamesHaveDifferentTexts(t *testing.T) {
+	seen := map[string][]string{}
+	for _, list := range [][]string{nil, {""}, {"", ""}, {"a", "b"}, {"b", "a"}, {"ab"}, {"a\x00.b"}, {"a\x00", "b"}, {"a", "\x00b"}, {"a\x00\x00.b"}} {
+		text := joined(list)
+		if was, ok := seen[text]; ok {
+			t.Errorf("%q and %q have one text", was, list)
+		}
+		seen[text] = list
+	}
+}
+
+func TestAPercentileIsAQuantile(t *testing.T) {
+	for text, want := range map[string]float64{"p1": 0.01, "p50": 0.5, "p90": 0.9, "p99": 0.99} {
+		s, problems := Compile([]File{{"f.yaml", []byte("domain: d\ndescriptors:\n- {key: k, rate_limit: {algorithm: token_bucket, rate: 10, period: 1s, " +
+			"settle: {estimate: {learn: " + text + ", first: 5}}}}\n")}}, Options{})
+		if s == nil {
+			t.Fatal(problems)
+		}
+		if got := s.Policies[0].Extra().Settle.Learn.Quantile; got != want {
+			t.Errorf("%s: learns the quantile %v, want %v", text, got, want)
+		}
+	}
+}

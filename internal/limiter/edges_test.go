@@ -404,3 +404,28 @@ func TestLimitsAreShownAsWindows(t *testing.T) {
 		}
 	}
 }
+
+// Overrides of values that share a bucket share the bound of overrides, too.
+func TestABoundOfOverridesIsSharedLikeItsLimit(t *testing.T) {
+	b := newBench(t, `
+domain: d
+descriptors:
+  - {key: path, value: 'a*', share_threshold: true, max_override: {unit: day, requests_per_unit: 3}, rate_limit: {unit: day, requests_per_unit: 1}}
+`)
+	send := func(value string) *limiter.Call {
+		c := &limiter.Call{}
+		c.Request.Domain = "d"
+		*c.AddDescriptor() = limiter.Descriptor{
+			Entries: []descriptors.Entry{{Key: "path", Value: value}}, Cost: 1, HasOverride: true, Override: limiter.Override{Rate: 100, Period: algorithms.Day},
+		}
+		if err := b.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	for i, value := range []string{"a1", "a2", "a1", "a2", "a3"} {
+		if c := send(value); c.Denied != (i >= 3) {
+			t.Errorf("request %d, %s: denied %v; want 3 requests allowed", i+1, value, c.Denied)
+		}
+	}
+}
