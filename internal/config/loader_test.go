@@ -413,3 +413,54 @@ func TestAPercentileIsAQuantile(t *testing.T) {
 		}
 	}
 }
+
+// An estimate distinguishes the values of all descriptors, also of nested ones.
+func TestEstimatesKnowTheValuesOfNestedDescriptors(t *testing.T) {
+	s, problems := Compile([]File{{"f.yaml", []byte(`
+domain: d
+limits:
+  tokens: {algorithm: fixed_window, rate: 100, period: 1d, settle: {estimate: {learn: p90, first: 5, per: [model]}}}
+descriptors:
+- key: user
+  limit: tokens
+  descriptors:
+  - {key: model, value: large, limit: tokens}
+- {key: model, value: small, limit: tokens}
+- {key: model, value: 'm*', limit: tokens}
+`)}}, Options{})
+	if s == nil {
+		t.Fatal(problems)
+	}
+	want := map[string]bool{"large": true, "small": true}
+	if got := s.Domains["d"].Named["tokens"].Extra().Settle.Learn.Values["model"]; !reflect.DeepEqual(got, want) {
+		t.Errorf("got the values %v, want %v", got, want)
+	}
+}
+
+// An answer by the payer of a descriptor's limit has the metadata of the descriptor.
+func TestThePayerHasTheMetadataOfItsDescriptor(t *testing.T) {
+	s, problems := Compile([]File{{"f.yaml", []byte(`
+domain: d
+hash_tag: domain
+limits:
+  plan: {algorithm: token_bucket, rate: 1, period: 1m, then: credits}
+  credits: {algorithm: token_bucket, rate: 1, period: 1h}
+descriptors:
+- {key: user, limit: plan, metadata: {tier: gold}}
+`)}}, Options{})
+	if s == nil {
+		t.Fatal(problems)
+	}
+	payers := 0
+	for _, p := range s.Policies {
+		if then := p.Extra().Then; then != nil && p.Extra().Metadata != nil {
+			payers++
+			if !reflect.DeepEqual(then.Extra().Metadata, p.Extra().Metadata) {
+				t.Errorf("the payer has the metadata %v, want %v", then.Extra().Metadata, p.Extra().Metadata)
+			}
+		}
+	}
+	if payers != 1 {
+		t.Errorf("%d limits with metadata have a payer, want 1", payers)
+	}
+}

@@ -429,3 +429,33 @@ descriptors:
 		}
 	}
 }
+
+// The bound of a descriptor applies instead of that of the domain.
+func TestABoundAtADescriptorTakesPrecedence(t *testing.T) {
+	b := newBench(t, `
+domain: d
+max_override: {unit: day, requests_per_unit: 1}
+descriptors:
+  - {key: path, max_override: {unit: day, requests_per_unit: 3}, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: other, rate_limit: {unit: day, requests_per_unit: 1}}
+`)
+	for key, want := range map[string]int{"path": 3, "other": 1} {
+		allowed := 0
+		for range 5 {
+			c := &limiter.Call{}
+			c.Request.Domain = "d"
+			*c.AddDescriptor() = limiter.Descriptor{
+				Entries: []descriptors.Entry{{Key: key, Value: "a"}}, Cost: 1, HasOverride: true, Override: limiter.Override{Rate: 100, Period: algorithms.Day},
+			}
+			if err := b.Check(t.Context(), c); err != nil {
+				t.Fatal(err)
+			}
+			if !c.Denied {
+				allowed++
+			}
+		}
+		if allowed != want {
+			t.Errorf("%s: %d allowed, want %d", key, allowed, want)
+		}
+	}
+}

@@ -1,12 +1,14 @@
 package redis
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/outside"
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
@@ -93,6 +95,24 @@ func TestMessagesOfSentinels(t *testing.T) {
 		if w.view.master != test.master || w.view.next != test.next {
 			t.Errorf("%s: the master is %s, and %q is promoted; want %s and %q", name, w.view.master, w.view.next, test.master, test.next)
 		}
+	}
+}
+
+// While a replica that was to be promoted is polled, Sentinels may promote another one instead.
+func TestAPromotionThatWasReplacedChangesNothing(t *testing.T) {
+	w := &sentinels{name: "main", now: time.Now, closing: t.Context(), closed: true} // closed: no connection is made
+	w.view = view{master: "a:1", next: "b:1", nextAt: time.Now()}
+	w.outside = &outside.World{Call: func(_ context.Context, _ string, commands []outside.Command) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.view = w.view.promotes("c:1", time.Now())
+		for i := range commands {
+			commands[i].Reply = "role:master"
+		}
+	}}
+	w.follow("b:1")
+	if w.view.master != "a:1" || w.view.next != "c:1" {
+		t.Errorf("the master is %s, and %s is promoted; want a:1 and c:1", w.view.master, w.view.next)
 	}
 }
 
