@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -8,6 +9,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/rlsidecar/rlsidecar/internal/stores"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -228,5 +231,90 @@ func TestADeniedChargeIsMadeAtTheOtherShardOfItsDraw(t *testing.T) {
 	backend.Take(t.Context(), s, []backend.Charge{sharded(t, windowSpec(30), 3, "k")}, d[:])
 	if !d[0].Allowed || len(next.slots) != 2 || next.slots[0] == next.slots[1] {
 		t.Errorf("got %+v with charges in the slots %v; want two slots", d[0], next.slots)
+	}
+}
+
+// movingMasters has one master. While a caller looks it up, the layout is read again.
+type movingMasters struct {
+	client *goredis.Client
+	during func()
+}
+
+func (m movingMasters) MasterForKey(context.Context, string) (*goredis.Client, error) {
+	m.during()
+	return m.client, nil
+}
+
+func (movingMasters) ForEachMaster(context.Context, func(context.Context, *goredis.Client) error) error {
+	return nil
+}
+
+// The master that a caller looked up in an old layout must not get into the new one.
+func TestAMasterOfAnOldLayoutIsNotInTheNewOne(t *testing.T) {
+	client := goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"})
+	defer client.Close()
+	c := &cluster{senders: map[string]*senderTo{}, open: t.Context(), sender: func(string, *node) backend.Store { return nil }}
+	moves := false
+	c.masters = movingMasters{client, func() {
+		if moves {
+			c.layout.Store(&layout{})
+		}
+	}}
+	c.layout.Store(&layout{})
+	for _, moves = range []bool{false, true} {
+		slot := 7
+		if moves {
+			slot = 8
+		}
+		c.findSender(slot, &backend.Charge{Key: []byte("k")})
+		if stored := c.layout.Load().sender(slot) != nil; stored == moves {
+			t.Errorf("the layout was replaced: %v; the master of slot %d is stored: %v", moves, slot, stored)
+		}
+	}
+}
+
+// go-redis makes a new client when a node joins again. The old one is closed.
+func TestANodeThatJoinsAgainHasANewSender(t *testing.T) {
+	c := &cluster{senders: map[string]*senderTo{}, sender: func(string, *node) backend.Store { return nil }}
+	one, two := goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"}), goredis.NewClient(&goredis.Options{Addr: "127.0.0.1:1"})
+	defer one.Close()
+	defer two.Close()
+	first, again, second := c.senderOf(one), c.senderOf(one), c.senderOf(two)
+	if first != again || first == second || second.client != two {
+		t.Error("a client has several senders, or a new client has an old sender")
+	}
+}
+
+// The answer to a head belongs to its group alone.
+func TestEachGroupHasItsOwnHead(t *testing.T) {
+	const earlier, now = 5, 1000
+	head := func(flags byte) []byte {
+		return append(doubles([]byte{flags}, earlier), make([]byte, answerSize-1-8)...)
+	}
+	allowed := encode(nil, &backend.Decision{Decision: algorithms.Decision{Allowed: true, Remaining: 3}})
+	for name, test := range map[string]struct {
+		flags    byte
+		at       algorithms.Micros
+		replayed bool
+		err      error
+	}{
+		"decided now": {0, now, false, nil},
+		"repeated":    {4, earlier, true, nil},
+		"reused":      {8, 0, false, backend.ErrReused},
+	} {
+		d := make([]backend.Decision, 3)
+		run := &scriptRun{of: []target{{heads: 2}, {decision: &d[0]}, {decision: &d[1]}, {decision: &d[2]}}}
+		run.reply = string(slices.Concat(doubles(nil, now), head(test.flags), allowed, allowed, allowed))
+		if err := run.answer(); err != nil {
+			t.Fatal(err)
+		}
+		for i := range d[:2] {
+			if d[i].At != test.at || d[i].Replayed != test.replayed || !errors.Is(d[i].Err, test.err) {
+				t.Errorf("%s: charge %d got %+v", name, i, d[i])
+			}
+		}
+		if d[2].At != now || d[2].Replayed || d[2].Err != nil || !d[2].Allowed {
+			t.Errorf("%s: the charge of the next group got %+v; want it decided now", name, d[2])
+		}
 	}
 }

@@ -116,6 +116,16 @@ func TestAPromotionThatWasReplacedChangesNothing(t *testing.T) {
 	}
 }
 
+// The Store subscribes to the four messages from which it learns of a failover, and of its end.
+func TestTheMessagesOfSentinelsAreSubscribedTo(t *testing.T) {
+	faulty(t)
+	servers := redistest.StartSentinels(t)
+	open(t, Config{URL: servers.URL(), Timeout: deadline})
+	redistest.Eventually(t, "four channels have a subscriber", func() bool {
+		return strings.Contains(fmt.Sprint(servers.Sentinels[0].Do("CLIENT", "LIST")), " sub=4 ")
+	})
+}
+
 // When a Sentinel reports that it is about to promote a replica, the Store stops charging the old master. So less
 // than half a second of traffic is lost. If only +switch-master were used, one to two seconds would be lost.
 func TestPlannedFailoverLosesLittle(t *testing.T) {
