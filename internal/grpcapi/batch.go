@@ -43,7 +43,7 @@ type batchState uint8
 const (
 	toFinish batchState = iota
 	answered
-	refused // denied without being decoded
+	refused // denied without a verdict, because it exceeds a bound or after a panic
 	failed
 )
 

@@ -84,8 +84,8 @@ func (x *exchange) large() bool {
 	return x.exceeds(manyDescriptors, manyEntries, manyBytes)
 }
 
-// exceeds reports whether x keeps more than one of these bounds. x keeps wire as long as its strings point into it,
-// even if wire is nil.
+// exceeds reports whether what x keeps is above any of these bounds. x keeps the array of wire as long as strings of x
+// point into it, even if wire is nil.
 func (x *exchange) exceeds(descriptors, entries, bytes int) bool {
 	return len(x.call.Descriptors) > descriptors || x.entries > entries || len(x.wire) > bytes || x.call.BufferBytes() > bytes
 }

@@ -48,7 +48,7 @@ func (o Options) Check() error {
 	return err
 }
 
-// reasonHeader names the cause of an answer that no limit decided.
+// reasonHeader states that the request lacks a required entry, or that the store could not decide a limit.
 const (
 	reasonHeader      = "x-ratelimit-reason"
 	backendFailure    = "backend-failure"

@@ -96,7 +96,7 @@ func appendVerdict(b []byte, v *limiter.Verdict, known *knownLimits) []byte {
 	return b
 }
 
-// denial returns the answer to a request that was not decoded.
+// denial returns a denial without statuses, for a request without a verdict.
 func denial() *answer {
 	a := newAnswer()
 	a.denied = true

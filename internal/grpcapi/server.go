@@ -194,7 +194,7 @@ func (s *Server) answer(ctx context.Context, m *message, x *exchange) (*answer, 
 		}
 		return denial(), nil
 	}
-	if ctx.Err() != nil { // the deadline has passed, so nothing is charged
+	if ctx.Err() != nil { // the caller no longer waits, so nothing is charged
 		return nil, grpcstatus.FromContextError(ctx.Err()).Err()
 	}
 	c := &x.call

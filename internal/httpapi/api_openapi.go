@@ -11,7 +11,7 @@ var openAPI []byte
 //go:embed openapi-operators.json
 var operatorsOpenAPI []byte
 
-// describeAll answers with the description of all paths.
+// describeAll answers with the description of all paths of the HTTP listener.
 func describeAll(w http.ResponseWriter, _ *http.Request) { sendDescription(w, openAPI) }
 
 // describeOperators answers with the description of all paths below /api/.

@@ -278,7 +278,7 @@ func mayBeHalfPair(text []byte) bool {
 	return bytes.Contains(bytes.ToLower(text), []byte(`\ud`))
 }
 
-// keyOf returns the function for the key of a bucket: a string, or a list of strings.
+// keyOf returns the function for the key of a bucket: one value, or a list of values.
 func (p *parser) keyOf(into *limiter.NamedCharge) func() error {
 	return func() error {
 		if p.next() != '[' {

@@ -76,7 +76,7 @@ func (o *Operator) buckets(w http.ResponseWriter, r *http.Request) {
 	if c == nil {
 		return
 	}
-	next := o.inspected(w, r, 1) // the decision on 0 units does not have the time of the next request
+	next := o.inspected(w, r, 1) // the decision on 0 units does not contain when a request is allowed again
 	if next == nil {
 		return
 	}

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// maxWorking is the number of bodies that are decoded and answered at the same time. A decoded body needs
-// several times the memory of the body. A waiting request holds only its body, and each connection has at
-// most one.
+// maxWorking is the largest number of bodies that are decoded and answered at the same time. A decoded body needs
+// several times the memory of the body. A waiting request holds only its body, and each connection has at most
+// one waiting request.
 const maxWorking = 128
 
 // slots bounds the number of requests in progress. Its zero value is ready for use.
