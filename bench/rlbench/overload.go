@@ -151,10 +151,13 @@ func (o *overloaded) descriptors() []string {
 	return d
 }
 
-// capacity returns the number of decisions per second in a closed loop.
+// capacity returns the number of decisions per second in a closed loop. 64 requests are outstanding, over at most as many
+// connections: with more, requests wait in the server until it denies them, and denials are no decisions.
 func (o *overloaded) capacity(a *app) (float64, error) {
+	const outstanding = 64
+	connections := min(o.connections, outstanding)
 	r, err := load.Run(a, load.Config{
-		Target: o.address, Client: load.Raw, Connections: o.connections, Outstanding: max(1, 64/o.connections), Descriptors: o.descriptors(), Keys: 1000,
+		Target: o.address, Client: load.Raw, Connections: connections, Outstanding: outstanding / connections, Descriptors: o.descriptors(), Keys: 1000,
 		Warmup: o.Duration / 2, Duration: o.Duration, PID: o.pid(),
 	})
 	fmt.Fprintln(a.stderr, &r)

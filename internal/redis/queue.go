@@ -20,6 +20,9 @@ const (
 	// maxWaiting is the largest number of charges that may wait for one server. A larger batch is accepted if no
 	// other charges wait.
 	maxWaiting = 65_536
+	// patience is the number of waiting charges up to which a source with waiting batches may add more, even if they
+	// cannot be decided in time. The listeners submit as many in all (h2grpc.maxOutstanding).
+	patience = 2048
 	// maxCalls is the largest number of calls in flight to one server. With two, the server works on one while
 	// the other is on the network. With more, each call would carry fewer charges, so each charge would cost
 	// more.
@@ -42,10 +45,11 @@ type queue struct {
 	maxWait  int // the largest number of waiting charges
 
 	inFlight  int
-	started   time.Time // when the last call started
-	armed     bool      // a call of tick is scheduled
-	waiting   int       // the number of charges that wait in places
-	suspended int       // the number of charges that wait until an earlier part of the same batch has been answered
+	started   time.Time     // when the last call started
+	usual     time.Duration // a moving average of the durations of calls
+	armed     bool          // a call of tick is scheduled
+	waiting   int           // the number of charges that wait in places
+	suspended int           // the number of charges that wait until an earlier part of the same batch has been answered
 
 	places      map[*backend.Source]*place
 	first, last *place // the sources in the order of their turns
@@ -64,9 +68,10 @@ type place struct {
 // entry is a batch that waits or is in flight. At any time, at most one call carries charges of it.
 type entry struct {
 	batch   *backend.Batch
-	at      int  // the first charge that has not been sent
-	in      bool // a call that is being filled or is in flight carries charges of the batch
-	charged bool // that call carries charges of the batch that are not resets
+	since   time.Time // when the batch was submitted
+	at      int       // the first charge that has not been sent
+	in      bool      // a call that is being filled or is in flight carries charges of the batch
+	charged bool      // that call carries charges of the batch that are not resets
 	next    *entry
 }
 
@@ -78,6 +83,7 @@ type call struct {
 	runs    []run
 	entries []*entry
 	charges int
+	started time.Time
 	ended   []*backend.Batch // batches whose decisions are complete
 	sources []*backend.Source
 	permit  effect
@@ -129,6 +135,7 @@ type effects struct {
 
 var (
 	errFull     = fmt.Errorf("%w: its queue is full", backend.ErrNotTaken)
+	errBusy     = fmt.Errorf("%w: the server gets more charges than it can decide in time", backend.ErrNotTaken)
 	errLate     = fmt.Errorf("%w: not sent in time: %w", backend.ErrNotTaken, context.DeadlineExceeded)
 	errCanceled = fmt.Errorf("%w: not sent: %w", backend.ErrNotTaken, context.Canceled)
 )
@@ -145,13 +152,16 @@ func (q *queue) submit(b *backend.Batch, now time.Time) (effects, error) {
 	if queued := q.waiting + q.suspended; queued > 0 && queued+len(b.Charges) > q.maxWait {
 		return effects{}, errFull
 	}
+	if q.hopeless(b, now) {
+		return effects{}, errBusy
+	}
 	e := q.freeEntries
 	if e == nil {
 		e = &entry{}
 	} else {
 		q.freeEntries = e.next
 	}
-	*e = entry{batch: b}
+	*e = entry{batch: b, since: now}
 	q.enqueue(e)
 	return q.startDue(now), nil
 }
@@ -265,6 +275,7 @@ func (q *queue) fill(c *call, now time.Time) bool {
 		q.inFlight--
 		return false
 	}
+	c.started = now
 	return true
 }
 
@@ -293,7 +304,7 @@ func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 	for share > 0 && p.first != nil {
 		e := p.first
 		b := e.batch
-		if !b.Deadline.IsZero() && now.After(b.Deadline) {
+		if q.tooLate(e, now) {
 			q.skip(e, e.left(), errLate)
 		}
 		for share > 0 && e.left() > 0 {
@@ -324,6 +335,41 @@ func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 	}
 	return true
 }
+
+// hopeless reports whether so many charges wait before b that the server cannot decide b in time. Without this
+// check, a server that gets more charges than it can decide would decide each of them just before or after its
+// deadline, and the callers would get few of its decisions.
+//
+// The estimate assumes full calls of the usual duration, one after the other. With two in flight it is up to
+// twice too long, so charges wait for about half of their time. Up to patience charges, a source that has
+// waiting batches waits: a listener then pauses the connection, which costs less than denying its requests here.
+func (q *queue) hopeless(b *backend.Batch, now time.Time) bool {
+	if b.Deadline.IsZero() {
+		return false
+	}
+	ahead := q.waiting
+	if q.places[b.Source] == nil { // a source without waiting batches gets its turn before others get a second one
+		ahead = min(ahead, q.sources*len(b.Charges))
+	} else if ahead <= patience {
+		return false
+	}
+	calls := ahead / q.maxBatch
+	return calls > 0 && time.Duration(calls)*q.usual > b.Deadline.Sub(now)
+}
+
+// tooLate reports whether e must not be sent any more. That is so after its deadline, and when its call would probably
+// be answered after its deadline. But a batch that has waited for less than half of its time is always sent. So
+// calls go on, however long they take, and usual follows a server that has become faster.
+func (q *queue) tooLate(e *entry, now time.Time) bool {
+	if e.batch.Deadline.IsZero() {
+		return false
+	}
+	left := e.batch.Deadline.Sub(now)
+	return left < 0 || left < q.usual && left < now.Sub(e.since)
+}
+
+// took records that a call took d.
+func (q *queue) took(d time.Duration) { q.usual += (d - q.usual) / 8 }
 
 // errKnown marks a group that has been answered already.
 var errKnown = errors.New("known")

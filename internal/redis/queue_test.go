@@ -294,6 +294,134 @@ func TestQueueIsBounded(t *testing.T) {
 	}
 }
 
+// A batch is refused if it would wait longer than its deadline allows.
+func TestQueueRefusesHopelessBatches(t *testing.T) {
+	q := newQueue(10 * ms)
+	for range 40 {
+		q.took(4 * ms)
+	}
+	fresh, loud := &backend.Source{}, &backend.Source{}
+	by := func(s *backend.Source, deadline time.Duration, n int) *backend.Batch {
+		b := in(s, batchOf(ones(n)...))
+		b.Deadline = at(deadline)
+		return b
+	}
+	for range 16 { // 512 charges are two calls, which take almost 8 ms
+		submit(t, &q, by(&backend.Source{}, 10*ms, 32), at(0))
+	}
+	for _, test := range []struct {
+		is      string
+		batch   *backend.Batch
+		now     time.Duration
+		refused bool
+	}{
+		{"7 ms are too short for two calls", by(fresh, 10*ms, 32), 3 * ms, true},
+		{"10 ms are enough for two calls", by(fresh, 10*ms, 32), 0, false},
+		{"a source with few charges gets its turn after one charge of each other", by(&backend.Source{}, 10*ms, 1), 9 * ms, false},
+		{"a batch without a deadline waits as long as it takes", in(&backend.Source{}, batchOf(ones(256)...)), 9 * ms, false},
+		{"a source with waiting batches waits", by(fresh, 10*ms, 32), 9 * ms, false},
+		{"up to 2,048 charges", by(fresh, 10*ms, 1216), 0, false},
+		{"2,049 charges are waiting now", by(fresh, 10*ms, 1), 0, true},
+		{"32 of them are enough for a new source", by(loud, 10*ms, 100), 0, true},
+	} {
+		_, err := q.submit(test.batch, at(test.now))
+		if refused := errors.Is(err, errBusy); refused != test.refused || !refused && err != nil {
+			t.Errorf("%s: got the error %v, want a refusal: %v", test.is, err, test.refused)
+		}
+	}
+}
+
+// A batch is skipped if its call would end after its deadline, unless it has waited for less than half of its time.
+func TestQueueSkipsBatchesThatAreTooLate(t *testing.T) {
+	for _, test := range []struct {
+		is      string
+		usual   time.Duration
+		waited  time.Duration // of 10 ms
+		skipped bool
+	}{
+		{"the rest of the time is enough for a call", 4 * ms, 6 * ms, false},
+		{"the rest of the time is too short for a call", 4 * ms, 7 * ms, true},
+		{"half of the time has not passed", 20 * ms, 5 * ms, false},
+		{"half of the time has passed", 20 * ms, 5*ms + time.Microsecond, true},
+		{"the deadline has passed", 0, 11 * ms, true},
+	} {
+		q := newQueue(10 * ms)
+		q.usual = test.usual
+		b := batchOf(1)
+		b.Deadline = at(10 * ms)
+		submit(t, &q, b, at(0))
+		if sends := q.fill(&call{}, at(test.waited)); sends == test.skipped {
+			t.Errorf("%s: got the batch sent %v, want skipped %v", test.is, sends, test.skipped)
+		}
+		if test.skipped && !errors.Is(b.Decisions[0].Err, backend.ErrNotTaken) {
+			t.Errorf("%s: got the error %v, want backend.ErrNotTaken", test.is, b.Decisions[0].Err)
+		}
+	}
+}
+
+// A server takes 4 us for a charge and 100 us for a call. 500 clients send it two and five times as many charges as it
+// can decide, each with a deadline of 10 ms. It must decide about as many in time as it can.
+func TestOverloadKeepsTheRateOfDecisions(t *testing.T) {
+	const (
+		each    = 20 // charges in a request
+		perCall = 100 * time.Microsecond
+		per     = 4 * time.Microsecond
+		last    = time.Second
+	)
+	capacity := float64(maxBatch) / (perCall + maxBatch*per).Seconds() / each
+	for _, times := range []float64{2, 5} {
+		q := newQueue(10 * ms)
+		rng := rand.New(rand.NewPCG(1, 2))
+		var sources [500]backend.Source
+		var calls []*call // in flight, in the order in which the server decides them
+		decided, refused, late, free := 0, 0, 0, time.Duration(0)
+		ends := map[*call]time.Duration{}
+		start := func(do effects, now time.Duration) {
+			for do.start {
+				c := &call{}
+				if do = (effects{}); q.fill(c, at(now)) {
+					free = max(free, now) + perCall + time.Duration(c.charges)*per
+					ends[c] = free
+					calls = append(calls, c)
+				} else {
+					do = q.startDue(at(now))
+				}
+				late += len(c.ended)
+			}
+		}
+		between := time.Duration(float64(time.Second) / (times * capacity))
+		for now := time.Duration(0); now < last; now += between {
+			for len(calls) > 0 && ends[calls[0]] <= now {
+				c, end := calls[0], ends[calls[0]]
+				calls = calls[1:]
+				delete(ends, c)
+				q.took(end - c.started.Sub(epoch))
+				q.complete(c)
+				for _, b := range c.ended {
+					if at(end).Before(b.Deadline) {
+						decided++
+					} else {
+						late++
+					}
+				}
+				start(q.over(at(end)), end)
+			}
+			b := in(&sources[rng.IntN(len(sources))], batchOf(each))
+			b.Deadline = at(now + 10*ms)
+			do, err := q.submit(b, at(now))
+			if err != nil {
+				refused++
+				continue
+			}
+			start(do, now)
+		}
+		if got := float64(decided) / last.Seconds() / capacity; got < 0.9 {
+			t.Errorf("with %v times the load: %d requests were decided in time, which is %.2f of the capacity, want at least 0.9; %d were refused, %d were late",
+				times, decided, got, refused, late)
+		}
+	}
+}
+
 // TestQueueRandomly sends random events to a queue, and checks its guarantees.
 func TestQueueRandomly(t *testing.T) {
 	for seed := range uint64(300) {

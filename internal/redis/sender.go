@@ -306,7 +306,11 @@ func (l *sender) complete(c *call, outcome event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c.permit != doRefuse {
-		l.step(outcome, l.clock.Now())
+		now := l.clock.Now()
+		l.step(outcome, now)
+		if c.permit == doSend {
+			l.queue.took(now.Sub(c.started))
+		}
 	}
 	l.queue.complete(c)
 	if l.closed {

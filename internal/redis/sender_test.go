@@ -200,6 +200,26 @@ func TestLateBatchesAreNotSent(t *testing.T) {
 	})
 }
 
+// The duration that is usual for calls follows the durations of calls, by an eighth of the difference each time.
+func TestTheSenderMeasuresItsCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := &server{latency: 4 * ms}
+		l := newSender(10*ms, p.decide)
+		for range 60 {
+			backend.Take(t.Context(), l, batchOf(1).Charges, make([]backend.Decision, 1))
+			time.Sleep(50 * ms)
+		}
+		if got := l.queue.usual.Round(10 * time.Microsecond); got != 4*ms {
+			t.Errorf("after 60 calls of 4 ms: got %v, want 4ms", got)
+		}
+		p.latency = 0
+		backend.Take(t.Context(), l, batchOf(1).Charges, make([]backend.Decision, 1))
+		if got := l.queue.usual.Round(10 * time.Microsecond); got != 3500*time.Microsecond {
+			t.Errorf("after a call that took no time: got %v, want 3.5ms", got)
+		}
+	})
+}
+
 // Done functions of many batches do not delay the next call, however long they take.
 func TestDoneFunctionsDoNotDelayTheNextCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
