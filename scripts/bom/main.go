@@ -53,7 +53,7 @@ func run(program, sbom, licenses string) error {
 	parts := []part{{path: "std", version: strings.TrimPrefix(info.GoVersion, "go")}}
 	for _, m := range info.Deps { // info.Deps is sorted
 		if m.Replace != nil {
-			return fmt.Errorf("%s has %s in place of %s: what is released must be what its modules say", program, m.Replace.Path, m.Path)
+			return fmt.Errorf("%s has %s in place of %s: a release must not contain replaced modules", program, m.Replace.Path, m.Path)
 		}
 		parts = append(parts, part{path: m.Path, version: m.Version, sum: m.Sum})
 	}
@@ -106,7 +106,7 @@ func (p *part) read() error {
 		}
 	}
 	if p.license == "" {
-		return fmt.Errorf("%s %s: no licence that is known, in %d files; look at it", p.path, p.version, len(p.texts))
+		return fmt.Errorf("%s %s: none of its %d licence files has a known licence; examine them, and add the licence to known", p.path, p.version, len(p.texts))
 	}
 	return nil
 }
@@ -139,7 +139,7 @@ func identify(data []byte) string {
 // text repeats it, because each copy names another copyright holder.
 func together(parts []part) []byte {
 	var b bytes.Buffer
-	b.WriteString("rlsidecar is under the Apache License 2.0. In it is other people's work, under these licences.\n")
+	b.WriteString("rlsidecar is under the Apache License 2.0. It contains the work of others, under these licences.\n")
 	for _, p := range parts {
 		for _, t := range p.texts {
 			fmt.Fprintf(&b, "\n%s\n%s %s: %s\n\n%s\n", strings.Repeat("=", 80), p.path, p.version, t.file, bytes.TrimSpace(t.data))

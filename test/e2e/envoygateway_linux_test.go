@@ -257,13 +257,9 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	startPlane := func() *xdstest.Plane {
-		t.Helper()
-		return xdstest.Start(t, "127.0.0.1:18001", grpc.Creds(credentials.NewTLS(&tls.Config{
-			Certificates: []tls.Certificate{pair}, ClientCAs: ca.Pool(), ClientAuth: tls.RequireAndVerifyClientCert,
-		})))
-	}
-	plane := startPlane()
+	plane := xdstest.Start(t, "127.0.0.1:18001", grpc.Creds(credentials.NewTLS(&tls.Config{
+		Certificates: []tls.Certificate{pair}, ClientCAs: ca.Pool(), ClientAuth: tls.RequireAndVerifyClientCert,
+	})))
 	limits := &conf.RateLimitConfig{Name: domain, Domain: domain, Descriptors: egLimits(t, r.Limits["descriptors"].([]any))}
 	plane.Set(t, "envoy-ratelimit", "1", limits)
 	eventually(t, "it is ready", func() bool { return c.ReadinessProbe.passes(t) })
@@ -319,8 +315,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 		t.Errorf("no series with %s", want)
 	}
 
-	// The control plane stops and returns with more limits. Meanwhile the last limits stay in force, and no
-	// probe fails.
+	// After the control plane has stopped, its last limits stay in force, and no probe fails.
 	plane.Stop()
 	eventually(t, "the stream is gone", func() bool {
 		_, page := (&reference{client: s.client}).fetch("http://127.0.0.1:19001/metrics")

@@ -253,12 +253,12 @@ func startRecipe(t *testing.T, name string, render func(*testing.T) rendered, fi
 	return s, r.Limits != nil
 }
 
-// TestKubernetesEnvoys runs the configuration of each recipe in a real Envoy.
+// TestKubernetesEnvoys runs the configuration of each recipe whose gateway is based on Envoy in a real Envoy.
 func TestKubernetesEnvoys(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string
-		render func(*testing.T) rendered // nil: what the gateway's own code makes of the recipe
+		render func(*testing.T) rendered // nil means the configuration that the gateway's own code has made
 		keys   bucket                    // the bucket of a value of x-api-key; zero if the recipe does not send that header
 		gone   int                       // the status of an answer while the sidecar does not run
 	}{

@@ -446,8 +446,8 @@ func TestSidecarsSettleWhileRedisFails(t *testing.T) {
 	b.want("tokens", "eve", had+100)
 }
 
-// TestClientsThatAbuseReservations sends what a hostile client of a proxy or of an application can send to
-// avoid its limit, to change the bucket of another client or to change the learned estimates.
+// TestClientsThatAbuseReservations sends requests with which a hostile client of a proxy or of an application
+// could try to avoid its limit, or to change the bucket of another client or the learned estimates.
 func TestClientsThatAbuseReservations(t *testing.T) {
 	t.Parallel()
 	s := startSettler(t)

@@ -1,4 +1,4 @@
-// Package histories checks what several sidecars answer together. Clients send charges, refunds, groups and dry runs
+// Package histories checks the answers of several sidecars together. Clients send charges, refunds, groups and dry runs
 // to real sidecars on real Redis servers, while the servers and the sidecars are paused, killed and failed over. Each
 // request and its answer is logged. Porcupine then decides for each bucket whether the answers are linearizable: whether
 // there is one order of the requests, each at a moment between its start and its answer, in which package algorithms

@@ -40,7 +40,7 @@ type question struct {
 	charges, refunds int64
 }
 
-// answer is the answer to a client: the units left in each of the buckets.
+// answer is the answer to a client: whether the request was allowed, and the units left in each bucket.
 type answer struct {
 	ok   bool
 	left [2]int64

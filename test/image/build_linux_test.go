@@ -123,7 +123,7 @@ func (e *engine) try(tool string, args ...string) (string, error) {
 	defer cancel()
 	all := []string{"--root", filepath.Join(e.dir, "root"), "--runroot", filepath.Join(e.dir, "run")}
 	if tool == "podman" {
-		// crun does not run in a container with cgroups of both versions.
+		// podman's default, crun, does not run in a container that has cgroups of both version 1 and version 2.
 		all = append(all, "--runtime", e.tool["runc"], "--events-backend", "none")
 	}
 	cmd := exec.CommandContext(ctx, e.tool[tool], append(all, args...)...)

@@ -78,8 +78,8 @@ func copyFile(from, to string) error {
 	return os.WriteFile(to, data, info.Mode().Perm())
 }
 
-// checkUnchanged runs the tests of all faults on the unchanged tree. A test that fails there would seem to
-// notice every fault.
+// checkUnchanged runs the tests of faults on the unchanged tree. A test that fails there would seem to notice
+// every fault.
 func checkUnchanged(ctx context.Context, out io.Writer, tree string, faults []fault, timeout time.Duration) error {
 	runs := map[string][]string{} // the patterns of tests, by package
 	for _, f := range faults {

@@ -24,7 +24,7 @@ import (
 // Operators adjust the limit "tuned" through any sidecar, sometimes two operators at the same time. All
 // sidecars read the adjustments from a shared ledger in Redis.
 
-// chain is the chain of the ledger, which is the same in all sidecars.
+// chain authenticates the entries of the ledger. All sidecars have its secret.
 var chain = adjust.NewChain([]byte("a secret of all sidecars"))
 
 // tunedRates are the rates that operators set.

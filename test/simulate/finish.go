@@ -246,8 +246,8 @@ func (j *judge) shared(b *bucket) {
 	}
 }
 
-// refunded checks that shards got back what they were charged for denied requests. It checks only runs in which
-// no refund can be lost.
+// refunded checks that shards got a refund of the units that denied requests had charged. It checks only runs
+// in which no refund can be lost.
 func (j *judge) refunded(b *bucket) {
 	admitted := int64(0)
 	for _, a := range b.admitted {

@@ -60,8 +60,8 @@ func (w *world) reserve(rng *rand.Rand, id string, p *process, within time.Durat
 	w.after(0, p, func() { p.deliver(rng, []*request{v.request}, within, nil) })
 }
 
-// settleLater makes a random process settle v when the work is done. If a settlement fails it is sent again,
-// as proxies do.
+// settleLater makes a random process settle v when the work is done. If a settlement fails it is sent again, up
+// to three times, unless its id is forged.
 func (w *world) settleLater(rng *rand.Rand, v *reserving, work time.Duration, real int64, within time.Duration) {
 	id, forged := v.id, rng.IntN(12) == 0
 	if forged {

@@ -474,7 +474,7 @@ func (w *world) fault(rng *rand.Rand) {
 		w.processes[i].wall += 2*span - 200*time.Millisecond
 	case 14:
 		w.stall(s, span)
-		if s.lag > 0 && rng.IntN(2) == 0 { // a failover that loses what is not confirmed
+		if s.lag > 0 && rng.IntN(2) == 0 { // this failover may lose charges that no replica has confirmed
 			w.afterPlain(span/2, nil, func() {
 				if !w.calm {
 					w.restart(s, span/4)

@@ -68,7 +68,7 @@ func duration(t *testing.T) time.Duration {
 	return d
 }
 
-// world has the processes of the soak, and counts what happens to them.
+// world has the processes of the soak, and counts the events that happen to them.
 type world struct {
 	t        *testing.T
 	dir      string
