@@ -209,7 +209,7 @@ if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
 redis.call('PSETEX', KEYS[1], ARGV[3], ARGV[2])
 return 1`)
 
-// replace runs the script replaceClaim.
+// replace replaces the claim mine of once by an answer, or deletes it if answer is empty. See replaceClaim.
 func (c claims) replace(ctx context.Context, once *backend.IdempotencyKey, mine string, answer []byte) error {
 	return replaceClaim.Run(ctx, c.client, []string{c.keys.claim(once)}, mine, answer, lifetime(once)).Err()
 }
@@ -266,7 +266,7 @@ func answerFromStored(was string, once *backend.IdempotencyKey, decisions []back
 	}
 }
 
-// lasting returns how long a record is kept.
+// lasting is lifetime as a time.Duration.
 func lasting(once *backend.IdempotencyKey) time.Duration {
 	return time.Duration(lifetime(once)) * time.Millisecond
 }

@@ -98,8 +98,8 @@ func (c *conn) SyscallConn() (syscall.RawConn, error) { return &c.check, nil }
 type idleCheck struct {
 	syscall.RawConn // nil for TLS, because arriving bytes of TLS need not be an answer
 	conn            *conn
-	quiet           func() bool // nil if unknown
-	ended           func() bool // nil if unknown
+	quiet           func() bool // nonblock.Conn.Quiet; nil if nonblock.Wrap does not wrap the connection
+	ended           func() bool // nonblock.Conn.Ended; nil like quiet
 }
 
 var errEnded = notSent("the server has closed the connection")

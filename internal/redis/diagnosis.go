@@ -109,7 +109,7 @@ func isForbidden(err error) bool {
 			strings.Contains(err.Error(), "The user executing the script can't")) // Redis 6.2
 }
 
-// advice returns the text of err with a remedy.
+// advice returns the text of err, and a remedy if one is known.
 func advice(err error, form string) string {
 	if remedy := diagnose(err, form).remedy; remedy != "" {
 		return textOf(err) + "; " + remedy

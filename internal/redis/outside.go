@@ -79,7 +79,7 @@ func (s simulation) call(ctx context.Context, cmds []goredis.Cmder) {
 	}
 }
 
-// setReply copies the reply in c to cmd.
+// setReply copies the reply or the error in c to cmd.
 func setReply(cmd goredis.Cmder, c *outside.Command) {
 	if own, ok := cmd.(once); ok {
 		cmd = own.Cmd

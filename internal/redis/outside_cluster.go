@@ -144,7 +144,8 @@ func (s *simulatedMasters) ProcessPipelineHook(goredis.ProcessPipelineHook) gore
 	return s.run
 }
 
-// run runs commands with one key at the master of its slot, and follows redirections.
+// run runs commands that all have the same key at the master of its slot. It follows at most MaxRedirects
+// redirections.
 func (s *simulatedMasters) run(ctx context.Context, cmds []goredis.Cmder) error {
 	if s.layout == nil {
 		_ = s.read(ctx)

@@ -39,7 +39,8 @@ func (m *simulatedMaster) ProcessPipelineHook(goredis.ProcessPipelineHook) gored
 	return m.run
 }
 
-// run sends commands to the current master.
+// run sends commands to the current master, and returns the first error. After an error that is not a reply, or a
+// READONLY, the next commands check again that the server is the master.
 func (m *simulatedMaster) run(ctx context.Context, cmds []goredis.Cmder) (first error) {
 	addr, err := m.connect(ctx)
 	if err != nil {

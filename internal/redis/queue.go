@@ -166,13 +166,13 @@ func (q *queue) submit(b *backend.Batch, now time.Time) (effects, error) {
 	return q.startDue(now), nil
 }
 
-// tick is called after effects.tickAfter.
+// tick starts a call if one is due. It must be called when the time effects.tickAfter has passed.
 func (q *queue) tick(now time.Time) effects {
 	q.armed = false
 	return q.startDue(now)
 }
 
-// over records that a call has ended.
+// over records that a call has ended, and starts another one if one is due.
 func (q *queue) over(now time.Time) effects {
 	q.inFlight--
 	return q.startDue(now)

@@ -365,7 +365,8 @@ func complete(text string, n int) bool {
 	return text == ""
 }
 
-// answer stores the script's answer in the decisions of its charges.
+// answer stores the script's answer in the decisions of its charges. If there is none, or it is incomplete, answer
+// stores the error there, and returns it.
 func (t *scriptRun) answer() error {
 	if t.err == nil && (len(t.reply) < headSize || !complete(t.reply[headSize:], len(t.of))) {
 		t.err = fmt.Errorf("the script answered %d bytes for %d charges", len(t.reply), len(t.of))

@@ -177,7 +177,7 @@ func (l *sender) byWire(now time.Time) bool {
 	return true
 }
 
-// run makes the call that is due.
+// run makes the call that is due: by the wire if that is possible, otherwise with decide.
 func (l *sender) run() {
 	if !l.byWire(l.clock.Now()) {
 		l.work()

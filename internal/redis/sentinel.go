@@ -150,7 +150,7 @@ func checkMaster(ctx context.Context, client goredis.Cmdable) error {
 
 var errPromoting = notSent("its Sentinels are replacing the master")
 
-// connect makes a connection to the current master.
+// connect makes a connection to the current master. Until a Sentinel has named a master, connect waits for that.
 func (w *sentinels) connect(ctx context.Context) (net.Conn, error) {
 	select {
 	case <-w.known:

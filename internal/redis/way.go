@@ -74,7 +74,8 @@ type divided struct {
 	part          backend.Batch
 }
 
-// next submits the next part, or ends the whole batch.
+// next submits the next part, or ends the whole batch if all parts have ended. It submits no group of more than
+// maxGroup charges, and answers it with backend.ErrTooLarge.
 func (d *divided) next() {
 	b := d.whole
 	b.SetKnown(d.known, d.at)

@@ -54,7 +54,8 @@ type wire struct {
 	out     []byte     // the frame that is being written; guarded by writing
 }
 
-// reserve reserves the wire for a call.
+// reserve reserves the wire for a call. It returns false if the wire has another call, or no connection that can be
+// used.
 func (w *wire) reserve() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -333,7 +334,7 @@ func (r refusal) Error() string { return string(r) }
 // RedisError marks refusal as a reply, as go-redis does.
 func (refusal) RedisError() {}
 
-// appendCommand appends a command in Redis's protocol.
+// appendCommand appends to dst a command with these arguments, in Redis's protocol.
 func appendCommand(dst []byte, args []any) []byte {
 	dst = appendSize(dst, '*', len(args))
 	for _, arg := range args {

@@ -98,8 +98,8 @@ func TestLateDecisionsAffectNoOtherRequest(t *testing.T) {
 	})
 }
 
-// Each batch ends at its own deadline, in whatever order the batches are submitted. A Done that panics
-// affects no other batch.
+// Each batch ends the margin before its own deadline, or after the timeout if that is earlier, in whatever order
+// the batches are submitted. A Done that panics affects no other batch.
 func TestEachBatchEndsAtItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(1, 2))

@@ -311,7 +311,8 @@ func (s *DeniedStore) clearChanged(charges []backend.Charge) {
 	}
 }
 
-// ClearBucket removes the denials of one bucket.
+// ClearBucket removes the denials of one bucket. A later denial is cached only if its batch is submitted after
+// ClearBucket.
 func (s *DeniedStore) ClearBucket(key []byte) {
 	bucket := xxhash.Sum64(key)
 	s.changedBy(bucket).Store(s.submitted.Load())
@@ -330,7 +331,7 @@ func (s *DeniedStore) ClearBucket(key []byte) {
 	s.cached.Store(int64(len(s.denials.groups)))
 }
 
-// Clear removes all denials.
+// Clear removes all denials. A later denial is cached only if its batch is submitted after Clear.
 func (s *DeniedStore) Clear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -35,7 +35,7 @@ func newElapsed(read func() (monotonic, wall time.Duration)) *elapsed {
 	return e
 }
 
-// systemClocks reads the clocks of the system.
+// systemClocks returns a function that reads the clocks of the system.
 func systemClocks() func() (monotonic, wall time.Duration) {
 	base := time.Now()
 	return func() (monotonic, wall time.Duration) {

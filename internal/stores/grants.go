@@ -318,8 +318,8 @@ func (sh *leaseShard) cool(now time.Duration) {
 	}
 }
 
-// drop removes the hot key of a bucket, with its leases and its waiting returns. If a lease of the key is in
-// flight and visit is not nil, drop calls visit with that lease.
+// drop removes the hot key of a bucket, with its leases and its waiting returns. If a lease of the key is
+// being requested in the background and visit is not nil, drop calls visit with that lease.
 func (s *LeaseStore) drop(key []byte, visit func(*ahead)) {
 	sh, _ := s.shard(key)
 	sh.mu.Lock()

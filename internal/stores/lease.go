@@ -166,9 +166,9 @@ func (s *LeaseStore) reset(b *backend.Batch) {
 		s.dropReset(b.Charges, nil) // drops leases that were granted after the first drop
 		b.Done(b)
 	}
-	// The reset is sent after the leases in flight have ended. A lease that next charges after the reset would be
-	// dropped, and the new bucket would lose its units.
-	var waits atomic.Int32 // counts this call and the leases in flight
+	// The reset is sent after the requests for leases in the background have ended. A lease that next charges after
+	// the reset would be dropped, and the new bucket would lose its units.
+	var waits atomic.Int32 // counts this call and the requests in the background
 	waits.Store(1)
 	s.dropReset(b.Charges, func(a *ahead) {
 		waits.Add(1)
@@ -188,7 +188,7 @@ func (s *LeaseStore) reset(b *backend.Batch) {
 }
 
 // dropReset drops the leases of the buckets that charges reset. If visit is not nil, dropReset calls it with
-// each lease in flight, while the lock of the lease's shard is held.
+// each lease that is being requested in the background, while the lock of the lease's shard is held.
 func (s *LeaseStore) dropReset(charges []backend.Charge, visit func(*ahead)) {
 	for i := range charges {
 		if charges[i].Reset {

@@ -337,7 +337,7 @@ func TestAGroupThatRecordsDenialsLeasesNothing(t *testing.T) {
 				if s.ReturnUnits(); s.Stats().Leased != 0 || s.Stats().Keys != 1 {
 					t.Fatalf("got %+v; want no leased units and one hot key", s.Stats())
 				}
-				// Another sidecar consumes all units but one, which this sidecar does not know.
+				// Another sidecar consumes all units but one. This sidecar does not know that.
 				take(t.Context(), below, of(c.Limit, "a", left(t, below, c)-1))
 				from := calls.count()
 				if d := take(t.Context(), s, c, beside); !d[0].Allowed || !d[1].Allowed {

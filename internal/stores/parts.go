@@ -261,7 +261,7 @@ func (t *partsBatch) conclude() {
 	b.Done(b)
 }
 
-// fail writes the error of g, if it has one.
+// fail writes the error of g, if it has one, as the decision on each charge of g.
 func (t *partsBatch) fail(g *partedGroup) {
 	if g.failed == nil {
 		return

@@ -140,7 +140,8 @@ func (d *division) submit() {
 	}
 }
 
-// ended handles the end of p.
+// ended is called when p has ended. If other parts have not ended, ended passes on the decisions of p that were not
+// known before. Otherwise it ends the whole batch.
 func (d *division) ended(p *divisionPart) {
 	if ended := d.router.ended; ended != nil {
 		ended(&p.batch)

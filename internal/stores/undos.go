@@ -91,7 +91,7 @@ func (u *Undos) Timeout() time.Duration { return u.timeout }
 // Deadline returns the deadline of a call that begins now.
 func (u *Undos) Deadline() time.Time { return u.clock.Now().Add(u.timeout) }
 
-// Dropped returns the number of dropped calls.
+// Dropped returns how many calls Begin has refused.
 func (u *Undos) Dropped() int64 { return u.dropped.Load() }
 
 // Close waits for the calls in flight. Later calls are dropped.
