@@ -148,8 +148,8 @@ func (d *draws) redraw(i, shard int) {
 	d.runSeparately(i, &redraw{combine: combine{charge: *c, memory: &d.memory}, shard: shard})
 }
 
-// redraw makes a charge at the second shard that was drawn for it. If that shard denies, too, redraw combines
-// all shards.
+// redraw makes a charge at the second shard that was drawn for it. If that shard denies, too, or can never hold the
+// cost, redraw combines all shards.
 type redraw struct {
 	combine
 

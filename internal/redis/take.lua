@@ -1686,7 +1686,7 @@ local function general(now, given, names, stored, lives, answers)
     end
   end
 
-  -- save prepares the state of key k for writing.
+  -- save prepares the state of key k for writing: it converts the state to bytes, and determines its lifetime.
   function save(k)
     local s = state[k]
     local l = s.by
