@@ -69,8 +69,9 @@ const (
 	maxTotalBuffered, ownBuffered = 32 << 20, 64 << 10
 
 	// calm is the number of frames without a request that are allowed in each Tick, in addition to one for each
-	// answer. More of them end the connection. Such frames are resets, settings, priorities, pings, window
-	// updates, empty DATA, frames of streams that have ended, and frames of unknown types. Each takes about 100 ns.
+	// answer. More of them end the connection. Such frames are resets, settings, priorities, pings, GOAWAYs, window
+	// updates, empty DATA, frames of streams that have ended, frames of unknown types, and frames that complete a
+	// request which is malformed or refused. Most of them take about 100 ns.
 	calm = 10_000
 	// streamsChecked limits frames that visit all open streams: for every streamsChecked streams, such a frame
 	// counts as one more frame.

@@ -29,11 +29,12 @@ import (
 // Method answers the requests of one unary method.
 type Method interface {
 	NewBatch() Batch
-	// Denial returns the answer to requests that exceed a bound, and are therefore not decoded.
+	// Denial returns the answer to requests that exceed a bound, and are therefore not decoded. It is also the answer
+	// after a panic in a Batch.
 	Denial() []byte
 	// Later calls answer after d, unless stop is called before.
 	Later(d algorithms.Micros, answer func()) (stop func())
-	// Answered is called after each answer, with the arrival time of its request.
+	// Answered is called after each answer of a Batch, with the arrival time of its request.
 	Answered(arrived time.Time)
 	// Panicked is called with the value of a recovered panic. After a panic in a Batch, all its requests,
 	// or the one that caused it, are denied. After a panic in Config.Others, the stream is reset.
