@@ -36,13 +36,15 @@ type limitBody struct {
 	Since, UsedSince string
 	Denied           []deniedRow
 	Used             []usedRow
-	// Values has the names of the values that identify a bucket. It is empty if the limit has only one bucket.
+	// Values has the labels of the form's fields for the key: the names of the values that identify a bucket, or "key"
+	// for a named limit. It is empty if the limit has only one bucket.
 	Values      []string
 	Unlimited   bool
 	Adjustments []adjustedRow
 	// Settling describes the reservations. It is empty for a limit without settle.
 	Settling []fact
-	// Raise and Block are links to forms that change all keys. They are "" if adjustments are not enabled.
+	// Raise and Block are links to forms that change all keys. They are "" if adjustments are not enabled, or if the
+	// client may not make changes.
 	Raise, Block string
 }
 

@@ -169,8 +169,8 @@ func TestAClientThatDoesNotReadIsDisconnected(t *testing.T) {
 		if took := time.Since(start); took < writeTimeout || took > writeTimeout+5*time.Second {
 			t.Errorf("disconnected after %v; want about %v", took, writeTimeout)
 		}
-		// Far fewer answers fit into the pipes of 1 MiB and the server's buffers. The factor of 100 allows for
-		// requests that are not answered, because they are much shorter.
+		// most is more than the number of answers that fit into the pipes and the server's buffers. Further requests
+		// wait there without an answer. They are much shorter than answers, so 100 times as many may fit.
 		if most := (4<<20 + maxOut) / 10_000 * 2; sent > 100*most {
 			t.Errorf("%d requests were accepted; want at most %d", sent, 100*most)
 		}
