@@ -171,7 +171,7 @@ func testBudget(t *testing.T, seed uint64, stores []backend.Store) {
 	t.Logf("seed %d: %d of %d tokens used, %.1f %% consumed at the first denial, %d above the estimates of open calls",
 		seed, used, budget, 100*float64(atDenial)/budget, excess)
 	if used > budget+excess {
-		t.Errorf("seed %d: %d tokens used, more than %d and the %d above the estimates of open calls", seed, used, budget, excess)
+		t.Errorf("seed %d: %d tokens used, want at most %d and the %d above the estimates of open calls", seed, used, budget, excess)
 	}
 	if atDenial < budget*95/100 {
 		t.Errorf("seed %d: %d of %d tokens were consumed at the first denial, want at least 95 %%", seed, atDenial, budget)

@@ -300,7 +300,7 @@ func TestRlsidecarAcceptsTheFlags(t *testing.T) {
 		}
 	}
 	if containers < 4 {
-		t.Errorf("the test started %d containers, too few", containers)
+		t.Errorf("the test started %d containers, want at least 4", containers)
 	}
 }
 

@@ -140,7 +140,7 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 			}
 		}
 	}
-	if slices.Equal(words, []string{"string", "integer", "boolean"}) { // what a person would call a text in YAML
+	if slices.Equal(words, []string{"string", "integer", "boolean"}) { // a value that may be written as any of these in YAML, but is used as text
 		words = []string{"text"}
 	}
 	text := strings.Join(words, " or ")

@@ -158,7 +158,7 @@ func (g gateway) keysCannotBeRespelled(t *testing.T) {
 				t.Error("this gap no longer exists: remove it from this list and from the README")
 			case known:
 			case lines != nil:
-				t.Errorf("the application received %q", lines)
+				t.Errorf("the application received the keys %q, want one key", lines)
 			case passed > most:
 				t.Errorf("%d of %d requests reached the application with the key, want at most %d", passed, tries, most)
 			}
@@ -185,8 +185,8 @@ var malformed = []header{
 }
 
 // malformedRequestsAreLimited sends each of malformed more often than its limit allows. The proxy must refuse
-// the request, or limit it. This holds only if the proxy fails open and the application accepts malformed
-// requests, as with serveAnything.
+// or limit these requests. The proxy must fail open, and the application must accept malformed requests, as
+// serveAnything does: otherwise nothing is tested.
 func (g gateway) malformedRequestsAreLimited(t *testing.T) {
 	t.Helper()
 	if code := g.overHTTP2(t, "/"); code != http.StatusOK {

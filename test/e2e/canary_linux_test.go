@@ -103,12 +103,12 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 	// A reservation uses the settle key, and an adjustment the audit key. pages sends both admin tokens and a wrong one.
 	code, reserved := request("8080", secret("api-token"), "POST /v1/limit", `{"name":"send","key":"bob","count":2,"reserve":true}`)
 	if id := regexp.MustCompile(`"reservation":"([^"]+)"`).FindStringSubmatch(reserved); code != http.StatusOK || id == nil {
-		t.Errorf("a reservation: %d %s", code, reserved)
+		t.Errorf("a reservation: got %d %s; want status 200 and an id", code, reserved)
 	} else if code, text := request("8080", secret("api-token"), "POST /v1/limit", `{"reservation":"`+id[1]+`","count":1}`); code != http.StatusOK {
-		t.Errorf("its settlement: %d %s", code, text)
+		t.Errorf("its settlement: got %d %s; want status 200", code, text)
 	}
 	if code, text := request("6070", secret("admin-token"), "POST /api/adjustments", `{"domain":"d","limit":"send","key":["bob"],"factor":2,"for":"1h","author":"ann","reason":"test"}`); code != http.StatusOK {
-		t.Errorf("an adjustment: %d %s", code, text)
+		t.Errorf("an adjustment: got %d %s; want status 200", code, text)
 	}
 	pages := func() {
 		for _, line := range []string{

@@ -202,7 +202,7 @@ func hostileValues(t *testing.T, s *stack) {
 				t.Errorf("no retry-after in %v", denial.header)
 			}
 			if now := max(0, s.stat("cluster.app.ratelimit.error")); now != errors {
-				t.Errorf("Envoy counts %d errors of the service, before %d", now, errors)
+				t.Errorf("Envoy counts %d errors of the service, want %d as before", now, errors)
 			}
 		})
 	}

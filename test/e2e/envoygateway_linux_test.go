@@ -243,7 +243,7 @@ func TestEnvoyGatewayDeployment(t *testing.T) {
 	}
 	for name, p := range map[string]probe{"startup": c.StartupProbe, "readiness": c.ReadinessProbe, "liveness": c.LivenessProbe} {
 		if p.passes(t) {
-			t.Errorf("without a configuration the %s probe passes", name)
+			t.Errorf("without a configuration the %s probe succeeds, want a failure", name)
 		}
 	}
 	if got := serving(); got != healthpb.HealthCheckResponse_NOT_SERVING {

@@ -100,20 +100,20 @@ func TestLanguageModelExample(t *testing.T) {
 	const budget, estimate = 10_000, 1500
 
 	if code := m.complete(t, "bob", streamed, 40); code != http.StatusOK {
-		t.Errorf("a streamed answer: %d", code)
+		t.Errorf("a streamed answer: status %d, want 200", code)
 	}
 	m.settles(t, "bob", budget-41)
 	if code := m.complete(t, "bob", "", 20); code != http.StatusOK {
-		t.Errorf("an answer in one piece: %d", code)
+		t.Errorf("an answer in one piece: status %d, want 200", code)
 	}
 	m.settles(t, "bob", budget-41-21)
 	if code := m.complete(t, "bob", unmetered, 20); code != http.StatusOK {
-		t.Errorf("an answer without usage: %d", code)
+		t.Errorf("an answer without usage: status %d, want 200", code)
 	}
 	m.settles(t, "bob", budget-41-21-estimate)
 
 	if code := m.complete(t, "", streamed, 20); code != http.StatusTooManyRequests {
-		t.Errorf("a request without a user: %d", code)
+		t.Errorf("a request without a user: status %d, want 429", code)
 	}
 
 	// After parallel requests of alice, the tokens of the allowed ones are charged to her, and none to bob.

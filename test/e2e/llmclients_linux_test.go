@@ -70,7 +70,7 @@ func TestOpenAIPackage(t *testing.T) {
 	output := run(t, python, "testdata/openai_client.py", "http://"+addr+":10000/v1")
 	lines := strings.Split(output, "\n")
 	if len(lines) < 7 {
-		t.Fatalf("the client printed\n%s", output)
+		t.Fatalf("the client printed\n%s\nwant 7 lines", output)
 	}
 	for i, left := range []int{98500, 97000, 95500} {
 		if want := fmt.Sprintf("bob: hello x-ratelimit-limit-tokens=100000 x-ratelimit-remaining-tokens=%d x-ratelimit-limit-requests=3", left); lines[i] != want {

@@ -241,7 +241,7 @@ func TestNginxWithASlowRedis(t *testing.T) {
 		}
 	}
 	if waited := time.Since(from); waited > 10*time.Second { // waiting for each answer would take 12 s
-		t.Errorf("20 denials took %v", waited)
+		t.Errorf("20 denials took %v, want at most 10 s", waited)
 	}
 	if s.request.Load() != before {
 		t.Error("a request reached the application")
@@ -260,10 +260,10 @@ func TestNginxAsShippedWithASlowRedis(t *testing.T) {
 	late.Store(int64(50 * time.Millisecond))
 	codes, longest := s.burst(t, 60, s.asKey(t, "alice"))
 	if n := codes[200]; n > perKey.capacity || s.request.Load() != int64(n) || n+codes[429]+codes[503] != 60 {
-		t.Errorf("answers by status %v, but %d requests reached the application", codes, s.request.Load())
+		t.Errorf("answers by status %v, of which at most %d may be 200 and the others 429 or 503; %d requests reached the application", codes, perKey.capacity, s.request.Load())
 	}
 	if longest > 5*time.Second { // generous, because the machine may be busy
-		t.Errorf("a client waited for %v", longest)
+		t.Errorf("a client waited for %v, want at most 5 s", longest)
 	}
 }
 

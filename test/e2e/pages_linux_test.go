@@ -48,7 +48,7 @@ func TestPages(t *testing.T) {
 		})
 	}
 	if found < 5 {
-		t.Errorf("only %d pages with commands", found)
+		t.Errorf("only %d pages with commands, want at least 5", found)
 	}
 }
 

@@ -177,10 +177,10 @@ descriptors:
 		for user := range users {
 			charged, used := charge(limit, limit, fmt.Sprintf("user%d-%t", user, atOnce), atOnce)
 			if charged < budget*95/100 {
-				t.Errorf("%s, user %d, all calls at once %t: %d of %d tokens were charged at the first denial", limit, user, atOnce, charged, budget)
+				t.Errorf("%s, user %d, all calls at once %t: %d of %d tokens were charged at the first denial, want at least 95 %%", limit, user, atOnce, charged, budget)
 			}
 			if !atOnce && used < budget*95/100 {
-				t.Errorf("%s, user %d: calls one after another used %d of %d tokens before the first denial", limit, user, used, budget)
+				t.Errorf("%s, user %d: calls one after another used %d of %d tokens before the first denial, want at least 95 %%", limit, user, used, budget)
 			}
 			sum += used
 		}
@@ -191,6 +191,6 @@ descriptors:
 	atOnce := meanUsed("p66", true)
 	t.Logf("p66 all at once %d", atOnce)
 	if atOnce < budget*95/100 {
-		t.Errorf("calls at once with estimates of p66 used %d of %d tokens before the first denial", atOnce, budget)
+		t.Errorf("calls at once with estimates of p66 used %d of %d tokens before the first denial, want at least 95 %%", atOnce, budget)
 	}
 }

@@ -264,7 +264,7 @@ func TestBugHealthWithoutANameIsAlwaysServing(t *testing.T) {
 		eventually(t, "an answer", func() bool {
 			h, err := r.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: name}, grpc.WaitForReady(true))
 			if err == nil && h.Status != healthpb.HealthCheckResponse_NOT_SERVING {
-				t.Errorf("%q: %v without a configuration", name, h.Status)
+				t.Errorf("%q: %v without a configuration, want NOT_SERVING", name, h.Status)
 			}
 			return err == nil
 		})

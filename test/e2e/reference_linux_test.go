@@ -181,7 +181,7 @@ func (r *reference) overHTTP(t *testing.T, request *rls.RateLimitRequest) (*rls.
 	}
 	answer := &rls.RateLimitResponse{}
 	if err := protojson.Unmarshal(text, answer); err != nil {
-		t.Fatalf("%d %s: %v", resp.StatusCode, text, err)
+		t.Fatalf("status %d: the answer is not a RateLimitResponse: %v\n%s", resp.StatusCode, err, text)
 	}
 	codes := map[int]rls.RateLimitResponse_Code{http.StatusOK: rls.RateLimitResponse_OK, http.StatusTooManyRequests: rls.RateLimitResponse_OVER_LIMIT}
 	if want, ok := codes[resp.StatusCode]; !ok || want != answer.OverallCode {

@@ -112,7 +112,7 @@ func (s *settler) mustStart(descriptor string) string {
 	s.t.Helper()
 	id, err := s.start(descriptor)
 	if err != nil || id == "none" || id == "" {
-		s.t.Fatalf("%s: id %q, %v", descriptor, id, err)
+		s.t.Fatalf("%s: got id %q, %v; want the id of a reservation", descriptor, id, err)
 	}
 	return id
 }
@@ -152,7 +152,7 @@ func (s *settler) settle(id string, count int) (code int, answer string) {
 func (s *settler) mustSettle(id string, count int) {
 	s.t.Helper()
 	if code, answer := s.settle(id, count); code != 200 {
-		s.t.Errorf("settle to %d: %d %s", count, code, answer)
+		s.t.Errorf("settle to %d: got %d %s; want status 200", count, code, answer)
 	}
 }
 
@@ -492,7 +492,7 @@ func TestClientsThatAbuseReservations(t *testing.T) {
 			s.mustStart("poor=tiny;hits=1")
 		}
 		if _, err := s.start("poor=tiny;hits=1"); err == nil {
-			t.Error("an eleventh request of 100 fits into 1000")
+			t.Error("an eleventh request of 100 units was allowed, want 1000 units to be used up")
 		}
 		id := s.reserve("few", "tiny program", 1)
 		s.mustSettle(id, 1100) // the cost beyond the limit becomes a debt, which denies later requests

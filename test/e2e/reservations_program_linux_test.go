@@ -43,7 +43,7 @@ func TestAGoProgramSettlesWithTheSidecars(t *testing.T) {
 		}
 		for range 2 {
 			if _, err := program.Settle(t.Context(), r, 30); err != nil {
-				t.Errorf("reservation %d: %v", i, err)
+				t.Errorf("reservation %d: settlement by the program: %v", i, err)
 			}
 		}
 		if err := s.done(id, 90); err != nil { // the reservation is settled already

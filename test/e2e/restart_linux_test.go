@@ -136,7 +136,7 @@ func (s *restarts) judge(t *testing.T, from time.Time) {
 		t.Errorf("%d requests of the bounded key were admitted, want %d", got, bounded)
 	}
 	if n := s.stat("cluster.app.ratelimit.error"); n > 0 { // -1 means that the counter does not exist, because there was no error
-		t.Errorf("%d rate limit requests of Envoy failed", n)
+		t.Errorf("%d rate limit requests of Envoy failed, want 0", n)
 	}
 }
 

@@ -71,7 +71,7 @@ func TestTakeoverEmptiesTheQueue(t *testing.T) {
 				}
 			}
 			if lost > 0 {
-				t.Errorf("%d of %d connections were lost", lost, len(waiting))
+				t.Errorf("%d of %d connections were lost, want 0", lost, len(waiting))
 			}
 			eventually(t, "the old sidecar ends", func() bool { return !old.running() })
 		})
@@ -191,6 +191,6 @@ func TestTakeoverLosesNoConnection(t *testing.T) {
 	clients.Wait()
 	t.Logf("%d connections, %d lost", opened.Load(), lost.Load())
 	if lost.Load() > 0 {
-		t.Errorf("%d of %d connections were lost", lost.Load(), opened.Load())
+		t.Errorf("%d of %d connections were lost, want 0", lost.Load(), opened.Load())
 	}
 }

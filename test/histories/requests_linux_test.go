@@ -55,7 +55,7 @@ func (w *world) sendGRPC(random *rand.Rand, b *buckets, k kind) (r record) {
 		return r
 	}
 	if len(response.GetStatuses()) != len(b.limits) {
-		w.t.Errorf("%d statuses for %d descriptors: %v", len(response.GetStatuses()), len(b.limits), response)
+		w.t.Errorf("got %d statuses, want %d: %v", len(response.GetStatuses()), len(b.limits), response)
 		return r
 	}
 	for i, status := range response.GetStatuses() {
@@ -79,7 +79,7 @@ func (w *world) settle(random *rand.Rand, b *buckets) {
 		return
 	}
 	if first.reservation == "" {
-		w.t.Errorf("%s: a reservation without an id", b.name)
+		w.t.Errorf("%s: the answer to an allowed reservation has no id", b.name)
 		return
 	}
 	r := record{to: never}

@@ -289,7 +289,7 @@ func (w *world) post(random *rand.Rand, question any, r record) record {
 		return r
 	}
 	if err := json.Unmarshal(text, &reported); err != nil || len(reported.Limits) != len(b.limits) {
-		w.t.Errorf("status %d, %s", response.StatusCode, text)
+		w.t.Errorf("status %d: got %s, want a JSON answer with %d limits", response.StatusCode, text, len(b.limits))
 		return r
 	}
 	for i, l := range reported.Limits {

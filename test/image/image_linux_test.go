@@ -280,7 +280,7 @@ func TestFloodOfKeysInLittleMemory(t *testing.T) {
 	}
 	wg.Wait()
 	if s := c.state(t); !s.Running || s.OOMKilled {
-		t.Fatalf("after %d keys: %+v", requests.Load(), s)
+		t.Fatalf("after %d keys the container is %+v, want it running", requests.Load(), s)
 	}
 	if got := c.decide(t, request("path", "/login")); got != over {
 		t.Errorf("after many keys, the denied key of /login is allowed again: %v", got)
@@ -387,11 +387,11 @@ func TestImageRunsCommands(t *testing.T) {
 	e := image(t)
 	c := e.start(t, "command", tag, "/bin/rlsidecar", "serve", "--config", "/data/config", "--grpc-listen", "unix:///sock/grpc")
 	if got := c.decide(t, request("path", "/login")); got != ok {
-		t.Errorf("/login: %v", got)
+		t.Errorf("/login: %v, want %v", got, ok)
 	}
 	out := c.run(t, "podman", "exec", c.name, "rlsidecar", "version")
 	if !strings.HasPrefix(out, "rlsidecar "+version+"\n") {
-		t.Errorf("version: %s", out)
+		t.Errorf("version: got %s, want rlsidecar %s", out, version)
 	}
 	c.run(t, "podman", "exec", c.name, "rlsidecar", "check", "/data/config")
 	c.run(t, "podman", "stop", "--time=20", c.name)
@@ -424,7 +424,7 @@ func TestImageForAnotherProcessor(t *testing.T) {
 	}
 	qemu := tooltest.Path(t, emulator)
 	if out, err := exec.Command(qemu, file, "version").Output(); err != nil || !strings.HasPrefix(string(out), "rlsidecar "+version+"\n") {
-		t.Errorf("version: %v, %s", err, out)
+		t.Errorf("version: got %v, %s; want rlsidecar %s", err, out, version)
 	}
 	scenarios, err := filepath.Glob(root + "/examples/*/*.scenarios.yaml")
 	if err != nil || len(scenarios) == 0 {

@@ -92,7 +92,7 @@ func TestDashboardLayout(t *testing.T) {
 		}
 	}
 	if got := strings.Join(first, ", "); got != "Block ratio, Store errors, Denied by limit, p99, Used share" {
-		t.Errorf("the first row has the panels %q, or has them in another order", got)
+		t.Errorf("the first row has the panels %q, want Block ratio, Store errors, Denied by limit, p99, Used share", got)
 	}
 }
 

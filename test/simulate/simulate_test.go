@@ -126,7 +126,7 @@ func TestSameSeedSameRun(t *testing.T) {
 	for s := range n {
 		p := Plan{Seed: 1_000_000 + s}
 		if a, b := Run(p, nil), Run(p, nil); a.Hash != b.Hash || a.Steps != b.Steps {
-			t.Fatalf("seed %d: %d steps with hash %x, then %d with %x", p.Seed, a.Steps, a.Hash, b.Steps, b.Hash)
+			t.Fatalf("seed %d: %d steps with hash %x, then %d with %x; want equal runs", p.Seed, a.Steps, a.Hash, b.Steps, b.Hash)
 		}
 	}
 }

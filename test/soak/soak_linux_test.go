@@ -317,7 +317,7 @@ func (w *world) apply(s *sidecar) {
 		for code = 0; code != http.StatusOK; time.Sleep(5 * time.Millisecond) {
 			code, _ = w.post(s.http+"/v1/limit", "api", fmt.Sprintf(`{"reservation":%q,"count":%d}`, answer.Reservation, cost))
 			if code == http.StatusGone || code == http.StatusConflict || code == http.StatusNotFound {
-				w.t.Errorf("a reservation cannot be settled: %d", code)
+				w.t.Errorf("the settlement of a reservation: status %d, want 200", code)
 				return
 			}
 		}
@@ -336,7 +336,7 @@ func (w *world) proxy(s *sidecar) {
 		_, _ = io.Copy(io.Discard, answer.Body)
 		answer.Body.Close()
 		if answer.StatusCode != http.StatusOK && answer.StatusCode != http.StatusTooManyRequests {
-			w.t.Errorf("/v1/auth: %d", answer.StatusCode)
+			w.t.Errorf("/v1/auth: status %d, want 200 or 429", answer.StatusCode)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
@@ -442,7 +442,7 @@ func (w *world) counts() {
 		}
 	}
 	if sure, unknown := w.fewer.sure.Load(), w.fewer.unknown.Load(); sure > few || w.consumed("few=1", few) == few && sure+unknown < few {
-		w.t.Errorf("few: %d admitted of %d, %d answered by on_backend_failure", sure, few, unknown)
+		w.t.Errorf("few: %d admitted, %d answered by on_backend_failure; want at most %d admitted, and each consumed unit to be admitted or unknown", sure, unknown, few)
 	}
 }
 
