@@ -107,7 +107,8 @@ func (s *sidecar) write(t *testing.T, config string) {
 	}
 }
 
-// send sends n requests of a domain with the descriptor key=value. Both texts are in JSON.
+// send sends n requests of a domain with the descriptor key=value. It inserts all three into the JSON text as
+// they are, so a value can contain more entries.
 func (s *sidecar) send(t *testing.T, n int, domain, key, value string) {
 	t.Helper()
 	body := `{"domain":"` + domain + `","descriptors":[{"entries":[{"key":"` + key + `","value":"` + value + `"}]}]}`

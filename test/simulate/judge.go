@@ -28,7 +28,7 @@ type judge struct {
 	buckets      map[string]*bucket // by key
 	named        map[cost]*bucket   // by limit and value
 	failovers    int
-	losses       int  // the number of times that a server lost its data
+	losses       int  // how often a server lost its data, or may have lost unconfirmed charges in a failover
 	unclean      bool // a process crashed, or a call had no answer, so leased units may be lost
 	stepped      bool // the clock of a server jumped
 	steppedBack  bool
@@ -119,7 +119,7 @@ func (j *judge) charged(s *server, c *charge, before *algorithms.State, b *algor
 	}
 }
 
-// lost records that a server has lost its data.
+// lost records that a server has lost its data, or may have lost unconfirmed charges in a failover.
 func (j *judge) lost() { j.losses++ }
 
 // crashed records that a process has crashed. Answers in flight are lost.
