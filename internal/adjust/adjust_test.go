@@ -170,7 +170,7 @@ func TestMistakesNameTheRemedy(t *testing.T) {
 		"not both":                                 func(p *Proposal) { p.Until = time.Now() },
 		"30 days":                                  func(p *Proposal) { p.For = MaxFor + time.Microsecond },
 		"in the past":                              func(p *Proposal) { p.For, p.Until = 0, time.Unix(1, 0) },
-		"give what to change":                      func(p *Proposal) { p.Change = Change{} },
+		"state what to change":                     func(p *Proposal) { p.Change = Change{} },
 		"exclude each other":                       func(p *Proposal) { p.Change.Block = true },
 		"at least 1, is 0":                         func(p *Proposal) { p.Change = Change{Rate: number(0)} },
 		"one key or for all keys":                  func(p *Proposal) { p.Target.AllKeys = true },

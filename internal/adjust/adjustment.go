@@ -190,7 +190,7 @@ func (c *Change) check() error {
 	}
 	switch {
 	case given == 0:
-		return errors.New("give what to change: rate, capacity and period, or factor, or unlimited, or block")
+		return errors.New("state what to change: rate, capacity and period, or factor, or unlimited, or block")
 	case given > 1:
 		return errors.New("numbers, factor, unlimited and block exclude each other; give one of them")
 	case c.Factor < 0 || c.Factor > maxFactor:

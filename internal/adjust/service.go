@@ -290,10 +290,10 @@ func (s *Service) Verify(ctx context.Context) (entries int, err error) { return 
 // operation converts p to an Operation. The error is a *Mistake.
 func (s *Service) operation(p Proposal) (Operation, error) {
 	if p.For != 0 && !p.Until.IsZero() {
-		return Operation{}, &Mistake{"give how long the adjustment lasts, or until when; not both"}
+		return Operation{}, &Mistake{"state the duration of the adjustment (for) or its end (until), not both"}
 	}
 	if p.For <= 0 && p.Until.IsZero() {
-		return Operation{}, &Mistake{"say how long the adjustment lasts, or until when: every adjustment expires"}
+		return Operation{}, &Mistake{"state the duration of the adjustment (for) or its end (until): every adjustment expires"}
 	}
 	in, policies, err := s.limits.Adjustable(p.Target.Domain, p.Target.Limit)
 	if err != nil {

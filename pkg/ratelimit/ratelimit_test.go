@@ -439,6 +439,16 @@ func TestForeignReservationsAreRefused(t *testing.T) {
 	if _, err := (ratelimit.Reservation{}).MarshalText(); !errors.Is(err, ratelimit.ErrReservation) {
 		t.Errorf("a zero reservation has no text: %v; want the error ratelimit.ErrReservation", err)
 	}
+	for length, fits := range map[int]bool{16 << 10: true, 48 << 10: false} {
+		r, err := own.Reserve(t.Context(), "send", strings.Repeat("k", length))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := r.MarshalText()
+		if fits && err != nil || !fits && (!errors.Is(err, ratelimit.ErrReservation) || !strings.Contains(err.Error(), "48 KiB")) {
+			t.Errorf("a key of %d bytes: a text of %d bytes, %v; want an error that names the bound: %t", length, len(text), err, !fits)
+		}
+	}
 	if got, err := made("a", "secret").Settle(t.Context(), parsed, 1); err != nil || got.Remaining != 9 {
 		t.Errorf("another Limiter with the same secret: %+v %v; want no error and 9 remaining", got, err)
 	}

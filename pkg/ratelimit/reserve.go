@@ -80,7 +80,7 @@ func (r Reservation) MarshalText() ([]byte, error) {
 	}
 	text := r.keys.Append(nil, &r.data)
 	if len(text) == 0 {
-		return nil, fmt.Errorf("marshal a Reservation: %w: its key has more than 16 KiB", ErrReservation)
+		return nil, fmt.Errorf("marshal a Reservation: %w: with this key, its text would have more than 48 KiB", ErrReservation)
 	}
 	return text, nil
 }

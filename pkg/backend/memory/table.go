@@ -8,8 +8,8 @@ import (
 )
 
 // table is a hash table of buckets: an index of 4-byte references, probed linearly, into chunks of entries
-// that never move. A bucket needs 64 bytes for its entry and 5 to 11 for the index, plus its key. A Go map
-// needs half as much again, and moves entries when it grows.
+// that never move. A bucket needs 64 bytes for its entry and 5 to 11 for the index, plus its key. In a Go map
+// it needs 84 to 134 bytes (Go 1.26), and the map moves entries when it grows.
 type table struct {
 	view
 	seen  atomic.Pointer[view] // the published view, for readers without the lock
