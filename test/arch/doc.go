@@ -1,3 +1,4 @@
-// Package arch tests the architecture: the imports of each package, with the reasons; the packages that may use clocks,
-// random numbers and logging; and statements in documents about the code. It has only tests.
+// Package arch has only tests. They check the imports of each package, that deciding code uses no clocks, random
+// numbers and logging, the sizes of functions and structs, the pinned versions of actions and images, and the
+// tracked files.
 package arch

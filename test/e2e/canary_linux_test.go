@@ -134,7 +134,7 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 		clean("the list of processes", string(text))
 	}
 
-	// Each secret is replaced by a wrong one.
+	// Each secret is replaced by a wrong one. The password is replaced in Redis.
 	doctor := func() {
 		c := exec.CommandContext(t.Context(), sidecarProgram, "doctor", "--wait", "2s", "--redis-url", "redis://"+redis.Addr, "--redis-password-file", filepath.Join(dir, "redis-password"))
 		out, _ := c.CombinedOutput() // doctor fails after the password was made wrong
@@ -143,6 +143,24 @@ func TestSecretsStayInTheProcess(t *testing.T) {
 	doctor()
 	admin := redis.Client()
 	admin.Options().Password = secret("redis-password")
+	keys := admin.Keys(t.Context(), "*").Val()
+	if len(keys) == 0 {
+		t.Error("Redis has no key, want those of a bucket and of an adjustment")
+	}
+	for _, key := range keys {
+		var value any
+		switch kind := admin.Type(t.Context(), key).Val(); kind {
+		case "string":
+			value = admin.Get(t.Context(), key).Val()
+		case "hash":
+			value = admin.HGetAll(t.Context(), key).Val()
+		case "stream":
+			value = admin.XRange(t.Context(), key, "-", "+").Val()
+		default:
+			t.Errorf("Redis has the key %q of type %q, want a string, a hash or a stream", key, kind)
+		}
+		clean("Redis", fmt.Sprint(key, value))
+	}
 	if err := admin.Do(t.Context(), "CONFIG", "SET", "requirepass", "another").Err(); err != nil {
 		t.Fatal(err)
 	}
