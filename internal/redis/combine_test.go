@@ -234,7 +234,7 @@ func TestADeniedChargeIsMadeAtTheOtherShardOfItsDraw(t *testing.T) {
 	}
 }
 
-// movingMasters has one master. While a caller looks it up, the layout is read again.
+// movingMasters has one master. It calls during while a caller looks that master up.
 type movingMasters struct {
 	client *goredis.Client
 	during func()
@@ -268,7 +268,7 @@ func TestAMasterOfAnOldLayoutIsNotInTheNewOne(t *testing.T) {
 		}
 		c.findSender(slot, &backend.Charge{Key: []byte("k")})
 		if stored := c.layout.Load().sender(slot) != nil; stored == moves {
-			t.Errorf("the layout was replaced: %v; the master of slot %d is stored: %v", moves, slot, stored)
+			t.Errorf("the layout was replaced: %v; the master of slot %d is stored: %v, want %v", moves, slot, stored, !moves)
 		}
 	}
 }
@@ -281,7 +281,7 @@ func TestANodeThatJoinsAgainHasANewSender(t *testing.T) {
 	defer two.Close()
 	first, again, second := c.senderOf(one), c.senderOf(one), c.senderOf(two)
 	if first != again || first == second || second.client != two {
-		t.Error("a client has several senders, or a new client has an old sender")
+		t.Error("a client has several senders, or a new client has an old sender; want one sender of its own for each client")
 	}
 }
 
@@ -310,11 +310,11 @@ func TestEachGroupHasItsOwnHead(t *testing.T) {
 		}
 		for i := range d[:2] {
 			if d[i].At != test.at || d[i].Replayed != test.replayed || !errors.Is(d[i].Err, test.err) {
-				t.Errorf("%s: charge %d got %+v", name, i, d[i])
+				t.Errorf("%s: charge %d got %+v; want it decided at %d, replayed %v, the error %v", name, i, d[i], test.at, test.replayed, test.err)
 			}
 		}
 		if d[2].At != now || d[2].Replayed || d[2].Err != nil || !d[2].Allowed {
-			t.Errorf("%s: the charge of the next group got %+v; want it decided now", name, d[2])
+			t.Errorf("%s: the charge of the next group got %+v; want it allowed at %d, and not replayed", name, d[2], now)
 		}
 	}
 }

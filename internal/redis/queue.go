@@ -37,7 +37,8 @@ const (
 // fill a call. Large calls cost less for each charge, but one late call must not delay all other charges.
 //
 // fill takes charges from the sources in turn. A batch with more charges than fit into a call is sent in
-// several calls, one after the other, so that its groups are decided in their order.
+// several calls, one after the other, so that its groups are decided in their order. A batch that the server would
+// probably decide too late is refused (hopeless), or its groups are not sent (tooLate).
 type queue struct {
 	timeout  time.Duration // the timeout of one call
 	maxCalls int
@@ -358,7 +359,7 @@ func (q *queue) hopeless(b *backend.Batch, now time.Time) bool {
 }
 
 // tooLate reports whether e must not be sent any more. That is so after its deadline, and when its call would probably
-// be answered after its deadline. But a batch that has waited for less than half of its time is always sent. So
+// be answered after its deadline. But a batch that has waited for at most half of its time is always sent. So
 // calls go on, however long they take, and usual follows a server that has become faster.
 func (q *queue) tooLate(e *entry, now time.Time) bool {
 	if e.batch.Deadline.IsZero() {

@@ -319,10 +319,10 @@ func TestQueueRefusesHopelessBatches(t *testing.T) {
 		{"10 ms are enough for two calls", by(fresh, 10*ms, 32), 0, false},
 		{"a source with few charges gets its turn after one charge of each other", by(&backend.Source{}, 10*ms, 1), 9 * ms, false},
 		{"a batch without a deadline waits as long as it takes", in(&backend.Source{}, batchOf(ones(256)...)), 9 * ms, false},
-		{"a source with waiting batches waits", by(fresh, 10*ms, 32), 9 * ms, false},
-		{"up to 2,048 charges", by(fresh, 10*ms, 1216), 0, false},
+		{"a source with waiting batches may add more", by(fresh, 10*ms, 32), 9 * ms, false},
+		{"as long as at most 2,048 charges wait", by(fresh, 10*ms, 1216), 0, false},
 		{"2,049 charges are waiting now", by(fresh, 10*ms, 1), 0, true},
-		{"32 of them are enough for a new source", by(loud, 10*ms, 100), 0, true},
+		{"before 100 charges of a new source come up to 100 of each of 19 others", by(loud, 10*ms, 100), 0, true},
 	} {
 		_, err := q.submit(test.batch, at(test.now))
 		if refused := errors.Is(err, errBusy); refused != test.refused || !refused && err != nil {
@@ -331,7 +331,7 @@ func TestQueueRefusesHopelessBatches(t *testing.T) {
 	}
 }
 
-// A batch is skipped if its call would end after its deadline, unless it has waited for less than half of its time.
+// A batch is skipped if its call would end after its deadline, unless it has waited for at most half of its time.
 func TestQueueSkipsBatchesThatAreTooLate(t *testing.T) {
 	for _, test := range []struct {
 		is      string

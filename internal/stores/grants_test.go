@@ -46,11 +46,11 @@ func TestElapsedCountsSuspensions(t *testing.T) {
 	e := newElapsed(func() (time.Duration, time.Duration) { return monotonic, wall })
 	for i, step := range []struct{ monotonic, wall, now time.Duration }{
 		{1 * s, 1 * s, 1 * s},
-		{2 * s, 5 * s, 5 * s},                // suspended for 3 s
-		{3 * s, 6 * s, 6 * s},                //
-		{4 * s, -100 * s, 7 * s},             // the wall clock was set back
-		{4 * s, -98 * s, 9 * s},              // suspended for 2 s
-		{5 * s, -97 * s, 10 * s},             //
+		{2 * s, 5 * s, 5 * s}, // suspended for 3 s
+		{3 * s, 6 * s, 6 * s},
+		{4 * s, -100 * s, 7 * s}, // the wall clock was set back
+		{4 * s, -98 * s, 9 * s},  // suspended for 2 s
+		{5 * s, -97 * s, 10 * s},
 		{5 * s, -97*s + clockStep/2, 10 * s}, // the two were not read at the same moment
 	} {
 		monotonic, wall = step.monotonic, step.wall
