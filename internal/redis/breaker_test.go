@@ -159,7 +159,7 @@ func TestBreakerOpensAfter100msWithoutAnAnswer(t *testing.T) {
 			}
 			p.broken.Store(false)
 			if !ok(t, s) {
-				t.Fatal("open after 95 ms of failures")
+				t.Fatal("open after 95 ms of failures, want closed until 100 ms")
 			}
 		}
 		if n := p.called.Load(); n != 63 || reported.all != "" {
@@ -223,7 +223,7 @@ func TestBreakerProbes(t *testing.T) {
 			case 1:
 				probes = append(probes, at.Sub(opened))
 			default:
-				t.Errorf("%d probes at once", sent)
+				t.Errorf("%d probes at once, want at most 1", sent)
 			}
 			wg.Wait()
 			if took := time.Since(at); p.called.Load() == before && took != 0 {

@@ -129,7 +129,7 @@ func TestFaultClusterReplicaKilled(t *testing.T) {
 	c.cluster.Replicas[0].Kill()
 	time.Sleep(2 * time.Second)
 	if share := c.share(at, time.Now(), nil); share < 0.9 {
-		t.Errorf("%.1f %% were answered: %s", 100*share, c.failures())
+		t.Errorf("%.1f %% were answered, want at least 90 %%: %s", 100*share, c.failures())
 	}
 	c.normal(at, generous)
 	c.check(c.store, 0)
@@ -180,7 +180,7 @@ func TestFaultClusterReshard(t *testing.T) {
 	}
 	t.Logf("%d slots moved in %v", len(moved), time.Since(at).Round(ms))
 	if share := c.share(at, time.Now(), nil); share < 0.9 {
-		t.Errorf("%.1f %% were answered: %s", 100*share, c.failures())
+		t.Errorf("%.1f %% were answered, want at least 90 %%: %s", 100*share, c.failures())
 	} else {
 		t.Logf("%.1f %% were answered meanwhile", 100*share)
 	}

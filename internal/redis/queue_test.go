@@ -61,7 +61,7 @@ func sent(t *testing.T, q *queue, now time.Time) *call {
 	t.Helper()
 	c := &call{}
 	if !q.fill(c, now) {
-		t.Fatal("nothing is sent")
+		t.Fatal("nothing is sent, want a call")
 	}
 	return c
 }
@@ -229,7 +229,7 @@ func TestQueueDropsAbandonedCharges(t *testing.T) {
 		}
 	}
 	if known.Decisions[3].Err != nil || rest.Decisions[0].Err != nil {
-		t.Error("others were answered")
+		t.Error("a charge that is known, or neither late nor canceled, has an error; want none")
 	}
 	q.complete(c)
 	q.over(at(6 * ms))

@@ -34,7 +34,7 @@ func TestACachedDenialIsNoNewDecision(t *testing.T) {
 			store: s, direct: l, lastAt: 5, outer: &backend.Batch{Charges: []backend.Charge{{Key: []byte("a")}}, Decisions: []backend.Decision{{At: at}}},
 		})
 		if isNew := l.lastAt != -1; isNew != (at == 6) {
-			t.Errorf("a denial of time %d: recorded %v, the decision of time 5 is known", at, isNew)
+			t.Errorf("a denial of time %d, when the decision of time 5 is known: recorded %v, want %v", at, isNew, at == 6)
 		}
 	}
 }

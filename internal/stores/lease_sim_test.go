@@ -404,7 +404,7 @@ func (w *leaseSim) checkWindows(k int, all []simCharge) {
 	if w.keys[k].window == algorithms.Day {
 		left := take(context.Background(), w.store, c)[0].Remaining
 		if used, lost := admitted[window(w.storeNow())], w.unusable[string(c.Key)]; left != c.Limit.Capacity-used-lost {
-			w.t.Errorf("key %d: %d admitted and %d lost of %d, but %d left", k, used, lost, c.Limit.Capacity, left)
+			w.t.Errorf("key %d: %d admitted and %d lost of %d, and %d left; want the sum of the three to be the limit", k, used, lost, c.Limit.Capacity, left)
 		}
 	}
 }
