@@ -13,7 +13,7 @@ core.register_action("rlsidecar", { "http-req" }, function(txn)
     if txn.f:req_fhdr_cnt(name) > 0 then headers[name] = { txn.sf:req_fhdr(name) } end
   end
   local ok, answer = pcall(function()
-    return core.httpclient():get{ url = "http://rlsidecar/v1/auth", dst = "abns@rlsidecar-ask", headers = headers }
+    return core.httpclient():get{ url = "http://rlsidecar/v1/auth", dst = "abns@rlsidecar-auth", headers = headers }
   end)
   -- A control byte in a key, which HAProxy accepts over HTTP/2, makes the request malformed. It must not count as a
   -- failure of rlsidecar: if HAProxy fails open, it would then allow such a request.

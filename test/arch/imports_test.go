@@ -49,6 +49,12 @@ var forbidden = map[edge]string{
 	{"internal/h2grpc", "internal/grpcapi"}:     "HTTP/2 does not depend on the meaning of messages",
 	{"internal/h2grpc", "internal/limiter"}:     "HTTP/2 does not depend on the meaning of messages",
 	{"internal/server", "cmd"}:                  "the program starts the server",
+	{"internal/grpcapi", "internal/httpapi"}:    "listeners do not depend on each other",
+	{"internal/grpcapi", "internal/admin"}:      "listeners do not depend on each other",
+	{"internal/httpapi", "internal/grpcapi"}:    "listeners do not depend on each other",
+	{"internal/httpapi", "internal/admin"}:      "listeners do not depend on each other",
+	{"internal/admin", "internal/grpcapi"}:      "listeners do not depend on each other",
+	{"internal/admin", "internal/httpapi"}:      "listeners do not depend on each other",
 }
 
 // only states which packages may import a dependency, each with the reason.

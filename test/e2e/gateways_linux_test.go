@@ -101,7 +101,7 @@ func newHAProxy(t *testing.T, changes ...change) *front {
 	t.Helper()
 	program := tooltest.Path(t, "haproxy") // skips the test if HAProxy is missing
 	s := newFront(t, "")
-	authAddress := change{"rlsidecar-ask", "rlsidecar-ask-" + s.addr}
+	authAddress := change{"rlsidecar-auth", "rlsidecar-auth-" + s.addr}
 	s.write(t, "haproxy/haproxy.cfg", append(changes, authAddress)...)
 	s.write(t, "haproxy/rlsidecar.lua", authAddress)
 	s.run(t, program, "-f", "haproxy.cfg")
