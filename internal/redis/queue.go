@@ -344,8 +344,9 @@ func (q *queue) serve(c *call, p *place, share int, now time.Time) bool {
 // The estimate assumes full calls of the usual duration, one after the other. With two in flight it is up to
 // twice too long, so charges wait for about half of their time. Up to patience charges, a source that has
 // waiting batches waits: a listener then pauses the connection, which costs less than denying its requests here.
+// A Detached batch always waits, because a late refund is better than none.
 func (q *queue) hopeless(b *backend.Batch, now time.Time) bool {
-	if b.Deadline.IsZero() {
+	if b.Deadline.IsZero() || b.Detached {
 		return false
 	}
 	ahead := q.waiting
@@ -366,7 +367,7 @@ func (q *queue) tooLate(e *entry, now time.Time) bool {
 		return false
 	}
 	left := e.batch.Deadline.Sub(now)
-	return left < 0 || left < q.usual && left < now.Sub(e.since)
+	return left < 0 || left < q.usual && left < now.Sub(e.since) && !e.batch.Detached
 }
 
 // took records that a call took d.

@@ -319,8 +319,9 @@ func TestQueueRefusesHopelessBatches(t *testing.T) {
 		{"10 ms are enough for two calls", by(fresh, 10*ms, 32), 0, false},
 		{"a source with few charges gets its turn after one charge of each other", by(&backend.Source{}, 10*ms, 1), 9 * ms, false},
 		{"a batch without a deadline waits as long as it takes", in(&backend.Source{}, batchOf(ones(256)...)), 9 * ms, false},
+		{"a Detached batch waits", detached(by(&backend.Source{}, 10*ms, 32)), 9 * ms, false},
 		{"a source with waiting batches may add more", by(fresh, 10*ms, 32), 9 * ms, false},
-		{"as long as at most 2,048 charges wait", by(fresh, 10*ms, 1216), 0, false},
+		{"as long as at most 2,048 charges wait", by(fresh, 10*ms, 1184), 0, false},
 		{"2,049 charges are waiting now", by(fresh, 10*ms, 1), 0, true},
 		{"before 100 charges of a new source come up to 100 of each of 19 others", by(loud, 10*ms, 100), 0, true},
 	} {
@@ -334,21 +335,24 @@ func TestQueueRefusesHopelessBatches(t *testing.T) {
 // A batch is skipped if its call would end after its deadline, unless it has waited for at most half of its time.
 func TestQueueSkipsBatchesThatAreTooLate(t *testing.T) {
 	for _, test := range []struct {
-		is      string
-		usual   time.Duration
-		waited  time.Duration // of 10 ms
-		skipped bool
+		is       string
+		usual    time.Duration
+		waited   time.Duration // of 10 ms
+		detached bool
+		skipped  bool
 	}{
-		{"the rest of the time is enough for a call", 4 * ms, 6 * ms, false},
-		{"the rest of the time is too short for a call", 4 * ms, 7 * ms, true},
-		{"half of the time has not passed", 20 * ms, 5 * ms, false},
-		{"half of the time has passed", 20 * ms, 5*ms + time.Microsecond, true},
-		{"the deadline has passed", 0, 11 * ms, true},
+		{"the rest of the time is enough for a call", 4 * ms, 6 * ms, false, false},
+		{"the rest of the time is too short for a call", 4 * ms, 7 * ms, false, true},
+		{"half of the time has not passed", 20 * ms, 5 * ms, false, false},
+		{"half of the time has passed", 20 * ms, 5*ms + time.Microsecond, false, true},
+		{"the deadline has passed", 0, 11 * ms, false, true},
+		{"a Detached batch", 4 * ms, 7 * ms, true, false},
+		{"a Detached batch whose deadline has passed", 0, 11 * ms, true, true},
 	} {
 		q := newQueue(10 * ms)
 		q.usual = test.usual
 		b := batchOf(1)
-		b.Deadline = at(10 * ms)
+		b.Deadline, b.Detached = at(10*ms), test.detached
 		submit(t, &q, b, at(0))
 		if sends := q.fill(&call{}, at(test.waited)); sends == test.skipped {
 			t.Errorf("%s: got the batch sent %v, want skipped %v", test.is, sends, test.skipped)
@@ -357,6 +361,11 @@ func TestQueueSkipsBatchesThatAreTooLate(t *testing.T) {
 			t.Errorf("%s: got the error %v, want backend.ErrNotTaken", test.is, b.Decisions[0].Err)
 		}
 	}
+}
+
+func detached(b *backend.Batch) *backend.Batch {
+	b.Detached = true
+	return b
 }
 
 // A server takes 4 us for a charge and 100 us for a call. 500 clients send it two and five times as many charges as it

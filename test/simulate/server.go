@@ -251,14 +251,22 @@ func nameOf(text string) (sha string, which script) {
 		return k.(knownScript).sha, k.(knownScript).which
 	}
 	sum := sha1.Sum([]byte(text))
-	which = takeScript
 	for _, other := range []struct {
-		part  string
+		part  string // code that only this script has
 		which script
-	}{{"GET', KEYS[1]) ~= ARGV[1]", replaceScript}, {"-- The head of a ledger", headScript}, {"-- Appends an entry", appendScript}, {"-- Writes a ledger", restoreScript}} {
+	}{
+		{"call('PSETEX', names[i]", takeScript},
+		{"GET', KEYS[1]) ~= ARGV[1]", replaceScript},
+		{"'HMGET', KEYS[1], 'version', 'mac', 'checkpoint'", headScript},
+		{"'XADD', KEYS[3]", appendScript},
+		{"'EXISTS', KEYS[1]) == 1", restoreScript},
+	} {
 		if strings.Contains(text, other.part) {
 			which = other.which
 		}
+	}
+	if which == 0 {
+		panic("the simulated server does not know this script: " + text)
 	}
 	sha = hex.EncodeToString(sum[:])
 	known.Store(at, knownScript{sha, which})
