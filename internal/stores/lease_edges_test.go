@@ -172,7 +172,9 @@ func TestUnitsOfADroppedLeaseAreNotPutBack(t *testing.T) {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			if d := take(t.Context(), s, a, b); d[1].Allowed {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*ms) // the lease lasts longer
+			defer cancel()
+			if d := take(ctx, s, a, b); d[1].Allowed {
 				t.Errorf("got %+v, want denied", d)
 			}
 		}()
