@@ -98,6 +98,27 @@ func TestMessagesOfSentinels(t *testing.T) {
 	}
 }
 
+// Connections to the old master end when a promotion starts, and again when the master changes.
+func TestAPromotionEndsConnections(t *testing.T) {
+	w := &sentinels{name: "main", now: time.Now, line: &line{signOfLife: func() {}}, known: make(chan struct{}), outside: &outside.World{Go: func(func()) {}}}
+	for i, step := range []struct {
+		channel, text string
+		ends          uint32 // how often connections have ended until then
+	}{
+		{"+switch-master", "main 10.0.0.9 9 10.0.0.1 1", 0}, // the first master
+		{"+failover-state-send-slaveof-noone", "slave r 10.0.0.2 2 @ main 10.0.0.1 1", 1},
+		{"+promoted-slave", "slave r 10.0.0.2 2 @ main 10.0.0.1 1", 2},
+		{"+switch-master", "main 10.0.0.1 1 10.0.0.2 2", 2}, // the promotion has reported this already
+		{"+failover-state-send-slaveof-noone", "slave r 10.0.0.1 1 @ main 10.0.0.2 2", 3},
+		{"-failover-abort-slave-timeout", "slave r 10.0.0.1 1 @ main 10.0.0.2 2", 3},
+	} {
+		w.message(step.channel, strings.Fields(step.text))
+		if ends := w.line.age.Load(); ends != step.ends {
+			t.Errorf("message %d: connections have ended %d times, want %d", i, ends, step.ends)
+		}
+	}
+}
+
 // While a replica that was to be promoted is polled, Sentinels may promote another one instead.
 func TestAPromotionThatWasReplacedChangesNothing(t *testing.T) {
 	w := &sentinels{name: "main", now: time.Now, closing: t.Context(), closed: true} // closed: no connection is made
