@@ -100,6 +100,14 @@ func TestBrokenFrames(t *testing.T) {
 			c.open(c.fields())
 			_ = c.to.WriteRawFrame(http2.FrameData, http2.FlagDataPadded, 1, []byte{9, 1})
 		}},
+		"padding as long as its frame": {http2.ErrCodeProtocol, func(c *client) {
+			c.open(c.fields())
+			_ = c.to.WriteRawFrame(http2.FrameData, http2.FlagDataPadded, 1, []byte{1})
+		}},
+		"a stream window that SETTINGS make too wide": {http2.ErrCodeFlowControl, func(c *client) {
+			_ = c.to.WriteWindowUpdate(c.open(c.fields()), 1<<30)
+			_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
+		}},
 		"a window too wide": {http2.ErrCodeFlowControl, func(c *client) { _ = c.to.WriteWindowUpdate(0, 1<<31-1) }},
 		"a frame within a header block": {http2.ErrCodeProtocol, func(c *client) {
 			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.fields()})
@@ -332,6 +340,81 @@ func TestAStreamsWindowHolds(t *testing.T) {
 		}
 		sent.Wait()
 		c.must("still", "still")
+	})
+}
+
+// Padding uses up the window of its stream, because the server buffers it like data.
+func TestPaddingCountsForAStreamsWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		id := c.open(c.fields())
+		_ = c.to.WriteData(id, false, []byte{0, 0, 0x3f, 0xff, 0xff}) // the prefix announces nearly 4 MiB
+		padding := make([]byte, 255)
+		var sent sync.WaitGroup
+		sent.Go(func() {
+			for range streamWindow/(2+len(padding)) + 1 { // a frame has a byte of data, the padding and its length
+				_ = c.to.WriteDataPadded(id, false, []byte("x"), padding)
+				if c.write() != nil {
+					return
+				}
+			}
+		})
+		sent.Wait()
+		_ = c.to.WritePing(false, [8]byte{1}) // its answer comes after a reset
+		c.flush()
+		for {
+			f, err := c.read()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, ok := f.(*http2.PingFrame); ok {
+				break
+			}
+		}
+		if r := c.reply(id); r.reset == nil || *r.reset != http2.ErrCodeFlowControl {
+			t.Errorf("got %+v; want a reset with FLOW_CONTROL_ERROR", r)
+		}
+	})
+}
+
+// A client may still send frames of streams that the server has reset. They must not end the connection, however
+// many streams the server has reset since.
+func TestFramesOfSeveralResetStreamsAreIgnored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		var ids []uint32
+		for range 3 {
+			ids = append(ids, c.open(c.encode(":method", "POST"))) // malformed: it has no path
+		}
+		for _, id := range ids {
+			_ = c.to.WriteData(id, false, []byte("x"))
+			_ = c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: id, EndHeaders: true, EndStream: true, BlockFragment: c.encode("x-trailer", "1")})
+		}
+		c.must("still", "still")
+		for _, id := range ids {
+			if r := c.reply(id); r.reset == nil || *r.reset != http2.ErrCodeProtocol {
+				t.Errorf("%d: got %+v; want a reset with PROTOCOL_ERROR, and no other", id, r)
+			}
+		}
+	})
+}
+
+// A request must have as many bytes as its content-length.
+func TestContentLengthIsVerified(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		for _, length := range []string{"0", "5", "7"} {
+			id := c.send("m", "content-length", length)
+			c.flush()
+			if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeProtocol {
+				t.Errorf("content-length %s of 6 bytes: got %+v; want a reset with PROTOCOL_ERROR", length, r)
+			}
+		}
+		id := c.send("m", "content-length", "6")
+		c.flush()
+		if r := c.answer(id); r.message() != "m" {
+			t.Errorf("the right content-length: got %+v; want the message \"m\"", r)
+		}
 	})
 }
 

@@ -51,7 +51,9 @@ func TestStopWaitsForRequestsInFlight(t *testing.T) {
 		if _, err := l.Dial(); err == nil {
 			t.Error("the server accepts a connection after its listener was closed; want an error")
 		}
-		// The client may not have read GOAWAY yet. The server must still answer requests that it sends before.
+		// The client may not have read GOAWAY yet. The server must still answer requests that it sends before. The answer
+		// to another ping does not show that it has read GOAWAY.
+		_ = c.to.WritePing(true, [8]byte{1})
 		meanwhile := c.send("meanwhile")
 		c.flush()
 		pinged := [8]byte{}

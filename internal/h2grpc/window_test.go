@@ -35,3 +35,12 @@ func TestNoMoreBytesThanGranted(t *testing.T) {
 		}
 	})
 }
+
+// A client may open the window of the connection to the largest value that RFC 9113 allows, 2^31-1.
+func TestTheLargestWindowIsAccepted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		_ = c.to.WriteWindowUpdate(0, 1<<31-1-65_535)
+		c.must("m", "m")
+	})
+}

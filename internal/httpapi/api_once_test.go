@@ -3,6 +3,8 @@ package httpapi
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -106,6 +108,7 @@ func TestAReservationIsSettledOnce(t *testing.T) {
 	none := reserve(t, h, `{"name":"tokens","key":"c","count":0,"reserve":true}`)
 	as := reserve(t, h, `{"name":"tokens","key":"d","count":3,"reserve":true}`)
 	script(t, h, clock,
+		exchangeStep{0, "/v1/check", settleBody(less, "1"), 400, `reservation and request_id belong to /v1/limit: a dry run consumes nothing`},
 		exchangeStep{0, "/v1/limit", settleBody(less, "12"), 200, // the bucket is still below zero, but the client need not wait, because the work is done
 			`{"ok":true,"limits":[{"name":"tokens","key":"a","ok":true,"remaining":0,"limit":10,"reset_after_ms":72000}]}`},
 		exchangeStep{1000 * ms, "/v1/limit", settleBody(less, "12"), 200, // a repeated request gets the same answer
@@ -425,6 +428,67 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 }
 
 // Jitter delays the times in the answer, by at most the requested number of milliseconds.
+// TestCompiledLimitsOfRequests checks which limits that came with requests share a compiled form: those with the same
+// domain, name and text, while the configuration stays the same.
+func TestCompiledLimitsOfRequests(t *testing.T) {
+	a := &API{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{}), Inline: config.Inline}
+	compile := func(domain, name, text string) *descriptors.Policy {
+		t.Helper()
+		p, err := a.inline(inline{domain, name, text})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	const text = `{"algorithm":"token_bucket","rate":2,"period":"1m"}`
+	a.Limiter.Swap(authSnapshot(t, "domain: edge\n---\ndomain: other\n"))
+	first := compile("edge", "own", text)
+	if compile("edge", "own", text) != first {
+		t.Error("the limit was compiled twice for one configuration")
+	}
+	if p := compile("other", "own", text); p.Domain != "other" || p.Prefix == first.Prefix {
+		t.Errorf("the limit of domain other has the domain %s and the prefix of domain edge", p.Domain)
+	}
+	a.Limiter.Swap(authSnapshot(t, "domain: edge\non_backend_failure: allow\n---\ndomain: other\n"))
+	if p := compile("edge", "own", text); p.OnFailure != descriptors.Allow {
+		t.Errorf("after a reload, on_backend_failure of the limit is %v; want that of the new configuration", p.OnFailure)
+	}
+	a.Inline = func(*limiter.Domain, string, []byte) (*descriptors.Policy, error) { return &descriptors.Policy{}, nil }
+	for i := range 2 * maxInlines {
+		compile("edge", strconv.Itoa(i), text)
+		if n := len(a.inlines.compiled); n > maxInlines {
+			t.Fatalf("%d compiled limits are kept; want at most %d", n, maxInlines)
+		}
+	}
+}
+
+// keyed is a store that records the idempotency keys of charges.
+type keyed struct {
+	*memory.Store
+	ids [][16]byte
+}
+
+func (k *keyed) Submit(b *backend.Batch) {
+	for i := range b.Charges {
+		k.ids = append(k.ids, b.Charges[i].IdempotencyKey.ID)
+	}
+	k.Store.Submit(b)
+}
+
+// TestIDsOfApplicationsAreTheirOwn checks the idempotency key that a request_id becomes. Sidecars of all versions must
+// agree on it. It must differ from the keys of package ratelimit, whose ids other programs choose.
+func TestIDsOfApplicationsAreTheirOwn(t *testing.T) {
+	store := &keyed{Store: memory.New(memory.Config{})}
+	l := limiter.New(store, limiter.Config{})
+	l.Swap(authSnapshot(t, "domain: edge\nlimits:\n  send: {algorithm: token_bucket, rate: 10, period: 1m}\n"))
+	h := New(Config{API: &API{Limiter: l}})
+	call(h, "POST", "/v1/limit", `{"name":"send","request_id":"call 1"}`)
+	want := [][16]byte{limiter.IdempotencyID("edge", "request call 1", "0")}
+	if !slices.Equal(store.ids, want) {
+		t.Errorf("got the keys %x; want %x", store.ids, want)
+	}
+}
+
 func TestJitterIsNeverEarly(t *testing.T) {
 	h, _ := onClock(t)
 	call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":10}`)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"regexp"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/httpauth"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
@@ -223,6 +225,7 @@ func TestMistakesAreExplained(t *testing.T) {
 		{`{"name":"send","key":{"base64":"/x=="}}`, 400, `key: is not base64`},
 		{`{"name":"send","request_id":7}`, 400, `request_id: must be a text, is a number`},
 		{`{"name":"send","jitter":-1}`, 400, `jitter: must be between 0 and 3600000, an hour in milliseconds, is -1`},
+		{`{"name":"send","jitter":3600001}`, 400, `jitter: must be between 0 and 3600000, an hour in milliseconds, is 3600001`},
 		{`{"name":"send","jitter":true}`, 400, `jitter: must be a whole number, is true`},
 		{`{"reservation":"x","name":"send","count":1}`, 400, `name cannot be combined with reservation; send reservation with only count or costs`},
 		{`{"reservation":"x"}`, 400, `has a reservation without a count; add the real cost as count`},
@@ -299,6 +302,34 @@ func TestLimitsAreListedAndShown(t *testing.T) {
 		exchangeStep{1, "/v1/limits/send?domain=a&domain=b", "", 400, `domain occurs twice; send it once`},
 		exchangeStep{1, "/v1/limits/send?key=%zz", "", 400, `the query cannot be parsed`},
 	)
+}
+
+// TestABlockedBucketNamesTheReason compares a bucket that a penalty blocks with one that an operator blocks.
+func TestABlockedBucketNamesTheReason(t *testing.T) {
+	clock := &storetest.Clock{}
+	clock.Set(storetest.Start)
+	now := clock.Now
+	l := limiter.New(memory.New(memory.Config{Clock: clock.Time}), limiter.Config{Now: now})
+	l.Swap(authSnapshot(t, "domain: d\nlimits:\n  send: {algorithm: token_bucket, rate: 1, period: 1m, penalty: {after: 1, for: 5m, max: 1h}}\n"))
+	target := adjust.Target{Domain: "d", Limit: "send", Key: []string{"by an operator"}}
+	l.Adjust(adjust.NewSet(adjust.Head{}, []*adjust.Adjustment{{
+		ID: target.ID(), Target: target, Change: adjust.Change{Block: true}, Algorithm: algorithms.TokenBucket,
+		Expires: storetest.Start + algorithms.Day,
+	}}), now)
+	h := New(Config{API: &API{Limiter: l}})
+	for range 2 { // the second request is denied, and begins the penalty
+		call(h, "POST", "/v1/limit", `{"name":"send","key":"by a penalty"}`)
+	}
+	for key, want := range map[string]string{"by a penalty": "penalty", "by an operator": "adjustment", "nobody": ""} {
+		w := call(h, "GET", "/v1/limits/send?key="+url.QueryEscape(key), "")
+		var got struct {
+			For int64  `json:"blocked_for_ms"`
+			By  string `json:"blocked_by"`
+		}
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || got.By != want || (got.For > 0) != (want != "") {
+			t.Errorf("%s: got %s (%v); want it blocked by %q", key, w.Body, err, want)
+		}
+	}
 }
 
 func TestResetForgetsOneBucket(t *testing.T) {
