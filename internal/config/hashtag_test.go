@@ -1,6 +1,7 @@
 package config
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
@@ -45,6 +46,16 @@ descriptors:
 	for name, p := range good(t, Options{}, other).Domains["shop"].Named {
 		if p.SlotOfKey([]string{"x"}) != descriptors.SlotNumber("shop") {
 			t.Errorf("limit %s: slot %d, want %d, that of the domain", name, p.SlotOfKey([]string{"x"}), descriptors.SlotNumber("shop"))
+		}
+	}
+	for tag, want := range map[string]uint64{"domain": descriptors.SlotNumber("shop"), "entry:user": 0} {
+		d := good(t, Options{}, strings.Replace(other, "hash_tag: domain", "hash_tag: "+tag, 1)).Domains["shop"]
+		p, err := Inline(d, "own", []byte(`{"algorithm":"token_bucket","rate":1,"period":"1m"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := p.SlotOfKey([]string{"x"}); got != want {
+			t.Errorf("hash_tag %s: a limit that comes with a request has the slot %d, want %d", tag, got, want)
 		}
 	}
 	if slot("tenant=gold") != descriptors.SlotNumber("gold") || slot("path=/") != 0 {

@@ -28,7 +28,8 @@ func loaded(t *testing.T, folder string, names ...string) (domains []string, rep
 func TestLoadReadsFilesAndFolders(t *testing.T) {
 	folder := t.TempDir()
 	for name, content := range map[string]string{
-		"b.yaml": "domain: b", "a.yml": "domain: a", ".c.yaml": "domain: [", "c.yaml~": "domain: [", ".c.yaml.swp": "x",
+		"b.yaml": "{domain: b, descriptors: [{key: a, rate_limit: {unlimited: true}}]}", // a mistake if it is read twice
+		"a.yml":  "domain: a", ".c.yaml": "domain: [", "c.yaml~": "domain: [", ".c.yaml.swp": "x",
 		"#c.yaml#": "x", "notes.txt": "x", "single": "domain: single", "sub.txt": "x",
 	} {
 		write(t, filepath.Join(folder, name), content)
@@ -36,7 +37,7 @@ func TestLoadReadsFilesAndFolders(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Join(folder, "sub.yaml"), 0o700))
 	write(t, filepath.Join(folder, "sub.yaml", "d.yaml"), "domain: d")
 	must(t, os.MkdirAll(filepath.Join(folder, "deep", "er", "..data"), 0o700))
-	for name, content := range map[string]string{"e.yaml": "domain: e", "f": "domain: f", ".x": "domain: [", "er/g.txt": "domain: g", "er/..data/x": "domain: ["} {
+	for name, content := range map[string]string{"e.yaml": "domain: e", "f": "domain: f", "f~": "domain: [", ".x": "domain: [", "er/g.txt": "domain: g", "er/..data/x": "domain: ["} {
 		write(t, filepath.Join(folder, "deep", name), content)
 	}
 	must(t, os.Symlink("..", filepath.Join(folder, "deep", "er", ".circle")))

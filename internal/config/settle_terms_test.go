@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -15,6 +16,7 @@ func TestSettleSettingsAreCompiled(t *testing.T) {
 		"{estimate: 5, unknown_cost: 0, ttl: 1m, trust_declared: true}": "5, 0 to 100, trusts true, unknown 0, 60 s",
 		"{estimate: 5, unknown_cost: 7, least: 2, most: 50, ttl: 1d}":   "5, 2 to 50, trusts false, unknown 7, 86400 s",
 		"{estimate: 5, unknown_cost: most, most: 50, ttl: 1s}":          "5, 0 to 50, trusts false, unknown 50, 1 s",
+		"{estimate: {learn: p90, first: 5, least: 2, most: 50}}":        "5, 2 to 50, trusts false, unknown -1, 600 s",
 		"{estimate: 5, unknown_cost: estimate}":                         "5, 0 to 100, trusts false, unknown -1, 600 s",
 	} {
 		s := good(t, Options{}, "domain: d\nlimits:\n  l: {algorithm: fixed_window, rate: 100, period: 1h, settle: "+text+"}\ndescriptors: [{key: k, limit: l}]\n")
@@ -22,6 +24,17 @@ func TestSettleSettingsAreCompiled(t *testing.T) {
 		if got := fmt.Sprintf("%d, %d to %d, trusts %t, unknown %d, %d s", e.Estimate, e.Least, e.Most, e.TrustDeclared, e.Unknown, e.TTL/algorithms.Second); got != want {
 			t.Errorf("%s: %s, want %s", text, got, want)
 		}
+	}
+}
+
+// TestValuesWithEstimatesOfTheirOwn checks which requests have an estimate of their own: those with a value that the
+// configuration names in full. A pattern would match any number of values.
+func TestValuesWithEstimatesOfTheirOwn(t *testing.T) {
+	s := good(t, Options{}, "domain: d\nlimits:\n  l: {algorithm: fixed_window, rate: 100, period: 1h, settle: {estimate: {learn: p90, first: 5, per: [model]}}}\n"+
+		"descriptors: [{key: model, value: large, limit: l}, {key: model, value: small-*, limit: l}, {key: user, value: ann, limit: l}]\n")
+	got := s.Domains["d"].Named["l"].Extra().Settle.Learn.Values
+	if want := (map[string]map[string]bool{"model": {"large": true}}); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
 

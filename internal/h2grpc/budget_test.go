@@ -345,3 +345,21 @@ func TestRequestsAreSubmittedBeforeALongHeaderBlock(t *testing.T) {
 	}
 	s.Stop(t.Context())
 }
+
+// While all connections together hold too much, each may hold an equal share, and always its own 64 KiB.
+func TestTheShareOfAConnection(t *testing.T) {
+	s := &Server{}
+	c := &conn{server: s}
+	for _, test := range []struct{ buffered, conns, want int64 }{
+		{maxTotalBuffered, 1000, maxBuffered},
+		{maxTotalBuffered + 1, 0, maxTotalBuffered},
+		{maxTotalBuffered + 1, 16, maxTotalBuffered / 16},
+		{maxTotalBuffered + 1, 100_000, ownBuffered},
+	} {
+		s.bufferedBytes.Store(test.buffered)
+		s.count.Store(test.conns)
+		if got := c.allowance(); int64(got) != test.want {
+			t.Errorf("%d bytes of %d connections: a connection may hold %d, want %d", test.buffered, test.conns, got, test.want)
+		}
+	}
+}

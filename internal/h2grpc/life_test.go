@@ -2,11 +2,13 @@ package h2grpc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -83,6 +85,31 @@ func TestStopWaitsForRequestsInFlight(t *testing.T) {
 		<-stopped // the connection ends even if the client sends nothing
 		silent.readToEnd()
 		s.Stop(context.Background()) // a second call has no effect
+	})
+}
+
+// broken is a listener whose Accept returns errors only.
+type broken struct {
+	net.Listener
+	errors []error
+}
+
+func (b *broken) Accept() (net.Conn, error) {
+	err := b.errors[0]
+	b.errors = b.errors[1:]
+	return nil, err
+}
+
+// After an error that may pass, such as too many open files, the server must accept again, after a short pause.
+func TestTemporaryErrorsOfAcceptDoNotEndAListener(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Config{Path: path, Method: &echo{}})
+		defer s.Stop(context.Background())
+		began, gone := time.Now(), errors.New("the listener is gone")
+		err := s.Serve(&broken{bufconn.Listen(1), []error{syscall.EMFILE, syscall.EMFILE, gone}})
+		if took := time.Since(began); !errors.Is(err, gone) || took != 15*time.Millisecond {
+			t.Errorf("Serve returned %v after %v; want %v after pauses of 5 ms and 10 ms", err, took, gone)
+		}
 	})
 }
 

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/rlsidecar/rlsidecar/internal/adjust"
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
@@ -181,6 +182,21 @@ func TestOperatorsMistakes(t *testing.T) {
 		method, path, _ := strings.Cut(line, " ")
 		if w := call(h, method, path, ""); w.Code != 503 {
 			t.Errorf("%s without a configuration: got %d; want status 503", line, w.Code)
+		}
+	}
+}
+
+// A form of a web page cannot send JSON, so changes of adjustments must be JSON.
+func TestAdjustmentsAreChangedWithJSONOnly(t *testing.T) {
+	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := describedOperator(t, memory.New(memory.Config{}), keeper).Handler()
+	const body = `{"limit":"send","key":["bob"],"factor":2,"for":"2h","author":"ann","reason":"launch"}`
+	for kind, want := range map[string]int{"application/json": 200, "text/plain": 415, "application/x-www-form-urlencoded": 415, "": 415} {
+		if w := call(h, "POST", "/api/adjustments", body, "Content-Type", kind); w.Code != want {
+			t.Errorf("content type %q: got %d %s; want status %d", kind, w.Code, w.Body, want)
 		}
 	}
 }

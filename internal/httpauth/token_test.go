@@ -28,11 +28,11 @@ func write(t *testing.T, name, text string) {
 func TestFilesWithoutATokenAreRefused(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"empty": "", "blank": " \r\n\t\n", "two-lines": "a\nb\n", "two-words": "a b", "null": "a\x00b", "large": strings.Repeat("x", maxFile+1),
+		"empty": "", "blank": " \r\n\t\n", "two-lines": "a\nb\n", "two-words": "a b", "leading": " a", "null": "a\x00b", "large": strings.Repeat("x", maxFile+1),
 	} {
 		write(t, filepath.Join(dir, name), text)
 	}
-	for _, path := range []string{"empty", "blank", "two-lines", "two-words", "null", "large", "none", "."} {
+	for _, path := range []string{"empty", "blank", "two-lines", "two-words", "leading", "null", "large", "none", "."} {
 		token, err := FileToken(filepath.Join(dir, path), zap.NewNop())
 		if err == nil || token != nil || !strings.Contains(err.Error(), filepath.Join(dir, path)) || strings.Contains(err.Error(), "xxx") {
 			t.Errorf("%s: got %v; want an error with the path and without the content", path, err)
@@ -123,6 +123,19 @@ func TestHostsOfRequestsThroughAUnixSocket(t *testing.T) {
 		}
 		if got := HasLocalHost(r); got != c.want {
 			t.Errorf("Host %s with the header %q: HasLocalHost returned %t, want %t", c.host, c.header, got, c.want)
+		}
+	}
+}
+
+// A request to a port must name this machine: localhost, an address, or nothing.
+func TestHostsOfThisMachine(t *testing.T) {
+	for host, want := range map[string]bool{
+		"": true, "localhost": true, "LocalHost:8080": true, "127.0.0.1": true, "[::1]:8080": true, "192.0.2.1:80": true,
+		"evil-localhost": false, "localhost.evil.example:8080": false, "evil.localhost": false, "127.0.0.1.evil.example": false,
+	} {
+		r := httptest.NewRequest("GET", "/", nil)
+		if r.Host = host; HasLocalHost(r) != want {
+			t.Errorf("Host %q: HasLocalHost returned %t, want %t", host, !want, want)
 		}
 	}
 }

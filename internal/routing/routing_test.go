@@ -90,6 +90,7 @@ func TestTheFirstMatchingRouteApplies(t *testing.T) {
 		{"GET /api/x", "Host: API.TEST:8443", "3"},
 		{"GET /api/x", "Host: api.test.", "3"},
 		{"GET /api/x", "Host: api.test.evil", "5"},
+		{"GET /api/x", "Host: evil.api.test", "5"},
 		{"GET /api/x", "", "5"},
 		{"GET /api", "Host: api.test", ""},
 		{"GET /apix", "", ""},

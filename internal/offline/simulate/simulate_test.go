@@ -255,3 +255,21 @@ func TestRunStopsWhenItsContextEnds(t *testing.T) {
 		t.Errorf("got %v; want context.Canceled", err)
 	}
 }
+
+// A limit that another limit replaces does not decide, so it counts no requests.
+func TestAReplacedLimitCountsNothing(t *testing.T) {
+	s := compiled(t, `
+domain: shop
+descriptors:
+  - key: user
+    rate_limit:
+      - {algorithm: token_bucket, rate: 10, period: 1m, name: wide}
+      - {algorithm: token_bucket, rate: 1, period: 1m, name: narrow, replaces: [{name: wide}]}
+`)
+	got := run(t, s, strings.Repeat(`{"time_us":0,"domain":"shop","descriptors":[{"entries":[["user","bob"]]}]}`+"\n", 3), 0)
+	for _, want := range []string{"shop/wide    0         0 ", "shop/narrow  3         2 "} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+}

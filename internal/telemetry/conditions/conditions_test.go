@@ -53,6 +53,9 @@ func TestConditionsAreBounded(t *testing.T) {
 	if len(list) != maxConditions || list[0].Name != "redis-away" {
 		t.Errorf("%d conditions, the first %q; want %d and redis-away", len(list), list[0].Name, maxConditions)
 	}
+	if r.Set(Condition{Name: "late", Severity: Warning}) {
+		t.Error("a warning replaced another one; want it refused, because there is no room")
+	}
 	if n := len(list[1].Summary); n > maxText+len("…") {
 		t.Errorf("a summary has %d bytes; want at most %v", n, maxText+len("…"))
 	}

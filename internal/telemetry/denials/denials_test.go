@@ -12,6 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
@@ -175,6 +176,25 @@ func TestLongKeysAreTruncated(t *testing.T) {
 }
 
 // A failure of the store does not depend on the key, so failures are counted by limit, not by key.
+func TestReasonsOfDenials(t *testing.T) {
+	failed := func(err error) *limiter.Result {
+		return &limiter.Result{Outcome: limiter.FailedDenied, Decision: backend.Decision{Err: err}}
+	}
+	blocked := &descriptors.Policy{Adjusted: &descriptors.Adjusted{Block: true}}
+	for want, r := range map[string]*limiter.Result{
+		Full:    failed(fmt.Errorf("charge: %w", backend.ErrFull)),
+		Backend: failed(backend.ErrUnavailable),
+		Never:   {Outcome: limiter.Denied, Decision: backend.Decision{Decision: algorithms.Decision{Never: true}}},
+		Blocked: {Outcome: limiter.Denied, Policy: blocked, Decision: backend.Decision{Decision: algorithms.Decision{Blocked: algorithms.Second}}},
+		Penalty: {Outcome: limiter.Denied, Policy: &descriptors.Policy{}, Decision: backend.Decision{Decision: algorithms.Decision{Blocked: algorithms.Second}}},
+		Limit:   {Outcome: limiter.Denied, Policy: &descriptors.Policy{}},
+	} {
+		if got := reasonOf(r); got != want {
+			t.Errorf("%+v: got the reason %s, want %s", r, got, want)
+		}
+	}
+}
+
 func TestFailuresAreCountedByLimit(t *testing.T) {
 	for err, why := range map[error]string{backend.ErrUnavailable: Backend, fmt.Errorf("x: %w", backend.ErrFull): Full, errors.New("x"): Backend} {
 		a := newRequester(t, away{err})

@@ -128,6 +128,13 @@ func TestQuantiles(t *testing.T) {
 	if got, of := times.Quantiles(.5); of != 0 || got[0] != 0 {
 		t.Errorf("after a minute: %v of %d decisions; want 0 of 0", got, of)
 	}
+	times.Add(time.Second)
+	for range recent {
+		times.Turn()
+	}
+	if _, of := times.Quantiles(.5); of != 1 {
+		t.Errorf("within a minute: %d decisions; want 1", of)
+	}
 	for range 1000 {
 		d := time.Duration(rand.Int64N(int64(4 * time.Minute)))
 		if edge := upperEdge(bucketOf(d)); edge <= d || bucketOf(d) > 8 && edge > d+d/4+time.Microsecond {

@@ -202,6 +202,12 @@ func TestHitsAreCountedAsInTheReferenceServer(t *testing.T) {
 	send(t, l, "d", "k", "v", 5) // the hits are over the limit
 	send(t, l, "d", "k", "v", 0)
 	send(t, l, "d", "k", "v", -1)
+	dry := &limiter.Call{Request: limiter.Request{Domain: "d", DryRun: true, Descriptors: []limiter.Descriptor{
+		{Entries: []descriptors.Entry{{Key: "k", Value: "v"}}, Cost: 3},
+	}}}
+	if err := l.Check(t.Context(), dry); err != nil {
+		t.Fatal(err)
+	}
 	send(t, l, "d", "l", "v", 2) // one hit is near the limit, and one is over it
 	send(t, l, "d", "ip", "v", 1)
 	samples := map[string]string{}

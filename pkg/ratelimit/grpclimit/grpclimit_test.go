@@ -29,14 +29,14 @@ type failing struct{}
 
 func (failing) Submit(b *backend.Batch) { b.Fail(backend.ErrUnavailable) }
 
-// dial starts a server of the health service whose limit allows two calls, with one more every 1.5 s, and
-// connects to it.
+// dial starts a server of the health service whose limit allows two calls, with one more every 1.5 s and half a
+// microsecond, and connects to it.
 func dial(t *testing.T, store backend.Store, c grpclimit.Config) healthgrpc.HealthClient {
 	t.Helper()
 	if store == nil {
 		store = memory.New(memory.Config{Clock: func() time.Time { return time.UnixMicro(int64(1_767_225_600 * algorithms.Second)) }})
 	}
-	limiter, err := ratelimit.New(ratelimit.Config{Store: store, Limits: ratelimit.Limits{"calls": ratelimit.TokenBucket(2, 3*time.Second)}})
+	limiter, err := ratelimit.New(ratelimit.Config{Store: store, Limits: ratelimit.Limits{"calls": ratelimit.TokenBucket(2, 3*time.Second+time.Microsecond)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,14 +78,14 @@ func TestDeniedCallsReportTheRetryTime(t *testing.T) {
 		}
 	}
 	code, trailer, s := check(t, client)
-	if code != codes.ResourceExhausted || len(trailer["grpc-retry-pushback-ms"]) != 1 || trailer["grpc-retry-pushback-ms"][0] != "1500" {
-		t.Errorf("got %v %v; want code codes.ResourceExhausted, 1 element and trailer[\"grpc-retry-pushback-ms\"][0] %q", s, trailer, "1500")
+	if code != codes.ResourceExhausted || len(trailer["grpc-retry-pushback-ms"]) != 1 || trailer["grpc-retry-pushback-ms"][0] != "1501" {
+		t.Errorf("got %v %v; want code codes.ResourceExhausted, 1 element and trailer[\"grpc-retry-pushback-ms\"][0] %q", s, trailer, "1501")
 	}
 	if len(s.Details()) != 1 {
 		t.Fatalf("details: %v; want 1", s.Details())
 	}
-	if info, ok := s.Details()[0].(*errdetails.RetryInfo); !ok || info.GetRetryDelay().AsDuration() != 1500*time.Millisecond {
-		t.Errorf("details: %v; want a errdetails.RetryInfo and info.GetRetryDelay().AsDuration() %v", s.Details(), 1500*time.Millisecond)
+	if info, ok := s.Details()[0].(*errdetails.RetryInfo); !ok || info.GetRetryDelay().AsDuration() != 1500001*time.Microsecond {
+		t.Errorf("details: %v; want a errdetails.RetryInfo and info.GetRetryDelay().AsDuration() %v", s.Details(), 1500001*time.Microsecond)
 	}
 	watch, err := client.Watch(t.Context(), &healthgrpc.HealthCheckRequest{}) // another method has another bucket
 	if err != nil {
