@@ -14,7 +14,7 @@
 // The tree of `descriptors` determines which limits apply to the requests of a proxy. It is checked but has
 // no other effect, because a program names its limits directly. If a descriptor refers to a limit, the key of
 // the limit has the values of those entries for which the file has a key but no value, in order. A limit that is
-// written at a descriptor has no name and is not loaded.
+// written at a descriptor (rate_limit) is not loaded.
 //
 // Settings for the requests of proxies have no effect: on_backend_failure (calls return an error, and the
 // program decides), max_delay, replaces, max_override and auth. Adjustments by operators have no effect
