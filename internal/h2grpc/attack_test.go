@@ -307,6 +307,22 @@ func TestTooManyIncompleteBytesAreDenied(t *testing.T) {
 	})
 }
 
+// An error would let the request through at Envoy.
+func TestAMessageThatIsTooLongIsDenied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := dial(t, serve(t, &echo{}))
+		for name, last := range map[string]bool{"whole": true, "incomplete": false} {
+			id := c.open(c.fields())
+			_ = c.to.WriteData(id, last, append([]byte{0, 0, 0x40, 0, 1}, "abc"...)) // 4 MiB and one byte
+			c.flush()
+			if r := c.answer(id); r.message() != "denied" {
+				t.Errorf("%s: got %+v; want the message \"denied\"", name, r)
+			}
+			c.must("usual", "usual")
+		}
+	})
+}
+
 // Data beyond the window of a stream must be refused, even if its handler does not read.
 func TestAStreamsWindowHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -199,7 +199,7 @@ func (c *conn) part(s *stream, data []byte) error {
 		switch {
 		case unusual(s.body):
 			return c.handBodyToOthers(s)
-		case c.buffered > c.allowance():
+		case tooLong(s.body), c.buffered > c.allowance():
 			c.denyUnread(s)
 		}
 		return nil
@@ -243,6 +243,10 @@ func (c *conn) complete(s *stream, data []byte) error {
 		s.body = append(s.body, data...)
 		message = s.body
 	}
+	if tooLong(message) {
+		c.denyUnread(s)
+		return nil
+	}
 	if unusual(message) || len(message) < prefixLen || len(message)-prefixLen != int(binary.BigEndian.Uint32(message[1:])) {
 		s = c.kept(s)
 		s.body = append(s.body[:0], message...)
@@ -255,8 +259,14 @@ func (c *conn) complete(s *stream, data []byte) error {
 // prefixLen is the length of gRPC's message prefix: a compression flag and the length of the message.
 const prefixLen = 5
 
+// tooLong reports whether body starts with the prefix of a message that is longer than maxMessage. Such a request is
+// denied. A library would answer with an error, and Envoy lets requests through on errors.
+func tooLong(body []byte) bool {
+	return len(body) >= prefixLen && body[0] == 0 && binary.BigEndian.Uint32(body[1:]) > maxMessage
+}
+
 // unusual reports whether a request whose received bytes are body must be served by Config.Others: its message is
-// compressed or longer than maxMessage, or bytes follow the message.
+// compressed, or bytes follow the message.
 func unusual(body []byte) bool {
 	if len(body) == 0 {
 		return false
@@ -264,9 +274,5 @@ func unusual(body []byte) bool {
 	if body[0] != 0 {
 		return true
 	}
-	if len(body) < prefixLen {
-		return false
-	}
-	n := int(binary.BigEndian.Uint32(body[1:]))
-	return n > maxMessage || len(body)-prefixLen > n
+	return len(body) >= prefixLen && uint64(len(body)-prefixLen) > uint64(binary.BigEndian.Uint32(body[1:]))
 }
