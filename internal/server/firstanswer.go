@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// firstAnswer is how long readiness waits for an unreachable Redis. A first request must not be denied
-	// only because connecting takes time.
+	// firstAnswer is how long the start and readiness wait for an unreachable Redis. A first request must not be
+	// denied only because connecting takes time.
 	firstAnswer = 3 * time.Second
 	// provePause is the time between two attempts while readiness waits for Redis. laterPause is the time
 	// between later attempts.
@@ -54,13 +54,28 @@ func (g *readiness) part() (open func()) {
 	})
 }
 
+// awaitRedis follows Redis, and reads what the first request needs. If Redis does not answer, it reads nothing, so that
+// the start takes no longer than firstAnswer.
+func (s *server) awaitRedis(ctx, background context.Context, wg *sync.WaitGroup) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if away := s.followRedis(ctx, background, wg); away {
+		cancel()
+	}
+	s.adjust.first(ctx)
+	s.settle.first(ctx, s.adjust.ledger)
+}
+
 // followRedis tries each Redis until that Redis has decided once, or background ends. followRedis returns
-// when the state of every Redis is known, when firstAnswer has passed, or when ctx ends.
-func (s *server) followRedis(ctx, background context.Context, wg *sync.WaitGroup) {
+// when the state of every Redis is known, when firstAnswer has passed, or when ctx ends. away means that the first
+// Redis, which has the adjustments, has not answered.
+func (s *server) followRedis(ctx, background context.Context, wg *sync.WaitGroup) (away bool) {
 	known := newReadiness(len(s.stack.redis))
-	for _, r := range s.stack.redis {
+	contacts := make([]*firstContact, len(s.stack.redis))
+	for i, r := range s.stack.redis {
 		f := &firstContact{server: s, redis: r, known: known.part(), open: s.redisReadiness.part(), began: time.Now(),
 			log: logthrottle.Log(s.log, repeatMistake)}
+		contacts[i] = f
 		wg.Go(func() { f.run(background) })
 	}
 	if len(s.stack.redis) > 0 {
@@ -70,6 +85,7 @@ func (s *server) followRedis(ctx, background context.Context, wg *sync.WaitGroup
 	case <-known.opened:
 	case <-ctx.Done():
 	}
+	return len(contacts) > 0 && contacts[0].away.Load()
 }
 
 // firstContact tries one Redis until it has decided once.
@@ -78,7 +94,8 @@ type firstContact struct {
 	redis       *redis.Store
 	known, open func()
 	began       time.Time
-	refused     bool // Redis has refused this sidecar, which therefore stays not ready until Redis has decided once
+	refused     bool        // Redis has refused this sidecar, which therefore stays not ready until Redis has decided once
+	away        atomic.Bool // Redis has not answered within firstAnswer
 	log         *zap.Logger
 }
 
@@ -101,6 +118,7 @@ func (f *firstContact) run(ctx context.Context) {
 			f.known()
 			pause = laterPause
 		case time.Since(f.began) >= firstAnswer:
+			f.away.Store(true)
 			f.server.reportAway(f.redis.Place(), err)
 			f.log.Error("redis does not answer; limits answer by on_backend_failure until it does; check --redis-url with rlsidecar doctor", zap.Error(err))
 			if !f.refused {

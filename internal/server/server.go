@@ -131,9 +131,7 @@ func Run(ctx context.Context, c Config, log *zap.Logger, started func(Running)) 
 	if ctx.Err() != nil { // the server was stopped before there was a configuration
 		return nil
 	}
-	s.followRedis(ctx, background, &wg) // before the listeners open, so that no request waits for Redis
-	s.adjust.first(ctx)
-	s.settle.first(ctx, s.adjust.ledger)
+	s.awaitRedis(ctx, background, &wg) // before the listeners open, so that no request waits for Redis
 	listeners, running, err := s.open()
 	if err != nil {
 		return err
