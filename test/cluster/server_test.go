@@ -50,7 +50,7 @@ func startEtcd(t *testing.T) string {
 	config := embed.NewConfig()
 	config.Dir = t.TempDir()
 	config.LogLevel = "fatal"
-	config.UnsafeNoFsync = true // faster; a crash may lose the data, but no test reads it after one
+	config.UnsafeNoFsync = true // faster; a crash of the machine could lose data, which no test needs
 	local := func() []url.URL {
 		return []url.URL{{Scheme: "http", Host: fmt.Sprint("127.0.0.1:", freePort(t))}}
 	}

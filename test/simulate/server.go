@@ -388,9 +388,11 @@ func (t *batchCharging) decide(r *reader, c charge) {
 		group = append(group, next)
 	}
 	t.group = group
-	const size = 41
+	const size = 41 // the length of an answer: a byte of flags and five doubles
 	if head != nil {
-		if v := t.server.get(head.key); v != nil { // an earlier attempt has charged the request
+		// An earlier attempt has charged the request. The record has the hash of the request (32 bytes), the time of
+		// the decision (8 bytes) and the answers.
+		if v := t.server.get(head.key); v != nil {
 			same := v.text[:32] == head.of && len(v.text) == 40+size*len(group)
 			if same {
 				t.out = append(append(append(t.out, 4), v.text[32:40]...), make([]byte, 32)...)
