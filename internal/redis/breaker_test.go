@@ -416,3 +416,23 @@ func TestBreakerDistinguishesFailuresFromAnswers(t *testing.T) {
 		}
 	})
 }
+
+// A claim with less time than a usual call may fail though the server is well. It does not open the circuit.
+func TestOnlyClaimsWithTheTimeOfACallOpenTheCircuit(t *testing.T) {
+	for within, opens := range map[time.Duration]bool{2 * ms: false, 10 * ms: true} {
+		synctest.Test(t, func(t *testing.T) {
+			l := newSender(10*ms, nil)
+			for range 20 {
+				ctx, cancel := context.WithTimeout(t.Context(), within)
+				_ = l.guard(ctx, func() error {
+					time.Sleep(10 * ms)
+					return backend.ErrUnavailable
+				})
+				cancel()
+			}
+			if l.circuit.open != opens {
+				t.Errorf("20 claims within %v failed: the circuit is open: %v, want %v", within, l.circuit.open, opens)
+			}
+		})
+	}
+}

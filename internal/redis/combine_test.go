@@ -318,3 +318,65 @@ func TestEachGroupHasItsOwnHead(t *testing.T) {
 		}
 	}
 }
+
+// The shards are read one after the other. They are decided at the latest of their times.
+func TestShardsAreDecidedAtTheLatestOfTheirTimes(t *testing.T) {
+	c, m := sharded(t, windowSpec(30), 3, "k"), &shardMemory{clock: time.Now}
+	answers := make([]backend.Decision, 3)
+	for i, at := range []algorithms.Micros{10, 30, 20} {
+		answers[i].At = at
+	}
+	if _, now, err := peekedStates(m, &c, answers); now != 30 || err != nil {
+		t.Errorf("decided at %d, error %v; want 30 and no error", now, err)
+	}
+}
+
+// Two seconds after its charge, a refund of 50 units to a shard that refills with 5 a second returns 40. The other 10
+// have flowed in, and count as refunded.
+func TestUnitsThatFlowedIntoAShardCountAsRefunded(t *testing.T) {
+	capacity := int64(200)
+	c := sharded(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, Capacity: &capacity}, 2, "k")
+	unit, charged := c.Shards[0].Unit(), algorithms.Micros(time.Now().UnixMicro())
+	m := &refund{charge: c, memory: &shardMemory{clock: time.Now}}
+	m.sent = []shardCharge{{0, algorithms.Charge{Cost: -50 * unit, Scaled: true, ChargedAt: charged}}}
+	answers := make([]backend.Decision, 2)
+	answers[0].Value, answers[1].Value, answers[1].At = 20*unit, 60*unit, charged+2*algorithms.Second
+	if fitted, err := m.fitted(answers); fitted != 50*unit || err != nil {
+		t.Errorf("%v units are refunded, error %v; want 50", float64(fitted)/float64(unit), err)
+	}
+}
+
+// A refund that was not sent is certain to have changed nothing, unless an earlier part of it was made.
+func TestARefundThatWasNotSentChangedNothing(t *testing.T) {
+	for rest, certain := range map[int64]bool{10: true, 9: false} {
+		m := &refund{rest: rest, whole: 10}
+		if m.fail(backend.ErrNotTaken); errors.Is(m.is.Err, backend.ErrNotTaken) != certain || !errors.Is(m.is.Err, backend.ErrUnavailable) {
+			t.Errorf("%d of 10 units are left: got the error %v; want ErrNotTaken: %v", rest, m.is.Err, certain)
+		}
+	}
+}
+
+// The caller may reuse the bytes of its keys before an undo has ended.
+func TestAnUndoOfShardsHasItsOwnKey(t *testing.T) {
+	h := &heldShards{}
+	s := newShardStore(h, stores.NewUndos(time.Second), nil)
+	c := sharded(t, windowSpec(30), 2, "mine")
+	c.Terms.Cost = -1
+	s.undo(&refund{charge: c, memory: &s.memory})
+	copy(c.Key, "next")
+	if len(h.waiting) != 1 || string(h.waiting[0].Charges[0].Key) != "mine" {
+		t.Errorf("%d batches were submitted, want one for the key \"mine\"", len(h.waiting))
+	}
+}
+
+// A shard in debt has nothing left. Its debt does not reduce what the other shards have.
+func TestAShardInDebtHasNothingLeft(t *testing.T) {
+	c, m := sharded(t, windowSpec(30), 2, "k"), &shardMemory{clock: time.Now}
+	decision := func(value int64) *backend.Decision {
+		return &backend.Decision{Decision: algorithms.Decision{Value: value}}
+	}
+	m.observe(c.Key, c.Shards, 0, decision(-5))
+	if left := m.observe(c.Key, c.Shards, 1, decision(7)); left != 7 {
+		t.Errorf("%d units are left, want 7", left)
+	}
+}
