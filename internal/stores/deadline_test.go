@@ -216,7 +216,8 @@ func TestAnswersAtTheDeadlineAreSent(t *testing.T) {
 func TestTheSourceOfALateBatchIsFlushed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		flushed := ""
-		s := stores.Deadline(batchFunc(func(*backend.Batch) { time.Sleep(time.Hour) }), 5*ms, ms, nil)
+		late := submitFunc(func(b *backend.Batch) { time.AfterFunc(time.Hour, func() { b.Fail(errDown) }) }) // flushes nothing
+		s := stores.Deadline(late, 5*ms, ms, nil)
 		s.Submit(&backend.Batch{
 			Charges: costs(true, 1), Decisions: make([]backend.Decision, 1), Source: &backend.Source{Flush: func() { flushed += "own " }},
 			Done: func(b *backend.Batch) { b.Source = &backend.Source{Flush: func() { flushed += "other " }} },
