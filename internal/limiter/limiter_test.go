@@ -259,6 +259,7 @@ descriptors:
   - {key: deny, rate_limit: {unit: hour, requests_per_unit: 9}}
   - {key: allow, rate_limit: {unit: hour, requests_per_unit: 9, on_backend_failure: allow}}
   - {key: local, rate_limit: {unit: hour, requests_per_unit: 9, on_backend_failure: local, local_share: 25%}}
+  - {key: least, rate_limit: {unit: hour, requests_per_unit: 9, on_backend_failure: local, local_share: 1%}}
   - {key: error, rate_limit: {unit: hour, requests_per_unit: 9, on_backend_failure: error}}
   - {key: dry, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 9}}
 `)
@@ -271,6 +272,9 @@ descriptors:
 	b.send(t, 1, "local=1")
 	if c := b.send(t, 1, "local=1"); !c.Denied || c.Results[0].Outcome != limiter.FailedDenied {
 		t.Errorf("a quarter of 9 is 2: %+v; want denied and outcome %v", c.Results, limiter.FailedDenied)
+	}
+	if first, second := b.send(t, 1, "least=1").Denied, b.send(t, 1, "least=1").Denied; first || !second {
+		t.Errorf("one percent of 9 is 1: the first request is denied %v, the second %v; want only the second denied", first, second)
 	}
 	if c := b.send(t, 1, "error=1"); !errors.Is(c.Err, backend.ErrUnavailable) {
 		t.Errorf("error: %+v; want the error backend.ErrUnavailable", c.Verdict)

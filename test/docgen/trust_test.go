@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestEvidenceExists fails if docs/trust.md names a test or a fuzz target that does not exist.
+// TestEvidenceExists fails if docs/trust.md or docs/claims.md names a test or a fuzz target that does not exist, or if
+// a row of docs/claims.md has no evidence.
 func TestEvidenceExists(t *testing.T) {
 	const root = "../.."
 	defined := make(map[string]bool)
@@ -31,17 +32,31 @@ func TestEvidenceExists(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile(filepath.Join(root, "docs/trust.md"))
+	for page, least := range map[string]int{"docs/trust.md": 50, "docs/claims.md": 200} {
+		text, err := os.ReadFile(filepath.Join(root, page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		named := evidence.FindAllSubmatch(text, -1)
+		if len(named) < least {
+			t.Errorf("%s names %d tests, want at least %d: does the pattern still match?", page, len(named), least)
+		}
+		for _, name := range named {
+			if !defined[string(name[1])] && string(name[1]) != "TestName" {
+				t.Errorf("%s names %s, which does not exist: name the test that took its place", page, name[1])
+			}
+		}
+	}
+	claims, err := os.ReadFile(filepath.Join(root, "docs/claims.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	named := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*)`").FindAllSubmatch(page, -1)
-	if len(named) < 50 {
-		t.Errorf("the page names %d tests, want at least 50: does the pattern still match?", len(named))
-	}
-	for _, name := range named {
-		if !defined[string(name[1])] && string(name[1]) != "TestName" {
-			t.Errorf("docs/trust.md names %s, which does not exist: name the test that took its place", name[1])
+	for line := range strings.Lines(string(claims)) {
+		isRow := strings.HasPrefix(line, "| ") && !strings.HasPrefix(line, "| promise |")
+		if isRow && !evidence.MatchString(line) && !strings.Contains(line, "not tested") && !strings.Contains(line, "`make ") {
+			t.Errorf("docs/claims.md has a row without evidence; name a test, or write \"not tested\" and why:\n%s", line)
 		}
 	}
 }
+
+var evidence = regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*)`")
