@@ -27,6 +27,9 @@ func TestExamineStandalone(t *testing.T) {
 	server := redistest.Start(t)
 	s := open(t, Config{URL: "redis://" + server.Addr, Timeout: 5 * time.Second})
 	all := s.Examine(t.Context(), 0)
+	if keys := server.Do("KEYS", "*"); keys != "[]" {
+		t.Errorf("the examination left the keys %q; want none", keys)
+	}
 	for _, check := range []string{"connection", "version", "eviction", "script", "permissions"} {
 		if got := said(all, check); !strings.HasPrefix(got, "ok: ") {
 			t.Errorf("%s: got %q; want a text that starts with %q", check, got, "ok: ")
