@@ -346,7 +346,7 @@ func TestAReusedCallHasThePayerOfItsKey(t *testing.T) {
 	}
 }
 
-// A Store may leave parts of a decision as they are, which are zero at first.
+// A Store may write only some fields of a decision. So Reset must clear the decisions of the previous use.
 func TestAReusedDirectForgetsErrors(t *testing.T) {
 	b := newBench(t, plans)
 	p := b.Current().Domains["d"].Named["burst"]

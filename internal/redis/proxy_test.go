@@ -31,7 +31,7 @@ type proxy struct {
 
 // faults describes the faults of connections, and of the answers to scripts.
 type faults struct {
-	share float64       // the share of the answers to scripts that close, reset or late damages
+	share float64       // the share of the answers to scripts to which the faults close, reset and late apply
 	close bool          // the connection is closed in place of the answer
 	reset bool          // the connection is reset in place of the answer
 	late  time.Duration // the delay of the answer

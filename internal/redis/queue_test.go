@@ -337,7 +337,7 @@ func TestQueueSkipsBatchesThatAreTooLate(t *testing.T) {
 	for _, test := range []struct {
 		is       string
 		usual    time.Duration
-		waited   time.Duration // of 10 ms
+		waited   time.Duration // since Submit; the deadline is 10 ms after Submit
 		detached bool
 		skipped  bool
 	}{

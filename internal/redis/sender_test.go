@@ -200,7 +200,7 @@ func TestLateBatchesAreNotSent(t *testing.T) {
 	})
 }
 
-// The duration that is usual for calls follows the durations of calls, by an eighth of the difference each time.
+// The usual duration of a call is a moving average: each call changes it by an eighth of the difference.
 func TestTheSenderMeasuresItsCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &server{latency: 4 * ms}

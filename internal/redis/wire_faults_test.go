@@ -127,7 +127,6 @@ func TestGoRedisMakesCallsThatTheWireCannot(t *testing.T) {
 	})
 }
 
-// An answer may be larger than the buffer.
 func TestAnAnswerLargerThanTheBufferIsWhole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fallback := &server{}

@@ -207,7 +207,6 @@ func TestTheWireStaysUsableAfterACallIsLate(t *testing.T) {
 	})
 }
 
-// Calls that are submitted after the wire has ended are not lost.
 func TestCallsAfterTheEndOfAWireAreNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, p, conn := wired(&server{latency: ms}, echoed)

@@ -181,8 +181,8 @@ func (s *LeaseStore) served(c *backend.Charge) {
 	sh.mu.Unlock()
 }
 
-// putBack undoes the charge of p to leases. It writes the decision without that charge to d. If a grant no
-// longer exists, its units are returned to next.
+// putBack undoes the charge of p to leases. It writes the decision without that charge to d. Units of a grant
+// that no longer exists are returned to next. If the hot key was removed meanwhile, the units are lost.
 func (s *LeaseStore) putBack(c *backend.Charge, p *leasePart, d *backend.Decision, now time.Duration) {
 	sh, _ := s.shard(c.Key)
 	sh.mu.Lock()

@@ -118,7 +118,7 @@ func TestALargerCostHasItsOwnRetryTime(t *testing.T) {
 	three := int64(3)
 	for name, test := range map[string]struct {
 		spec        algorithms.Spec
-		two, larger time.Duration // retry times of costs 2 and 3, 50 ms after 2 of 3 units were consumed
+		two, larger time.Duration // retry times after 2 of 3 units were consumed: of cost 2 at once, and of cost 3 after 50 ms
 	}{
 		"token bucket": {algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, Capacity: &three}, 100 * ms, 150 * ms},
 		"fixed window": {algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1, Period: algorithms.Second, Capacity: &three, Start: &start}, time.Second, 1950 * ms},

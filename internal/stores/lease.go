@@ -65,8 +65,10 @@ func Lease(next backend.Store, c LeaseConfig) *LeaseStore {
 
 // LeaseConfig configures Lease. Zero fields mean the defaults.
 type LeaseConfig struct {
-	Timeout time.Duration // the timeout of calls in the background, which lease ahead and return units (default: 1 s)
-	MaxKeys int           // the approximate number of keys that can have leases at a time (default: 16,384)
+	// Timeout is how long calls in the background, which lease ahead or return units, may wait to be sent
+	// (default: 1 s).
+	Timeout time.Duration
+	MaxKeys int // the approximate number of keys that can have leases at a time (default: 16,384)
 	// Clocks returns what the monotonic clock and the wall clock show; each clock counts from an arbitrary
 	// moment. nil means the clocks of the system. A lease expires when it has expired by either clock.
 	Clocks func() (monotonic, wall time.Duration)
@@ -237,8 +239,9 @@ func (s *LeaseStore) ReturnUnits() (keys int) {
 	return keys
 }
 
-// Close stops the timer and the leasing in the background, and returns all leased units. It waits for the calls in
-// flight, and for the decisions on the returns. Each call has LeaseConfig.Timeout.
+// Close stops the timer and the leasing in the background, and returns all leased units. It waits for the background
+// calls in flight, and then for the decisions on the returns. It drops returns that cannot be sent within
+// LeaseConfig.Timeout.
 func (s *LeaseStore) Close() {
 	s.closed.Store(true)
 	s.background.Close()

@@ -11,7 +11,7 @@ import (
 type Route struct{ Store backend.Store }
 
 // Router is a Store that sends each group of a batch to one of several Stores. All groups for one Store form
-// one batch. A batch is not copied if all its groups are for one Store.
+// one batch. If all groups of a batch are for one Store, the charges are not copied.
 type Router struct {
 	find      func(group []backend.Charge) *Route
 	ended     func(b *backend.Batch)

@@ -168,7 +168,6 @@ func TestADryRunAnswersAsTheChargeWould(t *testing.T) {
 	})
 }
 
-// A bucket that is deleted at FreshAt decides like one that was kept.
 func TestABucketDeletedAtFreshAtDecidesLikeAKeptOne(t *testing.T) {
 	each(t, 1, 500, func(t *rapid.T, roll dice, m moment) {
 		l := m.limit

@@ -135,7 +135,6 @@ func firstShown(place *time.Location, day time.Time) algorithms.Micros {
 	}
 }
 
-// Earlier calls, and their order, do not change the results.
 func TestResultsDoNotDependOnEarlierCalls(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for _, u := range units {

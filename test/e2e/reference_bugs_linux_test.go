@@ -96,8 +96,8 @@ descriptors:
 	}
 }
 
-// Two limits with metadata under one key: an answer could contain the metadata of the other limit, and
-// concurrent requests could crash the process.
+// If the metadata of two limits had the same key, an answer for one limit could contain the metadata of the
+// other. Concurrent requests could crash the process.
 func TestBugMetadataOfOneLimitLeaksIntoAnother(t *testing.T) {
 	r := inMemory(t, `
 domain: d

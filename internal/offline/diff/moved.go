@@ -50,8 +50,11 @@ func (p *place) keys(n int) string {
 }
 
 // moved lists descriptors that now match other limits or have another max_override. It tries an example descriptor for
-// each place in either configuration. A place that only one configuration has may hide the places below a less specific
-// one. moved therefore also tries each such place with the ends of the other configuration's longer descriptors.
+// each place in either configuration.
+//
+// These examples are not enough if only one configuration has a place such as user=a. That place takes precedence over
+// user=*, so the descriptor user=a,path=x no longer matches the place user=*,path=x of the other configuration. moved
+// therefore also tries user=a with the remaining entries of each longer place of the other configuration.
 func moved(domain string, was, is *descriptors.Tree) (all []Change) {
 	before, after := placesOf(was), placesOf(is)
 	tried := map[string]bool{}

@@ -78,7 +78,6 @@ func TestConditionAsJSON(t *testing.T) {
 	}
 }
 
-// TestANilRegistryAcceptsReports checks that a nil Registry accepts reports.
 func TestANilRegistryAcceptsReports(t *testing.T) {
 	var r *Registry
 	if r.Set(Condition{Name: "n"}) || r.Clear("n") || len(r.List()) != 0 {

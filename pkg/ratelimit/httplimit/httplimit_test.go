@@ -219,7 +219,6 @@ func TestALeakyBucketSpacesTheHandler(t *testing.T) {
 	}
 }
 
-// A request that ends before its turn does not reach the handler.
 func TestARequestThatEndsBeforeItsTurnIsNotHandled(t *testing.T) {
 	h, calls := spaced(t, time.Hour)
 	get(h, "192.0.2.1:1")
