@@ -236,6 +236,10 @@ func TestAFolderKeepsAdjustmentsAndTheirAudit(t *testing.T) {
 	if n, err := again.Verify(ctx); n != 4 || err != nil {
 		t.Errorf("verified %d, %v; want 4 and no error", n, err)
 	}
+	again, _ = service(t, dir, c) // the new entry is a line of its own
+	if n, err := again.Verify(ctx); n != 4 || err != nil {
+		t.Errorf("after a restart: verified %d, %v; want 4 and no error", n, err)
+	}
 	for _, name := range []string{setFile, auditFile} {
 		if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode().Perm() != 0o600 {
 			t.Errorf("%s: got %v, %v; want a file that only its owner may read and write (0600)", name, info.Mode(), err)
@@ -527,6 +531,22 @@ func TestTheSweepOfExpiredAdjustmentsLeavesTheSetInUse(t *testing.T) {
 }
 
 // TestPartsOfASumDoNotRunIntoEachOther moves bytes from one part to the next. The MAC must differ.
+// A target has one adjustment, which its ID identifies.
+func TestTargetsHaveTheirOwnIDs(t *testing.T) {
+	seen := map[string]Target{}
+	for _, target := range []Target{
+		{Domain: "d", Limit: "l"}, {Domain: "d", Limit: "l", AllKeys: true}, {Domain: "d", Limit: "l", Key: []string{""}},
+		{Domain: "d", Limit: "l", Key: []string{"a", "b"}}, {Domain: "d", Limit: "l", Key: []string{"ab"}},
+		{Domain: "dl"}, {Domain: "e", Limit: "l"}, {Domain: "d", Limit: "l", Key: []string{"all keys"}},
+	} {
+		id := target.ID()
+		if other, twice := seen[id]; twice {
+			t.Errorf("%+v and %+v have one ID", other, target)
+		}
+		seen[id] = target
+	}
+}
+
 func TestPartsOfASumDoNotRunIntoEachOther(t *testing.T) {
 	c := NewChain([]byte("key"))
 	if c.sum("entry", "ab", "c") == c.sum("entry", "a", "bc") || c.sum("a", "") == c.sum("a") {

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/rlsidecar/rlsidecar/internal/config"
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
@@ -193,6 +194,46 @@ func TestReasonsOfDenials(t *testing.T) {
 			t.Errorf("%+v: got the reason %s, want %s", r, got, want)
 		}
 	}
+}
+
+// A quota limit denies a request only together with all others. Otherwise it has no part in the denial.
+func TestOnlyLimitsThatDenyAreCounted(t *testing.T) {
+	a := newRequester(t, memory.New(memory.Config{}))
+	s, problems := config.Compile([]config.File{{Name: "limits.yaml", Data: []byte(`
+domain: d
+descriptors:
+  - {key: user, quota_mode: true, rate_limit: {unit: year, requests_per_unit: 1}}
+  - {key: team, quota_mode: true, rate_limit: {unit: year, requests_per_unit: 9}}
+  - {key: ip, rate_limit: {unit: year, requests_per_unit: 1}}
+`)}}, config.Options{})
+	if problems.Bad() {
+		t.Fatal(problems)
+	}
+	a.limiter.Swap(s)
+	for range 2 {
+		c := &limiter.Call{Request: limiter.Request{Domain: "d"}}
+		for _, key := range []string{"user", "team", "ip"} {
+			c.Descriptors = append(c.Descriptors, limiter.Descriptor{Entries: []descriptors.Entry{{Key: key, Value: "x"}}, Cost: 1})
+		}
+		if err := a.limiter.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		if c.Denied {
+			a.Observe(c)
+		}
+	}
+	a.want(t, "a quota limit that denies alone", `1 d/ip limit ["x"] [{"ip" "x"}] false`)
+}
+
+// A listener uses the memory of a request again, so a Recorder must not keep it.
+func TestTextsOfClientsAreCopied(t *testing.T) {
+	a := newRequester(t, memory.New(memory.Config{}))
+	text := []byte("user=bob")
+	for range 2 {
+		a.send(t, unsafe.String(&text[0], len(text)), 1)
+	}
+	copy(text, "xxxx=yyy")
+	a.want(t, "after the memory changed", `1 d/send limit ["bob"] [{"user" "bob"}] false`)
 }
 
 func TestFailuresAreCountedByLimit(t *testing.T) {

@@ -59,6 +59,17 @@ func TestCountsAreDroppedAfterFifteenMinutes(t *testing.T) {
 	}
 }
 
+// The ring of points is used again after fifteen minutes. A point must not keep the count of its step before.
+func TestSteadyTrafficIsCountedForFifteenMinutes(t *testing.T) {
+	r := New(began)
+	for i := range 3 * Steps {
+		one(r, time.Duration(i)*Step, Totals{uint64(i + 1), 0})
+		if got, want := sum(r).Allowed, uint64(min(i+1, Steps)); got != want {
+			t.Fatalf("after step %d: %d requests, want %d", i, got, want)
+		}
+	}
+}
+
 func TestClocksAndCountersThatGoBack(t *testing.T) {
 	r := New(began)
 	one(r, time.Minute, Totals{10, 0})

@@ -85,6 +85,13 @@ func settling(t *testing.T, m *Metrics, also *limiter.Snapshot) {
 	store.is = false
 	now += 2 * algorithms.Second
 	send("settle", late, 5, true)
+	var of limiter.Reserved
+	if !l.Open(send("tokens", "dave", 1, false), &of) {
+		t.Fatal("the id of a reservation cannot be opened")
+	}
+	if err := l.Settle(context.Background(), &limiter.Call{}, limiter.Settle{Reserved: &of, Real: 60}); err != nil { // by an application
+		t.Fatal(err)
+	}
 }
 
 func TestSettlementsAreCounted(t *testing.T) {
@@ -93,18 +100,19 @@ func TestSettlementsAreCounted(t *testing.T) {
 	w := httptest.NewRecorder()
 	m.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	for _, want := range []string{
-		`rlsidecar_settle_starts_total{domain="ai",limit="tokens"} 4`,
-		`rlsidecar_settle_units_total{domain="ai",kind="reserved",limit="tokens"} 400`,
-		`rlsidecar_settle_units_total{domain="ai",kind="real",limit="tokens"} 2155`,
+		`rlsidecar_settle_starts_total{domain="ai",limit="tokens"} 5`,
+		`rlsidecar_settle_units_total{domain="ai",kind="reserved",limit="tokens"} 500`,
+		`rlsidecar_settle_units_total{domain="ai",kind="real",limit="tokens"} 2215`,
 		`rlsidecar_settle_units_total{domain="ai",kind="lost",limit="tokens"} 1150`,
-		`rlsidecar_settlements_total{domain="ai",limit="tokens",result="settled"} 2`,
+		`rlsidecar_settlements_total{domain="ai",limit="tokens",result="settled"} 3`,
 		`rlsidecar_settlements_total{domain="ai",limit="tokens",result="unknown"} 1`,
 		`rlsidecar_settlements_total{domain="ai",limit="tokens",result="late"} 1`,
 		`rlsidecar_settlements_total{domain="ai",limit="tokens",result="repeated"} 1`,
 		`rlsidecar_settlements_total{domain="ai",limit="tokens",result="failed"} 1`,
 		`rlsidecar_settle_ignored_total{domain="ai",reason="forged"} 1`,
 		`rlsidecar_settle_ignored_total{domain="ai",reason="none"} 1`,
-		`rlsidecar_settle_cost_ratio_count{domain="ai",limit="tokens"} 3`,
+		`rlsidecar_settle_cost_ratio_count{domain="ai",limit="tokens"} 4`,
+		`rlsidecar_decisions_total{domain="ai",limit="tokens",outcome="allowed"} 5`, // a settlement is no decision
 	} {
 		if !strings.Contains(w.Body.String(), want+"\n") {
 			t.Errorf("%s is missing in\n%s", want, w.Body)

@@ -31,6 +31,9 @@ func TestTopListsTheKeysThatConsumedMost(t *testing.T) {
 	peeked := call("dora", 5, limiter.Allowed)
 	peeked.DryRun = true
 	r.Observe(peeked, 64)
+	repeated := call("dora", 5, limiter.Allowed)
+	repeated.Replayed = true // the first request with this request_id has consumed the units
+	r.Observe(repeated, 64)
 	now = now.Add(topk.Window)
 	r.Observe(call("bob", 1, limiter.Allowed), 64)
 	since, top := r.Top()
