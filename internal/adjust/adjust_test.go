@@ -450,6 +450,63 @@ func TestTheCalendarKeepsItsPeriod(t *testing.T) {
 }
 
 // An adjustment that was added, deleted or changed is a difference, whichever Set is the first.
+// Other sidecars must see that an adjustment was prolonged.
+func TestAProlongedAdjustmentIsADifference(t *testing.T) {
+	until := func(at algorithms.Micros) *Set { return NewSet(Head{}, []*Adjustment{{ID: "a", Expires: at}}) }
+	if got := Differences(until(1), until(2)); len(got) != 1 {
+		t.Errorf("got %v; want one difference", got)
+	}
+}
+
+// An operator who gets an error must not find the change in force.
+func TestAChangeThatCannotBeWrittenIsNotMade(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s, k := service(t, dir, newClock())
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Set(t.Context(), bob(Change{Block: true})); err == nil || k.Set().Len() != 0 || k.Status().Err == nil {
+		t.Errorf("got the error %v and %d adjustments, status %v; want errors and no adjustment", err, k.Set().Len(), k.Status().Err)
+	}
+}
+
+// Only this program writes the file of adjustments, so an invalid one means that the file is damaged.
+func TestAnInvalidAdjustmentInTheFileIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	a := &Adjustment{ID: "a", Target: Target{Domain: "d", Limit: "l"}, Change: Change{Block: true}, Expires: 2, Author: "ann"} // without a reason
+	if err := WriteSet(dir, NewSet(Head{Version: 1}, []*Adjustment{a})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadSet(dir); err == nil || !strings.Contains(err.Error(), "reason is missing") {
+		t.Errorf("got the error %v; want one that the reason is missing", err)
+	}
+}
+
+// Each change is reported for the log, and nothing else.
+func TestChangesAreReported(t *testing.T) {
+	_, k := service(t, "", newClock())
+	p := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute})
+	var reported []string
+	s := NewService(k, limits{p}, func(e *Entry) { reported = append(reported, e.Reason) })
+	shown, _, err := s.Set(t.Context(), bob(Change{Block: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stale := uint64(0)
+	if _, err := s.Delete(t.Context(), shown.ID, "ann", "refused", &stale); err == nil {
+		t.Error("a deletion with an old version returned no error")
+	}
+	if _, err := s.Delete(t.Context(), shown.ID, "ann", "over", nil); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(reported, []string{"launch", "over"}) {
+		t.Errorf("reported %q, want the change and the deletion", reported)
+	}
+}
+
 func TestEachDifferenceOfTwoSetsIsFound(t *testing.T) {
 	of := func(id string, rate int64) *Adjustment {
 		return &Adjustment{ID: id, Change: Change{Rate: number(rate)}}

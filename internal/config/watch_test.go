@@ -158,6 +158,15 @@ func TestWatchSeesAFolderReplaced(t *testing.T) {
 	})
 }
 
+// A renamed file changes the places of its limits, and perhaps the order of the files.
+func TestWatchSeesARenamedFile(t *testing.T) {
+	folder := t.TempDir()
+	write(t, filepath.Join(folder, "a.yaml"), "domain: a")
+	next, _ := watched(t, folder)
+	must(t, os.Rename(filepath.Join(folder, "a.yaml"), filepath.Join(folder, "b.yaml")))
+	next("a file with a new name and the same content")
+}
+
 func TestWatchEndsWithItsContext(t *testing.T) {
 	before := runtime.NumGoroutine()
 	ctx, cancel := context.WithCancel(t.Context())

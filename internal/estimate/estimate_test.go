@@ -84,3 +84,36 @@ func TestCellsAreBounded(t *testing.T) {
 		t.Errorf("%d cells, the most is %d", n, MaxCells)
 	}
 }
+
+// A cost of 0 must not make requests reserve nothing.
+func TestAnEstimateIsAtLeastOneUnit(t *testing.T) {
+	var e Estimates
+	for i := range 2 * enough {
+		e.Learn(1, 0.9, uint64(i), start, 0)
+	}
+	if got := e.Estimate(1); got != 1 {
+		t.Errorf("%d, want 1", got)
+	}
+}
+
+// When a new sketch replaces the old one, the old estimate stays until the new sketch has enough samples.
+func TestAnEstimateStaysWhileItIsRenewed(t *testing.T) {
+	var e Estimates
+	for i := range renew + 2*enough {
+		cost := int64(1000)
+		if i >= renew {
+			cost = 7
+		}
+		e.Learn(1, 0.9, uint64(i), start+algorithms.Micros(i)*algorithms.Second, cost)
+		want := int64(1000)
+		switch {
+		case i < enough-1:
+			want = 0
+		case i >= renew+enough-1:
+			want = 7
+		}
+		if got := e.Estimate(1); got != want {
+			t.Fatalf("after sample %d: %d, want %d", i+1, got, want)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
+	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
@@ -53,6 +54,29 @@ func TestCost(t *testing.T) {
 	}
 }
 
+// A refund of 0 must not count as the real cost 0, which is the answer to a reservation.
+func TestARefundIsNoExplicitCost(t *testing.T) {
+	for fields, want := range map[descriptorFields]bool{
+		{}: false, {hasHits: true}: true, {hasHits: true, hits: 3}: true, {hasHits: true, negative: true}: false, {hasHits: true, hits: 3, negative: true}: false,
+	} {
+		var d limiter.Descriptor
+		if fields.convert(&d, 5); d.Explicit != want || !d.Declared {
+			t.Errorf("%+v: explicit %t, declared %t; want %t and true", fields, d.Explicit, d.Declared, want)
+		}
+	}
+}
+
+// Braces in texts are no objects, whatever quotes and backslashes are around them.
+func TestObjectsOfJSONAreCounted(t *testing.T) {
+	for text, want := range map[string]int{
+		`{}`: 1, `{"a":{},"b":[{},{}]}`: 4, `{"a":"{{"}`: 1, `{"a":"\"{{"}`: 1, `{"a":"\\","b":{}}`: 2, `{"a":"\\\"{","{":{}}`: 2, `"{`: 0, `"\`: 0,
+	} {
+		if got := jsonObjects([]byte(text)); got != want {
+			t.Errorf("%s: %d objects, want %d", text, got, want)
+		}
+	}
+}
+
 func TestOverridePeriod(t *testing.T) {
 	for _, c := range []struct {
 		unit       int32
@@ -62,7 +86,7 @@ func TestOverridePeriod(t *testing.T) {
 		{1, 0, second}, {2, 1, minute}, {3, 2, 2 * hour}, {4, 0, day}, {7, 0, 7 * day}, {5, 0, 30 * day}, {6, 0, 365 * day},
 		{0, 1, 0}, {8, 0, 0}, {-1, 0, 0}, // unknown units
 		{1, math.MaxUint32, math.MaxUint32 * second},
-		{6, math.MaxUint32, 0}, // exceeds the range of the field
+		{6, math.MaxUint32, 0}, {4, math.MaxUint32, 0}, // exceeds the range of the field; the low 64 bits of the latter do not
 	} {
 		if got := (&descriptorFields{unit: c.unit, multiplier: c.multiplier}).period(); got != c.want {
 			t.Errorf("%d times unit %d: %d, want %d", c.multiplier, c.unit, got, c.want)

@@ -269,6 +269,12 @@ func TestMetadata(t *testing.T) {
 	if len(first) != 2 || len(first["nested"].(map[string]any)) != 1 || second["a"] != 2 || second["nested"].(map[string]any)["x"] != "second" {
 		t.Errorf("the configuration was edited: %v, %v", first, second)
 	}
+	x.call.Verdict = *verdict(false, away)
+	x.call.Failed = true
+	if got := reread(t, appendMetadata(nil, x)).DynamicMetadata; !got.Fields["backend_failure"].GetBoolValue() {
+		t.Errorf("a request that is allowed because the store failed: got %v; want backend_failure", got)
+	}
+	x.call.Verdict = *verdict(true, result(policy(nil), limiter.Allowed, algorithms.Decision{}))
 	x.call.Results[0].Policy.Extras = &descriptors.Extras{Metadata: map[string]any{"not": make(chan int)}}
 	if got := reread(t, appendMetadata(nil, x)).DynamicMetadata; got.Fields["domain"].GetStringValue() != "dom" || got.Fields["metadata"] != nil {
 		t.Errorf("metadata that is not JSON: got %v; want the domain, and no metadata", got)

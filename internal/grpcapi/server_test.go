@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -325,6 +326,11 @@ func TestAnswersAreHeldForTheirTurn(t *testing.T) {
 		// before this caller's deadline, so no time is left for sending the answer.
 		go send.must(t, s, "jobs")
 		synctest.Wait()
+		s.gate.mu.Lock()
+		if s.gate.weight != 0 {
+			t.Errorf("a delayed answer has the weight %d at the gate; want 0", s.gate.weight)
+		}
+		s.gate.mu.Unlock()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second+time.Millisecond)
 		defer cancel()
 		if got, err := send(s, ctx, request("jobs")); err != nil || got.OverallCode != over {
@@ -336,6 +342,45 @@ func TestAnswersAreHeldForTheirTurn(t *testing.T) {
 			t.Errorf("in time: got %v, %v; want OK", got, err)
 		}
 	})
+}
+
+// Both ways of answering must report the duration of each request.
+func TestDurationsAreReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var got []time.Duration
+		s, _ := newServer(t, newLimiter(leaky(t)), Options{Answered: func(d time.Duration) { got = append(got, d) }})
+		sender(sendByGRPC).must(t, s, "jobs")
+		sender(sendByGRPC).must(t, s, "jobs")        // has its turn a second later
+		s.Answered(time.Now().Add(-3 * time.Second)) // for a listener that sends in batches
+		if want := []time.Duration{0, time.Second, 3 * time.Second}; !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
+}
+
+// A refund needs the token, whichever descriptor of a request it is in.
+func TestRefundsInJSONNeedTheToken(t *testing.T) {
+	s, _ := newServer(t, newLimiter(leaky(t)), Options{})
+	const plain, refund = `{"entries":[{"key":"jobs","value":"v"}]}`, `{"entries":[{"key":"jobs","value":"v"}],"isNegativeHits":true}`
+	for body, want := range map[string]int{
+		`{"domain":"d","descriptors":[` + plain + `]}`: 200, `{"domain":"d","descriptors":[` + refund + `]}`: 403,
+		`{"domain":"d","descriptors":[` + plain + `,` + refund + `]}`: 403,
+	} {
+		if code, got := s.AnswerJSON(t.Context(), []byte(body), false); code != want {
+			t.Errorf("%s: got %d %s, want %d", body, code, got, want)
+		}
+	}
+}
+
+// The largest request within the bounds must be decided: each descriptor has all its entries, and a limit.
+func TestTheLargestRequestInJSONIsDecided(t *testing.T) {
+	s, _ := newServer(t, newLimiter(), Options{Bounds: Bounds{Descriptors: 2, Entries: 2}})
+	const one = `{"entries":[{"key":"a","value":"v"},{"key":"b","value":"v"}],"limit":{"requestsPerUnit":9,"unit":"SECOND"}}`
+	for list, want := range map[string]int{one + "," + one: 200, one + "," + one + "," + one: 429} {
+		if code, got := s.AnswerJSON(t.Context(), []byte(`{"domain":"d","descriptors":[`+list+`]}`), false); code != want {
+			t.Errorf("%s: got %d %s, want %d", list, code, got, want)
+		}
+	}
 }
 
 func TestHoldingEndsWithTheCaller(t *testing.T) {

@@ -415,6 +415,25 @@ func TestFramesOfSeveralResetStreamsAreIgnored(t *testing.T) {
 	})
 }
 
+// Fields that RFC 9113 (8.2.2, 8.3) forbids make a request malformed.
+func TestForbiddenFieldsAreMalformed(t *testing.T) {
+	for name, fields := range map[string][]string{
+		"te":                          {":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc", "te", "gzip"},
+		"a pseudo field after others": {":method", "POST", ":scheme", "http", ":path", path, "content-type", "application/grpc", ":authority", "a"},
+		"two hosts":                   {":method", "POST", ":scheme", "http", ":path", path, "host", "a", "host", "b", "content-type", "application/grpc"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			c := dial(t, serve(t, &echo{}))
+			id := c.open(c.encode(fields...))
+			_ = c.to.WriteData(id, true, framed("m"))
+			c.flush()
+			if r := c.answer(id); r.reset == nil || *r.reset != http2.ErrCodeProtocol {
+				t.Errorf("%s: got %+v; want a reset with PROTOCOL_ERROR", name, r)
+			}
+		})
+	}
+}
+
 // A request must have as many bytes as its content-length.
 func TestContentLengthIsVerified(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package h2grpc
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"net"
@@ -250,4 +251,46 @@ func (l smallBuffers) Accept() (net.Conn, error) {
 		_ = nc.(*net.TCPConn).SetWriteBuffer(1)
 	}
 	return nc, err
+}
+
+// partial is a connection whose WriteOnce writes a part. Meanwhile another goroutine appends frames.
+type partial struct {
+	net.Conn
+	meanwhile func()
+	written   chan []byte
+}
+
+func (p *partial) WriteOnce(b []byte) (int, error) {
+	p.meanwhile()
+	n, err := p.Write(b[:2])
+	return n, err
+}
+
+func (p *partial) Write(b []byte) (int, error) {
+	p.written <- bytes.Clone(b)
+	return len(b), nil
+}
+
+// The rest of a partial write must come before the frames that were appended during it, and neither may be lost.
+func TestAPartialWriteIsCompleted(t *testing.T) {
+	s := &Server{}
+	p := &partial{written: make(chan []byte, 9)}
+	c := newConn(s, p)
+	p.meanwhile = func() {
+		c.mu.Lock()
+		c.out = append(c.out, "later"...)
+		c.mu.Unlock()
+	}
+	c.mu.Lock()
+	c.out = append(c.out, "first"...)
+	c.flushSoon()
+	s.goroutines.Wait()
+	close(p.written)
+	var got []byte
+	for b := range p.written {
+		got = append(got, b...)
+	}
+	if string(got) != "firstlater" {
+		t.Errorf("%q was written, want %q", got, "firstlater")
+	}
 }

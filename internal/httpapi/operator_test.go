@@ -1,7 +1,9 @@
 package httpapi
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -16,6 +18,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 	"github.com/rlsidecar/rlsidecar/internal/telemetry/denials"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/metrics"
+	"github.com/rlsidecar/rlsidecar/internal/telemetry/unmatched"
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
@@ -198,6 +202,60 @@ func TestAdjustmentsAreChangedWithJSONOnly(t *testing.T) {
 		if w := call(h, "POST", "/api/adjustments", body, "Content-Type", kind); w.Code != want {
 			t.Errorf("content type %q: got %d %s; want status %d", kind, w.Code, w.Body, want)
 		}
+	}
+}
+
+// brokenAudit is a keeper whose audit was changed.
+type brokenAudit struct{ adjust.Keeper }
+
+func (brokenAudit) Verify(context.Context) (int, error) {
+	return 3, &adjust.BrokenChain{Problem: "entry 2 was changed"}
+}
+
+func TestABrokenAuditIsReported(t *testing.T) {
+	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), time.Now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, k := range map[string]adjust.Keeper{
+		`{"entries":0,"whole":true}`: keeper, `{"entries":3,"problem":"entry 2 was changed","whole":false}`: brokenAudit{keeper},
+	} {
+		w := call(describedOperator(t, memory.New(memory.Config{}), k).Handler(), "GET", "/api/adjustments/audit/verify", "")
+		if w.Code != 200 || w.Body.String() != want {
+			t.Errorf("got %d %s; want %s", w.Code, w.Body, want)
+		}
+	}
+}
+
+// /api/top must add up the requests of all shapes that matched no limit.
+func TestUnmatchedRequestsAreAddedUp(t *testing.T) {
+	o := describedOperator(t, memory.New(memory.Config{}), nil)
+	o.Unmatched = func(int) (time.Time, []unmatched.Shape) {
+		return time.Now(), []unmatched.Shape{{Domain: "edge", Requests: 3}, {Domain: "other", Requests: 4}}
+	}
+	if got := call(o.Handler(), "GET", "/api/top", "").Body.String(); !strings.Contains(got, `"unmatched":7}`) {
+		t.Errorf("got %s; want 7 unmatched requests", got)
+	}
+}
+
+func TestSettlingIsShown(t *testing.T) {
+	o := &Operator{Limiter: limiter.New(memory.New(memory.Config{}), limiter.Config{}), Settling: func(*descriptors.Policy) metrics.SettleTally {
+		return metrics.SettleTally{Starts: 1, Settled: 2, Unknown: 3, Late: 4, Reserved: 5, Real: 6, Lost: 7}
+	}}
+	p := &descriptors.Policy{Limit: &algorithms.Limit{MaxDebt: 8}, Extras: &descriptors.Extras{Settle: &descriptors.Settle{Estimate: 9, Most: 100}}}
+	want := Settling{Estimate: 9, MaxDebt: 8, Reserved: 1, Settled: 2, Unknown: 3, Late: 4, ReservedUnits: 5, RealUnits: 6, LostUnits: 7}
+	if got := o.settling(p); *got != want {
+		t.Errorf("got %+v, want %+v", *got, want)
+	}
+}
+
+// Errors of a store have its addresses, which clients must not see.
+func TestAddressesOfTheStoreAreNotSent(t *testing.T) {
+	away := fmt.Errorf("dial tcp 192.0.2.9:6379: refused: %w", backend.ErrUnavailable)
+	w := httptest.NewRecorder()
+	mistake(w, away)
+	if w.Code != 503 || strings.Contains(w.Body.String(), "192.0.2.9") {
+		t.Errorf("got %d %s; want status 503 without the address", w.Code, w.Body)
 	}
 }
 

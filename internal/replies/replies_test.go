@@ -137,3 +137,77 @@ func TestOpenAIHeaders(t *testing.T) {
 	}
 	OpenAIHeaders(&limiter.Verdict{Denied: true, RetryAfter: second}, true, func(name string, _ []byte) { t.Errorf("a denial with noRetryAfter has the header %s; want none", name) })
 }
+
+// The most restrictive limit is one that denies: one that can never allow the cost, or else the one that denies longest.
+func TestMostRestrictive(t *testing.T) {
+	p := policy(t, "p", descriptors.NoUnit, descriptors.NoBody)
+	shadow := policy(t, "shadow", descriptors.NoUnit, descriptors.NoBody)
+	shadow.Shadow = true
+	allows := func(left int64) limiter.Result {
+		return result(p, limiter.Allowed, algorithms.Decision{Remaining: left})
+	}
+	denies := func(after algorithms.Micros) limiter.Result {
+		return result(p, limiter.Denied, algorithms.Decision{RetryAfter: after})
+	}
+	never := result(p, limiter.Denied, algorithms.Decision{Never: true})
+	for name, c := range map[string]struct {
+		results []limiter.Result
+		want    int
+	}{
+		"none":                      {nil, -1},
+		"the fewest units":          {[]limiter.Result{allows(5), allows(2), allows(2)}, 1},
+		"a denial":                  {[]limiter.Result{allows(0), denies(second), allows(0)}, 1},
+		"the longest denial":        {[]limiter.Result{denies(second), denies(3 * second), denies(2 * second)}, 1},
+		"a denial for good":         {[]limiter.Result{denies(second), never, denies(3 * second)}, 1},
+		"the first denial for good": {[]limiter.Result{never, denies(second), never}, 0},
+		"no replaced limit":         {[]limiter.Result{result(p, limiter.Replaced, algorithms.Decision{}), allows(9)}, 1},
+		"no shadow limit":           {[]limiter.Result{result(shadow, limiter.Shadowed, algorithms.Decision{}), allows(9)}, 1},
+	} {
+		v := &limiter.Verdict{Results: c.results}
+		for i := range c.results {
+			v.Denied = v.Denied || c.results[i].Outcome == limiter.Denied
+		}
+		if got := MostRestrictive(v); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+// A decision of the local bucket has the numbers of the local share, whether it allows or denies.
+func TestNumbersOfTheLocalBucket(t *testing.T) {
+	p := policy(t, "p", descriptors.NoUnit, descriptors.NoBody)
+	p.Extras.Local = &algorithms.Limit{}
+	for outcome, want := range map[limiter.Outcome]*algorithms.Limit{
+		limiter.Allowed: p.Limit, limiter.Denied: p.Limit, limiter.FailedAllowed: p.Extras.Local, limiter.FailedDenied: p.Extras.Local,
+	} {
+		if r := result(p, outcome, algorithms.Decision{}); Limit(&r) != want {
+			t.Errorf("outcome %v: the numbers of the other limit", outcome)
+		}
+	}
+}
+
+func TestNamesInAnswersAreBounded(t *testing.T) {
+	for name, want := range map[string]string{
+		"": `"limit-7"`, strings.Repeat("n", MaxName): `"` + strings.Repeat("n", MaxName) + `"`, strings.Repeat("n", MaxName+1): `"` + strings.Repeat("n", MaxName) + `"`,
+	} {
+		if got := string(AppendName(nil, policy(t, name, descriptors.NoUnit, descriptors.NoBody))); got != want {
+			t.Errorf("%q: got %s, want %s", name, got, want)
+		}
+	}
+}
+
+// A bucket in debt has no units left.
+func TestHeadersOfADebt(t *testing.T) {
+	v := limiter.Verdict{Results: []limiter.Result{result(policy(t, "t", descriptors.Tokens, descriptors.NoBody), limiter.Allowed, algorithms.Decision{Remaining: -5})}}
+	found := false
+	OpenAIHeaders(&v, false, func(name string, value []byte) {
+		if name == "x-ratelimit-remaining-tokens" {
+			if found = true; string(value) != "0" {
+				t.Errorf("%s: %s, want 0", name, value)
+			}
+		}
+	})
+	if !found {
+		t.Error("no header has the remaining units")
+	}
+}

@@ -136,3 +136,19 @@ func FuzzLogs(f *testing.F) {
 		}
 	})
 }
+
+// The time of the last line is kept, because many lines have the same. It must not be used for another day.
+func TestTimesOfTheSameHourOnOtherDays(t *testing.T) {
+	var l localTime
+	for text, want := range map[string]string{
+		"10/Oct/2000:13:55:36 +0000": "2000-10-10T13:55:36Z", "11/Oct/2000:13:55:36 +0000": "2000-10-11T13:55:36Z",
+		"10/Nov/2000:13:55:36 +0000": "2000-11-10T13:55:36Z", "10/Oct/2000:13:55:36 -0700": "2000-10-10T20:55:36Z",
+	} {
+		for range 2 {
+			at, err := l.parse(text)
+			if got := time.UnixMicro(int64(at)).UTC().Format(time.RFC3339); err != nil || got != want {
+				t.Errorf("%s: %s, %v; want %s", text, got, err, want)
+			}
+		}
+	}
+}

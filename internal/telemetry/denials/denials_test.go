@@ -236,6 +236,24 @@ func TestTextsOfClientsAreCopied(t *testing.T) {
 	a.want(t, "after the memory changed", `1 d/send limit ["bob"] [{"user" "bob"}] false`)
 }
 
+// A key that has replaced another one may have fewer denials than its counter.
+func TestEstimatedCountsAreNotExact(t *testing.T) {
+	a := newRequester(t, memory.New(memory.Config{}))
+	add := func(key string) {
+		a.add([]byte(key), Event{At: a.clock}, func() Denied { return Denied{Limit: key} })
+	}
+	for i := range 4 * shards * maxKept {
+		add(fmt.Sprint("other", i))
+	}
+	for range 50 {
+		add("often")
+	}
+	_, top := a.Top(1)
+	if top[0].Limit != "often" || top[0].Times != 50 || top[0].Exact {
+		t.Errorf("got %+v; want at least 50 denials of the last key", top[0])
+	}
+}
+
 func TestFailuresAreCountedByLimit(t *testing.T) {
 	for err, why := range map[error]string{backend.ErrUnavailable: Backend, fmt.Errorf("x: %w", backend.ErrFull): Full, errors.New("x"): Backend} {
 		a := newRequester(t, away{err})

@@ -422,3 +422,21 @@ func BenchmarkObserve(b *testing.B) {
 		m.Observe(c)
 	}
 }
+
+// A request that lacks a required entry is denied, so it is not one that matched no limit.
+func TestAMissingEntryIsNotUnmatched(t *testing.T) {
+	m := New("", "")
+	l := limiter.New(memory.New(memory.Config{}), limiter.Config{Observer: m})
+	s := snapshot(&descriptors.Policy{Name: "k", Limit: limit(t, 10)})
+	s.Domains["d"].Require = []limiter.Requirement{{"user"}}
+	l.Swap(s)
+	send(t, l, "d", "other", "v", 1)
+	got := scrape(t, m, "rlsidecar_requests_")
+	for name, want := range map[string]string{
+		`rlsidecar_requests_unmatched_total{domain="d"}`: "0", `rlsidecar_requests_total{code="over_limit",domain="d"}`: "1",
+	} {
+		if got[name] != want {
+			t.Errorf("%s is %s, want %s", name, got[name], want)
+		}
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthgrpc "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
@@ -223,4 +225,30 @@ func Example() {
 	// Output:
 	// hello OK
 	// <nil> ResourceExhausted
+}
+
+// A client may have all addresses of an IPv6 network, so the network is its key.
+func TestKeysByPeer(t *testing.T) {
+	for addr, want := range map[string]string{
+		"192.0.2.7:80": "192.0.2.7", "[2001:db8:1:2:3::4]:80": "2001:db8:1:2::/64", "[::ffff:192.0.2.7]:80": "192.0.2.7",
+	} {
+		ctx := peer.NewContext(t.Context(), &peer.Peer{Addr: net.TCPAddrFromAddrPort(netip.MustParseAddrPort(addr))})
+		key, err := grpclimit.ByPeer(ctx, "", nil)
+		if err != nil || len(key) != 1 || key[0] != want {
+			t.Errorf("%s: got %q, %v; want %q", addr, key, err, want)
+		}
+	}
+}
+
+// full is a store without room for another bucket.
+type full struct{}
+
+func (full) Submit(b *backend.Batch) { b.Fail(backend.ErrFull) }
+
+func TestFailOpenCoversAFullStore(t *testing.T) {
+	for failOpen, want := range map[bool]codes.Code{true: codes.OK, false: codes.Unavailable} {
+		if code, _, s := check(t, dial(t, full{}, grpclimit.Config{FailOpen: failOpen})); code != want {
+			t.Errorf("fail open %t: got %v, want %v", failOpen, s, want)
+		}
+	}
 }

@@ -161,8 +161,10 @@ func TestAFailureOfTheStoreDenies(t *testing.T) {
 	if w := get(closed, "192.0.2.1:1"); w.Code != 503 || !errors.Is(reported, ratelimit.ErrUnavailable) {
 		t.Errorf("got %d %v; want status 503 and the error ratelimit.ErrUnavailable", w.Code, reported)
 	}
-	if w := get(limited(t, failing{}, httplimit.Config{FailOpen: true}), "192.0.2.1:1"); w.Code != 200 {
-		t.Errorf("fail open: %d; want status 200", w.Code)
+	reported = nil
+	open := limited(t, failing{}, httplimit.Config{FailOpen: true, OnError: func(_ *http.Request, err error) { reported = err }})
+	if w := get(open, "192.0.2.1:1"); w.Code != 200 || !errors.Is(reported, ratelimit.ErrUnavailable) {
+		t.Errorf("fail open: %d, and OnError got %v; want status 200 and the error ratelimit.ErrUnavailable", w.Code, reported)
 	}
 }
 
