@@ -190,8 +190,8 @@ func TestOperatorsMistakes(t *testing.T) {
 	}
 }
 
-// A form of a web page cannot send JSON, so changes of adjustments must be JSON.
-func TestAdjustmentsAreChangedWithJSONOnly(t *testing.T) {
+// A form of a web page cannot send JSON, so changes of adjustments must be JSON. An audit has 1 to 1000 entries.
+func TestRequestsForAdjustments(t *testing.T) {
 	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), time.Now)
 	if err != nil {
 		t.Fatal(err)
@@ -201,6 +201,11 @@ func TestAdjustmentsAreChangedWithJSONOnly(t *testing.T) {
 	for kind, want := range map[string]int{"application/json": 200, "text/plain": 415, "application/x-www-form-urlencoded": 415, "": 415} {
 		if w := call(h, "POST", "/api/adjustments", body, "Content-Type", kind); w.Code != want {
 			t.Errorf("content type %q: got %d %s; want status %d", kind, w.Code, w.Body, want)
+		}
+	}
+	for n, want := range map[string]int{"0": 400, "1": 200, "1000": 200, "1001": 400} {
+		if w := call(h, "GET", "/api/adjustments/audit?n="+n, ""); w.Code != want {
+			t.Errorf("an audit of %s entries: got %d %s; want status %d", n, w.Code, w.Body, want)
 		}
 	}
 }
