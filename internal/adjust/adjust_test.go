@@ -593,7 +593,7 @@ func TestTargetsHaveTheirOwnIDs(t *testing.T) {
 	seen := map[string]Target{}
 	for _, target := range []Target{
 		{Domain: "d", Limit: "l"}, {Domain: "d", Limit: "l", AllKeys: true}, {Domain: "d", Limit: "l", Key: []string{""}},
-		{Domain: "d", Limit: "l", Key: []string{"a", "b"}}, {Domain: "d", Limit: "l", Key: []string{"ab"}},
+		{Domain: "d", Limit: "l", Key: []string{"a", "b"}}, {Domain: "d", Limit: "l", Key: []string{"ab"}}, {Domain: "d", Limit: "l", Key: []string{"a\x01b"}},
 		{Domain: "dl"}, {Domain: "e", Limit: "l"}, {Domain: "d", Limit: "l", Key: []string{"all keys"}},
 	} {
 		id := target.ID()

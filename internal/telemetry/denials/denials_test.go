@@ -228,11 +228,19 @@ descriptors:
 // A listener uses the memory of a request again, so a Recorder must not keep it.
 func TestTextsOfClientsAreCopied(t *testing.T) {
 	a := newRequester(t, memory.New(memory.Config{}))
-	text := []byte("user=bob")
+	text := []byte("userbob")
 	for range 2 {
-		a.send(t, unsafe.String(&text[0], len(text)), 1)
+		c := &limiter.Call{Request: limiter.Request{Domain: "d", Descriptors: []limiter.Descriptor{
+			{Entries: []descriptors.Entry{{Key: unsafe.String(&text[0], 4), Value: unsafe.String(&text[4], 3)}}, Cost: 1},
+		}}}
+		if err := a.limiter.Check(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		if c.Denied {
+			a.Observe(c)
+		}
 	}
-	copy(text, "xxxx=yyy")
+	copy(text, "xxxxyyy")
 	a.want(t, "after the memory changed", `1 d/send limit ["bob"] [{"user" "bob"}] false`)
 }
 

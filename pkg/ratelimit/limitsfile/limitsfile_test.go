@@ -95,7 +95,8 @@ func TestFilesThatCannotBeLoaded(t *testing.T) {
 			t.Errorf("%s: has limits beside an error; want limits nil", c.text)
 		}
 	}
-	both := "domain: d\nlimits: {a: {algorithm: token_bucket, rate: 2000000000000, period: 1s}, b: {algorithm: gcra, rate: 1, period: 1s}}"
+	both := "domain: d\nlimits: {a: {algorithm: token_bucket, rate: 2000000000000, period: 1s}, b: {algorithm: gcra, rate: 1, period: 1s}}\n" +
+		"descriptors: [{key: k, limit: a}]"
 	if _, err := limitsfile.Parse("", "limits.yaml", []byte(both)); err == nil || !strings.Contains(err.Error(), "gcra") || strings.Contains(err.Error(), "Envoy") {
 		t.Errorf("a mistake beside a warning: got %v, want an error with the mistake alone", err)
 	}
