@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// leaseTimeout bounds the calls that renew and return leases. If a return does not finish in time, its
-	// units are lost, so the limits admit less.
+	// leaseTimeout is how long calls that renew or return leases may wait to be sent. If a return is not sent in
+	// time, its units are lost, so the limits admit less.
 	leaseTimeout = time.Second
 )
 
@@ -33,7 +33,7 @@ type Redis struct {
 	PerSecondURL string
 	KeyPrefix    string
 	PasswordFile string
-	// Timeout is the deadline of each call to Redis.
+	// Timeout is the timeout of the calls to Redis that decide requests. See redis.Config.Timeout.
 	Timeout time.Duration
 	// WaitReplicas is the number of replicas that must confirm a charge before it counts.
 	WaitReplicas int

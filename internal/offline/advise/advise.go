@@ -143,8 +143,8 @@ func (a *Advice) percentiles() {
 	b.P50, b.P90, b.P95, b.P99 = percentile(most, 0.50), percentile(most, 0.90), percentile(most, 0.95), percentile(most, 0.99)
 }
 
-// percentile returns the smallest of the sorted numbers for which at least the given share of the numbers (0 to 1)
-// is not larger.
+// percentile returns the smallest of the sorted numbers that at least a share (0 to 1) of all numbers does not exceed
+// (nearest rank).
 func percentile(sorted []int64, share float64) int64 {
 	return sorted[int64(len(sorted))-1-allowed(int64(len(sorted)), 1-share)]
 }

@@ -29,7 +29,8 @@ type Config struct {
 	//
 	// rediss+sentinel:// and rediss+cluster:// use TLS.
 	URL string
-	// Timeout is the longest time that a call takes; 0 means 10 ms, which suits a server in the same data center.
+	// Timeout is the timeout of a call; 0 means 10 ms, which suits a server in the same data center. Calls for
+	// detached batches, such as refunds, and for groups of more than 256 charges may take 250 ms, if that is longer.
 	Timeout time.Duration
 	// KeyPrefix starts the name of every key; "" means "rl:". It must not contain braces.
 	KeyPrefix string
