@@ -153,6 +153,9 @@ func (q *queue) submit(b *backend.Batch, now time.Time) (effects, error) {
 	if queued := q.waiting + q.suspended; queued > 0 && queued+len(b.Charges) > q.maxWait {
 		return effects{}, errFull
 	}
+	if q.idle() && now.Sub(q.started) > q.timeout { // the last calls may have failed in an outage that is over
+		q.usual = 0
+	}
 	if q.hopeless(b, now) {
 		return effects{}, errBusy
 	}

@@ -294,9 +294,32 @@ func TestQueueIsBounded(t *testing.T) {
 	}
 }
 
+// After an outage, the durations of its calls refuse no batch of the first burst, however much later it arrives.
+func TestAnOutageThatIsOverRefusesNoBurst(t *testing.T) {
+	q := newQueue(10 * ms)
+	var last time.Duration
+	for range 40 {
+		last += 10 * ms
+		submit(t, &q, batchOf(1), at(last))
+		c := sent(t, &q, at(last))
+		q.took(10 * ms)
+		q.complete(c)
+		q.over(at(last + 10*ms))
+	}
+	burst := last + time.Hour
+	for i := range 30 {
+		b := in(&backend.Source{}, batchOf(ones(100)...))
+		b.Deadline = at(burst + 10*ms)
+		if _, err := q.submit(b, at(burst)); err != nil {
+			t.Fatalf("batch %d of a burst to an idle server: %v; want no error", i+1, err)
+		}
+	}
+}
+
 // A batch is refused if it would wait longer than its deadline allows.
 func TestQueueRefusesHopelessBatches(t *testing.T) {
 	q := newQueue(10 * ms)
+	q.started = at(0)
 	for range 40 {
 		q.took(4 * ms)
 	}
@@ -350,7 +373,7 @@ func TestQueueSkipsBatchesThatAreTooLate(t *testing.T) {
 		{"a Detached batch whose deadline has passed", 0, 11 * ms, true, true},
 	} {
 		q := newQueue(10 * ms)
-		q.usual = test.usual
+		q.started, q.usual = at(0), test.usual
 		b := batchOf(1)
 		b.Deadline, b.Detached = at(10*ms), test.detached
 		submit(t, &q, b, at(0))
