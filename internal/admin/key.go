@@ -405,15 +405,25 @@ func (p *pages) addDenials(l *keyLimit, c *limiter.Call, result *limiter.Result,
 		return !isCut && domain == result.Policy.Domain && limit == result.Policy.Name && slices.Equal(other, key)
 	}
 	var list []denials.Event
+	all := denials.Denied{Exact: true} // the sum over the reasons for which the key was denied
 	for i := range known.denied {
 		if d := &known.denied[i]; is(d.Domain, d.Limit, d.Key, d.Cut) {
-			times := plural(d.Times, "time")
-			if !d.Exact {
-				times = "at least " + times
+			if all.Times == 0 || d.First.Before(all.First) {
+				all.First = d.First
 			}
-			l.Since = fmt.Sprintf("Denied %s since %s, last %s.", times, at(d.First), ago(d.Last, known.now))
+			if d.Last.After(all.Last) {
+				all.Last = d.Last
+			}
+			all.Times, all.Exact = all.Times+d.Times, all.Exact && d.Exact
 			list = append(list, d.Recent...)
 		}
+	}
+	if all.Times > 0 {
+		times := plural(all.Times, "time")
+		if !all.Exact {
+			times = "at least " + times
+		}
+		l.Since = fmt.Sprintf("Denied %s since %s, last %s.", times, at(all.First), ago(all.Last, known.now))
 	}
 	for i := range known.used {
 		if u := &known.used[i]; is(u.Domain, u.Limit, u.Key, u.Cut) {

@@ -162,7 +162,8 @@ func TestThePageExplainsWhyAKeyIsDenied(t *testing.T) {
 	has(t, d.read(t, "/key?domain=d&limit=send&value=bob"), "Allowed now", "1 of 20 left", "last 6 seconds ago")
 
 	d.request(t, 5, descriptors.Entry{Key: "path", Value: "/login"}, descriptors.Entry{Key: "ip", Value: "::1"})
-	has(t, d.click(t, d.read(t, "/"), "path=/login,ip=::1"), "(5 minutes), because a penalty blocks the key")
+	// Two requests are allowed, two exceed the limit, and the last one is blocked by the penalty.
+	has(t, d.click(t, d.read(t, "/"), "path=/login,ip=::1"), "(5 minutes), because a penalty blocks the key", "Denied 3 times since")
 	has(t, d.read(t, "/key?domain=d&limit=quiet&value=x"), "Allowed now", "1 of 1 left", "shadow")
 	for path, want := range map[string]string{
 		"/key?domain=d&descriptor=user%3Dann":              "20 of 20 left",
