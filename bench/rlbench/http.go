@@ -357,11 +357,11 @@ func httpLineup(b *bench) ([]finding, error) {
 		inMemory, onRedis := measured[1+2*i], measured[2+2*i]
 		found = append(found,
 			finding{
-				name: "/v1/auth on Redis: CPU us a request beside a bare handler", engine: v.label,
+				name: "/v1/auth on Redis: CPU us a request, compared with a bare handler", engine: v.label,
 				ceiling: measured[0].of(sampleCPU), ours: onRedis.of(sampleCPU), format: "%.1f",
 			},
 			finding{
-				name: "/v1/auth on Redis: CPU us a request beside in memory", engine: v.label,
+				name: "/v1/auth on Redis: CPU us a request, compared with memory", engine: v.label,
 				ceiling: inMemory.of(sampleCPU), ours: onRedis.of(sampleCPU), format: "%.1f", target: 1.6,
 			})
 	}

@@ -223,7 +223,7 @@ func throughputLineup(b *bench) ([]finding, error) {
 	return b.against(script, b.onRedis(redis, c, false), func(engine string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
-				name: "on Redis: decisions/s beside the bare pipelined script", engine: engine,
+				name: "on Redis: decisions/s, compared with the minimal script", engine: engine,
 				ceiling: ceiling.of(samplePerSecond), ours: ours.of(samplePerSecond), format: "%.0f", atLeast: true, target: 1,
 			},
 			{
@@ -242,11 +242,11 @@ func leaseLineup(b *bench) ([]finding, error) {
 	return b.besideMemory(redis, b.loadConfig("leased_id", 1), false, func(engine string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
-				name: "hot key with lease: requests/s beside in memory", engine: engine,
+				name: "hot key, leased: requests/s, compared with memory", engine: engine,
 				ceiling: ceiling.of(samplePerSecond), ours: ours.of(samplePerSecond), format: "%.0f", atLeast: true, target: 0.8,
 			},
 			{
-				name: "hot key with lease: CPU s a million requests of Redis", engine: engine,
+				name: "hot key, leased: CPU s of Redis for a million requests", engine: engine,
 				ours: ours.of(sampleRedisCPU), format: "%.3f", target: 0.1,
 			},
 		}
@@ -261,11 +261,11 @@ func deniedLineup(b *bench) ([]finding, error) {
 	return b.besideMemory(redis, b.loadConfig("hot_id", 1), true, func(engine string, ceiling, ours rounds) []finding {
 		return []finding{
 			{
-				name: "denied hot key: CPU us a request beside in memory", engine: engine,
+				name: "hot key, denied: CPU us a request, compared with memory", engine: engine,
 				ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: 1.1,
 			},
 			{
-				name: "denied hot key: calls of Redis a second", engine: engine,
+				name: "hot key, denied: calls to Redis a second", engine: engine,
 				ours: ours.of(sampleRedisCalls), format: "%.2f", target: 1,
 			},
 		}

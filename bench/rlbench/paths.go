@@ -95,11 +95,11 @@ func (p path) measure(b *bench) ([]finding, error) {
 		}
 		found = append(found,
 			finding{
-				name: p.what + ": CPU us a request beside an empty server", engine: v.label,
+				name: p.what + ": CPU us a request, compared with an empty server", engine: v.label,
 				ceiling: measured[0].of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f",
 			},
 			finding{
-				name: p.what + ": CPU us a request beside one plain Redis", engine: v.label,
+				name: p.what + ": CPU us a request, compared with one plain Redis", engine: v.label,
 				ceiling: onPlain.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: p.target,
 			})
 	}
@@ -133,7 +133,7 @@ func (p path) bare(b *bench, kept buckets) (all []contestant) {
 // has on several servers beyond that on one.
 func (p path) least(v variant, onPlain, one, several rounds) finding {
 	f := finding{
-		name: p.what + ": the least beside one plain Redis", engine: v.label,
+		name: p.what + ": the least possible, compared with one plain Redis", engine: v.label,
 		ceiling: onPlain.of(sampleCPU), format: "%.2f",
 	}
 	for i := range onPlain {

@@ -102,7 +102,7 @@ func (b *bench) settling(v variant, kept buckets, redis *child) (found []finding
 		}
 		row := func(what string, value func(sample) float64) {
 			found = append(found, finding{
-				name:   fmt.Sprintf("reserve and settle, %s, %s: CPU us of %s beside one plain decision", way.name, where, what),
+				name:   fmt.Sprintf("reserve and settle, %s, %s: CPU us of %s, compared with one plain decision", way.name, where, what),
 				engine: v.label, ceiling: measured[0].of(value), ours: both(value), format: "%.2f", target: 2.2,
 			})
 		}
