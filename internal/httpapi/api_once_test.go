@@ -427,7 +427,6 @@ func TestLimitsThatComeWithRequests(t *testing.T) {
 	}
 }
 
-// Jitter delays the times in the answer, by at most the requested number of milliseconds.
 // TestCompiledLimitsOfRequests checks which limits that came with requests share a compiled form: those with the same
 // domain, name and text, while the configuration stays the same.
 func TestCompiledLimitsOfRequests(t *testing.T) {
@@ -489,6 +488,7 @@ func TestIDsOfApplicationsAreTheirOwn(t *testing.T) {
 	}
 }
 
+// Jitter delays the times in the answer, by at most the requested number of milliseconds.
 func TestJitterIsNeverEarly(t *testing.T) {
 	h, _ := onClock(t)
 	call(h, "POST", "/v1/limit", `{"name":"tokens","key":"a","count":10}`)

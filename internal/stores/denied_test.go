@@ -368,7 +368,7 @@ func TestAnAllowedChargeForgetsADenial(t *testing.T) {
 		if d := take(t.Context(), s, of(limit, "a", 8))[0]; d.Remaining != 0 || calls.count() != 4 {
 			t.Errorf("%d remain, next got %d batches; want 0 and 4", d.Remaining, calls.count())
 		}
-		// The charge is in another group, and in one Take with others.
+		// Another group charges the denied bucket, in a batch of two groups.
 		expect(t, s, calls, 5, of(limit, "b", 2), true, 0)
 		expect(t, s, calls, 6, of(limit, "b", 9), false, 6*time.Minute)
 		one, other := of(limit, "b", 1), of(limit, "c", 1)
