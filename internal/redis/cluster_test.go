@@ -1,6 +1,16 @@
 package redis
 
-import "testing"
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/rlsidecar/rlsidecar/internal/outside"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
 
 // The layout stores the senders of all slots for up to 255 senders. For slots of further senders it returns nil, so
 // that they are looked up each time.
@@ -23,5 +33,56 @@ func TestTheLayoutKnowsTheSenderOfEachSlot(t *testing.T) {
 		if l.sender(slot) != want {
 			t.Errorf("slot %d has another sender than the one stored first, or one although the layout is full", slot)
 		}
+	}
+}
+
+// hookClock is a clock that stands still. It calls hook whenever it is read.
+type hookClock struct{ hook func() }
+
+func (c hookClock) Now() time.Time {
+	c.hook()
+	return time.Date(2150, 1, 1, 0, 0, 0, 0, time.UTC)
+}
+
+func (hookClock) AfterFunc(time.Duration, func()) outside.Timer { return time.NewTimer(0) }
+
+// failingMasters cannot find a master. It counts the attempts.
+type failingMasters struct{ attempts int }
+
+func (m *failingMasters) MasterForKey(context.Context, string) (*goredis.Client, error) {
+	m.attempts++
+	return nil, errNoLayout
+}
+
+func (m *failingMasters) ForEachMaster(context.Context, func(context.Context, *goredis.Client) error) error {
+	return errNoLayout
+}
+
+// Two batches arrive at the same time, some time after the layout of a Cluster could not be read. One of them reads it
+// again. The other one fails at once.
+func TestOneOfTwoBatchesReadsAnUnknownLayout(t *testing.T) {
+	m, failed := &failingMasters{}, 0
+	c := &cluster{masters: m, open: t.Context(), timeout: time.Second, closed: true} // closed, so that nothing runs in the background
+	submit := func() {
+		c.submitUnknown(&backend.Batch{
+			Charges: []backend.Charge{{Key: []byte("k")}}, Decisions: make([]backend.Decision, 1), Waits: true,
+			Done: func(b *backend.Batch) {
+				if errors.Is(b.Decisions[0].Err, backend.ErrUnavailable) {
+					failed++
+				}
+			},
+		})
+	}
+	simultaneous := true
+	c.clock = hookClock{func() {
+		if simultaneous { // the first batch has seen the failed attempt; the second one overtakes it
+			simultaneous = false
+			submit()
+		}
+	}}
+	c.unknown.Store(&unknown{err: errNoLayout})
+	submit()
+	if m.attempts != 1 || failed != 2 {
+		t.Errorf("%d attempts to read the layout, and %d batches failed; want one attempt by two failing batches", m.attempts, failed)
 	}
 }

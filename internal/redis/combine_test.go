@@ -380,3 +380,33 @@ func TestAShardInDebtHasNothingLeft(t *testing.T) {
 		t.Errorf("%d units are left, want 7", left)
 	}
 }
+
+// Three attempts to charge 40 units to two shards fail, because another process consumes from the second shard. The
+// part that the first shard allowed is refunded, so the denial counts it as available.
+func TestADenialOfShardsCountsTheUnitsThatAreRefunded(t *testing.T) {
+	for _, test := range []struct{ second, remaining int64 }{{5, 35}, {15, 20}} {
+		c, memory := sharded(t, windowSpec(60), 2, "k"), &shardMemory{clock: time.Now, random: rand.IntN}
+		c.Terms.Cost = 40
+		unit, now := c.Shards[0].Unit(), algorithms.Micros(time.Now().UnixMicro())
+		state := func(units int64, allowed bool) backend.Decision {
+			return backend.Decision{Decision: algorithms.Decision{Allowed: allowed, Value: units * unit}, At: now}
+		}
+		m := &combine{charge: c, memory: memory, tries: 2}
+		m.step(nil)
+		parts, _ := m.step([]backend.Decision{state(30, true), state(30, true)})
+		if len(parts) != 2 {
+			t.Fatalf("%d shards are charged, want 2", len(parts))
+		}
+		first := parts[0].Terms.Cost / unit
+		charges, undo := m.step([]backend.Decision{state(30-first, true), state(test.second, false)})
+		if len(charges) != 0 || len(undo) != 1 || undo[0].first.terms.Cost != -first*unit {
+			t.Fatalf("%d charges and %d refunds follow, want only a refund of %d units", len(charges), len(undo), first)
+		}
+		d := m.decision()
+		enough := 30+test.second >= c.Terms.Cost
+		if d.Allowed || d.Err != nil || d.Remaining != test.remaining || (d.RetryAfter == 1) != enough {
+			t.Errorf("the second shard has %d units: got %+v; want a denial with %d units left; a retry succeeds at once: %v",
+				test.second, d, test.remaining, enough)
+		}
+	}
+}

@@ -1,0 +1,152 @@
+package adjust
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// valid returns an adjustment without a mistake, for an hour.
+func valid() *Adjustment {
+	return &Adjustment{
+		Target: Target{Domain: "edge", Limit: "send_message", Key: []string{"bob"}}, Change: Change{Rate: number(5), Capacity: number(7)},
+		Created: 1, Expires: 1 + 3600*algorithms.Second, Author: "ann", Reason: "launch",
+	}
+}
+
+// Each bound of an adjustment is accepted, and one more is a mistake.
+func TestTheBoundsOfAnAdjustment(t *testing.T) {
+	const most = algorithms.Micros(MaxFor / time.Microsecond)
+	text := func(n int) string { return strings.Repeat("x", n) }
+	keys := func(n int, value string) []string {
+		list := make([]string, n)
+		for i := range list {
+			list[i] = value
+		}
+		return list
+	}
+	for name, test := range map[string]struct {
+		change  func(a *Adjustment)
+		mistake string // "" means none
+	}{
+		"valid":                     {func(*Adjustment) {}, ""},
+		"lasts no time":             {func(a *Adjustment) { a.Expires = a.Created }, "in the past"},
+		"lasts 30 days":             {func(a *Adjustment) { a.Expires = a.Created + most }, ""},
+		"lasts more":                {func(a *Adjustment) { a.Expires = a.Created + most + 1 }, "30 days"},
+		"no domain":                 {func(a *Adjustment) { a.Target.Domain = "" }, "name the domain and the limit"},
+		"no limit":                  {func(a *Adjustment) { a.Target.Limit = "" }, "name the domain and the limit"},
+		"long domain":               {func(a *Adjustment) { a.Target.Domain = text(maxName) }, ""},
+		"too long a domain":         {func(a *Adjustment) { a.Target.Domain = text(maxName + 1) }, "bytes each"},
+		"long limit":                {func(a *Adjustment) { a.Target.Limit = text(maxName) }, ""},
+		"too long a limit":          {func(a *Adjustment) { a.Target.Limit = text(maxName + 1) }, "bytes each"},
+		"all keys and a key":        {func(a *Adjustment) { a.Target.AllKeys = true }, "one key or for all keys"},
+		"many values":               {func(a *Adjustment) { a.Target.Key = keys(maxKeyValues, "x") }, ""},
+		"too many values":           {func(a *Adjustment) { a.Target.Key = keys(maxKeyValues+1, "x") }, "values at most"},
+		"long key":                  {func(a *Adjustment) { a.Target.Key = keys(2, text(maxKeyBytes/2)) }, ""},
+		"too long a key":            {func(a *Adjustment) { a.Target.Key = append(keys(2, text(maxKeyBytes/2)), "x") }, "bytes at most"},
+		"nothing":                   {func(a *Adjustment) { a.Change = Change{} }, "state what to change"},
+		"factor and block":          {func(a *Adjustment) { a.Change = Change{Factor: one, Block: true} }, "exclude each other"},
+		"largest factor":            {func(a *Adjustment) { a.Change = Change{Factor: maxFactor} }, ""},
+		"too large a factor":        {func(a *Adjustment) { a.Change = Change{Factor: maxFactor + 1} }, "the factor"},
+		"negative factor":           {func(a *Adjustment) { a.Change = Change{Factor: -1} }, "the factor"},
+		"rate 1":                    {func(a *Adjustment) { a.Change.Rate = number(1) }, ""},
+		"rate 0":                    {func(a *Adjustment) { a.Change.Rate = number(0) }, "rate must be at least 1"},
+		"capacity 0":                {func(a *Adjustment) { a.Change.Capacity = number(0) }, ""},
+		"negative capacity":         {func(a *Adjustment) { a.Change.Capacity = number(-1) }, "capacity must not be negative"},
+		"negative period":           {func(a *Adjustment) { a.Change.Period = -1 }, "period must be longer"},
+		"blank author":              {func(a *Adjustment) { a.Author = " " }, "author is missing"},
+		"long author":               {func(a *Adjustment) { a.Author = text(maxAuthor) }, ""},
+		"too long an author":        {func(a *Adjustment) { a.Author = text(maxAuthor + 1) }, "author may have"},
+		"no reason":                 {func(a *Adjustment) { a.Reason = "" }, "reason is missing"},
+		"long reason":               {func(a *Adjustment) { a.Reason = text(maxReason) }, ""},
+		"too long a reason":         {func(a *Adjustment) { a.Reason = text(maxReason + 1) }, "reason may have"},
+		"two lines":                 {func(a *Adjustment) { a.Reason = "a\nb" }, "reason must be plain text"},
+		"invalid UTF-8 as a reason": {func(a *Adjustment) { a.Reason = "a\xff" }, "reason must be plain text"},
+	} {
+		a := valid()
+		test.change(a)
+		err := a.Check()
+		if ok := err == nil; ok != (test.mistake == "") || !ok && !strings.Contains(err.Error(), test.mistake) {
+			t.Errorf("%s: got the error %v; want one with %q, or none if that is empty", name, err, test.mistake)
+		}
+	}
+}
+
+// Adjustments are equal only if all their parts are equal.
+func TestAdjustmentsThatDifferAreNotEqual(t *testing.T) {
+	if !valid().equal(valid()) {
+		t.Fatal("two equal adjustments are not equal")
+	}
+	for name, change := range map[string]func(a *Adjustment){
+		"ID":            func(a *Adjustment) { a.ID = "other" },
+		"key":           func(a *Adjustment) { a.Target.Key = []string{"eve"} },
+		"expiry":        func(a *Adjustment) { a.Expires++ },
+		"creation":      func(a *Adjustment) { a.Created++ },
+		"algorithm":     func(a *Adjustment) { a.Algorithm = algorithms.TokenBucket },
+		"author":        func(a *Adjustment) { a.Author = "eve" },
+		"reason":        func(a *Adjustment) { a.Reason = "other" },
+		"rate":          func(a *Adjustment) { a.Change.Rate = number(6) },
+		"no rate":       func(a *Adjustment) { a.Change.Rate = nil },
+		"capacity":      func(a *Adjustment) { a.Change.Capacity = number(6) },
+		"period":        func(a *Adjustment) { a.Change.Period++ },
+		"factor":        func(a *Adjustment) { a.Change.Factor++ },
+		"unlimited":     func(a *Adjustment) { a.Change.Unlimited = true },
+		"block":         func(a *Adjustment) { a.Change.Block = true },
+		"no adjustment": nil,
+	} {
+		var b *Adjustment
+		if change != nil {
+			b = valid()
+			change(b)
+		}
+		if valid().equal(b) || b.equal(valid()) {
+			t.Errorf("two adjustments with a different %s are equal", name)
+		}
+	}
+}
+
+// Different targets have different IDs, and messages distinguish them.
+func TestEachTargetHasItsOwnIDAndText(t *testing.T) {
+	seen, shown := map[string]bool{}, map[string]bool{}
+	for _, target := range []Target{
+		{Domain: "d", Limit: "l"},
+		{Domain: "d", Limit: "l", AllKeys: true},
+		{Domain: "d", Limit: "l", Key: []string{""}},
+		{Domain: "d", Limit: "l", Key: []string{"", ""}},
+		{Domain: "d", Limit: "l", Key: []string{"ab", "c"}},
+		{Domain: "d", Limit: "l", Key: []string{"a", "bc"}},
+		{Domain: "dl", Limit: "l"},
+		{Domain: "d", Limit: "ll"},
+	} {
+		id, text := target.ID(), target.String()
+		if seen[id] || shown[text] {
+			t.Errorf("%+v has the ID %s and the text %s, which another target has", target, id, text)
+		}
+		seen[id], shown[text] = true, true
+	}
+	empty := Target{Domain: "d", Limit: "l", Key: []string{"a", ""}}
+	if got, want := empty.KeyText(), `key a,""`; got != want {
+		t.Errorf("the key is shown as %s, want %s", got, want)
+	}
+}
+
+// A change is described with all its numbers.
+func TestAChangeIsDescribedCompletely(t *testing.T) {
+	for want, c := range map[string]Change{
+		"rate 5, capacity 7, period 90s": {Rate: number(5), Capacity: number(7), Period: 90 * algorithms.Second},
+		"period 2d":                      {Period: 2 * algorithms.Day},
+		"period 1500us":                  {Period: 1500},
+		"period 3ms":                     {Period: 3000},
+		"period 5m":                      {Period: 5 * minute},
+		"period 7h":                      {Period: 7 * 60 * minute},
+		"factor 0.05":                    {Factor: 50},
+		"unlimited":                      {Unlimited: true},
+		"block":                          {Block: true},
+	} {
+		if got := c.String(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

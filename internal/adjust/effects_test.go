@@ -1,0 +1,260 @@
+package adjust
+
+import (
+	"context"
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// A block denies everything: it ends shadow mode and quota mode. The policy as configured stays as it is. Every adjusted
+// policy refers to its adjustment.
+func TestABlockEndsShadowAndQuotaMode(t *testing.T) {
+	p := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 10, Period: minute})
+	p.Shadow, p.Quota, p.Reference = true, true, true
+	for _, c := range []Change{{Block: true}, {Unlimited: true}, {Factor: 2000}} {
+		got, err := (&Adjustment{ID: "id", Change: c, Created: 3, Expires: 7}).Apply(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := descriptors.Adjusted{ID: "id", Expires: 7, Unlimited: c.Unlimited, Block: c.Block}
+		if *got.Adjusted != want || got.Shadow == c.Block || got.Quota == c.Block || !got.Reference {
+			t.Errorf("%s: got %+v, shadow mode %v, quota mode %v; want %+v, and both modes unless it is a block",
+				c.String(), got.Adjusted, got.Shadow, got.Quota, want)
+		}
+	}
+	if p.Adjusted != nil || !p.Shadow || !p.Quota {
+		t.Error("the configured policy has changed")
+	}
+}
+
+// A limit without numbers can be blocked. Other adjustments are mistakes. A block of a limit that allows nothing has no
+// window to report.
+func TestOnlyABlockAppliesToALimitWithoutNumbers(t *testing.T) {
+	unlimited := &descriptors.Policy{Limit: &algorithms.Limit{}, Unlimited: true, Reference: true}
+	zero := policy(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 0, Period: minute})
+	zero.Reference = true
+	for name, p := range map[string]*descriptors.Policy{"unlimited": unlimited, "rate 0": zero} {
+		if got, err := (&Adjustment{Change: Change{Block: true}}).Apply(p); err != nil || got.Reference {
+			t.Errorf("%s: a block: %v; want no error, and no window to report", name, err)
+		}
+		if _, err := (&Adjustment{Change: Change{Factor: 2000}}).Apply(p); err == nil || !strings.Contains(err.Error(), "no numbers to change") {
+			t.Errorf("%s: a factor: %v; want an error with \"no numbers to change\"", name, err)
+		}
+	}
+	if _, err := (&Adjustment{Change: Change{Unlimited: true}}).Apply(unlimited); err == nil {
+		t.Error("an unlimited limit was adjusted to unlimited; want an error")
+	}
+}
+
+// Policies share their Extras. An adjustment of one must not change the others.
+func TestAnAdjustmentLeavesSharedExtrasAlone(t *testing.T) {
+	spec := algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 100, Period: minute}
+	p := policy(t, spec)
+	local, err := algorithms.Compile(descriptors.Part(spec, 0.2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Extras.Lease, p.Extras.Local, p.Extras.LocalShare = &algorithms.Lease{Most: 30, For: 1000}, &local, 0.2
+	got, err := (&Adjustment{Change: Change{Factor: 500}}).Apply(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Extras.Lease.Most != 30 || p.Extras.Local.Rate != 20 || got.Extras.Lease.Most != 15 || got.Extras.Local.Rate != 10 {
+		t.Errorf("the lease is %d, adjusted %d; the local rate is %d, adjusted %d; want 30, 15, 20, 10",
+			p.Extras.Lease.Most, got.Extras.Lease.Most, p.Extras.Local.Rate, got.Extras.Local.Rate)
+	}
+}
+
+// Algorithms without a capacity refuse one. A leaky bucket keeps the length of its queue when its rate changes, also if
+// the two numbers are equal.
+func TestTheCapacityOfAnAdjustedLimit(t *testing.T) {
+	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
+		p := policy(t, algorithms.Spec{Kind: kind, Rate: 10, Period: minute})
+		if _, err := (&Adjustment{Change: Change{Capacity: number(3)}}).Apply(p); err == nil || !strings.Contains(err.Error(), "has no capacity") {
+			t.Errorf("%s: %v; want an error with \"has no capacity\"", kind, err)
+		}
+	}
+	queue := policy(t, algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 5, Period: minute, Capacity: number(5)})
+	got, err := (&Adjustment{Change: Change{Rate: number(8)}}).Apply(queue)
+	want := policy(t, algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 8, Period: minute, Capacity: number(5)})
+	if err != nil || *got.Limit != *want.Limit {
+		t.Errorf("got %+v, %v; want %+v", got, err, want.Limit)
+	}
+	initial := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Initial: number(10)})
+	got, err = (&Adjustment{Change: Change{Factor: 500}}).Apply(initial)
+	want = policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: minute, Initial: number(5)})
+	if err != nil || *got.Limit != *want.Limit {
+		t.Errorf("got %+v, %v; want %+v", got, err, want.Limit)
+	}
+}
+
+// A product that no int64 can hold is the largest int64.
+func TestScaleIsExactAndBounded(t *testing.T) {
+	for _, test := range []struct{ n, by, of, want int64 }{
+		{7, 1500, 1000, 10},
+		{math.MaxInt64, 3, 3, math.MaxInt64},
+		{math.MaxInt64, 2, 3, 6148914691236517204},
+		{math.MaxInt64, 2, 1, math.MaxInt64},
+		{math.MaxInt64, 1000, 1, math.MaxInt64},
+		{1 << 62, 4, 1, math.MaxInt64},
+		{1 << 62, 3, 1, math.MaxInt64},
+	} {
+		if got := scale(test.n, test.by, test.of); got != test.want {
+			t.Errorf("%d * %d / %d is %d, want %d", test.n, test.by, test.of, got, test.want)
+		}
+	}
+}
+
+// At the time Expires an adjustment has expired: it is not listed, not found, not deleted, and not replaced.
+func TestAnAdjustmentHasNoEffectAtItsExpiry(t *testing.T) {
+	ctx, c := context.Background(), newClock()
+	s, k := service(t, "", c)
+	set, _, err := s.Set(ctx, bob(Change{Factor: 2000}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if created := algorithms.Micros(c.now.UnixMicro()); set.Created != created || set.Expires != created+120*minute {
+		t.Errorf("created %d, expires %d; want %d, and two hours later", set.Created, set.Expires, created)
+	}
+	c.now = c.now.Add(2 * time.Hour)
+	if all, _ := s.List(); len(all) > 0 || len(s.InForce()) > 0 {
+		t.Errorf("%d adjustments are listed, want none", len(all))
+	}
+	if _, err := s.Find(set.ID); !errors.Is(err, ErrNotFound) {
+		t.Errorf("found: %v; want ErrNotFound", err)
+	}
+	if _, err := s.Delete(ctx, set.ID, "ann", "over", nil); !errors.Is(err, ErrNotFound) {
+		t.Errorf("deleted: %v; want ErrNotFound", err)
+	}
+	if p, err := s.Preview(bob(Change{Factor: 3000})); err != nil || strings.Contains(p.Words, "replaces") {
+		t.Errorf("the preview of another adjustment is %q, %v; want nothing replaced", p.Words, err)
+	}
+	other := bob(Change{Factor: 3000})
+	other.Target.Key = []string{"eve"}
+	if _, _, err := s.Set(ctx, other); err != nil || k.Set().Len() != 1 {
+		t.Errorf("%d adjustments after the next change, %v; want that one only", k.Set().Len(), err)
+	}
+}
+
+// A change or a deletion that expects another version fails, and is not logged.
+func TestAnUnexpectedVersionChangesNothing(t *testing.T) {
+	ctx := context.Background()
+	s, _ := service(t, "", newClock())
+	logged := 0
+	s.changed = func(*Entry) { logged++ }
+	set, _, err := s.Set(ctx, bob(Change{Factor: 2000}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := uint64(0)
+	if _, err := s.Delete(ctx, set.ID, "ann", "over", &old); !errors.Is(err, ErrConflict) {
+		t.Errorf("deleted: %v; want ErrConflict", err)
+	}
+	p := bob(Change{Factor: 3000})
+	p.Expect = &old
+	if _, _, err := s.Set(ctx, p); !errors.Is(err, ErrConflict) {
+		t.Errorf("set: %v; want ErrConflict", err)
+	}
+	if _, err := s.Delete(ctx, set.ID, " ", "over", nil); err == nil || !strings.Contains(err.Error(), "author is missing") {
+		t.Errorf("deleted without an author: %v; want a mistake", err)
+	}
+	if s.Version() != 1 || logged != 1 {
+		t.Errorf("version %d, and %d changes are logged; want 1 of both", s.Version(), logged)
+	}
+	long := bob(Change{Factor: 3000})
+	long.For = math.MaxInt64
+	if _, err := s.Preview(long); err == nil || !strings.Contains(err.Error(), "30 days") {
+		t.Errorf("for 292 years: %v; want a mistake with \"30 days\"", err)
+	}
+	long.For = -time.Second
+	if _, err := s.Preview(long); err == nil || !strings.Contains(err.Error(), "every adjustment expires") {
+		t.Errorf("for a negative time: %v; want a mistake with \"every adjustment expires\"", err)
+	}
+}
+
+// If the audit cannot be written, the change is not made. The next change writes the whole file again, because it may end
+// in an incomplete line.
+func TestAChangeThatIsNotInTheAuditIsNotMade(t *testing.T) {
+	ctx, c, dir := context.Background(), newClock(), t.TempDir()
+	s, k := service(t, dir, c)
+	if _, _, err := s.Set(ctx, bob(Change{Factor: 2000})); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, auditFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(path, 0o700); err != nil { // a folder in place of the file cannot be written
+		t.Fatal(err)
+	}
+	if _, _, err := s.Set(ctx, bob(Change{Factor: 3000})); err == nil || s.Version() != 1 || k.Status().Err == nil {
+		t.Errorf("version %d, the error %v, the status %v; want version 1, and an error in both", s.Version(), err, k.Status().Err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, append(text, []byte(`{"mac":"ab","en`)...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Set(ctx, bob(Change{Factor: 3000})); err != nil || k.Status().Err != nil {
+		t.Fatalf("got %v, and the status %v; want no error", err, k.Status().Err)
+	}
+	again, _ := service(t, dir, c)
+	if n, err := again.Verify(ctx); n != 2 || err != nil {
+		t.Errorf("verified %d, %v; want 2 and no error", n, err)
+	}
+	if names, err := filepath.Glob(filepath.Join(dir, "*.json*.*")); err != nil || len(names) > 0 {
+		t.Errorf("temporary files are left: %v, %v", names, err)
+	}
+}
+
+// The file with the adjustments contains only adjustments that this program accepts.
+func TestADamagedFileOfAdjustmentsIsRefused(t *testing.T) {
+	dir, bad := t.TempDir(), valid()
+	bad.Expires = bad.Created
+	if err := WriteSet(dir, NewSet(Head{1, "mac"}, []*Adjustment{bad})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadSet(dir); err == nil || !strings.Contains(err.Error(), "in the past") {
+		t.Errorf("got %v; want an error with \"in the past\"", err)
+	}
+}
+
+// Adjustments are listed by domain, then by limit, then by key. Expired finds at most as many as requested.
+func TestTheOrderOfASet(t *testing.T) {
+	var all []*Adjustment
+	for _, target := range []Target{
+		{Domain: "b", Limit: "a"},
+		{Domain: "a", Limit: "b", Key: []string{"x"}},
+		{Domain: "a", Limit: "b", Key: []string{"w"}},
+		{Domain: "a", Limit: "c"},
+	} {
+		all = append(all, &Adjustment{ID: target.ID(), Target: target, Expires: 5})
+	}
+	set := NewSet(Head{7, "mac"}, all)
+	for i, want := range []*Adjustment{all[2], all[1], all[3], all[0]} {
+		if got := set.All()[i]; got != want {
+			t.Errorf("at %d: got %s, want %s", i, got.Target.String(), want.Target.String())
+		}
+	}
+	for now, want := range map[algorithms.Micros]int{4: 0, 5: 3} {
+		if got := len(set.Expired(now, 3)); got != want {
+			t.Errorf("at the time %d, %d of at most 3 have expired, want %d", now, got, want)
+		}
+	}
+	if rest := set.Without(set.Expired(5, 3)); rest.Head != set.Head || rest.Len() != 1 {
+		t.Errorf("the head is %+v, of %d adjustments; want %+v, 1", rest.Head, rest.Len(), set.Head)
+	}
+}
