@@ -258,3 +258,44 @@ func TestTheOrderOfASet(t *testing.T) {
 		t.Errorf("the head is %+v, of %d adjustments; want %+v, 1", rest.Head, rest.Len(), set.Head)
 	}
 }
+
+// Watch calls its function with the present Set, and then with each new one.
+func TestWatchStartsWithThePresentSet(t *testing.T) {
+	s, k := service(t, "", newClock())
+	var versions []uint64
+	if _, _, err := s.Set(context.Background(), bob(Change{Factor: 2000})); err != nil {
+		t.Fatal(err)
+	}
+	k.Watch(func(set *Set) { versions = append(versions, set.Head.Version) })
+	if _, _, err := s.Set(context.Background(), bob(Change{Factor: 3000})); err != nil {
+		t.Fatal(err)
+	}
+	if len(versions) != 2 || versions[0] != 1 || versions[1] != 2 {
+		t.Errorf("the versions are %v, want 1 and 2", versions)
+	}
+}
+
+// When old entries are trimmed, the file of the audit starts with a checkpoint, also after a restart.
+func TestTheFileOfATrimmedAuditStartsWithACheckpoint(t *testing.T) {
+	c, dir := newClock(), t.TempDir()
+	s, k := service(t, dir, c)
+	head := Head{}
+	for range MaxEntries + trimBy {
+		e := &Entry{At: 1, Operation: "o", Author: "ann", Reason: "launch", Target: "t"}
+		if err := k.chain.Next(head, e); err != nil {
+			t.Fatal(err)
+		}
+		k.entries, head = append(k.entries, e), Head{e.Version, e.MAC}
+	}
+	k.set.Store(NewSet(head, nil))
+	if err := writeFile(dir, auditFile, auditText(k.from, k.entries)); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.Set(context.Background(), bob(Change{Factor: 2000})); err != nil {
+		t.Fatal(err)
+	}
+	again, _ := service(t, dir, c)
+	if n, err := again.Verify(context.Background()); n != MaxEntries+1 || err != nil {
+		t.Errorf("verified %d entries, %v; want %d, and no error", n, err, MaxEntries+1)
+	}
+}

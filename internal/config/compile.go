@@ -290,6 +290,7 @@ func (c *compiler) settings(d *domain) {
 	var tag text
 	var most oneLimit
 	var body denyBody
+	badShare := false
 	for _, doc := range d.docs {
 		agree(c, d, "consume", &each.given, &doc.Consume.given)
 		agree(c, d, "on_backend_failure", &answer.given, &doc.OnFailure.given)
@@ -298,7 +299,7 @@ func (c *compiler) settings(d *domain) {
 		agree(c, d, "http_headers", &d.headers.given, &doc.Headers.given)
 		agree(c, d, "deny_body", &body.given, &doc.DenyBody.given)
 		if doc.LocalShare.stated() && !doc.LocalShare.ok {
-			d.share = 1 // a valid value, so that this mistake, which is reported, causes no further messages
+			d.share, badShare = 1, true // a valid value, so that this mistake, which is reported, causes no further messages
 		}
 		switch {
 		case !doc.MaxOverride.ok:
@@ -325,7 +326,7 @@ func (c *compiler) settings(d *domain) {
 	d.share = part.or(cmp.Or(d.share, c.o.LocalShare))
 	d.LocalShare = d.share
 	switch {
-	case !answer.ok || d.OnFailure != descriptors.Local:
+	case !answer.ok || badShare || d.OnFailure != descriptors.Local:
 	case d.share > 0:
 		c.warn(answer.at, "while the backend is unreachable, each sidecar allows %s of each limit, so more than %d sidecars exceed the limit",
 			percent(d.share), int(math.Floor(1/d.share)))

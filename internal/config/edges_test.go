@@ -1,0 +1,203 @@
+package config
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rlsidecar/rlsidecar/internal/descriptors"
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+)
+
+// A limit in the reference form has its penalty, and its unit may be written in capitals, also with a time zone.
+// Different time zones have different calendars, and equal ones share theirs.
+func TestTheReferenceFormHasPenaltiesAndCalendars(t *testing.T) {
+	s := good(t, Options{}, `
+domain: d
+descriptors:
+  - key: a
+    rate_limit: {unit: day, requests_per_unit: 5, penalty: {after: 3, for: 1m, max: 1h}}
+  - key: b
+    rate_limit: {unit: DAY, requests_per_unit: 5, time_zone: Europe/Berlin, unit_multiplier: 1}
+  - key: c
+    rate_limit: {unit: day, requests_per_unit: 6, time_zone: Europe/Berlin}
+  - key: d
+    rate_limit: {unit: day, requests_per_unit: 5, time_zone: America/Lima}
+`)
+	a, b, c, d := one(t, s, "d", "a=1"), one(t, s, "d", "b=1"), one(t, s, "d", "c=1"), one(t, s, "d", "d=1")
+	if want := (algorithms.Penalty{After: 3, For: 60 * algorithms.Second, Max: 3600 * algorithms.Second}); a.Limit.Penalty != want {
+		t.Errorf("the penalty is %+v, want %+v", a.Limit.Penalty, want)
+	}
+	for name, p := range map[string]*descriptors.Policy{"Europe/Berlin": b, "America/Lima": d} {
+		if p.Limit.Calendar == nil || p.Limit.Calendar.Zone != name || p.Limit.Calendar.Unit != "day" {
+			t.Errorf("the calendar is %+v, want days in %s", p.Limit.Calendar, name)
+		}
+	}
+	if b.Limit.Calendar != c.Limit.Calendar {
+		t.Error("two limits with one time zone have different calendars, so that they share nothing")
+	}
+}
+
+// max_override bounds all overrides of a domain, or those of a descriptor. Its buckets are identified by the values of
+// the descriptor, or by the whole descriptor.
+func TestBoundsOfOverridesAreCompiled(t *testing.T) {
+	const bound = "max_override: {unit: day, requests_per_unit: 5}\n"
+	whole := good(t, Options{}, "domain: d\n"+bound+"descriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n").Domains["d"]
+	if !whole.Bounded || whole.MaxOverride == nil || !whole.MaxOverride.Whole || whole.MaxOverride.Limit.Rate != 5 {
+		t.Errorf("the domain has %+v, bounded: %v; want a bound of 5 for whole descriptors", whole.MaxOverride, whole.Bounded)
+	}
+	part := good(t, Options{}, "domain: d\ndescriptors:\n  - key: k\n    "+bound).Domains["d"]
+	if m := part.Policies[0]; !part.Bounded || part.MaxOverride != nil || m.Whole || len(m.Open) != 1 || m.Name != "k#max_override" {
+		t.Errorf("the descriptor has %+v, bounded: %v; want a bound for each value of k", m, part.Bounded)
+	}
+	for setting, want := range map[string]string{
+		"settle: {estimate: 5}": "settle cannot be combined with max_override",
+		"then: other":           "then cannot be combined with max_override",
+	} {
+		text := bad(t, Options{}, "domain: d\nmax_override: {algorithm: fixed_window, rate: 100, period: 1h, "+setting+"}\n")
+		if !strings.Contains(text, want) {
+			t.Errorf("%s: got %s; want %q", setting, text, want)
+		}
+	}
+}
+
+// The response body and the headers of a domain are those of its documents.
+func TestADomainHasTheResponseBodyOfItsDocuments(t *testing.T) {
+	const limits = "descriptors: [{key: %s, rate_limit: {unit: day, requests_per_unit: 1, unit_name: tokens}}]\n"
+	d := good(t, Options{}, "domain: d\ndeny_body: openai\nhttp_headers: openai\n"+fmt.Sprintf(limits, "a"), "domain: d\n"+fmt.Sprintf(limits, "b")).Domains["d"]
+	if d.DenyBody == (good(t, Options{}, "domain: d\n"+fmt.Sprintf(limits, "a")).Domains["d"].DenyBody) || d.Headers == nil || !d.Headers.OpenAI {
+		t.Errorf("the domain has the body %v and the headers %+v; want those of OpenAI", d.DenyBody, d.Headers)
+	}
+}
+
+// A mistake in local_share is the only message about it.
+func TestABadShareIsReportedOnce(t *testing.T) {
+	text := bad(t, Options{}, "domain: d\non_backend_failure: local\nlocal_share: 200%\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1}}]\n")
+	if strings.Count(text, "\n") != 0 || !strings.Contains(text, "local_share") {
+		t.Errorf("got\n%s\nwant one problem, with local_share", text)
+	}
+}
+
+// A name may have all printable ASCII characters except /.
+func TestTheCharactersOfALimitsName(t *testing.T) {
+	for name, want := range map[string]string{
+		" ": "", "~": "", "a\x7f": "not printable", "a\x1f": "not printable", "é": "not printable", "a/b": "a \"/\"", "": "is empty",
+		strings.Repeat("x", 128): "", strings.Repeat("x", 129): "the maximum is 128",
+	} {
+		if got := badName(name); !strings.Contains(got, want) || (got == "") != (want == "") {
+			t.Errorf("%q: got %q, want %q", name, got, want)
+		}
+	}
+}
+
+// A limit that comes with a request has the failure policy of the domain, and belongs to no file.
+func TestAnInlineLimitHasTheSettingsOfItsDomain(t *testing.T) {
+	const file = "domain: d\non_backend_failure: local\nlocal_share: 50%\nlimits:\n  l: {algorithm: fixed_window, rate: 100, period: 1h}\n"
+	d := good(t, Options{}, file).Domains["d"]
+	const numbers = `{"algorithm": "fixed_window", "rate": 10, "period": "1h"}`
+	p, err := Inline(d, "l", []byte(numbers))
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := d.Named["l"]
+	if p.OnFailure != descriptors.Local || p.Extra().LocalShare != 0.5 || p.Extra().Local == nil || p.Extra().Local.Rate != 5 {
+		t.Errorf("got %v with %+v; want local decisions on half of the limit", p.OnFailure, p.Extra())
+	}
+	if p.Index != -1 || p.Place != (descriptors.Place{}) || p.StatKey != "" || p.Prefix == named.Prefix || p.Owner == named.Owner {
+		t.Errorf("got %+v; want no number, no place, and other buckets than the named limit", p)
+	}
+	for _, key := range []string{"then", "max_delay", "penalty", "name", "time_zone"} {
+		text := strings.Replace(numbers, "{", `{"`+key+`": "1s", `, 1)
+		if _, err := Inline(d, "l", []byte(text)); err == nil || !strings.Contains(err.Error(), "unknown field") {
+			t.Errorf("%s: got %v; want an unknown field", key, err)
+		}
+	}
+}
+
+// Limits that deny nothing, or whose slot a setting determines, are in no group that a Redis Cluster charges in several
+// steps.
+func TestWarningsAboutSlots(t *testing.T) {
+	const plain = "{unit: day, requests_per_unit: 1}"
+	for name, test := range map[string]struct {
+		second, settings string
+		warned           bool
+	}{
+		"two limits":   {"{unit: hour, requests_per_unit: 1}", "", true},
+		"shadow mode":  {"{unit: hour, requests_per_unit: 1, shadow_mode: true}", "", false},
+		"quota mode":   {"{unit: hour, requests_per_unit: 1, quota_mode: true}", "", false},
+		"unlimited":    {"{unlimited: true}", "", false},
+		"one by one":   {"{unit: hour, requests_per_unit: 1}", "consume: each\n", false},
+		"one slot":     {"{unit: hour, requests_per_unit: 1}", "hash_tag: domain\n", false},
+		"slot of k":    {"{unit: hour, requests_per_unit: 1}", "hash_tag: entry:k\n", false},
+		"slot of none": {"{unit: hour, requests_per_unit: 1}", "hash_tag: entry:other\n", true},
+	} {
+		_, problems := Compile(numbered([]string{"domain: d\n" + test.settings + "descriptors: [{key: k, rate_limit: [" + plain + ", " + test.second + "]}]\n"}), Options{Cluster: true})
+		if got := strings.Contains(problems.Error(), "in several steps"); got != test.warned || problems.Bad() {
+			t.Errorf("%s: warned: %v, want %v; the problems are %s", name, got, test.warned, problems.Error())
+		}
+	}
+	if text := bad(t, Options{}, "domain: d\nhash_tag: 'entry:'\n"); !strings.Contains(text, "hash_tag must be") {
+		t.Errorf("an entry without a key: got %s; want a mistake", text)
+	}
+}
+
+// The slot of a bucket is that of the value of the entry, wherever it is among the entries.
+func TestTheSlotOfALaterValue(t *testing.T) {
+	s := good(t, Options{}, `
+domain: d
+hash_tag: entry:user
+descriptors:
+  - key: path
+    descriptors:
+      - key: method
+        value: GET
+        descriptors:
+          - key: user
+            rate_limit: {unit: day, requests_per_unit: 1}
+  - key: any*
+    rate_limit: {unit: day, requests_per_unit: 1}
+`)
+	p := one(t, s, "d", "path=/a,method=GET,user=ann")
+	if want := (descriptors.Slot{Value: 2}); p.Extra().Slot != want {
+		t.Errorf("the slot is %+v, want that of the second value", p.Extra().Slot)
+	}
+	if p := one(t, s, "d", "anything=1"); p.Whole && p.Extra().Slot != (descriptors.Slot{Entry: "user"}) {
+		t.Errorf("the slot of a whole descriptor is %+v, want that of the entry user", p.Extra().Slot)
+	}
+}
+
+// If the limits of a domain that keeps its last version do not fit beside the changed domains, the configuration is
+// rejected, or the domain keeps no limit more than fits.
+func TestKeptDomainsCountTowardsTheMostLimits(t *testing.T) {
+	k := newKeeper(t)
+	k.Keeper = NewKeeper(Options{MaxLimits: 3})
+	two := func(domain string) string {
+		return "domain: " + domain + "\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}, {key: b, rate_limit: {unit: day, requests_per_unit: 2}}]\n"
+	}
+	if got, stale, problems := k.load("a.yaml="+of("a", 7), "b.yaml="+two("b")); got != "a 7; b 1 2" || stale != "" {
+		t.Fatalf("got %q, stale %q, %v; want both domains", got, stale, problems)
+	}
+	got, stale, problems := k.load("a.yaml="+two("a"), "b.yaml="+of("b", -1))
+	limits := 0
+	for _, b := range k.used {
+		limits += len(b.Policies)
+	}
+	if limits > 3 || !strings.Contains(problems.Error(), "more than 3 limits") {
+		t.Errorf("got %q, stale %q, with %d limits; the problems are %s; want at most 3, and a message about it", got, stale, limits, problems.Error())
+	}
+}
+
+// A domain below an unreadable folder keeps its last version.
+func TestADomainBelowAnUnreadableFolderIsKept(t *testing.T) {
+	for file, root := range map[string]string{"a/b/c.yaml": "a", "a/b.yaml": "a/b.yaml", "a/..b.yaml": "a"} {
+		if !within(filepath.FromSlash(file), filepath.FromSlash(root)) {
+			t.Errorf("%s is not below %s", file, root)
+		}
+	}
+	for file, root := range map[string]string{"ab/c.yaml": "a", "c.yaml": "a", "a.yaml": "a/b"} {
+		if within(filepath.FromSlash(file), filepath.FromSlash(root)) {
+			t.Errorf("%s is below %s", file, root)
+		}
+	}
+}
