@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -160,21 +161,40 @@ func (l *Ledger) Restore(ctx context.Context, h LedgerHead, values map[string]st
 }
 
 // Values calls visit for each ID and its value. If a value changes meanwhile, visit may get the old value or
-// the new one.
-func (l *Ledger) Values(ctx context.Context, visit func(id, value string)) error {
+// the new one. oldest is the smallest version that the ledger had meanwhile: if it is less than a version
+// that was read before, the server has lost data, and values may be missing.
+func (l *Ledger) Values(ctx context.Context, visit func(id, value string)) (oldest uint64, err error) {
 	const at = 500 // the number of values in a page; together they have some hundred KB
+	oldest = math.MaxUint64
 	for cursor := uint64(0); ; {
+		var before, after *goredis.SliceCmd
+		var values *goredis.ScanCmd
 		page, cancel := l.bound(ctx)
-		pairs, next, err := l.store.client.HScan(page, l.values, cursor, "", at).Result()
+		_, err := l.store.client.Pipelined(page, func(pipe goredis.Pipeliner) error {
+			before = pipe.HMGet(page, l.head, "version")
+			values = pipe.HScan(page, l.values, cursor, "", at)
+			after = pipe.HMGet(page, l.head, "version")
+			return nil
+		})
 		cancel()
 		if err != nil {
-			return l.failed(err)
+			return 0, l.failed(err)
 		}
+		for _, cmd := range []*goredis.SliceCmd{before, after} {
+			version := uint64(0)
+			if text, ok := cmd.Val()[0].(string); ok {
+				if version, err = strconv.ParseUint(text, 10, 63); err != nil {
+					return 0, fmt.Errorf("redis: the head of a ledger: %w", err)
+				}
+			}
+			oldest = min(oldest, version)
+		}
+		pairs, next := values.Val()
 		for i := 0; i+1 < len(pairs); i += 2 {
 			visit(pairs[i], pairs[i+1])
 		}
 		if cursor = next; cursor == 0 {
-			return nil
+			return oldest, nil
 		}
 	}
 }

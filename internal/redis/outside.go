@@ -105,6 +105,8 @@ func setReply(cmd goredis.Cmder, c *outside.Command) {
 		cmd.SetVal(c.Reply != nil)
 	case *goredis.ScanCmd:
 		cmd.SetVal(c.Reply.([]string), 0)
+	case *goredis.SliceCmd:
+		cmd.SetVal(c.Reply.([]any))
 	case *goredis.XMessageSliceCmd:
 		entries := c.Reply.([]outside.Entry)
 		found := make([]goredis.XMessage, len(entries))

@@ -218,6 +218,11 @@ func (s *server) command(args []any) (any, error) {
 			return v.text, nil
 		}
 		return nil, nil
+	case "hmget": // key field
+		if v := s.get(args[1].(string)); v != nil {
+			return []any{v.fields[args[2].(string)]}, nil
+		}
+		return []any{nil}, nil
 	case "hscan": // key cursor count n
 		return s.hscan(args[1].(string)), nil
 	case "xrange": // key from to count n

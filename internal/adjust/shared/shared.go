@@ -295,7 +295,7 @@ func (k *Keeper) load(ctx context.Context, head adjust.Head) (*adjust.Set, error
 func (k *Keeper) values(ctx context.Context, head adjust.Head) (*adjust.Set, error) {
 	var all []*adjust.Adjustment
 	bad := false
-	err := k.config.Ledger.Values(ctx, func(id, value string) {
+	oldest, err := k.config.Ledger.Values(ctx, func(id, value string) {
 		a := new(adjust.Adjustment)
 		if err := json.Unmarshal([]byte(value), a); err != nil || a.ID != id || a.Check() != nil || len(all) >= adjust.MaxAdjustments {
 			bad = true
@@ -305,6 +305,9 @@ func (k *Keeper) values(ctx context.Context, head adjust.Head) (*adjust.Set, err
 	})
 	if bad {
 		k.errors.Add(1)
+	}
+	if err == nil && oldest < head.Version { // another Keeper may restore the same head before it is read again
+		err = errors.New("redis has lost adjustments while they were read")
 	}
 	return adjust.NewSet(head, all), err
 }

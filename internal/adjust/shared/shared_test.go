@@ -1,6 +1,7 @@
 package shared_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -192,6 +194,75 @@ func distant(t *testing.T, server string) string {
 					}
 				}
 			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// Redis loses its data between the moments at which b reads the version and the adjustments, and a restores both before b
+// reads the version again. b must not take the empty ledger for that version.
+func TestDataIsLostWhileItIsRead(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	url := "redis://" + server.Addr
+	a := keeper(t, url, "")
+	change(t, a, block("bob", "ann"))
+	client := server.Client()
+	lose := sync.OnceFunc(func() { client.FlushAll(t.Context()) })
+	restore := sync.OnceFunc(func() { _ = a.Poll(t.Context()) })
+	b := keeper(t, "redis://"+around(t, server.Addr, "hscan", lose, restore), "")
+	if err := b.Poll(t.Context()); err == nil || !strings.Contains(err.Error(), "lost") {
+		t.Errorf("got the error %v, want one that contains \"lost\"", err)
+	}
+	poll(t, b)
+	if b.Set().Len() != 1 {
+		t.Errorf("b knows %d adjustments, want 1", b.Set().Len())
+	}
+}
+
+// around returns the address of a server that calls before before it passes a request with the given command
+// on, and after before it passes the answer on.
+func around(t *testing.T, server, command string, before, after func()) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			upstream, err := net.Dial("tcp", server)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			var sent atomic.Bool
+			pass := func(to, from net.Conn, see func(text []byte)) {
+				defer to.Close()
+				buf := make([]byte, 64<<10)
+				for {
+					n, err := from.Read(buf)
+					see(buf[:n])
+					if _, bad := to.Write(buf[:n]); err != nil || bad != nil {
+						return
+					}
+				}
+			}
+			go pass(upstream, client, func(text []byte) {
+				if bytes.Contains(text, []byte(command)) {
+					before()
+					sent.Store(true)
+				}
+			})
+			go pass(client, upstream, func([]byte) {
+				if sent.Swap(false) {
+					after()
+				}
+			})
 		}
 	}()
 	return l.Addr().String()
