@@ -32,7 +32,7 @@ type rawConnection struct {
 	from    *http2.Framer
 	headers *hpack.Decoder
 	status  string // the value of grpc-status in the headers that are being read
-	unacked uint32 // number of received bytes by which the server's window has not been enlarged again
+	unacked uint32 // number of bytes received whose window was not returned to the server yet
 
 	mu      sync.Mutex
 	pending map[uint32]*pendingRequest // by stream; guarded by mu

@@ -29,8 +29,8 @@ var (
 	ErrExpired = errors.New("the reservation is too old; settle within an hour after its units are available")
 )
 
-// Settle is the settlement of one reservation by an application. A Request with Settle has no Descriptors
-// and no Limits.
+// Settle is the settlement of one reservation by an application. The caller of Check leaves Descriptors and
+// Limits of a Request with Settle empty.
 type Settle struct {
 	Reserved *Reserved
 	// Real is the real cost in units.
