@@ -185,7 +185,7 @@ func redisLineup(b *bench) ([]finding, error) {
 	}
 	return b.against(ceiling, b.onRedis(redis, c, false), func(engine string, ceiling, ours rounds) []finding {
 		return []finding{{
-			name: "on Redis, 10k keys: CPU us a request of the sidecar", engine: engine,
+			name: "on Redis, 10k keys: CPU us of the sidecar for a request", engine: engine,
 			ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.2f", target: 3,
 		}}
 	})
@@ -227,7 +227,7 @@ func throughputLineup(b *bench) ([]finding, error) {
 				ceiling: ceiling.of(samplePerSecond), ours: ours.of(samplePerSecond), format: "%.0f", atLeast: true, target: 1,
 			},
 			{
-				name: "on Redis: CPU us a decision of Redis", engine: engine,
+				name: "on Redis: CPU us of Redis for a decision", engine: engine,
 				ceiling: ceiling.of(sampleRedisCPU), ours: ours.of(sampleRedisCPU), format: "%.2f", target: 0.6,
 			},
 		}
@@ -290,7 +290,7 @@ func openLineup(b *bench) ([]finding, error) {
 				ceiling: ceiling.of(sampleP99), ours: ours.of(sampleP99), format: "%.2f", target: 1.5,
 			},
 			{
-				name: "5,000/s on Redis, open loop: CPU us a request of the sidecar", engine: engine,
+				name: "5,000/s on Redis, open loop: CPU us of the sidecar for a request", engine: engine,
 				ceiling: ceiling.of(sampleCPU), ours: ours.of(sampleCPU), format: "%.1f", target: 1.5,
 			},
 		}
