@@ -54,7 +54,7 @@ type conn struct {
 	out        []byte
 	window     int64    // number of bytes that the client accepts
 	unanswered []uint32 // streams that have no answer yet
-	taken      int      // number of received bytes by which the client's window has not been enlarged again
+	taken      int      // number of bytes received whose window was not returned to the client yet
 
 	decoder *hpack.Decoder
 	path    string // the value of :path in the header block that is being decoded

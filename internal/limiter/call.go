@@ -40,8 +40,8 @@ type Request struct {
 	Descriptors []Descriptor
 	// Limits are named limits, as one group. Domain may be empty if only one domain has the name.
 	Limits []NamedCharge
-	// Settle is a reservation that an application settles; nil means none. Check then adds the
-	// limits of the reservation to Limits.
+	// Settle is a reservation that an application settles; nil means none. Check then adds the limits of the
+	// reservation to Limits.
 	Settle *Settle
 	// IdempotencyKey is used for Limits if it has an ID. It cannot be combined with DryRun.
 	IdempotencyKey IdempotencyKey
