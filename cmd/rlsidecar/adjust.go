@@ -341,6 +341,10 @@ func (c *adjustAuditCmd) verify(a *app) error {
 	if c.Format == "json" {
 		return nil
 	}
-	_, err := fmt.Fprintf(a.stdout, "%d entries, none changed and none missing\n", answer.Entries)
+	entries := fmt.Sprintf("%d entries", answer.Entries)
+	if answer.Entries == 1 {
+		entries = "1 entry"
+	}
+	_, err := fmt.Fprintf(a.stdout, "%s, none changed and none missing\n", entries)
 	return err
 }

@@ -136,7 +136,7 @@ func facts(l *descriptors.Policy) (list []fact) {
 	add("A bucket is identified by", openKeys(l))
 	add("If the store cannot decide", l.OnFailure.String()+" (on_backend_failure)")
 	if l.Shadow {
-		add("Shadow mode", "it never denies; what it would have denied is counted")
+		add("Shadow mode", "it never denies; requests that it would have denied are counted")
 	}
 	if l.Quota {
 		add("Quota", "it denies only together with all other quota limits of the request")

@@ -96,7 +96,7 @@ func (a answer) String() string {
 	case a.missing != nil:
 		return "denied: no descriptor has an entry " + a.missing.String() + " with a value, which the domain requires"
 	case a.never:
-		words = []string{"denied for good: more than the limit can ever give"}
+		words = []string{"denied for good: more than the limit can ever hold"}
 	case !a.ok:
 		words = []string{"denied", "retry after " + descriptors.Span(a.retryAfter)}
 	}

@@ -85,7 +85,7 @@ func TestUnexpectedAnswersAreReported(t *testing.T) {
 		{[]string{`{descriptors: ["user=bob"], expect: {ok: false, remaining: 3, retry_after: 1s, wait: 2s}}`},
 			"5:7: at 0s: expected denied, remaining 3, retry after 1s, wait 2s, got ok, remaining 19"},
 		{[]string{`{descriptors: ["user=bob"], hits: 21, expect: {never: false}}`},
-			"5:7: at 0s: expected not never, got denied for good: more than the limit can ever give, remaining 20"},
+			"5:7: at 0s: expected not never, got denied for good: more than the limit can ever hold, remaining 20"},
 		{[]string{`{descriptors: ["usr=bob"], expect: {remaining: 0}}`}, "5:7: at 0s: expected remaining 0, got ok, no limit matched"},
 		{[]string{`{descriptors: ["user=bob"], expect: not_limited}`}, "5:7: at 0s: expected no limit to match, got send"},
 		{[]string{`{descriptors: ["user=bob"], expect: {limits: [{name: pace}]}}`}, "5:53: at 0s: expected limit pace to match, got send"},
