@@ -75,13 +75,50 @@ func TestEstimatesFollowChanges(t *testing.T) {
 	}
 }
 
+// Until the costs after a change are enough for an estimate, the former one stays.
+func TestTheFormerEstimateStaysUntilTheNextIsKnown(t *testing.T) {
+	var e Estimates
+	for i := range renew + enough - 1 {
+		e.Learn(1, 0.9, uint64(i), start+algorithms.Micros(i)*algorithms.Second, 1000)
+		if got := e.Estimate(1); i >= renew && got != 1000 {
+			t.Fatalf("after %d costs: %d, want 1000", i+1, got)
+		}
+	}
+}
+
+// A key counts once a second for each cell, also after its clock was set back.
+func TestAKeyCountsForEachCellAndSecond(t *testing.T) {
+	var e Estimates
+	for i := range algorithms.Micros(enough) {
+		for cell := range uint64(2) {
+			e.Learn(cell, 0.9, 7, start-i*algorithms.Second, 5)
+		}
+	}
+	if first, second := e.Estimate(0), e.Estimate(1); first != 5 || second != 5 {
+		t.Errorf("%d and %d, want 5 and 5", first, second)
+	}
+}
+
+// An estimate of 0 would mean that nothing is known.
+func TestAnEstimateIsAtLeastOne(t *testing.T) {
+	var e Estimates
+	for key := range uint64(enough) {
+		e.Learn(1, 0.9, key, start, 0)
+	}
+	if got := e.Estimate(1); got != 1 {
+		t.Errorf("%d, want 1", got)
+	}
+}
+
 func TestCellsAreBounded(t *testing.T) {
 	var e Estimates
 	for number := range uint64(2 * MaxCells) {
 		e.Learn(number, 0.9, number, start+algorithms.Micros(number)*algorithms.Second, 5)
 	}
-	if n := e.count.Load(); n > MaxCells {
-		t.Errorf("%d cells, the most is %d", n, MaxCells)
+	cells := 0
+	e.cells.Range(func(_, _ any) bool { cells++; return true })
+	if cells != MaxCells {
+		t.Errorf("%d cells, want %d", cells, MaxCells)
 	}
 }
 

@@ -55,7 +55,7 @@ func TestWeightedCosts(t *testing.T) {
 }
 
 func TestWeightsThatAreRefused(t *testing.T) {
-	for _, text := range []string{"", "-1", "+1", "1e3", "1/0", "1/", "/2", "1/2/3", ".", "1.", "0.1234567891", "1000000001", "1/1000000001", "99999999999999999999", "0x1", " 1", "1_0"} {
+	for _, text := range []string{"", "-1", "+1", "1e3", "1/0", "1/", "/2", "1/2/3", ".", "1.", "0.1234567891", "0.5000000000", "1000000001", "1/1000000001", "99999999999999999999", "0x1", " 1", "1_0"} {
 		if w, err := Parse(text); err == nil {
 			t.Errorf("%q is parsed as %+v; want an error", text, w)
 		}
@@ -112,5 +112,34 @@ func TestWeightedCostsOfManyBitsAreExact(t *testing.T) {
 		if err != nil != (want.Cmp(big.NewInt(maxExact)) > 0) || err == nil && want.Cmp(big.NewInt(got)) != 0 {
 			t.Errorf("%d of each: %d, %v; want %s", n, got, err, want)
 		}
+	}
+}
+
+func TestWeightsAreReduced(t *testing.T) {
+	for text, want := range map[string]Weight{"2/4": {1, 2}, "0.50": {1, 2}, "2000000000/2000000000": {1, 1}, "0/7": {0, 1}} {
+		if w, err := Parse(text); err != nil || w != want {
+			t.Errorf("%s: got %+v, %v; want %+v", text, w, err, want)
+		}
+	}
+	if got := compiled(t, map[string]string{"half": "1/2"}).String(); got != "half: 1/2" {
+		t.Errorf("got %s, want half: 1/2", got)
+	}
+}
+
+func TestTheLargestWeightsAreAccepted(t *testing.T) {
+	texts := map[string]string{strings.Repeat("n", MaxName): "1/1000000000"}
+	for len(texts) < Max {
+		texts[strings.Repeat("m", len(texts))] = "3/1000000000"
+	}
+	if got, err := compiled(t, texts).Cost(map[string]int64{strings.Repeat("n", MaxName): 1_000_000_001}); got != 2 || err != nil {
+		t.Errorf("got %d, %v; want 2", got, err)
+	}
+}
+
+// The quotient of such a sum has one bit more than a uint64.
+func TestASumOf64BitsIsTooMuch(t *testing.T) {
+	w := compiled(t, map[string]string{"large": "2048"})
+	if got, err := w.Cost(map[string]int64{"large": 1 << 53}); err == nil {
+		t.Errorf("got %d, want an error", got)
 	}
 }

@@ -1,9 +1,12 @@
 package backend_test
 
 import (
+	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
@@ -50,6 +53,7 @@ func TestConsumedAny(t *testing.T) {
 	}{
 		"allowed":                         {[]backend.Charge{charge(usual, 1, false)}, decided(true), true},
 		"denied":                          {[]backend.Charge{charge(usual, 1, false)}, decided(false), false},
+		"the alternative was not needed":  {[]backend.Charge{{Limit: usual, Then: true}, charge(usual, 1, false)}, decided(true, false), true},
 		"a dry run":                       {[]backend.Charge{charge(usual, 1, true)}, decided(true), false},
 		"one of two denies":               {[]backend.Charge{charge(usual, 1, false), charge(usual, 1, false)}, decided(true, false), false},
 		"denied and charged":              {[]backend.Charge{charge(usual, 1, false), charge(overdraw, 1, false)}, decided(true, false), true},
@@ -77,6 +81,94 @@ func TestKnownDecisionsAreFinal(t *testing.T) {
 	for i, want := range []error{failure, nil, failure} {
 		if d := b.Decisions[i]; !errors.Is(d.Err, want) || d.Allowed != (want == nil) {
 			t.Errorf("decision %d: got %+v, want the error %v", i, d, want)
+		}
+	}
+}
+
+// Done may reuse the Batch, so Finish reads its Source before. The answers are written before they are flushed.
+func TestFinishCallsDoneAndThenFlush(t *testing.T) {
+	var calls []string
+	b := &backend.Batch{Source: &backend.Source{Flush: func() { calls = append(calls, "flush") }}}
+	b.Done = func(b *backend.Batch) {
+		calls = append(calls, "done")
+		b.Source = nil
+	}
+	b.Finish()
+	if want := []string{"done", "flush"}; !slices.Equal(calls, want) {
+		t.Errorf("got %v, want %v", calls, want)
+	}
+	for _, source := range []*backend.Source{nil, {}} { // neither must be called
+		(&backend.Batch{Source: source, Done: func(*backend.Batch) {}}).Finish()
+	}
+}
+
+// last keeps the last Batch that was submitted, without its Done.
+type last struct{ backend.Batch }
+
+func (l *last) Submit(b *backend.Batch) {
+	l.Batch = *b
+	l.Charges = slices.Clone(b.Charges)
+	b.Done(b)
+}
+
+func TestTakePassesTheDeadlineOn(t *testing.T) {
+	store, end := &last{}, time.Now().Add(time.Hour)
+	ctx, cancel := context.WithDeadline(t.Context(), end)
+	take := func(ctx context.Context) time.Time {
+		backend.Take(ctx, store, make([]backend.Charge, 1), make([]backend.Decision, 1))
+		return store.Deadline
+	}
+	if got := take(ctx); !got.Equal(end) {
+		t.Errorf("got %v, want %v", got, end)
+	}
+	if got := take(t.Context()); !got.IsZero() {
+		t.Errorf("without a deadline: got %v, want none", got)
+	}
+	cancel()
+	if got := take(ctx); got.IsZero() || !got.Before(end) {
+		t.Errorf("after the context has ended: got %v, want the current time", got)
+	}
+	if !store.Waits {
+		t.Error("Waits is not set, although the goroutine does nothing until Done")
+	}
+}
+
+func TestAResetHasNoIdempotencyKey(t *testing.T) {
+	store := &last{}
+	if err := backend.ResetBucket(t.Context(), store, backend.Charge{IdempotencyKey: &backend.IdempotencyKey{}}); err != nil {
+		t.Fatal(err)
+	}
+	if c := store.Charges[0]; !c.Reset || c.IdempotencyKey != nil {
+		t.Errorf("got %+v, want a reset without an idempotency key", c)
+	}
+}
+
+func TestWhatNeverFits(t *testing.T) {
+	compiled := func(spec algorithms.Spec) *algorithms.Limit {
+		l, err := algorithms.Compile(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &l
+	}
+	ahead := int64(5)
+	usual := compiled(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, MaxReserved: &ahead})
+	overdraw := compiled(algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: algorithms.Second, Overdraw: true})
+	for _, test := range []struct {
+		limit   *algorithms.Limit
+		cost    int64
+		reserve bool
+		want    bool
+	}{
+		{usual, 10, false, false},
+		{usual, 11, false, true},
+		{usual, 15, true, false},
+		{usual, 16, true, true},
+		{overdraw, 11, false, false},
+	} {
+		c := backend.Charge{Limit: test.limit, Terms: algorithms.Charge{Cost: test.cost, Reserve: test.reserve}}
+		if got := c.NeverFits(); got != test.want {
+			t.Errorf("%d units, reserve %v, overdraw %v: got %v, want %v", test.cost, test.reserve, test.limit.Overdraw, got, test.want)
 		}
 	}
 }
