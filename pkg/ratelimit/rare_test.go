@@ -25,7 +25,7 @@ func (k *kept) Submit(b *backend.Batch) {
 	k.Store.Submit(b)
 }
 
-// A cost that can never fit is a mistake of the caller, also while the Store is away.
+// A cost that can never fit is a mistake of the caller, also while the Store is unreachable.
 func TestACostThatNeverFitsHasTheNumbersOfItsLimit(t *testing.T) {
 	l := over(t, away{}, nil)
 	if r, err := l.AllowN(t.Context(), 11, "send", "bob"); !errors.Is(err, ratelimit.ErrNeverFits) || r.Limit != 10 || r.Window != time.Minute {
