@@ -126,6 +126,9 @@ func TestPartsOfAnIdempotencyIDAreSeparate(t *testing.T) {
 	if limiter.IdempotencyID("a", "bc") == limiter.IdempotencyID("ab", "c") || limiter.IdempotencyID("a", "b") == limiter.IdempotencyID("a", "b", "") {
 		t.Error("different parts have the same ID")
 	}
+	if limiter.IdempotencyID("a", "\x00b") == limiter.IdempotencyID("a\x00", "b") {
+		t.Error("parts that a zero byte could separate have the same ID")
+	}
 	if limiter.IdempotencyID("a", "b") != limiter.IdempotencyID("a", "b") {
 		t.Error("equal parts have different IDs")
 	}
