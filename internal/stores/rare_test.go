@@ -76,8 +76,10 @@ func TestDeadlineForgetsBatchesThatHaveEnded(t *testing.T) {
 		count := func(*backend.Batch) { ended++ }
 		first := submit(count)
 		time.Sleep(3 * ms)
+		synctest.Wait()
 		second := submit(count) // may reuse the memory of the first
 		time.Sleep(20 * ms)
+		synctest.Wait()
 		if ended != 2 || !first.Decisions[0].Allowed || !second.Decisions[0].Allowed {
 			t.Errorf("%d ended: %+v and %+v; want both allowed", ended, first.Decisions, second.Decisions)
 		}
@@ -85,6 +87,7 @@ func TestDeadlineForgetsBatchesThatHaveEnded(t *testing.T) {
 		submit(func(*backend.Batch) { panic("in Done") })
 		third := submit(count)
 		time.Sleep(60 * ms)
+		synctest.Wait()
 		if ended != 3 || third.Decisions[0].Err == nil {
 			t.Errorf("%d ended: %+v; want an error at the deadline", ended, third.Decisions)
 		}
