@@ -2,6 +2,7 @@ package adjust
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"math"
 	"os"
@@ -297,5 +298,74 @@ func TestTheFileOfATrimmedAuditStartsWithACheckpoint(t *testing.T) {
 	again, _ := service(t, dir, c)
 	if n, err := again.Verify(context.Background()); n != MaxEntries+1 || err != nil {
 		t.Errorf("verified %d entries, %v; want %d, and no error", n, err, MaxEntries+1)
+	}
+}
+
+// A key must have as many values as the buckets of a descriptor that uses the limit. Where the whole descriptor
+// identifies them, keys and values alternate.
+func TestAKeyHasTheValuesOfABucket(t *testing.T) {
+	named := &descriptors.Policy{Extras: &descriptors.Extras{Named: true}}
+	whole, open := &descriptors.Policy{Whole: true}, &descriptors.Policy{Open: []int{0}}
+	for _, test := range []struct {
+		policies []*descriptors.Policy
+		values   int
+		ok       bool
+	}{
+		{[]*descriptors.Policy{named}, 3, true},
+		{[]*descriptors.Policy{named, open}, 0, false},
+		{[]*descriptors.Policy{named, open}, 1, true},
+		{[]*descriptors.Policy{named, whole}, 1, false},
+		{[]*descriptors.Policy{named, whole}, 2, true},
+		{[]*descriptors.Policy{open, whole}, 1, true},
+	} {
+		err := reaches(&Target{Limit: "l", Key: make([]string, test.values)}, test.policies)
+		if (err == nil) != test.ok {
+			t.Errorf("%d policies and %d values: got %v; want an error: %v", len(test.policies), test.values, err, !test.ok)
+		}
+	}
+}
+
+// The readable key is absent if one of its values is not text.
+func TestAKeyThatIsNotTextIsNotShownAsText(t *testing.T) {
+	for want, key := range map[bool][]string{true: {"a", "b"}, false: {"\xff", "b"}} {
+		a := Adjustment{Target: Target{Key: key}}
+		if f := a.form(); (f.Key != nil) != want || len(f.KeyB64) != 2 {
+			t.Errorf("%q is shown as %q; want it shown: %v", key, f.Key, want)
+		}
+	}
+}
+
+// A body has one JSON object with known fields, and one form of the key.
+func TestTheBodyOfAProposalIsReadStrictly(t *testing.T) {
+	const start = `{"limit": "l", "author": "a", "reason": "r", "for": "1h", "rate": 5`
+	for text, want := range map[string]string{
+		start + `}`:            "",
+		start + `} {}`:         "text after the JSON object",
+		start + `, "size": 1}`: "unknown field",
+		start + `, "key": ["a"], "key_b64": ["YQ=="]}`: "give the key once",
+		start + `, "version": 7}`:                      "",
+	} {
+		if _, err := ParseProposal([]byte(text)); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v; want an error with %q", text, err, want)
+		}
+	}
+	version := uint64(7)
+	until := time.Date(2026, 3, 1, 16, 0, 0, 0, time.UTC)
+	for _, p := range []Proposal{
+		{Target: Target{Limit: "l", Key: []string{"\xff"}}, Change: Change{Block: true}, For: 90 * time.Minute, Author: "a", Reason: "r", Expect: &version},
+		{Target: Target{Limit: "l", AllKeys: true}, Change: Change{Period: 7 * minute}, Until: until, Author: "a", Reason: "r"},
+	} {
+		text, err := json.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := ParseProposal(text)
+		if err != nil || got.For != p.For || !got.Until.Equal(p.Until) || (got.Expect == nil) != (p.Expect == nil) || got.Change.Period != p.Change.Period ||
+			strings.Join(got.Target.Key, ",") != strings.Join(p.Target.Key, ",") {
+			t.Errorf("%s is read as %+v, %v; want %+v", text, got, err, p)
+		}
+	}
+	if got := Duration(math.MaxInt64); got != 36_500*24*time.Hour {
+		t.Errorf("the longest span is %v, want 100 years", got)
 	}
 }

@@ -162,8 +162,8 @@ descriptors:
 	if want := (descriptors.Slot{Value: 2}); p.Extra().Slot != want {
 		t.Errorf("the slot is %+v, want that of the second value", p.Extra().Slot)
 	}
-	if p := one(t, s, "d", "anything=1"); p.Whole && p.Extra().Slot != (descriptors.Slot{Entry: "user"}) {
-		t.Errorf("the slot of a whole descriptor is %+v, want that of the entry user", p.Extra().Slot)
+	if p := one(t, s, "d", "anything=1"); !p.Whole || p.Extra().Slot != (descriptors.Slot{Entry: "user"}) {
+		t.Errorf("the slot of %+v is %+v, want that of the entry user, for a whole descriptor", p, p.Extra().Slot)
 	}
 }
 
@@ -199,5 +199,28 @@ func TestADomainBelowAnUnreadableFolderIsKept(t *testing.T) {
 		if within(filepath.FromSlash(file), filepath.FromSlash(root)) {
 			t.Errorf("%s is below %s", file, root)
 		}
+	}
+}
+
+// The size of a lease is a part of the capacity, and so is the number of units that are added during the lease.
+func TestALeaseIsAPartOfTheCapacity(t *testing.T) {
+	const file = "domain: d\nlimits:\n  l: {algorithm: token_bucket, rate: 60, period: 1m, capacity: %d, lease: {max: 10%%, for: 2s}}\n"
+	for capacity, warned := range map[int]bool{1000: false, 20: true} {
+		s, problems := Compile(numbered([]string{fmt.Sprintf(file, capacity)}), Options{})
+		if problems.Bad() {
+			t.Fatal(problems)
+		}
+		lease := s.Domains["d"].Named["l"].Extra().Lease
+		if got := strings.Contains(problems.Error(), "during a lease"); lease.Most != int64(capacity)/10 || got != warned {
+			t.Errorf("capacity %d: the lease has %d units, warned: %v; want %d, %v", capacity, lease.Most, got, capacity/10, warned)
+		}
+	}
+}
+
+// A number of shards that does not fit into 32 bits is a mistake.
+func TestTooManyShardsAreAMistake(t *testing.T) {
+	text := bad(t, Options{}, "domain: d\nlimits:\n  l: {algorithm: fixed_window, rate: 100, period: 1h, shards: 4294967298}\n")
+	if !strings.Contains(text, "shards") {
+		t.Errorf("got %s; want a mistake of shards", text)
 	}
 }

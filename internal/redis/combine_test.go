@@ -410,3 +410,24 @@ func TestADenialOfShardsCountsTheUnitsThatAreRefunded(t *testing.T) {
 		}
 	}
 }
+
+// The plan of a refund subtracts the inflow of a token bucket since the charge. The shards must not subtract it again.
+// Windows compare the time of the charge with their start.
+func TestThePartsOfATokenBucketHaveNoTimeOfTheCharge(t *testing.T) {
+	for kind, want := range map[algorithms.Kind]algorithms.Micros{algorithms.TokenBucket: 0, algorithms.FixedWindow: 7} {
+		if got := partOf(&algorithms.Limit{Kind: kind}, &algorithms.Charge{ChargedAt: 7}); got != want {
+			t.Errorf("%s: the charge was made at %d, want %d", kind, got, want)
+		}
+	}
+}
+
+// If the shards cannot be read again, the answer is the error alone, without numbers of the attempt before.
+func TestAnErrorOfShardsComesAlone(t *testing.T) {
+	c := sharded(t, windowSpec(60), 2, "k")
+	m := &combine{charge: c, memory: &shardMemory{clock: time.Now}}
+	m.is = backend.Decision{Decision: algorithms.Decision{Remaining: 5, RetryAfter: 1}}
+	m.step([]backend.Decision{{Err: backend.ErrUnavailable}, {}})
+	if d := m.decision(); !errors.Is(d.Err, backend.ErrUnavailable) || d.Decision != (algorithms.Decision{}) {
+		t.Errorf("got %+v, want only ErrUnavailable", d)
+	}
+}
