@@ -89,7 +89,7 @@ func TestTheCapacityOfAnAdjustedLimit(t *testing.T) {
 	if err != nil || *got.Limit != *want.Limit {
 		t.Errorf("got %+v, %v; want %+v", got, err, want.Limit)
 	}
-	initial := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Initial: number(10)})
+	initial := policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 10, Period: minute, Initial: number(8)})
 	got, err = (&Adjustment{Change: Change{Factor: 500}}).Apply(initial)
 	want = policy(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 5, Period: minute, Initial: number(5)})
 	if err != nil || *got.Limit != *want.Limit {
@@ -367,5 +367,33 @@ func TestTheBodyOfAProposalIsReadStrictly(t *testing.T) {
 	}
 	if got := Duration(math.MaxInt64); got != 36_500*24*time.Hour {
 		t.Errorf("the longest span is %v, want 100 years", got)
+	}
+}
+
+// The audit keeps the newest 10,000 entries and up to 500 more. Then 500 entries are trimmed at once.
+func TestTheAuditIsTrimmedAtItsBound(t *testing.T) {
+	for _, test := range []struct{ checkpoint, added, want uint64 }{
+		{0, MaxEntries + trimBy, 0}, {0, MaxEntries + trimBy + 1, trimBy}, {trimBy, MaxEntries + 2*trimBy, 0}, {trimBy, MaxEntries + 2*trimBy + 1, 2 * trimBy},
+	} {
+		if got := TrimTo(test.checkpoint, test.added); got != test.want {
+			t.Errorf("after checkpoint %d, entry %d: trimmed up to %d, want %d", test.checkpoint, test.added, got, test.want)
+		}
+	}
+}
+
+// An entry is missing if its number is, even if the signatures of the others fit.
+func TestAMissingNumberBreaksTheChain(t *testing.T) {
+	chain, first, third := NewChain([]byte{}), &Entry{Target: "t"}, &Entry{Target: "t"}
+	if err := chain.Next(Head{}, first); err != nil {
+		t.Fatal(err)
+	}
+	if err := chain.Next(Head{2, first.MAC}, third); err != nil {
+		t.Fatal(err)
+	}
+	if err := chain.Broken(Checkpoint{}, []*Entry{first, third}, Head{3, third.MAC}); err == nil || !strings.Contains(err.Error(), "entry 2 is missing") {
+		t.Errorf("got %v; want an error with \"entry 2 is missing\"", err)
+	}
+	if err := NewChain(nil).Broken(Checkpoint{}, []*Entry{first}, Head{1, first.MAC}); err != nil {
+		t.Errorf("an empty key is another key than none: %v", err)
 	}
 }

@@ -19,19 +19,19 @@ descriptors:
   - key: a
     rate_limit: {unit: day, requests_per_unit: 5, penalty: {after: 3, for: 1m, max: 1h}}
   - key: b
-    rate_limit: {unit: DAY, requests_per_unit: 5, time_zone: Europe/Berlin, unit_multiplier: 1}
+    rate_limit: {unit: WEEK, requests_per_unit: 5, time_zone: Europe/Berlin, unit_multiplier: 1}
   - key: c
-    rate_limit: {unit: day, requests_per_unit: 6, time_zone: Europe/Berlin}
+    rate_limit: {unit: week, requests_per_unit: 6, time_zone: Europe/Berlin}
   - key: d
-    rate_limit: {unit: day, requests_per_unit: 5, time_zone: America/Lima}
+    rate_limit: {unit: week, requests_per_unit: 5, time_zone: America/Lima}
 `)
 	a, b, c, d := one(t, s, "d", "a=1"), one(t, s, "d", "b=1"), one(t, s, "d", "c=1"), one(t, s, "d", "d=1")
 	if want := (algorithms.Penalty{After: 3, For: 60 * algorithms.Second, Max: 3600 * algorithms.Second}); a.Limit.Penalty != want {
 		t.Errorf("the penalty is %+v, want %+v", a.Limit.Penalty, want)
 	}
 	for name, p := range map[string]*descriptors.Policy{"Europe/Berlin": b, "America/Lima": d} {
-		if p.Limit.Calendar == nil || p.Limit.Calendar.Zone != name || p.Limit.Calendar.Unit != "day" {
-			t.Errorf("the calendar is %+v, want days in %s", p.Limit.Calendar, name)
+		if p.Limit.Calendar == nil || p.Limit.Calendar.Zone != name || p.Limit.Calendar.Unit != "week" {
+			t.Errorf("the calendar is %+v, want weeks in %s", p.Limit.Calendar, name)
 		}
 	}
 	if b.Limit.Calendar != c.Limit.Calendar {

@@ -125,7 +125,7 @@ func (l *location) place(authority, path string, db *string) (problem string) {
 // not appear in the errors of a connection.
 func isAddress(text string) bool {
 	host, port, err := net.SplitHostPort(text)
-	if err != nil || host == "" || strings.ContainsAny(host, "@ ") {
+	if err != nil || host == "" || strings.ContainsAny(host, "@# ") {
 		return false
 	}
 	_, err = strconv.ParseUint(port, 10, 16)

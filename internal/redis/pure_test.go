@@ -1,0 +1,215 @@
+package redis
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
+	"github.com/rlsidecar/rlsidecar/pkg/backend"
+)
+
+// Each form of a URL has its defaults, and each mistake its message.
+func TestTheFormsOfAURL(t *testing.T) {
+	for text, want := range map[string]location{
+		"redis://h":                      {network: "tcp", addr: "h:6379", hosts: []string{"h:6379"}},
+		"rediss://u:p@[::1]/7":           {tls: true, network: "tcp", addr: "[::1]:6379", hosts: []string{"[::1]:6379"}, username: "u", password: "p", db: 7},
+		"redis://u:a@b@h:1?db=2":         {network: "tcp", addr: "h:1", hosts: []string{"h:1"}, username: "u", password: "a@b", db: 2},
+		"redis://h:65535":                {network: "tcp", addr: "h:65535", hosts: []string{"h:65535"}},
+		"unix:///run/s?db=3":             {network: "unix", addr: "/run/s", db: 3},
+		"redis+cluster://h1, h2:7":       {form: "cluster", network: "tcp", hosts: []string{"h1:6379", "h2:7"}},
+		"redis+sentinel://h1,[::1]/main": {form: "sentinel", network: "tcp", hosts: []string{"h1:26379", "[::1]:26379"}, master: "main"},
+		"redis+sentinel://h/m?sentinel_username=u&sentinel_password=p": {
+			form: "sentinel", network: "tcp", hosts: []string{"h:26379"}, master: "m", sentinelUsername: "u", sentinelPassword: "p",
+		},
+	} {
+		got, err := parse(text)
+		if strings.Join(got.hosts, " ") != strings.Join(want.hosts, " ") {
+			t.Errorf("%s: the hosts are %q, want %q", text, got.hosts, want.hosts)
+		}
+		got.hosts, want.hosts = nil, nil
+		if err != nil || !equalLocations(got, want) {
+			t.Errorf("%s: got %+v, %v; want %+v", text, got, err, want)
+		}
+	}
+	for text, want := range map[string]string{
+		"redis://h/0#f":          "cannot be read",
+		"redis://h1,h2":          "names several hosts",
+		"redis://h:65536":        "a host is written",
+		"redis://h/07":           "the database is not a number",
+		"redis://h/-1":           "the database is not a number",
+		"redis://h#f":            "a host is written",
+		"redis+cluster://h?db=1": "one database only",
+		"redis+cluster://h/1":    "one database only",
+		"redis+sentinel://h":     "names no master",
+		"redis+sentinel://h/a/b": "names no master",
+		"redis+sentinel://h/a@b": "names no master",
+		"unix://h/run/s":         "a socket is written",
+		"unix://":                "a socket is written",
+		"unix+cluster:///run/s":  "the scheme is not known",
+		"redis://h?user=x":       "unknown parameter",
+		"redis:h":                "has no scheme",
+	} {
+		if _, err := parse(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v; want an error with %q", text, err, want)
+		}
+	}
+}
+
+func equalLocations(a, b location) bool {
+	return a.form == b.form && a.tls == b.tls && a.network == b.network && a.addr == b.addr && a.master == b.master && a.username == b.username &&
+		a.password == b.password && a.sentinelUsername == b.sentinelUsername && a.sentinelPassword == b.sentinelPassword && a.db == b.db
+}
+
+// A duration equal to the timeout is too long. The proposed timeout is twice the 99th percentile, rounded up to whole
+// milliseconds.
+func TestLatencyAtTheTimeout(t *testing.T) {
+	const ms = time.Millisecond
+	for _, test := range []struct {
+		took []time.Duration
+		is   Severity
+		want string
+	}{
+		{[]time.Duration{10 * ms}, Problem, "set --backend-timeout to 20ms"},
+		{[]time.Duration{ms, ms, 10*ms + 1}, Fine, "the median took 1ms and 99 % at most 1ms"}, // the index of the percentile is rounded down
+		{[]time.Duration{10*ms + 1}, Problem, "set --backend-timeout to 21ms"},
+		{[]time.Duration{ms, ms, ms, 10 * ms, 10 * ms}, Warning, "the proxy's timeout for the rate limit service to at least 30ms"},
+	} {
+		if is, text := judgeLatency(test.took, 10*ms); is != test.is || !strings.Contains(text, test.want) {
+			t.Errorf("%v: got %s: %s; want %s: %s", test.took, is, text, test.is, test.want)
+		}
+	}
+}
+
+// A burst of dials is followed by one dial for each dialPause. The time counts from the first dial of the burst.
+func TestTheBudgetOfDials(t *testing.T) {
+	start := time.Unix(1000, 0)
+	b := budget{burst: 3}.full()
+	for _, test := range []struct {
+		after time.Duration
+		may   bool
+	}{
+		{0, true}, {dialPause - 1, true}, {dialPause - 1, true}, {dialPause - 1, false}, {dialPause, true}, {dialPause, false},
+		{2 * dialPause, true}, {2*dialPause + 1, false}, {time.Hour, true}, {time.Hour, true}, {time.Hour, true}, {time.Hour, false},
+	} {
+		var may bool
+		if b, may = b.consume(start.Add(test.after)); may != test.may {
+			t.Fatalf("after %v: allowed %v, want %v; the budget is %+v", test.after, may, test.may, b)
+		}
+	}
+	for timeout, want := range map[time.Duration]int{10 * time.Millisecond: 30, 100 * time.Millisecond: 12, 0: 8 + 2*101} {
+		if got := burst(timeout); got != want {
+			t.Errorf("with a timeout of %v a burst has %d dials, want %d", timeout, got, want)
+		}
+	}
+}
+
+// Values of shards are rounded down, also below zero.
+func TestUnitsOfShardsAreRoundedDown(t *testing.T) {
+	for _, test := range []struct{ v, whole, shard, want int64 }{
+		{7, 1, 2, 3}, {-7, 1, 2, -4}, {-8, 1, 2, -4}, {0, 5, 3, 0}, {1 << 62, 4, 8, 1 << 61}, {-1 << 62, 4, 8, -1 << 61},
+	} {
+		if got := wholeUnits(test.v, test.whole, test.shard); got != test.want {
+			t.Errorf("%d/%d is %d/%d, want %d", test.v, test.shard, got, test.whole, test.want)
+		}
+	}
+}
+
+// A report has a time and a text. A time after that of the server counts as now.
+func TestReportsAreParsed(t *testing.T) {
+	now := time.UnixMilli(1_000_000)
+	for value, want := range map[string]Member{
+		"990000 up":  {ID: "a", Age: 10 * time.Second, Report: "up"},
+		"1990000 up": {ID: "a", Report: "up"},
+		"990000 ":    {ID: "a", Age: 10 * time.Second},
+	} {
+		if got, ok := parseMember("a", value, now); got != want || !ok {
+			t.Errorf("%q: got %+v, %v; want %+v", value, got, ok, want)
+		}
+	}
+	for _, value := range []string{"990000", "x up", " up", "990000 " + strings.Repeat("x", maxReport)} {
+		if _, ok := parseMember("a", value, now); ok {
+			t.Errorf("%q is a report", value)
+		}
+	}
+}
+
+// The answer to a group is stored with the time of each charge. It answers only the same request with the same number
+// of charges.
+func TestAStoredAnswerBelongsToOneRequest(t *testing.T) {
+	once := &backend.IdempotencyKey{ID: [16]byte{1}}
+	once.Digest[0] = 5
+	other := *once
+	other.Digest[0] = 6
+	charged := []backend.Decision{
+		{Decision: algorithms.Decision{Allowed: true, Remaining: 3, Value: 3}, At: 10},
+		{Decision: algorithms.Decision{RetryAfter: 7, Remaining: 2, Value: 2}, At: 20},
+	}
+	stored := string(answerOf(once, charged))
+	again := make([]backend.Decision, 2)
+	answerFromStored(stored, once, again)
+	for i, d := range again {
+		want := charged[i]
+		want.Replayed = true
+		if d.Decision != want.Decision || d.At != want.At || !d.Replayed || d.Err != nil {
+			t.Errorf("charge %d got %+v, want %+v", i, d, want)
+		}
+	}
+	claim := string(claimed) + stored[1:1+len(once.Digest)] + strings.Repeat("x", 16)
+	for name, test := range map[string]struct {
+		stored  string
+		once    *backend.IdempotencyKey
+		charges int
+		want    error
+	}{
+		"another request":      {stored, &other, 2, backend.ErrReused},
+		"fewer charges":        {stored, once, 1, backend.ErrReused},
+		"more charges":         {stored, once, 3, backend.ErrReused},
+		"a claim":              {claim, once, 2, backend.ErrPending},
+		"another's claim":      {claim, &other, 2, backend.ErrReused},
+		"a damaged value":      {"x", once, 2, backend.ErrReused},
+		"a value without text": {"", once, 2, backend.ErrReused},
+	} {
+		d := make([]backend.Decision, test.charges)
+		answerFromStored(test.stored, test.once, d)
+		for i := range d {
+			if !errors.Is(d[i].Err, test.want) {
+				t.Errorf("%s: charge %d got %+v, want %v", name, i, d[i], test.want)
+			}
+		}
+	}
+}
+
+// A record lives for whole milliseconds, rounded up.
+func TestTheLifetimeOfARecordIsRoundedUp(t *testing.T) {
+	for micros, want := range map[algorithms.Micros]int64{0: 1, 1: 1, 1000: 1, 1001: 2, 5000: 5} {
+		once := &backend.IdempotencyKey{Lifetime: micros}
+		if got := lifetime(once); got != want || lasting(once) != time.Duration(want)*time.Millisecond {
+			t.Errorf("%d us: got %d ms and %v, want %d ms", micros, got, lasting(once), want)
+		}
+	}
+}
+
+// Numbers of windows become durations. After the calendar was removed they are unknown, which is 0. A blocked bucket
+// has no earlier retry time than the end of its block.
+func TestTimesOfACalendarThatIsGone(t *testing.T) {
+	d := algorithms.Decision{RetryAfter: 1, ResetAfter: 1, Wait: 1, Blocked: 9}
+	fromWindows(nil, 0, &d)
+	if d.RetryAfter != 9 || d.ResetAfter != 0 || d.Wait != 0 {
+		t.Errorf("got %+v; want 0, and the retry time of the block", d)
+	}
+}
+
+// The answer to a charge contains one of: units that a settlement lost, the rest of a block, the wait of a reservation.
+func TestAnswersAreDecodedAsTheyWereEncoded(t *testing.T) {
+	for _, want := range []algorithms.Decision{
+		{}, {Allowed: true, Value: 5, Remaining: 4, ResetAfter: 3, Wait: 2}, {Never: true, Value: -5, RetryAfter: 1},
+		{Allowed: true, Lost: 6}, {RetryAfter: 7, Blocked: 7},
+	} {
+		text := encode(nil, &backend.Decision{Decision: want})
+		if got := decode(string(text)).Decision; got != want {
+			t.Errorf("got %+v, want %+v", got, want)
+		}
+	}
+}
