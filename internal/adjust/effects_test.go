@@ -397,3 +397,57 @@ func TestAMissingNumberBreaksTheChain(t *testing.T) {
 		t.Errorf("an empty key is another key than none: %v", err)
 	}
 }
+
+// The incomplete last line that a crash has left is removed, so that the next entry starts a line.
+func TestAnIncompleteLineIsRemovedFromTheAudit(t *testing.T) {
+	ctx, c, dir := context.Background(), newClock(), t.TempDir()
+	s, _ := service(t, dir, c)
+	for factor := range Factor(3) {
+		if _, _, err := s.Set(ctx, bob(Change{Factor: 2000 + factor})); err != nil {
+			t.Fatal(err)
+		}
+		if err := appendFile(filepath.Join(dir, auditFile), []byte(`{"mac":"ab","en`)); err != nil {
+			t.Fatal(err)
+		}
+		s, _ = service(t, dir, c)
+		if n, err := s.Verify(ctx); n != int(factor)+1 || err != nil {
+			t.Errorf("verified %d, %v; want %d and no error", n, err, factor+1)
+		}
+	}
+}
+
+// A file that cannot be replaced leaves no temporary file.
+func TestAFailedWriteLeavesNoTemporaryFile(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, setFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeFile(dir, setFile, []byte("{}")); err == nil {
+		t.Error("a file replaced a folder; want an error")
+	}
+	if names, err := filepath.Glob(filepath.Join(dir, "*.*.*")); err != nil || len(names) > 0 {
+		t.Errorf("the files %v are left, %v; want none", names, err)
+	}
+}
+
+// An entry is read as it was written, and the newest one must be that of the head.
+func TestAnEntryIsReadAsItWasWritten(t *testing.T) {
+	chain := NewChain(nil)
+	e := &Entry{At: 3, Operation: "o", Author: "ann", Reason: "launch", Target: "t", Before: valid(), After: valid()}
+	e.Before.ID, e.After.ID = e.Before.Target.ID(), e.After.Target.ID()
+	if err := chain.Next(Head{4, "mac"}, e); err != nil {
+		t.Fatal(err)
+	}
+	got, err := ParseEntry(e.Body, e.MAC)
+	if err != nil || got.Version != 5 || got.At != 3 || got.Operation != "o" || got.Author != "ann" || got.Reason != "launch" || got.Target != "t" || got.MAC != e.MAC ||
+		!got.Before.equal(e.Before) || !got.After.equal(e.After) {
+		t.Errorf("got %+v, %v; want %+v", got, err, e)
+	}
+	from := chain.Checkpoint(Head{4, "mac"})
+	if err := chain.Broken(from, []*Entry{e}, Head{5, e.MAC}); err != nil {
+		t.Error(err)
+	}
+	if err := chain.Broken(from, []*Entry{e}, Head{5, "other"}); err == nil {
+		t.Error("the head has another signature than the newest entry; want an error")
+	}
+}

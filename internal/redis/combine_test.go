@@ -431,3 +431,26 @@ func TestAnErrorOfShardsComesAlone(t *testing.T) {
 		t.Errorf("got %+v, want only ErrUnavailable", d)
 	}
 }
+
+// The parts of a reservation are reservations, and each part has the hash of the charge, which sets the start of its
+// windows.
+func TestThePartsOfAChargeHaveItsTerms(t *testing.T) {
+	c := sharded(t, windowSpec(60), 2, "k")
+	c.Terms.Hash = 77
+	for i, peek := range peekAll(&c) {
+		if peek.Terms.Hash != 77 || !peek.Terms.DryRun || peek.Terms.Cost != 0 || peek.Group != i {
+			t.Errorf("shard %d is read with %+v; want a dry run with the hash 77", i, peek.Terms)
+		}
+	}
+	now := algorithms.Micros(time.Now().UnixMicro())
+	buckets := make([]algorithms.Bucket, 2)
+	for i := range buckets {
+		buckets[i] = algorithms.Bucket{Limit: &c.Shards[i], State: algorithms.State{By: &c.Shards[i], Value: 30 * c.Shards[i].Unit(), At: now}}
+	}
+	_, parts := planShards(now, buckets, algorithms.Charge{Cost: 40, Hash: 77, Reserve: true, ChargedAt: 5})
+	for i, part := range parts {
+		if part.Cost <= 0 || part.Hash != 77 || !part.Reserve || !part.Scaled || part.ChargedAt != 5 {
+			t.Errorf("the part of shard %d is %+v; want a reservation with the hash 77 and the time of the charge", i, part)
+		}
+	}
+}

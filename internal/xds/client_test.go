@@ -241,7 +241,7 @@ func TestPauseGrowsUpToItsBound(t *testing.T) {
 }
 
 func TestHeadersThatCannotBeSent(t *testing.T) {
-	for name, value := range map[string]string{"": "x", "a b": "x", ":path": "x", "grpc-timeout": "1S", "a": "x\n", "b": "é"} {
+	for name, value := range map[string]string{"": "x", "a b": "x", ":path": "x", "grpc-timeout": "1S", "a": "x\n", "b": "é", "c": "x\x7f", "Grpc-Timeout": "1S"} {
 		if err := CheckHeader(name, value); err == nil {
 			t.Errorf("%q: got %q; want an error from CheckHeader", name, value)
 		}
