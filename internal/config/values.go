@@ -85,6 +85,9 @@ func (w *whole) read(p *parser, key string, n *yaml.Node) {
 	}
 	switch {
 	case ok:
+		if decimal, octal := strings.CutPrefix(s.Value, "0"); octal && strings.Trim(decimal, "01234567") == "" && value != 0 {
+			p.warn(p.at(n), "%s %s begins with 0, so YAML reads it as the octal number for %d; write %d, or %s", key, s.Value, value, value, strings.TrimLeft(decimal, "0"))
+		}
 	case isTooLarge(s):
 		p.mistake(p.at(n), "%s must be at most %s, is %s", key, largest(key), short(s.Value))
 	default:
