@@ -30,8 +30,8 @@ type Candidate struct {
 // 90 % of the clients did not exceed (nearest rank), and so on.
 type Busiest struct {
 	P50, P90, P95, P99, Most int64
-	By                       *Client // the client of Most; nil: there are no clients
-	At                       algorithms.Micros
+	By                       *Client           // the client of Most; nil: there are no clients
+	At                       algorithms.Micros // the start of By's busiest period
 }
 
 // ClientNeed is a client, and the smallest number of a limit that denies none of its requests. A Need of 0 means
@@ -53,7 +53,7 @@ type Advice struct {
 	Requests, Missed int64
 	// Busiest is in units.
 	Busiest Busiest
-	// Configured is the outcome of the limit as it is configured.
+	// Configured is the outcome of a replay of this limit alone, as it is configured.
 	Configured Outcome
 	// Candidates are in ascending order of their numbers.
 	Candidates []Candidate
@@ -66,12 +66,12 @@ type Advice struct {
 	LargestNeeds []ClientNeed
 
 	shape   *shape
-	clients []ClientNeed // the clients in ascending order of their needs
+	clients []ClientNeed // in ascending order of Need, which is none, not 0, if no number is large enough
 	first   algorithms.Micros
 	last    algorithms.Micros
 }
 
-// maxLargestNeeds is the length of Advice.LargestNeeds.
+// maxLargestNeeds bounds the length of Advice.LargestNeeds.
 const maxLargestNeeds = 10
 
 // Advise searches the history of p for limits that deny requests of at most share of the clients. It returns nil if
@@ -156,7 +156,8 @@ func allowed(n int64, share float64) int64 {
 	return min(n-1, int64(math.Floor(float64(n)*(share+grain))))
 }
 
-// busiest returns the most units that c requested in one period, and the time at which that period began.
+// busiest returns the most units that c requested in one period of l, and the time at which that period began. Both are
+// 0 if c requested no units.
 func busiest(l *algorithms.Limit, c *Client) (most int64, at algorithms.Micros) {
 	in := scaled.Of(l)
 	phase := in.PhaseOf(c.Hash)
@@ -247,7 +248,7 @@ func (a *Advice) room(share float64) int64 {
 // smallest returns the smallest number that denies requests of at most n clients, or the constant none.
 func (a *Advice) smallest(n int64) int64 { return a.clients[a.Clients-1-n].Need }
 
-// try replays all clients with the limit of n.
+// try replays all clients with the limit whose number is n.
 func (a *Advice) try(ctx context.Context, n int64) Candidate {
 	return Candidate{n, a.outcome(ctx, a.shape.at(n), a.clients)}
 }

@@ -116,8 +116,8 @@ var shapes = map[string]algorithms.Spec{
 	"token bucket, in seconds": {Kind: algorithms.TokenBucket, Rate: 7, Period: 3 * second},
 }
 
-// TestNeedIsTheLeastThatDeniesNothing checks that a limit with the number need denies no request, and that
-// the next smaller number denies at least one.
+// TestNeedIsTheLeastThatDeniesNothing checks that a limit with the number that shape.need returns denies no request, and
+// that the next smaller number denies at least one.
 func TestNeedIsTheLeastThatDeniesNothing(t *testing.T) {
 	for name, spec := range shapes {
 		t.Run(name, func(t *testing.T) {
@@ -205,8 +205,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// TestAbuserIsCutOff checks that the requests of one client use only one eighth of the memory. Further ones are only
-// counted.
+// TestAbuserIsCutOff checks that a client with very many requests does not displace another client. The requests beyond
+// its part of the memory are only counted.
 func TestAbuserIsCutOff(t *testing.T) {
 	memory := NewMemory(1 << 16)
 	h := memory.New()

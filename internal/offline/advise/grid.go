@@ -21,7 +21,7 @@ type Grid struct {
 	From, To algorithms.Micros
 	// Requests is the number of requests in each part of the time between From and To.
 	Requests []int64
-	// Points are in ascending order of their numbers.
+	// Points are in ascending order of their numbers. There are none if no number is large enough for any client.
 	Points []Point
 }
 
@@ -73,7 +73,7 @@ func (a *Advice) Grid(ctx context.Context) (*Grid, error) {
 	return g, ctx.Err()
 }
 
-// above returns the index of the first client that needs more than n.
+// above returns the index of the first client that needs more than n, or the number of clients if there is none.
 func (a *Advice) above(n int64) int {
 	i, _ := slices.BinarySearchFunc(a.clients, n, func(c ClientNeed, n int64) int {
 		if c.Need > n {

@@ -22,28 +22,28 @@ import (
 )
 
 const (
-	// DefaultMemory is room for about 40 million requests of a few hundred thousand clients.
+	// DefaultMemory, in bytes, is room for about 40 million requests of a few hundred thousand clients.
 	DefaultMemory = 192 << 20
-	// clientSize is the memory of a client in addition to its key, its name and its requests: the Client, its place in
+	// clientSize is the number of bytes for a client in addition to its key, its name and its requests: the Client, its place in
 	// the map, and the rounding of the allocator.
 	clientSize = 220
-	// The requests of one client may use 1/oneClient of the memory. Without a bound, one abuser would displace all
+	// The requests of one client may use about 1/oneClient of the memory. Without a bound, one abuser would displace all
 	// other clients.
 	oneClient = 8
 )
 
 // Memory bounds several histories together.
 type Memory struct {
-	most, used int64
-	histories  []*History
+	maxBytes, used int64 // in bytes
+	histories      []*History
 }
 
-// NewMemory returns a Memory of most bytes; 0 means DefaultMemory.
-func NewMemory(most int64) *Memory {
-	if most <= 0 {
-		most = DefaultMemory
+// NewMemory returns a Memory that bounds its histories to maxBytes; 0 means DefaultMemory.
+func NewMemory(maxBytes int64) *Memory {
+	if maxBytes <= 0 {
+		maxBytes = DefaultMemory
 	}
-	return &Memory{most: most}
+	return &Memory{maxBytes: maxBytes}
 }
 
 // History has the requests of the clients of one limit. If memory is short, it keeps only the clients whose keys have a
@@ -100,10 +100,11 @@ func (h *History) Describe(c *Client, shown string, hash uint64) {
 	h.grow(int64(len(shown)))
 }
 
-// Add stores a request of c for cost. Times must not go back.
+// Add stores a request of c for cost units. Times must not go back. If c has used its part of the memory, Add only
+// counts the request as missed.
 func (h *History) Add(c *Client, now algorithms.Micros, cost int64) {
 	before := cap(c.times)
-	if int64(before) >= h.memory.most/oneClient {
+	if int64(before) >= h.memory.maxBytes/oneClient {
 		c.Missed++
 		return
 	}
@@ -125,7 +126,7 @@ func (h *History) Add(c *Client, now algorithms.Micros, cost int64) {
 func (h *History) grow(more int64) {
 	h.bytes += more
 	for m := h.memory; ; {
-		if m.used += more; m.used <= m.most {
+		if m.used += more; m.used <= m.maxBytes {
 			return
 		}
 		largest := h

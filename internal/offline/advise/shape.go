@@ -55,9 +55,9 @@ func (s *shape) spec(n int64) algorithms.Spec {
 	return spec
 }
 
-// need returns the smallest n with which no request of c is denied, or the constant none if there is no such n.
+// need returns the smallest n above 0 with which no request of c is denied, or the constant none if there is no such n.
 func (s *shape) need(c *Client) int64 {
-	low, high := int64(0), int64(1) // the limit with low denies a request; after the first loop, the limit with high denies none
+	low, high := int64(0), int64(1) // low is too small; after the first loop, high is large enough
 	for {
 		l := s.at(high)
 		if l == nil {
@@ -97,13 +97,13 @@ func (s *shape) largest(low, high int64) int64 {
 }
 
 // allowsAll reports whether l denies no request of c.
-func allowsAll(l *algorithms.Limit, wait algorithms.Micros, c *Client) bool {
-	return replay(l, wait, c, func(algorithms.Micros, bool) {}, true) == 0
+func allowsAll(l *algorithms.Limit, maxWait algorithms.Micros, c *Client) bool {
+	return replay(l, maxWait, c, func(algorithms.Micros, bool) {}, true) == 0
 }
 
 // replay answers c's requests with l, starting with a new bucket, and returns the number of denials. It calls
-// report with each answer. If first is true, it stops at the first denial.
-func replay(l *algorithms.Limit, wait algorithms.Micros, c *Client, report func(at algorithms.Micros, denied bool), first bool) (denied int64) {
+// report with each answer. If stopEarly is true, it returns at the first denial, without reporting it.
+func replay(l *algorithms.Limit, maxWait algorithms.Micros, c *Client, report func(at algorithms.Micros, denied bool), stopEarly bool) (denied int64) {
 	var state algorithms.State
 	var d algorithms.Decision
 	for r := c.cursor(); ; {
@@ -111,9 +111,9 @@ func replay(l *algorithms.Limit, wait algorithms.Micros, c *Client, report func(
 		if !more {
 			return denied
 		}
-		l.TakeAt(&state, at, &algorithms.Charge{Cost: cost, Hash: c.Hash, MaxWait: wait}, &d)
+		l.TakeAt(&state, at, &algorithms.Charge{Cost: cost, Hash: c.Hash, MaxWait: maxWait}, &d)
 		if !d.Allowed {
-			if denied++; first {
+			if denied++; stopEarly {
 				return denied
 			}
 		}

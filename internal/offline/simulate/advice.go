@@ -39,7 +39,7 @@ func writeAdvice(w io.Writer, a *advise.Advice) {
 		}
 		outcome(a.Candidate(c.N), c.Outcome, mark)
 	}
-	_ = table.Flush() // a strings.Builder never returns an error
+	_ = table.Flush() // w is a strings.Builder in every call, and returns no error
 	suggest(w, a)
 }
 

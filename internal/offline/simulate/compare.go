@@ -13,7 +13,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// maxChanged bounds the clients that are counted in each direction.
+// maxChanged bounds the keys that are counted as Changes.Clients.
 const maxChanged = 1 << 20
 
 // Comparison counts the requests that two configurations decide differently.
@@ -39,28 +39,29 @@ type Changes struct {
 	by   map[string]int64
 }
 
-// ChangedBy counts the requests of Changes that one limit denied.
+// ChangedBy counts the requests of Changes that one limit denied. A request that several limits denied counts for the
+// first of them.
 type ChangedBy struct {
 	Limit    string `json:"limit"`
 	Requests int64  `json:"requests"`
 }
 
-// Compare replays the input of was with both configurations, line by line. It uses only the Snapshot and the Templates
-// of is.
-func Compare(ctx context.Context, was, is Config) (*Comparison, error) {
-	is.Format, is.Name, is.Domain, is.MaxKeys = was.Format, was.Name, was.Domain, was.MaxKeys
-	old, err := newReplay(was)
+// Compare replays the input of oldConfig with both configurations, line by line. Of newConfig it uses only the Snapshot
+// and the Templates.
+func Compare(ctx context.Context, oldConfig, newConfig Config) (*Comparison, error) {
+	newConfig.Format, newConfig.Name, newConfig.Domain, newConfig.MaxKeys = oldConfig.Format, oldConfig.Name, oldConfig.Domain, oldConfig.MaxKeys
+	old, err := newReplay(oldConfig)
 	if err != nil {
 		return nil, err
 	}
-	new, err := newReplay(is)
+	new, err := newReplay(newConfig)
 	if err != nil {
 		return nil, err
 	}
 	old.tally.withoutHistory, new.tally.withoutHistory = true, true
-	in, err := newLines(was.Input)
+	in, err := newLines(oldConfig.Input)
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", was.Name, err)
+		return nil, fmt.Errorf("read %s: %w", oldConfig.Name, err)
 	}
 	c := &Comparison{}
 	for {
@@ -72,16 +73,16 @@ func Compare(ctx context.Context, was, is Config) (*Comparison, error) {
 			c.Allowed.finish()
 			return c, new.unread(in.number)
 		case errors.Is(err, errLongLine):
-			return nil, &LineError{was.Name, in.number, err}
+			return nil, &LineError{oldConfig.Name, in.number, err}
 		case err != nil:
-			return nil, fmt.Errorf("read %s: %w", was.Name, err)
+			return nil, fmt.Errorf("read %s: %w", oldConfig.Name, err)
 		}
 		if in.number%progressEvery == 0 {
 			if ctx.Err() != nil {
 				return nil, context.Cause(ctx)
 			}
-			if was.Progress != nil {
-				was.Progress(in.number)
+			if oldConfig.Progress != nil {
+				oldConfig.Progress(in.number)
 			}
 			old.sweep(in.number)
 			new.sweep(in.number)
@@ -90,7 +91,7 @@ func Compare(ctx context.Context, was, is Config) (*Comparison, error) {
 			continue
 		}
 		if err := errors.Join(old.one(ctx, line, in.number), new.one(ctx, line, in.number)); err != nil {
-			return nil, &LineError{was.Name, in.number, err}
+			return nil, &LineError{oldConfig.Name, in.number, err}
 		}
 		switch before, after := old.call.Denied, new.call.Denied; {
 		case after && !before:

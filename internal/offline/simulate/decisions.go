@@ -97,7 +97,8 @@ func full(c *limiter.Call) bool {
 	return false
 }
 
-// waits reports whether r was allowed and has a waiting time, as reservations and turns in a leaky bucket have.
+// waits reports whether r was allowed and has a waiting time: r is a decision of a leaky bucket, or a reservation by
+// name. The waiting time may be 0.
 func waits(c *limiter.Call, r *limiter.Result) bool {
 	if r.Policy == nil || !r.Decision.Allowed {
 		return false
@@ -115,7 +116,8 @@ func verdictWait(c *limiter.Call) (wait algorithms.Micros, any bool) {
 	return wait, any
 }
 
-// appendKey writes the values of the bucket's key: one value as a string, several as a list.
+// appendKey appends the values of the bucket's key: one value as a string, several as a list. Without values it appends
+// nothing.
 func appendKey(dst []byte, values []string) []byte {
 	switch len(values) {
 	case 0:
@@ -133,7 +135,7 @@ func appendKey(dst []byte, values []string) []byte {
 	return append(dst, ']')
 }
 
-// appendText writes a JSON string; bytes that are not UTF-8 become U+FFFD.
+// appendText appends s as a JSON string; bytes that are not UTF-8 become U+FFFD.
 func appendText(dst []byte, s string) []byte {
 	for i := range len(s) {
 		if c := s[i]; c < ' ' || c == '"' || c == '\\' || c >= utf8.RuneSelf {

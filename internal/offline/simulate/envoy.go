@@ -161,7 +161,7 @@ func (p *envoy) name(text string) string {
 	return name
 }
 
-// addressOf removes the port.
+// addressOf returns text without its port, if it has one.
 func addressOf(text string) string {
 	if address, _, err := net.SplitHostPort(text); err == nil {
 		return address

@@ -89,7 +89,7 @@ type drawingLimit struct {
 	Requests      int64          `json:"requests"`
 	RequestsByBin []int64        `json:"requestsByBin"`
 	Points        []drawingPoint `json:"points"`
-	Suggested     int            `json:"suggested"` // -1: none
+	Suggested     int            `json:"suggested"` // index in Points; -1: none
 }
 
 type drawingPoint struct {

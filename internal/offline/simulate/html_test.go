@@ -27,8 +27,8 @@ func busyLog(clients int) string {
 	return log.String()
 }
 
-// htmlOf replays a log of addresses. It returns the report, the report in HTML, and the data for the script
-// of the page.
+// htmlOf replays an access log in the combined format. It returns the report, the report in HTML, and the data for the
+// script of the page.
 func htmlOf(t *testing.T, yaml, template, log string) (*Report, string, drawing) {
 	t.Helper()
 	templates, err := ParseTemplates(Nginx, []string{template})
@@ -90,8 +90,8 @@ func TestPageAgreesWithTheReplay(t *testing.T) {
 	}
 }
 
-// TestPageIsBounded checks the bounds on the numbers of limits, points and bins of the page, whatever the log
-// contains.
+// TestPageIsBounded replays a log with 30 limits and 997 users, and checks the bounds on the limits, the bins and the
+// size of the page.
 func TestPageIsBounded(t *testing.T) {
 	var yaml, log strings.Builder
 	yaml.WriteString("domain: edge\ndescriptors:\n")

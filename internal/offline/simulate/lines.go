@@ -11,10 +11,10 @@ import (
 )
 
 const (
-	// blockSize is the number of bytes of one read. A block becomes one string. Lines are substrings of it, so
-	// that they need no allocation.
+	// blockSize is the size of the read buffer in bytes. The buffer grows for longer lines. Its complete lines become
+	// one string. Each line is a substring, and so needs no allocation.
 	blockSize = 64 << 10
-	// maxLine bounds the length of a line, and so the memory for reading.
+	// maxLine bounds the bytes of a line with its newline, and so the memory for reading.
 	maxLine = 1 << 20
 )
 
@@ -24,7 +24,7 @@ var errLongLine = errors.New("line is longer than 1 MiB")
 type lines struct {
 	from  io.Reader
 	buf   []byte // the start of a line whose end has not been read yet
-	block string // the part of the block with complete lines
+	block string // the lines that have been read and not returned
 	done  bool   // the input has ended
 	// number is the number of the last line returned, from 1.
 	number int64
@@ -46,7 +46,7 @@ func newLines(r io.Reader) (*lines, error) {
 	return l, nil
 }
 
-// next returns the next line without its end, or io.EOF.
+// next returns the next line without its newline (\n or \r\n), or io.EOF.
 func (l *lines) next() (string, error) {
 	for {
 		if i := strings.IndexByte(l.block, '\n'); i >= 0 {

@@ -137,7 +137,7 @@ func FuzzLogs(f *testing.F) {
 	})
 }
 
-// The time of the last line is kept, because many lines have the same. It must not be used for another day.
+// localTime caches the time of the last line. It must not return that time for another day, month or zone.
 func TestTimesOfTheSameHourOnOtherDays(t *testing.T) {
 	var l localTime
 	for text, want := range map[string]string{

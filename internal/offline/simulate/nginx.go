@@ -80,7 +80,8 @@ func (r record) request(line string) {
 // target stores the path and the query of text.
 func (r record) target(text string) { r[path], r[query] = target.Split(text) }
 
-// quoted returns the text up to the first quote that has no backslash before it, and the text after that quote.
+// quoted returns the text up to the first quote that no backslash escapes, and the text after that quote. ok is false
+// if there is no such quote.
 func quoted(text string) (inside, rest string, ok bool) {
 	for i := 0; i < len(text); i++ {
 		switch text[i] {

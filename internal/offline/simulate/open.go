@@ -85,7 +85,8 @@ func (e *estimates) Learn(cell uint64, quantile float64, key uint64, now algorit
 	e.Estimates.Learn(cell, quantile, key, e.samples*algorithms.Second, real)
 }
 
-// settleLater keeps the reservations of the answered call c until they are settled.
+// settleLater keeps the reservations of the answered call c until they are settled. It does nothing if c has reserved
+// nothing.
 func (r *replay) settleLater(ctx context.Context, c *limiter.Call, end outcome) error {
 	call := &openCall{at: r.now + end.after, real: end.real, named: len(c.Limits) > 0}
 	if call.named {
@@ -107,7 +108,7 @@ func (r *replay) settleLater(ctx context.Context, c *limiter.Call, end outcome) 
 	return nil
 }
 
-// idOfNamed returns the id of the limits that c has reserved by name, or "".
+// idOfNamed returns the id of the limits that c has reserved by name, or "" if there are none.
 func (r *replay) idOfNamed(c *limiter.Call) string {
 	var reserved limiter.Reserved
 	for i := range c.Results {
@@ -123,9 +124,9 @@ func (r *replay) idOfNamed(c *limiter.Call) string {
 	return r.limiter.ID(&reserved)
 }
 
-// settleDue settles the open calls that end by the time until, each at its own time.
-func (r *replay) settleDue(ctx context.Context, until algorithms.Micros) error {
-	for len(r.open) > 0 && r.open[0].at <= until {
+// settleDue settles the open calls whose settlement is due at the time latest or before, each at its own time.
+func (r *replay) settleDue(ctx context.Context, latest algorithms.Micros) error {
+	for len(r.open) > 0 && r.open[0].at <= latest {
 		call := heap.Pop(&r.open).(*openCall)
 		r.now = max(r.now, call.at)
 		if err := r.settle(ctx, call); err != nil {
@@ -135,7 +136,7 @@ func (r *replay) settleDue(ctx context.Context, until algorithms.Micros) error {
 	return nil
 }
 
-// settle settles call now, as its proxy or its application would.
+// settle settles call at the time r.now, as its proxy or its application would.
 func (r *replay) settle(ctx context.Context, call *openCall) error {
 	c := &r.done
 	c.Reset()

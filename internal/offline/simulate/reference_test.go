@@ -15,8 +15,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// every has a limit of every algorithm, and descriptors that match each of them.
-const every = `
+// allAlgorithms is a configuration with a limit of every algorithm, and descriptors that match each of them.
+const allAlgorithms = `
 domain: edge
 limits:
   token: {algorithm: token_bucket, rate: 5, period: 1s, capacity: 8, max_reserved: 6}
@@ -235,7 +235,7 @@ func (w *reference) line(all []*matched) decisionLine {
 // TestReplayAgreesWithTheReference replays random traces. The simulation must decide as the reference implementation
 // does.
 func TestReplayAgreesWithTheReference(t *testing.T) {
-	s := compiled(t, every)
+	s := compiled(t, allAlgorithms)
 	rapid.Check(t, func(rt *rapid.T) {
 		var input []string
 		now := int64(1_767_225_600_000_000)

@@ -121,7 +121,7 @@ func (t *tally) limits(w io.Writer) {
 		}
 		fmt.Fprintf(table, "%s\t%d\t%d\t%s\t%s\n", r.title(), r.requests, r.denied, clients, denied)
 	}
-	_ = table.Flush() // a strings.Builder never returns an error
+	_ = table.Flush() // w is a strings.Builder in every call, and returns no error
 }
 
 func titleOf(p *descriptors.Policy) string {
@@ -154,7 +154,7 @@ func (t *tally) keys(w io.Writer) {
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\n", times, c.Value.row.title(), descriptors.Printable(c.Value.shown))
 	}
-	_ = table.Flush() // a strings.Builder never returns an error
+	_ = table.Flush() // w is a strings.Builder in every call, and returns no error
 }
 
 func percent(part, whole int64) string {

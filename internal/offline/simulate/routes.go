@@ -16,7 +16,7 @@ type routes struct {
 	request   routing.Request
 	headers   []string // canonical names, indexed by field - firstHeader
 	// unrouted means that the last line matched no route, or that none of the route's descriptors could be made. The
-	// default of auth then decides.
+	// default of auth then decides, unless the domain requires an entry.
 	unrouted bool
 	// leftOut counts descriptors for which a line had no value.
 	leftOut int64

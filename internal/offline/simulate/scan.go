@@ -54,8 +54,8 @@ func (s *scanner) open(bracket byte) {
 	s.pos++
 }
 
-// more reports whether another element follows after n elements. If not, it reads bracket, which ends the object or
-// list.
+// more reports whether another element follows after n elements, and reads the comma before it. If none follows, it
+// reads bracket, which ends the object or list.
 func (s *scanner) more(n int, bracket byte) bool {
 	switch c := s.peek(); {
 	case s.err != nil:
@@ -144,8 +144,8 @@ func (s *scanner) integer() int64 {
 		s.fail("expected a whole number, found %s", s.found())
 		return 0
 	}
-	n := int64(math.MaxInt64)
-	if fits(digits) {
+	n, inRange := int64(math.MaxInt64), fits(digits)
+	if inRange {
 		n = 0
 		for i := range len(digits) {
 			n = n*10 + int64(digits[i]-'0')
@@ -154,17 +154,17 @@ func (s *scanner) integer() int64 {
 	switch {
 	case !negative:
 		return n
-	case n == math.MaxInt64:
-		return math.MinInt64
-	default:
+	case inRange:
 		return -n
+	default:
+		return math.MinInt64
 	}
 }
 
-// fits reports whether digits are less than the largest int64.
+// fits reports whether digits, a number without a sign, are at most the largest int64.
 func fits(digits string) bool {
 	const most = "9223372036854775807"
-	return len(digits) < len(most) || len(digits) == len(most) && digits < most
+	return len(digits) < len(most) || len(digits) == len(most) && digits <= most
 }
 
 // boolean reads true or false.

@@ -34,8 +34,9 @@ func isReservation(c *limiter.Call, r *limiter.Result) bool {
 	return r.Policy.Extra().Settle != nil
 }
 
-// opened counts a call that has reserved units and whose real cost is real. For each reservation that the
-// real cost will exceed, it returns the excess. The caller passes this list to closed when the call is settled.
+// opened returns the excess of each reservation of c that c's real cost will exceed, and adds it to the sums of the open
+// calls. real is -1 if the real cost is not known; then there is no excess. The caller passes the list to closed when
+// the call is settled.
 func (t *tally) opened(c *limiter.Call, real int64) (list []excess) {
 	for i := range c.Results {
 		r := &c.Results[i]
@@ -64,7 +65,7 @@ func (t *tally) closed(list []excess) {
 	}
 }
 
-// settled counts an answered settlement.
+// settled counts the settlements of c that did not fail.
 func (t *tally) settled(c *limiter.Call) {
 	for i := range c.Settlements {
 		s := &c.Settlements[i]
@@ -124,8 +125,8 @@ func (t *tally) settlements(w io.Writer) {
 	}
 }
 
-// countPaid counts a request for r.For, a limit that did not allow it, so that the limit of r paid. The caller counts
-// the request for the limit of r.
+// countPaid counts a request for r.For, a limit that did not allow it. The limit of r paid for the request; the caller
+// counts the request for that limit too.
 func (t *tally) countPaid(now algorithms.Micros, c *limiter.Call, r *limiter.Result) {
 	plan := t.byPolicy[r.For]
 	plan.requests++

@@ -63,7 +63,7 @@ func (e *LineError) Error() string { return fmt.Sprintf("%s:%d: %v", e.Name, e.L
 
 func (e *LineError) Unwrap() error { return e.Err }
 
-// reader reads one line of some format into a Call.
+// reader reads one line of some format into a Call, and returns the time of the request.
 type reader interface {
 	read(line string, c *limiter.Call) (algorithms.Micros, error)
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/offline/advise"
 )
 
-// forms has a configured limit of each kind, and the keys that a suggestion must not change.
+// forms has a configured limit of each kind. stays has the settings that a suggestion does not contain, because they
+// stay as they are configured.
 var forms = []struct{ name, limit, stays string }{
 	{"token bucket", "algorithm: token_bucket, rate: 3, period: 1m, capacity: 5", ""},
 	{"token bucket with a penalty", "algorithm: token_bucket, rate: 3, period: 1m", "penalty: {after: 2, for: 30s, max: 5m}"},

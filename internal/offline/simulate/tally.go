@@ -55,7 +55,7 @@ type row struct {
 	// requests is the number of requests. denied is the number of requests that this limit alone would have
 	// denied.
 	requests, denied int64
-	shadow, quota    bool // a place that uses the limit, and that a request matched, has this mode
+	shadow, quota    bool // a policy of this row that a request matched has this mode
 	open             reservations
 	paidBy           *row  // the limit that paid in place of this one (then), or nil
 	paid             int64 // the number of requests for which paidBy paid

@@ -109,7 +109,8 @@ func (t *Templates) parts(value string) (parts []part, err error) {
 	return parts, nil
 }
 
-// directive reads the directive at the start of text, and returns the rest.
+// directive reads the directive at the start of text, which begins with %. It returns the directive's field and the
+// rest of text.
 func (t *Templates) directive(text string) (f field, rest string, err error) {
 	letter := strings.TrimPrefix(text[1:], ">") // in Apache, %>s is the last of several statuses; a log has only one
 	if name, after, ok := strings.Cut(letter, "}i"); ok && strings.HasPrefix(name, "{") && len(name) > 1 {
@@ -124,7 +125,7 @@ func (t *Templates) directive(text string) (f field, rest string, err error) {
 	return 0, "", fmt.Errorf("%q is not known; use %%h, %%m, %%U, %%q, %%H, %%s, %%u, %%{NAME}i and %%%%", text)
 }
 
-// header returns the field of a request header.
+// header returns the field of a request header, and adds the header to t if it is new.
 func (t *Templates) header(name string) (field, error) {
 	name = headerName(name)
 	if t.format == Nginx && name != "referer" && name != "user-agent" {

@@ -2,7 +2,7 @@ package simulate
 
 import "github.com/rlsidecar/rlsidecar/pkg/algorithms"
 
-// maxBins bounds a timeline.
+// maxBins bounds the bins of a timeline.
 const maxBins = 120
 
 // timeline counts requests and denials over a time whose end is not known. When it is full, neighboring bins are merged

@@ -23,6 +23,8 @@ type plainLine struct {
 	Domain      string            `json:"domain"`
 	Descriptors []plainDescriptor `json:"descriptors"`
 	Limits      []plainLimit      `json:"limits"`
+	Real        json.Number       `json:"real"`
+	After       json.Number       `json:"settle_after_us"`
 }
 
 type plainDescriptor struct {
@@ -37,7 +39,7 @@ type plainLimit struct {
 	Reserve bool         `json:"reserve"`
 }
 
-// readPlain does what trace.read does, with encoding/json.
+// readPlain reads a line that trace.read accepts, with encoding/json. It ignores the outcome.
 func readPlain(line string) (at algorithms.Micros, c *limiter.Call, err error) {
 	d := json.NewDecoder(strings.NewReader(line))
 	d.DisallowUnknownFields()

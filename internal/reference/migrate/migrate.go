@@ -216,8 +216,8 @@ func names(list *yaml.Node) (keys []string) {
 	return keys
 }
 
-// splits returns one of keys that, joined with a value by "_", the reference server cannot distinguish from
-// key. ok is false if there is none.
+// splits returns other, one of keys, if key has the form other_value. The reference server joins a key and its value by
+// "_", so it cannot distinguish an entry other=value from key. ok is false if there is no such key.
 func splits(key string, keys []string) (other string, ok bool) {
 	for _, k := range keys {
 		if k != "" && strings.HasPrefix(key, k+"_") {

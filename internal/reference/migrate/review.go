@@ -46,7 +46,7 @@ func (r *review) mapping(n *yaml.Node, l *level) {
 			r.note(key, Refused, "%q has no effect here in the reference server, and rlsidecar rejects it; remove it, or move it to its proper level", key.Value)
 			continue
 		case again(n, i):
-			// the command check reports the second occurrence too
+			// Compile reports the second occurrence. A note at that place replaces its message, see Review.
 			r.note(second(n, i), Refused, "%q occurs twice; the reference server uses the last one, and rlsidecar rejects both; remove the one in line %d", key.Value, key.Line)
 		}
 		r.key(key, value, l)
@@ -85,7 +85,7 @@ func (r *review) descriptor(n *yaml.Node, siblings []string) {
 	}
 }
 
-// second returns the next occurrence of the key at i.
+// second returns the next occurrence of the key at i. There must be one.
 func second(n *yaml.Node, i int) *yaml.Node {
 	for j := i + 2; ; j += 2 {
 		if n.Content[j].Value == n.Content[i].Value {

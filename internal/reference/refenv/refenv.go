@@ -124,7 +124,7 @@ func (r *reader) integer(name string, most int) int {
 	return n
 }
 
-// choice returns the value in lower case, which must be one of words.
+// choice returns the value of a variable in lower case. If the value is none of words, it adds a mistake and returns "".
 func (r *reader) choice(name string, words ...string) string {
 	v := strings.ToLower(r.value(name))
 	if slices.Contains(words, v) {
