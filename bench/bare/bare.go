@@ -39,8 +39,8 @@ type Config struct {
 	Duration    time.Duration
 }
 
-// Run sends charges as fast as possible for c.Duration. It returns the number of decisions, and the exact time
-// in which they were made.
+// Run sends charges as fast as possible for c.Duration. It returns the number of decisions, and the time in which they
+// were made.
 func Run(ctx context.Context, c Config) (decisions int64, took time.Duration, err error) {
 	var count atomic.Int64
 	var over atomic.Bool
@@ -122,7 +122,7 @@ func (c *Conn) send() error {
 	return err
 }
 
-// line reads one line. The result is valid until the next read.
+// line reads one line. The result is valid until the next read. An error of Redis is returned as an error.
 func (c *Conn) line() ([]byte, error) {
 	line, err := c.in.ReadSlice('\n')
 	if err != nil {

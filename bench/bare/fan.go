@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answers is a script that reads and writes its keys. Its reply has as many bytes as the reply of rlsidecar's
-// script if it allows all charges.
+// answers is a script that reads and writes its keys. Its reply has as many bytes as the reply with which rlsidecar's
+// script allows all charges.
 const answers = `
 redis.call('MGET', unpack(KEYS))
 for i = 1, #KEYS do redis.call('PSETEX', KEYS[i], 60000, 'a state of twenty bytes') end
 return string.rep('x', 8 + 33 * #KEYS)`
 
-// chargeSize is the number of bytes of one charge in rlsidecar's calls, without a longest wait and a time.
+// chargeSize is the number of bytes of one charge in rlsidecar's calls, without the optional longest wait and time.
 const chargeSize = 32
 
 // Fan sends charges to several servers for the time d, with as few system calls as possible. In each round it
@@ -79,7 +79,7 @@ func (f *fan) dial(ctx context.Context, address string, n int) error {
 	if err != nil {
 		return err
 	}
-	for tag := 0; ; tag++ { // a master of a Redis Cluster accepts only keys with some tags
+	for tag := 0; ; tag++ { // tries tags, because a master of a Redis Cluster accepts only keys of its own slots
 		words := []string{"EVALSHA", sha, strconv.Itoa(n)}
 		for i := range n {
 			words = append(words, fmt.Sprintf("{%d}:a-key-of-thirty-bytes:%06d", tag, i))

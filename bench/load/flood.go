@@ -38,7 +38,7 @@ type FloodResult struct {
 	Seconds float64 `json:"seconds"`
 	Due     int64   `json:"due"`
 	// Unsent is the number of requests that could not be sent before their deadline, because the server did
-	// not read or this process was too slow, or that were not sent because of InFlight.
+	// not read, this process was too slow or the connection failed, or that were not sent because of InFlight.
 	Unsent int64  `json:"unsent"`
 	OK     int64  `json:"ok"`               // answered OK before the deadline
 	Denied int64  `json:"denied"`           // answered OVER_LIMIT before the deadline
@@ -93,7 +93,7 @@ func Flood(ctx context.Context, c FloodConfig) (FloodResult, error) {
 // flood has the state that its connections share.
 type flood struct {
 	FloodConfig
-	headers [2][]byte // header blocks: [0] for the first request, [1] for the others
+	headers [2][]byte // header blocks: [0] for the first request of a connection, [1] for the others
 	start   time.Time
 
 	due, unsent, ok, denied, late, failed atomic.Int64

@@ -53,7 +53,7 @@ func (h *histogram) merge(o *histogram) {
 	h.max = max(h.max, o.max)
 }
 
-// quantile returns the duration that a share q (0 to 1) of all durations do not exceed.
+// quantile returns the duration that a share q (0 to 1) of all durations do not exceed. It returns 0 if there are none.
 func (h *histogram) quantile(q float64) time.Duration {
 	if h.total == 0 {
 		return 0

@@ -24,7 +24,8 @@ const (
 	Raw  = "raw"  // HTTP/2 frames; it makes one write for all requests that can be sent, as a proxy under load does
 )
 
-// answerTimeout is how long to wait for the last answers. Tests shorten it.
+// answerTimeout bounds the wait for the last answers of a run, and for the first answer on a connection. Tests shorten
+// it.
 var answerTimeout = 30 * time.Second
 
 // Config describes a run. Run replaces zero fields by their defaults.
@@ -162,8 +163,8 @@ type run struct {
 // now returns the time since the start.
 func (r *run) now() time.Duration { return time.Since(r.start) }
 
-// measure calls send, which sends requests, and returns the duration and the cost of the measured part. It
-// stops a closed loop after Duration. An open loop ends with its last answer. If that has not arrived
+// measure calls send, which sends requests, and returns the duration and the cost of the measured part. With Requests,
+// a loop ends with its last answer. Otherwise measure stops a closed loop after Duration. An open loop ends with its last answer. If that has not arrived
 // answerTimeout after Duration, measure stops the loop. measure returns when no request is sent any more.
 func (r *run) measure(send func() (answered <-chan struct{}), cancel func()) (result Result, err error) {
 	var from, to sample

@@ -40,7 +40,7 @@ func serve(t *testing.T, answer func(string) (rls.RateLimitResponse_Code, error)
 	return s, listen(t, s)
 }
 
-// answers is a server that answers by the request.
+// answers is a server that returns the result of the function.
 type answers func(*rls.RateLimitRequest) *rls.RateLimitResponse
 
 func (a answers) ShouldRateLimit(_ context.Context, r *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
@@ -114,7 +114,7 @@ func TestAnswersAreDistinguished(t *testing.T) {
 }
 
 // TestHalfOfTheRequestsSettle runs a server that answers each request with a reservation, except settlements. A later
-// request must settle the reservation with its id.
+// request settles the reservation with its id, except up to 64 at the end of the run, one for each outstanding request.
 func TestHalfOfTheRequestsSettle(t *testing.T) {
 	var mu sync.Mutex
 	reserved, settled := 0, map[string]int{}

@@ -23,9 +23,9 @@ type rawConnection struct {
 	question question // the message, after the five bytes with which gRPC starts a message
 	conn     net.Conn
 
-	writing sync.Mutex // guards out and to; locked before mu
+	writing sync.Mutex // guards out and framer; locked before mu
 	out     *bufio.Writer
-	to      *http2.Framer // guarded by writing
+	framer  *http2.Framer // writes to out; guarded by writing
 	stream  uint32        // the number of the next stream; used by the sender only
 
 	in      *bufio.Reader // only the reader uses this and the following fields, up to mu
@@ -79,7 +79,7 @@ func dialRaw(ctx context.Context, r *run, q question) (*rawConnection, error) {
 	for range r.Outstanding {
 		c.idle = append(c.idle, &pendingRequest{})
 	}
-	c.to = http2.NewFramer(c.out, nil)
+	c.framer = http2.NewFramer(c.out, nil)
 	c.from = http2.NewFramer(nil, c.in)
 	c.from.SetReuseFrames()
 	c.headers = hpack.NewDecoder(4096, func(f hpack.HeaderField) {
@@ -100,8 +100,8 @@ func (c *rawConnection) close() { _ = c.conn.Close() }
 // time than configured, or if a request is too long for one frame.
 func (c *rawConnection) handshake() error {
 	_, _ = c.out.WriteString(http2.ClientPreface)
-	_ = c.to.WriteSettings(http2.Setting{ID: http2.SettingEnablePush, Val: 0})
-	_ = c.to.WriteWindowUpdate(0, bigWindow)
+	_ = c.framer.WriteSettings(http2.Setting{ID: http2.SettingEnablePush, Val: 0})
+	_ = c.framer.WriteWindowUpdate(0, bigWindow)
 	if err := c.out.Flush(); err != nil {
 		return err
 	}
@@ -122,12 +122,12 @@ func (c *rawConnection) handshake() error {
 	if len(c.question.message) > frameMost {
 		return fmt.Errorf("a request has %d bytes, which do not go into one frame of %d", len(c.question.message), frameMost)
 	}
-	return c.to.WriteSettingsAck()
+	return c.framer.WriteSettingsAck()
 }
 
-// requestHeaders encodes the headers of requests: first adds them to the server's table, and later refers to
-// the table.
-func (c *rawConnection) requestHeaders() (first, later []byte) {
+// requestHeaders encodes the headers of requests twice. The first result adds them to the server's table. The second
+// result, for all later requests, refers to the table.
+func (c *rawConnection) requestHeaders() (adding, referring []byte) {
 	var b bytes.Buffer
 	e := hpack.NewEncoder(&b)
 	encode := func() []byte {
@@ -244,8 +244,8 @@ func (c *rawConnection) sendOne(f *pendingRequest, due time.Duration, headers, m
 
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	err := c.to.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: headers, EndHeaders: true})
-	return errors.Join(err, c.to.WriteData(stream, true, message)) == nil
+	err := c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: headers, EndHeaders: true})
+	return errors.Join(err, c.framer.WriteData(stream, true, message)) == nil
 }
 
 func (c *rawConnection) flush() error {
@@ -315,11 +315,11 @@ func (c *rawConnection) handle(frame http2.Frame, answers *recorder) error {
 		}
 	case *http2.SettingsFrame:
 		if !f.IsAck() {
-			return c.write(func() error { return c.to.WriteSettingsAck() })
+			return c.write(func() error { return c.framer.WriteSettingsAck() })
 		}
 	case *http2.PingFrame:
 		if !f.IsAck() {
-			return c.write(func() error { return c.to.WritePing(true, f.Data) })
+			return c.write(func() error { return c.framer.WritePing(true, f.Data) })
 		}
 	case *http2.GoAwayFrame:
 		return fmt.Errorf("the server sent GOAWAY %v %q", f.ErrCode, f.DebugData())
@@ -396,10 +396,10 @@ func (c *rawConnection) received(n uint32) error {
 		return nil
 	}
 	n, c.unacked = c.unacked, 0
-	return c.write(func() error { return c.to.WriteWindowUpdate(0, n) })
+	return c.write(func() error { return c.framer.WriteWindowUpdate(0, n) })
 }
 
-// write calls frame, which writes a frame of the reader, and flushes.
+// write calls frame, which writes a frame that the reader sends, and flushes.
 func (c *rawConnection) write(frame func() error) error {
 	c.writing.Lock()
 	defer c.writing.Unlock()

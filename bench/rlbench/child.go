@@ -23,7 +23,7 @@ const maxWait = 2 * time.Minute
 type child struct {
 	name    string
 	address string
-	foreign int // if not 0, the process of a server that rlbench has not started and does not stop; command is then nil
+	foreign int // if not 0, the process ID of a server that rlbench has not started and does not stop; command is then nil
 	command *exec.Cmd
 	output  bytes.Buffer // read only after the process has exited
 	exited  chan struct{}

@@ -105,8 +105,8 @@ func (c *compareCmd) Run(a *app) error {
 	return nil
 }
 
-// measure measures one scenario. It starts a new rlsidecar, so that its memory contains only the keys of that
-// scenario.
+// measure measures one scenario. Unless --target is given, it starts a new rlsidecar, so that its memory contains only
+// the keys of that scenario.
 func (c *compareCmd) measure(a *app, s scenario, ceiling *child) ([]row, error) {
 	dir, err := os.MkdirTemp("", "rlbench")
 	if err != nil {

@@ -59,7 +59,7 @@ func envoyLineup(b *bench) ([]finding, error) {
 	w := wrk{program: b.Wrk, connections: 64, duration: max(time.Second, b.Duration.Round(time.Second)), script: filepath.Join(b.dir, "script.lua")}
 	through := func(l limitedBy) contestant {
 		s := servers[l.Name]
-		return w.contestant(b, target{name: s.name, address: l.Listen, script: fmt.Sprintf(userScript, 10_000), of: []*child{s}})
+		return w.contestant(b, target{name: s.name, address: l.Listen, script: fmt.Sprintf(userScript, 10_000), processes: []*child{s}})
 	}
 	next := 0
 	return b.against(through(behind[0]), func(variant) (contestant, error) {

@@ -86,10 +86,10 @@ request = function() return keys[math.random(#keys)] end
 
 const nginxHeaders = `, ["Host"] = "rlsidecar", ["X-Forwarded-Host"] = "shop.test", ["X-Original-Method"] = "GET", ["X-Original-URI"] = "/a/b?c=d", ["X-Real-IP"] = "192.0.2.1"`
 
-// target is a server that wrk loads. of lists the processes whose CPU time counts.
+// target is a server that wrk loads. processes are those whose CPU time counts.
 type target struct {
 	name, address, script string
-	of                    []*child
+	processes             []*child
 }
 
 func (c *httpCmd) Run(a *app) error {
@@ -191,7 +191,7 @@ func (c *httpCmd) nginxFolder(folder, listen, sidecar, app string, change [2]str
 func (c *httpCmd) measure(a *app, dir string, targets []target) error {
 	rates, costs := make([][]float64, len(targets)), make([][][]float64, len(targets))
 	for i := range targets {
-		costs[i] = make([][]float64, len(targets[i].of))
+		costs[i] = make([][]float64, len(targets[i].processes))
 	}
 	client := wrk{program: c.Wrk, connections: c.Connections, duration: c.Duration, script: filepath.Join(dir, "script.lua")}
 	for round := range c.Repeats {
@@ -214,7 +214,7 @@ func (c *httpCmd) measure(a *app, dir string, targets []target) error {
 	for i, t := range targets {
 		base := i - i%2
 		fmt.Fprintf(w, "%s\t%.0f\t%s\t%.1f\t%s\t", t.name, median(rates[i]), ratios(rates[i], rates[base]), median(costs[i][0]), ratios(costs[i][0], costs[base][0]))
-		if len(t.of) > 1 {
+		if len(t.processes) > 1 {
 			fmt.Fprintf(w, "%.1f", median(costs[i][1]))
 		}
 		fmt.Fprintln(w, "\t")
@@ -222,11 +222,11 @@ func (c *httpCmd) measure(a *app, dir string, targets []target) error {
 	return w.Flush()
 }
 
-// ratios formats the median, the smallest and the largest of the ratios of[i]/to[i].
-func ratios(of, to []float64) string {
+// ratios formats the median, the smallest and the largest of the ratios values[i]/bases[i].
+func ratios(values, bases []float64) string {
 	var all []float64
-	for i := range of {
-		all = append(all, of[i]/to[i])
+	for i := range values {
+		all = append(all, values[i]/bases[i])
 	}
 	return fmt.Sprintf("%.2f\t(%.2f %.2f)", median(all), slices.Min(all), slices.Max(all))
 }
@@ -252,7 +252,7 @@ func (w wrk) run(a *app, t target) (rate float64, cost []float64, err error) {
 		return 0, nil, err
 	}
 	used := func() (all []time.Duration, err error) {
-		for _, p := range t.of {
+		for _, p := range t.processes {
 			cpu, err := load.CPU(p.pid())
 			if err != nil {
 				return nil, err

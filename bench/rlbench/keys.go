@@ -24,8 +24,8 @@ type keysCmd struct {
 	Step     time.Duration `default:"10s" help:"Interval at which memory and the number of series are read."`
 }
 
-// flooded maps each run in memory to its limit. redis uses the limit of allowed, and redis-denied that of denied. A
-// limit has a bucket for each key.
+// flooded maps each run in memory to its limit. The runs "redis" and "redis-denied" use the limits of "allowed" and
+// "denied". A limit has a bucket for each key.
 var flooded = map[string]string{
 	"allowed": "{unit: second, requests_per_unit: 10}",
 	"denied":  "{unit: second, requests_per_unit: 0}",

@@ -38,7 +38,7 @@ func (b *bench) variants(engines []string) (all []variant) {
 	return all
 }
 
-// redisFlags returns flags that give v its own prefix of keys in Redis.
+// redisFlags returns flags that give v its own prefix of keys in Redis, and redisTimeout.
 func (v variant) redisFlags() []string {
 	return []string{"--backend-timeout", redisTimeout, "--redis-key-prefix", v.label + ":"}
 }

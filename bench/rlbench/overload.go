@@ -151,8 +151,8 @@ func (o *overloaded) descriptors() []string {
 	return d
 }
 
-// capacity returns the number of decisions per second in a closed loop. 64 requests are outstanding, over at most as many
-// connections: with more, requests wait in the server until it denies them, and denials are no decisions.
+// capacity returns the number of decisions per second in a closed loop. At most 64 requests are outstanding. With more,
+// requests wait in the server until it denies them, and denials are no decisions.
 func (o *overloaded) capacity(a *app) (float64, error) {
 	const outstanding = 64
 	connections := min(o.connections, outstanding)
@@ -198,7 +198,8 @@ func (o *overloaded) measure(ctx context.Context, rate float64) (m overload, err
 }
 
 // recovery measures how long quiet requests are disturbed after an overload. It sends them in steps of 20 ms
-// for a second, and records the end of the last step in which the server did not decide all of them.
+// for a second, and records the end of the last step in which the server did not decide all of them. Without
+// such a step, m.recovered stays 0.
 func (o *overloaded) recovery(ctx context.Context, quiet load.FloodConfig, m *overload) error {
 	quiet.Duration, quiet.Rate = 20*time.Millisecond, 500
 	for start := time.Now(); time.Since(start) < time.Second; {
@@ -213,15 +214,15 @@ func (o *overloaded) recovery(ctx context.Context, quiet load.FloodConfig, m *ov
 	return nil
 }
 
-// pin makes a process run on the first processor, or on all others if other is not 0. It does nothing on a
-// machine with one processor.
-func pin(pid, other int) error {
+// pin makes a process run on the first processor if group is 0, and otherwise on all other processors. It does nothing
+// on a machine with one processor.
+func pin(pid, group int) error {
 	var set unix.CPUSet
 	n := runtime.NumCPU()
 	if n < 2 {
 		return nil
 	}
-	if other == 0 {
+	if group == 0 {
 		set.Set(0)
 	} else {
 		for i := 1; i < n; i++ {

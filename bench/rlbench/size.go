@@ -95,7 +95,7 @@ func (c *sizeCmd) Run(a *app) error {
 	return w.Flush()
 }
 
-// write writes the file with index i. Its limits permit about rate requests a minute.
+// write writes the file with index i. Each of its limits permits rate to rate+49 requests a minute.
 func (c *sizeCmd) write(folder string, i, rate int) error {
 	text := flat
 	if c.Shape == "deep" {
@@ -115,18 +115,18 @@ func (c *sizeCmd) write(folder string, i, rate int) error {
 	return os.Rename(name+".new", name)
 }
 
-// flat writes the limits with numbers from up to to, each below the same key.
-func flat(b *strings.Builder, from, to, rate int) {
-	for j := from; j < to; j++ {
+// flat writes the limits with the numbers low to high-1, each below the same key.
+func flat(b *strings.Builder, low, high, rate int) {
+	for j := low; j < high; j++ {
 		fmt.Fprintf(b, "  - key: tenant\n    value: customer-%06d\n    rate_limit: {unit: minute, requests_per_unit: %d}\n", j, rate+j%50)
 	}
 }
 
-// deep writes the limits with numbers from up to to, in trees of four levels. Each tenant has twenty paths,
-// and each path has a method and the users.
-func deep(b *strings.Builder, from, to, rate int) {
-	for j := from; j < to; j++ {
-		if (j-from)%20 == 0 {
+// deep writes the limits with the numbers low to high-1, in trees of four levels. Each tenant has up to twenty paths,
+// and each path has a method with one limit for each user.
+func deep(b *strings.Builder, low, high, rate int) {
+	for j := low; j < high; j++ {
+		if (j-low)%20 == 0 {
 			fmt.Fprintf(b, "  - key: tenant\n    value: customer-%06d\n    descriptors:\n", j)
 		}
 		fmt.Fprintf(b, "      - key: path\n        value: /v1/%06d\n        descriptors:\n          - key: method\n            value: POST\n"+
@@ -134,8 +134,9 @@ func deep(b *strings.Builder, from, to, rate int) {
 	}
 }
 
-// row prints the current cost of server. It counts the CPU time since before.
-func (c *sizeCmd) row(w io.Writer, server *child, admin, name string, took, before time.Duration) error {
+// row prints the current cost of server. cpuBefore is the CPU time that does not count, because the server used it
+// earlier.
+func (c *sizeCmd) row(w io.Writer, server *child, admin, name string, took, cpuBefore time.Duration) error {
 	cpu, err := load.CPU(server.pid())
 	if err != nil {
 		return err
@@ -148,11 +149,11 @@ func (c *sizeCmd) row(w io.Writer, server *child, admin, name string, took, befo
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "%s\t%.2f\t%.2f\t%d\t%d\t%d\t\n", name, took.Seconds(), (cpu - before).Seconds(), now>>20, peak>>20, len(text)>>10)
+	_, err = fmt.Fprintf(w, "%s\t%.2f\t%.2f\t%d\t%d\t%d\t\n", name, took.Seconds(), (cpu - cpuBefore).Seconds(), now>>20, peak>>20, len(text)>>10)
 	return err
 }
 
-// loadedAt returns when the sidecar loaded its current configuration.
+// loadedAt returns the time at which the sidecar loaded its current configuration, as the metrics print it.
 func loadedAt(admin string) (string, error) {
 	text, err := metricsOf(admin)
 	if err != nil {

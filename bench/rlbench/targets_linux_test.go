@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestTargetsCanBeMeasured checks that rlbench can measure every row with the present programs. It does not check the
+// TestTargetsCanBeMeasured checks that rlbench can measure every row with the programs that are installed. It does not check the
 // figures, which depend on the speed of the machine.
 func TestTargetsCanBeMeasured(t *testing.T) {
 	dir := t.TempDir()
