@@ -21,14 +21,15 @@ func length(t *testing.T) time.Duration {
 	return d
 }
 
-// long skips a test that takes too long for make test.
+// long skips a test that takes too long for make test, unless HISTORIES is set.
 func long(t *testing.T) {
 	if os.Getenv("HISTORIES") == "" {
 		t.Skip("make histories runs it")
 	}
 }
 
-// repeat calls the functions of faults in turn, with a pause between them, for the duration of a run.
+// repeat returns a function that calls the functions of faults in turn, with a pause before each, for the duration of a
+// run.
 func repeat(t *testing.T, pause time.Duration, faults ...func()) func() {
 	return func() {
 		t.Helper()
@@ -125,7 +126,7 @@ func TestSentinel(t *testing.T) {
 	t.Logf("%d failovers lost %d units", failovers, w.lostUnits())
 }
 
-// TestClusterWithConfirmation kills a master of a Redis Cluster. Its replica confirms every charge. The test
+// TestClusterWithConfirmation kills the masters of a Redis Cluster in turn. Their replicas confirm every charge. The test
 // has no groups, because a group over several slots is not charged at one moment.
 func TestClusterWithConfirmation(t *testing.T) {
 	long(t)

@@ -46,7 +46,8 @@ type answer struct {
 	left [2]int64
 }
 
-// record is one request of a history. Times are in ns since the start.
+// record is one request of a history. It was sent at from and answered at to, in ns since the start. Without an answer,
+// to is never.
 type record struct {
 	question
 
@@ -135,7 +136,8 @@ func leasedSteps(s state, q question, a answer) []any {
 	}
 }
 
-// others executes n requests without an answer: charges, or refunds if n is negative.
+// others executes n requests without an answer: charges, or refunds if n is negative. possible is false if one of them
+// would be denied or change nothing.
 func (b *buckets) others(s state, n int64) (_ state, possible bool) {
 	k := charge
 	if n < 0 {
@@ -245,7 +247,7 @@ func operations(records []record, lost func(b *buckets, until int64) int64) (his
 // nothingLost is the function lost for runs in which Redis loses no data.
 func nothingLost(*buckets, int64) int64 { return 0 }
 
-// explain lists the requests of the first bucket whose answers are not linearizable.
+// explain lists the requests of the first bucket whose answers are not linearizable. It returns "" if there is none.
 func explain(history []porcupine.Operation) string {
 	m := model.ToModel()
 	for _, part := range model.Partition(history) {

@@ -70,8 +70,8 @@ func (w *world) sendGRPC(random *rand.Rand, b *buckets, k kind) (r record) {
 	return r
 }
 
-// settle reserves units, and settles them to another cost. It sends the settlement to sidecars until one of
-// them answers. The settlement must take effect once.
+// settle reserves units, and settles them to the reserved or another cost. It sends the settlement to sidecars until one
+// of them answers. The settlement must take effect once.
 func (w *world) settle(random *rand.Rand, b *buckets) {
 	first := w.send(random, b, charge, "")
 	w.log(first)

@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/redistest"
 )
 
-// replication returns the role of s with its details, or nothing if s does not answer.
+// replication returns the role of s with its details, or "" if s does not answer.
 func replication(s *redistest.Server) string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

@@ -240,7 +240,7 @@ func (w *world) sendAny(random *rand.Rand, b *buckets, k kind) record {
 	return w.send(random, b, k, "")
 }
 
-// send sends one request to any sidecar.
+// send sends one request to any sidecar by HTTP, with id as its request_id. An empty id is left out.
 func (w *world) send(random *rand.Rand, b *buckets, k kind, id string) (r record) {
 	type limit struct {
 		Name    string `json:"name"`
@@ -329,8 +329,8 @@ func (w *world) log(r record) {
 	w.records = append(w.records, r)
 }
 
-// check reads every bucket once more, and reports whether the history is linearizable. If not, it stores a
-// picture of the history and logs one bucket.
+// check reads every bucket once more, and reports whether the history is linearizable. If not, and unless
+// doubleCharge is set, it stores a picture of the history and logs one bucket.
 func (w *world) check(lost func(b *buckets, until int64) int64) (right bool) {
 	w.t.Helper()
 	random := rand.New(rand.NewPCG(1, 2))

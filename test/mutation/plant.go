@@ -185,7 +185,7 @@ func test(ctx context.Context, tree string, packages []string, pattern string, t
 var hanging = regexp.MustCompile(`^\t+((?:Test|Fuzz)\w*)\S* \(`)
 
 // firstFailure reads the events of go test until a test fails or hangs. It returns the name of that test, the
-// number of tests that passed before it, and the output that belongs to no test.
+// number of tests that passed before it, and the output that belongs to no test, cut at about 4 KiB.
 func firstFailure(lines io.Reader) (by string, passed int, text string) {
 	scanner := bufio.NewScanner(lines)
 	scanner.Buffer(nil, 16<<20)

@@ -13,10 +13,10 @@ const (
 	tableEnd   = "<!-- end of what make mutate writes -->\n"
 )
 
-// writeTable writes the rows of results to the table in a page. If a fault is in all but not in results, its
-// row stays. Rows of faults that no longer exist, or that were not noticed, are removed.
-func writeTable(page string, all []fault, results []result, now time.Time) error {
-	rows, err := rowsOf(page, all)
+// writeTable writes the rows of results to the table in a page. If a fault is in faults but not in results, its row
+// stays. Rows of faults that no longer exist, or that were not noticed, are removed.
+func writeTable(page string, faults []fault, results []result, now time.Time) error {
+	rows, err := rowsOf(page, faults)
 	if err != nil {
 		return err
 	}
@@ -30,7 +30,7 @@ func writeTable(page string, all []fault, results []result, now time.Time) error
 			rows[rowOf(r.fault)] = fmt.Sprintf("%s `%s` | %.0f s |\n", rowOf(r.fault), r.by, r.after.Seconds())
 		}
 	}
-	return os.WriteFile(page, []byte(before+tableStart+table(all, rows, now)+tableEnd+behind), 0o644)
+	return os.WriteFile(page, []byte(before+tableStart+table(faults, rows, now)+tableEnd+behind), 0o644)
 }
 
 // divide returns the part of a page before the table, the table, and the part after it.
@@ -47,14 +47,14 @@ func divide(page string) (before, in, behind string, err error) {
 	return before, in, behind, nil
 }
 
-// rowsOf returns the rows in the table of a page, by their first cells.
-func rowsOf(page string, all []fault) (map[string]string, error) {
+// rowsOf returns the rows in the table of a page that belong to one of faults, by their first cells (see rowOf).
+func rowsOf(page string, faults []fault) (map[string]string, error) {
 	_, in, _, err := divide(page)
 	if err != nil {
 		return nil, err
 	}
 	known := map[string]bool{}
-	for _, f := range all {
+	for _, f := range faults {
 		known[rowOf(f)] = true
 	}
 	rows := map[string]string{}
@@ -69,7 +69,7 @@ func rowsOf(page string, all []fault) (map[string]string, error) {
 	return rows, nil
 }
 
-// rowOf returns the first cells of a fault's row.
+// rowOf returns the first three cells of a fault's row, which identify the fault.
 func rowOf(f fault) string { return fmt.Sprintf("| %s | %s | `%s` |", f.Area, f.Fault, f.File) }
 
 func table(all []fault, rows map[string]string, now time.Time) string {

@@ -32,7 +32,7 @@ type request struct {
 	unknown   bool // an attempt has no answer, or its answer does not state whether it was charged
 
 	paid        [][]payment           // the payments according to each answer that allowed the request
-	allowedWith func(c *limiter.Call) // called with the answer that allows it; may be nil
+	allowedWith func(c *limiter.Call) // called with each answer that allows it, or only the first if once; may be nil
 }
 
 // cost is the number of units that a request consumes of a limit, for a key.
@@ -123,7 +123,8 @@ var hotNames, coldNames = []string{"hotday", "hotwindow", "hotbucket", "sharded"
 // otherNames are limits whose on_backend_failure is not deny.
 var otherNames = []string{"lenient", "strict", "share"}
 
-// draw returns a random request.
+// draw returns a random request. If hot is not "", it is the name of a limit, and the request charges one of hotNames or
+// this limit.
 func (w *world) draw(rng *rand.Rand, id, hot string) *request {
 	r := &request{id: id, witness: "witness"}
 	w.requests++

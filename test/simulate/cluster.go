@@ -146,7 +146,7 @@ func (w *world) masterOf(key string) *server {
 	return w.layout.owner[b]
 }
 
-// migrate moves a block that has keys to another master.
+// migrate moves a random block that has keys from one master to another. It does nothing if the block cannot move now.
 func (w *world) migrate(rng *rand.Rand, from *server) {
 	keys := slices.Sorted(maps.Keys(from.keys))
 	to := w.layout.owner[rng.IntN(blocks)]

@@ -288,9 +288,9 @@ func (j *judge) bounded(b *bucket) {
 	}
 }
 
-// spans checks each span of time from one admission to another. most returns the number of units that a span
-// of that length may admit, and false if there is no bound.
-func (j *judge) spans(b *bucket, most func(d int64) (int64, bool)) {
+// spans checks each span of time from one admission to another. bound returns the number of units that a span of d
+// microseconds may admit, and false if there is no bound.
+func (j *judge) spans(b *bucket, bound func(d int64) (int64, bool)) {
 	for i := range b.admitted {
 		sum, within := int64(0), b.admitted[i:]
 		if b.sharded {
@@ -299,7 +299,7 @@ func (j *judge) spans(b *bucket, most func(d int64) (int64, bool)) {
 		for _, a := range within {
 			sum += a.units
 			d := int64(a.until - b.admitted[i].at)
-			if n, bound := most(d); bound && sum > n {
+			if n, bounded := bound(d); bounded && sum > n {
 				j.fail("%s: %d admitted in %d us, the most is %s", b.limit, sum, d, strconv.FormatInt(n, 10))
 				return
 			}

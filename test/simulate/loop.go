@@ -65,9 +65,9 @@ func (l *loop) afterPlain(d time.Duration, p *process, f func()) *event {
 	return e
 }
 
-// run runs all events up to and including the time until. It reports whether no event is left.
-func (l *loop) run(until int64) (ended bool) {
-	for len(l.events) > 0 && l.events[0].at <= until {
+// run runs all events at the time last and before. It reports whether no event is left.
+func (l *loop) run(last int64) (ended bool) {
+	for len(l.events) > 0 && l.events[0].at <= last {
 		e := l.events.pop()
 		if e.canceled {
 			l.reuse(e)
@@ -89,7 +89,7 @@ func (l *loop) run(until int64) (ended bool) {
 			l.do(f)
 		}
 	}
-	l.now = max(l.now, until)
+	l.now = max(l.now, last)
 	return len(l.events) == 0
 }
 

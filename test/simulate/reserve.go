@@ -12,10 +12,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// estimate is the number of units that a reservation charges in each of its buckets. Real costs are below most.
+// estimate is the number of units that a reservation charges in each of its buckets. Real costs are from 0 to realEnd-1.
 const (
 	estimate = 20
-	most     = 60
+	realEnd  = 60
 )
 
 // reserving is a request that reserves units, with the requests that settle it. It has a bucket of its own,
@@ -40,7 +40,7 @@ func (w *world) reserve(rng *rand.Rand, id string, p *process, within time.Durat
 	}
 	w.judge.reservations = append(w.judge.reservations, v)
 	work := time.Duration(rng.Int64N(int64(80 * time.Millisecond)))
-	settlements, real := rng.IntN(4), rng.Int64N(most)
+	settlements, real := rng.IntN(4), rng.Int64N(realEnd)
 	v.allowedWith = func(c *limiter.Call) {
 		if v.id = string(c.AppendID(nil)); v.id == limiter.None {
 			w.judge.fail("request %s was allowed, and its answer has no id to settle", id)
@@ -51,7 +51,7 @@ func (w *world) reserve(rng *rand.Rand, id string, p *process, within time.Durat
 			if n > 0 {
 				w.seen(faultSettledTwice)
 				if rng.IntN(2) == 0 {
-					real = rng.Int64N(most)
+					real = rng.Int64N(realEnd)
 				}
 			}
 			w.settleLater(rng, v, work, real, within)
@@ -174,7 +174,7 @@ func (j *judge) reserved(v *reserving) {
 	if v.parted && !j.w.quiet && !v.allowed {
 		return // a refund of a part may be lost
 	}
-	if j.steppedBack && b.charged >= 0 && b.charged <= most {
+	if j.steppedBack && b.charged >= 0 && b.charged <= realEnd {
 		return // a refund may be smaller then
 	}
 	if !slices.Contains(may, b.charged) {

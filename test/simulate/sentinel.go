@@ -71,9 +71,9 @@ func (p *process) watch(_ string, named func(master string), message func(channe
 	w.after(0, p, poll)
 }
 
-// publish sends a message of a Sentinel to all processes. For a while, a process that gets it must not call
-// the server at the address avoids, because its replica replaces it.
-func (w *world) publish(sentinel int, channel, payload, avoids string, avoid time.Duration) {
+// publish sends a message of a Sentinel to all processes. For the duration ban, a process that gets it must not call the
+// server at the address oldMaster, because its replica replaces it. oldMaster is "" if there is no such server.
+func (w *world) publish(sentinel int, channel, payload, oldMaster string, ban time.Duration) {
 	w.note("Sentinel %d: %s %s", sentinel, channel, payload)
 	for _, p := range w.started {
 		link := w.linkOf(p)
@@ -85,7 +85,7 @@ func (w *world) publish(sentinel int, channel, payload, avoids string, avoid tim
 			for _, to := range p.watchers {
 				to.message(channel, payload)
 			}
-			p.avoids, p.avoidsUntil, p.over, p.overAt = avoids, w.now+int64(avoid), avoid != promotes, p.monotonic()
+			p.avoids, p.avoidsUntil, p.over, p.overAt = oldMaster, w.now+int64(ban), ban != promotionBan, p.monotonic()
 		})
 		w.after(link.delay(w), p, func() {
 			first := p.inboxes[sentinel][0]
@@ -95,11 +95,11 @@ func (w *world) publish(sentinel int, channel, payload, avoids string, avoid tim
 	}
 }
 
-// After the announcement of a failover, a process waits for the new master, at least for the duration promotes. After
-// the failover it ignores Sentinels that name the old master, at least for the duration stale.
+// After the announcement of a failover, a process waits for the new master, at least for promotionBan. After the failover
+// it ignores Sentinels that name the old master, at least for switchBan.
 const (
-	promotes = 2900 * time.Millisecond
-	stale    = 4900 * time.Millisecond
+	promotionBan = 2900 * time.Millisecond
+	switchBan    = 4900 * time.Millisecond
 )
 
 // checkMaster checks that p does not call a server that the Sentinels replace.
@@ -140,7 +140,7 @@ func (w *world) fail(rng *rand.Rand, span time.Duration) {
 	}
 	avoids, switched := old.name+":6379", fmt.Sprintf("%s %s 6379 %s 6379", sentinelName, old.name, next.name)
 	w.afterPlain(span, nil, func() {
-		w.publish(leader, "+failover-state-send-slaveof-noone", t.about(next), avoids, promotes)
+		w.publish(leader, "+failover-state-send-slaveof-noone", t.about(next), avoids, promotionBan)
 		if aborts {
 			later(30, func() {
 				w.seen(faultAborted)
@@ -152,13 +152,13 @@ func (w *world) fail(rng *rand.Rand, span time.Duration) {
 		later(10, func() {
 			w.promote(old, next)
 			later(20, func() {
-				w.publish(leader, "+promoted-slave", t.about(next), avoids, stale)
+				w.publish(leader, "+promoted-slave", t.about(next), avoids, switchBan)
 				later(20, func() {
 					t.named[1-leader] = next.name + ":6379"
-					w.publish(1-leader, "+switch-master", switched, avoids, stale)
+					w.publish(1-leader, "+switch-master", switched, avoids, switchBan)
 					later(20, func() {
 						t.master, t.replica, t.named[leader] = next, old, next.name+":6379"
-						w.publish(leader, "+switch-master", switched, avoids, stale)
+						w.publish(leader, "+switch-master", switched, avoids, switchBan)
 						later(60, func() { w.demote(old, next) })
 					})
 				})

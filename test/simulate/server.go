@@ -29,7 +29,7 @@ type server struct {
 	keys    map[string]*value
 	scripts map[string]script
 
-	lag       time.Duration     // the delay until the replica has a write; 0 means that there is no replica
+	lag       time.Duration     // the least delay until the replica has a write; 0 means that there is no replica
 	replica   map[string]*value // the replica's values; nil means deleted
 	behind    int64             // when the replica will have all writes
 	executing bool              // the server is executing a command
@@ -40,7 +40,7 @@ type server struct {
 	alone     bool              // its former replica is a master now
 }
 
-// value is the content of a key: a bucket, or a string.
+// value is the content of a key: a bucket, a string, a hash or a stream.
 type value struct {
 	state  algorithms.State
 	text   string
@@ -350,10 +350,10 @@ type charge struct {
 	key   string
 	limit *algorithms.Limit
 	terms algorithms.Charge
-	more  bool
+	more  bool // the group continues with the next charge
 	then  bool
-	life  int64  // in ms; only in a head
-	of    string // only in a head
+	life  int64  // how long the record of the request stays, in ms; only in a head
+	hash  string // the hash of the request; only in a head
 }
 
 // read returns the next charge, and false at the end.
@@ -366,7 +366,7 @@ func (t *batchCharging) read(r *reader) (c charge, ok bool) {
 	c.key = t.keys[key-1]
 	number, flags := what%(1<<20), what>>20
 	if number == 0 {
-		c.life, c.of = cost, r.bytes(32)
+		c.life, c.hash = cost, r.bytes(32)
 		return c, true
 	}
 	c.limit, c.more, c.then = t.limits[number-1], flags&1 != 0, flags&64 != 0
@@ -398,7 +398,7 @@ func (t *batchCharging) decide(r *reader, c charge) {
 		// An earlier attempt has charged the request. The record has the hash of the request (32 bytes), the time of
 		// the decision (8 bytes) and the answers.
 		if v := t.server.get(head.key); v != nil {
-			same := v.text[:32] == head.of && len(v.text) == 40+size*len(group)
+			same := v.text[:32] == head.hash && len(v.text) == 40+size*len(group)
 			if same {
 				t.out = append(append(append(t.out, 4), v.text[32:40]...), make([]byte, 32)...)
 				t.out = append(t.out, v.text[40:]...)
@@ -411,7 +411,7 @@ func (t *batchCharging) decide(r *reader, c charge) {
 	}
 	at := len(t.out)
 	if took := t.charge(group); head != nil && took {
-		t.server.set(head.key, head.of+string(doubles(nil, int64(t.now)))+string(t.out[at:]), head.life)
+		t.server.set(head.key, head.hash+string(doubles(nil, int64(t.now)))+string(t.out[at:]), head.life)
 	}
 }
 

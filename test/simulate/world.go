@@ -137,7 +137,7 @@ type world struct {
 	waitReplicas  int
 	lossy         bool  // a server may lose its data
 	adjusts       bool  // operators adjust limits
-	lastPoll      int64 // sidecars stop reading adjustments at this time; 0 means never
+	lastPoll      int64 // sidecars stop polling adjustments and Sentinels at this time; 0 means never
 	counts        Counts
 	log           func(format string, args ...any) // nil if there is no log
 	judge         *judge
@@ -176,8 +176,8 @@ func (w *world) breaker(p *process, open bool) {
 	w.note("%s: circuit breaker open: %v", p.name, open)
 }
 
-// limits is the configuration of all runs, in which some numbers differ. The limits witness and once have one
-// bucket for each request. So the judge knows whether a request was charged.
+// limits is the configuration of all runs, in which some numbers differ. The limits witness, once and own
+// have one bucket for each request. So the judge knows whether a request was charged.
 const limits = `
 domain: sim
 limits:
@@ -331,7 +331,7 @@ func (w *world) stream(kind rune, n int) *rand.Rand {
 	return rand.New(rand.NewPCG(w.plan.Seed, uint64(kind)<<32|uint64(n)))
 }
 
-// parts returns the names of the clients and faults of the world.
+// parts returns the names of the clients (c0…) and faults (f0…) of the world, and "a" if it has operators.
 func (w *world) parts() (names []string) {
 	for n := range w.clients {
 		names = append(names, fmt.Sprintf("c%d", n))
