@@ -156,12 +156,12 @@ func (k *kept) of(l *Limit, units int64) int64 {
 	return n
 }
 
-// within returns the consumption that remains, in the unit of l, when fine ticks of l have passed since the
-// start of a tick of k. p flows in with each tick of l. It is for limits with finer ticks than k: within a tick
-// of k, consumption falls at the speed of pace.
-func (k *kept) within(l *Limit, p, fine int64) int64 {
+// within returns the consumption that remains, in the unit of l, when n ticks of l have passed since the start
+// of a tick of k. p flows in with each tick of l. It is for limits with shorter ticks than k: within a tick of k,
+// the consumption falls at the speed of pace.
+func (k *kept) within(l *Limit, p, n int64) int64 {
 	used := k.units(l)
-	flown, _ := mulDiv(k.pace(l, p), fine, int64(k.tick/l.tick))
+	flown, _ := mulDiv(k.pace(l, p), n, int64(k.tick/l.tick))
 	return max(0, used-flown)
 }
 
@@ -388,13 +388,14 @@ func (p *keptPair) giveBack(l *Limit, a *Charge) {
 	p.bank.used, p.sure.used = p.bank.used-bank, max(0, p.sure.used-(back-bank))
 }
 
-// has reports whether cost is available after the given number of ticks of p and then fine more ticks of l.
-func (p *keptPair) has(l *Limit, cost, ticks, fine int64) bool {
+// has reports whether cost is available when two spans have passed: a number of ticks of p, and then n ticks
+// of l, which may be shorter.
+func (p *keptPair) has(l *Limit, cost, ticks, n int64) bool {
 	then := *p
 	then.sure.used, then.bank.used = p.sure.after(ticks), p.bank.after(ticks)
 	v1, v2 := l.v1-then.sure.units(l), l.v-then.bank.units(l)
 	if v1 >= 0 && v2 >= 0 { // the state can be converted by then
-		return l.v1-then.sure.within(l, l.p1, fine)+l.v-then.bank.within(l, l.p, fine) >= cost*l.q
+		return l.v1-then.sure.within(l, l.p1, n)+l.v-then.bank.within(l, l.p, n) >= cost*l.q
 	}
 	return max(0, v1)+max(0, v2) >= cost*l.q && cost <= then.left()
 }
