@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// This file has the second half of messages: the suggested correction.
+// A message about a mistake consists of the mistake and a suggested correction. This file makes the suggestions.
 
 // ownWords maps words that other rate limiters use to the words of this one.
 var ownWords = map[string]string{
@@ -25,8 +25,8 @@ var ownWords = map[string]string{
 	"block": "deny", "memory": "local", "in_memory": "local",
 }
 
-// wordAdvice suggests the item of known that the author of word probably meant. It returns "" if there is
-// none.
+// wordAdvice returns "; write …" or "; did you mean …?" with the item of known that the author of word probably
+// meant. It returns "" if there is no such item.
 func wordAdvice(word string, known []string) string {
 	if own, found := ownWords[strings.ToLower(word)]; found && slices.Contains(known, own) {
 		return "; write " + own
@@ -37,25 +37,26 @@ func wordAdvice(word string, known []string) string {
 	return didYouMean(word, known)
 }
 
-// adviseAt reports whether advice may state that a key written at level here belongs to l. A section settle has
-// keys with common names, such as most, which people also write elsewhere by mistake. So advice names l only if
-// l is a section of the level here.
-func (l *level) adviseAt(here *level) bool {
+// adviseAt reports whether advice on a misplaced key may state that the key belongs to l. holder is the level at
+// which the key was written. A section settle has keys with common names, such as "most", which people also
+// write elsewhere by mistake. So advice names settle, or estimate inside it, only if the key was written at the
+// level above that section.
+func (l *level) adviseAt(holder *level) bool {
 	switch l {
 	case levelOf(reflect.TypeFor[settleTerms]()):
-		return here == levelOf(reflect.TypeFor[limit]())
+		return holder == levelOf(reflect.TypeFor[limit]())
 	case levelOf(reflect.TypeFor[estimateTerms]()):
-		return here == levelOf(reflect.TypeFor[settleTerms]())
+		return holder == levelOf(reflect.TypeFor[settleTerms]())
 	default:
 		return true
 	}
 }
 
-// unknownKey returns the message for a key that level here does not have.
-func unknownKey(key string, here *level) string {
+// unknownKey returns the message for a key at the level holder, which does not have that key.
+func unknownKey(key string, holder *level) string {
 	message := fmt.Sprintf("config error, unknown key '%s'", short(key))
 	for _, l := range levels {
-		if _, known := l.field[key]; known && l.adviseAt(here) {
+		if _, known := l.field[key]; known && l.adviseAt(holder) {
 			where := l.where
 			if l.form(key) == "reference" {
 				where = "inside rate_limit"
@@ -63,13 +64,13 @@ func unknownKey(key string, here *level) string {
 			return fmt.Sprintf("%s; %q belongs %s", message, key, where)
 		}
 	}
-	if own, known := ownWords[strings.ToLower(key)]; known && slices.Contains(here.keys, own) {
+	if own, known := ownWords[strings.ToLower(key)]; known && slices.Contains(holder.keys, own) {
 		return fmt.Sprintf("%s; write %s", message, own)
 	}
-	if guess := didYouMean(key, here.keys); guess != "" {
+	if guess := didYouMean(key, holder.keys); guess != "" {
 		return message + guess
 	}
-	return fmt.Sprintf("%s; %s has %s", message, here.subject, strings.Join(here.keys, ", "))
+	return fmt.Sprintf("%s; %s has %s", message, holder.subject, strings.Join(holder.keys, ", "))
 }
 
 // didYouMean returns "; did you mean …?" if an item of known is similar to word, or else "".
@@ -185,7 +186,8 @@ var (
 // rateUnits maps the first letter of a unit of time to a period and to a unit of the reference form.
 var rateUnits = map[byte][2]string{'s': {"1s", "second"}, 'm': {"1m", "minute"}, 'h': {"1h", "hour"}, 'd': {"1d", "day"}}
 
-// largest returns the largest permitted value of key, as text.
+// largest returns the bound that a message states for key if a number does not fit into 64 bits. The value of
+// key may have a smaller bound, which other code checks.
 func largest(key string) string {
 	switch key {
 	case "requests_per_unit", "unit_multiplier":

@@ -19,7 +19,7 @@ import (
 const (
 	// maxRoutes bounds the number of routes, because each request is compared with them.
 	maxRoutes = 1000
-	// maxRouteDescriptors and maxRouteEntries bound the descriptors of one request.
+	// maxRouteDescriptors bounds the descriptors of a route, and maxRouteEntries the entries of each descriptor.
 	maxRouteDescriptors = 64
 	maxRouteEntries     = 32
 	// ipv6Client is the default length of the network that counts as one client. Providers assign at least a
@@ -130,7 +130,7 @@ func (l *authDescList) read(p *parser, key string, n *yaml.Node) {
 	l.set(p, n, list, true)
 }
 
-// auth compiles the sections auth of all documents. The routes are in the order of the files. Settings that
+// auth compiles the sections auth of c.authDocs. The routes are in the order of the files. Settings that
 // several sections have must be equal, and only one section may have trusted_proxies.
 func (c *compiler) auth() {
 	var trusted textList
@@ -188,14 +188,15 @@ func (c *compiler) auth() {
 	}
 }
 
-// agreeAuth sets all to the value of one. It reports a mistake if an earlier section has another value.
-func agreeAuth[T comparable](c *compiler, key string, all, one *given[T]) {
+// agreeAuth copies section, the value of key in one section auth, to common, the value for all sections. If an
+// earlier section has set common to another value, agreeAuth reports a mistake instead.
+func agreeAuth[T comparable](c *compiler, key string, common, section *given[T]) {
 	switch {
-	case !one.ok:
-	case !all.ok:
-		*all = *one
-	case all.value != one.value:
-		c.mistake(one.at, "%s of auth differs from that at %s; state it once", key, all.at)
+	case !section.ok:
+	case !common.ok:
+		*common = *section
+	case common.value != section.value:
+		c.mistake(section.at, "%s of auth differs from that at %s; state it once", key, common.at)
 	}
 }
 
@@ -320,8 +321,9 @@ func (c *compiler) pathIgnores(out *limiter.Route, r *route) {
 	}
 }
 
-// foldedCondition returns path in the folded form, which folded paths of requests are compared with. The
-// slash at the end of a prefix stays, because it is not at the end of a request's path.
+// foldedCondition returns path, the path of a condition, after target.Fold, which also changes the paths of the
+// requests that are compared with it. prefix means that path is a prefix. A slash at its end then stays, because
+// in the path of a request that slash is not at the end.
 func foldedCondition(path string, prefix bool, ignore target.Ignore) string {
 	if prefix {
 		ignore &^= target.IgnoreTrailingSlash

@@ -14,7 +14,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/limiter"
 )
 
-// Compile compiles files in the given order. The result depends only on its arguments.
+// Compile compiles files in the given order. The Snapshot is nil if a Problem is not a warning. The result depends
+// only on the arguments.
 func Compile(files []File, o Options) (*limiter.Snapshot, Problems) {
 	return parseAll(files, &o).compile(o)
 }
@@ -22,7 +23,7 @@ func Compile(files []File, o Options) (*limiter.Snapshot, Problems) {
 // source is a configuration that was parsed and is not yet compiled.
 type source struct {
 	report
-	files []File // in the order of the paths
+	files []File // in the order in which they were read
 	docs  []*document
 	hash  string // hash of the files' content
 	// lost are files and folders that could not be read completely, so that the domains in the missing part
@@ -148,7 +149,7 @@ type domain struct {
 	nodes      map[*descriptors.Node]place
 	uses       []use
 	referenced []text // the named limits that descriptors refer to
-	// patterns maps each step that several values match to its place.
+	// patterns has the place of each step whose method pattern returns true.
 	patterns map[sibling]place
 	// roots are the top-level descriptors of the document that is being compiled. They are recorded only if
 	// several documents have the domain.
@@ -156,7 +157,7 @@ type domain struct {
 	spread bool
 }
 
-// sibling identifies a step below parent by its composite name.
+// sibling identifies a step below parent by the result of step.composite.
 type sibling struct {
 	parent    *descriptors.Node
 	composite string
@@ -339,9 +340,9 @@ func (c *compiler) settings(d *domain) {
 	}
 }
 
-// maxOverride compiles l, the bound of overrides for the descriptor at the end of where. where is nil if the
-// bound applies to the whole domain.
-func (c *compiler) maxOverride(d *domain, l *limit, where path) *descriptors.Policy {
+// maxOverride compiles l, the bound of overrides for the descriptor at the end of the path steps. steps is nil if
+// the bound applies to the whole domain. The result is nil if l has a mistake.
+func (c *compiler) maxOverride(d *domain, l *limit, steps path) *descriptors.Policy {
 	if l.Unlimited.value {
 		c.mistake(l.Unlimited.at, "unlimited has no meaning in max_override; remove it: overrides are unbounded without max_override")
 		return nil
@@ -359,19 +360,21 @@ func (c *compiler) maxOverride(d *domain, l *limit, where path) *descriptors.Pol
 		return nil
 	}
 	const subject = "#max_override"
-	p.Name = where.name() + subject
+	p.Name = steps.name() + subject
 	p.StatKey = d.Name + "." + p.Name
-	p.Prefix = descriptors.Prefix(d.Name, "path", where.id()+subject, p.Limit.Kind)
+	p.Prefix = descriptors.Prefix(d.Name, "path", steps.id()+subject, p.Limit.Kind)
 	p.Place = l.at.shown()
-	p.Whole = where == nil
-	c.identifyBuckets(d, where, &p, false)
+	p.Whole = steps == nil
+	c.identifyBuckets(d, steps, &p, false)
 	d.Bounded = true
 	return c.add(d, &p, l.at, l.Replaces.value)
 }
 
-// identifyBuckets sets the entries that identify the buckets of p. p belongs to the descriptor at the end of where.
-func (c *compiler) identifyBuckets(d *domain, where path, p *draft, named bool) {
-	for i, s := range where {
+// identifyBuckets sets the entries that identify the buckets of p, a limit of the descriptor at the end of the path
+// steps. named means that p uses a named limit. A key with a "*" then does not make the whole descriptor identify
+// the bucket.
+func (c *compiler) identifyBuckets(d *domain, steps path, p *draft, named bool) {
+	for i, s := range steps {
 		switch {
 		case s.loose() && !s.shared && !named:
 			p.Whole = true
@@ -379,17 +382,18 @@ func (c *compiler) identifyBuckets(d *domain, where path, p *draft, named bool) 
 			p.Open, p.more.OpenKeys = append(p.Open, i), append(p.more.OpenKeys, s.Key)
 		}
 	}
-	p.more.Slot = d.tag.slot(d.Name, where, p.Whole)
+	p.more.Slot = d.tag.slot(d.Name, steps, p.Whole)
 }
 
-// agree sets all to the value of one. It reports a mistake if an earlier document has another value.
-func agree[T comparable](c *compiler, d *domain, key string, all, one *given[T]) {
+// agree copies part, the value of key in one document of d, to common, the value for the whole domain. If an
+// earlier document has set common to another value, agree reports a mistake instead.
+func agree[T comparable](c *compiler, d *domain, key string, common, part *given[T]) {
 	switch {
-	case !one.ok:
-	case !all.ok:
-		*all = *one
-	case all.value != one.value:
-		c.mistake(one.at, "%s differs from that of domain %q at %s; state it once", key, d.Name, all.at)
+	case !part.ok:
+	case !common.ok:
+		*common = *part
+	case common.value != part.value:
+		c.mistake(part.at, "%s differs from that of domain %q at %s; state it once", key, d.Name, common.at)
 	}
 }
 

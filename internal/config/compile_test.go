@@ -171,8 +171,8 @@ func TestWindowsOfAnyLength(t *testing.T) {
 	}
 }
 
-// TestInlineLimitsHaveBucketsOfTheirOwn checks that no two limits share buckets or bounds, whatever their names, keys
-// and values.
+// TestInlineLimitsHaveBucketsOfTheirOwn checks that no two limits have the same Owner or Prefix, although their names,
+// keys and values are similar.
 func TestInlineLimitsHaveBucketsOfTheirOwn(t *testing.T) {
 	limit := "rate_limit: {unit: day, requests_per_unit: 1}"
 	s := good(t, Options{}, fmt.Sprintf(`
@@ -506,7 +506,8 @@ func TestEditDistance(t *testing.T) {
 	}
 }
 
-// FuzzCompile checks that Compile does not panic, and that there is a Snapshot exactly if there is no mistake.
+// FuzzCompile checks that Compile does not panic, that there is a Snapshot exactly if there is no mistake, and that each
+// policy has its fields.
 func FuzzCompile(f *testing.F) {
 	for _, pattern := range []string{".good.yaml", ".bad.yaml"} {
 		for _, file := range fixtures(f, pattern) {
@@ -531,7 +532,8 @@ func FuzzCompile(f *testing.F) {
 	})
 }
 
-// Equal parts of limits are stored once and shared. Limits that differ in any part must not share it.
+// Equal parts of limits are stored once and shared. Limits with different leases, numbers of shards or sections settle
+// must not share them.
 func TestLimitsThatDifferShareNothing(t *testing.T) {
 	limits := map[string]string{
 		"a": `lease: {max: 1%, for: 100ms}`, "b": `lease: {max: 2%, for: 100ms}`,

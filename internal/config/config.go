@@ -23,7 +23,7 @@ var Schema []byte
 
 // Options are defaults for settings that the files do not contain.
 type Options struct {
-	// ConsumeEach makes each the default of a domain's `consume`, as in the reference server.
+	// ConsumeEach makes `each` the default of a domain's `consume`, as in the reference server.
 	ConsumeEach bool
 	// ConsumeTogether overrides ConsumeEach and each domain's `consume: each`.
 	ConsumeTogether bool

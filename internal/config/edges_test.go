@@ -115,8 +115,8 @@ func TestAnInlineLimitHasTheSettingsOfItsDomain(t *testing.T) {
 	}
 }
 
-// Limits that deny nothing, or whose slot a setting determines, are in no group that a Redis Cluster charges in several
-// steps.
+// A Redis Cluster charges a group of limits in several steps if they can be in different slots. There must be no warning
+// about limits that deny nothing, are charged one by one, or have one slot because of hash_tag.
 func TestWarningsAboutSlots(t *testing.T) {
 	const plain = "{unit: day, requests_per_unit: 1}"
 	for name, test := range map[string]struct {
@@ -167,8 +167,8 @@ descriptors:
 	}
 }
 
-// If the limits of a domain that keeps its last version do not fit beside the changed domains, the configuration is
-// rejected, or the domain keeps no limit more than fits.
+// Domain b has a mistake and keeps its last version. Together with the changed domain a it has more than MaxLimits
+// limits. The configuration in use must still have at most MaxLimits, and a message must state the problem.
 func TestKeptDomainsCountTowardsTheMostLimits(t *testing.T) {
 	k := newKeeper(t)
 	k.Keeper = NewKeeper(Options{MaxLimits: 3})
@@ -188,7 +188,7 @@ func TestKeptDomainsCountTowardsTheMostLimits(t *testing.T) {
 	}
 }
 
-// A domain below an unreadable folder keeps its last version.
+// The function within determines which domains are below an unreadable folder, so that they keep their last version.
 func TestADomainBelowAnUnreadableFolderIsKept(t *testing.T) {
 	for file, root := range map[string]string{"a/b/c.yaml": "a", "a/b.yaml": "a/b.yaml", "a/..b.yaml": "a"} {
 		if !within(filepath.FromSlash(file), filepath.FromSlash(root)) {
@@ -202,7 +202,8 @@ func TestADomainBelowAnUnreadableFolderIsKept(t *testing.T) {
 	}
 }
 
-// The size of a lease is a part of the capacity, and so is the number of units that are added during the lease.
+// The size of a lease is a share of the capacity. A warning is due if the units that are added during the lease are
+// more than 5 % of the capacity.
 func TestALeaseIsAPartOfTheCapacity(t *testing.T) {
 	const file = "domain: d\nlimits:\n  l: {algorithm: token_bucket, rate: 60, period: 1m, capacity: %d, lease: {max: 10%%, for: 2s}}\n"
 	for capacity, warned := range map[int]bool{1000: false, 20: true} {

@@ -29,9 +29,9 @@ func (c *compiler) hashTag(t text) hashTag {
 	}
 }
 
-// slot returns the Slot of a policy at the end of where. whole means that all entries of the request identify
-// the policy's buckets.
-func (t hashTag) slot(domain string, where path, whole bool) descriptors.Slot {
+// slot returns the Slot of a policy of the descriptor at the end of the path steps. whole means that all entries of
+// the request identify the policy's buckets. The Slot is zero if t determines none for them.
+func (t hashTag) slot(domain string, steps path, whole bool) descriptors.Slot {
 	switch {
 	case t.domain:
 		return descriptors.Slot{Fixed: descriptors.SlotNumber(domain)}
@@ -41,7 +41,7 @@ func (t hashTag) slot(domain string, where path, whole bool) descriptors.Slot {
 		return descriptors.Slot{Entry: t.entry}
 	}
 	values := 0
-	for _, s := range where {
+	for _, s := range steps {
 		switch {
 		case s.Key == t.entry && s.open():
 			return descriptors.Slot{Value: values + 1}
@@ -69,7 +69,7 @@ func (c *compiler) sameSlot(d *domain, l *named, name text, p *draft) {
 
 // warnSlots warns of a descriptor whose limits are charged as a group although a Redis Cluster may keep their
 // buckets in different slots.
-func (c *compiler) warnSlots(one *descriptor, where path, node *descriptors.Node) {
+func (c *compiler) warnSlots(one *descriptor, steps path, node *descriptors.Node) {
 	separate := 0
 	for _, p := range node.Policies {
 		if !p.Unlimited && !p.Alone && !p.Shadow && !p.Quota && p.Extra().Slot == (descriptors.Slot{}) {
@@ -80,7 +80,7 @@ func (c *compiler) warnSlots(one *descriptor, where path, node *descriptors.Node
 		return
 	}
 	add := `"hash_tag: domain"`
-	for _, s := range where {
+	for _, s := range steps {
 		if s.open() {
 			add = fmt.Sprintf(`"hash_tag: entry:%s"`, short(s.Key))
 			break

@@ -59,7 +59,8 @@ func numbersOnly(text []byte) error {
 	return nil
 }
 
-// numberKeys returns the keys that state the numbers of a limit with an algorithm.
+// numberKeys returns the keys that a limit in a request can have: those of the form with an algorithm, except
+// max_delay and then.
 func numberKeys() (list []string) {
 	for field := range reflect.TypeFor[limit]().Fields() {
 		if key := field.Tag.Get("key"); field.Tag.Get("form") == "algorithm" && key != "max_delay" && key != "then" {

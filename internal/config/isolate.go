@@ -26,7 +26,8 @@ func NewKeeper(o Options) *Keeper { return &Keeper{loader: NewLoader(o)} }
 // keep their last valid version; a domain that never had one is Broken. The Snapshot is nil if
 //
 //   - no domain has a valid version,
-//   - there is no earlier configuration, and a mistake may concern any domain or is in a section auth, or
+//   - there is no earlier configuration, and a mistake may concern any domain or is in a section auth,
+//   - the changed domains and the kept versions together have more than Options.MaxLimits limits, or
 //   - a route would name a domain that does not exist.
 func (k *Keeper) Load(paths []string) (s *limiter.Snapshot, problems Problems, stale []string) {
 	read := k.loader.read(read(paths))
@@ -37,7 +38,8 @@ func (k *Keeper) Load(paths []string) (s *limiter.Snapshot, problems Problems, s
 // Bytes returns the number of bytes that the last Load read.
 func (k *Keeper) Bytes() int { return k.loader.Bytes() }
 
-// CompileMessages is like Load, for messages of a control plane. found are problems that were found before.
+// CompileMessages is like Load, for messages of a control plane. The result problems starts with found, the
+// problems that were found before.
 func (k *Keeper) CompileMessages(messages []Message, found Problems) (s *limiter.Snapshot, problems Problems, stale []string) {
 	s, problems, stale = k.compile(readMessages(messages))
 	return s, append(found, problems...), stale

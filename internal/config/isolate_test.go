@@ -200,8 +200,8 @@ func TestTheLastGoodRoutesAreKept(t *testing.T) {
 	}
 }
 
-// Routes to a removed domain would limit nothing, so they are not kept. A configuration that is used in part
-// has another hash than one that is used as a whole.
+// Routes to a removed domain would limit nothing, so a configuration that would keep such a route is rejected. The
+// hash of a configuration that is used in part differs from the hash of one that is used as a whole.
 func TestRoutesToADomainThatIsGoneAreNotKept(t *testing.T) {
 	route := func(path string) string {
 		return fmt.Sprintf("auth: {routes: [{match: {path: %s}, descriptors: [[{key: k1, from: path}]]}]}\n", path)

@@ -243,8 +243,8 @@ func (c *compiler) zoned(l *limit, isReference bool) {
 	}
 }
 
-// calendarOf returns the Calendar of a unit and a time zone. It always returns the same pointer, so that
-// equal limits are equal as Go values.
+// calendarOf returns the Calendar of a unit and a time zone. It returns the same pointer each time, so that equal
+// limits are equal as Go values.
 func calendarOf(unit calendar.Unit, zone *time.Location) *algorithms.Calendar {
 	c := unit.In(zone)
 	one, _ := calendars.LoadOrStore(c.Unit+" "+c.Zone, c)
@@ -346,8 +346,8 @@ func (c *compiler) shards(l *limit, p *draft, s algorithms.Spec) {
 	}
 }
 
-// minLease and maxLease bound the duration of a lease. A shorter lease ends before it is useful. A longer one
-// withholds units from other sidecars.
+// minLease and maxLease bound the duration of a lease, in microseconds. A shorter lease ends before it is useful. A
+// longer one withholds units from other sidecars.
 const minLease, maxLease = 1000, 60 * algorithms.Second
 
 // lease checks that p can be leased, and sets its lease.
@@ -368,7 +368,7 @@ func (c *compiler) lease(l *limit, p *draft) {
 	}
 }
 
-// warnLease warns of a lease whose size does not suit its limit.
+// warnLease warns of a lease whose size or duration does not suit its limit.
 func (c *compiler) warnLease(l *limit, p *draft) {
 	terms := l.Lease.value
 	if p.more.Lease.Most < 2 {

@@ -99,12 +99,12 @@ func list(path string) ([]string, error) {
 	return names, nil
 }
 
-// maxFolders bounds the depth of the folders that walk descends into. It ignores deeper folders.
+// maxFolders bounds the depth of the folders that walk reads, including the first one. walk ignores deeper folders.
 const maxFolders = 16
 
-// walk returns the files below folder that are not hidden, sorted by name. above are the folders that contain
-// it. A symbolic link can lead back to a folder in above, and following such links could produce any number
-// of names.
+// walk returns the files below folder that are not hidden, sorted by name within each folder. above lists the
+// folders that contain folder. walk ignores a symbolic link that leads back to one of them, because following
+// such links could produce any number of names.
 func walk(folder string, above ...os.FileInfo) (names []string, err error) {
 	here, err := os.Stat(folder)
 	if err != nil {

@@ -30,8 +30,8 @@ type part struct {
 	docs []*document
 	lost bool // a part of the file could not be read
 	at   int  // the index of the file in the current Load
-	// bare means that docs no longer contain limits and descriptors. These take about twenty times the size of
-	// the file, and a domain without changed files does not need them.
+	// bare means that docs no longer contain limits, max_override and descriptors. These take about twenty times
+	// the size of the file, and a domain without changed files does not need them.
 	bare bool
 }
 
@@ -188,9 +188,9 @@ func (l *Loader) parse(all, changed []*part, nodes *budget) {
 	})
 }
 
-// inTurn calls first for each part, on several goroutines, and then calls then for each part in order. It
-// bounds the number of parts that wait for the second call.
-func inTurn(parts []*part, first, then func(*part)) {
+// inTurn calls work for each part, on several goroutines, and finish for each part after its work, in the order of
+// parts. Only this goroutine calls finish. inTurn bounds the number of parts that wait for finish.
+func inTurn(parts []*part, work, finish func(*part)) {
 	workers := runtime.GOMAXPROCS(0)
 	room := make(chan struct{}, 2*workers)
 	done := make([]chan struct{}, len(parts))
@@ -202,14 +202,14 @@ func inTurn(parts []*part, first, then func(*part)) {
 		for i, p := range parts {
 			room <- struct{}{}
 			wg.Go(func() {
-				first(p)
+				work(p)
 				close(done[i])
 			})
 		}
 	})
 	for i, p := range parts {
 		<-done[i]
-		then(p)
+		finish(p)
 		<-room
 	}
 	wg.Wait()
@@ -231,7 +231,7 @@ func (l *Loader) ahead(docs []*document) {
 	}
 }
 
-// strip removes the limits and descriptors from the documents of p, if all its domains are compiled.
+// strip removes limits, max_override and descriptors from the documents of p, if all its domains are compiled.
 func (p *part) strip() {
 	if p.bare || slices.ContainsFunc(p.docs, func(d *document) bool { return !d.compiled }) {
 		return
@@ -261,7 +261,7 @@ func (l *Loader) refill(docs []*document) {
 	}, func(*part) {})
 }
 
-// evict ends a Load. It releases the memory that only a Load needs.
+// evict ends the Load of s. It releases the memory that only a Load needs, and the compiled domains that are not in s.
 func (l *Loader) evict(s *source) {
 	there := make(map[string]bool, len(l.built))
 	for _, d := range s.docs {

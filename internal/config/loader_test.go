@@ -141,8 +141,9 @@ func TestAPartialReloadIsolatesLikeAFullOne(t *testing.T) {
 	})
 }
 
-// TestLargeFilesGiveTheSameConfiguration checks that files larger than lightly, whose domains are compiled while they
-// are parsed, yield the same configuration. Some domains are in two files, and likelyDomains misses some.
+// TestLargeFilesGiveTheSameConfiguration checks files that are together larger than lightly, so that their domains are
+// compiled while files are parsed. They must yield the same configuration as Compile. Some domains are in two files, and
+// likelyDomains misses some.
 func TestLargeFilesGiveTheSameConfiguration(t *testing.T) {
 	var files []File
 	for i := range 40 {
@@ -327,7 +328,7 @@ func TestAChangedFileHasTheSettingsOfItsDomain(t *testing.T) {
 	}
 }
 
-// Limits with equal settings share memory. Limits that differ in one setting do not.
+// Limits with equal settings share memory. Limits that differ in one setting must not.
 func TestLimitsThatDifferInOneSettingShareNothing(t *testing.T) {
 	for _, pair := range [][2]string{
 		{"unit_name: tokens", "unit_name: requests"},
@@ -358,7 +359,7 @@ func TestLimitsThatDifferInOneSettingShareNothing(t *testing.T) {
 	}
 }
 
-// A part of a file that moves to another file may have another meaning there.
+// A part of a file that moves to another file may have another meaning there, so the hash must change.
 func TestTheHashDependsOnTheFilesOfAConfiguration(t *testing.T) {
 	const first, moved, second = "domain: d\ndescriptors: []\n", "# a comment\n", "domain: e\ndescriptors: []\n"
 	one, _ := Compile([]File{{"a.yaml", []byte(first + moved)}, {"b.yaml", []byte(second)}}, Options{})
@@ -414,7 +415,7 @@ func TestAPercentileIsAQuantile(t *testing.T) {
 	}
 }
 
-// An estimate distinguishes the values of all descriptors, also of nested ones.
+// Each value of a key in per has an estimate of its own, also in a nested descriptor, but not a value with a "*".
 func TestEstimatesKnowTheValuesOfNestedDescriptors(t *testing.T) {
 	s, problems := Compile([]File{{"f.yaml", []byte(`
 domain: d

@@ -40,7 +40,8 @@ func (d *domain) isSum() bool {
 		!d.require.ok && !d.headers.ok && !slices.ContainsFunc(d.docs, func(doc *document) bool { return doc.Settle.stated() })
 }
 
-// isPlain reports whether d contains only descriptors, and no settings of its domain.
+// isPlain reports whether d contains no settings of its domain, and no named limits. It may contain descriptors and
+// a section auth.
 func (d *document) isPlain() bool {
 	return !d.Consume.stated() && !d.OnFailure.stated() && !d.LocalShare.stated() && !d.HashTag.stated() && !d.MaxOverride.stated() &&
 		!d.Require.stated() && !d.DenyBody.stated() && !d.Headers.stated() && !d.Settle.stated() && !d.Limits.stated()
@@ -77,7 +78,7 @@ func (c *compiler) merge(d *domain) *built {
 }
 
 // renewed returns a block for each document of d. It compiles the documents that have no block in b. It returns nil
-// if such a document contains more than descriptors, or if its limits depend on other documents.
+// if isPlain returns false for such a document, if its limits depend on other documents, or if its part is bare.
 func (c *compiler) renewed(d *domain, b *built) []*block {
 	blocks := make([]*block, len(d.docs))
 	before := make(map[*document]*block, len(b.docs))
@@ -103,14 +104,14 @@ func (c *compiler) renewed(d *domain, b *built) []*block {
 	return blocks
 }
 
-// copySettings copies the settings of the domain of to d.
-func (d *domain) copySettings(of *domain) {
-	d.share, d.tag = of.share, of.tag
-	d.Alone, d.OnFailure, d.Slot, d.LocalShare, d.DenyBody = of.Alone, of.OnFailure, of.Slot, of.LocalShare, of.DenyBody
+// copySettings copies the settings of source to d.
+func (d *domain) copySettings(source *domain) {
+	d.share, d.tag = source.share, source.tag
+	d.Alone, d.OnFailure, d.Slot, d.LocalShare, d.DenyBody = source.Alone, source.OnFailure, source.Slot, source.LocalShare, source.DenyBody
 }
 
-// add adds blocks to the empty domain d. If the policies of a block get other numbers, add uses a copy of the
-// block, because requests in flight use the original. It reports whether all patterns are different.
+// add adds blocks to the empty domain d. If the Index of the policies of a block changes, add uses a copy of the
+// block, because requests in flight use the original. It returns false if two top-level descriptors are equal.
 func (d *domain) add(blocks []*block) bool {
 	patterns := map[string]bool{}
 	for i, one := range blocks {
@@ -132,9 +133,10 @@ func (d *domain) add(blocks []*block) bool {
 	return true
 }
 
-// numbered returns b if its policies are numbered from first, or else a copy of b with those numbers.
-func (b *block) numbered(first int) *block {
-	if len(b.policies) == 0 || b.policies[0].Index == first {
+// numbered returns b if the Index of its first policy is start, or if it has no policies. Otherwise it returns a
+// copy of b in which start is the Index of the first policy.
+func (b *block) numbered(start int) *block {
+	if len(b.policies) == 0 || b.policies[0].Index == start {
 		return b
 	}
 	before := b.policies[0].Index
@@ -142,7 +144,7 @@ func (b *block) numbered(first int) *block {
 	change := func(p *descriptors.Policy) *descriptors.Policy {
 		own := *p
 		list[p.Index-before] = &own
-		own.Index += first - before
+		own.Index += start - before
 		return &own
 	}
 	roots := make([]root, len(b.roots))

@@ -44,9 +44,9 @@ type MessageLimit struct {
 // maxMessageDepth is the maximum nesting of descriptors. It is the same in a file.
 const maxMessageDepth = (maxDepth - 4) / 2
 
-// CompileMessages compiles messages of a control plane. The File of a Problem is xds:DOMAIN, and its Message
-// starts with the place of the descriptor. The order of messages has no influence, because control planes
-// send them in any order.
+// CompileMessages compiles messages of a control plane. The File of a Problem is the result of MessageFile. If a
+// descriptor causes the Problem, its Message starts with the place of the descriptor. The order of messages has no
+// influence, because control planes send them in any order.
 func CompileMessages(messages []Message, o Options) (*limiter.Snapshot, Problems) {
 	return readMessages(messages).compile(o)
 }

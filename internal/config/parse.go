@@ -179,11 +179,11 @@ type field interface {
 	read(p *parser, key string, n *yaml.Node)
 }
 
-// object reads the mapping n into the struct that into points to. subject is the name of n in messages. A
-// null value counts as missing, except for limit (names). object reports whether all keys could be read, even if
-// some values could not.
-func (p *parser) object(n *yaml.Node, subject string, into any) bool {
-	v := reflect.ValueOf(into).Elem()
+// object reads the mapping n into the struct that target points to. subject is the name of n in messages. A null
+// value counts as missing, except for the key limit, whose type is names. object reports whether all keys could be
+// read, even if some values could not.
+func (p *parser) object(n *yaml.Node, subject string, target any) bool {
+	v := reflect.ValueOf(target).Elem()
 	level := levelOf(v.Type())
 	before := p.mistakes
 	entries := p.entries(n, subject, false)
@@ -324,7 +324,8 @@ func describe(n *yaml.Node) string {
 	}
 }
 
-// plain formats a node in the same way as the reference server in its messages.
+// plain formats a node as the reference server does in its messages, but shortens scalars, and omits the content of
+// mappings and lists.
 func plain(n *yaml.Node) string {
 	n = follow(n)
 	switch {

@@ -44,16 +44,17 @@ func (s step) pattern() bool {
 // open reports whether the value in the request identifies the bucket.
 func (s step) open() bool { return !s.shared && (s.How != descriptors.Exact || s.loose()) }
 
-// path lists the steps from the root to a descriptor. Only the method to creates paths. Do not store a path:
-// the paths of one tree share memory, so the next call of to may overwrite it. A copy for each descriptor
-// took a tenth of the memory that a load allocates.
+// path lists the steps from the root to a descriptor. Only newPath and extended create paths. Do not store a
+// path: the paths of one tree share memory, so the next call of extended may overwrite it. A copy for each
+// descriptor took a tenth of the memory that a load allocates.
 type path []step
 
 // newPath returns the empty path, with room for the steps of most trees.
 func newPath() path { return make(path, 0, 8) }
 
-// to returns p with the step s added. The result overwrites the path that the last call of to on p returned.
-func (p path) to(s step) path {
+// extended returns p with the step s added. The result overwrites the path that the last call of extended on p
+// returned.
+func (p path) extended(s step) path {
 	s.name, s.id = s.composite(), s.pair()
 	if len(p) > 0 {
 		s.name, s.id = p.name()+"."+s.name, p.id()+","+s.id

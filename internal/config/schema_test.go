@@ -144,7 +144,8 @@ func property(t *testing.T, level map[string]any, key string) map[string]any {
 	return p
 }
 
-// schemaLevels are the levels of the schema, with the keys of the parser.
+// schemaLevels maps names under $defs of the schema to the keys that the parser accepts at these levels. The name ""
+// means the top level.
 func schemaLevels() map[string][]string {
 	limitLevel := levelOf(reflect.TypeFor[limit]())
 	return map[string][]string{
@@ -179,7 +180,7 @@ func TestSchemaHasTheKeysOfTheParser(t *testing.T) {
 	}
 }
 
-// TestEveryKeyOfTheSchemaHasADescription examines all objects, also those inside of others.
+// TestEveryKeyOfTheSchemaHasADescription examines all objects that permit no further keys, also those inside of others.
 func TestEveryKeyOfTheSchemaHasADescription(t *testing.T) {
 	var check func(path string, s map[string]any)
 	check = func(path string, s map[string]any) {
@@ -229,8 +230,8 @@ func TestSchemaHasTheWordsOfTheParser(t *testing.T) {
 	}
 }
 
-// TestSchemaDefaultsAreThoseOfTheCode checks that stating a default changes nothing, and that every key with a fixed
-// default has it in the schema.
+// TestSchemaDefaultsAreThoseOfTheCode checks that stating a default changes nothing. It also checks that the schema has
+// a default for each boolean, for consume, on_backend_failure, and default of auth.
 func TestSchemaDefaultsAreThoseOfTheCode(t *testing.T) {
 	policies := func(doc map[string]any) (list []any) {
 		t.Helper()

@@ -55,7 +55,7 @@ type estimateTerms struct {
 
 // unknownUnits is the charge for a request whose real cost no client has reported.
 type unknownUnits struct {
-	most  bool
+	most  bool  // the charge is the value of the key most
 	units int64 // -1 means the reserved units; not used if most is true
 }
 
@@ -275,7 +275,7 @@ func (c *compiler) settleNumbers(s *settleTerms, capacity int64) {
 	}
 }
 
-// settleEntries sets the entries with which proxies return ids, if a limit of d has settle. It reports
+// settleEntries sets the entries with which proxies return ids of reservations, if a limit of d has settle. It reports
 // top-level descriptors with the keys of these entries, because no request matches such descriptors.
 func (c *compiler) settleEntries(d *domain) {
 	var stated settleDomain

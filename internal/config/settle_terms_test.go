@@ -9,7 +9,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// TestSettleSettingsAreCompiled checks each setting of settle, and its default.
+// TestSettleSettingsAreCompiled checks the settings of settle except per and max_debt, and their defaults.
 func TestSettleSettingsAreCompiled(t *testing.T) {
 	for text, want := range map[string]string{
 		"{estimate: 5}": "5, 0 to 100, trusts false, unknown -1, 600 s",
@@ -38,8 +38,8 @@ func TestValuesWithEstimatesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// TestTheLargestAcceptedValues checks the largest accepted values, the smallest percentile and number of shards, and
-// the next values, which are refused.
+// TestTheLargestAcceptedValues checks that the values at bounds are accepted, and that the next values beyond them are
+// refused.
 func TestTheLargestAcceptedValues(t *testing.T) {
 	limit := func(name, more string) string {
 		return "domain: d\nlimits:\n  " + name + ": {algorithm: fixed_window, rate: 100, period: 1h" + more + "}\n"
@@ -84,6 +84,7 @@ func TestTheLargestAcceptedValues(t *testing.T) {
 		"a penalty after 101 denials":     {penalty(101), true},
 		"16 kinds of units":               {kinds(16), false},
 		"17 kinds of units":               {kinds(17), true},
+		"1 shard":                         {shards(1), true},
 		"2 shards":                        {shards(2), false},
 		"256 shards":                      {shards(256), false},
 		"257 shards":                      {shards(257), true},

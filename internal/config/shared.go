@@ -86,7 +86,7 @@ type extrasKey struct {
 	slot                   descriptors.Slot
 	lease                  algorithms.Lease // the zero value means that there is no lease
 	shards                 int
-	of                     *algorithms.Limit // set if there are shards, because it determines them
+	split                  *algorithms.Limit // the limit that is split into shards; nil if there are none
 	local                  *algorithms.Limit
 	localShare             float64
 	maxDelay               algorithms.Micros
@@ -171,7 +171,7 @@ func (s *shared) extras(d *draft) *descriptors.Extras {
 		key.settle = *m.Settle
 	}
 	if len(m.Shards) > 0 {
-		key.shards, key.of = len(m.Shards), d.Limit
+		key.shards, key.split = len(m.Shards), d.Limit
 	}
 	if key == (extrasKey{}) {
 		return nil

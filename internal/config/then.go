@@ -90,12 +90,12 @@ func (c *compiler) checkPlan(at place, p *descriptors.Policy, more *descriptors.
 
 // payerAt compiles the limit that pays for p at the place of a descriptor, and sets it as the Then of p. name
 // is the name of p's limit.
-func (c *compiler) payerAt(d *domain, one *descriptor, where path, name text, l *named, p *draft) {
+func (c *compiler) payerAt(d *domain, one *descriptor, steps path, name text, l *named, p *draft) {
 	t := d.limits[l.then.value]
 	q := *t.draft
 	q.Place, q.more.Named, q.more.Metadata = name.at.shown(), false, one.Metadata.value
-	q.StatKey = d.Name + "." + where.name() + "#" + q.Name
-	c.identifyBuckets(d, where, &q, true)
+	q.StatKey = d.Name + "." + steps.name() + "#" + q.Name
+	c.identifyBuckets(d, steps, &q, true)
 	switch {
 	case one.Shadow.value:
 		c.mistake(one.Shadow.at, thenCombination+"shadow_mode: limit %q has then, and here it would deny nothing; remove one", name.value)

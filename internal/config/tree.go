@@ -89,14 +89,14 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 			c.mistake(at, "descriptor has empty key; write \"key: NAME\"")
 		}
 		s := c.step(one)
-		where := above.to(s)
+		steps := above.extended(s)
 		if s.Key != "" && s.shared && !s.pattern() {
 			c.mistake(one.ShareThreshold.at, "share_threshold can only be used with wildcard values (containing '*'), but found key '%s'; remove it, or end the value in *", s.composite())
 		}
 		if s.Key == "" { // the mistake has been reported already, and the level is unknown
 			node := &descriptors.Node{}
-			c.place(d, one, where, node)
-			c.descriptors(d, tree, node, where, one.Descriptors.value)
+			c.place(d, one, steps, node)
+			c.descriptors(d, tree, node, steps, one.Descriptors.value)
 			continue
 		}
 		made := c.shared.node()
@@ -117,16 +117,16 @@ func (c *compiler) descriptors(d *domain, tree *descriptors.Tree, parent *descri
 				d.roots = append(d.roots, root{s.Pattern, node})
 			}
 		} else {
-			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, where.name(), first)
+			c.mistake(at, "duplicate descriptor composite key '%s.%s'; it is first at %s: merge the two", d.Name, steps.name(), first)
 			node = &descriptors.Node{}
 		}
-		c.place(d, one, where, node)
-		c.descriptors(d, tree, node, where, one.Descriptors.value)
+		c.place(d, one, steps, node)
+		c.descriptors(d, tree, node, steps, one.Descriptors.value)
 	}
 }
 
 // place compiles the limits of a descriptor and adds them to its node.
-func (c *compiler) place(d *domain, one *descriptor, where path, node *descriptors.Node) {
+func (c *compiler) place(d *domain, one *descriptor, steps path, node *descriptors.Node) {
 	for _, name := range one.Limit.value {
 		l := d.limits[name.value]
 		switch {
@@ -140,15 +140,15 @@ func (c *compiler) place(d *domain, one *descriptor, where path, node *descripto
 				c.checkSettle(name.at, &p)
 			}
 			if p.more.Then != nil {
-				c.payerAt(d, one, where, name, l, &p)
+				c.payerAt(d, one, steps, name, l, &p)
 			}
-			c.useAt(d, one, where, node, &p, true, nil)
+			c.useAt(d, one, steps, node, &p, true, nil)
 			c.sameSlot(d, l, name, &p)
 			d.referenced = append(d.referenced, name)
 		}
 	}
 	if one.MaxOverride.ok {
-		node.MaxOverride = c.maxOverride(d, one.MaxOverride.value, where)
+		node.MaxOverride = c.maxOverride(d, one.MaxOverride.value, steps)
 	}
 	for i, l := range one.RateLimit.value {
 		if l.Then.stated() {
@@ -158,8 +158,8 @@ func (c *compiler) place(d *domain, one *descriptor, where path, node *descripto
 		if !ok {
 			continue
 		}
-		id := where.id()
-		p.Name = where.name()
+		id := steps.id()
+		p.Name = steps.name()
 		if i > 0 {
 			id += "#" + strconv.Itoa(i+1)
 			p.Name += "#" + strconv.Itoa(i+1)
@@ -169,10 +169,10 @@ func (c *compiler) place(d *domain, one *descriptor, where path, node *descripto
 		if p.Limit.Overdraw {
 			c.checkSettle(l.place("overdraw"), &p)
 		}
-		c.useAt(d, one, where, node, &p, false, l.Replaces.value)
+		c.useAt(d, one, steps, node, &p, false, l.Replaces.value)
 	}
 	if c.o.Cluster {
-		c.warnSlots(one, where, node)
+		c.warnSlots(one, steps, node)
 	}
 }
 
@@ -184,7 +184,7 @@ func (c *compiler) checkSettle(at place, p *draft) {
 }
 
 // useAt completes p for the place that uses the limit, and adds it to the node.
-func (c *compiler) useAt(d *domain, one *descriptor, where path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
+func (c *compiler) useAt(d *domain, one *descriptor, steps path, node *descriptors.Node, p *draft, named bool, replaces []*replacement) {
 	c.warnHits(one.at, p)
 	p.Shadow = p.Shadow || one.Shadow.value
 	p.Quota = p.Quota || one.Quota.value
@@ -197,26 +197,27 @@ func (c *compiler) useAt(d *domain, one *descriptor, where path, node *descripto
 	if n := len(node.Policies); n > 0 {
 		number = "#" + strconv.Itoa(n+1)
 	}
-	p.StatKey = d.Name + "." + where.name() + number
+	p.StatKey = d.Name + "." + steps.name() + number
 	sharedToo := false
-	for i, s := range where {
+	for i, s := range steps {
 		sharedToo = sharedToo || s.shared
 		if s.metric && s.open() && !p.Detailed {
 			p.more.StatValues = append(p.more.StatValues, i)
 		}
 	}
-	c.identifyBuckets(d, where, p, named)
+	c.identifyBuckets(d, steps, p, named)
 	if p.Whole && sharedToo {
 		c.warn(one.at, "share_threshold has no effect here: above it is a key with \"*\", which gives each value its own bucket")
 	}
 	if p.Detailed || len(p.more.StatValues) > 0 {
-		p.more.StatLevels = where.levels()
-		p.more.StatLevels[len(where)-1] += number
+		p.more.StatLevels = steps.levels()
+		p.more.StatLevels[len(steps)-1] += number
 	}
 	node.Policies = append(node.Policies, c.add(d, p, one.at, replaces))
 }
 
-// add converts p to a Policy and gives it a number in d.
+// add converts p to a Policy, and adds it to d with the next Index. If there are too many limits, add reports that
+// and does not add the Policy.
 func (c *compiler) add(d *domain, p *draft, at place, replaces []*replacement) *descriptors.Policy {
 	policy := c.shared.policy(p)
 	if c.policies == c.o.maxLimits() {

@@ -25,8 +25,8 @@ func (g *given[T]) set(p *parser, n *yaml.Node, value T, ok bool) {
 // quoted combines the styles of scalars that are always text.
 const quoted = yaml.SingleQuotedStyle | yaml.DoubleQuotedStyle | yaml.LiteralStyle | yaml.FoldedStyle
 
-// scalar returns the text of a scalar as written. Numbers and booleans count as text. Floats are rejected, as
-// by the reference server.
+// scalar returns the text of a scalar as written. Integers and booleans count as text. Floats are rejected, as by
+// the reference server. For null, scalar returns "", and for the tag !!binary the decoded bytes.
 func (p *parser) scalar(key string, n *yaml.Node) (string, bool) {
 	at := p.at(n)
 	n = follow(n)

@@ -96,8 +96,8 @@ func drain(w *fsnotify.Watcher, concerns func(name string) bool, events chan<- s
 }
 
 // concerns returns a function that reports whether a change of a file or folder may affect the configuration.
-// Other changes are ignored, so that a busy folder costs nothing. Relevant names are *.yaml and *.yml, the
-// "..data" of a ConfigMap, each part of a path and, if a path ends in **, any name.
+// Other changes are ignored, so that a busy folder costs nothing. Relevant names are *.yaml and *.yml, those that
+// start with ".." such as the "..data" of a ConfigMap, each part of a path and, if a path ends in **, any name.
 func concerns(paths []string) func(name string) bool {
 	parts := map[string]bool{}
 	all := false
