@@ -91,11 +91,12 @@ func didYouMean(word string, known []string) string {
 }
 
 // distance returns the number of edits that turn a into b: a letter inserted, deleted, replaced, or swapped
-// with the next letter. For words of more than 64 bytes it returns a large number.
+// with the next letter. A letter is a byte. If one of the two has more than 64 bytes, the result is the sum of
+// their lengths, so that they do not count as similar.
 func distance(a, b string) int {
 	const most = 64
 	if len(a) > most || len(b) > most {
-		return most
+		return len(a) + len(b)
 	}
 	var before, last, row [most + 1]int
 	for j := range row {

@@ -218,6 +218,15 @@ func TestALeaseIsAPartOfTheCapacity(t *testing.T) {
 	}
 }
 
+// A message must not suggest a long name only because it is long.
+func TestALongNameIsNotSuggestedForAnyWord(t *testing.T) {
+	long := strings.Repeat("d", 250)
+	text := bad(t, Options{}, "domain: "+long+"\nauth: {routes: [{domain: other, descriptors: [[{key: k, from: path}]]}]}\n")
+	if strings.Contains(text, "did you mean") {
+		t.Errorf("got %s; want no suggestion", text)
+	}
+}
+
 // A number of shards that does not fit into 32 bits is a mistake.
 func TestTooManyShardsAreAMistake(t *testing.T) {
 	text := bad(t, Options{}, "domain: d\nlimits:\n  l: {algorithm: fixed_window, rate: 100, period: 1h, shards: 4294967298}\n")
