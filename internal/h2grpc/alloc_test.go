@@ -41,9 +41,9 @@ func newHandedOver() handedOver {
 
 func (s handedOver) Submit(b *backend.Batch) { s <- b }
 
-// allocates sends batches of 16 requests, and compares the allocations for one batch with most. field is the name
-// of a header field that the client does not add to the table, or "".
-func allocates(t *testing.T, config Config, field string, most float64) {
+// allocates sends batches of 16 requests, and checks that a batch causes at most bound allocations. field is the
+// name of a header field that the client does not add to the table, or "".
+func allocates(t *testing.T, config Config, field string, bound float64) {
 	t.Helper()
 	config.Path, config.Others = path, http.HandlerFunc(others)
 	s := New(config)
@@ -87,7 +87,7 @@ func allocates(t *testing.T, config Config, field string, most float64) {
 			t.Fatalf("a batch was answered in a write of %d bytes; want %d to %d", n, 16*9, first)
 		}
 	}
-	if allocs := testing.AllocsPerRun(runs, func() { send() }); allocs > most+0.5 { // the goroutine that checks timeouts may run in between
-		t.Errorf("%v allocations for 16 requests; want at most %v", allocs, most)
+	if allocs := testing.AllocsPerRun(runs, func() { send() }); allocs > bound+0.5 { // the goroutine that checks timeouts may run in between
+		t.Errorf("%v allocations for 16 requests; want at most %v", allocs, bound)
 	}
 }

@@ -7,8 +7,9 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// respond appends the answer to a request (headers, a message, trailers) to c.out and ends stream id. s is
-// nil if the request is not in c.open. c.mu is held.
+// respond appends the answer to a request (headers, a message, trailers) to c.out and ends stream id. The function
+// message appends the message to its argument, or returns a Status. A message that the client's windows do not
+// allow yet is sent later. s is nil if the request is not in c.open. c.mu is held.
 func (c *conn) respond(id uint32, s *stream, message func([]byte) ([]byte, *Status)) {
 	report, filled := c.table.report, c.table.filled
 	start := len(c.out)

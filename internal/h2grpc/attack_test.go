@@ -177,10 +177,10 @@ func TestAClientThatDoesNotReadIsDisconnected(t *testing.T) {
 		if took := time.Since(start); took < writeTimeout || took > writeTimeout+5*time.Second {
 			t.Errorf("disconnected after %v; want about %v", took, writeTimeout)
 		}
-		// most is more than the number of answers that fit into the pipes and the server's buffers. Further requests
-		// wait there without an answer. They are much shorter than answers, so 100 times as many may fit.
-		if most := (4<<20 + maxOut) / 10_000 * 2; sent > 100*most {
-			t.Errorf("%d requests were accepted; want at most %d", sent, 100*most)
+		// bound is more than the number of answers that fit into the pipes and the server's buffers. Further
+		// requests wait there without an answer. They are much shorter than answers, so 100 times as many may fit.
+		if bound := (4<<20 + maxOut) / 10_000 * 2; sent > 100*bound {
+			t.Errorf("%d requests were accepted; want at most %d", sent, 100*bound)
 		}
 	})
 }
@@ -193,7 +193,7 @@ func TestHalfOpenConnectionsAreClosed(t *testing.T) {
 			t.Fatal(err)
 		}
 		start := time.Now()
-		left(silent)
+		readToClose(silent)
 		if took := time.Since(start); took < handshakeTimeout || took > handshakeTimeout+2*time.Second {
 			t.Errorf("a silent client was disconnected after %v; want about %v", took, handshakeTimeout)
 		}
@@ -221,8 +221,8 @@ func TestHalfOpenConnectionsAreClosed(t *testing.T) {
 	})
 }
 
-// left reads until the server closes the connection.
-func left(nc net.Conn) {
+// readToClose reads until the server closes the connection.
+func readToClose(nc net.Conn) {
 	b := make([]byte, 1024)
 	for {
 		if _, err := nc.Read(b); err != nil {
@@ -307,7 +307,7 @@ func TestTooManyIncompleteBytesAreDenied(t *testing.T) {
 	})
 }
 
-// An error would let the request through at Envoy.
+// Envoy allows a request if its check ends with an error, so the answer must be a denial.
 func TestAMessageThatIsTooLongIsDenied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
@@ -359,7 +359,7 @@ func TestAStreamsWindowHolds(t *testing.T) {
 	})
 }
 
-// Padding uses up the window of its stream, because the server buffers it like data.
+// Padding counts for the window of its stream (RFC 9113, 6.1).
 func TestPaddingCountsForAStreamsWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
@@ -393,8 +393,8 @@ func TestPaddingCountsForAStreamsWindow(t *testing.T) {
 	})
 }
 
-// A client may still send frames of streams that the server has reset. They must not end the connection, however
-// many streams the server has reset since.
+// A client may still send frames of streams that the server has reset. They must not end the connection, even if
+// the server has reset other streams since.
 func TestFramesOfSeveralResetStreamsAreIgnored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))
@@ -486,7 +486,7 @@ func TestWindowsThatStayShutAreBounded(t *testing.T) {
 	})
 }
 
-// A frame that visits all streams must count for more if there are more streams.
+// A SETTINGS frame that changes the windows of all streams must count as more frames if more streams are open.
 func TestFramesThatConcernAllStreamsCostMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := dial(t, serve(t, &echo{}))

@@ -253,7 +253,7 @@ func (l smallBuffers) Accept() (net.Conn, error) {
 	return nc, err
 }
 
-// partial is a connection whose WriteOnce writes a part. Meanwhile another goroutine appends frames.
+// partial is a connection whose WriteOnce writes two bytes. Before that, it calls meanwhile.
 type partial struct {
 	net.Conn
 	meanwhile func()

@@ -118,7 +118,8 @@ func (b *scaleBatch) Append(to []byte, i int) ([]byte, *Status) {
 	return append(to, "ok"...), nil
 }
 
-// sendWithoutPause sends this number of requests of this weight without a pause, and reads all answers.
+// sendWithoutPause starts goroutines that send requests of this weight without a pause, and read all answers. The
+// caller waits for them with the result.
 func sendWithoutPause(t *testing.T, c *client, weight string, requests int) *sync.WaitGroup {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -202,8 +203,8 @@ func TestABatchInMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// While a request is decoded, however long that takes, it must be possible to drain, check and close the
-// connection.
+// While a request is decoded, however long that takes, it must be possible to check the timeouts of the connection
+// and to drain it.
 func TestNothingIsDecodedUnderALock(t *testing.T) {
 	for _, inline := range []bool{true, false} {
 		m := &stopped{at: make(chan struct{}), on: make(chan struct{})}

@@ -15,9 +15,9 @@ import (
 )
 
 // conn is a connection. One goroutine, the reader, reads from the connection and does most of the work. Other
-// goroutines append answers and control frames to out, and write out if no other goroutine is writing. These
-// are the goroutines that complete operations, the handlers, the timers of delayed answers, Server.watch and
-// Server.Stop. Fields that change are guarded by mu, unless their comments say otherwise.
+// goroutines append answers and control frames to conn.out. They also write these bytes, unless another goroutine
+// is writing. These are the goroutines that complete operations, the handlers, the timers of delayed answers,
+// Server.watch and Server.Stop. Fields that change are guarded by mu, unless their comments say otherwise.
 type conn struct {
 	server *Server
 	socket net.Conn             // closed directly, which never blocks; closing TLS would write
@@ -30,7 +30,7 @@ type conn struct {
 	settled bool      // the client's first SETTINGS have arrived
 	now     time.Time // the earliest time at which the bytes of the last read can have arrived
 	empty   time.Time // the last time at which the socket had no more bytes to read
-	behind  bool      // the reader has paused since empty, so that bytes may have waited in the socket
+	behind  bool      // the reader has paused since the time in empty, so bytes may have waited in the socket
 	buffer  *[readBuffer]byte
 
 	share  share // this connection's part of Server.outstanding; guarded by outstanding.mu
@@ -74,7 +74,7 @@ type streams struct {
 	free     []*stream  // unused streams
 	last     uint32     // the highest stream number so far
 	others   int        // number of streams that Config.Others serves
-	resets   [64]uint32 // streams that this side reset recently; frames that the client sent before it knew of the reset are ignored
+	resets   [64]uint32 // recent streams that this side reset, or does not answer because of a final GOAWAY; their frames are ignored
 	resetsAt int        // the next position in resets
 }
 
@@ -85,7 +85,7 @@ type requests struct {
 	operations   int       // number of operations in the Store
 	resetInStore int       // the requests in these operations whose streams were reset
 	// buffered is the number of bytes of requests that are incomplete or that their handler has not read.
-	// submitted is the number of bytes of requests in operations.
+	// submitted is the memory of the requests in operations, in bytes; see operation.size.
 	buffered, submitted int
 	counted             int // the sum of buffered, submitted and stuck that Server.bufferedBytes contains
 }
@@ -100,7 +100,7 @@ type life struct {
 
 	lastReceived time.Time // when the client last sent anything
 	idlePinged   bool      // the client was idle, and a ping was sent to it
-	calm         int       // the number of frames without a request that are still allowed; see the constant
+	calm         int       // the number of frames without a request that are still allowed; see the constant calm
 	pinged       time.Time // when the client's last ping arrived
 	earlyPings   int
 	answered     bool // a part of an answer was appended to out since the client's last ping
@@ -137,7 +137,7 @@ func newConn(s *Server, nc net.Conn) *conn {
 
 var errNoH2 = errors.New("the client does not support HTTP/2")
 
-// serve is run by the reader.
+// serve serves the connection until it ends. Its goroutine is the reader.
 func (c *conn) serve() {
 	err := c.handshake()
 	if err == nil {
@@ -235,9 +235,9 @@ func (c *conn) read() error {
 // awaitClient is called when a deadline has ended a read. If tick set the deadline, because the connection is
 // idle, awaitClient waits for the client without a read buffer. An error means that the connection ends.
 //
-// awaitClient returns at once, and keeps the buffer, in two cases. The buffer has an incomplete frame, of
-// have > 0 bytes. Or the client sent bytes when tick set the deadline: then a read returned these bytes, and
-// the deadline ended only the next read.
+// have is the number of bytes of an incomplete frame in the read buffer. If it is not 0, awaitClient returns at
+// once and keeps the buffer. So it does if the client sent bytes when tick set the deadline: then a read returned
+// these bytes, and the deadline ended only the next read.
 func (c *conn) awaitClient(have int) error {
 	c.mu.Lock()
 	if !c.interrupted || c.halfClosed || c.closed {
@@ -302,8 +302,8 @@ func (c *conn) count() {
 }
 
 // allowance returns the number of bytes of each kind (buffered, submitted, stuck) that the connection may hold.
-// While all connections together hold more than maxTotalBuffered, it is an equal share of that, and at least
-// ownBuffered.
+// It is maxBuffered. While all connections together hold more than maxTotalBuffered, it is an equal share of that,
+// and at least ownBuffered.
 func (c *conn) allowance() int {
 	if c.server.bufferedBytes.Load() <= maxTotalBuffered {
 		return maxBuffered

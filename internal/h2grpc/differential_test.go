@@ -235,7 +235,7 @@ func ofTheLibrary(t *testing.T, steps []byte) outcome {
 
 // FuzzAgainstTheLibrary sends the same frames to this package and to golang.org/x/net/http2, with the same
 // handler. Both must answer the same streams in the same way, and object to the same frame, with the same
-// rejection or with a pair of accepted.
+// rejection or with a pair of rejections that the map accepted contains.
 func FuzzAgainstTheLibrary(f *testing.F) {
 	f.Add([]byte{0, 1, 0, 1, 3, 0, 0, 2, 0, 0})
 	random := rand.New(rand.NewPCG(1, 2))

@@ -258,7 +258,7 @@ func TestUnusualRequestsAreHandedOver(t *testing.T) {
 	})
 }
 
-// A request that is not gRPC must be refused when all of it has arrived, or when it exceeds maxRefused.
+// A request that is not gRPC must be refused when all of it has arrived.
 func TestOtherRequestsThanGRPCAreRefused(t *testing.T) {
 	fields := []string{":method", "POST", ":scheme", "http", ":path", path, ":authority", "a", "content-type", "application/grpc"}
 	with := func(name, value string) []string {

@@ -280,7 +280,7 @@ func (c *client) write() error {
 	return err
 }
 
-// fields encodes the usual header fields, and more.
+// fields encodes the usual header fields and those in more, in which names and values alternate.
 func (c *client) fields(more ...string) []byte {
 	list := append([]string{":method", "POST", ":scheme", "http", ":path", path, ":authority", "test",
 		"content-type", "application/grpc", "te", "trailers"}, more...)

@@ -25,7 +25,7 @@ type head struct {
 	// tooLong means that the fields exceed maxHeaders. They were decoded only to maintain the state of
 	// hpack.
 	tooLong bool
-	// refusal is the answer to a request that is not gRPC. It is nil if the request is gRPC.
+	// refusal is the answer to a request that is not served (see parsedFields.refused). It is nil for other requests.
 	refusal *refusal
 }
 
@@ -197,7 +197,7 @@ func (p *parsedFields) addPseudo(f *hpack.HeaderField) {
 	p.malformed = p.malformed || p.regular || !httpguts.ValidHeaderFieldValue(f.Value)
 }
 
-// add adds any other field.
+// add adds a field that is not a pseudo field.
 func (p *parsedFields) add(f *hpack.HeaderField) {
 	p.regular = true
 	if !validField(f) {

@@ -47,7 +47,7 @@ const (
 	// maxStalled bounds the bytes of answers that wait for the client's windows. Beyond it, streams are
 	// reset. A client that reads slowly reaches maxOut first.
 	maxStalled = 2 * streamWindow
-	// maxRefused is the number of body bytes after which a request that is not gRPC is answered, although it is
+	// maxRefused is the number of body bytes after which a request with a refusal is answered, although it is
 	// incomplete.
 	maxRefused = 64 << 10
 	// maxOut is the number of bytes that may wait to be written. While there are more, the connection is not read.
@@ -101,6 +101,6 @@ const (
 	drainAnswer = 5 * time.Second
 	// pingEvery is the shortest interval between pings with no answer to a request in between. It is a tenth less
 	// than the 5 s of docs/envoy.md, because clients and networks are not punctual. maxEarlyPings is the number
-	// of earlier pings that are tolerated.
+	// of pings at shorter intervals that are tolerated.
 	pingEvery, maxEarlyPings = 4500 * time.Millisecond, 2
 )

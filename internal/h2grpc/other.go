@@ -107,7 +107,7 @@ func (c *conn) handBodyToOthers(s *stream) error {
 	return nil
 }
 
-// handlerEnded ends w's stream after its handler has returned.
+// handlerEnded ends w's stream after its handler has returned or panicked.
 func (c *conn) handlerEnded(w *responseWriter) {
 	if !w.broken {
 		w.finish()

@@ -33,9 +33,9 @@ func (c *conn) flushOnGoroutine() {
 	})
 }
 
-// write writes c.out by calling to, unless another goroutine is writing. If to writes only a part without an
+// write passes c.out to writeBytes, unless another goroutine is writing. If writeBytes writes only a part without an
 // error, a new goroutine writes the rest. c.mu is held, and released.
-func (c *conn) write(to func([]byte) (int, error)) {
+func (c *conn) write(writeBytes func([]byte) (int, error)) {
 	c.count()
 	if c.writing || c.closed {
 		c.mu.Unlock()
@@ -47,7 +47,7 @@ func (c *conn) write(to func([]byte) (int, error)) {
 		c.out, c.spare = c.spare[:0], nil
 		c.writes++
 		c.mu.Unlock()
-		n, err := to(b)
+		n, err := writeBytes(b)
 		c.mu.Lock()
 		if err == nil && n < len(b) {
 			c.out = append(b[n:], c.out...)

@@ -145,8 +145,8 @@ func (c *conn) onData(f frameHeader, payload []byte) error {
 	if f.stream == 0 {
 		return protocolError("DATA on no stream")
 	}
-	// The connection's window is returned at once, so it never stops the client. The windows of streams and
-	// maxBuffered bound what it sends.
+	// The connection's window is returned when half of it is used, whether or not the data was processed. So it
+	// never stops the client. The windows of streams and maxBuffered bound what the client sends.
 	if c.received += f.length; c.received >= connWindow/2 {
 		c.out = appendWindowUpdate(c.out, 0, uint32(c.received))
 		c.received = 0

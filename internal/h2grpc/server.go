@@ -63,7 +63,7 @@ type Batch interface {
 	// Weight returns the size of the batch: the sum over its requests of the number of charges or the number of
 	// descriptors, whichever is larger.
 	Weight() int
-	// Delay returns how long the answer to request i must be delayed.
+	// Delay returns how long the answer to request i must be delayed; 0 means not at all.
 	Delay(i int) algorithms.Micros
 }
 
@@ -148,8 +148,9 @@ func New(c Config) *Server {
 	return s
 }
 
-// Serve serves the connections that l accepts, until Accept returns an error that is not temporary. After Stop it
-// returns nil. Connections of type nonblock.Conn are the most efficient.
+// Serve serves the connections that l accepts, until Accept returns an error that is not temporary. It returns nil
+// if Stop ended it. If Stop was called before, Serve only closes l and returns the error of Close. Connections of
+// type nonblock.Conn are the most efficient.
 func (s *Server) Serve(l net.Listener) error {
 	s.mu.Lock()
 	if s.draining {

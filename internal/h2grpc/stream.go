@@ -154,7 +154,7 @@ func (c *conn) wasReset(id uint32) bool {
 	return false
 }
 
-// refuse answers a request that is not gRPC with an HTTP status and plain text.
+// refuse answers a request that has a refusal with an HTTP status and plain text.
 func (c *conn) refuse(s *stream) error {
 	s = c.kept(s)
 	r := s.head.refusal
@@ -248,7 +248,8 @@ func (c *conn) answerReady() {
 	c.arrived = list[:0]
 }
 
-// answer answers request i of o. A request that is not finished, because of a panic, is denied. c.mu is held.
+// answer answers request i of o, or delays its answer (see Batch.Delay). A request that is not finished, because
+// of a panic, is denied. c.mu is held.
 func (c *conn) answer(o *operation, i int) {
 	r := &o.requests[i]
 	if s := r.stream; s != nil {
