@@ -33,13 +33,14 @@ type adjustedLimit struct {
 // that needs them.
 type change struct {
 	adjustment *adjust.Adjustment
-	of, copy   *descriptors.Policy
-	others     sync.Map // *descriptors.Policy -> its adjusted copy, or the policy itself if the adjustment does not apply
+	original   *descriptors.Policy // the policy whose copy is made in advance
+	copy       *descriptors.Policy // the adjusted copy of original
+	others     sync.Map            // *descriptors.Policy -> its adjusted copy, or the policy itself if the adjustment does not apply
 }
 
-// policy returns p with the adjusted numbers.
+// policy returns a copy of p with the adjusted numbers, or p itself if the adjustment does not apply to p.
 func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
-	if p == c.of {
+	if p == c.original {
 		return c.copy
 	}
 	if found, ok := c.others.Load(p); ok {
@@ -48,7 +49,7 @@ func (c *change) policy(p *descriptors.Policy) *descriptors.Policy {
 	changed, err := c.adjustment.Apply(p)
 	if err != nil {
 		changed = p
-	} else if p.Limit == c.of.Limit {
+	} else if p.Limit == c.original.Limit {
 		changed.Limit = c.copy.Limit // stores identify a limit by its pointer, which is fastest, so equal limits share one
 	}
 	found, _ := c.others.LoadOrStore(p, changed)
@@ -137,8 +138,8 @@ func compileAdjusted(s *Snapshot, set *adjust.Set, now func() algorithms.Micros)
 	return compiled, result
 }
 
-// compileLimit compiles the adjustments of the limit of p. It adds the IDs of those that change the limit to
-// applied. It returns nil if none does.
+// compileLimit compiles the adjustments in list for the limit of p. It enters the IDs of the adjustments that change
+// the limit into applied. It returns nil if no adjustment changes it.
 func compileLimit(p *descriptors.Policy, list []*adjust.Adjustment, applied map[string]bool) *adjustedLimit {
 	limit := &adjustedLimit{keys: map[string]*change{}}
 	for _, a := range list {
@@ -147,7 +148,7 @@ func compileLimit(p *descriptors.Policy, list []*adjust.Adjustment, applied map[
 			continue
 		}
 		applied[a.ID] = true
-		c := &change{adjustment: a, of: p, copy: copied}
+		c := &change{adjustment: a, original: p, copy: copied}
 		if a.Target.AllKeys {
 			limit.all = c
 			continue
@@ -209,7 +210,7 @@ func (r *Result) isBlocked() bool {
 	return r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Block && r.Cost >= 0 && !r.settle
 }
 
-// isUnlimited reports whether an adjustment makes r unlimited.
+// isUnlimited reports whether an adjustment makes the limit of r, or its payer, unlimited.
 func (r *Result) isUnlimited() bool {
 	return r.freed || r.Policy != nil && r.Policy.Adjusted != nil && r.Policy.Adjusted.Unlimited
 }
@@ -244,8 +245,8 @@ func (r *Result) block(now algorithms.Micros) {
 	d.Blocked, d.RetryAfter = max(d.Blocked, left), max(d.RetryAfter, left)
 }
 
-// Adjustable implements adjust.Limits. It returns the policies of the limit with this name. The error is a
-// *RequestError or ErrNoConfig.
+// Adjustable implements adjust.Limits. It returns the domain and the policies of the limit with this name. The error
+// is a *RequestError or ErrNoConfig.
 func (l *Limiter) Adjustable(domain, limit string) (in string, policies []*descriptors.Policy, err error) {
 	s := l.Current()
 	if s == nil {
@@ -274,8 +275,8 @@ func (l *Limiter) Adjustable(domain, limit string) (in string, policies []*descr
 // distinguished from a misspelled name, because it is known only from requests. So the error explains both.
 const notAdjustable = " in the configuration; a limit that comes with requests (config) cannot be adjusted: configure it under this name, and leave out config in the requests"
 
-// Buckets returns the keys of the buckets that a affects. Each key occurs once. all means that a may affect
-// every bucket of its limit.
+// Buckets returns the keys of the buckets that a affects. Each key occurs once. If a may affect every bucket of its
+// limit, all is true and keys is nil. If the limit is not configured, keys is nil too.
 func (l *Limiter) Buckets(a *adjust.Adjustment) (keys [][]byte, all bool) {
 	s := l.Current()
 	if s == nil {

@@ -130,9 +130,9 @@ func (c *Call) foldAlternatives(r *Result) {
 	case from == to && !r.Decision.Allowed:
 		retryAfter := retryOf(&decisions[0].Decision)
 		for i := range decisions[1:last] {
-			retryAfter = retryAfter.and(retryOf(&decisions[1+i].Decision))
+			retryAfter = retryAfter.both(retryOf(&decisions[1+i].Decision))
 		}
-		retryAfter = retryAfter.or(retryOf(&decisions[last].Decision))
+		retryAfter = retryAfter.either(retryOf(&decisions[last].Decision))
 		r.Decision.RetryAfter, r.Decision.Never = retryAfter.after, retryAfter.never
 	}
 }

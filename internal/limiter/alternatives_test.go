@@ -128,7 +128,7 @@ func TestARepeatedRequestHasTheSamePayer(t *testing.T) {
 		if r := c.Results[0]; c.Denied || r.Policy.Name != "credits" || r.Decision.Remaining != 15 || c.Replayed != (i > 0) {
 			t.Errorf("time %d: %s, %+v; want allowed, name %q, 15 remaining and replayed %v", i, r.Policy.Name, c.Verdict, "credits", i > 0)
 		}
-		b.now += 60 * algorithms.Second // at this time the plan could pay again
+		b.now += 60 * algorithms.Second // now per_minute has enough units again
 	}
 }
 

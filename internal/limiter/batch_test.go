@@ -151,7 +151,7 @@ func callOf(key string) *limiter.Call {
 	return c
 }
 
-// over returns a Limiter on store that also has local buckets.
+// over returns a Limiter that uses store and has local buckets.
 func over(t *testing.T, store backend.Store, observer limiter.Observer) *limiter.Limiter {
 	t.Helper()
 	s, problems := config.Compile([]config.File{{Name: "test.yaml", Data: []byte(batched)}}, config.Options{})
@@ -237,7 +237,7 @@ func (s knownStore) Submit(b *backend.Batch) {
 	s.next.Submit(b)
 }
 
-// If the store panics, done must be called once, whether or not the store calls Done later.
+// If the store panics, done must be called once, even if the store calls Done later.
 func TestAStoreThatPanicsHasEndedTheBatch(t *testing.T) {
 	store := &pendingStore{}
 	batch := over(t, panics{store}, nil).NewBatch()

@@ -11,8 +11,8 @@ import (
 )
 
 // Call is a request and its answer, with the buffers of both. A listener reuses Calls (Reset), so that a
-// request allocates nothing. The strings of a Call may point into a buffer of the listener, and are not used
-// after Check.
+// request allocates nothing. The strings of a Call may point into a buffer of the listener. The Limiter does
+// not use them after Check or Batch.Finish.
 type Call struct {
 	Request
 	Verdict
@@ -29,7 +29,7 @@ type Call struct {
 	instead    []payer     // the limits that may pay for others
 
 	reserved Reserved // the content of an id that is made or opened; its memory is reused
-	reserves int      // how many Results reserve units
+	reserves int      // how many Results have a limit with settle that is not in shadow mode
 	done     int      // how many Descriptors settle reservations
 	groups   int      // how many groups of charges there are so far
 }
@@ -215,7 +215,7 @@ func (c *Call) BufferBytes() int {
 		cap(c.candidates)*int(unsafe.Sizeof(candidate{})) + cap(c.instead)*int(unsafe.Sizeof(payer{}))
 }
 
-// AddDescriptor returns a new descriptor, whose Entries may be reused.
+// AddDescriptor adds an empty descriptor to c and returns it. Its Entries may use memory of an earlier request.
 func (c *Call) AddDescriptor() *Descriptor {
 	if n := len(c.Descriptors); n < cap(c.Descriptors) {
 		c.Descriptors = c.Descriptors[:n+1]

@@ -29,7 +29,7 @@ func (d *Direct) Reset() {
 	d.charges, d.decisions, d.keys, d.of = d.charges[:0], d.decisions[:0], d.keys[:0], d.of[:0]
 }
 
-// Add adds a charge of the bucket of p with a key. Costs of the same bucket are added up; the sum is
+// Add adds a charge to the bucket of the limit p for a key. Costs of the same bucket are added up; the sum is
 // reserved only if each of them is. Add sets terms.Hash.
 func (d *Direct) Add(p *descriptors.Policy, key []string, terms algorithms.Charge) {
 	start := len(d.keys)

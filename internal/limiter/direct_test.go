@@ -14,7 +14,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/storetest"
 )
 
-// directLimits has a limit of each algorithm, and variants. They are small, so that random requests are often
+// directLimits returns limits of five algorithms, and variants. They are small, so that random requests are often
 // denied.
 func directLimits(t *rapid.T) map[string]*descriptors.Policy {
 	capacity, queue := int64(12), int64(2)

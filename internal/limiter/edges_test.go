@@ -144,7 +144,7 @@ func TestALimitThatCameWithItsRequestIsSettledByItself(t *testing.T) {
 	}
 }
 
-// A settlement is remembered for the time in which it could be repeated: the ttl, and another one.
+// The store remembers a settlement for twice the ttl of the limit, and ClockSlack.
 func TestASettlementIsRememberedForTwiceItsTTL(t *testing.T) {
 	p := newProxy(t)
 	id := p.start(absent, "user=bob")
@@ -329,7 +329,7 @@ func TestAReusedCallHasThePayerOfItsKey(t *testing.T) {
 		c.Reset()
 		c.Request.Domain = "d"
 		d := c.AddDescriptor()
-		d.Entries, d.Cost = []descriptors.Entry{{Key: "user", Value: user}}, 11 // more than the plan holds
+		d.Entries, d.Cost = []descriptors.Entry{{Key: "user", Value: user}}, 11 // more than per_minute can hold
 		if left[user] == 0 {
 			left[user] = 20
 		}
@@ -405,7 +405,7 @@ func TestLimitsAreShownAsWindows(t *testing.T) {
 	}
 }
 
-// Overrides of values that share a bucket share the bound of overrides, too.
+// With share_threshold, overrides for different values share one bucket of the bound (max_override).
 func TestABoundOfOverridesIsSharedLikeItsLimit(t *testing.T) {
 	b := newBench(t, `
 domain: d
@@ -430,7 +430,7 @@ descriptors:
 	}
 }
 
-// The bound of a descriptor applies instead of that of the domain.
+// max_override of a descriptor applies instead of that of the domain.
 func TestABoundAtADescriptorTakesPrecedence(t *testing.T) {
 	b := newBench(t, `
 domain: d

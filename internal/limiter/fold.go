@@ -147,7 +147,7 @@ func (c *Call) failed(r *Result, d *backend.Decision) Outcome {
 }
 
 // deniedOtherwise reports whether limits deny the request even without the limits with "on_backend_failure:
-// error". One limit may deny it by itself, or all quota limits together.
+// error". One limit may deny it by itself, or all quota limits together. quotas is the number of quota limits.
 func (c *Call) deniedOtherwise(quotas int) bool {
 	quotasDenied := 0
 	for i := range c.Results {

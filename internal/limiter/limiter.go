@@ -69,7 +69,7 @@ type Limiter struct {
 	mu  sync.Mutex
 	set *adjust.Set              // the adjustments, or nil; guarded by mu
 	now func() algorithms.Micros // returns the time that decides whether adjustments have expired; guarded by mu
-	was Adjusted                 // how set applies; guarded by mu
+	was Adjusted                 // how the adjustments in set apply; guarded by mu
 }
 
 // New returns a Limiter without a Snapshot.

@@ -25,12 +25,12 @@ type bench struct {
 	now   algorithms.Micros
 }
 
-// faulty is a store that fails if err is set. If of is set too, it fails only for groups with a bucket of
+// faulty is a store that fails if err is set. If limit is set too, it fails only for groups with a bucket of
 // that limit.
 type faulty struct {
 	backend.Store
-	err error
-	of  string
+	err   error
+	limit string
 }
 
 func (f *faulty) Submit(b *backend.Batch) {
@@ -38,7 +38,7 @@ func (f *faulty) Submit(b *backend.Batch) {
 	charges, decisions := b.Charges, b.Decisions
 	for len(charges) > 0 {
 		n := backend.GroupLen(charges)
-		is := func(c backend.Charge) bool { return strings.HasSuffix(c.Owner, f.of) }
+		is := func(c backend.Charge) bool { return strings.HasSuffix(c.Owner, f.limit) }
 		if f.err == nil || !slices.ContainsFunc(charges[:n], is) {
 			backend.Take(context.Background(), f.Store, charges[:n], decisions[:n])
 		} else {
@@ -297,14 +297,14 @@ descriptors:
   - {key: unsure, quota_mode: true, rate_limit: {algorithm: token_bucket, rate: 9, period: 1h, on_backend_failure: error}}
 `)
 	b.send(t, 1, "few=1")
-	b.store.err, b.store.of = fmt.Errorf("%w: test", backend.ErrUnavailable), "error"
+	b.store.err, b.store.limit = fmt.Errorf("%w: test", backend.ErrUnavailable), "error"
 	if c := b.send(t, 1, "error=1", "few=1"); !c.Denied || c.Err != nil {
 		t.Errorf("the only quota denies: %+v; want denied and no error", c.Verdict)
 	}
 	if c := b.send(t, 1, "error=1", "few=1", "many=1"); !c.Denied || c.Err == nil {
 		t.Errorf("of two quotas one denies: %+v; want denied and an error", c.Verdict)
 	}
-	b.store.of = "unsure"
+	b.store.limit = "unsure"
 	if c := b.send(t, 1, "unsure=1", "few=1"); !c.Denied || c.Err == nil {
 		t.Errorf("it is not known whether all quotas deny: %+v; want denied and an error", c.Verdict)
 	}
@@ -441,7 +441,7 @@ descriptors:
 	texts := []string{"tokens=1", "window=1", "sliding=1", "log=1"}
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 3))
-		b, reference := newBench(t, yaml), newBench(t, yaml) // the reference implementation has no shadow limits
+		b, reference := newBench(t, yaml), newBench(t, yaml) // reference gets no requests for the limit in shadow mode
 		for step := range 300 {
 			b.now += algorithms.Micros(rng.Int64N(400_000))
 			reference.now = b.now
@@ -480,7 +480,7 @@ descriptors:
 	}
 }
 
-// The request caused this error, not the store.
+// The request causes backend.ErrTooLarge, not the store.
 func TestARequestThatIsTooLargeIsDeniedWhateverThePolicy(t *testing.T) {
 	b := newBench(t, `
 domain: d

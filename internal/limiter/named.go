@@ -79,8 +79,8 @@ func (s *Snapshot) inspected(domain, name string) (*Domain, *descriptors.Policy,
 	return s.Domains[p.Domain], p, nil
 }
 
-// InlineDomain returns the domain of a limit that comes with a request. domain may be empty if there is only
-// one. The error is a *RequestError.
+// InlineDomain returns the domain of a limit that comes with a request. domain may be empty if only one domain is
+// configured. name is the name of the limit. The error is a *RequestError.
 func (s *Snapshot) InlineDomain(domain, name string) (*Domain, error) {
 	if domain == "" && len(s.Domains) == 1 {
 		for only := range s.Domains {

@@ -107,8 +107,8 @@ limits:
 	}
 }
 
-// Each customer has a payer bucket with the key of the plan's bucket. Both buckets are in one slot. Other customers
-// have other buckets, in other slots.
+// A limit with then and its payer have buckets with the same key, in the same slot. Other users have other buckets, in
+// other slots.
 func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 	b := newBench(t, plans)
 	rec := &recorded{Store: b.store.Store}
@@ -134,7 +134,7 @@ func TestThePayerHasTheKeyAndTheSlotOfItsPlan(t *testing.T) {
 	}
 }
 
-// With "hash_tag: domain", the keys of the plan and the payer have one slot of a Redis Cluster, whichever
+// With "hash_tag: domain", the keys of a limit with then and of its payer have one slot of a Redis Cluster, whichever
 // descriptor uses them.
 func TestPlanAndPayerShareTheSlotOfTheDomain(t *testing.T) {
 	b := newBench(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")
@@ -164,7 +164,8 @@ func (r *recorded) Submit(b *backend.Batch) {
 	r.Store.Submit(b)
 }
 
-// An operator changes the plan or the payer of bob. Requests of ann are not affected.
+// An operator changes the limit per_minute, which is a plan, or its payer, for the key bob. Requests of ann are not
+// affected.
 func TestAdjustmentsOfPlansAndPayers(t *testing.T) {
 	for name, test := range map[string]struct {
 		limit  string
@@ -221,7 +222,7 @@ limits:
   prepaid: {algorithm: fixed_window, rate: 500, period: 1d, settle: {estimate: 30}}
 `
 
-// reserveAndSettle reserves units of the plan. It returns the name of the payer, and a function that
+// reserveAndSettle reserves units of the limit named plan. It returns the name of the payer, and a function that
 // settles them.
 func reserveAndSettle(t *testing.T, b *bench, count int64) (payer string, settle func(real int64) *limiter.Call) {
 	t.Helper()
@@ -247,7 +248,7 @@ func TestAProxySettlesWhereItWasPaid(t *testing.T) {
 	p := newProxy(t)
 	p.swap(t, settledPlans+"descriptors:\n  - {key: user, limit: plan}\n")
 	first := p.start(absent, "user=bob")
-	second := p.start(90, "user=bob") // the plan has 70 left
+	second := p.start(90, "user=bob") // the limit named plan has 70 units left
 	p.want("plan", "bob", 70)
 	p.want("prepaid", "bob", 410)
 	p.done(second, 40)
@@ -256,8 +257,8 @@ func TestAProxySettlesWhereItWasPaid(t *testing.T) {
 	p.want("prepaid", "bob", 460)
 }
 
-// Units that the plan paid must be settled in the plan, even if a debt results. Units that the payer paid
-// must be settled in the payer's bucket, even after a reload with another payer.
+// A reservation must be settled in the bucket that paid: in that of the limit with then, even if a debt results, or
+// in that of its payer, even after a reload that removes then.
 func TestSettlementsChangeTheBucketThatPaid(t *testing.T) {
 	b := newBench(t, settledPlans)
 	b.Limiter = limiter.New(b.store, limiter.Config{
@@ -268,7 +269,7 @@ func TestSettlementsChangeTheBucketThatPaid(t *testing.T) {
 	if settle(150); payer != "plan" {
 		t.Errorf("paid by %s; want payer %q", payer, "plan")
 	}
-	b.remains(t, "bob", map[string]int64{"plan": 0, "prepaid": 500}) // the plan has a debt of 50
+	b.remains(t, "bob", map[string]int64{"plan": 0, "prepaid": 500}) // the limit named plan has a debt of 50
 	if c := b.named(t, "plan", 0, "bob"); c.Results[0].For != nil || c.Results[0].Policy.Name != "plan" {
 		t.Errorf("a request for no units of a plan in debt: %+v; want for nil and name %q", c.Results[0], "plan")
 	}

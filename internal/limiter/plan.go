@@ -76,7 +76,7 @@ func trimBlanks(entries []descriptors.Entry) {
 
 func isBlank(b byte) bool { return b == ' ' || b == '\t' }
 
-// planLimits plans named limits, which form one group.
+// planLimits plans named limits. They form one group, except limits in shadow or quota mode.
 func (c *Call) planLimits(s *Snapshot) error {
 	if d := s.Domains[c.Request.Domain]; d != nil && d.Broken {
 		return ErrNoConfig
@@ -262,9 +262,9 @@ func (c *Call) charge() {
 	}
 }
 
-// together reports whether r is charged in one group with other limits of the request. Named limits always
-// are, whatever the domain's consume is, because the API promises all or none. (envoyproxy/ratelimit has no
-// such requests.)
+// together reports whether r is charged in one group with other limits of the request. For named limits, the
+// domain's consume makes no difference, because the API promises all or none. (envoyproxy/ratelimit has no such
+// requests.)
 func (c *Call) together(r *Result) bool {
 	p := r.Policy
 	return (!p.Alone || len(c.Limits) > 0) && !p.Shadow && !p.Quota && !c.config.Modes.Quota && !r.isUnlimited()
@@ -364,7 +364,7 @@ func (c *Call) answerMistake() {
 
 // decideLocally decides charges in this process's own buckets, if the store could not decide and
 // on_backend_failure is local. Each charge is decided alone, because it is unknown whether the other limits
-// of its group would allow. A refund of units that were reserved in the store does not change local buckets.
+// of its group would allow. A settlement of units that were reserved in the store does not change local buckets.
 func (c *Call) decideLocally(local backend.Store) {
 	for i := range c.decisions {
 		if c.decisions[i].Err != nil && local != nil {
@@ -376,7 +376,7 @@ func (c *Call) decideLocally(local backend.Store) {
 
 // decideFailed does what decideLocally describes, for a call with a decision that failed.
 func (c *Call) decideFailed(local backend.Store) {
-	var answered []bool // the decision on each charge; nil if none was decided here
+	var answered []bool // by charge: whether a local bucket decided it; nil if none did
 	for i := range c.Results {
 		r := &c.Results[i]
 		if r.charge < 0 || c.decisions[r.charge].Err == nil || r.Policy.Extra().Local == nil || r.settle {

@@ -12,8 +12,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Done is called when the store has decided, and not when Submit returns. A batch that is used again knows nothing of
-// the decisions before.
+// A Batch calls done when the store has decided, and not when Submit returns. After Reset, it has no decisions of
+// its former calls.
 func TestABatchEndsWithItsStore(t *testing.T) {
 	store := &pendingStore{}
 	batch := over(t, store, nil).NewBatch()
@@ -168,7 +168,7 @@ func TestShadowModeHasNoErrors(t *testing.T) {
 	}
 }
 
-// A local bucket decides for a limit in shadow mode, too, which denies nothing.
+// A local bucket also decides for a limit in shadow mode, but then its denial does not deny the request.
 func TestALocalBucketOfALimitInShadowModeDeniesNothing(t *testing.T) {
 	for key, want := range map[string]limiter.Outcome{"a": limiter.FailedDenied, "s": limiter.FailedAllowed} {
 		b := newBench(t, `

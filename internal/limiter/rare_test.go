@@ -19,7 +19,7 @@ func TestAdjustedReturnsTheResultOfAdjust(t *testing.T) {
 	}
 }
 
-// The last clock decides which adjustments have expired.
+// The clock of the last call of Adjust decides which adjustments have expired.
 func TestEachAdjustBringsItsClock(t *testing.T) {
 	b := newBench(t, adjustable)
 	b.adjust("calls", map[string]adjust.Change{"bob": {Block: true}})
@@ -33,9 +33,10 @@ func TestEachAdjustBringsItsClock(t *testing.T) {
 	}
 }
 
-// A limit may have one bucket, whose key has no values. An adjustment of all keys is not one of this key.
+// A limit may have a single bucket, whose key has no values. An adjustment of this key takes precedence over an
+// adjustment of all keys.
 func TestAnAdjustmentOfTheOnlyKeyTakesPrecedence(t *testing.T) {
-	for _, limit := range []string{"a", "b", "c", "e", "f", "g"} { // the adjustments of each are in a different order
+	for _, limit := range []string{"a", "b", "c", "e", "f", "g"} { // the name decides which of the two adjustments is compiled first
 		b := newBench(t, "domain: d\nlimits:\n  "+limit+": {algorithm: token_bucket, rate: 10, period: 1m}\ndescriptors:\n  - {key: x, value: y, limit: "+limit+"}\n")
 		var all []*adjust.Adjustment
 		for _, target := range []adjust.Target{{Domain: "d", Limit: limit, AllKeys: true}, {Domain: "d", Limit: limit}} {
@@ -153,7 +154,7 @@ func TestEachPlanIsAGroupOfItsOwn(t *testing.T) {
 	}
 }
 
-// A limit of a plan may allow what another one denies. Only the denial has a retry time.
+// Of two limits with the same payer, one may allow what the other denies. Only the denial has a retry time.
 func TestALimitThatAllowsHasNoRetryTime(t *testing.T) {
 	b := newBench(t, paid)
 	b.send(t, 20, "user=bob")

@@ -16,18 +16,18 @@ func retryOf(d *algorithms.Decision) retry {
 	return retry{d.RetryAfter, d.Never}
 }
 
-// and returns when both can succeed. It combines buckets that are charged together.
-func (r retry) and(o retry) retry {
-	if r.never || o.never {
+// both returns the time after which r and other can both succeed. It combines buckets that are charged together.
+func (r retry) both(other retry) retry {
+	if r.never || other.never {
 		return retry{never: true}
 	}
-	return retry{after: max(r.after, o.after)}
+	return retry{after: max(r.after, other.after)}
 }
 
-// or returns the earlier of r and o. It combines alternatives, of which one must succeed.
-func (r retry) or(o retry) retry {
-	if r.never || !o.never && o.after < r.after {
-		return o
+// either returns the earlier of r and other. It combines alternatives, of which one must succeed.
+func (r retry) either(other retry) retry {
+	if r.never || !other.never && other.after < r.after {
+		return other
 	}
 	return r
 }

@@ -77,11 +77,11 @@ func (c *Call) Part(i int, config string) (p ReservedPart, ok bool) {
 	return PartOf(r.Policy, ByName{Name: name, Values: named.Key, Config: config, Wait: r.Decision.Wait}, count, r.Decision.At), true
 }
 
-// PartOf returns the part for count units of p that an application reserved at time at. by has the name and the
-// key that it used.
-func PartOf(p *descriptors.Policy, by ByName, count int64, at algorithms.Micros) ReservedPart {
+// PartOf returns the part for count units of p that an application reserved at the time reservedAt. bucket has the
+// name of the limit and the key in the application's request.
+func PartOf(p *descriptors.Policy, bucket ByName, count int64, reservedAt algorithms.Micros) ReservedPart {
 	return ReservedPart{
-		Limit: limitNumber(p), Slot: p.SlotOfKey(by.Values), Count: count, Times: 1, At: at, Inflow: inflow(p.Limit), ByName: by,
+		Limit: limitNumber(p), Slot: p.SlotOfKey(bucket.Values), Count: count, Times: 1, At: reservedAt, Inflow: inflow(p.Limit), ByName: bucket,
 	}
 }
 
@@ -150,7 +150,7 @@ func (c *Call) limitOf(part *ReservedPart, inline func(domain, name, config stri
 	}
 }
 
-// Settle makes c, which must be empty, a settlement. For each part of the reservation, the difference
+// Settle makes c, which must be empty, a settlement, and answers it. For each part of the reservation, the difference
 // between the real cost and the reserved units is charged like a reservation, or refunded (see
 // algorithms.Charge.ChargedAt). A difference of 0 is always accepted.
 //
@@ -201,31 +201,31 @@ func (c *Call) planSettle(s *Snapshot, now algorithms.Micros) error {
 
 // undoTime returns the Charge.ChargedAt of an undo under l (see package algorithms).
 //
-// Usually that is at, the time of the charge. If the bucket refilled faster at that time than it does under
-// l, the result is earlier, so that the inflow under l equals the inflow at the faster rate. The store does
+// Usually that is chargedAt. former is the inflow at the time of the charge. If it was faster than under l, the
+// result is earlier than chargedAt, so that the inflow under l equals the inflow at the faster rate. The store does
 // not know when the rate changed, and its clock may be ahead of now. So the undo refunds too little rather
 // than too much.
 //
-// A limit that settles stores its peaks, which do not depend on the rate. So the result is then the time of
-// the charge itself.
-func undoTime(at, now algorithms.Micros, was scaled.Inflow, l *algorithms.Limit) algorithms.Micros {
+// A store refunds units of a limit with Settles by its peaks (algorithms.Peaks), which do not depend on the rate. So
+// the result is then chargedAt.
+func undoTime(chargedAt, now algorithms.Micros, former scaled.Inflow, l *algorithms.Limit) algorithms.Micros {
 	if l.Settles {
-		return at
+		return chargedAt
 	}
 	numbers, latest := scaled.Of(l), now+ClockSlack
 	is, tick := numbers.Inflow(), algorithms.Micros(numbers.Tick)
-	if was.Units <= 0 || was.Span <= 0 || is.Units == 0 || at <= 0 || latest <= at {
-		return at
+	if former.Units <= 0 || former.Span <= 0 || is.Units == 0 || chargedAt <= 0 || latest <= chargedAt {
+		return chargedAt
 	}
-	n := big.NewInt(int64(latest - at))
-	n.Mul(n, big.NewInt(was.Units)).Mul(n, big.NewInt(is.Span))
-	span := new(big.Int).Mul(big.NewInt(was.Span), big.NewInt(is.Units))
+	n := big.NewInt(int64(latest - chargedAt))
+	n.Mul(n, big.NewInt(former.Units)).Mul(n, big.NewInt(is.Span))
+	span := new(big.Int).Mul(big.NewInt(former.Span), big.NewInt(is.Units))
 	n.Div(n.Add(n, span).Sub(n, big.NewInt(1)), span) // rounded up
 	switch {
 	case !n.IsInt64() || n.Int64() >= int64(latest-tick):
 		return 1
-	case n.Int64() <= int64(latest-at):
-		return at
+	case n.Int64() <= int64(latest-chargedAt):
+		return chargedAt
 	default:
 		return latest - algorithms.Micros(n.Int64()) - tick
 	}

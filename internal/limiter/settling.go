@@ -26,8 +26,8 @@ const MaxID = 4096
 
 // Reserved describes the units that a request reserved. It is the content of an id.
 type Reserved struct {
-	// ID is different for each request. All parts of one request have the same ID, even if they are in
-	// separate ids.
+	// ID is different for each request of a domain, except a repeat with the same idempotency key. All parts of one
+	// request have the same ID, even if they are in separate ids.
 	ID [16]byte
 	// Domain is descriptors.PrefixNumber of the domain's name.
 	Domain uint64
@@ -75,7 +75,7 @@ type IDs interface {
 	// Append appends the id of r. It sets r.ID if that is zero. It returns dst if ids cannot be signed at
 	// present, or if the id would be too long.
 	Append(dst []byte, r *Reserved) []byte
-	// Open decodes id to r, and may reuse the memory of r. It returns false if id is not signed with a
+	// Open decodes id to r, and may reuse the memory of r. It returns false if id is malformed or not signed with a
 	// known key.
 	Open(id string, r *Reserved) bool
 }
@@ -119,12 +119,12 @@ type Unsettled uint8
 
 // The reasons.
 const (
-	Settles      Unsettled = iota
-	NoneReserved           // the settle-start reserved nothing
-	Forged                 // the id is not signed with a known key
-	Foreign                // it belongs to another domain
-	Changed                // the limit was removed, no longer has settle, or has another algorithm or number of shards
-	Expired                // an application made the reservation, and it has expired
+	Settles      Unsettled = iota // a reservation is settled
+	NoneReserved                  // the settle-start reserved nothing
+	Forged                        // the id is not signed with a known key
+	Foreign                       // the id belongs to another domain
+	Changed                       // the limit was removed, no longer has settle, or has another algorithm or number of shards
+	Expired                       // an application made the reservation, and it has expired
 )
 
 var unsettledNames = [...]string{"", "none", "forged", "foreign", "changed", "expired"}
@@ -376,8 +376,8 @@ func (c *Call) planDone(i int, id string, real int64, now algorithms.Micros) {
 	}
 }
 
-// planPart adds the settlement of one part of reservation id, a part of limit p, and returns the Result to
-// charge.
+// planPart adds the settlement of one part of reservation id, a part of limit p, and its charge. It returns the
+// Result of the charge.
 func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.Policy, real int64, now algorithms.Micros) Result {
 	r := Result{Descriptor: i, Policy: p, hash: part.Hash, slot: part.Slot, settle: true, reserve: true}
 	start := len(c.keys)
@@ -385,7 +385,7 @@ func (c *Call) planPart(i int, id *[16]byte, part *ReservedPart, p *descriptors.
 		c.keys = append(append(c.keys, p.Prefix...), part.Key...)
 	} else {
 		c.keys, r.hash = p.AppendKeyOf(c.keys, part.Values)
-		if r.slot == 0 { // ids of earlier versions have no number
+		if r.slot == 0 { // ids of earlier versions have no slot
 			r.slot = p.SlotOfKey(part.Values)
 		}
 	}

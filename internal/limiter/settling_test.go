@@ -219,7 +219,7 @@ func TestLimitsOfARequestAreReservedTogether(t *testing.T) {
 	p.done(id, 80)
 	p.want("tokens", "bob", 920)
 	p.want("team", "red", 70)
-	p.want("calls", "red", 4) // a limit without settle: each request costs what it states
+	p.want("calls", "red", 4) // a limit without settle: the request has the default cost, 1
 
 	c := p.send("d", []int64{absent, 100}, "user=bob", "team=red") // team has 70 units left
 	if id := string(c.AppendID(nil)); !c.Denied || id != limiter.None {

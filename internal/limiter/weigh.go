@@ -6,7 +6,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/descriptors"
 )
 
-// weightedCost returns the cost of costs by the weights of p. The error is a *RequestError.
+// weightedCost returns the cost in units of the numbers in costs, by the weights of p. The error is a *RequestError.
 func weightedCost(p *descriptors.Policy, costs map[string]int64) (int64, error) {
 	w := p.Extra().Weights
 	if w == nil {
