@@ -28,7 +28,7 @@ const longestWait = 120
 const MaxHeaders = 3*len(unitHeaders) + 2
 
 // OpenAIHeaders calls add with each header of the set openai for v. For each unit it adds the headers of the
-// most restrictive limit. For a denial it adds retry-after-ms, unless no retry can succeed or noRetryAfter is
+// most restrictive limit with that unit. For a denial it adds retry-after-ms, unless no retry can succeed or noRetryAfter is
 // true. If no retry can succeed, or none within longestWait, it also adds x-should-retry: false. The slice value
 // is valid only during the call of add.
 func OpenAIHeaders(v *limiter.Verdict, noRetryAfter bool, add func(name string, value []byte)) {

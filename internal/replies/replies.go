@@ -15,8 +15,8 @@ import (
 // MaxName bounds the bytes of a limit's name in headers and bodies.
 const MaxName = 128
 
-// Describes reports whether headers may describe r. They do not describe shadow limits, unlimited limits, limits
-// that another limit replaces, and decisions with an error.
+// Describes reports whether headers may describe r. They do not describe Results without a Policy, shadow limits,
+// unlimited limits, limits that another limit replaces, and decisions with an error.
 func Describes(r *limiter.Result) bool {
 	return r.Policy != nil && !r.Policy.Shadow && r.Outcome != limiter.Shadowed && !r.Policy.Unlimited && r.Outcome != limiter.Replaced && r.Decision.Err == nil
 }
@@ -37,12 +37,12 @@ func MostRestrictive(v *limiter.Verdict) int {
 	return mostRestrictive(v, func(*limiter.Result) bool { return true })
 }
 
-// mostRestrictive does what MostRestrictive does, among the Results for which of returns true.
-func mostRestrictive(v *limiter.Verdict, of func(*limiter.Result) bool) int {
+// mostRestrictive does what MostRestrictive does, among the Results for which accept returns true.
+func mostRestrictive(v *limiter.Verdict, accept func(*limiter.Result) bool) int {
 	best, bestDenies := -1, false
 	for i := range v.Results {
 		r := &v.Results[i]
-		if !Describes(r) || !of(r) {
+		if !Describes(r) || !accept(r) {
 			continue
 		}
 		denies := v.Denies(r)

@@ -40,8 +40,8 @@ type Keys struct {
 }
 
 const (
-	// MaxKey is the length in bytes of the longest key that the HTTP API reserves by name. Its id is shorter
-	// than maxText.
+	// MaxKey is the length in bytes of the longest key that the HTTP API reserves by name. The id of such a
+	// reservation is shorter than maxText.
 	MaxKey = 16 << 10
 	// maxText bounds the length of an id, in bytes. A body with an id may have at most 64 KiB.
 	maxText = 48 << 10
@@ -274,7 +274,7 @@ func (f *fields) texts() (list []string) {
 	return list
 }
 
-// bytes removes the first n bytes from rest and returns them.
+// bytes removes the first n bytes from rest and returns them. If rest is shorter, it sets short and returns nil.
 func (f *fields) bytes(n uint64) []byte {
 	if n > uint64(len(f.rest)) {
 		f.short, f.rest = true, nil

@@ -213,8 +213,7 @@ func TestChangedIDsAreRefused(t *testing.T) {
 	}
 }
 
-// The previous version made these ids for one limit: one with a limit that came with the request, and one
-// without.
+// The ids are of the old form: one of a limit that came with the request, and one of a configured limit.
 func TestIDsOfTheOldFormAreAccepted(t *testing.T) {
 	const (
 		inline = "ARAwMTIzNDU2Nzg5YWJjZGVmgICBsYTpkQOAh6i_hOmRAwEEgICAgICAgAgCYWkGdG9rZW5zCnsicmF0ZSI6MX0DA2JvYgL_AAAKgI7OHAVayntGP9FZsTf-9-6Wnog"
