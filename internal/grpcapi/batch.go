@@ -56,7 +56,7 @@ func (s *Server) newBatched() *batched {
 	return &batched{exchange: exchange{bounds: s.options.Bounds}}
 }
 
-// Reset empties b. The messages that were added may change from then on. b keeps no large message in memory.
+// Reset empties b. The messages that were added may change from then on. Reset releases the memory of large requests.
 func (b *Batch) Reset() {
 	if b.panicked != nil { // the store may still use parts of it, so it is not reused
 		*b = *b.server.NewBatch(b.limiter)
@@ -192,7 +192,7 @@ func (b *Batch) Append(to []byte, i int) (_ []byte, err error) {
 	return appendCode(to, responseCode, true), nil
 }
 
-// Delay returns how long the answer to request i must be delayed.
+// Delay returns how long the answer to request i must be delayed; 0 means not at all.
 func (b *Batch) Delay(i int) algorithms.Micros {
 	if r := b.requests[i]; r.state == answered {
 		return r.call.Verdict.Delay

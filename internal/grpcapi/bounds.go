@@ -27,7 +27,7 @@ func (b Bounds) withDefaults() Bounds {
 	return b
 }
 
-// Check returns an error if a field is out of range.
+// Check returns an error if a field is out of range. 0 is out of range, because Check does not apply the defaults.
 func (b Bounds) Check() error {
 	switch {
 	case b.Descriptors < 1 || b.Descriptors > MaxDescriptors:

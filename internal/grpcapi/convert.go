@@ -8,7 +8,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// unit is envoy.type.v3.RateLimitUnit, whose numbers are those of RateLimitResponse.RateLimit.Unit.
+// unit is a RateLimitResponse.RateLimit.Unit. The units of overrides in requests (envoy.type.v3.RateLimitUnit) have the
+// same numbers and names, but no WEEK.
 type unit struct {
 	number  int32
 	name    string

@@ -54,7 +54,7 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// A refund of 0 must not count as the real cost 0, which is the answer to a reservation.
+// A refund of 0 must not count as the real cost 0, with which a settle-done would settle a reservation.
 func TestARefundIsNoExplicitCost(t *testing.T) {
 	for fields, want := range map[descriptorFields]bool{
 		{}: false, {hasHits: true}: true, {hasHits: true, hits: 3}: true, {hasHits: true, negative: true}: false, {hasHits: true, hits: 3, negative: true}: false,
@@ -86,7 +86,7 @@ func TestOverridePeriod(t *testing.T) {
 		{1, 0, second}, {2, 1, minute}, {3, 2, 2 * hour}, {4, 0, day}, {7, 0, 7 * day}, {5, 0, 30 * day}, {6, 0, 365 * day},
 		{0, 1, 0}, {8, 0, 0}, {-1, 0, 0}, // unknown units
 		{1, math.MaxUint32, math.MaxUint32 * second},
-		{6, math.MaxUint32, 0}, {4, math.MaxUint32, 0}, // exceeds the range of the field; the low 64 bits of the latter do not
+		{6, math.MaxUint32, 0}, {4, math.MaxUint32, 0}, // exceed the range of Micros; the low 64 bits of the second product do not
 	} {
 		if got := (&descriptorFields{unit: c.unit, multiplier: c.multiplier}).period(); got != c.want {
 			t.Errorf("%d times unit %d: %d, want %d", c.multiplier, c.unit, got, c.want)

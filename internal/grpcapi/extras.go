@@ -250,12 +250,12 @@ func passed(v *limiter.Verdict) map[string]any {
 	return merged
 }
 
-// merge returns a map with the entries of into, and those of from that into does not have. Nested maps are
-// merged too. Neither argument is modified.
-func merge(into, from map[string]any) map[string]any {
-	out := make(map[string]any, len(into)+len(from))
-	maps.Copy(out, from)
-	for key, value := range into {
+// merge returns a map with the entries of both arguments. If both have a key, the value in preferred is used. Nested
+// maps are merged too. Neither argument is modified.
+func merge(preferred, other map[string]any) map[string]any {
+	out := make(map[string]any, len(preferred)+len(other))
+	maps.Copy(out, other)
+	for key, value := range preferred {
 		a, isMap := value.(map[string]any)
 		b, areMaps := out[key].(map[string]any)
 		if isMap && areMaps {

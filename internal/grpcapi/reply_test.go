@@ -105,7 +105,7 @@ func TestStatus(t *testing.T) {
 }
 
 // Envoy makes its headers from the status with the fewest units left, so a denial must not show a limit
-// that allowed.
+// that allowed. Limits in the reference form are shown nevertheless, as by the reference server.
 func TestADenialShowsOnlyTheLimitsThatDeny(t *testing.T) {
 	perMinute := compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute})
 	p, quota := &descriptors.Policy{Limit: perMinute}, &descriptors.Policy{Limit: perMinute, Quota: true}

@@ -152,7 +152,7 @@ func (s *Server) enter(ctx context.Context, m *message, weight, bytes int) {
 	s.gate.overflow <- struct{}{}
 }
 
-// leave ends the part of m in the bounds of the gate, if m has been there.
+// leave releases what m occupies at the gate, if anything. A second call has no effect.
 func (s *Server) leave(m *message) {
 	switch m.gateState {
 	case inside:

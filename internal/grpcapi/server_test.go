@@ -229,8 +229,8 @@ func TestTooMuchIsDenied(t *testing.T) {
 		if got, err := send(s, t.Context(), request(keys[1:]...)); err != nil || got.OverallCode != ok {
 			t.Errorf("as many descriptors as are allowed: got %v, %v; want OK", got.GetOverallCode(), err)
 		}
-		// Without a domain, a request is normally an error. This one must be denied instead, because after an
-		// error the proxy would allow it.
+		// Without a domain, a request is normally an error. This request has too many descriptors, too. So it must be
+		// denied, because after an error the proxy would allow it.
 		got, err = send(s, t.Context(), request(keys...)[len("\x0a\x01d"):])
 		if err != nil || got.OverallCode != over || counted.count(TooMuch) != 2 {
 			t.Errorf("without a domain: got %v, %v; want OVER_LIMIT, counted as too much", got, err)
