@@ -449,7 +449,6 @@ func TestTheCalendarKeepsItsPeriod(t *testing.T) {
 	}
 }
 
-// An adjustment that was added, deleted or changed is a difference, whichever Set is the first.
 // Other sidecars must see that an adjustment was prolonged.
 func TestAProlongedAdjustmentIsADifference(t *testing.T) {
 	until := func(at algorithms.Micros) *Set { return NewSet(Head{}, []*Adjustment{{ID: "a", Expires: at}}) }
@@ -507,6 +506,7 @@ func TestChangesAreReported(t *testing.T) {
 	}
 }
 
+// An adjustment that was added, deleted or changed is a difference, whichever Set is the first.
 func TestEachDifferenceOfTwoSetsIsFound(t *testing.T) {
 	of := func(id string, rate int64) *Adjustment {
 		return &Adjustment{ID: id, Change: Change{Rate: number(rate)}}
@@ -587,7 +587,6 @@ func TestTheSweepOfExpiredAdjustmentsLeavesTheSetInUse(t *testing.T) {
 	}
 }
 
-// TestPartsOfASumDoNotRunIntoEachOther moves bytes from one part to the next. The MAC must differ.
 // A target has one adjustment, which its ID identifies.
 func TestTargetsHaveTheirOwnIDs(t *testing.T) {
 	seen := map[string]Target{}
@@ -604,6 +603,7 @@ func TestTargetsHaveTheirOwnIDs(t *testing.T) {
 	}
 }
 
+// The MAC must differ if bytes move from one part to the next.
 func TestPartsOfASumDoNotRunIntoEachOther(t *testing.T) {
 	c := NewChain([]byte("key"))
 	if c.sum("entry", "ab", "c") == c.sum("entry", "a", "bc") || c.sum("a", "") == c.sum("a") {

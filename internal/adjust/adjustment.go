@@ -47,7 +47,7 @@ type Adjustment struct {
 	// Algorithm is that of the limit when the adjustment was made. Numbers and factors apply only while the limit has
 	// this algorithm. 0 means any algorithm.
 	Algorithm algorithms.Kind
-	// Expires and Created are times of the Keeper's clock.
+	// Expires and Created are times of the Keeper's clock. At Expires, the adjustment has no effect any more.
 	Expires, Created algorithms.Micros
 	// Author and Reason are the operator's words.
 	Author, Reason string
@@ -63,14 +63,15 @@ type Target struct {
 }
 
 // Change has exactly one of: other numbers (Rate, Capacity, Period), a Factor, Unlimited, Block. nil or 0 keeps the
-// configured number. However, a Rate without a Capacity also changes a capacity that equals the configured rate.
+// configured number. However, a Rate without a Capacity also changes a capacity that equals the configured rate, except
+// that of a leaky bucket.
 type Change struct {
 	Rate, Capacity *int64
 	Period         algorithms.Micros
 	Factor         Factor
 	// Unlimited charges the bucket as before and never denies.
 	Unlimited bool
-	// Block denies everything.
+	// Block denies every request. Refunds and settlements are still made.
 	Block bool
 }
 

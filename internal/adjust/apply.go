@@ -75,12 +75,12 @@ func (c *Change) spec(l *algorithms.Limit) (algorithms.Spec, error) {
 	s := l.Spec()
 	tied := s.Capacity != nil && *s.Capacity == s.Rate && l.Kind != algorithms.LeakyBucket // a capacity that equals the rate counts as not configured
 	if c.Factor != 0 {
-		s.Rate = c.Factor.of(s.Rate)
+		s.Rate = c.Factor.multiply(s.Rate)
 		if s.Capacity != nil {
-			*s.Capacity = c.Factor.of(*s.Capacity)
+			*s.Capacity = c.Factor.multiply(*s.Capacity)
 		}
 		if s.Minimum != nil {
-			s.Minimum = &algorithms.Rate{Units: c.Factor.of(s.Minimum.Units), Period: s.Minimum.Period}
+			s.Minimum = &algorithms.Rate{Units: c.Factor.multiply(s.Minimum.Units), Period: s.Minimum.Period}
 		}
 		if s.Rate < 1 {
 			return s, fmt.Errorf("%s times a rate of %d is less than 1; to deny everything, block", c.Factor, l.Rate)
@@ -109,7 +109,7 @@ func (c *Change) spec(l *algorithms.Limit) (algorithms.Spec, error) {
 	return fitInitial(s), nil
 }
 
-// fitInitial lowers Initial to the capacity.
+// fitInitial lowers Initial to the capacity if it is higher.
 func fitInitial(s algorithms.Spec) algorithms.Spec {
 	if capacity := s.Rate; s.Initial != nil {
 		if s.Capacity != nil {
@@ -120,17 +120,17 @@ func fitInitial(s algorithms.Spec) algorithms.Spec {
 	return s
 }
 
-// of returns f times n, rounded down. If the result is out of range, it is the largest int64.
-func (f Factor) of(n int64) int64 { return scale(n, int64(f), int64(one)) }
+// multiply returns n multiplied by f, rounded down. If the result is out of range, it is the largest int64.
+func (f Factor) multiply(n int64) int64 { return scale(n, int64(f), int64(one)) }
 
-// scale returns n*by/of, rounded down. If the result is out of range, it is the largest int64. n and by must be at
-// least 0, and of at least 1.
-func scale(n, by, of int64) int64 {
-	hi, lo := bits.Mul64(uint64(n), uint64(by))
-	if hi >= uint64(of) {
+// scale returns n*factor/divisor, rounded down. If the result is out of range, it is the largest int64. n and factor
+// must be at least 0, and divisor at least 1.
+func scale(n, factor, divisor int64) int64 {
+	hi, lo := bits.Mul64(uint64(n), uint64(factor))
+	if hi >= uint64(divisor) {
 		return math.MaxInt64
 	}
-	quotient, _ := bits.Div64(hi, lo, uint64(of))
+	quotient, _ := bits.Div64(hi, lo, uint64(divisor))
 	if quotient > math.MaxInt64 {
 		return math.MaxInt64
 	}

@@ -18,8 +18,8 @@ const MaxEntries = 10_000
 // trimBy is the number of entries that are trimmed at a time.
 const trimBy = 500
 
-// TrimTo returns the version up to which entries must be trimmed when one more is added, or 0. checkpoint is the
-// version of the last trimmed entry.
+// TrimTo returns the version of the last entry that must be trimmed when an entry is added, or 0 if none must be
+// trimmed. checkpoint is the version of the last entry that is trimmed already, and added that of the added entry.
 func TrimTo(checkpoint, added uint64) uint64 {
 	if added-checkpoint > MaxEntries+trimBy {
 		return checkpoint + trimBy
@@ -134,12 +134,13 @@ func (b *BrokenChain) Error() string { return b.Problem }
 
 func brokenChain(format string, args ...any) error { return &BrokenChain{fmt.Sprintf(format, args...)} }
 
-// Broken returns a *BrokenChain if the chain of an audit is broken. entries follow from; head is the newest entry.
-func (c *Chain) Broken(from Checkpoint, entries []*Entry, head Head) error {
-	if from.Version > 0 && !hmac.Equal([]byte(from.Signature), []byte(c.Checkpoint(from.Head).Signature)) {
-		return brokenChain("the checkpoint at entry %d is not signed with this key", from.Version)
+// Broken returns a *BrokenChain if the chain of an audit is broken, or nil. entries are those after the checkpoint. head
+// is that of the newest entry. A checkpoint at version 0 has no signature, because no entry was trimmed.
+func (c *Chain) Broken(checkpoint Checkpoint, entries []*Entry, head Head) error {
+	if checkpoint.Version > 0 && !hmac.Equal([]byte(checkpoint.Signature), []byte(c.Checkpoint(checkpoint.Head).Signature)) {
+		return brokenChain("the checkpoint at entry %d is not signed with this key", checkpoint.Version)
 	}
-	at := from.Head
+	at := checkpoint.Head
 	for _, e := range entries {
 		switch {
 		case e.Version != at.Version+1:

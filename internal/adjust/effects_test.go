@@ -75,7 +75,7 @@ func TestAnAdjustmentLeavesSharedExtrasAlone(t *testing.T) {
 }
 
 // Algorithms without a capacity refuse one. A leaky bucket keeps the length of its queue when its rate changes, also if
-// the two numbers are equal.
+// the two numbers are equal. The initial units of a bucket are at most its capacity.
 func TestTheCapacityOfAnAdjustedLimit(t *testing.T) {
 	for _, kind := range []algorithms.Kind{algorithms.SlidingWindow, algorithms.SlidingLog} {
 		p := policy(t, algorithms.Spec{Kind: kind, Rate: 10, Period: minute})

@@ -75,7 +75,7 @@ type Operation struct {
 	// Expires if For is more than 0.
 	After *Adjustment
 	For   time.Duration
-	// Expect is the version that the operator knows. Change fails with ErrConflict if there is a newer one. nil
+	// Expect is the version that the operator knows. Change fails with ErrConflict if the present one differs. nil
 	// accepts any version.
 	Expect *uint64
 }
@@ -117,7 +117,7 @@ type Proposal struct {
 	For            time.Duration
 	Until          time.Time
 	Author, Reason string
-	// Expect is that of the Operation.
+	// Expect is the same as Operation.Expect.
 	Expect *uint64
 }
 
@@ -135,7 +135,8 @@ type Service struct {
 	changed func(*Entry)
 }
 
-// NewService returns a Service. It calls changed with each change that this process made, for the log.
+// NewService returns a Service. It calls changed, unless that is nil, with each change that this process made, for the
+// log.
 func NewService(k Keeper, l Limits, changed func(*Entry)) *Service {
 	return &Service{keeper: k, limits: l, changed: changed}
 }
@@ -179,7 +180,7 @@ func inForce(set *Set, now algorithms.Micros) []*Adjustment {
 	return slices.DeleteFunc(set.All(), func(a *Adjustment) bool { return a.Expires <= now })
 }
 
-// Find returns the adjustment with an ID.
+// Find returns the adjustment with an ID. The error is ErrNotFound if there is none or it has expired.
 func (s *Service) Find(id string) (Shown, error) {
 	a, now := s.keeper.Set().Find(id), s.keeper.Now()
 	if a == nil || a.Expires <= now {
@@ -244,12 +245,12 @@ func (s *Service) Set(ctx context.Context, p Proposal) (Shown, uint64, error) {
 	return s.show(e.After, now).replacing(e.Before, now), e.Version, nil
 }
 
-// replacing adds to the words of s that it replaces before, which another operator may have set. It changes
-// nothing if before is nil or has expired.
-func (s Shown) replacing(before *Adjustment, now algorithms.Micros) Shown {
-	if before != nil && before.Expires > now {
-		s.Words += fmt.Sprintf("; replaces the adjustment %q by %s (%s), which would have ended at %s", before.Change.String(),
-			descriptors.Printable(before.Author), descriptors.Printable(before.Reason), time.UnixMicro(int64(before.Expires)).UTC().Format("2006-01-02 15:04:05 UTC"))
+// replacing adds to the words of s that it replaces the adjustment former, which another operator may have set. It
+// adds nothing if former is nil or has expired.
+func (s Shown) replacing(former *Adjustment, now algorithms.Micros) Shown {
+	if former != nil && former.Expires > now {
+		s.Words += fmt.Sprintf("; replaces the adjustment %q by %s (%s), which would have ended at %s", former.Change.String(),
+			descriptors.Printable(former.Author), descriptors.Printable(former.Reason), time.UnixMicro(int64(former.Expires)).UTC().Format("2006-01-02 15:04:05 UTC"))
 	}
 	return s
 }

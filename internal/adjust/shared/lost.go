@@ -29,7 +29,7 @@ type recent struct {
 	entries []*adjust.Entry
 }
 
-// add adds entries.
+// add appends entries, and removes the oldest ones beyond maxRecent.
 func (r *recent) add(entries ...*adjust.Entry) {
 	r.entries = append(r.entries, entries...)
 	if over := len(r.entries) - maxRecent; over > 0 {
@@ -82,8 +82,8 @@ func (k *Keeper) rewrite(ctx context.Context, head redis.LedgerHead) (bool, erro
 	return true, nil
 }
 
-// hasForked reports whether the ledger at head lacks the newest entry that k knows, or has another one in its place. The
-// caller holds k.mu.
+// hasForked reports whether the ledger at head lacks the newest entry that k knows, or has another one in its place.
+// head must differ from the Head of k's Set. The caller holds k.mu.
 func (k *Keeper) hasForked(ctx context.Context, head adjust.Head) (bool, error) {
 	known := k.Set().Head
 	switch {

@@ -49,7 +49,7 @@ func TestChangesThatRedisLostAreMadeAgain(t *testing.T) {
 	poll(t, b)
 	lostEntries = append(lostEntries, change(t, a, block("eve", "op")))
 	loseEntries(server, head, lostEntries...)
-	poll(t, b) // now b knows the change of bob's key
+	poll(t, b) // b makes the change of bob's key again
 	poll(t, a)
 	poll(t, b)
 	fresh := keeper(t, url, "")
@@ -203,7 +203,8 @@ func TestALedgerThatWentOnWithoutTheLostChanges(t *testing.T) {
 	redistest.Eventually(t, "the expired adjustment is no longer listed as lost", func() bool { return lost(a) == "eve " })
 }
 
-// TestTheListOfLostAdjustmentsIsBounded checks that the list has only the first lost adjustments.
+// TestTheListOfLostAdjustmentsIsBounded checks that the list has only the first 20 lost adjustments, in the order of
+// their targets.
 func TestTheListOfLostAdjustmentsIsBounded(t *testing.T) {
 	t.Parallel()
 	server, url, a := ledgerOfAnn(t)

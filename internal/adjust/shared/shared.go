@@ -36,8 +36,8 @@ type Config struct {
 	Dir string
 	// Place describes this Redis in words.
 	Place string
-	// Outside is the network and the clock of the Keeper, and Pause waits. nil means those of the system. A
-	// simulation supplies its own.
+	// Outside is the network and the clock of the Keeper; nil means those of the system. Pause waits; it is required
+	// if Outside is set, and has no effect otherwise. A simulation supplies both.
 	Outside *outside.World
 	Pause   func(d time.Duration)
 }

@@ -200,7 +200,7 @@ func distant(t *testing.T, server string) string {
 }
 
 // Redis loses its data between the moments at which b reads the version and the adjustments, and a restores both before b
-// reads the version again. b must not take the empty ledger for that version.
+// reads the version again. b must not use the empty ledger as the adjustments of that version.
 func TestDataIsLostWhileItIsRead(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -220,9 +220,9 @@ func TestDataIsLostWhileItIsRead(t *testing.T) {
 	}
 }
 
-// around returns the address of a server that calls before before it passes a request with the given command
-// on, and after before it passes the answer on.
-func around(t *testing.T, server, command string, before, after func()) string {
+// around returns the address of a server that passes requests and answers on. It calls onRequest before it passes on a
+// request with the given command, and onAnswer before it passes on the answer.
+func around(t *testing.T, server, command string, onRequest, onAnswer func()) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -254,13 +254,13 @@ func around(t *testing.T, server, command string, before, after func()) string {
 			}
 			go pass(upstream, client, func(text []byte) {
 				if bytes.Contains(text, []byte(command)) {
-					before()
+					onRequest()
 					sent.Store(true)
 				}
 			})
 			go pass(client, upstream, func([]byte) {
 				if sent.Swap(false) {
-					after()
+					onAnswer()
 				}
 			})
 		}
@@ -346,7 +346,7 @@ func TestRedisKilledAndRestarted(t *testing.T) {
 	}
 }
 
-// Values that another program wrote to the ledger must have no effect, and must not affect valid ones.
+// Invalid values that another program wrote to the ledger must have no effect, and must not affect valid ones.
 func TestValuesThatAreNotSoundAreLeftOut(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

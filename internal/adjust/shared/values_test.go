@@ -16,10 +16,10 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// blockUntil returns a block of key for the hour before expires.
-func blockUntil(key string, expires time.Time) *adjust.Adjustment {
+// blockUntil returns a block of key that begins an hour before end.
+func blockUntil(key string, end time.Time) *adjust.Adjustment {
 	a := block(key, "op").After
-	a.Created, a.Expires = algorithms.Micros(expires.Add(-time.Hour).UnixMicro()), algorithms.Micros(expires.UnixMicro())
+	a.Created, a.Expires = algorithms.Micros(end.Add(-time.Hour).UnixMicro()), algorithms.Micros(end.UnixMicro())
 	return a
 }
 
