@@ -184,3 +184,105 @@ func TestARequestThatIsKnownNeedsNoStore(t *testing.T) {
 type recordingStore struct{ batch *backend.Batch }
 
 func (s *recordingStore) Submit(b *backend.Batch) { s.batch = b }
+
+// A listener reuses a batch. The requests of the batch before must not be charged again.
+func TestAReusedBatchChargesItsOwnRequestsOnly(t *testing.T) {
+	store := recordingStore{}
+	l := limiter.New(&store, limiter.Config{})
+	l.Swap(snapshot(&descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 9, Period: hour})}))
+	s, _ := newServer(t, l, Options{})
+	batch := s.NewBatch(l)
+	for _, requests := range []int{3, 1, 2} {
+		for range requests {
+			batch.Add(request("k"), time.Now(), 0, nil)
+		}
+		submit(batch)
+		if n := len(store.batch.Charges); n != requests || batch.Len() != requests || batch.Weight() != requests {
+			t.Errorf("%d charges, length %d, weight %d; want %d of each", n, batch.Len(), batch.Weight(), requests)
+		}
+		store.batch.Fail(backend.ErrUnavailable)
+		batch.Reset()
+	}
+}
+
+// The weight of a request is the larger one of its numbers of charges and descriptors, whatever was added before it.
+func TestTheWeightOfABatchIsASum(t *testing.T) {
+	var policies []*descriptors.Policy
+	for _, kind := range []algorithms.Kind{algorithms.TokenBucket, algorithms.FixedWindow, algorithms.SlidingLog} {
+		policies = append(policies, &descriptors.Policy{Name: "k", Limit: compile(t, algorithms.Spec{Kind: kind, Rate: 9, Period: hour})})
+	}
+	l := newLimiter(policies...)
+	s, _ := newServer(t, l, Options{})
+	batch, want := s.NewBatch(l), 0
+	for _, c := range []struct {
+		keys   []string
+		weight int
+	}{{[]string{"k"}, 3}, {[]string{"none", "none"}, 2}, {[]string{"k", "none", "none"}, 3}, {[]string{"k", "none", "none", "none"}, 4}, {nil, 0}} {
+		batch.Add(request(c.keys...), time.Now(), 0, nil)
+		if want += c.weight; batch.Weight() != want {
+			t.Errorf("after a request for %v the weight is %d, want %d", c.keys, batch.Weight(), want)
+		}
+	}
+}
+
+// A batch keeps the memory of 32 descriptors, 256 entries, 32 KiB of text, and 32 KiB of buffers in each request,
+// and none beyond that.
+func TestTheMemoryThatARequestOfABatchMayKeep(t *testing.T) {
+	empty, entry := &ratelimit.RateLimitDescriptor{}, &ratelimit.RateLimitDescriptor_Entry{}
+	entries := func(n int) (list []*ratelimit.RateLimitDescriptor) {
+		for ; n > 0; n -= DefaultEntries {
+			list = append(list, &ratelimit.RateLimitDescriptor{Entries: slices.Repeat([]*ratelimit.RateLimitDescriptor_Entry{entry}, min(n, DefaultEntries))})
+		}
+		return list
+	}
+	text := func(n int) *rls.RateLimitRequest { return &rls.RateLimitRequest{Domain: strings.Repeat("d", n-4)} }
+	for _, c := range []struct {
+		name    string
+		request *rls.RateLimitRequest
+		buffers int
+		large   bool
+	}{
+		{"32 descriptors", &rls.RateLimitRequest{Descriptors: slices.Repeat([]*ratelimit.RateLimitDescriptor{empty}, 32)}, 0, false},
+		{"33 descriptors", &rls.RateLimitRequest{Descriptors: slices.Repeat([]*ratelimit.RateLimitDescriptor{empty}, 33)}, 0, true},
+		{"256 entries", &rls.RateLimitRequest{Descriptors: entries(256)}, 0, false},
+		{"257 entries", &rls.RateLimitRequest{Descriptors: entries(257)}, 0, true},
+		{"32 KiB", text(32 << 10), 0, false},
+		{"more than 32 KiB", text(32<<10 + 1), 0, true},
+		{"small buffers", &rls.RateLimitRequest{}, 100, false},
+		{"large buffers", &rls.RateLimitRequest{}, 1000, true},
+	} {
+		wire, err := proto.Marshal(c.request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := newExchange()
+		x.wire = wire
+		if err := x.decode(); err != nil {
+			t.Fatal(err)
+		}
+		x.call.Results = make([]limiter.Result, 0, c.buffers)
+		if got := x.large(); got != c.large {
+			t.Errorf("%s: large is %t, want %t", c.name, got, c.large)
+		}
+	}
+}
+
+// A request with more memory than the pool may keep is not reused.
+func TestALargeRequestDoesNotStayInThePool(t *testing.T) {
+	x := newExchange()
+	x.call.Results = make([]limiter.Result, 0, 4096)
+	x.free()
+	for range 10 {
+		if got := exchanges.Get().(*exchange); got == x {
+			t.Fatal("the pool has kept a large request")
+		}
+	}
+}
+
+func TestADenialOfATooLargeMessageIsCounted(t *testing.T) {
+	s, counted := newServer(t, newLimiter(), Options{})
+	r, err := response(s.Denial())
+	if err != nil || r.GetOverallCode() != over || counted.count(TooMuch) != 1 || counted.count("more bytes") != 1 {
+		t.Errorf("got %v, %v; %d refused, %d too large; want OVER_LIMIT, counted once", r, err, counted.count(TooMuch), counted.count("more bytes"))
+	}
+}

@@ -86,6 +86,7 @@ func TestOverridePeriod(t *testing.T) {
 		{1, 0, second}, {2, 1, minute}, {3, 2, 2 * hour}, {4, 0, day}, {7, 0, 7 * day}, {5, 0, 30 * day}, {6, 0, 365 * day},
 		{0, 1, 0}, {8, 0, 0}, {-1, 0, 0}, // unknown units
 		{1, math.MaxUint32, math.MaxUint32 * second},
+		{3, 2562047788, 2562047788 * hour}, {3, 2562047789, 0}, {3, math.MaxUint32, 0},
 		{6, math.MaxUint32, 0}, {4, math.MaxUint32, 0}, // exceed the range of Micros; the low 64 bits of the second product do not
 	} {
 		if got := (&descriptorFields{unit: c.unit, multiplier: c.multiplier}).period(); got != c.want {
@@ -125,11 +126,29 @@ func TestWindowOf(t *testing.T) {
 		{"a queue", algorithms.Spec{Kind: algorithms.LeakyBucket, Rate: 5, Period: second, Capacity: n(49)}, window{50, 1, 10}},
 		{"never", algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 0, Period: hour}, window{0, 3, 1}},
 		{"two rates", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: second, Capacity: n(100), Minimum: &algorithms.Rate{Units: 10, Period: second}}, window{110, 0, 0}},
+		{"more seconds than a multiplier can be", algorithms.Spec{Kind: algorithms.TokenBucket, Rate: 1, Period: second, Capacity: n(1<<32 + 15)}, window{math.MaxUint32, 0, 0}},
 		{"more than can be said", algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 1 << 40, Period: second}, window{math.MaxUint32, 1, 1}},
 	} {
 		l := compile(t, c.spec)
 		if got := windowOf(l); got != c.want {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
+		}
+	}
+}
+
+// The limit learns from a declared cost. Without hits_addend, neither the request nor the descriptor declares one.
+func TestACostIsDeclaredByHitsAddendOnly(t *testing.T) {
+	for _, c := range []struct {
+		fields  descriptorFields
+		request uint32
+		want    bool
+	}{
+		{descriptorFields{}, 0, false}, {descriptorFields{negative: true}, 0, false},
+		{descriptorFields{}, 1, true}, {descriptorFields{hasHits: true}, 0, true},
+	} {
+		var d limiter.Descriptor
+		if c.fields.convert(&d, c.request); d.Declared != c.want {
+			t.Errorf("%+v with %d in the request: declared %t, want %t", c.fields, c.request, d.Declared, c.want)
 		}
 	}
 }

@@ -158,6 +158,8 @@ func TestMalformedIsAnError(t *testing.T) {
 		"field 0":       {0x00, 1},
 		"end of group":  {0x0c},
 		"no such type":  {0x0e, 0, 0, 0},
+		"type 6 at end": {0x0e, 1},
+		"type 7 at end": {0x0f, 1},
 		"huge field":    {0x80, 0x80, 0x80, 0x80, 0x10, 0},
 		"in descriptor": {0x12, 2, 0x0a, 9},
 		"in entry":      {0x12, 4, 0x0a, 2, 0x0a, 9},

@@ -73,7 +73,6 @@ func (x *exchange) reset() {
 func (x *exchange) free() {
 	const manyDescriptors, manyEntries, manyBytes = 128, 2048, 256 << 10
 	if !x.exceeds(manyDescriptors, manyEntries, manyBytes) {
-		x.wire = nil
 		exchanges.Put(x)
 	}
 }
@@ -84,8 +83,7 @@ func (x *exchange) large() bool {
 	return x.exceeds(manyDescriptors, manyEntries, manyBytes)
 }
 
-// exceeds reports whether what x keeps is above any of these bounds. x keeps the array of wire as long as strings of x
-// point into it, even if wire is nil.
+// exceeds reports whether what x keeps is above any of these bounds.
 func (x *exchange) exceeds(descriptors, entries, bytes int) bool {
 	return len(x.call.Descriptors) > descriptors || x.entries > entries || len(x.wire) > bytes || x.call.BufferBytes() > bytes
 }

@@ -106,7 +106,7 @@ func (g *gate) admitOrQueue(addr net.Addr, weight, bytes int) (pass, *ticket) {
 	c := g.client(addr)
 	p := pass{c, weight}
 	switch {
-	case c.weight+weight <= gateOwn, len(g.turns) == 0 && (g.weight == 0 || g.weight+weight <= gateWeight):
+	case c.weight+weight <= gateOwn, len(g.turns) == 0 && g.weight+weight <= gateWeight:
 		g.admit(p)
 		return p, nil
 	case g.waiting+bytes > gateBytes:
@@ -184,7 +184,7 @@ func (g *gate) leave(p pass) {
 		}
 		if len(c.waiting) > 0 {
 			next := c.waiting[0]
-			if g.weight > 0 && g.weight+next.weight > gateWeight {
+			if g.weight+next.weight > gateWeight {
 				return
 			}
 			c.waiting = c.waiting[1:]

@@ -169,3 +169,56 @@ func (s slowStore) limiter(tb testing.TB, onFailure descriptors.OnFailure, o lim
 	}))
 	return l
 }
+
+// Requests that can neither enter nor wait leave nothing at the gate, however many connections send them.
+func TestARequestWithoutRoomToWaitLeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := &gate{}
+		inside, _ := g.enter(from(t.Context(), "a"), 0, gateWeight, 1)
+		for _, name := range strings.Fields("b c d") {
+			if _, ok := g.enter(from(t.Context(), name), time.Hour, gateOwn+1, gateBytes+1); ok {
+				t.Error("admitted")
+			}
+		}
+		if len(g.conns) != 1 || g.waiting != 0 || len(g.turns) != 0 {
+			t.Errorf("%d connections, %d bytes, %d turns at the gate; want the connection of the admitted request alone", len(g.conns), g.waiting, len(g.turns))
+		}
+		g.leave(inside)
+	})
+}
+
+// Without Options.QueueTimeout a request waits 10 ms. A body in JSON is not decoded before its turn.
+func TestRequestsWaitBeforeTheyAreDecoded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := newServer(t, newLimiter(), Options{})
+		inside, _ := s.gate.enter(from(t.Context(), "a"), 0, gateWeight, 1)
+		ctx := from(t.Context(), "b")
+		body := []byte(strings.Repeat("{", 2*gateOwn+2)) // not JSON, and weighs more than a connection has for itself
+		wire := request(make([]string, gateOwn+1)...)
+		start := time.Now()
+		took := func() time.Duration {
+			d := time.Since(start)
+			start = time.Now()
+			return d
+		}
+		code, text := s.AnswerJSON(ctx, body, false)
+		if d := took(); code != 400 || d != 10*ms {
+			t.Errorf("JSON: got %d %s after %v; want status 400 after 10 ms", code, text, d)
+		}
+		got, err := sendByGRPC(s, ctx, wire)
+		if d := took(); err != nil || got.OverallCode != ok || d != 10*ms {
+			t.Errorf("gRPC: got %v, %v after %v; want OK after 10 ms", got, err, d)
+		}
+		s.gate.leave(inside)
+	})
+}
+
+// The estimate counts descriptors up to the bound, because the others are not decoded.
+func TestEstimatesOfWeights(t *testing.T) {
+	for n, want := range map[int]int{0: 1, 1: 1, 7: 7, 8: 8, 9: 8, 5000: 8} {
+		m := message{wire: request(make([]string, n)...)}
+		if got := m.estimateWeight(8); got != want {
+			t.Errorf("%d descriptors: got %d, want %d", n, got, want)
+		}
+	}
+}

@@ -181,15 +181,12 @@ func appendName(b []byte, name string) []byte {
 	return b
 }
 
-// appendVarint appends a field unless it is 0, which proto3 omits.
+// appendVarint appends a field unless it is 0, which proto3 omits. field is at most 15.
 func appendVarint(b []byte, field protowire.Number, v uint64) []byte {
-	switch {
-	case v == 0:
+	if v == 0 {
 		return b
-	case field < 1<<4:
-		return binary.AppendUvarint(append(b, byte(field)<<3|byte(protowire.VarintType)), v)
 	}
-	return protowire.AppendVarint(protowire.AppendTag(b, field, protowire.VarintType), v)
+	return binary.AppendUvarint(append(b, byte(field)<<3|byte(protowire.VarintType)), v)
 }
 
 func appendText(b []byte, field protowire.Number, s string) []byte {

@@ -75,6 +75,8 @@ func TestStatus(t *testing.T) {
 			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown, DurationUntilReset: &durationpb.Duration{Seconds: 2}}},
 		{"never, as the reference server", result(&descriptors.Policy{Limit: perMinute, Alone: true, Reference: true}, limiter.Denied, algorithms.Decision{Never: true, ResetAfter: 9e6}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown, DurationUntilReset: &durationpb.Duration{Seconds: 9}}},
+		{"never, charged alone", result(&descriptors.Policy{Limit: perMinute, Alone: true}, limiter.Denied, algorithms.Decision{Never: true, ResetAfter: 9e6}),
+			&rls.RateLimitResponse_DescriptorStatus{Code: over, CurrentLimit: shown}},
 		{"unlimited", result(&descriptors.Policy{Unlimited: true}, limiter.Unlimited, algorithms.Decision{}),
 			&rls.RateLimitResponse_DescriptorStatus{Code: ok, LimitRemaining: math.MaxUint32}},
 		{"a denial without a limit", result(nil, limiter.Denied, algorithms.Decision{Never: true}),
@@ -278,5 +280,101 @@ func TestMetadata(t *testing.T) {
 	x.call.Results[0].Policy.Extras = &descriptors.Extras{Metadata: map[string]any{"not": make(chan int)}}
 	if got := reread(t, appendMetadata(nil, x)).DynamicMetadata; got.Fields["domain"].GetStringValue() != "dom" || got.Fields["metadata"] != nil {
 		t.Errorf("metadata that is not JSON: got %v; want the domain, and no metadata", got)
+	}
+}
+
+func TestHeaderNamesMayHaveAllCharactersOfATokenThatRFC9110Lists(t *testing.T) {
+	h, err := Headers{"azAZ09", "!#$%&'*+-.^_`|~", "x-9"}.check()
+	if want := (Headers{"azaz09", "!#$%&'*+-.^_`|~", "x-9"}); err != nil || h != want {
+		t.Errorf("got %+v, %v; want %+v", h, err, want)
+	}
+}
+
+func TestNamesOfLimitsKeepLettersAndDigits(t *testing.T) {
+	if got := string(appendName(nil, "azAZ09_.-/ {`@[:\x7f")); got != "azAZ09_.-/_______" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// In shadow mode a request is allowed although a limit denies. As in the reference server, the headers describe
+// the limit that denies, and its status shows the units that are left.
+func TestAnAllowedRequestShowsTheLimitThatWouldDeny(t *testing.T) {
+	limit := func(rate int64) *descriptors.Policy {
+		return &descriptors.Policy{Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: rate, Period: minute})}
+	}
+	v := verdict(false, result(limit(20), limiter.Denied, algorithms.Decision{Remaining: 3, RetryAfter: 5 * second}),
+		result(limit(10), limiter.Allowed, algorithms.Decision{Allowed: true, Remaining: 1, ResetAfter: 9 * second}))
+	h, err := usual.check()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := reread(t, h.append(appendVerdict(nil, v, nil), v))
+	if s := got.Statuses[0]; got.OverallCode != ok || s.Code != over || s.LimitRemaining != 3 || s.DurationUntilReset.GetSeconds() != 5 {
+		t.Errorf("got %v; want OK, and a status with OVER_LIMIT, 3 remaining and 5 s", got)
+	}
+	var headers []string
+	for _, header := range got.ResponseHeadersToAdd {
+		headers = append(headers, header.Key+"="+header.Value)
+	}
+	if s := strings.Join(headers, " "); s != "ratelimit-limit=20 ratelimit-remaining=3 ratelimit-reset=5" {
+		t.Errorf("got the headers %s; want those of the limit that denies", s)
+	}
+}
+
+// The proxy forwards these headers and the body to its client. The header set "retry_after" decides about
+// Retry-After, and no retry is proposed where none can succeed.
+func TestPartsOfAnAnswerForTheClient(t *testing.T) {
+	p := &descriptors.Policy{RateName: "n", Limit: compile(t, algorithms.Spec{Kind: algorithms.FixedWindow, Rate: 5, Period: minute}), Extras: &descriptors.Extras{Unit: descriptors.Tokens}}
+	openAI, without := &limiter.HeaderSets{OpenAI: true}, &limiter.HeaderSets{OpenAI: true, NoRetryAfter: true}
+	const numbers = "x-ratelimit-limit-tokens=5 x-ratelimit-remaining-tokens=0 x-ratelimit-reset-tokens=9s"
+	for _, c := range []struct {
+		name          string
+		d             *limiter.Domain
+		denied, never bool
+		want          string
+	}{
+		{"no domain", nil, false, false, ""},
+		{"a denial without a domain", nil, true, false, ""},
+		{"neither headers nor a body", &limiter.Domain{}, true, false, ""},
+		{"allowed", &limiter.Domain{Headers: openAI, DenyBody: descriptors.TextBody}, false, false, numbers},
+		{"denied", &limiter.Domain{Headers: openAI}, true, false, numbers + " retry-after-ms=2000 retry-after=2"},
+		{"denied for good", &limiter.Domain{Headers: openAI}, true, true, numbers + " x-should-retry=false"},
+		{"denied, without Retry-After", &limiter.Domain{Headers: without}, true, false, numbers},
+		{"other headers", &limiter.Domain{Headers: &limiter.HeaderSets{X: true}}, true, false, ""},
+		{"a body", &limiter.Domain{DenyBody: descriptors.TextBody}, true, false,
+			"content-type=text/plain; charset=utf-8 Rate limit reached for \"n\". Please try again in 2s.\n"},
+		{"a body without Retry-After", &limiter.Domain{Headers: &limiter.HeaderSets{NoRetryAfter: true}, DenyBody: descriptors.TextBody}, true, false,
+			"content-type=text/plain; charset=utf-8 Rate limit reached for \"n\".\n"},
+		{"a body, allowed", &limiter.Domain{DenyBody: descriptors.TextBody}, false, false, ""},
+	} {
+		outcome := limiter.Allowed
+		if c.denied {
+			outcome = limiter.Denied
+		}
+		v := verdict(c.denied, result(p, outcome, algorithms.Decision{Never: c.never, RetryAfter: 2 * second, ResetAfter: 9 * second}))
+		v.Domain, v.Never, v.RetryAfter = c.d, c.never, 2*second
+		r := reread(t, appendForClient(nil, v))
+		var parts []string
+		for _, header := range r.ResponseHeadersToAdd {
+			parts = append(parts, header.Key+"="+header.Value)
+		}
+		if len(r.RawBody) > 0 {
+			parts = append(parts, string(r.RawBody))
+		}
+		if got := strings.Join(parts, " "); got != c.want {
+			t.Errorf("%s: got %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func TestTextsOfOverrides(t *testing.T) {
+	for want, a := range map[string]descriptorFields{
+		"requests_per_unit:42 unit:HOUR":                           {requests: 42, unit: 3},
+		"requests_per_unit:42 unit:HOUR unit_multiplier:{value:1}": {requests: 42, unit: 3, multiplier: 1},
+		"requests_per_unit:0 unit:9":                               {unit: 9},
+	} {
+		if got := a.limitText(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }

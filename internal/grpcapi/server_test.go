@@ -608,3 +608,34 @@ func BenchmarkShouldRateLimit(b *testing.B) {
 		}
 	}
 }
+
+// failing is a Checker that returns an error.
+type failing struct{ error }
+
+func (c failing) Check(context.Context, *limiter.Call) error { return c.error }
+
+// Whatever error the limiter returns, no request is answered as if it were allowed.
+func TestAnErrorOfTheLimiterIsAnError(t *testing.T) {
+	s, counted := newServer(t, newLimiter(), Options{})
+	for _, want := range []error{limiter.ErrNoConfig, errors.New("another")} {
+		s.limiter = failing{want}
+		reply, err := sendByGRPC(s, t.Context(), request("k"))
+		if got := grpcstatus.Convert(err); got.Code() != codes.Unknown || got.Message() != want.Error() {
+			t.Errorf("got %v, %v; want the code Unknown and the message %q", reply, err, want)
+		}
+	}
+	if n := counted.count(NoConfig); n != 1 {
+		t.Errorf("%d requests without a configuration were counted, want 1", n)
+	}
+}
+
+func TestTheBoundsThatAnOperatorMayConfigure(t *testing.T) {
+	for b, valid := range map[Bounds]bool{
+		{}: true, {Descriptors: 1, Entries: 1}: true, {Descriptors: MaxDescriptors, Entries: MaxEntries}: true,
+		{Descriptors: MaxDescriptors + 1}: false, {Entries: MaxEntries + 1}: false, {Descriptors: -1}: false, {Entries: -1}: false,
+	} {
+		if err := (Options{Bounds: b}).Check(); (err == nil) != valid {
+			t.Errorf("%+v: got %v; want an error: %t", b, err, !valid)
+		}
+	}
+}

@@ -211,3 +211,96 @@ func TestHeadersOfADebt(t *testing.T) {
 		t.Error("no header has the remaining units")
 	}
 }
+
+// A body lists the limits that deny, and only these. They deny by their own decision: a quota limit does not deny by
+// itself, and the local bucket of a failed store explains nothing.
+func TestBodiesNameTheLimitsThatDeny(t *testing.T) {
+	named := func(name string, o limiter.Outcome) limiter.Result {
+		return result(policy(t, name, descriptors.NoUnit, descriptors.NoBody), o, algorithms.Decision{RetryAfter: second})
+	}
+	quota := named("quota", limiter.Denied)
+	quota.Policy.Quota = true
+	quota.Decision.RetryAfter = 9 * second
+	unreadable := limiter.Result{Outcome: limiter.Denied, Decision: backend.Decision{Decision: algorithms.Decision{Never: true}}}
+	const problem = `{"type":"https://iana.org/assignments/http-problem-types#`
+	for _, c := range []struct {
+		name    string
+		f       descriptors.Body
+		never   bool
+		missing bool
+		results []limiter.Result
+		want    string
+	}{
+		{"two limits deny", descriptors.ProblemBody, false, false,
+			[]limiter.Result{named("allows", limiter.Allowed), named("a", limiter.Denied), quota, named("b", limiter.Denied), named("local", limiter.FailedDenied)},
+			problem + `quota-exceeded","title":"Too Many Requests","status":429,"detail":"Rate limit reached for \"a\".","violated-policies":["a","b"]}`},
+		{"for good, by an override that cannot be read", descriptors.ProblemBody, true, false, []limiter.Result{named("allows", limiter.Allowed), unreadable},
+			problem + `quota-exceeded","title":"Too Many Requests","status":429,"detail":"The request needs more than its limit ever allows.","violated-policies":[]}`},
+		{"for good", descriptors.ProblemBody, true, false, []limiter.Result{named("a", limiter.Denied)},
+			problem + `quota-exceeded","title":"Too Many Requests","status":429,"detail":"The request needs more than limit \"a\" ever allows.","violated-policies":["a"]}`},
+		{"a value is missing", descriptors.ProblemBody, true, true, []limiter.Result{named("a", limiter.Allowed)},
+			`{"type":"urn:rlsidecar:problem:missing-descriptor","title":"The request lacks a value that is required","status":429}`},
+		{"a quota and a failed store", descriptors.TextBody, false, false, []limiter.Result{quota, named("local", limiter.FailedDenied)}, "Rate limits cannot be checked at the moment."},
+		{"no unit", descriptors.OpenAIBody, false, false, []limiter.Result{named("a", limiter.Denied)},
+			`{"error":{"message":"Rate limit reached for \"a\".","type":"requests","param":null,"code":"rate_limit_exceeded"}}`},
+	} {
+		v := denied(c.f, second, c.results...)
+		if v.Never = c.never; c.missing {
+			v.Missing = limiter.Requirement{"user"}
+		}
+		if got := string(AppendBody(nil, Format(v), v, true)); got != c.want+"\n" {
+			t.Errorf("%s: got\n%swant\n%s", c.name, got, c.want)
+		}
+	}
+	if f := Format(&limiter.Verdict{Denied: true}); f != descriptors.NoBody {
+		t.Errorf("the format of a denial without a domain is %s; want none", f)
+	}
+}
+
+func TestWhatHeadersDescribe(t *testing.T) {
+	shadow, unlimited := policy(t, "shadow", descriptors.NoUnit, descriptors.NoBody), policy(t, "unlimited", descriptors.NoUnit, descriptors.NoBody)
+	shadow.Shadow, unlimited.Unlimited = true, true
+	plain := policy(t, "plain", descriptors.NoUnit, descriptors.NoBody)
+	for _, c := range []struct {
+		name string
+		r    limiter.Result
+		want bool
+	}{
+		{"allowed", result(plain, limiter.Allowed, algorithms.Decision{}), true},
+		{"denied", result(plain, limiter.Denied, algorithms.Decision{}), true},
+		{"the local bucket", result(plain, limiter.FailedAllowed, algorithms.Decision{}), true},
+		{"no limit", limiter.Result{Outcome: limiter.Denied}, false},
+		{"allowed in shadow mode", result(shadow, limiter.Allowed, algorithms.Decision{}), false},
+		{"over in shadow mode", result(plain, limiter.Shadowed, algorithms.Decision{}), false},
+		{"unlimited", result(unlimited, limiter.Unlimited, algorithms.Decision{}), false},
+		{"replaced", result(plain, limiter.Replaced, algorithms.Decision{}), false},
+		{"an error", limiter.Result{Policy: plain, Outcome: limiter.FailedAllowed, Decision: backend.Decision{Err: backend.ErrUnavailable}}, false},
+	} {
+		if got := Describes(&c.r); got != c.want {
+			t.Errorf("%s: %t, want %t", c.name, got, c.want)
+		}
+	}
+}
+
+func TestOfEqualDenialsTheFirstIsDescribed(t *testing.T) {
+	r := result(policy(t, "p", descriptors.NoUnit, descriptors.NoBody), limiter.Denied, algorithms.Decision{RetryAfter: second})
+	if got := MostRestrictive(denied(descriptors.NoBody, second, r, r)); got != 0 {
+		t.Errorf("got %d, want 0", got)
+	}
+}
+
+// A limit without a local share has only its own numbers.
+func TestNumbersWithoutALocalBucket(t *testing.T) {
+	p := policy(t, "p", descriptors.NoUnit, descriptors.NoBody)
+	for _, outcome := range []limiter.Outcome{limiter.FailedAllowed, limiter.FailedDenied} {
+		if r := result(p, outcome, algorithms.Decision{}); Limit(&r) != p.Limit {
+			t.Errorf("outcome %v: got %v, want the numbers of the limit", outcome, Limit(&r))
+		}
+	}
+}
+
+func TestNamesInAnswersKeepPrintableASCII(t *testing.T) {
+	if got := string(AppendName(nil, policy(t, " !~a\x1f\x7f\"", descriptors.NoUnit, descriptors.NoBody))); got != `" !~a__\""` {
+		t.Errorf("got %s", got)
+	}
+}
