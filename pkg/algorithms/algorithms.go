@@ -7,7 +7,7 @@
 // All amounts and times are integers, so that two implementations agree to the last digit. Values are
 // scaled so that refilling never rounds: with a rate of p tokens in q ticks (p/q in lowest terms), a token
 // bucket counts in units of 1/q token. A tick is a microsecond, or a millisecond if the numbers would be too
-// large in microseconds. Method Limit.Unit returns q. Compile refuses numbers whose products would exceed
+// large in microseconds. For a token bucket, Limit.Unit returns q. Compile refuses numbers whose products would exceed
 // 2^53, because Redis scripts compute in doubles.
 //
 // Compile a Spec once, then call Take for each request:
@@ -19,7 +19,7 @@
 //
 // Take does not modify the State it gets. However, the next State of a sliding log, or of a limit with a
 // Penalty, shares memory with it. So use each State for one charge only; dry runs are not limited. To use a
-// State for several charges, copy Log and Denials.Times with slices.Clone.
+// State for several charges, give each of them its own copy of Log, and of Denials including Denials.Times.
 package algorithms
 
 import "slices"
@@ -97,8 +97,8 @@ type State struct {
 	// Prev is the count of the previous window (sliding window), or the remaining guaranteed part
 	// (guaranteed bucket).
 	Prev int64
-	// At is the time of the last charge, or of the creation of a bucket that has not been charged. For a sliding
-	// log it is the time of the newest entry of Log.
+	// At is the time for which Value holds: that of the last charge, of the creation of a bucket that has not been
+	// charged, or of the conversion to the numbers of By. For a sliding log it is the time of the newest entry of Log.
 	At Micros
 	// Log has the time of each admitted unit of a sliding log, oldest first. The next State shares this array.
 	// So derive at most one State from each State (see the package documentation).
@@ -112,8 +112,8 @@ type State struct {
 
 // Charge is a request for units of one bucket.
 type Charge struct {
-	// Cost is the number of units. A negative cost is a refund. A cost of 0 consumes nothing and returns the
-	// state of the bucket; it is denied while the bucket is in debt or blocked. Set DryRun to learn whether a
+	// Cost is the number of units. A negative cost is a refund. A cost of 0 consumes nothing, and the Decision
+	// describes the bucket; it is denied while the bucket is in debt or blocked. Set DryRun to learn whether a
 	// cost would be allowed.
 	Cost int64
 	// Hash identifies the bucket's key; any hash function will do, but each charge of a bucket must use the
@@ -129,8 +129,8 @@ type Charge struct {
 	//
 	//  - Once the window of the charge has ended, an undo returns nothing. This applies to fixed windows, sliding
 	//    windows and sliding logs.
-	//  - A token bucket or a leaky bucket gets back the refund less the units that have flowed in since ChargedAt.
-	//    Without the charge the bucket might have been full, and these units would have been lost.
+	//  - Other buckets get back the refund less the units that have flowed in since ChargedAt. Without the charge
+	//    the bucket might have been full, and these units would have been lost.
 	//  - A limit with Spec.Settles refunds as described at Settle.
 	ChargedAt Micros
 	// Scaled is for Stores. It means that Cost is in the unit of State.Value (see Limit.Unit). A Store sets
@@ -165,7 +165,7 @@ type Decision struct {
 	Allowed bool
 	// Never means that no State of the bucket could ever allow the cost. RetryAfter is then 0.
 	Never bool
-	// Remaining is the number of units left.
+	// Remaining is the number of whole units left. It is 0 for a bucket in debt.
 	Remaining int64
 	// Value is the remaining amount in the unit of State.Value. For a guaranteed bucket it is the sum of
 	// both parts; for the sliding algorithms it equals Remaining.
@@ -260,8 +260,8 @@ func (l *Limit) TakeAt(s *State, now Micros, a *Charge, d *Decision) {
 	}
 }
 
-// afterDenial returns the state of a bucket after another bucket of its group denied a. The result equals s,
-// except for what start changes, and that outdated Denials are removed.
+// afterDenial returns the state to store for a bucket that is not charged because another bucket of its group
+// denied. It equals s, except that start has prepared it and that outdated Denials are removed.
 func (l *Limit) afterDenial(s State, now Micros, a Charge) State {
 	if l.Rate == 0 {
 		return s
@@ -387,7 +387,7 @@ func (s State) FreshAt() Micros {
 	if s.Denials != nil {
 		at = max(at, l.forgottenAt(s.Denials))
 	}
-	if p := s.Peaks.All(); len(p) > 0 { // the clock stepped back, so the last peak may be later than s.At
+	if p := s.Peaks.All(); len(p) > 0 { // after a clock stepped back, the last peak may be later than s.At
 		at = max(at, p[len(p)-1].Until)
 	}
 	return at
@@ -422,17 +422,17 @@ func (l *Limit) fullAt(s State, hash uint64) Micros {
 	return Micros(at) * l.tick
 }
 
-// later adds back to every waiting time in d. back is the time that a clock needs to catch up after it
-// stepped back.
-func (d *Decision) later(back Micros) {
+// later makes every waiting time in d longer by lag: the time that a clock needs to catch up after it stepped
+// back. Times of 0 stay 0, except the RetryAfter of a denial.
+func (d *Decision) later(lag Micros) {
 	if !d.Allowed && !d.Never {
-		d.RetryAfter += back
+		d.RetryAfter += lag
 	}
 	if d.ResetAfter > 0 {
-		d.ResetAfter += back
+		d.ResetAfter += lag
 	}
 	if d.Wait > 0 {
-		d.Wait += back
+		d.Wait += lag
 	}
 }
 
@@ -453,7 +453,7 @@ func (l *Limit) ticks(t Micros) int64 {
 }
 
 // span returns the time from now until the start of a later tick. ticks is the distance of that tick from the
-// one that contains now.
+// one that contains now. If ticks is not positive, the result is 0.
 func (l *Limit) span(now Micros, ticks int64) Micros {
 	if ticks <= 0 {
 		return 0

@@ -6,8 +6,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// either returns a group of a plan, in units a minute, and of credits that are charged for requests that
-// the plan does not allow.
+// either returns a group that charges cost either to a plan or to its credits. The plan is a token bucket with the
+// given units a minute.
 func either(t *testing.T, plan, credits, cost int64) []Bucket {
 	t.Helper()
 	group := []Bucket{

@@ -8,7 +8,7 @@ import "math/bits"
 //	used  = V - value'              in the old numbers, at the time of the request
 //	value = V2 - ceil(used*q2/q)    in the new numbers
 //
-// V and q belong to the old limit, V2 and q2 to the new one (see token_bucket.go). A State is converted only
+// V, value' and q are those of the old limit, V2 and q2 those of the new one (see token_bucket.go). A State is converted only
 // if no consumption is lost, that is if used <= V2. Until then the State stays in the old numbers and refills
 // at the old rate. Decisions are then made with V2 - used, which is below 0:
 //
@@ -58,9 +58,9 @@ func (l *Limit) adopt(s *State, now Micros, hash uint64) {
 			return
 		}
 		s.Peaks = l.adoptPeaks(s, hash)
-		fine := int64((now - k.now) / l.tick)
+		n := int64((now - k.now) / l.tick)
 		s.By, s.At = l, l.tickOf(now)
-		s.Value, s.Prev = l.v-k.within(l, l.p, fine), l.v1-k1.within(l, l.p1, fine)
+		s.Value, s.Prev = l.v-k.within(l, l.p, n), l.v1-k1.within(l, l.p1, n)
 	}
 }
 
@@ -136,13 +136,13 @@ func (l *Limit) keptWindow(s *State, now Micros, hash uint64) kept {
 // outlived returns a copy of l with windows of equal length in place of its Calendar.
 //
 // A limit that has left the configuration may have a Calendar. The Redis script does not have that calendar.
-// The script has only the end of the window that contains at, and the length of the longest window in hours.
+// The script has only the end of the window that contains t, and the length of the longest window in hours.
 // So both implementations compute the windows of such a limit from these two numbers.
-func (l *Limit) outlived(at Micros) *Limit {
+func (l *Limit) outlived(t Micros) *Limit {
 	const hour = 3600 * Second
 	plain := *l
 	plain.Calendar, plain.period = nil, int64(hour*Micros(ceilDiv(int64(l.Calendar.Longest), int64(hour))))
-	next := int64(l.Calendar.Start(l.Calendar.Window(at) + 1))
+	next := int64(l.Calendar.Start(l.Calendar.Window(t) + 1))
 	plain.phase, plain.phaseFromKey = next-floorDiv(next, plain.period)*plain.period, false
 	return &plain
 }
@@ -150,65 +150,65 @@ func (l *Limit) outlived(at Micros) *Limit {
 // units returns the consumption in the unit of l, rounded up.
 func (k *kept) units(l *Limit) int64 { return mulDivCeil(k.used, l.Unit(), k.unit) }
 
-// of converts an amount in the unit of l to the unit of k.used, rounded down.
+// of converts units, an amount in the unit of l, to the unit of k.used. The result is rounded down.
 func (k *kept) of(l *Limit, units int64) int64 {
 	n, _ := mulDiv(units, k.unit, l.Unit())
 	return n
 }
 
-// within returns the consumption that remains, in the unit of l, when n ticks of l have passed since the start
-// of a tick of k. p flows in with each tick of l. It is for limits with shorter ticks than k: within a tick of k,
-// the consumption falls at the speed of pace.
+// within returns the consumption that remains, in the unit of l, when n ticks of l have passed since the start of
+// a tick of k. p flows in with each tick of l. It is for limits with shorter ticks than k: during a tick of k, the
+// consumption falls by what pace returns.
 func (k *kept) within(l *Limit, p, n int64) int64 {
 	used := k.units(l)
 	flown, _ := mulDiv(k.pace(l, p), n, int64(k.tick/l.tick))
 	return max(0, used-flown)
 }
 
-// pace returns what flows in during a tick of k if the ticks of l are finer, in the unit of l. It is the
-// smaller inflow of the two limits. With the larger one, the next tick of k could begin with more consumption
-// than this one ended with. A charge that waited for another limit of its group would then be denied.
+// pace returns what flows in during a tick of k if the ticks of l are shorter, in the unit of l. p flows in with each
+// tick of l. The result is the smaller inflow of the two limits. With the larger one, the next tick of k could
+// begin with more consumption than this one ended with. A charge that waited for another limit of its group would then be denied.
 func (k *kept) pace(l *Limit, p int64) int64 {
 	old, _ := mulDiv(k.p, l.Unit(), k.unit)
-	if fine := int64(k.tick / l.tick); p <= old/fine {
-		return p * fine
+	if n := int64(k.tick / l.tick); p <= old/n {
+		return p * n
 	}
 	return old
 }
 
-// until returns the time from now until the consumption is at most most. most is in the unit of l.
-func (k *kept) until(l *Limit, now Micros, most int64) Micros {
-	if k.tick == 0 || most >= l.v {
-		return k.untilUsed(l, now, k.of(l, most))
+// until returns the time from now until the consumption does not exceed bound, which is in the unit of l.
+func (k *kept) until(l *Limit, now Micros, bound int64) Micros {
+	if k.tick == 0 || bound >= l.v {
+		return k.untilUsed(l, now, k.of(l, bound))
 	}
 	later, pace, fine := *k, k.pace(l, l.p), int64(k.tick/l.tick)
 	last, _ := mulDiv(pace, fine-1, fine) // what flows in until the end of a tick
-	n := k.ticksTo(k.of(l, min(l.v, most+last)))
+	n := k.ticksTo(k.of(l, min(l.v, bound+last)))
 	later.used = k.after(n)
-	more := mulDivCeil(max(0, later.units(l)-most), fine, max(1, pace))
+	more := mulDivCeil(max(0, later.units(l)-bound), fine, max(1, pace))
 	return max(0, k.moment(n)+Micros(more)*l.tick-now)
 }
 
-// untilUsed returns the time from now until k.used, without further charges, is at most most. most is in the
-// unit of k.used. For a fixed window, the result is at least the time until the next window starts.
-func (k *kept) untilUsed(l *Limit, now Micros, most int64) Micros {
+// untilUsed returns the time from now until k.used, without further charges, does not exceed bound. bound is in
+// the unit of k.used. For a fixed window, the result is at least the time until the next window starts.
+func (k *kept) untilUsed(l *Limit, now Micros, bound int64) Micros {
 	if l.Kind != FixedWindow {
-		return max(0, k.moment(k.ticksTo(most))-now)
+		return max(0, k.moment(k.ticksTo(bound))-now)
 	}
-	n := ceilDiv(k.used-most, k.old.Rate)
+	n := ceilDiv(k.used-bound, k.old.Rate)
 	if l.clears() {
 		n = min(n, 1)
 	}
 	return k.old.windowStart(k.window+max(1, n), k.phase) - now
 }
 
-// ticksTo returns the number of ticks until k.used is at most most.
-func (k *kept) ticksTo(most int64) int64 { return max(0, ceilDiv(k.used-most, k.p)) }
+// ticksTo returns the number of ticks until k.used does not exceed bound.
+func (k *kept) ticksTo(bound int64) int64 { return max(0, ceilDiv(k.used-bound, k.p)) }
 
 // moment returns the start of the n-th tick after k.now.
 func (k *kept) moment(n int64) Micros { return k.now + Micros(n)*k.tick }
 
-// giveBack subtracts a refund from k.used. units is in the unit of l, and p flows in with each tick. For an
+// giveBack subtracts a refund from k.used. units is in the unit of l, and p flows in with each tick of k. For an
 // undo (see Charge.ChargedAt), the inflow since the charge is not refunded. If the limit settles, an undo
 // refunds at most k.room instead.
 func (k *kept) giveBack(l *Limit, units int64, p int64, a *Charge) {
@@ -222,9 +222,9 @@ func (k *kept) giveBack(l *Limit, units int64, p int64, a *Charge) {
 	k.used = max(0, k.used-given)
 }
 
-// takeKept decides a at time now for a State that is expressed in the numbers of another Limit. After a clock
-// stepped back, now is the time of the last charge, and back is how far the clock is behind now.
-func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, back Micros) {
+// takeKept decides charge a at time now for a State that is expressed in the numbers of another Limit. After a clock
+// stepped back, now is the time of the last charge, and lag is how far the clock is behind it; otherwise lag is 0.
+func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, lag Micros) {
 	var k kept
 	switch l.Kind {
 	case Guaranteed:
@@ -243,7 +243,7 @@ func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, back Micr
 	had := k.used
 	k.room = k.old.roomSince(s, a.ChargedAt, had)
 	if l.Kind == LeakyBucket {
-		l.decideKeptTurn(&k, now, a, d, back)
+		l.decideKeptTurn(&k, now, a, d, lag)
 	} else {
 		l.decideKept(&k, now, a, d)
 	}
@@ -256,7 +256,8 @@ func (l *Limit) takeKept(s *State, now Micros, a *Charge, d *Decision, back Micr
 	d.ResetAfter = k.until(l, now, 0)
 }
 
-// decideKept decides a for a token bucket or a fixed window.
+// decideKept decides charge a for a token bucket or a fixed window whose State is in the numbers of another Limit.
+// k is the consumption at time now.
 func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 	unit, full := l.Unit(), l.full()
 	cost, r := l.costIn(unit, a), int64(0)
@@ -264,7 +265,7 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 		r = l.MaxReserved
 	}
 	reach := max(0, min(l.MaxReserved, k.most-l.Capacity)) // the largest debt that the old numbers can express
-	goal := full + r*unit - cost                           // a is allowed if the consumption before a is at most goal
+	goal := full + r*unit - cost                           // a is allowed if the consumption before it is at most goal
 	if a.Reserve && reach < r {
 		if goal = min(goal, full); cost <= reach*unit {
 			goal = full + reach*unit - cost
@@ -304,8 +305,8 @@ func (l *Limit) decideKept(k *kept, now Micros, a *Charge, d *Decision) {
 	}
 }
 
-// decideKeptTurn decides a for a leaky bucket.
-func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back Micros) {
+// decideKeptTurn is decideKept for a leaky bucket. lag is that of takeKept.
+func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, lag Micros) {
 	cost := l.raw(a)
 	switch {
 	case cost < 0:
@@ -317,7 +318,7 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back
 		return
 	}
 	wait := l.span(now, ceilDiv(k.units(l), l.p))
-	late := a.MaxWait > 0 && wait+back > a.MaxWait
+	late := a.MaxWait > 0 && wait+lag > a.MaxWait
 	switch {
 	case cost == 0 && !late:
 		d.Allowed, d.Wait = true, wait
@@ -339,7 +340,7 @@ func (l *Limit) decideKeptTurn(k *kept, now Micros, a *Charge, d *Decision, back
 	}
 }
 
-// takeKeptPair decides a for a guaranteed bucket that is expressed in other numbers. The two parts are
+// takeKeptPair is takeKept for a guaranteed bucket. The two parts are
 // counted separately, so that a smaller bank does not reduce the guaranteed rate. Both parts together never
 // admit more than the larger of the two limits holds.
 func (l *Limit) takeKeptPair(s *State, now Micros, a *Charge, d *Decision) {
@@ -374,10 +375,10 @@ func (l *Limit) takeKeptPair(s *State, now Micros, a *Charge, d *Decision) {
 // keptPair is the consumption of the two parts of a guaranteed bucket: sure is the guaranteed part.
 type keptPair struct {
 	sure, bank kept
-	most       int64 // the largest consumption of both together
+	most       int64 // the largest consumption of both together, in the unit of kept.used
 }
 
-// left returns the number of units that both parts can still supply within the larger limit.
+// left returns the number of units that both parts can still supply within the larger limit. It may be negative.
 func (p *keptPair) left() int64 { return floorDiv(p.most-p.sure.used-p.bank.used, p.bank.unit) }
 
 func (p *keptPair) giveBack(l *Limit, a *Charge) {
@@ -388,8 +389,7 @@ func (p *keptPair) giveBack(l *Limit, a *Charge) {
 	p.bank.used, p.sure.used = p.bank.used-bank, max(0, p.sure.used-(back-bank))
 }
 
-// has reports whether cost is available when two spans have passed: a number of ticks of p, and then n ticks
-// of l, which may be shorter.
+// has reports whether cost is available after the given number of ticks of p and then n more ticks of l.
 func (p *keptPair) has(l *Limit, cost, ticks, n int64) bool {
 	then := *p
 	then.sure.used, then.bank.used = p.sure.after(ticks), p.bank.after(ticks)
@@ -416,22 +416,22 @@ func (p *keptPair) until(l *Limit, cost int64) Micros {
 	return p.bank.moment(ticks) + Micros(fine)*l.tick
 }
 
-// smallest returns the smallest number from 0 to most for which yes is true. yes must be true for most, and for
-// all numbers above the smallest one.
-func smallest(most int64, yes func(int64) bool) int64 {
-	from := int64(-1)
-	for from+1 < most {
-		if mid := from + (most-from)/2; yes(mid) {
-			most = mid
+// smallest returns the smallest n, 0 <= n <= high, for which holds(n) is true. holds(high) must be true, and so
+// must holds of every number between n and high.
+func smallest(high int64, holds func(int64) bool) int64 {
+	low := int64(-1) // holds(low) is false
+	for low+1 < high {
+		if mid := low + (high-low)/2; holds(mid) {
+			high = mid
 		} else {
-			from = mid
+			low = mid
 		}
 	}
-	return most
+	return high
 }
 
-// mulDiv returns a*b/c rounded down, and whether there was a remainder. Requires a, b >= 0 and c > 0. Results
-// above 2^53 become 2^53.
+// mulDiv returns a*b/c rounded down, and whether there was a remainder. Requires a, b >= 0 and c > 0. Results of
+// 2^53 or more become 2^53, without a remainder.
 func mulDiv(a, b, c int64) (n int64, rest bool) {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi >= uint64(c) {

@@ -15,8 +15,8 @@ type changing struct {
 	s    Spec // the Spec that was last stored
 	tick Micros
 	used []*big.Rat // one element; a guaranteed bucket has two, the guaranteed part and the bank
-	ts   Micros
-	seen bool
+	ts   Micros // the time for which used holds
+	seen bool   // the bucket has been stored
 }
 
 func (m changing) copy() changing {
@@ -255,10 +255,10 @@ func (m *changing) cost(s Spec, tick Micros, a Charge) *big.Rat {
 	return cost
 }
 
-// first returns the time from now until yes becomes true, or -1 if that is later than it searches. yes must be
-// false now. If yes is true at the end of a tick, it must be true at the end of all later ticks, and from some
-// moment on within a tick.
-func first(now, tick Micros, yes func(t Micros) bool) Micros {
+// first returns the time from now until reached becomes true, or -1 if that is later than it searches. reached(now)
+// must be false. If reached is true at the end of a tick, it must be true at the end of all later ticks, and from
+// some moment on within a tick.
+func first(now, tick Micros, reached func(t Micros) bool) Micros {
 	search := func(lo, hi Micros, yes func(n Micros) bool) Micros { // yes is false at lo and true at hi
 		for lo+1 < hi {
 			if mid := lo + (hi-lo)/2; yes(mid) {
@@ -270,7 +270,7 @@ func first(now, tick Micros, yes func(t Micros) bool) Micros {
 		return hi
 	}
 	base, most := now/tick, Micros(1)
-	end := func(n Micros) bool { return yes((base+n+1)*tick - 1) }
+	end := func(n Micros) bool { return reached((base+n+1)*tick - 1) }
 	for ; !end(most); most *= 2 {
 		if most > 1<<61/tick {
 			return -1
@@ -280,7 +280,7 @@ func first(now, tick Micros, yes func(t Micros) bool) Micros {
 	if !end(0) {
 		start = (base+search(0, most, end))*tick - 1
 	}
-	return search(start, start/tick*tick+2*tick-1, yes) - now
+	return search(start, start/tick*tick+2*tick-1, reached) - now
 }
 
 // decide decides charge a under the limit s at time now, and stores the new state.

@@ -86,8 +86,8 @@ func TestCorrectedWindowsKeepTheirValue(t *testing.T) {
 	})
 }
 
-// Whatever the clock does, tokens flow in only for its steps forward. No request waits more than a minute
-// longer than with a correct clock.
+// Whatever the clock does, tokens flow in only for its steps forward. RetryAfter is at most a minute longer than
+// the time that fills an empty bucket.
 func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		roll := newDice(t)
@@ -121,7 +121,8 @@ func TestClockStepsNeitherRefillNorStarve(t *testing.T) {
 	})
 }
 
-// A bucket that does not start full is created by its first charge, even if that is denied or a dry run.
+// A bucket that does not start full is created by its first charge, even if that is denied or a dry run. A cost that
+// can never be allowed does not create it.
 func TestTheFirstChargeStartsTheClock(t *testing.T) {
 	spec := Spec{Kind: TokenBucket, Rate: 1, Period: sec, Capacity: new(int64(5)), Initial: new(int64(0))}
 	for name, first := range map[string]step{

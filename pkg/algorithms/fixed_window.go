@@ -1,18 +1,22 @@
 package algorithms
 
-// Fixed window: rate tokens are granted at each window start. Unused tokens roll over, up to capacity. With
-// window = (now - phase) div period, k window starts since the last charge, and r = max_reserved when
-// reserving, else 0:
+// Fixed window: rate tokens are granted at each window start. Unused tokens roll over, up to capacity.
+//
+//	phase = the start of the first window, 0 <= phase < period
+//	window = (now - phase) div period, the number of the window that contains now
+//	k = the number of window starts since the last charge
+//	r = max_reserved for a reservation, else 0
 //
 //	value'  = min(value + k*rate, capacity)
 //	allowed = value' - cost >= -r
 //	deny:   retry_after = phase + (window + ceil((cost - r - value')/rate))*period - now
-//	allow:  value'' = min(capacity, value' - cost);  if below zero, wait until the window start that pays it
-//	reset_after = phase + (window + max(1, ceil((capacity - value'')/rate)))*period - now
+//	allow:  value'' = min(capacity, value' - cost);  if it is below zero, wait is the time until the window start
+//	        that makes it zero or more
+//	reset_after = phase + (window + max(1, ceil((capacity - value'')/rate)))*period - now, with value' after a denial
 //
 // Most admitted in one window, without reservations and refunds: capacity.
 //
-//  - With TakesDenied, denied requests count, too. The next window starts at capacity, so no debt carries over.
+//  - With TakesDenied, denied requests are charged, too. The next window starts at capacity, so no debt carries over.
 //  - With PerRequest, the next window starts at capacity as well. Until then, the consumption of earlier requests
 //    may be above the limit of the next request.
 //  - A limit that settles refunds only within the window of the charge, and charges settlements down to -MaxDebt;
@@ -119,7 +123,8 @@ func (l *Limit) takeWindow(s *State, now Micros, a *Charge, d *Decision) {
 	d.ResetAfter = until(max(1, l.windowsToFull(value)))
 }
 
-// windowOver reports whether a undoes a charge (see Charge.ChargedAt) whose window has ended at time now.
+// windowOver reports whether l is a fixed window and charge a is the undo of an earlier one (see Charge.ChargedAt)
+// whose window has ended by time now.
 func (l *Limit) windowOver(a *Charge, now Micros) bool {
 	if a.ChargedAt <= 0 || l.Kind != FixedWindow {
 		return false

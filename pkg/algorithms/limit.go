@@ -80,13 +80,13 @@ type Limit struct {
 
 // numbers are the numbers of a Limit, scaled so that decisions compute exactly.
 type numbers struct {
-	tick         Micros // the unit of time: 1 us, or 1,000 where microseconds do not fit
+	tick         Micros // the unit of time: 1 us, or 1,000 us where microseconds do not fit
 	period       int64  // ticks; with a Calendar, its Usual length
 	reach        int64  // units; the largest debt that can be represented exactly
 	phase        int64  // fixed window: ticks, 0 <= phase < period; 0 with a Calendar
 	phaseFromKey bool   // fixed window: the phase is the hash of the key modulo period
 
-	// Token buckets count in 1/q unit: p flow in with each tick, up to v.
+	// Token buckets count in 1/q unit. In these, p is the inflow of each tick, and v the value of a full bucket.
 	p, q, v int64
 	// p1 and v1 are p and v of the guaranteed part of a guaranteed bucket. p, v and Capacity-v1/q then
 	// describe the bank.
@@ -135,7 +135,7 @@ func Compile(s Spec) (Limit, error) {
 	return Limit{}, err
 }
 
-// fits reports whether the spans of time in s are whole numbers of ticks. A Calendar needs ticks of 1 us.
+// fits reports whether the periods in s are whole numbers of ticks. A Calendar needs ticks of 1 us.
 func (s Spec) fits(tick Micros) bool {
 	if s.Calendar != nil {
 		return tick == 1
@@ -341,7 +341,7 @@ func (s Spec) title() string {
 }
 
 // scale computes the scaled numbers of l for its tick. If a number would exceed the exact range, scale
-// returns the field that is too large and the largest value that would fit, or 0 if none fits.
+// returns the field that is too large and the largest value that would fit, or 0 or less if none fits.
 func (l *Limit) scale(s Spec) (fits bool, field string, largest int64) {
 	l.period = int64(s.Period / l.tick)
 	reserved := int64(0)
@@ -417,7 +417,7 @@ func (l *Limit) scaleWindow(s Spec) (most int64) {
 }
 
 // mostOfWindows returns the largest capacity + max_reserved of a fixed window that is computed exactly.
-// longest is the length of the longest window. The result is negative if no capacity fits.
+// longest is the length of the longest window, in ticks. The result is negative if no capacity fits.
 func mostOfWindows(rate, longest int64) int64 {
 	windows, most := (maxExact-int64(MaxTime))/longest-1, maxExact-rate
 	if windows <= most/rate {

@@ -18,7 +18,7 @@ func TestAgreesWithReferenceImplementation(t *testing.T) {
 				roll := newDice(t)
 				s, l := roll.limit(k.kind)
 				reference := referenceOf(s)
-				var last [6]moment // the charges before the first difference
+				var last [6]moment // the latest charges, which are logged with the first difference
 				roll.walk(length(t, 20_000), []*Limit{l}, func(m moment) {
 					charges++
 					if m.limit.tick == 1 {

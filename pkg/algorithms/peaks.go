@@ -78,31 +78,31 @@ func (p *Peaks) All() []Peak {
 	return p.list[:p.n]
 }
 
-// peaked returns the peaks of a bucket of l after charge a at time at. p has the peaks before the charge, or
-// is nil if they are unknown. room is how far the bucket was below full before a, and now is how far it is
-// below full afterwards.
-func (l *Limit) peaked(p *Peaks, at Micros, room, now int64, a *Charge) *Peaks {
-	at = l.tickOf(at)
+// peaked returns the peaks of a bucket of l after charge a at time t. p has the peaks before the charge. For p and
+// for the result, nil means that the peaks are unknown. was is how far the bucket was below full before the charge,
+// and room is how far it is below full after it.
+func (l *Limit) peaked(p *Peaks, t Micros, was, room int64, a *Charge) *Peaks {
+	t = l.tickOf(t)
 	var next Peaks
 	switch {
-	case room == now:
+	case was == room:
 		return p
-	case p == nil && now < room: // a refund; the peaks stay unknown
+	case p == nil && room < was: // a refund; the peaks stay unknown
 		return nil
 	case p == nil:
-		next.push(at+l.tick, 0)
-	case p.n == 0 && now < room, p.n > 0 && l.Kind == FixedWindow:
+		next.push(t+l.tick, 0)
+	case p.n == 0 && room < was, p.n > 0 && l.Kind == FixedWindow:
 		return p
 	case p.n == 0:
-		next.push(at, 0)
-	case now < room:
+		next.push(t, 0)
+	case room < was:
 		if next = *p; a.ChargedAt > 0 {
-			next.lower(l.tickOf(a.ChargedAt), room-now)
+			next.lower(l.tickOf(a.ChargedAt), was-room)
 		}
-		next.push(at+l.tick, now)
+		next.push(t+l.tick, room)
 	default:
 		next = *p
-		next.push(at, room)
+		next.push(t, was)
 	}
 	return &next
 }
@@ -133,13 +133,13 @@ func (p *Peaks) push(until Micros, room int64) {
 	p.n++
 }
 
-// lower subtracts units from the room of all peaks after time of. The result describes the bucket as if a
-// charge of these units at time of had never been made.
-func (p *Peaks) lower(of Micros, units int64) {
+// lower subtracts units from the room of all peaks after since. p then describes the bucket as if a charge of these
+// units at the time since had never been made.
+func (p *Peaks) lower(since Micros, units int64) {
 	was := *p
 	p.n = 0
 	for _, peak := range was.All() {
-		if peak.Until > of {
+		if peak.Until > since {
 			peak.Room -= units
 		}
 		p.push(peak.Until, peak.Room)
@@ -165,23 +165,23 @@ func (p *Peaks) closest(room int64) (i int) {
 }
 
 // charged returns what a bucket with the given value holds after a settlement charges cost. The charge does
-// not take the bucket below -MaxDebt; lost is the number of units not charged. value and next are in 1/unit
-// token.
+// not take the bucket below -MaxDebt; lost is the number of units not charged, rounded up. value and next are in
+// 1/unit token, cost is in units.
 func (l *Limit) charged(value, unit, cost int64) (next, lost int64) {
 	next = max(min(value, -l.MaxDebt*unit), value-min(cost, l.Capacity+l.MaxDebt)*unit)
 	return next, min(cost, maxExact) - (value-next)/unit
 }
 
-// roomSince returns the smallest amount by which a bucket was below full at any moment since a charge at time
-// of. s is its State, and room is how far the bucket is below full now. The result is 0 if s does not contain
+// roomSince returns the smallest amount by which a bucket was below full at any moment since a charge at the time
+// since. s is its State, and room is how far the bucket is below full now. The result is 0 if s does not contain
 // that charge.
-func (l *Limit) roomSince(s *State, of Micros, room int64) int64 {
-	of = l.tickOf(of)
-	if of > s.At || s.Peaks == nil || s.Peaks.n == 0 {
+func (l *Limit) roomSince(s *State, since Micros, room int64) int64 {
+	since = l.tickOf(since)
+	if since > s.At || s.Peaks == nil || s.Peaks.n == 0 {
 		return 0
 	}
 	for _, p := range s.Peaks.All() {
-		if p.Until > of { // a later peak has more room
+		if p.Until > since { // a later peak has more room
 			return min(room, p.Room)
 		}
 	}
@@ -191,11 +191,12 @@ func (l *Limit) roomSince(s *State, of Micros, room int64) int64 {
 // beyond reports whether a is a settlement that charges units beyond the estimate.
 func (l *Limit) beyond(a *Charge) bool { return l.Settles && a.Settle && a.Cost > 0 && !a.Scaled }
 
-// passed returns the peaks of a bucket whose last charge was at time at, after its clock stepped back to now.
-// Such peaks state that the bucket was full after all charges until then, so these charges get no refund.
-func (l *Limit) passed(at, now Micros) *Peaks {
+// passed returns the peaks of a bucket after its clock stepped back from last, the time of its last charge, to now.
+// They state that the bucket was full after last, or after now + maxOpen if that is earlier. So no charge up to that
+// moment gets a refund.
+func (l *Limit) passed(last, now Micros) *Peaks {
 	var p Peaks
-	p.push(min(at, l.tickOf(now+maxOpen))+l.tick, 0)
+	p.push(min(last, l.tickOf(now+maxOpen))+l.tick, 0)
 	return &p
 }
 

@@ -14,14 +14,14 @@ type allPeaks struct {
 	merged bool   // at some time the bucket had more peaks than it can keep
 }
 
-// charge records that a bucket was room below full just before a charge at time now.
+// charge records that a bucket was below full by room just before a charge at time now.
 func (p *allPeaks) charge(now Micros, room int64) { p.note(now, now, room) }
 
-// refund records that units charged at time of were refunded at time now. room is how far the bucket is below
+// refund records that units charged at time since were refunded at time now. room is how far the bucket is below
 // full afterwards.
-func (p *allPeaks) refund(now, of Micros, units, room int64) {
+func (p *allPeaks) refund(now, since Micros, units, room int64) {
 	for i := range p.list {
-		if p.list[i].Until > of {
+		if p.list[i].Until > since {
 			p.list[i].Room -= units
 		}
 	}
@@ -39,14 +39,14 @@ func (p *allPeaks) note(now, until Micros, room int64) {
 	p.merged = p.merged || count > mostPeaks
 }
 
-// room returns the smallest amount by which the bucket has been below full at any moment since time of. The
-// argument is that amount now.
-func (p *allPeaks) room(of Micros, room int64) int64 {
-	if of > p.at {
+// room returns the smallest amount by which the bucket has been below full at any moment since a charge at time
+// since. The argument room is that amount now. The result is 0 if p does not contain the charge.
+func (p *allPeaks) room(since Micros, room int64) int64 {
+	if since > p.at {
 		return 0
 	}
 	for _, peak := range p.list {
-		if peak.Until > of {
+		if peak.Until > since {
 			room = min(room, peak.Room)
 		}
 	}

@@ -17,7 +17,7 @@ type Penalty struct {
 	// After is the number of denials within a period that starts a block; 0 means no penalty.
 	After int64
 	// For is the length of the first block. Max is the length of the longest block. A block that starts within
-	// Max after the end of another one is twice as long.
+	// Max after the end of another one is twice as long as that one, up to Max.
 	For, Max Micros
 }
 
@@ -90,7 +90,8 @@ func (l *Limit) forgottenAt(d *Denials) (at Micros) {
 	return at
 }
 
-// counted returns was with one more denial at time now. The denial may start a block.
+// counted returns the state of the Penalty after one more denial at time now. The denial may start a block. was is
+// the state before it, or nil.
 func (l *Limit) counted(was *Denials, now Micros) *Denials {
 	p, d := l.Penalty, &Denials{}
 	if was != nil {
@@ -159,12 +160,13 @@ func (l *Limit) seen(s *State) bool {
 	return s.By != nil && s.By.Kind == l.Kind && (l.Kind != SlidingLog || len(s.Log) > 0)
 }
 
-// counts reports whether a Penalty of l counts d, the decision on a, as a denial.
+// counts reports whether a Penalty of l counts d, the decision on charge a, as a denial.
 func (l *Limit) counts(d *Decision, a Charge) bool {
 	return l.Penalty.After > 0 && !d.Allowed && !d.Never && a.Cost > 0 && !a.DryRun
 }
 
-// blocked returns the decision on a for a bucket that a Penalty blocks.
+// blocked returns the decision on charge a for a bucket that a Penalty blocks: a denial, and Never if the cost can
+// never fit.
 func (l *Limit) blocked(s State, now Micros, a Charge) Decision {
 	a.DryRun = true
 	_, own := l.Take(s, now, a)

@@ -28,8 +28,8 @@ func (b *penaltyReference) lasts(k int64) Micros {
 	return Micros(span.Int64())
 }
 
-// remembered returns b at time now. If the clock stepped back by more than a minute, the times of b move back with
-// it. Denials and blocks are removed when none of them counts any longer.
+// remembered returns a copy of b as it is at time now. If the clock stepped back by more than a minute, the times in
+// the copy move back with it. Denials and blocks are removed when none of them counts any longer.
 func (b *penaltyReference) remembered(now Micros) penaltyReference {
 	is := *b
 	is.denied = slices.Clone(b.denied)

@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// each plays random walks through random limits of every kind. If limits is above 1, the numbers change
-// during a walk.
+// each passes the steps of random walks to visit, for random limits of every kind. A walk alternates at random between
+// as many limits as the argument limits says.
 func each(t *testing.T, limits, steps int, visit func(*rapid.T, dice, moment)) {
 	t.Helper()
 	for _, k := range kinds {
@@ -27,14 +27,15 @@ func each(t *testing.T, limits, steps int, visit func(*rapid.T, dice, moment)) {
 	}
 }
 
-// again returns the decision on a at another time, without changing s.
+// again returns the decision of m.limit on charge a at another time, without changing s.
 func (m moment) again(at Micros, s State, a Charge) Decision {
 	_, d := m.limit.Take(clone(s), at, a)
 	return d
 }
 
 // The same charge alone is allowed after retry_after, and denied one microsecond before. That holds in
-// microseconds, in milliseconds, with a clock that stepped back, and after the numbers have changed.
+// microseconds, in milliseconds, with a clock that stepped back, and after the numbers have changed. The two
+// exceptions return early.
 func TestRetryAfterIsExact(t *testing.T) {
 	each(t, 3, 1000, func(t *rapid.T, _ dice, m moment) {
 		if m.got.Allowed || m.got.Never || m.charge.DryRun {
@@ -187,7 +188,7 @@ func TestABucketDeletedAtFreshAtDecidesLikeAKeptOne(t *testing.T) {
 	})
 }
 
-// After any charge, refund or dry run, a bucket holds at most its capacity, and so does Remaining. A state in
+// After any charge, refund or dry run, a bucket holds at most its capacity, and Remaining is at most that. A state in
 // the numbers of another limit is left out, because its fields have another unit.
 func TestABucketNeverHoldsMoreThanItsCapacity(t *testing.T) {
 	each(t, 3, 3000, func(t *rapid.T, _ dice, m moment) {
@@ -217,7 +218,7 @@ type charge struct {
 	cost int64
 }
 
-// admitted plays a walk without reservations, with a clock that never steps back. It returns the admitted charges
+// admitted runs a walk without reservations, with a clock that never steps back. It returns the admitted charges
 // and refunds.
 func (roll dice) admitted(l *Limit, hash uint64, n int) (all []charge) {
 	var s State

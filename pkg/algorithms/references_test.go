@@ -140,13 +140,13 @@ type tokenReference struct {
 	level *big.Rat
 }
 
-// undo returns the refund for a canceled charge of back units if flowed units have flowed in since the
-// charge.
-func undo(back, flowed *big.Rat) *big.Rat {
-	if flowed.Sign() < 0 {
+// undo returns what a canceled charge of units refunds: the units less the inflow since the charge, and at least
+// 0. A negative inflow means that the clock stepped back, and nothing is refunded.
+func undo(units, inflow *big.Rat) *big.Rat {
+	if inflow.Sign() < 0 {
 		return whole(0)
 	}
-	return most(whole(0), minus(back, flowed))
+	return most(whole(0), minus(units, inflow))
 }
 
 func (b *tokenReference) decide(now Micros, a Charge) (d Decision) {

@@ -118,12 +118,12 @@ func (m *settlingModel) set(now Micros, after *big.Rat, _ bool) {
 	m.at, m.after, m.before = append(m.at, now), append(m.after, after), append(m.before, before)
 }
 
-// refund returns how many of the units that were consumed at time of can still be refunded.
-func (m *settlingModel) refund(of, now Micros, units int64) *big.Rat {
+// refund returns how many of the units that were consumed at time since can still be refunded at time now.
+func (m *settlingModel) refund(since, now Micros, units int64) *big.Rat {
 	room := whole(max(0, units))
 	last := len(m.at) - 1
-	for i := last; i >= 0 && m.at[i] >= of; i-- {
-		if m.at[i] > of {
+	for i := last; i >= 0 && m.at[i] >= since; i-- {
+		if m.at[i] > since {
 			room = least(room, minus(m.capacity, m.before[i]))
 		}
 	}

@@ -177,17 +177,18 @@ func (l *Limit) own(s State, now Micros, hash uint64) State {
 	return State{By: l, Value: d.Value, At: l.tickOf(now)}
 }
 
-// undoneOf returns how much is refunded at time now to n shards if a charge of units, made at time of, is
-// undone. units and the result are in the unit of State.Value. See Charge.ChargedAt.
-func undoneOf(n int, shard func(i int) *Limit, units int64, of, now Micros) int64 {
-	if shard(0).Kind != TokenBucket || of <= 0 {
+// undoneOf returns how much n shards get back at time now if a charge of units, made at the time since, is undone.
+// units and the result are in the unit of State.Value. If since is 0, the refund is not an undo, and all units are
+// returned. See Charge.ChargedAt.
+func undoneOf(n int, shard func(i int) *Limit, units int64, since, now Micros) int64 {
+	if shard(0).Kind != TokenBucket || since <= 0 {
 		return units
 	}
 	p := int64(0)
 	for i := range n {
 		p += shard(i).p
 	}
-	return returned(units, p, shard(0).elapsed(of, now))
+	return returned(units, p, shard(0).elapsed(since, now))
 }
 
 // leftAt returns the value that a bucket with state s has at time t if nothing is charged until then.
@@ -200,7 +201,7 @@ func (l *Limit) leftAt(s State, t Micros, hash uint64) int64 {
 	return l.flow(s.Value, l.v, l.p, l.elapsed(s.At, t))
 }
 
-// waitAt returns the moment at which the inflow has repaid the debt in s.
+// waitAt returns the moment at which the inflow has repaid the debt in s, whose Value must be negative.
 func (l *Limit) waitAt(s State, hash uint64) Micros {
 	if l.Kind == FixedWindow {
 		phase := l.phaseOf(hash)
@@ -209,7 +210,7 @@ func (l *Limit) waitAt(s State, hash uint64) Micros {
 	return Micros(int64(s.At/l.tick)+ceilDiv(-s.Value, l.p)) * l.tick
 }
 
-// full returns the Value of a full shard.
+// full returns the Value of a full bucket. For a guaranteed bucket it is that of the bank.
 func (l *Limit) full() int64 {
 	if l.Kind == FixedWindow {
 		return l.Capacity
@@ -217,8 +218,8 @@ func (l *Limit) full() int64 {
 	return l.v
 }
 
-// shardsRetry returns the shortest time after which the shards together hold want. The sum of their values
-// only grows with time, so bisection finds that time.
+// shardsRetry returns the shortest time after which the shards together hold at least want, in the unit of
+// State.Value. The sum of their values only grows with time, so bisection finds that time.
 func shardsRetry(now Micros, shards []Bucket, kept []State, a Charge, want int64) Micros {
 	have := func(t Micros) (sum int64) {
 		for i, b := range shards {

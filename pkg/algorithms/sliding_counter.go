@@ -1,8 +1,8 @@
 package algorithms
 
 // The sliding window counter stores the count of the current window (cur) and the count of the previous window
-// (prev). prev is weighted by the part of its window that the sliding window still covers. With e = now mod
-// period:
+// (prev). prev is weighted by the part of its window that the sliding window still covers. All times are in
+// ticks. With e = now mod period:
 //
 //	allowed = (cur + cost)*period + prev*(period - e) <= rate*period
 //	deny:   a = rate - cur - cost

@@ -17,7 +17,7 @@ type Bucket struct {
 // occur twice.
 //
 // Each Decision describes its own bucket. If one bucket denies, each bucket that would have allowed its cost
-// still has a Decision with Allowed set. The units in that Decision are those without the charge. If one cost
+// still has a Decision with Allowed set. The units and times in that Decision are those without the charge. If one cost
 // can never fit, no state changes, and no denial is counted for a Penalty.
 //
 // A limit that charges denied requests (Limit.ChargesDenied) is an exception: it charges its bucket whatever
@@ -98,8 +98,8 @@ func peek(now Micros, one []Bucket) (allowed, never bool) {
 }
 
 // chargeIf charges b if pays is true, or if its limit charges denied requests. Otherwise it changes only the
-// clock in the State and the denials that a Penalty counts. never means that the group can never be charged;
-// such a denial does not count.
+// clock in the State and the denials that a Penalty counts. never means that the group can never be charged: the
+// denial then does not count, and the State stays as it is.
 func (b *Bucket) chargeIf(now Micros, pays, never bool) {
 	switch {
 	case pays || b.Limit.ChargesDenied(), !never && b.Limit.counts(&b.Decision, b.Charge):
@@ -112,8 +112,8 @@ func (b *Bucket) chargeIf(now Micros, pays, never bool) {
 	}
 }
 
-// there corrects d if b allowed a but another bucket of the group denied. The amounts and times in d become
-// those of the bucket without the charge.
+// there returns d, the decision of a bucket that allowed a while another bucket of its group denied, with the
+// amounts and times of the bucket without the charge. s is the state of the bucket.
 func (l *Limit) there(s State, now Micros, a Charge, d Decision) Decision {
 	_, is := l.Take(s, now, Charge{Hash: a.Hash, DryRun: true})
 	d.Value, d.Remaining, d.ResetAfter, d.Wait, d.Lost = is.Value, is.Remaining, is.ResetAfter, 0, 0

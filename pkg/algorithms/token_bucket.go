@@ -2,16 +2,19 @@ package algorithms
 
 import "math/bits"
 
-// Token bucket: rate tokens per period flow in continuously, up to capacity. With g = gcd(rate, period), p
-// = rate/g and q = period/g, the value is stored in 1/q token. So exactly p flow in with each tick, and
-// nothing is rounded. With elapsed = the ticks since the last charge, r = max_reserved when reserving, else
-// 0, and V = capacity*q:
+// Token bucket: rate tokens per period flow in continuously, up to capacity. All times below are in ticks.
+//
+//	g = gcd(rate, period), p = rate/g, q = period/g
+//	        value is stored in 1/q token, so exactly p flow in with each tick, and nothing is rounded
+//	V = capacity*q, the value of a full bucket
+//	elapsed = the ticks since the last charge
+//	r = max_reserved for a reservation, else 0
 //
 //	value'  = min(V, value + elapsed*p)
 //	allowed = value' - cost*q >= -r*q
 //	deny:   retry_after = ceil(((cost - r)*q - value') / p)
-//	allow:  value'' = min(V, value' - cost*q);  wait = ceil(-value''/p) below zero
-//	reset_after = ceil((V - value'') / p)
+//	allow:  value'' = min(V, value' - cost*q);  if it is below zero, wait = ceil(-value''/p)
+//	reset_after = ceil((V - value'') / p), with value' after a denial
 //
 // Most admitted in any span T, without reservations and refunds: capacity + floor(T*rate/period). For limits
 // that settle, see Peaks.
@@ -20,8 +23,9 @@ func (l *Limit) elapsed(at, now Micros) int64 {
 	return l.ticks(now) - l.ticks(at)
 }
 
-// flow returns value after the inflow of elapsed ticks, at most full. It computes the product of p and elapsed
-// in 128 bits, because the product may exceed an int64.
+// flow returns what a bucket holds after elapsed ticks, in each of which p flows in. value is what it held before,
+// and full is the most that it can hold. The product of p and elapsed is computed in 128 bits, because it may
+// exceed an int64.
 func (l *Limit) flow(value, full, p, elapsed int64) int64 {
 	if elapsed <= 0 {
 		return min(full, value+elapsed*p)
@@ -33,11 +37,11 @@ func (l *Limit) flow(value, full, p, elapsed int64) int64 {
 	return value + int64(lo)
 }
 
-// raw returns the cost of a in 1/q token. A cost above the largest possible consumption is reduced to just
-// above it, so that the product cannot overflow.
+// raw returns the cost of charge a in 1/q token. A cost above the largest possible consumption is reduced to just
+// above it, and a refund to the largest consumption, so that the product cannot overflow.
 func (l *Limit) raw(a *Charge) int64 { return l.costIn(l.q, a) }
 
-// costIn returns the cost of a in 1/unit token, bounded like the result of raw.
+// costIn returns the cost of charge a in 1/unit token, bounded like the result of raw.
 func (l *Limit) costIn(unit int64, a *Charge) int64 {
 	most := l.Capacity + l.MaxReserved
 	switch {
@@ -50,25 +54,25 @@ func (l *Limit) costIn(unit int64, a *Charge) int64 {
 	}
 }
 
-// back returns how much of a refund the bucket gets at time now. given is the refund in 1/q token.
+// back returns how much of a refund the bucket gets at time now. refund and the result are in 1/q token.
 //
 // A refund that undoes a charge must not leave the bucket fuller than it would be without the charge. Without
 // the charge the bucket might have been full since, and then the tokens that have flowed in since would have
-// been lost. So the result is given less these tokens.
-func (l *Limit) back(given int64, now Micros, a *Charge) int64 {
+// been lost. So an undo returns the refund less these tokens, and at least 0. Other refunds are returned in full.
+func (l *Limit) back(refund int64, now Micros, a *Charge) int64 {
 	if a.ChargedAt <= 0 {
-		return given
+		return refund
 	}
-	return returned(given, l.p+l.p1, l.elapsed(a.ChargedAt, now))
+	return returned(refund, l.p+l.p1, l.elapsed(a.ChargedAt, now))
 }
 
-// returned returns given less an inflow of p in each tick, and at least 0.
-func returned(given, p, ticks int64) int64 {
+// returned returns a refund less an inflow of p in each of ticks, and at least 0.
+func returned(refund, p, ticks int64) int64 {
 	if ticks < 0 { // the clock stepped back by more than a minute, so the inflow since the charge is unknown
 		return 0
 	}
-	if hi, lo := bits.Mul64(uint64(ticks), uint64(p)); hi == 0 && lo < uint64(given) {
-		return given - int64(lo)
+	if hi, lo := bits.Mul64(uint64(ticks), uint64(p)); hi == 0 && lo < uint64(refund) {
+		return refund - int64(lo)
 	}
 	return 0
 }

@@ -44,7 +44,7 @@ func (e edges) step(t, n Micros) Micros {
 	return e.start(t) + n*e.period
 }
 
-// came returns the number of edges after from, up to and including to.
+// came returns the number of edges e with from < e <= to.
 func (e edges) came(from, to Micros) (n Micros) {
 	if e.calendar == nil {
 		return (e.start(to) - e.start(from)) / e.period
@@ -276,7 +276,7 @@ func (b *slidingReference) decide(now Micros, a Charge) (d Decision) {
 		return plus(whole(cur), times(whole(prev), big.NewRat(period-t%period, period)))
 	}
 	rate, t := whole(b.s.Rate), int64(at/b.tick)
-	fits := func(t int64) bool { // the same in integers, for the search
+	fits := func(t int64) bool { // whether the cost is available at tick t; in integers, because the search needs it often
 		cur, prev := counts(t)
 		return (cur+a.Cost)*period+prev*(period-t%period) <= b.s.Rate*period
 	}
@@ -378,7 +378,7 @@ func tickOf(s Spec) Micros {
 }
 
 // fitsGuaranteed reports whether both parts of a guaranteed bucket fit the exact range in microseconds. They
-// count in parts of 1/q unit, where q is the least common multiple of q1 and q2.
+// count in parts of 1/q unit, where q is the smallest number that makes both inflows per microsecond whole numbers.
 func fitsGuaranteed(s Spec) bool {
 	f1, f2 := big.NewRat(s.Minimum.Units, int64(s.Minimum.Period)), big.NewRat(s.Rate, int64(s.Period))
 	q := lcm(f1.Denom(), f2.Denom())
