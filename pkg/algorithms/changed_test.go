@@ -15,8 +15,8 @@ type changing struct {
 	s    Spec // the Spec that was last stored
 	tick Micros
 	used []*big.Rat // one element; a guaranteed bucket has two, the guaranteed part and the bank
-	ts   Micros // the time for which used holds
-	seen bool   // the bucket has been stored
+	ts   Micros     // the time for which used holds
+	seen bool       // the bucket has been stored
 }
 
 func (m changing) copy() changing {

@@ -46,11 +46,11 @@ type Batch struct {
 	// final once Known[i] is set, and may be read. A Store does so for groups that it decides without
 	// waiting, or whose server answers before others. It sets the elements of a whole group, once.
 	Known []atomic.Bool
-	// OnKnown, if not nil, is called after elements of Known were set, with their positions: from is the
-	// first, to is one behind the last. A Store that passes a part of its batch to another Store forwards
+	// OnKnown, if not nil, is called after elements of Known were set, with their positions: start is the
+	// first, end is one behind the last. A Store that passes a part of its batch to another Store forwards
 	// that Store's calls. OnKnown must not block. Several goroutines may call it at a time, each for other
 	// groups. It is not called after Done.
-	OnKnown func(from, to int)
+	OnKnown func(start, end int)
 	// Deadline is the time by which the caller needs the decisions; the zero Time means none. A group that
 	// has not been sent by then is never sent; its error is ErrNotTaken. A Store may call Done after the
 	// Deadline. A Store that decides in this process may ignore the Deadline.
@@ -84,20 +84,20 @@ func (s *Source) flush() {
 	}
 }
 
-// IsKnown reports whether decision i is already final before Done.
+// IsKnown reports whether decision i is already final, so that it may be read before Done.
 func (b *Batch) IsKnown(i int) bool { return b.Known != nil && b.Known[i].Load() }
 
-// SetKnown is for Stores. It marks the decisions from index from up to, but not including, index to as final. They
-// must be those of whole groups. The caller must not hold a lock that OnKnown acquires.
-func (b *Batch) SetKnown(from, to int) {
+// SetKnown is for Stores. It marks the decisions with the indexes start <= i < end as final. They must be those of
+// whole groups. The caller must not hold a lock that OnKnown acquires.
+func (b *Batch) SetKnown(start, end int) {
 	if b.Known == nil {
 		return
 	}
-	for i := from; i < to; i++ {
+	for i := start; i < end; i++ {
 		b.Known[i].Store(true)
 	}
 	if b.OnKnown != nil {
-		b.OnKnown(from, to)
+		b.OnKnown(start, end)
 	}
 }
 
@@ -134,7 +134,7 @@ func Take(ctx context.Context, s Store, charges []Charge, decisions []Decision) 
 	Wait(s, b)
 }
 
-// Wait submits a Batch whose Done is nil to s, and waits until it is decided.
+// Wait submits b, whose Done must be nil, to s, and waits until it is decided. It sets Waits.
 func Wait(s Store, b Batch) {
 	w := waiters.Get().(*waiter)
 	w.batch, w.ended = b, false
@@ -242,10 +242,10 @@ func fits(decisions []Decision) bool {
 	return true
 }
 
-// Paid is for Stores. decisions are those of the alternatives that Alternatives counts. Paid returns the range of
-// the charges that were consumed: either all charges with Then, or only the last charge. The range is empty if
-// neither was allowed.
-func Paid(decisions []Decision) (from, to int) {
+// Paid is for Stores. decisions are those of the alternatives that Alternatives counts, at least one. Paid returns
+// the indexes start <= i < end of the charges that were consumed: either all charges with Then, or only the last
+// charge. start equals end if neither was allowed.
+func Paid(decisions []Decision) (start, end int) {
 	last := len(decisions) - 1
 	switch {
 	case last > 0 && fits(decisions[:last]):
@@ -262,7 +262,7 @@ func Paid(decisions []Decision) (from, to int) {
 func Allowed(group []Charge, decisions []Decision) bool {
 	for at, n := 0, 0; at < len(group); at += n {
 		n = Alternatives(group[at:])
-		if from, to := Paid(decisions[at : at+n]); from == to {
+		if start, end := Paid(decisions[at : at+n]); start == end {
 			return false
 		}
 	}

@@ -20,7 +20,7 @@ func decided(allowed ...bool) []backend.Decision {
 	return decisions
 }
 
-// Either all charges with Then are consumed, or only the last one.
+// Either all charges with Then are consumed, or only the last one, or none.
 func TestPaid(t *testing.T) {
 	for _, test := range []struct {
 		decisions []backend.Decision
@@ -97,12 +97,12 @@ func TestFinishCallsDoneAndThenFlush(t *testing.T) {
 	if want := []string{"done", "flush"}; !slices.Equal(calls, want) {
 		t.Errorf("got %v, want %v", calls, want)
 	}
-	for _, source := range []*backend.Source{nil, {}} { // neither must be called
+	for _, source := range []*backend.Source{nil, {}} { // neither has a Flush
 		(&backend.Batch{Source: source, Done: func(*backend.Batch) {}}).Finish()
 	}
 }
 
-// last keeps the last Batch that was submitted, without its Done.
+// last keeps a copy of the last Batch that was submitted, with its own Charges.
 type last struct{ backend.Batch }
 
 func (l *last) Submit(b *backend.Batch) {

@@ -57,7 +57,7 @@ func (l *Limiter) Reset(ctx context.Context, name string, key ...string) error {
 	return l.limiter.Reset(ctx, &c)
 }
 
-// one decides one limit.
+// one decides a request for one limit. If the limit has a payer, that may be charged instead.
 func (l *Limiter) one(ctx context.Context, name string, key []string, terms algorithms.Charge) (Result, error) {
 	m := l.named[name]
 	if m == nil {
@@ -69,7 +69,7 @@ func (l *Limiter) one(ctx context.Context, name string, key []string, terms algo
 	return l.charge(ctx, m, key, terms)
 }
 
-// charge decides limit m, without the limit that pays in its place.
+// charge decides a request for limit m, and never charges a payer.
 func (l *Limiter) charge(ctx context.Context, m *limit, key []string, terms algorithms.Charge) (Result, error) {
 	d := l.direct.Get().(*limiter.Direct)
 	d.Add(&m.policy, key, terms)

@@ -33,7 +33,7 @@ func TestACostThatNeverFitsHasTheNumbersOfItsLimit(t *testing.T) {
 	}
 }
 
-// Only reservations need a dry run before them.
+// With MaxWait, a call with reservations begins with a dry run, and no other call does.
 func TestACallWithoutReservationsIsOneBatch(t *testing.T) {
 	store := &kept{Store: memory.New(memory.Config{})}
 	l, err := ratelimit.New(ratelimit.Config{Store: store, Limits: testLimits(), MaxWait: time.Hour})
@@ -48,7 +48,7 @@ func TestACallWithoutReservationsIsOneBatch(t *testing.T) {
 	}
 }
 
-// A leaky bucket spaces its requests, so each of them is a reservation.
+// The reservation of a leaky bucket is the turn of the request. It cannot be settled.
 func TestATurnOfALeakyBucketCanBeReserved(t *testing.T) {
 	for name, call := range map[string]func(*ratelimit.Limiter, []ratelimit.Request) error{
 		"AllowAll":  func(l *ratelimit.Limiter, r []ratelimit.Request) error { return l.AllowAll(t.Context(), r) },

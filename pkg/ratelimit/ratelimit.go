@@ -1,7 +1,7 @@
 // Package ratelimit limits requests inside a Go program.
 //
 // A Limiter has named limits and keeps their buckets in a Store: in memory, or in Redis, where several processes share
-// them. With the domain, the names and the Redis of a sidecar, both charge the same buckets.
+// them. A Limiter that has the domain, the limits and the Redis server of a sidecar charges the same buckets as it.
 //
 //	limiter, err := ratelimit.New(ratelimit.Config{
 //		Store:  memory.New(memory.Config{}),
@@ -56,7 +56,7 @@ var (
 	// ErrUnits means that a number of units is not positive.
 	ErrUnits = errors.New("the number of units must be at least 1")
 	// ErrCannotReserve means that the limit does not support reservations. Token buckets without Guaranteed, fixed
-	// windows and leaky buckets do. Settle does not support leaky buckets.
+	// windows and leaky buckets do, but not as Request.Limit. Settle does not support leaky buckets.
 	ErrCannotReserve = errors.New("a limit of this algorithm cannot be reserved")
 	// ErrReservation means that a Reservation is invalid: it was made with another Secret, or it belongs to
 	// another domain.

@@ -123,8 +123,8 @@ func (l *Limiter) reserve(ctx context.Context, r *Request, longest time.Duration
 	return err
 }
 
-// neverWithin reports whether n units take longer than longest to flow in even into a full bucket. It does
-// not apply to fixed windows: they are filled when the next window starts, so a request near the end of a
+// neverWithin reports whether a reservation of n units would have to wait for more than the duration longest even if
+// the bucket were full. It is false for fixed windows: they are filled when the next window starts, so a request near the end of a
 // window waits for a short time only.
 func (m *limit) neverWithin(n int64, longest time.Duration) bool {
 	numbers := m.policy.Limit

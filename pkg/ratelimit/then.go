@@ -12,7 +12,7 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/algorithms"
 )
 
-// A limit with then names another limit, the payer. The payer is charged for the units that the limit does
+// A limit with then names another limit, the payer. The payer is charged for the requests that the limit does
 // not allow. Only package limitsfile makes such limits. Both limits are charged in one step. The limiter of
 // sidecars can do that and limiter.Direct cannot, so the limiter of sidecars decides such calls.
 

@@ -33,7 +33,7 @@ func limiterWith(t *testing.T, limit ratelimit.Limit, maxWait time.Duration, wra
 
 func unchanged(s backend.Store) backend.Store { return s }
 
-// before calls a function before each call that consumes or refunds.
+// before is a Store that calls a function before each batch, except dry runs.
 type before struct {
 	backend.Store
 	call func(b *backend.Batch)
@@ -92,7 +92,7 @@ func TestACanceledWaitRefundsLessTheInflow(t *testing.T) {
 	}
 }
 
-// after is a Store that sends to done after each call, except dry runs.
+// after is a Store that sends a value to the channel done after each batch, except dry runs.
 type after struct {
 	backend.Store
 	done chan<- struct{}

@@ -248,7 +248,8 @@ func (s *Store) unlock(g *group) {
 	g.buckets, g.hashes, g.entries, g.locked = g.buckets[:0], g.hashes[:0], g.entries[:0], g.locked[:0]
 }
 
-// growth returns how much more room next needs than e. It may be negative.
+// growth returns how much more room the state next needs than the entry e, or than nothing if e is nil. It may be
+// negative.
 func growth(e *entry, next *algorithms.State) int {
 	switch {
 	case e != nil:
@@ -260,8 +261,9 @@ func growth(e *entry, next *algorithms.State) int {
 	}
 }
 
-// makeRoom reserves the room for storing next, and reports whether there is room. If there is none, it first
-// deletes a few entries that equal new buckets, except the entries in keep.
+// makeRoom reserves the room for storing next, the new state of c's bucket, and reports whether there is room. e is the
+// entry of the bucket, or nil. If there is no room, makeRoom first deletes a few entries that equal new buckets, but
+// none of those in keep.
 func (s *Store) makeRoom(st *stripe, c *backend.Charge, e *entry, next *algorithms.State, now algorithms.Micros, keep ...*entry) bool {
 	n := growth(e, next)
 	if n <= 0 {
@@ -276,7 +278,7 @@ func (s *Store) makeRoom(st *stripe, c *backend.Charge, e *entry, next *algorith
 	return take() || s.sweepSome(st, now, keep) && take()
 }
 
-// put stores next. The room for it is already reserved.
+// put stores the state next in the entry e, or in a new entry if e is nil. The room for it is already reserved.
 func (s *Store) put(st *stripe, hash uint64, c *backend.Charge, e *entry, next *algorithms.State) {
 	n := growth(e, next)
 	switch {
@@ -292,8 +294,8 @@ func (s *Store) put(st *stripe, hash uint64, c *backend.Charge, e *entry, next *
 	}
 }
 
-// sweepSome sweeps the next few entries of st, and then of the other stripes in turn. It stops when it has
-// deleted an entry, and reports whether it did. It visits at most about 128 entries, so that in a flood of
+// sweepSome sweeps some entries of st, and then some of each other stripe in turn. It stops after the first stripe in
+// which it deleted an entry, and reports whether it deleted any. It visits at most about 128 entries, so that in a flood of
 // new keys no request waits for a complete sweep.
 func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool {
 	const few, part = 128, 16
@@ -316,7 +318,7 @@ func (s *Store) sweepSome(st *stripe, now algorithms.Micros, keep []*entry) bool
 }
 
 // sweep visits up to n entries of st, starting behind the last entry that was visited. It deletes entries
-// that equal new buckets, except the entries in keep. It returns the number of deleted entries.
+// that equal new buckets, but none of those in keep. It returns the number of deleted entries.
 func (s *Store) sweep(st *stripe, now algorithms.Micros, n int, keep []*entry) (swept int) {
 	for range min(n, st.table.size()) {
 		if st.nextSweep >= st.table.size() {

@@ -203,8 +203,7 @@ func TestCountedDenialsUseRoom(t *testing.T) {
 	}
 }
 
-// A bucket of a limit that settles needs the room of three buckets. So it stays below 100 bytes per unit of
-// MaxKeys.
+// A bucket of a limit that settles counts as three, because it needs up to 300 bytes beyond its key.
 func TestBucketsWithPeaksUseTheRoomOfThree(t *testing.T) {
 	const n = 50_000
 	clock, s := at(3 * n)

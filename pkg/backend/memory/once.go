@@ -24,15 +24,15 @@ const recordStripes = 16
 type records struct {
 	mu sync.Mutex
 	// index is a hash table, probed linearly: for each record the hash of its ID, shifted by 32 bits, and its
-	// ref; 0 means empty. The length is a power of two. It is guarded by mu, like the following fields.
+	// ref; 0 means empty. The length is a power of two. mu guards it and the following fields, except seen.
 	index  []uint64
 	seen   atomic.Pointer[[]uint64] // the index, for readers without the lock
 	count  int                      // how many records the index has
 	chunks []*[recordsPerChunk]record
 	used   int                             // how many records of the chunks have ever been used
 	free   recordRef                       // the first unused record, which links the others
-	others map[[16]byte][]decision         // the decisions after the first
-	due    map[algorithms.Micros]recordRef // by the minute in which they are swept: the last record, which links the others
+	others map[[16]byte][]decision         // by ID, the decisions of a group after its first
+	due    map[algorithms.Micros]recordRef // the records to sweep in each minute: the latest one, which links the others
 	minute algorithms.Micros               // the minute of the last sweep
 	_      [64]byte
 }
@@ -229,7 +229,7 @@ func (r *records) keep(ref recordRef, once *backend.IdempotencyKey, until algori
 	}
 }
 
-// link adds a record to those that are swept after until. r.mu must be held.
+// link adds a record to those that are swept in the first minute that begins after the time until. r.mu must be held.
 func (r *records) link(ref recordRef, until algorithms.Micros) {
 	if r.due == nil {
 		r.due = map[algorithms.Micros]recordRef{}
@@ -262,7 +262,7 @@ func (s *Store) sweepRecords(now algorithms.Micros) {
 	}
 }
 
-// sweepRecordsOf deletes the expired records of a stripe, once a minute. r.mu is held.
+// sweepRecordsOf deletes the expired records of a stripe, at most once a minute. r.mu is held.
 func (s *Store) sweepRecordsOf(r *records, now algorithms.Micros) {
 	if r.minute == now/minute {
 		return

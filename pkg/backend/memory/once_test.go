@@ -141,7 +141,7 @@ func TestAnExpiredRecordIsReplaced(t *testing.T) {
 	if used, _, _ := s.recordsInUse(); used != 1 {
 		t.Errorf("%d records are used; want 1", used)
 	}
-	for range 50 { // they get the records that a sweep has freed
+	for range 50 { // these groups get the records that a sweep has freed
 		for id := range byte(50) {
 			take(id, 1+int(id)%2)
 		}
@@ -156,8 +156,8 @@ func TestAnExpiredRecordIsReplaced(t *testing.T) {
 	}
 }
 
-// recordsInUse returns how many records were ever used at once, in how many minutes records are swept, and how
-// many records have more than one decision.
+// recordsInUse returns how many records were ever used at once, for how many minutes records are listed to be swept,
+// and how many records have more than one decision.
 func (s *Store) recordsInUse() (used, due, others int) {
 	for i := range s.records {
 		r := &s.records[i]

@@ -7,8 +7,8 @@ import (
 
 // room divides the bound of a Store among the limits, which own its buckets.
 //
-// Each limit has its own part of the bound, of size reserve. When it needs more, it uses a common pool. room
-// changes when buckets are created, deleted or change their size, not with every charge.
+// Each listed limit has its own part of the bound, of size reserve. When it needs more, it uses a common pool. Other
+// limits use only the pool. room changes when buckets are created, deleted or change their size, not with every charge.
 //
 // An owner that setOwners did not name, such as a limit that comes with a request, is forgotten when it holds
 // nothing. So the number of owners is bounded, whatever names callers choose.

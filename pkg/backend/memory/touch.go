@@ -69,7 +69,7 @@ func (v *view) probe(h uint32) uint32 {
 	return 0
 }
 
-// peek returns the key of a ref's entry, if the entry is published.
+// peek returns the key of a ref's entry, or nil if the key is empty or the entry is in a chunk that v does not have.
 func (v *view) peek(ref uint32) *byte {
 	if n := int(ref&refMask) - 1; n/chunkSize < len(v.chunks) {
 		return v.entry(n).key.Load()

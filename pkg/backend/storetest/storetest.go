@@ -32,7 +32,7 @@ func (c *Clock) Now() algorithms.Micros { return algorithms.Micros(c.now.Load())
 // Time returns the time of the clock as a time.Time.
 func (c *Clock) Time() time.Time { return time.UnixMicro(c.now.Load()) }
 
-// Times converts now to the form of Config.Clock of packages memory and redis.
+// Times converts a clock to the form of Config.Clock of packages memory and redis.
 func Times(now func() algorithms.Micros) func() time.Time {
 	return func() time.Time { return time.UnixMicro(int64(now())) }
 }
@@ -43,8 +43,8 @@ func (c *Clock) Set(t algorithms.Micros) { c.now.Store(int64(t)) }
 // Start is the time at which the clocks of the tests start.
 const Start = 1_767_225_600 * algorithms.Second // 2026-01-01
 
-// Exact checks that Stores decide exactly as package algorithms does. newStore makes an empty Store that decides by the
-// clock now. The buckets of a group share a Slot, so that a Store of several nodes can charge them in one step; Bounded
+// Exact checks that Stores decide exactly as package algorithms does. newStore makes an empty Store that gets the time
+// from its argument now. The buckets of a group share a Slot, so that a Store of several nodes can charge them in one step; Bounded
 // is for groups without a common Slot.
 func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
@@ -151,8 +151,8 @@ func Exact(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micro
 // Bounded checks Stores that may hold consumed units for a while without using them: those that charge a
 // group in several steps, because its buckets have no Slot in common, and those that lease units.
 //
-// newStore makes an empty Store whose clock is now. The charges of the test have leases of slack units (0
-// means none).
+// newStore makes an empty Store that gets the time from its argument now. The charges of the test have leases of
+// slack units (0 means none).
 //
 // Bounded checks three things. The Store never exceeds a limit. At most slack units of a bucket are unused
 // while requests arrive. Units consumed for denied groups, and leased units that were not used, are
@@ -244,7 +244,7 @@ func blocks(t *testing.T, clock *Clock, store backend.Store) {
 			}
 		}
 		for _, span := range []algorithms.Micros{minute, 2 * minute, 3 * minute, 3 * minute} {
-			if spec.Calendar == nil || span == minute { // at most one a day
+			if spec.Calendar == nil || span == minute { // in a day only the first request is allowed
 				want(true, 0)
 			}
 			want(false, 0)

@@ -32,8 +32,8 @@ type step struct {
 	setsUp  bool // only prepares the state of the row; of its decision only Allowed and the units left are checked
 }
 
-// Vectors checks the worked examples that define the algorithms. newStore makes an empty Store whose clock
-// is now. Each row first makes the charges that lead to its starting state.
+// Vectors checks the worked examples that define the algorithms. newStore makes an empty Store that gets the
+// time from its argument now. Each row first makes the charges that lead to its starting state.
 func Vectors(t *testing.T, newStore func(t *testing.T, now func() algorithms.Micros) backend.Store) {
 	t.Helper()
 	clock := &Clock{}
@@ -228,7 +228,7 @@ func vectors() []vector {
 			{at: 39 * s, cost: -4, of: 100 * s, allowed: true, left: 4}, // the inflow is unknown
 			{at: 39 * s, cost: -4, of: 38800 * ms, allowed: true, left: 6},
 		}},
-		// Ten thousand tokens a minute. Two calls start with estimates and use less.
+		// The bucket holds 10,000 tokens and refills in a minute. Calls consume estimates, which are settled.
 		{"settled at once", settling, []step{
 			{at: 1 * s, cost: 4000, allowed: true, left: 6000},
 			{at: 1 * s, cost: -3000, of: 1 * s, settle: true, allowed: true, left: 9000},

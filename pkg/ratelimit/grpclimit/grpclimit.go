@@ -127,8 +127,8 @@ func New(limiter *ratelimit.Limiter, c Config) (grpc.UnaryServerInterceptor, grp
 	return unary, stream, nil
 }
 
-// decide returns the status for a call that is not allowed, and the trailer for it. It waits for the turn of a call
-// in a leaky bucket.
+// decide returns nil for a call that is allowed, after it has waited for the turn of the call in a leaky bucket. For
+// other calls it returns the status, as an error, and the trailer, which may be nil.
 func (c *Config) decide(ctx context.Context, limiter *ratelimit.Limiter, method string) (metadata.MD, error) {
 	var values [4]string
 	key := values[:0]
@@ -163,7 +163,7 @@ func (c *Config) decide(ctx context.Context, limiter *ratelimit.Limiter, method 
 	}
 }
 
-// denied returns the status of a denied call.
+// denied returns the trailer and the status of a denied call that can be repeated after the given time.
 func denied(after time.Duration) (metadata.MD, error) {
 	s := status.New(codes.ResourceExhausted, "the rate limit was reached")
 	if with, err := s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(after)}); err == nil {

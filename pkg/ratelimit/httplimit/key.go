@@ -63,8 +63,9 @@ func ByHeader(name string) KeyFunc {
 const ipv6Prefix = 64
 
 // ByAddress returns a KeyFunc whose key is the client's address. If the peer is one of the trusted proxies,
-// the client is the rightmost address in X-Forwarded-For that is not trusted. IPv6 addresses are reduced to
-// their /64 network.
+// the client is the rightmost address in X-Forwarded-For that is not trusted. If all are trusted, it is the
+// leftmost one; without the header, it is the peer. Hops to the left of one that is not an address are ignored.
+// IPv6 addresses are reduced to their /64 network.
 func ByAddress(trusted ...netip.Prefix) KeyFunc {
 	trusts := func(addr netip.Addr) bool {
 		return slices.ContainsFunc(trusted, func(n netip.Prefix) bool { return n.Contains(addr) })
