@@ -12,6 +12,7 @@ func TestSplit(t *testing.T) {
 		{"/a", "/a", ""},
 		{"/a#b?c", "/a", ""},
 		{"/a?b#c", "/a", "b"},
+		{"#a?b", "", ""},
 		{"http://h/a/b?c", "/a/b", "c"},
 		{"http://h?c", "/", "c"},
 		{"http://h", "/", ""},
@@ -34,7 +35,8 @@ func TestPathHasOneForm(t *testing.T) {
 		"/x/%2e%2E/login": "/login", "/x%2f..%2Flogin": "/login", "/../../login": "/login", "/login/": "/login/",
 		"/login//": "/login/", "/login/.": "/login/", "/login/x/..": "/login/", "/": "/", "//": "/", "/..": "/",
 		"/%": "/%", "/%4": "/%4", "/%zz": "/%zz", "/%2541": "/%41", "/a%00b": "/a\x00b", "/\xff": "/\xff", "/%ff": "/\xff",
-		"/...": "/...", "/.a": "/.a", "*": "*", "": "",
+		"/...": "/...", "/.a": "/.a", "*": "*", "": "", "a//b/../c": "a//b/../c",
+		"/%4z": "/%4z", "/%41x41": "/Ax41", "/%z4": "/%z4", "/%a": "/%a", "/ab%": "/ab%", "/x%41": "/xA",
 	} {
 		if got := Path(path); got != want {
 			t.Errorf("%q: %q, want %q", path, got, want)
@@ -78,7 +80,7 @@ func TestQueryIsTheFirstValue(t *testing.T) {
 	}{
 		{"k=v", "v", true}, {"k=v&k=w", "v", true}, {"a=b&k=v", "v", true}, {"k", "", true}, {"k=", "", true}, {"k=a=b", "a=b", true},
 		{"%6b=v", "v", true}, {"k=a%26b", "a&b", true}, {"k=a+b", "a b", true}, {"k=%0d%0a", "\r\n", true}, {"k=%ff%zz", "\xff%zz", true},
-		{"a=k=v", "", false}, {"K=v", "", false}, {"kk=v", "", false}, {"", "", false}, {"&&", "", false}, {"&k=v", "v", true},
+		{"%6a=w&+=x&k=v", "v", true}, {"a=k=v", "", false}, {"K=v", "", false}, {"kk=v", "", false}, {"", "", false}, {"&&", "", false}, {"&k=v", "v", true},
 	} {
 		if value, ok := Query(c.query, "k"); value != c.value || ok != c.ok {
 			t.Errorf("%q: got %q %t; want %q %t", c.query, value, ok, c.value, c.ok)
@@ -115,4 +117,32 @@ func FuzzTarget(f *testing.F) {
 			t.Errorf("%q: got %q %t, want %q %t as in net/url", query, value, ok, reference.Get("k"), reference.Has("k"))
 		}
 	})
+}
+
+// All escapes of two hexadecimal digits are decoded, and no others. All letters of ASCII have a lower case, and no
+// other bytes.
+func TestEachByteIsDecodedAndLowered(t *testing.T) {
+	const digits = "0123456789abcdef"
+	for c := range 256 {
+		char := byte(c)
+		if got, want := HexDigit(char), strings.IndexByte(digits, char); got != want && (char < 'A' || char > 'F' || got != int(char-'A')+10) {
+			t.Errorf("HexDigit(%q): got %d, want %d", char, got, want)
+		}
+		escaped := "%" + digits[c>>4:c>>4+1] + digits[c&15:c&15+1]
+		for _, text := range []string{escaped, strings.ToUpper(escaped)} {
+			if got := Unescape(text); got != string([]byte{char}) {
+				t.Errorf("Unescape(%q): got %q, want the byte %d", text, got, char)
+			}
+		}
+		lowered := char
+		if strings.IndexByte("ABCDEFGHIJKLMNOPQRSTUVWXYZ", char) >= 0 {
+			lowered += 'a' - 'A'
+		}
+		for _, around := range []string{"", "Q"} { // alone, and beside a letter that changes
+			want := string([]byte{lowered}) + strings.ToLower(around)
+			if got := Lower(string([]byte{char}) + around); got != want {
+				t.Errorf("Lower(%q): got %q, want %q", string([]byte{char})+around, got, want)
+			}
+		}
+	}
 }

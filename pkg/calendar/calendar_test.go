@@ -185,3 +185,13 @@ func TestStartsAreTheSameFromTheCache(t *testing.T) {
 		}
 	}
 }
+
+func TestNoZoneMeansUTC(t *testing.T) {
+	for _, u := range units {
+		c, utc := u.In(nil), u.In(time.UTC)
+		now := at(t, "2026-03-31T23:59:59.999999Z")
+		if c.Zone != "UTC" || c.Window(now) != utc.Window(now) || c.Start(c.Window(now)+1) != utc.Start(utc.Window(now)+1) {
+			t.Errorf("%s without a zone: got %q and window %d, want the windows of UTC", u, c.Zone, c.Window(now))
+		}
+	}
+}
