@@ -26,6 +26,7 @@ func TestForwarded(t *testing.T) {
 		{[]string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3", false},             // all hops are proxies
 		{[]string{"[2001:db8::1]:443, ::ffff:10.0.0.2"}, "2001:db8::1", true},
 		{[]string{" , 192.0.2.7:80 ,, "}, "192.0.2.7", true},
+		{[]string{",10.0.0.2"}, "10.0.0.2", false},
 	} {
 		got, untrusted := Forwarded(c.lines, peer, trusts)
 		if got.String() != c.want || untrusted != c.untrusted {
@@ -34,21 +35,40 @@ func TestForwarded(t *testing.T) {
 	}
 }
 
-// TestNetworks checks that an IPv4 client is identified by its address, and an IPv6 client by its /64 network.
+// An IPv4 client is identified by its address, and an IPv6 client by its network if the prefix is shorter than the
+// address.
 func TestNetworks(t *testing.T) {
-	for _, c := range []struct{ addr, key, network string }{
-		{"192.0.2.7", "192.0.2.7", "192.0.2.7/32"},
-		{"2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64", "2001:db8:1:2::/64"},
+	for _, c := range []struct {
+		addr         string
+		prefix       int
+		key, network string
+	}{
+		{"192.0.2.7", 64, "192.0.2.7", "192.0.2.7/32"},
+		{"192.0.2.7", 16, "192.0.2.7", "192.0.2.7/32"}, // the prefix is for IPv6
+		{"2001:db8:1:2:3:4:5:6", 64, "2001:db8:1:2::/64", "2001:db8:1:2::/64"},
+		{"2001:db8:1:2:3:4:5:6", 127, "2001:db8:1:2:3:4:5:6/127", "2001:db8:1:2:3:4:5:6/127"},
+		{"2001:db8:1:2:3:4:5:6", 128, "2001:db8:1:2:3:4:5:6", "2001:db8:1:2:3:4:5:6/128"},
 	} {
 		addr := netip.MustParseAddr(c.addr)
-		key, _ := Key(addr, 64)
-		network, _ := Network(addr, 64)
-		if key != c.key || network != c.network {
-			t.Errorf("%s: key %s, network %s; want %s, %s", addr, key, network, c.key, c.network)
+		key, hasKey := Key(addr, c.prefix)
+		network, hasNetwork := Network(addr, c.prefix)
+		if key != c.key || network != c.network || !hasKey || !hasNetwork {
+			t.Errorf("%s/%d: key %s %t, network %s %t; want %s, %s", addr, c.prefix, key, hasKey, network, hasNetwork, c.key, c.network)
 		}
 	}
 	if key, ok := Key(netip.Addr{}, 64); ok {
 		t.Errorf("the zero Addr has the key %q; want none", key)
+	}
+}
+
+func TestHop(t *testing.T) {
+	for text, want := range map[string]string{
+		" 192.0.2.7\t": "192.0.2.7", "192.0.2.7:80": "192.0.2.7", "[2001:db8::1]": "2001:db8::1", "[fe80::1%eth0]:80": "fe80::1",
+		"::ffff:192.0.2.7": "192.0.2.7", "": "invalid IP", "192.0.2.7 x": "invalid IP", "unknown": "invalid IP",
+	} {
+		if got, ok := Hop(text); got.String() != want || ok != got.IsValid() {
+			t.Errorf("%q: got %s %t, want %s", text, got, ok, want)
+		}
 	}
 }
 

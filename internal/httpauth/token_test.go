@@ -2,7 +2,9 @@ package httpauth
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -28,15 +30,20 @@ func write(t *testing.T, name, text string) {
 func TestFilesWithoutATokenAreRefused(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"empty": "", "blank": " \r\n\t\n", "two-lines": "a\nb\n", "two-words": "a b", "leading": " a", "null": "a\x00b", "large": strings.Repeat("x", maxFile+1),
+		"empty": "", "blank": " \r\n\t\n", "two-lines": "a\nb\n", "two-words": "a b", "leading": " a", "null": "a\x00b", "delete": "a\x7fb", "large": strings.Repeat("x", maxFile+1),
 	} {
 		write(t, filepath.Join(dir, name), text)
 	}
-	for _, path := range []string{"empty", "blank", "two-lines", "two-words", "leading", "null", "large", "none", "."} {
+	for _, path := range []string{"empty", "blank", "two-lines", "two-words", "leading", "null", "delete", "large", "none", "."} {
 		token, err := FileToken(filepath.Join(dir, path), zap.NewNop())
 		if err == nil || token != nil || !strings.Contains(err.Error(), filepath.Join(dir, path)) || strings.Contains(err.Error(), "xxx") {
 			t.Errorf("%s: got %v; want an error with the path and without the content", path, err)
 		}
+	}
+	largest := strings.Repeat("x", maxFile)
+	write(t, filepath.Join(dir, "largest"), largest)
+	if token, err := FileToken(filepath.Join(dir, "largest"), zap.NewNop()); err != nil || token() != largest {
+		t.Errorf("a token of %d bytes: %v; want it accepted", maxFile, err)
 	}
 	if token, err := FileToken("", zap.NewNop()); err == nil || token != nil {
 		t.Errorf("FileToken without a file name: token is nil: %t, error %v; want no token and an error", token == nil, err)
@@ -89,14 +96,54 @@ func TestTokensAreReadAgain(t *testing.T) {
 	})
 }
 
-// FromSamePage returns false for a request without a Host, even if its Origin has no host either.
-func TestARequestWithoutAHostIsOfNoPage(t *testing.T) {
-	for host, want := range map[string]bool{"": false, "sidecar": true} {
+// A page has the host name and the port of the request. Browsers that state the site must state same-origin.
+func TestRequestsOfTheSamePage(t *testing.T) {
+	for _, c := range []struct {
+		host, origin, site string
+		want               bool
+	}{
+		{"sidecar:80", "http://sidecar:80", "", true},
+		{"sidecar", "https://sidecar", "same-origin", true},
+		{"sidecar", "", "", false},
+		{"sidecar", "null", "", false},
+		{"sidecar", "http://sidecar:81", "", false},
+		{"sidecar", "http://evil.example", "", false},
+		{"sidecar", "https://evil.example", "same-origin", false},
+		{"sidecar", "ftp://sidecar", "", false},
+		{"sidecar", "http://sidecar", "same-site", false},
+		{"sidecar", "https://sidecar", "cross-site", false},
+		{"", "http://", "", false}, // neither has a host
+	} {
 		r := httptest.NewRequest("POST", "/", nil)
+		r.Host = c.host
+		r.Header.Set("Origin", c.origin)
+		if c.site != "" {
+			r.Header.Set("Sec-Fetch-Site", c.site)
+		}
+		if got := FromSamePage(r); got != c.want {
+			t.Errorf("Host %q, Origin %q, Sec-Fetch-Site %q: FromSamePage returned %t, want %t", c.host, c.origin, c.site, got, c.want)
+		}
+	}
+}
+
+func TestRequestsOfOtherSites(t *testing.T) {
+	for site, want := range map[string]bool{"cross-site": true, "same-site": true, "same-origin": false, "none": false, "": false} {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.Header.Set("Sec-Fetch-Site", site)
+		if got := FromOtherSite(r); got != want {
+			t.Errorf("Sec-Fetch-Site %q: FromOtherSite returned %t, want %t", site, got, want)
+		}
+	}
+}
+
+func TestOnlyRequestsToThisMachineArePassed(t *testing.T) {
+	handler := LocalHostOnly(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "passed") }), "use an address")
+	for host, want := range map[string]string{"localhost": "200 passed", "evil.example": "421 use an address\n"} {
+		r, w := httptest.NewRequest("GET", "/", nil), httptest.NewRecorder()
 		r.Host = host
-		r.Header.Set("Origin", "http://"+host)
-		if got := FromSamePage(r); got != want {
-			t.Errorf("Host %q: FromSamePage returned %t, want %t", host, got, want)
+		handler.ServeHTTP(w, r)
+		if got := fmt.Sprintf("%d %s", w.Code, w.Body); got != want {
+			t.Errorf("Host %s: got %q, want %q", host, got, want)
 		}
 	}
 }
@@ -134,6 +181,7 @@ func TestHostsOfThisMachine(t *testing.T) {
 		"evil-localhost": false, "localhost.evil.example:8080": false, "evil.localhost": false, "127.0.0.1.evil.example": false,
 	} {
 		r := httptest.NewRequest("GET", "/", nil)
+		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 6070}))
 		if r.Host = host; HasLocalHost(r) != want {
 			t.Errorf("Host %q: HasLocalHost returned %t, want %t", host, !want, want)
 		}
@@ -141,7 +189,7 @@ func TestHostsOfThisMachine(t *testing.T) {
 }
 
 func TestWithoutATokenNoRequestIsAuthorized(t *testing.T) {
-	for _, header := range []string{"", "Bearer", "Bearer ", "Bearer x"} {
+	for _, header := range []string{"", "Bearer", "Bearer ", "Bearer x", "Basic x", "x", " x"} {
 		r := httptest.NewRequest("GET", "/", nil)
 		r.Header.Set("Authorization", header)
 		if HasToken(r, nil) || HasToken(r, FixedToken("")) {
@@ -188,7 +236,11 @@ func TestKeysOfReservationsAreReadAgain(t *testing.T) {
 			t.Errorf("%d problems and %d changes are logged, want 3 and 2", problems, changes)
 		}
 	})
-	if secrets, err := FileSecrets(filepath.Join(t.TempDir(), "none"), zap.NewNop()); err == nil || secrets != nil {
+	write(t, path, one+"\n"+two[1:])
+	if _, err := FileSecrets(path, zap.NewNop()); err == nil || !strings.Contains(err.Error(), "key 2 in "+path) {
+		t.Errorf("a second key that is too short: got %v, want an error that names key 2", err)
+	}
+	if secrets, err := FileSecrets(filepath.Join(t.TempDir(), "none"), zap.NewNop()); !errors.Is(err, fs.ErrNotExist) || secrets != nil {
 		t.Errorf("FileSecrets of a file that does not exist: secrets are nil: %t, error %v; want no secrets and an error", secrets == nil, err)
 	}
 }
