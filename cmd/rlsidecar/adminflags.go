@@ -32,14 +32,14 @@ type adminFlags struct {
 // maxAnswer bounds the size of an answer.
 const maxAnswer = 16 << 20
 
-// request sends a request for a path below /api/, and decodes the answer into into. With --format json it also
+// request sends a request for a path below /api/, and decodes the answer into target. With --format json it also
 // prints the answer, indented.
-func (f *adminFlags) request(a *app, method, path string, query url.Values, into any) error {
-	return f.send(a, method, path, query, nil, into)
+func (f *adminFlags) request(a *app, method, path string, query url.Values, target any) error {
+	return f.send(a, method, path, query, nil, target)
 }
 
 // send does what request does, and also sends a JSON body. If content is nil, it sends no body.
-func (f *adminFlags) send(a *app, method, path string, query url.Values, content []byte, into any) error {
+func (f *adminFlags) send(a *app, method, path string, query url.Values, content []byte, target any) error {
 	if f.AdminListen == "" {
 		return exitError{exitUsage, errors.New("there is no admin listener to query; give --admin-listen")}
 	}
@@ -74,7 +74,7 @@ func (f *adminFlags) send(a *app, method, path string, query url.Values, content
 	if answer.StatusCode != http.StatusOK {
 		return f.refused(answer, body)
 	}
-	if err := json.Unmarshal(body, into); err != nil {
+	if err := json.Unmarshal(body, target); err != nil {
 		return fmt.Errorf("query %s: the answer is not valid: %w; is this rlsidecar's admin listener? (--admin-listen)", f.AdminListen, err)
 	}
 	if f.Format == "json" {

@@ -348,12 +348,12 @@ var matchWords = map[string]string{
 	descriptors.Any.String():       "any value",
 }
 
-// overText lists over, the patterns that match too but have lower precedence.
-func overText(over []string) string {
-	if len(over) == 0 {
+// overText lists patterns, which match too but have lower precedence. It returns "" if there are none.
+func overText(patterns []string) string {
+	if len(patterns) == 0 {
 		return ""
 	}
-	return "; before " + strings.Join(over, ", ")
+	return "; before " + strings.Join(patterns, ", ")
 }
 
 func writeLimit(w io.Writer, l limitApplied) {

@@ -132,7 +132,7 @@ func (c *simulateCmd) replay(a *app, run simulate.Config, report io.Writer) erro
 	return errors.Join(done.WriteHTML(a.ctx, page, run.Name), page.Close())
 }
 
-// parseShare parses a percentage.
+// parseShare parses a percentage, such as 0.5%, and returns it as a fraction from 0 to below 1.
 func parseShare(text string) (float64, error) {
 	number, percent := strings.CutSuffix(text, "%")
 	n, err := strconv.ParseFloat(strings.TrimSpace(number), 64)

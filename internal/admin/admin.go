@@ -81,9 +81,8 @@ type pages struct {
 	catalogs catalogs
 }
 
-// New returns the handler of all paths of the admin listener. Without a token, a page of another site could
-// read everything by DNS rebinding, so every path then requires that the request names a host of this
-// machine.
+// New returns the handler of all paths of the admin listener. Without a token, a page of another site could read
+// everything by DNS rebinding, so every path then requires that httpauth.HasLocalHost returns true.
 func New(c Config) http.Handler {
 	return newPages(c).handler()
 }

@@ -21,7 +21,7 @@ type Reload struct {
 	// Failed is when a later configuration was rejected, or zero. Refused has the reasons.
 	Failed  time.Time
 	Refused []Refusal
-	// Stale are the domains that have kept an earlier version because of a mistake.
+	// Stale are the domains with a mistake. Each keeps its last valid version, or has none.
 	Stale []string
 	// Changes are the differences from the previous configuration. It is nil if there was no previous one.
 	Changes *Changes
@@ -122,16 +122,16 @@ func differing(before, after *limiter.Snapshot) (old, now *limiter.Snapshot) {
 	return old, now
 }
 
-// changed returns the policies of d, except policies that other has at the same position. other is another
-// version of the domain, or nil. It returns all policies if there is no other version, or if it has another number
-// of policies. It does so too if a version has named limits, because several uses of a named limit count as one
-// limit.
-func changed(d, other *limiter.Domain) (list []*descriptors.Policy) {
-	if other == nil || len(d.Policies) != len(other.Policies) || len(d.Named) > 0 || len(other.Named) > 0 {
+// changed returns the policies of d, except those at whose position counterpart has the same pointer. counterpart is
+// the domain in the other configuration, or nil. changed returns all policies if counterpart is nil or has another
+// number of policies. It does so too if one of the two has named limits, because several uses of a named limit count
+// as one limit.
+func changed(d, counterpart *limiter.Domain) (list []*descriptors.Policy) {
+	if counterpart == nil || len(d.Policies) != len(counterpart.Policies) || len(d.Named) > 0 || len(counterpart.Named) > 0 {
 		return d.Policies
 	}
 	for i, p := range d.Policies {
-		if p != other.Policies[i] {
+		if p != counterpart.Policies[i] {
 			list = append(list, p)
 		}
 	}

@@ -196,7 +196,7 @@ func (p *pages) inspect(ctx context.Context, s *subject, cost int64) (*limiter.C
 	return c, nil
 }
 
-// call returns a Call that is a dry run for s.
+// call returns a Call for s with this cost, which is a dry run.
 func (p *pages) call(s *subject, cost int64) (*limiter.Call, error) {
 	c := &limiter.Call{Request: limiter.Request{Domain: s.Domain, Inspect: true}}
 	if s.Entries != nil {
@@ -237,7 +237,7 @@ func openKeys(l *descriptors.Policy) string {
 	return plural(int64(len(l.Open)), "value") + " (" + strings.Join(names, ", ") + ")"
 }
 
-// events are the most denied keys and the keys that consumed most, at the time now.
+// events are the most denied keys, and the keys that consumed most. now is the time at which they were read.
 type events struct {
 	denied []denials.Denied
 	used   []usage.Used
@@ -323,8 +323,10 @@ func deniedBy(limits []keyLimit, c *limiter.Call) string {
 	return strings.Join(names, "; ")
 }
 
-// keyLimit describes the answer of one limit. result is the answer to a cost of 1, state the answer to a cost
-// of 0.
+// keyLimit describes one limit for a key: how the limit decides, from result, and what its bucket contains, from state.
+// result is the answer to a cost of 1, and state the answer to a cost of 0. The two can be one Result. If a limit does
+// not allow a cost of 1 and another one pays, both are the answer to a cost of 0. If there is no answer to a cost of 0,
+// both are that to a cost of 1.
 func (p *pages) keyLimit(c *limiter.Call, result, state *limiter.Result, now time.Time) keyLimit {
 	limit := result.Policy
 	key := c.AppendValues(nil, result)

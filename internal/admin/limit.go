@@ -263,7 +263,8 @@ func above(text []string, i int) int {
 
 func indent(line string) int { return len(line) - len(strings.TrimLeft(line, " ")) }
 
-// readLines calls visit with the lines of a file until visit returns false.
+// readLines calls visit with the lines of a file, counted from 1, until visit returns false. It truncates lines to
+// maxLine bytes. If the file cannot be opened, it does not call visit.
 func readLines(name string, visit func(n int, text string) bool) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -310,5 +311,5 @@ func excerptAround(name string, line int) (lines []sourceLine) {
 	return slices.Clip(lines)
 }
 
-// moment formats the time of an entry of the audit.
+// moment formats a time of the store of adjustments.
 func moment(t algorithms.Micros) string { return at(time.UnixMicro(int64(t))) }

@@ -19,7 +19,8 @@ func (p *pages) showLogin(w http.ResponseWriter, r *http.Request, status int, pr
 	p.show(w, r, viewer{}, status, loginPage, frame{Title: "Log in", Body: loginBody{next, problem}})
 }
 
-// login creates a session and redirects the browser to the requested page.
+// login shows the login form. If the form with a valid token is sent, login creates a session. A browser with a session
+// is redirected to the requested page.
 func (p *pages) login(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	if err := r.ParseForm(); err != nil {

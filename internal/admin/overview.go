@@ -82,7 +82,8 @@ type overviewBody struct {
 	Sorts      []choice
 	Shows      []choice
 	Rows       []limitRow
-	// First and Last are the positions of this page's limits among all Found limits.
+	// First and Last are the positions of the first and the last limit of this page among the Found limits, counted
+	// from 1. All is the number of configured limits.
 	First, Last, Found, All string
 	Previous, Next          string // links to the neighbouring pages; "" if there is no such page
 	// Dropped states how many limits have no sparkline, or is "".
@@ -207,7 +208,7 @@ func (b *overviewBody) link(sort, show string, page int) string {
 	return "/?" + q.Encode() + "#limits"
 }
 
-// ranked returns the limits of all that the overview shows, in the chosen order.
+// ranked returns the limits in all that match the query and the filter of b, in the order that b states.
 func (p *pages) ranked(all []*descriptors.Policy, b *overviewBody) []ranked {
 	list := make([]ranked, len(all))
 	for i, l := range all {
@@ -271,7 +272,7 @@ func limitLink(domain, name string) string {
 	return "/limit?" + url.Values{"domain": {domain}, "name": {name}}.Encode()
 }
 
-// cut truncates a text that a client sent to most bytes, and replaces what is not UTF-8.
-func cut(text string, most int) string {
-	return strings.ToValidUTF8(text[:min(len(text), most)], "\ufffd")
+// cut returns the first n bytes of text, which a client has sent. U+FFFD replaces bytes that are not UTF-8.
+func cut(text string, n int) string {
+	return strings.ToValidUTF8(text[:min(len(text), n)], "\ufffd")
 }

@@ -31,8 +31,9 @@ func Hop(text string) (netip.Addr, bool) {
 // hop that is not trusted, because the trusted hop to the right of it has added it. If all hops are trusted,
 // the client is the leftmost hop. Without hops, the client is the peer. The peer must be trusted.
 //
-// A hop that is not an address ends the search, because no trusted proxy has added the hops to the left of
-// it. untrusted reports whether the search ended at a hop that is not trusted or is not an address.
+// A hop that is not an address ends the search, because no trusted proxy has added the hops to the left of it. The
+// client is then the hop to its right or, without one, the peer. untrusted reports whether the search ended at a hop
+// that is not trusted or is not an address.
 func Forwarded(lines []string, peer netip.Addr, trusts func(netip.Addr) bool) (addr netip.Addr, untrusted bool) {
 	addr = peer
 	for _, line := range slices.Backward(lines) {

@@ -84,7 +84,7 @@ func Format(entries []Entry) string {
 var formatKey = strings.NewReplacer(",", `\,`, "=", `\=`)
 
 // Printable returns bytes from a client in a form that is safe to display. Printable ASCII stays as it is,
-// except quotes and backslashes. These and all other bytes are escaped. If s is longer than 128 bytes, "…"
+// except double quotes and backslashes. These and all other bytes are escaped. If s is longer than 128 bytes, "…"
 // replaces the rest.
 func Printable(s string) string {
 	const most = 128

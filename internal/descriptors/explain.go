@@ -11,7 +11,7 @@ import (
 type Explanation struct {
 	// Steps are the entries that matched a pattern, with their patterns, in order.
 	Steps []Step
-	// Node is the node at which the descriptor ended; nil if an entry matched no pattern.
+	// Node is the node at which the descriptor ended. It is nil if an entry matched no pattern, or if there is no entry.
 	Node *Node
 	// Miss describes why no limit applies. It is nil if a limit applies.
 	Miss *Miss
@@ -44,13 +44,13 @@ var reasonNames = [...]string{"no such key", "no such value", "too long", "too s
 // String returns the reason in a few words.
 func (r Reason) String() string { return reasonNames[r] }
 
-// maxNear is the largest length of Miss.Near.
+// maxNear is the largest number of texts in Miss.Near.
 const maxNear = 5
 
 // Miss describes where a match failed, and what the configuration has at that level.
 type Miss struct {
 	Reason Reason
-	// At is the index of the entry that matched nothing, and Entry is that entry. If all entries matched, At is
+	// At is the index of the entry that matched no pattern, and Entry is that entry. If all entries matched, At is
 	// the number of entries, and Entry is empty.
 	At    int
 	Entry Entry
@@ -186,7 +186,7 @@ func (at *level) step(e *Entry, node *Node) Step {
 	return s
 }
 
-// miss describes why e, the i-th entry, matched no pattern.
+// miss describes why e, the entry with the index i, matched no pattern of the level.
 func (at *level) miss(i int, e *Entry) *Miss {
 	m := &Miss{At: i, Entry: *e}
 	t := at.tables()
@@ -204,8 +204,8 @@ func (at *level) miss(i int, e *Entry) *Miss {
 	return m
 }
 
-// ended explains why no limit applies to a descriptor of n entries all of which matched. at is the level
-// below the last entry.
+// ended explains why no limit applies to a descriptor of n entries all of which matched. The level is the one below
+// the last entry.
 func (at *level) ended(n int) *Miss {
 	m := &Miss{Reason: TooShort, At: n}
 	var below []string
@@ -226,7 +226,8 @@ func (at *level) ended(n int) *Miss {
 	return m
 }
 
-// walk calls visit for all nodes below at.
+// walk calls visit for all nodes below the level. path is the text of the patterns that lead to the level. visit gets
+// path with the patterns that lead from there to the node.
 func (at *level) walk(path string, visit func(path string, node *Node)) {
 	enter := func(p Pattern, node *Node) {
 		name := p.Shown()

@@ -55,7 +55,8 @@ func (p *Policy) AppendKey(dst []byte, entries []Entry) (key []byte, hash uint64
 	return foldKey(dst, values), hash
 }
 
-// AppendKeyOf does what AppendKey does, for a list of values in place of entries.
+// AppendKeyOf does what AppendKey does, for a list of the values that identify the bucket. For a policy that is Whole,
+// the list has the key and the value of each entry.
 func (p *Policy) AppendKeyOf(dst []byte, key []string) ([]byte, uint64) {
 	dst = append(append(dst, p.Prefix...), formValues)
 	values := len(dst)
@@ -141,7 +142,8 @@ func keyText(key []byte) (text string, ok bool) {
 	return text, true
 }
 
-// cutValue removes the first value from b, which must be in the form of appendValue.
+// cutValue returns the first value in b, and the bytes after it. ok is false if b does not start with a value in the
+// form of appendValue.
 func cutValue(b []byte) (value string, rest []byte, ok bool) {
 	n, size := binary.Uvarint(b)
 	if size <= 0 || n > uint64(len(b)-size) {

@@ -85,7 +85,7 @@ func RegexPattern(key, expression string) (Pattern, error) {
 	return Pattern{Key: key, How: Regex, Text: expression, regex: regex}, err
 }
 
-// Shown returns the pattern for display: key, key=value, or key~expression.
+// Shown returns the pattern for display: key, key=value, key~expression or, for a key with a "*", key_value.
 func (p *Pattern) Shown() string {
 	switch {
 	case p.Key == "": // a wildcard that covers key and value

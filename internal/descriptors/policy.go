@@ -115,8 +115,8 @@ type Extras struct {
 // Settle describes how a request reserves units of a limit, for work whose cost is known only when the work
 // is done.
 type Settle struct {
-	// Estimate is the number of units that a request reserves if it declares nothing, or less without
-	// TrustDeclared.
+	// Estimate is the number of units that a request reserves if it declares nothing. If TrustDeclared is false, a
+	// request that declares less reserves Estimate too.
 	Estimate int64
 	// Least and Most bound the number of units that a request reserves.
 	Least, Most int64
@@ -143,8 +143,8 @@ type Learn struct {
 	Values map[string]map[string]bool
 }
 
-// Reserves returns the number of units that a request reserves. declared is the number that the request
-// declares; 0 or less means that it declares nothing.
+// Reserves returns the number of units that a request reserves. estimate is s.Estimate, or the learned estimate.
+// declared is the number that the request declares; 0 or less means that it declares nothing.
 func (s *Settle) Reserves(estimate, declared int64) int64 {
 	units := max(declared, estimate)
 	if s.TrustDeclared && declared > 0 {
@@ -230,7 +230,7 @@ func (p *Policy) SlotOf(entries []Entry) uint64 {
 	return slot.Fixed
 }
 
-// SlotOfKey does what SlotOf does, for a list of values in place of entries.
+// SlotOfKey does what SlotOf does, for the values that identify the bucket in place of entries. It ignores Slot.Entry.
 func (p *Policy) SlotOfKey(key []string) uint64 {
 	slot := &p.Extra().Slot
 	if i := slot.Value; i > 0 && i <= len(key) {

@@ -83,7 +83,7 @@ func TestTextsOfKeys(t *testing.T) {
 	}
 }
 
-// An expression must match a whole value, also one that ends in a newline.
+// An expression must match the whole value, including a newline at its end. Its length and its steps are bounded.
 func TestBoundsOfExpressions(t *testing.T) {
 	p, err := RegexPattern("k", "a.c")
 	if err != nil {

@@ -47,8 +47,8 @@ type wildKeys struct {
 	count int
 }
 
-// tables returns the patterns of the level as tables. It returns at.many if the level has tables, which only put
-// may change, or else new tables.
+// tables returns the patterns of the level as tables. If the level has tables, it returns these, and only put may
+// change them. Otherwise it returns new tables.
 func (at *level) tables() *tables {
 	if at.many != nil {
 		return at.many

@@ -172,7 +172,8 @@ func (a *Adjustments) verify(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", answer)
 }
 
-// page parses the query that selects a part of the audit: n entries before a version.
+// page parses the query that selects a part of the audit: n entries before the version before. 0 means that the query
+// has no such version, so that the part begins with the newest entry.
 func page(raw string) (before uint64, n int, err error) {
 	values, err := url.ParseQuery(raw)
 	if err != nil {

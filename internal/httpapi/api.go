@@ -45,9 +45,9 @@ func (a *API) routes(mux *http.ServeMux) {
 	mux.Handle("/v1/", a.byOwnName(a.guard(nil)))
 }
 
-// byOwnName refuses requests with another host name than this machine's, if no token is required. Otherwise a
-// web site could make its own name resolve to this machine. A browser would then let its pages send requests
-// and read the answers.
+// byOwnName refuses requests for which httpauth.HasLocalHost returns false, if no token is required. Otherwise a web
+// site could make its own name resolve to this machine. A browser would then let its pages send requests and read
+// the answers.
 func (a *API) byOwnName(next http.Handler) http.Handler {
 	if a.Token != nil {
 		return next

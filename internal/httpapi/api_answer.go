@@ -109,11 +109,11 @@ func (req *apiRequest) jitterDelay() int64 {
 	return int64(binary.BigEndian.Uint64(digest[:8]) % uint64(req.jitter+1))
 }
 
-// later delays the retry and wait times.
-func (a *apiAnswer) later(by int64) {
+// later adds delay, in ms, to the retry and wait times that are not 0.
+func (a *apiAnswer) later(delay int64) {
 	move := func(at *int64) {
 		if *at > 0 {
-			*at += by
+			*at += delay
 		}
 	}
 	move(&a.RetryAfter)
@@ -137,7 +137,8 @@ func neverOf(c *limiter.Call) *limiter.Result {
 	return nil
 }
 
-// costOf returns the total cost for r's bucket, and the most that the bucket can ever hold.
+// costOf returns the total cost for r's bucket, and the largest cost that its limit can ever allow. That includes
+// units reserved ahead only if all charges of the bucket reserve.
 func costOf(c *limiter.Call, r *limiter.Result) (cost, most int64) {
 	reserve := true
 	for i := range c.Results {
@@ -216,7 +217,7 @@ func answerOfLimit(c *limiter.Call, r *limiter.Result) limitAnswer {
 	return l
 }
 
-// apiHeaders adds the headers for c. jitterDelay is the delay of times, in ms.
+// apiHeaders adds the headers for c to h. jitterDelay, in ms, is added to the time in Retry-After only.
 func apiHeaders(h http.Header, sets HeaderSets, c *limiter.Call, jitterDelay int64) {
 	var l lines
 	l.verdict(sets, &c.Verdict)

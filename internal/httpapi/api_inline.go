@@ -18,7 +18,7 @@ const (
 // inlines is a cache of limits that came with requests. They are compiled under one configuration.
 type inlines struct {
 	mu       sync.Mutex
-	of       *limiter.Snapshot              // guarded by mu
+	of       *limiter.Snapshot              // the configuration of the items in compiled; guarded by mu
 	compiled map[inline]*descriptors.Policy // guarded by mu
 }
 

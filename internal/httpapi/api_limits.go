@@ -107,7 +107,7 @@ func (a *API) show(w http.ResponseWriter, r *http.Request) {
 	send(w, http.StatusOK, "application/json", bucketOf(c, result))
 }
 
-// bucketOf returns the bucket of result, a dry run.
+// bucketOf returns the bucket of result. c must be a dry run, because its decision then describes the present state.
 func bucketOf(c *limiter.Call, result *limiter.Result) bucket {
 	d := &result.Decision
 	b := bucket{

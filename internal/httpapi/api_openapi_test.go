@@ -85,7 +85,7 @@ func (s sample) send() *httptest.ResponseRecorder {
 	return call(s.h, s.method, s.path, s.body, s.header...)
 }
 
-// samples returns a request for each described status of each path.
+// samples returns a request for each described status of each path, except 408.
 func samples(t *testing.T) map[string]map[string]map[int]sample {
 	t.Helper()
 	h, clock := onClock(t)

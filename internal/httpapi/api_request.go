@@ -378,9 +378,9 @@ func (p *parser) costs() (map[string]int64, error) {
 // count parses a cost.
 func (p *parser) count() (int64, error) { return p.whole(-maxCount, maxCount, "-2^53", "2^53") }
 
-// whole parses a whole number between least and most. leastName and mostName are the names of these bounds
-// in errors.
-func (p *parser) whole(least, most int64, leastName, mostName string) (int64, error) {
+// whole parses a whole number from low to high, both included. lowName and highName are the names of these bounds in
+// errors.
+func (p *parser) whole(low, high int64, lowName, highName string) (int64, error) {
 	t := p.token()
 	number, ok := t.(json.Number)
 	if !ok {
@@ -394,8 +394,8 @@ func (p *parser) whole(least, most int64, leastName, mostName string) (int64, er
 		}
 		n = int64(max(-2*maxCount, min(2*maxCount, f)))
 	}
-	if err != nil || n > most || n < least {
-		return 0, fmt.Errorf("must be between %s and %s, is %s", leastName, mostName, descriptors.Printable(string(number)))
+	if err != nil || n > high || n < low {
+		return 0, fmt.Errorf("must be between %s and %s, is %s", lowName, highName, descriptors.Printable(string(number)))
 	}
 	return n, nil
 }

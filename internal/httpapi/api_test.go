@@ -98,7 +98,7 @@ func call(h http.Handler, method, path, body string, header ...string) *httptest
 
 // exchangeStep is a request at a time, and its answer.
 type exchangeStep struct {
-	at         algorithms.Micros
+	at         algorithms.Micros // since storetest.Start
 	path, body string
 	code       int
 	want       string // the whole body; for a problem, its detail

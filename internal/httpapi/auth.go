@@ -198,7 +198,7 @@ func limitReached(v *limiter.Verdict) bool {
 	return false
 }
 
-// reply sends a. For NGINX the only denials are 401 and 403, and it discards their bodies.
+// reply sends the answer a. For NGINX the only denials are 401 and 403, and it discards their bodies.
 func (d *Auth) reply(w http.ResponseWriter, r *http.Request, x *authExchange, a authAnswer, nginx bool) {
 	l := &x.lines
 	refused := a.code == http.StatusTooManyRequests

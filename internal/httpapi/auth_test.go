@@ -73,7 +73,8 @@ func (e *echo) Check(_ context.Context, c *limiter.Call) error {
 	return nil
 }
 
-// put sends a request to h. line is "METHOD target"; headers have the form "Name: value".
+// put sends a request to h. line is "METHOD target"; headers have the form "Name: value". The peer "@" is a client of a
+// Unix socket.
 func put(h http.Handler, peer, line string, headers ...string) *httptest.ResponseRecorder {
 	method, target, _ := strings.Cut(line, " ")
 	r := httptest.NewRequest(method, "/", nil)

@@ -25,8 +25,8 @@ type clientRequest struct {
 	trusted bool
 }
 
-// read fills in the client's request from a.r. own is the path below /v1/auth: Envoy's ext_authz appends
-// the client's path to it.
+// read sets the fields of routing.Request from a.r, the auth request. own is the path of a.r below /v1/auth, and
+// ownQuery is its query. Envoy's ext_authz appends the path of the client's request to /v1/auth.
 func (a *clientRequest) read(own, ownQuery string) {
 	a.setPeer()
 	a.Method, a.Host, a.Header = a.r.Method, a.r.Host, a.r.Header
@@ -49,20 +49,21 @@ func (a *clientRequest) read(own, ownQuery string) {
 	a.Client = a.client()
 }
 
-// firstHeader returns the value of the first of two headers that is present. Behind NGINX, original comes first;
-// behind other proxies, forwarded does.
-func (a *clientRequest) firstHeader(original, forwarded string) string {
-	if !a.nginx {
-		original, forwarded = forwarded, original
+// firstHeader returns the value of one of two headers. If both are present, nginxName takes precedence behind NGINX,
+// and otherName behind other proxies. If both are missing or empty, firstHeader returns "".
+func (a *clientRequest) firstHeader(nginxName, otherName string) string {
+	first, second := otherName, nginxName
+	if a.nginx {
+		first, second = second, first
 	}
-	if s := a.header(original); s != "" {
+	if s := a.header(first); s != "" {
 		return s
 	}
-	return a.header(forwarded)
+	return a.header(second)
 }
 
-// header returns the last line of a header. A proxy that appends to the client's headers writes the last
-// line.
+// header returns the last line of a header, or "". A proxy that appends to the client's headers writes the last
+// line. name is the name in the canonical form of net/http.
 func (a *clientRequest) header(name string) string {
 	if lines := a.r.Header[name]; len(lines) > 0 {
 		return lines[len(lines)-1]

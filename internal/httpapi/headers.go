@@ -116,7 +116,8 @@ func (l *lines) verdict(s HeaderSets, v *limiter.Verdict) {
 	}
 }
 
-// policies adds RateLimit-Policy: the most restrictive limit first, then the others.
+// policies adds RateLimit-Policy: the most restrictive limit first, then the others, at most maxShown in all.
+// mostRestrictive is the index of its Result.
 func (l *lines) policies(v *limiter.Verdict, mostRestrictive int) {
 	l.policy(&v.Results[mostRestrictive])
 	shown := 1

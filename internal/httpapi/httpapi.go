@@ -109,9 +109,9 @@ func (c *Config) json(w http.ResponseWriter, r *http.Request) {
 // fromProgram reports whether a program sent r. Web pages could otherwise consume units of any bucket. It
 // refuses requests with:
 //
-//   - a host name that is not this machine's, if only this machine can reach the port or if a browser sent the
-//     request, because the name of a web site may resolve to this machine. Programs on other machines use
-//     other names, such as that of a Kubernetes service;
+//   - a host name other than localhost (see httpauth.HasLocalHost), if only this machine can reach the port or if a
+//     browser sent the request, because the name of a web site may resolve to this machine. Programs on other
+//     machines use other names, such as that of a Kubernetes service;
 //   - the origin of another page;
 //   - a content type that only forms have, for browsers that do not send an origin. The type that curl -d sends is
 //     accepted: browsers encode such a form, so it is never valid JSON.

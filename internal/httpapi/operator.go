@@ -155,7 +155,7 @@ type Settling struct {
 	LostUnits     uint64 `json:"lost_units"`
 }
 
-// settling returns the Settling of p's limit, or nil if the limit has no settle.
+// settling returns the Settling of p's limit, or nil if the limit has no settle or o.Settling is nil.
 func (o *Operator) settling(p *descriptors.Policy) *Settling {
 	if p.Extra().Settle == nil || o.Settling == nil {
 		return nil

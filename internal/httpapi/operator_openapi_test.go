@@ -60,8 +60,8 @@ func (unreachable) Audit(context.Context, uint64, int) ([]*adjust.Entry, error) 
 
 func (unreachable) Verify(context.Context) (int, error) { return 0, errors.New("no answer") }
 
-// operatorSamples has a request for each described status of each path and method, except those in package
-// admin (401).
+// operatorSamples has a request for each described status of each path and method, except those that other tests
+// check.
 func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
 	t.Helper()
 	keeper, err := adjust.NewLocal("", adjust.NewChain(nil), time.Now)
@@ -140,8 +140,8 @@ func operatorSamples(t *testing.T) map[string]map[string]map[int]sample {
 	}
 }
 
-// Each path and status that openapi-operators.json describes must occur, with a body of its schema. No other
-// path may exist.
+// Each path and status that openapi-operators.json describes must occur, with a body of its schema, except the statuses
+// in elsewhere. No other path may exist.
 func TestTheOperatorsDescriptionIsOfTheseHandlers(t *testing.T) {
 	o := describedOperator(t, memory.New(memory.Config{}), nil)
 	d := openDocument(t, call(o.Handler(), "GET", "/api/openapi.json", "").Body.Bytes())

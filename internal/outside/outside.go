@@ -59,10 +59,10 @@ type Command struct {
 	Err   error
 }
 
-// Entry is an entry of a stream in Redis, with the fields that a ledger writes.
+// Entry is an entry of a stream in Redis, with the fields that redis.Ledger writes.
 type Entry struct{ ID, Body, MAC string }
 
-// Slots is a part of the reply to CLUSTER SLOTS: the node at Addr is the master of these slots.
+// Slots is a part of the reply to CLUSTER SLOTS: the node at Addr is the master of the slots From to To, both included.
 type Slots struct {
 	From, To int
 	Addr     string

@@ -199,7 +199,7 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 	return conn, nil
 }
 
-// stream handles one stream until its end. It reports whether a configuration was received, valid or not.
+// stream handles one stream until its end. answered reports whether the server has sent a response, valid or not.
 func (c *Client) stream(ctx context.Context, use Use) (answered bool, err error) {
 	conn, err := c.dial()
 	if err != nil {
