@@ -18,21 +18,22 @@ const (
 	longest = 60 * algorithms.Second
 	// margin is the part of the caller's deadline that is reserved for sending the answer.
 	margin = 2 * time.Millisecond
-	// none is the shortest delay that a request can state. It allows only requests whose turn is now. 0 would
-	// mean that the delay is not bounded.
+	// none is the smallest bound on a delay, 1 us. In effect it allows only requests whose turn is now. A bound of
+	// 0 would mean that the delay is not bounded.
 	none = algorithms.Micros(1)
 )
 
 // Room delays answers until their turn. The zero Room has room for 10,000 answers.
 type Room struct {
-	// Most is the largest number of delayed answers. 0 means the default. A negative number means that no answer
-	// may be delayed.
+	// Most is the number of delayed answers from which on Longest and LongestFor permit no further delay. 0 means
+	// the default. A negative number permits none. Wait and Later do not check Most, so concurrent callers may
+	// exceed it a little.
 	Most    int64
 	waiting atomic.Int64
 }
 
-// Longest returns how long an answer may be delayed. The result ends shortly before the deadline of ctx. If
-// there is no room, Longest returns the shortest delay.
+// Longest returns how long an answer may be delayed: until shortly before the deadline of ctx, and at most 60 s. If
+// there is no room or no time, the result is 1 us.
 func (r *Room) Longest(ctx context.Context) algorithms.Micros {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -41,9 +42,9 @@ func (r *Room) Longest(ctx context.Context) algorithms.Micros {
 	return r.LongestFor(max(1, time.Until(deadline)))
 }
 
-// LongestFor does what Longest does, for a caller whose deadline is the duration left from now. 0 means that the
-// caller has no deadline.
-func (r *Room) LongestFor(left time.Duration) algorithms.Micros {
+// LongestFor does what Longest does. remaining is the time until the caller's deadline; 0 means that the caller has
+// no deadline, and a negative duration that the deadline has passed.
+func (r *Room) LongestFor(remaining time.Duration) algorithms.Micros {
 	most := r.Most
 	if most == 0 {
 		most = defaultMost
@@ -51,10 +52,10 @@ func (r *Room) LongestFor(left time.Duration) algorithms.Micros {
 	switch {
 	case r.waiting.Load() >= most:
 		return none
-	case left == 0:
+	case remaining == 0:
 		return longest
 	default:
-		return max(none, min(algorithms.Micros((left-margin).Microseconds()), longest))
+		return max(none, min(algorithms.Micros((remaining-margin).Microseconds()), longest))
 	}
 }
 
@@ -77,7 +78,7 @@ func For(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Later calls answer after the duration d, unless stop is called first.
+// Later calls answer on a goroutine of its own after the duration d, unless stop is called first.
 func (r *Room) Later(d algorithms.Micros, answer func()) (stop func()) {
 	r.waiting.Add(1)
 	done := func() { r.waiting.Add(-1) }
