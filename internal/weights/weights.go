@@ -18,8 +18,9 @@ type Weight struct{ Parts, Of int64 }
 // is immutable.
 type Weights struct {
 	names []string // the names of the kinds, sorted
-	parts []int64  // the cost of each name, in units of 1/of
-	of    int64
+	parts []int64  // the cost of each name, as a numerator over denominator
+	// denominator is common to all parts.
+	denominator int64
 }
 
 const (
@@ -33,7 +34,8 @@ const (
 	maxWeight = 1e9
 )
 
-// Parse parses a whole number, a decimal fraction, or a fraction, such as 4, 0.1 or 1/10.
+// Parse parses a whole number, a decimal fraction with at most 9 digits after the point, or a fraction, such as 4,
+// 0.1 or 1/10. The result is in lowest terms.
 func Parse(text string) (Weight, error) {
 	wrong := fmt.Errorf("%q must be a whole number, a decimal fraction or a fraction of 0 or more, such as 4, 0.1 or 1/10", text)
 	above, below, isFraction := strings.Cut(text, "/")
@@ -76,20 +78,20 @@ func Compile(byName map[string]Weight) (*Weights, error) {
 	if len(byName) == 0 || len(byName) > Max {
 		return nil, fmt.Errorf("must have 1 to %d names, has %d", Max, len(byName))
 	}
-	w := &Weights{of: 1}
+	w := &Weights{denominator: 1}
 	for name, weight := range byName {
 		if name == "" || len(name) > MaxName {
 			return nil, fmt.Errorf("a name must have 1 to %d bytes, has %d", MaxName, len(name))
 		}
 		w.names = append(w.names, name)
-		if w.of = w.of / gcd(w.of, weight.Of) * weight.Of; w.of > maxWeight {
+		if w.denominator = w.denominator / gcd(w.denominator, weight.Of) * weight.Of; w.denominator > maxWeight {
 			return nil, errors.New("the common denominator must be at most 1000000000; use weights that are less fine")
 		}
 	}
 	slices.Sort(w.names)
 	for _, name := range w.names {
 		weight := byName[name]
-		w.parts = append(w.parts, weight.Parts*(w.of/weight.Of)) // the product is at most 10^18
+		w.parts = append(w.parts, weight.Parts*(w.denominator/weight.Of)) // the product is at most 10^18
 	}
 	return w, nil
 }
@@ -98,9 +100,9 @@ func Compile(byName map[string]Weight) (*Weights, error) {
 func (w *Weights) String() string {
 	texts := make([]string, len(w.names))
 	for i, name := range w.names {
-		shared := gcd(w.parts[i], w.of)
+		shared := gcd(w.parts[i], w.denominator)
 		texts[i] = fmt.Sprintf("%s: %d", name, w.parts[i]/shared)
-		if of := w.of / shared; of > 1 {
+		if of := w.denominator / shared; of > 1 {
 			texts[i] += fmt.Sprintf("/%d", of)
 		}
 	}
@@ -132,10 +134,10 @@ func (w *Weights) Cost(costs map[string]int64) (int64, error) {
 			high, _ = bits.Add64(high, h, carry)
 		}
 	}
-	if high >= uint64(w.of) { // the quotient would have more than 64 bits
+	if high >= uint64(w.denominator) { // the quotient would have more than 64 bits
 		return 0, errTooMuch
 	}
-	cost, rest := bits.Div64(high, low, uint64(w.of))
+	cost, rest := bits.Div64(high, low, uint64(w.denominator))
 	if rest > 0 {
 		cost++
 	}

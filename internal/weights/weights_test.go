@@ -136,7 +136,7 @@ func TestTheLargestWeightsAreAccepted(t *testing.T) {
 	}
 }
 
-// The quotient of such a sum has one bit more than a uint64.
+// The sum is 2^64, which has one bit more than a uint64.
 func TestASumOf64BitsIsTooMuch(t *testing.T) {
 	w := compiled(t, map[string]string{"large": "2048"})
 	if got, err := w.Cost(map[string]int64{"large": 1 << 53}); err == nil {
