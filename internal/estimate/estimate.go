@@ -15,15 +15,16 @@ import (
 )
 
 const (
-	// MaxCells bounds the number of cells, each with one sketch. The costs for further cells are not learned.
+	// MaxCells bounds the number of cells, each with one sketch. The costs for further cells are not learned. Concurrent
+	// calls of Learn may exceed the bound by a few cells.
 	MaxCells = 4096
 	// enough is the number of samples that a sketch needs before it has an estimate.
 	enough = 20
 	// renew is the number of samples after which a new sketch replaces the old one, so that estimates follow
 	// changes. The estimate of the old sketch stays until the new one has enough samples.
 	renew = 2000
-	// slots is the size of the table that finds several samples of one key in a second. A sample is also dropped if
-	// another key has the same slot and a sample in this second.
+	// slots is the size of the table that detects several samples of one key for one cell in a second. A sample is also
+	// dropped if another key or cell has the same slot and a sample in this second.
 	slots = 4096
 )
 
@@ -31,10 +32,10 @@ const (
 type Estimates struct {
 	cells sync.Map // maps uint64 to *cell
 	count atomic.Int64
-	last  [slots]atomic.Int64 // by hash of the key: the second of the last sample
+	last  [slots]atomic.Int64 // by slot, made from the hash of the key and the number of the cell: the second of the last sample
 }
 
-// cell learns the costs of one limit or, if the estimates of the limit distinguish values of an entry (per), of the
+// cell learns the costs of one limit or, if the estimates of the limit distinguish values of an entry (the setting per), of the
 // requests with one of these values.
 type cell struct {
 	estimate atomic.Int64 // 0 means that there are too few samples
@@ -43,7 +44,8 @@ type cell struct {
 	stream *quantile.Stream // guarded by mu
 }
 
-// Estimate returns the learned estimate of a cell; 0 means that there are too few samples.
+// Estimate returns the learned estimate of the cell with this number. 0 means that there are too few samples, or that
+// the cell was not created because of MaxCells.
 func (e *Estimates) Estimate(number uint64) int64 {
 	if c, ok := e.cells.Load(number); ok {
 		return c.(*cell).estimate.Load()

@@ -10,7 +10,7 @@ import (
 
 const start = 1_767_225_600 * algorithms.Second
 
-// The estimate is compared with the quantile of the sorted costs.
+// The estimate must lie between two sorted costs: those whose ranks are 2 % of all costs below and above the quantile.
 func TestAnEstimateIsTheQuantileOfTheCosts(t *testing.T) {
 	for _, q := range []float64{0.5, 0.9, 0.99} {
 		var e Estimates
@@ -75,18 +75,22 @@ func TestEstimatesFollowChanges(t *testing.T) {
 	}
 }
 
-// Until the costs after a change are enough for an estimate, the former one stays.
+// After renew costs a new sketch begins. Until it has enough costs, the former estimate stays.
 func TestTheFormerEstimateStaysUntilTheNextIsKnown(t *testing.T) {
 	var e Estimates
 	for i := range renew + enough - 1 {
-		e.Learn(1, 0.9, uint64(i), start+algorithms.Micros(i)*algorithms.Second, 1000)
+		cost := int64(1000)
+		if i >= renew {
+			cost = 50
+		}
+		e.Learn(1, 0.9, uint64(i), start+algorithms.Micros(i)*algorithms.Second, cost)
 		if got := e.Estimate(1); i >= renew && got != 1000 {
 			t.Fatalf("after %d costs: %d, want 1000", i+1, got)
 		}
 	}
 }
 
-// A key counts once a second for each cell, also after its clock was set back.
+// The samples of one key count in two cells, and in each second, also while the clock goes back.
 func TestAKeyCountsForEachCellAndSecond(t *testing.T) {
 	var e Estimates
 	for i := range algorithms.Micros(enough) {
