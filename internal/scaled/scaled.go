@@ -5,12 +5,13 @@ package scaled
 
 // Numbers are the numbers of one limit.
 type Numbers struct {
-	Tick         int64 // the unit of time in us: 1, or 1,000 if microseconds do not fit
+	Tick         int64 // the unit of time in us: 1, or 1,000 if the numbers would otherwise be too large
 	Period       int64 // ticks
 	Phase        int64 // fixed window: ticks, 0 <= Phase < Period
 	PhaseFromKey bool  // fixed window: the phase is the hash of the key modulo Period
 
-	// Token buckets count in 1/Q unit: P flow in with each tick, up to V.
+	// Buckets that refill count in 1/Q unit. P such parts flow in with each tick, up to V. Q is 0 for limits with
+	// windows.
 	P, Q, V int64
 	// P1 and V1 belong to the guaranteed part of a guaranteed bucket. P and V then belong to the bank, the
 	// part that supplies bursts.
@@ -32,8 +33,8 @@ func (n *Numbers) PhaseOf(hash uint64) int64 {
 	return n.Phase
 }
 
-// Inflow is the speed at which a bucket refills: Units units of the limit in each Span of microseconds. It is
-// the zero Inflow for a limit with windows.
+// Inflow is the speed at which a bucket refills. In each Span, which is in microseconds, the number Units of units
+// flows in. A limit with windows has the zero Inflow.
 type Inflow struct{ Units, Span int64 }
 
 // Inflow returns the speed at which a bucket refills. For a guaranteed bucket it is the sum of both parts.
@@ -47,7 +48,7 @@ func (n *Numbers) Inflow() Inflow {
 // Ticks returns the number of whole ticks in t microseconds.
 func (n *Numbers) Ticks(t int64) int64 { return t / max(1, n.Tick) }
 
-// Returned returns the amount that an undo refunds, in 1/Q unit: given, the amount of the charge, less the
-// inflow since the charge, which is p for each of ticks. The result is at least 0. It is 0 for negative ticks.
-// Package algorithms sets this variable.
+// Returned returns the amount that an undo refunds: max(0, given-p*ticks), or 0 if ticks is negative. given is the
+// amount of the charge and p the inflow of a tick, both in 1/Q unit like the result. ticks is the time since the
+// charge. Package algorithms sets this variable.
 var Returned func(given, p, ticks int64) int64
