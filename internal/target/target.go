@@ -62,21 +62,21 @@ const (
 	IgnoreBackslash
 )
 
-// Fold returns the same text for all paths that differ only in the ways that ignore names. path must be a
+// Fold returns the same text for all paths that differ only in the differences of the set ignored. path must be a
 // result of Path.
-func Fold(path string, ignore Ignore) string {
-	if ignore&IgnoreBackslash != 0 {
+func Fold(path string, ignored Ignore) string {
+	if ignored&IgnoreBackslash != 0 {
 		path = strings.ReplaceAll(path, `\`, "/")
 	}
-	if ignore&IgnoreParameters != 0 {
+	if ignored&IgnoreParameters != 0 {
 		path = withoutParameters(path)
 	}
 	path = resolve(path) // the steps above may have created segments such as ".."
-	if ignore&IgnoreCase != 0 {
+	if ignored&IgnoreCase != 0 {
 		path = strings.ReplaceAll(strings.ReplaceAll(path, kelvin, "k"), longS, "s")
 		path = Lower(strings.ReplaceAll(strings.ReplaceAll(path, dottedI, "i"), dotlessI, "i"))
 	}
-	if ignore&IgnoreTrailingSlash != 0 {
+	if ignored&IgnoreTrailingSlash != 0 {
 		for len(path) > 1 && path[len(path)-1] == '/' { // several slashes can remain only if the path does not start with "/"
 			path = path[:len(path)-1]
 		}
