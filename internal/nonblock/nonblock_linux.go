@@ -11,23 +11,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn is a connection of package net. It allows one Read and one Write at a time.
+// Conn is a connection of package net. At a time it allows one call of Read, Await or Quiet, and one of Write or
+// WriteOnce.
 type Conn struct {
 	net.Conn
 	raw     syscall.RawConn
 	in, out call
-	one     [1]byte // the buffer of Await and Quiet
-	polled  [1]unix.PollFd
+	one     [1]byte        // the buffer of Await and Quiet
+	polled  [1]unix.PollFd // the argument of ppoll
 
 	wake           chan struct{} // not nil if the connection yields regularly
 	readSinceYield int           // bytes read since the connection last waited or yielded
 
-	// These functions are arguments of raw. They are stored, so that a call does not allocate them.
+	// These functions are arguments of the methods of raw. They are stored, so that a call does not allocate them.
 	read, write, writeOnce, peek func(fd uintptr) bool
 	poll                         func(fd uintptr)
 }
 
-// enableYield makes c yield to other goroutines each time it has read a certain amount without waiting.
+// enableYield makes c yield to other goroutines each time it has read share bytes without waiting. It must be called
+// before the first Read.
 func (c *Conn) enableYield() { c.wake = make(chan struct{}, 1) }
 
 // Wrap returns a Conn for a TCP or Unix socket connection. For other connections it returns nil.

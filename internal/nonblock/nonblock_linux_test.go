@@ -57,7 +57,7 @@ func TestAllThatIsWrittenArrives(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		time.Sleep(10 * time.Millisecond) // by then the write waits for room in the socket
+		time.Sleep(10 * time.Millisecond) // by then the write usually waits for room in the socket
 		have, err := io.ReadAll(peer)
 		if !bytes.Equal(have, sent) || err != nil {
 			t.Errorf("the peer read %d bytes, %v; want the %d bytes that were written", len(have), err, len(sent))

@@ -12,8 +12,8 @@ import (
 
 // Pool is a pool of worker goroutines that are woken through an eventfd.
 //
-// When Go starts a goroutine, or one goroutine wakes another, the scheduler wakes a thread for it if a
-// processor is idle. That costs more than a short function. The poller wakes the workers of a Pool instead.
+// When a goroutine starts or wakes another one, the scheduler wakes a thread for it if a processor is idle. That
+// costs more than a short function. The poller wakes the workers of a Pool instead.
 // They run on the thread of the goroutine that woke them, as soon as that goroutine waits. The zero Pool is
 // ready for use.
 type Pool struct {
@@ -22,15 +22,15 @@ type Pool struct {
 	closed bool      // guarded by mu
 }
 
-// maxIdle is the number of idle workers that a Pool keeps.
+// maxIdle is the largest number of idle workers that a Pool keeps.
 const maxIdle = 4
 
-// worker is one worker of a Pool.
+// worker is an eventfd and, in a Pool, the next function of the goroutine that waits for the eventfd.
 type worker struct {
 	event *os.File
 	raw   syscall.RawConn
-	job   func() // guarded by the Pool's mu
-	count [8]byte
+	job   func()  // guarded by the Pool's mu
+	count [8]byte // the buffer of read, which only a yielder calls
 	write func(fd uintptr)
 	read  func(fd uintptr) bool
 }
@@ -46,7 +46,7 @@ func (p *Pool) Go(f func()) {
 	}
 	w := p.idle[last]
 	p.idle, w.job = p.idle[:last], f
-	_ = w.raw.Control(w.write) // fails only after the worker itself has closed it
+	_ = w.raw.Control(w.write) // cannot fail, because an idle worker has not closed its eventfd
 }
 
 // Close ends the idle workers. The others end after their present function.
@@ -105,7 +105,8 @@ func (p *Pool) run(w *worker) bool {
 	return p.keep(w)
 }
 
-// remove removes w, which cannot wait, from the idle workers. It returns false if w has received a function.
+// remove removes w, which cannot wait, from the idle workers. It returns false if w has received a function, or if
+// the Pool is closed.
 func (p *Pool) remove(w *worker) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

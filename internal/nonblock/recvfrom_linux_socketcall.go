@@ -2,6 +2,7 @@
 
 package nonblock
 
-// On these architectures, package syscall uses socketcall and has no number for recvfrom. Linux has
-// recvfrom since version 4.3. On older versions Quiet reports false; Go 1.24 and later require Linux 3.2.
+// On these architectures, package syscall uses socketcall and has no number for recvfrom. Linux has recvfrom there
+// since version 4.3. Go 1.24 and later require only Linux 3.2. On versions before 4.3, Quiet returns false, and Await
+// returns without waiting.
 const sysRecvfrom = 371

@@ -19,12 +19,12 @@ var yields yielder
 // meanwhile wait for that one.
 type yielder struct {
 	mu      sync.Mutex
-	opened  bool               // whether an attempt was made to open event; guarded by mu, like the following fields
+	opened  bool               // whether an attempt was made to open event; guarded by mu, like event, busy and waiting
 	event   *worker            // nil if it could not be opened
 	busy    bool               // a goroutine is waiting for event
 	waiting []chan struct{}    // channels of the goroutines that wait for that goroutine
 	enter   func(uintptr) bool // the argument of event.raw.Read
-	entered bool               // enter has made event ready; used by the goroutine that waits for event
+	entered bool               // enter has made event ready; only the goroutine that waits for event uses entered
 }
 
 // pass yields to other goroutines. wake is a channel of the caller with a capacity of 1.

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// There is one processor. A second connection must read its bytes before the first has read three times its
-// share. The test counts events, not time.
+// There is one processor. A second connection must read its byte before the first one has read more than three times
+// share bytes. The test counts bytes, not time.
 func TestAConnectionThatAlwaysHasDataTakesTurns(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	plain, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
