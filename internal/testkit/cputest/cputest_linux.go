@@ -12,7 +12,7 @@ import (
 // Time returns the processor time that f takes on its goroutine. On systems other than Linux it returns the elapsed
 // time.
 func Time(f func()) time.Duration {
-	runtime.LockOSThread() // the time is that of the thread
+	runtime.LockOSThread() // the clock is that of a thread, so f must stay on one
 	defer runtime.UnlockOSThread()
 	start := ofThread()
 	f()

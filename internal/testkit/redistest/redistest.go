@@ -110,7 +110,7 @@ func prepare(tb testing.TB, port int, args ...string) *Server {
 }
 
 // Restart starts a killed process again, with the data that it had saved (usually none). args are additional arguments
-// for this run.
+// for this run. Restart does not wait until the server answers; Wait does.
 func (s *Server) Restart(args ...string) {
 	s.t.Helper()
 	path := s.binary
@@ -178,7 +178,7 @@ type Cluster struct {
 }
 
 // StartCluster starts n masters and n replicas, with additional arguments for each. A node counts as failed after a
-// second.
+// second without an answer.
 func StartCluster(tb testing.TB, n int, args ...string) *Cluster {
 	tb.Helper()
 	c := &Cluster{}
@@ -225,11 +225,12 @@ func StartCluster(tb testing.TB, n int, args ...string) *Cluster {
 	return c
 }
 
-// steady is the time without an answer after which a server counts as failed, after Steady. It is longer than a busy
-// machine keeps a server from running.
+// steady is the time without an answer after which a server counts as failed once Steady was called. It is longer than
+// a busy machine keeps a server from running.
 const steady = 10 * time.Minute
 
-// Steady prevents failovers: no node regards another one as failed, however busy the machine is.
+// Steady prevents failovers: no node regards another one as failed before it has been silent for ten minutes. It
+// returns c.
 func (c *Cluster) Steady() *Cluster {
 	for _, s := range c.All() {
 		s.Do("CONFIG", "SET", "cluster-node-timeout", steady.Milliseconds())
@@ -276,7 +277,8 @@ type Sentinels struct {
 	Sentinels []*Server
 }
 
-// StartSentinels starts a master, two replicas and three Sentinels. A master counts as down after a second.
+// StartSentinels starts a master, two replicas and three Sentinels. A master counts as down after a second without an
+// answer.
 func StartSentinels(tb testing.TB) *Sentinels {
 	tb.Helper()
 	s := &Sentinels{Master: Start(tb)}
@@ -304,7 +306,8 @@ func StartSentinels(tb testing.TB) *Sentinels {
 	return s
 }
 
-// Steady prevents failovers: no Sentinel regards the master as down, however busy the machine is.
+// Steady prevents failovers: no Sentinel regards the master as down before it has been silent for ten minutes. It
+// returns s.
 func (s *Sentinels) Steady() *Sentinels {
 	for _, one := range s.Sentinels {
 		one.Do("SENTINEL", "SET", "main", "down-after-milliseconds", steady.Milliseconds())

@@ -14,7 +14,7 @@ import (
 )
 
 // Descriptor parses a descriptor: key=value,key=value…, optionally followed by ;hits=N, ;refund and ;limit=N/UNIT, where
-// UNIT is a name or a number. It panics if text is malformed, which is a mistake in the test.
+// UNIT is a name or a number. It panics at an unknown option or a malformed number, which is a mistake in the test.
 func Descriptor(text string) *ratelimit.RateLimitDescriptor {
 	entries, extras, _ := strings.Cut(text, ";")
 	d := &ratelimit.RateLimitDescriptor{}
@@ -60,7 +60,7 @@ func Request(domain string, descriptors ...*ratelimit.RateLimitDescriptor) *rls.
 
 // Status formats one status as a line: its code, the remaining units, and the limit if there is one. The duration until
 // the reset depends on the clock, so Status writes only the word reset for whole seconds from 1 s to 365 days. It writes
-// other durations in full, because an answer must not have them.
+// other durations in full, because an answer must not have them, and nothing if there is no duration.
 func Status(s *rls.RateLimitResponse_DescriptorStatus) string {
 	text := fmt.Sprintf("%s left %d", s.Code, s.LimitRemaining)
 	if l := s.CurrentLimit; l != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // Path returns the path of a program: the one in an environment variable (REDIS_SERVER for redis-server), or
-// the one in the project's .tools/bin, on PATH, or in Debian's folders for servers. If there is none, the
+// the one in the project's .tools/bin, on PATH, or in Debian's folder for servers, /usr/sbin. If there is none, the
 // test fails in CI, and is skipped elsewhere.
 func Path(tb testing.TB, name string) string {
 	tb.Helper()

@@ -32,7 +32,7 @@ type Plane struct {
 	cache cache.SnapshotCache
 }
 
-// Start starts a control plane at address. It runs until the test ends.
+// Start starts a control plane at address. It runs until Stop is called or the test ends.
 func Start(tb testing.TB, address string, options ...grpc.ServerOption) *Plane {
 	tb.Helper()
 	const room = 1000
@@ -79,7 +79,7 @@ func offer[T any](to chan T, value T) {
 	}
 }
 
-// Set makes configs the whole configuration of node.
+// Set makes configs the whole configuration of node, under the given version.
 func (p *Plane) Set(tb testing.TB, node, version string, configs ...*conf.RateLimitConfig) {
 	tb.Helper()
 	list := make([]types.Resource, len(configs))
