@@ -57,8 +57,8 @@ var forbidden = map[edge]string{
 	{"internal/admin", "internal/httpapi"}:      "listeners do not depend on each other",
 }
 
-// only states which packages may import a dependency, each with the reason.
-var only = map[string]map[string]string{
+// importers maps each dependency to the packages that may import it, each with the reason.
+var importers = map[string]map[string]string{
 	"google.golang.org/grpc": {
 		"internal/testkit/xdstest":   "is for tests",
 		"examples/xds":               "is another program",
@@ -96,9 +96,9 @@ var only = map[string]map[string]string{
 	"github.com/alecthomas/kong": {"cmd/rlsidecar": "is the command line"},
 }
 
-// beyond lists all imports of the library's packages that are not of the standard library. Programs that
+// libraryImports lists all imports of the library's packages that are not of the standard library. Programs that
 // import these packages depend on them, too.
-var beyond = map[string][]string{
+var libraryImports = map[string][]string{
 	"pkg/algorithms":       {"internal/scaled"},
 	"internal/scaled":      {},
 	"pkg/calendar":         {"pkg/algorithms"},
@@ -119,7 +119,7 @@ var beyond = map[string][]string{
 }
 
 func TestLibraryIsLight(t *testing.T) {
-	for name, allowed := range beyond {
+	for name, allowed := range libraryImports {
 		for _, imported := range find(t, name).Imports {
 			if !standard(imported) && !slices.Contains(allowed, imported) {
 				t.Errorf("%s imports %s; except for the standard library it may only import %v", name, imported, allowed)
@@ -128,8 +128,7 @@ func TestLibraryIsLight(t *testing.T) {
 	}
 }
 
-// TestPureCore checks that pkg/algorithms consists of functions: without these imports it has no time, no randomness,
-// no input and no output.
+// TestPureCore checks that pkg/algorithms imports no package that gives access to a clock, randomness, input or output.
 func TestPureCore(t *testing.T) {
 	allowed := []string{"internal/scaled", "cmp", "errors", "fmt", "math", "math/big", "math/bits", "slices", "sort", "strconv", "strings"}
 	for _, imported := range find(t, "pkg/algorithms").Imports {
@@ -156,7 +155,7 @@ func TestForbiddenImports(t *testing.T) {
 }
 
 func TestDependenciesStayWhereTheyBelong(t *testing.T) {
-	for dependency, users := range only {
+	for dependency, users := range importers {
 		unused := make(map[string]bool)
 		for user := range users {
 			exists(t, user)

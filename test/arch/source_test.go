@@ -60,11 +60,11 @@ func TestPackageComments(t *testing.T) {
 	}
 }
 
-// A function longer than maxLines, or a struct with more than maxFields, needs an entry in long.
+// A function longer than maxLines, or a struct with more than maxFields, needs an entry in mayBeLong.
 const maxLines, maxFields = 60, 25
 
-// long lists the functions and structs that may exceed the bounds, with the reason.
-var long = map[string]string{
+// mayBeLong lists the functions and structs that may exceed the bounds, with the reason.
+var mayBeLong = map[string]string{
 	"pkg/algorithms.TakeShards": "its parts share the slices and sums of its first loop",
 	"cmd/rlsidecar.serveCmd":    "has one field for each flag",
 	"internal/server.Config":    "has one field for each flag, or group of flags",
@@ -86,7 +86,7 @@ func TestFunctionsAndStructsAreShort(t *testing.T) {
 				return
 			}
 			seen[name] = true
-			if long[name] == "" {
+			if mayBeLong[name] == "" {
 				t.Errorf("%s: %s has %d %s, want at most %d", fset.Position(n.Pos()), name, is, unit, most)
 			}
 		}
@@ -104,7 +104,7 @@ func TestFunctionsAndStructsAreShort(t *testing.T) {
 			})
 		}
 	}
-	for name := range long {
+	for name := range mayBeLong {
 		if !seen[name] {
 			t.Errorf("%s is in the list of long functions and structs, but is within the bounds", name)
 		}
@@ -126,22 +126,22 @@ func TestEveryFileIsBuilt(t *testing.T) {
 			if err != nil {
 				continue // the line is not a build constraint
 			}
-			if never(expr) {
+			if neverBuilt(expr) {
 				t.Errorf("%s is never built: %s", path, expr)
 			}
 		}
 	}
 }
 
-// never reports whether e needs a tag that no build sets.
-func never(e constraint.Expr) bool {
+// neverBuilt reports whether e needs a tag that no build sets.
+func neverBuilt(e constraint.Expr) bool {
 	switch e := e.(type) {
 	case *constraint.TagExpr:
 		return e.Tag == "none" || e.Tag == "ignore" || e.Tag == "never"
 	case *constraint.AndExpr:
-		return never(e.X) || never(e.Y)
+		return neverBuilt(e.X) || neverBuilt(e.Y)
 	case *constraint.OrExpr:
-		return never(e.X) && never(e.Y)
+		return neverBuilt(e.X) && neverBuilt(e.Y)
 	default:
 		return false
 	}

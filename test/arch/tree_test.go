@@ -33,7 +33,8 @@ func TestExamplesAreAccepted(t *testing.T) {
 	}
 }
 
-// TestNoPathsOfOneMachine checks that no tracked file contains a path of a developer's machine.
+// TestNoPathsOfOneMachine checks that no tracked file contains a path below one of two top folders, in which developers'
+// machines have their files.
 func TestNoPathsOfOneMachine(t *testing.T) {
 	ofOneMachine := regexp.MustCompile(`(^|[^A-Za-z0-9_.])/(work|root)/`)
 	for _, path := range tracked(t) {

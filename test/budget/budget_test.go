@@ -77,7 +77,7 @@ func (l *load) start(user string) (one call, ok bool) {
 }
 
 // done settles a call at a random sidecar, because a proxy may settle at another one than it started at. It
-// sends one of ten settlements twice.
+// sends about one of ten settlements twice.
 func (l *load) done(one call) {
 	for range 1 + l.random.IntN(10)/9 {
 		sidecar := l.random.IntN(len(l.sidecars))

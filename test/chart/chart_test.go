@@ -31,7 +31,7 @@ const (
 	limit = "/etc/rlsidecar/limits"
 )
 
-// versions of Kubernetes for which the rendered objects must be valid.
+// versions are the versions of Kubernetes for which the rendered objects must be valid.
 var versions = []string{"1.25.0", "1.28.0", "1.31.0", "1.34.0", "1.37.0"}
 
 func TestSuites(t *testing.T) {

@@ -172,11 +172,11 @@ func startRedis(t *testing.T, args ...string) {
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 }
 
-// valuesFile writes a file with the values of more and, where more has none, those of the file base. base may
-// be "".
-func valuesFile(t *testing.T, base, more string) string {
+// valuesFile writes a file with the values of the YAML text override and those of the file base, and returns its path. The
+// values of override take precedence. base may be "".
+func valuesFile(t *testing.T, base, override string) string {
 	t.Helper()
-	values, err := chartutil.ReadValues([]byte(more))
+	values, err := chartutil.ReadValues([]byte(override))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +229,8 @@ type runningPod struct {
 	container any
 }
 
-// command returns a command that runs in the container.
+// command returns a command that runs the program with the arguments of line, each changed by change, and with the
+// environment of the container.
 func (p *runningPod) command(ctx context.Context, line []string, change func(string) string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.program)
 	for _, arg := range line[1:] { // the first element is /bin/rlsidecar
@@ -255,7 +256,7 @@ func (p *runningPod) port(name any) int {
 	return 0
 }
 
-// probe sends a probe as the kubelet does.
+// probe sends a probe as the kubelet does. It returns an error if the probe fails or the container has none of that name.
 func (p *runningPod) probe(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -47,7 +47,8 @@ func TestReadmeListsTheValues(t *testing.T) {
 	}
 }
 
-// rows writes a line for each value below n that has a comment or is not a mapping.
+// rows writes a line for each value below n. For a mapping in block style, or one without a comment, it writes the lines
+// of the values in the mapping instead. The mapping resources has a line of its own.
 func rows(t *testing.T, table *strings.Builder, path string, n *yaml.Node) {
 	t.Helper()
 	for i := 0; i+1 < len(n.Content); i += 2 {

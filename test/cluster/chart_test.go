@@ -114,7 +114,7 @@ func (c *cluster) installed(t *testing.T, namespace string, major int, args []st
 		if o.GetKind() != "Deployment" || o.GetName() != "x-rlsidecar" {
 			continue
 		}
-		where, err := c.of(o, namespace)
+		where, err := c.pathOf(o, namespace)
 		if err != nil {
 			t.Fatal(err)
 		}

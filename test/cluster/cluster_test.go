@@ -80,8 +80,8 @@ func eventually(t *testing.T, condition string, try func() error) {
 	}
 }
 
-// of returns the API path for objects like o. The namespace of o takes precedence over namespace.
-func (c *cluster) of(o *unstructured.Unstructured, namespace string) (dynamic.ResourceInterface, error) {
+// pathOf returns the API path for objects like o. The namespace of o takes precedence over the parameter namespace.
+func (c *cluster) pathOf(o *unstructured.Unstructured, namespace string) (dynamic.ResourceInterface, error) {
 	if own := o.GetNamespace(); own != "" {
 		namespace = own
 	}
@@ -98,7 +98,7 @@ func (c *cluster) of(o *unstructured.Unstructured, namespace string) (dynamic.Re
 
 // apply sends o to the server, which refuses unknown fields.
 func (c *cluster) apply(ctx context.Context, o *unstructured.Unstructured, namespace string) error {
-	where, err := c.of(o, namespace)
+	where, err := c.pathOf(o, namespace)
 	if err != nil {
 		return err
 	}
@@ -135,7 +135,7 @@ func (c *cluster) define(t *testing.T, module, file string) {
 			t.Fatalf("%s of %s: %v", o.GetName(), module, err)
 		}
 		eventually(t, o.GetName()+" is served", func() error {
-			where, err := c.of(o, "")
+			where, err := c.pathOf(o, "")
 			if err != nil {
 				return err
 			}
@@ -207,7 +207,7 @@ func pod(t *testing.T, deployment *unstructured.Unstructured) *unstructured.Unst
 func (c *cluster) left(t *testing.T, all []*unstructured.Unstructured, namespace string) (names []string) {
 	t.Helper()
 	for _, o := range all {
-		where, err := c.of(o, namespace)
+		where, err := c.pathOf(o, namespace)
 		if err == nil {
 			_, err = where.Get(t.Context(), o.GetName(), metav1.GetOptions{})
 		}

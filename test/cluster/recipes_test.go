@@ -16,9 +16,9 @@ const (
 	itsKinds     = "charts/gateway-helm/charts/crds/crds/"
 )
 
-// unknown are kinds that this API server does not know. EnvoyGateway is only in a file that Envoy Gateway
+// unknownKinds are kinds that this API server does not know. EnvoyGateway is only in a file that Envoy Gateway
 // reads. The others are kinds of kgateway, whose module is not available everywhere.
-var unknown = []string{"EnvoyGateway", "GatewayExtension", "TrafficPolicy"}
+var unknownKinds = []string{"EnvoyGateway", "GatewayExtension", "TrafficPolicy"}
 
 // appliesTheRecipes applies examples/kubernetes.
 func appliesTheRecipes(t *testing.T, c *cluster) {
@@ -39,7 +39,7 @@ func appliesTheRecipes(t *testing.T, c *cluster) {
 			t.Fatal(err)
 		}
 		for _, o := range objects(t, data) {
-			if slices.Contains(unknown, o.GetKind()) {
+			if slices.Contains(unknownKinds, o.GetKind()) {
 				continue
 			}
 			if o.GetNamespace() != "" {

@@ -25,9 +25,9 @@ type request struct {
 
 const second = algorithms.Second
 
-// every returns requests for 1 unit from one time to another, one each step.
-func every(step, from, to algorithms.Micros) (requests []request) {
-	for at := from; at <= to; at += step {
+// every returns requests for 1 unit, one each step from the time start to the time end. A request at end is included.
+func every(step, start, end algorithms.Micros) (requests []request) {
+	for at := start; at <= end; at += step {
 		requests = append(requests, request{at: at, cost: 1})
 	}
 	return requests
@@ -58,7 +58,7 @@ func pictures() []picture {
 	}
 }
 
-// Positions and sizes in pixels.
+// Positions and sizes in pixels, and colors.
 const (
 	width, height    = 760, 260
 	left, right      = 40, 740

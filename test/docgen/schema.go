@@ -70,9 +70,9 @@ func (o *ordered[T]) UnmarshalJSON(text []byte) error {
 // schemas are the definitions of a document, by name.
 type schemas map[string]*schema
 
-// of follows references. A description or a default beside a reference takes precedence over that of its
-// target.
-func (all schemas) of(s *schema) schema {
+// resolve returns the schema to which s refers, or s itself if it has no reference or the target is missing. A description
+// or a default beside a reference takes precedence over that of its target.
+func (all schemas) resolve(s *schema) schema {
 	if s.Ref == "" {
 		return *s
 	}
@@ -80,7 +80,7 @@ func (all schemas) of(s *schema) schema {
 	if !ok {
 		return *s
 	}
-	merged := all.of(named)
+	merged := all.resolve(named)
 	if s.Description != "" {
 		merged.Description = s.Description
 	}
@@ -93,7 +93,7 @@ func (all schemas) of(s *schema) schema {
 // whole returns s with the keys of all schemas that it combines (allOf).
 func (all schemas) whole(s schema) schema {
 	for i := range s.AllOf {
-		part := all.whole(all.of(&s.AllOf[i]))
+		part := all.whole(all.resolve(&s.AllOf[i]))
 		s.Required = slices.Concat(s.Required, part.Required)
 		s.Properties.keys = slices.Concat(s.Properties.keys, part.Properties.keys)
 		of := maps.Clone(part.Properties.of)
@@ -110,7 +110,7 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 			return to
 		}
 	}
-	of := all.of(s)
+	of := all.resolve(s)
 	var words []string
 	switch {
 	case of.Const != nil:
@@ -172,7 +172,7 @@ func (all schemas) kind(s *schema, link func(name string) string) string {
 func (p *page) properties(all schemas, s *schema, link func(string) string, head string, inner func(*schema) *schema) {
 	for _, key := range s.Properties.keys {
 		value := &s.Properties.of[key].schema
-		of := all.of(value)
+		of := all.resolve(value)
 		standard := ""
 		switch {
 		case slices.Contains(s.Required, key):
@@ -190,13 +190,13 @@ func (p *page) properties(all schemas, s *schema, link func(string) string, head
 	}
 }
 
-// object returns the object with keys that s is, lists, or allows as one form. It returns nil if there is
-// none, and for objects that link links to.
+// object returns the schema with keys that s is, that the items of s have, or that is the first such form of s (oneOf). It
+// returns nil if there is none, and for schemas to which link returns a link.
 func (all schemas) object(s *schema, link func(string) string) *schema {
 	if s.Ref != "" && link(s.Ref[strings.LastIndexByte(s.Ref, '/')+1:]) != "" {
 		return nil
 	}
-	of := all.of(s)
+	of := all.resolve(s)
 	if len(of.Properties.keys) > 0 {
 		return &of
 	}

@@ -180,7 +180,7 @@ func (b *browser) logIn(p *adminPage) {
 }
 
 // TestAdminPageInABrowser opens every page at the widths of a phone and of a desktop, in light and dark
-// colors. Nothing may be cut off. Keys and names must be shown as text. The page's Content-Security-Policy
+// colors. No page may be wider than the window. Keys and names must be shown as text. The page's Content-Security-Policy
 // must block nothing, and axe must find no accessibility problem.
 func TestAdminPageInABrowser(t *testing.T) {
 	t.Parallel()

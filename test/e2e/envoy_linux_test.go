@@ -47,7 +47,7 @@ func (s *stack) key(t *testing.T, value string) func() answer {
 	return func() answer { t.Helper(); return s.get(t, "", "/", "x-api-key: "+value) }
 }
 
-// TestEnvoy runs examples/envoy as it is.
+// TestEnvoy runs examples/envoy with a longer timeout and no other change.
 func TestEnvoy(t *testing.T) {
 	t.Parallel()
 	s := newStack(t, "")
@@ -228,7 +228,7 @@ func (s *stack) connect(t *testing.T, from string) answer {
 }
 
 // sameMinute runs a test that must not run across the start of a minute. If it fails and a minute has started
-// meanwhile, sameMinute runs it again.
+// meanwhile, sameMinute runs it again, at most three times in all.
 func sameMinute(t *testing.T, ok func(attempt int) bool) {
 	t.Helper()
 	for attempt := range 3 {
@@ -243,7 +243,7 @@ func sameMinute(t *testing.T, ok func(attempt int) bool) {
 	t.Fatal("the test failed in every attempt, also within one minute")
 }
 
-// TestEnvoyWithGRPCGo runs the same tests with --grpc-engine grpc-go.
+// TestEnvoyWithGRPCGo runs the other tests of this file with --grpc-engine grpc-go.
 func TestEnvoyWithGRPCGo(t *testing.T) {
 	t.Setenv("RLSIDECAR_GRPC_ENGINE", "grpc-go")
 	t.Run("closed", TestEnvoy)

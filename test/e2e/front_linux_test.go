@@ -54,7 +54,7 @@ func (s *front) write(t *testing.T, name string, changes ...change) {
 	}
 }
 
-// run starts the proxy.
+// run starts the proxy, and waits until it listens.
 func (s *front) run(t *testing.T, program string, args ...string) {
 	t.Helper()
 	s.proxy = startIn(t, s.dir, program, args...)
@@ -282,7 +282,8 @@ func (s *front) answersPass(t *testing.T) {
 	}
 }
 
-// closesWithoutSidecar stops the sidecar, and checks that no request is allowed until it runs again.
+// closesWithoutSidecar stops the sidecar, and checks that no request is allowed until it runs again. code and retryAfter
+// are the expected status and Retry-After of the proxy's answers.
 func (s *front) closesWithoutSidecar(t *testing.T, code int, retryAfter string) {
 	t.Helper()
 	s.sidecar.kill()

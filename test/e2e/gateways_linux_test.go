@@ -19,8 +19,9 @@ var firstAnswer = map[string]string{
 	"Retry-After":      "",
 }
 
-// everything runs the tests that apply to every proxy. The proxy must fail closed.
-func (s *front) everything(t *testing.T, firstAnswer map[string]string, network, closed int, retryAfter string) {
+// commonTests runs the tests that apply to every proxy. The proxy must fail closed: it answers with the status closed
+// and with retryAfter while the sidecar does not run. loginIsLimited describes network.
+func (s *front) commonTests(t *testing.T, firstAnswer map[string]string, network, closed int, retryAfter string) {
 	t.Helper()
 	t.Run("a key is limited, and the headers describe the limit", func(t *testing.T) { s.keysAreLimited(t, firstAnswer) })
 	t.Run("a path is limited in every spelling", func(t *testing.T) { s.loginIsLimited(t, network) })
@@ -60,7 +61,7 @@ func newCaddy(t *testing.T, changes ...change) *front {
 func TestCaddy(t *testing.T) {
 	t.Parallel()
 	s := newCaddy(t, longCaddyTimeouts...)
-	s.everything(t, firstAnswer, 4, 503, "1")
+	s.commonTests(t, firstAnswer, 4, 503, "1")
 	t.Run("the key that reaches the application is charged", s.countsRequestsThatReachTheApplication)
 }
 
@@ -91,7 +92,7 @@ func newTraefik(t *testing.T, changes ...change) *front {
 func TestTraefik(t *testing.T) {
 	t.Parallel()
 	s := newTraefik(t)
-	s.everything(t, nil, 5, 500, "")
+	s.commonTests(t, nil, 5, 500, "")
 	s.hostileRequestsAreLimited(t)
 }
 
@@ -111,7 +112,7 @@ func newHAProxy(t *testing.T, changes ...change) *front {
 func TestHAProxy(t *testing.T) {
 	t.Parallel()
 	s := newHAProxy(t, longHAProxyTimeouts...)
-	s.everything(t, firstAnswer, 6, 503, "1")
+	s.commonTests(t, firstAnswer, 6, 503, "1")
 	t.Run("the key that reaches the application is charged", s.countsRequestsThatReachTheApplication)
 }
 

@@ -75,7 +75,7 @@ func at[T any](t *testing.T, o object, keys ...string) T {
 	return found
 }
 
-// rendered is the configuration that a gateway makes from a recipe. The files in rendered/ were written by
+// rendered is the configuration that a gateway makes from a recipe. The files that readRendered reads were written by
 // hand from the gateways' source code.
 type rendered struct {
 	Filter      object `yaml:"filter"`
@@ -230,7 +230,7 @@ func newRecipe(t *testing.T, limits object) *stack {
 
 var (
 	perAddress = bucket{20, time.Second} // the limit of addresses in examples/kubernetes/rlsidecar.yaml
-	perMinute  = bucket{5, 0}            // the fixed window in envoy-gateway.yaml; it cannot be drained, because each is 0
+	perMinute  = bucket{5, 0}            // the fixed window in envoy-gateway.yaml; drain cannot use it, because it divides by each, which is 0
 )
 
 // startRecipe starts a recipe with a real Envoy, with these listener filters. If render is nil, Envoy's
@@ -312,7 +312,7 @@ func TestKubernetesEnvoysUnderAttack(t *testing.T) {
 		separate  bool     // each address of a network has a bucket of its own
 	}{
 		{"istio", istioRenders, perKey, nil, true, false},
-		{"contour", nil, perKey, ofLines, true, true},
+		{"contour", nil, perKey, lineGaps, true, true},
 		{"kgateway", func(t *testing.T) rendered { t.Helper(); return readRendered(t, "kgateway.yaml") }, bucket{}, nil, true, true},
 		{"envoy-gateway", func(t *testing.T) rendered { t.Helper(); return inAYear(t, readRendered(t, "envoy-gateway.yaml")) },
 			perYear, []string{"an empty first line"}, false, false},
@@ -338,9 +338,9 @@ func TestKubernetesEnvoysUnderAttack(t *testing.T) {
 	}
 }
 
-// ofLines names the keyAttacks that succeed on a gateway that counts the first of several lines of a header
+// lineGaps names the keyAttacks that succeed on a gateway that counts the first of several lines of a header
 // but forwards all of them, and that forwards names with underscores.
-var ofLines = []string{
+var lineGaps = []string{
 	"junk in a first line", "an empty first line", "names of another case", "junk in a first line of HTTP/2",
 	"underscores in the name", "underscores in a second name", "one underscore in a second name",
 	"another underscore in a second name", "underscores in a second name of HTTP/2",

@@ -30,13 +30,13 @@ func pageFiles(t *testing.T, page string) map[string]string {
 	return files
 }
 
-// replaced replaces from in text by to. The test fails if text does not contain from.
-func replaced(t *testing.T, text, from, to string) string {
+// replaced returns text with the part old replaced by replacement. The test fails if text does not contain old.
+func replaced(t *testing.T, text, old, replacement string) string {
 	t.Helper()
-	if !strings.Contains(text, from) {
-		t.Fatalf("the text no longer contains %q", from)
+	if !strings.Contains(text, old) {
+		t.Fatalf("the text no longer contains %q", old)
 	}
-	return strings.ReplaceAll(text, from, to)
+	return strings.ReplaceAll(text, old, replacement)
 }
 
 // TestOpenAIPackage runs the Python package openai with the configuration of

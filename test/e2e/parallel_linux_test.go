@@ -27,8 +27,8 @@ func heavyTail(random *rand.Rand) int {
 	return max(1, int(math.Exp(math.Log(1500)-sigma*sigma/2+sigma*random.NormFloat64())))
 }
 
-// call starts a call with a random cost, and then runs between. If the call was allowed, it settles the real
-// cost after that.
+// call starts a call with a random cost, and then calls the function between. If the call was allowed, it settles the
+// real cost after that.
 func (b *book) call(t *testing.T, sidecars []*settler, random *rand.Rand, user string, between func(allowed bool)) (allowed bool) {
 	const estimate = 1500
 	tokens := heavyTail(random)

@@ -119,14 +119,14 @@ func (s *restarts) load(t *testing.T) {
 	t.Cleanup(s.stop)
 }
 
-// during waits until clients have sent n more requests.
+// during waits until more than n further requests have been answered.
 func (s *restarts) during(t *testing.T, n int64) {
 	t.Helper()
 	before := s.request.Load()
 	eventually(t, "load", func() bool { return s.request.Load() > before+n })
 }
 
-// judge stops the clients, and checks the admitted units.
+// judge stops the clients, and checks the admitted units and Envoy's errors. from is the start of the load.
 func (s *restarts) judge(t *testing.T, from time.Time) {
 	t.Helper()
 	s.stop()

@@ -246,8 +246,8 @@ func (s *stack) get(t *testing.T, from, path string, headers ...string) answer {
 	return answer{resp.StatusCode, resp.Header, string(raw)}
 }
 
-// exchange opens a connection, sends GET path and returns all bytes until the connection ends. The parameters
-// are those of get.
+// exchange opens a connection to a port of Envoy, sends GET path and returns all bytes until the connection ends. The
+// other parameters are those of get.
 func (s *stack) exchange(t *testing.T, from, port, path string, headers ...string) ([]byte, error) {
 	t.Helper()
 	var dialer net.Dialer

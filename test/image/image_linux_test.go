@@ -364,7 +364,7 @@ func (c *container) requestByHTTP(t *testing.T) func(context.Context) error {
 	t.Cleanup(transport.CloseIdleConnections)
 	const body = `{"domain": "edge", "descriptors": [{"entries": [{"key": "free", "value": "x"}]}]}`
 	return func(ctx context.Context) error {
-		// Go's client does not repeat a POST after a connection has ended.
+		// A POST, because Go's client would repeat a GET after the connection has ended, and so hide a lost answer.
 		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sidecar/json", strings.NewReader(body))
 		if err != nil {
 			return err

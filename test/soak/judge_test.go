@@ -11,7 +11,7 @@ type usage struct{ KiB, Goroutines, Files, Series float64 }
 
 // judge reports growth. It compares the smallest value of the last quarter with the largest value of the
 // second quarter. By then a bounded value has reached its bound, and sometimes falls. A value may grow by a
-// tenth and a small number, which is slack KiB for memory.
+// tenth and a small number, which is slack KiB for memory. Fewer than 8 measurements are too few, which judge reports.
 func judge(all []usage, slack float64) (wrong []string) {
 	for _, c := range []struct {
 		what  string

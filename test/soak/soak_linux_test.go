@@ -31,8 +31,8 @@ import (
 	"github.com/rlsidecar/rlsidecar/internal/testkit/rlstest"
 )
 
-// much is the rate of limits that the soak never reaches. few is the rate of the limit that it reaches.
-const much, few = 2_000_000_000, 2000
+// hugeRate is the rate of limits that the soak never reaches. lowRate is the rate of the limit "few", which it reaches.
+const hugeRate, lowRate = 2_000_000_000, 2000
 
 // limits returns the configuration. The version changes the text, so that each reload finds a change.
 func limits(version int) string {
@@ -51,7 +51,7 @@ descriptors:
   - {key: few, limit: few}
   - {key: adjusted, limit: adjusted}
   - {key: address, rate_limit: {algorithm: sliding_window, rate: %[3]d, period: 10s}}
-`, much, few, 100+version%50)
+`, hugeRate, lowRate, 100+version%50)
 }
 
 // duration returns the length of the soak: the environment variable FOR, or 10 s.
@@ -220,7 +220,7 @@ func (w *world) launch(program string) {
 	})
 }
 
-// every calls f after each pause, until the soak is over.
+// every calls f after each pause of d, until the soak is over. f gets the number of the call, from 1.
 func (w *world) every(d time.Duration, f func(i int)) {
 	for i := 1; ; i++ {
 		select {
@@ -280,7 +280,7 @@ func (w *world) rpc(s *sidecar) {
 	}
 }
 
-// post sends a request to the HTTP API, and returns its answer.
+// post sends a request to the HTTP API, and returns its answer. code is 0 if there is none.
 func (w *world) post(at, token, body string) (code int, answer struct {
 	Reservation string `json:"reservation"`
 	Degraded    bool   `json:"degraded"`
@@ -369,7 +369,7 @@ func (w *world) rotate(i int) {
 	}
 }
 
-// fault injects one of several faults of Redis.
+// fault injects one of several faults of Redis, in turn.
 func (w *world) fault(i int) {
 	switch i % 6 {
 	case 0:
@@ -435,14 +435,14 @@ func (w *world) consumed(which string, rate int64) (n int64) {
 // counts compares the admitted units with the units in the buckets.
 func (w *world) counts() {
 	for which, c := range map[string]*count{"call=1": &w.calls, "work=1": &w.work} {
-		n, sure, unknown := w.consumed(which, much), c.sure.Load(), c.unknown.Load()
+		n, sure, unknown := w.consumed(which, hugeRate), c.sure.Load(), c.unknown.Load()
 		w.t.Logf("%s: %d consumed, %d admitted, %d answered by on_backend_failure", which, n, sure, unknown)
 		if sure == 0 || n < sure || n > sure+unknown {
 			w.t.Errorf("%s: %d consumed, want %d to %d", which, n, sure, sure+unknown)
 		}
 	}
-	if sure, unknown := w.fewer.sure.Load(), w.fewer.unknown.Load(); sure > few || w.consumed("few=1", few) == few && sure+unknown < few {
-		w.t.Errorf("few: %d admitted, %d answered by on_backend_failure; want at most %d admitted, and each consumed unit to be admitted or unknown", sure, unknown, few)
+	if sure, unknown := w.fewer.sure.Load(), w.fewer.unknown.Load(); sure > lowRate || w.consumed("few=1", lowRate) == lowRate && sure+unknown < lowRate {
+		w.t.Errorf("few: %d admitted, %d answered by on_backend_failure; want at most %d admitted, and each consumed unit to be admitted or unknown", sure, unknown, lowRate)
 	}
 }
 

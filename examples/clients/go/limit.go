@@ -1,5 +1,5 @@
-// Command limit consumes one unit of a limit: go run limit.go URL WAIT NAME [KEY…]. WAIT is in seconds. The token is in
-// RLSIDECAR_API_TOKEN.
+// Command limit consumes one unit of a limit: go run limit.go URL WAIT NAME [KEY…]. WAIT is the longest time to repeat
+// the request, in seconds. The token is in RLSIDECAR_API_TOKEN.
 package main
 
 import (

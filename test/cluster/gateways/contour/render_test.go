@@ -38,8 +38,8 @@ const (
 	rendered = "../../../../examples/kubernetes/rendered/contour.yaml"
 )
 
-// around are the objects that the recipe refers to.
-const around = `
+// referred are the objects that the recipe refers to.
+const referred = `
 apiVersion: v1
 kind: Service
 metadata: {name: rlsidecar, namespace: rate-limits}
@@ -92,7 +92,7 @@ func TestRendered(t *testing.T) {
 	compare(t, out)
 }
 
-// read returns the objects of the recipe and those around it.
+// read returns the objects of the recipe, and those that it refers to.
 func read(t *testing.T) (objects []runtime.Object) {
 	t.Helper()
 	data, err := os.ReadFile(recipe)
@@ -107,7 +107,7 @@ func read(t *testing.T) (objects []runtime.Object) {
 		t.Fatal(err)
 	}
 	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
-	for documents := kubeyaml.NewDocumentDecoder(io.NopCloser(strings.NewReader(string(data) + "\n---" + around))); ; {
+	for documents := kubeyaml.NewDocumentDecoder(io.NopCloser(strings.NewReader(string(data) + "\n---" + referred))); ; {
 		buffer := make([]byte, 1<<20)
 		n, err := documents.Read(buffer)
 		if errors.Is(err, io.EOF) {
