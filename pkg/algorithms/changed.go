@@ -167,7 +167,8 @@ func (k *kept) within(l *Limit, p, n int64) int64 {
 
 // pace returns what flows in during a tick of k if the ticks of l are shorter, in the unit of l. p flows in with each
 // tick of l. The result is the smaller inflow of the two limits. With the larger one, the next tick of k could
-// begin with more consumption than this one ended with. A charge that waited for another limit of its group would then be denied.
+// begin with more consumption than this one ended with. A charge that waited for another limit of its group would
+// then be denied.
 func (k *kept) pace(l *Limit, p int64) int64 {
 	old, _ := mulDiv(k.p, l.Unit(), k.unit)
 	if n := int64(k.tick / l.tick); p <= old/n {

@@ -31,7 +31,7 @@ type Change struct {
 	Name string `json:"name"`
 	// Place is file:line, in the new configuration if it is there.
 	Place string `json:"place,omitempty"`
-	// Details are sentences.
+	// Details describe the change, such as "shards: 2 -> 1".
 	Details []string `json:"details,omitempty"`
 	// Fresh means that the change gives requests new buckets. A client can then consume up to one capacity
 	// more, once.
@@ -140,7 +140,7 @@ func boundOf(p *descriptors.Policy) string {
 // part is a setting with its value in both configurations.
 type part struct{ name, was, is string }
 
-// differences returns a sentence for each part that differs.
+// differences returns a text such as "shards: 2 -> 1" for each part that differs.
 func differences(parts ...part) (details []string) {
 	for _, p := range parts {
 		if p.was != p.is {

@@ -99,7 +99,8 @@ func only(a, b []place) (all []place) {
 	return all
 }
 
-// combined extends each of the short places by the ends of long ones whose first keys are the same.
+// combined extends each place in short by the remaining entries of those places in long that begin with the same keys.
+// It uses at most maxTried places in long for one sequence of keys.
 func combined(short, long []place) (all []place) {
 	byKeys := map[string][]place{}
 	for _, l := range long {
@@ -129,7 +130,7 @@ func matchedBy(t *descriptors.Tree, entries []descriptors.Entry) (names []string
 	return names
 }
 
-// bound describes the most that an override may allow, if the place of the descriptor states it.
+// bound describes the max_override that t has for a descriptor, or is "none".
 func bound(t *descriptors.Tree, entries []descriptors.Entry) string {
 	if node := t.Match(entries); node != nil {
 		return boundOf(node.MaxOverride)

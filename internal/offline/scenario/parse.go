@@ -104,8 +104,8 @@ func (d *decoder) scenario(n *yaml.Node) Scenario {
 	return s
 }
 
-// last returns the time of a step's last request. If decisions at that time cannot be exact, it returns a time after
-// algorithms.MaxTime.
+// last returns the time of a step's last request, counted from the start of the scenario. If that is later than
+// algorithms.MaxTime, the result is any time after MaxTime.
 func (s *Step) last() algorithms.Micros {
 	const most = algorithms.MaxTime + 1
 	if between := algorithms.Micros(s.Times - 1); between > 0 && s.Every > most/between {

@@ -142,10 +142,11 @@ func (r *Registry) list() []Condition {
 	return list
 }
 
-// printable returns text without control characters and invalid UTF-8, truncated to about most bytes.
-func printable(text string, most int) string {
-	if len(text) > most {
-		cut := most
+// printable returns text with blanks in place of control characters and invalid UTF-8. If text has more than bound
+// bytes, it is cut there, and an ellipsis follows.
+func printable(text string, bound int) string {
+	if len(text) > bound {
+		cut := bound
 		for cut > 0 && !utf8.RuneStart(text[cut]) {
 			cut--
 		}

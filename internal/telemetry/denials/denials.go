@@ -239,7 +239,7 @@ func describe(c *limiter.Call, result *limiter.Result, why string, aboutKey bool
 
 func cut(text string) string { return text[:min(len(text), maxShown)] }
 
-// Top returns the n keys with the most denials, the highest first. since is when counting began, which is at
+// Top returns the n keys with the most denials, or all if there are fewer, the highest first. since is when counting began, which is at
 // most ten minutes ago.
 func (r *Recorder) Top(n int) (since time.Time, top []Denied) {
 	now := r.now()

@@ -134,7 +134,7 @@ func TestTopListsDenials(t *testing.T) {
 	if since, _ := a.Top(1); !since.Equal(time.Date(2026, 1, 2, 3, 5, 0, 0, time.UTC)) {
 		t.Errorf("since %v; want 03:05, when the previous window began", since)
 	}
-	a.clock = a.clock.Add(-time.Hour) // a clock that steps back loses nothing
+	a.clock = a.clock.Add(-time.Hour) // the clock steps back, and then ahead by more than two windows
 	a.send(t, "user=bob", 1)
 	a.clock = a.clock.Add(2 * time.Hour)
 	a.want(t, "long after")
@@ -176,7 +176,6 @@ func TestLongKeysAreTruncated(t *testing.T) {
 	}
 }
 
-// A failure of the store does not depend on the key, so failures are counted by limit, not by key.
 func TestReasonsOfDenials(t *testing.T) {
 	failed := func(err error) *limiter.Result {
 		return &limiter.Result{Outcome: limiter.FailedDenied, Decision: backend.Decision{Err: err}}
@@ -262,6 +261,7 @@ func TestEstimatedCountsAreNotExact(t *testing.T) {
 	}
 }
 
+// A failure of the store does not depend on the key, so failures are counted by limit, not by key.
 func TestFailuresAreCountedByLimit(t *testing.T) {
 	for err, why := range map[error]string{backend.ErrUnavailable: Backend, fmt.Errorf("x: %w", backend.ErrFull): Full, errors.New("x"): Backend} {
 		a := newRequester(t, away{err})

@@ -25,13 +25,13 @@ const (
 // Totals are counters since the program started.
 type Totals struct{ Allowed, Denied uint64 }
 
-// since returns the increase from before to t. If a counter is lower than before, it was reset, and since
-// returns t.
-func (t Totals) since(before Totals) Totals {
-	if t.Allowed < before.Allowed || t.Denied < before.Denied {
+// since returns the increase of the counters since they had the values in start. If a counter is lower than in start,
+// the counters were reset, and since returns t.
+func (t Totals) since(start Totals) Totals {
+	if t.Allowed < start.Allowed || t.Denied < start.Denied {
 		return t
 	}
-	return Totals{t.Allowed - before.Allowed, t.Denied - before.Denied}
+	return Totals{t.Allowed - start.Allowed, t.Denied - start.Denied}
 }
 
 // Point has the counts of one step.
@@ -151,8 +151,8 @@ func (r *Recorder) remove(e *entry) {
 
 func (r *Recorder) hash(key Key) uint64 { return maphash.Comparable(r.seed, key) }
 
-// add adds more to the point of step. It first clears the points of steps without a sample.
-func (s *series) add(step int64, more Totals) {
+// add adds counts to the point of a step. It first clears the points of the steps since s.last, which had no sample.
+func (s *series) add(step int64, counts Totals) {
 	if step-s.last >= Steps {
 		s.points = [Steps]Point{}
 	} else {
@@ -162,8 +162,8 @@ func (s *series) add(step int64, more Totals) {
 	}
 	s.last = step
 	p := &s.points[step%Steps]
-	p.Allowed, p.Denied = plus(p.Allowed, more.Allowed), plus(p.Denied, more.Denied)
-	if more != (Totals{}) {
+	p.Allowed, p.Denied = plus(p.Allowed, counts.Allowed), plus(p.Denied, counts.Denied)
+	if counts != (Totals{}) {
 		s.moved = step
 	}
 }

@@ -59,7 +59,7 @@ func TestCountsAreDroppedAfterFifteenMinutes(t *testing.T) {
 	}
 }
 
-// The ring of points is used again after fifteen minutes. A point must not keep the count of its step before.
+// The ring of points is used again after fifteen minutes. A point must not keep the count of an earlier step.
 func TestSteadyTrafficIsCountedForFifteenMinutes(t *testing.T) {
 	r := New(began)
 	for i := range 3 * Steps {

@@ -38,8 +38,8 @@ func (t *Times) Turn() {
 }
 
 // Quantiles returns, for each share, the duration within which that share of the decisions of about the last
-// minute was made. of is the number of decisions of that time that were added.
-func (t *Times) Quantiles(shares ...float64) (times []time.Duration, of uint64) {
+// minute was made; 0 if there were none. count is the number of these decisions that were added.
+func (t *Times) Quantiles(shares ...float64) (times []time.Duration, count uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var sums [timeBuckets]uint64
@@ -48,12 +48,12 @@ func (t *Times) Quantiles(shares ...float64) (times []time.Duration, of uint64) 
 		for step := range t.steps {
 			sums[i] += uint64(t.steps[step][i])
 		}
-		of += sums[i]
+		count += sums[i]
 	}
 	for _, share := range shares {
-		times = append(times, quantile(&sums, share*float64(of)))
+		times = append(times, quantile(&sums, share*float64(count)))
 	}
-	return times, of
+	return times, count
 }
 
 func quantile(sums *[timeBuckets]uint64, rank float64) time.Duration {
@@ -77,7 +77,7 @@ func bucketOf(d time.Duration) int {
 	return min(perDoubling*(high-1)+int(us>>(high-2))&(perDoubling-1), timeBuckets-1)
 }
 
-// upperEdge returns the upper bound of the durations in bucket i.
+// upperEdge returns the duration that all durations in bucket i are below, except longer ones in the last bucket.
 func upperEdge(i int) time.Duration {
 	if i < perDoubling {
 		return time.Duration(i+1) * time.Microsecond

@@ -12,12 +12,12 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend"
 )
 
-// Backend returns a Store that counts and times the answers of next. When next could not decide, the Store
-// calls failed with the reason, unless the caller canceled the request or had a clearly shorter deadline than
-// timeout. timeout is the deadline of next. Call Backend once.
-func (m *Metrics) Backend(next backend.Store, timeout time.Duration, failed func(error)) backend.Store {
+// Backend returns a Store that wraps store, and counts and times its answers. When store could not decide, the
+// wrapper calls onFailure with the error, unless the caller canceled the request or had a clearly shorter deadline
+// than timeout. timeout is the deadline of store. Call Backend once.
+func (m *Metrics) Backend(store backend.Store, timeout time.Duration, onFailure func(error)) backend.Store {
 	b := &timed{
-		next: next, timeout: timeout, failed: failed,
+		next: store, timeout: timeout, failed: onFailure,
 		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "rlsidecar_backend_seconds",
 			Help:    "Duration of decisions by the backend, failures included.",
@@ -73,7 +73,7 @@ func (b *timed) Submit(outer *backend.Batch) {
 	b.next.Submit(&t.inner)
 }
 
-// ended is called when next has answered.
+// ended is the Done of the inner Batch.
 func (t *timing) ended(*backend.Batch) {
 	outer := t.outer
 	defer outer.Done(outer) // deferred, so that the caller gets the answer even if counting panics

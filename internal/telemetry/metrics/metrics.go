@@ -162,8 +162,8 @@ func (m *Metrics) WatchConnections(listener string, stats func() ConnectionStats
 	)
 }
 
-// Loaded counts a configuration that was loaded at the time at. used reports whether it was put in use or
-// rejected.
+// Loaded counts a configuration. used reports whether it was put in use; otherwise it was rejected. at is the time at
+// which it was put in use.
 func (m *Metrics) Loaded(used bool, at time.Time) {
 	if !used {
 		m.service.refused.Add(1)

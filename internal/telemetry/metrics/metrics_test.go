@@ -222,8 +222,8 @@ func TestHitsAreCountedAsInTheReferenceServer(t *testing.T) {
 	want(t, scrape(t, m, "ratelimit_service_rate_limit"), samples)
 }
 
-// TestHitsAreCountedWithinAndOverTheLimit compares with a simple counter that denials increment, as in the
-// reference server.
+// TestHitsAreCountedWithinAndOverTheLimit compares with a simple counter. With TakesDenied, denials increment it too, as
+// in the reference server.
 func TestHitsAreCountedWithinAndOverTheLimit(t *testing.T) {
 	epoch := algorithms.Micros(0)
 	rapid.Check(t, func(rt *rapid.T) {

@@ -136,14 +136,14 @@ func (s *seriesSet) keep(used map[*series]bool, policies []*descriptors.Policy) 
 	}
 }
 
-// of returns the series of a request with these entries. It returns static if there is no room for another
-// series.
-func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, static *series) *series {
+// of returns the series of p for a request with these entries. It returns configured, the series without values of
+// requests, if there is no room for another series or the values are too long.
+func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, configured *series) *series {
 	entries = entries[:min(s.levels, len(entries))]
 	var room [maxRuntimeKey]byte
 	key, ok := appendRuntimeKey(room[:0], p, entries)
 	if !ok {
-		return static
+		return configured
 	}
 	s.mu.RLock()
 	one := s.runtime[string(key)]
@@ -153,12 +153,12 @@ func (s *seriesSet) of(p *descriptors.Policy, entries []descriptors.Entry, stati
 	case one != nil:
 		return one
 	case full:
-		return static
+		return configured
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.runtime) >= s.most {
-		return static
+		return configured
 	}
 	one = s.get(runtimeName(p, entries), runtimeLabels(p, entries))
 	s.runtime[string(key)] = one

@@ -17,14 +17,14 @@ import (
 	"github.com/rlsidecar/rlsidecar/pkg/backend/memory"
 )
 
-// away is a Store whose decisions fail while is is true.
+// away is a Store whose decisions fail while unreachable is true.
 type away struct {
 	backend.Store
-	is bool
+	unreachable bool
 }
 
 func (a *away) Submit(b *backend.Batch) {
-	if !a.is {
+	if !a.unreachable {
 		a.Store.Submit(b)
 		return
 	}
@@ -35,8 +35,8 @@ func (a *away) Submit(b *backend.Batch) {
 }
 
 // settling reserves and settles units in all ways, with a limiter that reports to m. The limit "tokens" has
-// 1,000 units, an estimate of 100 and max_debt 0. The configuration also has the domains of also.
-func settling(t *testing.T, m *Metrics, also *limiter.Snapshot) {
+// 1,000 units, an estimate of 100 and max_debt 0. The configuration has the domains of configured, too.
+func settling(t *testing.T, m *Metrics, configured *limiter.Snapshot) {
 	t.Helper()
 	none := int64(0)
 	numbers, err := algorithms.Compile(algorithms.Spec{
@@ -51,7 +51,7 @@ func settling(t *testing.T, m *Metrics, also *limiter.Snapshot) {
 	s := snapshot(p)
 	d := s.Domains["d"]
 	d.Name, p.Domain = "ai", "ai"
-	s.Domains = maps.Clone(also.Domains)
+	s.Domains = maps.Clone(configured.Domains)
 	s.Domains["ai"] = d
 	d.Settle = &limiter.SettleEntries{Key: "settle", End: "settle_end"}
 	d.Settling = map[uint64]*descriptors.Policy{descriptors.PrefixNumber(p.Prefix): p}
@@ -76,13 +76,13 @@ func settling(t *testing.T, m *Metrics, also *limiter.Snapshot) {
 	send("settle", first, 50, true)
 	send("settle", first, 50, true) // repeated
 	send("settle", send("tokens", "bob", 1, false), 1, false)
-	send("settle", send("tokens", "bob", 1, false), 2000, true) // 850 are left, so that 1,150 are lost
+	send("settle", send("tokens", "bob", 1, false), 2000, true) // 850 of the 2,000 units can be charged, so 1,150 are lost
 	send("settle", limiter.None, 5, true)
 	send("settle", "forged", 5, true)
 	late := send("tokens", "carol", 1, false)
-	store.is = true
+	store.unreachable = true
 	send("settle", late, 5, true)
-	store.is = false
+	store.unreachable = false
 	now += 2 * algorithms.Second
 	send("settle", late, 5, true)
 	var of limiter.Reserved

@@ -76,7 +76,7 @@ func (h *Counter[V]) AddN(key []byte, n int64) (c *Counted[V], added bool) {
 	return c, added
 }
 
-// order makes least a heap by sorting it, because every sorted slice is a heap.
+// order makes h.least a heap by sorting it, because every sorted slice is a heap.
 func (h *Counter[V]) order() {
 	slices.SortFunc(h.least, func(a, b place[V]) int { return cmp.Compare(a.count, b.count) })
 	for i := range h.least {
@@ -84,11 +84,11 @@ func (h *Counter[V]) order() {
 	}
 }
 
-// sink restores the heap after the count of the item at index at has grown.
-func (h *Counter[V]) sink(at int) {
-	grown := h.least[at]
+// sink restores the heap after the count of its item i has grown.
+func (h *Counter[V]) sink(i int) {
+	grown := h.least[i]
 	for {
-		next := 2*at + 1
+		next := 2*i + 1
 		if next >= len(h.least) {
 			break
 		}
@@ -98,12 +98,12 @@ func (h *Counter[V]) sink(at int) {
 		if grown.count <= h.least[next].count {
 			break
 		}
-		h.least[at] = h.least[next]
-		h.least[at].item.index = at
-		at = next
+		h.least[i] = h.least[next]
+		h.least[i].item.index = i
+		i = next
 	}
-	h.least[at] = grown
-	grown.item.index = at
+	h.least[i] = grown
+	grown.item.index = i
 }
 
 // Most returns an upper bound of the number of occurrences of key, even if the Counter does not contain key.
@@ -118,7 +118,8 @@ func (h *Counter[V]) Most(key string) int64 {
 	}
 }
 
-// Top returns the n items with the highest lower bounds, the highest first.
+// Top returns the items with the highest lower bounds, the highest first. There are n of them, or all if there are
+// fewer.
 func (h *Counter[V]) Top(n int) []*Counted[V] {
 	all := make([]*Counted[V], len(h.least))
 	for i := range h.least {

@@ -10,7 +10,7 @@ const Window = 5 * time.Minute
 // NewWindows. A Windows is not safe for concurrent use.
 type Windows[V any] struct {
 	max            int
-	number         int64 // the number of the window that recent counts
+	number         int64 // the number of the current window, whose items are in recent
 	recent, before *Counter[V]
 }
 
@@ -24,9 +24,9 @@ func (w *Windows[V]) AddN(now time.Time, key []byte, n int64) (c *Counted[V], ad
 }
 
 // Each calls visit for each item of both windows at the time now, with the items of the current window first.
-// at is the number of the item's key, counted from 0. If both windows contain a key, its number is the same in
-// both calls.
-func (w *Windows[V]) Each(now time.Time, visit func(at int, c *Counted[V])) {
+// index is the number of the item's key, counted from 0 in the order of the first calls. If both windows contain a
+// key, its index is the same in both calls.
+func (w *Windows[V]) Each(now time.Time, visit func(index int, c *Counted[V])) {
 	w.turn(now)
 	at := map[string]int{}
 	for _, counter := range []*Counter[V]{w.recent, w.before} {
@@ -52,7 +52,7 @@ func (w *Windows[V]) Most(key string) (n int64) {
 	return n
 }
 
-// turn starts a new counter if there is none yet, or if the window of w.recent has ended before now. The old
+// turn starts a new counter if there is none yet, or if the window of w.recent has ended by the time now. The old
 // counter becomes w.before if its window was the previous one; otherwise w.before becomes nil. If the clock was set
 // back, nothing changes.
 func (w *Windows[V]) turn(now time.Time) {

@@ -124,7 +124,7 @@ func (c *Config) resource(ctx context.Context) (*resource.Resource, error) {
 	return resource.Merge(known, resource.NewSchemaless(own...))
 }
 
-// Stop sends the queued spans. It waits at most for timeout.
+// Stop sends the queued spans. It takes at most the duration timeout.
 func (t *Tracing) Stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()

@@ -131,7 +131,7 @@ func describe(c *limiter.Call, cut bool) Shape {
 	return s
 }
 
-// mayWarn reports whether to log a warning about r.key now.
+// mayWarn reports whether to log a warning about the shape r.key now. If so, it records the time. The caller holds mu.
 func (r *Recorder) mayWarn(now time.Time) bool {
 	if last, warned := r.warned[string(r.key)]; warned && now.Sub(last) < warnAgain {
 		return false
@@ -169,7 +169,7 @@ func (s *Shape) Text() string {
 	return text
 }
 
-// Top returns the n shapes with the most requests, the highest first. since is when counting began, which is
+// Top returns the n shapes with the most requests, or all if there are fewer, the highest first. since is when counting began, which is
 // at most ten minutes ago.
 func (r *Recorder) Top(n int) (since time.Time, top []Shape) {
 	r.mu.Lock()
