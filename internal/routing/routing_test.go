@@ -147,6 +147,7 @@ func TestRepeated(t *testing.T) {
 	a := auth(t, `
   routes:
     - {match: {path: /kind, "header:X-Kind": web}, descriptors: [[{key: k, value: "1"}]]}
+    - {match: {path: /user, "header:X-Team": a}, descriptors: [[{key: k, value: "1"}]]}
     - {match: {path: /user}, descriptors: [[{key: k, value: "1"}], [{key: k, value: "1"}, {key: user, from: "header:X-User"}]]}
     - {match: {path: /cookie}, descriptors: [[{key: sid, from: "cookie:sid"}]]}
     - {match: {path: /jwt}, descriptors: [[{key: sub, from: "jwt:sub"}]]}
@@ -158,7 +159,8 @@ func TestRepeated(t *testing.T) {
 		{"GET /kind", "X-Kind: web", ""},
 		{"GET /kind", "X-Kind: app|X-Kind: web", "header:X-Kind"},
 		{"GET /kind", "X-Kind: web|X-Kind: app", "header:X-Kind"},
-		{"GET /user", "X-Kind: app|X-Kind: web", ""}, // no route for this path has that condition
+		{"GET /user", "X-Kind: app|X-Kind: web", ""},          // no route for this path has that condition
+		{"GET /user", "X-Team: b|X-Team: a", "header:X-Team"}, // the second route would match the other value
 		{"GET /user", "X-User: bob", ""},
 		{"GET /user", "X-User: bob|X-User: eve", "header:X-User"},
 		{"GET /user", "x-user: bob|X-USER: bob", "header:X-User"},
@@ -183,6 +185,23 @@ func TestRepeated(t *testing.T) {
 
 func token(payload string) string {
 	return "Authorization: Bearer e30." + base64.RawURLEncoding.EncodeToString([]byte(payload)) + ".c2ln"
+}
+
+// A Request that is used for another path has no values of the path before.
+func TestARequestWithAnotherPath(t *testing.T) {
+	a := auth(t, `
+  routes:
+    - {match: {path: /login}, path_ignores: [case], descriptors: [[{key: k, from: path}]]}
+    - {path_ignores: [trailing_slash], descriptors: [[{key: k, from: path}]]}
+`)
+	q := request("GET /LOGIN")
+	for _, c := range []struct{ path, want string }{{"/LOGIN", "/login"}, {"/Other/", "/Other"}, {"/Login", "/login"}, {"/LOGIN/", "/LOGIN"}} {
+		q.Path = c.path
+		r := Find(a, q)
+		if got, ok := Value(a, r, &r.Descriptors[0][0], q); !ok || got != c.want {
+			t.Errorf("%s: got %s %t, want %s", c.path, got, ok, c.want)
+		}
+	}
 }
 
 // TestValues also checks that a value keeps all its bytes: no decoded byte, such as a line break or "&", ends the
@@ -241,6 +260,8 @@ func TestValues(t *testing.T) {
 		{"from: cookie:sid", "GET /", "Cookie: a=b;sid = 1", "1"},
 		{"from: cookie:sid", "GET /", `Cookie: sid="1"`, "1"},
 		{"from: cookie:sid", "GET /", `Cookie: sid="`, `"`},
+		{"from: cookie:sid", "GET /", `Cookie: sid="1`, `"1`},
+		{"from: cookie:sid", "GET /", `Cookie: sid=1"`, `1"`},
 		{"from: cookie:sid", "GET /", "Cookie: sid=", ""},
 		{"from: cookie:sid", "GET /", "Cookie: sid=a=b&c%3B", "a=b&c%3B"},
 		{"from: cookie:sid", "GET /", "Cookie: sid=\xff", "\xff"},
@@ -273,6 +294,8 @@ func TestValues(t *testing.T) {
 		{"from: jwt:sub", "GET /", "Authorization: BEARER \t e30.eyJzdWIiOiJib2IifQ.c2ln", "bob"},
 		{"from: jwt:sub", "GET /", "Authorization: Bearere30.eyJzdWIiOiJib2IifQ.c2ln", none},
 		{"from: jwt:sub", "GET /", "Authorization: Basic e30.eyJzdWIiOiJib2IifQ.c2ln", none},
+		{"from: jwt:sub", "GET /", "Authorization: Digest e30.eyJzdWIiOiJib2IifQ.c2ln", none}, // as long as "Bearer"
+		{"from: jwt:sub", "GET /", "Authorization: Bear", none},
 		{"from: jwt:sub", "GET /", "", none},
 	} {
 		if !strings.HasPrefix(c.from, "value") {

@@ -40,11 +40,13 @@ func TestWeightedCosts(t *testing.T) {
 		{map[string]int64{"third": 3}, 1, ""},
 		{map[string]int64{"free": 1 << 53}, 0, ""},
 		{map[string]int64{}, 0, ""},
+		{map[string]int64{"input": 0, "third": 1}, 1, ""},
 		{map[string]int64{"input": 1 << 53}, 1 << 53, ""},
 		{map[string]int64{"input": 1 << 53, "cached": 1}, 0, "the sum of the weighted costs must be at most 2^53"},
 		{map[string]int64{"output": 1 << 53}, 0, "the sum of the weighted costs must be at most 2^53"},
 		{map[string]int64{"input": 1<<53 + 1}, 0, `"input" must be at most 2^53, is 9007199254740993`},
 		{map[string]int64{"input": -1}, 0, `"input" must be 0 or more, is -1`},
+		{map[string]int64{"x": 1, "z": 1, "y": 1, "w": 1}, 0, `"w" has no weight; known names are cached, free, image, input, output, third`}, // the first name in order
 		{map[string]int64{"inputs": 1, "input": 1}, 0, `"inputs" has no weight; known names are cached, free, image, input, output, third`},
 	} {
 		got, err := w.Cost(c.costs)
@@ -62,13 +64,24 @@ func TestWeightsThatAreRefused(t *testing.T) {
 	}
 	for want, byName := range map[string]map[string]Weight{
 		"must have 1 to 16 names": {},
+		"has 17":                  weightsOf(Max + 1),
 		"must have 1 to 64 bytes": {strings.Repeat("n", 65): {1, 1}},
+		"bytes, has 0":            {"": {1, 1}},
 		"common denominator":      {"a": {1, 999999937}, "b": {1, 2}},
 	} {
 		if _, err := Compile(byName); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %s", byName, err, want)
 		}
 	}
+}
+
+// weightsOf returns n names with the weight 1.
+func weightsOf(n int) map[string]Weight {
+	byName := map[string]Weight{}
+	for i := range n {
+		byName[strings.Repeat("n", i+1)] = Weight{1, 1}
+	}
+	return byName
 }
 
 // The costs are compared with sums of big.Rat.
@@ -116,7 +129,7 @@ func TestWeightedCostsOfManyBitsAreExact(t *testing.T) {
 }
 
 func TestWeightsAreReduced(t *testing.T) {
-	for text, want := range map[string]Weight{"2/4": {1, 2}, "0.50": {1, 2}, "2000000000/2000000000": {1, 1}, "0/7": {0, 1}} {
+	for text, want := range map[string]Weight{"2/4": {1, 2}, "0.000000001": {1, 1e9}, "0.50": {1, 2}, "2000000000/2000000000": {1, 1}, "0/7": {0, 1}} {
 		if w, err := Parse(text); err != nil || w != want {
 			t.Errorf("%s: got %+v, %v; want %+v", text, w, err, want)
 		}
