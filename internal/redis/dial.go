@@ -21,7 +21,8 @@ const (
 	// that requests are decided at most 100 ms after the server is back. That includes the round trips of an
 	// attempt and of the probe.
 	redialPause = 60 * time.Millisecond
-	// redialDemand is how long redialing continues after the last call that needed a connection.
+	// redialDemand is how long redialing continues after the last call that needed a connection, and how long the
+	// connection that redialing made is used for a call.
 	redialDemand = time.Second
 	// dialPause is the time between two dials of a server that does not answer, after the burst is used up.
 	dialPause = 100 * time.Millisecond
@@ -67,7 +68,7 @@ type lines struct {
 	closed     bool              // guarded by mu
 }
 
-// of returns the line to addr. If there is none, it makes a line that dials with dial.
+// of returns the line to addr. If there is none, it makes a line that calls dial to connect.
 func (l *lines) of(addr string, dial func(ctx context.Context) (net.Conn, error)) *line {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,7 +83,7 @@ func (l *lines) of(addr string, dial func(ctx context.Context) (net.Conn, error)
 	return found
 }
 
-// dialer returns a dialer for go-redis. Its connections come from the lines, which dial with dial.
+// dialer returns a dialer for go-redis. Its connections come from the lines, which call dial to connect.
 func (l *lines) dialer(dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		return l.of(addr, func(ctx context.Context) (net.Conn, error) { return dial(ctx, network, addr) }).connect(ctx), nil
@@ -113,7 +114,7 @@ func (l *lines) close() {
 	}
 }
 
-// newLine returns a line whose dials use dial and last at most timeout. signOfLife may be nil.
+// newLine returns a line that calls dial to connect, with this timeout. signOfLife may be nil.
 func newLine(dial func(ctx context.Context) (net.Conn, error), timeout time.Duration, burst int, signOfLife func()) *line {
 	if signOfLife == nil {
 		signOfLife = func() {}
@@ -132,7 +133,7 @@ func burst(timeout time.Duration) int {
 // budget bounds dials: a burst at once, then one dial per dialPause.
 type budget struct {
 	burst, left int
-	at          time.Time // when a dial was last added to left
+	at          time.Time // when a dial was last added to left, or when the first dial of a full burst was consumed
 }
 
 // full returns b with the whole burst left.
@@ -180,8 +181,9 @@ func (l *line) acquire(ctx context.Context) (net.Conn, error) {
 		return nil, net.ErrClosed
 	case spare != nil:
 		l.spare = nil
+		age := now.Sub(l.spareAt)
 		l.mu.Unlock()
-		if now.Sub(l.spareAt) < redialDemand {
+		if age < redialDemand {
 			return spare, nil
 		}
 		spare.Close() // the server may have closed the spare connection meanwhile
@@ -372,7 +374,8 @@ func (l *line) await(nc net.Conn) bool {
 	return true
 }
 
-// close stops all goroutines of l and closes its connections.
+// close stops all goroutines of l. It closes the connections that no client has: the spare one, and the one that
+// waits for a late answer.
 func (l *line) close() {
 	l.mu.Lock()
 	if !l.closed {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -189,6 +190,22 @@ func TestAServerThatDoesNotAnswerIsDialedTenTimesASecond(t *testing.T) {
 			server.Close()
 		}
 	})
+}
+
+// A call may use the spare connection while redialing stores another one. The race detector must not report that.
+func TestASpareConnectionIsStoredWhileTheLastIsUsed(t *testing.T) {
+	l, _, _ := lineTo(t)
+	var wg sync.WaitGroup
+	for range 100 {
+		near, _ := net.Pipe()
+		wg.Go(func() {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.keep(near)
+		})
+		wg.Go(func() { l.connect(t.Context()) })
+	}
+	wg.Wait()
 }
 
 // Nothing more is sent on a connection to a former master.
